@@ -1,0 +1,296 @@
+// The backward pass: nodes in falling sequence, no recursion, saved tensors released as it goes.
+#include <algorithm>
+#include <memory>
+
+#include "autograd/autograd.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "ops/factory_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+/// Gradients of a node's outputs while they are being gathered. `fresh`: the tensor's memory is
+/// nobody else's, known from the ops that made it, never from a count.
+struct Pending {
+  Tensor grad[kMaxOutputs];
+  bool fresh[kMaxOutputs] = {};
+};
+
+namespace {
+
+struct Capture {
+  const TensorImpl* input;
+  Tensor grad;
+  bool fresh = false;
+};
+
+class Engine {
+ public:
+  Engine(GradOptions options, std::vector<Capture>* captures)
+      : options_(options), captures_(captures) {
+    if (!captures) return;
+    // Nothing older than the oldest input can lead to one.
+    oldest_ = UINT64_MAX;
+    for (const Capture& c : *captures) {
+      oldest_ = std::min(oldest_, c.input->grad_fn ? c.input->grad_fn->sequence : 0);
+    }
+  }
+  ~Engine() {
+    for (Node* n : heap_) drop(n);
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void seed(const Tensor& output, const Tensor& g) {
+    const TensorImpl& t = *output.impl();
+    Edge e;
+    if (t.grad_fn) {
+      e.node = Ref<Node>::share(t.grad_fn);
+      e.output = t.output;
+    } else {
+      e.leaf = Ref<TensorImpl>::share(output.impl());
+    }
+    deliver(e, g, false);
+  }
+
+  void run() {
+    while (!heap_.empty()) {
+      std::pop_heap(heap_.begin(), heap_.end(), earlier);
+      // The heap's reference keeps the node until it has been processed.
+      auto node = Ref<Node>::adopt(heap_.back());
+      heap_.pop_back();
+      process(*node);
+    }
+  }
+
+ private:
+  static bool earlier(const Node* a, const Node* b) { return a->sequence < b->sequence; }
+
+  static void drop(Node* n) {
+    delete std::exchange(n->pending, nullptr);
+    Ref<Node>::adopt(n).reset();
+  }
+
+  bool wanted(const Edge& e) const {
+    if (!captures_) return true;
+    if (e.node) return e.node->sequence >= oldest_;
+    return std::any_of(captures_->begin(), captures_->end(),
+                       [&](const Capture& c) { return c.input == e.leaf.get(); });
+  }
+
+  static void add_up(Tensor& into, bool& fresh, const Tensor& g, bool g_fresh) {
+    if (into.defined()) {
+      into = into + g;
+      fresh = true;
+    } else {
+      into = g;
+      fresh = g_fresh;
+    }
+  }
+
+  void deliver(const Edge& e, const Tensor& g, bool fresh) {
+    if (captures_) {
+      for (Capture& c : *captures_) {
+        const bool hit = e.leaf ? c.input == e.leaf.get()
+                                : c.input->grad_fn == e.node.get() && c.input->output == e.output;
+        if (hit) add_up(c.grad, c.fresh, g, fresh);
+      }
+    }
+    if (e.leaf) {
+      if (!captures_) accumulate(*e.leaf, g, fresh);
+      return;
+    }
+    Node* n = e.node.get();
+    if (captures_ && n->sequence < oldest_) return;
+    if (!n->pending) {
+      n->pending = new Pending;
+      heap_.push_back(Ref<Node>(e.node).detach());
+      std::push_heap(heap_.begin(), heap_.end(), earlier);
+    }
+    add_up(n->pending->grad[e.output], n->pending->fresh[e.output], g, fresh);
+  }
+
+  // A fresh gradient becomes the leaf's own; one that others may hold is copied first.
+  void accumulate(TensorImpl& leaf, const Tensor& g, bool fresh) {
+    const Tensor t(Ref<TensorImpl>::share(&leaf));
+    if (Tensor old = t.grad(); old.defined()) {
+      if (options_.create_graph) {
+        t.set_grad(old + g);
+      } else {
+        old.add_(g);
+      }
+    } else {
+      t.set_grad(fresh && g.is_contiguous() ? g : g.clone());
+    }
+  }
+
+  void process(Node& n) {
+    const std::unique_ptr<Pending> pending(std::exchange(n.pending, nullptr));
+    BRRR_CHECK(!n.released, "backward: the graph behind {} has been used and released; pass "
+               "retain_graph to the first backward", n.op->name);
+    uint64_t mask = 0;
+    for (int i = 0; i < n.n_in; ++i) {
+      if (n.in[i].edge && wanted(n.in[i].edge)) mask |= uint64_t{1} << std::min(i, 63);
+    }
+    if (!mask) return;
+    Tensor few[kInlineInputs];
+    std::vector<Tensor> many(n.n_in > kInlineInputs ? static_cast<size_t>(n.n_in) : 0);
+    Tensor* gin = many.empty() ? few : many.data();
+    VjpCall v{n, pending->grad, gin, mask};
+    if (n.op->vjp) {
+      n.op->vjp(v);
+    } else {
+      differentiate_decomposition(v);
+    }
+    if (!options_.retain_graph) {
+      // Edges are still needed below, saved tensors are not: free them before new memory is asked.
+      for (int i = 0; i < n.n_in; ++i) n.in[i].saved.reset();
+      for (NodeInput& o : n.out) o.saved.reset();
+    }
+    for (int i = 0; i < n.n_in; ++i) {
+      if (!v.needs(i) || !gin[i].defined()) continue;
+      deliver(n.in[i].edge, gin[i], !(n.op->grad_aliases >> std::min(i, 31) & 1));
+      gin[i] = Tensor();
+    }
+    if (!options_.retain_graph) release_node(n);
+  }
+
+  static void differentiate_decomposition(VjpCall& v);
+
+  GradOptions options_;
+  std::vector<Capture>* captures_;
+  uint64_t oldest_ = 0;
+  std::vector<Node*> heap_;  // Each with a counted reference.
+};
+
+std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                             const std::vector<Tensor>& seeds, GradOptions options) {
+  std::vector<Capture> captures;
+  for (const Tensor& t : inputs) captures.push_back({t.impl(), {}});
+  NoGradGuard no_grad;
+  context.grad_enabled = options.create_graph;
+  Engine engine(options, &captures);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
+  }
+  engine.run();
+  std::vector<Tensor> grads;
+  for (Capture& c : captures) grads.push_back(std::move(c.grad));
+  return grads;
+}
+
+// Runs the op's decomposition on aliases of the saved inputs and differentiates that. The aliases
+// give each operand an identity of its own (x * x) and keep the history for higher orders.
+void Engine::differentiate_decomposition(VjpCall& v) {
+  const Node& n = v.node;
+  const bool create_graph = context.grad_enabled;
+  EnableGradGuard enable;
+  std::vector<Tensor> in(n.n_in), aliases;
+  std::vector<TensorImpl*> impls(n.n_in);
+  std::vector<int> which;
+  for (int i = 0, word = 0; i < n.n_in; ++i) {
+    if (n.attrs.kind(i)) {
+      const int64_t bits = n.attrs.v[word];
+      in[i] = n.attrs.kind(i) == 3 ? full({}, n.attrs.d(word), kFloat64) : full({}, bits, kInt64);
+      ++word;
+      continue;
+    }
+    if (!n.in[i].saved) continue;
+    in[i] = v.input(i);
+    if (v.needs(i)) {
+      in[i] = alias(in[i]);
+      aliases.push_back(in[i]);
+      which.push_back(i);
+    }
+    impls[i] = in[i].impl();
+  }
+  OpCall c(*n.op, impls.data(), n.n_in);
+  std::copy_n(n.attrs.v, n.attrs.n, c.attrs.v);
+  c.attrs.n = n.attrs.n;
+  c.attrs.dtype = n.attrs.dtype;
+  c.attrs.kinds = n.attrs.kinds;
+  n.op->decompose(c, in.data());
+  const std::vector<Tensor> outputs(c.out, c.out + c.n_out);
+  const std::vector<Tensor> seeds(v.gout, v.gout + c.n_out);
+  const auto grads = run_grad(outputs, aliases, seeds, {.create_graph = create_graph,
+                                                        .retain_graph = create_graph});
+  for (size_t k = 0; k < which.size(); ++k) {
+    const Meta& m = v.meta(which[k]);
+    Tensor g = grads[k];
+    if (!g.defined()) continue;
+    v.gin[which[k]] = g.dtype() == m.dtype ? g : g.to(m.dtype);
+  }
+}
+
+std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outputs,
+                               const std::vector<Tensor>& given) {
+  BRRR_CHECK(given.empty() || given.size() == outputs.size(),
+             "{}: {} outputs but {} gradients; give one for each", what, outputs.size(),
+             given.size());
+  std::vector<Tensor> seeds;
+  bool any = false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor& o = outputs[i];
+    BRRR_CHECK(o.defined(), "{}: output {} is undefined", what, i);
+    any |= o.requires_grad();
+    if (!given.empty() && given[i].defined()) {
+      const Tensor& g = given[i];
+      BRRR_CHECK(g.sizes() == o.sizes() && g.dtype() == o.dtype(),
+                 "{}: the gradient {} does not match the output {}", what, describe(g.impl()),
+                 describe(o.impl()));
+      seeds.push_back(g);
+      continue;
+    }
+    BRRR_CHECK(o.numel() == 1, "{}: {} has more than one element; give its gradient, or reduce it "
+               "with sum() or mean()", what, describe(o.impl()));
+    BRRR_CHECK(is_floating(o.dtype()), "{}: {} is not floating and has no gradient", what,
+               describe(o.impl()));
+    seeds.push_back(full(o.sizes(), 1.0, o.dtype(), o.device()));
+  }
+  BRRR_CHECK(any, "{}: nothing requires grad; call set_requires_grad(true) on a leaf before the "
+             "forward pass, outside NoGradGuard", what);
+  return seeds;
+}
+
+}  // namespace
+
+void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs,
+              GradOptions options) {
+  options.retain_graph |= options.create_graph;
+  const auto seeds = make_seeds("backward", outputs, grad_outputs);
+  NoGradGuard no_grad;
+  context.grad_enabled = options.create_graph;
+  Engine engine(options, nullptr);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
+  }
+  engine.run();
+}
+
+void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
+  BRRR_CHECK(defined(), "backward: the tensor is undefined");
+  std::vector<Tensor> seeds;
+  if (gradient.defined()) seeds.push_back(gradient);
+  brrr::backward({*this}, seeds, {.retain_graph = retain_graph});
+}
+
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         GradOptions options, const std::vector<Tensor>& grad_outputs) {
+  options.retain_graph |= options.create_graph;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    BRRR_CHECK(inputs[i].defined() && inputs[i].requires_grad(),
+               "grad: input {} does not require grad; call set_requires_grad(true) on it", i);
+  }
+  const auto seeds = make_seeds("grad", outputs, grad_outputs);
+  auto grads = run_grad(outputs, inputs, seeds, options);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    BRRR_CHECK(grads[i].defined() || options.allow_unused,
+               "grad: the outputs do not depend on input {}, {}; set allow_unused", i,
+               describe(inputs[i].impl()));
+  }
+  return grads;
+}
+
+}  // namespace brrr

@@ -1,0 +1,102 @@
+#include <cmath>
+
+#include "autograd/autograd.h"
+#include "core/check.h"
+#include "core/tensor_impl.h"
+#include "ops/factory_ops.h"
+#include "ops/pointwise_ops.h"
+
+namespace brrr {
+
+namespace {
+
+using Function = std::function<Tensor(const std::vector<Tensor>&)>;
+
+// Fixed weights in [0.5, 1.5): a plain sum would hide gradients that cancel.
+Tensor weights_like(const Tensor& t, uint64_t salt) {
+  std::vector<double> w(static_cast<size_t>(t.numel()));
+  uint64_t x = 0x9e3779b97f4a7c15ull * (salt + 1);
+  for (double& v : w) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    v = 0.5 + static_cast<double>(x >> 11) * 0x1p-53;
+  }
+  return from_blob(static_cast<const void*>(w.data()), t.sizes(), kFloat64);
+}
+
+Tensor weighted(const Function& fn, const std::vector<Tensor>& in) {
+  const Tensor y = fn(in);
+  BRRR_CHECK(y.dtype() == kFloat64, "gradcheck: fn returned {}; it must compute in float64",
+             describe(y.impl()));
+  return (y * weights_like(y, 1)).sum();
+}
+
+bool is_input(const Tensor& t) { return is_floating(t.dtype()); }
+
+void check_once(const Function& fn, const std::vector<Tensor>& in, const GradcheckOptions& o,
+                const char* order, GradcheckResult& result) {
+  std::vector<Tensor> wanted;
+  for (const Tensor& t : in) {
+    if (is_input(t)) wanted.push_back(t);
+  }
+  const auto grads = grad({weighted(fn, in)}, wanted, {.allow_unused = true});
+  NoGradGuard no_grad;
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    double* x = wanted[k].data<double>();
+    const auto analytic = grads[k].defined()
+                              ? grads[k].to_vector<double>()
+                              : std::vector<double>(static_cast<size_t>(wanted[k].numel()));
+    for (int64_t i = 0; i < wanted[k].numel(); ++i) {
+      const double was = x[i];
+      x[i] = was + o.step;
+      const double high = weighted(fn, in).item<double>();
+      x[i] = was - o.step;
+      const double low = weighted(fn, in).item<double>();
+      x[i] = was;
+      const double numeric = (high - low) / (2 * o.step);
+      const double a = analytic[static_cast<size_t>(i)];
+      double error = std::fabs(a - numeric) / (1 + std::fabs(numeric));
+      if (std::isnan(error)) error = INFINITY;
+      if (error > o.tolerance) result.ok = false;
+      if (error >= result.worst) {
+        result.worst = error;
+        result.report = fmt::format("{} input {} element {}: analytic {}, numeric {}, error {:.3g}",
+                                    order, k, i, a, numeric, error);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+GradcheckResult gradcheck(const Function& fn, const std::vector<Tensor>& inputs,
+                          GradcheckOptions options) {
+  std::vector<Tensor> in;
+  for (const Tensor& t : inputs) {
+    BRRR_CHECK(!is_floating(t.dtype()) || t.dtype() == kFloat64,
+               "gradcheck: an input is {}; convert with to(kFloat64)", describe(t.impl()));
+    in.push_back(is_input(t) ? t.detach().clone().set_requires_grad(true) : t);
+  }
+  GradcheckResult result;
+  check_once(fn, in, options, "first order", result);
+  if (!options.second_order) return result;
+  const Function gradient = [&](const std::vector<Tensor>& at) {
+    std::vector<Tensor> wanted;
+    for (const Tensor& t : at) {
+      if (is_input(t)) wanted.push_back(t);
+    }
+    EnableGradGuard enable;
+    const auto g = grad({weighted(fn, at)}, wanted, {.create_graph = true, .allow_unused = true});
+    Tensor total = full({}, 0.0, kFloat64);
+    for (size_t k = 0; k < g.size(); ++k) {
+      if (g[k].defined()) total = total + (g[k] * weights_like(g[k], 7 + k)).sum();
+    }
+    return total;
+  };
+  // A linear function's gradient is constant: there is no second order.
+  if (gradient(in).requires_grad()) check_once(gradient, in, options, "second order", result);
+  return result;
+}
+
+}  // namespace brrr

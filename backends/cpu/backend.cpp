@@ -1,0 +1,50 @@
+// The CPU behind core's Backend interface.
+#include "core/backend.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include "backends/cpu/allocator.h"
+#include "backends/cpu/gemm.h"
+#include "backends/cpu/jit.h"
+#include "backends/cpu/pool.h"
+#include "core/op.h"
+
+namespace brrr {
+
+namespace {
+
+void describe_memory(char* text, size_t size) {
+  const cpu::MemoryStats s = cpu::memory_stats();
+  std::snprintf(text, size, "%zu bytes held by tensors, %zu cached, %zu reserved", s.live, s.cached,
+                s.reserved);
+}
+void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+void launch(OpCall& call) { call.op->cpu(call); }
+void parallel(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx) {
+  cpu::parallel_for(n, grain, fn, ctx);
+}
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const Backend b{
+      .name = "cpu",
+      .allocate = cpu::allocate,
+      .deallocate = cpu::deallocate,
+      .describe_memory = describe_memory,
+      .copy_from_host = copy_bytes,
+      .copy_to_host = copy_bytes,
+      .copy = copy_bytes,
+      .launch = launch,
+      .gemm = cpu::gemm,
+      .parallel_for = parallel,
+      .synchronize = [] {},
+      .build = cpu::build,
+      .symbol = cpu::symbol,
+      .unload = cpu::unload,
+  };
+  return b;
+}
+
+}  // namespace brrr

@@ -1,0 +1,224 @@
+#include "backends/cpu/host_compiler.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "backends/cpu/prelude.h"
+#include "core/check.h"
+
+extern char** environ;
+
+namespace brrr::cpu {
+
+namespace {
+
+constexpr double compile_limit_s = 120, version_limit_s = 20;
+constexpr size_t most_output = 64 << 10;
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+std::string env_or_empty(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+bool is_program(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
+// The path of a program as a shell would find it; empty when there is none.
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
+  const char* path = std::getenv("PATH");
+  std::istringstream dirs(path ? path : "/usr/local/bin:/usr/bin:/bin");
+  for (std::string dir; std::getline(dirs, dir, ':');) {
+    if (!dir.empty() && is_program(dir + "/" + name)) return dir + "/" + name;
+  }
+  return "";
+}
+
+// A nameless file for the output. Above the standard descriptors even if those are closed, so that
+// setting these up in the child cannot overwrite it.
+int open_output() {
+  const int fd = memfd_create("brrr-output", MFD_CLOEXEC);
+  const int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (fd >= 0) close(fd);
+  return high;
+}
+
+int spawn(const std::vector<std::string>& command, const std::string& temp_dir, int output,
+          pid_t* child) {
+  std::vector<char*> argv, env;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  std::string temp = "TMPDIR=" + temp_dir;
+  for (char** e = environ; e && *e; ++e) {
+    if (temp_dir.empty() || std::strncmp(*e, "TMPDIR=", 7) != 0) env.push_back(*e);
+  }
+  if (!temp_dir.empty()) env.push_back(temp.data());
+  env.push_back(nullptr);
+
+  posix_spawn_file_actions_t files;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&files, output, 1);
+  posix_spawn_file_actions_adddup2(&files, output, 2);
+  // The caller may block or ignore signals; the compiler waits for children of its own.
+  sigset_t none, defaults;
+  sigemptyset(&none);
+  sigemptyset(&defaults);
+  for (int signal : {SIGCHLD, SIGPIPE, SIGTERM, SIGINT}) sigaddset(&defaults, signal);
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  const int error = posix_spawn(child, argv[0], &files, &attributes, argv.data(), env.data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  return error;
+}
+
+// Polls, because a signal handler or thread of the user's may own SIGCHLD.
+void wait_for(pid_t child, double limit_s, ProcessResult& result) {
+  using clock = std::chrono::steady_clock;
+  const auto end = clock::now() + std::chrono::duration<double>(limit_s);
+  auto pause = std::chrono::microseconds(100);
+  for (int status = 0;;) {
+    const pid_t done = waitpid(child, &status, WNOHANG);
+    if (done == child) {
+      result.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      return;
+    }
+    // Somebody else has collected it: what it left behind then tells how it went.
+    if (done < 0 && errno != EINTR) return;
+    if (clock::now() >= end) {
+      result.end = ProcessResult::timed_out;
+      kill(-child, SIGKILL);
+      while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+      return;
+    }
+    std::this_thread::sleep_for(pause);
+    if (pause.count() < 2000) pause += pause / 4;
+  }
+}
+
+// The version of a command that works; empty, with the reason added to `tried`, otherwise.
+HostCompiler try_compiler(const std::string& label, const std::string& text, std::string& tried) {
+  HostCompiler found;
+  auto reject = [&](const std::string& why) {
+    tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", label, why);
+    return HostCompiler{};
+  };
+  found.command = split_words(text);
+  if (is_program(text)) found.command = {text};  // a path that contains blanks
+  if (found.command.empty()) return {};
+  const std::string program = find_program(found.command[0]);
+  if (program.empty()) return reject("not found");
+  found.command[0] = program;
+  std::vector<std::string> ask = found.command;
+  ask.push_back("--version");
+  const ProcessResult answer = run_process(ask, version_limit_s);
+  if (answer.end != ProcessResult::finished || answer.status != 0 || answer.output.empty()) {
+    return reject("does not run");
+  }
+  found.version = answer.output.substr(0, answer.output.find('\n'));
+  return found;
+}
+
+HostCompiler search_compiler(const std::string& own, const std::string& cxx) {
+  std::string tried;
+  std::vector<std::pair<std::string, std::string>> candidates{{"BRRR_CXX=" + own, own}};
+  if (own.empty()) {
+    candidates = {{"CXX=" + cxx, cxx}, {"c++", "c++"}, {"g++", "g++"}, {"clang++", "clang++"}};
+  }
+  for (const auto& [label, text] : candidates) {
+    HostCompiler found = try_compiler(label, text, tried);
+    if (!found.version.empty()) return found;
+  }
+  fail("no compiler: tried {}; install g++ or set CXX to a C++20 compiler", tried);
+}
+
+}  // namespace
+
+ProcessResult run_process(const std::vector<std::string>& command, double limit_s,
+                          const std::string& temp_dir) {
+  ProcessResult result;
+  const int output = open_output();
+  pid_t child = -1;
+  result.error = output < 0 ? errno : spawn(command, temp_dir, output, &child);
+  if (result.error) {
+    result.end = ProcessResult::not_started;
+    if (output >= 0) close(output);
+    return result;
+  }
+  wait_for(child, limit_s, result);
+  result.output.resize(most_output);
+  const ssize_t size = pread(output, result.output.data(), most_output, 0);
+  result.output.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  close(output);
+  return result;
+}
+
+HostCompiler find_host_compiler() {
+  static std::mutex mutex;
+  static std::string known_for;
+  static HostCompiler known;
+  const std::string own = env_or_empty("BRRR_CXX"), cxx = env_or_empty("CXX");
+  const char* path = std::getenv("PATH");
+  const std::string environment = own + '\0' + cxx + '\0' + (path ? path : "\1");
+  const std::lock_guard lock(mutex);
+  if (known.version.empty() || known_for != environment) {
+    known = {};
+    known = search_compiler(own, cxx);
+    known_for = environment;
+  }
+  return known;
+}
+
+std::vector<std::string> host_compiler_flags() {
+  std::vector<std::string> flags{"-fno-fast-math"};
+  for (std::string& flag : split_words(jit_flags())) flags.push_back(std::move(flag));
+  // No start files and no C++ library: a quarter of the time to build a small kernel, and nothing
+  // of -ffast-math's that would change the floating-point mode of the process.
+  for (const char* flag : {"-shared", "-fPIC", "-nostdlib", "-Wl,-Bsymbolic", "-pipe", "-w", "-g0",
+                           "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
+                           "-fno-stack-protector", "-fdiagnostics-color=never"}) {
+    flags.emplace_back(flag);
+  }
+  return flags;
+}
+
+ProcessResult compile_shared(const HostCompiler& compiler, const std::string& source,
+                             const std::string& object, const std::string& temp_dir) {
+  std::vector<std::string> command = compiler.command;
+  for (std::string& flag : host_compiler_flags()) command.push_back(std::move(flag));
+  for (const std::string& word : {std::string("-x"), std::string("c++"), source, std::string("-o"),
+                                  object, std::string("-lm")}) {
+    command.push_back(word);
+  }
+  return run_process(command, compile_limit_s, temp_dir);
+}
+
+}  // namespace brrr::cpu

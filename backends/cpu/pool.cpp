@@ -1,0 +1,366 @@
+#include "backends/cpu/pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <system_error>
+#include <thread>
+
+namespace brrr::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kMaxThreads = 1024;
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int kPausesPerLook = 32;  // reading the clock costs as much as a few pauses
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// A number that one thread posts and one waits for: first spinning, then asleep on a futex.
+class alignas(64) Signal {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_relaxed); }
+
+  /// Returns whether the waiter had to be woken.
+  bool post(uint32_t value) {
+    // Sequentially consistent on both sides: either the poster sees the sleeper, or the sleeper
+    // sees the new value before it sleeps.
+    value_.store(value, std::memory_order_seq_cst);
+    if (sleeper_.load(std::memory_order_seq_cst) == 0) [[likely]] return false;
+    futex(FUTEX_WAKE_PRIVATE, 1);
+    return true;
+  }
+
+  /// Waits until the value differs from `old`; returns the new value.
+  uint32_t wait_while(uint32_t old, bool spin) {
+    uint32_t now = value_.load(std::memory_order_acquire);
+    if (now == old && spin) now = spin_while(old);
+    if (now != old) [[likely]] return now;
+    sleeper_.store(1, std::memory_order_seq_cst);
+    while ((now = value_.load(std::memory_order_seq_cst)) == old) futex(FUTEX_WAIT_PRIVATE, old);
+    sleeper_.store(0, std::memory_order_relaxed);
+    return now;
+  }
+
+ private:
+  uint32_t spin_while(uint32_t old) {
+    const auto end = Clock::now() + kSpin;
+    do {
+      for (int i = 0; i < kPausesPerLook; ++i) {
+        const uint32_t now = value_.load(std::memory_order_acquire);
+        if (now != old) return now;
+        pause();
+      }
+    } while (Clock::now() < end);
+    return old;
+  }
+
+  void futex(int op, uint32_t value) {
+    syscall(SYS_futex, &value_, op, value, nullptr, nullptr, 0);
+  }
+
+  std::atomic<uint32_t> value_{0}, sleeper_{0};
+};
+
+using Body = void (*)(void* task, int thread);
+
+thread_local bool in_region = false;
+std::atomic<int> wanted_threads{0};       // 0: not asked for yet
+std::atomic<bool> inline_only{false};     // in a forked child, and while the process ends
+
+// Trivially destructible: static destructors elsewhere may still ask.
+struct Cpus {
+  int ids[CPU_SETSIZE];
+  int known = 0;
+  // The main thread's mask: the thread that asks first may have been pinned by its owner.
+  Cpus() {
+    cpu_set_t set;
+    if (sched_getaffinity(getpid(), sizeof set, &set) != 0) return;
+    for (int i = 0; i < CPU_SETSIZE; ++i) {
+      if (CPU_ISSET(i, &set)) ids[known++] = i;
+    }
+  }
+  int count() const {
+    if (known > 0) return known;
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+};
+
+const Cpus& cpus() {
+  static const Cpus cpus;
+  return cpus;
+}
+
+void pin(pthread_t thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread, sizeof set, &set);  // unpinned is only slower
+}
+
+struct Worker {
+  Signal go, done;
+  Body body = nullptr;  // nullptr with a new `go`: leave
+  void* task = nullptr;
+  std::exception_ptr error;
+  std::atomic<bool> spin{true};  // the worker looks at it between regions too
+  std::thread thread;
+
+  void loop(int index) {
+    in_region = true;
+    for (uint32_t seen = 0;;) {
+      seen = go.wait_while(seen, spin.load(std::memory_order_relaxed));
+      if (!body) return;
+      try {
+        body(task, index);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      done.post(seen);
+    }
+  }
+};
+
+class Gang {
+ public:
+  ~Gang() {
+    if (inline_only.exchange(true)) return;  // in a forked child the threads do not exist
+    // exit() from inside a region: its threads can never be joined, so they are left alone.
+    if (in_region) return;
+    while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    for (int i = 0; i < size_; ++i) {
+      workers_[i]->body = nullptr;
+      workers_[i]->go.post(workers_[i]->go.value() + 1);
+    }
+    for (int i = 0; i < size_; ++i) {
+      workers_[i]->thread.join();
+      delete workers_[i];
+    }
+  }
+
+  bool acquire() {
+    return !in_region && !inline_only.load(std::memory_order_relaxed) &&
+           !busy_.load(std::memory_order_relaxed) &&
+           !busy_.exchange(true, std::memory_order_acquire);
+  }
+  void release() { busy_.store(false, std::memory_order_release); }
+
+  /// Starts what is missing for `threads` threads; returns how many there are at most. A machine
+  /// that refuses a thread gets the work done with fewer.
+  int grow(int threads) {
+    while (size_ < threads - 1 && add_worker(threads)) {
+    }
+    return std::min(threads, size_ + 1);
+  }
+
+  /// Runs body(task, t) for t in [0, threads), thread 0 being the caller. The gang is held.
+  void run(int threads, Body body, void* task) {
+    const bool spin = threads <= cpus().count();  // else spinning keeps others from working
+    regions_.store(regions_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    for (int i = 0; i < threads - 1; ++i) {
+      Worker& worker = *workers_[i];
+      worker.body = body;
+      worker.task = task;
+      worker.spin.store(spin, std::memory_order_relaxed);
+      if (worker.go.post(worker.go.value() + 1)) count_wake();
+    }
+    std::exception_ptr error;
+    in_region = true;
+    try {
+      body(task, 0);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    in_region = false;
+    for (int i = 0; i < threads - 1; ++i) {
+      Worker& worker = *workers_[i];
+      const uint32_t ticket = worker.go.value();
+      worker.done.wait_while(ticket - 1, spin);
+      if (worker.error) [[unlikely]] {
+        std::exception_ptr caught = std::move(worker.error);
+        worker.error = nullptr;
+        if (!error) error = std::move(caught);
+      }
+    }
+    if (error) [[unlikely]] std::rethrow_exception(error);
+  }
+
+  PoolStats stats() const {
+    return {regions_.load(std::memory_order_relaxed), wakes_.load(std::memory_order_relaxed),
+            size_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  bool add_worker(int threads) {
+    const int index = size_;
+    if (index == 0) prepare();
+    auto worker = std::make_unique<Worker>();
+    worker->spin = threads <= cpus().count();
+    try {
+      worker->thread = std::thread([w = worker.get(), index] { w->loop(index + 1); });
+    } catch (const std::system_error&) {
+      return false;
+    }
+    // More threads than CPUs are left to the scheduler.
+    if (index + 1 < cpus().known) {
+      pin(worker->thread.native_handle(), cpus().ids[(first_ + 1 + index) % cpus().known]);
+    }
+    workers_[index] = worker.release();
+    size_.store(index + 1, std::memory_order_relaxed);
+    return true;
+  }
+
+  // The CPU the caller runs on stays its own.
+  void prepare() {
+    const int* ids = cpus().ids;
+    const int* end = ids + cpus().known;
+    const int* at = std::find(ids, end, sched_getcpu());
+    first_ = at == end ? 0 : static_cast<int>(at - ids);
+    const char* pin_main = std::getenv("BRRR_PIN");
+    if (pin_main && *pin_main == '1' && ids != end) pin(pthread_self(), ids[first_]);
+    pthread_atfork(nullptr, nullptr, [] { inline_only.store(true); });
+  }
+
+  void count_wake() {
+    wakes_.store(wakes_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+
+  std::atomic<bool> busy_{false};
+  std::atomic<int> size_{0};  // written by the holder only
+  int first_ = 0;
+  std::atomic<uint64_t> regions_{0}, wakes_{0};
+  Worker* workers_[kMaxThreads - 1] = {};
+};
+
+// In static storage from the start: usable before main and, inline, after its destructor.
+constinit Gang gang;
+
+int start_threads() {
+  if (const char* text = std::getenv("BRRR_NUM_THREADS")) {
+    const long n = std::strtol(text, nullptr, 10);
+    if (n > 0) return static_cast<int>(std::min<long>(n, kMaxThreads));
+  }
+  return std::min(cpus().count(), kMaxThreads);
+}
+
+/// Holds the gang for one region, or not (`threads` is 1 then).
+struct Hold {
+  int threads = 1;
+  bool held = false;
+  explicit Hold(int64_t useful) {
+    const int64_t most = std::min<int64_t>(useful, num_threads());
+    if (most < 2 || !gang.acquire()) return;
+    held = true;
+    threads = gang.grow(static_cast<int>(most));
+  }
+  ~Hold() {
+    if (held) gang.release();
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+};
+
+struct RangeTask {
+  RangeFn fn;
+  void* ctx;
+  int64_t n, chunk;
+};
+
+void run_range(void* task, int thread) {
+  const auto& t = *static_cast<const RangeTask*>(task);
+  const int64_t begin = thread * t.chunk;
+  t.fn(t.ctx, begin, begin + std::min(t.chunk, t.n - begin));
+}
+
+struct PartsTask {
+  PartFn fn;
+  void* ctx;
+  int parts, threads;
+};
+
+void run_parts(void* task, int thread) {
+  const auto& t = *static_cast<const PartsTask*>(task);
+  for (int part = thread; part < t.parts; part += t.threads) t.fn(t.ctx, part);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+}  // namespace
+
+int num_threads() noexcept {
+  const int wanted = wanted_threads.load(std::memory_order_relaxed);
+  if (wanted > 0) [[likely]] return wanted;
+  int unset = 0;
+  const int start = start_threads();
+  return wanted_threads.compare_exchange_strong(unset, start) ? start : unset;
+}
+
+void set_num_threads(int n) noexcept {
+  wanted_threads.store(std::clamp(n, 1, kMaxThreads), std::memory_order_relaxed);
+}
+
+bool in_parallel_region() noexcept { return in_region; }
+
+void parallel_for(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
+  if (n <= 0) return;
+  grain = std::max<int64_t>(grain, 1);
+  if (n <= grain) return fn(ctx, 0, n);
+  const int64_t grains = ceil_div(n, grain);
+  const Hold hold(grains);
+  if (hold.threads == 1) return fn(ctx, 0, n);
+  const int64_t chunk = ceil_div(grains, hold.threads) * grain;
+  RangeTask task{fn, ctx, n, chunk};
+  gang.run(static_cast<int>(ceil_div(n, chunk)), run_range, &task);
+}
+
+void parallel_run(int parts, PartFn fn, void* ctx) {
+  const Hold hold(parts);
+  PartsTask task{fn, ctx, parts, hold.threads};
+  if (hold.threads == 1) return run_parts(&task, 0);
+  gang.run(hold.threads, run_parts, &task);
+}
+
+bool run_together(int parts, PartFn fn, void* ctx) {
+  if (parts < 2 || parts > num_threads()) {
+    if (parts == 1) fn(ctx, 0);
+    return parts == 1;
+  }
+  const Hold hold(parts);
+  if (hold.threads < parts) return false;
+  PartsTask task{fn, ctx, parts, parts};
+  gang.run(parts, run_parts, &task);
+  return true;
+}
+
+PoolStats pool_stats() noexcept { return gang.stats(); }
+
+double spin_round_trip_ns() {
+  constexpr int kRounds = 41, kRegions = 500;
+  const auto nothing = [](void*, int) {};
+  if (!run_together(2, nothing, nullptr)) return 0;
+  double times[kRounds];
+  for (double& time : times) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kRegions; ++i) run_together(2, nothing, nullptr);
+    time = std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / kRegions;
+  }
+  std::nth_element(times, times + kRounds / 2, times + kRounds);
+  return times[kRounds / 2];
+}
+
+}  // namespace brrr::cpu

@@ -1,0 +1,77 @@
+#pragma once
+// What a device offers. A plain struct of functions; ops are launched through OpDef, not through
+// a method per op.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+
+namespace brrr {
+
+struct OpCall;
+
+/// C[M,N] = op(A)[M,K] * op(B)[K,N], row-major with leading dimensions in elements.
+struct Gemm {
+  DType dtype;
+  bool trans_a, trans_b;
+  int64_t m, n, k;
+  const void* a;
+  int64_t lda;
+  const void* b;
+  int64_t ldb;
+  void* c;
+  int64_t ldc;
+};
+
+/// Generated kernels after building: `symbols[i]` is the address of the i-th name asked for.
+struct Module;
+/// What building cost and where it came from.
+struct BuildReport {
+  double seconds = 0;
+  bool cached = false;   ///< Found on disk, nothing was compiled.
+  std::string compiler;  ///< Its name and version.
+};
+
+struct Backend {
+  const char* name;
+  /// `bytes` of memory aligned to 64, or null when there is none.
+  void* (*allocate)(size_t bytes) noexcept;
+  void (*deallocate)(void* p, size_t bytes) noexcept;
+  /// Text for an out-of-memory error: bytes held, cached and free.
+  void (*describe_memory)(char* text, size_t size);
+  void (*copy_from_host)(void* dst, const void* src, size_t bytes);
+  void (*copy_to_host)(void* dst, const void* src, size_t bytes);
+  void (*copy)(void* dst, const void* src, size_t bytes);
+  void (*launch)(OpCall& call);
+  void (*gemm)(const Gemm& problem);
+  void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx);
+  void (*synchronize)();
+  /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws
+  /// brrr::Error with the compiler's words when that fails or there is no compiler.
+  Module* (*build)(const std::string& source, BuildReport& report);
+  void* (*symbol)(Module* m, const char* name);
+  void (*unload)(Module* m) noexcept;
+};
+
+/// The backend of a device; throws brrr::Error, saying what is missing, when there is none.
+const Backend& backend(DeviceType type);
+/// Makes a backend known (called once, by the backend itself).
+void register_backend(DeviceType type, const Backend* b);
+
+/// Splits [0, n) into contiguous ranges of at least `grain` and runs `f(begin, end)` on the CPU's
+/// threads. Results must not depend on the split.
+template <class F>
+void parallel_for(int64_t n, int64_t grain, const F& f) {
+  if (n <= grain) {
+    if (n > 0) f(int64_t{0}, n);
+    return;
+  }
+  backend(DeviceType::CPU).parallel_for(
+      n, grain,
+      [](void* ctx, int64_t begin, int64_t end) { (*static_cast<const F*>(ctx))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(&f)));
+}
+
+}  // namespace brrr

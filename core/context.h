@@ -1,0 +1,58 @@
+#pragma once
+// What a thread carries from op to op, and the recorder's interface.
+
+#include "core/op.h"
+
+namespace brrr {
+
+/// One level of the module path ("mlp.fc1"), a linked list on the stack.
+struct Scope {
+  const std::string* name;
+  const Scope* parent;
+};
+
+struct Context {
+  Recorder* recorder = nullptr;  ///< Set while a step is being recorded or verified.
+  bool grad_enabled = true;
+  uint64_t sequence = 1;         ///< Of the next tape node.
+  const Scope* scope = nullptr;
+};
+inline thread_local constinit Context context;
+
+/// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
+enum class Field : uint8_t { Grad, RequiresGrad, History, Version };
+
+/// A step's recorder, called by core while it is installed in `context`.
+struct Recorder {
+  virtual ~Recorder() = default;
+  /// Records or compares the call and fills `call.out` with placeholders.
+  virtual void op(OpCall& call) = 0;
+  /// A tensor made from host memory inside the step: its bytes are read again on every call.
+  virtual Tensor host_data(const void* data, const Meta& meta) = 0;
+  /// About to change metadata of a tensor that existed before the step.
+  virtual void journal(TensorImpl& t, Field f) = 0;
+  /// About to change a control cell.
+  virtual void journal(ControlCell& cell) = 0;
+  /// A placeholder's storage dies.
+  virtual void released(uint32_t slot) noexcept = 0;
+};
+
+/// Throws inside a recorded step: `what` needs data that does not exist yet. Also throws when `t`
+/// is a placeholder that outlived its step.
+void check_host_access(const char* what, const TensorImpl* t);
+/// Journals the field if a step is being recorded and `t` existed before it.
+inline void before_change(TensorImpl& t, Field f) {
+  if (context.recorder && !t.storage->pass) context.recorder->journal(t, f);
+}
+
+/// Counts changes that a frozen step cannot see: requires_grad and train/eval switches.
+uint64_t settings_epoch();
+void bump_settings_epoch();
+
+/// Sets a control cell's value; undone if the step that does it throws.
+inline void set_control(ControlCell& cell, double v) {
+  if (context.recorder) context.recorder->journal(cell);
+  cell.value = v;
+}
+
+}  // namespace brrr

@@ -1,0 +1,30 @@
+#include "core/dtype.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace brrr {
+
+const char* name(DType t) {
+  constexpr const char* names[] = {"float32", "float64", "bfloat16", "float16",
+                                   "int64",   "int32",   "uint8",    "bool"};
+  return names[static_cast<int>(t)];
+}
+
+DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;
+  if (is_floating(a)) {
+    if (a == kFloat64 || b == kFloat64) return kFloat64;
+    return kFloat32;  // bfloat16 with float16, or either with float32.
+  }
+  // Bool < UInt8 < Int32 < Int64, which is falling enumerator order.
+  return std::min(a, b);
+}
+
+std::string name(Device d) {
+  return d.type == DeviceType::CPU ? "cpu" : fmt::format("cuda:{}", d.index);
+}
+
+}  // namespace brrr

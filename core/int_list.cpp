@@ -1,0 +1,83 @@
+#include "core/int_list.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace brrr {
+
+void IntList::assign(const int64_t* p, size_t n) {
+  BRRR_CHECK(n <= kMaxDims, "a tensor has at most {} dimensions, got {}", kMaxDims, n);
+  size_ = static_cast<int>(n);
+  std::copy(p, p + n, data_.begin());
+}
+
+void IntList::push_back(int64_t v) { insert(size_, v); }
+
+void IntList::insert(int at, int64_t v) {
+  BRRR_CHECK(size_ < kMaxDims, "a tensor has at most {} dimensions", kMaxDims);
+  std::copy_backward(data_.begin() + at, data_.begin() + size_, data_.begin() + size_ + 1);
+  data_[at] = v;
+  ++size_;
+}
+
+void IntList::erase(int at) {
+  std::copy(data_.begin() + at + 1, data_.begin() + size_, data_.begin() + at);
+  --size_;
+}
+
+std::string to_string(const IntList& v) {
+  std::string s = "[";
+  for (int i = 0; i < v.size(); ++i) s += (i ? ", " : "") + std::to_string(v[i]);
+  return s + "]";
+}
+
+int64_t numel_of(const IntList& sizes) {
+  int64_t n = 1;
+  bool zero = false;
+  for (int64_t s : sizes) {
+    BRRR_CHECK(s >= 0, "sizes must not be negative: {}", to_string(sizes));
+    zero |= s == 0;
+  }
+  if (zero) return 0;
+  for (int64_t s : sizes) {
+    // A quarter of the address space in elements leaves room for any itemsize.
+    BRRR_CHECK(!__builtin_mul_overflow(n, s, &n) && n < (int64_t{1} << 58),
+               "a tensor of sizes {} has too many elements", to_string(sizes));
+  }
+  return n;
+}
+
+IntList contiguous_strides(const IntList& sizes) {
+  IntList strides = sizes;
+  int64_t step = 1;
+  for (int i = sizes.size() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
+}
+
+IntList broadcast_shapes(const char* op, const IntList& a, const IntList& b) {
+  const IntList& longer = a.size() >= b.size() ? a : b;
+  const IntList& shorter = a.size() >= b.size() ? b : a;
+  IntList out = longer;
+  const int shift = longer.size() - shorter.size();
+  for (int i = 0; i < shorter.size(); ++i) {
+    int64_t& d = out[i + shift];
+    if (d == shorter[i] || shorter[i] == 1) continue;
+    BRRR_CHECK(d == 1, "{}: shapes {} and {} do not broadcast: dim {} is {} and {}; sizes must be "
+               "equal or 1", op, to_string(a), to_string(b), i + shift, d, shorter[i]);
+    d = shorter[i];
+  }
+  return out;
+}
+
+int wrap_dim(const char* op, int64_t dim, int ndim) {
+  const int n = std::max(ndim, 1);
+  BRRR_CHECK(dim >= -n && dim < n, "{}: dim {} is out of range for {} dimensions; give {} to {}",
+             op, dim, ndim, -n, n - 1);
+  return static_cast<int>(dim < 0 ? dim + n : dim);
+}
+
+}  // namespace brrr

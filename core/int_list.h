@@ -1,0 +1,65 @@
+#pragma once
+// Sizes, strides and dims: a short list of int64 with inline storage.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace brrr {
+
+/// The most dimensions a tensor may have.
+inline constexpr int kMaxDims = 8;
+
+/// At most kMaxDims integers, held inline. One implicit constructor each from a braced list, one
+/// integer and a vector, so that `sum({})`, `sum({0, 1})` and `sum(1)` need a single overload.
+/// Throws brrr::Error beyond kMaxDims entries.
+class IntList {
+ public:
+  IntList() = default;
+  IntList(std::initializer_list<int64_t> v) { assign(v.begin(), v.size()); }
+  IntList(int64_t v) : size_(1) { data_[0] = v; }  // NOLINT(google-explicit-constructor)
+  IntList(const std::vector<int64_t>& v) { assign(v.data(), v.size()); }  // NOLINT
+  IntList(const int64_t* p, size_t n) { assign(p, n); }
+
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  int64_t operator[](int i) const { return data_[i]; }
+  int64_t& operator[](int i) { return data_[i]; }
+  const int64_t* data() const { return data_.data(); }
+  const int64_t* begin() const { return data_.data(); }
+  const int64_t* end() const { return data_.data() + size_; }
+  int64_t* begin() { return data_.data(); }
+  int64_t* end() { return data_.data() + size_; }
+  int64_t back() const { return data_[size_ - 1]; }
+  void push_back(int64_t v);
+  void insert(int at, int64_t v);
+  void erase(int at);
+  std::vector<int64_t> vec() const { return {begin(), end()}; }
+  friend bool operator==(const IntList& a, const IntList& b) {
+    if (a.size_ != b.size_) return false;
+    for (int i = 0; i < a.size_; ++i) {
+      if (a.data_[i] != b.data_[i]) return false;
+    }
+    return true;
+  }
+
+ private:
+  void assign(const int64_t* p, size_t n);
+  std::array<int64_t, kMaxDims> data_;
+  int size_ = 0;
+};
+
+/// "[4, 3]".
+std::string to_string(const IntList& v);
+/// Product of the entries (1 for an empty list); throws brrr::Error on a negative size or overflow.
+int64_t numel_of(const IntList& sizes);
+/// Row-major strides.
+IntList contiguous_strides(const IntList& sizes);
+/// The broadcast of two shapes; throws brrr::Error naming `op` when they do not match.
+IntList broadcast_shapes(const char* op, const IntList& a, const IntList& b);
+/// `dim` in [-ndim, ndim) as [0, ndim); throws brrr::Error naming `op`. A 0-d tensor has one dim.
+int wrap_dim(const char* op, int64_t dim, int ndim);
+
+}  // namespace brrr

@@ -1,0 +1,178 @@
+#pragma once
+// The record that everything shares: an op's definition, one call of it, and the tape node, which
+// the graph's recorder stores as an instruction.
+
+#include <cstring>
+
+#include "core/tensor_impl.h"
+
+namespace brrr {
+
+inline constexpr int kMaxAttrs = 12;   ///< Attribute words of a call.
+inline constexpr int kMaxOutputs = 4;
+inline constexpr int kInlineInputs = 4;
+
+/// A host number that may change between steps without a new recording: learning rates and the
+/// like. Calls made with one never compare its value; it is read when the step is replayed.
+struct ControlCell {
+  enum Kind : uint8_t { Value, RngSeed, RngDraw };
+  RefCount refs;
+  double value = 0;
+  Kind kind = Value;  ///< The generator's words come from core/rng.h instead of `value`.
+};
+inline void destroy(ControlCell* c) noexcept { delete c; }
+/// A cell holding `v`.
+Ref<ControlCell> control_cell(double v);
+
+/// Scalar attributes by bits. Word i of a pointwise call belongs to its i-th scalar operand; other
+/// ops lay their words out as their rows say.
+struct Attrs {
+  int64_t v[kMaxAttrs];
+  uint8_t n = 0;
+  uint8_t dtype = 0xff;      ///< An explicit result dtype, or 0xff.
+  uint8_t device = 0;        ///< DeviceType of a creation op.
+  uint16_t dynamic = 0;      ///< Words that a ControlCell supplies.
+  uint32_t kinds = 0;        ///< Two bits an operand: 0 tensor, 1 bool, 2 integer, 3 floating.
+
+  Attrs() {}  // NOLINT: words beyond n stay unset on purpose, calls are hot.
+  void push(int64_t x) { v[n++] = x; }
+  void push(double x) {
+    std::memcpy(&v[n++], &x, sizeof x);
+  }
+  double d(int i) const {
+    double x;
+    std::memcpy(&x, &v[i], sizeof x);
+    return x;
+  }
+  int kind(int operand) const { return (kinds >> (2 * operand)) & 3; }
+  void set_dtype(DType t) { dtype = static_cast<uint8_t>(t); }
+};
+
+struct OpDef;
+
+/// Layout of one output, filled by OpDef::infer.
+struct OutMeta {
+  DType dtype;
+  Device device;
+  int8_t alias = -1;  ///< Input whose storage this output views, or -1 for memory of its own.
+  IntList sizes;
+  IntList strides;    ///< Views only.
+  int64_t offset = 0; ///< Views only.
+};
+
+/// One call of an op. Inputs are borrowed; a null input of a pointwise op is a scalar operand.
+struct OpCall {
+  const OpDef* op;
+  TensorImpl* const* in;
+  int n_in;
+  bool into = false;  ///< `out` is given by the caller and written in place.
+  uint8_t n_out;
+  Attrs attrs;
+  Tensor out[kMaxOutputs];
+  OutMeta meta[kMaxOutputs];
+  ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
+
+  OpCall(const OpDef& o, TensorImpl* const* inputs, int n);
+};
+
+/// Where a gradient goes: an output of a node, or a leaf.
+struct Edge {
+  Ref<Node> node;
+  Ref<TensorImpl> leaf;
+  uint8_t output = 0;
+  explicit operator bool() const { return node || leaf; }
+};
+
+/// What a tape node keeps of an input or output.
+struct NodeInput {
+  Ref<TensorImpl> saved;  ///< Only if the gradient needs the value.
+  uint32_t version = 0;   ///< Storage version when it was saved.
+  Edge edge;
+  Meta meta;
+};
+
+/// The tape record of one call.
+struct Node {
+  RefCount refs;
+  uint8_t n_in = 0;
+  uint8_t n_out = 0;
+  bool released = false;
+  const OpDef* op = nullptr;
+  uint64_t sequence = 0;        ///< Backward runs in falling order.
+  Attrs attrs;
+  NodeInput* in = nullptr;      ///< inline_in, or a heap block for more.
+  NodeInput out[kMaxOutputs];   ///< `saved` and `version` only.
+  NodeInput inline_in[kInlineInputs];
+  Node* next = nullptr;         ///< Worklist link while being destroyed.
+  struct Pending* pending = nullptr;  ///< Gradients gathered for it by the backward pass that runs.
+};
+/// Drops saved tensors and edges, without recursion.
+void release_node(Node& n) noexcept;
+
+/// Arguments of an op's gradient: given the node and the gradients of its outputs, `gin[i]` is to
+/// be set for every input that `needs(i)`.
+struct VjpCall {
+  const Node& node;
+  const Tensor* gout;
+  Tensor* gin;
+  uint64_t wanted;  ///< Bit i: somebody asks for input i's gradient (the last bit: and all after).
+
+  bool needs(int i) const {
+    return node.in[i].edge && (wanted >> (i < 63 ? i : 63) & 1);
+  }
+  const Meta& meta(int i) const { return node.in[i].meta; }
+  const Attrs& attrs() const { return node.attrs; }
+  Tensor input(int i) const;   ///< The saved input; throws if it was written in place since.
+  Tensor output(int k) const;
+};
+
+enum class OpKind : uint8_t { Pointwise, Reduction, View, Library, Random, Composite };
+const char* name(OpKind k);
+
+struct PointwiseInfo;
+struct ReductionInfo;
+
+/// An op: the row in ops/ fills it, everything else reads it. Rows register themselves.
+struct OpDef {
+  const char* name = "";
+  const char* doc = "";
+  OpKind kind = OpKind::Library;
+  uint8_t n_out = 1;
+  bool infallible = false;         ///< Its kernel neither allocates nor checks values.
+  bool gradient_row = false;       ///< Derived from another row's gradient; not public itself.
+  uint32_t saves_inputs = 0;       ///< Inputs whose value the gradient needs.
+  uint32_t saves_outputs = 0;
+  uint32_t grad_aliases = 0;       ///< Inputs whose gradient may share memory with another tensor.
+  void (*infer)(OpCall&) = nullptr;         ///< Checks the call, fills `meta`.
+  void (*cpu)(OpCall&) = nullptr;           ///< Runs it; null for views.
+  void (*vjp)(VjpCall&) = nullptr;
+  /// The same result by differentiable tensor ops; the gradient when there is no vjp.
+  void (*decompose)(OpCall&, const Tensor* in) = nullptr;
+  const PointwiseInfo* pointwise = nullptr;
+  const ReductionInfo* reduction = nullptr;
+  uint32_t index = 0;              ///< Position in the registry.
+
+  OpDef() = default;
+  OpDef(const OpDef&) = delete;
+  OpDef& operator=(const OpDef&) = delete;
+  bool differentiable() const { return vjp || decompose; }
+
+ protected:
+  void register_row();
+};
+
+/// All rows of the library and of the program, in registration order.
+const std::vector<const OpDef*>& registry();
+/// The row of that name, or null.
+const OpDef* find_op(const std::string& name);
+
+/// Runs, records or compares a call, then writes the tape: the one way an op is executed.
+void dispatch(OpCall& call);
+/// Writes the tape node of an executed call whose inputs require grad.
+void write_tape(OpCall& call);
+/// Executes on real memory only: no recording, no tape. The reference walker's and replay's entry.
+void execute(OpCall& call);
+/// Outputs for `call.meta`: views of the inputs or fresh memory.
+void make_outputs(OpCall& call);
+
+}  // namespace brrr

@@ -1,0 +1,26 @@
+#pragma once
+// Philox, a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// SC 2011): element i of draw d under seed s is a pure function of (s, d, i), so eager and graph
+// mode, any number of threads and every device draw the same numbers.
+
+#include <cstdint>
+
+#include "core/op.h"
+
+namespace brrr {
+
+/// Restarts the global stream. Throws inside a recorded step.
+void manual_seed(uint64_t seed);
+
+/// The global stream: a seed and the number of the next draw. One tensor takes one draw.
+struct RngState {
+  uint64_t seed = 0;
+  uint64_t draw = 0;
+};
+RngState rng_state();
+/// Continues a saved stream (checkpoints).
+void set_rng_state(RngState s);
+/// Appends the seed and the next draw number to a call's attributes, both marked dynamic.
+void push_draw(OpCall& call);
+
+}  // namespace brrr

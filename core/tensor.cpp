@@ -1,0 +1,219 @@
+// Life and metadata of tensors.
+#include "core/tensor.h"
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr {
+
+// --- storage --------------------------------------------------------------------------------------
+
+Storage* new_storage(Device device, size_t bytes) {
+  auto* s = new (FreeList<Storage>::take()) Storage;
+  s->device = device;
+  s->bytes = bytes;
+  return s;
+}
+
+void allocate(Storage& s) {
+  const Backend& b = backend(s.device.type);
+  s.data = b.allocate(s.bytes);
+  if (__builtin_expect(!s.data, 0)) {
+    char held[1024] = "";
+    b.describe_memory(held, sizeof held);
+    fail("out of memory on {}: {} bytes asked; {}; use a smaller batch or free tensors",
+         name(s.device), s.bytes, held);
+  }
+}
+
+void destroy(Storage* s) noexcept {
+  if (s->pass) s->pass->released(s->slot);
+  if (s->data) {
+    if (s->owned) {
+      backend(s->device.type).deallocate(s->data, s->bytes);
+    } else if (s->release) {
+      (*s->release)();
+    }
+  }
+  delete s->release;
+  FreeList<Storage>::give(s);
+}
+
+// --- tensor objects -------------------------------------------------------------------------------
+
+bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim) {
+  int64_t step = 1;
+  bool ok = true;
+  for (int i = ndim - 1; i >= 0; --i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] != 1 && strides[i] != step) ok = false;
+    step *= sizes[i];
+  }
+  return ok;
+}
+
+static TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
+  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
+  new (&t->refs) RefCount;
+  t->dtype = dtype;
+  t->device = storage->device;
+  t->ndim = static_cast<uint8_t>(ndim);
+  t->flags = storage->device.type == DeviceType::CPU ? 0 : kForeign;
+  t->output = 0;
+  t->is_view = false;
+  t->value = 0;
+  t->offset = 0;
+  t->storage = storage;
+  t->grad_fn = nullptr;
+  t->grad = nullptr;
+  return t;
+}
+
+TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes) {
+  TensorImpl* t = raw_impl(storage, dtype, sizes.size());
+  int64_t step = 1;
+  bool empty = false;
+  for (int i = t->ndim - 1; i >= 0; --i) {
+    t->sizes[i] = sizes[i];
+    t->strides[i] = step;
+    step *= sizes[i] > 1 ? sizes[i] : 1;
+    empty |= sizes[i] == 0;
+  }
+  t->numel = empty ? 0 : step;
+  return t;
+}
+
+TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const IntList& strides,
+                     int64_t offset) {
+  TensorImpl* t = raw_impl(storage, dtype, sizes.size());
+  int64_t numel = 1;
+  for (int i = 0; i < t->ndim; ++i) {
+    t->sizes[i] = sizes[i];
+    t->strides[i] = strides[i];
+    numel *= sizes[i];
+  }
+  t->numel = numel;
+  t->offset = offset;
+  if (!is_contiguous(t->sizes, t->strides, t->ndim)) t->flags |= kStrided;
+  return t;
+}
+
+TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a) {
+  TensorImpl* t = raw_impl(storage, dtype, a.ndim);
+  t->numel = a.numel;
+  for (int i = 0; i < a.ndim; ++i) {
+    t->sizes[i] = a.sizes[i];
+    t->strides[i] = a.strides[i];
+  }
+  return t;
+}
+
+void destroy(TensorImpl* t) noexcept {
+  if (t->grad_fn && t->grad_fn->refs.release()) destroy(t->grad_fn);
+  if (t->grad && t->grad->refs.release()) destroy(t->grad);
+  if (t->storage->refs.release()) destroy(t->storage);
+  FreeList<TensorImpl>::give(t);
+}
+
+Tensor raw_empty(const IntList& sizes, DType dtype, Device device) {
+  const size_t bytes = static_cast<size_t>(numel_of(sizes)) * itemsize(dtype);
+  auto s = Ref<Storage>::adopt(new_storage(device, bytes));
+  allocate(*s);
+  return Tensor(Ref<TensorImpl>::adopt(new_impl(s.detach(), dtype, sizes)));
+}
+
+std::string describe(const TensorImpl* t) {
+  if (!t) return "scalar";
+  return fmt::format("{}{}", name(t->dtype), to_string(t->size_list()));
+}
+
+// --- handle metadata ------------------------------------------------------------------------------
+
+static TensorImpl& need(const Tensor& t, const char* what) {
+  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", what);
+  return *t.impl();
+}
+
+IntList Tensor::sizes() const { return need(*this, "sizes").size_list(); }
+IntList Tensor::strides() const { return need(*this, "strides").stride_list(); }
+int64_t Tensor::size(int64_t d) const {
+  const TensorImpl& t = need(*this, "size");
+  BRRR_CHECK(t.ndim > 0, "size: a 0-d tensor has no dim {}", d);
+  return t.sizes[wrap_dim("size", d, t.ndim)];
+}
+int64_t Tensor::dim() const { return need(*this, "dim").ndim; }
+int64_t Tensor::numel() const { return need(*this, "numel").numel; }
+DType Tensor::dtype() const { return need(*this, "dtype").dtype; }
+Device Tensor::device() const { return need(*this, "device").device; }
+bool Tensor::is_contiguous() const { return need(*this, "is_contiguous").contiguous(); }
+int64_t Tensor::storage_offset() const { return need(*this, "storage_offset").offset; }
+uint32_t Tensor::version() const { return need(*this, "version").storage->version; }
+
+bool Tensor::requires_grad() const { return need(*this, "requires_grad").requires_grad(); }
+bool Tensor::is_leaf() const { return need(*this, "is_leaf").grad_fn == nullptr; }
+
+const Tensor& Tensor::set_requires_grad(bool on) const {
+  TensorImpl& t = need(*this, "set_requires_grad");
+  BRRR_CHECK(!on || is_floating(t.dtype),
+             "set_requires_grad: only floating tensors have gradients, this is {}", describe(&t));
+  BRRR_CHECK(!t.grad_fn, "set_requires_grad: {} is the result of an op; use detach() for a leaf",
+             describe(&t));
+  before_change(t, Field::RequiresGrad);
+  bump_settings_epoch();
+  t.flags = static_cast<uint8_t>(on ? t.flags | kRequiresGrad : t.flags & ~kRequiresGrad);
+  return *this;
+}
+
+Tensor Tensor::grad() const {
+  return Tensor(Ref<TensorImpl>::share(need(*this, "grad").grad));
+}
+
+void Tensor::set_grad(const Tensor& g) const {
+  TensorImpl& t = need(*this, "set_grad");
+  if (g.defined()) {
+    const TensorImpl& h = *g.impl();
+    BRRR_CHECK(h.same_shape(t) && h.dtype == t.dtype && h.device == t.device,
+               "set_grad: the gradient {} does not match the tensor {}", describe(&h),
+               describe(&t));
+  }
+  before_change(t, Field::Grad);
+  Tensor keep = g;
+  TensorImpl* old = std::exchange(t.grad, keep.detach_impl());
+  if (old && old->refs.release()) destroy(old);
+}
+
+Tensor Tensor::detach() const {
+  const TensorImpl& t = need(*this, "detach");
+  t.storage->refs.retain();
+  TensorImpl* d = new_impl(t.storage, t.dtype, t.size_list(), t.stride_list(), t.offset);
+  d->value = t.value;
+  return Tensor(Ref<TensorImpl>::adopt(d));
+}
+
+static std::atomic<uint64_t> epoch{0};
+uint64_t settings_epoch() { return epoch.load(std::memory_order_relaxed); }
+void bump_settings_epoch() { epoch.fetch_add(1, std::memory_order_relaxed); }
+
+// --- guards -----------------------------------------------------------------------------------------
+
+bool grad_enabled() { return context.grad_enabled; }
+NoGradGuard::NoGradGuard(bool enabled) : previous_(context.grad_enabled) {
+  context.grad_enabled = enabled;
+}
+NoGradGuard::~NoGradGuard() { context.grad_enabled = previous_; }
+
+void check_host_access(const char* what, const TensorImpl* t) {
+  if (t && t->storage->lost) {
+    fail("{}: {} is a temporary of a recorded step (made by {}) that has no data outside it; "
+         "return it from the step instead", what, describe(t), t->storage->lost);
+  }
+  if (context.recorder) {
+    fail("{}: {} cannot be read inside a graph-mode step, where tensors have no data yet; return "
+         "it from the step and read it afterwards", what, t ? describe(t) : std::string("a value"));
+  }
+  BRRR_CHECK(!t || !t->storage->pass,
+             "{}: {} belongs to a step that another thread is recording", what, describe(t));
+}
+
+}  // namespace brrr

@@ -1,0 +1,207 @@
+#pragma once
+// The tensor handle that users hold. Members are declared here and defined where they belong:
+// metadata in core, arithmetic and views in ops, differentiation in autograd.
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/int_list.h"
+#include "core/intrusive.h"
+#include "core/scalar.h"
+
+namespace brrr {
+
+struct TensorImpl;
+struct Node;
+void destroy(TensorImpl*) noexcept;
+
+/// A counted handle to an n-dimensional strided array. Copies share the array. In-place methods
+/// (names ending in `_`) are const because they change the array, not the handle.
+class Tensor {
+ public:
+  Tensor() = default;  ///< Undefined: holds nothing.
+  explicit Tensor(Ref<TensorImpl> impl) noexcept : impl_(std::move(impl)) {}
+
+  // --- metadata -------------------------------------------------------------------------------
+  bool defined() const { return static_cast<bool>(impl_); }
+  IntList sizes() const;
+  IntList strides() const;           ///< In elements.
+  int64_t size(int64_t dim) const;   ///< Negative dims count from the end.
+  int64_t dim() const;
+  int64_t numel() const;
+  DType dtype() const;
+  Device device() const;
+  bool is_contiguous() const;
+  int64_t storage_offset() const;    ///< In elements.
+  bool is_same(const Tensor& o) const { return impl_ == o.impl_; }
+  /// How often the storage has been written in place.
+  uint32_t version() const;
+
+  // --- host access (throws inside a recorded step) ----------------------------------------------
+  /// Address of the first element.
+  void* data_ptr() const;
+  /// The typed address of the first element; throws unless T is the tensor's dtype.
+  template <class T> T* data() const;
+  /// The value of a one-element tensor converted to T.
+  template <class T> T item() const;
+  /// All elements, row-major, converted to T.
+  template <class T> std::vector<T> to_vector() const;
+  /// The tensor as PyTorch prints it.
+  std::string to_string() const;
+
+  // --- autograd ---------------------------------------------------------------------------------
+  bool requires_grad() const;
+  const Tensor& set_requires_grad(bool on = true) const;
+  bool is_leaf() const;
+  Tensor grad() const;  ///< Undefined when no gradient has been accumulated.
+  void set_grad(const Tensor& g) const;
+  /// Accumulates d(this)/d(leaf) into the leaves' grad; `gradient` defaults to 1 for one element.
+  void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
+  Tensor detach() const;  ///< The same data without history; shares storage and version.
+
+  // --- views ------------------------------------------------------------------------------------
+  Tensor view(const IntList& sizes) const;     ///< Never copies; one size may be -1.
+  Tensor reshape(const IntList& sizes) const;  ///< A view where possible, else a copy.
+  Tensor transpose(int64_t a, int64_t b) const;
+  Tensor t() const;  ///< Transpose of a matrix.
+  Tensor permute(const IntList& dims) const;
+  Tensor slice(int64_t dim, int64_t start, int64_t end, int64_t step = 1) const;
+  Tensor narrow(int64_t dim, int64_t start, int64_t length) const;
+  Tensor select(int64_t dim, int64_t index) const;
+  Tensor expand(const IntList& sizes) const;
+  Tensor unsqueeze(int64_t dim) const;
+  Tensor squeeze(int64_t dim) const;
+  Tensor flatten(int64_t start = 0, int64_t end = -1) const;
+  std::vector<Tensor> chunk(int64_t chunks, int64_t dim = 0) const;
+  std::vector<Tensor> split(int64_t size, int64_t dim = 0) const;
+  Tensor contiguous() const;
+  Tensor clone() const;
+
+  // --- conversion ---------------------------------------------------------------------------------
+  Tensor to(DType dtype) const;
+  Tensor to(Device device) const;
+
+  // --- pointwise ----------------------------------------------------------------------------------
+  Tensor exp() const;
+  Tensor expm1() const;
+  Tensor log() const;
+  Tensor log1p() const;
+  Tensor sqrt() const;
+  Tensor rsqrt() const;
+  Tensor sin() const;
+  Tensor cos() const;
+  Tensor tanh() const;
+  Tensor sigmoid() const;
+  Tensor erf() const;
+  Tensor abs() const;
+  Tensor sign() const;
+  Tensor floor() const;
+  Tensor ceil() const;
+  Tensor round() const;
+  Tensor relu() const;
+  Tensor square() const;
+  Tensor reciprocal() const;
+  Tensor clamp(Scalar lo, Scalar hi) const;
+  Tensor pow(Scalar e) const;
+  Tensor pow(const Tensor& e) const;
+
+  // --- reductions: no dims means all ----------------------------------------------------------------
+  Tensor sum(const IntList& dims = {}, bool keepdim = false) const;
+  Tensor mean(const IntList& dims = {}, bool keepdim = false) const;
+  Tensor prod(const IntList& dims = {}, bool keepdim = false) const;
+  Tensor max(const IntList& dims = {}, bool keepdim = false) const;  ///< amax
+  Tensor min(const IntList& dims = {}, bool keepdim = false) const;  ///< amin
+  Tensor var(const IntList& dims = {}, bool unbiased = true, bool keepdim = false) const;
+  Tensor norm(const IntList& dims = {}, bool keepdim = false) const;  ///< 2-norm
+  Tensor logsumexp(const IntList& dims, bool keepdim = false) const;
+  Tensor any(const IntList& dims = {}, bool keepdim = false) const;
+  Tensor all(const IntList& dims = {}, bool keepdim = false) const;
+  Tensor argmax(int64_t dim, bool keepdim = false) const;
+  Tensor argmin(int64_t dim, bool keepdim = false) const;
+  Tensor softmax(int64_t dim) const;
+  Tensor log_softmax(int64_t dim) const;
+
+  // --- library ------------------------------------------------------------------------------------
+  Tensor matmul(const Tensor& o) const;
+  Tensor index_select(int64_t dim, const Tensor& index) const;
+  Tensor gather(int64_t dim, const Tensor& index) const;
+
+  // --- in place -------------------------------------------------------------------------------------
+  const Tensor& add_(const Tensor& o) const;
+  const Tensor& sub_(const Tensor& o) const;
+  const Tensor& mul_(const Tensor& o) const;
+  const Tensor& div_(const Tensor& o) const;
+  const Tensor& add_(Scalar o) const;
+  const Tensor& sub_(Scalar o) const;
+  const Tensor& mul_(Scalar o) const;
+  const Tensor& div_(Scalar o) const;
+  const Tensor& copy_(const Tensor& src) const;
+  const Tensor& fill_(Scalar v) const;
+  const Tensor& zero_() const;
+  const Tensor& clamp_(Scalar lo, Scalar hi) const;
+  const Tensor& scatter_add_(int64_t dim, const Tensor& index, const Tensor& src) const;
+  const Tensor& operator+=(const Tensor& o) const { return add_(o); }
+  const Tensor& operator-=(const Tensor& o) const { return sub_(o); }
+  const Tensor& operator*=(const Tensor& o) const { return mul_(o); }
+  const Tensor& operator/=(const Tensor& o) const { return div_(o); }
+  const Tensor& operator+=(Scalar o) const { return add_(o); }
+  const Tensor& operator-=(Scalar o) const { return sub_(o); }
+  const Tensor& operator*=(Scalar o) const { return mul_(o); }
+  const Tensor& operator/=(Scalar o) const { return div_(o); }
+
+  TensorImpl* impl() const { return impl_.get(); }
+  TensorImpl* detach_impl() noexcept { return impl_.detach(); }
+
+ private:
+  Ref<TensorImpl> impl_;
+};
+
+std::ostream& operator<<(std::ostream& os, const Tensor& t);
+
+extern template float Tensor::item<float>() const;
+extern template double Tensor::item<double>() const;
+extern template int64_t Tensor::item<int64_t>() const;
+extern template int32_t Tensor::item<int32_t>() const;
+extern template uint8_t Tensor::item<uint8_t>() const;
+extern template bool Tensor::item<bool>() const;
+extern template std::vector<float> Tensor::to_vector<float>() const;
+extern template std::vector<double> Tensor::to_vector<double>() const;
+extern template std::vector<int64_t> Tensor::to_vector<int64_t>() const;
+extern template std::vector<int32_t> Tensor::to_vector<int32_t>() const;
+extern template std::vector<uint8_t> Tensor::to_vector<uint8_t>() const;
+extern template std::vector<bool> Tensor::to_vector<bool>() const;
+
+extern template float* Tensor::data<float>() const;
+extern template double* Tensor::data<double>() const;
+extern template int64_t* Tensor::data<int64_t>() const;
+extern template int32_t* Tensor::data<int32_t>() const;
+extern template uint8_t* Tensor::data<uint8_t>() const;
+extern template bool* Tensor::data<bool>() const;
+
+/// No operation records a gradient while one of these lives (on this thread).
+class NoGradGuard {
+ public:
+  NoGradGuard() : NoGradGuard(false) {}
+  ~NoGradGuard();
+  NoGradGuard(const NoGradGuard&) = delete;
+  NoGradGuard& operator=(const NoGradGuard&) = delete;
+
+ protected:
+  explicit NoGradGuard(bool enabled);
+
+ private:
+  bool previous_;
+};
+/// The opposite: gradients are recorded again.
+class EnableGradGuard : public NoGradGuard {
+ public:
+  EnableGradGuard() : NoGradGuard(true) {}
+};
+bool grad_enabled();
+
+}  // namespace brrr
+
+// The handle's copies and destruction are inline; they need the object.
+#include "core/tensor_impl.h"  // IWYU pragma: keep

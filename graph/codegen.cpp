@@ -1,0 +1,387 @@
+// Text of a fused group: one loop nest, loads, the rows' formulas, stores.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "graph/schedule.h"
+#include "ops/pointwise.h"
+
+namespace brrr::graph {
+
+namespace {
+
+/// How a dtype is spelled: its element in memory, the vector that holds it in a register (16-bit
+/// floats as f32, uint8 as i32, bool as a mask), and the ways between the two.
+struct Spelling {
+  const char* element;
+  const char* vector;
+  const char* load;   // "$" is the loaded vector.
+  const char* store;  // "$" is the register.
+};
+const Spelling& spelling(DType t) {
+  static constexpr Spelling table[] = {
+      {"float", "f32", "$", "$"},
+      {"double", "f64", "$", "$"},
+      {"unsigned short", "f32", "bf16_to_f32($)", "f32_to_bf16($)"},
+      {"unsigned short", "f32", "f16_to_f32($)", "f32_to_f16($)"},
+      {"long", "i64", "$", "$"},
+      {"int", "i32", "$", "$"},
+      {"unsigned char", "i32", "u8_to_i32($)", "i32_to_u8($)"},
+      {"unsigned char", "b16", "bool_to_b16($)", "b16_to_bool($)"},
+  };
+  return table[static_cast<int>(t)];
+}
+
+std::string fill(const char* pattern, const std::string& x) {
+  std::string s;
+  for (const char* p = pattern; *p; ++p) {
+    if (*p == '$') s += x;
+    else s += *p;
+  }
+  return s;
+}
+
+// A register of dtype `from`, converted to compute type `to` as the eager driver's tiles do.
+std::string to_compute(const std::string& x, DType from, DType to) {
+  const char* vector = spelling(to).vector;
+  if (from == kBool) return fmt::format("mask_to_{}({})", vector, x);
+  if (compute_type(from) == to) return x;
+  return fmt::format("to_{}({})", vector, x);
+}
+
+// The result of arithmetic in compute type `from` (or a mask), rounded to dtype `to`.
+std::string from_compute(const std::string& x, DType from, bool mask, DType to) {
+  if (mask) return to == kBool ? x : fmt::format("mask_to_{}({})", spelling(to).vector, x);
+  switch (to) {
+    case kBool:
+      return fmt::format("to_b16({})", x);
+    case kBFloat16:
+    case kFloat16: {
+      const std::string f = from == kFloat32 ? x : fmt::format("to_f32({})", x);
+      return fmt::format("{}({})", to == kBFloat16 ? "round_bf16" : "round_f16", f);
+    }
+    case kUInt8:
+      if (from == kInt32) return fmt::format("({} & 255)", x);
+      return fmt::format("(to_i32(to_i64({})) & 255)", x);
+    default:
+      return from == to ? x : fmt::format("to_{}({})", spelling(to).vector, x);
+  }
+}
+
+struct Window {
+  uint32_t value;           // The first operand that named it.
+  int64_t stride[kMaxDims]; // Over the group's space.
+  int argument;
+  bool loaded = false, stored = false;
+};
+
+class Generator {
+ public:
+  Generator(const Recording& r, const Group& g, const Schedule& s) : r_(r), g_(g), s_(s) {}
+
+  KernelText run() {
+    find_windows();
+    collapse();
+    const int statements = static_cast<int>(g_.instrs.size());
+    const int unroll = statements <= 6 ? 4 : statements <= 16 ? 2 : 1;
+    out_.body = "(char* const* a, long begin, long end) {\n";
+    scalars();
+    pointers();
+    const int inner = ndim_ - 1;
+    if (ndim_ == 1) {
+      out_.extent = size_[0];
+      out_.grain = 1 << 15;
+      loops("begin", "end", unroll, "  ");
+    } else {
+      out_.extent = 1;
+      for (int d = 0; d < inner; ++d) out_.extent *= size_[d];
+      out_.grain = std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(size_[inner], 1));
+      rows();
+      loops("0", fmt::format("{}", size_[inner]), unroll, "    ");
+      out_.body += "  }\n";
+    }
+    out_.body += "}\n";
+    return std::move(out_);
+  }
+
+ private:
+  const Value& value(uint32_t id) const { return r_.values[id]; }
+
+  int window_of(uint32_t id) const {
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      if (value(windows_[w].value).same_elements(value(id))) return static_cast<int>(w);
+    }
+    return -1;
+  }
+
+  int add_window(uint32_t id) {
+    if (const int w = window_of(id); w >= 0) return w;
+    Window w{};
+    w.value = id;
+    const Value& v = value(id);
+    const int64_t n = numel_of(g_.space);
+    const bool dense = !v.strided && v.numel == n;
+    const IntList own = dense ? contiguous_strides(g_.space) : v.stride_list();
+    const IntList shape = dense ? g_.space : v.size_list();
+    const int shift = g_.space.size() - shape.size();
+    for (int d = 0; d < g_.space.size(); ++d) {
+      // A one-element operand of a flat instruction may have more dims than the space.
+      const int at = d - shift;
+      w.stride[d] = at < 0 || v.numel == 1 || shape[at] == 1 ? 0 : own[at];
+    }
+    w.argument = -1;
+    windows_.push_back(w);
+    return static_cast<int>(windows_.size()) - 1;
+  }
+
+  void find_windows() {
+    std::vector<bool> written;
+    for (uint32_t at : g_.instrs) {
+      const Instr& i = r_.instrs[at];
+      for (int k = 0; k < i.n_in; ++k) {
+        if (r_.in(i)[k] == kNone) continue;
+        const auto w = static_cast<size_t>(add_window(r_.in(i)[k]));
+        written.resize(windows_.size());
+        if (!written[w]) windows_[w].loaded = true;
+      }
+      for (int k = 0; k < i.n_out; ++k) {
+        const auto w = static_cast<size_t>(add_window(r_.out(i)[k]));
+        written.resize(windows_.size());
+        written[w] = true;
+        windows_[w].stored = s_.stored[value(r_.out(i)[k]).storage];
+      }
+    }
+    for (Window& w : windows_) {
+      if (!w.loaded && !w.stored) continue;
+      w.argument = static_cast<int>(out_.arguments.size());
+      out_.arguments.push_back({w.value, kNone});
+    }
+  }
+
+  // Merges neighbouring dims that every window walks alike; dims of size 1 vanish.
+  void collapse() {
+    ndim_ = 0;
+    for (int d = 0; d < g_.space.size(); ++d) {
+      if (g_.space[d] == 1) continue;
+      bool merge = ndim_ > 0;
+      for (const Window& w : windows_) {
+        if (w.argument < 0 || !merge) continue;
+        merge = w.stride[ndim_ - 1] == w.stride[d] * g_.space[d];
+      }
+      if (!merge) size_[ndim_++] = 1;
+      size_[ndim_ - 1] *= g_.space[d];
+      for (Window& w : windows_) w.stride[ndim_ - 1] = w.stride[d];
+    }
+    if (ndim_ == 0) {
+      size_[ndim_++] = 1;
+      for (Window& w : windows_) w.stride[0] = 0;
+    }
+  }
+
+  int64_t inner_stride(const Window& w) const { return size_[ndim_ - 1] == 1 ? 0 : w.stride[ndim_ - 1]; }
+
+  std::string scalar_text(const Instr& i, int operand, int word, DType compute) {
+    const char* element = spelling(compute).element;
+    const bool floating = i.attrs.kind(operand) == 3;
+    if (i.attrs.dynamic >> word & 1) {
+      const uint16_t before = static_cast<uint16_t>(i.attrs.dynamic & ((1u << word) - 1));
+      const auto control = i.control + static_cast<uint32_t>(std::popcount(before));
+      out_.arguments.push_back({kNone, control});
+      const std::string name = fmt::format("c{}", out_.arguments.size() - 1);
+      out_.body += fmt::format("  const {} {} = splat(({})*(const {}*)a[{}]);\n",
+                               spelling(compute).vector, name, element,
+                               floating ? "double" : "long", out_.arguments.size() - 1);
+      return name;
+    }
+    SymText literal(element, "", "");
+    if (floating) return literal.name(literal.constant(i.attrs.d(word)));
+    const int64_t v = i.attrs.v[word];
+    const std::string text = v == INT64_MIN ? "-9223372036854775807l - 1" : fmt::format("{}l", v);
+    return fmt::format("splat(({})({}))", element, text);
+  }
+
+  DType compute_of(const Instr& i) const {
+    // The rule looks at dtypes and dims only; a call without data is enough.
+    TensorImpl fake[kMaxOperands];
+    TensorImpl* in[kMaxOperands];
+    for (int k = 0; k < i.n_in; ++k) {
+      in[k] = nullptr;
+      if (r_.in(i)[k] == kNone) continue;
+      in[k] = &fake[k];
+      fake[k].dtype = value(r_.in(i)[k]).dtype;
+      fake[k].ndim = value(r_.in(i)[k]).ndim;
+    }
+    OpCall c(*i.op, in, i.n_in);
+    c.attrs.kinds = i.attrs.kinds;
+    return pointwise_compute_dtype(c);
+  }
+
+  void scalars() {
+    for (uint32_t at : g_.instrs) {
+      const Instr& i = r_.instrs[at];
+      computes_.push_back(compute_of(i));
+      std::vector<std::string>& names = scalars_.emplace_back();
+      for (int k = 0, word = 0; k < i.n_in; ++k) {
+        names.push_back(i.attrs.kind(k) ? scalar_text(i, k, word++, computes_.back()) : "");
+      }
+    }
+  }
+
+  void pointers() {
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      if (windows_[w].argument < 0) continue;
+      const char* element = spelling(value(windows_[w].value).dtype).element;
+      const bool in_rows = ndim_ > 1;
+      out_.body += fmt::format("  {}* const {}{} = ({}*)a[{}];\n", element, in_rows ? "o" : "p", w,
+                               element, windows_[w].argument);
+    }
+  }
+
+  void rows() {
+    const int inner = ndim_ - 1;
+    out_.body += "  for (long r = begin; r < end; ++r) {\n";
+    // The row number taken apart into the outer dims, the last of them fastest.
+    std::string rest = "r";
+    for (int d = inner - 1; d >= 0; --d) {
+      if (d == 0) {
+        out_.body += fmt::format("    const long j0 = {};\n", rest);
+      } else {
+        out_.body += fmt::format("    const long j{0} = {1} % {2}, k{0} = {1} / {2};\n", d, rest,
+                                 size_[d]);
+        rest = fmt::format("k{}", d);
+      }
+    }
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      if (windows_[w].argument < 0) continue;
+      std::string at = fmt::format("o{}", w);
+      for (int d = 0; d < inner; ++d) {
+        if (windows_[w].stride[d]) at += fmt::format(" + j{} * {}", d, windows_[w].stride[d]);
+      }
+      out_.body += fmt::format("    {}* const p{} = {};\n",
+                               spelling(value(windows_[w].value).dtype).element, w, at);
+    }
+  }
+
+  // The innermost dim: `unroll` vectors at a time, then one at a time under a mask.
+  void loops(const std::string& from, const std::string& to, int unroll, const std::string& indent) {
+    out_.body += fmt::format("{}long i = {};\n", indent, from);
+    out_.body += fmt::format("{0}for (; i + {1} <= {2}; i += {1}) {{\n", indent, 16 * unroll, to);
+    emit(unroll, false, indent + "  ");
+    out_.body += indent + "}\n";
+    out_.body += fmt::format("{}for (; i < {}; i += 16) {{\n", indent, to);
+    out_.body += fmt::format("{0}  const int n = {1} - i < 16 ? (int)({1} - i) : 16;\n", indent, to);
+    emit(1, true, indent + "  ");
+    out_.body += indent + "}\n";
+  }
+
+  std::string load(size_t w, int u, bool tail) const {
+    const Window& window = windows_[w];
+    const Spelling& how = spelling(value(window.value).dtype);
+    const int64_t s = inner_stride(window);
+    const std::string at = fmt::format("i + {}", 16 * u);
+    if (s == 0) return fill(how.load, fmt::format("splat(*p{})", w));
+    if (s == 1) {
+      return fill(how.load, tail ? fmt::format("load_n(p{} + i, n)", w)
+                                 : fmt::format("load(p{} + {})", w, at));
+    }
+    return fill(how.load, tail ? fmt::format("load_strided_n(p{} + i * {}, {}l, n)", w, s, s)
+                               : fmt::format("load_strided(p{} + ({}) * {}, {}l)", w, at, s, s));
+  }
+
+  std::string store(size_t w, const std::string& x, int u, bool tail) const {
+    const Window& window = windows_[w];
+    const std::string v = fill(spelling(value(window.value).dtype).store, x);
+    const int64_t s = inner_stride(window);
+    if (s <= 1) {
+      // A space of one element has stride 0: its store is a tail of one lane.
+      return tail ? fmt::format("store_n(p{} + i, {}, n);", w, v)
+                  : fmt::format("store(p{} + i + {}, {});", w, 16 * u, v);
+    }
+    return tail ? fmt::format("store_strided_n(p{} + i * {}, {}, {}l, n);", w, s, v, s)
+                : fmt::format("store_strided(p{} + (i + {}) * {}, {}, {}l);", w, 16 * u, s, v, s);
+  }
+
+  // Statement by statement over all vectors of the unrolled body: independent chains side by side.
+  void emit(int unroll, bool tail, const std::string& indent) {
+    std::vector<std::vector<std::string>> now(windows_.size(), std::vector<std::string>(
+                                                                   static_cast<size_t>(unroll)));
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      if (!windows_[w].loaded) continue;
+      for (int u = 0; u < unroll; ++u) {
+        now[w][static_cast<size_t>(u)] = fmt::format("x{}_{}", w, u);
+        out_.body += fmt::format("{}const auto x{}_{} = {};\n", indent, w, u, load(w, u, tail));
+      }
+    }
+    for (size_t n = 0; n < g_.instrs.size(); ++n) emit_instr(n, unroll, indent, now);
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      for (int u = 0; windows_[w].stored && u < unroll; ++u) {
+        out_.body += indent + store(w, now[w][static_cast<size_t>(u)], u, tail) + "\n";
+      }
+    }
+  }
+
+  void emit_instr(size_t n, int unroll, const std::string& indent,
+                  std::vector<std::vector<std::string>>& now) {
+    const Instr& i = r_.instrs[g_.instrs[n]];
+    const PointwiseInfo& info = *i.op->pointwise;
+    const DType compute = computes_[n];
+    std::vector<std::vector<std::string>> lines(static_cast<size_t>(unroll));
+    std::vector<std::vector<std::string>> results(static_cast<size_t>(unroll));
+    for (int u = 0; u < unroll; ++u) {
+      const auto lane = static_cast<size_t>(u);
+      SymText text(spelling(compute).element, fmt::format("t{}_{}_", n, u), indent);
+      SymText* before = std::exchange(SymText::current, &text);
+      Sym in[kMaxOperands];
+      for (int k = 0; k < i.n_in; ++k) {
+        const uint32_t id = r_.in(i)[k];
+        std::string name = scalars_[n][static_cast<size_t>(k)];
+        if (id != kNone) {
+          name = to_compute(now[static_cast<size_t>(window_of(id))][lane], value(id).dtype, compute);
+        }
+        in[k] = Sym(text.operand(name, -1));
+      }
+      int out[kMaxOutputs];
+      info.emit(in, out);
+      SymText::current = before;
+      for (size_t at = 0; at < text.text().size();) {
+        const size_t next = text.text().find('\n', at) + 1;
+        lines[lane].push_back(text.text().substr(at, next - at));
+        at = next;
+      }
+      for (int k = 0; k < i.n_out; ++k) results[lane].push_back(text.name(out[k]));
+    }
+    for (size_t l = 0; l < lines[0].size(); ++l) {
+      for (const auto& one : lines) out_.body += one[l];
+    }
+    for (int k = 0; k < i.n_out; ++k) {
+      const uint32_t id = r_.out(i)[k];
+      for (int u = 0; u < unroll; ++u) {
+        const auto lane = static_cast<size_t>(u);
+        const std::string name = fmt::format("y{}_{}_{}", n, k, u);
+        out_.body += fmt::format("{}const auto {} = {};\n", indent, name,
+                                 from_compute(results[lane][static_cast<size_t>(k)], compute,
+                                              info.mask_out[k], value(id).dtype));
+        now[static_cast<size_t>(window_of(id))][lane] = name;
+      }
+    }
+  }
+
+  const Recording& r_;
+  const Group& g_;
+  const Schedule& s_;
+  KernelText out_;
+  std::vector<Window> windows_;
+  std::vector<DType> computes_;                    // By instruction of the group.
+  std::vector<std::vector<std::string>> scalars_;  // By instruction and operand.
+  int ndim_ = 0;
+  int64_t size_[kMaxDims];
+};
+
+}  // namespace
+
+KernelText generate(const Recording& r, const Group& g, const Schedule& s) {
+  return Generator(r, g, s).run();
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,88 @@
+#pragma once
+// What a step keeps between calls.
+
+#include <memory>
+#include <mutex>
+
+#include "graph/plan.h"
+#include "graph/walker.h"
+
+namespace brrr::graph {
+
+/// A recording and what has been made of it.
+struct Entry {
+  Recording recording;
+  std::unique_ptr<Plan> plan;
+  std::string failure;       ///< Why there is no plan although there should be one.
+  uint64_t calls = 0, replays = 0;
+  std::mutex mutex;          ///< A plan's operands are bound for one replay at a time.
+  // Mode::Auto: trials of both ways and what was decided.
+  double walk_seconds = 0, replay_seconds = 0;
+  int trials = 0;
+  bool prefer_walk = false;
+};
+
+/// What one call needs; kept for the next, so that a replay allocates nothing.
+struct Session {
+  Pass pass;
+  ResultList results;
+  std::vector<std::shared_ptr<Entry>> entries;
+  std::vector<const Recording*> candidates;
+  std::vector<Storage*> survivors;
+};
+
+/// Everything a replay needs when the function is not run.
+struct Frozen {
+  std::shared_ptr<Entry> entry;
+  std::vector<Binding> bindings;     ///< Externals; those of arguments are bound anew.
+  struct Argument {
+    uint32_t external;               ///< kNone: the step does not use it.
+    DType dtype;
+    IntList sizes, strides;
+  };
+  std::vector<Argument> arguments;
+  std::vector<uint32_t> results;     ///< Value ids.
+  std::vector<std::pair<Ref<TensorImpl>, uint32_t>> grads;  ///< Leaf, value id.
+  std::vector<Ref<TensorImpl>> written;
+  std::vector<int64_t> control;
+  std::string refusal;               ///< Why it cannot be frozen; empty if it can.
+  bool grad_enabled = true;
+  uint64_t epoch = 0;
+};
+
+class StepCore {
+ public:
+  explicit StepCore(StepOptions options);
+
+  bool run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
+           std::vector<Tensor>& frozen);
+  void freeze();
+  StepStats stats();
+  std::string explain();
+  std::string dot();
+  Tensor input(int index, const IntList& sizes, DType dtype);
+
+ private:
+  std::unique_ptr<Session> take_session();
+  void give_session(std::unique_ptr<Session> s);
+  std::shared_ptr<Entry> settle(Session& s, double seconds, bool& transient);
+  void execute(Entry& e, Session& s, bool transient);
+  bool choose_plan(Entry& e, bool transient);
+  void build(Entry& e);
+  void note_fallback(const std::string& why);
+  void verify(Entry& e, Session& s);
+  void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
+  bool run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results);
+
+  StepOptions options_;
+  std::mutex mutex_;                              // Guards everything below.
+  std::vector<std::shared_ptr<Entry>> entries_;   // Most recently used first.
+  std::vector<std::unique_ptr<Session>> sessions_;
+  StepStats stats_;
+  std::vector<std::string> log_;                  // Differences and fallbacks, each once.
+  Frozen last_;                                   // Of the last call, for freeze().
+  bool is_frozen_ = false;
+  std::vector<std::pair<int, Tensor>> inputs_;
+};
+
+}  // namespace brrr::graph

@@ -1,0 +1,128 @@
+// What a step did, for people: the summary and the DOT picture.
+#include "core/check.h"
+#include "graph/core.h"
+
+namespace brrr::graph {
+
+namespace {
+
+std::string bytes(size_t n) {
+  if (n >= 10u << 20) return fmt::format("{:.1f} MiB", static_cast<double>(n) / (1 << 20));
+  if (n >= 10u << 10) return fmt::format("{:.1f} KiB", static_cast<double>(n) / (1 << 10));
+  return fmt::format("{} bytes", n);
+}
+
+std::string group_name(const Recording& r, const Group& g) {
+  std::string s;
+  size_t shown = 0;
+  for (uint32_t at : g.instrs) {
+    if (++shown > 6) {
+      s += fmt::format(" +{} more", g.instrs.size() - 6);
+      break;
+    }
+    s += (s.empty() ? "" : " ") + std::string(r.instrs[at].op->name) +
+         (r.instrs[at].into ? "_" : "");
+  }
+  return s;
+}
+
+}  // namespace
+
+std::string StepCore::explain() {
+  const StepStats s = stats();
+  std::lock_guard lock(mutex_);
+  std::string t = fmt::format(
+      "step: {} calls, {} recordings, {} replays, {} fallbacks, {} entries (most {}), {} evicted\n",
+      s.calls, s.recordings, s.replays, s.fallbacks, entries_.size(), options_.max_entries,
+      s.evictions);
+  t += fmt::format("once: record {:.2f} ms, fuse {:.2f} ms, plan {:.2f} ms, build {:.1f} ms{}\n",
+                   s.record_seconds * 1e3, s.fuse_seconds * 1e3, s.plan_seconds * 1e3,
+                   s.build_seconds * 1e3, s.build_cached ? " (from the disk cache)" : "");
+  if (s.verified) t += fmt::format("verified against eager: {} replays, all equal\n", s.verified);
+  for (size_t k = 0; k < entries_.size(); ++k) {
+    const Entry& e = *entries_[k];
+    t += fmt::format("entry {}: {} ops, {} calls, {} replays", k, e.recording.instrs.size(),
+                     e.calls, e.replays);
+    if (!e.failure.empty()) t += ", no plan: " + e.failure.substr(0, e.failure.find('\n'));
+    if (e.plan) {
+      const MemoryPlan& m = e.plan->memory();
+      size_t fused = 0;
+      for (const Group& g : e.plan->schedule().groups) fused += g.fused;
+      t += fmt::format(", {} kernels ({} generated), {} ops without effect removed\n",
+                       e.plan->schedule().groups.size(), fused, e.plan->schedule().removed);
+      t += fmt::format("  arena {} (lower bound {}), in place {} of {}",
+                       bytes(m.arena_bytes), bytes(m.lower_bound_bytes), m.in_place,
+                       m.in_place_candidates);
+    }
+    if (options_.mode == Mode::Auto && e.trials > 0) {
+      t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",
+                       e.replay_seconds * 1e6, e.walk_seconds * 1e6,
+                       e.prefer_walk ? "eager" : "replay");
+    }
+    t += "\n";
+  }
+  if (!entries_.empty() && entries_[0]->plan) {
+    t += "kernels of entry 0:\n";
+    const Recording& r = entries_[0]->recording;
+    for (const Group& g : entries_[0]->plan->schedule().groups) {
+      const Instr& first = r.instrs[g.instrs[0]];
+      const std::string& path = r.paths[first.path];
+      t += fmt::format("  {:9} {}{}{}\n", g.fused ? "generated" : name(first.op->kind), path,
+                       path.empty() ? "" : ": ", group_name(r, g));
+    }
+  }
+  for (const std::string& line : log_) t += line + "\n";
+  if (is_frozen_) t += "frozen: the function is not run any more\n";
+  return t;
+}
+
+std::string StepCore::dot() {
+  std::lock_guard lock(mutex_);
+  BRRR_CHECK(!entries_.empty(), "step.dot: call the step at least once before");
+  const Entry& e = *entries_[0];
+  const Recording& r = e.recording;
+  std::string t = "digraph step {\n  rankdir=TB; node [shape=box, fontname=\"monospace\"];\n";
+  for (size_t k = 0; k < r.externals.size(); ++k) {
+    t += fmt::format("  s{} [label=\"input {}\", shape=ellipse];\n", r.externals[k], k);
+  }
+  auto node = [&](size_t at) {
+    const Instr& i = r.instrs[at];
+    const Value& v = r.value(r.out(i)[0]);
+    return fmt::format("    i{} [label=\"{}{}\\n{}{}\"];\n", at, i.op->name, i.into ? "_" : "",
+                       name(v.dtype), to_string(v.size_list()));
+  };
+  std::vector<bool> drawn(r.instrs.size());
+  if (e.plan) {
+    const auto& groups = e.plan->schedule().groups;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (groups[g].fused) t += fmt::format("  subgraph cluster_{} {{ style=filled; color=lightgrey;\n", g);
+      for (uint32_t at : groups[g].instrs) {
+        t += node(at);
+        drawn[at] = true;
+      }
+      if (groups[g].fused) t += "  }\n";
+    }
+  }
+  std::vector<std::string> maker(r.storages.size());
+  for (size_t k = 0; k < r.externals.size(); ++k) {
+    maker[r.externals[k]] = fmt::format("s{}", r.externals[k]);
+  }
+  for (size_t at = 0; at < r.instrs.size(); ++at) {
+    const Instr& i = r.instrs[at];
+    if (!i.op->cpu || (e.plan && !drawn[at])) continue;
+    if (!e.plan) t += node(at);
+    for (int k = 0; k < i.n_in; ++k) {
+      if (r.in(i)[k] == kNone) continue;
+      t += fmt::format("  {} -> i{};\n", maker[r.value(r.in(i)[k]).storage], at);
+    }
+    for (int k = 0; k < i.n_out; ++k) {
+      maker[r.value(r.out(i)[k]).storage] = fmt::format("i{}", at);
+    }
+  }
+  for (uint32_t s : r.survivors) {
+    t += fmt::format("  {} -> out{}; out{} [label=\"output\", shape=ellipse];\n", maker[s], s, s);
+  }
+  return t + "}\n";
+}
+
+}  // namespace brrr::graph

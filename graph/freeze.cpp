@@ -1,0 +1,190 @@
+// Frozen steps: a replay with the recorded effects, without running the function.
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "graph/core.h"
+
+namespace brrr::graph {
+
+namespace {
+
+// A survivor may be held by the call's results and by grad fields only: then a replay can hand out
+// new ones. Returns why not.
+std::string holders_known(const Recording& r, const std::vector<Storage*>& survivors,
+                          const ResultList& results, const std::vector<Ref<TensorImpl>>& leaves) {
+  for (size_t k = 0; k < survivors.size(); ++k) {
+    uint32_t objects = 0;
+    std::vector<TensorImpl*> seen;
+    auto count = [&](TensorImpl* t) {
+      if (!t || t->storage != survivors[k]) return;
+      if (std::find(seen.begin(), seen.end(), t) == seen.end()) ++objects;
+      seen.push_back(t);
+    };
+    for (const Tensor* t : results) count(t->impl());
+    for (const auto& leaf : leaves) count(leaf->grad);
+    bool alone = survivors[k]->refs.get() == objects;
+    for (TensorImpl* t : seen) {
+      const auto handles = static_cast<uint32_t>(std::count(seen.begin(), seen.end(), t));
+      alone = alone && t->refs.get() == handles && !t->grad_fn;
+    }
+    if (!alone) {
+      return fmt::format("the result of {} is held by more than the step's results and grad fields "
+                         "(a captured handle, or history that detach() would drop)",
+                         r.instrs[r.storages[r.survivors[k]].maker].op->name);
+    }
+  }
+  return "";
+}
+
+uint32_t value_of(const TensorImpl& t, const std::vector<Storage*>& survivors) {
+  const bool made = std::find(survivors.begin(), survivors.end(), t.storage) != survivors.end();
+  return made ? t.value : kNone;
+}
+
+}  // namespace
+
+// Notes what freeze() would need. Everything but the walk over a few survivors is a move.
+void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args,
+                        size_t n) {
+  const Recording& r = e->recording;
+  s.pass.commit();
+  std::lock_guard lock(mutex_);
+  Frozen& f = last_;
+  f.entry = e;
+  f.refusal = holders_known(r, s.survivors, s.results, s.pass.grad_leaves());
+  f.results.clear();
+  for (const Tensor* t : s.results) {
+    f.results.push_back(t->defined() ? value_of(*t->impl(), s.survivors) : kNone);
+    if (f.results.back() == kNone) f.refusal = "a result is not made by the step";
+  }
+  f.grads.clear();
+  for (const auto& leaf : s.pass.grad_leaves()) {
+    const uint32_t id = leaf->grad ? value_of(*leaf->grad, s.survivors) : kNone;
+    if (leaf->grad && id == kNone) f.refusal = "a grad field is set to a tensor from outside";
+    f.grads.emplace_back(leaf, id);
+  }
+  f.written.assign(s.pass.written().begin(), s.pass.written().end());
+  for (const ControlWord& w : r.control) {
+    if (!w.cell) f.refusal = "it makes tensors from host memory, or host numbers in it vary";
+  }
+  f.control.assign(s.pass.control().begin(), s.pass.control().end());
+  f.arguments.clear();
+  const auto& bindings = s.pass.bindings();
+  for (size_t k = 0; k < n; ++k) {
+    Frozen::Argument a{kNone, kFloat32, {}, {}};
+    if (args[k]->defined()) {
+      const TensorImpl& t = *args[k]->impl();
+      a.dtype = t.dtype;
+      a.sizes = t.size_list();
+      a.strides = t.stride_list();
+      for (uint32_t x = 0; x < bindings.size(); ++x) {
+        if (bindings[x].storage.get() == t.storage) a.external = x;
+      }
+      if (a.external != kNone && bindings[a.external].base != t.offset) {
+        f.refusal = "an argument shares its memory with another tensor of the step";
+      }
+    }
+    f.arguments.push_back(std::move(a));
+  }
+  f.grad_enabled = context.grad_enabled;
+  f.epoch = settings_epoch();
+  s.pass.release(&f.bindings);
+  // What the arguments were is none of the step's business any more.
+  for (const Frozen::Argument& a : f.arguments) {
+    if (a.external != kNone) f.bindings[a.external].storage.reset();
+  }
+}
+
+void StepCore::freeze() {
+  std::lock_guard lock(mutex_);
+  BRRR_CHECK(options_.mode != Mode::Eager, "step.freeze: an eager step has nothing to freeze");
+  BRRR_CHECK(last_.entry, "step.freeze: call the step at least once before");
+  BRRR_CHECK(last_.refusal.empty(), "step.freeze: this step cannot be frozen: {}", last_.refusal);
+  is_frozen_ = true;
+}
+
+static bool same_argument(const Frozen::Argument& a, const Tensor& t) {
+  if (!t.defined()) return a.external == kNone;
+  const TensorImpl& x = *t.impl();
+  return x.dtype == a.dtype && x.size_list() == a.sizes && x.stride_list() == a.strides;
+}
+
+static void fill_control(const Recording& r, std::vector<int64_t>& control) {
+  const RngState rng = rng_state();
+  for (size_t k = 0; k < r.control.size(); ++k) {
+    const ControlWord& w = r.control[k];
+    if (w.cell->kind == ControlCell::RngSeed) {
+      control[k] = static_cast<int64_t>(rng.seed);
+    } else if (w.cell->kind == ControlCell::RngDraw) {
+      control[k] = static_cast<int64_t>(rng.draw) + w.relative;
+    } else {
+      std::memcpy(&control[k], &w.cell->value, sizeof(double));
+    }
+  }
+}
+
+// False when the call is not the frozen one: it then takes the ordinary way, which is always right.
+bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results) {
+  std::unique_lock lock(mutex_);
+  Frozen& f = last_;
+  if (n != f.arguments.size() || context.grad_enabled != f.grad_enabled ||
+      settings_epoch() != f.epoch) {
+    return false;
+  }
+  for (size_t k = 0; k < n; ++k) {
+    const Frozen::Argument& a = f.arguments[k];
+    if (!same_argument(a, *args[k])) return false;
+    if (a.external == kNone) continue;
+    const TensorImpl& t = *args[k]->impl();
+    if (t.storage->pass || t.storage->lost || t.requires_grad()) return false;
+    for (size_t x = 0; x < f.bindings.size(); ++x) {
+      if (x != a.external && f.bindings[x].storage.get() == t.storage) return false;
+    }
+    t.storage->refs.retain();
+    f.bindings[a.external] = {Ref<Storage>::adopt(t.storage), t.offset};
+  }
+  Entry& e = *f.entry;
+  const Recording& r = e.recording;
+  if (!e.plan && e.failure.empty()) {
+    lock.unlock();
+    build(e);
+    lock.lock();
+  }
+  std::vector<Ref<Storage>> made;
+  std::vector<Storage*> survivors;
+  for (uint32_t st : r.survivors) {
+    made.push_back(Ref<Storage>::adopt(new_storage(r.storages[st].device, r.storages[st].bytes)));
+    survivors.push_back(made.back().get());
+  }
+  fill_control(r, f.control);
+  if (e.plan) {
+    e.plan->run(f.bindings, f.control.data(), survivors.data());
+    ++stats_.replays;
+    ++e.replays;
+  } else {
+    made = walk(r, f.bindings, f.control);
+  }
+  ++stats_.calls;
+  auto tensor = [&](uint32_t id) {
+    const Value& v = r.values[id];
+    const auto at = std::lower_bound(r.survivors.begin(), r.survivors.end(), v.storage);
+    auto s = made[static_cast<size_t>(at - r.survivors.begin())];
+    return Tensor(Ref<TensorImpl>::adopt(
+        new_impl(s.detach(), v.dtype, v.size_list(), v.stride_list(), v.offset)));
+  };
+  for (const auto& [leaf, id] : f.grads) {
+    Tensor(leaf).set_grad(id == kNone ? Tensor() : tensor(id));
+  }
+  for (const auto& t : f.written) ++t->storage->version;
+  RngState rng = rng_state();
+  rng.draw += r.draws;
+  set_rng_state(rng);
+  for (uint32_t id : f.results) results.push_back(tensor(id));
+  for (const Frozen::Argument& a : f.arguments) {
+    if (a.external != kNone) f.bindings[a.external].storage.reset();
+  }
+  return true;
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,205 @@
+// Pointwise fusion. Groups stand in the order in which they will run. An instruction may join a
+// group if everything it depends on stands in an earlier group, or in the same one with exactly the
+// same elements (then the value is passed on in a register). Joining so keeps every dependence by
+// construction; no cycle can arise.
+#include <algorithm>
+
+#include "core/check.h"
+#include "graph/schedule.h"
+#include "ops/pointwise.h"
+
+namespace brrr::graph {
+
+namespace {
+
+constexpr size_t kMostInstrs = 64;    // Keeps register pressure and build time in bounds.
+constexpr size_t kMostWindows = 32;
+
+// Whether the instruction can be text at all.
+bool fusible(const Recording& r, const Instr& i) {
+  if (!i.op->pointwise) return false;
+  const Value& o = r.value(r.out(i)[0]);
+  if (o.numel == 0 || r.storages[o.storage].device.type != DeviceType::CPU) return false;
+  for (int k = 0; i.into && k < i.n_out; ++k) {
+    const Value& out = r.value(r.out(i)[k]);
+    for (int n = 0; n < i.n_in; ++n) {
+      if (r.in(i)[n] == kNone) continue;
+      const Value& in = r.value(r.in(i)[n]);
+      // Reads what it overwrites in another order: the eager driver copies first.
+      if (in.storage == out.storage && !in.same_elements(out)) return false;
+    }
+    for (int n = 0; n < k; ++n) {
+      if (r.value(r.out(i)[n]).storage == out.storage) return false;
+    }
+  }
+  return true;
+}
+
+struct Access {
+  uint32_t value, group;
+};
+
+class Fuser {
+ public:
+  Fuser(const Recording& r, bool fuse)
+      : r_(r), fuse_(fuse), reads_(r.storages.size()), writes_(r.storages.size()) {}
+
+  Schedule run() {
+    const std::vector<bool> live = live_instructions(r_);
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      if (live[at]) {
+        place(at);
+      } else if (r_.instrs[at].op->cpu) {
+        ++s_.removed;
+      }
+    }
+    mark_stored();
+    return std::move(s_);
+  }
+
+ private:
+  // The first group that `i` may stand in; `later` is the same without register passing.
+  uint32_t earliest(const Instr& i, bool pointwise) const {
+    uint32_t first = 0;
+    auto after = [&](const std::vector<Access>& list, const Value& v) {
+      for (const Access& a : list) {
+        const bool same = pointwise && s_.groups[a.group].fused &&
+                          r_.value(a.value).same_elements(v);
+        first = std::max(first, a.group + (same ? 0 : 1));
+      }
+    };
+    for (int k = 0; k < i.n_in; ++k) {
+      if (r_.in(i)[k] == kNone) continue;
+      const Value& v = r_.value(r_.in(i)[k]);
+      after(writes_[v.storage], v);
+    }
+    for (int k = 0; k < i.n_out; ++k) {
+      const Value& v = r_.value(r_.out(i)[k]);
+      after(writes_[v.storage], v);
+      after(reads_[v.storage], v);
+    }
+    return first;
+  }
+
+  // All tensors dense in the space's own order: such an instruction fits any space of its size.
+  bool flat(const Instr& i) const {
+    const int64_t n = r_.value(r_.out(i)[0]).numel;
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (r_.operands[k] == kNone) continue;
+      const Value& v = r_.value(r_.operands[k]);
+      if (v.numel != 1 && (v.strided || v.numel != n)) return false;
+    }
+    return true;
+  }
+
+  bool shares_data(const Instr& i, uint32_t group) const {
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (r_.operands[k] == kNone) continue;
+      const uint32_t s = r_.value(r_.operands[k]).storage;
+      for (const auto* list : {&reads_[s], &writes_[s]}) {
+        for (const Access& a : *list) {
+          if (a.group == group) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  bool fits(const Instr& i, uint32_t group, bool is_flat) const {
+    const Group& g = s_.groups[group];
+    if (!g.fused || g.instrs.size() >= kMostInstrs || windows_[group] + 3 > kMostWindows) {
+      return false;
+    }
+    const IntList space = r_.value(r_.out(i)[0]).size_list();
+    if (space == g.space) return true;
+    if (numel_of(space) != numel_of(g.space)) return false;
+    return is_flat || flat_[group];
+  }
+
+  void place(uint32_t at) {
+    const Instr& i = r_.instrs[at];
+    const bool pointwise = fuse_ && fusible(r_, i);
+    const bool is_flat = pointwise && flat(i);
+    uint32_t group = kNone;
+    if (pointwise) {
+      const uint32_t first = earliest(i, true);
+      for (uint32_t g = first; g < s_.groups.size() && group == kNone; ++g) {
+        if (fits(i, g, is_flat) && shares_data(i, g)) group = g;
+      }
+    }
+    if (group == kNone) {
+      group = static_cast<uint32_t>(s_.groups.size());
+      s_.groups.push_back({pointwise, {}, r_.value(r_.out(i)[0]).size_list()});
+      flat_.push_back(is_flat);
+      windows_.push_back(0);
+    } else if (!is_flat && flat_[group]) {
+      s_.groups[group].space = r_.value(r_.out(i)[0]).size_list();
+      flat_[group] = false;
+    }
+    s_.groups[group].instrs.push_back(at);
+    windows_[group] += static_cast<size_t>(i.n_in) + i.n_out;
+    for (int k = 0; k < i.n_in; ++k) {
+      if (r_.in(i)[k] != kNone) reads_[r_.value(r_.in(i)[k]).storage].push_back({r_.in(i)[k], group});
+    }
+    for (int k = 0; k < i.n_out; ++k) {
+      writes_[r_.value(r_.out(i)[k]).storage].push_back({r_.out(i)[k], group});
+    }
+  }
+
+  // A storage that only one fused group touches lives in its registers.
+  void mark_stored() {
+    s_.stored.assign(r_.storages.size(), 0);
+    for (uint32_t s : r_.survivors) s_.stored[s] = 1;
+    for (uint32_t s : r_.externals) s_.stored[s] = 1;
+    for (uint32_t s = 0; s < r_.storages.size(); ++s) {
+      uint32_t only = kNone;
+      for (const auto* list : {&reads_[s], &writes_[s]}) {
+        for (const Access& a : *list) {
+          if (!s_.groups[a.group].fused || (only != kNone && only != a.group)) s_.stored[s] = 1;
+          only = a.group;
+        }
+      }
+    }
+  }
+
+  const Recording& r_;
+  bool fuse_;
+  Schedule s_;
+  std::vector<std::vector<Access>> reads_, writes_;  // By storage.
+  std::vector<bool> flat_;                           // By group: all instructions are flat.
+  std::vector<size_t> windows_;
+};
+
+}  // namespace
+
+Schedule make_schedule(const Recording& r, bool fuse) { return Fuser(r, fuse).run(); }
+
+void verify_schedule(const Recording& r, const Schedule& s) {
+  std::vector<uint32_t> position(r.instrs.size(), kNone);
+  for (uint32_t g = 0; g < s.groups.size(); ++g) {
+    for (uint32_t i : s.groups[g].instrs) position[i] = g;
+  }
+  for (uint32_t b = 0; b < r.instrs.size(); ++b) {
+    if (position[b] == kNone) continue;
+    for (uint32_t a = 0; a < b; ++a) {
+      if (position[a] == kNone) continue;
+      const Instr &x = r.instrs[a], &y = r.instrs[b];
+      auto clash = [&](uint32_t v, uint32_t w) {
+        if (v == kNone || w == kNone || r.value(v).storage != r.value(w).storage) return;
+        const bool same = position[a] == position[b] && r.value(v).same_elements(r.value(w));
+        BRRR_CHECK(same || position[a] < position[b],
+                   "graph: schedule runs {} before {}, which it depends on", r.describe(y),
+                   r.describe(x));
+      };
+      for (int n = 0; n < x.n_out; ++n) {
+        for (int k = 0; k < y.n_in; ++k) clash(r.out(x)[n], r.in(y)[k]);
+        for (int k = 0; k < y.n_out; ++k) clash(r.out(x)[n], r.out(y)[k]);
+      }
+      for (int n = 0; n < x.n_in; ++n) {
+        for (int k = 0; k < y.n_out; ++k) clash(r.in(x)[n], r.out(y)[k]);
+      }
+    }
+  }
+}
+
+}  // namespace brrr::graph

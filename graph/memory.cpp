@@ -1,0 +1,173 @@
+// The arena: offline best fit of temporaries by lifetime.
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+#include "graph/schedule.h"
+
+namespace brrr::graph {
+
+namespace {
+
+constexpr int64_t kAlign = 64;
+int64_t aligned(size_t bytes) {
+  return (static_cast<int64_t>(bytes) + kAlign - 1) / kAlign * kAlign;
+}
+
+struct Block {
+  std::vector<uint32_t> storages;  // More than one: each is written in place over the one before.
+  int64_t bytes;
+  uint32_t first, last;
+  int64_t offset = -1;
+};
+
+void find_lives(const Recording& r, const Schedule& s, MemoryPlan& m) {
+  m.first.assign(r.storages.size(), kNone);
+  m.last.assign(r.storages.size(), 0);
+  for (uint32_t g = 0; g < s.groups.size(); ++g) {
+    for (uint32_t at : s.groups[g].instrs) {
+      const Instr& i = r.instrs[at];
+      for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+        if (r.operands[k] == kNone) continue;
+        const uint32_t st = r.value(r.operands[k]).storage;
+        m.first[st] = std::min(m.first[st], g);
+        m.last[st] = g;
+      }
+    }
+  }
+}
+
+bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
+  return r.storages[st].origin == Origin::Internal && s.stored[st] && m.first[st] != kNone &&
+         !r.survives(st);
+}
+
+// In group g every access to `st` is dense over the whole storage: element i at iteration i.
+bool elementwise(const Recording& r, const Group& g, uint32_t st) {
+  if (!g.fused) return false;
+  for (uint32_t at : g.instrs) {
+    const Instr& i = r.instrs[at];
+    const int64_t n = r.value(r.out(i)[0]).numel;
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (r.operands[k] == kNone) continue;
+      const Value& v = r.value(r.operands[k]);
+      if (v.storage != st) continue;
+      const int64_t held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
+      if (v.strided || v.numel != n || v.numel != held) return false;
+    }
+  }
+  return true;
+}
+
+// Chains of temporaries of one size where a pointwise group reads the last of one and writes the
+// first of the next.
+std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan& m) {
+  std::vector<Block> blocks;
+  std::vector<uint32_t> order;
+  for (uint32_t st = 0; st < r.storages.size(); ++st) {
+    if (planned(r, s, m, st)) order.push_back(st);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return m.first[a] < m.first[b]; });
+  for (uint32_t st : order) {
+    const uint32_t at = m.first[st];
+    const bool pointwise = elementwise(r, s.groups[at], st);
+    bool joined = false, candidate = false;
+    for (Block& b : blocks) {
+      const uint32_t before = b.storages.back();
+      if (!pointwise || b.last != at || m.first[before] == at) continue;
+      candidate = true;
+      if (r.storages[before].bytes != r.storages[st].bytes ||
+          !elementwise(r, s.groups[at], before)) {
+        continue;
+      }
+      b.storages.push_back(st);
+      b.last = m.last[st];
+      joined = true;
+      break;
+    }
+    m.in_place_candidates += candidate;
+    m.in_place += joined;
+    if (!joined) blocks.push_back({{st}, aligned(r.storages[st].bytes), at, m.last[st]});
+  }
+  return blocks;
+}
+
+// Places blocks in the given order, each into the tightest gap between those alive with it.
+int64_t place(std::vector<Block>& blocks, const std::vector<size_t>& order) {
+  std::vector<const Block*> placed;
+  int64_t top = 0;
+  for (size_t n : order) {
+    Block& b = blocks[n];
+    std::vector<std::pair<int64_t, int64_t>> taken;
+    for (const Block* o : placed) {
+      if (o->first <= b.last && b.first <= o->last) taken.emplace_back(o->offset, o->offset + o->bytes);
+    }
+    std::sort(taken.begin(), taken.end());
+    int64_t at = 0, best = -1, best_gap = INT64_MAX;
+    for (const auto& [from, to] : taken) {
+      if (from - at >= b.bytes && from - at < best_gap) {
+        best = at;
+        best_gap = from - at;
+      }
+      at = std::max(at, to);
+    }
+    b.offset = best >= 0 ? best : at;
+    top = std::max(top, b.offset + b.bytes);
+    placed.push_back(&b);
+  }
+  return top;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Recording& r, const Schedule& s) {
+  MemoryPlan m;
+  find_lives(r, s, m);
+  std::vector<Block> blocks = make_blocks(r, s, m);
+  std::vector<size_t> by_size(blocks.size()), by_time(blocks.size());
+  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  by_time = by_size;
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
+  const int64_t timely = place(blocks, by_time);
+  const int64_t sized = place(blocks, by_size);
+  m.arena_bytes = static_cast<size_t>(timely < sized ? place(blocks, by_time) : sized);
+  m.offset.assign(r.storages.size(), -1);
+  for (const Block& b : blocks) {
+    for (uint32_t st : b.storages) m.offset[st] = b.offset;
+  }
+  for (uint32_t g = 0; g < s.groups.size(); ++g) {
+    int64_t live = 0;
+    for (const Block& b : blocks) live += b.first <= g && g <= b.last ? b.bytes : 0;
+    m.lower_bound_bytes = std::max(m.lower_bound_bytes, static_cast<size_t>(live));
+  }
+  return m;
+}
+
+void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
+  std::vector<uint32_t> all;
+  for (uint32_t st = 0; st < r.storages.size(); ++st) {
+    if (!planned(r, s, m, st)) continue;
+    BRRR_CHECK(m.offset[st] >= 0 && m.offset[st] + aligned(r.storages[st].bytes) <=
+               static_cast<int64_t>(m.arena_bytes), "graph: storage {} lies outside the arena", st);
+    for (uint32_t o : all) {
+      const bool apart = m.offset[o] + aligned(r.storages[o].bytes) <= m.offset[st] ||
+                         m.offset[st] + aligned(r.storages[st].bytes) <= m.offset[o];
+      const bool in_place = m.offset[o] == m.offset[st] &&
+                            ((m.last[o] == m.first[st] &&
+                              elementwise(r, s.groups[m.first[st]], o) &&
+                              elementwise(r, s.groups[m.first[st]], st)) ||
+                             (m.last[st] == m.first[o] &&
+                              elementwise(r, s.groups[m.first[o]], o) &&
+                              elementwise(r, s.groups[m.first[o]], st)));
+      const bool at_once = m.first[o] <= m.last[st] && m.first[st] <= m.last[o];
+      BRRR_CHECK(apart || !at_once || in_place || r.storages[st].bytes == 0 ||
+                 r.storages[o].bytes == 0,
+                 "graph: storages {} and {} are live at once and overlap in the arena", o, st);
+    }
+    all.push_back(st);
+  }
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,338 @@
+// Comparing a pass with a recording, and the journal that makes a step atomic.
+#include "graph/pass.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/check.h"
+
+namespace brrr::graph {
+
+// --- storage table ----------------------------------------------------------------------------------
+
+void StorageTable::clear() {
+  ++epoch_;
+  count_ = 0;
+}
+
+uint32_t StorageTable::find(const Storage* s) const {
+  for (size_t i = home(s);; i = (i + 1) & (slots_.size() - 1)) {
+    const Slot& slot = slots_[i];
+    if (slot.epoch != epoch_) return kNone;
+    if (slot.key == s) return slot.number;
+  }
+}
+
+void StorageTable::insert(const Storage* s, uint32_t number) {
+  if (2 * ++count_ > slots_.size()) {
+    const auto old = std::move(slots_);
+    slots_.assign(2 * old.size(), {});
+    const uint32_t epoch = std::exchange(epoch_, 1);
+    count_ = 1;
+    for (const Slot& slot : old) {
+      if (slot.epoch == epoch) insert(slot.key, slot.number);
+    }
+  }
+  size_t i = home(s);
+  while (slots_[i].epoch == epoch_) i = (i + 1) & (slots_.size() - 1);
+  slots_[i] = {s, number, epoch_};
+}
+
+// --- life -------------------------------------------------------------------------------------------
+
+Pass::~Pass() { abort(); }
+
+void Pass::begin(const std::vector<const Recording*>& candidates) {
+  candidates_ = candidates;
+  cursor_ = 0;
+  vary_ = 0;
+  differences_.clear();
+  bound_.clear();
+  live_.clear();
+  control_.clear();
+  host_bytes_.clear();
+  grad_leaves_.clear();
+  written_.clear();
+  rng_before_ = rng_state();
+  fresh_ = Recording();
+  fresh_.paths.push_back("");
+  expected_ = candidates_.empty() ? nullptr : candidates_[0];
+  if (expected_) live_.reserve(expected_->storages.size());
+}
+
+void Pass::bind(const TensorImpl& t, int64_t relative) {
+  bound_.insert(t.storage, static_cast<uint32_t>(bindings_.size()));
+  t.storage->refs.retain();
+  bindings_.push_back({Ref<Storage>::adopt(t.storage), t.offset - relative});
+}
+
+// Takes back bindings made for a call that then did not match.
+void Pass::unbind(size_t count) {
+  if (bindings_.size() == count) return;
+  bindings_.resize(count);
+  bound_.clear();
+  for (size_t k = 0; k < count; ++k) {
+    bound_.insert(bindings_[k].storage.get(), static_cast<uint32_t>(k));
+  }
+}
+
+void Pass::release(std::vector<Binding>* keep) noexcept {
+  if (keep) keep->swap(bindings_);
+  bindings_.clear();
+  host_bytes_.clear();
+}
+
+void Pass::released(uint32_t slot) noexcept { live_[slot] = nullptr; }
+
+void Pass::forget_changes() noexcept {
+  changes_.clear();
+  cells_.clear();
+}
+
+void Pass::commit() noexcept {
+  for (Storage*& s : live_) {
+    if (s) s->pass = nullptr;
+    s = nullptr;
+  }
+  for (const Change& c : changes_) {
+    if (c.field == Field::Grad &&
+        std::find(grad_leaves_.begin(), grad_leaves_.end(), c.tensor) == grad_leaves_.end()) {
+      grad_leaves_.push_back(c.tensor);
+    }
+    if (c.field == Field::Version) written_.push_back(c.tensor);
+  }
+  forget_changes();
+}
+
+void Pass::abort() noexcept {
+  for (auto it = changes_.rbegin(); it != changes_.rend(); ++it) {
+    TensorImpl& t = *it->tensor;
+    switch (it->field) {
+      case Field::Grad: {
+        auto now = Ref<TensorImpl>::adopt(std::exchange(t.grad, it->grad.detach()));
+        break;
+      }
+      case Field::RequiresGrad:
+        t.flags = it->flags;
+        break;
+      case Field::History: {
+        auto now = Ref<Node>::adopt(std::exchange(t.grad_fn, it->grad_fn.detach()));
+        t.flags = it->flags;
+        t.output = it->output;
+        t.is_view = it->is_view;
+        break;
+      }
+      case Field::Version:
+        t.storage->version = it->version;
+        break;
+    }
+  }
+  for (auto it = cells_.rbegin(); it != cells_.rend(); ++it) it->first->value = it->second;
+  if (!changes_.empty() || !cells_.empty() || cursor_ > 0 || !fresh_.instrs.empty()) {
+    set_rng_state(rng_before_);
+  }
+  forget_changes();
+  const Recording& r = expected_ ? *expected_ : fresh_;
+  for (size_t k = 0; k < live_.size(); ++k) {
+    Storage* s = live_[k];
+    if (!s) continue;
+    s->lost = r.instrs[r.storages[k].maker].op->name;
+    s->pass = nullptr;
+    live_[k] = nullptr;
+  }
+  live_.clear();
+  cursor_ = 0;
+  fresh_ = Recording();
+  release(nullptr);
+}
+
+void Pass::journal(TensorImpl& t, Field f) {
+  changes_.push_back({f, Ref<TensorImpl>::share(&t), Ref<TensorImpl>::share(t.grad),
+                      Ref<Node>::share(t.grad_fn), t.flags, t.output, t.is_view,
+                      t.storage->version});
+}
+
+void Pass::journal(ControlCell& cell) {
+  cells_.emplace_back(Ref<ControlCell>::share(&cell), cell.value);
+}
+
+// --- comparing --------------------------------------------------------------------------------------
+
+bool Pass::match_external(const Value& v, uint32_t number, const TensorImpl& t) {
+  if (v.dtype != t.dtype || v.ndim != t.ndim) return false;
+  for (int i = 0; i < v.ndim; ++i) {
+    if (v.sizes[i] != t.sizes[i] || v.strides[i] != t.strides[i]) return false;
+  }
+  if (number < bindings_.size()) {
+    const Binding& b = bindings_[number];
+    return b.storage.get() == t.storage && t.offset - b.base == v.offset;
+  }
+  if (number != bindings_.size() || bound_.find(t.storage) != kNone ||
+      expected_->storages[v.storage].device != t.device) {
+    return false;
+  }
+  bind(t, v.offset);
+  return true;
+}
+
+bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
+  if (id == kNone || !t) return id == kNone && !t;
+  if (t->storage->pass == this) return t->value == id;
+  const Value& v = expected_->values[id];
+  const StorageInfo& s = expected_->storages[v.storage];
+  return s.origin == Origin::External && match_external(v, s.maker, *t);
+}
+
+bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
+  const Attrs &a = e.attrs, &b = c.attrs;
+  if (e.op != c.op || e.n_in != c.n_in || e.into != c.into || a.n != b.n || a.kinds != b.kinds ||
+      a.dtype != b.dtype || (b.dynamic & ~a.dynamic)) {
+    return false;
+  }
+  const uint16_t skip = a.dynamic | ignored_words;
+  for (int w = 0; w < a.n; ++w) {
+    if (a.v[w] != b.v[w] && !(skip >> w & 1)) return false;
+  }
+  if (c.n_in == 0 && a.device != b.device) return false;
+  const size_t bound = bindings_.size();
+  const uint32_t* in = expected_->in(e);
+  bool same = true;
+  for (int i = 0; i < c.n_in && same; ++i) same = match_operand(in[i], c.in[i]);
+  const uint32_t* out = expected_->out(e);
+  for (int k = 0; e.into && k < c.n_out && same; ++k) same = match_operand(out[k], c.out[k].impl());
+  if (!same) unbind(bound);
+  return same;
+}
+
+void Pass::take_outputs(const Instr& e, OpCall& c) {
+  for (uint16_t bits = e.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
+    control_.push_back(c.attrs.v[std::countr_zero(bits)]);
+  }
+  if (e.into) return;
+  const uint32_t* out = expected_->out(e);
+  for (int k = 0; k < e.n_out; ++k) {
+    const Value& v = expected_->values[out[k]];
+    const StorageInfo& info = expected_->storages[v.storage];
+    Storage* s = nullptr;
+    if (info.origin == Origin::Internal && info.maker == cursor_) {
+      s = placeholder_storage(v.storage, info);
+    } else {
+      const uint32_t* in = expected_->in(e);
+      int i = 0;
+      while (in[i] == kNone || expected_->values[in[i]].storage != v.storage) ++i;
+      s = c.in[i]->storage;
+      s->refs.retain();
+    }
+    c.out[k] = placeholder(v, out[k], s);
+  }
+}
+
+Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
+  Storage* s = new_storage(info.device, info.bytes);
+  s->pass = this;
+  s->slot = id;
+  if (live_.size() <= id) live_.resize(id + 1, nullptr);
+  live_[id] = s;
+  return s;
+}
+
+Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
+  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
+  new (&t->refs) RefCount;
+  t->dtype = v.dtype;
+  t->device = storage->device;
+  t->ndim = v.ndim;
+  t->flags = static_cast<uint8_t>((v.strided ? kStrided : 0) |
+                                  (storage->device.type == DeviceType::CPU ? 0 : kForeign));
+  t->output = 0;
+  t->is_view = false;
+  t->value = id;
+  // A view of an external counts from where its storage was bound.
+  t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
+  t->numel = v.numel;
+  t->storage = storage;
+  t->grad_fn = nullptr;
+  t->grad = nullptr;
+  for (int i = 0; i < v.ndim; ++i) {
+    t->sizes[i] = v.sizes[i];
+    t->strides[i] = v.strides[i];
+  }
+  return Tensor(Ref<TensorImpl>::adopt(t));
+}
+
+// The words of a pointwise call's floating scalars that alone differ; 0 if anything else does.
+uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
+  if (c.op->kind != OpKind::Pointwise || e.op != c.op || e.attrs.kinds != c.attrs.kinds) return 0;
+  uint16_t words = 0;
+  for (int i = 0, w = 0; i < c.n_in; ++i) {
+    const int kind = c.attrs.kind(i);
+    if (!kind) continue;
+    if (kind == 3 && e.attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
+    ++w;
+  }
+  return words && matches(e, c, words) ? words : 0;
+}
+
+void Pass::op(OpCall& c) {
+  if (expected_) {
+    if (cursor_ < expected_->instrs.size()) [[likely]] {
+      const Instr& e = expected_->instrs[cursor_];
+      if (matches(e, c)) [[likely]] {
+        take_outputs(e, c);
+        ++cursor_;
+        return;
+      }
+    }
+    if (switch_candidate(&c)) {
+      take_outputs(expected_->instrs[cursor_], c);
+      ++cursor_;
+      return;
+    }
+    begin_recording();
+  }
+  record(c);
+}
+
+// Another candidate with the same verified prefix that goes on as this pass does.
+bool Pass::switch_candidate(const OpCall* c) {
+  differences_.push_back(describe_difference(c));
+  const Recording* from = expected_;
+  for (const Recording* r : candidates_) {
+    if (r == from || r->instrs.size() < cursor_) continue;
+    if (cursor_ > 0 && r->prefix_hash[cursor_ - 1] != from->prefix_hash[cursor_ - 1]) continue;
+    expected_ = r;
+    if (c ? cursor_ < r->instrs.size() && matches(r->instrs[cursor_], *c)
+          : cursor_ == r->instrs.size() && survivors_match(*r)) {
+      return true;
+    }
+  }
+  expected_ = from;
+  if (c && cursor_ < from->instrs.size()) vary_ = varying_words(from->instrs[cursor_], *c);
+  return false;
+}
+
+bool Pass::survivors_match(const Recording& r) const {
+  size_t alive = 0;
+  for (const Storage* s : live_) alive += s != nullptr;
+  if (alive != r.survivors.size()) return false;
+  return std::all_of(r.survivors.begin(), r.survivors.end(),
+                     [&](uint32_t s) { return s < live_.size() && live_[s]; });
+}
+
+int Pass::finish() {
+  if (expected_) {
+    if ((cursor_ == expected_->instrs.size() && survivors_match(*expected_)) ||
+        switch_candidate(nullptr)) {
+      return static_cast<int>(std::find(candidates_.begin(), candidates_.end(), expected_) -
+                              candidates_.begin());
+    }
+    begin_recording();
+  }
+  for (size_t k = 0; k < live_.size(); ++k) {
+    if (live_[k]) fresh_.survivors.push_back(static_cast<uint32_t>(k));
+  }
+  fresh_.draws = rng_state().draw - rng_before_.draw;
+  return -1;
+}
+
+}  // namespace brrr::graph

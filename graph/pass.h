@@ -1,0 +1,126 @@
+#pragma once
+// One call of a step's function in metadata-only mode. Every op is compared with a recording while
+// one matches; from the first difference on, the same pass records. The function never runs twice.
+
+#include "core/context.h"
+#include "core/rng.h"
+#include "graph/recording.h"
+
+namespace brrr::graph {
+
+/// An external storage as a pass found it.
+struct Binding {
+  Ref<Storage> storage;
+  int64_t base = 0;  ///< Element offset of its first use; values' offsets count from here.
+};
+
+/// Storage -> external number, emptied in constant time. A pass fills it once per external.
+class StorageTable {
+ public:
+  void clear();
+  /// The number, or kNone.
+  uint32_t find(const Storage* s) const;
+  void insert(const Storage* s, uint32_t number);
+
+ private:
+  struct Slot {
+    const Storage* key = nullptr;
+    uint32_t number = 0, epoch = 0;
+  };
+  size_t home(const Storage* s) const {
+    return (reinterpret_cast<uintptr_t>(s) * 0x9e3779b97f4a7c15ull >> 32) & (slots_.size() - 1);
+  }
+  std::vector<Slot> slots_ = std::vector<Slot>(64);
+  uint32_t epoch_ = 1;
+  size_t count_ = 0;
+};
+
+class Pass final : public Recorder {
+ public:
+  Pass() = default;
+  ~Pass() override;
+
+  /// Starts a pass that compares with `candidates` (best first; they outlive the pass).
+  void begin(const std::vector<const Recording*>& candidates);
+  /// The function has returned: the index of the candidate that it matched, or -1 when
+  /// `recording()` is a new one.
+  int finish();
+  /// Undoes every metadata change. Placeholders that are still held become unreadable.
+  void abort() noexcept;
+  /// Survivors have their memory now: placeholders become ordinary tensors.
+  void commit() noexcept;
+  /// Lets go of the externals; `keep` takes them over if given.
+  void release(std::vector<Binding>* keep) noexcept;
+
+  // --- Recorder -----------------------------------------------------------------------------------
+  void op(OpCall& call) override;
+  Tensor host_data(const void* data, const Meta& meta) override;
+  void journal(TensorImpl& t, Field f) override;
+  void journal(ControlCell& cell) override;
+  void released(uint32_t slot) noexcept override;
+
+  Recording& recording() { return fresh_; }
+  const std::vector<Binding>& bindings() const { return bindings_; }
+  /// Dynamic attribute words in order of use.
+  const std::vector<int64_t>& control() const { return control_; }
+  /// Where the pass stopped matching, one for each candidate that was tried.
+  const std::vector<Difference>& differences() const { return differences_; }
+  /// The placeholder of a storage; null if it died.
+  Storage* live(uint32_t storage) const { return live_[storage]; }
+  /// Leaves whose grad field was assigned, each once, in order.
+  const std::vector<Ref<TensorImpl>>& grad_leaves() const { return grad_leaves_; }
+  /// Tensors that existed before the step and were written in place, once per write.
+  const std::vector<Ref<TensorImpl>>& written() const { return written_; }
+
+ private:
+  bool matches(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
+  bool match_operand(uint32_t id, const TensorImpl* t);
+  bool match_external(const Value& v, uint32_t number, const TensorImpl& t);
+  void take_outputs(const Instr& e, OpCall& c);
+  bool survivors_match(const Recording& r) const;
+  bool switch_candidate(const OpCall* c);
+  void begin_recording();
+  uint16_t varying_words(const Instr& e, const OpCall& c);
+  Difference describe_difference(const OpCall* c);
+  std::string describe_operand(uint32_t id, const TensorImpl* t) const;
+
+  void record(OpCall& c);
+  uint32_t operand_id(const TensorImpl* t);
+  uint32_t add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
+                     uint32_t storage);
+  uint32_t path_id();
+  void add_control(const OpCall& c, Instr& i);
+  Tensor placeholder(const Value& v, uint32_t id, Storage* storage);
+  Storage* placeholder_storage(uint32_t id, const StorageInfo& info);
+  void bind(const TensorImpl& t, int64_t relative);
+  void unbind(size_t count);
+  void forget_changes() noexcept;
+
+  std::vector<const Recording*> candidates_;
+  const Recording* expected_ = nullptr;  // Null while recording.
+  size_t cursor_ = 0;
+  Recording fresh_;
+  uint16_t vary_ = 0;  // Scalar words of the next recorded call that are known to vary.
+  std::vector<Difference> differences_;
+
+  std::vector<Binding> bindings_;  // By external number.
+  StorageTable bound_;
+  std::vector<Storage*> live_;     // By storage id; null for externals and the dead.
+  std::vector<int64_t> control_;
+  std::vector<Tensor> host_bytes_;
+  RngState rng_before_;
+
+  struct Change {
+    Field field;
+    Ref<TensorImpl> tensor, grad;
+    Ref<Node> grad_fn;
+    uint8_t flags, output;
+    bool is_view;
+    uint32_t version;
+  };
+  std::vector<Change> changes_;
+  std::vector<std::pair<Ref<ControlCell>, double>> cells_;
+  std::vector<Ref<TensorImpl>> grad_leaves_, written_;
+};
+
+}  // namespace brrr::graph

@@ -1,0 +1,212 @@
+// Building a plan and replaying it.
+#include "graph/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <map>
+
+#include "core/check.h"
+#include "graph/walker.h"
+
+namespace brrr::graph {
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point t) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
+}
+
+}  // namespace
+
+Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r_(r) {
+  auto t = std::chrono::steady_clock::now();
+  schedule_ = make_schedule(r, options.fuse);
+  stats.fuse_seconds += seconds_since(t);
+  t = std::chrono::steady_clock::now();
+  memory_ = plan_memory(r, schedule_);
+  stats.plan_seconds += seconds_since(t);
+#ifndef NDEBUG
+  verify_schedule(r, schedule_);
+  verify_memory(r, schedule_, memory_);
+#endif
+  make_bound_storages();
+  generate_kernels(stats);
+  needs_undo_ = fallible_after_write();
+}
+
+Plan::~Plan() {
+  launches_.clear();
+  if (module_) backend(DeviceType::CPU).unload(module_);
+}
+
+void Plan::make_bound_storages() {
+  bound_.resize(r_.storages.size());
+  external_item_.resize(r_.externals.size());
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    const StorageInfo& info = r_.storages[st];
+    if (!schedule_.stored[st]) continue;
+    bound_[st] = Ref<Storage>::adopt(new_storage(info.device, info.bytes));
+    bound_[st]->owned = false;
+  }
+  for (const Value& v : r_.values) {
+    const StorageInfo& info = r_.storages[v.storage];
+    if (info.origin == Origin::External) external_item_[info.maker] = itemsize(v.dtype);
+  }
+}
+
+void Plan::prepare_call(const Instr& i, Launch& l) {
+  l.call = std::make_unique<Call>(*i.op, i.n_in);
+  Call& c = *l.call;
+  auto tensor = [&](uint32_t id) {
+    const Value& v = r_.values[id];
+    Storage* s = bound_[v.storage].get();
+    s->refs.retain();
+    return c.keep.emplace_back(Ref<TensorImpl>::adopt(
+        new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
+  };
+  c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
+  c.call.attrs = i.attrs;
+  for (int k = 0; k < i.n_in; ++k) {
+    const uint32_t id = r_.in(i)[k];
+    c.in[static_cast<size_t>(k)] = id == kNone ? nullptr : tensor(id).impl();
+  }
+  c.call.into = i.into;
+  for (int k = 0; k < i.n_out; ++k) c.call.out[k] = tensor(r_.out(i)[k]);
+  i.op->infer(c.call);
+  uint32_t control = i.control;
+  for (uint16_t bits = i.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
+    c.dynamic.emplace_back(std::countr_zero(bits), control++);
+  }
+}
+
+void Plan::generate_kernels(StepStats& stats) {
+  std::map<std::string, std::string> names;  // Function text -> name: equal kernels are one.
+  std::vector<std::string> wanted;
+  for (const Group& g : schedule_.groups) {
+    Launch& l = launches_.emplace_back();
+    if (!g.fused) {
+      prepare_call(r_.instrs[g.instrs[0]], l);
+      wanted.emplace_back();
+      continue;
+    }
+    const KernelText text = generate(r_, g, schedule_);
+    l.extent = text.extent;
+    l.grain = text.grain;
+    l.first_argument = arguments_.size();
+    for (const KernelArgument& a : text.arguments) {
+      Patch p{arguments_.size(), a, 0};
+      if (a.value != kNone) {
+        const Value& v = r_.values[a.value];
+        p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
+        (memory_.offset[v.storage] >= 0 ? arena_patches_ : moving_).push_back(p);
+      } else {
+        moving_.push_back(p);
+      }
+      arguments_.push_back(nullptr);
+    }
+    const auto [it, fresh] = names.emplace(text.body, fmt::format("brrr_k{}", names.size()));
+    if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
+    wanted.push_back(it->second);
+  }
+  if (source_.empty()) return;
+  source_ = "using namespace brrr::vx;\n" + source_;
+  const Backend& b = backend(DeviceType::CPU);
+  module_ = b.build(source_, report_);
+  stats.build_seconds += report_.seconds;
+  stats.build_cached = report_.cached;
+  for (size_t k = 0; k < launches_.size(); ++k) {
+    if (launches_[k].call) continue;
+    void* fn = b.symbol(module_, wanted[k].c_str());
+    BRRR_CHECK(fn, "graph: the built module lacks {}", wanted[k]);
+    launches_[k].fn = reinterpret_cast<KernelFn>(fn);
+  }
+}
+
+// A step must be atomic: if something can still fail after externals have been written, their old
+// contents are kept until it is over.
+bool Plan::fallible_after_write() {
+  bool wrote = false, fallible = false;
+  std::vector<bool> seen(r_.externals.size());
+  for (const Group& g : schedule_.groups) {
+    for (uint32_t at : g.instrs) {
+      const Instr& i = r_.instrs[at];
+      const bool safe = g.fused || i.op->infallible || i.op->kind == OpKind::Pointwise;
+      fallible |= wrote && !safe;
+      for (int k = 0; k < i.n_out; ++k) {
+        const StorageInfo& s = r_.storages[r_.value(r_.out(i)[k]).storage];
+        if (s.origin == Origin::External) wrote = seen[s.maker] = true;
+      }
+    }
+  }
+  for (uint32_t k = 0; k < seen.size(); ++k) {
+    if (seen[k]) written_.push_back(k);
+  }
+  return fallible;
+}
+
+void Plan::bind(const std::vector<Binding>& bindings, const int64_t* control,
+                Storage* const* survivors, char* arena) {
+  for (size_t k = 0; k < bindings.size(); ++k) {
+    const Binding& b = bindings[k];
+    bound_[r_.externals[k]]->data =
+        static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
+  }
+  for (size_t k = 0; k < r_.survivors.size(); ++k) bound_[r_.survivors[k]]->data = survivors[k]->data;
+  if (arena != arena_) {
+    arena_ = arena;
+    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+      if (memory_.offset[st] >= 0) bound_[st]->data = arena + memory_.offset[st];
+    }
+    for (const Patch& p : arena_patches_) {
+      const uint32_t st = r_.values[p.from.value].storage;
+      arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
+    }
+  }
+  for (const Patch& p : moving_) {
+    if (p.from.value != kNone) {
+      const uint32_t st = r_.values[p.from.value].storage;
+      arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
+    } else {
+      arguments_[p.argument] =
+          const_cast<char*>(reinterpret_cast<const char*>(control + p.from.control));
+    }
+  }
+}
+
+void Plan::launch_all(const int64_t* control) {
+  for (Launch& l : launches_) {
+    if (l.call) {
+      for (const auto& [word, from] : l.call->dynamic) l.call->call.attrs.v[word] = control[from];
+      l.call->call.op->cpu(l.call->call);
+    } else if (l.extent <= l.grain) {
+      l.fn(arguments_.data() + l.first_argument, 0, l.extent);
+    } else {
+      char* const* arguments = arguments_.data() + l.first_argument;
+      parallel_for(l.extent, l.grain,
+                   [&](int64_t begin, int64_t end) { l.fn(arguments, begin, end); });
+    }
+  }
+}
+
+void Plan::run(const std::vector<Binding>& bindings, const int64_t* control,
+               Storage* const* survivors) {
+  for (size_t k = 0; k < r_.survivors.size(); ++k) {
+    if (!survivors[k]->data) allocate(*survivors[k]);
+  }
+  // The arena is borrowed for the replay: one piece of memory serves all entries and eager code.
+  auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
+  if (memory_.arena_bytes) allocate(*arena);
+  bind(bindings, control, survivors, static_cast<char*>(arena->data));
+  if (!needs_undo_) return launch_all(control);
+  UndoLog undo;
+  for (uint32_t k : written_) undo.save(*bindings[k].storage);
+  try {
+    launch_all(control);
+  } catch (...) {
+    undo.restore();
+    throw;
+  }
+}
+
+}  // namespace brrr::graph

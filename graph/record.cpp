@@ -1,0 +1,296 @@
+// The recording half of a pass.
+#include <algorithm>
+
+#include "core/check.h"
+#include "graph/pass.h"
+
+namespace brrr::graph {
+
+namespace {
+
+/// Bytes that the host made inside the step, as an instruction: its one dynamic word is their
+/// address, staged on every call, so they are never a constant.
+struct HostDataOp : OpDef {
+  HostDataOp() {
+    name = "host_data";
+    doc = "a tensor made from host memory inside a step";
+    infer = [](OpCall& c) {
+      OutMeta& m = c.meta[0];
+      m.dtype = static_cast<DType>(c.attrs.dtype);
+      m.device.type = static_cast<DeviceType>(c.attrs.device);
+      m.sizes = IntList(c.attrs.v + 1, static_cast<size_t>(c.attrs.n - 1));
+    };
+    cpu = [](OpCall& c) {
+      TensorImpl& t = *c.out[0].impl();
+      std::memcpy(t.data(), reinterpret_cast<const void*>(c.attrs.v[0]),
+                  static_cast<size_t>(t.numel) * itemsize(t.dtype));
+    };
+    register_row();
+  }
+};
+const HostDataOp host_data_row;
+
+uint64_t mix(uint64_t h, uint64_t x) {
+  h ^= x + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
+  return h * 0xff51afd7ed558ccdull ^ h >> 33;
+}
+
+uint64_t hash_instr(uint64_t h, const Recording& r, const Instr& i) {
+  h = mix(h, i.op->index);
+  h = mix(h, i.attrs.dynamic | uint64_t{i.attrs.kinds} << 16);
+  for (int w = 0; w < i.attrs.n; ++w) {
+    if (!(i.attrs.dynamic >> w & 1)) h = mix(h, static_cast<uint64_t>(i.attrs.v[w]));
+  }
+  for (int k = 0; k < i.n_in; ++k) h = mix(h, r.in(i)[k]);
+  for (int k = 0; k < i.n_out; ++k) {
+    const uint32_t id = r.out(i)[k];
+    const Value& v = r.values[id];
+    h = mix(h, id);
+    h = mix(h, v.storage | uint64_t{static_cast<uint8_t>(v.dtype)} << 32);
+    for (int d = 0; d < v.ndim; ++d) h = mix(mix(h, static_cast<uint64_t>(v.sizes[d])),
+                                            static_cast<uint64_t>(v.strides[d]));
+  }
+  // Externals' layouts are part of what was verified.
+  for (int k = 0; k < i.n_in; ++k) {
+    const uint32_t id = r.in(i)[k];
+    if (id == kNone) continue;
+    const Value& v = r.values[id];
+    h = mix(h, static_cast<uint64_t>(v.offset));
+    for (int d = 0; d < v.ndim; ++d) h = mix(h, static_cast<uint64_t>(v.sizes[d]));
+  }
+  return h;
+}
+
+}  // namespace
+
+Tensor Pass::host_data(const void* data, const Meta& meta) {
+  const size_t bytes = static_cast<size_t>(numel_of(meta.sizes)) * itemsize(meta.dtype);
+  Tensor copy = raw_empty({static_cast<int64_t>(bytes)}, kUInt8, kCPU);
+  std::memcpy(copy.impl()->data(), data, bytes);
+  OpCall c(host_data_row, nullptr, 0);
+  c.attrs.dynamic = 1;
+  c.cells[0] = nullptr;
+  c.attrs.push(static_cast<int64_t>(reinterpret_cast<intptr_t>(copy.impl()->data())));
+  for (int64_t s : meta.sizes) c.attrs.push(s);
+  c.attrs.set_dtype(meta.dtype);
+  c.attrs.device = static_cast<uint8_t>(meta.device.type);
+  host_bytes_.push_back(std::move(copy));
+  op(c);
+  return std::move(c.out[0]);
+}
+
+// Copies what has been verified of the expected recording; the pass goes on recording after it.
+void Pass::begin_recording() {
+  const Recording& r = *expected_;
+  fresh_ = Recording();
+  fresh_.instrs.assign(r.instrs.begin(), r.instrs.begin() + static_cast<int64_t>(cursor_));
+  fresh_.prefix_hash.assign(r.prefix_hash.begin(),
+                            r.prefix_hash.begin() + static_cast<int64_t>(cursor_));
+  fresh_.paths = r.paths;
+  fresh_.control.assign(r.control.begin(),
+                        r.control.begin() + static_cast<int64_t>(control_.size()));
+  uint32_t operands = 0, values = 0, storages = 0;
+  for (const Instr& i : fresh_.instrs) {
+    operands = std::max({operands, i.first_in + i.n_in, i.first_out + i.n_out});
+  }
+  fresh_.operands.assign(r.operands.begin(), r.operands.begin() + operands);
+  for (uint32_t id : fresh_.operands) {
+    if (id != kNone) values = std::max(values, id + 1);
+  }
+  fresh_.values.assign(r.values.begin(), r.values.begin() + values);
+  for (const Value& v : fresh_.values) storages = std::max(storages, v.storage + 1);
+  fresh_.storages.assign(r.storages.begin(), r.storages.begin() + storages);
+  fresh_.externals.assign(r.externals.begin(),
+                          r.externals.begin() + static_cast<int64_t>(bindings_.size()));
+  expected_ = nullptr;
+}
+
+uint32_t Pass::add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
+                         uint32_t storage) {
+  Value v{};
+  v.storage = storage;
+  v.dtype = dtype;
+  v.ndim = static_cast<uint8_t>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), v.sizes);
+  std::copy(strides.begin(), strides.end(), v.strides);
+  v.strided = !is_contiguous(v.sizes, v.strides, v.ndim);
+  v.offset = offset;
+  v.numel = numel_of(sizes);
+  fresh_.values.push_back(v);
+  return static_cast<uint32_t>(fresh_.values.size() - 1);
+}
+
+uint32_t Pass::operand_id(const TensorImpl* t) {
+  if (!t) return kNone;
+  if (t->storage->pass == this) return t->value;
+  uint32_t number = bound_.find(t->storage);
+  if (number == kNone) {
+    number = static_cast<uint32_t>(bindings_.size());
+    bind(*t, 0);
+    fresh_.externals.push_back(static_cast<uint32_t>(fresh_.storages.size()));
+    fresh_.storages.push_back({Origin::External, t->device, t->storage->bytes, number});
+  }
+  const uint32_t storage = fresh_.externals[number];
+  const int64_t offset = t->offset - bindings_[number].base;
+  for (uint32_t id = 0; id < fresh_.values.size(); ++id) {
+    const Value& v = fresh_.values[id];
+    if (v.storage == storage && v.offset == offset && v.ndim == t->ndim && v.dtype == t->dtype &&
+        std::equal(v.sizes, v.sizes + v.ndim, t->sizes) &&
+        std::equal(v.strides, v.strides + v.ndim, t->strides)) {
+      return id;
+    }
+  }
+  return add_value(t->dtype, t->size_list(), t->stride_list(), offset, storage);
+}
+
+uint32_t Pass::path_id() {
+  std::string path;
+  for (const Scope* s = context.scope; s; s = s->parent) {
+    if (s->name->empty()) continue;
+    path = path.empty() ? *s->name : *s->name + "." + path;
+  }
+  const auto it = std::find(fresh_.paths.begin(), fresh_.paths.end(), path);
+  if (it != fresh_.paths.end()) return static_cast<uint32_t>(it - fresh_.paths.begin());
+  fresh_.paths.push_back(path);
+  return static_cast<uint32_t>(fresh_.paths.size() - 1);
+}
+
+void Pass::add_control(const OpCall& c, Instr& i) {
+  i.control = static_cast<uint32_t>(control_.size());
+  for (int w = 0; w < c.attrs.n; ++w) {
+    if (!(i.attrs.dynamic >> w & 1)) continue;
+    ControlWord word;
+    if (c.attrs.dynamic >> w & 1) word.cell = Ref<ControlCell>::share(c.cells[w]);
+    if (word.cell && word.cell->kind == ControlCell::RngDraw) {
+      word.relative = c.attrs.v[w] - static_cast<int64_t>(rng_before_.draw);
+    }
+    fresh_.control.push_back(std::move(word));
+    control_.push_back(c.attrs.v[w]);
+  }
+}
+
+void Pass::record(OpCall& c) {
+  c.op->infer(c);
+  Instr i{};
+  i.op = c.op;
+  i.n_in = static_cast<uint16_t>(c.n_in);
+  i.n_out = c.n_out;
+  i.into = c.into;
+  i.path = path_id();
+  i.attrs = c.attrs;
+  i.attrs.dynamic |= std::exchange(vary_, 0);
+  const auto index = static_cast<uint32_t>(fresh_.instrs.size());
+  std::vector<uint32_t> ids;
+  for (int k = 0; k < c.n_in; ++k) ids.push_back(operand_id(c.in[k]));
+  for (int k = 0; c.into && k < c.n_out; ++k) ids.push_back(operand_id(c.out[k].impl()));
+  for (int k = 0; !c.into && k < c.n_out; ++k) {
+    const OutMeta& m = c.meta[k];
+    uint32_t storage;
+    int64_t offset = 0;
+    if (m.alias >= 0) {
+      storage = fresh_.values[ids[static_cast<size_t>(m.alias)]].storage;
+      const StorageInfo& info = fresh_.storages[storage];
+      offset = m.offset - (info.origin == Origin::External ? bindings_[info.maker].base : 0);
+    } else {
+      storage = static_cast<uint32_t>(fresh_.storages.size());
+      const size_t bytes = static_cast<size_t>(numel_of(m.sizes)) * itemsize(m.dtype);
+      fresh_.storages.push_back({Origin::Internal, m.device, bytes, index});
+    }
+    ids.push_back(add_value(m.dtype, m.sizes,
+                            m.alias >= 0 ? m.strides : contiguous_strides(m.sizes), offset,
+                            storage));
+  }
+  i.first_in = static_cast<uint32_t>(fresh_.operands.size());
+  i.first_out = i.first_in + i.n_in;
+  fresh_.operands.insert(fresh_.operands.end(), ids.begin(), ids.end());
+  add_control(c, i);
+  for (int k = 0; !c.into && k < c.n_out; ++k) {
+    const uint32_t id = fresh_.out(i)[k];
+    const Value& v = fresh_.values[id];
+    Storage* s;
+    if (c.meta[k].alias >= 0) {
+      s = c.in[c.meta[k].alias]->storage;
+      s->refs.retain();
+    } else {
+      s = placeholder_storage(v.storage, fresh_.storages[v.storage]);
+    }
+    c.out[k] = placeholder(v, id, s);
+  }
+  fresh_.instrs.push_back(i);
+  const uint64_t before = index ? fresh_.prefix_hash.back() : 0;
+  fresh_.prefix_hash.push_back(hash_instr(before, fresh_, i));
+}
+
+// --- words for people -------------------------------------------------------------------------------
+
+std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
+  const std::string found = t ? brrr::describe(t) : "a scalar";
+  if (id == kNone) return "expected a scalar, found " + found;
+  const Value& v = expected_->values[id];
+  std::string expected = fmt::format("{}{}", name(v.dtype), to_string(v.size_list()));
+  if (t && expected == found) {
+    return fmt::format("expected {} with strides {}, found strides {} or another tensor of that "
+                       "shape", expected, to_string(v.stride_list()), to_string(t->stride_list()));
+  }
+  return "expected " + expected + ", found " + found;
+}
+
+Difference Pass::describe_difference(const OpCall* c) {
+  Difference d;
+  d.at = cursor_;
+  if (cursor_ >= expected_->instrs.size()) {
+    d.field = c ? "length" : "results";
+    d.text = c ? fmt::format("the recording ends after {} ops, this call goes on with {}", cursor_,
+                             c->op->name)
+               : "other tensors outlive the step than when it was recorded";
+    return d;
+  }
+  const Instr& e = expected_->instrs[cursor_];
+  const std::string& path = expected_->paths[e.path];
+  const std::string where = fmt::format("op {} ({}{}{})", cursor_, path, path.empty() ? "" : ": ",
+                                        e.op->name);
+  if (!c) {
+    d.field = "length";
+    d.text = fmt::format("{}: this call ended before it", where);
+    return d;
+  }
+  if (e.op != c->op || e.into != c->into || e.n_in != c->n_in) {
+    d.field = "op";
+    d.text = fmt::format("{}: found {}{} instead", where, c->op->name, c->into ? "_" : "");
+    return d;
+  }
+  for (int w = 0; w < std::min(e.attrs.n, c->attrs.n); ++w) {
+    if (e.attrs.v[w] == c->attrs.v[w] || (e.attrs.dynamic >> w & 1)) continue;
+    d.field = fmt::format("attribute {}", w);
+    int seen = 0, kind = 2;
+    for (int i = 0; i < c->n_in && c->op->kind == OpKind::Pointwise; ++i) {
+      if (c->attrs.kind(i) && seen++ == w) kind = c->attrs.kind(i);
+    }
+    d.text = kind == 3 ? fmt::format("{}: scalar was {}, now {}", where, e.attrs.d(w), c->attrs.d(w))
+                       : fmt::format("{}: attribute {} was {}, now {}", where, w, e.attrs.v[w],
+                                     c->attrs.v[w]);
+    return d;
+  }
+  if (e.attrs.n != c->attrs.n || e.attrs.kinds != c->attrs.kinds ||
+      e.attrs.dtype != c->attrs.dtype || (c->attrs.dynamic & ~e.attrs.dynamic)) {
+    d.field = "attributes";
+    d.text = fmt::format("{}: other attributes", where);
+    return d;
+  }
+  const size_t bound = bindings_.size();
+  auto check = [&](uint32_t id, const TensorImpl* t, const std::string& role) {
+    if (!d.field.empty() || match_operand(id, t)) return;
+    d.field = role;
+    d.text = fmt::format("{}, {}: {}", where, role, describe_operand(id, t));
+  };
+  for (int i = 0; i < c->n_in; ++i) {
+    check(expected_->in(e)[i], c->in[i], fmt::format("operand {}", i));
+  }
+  for (int k = 0; c->into && k < c->n_out; ++k) {
+    check(expected_->out(e)[k], c->out[k].impl(), fmt::format("destination {}", k));
+  }
+  unbind(bound);
+  return d;
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,89 @@
+#pragma once
+// A recorded step: values, storages and instructions in flat arrays, ids into them. An instruction
+// is the tape's record of a call (op, operands, attributes) without the edges.
+
+#include <string>
+#include <vector>
+
+#include "core/op.h"
+
+namespace brrr::graph {
+
+inline constexpr uint32_t kNone = UINT32_MAX;
+
+/// A tensor of the step: a strided window on a storage.
+struct Value {
+  uint32_t storage;
+  DType dtype;
+  uint8_t ndim;
+  bool strided;       ///< Not contiguous.
+  int64_t offset;     ///< In elements; of externals relative to where their storage was first used.
+  int64_t numel;
+  int64_t sizes[kMaxDims];
+  int64_t strides[kMaxDims];
+
+  /// Same elements of the same storage in the same row-major order (shapes may differ).
+  bool same_elements(const Value& o) const;
+  IntList size_list() const { return {sizes, ndim}; }
+  IntList stride_list() const { return {strides, ndim}; }
+};
+
+/// Memory of the step.
+enum class Origin : uint8_t {
+  External,  ///< Existed before the step; bound anew on every call.
+  Internal,  ///< Made by an instruction.
+};
+struct StorageInfo {
+  Origin origin;
+  Device device;
+  size_t bytes;        ///< Of externals: what the first call's had.
+  uint32_t maker;      ///< Internal: the instruction that makes it. External: its number.
+};
+
+struct Instr {
+  const OpDef* op;
+  uint32_t first_in;   ///< Into Recording::operands; kNone entries are scalars.
+  uint32_t first_out;  ///< Into Recording::operands too: destinations when `into`, else new values.
+  uint16_t n_in;
+  uint8_t n_out;
+  bool into;
+  uint32_t path;       ///< Module path, into Recording::paths.
+  uint32_t control;    ///< First control word of the dynamic attributes.
+  Attrs attrs;
+};
+
+struct ControlWord {
+  Ref<ControlCell> cell;  ///< Null: host data or a number that was seen to vary.
+  int64_t relative = 0;   ///< Of draws: counted from the step's first.
+};
+
+struct Recording {
+  std::vector<Value> values;
+  std::vector<StorageInfo> storages;
+  std::vector<Instr> instrs;
+  std::vector<uint32_t> operands;
+  std::vector<uint64_t> prefix_hash;     ///< After each instruction.
+  std::vector<std::string> paths;        ///< Distinct module paths; [0] is "".
+  std::vector<ControlWord> control;
+  std::vector<uint32_t> externals;       ///< External number -> storage.
+  std::vector<uint32_t> survivors;       ///< Storages alive after the step, rising.
+  uint64_t draws = 0;                    ///< Numbers of the random stream that a step consumes.
+
+  const uint32_t* in(const Instr& i) const { return operands.data() + i.first_in; }
+  const uint32_t* out(const Instr& i) const { return operands.data() + i.first_out; }
+  const Value& value(uint32_t id) const { return values[id]; }
+  /// "%7 float32[32, 10]".
+  std::string describe(uint32_t value) const;
+  /// "mlp.fc1: relu(%3 ...) -> %4 ...".
+  std::string describe(const Instr& i) const;
+  bool survives(uint32_t storage) const;
+};
+
+/// Why a call did not match a recording, for people.
+struct Difference {
+  size_t at = 0;          ///< Instruction number.
+  std::string field;      ///< "op", "shape of operand 1", "attribute 0", "results", ...
+  std::string text;       ///< Expected and found, with the module path.
+};
+
+}  // namespace brrr::graph

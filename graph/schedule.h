@@ -1,0 +1,61 @@
+#pragma once
+// The compiler's passes: simplify -> fuse -> plan -> generate. Each is a function from what the
+// one before made; a schedule is a list of groups in an order that respects every dependence.
+
+#include <string>
+#include <vector>
+
+#include "graph/recording.h"
+
+namespace brrr::graph {
+
+/// One kernel launch: a run of pointwise instructions over one iteration space, or one instruction
+/// of another kind.
+struct Group {
+  bool fused = false;
+  std::vector<uint32_t> instrs;  ///< In program order.
+  IntList space;                 ///< Fused: the logical shape that all of them iterate over.
+};
+
+struct Schedule {
+  std::vector<Group> groups;
+  std::vector<uint8_t> stored;   ///< By storage: some group reads or keeps its memory.
+  size_t removed = 0;            ///< Instructions without effect.
+};
+
+/// Which instructions have an effect on a survivor or an external; views never do by themselves.
+std::vector<bool> live_instructions(const Recording& r);
+
+/// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
+Schedule make_schedule(const Recording& r, bool fuse);
+
+/// Where temporaries live in the arena.
+struct MemoryPlan {
+  std::vector<int64_t> offset;   ///< By storage; -1: not in the arena.
+  size_t arena_bytes = 0;
+  size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
+  size_t in_place = 0, in_place_candidates = 0;
+  std::vector<uint32_t> first, last;  ///< By storage: groups between which it is live.
+};
+MemoryPlan plan_memory(const Recording& r, const Schedule& s);
+
+/// Throws if two temporaries that are live at once overlap, or one is used outside its life.
+void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m);
+/// Throws if a group comes before something that it depends on.
+void verify_schedule(const Recording& r, const Schedule& s);
+
+/// An operand of a generated kernel: an address that is handed over at launch.
+struct KernelArgument {
+  uint32_t value = kNone;    ///< A window on a storage, or
+  uint32_t control = kNone;  ///< a control word.
+};
+/// Text of a fused group and what to launch it with.
+struct KernelText {
+  std::string body;                       ///< Function text after its name: "(char* const* a, ...".
+  std::vector<KernelArgument> arguments;
+  int64_t extent = 0;                     ///< Of the dim that a launch splits.
+  int64_t grain = 1;                      ///< Least part of it worth a thread.
+};
+KernelText generate(const Recording& r, const Group& g, const Schedule& s);
+
+}  // namespace brrr::graph

@@ -1,0 +1,310 @@
+// Calls of a step: which entry serves them, and how.
+#include "graph/step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "core/check.h"
+#include "graph/core.h"
+#include "ops/factory_ops.h"
+
+namespace brrr::graph {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
+
+constexpr int kAutoTrials = 20;
+
+struct RecorderScope {
+  explicit RecorderScope(Recorder* r) { context.recorder = r; }
+  ~RecorderScope() { context.recorder = nullptr; }
+};
+
+}  // namespace
+
+StepCore::StepCore(StepOptions options) : options_(options) {
+  BRRR_CHECK(options.max_entries >= 1, "step: max_entries is {}; at least 1 recording is needed",
+             options.max_entries);
+  BRRR_CHECK(options.verify_every >= 0, "step: verify_every is {}; give 0 for never",
+             options.verify_every);
+}
+
+std::unique_ptr<Session> StepCore::take_session() {
+  std::lock_guard lock(mutex_);
+  std::unique_ptr<Session> s;
+  if (sessions_.empty()) {
+    s = std::make_unique<Session>();
+  } else {
+    s = std::move(sessions_.back());
+    sessions_.pop_back();
+  }
+  ++stats_.calls;
+  s->entries = entries_;
+  s->candidates.clear();
+  for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
+  s->results.clear();
+  return s;
+}
+
+void StepCore::give_session(std::unique_ptr<Session> s) {
+  std::lock_guard lock(mutex_);
+  sessions_.push_back(std::move(s));
+}
+
+bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
+                   std::vector<Tensor>& frozen) {
+  // A step inside a step is inlined into the outer recording.
+  if (options_.mode == Mode::Eager || context.recorder) {
+    ResultList ignored;
+    body(ctx, ignored);
+    return false;
+  }
+  if (is_frozen_ && run_frozen(args, n, frozen)) return true;
+  auto s = take_session();
+  const auto begin = Clock::now();
+  s->pass.begin(s->candidates);
+  try {
+    {
+      RecorderScope scope(&s->pass);
+      body(ctx, s->results);
+    }
+    bool transient = false;
+    const std::shared_ptr<Entry> e = settle(*s, seconds_since(begin), transient);
+    execute(*e, *s, transient);
+    remember(e, *s, args, n);
+  } catch (...) {
+    s->pass.abort();
+    give_session(std::move(s));
+    throw;
+  }
+  give_session(std::move(s));
+  return false;
+}
+
+// The entry of this call: a verified one, or a new one.
+std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transient) {
+  const int match = s.pass.finish();
+  std::lock_guard lock(mutex_);
+  if (match >= 0) {
+    const auto e = s.entries[static_cast<size_t>(match)];
+    const auto at = std::find(entries_.begin(), entries_.end(), e);
+    if (at != entries_.end()) std::rotate(entries_.begin(), at, at + 1);
+    return e;
+  }
+  const std::vector<Difference>& all = s.pass.differences();
+  std::string why;
+  if (!all.empty()) {
+    // The closest recording is the one that matched longest.
+    const auto& d = *std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
+      return a.at < b.at;
+    });
+    why = fmt::format("{} differs: {}", d.field, d.text);
+  }
+  BRRR_CHECK(entries_.empty() || options_.on_new_entry != Policy::Error,
+             "step: this call matches no recording and on_new_entry is Error: {}", why);
+  auto e = std::make_shared<Entry>();
+  e->recording = std::move(s.pass.recording());
+  ++stats_.recordings;
+  stats_.record_seconds += seconds;
+  if (!why.empty()) {
+    stats_.last_difference = why;
+    const std::string line = "new recording: " + why;
+    if (log_.size() < 64 && std::find(log_.begin(), log_.end(), line) == log_.end()) {
+      log_.push_back(line);
+    }
+  }
+  transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
+  if (transient) return e;
+  entries_.insert(entries_.begin(), e);
+  if (entries_.size() > static_cast<size_t>(options_.max_entries)) {
+    entries_.pop_back();
+    ++stats_.evictions;
+  }
+  return e;
+}
+
+void StepCore::note_fallback(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  ++stats_.fallbacks;
+  stats_.last_fallback = why;
+  const std::string line = "fallback to the reference walker: " + why;
+  if (std::find(log_.begin(), log_.end(), line) != log_.end()) return;
+  log_.push_back(line);
+  std::fprintf(stderr, "brrr: step: %s\n", line.c_str());
+}
+
+void StepCore::build(Entry& e) {
+  StepStats part;
+  try {
+    e.plan = std::make_unique<Plan>(e.recording, options_, part);
+  } catch (const Error& error) {
+    e.failure = error.what();
+  }
+  std::lock_guard lock(mutex_);
+  stats_.fuse_seconds += part.fuse_seconds;
+  stats_.plan_seconds += part.plan_seconds;
+  stats_.build_seconds += part.build_seconds;
+  stats_.build_cached = part.build_cached;
+}
+
+// Whether this call is a replay. Kernels are built on an entry's second call, because many entries
+// never see one.
+bool StepCore::choose_plan(Entry& e, bool transient) {
+  if (options_.check_numerics) return false;
+  if (transient) {
+    note_fallback("a new shape of the step runs eagerly (on_new_entry is Eager): " +
+                  stats_.last_difference);
+    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", stats_.last_fallback);
+    return false;
+  }
+  if (!e.plan && e.failure.empty() && (e.calls > 0 || options_.build_at_first_call)) build(e);
+  if (!e.failure.empty()) {
+    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", e.failure);
+    note_fallback(e.failure);
+    return false;
+  }
+  if (!e.plan) return false;
+  if (options_.mode != Mode::Auto) return true;
+  return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
+}
+
+void StepCore::execute(Entry& e, Session& s, bool transient) {
+  std::lock_guard lock(e.mutex);
+  const Recording& r = e.recording;
+  s.survivors.clear();
+  for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
+  const bool replay = choose_plan(e, transient);
+  const auto begin = Clock::now();
+  if (replay) {
+    ++e.replays;
+    if (options_.verify_every && e.replays % static_cast<uint64_t>(options_.verify_every) == 0) {
+      verify(e, s);
+    } else {
+      e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
+    }
+  } else {
+    auto made = walk(r, s.pass.bindings(), s.pass.control(), {options_.check_numerics});
+    for (size_t k = 0; k < made.size(); ++k) {
+      s.survivors[k]->data = std::exchange(made[k]->data, nullptr);
+      s.survivors[k]->bytes = made[k]->bytes;
+    }
+  }
+  if (options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials) {
+    double& best = replay ? e.replay_seconds : e.walk_seconds;
+    const double now = seconds_since(begin);
+    best = best == 0 ? now : std::min(best, now);
+    if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
+  }
+  ++e.calls;
+  std::lock_guard stats_lock(mutex_);
+  stats_.replays += replay;
+  stats_.ops_per_replay = r.instrs.size();
+  if (!e.plan) return;
+  const auto& groups = e.plan->schedule().groups;
+  stats_.kernels_per_replay = groups.size();
+  stats_.fused_kernels = static_cast<uint64_t>(
+      std::count_if(groups.begin(), groups.end(), [](const Group& g) { return g.fused; }));
+  stats_.arena_bytes = e.plan->memory().arena_bytes;
+  stats_.lower_bound_bytes = e.plan->memory().lower_bound_bytes;
+  stats_.in_place = e.plan->memory().in_place;
+  stats_.in_place_candidates = e.plan->memory().in_place_candidates;
+}
+
+// --- verification -----------------------------------------------------------------------------------
+
+// The first element where two storages of dtype `t` differ (two NaNs are equal), or -1.
+static int64_t first_difference(DType t, const void* a, const void* b, size_t bytes) {
+  if (std::memcmp(a, b, bytes) == 0) return -1;
+  const size_t item = itemsize(t);
+  for (size_t i = 0; i < bytes / item; ++i) {
+    const char* x = static_cast<const char*>(a) + i * item;
+    const char* y = static_cast<const char*>(b) + i * item;
+    if (std::memcmp(x, y, item) == 0) continue;
+    if (t == kFloat32 && std::isnan(*reinterpret_cast<const float*>(x)) &&
+        std::isnan(*reinterpret_cast<const float*>(y))) {
+      continue;
+    }
+    if (t == kFloat64 && std::isnan(*reinterpret_cast<const double*>(x)) &&
+        std::isnan(*reinterpret_cast<const double*>(y))) {
+      continue;
+    }
+    return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+// A replay beside an eager run on cloned state; outputs are poisoned first.
+void StepCore::verify(Entry& e, Session& s) {
+  const Recording& r = e.recording;
+  std::vector<Binding> cloned;
+  for (const Binding& b : s.pass.bindings()) {
+    auto copy = Ref<Storage>::adopt(new_storage(b.storage->device, b.storage->bytes));
+    allocate(*copy);
+    std::memcpy(copy->data, b.storage->data, b.storage->bytes);
+    cloned.push_back({std::move(copy), b.base});
+  }
+  const auto shadow = walk(r, cloned, s.pass.control());
+  for (Storage* out : s.survivors) {
+    allocate(*out);
+    std::memset(out->data, 0xff, out->bytes);
+  }
+  e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
+  auto compare = [&](uint32_t storage, const Storage& got, const Storage& expected) {
+    for (uint32_t id = 0; id < r.values.size(); ++id) {
+      if (r.values[id].storage != storage) continue;
+      const int64_t at = first_difference(r.values[id].dtype, got.data, expected.data, got.bytes);
+      BRRR_CHECK(at < 0, "step: verify_every: replay and eager differ in {} of {}, element {}",
+                 r.describe(id), r.storages[storage].origin == Origin::External ? "an input or state"
+                 : r.instrs[r.storages[storage].maker].op->name, at);
+      return;
+    }
+  };
+  for (size_t k = 0; k < shadow.size(); ++k) compare(r.survivors[k], *s.survivors[k], *shadow[k]);
+  for (size_t k = 0; k < cloned.size(); ++k) {
+    compare(r.externals[k], *s.pass.bindings()[k].storage, *cloned[k].storage);
+  }
+  std::lock_guard lock(mutex_);
+  ++stats_.verified;
+}
+
+StepStats StepCore::stats() {
+  std::lock_guard lock(mutex_);
+  stats_.entries = entries_.size();
+  return stats_;
+}
+
+Tensor StepCore::input(int index, const IntList& sizes, DType dtype) {
+  BRRR_CHECK(index >= 0, "step.input: argument {} does not exist", index);
+  std::lock_guard lock(mutex_);
+  for (const auto& [i, t] : inputs_) {
+    if (i == index && t.sizes() == sizes && t.dtype() == dtype) return t;
+  }
+  inputs_.emplace_back(index, zeros(sizes, dtype));
+  return inputs_.back().second;
+}
+
+// --- the handle -------------------------------------------------------------------------------------
+
+StepHandle::StepHandle(StepOptions options) : core_(std::make_unique<StepCore>(options)) {}
+StepHandle::~StepHandle() = default;
+StepHandle::StepHandle(StepHandle&&) noexcept = default;
+StepHandle& StepHandle::operator=(StepHandle&&) noexcept = default;
+bool StepHandle::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
+                     void* ctx, std::vector<Tensor>& frozen) {
+  return core_->run(args, n, body, ctx, frozen);
+}
+void StepHandle::freeze() { core_->freeze(); }
+StepStats StepHandle::stats() const { return core_->stats(); }
+std::string StepHandle::explain() const { return core_->explain(); }
+std::string StepHandle::dot() const { return core_->dot(); }
+Tensor StepHandle::input(int index, const IntList& sizes, DType dtype) {
+  return core_->input(index, sizes, dtype);
+}
+
+}  // namespace brrr::graph

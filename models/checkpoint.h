@@ -1,0 +1,30 @@
+#pragma once
+// A whole training run in one safetensors file: it goes on to the last bit.
+
+#include <string>
+
+#include "models/data.h"
+#include "models/module.h"
+#include "models/safetensors.h"
+#include "models/schedule.h"
+
+namespace brrr {
+
+/// What a run consists of; parts that it does not have stay null.
+struct TrainingState {
+  models::Module* model = nullptr;
+  optim::Optimizer* optimizer = nullptr;
+  optim::Schedule* schedule = nullptr;
+  data::Loader* loader = nullptr;
+  int64_t step = 0;
+  Metadata metadata;  ///< The program's own notes, e.g. the model's sizes.
+};
+
+/// Writes all parts, and the random stream, as save() does. In the file the model's tensors are
+/// called "model.<name>", the others "optimizer.", "schedule." and "loader.".
+void save_checkpoint(const std::string& path, const TrainingState& state);
+/// Restores all parts that are not null, `step`, `metadata` and the random stream. The file must
+/// hold what they need, which is checked before anything changes.
+void load_checkpoint(const std::string& path, TrainingState& state);
+
+}  // namespace brrr

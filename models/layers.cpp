@@ -1,0 +1,56 @@
+#include "models/layers.h"
+
+#include <cmath>
+
+#include "core/check.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
+#include "ops/nn_ops.h"
+#include "ops/pointwise_ops.h"
+
+namespace brrr::models {
+
+// PyTorch's default, kaiming_uniform_ with a = sqrt(5), comes to the same bound.
+static Tensor uniform(const IntList& sizes, double bound) {
+  NoGradGuard guard;
+  return rand(sizes) * (2 * bound) - bound;
+}
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias) {
+  BRRR_CHECK(in > 0 && out > 0, "Linear: sizes must be positive, got {} and {}", in, out);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
+  weight = register_parameter("weight", uniform({out, in}, bound));
+  if (with_bias) bias = register_parameter("bias", uniform({out}, bound));
+}
+
+Tensor Linear::forward(const Tensor& x) { return linear(x, weight, bias); }
+
+Embedding::Embedding(int64_t n, int64_t width) {
+  BRRR_CHECK(n > 0 && width > 0, "Embedding: sizes must be positive, got {} and {}", n, width);
+  weight = register_parameter("weight", randn({n, width}));
+}
+
+Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
+
+LayerNorm::LayerNorm(const IntList& normalized, double eps) : normalized_(normalized), eps_(eps) {
+  weight = register_parameter("weight", ones(normalized));
+  bias = register_parameter("bias", zeros(normalized));
+}
+
+Tensor LayerNorm::forward(const Tensor& x) {
+  return layer_norm(x, normalized_, weight, bias, eps_);
+}
+
+RMSNorm::RMSNorm(const IntList& normalized, double eps) : normalized_(normalized), eps_(eps) {
+  weight = register_parameter("weight", ones(normalized));
+}
+
+Tensor RMSNorm::forward(const Tensor& x) { return rms_norm(x, normalized_, weight, eps_); }
+
+Dropout::Dropout(double p) : p_(p) {
+  BRRR_CHECK(p >= 0 && p < 1, "Dropout: p must be in [0, 1), got {}", p);
+}
+
+Tensor Dropout::forward(const Tensor& x) { return dropout(x, p_, is_training()); }
+
+}  // namespace brrr::models

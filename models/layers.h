@@ -1,0 +1,61 @@
+#pragma once
+// Layers: modules around one op. Weights have PyTorch's layout and initial distribution.
+
+#include "models/module.h"
+
+namespace brrr::models {
+
+/// x W^T + b over the last dim: [.., in] -> [.., out]. Weight [out, in] and bias [out] start
+/// uniform in +-1/sqrt(in).
+class Linear : public Module {
+ public:
+  Linear(int64_t in, int64_t out, bool bias = true);
+  Tensor forward(const Tensor& x) override;
+  Tensor weight, bias;  ///< bias is undefined without one.
+};
+
+/// Rows of a table [n, width] by int64 ids: [..] -> [.., width]. Starts standard normal.
+class Embedding : public Module {
+ public:
+  Embedding(int64_t n, int64_t width);
+  Tensor forward(const Tensor& ids) override;
+  Tensor weight;
+};
+
+/// Normalises over the trailing dims `normalized` (one size, or IntList{2, 3}), then scales and
+/// shifts (Ba et al., 2016).
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(const IntList& normalized, double eps = 1e-5);
+  Tensor forward(const Tensor& x) override;
+  Tensor weight, bias;
+
+ private:
+  IntList normalized_;
+  double eps_;
+};
+
+/// Divides by the root mean square over the trailing dims, then scales (Zhang and Sennrich, 2019).
+class RMSNorm : public Module {
+ public:
+  explicit RMSNorm(const IntList& normalized, double eps = 1e-5);
+  Tensor forward(const Tensor& x) override;
+  Tensor weight;
+
+ private:
+  IntList normalized_;
+  double eps_;
+};
+
+/// While training, zeroes elements with probability p and scales the rest by 1 / (1 - p).
+class Dropout : public Module {
+ public:
+  explicit Dropout(double p = 0.5);
+  Tensor forward(const Tensor& x) override;
+  double p() const { return p_; }
+
+ private:
+  double p_;
+};
+
+}  // namespace brrr::models

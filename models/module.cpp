@@ -1,0 +1,191 @@
+#include "models/module.h"
+
+#include <set>
+
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr::models {
+
+namespace {
+
+// Puts a module's name on the path for as long as its forward runs.
+class ScopeGuard {
+ public:
+  explicit ScopeGuard(const std::string& name) : scope_{&name, context.scope} {
+    context.scope = &scope_;
+  }
+  ~ScopeGuard() { context.scope = scope_.parent; }
+  ScopeGuard(const ScopeGuard&) = delete;
+  ScopeGuard& operator=(const ScopeGuard&) = delete;
+
+ private:
+  Scope scope_;
+};
+
+// Exchanges what a tensor holds, so that all handles see it. The version goes up, so that a tape
+// that saved the old values says so instead of using the new ones.
+void replace_data(const Tensor& t, const Tensor& with) {
+  TensorImpl& to = *t.impl();
+  const TensorImpl& from = *with.impl();
+  from.storage->version = to.storage->version + 1;
+  from.storage->refs.retain();
+  Storage* old = std::exchange(to.storage, from.storage);
+  to.dtype = from.dtype;
+  to.device = from.device;
+  to.offset = from.offset;
+  to.flags = static_cast<uint8_t>((to.flags & kRequiresGrad) | (from.flags & ~kRequiresGrad));
+  std::copy_n(from.strides, from.ndim, to.strides);
+  if (old->refs.release()) destroy(old);
+}
+
+}  // namespace
+
+Tensor Module::forward(const Tensor&) {
+  fail("forward: the module \"{}\" has no forward of one tensor; override it or call its own "
+       "members", name_);
+}
+
+Tensor Module::operator()(const Tensor& x) {
+  if (name_.empty()) return forward(x);
+  ScopeGuard guard(name_);
+  return forward(x);
+}
+
+void Module::check_name(const char* what, const std::string& name) const {
+  BRRR_CHECK(!name.empty() && name.find('.') == std::string::npos,
+             "{}: \"{}\" is no name; give one that is not empty and has no dots", what, name);
+  bool taken = false;
+  for (const Entry& e : entries_) taken |= e.name == name;
+  for (const auto& [child, module] : children_) taken |= child == name;
+  BRRR_CHECK(!taken, "{}: \"{}\" is registered already; give each part a name of its own", what,
+             name);
+}
+
+void Module::register_module(const std::string& name, Module& child) {
+  check_name("register_module", name);
+  bool cycle = &child == this;
+  child.visit("", [&](const std::string&, const Module& m, const Entry*) { cycle |= &m == this; });
+  BRRR_CHECK(!cycle, "register_module: \"{}\" contains the module it is to become a part of", name);
+  children_.emplace_back(name, &child);
+  child.name_ = name;
+}
+
+Tensor Module::register_parameter(const std::string& name, const Tensor& t) {
+  check_name("register_parameter", name);
+  BRRR_CHECK(t.defined(), "register_parameter: \"{}\" is undefined", name);
+  t.set_requires_grad(true);
+  entries_.push_back({name, t, false});
+  return t;
+}
+
+Tensor Module::register_buffer(const std::string& name, const Tensor& t) {
+  check_name("register_buffer", name);
+  BRRR_CHECK(t.defined() && !t.requires_grad(),
+             "register_buffer: \"{}\" must be a tensor that does not require grad", name);
+  entries_.push_back({name, t, true});
+  return t;
+}
+
+// Calls f(path, module, null) for each module and f(path, module, entry) for each of its tensors.
+template <class F>
+void Module::visit(const std::string& path, const F& f) const {
+  f(path, *this, nullptr);
+  for (const Entry& e : entries_) f(path + e.name, *this, &e);
+  for (const auto& [name, child] : children_) child->visit(path + name + ".", f);
+}
+
+std::vector<NamedTensor> Module::named_parameters() const {
+  std::vector<NamedTensor> all;
+  std::set<TensorImpl*> seen;  // A tied parameter counts once.
+  visit("", [&](const std::string& path, const Module&, const Entry* e) {
+    if (e && !e->buffer && seen.insert(e->tensor.impl()).second) all.emplace_back(path, e->tensor);
+  });
+  return all;
+}
+
+std::vector<Tensor> Module::parameters() const {
+  std::vector<Tensor> all;
+  for (auto& [name, t] : named_parameters()) all.push_back(t);
+  return all;
+}
+
+std::vector<NamedTensor> Module::named_buffers() const {
+  std::vector<NamedTensor> all;
+  visit("", [&](const std::string& path, const Module&, const Entry* e) {
+    if (e && e->buffer) all.emplace_back(path, e->tensor);
+  });
+  return all;
+}
+
+std::vector<NamedTensor> Module::state() const {
+  std::vector<NamedTensor> all;
+  visit("", [&](const std::string& path, const Module&, const Entry* e) {
+    if (e) all.emplace_back(path, e->tensor);
+  });
+  return all;
+}
+
+int64_t Module::num_parameters() const {
+  int64_t n = 0;
+  for (const Tensor& t : parameters()) n += t.numel();
+  return n;
+}
+
+void Module::zero_grad() const {
+  for (const Tensor& t : parameters()) t.set_grad({});
+}
+
+void Module::train(bool on) {
+  if (training_ != on) bump_settings_epoch();
+  training_ = on;
+  for (auto& [name, child] : children_) child->train(on);
+}
+
+// All conversions are made before the first tensor changes, so that running out of memory does not
+// leave half a model behind.
+template <class F>
+void Module::convert(const char* what, const F& f) const {
+  check_host_access(what, nullptr);
+  NoGradGuard guard;
+  struct Work {
+    Tensor target, data, grad;
+  };
+  std::vector<Work> work;
+  std::set<TensorImpl*> seen;
+  for (const auto& [name, t] : state()) {
+    if (!seen.insert(t.impl()).second) continue;
+    Tensor data = f(t.detach());
+    if (data.dtype() == t.dtype() && data.device() == t.device()) continue;
+    work.push_back({t, data, t.grad().defined() ? f(t.grad()) : Tensor()});
+  }
+  if (!work.empty()) bump_settings_epoch();
+  for (const Work& w : work) {
+    w.target.set_grad({});
+    replace_data(w.target, w.data);
+    w.target.set_grad(w.grad);
+  }
+}
+
+void Module::to(Device device) {
+  convert("Module::to", [&](const Tensor& t) { return t.to(device); });
+}
+
+void Module::to(DType dtype) {
+  BRRR_CHECK(is_floating(dtype), "Module::to: parameters are floating, not {}", brrr::name(dtype));
+  convert("Module::to",
+          [&](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
+}
+
+StateDict Module::state_dict() const { return detached(state()); }
+
+void Module::check_state_dict(const StateDict& dict, bool strict) const {
+  check_state("load_state_dict", state(), dict, strict);
+}
+
+void Module::load_state_dict(const StateDict& dict, bool strict) const {
+  check_state_dict(dict, strict);
+  copy_state(state(), dict);
+}
+
+}  // namespace brrr::models

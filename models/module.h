@@ -1,0 +1,79 @@
+#pragma once
+// Module: parameters, buffers and submodules under names.
+
+#include <string>
+#include <vector>
+
+#include "models/state_dict.h"
+
+namespace brrr::models {
+
+/// The base of every layer and model. Members register themselves under names, which then appear in
+/// checkpoints ("fc1.weight") and in profiles. Neither copied nor moved, because a parent points to
+/// its children.
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// The computation. Models of several inputs add members of their own instead.
+  virtual Tensor forward(const Tensor& x);
+  /// forward, with the module's name on everything it computes.
+  Tensor operator()(const Tensor& x);
+
+  /// Makes `child` a part of this module, which it must outlive. Names are unique and have no dots.
+  void register_module(const std::string& name, Module& child);
+  /// Makes `t`, a floating leaf, a parameter that requires grad; returns it.
+  Tensor register_parameter(const std::string& name, const Tensor& t);
+  /// A tensor that belongs to the state but is not trained; returns it.
+  Tensor register_buffer(const std::string& name, const Tensor& t);
+
+  /// Each parameter once, in the order of registration, parents before children.
+  std::vector<Tensor> parameters() const;
+  std::vector<NamedTensor> named_parameters() const;
+  std::vector<NamedTensor> named_buffers() const;
+  int64_t num_parameters() const;
+  void zero_grad() const;
+
+  /// Switches dropout and the like, here and in all children.
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return training_; }
+
+  /// Moves or converts parameters, buffers and gradients. Handles stay valid, but an optimiser
+  /// keeps its state where it was: make it afterwards. A dtype applies to floating tensors only.
+  void to(Device device);
+  void to(DType dtype);
+
+  /// Parameters and buffers; the handles share memory with the module.
+  StateDict state_dict() const;
+  /// Throws what load_state_dict would throw.
+  void check_state_dict(const StateDict& dict, bool strict = true) const;
+  /// Copies the values in. Names, shapes and dtypes are checked before anything changes.
+  void load_state_dict(const StateDict& dict, bool strict = true) const;
+
+  /// The name in the parent; empty for a root.
+  const std::string& name() const { return name_; }
+
+ private:
+  struct Entry {
+    std::string name;
+    Tensor tensor;
+    bool buffer;
+  };
+  template <class F>
+  void visit(const std::string& path, const F& f) const;
+  template <class F>
+  void convert(const char* what, const F& f) const;
+  std::vector<NamedTensor> state() const;
+  void check_name(const char* what, const std::string& name) const;
+
+  std::string name_;
+  bool training_ = true;
+  std::vector<Entry> entries_;
+  std::vector<std::pair<std::string, Module*>> children_;
+};
+
+}  // namespace brrr::models

@@ -1,0 +1,189 @@
+#include "models/optim.h"
+
+#include <cmath>
+#include <set>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
+#include "ops/pointwise_ops.h"
+
+namespace brrr::optim {
+
+// --- the base -----------------------------------------------------------------------------------
+
+static void check_number(const char* who, const char* what, double v) {
+  BRRR_CHECK(std::isfinite(v) && v >= 0, "{}: {} must be finite and not negative, got {}", who,
+             what, v);
+}
+
+Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr,
+                     double weight_decay)
+    : name_(name), parameters_(std::move(parameters)) {
+  check_number(name, "lr", lr);
+  check_number(name, "weight_decay", weight_decay);
+  BRRR_CHECK(!parameters_.empty(), "{}: there are no parameters; pass model.parameters()", name);
+  std::set<TensorImpl*> seen;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i];
+    BRRR_CHECK(p.defined() && is_floating(p.dtype()) && p.is_leaf(),
+               "{}: parameter {} ({}) must be a floating leaf", name, i, describe(p.impl()));
+    BRRR_CHECK(seen.insert(p.impl()).second, "{}: parameter {} is listed twice", name, i);
+  }
+  lr_ = control_cell(lr);
+  weight_decay_ = control_cell(weight_decay);
+}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::zero_grad() const {
+  for (const Tensor& p : parameters_) p.set_grad({});
+}
+
+void Optimizer::step() {
+  NoGradGuard guard;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor g = parameters_[i].grad();
+    if (g.defined()) update(i, parameters_[i], g);
+  }
+}
+
+double Optimizer::lr() const { return lr_->value; }
+void Optimizer::set_lr(double v) {
+  check_number(name_, "lr", v);
+  set_control(*lr_, v);
+}
+double Optimizer::weight_decay() const { return weight_decay_->value; }
+void Optimizer::set_weight_decay(double v) {
+  check_number(name_, "weight_decay", v);
+  set_control(*weight_decay_, v);
+}
+
+// --- state --------------------------------------------------------------------------------------
+
+Tensor Optimizer::add_state(size_t i, const char* name, const Tensor& t) {
+  return state_.emplace_back(fmt::format("{}.{}", i, name), t).second;
+}
+
+// 16-bit floats hold two or three digits, too few for a mean whose updates are a thousandth of it.
+Tensor Optimizer::zeros_for(size_t i) const {
+  const Tensor& p = parameters_[i];
+  return zeros(p.sizes(), promote(p.dtype(), kFloat32), p.device());
+}
+
+std::vector<NamedTensor> Optimizer::numbers() const {
+  return {{"lr", number(lr())}, {"weight_decay", number(weight_decay())}};
+}
+
+StateDict Optimizer::state_dict() const {
+  StateDict dict = detached(state_);
+  for (auto& [name, t] : numbers()) dict[name] = t;
+  return dict;
+}
+
+void Optimizer::check_state_dict(const StateDict& dict) const {
+  std::vector<NamedTensor> all = state_;
+  for (auto& n : numbers()) all.push_back(n);
+  check_state(std::string(name_) + "::load_state_dict", all, dict, true);
+  check_number(name_, "lr", dict.at("lr").item<double>());
+  check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
+}
+
+void Optimizer::load_state_dict(const StateDict& dict) {
+  check_state_dict(dict);
+  copy_state(state_, dict);
+  set_lr(dict.at("lr").item<double>());
+  set_weight_decay(dict.at("weight_decay").item<double>());
+}
+
+// --- SGD ----------------------------------------------------------------------------------------
+
+SGD::SGD(std::vector<Tensor> p, const SGDOptions& o)
+    : Optimizer("SGD", std::move(p), o.lr, o.weight_decay), options_(o) {
+  check_number("SGD", "momentum", o.momentum);
+  BRRR_CHECK(!o.nesterov || o.momentum > 0, "SGD: nesterov needs a momentum above 0");
+  for (size_t i = 0; o.momentum > 0 && i < parameters().size(); ++i) {
+    buffers_.push_back(add_state(i, "momentum_buffer", zeros_for(i)));
+  }
+}
+
+void SGD::update(size_t i, const Tensor& p, const Tensor& g) {
+  if (buffers_.empty()) {
+    sgd_step_(p, g, lr_cell(), weight_decay_cell());
+  } else {
+    auto* step = options_.nesterov ? sgd_nesterov_step_ : sgd_momentum_step_;
+    step(p, g, buffers_[i], lr_cell(), options_.momentum, weight_decay_cell());
+  }
+}
+
+// --- Adam, AdamW --------------------------------------------------------------------------------
+
+Adam::Adam(std::vector<Tensor> p, const AdamOptions& o) : Adam("Adam", std::move(p), o) {}
+
+Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
+    : Optimizer(name, std::move(p), o.lr, o.weight_decay),
+      constants_{o.betas.first, o.betas.second, o.eps} {
+  for (double beta : {o.betas.first, o.betas.second}) {
+    BRRR_CHECK(beta >= 0 && beta < 1, "{}: betas must be in [0, 1), got {}", name, beta);
+  }
+  check_number(name, "eps", o.eps);
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    const Device device = parameters()[i].device();
+    AdamState s;
+    s.exp_avg = add_state(i, "exp_avg", zeros_for(i));
+    s.exp_avg_sq = add_state(i, "exp_avg_sq", zeros_for(i));
+    s.beta1_power = add_state(i, "beta1_power", ones({}, kFloat64, device));
+    s.beta2_power = add_state(i, "beta2_power", ones({}, kFloat64, device));
+    // Rewritten from the powers by every step before they are read: nothing to save.
+    s.step_factor = zeros({}, s.exp_avg.dtype(), device);
+    s.root_factor = zeros({}, s.exp_avg.dtype(), device);
+    states_.push_back(s);
+  }
+}
+
+void Adam::update(size_t i, const Tensor& p, const Tensor& g) {
+  adam_scalars_(states_[i], constants_);
+  adam_step_(p, g, states_[i], lr_cell(), constants_, weight_decay_cell());
+}
+
+AdamW::AdamW(std::vector<Tensor> p, const AdamWOptions& o)
+    : Adam("AdamW", std::move(p),
+           {.lr = o.lr, .betas = o.betas, .eps = o.eps, .weight_decay = o.weight_decay}) {}
+
+void AdamW::update(size_t i, const Tensor& p, const Tensor& g) {
+  adam_scalars_(states_[i], constants_);
+  adamw_step_(p, g, states_[i], lr_cell(), constants_, weight_decay_cell());
+}
+
+// --- clipping -----------------------------------------------------------------------------------
+
+static bool same_memory(const Tensor& a, const Tensor& b) {
+  return a.impl()->storage == b.impl()->storage && a.storage_offset() == b.storage_offset() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
+  check_number("clip_grad_norm_", "max_norm", max_norm);
+  NoGradGuard guard;
+  std::vector<Tensor> norms, distinct;
+  bool all_double = true;
+  for (const Tensor& p : parameters) {
+    const Tensor g = p.grad();
+    if (!g.defined()) continue;
+    all_double &= g.dtype() == kFloat64;
+    norms.push_back(g.to(promote(g.dtype(), kFloat32)).norm());
+    bool known = false;
+    for (const Tensor& d : distinct) known |= same_memory(d, g);
+    if (!known) distinct.push_back(g);
+  }
+  if (norms.empty()) return zeros({});
+  for (Tensor& n : norms) n = n.to(all_double ? kFloat64 : kFloat32);
+  const Tensor total = stack(norms).norm();
+  // PyTorch's formula: NaN and infinite norms pass through.
+  const Tensor scale = minimum(max_norm / (total + 1e-6), 1.0);
+  for (const Tensor& g : distinct) g.mul_(scale);
+  return total;
+}
+
+}  // namespace brrr::optim

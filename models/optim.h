@@ -1,0 +1,115 @@
+#pragma once
+// Optimisers. All state is made in the constructor, so that a recorded step creates nothing, and
+// step counts live on the device, so that a frozen step advances them.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/state_dict.h"
+#include "ops/optimizer_ops.h"
+
+namespace brrr::optim {
+
+/// The base: parameters, the learning rate, and state that can be saved.
+class Optimizer {
+ public:
+  virtual ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  const std::vector<Tensor>& parameters() const { return parameters_; }
+  /// Marks all gradients undefined.
+  void zero_grad() const;
+  /// Updates every parameter that has a gradient; the others keep their value, state and step.
+  void step();
+
+  /// May be set at any time, also between calls of a recorded step, without a new recording.
+  double lr() const;
+  void set_lr(double lr);
+  double weight_decay() const;
+  void set_weight_decay(double v);
+
+  /// State tensors as "<parameter>.<name>" (they share memory), "lr" and "weight_decay".
+  StateDict state_dict() const;
+  /// Throws what load_state_dict would throw.
+  void check_state_dict(const StateDict& dict) const;
+  /// Copies the values in. Names, shapes and dtypes are checked before anything changes.
+  void load_state_dict(const StateDict& dict);
+
+ protected:
+  Optimizer(const char* name, std::vector<Tensor> parameters, double lr, double weight_decay);
+  /// Names a tensor of parameter i's state; returns it.
+  Tensor add_state(size_t i, const char* name, const Tensor& t);
+  /// Zeros like parameter i, in float32 at least.
+  Tensor zeros_for(size_t i) const;
+  virtual void update(size_t i, const Tensor& p, const Tensor& g) = 0;
+  const ControlCell& lr_cell() const { return *lr_; }
+  const ControlCell& weight_decay_cell() const { return *weight_decay_; }
+
+ private:
+  std::vector<NamedTensor> numbers() const;
+  const char* name_;
+  std::vector<Tensor> parameters_;
+  std::vector<NamedTensor> state_;
+  Ref<ControlCell> lr_, weight_decay_;
+};
+
+struct SGDOptions {
+  double lr = 1e-2;
+  double momentum = 0.0;
+  bool nesterov = false;
+  double weight_decay = 0.0;  ///< Added to the gradient: weight_decay * p.
+};
+
+/// Stochastic gradient descent, with momentum as PyTorch defines it.
+class SGD : public Optimizer {
+ public:
+  SGD(std::vector<Tensor> parameters, const SGDOptions& options);
+
+ private:
+  void update(size_t i, const Tensor& p, const Tensor& g) override;
+  SGDOptions options_;
+  std::vector<Tensor> buffers_;
+};
+
+struct AdamOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double weight_decay = 0.0;  ///< Added to the gradient: weight_decay * p.
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double weight_decay = 1e-2;  ///< Decoupled: p *= 1 - lr * weight_decay.
+};
+
+/// Adam (Kingma and Ba, 2015), weight decay as an L2 penalty.
+class Adam : public Optimizer {
+ public:
+  Adam(std::vector<Tensor> parameters, const AdamOptions& options);
+
+ protected:
+  Adam(const char* name, std::vector<Tensor> parameters, const AdamOptions& options);
+  void update(size_t i, const Tensor& p, const Tensor& g) override;
+  AdamConstants constants_;
+  std::vector<AdamState> states_;
+};
+
+/// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+class AdamW : public Adam {
+ public:
+  AdamW(std::vector<Tensor> parameters, const AdamWOptions& options);
+
+ private:
+  void update(size_t i, const Tensor& p, const Tensor& g) override;
+};
+
+/// Scales the gradients so that their common 2-norm is at most `max_norm`; returns the norm before,
+/// 0-d. Nothing is read on the host. A gradient tensor that several leaves share is scaled once.
+Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm);
+
+}  // namespace brrr::optim

@@ -1,0 +1,289 @@
+#include "models/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "models/file.h"
+
+namespace brrr {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr uint64_t kMostHeader = 100'000'000;  // The reference implementation's limit.
+constexpr const char* kMetadataKey = "__metadata__";
+constexpr const char* kNames[kNumDTypes] = {"F32", "F64", "BF16", "F16",
+                                            "I64", "I32", "U8",   "BOOL"};
+
+// Names come from the file: long ones are cut and control characters shown as '?'.
+std::string shown(const std::string& name) {
+  std::string s = name.substr(0, 80);
+  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
+  return s.size() < name.size() ? s + "..." : s;
+}
+
+// --- writing -------------------------------------------------------------------------------------
+
+struct Item {
+  const std::string* name;
+  Tensor host;
+  size_t bytes() const { return static_cast<size_t>(host.numel()) * itemsize(host.dtype()); }
+};
+
+std::vector<Item> on_host(const std::string& path, const StateDict& dict) {
+  NoGradGuard guard;
+  std::vector<Item> items;
+  for (const auto& [name, t] : dict) {
+    BRRR_CHECK(t.defined(), "save: {}: tensor \"{}\" is undefined", path, shown(name));
+    BRRR_CHECK(name != kMetadataKey, "save: {}: the format keeps the name \"{}\" for itself", path,
+               name);
+    items.push_back({&name, t.detach().to(kCPU).contiguous()});
+  }
+  // Larger elements first, so that all of them are aligned in the file.
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return itemsize(a.host.dtype()) > itemsize(b.host.dtype());
+  });
+  return items;
+}
+
+std::string make_header(const std::string& path, const std::vector<Item>& items,
+                        const Metadata& metadata) {
+  ordered_json header = ordered_json::object();
+  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  size_t at = 0;
+  for (const Item& i : items) {
+    header[*i.name] = {{"dtype", kNames[static_cast<int>(i.host.dtype())]},
+                       {"shape", i.host.sizes().vec()},
+                       {"data_offsets", {at, at + i.bytes()}}};
+    at += i.bytes();
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const json::exception& e) {
+    fail("save: {}: a name or a metadata text is not UTF-8 ({})", path, e.what());
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  BRRR_CHECK(text.size() <= kMostHeader, "save: {}: the names and shapes take {} bytes, the format "
+             "allows {}", path, text.size(), kMostHeader);
+  return text;
+}
+
+// --- reading -------------------------------------------------------------------------------------
+
+struct Entry {
+  std::string name;
+  DType dtype;
+  IntList sizes;
+  uint64_t begin, end;
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path), file_(path) {}
+
+  StateDict read(Metadata* metadata) {
+    const json header = parse(header_text());
+    std::vector<Entry> entries;
+    for (const auto& [name, value] : header.items()) {
+      if (name == kMetadataKey) read_metadata(value, metadata);
+      else entries.push_back(read_entry(name, value));
+    }
+    check_layout(entries);
+    StateDict dict;
+    for (const Entry& e : entries) dict[e.name] = read_tensor(e);
+    return dict;
+  }
+
+ private:
+  template <class... A>
+  [[noreturn]] void bad(fmt::format_string<A...> text, A&&... args) const {
+    fail("load: {}: {}", path_, fmt::format(text, std::forward<A>(args)...));
+  }
+  template <class... A>
+  [[noreturn]] void bad_tensor(const std::string& name, fmt::format_string<A...> text,
+                               A&&... args) const {
+    fail("load: {}: tensor \"{}\": {}", path_, shown(name),
+         fmt::format(text, std::forward<A>(args)...));
+  }
+
+  std::string header_text() {
+    uint64_t length = 0;
+    if (file_.size() < 8) bad("{} bytes are too few for a safetensors file", file_.size());
+    file_.read(&length, 0, 8);
+    if (length > kMostHeader || length > file_.size() - 8) {
+      bad("the header claims {} bytes, the file has {} (cut off, or no safetensors file)", length,
+          file_.size());
+    }
+    data_ = 8 + length;
+    std::string text(length, '\0');
+    file_.read(text.data(), 8, length);
+    if (text.empty() || text[0] != '{') bad("the header does not start with '{{'");
+    return text;
+  }
+
+  // The callback sees what the finished document would hide: duplicate names; and it stops deep
+  // nesting before it is built.
+  json parse(const std::string& text) const {
+    std::vector<std::set<std::string>> keys;
+    const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+      using Event = json::parse_event_t;
+      if (event == Event::object_start || event == Event::array_start) {
+        if (depth > 2) bad("the header nests deeper than the format does");
+        if (event == Event::object_start) keys.emplace_back();
+      } else if (event == Event::object_end) {
+        keys.pop_back();
+      } else if (event == Event::key) {
+        const std::string& key = value.get_ref<const std::string&>();
+        if (!keys.back().insert(key).second) bad("the name \"{}\" appears twice", shown(key));
+      }
+      return true;
+    };
+    try {
+      return json::parse(text, watch);
+    } catch (const json::exception& e) {
+      bad("the header is not JSON ({})", e.what());
+    }
+  }
+
+  void read_metadata(const json& value, Metadata* metadata) const {
+    if (!value.is_object()) bad("{} is not an object", kMetadataKey);
+    for (const auto& [key, text] : value.items()) {
+      if (!text.is_string()) bad("{}: \"{}\" is not a string", kMetadataKey, shown(key));
+      if (metadata) (*metadata)[key] = text.get<std::string>();
+    }
+  }
+
+  const json& member(const std::string& name, const json& value, const char* key) const {
+    const auto it = value.find(key);
+    if (it == value.end()) bad_tensor(name, "has no {}", key);
+    return *it;
+  }
+
+  uint64_t number(const std::string& name, const json& value, const char* what) const {
+    if (!value.is_number_unsigned()) bad_tensor(name, "{} is not a whole number >= 0", what);
+    return value.get<uint64_t>();
+  }
+
+  DType read_dtype(const std::string& name, const json& value) const {
+    if (!value.is_string()) bad_tensor(name, "dtype is not a string");
+    const auto& text = value.get_ref<const std::string&>();
+    std::string known;
+    for (int i = 0; i < kNumDTypes; ++i) {
+      if (text == kNames[i]) return static_cast<DType>(i);
+      known += fmt::format(" {}", kNames[i]);
+    }
+    bad_tensor(name, "dtype {} is not supported; known are{}", shown(text), known);
+  }
+
+  Entry read_entry(const std::string& name, const json& value) const {
+    if (!value.is_object() || value.size() != 3) {
+      bad_tensor(name, "is not an object of dtype, shape and data_offsets");
+    }
+    Entry e{name, read_dtype(name, member(name, value, "dtype")), {}, 0, 0};
+    const json& shape = member(name, value, "shape");
+    if (!shape.is_array()) bad_tensor(name, "shape is not a list");
+    if (shape.size() > kMaxDims) bad_tensor(name, "{} dims, at most {}", shape.size(), kMaxDims);
+    // Sizes of 0 count as 1, so that strides cannot overflow either.
+    int64_t elements = 1, bytes = 0;
+    bool empty = false;
+    for (const json& d : shape) {
+      const uint64_t size = number(name, d, "a size");
+      empty |= size == 0;
+      const uint64_t factor = std::max<uint64_t>(size, 1);
+      if (factor > INT64_MAX ||
+          __builtin_mul_overflow(elements, static_cast<int64_t>(factor), &elements)) {
+        bad_tensor(name, "the shape overflows");
+      }
+      e.sizes.push_back(static_cast<int64_t>(size));
+    }
+    if (__builtin_mul_overflow(elements, static_cast<int64_t>(itemsize(e.dtype)), &bytes)) {
+      bad_tensor(name, "the shape overflows");
+    }
+    if (empty) bytes = 0;
+    const json& offsets = member(name, value, "data_offsets");
+    if (!offsets.is_array() || offsets.size() != 2) {
+      bad_tensor(name, "data_offsets is not a pair");
+    }
+    e.begin = number(name, offsets[0], "data_offsets");
+    e.end = number(name, offsets[1], "data_offsets");
+    if (e.begin > e.end || e.end > file_.size() - data_) {
+      bad_tensor(name, "bytes {} to {} lie outside the {} bytes of data (cut off?)", e.begin, e.end,
+                 file_.size() - data_);
+    }
+    if (e.end - e.begin != static_cast<uint64_t>(bytes)) {
+      bad_tensor(name, "{} bytes for {}{}, which takes {}", e.end - e.begin, brrr::name(e.dtype),
+                 to_string(e.sizes), bytes);
+    }
+    return e;
+  }
+
+  // The tensors cover the data without gaps or overlaps, as the format demands.
+  void check_layout(std::vector<Entry>& entries) const {
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
+    uint64_t at = 0;
+    for (const Entry& e : entries) {
+      if (e.begin != at) {
+        bad_tensor(e.name, "{} the tensor before it (byte {} instead of {})",
+                   e.begin < at ? "overlaps" : "leaves a gap after", e.begin, at);
+      }
+      at = e.end;
+    }
+    if (at != file_.size() - data_) {
+      bad("{} bytes of data, but the tensors take {}", file_.size() - data_, at);
+    }
+  }
+
+  Tensor read_tensor(const Entry& e) const {
+    Tensor t = raw_empty(e.sizes, e.dtype, kCPU);
+    auto* p = static_cast<unsigned char*>(t.data_ptr());
+    file_.read(p, data_ + e.begin, e.end - e.begin);
+    if (e.dtype == kBool && std::any_of(p, p + (e.end - e.begin), [](auto b) { return b > 1; })) {
+      bad_tensor(e.name, "a BOOL is neither 0 nor 1");
+    }
+    return t;
+  }
+
+  std::string path_;
+  InputFile file_;
+  uint64_t data_ = 0;  // Where the tensors' bytes start.
+};
+
+}  // namespace
+
+void save(const std::string& path, const StateDict& dict, const Metadata& metadata) {
+  check_host_access("save", nullptr);
+  const std::vector<Item> items = on_host(path, dict);
+  const std::string header = make_header(path, items, metadata);
+  const uint64_t length = header.size();
+  std::vector<Bytes> parts = {{&length, sizeof length}, {header.data(), header.size()}};
+  for (const Item& i : items) parts.push_back({i.host.data_ptr(), i.bytes()});
+  replace_file(path, parts);
+}
+
+StateDict load(const std::string& path) {
+  check_host_access("load", nullptr);
+  return Reader(path).read(nullptr);
+}
+
+StateDict load(const std::string& path, Metadata& metadata) {
+  check_host_access("load", nullptr);
+  Metadata found;
+  StateDict dict = Reader(path).read(&found);
+  metadata = std::move(found);
+  return dict;
+}
+
+}  // namespace brrr

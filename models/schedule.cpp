@@ -1,0 +1,82 @@
+#include "models/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/check.h"
+
+namespace brrr::optim {
+
+Schedule::Schedule(Optimizer& optimizer) : optimizer_(optimizer), base_(optimizer.lr()) {}
+
+void Schedule::start() { optimizer_.set_lr(lr_at(step_)); }
+
+void Schedule::step() {
+  optimizer_.set_lr(lr_at(step_ + 1));
+  ++step_;
+}
+
+StateDict Schedule::state_dict() const {
+  return {{"base_lr", number(base_)}, {"step", number(step_)}};
+}
+
+void Schedule::check_state_dict(const StateDict& dict) const {
+  check_state("Schedule::load_state_dict", {{"base_lr", number(base_)}, {"step", number(step_)}},
+              dict, true);
+  const double base = dict.at("base_lr").item<double>();
+  BRRR_CHECK(std::isfinite(base) && base >= 0 && dict.at("step").item<int64_t>() >= 0,
+             "Schedule::load_state_dict: base_lr or step is negative or not finite");
+}
+
+void Schedule::load_state_dict(const StateDict& dict) {
+  check_state_dict(dict);
+  base_ = dict.at("base_lr").item<double>();
+  step_ = dict.at("step").item<int64_t>();
+  start();
+}
+
+static double cosine(double from, double to, int64_t t, int64_t total) {
+  const double x = static_cast<double>(std::min(t, total)) / static_cast<double>(total);
+  return to + 0.5 * (from - to) * (1.0 + std::cos(std::numbers::pi * x));
+}
+
+static void check_min(const char* who, double min_lr) {
+  BRRR_CHECK(std::isfinite(min_lr) && min_lr >= 0,
+             "{}: min_lr must be finite and not negative, got {}", who, min_lr);
+}
+
+CosineLR::CosineLR(Optimizer& o, int64_t total, double min_lr)
+    : Schedule(o), total_(total), min_lr_(min_lr) {
+  BRRR_CHECK(total > 0, "CosineLR: total must be positive, got {}", total);
+  check_min("CosineLR", min_lr);
+  start();
+}
+
+double CosineLR::lr_at(int64_t t) const { return cosine(base(), min_lr_, t, total_); }
+
+WarmupCosineLR::WarmupCosineLR(Optimizer& o, int64_t warmup, int64_t total, double min_lr)
+    : Schedule(o), warmup_(warmup), total_(total), min_lr_(min_lr) {
+  BRRR_CHECK(warmup >= 0 && total > warmup,
+             "WarmupCosineLR: total must exceed warmup, got warmup {} and total {}", warmup, total);
+  check_min("WarmupCosineLR", min_lr);
+  start();
+}
+
+double WarmupCosineLR::lr_at(int64_t t) const {
+  if (t < warmup_) return base() * static_cast<double>(t + 1) / static_cast<double>(warmup_);
+  return cosine(base(), min_lr_, t - warmup_, total_ - warmup_);
+}
+
+StepLR::StepLR(Optimizer& o, int64_t every, double gamma)
+    : Schedule(o), every_(every), gamma_(gamma) {
+  BRRR_CHECK(every > 0, "StepLR: every must be positive, got {}", every);
+  BRRR_CHECK(std::isfinite(gamma) && gamma > 0, "StepLR: gamma must be positive, got {}", gamma);
+  start();
+}
+
+double StepLR::lr_at(int64_t t) const {
+  return base() * std::pow(gamma_, static_cast<double>(t / every_));
+}
+
+}  // namespace brrr::optim

@@ -1,0 +1,73 @@
+#pragma once
+// Learning rate schedules. The rate is a closed formula of the step number, so that a resumed run
+// computes the same bits.
+
+#include "models/optim.h"
+
+namespace brrr::optim {
+
+/// The base: sets the optimiser's lr when made and after every step(). The optimiser must outlive
+/// it, and its lr when the schedule is made is the base that the formulas scale.
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+  Schedule(const Schedule&) = delete;
+  Schedule& operator=(const Schedule&) = delete;
+
+  /// Goes on to the next step's learning rate; call it once after each optimiser step, outside the
+  /// function of a recorded step.
+  void step();
+  int64_t steps() const { return step_; }
+  /// The learning rate of step `t`.
+  virtual double lr_at(int64_t t) const = 0;
+
+  StateDict state_dict() const;
+  void check_state_dict(const StateDict& dict) const;
+  void load_state_dict(const StateDict& dict);
+
+ protected:
+  explicit Schedule(Optimizer& optimizer);
+  double base() const { return base_; }
+  /// Sets the first lr; constructors end with it, when lr_at can be called.
+  void start();
+
+ private:
+  Optimizer& optimizer_;
+  double base_;
+  int64_t step_ = 0;
+};
+
+/// From the base lr to `min_lr` along half a cosine in `total` steps (Loshchilov and Hutter, 2017).
+class CosineLR : public Schedule {
+ public:
+  CosineLR(Optimizer& optimizer, int64_t total, double min_lr = 0.0);
+  double lr_at(int64_t t) const override;
+
+ private:
+  int64_t total_;
+  double min_lr_;
+};
+
+/// A linear rise over `warmup` steps, then the cosine over the rest of `total`.
+class WarmupCosineLR : public Schedule {
+ public:
+  WarmupCosineLR(Optimizer& optimizer, int64_t warmup, int64_t total, double min_lr = 0.0);
+  double lr_at(int64_t t) const override;
+
+ private:
+  int64_t warmup_, total_;
+  double min_lr_;
+};
+
+/// base * gamma^(t / every), rounded down: a drop every `every` steps.
+class StepLR : public Schedule {
+ public:
+  StepLR(Optimizer& optimizer, int64_t every, double gamma = 0.1);
+  double lr_at(int64_t t) const override;
+
+ private:
+  int64_t every_;
+  double gamma_;
+};
+
+}  // namespace brrr::optim

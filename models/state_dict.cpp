@@ -1,0 +1,91 @@
+#include "models/state_dict.h"
+
+#include <set>
+
+#include "core/check.h"
+#include "core/tensor_impl.h"
+#include "ops/factory_ops.h"
+
+namespace brrr {
+
+StateDict detached(const std::vector<NamedTensor>& tensors) {
+  StateDict dict;
+  for (const auto& [name, t] : tensors) dict[name] = t.detach();
+  return dict;
+}
+
+// A hostile file could list millions of names; the first few say enough.
+static void list(std::string& text, const char* label, const std::vector<std::string>& items) {
+  constexpr size_t kMost = 10;
+  if (items.empty()) return;
+  text += fmt::format("\n  {}:", label);
+  for (size_t i = 0; i < items.size() && i < kMost; ++i) {
+    text += fmt::format("{} {}", i ? "," : "", items[i]);
+  }
+  if (items.size() > kMost) text += fmt::format(" and {} more", items.size() - kMost);
+}
+
+void check_state(const std::string& what, const std::vector<NamedTensor>& targets,
+                 const StateDict& dict, bool strict) {
+  std::vector<std::string> missing, unexpected, mismatched;
+  std::set<std::string> known;
+  for (const auto& [name, target] : targets) {
+    known.insert(name);
+    const auto it = dict.find(name);
+    if (it == dict.end()) {
+      missing.push_back(name);
+      continue;
+    }
+    const Tensor& source = it->second;
+    if (source.defined() && source.sizes() == target.sizes() && source.dtype() == target.dtype()) {
+      continue;
+    }
+    mismatched.push_back(fmt::format("{} (is {}, expected {})", name,
+                                     source.defined() ? describe(source.impl()) : "undefined",
+                                     describe(target.impl())));
+  }
+  for (const auto& [name, t] : dict) {
+    if (!known.count(name)) unexpected.push_back(name);
+  }
+  if (!strict) missing.clear(), unexpected.clear();
+  if (missing.empty() && unexpected.empty() && mismatched.empty()) return;
+  std::string text;
+  list(text, "missing", missing);
+  list(text, "unexpected", unexpected);
+  list(text, "mismatched", mismatched);
+  fail("{}: the state does not fit; nothing was loaded{}", what, text);
+}
+
+void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict) {
+  NoGradGuard guard;
+  // Everything that may run out of memory comes before the first write. The copies also make a
+  // dict right that shares memory with the targets under other names.
+  std::vector<std::pair<Tensor, Tensor>> work;
+  for (const auto& [name, target] : targets) {
+    const auto it = dict.find(name);
+    if (it == dict.end()) continue;
+    const Tensor source = it->second.detach();
+    work.emplace_back(target, source.device() == target.device() ? source.clone()
+                                                                 : source.to(target.device()));
+  }
+  for (const auto& [target, source] : work) target.copy_(source);
+}
+
+void add_with_prefix(StateDict& to, const std::string& prefix, const StateDict& dict) {
+  for (const auto& [name, t] : dict) to[prefix + "." + name] = t;
+}
+
+StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
+  StateDict part;
+  const std::string start = prefix + ".";
+  for (auto it = dict.lower_bound(start); it != dict.end(); ++it) {
+    if (it->first.compare(0, start.size(), start) != 0) break;
+    part[it->first.substr(start.size())] = it->second;
+  }
+  return part;
+}
+
+Tensor number(double v) { return full({}, v, kFloat64); }
+Tensor number(int64_t v) { return full({}, v, kInt64); }
+
+}  // namespace brrr

@@ -1,0 +1,35 @@
+#pragma once
+// Named tensors: what models, optimisers and checkpoints exchange.
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace brrr {
+
+/// Tensors by name, in the order of their names.
+using StateDict = std::map<std::string, Tensor>;
+using NamedTensor = std::pair<std::string, Tensor>;
+
+/// The tensors as handles without history that share their memory.
+StateDict detached(const std::vector<NamedTensor>& tensors);
+/// Throws brrr::Error, listing every missing, unexpected and mismatched (shape, dtype) name, unless
+/// `dict` can be copied into `targets`. Without `strict` names may be missing or unexpected.
+void check_state(const std::string& what, const std::vector<NamedTensor>& targets,
+                 const StateDict& dict, bool strict);
+/// Copies the values of a checked `dict`, across devices where needed.
+void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict);
+
+/// Adds dict's entries to `to` as "prefix.name".
+void add_with_prefix(StateDict& to, const std::string& prefix, const StateDict& dict);
+/// The entries "prefix.name" of `dict`, as "name".
+StateDict with_prefix(const StateDict& dict, const std::string& prefix);
+
+/// A number as a 0-d float64 or int64 tensor, which keeps it exactly.
+Tensor number(double v);
+Tensor number(int64_t v);
+
+}  // namespace brrr

@@ -1,0 +1,19 @@
+#pragma once
+// Runs of elements between storage dtypes and the four compute types.
+
+#include "core/dtype.h"
+
+namespace brrr {
+
+/// dst[i] = src[i * stride] for n elements; dst is dense in compute type `ct`, src has dtype `from`.
+void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n);
+/// dst[i * stride] = src[i]; src is dense in `from`: a compute type, or bool for a mask.
+void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n);
+
+/// Float <-> 16-bit conversions of single values (round to nearest even, NaN stays NaN).
+float bfloat16_to_float(uint16_t h);
+uint16_t float_to_bfloat16(float x);
+float float16_to_float(uint16_t h);
+uint16_t float_to_float16(float x);
+
+}  // namespace brrr

@@ -1,0 +1,70 @@
+#pragma once
+// Tensors from nothing, from host memory and from the random stream.
+
+#include <initializer_list>
+#include <vector>
+
+#include "core/rng.h"
+#include "core/tensor.h"
+
+namespace brrr {
+
+/// A nested braced list of numbers: the argument of tensor({{1.f, 2.f}, {3.f, 4.f}}).
+class NestedList {
+ public:
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
+  NestedList(T v) : values_{Scalar(v)} {}  // NOLINT(google-explicit-constructor)
+  NestedList(std::initializer_list<NestedList> items);
+  const std::vector<Scalar>& values() const { return values_; }
+  const IntList& sizes() const { return sizes_; }
+
+ private:
+  std::vector<Scalar> values_;
+  IntList sizes_;
+};
+
+// --- from host memory (inside a step these are read again on every call) ---------------------------------
+/// Floating literals give float32, integers int64, bools bool. Throws on ragged nesting.
+Tensor tensor(std::initializer_list<NestedList> items);
+Tensor tensor(Scalar v);
+Tensor tensor(const std::vector<float>& v);
+Tensor tensor(const std::vector<double>& v);  ///< float64
+Tensor tensor(const std::vector<int64_t>& v);
+Tensor tensor(const std::vector<int32_t>& v);
+/// A tensor of host memory: a copy, or with `copy` false the memory itself, which must outlive it.
+Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy = true);
+Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy = true);
+
+// --- filled -----------------------------------------------------------------------------------------------
+Tensor empty(const IntList& sizes, DType dtype = kFloat32, Device device = kCPU);
+Tensor zeros(const IntList& sizes, DType dtype = kFloat32, Device device = kCPU);
+Tensor zeros(const IntList& sizes, Device device);
+Tensor ones(const IntList& sizes, DType dtype = kFloat32, Device device = kCPU);
+Tensor ones(const IntList& sizes, Device device);
+/// full({3}, 2) is int64, full({3}, 2.0) float32, full({3}, true) bool.
+Tensor full(const IntList& sizes, Scalar v);
+Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = kCPU);
+Tensor arange(Scalar end);
+Tensor arange(Scalar start, Scalar end, Scalar step = 1);  ///< int64 if all are integers
+Tensor linspace(double start, double end, int64_t steps);
+Tensor eye(int64_t n, int64_t m = -1);
+Tensor empty_like(const Tensor& t);
+Tensor zeros_like(const Tensor& t);
+Tensor ones_like(const Tensor& t);
+Tensor full_like(const Tensor& t, Scalar v);
+
+// --- random: one draw of the stream each -------------------------------------------------------------------
+Tensor rand(const IntList& sizes, Device device = kCPU);   ///< Uniform in [0, 1), float32.
+Tensor randn(const IntList& sizes, Device device = kCPU);  ///< Standard normal, float32.
+/// Integers in [low, high), int64.
+Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = kCPU);
+Tensor rand_like(const Tensor& t);
+Tensor randn_like(const Tensor& t);
+/// A random permutation of 0..n-1, int64.
+Tensor randperm(int64_t n);
+/// 0 with probability p, else 1 / (1 - p), in the dtype of `like`.
+Tensor dropout_mask(const Tensor& like, double p);
+/// x times a dropout mask while training, else x.
+Tensor dropout(const Tensor& x, double p, bool training);
+
+}  // namespace brrr

@@ -1,0 +1,19 @@
+#pragma once
+// The CPU kernels of ops/index.cpp. An index is checked as a whole before anything is written.
+
+#include "core/op.h"
+
+namespace brrr {
+
+/// out[.., j, ..] = x[.., index[.., j, ..], ..] along `dim`; inputs x, index.
+void gather_cpu(OpCall& c, int dim);
+/// out[j] = x[index[j]] along `dim`; the index counts as 1-d whatever its shape.
+void select_cpu(OpCall& c, int dim);
+/// out = base (input 0, or zeros when it is null, or out itself) with src (input 2) added where
+/// gather_cpu with the same index would read. Duplicates add up in index order.
+void scatter_add_cpu(OpCall& c, int dim);
+/// The same, adding where select_cpu would read.
+void index_add_cpu(OpCall& c, int dim);
+void one_hot_cpu(OpCall& c);
+
+}  // namespace brrr

@@ -1,0 +1,25 @@
+#pragma once
+// Composite ops of neural networks: each is a decomposition into other ops, with a fast kernel that
+// tests hold to it.
+
+#include "core/tensor.h"
+
+namespace brrr {
+
+Tensor softmax(const Tensor& x, int64_t dim);      ///< exp(x - max) / sum (floats only)
+Tensor log_softmax(const Tensor& x, int64_t dim);  ///< x - logsumexp(x)
+/// (x - mean) / sqrt(var + eps) * weight + bias over the trailing dims `normalized` (Ba et al.,
+/// 2016); weight and bias have that shape or are undefined.
+Tensor layer_norm(const Tensor& x, const IntList& normalized, const Tensor& weight = {},
+                  const Tensor& bias = {}, double eps = 1e-5);
+/// x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).
+Tensor rms_norm(const Tensor& x, const IntList& normalized, const Tensor& weight = {},
+                double eps = 1e-5);
+/// Mean of -log softmax(logits)[i, ids[i]]: logits [n, classes], ids int64 [n]; 0-d.
+Tensor cross_entropy(const Tensor& logits, const Tensor& ids);
+/// Mean of (a - b)^2; 0-d.
+Tensor mse_loss(const Tensor& a, const Tensor& b);
+/// Mean binary cross-entropy of sigmoid(x) against targets in [0, 1]; 0-d.
+Tensor bce_with_logits(const Tensor& x, const Tensor& targets);
+
+}  // namespace brrr

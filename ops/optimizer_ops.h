@@ -1,0 +1,44 @@
+#pragma once
+// The updates of optimisers: one row rewrites a parameter and its state in one pass. All of them
+// work in place and have no gradient. Numbers that change while training are control cells, so that
+// a recorded step goes on being used.
+
+#include "core/tensor.h"
+
+namespace brrr {
+
+struct ControlCell;
+
+// --- stochastic gradient descent: optimizer.cpp --------------------------------------------------
+/// p -= lr * (g + weight_decay * p)
+void sgd_step_(const Tensor& p, const Tensor& g, const ControlCell& lr,
+               const ControlCell& weight_decay);
+/// buffer = momentum * buffer + g + weight_decay * p; p -= lr * buffer (Sutskever et al., 2013, in
+/// PyTorch's form). A buffer of zeros makes the first step a plain one.
+void sgd_momentum_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
+                        const ControlCell& lr, double momentum, const ControlCell& weight_decay);
+/// The same, looking ahead: p -= lr * (g + weight_decay * p + momentum * buffer).
+void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
+                        const ControlCell& lr, double momentum, const ControlCell& weight_decay);
+
+// --- Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019): optimizer.cpp -----------
+/// A parameter's state. The powers and corrections are 0-d; the powers are float64 and start at 1.
+struct AdamState {
+  Tensor exp_avg, exp_avg_sq;            ///< Moving means of g and g^2.
+  Tensor beta1_power, beta2_power;       ///< beta^t after t steps.
+  Tensor step_factor, root_factor;       ///< 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t).
+};
+struct AdamConstants {
+  double beta1, beta2, eps;
+};
+/// Advances the powers by one step and derives the corrections from them, in double.
+void adam_scalars_(const AdamState& s, const AdamConstants& c);
+/// One step of Adam: g += weight_decay * p, then
+/// p -= lr / (1 - beta1^t) * exp_avg / (sqrt(exp_avg_sq) / sqrt(1 - beta2^t) + eps).
+void adam_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,
+                const AdamConstants& c, const ControlCell& weight_decay);
+/// The same with decoupled decay: p *= 1 - lr * weight_decay first, and g as it is.
+void adamw_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,
+                 const AdamConstants& c, const ControlCell& weight_decay);
+
+}  // namespace brrr

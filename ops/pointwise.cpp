@@ -1,0 +1,309 @@
+// Shape and dtype rules, gradients and calls that all pointwise rows share.
+#include "ops/pointwise.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/check.h"
+#include "ops/reduction_ops.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+// --- rows -------------------------------------------------------------------------------------------
+
+// Runs the gradient on symbols once, to learn which operands it really needs.
+void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
+  row->own_name_ = fmt::format("{}.grad{}", name, i);
+  row->name = row->own_name_.c_str();
+  SymText text("float", "t", "");
+  SymText* before = std::exchange(SymText::current, &text);
+  Sym in[kMaxOperands];
+  const int n = row->info.n_in;
+  for (int k = 0; k < n; ++k) in[k] = Sym(text.operand("x", k));
+  int out = -1;
+  row->info.emit(in, &out);
+  SymText::current = before;
+
+  const int y = n - 2, g = n - 1;
+  info.has_grad[i] = true;
+  info.grad_uses[i] = text.uses(out);
+  info.grad_is_g[i] = out == in[g].id;
+  if (info.grad_is_g[i]) grad_aliases |= 1u << i;
+  saves_inputs |= static_cast<uint32_t>(text.uses(out) & ((1u << y) - 1));
+  if (text.uses(out) >> y & 1) saves_outputs |= 1;
+  row->saves_inputs = static_cast<uint32_t>(text.uses(out));
+  info.grads[i] = row;
+  row->finish();
+}
+
+static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> types) {
+  for (DType t : types) {
+    const int i = static_cast<int>(t);
+    op.direct[i] = op.info.loops[compute_index(t)];
+    op.direct_out[i] = op.info.mask_out[0] ? kBool : t;
+  }
+}
+
+void PointwiseOp::finish() {
+  infer = pointwise_infer;
+  cpu = pointwise_run;
+  pointwise = &info;
+  if (n_out == 1) fill_direct_table(*this, {kFloat32, kFloat64});
+  register_row();
+}
+
+void NumberOp::fill_direct() {
+  if (n_out == 1 && info.traits.result != Result::Float) {
+    fill_direct_table(*this, {kInt64, kInt32});
+  }
+}
+
+// --- dtype and shape --------------------------------------------------------------------------------
+
+static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
+
+// PyTorch's rule: tensors with dims decide within their category; 0-d tensors, then numbers, only
+// raise the category (bool < integer < floating).
+DType pointwise_common_dtype(const OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  int best[3] = {-1, -1, -1};  // dtype among dims, 0-d, scalars
+  auto merge = [&](int level, DType t) {
+    best[level] = best[level] < 0 ? static_cast<int>(t)
+                                  : static_cast<int>(promote(static_cast<DType>(best[level]), t));
+  };
+  for (int i = 0; i < c.n_in; ++i) {
+    if (info.traits.condition >> i & 1) continue;
+    if (const TensorImpl* t = c.in[i]) {
+      merge(t->ndim > 0 ? 0 : 1, t->dtype);
+    } else {
+      constexpr DType kinds[] = {kFloat32, kBool, kInt64, kFloat32};
+      merge(2, kinds[c.attrs.kind(i)]);
+    }
+  }
+  int result = -1;
+  for (int b : best) {
+    if (b < 0) continue;
+    const DType t = static_cast<DType>(b);
+    if (result < 0) {
+      result = b;
+    } else if (category(t) > category(static_cast<DType>(result))) {
+      result = static_cast<int>(promote(t, static_cast<DType>(result)));
+    }
+  }
+  return result < 0 ? kFloat32 : static_cast<DType>(result);
+}
+
+static DType arithmetic_dtype(const OpCall& c) {
+  const PointwiseTraits& traits = c.op->pointwise->traits;
+  const DType common = pointwise_common_dtype(c);
+  if (is_floating(common)) return common;
+  const bool to_float = traits.result == Result::Float || traits.types == Types::Floating;
+  return to_float ? kFloat32 : common;
+}
+
+DType pointwise_compute_dtype(const OpCall& c) { return compute_type(arithmetic_dtype(c)); }
+
+static void check_devices(const OpCall& c, Device where) {
+  for (int i = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    BRRR_CHECK(!t || t->device == where, "{}: operands live on {} and {}; move one with to(device)",
+               c.op->name, name(where), name(t->device));
+  }
+}
+
+void pointwise_infer(OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  BRRR_CHECK(c.n_in == info.n_in, "{}: takes {} operands, got {}", c.op->name, info.n_in, c.n_in);
+  IntList shape;
+  const TensorImpl* first = nullptr;
+  for (int i = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    if (!t) continue;
+    shape = first ? broadcast_shapes(c.op->name, shape, t->size_list()) : t->size_list();
+    if (!first) first = t;
+  }
+  const Device where = c.into ? c.out[0].device() : first ? first->device : Device{};
+  check_devices(c, where);
+  const DType dtype = arithmetic_dtype(c);
+  for (int k = 0; k < c.n_out; ++k) {
+    OutMeta& m = c.meta[k];
+    m.sizes = shape;
+    m.device = where;
+    m.alias = -1;
+    m.dtype = info.mask_out[k] ? kBool : dtype;
+    if (c.attrs.dtype != 0xff) m.dtype = static_cast<DType>(c.attrs.dtype);
+    if (!c.into) continue;
+    const TensorImpl& o = *c.out[k].impl();
+    if (first) shape = broadcast_shapes(c.op->name, shape, o.size_list());
+    BRRR_CHECK(!first || shape == o.size_list(),
+               "{}_: the result has shape {}, which does not fit into {}", c.op->name,
+               to_string(shape), describe(&o));
+    BRRR_CHECK(c.attrs.dtype != 0xff || category(m.dtype) <= category(o.dtype),
+               "{}_: a {} result cannot be written into {}; convert with to(dtype)", c.op->name,
+               name(m.dtype), describe(&o));
+  }
+}
+
+// --- gradient -----------------------------------------------------------------------------------------
+
+void pointwise_vjp(VjpCall& v) {
+  const Node& n = v.node;
+  const PointwiseInfo& info = *n.op->pointwise;
+  const Tensor& g = v.gout[0];
+  for (int i = 0; i < n.n_in; ++i) {
+    if (!v.needs(i) || !info.has_grad[i]) continue;
+    Tensor gi = g;
+    if (!info.grad_is_g[i]) {
+      PointwiseCall call(*info.grads[i]);
+      std::vector<Tensor> keep;
+      keep.reserve(kMaxOperands);
+      for (int k = 0; k < n.n_in; ++k) {
+        if (n.attrs.kind(k)) {
+          call.add_scalar_of(n.attrs, k);
+        } else if (info.grad_uses[i] >> k & 1) {
+          call.add(keep.emplace_back(v.input(k)));
+        } else {
+          call.add(Scalar(0.0));
+        }
+      }
+      if (info.grad_uses[i] >> n.n_in & 1) {
+        call.add(keep.emplace_back(v.output(0)));
+      } else {
+        call.add(Scalar(0.0));
+      }
+      gi = call.add(g).run();
+    }
+    gi = sum_to(gi, v.meta(i).sizes);
+    v.gin[i] = gi.dtype() == v.meta(i).dtype ? gi : gi.to(v.meta(i).dtype);
+  }
+}
+
+// --- calls --------------------------------------------------------------------------------------------
+
+static void push_scalar(OpCall& c, int operand, Scalar s) {
+  Attrs& a = c.attrs;
+  if (s.is_floating()) {
+    a.kinds |= 3u << (2 * operand);
+    a.push(s.to_double());
+  } else {
+    a.kinds |= (s.dtype() == kBool ? 1u : 2u) << (2 * operand);
+    a.push(s.to_int());
+  }
+}
+
+PointwiseCall& PointwiseCall::add(Scalar s) {
+  push_scalar(call_, call_.n_in, s);
+  in_[call_.n_in++] = nullptr;
+  return *this;
+}
+
+PointwiseCall& PointwiseCall::add(ControlCell& cell) {
+  call_.attrs.dynamic |= static_cast<uint16_t>(1u << call_.attrs.n);
+  call_.cells[call_.attrs.n] = &cell;
+  return add(Scalar(cell.value));
+}
+
+PointwiseCall& PointwiseCall::add_scalar_of(const Attrs& a, int operand) {
+  int word = 0;
+  for (int i = 0; i < operand; ++i) word += a.kind(i) != 0;
+  call_.attrs.kinds |= static_cast<uint32_t>(a.kind(operand)) << (2 * call_.n_in);
+  call_.attrs.push(a.v[word]);
+  in_[call_.n_in++] = nullptr;
+  return *this;
+}
+
+static void check_defined(const OpCall& c) {
+  for (int i = 0; i < c.n_in; ++i) {
+    BRRR_CHECK(c.in[i] || c.attrs.kind(i), "{}: operand {} is an undefined tensor", c.op->name, i);
+  }
+}
+
+Tensor PointwiseCall::run() {
+  check_defined(call_);
+  dispatch(call_);
+  return std::move(call_.out[0]);
+}
+
+std::vector<Tensor> PointwiseCall::run_all() {
+  run_into({});
+  return {call_.out, call_.out + call_.n_out};
+}
+
+void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
+  check_defined(call_);
+  call_.into = outs.size() > 0;
+  std::copy(outs.begin(), outs.end(), call_.out);
+  for (int k = 0; call_.into && k < call_.n_out; ++k) {
+    BRRR_CHECK(call_.out[k].defined(), "{}_: the tensor is undefined", call_.op->name);
+  }
+  dispatch(call_);
+}
+
+// The fast path: same dtype and shape, contiguous, on the CPU, nothing recorded, small. Everything
+// else, and every error, is the general path's (a storage without data is a lost placeholder).
+static bool fast(const PointwiseOp& op, const TensorImpl* a, uint8_t flags) {
+  return !(flags & ~kRequiresGrad) & (a->numel <= kSmall) & !context.recorder &
+         (op.direct[static_cast<int>(a->dtype)] != nullptr) & (a->storage->data != nullptr);
+}
+
+static Tensor like(const TensorImpl& a, DType dtype) {
+  auto s = Ref<Storage>::adopt(
+      new_storage(a.device, static_cast<size_t>(a.numel) * itemsize(dtype)));
+  allocate(*s);
+  return Tensor(Ref<TensorImpl>::adopt(new_impl_like(s.detach(), dtype, a)));
+}
+
+static Tensor finish_fast(const PointwiseOp& op, TensorImpl* const* in, int n, uint8_t flags,
+                          Tensor out) {
+  if (flags && context.grad_enabled && op.differentiable()) {
+    OpCall c(op, in, n);
+    c.out[0] = out;
+    write_tape(c);
+  }
+  return out;
+}
+
+Tensor call(const PointwiseOp& op, const Tensor& a) {
+  TensorImpl* in[] = {a.impl()};
+  if (in[0] && fast(op, in[0], in[0]->flags)) {
+    const int t = static_cast<int>(in[0]->dtype);
+    Tensor out = like(*in[0], op.direct_out[t]);
+    char* to = out.impl()->data();
+    const char* from = in[0]->data();
+    const int64_t step = 1;
+    op.direct[t](&to, &from, &step, in[0]->numel);
+    return finish_fast(op, in, 1, in[0]->flags, std::move(out));
+  }
+  return PointwiseCall(op).add(a).run();
+}
+
+Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
+  TensorImpl* in[] = {a.impl(), b.impl()};
+  if (in[0] && in[1] && fast(op, in[0], in[0]->flags | in[1]->flags) &&
+      in[0]->dtype == in[1]->dtype && in[0]->same_shape(*in[1]) && in[1]->storage->data) {
+    const int t = static_cast<int>(in[0]->dtype);
+    Tensor out = like(*in[0], op.direct_out[t]);
+    char* to = out.impl()->data();
+    const char* from[] = {in[0]->data(), in[1]->data()};
+    constexpr int64_t step[] = {1, 1};
+    op.direct[t](&to, from, step, in[0]->numel);
+    return finish_fast(op, in, 2, in[0]->flags | in[1]->flags, std::move(out));
+  }
+  return PointwiseCall(op).add(a).add(b).run();
+}
+
+Tensor call(const PointwiseOp& op, const Tensor& a, Scalar b) {
+  return PointwiseCall(op).add(a).add(b).run();
+}
+Tensor call(const PointwiseOp& op, Scalar a, const Tensor& b) {
+  return PointwiseCall(op).add(a).add(b).run();
+}
+void call_into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
+  PointwiseCall(op).add(a).add(b).run_into({a});
+}
+void call_into(const PointwiseOp& op, const Tensor& a, Scalar b) {
+  PointwiseCall(op).add(a).add(b).run_into({a});
+}
+
+}  // namespace brrr

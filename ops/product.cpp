@@ -1,0 +1,291 @@
+// The CPU kernel of matrix products. Strided operands go to gemm as they lie where one of their two
+// dims is dense; 16-bit floats are computed in float32 and rounded once; integers are exact.
+#include "ops/product.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "ops/convert.h"
+#include "ops/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+// --- operands ------------------------------------------------------------------------------------
+
+/// One operand as stacked matrices: strides in elements, batch strides aligned with the result's
+/// batch dims (0 where it is broadcast).
+struct Operand {
+  const TensorImpl* t;
+  int64_t rows, cols, row_stride, col_stride;
+  int64_t batch_stride[kMaxDims];
+  Tensor copy;  ///< What `t` points to where the input's own memory would not do.
+};
+
+/// Whether gemm can read the matrix where it lies. A single row or column is never transposed, so
+/// that a vector's product has the same bits whatever its stride.
+bool gemm_layout(const Operand& o, int64_t& ld, bool& trans) {
+  const int64_t rows = std::max<int64_t>(o.rows, 1), cols = std::max<int64_t>(o.cols, 1);
+  trans = false;
+  ld = rows == 1 ? cols : o.row_stride;
+  if ((o.col_stride == 1 || cols == 1) && ld >= cols) return true;
+  trans = true;
+  ld = o.col_stride;
+  return rows > 1 && cols > 1 && o.row_stride == 1 && ld >= rows;
+}
+
+void set_matrix(Operand& o, bool is_left) {
+  const TensorImpl& t = *o.t;
+  const int n = t.ndim;
+  if (n >= 2) {
+    o.rows = t.sizes[n - 2];
+    o.cols = t.sizes[n - 1];
+    o.row_stride = t.strides[n - 2];
+    o.col_stride = t.strides[n - 1];
+  } else if (is_left) {
+    o.rows = 1;
+    o.cols = o.row_stride = t.sizes[0];
+    o.col_stride = t.strides[0];
+  } else {
+    o.rows = t.sizes[0];
+    o.cols = o.col_stride = 1;
+    o.row_stride = t.strides[0];
+  }
+}
+
+/// Contiguous memory of the operand's shape in its compute type. A transposed matrix stays one
+/// (unless its rows will be joined): the product's bits depend on that, and must not depend on
+/// whether a copy was made.
+void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
+  const TensorImpl& t = *o.t;
+  int64_t ld;
+  bool trans;
+  const bool flip = gemm_layout(o, ld, trans) && trans && t.ndim >= 2 && may_transpose;
+  IntList sizes = t.size_list(), strides = t.stride_list();
+  if (flip) {
+    std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
+    std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
+  }
+  t.storage->refs.retain();
+  const Tensor from(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
+  Tensor copy = raw_empty(sizes, compute_type(t.dtype), t.device);
+  copy_now(*copy.impl(), *from.impl());
+  o.copy = std::move(copy);
+  o.t = o.copy.impl();
+  set_matrix(o, is_left);
+  if (flip) {
+    std::swap(o.rows, o.cols);
+    std::swap(o.row_stride, o.col_stride);
+  }
+}
+
+/// The leading dims joined into rows: one product instead of a batch of them.
+void fold_rows(Operand& o) {
+  const TensorImpl& t = *o.t;
+  const int last = t.ndim - 1;
+  const int64_t cols = t.sizes[last];
+  bool dense = t.strides[last] == 1 || cols == 1;
+  int64_t step = cols, rows = 1;  // Of the dims joined so far.
+  for (int d = last - 1; d >= 0; --d) {
+    if (t.sizes[d] == 1) continue;
+    if (rows == 1)
+      step = t.strides[d];
+    else
+      dense &= t.strides[d] == step * rows;
+    rows *= t.sizes[d];
+  }
+  if (!dense || step < cols) {
+    make_copy(o, true, false);
+    step = cols;
+  }
+  o.rows = rows;
+  o.cols = cols;
+  o.row_stride = step;
+  o.col_stride = 1;
+}
+
+void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
+  const int own = std::max(o.t->ndim - 2, 0), shift = batch_dims - own;
+  for (int d = 0; d < batch_dims; ++d) {
+    const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
+    o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
+  }
+}
+
+int64_t batch_offset(const Operand& o, const TensorImpl& out, int batch_dims, int64_t i) {
+  int64_t offset = 0;
+  for (int d = batch_dims - 1; d >= 0; --d) {
+    offset += i % out.sizes[d] * o.batch_stride[d];
+    i /= out.sizes[d];
+  }
+  return offset;
+}
+
+// --- kernels -------------------------------------------------------------------------------------
+
+constexpr int64_t kGrain = 1 << 15;  // Elements, or multiplications by 16, worth a thread.
+
+/// C = A B in modular arithmetic, for integers.
+template <class T>
+void integer_product(const Operand& a, const Operand& b, const T* pa, const T* pb, T* c) {
+  using U = std::make_unsigned_t<T>;
+  const int64_t n = b.cols, work = std::max<int64_t>(1, a.cols * n / 16);
+  parallel_for(a.rows, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      auto* row = reinterpret_cast<U*>(c + i * n);
+      std::fill_n(row, n, U{0});
+      for (int64_t k = 0; k < a.cols; ++k) {
+        const U x = static_cast<U>(pa[i * a.row_stride + k * a.col_stride]);
+        const T* y = pb + k * b.row_stride;
+        for (int64_t j = 0; j < n; ++j) row[j] += x * static_cast<U>(y[j * b.col_stride]);
+      }
+    }
+  });
+}
+
+/// The product of one pair of matrices, `at` and `bt` elements into the operands.
+void product(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
+  const auto size = static_cast<int64_t>(itemsize(dtype));
+  const char* pa = a.t->data() + at * size;
+  const char* pb = b.t->data() + bt * size;
+  if (dtype == kInt64) {
+    return integer_product(a, b, reinterpret_cast<const int64_t*>(pa),
+                           reinterpret_cast<const int64_t*>(pb), reinterpret_cast<int64_t*>(c));
+  }
+  if (dtype == kInt32) {
+    return integer_product(a, b, reinterpret_cast<const int32_t*>(pa),
+                           reinterpret_cast<const int32_t*>(pb), reinterpret_cast<int32_t*>(c));
+  }
+  Gemm g{dtype, false, false, a.rows, b.cols, a.cols, pa, 0, pb, 0, c, b.cols};
+  gemm_layout(a, g.lda, g.trans_a);
+  gemm_layout(b, g.ldb, g.trans_b);
+  static const auto gemm = backend(DeviceType::CPU).gemm;
+  gemm(g);
+}
+
+/// Whether `product` can read the operand: compute type, and for floats a layout of gemm's.
+bool readable(const Operand& o) {
+  int64_t ld;
+  bool trans;
+  const DType dtype = o.t->dtype;
+  return dtype == compute_type(dtype) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
+}
+
+Tensor transposed(const TensorImpl& t) {
+  t.storage->refs.retain();
+  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, {t.sizes[1], t.sizes[0]},
+                                                {t.strides[1], t.strides[0]}, t.offset)));
+}
+
+}  // namespace
+
+void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
+              TensorImpl& out) {
+  if (out.numel == 0) return;
+  Operand a, b;
+  a.t = &left;
+  b.t = &right;
+  set_matrix(a, true);
+  set_matrix(b, false);
+  const DType dtype = compute_type(out.dtype);
+  const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
+  Tensor view;
+  if (transpose_right) {
+    std::swap(b.rows, b.cols);
+    std::swap(b.row_stride, b.col_stride);
+  }
+  if (!readable(b)) {
+    if (transpose_right) {
+      view = transposed(right);
+      b.t = view.impl();
+    }
+    make_copy(b, false);
+  }
+  if (right.ndim <= 2 && left.ndim > 2) {
+    if (left.dtype != dtype) make_copy(a, true, false);
+    fold_rows(a);
+  } else if (!readable(a)) {
+    make_copy(a, true);
+  }
+  Tensor scratch;
+  if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
+  char* c = scratch.defined() ? scratch.impl()->data() : out.data();
+  if (batch_dims == 0) {
+    product(a, b, 0, 0, dtype, c);
+  } else {
+    set_batch(a, out, batch_dims);
+    set_batch(b, out, batch_dims);
+    const int64_t area = a.rows * b.cols, step = area * static_cast<int64_t>(itemsize(dtype));
+    const int64_t work = std::max<int64_t>(1, area * a.cols / 16);
+    const int64_t grain = std::max<int64_t>(1, kGrain / work);
+    parallel_for(out.numel / area, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        product(a, b, batch_offset(a, out, batch_dims, i), batch_offset(b, out, batch_dims, i),
+                dtype, c + i * step);
+      }
+    });
+  }
+  if (scratch.defined()) copy_now(out, *scratch.impl());
+}
+
+namespace {
+
+// --- bias ----------------------------------------------------------------------------------------
+
+template <class T> void add_to(T* y, const T* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + vx::lanes <= n; i += vx::lanes) vx::store(y + i, vx::load(y + i) + vx::load(x + i));
+  if (const int rest = static_cast<int>(n - i)) {
+    vx::store_n(y + i, vx::load_n(y + i, rest) + vx::load_n(x + i, rest), rest);
+  }
+}
+
+template <class T> void add_bias(TensorImpl& out, const T* bias) {
+  constexpr int64_t kTile = 512;
+  constexpr DType compute = DTypeOf<T>::value;
+  const int64_t n = out.sizes[out.ndim - 1];
+  const auto size = static_cast<int64_t>(itemsize(out.dtype));
+  parallel_for(out.numel / n, std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      char* row = out.data() + r * n * size;
+      if (out.dtype == compute) {
+        add_to(reinterpret_cast<T*>(row), bias, n);
+        continue;
+      }
+      for (int64_t j = 0; j < n; j += kTile) {
+        alignas(64) T tile[kTile];
+        const int64_t m = std::min(kTile, n - j);
+        load_tile(compute, tile, out.dtype, row + j * size, 1, m);
+        add_to(tile, bias + j, m);
+        store_tile(out.dtype, row + j * size, 1, compute, tile, m);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void add_bias(TensorImpl& out, const TensorImpl& bias) {
+  if (out.numel == 0) return;
+  const TensorImpl* b = &bias;
+  Tensor copy;
+  if (!bias.contiguous() || bias.dtype != compute_type(bias.dtype)) {
+    copy = raw_empty(bias.size_list(), compute_type(bias.dtype), bias.device);
+    copy_now(*copy.impl(), bias);
+    b = copy.impl();
+  }
+  switch (b->dtype) {
+    case kFloat32:
+      return add_bias(out, reinterpret_cast<const float*>(b->data()));
+    case kFloat64:
+      return add_bias(out, reinterpret_cast<const double*>(b->data()));
+    case kInt64:
+      return add_bias(out, reinterpret_cast<const int64_t*>(b->data()));
+    default:
+      return add_bias(out, reinterpret_cast<const int32_t*>(b->data()));
+  }
+}
+
+}  // namespace brrr

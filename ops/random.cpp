@@ -1,0 +1,195 @@
+// Tensors from the random stream. Element i is a pure function of (seed, draw, i), whatever the
+// threads, the mode or the device.
+#include <algorithm>
+
+#include "core/backend.h"
+#include "ops/convert.h"
+#include "ops/creation.h"
+#include "ops/factory_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/vec.h"
+#include "ops/vec_math.h"
+#include "ops/vec_lanes.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int64_t kTile = 256;  // Elements made at a time; a multiple of 16.
+
+// The words that every random row begins with.
+struct Draw {
+  uint64_t seed, number;
+  explicit Draw(const OpCall& c)
+      : seed(static_cast<uint64_t>(c.attrs.v[0])), number(static_cast<uint64_t>(c.attrs.v[1])) {}
+  vx::u32 words(int64_t i) const { return vx::philox16(static_cast<uint64_t>(i), seed, number); }
+};
+constexpr int kDrawWords = 2;
+
+template <class F>
+void for_tiles(int64_t n, const F& f) {
+  parallel_for((n + kTile - 1) / kTile, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) f(t * kTile, std::min(kTile, n - t * kTile));
+  });
+}
+
+// `make(i)` gives elements i .. i + 15 as float32; other dtypes are conversions of them.
+template <class F>
+void fill_floats(const TensorImpl& o, const F& make) {
+  for_tiles(o.numel, [&](int64_t begin, int64_t n) {
+    alignas(64) float tile[kTile];
+    float* to = o.dtype == kFloat32 ? reinterpret_cast<float*>(o.data()) + begin : tile;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) vx::store(to + i, make(begin + i));
+    if (i < n) vx::store_n(to + i, make(begin + i), static_cast<int>(n - i));
+    if (to != tile) return;
+    char* out = o.data() + begin * static_cast<int64_t>(itemsize(o.dtype));
+    store_tile(o.dtype, out, 1, kFloat32, tile, n);
+  });
+}
+
+// Only as many bits as the dtype holds: rounding 0.99999 to bfloat16 would give 1.
+void run_rand(OpCall& c) {
+  const TensorImpl& o = *c.out[0].impl();
+  const Draw draw(c);
+  const int digits = o.dtype == kBFloat16 ? 8 : o.dtype == kFloat16 ? 11 : 24;
+  const unsigned keep = ~0u << (32 - digits);
+  fill_floats(o, [&](int64_t i) { return vx::uniform01(draw.words(i) & keep); });
+}
+
+void run_randn(OpCall& c) {
+  const Draw draw(c);
+  fill_floats(*c.out[0].impl(), [&](int64_t i) {
+    return vx::normal16(static_cast<uint64_t>(i), draw.seed, draw.number);
+  });
+}
+
+// The high part of word * range (Lemire, "Fast random integer generation in an interval", 2019,
+// without its rejection): a value's probability is off by at most one part in 2^32 / range, which
+// keeps every element's cost and counter fixed. Beyond 32 bits element i takes words 2i, 2i + 1.
+void run_randint(OpCall& c) {
+  const TensorImpl& o = *c.out[0].impl();
+  const Draw draw(c);
+  auto* out = reinterpret_cast<uint64_t*>(o.data());
+  const auto low = static_cast<uint64_t>(c.attrs.v[kDrawWords]);
+  const uint64_t range = static_cast<uint64_t>(c.attrs.v[kDrawWords + 1]) - low;
+  if (range <= uint64_t{1} << 32) {
+    for_tiles(o.numel, [&](int64_t begin, int64_t n) {
+      for (int64_t i = 0; i < n; i += 16) {
+        const vx::u32 w = draw.words(begin + i);
+        const int lanes = static_cast<int>(std::min<int64_t>(16, n - i));
+        for (int k = 0; k < lanes; ++k) out[begin + i + k] = low + (w[k] * range >> 32);
+      }
+    });
+    return;
+  }
+  __extension__ using wide = unsigned __int128;
+  for_tiles(o.numel, [&](int64_t begin, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+      const vx::u32 w = draw.words(2 * (begin + i));
+      const int lanes = static_cast<int>(std::min<int64_t>(8, n - i));
+      for (int k = 0; k < lanes; ++k) {
+        const uint64_t word = uint64_t{w[2 * k + 1]} << 32 | w[2 * k];
+        out[begin + i + k] = low + static_cast<uint64_t>(wide{word} * range >> 64);
+      }
+    }
+  });
+}
+
+// Sorted by a random word; equal words (one pair in 2^32) keep their order. Word and number share
+// 64 bits, so the result's own memory is all that the sort needs.
+void run_randperm(OpCall& c) {
+  const TensorImpl& o = *c.out[0].impl();
+  const Draw draw(c);
+  auto* keys = reinterpret_cast<uint64_t*>(o.data());
+  for_tiles(o.numel, [&](int64_t begin, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+      const vx::u32 w = draw.words(begin + i);
+      const int lanes = static_cast<int>(std::min<int64_t>(16, n - i));
+      for (int k = 0; k < lanes; ++k) {
+        keys[begin + i + k] = uint64_t{w[k]} << 32 | static_cast<uint64_t>(begin + i + k);
+      }
+    }
+  });
+  std::sort(keys, keys + o.numel);
+  for (int64_t i = 0; i < o.numel; ++i) keys[i] &= 0xffffffffu;
+}
+
+void run_dropout_mask(OpCall& c) {
+  const TensorImpl& o = *c.out[0].impl();
+  const Draw draw(c);
+  const double p = c.attrs.d(kDrawWords), scale = p < 1 ? 1 / (1 - p) : 0;
+  const vx::f32 limit = vx::splat(static_cast<float>(p));
+  const bool wide = o.dtype == kFloat64;  // 1 / (1 - p) needs all its digits there.
+  const vx::f32 kept = vx::splat(wide ? 1.0f : static_cast<float>(scale));
+  fill_floats(o, [&](int64_t i) {
+    return vx::where(vx::ge(vx::uniform01(draw.words(i)), limit), kept, vx::f32{});
+  });
+  if (!wide) return;
+  auto* out = reinterpret_cast<double*>(o.data());
+  for_tiles(o.numel, [&](int64_t begin, int64_t n) {
+    for (int64_t i = begin; i < begin + n; ++i) out[i] *= scale;
+  });
+}
+
+const CreationOp rand_row{"rand", "uniform in [0, 1)", OpKind::Random, kDrawWords, run_rand};
+const CreationOp randn_row{"randn", "standard normal", OpKind::Random, kDrawWords, run_randn};
+const CreationOp randint_row{"randint", "integers in [low, high)", OpKind::Random, kDrawWords + 2,
+                             run_randint};
+const CreationOp randperm_row{"randperm", "a random permutation", OpKind::Random, kDrawWords,
+                              run_randperm};
+const CreationOp dropout_row{"dropout_mask", "0 with probability p, else 1 / (1 - p)",
+                             OpKind::Random, kDrawWords + 1, run_dropout_mask};
+
+void check_floating(const char* op, const Tensor& t) {
+  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
+  BRRR_CHECK(is_floating(t.dtype()), "{}: needs a floating tensor, got {}; convert with to(dtype)",
+             op, describe(t.impl()));
+}
+void check_probability(const char* op, double p) {
+  BRRR_CHECK(p >= 0 && p <= 1, "{}: p is a probability in [0, 1], got {}", op, p);
+}
+
+}  // namespace
+
+Tensor rand(const IntList& sizes, Device device) {
+  return CreationCall(rand_row, sizes, kFloat32, device).push_draw().run();
+}
+Tensor randn(const IntList& sizes, Device device) {
+  return CreationCall(randn_row, sizes, kFloat32, device).push_draw().run();
+}
+Tensor rand_like(const Tensor& t) {
+  check_floating("rand_like", t);
+  return CreationCall(rand_row, t.sizes(), t.dtype(), t.device()).push_draw().run();
+}
+Tensor randn_like(const Tensor& t) {
+  check_floating("randn_like", t);
+  return CreationCall(randn_row, t.sizes(), t.dtype(), t.device()).push_draw().run();
+}
+
+Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device) {
+  BRRR_CHECK(low < high, "randint: the range [{}, {}) is empty; low must be below high", low, high);
+  CreationCall c(randint_row, sizes, kInt64, device);
+  return c.push_draw().push(low).push(high).run();
+}
+
+Tensor randperm(int64_t n) {
+  BRRR_CHECK(n >= 0 && n <= int64_t{1} << 32, "randperm: n must be in [0, 2^32], got {}", n);
+  return CreationCall(randperm_row, {n}, kInt64).push_draw().run();
+}
+
+Tensor dropout_mask(const Tensor& like, double p) {
+  check_floating("dropout_mask", like);
+  check_probability("dropout_mask", p);
+  CreationCall c(dropout_row, like.sizes(), like.dtype(), like.device());
+  return c.push_draw().push(p).run();
+}
+
+Tensor dropout(const Tensor& x, double p, bool training) {
+  check_floating("dropout", x);
+  check_probability("dropout", p);
+  if (!training || p == 0) return x;
+  return mul(x, dropout_mask(x, p));
+}
+
+}  // namespace brrr

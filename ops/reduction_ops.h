@@ -1,0 +1,29 @@
+#pragma once
+// Reductions over any dims; no dims means all. See the members of Tensor for the common ones.
+//
+// The order of a reduction is a function of the logical shape, the dims and the device only, never
+// of strides, vector width or threads (ops/reduction.h says which).
+
+#include <utility>
+
+#include "core/tensor.h"
+
+namespace brrr {
+
+Tensor sum(const Tensor& x, const IntList& dims = {}, bool keepdim = false);   ///< ints give int64
+Tensor mean(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< floats only
+Tensor prod(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+Tensor amax(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< ties share
+Tensor amin(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+/// Variance; `unbiased` divides by n - 1.
+Tensor var(const Tensor& x, const IntList& dims = {}, bool unbiased = true, bool keepdim = false);
+Tensor norm(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< sqrt(sum(x^2))
+Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim = false);
+Tensor any(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+Tensor all(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);  ///< int64, the first of ties
+Tensor argmin(const Tensor& x, int64_t dim, bool keepdim = false);
+/// Values and int64 indices of the maximum along one dim.
+std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool keepdim = false);
+
+}  // namespace brrr

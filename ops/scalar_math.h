@@ -1,0 +1,100 @@
+#pragma once
+// m::, the vocabulary that rows are written in, for every type a row is instantiated with:
+// Num<vector> (eager kernels), Num<double> (the oracle), Sym (source text) and Tensor (the
+// differentiable form). All overloads are declared here, before any row: a qualified call finds no
+// later ones.
+
+#include "ops/num.h"
+#include "ops/pointwise_ops.h"
+#include "ops/sym.h"
+
+namespace brrr::m {
+
+// The only macro of the vocabulary: one line gives a function all its forms but Tensor's, which is
+// the public op of the same name.
+#define BRRR_M1(fn)                                             \
+  template <class V>                                            \
+  Num<V> fn(Num<V> x) {                                         \
+    if constexpr (kIsScalar<V>) return oracle::fn(x.v);         \
+    else return vx::fn(x.v);                                    \
+  }                                                             \
+  inline Sym fn(Sym x) { return sym_emit(#fn "($0)", {x.id}); } \
+  using brrr::fn;
+
+#define BRRR_M2(fn)                                                             \
+  template <class V>                                                            \
+  Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) {                         \
+    if constexpr (kIsScalar<V>) return oracle::fn(x.v, y.v);                    \
+    else return vx::fn(x.v, y.v);                                               \
+  }                                                                             \
+  inline Sym fn(Sym x, Sym y) { return sym_emit(#fn "($0, $1)", {x.id, y.id}); }
+
+BRRR_M1(exp)
+BRRR_M1(expm1)
+BRRR_M1(log)
+BRRR_M1(log1p)
+BRRR_M1(sqrt)
+BRRR_M1(rsqrt)
+BRRR_M1(sin)
+BRRR_M1(cos)
+BRRR_M1(tanh)
+BRRR_M1(sigmoid)
+BRRR_M1(erf)
+BRRR_M1(floor)
+BRRR_M1(ceil)
+BRRR_M1(round)
+BRRR_M1(trunc)
+BRRR_M1(abs)
+BRRR_M1(sign)
+BRRR_M2(pow)
+BRRR_M2(min)
+BRRR_M2(max)
+BRRR_M2(remainder)
+BRRR_M2(floor_div)
+#undef BRRR_M1
+#undef BRRR_M2
+
+using brrr::floor_div;
+using brrr::pow;
+using brrr::remainder;
+inline Tensor min(const Tensor& a, const Tensor& b) { return brrr::minimum(a, b); }
+inline Tensor min(const Tensor& a, Scalar b) { return brrr::minimum(a, b); }
+inline Tensor max(const Tensor& a, const Tensor& b) { return brrr::maximum(a, b); }
+inline Tensor max(const Tensor& a, Scalar b) { return brrr::maximum(a, b); }
+
+/// x * y + z, rounded once: the only contraction there is.
+template <class V>
+Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y, std::type_identity_t<Num<V>> z) {
+  if constexpr (kIsScalar<V>) return oracle::fma(x.v, y.v, z.v);
+  else return vx::fma(x.v, y.v, z.v);
+}
+inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}); }
+inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) { return x * y + z; }
+
+template <class V>
+Mask<V> isnan(Num<V> x) {
+  if constexpr (kIsScalar<V>) return {oracle::isnan(x.v)};
+  else return {vx::isnan(x.v)};
+}
+inline SymMask isnan(Sym x) { return mask_emit("isnan($0)", {x.id}); }
+using brrr::isnan;
+template <class V>
+Mask<V> isfinite(Num<V> x) {
+  if constexpr (kIsScalar<V>) return {oracle::isfinite(x.v)};
+  else return {vx::isfinite(x.v)};
+}
+inline SymMask isfinite(Sym x) { return mask_emit("isfinite($0)", {x.id}); }
+using brrr::isfinite;
+
+/// a where the mask holds, else b; both sides are computed.
+template <class V>
+Num<V> where(Mask<V> c, std::type_identity_t<Num<V>> a, std::type_identity_t<Num<V>> b) {
+  if constexpr (kIsScalar<V>) return oracle::where(c.m, a.v, b.v);
+  else return vx::where(c.m, a.v, b.v);
+}
+inline Sym where(SymMask c, Sym a, Sym b) {
+  return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id});
+}
+using brrr::where;
+
+}  // namespace brrr::m

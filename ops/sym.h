@@ -1,0 +1,71 @@
+#pragma once
+// Sym: a row's lambda run on symbols writes down the source text of its formula.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace brrr {
+
+/// Where symbols write their text. One statement per operation, in the dialect of ops/vec.h
+/// (16 lanes on the CPU, one on a GPU).
+class SymText {
+ public:
+  /// `lane` is the C++ type of one element ("float"), which constants are cast to. Names are
+  /// prefix + number, so that several rows can write into one kernel.
+  SymText(std::string lane, std::string prefix, std::string indent)
+      : lane_(std::move(lane)), prefix_(std::move(prefix)), indent_(std::move(indent)) {}
+
+  /// Names an operand; `operand` < 0 means that uses of it are not tracked.
+  int operand(const std::string& name, int operand);
+  int constant(double v);
+  /// Writes `const auto tN = text;` with `$0`, `$1`... replaced by the arguments' names.
+  int emit(const char* text, std::initializer_list<int> args);
+  const std::string& name(int id) const { return names_[id]; }
+  /// Bit i set: the value depends on operand i.
+  uint64_t uses(int id) const { return uses_[id]; }
+  const std::string& text() const { return text_; }
+
+  /// The text that the symbols of this thread write to.
+  inline static thread_local SymText* current = nullptr;
+
+ private:
+  int add(std::string name, uint64_t uses);
+  std::string lane_, prefix_, indent_, text_;
+  std::vector<std::string> names_;
+  std::vector<uint64_t> uses_;
+};
+
+struct Sym {
+  int id = -1;
+  Sym() = default;
+  explicit Sym(int i) : id(i) {}
+  Sym(double v) : id(SymText::current->constant(v)) {}  // NOLINT(google-explicit-constructor)
+};
+struct SymMask {
+  int id = -1;
+};
+
+inline Sym sym_emit(const char* text, std::initializer_list<int> args) {
+  return Sym(SymText::current->emit(text, args));
+}
+inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
+  return {SymText::current->emit(text, args)};
+}
+
+inline Sym operator+(Sym a, Sym b) { return sym_emit("$0 + $1", {a.id, b.id}); }
+inline Sym operator-(Sym a, Sym b) { return sym_emit("$0 - $1", {a.id, b.id}); }
+inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }
+inline Sym operator/(Sym a, Sym b) { return sym_emit("$0 / $1", {a.id, b.id}); }
+inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}); }
+inline SymMask operator<(Sym a, Sym b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
+inline SymMask operator<=(Sym a, Sym b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
+inline SymMask operator>(Sym a, Sym b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
+inline SymMask operator>=(Sym a, Sym b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
+inline SymMask operator==(Sym a, Sym b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
+inline SymMask operator!=(Sym a, Sym b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
+inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.id, b.id}); }
+inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}); }
+inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}); }
+
+}  // namespace brrr

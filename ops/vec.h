@@ -1,0 +1,324 @@
+// The CPU vector prelude, part 1: types, memory access, comparisons, conversions, reduction.
+//
+// This text needs no header: kernels of the library include it, and generated kernels carry it
+// verbatim (then vec_math.h and vec_lanes.h, without #include lines), so both run the same
+// definitions.
+// Every vector has 16 logical lanes whatever the hardware, because lane count fixes the order of
+// a reduction. Only IEEE + - * / sqrt fma, integer and bit operations are used: results do not
+// depend on -march or on the compiler (the payload and sign of a NaN excepted).
+#ifndef BRRR_OPS_VEC_H
+#define BRRR_OPS_VEC_H
+
+#define BRRR_VX static inline __attribute__((always_inline, unused))
+
+namespace brrr::vx {
+
+constexpr int lanes = 16;
+
+typedef float f32 __attribute__((vector_size(64)));
+typedef double f64 __attribute__((vector_size(128)));
+typedef int i32 __attribute__((vector_size(64)));
+typedef long i64 __attribute__((vector_size(128)));
+typedef unsigned u32 __attribute__((vector_size(64)));
+typedef unsigned short u16 __attribute__((vector_size(32)));
+typedef unsigned char u8 __attribute__((vector_size(16)));
+typedef i32 b16;  // a mask: lanes are 0 or -1, for every element type
+
+// Parts of a vector that fit one register. g++ 12 takes comparisons and selections of wider
+// vectors apart lane by lane, so those go through the parts.
+#if defined(__AVX512F__)
+#define BRRR_VX_BYTES 64
+#elif defined(__AVX2__)
+#define BRRR_VX_BYTES 32
+#else
+#define BRRR_VX_BYTES 16
+#endif
+
+template <class T> struct Part {
+  typedef T type __attribute__((vector_size(BRRR_VX_BYTES)));
+};
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef int i32x8 __attribute__((vector_size(32)));
+
+// --- memory --------------------------------------------------------------------------------------
+
+// The first n elements; the rest of the vector is zero and its memory is not touched.
+template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
+  V r{};
+#ifdef __AVX512F__
+  if constexpr (sizeof(T) == 4) {
+    auto mask = static_cast<unsigned short>((1u << n) - 1u);
+    return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, (i32)r, mask);
+  }
+#endif
+  __builtin_memcpy(&r, p, static_cast<unsigned long>(n) * sizeof(T));
+  return r;
+}
+
+template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(T) == 4) {
+    auto mask = static_cast<unsigned short>((1u << n) - 1u);
+    __builtin_ia32_storedqusi512_mask((int*)p, (i32)v, mask);
+    return;
+  }
+#endif
+  __builtin_memcpy(p, &v, static_cast<unsigned long>(n) * sizeof(T));
+}
+
+// Writes around the caches. p is aligned to 64 bytes; call fence_nt() before another thread reads.
+template <class V, class T> BRRR_VX void store_around(T* p, V v) {
+#if defined(__clang__)
+  __builtin_nontemporal_store(v, (V*)p);
+#elif defined(__AVX__)
+  Part<float>::type part[sizeof(V) < BRRR_VX_BYTES ? 1 : sizeof(V) / BRRR_VX_BYTES];
+  if constexpr (sizeof(V) >= BRRR_VX_BYTES) {
+    __builtin_memcpy(&part, &v, sizeof v);
+    for (unsigned i = 0; i < sizeof(V) / BRRR_VX_BYTES; ++i)
+#ifdef __AVX512F__
+      __builtin_ia32_movntps512((float*)p + 16 * i, part[i]);
+#elif defined(__AVX2__)
+      __builtin_ia32_movntps256((float*)p + 8 * i, part[i]);
+#else
+      __builtin_memcpy((float*)p + 4 * i, &part[i], sizeof part[i]);
+#endif
+  } else {
+    __builtin_memcpy(p, &v, sizeof v);
+  }
+#else
+  __builtin_memcpy(p, &v, sizeof v);
+#endif
+}
+
+BRRR_VX void fence_nt() {
+#ifdef __SSE__
+  __builtin_ia32_sfence();
+#else
+  __sync_synchronize();
+#endif
+}
+
+#define BRRR_VX_MEMORY(T, V)                                                       \
+  BRRR_VX V load(const T* p) {                                                     \
+    V r;                                                                           \
+    __builtin_memcpy(&r, p, sizeof r);                                             \
+    return r;                                                                      \
+  }                                                                                \
+  BRRR_VX void store(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }             \
+  BRRR_VX V load_n(const T* p, int n) { return load_first<V>(p, n); }              \
+  BRRR_VX void store_n(T* p, V v, int n) { store_first(p, v, n); }                 \
+  BRRR_VX void store_nt(T* p, V v) { store_around(p, v); }                         \
+  BRRR_VX V splat(T x) {                                                           \
+    return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};                      \
+  }                                                                                \
+  BRRR_VX V load_strided(const T* p, long s) {                                     \
+    return V{p[0],     p[s],      p[2 * s],  p[3 * s],  p[4 * s],  p[5 * s],       \
+             p[6 * s], p[7 * s],  p[8 * s],  p[9 * s],  p[10 * s], p[11 * s],      \
+             p[12 * s], p[13 * s], p[14 * s], p[15 * s]};                          \
+  }                                                                                \
+  BRRR_VX V load_strided_n(const T* p, long s, int n) {                            \
+    V r{};                                                                         \
+    for (int i = 0; i < n; ++i) r[i] = p[i * s];                                   \
+    return r;                                                                      \
+  }                                                                                \
+  BRRR_VX void store_strided_n(T* p, V v, long s, int n) {                         \
+    for (int i = 0; i < n; ++i) p[i * s] = v[i];                                   \
+  }                                                                                \
+  BRRR_VX void store_strided(T* p, V v, long s) {                                  \
+    for (int i = 0; i < lanes; ++i) p[i * s] = v[i];                               \
+  }
+BRRR_VX_MEMORY(float, f32)
+BRRR_VX_MEMORY(double, f64)
+BRRR_VX_MEMORY(int, i32)
+BRRR_VX_MEMORY(long, i64)
+BRRR_VX_MEMORY(unsigned, u32)
+BRRR_VX_MEMORY(unsigned short, u16)
+BRRR_VX_MEMORY(unsigned char, u8)
+#undef BRRR_VX_MEMORY
+
+// --- comparisons and selection -------------------------------------------------------------------
+
+struct Less {
+  template <class V> BRRR_VX auto test(V a, V b) { return a < b; }
+};
+struct LessEqual {
+  template <class V> BRRR_VX auto test(V a, V b) { return a <= b; }
+};
+struct Equal {
+  template <class V> BRRR_VX auto test(V a, V b) { return a == b; }
+};
+struct NotEqual {
+  template <class V> BRRR_VX auto test(V a, V b) { return a != b; }
+};
+
+BRRR_VX b16 to_mask(i32 m) { return m; }
+BRRR_VX b16 to_mask(i64 m) { return __builtin_convertvector(m, i32); }
+
+template <class Test, class T, class V> BRRR_VX b16 compare(V a, V b) {
+  if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
+    return Test::test(a, b);
+  } else {
+    using P = typename Part<T>::type;
+    constexpr int parts = sizeof(V) / BRRR_VX_BYTES;
+    decltype(P{} < P{}) m[parts];
+    P x[parts], y[parts];
+    __builtin_memcpy(&x, &a, sizeof a);
+    __builtin_memcpy(&y, &b, sizeof b);
+    for (int i = 0; i < parts; ++i) m[i] = Test::test(x[i], y[i]);
+    decltype(a < b) r;
+    __builtin_memcpy(&r, &m, sizeof r);
+    return to_mask(r);
+  }
+}
+
+BRRR_VX f32 where(b16 m, f32 a, f32 b) {
+#if defined(__AVX512F__) || defined(__clang__)
+  return m ? a : b;
+#else
+  return (f32)(((i32)a & m) | ((i32)b & ~m));
+#endif
+}
+BRRR_VX i32 where(b16 m, i32 a, i32 b) { return (a & m) | (b & ~m); }
+BRRR_VX i64 where(b16 m, i64 a, i64 b) {
+  i64 wide = __builtin_convertvector(m, i64);
+  return (a & wide) | (b & ~wide);
+}
+BRRR_VX f64 where(b16 m, f64 a, f64 b) { return (f64)where(m, (i64)a, (i64)b); }
+
+#define BRRR_VX_COMPARE(T, V)                                                      \
+  BRRR_VX b16 lt(V a, V b) { return compare<Less, T>(a, b); }                      \
+  BRRR_VX b16 le(V a, V b) { return compare<LessEqual, T>(a, b); }                 \
+  BRRR_VX b16 gt(V a, V b) { return compare<Less, T>(b, a); }                      \
+  BRRR_VX b16 ge(V a, V b) { return compare<LessEqual, T>(b, a); }                 \
+  BRRR_VX b16 eq(V a, V b) { return compare<Equal, T>(a, b); }                     \
+  BRRR_VX b16 ne(V a, V b) { return compare<NotEqual, T>(a, b); }
+BRRR_VX_COMPARE(float, f32)
+BRRR_VX_COMPARE(double, f64)
+BRRR_VX_COMPARE(int, i32)
+BRRR_VX_COMPARE(long, i64)
+#undef BRRR_VX_COMPARE
+
+// Bit i of the result is the mask of lane i.
+BRRR_VX unsigned mask_bits(b16 m) {
+#if defined(__AVX512DQ__)
+  return static_cast<unsigned short>(__builtin_ia32_cvtd2mask512(m));
+#elif defined(__AVX__)
+  f32x8 h[2];
+  __builtin_memcpy(&h, &m, sizeof h);
+  return static_cast<unsigned>(__builtin_ia32_movmskps256(h[0])) |
+         static_cast<unsigned>(__builtin_ia32_movmskps256(h[1])) << 8;
+#else
+  unsigned r = 0;
+  for (int i = 0; i < lanes; ++i) r |= (m[i] != 0 ? 1u : 0u) << i;
+  return r;
+#endif
+}
+BRRR_VX bool any(b16 m) { return mask_bits(m) != 0; }
+BRRR_VX bool all(b16 m) { return mask_bits(m) == 0xffff; }
+
+// The mask of the first n lanes.
+BRRR_VX b16 first_lanes(int n) {
+  return lt(i32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, splat(n));
+}
+
+// --- conversions ---------------------------------------------------------------------------------
+
+BRRR_VX f32 to_f32(f32 x) { return x; }
+BRRR_VX f32 to_f32(f64 x) { return __builtin_convertvector(x, f32); }
+BRRR_VX f32 to_f32(i32 x) { return __builtin_convertvector(x, f32); }
+BRRR_VX f32 to_f32(i64 x) { return __builtin_convertvector(x, f32); }
+BRRR_VX f64 to_f64(f32 x) { return __builtin_convertvector(x, f64); }
+BRRR_VX f64 to_f64(f64 x) { return x; }
+BRRR_VX f64 to_f64(i32 x) { return __builtin_convertvector(x, f64); }
+BRRR_VX f64 to_f64(i64 x) { return __builtin_convertvector(x, f64); }
+BRRR_VX i32 to_i32(i32 x) { return x; }
+BRRR_VX i32 to_i32(i64 x) { return __builtin_convertvector(x, i32); }
+BRRR_VX i64 to_i64(i32 x) { return __builtin_convertvector(x, i64); }
+BRRR_VX i64 to_i64(i64 x) { return x; }
+
+// Floating point truncates; NaN and what is out of range give the smallest integer, as the x86
+// instructions do (in C++ they are undefined, so the lanes are made safe before).
+BRRR_VX i32 to_i32(f32 x) {
+  b16 ok = lt((f32)((i32)x & 0x7fffffff), splat(0x1p31f));
+  i32 r = __builtin_convertvector(where(ok, x, f32{}), i32);
+  return where(ok, r, splat(-0x7fffffff - 1));
+}
+BRRR_VX i32 to_i32(f64 x) {
+  b16 ok = lt(x, splat(0x1p31)) & gt(x, splat(-0x1.00000002p31));
+  i32 r = __builtin_convertvector(where(ok, x, f64{}), i32);
+  return where(ok, r, splat(-0x7fffffff - 1));
+}
+BRRR_VX i64 to_i64(f64 x) {
+  b16 ok = lt(x, splat(0x1p63)) & ge(x, splat(-0x1p63));
+  i64 r = __builtin_convertvector(where(ok, x, f64{}), i64);
+  return where(ok, r, splat(-0x7fffffffffffffffL - 1));
+}
+BRRR_VX i64 to_i64(f32 x) { return to_i64(to_f64(x)); }
+
+// Named, because a mask and an i32 are one type: nonzero -> true, and true -> 1.
+BRRR_VX b16 to_b16(f32 x) { return ne(x, f32{}); }
+BRRR_VX b16 to_b16(f64 x) { return ne(x, f64{}); }
+BRRR_VX b16 to_b16(i32 x) { return ne(x, i32{}); }
+BRRR_VX b16 to_b16(i64 x) { return ne(x, i64{}); }
+BRRR_VX f32 mask_to_f32(b16 m) { return (f32)(m & 0x3f800000); }
+BRRR_VX f64 mask_to_f64(b16 m) { return to_f64(m & 1); }
+BRRR_VX i32 mask_to_i32(b16 m) { return m & 1; }
+BRRR_VX i64 mask_to_i64(b16 m) { return to_i64(m & 1); }
+
+// uint8 wraps modulo 256; a stored bool is 0 or 1 (any nonzero byte reads as true).
+BRRR_VX i32 u8_to_i32(u8 x) { return __builtin_convertvector(x, i32); }
+BRRR_VX u8 i32_to_u8(i32 x) { return __builtin_convertvector(x & 255, u8); }
+BRRR_VX b16 bool_to_b16(u8 x) { return to_b16(u8_to_i32(x)); }
+BRRR_VX u8 b16_to_bool(b16 m) { return i32_to_u8(m & 1); }
+
+// bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
+BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(__builtin_convertvector(h, u32) << 16); }
+BRRR_VX u32 bf16_bits(f32 x) {
+  u32 b = (u32)x;
+  u32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
+  return (u32)where(ne(x, x), (i32)(b | 0x400000u), (i32)rounded);
+}
+BRRR_VX u16 f32_to_bf16(f32 x) { return __builtin_convertvector(bf16_bits(x) >> 16, u16); }
+BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
+
+// IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
+// denormal is made by one float addition that puts its last bit at the bottom of the sum.
+BRRR_VX u32 f16_bits(f32 x) {
+  u32 b = (u32)x, mag = b & 0x7fffffffu;
+  u32 normal = (mag + 0xc8000fffu + ((mag >> 13) & 1u)) >> 13;
+  u32 tiny = (u32)((f32)mag + 0.5f) - 0x3f000000u;
+  u32 nan = (0x7e00u | (mag >> 13)) & 0x7fffu;
+  i32 m = (i32)mag;
+  i32 r = where(lt(m, splat(0x38800000)), (i32)tiny, (i32)normal);
+  r = where(ge(m, splat(0x47800000)), splat(0x7c00), r);
+  r = where(gt(m, splat(0x7f800000)), (i32)nan, r);
+  return (u32)r | ((b >> 16) & 0x8000u);
+}
+BRRR_VX f32 f16_value(u32 h) {
+  u32 o = (h & 0x7fffu) << 13, exponent = o & 0x0f800000u;
+  u32 shifted = o + 0x38000000u;
+  f32 tiny = (f32)(shifted + 0x00800000u) - 0x1p-14f;
+  i32 r = where(eq((i32)exponent, i32{}), (i32)tiny, (i32)shifted);
+  r = where(eq((i32)exponent, splat(0x0f800000)), (i32)(o + 0x70000000u), r);
+  return (f32)((u32)r | ((h & 0x8000u) << 16));
+}
+BRRR_VX f32 f16_to_f32(u16 h) { return f16_value(__builtin_convertvector(h, u32)); }
+BRRR_VX u16 f32_to_f16(f32 x) { return __builtin_convertvector(f16_bits(x), u16); }
+BRRR_VX f32 round_f16(f32 x) { return f16_value(f16_bits(x)); }
+
+// --- reduction -----------------------------------------------------------------------------------
+
+// The fixed tree: lane i with lane i + 8, then + 4, + 2, + 1. `op` takes and returns whole
+// vectors (the upper lanes then hold values nobody reads). The result is lane 0.
+template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
+  v = op(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13,
+                                    14, 15));
+  v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+  v = op(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
+  v = op(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
+  return v[0];
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_H

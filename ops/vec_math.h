@@ -1,0 +1,377 @@
+// The CPU vector prelude, part 2: float32 mathematics (see vec.h; vec_lanes.h has the rest).
+//
+// Float32 is branch-free polynomials, good for every input: NaN, infinities, signed zeros and
+// denormals in and out. The largest errors measured, in units in the last place:
+//   exp     0.87   expm1  1.5    log    0.85   log1p   1.5    sin  1.9   cos    2.0
+//   tanh    1.4    erf    1.0    sigmoid 2.5   pow     1.2    sqrt 0.5   rsqrt  1.5
+// and the roundings are exact. (All but pow: every 31st of all floats; pow: 6 million samples.)
+// Float64 goes to libm lane by lane: it is the reference, not the fast path.
+// Several polynomials and ideas are Norbert Juffa's (public forum posts, BSD); others are Remez
+// fits rounded to float one coefficient at a time.
+#ifndef BRRR_OPS_VEC_MATH_H
+#define BRRR_OPS_VEC_MATH_H
+
+#include "ops/vec.h"
+
+namespace brrr::vx {
+
+constexpr float infinity = __builtin_inff();
+
+// --- fma, square root, rounding ------------------------------------------------------------------
+
+// Correctly rounded a * b + c: the only contraction there is, so never left to -ffp-contract.
+BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
+#elif defined(__FMA__)
+  f32x8 x[2], y[2], z[2];
+  __builtin_memcpy(&x, &a, sizeof x);
+  __builtin_memcpy(&y, &b, sizeof y);
+  __builtin_memcpy(&z, &c, sizeof z);
+  for (int i = 0; i < 2; ++i) z[i] = __builtin_ia32_vfmaddps256(x[i], y[i], z[i]);
+  __builtin_memcpy(&c, &z, sizeof z);
+  return c;
+#else
+  for (int i = 0; i < lanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+BRRR_VX f64 fma(f64 a, f64 b, f64 c) {
+  for (int i = 0; i < lanes; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
+  return c;
+}
+BRRR_VX f32 fma(f32 a, f32 b, float c) { return fma(a, b, splat(c)); }
+BRRR_VX f32 fma(f32 a, float b, f32 c) { return fma(a, splat(b), c); }
+BRRR_VX f32 fma(f32 a, float b, float c) { return fma(a, splat(b), splat(c)); }
+
+BRRR_VX f32 sqrt(f32 x) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_sqrtps512(x, 4);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_sqrtps512_mask(x, x, static_cast<unsigned short>(-1), 4);
+#elif defined(__AVX2__)
+  f32x8 h[2];
+  __builtin_memcpy(&h, &x, sizeof h);
+  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_sqrtps256(h[i]);
+  __builtin_memcpy(&x, &h, sizeof x);
+  return x;
+#else
+  for (int i = 0; i < lanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+BRRR_VX f32 rsqrt(f32 x) { return 1.0f / sqrt(x); }
+
+// Rounds to integers: to nearest even, down, up, towards zero. The numbers are the hardware's.
+enum class Round { even = 8, down = 9, up = 10, zero = 11 };
+template <Round mode> BRRR_VX f32 to_integral(f32 x) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_rndscaleps_mask(x, static_cast<int>(mode), x,
+                                        static_cast<unsigned short>(-1), 4);
+#elif defined(__AVX2__)
+  f32x8 h[2];
+  __builtin_memcpy(&h, &x, sizeof h);
+  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_roundps256(h[i], static_cast<int>(mode));
+  __builtin_memcpy(&x, &h, sizeof x);
+  return x;
+#else
+  for (int i = 0; i < lanes; ++i)
+    x[i] = mode == Round::even   ? __builtin_nearbyintf(x[i])
+           : mode == Round::down ? __builtin_floorf(x[i])
+           : mode == Round::up   ? __builtin_ceilf(x[i])
+                                 : __builtin_truncf(x[i]);
+  return x;
+#endif
+}
+BRRR_VX f32 floor(f32 x) { return to_integral<Round::down>(x); }
+BRRR_VX f32 ceil(f32 x) { return to_integral<Round::up>(x); }
+BRRR_VX f32 trunc(f32 x) { return to_integral<Round::zero>(x); }
+BRRR_VX f32 round(f32 x) { return to_integral<Round::even>(x); }
+
+// --- sign, order, classes ------------------------------------------------------------------------
+
+BRRR_VX f32 abs(f32 x) { return (f32)((i32)x & 0x7fffffff); }
+BRRR_VX f64 abs(f64 x) { return (f64)((i64)x & 0x7fffffffffffffffL); }
+BRRR_VX i32 abs(i32 x) { return where(lt(x, i32{}), (i32)(0u - (u32)x), x); }
+BRRR_VX i64 abs(i64 x) {
+  typedef unsigned long wrapping __attribute__((vector_size(128)));
+  return where(lt(x, i64{}), (i64)(0ul - (wrapping)x), x);
+}
+BRRR_VX i32 sign_bits(f32 x) { return (i32)x & (-0x7fffffff - 1); }
+
+// sign(NaN) is NaN; zeros give +0. min and max propagate NaN.
+#define BRRR_VX_ORDER(V, T)                                                        \
+  BRRR_VX V sign(V x) {                                                            \
+    V r = where(lt(x, V{}), splat(T(-1)), V{});                                    \
+    r = where(gt(x, V{}), splat(T(1)), r);                                         \
+    return where(ne(x, x), x, r);                                                  \
+  }                                                                                \
+  BRRR_VX V min(V a, V b) { return where(lt(a, b) | ne(a, a), a, b); }             \
+  BRRR_VX V max(V a, V b) { return where(gt(a, b) | ne(a, a), a, b); }
+BRRR_VX_ORDER(f32, float)
+BRRR_VX_ORDER(f64, double)
+BRRR_VX_ORDER(i32, int)
+BRRR_VX_ORDER(i64, long)
+#undef BRRR_VX_ORDER
+
+BRRR_VX b16 isnan(f32 x) { return ne(x, x); }
+BRRR_VX b16 isnan(f64 x) { return ne(x, x); }
+BRRR_VX b16 isfinite(f32 x) { return lt(abs(x), splat(infinity)); }
+BRRR_VX b16 isfinite(f64 x) { return lt(abs(x), splat(__builtin_inf())); }
+
+// Keeps NaN, unlike a chain of min and max; one instruction each.
+BRRR_VX f32 at_most(f32 x, float top) { return where(lt(splat(top), x), splat(top), x); }
+BRRR_VX f32 at_least(f32 x, float low) { return where(lt(x, splat(low)), splat(low), x); }
+
+// --- exponentials --------------------------------------------------------------------------------
+
+constexpr float log2e = 0x1.715476p+0f;
+constexpr float ln2_high = 0x1.62e430p-1f, ln2_low = -0x1.05c610p-29f;
+
+// Nearest integer of a small x: beyond 2^23 a float has no fraction bits.
+BRRR_VX f32 nearest_multiple(f32 x, float reciprocal) {
+  return fma(x, reciprocal, 0x1.8p+23f) - 0x1.8p+23f;
+}
+
+// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
+BRRR_VX f32 scale(f32 p, f32 i) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_scalefps512_mask(p, i, p, static_cast<unsigned short>(-1), 4);
+#else
+  i32 n = __builtin_convertvector(i, i32), half = n >> 1;
+  return p * (f32)((half + 127) << 23) * (f32)((n - half + 127) << 23);
+#endif
+}
+
+// e^f * 2^i with |f| <= ln(2) / 2.
+BRRR_VX f32 exp_reduced(f32 f, f32 i) {
+  f32 p = fma(splat(0x1.694000p-10f), f, 0x1.125edcp-7f);
+  p = fma(p, f, 0x1.555b5ap-5f);
+  p = fma(p, f, 0x1.555450p-3f);
+  p = fma(p, f, 0x1.fffff6p-2f);
+  p = fma(p, f, 1.0f);
+  return scale(fma(p, f, 1.0f), i);
+}
+BRRR_VX f32 exp_in_range(f32 x) {
+  f32 i = nearest_multiple(x, log2e);
+  return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, x)), i);
+}
+BRRR_VX f32 exp(f32 x) { return exp_in_range(at_least(at_most(x, 89.0f), -104.0f)); }
+
+// e^x - 1 = 2^i (e^f - 1) + (2^i - 1); halved, so that 2^128 need not be represented.
+BRRR_VX f32 expm1(f32 x) {
+  f32 c = at_least(at_most(x, 89.0f), -25.0f);
+  f32 i = nearest_multiple(c, log2e);
+  f32 f = fma(i, -ln2_low, fma(i, -ln2_high, c));
+  f32 p = fma(splat(0x1.9c50e6p-13f), f, 0x1.6d4c16p-10f);
+  p = fma(p, f, 0x1.1113acp-7f);
+  p = fma(p, f, 0x1.5554eap-5f);
+  p = fma(p, f, 0x1.555554p-3f);
+  p = fma(p, f, 0.5f);
+  p = fma(p * f, f, f);
+  f32 half = (f32)((__builtin_convertvector(i, i32) + 126) << 23);
+  f32 r = fma(p, half, half - 0.5f);
+  r = where(eq(i, f32{}), p, r + r);
+  return (f32)((i32)r | sign_bits(x));  // the sum above loses the sign of -0
+}
+
+BRRR_VX f32 sigmoid(f32 x) {  // from e^-|x|, so that the left tail keeps its precision
+  f32 e = exp_in_range(at_least(-abs(x), -104.0f));
+  return where(lt(x, f32{}), e, splat(1.0f)) / (1.0f + e);
+}
+
+BRRR_VX f32 tanh(f32 x) {
+  f32 t = abs(x), s = t * t;
+  f32 p = fma(splat(-0x1.828776p-8f), s, 0x1.54c3c2p-6f);
+  p = fma(p, s, -0x1.b89abap-5f);
+  p = fma(p, s, 0x1.1109bep-3f);
+  p = fma(p, s, -0x1.55553ep-2f);
+  p = fma(p * s, t, t);
+  f32 e = exp_in_range(at_most(t + t, 20.0f));
+  f32 r = where(gt(t, splat(0.6f)), 1.0f - 2.0f / (e + 1.0f), p);
+  return (f32)((i32)r | sign_bits(x));
+}
+
+BRRR_VX f32 erf(f32 x) {
+  f32 t = abs(x), s = t * t;
+  f32 p = fma(splat(-0x1.38e000p-11f), s, 0x1.471a58p-8f);
+  p = fma(p, s, -0x1.b691b2p-6f);
+  p = fma(p, s, 0x1.ce1c44p-4f);
+  p = fma(p, s, -0x1.812700p-2f);
+  p = fma(p, s, 0x1.06eba8p-3f);
+  p = fma(p, t, t);
+  f32 c = at_most(t, 4.0f), c2 = c * c;  // beyond about 3.92 the result is 1
+  f32 q = fma(c, -0x1.220000p-16f, 0x1.91cfb2p-12f);
+  q = fma(q, c2, fma(c, -0x1.fd1438p-9f, 0x1.8d6342p-6f));
+  q = fma(q, c, -0x1.b55cb8p-4f);
+  q = fma(q, c, -0x1.450aa0p-1f);
+  q = fma(q, c, -0x1.079d0cp-3f);
+  q = 1.0f - exp_in_range(fma(q, c, -c));
+  f32 r = where(gt(t, splat(0.927734375f)), q, p);
+  return (f32)((i32)r | sign_bits(x));
+}
+
+// --- logarithms and powers -----------------------------------------------------------------------
+
+// log(1 + m) + i * log(2) with -1/3 <= m <= 1/3.
+BRRR_VX f32 log1p_reduced(f32 m, f32 i) {
+  f32 s = m * m;
+  f32 r = fma(splat(-0x1.0ae000p-3f), s, -0x1.f198b2p-4f);
+  f32 t = fma(splat(0x1.208000p-3f), s, 0x1.1e5740p-3f);
+  r = fma(r, s, -0x1.55b36cp-3f);
+  t = fma(t, s, 0x1.99d8b2p-3f);
+  r = fma(r, s, -0x1.fffe02p-3f);
+  r = fma(t, m, r);
+  r = fma(r, m, 0x1.5554fap-2f);
+  r = fma(r, m, -0.5f);
+  return fma(i, ln2_high, fma(r, s, m));
+}
+// What a logarithm gives where its argument is not positive and finite.
+BRRR_VX f32 log_special(f32 x) {
+  f32 r = where(eq(x, f32{}), splat(-infinity), x);
+  return where(lt(x, f32{}), splat(__builtin_nanf("")), r);
+}
+// x = m * 2^i with m near 1; the boundaries are those of `first`, the bits of the smallest m.
+struct Split {
+  f32 m, i;
+};
+BRRR_VX Split split(f32 x, int first) {
+  b16 tiny = lt(x, splat(0x1p-126f));
+  f32 y = where(tiny, x * 0x1p23f, x);
+  i32 e = ((i32)y - first) & -0x800000;
+  f32 i = __builtin_convertvector(e, f32);
+  return {(f32)((i32)y - e), fma(i, 0x1p-23f, where(tiny, splat(-23.0f), f32{}))};
+}
+BRRR_VX f32 log(f32 x) {
+  Split v = split(x, 0x3f2aaaab);
+  f32 r = log1p_reduced(v.m - 1.0f, v.i);
+  return where(gt(x, f32{}) & lt(x, splat(infinity)), r, log_special(x));
+}
+// (1 + x) 2^-i - 1 is x 2^-i + (2^-i - 1): the scaling is exact, one rounding is left.
+BRRR_VX f32 log1p(f32 x) {
+  f32 u = x + 1.0f;
+  i32 e = ((i32)u - 0x3f2aaaab) & -0x800000;
+  f32 down = fma((f32)(0x40800000 - e), 0.25f, -1.0f);
+  f32 m = (f32)((i32)x - e) + down;
+  f32 r = log1p_reduced(m, __builtin_convertvector(e, f32) * 0x1p-23f);
+  r = where(gt(u, f32{}) & lt(u, splat(infinity)), r, log_special(u));
+  return where(eq(x, f32{}), x, r);
+}
+
+// |x|^y for finite |x| > 0: the logarithm as a sum of two floats, from 2 atanh((m-1)/(m+1)).
+BRRR_VX f32 pow_positive(f32 x, f32 y) {
+  Split v = split(x, 0x3f3504f3);
+  f32 d = v.m - 1.0f, inv = 1.0f / (v.m + 1.0f);
+  f32 q = inv * d, q_low = inv * fma(q, -d, fma(q, -2.0f, d));
+  f32 s = q * q;
+  f32 r = fma(splat(0x1.08c000p-3f), s, 0x1.22cd9cp-3f);
+  r = fma(r, s, 0x1.99a162p-3f);
+  r = fma(r, s, 0x1.555550p-2f);
+  f32 s_low = fma(q, q_low + q_low, fma(q, q, -s));
+  f32 cube = s * q, cube_low = fma(s, q_low, fma(s_low, q, fma(s, q, -cube)));
+  f32 tail = fma(r, cube, fma(r, cube_low, q_low));
+  f32 twice = q + q, t = fma(v.i, ln2_high, twice), p = fma(v.i, -ln2_high, t);
+  tail = fma(v.i, ln2_low, fma(tail, 2.0f, twice - p));
+  f32 log_high = t + tail, log_low = (t - log_high) + tail;
+  f32 a = log_high * y, c = at_least(at_most(a, 110.0f), -110.0f);
+  f32 a_low = where(eq(a, c), fma(log_low, y, fma(log_high, y, -a)), f32{});
+  f32 e = c + a_low, e_low = (c - e) + a_low;
+  f32 i = nearest_multiple(e, log2e);
+  return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, e)) + e_low, i);
+}
+BRRR_VX f32 pow(f32 x, f32 y) {
+  f32 ax = abs(x), half = y * 0.5f;
+  b16 zero = eq(ax, f32{}), whole = eq(trunc(y), y), odd = whole & ne(trunc(half), half);
+  f32 r = where(eq(ax, splat(1.0f)), splat(1.0f), pow_positive(ax, y));
+  f32 end = where(zero ^ lt(y, f32{}), f32{}, splat(infinity));
+  r = where(zero | eq(ax, splat(infinity)), end, r);
+  r = (f32)((i32)r | (sign_bits(x) & odd));
+  b16 undefined = lt(x, f32{}) & gt(x, splat(-infinity)) & ~whole;
+  r = where(undefined, splat(__builtin_nanf("")), r);
+  r = where(ne(x, x) | ne(y, y), x + y, r);
+  return where(eq(x, splat(1.0f)) | eq(y, f32{}), splat(1.0f), r);
+}
+
+// --- sine and cosine -----------------------------------------------------------------------------
+
+// pi in three parts, all positive, so that sin(-0) keeps its sign.
+constexpr float pi_1 = 0x1.921fb4p+1f, pi_2 = 0x1.4442d0p-23f, pi_3 = 0x1.846988p-47f;
+constexpr float trig_fast_limit = 0x1p+17f;
+
+// sin(r) for |r| <= pi / 2, with the sign bits of `flip` added.
+BRRR_VX f32 sin_reduced(f32 r, i32 flip) {
+  f32 s = r * r;
+  f32 p = fma(splat(0x1.5caaeap-19f), s, -0x1.9f652ep-13f);
+  p = fma(p, s, 0x1.110eeap-7f);
+  p = fma(p, s, -0x1.555550p-3f);
+  return (f32)((i32)fma(p, fma(s, r, 0.0f), r) ^ flip);
+}
+
+// Huge arguments: the product with the bits of 1/pi that matter, in integers (Payne and Hanek).
+// For cosine `quarter` takes half a turn of sin off first. Rare, so lane by lane and out of line.
+__attribute__((noinline, cold, unused)) static void reduce_huge(const f32* x, f32* r, i32* flip,
+                                                          bool cosine) {
+  static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
+                                          0x9e21c820ff28b1d5, 0};
+  __extension__ typedef unsigned __int128 wide;
+  for (int k = 0; k < lanes; ++k) {
+    int bits = ((i32)*x)[k], mag = bits & 0x7fffffff;
+    if (mag <= 0x48000000) continue;  // trig_fast_limit
+    if (mag >= 0x7f800000) {
+      (*r)[k] = (*x)[k] - (*x)[k];
+      continue;
+    }
+    int at = 31 + (mag >> 23) - 150, word = at >> 6, shift = at & 63;
+    wide window = (wide)inv_pi[word] << 64 | inv_pi[word + 1];
+    unsigned long high = (unsigned long)(window << shift >> 64);
+    window = (wide)inv_pi[word + 1] << 64 | inv_pi[word + 2];
+    unsigned long low = (unsigned long)(window << shift >> 96);
+    wide product = ((wide)high << 32 | low) * ((mag & 0x7fffff) | 0x800000);
+    unsigned long turns = (unsigned long)(product >> 32);  // |x| / pi modulo 2, 63 binary places
+    if (cosine) turns -= 1ul << 62;
+    double t = (double)(long)(turns << 1) * 0x1.921fb54442d18p-63;
+    (*r)[k] = (float)(cosine || bits < 0 ? -t : t);
+    (*flip)[k] = (int)((turns + (1ul << 62)) >> 63 << 31);
+  }
+}
+
+// Whether any |x| is above the limit; a comparison straight into a mask register where there is
+// one, because this is paid on every call of sin and cos.
+BRRR_VX bool any_above(f32 x, float limit) {
+#ifdef __AVX512F__
+  return __builtin_ia32_cmpps512_mask(abs(x), splat(limit), 14, static_cast<unsigned short>(-1),
+                                      4) != 0;
+#else
+  return any(gt(abs(x), splat(limit)));
+#endif
+}
+
+// Through copies, so that the common path need not keep its vectors in memory.
+BRRR_VX void mend_huge(f32 x, f32& r, i32& flip, bool cosine) {
+  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
+    f32 from = x, to = r;
+    i32 sign = flip;
+    reduce_huge(&from, &to, &sign, cosine);
+    r = to;
+    flip = sign;
+  }
+}
+
+BRRR_VX f32 sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
+  f32 k = fma(x, 0x1.45f306p-2f, 0x1.8p+23f), j = k - 0x1.8p+23f;
+  f32 r = fma(j, -pi_3, fma(j, -pi_2, fma(j, -pi_1, x)));
+  i32 flip = (i32)k << 31;
+  mend_huge(x, r, flip, false);
+  return sin_reduced(r, flip);
+}
+BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
+  f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
+  f32 r = fma(h, pi_3, fma(h, pi_2, fma(h, pi_1, -x)));
+  i32 flip = (i32)k << 31;
+  mend_huge(x, r, flip, true);
+  return sin_reduced(r, flip);
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_MATH_H

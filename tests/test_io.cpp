@@ -1,0 +1,434 @@
+// Files: safetensors, checkpoints, IDX; hostile ones; and the data sets that come from them.
+#include <doctest/doctest.h>
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "models/checkpoint.h"
+#include "models/counter_rng.h"
+#include "models/digits.h"
+#include "models/idx.h"
+#include "models/mlp.h"
+#include "ops/factory_ops.h"
+#include "ops/nn_ops.h"
+#include "ops/pointwise_ops.h"
+
+using namespace brrr;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A directory of its own that goes away with the test.
+struct TemporaryDirectory {
+  fs::path path;
+  TemporaryDirectory() {
+    std::string name = (fs::temp_directory_path() / "brrr-test-XXXXXX").string();
+    path = ::mkdtemp(name.data());
+  }
+  ~TemporaryDirectory() { fs::remove_all(path); }
+  std::string file(const std::string& name) const { return (path / name).string(); }
+  size_t count() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(path), {}));
+  }
+};
+
+void write(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+std::string read(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// A safetensors file with this header and `data` bytes of zeros.
+std::string safetensors(const std::string& header, size_t data) {
+  const uint64_t n = header.size();
+  std::string s(reinterpret_cast<const char*>(&n), 8);
+  return s + header + std::string(data, '\0');
+}
+
+std::string message(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  if (a.dtype() != b.dtype() || a.sizes() != b.sizes()) return false;
+  const Tensor x = a.contiguous(), y = b.contiguous();
+  return std::memcmp(x.data_ptr(), y.data_ptr(),
+                     static_cast<size_t>(a.numel()) * itemsize(a.dtype())) == 0;
+}
+
+}  // namespace
+
+// --- safetensors --------------------------------------------------------------------------------
+
+TEST_CASE("safetensors: every dtype, shape and layout comes back") {
+  TemporaryDirectory dir;
+  StateDict dict;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const DType t = static_cast<DType>(i);
+    dict[std::string("t.") + name(t)] = (randn({3, 5}) * 3.0).to(t);
+  }
+  dict["scalar"] = full({}, 2.5);
+  dict["empty"] = zeros({0, 7});
+  dict["transposed"] = randn({4, 6}).t();
+  dict["slice"] = randn({4, 6}).slice(1, 1, 5, 2);
+  dict["naïve \"name\"\n"] = ones({1});
+  const std::string path = dir.file("all.safetensors");
+  save(path, dict, {{"author", "brrr"}});
+  Metadata metadata;
+  const StateDict back = load(path, metadata);
+  CHECK(metadata == Metadata{{"author", "brrr"}});
+  REQUIRE(back.size() == dict.size());
+  for (const auto& item : dict) {
+    CAPTURE(item.first);
+    CHECK(same_bytes(item.second, back.at(item.first)));
+  }
+  CHECK(read(path)[8] == '{');
+  uint64_t header = 0;
+  std::memcpy(&header, read(path).data(), 8);
+  CHECK(header % 8 == 0);
+  CHECK(dir.count() == 1);
+  save(path, {});
+  CHECK(load(path).empty());
+}
+
+TEST_CASE("safetensors: a file as other tools write it") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("other.safetensors");
+  std::string bytes = safetensors(
+      R"({"__metadata__":{"format":"pt"},"b":{"dtype":"I32","shape":[2],"data_offsets":[4,12]},)"
+      R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )", 12);
+  const float a = 1.5f;
+  const int32_t b[] = {7, -3};
+  std::memcpy(bytes.data() + bytes.size() - 12, &a, 4);
+  std::memcpy(bytes.data() + bytes.size() - 8, b, 8);
+  write(path, bytes);
+  const StateDict dict = load(path);
+  CHECK(dict.at("a").item<float>() == 1.5f);
+  CHECK(dict.at("b").to_vector<int32_t>() == std::vector<int32_t>{7, -3});
+}
+
+TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("bad.safetensors");
+  struct Case {
+    const char* header;
+    size_t data;
+    const char* expected;
+  };
+  const Case cases[] = {
+      {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 4, "\"w\": bytes 0 to 8"},
+      {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 12, "12 bytes of data"},
+      {R"({"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8, "takes 12"},
+      {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8, "outside"},
+      {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", 8, "not a pair"},
+      {R"({"w":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "whole number"},
+      {R"({"w":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8, "whole number"},
+      {R"({"w":{"dtype":"F32","shape":"2","data_offsets":[0,8]}})", 8, "not a list"},
+      {R"({"w":{"dtype":"Q4","shape":[2],"data_offsets":[0,8]}})", 8, "dtype Q4"},
+      {R"({"w":{"dtype":4,"shape":[2],"data_offsets":[0,8]}})", 8, "dtype is not a string"},
+      {R"({"w":{"dtype":"F32","shape":[2]}})", 8, "is not an object of"},
+      {R"({"w":[1]})", 0, "is not an object"},
+      {R"({"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0,
+       "overflows"},
+      {R"({"w":{"dtype":"F64","shape":[0,4611686018427387904],"data_offsets":[0,0]}})", 0,
+       "overflows"},
+      {R"({"w":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", 0,
+       "overflows"},
+      {R"({"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})", 4, "9 dims"},
+      {R"({"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
+       R"("v":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})", 12, "\"v\": overlaps"},
+      {R"({"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+       R"("v":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})", 12, "gap"},
+      {R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+       R"("w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "\"w\" appears twice"},
+      {R"({"w":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "twice"},
+      {R"({"__metadata__":{"a":1}})", 0, "not a string"},
+      {R"({"__metadata__":7})", 0, "not an object"},
+      {R"({"w":{"dtype":"F32","shape":[[[2]]],"data_offsets":[0,8]}})", 8, "nests"},
+      {R"({"w":)", 0, "not JSON"},
+      {"{}{}", 0, "not JSON"},
+      {"[1]", 0, "does not start"},
+      {"", 0, "does not start"},
+      {"{\"\xff\":1}", 0, "not JSON"},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.header);
+    write(path, safetensors(c.header, c.data));
+    const std::string text = message([&] { load(path); });
+    CAPTURE(text);
+    CHECK(text.find(c.expected) != std::string::npos);
+    CHECK(text.find("bad.safetensors") != std::string::npos);
+  }
+  write(path, "");
+  CHECK_THROWS_AS(load(path), Error);
+  write(path, std::string(8, '\xff'));
+  CHECK_THROWS_AS(load(path), Error);
+  write(path, safetensors("{" + std::string(100000, '['), 0));
+  CHECK_THROWS_AS(load(path), Error);
+  write(path, safetensors(R"({"w":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", 0) + '\2');
+  CHECK_THROWS_AS(load(path), Error);
+  CHECK_THROWS_AS(load(dir.file("none")), Error);
+  CHECK_THROWS_AS(load(dir.path.string()), Error);
+  CHECK_THROWS_AS(load("/dev/zero"), Error);
+}
+
+TEST_CASE("safetensors: no cut and no changed byte of a file crashes the reader") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("fuzz.safetensors");
+  save(path, {{"a", ones({3})}, {"b", zeros({2, 2}, kInt64)}}, {{"k", "v"}});
+  const std::string whole = read(path);
+  for (size_t n = 0; n < whole.size(); ++n) {
+    write(path, whole.substr(0, n));
+    CHECK_THROWS_AS(load(path), Error);
+  }
+  data::CounterRng rng(1, 2);
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes = whole;
+    for (int k = 0; k < 3; ++k) bytes[rng.below(bytes.size())] = static_cast<char>(rng.next());
+    write(path, bytes);
+    try {
+      load(path);
+    } catch (const Error&) {
+    }
+  }
+}
+
+TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("model.safetensors");
+  save(path, {{"w", ones({4})}});
+  const std::string before = read(path);
+  CHECK_THROWS_AS(save(path, {{"w", Tensor()}}), Error);
+  CHECK_THROWS_AS(save(path, {{"__metadata__", ones({1})}}), Error);
+  CHECK_THROWS_AS(save(path, {{"\xff", ones({1})}}), Error);
+  {
+    // A limit on file sizes stands for a full disk: the write fails half way.
+    rlimit old;
+    ::getrlimit(RLIMIT_FSIZE, &old);
+    auto* handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{8192, old.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    const std::string text = message([&] { save(path, {{"w", zeros({100000})}}); });
+    ::setrlimit(RLIMIT_FSIZE, &old);
+    std::signal(SIGXFSZ, handler);
+    CHECK(text.find("unchanged") != std::string::npos);
+  }
+  CHECK(read(path) == before);
+  CHECK(dir.count() == 1);
+  fs::create_directory(dir.file("sub"));
+  CHECK_THROWS_AS(save(dir.file("sub"), {{"w", ones({1})}}), Error);
+  CHECK_THROWS_AS(save(dir.file("none/model"), {{"w", ones({1})}}), Error);
+  CHECK_THROWS_AS(save("", {{"w", ones({1})}}), Error);
+  CHECK(dir.count() == 2);
+  fs::create_symlink(path, dir.file("link"));
+  save(dir.file("link"), {{"w", zeros({2})}});
+  CHECK(fs::is_symlink(dir.file("link")));
+  CHECK(load(path).at("w").numel() == 2);
+}
+
+// --- checkpoints --------------------------------------------------------------------------------
+
+namespace {
+
+struct Run {
+  models::MLP model{{.sizes = {784, 16, 10}, .dropout = 0.2}};
+  optim::AdamW optimizer{model.parameters(), {.lr = 3e-3}};
+  optim::WarmupCosineLR schedule{optimizer, 3, 40};
+  data::Loader loader;
+  TrainingState state{&model, &optimizer, &schedule, &loader, 0, {}};
+  explicit Run(const data::Dataset& set) : loader(set, {.batch = 24, .seed = 5}) {}
+
+  std::vector<float> train(int steps) {
+    std::vector<float> losses;
+    for (int i = 0; i < steps; ++i, ++state.step) {
+      const data::Batch b = loader.next();
+      const Tensor loss = cross_entropy(model(b.x), b.y);
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+      schedule.step();
+      losses.push_back(loss.item<float>());
+    }
+    return losses;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("checkpoint: a resumed run continues to the last bit") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("run.safetensors");
+  const data::Dataset set = data::digits(100, 3);
+  manual_seed(11);
+  Run one(set);
+  one.train(7);
+  one.state.metadata["model"] = "mlp";
+  save_checkpoint(path, one.state);
+  const std::vector<float> expected = one.train(9);
+
+  manual_seed(99);
+  Run two(set);
+  two.train(2);
+  load_checkpoint(path, two.state);
+  CHECK(two.state.step == 7);
+  CHECK(two.state.metadata == Metadata{{"model", "mlp"}});
+  CHECK(two.train(9) == expected);
+  for (size_t i = 0; i < one.model.parameters().size(); ++i) {
+    CHECK(same_bytes(one.model.parameters()[i], two.model.parameters()[i]));
+  }
+  CHECK(load(path).count("model.fc1.weight") == 1);
+}
+
+TEST_CASE("checkpoint: one that does not fit changes nothing") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("run.safetensors");
+  const data::Dataset set = data::digits(60, 3);
+  Run one(set);
+  save_checkpoint(path, one.state);
+  models::MLP other({.sizes = {784, 16, 10}});
+  optim::SGD sgd(other.parameters(), {.lr = 0.5});
+  const Tensor before = other.parameters()[0].clone();
+  const RngState rng = rng_state();
+  TrainingState state{&other, &sgd, nullptr, nullptr, 3, {}};
+  const std::string text = message([&] { load_checkpoint(path, state); });
+  CHECK(text.find("the optimizer does not fit") != std::string::npos);
+  CHECK(same_bytes(before, other.parameters()[0]));
+  CHECK((state.step == 3 && sgd.lr() == 0.5 && rng_state().draw == rng.draw));
+  data::Loader loader(set, {.batch = 7, .seed = 5});
+  TrainingState only_loader{nullptr, nullptr, nullptr, &loader, 0, {}};
+  CHECK_THROWS_AS(load_checkpoint(path, only_loader), Error);
+  TrainingState only_model{&other, nullptr, nullptr, nullptr, 0, {}};
+  load_checkpoint(path, only_model);
+  CHECK(same_bytes(one.model.parameters()[0], other.parameters()[0]));
+  save(path, one.model.state_dict());
+  CHECK_THROWS_AS(load_checkpoint(path, only_model), Error);
+}
+
+// --- IDX and data sets --------------------------------------------------------------------------
+
+TEST_CASE("IDX: round trips and the other element types") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("t");
+  for (DType t : {kUInt8, kInt32, kFloat32, kFloat64}) {
+    const Tensor x = (rand({2, 3, 4}) * 100.0).to(t);
+    data::write_idx(path, x);
+    CHECK(same_bytes(x, data::read_idx(path)));
+  }
+  write(path, std::string("\0\0\x09\x01\0\0\0\x02\xff\x05", 10));
+  CHECK(data::read_idx(path).to_vector<int32_t>() == std::vector<int32_t>{-1, 5});
+  write(path, std::string("\0\0\x0b\x01\0\0\0\x01\xff\xfe", 10));
+  CHECK(data::read_idx(path).to_vector<int32_t>() == std::vector<int32_t>{-2});
+  CHECK_THROWS_AS(data::write_idx(path, zeros({2}, kInt64)), Error);
+  CHECK_THROWS_AS(data::write_idx(path, full({}, 1.0)), Error);
+  CHECK(fs::file_size(path) == 10);
+}
+
+TEST_CASE("IDX: hostile files give errors") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("bad.idx");
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "too few"},
+      {std::string("\0\0\x08", 3), "too few"},
+      {std::string("\x1f\x8b\x08\0\0", 5), "gunzip"},
+      {"PNG\1....", "no IDX file"},
+      {std::string("\0\0\x07\1\0\0\0\1\1", 9), "unknown element type 0x07"},
+      {std::string("\0\0\x08\0", 4), "0 dims"},
+      {std::string("\0\0\x08\x09", 4), "9 dims"},
+      {std::string("\0\0\x08\x02\0\0\0\1", 8), "ends at byte"},
+      {std::string("\0\0\x08\1\0\0\0\3ab", 10), "take 3 bytes, but the file has 2"},
+      {std::string("\0\0\x08\1\0\0\0\1ab", 10), "take 1 bytes, but the file has 2"},
+      {std::string("\0\0\x0e\x08", 4) + std::string(32, '\xff'), "too many"},
+      {std::string("\0\0\x08\1\xff\xff\xff\xff", 8), "take 4294967295 bytes"},
+  };
+  for (const auto& bad : cases) {
+    CAPTURE(bad.second);
+    write(path, bad.first);
+    const std::string text = message([&] { data::read_idx(path); });
+    CAPTURE(text);
+    CHECK(text.find(bad.second) != std::string::npos);
+    CHECK(text.find("bad.idx") != std::string::npos);
+  }
+}
+
+TEST_CASE("IDX: a directory with MNIST's files") {
+  TemporaryDirectory dir;
+  CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), true), Error);
+  write(dir.file("train-images-idx3-ubyte.gz"), "x");
+  CHECK(message([&] { data::read_idx_dataset(dir.path.string(), true); }).find("gunzip") !=
+        std::string::npos);
+  const Tensor images = (rand({5, 2, 3}) * 255.0).to(kUInt8);
+  const Tensor labels = tensor({3, 1, 4, 1, 5}).to(kUInt8);
+  data::write_idx(dir.file("train-images-idx3-ubyte"), images);
+  data::write_idx(dir.file("train-labels-idx1-ubyte"), labels);
+  const data::Dataset set = data::read_idx_dataset(dir.path.string(), true);
+  CHECK(set.images.sizes() == IntList{5, 6});
+  CHECK(set.images.max().item<float>() <= 1.0f);
+  CHECK(set.labels.to_vector<int64_t>() == std::vector<int64_t>{3, 1, 4, 1, 5});
+  CHECK(set.classes == 10);
+  CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), false), Error);
+  data::write_idx(dir.file("train-labels-idx1-ubyte"), labels.slice(0, 0, 4));
+  CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), true), Error);
+}
+
+TEST_CASE("digits: a function of seed and index") {
+  const RngState before = rng_state();
+  const data::Dataset a = data::digits(200, 1), b = data::digits(50, 1), c = data::digits(50, 2);
+  CHECK(rng_state().draw == before.draw);
+  CHECK(same_bytes(a.images.slice(0, 0, 50), b.images));
+  CHECK_FALSE(same_bytes(b.images, c.images));
+  CHECK(a.images.min().item<float>() >= 0.0f);
+  CHECK(a.images.max().item<float>() <= 1.0f);
+  std::vector<int> count(10);
+  for (int64_t l : a.labels.to_vector<int64_t>()) ++count.at(static_cast<size_t>(l));
+  CHECK(*std::min_element(count.begin(), count.end()) > 5);
+  CHECK_THROWS_AS(data::digits(0), Error);
+}
+
+TEST_CASE("loader: every example once an epoch, in a seeded order that can be resumed") {
+  data::Dataset set{arange(10).to(kFloat32).reshape({10, 1}), arange(10), 10};
+  data::Loader one(set, {.batch = 4, .seed = 3}), two(set, {.batch = 4, .seed = 3});
+  CHECK(one.batches_per_epoch() == 3);
+  std::vector<std::vector<int64_t>> epochs;
+  for (int e = 0; e < 2; ++e) {
+    std::vector<int64_t> seen;
+    for (int i = 0; i < 3; ++i) {
+      const data::Batch b = one.next();
+      CHECK(b.x.size(0) == (i < 2 ? 4 : 2));
+      for (int64_t v : b.y.to_vector<int64_t>()) seen.push_back(v);
+      CHECK(b.x.to_vector<int64_t>() == b.y.to_vector<int64_t>());
+    }
+    epochs.push_back(seen);
+    std::sort(seen.begin(), seen.end());
+    CHECK(seen == arange(10).to_vector<int64_t>());
+  }
+  CHECK(epochs[0] != epochs[1]);
+  one.next();
+  two.load_state_dict(one.state_dict());
+  for (int i = 0; i < 5; ++i) {
+    CHECK(one.next().y.to_vector<int64_t>() == two.next().y.to_vector<int64_t>());
+  }
+  data::Loader other(set, {.batch = 4, .seed = 4});
+  CHECK_THROWS_AS(other.load_state_dict(one.state_dict()), Error);
+  CHECK_THROWS_AS(data::Loader(set, {.batch = 0}), Error);
+  CHECK_THROWS_AS(data::Loader(set, {.batch = 11, .drop_last = true}), Error);
+  data::Loader dropping(set, {.batch = 4, .shuffle = false, .drop_last = true});
+  dropping.next();
+  CHECK(dropping.next().y.to_vector<int64_t>() == std::vector<int64_t>{4, 5, 6, 7});
+  CHECK(dropping.next().y.to_vector<int64_t>() == std::vector<int64_t>{0, 1, 2, 3});
+}

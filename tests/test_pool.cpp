@@ -1,0 +1,205 @@
+#include "backends/cpu/pool.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace brrr::cpu;
+
+namespace {
+
+struct ThreadCount {  // restores the setting at the end of a test
+  int before = num_threads();
+  explicit ThreadCount(int n) { set_num_threads(n); }
+  ~ThreadCount() { set_num_threads(before); }
+};
+
+// Every index exactly once, chunk ends at multiples of the grain, no more chunks than threads.
+bool covers(int64_t n, int64_t grain) {
+  std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
+  std::atomic<int> chunks{0}, bad{0};
+  parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    ++chunks;
+    if (begin >= end || begin < 0 || end > n) ++bad;
+    if (begin % grain || (end % grain && end != n)) ++bad;
+    for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+  });
+  for (const auto& hit : hits) bad += hit != 1;
+  return bad == 0 && chunks <= num_threads() && (n > 0) == (chunks > 0);
+}
+
+int64_t parallel_sum(int64_t n) {
+  std::atomic<int64_t> sum{0};
+  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+    int64_t local = 0;
+    for (int64_t i = begin; i < end; ++i) local += i;
+    sum += local;
+  });
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("pool: every range is covered exactly once") {
+  for (int threads : {1, 2, 3, 8}) {
+    const ThreadCount count(threads);
+    for (int64_t n : {0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 1000, 4097}) {
+      for (int64_t grain : {1, 2, 7, 8, 64, 1000, 5000}) {
+        CAPTURE(threads);
+        CAPTURE(n);
+        CAPTURE(grain);
+        CHECK(covers(n, grain));
+      }
+    }
+  }
+}
+
+TEST_CASE("pool: a short range runs inline, a long one on several threads") {
+  const ThreadCount count(2);
+  const auto caller = std::this_thread::get_id();
+  bool inline_run = false;
+  parallel_for(100, 100, [&](int64_t begin, int64_t end) {
+    inline_run = begin == 0 && end == 100 && std::this_thread::get_id() == caller;
+  });
+  CHECK(inline_run);
+  std::atomic<int> others{0};
+  parallel_for(100, 1, [&](int64_t, int64_t) { others += std::this_thread::get_id() != caller; });
+  CHECK(others == 1);
+  CHECK_FALSE(in_parallel_region());
+}
+
+TEST_CASE("pool: parts are dealt once each") {
+  for (int threads : {1, 2, 5}) {
+    const ThreadCount count(threads);
+    for (int parts : {0, 1, 2, 3, 17}) {
+      std::vector<std::atomic<int>> hits(17);
+      parallel_run(
+          parts, [](void* h, int part) { ++static_cast<std::atomic<int>*>(h)[part]; }, hits.data());
+      for (int i = 0; i < 17; ++i) CHECK(hits[static_cast<size_t>(i)] == (i < parts ? 1 : 0));
+    }
+  }
+}
+
+TEST_CASE("pool: run_together runs its parts at the same time or not at all") {
+  const ThreadCount count(3);
+  std::atomic<int> arrived{0};
+  const PartFn barrier = [](void* a, int) {
+    auto& there = *static_cast<std::atomic<int>*>(a);
+    ++there;
+    while (there < 3) std::this_thread::yield();
+  };
+  CHECK(run_together(3, barrier, &arrived));
+  CHECK(arrived == 3);
+  CHECK_FALSE(run_together(4, barrier, &arrived));
+  bool nested = true;
+  parallel_for(2, 1, [&](int64_t begin, int64_t) {
+    if (begin == 0) nested = run_together(3, barrier, &arrived);
+  });
+  CHECK_FALSE(nested);
+}
+
+TEST_CASE("pool: nested regions run inline") {
+  const ThreadCount count(4);
+  std::atomic<int64_t> sum{0};
+  parallel_for(8, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      CHECK_UNARY(in_parallel_region());
+      sum += parallel_sum(1000);
+    }
+  });
+  CHECK(sum == 8 * 499500);
+}
+
+TEST_CASE("pool: the lowest chunk's exception reaches the caller after the join") {
+  const ThreadCount count(4);
+  for (int thrower = 0; thrower < 4; ++thrower) {
+    std::atomic<int> ended{0};
+    std::string caught;
+    try {
+      parallel_for(4, 1, [&](int64_t begin, int64_t) {
+        ++ended;
+        if (begin >= thrower) throw std::runtime_error(std::to_string(begin));
+      });
+    } catch (const std::runtime_error& error) {
+      caught = error.what();
+    }
+    CHECK(caught == std::to_string(thrower));
+    CHECK(ended == 4);
+    CHECK(parallel_sum(1000) == 499500);
+  }
+}
+
+TEST_CASE("pool: eight user threads at once") {
+  const ThreadCount count(3);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> users;
+  for (int t = 0; t < 8; ++t) {
+    users.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) wrong += parallel_sum(1000 + i) != (999 + i) * (1000 + i) / 2;
+    });
+  }
+  for (auto& user : users) user.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("pool: the number of threads may change between and during regions") {
+  const ThreadCount count(1);
+  for (int n : {1, 4, 2, 8, 3, 1, 2}) {
+    set_num_threads(n);
+    CHECK(num_threads() == n);
+    CHECK(covers(1000, 3));
+  }
+  set_num_threads(-5);
+  CHECK(num_threads() == 1);
+  set_num_threads(2);
+  parallel_for(100, 1, [](int64_t, int64_t) { set_num_threads(6); });
+  CHECK(covers(500, 1));
+}
+
+TEST_CASE("pool: more threads than CPUs") {
+  const ThreadCount count(8);
+  for (int i = 0; i < 300; ++i) CHECK_UNARY(parallel_sum(5000) == 12497500);
+}
+
+TEST_CASE("pool: sleeping workers are woken") {
+  const ThreadCount count(2);
+  parallel_sum(1000);
+  const auto before = pool_stats();
+  for (int i = 0; i < 20; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    CHECK(parallel_sum(1000) == 499500);
+  }
+  const auto after = pool_stats();
+  CHECK(after.regions == before.regions + 20);
+  CHECK(after.wakes > before.wakes);
+}
+
+TEST_CASE("pool: a forked child runs inline") {
+#if defined(__SANITIZE_THREAD__)
+  return;  // ThreadSanitizer does not follow a multi-threaded fork
+#endif
+  const ThreadCount count(2);
+  parallel_sum(1000);
+  const pid_t child = fork();
+  if (child == 0) _exit(parallel_sum(1000) == 499500 ? 0 : 1);
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(parallel_sum(1000) == 499500);
+}
+
+TEST_CASE("pool: the round trip is measured") {
+  const ThreadCount count(2);
+  CHECK(spin_round_trip_ns() > 0);
+  set_num_threads(1);
+  CHECK(spin_round_trip_ns() == 0);
+}
