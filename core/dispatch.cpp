@@ -41,9 +41,6 @@ const OpDef* find_op(const std::string& n) {
 
 // --- tape -------------------------------------------------------------------------------------------
 
-OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
-    : op(&o), in(inputs), n_in(n), n_out(o.n_out) {}
-
 static void clear(NodeInput& slot, Node*& dying) noexcept {
   slot.saved.reset();
   slot.edge.leaf.reset();

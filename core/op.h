@@ -161,6 +161,9 @@ struct OpDef {
   void register_row();
 };
 
+inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
+    : op(&o), in(inputs), n_in(n), n_out(o.n_out) {}
+
 /// All rows of the library and of the program, in registration order.
 const std::vector<const OpDef*>& registry();
 /// The row of that name, or null.

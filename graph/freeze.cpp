@@ -26,7 +26,7 @@ std::string holders_known(const Recording& r, const std::vector<Storage*>& survi
     bool alone = survivors[k]->refs.get() == objects;
     for (TensorImpl* t : seen) {
       const auto handles = static_cast<uint32_t>(std::count(seen.begin(), seen.end(), t));
-      alone = alone && t->refs.get() == handles && !t->grad_fn;
+      alone = alone && t->refs.get() == handles && (!t->grad_fn || t->grad_fn->released);
     }
     if (!alone) {
       return fmt::format("the result of {} is held by more than the step's results and grad fields "

@@ -81,46 +81,66 @@ constexpr int arity() {
   else return arity<F, N + 1>();
 }
 template <class F, class T, size_t... I>
-auto apply_row(const T* in, std::index_sequence<I...>) { return F{}(in[I]...); }
+[[gnu::always_inline]] inline auto apply_row(const T* in, std::index_sequence<I...>) { return F{}(in[I]...); }
 /// f(in[0], ..., in[N-1]) as a tuple.
 template <class F, int N, class T>
-auto row_outputs(const T* in) {
+[[gnu::always_inline]] inline auto row_outputs(const T* in) {
   auto r = apply_row<F>(in, std::make_index_sequence<N>{});
   if constexpr (requires { std::tuple_size<decltype(r)>::value; }) return r;
   else return std::tuple{r};
 }
 
-template <class V, class X>
-void store_lane(char* out, int64_t i, X x, int n) {
+template <class V, bool Tail, class X>
+[[gnu::always_inline]] inline void store_lane(char* out, int64_t i, X x, int n) {
   if constexpr (kIsMask<X>) {
-    auto bytes = vx::b16_to_bool(x.m);
+    const auto bytes = vx::b16_to_bool(x.m);
     auto* p = reinterpret_cast<unsigned char*>(out) + i;
-    if (n == 16) vx::store(p, bytes);
-    else vx::store_n(p, bytes, n);
+    if constexpr (Tail) vx::store_n(p, bytes, n);
+    else vx::store(p, bytes);
   } else {
     auto* p = reinterpret_cast<Lane<V>*>(out) + i;
-    if (n == 16) vx::store(p, x.v);
-    else vx::store_n(p, x.v, n);
+    if constexpr (Tail) vx::store_n(p, x.v, n);
+    else vx::store(p, x.v);
   }
+}
+
+// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs.
+template <class F, class V, int N, bool Tail, size_t... I>
+[[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
+                                                    int64_t i, int n, std::index_sequence<I...>) {
+  auto operand = [&](size_t k) __attribute__((always_inline)) -> Num<V> {
+    const auto* p = reinterpret_cast<const Lane<V>*>(in[k]);
+    if constexpr (Tail) return vx::load_n(p, n);
+    else return vx::load(p);
+  };
+  const Num<V> x[N] = {operand(I)...};
+  const auto y = row_outputs<F, N>(x);
+  [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
+    (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
+  }(std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
 }
 
 template <class F, class V, int N>
 void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
-  using T = Lane<V>;
+  constexpr auto all = std::make_index_sequence<N>{};
+  // Copies that no store can alias: the compiler keeps what it can in registers.
+  const char* at[N];
+  int64_t bytes[N];
+  char* to[kMaxOutputs];
+  for (int k = 0; k < N; ++k) {
+    at[k] = in[k];
+    bytes[k] = step[k] * static_cast<int64_t>(16 * sizeof(Lane<V>));
+  }
+  for (int k = 0; k < OutputsOf<decltype(row_outputs<F, N>(static_cast<Num<V>*>(nullptr)))>::value;
+       ++k) {
+    to[k] = out[k];
+  }
   int64_t i = 0;
-  auto run = [&](int lanes) {
-    Num<V> x[N];
-    for (int k = 0; k < N; ++k) {
-      auto* p = reinterpret_cast<const T*>(in[k]) + i * step[k];
-      x[k] = lanes == 16 ? Num<V>(vx::load(p)) : Num<V>(vx::load_n(p, lanes));
-    }
-    auto y = row_outputs<F, N>(x);
-    [&]<size_t... K>(std::index_sequence<K...>) {
-      (store_lane<V>(out[K], i, std::get<K>(y), lanes), ...);
-    }(std::make_index_sequence<std::tuple_size_v<decltype(y)>>{});
-  };
-  for (; i + 16 <= n; i += 16) run(16);
-  if (i < n) run(static_cast<int>(n - i));
+  for (; i + 16 <= n; i += 16) {
+    pointwise_vector<F, V, N, false>(to, at, i, 16, all);
+    for (int k = 0; k < N; ++k) at[k] += bytes[k];
+  }
+  if (i < n) pointwise_vector<F, V, N, true>(to, at, i, static_cast<int>(n - i), all);
 }
 
 template <class F, int N>

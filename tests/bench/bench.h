@@ -1,0 +1,315 @@
+#pragma once
+
+// What the benchmarks share: how a run is set up and what it prints first, contestants measured in
+// turns, and the MLP step as a user of brrr writes it.
+
+#include <benchmark/benchmark.h>
+#include <brrr/brrr.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include "backends/cpu/pool.h"
+#include "tests/bench/floor_mlp.h"
+#include "tests/bench/peer.h"
+#include "tests/bench/stream.h"
+
+namespace brrr::bench {
+
+using BenchClock = std::chrono::steady_clock;
+inline double ns_since(BenchClock::time_point start) {
+  return std::chrono::duration<double, std::nano>(BenchClock::now() - start).count();
+}
+
+struct RunOptions {
+  int threads = 1;
+  int cpu = -1;  // where the main thread is pinned; -1: the last CPU it may use
+  std::string json;
+};
+
+// Takes --threads N, --cpu N and --json FILE out of argv; the rest stays for the program.
+inline RunOptions take_run_options(int& argc, char** argv) {
+  RunOptions o;
+  int kept = 1;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view name = argv[i];
+    if (name != "--threads" && name != "--cpu" && name != "--json") {
+      argv[kept++] = argv[i];
+      continue;
+    }
+    if (++i >= argc) throw std::invalid_argument(std::string(name) + ": value missing");
+    if (name == "--json") {
+      o.json = argv[i];
+    } else if (name == "--threads") {
+      o.threads = static_cast<int>(positive_number(name, argv[i]));
+    } else {
+      o.cpu = std::strcmp(argv[i], "0") == 0 ? 0 : static_cast<int>(positive_number(name, argv[i]));
+    }
+  }
+  argc = kept;
+  return o;
+}
+
+// An unpinned thread moves between cores and finds cold caches there.
+inline int pin_main_thread(int cpu) {
+  cpu_set_t allowed, one;
+  CPU_ZERO(&allowed);
+  CPU_ZERO(&one);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return -1;
+  for (int c = 0; cpu < 0 && c < CPU_SETSIZE; ++c) {
+    if (CPU_ISSET(CPU_SETSIZE - 1 - c, &allowed)) cpu = CPU_SETSIZE - 1 - c;
+  }
+  if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &allowed)) {
+    throw std::invalid_argument(fmt::format("--cpu: {} is not a CPU this process may use", cpu));
+  }
+  CPU_SET(cpu, &one);
+  return sched_setaffinity(0, sizeof one, &one) == 0 ? cpu : -1;
+}
+
+struct Machine {
+  MachineLimits limits;
+  double spin_ns = 0;
+  std::string line, versions;
+};
+
+// Pins, sets the threads, prints the line about the machine that belongs over every figure.
+inline Machine start_run(const RunOptions& o) {
+  Machine m;
+  cpu::num_threads();  // the pool looks at the CPUs before the main thread is pinned to one
+  m.limits = measure_machine();
+  const int cpu = pin_main_thread(o.cpu);
+  m.spin_ns = cpu::spin_round_trip_ns();
+  cpu::set_num_threads(o.threads);
+  m.line = machine_line(m.limits, o.threads, m.spin_ns) + fmt::format(" | main thread on CPU {}", cpu);
+  m.versions = fmt::format("compiler {} | fmt {}.{}.{} | nlohmann-json {}.{}.{} | {}", __VERSION__,
+                           FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100,
+                           NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                           NLOHMANN_JSON_VERSION_PATCH, m.limits.blas.config);
+  std::printf("%s\n%s\n", m.line.c_str(), m.versions.c_str());
+  if (!m.limits.blas.warning.empty()) {
+    std::printf("\n*** %s\n*** Run with: env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE\n\n",
+                m.limits.blas.warning.c_str());
+  }
+  std::fflush(stdout);
+  return m;
+}
+
+// main() of the programs that Google Benchmark drives.
+inline int google_benchmark_main(int argc, char** argv) {
+  try {
+    const RunOptions o = take_run_options(argc, argv);
+    benchmark::Initialize(&argc, argv);
+    if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+    const Machine m = start_run(o);
+    benchmark::AddCustomContext("machine", m.line);
+    benchmark::AddCustomContext("versions", m.versions);
+    benchmark::RunSpecifiedBenchmarks();
+    benchmark::Shutdown();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
+    return 1;
+  }
+  return 0;
+}
+
+// Contestants measured in turns, A B C A B C ..., so that whatever else the machine does meets them
+// all alike.
+class Turns {
+ public:
+  // `run(n)` does the thing n times; `before` is not timed and precedes every turn.
+  int add(std::function<void(std::int64_t)> run, std::function<void()> before = [] {}) {
+    all_.push_back({std::move(run), std::move(before), 1, {}});
+    return static_cast<int>(all_.size()) - 1;
+  }
+  void measure(int rounds, double turn_ms = 4.0) {
+    for (Contestant& c : all_) {
+      c.before();
+      while (time(c) * static_cast<double>(c.count) < turn_ms * 0.5e6) c.count *= 2;
+    }
+    for (int r = 0; r < rounds; ++r) {
+      for (Contestant& c : all_) {
+        c.before();
+        c.ns.push_back(time(c));
+      }
+    }
+  }
+  double ns(int i) const { return quantiles(all_[static_cast<std::size_t>(i)].ns).median; }
+  // The median of the rounds' own ratios, so that a slow spell cancels.
+  double ratio(int i, int j) const {
+    std::vector<double> r;
+    const auto &a = all_[static_cast<std::size_t>(i)].ns, &b = all_[static_cast<std::size_t>(j)].ns;
+    for (std::size_t k = 0; k < a.size(); ++k) r.push_back(a[k] / b[k]);
+    return quantiles(std::move(r)).median;
+  }
+
+ private:
+  struct Contestant {
+    std::function<void(std::int64_t)> run;
+    std::function<void()> before;
+    std::int64_t count;
+    std::vector<double> ns;
+  };
+  static double time(const Contestant& c) {
+    const auto start = BenchClock::now();
+    c.run(c.count);
+    return ns_since(start) / static_cast<double>(c.count);
+  }
+  std::vector<Contestant> all_;
+};
+
+enum class Way { Eager, Unfused, Graph, Frozen };
+
+// The MLP step of floor_mlp.h and the peers, with their weights and batches.
+class BrrrMlp {
+ public:
+  using Fn = std::function<Tensor(const Tensor&, const Tensor&)>;
+
+  BrrrMlp(const std::string& optimizer, std::int64_t batch, Way way, StepOptions options = {})
+      : model_({.sizes = mlp_sizes}),
+        opt_(make_optimizer(optimizer)),
+        step_([this](const Tensor& x, const Tensor& y) { return train(x, y); },
+              with_way(options, way)) {
+    const MlpBatches data = make_mlp_batches(batch);
+    for (int b = 0; b < num_batches; ++b) {
+      const auto k = static_cast<std::size_t>(b);
+      x_.push_back(from_blob(data.x[k].data(), {batch, mlp_sizes.front()}, kFloat32));
+      y_.push_back(from_blob(data.y[k].data(), {batch}, kInt64));
+    }
+    reset();
+    frozen_ = way == Way::Frozen;
+  }
+
+  // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
+  void reset() {
+    const auto p = model_.parameters();
+    for (std::size_t l = 0; l + 1 < mlp_sizes.size(); ++l) {
+      init_mlp_layer(l, p[2 * l].data<float>(), p[2 * l + 1].data<float>());
+    }
+  }
+  void run(std::int64_t steps) {
+    for (std::int64_t k = 0; k < steps; ++k, ++at_) {
+      const auto b = static_cast<std::size_t>(at_ % num_batches);
+      loss_ = step_(x_[b], y_[b]);
+      if (frozen_ && at_ == 2) step_.freeze();
+    }
+  }
+  void restart() {
+    at_ = 0;
+    reset();
+  }
+  float loss() const { return loss_.item<float>(); }
+  StepStats stats() const { return step_.stats(); }
+  std::string explain() const { return step_.explain(); }
+  std::vector<float> parameters() const {
+    std::vector<float> all;
+    for (const Tensor& p : model_.parameters()) {
+      const auto v = p.to_vector<float>();
+      all.insert(all.end(), v.begin(), v.end());
+    }
+    return all;
+  }
+
+ private:
+  static StepOptions with_way(StepOptions o, Way way) {
+    o.mode = way == Way::Eager ? Mode::Eager : Mode::Graph;
+    o.fuse = way != Way::Unfused;
+    return o;
+  }
+  std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name) {
+    if (name == "sgd") {
+      return std::make_unique<optim::SGD>(model_.parameters(), optim::SGDOptions{.lr = sgd_lr});
+    }
+    return std::make_unique<optim::AdamW>(
+        model_.parameters(),
+        optim::AdamWOptions{.lr = adamw_lr, .weight_decay = adamw_weight_decay});
+  }
+  Tensor train(const Tensor& x, const Tensor& y) {
+    Tensor loss = cross_entropy(model_(x), y);
+    opt_->zero_grad();
+    loss.backward();
+    opt_->step();
+    return loss;
+  }
+
+  models::MLP model_;
+  std::unique_ptr<optim::Optimizer> opt_;
+  Step<Fn> step_;
+  std::vector<Tensor> x_, y_;
+  Tensor loss_;
+  std::int64_t at_ = 0;
+  bool frozen_ = false;
+};
+
+// The floor with the same weights and batches.
+class FloorRun {
+ public:
+  FloorRun(const std::string& optimizer, std::int64_t batch)
+      : data_(make_mlp_batches(batch)), mlp_(mlp_sizes, batch, kind(optimizer), hyper(optimizer)) {
+    reset();
+  }
+  void reset() {
+    for (std::size_t l = 0; l < mlp_.num_layers(); ++l) {
+      init_mlp_layer(l, mlp_.weight(l), mlp_.bias(l));
+    }
+  }
+  void run(std::int64_t steps) {
+    for (std::int64_t k = 0; k < steps; ++k, ++at_) {
+      const auto b = static_cast<std::size_t>(at_ % num_batches);
+      loss_ = mlp_.step(data_.x[b].data(), data_.y[b].data());
+    }
+  }
+  float loss() const { return loss_; }
+
+ private:
+  static FloorOptimizer kind(const std::string& o) {
+    return o == "sgd" ? FloorOptimizer::Sgd : FloorOptimizer::AdamW;
+  }
+  static FloorHyper hyper(const std::string& o) {
+    FloorHyper h;
+    h.lr = o == "sgd" ? sgd_lr : adamw_lr;
+    h.weight_decay = adamw_weight_decay;
+    return h;
+  }
+  MlpBatches data_;
+  FloorMlp mlp_;
+  float loss_ = 0;
+  std::int64_t at_ = 0;
+};
+
+// gelu(x * w + b) + residual with [rows, columns] streams x and residual, rows w and b.
+struct GeluChain {
+  using Fn = std::function<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>;
+  Tensor x, w, b, residual;
+  GeluChain(std::int64_t rows, std::int64_t columns)
+      : x(randn({rows, columns})),
+        w(randn({columns})),
+        b(randn({columns})),
+        residual(randn({rows, columns})) {}
+  static Tensor apply(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& r) {
+    return gelu(x * w + b) + r;
+  }
+};
+
+// A chain of n pointwise ops on a tiny tensor: all of its cost is overhead.
+inline Tensor tiny_chain(Tensor h, int ops) {
+  for (int k = 0; k < ops; k += 2) h = h * 0.5 + 0.25;
+  return h;
+}
+
+// The same with a gradient: n ops forward, then backward into w.
+inline Tensor tiny_chain_with_gradient(const Tensor& x, const Tensor& w, int ops) {
+  Tensor h = x;
+  for (int k = 0; k < ops; k += 2) h = h * 0.5 + w;
+  const Tensor loss = h.sum();
+  w.set_grad({});
+  loss.backward();
+  return loss;
+}
+
+}  // namespace brrr::bench

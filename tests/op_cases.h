@@ -1,0 +1,228 @@
+#pragma once
+// What tests driven by the registry share: operands for any row, in any layout, and comparisons.
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/autograd.h"
+#include "core/error.h"
+#include "core/op.h"
+#include "graph/step.h"
+#include "ops/factory_ops.h"
+#include "ops/pointwise.h"
+#include "ops/view_ops.h"
+
+namespace brrr::test {
+
+using Tensors = std::vector<Tensor>;
+
+inline bool long_tests() { return std::getenv("BRRR_LONG_TESTS") != nullptr; }
+
+inline std::vector<const OpDef*> rows_of(OpKind kind) {
+  std::vector<const OpDef*> rows;
+  for (const OpDef* op : registry()) {
+    if (op->kind == kind) rows.push_back(op);
+  }
+  REQUIRE(!rows.empty());
+  return rows;
+}
+
+// --- comparisons ----------------------------------------------------------------------------------
+
+/// Empty if the tensors agree in dtype, shape and every bit (any NaN equals any other), else what
+/// differs first.
+inline std::string difference(const Tensor& a, const Tensor& b) {
+  if (a.defined() != b.defined()) return "one is undefined";
+  if (!a.defined()) return "";
+  if (a.dtype() != b.dtype() || a.sizes() != b.sizes()) {
+    return describe(a.impl()) + " against " + describe(b.impl());
+  }
+  const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
+  const size_t width = itemsize(x.dtype());
+  const char *p = static_cast<const char*>(x.data_ptr()), *q = static_cast<const char*>(y.data_ptr());
+  if (x.numel() == 0 || !std::memcmp(p, q, static_cast<size_t>(x.numel()) * width)) return "";
+  const auto u = x.to(kFloat64).to_vector<double>(), v = y.to(kFloat64).to_vector<double>();
+  for (size_t i = 0; i < u.size(); ++i) {
+    if (std::memcmp(p + i * width, q + i * width, width) && !(std::isnan(u[i]) && std::isnan(v[i]))) {
+      return fmt::format("element {} of {}: {} against {}", i, describe(x.impl()), u[i], v[i]);
+    }
+  }
+  return "";
+}
+inline void check_same(const Tensor& a, const Tensor& b) {
+  const std::string d = difference(a, b);
+  CHECK_MESSAGE(d.empty(), d);
+}
+inline void check_same(const Tensors& a, const Tensors& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) check_same(a[i], b[i]);
+}
+
+/// |a - b| <= tolerance * (1 + |b|) everywhere.
+inline void check_close(const Tensor& a, const Tensor& b, double tolerance) {
+  REQUIRE(a.sizes() == b.sizes());
+  const auto u = a.detach().to(kFloat64).to_vector<double>();
+  const auto v = b.detach().to(kFloat64).to_vector<double>();
+  for (size_t i = 0; i < u.size(); ++i) {
+    const bool close = u[i] == v[i] || (std::isnan(u[i]) && std::isnan(v[i])) ||
+                       std::fabs(u[i] - v[i]) <= tolerance * (1 + std::fabs(v[i]));
+    if (!close) CHECK_MESSAGE(close, fmt::format("element {}: {} against {}", i, u[i], v[i]));
+  }
+}
+
+/// The message of the brrr::Error that `f` throws, "" if it throws none.
+inline std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// --- operands ---------------------------------------------------------------------------------------
+
+/// Distinct values in [lo, hi] that keep away from multiples of 0.5, where functions have kinks and
+/// steps; whole numbers (from a wider range) for integers, both values for bool.
+inline Tensor sampled(const IntList& sizes, DType dtype, double lo = -2, double hi = 2,
+                      int salt = 0) {
+  std::vector<double> v(static_cast<size_t>(numel_of(sizes)));
+  const bool whole = !is_floating(dtype);
+  if (whole) {
+    lo = dtype == kUInt8 || lo >= 0 ? 1 : -7;
+    hi = 9;
+  }
+  for (size_t i = 0; i < v.size(); ++i) {
+    const double at = 0.3 + 0.41421356237 * salt + 0.6180339887498949 * static_cast<double>(i);
+    double x = lo + (hi - lo) * (at - std::floor(at));
+    const double kink = std::nearbyint(x * 2) / 2;
+    if (!whole && std::fabs(x - kink) < 2e-3) x = kink + (kink < (lo + hi) / 2 ? 3e-3 : -3e-3);
+    v[i] = dtype == kBool ? static_cast<double>((i * 5 + i / 3 + salt) % 3 == 0) :
+           whole ? std::floor(x) : x;
+  }
+  return from_blob(static_cast<const void*>(v.data()), sizes, kFloat64).to(dtype);
+}
+
+/// An operand of a pointwise row: sampled where its traits say; conditions are bool.
+inline Tensor operand_of(const OpDef& op, int i, const IntList& sizes, DType dtype, int salt = 0) {
+  const PointwiseTraits& t = op.pointwise->traits;
+  return sampled(sizes, t.condition >> i & 1 ? kBool : dtype, t.lo, t.hi, i + salt);
+}
+inline Tensors operands_of(const OpDef& op, const IntList& sizes, DType dtype, int salt = 0) {
+  Tensors in;
+  for (int i = 0; i < op.pointwise->n_in; ++i) in.push_back(operand_of(op, i, sizes, dtype, salt));
+  return in;
+}
+
+/// All outputs of a pointwise row.
+inline Tensors run_row(const OpDef& op, const Tensors& in) {
+  PointwiseCall call(op);
+  for (const Tensor& t : in) call.add(t);
+  return call.run_all();
+}
+/// The same, written into the given tensors.
+inline void run_row_into(const OpDef& op, const Tensors& in, const Tensors& out) {
+  PointwiseCall call(op);
+  for (const Tensor& t : in) call.add(t);
+  switch (out.size()) {
+    case 1: return call.run_into({out[0]});
+    case 2: return call.run_into({out[0], out[1]});
+    case 3: return call.run_into({out[0], out[1], out[2]});
+    default: return call.run_into({out[0], out[1], out[2], out[3]});
+  }
+}
+
+// --- layouts ------------------------------------------------------------------------------------------
+
+enum class Layout { Dense, Transposed, Sliced, Broadcast, Offset };
+inline constexpr Layout kLayouts[] = {Layout::Dense, Layout::Transposed, Layout::Sliced,
+                                      Layout::Broadcast, Layout::Offset};
+
+/// A matrix in another layout with t's values (Broadcast: with those of its first row throughout).
+inline Tensor laid_out(const Tensor& t, Layout layout) {
+  const int64_t rows = t.size(0), cols = t.size(1);
+  switch (layout) {
+    case Layout::Dense: return t.clone();
+    case Layout::Transposed: return t.t().clone().t();
+    case Layout::Sliced: {
+      const Tensor room = zeros({rows, 2 * cols}, t.dtype());
+      return room.slice(1, 0, 2 * cols, 2).copy_(t);
+    }
+    case Layout::Broadcast: return t.narrow(0, 0, 1).clone().expand({rows, cols});
+    case Layout::Offset: {
+      const Tensor room = zeros({rows * cols + 3}, t.dtype());
+      return room.narrow(0, 3, rows * cols).view({rows, cols}).copy_(t);
+    }
+  }
+  return {};
+}
+
+// --- graph against eager --------------------------------------------------------------------------------
+
+/// Results of a function under test, each with a name for the report.
+struct Results {
+  Tensors values;
+  std::vector<std::string> names;
+  void add(std::string name, const Tensor& t) {
+    values.push_back(t);
+    names.push_back(std::move(name));
+  }
+};
+
+/// Runs `body` eagerly and as a compiled step, twice, and compares all results bit by bit.
+inline void check_step(const std::function<void(Results&)>& body) {
+  manual_seed(11);
+  Results want;
+  body(want);
+  std::vector<std::string> names;
+  auto step = brrr::step(
+      [&] {
+        Results r;
+        body(r);
+        names = r.names;
+        return r.values;
+      },
+      StepOptions{.require_graph = true, .build_at_first_call = true});
+  for (int call = 0; call < 2; ++call) {
+    manual_seed(11);
+    const Tensors got = step();
+    REQUIRE(names == want.names);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const std::string d = difference(got[i], want.values[i]);
+      CHECK_MESSAGE(d.empty(), want.names[i], ", call ", call, ": ", d);
+    }
+  }
+  CHECK(step.stats().fallbacks == 0);
+  CHECK(step.stats().replays == 2);
+}
+
+/// Adds y, and the gradients of `wanted` through it, to the results.
+inline void add_with_gradients(Results& r, const std::string& name, const Tensor& y,
+                               const Tensors& wanted) {
+  r.add(name, y);
+  if (!y.requires_grad()) return;
+  Tensors at;
+  for (const Tensor& t : wanted) {
+    if (t.requires_grad()) at.push_back(t);
+  }
+  const Tensor weights = sampled(y.sizes(), kFloat32, 0.3, 1.7, 5).to(y.dtype());
+  const Tensors g = grad({y}, at, {.allow_unused = true}, {weights});
+  for (size_t i = 0; i < g.size(); ++i) {
+    if (g[i].defined()) r.add(fmt::format("{}, gradient {}", name, i), g[i]);
+  }
+}
+
+/// A leaf that wants a gradient, over t's elements in t's layout.
+inline Tensor leaf(const Tensor& t) {
+  return is_floating(t.dtype()) ? t.detach().set_requires_grad(true) : t;
+}
+
+}  // namespace brrr::test

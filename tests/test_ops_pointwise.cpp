@@ -1,0 +1,377 @@
+// Every pointwise row of the registry, without naming one: gradients against differences, values
+// against the oracle, layouts, in-place calls, and graph mode against eager mode.
+
+#include <limits>
+#include <utility>
+
+#include "tests/op_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+bool is_number_row(const OpDef& op) { return op.pointwise->loops[compute_index(kInt64)]; }
+
+// --- gradients ------------------------------------------------------------------------------------
+
+// The row as a function of the operands that have a gradient; the others are held fixed.
+void check_gradients(const OpDef& op, const std::vector<IntList>& shapes) {
+  Tensors all, wanted;
+  std::vector<size_t> places;
+  for (int i = 0; i < op.pointwise->n_in; ++i) {
+    const auto& shape = shapes[static_cast<size_t>(i) % shapes.size()];
+    all.push_back(operand_of(op, i, shape, kFloat64));
+    const bool differentiable = op.pointwise->has_grad[i] && is_floating(all.back().dtype());
+    if (!differentiable) continue;
+    wanted.push_back(all.back());
+    places.push_back(static_cast<size_t>(i));
+  }
+  REQUIRE(!wanted.empty());
+  auto fn = [&](const Tensors& in) {
+    Tensors operands = all;
+    for (size_t k = 0; k < in.size(); ++k) operands[places[k]] = in[k];
+    return run_row(op, operands)[0];
+  };
+  const auto r = gradcheck(fn, wanted, {.tolerance = 2e-6, .second_order = true});
+  CHECK_MESSAGE(r.ok, op.name, ": ", r.report);
+}
+
+// --- the oracle -----------------------------------------------------------------------------------
+
+// Operations that the row's formula consists of.
+int operations(const OpDef& op) {
+  SymText text("float", "t", "");
+  SymText* before = std::exchange(SymText::current, &text);
+  Sym in[kMaxOperands];
+  int out[kMaxOutputs];
+  for (int i = 0; i < op.pointwise->n_in; ++i) in[i] = Sym(text.operand("x", i));
+  op.pointwise->emit(in, out);
+  SymText::current = before;
+  int n = 0;
+  for (char c : text.text()) n += c == '\n';
+  return n;
+}
+
+struct Format {
+  int digits, lowest;  // Of the significand; the exponent of the smallest denormal.
+  double largest;
+};
+Format format_of(DType t) {
+  if (t == kFloat32) return {24, -149, std::numeric_limits<float>::max()};
+  return {53, -1074, std::numeric_limits<double>::max()};
+}
+double ulp_of(double x, const Format& f) {
+  if (x == 0 || !std::isfinite(x)) return std::ldexp(1.0, f.lowest);
+  return std::ldexp(1.0, std::max(std::ilogb(x) + 1 - f.digits, f.lowest));
+}
+
+// A single function must be within 4 units in the last place of its result. A formula of n
+// operations may lose 4 n units of its largest intermediate value, for which the largest of result,
+// operands and 1 stands: the sampled range is moderate. Beyond the format's range is infinity.
+bool acceptable(double got, double want, double scale, int n, const Format& f) {
+  if (std::isnan(want)) return std::isnan(got);
+  if (std::fabs(want) > f.largest) want = std::copysign(kInf, want);
+  if (std::isinf(want) || std::isinf(got)) {
+    const double edge = f.largest * (1 - std::ldexp(8.0, -f.digits));  // Rounding may go over it.
+    return got == want || (std::fabs(got) >= edge && std::fabs(want) >= edge && got * want > 0);
+  }
+  const double unit = ulp_of(n > 1 ? std::max({std::fabs(want), scale, 1.0}) : want, f);
+  return std::fabs(got - want) <= 4.0 * n * unit;
+}
+
+using Columns = std::vector<std::vector<double>>;
+
+Tensors as_tensors(const OpDef& op, const Columns& values, DType dtype) {
+  Tensors in;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool condition = op.pointwise->traits.condition >> i & 1;
+    in.push_back(tensor(values[i]).to(condition ? kBool : dtype));
+  }
+  return in;
+}
+
+void check_oracle(const OpDef& op, const Columns& values, DType dtype) {
+  const Tensors in = as_tensors(op, values, dtype), out = run_row(op, in);
+  const int n = operations(op);
+  const Format format = format_of(dtype);
+  Columns x, y;
+  for (const Tensor& t : in) x.push_back(t.to(kFloat64).to_vector<double>());
+  for (const Tensor& t : out) y.push_back(t.to(kFloat64).to_vector<double>());
+  for (size_t i = 0; i < x[0].size(); ++i) {
+    double operands[kMaxOperands], want[kMaxOutputs], scale = 0;
+    std::string text;
+    for (size_t k = 0; k < x.size(); ++k) {
+      operands[k] = x[k][i];
+      if (std::isfinite(operands[k])) scale = std::max(scale, std::fabs(operands[k]));
+      text += fmt::format(" {}", operands[k]);
+    }
+    op.pointwise->oracle(operands, want);
+    for (size_t k = 0; k < y.size(); ++k) {
+      const bool ok = op.pointwise->mask_out[k] ? y[k][i] == want[k]
+                                                : acceptable(y[k][i], want[k], scale, n, format);
+      if (ok) continue;
+      CHECK_MESSAGE(ok, fmt::format("{}({}), output {}, {}: {}, oracle {}", op.name, text, k,
+                                    name(dtype), y[k][i], want[k]));
+    }
+  }
+}
+
+Columns sampled_columns(const OpDef& op, int64_t n) {
+  Columns c;
+  for (const Tensor& t : operands_of(op, {n}, kFloat64)) {
+    c.push_back(t.to(kFloat64).to_vector<double>());
+  }
+  return c;
+}
+
+// Each special value in each place, the others sampled, and in all places at once.
+Columns special_columns(const OpDef& op) {
+  const double denormal = std::ldexp(1.0, -140);
+  const int n_in = op.pointwise->n_in;
+  Columns c(static_cast<size_t>(n_in));
+  const Columns usual = sampled_columns(op, 4);
+  for (double special : {kNaN, kInf, -kInf, 0.0, -0.0, denormal, -denormal}) {
+    for (int place = 0; place <= n_in; ++place) {
+      // Products of denormals vanish in float32, not in the oracle.
+      if (place == n_in && std::fabs(special) == denormal && operations(op) > 1) continue;
+      for (size_t i = 0; i < c.size(); ++i) {
+        const bool here = place == n_in || static_cast<size_t>(place) == i;
+        c[i].push_back(here ? special : usual[i][static_cast<size_t>(place) % 4]);
+      }
+    }
+  }
+  return c;
+}
+
+// All pairs of magnitudes, for single functions.
+Columns wide_columns(const OpDef& op) {
+  constexpr double magnitudes[] = {1e-30, 1e-5, 0.1, 0.75, 1.0, 2.5, 10, 90, 1e5, 1e30};
+  Columns c(static_cast<size_t>(op.pointwise->n_in));
+  int at = 0;
+  for (double a : magnitudes) {
+    for (double b : magnitudes) {
+      for (size_t i = 0; i < c.size(); ++i) {
+        const double v = i % 2 ? b : a;
+        c[i].push_back((at >> i & 1) ? -v : v);
+      }
+      ++at;
+    }
+  }
+  return c;
+}
+
+// --- graph mode -----------------------------------------------------------------------------------
+
+struct RowCase {
+  const OpDef* op;
+  Tensors in;
+};
+
+// Every row once, with the operands in a layout that changes from row to row and operand to operand.
+std::vector<RowCase> row_cases(DType dtype, size_t shift) {
+  std::vector<RowCase> cases;
+  const IntList shapes[] = {{5, 7}, {3, 17}, {1, 1}, {4, 16}};
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    const size_t at = cases.size() + shift;
+    RowCase c{op, {}};
+    for (const Tensor& t : operands_of(*op, shapes[at % 4], dtype)) {
+      c.in.push_back(leaf(laid_out(t, kLayouts[(at + at / 5 * c.in.size()) % 5])));
+    }
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+void add_case(Results& r, const RowCase& c) {
+  if (!c.op->differentiable() || c.op->gradient_row) {
+    NoGradGuard guard;
+    const Tensors y = run_row(*c.op, c.in);
+    for (size_t k = 0; k < y.size(); ++k) r.add(fmt::format("{}, output {}", c.op->name, k), y[k]);
+  } else {
+    add_with_gradients(r, c.op->name, run_row(*c.op, c.in)[0], c.in);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("pointwise rows: gradients of both orders agree with differences") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    if (op->gradient_row || !op->differentiable()) continue;
+    CAPTURE(op->name);
+    check_gradients(*op, {{3, 4}});
+    check_gradients(*op, {{3, 4}, {4}, {3, 1}});
+    check_gradients(*op, {{}, {2, 3}, {3}});
+  }
+}
+
+TEST_CASE("pointwise rows: values agree with the oracle") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(op->name);
+    for (DType t : {kFloat32, kFloat64}) {
+      check_oracle(*op, sampled_columns(*op, 500), t);
+      check_oracle(*op, special_columns(*op), t);
+      if (operations(*op) == 1) check_oracle(*op, wide_columns(*op), t);
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: 16-bit floats compute in float32 and round once") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(op->name);
+    for (DType t : {kBFloat16, kFloat16}) {
+      for (const Columns& values : {sampled_columns(*op, 100), special_columns(*op)}) {
+        const Tensors in = as_tensors(*op, values, t);
+        Tensors wide;
+        for (const Tensor& x : in) wide.push_back(x.dtype() == t ? x.to(kFloat32) : x);
+        const Tensors y = run_row(*op, in), z = run_row(*op, wide);
+        for (size_t k = 0; k < y.size(); ++k) {
+          CHECK(y[k].dtype() == (op->pointwise->mask_out[k] ? kBool : t));
+          check_same(y[k], z[k].to(y[k].dtype()));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: integers") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(op->name);
+    for (DType t : {kInt64, kInt32, kUInt8, kBool}) {
+      const Tensors in = operands_of(*op, {40}, t), out = run_row(*op, in);
+      if (!is_number_row(*op) || op->pointwise->traits.result == Result::Float) {
+        Tensors floats;
+        for (const Tensor& x : in) floats.push_back(x.dtype() == t ? x.to(kFloat32) : x);
+        check_same(out, run_row(*op, floats));
+        continue;
+      }
+      Columns x;
+      for (const Tensor& u : in) x.push_back(u.to(kFloat64).to_vector<double>());
+      std::vector<double> want(40);
+      for (size_t i = 0; i < want.size(); ++i) {
+        double operands[kMaxOperands], y[kMaxOutputs];
+        for (size_t k = 0; k < x.size(); ++k) operands[k] = x[k][i];
+        op->pointwise->oracle(operands, y);
+        // Dividing an integer by zero gives 0, or for the remainder whatever it likes.
+        want[i] = std::isfinite(y[0]) ? y[0] : out[0].to(kFloat64).to_vector<double>()[i];
+      }
+      const DType result = op->pointwise->mask_out[0] ? kBool : t;
+      check_same(out[0], tensor(want).to(kInt64).to(result));
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: layouts do not change a bit") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(op->name);
+    for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8}) {
+      CAPTURE(name(t));
+      for (size_t l = 0; l < 5; ++l) {
+        Tensors in, dense;
+        for (const Tensor& x : operands_of(*op, {5, 19}, t)) {
+          in.push_back(laid_out(x, kLayouts[(l + in.size()) % 5]));
+          dense.push_back(in.back().clone());
+        }
+        check_same(run_row(*op, in), run_row(*op, dense));
+      }
+      // One row of values for all: a splat along the other dim, and operands of fewer dims.
+      Tensors in = operands_of(*op, {5, 19}, t), full = in;
+      for (size_t i = 0; i < in.size(); ++i) {
+        if (i % 3 == 0) continue;
+        in[i] = i % 3 == 1 ? in[i].select(0, 0) : in[i].slice(1, 0, 1);
+        full[i] = in[i].expand({5, 19}).clone();
+      }
+      check_same(run_row(*op, in), run_row(*op, full));
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: every size, empty and 0-d tensors") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(op->name);
+    for (DType t : {kFloat32, kBFloat16}) {
+      const Tensors whole = operands_of(*op, {67}, t), y = run_row(*op, whole);
+      for (int64_t n = 0; n <= 67; ++n) {
+        Tensors part, shifted;
+        for (const Tensor& x : whole) part.push_back(x.narrow(0, 67 - n, n));
+        const Tensors z = run_row(*op, part);
+        for (size_t k = 0; k < y.size(); ++k) check_same(z[k], y[k].narrow(0, 67 - n, n));
+      }
+      Tensors scalars;
+      for (const Tensor& x : whole) scalars.push_back(x.select(0, 5));
+      const Tensors z = run_row(*op, scalars);
+      for (size_t k = 0; k < y.size(); ++k) check_same(z[k], y[k].select(0, 5));
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: in place is the same as out of place") {
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(op->name);
+    const auto n_out = static_cast<size_t>(op->n_out);
+    for (DType t : {kFloat32, kFloat64, kBFloat16}) {
+      for (Layout l : {Layout::Dense, Layout::Transposed, Layout::Sliced, Layout::Offset}) {
+        Tensors in = operands_of(*op, {6, 11}, t);
+        for (size_t k = 0; k < n_out; ++k) in[k] = laid_out(in[k].to(t), l);
+        const Tensors y = run_row(*op, in);
+        run_row_into(*op, in, Tensors(in.begin(), in.begin() + static_cast<long>(n_out)));
+        for (size_t k = 0; k < n_out; ++k) check_same(in[k], y[k].to(t));
+      }
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: graph mode equals eager mode, forward and backward") {
+  const size_t shifts = long_tests() ? 5 : 1;
+  for (DType t : {kFloat32, kBFloat16, kFloat64, kFloat16}) {
+    if (!long_tests() && (t == kFloat64 || t == kFloat16)) continue;
+    for (size_t shift = 0; shift < shifts; ++shift) {
+      CAPTURE(name(t));
+      const auto cases = row_cases(t, shift);
+      check_step([&](Results& r) {
+        for (const RowCase& c : cases) add_case(r, c);
+      });
+    }
+  }
+}
+
+TEST_CASE("pointwise rows: graph mode equals eager mode at special values and in place") {
+  struct Case {
+    const OpDef* op;
+    Tensors in;
+  };
+  std::vector<Case> cases;
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    cases.push_back({op, as_tensors(*op, special_columns(*op), kFloat32)});
+    if (!is_number_row(*op)) continue;
+    for (DType t : {kInt64, kInt32, kUInt8}) {
+      Tensors in;
+      constexpr auto most = std::numeric_limits<int64_t>::max();
+      const std::vector<int64_t> ends = {-most - 1, most, INT32_MIN, INT32_MAX, 0, 1, -1, 7};
+      for (int i = 0; i < op->pointwise->n_in; ++i) {
+        const Tensor v = tensor(ends).to(t);  // All pairs: the first operand down, others across.
+        in.push_back(i == 0 ? v.unsqueeze(1) : v);
+      }
+      cases.push_back({op, in});
+    }
+  }
+  check_step([&](Results& r) {
+    for (const Case& c : cases) {
+      const Tensors y = run_row(*c.op, c.in);
+      for (size_t k = 0; k < y.size(); ++k) {
+        r.add(fmt::format("{} of {}, output {}", c.op->name, name(c.in[0].dtype()), k), y[k]);
+      }
+      if (!is_floating(c.in[0].dtype())) continue;
+      Tensors in = c.in, out;
+      for (size_t k = 0; k < c.op->n_out; ++k) {
+        in[k] = in[k].to(kFloat32).clone();
+        out.push_back(in[k]);
+      }
+      run_row_into(*c.op, in, out);
+      for (const Tensor& t : out) r.add(fmt::format("{} in place", c.op->name), t);
+    }
+  });
+}
