@@ -16,6 +16,9 @@ namespace brrr {
 struct Pending {
   Tensor grad[kMaxOutputs];
   bool fresh[kMaxOutputs] = {};
+
+  static void* operator new(size_t) { return FreeList<Pending>::take(); }
+  static void operator delete(void* p) { FreeList<Pending>::give(p); }
 };
 
 namespace {
@@ -45,14 +48,11 @@ class Engine {
 
   void seed(const Tensor& output, const Tensor& g) {
     const TensorImpl& t = *output.impl();
-    Edge e;
     if (t.grad_fn) {
-      e.node = Ref<Node>::share(t.grad_fn);
-      e.output = t.output;
+      deliver({t.grad_fn, nullptr, t.output}, g, false);
     } else {
-      e.leaf = Ref<TensorImpl>::share(output.impl());
+      deliver({nullptr, output.impl(), 0}, g, false);
     }
-    deliver(e, g, false);
   }
 
   void run() {
@@ -77,7 +77,7 @@ class Engine {
     if (!captures_) return true;
     if (e.node) return e.node->sequence >= oldest_;
     return std::any_of(captures_->begin(), captures_->end(),
-                       [&](const Capture& c) { return c.input == e.leaf.get(); });
+                       [&](const Capture& c) { return c.input == e.leaf; });
   }
 
   static void add_up(Tensor& into, bool& fresh, const Tensor& g, bool g_fresh) {
@@ -93,8 +93,8 @@ class Engine {
   void deliver(const Edge& e, const Tensor& g, bool fresh) {
     if (captures_) {
       for (Capture& c : *captures_) {
-        const bool hit = e.leaf ? c.input == e.leaf.get()
-                                : c.input->grad_fn == e.node.get() && c.input->output == e.output;
+        const bool hit = e.leaf ? c.input == e.leaf
+                                : c.input->grad_fn == e.node && c.input->output == e.output;
         if (hit) add_up(c.grad, c.fresh, g, fresh);
       }
     }
@@ -102,11 +102,12 @@ class Engine {
       if (!captures_) accumulate(*e.leaf, g, fresh);
       return;
     }
-    Node* n = e.node.get();
+    Node* n = e.node;
     if (captures_ && n->sequence < oldest_) return;
     if (!n->pending) {
       n->pending = new Pending;
-      heap_.push_back(Ref<Node>(e.node).detach());
+      n->refs.retain();
+      heap_.push_back(n);
       std::push_heap(heap_.begin(), heap_.end(), earlier);
     }
     add_up(n->pending->grad[e.output], n->pending->fresh[e.output], g, fresh);
@@ -144,17 +145,19 @@ class Engine {
     } else {
       differentiate_decomposition(v);
     }
-    if (!options_.retain_graph) {
+    Recorder* const r = context.recorder;
+    const bool older = r && n.sequence < r->first_sequence;  // Than the step that is recorded.
+    if (!options_.retain_graph && !older) {
       // Edges are still needed below, saved tensors are not: free them before new memory is asked.
-      for (int i = 0; i < n.n_in; ++i) n.in[i].saved.reset();
-      for (NodeInput& o : n.out) o.saved.reset();
+      release_saved(n);
     }
     for (int i = 0; i < n.n_in; ++i) {
       if (!v.needs(i) || !gin[i].defined()) continue;
       deliver(n.in[i].edge, gin[i], !(n.op->grad_aliases >> std::min(i, 31) & 1));
       gin[i] = Tensor();
     }
-    if (!options_.retain_graph) release_node(n);
+    if (options_.retain_graph) return;
+    older ? r->journal(n) : release_node(n);
   }
 
   static void differentiate_decomposition(VjpCall& v);

@@ -1,30 +1,29 @@
 #include "core/backend.h"
 
-#include <atomic>
-
 #include "core/check.h"
 
 namespace brrr {
 
 const Backend& cpu_backend();  // Defined by backends/cpu.
 
-static std::atomic<const Backend*> cuda_backend{nullptr};
+static void set_backend(DeviceType type, const Backend* b) {
+  __atomic_store_n(&detail::backends[static_cast<int>(type)], b, __ATOMIC_RELEASE);
+}
 
 void register_backend(DeviceType type, const Backend* b) {
   BRRR_CHECK(type == DeviceType::CUDA, "register_backend: the CPU backend is built in");
-  cuda_backend.store(b, std::memory_order_release);
+  set_backend(type, b);
 }
 
-bool cuda_available() { return cuda_backend.load(std::memory_order_acquire) != nullptr; }
+bool cuda_available() {
+  return __atomic_load_n(&detail::backends[static_cast<int>(DeviceType::CUDA)], __ATOMIC_ACQUIRE);
+}
 
-const Backend& backend(DeviceType type) {
-  if (__builtin_expect(type == DeviceType::CPU, 1)) {
-    static const Backend& cpu = cpu_backend();
-    return cpu;
-  }
-  const Backend* b = cuda_backend.load(std::memory_order_acquire);
-  BRRR_CHECK(b, "cuda: this build has no CUDA backend; use brrr::kCPU");
-  return *b;
+const Backend& detail::find_backend(DeviceType type) {
+  BRRR_CHECK(type == DeviceType::CPU, "cuda: this build has no CUDA backend; use brrr::kCPU");
+  const Backend& cpu = cpu_backend();
+  set_backend(type, &cpu);
+  return cpu;
 }
 
 }  // namespace brrr

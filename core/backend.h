@@ -55,8 +55,15 @@ struct Backend {
   void (*unload)(Module* m) noexcept;
 };
 
+namespace detail {
+inline const Backend* backends[2] = {};  // Set once each, before first use of the device.
+const Backend& find_backend(DeviceType type);
+}  // namespace detail
 /// The backend of a device; throws brrr::Error, saying what is missing, when there is none.
-const Backend& backend(DeviceType type);
+inline const Backend& backend(DeviceType type) {
+  const Backend* b = __atomic_load_n(&detail::backends[static_cast<int>(type)], __ATOMIC_ACQUIRE);
+  return __builtin_expect(b != nullptr, 1) ? *b : detail::find_backend(type);
+}
 /// Makes a backend known (called once, by the backend itself).
 void register_backend(DeviceType type, const Backend* b);
 

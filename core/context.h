@@ -33,6 +33,10 @@ struct Recorder {
   virtual void journal(TensorImpl& t, Field f) = 0;
   /// About to change a control cell.
   virtual void journal(ControlCell& cell) = 0;
+  /// A backward pass has used up a tape node that existed before the step: it keeps what it saved
+  /// until the step has run.
+  virtual void journal(Node& node) = 0;
+  uint64_t first_sequence = 0;  ///< Of tape nodes made inside the step (by this thread).
   /// A placeholder's storage dies.
   virtual void released(uint32_t slot) noexcept = 0;
 };

@@ -1,4 +1,4 @@
-// The one way an op is executed: recorded or run, then written to the tape.
+// The registry, and the one way an op is executed: recorded or run, then written to the tape.
 #include <algorithm>
 
 #include "core/backend.h"
@@ -37,146 +37,6 @@ const OpDef* find_op(const std::string& n) {
     if (n == op->name) return op;
   }
   return nullptr;
-}
-
-// --- tape -------------------------------------------------------------------------------------------
-
-static void clear(NodeInput& slot, Node*& dying) noexcept {
-  slot.saved.reset();
-  slot.edge.leaf.reset();
-  if (Node* n = slot.edge.node.detach(); n && n->refs.release()) {
-    n->next = dying;
-    dying = n;
-  }
-}
-
-// Nodes that die release their inputs' nodes; the worklist keeps a chain of a million ops from
-// recursing a million deep. Destroying a saved tensor may come back here: it has its own list.
-static void free_nodes(Node* dying) noexcept {
-  while (dying) {
-    Node* n = std::exchange(dying, dying->next);
-    for (int i = 0; i < n->n_in; ++i) clear(n->in[i], dying);
-    for (NodeInput& o : n->out) o.saved.reset();
-    if (n->in != n->inline_in) delete[] n->in;
-    n->~Node();
-    FreeList<Node>::give(n);
-  }
-}
-
-// A saved tensor may hold the last handle of its own history (a long chain of exps does), so
-// destruction could still recurse through TensorImpl; nodes met while one is being freed queue up.
-static thread_local constinit Node* pending = nullptr;
-static thread_local constinit bool draining = false;
-
-void destroy(Node* n) noexcept {
-  n->next = pending;
-  pending = n;
-  if (draining) return;
-  draining = true;
-  while (pending) {
-    Node* one = std::exchange(pending, pending->next);
-    one->next = nullptr;
-    free_nodes(one);
-  }
-  draining = false;
-}
-
-void release_node(Node& n) noexcept {
-  Node* dying = nullptr;
-  for (int i = 0; i < n.n_in; ++i) clear(n.in[i], dying);
-  for (NodeInput& o : n.out) o.saved.reset();
-  n.released = true;
-  while (dying) destroy(std::exchange(dying, dying->next));
-}
-
-static Tensor unpack(const Node& n, const NodeInput& slot, const char* role, int i) {
-  BRRR_CHECK(slot.saved, "backward: {} was run through before and its saved tensors are gone; pass "
-             "retain_graph to the first backward", n.op->name);
-  const Storage& s = *slot.saved->storage;
-  BRRR_CHECK(s.version == slot.version, "backward: {} {} of {}, {}, was changed in place after it "
-             "was saved (version {}, now {}); clone it before the in-place op", role, i, n.op->name,
-             describe(slot.saved.get()), slot.version, s.version);
-  return Tensor(slot.saved);
-}
-
-Tensor VjpCall::input(int i) const { return unpack(node, node.in[i], "input", i); }
-
-Tensor VjpCall::output(int k) const {
-  Tensor t = unpack(node, node.out[k], "output", k);
-  // The saved output is an alias without history, or node and output would keep each other alive.
-  if (context.grad_enabled) {
-    Tensor alias = t.detach();
-    alias.impl()->grad_fn = Ref<Node>::share(const_cast<Node*>(&node)).detach();
-    alias.impl()->output = static_cast<uint8_t>(k);
-    alias.impl()->flags |= kRequiresGrad;
-    return alias;
-  }
-  return t;
-}
-
-// An input that the call itself overwrites is saved with the version it had: its gradient then
-// fails with the in-place error instead of using the new values.
-static void save_input(const OpCall& c, TensorImpl& t, NodeInput& slot) {
-  slot.version = t.storage->version;
-  for (int k = 0; c.into && k < c.n_out; ++k) {
-    if (c.out[k].impl()->storage != t.storage) continue;
-    // An alias without history: the tensor itself will point to this node.
-    slot.saved = Ref<TensorImpl>::adopt(Tensor(Ref<TensorImpl>::share(&t)).detach().detach_impl());
-    --slot.version;
-    return;
-  }
-  slot.saved = Ref<TensorImpl>::share(&t);
-}
-
-void write_tape(OpCall& c) {
-  const OpDef& op = *c.op;
-  Node* n = new (FreeList<Node>::take()) Node;
-  auto holder = Ref<Node>::adopt(n);
-  n->op = &op;
-  n->n_in = static_cast<uint8_t>(c.n_in);
-  n->n_out = c.n_out;
-  n->in = c.n_in <= kInlineInputs ? n->inline_in : new NodeInput[c.n_in];
-  Attrs& a = n->attrs;
-  std::copy_n(c.attrs.v, c.attrs.n, a.v);
-  a.n = c.attrs.n;
-  a.dtype = c.attrs.dtype;
-  a.kinds = c.attrs.kinds;
-  for (int i = 0; i < c.n_in; ++i) {
-    TensorImpl* t = c.in[i];
-    if (!t) continue;
-    NodeInput& slot = n->in[i];
-    slot.meta.sizes = t->size_list();
-    slot.meta.dtype = t->dtype;
-    slot.meta.device = t->device;
-    if (op.saves_inputs >> std::min(i, 31) & 1) save_input(c, *t, slot);
-    if (!t->requires_grad()) continue;
-    if (t->grad_fn) {
-      slot.edge.node = Ref<Node>::share(t->grad_fn);
-      // A tape may have been begun on another thread: consumers always come later.
-      context.sequence = std::max(context.sequence, t->grad_fn->sequence + 1);
-      slot.edge.output = t->output;
-    } else {
-      slot.edge.leaf = Ref<TensorImpl>::share(t);
-    }
-  }
-  n->sequence = context.sequence++;
-  for (int k = 0; k < c.n_out; ++k) {
-    TensorImpl& o = *c.out[k].impl();
-    if (c.into) before_change(o, Field::History);
-    if (op.saves_outputs >> k & 1) {
-      n->out[k].saved = Ref<TensorImpl>::adopt(c.out[k].detach().detach_impl());
-      n->out[k].version = o.storage->version;
-    }
-    if (!is_floating(o.dtype)) continue;
-    Node* old = std::exchange(o.grad_fn, Ref<Node>(holder).detach());
-    if (old && old->refs.release()) destroy(old);
-    o.output = static_cast<uint8_t>(k);
-    o.flags |= kRequiresGrad;
-    if (op.kind == OpKind::View) {
-      o.is_view = true;
-      o.storage->grad_views = true;
-    }
-  }
 }
 
 // --- execution --------------------------------------------------------------------------------------
@@ -224,23 +84,33 @@ static void check_in_place(const OpCall& c, bool grads) {
   }
 }
 
+// Placeholders of a step mean nothing outside it.
+[[gnu::noinline, gnu::cold]] static void fail_unreadable(const OpCall& c, const TensorImpl& t) {
+  if (t.storage->pass) {
+    fail("{}: operand {} is a placeholder of another step's recording", c.op->name, describe(&t));
+  }
+  check_host_access(c.op->name, &t);
+}
+
+static inline void check_readable(const OpCall& c, const TensorImpl& t) {
+  const Storage& s = *t.storage;
+  if ((s.pass && s.pass != context.recorder) || s.lost) [[unlikely]] fail_unreadable(c, t);
+}
+
 void dispatch(OpCall& c) {
   bool grads = false;
   for (int i = 0; i < c.n_in; ++i) {
-    const TensorImpl* t = c.in[i];
-    if (!t) continue;
-    grads |= t->requires_grad();
-    if (t->storage->pass != context.recorder && t->storage->pass) [[unlikely]] {
-      fail("{}: operand {} is a placeholder of another step's recording", c.op->name, describe(t));
-    }
-    if (t->storage->lost) [[unlikely]] check_host_access(c.op->name, t);
+    if (!c.in[i]) continue;
+    grads |= c.in[i]->requires_grad();
+    check_readable(c, *c.in[i]);
   }
+  for (int k = 0; c.into && k < c.n_out; ++k) check_readable(c, *c.out[k].impl());
   grads = grads && context.grad_enabled && c.op->differentiable();
   if (c.into) check_in_place(c, grads);
   if (context.recorder) {
     context.recorder->op(c);
   } else {
-    c.op->infer(c);
+    c.infer();
     execute(c);
   }
   if (c.into) {
@@ -250,7 +120,7 @@ void dispatch(OpCall& c) {
       ++o.storage->version;
     }
   }
-  if (grads) write_tape(c);
+  if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
 }
 
 }  // namespace brrr

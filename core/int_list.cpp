@@ -6,10 +6,8 @@
 
 namespace brrr {
 
-void IntList::assign(const int64_t* p, size_t n) {
-  BRRR_CHECK(n <= kMaxDims, "a tensor has at most {} dimensions, got {}", kMaxDims, n);
-  size_ = static_cast<int>(n);
-  std::copy(p, p + n, data_.begin());
+void IntList::too_many(size_t n) {
+  fail("a tensor has at most {} dimensions, got {}", kMaxDims, n);
 }
 
 void IntList::push_back(int64_t v) { insert(size_, v); }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -22,6 +23,13 @@ class IntList {
   IntList(int64_t v) : size_(1) { data_[0] = v; }  // NOLINT(google-explicit-constructor)
   IntList(const std::vector<int64_t>& v) { assign(v.data(), v.size()); }  // NOLINT
   IntList(const int64_t* p, size_t n) { assign(p, n); }
+  /// The first n entries of a full array: copied whole, which is a handful of instructions.
+  static IntList of(const int64_t (&all)[kMaxDims], int n) {
+    IntList v;
+    v.size_ = n;
+    std::memcpy(v.data_.data(), all, sizeof all);
+    return v;
+  }
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -46,7 +54,12 @@ class IntList {
   }
 
  private:
-  void assign(const int64_t* p, size_t n);
+  [[noreturn]] static void too_many(size_t n);
+  void assign(const int64_t* p, size_t n) {
+    if (n > kMaxDims) [[unlikely]] too_many(n);
+    size_ = static_cast<int>(n);
+    for (size_t i = 0; i < n; ++i) data_[i] = p[i];
+  }
   std::array<int64_t, kMaxDims> data_;
   int size_ = 0;
 };

@@ -58,7 +58,9 @@ class Ref {
     std::swap(p_, o.p_);
     return *this;
   }
-  ~Ref() { reset(); }
+  [[gnu::always_inline]] ~Ref() {
+    if (p_) drop(p_);
+  }
   void reset() noexcept {
     if (T* p = std::exchange(p_, nullptr); p && p->refs.release()) destroy(p);
   }
@@ -70,6 +72,9 @@ class Ref {
   friend bool operator==(const Ref& a, const Ref& b) { return a.p_ == b.p_; }
 
  private:
+  [[gnu::noinline]] static void drop(T* p) noexcept {
+    if (p->refs.release()) destroy(p);
+  }
   T* p_ = nullptr;
 };
 

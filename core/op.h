@@ -69,45 +69,62 @@ struct OpCall {
   uint8_t n_out;
   Attrs attrs;
   Tensor out[kMaxOutputs];
-  OutMeta meta[kMaxOutputs];
   ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
+  union {
+    OutMeta meta[kMaxOutputs];    ///< Valid after infer().
+  };
 
   OpCall(const OpDef& o, TensorImpl* const* inputs, int n);
+  ~OpCall() {}  // NOLINT: `meta` needs none.
+  /// Checks the call and fills `meta`.
+  void infer();
 };
 
-/// Where a gradient goes: an output of a node, or a leaf.
+/// Where a gradient goes: an output of a node, or a leaf. Not counted; the slot that it is read
+/// from holds the references.
 struct Edge {
-  Ref<Node> node;
-  Ref<TensorImpl> leaf;
+  Node* node = nullptr;
+  TensorImpl* leaf = nullptr;
   uint8_t output = 0;
   explicit operator bool() const { return node || leaf; }
 };
 
-/// What a tape node keeps of an input or output.
+/// What a tape node keeps of an input: plain fields that the tape counts by hand, because a node is
+/// made and freed on every differentiable op.
 struct NodeInput {
-  Ref<TensorImpl> saved;  ///< Only if the gradient needs the value.
-  uint32_t version = 0;   ///< Storage version when it was saved.
-  Edge edge;
-  Meta meta;
+  TensorImpl* saved;  ///< Counted; only if the gradient needs the value.
+  Edge edge;          ///< Counted.
+  uint32_t version;   ///< Storage version when it was saved.
+  Meta meta;          ///< Unset for scalar operands.
+};
+struct NodeOutput {
+  TensorImpl* saved;
+  uint32_t version;
 };
 
 /// The tape record of one call.
 struct Node {
   RefCount refs;
-  uint8_t n_in = 0;
-  uint8_t n_out = 0;
+  uint8_t n_in;
+  uint8_t n_out;
   bool released = false;
-  const OpDef* op = nullptr;
-  uint64_t sequence = 0;        ///< Backward runs in falling order.
+  const OpDef* op;
+  uint64_t sequence;                  ///< Backward runs in falling order.
+  NodeInput* in;                      ///< inline_in, or a heap block for more.
+  Node* next = nullptr;               ///< Worklist link while being destroyed.
+  struct Pending* pending = nullptr;  ///< Gradients gathered by the backward pass that runs.
   Attrs attrs;
-  NodeInput* in = nullptr;      ///< inline_in, or a heap block for more.
-  NodeInput out[kMaxOutputs];   ///< `saved` and `version` only.
-  NodeInput inline_in[kInlineInputs];
-  Node* next = nullptr;         ///< Worklist link while being destroyed.
-  struct Pending* pending = nullptr;  ///< Gradients gathered for it by the backward pass that runs.
+  NodeOutput out[kMaxOutputs];        ///< Set only if the op saves outputs.
+  union {
+    NodeInput inline_in[kInlineInputs];
+  };
+  Node() {}   // NOLINT: write_tape sets what it uses.
+  ~Node() {}  // NOLINT
 };
 /// Drops saved tensors and edges, without recursion.
 void release_node(Node& n) noexcept;
+/// Drops saved tensors only.
+void release_saved(Node& n) noexcept;
 
 /// Arguments of an op's gradient: given the node and the gradients of its outputs, `gin[i]` is to
 /// be set for every input that `needs(i)`.
@@ -163,6 +180,10 @@ struct OpDef {
 
 inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
     : op(&o), in(inputs), n_in(n), n_out(o.n_out) {}
+inline void OpCall::infer() {
+  for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;
+  op->infer(*this);
+}
 
 /// All rows of the library and of the program, in registration order.
 const std::vector<const OpDef*>& registry();
@@ -171,8 +192,9 @@ const OpDef* find_op(const std::string& name);
 
 /// Runs, records or compares a call, then writes the tape: the one way an op is executed.
 void dispatch(OpCall& call);
-/// Writes the tape node of an executed call whose inputs require grad.
-void write_tape(OpCall& call);
+/// Writes the tape node of an executed call, some of whose inputs require grad.
+void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& attrs,
+                const Tensor* out, int n_out, bool into);
 /// Executes on real memory only: no recording, no tape. The reference walker's and replay's entry.
 void execute(OpCall& call);
 /// Outputs for `call.meta`: views of the inputs or fresh memory.

@@ -9,35 +9,20 @@ namespace brrr {
 
 // --- storage --------------------------------------------------------------------------------------
 
-Storage* new_storage(Device device, size_t bytes) {
-  auto* s = new (FreeList<Storage>::take()) Storage;
-  s->device = device;
-  s->bytes = bytes;
-  return s;
+void out_of_memory(const Storage& s) {
+  char held[1024] = "";
+  backend(s.device.type).describe_memory(held, sizeof held);
+  fail("out of memory on {}: {} bytes asked; {}; use a smaller batch or free tensors",
+       name(s.device), s.bytes, held);
 }
 
-void allocate(Storage& s) {
-  const Backend& b = backend(s.device.type);
-  s.data = b.allocate(s.bytes);
-  if (__builtin_expect(!s.data, 0)) {
-    char held[1024] = "";
-    b.describe_memory(held, sizeof held);
-    fail("out of memory on {}: {} bytes asked; {}; use a smaller batch or free tensors",
-         name(s.device), s.bytes, held);
+void release_special(Storage& s) noexcept {
+  if (s.pass) s.pass->released(s.slot);
+  if (!s.owned) {
+    if (s.data && s.release) (*s.release)();
+    delete s.release;
+    s.data = nullptr;
   }
-}
-
-void destroy(Storage* s) noexcept {
-  if (s->pass) s->pass->released(s->slot);
-  if (s->data) {
-    if (s->owned) {
-      backend(s->device.type).deallocate(s->data, s->bytes);
-    } else if (s->release) {
-      (*s->release)();
-    }
-  }
-  delete s->release;
-  FreeList<Storage>::give(s);
 }
 
 // --- tensor objects -------------------------------------------------------------------------------
@@ -51,23 +36,6 @@ bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim) {
     step *= sizes[i];
   }
   return ok;
-}
-
-static TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
-  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
-  new (&t->refs) RefCount;
-  t->dtype = dtype;
-  t->device = storage->device;
-  t->ndim = static_cast<uint8_t>(ndim);
-  t->flags = storage->device.type == DeviceType::CPU ? 0 : kForeign;
-  t->output = 0;
-  t->is_view = false;
-  t->value = 0;
-  t->offset = 0;
-  t->storage = storage;
-  t->grad_fn = nullptr;
-  t->grad = nullptr;
-  return t;
 }
 
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes) {
@@ -99,21 +67,12 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const 
   return t;
 }
 
-TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a) {
-  TensorImpl* t = raw_impl(storage, dtype, a.ndim);
-  t->numel = a.numel;
-  for (int i = 0; i < a.ndim; ++i) {
-    t->sizes[i] = a.sizes[i];
-    t->strides[i] = a.strides[i];
-  }
-  return t;
+void drop_history(TensorImpl& t) noexcept {
+  if (t.grad_fn->refs.release()) destroy(t.grad_fn);
 }
 
-void destroy(TensorImpl* t) noexcept {
-  if (t->grad_fn && t->grad_fn->refs.release()) destroy(t->grad_fn);
-  if (t->grad && t->grad->refs.release()) destroy(t->grad);
-  if (t->storage->refs.release()) destroy(t->storage);
-  FreeList<TensorImpl>::give(t);
+void drop_grad(TensorImpl& t) noexcept {
+  if (t.grad->refs.release()) destroy(t.grad);
 }
 
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device) {
@@ -178,6 +137,7 @@ void Tensor::set_grad(const Tensor& g) const {
                describe(&t));
   }
   before_change(t, Field::Grad);
+  if (g.defined()) g.impl()->storage->gradient = true;
   Tensor keep = g;
   TensorImpl* old = std::exchange(t.grad, keep.detach_impl());
   if (old && old->refs.release()) destroy(old);

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "core/backend.h"
 #include "core/tensor.h"
 
 namespace brrr {
@@ -21,12 +22,20 @@ struct Storage {
   Device device;
   bool owned = true;            ///< From the backend's allocator (else `release` tells).
   bool grad_views = false;      ///< A differentiable view of it exists.
+  bool gradient = false;        ///< It has been a leaf's grad.
   uint32_t slot = 0;            ///< Number of the placeholder in its pass.
   Recorder* pass = nullptr;     ///< The recording it is a placeholder of.
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
   const char* lost = nullptr;   ///< Set when a placeholder outlived its pass: the op that made it.
 };
-void destroy(Storage*) noexcept;
+/// Memory that is not simply the backend's, and placeholders of a recording.
+void release_special(Storage& s) noexcept;
+[[noreturn]] void out_of_memory(const Storage& s);
+inline void destroy(Storage* s) noexcept {
+  if (s->pass || !s->owned) [[unlikely]] release_special(*s);
+  if (s->data) backend(s->device.type).deallocate(s->data, s->bytes);
+  FreeList<Storage>::give(s);
+}
 
 /// Flags that send an op to the slow path when set on any input.
 enum TensorFlag : uint8_t {
@@ -34,6 +43,9 @@ enum TensorFlag : uint8_t {
   kStrided = 2,        ///< Not contiguous.
   kForeign = 4,        ///< Not on the CPU.
 };
+
+void drop_history(TensorImpl& t) noexcept;
+void drop_grad(TensorImpl& t) noexcept;
 
 struct TensorImpl {
   RefCount refs;
@@ -64,9 +76,16 @@ struct TensorImpl {
     }
     return true;
   }
-  IntList size_list() const { return {sizes, ndim}; }
-  IntList stride_list() const { return {strides, ndim}; }
+  IntList size_list() const { return IntList::of(sizes, ndim); }
+  IntList stride_list() const { return IntList::of(strides, ndim); }
 };
+
+inline void destroy(TensorImpl* t) noexcept {
+  if (t->grad_fn) [[unlikely]] drop_history(*t);
+  if (t->grad) [[unlikely]] drop_grad(*t);
+  if (t->storage->refs.release()) destroy(t->storage);
+  FreeList<TensorImpl>::give(t);
+}
 
 /// Shape, dtype and device of a tensor without its data.
 struct Meta {
@@ -76,16 +95,48 @@ struct Meta {
 };
 
 /// A storage object without memory (count 1).
-Storage* new_storage(Device device, size_t bytes);
+inline Storage* new_storage(Device device, size_t bytes) {
+  auto* s = new (FreeList<Storage>::take()) Storage;
+  s->device = device;
+  s->bytes = bytes;
+  return s;
+}
 /// Backend memory for a storage without any; throws brrr::Error when there is none.
-void allocate(Storage& s);
+inline void allocate(Storage& s) {
+  s.data = backend(s.device.type).allocate(s.bytes);
+  if (!s.data) [[unlikely]] out_of_memory(s);
+}
+/// A tensor object without sizes over `storage`, whose reference it takes.
+inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
+  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
+  new (&t->refs) RefCount;
+  t->dtype = dtype;
+  t->device = storage->device;
+  t->ndim = static_cast<uint8_t>(ndim);
+  t->flags = storage->device.type == DeviceType::CPU ? 0 : kForeign;
+  t->output = 0;
+  t->is_view = false;
+  t->value = 0;
+  t->offset = 0;
+  t->storage = storage;
+  t->grad_fn = nullptr;
+  t->grad = nullptr;
+  return t;
+}
 /// A contiguous tensor object over `storage`, whose reference it takes.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes);
 /// A tensor object with the given layout; takes the storage's reference.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const IntList& strides,
                      int64_t offset);
-/// A contiguous tensor object of `a`'s shape over `storage`, whose reference it takes.
-TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a);
+/// A contiguous tensor object of `a`'s shape over `storage`, whose reference it takes. `a` is
+/// contiguous too.
+inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a) {
+  TensorImpl* t = raw_impl(storage, dtype, a.ndim);
+  t->numel = a.numel;
+  std::memcpy(t->sizes, a.sizes, sizeof t->sizes);
+  std::memcpy(t->strides, a.strides, sizeof t->strides);
+  return t;
+}
 /// Uninitialised contiguous memory on `device`; never recorded, for kernels' own use.
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device);
 /// "float32[4, 3]", for error messages.

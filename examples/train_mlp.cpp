@@ -24,7 +24,7 @@ struct Options {
   std::string mode = "graph", device = "cpu", data, optimizer = "adamw", save, resume, loss_csv;
   std::vector<int64_t> hidden = {256, 128};
   int64_t batch = 64, steps = 3000, seed = 1, images = 20000;
-  int64_t save_every = 0, stop_at = 0, eval_every = 500, log_every = 100, threads = 0;
+  int64_t save_every = 0, stop_at = 0, eval_every = 500, log_every = 250, threads = 0;
   double lr = 2e-3, dropout = 0.0;
   bool explain = false;
 };
@@ -59,13 +59,39 @@ void add_options(CLI::App& app, Options& o) {
   option("--save", o.save, "checkpoint (safetensors) to write at the end", output_file());
   option("--save-every", o.save_every, "also write it every so many steps (0: no)",
          whole_number(0));
-  option("--resume", o.resume, "checkpoint to go on from", CLI::ExistingFile);
+  option("--resume", o.resume, "checkpoint to go on from, with the options it was made with",
+         CLI::ExistingFile);
   option("--eval-every", o.eval_every, "steps between tests on held-out images (0: at the end)",
          whole_number(0));
   option("--log-every", o.log_every, "steps between printed lines", whole_number(1));
   option("--loss-csv", o.loss_csv, "write every step's loss to this file", output_file());
   option("--threads", o.threads, "CPU threads (0: all cores)", whole_number(0));
+  app.get_option("--save-every")->needs(app.get_option("--save"));
   app.add_flag("--explain", o.explain, "say what graph mode recorded, fused and replayed");
+}
+
+constexpr const char* kAbout =
+    "Trains an MLP to read digits. Both modes give the same losses to the last bit.";
+
+/// Reads the command line. What it does not say about a run that is resumed, the checkpoint does.
+bool read_options(int argc, char** argv, Options& o, int& exit_code) {
+  CLI::App app(kAbout, "train_mlp");
+  add_options(app, o);
+  if (!parse(app, argc, argv, exit_code)) return false;
+  if (o.resume.empty()) return true;
+  brrr::Metadata saved;
+  brrr::load(o.resume, saved);
+  std::vector<std::string> words(argv, argv + argc);
+  for (const char* key : {"hidden", "optimizer", "batch", "seed", "steps", "lr", "dropout"}) {
+    const std::string name = std::string("--") + key;
+    if (app.count(name) == 0 && saved.count(key)) words.push_back(name + "=" + saved[key]);
+  }
+  std::vector<char*> all;
+  for (std::string& w : words) all.push_back(w.data());
+  o = {};
+  CLI::App again(kAbout, "train_mlp");
+  add_options(again, o);
+  return parse(again, static_cast<int>(all.size()), all.data(), exit_code);
 }
 
 /// Everything that a checkpoint holds, and the data.
@@ -105,10 +131,10 @@ std::unique_ptr<Run> make_run(const Options& o) {
   namespace data = brrr::data;
   // Held-out digits come from a seed of their own; no training run shares it.
   constexpr uint64_t train_seed = 0, test_seed = 0x7e57;
-  run->train = o.data.empty() ? data::digits(o.images, train_seed)
-                              : data::read_idx_dataset(o.data, true);
-  run->test = o.data.empty() ? data::digits(4000, test_seed)
-                             : data::read_idx_dataset(o.data, false);
+  run->train =
+      o.data.empty() ? data::digits(o.images, train_seed) : data::read_idx_dataset(o.data, true);
+  run->test =
+      o.data.empty() ? data::digits(4000, test_seed) : data::read_idx_dataset(o.data, false);
   if (run->test.images.size(1) != run->train.images.size(1)) {
     throw brrr::Error("--data: training and test images differ in size");
   }
@@ -129,8 +155,8 @@ std::unique_ptr<Run> make_run(const Options& o) {
     run->optimizer = std::make_unique<brrr::optim::SGD>(
         parameters, brrr::optim::SGDOptions{.lr = o.lr, .momentum = 0.9, .weight_decay = 1e-4});
   }
-  run->schedule = std::make_unique<brrr::optim::WarmupCosineLR>(*run->optimizer, o.steps / 20,
-                                                                o.steps);
+  run->schedule =
+      std::make_unique<brrr::optim::WarmupCosineLR>(*run->optimizer, o.steps / 20, o.steps);
   run->loader = std::make_unique<data::Loader>(
       run->train, data::LoaderOptions{.batch = o.batch, .seed = static_cast<uint64_t>(o.seed)});
   return run;
@@ -143,7 +169,7 @@ void resume(Run& run, const Options& o) {
   for (const auto& [key, value] : now) {
     const auto it = saved.find(key);
     if (it == saved.end() || it->second == value) continue;
-    throw brrr::Error(fmt::format("--resume {}: it was made with --{} {}, not {}; give the same",
+    throw brrr::Error(fmt::format("--resume {}: it was made with {} {}, not {}; leave that out",
                                   o.resume, key, it->second, value));
   }
   brrr::TrainingState state = run.state();
@@ -201,8 +227,9 @@ struct Pace {
 };
 
 brrr::Mode mode_of(const std::string& name) {
-  return name == "eager" ? brrr::Mode::Eager
-         : name == "graph" ? brrr::Mode::Graph : brrr::Mode::Auto;
+  return name == "eager"   ? brrr::Mode::Eager
+         : name == "graph" ? brrr::Mode::Graph
+                           : brrr::Mode::Auto;
 }
 
 void save(const Run& run, const Options& o) {
@@ -215,9 +242,8 @@ void summary(Run& run, const Options& o, const Pace& pace, double compile_ms,
              run.test.size());
   fmt::print("{:.0f} steps/s", pace.rate());
   if (o.mode != "eager") {
-    fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build{})",
-               stats.replays, stats.recordings, stats.fallbacks, compile_ms,
-               stats.build_cached ? ", from the cache" : "");
+    fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",
+               stats.replays, stats.recordings, stats.fallbacks, compile_ms);
   }
   fmt::print("\nparameters {:016x}  (checksum of their bytes: the same in both modes)\n",
              checksum(run.model->parameters()));
@@ -237,7 +263,6 @@ void train(Run& run, const Options& o) {
   const int64_t end = o.stop_at > 0 ? std::min(o.stop_at, o.steps) : o.steps;
   LossLog losses(o.loss_csv, run.step);
   Pace pace;
-  double accuracy = -1;
   {
     Progress progress(run.step, end);
     while (run.step < end && !interrupted) {
@@ -246,17 +271,19 @@ void train(Run& run, const Options& o) {
       losses.add(step(x, y));
       run.schedule->step();
       ++run.step;
-      const bool log = run.step % o.log_every == 0 || run.step == end;
+      const bool log = run.step % o.log_every == 0 || run.step == end ||
+                       (o.eval_every > 0 && run.step % o.eval_every == 0);
       const double loss = log || progress.on_terminal() ? losses.read() : 0;
       pace.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
       ++pace.steps;
-      if (o.eval_every > 0 && run.step % o.eval_every == 0) accuracy = held_out_accuracy(run);
-      const std::string tested =
-          accuracy < 0 ? "" : fmt::format("  accuracy {:.2f} %", 100 * accuracy);
+      std::string tested;
+      if (o.eval_every > 0 && run.step % o.eval_every == 0) {
+        tested = fmt::format("  accuracy {:.2f} %", 100 * held_out_accuracy(run));
+      }
       // A terminal is slower than a step: it sees every 16th.
       if (log || run.step % 16 == 0) {
-        progress.show(run.step, fmt::format("loss {:.4f}{}  {:.0f} steps/s", loss, tested,
-                                            pace.rate()), log);
+        progress.show(run.step,
+                      fmt::format("loss {:.4f}{}  {:.0f} steps/s", loss, tested, pace.rate()), log);
       }
       if (o.save_every > 0 && run.step % o.save_every == 0) save(run, o);
     }
@@ -276,13 +303,10 @@ void train(Run& run, const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Trains an MLP to read digits. Both modes give the same losses to the last bit.",
-               "train_mlp");
-  add_options(app, o);
   int exit_code = 0;
-  if (!parse(app, argc, argv, exit_code)) return exit_code;
-  use_threads(static_cast<int>(o.threads));
   try {
+    if (!read_options(argc, argv, o, exit_code)) return exit_code;
+    use_threads(static_cast<int>(o.threads));
     const auto run = make_run(o);
     if (!o.resume.empty()) resume(*run, o);
     // The first Ctrl-C ends the run after the current step, with its checkpoint; the second kills.
@@ -290,8 +314,9 @@ int main(int argc, char** argv) {
       interrupted = true;
       std::signal(SIGINT, SIG_DFL);
     });
-    fmt::print("MLP {}, {} parameters, {} on {}, mode {}\n", fmt::join(o.hidden, "-"),
-               run->model->num_parameters(), o.optimizer, brrr::name(run->device), o.mode);
+    fmt::print("MLP {}-{}-{}, {} parameters, {} on {}, mode {}\n", run->train.images.size(1),
+               fmt::join(o.hidden, "-"), run->train.classes, run->model->num_parameters(),
+               o.optimizer, brrr::name(run->device), o.mode);
     train(*run, o);
   } catch (const std::exception& e) {
     std::fflush(stdout);

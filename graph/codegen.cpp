@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 
 #include "graph/schedule.h"
 #include "ops/pointwise.h"
@@ -50,8 +51,10 @@ std::string to_compute(const std::string& x, DType from, DType to) {
   return fmt::format("to_{}({})", vector, x);
 }
 
-// The result of arithmetic in compute type `from` (or a mask), rounded to dtype `to`.
-std::string from_compute(const std::string& x, DType from, bool mask, DType to) {
+// The result of arithmetic in compute type `from` (or a mask), rounded to dtype `to`; with `fast`
+// 16-bit floats stay as they are until they are stored.
+std::string from_compute(const std::string& x, DType from, bool mask, DType to, bool fast) {
+  if (fast && (to == kBFloat16 || to == kFloat16)) to = kFloat32;
   if (mask) return to == kBool ? x : fmt::format("mask_to_{}({})", spelling(to).vector, x);
   switch (to) {
     case kBool:
@@ -108,15 +111,11 @@ class Generator {
  private:
   const Value& value(uint32_t id) const { return r_.values[id]; }
 
-  int window_of(uint32_t id) const {
-    for (size_t w = 0; w < windows_.size(); ++w) {
-      if (value(windows_[w].value).same_elements(value(id))) return static_cast<int>(w);
-    }
-    return -1;
-  }
+  size_t window_of(uint32_t id) const { return window_by_value_.at(id); }
 
-  int add_window(uint32_t id) {
-    if (const int w = window_of(id); w >= 0) return w;
+  // One window for values that are the same elements walked alike: x and x.view({n, 1}) are not.
+  size_t add_window(uint32_t id) {
+    if (const auto it = window_by_value_.find(id); it != window_by_value_.end()) return it->second;
     Window w{};
     w.value = id;
     const Value& v = value(id);
@@ -131,8 +130,14 @@ class Generator {
       w.stride[d] = at < 0 || v.numel == 1 || shape[at] == 1 ? 0 : own[at];
     }
     w.argument = -1;
-    windows_.push_back(w);
-    return static_cast<int>(windows_.size()) - 1;
+    size_t at = 0;
+    while (at < windows_.size() && !(value(windows_[at].value).same_elements(v) &&
+                                     std::equal(w.stride, w.stride + kMaxDims,
+                                                windows_[at].stride))) {
+      ++at;
+    }
+    if (at == windows_.size()) windows_.push_back(w);
+    return window_by_value_[id] = at;
   }
 
   void find_windows() {
@@ -141,12 +146,12 @@ class Generator {
       const Instr& i = r_.instrs[at];
       for (int k = 0; k < i.n_in; ++k) {
         if (r_.in(i)[k] == kNone) continue;
-        const auto w = static_cast<size_t>(add_window(r_.in(i)[k]));
+        const size_t w = add_window(r_.in(i)[k]);
         written.resize(windows_.size());
         if (!written[w]) windows_[w].loaded = true;
       }
       for (int k = 0; k < i.n_out; ++k) {
-        const auto w = static_cast<size_t>(add_window(r_.out(i)[k]));
+        const size_t w = add_window(r_.out(i)[k]);
         written.resize(windows_.size());
         written[w] = true;
         windows_[w].stored = s_.stored[value(r_.out(i)[k]).storage];
@@ -214,6 +219,7 @@ class Generator {
     }
     OpCall c(*i.op, in, i.n_in);
     c.attrs.kinds = i.attrs.kinds;
+    c.attrs.dtype = i.attrs.dtype;
     return pointwise_compute_dtype(c);
   }
 
@@ -337,7 +343,7 @@ class Generator {
         const uint32_t id = r_.in(i)[k];
         std::string name = scalars_[n][static_cast<size_t>(k)];
         if (id != kNone) {
-          name = to_compute(now[static_cast<size_t>(window_of(id))][lane], value(id).dtype, compute);
+          name = to_compute(now[window_of(id)][lane], value(id).dtype, compute);
         }
         in[k] = Sym(text.operand(name, -1));
       }
@@ -361,8 +367,8 @@ class Generator {
         const std::string name = fmt::format("y{}_{}_{}", n, k, u);
         out_.body += fmt::format("{}const auto {} = {};\n", indent, name,
                                  from_compute(results[lane][static_cast<size_t>(k)], compute,
-                                              info.mask_out[k], value(id).dtype));
-        now[static_cast<size_t>(window_of(id))][lane] = name;
+                                              info.mask_out[k], value(id).dtype, s_.fast));
+        now[window_of(id)][lane] = name;
       }
     }
   }
@@ -372,6 +378,7 @@ class Generator {
   const Schedule& s_;
   KernelText out_;
   std::vector<Window> windows_;
+  std::map<uint32_t, size_t> window_by_value_;
   std::vector<DType> computes_;                    // By instruction of the group.
   std::vector<std::vector<std::string>> scalars_;  // By instruction and operand.
   int ndim_ = 0;

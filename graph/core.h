@@ -1,6 +1,7 @@
 #pragma once
 // What a step keeps between calls.
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -43,8 +44,10 @@ struct Frozen {
   std::vector<Argument> arguments;
   std::vector<uint32_t> results;     ///< Value ids.
   std::vector<std::pair<Ref<TensorImpl>, uint32_t>> grads;  ///< Leaf, value id.
-  std::vector<Ref<TensorImpl>> written;
+  std::vector<bool> had_grad;        ///< Whether each leaf had a gradient before the call.
+  std::vector<uint32_t> written;     ///< External numbers, once per write.
   std::vector<int64_t> control;
+  std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
   std::string refusal;               ///< Why it cannot be frozen; empty if it can.
   bool grad_enabled = true;
   uint64_t epoch = 0;
@@ -81,7 +84,7 @@ class StepCore {
   StepStats stats_;
   std::vector<std::string> log_;                  // Differences and fallbacks, each once.
   Frozen last_;                                   // Of the last call, for freeze().
-  bool is_frozen_ = false;
+  std::atomic<bool> is_frozen_ = false;
   std::vector<std::pair<int, Tensor>> inputs_;
 };
 

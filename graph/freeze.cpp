@@ -44,6 +44,8 @@ uint32_t value_of(const TensorImpl& t, const std::vector<Storage*>& survivors) {
 
 }  // namespace
 
+static void refuse_bindings(Frozen& f);
+
 // Notes what freeze() would need. Everything but the walk over a few survivors is a move.
 void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args,
                         size_t n) {
@@ -64,13 +66,23 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     if (leaf->grad && id == kNone) f.refusal = "a grad field is set to a tensor from outside";
     f.grads.emplace_back(leaf, id);
   }
-  f.written.assign(s.pass.written().begin(), s.pass.written().end());
-  for (const ControlWord& w : r.control) {
-    if (!w.cell) f.refusal = "it makes tensors from host memory, or host numbers in it vary";
+  f.had_grad = s.pass.had_grad();
+  if (s.pass.host_effect()) f.refusal = s.pass.host_effect();
+  f.cells.clear();
+  for (const ControlWord& w : r.control) f.cells.push_back(w.cell);
+  for (const auto& [word, cell] : s.pass.other_cells()) f.cells[word] = cell;
+  for (const auto& cell : f.cells) {
+    if (!cell) f.refusal = "it makes tensors from host memory, or host numbers in it vary";
   }
   f.control.assign(s.pass.control().begin(), s.pass.control().end());
-  f.arguments.clear();
   const auto& bindings = s.pass.bindings();
+  f.written.clear();
+  for (const auto& t : s.pass.written()) {
+    uint32_t x = 0;
+    while (bindings[x].storage.get() != t->storage) ++x;
+    f.written.push_back(x);
+  }
+  f.arguments.clear();
   for (size_t k = 0; k < n; ++k) {
     Frozen::Argument a{kNone, kFloat32, {}, {}};
     if (args[k]->defined()) {
@@ -94,12 +106,45 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   for (const Frozen::Argument& a : f.arguments) {
     if (a.external != kNone) f.bindings[a.external].storage.reset();
   }
+  if (is_frozen_) refuse_bindings(f);
+}
+
+// Whether the step touches an argument's storage outside the argument: then something else of the
+// step lives there, and the next argument would be taken for it.
+static bool strays(const Recording& r, const Frozen::Argument& a) {
+  auto reach = [](const IntList& sizes, const IntList& strides) {
+    int64_t last = 0;
+    for (int i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
+    return last;
+  };
+  const int64_t end = reach(a.sizes, a.strides);
+  return std::any_of(r.values.begin(), r.values.end(), [&](const Value& v) {
+    return v.storage == r.externals[a.external] && v.numel > 0 &&
+           (v.offset < 0 || v.offset + reach(v.size_list(), v.stride_list()) > end);
+  });
+}
+
+// Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary
+// call has replaced what it was frozen with.
+static void refuse_bindings(Frozen& f) {
+  for (const Frozen::Argument& a : f.arguments) {
+    if (a.external != kNone && strays(f.entry->recording, a)) {
+      f.refusal = "an argument shares its memory with another tensor of the step";
+    }
+  }
+  for (const Binding& b : f.bindings) {
+    if (b.storage && b.storage->gradient) {
+      f.refusal = "it uses a gradient from before the step, which zero_grad() outside it would "
+                  "replace; call zero_grad() inside";
+    }
+  }
 }
 
 void StepCore::freeze() {
   std::lock_guard lock(mutex_);
   BRRR_CHECK(options_.mode != Mode::Eager, "step.freeze: an eager step has nothing to freeze");
   BRRR_CHECK(last_.entry, "step.freeze: call the step at least once before");
+  refuse_bindings(last_);
   BRRR_CHECK(last_.refusal.empty(), "step.freeze: this step cannot be frozen: {}", last_.refusal);
   is_frozen_ = true;
 }
@@ -110,25 +155,24 @@ static bool same_argument(const Frozen::Argument& a, const Tensor& t) {
   return x.dtype == a.dtype && x.size_list() == a.sizes && x.stride_list() == a.strides;
 }
 
-static void fill_control(const Recording& r, std::vector<int64_t>& control) {
+static void fill_control(const Recording& r, const std::vector<Ref<ControlCell>>& cells,
+                         std::vector<int64_t>& control) {
   const RngState rng = rng_state();
   for (size_t k = 0; k < r.control.size(); ++k) {
-    const ControlWord& w = r.control[k];
-    if (w.cell->kind == ControlCell::RngSeed) {
+    const ControlCell& cell = *cells[k];
+    if (cell.kind == ControlCell::RngSeed) {
       control[k] = static_cast<int64_t>(rng.seed);
-    } else if (w.cell->kind == ControlCell::RngDraw) {
-      control[k] = static_cast<int64_t>(rng.draw) + w.relative;
+    } else if (cell.kind == ControlCell::RngDraw) {
+      control[k] = static_cast<int64_t>(rng.draw) + r.control[k].relative;
     } else {
-      std::memcpy(&control[k], &w.cell->value, sizeof(double));
+      std::memcpy(&control[k], &cell.value, sizeof(double));
     }
   }
 }
 
-// False when the call is not the frozen one: it then takes the ordinary way, which is always right.
-bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results) {
-  std::unique_lock lock(mutex_);
-  Frozen& f = last_;
-  if (n != f.arguments.size() || context.grad_enabled != f.grad_enabled ||
+// Takes the arguments into the frozen bindings; false if they are not such as were frozen.
+static bool bind_arguments(Frozen& f, const Tensor* const* args, size_t n) {
+  if (!f.refusal.empty() || n != f.arguments.size() || context.grad_enabled != f.grad_enabled ||
       settings_epoch() != f.epoch) {
     return false;
   }
@@ -141,31 +185,68 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
     for (size_t x = 0; x < f.bindings.size(); ++x) {
       if (x != a.external && f.bindings[x].storage.get() == t.storage) return false;
     }
+    Binding& b = f.bindings[a.external];
+    if (b.storage) {  // An earlier argument was the same tensor.
+      if (b.storage.get() != t.storage || b.base != t.offset) return false;
+      continue;
+    }
     t.storage->refs.retain();
-    f.bindings[a.external] = {Ref<Storage>::adopt(t.storage), t.offset};
+    b = {Ref<Storage>::adopt(t.storage), t.offset};
   }
-  Entry& e = *f.entry;
+  return true;
+}
+
+namespace {
+
+// Arguments are held for the time of a call only.
+struct ArgumentScope {
+  Frozen& f;
+  ~ArgumentScope() {
+    for (const Frozen::Argument& a : f.arguments) {
+      if (a.external != kNone) f.bindings[a.external].storage.reset();
+    }
+  }
+};
+
+}  // namespace
+
+// False when the call is not the frozen one: it then takes the ordinary way, which is always right.
+bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results) {
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Entry> entry = last_.entry;
+  lock.unlock();
+  Entry& e = *entry;
+  std::lock_guard replaying(e.mutex);  // Before `mutex_`, as everywhere.
+  if (!e.plan && e.failure.empty()) build(e);
+  lock.lock();
+  Frozen& f = last_;
+  if (f.entry != entry || options_.check_numerics) return false;
+  // What a backward pass does, set a gradient or add to it, depends on there being one.
+  for (size_t k = 0; k < f.grads.size(); ++k) {
+    if ((f.grads[k].first->grad != nullptr) != f.had_grad[k]) return false;
+  }
+  const ArgumentScope scope{f};
+  if (!bind_arguments(f, args, n)) return false;
   const Recording& r = e.recording;
-  if (!e.plan && e.failure.empty()) {
-    lock.unlock();
-    build(e);
-    lock.lock();
-  }
   std::vector<Ref<Storage>> made;
   std::vector<Storage*> survivors;
   for (uint32_t st : r.survivors) {
     made.push_back(Ref<Storage>::adopt(new_storage(r.storages[st].device, r.storages[st].bytes)));
     survivors.push_back(made.back().get());
   }
-  fill_control(r, f.control);
+  fill_control(r, f.cells, f.control);
   if (e.plan) {
     e.plan->run(f.bindings, f.control.data(), survivors.data());
     ++stats_.replays;
     ++e.replays;
   } else {
+    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", e.failure);
     made = walk(r, f.bindings, f.control);
+    ++stats_.fallbacks;
+    stats_.last_fallback = e.failure;
   }
   ++stats_.calls;
+  ++e.calls;
   auto tensor = [&](uint32_t id) {
     const Value& v = r.values[id];
     const auto at = std::lower_bound(r.survivors.begin(), r.survivors.end(), v.storage);
@@ -176,14 +257,11 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   for (const auto& [leaf, id] : f.grads) {
     Tensor(leaf).set_grad(id == kNone ? Tensor() : tensor(id));
   }
-  for (const auto& t : f.written) ++t->storage->version;
+  for (uint32_t x : f.written) ++f.bindings[x].storage->version;
   RngState rng = rng_state();
   rng.draw += r.draws;
   set_rng_state(rng);
   for (uint32_t id : f.results) results.push_back(tensor(id));
-  for (const Frozen::Argument& a : f.arguments) {
-    if (a.external != kNone) f.bindings[a.external].storage.reset();
-  }
   return true;
 }
 

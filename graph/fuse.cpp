@@ -116,13 +116,23 @@ class Fuser {
     return is_flat || flat_[group];
   }
 
+  bool writes_external(const Instr& i) const {
+    for (int k = 0; k < i.n_out; ++k) {
+      if (r_.storages[r_.value(r_.out(i)[k]).storage].origin == Origin::External) return true;
+    }
+    return false;
+  }
+
   void place(uint32_t at) {
     const Instr& i = r_.instrs[at];
     const bool pointwise = fuse_ && fusible(r_, i);
     const bool is_flat = pointwise && flat(i);
     uint32_t group = kNone;
     if (pointwise) {
-      const uint32_t first = earliest(i, true);
+      uint32_t first = earliest(i, true);
+      // A write that moved before something that can fail would cost a copy of the external on
+      // every replay, to undo it (Plan::fallible_after_write).
+      if (writes_external(i)) first = std::max(first, after_fallible_);
       for (uint32_t g = first; g < s_.groups.size() && group == kNone; ++g) {
         if (fits(i, g, is_flat) && shares_data(i, g)) group = g;
       }
@@ -132,6 +142,7 @@ class Fuser {
       s_.groups.push_back({pointwise, {}, r_.value(r_.out(i)[0]).size_list()});
       flat_.push_back(is_flat);
       windows_.push_back(0);
+      if (!pointwise && can_fail(r_, i)) after_fallible_ = group + 1;
     } else if (!is_flat && flat_[group]) {
       s_.groups[group].space = r_.value(r_.out(i)[0]).size_list();
       flat_[group] = false;
@@ -168,9 +179,26 @@ class Fuser {
   std::vector<std::vector<Access>> reads_, writes_;  // By storage.
   std::vector<bool> flat_;                           // By group: all instructions are flat.
   std::vector<size_t> windows_;
+  uint32_t after_fallible_ = 0;                      // No group from here on can fail.
 };
 
 }  // namespace
+
+bool can_fail(const Recording& r, const Instr& i) {
+  if (i.op->kind != OpKind::Pointwise) return !i.op->infallible;
+  for (int k = 0; i.into && k < i.n_out; ++k) {
+    const Value& out = r.value(r.out(i)[k]);
+    for (int n = 0; n < i.n_in; ++n) {
+      if (r.in(i)[n] == kNone) continue;
+      const Value& in = r.value(r.in(i)[n]);
+      const bool same = in.offset == out.offset && in.size_list() == out.size_list() &&
+                        in.stride_list() == out.stride_list();
+      // The eager driver copies what it would overwrite too early.
+      if (in.storage == out.storage && !same) return true;
+    }
+  }
+  return false;
+}
 
 Schedule make_schedule(const Recording& r, bool fuse) { return Fuser(r, fuse).run(); }
 

@@ -52,12 +52,17 @@ void Pass::begin(const std::vector<const Recording*>& candidates) {
   control_.clear();
   host_bytes_.clear();
   grad_leaves_.clear();
+  had_grad_.clear();
   written_.clear();
+  other_cells_.clear();
+  host_effect_ = nullptr;
+  active_ = true;
+  first_sequence = context.sequence;
   rng_before_ = rng_state();
   fresh_ = Recording();
   fresh_.paths.push_back("");
   expected_ = candidates_.empty() ? nullptr : candidates_[0];
-  if (expected_) live_.reserve(expected_->storages.size());
+  if (expected_) live_.resize(expected_->storages.size(), nullptr);
 }
 
 void Pass::bind(const TensorImpl& t, int64_t relative) {
@@ -82,11 +87,17 @@ void Pass::release(std::vector<Binding>* keep) noexcept {
   host_bytes_.clear();
 }
 
+void Pass::moved_to(const Recording& r) {
+  expected_ = &r;
+  cursor_ = r.instrs.size();
+}
+
 void Pass::released(uint32_t slot) noexcept { live_[slot] = nullptr; }
 
 void Pass::forget_changes() noexcept {
   changes_.clear();
   cells_.clear();
+  used_nodes_.clear();
 }
 
 void Pass::commit() noexcept {
@@ -98,13 +109,20 @@ void Pass::commit() noexcept {
     if (c.field == Field::Grad &&
         std::find(grad_leaves_.begin(), grad_leaves_.end(), c.tensor) == grad_leaves_.end()) {
       grad_leaves_.push_back(c.tensor);
+      had_grad_.push_back(static_cast<bool>(c.grad));
     }
     if (c.field == Field::Version) written_.push_back(c.tensor);
+    if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
   }
+  for (const auto& n : used_nodes_) release_node(*n);
+  if (!used_nodes_.empty()) host_effect_ = "it runs backward through a tape from before the step";
+  if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
+  active_ = false;
   forget_changes();
 }
 
 void Pass::abort() noexcept {
+  if (!std::exchange(active_, false)) return;
   for (auto it = changes_.rbegin(); it != changes_.rend(); ++it) {
     TensorImpl& t = *it->tensor;
     switch (it->field) {
@@ -128,9 +146,8 @@ void Pass::abort() noexcept {
     }
   }
   for (auto it = cells_.rbegin(); it != cells_.rend(); ++it) it->first->value = it->second;
-  if (!changes_.empty() || !cells_.empty() || cursor_ > 0 || !fresh_.instrs.empty()) {
-    set_rng_state(rng_before_);
-  }
+  for (const auto& n : used_nodes_) n->released = false;
+  set_rng_state(rng_before_);
   forget_changes();
   const Recording& r = expected_ ? *expected_ : fresh_;
   for (size_t k = 0; k < live_.size(); ++k) {
@@ -150,6 +167,11 @@ void Pass::journal(TensorImpl& t, Field f) {
   changes_.push_back({f, Ref<TensorImpl>::share(&t), Ref<TensorImpl>::share(t.grad),
                       Ref<Node>::share(t.grad_fn), t.flags, t.output, t.is_view,
                       t.storage->version});
+}
+
+void Pass::journal(Node& node) {
+  node.released = true;
+  used_nodes_.push_back(Ref<Node>::share(&node));
 }
 
 void Pass::journal(ControlCell& cell) {
@@ -206,7 +228,12 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
 
 void Pass::take_outputs(const Instr& e, OpCall& c) {
   for (uint16_t bits = e.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
-    control_.push_back(c.attrs.v[std::countr_zero(bits)]);
+    const int w = std::countr_zero(bits);
+    ControlCell* cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
+    if (cell != expected_->control[control_.size()].cell.get()) [[unlikely]] {
+      other_cells_.emplace_back(control_.size(), Ref<ControlCell>::share(cell));
+    }
+    control_.push_back(c.attrs.v[w]);
   }
   if (e.into) return;
   const uint32_t* out = expected_->out(e);
@@ -231,32 +258,20 @@ Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
   Storage* s = new_storage(info.device, info.bytes);
   s->pass = this;
   s->slot = id;
-  if (live_.size() <= id) live_.resize(id + 1, nullptr);
+  if (live_.size() <= id) [[unlikely]] live_.resize(id + 1, nullptr);
   live_[id] = s;
   return s;
 }
 
 Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
-  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
-  new (&t->refs) RefCount;
-  t->dtype = v.dtype;
-  t->device = storage->device;
-  t->ndim = v.ndim;
-  t->flags = static_cast<uint8_t>((v.strided ? kStrided : 0) |
-                                  (storage->device.type == DeviceType::CPU ? 0 : kForeign));
-  t->output = 0;
-  t->is_view = false;
+  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
+  if (v.strided) t->flags |= kStrided;
   t->value = id;
   // A view of an external counts from where its storage was bound.
   t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
   t->numel = v.numel;
-  t->storage = storage;
-  t->grad_fn = nullptr;
-  t->grad = nullptr;
-  for (int i = 0; i < v.ndim; ++i) {
-    t->sizes[i] = v.sizes[i];
-    t->strides[i] = v.strides[i];
-  }
+  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
+  std::memcpy(t->strides, v.strides, sizeof t->strides);
   return Tensor(Ref<TensorImpl>::adopt(t));
 }
 
@@ -270,7 +285,10 @@ uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
     if (kind == 3 && e.attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
     ++w;
   }
-  return words && matches(e, c, words) ? words : 0;
+  const size_t bound = bindings_.size();
+  const bool same = words && matches(e, c, words);
+  unbind(bound);  // The call is about to be recorded, which binds anew.
+  return same ? words : 0;
 }
 
 void Pass::op(OpCall& c) {
@@ -283,6 +301,7 @@ void Pass::op(OpCall& c) {
         return;
       }
     }
+    c.infer();  // A call that throws is no difference: the user may catch it and go on.
     if (switch_candidate(&c)) {
       take_outputs(expected_->instrs[cursor_], c);
       ++cursor_;
@@ -305,6 +324,12 @@ bool Pass::switch_candidate(const OpCall* c) {
           : cursor_ == r->instrs.size() && survivors_match(*r)) {
       return true;
     }
+  }
+  for (const Recording* r : candidates_) {  // For people: which of them is the closest.
+    if (r == from || r->instrs.size() < cursor_) continue;
+    if (cursor_ > 0 && r->prefix_hash[cursor_ - 1] != from->prefix_hash[cursor_ - 1]) continue;
+    expected_ = r;
+    differences_.push_back(describe_difference(c));
   }
   expected_ = from;
   if (c && cursor_ < from->instrs.size()) vary_ = varying_words(from->instrs[cursor_], *c);

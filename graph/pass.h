@@ -45,6 +45,8 @@ class Pass final : public Recorder {
   /// The function has returned: the index of the candidate that it matched, or -1 when
   /// `recording()` is a new one.
   int finish();
+  /// `recording()` has been moved to `r`, which outlives the pass.
+  void moved_to(const Recording& r);
   /// Undoes every metadata change. Placeholders that are still held become unreadable.
   void abort() noexcept;
   /// Survivors have their memory now: placeholders become ordinary tensors.
@@ -57,6 +59,7 @@ class Pass final : public Recorder {
   Tensor host_data(const void* data, const Meta& meta) override;
   void journal(TensorImpl& t, Field f) override;
   void journal(ControlCell& cell) override;
+  void journal(Node& node) override;
   void released(uint32_t slot) noexcept override;
 
   Recording& recording() { return fresh_; }
@@ -69,8 +72,16 @@ class Pass final : public Recorder {
   Storage* live(uint32_t storage) const { return live_[storage]; }
   /// Leaves whose grad field was assigned, each once, in order.
   const std::vector<Ref<TensorImpl>>& grad_leaves() const { return grad_leaves_; }
+  /// Whether each of them had a gradient when the step began.
+  const std::vector<bool>& had_grad() const { return had_grad_; }
   /// Tensors that existed before the step and were written in place, once per write.
   const std::vector<Ref<TensorImpl>>& written() const { return written_; }
+  /// Control words for which this call used another cell than the recording's.
+  const std::vector<std::pair<size_t, Ref<ControlCell>>>& other_cells() const {
+    return other_cells_;
+  }
+  /// What the function did that a replay without it would not; null if nothing.
+  const char* host_effect() const { return host_effect_; }
 
  private:
   bool matches(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
@@ -109,6 +120,7 @@ class Pass final : public Recorder {
   std::vector<int64_t> control_;
   std::vector<Tensor> host_bytes_;
   RngState rng_before_;
+  bool active_ = false;  // Between begin and commit or abort.
 
   struct Change {
     Field field;
@@ -120,7 +132,11 @@ class Pass final : public Recorder {
   };
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;
+  std::vector<Ref<Node>> used_nodes_;
   std::vector<Ref<TensorImpl>> grad_leaves_, written_;
+  std::vector<bool> had_grad_;
+  std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells_;
+  const char* host_effect_ = nullptr;
 };
 
 }  // namespace brrr::graph

@@ -22,6 +22,7 @@ double seconds_since(std::chrono::steady_clock::time_point t) {
 Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r_(r) {
   auto t = std::chrono::steady_clock::now();
   schedule_ = make_schedule(r, options.fuse);
+  schedule_.fast = options.numerics == Numerics::Fast;
   stats.fuse_seconds += seconds_since(t);
   t = std::chrono::steady_clock::now();
   memory_ = plan_memory(r, schedule_);
@@ -73,7 +74,7 @@ void Plan::prepare_call(const Instr& i, Launch& l) {
   }
   c.call.into = i.into;
   for (int k = 0; k < i.n_out; ++k) c.call.out[k] = tensor(r_.out(i)[k]);
-  i.op->infer(c.call);
+  c.call.infer();
   uint32_t control = i.control;
   for (uint16_t bits = i.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
     c.dynamic.emplace_back(std::countr_zero(bits), control++);
@@ -131,8 +132,7 @@ bool Plan::fallible_after_write() {
   for (const Group& g : schedule_.groups) {
     for (uint32_t at : g.instrs) {
       const Instr& i = r_.instrs[at];
-      const bool safe = g.fused || i.op->infallible || i.op->kind == OpKind::Pointwise;
-      fallible |= wrote && !safe;
+      fallible |= wrote && !g.fused && can_fail(r_, i);
       for (int k = 0; k < i.n_out; ++k) {
         const StorageInfo& s = r_.storages[r_.value(r_.out(i)[k]).storage];
         if (s.origin == Origin::External) wrote = seen[s.maker] = true;

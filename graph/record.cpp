@@ -41,22 +41,17 @@ uint64_t hash_instr(uint64_t h, const Recording& r, const Instr& i) {
   for (int w = 0; w < i.attrs.n; ++w) {
     if (!(i.attrs.dynamic >> w & 1)) h = mix(h, static_cast<uint64_t>(i.attrs.v[w]));
   }
-  for (int k = 0; k < i.n_in; ++k) h = mix(h, r.in(i)[k]);
-  for (int k = 0; k < i.n_out; ++k) {
-    const uint32_t id = r.out(i)[k];
-    const Value& v = r.values[id];
+  h = mix(h, i.attrs.dtype | i.attrs.device << 8 | i.n_in << 16 | uint64_t{i.into} << 32);
+  // All that matching compares, externals' layouts too: equal hashes stand for equal prefixes.
+  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+    const uint32_t id = r.operands[k];
     h = mix(h, id);
-    h = mix(h, v.storage | uint64_t{static_cast<uint8_t>(v.dtype)} << 32);
-    for (int d = 0; d < v.ndim; ++d) h = mix(mix(h, static_cast<uint64_t>(v.sizes[d])),
-                                            static_cast<uint64_t>(v.strides[d]));
-  }
-  // Externals' layouts are part of what was verified.
-  for (int k = 0; k < i.n_in; ++k) {
-    const uint32_t id = r.in(i)[k];
     if (id == kNone) continue;
     const Value& v = r.values[id];
+    h = mix(h, v.storage | uint64_t{static_cast<uint8_t>(v.dtype)} << 32 | uint64_t{v.ndim} << 40);
     h = mix(h, static_cast<uint64_t>(v.offset));
-    for (int d = 0; d < v.ndim; ++d) h = mix(h, static_cast<uint64_t>(v.sizes[d]));
+    for (int d = 0; d < v.ndim; ++d) h = mix(mix(h, static_cast<uint64_t>(v.sizes[d])),
+                                            static_cast<uint64_t>(v.strides[d]));
   }
   return h;
 }
@@ -89,6 +84,8 @@ void Pass::begin_recording() {
   fresh_.paths = r.paths;
   fresh_.control.assign(r.control.begin(),
                         r.control.begin() + static_cast<int64_t>(control_.size()));
+  for (const auto& [word, cell] : other_cells_) fresh_.control[word].cell = cell;
+  other_cells_.clear();
   uint32_t operands = 0, values = 0, storages = 0;
   for (const Instr& i : fresh_.instrs) {
     operands = std::max({operands, i.first_in + i.n_in, i.first_out + i.n_out});
@@ -170,7 +167,7 @@ void Pass::add_control(const OpCall& c, Instr& i) {
 }
 
 void Pass::record(OpCall& c) {
-  c.op->infer(c);
+  c.infer();
   Instr i{};
   i.op = c.op;
   i.n_in = static_cast<uint16_t>(c.n_in);
@@ -262,6 +259,7 @@ Difference Pass::describe_difference(const OpCall* c) {
   for (int w = 0; w < std::min(e.attrs.n, c->attrs.n); ++w) {
     if (e.attrs.v[w] == c->attrs.v[w] || (e.attrs.dynamic >> w & 1)) continue;
     d.field = fmt::format("attribute {}", w);
+    d.closeness = 3;
     int seen = 0, kind = 2;
     for (int i = 0; i < c->n_in && c->op->kind == OpKind::Pointwise; ++i) {
       if (c->attrs.kind(i) && seen++ == w) kind = c->attrs.kind(i);
@@ -281,6 +279,8 @@ Difference Pass::describe_difference(const OpCall* c) {
   auto check = [&](uint32_t id, const TensorImpl* t, const std::string& role) {
     if (!d.field.empty() || match_operand(id, t)) return;
     d.field = role;
+    const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
+    d.closeness = same ? 2 : 1;
     d.text = fmt::format("{}, {}: {}", where, role, describe_operand(id, t));
   };
   for (int i = 0; i < c->n_in; ++i) {

@@ -82,6 +82,7 @@ struct Recording {
 /// Why a call did not match a recording, for people.
 struct Difference {
   size_t at = 0;          ///< Instruction number.
+  int closeness = 0;      ///< Of two at the same instruction the greater is the smaller difference.
   std::string field;      ///< "op", "shape of operand 1", "attribute 0", "results", ...
   std::string text;       ///< Expected and found, with the module path.
 };

@@ -21,7 +21,11 @@ struct Schedule {
   std::vector<Group> groups;
   std::vector<uint8_t> stored;   ///< By storage: some group reads or keeps its memory.
   size_t removed = 0;            ///< Instructions without effect.
+  bool fast = false;             ///< Numerics::Fast: 16-bit floats are rounded only when stored.
 };
+
+/// Whether running the instruction by itself can throw, for want of memory or for its values.
+bool can_fail(const Recording& r, const Instr& i);
 
 /// Which instructions have an effect on a survivor or an external; views never do by themselves.
 std::vector<bool> live_instructions(const Recording& r);

@@ -31,6 +31,8 @@ struct RecorderScope {
 StepCore::StepCore(StepOptions options) : options_(options) {
   BRRR_CHECK(options.max_entries >= 1, "step: max_entries is {}; at least 1 recording is needed",
              options.max_entries);
+  BRRR_CHECK(options.verify_every == 0 || options.numerics == Numerics::Strict,
+             "step: verify_every compares bits, which Numerics::Fast does not keep; use Strict");
   BRRR_CHECK(options.verify_every >= 0, "step: verify_every is {}; give 0 for never",
              options.verify_every);
 }
@@ -102,7 +104,7 @@ std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transi
   if (!all.empty()) {
     // The closest recording is the one that matched longest.
     const auto& d = *std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
-      return a.at < b.at;
+      return std::pair(a.at, a.closeness) < std::pair(b.at, b.closeness);
     });
     why = fmt::format("{} differs: {}", d.field, d.text);
   }
@@ -110,6 +112,8 @@ std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transi
              "step: this call matches no recording and on_new_entry is Error: {}", why);
   auto e = std::make_shared<Entry>();
   e->recording = std::move(s.pass.recording());
+  s.pass.moved_to(e->recording);
+  s.entries.push_back(e);  // Outlives an abort, even if nothing else keeps it.
   ++stats_.recordings;
   stats_.record_seconds += seconds;
   if (!why.empty()) {
@@ -134,7 +138,7 @@ void StepCore::note_fallback(const std::string& why) {
   ++stats_.fallbacks;
   stats_.last_fallback = why;
   const std::string line = "fallback to the reference walker: " + why;
-  if (std::find(log_.begin(), log_.end(), line) != log_.end()) return;
+  if (log_.size() >= 64 || std::find(log_.begin(), log_.end(), line) != log_.end()) return;
   log_.push_back(line);
   std::fprintf(stderr, "brrr: step: %s\n", line.c_str());
 }
@@ -250,6 +254,13 @@ void StepCore::verify(Entry& e, Session& s) {
     cloned.push_back({std::move(copy), b.base});
   }
   const auto shadow = walk(r, cloned, s.pass.control());
+  UndoLog undo;  // A replay that turns out wrong has not happened.
+  for (const Instr& i : r.instrs) {
+    for (int k = 0; i.into && k < i.n_out; ++k) {
+      const StorageInfo& info = r.storages[r.value(r.out(i)[k]).storage];
+      if (info.origin == Origin::External) undo.save(*s.pass.bindings()[info.maker].storage);
+    }
+  }
   for (Storage* out : s.survivors) {
     allocate(*out);
     std::memset(out->data, 0xff, out->bytes);
@@ -265,9 +276,14 @@ void StepCore::verify(Entry& e, Session& s) {
       return;
     }
   };
-  for (size_t k = 0; k < shadow.size(); ++k) compare(r.survivors[k], *s.survivors[k], *shadow[k]);
-  for (size_t k = 0; k < cloned.size(); ++k) {
-    compare(r.externals[k], *s.pass.bindings()[k].storage, *cloned[k].storage);
+  try {
+    for (size_t k = 0; k < shadow.size(); ++k) compare(r.survivors[k], *s.survivors[k], *shadow[k]);
+    for (size_t k = 0; k < cloned.size(); ++k) {
+      compare(r.externals[k], *s.pass.bindings()[k].storage, *cloned[k].storage);
+    }
+  } catch (...) {
+    undo.restore();
+    throw;
   }
   std::lock_guard lock(mutex_);
   ++stats_.verified;
@@ -281,11 +297,21 @@ StepStats StepCore::stats() {
 
 Tensor StepCore::input(int index, const IntList& sizes, DType dtype) {
   BRRR_CHECK(index >= 0, "step.input: argument {} does not exist", index);
+  check_host_access("step.input", nullptr);
   std::lock_guard lock(mutex_);
-  for (const auto& [i, t] : inputs_) {
-    if (i == index && t.sizes() == sizes && t.dtype() == dtype) return t;
+  auto at = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& slot) {
+    return slot.first == index && slot.second.sizes() == sizes && slot.second.dtype() == dtype;
+  });
+  if (at == inputs_.end()) {
+    at = inputs_.insert(at, {index, zeros(sizes, dtype)});
+    // As many as there may be recordings: the argument's oldest goes.
+    const auto same = [&](const auto& slot) { return slot.first == index; };
+    if (std::count_if(inputs_.begin(), inputs_.end(), same) > options_.max_entries) {
+      inputs_.erase(std::find_if(inputs_.begin(), inputs_.end(), same));
+      at = inputs_.end() - 1;
+    }
   }
-  inputs_.emplace_back(index, zeros(sizes, dtype));
+  std::rotate(at, at + 1, inputs_.end());
   return inputs_.back().second;
 }
 

@@ -20,7 +20,9 @@ enum class Mode : uint8_t {
 };
 enum class Numerics : uint8_t {
   Strict,  ///< Graph equals eager to the last bit.
-  Fast,    ///< May contract and skip roundings within the published tolerance.
+  Fast,    ///< Fused bfloat16 and float16 chains round once, at the end, instead of after each op:
+           ///< every result is within one rounding (2^-8, 2^-11) an op of Strict, relative to the
+           ///< chain's largest intermediate. float32 and float64 are as in Strict.
 };
 /// What to do with a call that matches no recording, after the first.
 enum class Policy : uint8_t {

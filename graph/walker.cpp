@@ -101,7 +101,7 @@ class Walk {
         undo_.save(*t->storage);
       }
     }
-    i.op->infer(call);
+    call.infer();
     execute(call);
     for (int k = 0; !i.into && k < i.n_out; ++k) {
       const uint32_t id = r_.out(i)[k];

@@ -112,8 +112,9 @@ inline double remainder(double x, double y) {
   return r != 0 && (r < 0) != (y < 0) ? r + y : r;
 }
 inline double floor_div(double x, double y) {
-  const double r = remainder(x, y);
-  return std::nearbyint((x - r) / y);
+  if (y == 0) return x / y;
+  const double r = std::fmod(x, y), q = (x - r) / y;  // As PyTorch's: -1 for 1 and -infinity.
+  return std::nearbyint(r != 0 && (r < 0) != (y < 0) ? q - 1 : q);
 }
 inline bool isnan(double x) { return std::isnan(x); }
 inline bool isfinite(double x) { return std::isfinite(x); }

@@ -91,6 +91,10 @@ DType pointwise_common_dtype(const OpCall& c) {
       result = static_cast<int>(promote(t, static_cast<DType>(result)));
     }
   }
+  // Numbers alone (fill_) are computed in what they are written to, as far as precision matters.
+  if (best[0] < 0 && best[1] < 0 && c.attrs.dtype == static_cast<uint8_t>(kFloat64)) {
+    return kFloat64;
+  }
   return result < 0 ? kFloat32 : static_cast<DType>(result);
 }
 
@@ -156,26 +160,26 @@ void pointwise_vjp(VjpCall& v) {
     Tensor gi = g;
     if (!info.grad_is_g[i]) {
       PointwiseCall call(*info.grads[i]);
-      std::vector<Tensor> keep;
-      keep.reserve(kMaxOperands);
       for (int k = 0; k < n.n_in; ++k) {
         if (n.attrs.kind(k)) {
           call.add_scalar_of(n.attrs, k);
         } else if (info.grad_uses[i] >> k & 1) {
-          call.add(keep.emplace_back(v.input(k)));
+          call.add(v.input(k));  // The node keeps it alive.
         } else {
           call.add(Scalar(0.0));
         }
       }
+      Tensor y;
       if (info.grad_uses[i] >> n.n_in & 1) {
-        call.add(keep.emplace_back(v.output(0)));
+        y = v.output(0);
+        call.add(y);
       } else {
         call.add(Scalar(0.0));
       }
       gi = call.add(g).run();
     }
-    gi = sum_to(gi, v.meta(i).sizes);
-    v.gin[i] = gi.dtype() == v.meta(i).dtype ? gi : gi.to(v.meta(i).dtype);
+    if (gi.sizes() != v.meta(i).sizes) gi = sum_to(gi, v.meta(i).sizes);
+    v.gin[i] = gi.dtype() == v.meta(i).dtype ? std::move(gi) : gi.to(v.meta(i).dtype);
   }
 }
 
@@ -242,53 +246,57 @@ void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
 
 // The fast path: same dtype and shape, contiguous, on the CPU, nothing recorded, small. Everything
 // else, and every error, is the general path's (a storage without data is a lost placeholder).
-static bool fast(const PointwiseOp& op, const TensorImpl* a, uint8_t flags) {
-  return !(flags & ~kRequiresGrad) & (a->numel <= kSmall) & !context.recorder &
-         (op.direct[static_cast<int>(a->dtype)] != nullptr) & (a->storage->data != nullptr);
+template <int N>
+[[gnu::always_inline]] static inline bool fast(const PointwiseOp& op, TensorImpl* const* in) {
+  const TensorImpl* a = in[0];
+  if (!a || context.recorder || a->numel > kSmall || !op.direct[static_cast<int>(a->dtype)] ||
+      (a->flags & ~kRequiresGrad) || !a->storage->data) {
+    return false;
+  }
+  if constexpr (N == 2) {
+    const TensorImpl* b = in[1];
+    return b && b->dtype == a->dtype && !(b->flags & ~kRequiresGrad) && b->same_shape(*a) &&
+           b->storage->data;
+  }
+  return true;
 }
 
-static Tensor like(const TensorImpl& a, DType dtype) {
-  auto s = Ref<Storage>::adopt(
-      new_storage(a.device, static_cast<size_t>(a.numel) * itemsize(dtype)));
+template <int N>
+[[gnu::always_inline]] static inline Tensor run_fast(const PointwiseOp& op, TensorImpl* const* in) {
+  constexpr int64_t step[] = {1, 1};
+  const TensorImpl& a = *in[0];
+  const auto t = static_cast<int>(a.dtype);
+  const DType dtype = op.direct_out[t];
+  Storage* s = new_storage(a.device, static_cast<size_t>(a.numel) * itemsize(dtype));
+  Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a)));
   allocate(*s);
-  return Tensor(Ref<TensorImpl>::adopt(new_impl_like(s.detach(), dtype, a)));
-}
-
-static Tensor finish_fast(const PointwiseOp& op, TensorImpl* const* in, int n, uint8_t flags,
-                          Tensor out) {
-  if (flags && context.grad_enabled && op.differentiable()) {
-    OpCall c(op, in, n);
-    c.out[0] = out;
-    write_tape(c);
+  const char* from[N];
+  uint8_t flags = 0;
+  for (int k = 0; k < N; ++k) {
+    from[k] = in[k]->data();
+    flags |= in[k]->flags;
+  }
+  auto* to = static_cast<char*>(s->data);
+  op.direct[t](&to, from, step, a.numel);
+  if (flags && context.grad_enabled && op.vjp) [[unlikely]] {
+    write_tape(op, in, N, Attrs{}, &out, 1, false);
   }
   return out;
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a) {
   TensorImpl* in[] = {a.impl()};
-  if (in[0] && fast(op, in[0], in[0]->flags)) {
-    const int t = static_cast<int>(in[0]->dtype);
-    Tensor out = like(*in[0], op.direct_out[t]);
-    char* to = out.impl()->data();
-    const char* from = in[0]->data();
-    const int64_t step = 1;
-    op.direct[t](&to, &from, &step, in[0]->numel);
-    return finish_fast(op, in, 1, in[0]->flags, std::move(out));
-  }
+  if (fast<1>(op, in)) [[likely]] return run_fast<1>(op, in);
   return PointwiseCall(op).add(a).run();
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   TensorImpl* in[] = {a.impl(), b.impl()};
-  if (in[0] && in[1] && fast(op, in[0], in[0]->flags | in[1]->flags) &&
-      in[0]->dtype == in[1]->dtype && in[0]->same_shape(*in[1]) && in[1]->storage->data) {
-    const int t = static_cast<int>(in[0]->dtype);
-    Tensor out = like(*in[0], op.direct_out[t]);
-    char* to = out.impl()->data();
-    const char* from[] = {in[0]->data(), in[1]->data()};
-    constexpr int64_t step[] = {1, 1};
-    op.direct[t](&to, from, step, in[0]->numel);
-    return finish_fast(op, in, 2, in[0]->flags | in[1]->flags, std::move(out));
+  if (fast<2>(op, in)) [[likely]] return run_fast<2>(op, in);
+  if (in[0] && in[1]) {
+    OpCall c(op, in, 2);
+    dispatch(c);
+    return std::move(c.out[0]);
   }
   return PointwiseCall(op).add(a).add(b).run();
 }

@@ -54,18 +54,18 @@ const NumberOp abs_row{"abs", "absolute value", {},
 const NumberOp sign_row{"sign", "-1, 0 or 1", {},
                         [](auto x) { return m::sign(x); },
                         [](auto, auto, auto g) { return g * 0.0; }};
-const PointwiseOp floor_row{"floor", "largest integer not above x", {},
-                            [](auto x) { return m::floor(x); },
-                            [](auto, auto, auto g) { return g * 0.0; }};
-const PointwiseOp ceil_row{"ceil", "smallest integer not below x", {},
-                           [](auto x) { return m::ceil(x); },
-                           [](auto, auto, auto g) { return g * 0.0; }};
-const PointwiseOp round_row{"round", "nearest integer, halves to even", {},
-                            [](auto x) { return m::round(x); },
-                            [](auto, auto, auto g) { return g * 0.0; }};
-const PointwiseOp trunc_row{"trunc", "nearest integer towards zero", {},
-                            [](auto x) { return m::trunc(x); },
-                            [](auto, auto, auto g) { return g * 0.0; }};
+const NumberOp floor_row{"floor", "largest integer not above x", {},
+                         [](auto x) { return m::floor(x); },
+                         [](auto, auto, auto g) { return g * 0.0; }};
+const NumberOp ceil_row{"ceil", "smallest integer not below x", {},
+                        [](auto x) { return m::ceil(x); },
+                        [](auto, auto, auto g) { return g * 0.0; }};
+const NumberOp round_row{"round", "nearest integer, halves to even", {},
+                         [](auto x) { return m::round(x); },
+                         [](auto, auto, auto g) { return g * 0.0; }};
+const NumberOp trunc_row{"trunc", "nearest integer towards zero", {},
+                         [](auto x) { return m::trunc(x); },
+                         [](auto, auto, auto g) { return g * 0.0; }};
 // d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0.
 const PointwiseOp pow_row{
     "pow", "x^e", kPositive,

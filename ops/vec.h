@@ -42,6 +42,11 @@ typedef int i32x8 __attribute__((vector_size(32)));
 
 // --- memory --------------------------------------------------------------------------------------
 
+// Lanes i < n of eight as a mask.
+BRRR_VX i32x8 first_lanes8(int n) {
+  return (i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n);
+}
+
 // The first n elements; the rest of the vector is zero and its memory is not touched.
 template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
   V r{};
@@ -49,6 +54,15 @@ template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
   if constexpr (sizeof(T) == 4) {
     auto mask = static_cast<unsigned short>((1u << n) - 1u);
     return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, (i32)r, mask);
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4 && sizeof(V) == 64) {
+    i32x8 part[2];
+    for (int h = 0; h < 2; ++h) {
+      part[h] = __builtin_ia32_maskloadd256((const i32x8*)p + h, first_lanes8(n - 8 * h));
+    }
+    __builtin_memcpy(&r, &part, sizeof r);
+    return r;
   }
 #endif
   __builtin_memcpy(&r, p, static_cast<unsigned long>(n) * sizeof(T));
@@ -60,6 +74,15 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
   if constexpr (sizeof(T) == 4) {
     auto mask = static_cast<unsigned short>((1u << n) - 1u);
     __builtin_ia32_storedqusi512_mask((int*)p, (i32)v, mask);
+    return;
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4 && sizeof(V) == 64) {
+    i32x8 part[2];
+    __builtin_memcpy(&part, &v, sizeof v);
+    for (int h = 0; h < 2; ++h) {
+      __builtin_ia32_maskstored256((i32x8*)p + h, first_lanes8(n - 8 * h), part[h]);
+    }
     return;
   }
 #endif

@@ -32,6 +32,16 @@ BRRR_VX_LANES(tanh, __builtin_tanh(x))
 BRRR_VX_LANES(erf, __builtin_erf(x))
 #undef BRRR_VX_LANES
 
+// Integers are whole already.
+#define BRRR_VX_WHOLE(name)              \
+  BRRR_VX i32 name(i32 x) { return x; }  \
+  BRRR_VX i64 name(i64 x) { return x; }
+BRRR_VX_WHOLE(floor)
+BRRR_VX_WHOLE(ceil)
+BRRR_VX_WHOLE(trunc)
+BRRR_VX_WHOLE(round)
+#undef BRRR_VX_WHOLE
+
 BRRR_VX f64 rsqrt(f64 x) { return 1.0 / sqrt(x); }
 BRRR_VX f64 sigmoid(f64 x) {
   f64 e = exp(-abs(x));

@@ -238,9 +238,10 @@ struct Split {
 BRRR_VX Split split(f32 x, int first) {
   b16 tiny = lt(x, splat(0x1p-126f));
   f32 y = where(tiny, x * 0x1p23f, x);
-  i32 e = ((i32)y - first) & -0x800000;
+  // Unsigned: the bits of what is not positive may wrap around.
+  i32 e = (i32)((u32)y - static_cast<unsigned>(first)) & -0x800000;
   f32 i = __builtin_convertvector(e, f32);
-  return {(f32)((i32)y - e), fma(i, 0x1p-23f, where(tiny, splat(-23.0f), f32{}))};
+  return {(f32)((u32)y - (u32)e), fma(i, 0x1p-23f, where(tiny, splat(-23.0f), f32{}))};
 }
 BRRR_VX f32 log(f32 x) {
   Split v = split(x, 0x3f2aaaab);
@@ -250,9 +251,9 @@ BRRR_VX f32 log(f32 x) {
 // (1 + x) 2^-i - 1 is x 2^-i + (2^-i - 1): the scaling is exact, one rounding is left.
 BRRR_VX f32 log1p(f32 x) {
   f32 u = x + 1.0f;
-  i32 e = ((i32)u - 0x3f2aaaab) & -0x800000;
-  f32 down = fma((f32)(0x40800000 - e), 0.25f, -1.0f);
-  f32 m = (f32)((i32)x - e) + down;
+  i32 e = (i32)((u32)u - 0x3f2aaaabu) & -0x800000;
+  f32 down = fma((f32)(0x40800000u - (u32)e), 0.25f, -1.0f);
+  f32 m = (f32)((u32)x - (u32)e) + down;
   f32 r = log1p_reduced(m, __builtin_convertvector(e, f32) * 0x1p-23f);
   r = where(gt(u, f32{}) & lt(u, splat(infinity)), r, log_special(u));
   return where(eq(x, f32{}), x, r);

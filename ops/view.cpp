@@ -144,11 +144,11 @@ void squeeze_shape(OpCall& c) {
   m.strides.erase(d);
 }
 
-// Words: ndim, offset, sizes, strides.
+// Words: ndim, offset from the tensor's own (a recorded step's inputs move), sizes, strides.
 void as_strided_shape(OpCall& c) {
   OutMeta& m = start(c);
   const int n = static_cast<int>(c.attrs.v[0]);
-  m.offset = c.attrs.v[1];
+  m.offset += c.attrs.v[1];
   m.sizes = IntList(c.attrs.v + 2, static_cast<size_t>(n));
   m.strides = IntList(c.attrs.v + 2 + n, static_cast<size_t>(n));
   int64_t last = m.offset;
@@ -211,6 +211,7 @@ struct SliceGradOp : OpDef {
     name = "slice_backward";
     doc = "zeros with a tensor written into a slice of one dim";
     kind = OpKind::Library;
+    gradient_row = true;
     grad_aliases = 1;
     infer = [](OpCall& c) {
       c.meta[0].dtype = c.in[0]->dtype;
@@ -287,7 +288,7 @@ Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides,
   TensorImpl* in[] = {t.impl()};
   OpCall c(as_strided_row, in, 1);
   c.attrs.push(static_cast<int64_t>(sizes.size()));
-  c.attrs.push(offset);
+  c.attrs.push(offset - t.impl()->offset);
   for (int64_t s : sizes) c.attrs.push(s);
   for (int64_t s : strides) c.attrs.push(s);
   dispatch(c);

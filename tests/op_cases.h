@@ -24,7 +24,9 @@ namespace brrr::test {
 
 using Tensors = std::vector<Tensor>;
 
-inline bool long_tests() { return std::getenv("BRRR_LONG_TESTS") != nullptr; }
+inline bool long_tests() {
+  return std::getenv("BRRR_LONG_TESTS") != nullptr;
+}
 
 inline std::vector<const OpDef*> rows_of(OpKind kind) {
   std::vector<const OpDef*> rows;
@@ -35,7 +37,8 @@ inline std::vector<const OpDef*> rows_of(OpKind kind) {
   return rows;
 }
 
-// --- comparisons ----------------------------------------------------------------------------------
+// --- comparisons
+// ----------------------------------------------------------------------------------
 
 /// Empty if the tensors agree in dtype, shape and every bit (any NaN equals any other), else what
 /// differs first.
@@ -47,11 +50,13 @@ inline std::string difference(const Tensor& a, const Tensor& b) {
   }
   const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
   const size_t width = itemsize(x.dtype());
-  const char *p = static_cast<const char*>(x.data_ptr()), *q = static_cast<const char*>(y.data_ptr());
+  const char *p = static_cast<const char*>(x.data_ptr()),
+             *q = static_cast<const char*>(y.data_ptr());
   if (x.numel() == 0 || !std::memcmp(p, q, static_cast<size_t>(x.numel()) * width)) return "";
   const auto u = x.to(kFloat64).to_vector<double>(), v = y.to(kFloat64).to_vector<double>();
   for (size_t i = 0; i < u.size(); ++i) {
-    if (std::memcmp(p + i * width, q + i * width, width) && !(std::isnan(u[i]) && std::isnan(v[i]))) {
+    if (std::memcmp(p + i * width, q + i * width, width) &&
+        !(std::isnan(u[i]) && std::isnan(v[i]))) {
       return fmt::format("element {} of {}: {} against {}", i, describe(x.impl()), u[i], v[i]);
     }
   }
@@ -88,7 +93,8 @@ inline std::string error_of(const std::function<void()>& f) {
   return "";
 }
 
-// --- operands ---------------------------------------------------------------------------------------
+// --- operands
+// ---------------------------------------------------------------------------------------
 
 /// Distinct values in [lo, hi] that keep away from multiples of 0.5, where functions have kinks and
 /// steps; whole numbers (from a wider range) for integers, both values for bool.
@@ -105,8 +111,9 @@ inline Tensor sampled(const IntList& sizes, DType dtype, double lo = -2, double 
     double x = lo + (hi - lo) * (at - std::floor(at));
     const double kink = std::nearbyint(x * 2) / 2;
     if (!whole && std::fabs(x - kink) < 2e-3) x = kink + (kink < (lo + hi) / 2 ? 3e-3 : -3e-3);
-    v[i] = dtype == kBool ? static_cast<double>((i * 5 + i / 3 + salt) % 3 == 0) :
-           whole ? std::floor(x) : x;
+    v[i] = dtype == kBool ? static_cast<double>((i * 5 + i / 3 + salt) % 3 == 0)
+           : whole        ? std::floor(x)
+                          : x;
   }
   return from_blob(static_cast<const void*>(v.data()), sizes, kFloat64).to(dtype);
 }
@@ -133,14 +140,19 @@ inline void run_row_into(const OpDef& op, const Tensors& in, const Tensors& out)
   PointwiseCall call(op);
   for (const Tensor& t : in) call.add(t);
   switch (out.size()) {
-    case 1: return call.run_into({out[0]});
-    case 2: return call.run_into({out[0], out[1]});
-    case 3: return call.run_into({out[0], out[1], out[2]});
-    default: return call.run_into({out[0], out[1], out[2], out[3]});
+    case 1:
+      return call.run_into({out[0]});
+    case 2:
+      return call.run_into({out[0], out[1]});
+    case 3:
+      return call.run_into({out[0], out[1], out[2]});
+    default:
+      return call.run_into({out[0], out[1], out[2], out[3]});
   }
 }
 
-// --- layouts ------------------------------------------------------------------------------------------
+// --- layouts
+// ------------------------------------------------------------------------------------------
 
 enum class Layout { Dense, Transposed, Sliced, Broadcast, Offset };
 inline constexpr Layout kLayouts[] = {Layout::Dense, Layout::Transposed, Layout::Sliced,
@@ -150,13 +162,16 @@ inline constexpr Layout kLayouts[] = {Layout::Dense, Layout::Transposed, Layout:
 inline Tensor laid_out(const Tensor& t, Layout layout) {
   const int64_t rows = t.size(0), cols = t.size(1);
   switch (layout) {
-    case Layout::Dense: return t.clone();
-    case Layout::Transposed: return t.t().clone().t();
+    case Layout::Dense:
+      return t.clone();
+    case Layout::Transposed:
+      return t.t().clone().t();
     case Layout::Sliced: {
       const Tensor room = zeros({rows, 2 * cols}, t.dtype());
       return room.slice(1, 0, 2 * cols, 2).copy_(t);
     }
-    case Layout::Broadcast: return t.narrow(0, 0, 1).clone().expand({rows, cols});
+    case Layout::Broadcast:
+      return t.narrow(0, 0, 1).clone().expand({rows, cols});
     case Layout::Offset: {
       const Tensor room = zeros({rows * cols + 3}, t.dtype());
       return room.narrow(0, 3, rows * cols).view({rows, cols}).copy_(t);
@@ -165,7 +180,8 @@ inline Tensor laid_out(const Tensor& t, Layout layout) {
   return {};
 }
 
-// --- graph against eager --------------------------------------------------------------------------------
+// --- graph against eager
+// --------------------------------------------------------------------------------
 
 /// Results of a function under test, each with a name for the report.
 struct Results {

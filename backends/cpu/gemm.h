@@ -1,5 +1,5 @@
 #pragma once
-// Matrix products on OpenBLAS.
+// Matrix products: our own kernels where they are faster, else OpenBLAS.
 
 #include <string>
 

@@ -18,8 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Locale-free, and the whole text has to be the number.
-template <class T>
-bool read_number(const std::string& text, T& v) {
+template <class T> bool read_number(const std::string& text, T& v) {
   const char* end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, v);
   return error == std::errc() && at == end;

@@ -33,8 +33,8 @@ void Progress::show(int64_t at, const std::string& figures, bool milestone) {
 std::string Progress::remaining(int64_t at) const {
   if (at >= total_ || at <= first_) return "";
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin_;
-  const double left = spent.count() * static_cast<double>(total_ - at) /
-                      static_cast<double>(at - first_);
+  const double left =
+      spent.count() * static_cast<double>(total_ - at) / static_cast<double>(at - first_);
   return "  ETA " + clock_time(left);
 }
 

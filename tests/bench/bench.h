@@ -86,7 +86,8 @@ inline Machine start_run(const RunOptions& o) {
   const int cpu = pin_main_thread(o.cpu);
   m.spin_ns = cpu::spin_round_trip_ns();
   cpu::set_num_threads(o.threads);
-  m.line = machine_line(m.limits, o.threads, m.spin_ns) + fmt::format(" | main thread on CPU {}", cpu);
+  m.line =
+      machine_line(m.limits, o.threads, m.spin_ns) + fmt::format(" | main thread on CPU {}", cpu);
   m.versions = fmt::format("compiler {} | fmt {}.{}.{} | nlohmann-json {}.{}.{} | {}", __VERSION__,
                            FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100,
                            NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
@@ -119,23 +120,26 @@ inline int google_benchmark_main(int argc, char** argv) {
 }
 
 // Contestants measured in turns, A B C A B C ..., so that whatever else the machine does meets them
-// all alike.
+// all alike. A turn is long enough to warm the caches and consists of short samples, of which the
+// median counts: what a preemption hits is dropped.
 class Turns {
  public:
   // `run(n)` does the thing n times; `before` is not timed and precedes every turn.
-  int add(std::function<void(std::int64_t)> run, std::function<void()> before = [] {}) {
+  int add(
+      std::function<void(std::int64_t)> run, std::function<void()> before = [] {}) {
     all_.push_back({std::move(run), std::move(before), 1, {}});
     return static_cast<int>(all_.size()) - 1;
   }
-  void measure(int rounds, double turn_ms = 4.0) {
+  void measure(int rounds, double turn_ms = 4.0, double sample_us = 15.0) {
     for (Contestant& c : all_) {
       c.before();
-      while (time(c) * static_cast<double>(c.count) < turn_ms * 0.5e6) c.count *= 2;
+      c.run(1);
+      while (sample(c) * static_cast<double>(c.count) < sample_us * 1e3) c.count *= 2;
     }
     for (int r = 0; r < rounds; ++r) {
       for (Contestant& c : all_) {
         c.before();
-        c.ns.push_back(time(c));
+        c.ns.push_back(turn(c, turn_ms));
       }
     }
   }
@@ -152,13 +156,19 @@ class Turns {
   struct Contestant {
     std::function<void(std::int64_t)> run;
     std::function<void()> before;
-    std::int64_t count;
+    std::int64_t count;  // per sample
     std::vector<double> ns;
   };
-  static double time(const Contestant& c) {
+  static double sample(const Contestant& c) {
     const auto start = BenchClock::now();
     c.run(c.count);
     return ns_since(start) / static_cast<double>(c.count);
+  }
+  static double turn(const Contestant& c, double turn_ms) {
+    std::vector<double> samples;
+    const auto start = BenchClock::now();
+    while (samples.size() < 3 || ns_since(start) < turn_ms * 1e6) samples.push_back(sample(c));
+    return quantiles(std::move(samples)).median;
   }
   std::vector<Contestant> all_;
 };
@@ -295,21 +305,5 @@ struct GeluChain {
     return gelu(x * w + b) + r;
   }
 };
-
-// A chain of n pointwise ops on a tiny tensor: all of its cost is overhead.
-inline Tensor tiny_chain(Tensor h, int ops) {
-  for (int k = 0; k < ops; k += 2) h = h * 0.5 + 0.25;
-  return h;
-}
-
-// The same with a gradient: n ops forward, then backward into w.
-inline Tensor tiny_chain_with_gradient(const Tensor& x, const Tensor& w, int ops) {
-  Tensor h = x;
-  for (int k = 0; k < ops; k += 2) h = h * 0.5 + w;
-  const Tensor loss = h.sum();
-  w.set_grad({});
-  loss.backward();
-  return loss;
-}
 
 }  // namespace brrr::bench

@@ -2,6 +2,7 @@
 // recorded, replayed, frozen. Times of chains are per op.
 
 #include "tests/bench/bench.h"
+#include "tests/bench/tiny_steps.h"
 
 namespace {
 
@@ -10,9 +11,9 @@ using brrr::Tensor;
 
 void per_op(benchmark::State& state, std::int64_t ops) {
   state.SetItemsProcessed(state.iterations() * ops);
-  state.counters["ns/op"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * ops) * 1e-9,
-      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["per_op"] =
+      benchmark::Counter(static_cast<double>(state.iterations() * ops),
+                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
 void add(benchmark::State& state, bool gradient) {
@@ -52,8 +53,6 @@ void view(benchmark::State& state) {
   per_op(state, 1);
 }
 BENCHMARK(view);
-
-constexpr int chain_ops = 200;
 
 template <class S, class... A>
 void run_chain(benchmark::State& state, S step, bool freeze, const A&... args) {

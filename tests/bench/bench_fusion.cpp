@@ -8,7 +8,9 @@ using namespace brrr::bench;
 using brrr::Tensor;
 
 constexpr std::int64_t columns = 1024;
-std::int64_t rows(const benchmark::State& state) { return state.range(0) * 256; }  // of 4 KB
+std::int64_t rows(const benchmark::State& state) {
+  return state.range(0) * 256;
+}  // of 4 KB
 
 // What reading n arrays and writing one takes when nothing is computed.
 void copy_streams(benchmark::State& state, int reads) {
@@ -30,15 +32,18 @@ template <class F> void run_step(benchmark::State& state, F f, Way way, int read
 }
 
 void gelu_chain(benchmark::State& state, Way way) {
-  run_step(state, [](const GeluChain& c, const Tensor& x) {
-    return GeluChain::apply(x, c.w, c.b, c.residual);
-  }, way, 2);
+  run_step(
+      state,
+      [](const GeluChain& c, const Tensor& x) { return GeluChain::apply(x, c.w, c.b, c.residual); },
+      way, 2);
 }
 void one_cos(benchmark::State& state, Way way) {
-  run_step(state, [](const GeluChain&, const Tensor& x) { return x.cos(); }, way, 1);
+  run_step(
+      state, [](const GeluChain&, const Tensor& x) { return x.cos(); }, way, 1);
 }
 void two_cos(benchmark::State& state, Way way) {
-  run_step(state, [](const GeluChain&, const Tensor& x) { return x.cos().cos(); }, way, 1);
+  run_step(
+      state, [](const GeluChain&, const Tensor& x) { return x.cos().cos(); }, way, 1);
 }
 
 void sizes(benchmark::internal::Benchmark* b) {

@@ -1,0 +1,18 @@
+#pragma once
+// Float32 matrix products of our own, for the sizes at which OpenBLAS leaves speed on the table.
+
+#include "core/backend.h"
+
+namespace brrr::cpu {
+
+/// Whether small_gemm is to take this product: a function of dtype, shape and transposes alone.
+bool small_gemm_wins(const Gemm& problem);
+
+/// C = op(A) op(B) for float32 and any m, n, k >= 1; C does not overlap A or B. Every element is
+/// one chain of fused multiply-adds in the order of k that starts from zero, so that its bits
+/// depend on a row of op(A) and a column of op(B) and on nothing else: not on the shape, the
+/// transposes, leading dimensions, alignment, threads or the machine's vector width (which of two
+/// NaNs goes on excepted). Takes 130 KB of stack and no heap.
+void small_gemm(const Gemm& problem);
+
+}  // namespace brrr::cpu

@@ -1,0 +1,168 @@
+// The tape: nodes written by differentiable ops, and their release.
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr {
+
+namespace {
+
+// Nodes whose last reference went away wait here, so that a chain of a million ops is freed without
+// recursion: releasing a saved tensor may come back through its own history.
+thread_local constinit Node* pending = nullptr;
+thread_local constinit bool draining = false;
+
+void drop(TensorImpl* t) noexcept {
+  if (t && t->refs.release()) destroy(t);
+}
+
+void free_node(Node* n) noexcept {
+  if (!n->released) release_node(*n);
+  if (n->in != n->inline_in) delete[] n->in;
+  FreeList<Node>::give(n);
+}
+
+}  // namespace
+
+void destroy(Node* n) noexcept {
+  if (draining) {
+    n->next = pending;
+    pending = n;
+    return;
+  }
+  draining = true;
+  free_node(n);
+  while (pending) free_node(std::exchange(pending, pending->next));
+  draining = false;
+}
+
+void release_saved(Node& n) noexcept {
+  if (n.op->saves_inputs) {
+    for (int i = 0; i < n.n_in; ++i) drop(std::exchange(n.in[i].saved, nullptr));
+  }
+  if (!n.op->saves_outputs) return;
+  for (int k = 0; k < n.n_out; ++k) drop(std::exchange(n.out[k].saved, nullptr));
+}
+
+void release_node(Node& n) noexcept {
+  release_saved(n);
+  for (int i = 0; i < n.n_in; ++i) {
+    NodeInput& slot = n.in[i];
+    drop(std::exchange(slot.edge.leaf, nullptr));
+    if (Node* m = std::exchange(slot.edge.node, nullptr); m && m->refs.release()) destroy(m);
+  }
+  n.released = true;
+}
+
+// --- reading ----------------------------------------------------------------------------------------
+
+static Tensor unpack(const Node& n, TensorImpl* saved, uint32_t version, const char* role, int i) {
+  BRRR_CHECK(saved, "backward: {} was run through before and its saved tensors are gone; pass "
+             "retain_graph to the first backward", n.op->name);
+  const Storage& s = *saved->storage;
+  BRRR_CHECK(s.version == version, "backward: {} {} of {}, {}, was changed in place after it "
+             "was saved (version {}, now {}); clone it before the in-place op", role, i, n.op->name,
+             describe(saved), version, s.version);
+  return Tensor(Ref<TensorImpl>::share(saved));
+}
+
+Tensor VjpCall::input(int i) const {
+  return unpack(node, node.in[i].saved, node.in[i].version, "input", i);
+}
+
+Tensor VjpCall::output(int k) const {
+  Tensor t = unpack(node, node.out[k].saved, node.out[k].version, "output", k);
+  // The saved output is an alias without history, or node and output would keep each other alive.
+  if (context.grad_enabled) {
+    Tensor alias = t.detach();
+    alias.impl()->grad_fn = Ref<Node>::share(const_cast<Node*>(&node)).detach();
+    alias.impl()->output = static_cast<uint8_t>(k);
+    alias.impl()->flags |= kRequiresGrad;
+    return alias;
+  }
+  return t;
+}
+
+// --- writing ----------------------------------------------------------------------------------------
+
+// An input that the call itself overwrites is saved with the version it had: its gradient then
+// fails with the in-place error instead of using the new values.
+static void save_input(TensorImpl& t, const Tensor* out, int n_out, bool into, NodeInput& slot) {
+  slot.version = t.storage->version;
+  for (int k = 0; into && k < n_out; ++k) {
+    if (out[k].impl()->storage != t.storage) continue;
+    // An alias without history: the tensor itself will point to this node.
+    slot.saved = Tensor(Ref<TensorImpl>::share(&t)).detach().detach_impl();
+    --slot.version;
+    return;
+  }
+  t.refs.retain();
+  slot.saved = &t;
+}
+
+// Makes `n` the history of output k. The first one to do so takes the reference that `n` was made
+// with.
+static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) {
+  const OpDef& op = *n->op;
+  if (into) before_change(o, Field::History);
+  if (op.saves_outputs) {
+    n->out[k].saved = nullptr;
+    if (op.saves_outputs >> k & 1) {
+      n->out[k].saved = Tensor(Ref<TensorImpl>::share(&o)).detach().detach_impl();
+      n->out[k].version = o.storage->version;
+    }
+  }
+  if (!is_floating(o.dtype)) return;
+  if (taken) n->refs.retain();
+  taken = true;
+  Node* old = std::exchange(o.grad_fn, n);
+  if (old && old->refs.release()) destroy(old);
+  o.output = static_cast<uint8_t>(k);
+  o.flags |= kRequiresGrad;
+  if (op.kind == OpKind::View) {
+    o.is_view = true;
+    o.storage->grad_views = true;
+  }
+}
+
+void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& attrs,
+                const Tensor* out, int n_out, bool into) {
+  Node* n = new (FreeList<Node>::take()) Node;
+  n->op = &op;
+  n->n_in = static_cast<uint8_t>(n_in);
+  n->n_out = static_cast<uint8_t>(n_out);
+  n->in = n_in <= kInlineInputs ? n->inline_in : new NodeInput[static_cast<size_t>(n_in)];
+  std::copy_n(attrs.v, attrs.n, n->attrs.v);
+  n->attrs.n = attrs.n;
+  n->attrs.dtype = attrs.dtype;
+  n->attrs.kinds = attrs.kinds;
+  for (int i = 0; i < n_in; ++i) {
+    NodeInput& slot = n->in[i];
+    slot.saved = nullptr;
+    slot.edge = {};
+    TensorImpl* t = in[i];
+    if (!t) continue;
+    slot.meta.sizes = t->size_list();
+    slot.meta.dtype = t->dtype;
+    slot.meta.device = t->device;
+    if (op.saves_inputs >> (i < 31 ? i : 31) & 1) save_input(*t, out, n_out, into, slot);
+    if (!t->requires_grad()) continue;
+    if (Node* from = t->grad_fn) {
+      from->refs.retain();
+      slot.edge.node = from;
+      slot.edge.output = t->output;
+      // A tape may have been begun on another thread: consumers always come later.
+      context.sequence = std::max(context.sequence, from->sequence + 1);
+    } else {
+      t->refs.retain();
+      slot.edge.leaf = t;
+    }
+  }
+  n->sequence = context.sequence++;
+  bool taken = false;
+  for (int k = 0; k < n_out; ++k) write_output(n, *out[k].impl(), k, into, taken);
+  if (!taken) destroy(n);
+}
+
+}  // namespace brrr

@@ -1,0 +1,152 @@
+#include "examples/common/cells.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+
+#include "examples/common/checksum.h"
+
+namespace examples {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Trainers = std::vector<std::unique_ptr<Trainer>>;
+
+constexpr int kWarmUp = 16, kMostRounds = 250, kLeastRounds = 16;
+// Shorter than the slices that a scheduler gives to other programs: most series are undisturbed.
+constexpr double kSeriesUs = 1000;
+
+double us_since(Clock::time_point t) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - t).count();
+}
+
+// Time that this thread had a core, in microseconds.
+double thread_us() {
+  rusage u;
+  getrusage(RUSAGE_THREAD, &u);
+  auto us = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_usec);
+  };
+  return us(u.ru_utime) + us(u.ru_stime);
+}
+
+Samples summary(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  const size_t n = v.size();
+  return {(v[(n - 1) / 2] + v[n / 2]) / 2, v[std::min(n - 1, n * 95 / 100)], n};
+}
+
+std::string find_complaint(const Trainers& trainers) {
+  for (size_t m = 0; m < trainers.size(); ++m) {
+    const brrr::StepStats s = trainers[m]->stats();
+    if (s.fallbacks > 0) {
+      return fmt::format("{}: {} steps fell back to the reference walker: {}", modes()[m].name,
+                         s.fallbacks, s.last_fallback);
+    }
+    if (!same_bits(trainers[m]->parameters(), trainers[0]->parameters())) {
+      return fmt::format("{}: the final parameters are not eager's, bit for bit", modes()[m].name);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+const std::vector<Mode>& modes() {
+  static const std::vector<Mode> all = {
+      {"eager", {.mode = brrr::Mode::Eager}, false},
+      {"graph", {.fuse = false}, false},
+      {"graph+fusion", {}, false},
+      {"frozen", {}, true},
+  };
+  return all;
+}
+
+Cells measure(const MakeTrainer& make, double seconds) {
+  Trainers trainers;
+  for (const Mode& m : modes()) {
+    trainers.push_back(make(m.options));
+    for (int i = 0; i < kWarmUp; ++i) {
+      if (m.frozen && i == kWarmUp / 2) trainers.back()->freeze();
+      trainers.back()->step(i).item<float>();
+    }
+  }
+  int64_t at = kWarmUp;
+  // Half of the time for each kind of figure. All modes make as many steps as eager, so that their
+  // parameters can be compared afterwards: what was timed is what is checked.
+  double eager_us = 1e9;
+  constexpr int trial = 8;
+  for (int i = 0; i < trial; ++i) {
+    const auto begin = Clock::now();
+    trainers[0]->step(at + i).item<float>();
+    eager_us = std::min(eager_us, us_since(begin));
+  }
+  for (size_t m = 1; m < trainers.size(); ++m) {
+    for (int i = 0; i < trial; ++i) trainers[m]->step(at + i);
+  }
+  at += trial;
+  const auto series = std::max<int64_t>(2, static_cast<int64_t>(kSeriesUs / eager_us));
+  const int rounds =
+      std::clamp(static_cast<int>(seconds * 1e6 / (2 * static_cast<double>(series) * eager_us)),
+                 kLeastRounds, kMostRounds);
+
+  std::vector<std::vector<double>> queued(trainers.size()), latency(trainers.size());
+  const auto wall = Clock::now();
+  const double own = thread_us();
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t turn = 0; turn < trainers.size(); ++turn) {
+      const size_t m = (turn + static_cast<size_t>(round)) % trainers.size();
+      Trainer& t = *trainers[m];
+      auto start = Clock::now();
+      for (int64_t i = 0; i + 1 < series; ++i) t.step(at + i);
+      t.step(at + series - 1).item<float>();
+      queued[m].push_back(us_since(start) / static_cast<double>(series));
+      for (int64_t i = series; i < 2 * series; ++i) {
+        start = Clock::now();
+        t.step(at + i).item<float>();
+        latency[m].push_back(us_since(start));
+      }
+    }
+    at += 2 * series;
+  }
+  Cells result;
+  result.steps = at;
+  result.share = std::min(1.0, (thread_us() - own) / us_since(wall));
+  for (size_t m = 0; m < trainers.size(); ++m) {
+    result.cells.push_back({summary(queued[m]), summary(latency[m]), trainers[m]->stats()});
+  }
+  result.complaint = find_complaint(trainers);
+  return result;
+}
+
+OneTime measure_one_time(const MakeTrainer& make) {
+  const auto trainer = make({});
+  const auto begin = Clock::now();
+  for (int i = 0; i < 2; ++i) trainer->step(i).item<float>();
+  const double wall = us_since(begin) * 1e-3;
+  const brrr::StepStats s = trainer->stats();
+  return {s.record_seconds * 1e3, s.fuse_seconds * 1e3,    s.plan_seconds * 1e3,
+          s.build_seconds * 1e3,  s.capture_seconds * 1e3, wall,
+          s.build_cached};
+}
+
+PrivateCache::PrivateCache() {
+  folder_ = std::filesystem::temp_directory_path() / "brrr-overhead-XXXXXX";
+  if (!mkdtemp(folder_.data())) throw std::runtime_error(folder_ + " cannot be made");
+  if (const char* value = std::getenv("BRRR_CACHE_DIR")) before_ = value;
+  setenv("BRRR_CACHE_DIR", folder_.c_str(), 1);
+}
+
+PrivateCache::~PrivateCache() {
+  before_ ? setenv("BRRR_CACHE_DIR", before_->c_str(), 1) : unsetenv("BRRR_CACHE_DIR");
+  std::error_code none;
+  std::filesystem::remove_all(folder_, none);
+}
+
+}  // namespace examples

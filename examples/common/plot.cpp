@@ -1,0 +1,60 @@
+#include "examples/common/plot.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace examples {
+
+namespace {
+
+// gnuplot's single-quoted strings know one escape: a doubled quote.
+std::string quoted(const std::string& text) {
+  std::string s = "'";
+  for (char c : text) s += c == '\'' ? "''" : std::string(1, c);
+  return s + "'";
+}
+
+std::string panel_text(const Panel& p) {
+  std::string t = fmt::format("set title {} noenhanced\nset xlabel {}\nset ylabel {}\n",
+                              quoted(p.title), quoted(p.x_label), quoted(p.y_label));
+  t += p.log_y ? "set logscale xy\n" : "unset logscale y\nset logscale x\nset yrange [0:*]\n";
+  // The data's own range: gnuplot would round it up to powers of ten.
+  const auto& points = p.lines.at(0).points;
+  t += fmt::format("set xrange [{}:{}]\nset key {}\n", points.front().first * 0.9,
+                   points.back().first * 1.1, p.log_y ? "top left" : "bottom left");
+  std::string plots;
+  for (size_t i = 0; i < p.lines.size(); ++i) {
+    t += fmt::format("$line{} << EOD\n", i);
+    for (const auto& [x, y] : p.lines[i].points) t += fmt::format("{:.9g} {:.9g}\n", x, y);
+    t += "EOD\n";
+    plots += fmt::format(
+        "{}$line{} using 1:2:xtic(1) with linespoints lw 2 pt 7 ps 0.5 title {} "
+        "noenhanced",
+        i ? ", " : "plot ", i, quoted(p.lines[i].name));
+  }
+  return t + plots + "\n";
+}
+
+}  // namespace
+
+bool plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels) {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) return false;
+  std::string text = fmt::format(
+      "set terminal svg size {},420 background rgb 'white' font 'sans-serif,12'\n"
+      "set output {}\nset grid lc rgb '#dddddd'\nset xtics font ',9'\n"
+      "set multiplot layout 1,{} title {} noenhanced\n",
+      560 * panels.size(), quoted(path), panels.size(), quoted(title));
+  for (const Panel& p : panels) text += panel_text(p);
+  text += "unset multiplot\n";
+  FILE* pipe = popen("gnuplot", "w");
+  const bool sent = pipe && std::fwrite(text.data(), 1, text.size(), pipe) == text.size();
+  if (!pipe || pclose(pipe) != 0 || !sent) {
+    throw std::runtime_error("gnuplot could not draw " + path);
+  }
+  return true;
+}
+
+}  // namespace examples

@@ -1,0 +1,231 @@
+#include "examples/common/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "examples/common/plot.h"
+#include "examples/common/table.h"
+
+namespace examples {
+
+namespace {
+
+// Indices into modes().
+constexpr size_t kEager = 0, kFused = 2;
+
+using Pick = Samples Cell::*;
+
+std::string cell_text(const Samples& s) {
+  return fmt::format("{} ({})", three_figures(s.median), three_figures(s.p95));
+}
+
+double speed_up(const SizeResult& s, Pick pick, size_t mode) {
+  return (s.cells.cells[kEager].*pick).median / (s.cells.cells[mode].*pick).median;
+}
+
+std::string times_table(const Report& r, Pick pick) {
+  Table t({"batch", "eager", "eager+fusion", "graph", "graph+fusion", "frozen", "gain", "n"});
+  for (const SizeResult& s : r.sizes) {
+    std::vector<std::string> row = {std::to_string(s.batch)};
+    for (size_t m = 0; m < s.cells.cells.size(); ++m) {
+      row.push_back(cell_text(s.cells.cells[m].*pick));
+      if (m == kEager) row.push_back("- [1]");
+    }
+    row.push_back(fmt::format("{:.2f}x", speed_up(s, pick, kFused)));
+    row.push_back(std::to_string((s.cells.cells[kEager].*pick).n));
+    t.row(row);
+  }
+  return t.text();
+}
+
+// Milliseconds once over microseconds gained in every step.
+std::string break_even(const SizeResult& s, const OneTime& once) {
+  const double gain = s.cells.cells[kEager].queued.median - s.cells.cells[kFused].queued.median;
+  return gain > 0 ? fmt::format("{:.0f}", std::ceil(once.total() * 1e3 / gain)) : "never";
+}
+
+std::string once_table(const Report& r) {
+  Table t({"batch", "record", "fuse", "plan", "build cold", "warm", "total cold", "warm",
+           "break-even step cold", "warm"});
+  for (const SizeResult& s : r.sizes) {
+    auto ms = [](double v) { return three_figures(v); };
+    t.row({std::to_string(s.batch), ms(s.cold.record), ms(s.cold.fuse), ms(s.cold.plan),
+           ms(s.cold.build), ms(s.warm.build), ms(s.cold.total()), ms(s.warm.total()),
+           break_even(s, s.cold), break_even(s, s.warm)});
+  }
+  return t.text();
+}
+
+std::string split_table(const Report& r) {
+  Table t({"batch", "MFLOP", "MB", "copy GB/s", "compute", "memory", "eager overhead", "is mostly",
+           "graph+fusion overhead", "is mostly"});
+  for (const SizeResult& s : r.sizes) {
+    auto overhead = [](const Split& p) {
+      const double whole = p.compute_us + p.memory_us + p.overhead_us;
+      return fmt::format("{} ({:.0f} %)", three_figures(p.overhead_us),
+                         100 * p.overhead_us / whole);
+    };
+    t.row({std::to_string(s.batch), three_figures(s.flops * 1e-6), three_figures(s.bytes * 1e-6),
+           three_figures(s.copy_gbs), three_figures(s.eager.compute_us),
+           three_figures(s.eager.memory_us), overhead(s.eager), s.eager.regime(), overhead(s.graph),
+           s.graph.regime()});
+  }
+  return t.text();
+}
+
+std::string gain_text(const Report& r, Pick pick, size_t mode) {
+  auto less = [&](const SizeResult& a, const SizeResult& b) {
+    return speed_up(a, pick, mode) < speed_up(b, pick, mode);
+  };
+  const auto [lo, hi] = std::minmax_element(r.sizes.begin(), r.sizes.end(), less);
+  return fmt::format("{:.2f}x (batch {}) .. {:.2f}x (batch {})", speed_up(*lo, pick, mode),
+                     lo->batch, speed_up(*hi, pick, mode), hi->batch);
+}
+
+// Other programs on the cores make every figure worse, and unequally so.
+std::string busy_text(const Report& r) {
+  double share = 1;
+  for (const SizeResult& s : r.sizes) share = std::min(share, s.cells.share);
+  if (share > 0.97) return "";
+  return fmt::format(
+      "\nWARNING: other programs took up to {:.0f} % of the core: repeat these "
+      "figures on a quiet machine\n",
+      100 * (1 - share));
+}
+
+nlohmann::ordered_json json_of(const Samples& s) {
+  return {{"median_us", s.median}, {"p95_us", s.p95}, {"n", s.n}};
+}
+nlohmann::ordered_json json_of(const OneTime& o) {
+  return {{"record_ms", o.record},
+          {"fuse_ms", o.fuse},
+          {"plan_ms", o.plan},
+          {"build_ms", o.build},
+          {"capture_ms", o.capture},
+          {"total_ms", o.total()},
+          {"first_two_calls_ms", o.first_calls},
+          {"from_cache", o.cached}};
+}
+nlohmann::ordered_json json_of(const Split& s) {
+  return {{"compute_us", s.compute_us},
+          {"memory_us", s.memory_us},
+          {"overhead_us", s.overhead_us},
+          {"regime", s.regime()}};
+}
+
+nlohmann::ordered_json json_of(const SizeResult& s) {
+  auto cells = nlohmann::ordered_json::object();
+  for (size_t m = 0; m < s.cells.cells.size(); ++m) {
+    const Cell& c = s.cells.cells[m];
+    cells[modes()[m].name] = {{"queued", json_of(c.queued)},
+                              {"latency", json_of(c.latency)},
+                              {"replays", c.stats.replays},
+                              {"recordings", c.stats.recordings},
+                              {"fallbacks", c.stats.fallbacks},
+                              {"ops", c.stats.ops_per_replay},
+                              {"kernels", c.stats.kernels_per_replay},
+                              {"arena_bytes", c.stats.arena_bytes},
+                              {"lower_bound_bytes", c.stats.lower_bound_bytes}};
+    if (m == kEager) cells["eager+fusion"] = nullptr;
+  }
+  return {{"batch", s.batch},
+          {"steps_per_mode", s.cells.steps},
+          {"core_share", s.cells.share},
+          {"complaint", s.cells.complaint},
+          {"cells", cells},
+          {"one_time_cold", json_of(s.cold)},
+          {"one_time_warm", json_of(s.warm)},
+          {"flops_analytic", s.flops},
+          {"bytes_analytic", s.bytes},
+          {"copy_gb_per_s", s.copy_gbs},
+          {"split_eager", json_of(s.eager)},
+          {"split_graph_fusion", json_of(s.graph)}};
+}
+
+}  // namespace
+
+std::string header_text(const Report& r) {
+  return fmt::format("{}\n{}\n{}, {}, float32, written in C++ (the baseline, eager, too)\n",
+                     brrr::bench::machine_line(r.machine, r.threads, r.spin_ns), versions(),
+                     r.model, r.optimizer);
+}
+
+std::string tables_text(const Report& r) {
+  std::string t = "\nQueued: us a step of steps back to back, median (p95) of n series\n\n";
+  t += times_table(r, &Cell::queued);
+  t += "\nSynchronised: us a step whose loss is read, median (p95) of n steps\n\n";
+  t += times_table(r, &Cell::latency);
+  t += "\n[1] Eager has no fusion beyond the fused optimiser and cross-entropy kernels that every\n"
+       "    column uses. gain: eager over graph+fusion. frozen: the function is not run any more.\n"
+       "    Inputs rotate over 16 batches; the learning rate changes in every step.\n";
+  t += "\nOnce: ms before the first compiled step (cold: nothing in the kernel cache)\n\n";
+  t += once_table(r);
+  t += "\nWhere the time goes: us of a queued step\n\n" + split_table(r);
+  t += fmt::format(
+      "\n    FLOP and bytes are counted from the sizes, not measured: an op takes at least its "
+      "FLOP\n"
+      "    at the measured peak ({:.0f} GFLOP/s) or its bytes at the copy bandwidth measured on\n"
+      "    arrays of the step's working set, whichever is longer. Overhead is the rest; there is\n"
+      "    none where caches beat that copy.\n",
+      r.machine.fma_gflops * r.threads);
+  t += busy_text(r);
+  if (r.sizes.size() < 5) {
+    return t +
+           fmt::format("\n{} sizes only: too few to say what graph mode gains\n", r.sizes.size());
+  }
+  t += fmt::format("\ngraph+fusion over eager, {} sizes: queued {}, synchronised {}\n",
+                   r.sizes.size(), gain_text(r, &Cell::queued, kFused),
+                   gain_text(r, &Cell::latency, kFused));
+  return t + fmt::format("frozen       over eager, {} sizes: queued {}, synchronised {}\n",
+                         r.sizes.size(), gain_text(r, &Cell::queued, kFused + 1),
+                         gain_text(r, &Cell::latency, kFused + 1));
+}
+
+std::string json_text(const Report& r) {
+  nlohmann::ordered_json sizes = nlohmann::ordered_json::array();
+  for (const SizeResult& s : r.sizes) sizes.push_back(json_of(s));
+  const MachineLimits& m = r.machine;
+  const nlohmann::ordered_json whole = {{"model", r.model},
+                                        {"optimizer", r.optimizer},
+                                        {"threads", r.threads},
+                                        {"machine",
+                                         {{"cpu", m.cpu},
+                                          {"cores", m.cores},
+                                          {"cores_allowed", m.cores_allowed},
+                                          {"openblas_core", m.blas.core},
+                                          {"warning", m.blas.warning},
+                                          {"copy_256KB_gb_per_s", m.copy_cached_gbs},
+                                          {"copy_256MB_gb_per_s", m.copy_memory_gbs},
+                                          {"fma_gflops_a_core", m.fma_gflops},
+                                          {"spin_round_trip_ns", r.spin_ns}}},
+                                        {"versions", versions()},
+                                        {"sizes", sizes}};
+  return whole.dump(2) + "\n";
+}
+
+bool draw(const Report& r, const std::string& path) {
+  Panel times{"queued steps", "batch", "us a step", {}, true};
+  Panel gains{"gain over eager", "batch", "times faster", {}, false};
+  for (size_t m = 0; m < modes().size(); ++m) {
+    times.lines.push_back({modes()[m].name, {}});
+    gains.lines.push_back({modes()[m].name, {}});
+    for (const SizeResult& s : r.sizes) {
+      const auto x = static_cast<double>(s.batch);
+      times.lines[m].points.emplace_back(x, s.cells.cells[m].queued.median);
+      gains.lines[m].points.emplace_back(x, speed_up(s, &Cell::queued, m));
+    }
+  }
+  Line bound{"compute + memory", {}};
+  for (const SizeResult& s : r.sizes) {
+    bound.points.emplace_back(static_cast<double>(s.batch), s.eager.compute_us + s.eager.memory_us);
+  }
+  times.lines.push_back(bound);
+  return plot_svg(
+      path, fmt::format("{}, {}, {} thread(s), {}", r.model, r.optimizer, r.threads, r.machine.cpu),
+      {times, gains});
+}
+
+}  // namespace examples

@@ -1,0 +1,378 @@
+// Every figure that brrr promises and that is a ratio or a time, in one process, one run, measured
+// in turns: the bar, what was measured, whether it holds. See --help.
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "backends/cpu/allocator.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/mlp_figures.h"
+#include "tests/bench/probes.h"
+#include "tests/bench/report.h"
+#include "tests/bench/tiny_steps.h"
+
+namespace {
+
+using namespace brrr::bench;
+using brrr::Mode;
+using brrr::StepOptions;
+using brrr::Tensor;
+
+constexpr const char* help =
+    R"(bench_ratios: the figures brrr promises, measured in one run
+  --only NAME       one part: dispatch, verify, replay, mlp, fusion, memory or build
+  --threads N       threads of brrr (1); the floors and the peer have one
+  --cpu N           CPU of the main thread (the last one allowed)
+  --json FILE       the tables as JSON
+  --instr WHAT N    nothing but N times add, add_grad, verify, verify_grad or frozen, for callgrind
+  --first-replay O  prints the milliseconds from a first call to the end of the first compiled
+                    replay, optimizer O = sgd or adamw
+Exit status: 0, 1 after an error, 2 if the modes disagree or a replay fell back. A bar that is
+missed changes nothing: machines differ.
+)";
+
+// --- one-element adds ----------------------------------------------------------------------------
+
+void adds(std::int64_t n, const Tensor& a, const Tensor& b) {
+  for (std::int64_t k = 0; k < n; ++k) benchmark::DoNotOptimize(a + b);
+}
+
+std::array<Tensor, 2> add_operands(bool gradient) {
+  const Tensor a = brrr::ones({1}), b = brrr::ones({1});
+  a.set_requires_grad(gradient);
+  b.set_requires_grad(gradient);
+  return {a, b};
+}
+
+void dispatch(Report& report) {
+  const auto plain = add_operands(false), grad = add_operands(true);
+  std::vector<double> ns, ns_grad, torch, torch_grad;
+  for (int r = 0; r < 3; ++r) {
+    Turns turns;
+    const int i = turns.add([&](std::int64_t n) { adds(n, plain[0], plain[1]); });
+    const int j = turns.add([&](std::int64_t n) { adds(n, grad[0], grad[1]); });
+    turns.measure(15);
+    ns.push_back(turns.ns(i));
+    ns_grad.push_back(turns.ns(j));
+    for (const json& line : run_peer("--micro add1")) {
+      (line["requires_grad"] ? torch_grad : torch).push_back(line["ns_per_op_median"]);
+    }
+  }
+  report.show("one-element add", median(ns), "ns");
+  report.show("one-element add, gradient recorded", median(ns_grad), "ns");
+  if (torch.empty()) return;
+  const auto note = [](double t) { return fmt::format("libtorch {:.0f} ns", t); };
+  report.at_least("one-element add against libtorch", 25, median(torch) / median(ns), "x",
+                  note(median(torch)));
+  report.at_least("one-element add against libtorch, gradient recorded", 20,
+                  median(torch_grad) / median(ns_grad), "x", note(median(torch_grad)));
+}
+
+// --- verify and frozen -------------------------------------------------------------------------
+
+// Both calls replay the same kernels, and the frozen one does nothing else: the difference is the
+// function's run and its comparison with the recording.
+void verify(Report& report) {
+  ChainStep plain(chain_fn(false), false), plain_frozen(chain_fn(false), true);
+  ChainStep grad(chain_fn(true), false), grad_frozen(chain_fn(true), true);
+  Turns turns;
+  const int a = turns.add([&](std::int64_t n) { plain.run(n); });
+  const int b = turns.add([&](std::int64_t n) { plain_frozen.run(n); });
+  const int c = turns.add([&](std::int64_t n) { grad.run(n); });
+  const int d = turns.add([&](std::int64_t n) { grad_frozen.run(n); });
+  turns.measure(25);
+  const auto ops = [](const ChainStep& s) {
+    return static_cast<double>(s.step.stats().ops_per_replay);
+  };
+  report.at_most("verify per recorded op", 20, (turns.ns(a) - turns.ns(b)) / ops(plain), "ns",
+                 fmt::format("{} ops, call {:.0f} ns, frozen {:.0f} ns", ops(plain), turns.ns(a),
+                             turns.ns(b)));
+  report.at_most("verify per recorded op, forward and backward", 60,
+                 (turns.ns(c) - turns.ns(d)) / ops(grad), "ns",
+                 fmt::format("{} ops of {} forward, call {:.0f} ns, frozen {:.0f} ns", ops(grad),
+                             chain_ops + 1, turns.ns(c), turns.ns(d)));
+  for (const ChainStep* s : {&plain, &plain_frozen, &grad, &grad_frozen}) {
+    if (s->step.stats().fallbacks > 0) report.wrong("verify: " + s->step.stats().last_fallback);
+  }
+}
+
+void count_calls(Report& report, const std::string& what, const std::function<void()>& call) {
+  constexpr int calls = 1000;
+  for (int k = 0; k < 200; ++k) call();
+  if (counts_heap_calls) {
+    const std::uint64_t before = heap_calls;
+    for (int k = 0; k < calls; ++k) call();
+    report.at_most("heap allocations per call, " + what, 0,
+                   static_cast<double>(heap_calls - before) / calls, "");
+  }
+  const auto probe = probe_system_calls(
+      [&] {
+        for (int k = 0; k < 20; ++k) call();
+      },
+      [&] {
+        for (int k = 0; k < calls; ++k) call();
+      });
+  if (!probe.possible) return report.show("system calls, " + what, NAN, "", "no filter here");
+  report.at_most(fmt::format("system calls in {} calls, {}", calls, what), 0, probe.first >= 0, "",
+                 probe.first >= 0 ? fmt::format("the first has number {}", probe.first) : "");
+}
+
+void replay(Report& report) {
+  ChainStep one([](const Tensor&x) { return x * 2.0; }, true), six(tiny_training_fn(), true);
+  Turns turns;
+  const int a = turns.add([&](std::int64_t n) { one.run(n); });
+  const int b = turns.add([&](std::int64_t n) { six.run(n); });
+  turns.measure(25);
+  const auto s = six.step.stats();
+  report.show("frozen call, one kernel of 16 elements", turns.ns(a), "ns");
+  report.at_most("frozen call, six tiny parameters with SGD, kernels included", 500, turns.ns(b),
+                 "ns", fmt::format("{} kernels", s.kernels_per_replay));
+  ChainStep verified(tiny_training_fn(), false);
+  count_calls(report, "tiny step frozen", [&] { six.run(1); });
+  count_calls(report, "tiny step verified", [&] { verified.run(1); });
+  for (const char* optimizer : {"sgd", "adamw"}) {
+    for (const Way way : {Way::Frozen, Way::Graph}) {
+      BrrrMlp mlp(optimizer, 32, way);
+      mlp.run(8);
+      count_calls(report,
+                  fmt::format("MLP {} {}", optimizer, way == Way::Frozen ? "frozen" : "verified"),
+                  [&] { mlp.run(1); });
+    }
+  }
+}
+
+// --- the MLP -----------------------------------------------------------------------------------
+
+void mlp(Report& report, json& table) {
+  std::string lines = fmt::format("\n{:<7}{:>6}{:>10}{:>10}{:>10}{:>10}{:>10}  {}\n", "MLP",
+                                  "batch", "floor us", "eager", "graph", "frozen", "libtorch",
+                                  "to floor: eager graph frozen; libtorch / graph");
+  for (const std::string optimizer : {"sgd", "adamw"}) {
+    for (const std::int64_t batch : {1, 8, 32, 128, 512, 1024}) {
+      check_agreement(report, optimizer, batch);
+      const MlpFigures m = measure_mlp(optimizer, batch, batch == 32 ? 45 : 15);
+      const double to_torch = m.torch_us / m.us[1];
+      lines += fmt::format(
+          "{:<7}{:>6}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}  "
+          "{:.3f} {:.3f} {:.3f}; {:.2f}\n",
+          optimizer, batch, m.floor_us, m.us[0], m.us[1], m.us[2], m.torch_us, m.to_floor[0],
+          m.to_floor[1], m.to_floor[2], to_torch);
+      table.push_back({{"optimizer", optimizer},
+                       {"batch", batch},
+                       {"floor_us", m.floor_us},
+                       {"eager_us", m.us[0]},
+                       {"graph_us", m.us[1]},
+                       {"frozen_us", m.us[2]},
+                       {"libtorch_us", m.torch_us},
+                       {"eager_to_floor", m.to_floor[0]},
+                       {"graph_to_floor", m.to_floor[1]},
+                       {"frozen_to_floor", m.to_floor[2]}});
+      if (batch != 32) continue;
+      const std::string name = fmt::format("MLP batch 32, {}", optimizer);
+      const auto us = [&](double t) {
+        return fmt::format("{:.1f} us, floor {:.1f} us", t, m.floor_us);
+      };
+      report.at_most(name + ", graph to floor", 1.15, m.to_floor[1], "x", us(m.us[1]));
+      report.at_most(name + ", eager to floor", 1.35, m.to_floor[0], "x", us(m.us[0]));
+      report.show(name + ", frozen to floor", m.to_floor[2], "x", us(m.us[2]));
+      if (m.torch_us > 0) {
+        report.at_least(name + ", graph against libtorch", optimizer == "sgd" ? 1.9 : 5.5, to_torch,
+                        "x", fmt::format("libtorch {:.1f} us", m.torch_us));
+      }
+    }
+  }
+  fmt::print("{}\n", lines);
+}
+
+// --- fusion ------------------------------------------------------------------------------------
+
+constexpr std::int64_t side = 4096;  // float32: 64 MB
+constexpr std::size_t side_bytes = side * side * sizeof(float);
+
+void fusion(Report& report) {
+  const GeluChain c(side, side);
+  const Tensor w = brrr::randn({side, side}), b = brrr::randn({side, side});
+  auto gelu = brrr::step(GeluChain::Fn(GeluChain::apply));
+  auto one = brrr::step([](const Tensor& x) { return x.cos(); });
+  auto two = brrr::step([](const Tensor& x) { return x.cos().cos(); });
+  std::vector<double> rows, full, cos_ratio;
+  double rows_ms = 0, two_ms = 0;
+  for (int r = 0; r < 7; ++r) {
+    Turns turns;
+    const int g = turns.add([&](std::int64_t n) {
+      while (n-- > 0) gelu(c.x, c.w, c.b, c.residual);
+    });
+    const int h = turns.add([&](std::int64_t n) {
+      while (n-- > 0) gelu(c.x, w, b, c.residual);
+    });
+    const int i = turns.add([&](std::int64_t n) {
+      while (n-- > 0) one(c.x);
+    });
+    const int j = turns.add([&](std::int64_t n) {
+      while (n-- > 0) two(c.x);
+    });
+    turns.measure(3, 20);
+    rows.push_back(100e9 * stream_like(2, side_bytes).seconds / turns.ns(g));
+    full.push_back(100e9 * stream_like(4, side_bytes).seconds / turns.ns(h));
+    cos_ratio.push_back(turns.ratio(j, i));
+    rows_ms = turns.ns(g) / 1e6;
+    two_ms = turns.ns(j) / 1e6;
+  }
+  report.at_least("gelu(x*w+b)+residual, 64 MB, of the speed of its streams", 85, median(rows), "%",
+                  fmt::format("w, b rows; {:.2f} ms", rows_ms));
+  report.at_least("the same, w and b 64 MB too", 85, median(full), "%");
+  report.at_most("cos(cos(x)) fused to one cos, 64 MB", 1.05, median(cos_ratio), "x",
+                 fmt::format("{:.2f} ms", two_ms));
+  if (gelu.stats().fallbacks + one.stats().fallbacks + two.stats().fallbacks > 0) {
+    report.wrong("fusion: a replay fell back");
+  }
+}
+
+// --- memory and building -----------------------------------------------------------------------
+
+// Bytes at the peak of a step beyond what was live before the first one.
+double peak_of(BrrrMlp& mlp, std::size_t base) {
+  mlp.run(4);
+  brrr::cpu::reset_peak();
+  mlp.run(1);
+  return static_cast<double>(brrr::cpu::memory_stats().peak - base) / 1e3;
+}
+
+void memory(Report& report) {
+  for (const char* optimizer : {"sgd", "adamw"}) {
+    std::array<double, 2> peak{};
+    brrr::StepStats stats;
+    for (const Way way : {Way::Eager, Way::Graph}) {
+      BrrrMlp mlp(optimizer, 32, way);
+      const std::size_t base = brrr::cpu::memory_stats().live;
+      peak[way == Way::Graph] = peak_of(mlp, base);
+      stats = mlp.stats();
+    }
+    const double arena = static_cast<double>(stats.arena_bytes) / 1e3;
+    const std::string name = fmt::format("MLP batch 32, {}, ", optimizer);
+    report.at_most(
+        name + "arena to lower bound", 1.1,
+        static_cast<double>(stats.arena_bytes) / static_cast<double>(stats.lower_bound_bytes), "x",
+        fmt::format("{:.1f} KB", arena));
+    report.at_most(name + "graph's peak to eager's", 1.0, peak[1] / peak[0], "x",
+                   fmt::format("{:.1f} and {:.1f} KB, gradients included", peak[1], peak[0]));
+  }
+}
+
+double first_replay_ms(const std::string& optimizer) {
+  BrrrMlp mlp(optimizer, 32, Way::Graph, {.require_graph = true});
+  const auto start = BenchClock::now();
+  mlp.run(2);  // the first call records and walks, the second builds and replays
+  return ns_since(start) / 1e6;
+}
+
+// In processes of their own: within one, equal kernels are built once.
+void build(Report& report) {
+  for (const char* optimizer : {"sgd", "adamw"}) {
+    std::array<std::vector<double>, 2> ms;
+    for (int r = 0; r < 5; ++r) {
+      std::string dir = std::filesystem::temp_directory_path() / "brrr-bench-XXXXXX";
+      if (!mkdtemp(dir.data())) return report.wrong("build: no temporary directory");
+      for (auto& side : ms) {
+        const auto lines = run_child(fmt::format("BRRR_CACHE_DIR='{}' '{}' --first-replay {}", dir,
+                                                 own_path().string(), optimizer));
+        if (!lines.empty()) side.push_back(std::stod(lines[0]));
+      }
+      std::filesystem::remove_all(dir);
+    }
+    const std::string name = fmt::format("MLP {}, record to first compiled replay, ", optimizer);
+    if (ms[0].empty() || ms[1].empty()) return report.wrong(name + "failed");
+    report.at_most(name + "cold cache", 600, median(ms[0]), "ms");
+    report.at_most(name + "warm cache", 30, median(ms[1]), "ms");
+  }
+}
+
+// --- the program -------------------------------------------------------------------------------
+
+int run_for_callgrind(const std::string& what, std::int64_t n) {
+  brrr::cpu::set_num_threads(1);
+  if (what == "add" || what == "add_grad") {
+    const auto [a, b] = add_operands(what == "add_grad");
+    adds(n, a, b);
+  } else if (what == "verify" || what == "verify_grad") {
+    ChainStep s(chain_fn(what == "verify_grad"), false);
+    s.run(n);
+    std::printf("%d ops per call\n", static_cast<int>(s.step.stats().ops_per_replay));
+  } else if (what == "frozen") {
+    ChainStep s(tiny_training_fn(), true);
+    s.run(n);
+  } else {
+    throw std::invalid_argument("--instr: '" + what +
+                                "' is none of add, add_grad, verify, verify_grad, frozen");
+  }
+  return 0;
+}
+
+int run_parts(const RunOptions& o, const std::string& only) {
+  const Machine machine = start_run(o);
+  Report report;
+  json table = json::array();
+  const std::vector<std::pair<std::string, std::function<void()>>> parts = {
+      {"dispatch", [&] { dispatch(report); }}, {"verify", [&] { verify(report); }},
+      {"replay", [&] { replay(report); }},     {"fusion", [&] { fusion(report); }},
+      {"memory", [&] { memory(report); }},     {"build", [&] { build(report); }},
+      {"mlp", [&] { mlp(report, table); }}};
+  const auto named = [&](const auto& part) { return only.empty() || part.first == only; };
+  if (std::none_of(parts.begin(), parts.end(), named)) {
+    throw std::invalid_argument("--only: there is no part '" + only + "', see --help");
+  }
+  fmt::print("\n{:<62} {:>13} {:>10}\n", "figure", "bar", "measured");
+  for (const auto& part : parts) {
+    if (named(part)) part.second();
+  }
+  if (!o.json.empty()) {
+    json all = report.to_json();
+    all["machine"] = machine.line;
+    all["versions"] = machine.versions;
+    all["mlp"] = std::move(table);
+    std::ofstream file(o.json);
+    file << all.dump(2) << '\n';
+    if (!file.flush()) throw std::runtime_error("--json: cannot write " + o.json);
+  }
+  return report.right() ? 0 : 2;
+}
+
+int run_main(int argc, char** argv) {
+  const RunOptions o = take_run_options(argc, argv);
+  std::string only;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    const auto value = [&] {
+      if (++i >= argc) throw std::invalid_argument(name + ": value missing");
+      return std::string(argv[i]);
+    };
+    if (name == "--help") {
+      std::fputs(help, stdout);
+      return 0;
+    } else if (name == "--only") {
+      only = value();
+    } else if (name == "--instr") {
+      const std::string what = value();
+      return run_for_callgrind(what, positive_number("--instr " + what, value().c_str()));
+    } else if (name == "--first-replay") {
+      brrr::cpu::set_num_threads(o.threads);
+      std::printf("%.3f\n", first_replay_ms(value()));
+      return 0;
+    } else if (name.rfind("--benchmark_", 0) != 0) {  // the script passes those to all programs
+      throw std::invalid_argument("unknown option '" + name + "', see --help");
+    }
+  }
+  return run_parts(o, only);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run_main(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_ratios: %s\n", e.what());
+    return 1;
+  }
+}

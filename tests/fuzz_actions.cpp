@@ -1,0 +1,373 @@
+// What an instruction of a fuzzed step program may do.
+#include "tests/fuzz_steps.h"
+
+namespace brrr::fuzz {
+
+const std::vector<const OpDef*>& pointwise_rows() {
+  static const auto rows = [] {
+    std::vector<const OpDef*> all;
+    for (const OpDef* op : registry()) {
+      if (op->pointwise) all.push_back(op);
+    }
+    return all;
+  }();
+  return rows;
+}
+
+namespace {
+
+Scalar scalar(const Machine& m, const Ins& i, uint32_t bits) {
+  // Some numbers change from call to call, as a schedule on the host would make them.
+  const double s = i.s + (bits % 7 == 0 ? m.call * 0.5 : 0.0);
+  if (bits % 5 == 0) return static_cast<int64_t>(s * 2);
+  if (bits % 11 == 0) return s > 0;
+  return s;
+}
+
+IntList some_sizes(uint32_t n) {
+  static constexpr int64_t sizes[] = {1, 2, 3, 4, 5, 7, 16, 17, 1, 33, 4, 6, 0};
+  IntList s;
+  for (uint32_t d = n % 4; d > 0; --d) s.push_back(sizes[(n / 4 * d + n / 64) % std::size(sizes)]);
+  return numel_of(s) > 2048 ? IntList{17} : s;
+}
+
+IntList some_dims(const Tensor& t, uint32_t n) {
+  IntList dims;
+  for (int d = 0; d < t.dim(); ++d) {
+    if (n >> d & 1) dims.push_back(d);
+  }
+  return dims;
+}
+
+int64_t some_dim(const Tensor& t, uint32_t n) { return t.dim() ? n % t.dim() : 0; }
+
+// Any row of the registry, gradient rows too, on tensors and numbers of any dtype.
+PointwiseCall any_pointwise(Machine& m, const Ins& i, std::vector<Tensor>& keep, IntList shape,
+                            bool to, bool narrow) {
+  const OpDef* op = i.row;
+  // Backward calls gradient rows with g of the full shape, which their own gradient relies on.
+  if (op->gradient_row) context.grad_enabled = false;
+  PointwiseCall call(*op);
+  uint32_t bits = i.b * 2654435761u + i.c;
+  bool any = to;
+  for (int k = 0; k < op->pointwise->n_in; ++k, bits = bits * 1664525u + 1013904223u) {
+    const bool last = k + 1 == op->pointwise->n_in;
+    if (bits >> 24 & 3 || (last && !any)) {
+      Tensor t = m.pick(k == 0 ? i.a : bits >> 8);
+      if (narrow && !is_floating(t.dtype())) t = m.floating(bits >> 8);
+      if (!any) shape = t.sizes();
+      t = Machine::fit(t, shape, to);
+      if (!to) shape = broadcast_shapes("fuzz", shape, t.sizes());
+      any = true;
+      call.add(keep.emplace_back(t));
+    } else {
+      call.add(scalar(m, i, bits >> 8));
+    }
+  }
+  return call;
+}
+
+void pointwise(Machine& m, const Ins& i) {
+  std::vector<Tensor> keep;
+  keep.reserve(kMaxOperands);
+  for (const Tensor& t : any_pointwise(m, i, keep, {}, false, i.c % 3).run_all()) m.push(t);
+}
+
+void pointwise_into(Machine& m, const Ins& i) {
+  std::vector<Tensor> keep;
+  keep.reserve(kMaxOperands);
+  const Tensor to = m.pick(i.a);
+  any_pointwise(m, i, keep, to.sizes(), true, i.c % 3).run_into({to});
+}
+
+void in_place(Machine& m, const Ins& i) {
+  const Tensor to = m.pick(i.a);
+  const Tensor from = Machine::fit(m.pick(i.b), to.sizes(), true);
+  const Scalar s = scalar(m, i, i.c);
+  switch (i.n % 11) {
+    case 0: to.add_(from); break;
+    case 1: to.sub_(from); break;
+    case 2: to.mul_(from); break;
+    case 3: to.div_(from); break;
+    case 4: to.copy_(from); break;
+    case 5: to.add_(s); break;
+    case 6: to.mul_(s); break;
+    case 7: to.fill_(s); break;
+    case 8: to.zero_(); break;
+    case 9: to.clamp_(-1.0, 1.0); break;
+    default: to.mul_(0.9).add_(from * 0.1);
+  }
+}
+
+// x[1:] = x[:-1] and the like: both sides share memory.
+void shift(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  if (t.dim() == 0) return;
+  const int64_t d = some_dim(t, i.b), n = t.size(d), by = std::min<int64_t>(n, 1 + i.c % 2);
+  const Tensor to = t.slice(d, by, n), from = t.slice(d, 0, n - by);
+  switch (i.n % 4) {
+    case 0: to.copy_(from); break;
+    case 1: to.add_(from); break;
+    case 2: from.sub_(to * 0.5); break;
+    default: to.add_(1.0);
+  }
+}
+
+void view(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  const int64_t d = some_dim(t, i.b), n = t.dim() ? t.size(d) : 1;
+  switch (i.n % 13) {
+    case 0: return m.push(t.slice(d, i.c % (n + 1), n, 1 + i.c % 3));
+    case 1: return m.push(t.slice(d, 0, n - n / 2));
+    case 2: return m.push(t.transpose(d, some_dim(t, i.c)));
+    case 3: return m.push(t.select(d, n ? i.c % n : 0));
+    case 4: return m.push(t.unsqueeze(i.b % static_cast<uint32_t>(t.dim() + 1)));
+    case 5: return m.push(t.squeeze(d));
+    case 6: return m.push(t.flatten(0, d));
+    case 7: return m.push(t.reshape({-1}));
+    case 8: return m.push(t.detach());
+    case 9: {
+      IntList sizes = t.sizes();
+      sizes.insert(0, 1 + i.c % 3);
+      return m.push(t.expand(sizes));
+    }
+    case 10: {
+      IntList order;
+      for (int k = 0; k < t.dim(); ++k) order.push_back((k + i.c) % t.dim());
+      return m.push(t.permute(order));
+    }
+    case 11:
+      for (const Tensor& part : t.chunk(2, d)) m.push(part);
+      return;
+    default:
+      m.push(as_strided(t.detach(), {n}, {1}, t.storage_offset()));
+  }
+}
+
+void join(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  const Tensor other = m.find(i.b, [&](const Tensor& x) {
+    return x.sizes() == t.sizes() && (i.c % 4 == 0 || x.dtype() == t.dtype());
+  });
+  const std::vector<Tensor> list{t, other, t};
+  m.push(i.n % 2 ? cat(list, some_dim(t, i.n)) : stack(list, some_dim(t, i.n)));
+}
+
+void reduce(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  const IntList dims = some_dims(t, i.b);
+  const bool keep = i.c & 1;
+  const int64_t d = some_dim(t, i.b);
+  switch (i.n % 14) {
+    case 0: return m.push(t.sum(dims, keep));
+    case 1: return m.push(t.mean(dims, keep));
+    case 2: return m.push(t.prod(dims, keep));
+    case 3: return m.push(t.max(dims, keep));
+    case 4: return m.push(t.min(dims, keep));
+    case 5: return m.push(t.var(dims, i.c & 2, keep));
+    case 6: return m.push(t.norm(dims, keep));
+    case 7: return m.push(t.logsumexp({d}, keep));
+    case 8: return m.push(t.any(dims, keep));
+    case 9: return m.push(t.all(dims, keep));
+    case 10: return m.push(t.argmax(d, keep));
+    case 11: return m.push(t.argmin(d, keep));
+    case 12: {
+      const auto [values, index] = max_with_indices(t, d, keep);
+      m.push(values);
+      return m.push(index);
+    }
+    default: m.push(t.sum());
+  }
+}
+
+void product(Machine& m, const Ins& i) {
+  const Tensor a = m.floating(i.a);
+  if (a.dim() == 0 || a.numel() > 600) return;
+  const int64_t k = a.size(-1);
+  auto fits = [&](const Tensor& x, int64_t dim) {
+    return x.dtype() == a.dtype() && x.numel() <= 600 && x.dim() > 0 && x.dim() <= 3 &&
+           x.size(x.dim() == 1 ? 0 : dim) == k;
+  };
+  if (i.n % 2) {
+    const Tensor w = m.find(i.b, [&](const Tensor& x) { return x.dim() == 2 && fits(x, 1); });
+    if (!w.defined()) return;
+    const Tensor bias = m.find(i.c, [&](const Tensor& x) {
+      return x.dtype() == a.dtype() && x.sizes() == IntList{w.size(0)};
+    });
+    return m.push(linear(a, w, bias));
+  }
+  const Tensor b = m.find(i.b, [&](const Tensor& x) { return fits(x, -2); });
+  m.push(b.defined() ? matmul(a, b) : matmul(a, a.dim() == 1 ? a : a.transpose(-1, -2)));
+}
+
+void index(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  if (t.dim() == 0) return;
+  const int64_t d = some_dim(t, i.c);
+  if (t.size(d) == 0) return;
+  switch (i.n % 6) {
+    case 0: return m.push(index_select(t, d, m.indices(i.b, t.size(d)).reshape({-1})));
+    case 1: return m.push(embedding(m.state.leaves[2], m.indices(i.b, 5)));
+    case 2: return m.push(one_hot(m.indices(i.b, 4), 4));
+    case 3: return m.push(gather(t, d, argmax(t, d, true)));
+    case 4: {
+      const Tensor at = remainder(zeros(t.sizes(), kInt64) + 7, t.size(d));
+      return m.push(scatter_add(t, d, at, Machine::fit(m.pick(i.b), t.sizes(), true).to(t.dtype())
+                                              .expand(t.sizes())));
+    }
+    default:
+      t.scatter_add_(d, remainder(zeros(t.sizes(), kInt64) + 3, t.size(d)), t * 0.5);
+  }
+}
+
+void network(Machine& m, const Ins& i) {
+  const Tensor t = m.floating(i.a);
+  const int64_t d = some_dim(t, i.b);
+  switch (i.n % 9) {
+    case 0: return m.push(softmax(t, d));
+    case 1: return m.push(log_softmax(t, d));
+    case 2: {
+      if (t.dim() == 0) return;
+      const IntList last{t.size(-1)};
+      const Tensor w = m.find(i.c, [&](const Tensor& x) {
+        return x.sizes() == last && x.dtype() == t.dtype();
+      });
+      return m.push(layer_norm(t, last, w, i.c & 1 ? w : Tensor()));
+    }
+    case 3: return t.dim() ? m.push(rms_norm(t, {t.size(-1)})) : void();
+    case 4: {
+      if (t.dim() == 0) return;
+      const Tensor rows = t.reshape({-1, t.size(-1)});
+      return m.push(cross_entropy(rows, remainder(arange(rows.size(0)), t.size(-1))));
+    }
+    case 5: return m.push(mse_loss(t, Machine::fit(m.floating(i.b), t.sizes(), true)));
+    case 6: return m.push(bce_with_logits(t, (t > 0.0).to(t.dtype())));
+    case 7: return m.push(gelu(t, i.b & 1 ? "tanh" : "none"));
+    default: m.push(dropout(t, 0.3, i.c % 4 != 0));
+  }
+}
+
+void create(Machine& m, const Ins& i) {
+  static constexpr DType types[] = {kFloat32, kFloat32, kFloat32, kFloat64, kBFloat16,
+                                    kFloat16, kInt64,   kInt32,   kUInt8,   kBool};
+  const DType type = types[i.a % std::size(types)];
+  const IntList sizes = some_sizes(i.b);
+  switch (i.n % 13) {
+    case 0: return m.push(zeros(sizes, type));
+    case 1: return m.push(ones(sizes, type));
+    case 2: return m.push(full(sizes, scalar(m, i, i.c), type));
+    case 3: return m.push(arange(static_cast<int64_t>(i.c % 20)));
+    case 4: return m.push(linspace(-2.0, 3.0, 1 + i.c % 17));
+    case 5: return m.push(eye(1 + i.c % 5, 1 + i.b % 6));
+    case 6: return m.push(rand(sizes).to(type));
+    case 7: return m.push(randn(sizes).to(type));
+    case 8: return m.push(randint(0, 9, sizes).to(type));
+    case 9: return m.push(randperm(i.c % 9));
+    case 10: return m.push(dropout_mask(m.floating(i.c), 0.4));
+    case 11: return m.push(full_like(m.pick(i.c), scalar(m, i, i.b)));
+    default: {  // Host data: read again on every call.
+      std::vector<float> data(i.c % 5 + 1);
+      for (size_t k = 0; k < data.size(); ++k) data[k] = static_cast<float>(k) + m.call * 0.25f;
+      m.push(tensor(data).to(type));
+    }
+  }
+}
+
+void convert(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  if (i.n % 5 == 0) return m.push(t.clone());
+  if (i.n % 5 == 1) return m.push(t.contiguous());
+  m.push(t.to(static_cast<DType>(i.b % kNumDTypes)));
+}
+
+void differentiate(Machine& m, const Ins& i) {
+  const Tensor t = m.find(i.a, [](const Tensor& x) { return x.requires_grad() && x.numel() > 0; });
+  if (!t.defined()) return;
+  const Tensor loss = t.numel() == 1 ? t : i.b % 2 ? t.sum() : (t * t).mean();
+  if (i.n % 4) {
+    loss.backward({}, i.n % 3 == 0);
+  } else {
+    const auto& leaves = m.state.leaves;
+    GradOptions options{.create_graph = i.c % 2 == 0, .retain_graph = true, .allow_unused = true};
+    for (const Tensor& g : grad({loss}, {leaves[i.b % leaves.size()], leaves[0]}, options)) {
+      m.push(g);
+    }
+  }
+}
+
+void use_grad(Machine& m, const Ins& i) {
+  const Tensor& leaf = m.state.leaves[i.a % m.state.leaves.size()];
+  switch (i.n % 4) {
+    case 0: return leaf.set_grad({});
+    case 1: return m.push(leaf.grad());
+    case 2: return leaf.grad().defined() ? m.push(leaf.grad().detach()) : m.push(leaf);
+    default:
+      for (const Tensor& l : m.state.leaves) l.set_grad({});
+  }
+}
+
+void optimise(Machine& m, const Ins& i) {
+  State& s = m.state;
+  if (i.c % 3 == 0) set_control(*s.lr, 0.1 / (1 + m.call));
+  NoGradGuard guard;
+  for (size_t k = 0; k < s.leaves.size(); ++k) {
+    const Tensor &p = s.leaves[k], g = p.grad();
+    if (!g.defined()) continue;
+    switch (i.n % 5) {
+      case 0: sgd_step_(p, g, *s.lr, *s.decay); break;
+      case 1: sgd_momentum_step_(p, g, s.momentum[k], *s.lr, 0.9, *s.decay); break;
+      case 2: sgd_nesterov_step_(p, g, s.momentum[k], *s.lr, 0.9, *s.decay); break;
+      case 3:
+        adam_scalars_(s.adam[k], {0.9, 0.99, 1e-8});
+        adamw_step_(p, g, s.adam[k], *s.lr, {0.9, 0.99, 1e-8}, *s.decay);
+        break;
+      default: p.sub_(g * 0.1);
+    }
+  }
+}
+
+// Handles that outlive the call, and what an earlier call left.
+void keep(Machine& m, const Ins& i) {
+  State& s = m.state;
+  const Tensor t = m.pick(i.a);
+  switch (i.n % 6) {
+    case 0: s.held[i.b % s.held.size()] = t.detach(); break;
+    case 1: s.held[i.b % s.held.size()] = t; break;
+    case 2: s.escaped.push_back(t); break;
+    case 3:
+      for (const Tensor& e : s.escaped) m.push(e);
+      if (i.b % 2) s.escaped.clear();
+      break;
+    case 4: s.results.push_back(t); break;
+    default: m.pool[i.b % m.pool.size()] = t;  // Another handle dies.
+  }
+}
+
+void new_leaf(Machine& m, const Ins& i) {
+  const Tensor t = m.floating(i.a).detach();
+  m.push((i.n % 2 ? t.clone() : t).set_requires_grad());
+}
+
+void wrong(Machine& m, const Ins& i) {
+  const Tensor t = m.pick(i.a);
+  matmul(t, zeros({1009, 2}, t.dtype()));
+}
+
+}  // namespace
+
+const std::vector<NamedAction>& actions() {
+  static const std::vector<NamedAction> all{
+      {"pointwise", pointwise, 24}, {"pointwise_into", pointwise_into, 4},
+      {"in_place", in_place, 8},    {"shift", shift, 2},
+      {"view", view, 12},           {"join", join, 2},
+      {"reduce", reduce, 6},        {"product", product, 6},
+      {"index", index, 4},          {"network", network, 6},
+      {"create", create, 5},        {"convert", convert, 5},
+      {"differentiate", differentiate, 5}, {"use_grad", use_grad, 2},
+      {"optimise", optimise, 2},    {"keep", keep, 4},
+      {"new_leaf", new_leaf, 1},    {"wrong", wrong, 1},
+  };
+  return all;
+}
+
+}  // namespace brrr::fuzz

@@ -1,0 +1,285 @@
+// The example programs as their users run them: processes, exit codes, files.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/temp_cache.h"
+
+#ifdef BRRR_EXAMPLES_DIR
+
+using brrr::test::read_text;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Result {
+  int status = -1;
+  std::string text;  // stdout and stderr
+};
+
+const std::string kPrograms = BRRR_EXAMPLES_DIR;
+const std::string kSmall = " --images 600 --batch 64 --hidden 32,16 --dropout 0.1 --threads 1 ";
+
+Result run(const std::string& command) {
+  Result r;
+  FILE* pipe = popen((kPrograms + "/" + command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe);
+  char part[4096];
+  for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) r.text.append(part, n);
+  const int status = pclose(pipe);
+  r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 256;
+  return r;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// The word after `label` in what a program that ended well has printed.
+std::string word_after(const Result& r, const std::string& label) {
+  INFO(r.text);
+  CHECK(r.status == 0);
+  const size_t at = r.text.find(label);
+  REQUIRE(at != std::string::npos);
+  const size_t begin = r.text.find_first_not_of(' ', at + label.size());
+  return r.text.substr(begin, r.text.find_first_of(" \n", begin) - begin);
+}
+std::string parameters(const Result& r) {
+  return word_after(r, "\nparameters");
+}
+
+// train_mlp as a process of its own, its output discarded.
+pid_t start_training(const std::vector<std::string>& options) {
+  const std::string program = kPrograms + "/train_mlp";
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& o : options) argv.push_back(const_cast<char*>(o.c_str()));
+  argv.push_back(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    const int null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  return child;
+}
+
+// MNIST's four files, from the generator.
+void write_digits(const std::string& folder) {
+  for (const bool train : {true, false}) {
+    const auto set = brrr::data::digits(train ? 600 : 200, train ? 0 : 1);
+    const std::string stem = folder + (train ? "/train-" : "/t10k-");
+    brrr::data::write_idx(stem + "images-idx3-ubyte",
+                          (set.images * 255.0).to(brrr::kUInt8).reshape({-1, 28, 28}));
+    brrr::data::write_idx(stem + "labels-idx1-ubyte", set.labels.to(brrr::kUInt8));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("train_mlp: both modes print the same losses and end with the same parameters") {
+  const brrr::test::TempCache cache;
+  const brrr::test::TempCache folder;
+  for (const std::string optimizer : {"adamw", "sgd"}) {
+    std::string bits[3], curves[3];
+    const char* modes[] = {"eager", "graph", "auto"};
+    for (int m = 0; m < 3; ++m) {
+      const std::string csv = folder.dir + "/" + modes[m] + ".csv";
+      bits[m] = parameters(run("train_mlp --steps 30 --mode " + std::string(modes[m]) + kSmall +
+                               "--optimizer " + optimizer + " --loss-csv " + csv));
+      curves[m] = read_text(csv);
+    }
+    CHECK(bits[0].size() == 16);
+    CHECK(bits[0] == bits[1]);
+    CHECK(bits[0] == bits[2]);
+    CHECK(std::count(curves[0].begin(), curves[0].end(), '\n') == 31);
+    CHECK(curves[0] == curves[1]);
+    CHECK(curves[0] == curves[2]);
+  }
+  const Result r = run("train_mlp --steps 30 --explain" + kSmall);
+  CHECK(contains(r.text, " 0 fallbacks"));
+  CHECK(contains(r.text, "kernels of entry 0"));
+}
+
+TEST_CASE("train_mlp: a few seconds of digits give more than 97 % on held-out images") {
+  const Result r = run("train_mlp --steps 800 --images 10000");
+  CHECK(std::stod(word_after(r, "held-out accuracy")) > 97);
+}
+
+TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across modes") {
+  const brrr::test::TempCache cache;
+  const brrr::test::TempCache folder;
+  const std::string all = "train_mlp --steps 40" + kSmall, ck = folder.dir + "/ck.safetensors";
+  const std::string whole = parameters(run(all + "--mode eager"));
+  for (const std::string first : {"eager", "graph"}) {
+    const std::string second = first == "eager" ? "graph" : "eager";
+    const std::string half =
+        parameters(run(all + "--stop-at 20 --save " + ck + " --mode " + first));
+    CHECK(half != whole);
+    CHECK(parameters(run(all + "--resume " + ck + " --mode " + second)) == whole);
+    // The checkpoint knows what the command line leaves out.
+    CHECK(parameters(run("train_mlp --images 600 --resume " + ck)) == whole);
+  }
+  const Result other = run("train_mlp --steps 40 --hidden 32 --resume " + ck);
+  CHECK(other.status == 1);
+  CHECK(contains(other.text, "it was made with hidden 32,16, not 32"));
+}
+
+TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  const std::vector<std::string> options = {
+      "--steps", "1000000", "--images", "300", "--batch",      "16", "--eval-every", "0",
+      "--mode",  "eager",   "--save",   ck,    "--save-every", "1",  "--threads",    "1"};
+  using namespace std::chrono_literals;
+  for (int round = 0; round < 8; ++round) {
+    const pid_t child = start_training(options);
+    REQUIRE(child > 0);
+    for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) std::this_thread::sleep_for(5ms);
+    std::this_thread::sleep_for(round * 3701us);
+    kill(child, SIGKILL);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status));
+    brrr::Metadata metadata;
+    const brrr::StateDict dict = brrr::load(ck, metadata);
+    CHECK(dict.count("model.fc1.weight") == 1);
+    CHECK(std::stoll(metadata.at("brrr.step")) >= 1);
+    if (round < 7) fs::remove(ck);
+  }
+  std::string command = "train_mlp --stop-at 1 --resume " + ck;
+  for (size_t i = 0; i < 6; ++i) command += " " + options[i];
+  CHECK(run(command).status == 0);
+}
+
+TEST_CASE("train_mlp: the interrupt key ends the run with its checkpoint") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  const pid_t child = start_training({"--steps", "1000000", "--images", "300", "--save", ck,
+                                      "--save-every", "50", "--mode", "eager"});
+  for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(child, SIGINT);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 130);
+  CHECK(brrr::load(ck).count("optimizer.lr") == 1);
+}
+
+TEST_CASE("train_mlp: IDX files train like generated digits, and wrong ones are named") {
+  const brrr::test::TempCache cache;
+  const brrr::test::TempCache folder;
+  write_digits(folder.dir);
+  const std::string command =
+      "train_mlp --steps 30 --hidden 32 --batch 64 --data " + folder.dir + " --mode ";
+  const Result eager = run(command + "eager"), graph = run(command + "graph");
+  CHECK(contains(eager.text, "(200 images)"));
+  CHECK(parameters(eager) == parameters(graph));
+
+  const std::string labels = folder.dir + "/train-labels-idx1-ubyte";
+  brrr::test::write_text(labels, read_text(labels).substr(0, 300));
+  Result r = run(command + "eager");
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, labels));
+  fs::remove(labels);
+  r = run(command + "eager");
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "train-labels-idx1-ubyte"));
+}
+
+TEST_CASE("examples: a wrong option says what was expected") {
+  struct Wrong {
+    const char* command;
+    const char* expected;
+  };
+  const Wrong wrong[] = {
+      {"train_mlp --mode lazy", "expected one of eager, graph, auto; got 'lazy'"},
+      {"train_mlp --device tpu", "expected one of cpu, cuda; got 'tpu'"},
+      {"train_mlp --steps 0", "expected a whole number of at least 1, got '0'"},
+      {"train_mlp --steps 1e3", "expected a whole number of at least 1, got '1e3'"},
+      {"train_mlp --lr nan", "expected a number of at least 0, got 'nan'"},
+      {"train_mlp --dropout 1", "expected a number from 0 to 0.99, got '1'"},
+      {"train_mlp --hidden 3,x", "expected a whole number of at least 1, got 'x'"},
+      {"train_mlp --save /no/such/folder/ck", "there is no folder '/no/such/folder'"},
+      {"train_mlp --save-every 5", "--save-every requires --save"},
+      {"train_mlp --resume /no/such/file", "does not exist"},
+      {"train_mlp --stps 5", "the options are --help --mode"},
+      {"overhead --model gpt", "gpt arrives with the transformer"},
+      {"overhead --sizes 8,0", "expected a whole number of at least 1, got '0'"},
+      {"overhead --optimizer adam", "expected one of adamw, sgd; got 'adam'"},
+  };
+  for (const Wrong& w : wrong) {
+    const Result r = run(w.command);
+    INFO(w.command << "\n" << r.text);
+    CHECK(r.status == 2);
+    CHECK(contains(r.text, w.expected));
+    CHECK(contains(r.text, "--help"));
+  }
+  if (!brrr::cuda_available()) {
+    const Result r = run("train_mlp --device cuda");
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, "no CUDA device"));
+  }
+  for (const char* program : {"train_mlp", "overhead"}) {
+    const Result r = run(program + std::string(" --help"));
+    CHECK(r.status == 0);
+    CHECK(contains(r.text, "--threads"));
+  }
+}
+
+TEST_CASE("quickstart: one recording serves a thousand steps") {
+  const Result r = run("quickstart");
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "1000 calls, 1 recordings, 999 replays, 0 fallbacks"));
+}
+
+TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallback") {
+  const brrr::test::TempCache folder;
+  const std::string stem = folder.dir + "/o";
+  const std::string command = "overhead --sizes 3,1 --seconds 0.01 --json " + stem +
+                              ".json --trace " + stem + ".trace.json --plot " + stem + ".svg";
+  Result r = run(command);
+  INFO(r.text);
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "the same parameters, bit for bit; no step fell back"));
+  CHECK(contains(r.text, "2 sizes only"));
+  CHECK(contains(r.text, "OpenBLAS core"));
+  const auto json = nlohmann::json::parse(read_text(stem + ".json"));
+  REQUIRE(json["sizes"].size() == 2);
+  CHECK(json["sizes"][0]["batch"] == 1);
+  for (const auto& size : json["sizes"]) {
+    CHECK(size["one_time_cold"]["from_cache"] == false);
+    CHECK(size["one_time_warm"]["from_cache"] == true);
+    CHECK(size["cells"]["eager+fusion"].is_null());
+    for (const char* mode : {"eager", "graph", "graph+fusion", "frozen"}) {
+      CHECK(size["cells"][mode]["queued"]["median_us"] > 0);
+      CHECK(size["cells"][mode]["latency"]["n"] >= 16);
+    }
+  }
+  const auto trace = nlohmann::json::parse(read_text(stem + ".trace.json"));
+  CHECK(trace["traceEvents"].size() > 100);
+  CHECK((fs::exists(stem + ".svg") || contains(r.text, "gnuplot is not installed")));
+
+  const brrr::test::Env off("BRRR_JIT", "off");
+  r = run(command);
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "fell back to the reference walker"));
+}
+
+#else
+
+TEST_CASE("examples: not built, so not tested") {
+  MESSAGE("configure with BRRR_EXAMPLES=ON");
+}
+
+#endif

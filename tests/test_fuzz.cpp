@@ -1,0 +1,262 @@
+// Random step programs give the same bits in eager and in graph mode: results, state, gradients,
+// handles that escape, versions, strides and the random stream, after every call.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/fuzz_world.h"
+#include "tests/temp_cache.h"
+
+using namespace brrr;
+
+namespace brrr::fuzz {
+
+namespace {
+
+bool long_tests() { return std::getenv("BRRR_LONG_TESTS") != nullptr; }
+
+struct Count {
+  int instructions = 0, errors = 0;
+  uint64_t replays = 0, recordings = 0;
+};
+
+struct Setup;
+using Check = std::string (*)(const std::vector<Program>&, const Setup&, Count*);
+
+struct Setup {
+  Check check;
+  uint64_t seed;
+  int calls;
+  bool branches;  ///< The host branches and batches change from call to call.
+  StepOptions options;
+};
+
+// What differs first when the graph world's calls are replays, or "".
+std::string same_bits(const std::vector<Program>& programs, const Setup& setup, Count* count) {
+  World eager(programs.size(), setup.seed), graph(programs.size(), setup.seed);
+  auto fn = [&](const Tensor& x, const Tensor& y) { return graph.run(programs, x, y); };
+  auto step = brrr::step(fn, setup.options);
+  for (int call = 0; call < setup.calls; ++call) {
+    const std::string at = "call " + std::to_string(call) + ": ";
+    // A batch is a slice of the data that moves; now and then it is a smaller one.
+    const int64_t from = call % 3 * 4,
+                  size = setup.branches && (setup.seed + call) % 5 == 0 ? 3 : 4;
+    const RngState random{setup.seed, static_cast<uint64_t>(call) * 1000};
+    eager.call = graph.call = call;
+    set_rng_state(random);
+    eager.run(programs, eager.data.narrow(0, from, size), eager.ids.narrow(0, from, size));
+    const RngState after = rng_state();
+    set_rng_state(random);
+    try {
+      step(graph.data.narrow(0, from, size), graph.ids.narrow(0, from, size));
+    } catch (const Error& e) {
+      return at + "the graph step threw: " + e.what();
+    }
+    if (rng_state().draw != after.draw) return at + "another number of draws";
+    if (eager.errors != graph.errors) return at + "errors in one mode only";
+    for (int e : eager.errors) count->errors += e;
+    for (const Program& p : programs) count->instructions += static_cast<int>(p.size());
+    if (auto d = compare(eager, graph); !d.empty()) return at + d;
+  }
+  const StepStats stats = step.stats();
+  count->replays += stats.replays;
+  count->recordings += stats.recordings;
+  return stats.fallbacks ? "fallback: " + stats.last_fallback : "";
+}
+
+// What a call that throws in its middle, or whose kernels fail at its end, leaves behind, or "".
+std::string atomic(const std::vector<Program>& programs, const Setup& setup, Count* count) {
+  World graph(1, setup.seed), untouched(1, setup.seed);
+  const Program& p = programs[0];
+  bool bad_index = false;
+  auto fn = [&](const Tensor& x, const Tensor& y) {
+    auto results = graph.run(programs, x, y);
+    if (bad_index) results.push_back(embedding(graph.states[0].leaves[2].detach(), y + 99));
+    return results;
+  };
+  auto step = brrr::step(fn, setup.options);
+  for (int call = 0; call < setup.calls; ++call) {
+    const std::string at = "call " + std::to_string(call) + ": ";
+    const std::vector<State> handles = graph.states;  // The user's own; no step can undo those.
+    const RngState random = rng_state();
+    graph.stop = SIZE_MAX;
+    if (call % 2) {  // Between the failures the step gets on.
+      untouched.run(programs, untouched.data.narrow(0, 4, 4), untouched.ids.narrow(0, 4, 4));
+      set_rng_state(random);
+      bad_index = false;
+      step(graph.data.narrow(0, 4, 4), graph.ids.narrow(0, 4, 4));
+      if (auto d = compare(untouched, graph); !d.empty()) return at + d;
+      continue;
+    }
+    bad_index = call % 4;
+    graph.stop = bad_index ? SIZE_MAX : (setup.seed + static_cast<uint64_t>(call)) % (p.size() + 1);
+    bool threw = false;
+    try {
+      step(graph.data.narrow(0, 4, 4), graph.ids.narrow(0, 4, 4));
+    } catch (const std::exception&) {
+      threw = true;
+    }
+    if (!threw) return at + "nothing was thrown";
+    graph.states = handles;
+    if (rng_state().draw != random.draw) return at + "draws are gone";
+    count->instructions += static_cast<int>(p.size());
+    if (auto d = compare(untouched, graph); !d.empty()) return at + d;
+  }
+  return "";
+}
+
+// What differs first between a frozen step and eager calls, or "".
+std::string frozen(const std::vector<Program>& all, const Setup& setup, Count* count) {
+  std::vector<Program> programs = all;
+  // A frozen step does not run the function, so handles that it assigns stay as they are.
+  std::erase_if(programs[0], [](const Ins& i) { return i.op == "keep"; });
+  World eager(1, setup.seed), graph(1, setup.seed);
+  auto fn = [&](const Tensor& x, const Tensor& y) {
+    auto results = graph.run(programs, x, y);
+    graph.states[0].results.clear();
+    return results;
+  };
+  auto step = brrr::step(fn, setup.options);
+  for (int call = 0; call < setup.calls; ++call) {
+    const std::string at = "call " + std::to_string(call) + ": ";
+    const int64_t from = call % 3 * 4;
+    const RngState random{setup.seed, static_cast<uint64_t>(call) * 1000};
+    set_rng_state(random);
+    const auto a = eager.run(programs, eager.data.narrow(0, from, 4), eager.ids.narrow(0, from, 4));
+    const RngState after = rng_state();
+    eager.states[0].results.clear();
+    set_rng_state(random);
+    const auto b = step(graph.data.narrow(0, from, 4), graph.ids.narrow(0, from, 4));
+    if (rng_state().draw != after.draw) return at + "another number of draws";
+    if (auto d = compare(eager, graph, true); !d.empty()) return at + d;
+    for (size_t k = 0; k < a.size(); ++k) {
+      if (bits_of(a[k]) != bits_of(b[k])) return at + "result " + std::to_string(k);
+    }
+    count->instructions += static_cast<int>(programs[0].size());
+    if (call != 1) continue;
+    try {
+      step.freeze();
+    } catch (const Error&) {
+      ++count->errors;
+      return "";
+    }
+  }
+  return "";
+}
+
+// The same in a process of its own, so that a program that crashes can be shrunk too.
+std::string outcome(const std::vector<Program>& programs, const Setup& setup) {
+  int ends[2];
+  if (pipe(ends) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL);
+    signal(SIGFPE, SIG_DFL);
+    signal(SIGABRT, SIG_DFL);
+    Count ignored;
+    const std::string text = setup.check(programs, setup, &ignored);
+    const bool told = write(ends[1], text.data(), text.size()) >= 0;
+    _exit(told ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string text(4096, 0);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(0, read(ends[0], text.data(), text.size()))));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? "crashed, signal " + std::to_string(WTERMSIG(status)) : text;
+}
+
+// Drops instructions while the programs still fail, first in large pieces.
+std::string shrink(std::vector<Program> programs, Setup setup) {
+  for (size_t k = 0; k < programs.size() && programs.size() > 1; ++k) {
+    Setup one = setup;
+    one.seed += k;
+    if (!outcome({programs[k]}, one).empty()) {
+      programs = {programs[k]};
+      setup = one;
+    }
+  }
+  for (Program& p : programs) {
+    for (size_t piece = std::max<size_t>(1, p.size() / 2); piece > 0; piece /= 2) {
+      for (size_t at = 0; at + piece <= p.size();) {
+        const Program before = p;
+        p.erase(p.begin() + static_cast<int64_t>(at), p.begin() + static_cast<int64_t>(at + piece));
+        if (outcome(programs, setup).empty()) {
+          p = before;
+          at += piece;
+        }
+      }
+    }
+  }
+  std::string text = "seed " + std::to_string(setup.seed) + ", " + std::to_string(setup.calls) +
+                     " calls: " + outcome(programs, setup) + "\n";
+  for (const Program& p : programs) text += to_string(p);
+  return text;
+}
+
+// `packs` step functions of `per_pack` programs each.
+void fuzz(const std::string& what, Check check, int packs, int per_pack, int length,
+          int calls, bool branches, StepOptions options, uint64_t first) {
+  Count count;
+  if (const char* from = std::getenv("BRRR_FUZZ_SEED")) first = std::strtoull(from, nullptr, 10);
+  int failures = 0;
+  for (int pack = 0; pack < packs && failures < 3; ++pack) {
+    const Setup setup{check, first + static_cast<uint64_t>(pack * per_pack), calls,
+                      branches, options};
+    if (std::getenv("BRRR_FUZZ_TRACE")) {
+      std::fprintf(stderr, "%s seed %llu\n", what.c_str(), static_cast<unsigned long long>(setup.seed));
+    }
+    std::vector<Program> programs;
+    for (int k = 0; k < per_pack; ++k) {
+      programs.push_back(generate(setup.seed + static_cast<uint64_t>(k), length, branches));
+    }
+    const bool apart = std::getenv("BRRR_FUZZ_FORK") != nullptr;  // To find what crashes.
+    if (apart ? outcome(programs, setup).empty() : setup.check(programs, setup, &count).empty()) {
+      continue;
+    }
+    ++failures;
+    FAIL_CHECK(what << " " << shrink(programs, setup));
+  }
+  MESSAGE(what << ": " << count.instructions << " instructions, " << count.errors << " errors, "
+               << count.recordings << " recordings, " << count.replays << " replays");
+}
+
+}  // namespace
+
+TEST_CASE("fuzz: recorded and walked programs equal eager ones") {
+  fuzz("walker", same_bits, long_tests() ? 20000 : 400, 4, 14, 1, false, {}, 1);
+}
+
+TEST_CASE("fuzz: replayed programs equal eager ones") {
+  test::TempCache cache;
+  fuzz("replay", same_bits, long_tests() ? 4000 : 15, 5, 12, 3, false,
+       {.build_at_first_call = true}, 1000001);
+}
+
+TEST_CASE("fuzz: kernels built at the second call, and without fusion") {
+  test::TempCache cache;
+  fuzz("second call", same_bits, long_tests() ? 1000 : 5, 3, 10, 6, true, {}, 2000001);
+  fuzz("unfused", same_bits, long_tests() ? 4000 : 100, 4, 14, 4, true,
+       {.build_at_first_call = true, .fuse = false}, 3000001);
+  fuzz("verified", same_bits, long_tests() ? 2000 : 50, 4, 14, 4, true,
+       {.verify_every = 1, .build_at_first_call = true, .fuse = false}, 4000001);
+}
+
+TEST_CASE("fuzz: a step that throws has changed nothing") {
+  fuzz("atomic, walked", atomic, long_tests() ? 20000 : 400, 1, 16, 7, false, {}, 6000001);
+  fuzz("atomic, replayed", atomic, long_tests() ? 20000 : 200, 1, 16, 7, false,
+       {.build_at_first_call = true, .fuse = false}, 7000001);
+}
+
+TEST_CASE("fuzz: a frozen step goes on like eager calls") {
+  fuzz("frozen", frozen, long_tests() ? 20000 : 400, 1, 8, 6, false,
+       {.build_at_first_call = true, .fuse = false}, 8000001);
+}
+
+}  // namespace brrr::fuzz

@@ -1,0 +1,110 @@
+// What the fuzzer and reading with its eyes found, each by itself.
+#include <doctest/doctest.h>
+
+#include "tests/fuzz_steps.h"
+
+using namespace brrr;
+using fuzz::bits_of;
+
+TEST_CASE("regression: recordings that differ in an input's strides share no prefix") {
+  bool twice = false;
+  auto fn = [&](const Tensor& x) {
+    const Tensor y = relu(x);
+    return twice ? y * 2.0 : y + 1.0;
+  };
+  auto step = brrr::step(fn);
+  const Tensor x = arange(9).to(kFloat32).view({3, 3});
+  step(x);
+  twice = true;
+  step(x.t());
+  // Begins as the first recording and goes on as the second, which read a transposed input.
+  CHECK(bits_of(step(x)) == bits_of(fn(x)));
+}
+
+TEST_CASE("regression: recordings that differ in an input's dtype share no prefix") {
+  bool negate = false;
+  auto fn = [&](const Tensor& x) {
+    const Tensor y = x > 1.0;
+    return negate ? !y : y & y;
+  };
+  auto step = brrr::step(fn);
+  const Tensor x = arange(9).to(kFloat32);
+  step(x);
+  negate = true;
+  step(x.to(kFloat64));
+  CHECK(bits_of(step(x)) == bits_of(fn(x)));
+}
+
+TEST_CASE("regression: a number that varies where an input is first used costs one recording") {
+  double k = 1;
+  auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return x * k + y; });
+  const Tensor x = randn({3}), y = randn({3});
+  for (; k < 10; ++k) CHECK(bits_of(step(x, y)) == bits_of(x * k + y));
+  CHECK(step.stats().recordings == 2);
+}
+
+TEST_CASE("regression: a first call whose kernels fail is undone") {
+  const Tensor w = randn({4, 2});
+  Tensor held;
+  auto step = brrr::step([&](const Tensor& ids) {
+    held = rand({2});
+    return embedding(w, ids) + held;
+  });
+  manual_seed(1);
+  CHECK_THROWS_AS(step(tensor({7, 1})), Error);
+  CHECK(rng_state().draw == 0);
+  CHECK_THROWS_AS(held.to_vector<float>(), Error);
+  const Tensor drawn = rand({2});
+  manual_seed(1);
+  CHECK(bits_of(step(tensor({3, 1}))) == bits_of(embedding(w, tensor({3, 1})) + drawn));
+}
+
+TEST_CASE("regression: as_strided counts from the storage, wherever an input begins") {
+  const Tensor data = arange(20).to(kFloat32).view({10, 2});
+  auto fn = [](const Tensor& x) { return as_strided(x, {2}, {1}, 0) * 2.0; };
+  auto step = brrr::step(fn);
+  for (int64_t k = 0; k < 4; ++k) {
+    const Tensor x = data.narrow(0, 2 * k, 2);
+    CHECK(bits_of(step(x)) == bits_of(fn(x)));
+    CHECK(fn(x).to_vector<float>() == std::vector<float>{0, 2});
+  }
+}
+
+TEST_CASE("regression: an error that the function catches is no reason to record again") {
+  auto step = brrr::step([](const Tensor& x) {
+    Tensor y = x * 2.0;
+    try {
+      y = matmul(y, zeros({1009, 2}));
+    } catch (const Error&) {
+      y = y + 1.0;
+    }
+    return y;
+  });
+  const Tensor x = randn({3, 4});
+  for (int k = 0; k < 5; ++k) CHECK(bits_of(step(x)) == bits_of(x * 2.0 + 1.0));
+  CHECK(step.stats().recordings == 1);
+}
+
+TEST_CASE("regression: a float64 tensor is filled with the double") {
+  const Tensor t = zeros({3}, kFloat64);
+  t.fill_(0.1);
+  CHECK(t.select(0, 0).item<double>() == 0.1);
+  auto step = brrr::step([&] { t.fill_(0.3); }, {.build_at_first_call = true});
+  step();
+  CHECK(t.select(0, 2).item<double>() == 0.3);
+}
+
+TEST_CASE("regression: a frozen step without zero_grad goes on accumulating") {
+  const Tensor w = randn({3}).set_requires_grad();
+  auto step = brrr::step([&](const Tensor& x) { (w * x).sum().backward(); });
+  const Tensor x = ones({3});
+  step(x);
+  step.freeze();
+  for (int k = 2; k < 6; ++k) {
+    step(x);
+    CHECK(w.grad().select(0, 0).item<float>() == static_cast<float>(k));
+  }
+  w.set_grad({});
+  step(x);
+  CHECK(w.grad().select(0, 0).item<float>() == 1.0f);
+}

@@ -1,0 +1,158 @@
+// Errors and crashes, continued: teardown, full caches, nesting, threads.
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "backends/cpu/allocator.h"
+#include "pitfalls.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+TEST_CASE("pitfall B6: a thousand steps made and dropped, in any order") {
+  const Tensor x = ones({4, 6});
+  const auto cycle = [&](const StepOptions& options, int i) {
+    auto e = std::make_unique<Everything>();
+    auto run = [&e](const Tensor& a, const Tensor& b) { return e->run(a, b); };
+    auto step = std::make_unique<Step<decltype(run)>>(run, options);
+    Tensor loss = (*step)(x.clone(), labels());
+    if (i % 3 == 0) (*step)(x.clone(), labels());
+    if (i % 5 == 0) {
+      e->throw_at = i % 13;
+      CHECK_THROWS_AS((*step)(x.clone(), labels()), std::runtime_error);
+    }
+    if (i % 2) step.reset();
+    e.reset();
+    step.reset();
+    CHECK(loss.numel() == 1);
+  };
+  cycle(kEarly, 0);
+  cycle({}, 0);
+  const size_t live = cpu::memory_stats().live;
+  for (int i = 0; i < 1000; ++i) cycle({}, i % 3 ? i : i + 1);
+  for (int i = 0; i < 10; ++i) cycle(kEarly, i);
+  CHECK(cpu::memory_stats().live <= live);
+  // A step that outlives what it trained, and one that is moved.
+  auto first = brrr::step([](const Tensor& t) { return t * 2.0; }, kEarly);
+  const Tensor y = first(x);
+  auto second = std::move(first);
+  CHECK(same_bits(second(x), y));
+}
+
+TEST_CASE("pitfall B7: a full cache drops the least recently used entry") {
+  auto step = brrr::step([](const Tensor& x) { return (x * 2.0).exp(); },
+                         StepOptions{.max_entries = 3, .build_at_first_call = true});
+  for (int round = 0; round < 2; ++round) {
+    for (int64_t n = 1; n <= 6; ++n) {
+      const Tensor x = randn({n});
+      CHECK(same_bits(step(x), (x * 2.0).exp()));
+    }
+  }
+  CHECK(step.stats().entries == 3);
+  CHECK(step.stats().evictions == 9);
+  step(ones({4}));
+  step(ones({7}));  // Drops 5, not 4.
+  const uint64_t before = step.stats().recordings;
+  step(ones({4}));
+  step(ones({6}));
+  CHECK(step.stats().recordings == before);
+  CHECK(contains(error_of([] {
+    brrr::step([] {}, StepOptions{.max_entries = 0});
+  }), "max_entries"));
+}
+
+TEST_CASE("pitfall B11: steps inside steps, recursion and repeated arguments") {
+  Tensor w = ones({4});
+  w.set_requires_grad(true);
+  optim::SGD opt({w}, {.lr = 0.1});
+  auto inner = brrr::step([&](const Tensor& x) {
+    opt.zero_grad();
+    (w * w * x).sum().backward();
+    opt.step();
+    return w.sum().detach();
+  }, kEarly);
+  auto outer = brrr::step([&](const Tensor& x) { return inner(x) + inner(x * 2.0); }, kEarly);
+  std::function<Tensor(const Tensor&, int)> deep;
+  auto again = brrr::step([&](const Tensor& x) { return deep(x, 3); }, kEarly);
+  deep = [&](const Tensor& x, int n) { return n == 0 ? x : again(x * 1.5) + 1.0; };
+  const Tensor x = randn({4});
+  Tensor v = ones({4});
+  auto eager = [&](const Tensor& in) {
+    NoGradGuard guard;
+    v.sub_((v * in + v * in) * 0.1);
+    return v.sum();
+  };
+  for (int i = 0; i < 3; ++i) {
+    const Tensor a = outer(x);
+    const Tensor b = eager(x) + eager(x * 2.0);
+    CHECK(std::abs(a.item<float>() - b.item<float>()) < 1e-3f);
+    const Tensor c = inner(x);
+    CHECK(same_bits(c, w.sum().detach()));
+    eager(x);
+  }
+  CHECK(inner.stats().calls == 3);
+  // A bounded recursion of the step into itself.
+  int depth = 0;
+  std::function<Tensor(const Tensor&)> recurse;
+  auto self = brrr::step([&](const Tensor& t) { return recurse(t); }, kEarly);
+  recurse = [&](const Tensor& t) {
+    return depth++ % 4 == 3 ? t * 2.0 : self(t + 1.0);
+  };
+  for (int i = 0; i < 3; ++i) CHECK(same_bits(self(x), (x + 1.0 + 1.0 + 1.0) * 2.0));
+  auto twice = brrr::step([](const Tensor& a, const Tensor& b) {
+    a.add_(b);
+    return a * b;
+  }, kEarly);
+  for (int i = 0; i < 3; ++i) {
+    const Tensor t = x.clone();
+    CHECK(same_bits(twice(t, t), (x + x) * (x + x)));
+    CHECK(same_bits(t, x + x));
+  }
+}
+
+TEST_CASE("pitfall B11: two threads, one step or shared parameters") {
+  models::MLP model(small_mlp());
+  const Tensor data = randn({64, 4, 6});
+  std::vector<std::vector<char>> expected;
+  for (int i = 0; i < 64; ++i) {
+    NoGradGuard guard;
+    expected.push_back(bytes_of(model(data.select(0, i))));
+  }
+  auto shared = brrr::step([&](const Tensor& x) { return model(x).detach(); });
+  std::atomic<int> wrong{0};
+  auto work = [&](auto& step, int begin) {
+    NoGradGuard guard;
+    for (int round = 0; round < 20; ++round) {
+      for (int i = begin; i < begin + 32; ++i) {
+        const Tensor y = step(data.select(0, i));
+        wrong += bytes_of(y) != expected[static_cast<size_t>(i)];
+      }
+    }
+  };
+  {
+    std::thread a([&] { work(shared, 0); }), b([&] { work(shared, 32); });
+    a.join();
+    b.join();
+  }
+  CHECK(wrong == 0);
+  CHECK(shared.stats().recordings <= 2);
+  {
+    auto one = brrr::step([&](const Tensor& x) { return model(x).detach(); }, kEarly);
+    auto two = brrr::step([&](const Tensor& x) { return (model(x) * 1.0).detach(); }, kEarly);
+    std::thread a([&] { work(one, 0); }), b([&] { work(two, 32); });
+    a.join();
+    b.join();
+  }
+  CHECK(wrong == 0);
+  {
+    NoGradGuard guard;
+    shared(data.select(0, 0));
+    shared.freeze();
+    std::thread a([&] { work(shared, 0); }), b([&] { work(shared, 32); });
+    a.join();
+    b.join();
+  }
+  CHECK(wrong == 0);
+}

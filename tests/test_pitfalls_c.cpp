@@ -1,0 +1,204 @@
+// Memory and latency: bounds that hold, and costs that are explained.
+#include <fstream>
+
+#include "backends/cpu/allocator.h"
+#include "pitfalls.h"
+#include "temp_cache.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+size_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  size_t total = 0, resident = 0;
+  in >> total >> resident;
+  return resident * 4096;
+}
+
+int mapped_kernels(const std::string& dir) {
+  std::ifstream in("/proc/self/maps");
+  int n = 0;
+  for (std::string line; std::getline(in, line);) {
+    n += contains(line, dir) && contains(line, "r-xp");
+  }
+  return n;
+}
+
+/// Peak of three batch sizes in turn above the resting state, and the bytes of all gradients.
+std::pair<size_t, size_t> peak_of(const StepOptions& options, int64_t scale) {
+  models::MLP model({.sizes = {64, 256, 256, 10}});
+  optim::AdamW opt(model.parameters(), {.lr = 1e-3});
+  auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
+    Tensor loss = cross_entropy(model(x), y);
+    opt.zero_grad();
+    loss.backward();
+    opt.step();
+    return loss.detach();
+  }, options);
+  std::vector<Tensor> x, y;
+  for (int64_t n : {4, 2, 3}) {
+    x.push_back(randn({n * scale, 64}));
+    y.push_back(zeros({n * scale}, kInt64));
+  }
+  auto round = [&] {
+    for (size_t i = 0; i < x.size(); ++i) step(x[i], y[i]);
+  };
+  round();
+  round();
+  const size_t before = cpu::memory_stats().live;
+  cpu::reset_peak();
+  round();
+  return {cpu::memory_stats().peak - before,
+          static_cast<size_t>(model.num_parameters()) * sizeof(float)};
+}
+
+}  // namespace
+
+TEST_CASE("pitfall C1: one arena for all entries, graph's peak is not above eager's") {
+  for (int64_t scale : {32, 512}) {
+    const auto [eager, gradients] = peak_of({.mode = Mode::Eager}, scale);
+    const size_t graph = peak_of(kEarly, scale).first;
+    MESSAGE("peak above the resting state: eager " << eager << ", graph " << graph
+                                                   << ", of which old gradients " << gradients);
+    // A graph-mode step can be undone until it has run, so the gradients of the step before live
+    // beside its own; eager mode frees them first. Beyond that it never takes more.
+    CHECK(graph <= eager + gradients + (gradients >> 6));
+    if (scale == 512) CHECK(graph <= eager);
+  }
+}
+
+TEST_CASE("pitfall C2: the arena is close to the liveness bound") {
+  models::MLP model({.sizes = {64, 256, 128, 10}, .activation = "gelu"});
+  optim::AdamW opt(model.parameters(), {.lr = 1e-3});
+  auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
+    Tensor loss = cross_entropy(model(x), y);
+    opt.zero_grad();
+    loss.backward();
+    opt.step();
+    return loss.detach();
+  }, kEarly);
+  step(randn({64, 64}), zeros({64}, kInt64));
+  const StepStats s = step.stats();
+  MESSAGE("arena " << s.arena_bytes << ", lower bound " << s.lower_bound_bytes);
+  CHECK(s.lower_bound_bytes > 0);
+  CHECK(static_cast<double>(s.arena_bytes) <= 1.1 * static_cast<double>(s.lower_bound_bytes));
+  CHECK(contains(step.explain(), "lower bound"));
+}
+
+TEST_CASE("pitfall C5: a thousand shapes leave bounded memory") {
+  Tensor w = randn({16});
+  w.set_requires_grad(true);
+  auto step = brrr::step([&](const Tensor& x) {
+    w.set_grad({});
+    const Tensor y = (x * w).tanh().sum();
+    y.backward();
+    return y.detach();
+  });
+  for (int64_t n = 1; n <= 100; ++n) step(ones({n, 16}));
+  const size_t live = cpu::memory_stats().live, resident = resident_bytes();
+  for (int64_t n = 101; n <= 1000; ++n) step(ones({n, 16}));
+  CHECK(step.stats().entries == 8);
+  CHECK(cpu::memory_stats().live <= live);
+  CHECK(resident_bytes() < resident + (16u << 20));
+  CHECK(step.explain().size() < 100000);
+  // Kernels of dropped entries are unloaded.
+  TempCache cache;
+  auto built = brrr::step([](const Tensor& x) { return (x + 1.0).exp(); },
+                          StepOptions{.max_entries = 2, .build_at_first_call = true});
+  for (int64_t n = 1; n <= 12; ++n) built(ones({n * 3}));
+  CHECK(mapped_kernels(cache.dir) <= 2);
+  // A slot for every shape would be a leak too.
+  const size_t held = cpu::memory_stats().live;
+  for (int64_t n = 1; n <= 1000; ++n) step.input(0, {n, 100});
+  CHECK(cpu::memory_stats().live < held + (8u << 20));
+}
+
+TEST_CASE("pitfall C6: in-place use is reported") {
+  auto step = brrr::step([](const Tensor& x) {
+    const Tensor a = x.matmul(x);
+    const Tensor b = (a * 2.0 + 1.0).tanh();
+    return b.matmul(x);
+  }, kEarly);
+  step(randn({16, 16}));
+  CHECK(step.stats().in_place_candidates >= 1);
+  CHECK(contains(step.explain(), "in place 1 of 1"));
+}
+
+TEST_CASE("pitfall C8: out of memory is an error; a smaller batch then trains") {
+  models::MLP model({.sizes = {64, 512, 10}});
+  optim::SGD opt(model.parameters(), {.lr = 0.1});
+  auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
+    Tensor loss = cross_entropy(model(x), y);
+    opt.zero_grad();
+    loss.backward();
+    opt.step();
+    return loss.detach();
+  }, kEarly);
+  const Tensor x = randn({4096, 64}), y = zeros({4096}, kInt64);
+  const Tensor w = model.parameters()[0].clone();
+  cpu::set_memory_limit(cpu::memory_stats().live + (4u << 20));
+  for (int i = 0; i < 2; ++i) {
+    const std::string text = error_of([&] { step(x, y); });
+    CHECK(contains(text, "out of memory"));
+    CHECK(contains(text, "bytes asked"));
+    CHECK(contains(text, "held"));
+    CHECK(contains(text, "smaller batch"));
+    CHECK(same_bits(w, model.parameters()[0]));
+  }
+  for (int i = 0; i < 3; ++i) CHECK(step(x.slice(0, 0, 32), y.slice(0, 0, 32)).numel() == 1);
+  cpu::set_memory_limit(0);
+  CHECK(step(x, y).numel() == 1);
+}
+
+TEST_CASE("pitfall D1: policies for calls that match no recording") {
+  auto body = [](const Tensor& x) { return x * 2.0 + 1.0; };
+  auto strict = brrr::step(body, StepOptions{.on_new_entry = Policy::Error});
+  strict(ones({3}));
+  const std::string text = error_of([&] { strict(ones({4})); });
+  CHECK(contains(text, "operand 0 differs"));
+  CHECK(contains(text, "float32[3]"));
+  CHECK(contains(text, "float32[4]"));
+  CHECK(same_bits(strict(ones({3})), body(ones({3}))));
+  auto lenient = brrr::step(body, StepOptions{.on_new_entry = Policy::Eager,
+                                              .build_at_first_call = true});
+  for (int i = 0; i < 4; ++i) {
+    for (int64_t n : {3, 4, 5}) CHECK(same_bits(lenient(ones({n})), body(ones({n}))));
+  }
+  StepStats s = lenient.stats();
+  CHECK(s.entries == 1);
+  CHECK(s.fallbacks == 8);
+  CHECK(s.replays == 4);
+  const std::string said = lenient.explain();
+  CHECK(contains(said, "float32[4]"));
+  // Each is logged once.
+  const size_t at = said.find("fallback to the reference walker");
+  CHECK(at != std::string::npos);
+  const std::string line = said.substr(at, said.find('\n', at) - at);
+  CHECK(said.find(line + "\n", at + 1) == std::string::npos);
+  auto many = brrr::step(body);
+  for (int i = 0; i < 3; ++i) {
+    for (int64_t n = 1; n <= 8; ++n) many(ones({n}));
+  }
+  CHECK(many.stats().recordings == 8);
+  CHECK(many.stats().fallbacks == 0);
+}
+
+TEST_CASE("pitfall D9: the first call is explained, the second process is warm") {
+  TempCache cache;
+  auto run = [] {
+    auto step = brrr::step([](const Tensor& x) { return (x * 0.625 + 0.375).tanh(); }, kEarly);
+    step(ones({9}));
+    return std::pair{step.stats(), step.explain()};
+  };
+  const auto [cold, text] = run();
+  CHECK_FALSE(cold.build_cached);
+  CHECK(cold.build_seconds > 0);
+  CHECK(cold.record_seconds > 0);
+  for (const char* part : {"record", "fuse", "plan", "build", "ms"}) CHECK(contains(text, part));
+  const auto [warm, again] = run();
+  CHECK(warm.build_cached);
+  CHECK(warm.build_seconds < cold.build_seconds);
+  CHECK(contains(again, "disk cache"));
+}

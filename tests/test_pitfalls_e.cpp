@@ -1,0 +1,338 @@
+// Latency, use and debugging: what a user can see and ask of a step.
+#include <chrono>
+#include <memory>
+
+#include "backends/cpu/allocator.h"
+#include "pitfalls.h"
+#include "temp_cache.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+double microseconds(const std::function<void()>& f) {
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+/// A named two-layer net, its optimiser and a step over both.
+struct Net : models::Module {
+  models::Linear fc1{6, 8}, fc2{8, 3};
+  Net() {
+    register_module("fc1", fc1);
+    register_module("fc2", fc2);
+  }
+  Tensor forward(const Tensor& x) override { return fc2(relu(fc1(x))); }
+};
+
+}  // namespace
+
+TEST_CASE("pitfall D5: guards cost little (smoke; the benchmark measures them)") {
+  const Tensor x = ones({8});
+  auto step = brrr::step([](const Tensor& t) {
+    Tensor h = t;
+    for (int i = 0; i < 200; ++i) h = h * 1.0009765625;
+    return h;
+  }, kEarly);
+  for (int i = 0; i < 5; ++i) step(x);
+  double best = 1e9;
+  for (int i = 0; i < 200; ++i) best = std::min(best, microseconds([&] { step(x); }));
+  MESSAGE("200 ops verified and replayed in " << best << " us");
+  CHECK(best < 400);  // 2 us an op: ten times what it takes, for sanitizers and busy machines.
+  // A replay asks the allocator for its result and its arena only.
+  const size_t before = cpu::memory_stats().allocations;
+  step(x);
+  CHECK(cpu::memory_stats().allocations - before <= 2);
+}
+
+TEST_CASE("pitfall D6: step.input is the slot itself") {
+  auto step = brrr::step([](const Tensor& x, const Tensor& y) { return (x * y).sum(); }, kEarly);
+  Tensor x = step.input(0, {4, 3}), y = step.input(1, {3}, kFloat64);
+  CHECK(x.is_same(step.input(0, {4, 3})));
+  CHECK_FALSE(x.is_same(step.input(0, {2, 3})));
+  CHECK(y.dtype() == kFloat64);
+  void* const address = x.data_ptr();
+  for (int i = 0; i < 5; ++i) {
+    for (int k = 0; k < 12; ++k) x.data<float>()[k] = static_cast<float>(i * k);
+    y.fill_(0.5 * i);
+    CHECK(same_bits(step(x, y), (x * y).sum()));
+    CHECK(step.input(0, {4, 3}).data_ptr() == address);
+  }
+  CHECK(step.stats().recordings == 1);
+  CHECK(contains(error_of([&] { step.input(-1, {2}); }), "step.input"));
+  std::function<void()> inside = [&] { step.input(0, {5}); };
+  auto wrong = brrr::step([&](const Tensor& t) {
+    inside();
+    return t + 1.0;
+  });
+  CHECK(contains(error_of([&] { wrong(ones({2})); }), "step.input"));
+}
+
+TEST_CASE("pitfall D11: Mode::Auto times both, keeps the faster and says which") {
+  same_in_all_modes([](const StepOptions& options, Trace& t) {
+    models::MLP model(small_mlp(0.2));
+    optim::Adam opt(model.parameters(), {.lr = 1e-2});
+    StepOptions o = options;
+    if (o.mode == Mode::Graph) o.mode = Mode::Auto;
+    auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
+      Tensor loss = cross_entropy(model(x), y);
+      opt.zero_grad();
+      loss.backward();
+      opt.step();
+      return loss;
+    }, o);
+    for (int i = 0; i < 40; ++i) t.add(step(randn({4, 6}), randint(0, 3, {4})));
+    t.add_leaves(model.parameters());
+    if (options.mode == Mode::Eager) return;
+    const std::string said = step.explain();
+    CHECK(contains(said, "auto: replay"));
+    CHECK((contains(said, "keeps replay") || contains(said, "keeps eager")));
+    CHECK(step.stats().fallbacks == 0);
+  });
+}
+
+TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the module path") {
+  Net net;
+  models::Module root;
+  root.register_module("net", net);
+  double slope = 0.5;
+  bool doubled = false;
+  auto step = brrr::step([&](const Tensor& x) {
+    Tensor h = net(x);
+    if (doubled) h = h.to(kFloat64);
+    return (h * slope).sum();
+  });
+  const auto why = [&] { return step.stats().last_difference; };
+  step(randn({4, 6}));
+  CHECK(why().empty());
+  step(randn({5, 6}));
+  CHECK(contains(why(), "net.fc1"));
+  CHECK(contains(why(), "operand"));
+  CHECK(contains(why(), "float32[4, 6], found float32[5, 6]"));
+  slope = 0.25;
+  step(randn({5, 6}));
+  CHECK(contains(why(), "scalar was 0.5, now 0.25"));
+  doubled = true;
+  step(randn({5, 6}));
+  CHECK(contains(why(), "op differs"));
+  doubled = false;
+  step(randn({6, 4}).t());
+  CHECK(contains(why(), "strides"));
+  for (const char* part : {"new recording", "net.fc1", "now 0.25", "strides"}) {
+    CHECK(contains(step.explain(), part));
+  }
+  // Parameters that are swapped, and what outlives the step.
+  auto named = brrr::step([&](const Tensor& x) { return (x * slope, x + slope); });
+  Tensor kept;
+  bool keep = false;
+  auto lives = brrr::step([&](const Tensor& x) {
+    Tensor h = x.exp();
+    if (keep) kept = h;
+    return h * 2.0;
+  });
+  lives(ones({2}));
+  keep = true;
+  lives(ones({2}));
+  CHECK(contains(lives.stats().last_difference, "outlive"));
+}
+
+TEST_CASE("pitfall E3: a debug run names the first op that is not finite") {
+  Net net;
+  models::Module root;
+  root.register_module("net", net);
+  auto step = brrr::step([&](const Tensor& x) {
+    return (net(x) * 2.0).log().sum() + 1.0;
+  }, StepOptions{.check_numerics = true});
+  const std::string text = error_of([&] { step(randn({4, 6})); });
+  CHECK(contains(text, "not finite"));
+  CHECK(contains(text, "log("));
+  auto deep = brrr::step([&](const Tensor& x) { return net(x).sum(); },
+                         StepOptions{.check_numerics = true});
+  Tensor x = randn({4, 6});
+  CHECK(deep(x).numel() == 1);
+  x.select(0, 2).fill_(std::numeric_limits<double>::infinity());
+  const std::string where = error_of([&] { deep(x); });
+  CHECK(contains(where, "net.fc1"));
+  // State is as before: the update of a bad step has not happened.
+  Tensor w = ones({3});
+  auto update = brrr::step([&](const Tensor& g) {
+    w.sub_(g);
+    return (w / 0.0).sum();
+  }, StepOptions{.check_numerics = true});
+  CHECK(contains(error_of([&] { update(ones({3})); }), "div"));
+  CHECK(same_bits(w, ones({3})));
+  CHECK(w.version() == 0);
+}
+
+TEST_CASE("pitfall E5: verify_every runs a shadow and finds a wrong kernel") {
+  auto scenario = [](const StepOptions& options, Trace& t) {
+    StepOptions o = options;
+    o.verify_every = o.mode == Mode::Graph ? 2 : 0;
+    models::MLP model(small_mlp(0.4));
+    optim::AdamW opt(model.parameters(), {.lr = 1e-2});
+    Tensor average = zeros({6});
+    auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
+      average.mul_(0.5).add_(x.mean({0}));
+      Tensor loss = cross_entropy(model(x), y);
+      opt.zero_grad();
+      loss.backward();
+      opt.step();
+      return loss;
+    }, o);
+    for (int i = 0; i < 9; ++i) t.add(step(randn({4, 6}), randint(0, 3, {4})));
+    t.add_leaves(model.parameters());
+    t.add_state(opt.state_dict());
+    t.add(average);
+    if (o.mode == Mode::Graph) {
+      CHECK(step.stats().verified == (o.build_at_first_call ? 4 : 4));
+      CHECK(contains(step.explain(), "verified"));
+    }
+  };
+  same_in_all_modes(scenario);
+  // A compiler that makes wrong kernels: x * 3 where the text says x * 2.
+  TempCache cache;
+  const std::string liar = cache.dir + "/liar";
+  const char* real = std::getenv("BRRR_CXX") ? std::getenv("BRRR_CXX") : "c++";
+  write_text(liar, std::string("#!/bin/sh\nfor f in \"$@\"; do case \"$f\" in *.cpp|*.cc) "
+                               "sed -i 's/0x1\\.8p[+]*0/0x1.9p+0/g' \"$f\";; esac; done\nexec ") +
+                       real + " \"$@\"\n");
+  fs::permissions(liar, fs::perms::owner_all);
+  Env compiler("BRRR_CXX", liar.c_str());
+  Tensor state = ones({5});
+  auto wrong = brrr::step([&](const Tensor& x) {
+    state.add_(x * 1.5);
+    return x * 1.5 + 1.0;
+  }, StepOptions{.verify_every = 1, .build_at_first_call = true});
+  const std::string text = error_of([&] { wrong(ones({5})); });
+  CHECK(contains(text, "verify_every"));
+  CHECK(contains(text, "differ"));
+  CHECK(same_bits(state, ones({5})));
+  CHECK(wrong.stats().verified == 0);
+}
+
+TEST_CASE("pitfall E6: nothing has to be declared") {
+  // State of every kind, captured and never listed.
+  same_in_all_modes([](const StepOptions& options, Trace& t) {
+    Tensor counter = zeros({}, kInt64), mean = zeros({3}), last;
+    std::vector<Tensor> ring(3);
+    Tensor w = ones({3});
+    w.set_requires_grad(true);
+    optim::SGD opt({w}, {.lr = 0.1, .momentum = 0.5});
+    int calls = 0;
+    auto step = brrr::step([&](const Tensor& x) {
+      counter.add_(1);
+      mean = mean + (x - mean) * 0.1;
+      const size_t at = static_cast<size_t>(calls++ % 3);
+      if (ring[at].defined()) last = ring[at] + x;
+      ring[at] = x * w.detach();
+      opt.zero_grad();
+      ((w - x) * (w - x)).sum().backward();
+      opt.step();
+    }, options);
+    for (int i = 0; i < 12; ++i) {
+      step(randn({3}));
+      t.add({counter, mean, last});
+      t.add(ring);
+      t.add_leaves({w});
+    }
+  });
+}
+
+TEST_CASE("pitfall E7: require_graph throws with the reason; everything is counted") {
+  TempCache cache;
+  auto body = [](const Tensor& x) { return (x * 2.0 + 1.0).tanh(); };
+  {
+    Env off("BRRR_JIT", "off");
+    auto step = brrr::step(body, StepOptions{.require_graph = true, .build_at_first_call = true});
+    for (int i = 0; i < 2; ++i) {
+      const std::string text = error_of([&] { step(ones({3})); });
+      CHECK(contains(text, "require_graph"));
+      CHECK(contains(text, "BRRR_JIT"));
+    }
+    auto soft = brrr::step(body, kEarly);
+    for (int i = 0; i < 3; ++i) CHECK(same_bits(soft(ones({3})), body(ones({3}))));
+    CHECK(soft.stats().fallbacks == 3);
+    CHECK(soft.stats().replays == 0);
+    CHECK(contains(soft.stats().last_fallback, "BRRR_JIT"));
+    CHECK(contains(soft.explain(), "3 fallbacks"));
+    soft.freeze();
+    soft(ones({3}));
+    CHECK(soft.stats().fallbacks == 4);
+  }
+  auto step = brrr::step(body, StepOptions{.require_graph = true, .on_new_entry = Policy::Eager,
+                                           .build_at_first_call = true});
+  CHECK(step(ones({3})).defined());
+  CHECK(contains(error_of([&] { step(ones({4})); }), "require_graph"));
+  CHECK(step(ones({3})).defined());
+  const StepStats s = step.stats();
+  CHECK(s.calls == 3);
+  CHECK(s.replays == 2);
+  CHECK(contains(step.explain(), "2 replays"));
+}
+
+TEST_CASE("pitfall E8: a placeholder read after its step says what it was") {
+  Tensor leaked, alias, grown = ones({2});
+  bool fail = true;
+  auto step = brrr::step([&](const Tensor& x) {
+    leaked = x.exp() * 2.0;
+    alias = leaked.slice(0, 0, 2);
+    if (fail) throw std::runtime_error("user");
+    return leaked.sum();
+  }, kEarly);
+  for (int round = 0; round < 2; ++round) {
+    fail = true;
+    CHECK_THROWS_AS(step(ones({3})), std::runtime_error);
+    const std::function<void()> uses[] = {
+        [&] { leaked.item<float>(); }, [&] { leaked.to_vector<float>(); },
+        [&] { leaked.data_ptr(); }, [&] { leaked.to_string(); }, [&] { leaked + 1.0; },
+        [&] { ones({3}) + leaked; }, [&] { alias.exp(); }, [&] { alias.to_vector<float>(); },
+        [&] { leaked.zero_(); }, [&] { leaked.fill_(1.0); }, [&] { leaked.copy_(ones({3})); },
+        [&] { ones({3}).copy_(leaked); }, [&] { leaked.add_(1.0); }, [&] { alias.mul_(2.0); },
+        [&] { ones({3}).add_(leaked); }, [&] { leaked.clone(); }, [&] { leaked.slice(0, 0, 1); },
+        [&] { step(leaked); }, [&] { cat({leaked, alias}); },
+        [&] { leaked.matmul(leaked); }};
+    int n = 0;
+    for (const auto& use : uses) {
+      CAPTURE(n++);
+      const std::string text = error_of(use);
+      CHECK(contains(text, "temporary of a recorded step"));
+      CHECK(contains(text, "made by mul"));
+    }
+    CHECK(leaked.numel() == 3);  // Metadata stays readable.
+    fail = false;
+    CHECK(step(ones({3})).numel() == 1);
+    CHECK(leaked.to_vector<float>().size() == 3);
+    CHECK(same_bits(alias, leaked.slice(0, 0, 2)));
+  }
+  // Also after the step itself is gone, and from a step within.
+  {
+    auto gone = std::make_unique<Step<std::function<Tensor(const Tensor&)>>>(
+        [&](const Tensor& x) -> Tensor {
+          leaked = x + 1.0;
+          throw std::runtime_error("user");
+        },
+        kEarly);
+    CHECK_THROWS_AS((*gone)(ones({3})), std::runtime_error);
+  }
+  CHECK(contains(error_of([&] { leaked.item<float>(); }), "made by add"));
+}
+
+TEST_CASE("pitfall E7: steps that do nothing, or hand back what they got") {
+  auto none = brrr::step([] {}, kEarly);
+  auto same = brrr::step([](const Tensor& x) { return x; }, kEarly);
+  auto undefined = brrr::step([](const Tensor&) { return Tensor(); }, kEarly);
+  const Tensor x = ones({2});
+  for (int i = 0; i < 3; ++i) {
+    none();
+    CHECK(same(x).is_same(x));
+    CHECK_FALSE(undefined(x).defined());
+  }
+  none.freeze();
+  none();
+  CHECK(none.stats().replays == 4);
+  CHECK(contains(error_of([&] { same.freeze(); }), "not made by the step"));
+  CHECK(contains(none.dot(), "digraph"));
+}

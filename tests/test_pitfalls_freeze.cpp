@@ -1,0 +1,225 @@
+// Frozen steps: what changes between steps goes on changing; what cannot be right is refused.
+#include <memory>
+
+#include "backends/cpu/allocator.h"
+#include "pitfalls.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+/// Trains frozen (or not) with everything that changes between steps.
+void frozen_scenario(bool freeze, Trace& t) {
+  manual_seed(11);
+  Trainer<optim::Adam, optim::AdamOptions> w({.lr = 1e-2}, 0.4);
+  optim::WarmupCosineLR schedule(w.opt, 5, 30);
+  int runs = 0;
+  auto step = brrr::step(
+      [&](const Tensor& x, const Tensor& y) {
+        ++runs;
+        return w.train(x, y, 0.5).detach();
+      },
+      freeze ? Mode::Graph : Mode::Eager);
+  std::vector<Tensor> held;
+  for (int i = 0; i < 24; ++i) {
+    if (freeze && i == 4) step.freeze();
+    if (i == 12) w.model.eval();
+    if (i == 15) w.model.train();
+    const int64_t n = i == 18 || i == 19 ? 3 : 4;
+    held.push_back(step(randn({n, 6}), randint(0, 3, {n})));
+    held.push_back(w.model.parameters()[1].grad());
+    w.log(t, held[held.size() - 2]);
+    t.add_rng();
+    schedule.step();
+  }
+  t.add(held);
+  if (freeze) CHECK(runs < 16);
+}
+
+}  // namespace
+
+TEST_CASE("pitfall A25: frozen, Adam, gradients, schedules, masks and shapes go on") {
+  Trace eager, frozen;
+  frozen_scenario(false, eager);
+  frozen_scenario(true, frozen);
+  CHECK(first_difference(eager, frozen) == -1);
+}
+
+TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
+  const Tensor x = randn({4});
+  auto refusal = [&](auto&& fn) {
+    auto step = brrr::step(fn, kEarly);
+    step(x);
+    step(x);
+    return error_of([&] { step.freeze(); });
+  };
+  Tensor w = randn({4}), kept, other = randn({4});
+  w.set_requires_grad(true);
+  auto backward = [&](const Tensor& in) {
+    (w * in).sum().backward();
+  };
+  auto idle = brrr::step([](const Tensor& in) { return in + 1.0; });
+  CHECK(contains(error_of([&] { idle.freeze(); }), "at least once"));
+  auto eager = brrr::step([](const Tensor& in) { return in + 1.0; }, Mode::Eager);
+  CHECK(contains(error_of([&] { eager.freeze(); }), "eager"));
+  CHECK(refusal([](const Tensor& in) { return in + 1.0; }) == "");
+  CHECK(contains(refusal([&](const Tensor& in) { kept = in + 1.0; }), "captured handle"));
+  CHECK(contains(refusal([&](const Tensor& in) { return in + tensor({1.0, 2.0, 3.0, 4.0}); }),
+                 "host memory"));
+  CHECK(contains(refusal([&](const Tensor& in) { return in.slice(0, 0, 2); }), "not made"));
+  CHECK(contains(refusal([&](const Tensor&) { w.set_grad(other); }), "outside"));
+  w.set_grad({});
+  // Accumulating onto a gradient from before: zero_grad outside would not be seen.
+  CHECK(contains(refusal(backward), "gradient"));
+  w.set_grad({});
+  optim::SGD opt({w}, {.lr = 0.1});
+  CHECK(contains(refusal([&](const Tensor& in) {
+    opt.zero_grad();
+    backward(in);
+    opt.set_lr(opt.lr() * 0.5);
+    opt.step();
+  }), "learning rate"));
+  CHECK(contains(refusal([&](const Tensor&) {
+    NoGradGuard guard;
+    w.sub_(w.grad() * 0.1);
+  }), "gradient"));
+}
+
+TEST_CASE("pitfall A25: a frozen step sees that arguments alias differently, or not any more") {
+  auto body = [](const Tensor& a, const Tensor& b) { return a * 2.0 - b; };
+  auto step = brrr::step(body, kEarly);
+  const Tensor x = randn({4}), y = randn({4}), both = randn({8});
+  step(x, x);
+  step.freeze();
+  CHECK(same_bits(step(x, x), body(x, x)));
+  CHECK(same_bits(step(x, y), body(x, y)));
+  CHECK(same_bits(step(y, y), body(y, y)));
+  CHECK(same_bits(step(y, x), body(y, x)));
+  for (int i = 0; i < 3; ++i) {
+    const Tensor p = both.slice(0, 0, 4), q = both.slice(0, 4, 8);
+    CHECK(same_bits(step(p, q), body(p, q)));
+    CHECK(same_bits(step(q, p), body(q, p)));
+    CHECK(same_bits(step(p, p), body(p, p)));
+    CHECK(same_bits(step(x, Tensor(y)), body(x, y)));
+  }
+}
+
+TEST_CASE("pitfall A25: what a frozen step meets later and could not freeze runs the function") {
+  Tensor kept;
+  int runs = 0;
+  auto body = [&](const Tensor& x) {
+    ++runs;
+    if (x.numel() == 3) kept = x * 5.0;
+    if (x.numel() == 2) return x + tensor({1.0 * runs, 2.0});
+    return x * 2.0;
+  };
+  auto step = brrr::step(body, kEarly);
+  step(ones({4}));
+  step.freeze();
+  step(ones({4}));
+  CHECK(runs == 1);
+  for (int i = 0; i < 3; ++i) {
+    const Tensor x = randn({3});
+    CHECK(same_bits(step(x), x * 2.0));
+    CHECK(same_bits(kept, x * 5.0));
+    const Tensor y = step(zeros({2}));
+    CHECK(y.to_vector<double>()[0] == runs);
+  }
+  CHECK(runs == 7);
+}
+
+TEST_CASE("pitfall A25: an optimiser made anew keeps its own learning rate when frozen") {
+  Tensor w[2];
+  for (int frozen = 0; frozen < 2; ++frozen) {
+    Tensor p = ones({3});
+    p.set_requires_grad(true);
+    auto opt = std::make_unique<optim::SGD>(std::vector<Tensor>{p}, optim::SGDOptions{.lr = 0.1});
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt->zero_grad();
+          (p * p * x).sum().backward();
+          opt->step();
+        },
+        frozen ? Mode::Graph : Mode::Eager);
+    const Tensor x = ones({3});
+    for (int i = 0; i < 3; ++i) step(x);
+    opt = std::make_unique<optim::SGD>(std::vector<Tensor>{p}, optim::SGDOptions{.lr = 0.01});
+    for (int i = 0; i < 3; ++i) step(x);
+    if (frozen) step.freeze();
+    for (int i = 0; i < 3; ++i) {
+      opt->set_lr(0.02 * (i + 1));
+      step(x);
+    }
+    w[frozen] = p;
+  }
+  CHECK(same_bits(w[0], w[1]));
+}
+
+TEST_CASE("pitfall A25: an argument that a frozen step writes") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    const Tensor first = ones({3}), second = ones({3});
+    auto step = brrr::step([](const Tensor& x) {
+      x.add_(1.0);
+      x.mul_(2.0);
+    }, mode);
+    step(first);
+    step(first);
+    if (mode == Mode::Graph) step.freeze();
+    step(second);
+    step(second);
+    CHECK(first.version() == 4);
+    CHECK(second.version() == 4);
+    CHECK(same_bits(first, second));
+    const size_t live = cpu::memory_stats().live;
+    { step(ones({3})); }
+    CHECK(cpu::memory_stats().live == live);  // Arguments are not kept.
+  }
+}
+
+TEST_CASE("pitfall A25: an argument cut from captured data, and history given to what is outside") {
+  const Tensor data = randn({10, 3});
+  auto cut = brrr::step([&](const Tensor& x) { return x * 2.0 + data.sum({0}); }, kEarly);
+  cut(data.slice(0, 0, 4));
+  CHECK(contains(error_of([&] { cut.freeze(); }), "shares its memory"));
+  Tensor w = ones({3}), state = zeros({3});
+  w.set_requires_grad(true);
+  auto grows = brrr::step([&] { state.add_(w); }, kEarly);
+  grows();
+  CHECK(contains(error_of([&] { grows.freeze(); }), "history"));
+  Tensor h = (w * 2.0).exp();
+  auto uses = brrr::step([&] {
+    w.set_grad({});
+    h.sum().backward();
+  }, kEarly);
+  uses();
+  CHECK(contains(error_of([&] { uses.freeze(); }), "tape from before"));
+  w.set_grad({});
+  state.sum().backward();
+  CHECK(same_bits(w.grad(), ones({3})));
+}
+
+TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no further") {
+  Tensor sum = zeros({4});
+  auto step = brrr::step([&](const Tensor& x) {
+    sum.add_(x);
+    return dropout(x, 0.5, true) + randn({4});
+  }, kEarly);
+  step(ones({4}));
+  step.freeze();
+  step(ones({4}));
+  int failures = 0;
+  for (int k = 0; k < 8; ++k) {
+    const Tensor old = sum.clone(), x = ones({4});
+    const RngState rng = rng_state();
+    cpu::fail_after(k);
+    const std::string text = error_of([&] { step(x); });
+    cpu::fail_after(-1);
+    if (text.empty()) break;
+    ++failures;
+    CHECK(same_bits(sum, old));
+    CHECK(rng_state().draw == rng.draw);
+  }
+  CHECK(failures > 0);
+  CHECK(step(ones({4})).numel() == 4);
+}

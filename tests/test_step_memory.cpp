@@ -1,0 +1,38 @@
+// Memory of a replay: what it holds at its peak.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include "backends/cpu/allocator.h"
+
+using namespace brrr;
+
+// The update of a bias can share a kernel with the copy that makes its gradient, long before the
+// last product. If it ran there, every parameter would have to be copied first, to undo the step
+// should a later kernel fail.
+TEST_CASE("graph: updates wait for what can fail, so that a replay copies no parameters") {
+  models::MLP model({.sizes = {128, 128, 128, 128}});
+  optim::SGD opt(model.parameters(), {.lr = 1e-3});
+  size_t parameter_bytes = 0;
+  for (const Tensor& p : model.parameters()) {
+    parameter_bytes += static_cast<size_t>(p.numel()) * sizeof(float);
+  }
+  auto train = step(
+      [&](const Tensor& x, const Tensor& y) {
+        Tensor loss = cross_entropy(model(x), y);
+        opt.zero_grad();
+        loss.backward();
+        opt.step();
+        return loss;
+      },
+      StepOptions{.require_graph = true});
+  const Tensor x = randn({4, 128}), y = randint(0, 128, {4});
+  for (int k = 0; k < 3; ++k) train(x, y);
+  const size_t live = cpu::memory_stats().live;
+  cpu::reset_peak();
+  train(x, y);
+  const size_t more = cpu::memory_stats().peak - live;
+  // New gradients, beside the old ones until the step cannot fail any more, and the arena.
+  CHECK(more < parameter_bytes + train.stats().arena_bytes + parameter_bytes / 2);
+  CHECK(train.stats().fallbacks == 0);
+}
