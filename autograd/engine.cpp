@@ -32,7 +32,7 @@ struct Capture {
 class Engine {
  public:
   Engine(GradOptions options, std::vector<Capture>* captures)
-      : options_(options), captures_(captures) {
+      : options_(options), captures_(captures), heap_(std::move(spare)) {
     if (!captures) return;
     // Nothing older than the oldest input can lead to one.
     oldest_ = UINT64_MAX;
@@ -42,6 +42,8 @@ class Engine {
   }
   ~Engine() {
     for (Node* n : heap_) drop(n);
+    heap_.clear();
+    spare = std::move(heap_);
   }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -166,6 +168,7 @@ class Engine {
   std::vector<Capture>* captures_;
   uint64_t oldest_ = 0;
   std::vector<Node*> heap_;  // Each with a counted reference.
+  inline static thread_local std::vector<Node*> spare;  // Its memory between passes.
 };
 
 std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
@@ -227,6 +230,26 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   }
 }
 
+// The gradient of an output that a pass starts from; undefined for one without history.
+Tensor make_seed(const char* what, const Tensor& o, const Tensor& given) {
+  if (given.defined()) {
+    BRRR_CHECK(given.sizes() == o.sizes() && given.dtype() == o.dtype(),
+               "{}: the gradient {} does not match the output {}", what, describe(given.impl()),
+               describe(o.impl()));
+    return given;
+  }
+  BRRR_CHECK(o.numel() == 1, "{}: {} has more than one element; give its gradient, or reduce it "
+             "with sum() or mean()", what, describe(o.impl()));
+  BRRR_CHECK(is_floating(o.dtype()), "{}: {} is not floating and has no gradient", what,
+             describe(o.impl()));
+  return full(o.sizes(), 1.0, o.dtype(), o.device());
+}
+
+void check_any_requires_grad(const char* what, bool any) {
+  BRRR_CHECK(any, "{}: nothing requires grad; call set_requires_grad(true) on a leaf before the "
+             "forward pass, outside NoGradGuard", what);
+}
+
 std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outputs,
                                const std::vector<Tensor>& given) {
   BRRR_CHECK(given.empty() || given.size() == outputs.size(),
@@ -235,25 +258,11 @@ std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outp
   std::vector<Tensor> seeds;
   bool any = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const Tensor& o = outputs[i];
-    BRRR_CHECK(o.defined(), "{}: output {} is undefined", what, i);
-    any |= o.requires_grad();
-    if (!given.empty() && given[i].defined()) {
-      const Tensor& g = given[i];
-      BRRR_CHECK(g.sizes() == o.sizes() && g.dtype() == o.dtype(),
-                 "{}: the gradient {} does not match the output {}", what, describe(g.impl()),
-                 describe(o.impl()));
-      seeds.push_back(g);
-      continue;
-    }
-    BRRR_CHECK(o.numel() == 1, "{}: {} has more than one element; give its gradient, or reduce it "
-               "with sum() or mean()", what, describe(o.impl()));
-    BRRR_CHECK(is_floating(o.dtype()), "{}: {} is not floating and has no gradient", what,
-               describe(o.impl()));
-    seeds.push_back(full(o.sizes(), 1.0, o.dtype(), o.device()));
+    BRRR_CHECK(outputs[i].defined(), "{}: output {} is undefined", what, i);
+    any |= outputs[i].requires_grad();
+    seeds.push_back(make_seed(what, outputs[i], given.empty() ? Tensor() : given[i]));
   }
-  BRRR_CHECK(any, "{}: nothing requires grad; call set_requires_grad(true) on a leaf before the "
-             "forward pass, outside NoGradGuard", what);
+  check_any_requires_grad(what, any);
   return seeds;
 }
 
@@ -274,9 +283,12 @@ void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gra
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
   BRRR_CHECK(defined(), "backward: the tensor is undefined");
-  std::vector<Tensor> seeds;
-  if (gradient.defined()) seeds.push_back(gradient);
-  brrr::backward({*this}, seeds, {.retain_graph = retain_graph});
+  const Tensor seed = make_seed("backward", *this, gradient);
+  check_any_requires_grad("backward", requires_grad());
+  NoGradGuard no_grad;
+  Engine engine({.retain_graph = retain_graph}, nullptr);
+  engine.seed(*this, seed);
+  engine.run();
 }
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,

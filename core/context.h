@@ -20,7 +20,7 @@ struct Context {
 inline thread_local constinit Context context;
 
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
-enum class Field : uint8_t { Grad, RequiresGrad, History, Version };
+enum class Field : uint8_t { Grad, RequiresGrad, History, Version, GradViews };
 
 /// A step's recorder, called by core while it is installed in `context`.
 struct Recorder {

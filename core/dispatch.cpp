@@ -85,31 +85,33 @@ static void check_in_place(const OpCall& c, bool grads) {
 }
 
 // Placeholders of a step mean nothing outside it.
-[[gnu::noinline, gnu::cold]] static void fail_unreadable(const OpCall& c, const TensorImpl& t) {
+[[gnu::cold]] static void fail_unreadable(const OpCall& c, const TensorImpl& t) {
   if (t.storage->pass) {
     fail("{}: operand {} is a placeholder of another step's recording", c.op->name, describe(&t));
   }
   check_host_access(c.op->name, &t);
 }
 
-static inline void check_readable(const OpCall& c, const TensorImpl& t) {
-  const Storage& s = *t.storage;
-  if ((s.pass && s.pass != context.recorder) || s.lost) [[unlikely]] fail_unreadable(c, t);
+void check_readable(const OpCall& c) {
+  auto check = [&](const TensorImpl& t) {
+    const Storage& s = *t.storage;
+    if ((s.pass && s.pass != context.recorder) || s.lost) [[unlikely]] fail_unreadable(c, t);
+  };
+  for (int i = 0; i < c.n_in; ++i) {
+    if (c.in[i]) check(*c.in[i]);
+  }
+  for (int k = 0; c.into && k < c.n_out; ++k) check(*c.out[k].impl());
 }
 
 void dispatch(OpCall& c) {
-  bool grads = false;
-  for (int i = 0; i < c.n_in; ++i) {
-    if (!c.in[i]) continue;
-    grads |= c.in[i]->requires_grad();
-    check_readable(c, *c.in[i]);
-  }
-  for (int k = 0; c.into && k < c.n_out; ++k) check_readable(c, *c.out[k].impl());
-  grads = grads && context.grad_enabled && c.op->differentiable();
+  uint8_t flags = 0;
+  for (int i = 0; i < c.n_in; ++i) flags |= c.in[i] ? c.in[i]->flags : 0;
+  const bool grads = (flags & kRequiresGrad) && context.grad_enabled && c.op->differentiable();
   if (c.into) check_in_place(c, grads);
   if (context.recorder) {
-    context.recorder->op(c);
+    context.recorder->op(c);  // Checks operands that it has not met before.
   } else {
+    check_readable(c);
     c.infer();
     execute(c);
   }

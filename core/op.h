@@ -195,6 +195,8 @@ void dispatch(OpCall& call);
 /// Writes the tape node of an executed call, some of whose inputs require grad.
 void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& attrs,
                 const Tensor* out, int n_out, bool into);
+/// Throws if an operand is a placeholder of another recording, or one that outlived its own.
+void check_readable(const OpCall& call);
 /// Executes on real memory only: no recording, no tape. The reference walker's and replay's entry.
 void execute(OpCall& call);
 /// Outputs for `call.meta`: views of the inputs or fresh memory.

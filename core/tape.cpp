@@ -122,7 +122,13 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
   o.flags |= kRequiresGrad;
   if (op.kind == OpKind::View) {
     o.is_view = true;
-    o.storage->grad_views = true;
+    if (!o.storage->grad_views) {
+      // An alias without history, which the journal would keep alive.
+      if (context.recorder) {
+        before_change(*Tensor(Ref<TensorImpl>::share(&o)).detach().impl(), Field::GradViews);
+      }
+      o.storage->grad_views = true;
+    }
   }
 }
 

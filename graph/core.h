@@ -30,6 +30,7 @@ struct Session {
   std::vector<std::shared_ptr<Entry>> entries;
   std::vector<const Recording*> candidates;
   std::vector<Storage*> survivors;
+  std::vector<TensorImpl*> seen;  ///< Scratch.
 };
 
 /// Everything a replay needs when the function is not run.
@@ -48,7 +49,9 @@ struct Frozen {
   std::vector<uint32_t> written;     ///< External numbers, once per write.
   std::vector<int64_t> control;
   std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
-  std::string refusal;               ///< Why it cannot be frozen; empty if it can.
+  const char* refusal = nullptr;     ///< Why it cannot be frozen; null if it can.
+  std::vector<Ref<Storage>> made;    ///< Scratch of a replay: its survivors.
+  std::vector<Storage*> survivors;
   bool grad_enabled = true;
   uint64_t epoch = 0;
 };

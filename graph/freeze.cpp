@@ -10,31 +10,26 @@ namespace brrr::graph {
 namespace {
 
 // A survivor may be held by the call's results and by grad fields only: then a replay can hand out
-// new ones. Returns why not.
-std::string holders_known(const Recording& r, const std::vector<Storage*>& survivors,
-                          const ResultList& results, const std::vector<Ref<TensorImpl>>& leaves) {
-  for (size_t k = 0; k < survivors.size(); ++k) {
+// new ones. `seen` is scratch.
+bool holders_known(const std::vector<Storage*>& survivors, const ResultList& results,
+                   const std::vector<Ref<TensorImpl>>& leaves, std::vector<TensorImpl*>& seen) {
+  for (const Storage* s : survivors) {
     uint32_t objects = 0;
-    std::vector<TensorImpl*> seen;
+    seen.clear();
     auto count = [&](TensorImpl* t) {
-      if (!t || t->storage != survivors[k]) return;
+      if (!t || t->storage != s) return;
       if (std::find(seen.begin(), seen.end(), t) == seen.end()) ++objects;
       seen.push_back(t);
     };
     for (const Tensor* t : results) count(t->impl());
     for (const auto& leaf : leaves) count(leaf->grad);
-    bool alone = survivors[k]->refs.get() == objects;
+    if (s->refs.get() != objects) return false;
     for (TensorImpl* t : seen) {
       const auto handles = static_cast<uint32_t>(std::count(seen.begin(), seen.end(), t));
-      alone = alone && t->refs.get() == handles && (!t->grad_fn || t->grad_fn->released);
-    }
-    if (!alone) {
-      return fmt::format("the result of {} is held by more than the step's results and grad fields "
-                         "(a captured handle, or history that detach() would drop)",
-                         r.instrs[r.storages[r.survivors[k]].maker].op->name);
+      if (t->refs.get() != handles || (t->grad_fn && !t->grad_fn->released)) return false;
     }
   }
-  return "";
+  return true;
 }
 
 uint32_t value_of(const TensorImpl& t, const std::vector<Storage*>& survivors) {
@@ -54,7 +49,11 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   std::lock_guard lock(mutex_);
   Frozen& f = last_;
   f.entry = e;
-  f.refusal = holders_known(r, s.survivors, s.results, s.pass.grad_leaves());
+  f.refusal = nullptr;
+  if (!holders_known(s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
+    f.refusal = "a tensor that it makes is held by more than its results and grad fields (a "
+                "captured handle, or history that detach() would drop)";
+  }
   f.results.clear();
   for (const Tensor* t : s.results) {
     f.results.push_back(t->defined() ? value_of(*t->impl(), s.survivors) : kNone);
@@ -79,7 +78,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.written.clear();
   for (const auto& t : s.pass.written()) {
     uint32_t x = 0;
-    while (bindings[x].storage.get() != t->storage) ++x;
+    while (bindings[x].storage.get() != t.get()) ++x;
     f.written.push_back(x);
   }
   f.arguments.clear();
@@ -145,7 +144,7 @@ void StepCore::freeze() {
   BRRR_CHECK(options_.mode != Mode::Eager, "step.freeze: an eager step has nothing to freeze");
   BRRR_CHECK(last_.entry, "step.freeze: call the step at least once before");
   refuse_bindings(last_);
-  BRRR_CHECK(last_.refusal.empty(), "step.freeze: this step cannot be frozen: {}", last_.refusal);
+  BRRR_CHECK(!last_.refusal, "step.freeze: this step cannot be frozen: {}", last_.refusal);
   is_frozen_ = true;
 }
 
@@ -172,7 +171,7 @@ static void fill_control(const Recording& r, const std::vector<Ref<ControlCell>>
 
 // Takes the arguments into the frozen bindings; false if they are not such as were frozen.
 static bool bind_arguments(Frozen& f, const Tensor* const* args, size_t n) {
-  if (!f.refusal.empty() || n != f.arguments.size() || context.grad_enabled != f.grad_enabled ||
+  if (f.refusal || n != f.arguments.size() || context.grad_enabled != f.grad_enabled ||
       settings_epoch() != f.epoch) {
     return false;
   }
@@ -212,6 +211,7 @@ struct ArgumentScope {
 
 // False when the call is not the frozen one: it then takes the ordinary way, which is always right.
 bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results) {
+  results.clear();
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Entry> entry = last_.entry;
   lock.unlock();
@@ -228,15 +228,16 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   const ArgumentScope scope{f};
   if (!bind_arguments(f, args, n)) return false;
   const Recording& r = e.recording;
-  std::vector<Ref<Storage>> made;
-  std::vector<Storage*> survivors;
+  auto& made = f.made;
+  made.clear();
+  f.survivors.clear();
   for (uint32_t st : r.survivors) {
     made.push_back(Ref<Storage>::adopt(new_storage(r.storages[st].device, r.storages[st].bytes)));
-    survivors.push_back(made.back().get());
+    f.survivors.push_back(made.back().get());
   }
   fill_control(r, f.cells, f.control);
   if (e.plan) {
-    e.plan->run(f.bindings, f.control.data(), survivors.data());
+    e.plan->run(f.bindings, f.control.data(), f.survivors.data());
     ++stats_.replays;
     ++e.replays;
   } else {
@@ -262,6 +263,7 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   rng.draw += r.draws;
   set_rng_state(rng);
   for (uint32_t id : f.results) results.push_back(tensor(id));
+  made.clear();
   return true;
 }
 

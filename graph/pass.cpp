@@ -59,9 +59,9 @@ void Pass::begin(const std::vector<const Recording*>& candidates) {
   active_ = true;
   first_sequence = context.sequence;
   rng_before_ = rng_state();
-  fresh_ = Recording();
-  fresh_.paths.push_back("");
+  if (!fresh_.paths.empty()) fresh_ = Recording();
   expected_ = candidates_.empty() ? nullptr : candidates_[0];
+  if (!expected_) fresh_.paths.push_back("");
   if (expected_) live_.resize(expected_->storages.size(), nullptr);
 }
 
@@ -111,7 +111,7 @@ void Pass::commit() noexcept {
       grad_leaves_.push_back(c.tensor);
       had_grad_.push_back(static_cast<bool>(c.grad));
     }
-    if (c.field == Field::Version) written_.push_back(c.tensor);
+    if (c.field == Field::Version) written_.push_back(c.storage);
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
   }
   for (const auto& n : used_nodes_) release_node(*n);
@@ -124,24 +124,27 @@ void Pass::commit() noexcept {
 void Pass::abort() noexcept {
   if (!std::exchange(active_, false)) return;
   for (auto it = changes_.rbegin(); it != changes_.rend(); ++it) {
-    TensorImpl& t = *it->tensor;
+    TensorImpl* t = it->tensor.get();
     switch (it->field) {
       case Field::Grad: {
-        auto now = Ref<TensorImpl>::adopt(std::exchange(t.grad, it->grad.detach()));
+        auto now = Ref<TensorImpl>::adopt(std::exchange(t->grad, it->grad.detach()));
         break;
       }
       case Field::RequiresGrad:
-        t.flags = it->flags;
+        t->flags = it->flags;
         break;
       case Field::History: {
-        auto now = Ref<Node>::adopt(std::exchange(t.grad_fn, it->grad_fn.detach()));
-        t.flags = it->flags;
-        t.output = it->output;
-        t.is_view = it->is_view;
+        auto now = Ref<Node>::adopt(std::exchange(t->grad_fn, it->grad_fn.detach()));
+        t->flags = it->flags;
+        t->output = it->output;
+        t->is_view = it->is_view;
         break;
       }
       case Field::Version:
-        t.storage->version = it->version;
+        it->storage->version = it->version;
+        break;
+      case Field::GradViews:
+        it->storage->grad_views = false;
         break;
     }
   }
@@ -164,9 +167,34 @@ void Pass::abort() noexcept {
 }
 
 void Pass::journal(TensorImpl& t, Field f) {
-  changes_.push_back({f, Ref<TensorImpl>::share(&t), Ref<TensorImpl>::share(t.grad),
-                      Ref<Node>::share(t.grad_fn), t.flags, t.output, t.is_view,
-                      t.storage->version});
+  if (f == Field::Version || f == Field::GradViews) {
+    t.storage->refs.retain();
+    changes_.push_back({f, {}, {}, {}, 0, 0, false, t.storage->version,
+                        Ref<Storage>::adopt(t.storage)});
+    return;
+  }
+  // What the step itself has put there is nothing to go back to, and held here it would outlive
+  // the step for no reason.
+  if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
+  if (f == Field::History && t.grad_fn && t.grad_fn->sequence >= first_sequence) return;
+  changes_.push_back({f, Ref<TensorImpl>::share(&t),
+                      f == Field::Grad ? Ref<TensorImpl>::share(t.grad) : Ref<TensorImpl>(),
+                      f == Field::History ? Ref<Node>::share(t.grad_fn) : Ref<Node>(), t.flags,
+                      t.output, t.is_view, 0, {}});
+}
+
+// Changes of tensors that nobody but the journal holds any more: leaves that the function made
+// of outside memory (detach().set_requires_grad()) and what hangs on them do not outlive the step.
+void Pass::drop_unseen() noexcept {
+  for (size_t k = 0; k < changes_.size(); ++k) {
+    if (changes_[k].field != Field::RequiresGrad && changes_[k].field != Field::History) continue;
+    const TensorImpl* t = changes_[k].tensor.get();
+    auto same = [&](const Change& c) { return c.tensor.get() == t; };
+    const auto held = std::count_if(changes_.begin(), changes_.end(), same);
+    if (t->refs.get() != static_cast<uint32_t>(held)) continue;
+    changes_.erase(std::remove_if(changes_.begin(), changes_.end(), same), changes_.end());
+    k = static_cast<size_t>(-1);  // Others may have hung on it.
+  }
 }
 
 void Pass::journal(Node& node) {
@@ -180,32 +208,43 @@ void Pass::journal(ControlCell& cell) {
 
 // --- comparing --------------------------------------------------------------------------------------
 
-bool Pass::match_external(const Value& v, uint32_t number, const TensorImpl& t) {
+// A pass spends most of its time in these few functions: they are inlined into op().
+
+[[gnu::always_inline]] inline bool Pass::match_external(const Value& v, uint32_t number,
+                                                        const TensorImpl& t) {
   if (v.dtype != t.dtype || v.ndim != t.ndim) return false;
   for (int i = 0; i < v.ndim; ++i) {
     if (v.sizes[i] != t.sizes[i] || v.strides[i] != t.strides[i]) return false;
   }
-  if (number < bindings_.size()) {
+  if (number < bindings_.size()) [[likely]] {
     const Binding& b = bindings_[number];
     return b.storage.get() == t.storage && t.offset - b.base == v.offset;
   }
+  return bind_first_use(v, number, t);
+}
+
+[[gnu::noinline]] bool Pass::bind_first_use(const Value& v, uint32_t number, const TensorImpl& t) {
   if (number != bindings_.size() || bound_.find(t.storage) != kNone ||
-      expected_->storages[v.storage].device != t.device) {
+      expected_->storages[v.storage].device != t.device || t.storage->pass || t.storage->lost) {
     return false;
   }
   bind(t, v.offset);
   return true;
 }
 
-bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
-  if (id == kNone || !t) return id == kNone && !t;
+[[gnu::always_inline]] inline bool Pass::match_one(uint32_t id, const TensorImpl* t) {
+  if (!t) return id == kNone;
   if (t->storage->pass == this) return t->value == id;
+  if (id == kNone) return false;
   const Value& v = expected_->values[id];
   const StorageInfo& s = expected_->storages[v.storage];
   return s.origin == Origin::External && match_external(v, s.maker, *t);
 }
 
-bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
+bool Pass::match_operand(uint32_t id, const TensorImpl* t) { return match_one(id, t); }
+
+[[gnu::always_inline]] inline bool Pass::match_call(const Instr& e, const OpCall& c,
+                                                    uint16_t ignored_words) {
   const Attrs &a = e.attrs, &b = c.attrs;
   if (e.op != c.op || e.n_in != c.n_in || e.into != c.into || a.n != b.n || a.kinds != b.kinds ||
       a.dtype != b.dtype || (b.dynamic & ~a.dynamic)) {
@@ -219,11 +258,44 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   const size_t bound = bindings_.size();
   const uint32_t* in = expected_->in(e);
   bool same = true;
-  for (int i = 0; i < c.n_in && same; ++i) same = match_operand(in[i], c.in[i]);
+  for (int i = 0; i < c.n_in && same; ++i) same = match_one(in[i], c.in[i]);
   const uint32_t* out = expected_->out(e);
-  for (int k = 0; e.into && k < c.n_out && same; ++k) same = match_operand(out[k], c.out[k].impl());
+  for (int k = 0; e.into && k < c.n_out && same; ++k) same = match_one(out[k], c.out[k].impl());
   if (!same) unbind(bound);
   return same;
+}
+
+bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
+  return match_call(e, c, ignored_words);
+}
+
+[[gnu::always_inline]] inline Storage* Pass::new_placeholder(uint32_t id, const StorageInfo& info) {
+  Storage* s = new_storage(info.device, info.bytes);
+  s->pass = this;
+  s->slot = id;
+  if (live_.size() <= id) [[unlikely]] live_.resize(id + 1, nullptr);
+  live_[id] = s;
+  return s;
+}
+
+[[gnu::always_inline]] inline Tensor Pass::make_placeholder(const Value& v, uint32_t id,
+                                                              Storage* storage) {
+  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
+  if (v.strided) t->flags |= kStrided;
+  t->value = id;
+  // A view of an external counts from where its storage was bound.
+  t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
+  t->numel = v.numel;
+  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
+  std::memcpy(t->strides, v.strides, sizeof t->strides);
+  return Tensor(Ref<TensorImpl>::adopt(t));
+}
+
+Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
+  return new_placeholder(id, info);
+}
+Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
+  return make_placeholder(v, id, storage);
 }
 
 void Pass::take_outputs(const Instr& e, OpCall& c) {
@@ -254,27 +326,6 @@ void Pass::take_outputs(const Instr& e, OpCall& c) {
   }
 }
 
-Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
-  Storage* s = new_storage(info.device, info.bytes);
-  s->pass = this;
-  s->slot = id;
-  if (live_.size() <= id) [[unlikely]] live_.resize(id + 1, nullptr);
-  live_[id] = s;
-  return s;
-}
-
-Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
-  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
-  if (v.strided) t->flags |= kStrided;
-  t->value = id;
-  // A view of an external counts from where its storage was bound.
-  t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
-  t->numel = v.numel;
-  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
-  std::memcpy(t->strides, v.strides, sizeof t->strides);
-  return Tensor(Ref<TensorImpl>::adopt(t));
-}
-
 // The words of a pointwise call's floating scalars that alone differ; 0 if anything else does.
 uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
   if (c.op->kind != OpKind::Pointwise || e.op != c.op || e.attrs.kinds != c.attrs.kinds) return 0;
@@ -295,12 +346,20 @@ void Pass::op(OpCall& c) {
   if (expected_) {
     if (cursor_ < expected_->instrs.size()) [[likely]] {
       const Instr& e = expected_->instrs[cursor_];
-      if (matches(e, c)) [[likely]] {
-        take_outputs(e, c);
+      if (match_call(e, c, 0)) [[likely]] {
+        if (e.simple) [[likely]] {
+          const uint32_t id = expected_->out(e)[0];
+          const Value& v = expected_->values[id];
+          c.out[0] = make_placeholder(v, id, new_placeholder(v.storage,
+                                                             expected_->storages[v.storage]));
+        } else {
+          take_outputs(e, c);
+        }
         ++cursor_;
         return;
       }
     }
+    check_readable(c);
     c.infer();  // A call that throws is no difference: the user may catch it and go on.
     if (switch_candidate(&c)) {
       take_outputs(expected_->instrs[cursor_], c);
@@ -345,6 +404,7 @@ bool Pass::survivors_match(const Recording& r) const {
 }
 
 int Pass::finish() {
+  drop_unseen();
   if (expected_) {
     if ((cursor_ == expected_->instrs.size() && survivors_match(*expected_)) ||
         switch_candidate(nullptr)) {

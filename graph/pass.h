@@ -75,7 +75,7 @@ class Pass final : public Recorder {
   /// Whether each of them had a gradient when the step began.
   const std::vector<bool>& had_grad() const { return had_grad_; }
   /// Tensors that existed before the step and were written in place, once per write.
-  const std::vector<Ref<TensorImpl>>& written() const { return written_; }
+  const std::vector<Ref<Storage>>& written() const { return written_; }
   /// Control words for which this call used another cell than the recording's.
   const std::vector<std::pair<size_t, Ref<ControlCell>>>& other_cells() const {
     return other_cells_;
@@ -87,6 +87,11 @@ class Pass final : public Recorder {
   bool matches(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
   bool match_operand(uint32_t id, const TensorImpl* t);
   bool match_external(const Value& v, uint32_t number, const TensorImpl& t);
+  bool bind_first_use(const Value& v, uint32_t number, const TensorImpl& t);
+  bool match_one(uint32_t id, const TensorImpl* t);
+  bool match_call(const Instr& e, const OpCall& c, uint16_t ignored_words);
+  Storage* new_placeholder(uint32_t id, const StorageInfo& info);
+  Tensor make_placeholder(const Value& v, uint32_t id, Storage* storage);
   void take_outputs(const Instr& e, OpCall& c);
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
@@ -106,6 +111,7 @@ class Pass final : public Recorder {
   void bind(const TensorImpl& t, int64_t relative);
   void unbind(size_t count);
   void forget_changes() noexcept;
+  void drop_unseen() noexcept;
 
   std::vector<const Recording*> candidates_;
   const Recording* expected_ = nullptr;  // Null while recording.
@@ -129,11 +135,13 @@ class Pass final : public Recorder {
     uint8_t flags, output;
     bool is_view;
     uint32_t version;
+    Ref<Storage> storage;  ///< Of Version and GradViews, which are its fields: no tensor then.
   };
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;
   std::vector<Ref<Node>> used_nodes_;
-  std::vector<Ref<TensorImpl>> grad_leaves_, written_;
+  std::vector<Ref<TensorImpl>> grad_leaves_;
+  std::vector<Ref<Storage>> written_;
   std::vector<bool> had_grad_;
   std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells_;
   const char* host_effect_ = nullptr;

@@ -167,6 +167,7 @@ void Pass::add_control(const OpCall& c, Instr& i) {
 }
 
 void Pass::record(OpCall& c) {
+  check_readable(c);
   c.infer();
   Instr i{};
   i.op = c.op;
@@ -201,6 +202,7 @@ void Pass::record(OpCall& c) {
   i.first_out = i.first_in + i.n_in;
   fresh_.operands.insert(fresh_.operands.end(), ids.begin(), ids.end());
   add_control(c, i);
+  i.simple = !c.into && c.n_out == 1 && c.meta[0].alias < 0 && !i.attrs.dynamic;
   for (int k = 0; !c.into && k < c.n_out; ++k) {
     const uint32_t id = fresh_.out(i)[k];
     const Value& v = fresh_.values[id];

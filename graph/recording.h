@@ -47,6 +47,7 @@ struct Instr {
   uint16_t n_in;
   uint8_t n_out;
   bool into;
+  bool simple;         ///< One output with memory of its own, no dynamic attributes.
   uint32_t path;       ///< Module path, into Recording::paths.
   uint32_t control;    ///< First control word of the dynamic attributes.
   Attrs attrs;

@@ -321,9 +321,10 @@ StepHandle::StepHandle(StepOptions options) : core_(std::make_unique<StepCore>(o
 StepHandle::~StepHandle() = default;
 StepHandle::StepHandle(StepHandle&&) noexcept = default;
 StepHandle& StepHandle::operator=(StepHandle&&) noexcept = default;
-bool StepHandle::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
-                     void* ctx, std::vector<Tensor>& frozen) {
-  return core_->run(args, n, body, ctx, frozen);
+std::vector<Tensor>* StepHandle::run(const Tensor* const* args, size_t n,
+                                     void (*body)(void*, ResultList&), void* ctx) {
+  static thread_local std::vector<Tensor> frozen;  // Kept, so that a replay allocates nothing.
+  return core_->run(args, n, body, ctx, frozen) ? &frozen : nullptr;
 }
 void StepHandle::freeze() { core_->freeze(); }
 StepStats StepHandle::stats() const { return core_->stats(); }

@@ -1,6 +1,7 @@
 #pragma once
 // brrr::step: the same training step, run eagerly or recorded, fused and replayed.
 
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,10 +78,10 @@ class StepHandle {
   StepHandle(StepHandle&&) noexcept;
   StepHandle& operator=(StepHandle&&) noexcept;
 
-  /// Runs `body(ctx, results)` in the step's mode. True if a frozen replay served the call instead:
-  /// then `frozen` has the results.
-  bool run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
-           std::vector<Tensor>& frozen);
+  /// Runs `body(ctx, results)` in the step's mode and returns null; or, when a frozen replay served
+  /// the call instead, its results, to be moved from before the thread's next call.
+  std::vector<Tensor>* run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
+                           void* ctx);
   void freeze();
   StepStats stats() const;
   std::string explain() const;
@@ -107,7 +108,7 @@ R pack_results(std::vector<Tensor>& v) {
   if constexpr (std::is_same_v<R, Tensor>) {
     return std::move(v[0]);
   } else if constexpr (std::is_same_v<R, std::vector<Tensor>>) {
-    return std::move(v);
+    return std::vector<Tensor>(std::make_move_iterator(v.begin()), std::make_move_iterator(v.end()));
   } else {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       return R{std::move(v[I])...};
@@ -130,18 +131,17 @@ class Step {
     static_assert((std::is_same_v<T, Tensor> && ...), "a step takes Tensors");
     using R = std::decay_t<std::invoke_result_t<F&, const T&...>>;
     const Tensor* list[] = {&args..., nullptr};
-    std::vector<Tensor> frozen;
     if constexpr (std::is_void_v<R>) {
       auto body = [&](graph::ResultList&) { fn_(args...); };
-      handle_.run(list, sizeof...(T), invoke<decltype(body)>, &body, frozen);
+      handle_.run(list, sizeof...(T), invoke<decltype(body)>, &body);
     } else {
       std::optional<R> result;
       auto body = [&](graph::ResultList& out) {
         result.emplace(fn_(args...));
         graph::list_results(*result, out);
       };
-      if (handle_.run(list, sizeof...(T), invoke<decltype(body)>, &body, frozen)) {
-        return graph::pack_results<R>(frozen);
+      if (auto* frozen = handle_.run(list, sizeof...(T), invoke<decltype(body)>, &body)) {
+        return graph::pack_results<R>(*frozen);
       }
       return std::move(*result);
     }

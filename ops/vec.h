@@ -1,8 +1,8 @@
 // The CPU vector prelude, part 1: types, memory access, comparisons, conversions, reduction.
 //
 // This text needs no header: kernels of the library include it, and generated kernels carry it
-// verbatim (then vec_math.h and vec_lanes.h, without #include lines), so both run the same
-// definitions.
+// verbatim (then vec_math.h, vec_trig.h and vec_lanes.h, without #include lines), so both run the
+// same definitions.
 // Every vector has 16 logical lanes whatever the hardware, because lane count fixes the order of
 // a reduction. Only IEEE + - * / sqrt fma, integer and bit operations are used: results do not
 // depend on -march or on the compiler (the payload and sign of a NaN excepted).
@@ -242,6 +242,32 @@ BRRR_VX bool all(b16 m) { return mask_bits(m) == 0xffff; }
 // The mask of the first n lanes.
 BRRR_VX b16 first_lanes(int n) {
   return lt(i32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, splat(n));
+}
+
+// Lane i is table[k[i] mod 16].
+BRRR_VX f32 lookup(f32 table, i32 k) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_permvarsf512(table, k);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_permvarsf512_mask(table, k, table, static_cast<unsigned short>(-1));
+#elif defined(__AVX2__)
+  f32x8 t[2], upper[2];
+  i32x8 at[2];
+  i32 bit_3 = k << 28;  // as the sign, which is all that the selection looks at
+  __builtin_memcpy(&t, &table, sizeof t);
+  __builtin_memcpy(&at, &k, sizeof at);
+  __builtin_memcpy(&upper, &bit_3, sizeof upper);
+  for (int h = 0; h < 2; ++h) {
+    upper[h] = __builtin_ia32_blendvps256(__builtin_ia32_permvarsf256(t[0], at[h]),
+                                          __builtin_ia32_permvarsf256(t[1], at[h]), upper[h]);
+  }
+  __builtin_memcpy(&table, &upper, sizeof upper);
+  return table;
+#else
+  f32 r;
+  for (int i = 0; i < lanes; ++i) r[i] = table[k[i] & 15];
+  return r;
+#endif
 }
 
 // --- conversions ---------------------------------------------------------------------------------

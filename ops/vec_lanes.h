@@ -1,9 +1,9 @@
-// The CPU vector prelude, part 3: float64 through libm, division with Python's signs, Philox.
-// Embedded after vec_math.h.
+// The CPU vector prelude, part 4: float64 through libm, division with Python's signs, Philox.
+// Embedded after vec_trig.h.
 #ifndef BRRR_OPS_VEC_LANES_H
 #define BRRR_OPS_VEC_LANES_H
 
-#include "ops/vec_math.h"
+#include "ops/vec_trig.h"
 
 namespace brrr::vx {
 

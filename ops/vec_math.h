@@ -1,9 +1,9 @@
-// The CPU vector prelude, part 2: float32 mathematics (see vec.h; vec_lanes.h has the rest).
+// The CPU vector prelude, part 2: float32 mathematics (see vec.h; vec_trig.h goes on).
 //
 // Float32 is branch-free polynomials, good for every input: NaN, infinities, signed zeros and
 // denormals in and out. The largest errors measured, in units in the last place:
-//   exp     0.87   expm1  1.5    log    0.85   log1p   1.5    sin  1.9   cos    2.0
-//   tanh    1.4    erf    1.0    sigmoid 2.5   pow     1.2    sqrt 0.5   rsqrt  1.5
+//   exp     0.87   expm1  1.5    log    0.85   log1p   1.5    sin  1.9   cos    1.9
+//   tanh    1.4    erf    1.3    sigmoid 2.5   pow     1.2    sqrt 0.5   rsqrt  1.5
 // and the roundings are exact. (All but pow: every 31st of all floats; pow: 6 million samples.)
 // Float64 goes to libm lane by lane: it is the reference, not the fast path.
 // Several polynomials and ideas are Norbert Juffa's (public forum posts, BSD); others are Remez
@@ -119,9 +119,25 @@ BRRR_VX b16 isnan(f64 x) { return ne(x, x); }
 BRRR_VX b16 isfinite(f32 x) { return lt(abs(x), splat(infinity)); }
 BRRR_VX b16 isfinite(f64 x) { return lt(abs(x), splat(__builtin_inf())); }
 
-// Keeps NaN, unlike a chain of min and max; one instruction each.
-BRRR_VX f32 at_most(f32 x, float top) { return where(lt(splat(top), x), splat(top), x); }
-BRRR_VX f32 at_least(f32 x, float low) { return where(lt(x, splat(low)), splat(low), x); }
+// Keeps NaN, unlike a chain of min and max; one instruction each, which g++ does not find itself.
+BRRR_VX f32 at_most(f32 x, float top) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_minps512(splat(top), x, 4);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_minps512_mask(splat(top), x, x, static_cast<unsigned short>(-1), 4);
+#else
+  return where(lt(splat(top), x), splat(top), x);
+#endif
+}
+BRRR_VX f32 at_least(f32 x, float low) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_maxps512(splat(low), x, 4);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_maxps512_mask(splat(low), x, x, static_cast<unsigned short>(-1), 4);
+#else
+  return where(lt(x, splat(low)), splat(low), x);
+#endif
+}
 
 // --- exponentials --------------------------------------------------------------------------------
 
@@ -192,22 +208,43 @@ BRRR_VX f32 tanh(f32 x) {
   return (f32)((i32)r | sign_bits(x));
 }
 
+// Sixteen intervals around multiples of h, with erf(n h + u) = c0 + u (c1 + u (...)) in each; h is
+// such that erf(n h) is close to a float for every n. Around 0 it is t + t (c1 + t (...)) instead,
+// so that small results keep their relative precision. From 3.93 on the result is 1.
 BRRR_VX f32 erf(f32 x) {
-  f32 t = abs(x), s = t * t;
-  f32 p = fma(splat(-0x1.38e000p-11f), s, 0x1.471a58p-8f);
-  p = fma(p, s, -0x1.b691b2p-6f);
-  p = fma(p, s, 0x1.ce1c44p-4f);
-  p = fma(p, s, -0x1.812700p-2f);
-  p = fma(p, s, 0x1.06eba8p-3f);
-  p = fma(p, t, t);
-  f32 c = at_most(t, 4.0f), c2 = c * c;  // beyond about 3.92 the result is 1
-  f32 q = fma(c, -0x1.220000p-16f, 0x1.91cfb2p-12f);
-  q = fma(q, c2, fma(c, -0x1.fd1438p-9f, 0x1.8d6342p-6f));
-  q = fma(q, c, -0x1.b55cb8p-4f);
-  q = fma(q, c, -0x1.450aa0p-1f);
-  q = fma(q, c, -0x1.079d0cp-3f);
-  q = 1.0f - exp_in_range(fma(q, c, -c));
-  f32 r = where(gt(t, splat(0.927734375f)), q, p);
+  const f32 c5 = {0x1.c5dfe8p-4f, 0x1.449912p-4f, 0x1.44c1f4p-8f, -0x1.cad4f0p-5f,
+                      -0x1.1544c2p-4f, -0x1.5bb3acp-5f, -0x1.50e51cp-7f, 0x1.22a98ep-7f,
+                      0x1.a90032p-7f, 0x1.36fcd4p-7f, 0x1.47aa94p-8f, 0x1.0f8bd6p-9f,
+                      0x1.6f7a5ap-11f, 0x1.9e3c2ap-13f, 0x1.899e0ap-15f, 0x1.3ddc18p-17f};
+  const f32 c4 = {0x1.51aadcp-12f, 0x1.07e6d0p-3f, 0x1.759a4cp-3f, 0x1.279032p-3f,
+                      0x1.e6f77ap-5f, -0x1.bf8ab4p-7f, -0x1.7fd670p-5f, -0x1.76d9d4p-5f,
+                      -0x1.f39832p-6f, -0x1.0cf0a8p-6f, -0x1.c86826p-8f, -0x1.0bf59ep-9f,
+                      -0x1.31bcdcp-10f, 0x1.5ca4c2p-13f, -0x1.18e8fep-14f, 0x1.6d97f4p-10f};
+  const f32 c3 = {-0x1.812beap-2f, -0x1.38df6ep-2f, -0x1.16a46ap-3f, 0x1.42e92ap-5f,
+                      0x1.2a5fb8p-3f, 0x1.542084p-3f, 0x1.0c0ec4p-3f, 0x1.4ac024p-4f,
+                      0x1.4e3696p-5f, 0x1.1aae34p-6f, 0x1.9545d8p-8f, 0x1.f04dfep-10f,
+                      0x1.04f348p-11f, 0x1.d907a0p-14f, 0x1.728d1cp-16f, 0x1.f6cfb8p-19f};
+  const f32 c2 = {0x1.5d8f0cp-22f, -0x1.161582p-2f, -0x1.c81d3cp-2f, -0x1.eb97dep-2f,
+                      -0x1.9ca104p-2f, -0x1.1c7d22p-2f, -0x1.49f26cp-3f, -0x1.45f918p-4f,
+                      -0x1.1467c2p-5f, -0x1.93ed1cp-7f, -0x1.fef448p-9f, -0x1.1a125ep-10f,
+                      -0x1.0388a0p-12f, -0x1.ebe85cp-15f, -0x1.30bf30p-17f, -0x1.a032e0p-16f};
+  const f32 c1 = {0x1.06eba8p-3f, 0x1.0e629cp+0f, 0x1.bb7b7ep-1f, 0x1.3ea6aep-1f,
+                      0x1.913306p-2f, 0x1.ba918ep-3f, 0x1.abbc9cp-4f, 0x1.6a332ap-5f,
+                      0x1.0cb7a0p-6f, 0x1.5d5716p-8f, 0x1.8de728p-10f, 0x1.8d1546p-12f,
+                      0x1.5b2f6ep-14f, 0x1.09f5d6p-16f, 0x1.65020ep-19f, 0x1.a3deb6p-22f};
+  const f32 c0 = {0, 0x1.22ad10p-2f, 0x1.10dc20p-1f, 0x1.73088ap-1f, 0x1.b558f4p-1f,
+                      0x1.dca650p-1f, 0x1.f1163ep-1f, 0x1.fa6944p-1f, 0x1.fe24c6p-1f,
+                      0x1.ff7458p-1f, 0x1.ffdbbep-1f, 0x1.fff7b2p-1f, 0x1.fffe52p-1f,
+                      0x1.ffffb4p-1f, 0x1.fffff4p-1f, 1};
+  f32 t = at_most(abs(x), 3.98f);
+  f32 k = fma(t, 0x1.f1d0f4p+1f, 0x1.8p+23f), n = k - 0x1.8p+23f;
+  f32 u = fma(n, -0x1.074b40p-2f, t);
+  i32 at = (i32)k;  // its low bits are n
+  f32 p = fma(lookup(c5, at), u, lookup(c4, at));
+  p = fma(p, u, lookup(c3, at));
+  p = fma(p, u, lookup(c2, at));
+  p = fma(p, u, lookup(c1, at));
+  f32 r = fma(p, u, where(eq(n, f32{}), t, lookup(c0, at)));
   return (f32)((i32)r | sign_bits(x));
 }
 
@@ -291,86 +328,6 @@ BRRR_VX f32 pow(f32 x, f32 y) {
   r = where(undefined, splat(__builtin_nanf("")), r);
   r = where(ne(x, x) | ne(y, y), x + y, r);
   return where(eq(x, splat(1.0f)) | eq(y, f32{}), splat(1.0f), r);
-}
-
-// --- sine and cosine -----------------------------------------------------------------------------
-
-// pi in three parts, all positive, so that sin(-0) keeps its sign.
-constexpr float pi_1 = 0x1.921fb4p+1f, pi_2 = 0x1.4442d0p-23f, pi_3 = 0x1.846988p-47f;
-constexpr float trig_fast_limit = 0x1p+17f;
-
-// sin(r) for |r| <= pi / 2, with the sign bits of `flip` added.
-BRRR_VX f32 sin_reduced(f32 r, i32 flip) {
-  f32 s = r * r;
-  f32 p = fma(splat(0x1.5caaeap-19f), s, -0x1.9f652ep-13f);
-  p = fma(p, s, 0x1.110eeap-7f);
-  p = fma(p, s, -0x1.555550p-3f);
-  return (f32)((i32)fma(p, fma(s, r, 0.0f), r) ^ flip);
-}
-
-// Huge arguments: the product with the bits of 1/pi that matter, in integers (Payne and Hanek).
-// For cosine `quarter` takes half a turn of sin off first. Rare, so lane by lane and out of line.
-__attribute__((noinline, cold, unused)) static void reduce_huge(const f32* x, f32* r, i32* flip,
-                                                          bool cosine) {
-  static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
-                                          0x9e21c820ff28b1d5, 0};
-  __extension__ typedef unsigned __int128 wide;
-  for (int k = 0; k < lanes; ++k) {
-    int bits = ((i32)*x)[k], mag = bits & 0x7fffffff;
-    if (mag <= 0x48000000) continue;  // trig_fast_limit
-    if (mag >= 0x7f800000) {
-      (*r)[k] = (*x)[k] - (*x)[k];
-      continue;
-    }
-    int at = 31 + (mag >> 23) - 150, word = at >> 6, shift = at & 63;
-    wide window = (wide)inv_pi[word] << 64 | inv_pi[word + 1];
-    unsigned long high = (unsigned long)(window << shift >> 64);
-    window = (wide)inv_pi[word + 1] << 64 | inv_pi[word + 2];
-    unsigned long low = (unsigned long)(window << shift >> 96);
-    wide product = ((wide)high << 32 | low) * ((mag & 0x7fffff) | 0x800000);
-    unsigned long turns = (unsigned long)(product >> 32);  // |x| / pi modulo 2, 63 binary places
-    if (cosine) turns -= 1ul << 62;
-    double t = (double)(long)(turns << 1) * 0x1.921fb54442d18p-63;
-    (*r)[k] = (float)(cosine || bits < 0 ? -t : t);
-    (*flip)[k] = (int)((turns + (1ul << 62)) >> 63 << 31);
-  }
-}
-
-// Whether any |x| is above the limit; a comparison straight into a mask register where there is
-// one, because this is paid on every call of sin and cos.
-BRRR_VX bool any_above(f32 x, float limit) {
-#ifdef __AVX512F__
-  return __builtin_ia32_cmpps512_mask(abs(x), splat(limit), 14, static_cast<unsigned short>(-1),
-                                      4) != 0;
-#else
-  return any(gt(abs(x), splat(limit)));
-#endif
-}
-
-// Through copies, so that the common path need not keep its vectors in memory.
-BRRR_VX void mend_huge(f32 x, f32& r, i32& flip, bool cosine) {
-  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
-    f32 from = x, to = r;
-    i32 sign = flip;
-    reduce_huge(&from, &to, &sign, cosine);
-    r = to;
-    flip = sign;
-  }
-}
-
-BRRR_VX f32 sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
-  f32 k = fma(x, 0x1.45f306p-2f, 0x1.8p+23f), j = k - 0x1.8p+23f;
-  f32 r = fma(j, -pi_3, fma(j, -pi_2, fma(j, -pi_1, x)));
-  i32 flip = (i32)k << 31;
-  mend_huge(x, r, flip, false);
-  return sin_reduced(r, flip);
-}
-BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
-  f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
-  f32 r = fma(h, pi_3, fma(h, pi_2, fma(h, pi_1, -x)));
-  i32 flip = (i32)k << 31;
-  mend_huge(x, r, flip, true);
-  return sin_reduced(r, flip);
 }
 
 }  // namespace brrr::vx

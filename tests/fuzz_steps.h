@@ -179,8 +179,8 @@ inline std::string to_string(const Program& p) {
   std::string s;
   char line[200];
   for (const Ins& i : p) {
-    std::snprintf(line, sizeof line, "    ins(\"%s\", %u, %u, %u, %u, %.17g, %d, %s),\n", i.op.c_str(),
-                  i.a, i.b, i.c, i.n, i.s, i.when, i.no_grad ? "true" : "false");
+    std::snprintf(line, sizeof line, "    ins(\"%s\", %u, %u, %u, %u, %.17g, %d, %s),\n",
+                  i.op.c_str(), i.a, i.b, i.c, i.n, i.s, i.when, i.no_grad ? "true" : "false");
     s += line;
   }
   return s;

@@ -108,7 +108,8 @@ TEST_CASE("codegen: broadcasts in any dim, many dims, permuted operands") {
     const Tensor a = in[0] * in[1] + in[2] - in[7];
     const Tensor p = in[3].permute({4, 3, 2, 1, 0});
     const Tensor v = in[6];
-    return Tensors{a, a + p, (p * p).transpose(1, 3) + 1.0, p.slice(4, 1, 6, 2) * a.slice(4, 0, 5, 2),
+    return Tensors{a, a + p, (p * p).transpose(1, 3) + 1.0,
+                   p.slice(4, 1, 6, 2) * a.slice(4, 0, 5, 2),
                    in[4] * in[5], in[4].t() - in[5].t(), exp(in[4]), v * v.view({3, 1}),
                    v.view({3, 1}) - v.view({1, 3}) * v, v.expand({4, 3}) + v,
                    in[8] * in[9], in[8] + 1.0, in[9].t() * 2.0, in[7] * in[7],
@@ -166,10 +167,10 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
   check_same([](const Tensors& in) {
     Tensors out;
     for (const Tensor& t : in) {
-      const Tensors some{t + 3,     t * true,  t - 0.1,          t * kNan,          t / 3,
-                         t > 1.5,   t == 1,    floor_div(t, -1), floor_div(t, 0),   remainder(t, -3),
-                         maximum(t, kNan),     t + INT64_MIN,    where(t > 0, t, 7), -t,
-                         pow(t, 2.0),          clamp(t, -1, 2)};
+      const Tensors some{t + 3, t * true, t - 0.1, t * kNan, t / 3, t > 1.5, t == 1,
+                         floor_div(t, -1), floor_div(t, 0), remainder(t, -3),
+                         maximum(t, kNan), t + INT64_MIN, where(t > 0, t, 7), -t,
+                         pow(t, 2.0), clamp(t, -1, 2)};
       out.insert(out.end(), some.begin(), some.end());
     }
     return out;

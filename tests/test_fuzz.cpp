@@ -210,7 +210,7 @@ void fuzz(const std::string& what, Check check, int packs, int per_pack, int len
     const Setup setup{check, first + static_cast<uint64_t>(pack * per_pack), calls,
                       branches, options};
     if (std::getenv("BRRR_FUZZ_TRACE")) {
-      std::fprintf(stderr, "%s seed %llu\n", what.c_str(), static_cast<unsigned long long>(setup.seed));
+      std::fprintf(stderr, "%s seed %s\n", what.c_str(), std::to_string(setup.seed).c_str());
     }
     std::vector<Program> programs;
     for (int k = 0; k < per_pack; ++k) {

@@ -108,3 +108,18 @@ TEST_CASE("regression: a frozen step without zero_grad goes on accumulating") {
   step(x);
   CHECK(w.grad().select(0, 0).item<float>() == 1.0f);
 }
+
+TEST_CASE("regression: a step that throws leaves no trace of its views") {
+  const Tensor held = randn({4});
+  const Tensor w = randn({4}).set_requires_grad();
+  bool stop = true;
+  auto step = brrr::step([&] {
+    held.mul_(w);
+    const Tensor part = held.slice(0, 1, 3);
+    if (stop) throw std::runtime_error("stopped");
+    return part.sum();
+  });
+  CHECK_THROWS_AS(step(), std::runtime_error);
+  stop = false;
+  CHECK_NOTHROW(step());  // The view of the failed call would forbid the in-place product.
+}

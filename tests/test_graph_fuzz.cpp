@@ -166,8 +166,8 @@ class Program {
   Tensor kept_;
 };
 
-/// Runs the program five times. With `sabotage` graph mode's calls fail first, for want of memory or
-/// by the user's own exception.
+/// Runs the program five times. With `sabotage` graph mode's calls fail first, for want of memory
+/// or by an exception of the user's.
 Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
   Trace t;
   manual_seed(seed);

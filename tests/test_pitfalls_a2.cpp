@@ -1,6 +1,7 @@
 // Silent wrong numbers, continued: false cache hits, mutation, host code, escaping temporaries.
 #include <optional>
 
+#include "backends/cpu/allocator.h"
 #include "pitfalls.h"
 
 using namespace brrr;
@@ -246,6 +247,34 @@ TEST_CASE("pitfall A23: higher-order gradients and empty tensors") {
         options);
     for (int64_t n : {0, 2, 0, 2, 1, 0}) t.add(step(randn({n, 3})));
   });
+}
+
+TEST_CASE("pitfall A23: what only the journal has seen does not outlive the step") {
+  Tensor w = randn({4, 6}), state = zeros({4, 6});
+  w.set_requires_grad(true);
+  auto body = [&](const Tensor& x) {
+    Tensor loss;
+    for (int i = 0; i < 2; ++i) {  // The first round's gradient is dropped.
+      w.set_grad({});
+      const Tensor leaf = x.detach();
+      leaf.set_requires_grad(true);
+      loss = ((leaf * w).tanh() * (1.0 + i)).sum();
+      loss.backward();
+      loss = loss.detach() + leaf.grad().sum();
+    }
+    const Tensor h = (x * w).exp();
+    state.slice(0, 0, 2).mul_(h.slice(0, 0, 2));  // A view with history, for a moment.
+    return loss;
+  };
+  auto step = brrr::step(body, kEarly);
+  for (int i = 0; i < 3; ++i) {
+    const Tensor x = randn({4, 6});
+    const size_t live = cpu::memory_stats().live;
+    const Tensor loss = step(x), g = w.grad();
+    if (i) CHECK(cpu::memory_stats().live == live + sizeof(float));
+    CHECK(same_bits(loss, body(x)));
+    CHECK(same_bits(g, w.grad()));
+  }
 }
 
 TEST_CASE("pitfall A24: leaves that receive one gradient tensor are each scaled once") {

@@ -1,5 +1,5 @@
-// The compiler's passes on recordings: schedules keep dependences, memory plans overlap nothing that
-// is live (by checkers of their own), and generated kernels give eager's bits in corner cases.
+// The compiler's passes on recordings: schedules keep dependences and memory plans overlap nothing
+// that is live, by checkers of their own.
 #include <doctest/doctest.h>
 
 #include <algorithm>

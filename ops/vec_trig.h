@@ -1,0 +1,90 @@
+// The CPU vector prelude, part 3: sine and cosine of float32. Embedded after vec_math.h.
+#ifndef BRRR_OPS_VEC_TRIG_H
+#define BRRR_OPS_VEC_TRIG_H
+
+#include "ops/vec_math.h"
+
+namespace brrr::vx {
+
+// pi in three parts, all positive, so that sin(-0) keeps its sign.
+constexpr float pi_1 = 0x1.921fb4p+1f, pi_2 = 0x1.4442d0p-23f, pi_3 = 0x1.846988p-47f;
+constexpr float trig_fast_limit = 0x1p+17f;
+
+// sin(r) for |r| <= pi / 2, with the sign bits of `flip` added. `near` is r before its last
+// correction, and good enough for all but the linear term: the polynomial need not wait for r.
+BRRR_VX f32 sin_reduced(f32 near, f32 r, i32 flip) {
+  f32 s = near * near;
+  f32 p = fma(splat(0x1.5caaeap-19f), s, -0x1.9f652ep-13f);
+  p = fma(p, s, 0x1.110eeap-7f);
+  p = fma(p, s, -0x1.555550p-3f);
+  return (f32)((i32)fma(p, fma(s, near, 0.0f), r) ^ flip);
+}
+
+// Huge arguments: the product with the bits of 1/pi that matter, in integers (Payne and Hanek).
+// For cosine `quarter` takes half a turn of sin off first. Rare, so lane by lane and out of line.
+__attribute__((noinline, cold, unused)) static void reduce_huge(const f32* x, f32* r, i32* flip,
+                                                          bool cosine) {
+  static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
+                                          0x9e21c820ff28b1d5, 0};
+  __extension__ typedef unsigned __int128 wide;
+  for (int k = 0; k < lanes; ++k) {
+    int bits = ((i32)*x)[k], mag = bits & 0x7fffffff;
+    if (mag <= 0x48000000) continue;  // trig_fast_limit
+    if (mag >= 0x7f800000) {
+      (*r)[k] = (*x)[k] - (*x)[k];
+      continue;
+    }
+    int at = 31 + (mag >> 23) - 150, word = at >> 6, shift = at & 63;
+    wide window = (wide)inv_pi[word] << 64 | inv_pi[word + 1];
+    unsigned long high = (unsigned long)(window << shift >> 64);
+    window = (wide)inv_pi[word + 1] << 64 | inv_pi[word + 2];
+    unsigned long low = (unsigned long)(window << shift >> 96);
+    wide product = ((wide)high << 32 | low) * ((mag & 0x7fffff) | 0x800000);
+    unsigned long turns = (unsigned long)(product >> 32);  // |x| / pi modulo 2, 63 binary places
+    if (cosine) turns -= 1ul << 62;
+    double t = (double)(long)(turns << 1) * 0x1.921fb54442d18p-63;
+    (*r)[k] = (float)(cosine || bits < 0 ? -t : t);
+    (*flip)[k] = (int)((turns + (1ul << 62)) >> 63 << 31);
+  }
+}
+
+// Whether any |x| is above the limit; a comparison straight into a mask register where there is
+// one, because this is paid on every call of sin and cos.
+BRRR_VX bool any_above(f32 x, float limit) {
+#ifdef __AVX512F__
+  return __builtin_ia32_cmpps512_mask(abs(x), splat(limit), 14, static_cast<unsigned short>(-1),
+                                      4) != 0;
+#else
+  return any(gt(abs(x), splat(limit)));
+#endif
+}
+
+// Through copies, so that the common path need not keep its vectors in memory.
+BRRR_VX void mend_huge(f32 x, f32& near, f32& r, i32& flip, bool cosine) {
+  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
+    f32 from = x, to = r;
+    i32 sign = flip;
+    reduce_huge(&from, &to, &sign, cosine);
+    near = r = to;
+    flip = sign;
+  }
+}
+
+BRRR_VX f32 sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
+  f32 k = fma(x, 0x1.45f306p-2f, 0x1.8p+23f), j = k - 0x1.8p+23f;
+  f32 near = fma(j, -pi_2, fma(j, -pi_1, x)), r = fma(j, -pi_3, near);
+  i32 flip = (i32)k << 31;
+  mend_huge(x, near, r, flip, false);
+  return sin_reduced(near, r, flip);
+}
+BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
+  f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
+  f32 near = fma(h, pi_2, fma(h, pi_1, -x)), r = fma(h, pi_3, near);
+  i32 flip = (i32)k << 31;
+  mend_huge(x, near, r, flip, true);
+  return sin_reduced(near, r, flip);
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_TRIG_H
