@@ -75,7 +75,11 @@ void drop_grad(TensorImpl& t) noexcept {
   if (t.grad->refs.release()) destroy(t.grad);
 }
 
+static thread_local constinit uint64_t raw_empties = 0;
+uint64_t raw_empty_count() { return raw_empties; }
+
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device) {
+  ++raw_empties;
   const size_t bytes = static_cast<size_t>(numel_of(sizes)) * itemsize(dtype);
   auto s = Ref<Storage>::adopt(new_storage(device, bytes));
   allocate(*s);

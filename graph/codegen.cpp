@@ -1,83 +1,27 @@
 // Text of a fused group: one loop nest, loads, the rows' formulas, stores.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <map>
 
 #include "graph/schedule.h"
+#include "graph/spelling.h"
 #include "ops/pointwise.h"
 
 namespace brrr::graph {
 
 namespace {
 
-/// How a dtype is spelled: its element in memory, the vector that holds it in a register (16-bit
-/// floats as f32, uint8 as i32, bool as a mask), and the ways between the two.
-struct Spelling {
-  const char* element;
-  const char* vector;
-  const char* load;   // "$" is the loaded vector.
-  const char* store;  // "$" is the register.
-};
-const Spelling& spelling(DType t) {
-  static constexpr Spelling table[] = {
-      {"float", "f32", "$", "$"},
-      {"double", "f64", "$", "$"},
-      {"unsigned short", "f32", "bf16_to_f32($)", "f32_to_bf16($)"},
-      {"unsigned short", "f32", "f16_to_f32($)", "f32_to_f16($)"},
-      {"long", "i64", "$", "$"},
-      {"int", "i32", "$", "$"},
-      {"unsigned char", "i32", "u8_to_i32($)", "i32_to_u8($)"},
-      {"unsigned char", "b16", "bool_to_b16($)", "b16_to_bool($)"},
-  };
-  return table[static_cast<int>(t)];
-}
-
-std::string fill(const char* pattern, const std::string& x) {
-  std::string s;
-  for (const char* p = pattern; *p; ++p) {
-    if (*p == '$') s += x;
-    else s += *p;
-  }
-  return s;
-}
-
-// A register of dtype `from`, converted to compute type `to` as the eager driver's tiles do.
-std::string to_compute(const std::string& x, DType from, DType to) {
-  const char* vector = spelling(to).vector;
-  if (from == kBool) return fmt::format("mask_to_{}({})", vector, x);
-  if (compute_type(from) == to) return x;
-  return fmt::format("to_{}({})", vector, x);
-}
-
-// The result of arithmetic in compute type `from` (or a mask), rounded to dtype `to`; with `fast`
-// 16-bit floats stay as they are until they are stored.
-std::string from_compute(const std::string& x, DType from, bool mask, DType to, bool fast) {
-  if (fast && (to == kBFloat16 || to == kFloat16)) to = kFloat32;
-  if (mask) return to == kBool ? x : fmt::format("mask_to_{}({})", spelling(to).vector, x);
-  switch (to) {
-    case kBool:
-      return fmt::format("to_b16({})", x);
-    case kBFloat16:
-    case kFloat16: {
-      const std::string f = from == kFloat32 ? x : fmt::format("to_f32({})", x);
-      return fmt::format("{}({})", to == kBFloat16 ? "round_bf16" : "round_f16", f);
-    }
-    case kUInt8:
-      if (from == kInt32) return fmt::format("({} & 255)", x);
-      return fmt::format("(to_i32(to_i64({})) & 255)", x);
-    default:
-      return from == to ? x : fmt::format("to_{}({})", spelling(to).vector, x);
-  }
-}
-
 struct Window {
   uint32_t value;           // The first operand that named it.
   int64_t stride[kMaxDims]; // Over the group's space.
   int argument;
   bool loaded = false, stored = false;
+  bool around = false;      // May be stored around the caches.
 };
+
+// A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
+// goes around the caches saves reading the lines it overwrites.
+constexpr int64_t kStreaming = int64_t{64} << 20;
 
 class Generator {
  public:
@@ -86,6 +30,7 @@ class Generator {
   KernelText run() {
     find_windows();
     collapse();
+    choose_stores();
     const int statements = static_cast<int>(g_.instrs.size());
     const int unroll = statements <= 6 ? 4 : statements <= 16 ? 2 : 1;
     out_.body = "(char* const* a, long begin, long end) {\n";
@@ -104,6 +49,7 @@ class Generator {
       loops("0", fmt::format("{}", size_[inner]), unroll, "    ");
       out_.body += "  }\n";
     }
+    if (around_) out_.body += "  fence_nt();\n";
     out_.body += "}\n";
     return std::move(out_);
   }
@@ -184,6 +130,28 @@ class Generator {
     }
   }
 
+  int64_t element_bytes(const Window& w) const {
+    return static_cast<int64_t>(itemsize(value(w.value).dtype));
+  }
+
+  // Streamed stores need whole, aligned cache lines: the rows' distances are checked here, the
+  // addresses when the kernel starts.
+  void choose_stores() {
+    int64_t bytes = 0;
+    for (const Window& w : windows_) {
+      if (w.argument < 0) continue;
+      int64_t own = element_bytes(w);
+      for (int d = 0; d < ndim_; ++d) own *= w.stride[d] ? size_[d] : 1;
+      bytes += own;
+    }
+    if (bytes < kStreaming) return;
+    for (Window& w : windows_) {
+      w.around = w.stored && !w.loaded && element_bytes(w) >= 4 && w.stride[ndim_ - 1] == 1;
+      for (int d = 0; d < ndim_ - 1; ++d) w.around &= w.stride[d] * element_bytes(w) % 64 == 0;
+      around_ |= w.around;
+    }
+  }
+
   int64_t inner_stride(const Window& w) const { return size_[ndim_ - 1] == 1 ? 0 : w.stride[ndim_ - 1]; }
 
   std::string scalar_text(const Instr& i, int operand, int word, DType compute) {
@@ -242,6 +210,14 @@ class Generator {
       out_.body += fmt::format("  {}* const {}{} = ({}*)a[{}];\n", element, in_rows ? "o" : "p", w,
                                element, windows_[w].argument);
     }
+    if (!around_) return;
+    std::string together = "0";
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      if (!windows_[w].around) continue;
+      together += ndim_ > 1 ? fmt::format(" | (long)o{}", w)
+                            : fmt::format(" | (long)(p{} + begin)", w);
+    }
+    out_.body += fmt::format("  const bool around = ({}) % 64 == 0;\n", together);
   }
 
   void rows() {
@@ -300,6 +276,10 @@ class Generator {
     const std::string v = fill(spelling(value(window.value).dtype).store, x);
     const int64_t s = inner_stride(window);
     if (s <= 1) {
+      if (window.around && !tail) {
+        const std::string at = fmt::format("p{} + i + {}, {}", w, 16 * u, v);
+        return fmt::format("around ? store_nt({0}) : store({0});", at);
+      }
       // A space of one element has stride 0: its store is a tail of one lane.
       return tail ? fmt::format("store_n(p{} + i, {}, n);", w, v)
                   : fmt::format("store(p{} + i + {}, {});", w, 16 * u, v);
@@ -381,6 +361,7 @@ class Generator {
   std::map<uint32_t, size_t> window_by_value_;
   std::vector<DType> computes_;                    // By instruction of the group.
   std::vector<std::vector<std::string>> scalars_;  // By instruction and operand.
+  bool around_ = false;
   int ndim_ = 0;
   int64_t size_[kMaxDims];
 };

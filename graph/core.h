@@ -31,6 +31,7 @@ struct Session {
   std::vector<const Recording*> candidates;
   std::vector<Storage*> survivors;
   std::vector<TensorImpl*> seen;  ///< Scratch.
+  Loans loans;
 };
 
 /// Everything a replay needs when the function is not run.
@@ -51,6 +52,7 @@ struct Frozen {
   std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
   const char* refusal = nullptr;     ///< Why it cannot be frozen; null if it can.
   std::vector<Ref<Storage>> made;    ///< Scratch of a replay: its survivors.
+  Loans loans;
   std::vector<Storage*> survivors;
   bool grad_enabled = true;
   uint64_t epoch = 0;
@@ -77,6 +79,8 @@ class StepCore {
   void build(Entry& e);
   void note_fallback(const std::string& why);
   void verify(Entry& e, Session& s);
+  void replay(Entry& e, Session& s);
+  void count(const Entry& e, bool replay);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
   bool run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results);
 

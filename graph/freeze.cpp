@@ -237,7 +237,20 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   }
   fill_control(r, f.cells, f.control);
   if (e.plan) {
-    e.plan->run(f.bindings, f.control.data(), f.survivors.data());
+    for (const auto& [leaf, id] : f.grads) {
+      if (id == kNone || !leaf->grad) continue;
+      const uint32_t st = r.values[id].storage;
+      const auto k = static_cast<size_t>(
+          std::lower_bound(r.survivors.begin(), r.survivors.end(), st) - r.survivors.begin());
+      f.loans.offer(*e.plan, *leaf->grad, k, *f.survivors[k]);
+    }
+    try {
+      e.plan->run(f.bindings, f.control.data(), f.survivors.data());
+    } catch (...) {
+      f.loans.take_back();
+      throw;
+    }
+    f.loans.clear();
     ++stats_.replays;
     ++e.replays;
   } else {

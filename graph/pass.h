@@ -70,6 +70,13 @@ class Pass final : public Recorder {
   const std::vector<Difference>& differences() const { return differences_; }
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
+  /// Calls `f(old, now)` for every grad field that the pass has replaced so far.
+  template <class F>
+  void for_replaced_gradients(const F& f) const {
+    for (const Change& c : changes_) {
+      if (c.field == Field::Grad && c.grad && c.tensor->grad) f(*c.grad, *c.tensor->grad);
+    }
+  }
   /// Leaves whose grad field was assigned, each once, in order.
   const std::vector<Ref<TensorImpl>>& grad_leaves() const { return grad_leaves_; }
   /// Whether each of them had a gradient when the step began.

@@ -24,6 +24,11 @@ class Plan {
   void run(const std::vector<Binding>& bindings, const int64_t* control,
            Storage* const* survivors);
 
+  /// Whether nothing can fail any more once survivor k is written. Known after the first run: then
+  /// the memory of a gradient that the step replaces may be lent to the one that replaces it.
+  bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
+
+  size_t generated_kernels() const { return generated_; }
   const Schedule& schedule() const { return schedule_; }
   const MemoryPlan& memory() const { return memory_; }
   const BuildReport& build_report() const { return report_; }
@@ -58,7 +63,9 @@ class Plan {
   bool fallible_after_write();
   void bind(const std::vector<Binding>& bindings, const int64_t* control, Storage* const* survivors,
             char* arena);
+  void launch(Launch& l, const int64_t* control);
   void launch_all(const int64_t* control);
+  bool checks_values(const Launch& l) const;
 
   const Recording& r_;
   Schedule schedule_;
@@ -73,7 +80,23 @@ class Plan {
   std::vector<char*> arguments_;         // Of all generated kernels, one after the other.
   std::vector<Patch> moving_, arena_patches_;
   char* arena_ = nullptr;
+  std::vector<int64_t> first_write_;     // By survivor: the launch that writes it first.
+  int64_t last_fallible_ = INT64_MAX;    // The last launch that checks values or takes scratch.
+  size_t generated_ = 0;
   bool needs_undo_ = false;              // A kernel that can throw runs after an external write.
+};
+
+/// Old gradients whose memory a replay writes the new ones into, so that it needs no more memory
+/// than eager mode, which frees them first. Given back if the replay never began.
+class Loans {
+ public:
+  /// Lends `old`'s memory to survivor `k`, if nobody else can see it and nothing can go wrong.
+  void offer(const Plan& plan, const TensorImpl& old, size_t k, Storage& survivor);
+  void take_back() noexcept;
+  void clear() { lent_.clear(); }
+
+ private:
+  std::vector<std::pair<Ref<Storage>, Ref<Storage>>> lent_;  // From, to.
 };
 
 }  // namespace brrr::graph

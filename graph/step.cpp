@@ -178,19 +178,35 @@ bool StepCore::choose_plan(Entry& e, bool transient) {
   return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
 }
 
+void StepCore::replay(Entry& e, Session& s) {
+  s.pass.for_replaced_gradients([&](const TensorImpl& old, const TensorImpl& now) {
+    const auto at = std::find(s.survivors.begin(), s.survivors.end(), now.storage);
+    if (at == s.survivors.end()) return;
+    s.loans.offer(*e.plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
+  });
+  try {
+    e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
+  } catch (...) {
+    s.loans.take_back();
+    throw;
+  }
+  s.loans.clear();
+}
+
 void StepCore::execute(Entry& e, Session& s, bool transient) {
   std::lock_guard lock(e.mutex);
   const Recording& r = e.recording;
   s.survivors.clear();
   for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
-  const bool replay = choose_plan(e, transient);
-  const auto begin = Clock::now();
-  if (replay) {
+  const bool by_plan = choose_plan(e, transient);
+  const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
+  const auto begin = trial ? Clock::now() : Clock::time_point();
+  if (by_plan) {
     ++e.replays;
     if (options_.verify_every && e.replays % static_cast<uint64_t>(options_.verify_every) == 0) {
       verify(e, s);
     } else {
-      e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
+      replay(e, s);
     }
   } else {
     auto made = walk(r, s.pass.bindings(), s.pass.control(), {options_.check_numerics});
@@ -199,25 +215,28 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
       s.survivors[k]->bytes = made[k]->bytes;
     }
   }
-  if (options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials) {
-    double& best = replay ? e.replay_seconds : e.walk_seconds;
+  if (trial) {
+    double& best = by_plan ? e.replay_seconds : e.walk_seconds;
     const double now = seconds_since(begin);
     best = best == 0 ? now : std::min(best, now);
     if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
   }
   ++e.calls;
-  std::lock_guard stats_lock(mutex_);
-  stats_.replays += replay;
-  stats_.ops_per_replay = r.instrs.size();
+  count(e, by_plan);
+}
+
+void StepCore::count(const Entry& e, bool by_plan) {
+  std::lock_guard lock(mutex_);
+  stats_.replays += by_plan;
+  stats_.ops_per_replay = e.recording.instrs.size();
   if (!e.plan) return;
-  const auto& groups = e.plan->schedule().groups;
-  stats_.kernels_per_replay = groups.size();
-  stats_.fused_kernels = static_cast<uint64_t>(
-      std::count_if(groups.begin(), groups.end(), [](const Group& g) { return g.fused; }));
-  stats_.arena_bytes = e.plan->memory().arena_bytes;
-  stats_.lower_bound_bytes = e.plan->memory().lower_bound_bytes;
-  stats_.in_place = e.plan->memory().in_place;
-  stats_.in_place_candidates = e.plan->memory().in_place_candidates;
+  const MemoryPlan& m = e.plan->memory();
+  stats_.kernels_per_replay = e.plan->schedule().groups.size();
+  stats_.fused_kernels = e.plan->generated_kernels();
+  stats_.arena_bytes = m.arena_bytes;
+  stats_.lower_bound_bytes = m.lower_bound_bytes;
+  stats_.in_place = m.in_place;
+  stats_.in_place_candidates = m.in_place_candidates;
 }
 
 // --- verification -----------------------------------------------------------------------------------

@@ -191,7 +191,8 @@ BRRR_VX f32 normal16(unsigned long index, unsigned long seed, unsigned long offs
   f32 half_turns = fma(u2, 2.0f, quarter);
   f32 k = half_turns + 0x1.8p+23f, t = half_turns - (k - 0x1.8p+23f);
   f32 radius = sqrt(log(1.0f - u1) * -2.0f);
-  return radius * sin_reduced(t * 0x1.921fb6p+1f, (i32)k << 31);
+  f32 r = t * 0x1.921fb6p+1f;
+  return radius * sin_reduced(r, r, (i32)k << 31);
 }
 
 }  // namespace brrr::vx

@@ -2,7 +2,7 @@
 
 namespace brrr::cpu {
 
-// The text every generated CPU kernel starts with: ops/vec.h, ops/vec_math.h and ops/vec_lanes.h,
+// The text every generated CPU kernel starts with: ops/vec.h, vec_math.h, vec_trig.h, vec_lanes.h,
 // without their #include lines. Embedded at build time, so that eager and generated code share one
 // definition of each function and an installed library needs no header at run time.
 const char* prelude();
