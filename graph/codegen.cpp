@@ -31,11 +31,10 @@ class Generator {
     find_windows();
     collapse();
     choose_stores();
-    const int statements = static_cast<int>(g_.instrs.size());
-    const int unroll = statements <= 6 ? 4 : statements <= 16 ? 2 : 1;
     out_.body = "(char* const* a, long begin, long end) {\n";
     scalars();
     pointers();
+    const int unroll = choose_unroll();
     const int inner = ndim_ - 1;
     if (ndim_ == 1) {
       out_.extent = size_[0];
@@ -286,6 +285,23 @@ class Generator {
     }
     return tail ? fmt::format("store_strided_n(p{} + i * {}, {}, {}l, n);", w, s, v, s)
                 : fmt::format("store_strided(p{} + (i + {}) * {}, {}, {}l);", w, 16 * u, s, v, s);
+  }
+
+  // A core looks some 200 operations ahead. Polynomials one after the other fill that with one
+  // dependent chain unless enough vectors take each step together.
+  int choose_unroll() const {
+    const size_t statements = g_.instrs.size();
+    if (statements > 6) return statements <= 16 ? 2 : 1;
+    SymText text("float", "t", "");
+    SymText* before = std::exchange(SymText::current, &text);
+    for (uint32_t at : g_.instrs) {
+      Sym in[kMaxOperands];
+      for (Sym& x : in) x = Sym(text.operand("", -1));
+      int out[kMaxOutputs];
+      r_.instrs[at].op->pointwise->emit(in, out);
+    }
+    SymText::current = before;
+    return text.chains > 1 ? 8 : 4;
   }
 
   // Statement by statement over all vectors of the unrolled body: independent chains side by side.

@@ -109,7 +109,12 @@ void linear_vjp(VjpCall& v) {
       v.gin[1] = matmul(g.reshape({rows, sw[0]}).t(), x.reshape({rows, sw[1]}));
     }
   }
-  if (v.needs(2)) v.gin[2] = sum_to(g, {sw[0]});
+  if (v.needs(2)) {
+    // Memory of its own in every case, so that a leaf can keep it.
+    IntList leading;
+    for (int d = 0; d + 1 < sx.size(); ++d) leading.push_back(d);
+    v.gin[2] = leading.empty() ? g.clone() : g.sum(leading);
+  }
 }
 
 const LibraryOp matmul_row{
@@ -130,8 +135,7 @@ const LibraryOp linear_row{"linear",
                                   if (c.in[2]) add_bias(*c.out[0].impl(), *c.in[2]);
                                 },
                             .vjp = linear_vjp,
-                            .saves_inputs = 0b011,
-                            .grad_aliases = 0b100}};
+                            .saves_inputs = 0b011}};
 
 }  // namespace
 

@@ -284,21 +284,24 @@ template <int N>
   return out;
 }
 
+// Out of line, so that the fast path has a small frame.
+[[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in, int n) {
+  OpCall c(op, in, n);
+  check_defined(c);
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
 Tensor call(const PointwiseOp& op, const Tensor& a) {
   TensorImpl* in[] = {a.impl()};
   if (fast<1>(op, in)) [[likely]] return run_fast<1>(op, in);
-  return PointwiseCall(op).add(a).run();
+  return call_slow(op, in, 1);
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   TensorImpl* in[] = {a.impl(), b.impl()};
   if (fast<2>(op, in)) [[likely]] return run_fast<2>(op, in);
-  if (in[0] && in[1]) {
-    OpCall c(op, in, 2);
-    dispatch(c);
-    return std::move(c.out[0]);
-  }
-  return PointwiseCall(op).add(a).add(b).run();
+  return call_slow(op, in, 2);
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a, Scalar b) {

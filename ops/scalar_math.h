@@ -10,47 +10,48 @@
 
 namespace brrr::m {
 
-// The only macro of the vocabulary: one line gives a function all its forms but Tensor's, which is
-// the public op of the same name.
-#define BRRR_M1(fn)                                             \
-  template <class V>                                            \
-  Num<V> fn(Num<V> x) {                                         \
-    if constexpr (kIsScalar<V>) return oracle::fn(x.v);         \
-    else return vx::fn(x.v);                                    \
-  }                                                             \
-  inline Sym fn(Sym x) { return sym_emit(#fn "($0)", {x.id}); } \
+// The only macros of the vocabulary: one line gives a function all its forms but Tensor's, which is
+// the public op of the same name. `emit` says whether its text stands for a few operations or for a
+// long chain of them.
+#define BRRR_M1(fn, emit)                                   \
+  template <class V>                                        \
+  Num<V> fn(Num<V> x) {                                     \
+    if constexpr (kIsScalar<V>) return oracle::fn(x.v);     \
+    else return vx::fn(x.v);                                \
+  }                                                         \
+  inline Sym fn(Sym x) { return emit(#fn "($0)", {x.id}); } \
   using brrr::fn;
 
-#define BRRR_M2(fn)                                                             \
+#define BRRR_M2(fn, emit)                                                       \
   template <class V>                                                            \
   Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) {                         \
     if constexpr (kIsScalar<V>) return oracle::fn(x.v, y.v);                    \
     else return vx::fn(x.v, y.v);                                               \
   }                                                                             \
-  inline Sym fn(Sym x, Sym y) { return sym_emit(#fn "($0, $1)", {x.id, y.id}); }
+  inline Sym fn(Sym x, Sym y) { return emit(#fn "($0, $1)", {x.id, y.id}); }
 
-BRRR_M1(exp)
-BRRR_M1(expm1)
-BRRR_M1(log)
-BRRR_M1(log1p)
-BRRR_M1(sqrt)
-BRRR_M1(rsqrt)
-BRRR_M1(sin)
-BRRR_M1(cos)
-BRRR_M1(tanh)
-BRRR_M1(sigmoid)
-BRRR_M1(erf)
-BRRR_M1(floor)
-BRRR_M1(ceil)
-BRRR_M1(round)
-BRRR_M1(trunc)
-BRRR_M1(abs)
-BRRR_M1(sign)
-BRRR_M2(pow)
-BRRR_M2(min)
-BRRR_M2(max)
-BRRR_M2(remainder)
-BRRR_M2(floor_div)
+BRRR_M1(exp, chain_emit)
+BRRR_M1(expm1, chain_emit)
+BRRR_M1(log, chain_emit)
+BRRR_M1(log1p, chain_emit)
+BRRR_M1(sqrt, sym_emit)
+BRRR_M1(rsqrt, sym_emit)
+BRRR_M1(sin, chain_emit)
+BRRR_M1(cos, chain_emit)
+BRRR_M1(tanh, chain_emit)
+BRRR_M1(sigmoid, chain_emit)
+BRRR_M1(erf, chain_emit)
+BRRR_M1(floor, sym_emit)
+BRRR_M1(ceil, sym_emit)
+BRRR_M1(round, sym_emit)
+BRRR_M1(trunc, sym_emit)
+BRRR_M1(abs, sym_emit)
+BRRR_M1(sign, sym_emit)
+BRRR_M2(pow, chain_emit)
+BRRR_M2(min, sym_emit)
+BRRR_M2(max, sym_emit)
+BRRR_M2(remainder, sym_emit)
+BRRR_M2(floor_div, sym_emit)
 #undef BRRR_M1
 #undef BRRR_M2
 

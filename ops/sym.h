@@ -26,6 +26,9 @@ class SymText {
   uint64_t uses(int id) const { return uses_[id]; }
   const std::string& text() const { return text_; }
 
+  /// Long chains of dependent operations written so far: polynomials.
+  int chains = 0;
+
   /// The text that the symbols of this thread write to.
   inline static thread_local SymText* current = nullptr;
 
@@ -48,6 +51,10 @@ struct SymMask {
 
 inline Sym sym_emit(const char* text, std::initializer_list<int> args) {
   return Sym(SymText::current->emit(text, args));
+}
+inline Sym chain_emit(const char* text, std::initializer_list<int> args) {
+  ++SymText::current->chains;
+  return sym_emit(text, args);
 }
 inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
   return {SymText::current->emit(text, args)};

@@ -192,3 +192,21 @@ TEST_CASE("codegen: numbers that change between calls are read from the control 
   }
   CHECK(step.stats().recordings <= 5);
 }
+
+// Kernels that move more than the caches hold store around them, where lines are whole and aligned.
+TEST_CASE("codegen: streaming kernels, aligned and not") {
+  test::TempCache cache;
+  const int64_t rows = 1400, columns = 4096, n = rows * columns + 5;
+  const Tensors flat = {randn({n}), randn({n}), zeros({n + 1})};
+  check_same([](const Tensors& in) {
+    const Tensor y = in[0].cos().cos() * in[1];
+    in[2].narrow(0, 1, in[0].numel()).copy_((y + in[1]).erf());  // 4 bytes off a line
+    return Tensors{y, y > 0.5};
+  }, flat);
+  const Tensors matrices = {randn({rows, columns}), randn({rows, columns}), randn({columns}),
+                            randn({2 * rows, columns + 1}), randn({1, columns + 1})};
+  check_same([](const Tensors& in) {
+    in[0].add_(1.0);  // read and written: stays in the caches
+    return Tensors{gelu(in[0] * in[2] + in[2]) + in[1], in[3] * in[4]};
+  }, matrices);
+}

@@ -62,9 +62,10 @@ TEST_CASE("pitfall C1: one arena for all entries, graph's peak is not above eage
     const size_t graph = peak_of(kEarly, scale).first;
     MESSAGE("peak above the resting state: eager " << eager << ", graph " << graph
                                                    << ", of which old gradients " << gradients);
-    // A graph-mode step can be undone until it has run, so the gradients of the step before live
-    // beside its own; eager mode frees them first. Beyond that it never takes more.
-    CHECK(graph <= eager + gradients + (gradients >> 6));
+    // A graph-mode step can be undone until nothing in it can fail any more; then the new gradients
+    // take over the memory of the old ones. The arena is there for the whole replay, while eager
+    // mode frees activations as gradients appear: at small batches that is worth 2 %.
+    CHECK(graph <= eager + eager / 40);
     if (scale == 512) CHECK(graph <= eager);
   }
 }
