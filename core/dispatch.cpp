@@ -103,25 +103,27 @@ void check_readable(const OpCall& c) {
   for (int k = 0; c.into && k < c.n_out; ++k) check(*c.out[k].impl());
 }
 
+[[gnu::noinline]] static void bump_versions(OpCall& c) {
+  for (int k = 0; k < c.n_out; ++k) {
+    TensorImpl& o = *c.out[k].impl();
+    before_change(o, Field::Version);
+    ++o.storage->version;
+  }
+}
+
 void dispatch(OpCall& c) {
   uint8_t flags = 0;
   for (int i = 0; i < c.n_in; ++i) flags |= c.in[i] ? c.in[i]->flags : 0;
   const bool grads = (flags & kRequiresGrad) && context.grad_enabled && c.op->differentiable();
   if (c.into) check_in_place(c, grads);
-  if (context.recorder) {
-    context.recorder->op(c);  // Checks operands that it has not met before.
+  if (Recorder* r = context.recorder) {
+    r->op(c);  // Checks operands that it has not met before.
   } else {
     check_readable(c);
     c.infer();
     execute(c);
   }
-  if (c.into) {
-    for (int k = 0; k < c.n_out; ++k) {
-      TensorImpl& o = *c.out[k].impl();
-      before_change(o, Field::Version);
-      ++o.storage->version;
-    }
-  }
+  if (c.into) bump_versions(c);
   if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
 }
 

@@ -1,5 +1,7 @@
 // The tape: nodes written by differentiable ops, and their release.
 #include <algorithm>
+#include <unordered_set>
+#include <vector>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -98,7 +100,35 @@ static void save_input(TensorImpl& t, const Tensor* out, int n_out, bool into, N
     return;
   }
   t.refs.retain();
+  t.saved.store(true, std::memory_order_relaxed);
   slot.saved = &t;
+}
+
+// `o` is about to get the history `n` although earlier nodes may have saved it. One that `n` leads
+// to would keep `o`, and so itself, alive for ever: it gets an alias with the history that `o` had.
+// What it saved is out of date now, so that it can only fail; but no gradient may ever be asked.
+static void cut_cycles(Node& n, TensorImpl& o) {
+  Tensor alias;
+  std::vector<Node*> path{&n};
+  // What the old history leads to was looked at when `o` got it.
+  std::unordered_set<Node*> seen{&n, o.grad_fn};
+  while (!path.empty()) {
+    Node* at = path.back();
+    path.pop_back();
+    for (int i = 0; i < at->n_in; ++i) {
+      NodeInput& slot = at->in[i];
+      if (slot.edge.node && seen.insert(slot.edge.node).second) path.push_back(slot.edge.node);
+      if (slot.saved != &o) continue;
+      if (!alias.defined()) {
+        alias = Tensor(Ref<TensorImpl>::share(&o)).detach();
+        alias.impl()->grad_fn = Ref<Node>::share(o.grad_fn).detach();
+        alias.impl()->output = o.output;
+        alias.impl()->flags = o.flags;
+      }
+      slot.saved = Tensor(alias).detach_impl();
+      o.refs.release();  // Never the last: the caller holds one.
+    }
+  }
 }
 
 // Makes `n` the history of output k. The first one to do so takes the reference that `n` was made
@@ -114,6 +144,7 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
     }
   }
   if (!is_floating(o.dtype)) return;
+  if (into && o.saved.load(std::memory_order_relaxed)) [[unlikely]] cut_cycles(*n, o);
   if (taken) n->refs.retain();
   taken = true;
   Node* old = std::exchange(o.grad_fn, n);

@@ -55,6 +55,7 @@ struct TensorImpl {
   uint8_t flags;
   uint8_t output = 0;        ///< Which output of grad_fn this is.
   bool is_view = false;      ///< Made by a view op under grad mode.
+  std::atomic<bool> saved;   ///< A tape node has saved this very object.
   uint32_t value;            ///< Number in the pass of the storage (placeholders only).
   int64_t offset;            ///< Elements from the start of the storage.
   int64_t numel;
@@ -116,6 +117,7 @@ inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
   t->flags = storage->device.type == DeviceType::CPU ? 0 : kForeign;
   t->output = 0;
   t->is_view = false;
+  new (&t->saved) std::atomic<bool>(false);
   t->value = 0;
   t->offset = 0;
   t->storage = storage;

@@ -151,6 +151,42 @@ void pointwise_infer(OpCall& c) {
 
 // --- gradient -----------------------------------------------------------------------------------------
 
+// The row of input i's gradient on what it needs of the inputs, the output and g; the other operands
+// are scalars 0. The node keeps its saved tensors alive meanwhile.
+static Tensor run_gradient(VjpCall& v, int i) {
+  const Node& n = v.node;
+  const PointwiseInfo& info = *n.op->pointwise;
+  const uint64_t uses = info.grad_uses[i];
+  TensorImpl* in[kMaxOperands];
+  OpCall c(*info.grads[i], in, n.n_in + 2);
+  auto unused = [&](int k) {
+    in[k] = nullptr;
+    c.attrs.kinds |= 3u << (2 * k);
+    c.attrs.push(0.0);
+  };
+  for (int k = 0, word = 0; k < n.n_in; ++k) {
+    if (const int kind = n.attrs.kind(k)) {
+      in[k] = nullptr;
+      c.attrs.kinds |= static_cast<uint32_t>(kind) << (2 * k);
+      c.attrs.push(n.attrs.v[word++]);
+    } else if (uses >> k & 1) {
+      in[k] = v.input(k).impl();
+    } else {
+      unused(k);
+    }
+  }
+  Tensor y;
+  if (uses >> n.n_in & 1) {
+    y = v.output(0);
+    in[n.n_in] = y.impl();
+  } else {
+    unused(n.n_in);
+  }
+  in[n.n_in + 1] = v.gout[0].impl();
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
 void pointwise_vjp(VjpCall& v) {
   const Node& n = v.node;
   const PointwiseInfo& info = *n.op->pointwise;
@@ -158,26 +194,7 @@ void pointwise_vjp(VjpCall& v) {
   for (int i = 0; i < n.n_in; ++i) {
     if (!v.needs(i) || !info.has_grad[i]) continue;
     Tensor gi = g;
-    if (!info.grad_is_g[i]) {
-      PointwiseCall call(*info.grads[i]);
-      for (int k = 0; k < n.n_in; ++k) {
-        if (n.attrs.kind(k)) {
-          call.add_scalar_of(n.attrs, k);
-        } else if (info.grad_uses[i] >> k & 1) {
-          call.add(v.input(k));  // The node keeps it alive.
-        } else {
-          call.add(Scalar(0.0));
-        }
-      }
-      Tensor y;
-      if (info.grad_uses[i] >> n.n_in & 1) {
-        y = v.output(0);
-        call.add(y);
-      } else {
-        call.add(Scalar(0.0));
-      }
-      gi = call.add(g).run();
-    }
+    if (!info.grad_is_g[i]) gi = run_gradient(v, i);
     if (gi.sizes() != v.meta(i).sizes) gi = sum_to(gi, v.meta(i).sizes);
     v.gin[i] = gi.dtype() == v.meta(i).dtype ? std::move(gi) : gi.to(v.meta(i).dtype);
   }
@@ -194,6 +211,16 @@ static void push_scalar(OpCall& c, int operand, Scalar s) {
     a.kinds |= (s.dtype() == kBool ? 1u : 2u) << (2 * operand);
     a.push(s.to_int());
   }
+}
+
+[[gnu::cold]] static void fail_undefined(const OpDef& op, int i) {
+  fail("{}: operand {} is an undefined tensor", op.name, i);
+}
+
+PointwiseCall& PointwiseCall::add(const Tensor& t) {
+  if (!t.defined()) [[unlikely]] fail_undefined(*call_.op, call_.n_in);
+  in_[call_.n_in++] = t.impl();
+  return *this;
 }
 
 PointwiseCall& PointwiseCall::add(Scalar s) {
@@ -217,14 +244,7 @@ PointwiseCall& PointwiseCall::add_scalar_of(const Attrs& a, int operand) {
   return *this;
 }
 
-static void check_defined(const OpCall& c) {
-  for (int i = 0; i < c.n_in; ++i) {
-    BRRR_CHECK(c.in[i] || c.attrs.kind(i), "{}: operand {} is an undefined tensor", c.op->name, i);
-  }
-}
-
 Tensor PointwiseCall::run() {
-  check_defined(call_);
   dispatch(call_);
   return std::move(call_.out[0]);
 }
@@ -235,7 +255,6 @@ std::vector<Tensor> PointwiseCall::run_all() {
 }
 
 void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
-  check_defined(call_);
   call_.into = outs.size() > 0;
   std::copy(outs.begin(), outs.end(), call_.out);
   for (int k = 0; call_.into && k < call_.n_out; ++k) {
@@ -286,8 +305,10 @@ template <int N>
 
 // Out of line, so that the fast path has a small frame.
 [[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in, int n) {
+  for (int i = 0; i < n; ++i) {
+    if (!in[i]) [[unlikely]] fail_undefined(op, i);
+  }
   OpCall c(op, in, n);
-  check_defined(c);
   dispatch(c);
   return std::move(c.out[0]);
 }

@@ -251,10 +251,7 @@ class NumberOp : public PointwiseOp {
 class PointwiseCall {
  public:
   explicit PointwiseCall(const OpDef& op) : in_{}, call_(op, in_.data(), 0) {}
-  PointwiseCall& add(const Tensor& t) {
-    in_[call_.n_in++] = t.impl();
-    return *this;
-  }
+  PointwiseCall& add(const Tensor& t);
   PointwiseCall& add(Scalar s);
   PointwiseCall& add(ControlCell& cell);
   /// The operand `i` of a recorded call, which was a scalar there.

@@ -1,0 +1,120 @@
+// The journal of a pass: what it changed outside itself, kept until the step has run, or undone.
+#include <algorithm>
+
+#include "graph/pass.h"
+
+namespace brrr::graph {
+
+void Pass::forget_changes() noexcept {
+  changes_.clear();
+  cells_.clear();
+  used_nodes_.clear();
+}
+
+void Pass::commit() noexcept {
+  for (Storage*& s : live_) {
+    if (s) s->pass = nullptr;
+    s = nullptr;
+  }
+  for (const Change& c : changes_) {
+    if (c.field == Field::Grad &&
+        std::find(grad_leaves_.begin(), grad_leaves_.end(), c.tensor) == grad_leaves_.end()) {
+      grad_leaves_.push_back(c.tensor);
+      had_grad_.push_back(static_cast<bool>(c.grad));
+    }
+    if (c.field == Field::Version) written_.push_back(c.storage);
+    if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
+  }
+  for (const auto& n : used_nodes_) release_node(*n);
+  if (!used_nodes_.empty()) host_effect_ = "it runs backward through a tape from before the step";
+  if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
+  active_ = false;
+  forget_changes();
+}
+
+void Pass::abort() noexcept {
+  if (!std::exchange(active_, false)) return;
+  for (auto it = changes_.rbegin(); it != changes_.rend(); ++it) {
+    TensorImpl* t = it->tensor.get();
+    switch (it->field) {
+      case Field::Grad: {
+        auto now = Ref<TensorImpl>::adopt(std::exchange(t->grad, it->grad.detach()));
+        break;
+      }
+      case Field::RequiresGrad:
+        t->flags = it->flags;
+        break;
+      case Field::History: {
+        auto now = Ref<Node>::adopt(std::exchange(t->grad_fn, it->grad_fn.detach()));
+        t->flags = it->flags;
+        t->output = it->output;
+        t->is_view = it->is_view;
+        break;
+      }
+      case Field::Version:
+        it->storage->version = it->version;
+        break;
+      case Field::GradViews:
+        it->storage->grad_views = false;
+        break;
+    }
+  }
+  for (auto it = cells_.rbegin(); it != cells_.rend(); ++it) it->first->value = it->second;
+  for (const auto& n : used_nodes_) n->released = false;
+  set_rng_state(rng_before_);
+  forget_changes();
+  const Recording& r = expected_ ? *expected_ : fresh_;
+  for (size_t k = 0; k < live_.size(); ++k) {
+    Storage* s = live_[k];
+    if (!s) continue;
+    s->lost = r.instrs[r.storages[k].maker].op->name;
+    s->pass = nullptr;
+    live_[k] = nullptr;
+  }
+  live_.clear();
+  cursor_ = 0;
+  fresh_ = Recording();
+  release(nullptr);
+}
+
+void Pass::journal(TensorImpl& t, Field f) {
+  if (f == Field::Version || f == Field::GradViews) {
+    t.storage->refs.retain();
+    changes_.push_back({f, {}, {}, {}, 0, 0, false, t.storage->version,
+                        Ref<Storage>::adopt(t.storage)});
+    return;
+  }
+  // What the step itself has put there is nothing to go back to, and held here it would outlive
+  // the step for no reason.
+  if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
+  if (f == Field::History && t.grad_fn && t.grad_fn->sequence >= first_sequence) return;
+  changes_.push_back({f, Ref<TensorImpl>::share(&t),
+                      f == Field::Grad ? Ref<TensorImpl>::share(t.grad) : Ref<TensorImpl>(),
+                      f == Field::History ? Ref<Node>::share(t.grad_fn) : Ref<Node>(), t.flags,
+                      t.output, t.is_view, 0, {}});
+}
+
+// Changes of tensors that nobody but the journal holds any more: leaves that the function made
+// of outside memory (detach().set_requires_grad()) and what hangs on them do not outlive the step.
+void Pass::drop_unseen() noexcept {
+  for (size_t k = 0; k < changes_.size(); ++k) {
+    if (changes_[k].field != Field::RequiresGrad && changes_[k].field != Field::History) continue;
+    const TensorImpl* t = changes_[k].tensor.get();
+    auto same = [&](const Change& c) { return c.tensor.get() == t; };
+    const auto held = std::count_if(changes_.begin(), changes_.end(), same);
+    if (t->refs.get() != static_cast<uint32_t>(held)) continue;
+    changes_.erase(std::remove_if(changes_.begin(), changes_.end(), same), changes_.end());
+    k = static_cast<size_t>(-1);  // Others may have hung on it.
+  }
+}
+
+void Pass::journal(Node& node) {
+  node.released = true;
+  used_nodes_.push_back(Ref<Node>::share(&node));
+}
+
+void Pass::journal(ControlCell& cell) {
+  cells_.emplace_back(Ref<ControlCell>::share(&cell), cell.value);
+}
+
+}  // namespace brrr::graph
