@@ -23,12 +23,20 @@ class IntList {
   IntList(int64_t v) : size_(1) { data_[0] = v; }  // NOLINT(google-explicit-constructor)
   IntList(const std::vector<int64_t>& v) { assign(v.data(), v.size()); }  // NOLINT
   IntList(const int64_t* p, size_t n) { assign(p, n); }
-  /// The first n entries of a full array: copied whole, which is a handful of instructions.
+  /// The first n entries of a full array, in a handful of instructions.
   static IntList of(const int64_t (&all)[kMaxDims], int n) {
     IntList v;
-    v.size_ = n;
-    std::memcpy(v.data_.data(), all, sizeof all);
+    v.set(all, n);
     return v;
+  }
+  void set(const int64_t (&all)[kMaxDims], int n) {
+    size_ = n;
+    // Most tensors have one or two dims; a copy of fixed size needs no loop.
+    if (n <= 2) {
+      std::memcpy(data_.data(), all, 2 * sizeof all[0]);
+    } else {
+      std::memcpy(data_.data(), all, sizeof all);
+    }
   }
 
   int size() const { return size_; }

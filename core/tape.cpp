@@ -19,8 +19,29 @@ void drop(TensorImpl* t) noexcept {
   if (t && t->refs.release()) destroy(t);
 }
 
+inline void drop_saved(Node& n) noexcept {
+  if (n.op->saves_inputs) {
+    for (int i = 0; i < n.n_in; ++i) drop(std::exchange(n.in[i].saved, nullptr));
+  }
+  if (!n.op->saves_outputs) return;
+  for (int k = 0; k < n.n_out; ++k) drop(std::exchange(n.out[k].saved, nullptr));
+}
+
+inline void drop_edges(Node& n) noexcept {
+  for (NodeInput *slot = n.in, *end = slot + n.n_in; slot != end; ++slot) {
+    if (TensorImpl* leaf = std::exchange(slot->edge.leaf, nullptr)) {
+      if (leaf->refs.release()) destroy(leaf);
+    } else if (Node* from = std::exchange(slot->edge.node, nullptr)) {
+      if (from->refs.release()) destroy(from);
+    }
+  }
+}
+
 void free_node(Node* n) noexcept {
-  if (!n->released) release_node(*n);
+  if (!n->released) {
+    drop_saved(*n);
+    drop_edges(*n);
+  }
   if (n->in != n->inline_in) delete[] n->in;
   FreeList<Node>::give(n);
 }
@@ -39,21 +60,11 @@ void destroy(Node* n) noexcept {
   draining = false;
 }
 
-void release_saved(Node& n) noexcept {
-  if (n.op->saves_inputs) {
-    for (int i = 0; i < n.n_in; ++i) drop(std::exchange(n.in[i].saved, nullptr));
-  }
-  if (!n.op->saves_outputs) return;
-  for (int k = 0; k < n.n_out; ++k) drop(std::exchange(n.out[k].saved, nullptr));
-}
+void release_saved(Node& n) noexcept { drop_saved(n); }
 
 void release_node(Node& n) noexcept {
-  release_saved(n);
-  for (int i = 0; i < n.n_in; ++i) {
-    NodeInput& slot = n.in[i];
-    drop(std::exchange(slot.edge.leaf, nullptr));
-    if (Node* m = std::exchange(slot.edge.node, nullptr); m && m->refs.release()) destroy(m);
-  }
+  drop_saved(n);
+  drop_edges(n);
   n.released = true;
 }
 
@@ -174,16 +185,18 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
   n->attrs.n = attrs.n;
   n->attrs.dtype = attrs.dtype;
   n->attrs.kinds = attrs.kinds;
+  const uint32_t saves = op.saves_inputs;
+  NodeInput* const slots = n->in;
   for (int i = 0; i < n_in; ++i) {
-    NodeInput& slot = n->in[i];
+    NodeInput& slot = slots[i];
     slot.saved = nullptr;
     slot.edge = {};
     TensorImpl* t = in[i];
     if (!t) continue;
-    slot.meta.sizes = t->size_list();
+    slot.meta.sizes.set(t->sizes, t->ndim);
     slot.meta.dtype = t->dtype;
     slot.meta.device = t->device;
-    if (op.saves_inputs >> (i < 31 ? i : 31) & 1) save_input(*t, out, n_out, into, slot);
+    if (saves && (saves >> std::min(i, 31) & 1)) save_input(*t, out, n_out, into, slot);
     if (!t->requires_grad()) continue;
     if (Node* from = t->grad_fn) {
       from->refs.retain();
@@ -197,6 +210,13 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
     }
   }
   n->sequence = context.sequence++;
+  if (n_out == 1 && !into && !op.saves_outputs && op.kind != OpKind::View &&
+      is_floating(out[0].impl()->dtype) && !out[0].impl()->grad_fn) [[likely]] {
+    TensorImpl& o = *out[0].impl();
+    o.grad_fn = n;
+    o.flags |= kRequiresGrad;
+    return;
+  }
   bool taken = false;
   for (int k = 0; k < n_out; ++k) write_output(n, *out[k].impl(), k, into, taken);
   if (!taken) destroy(n);

@@ -135,8 +135,13 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const 
 inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a) {
   TensorImpl* t = raw_impl(storage, dtype, a.ndim);
   t->numel = a.numel;
-  std::memcpy(t->sizes, a.sizes, sizeof t->sizes);
-  std::memcpy(t->strides, a.strides, sizeof t->strides);
+  if (a.ndim <= 2) {
+    std::memcpy(t->sizes, a.sizes, 2 * sizeof t->sizes[0]);
+    std::memcpy(t->strides, a.strides, 2 * sizeof t->strides[0]);
+  } else {
+    std::memcpy(t->sizes, a.sizes, sizeof t->sizes);
+    std::memcpy(t->strides, a.strides, sizeof t->strides);
+  }
   return t;
 }
 /// Uninitialised contiguous memory on `device`; never recorded, for kernels' own use.

@@ -174,8 +174,13 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   // A view of an external counts from where its storage was bound.
   t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
   t->numel = v.numel;
-  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
-  std::memcpy(t->strides, v.strides, sizeof t->strides);
+  if (v.ndim <= 2) {
+    std::memcpy(t->sizes, v.sizes, 2 * sizeof v.sizes[0]);
+    std::memcpy(t->strides, v.strides, 2 * sizeof v.strides[0]);
+  } else {
+    std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
+    std::memcpy(t->strides, v.strides, sizeof t->strides);
+  }
   return Tensor(Ref<TensorImpl>::adopt(t));
 }
 

@@ -42,6 +42,7 @@ static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> type
     const int i = static_cast<int>(t);
     op.direct[i] = op.info.loops[compute_index(t)];
     op.direct_out[i] = op.info.mask_out[0] ? kBool : t;
+    op.direct_bytes[i] = static_cast<uint8_t>(itemsize(op.direct_out[i]));
   }
 }
 
@@ -282,17 +283,19 @@ template <int N>
 
 template <int N>
 [[gnu::always_inline]] static inline Tensor run_fast(const PointwiseOp& op, TensorImpl* const* in) {
-  constexpr int64_t step[] = {1, 1};
+  static constexpr int64_t step[] = {1, 1};
   const TensorImpl& a = *in[0];
   const auto t = static_cast<int>(a.dtype);
   const DType dtype = op.direct_out[t];
-  Storage* s = new_storage(a.device, static_cast<size_t>(a.numel) * itemsize(dtype));
+  // Constants from here on: the device is known.
+  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * op.direct_bytes[t]);
   Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a)));
   allocate(*s);
+  const auto item = static_cast<int64_t>(itemsize(a.dtype));
   const char* from[N];
   uint8_t flags = 0;
   for (int k = 0; k < N; ++k) {
-    from[k] = in[k]->data();
+    from[k] = static_cast<const char*>(in[k]->storage->data) + in[k]->offset * item;
     flags |= in[k]->flags;
   }
   auto* to = static_cast<char*>(s->data);

@@ -123,6 +123,7 @@ template <class F, class V, int N, bool Tail, size_t... I>
 template <class F, class V, int N>
 void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
   constexpr auto all = std::make_index_sequence<N>{};
+  if (n < 16) return pointwise_vector<F, V, N, true>(out, in, 0, static_cast<int>(n), all);
   // Copies that no store can alias: the compiler keeps what it can in registers.
   const char* at[N];
   int64_t bytes[N];
@@ -188,6 +189,7 @@ class PointwiseOp : public OpDef {
   PointwiseInfo info;
   PointwiseLoop direct[kNumDTypes] = {};  ///< Storage is the compute type: no conversion.
   DType direct_out[kNumDTypes] = {};
+  uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
 
  private:
   PointwiseOp() = default;

@@ -19,14 +19,11 @@
 #include "ops/factory_ops.h"
 #include "ops/pointwise.h"
 #include "ops/view_ops.h"
+#include "tests/sanitizer.h"
 
 namespace brrr::test {
 
 using Tensors = std::vector<Tensor>;
-
-inline bool long_tests() {
-  return std::getenv("BRRR_LONG_TESTS") != nullptr;
-}
 
 inline std::vector<const OpDef*> rows_of(OpKind kind) {
   std::vector<const OpDef*> rows;

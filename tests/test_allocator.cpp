@@ -16,21 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sanitizer.h"
+
 using namespace brrr::cpu;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kPlainMalloc = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr bool kPlainMalloc = true;
-#else
-constexpr bool kPlainMalloc = false;
-#endif
-#else
-constexpr bool kPlainMalloc = false;
-#endif
+constexpr bool kPlainMalloc = brrr::test::kAddressSanitizer;
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
 
@@ -295,9 +287,7 @@ TEST_CASE("allocator: trim gives unused memory back and spares what is in use") 
 }
 
 TEST_CASE("allocator: when the system refuses, cached memory is given up first") {
-#if defined(__SANITIZE_THREAD__)
-  return;  // its shadow memory exceeds any address-space limit
-#endif
+  if (brrr::test::kThreadSanitizer) return;  // Its shadow memory exceeds any limit.
   if (kPlainMalloc) return;
   trim();
   rlimit old{};
@@ -337,9 +327,7 @@ TEST_CASE("allocator: BRRR_POISON fills fresh blocks with NaNs") {
 }
 
 TEST_CASE("allocator: a forked child allocates while other threads hold the lock") {
-#if defined(__SANITIZE_THREAD__)
-  return;  // ThreadSanitizer does not follow a multi-threaded fork
-#endif
+  if (brrr::test::kThreadSanitizer) return;
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     while (!stop) deallocate(allocate(1 << 20), 1 << 20);

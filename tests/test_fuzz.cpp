@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "tests/fuzz_world.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -17,8 +18,6 @@ using namespace brrr;
 namespace brrr::fuzz {
 
 namespace {
-
-bool long_tests() { return std::getenv("BRRR_LONG_TESTS") != nullptr; }
 
 struct Count {
   int instructions = 0, errors = 0;
@@ -230,32 +229,32 @@ void fuzz(const std::string& what, Check check, int packs, int per_pack, int len
 }  // namespace
 
 TEST_CASE("fuzz: recorded and walked programs equal eager ones") {
-  fuzz("walker", same_bits, long_tests() ? 20000 : 400, 4, 14, 1, false, {}, 1);
+  fuzz("walker", same_bits, test::random_cases(400, 20000), 4, 14, 1, false, {}, 1);
 }
 
 TEST_CASE("fuzz: replayed programs equal eager ones") {
   test::TempCache cache;
-  fuzz("replay", same_bits, long_tests() ? 4000 : 15, 5, 12, 3, false,
+  fuzz("replay", same_bits, test::random_cases(15, 4000), 5, 12, 3, false,
        {.build_at_first_call = true}, 1000001);
 }
 
 TEST_CASE("fuzz: kernels built at the second call, and without fusion") {
   test::TempCache cache;
-  fuzz("second call", same_bits, long_tests() ? 1000 : 5, 3, 10, 6, true, {}, 2000001);
-  fuzz("unfused", same_bits, long_tests() ? 4000 : 100, 4, 14, 4, true,
+  fuzz("second call", same_bits, test::random_cases(5, 1000), 3, 10, 6, true, {}, 2000001);
+  fuzz("unfused", same_bits, test::random_cases(100, 4000), 4, 14, 4, true,
        {.build_at_first_call = true, .fuse = false}, 3000001);
-  fuzz("verified", same_bits, long_tests() ? 2000 : 50, 4, 14, 4, true,
+  fuzz("verified", same_bits, test::random_cases(50, 2000), 4, 14, 4, true,
        {.verify_every = 1, .build_at_first_call = true, .fuse = false}, 4000001);
 }
 
 TEST_CASE("fuzz: a step that throws has changed nothing") {
-  fuzz("atomic, walked", atomic, long_tests() ? 20000 : 400, 1, 16, 7, false, {}, 6000001);
-  fuzz("atomic, replayed", atomic, long_tests() ? 20000 : 200, 1, 16, 7, false,
+  fuzz("atomic, walked", atomic, test::random_cases(400, 20000), 1, 16, 7, false, {}, 6000001);
+  fuzz("atomic, replayed", atomic, test::random_cases(200, 20000), 1, 16, 7, false,
        {.build_at_first_call = true, .fuse = false}, 7000001);
 }
 
 TEST_CASE("fuzz: a frozen step goes on like eager calls") {
-  fuzz("frozen", frozen, long_tests() ? 20000 : 400, 1, 8, 6, false,
+  fuzz("frozen", frozen, test::random_cases(400, 20000), 1, 8, 6, false,
        {.build_at_first_call = true, .fuse = false}, 8000001);
 }
 

@@ -5,6 +5,7 @@
 
 #include "backends/cpu/allocator.h"
 #include "pitfalls.h"
+#include "sanitizer.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -209,7 +210,7 @@ Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
 TEST_CASE("graph: random steps equal eager to the bit") {
   const char* one = std::getenv("BRRR_FUZZ_SEED");
   const unsigned begin = one ? static_cast<unsigned>(std::atoi(one)) : 1;
-  const unsigned end = one ? begin + 1 : std::getenv("BRRR_LONG_TESTS") ? 1500 : 25;
+  const unsigned end = begin + (one ? 1u : static_cast<unsigned>(random_cases(24, 1500)));
   for (unsigned seed = begin; seed < end; ++seed) {
     CAPTURE(seed);
     const Trace eager = play(seed, {.mode = Mode::Eager});

@@ -13,6 +13,7 @@
 
 #include "backends/cpu/host_compiler.h"
 #include "core/error.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -197,9 +198,7 @@ TEST_CASE("jit: several threads, the same and different text") {
 }
 
 TEST_CASE("jit: two processes at once") {
-#if defined(__SANITIZE_THREAD__)
-  return;  // ThreadSanitizer does not follow a multi-threaded fork
-#endif
+  if (brrr::test::kThreadSanitizer) return;
   const TempCache cache;
   pid_t children[3];
   for (pid_t& child : children) {

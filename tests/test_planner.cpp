@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "graph/pass.h"
 #include "graph/schedule.h"
 #include "tests/fuzz_steps.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -160,14 +162,16 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
       if (m.offset[st] % 64 || m.offset[st] + r.storages[st].bytes > m.arena_bytes) return false;
       const auto from = static_cast<size_t>(m.offset[st] / 64);
       const size_t to = from + (r.storages[st].bytes + 63) / 64;
+      uint32_t replaced = kNone;
       for (size_t line = from; line < to && first[st] == g; ++line) {
-        const uint32_t o = owner[line];
-        if (o != kNone && last[o] >= g &&
+        const uint32_t o = std::exchange(owner[line], st);
+        if (o == kNone || o == replaced) continue;  // As in the line before, which was looked at.
+        replaced = o;
+        if (last[o] >= g &&
             (last[o] > g || first[o] == g || m.offset[o] != m.offset[st] ||
              !dense_in(r, s, uses[o], g, o) || !dense_in(r, s, uses[st], g, st))) {
           return false;
         }
-        owner[line] = st;
       }
       for (size_t line = from; line < to && first[st] < g && g <= last[st]; ++line) {
         if (owner[line] != st && !(g == last[st] && first[owner[line]] == g)) return false;
@@ -196,7 +200,7 @@ void check_passes(const graph::Recording& r) {
 }  // namespace
 
 TEST_CASE("planner: fuzzed recordings keep dependences and overlap nothing") {
-  const int programs = std::getenv("BRRR_LONG_TESTS") ? 5000 : 150;
+  const int programs = test::random_cases(150, 5000);
   for (int k = 0; k < programs; ++k) {
     CAPTURE(k);
     check_passes(record_program(5000001 + static_cast<uint64_t>(k), 10 + k % 30));
@@ -205,7 +209,7 @@ TEST_CASE("planner: fuzzed recordings keep dependences and overlap nothing") {
 
 TEST_CASE("planner: random sizes and lifetimes fit into little more than their bound") {
   std::mt19937 random(7);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = test::random_cases(40, 40); round > 0; --round) {
     const graph::Recording r = record([&] {
       std::vector<Tensor> pool{zeros({64}), zeros({4096})};
       for (int k = 0; k < 60; ++k) {

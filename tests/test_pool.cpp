@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/sanitizer.h"
+
 using namespace brrr::cpu;
 
 namespace {
@@ -183,9 +185,7 @@ TEST_CASE("pool: sleeping workers are woken") {
 }
 
 TEST_CASE("pool: a forked child runs inline") {
-#if defined(__SANITIZE_THREAD__)
-  return;  // ThreadSanitizer does not follow a multi-threaded fork
-#endif
+  if (brrr::test::kThreadSanitizer) return;
   const ThreadCount count(2);
   parallel_sum(1000);
   const pid_t child = fork();

@@ -1,4 +1,4 @@
-// Memory of a replay: what it holds at its peak.
+// Memory of a replay: what it holds at its peak; of a tape: that it is freed.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -35,4 +35,32 @@ TEST_CASE("graph: updates wait for what can fail, so that a replay copies no par
   // New gradients, beside the old ones until the step cannot fail any more, and the arena.
   CHECK(more < parameter_bytes + train.stats().arena_bytes + parameter_bytes / 2);
   CHECK(train.stats().fallbacks == 0);
+}
+
+// The product saves `b`, and then `b` itself gets a history that leads to the product.
+TEST_CASE("tape: a saved tensor that is changed in place does not keep its history alive") {
+  Tensor a = ones({1000});
+  a.set_requires_grad(true);
+  const size_t live = cpu::memory_stats().live;
+  for (const bool differentiable : {false, true}) {
+    for (const int rounds : {1, 3}) {
+      Tensor b = differentiable ? a * 2.0 : ones({1000});
+      for (int k = 0; k < rounds; ++k) b.add_((a * b).exp());
+      if (rounds == 1) continue;
+      CHECK_THROWS_WITH_AS(b.sum().backward(), doctest::Contains("changed in place"), Error);
+    }
+    CHECK(cpu::memory_stats().live == live);
+  }
+  // Reached later, beside a history that does not lead there.
+  {
+    Tensor b = ones({1000});
+    const Tensor y = a * b;
+    b.add_(a * 3.0);
+    b.add_(y);
+  }
+  CHECK(cpu::memory_stats().live == live);
+  // What nobody changed keeps its history for a gradient's gradient.
+  const Tensor b = a * a;
+  const Tensor first = grad({(b * b).sum()}, {a}, {.create_graph = true})[0];
+  CHECK(grad({first.sum()}, {a})[0].to_vector<float>()[0] == 12.0f);
 }

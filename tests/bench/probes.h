@@ -17,6 +17,8 @@
 #include <cstdlib>
 #include <functional>
 
+#include "tests/sanitizer.h"
+
 namespace brrr::bench {
 
 // Calls of malloc, calloc, realloc, aligned_alloc and posix_memalign by this thread; operator new
@@ -24,7 +26,7 @@ namespace brrr::bench {
 inline constinit thread_local std::uint64_t heap_calls = 0;
 
 // A sanitizer has a malloc of its own, which must stay.
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GLIBC__) && !BRRR_ASAN && !BRRR_TSAN
 inline constexpr bool counts_heap_calls = true;
 #else
 inline constexpr bool counts_heap_calls = false;
@@ -93,7 +95,7 @@ inline SystemCallProbe probe_system_calls(const std::function<void()>& warm_up,
 
 }  // namespace brrr::bench
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GLIBC__) && !BRRR_ASAN && !BRRR_TSAN
 extern "C" {
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);
