@@ -49,6 +49,27 @@ inline void before_change(TensorImpl& t, Field f) {
   if (context.recorder && !t.storage->pass) context.recorder->journal(t, f);
 }
 
+namespace detail {
+void check_in_place(const OpCall& call, bool grads);
+void after_write(OpCall& call, bool grads);
+void run_now(OpCall& call);
+}  // namespace detail
+
+/// dispatch(), for callers that are worth a copy of it.
+[[gnu::always_inline]] inline void dispatch_inline(OpCall& c) {
+  uint8_t flags = 0;
+  for (int i = 0; i < c.n_in; ++i) flags |= c.in[i] ? c.in[i]->flags : 0;
+  const bool grads = (flags & kRequiresGrad) && context.grad_enabled && c.op->differentiable();
+  if (c.into) [[unlikely]] detail::check_in_place(c, grads);
+  if (Recorder* r = context.recorder) {
+    r->op(c);  // Checks operands that it has not met before.
+  } else {
+    detail::run_now(c);
+  }
+  if (c.into) [[unlikely]] detail::after_write(c, grads);
+  if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
+}
+
 /// Counts changes that a frozen step cannot see: requires_grad and train/eval switches.
 uint64_t settings_epoch();
 void bump_settings_epoch();

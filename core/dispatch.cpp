@@ -48,6 +48,7 @@ void make_outputs(OpCall& c) {
       Storage* s = c.in[m.alias]->storage;
       s->refs.retain();
       c.out[k] = Tensor(Ref<TensorImpl>::adopt(new_impl(s, m.dtype, m.sizes, m.strides, m.offset)));
+      c.out[k].impl()->is_view = true;
     } else {
       c.out[k] = raw_empty(m.sizes, m.dtype, m.device);
     }
@@ -66,7 +67,7 @@ void execute(OpCall& c) {
 }
 
 // What must hold before anything is written in place; nothing has changed when this throws.
-static void check_in_place(const OpCall& c, bool grads) {
+void detail::check_in_place(const OpCall& c, bool grads) {
   for (int k = 0; k < c.n_out; ++k) {
     const TensorImpl& o = *c.out[k].impl();
     for (int i = 0; i < o.ndim; ++i) {
@@ -78,9 +79,12 @@ static void check_in_place(const OpCall& c, bool grads) {
     BRRR_CHECK(!(o.requires_grad() && !o.grad_fn),
                "{}_: a leaf that requires grad is changed in place; do it under NoGradGuard",
                c.op->name);
-    BRRR_CHECK(!(grads && (o.is_view || o.storage->grad_views)),
-               "{}_: {} shares memory with a differentiable view; use the out-of-place op or "
-               "clone() first", c.op->name, describe(&o));
+    // Histories do not follow memory: where a view and what it views have histories of their own, a
+    // write to one would leave the other's wrong. Known from the ops that made them, never from a
+    // count of holders, which differs between the modes.
+    BRRR_CHECK(!((grads || o.requires_grad()) && (o.is_view || o.storage->grad_views)),
+               "{}_: {} shares memory with a view of it or is one, and gradients flow; use the "
+               "out-of-place op (cat, stack, where) or clone() first", c.op->name, describe(&o));
   }
 }
 
@@ -103,28 +107,31 @@ void check_readable(const OpCall& c) {
   for (int k = 0; c.into && k < c.n_out; ++k) check(*c.out[k].impl());
 }
 
-[[gnu::noinline]] static void bump_versions(OpCall& c) {
+namespace detail {
+
+void after_write(OpCall& c, bool grads) {
   for (int k = 0; k < c.n_out; ++k) {
     TensorImpl& o = *c.out[k].impl();
+    if (!grads && context.grad_enabled && o.grad_fn) {
+      // What it was computed from has been overwritten by something without history.
+      before_change(o, Field::History);
+      Ref<Node>::adopt(std::exchange(o.grad_fn, nullptr)).reset();
+      o.flags = static_cast<uint8_t>(o.flags & ~kRequiresGrad);
+      o.output = 0;
+    }
     before_change(o, Field::Version);
     ++o.storage->version;
   }
 }
 
-void dispatch(OpCall& c) {
-  uint8_t flags = 0;
-  for (int i = 0; i < c.n_in; ++i) flags |= c.in[i] ? c.in[i]->flags : 0;
-  const bool grads = (flags & kRequiresGrad) && context.grad_enabled && c.op->differentiable();
-  if (c.into) check_in_place(c, grads);
-  if (Recorder* r = context.recorder) {
-    r->op(c);  // Checks operands that it has not met before.
-  } else {
-    check_readable(c);
-    c.infer();
-    execute(c);
-  }
-  if (c.into) bump_versions(c);
-  if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
+void run_now(OpCall& c) {
+  check_readable(c);
+  c.infer();
+  execute(c);
 }
+
+}  // namespace detail
+
+void dispatch(OpCall& c) { dispatch_inline(c); }
 
 }  // namespace brrr

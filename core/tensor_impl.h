@@ -54,7 +54,7 @@ struct TensorImpl {
   uint8_t ndim;
   uint8_t flags;
   uint8_t output = 0;        ///< Which output of grad_fn this is.
-  bool is_view = false;      ///< Made by a view op under grad mode.
+  bool is_view = false;      ///< Made by a view op.
   std::atomic<bool> saved;   ///< A tape node has saved this very object.
   uint32_t value;            ///< Number in the pass of the storage (placeholders only).
   int64_t offset;            ///< Elements from the start of the storage.

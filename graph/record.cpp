@@ -214,6 +214,7 @@ void Pass::record(OpCall& c) {
       s = placeholder_storage(v.storage, fresh_.storages[v.storage]);
     }
     c.out[k] = placeholder(v, id, s);
+    c.out[k].impl()->is_view = c.meta[k].alias >= 0;
   }
   fresh_.instrs.push_back(i);
   const uint64_t before = index ? fresh_.prefix_hash.back() : 0;

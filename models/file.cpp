@@ -70,6 +70,11 @@ class TemporaryFile {
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
+  /// A private file stays private.
+  void keep_mode(fs::perms mode) {
+    if (::fchmod(fd_, static_cast<mode_t>(mode) & 07777) != 0) give_up("cannot set the mode of");
+  }
+
   void write(Bytes part) {
     const auto* p = static_cast<const char*>(part.data);
     for (size_t left = part.size; left > 0;) {
@@ -123,7 +128,11 @@ void replace_file(const std::string& path, const std::vector<Bytes>& parts) {
     if (!none) target = real;
   }
   BRRR_CHECK(target.has_filename(), "cannot write \"{}\": it names no file", path);
+  const fs::file_status there = fs::status(target, none);
+  BRRR_CHECK(!fs::exists(there) || fs::is_regular_file(there),
+             "cannot write {}: it is not a regular file, and would be replaced by one", path);
   TemporaryFile file(target);
+  if (fs::exists(there)) file.keep_mode(there.permissions());
   for (const Bytes& part : parts) file.write(part);
   file.commit();
 }

@@ -184,7 +184,7 @@ static Tensor run_gradient(VjpCall& v, int i) {
     unused(n.n_in);
   }
   in[n.n_in + 1] = v.gout[0].impl();
-  dispatch(c);
+  dispatch_inline(c);
   return std::move(c.out[0]);
 }
 
@@ -306,26 +306,27 @@ template <int N>
   return out;
 }
 
-// Out of line, so that the fast path has a small frame.
-[[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in, int n) {
-  for (int i = 0; i < n; ++i) {
+// Out of line, so that the fast path has a small frame. Recorded steps come through here.
+template <int N>
+[[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in) {
+  for (int i = 0; i < N; ++i) {
     if (!in[i]) [[unlikely]] fail_undefined(op, i);
   }
-  OpCall c(op, in, n);
-  dispatch(c);
+  OpCall c(op, in, N);
+  dispatch_inline(c);
   return std::move(c.out[0]);
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a) {
   TensorImpl* in[] = {a.impl()};
   if (fast<1>(op, in)) [[likely]] return run_fast<1>(op, in);
-  return call_slow(op, in, 1);
+  return call_slow<1>(op, in);
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   TensorImpl* in[] = {a.impl(), b.impl()};
   if (fast<2>(op, in)) [[likely]] return run_fast<2>(op, in);
-  return call_slow(op, in, 2);
+  return call_slow<2>(op, in);
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a, Scalar b) {

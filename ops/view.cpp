@@ -148,19 +148,21 @@ void squeeze_shape(OpCall& c) {
 void as_strided_shape(OpCall& c) {
   OutMeta& m = start(c);
   const int n = static_cast<int>(c.attrs.v[0]);
-  m.offset += c.attrs.v[1];
+  bool overflow = __builtin_add_overflow(m.offset, c.attrs.v[1], &m.offset);
   m.sizes = IntList(c.attrs.v + 2, static_cast<size_t>(n));
   m.strides = IntList(c.attrs.v + 2 + n, static_cast<size_t>(n));
   int64_t last = m.offset;
   for (int i = 0; i < n; ++i) {
     BRRR_CHECK(m.strides[i] >= 0, "as_strided: strides must not be negative: {}",
                to_string(m.strides));
-    last += (std::max<int64_t>(m.sizes[i], 1) - 1) * m.strides[i];
+    int64_t reach;
+    overflow |= __builtin_mul_overflow(std::max<int64_t>(m.sizes[i], 1) - 1, m.strides[i], &reach) ||
+                __builtin_add_overflow(last, reach, &last);
   }
   const int64_t held = static_cast<int64_t>(c.in[0]->storage->bytes / itemsize(m.dtype));
-  BRRR_CHECK(numel_of(m.sizes) == 0 || (m.offset >= 0 && last < held),
-             "as_strided: sizes {} with strides {} at {} reach element {} of a storage of {}",
-             to_string(m.sizes), to_string(m.strides), m.offset, last, held);
+  BRRR_CHECK(!overflow && (numel_of(m.sizes) == 0 || (m.offset >= 0 && last < held)),
+             "as_strided: sizes {} with strides {} at {} reach beyond a storage of {} elements",
+             to_string(m.sizes), to_string(m.strides), m.offset, held);
 }
 
 // --- gradients --------------------------------------------------------------------------------------
@@ -341,7 +343,9 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
   const int64_t n = size(at);
   start = std::clamp<int64_t>(start < 0 ? start + n : start, 0, n);
   end = std::clamp<int64_t>(end < 0 ? end + n : end, start, n);
-  return view_call(slice_row, *this, at, start, (end - start + step - 1) / step, step);
+  const int64_t length = (end - start) / step + ((end - start) % step != 0);
+  // A step beyond the end is never taken; as 1 its stride cannot overflow.
+  return view_call(slice_row, *this, at, start, length, length > 1 ? step : 1);
 }
 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {

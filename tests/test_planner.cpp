@@ -167,7 +167,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
         const uint32_t o = std::exchange(owner[line], st);
         if (o == kNone || o == replaced) continue;  // As in the line before, which was looked at.
         replaced = o;
-        if (last[o] >= g &&
+        if (o != kNone && last[o] >= g &&
             (last[o] > g || first[o] == g || m.offset[o] != m.offset[st] ||
              !dense_in(r, s, uses[o], g, o) || !dense_in(r, s, uses[st], g, st))) {
           return false;
@@ -209,7 +209,7 @@ TEST_CASE("planner: fuzzed recordings keep dependences and overlap nothing") {
 
 TEST_CASE("planner: random sizes and lifetimes fit into little more than their bound") {
   std::mt19937 random(7);
-  for (int round = test::random_cases(40, 40); round > 0; --round) {
+  for (int round = 0; round < 40; ++round) {
     const graph::Recording r = record([&] {
       std::vector<Tensor> pool{zeros({64}), zeros({4096})};
       for (int k = 0; k < 60; ++k) {

@@ -1,0 +1,142 @@
+// In-place writes and the histories of what they write to; windows at the edge of the integers.
+#include <brrr/brrr.h>
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <climits>
+#include <filesystem>
+#include <string>
+
+using namespace brrr;
+
+namespace {
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// The gradient of w after `fn`, which builds a loss from it.
+std::vector<float> gradient(const std::function<Tensor(const Tensor&)>& fn) {
+  Tensor w = tensor({1.f, 2.f});
+  w.set_requires_grad();
+  fn(w).backward();
+  return w.grad().defined() ? w.grad().to_vector<float>() : std::vector<float>();
+}
+
+}  // namespace
+
+TEST_CASE("pitfall A19: overwriting a tensor cuts its history") {
+  const std::vector<float> zero{0, 0}, one{1, 1};
+  const Tensor c = ones({2});
+  CHECK(gradient([&](const Tensor& w) {
+    const Tensor y = w * 1.0;
+    y.zero_();
+    CHECK_FALSE(y.requires_grad());
+    return (y + 0.0 * w).sum();
+  }) == zero);
+  CHECK(gradient([&](const Tensor& w) {
+    const Tensor y = w * 1.0;
+    y.fill_(3);
+    return (y + w).sum();
+  }) == one);
+  CHECK(gradient([&](const Tensor& w) {
+    const Tensor y = w * 1.0;
+    y.copy_(c);
+    return (y + w).sum();
+  }) == one);
+  CHECK(gradient([&](const Tensor& w) {
+    const Tensor y = w * 5.0;
+    y.copy_(w * 2.0);
+    return y.sum();
+  }) == std::vector<float>{2, 2});
+  // Without gradients the write is no part of the history, as in PyTorch.
+  CHECK(gradient([&](const Tensor& w) {
+    const Tensor y = w * 3.0;
+    {
+      NoGradGuard guard;
+      y.zero_();
+    }
+    return y.sum();
+  }) == std::vector<float>{3, 3});
+}
+
+TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refused") {
+  const Tensor w = ones({2});
+  w.set_requires_grad();
+  const Tensor y = w * 1.0, b = zeros({2, 2});
+  CHECK(error_of([&] { y.slice(0, 0, 1).zero_(); }).find("fill_") == std::string::npos);
+  CHECK(error_of([&] { y.slice(0, 0, 1).zero_(); }).find("view") != std::string::npos);
+  CHECK(error_of([&] { b.select(0, 0).copy_(w); }).find("view") != std::string::npos);
+  CHECK(b.to_vector<float>() == std::vector<float>(4, 0.f));
+  CHECK(y.to_vector<float>() == std::vector<float>(2, 1.f));
+  b.select(0, 0).copy_(w.detach());  // No gradient flows: fine.
+  CHECK(b.to_vector<float>() == std::vector<float>{1, 1, 0, 0});
+}
+
+TEST_CASE("pitfall A19: eager and graph agree on overwritten history") {
+  auto run = [](Mode mode) {
+    Tensor w = tensor({1.f, 2.f});
+    w.set_requires_grad();
+    auto step = brrr::step([&](const Tensor& x) {
+      w.set_grad({});
+      const Tensor y = w * x;
+      y.copy_(x);
+      const Tensor loss = (y * w).sum();
+      loss.backward();
+      return loss.detach();
+    }, StepOptions{.mode = mode, .build_at_first_call = true});
+    std::vector<float> all;
+    for (int k = 0; k < 3; ++k) {
+      step(tensor({3.f, 4.f + static_cast<float>(k)}));
+      for (float g : w.grad().to_vector<float>()) all.push_back(g);
+    }
+    return all;
+  };
+  CHECK(run(Mode::Eager) == run(Mode::Graph));
+  CHECK(run(Mode::Graph) == std::vector<float>{3, 4, 3, 5, 3, 6});
+}
+
+TEST_CASE("pitfall A22: a batch cut from a captured data set inside the step") {
+  const Tensor data = arange(60.0), w = ones({5});
+  int at = 0;
+  auto step = brrr::step([&](const Tensor& x) {
+    return (data.slice(0, at * 5, at * 5 + 5) * w + x).sum();
+  }, StepOptions{.build_at_first_call = true});
+  for (; at < 12; ++at) {
+    CHECK(step(zeros({1})).item<float>() == doctest::Approx(25 * at + 10));
+  }
+  CHECK(step.stats().recordings <= 2);
+}
+
+TEST_CASE("views: sizes, strides and steps at the edge of the integers") {
+  const Tensor a = arange(4.0);
+  for (const auto& [sizes, strides] : std::vector<std::pair<IntList, IntList>>{
+           {{2, 2}, {INT64_MAX, 1}}, {{int64_t{1} << 33, 1}, {int64_t{1} << 31, 1}},
+           {{3}, {int64_t{1} << 62}}, {{2}, {4}}}) {
+    CHECK(error_of([&] { as_strided(a, sizes, strides, 0); }).find("as_strided") == 0);
+  }
+  CHECK(error_of([&] { as_strided(a, {1}, {1}, INT64_MAX); }).find("as_strided") == 0);
+  CHECK(a.slice(0, INT64_MIN, INT64_MAX, INT64_MAX).to_vector<float>() == std::vector<float>{0});
+  CHECK(a.slice(0, 1, 4, INT64_MAX).to_vector<float>() == std::vector<float>{1});
+  CHECK(a.slice(0, 0, 4, 3).to_vector<float>() == std::vector<float>{0, 3});
+}
+
+TEST_CASE("save: keeps a file's mode and replaces nothing but regular files") {
+  const auto dir = std::filesystem::temp_directory_path() / "brrr-test-save-mode";
+  std::filesystem::create_directories(dir);
+  const std::string file = dir / "a.safetensors", pipe = dir / "pipe";
+  const StateDict dict{{"x", ones({2})}};
+  save(file, dict);
+  std::filesystem::permissions(file, std::filesystem::perms(0600));
+  save(file, dict);
+  CHECK(std::filesystem::status(file).permissions() == std::filesystem::perms(0600));
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(error_of([&] { save(pipe, dict); }).find("not a regular file") != std::string::npos);
+  CHECK(std::filesystem::is_fifo(pipe));
+  std::filesystem::remove_all(dir);
+}
