@@ -1,14 +1,14 @@
 #include "core/rng.h"
 
-#include <mutex>
+#include <atomic>
 
 #include "core/context.h"
 
 namespace brrr {
 
 namespace {
-std::mutex mutex;
-RngState state;
+// Each on its own: reseeding while another thread draws has no order to keep.
+std::atomic<uint64_t> seed{0}, draw{0};
 ControlCell* make_cell(ControlCell::Kind kind) {
   auto* c = new ControlCell;
   c->kind = kind;
@@ -22,24 +22,19 @@ void manual_seed(uint64_t seed) {
 }
 
 RngState rng_state() {
-  std::lock_guard lock(mutex);
-  return state;
+  return {seed.load(std::memory_order_relaxed), draw.load(std::memory_order_relaxed)};
 }
 
 void set_rng_state(RngState s) {
-  std::lock_guard lock(mutex);
-  state = s;
+  seed.store(s.seed, std::memory_order_relaxed);
+  draw.store(s.draw, std::memory_order_relaxed);
 }
 
 void push_draw(OpCall& call) {
   static ControlCell* const seed_cell = make_cell(ControlCell::RngSeed);
   static ControlCell* const draw_cell = make_cell(ControlCell::RngDraw);
-  RngState now;
-  {
-    std::lock_guard lock(mutex);
-    now = state;
-    ++state.draw;
-  }
+  const RngState now{seed.load(std::memory_order_relaxed),
+                     draw.fetch_add(1, std::memory_order_relaxed)};
   Attrs& a = call.attrs;
   a.dynamic |= static_cast<uint16_t>(3u << a.n);
   call.cells[a.n] = seed_cell;

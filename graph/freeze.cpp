@@ -209,6 +209,13 @@ struct ArgumentScope {
 
 }  // namespace
 
+// Tensor::set_grad for a gradient that is known to fit; no recorder is at work.
+static void replace_grad(TensorImpl& leaf, Tensor g) {
+  if (g.defined()) g.impl()->storage->gradient = true;
+  TensorImpl* old = std::exchange(leaf.grad, g.detach_impl());
+  if (old && old->refs.release()) destroy(old);
+}
+
 // False when the call is not the frozen one: it then takes the ordinary way, which is always right.
 bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results) {
   results.clear();
@@ -261,16 +268,23 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   }
   ++stats_.calls;
   ++e.calls;
+  auto& taken = f.survivors;
+  // The first tensor on a survivor takes the reference that it was made with.
   auto tensor = [&](uint32_t id) {
     const Value& v = r.values[id];
     const auto at = std::lower_bound(r.survivors.begin(), r.survivors.end(), v.storage);
-    auto s = made[static_cast<size_t>(at - r.survivors.begin())];
+    const auto k = static_cast<size_t>(at - r.survivors.begin());
+    Storage* s = made[k].detach();
+    if (s) {
+      taken[k] = s;
+    } else {
+      s = taken[k];
+      s->refs.retain();
+    }
     return Tensor(Ref<TensorImpl>::adopt(
-        new_impl(s.detach(), v.dtype, v.size_list(), v.stride_list(), v.offset)));
+        new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
   };
-  for (const auto& [leaf, id] : f.grads) {
-    Tensor(leaf).set_grad(id == kNone ? Tensor() : tensor(id));
-  }
+  for (const auto& [leaf, id] : f.grads) replace_grad(*leaf, id == kNone ? Tensor() : tensor(id));
   for (uint32_t x : f.written) ++f.bindings[x].storage->version;
   RngState rng = rng_state();
   rng.draw += r.draws;

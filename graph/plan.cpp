@@ -239,9 +239,7 @@ void Loans::offer(const Plan& plan, const TensorImpl& old, size_t k, Storage& su
     return;
   }
   survivor.data = std::exchange(from.data, nullptr);
-  from.refs.retain();
-  survivor.refs.retain();
-  lent_.emplace_back(Ref<Storage>::adopt(&from), Ref<Storage>::adopt(&survivor));
+  lent_.emplace_back(&from, &survivor);
 }
 
 void Loans::take_back() noexcept {

@@ -96,7 +96,7 @@ class Loans {
   void clear() { lent_.clear(); }
 
  private:
-  std::vector<std::pair<Ref<Storage>, Ref<Storage>>> lent_;  // From, to.
+  std::vector<std::pair<Storage*, Storage*>> lent_;  // From, to; both outlive the replay.
 };
 
 }  // namespace brrr::graph

@@ -191,12 +191,13 @@ constexpr std::int64_t side = 4096;  // float32: 64 MB
 constexpr std::size_t side_bytes = side * side * sizeof(float);
 
 void fusion(Report& report) {
-  const GeluChain c(side, side);
+  const GeluChain c(side, side), narrow(side * side / 1024, 1024);
   const Tensor w = brrr::randn({side, side}), b = brrr::randn({side, side});
   auto gelu = brrr::step(GeluChain::Fn(GeluChain::apply));
+  auto gelu_narrow = brrr::step(GeluChain::Fn(GeluChain::apply));
   auto one = brrr::step([](const Tensor& x) { return x.cos(); });
   auto two = brrr::step([](const Tensor& x) { return x.cos().cos(); });
-  std::vector<double> rows, full, cos_ratio;
+  std::vector<double> rows, narrow_rows, full, cos_ratio;
   double rows_ms = 0, two_ms = 0;
   for (int r = 0; r < 7; ++r) {
     Turns turns;
@@ -206,6 +207,9 @@ void fusion(Report& report) {
     const int h = turns.add([&](std::int64_t n) {
       while (n-- > 0) gelu(c.x, w, b, c.residual);
     });
+    const int k = turns.add([&](std::int64_t n) {
+      while (n-- > 0) gelu_narrow(narrow.x, narrow.w, narrow.b, narrow.residual);
+    });
     const int i = turns.add([&](std::int64_t n) {
       while (n-- > 0) one(c.x);
     });
@@ -214,13 +218,16 @@ void fusion(Report& report) {
     });
     turns.measure(3, 20);
     rows.push_back(100e9 * stream_like(2, side_bytes).seconds / turns.ns(g));
+    narrow_rows.push_back(100e9 * stream_like(2, side_bytes).seconds / turns.ns(k));
     full.push_back(100e9 * stream_like(4, side_bytes).seconds / turns.ns(h));
     cos_ratio.push_back(turns.ratio(j, i));
     rows_ms = turns.ns(g) / 1e6;
     two_ms = turns.ns(j) / 1e6;
   }
-  report.at_least("gelu(x*w+b)+residual, 64 MB, of the speed of its streams", 85, median(rows), "%",
-                  fmt::format("w, b rows; {:.2f} ms", rows_ms));
+  report.at_least("gelu(x*w+b)+residual, 64 MB, of the speed of its streams", 85,
+                  median(narrow_rows), "%", "w, b rows of 1024");
+  report.at_least("the same, w and b rows of 4096", 85, median(rows), "%",
+                  fmt::format("{:.2f} ms", rows_ms));
   report.at_least("the same, w and b 64 MB too", 85, median(full), "%");
   report.at_most("cos(cos(x)) fused to one cos, 64 MB", 1.05, median(cos_ratio), "x",
                  fmt::format("{:.2f} ms", two_ms));
