@@ -33,8 +33,8 @@ struct GradcheckResult {
   explicit operator bool() const { return ok; }
 };
 struct GradcheckOptions {
-  double step = 1e-6;       ///< Of the central difference.
-  double tolerance = 1e-6;  ///< On |analytic - numeric| / (1 + |numeric|).
+  double step = 1e-6;         ///< Of the central difference.
+  double tolerance = 1e-6;    ///< On |analytic - numeric| / (1 + |numeric|).
   bool second_order = false;  ///< Also check the gradient's gradient.
 };
 

@@ -95,8 +95,8 @@ class Engine {
   void deliver(const Edge& e, const Tensor& g, bool fresh) {
     if (captures_) {
       for (Capture& c : *captures_) {
-        const bool hit = e.leaf ? c.input == e.leaf
-                                : c.input->grad_fn == e.node && c.input->output == e.output;
+        const bool hit =
+            e.leaf ? c.input == e.leaf : c.input->grad_fn == e.node && c.input->output == e.output;
         if (hit) add_up(c.grad, c.fresh, g, fresh);
       }
     }
@@ -131,8 +131,10 @@ class Engine {
 
   void process(Node& n) {
     const std::unique_ptr<Pending> pending(std::exchange(n.pending, nullptr));
-    BRRR_CHECK(!n.released, "backward: the graph behind {} has been used and released; pass "
-               "retain_graph to the first backward", n.op->name);
+    BRRR_CHECK(!n.released,
+               "backward: the graph behind {} has been used and released; pass "
+               "retain_graph to the first backward",
+               n.op->name);
     uint64_t mask = 0;
     for (int i = 0; i < n.n_in; ++i) {
       if (n.in[i].edge && wanted(n.in[i].edge)) mask |= uint64_t{1} << std::min(i, 63);
@@ -167,7 +169,7 @@ class Engine {
   GradOptions options_;
   std::vector<Capture>* captures_;
   uint64_t oldest_ = 0;
-  std::vector<Node*> heap_;  // Each with a counted reference.
+  std::vector<Node*> heap_;                             // Each with a counted reference.
   inline static thread_local std::vector<Node*> spare;  // Its memory between passes.
 };
 
@@ -220,8 +222,8 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   n.op->decompose(c, in.data());
   const std::vector<Tensor> outputs(c.out, c.out + c.n_out);
   const std::vector<Tensor> seeds(v.gout, v.gout + c.n_out);
-  const auto grads = run_grad(outputs, aliases, seeds, {.create_graph = create_graph,
-                                                        .retain_graph = create_graph});
+  const auto grads = run_grad(outputs, aliases, seeds,
+                              {.create_graph = create_graph, .retain_graph = create_graph});
   for (size_t k = 0; k < which.size(); ++k) {
     const Meta& m = v.meta(which[k]);
     Tensor g = grads[k];
@@ -238,16 +240,20 @@ Tensor make_seed(const char* what, const Tensor& o, const Tensor& given) {
                describe(o.impl()));
     return given;
   }
-  BRRR_CHECK(o.numel() == 1, "{}: {} has more than one element; give its gradient, or reduce it "
-             "with sum() or mean()", what, describe(o.impl()));
+  BRRR_CHECK(o.numel() == 1,
+             "{}: {} has more than one element; give its gradient, or reduce it "
+             "with sum() or mean()",
+             what, describe(o.impl()));
   BRRR_CHECK(is_floating(o.dtype()), "{}: {} is not floating and has no gradient", what,
              describe(o.impl()));
   return full(o.sizes(), 1.0, o.dtype(), o.device());
 }
 
 void check_any_requires_grad(const char* what, bool any) {
-  BRRR_CHECK(any, "{}: nothing requires grad; call set_requires_grad(true) on a leaf before the "
-             "forward pass, outside NoGradGuard", what);
+  BRRR_CHECK(any,
+             "{}: nothing requires grad; call set_requires_grad(true) on a leaf before the "
+             "forward pass, outside NoGradGuard",
+             what);
 }
 
 std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outputs,

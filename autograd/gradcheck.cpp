@@ -32,7 +32,9 @@ Tensor weighted(const Function& fn, const std::vector<Tensor>& in) {
   return (y * weights_like(y, 1)).sum();
 }
 
-bool is_input(const Tensor& t) { return is_floating(t.dtype()); }
+bool is_input(const Tensor& t) {
+  return is_floating(t.dtype());
+}
 
 void check_once(const Function& fn, const std::vector<Tensor>& in, const GradcheckOptions& o,
                 bool second, GradcheckResult& result) {
@@ -43,8 +45,8 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
   const Tensor y = weighted(fn, in);
   // A linear function's gradient depends on nothing, but so does one that lost its history.
   const bool constant = second && !y.requires_grad();
-  const auto grads = constant ? std::vector<Tensor>(wanted.size())
-                              : grad({y}, wanted, {.allow_unused = true});
+  const auto grads =
+      constant ? std::vector<Tensor>(wanted.size()) : grad({y}, wanted, {.allow_unused = true});
   NoGradGuard no_grad;
   for (size_t k = 0; k < wanted.size(); ++k) {
     double* x = wanted[k].data<double>();
@@ -65,9 +67,9 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
       if (error > o.tolerance) result.ok = false;
       if (error >= result.worst) {
         result.worst = error;
-        result.report = fmt::format(
-            "{} order input {} element {}: analytic {}, numeric {}, error {:.3g}",
-            second ? "second" : "first", k, i, a, numeric, error);
+        result.report =
+            fmt::format("{} order input {} element {}: analytic {}, numeric {}, error {:.3g}",
+                        second ? "second" : "first", k, i, a, numeric, error);
       }
     }
   }

@@ -69,16 +69,16 @@ void register_backend(DeviceType type, const Backend* b);
 
 /// Splits [0, n) into contiguous ranges of at least `grain` and runs `f(begin, end)` on the CPU's
 /// threads. Results must not depend on the split.
-template <class F>
-void parallel_for(int64_t n, int64_t grain, const F& f) {
+template <class F> void parallel_for(int64_t n, int64_t grain, const F& f) {
   if (n <= grain) {
     if (n > 0) f(int64_t{0}, n);
     return;
   }
-  backend(DeviceType::CPU).parallel_for(
-      n, grain,
-      [](void* ctx, int64_t begin, int64_t end) { (*static_cast<const F*>(ctx))(begin, end); },
-      const_cast<void*>(static_cast<const void*>(&f)));
+  backend(DeviceType::CPU)
+      .parallel_for(
+          n, grain,
+          [](void* ctx, int64_t begin, int64_t end) { (*static_cast<const F*>(ctx))(begin, end); },
+          const_cast<void*>(static_cast<const void*>(&f)));
 }
 
 }  // namespace brrr

@@ -15,7 +15,7 @@ template <class... A>
 }  // namespace brrr
 
 /// Throws brrr::Error with the formatted text unless `cond` holds.
-#define BRRR_CHECK(cond, ...)                                        \
-  do {                                                               \
-    if (__builtin_expect(!(cond), 0)) ::brrr::fail(__VA_ARGS__);     \
+#define BRRR_CHECK(cond, ...)                                    \
+  do {                                                           \
+    if (__builtin_expect(!(cond), 0)) ::brrr::fail(__VA_ARGS__); \
   } while (0)

@@ -14,7 +14,7 @@ struct Scope {
 struct Context {
   Recorder* recorder = nullptr;  ///< Set while a step is being recorded or verified.
   bool grad_enabled = true;
-  uint64_t sequence = 1;         ///< Of the next tape node.
+  uint64_t sequence = 1;  ///< Of the next tape node.
   const Scope* scope = nullptr;
 };
 inline thread_local constinit Context context;
@@ -60,13 +60,15 @@ void run_now(OpCall& call);
   uint8_t flags = 0;
   for (int i = 0; i < c.n_in; ++i) flags |= c.in[i] ? c.in[i]->flags : 0;
   const bool grads = (flags & kRequiresGrad) && context.grad_enabled && c.op->differentiable();
-  if (c.into) [[unlikely]] detail::check_in_place(c, grads);
+  if (c.into) [[unlikely]]
+    detail::check_in_place(c, grads);
   if (Recorder* r = context.recorder) {
     r->op(c);  // Checks operands that it has not met before.
   } else {
     detail::run_now(c);
   }
-  if (c.into) [[unlikely]] detail::after_write(c, grads);
+  if (c.into) [[unlikely]]
+    detail::after_write(c, grads);
   if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
 }
 

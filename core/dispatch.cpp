@@ -19,13 +19,16 @@ const char* name(OpKind k) {
   return names[static_cast<int>(k)];
 }
 
-// --- registry ---------------------------------------------------------------------------------------
+// --- registry
+// ---------------------------------------------------------------------------------------
 
 static std::vector<const OpDef*>& rows() {
   static std::vector<const OpDef*> all;
   return all;
 }
-const std::vector<const OpDef*>& registry() { return rows(); }
+const std::vector<const OpDef*>& registry() {
+  return rows();
+}
 
 void OpDef::register_row() {
   index = static_cast<uint32_t>(rows().size());
@@ -39,7 +42,8 @@ const OpDef* find_op(const std::string& n) {
   return nullptr;
 }
 
-// --- execution --------------------------------------------------------------------------------------
+// --- execution
+// --------------------------------------------------------------------------------------
 
 void make_outputs(OpCall& c) {
   for (int k = 0; k < c.n_out; ++k) {
@@ -84,7 +88,8 @@ void detail::check_in_place(const OpCall& c, bool grads) {
     // count of holders, which differs between the modes.
     BRRR_CHECK(!((grads || o.requires_grad()) && (o.is_view || o.storage->grad_views)),
                "{}_: {} shares memory with a view of it or is one, and gradients flow; use the "
-               "out-of-place op (cat, stack, where) or clone() first", c.op->name, describe(&o));
+               "out-of-place op (cat, stack, where) or clone() first",
+               c.op->name, describe(&o));
   }
 }
 
@@ -99,7 +104,8 @@ void detail::check_in_place(const OpCall& c, bool grads) {
 void check_readable(const OpCall& c) {
   auto check = [&](const TensorImpl& t) {
     const Storage& s = *t.storage;
-    if ((s.pass && s.pass != context.recorder) || s.lost) [[unlikely]] fail_unreadable(c, t);
+    if ((s.pass && s.pass != context.recorder) || s.lost) [[unlikely]]
+      fail_unreadable(c, t);
   };
   for (int i = 0; i < c.n_in; ++i) {
     if (c.in[i]) check(*c.in[i]);
@@ -132,6 +138,8 @@ void run_now(OpCall& c) {
 
 }  // namespace detail
 
-void dispatch(OpCall& c) { dispatch_inline(c); }
+void dispatch(OpCall& c) {
+  dispatch_inline(c);
+}
 
 }  // namespace brrr

@@ -10,7 +10,9 @@ void IntList::too_many(size_t n) {
   fail("a tensor has at most {} dimensions, got {}", kMaxDims, n);
 }
 
-void IntList::push_back(int64_t v) { insert(size_, v); }
+void IntList::push_back(int64_t v) {
+  insert(size_, v);
+}
 
 void IntList::insert(int at, int64_t v) {
   BRRR_CHECK(size_ < kMaxDims, "a tensor has at most {} dimensions", kMaxDims);
@@ -64,8 +66,10 @@ IntList broadcast_shapes(const char* op, const IntList& a, const IntList& b) {
   for (int i = 0; i < shorter.size(); ++i) {
     int64_t& d = out[i + shift];
     if (d == shorter[i] || shorter[i] == 1) continue;
-    BRRR_CHECK(d == 1, "{}: shapes {} and {} do not broadcast: dim {} is {} and {}; sizes must be "
-               "equal or 1", op, to_string(a), to_string(b), i + shift, d, shorter[i]);
+    BRRR_CHECK(d == 1,
+               "{}: shapes {} and {} do not broadcast: dim {} is {} and {}; sizes must be "
+               "equal or 1",
+               op, to_string(a), to_string(b), i + shift, d, shorter[i]);
     d = shorter[i];
   }
   return out;

@@ -64,7 +64,8 @@ class IntList {
  private:
   [[noreturn]] static void too_many(size_t n);
   void assign(const int64_t* p, size_t n) {
-    if (n > kMaxDims) [[unlikely]] too_many(n);
+    if (n > kMaxDims) [[unlikely]]
+      too_many(n);
     size_ = static_cast<int>(n);
     for (size_t i = 0; i < n; ++i) data_[i] = p[i];
   }

@@ -35,8 +35,7 @@ class RefCount {
 };
 
 /// An intrusive pointer; T has a RefCount `refs` and a free function `destroy(T*)`.
-template <class T>
-class Ref {
+template <class T> class Ref {
  public:
   Ref() = default;
   /// Takes over the reference that the caller holds.
@@ -80,8 +79,7 @@ class Ref {
 
 /// Per-thread list of blocks of sizeof(T). `take` and `give` are a handful of instructions; blocks
 /// may be given back on another thread. Bounded, and emptied when its thread ends.
-template <class T>
-class FreeList {
+template <class T> class FreeList {
   struct Block {
     Block* next;
   };
@@ -95,7 +93,7 @@ class FreeList {
   struct Closer {
     ~Closer() {
       closed = true;
-      while (head) ::operator delete(std::exchange(head, head->next), std::align_val_t{64});
+      while (head) ::operator delete (std::exchange(head, head->next), std::align_val_t{64});
     }
   };
   [[gnu::noinline]] static void* fresh() {
@@ -103,7 +101,7 @@ class FreeList {
       static thread_local Closer closer;
       (void)closer;
     }
-    return ::operator new(sizeof(T), std::align_val_t{64});
+    return ::operator new (sizeof(T), std::align_val_t{64});
   }
 
  public:
@@ -125,7 +123,7 @@ class FreeList {
       return;
     }
 #endif
-    ::operator delete(p, std::align_val_t{64});
+    ::operator delete (p, std::align_val_t{64});
   }
 };
 

@@ -8,7 +8,7 @@
 
 namespace brrr {
 
-inline constexpr int kMaxAttrs = 12;   ///< Attribute words of a call.
+inline constexpr int kMaxAttrs = 12;  ///< Attribute words of a call.
 inline constexpr int kMaxOutputs = 4;
 inline constexpr int kInlineInputs = 4;
 
@@ -20,7 +20,9 @@ struct ControlCell {
   double value = 0;
   Kind kind = Value;  ///< The generator's words come from core/rng.h instead of `value`.
 };
-inline void destroy(ControlCell* c) noexcept { delete c; }
+inline void destroy(ControlCell* c) noexcept {
+  delete c;
+}
 /// A cell holding `v`.
 Ref<ControlCell> control_cell(double v);
 
@@ -29,16 +31,14 @@ Ref<ControlCell> control_cell(double v);
 struct Attrs {
   int64_t v[kMaxAttrs];
   uint8_t n = 0;
-  uint8_t dtype = 0xff;      ///< An explicit result dtype, or 0xff.
-  uint8_t device = 0;        ///< DeviceType of a creation op.
-  uint16_t dynamic = 0;      ///< Words that a ControlCell supplies.
-  uint32_t kinds = 0;        ///< Two bits an operand: 0 tensor, 1 bool, 2 integer, 3 floating.
+  uint8_t dtype = 0xff;  ///< An explicit result dtype, or 0xff.
+  uint8_t device = 0;    ///< DeviceType of a creation op.
+  uint16_t dynamic = 0;  ///< Words that a ControlCell supplies.
+  uint32_t kinds = 0;    ///< Two bits an operand: 0 tensor, 1 bool, 2 integer, 3 floating.
 
   Attrs() {}  // NOLINT: words beyond n stay unset on purpose, calls are hot.
   void push(int64_t x) { v[n++] = x; }
-  void push(double x) {
-    std::memcpy(&v[n++], &x, sizeof x);
-  }
+  void push(double x) { std::memcpy(&v[n++], &x, sizeof x); }
   double d(int i) const {
     double x;
     std::memcpy(&x, &v[i], sizeof x);
@@ -56,8 +56,8 @@ struct OutMeta {
   Device device;
   int8_t alias = -1;  ///< Input whose storage this output views, or -1 for memory of its own.
   IntList sizes;
-  IntList strides;    ///< Views only.
-  int64_t offset = 0; ///< Views only.
+  IntList strides;     ///< Views only.
+  int64_t offset = 0;  ///< Views only.
 };
 
 /// One call of an op. Inputs are borrowed; a null input of a pointwise op is a scalar operand.
@@ -71,7 +71,7 @@ struct OpCall {
   Tensor out[kMaxOutputs];
   ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
   union {
-    OutMeta meta[kMaxOutputs];    ///< Valid after infer().
+    OutMeta meta[kMaxOutputs];  ///< Valid after infer().
   };
 
   OpCall(const OpDef& o, TensorImpl* const* inputs, int n);
@@ -114,7 +114,7 @@ struct Node {
   Node* next = nullptr;               ///< Worklist link while being destroyed.
   struct Pending* pending = nullptr;  ///< Gradients gathered by the backward pass that runs.
   Attrs attrs;
-  NodeOutput out[kMaxOutputs];        ///< Set only if the op saves outputs.
+  NodeOutput out[kMaxOutputs];  ///< Set only if the op saves outputs.
   union {
     NodeInput inline_in[kInlineInputs];
   };
@@ -134,12 +134,10 @@ struct VjpCall {
   Tensor* gin;
   uint64_t wanted;  ///< Bit i: somebody asks for input i's gradient (the last bit: and all after).
 
-  bool needs(int i) const {
-    return node.in[i].edge && (wanted >> (i < 63 ? i : 63) & 1);
-  }
+  bool needs(int i) const { return node.in[i].edge && (wanted >> (i < 63 ? i : 63) & 1); }
   const Meta& meta(int i) const { return node.in[i].meta; }
   const Attrs& attrs() const { return node.attrs; }
-  Tensor input(int i) const;   ///< The saved input; throws if it was written in place since.
+  Tensor input(int i) const;  ///< The saved input; throws if it was written in place since.
   Tensor output(int k) const;
 };
 
@@ -155,19 +153,19 @@ struct OpDef {
   const char* doc = "";
   OpKind kind = OpKind::Library;
   uint8_t n_out = 1;
-  bool infallible = false;         ///< Its kernel neither allocates nor checks values.
-  bool gradient_row = false;       ///< Derived from another row's gradient; not public itself.
-  uint32_t saves_inputs = 0;       ///< Inputs whose value the gradient needs.
+  bool infallible = false;    ///< Its kernel neither allocates nor checks values.
+  bool gradient_row = false;  ///< Derived from another row's gradient; not public itself.
+  uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs.
   uint32_t saves_outputs = 0;
-  uint32_t grad_aliases = 0;       ///< Inputs whose gradient may share memory with another tensor.
-  void (*infer)(OpCall&) = nullptr;         ///< Checks the call, fills `meta`.
-  void (*cpu)(OpCall&) = nullptr;           ///< Runs it; null for views.
+  uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
+  void (*infer)(OpCall&) = nullptr;  ///< Checks the call, fills `meta`.
+  void (*cpu)(OpCall&) = nullptr;    ///< Runs it; null for views.
   void (*vjp)(VjpCall&) = nullptr;
   /// The same result by differentiable tensor ops; the gradient when there is no vjp.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;
   const PointwiseInfo* pointwise = nullptr;
   const ReductionInfo* reduction = nullptr;
-  uint32_t index = 0;              ///< Position in the registry.
+  uint32_t index = 0;  ///< Position in the registry.
 
   OpDef() = default;
   OpDef(const OpDef&) = delete;

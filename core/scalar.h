@@ -17,7 +17,9 @@ class Scalar {
   Scalar(T v)  // NOLINT(google-explicit-constructor)
       : value_(static_cast<double>(v)),
         integer_(static_cast<int64_t>(std::is_floating_point_v<T> ? T{} : v)),
-        kind_(std::is_same_v<T, bool> ? kBool : std::is_integral_v<T> ? kInt64 : kFloat32) {}
+        kind_(std::is_same_v<T, bool> ? kBool
+              : std::is_integral_v<T> ? kInt64
+                                      : kFloat32) {}
 
   double to_double() const { return value_; }
   int64_t to_int() const { return kind_ == kFloat32 ? static_cast<int64_t>(value_) : integer_; }

@@ -60,7 +60,9 @@ void destroy(Node* n) noexcept {
   draining = false;
 }
 
-void release_saved(Node& n) noexcept { drop_saved(n); }
+void release_saved(Node& n) noexcept {
+  drop_saved(n);
+}
 
 void release_node(Node& n) noexcept {
   drop_saved(n);
@@ -68,15 +70,19 @@ void release_node(Node& n) noexcept {
   n.released = true;
 }
 
-// --- reading ----------------------------------------------------------------------------------------
+// --- reading
+// ----------------------------------------------------------------------------------------
 
 static Tensor unpack(const Node& n, TensorImpl* saved, uint32_t version, const char* role, int i) {
-  BRRR_CHECK(saved, "backward: {} was run through before and its saved tensors are gone; pass "
-             "retain_graph to the first backward", n.op->name);
+  BRRR_CHECK(saved,
+             "backward: {} was run through before and its saved tensors are gone; pass "
+             "retain_graph to the first backward",
+             n.op->name);
   const Storage& s = *saved->storage;
-  BRRR_CHECK(s.version == version, "backward: {} {} of {}, {}, was changed in place after it "
-             "was saved (version {}, now {}); clone it before the in-place op", role, i, n.op->name,
-             describe(saved), version, s.version);
+  BRRR_CHECK(s.version == version,
+             "backward: {} {} of {}, {}, was changed in place after it "
+             "was saved (version {}, now {}); clone it before the in-place op",
+             role, i, n.op->name, describe(saved), version, s.version);
   return Tensor(Ref<TensorImpl>::share(saved));
 }
 
@@ -97,7 +103,8 @@ Tensor VjpCall::output(int k) const {
   return t;
 }
 
-// --- writing ----------------------------------------------------------------------------------------
+// --- writing
+// ----------------------------------------------------------------------------------------
 
 // An input that the call itself overwrites is saved with the version it had: its gradient then
 // fails with the in-place error instead of using the new values.
@@ -155,7 +162,8 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
     }
   }
   if (!is_floating(o.dtype)) return;
-  if (into && o.saved.load(std::memory_order_relaxed)) [[unlikely]] cut_cycles(*n, o);
+  if (into && o.saved.load(std::memory_order_relaxed)) [[unlikely]]
+    cut_cycles(*n, o);
   if (taken) n->refs.retain();
   taken = true;
   Node* old = std::exchange(o.grad_fn, n);

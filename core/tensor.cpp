@@ -7,7 +7,8 @@
 
 namespace brrr {
 
-// --- storage --------------------------------------------------------------------------------------
+// --- storage
+// --------------------------------------------------------------------------------------
 
 void out_of_memory(const Storage& s) {
   char held[1024] = "";
@@ -25,7 +26,8 @@ void release_special(Storage& s) noexcept {
   }
 }
 
-// --- tensor objects -------------------------------------------------------------------------------
+// --- tensor objects
+// -------------------------------------------------------------------------------
 
 bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim) {
   int64_t step = 1;
@@ -76,7 +78,9 @@ void drop_grad(TensorImpl& t) noexcept {
 }
 
 static thread_local constinit uint64_t raw_empties = 0;
-uint64_t raw_empty_count() { return raw_empties; }
+uint64_t raw_empty_count() {
+  return raw_empties;
+}
 
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device) {
   ++raw_empties;
@@ -91,30 +95,53 @@ std::string describe(const TensorImpl* t) {
   return fmt::format("{}{}", name(t->dtype), to_string(t->size_list()));
 }
 
-// --- handle metadata ------------------------------------------------------------------------------
+// --- handle metadata
+// ------------------------------------------------------------------------------
 
 static TensorImpl& need(const Tensor& t, const char* what) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", what);
   return *t.impl();
 }
 
-IntList Tensor::sizes() const { return need(*this, "sizes").size_list(); }
-IntList Tensor::strides() const { return need(*this, "strides").stride_list(); }
+IntList Tensor::sizes() const {
+  return need(*this, "sizes").size_list();
+}
+IntList Tensor::strides() const {
+  return need(*this, "strides").stride_list();
+}
 int64_t Tensor::size(int64_t d) const {
   const TensorImpl& t = need(*this, "size");
   BRRR_CHECK(t.ndim > 0, "size: a 0-d tensor has no dim {}", d);
   return t.sizes[wrap_dim("size", d, t.ndim)];
 }
-int64_t Tensor::dim() const { return need(*this, "dim").ndim; }
-int64_t Tensor::numel() const { return need(*this, "numel").numel; }
-DType Tensor::dtype() const { return need(*this, "dtype").dtype; }
-Device Tensor::device() const { return need(*this, "device").device; }
-bool Tensor::is_contiguous() const { return need(*this, "is_contiguous").contiguous(); }
-int64_t Tensor::storage_offset() const { return need(*this, "storage_offset").offset; }
-uint32_t Tensor::version() const { return need(*this, "version").storage->version; }
+int64_t Tensor::dim() const {
+  return need(*this, "dim").ndim;
+}
+int64_t Tensor::numel() const {
+  return need(*this, "numel").numel;
+}
+DType Tensor::dtype() const {
+  return need(*this, "dtype").dtype;
+}
+Device Tensor::device() const {
+  return need(*this, "device").device;
+}
+bool Tensor::is_contiguous() const {
+  return need(*this, "is_contiguous").contiguous();
+}
+int64_t Tensor::storage_offset() const {
+  return need(*this, "storage_offset").offset;
+}
+uint32_t Tensor::version() const {
+  return need(*this, "version").storage->version;
+}
 
-bool Tensor::requires_grad() const { return need(*this, "requires_grad").requires_grad(); }
-bool Tensor::is_leaf() const { return need(*this, "is_leaf").grad_fn == nullptr; }
+bool Tensor::requires_grad() const {
+  return need(*this, "requires_grad").requires_grad();
+}
+bool Tensor::is_leaf() const {
+  return need(*this, "is_leaf").grad_fn == nullptr;
+}
 
 const Tensor& Tensor::set_requires_grad(bool on) const {
   TensorImpl& t = need(*this, "set_requires_grad");
@@ -156,28 +183,41 @@ Tensor Tensor::detach() const {
 }
 
 static std::atomic<uint64_t> epoch{0};
-uint64_t settings_epoch() { return epoch.load(std::memory_order_relaxed); }
-void bump_settings_epoch() { epoch.fetch_add(1, std::memory_order_relaxed); }
+uint64_t settings_epoch() {
+  return epoch.load(std::memory_order_relaxed);
+}
+void bump_settings_epoch() {
+  epoch.fetch_add(1, std::memory_order_relaxed);
+}
 
-// --- guards -----------------------------------------------------------------------------------------
+// --- guards
+// -----------------------------------------------------------------------------------------
 
-bool grad_enabled() { return context.grad_enabled; }
+bool grad_enabled() {
+  return context.grad_enabled;
+}
 NoGradGuard::NoGradGuard(bool enabled) : previous_(context.grad_enabled) {
   context.grad_enabled = enabled;
 }
-NoGradGuard::~NoGradGuard() { context.grad_enabled = previous_; }
+NoGradGuard::~NoGradGuard() {
+  context.grad_enabled = previous_;
+}
 
 void check_host_access(const char* what, const TensorImpl* t) {
   if (t && t->storage->lost) {
-    fail("{}: {} is a temporary of a recorded step (made by {}) that has no data outside it; "
-         "return it from the step instead", what, describe(t), t->storage->lost);
+    fail(
+        "{}: {} is a temporary of a recorded step (made by {}) that has no data outside it; "
+        "return it from the step instead",
+        what, describe(t), t->storage->lost);
   }
   if (context.recorder) {
-    fail("{}: {} cannot be read inside a graph-mode step, where tensors have no data yet; return "
-         "it from the step and read it afterwards", what, t ? describe(t) : std::string("a value"));
+    fail(
+        "{}: {} cannot be read inside a graph-mode step, where tensors have no data yet; return "
+        "it from the step and read it afterwards",
+        what, t ? describe(t) : std::string("a value"));
   }
-  BRRR_CHECK(!t || !t->storage->pass,
-             "{}: {} belongs to a step that another thread is recording", what, describe(t));
+  BRRR_CHECK(!t || !t->storage->pass, "{}: {} belongs to a step that another thread is recording",
+             what, describe(t));
 }
 
 }  // namespace brrr

@@ -27,14 +27,14 @@ class Tensor {
   // --- metadata -------------------------------------------------------------------------------
   bool defined() const { return static_cast<bool>(impl_); }
   IntList sizes() const;
-  IntList strides() const;           ///< In elements.
-  int64_t size(int64_t dim) const;   ///< Negative dims count from the end.
+  IntList strides() const;          ///< In elements.
+  int64_t size(int64_t dim) const;  ///< Negative dims count from the end.
   int64_t dim() const;
   int64_t numel() const;
   DType dtype() const;
   Device device() const;
   bool is_contiguous() const;
-  int64_t storage_offset() const;    ///< In elements.
+  int64_t storage_offset() const;  ///< In elements.
   bool is_same(const Tensor& o) const { return impl_ == o.impl_; }
   /// How often the storage has been written in place.
   uint32_t version() const;
@@ -79,11 +79,13 @@ class Tensor {
   Tensor contiguous() const;
   Tensor clone() const;
 
-  // --- conversion ---------------------------------------------------------------------------------
+  // --- conversion
+  // ---------------------------------------------------------------------------------
   Tensor to(DType dtype) const;
   Tensor to(Device device) const;
 
-  // --- pointwise ----------------------------------------------------------------------------------
+  // --- pointwise
+  // ----------------------------------------------------------------------------------
   Tensor exp() const;
   Tensor expm1() const;
   Tensor log() const;
@@ -107,7 +109,8 @@ class Tensor {
   Tensor pow(Scalar e) const;
   Tensor pow(const Tensor& e) const;
 
-  // --- reductions: no dims means all ----------------------------------------------------------------
+  // --- reductions: no dims means all
+  // ----------------------------------------------------------------
   Tensor sum(const IntList& dims = {}, bool keepdim = false) const;
   Tensor mean(const IntList& dims = {}, bool keepdim = false) const;
   Tensor prod(const IntList& dims = {}, bool keepdim = false) const;
@@ -123,12 +126,14 @@ class Tensor {
   Tensor softmax(int64_t dim) const;
   Tensor log_softmax(int64_t dim) const;
 
-  // --- library ------------------------------------------------------------------------------------
+  // --- library
+  // ------------------------------------------------------------------------------------
   Tensor matmul(const Tensor& o) const;
   Tensor index_select(int64_t dim, const Tensor& index) const;
   Tensor gather(int64_t dim, const Tensor& index) const;
 
-  // --- in place -------------------------------------------------------------------------------------
+  // --- in place
+  // -------------------------------------------------------------------------------------
   const Tensor& add_(const Tensor& o) const;
   const Tensor& sub_(const Tensor& o) const;
   const Tensor& mul_(const Tensor& o) const;

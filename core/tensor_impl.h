@@ -16,32 +16,33 @@ void destroy(Node*) noexcept;
 /// recording it belongs to; when the step has run, survivors get their memory.
 struct Storage {
   RefCount refs;
-  uint32_t version = 0;         ///< Counts in-place writes; saved tensors remember it.
+  uint32_t version = 0;  ///< Counts in-place writes; saved tensors remember it.
   void* data = nullptr;
   size_t bytes = 0;
   Device device;
-  bool owned = true;            ///< From the backend's allocator (else `release` tells).
-  bool grad_views = false;      ///< A differentiable view of it exists.
-  bool gradient = false;        ///< It has been a leaf's grad.
-  uint32_t slot = 0;            ///< Number of the placeholder in its pass.
-  Recorder* pass = nullptr;     ///< The recording it is a placeholder of.
+  bool owned = true;         ///< From the backend's allocator (else `release` tells).
+  bool grad_views = false;   ///< A differentiable view of it exists.
+  bool gradient = false;     ///< It has been a leaf's grad.
+  uint32_t slot = 0;         ///< Number of the placeholder in its pass.
+  Recorder* pass = nullptr;  ///< The recording it is a placeholder of.
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
-  const char* lost = nullptr;   ///< Set when a placeholder outlived its pass: the op that made it.
+  const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
 };
 /// Memory that is not simply the backend's, and placeholders of a recording.
 void release_special(Storage& s) noexcept;
 [[noreturn]] void out_of_memory(const Storage& s);
 inline void destroy(Storage* s) noexcept {
-  if (s->pass || !s->owned) [[unlikely]] release_special(*s);
+  if (s->pass || !s->owned) [[unlikely]]
+    release_special(*s);
   if (s->data) backend(s->device.type).deallocate(s->data, s->bytes);
   FreeList<Storage>::give(s);
 }
 
 /// Flags that send an op to the slow path when set on any input.
 enum TensorFlag : uint8_t {
-  kRequiresGrad = 1,   ///< A leaf that wants a gradient, or the result of one.
-  kStrided = 2,        ///< Not contiguous.
-  kForeign = 4,        ///< Not on the CPU.
+  kRequiresGrad = 1,  ///< A leaf that wants a gradient, or the result of one.
+  kStrided = 2,       ///< Not contiguous.
+  kForeign = 4,       ///< Not on the CPU.
 };
 
 void drop_history(TensorImpl& t) noexcept;
@@ -53,15 +54,15 @@ struct TensorImpl {
   Device device;
   uint8_t ndim;
   uint8_t flags;
-  uint8_t output = 0;        ///< Which output of grad_fn this is.
-  bool is_view = false;      ///< Made by a view op.
-  std::atomic<bool> saved;   ///< A tape node has saved this very object.
-  uint32_t value;            ///< Number in the pass of the storage (placeholders only).
-  int64_t offset;            ///< Elements from the start of the storage.
+  uint8_t output = 0;       ///< Which output of grad_fn this is.
+  bool is_view = false;     ///< Made by a view op.
+  std::atomic<bool> saved;  ///< A tape node has saved this very object.
+  uint32_t value;           ///< Number in the pass of the storage (placeholders only).
+  int64_t offset;           ///< Elements from the start of the storage.
   int64_t numel;
   Storage* storage;
-  Node* grad_fn;             ///< Counted; null for leaves.
-  TensorImpl* grad;          ///< Counted; leaves only.
+  Node* grad_fn;     ///< Counted; null for leaves.
+  TensorImpl* grad;  ///< Counted; leaves only.
   int64_t sizes[kMaxDims];
   int64_t strides[kMaxDims];
 
@@ -82,8 +83,10 @@ struct TensorImpl {
 };
 
 inline void destroy(TensorImpl* t) noexcept {
-  if (t->grad_fn) [[unlikely]] drop_history(*t);
-  if (t->grad) [[unlikely]] drop_grad(*t);
+  if (t->grad_fn) [[unlikely]]
+    drop_history(*t);
+  if (t->grad) [[unlikely]]
+    drop_grad(*t);
   if (t->storage->refs.release()) destroy(t->storage);
   FreeList<TensorImpl>::give(t);
 }
@@ -105,7 +108,8 @@ inline Storage* new_storage(Device device, size_t bytes) {
 /// Backend memory for a storage without any; throws brrr::Error when there is none.
 inline void allocate(Storage& s) {
   s.data = backend(s.device.type).allocate(s.bytes);
-  if (!s.data) [[unlikely]] out_of_memory(s);
+  if (!s.data) [[unlikely]]
+    out_of_memory(s);
 }
 /// A tensor object without sizes over `storage`, whose reference it takes.
 inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {

@@ -12,11 +12,11 @@ namespace brrr::graph {
 namespace {
 
 struct Window {
-  uint32_t value;           // The first operand that named it.
-  int64_t stride[kMaxDims]; // Over the group's space.
+  uint32_t value;            // The first operand that named it.
+  int64_t stride[kMaxDims];  // Over the group's space.
   int argument;
   bool loaded = false, stored = false;
-  bool around = false;      // May be stored around the caches.
+  bool around = false;  // May be stored around the caches.
 };
 
 // A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
@@ -76,9 +76,9 @@ class Generator {
     }
     w.argument = -1;
     size_t at = 0;
-    while (at < windows_.size() && !(value(windows_[at].value).same_elements(v) &&
-                                     std::equal(w.stride, w.stride + kMaxDims,
-                                                windows_[at].stride))) {
+    while (at < windows_.size() &&
+           !(value(windows_[at].value).same_elements(v) &&
+             std::equal(w.stride, w.stride + kMaxDims, windows_[at].stride))) {
       ++at;
     }
     if (at == windows_.size()) windows_.push_back(w);
@@ -151,7 +151,9 @@ class Generator {
     }
   }
 
-  int64_t inner_stride(const Window& w) const { return size_[ndim_ - 1] == 1 ? 0 : w.stride[ndim_ - 1]; }
+  int64_t inner_stride(const Window& w) const {
+    return size_[ndim_ - 1] == 1 ? 0 : w.stride[ndim_ - 1];
+  }
 
   std::string scalar_text(const Instr& i, int operand, int word, DType compute) {
     const char* element = spelling(compute).element;
@@ -161,9 +163,9 @@ class Generator {
       const auto control = i.control + static_cast<uint32_t>(std::popcount(before));
       out_.arguments.push_back({kNone, control});
       const std::string name = fmt::format("c{}", out_.arguments.size() - 1);
-      out_.body += fmt::format("  const {} {} = splat(({})*(const {}*)a[{}]);\n",
-                               spelling(compute).vector, name, element,
-                               floating ? "double" : "long", out_.arguments.size() - 1);
+      out_.body +=
+          fmt::format("  const {} {} = splat(({})*(const {}*)a[{}]);\n", spelling(compute).vector,
+                      name, element, floating ? "double" : "long", out_.arguments.size() - 1);
       return name;
     }
     SymText literal(element, "", "");
@@ -213,8 +215,8 @@ class Generator {
     std::string together = "0";
     for (size_t w = 0; w < windows_.size(); ++w) {
       if (!windows_[w].around) continue;
-      together += ndim_ > 1 ? fmt::format(" | (long)o{}", w)
-                            : fmt::format(" | (long)(p{} + begin)", w);
+      together +=
+          ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
     }
     out_.body += fmt::format("  const bool around = ({}) % 64 == 0;\n", together);
   }
@@ -228,8 +230,8 @@ class Generator {
       if (d == 0) {
         out_.body += fmt::format("    const long j0 = {};\n", rest);
       } else {
-        out_.body += fmt::format("    const long j{0} = {1} % {2}, k{0} = {1} / {2};\n", d, rest,
-                                 size_[d]);
+        out_.body +=
+            fmt::format("    const long j{0} = {1} % {2}, k{0} = {1} / {2};\n", d, rest, size_[d]);
         rest = fmt::format("k{}", d);
       }
     }
@@ -245,13 +247,15 @@ class Generator {
   }
 
   // The innermost dim: `unroll` vectors at a time, then one at a time under a mask.
-  void loops(const std::string& from, const std::string& to, int unroll, const std::string& indent) {
+  void loops(const std::string& from, const std::string& to, int unroll,
+             const std::string& indent) {
     out_.body += fmt::format("{}long i = {};\n", indent, from);
     out_.body += fmt::format("{0}for (; i + {1} <= {2}; i += {1}) {{\n", indent, 16 * unroll, to);
     emit(unroll, false, indent + "  ");
     out_.body += indent + "}\n";
     out_.body += fmt::format("{}for (; i < {}; i += 16) {{\n", indent, to);
-    out_.body += fmt::format("{0}  const int n = {1} - i < 16 ? (int)({1} - i) : 16;\n", indent, to);
+    out_.body +=
+        fmt::format("{0}  const int n = {1} - i < 16 ? (int)({1} - i) : 16;\n", indent, to);
     emit(1, true, indent + "  ");
     out_.body += indent + "}\n";
   }
@@ -306,8 +310,8 @@ class Generator {
 
   // Statement by statement over all vectors of the unrolled body: independent chains side by side.
   void emit(int unroll, bool tail, const std::string& indent) {
-    std::vector<std::vector<std::string>> now(windows_.size(), std::vector<std::string>(
-                                                                   static_cast<size_t>(unroll)));
+    std::vector<std::vector<std::string>> now(
+        windows_.size(), std::vector<std::string>(static_cast<size_t>(unroll)));
     for (size_t w = 0; w < windows_.size(); ++w) {
       if (!windows_[w].loaded) continue;
       for (int u = 0; u < unroll; ++u) {

@@ -14,9 +14,9 @@ namespace brrr::graph {
 struct Entry {
   Recording recording;
   std::unique_ptr<Plan> plan;
-  std::string failure;       ///< Why there is no plan although there should be one.
+  std::string failure;  ///< Why there is no plan although there should be one.
   uint64_t calls = 0, replays = 0;
-  std::mutex mutex;          ///< A plan's operands are bound for one replay at a time.
+  std::mutex mutex;  ///< A plan's operands are bound for one replay at a time.
   // Mode::Auto: trials of both ways and what was decided.
   double walk_seconds = 0, replay_seconds = 0;
   int trials = 0;
@@ -37,21 +37,21 @@ struct Session {
 /// Everything a replay needs when the function is not run.
 struct Frozen {
   std::shared_ptr<Entry> entry;
-  std::vector<Binding> bindings;     ///< Externals; those of arguments are bound anew.
+  std::vector<Binding> bindings;  ///< Externals; those of arguments are bound anew.
   struct Argument {
-    uint32_t external;               ///< kNone: the step does not use it.
+    uint32_t external;  ///< kNone: the step does not use it.
     DType dtype;
     IntList sizes, strides;
   };
   std::vector<Argument> arguments;
-  std::vector<uint32_t> results;     ///< Value ids.
+  std::vector<uint32_t> results;                            ///< Value ids.
   std::vector<std::pair<Ref<TensorImpl>, uint32_t>> grads;  ///< Leaf, value id.
-  std::vector<bool> had_grad;        ///< Whether each leaf had a gradient before the call.
-  std::vector<uint32_t> written;     ///< External numbers, once per write.
+  std::vector<bool> had_grad;     ///< Whether each leaf had a gradient before the call.
+  std::vector<uint32_t> written;  ///< External numbers, once per write.
   std::vector<int64_t> control;
   std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
-  const char* refusal = nullptr;     ///< Why it cannot be frozen; null if it can.
-  std::vector<Ref<Storage>> made;    ///< Scratch of a replay: its survivors.
+  const char* refusal = nullptr;        ///< Why it cannot be frozen; null if it can.
+  std::vector<Ref<Storage>> made;       ///< Scratch of a replay: its survivors.
   Loans loans;
   std::vector<Storage*> survivors;
   bool grad_enabled = true;
@@ -85,12 +85,12 @@ class StepCore {
   bool run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results);
 
   StepOptions options_;
-  std::mutex mutex_;                              // Guards everything below.
-  std::vector<std::shared_ptr<Entry>> entries_;   // Most recently used first.
+  std::mutex mutex_;                             // Guards everything below.
+  std::vector<std::shared_ptr<Entry>> entries_;  // Most recently used first.
   std::vector<std::unique_ptr<Session>> sessions_;
   StepStats stats_;
-  std::vector<std::string> log_;                  // Differences and fallbacks, each once.
-  Frozen last_;                                   // Of the last call, for freeze().
+  std::vector<std::string> log_;  // Differences and fallbacks, each once.
+  Frozen last_;                   // Of the last call, for freeze().
   std::atomic<bool> is_frozen_ = false;
   std::vector<std::pair<int, Tensor>> inputs_;
 };

@@ -50,9 +50,8 @@ std::string StepCore::explain() {
       for (const Group& g : e.plan->schedule().groups) fused += g.fused;
       t += fmt::format(", {} kernels ({} generated), {} ops without effect removed\n",
                        e.plan->schedule().groups.size(), fused, e.plan->schedule().removed);
-      t += fmt::format("  arena {} (lower bound {}), in place {} of {}",
-                       bytes(m.arena_bytes), bytes(m.lower_bound_bytes), m.in_place,
-                       m.in_place_candidates);
+      t += fmt::format("  arena {} (lower bound {}), in place {} of {}", bytes(m.arena_bytes),
+                       bytes(m.lower_bound_bytes), m.in_place, m.in_place_candidates);
     }
     if (options_.mode == Mode::Auto && e.trials > 0) {
       t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",
@@ -95,7 +94,8 @@ std::string StepCore::dot() {
   if (e.plan) {
     const auto& groups = e.plan->schedule().groups;
     for (size_t g = 0; g < groups.size(); ++g) {
-      if (groups[g].fused) t += fmt::format("  subgraph cluster_{} {{ style=filled; color=lightgrey;\n", g);
+      if (groups[g].fused)
+        t += fmt::format("  subgraph cluster_{} {{ style=filled; color=lightgrey;\n", g);
       for (uint32_t at : groups[g].instrs) {
         t += node(at);
         drawn[at] = true;

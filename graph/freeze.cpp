@@ -51,8 +51,9 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.entry = e;
   f.refusal = nullptr;
   if (!holders_known(s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
-    f.refusal = "a tensor that it makes is held by more than its results and grad fields (a "
-                "captured handle, or history that detach() would drop)";
+    f.refusal =
+        "a tensor that it makes is held by more than its results and grad fields (a "
+        "captured handle, or history that detach() would drop)";
   }
   f.results.clear();
   for (const Tensor* t : s.results) {
@@ -133,8 +134,9 @@ static void refuse_bindings(Frozen& f) {
   }
   for (const Binding& b : f.bindings) {
     if (b.storage && b.storage->gradient) {
-      f.refusal = "it uses a gradient from before the step, which zero_grad() outside it would "
-                  "replace; call zero_grad() inside";
+      f.refusal =
+          "it uses a gradient from before the step, which zero_grad() outside it would "
+          "replace; call zero_grad() inside";
     }
   }
 }
@@ -281,8 +283,8 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
       s = taken[k];
       s->refs.retain();
     }
-    return Tensor(Ref<TensorImpl>::adopt(
-        new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
+    return Tensor(
+        Ref<TensorImpl>::adopt(new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
   };
   for (const auto& [leaf, id] : f.grads) replace_grad(*leaf, id == kNone ? Tensor() : tensor(id));
   for (uint32_t x : f.written) ++f.bindings[x].storage->version;

@@ -12,7 +12,7 @@ namespace brrr::graph {
 
 namespace {
 
-constexpr size_t kMostInstrs = 64;    // Keeps register pressure and build time in bounds.
+constexpr size_t kMostInstrs = 64;  // Keeps register pressure and build time in bounds.
 constexpr size_t kMostWindows = 32;
 
 // Whether the instruction can be text at all.
@@ -63,8 +63,8 @@ class Fuser {
     uint32_t first = 0;
     auto after = [&](const std::vector<Access>& list, const Value& v) {
       for (const Access& a : list) {
-        const bool same = pointwise && s_.groups[a.group].fused &&
-                          r_.value(a.value).same_elements(v);
+        const bool same =
+            pointwise && s_.groups[a.group].fused && r_.value(a.value).same_elements(v);
         first = std::max(first, a.group + (same ? 0 : 1));
       }
     };
@@ -150,7 +150,8 @@ class Fuser {
     s_.groups[group].instrs.push_back(at);
     windows_[group] += static_cast<size_t>(i.n_in) + i.n_out;
     for (int k = 0; k < i.n_in; ++k) {
-      if (r_.in(i)[k] != kNone) reads_[r_.value(r_.in(i)[k]).storage].push_back({r_.in(i)[k], group});
+      if (r_.in(i)[k] != kNone)
+        reads_[r_.value(r_.in(i)[k]).storage].push_back({r_.in(i)[k], group});
     }
     for (int k = 0; k < i.n_out; ++k) {
       writes_[r_.value(r_.out(i)[k]).storage].push_back({r_.out(i)[k], group});
@@ -179,7 +180,7 @@ class Fuser {
   std::vector<std::vector<Access>> reads_, writes_;  // By storage.
   std::vector<bool> flat_;                           // By group: all instructions are flat.
   std::vector<size_t> windows_;
-  uint32_t after_fallible_ = 0;                      // No group from here on can fail.
+  uint32_t after_fallible_ = 0;  // No group from here on can fail.
 };
 
 }  // namespace
@@ -200,7 +201,9 @@ bool can_fail(const Recording& r, const Instr& i) {
   return false;
 }
 
-Schedule make_schedule(const Recording& r, bool fuse) { return Fuser(r, fuse).run(); }
+Schedule make_schedule(const Recording& r, bool fuse) {
+  return Fuser(r, fuse).run();
+}
 
 void verify_schedule(const Recording& r, const Schedule& s) {
   std::vector<uint32_t> position(r.instrs.size(), kNone);

@@ -80,18 +80,23 @@ void Pass::abort() noexcept {
 void Pass::journal(TensorImpl& t, Field f) {
   if (f == Field::Version || f == Field::GradViews) {
     t.storage->refs.retain();
-    changes_.push_back({f, {}, {}, {}, 0, 0, false, t.storage->version,
-                        Ref<Storage>::adopt(t.storage)});
+    changes_.push_back(
+        {f, {}, {}, {}, 0, 0, false, t.storage->version, Ref<Storage>::adopt(t.storage)});
     return;
   }
   // What the step itself has put there is nothing to go back to, and held here it would outlive
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
   if (f == Field::History && t.grad_fn && t.grad_fn->sequence >= first_sequence) return;
-  changes_.push_back({f, Ref<TensorImpl>::share(&t),
+  changes_.push_back({f,
+                      Ref<TensorImpl>::share(&t),
                       f == Field::Grad ? Ref<TensorImpl>::share(t.grad) : Ref<TensorImpl>(),
-                      f == Field::History ? Ref<Node>::share(t.grad_fn) : Ref<Node>(), t.flags,
-                      t.output, t.is_view, 0, {}});
+                      f == Field::History ? Ref<Node>::share(t.grad_fn) : Ref<Node>(),
+                      t.flags,
+                      t.output,
+                      t.is_view,
+                      0,
+                      {}});
 }
 
 // Changes of tensors that nobody but the journal holds any more: leaves that the function made

@@ -101,7 +101,8 @@ int64_t place(std::vector<Block>& blocks, const std::vector<size_t>& order) {
     Block& b = blocks[n];
     std::vector<std::pair<int64_t, int64_t>> taken;
     for (const Block* o : placed) {
-      if (o->first <= b.last && b.first <= o->last) taken.emplace_back(o->offset, o->offset + o->bytes);
+      if (o->first <= b.last && b.first <= o->last)
+        taken.emplace_back(o->offset, o->offset + o->bytes);
     }
     std::sort(taken.begin(), taken.end());
     int64_t at = 0, best = -1, best_gap = INT64_MAX;
@@ -150,21 +151,21 @@ void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (!planned(r, s, m, st)) continue;
     BRRR_CHECK(m.offset[st] >= 0 && m.offset[st] + aligned(r.storages[st].bytes) <=
-               static_cast<int64_t>(m.arena_bytes), "graph: storage {} lies outside the arena", st);
+                                        static_cast<int64_t>(m.arena_bytes),
+               "graph: storage {} lies outside the arena", st);
     for (uint32_t o : all) {
       const bool apart = m.offset[o] + aligned(r.storages[o].bytes) <= m.offset[st] ||
                          m.offset[st] + aligned(r.storages[st].bytes) <= m.offset[o];
-      const bool in_place = m.offset[o] == m.offset[st] &&
-                            ((m.last[o] == m.first[st] &&
-                              elementwise(r, s.groups[m.first[st]], o) &&
-                              elementwise(r, s.groups[m.first[st]], st)) ||
-                             (m.last[st] == m.first[o] &&
-                              elementwise(r, s.groups[m.first[o]], o) &&
-                              elementwise(r, s.groups[m.first[o]], st)));
+      const bool in_place =
+          m.offset[o] == m.offset[st] &&
+          ((m.last[o] == m.first[st] && elementwise(r, s.groups[m.first[st]], o) &&
+            elementwise(r, s.groups[m.first[st]], st)) ||
+           (m.last[st] == m.first[o] && elementwise(r, s.groups[m.first[o]], o) &&
+            elementwise(r, s.groups[m.first[o]], st)));
       const bool at_once = m.first[o] <= m.last[st] && m.first[st] <= m.last[o];
-      BRRR_CHECK(apart || !at_once || in_place || r.storages[st].bytes == 0 ||
-                 r.storages[o].bytes == 0,
-                 "graph: storages {} and {} are live at once and overlap in the arena", o, st);
+      BRRR_CHECK(
+          apart || !at_once || in_place || r.storages[st].bytes == 0 || r.storages[o].bytes == 0,
+          "graph: storages {} and {} are live at once and overlap in the arena", o, st);
     }
     all.push_back(st);
   }

@@ -8,7 +8,8 @@
 
 namespace brrr::graph {
 
-// --- storage table ----------------------------------------------------------------------------------
+// --- storage table
+// ----------------------------------------------------------------------------------
 
 void StorageTable::clear() {
   ++epoch_;
@@ -38,9 +39,12 @@ void StorageTable::insert(const Storage* s, uint32_t number) {
   slots_[i] = {s, number, epoch_};
 }
 
-// --- life -------------------------------------------------------------------------------------------
+// --- life
+// -------------------------------------------------------------------------------------------
 
-Pass::~Pass() { abort(); }
+Pass::~Pass() {
+  abort();
+}
 
 void Pass::begin(const std::vector<const Recording*>& candidates) {
   candidates_ = candidates;
@@ -92,9 +96,12 @@ void Pass::moved_to(const Recording& r) {
   cursor_ = r.instrs.size();
 }
 
-void Pass::released(uint32_t slot) noexcept { live_[slot] = nullptr; }
+void Pass::released(uint32_t slot) noexcept {
+  live_[slot] = nullptr;
+}
 
-// --- comparing --------------------------------------------------------------------------------------
+// --- comparing
+// --------------------------------------------------------------------------------------
 
 // A pass spends most of its time in these few functions: they are inlined into op().
 
@@ -129,7 +136,9 @@ void Pass::released(uint32_t slot) noexcept { live_[slot] = nullptr; }
   return s.origin == Origin::External && match_external(v, s.maker, *t);
 }
 
-bool Pass::match_operand(uint32_t id, const TensorImpl* t) { return match_one(id, t); }
+bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
+  return match_one(id, t);
+}
 
 [[gnu::always_inline]] inline bool Pass::match_call(const Instr& e, const OpCall& c,
                                                     uint16_t ignored_words) {
@@ -161,13 +170,14 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   Storage* s = new_storage(info.device, info.bytes);
   s->pass = this;
   s->slot = id;
-  if (live_.size() <= id) [[unlikely]] live_.resize(id + 1, nullptr);
+  if (live_.size() <= id) [[unlikely]]
+    live_.resize(id + 1, nullptr);
   live_[id] = s;
   return s;
 }
 
 [[gnu::always_inline]] inline Tensor Pass::make_placeholder(const Value& v, uint32_t id,
-                                                              Storage* storage) {
+                                                            Storage* storage) {
   TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
   if (v.strided) t->flags |= kStrided;
   t->value = id;
@@ -252,8 +262,8 @@ void Pass::op(OpCall& c) {
         if (e.simple) [[likely]] {
           const uint32_t id = expected_->out(e)[0];
           const Value& v = expected_->values[id];
-          c.out[0] = make_placeholder(v, id, new_placeholder(v.storage,
-                                                             expected_->storages[v.storage]));
+          c.out[0] =
+              make_placeholder(v, id, new_placeholder(v.storage, expected_->storages[v.storage]));
         } else {
           take_outputs(e, c);
         }

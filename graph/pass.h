@@ -54,7 +54,8 @@ class Pass final : public Recorder {
   /// Lets go of the externals; `keep` takes them over if given.
   void release(std::vector<Binding>* keep) noexcept;
 
-  // --- Recorder -----------------------------------------------------------------------------------
+  // --- Recorder
+  // -----------------------------------------------------------------------------------
   void op(OpCall& call) override;
   Tensor host_data(const void* data, const Meta& meta) override;
   void journal(TensorImpl& t, Field f) override;
@@ -71,8 +72,7 @@ class Pass final : public Recorder {
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
   /// Calls `f(old, now)` for every grad field that the pass has replaced so far.
-  template <class F>
-  void for_replaced_gradients(const F& f) const {
+  template <class F> void for_replaced_gradients(const F& f) const {
     for (const Change& c : changes_) {
       if (c.field == Field::Grad && c.grad && c.tensor->grad) f(*c.grad, *c.tensor->grad);
     }
@@ -129,7 +129,7 @@ class Pass final : public Recorder {
 
   std::vector<Binding> bindings_;  // By external number.
   StorageTable bound_;
-  std::vector<Storage*> live_;     // By storage id; null for externals and the dead.
+  std::vector<Storage*> live_;  // By storage id; null for externals and the dead.
   std::vector<int64_t> control_;
   std::vector<Tensor> host_bytes_;
   RngState rng_before_;

@@ -65,8 +65,8 @@ void Plan::prepare_call(const Instr& i, Launch& l) {
     const Value& v = r_.values[id];
     Storage* s = bound_[v.storage].get();
     s->refs.retain();
-    return c.keep.emplace_back(Ref<TensorImpl>::adopt(
-        new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
+    return c.keep.emplace_back(
+        Ref<TensorImpl>::adopt(new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
   };
   c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
   c.call.attrs = i.attrs;
@@ -154,7 +154,8 @@ void Plan::bind(const std::vector<Binding>& bindings, const int64_t* control,
     bound_[r_.externals[k]]->data =
         static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
   }
-  for (size_t k = 0; k < r_.survivors.size(); ++k) bound_[r_.survivors[k]]->data = survivors[k]->data;
+  for (size_t k = 0; k < r_.survivors.size(); ++k)
+    bound_[r_.survivors[k]]->data = survivors[k]->data;
   if (arena != arena_) {
     arena_ = arena;
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
@@ -192,9 +193,8 @@ void Plan::launch(Launch& l, const int64_t* control) {
 // Indices and class ids are checked by the kernels that use them.
 bool Plan::checks_values(const Launch& l) const {
   if (!l.call || l.call->call.op->kind == OpKind::Pointwise) return false;
-  return std::any_of(l.call->in.begin(), l.call->in.end(), [](const TensorImpl* t) {
-    return t && !is_floating(t->dtype);
-  });
+  return std::any_of(l.call->in.begin(), l.call->in.end(),
+                     [](const TensorImpl* t) { return t && !is_floating(t->dtype); });
 }
 
 void Plan::launch_all(const int64_t* control) {

@@ -21,8 +21,7 @@ class Plan {
 
   /// Runs the step. `survivors` have no memory yet and get it here, in Recording::survivors' order.
   /// On throw (memory, an index out of range) externals are as before.
-  void run(const std::vector<Binding>& bindings, const int64_t* control,
-           Storage* const* survivors);
+  void run(const std::vector<Binding>& bindings, const int64_t* control, Storage* const* survivors);
 
   /// Whether nothing can fail any more once survivor k is written. Known after the first run: then
   /// the memory of a gradient that the step replaces may be lent to the one that replaces it.
@@ -74,16 +73,16 @@ class Plan {
   BuildReport report_;
   Module* module_ = nullptr;
   std::vector<Launch> launches_;
-  std::vector<Ref<Storage>> bound_;      // By storage id; null where nothing is stored.
-  std::vector<size_t> external_item_;    // By external number: bytes of an element.
-  std::vector<uint32_t> written_;        // External numbers that the step writes.
-  std::vector<char*> arguments_;         // Of all generated kernels, one after the other.
+  std::vector<Ref<Storage>> bound_;    // By storage id; null where nothing is stored.
+  std::vector<size_t> external_item_;  // By external number: bytes of an element.
+  std::vector<uint32_t> written_;      // External numbers that the step writes.
+  std::vector<char*> arguments_;       // Of all generated kernels, one after the other.
   std::vector<Patch> moving_, arena_patches_;
   char* arena_ = nullptr;
-  std::vector<int64_t> first_write_;     // By survivor: the launch that writes it first.
-  int64_t last_fallible_ = INT64_MAX;    // The last launch that checks values or takes scratch.
+  std::vector<int64_t> first_write_;   // By survivor: the launch that writes it first.
+  int64_t last_fallible_ = INT64_MAX;  // The last launch that checks values or takes scratch.
   size_t generated_ = 0;
-  bool needs_undo_ = false;              // A kernel that can throw runs after an external write.
+  bool needs_undo_ = false;  // A kernel that can throw runs after an external write.
 };
 
 /// Old gradients whose memory a replay writes the new ones into, so that it needs no more memory

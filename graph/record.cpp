@@ -50,8 +50,8 @@ uint64_t hash_instr(uint64_t h, const Recording& r, const Instr& i) {
     const Value& v = r.values[id];
     h = mix(h, v.storage | uint64_t{static_cast<uint8_t>(v.dtype)} << 32 | uint64_t{v.ndim} << 40);
     h = mix(h, static_cast<uint64_t>(v.offset));
-    for (int d = 0; d < v.ndim; ++d) h = mix(mix(h, static_cast<uint64_t>(v.sizes[d])),
-                                            static_cast<uint64_t>(v.strides[d]));
+    for (int d = 0; d < v.ndim; ++d)
+      h = mix(mix(h, static_cast<uint64_t>(v.sizes[d])), static_cast<uint64_t>(v.strides[d]));
   }
   return h;
 }
@@ -194,9 +194,8 @@ void Pass::record(OpCall& c) {
       const size_t bytes = static_cast<size_t>(numel_of(m.sizes)) * itemsize(m.dtype);
       fresh_.storages.push_back({Origin::Internal, m.device, bytes, index});
     }
-    ids.push_back(add_value(m.dtype, m.sizes,
-                            m.alias >= 0 ? m.strides : contiguous_strides(m.sizes), offset,
-                            storage));
+    ids.push_back(add_value(
+        m.dtype, m.sizes, m.alias >= 0 ? m.strides : contiguous_strides(m.sizes), offset, storage));
   }
   i.first_in = static_cast<uint32_t>(fresh_.operands.size());
   i.first_out = i.first_in + i.n_in;
@@ -221,7 +220,8 @@ void Pass::record(OpCall& c) {
   fresh_.prefix_hash.push_back(hash_instr(before, fresh_, i));
 }
 
-// --- words for people -------------------------------------------------------------------------------
+// --- words for people
+// -------------------------------------------------------------------------------
 
 std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   const std::string found = t ? brrr::describe(t) : "a scalar";
@@ -229,8 +229,10 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   const Value& v = expected_->values[id];
   std::string expected = fmt::format("{}{}", name(v.dtype), to_string(v.size_list()));
   if (t && expected == found) {
-    return fmt::format("expected {} with strides {}, found strides {} or another tensor of that "
-                       "shape", expected, to_string(v.stride_list()), to_string(t->stride_list()));
+    return fmt::format(
+        "expected {} with strides {}, found strides {} or another tensor of that "
+        "shape",
+        expected, to_string(v.stride_list()), to_string(t->stride_list()));
   }
   return "expected " + expected + ", found " + found;
 }
@@ -247,8 +249,8 @@ Difference Pass::describe_difference(const OpCall* c) {
   }
   const Instr& e = expected_->instrs[cursor_];
   const std::string& path = expected_->paths[e.path];
-  const std::string where = fmt::format("op {} ({}{}{})", cursor_, path, path.empty() ? "" : ": ",
-                                        e.op->name);
+  const std::string where =
+      fmt::format("op {} ({}{}{})", cursor_, path, path.empty() ? "" : ": ", e.op->name);
   if (!c) {
     d.field = "length";
     d.text = fmt::format("{}: this call ended before it", where);
@@ -267,9 +269,10 @@ Difference Pass::describe_difference(const OpCall* c) {
     for (int i = 0; i < c->n_in && c->op->kind == OpKind::Pointwise; ++i) {
       if (c->attrs.kind(i) && seen++ == w) kind = c->attrs.kind(i);
     }
-    d.text = kind == 3 ? fmt::format("{}: scalar was {}, now {}", where, e.attrs.d(w), c->attrs.d(w))
-                       : fmt::format("{}: attribute {} was {}, now {}", where, w, e.attrs.v[w],
-                                     c->attrs.v[w]);
+    d.text =
+        kind == 3
+            ? fmt::format("{}: scalar was {}, now {}", where, e.attrs.d(w), c->attrs.d(w))
+            : fmt::format("{}: attribute {} was {}, now {}", where, w, e.attrs.v[w], c->attrs.v[w]);
     return d;
   }
   if (e.attrs.n != c->attrs.n || e.attrs.kinds != c->attrs.kinds ||

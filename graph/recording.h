@@ -16,8 +16,8 @@ struct Value {
   uint32_t storage;
   DType dtype;
   uint8_t ndim;
-  bool strided;       ///< Not contiguous.
-  int64_t offset;     ///< In elements; of externals relative to where their storage was first used.
+  bool strided;    ///< Not contiguous.
+  int64_t offset;  ///< In elements; of externals relative to where their storage was first used.
   int64_t numel;
   int64_t sizes[kMaxDims];
   int64_t strides[kMaxDims];
@@ -36,8 +36,8 @@ enum class Origin : uint8_t {
 struct StorageInfo {
   Origin origin;
   Device device;
-  size_t bytes;        ///< Of externals: what the first call's had.
-  uint32_t maker;      ///< Internal: the instruction that makes it. External: its number.
+  size_t bytes;    ///< Of externals: what the first call's had.
+  uint32_t maker;  ///< Internal: the instruction that makes it. External: its number.
 };
 
 struct Instr {
@@ -47,9 +47,9 @@ struct Instr {
   uint16_t n_in;
   uint8_t n_out;
   bool into;
-  bool simple;         ///< One output with memory of its own, no dynamic attributes.
-  uint32_t path;       ///< Module path, into Recording::paths.
-  uint32_t control;    ///< First control word of the dynamic attributes.
+  bool simple;       ///< One output with memory of its own, no dynamic attributes.
+  uint32_t path;     ///< Module path, into Recording::paths.
+  uint32_t control;  ///< First control word of the dynamic attributes.
   Attrs attrs;
 };
 
@@ -63,12 +63,12 @@ struct Recording {
   std::vector<StorageInfo> storages;
   std::vector<Instr> instrs;
   std::vector<uint32_t> operands;
-  std::vector<uint64_t> prefix_hash;     ///< After each instruction.
-  std::vector<std::string> paths;        ///< Distinct module paths; [0] is "".
+  std::vector<uint64_t> prefix_hash;  ///< After each instruction.
+  std::vector<std::string> paths;     ///< Distinct module paths; [0] is "".
   std::vector<ControlWord> control;
-  std::vector<uint32_t> externals;       ///< External number -> storage.
-  std::vector<uint32_t> survivors;       ///< Storages alive after the step, rising.
-  uint64_t draws = 0;                    ///< Numbers of the random stream that a step consumes.
+  std::vector<uint32_t> externals;  ///< External number -> storage.
+  std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
+  uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
 
   const uint32_t* in(const Instr& i) const { return operands.data() + i.first_in; }
   const uint32_t* out(const Instr& i) const { return operands.data() + i.first_out; }
@@ -82,10 +82,10 @@ struct Recording {
 
 /// Why a call did not match a recording, for people.
 struct Difference {
-  size_t at = 0;          ///< Instruction number.
-  int closeness = 0;      ///< Of two at the same instruction the greater is the smaller difference.
-  std::string field;      ///< "op", "shape of operand 1", "attribute 0", "results", ...
-  std::string text;       ///< Expected and found, with the module path.
+  size_t at = 0;      ///< Instruction number.
+  int closeness = 0;  ///< Of two at the same instruction the greater is the smaller difference.
+  std::string field;  ///< "op", "shape of operand 1", "attribute 0", "results", ...
+  std::string text;   ///< Expected and found, with the module path.
 };
 
 }  // namespace brrr::graph

@@ -19,9 +19,9 @@ struct Group {
 
 struct Schedule {
   std::vector<Group> groups;
-  std::vector<uint8_t> stored;   ///< By storage: some group reads or keeps its memory.
-  size_t removed = 0;            ///< Instructions without effect.
-  bool fast = false;             ///< Numerics::Fast: 16-bit floats are rounded only when stored.
+  std::vector<uint8_t> stored;  ///< By storage: some group reads or keeps its memory.
+  size_t removed = 0;           ///< Instructions without effect.
+  bool fast = false;            ///< Numerics::Fast: 16-bit floats are rounded only when stored.
 };
 
 /// Whether running the instruction by itself can throw, for want of memory or for its values.
@@ -35,7 +35,7 @@ Schedule make_schedule(const Recording& r, bool fuse);
 
 /// Where temporaries live in the arena.
 struct MemoryPlan {
-  std::vector<int64_t> offset;   ///< By storage; -1: not in the arena.
+  std::vector<int64_t> offset;  ///< By storage; -1: not in the arena.
   size_t arena_bytes = 0;
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
   size_t in_place = 0, in_place_candidates = 0;
@@ -55,10 +55,10 @@ struct KernelArgument {
 };
 /// Text of a fused group and what to launch it with.
 struct KernelText {
-  std::string body;                       ///< Function text after its name: "(char* const* a, ...".
+  std::string body;  ///< Function text after its name: "(char* const* a, ...".
   std::vector<KernelArgument> arguments;
-  int64_t extent = 0;                     ///< Of the dim that a launch splits.
-  int64_t grain = 1;                      ///< Least part of it worth a thread.
+  int64_t extent = 0;  ///< Of the dim that a launch splits.
+  int64_t grain = 1;   ///< Least part of it worth a thread.
 };
 KernelText generate(const Recording& r, const Group& g, const Schedule& s);
 

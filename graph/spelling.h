@@ -34,8 +34,10 @@ inline const Spelling& spelling(DType t) {
 inline std::string fill(const char* pattern, const std::string& x) {
   std::string s;
   for (const char* p = pattern; *p; ++p) {
-    if (*p == '$') s += x;
-    else s += *p;
+    if (*p == '$')
+      s += x;
+    else
+      s += *p;
   }
   return s;
 }
@@ -50,8 +52,7 @@ inline std::string to_compute(const std::string& x, DType from, DType to) {
 
 /// The result of arithmetic in compute type `from` (or a mask), rounded to dtype `to`; with `fast`
 /// 16-bit floats stay as they are until they are stored.
-inline std::string from_compute(const std::string& x, DType from, bool mask, DType to,
-                                bool fast) {
+inline std::string from_compute(const std::string& x, DType from, bool mask, DType to, bool fast) {
   if (fast && (to == kBFloat16 || to == kFloat16)) to = kFloat32;
   if (mask) return to == kBool ? x : fmt::format("mask_to_{}({})", spelling(to).vector, x);
   switch (to) {

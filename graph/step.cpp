@@ -239,7 +239,8 @@ void StepCore::count(const Entry& e, bool by_plan) {
   stats_.in_place_candidates = m.in_place_candidates;
 }
 
-// --- verification -----------------------------------------------------------------------------------
+// --- verification
+// -----------------------------------------------------------------------------------
 
 // The first element where two storages of dtype `t` differ (two NaNs are equal), or -1.
 static int64_t first_difference(DType t, const void* a, const void* b, size_t bytes) {
@@ -290,8 +291,11 @@ void StepCore::verify(Entry& e, Session& s) {
       if (r.values[id].storage != storage) continue;
       const int64_t at = first_difference(r.values[id].dtype, got.data, expected.data, got.bytes);
       BRRR_CHECK(at < 0, "step: verify_every: replay and eager differ in {} of {}, element {}",
-                 r.describe(id), r.storages[storage].origin == Origin::External ? "an input or state"
-                 : r.instrs[r.storages[storage].maker].op->name, at);
+                 r.describe(id),
+                 r.storages[storage].origin == Origin::External
+                     ? "an input or state"
+                     : r.instrs[r.storages[storage].maker].op->name,
+                 at);
       return;
     }
   };
@@ -334,7 +338,8 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype) {
   return inputs_.back().second;
 }
 
-// --- the handle -------------------------------------------------------------------------------------
+// --- the handle
+// -------------------------------------------------------------------------------------
 
 StepHandle::StepHandle(StepOptions options) : core_(std::make_unique<StepCore>(options)) {}
 StepHandle::~StepHandle() = default;
@@ -345,10 +350,18 @@ std::vector<Tensor>* StepHandle::run(const Tensor* const* args, size_t n,
   static thread_local std::vector<Tensor> frozen;  // Kept, so that a replay allocates nothing.
   return core_->run(args, n, body, ctx, frozen) ? &frozen : nullptr;
 }
-void StepHandle::freeze() { core_->freeze(); }
-StepStats StepHandle::stats() const { return core_->stats(); }
-std::string StepHandle::explain() const { return core_->explain(); }
-std::string StepHandle::dot() const { return core_->dot(); }
+void StepHandle::freeze() {
+  core_->freeze();
+}
+StepStats StepHandle::stats() const {
+  return core_->stats();
+}
+std::string StepHandle::explain() const {
+  return core_->explain();
+}
+std::string StepHandle::dot() const {
+  return core_->dot();
+}
 Tensor StepHandle::input(int index, const IntList& sizes, DType dtype) {
   return core_->input(index, sizes, dtype);
 }

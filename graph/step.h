@@ -35,32 +35,32 @@ enum class Policy : uint8_t {
 struct StepOptions {
   Mode mode = Mode::Graph;
   Numerics numerics = Numerics::Strict;
-  int verify_every = 0;         ///< Every n-th replay also runs eagerly on cloned state; 0: never.
-  bool require_graph = false;   ///< Throw instead of falling back to the reference walker.
+  int verify_every = 0;        ///< Every n-th replay also runs eagerly on cloned state; 0: never.
+  bool require_graph = false;  ///< Throw instead of falling back to the reference walker.
   Policy on_new_entry = Policy::Recompile;
-  int max_entries = 8;          ///< Least recently used recordings beyond it are dropped.
+  int max_entries = 8;               ///< Least recently used recordings beyond it are dropped.
   bool build_at_first_call = false;  ///< Build kernels at an entry's first call, not its second.
-  bool check_numerics = false;  ///< Debug: walk op by op, throw at the first NaN or infinity.
-  bool fuse = true;             ///< False: replay without fusion, to measure what fusion brings.
+  bool check_numerics = false;       ///< Debug: walk op by op, throw at the first NaN or infinity.
+  bool fuse = true;  ///< False: replay without fusion, to measure what fusion brings.
 };
 
 /// What a step has done so far. Seconds are wall time.
 struct StepStats {
   uint64_t calls = 0, recordings = 0, replays = 0, fallbacks = 0, evictions = 0;
   uint64_t entries = 0;
-  uint64_t verified = 0;               ///< Replays that were checked against eager.
-  uint64_t ops_per_replay = 0;         ///< Instructions of the last entry used.
-  uint64_t kernels_per_replay = 0;     ///< What they became.
-  uint64_t fused_kernels = 0;          ///< Of those, generated ones.
-  uint64_t launches_per_replay = 0;    ///< Graph launches: 1 on a GPU, 0 on the CPU.
+  uint64_t verified = 0;             ///< Replays that were checked against eager.
+  uint64_t ops_per_replay = 0;       ///< Instructions of the last entry used.
+  uint64_t kernels_per_replay = 0;   ///< What they became.
+  uint64_t fused_kernels = 0;        ///< Of those, generated ones.
+  uint64_t launches_per_replay = 0;  ///< Graph launches: 1 on a GPU, 0 on the CPU.
   uint64_t in_place = 0, in_place_candidates = 0;
-  size_t arena_bytes = 0;              ///< Temporaries of a replay.
-  size_t lower_bound_bytes = 0;        ///< The largest sum of live temporaries.
+  size_t arena_bytes = 0;        ///< Temporaries of a replay.
+  size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries.
   double record_seconds = 0, fuse_seconds = 0, plan_seconds = 0, build_seconds = 0,
          capture_seconds = 0;
-  bool build_cached = false;           ///< The last build came from the disk cache.
-  std::string last_fallback;           ///< Why the walker served a call instead of a replay.
-  std::string last_difference;         ///< Why a new entry was recorded.
+  bool build_cached = false;    ///< The last build came from the disk cache.
+  std::string last_fallback;    ///< Why the walker served a call instead of a replay.
+  std::string last_difference;  ///< Why a new entry was recorded.
 };
 
 namespace graph {
@@ -92,8 +92,7 @@ class StepHandle {
   std::unique_ptr<StepCore> core_;
 };
 
-template <class R>
-void list_results(const R& r, ResultList& out) {
+template <class R> void list_results(const R& r, ResultList& out) {
   if constexpr (std::is_same_v<R, Tensor>) {
     out.push_back(&r);
   } else if constexpr (std::is_same_v<R, std::vector<Tensor>>) {
@@ -103,31 +102,30 @@ void list_results(const R& r, ResultList& out) {
   }
 }
 
-template <class R>
-R pack_results(std::vector<Tensor>& v) {
+template <class R> R pack_results(std::vector<Tensor>& v) {
   if constexpr (std::is_same_v<R, Tensor>) {
     return std::move(v[0]);
   } else if constexpr (std::is_same_v<R, std::vector<Tensor>>) {
-    return std::vector<Tensor>(std::make_move_iterator(v.begin()), std::make_move_iterator(v.end()));
+    return std::vector<Tensor>(std::make_move_iterator(v.begin()),
+                               std::make_move_iterator(v.end()));
   } else {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       return R{std::move(v[I])...};
-    }(std::make_index_sequence<std::tuple_size_v<R>>{});
+    }
+    (std::make_index_sequence<std::tuple_size_v<R>>{});
   }
 }
 
 }  // namespace graph
 
 /// A training step made by brrr::step. Calls may come from several threads, one at a time each.
-template <class F>
-class Step {
+template <class F> class Step {
  public:
   Step(F fn, StepOptions options) : fn_(std::move(fn)), handle_(options) {}
 
   /// Calls the function (exactly once, or not at all once frozen) and returns what it returned.
   /// If it throws, nothing of the step has happened.
-  template <class... T>
-  auto operator()(const T&... args) {
+  template <class... T> auto operator()(const T&... args) {
     static_assert((std::is_same_v<T, Tensor> && ...), "a step takes Tensors");
     using R = std::decay_t<std::invoke_result_t<F&, const T&...>>;
     const Tensor* list[] = {&args..., nullptr};
@@ -147,10 +145,10 @@ class Step {
     }
   }
 
-  /// From the next call on `fn` is not run any more: the recorded step is replayed with its recorded
-  /// effects (grad fields, in-place updates, draws, learning rates). Throws, saying why, if that
-  /// could not be right: before the first call, when the step makes tensors from host memory, or
-  /// when it leaves tensors with holders other than its results and grad fields.
+  /// From the next call on `fn` is not run any more: the recorded step is replayed with its
+  /// recorded effects (grad fields, in-place updates, draws, learning rates). Throws, saying why,
+  /// if that could not be right: before the first call, when the step makes tensors from host
+  /// memory, or when it leaves tensors with holders other than its results and grad fields.
   void freeze() { handle_.freeze(); }
   StepStats stats() const { return handle_.stats(); }
   /// Entries, replays, fallbacks and why, kernels, bytes and times, for people.
@@ -164,8 +162,7 @@ class Step {
   }
 
  private:
-  template <class Body>
-  static void invoke(void* ctx, graph::ResultList& out) {
+  template <class Body> static void invoke(void* ctx, graph::ResultList& out) {
     (*static_cast<Body*>(ctx))(out);
   }
   F fn_;
@@ -173,12 +170,10 @@ class Step {
 };
 
 /// Wraps `fn`, which takes Tensors and returns void, a Tensor, or a tuple or vector of Tensors.
-template <class F>
-Step<F> step(F fn, StepOptions options) {
+template <class F> Step<F> step(F fn, StepOptions options) {
   return Step<F>(std::move(fn), options);
 }
-template <class F>
-Step<F> step(F fn, Mode mode = Mode::Graph) {
+template <class F> Step<F> step(F fn, Mode mode = Mode::Graph) {
   return Step<F>(std::move(fn), StepOptions{.mode = mode});
 }
 

@@ -52,8 +52,12 @@ class Walk {
  public:
   Walk(const Recording& r, const std::vector<Binding>& bindings,
        const std::vector<int64_t>& control, WalkOptions options)
-      : r_(r), bindings_(bindings), control_(control), options_(options),
-        values_(r.values.size()), last_use_(r.values.size(), 0),
+      : r_(r),
+        bindings_(bindings),
+        control_(control),
+        options_(options),
+        values_(r.values.size()),
+        last_use_(r.values.size(), 0),
         survivors_(r.survivors.size()) {
     for (size_t at = 0; at < r.instrs.size(); ++at) {
       const Instr& i = r.instrs[at];
@@ -82,8 +86,8 @@ class Walk {
       const Value& v = r_.values[id];
       const Binding& b = bindings_[r_.storages[v.storage].maker];
       b.storage->refs.retain();
-      values_[id] = Tensor(Ref<TensorImpl>::adopt(new_impl(b.storage.get(), v.dtype, v.size_list(),
-                                                           v.stride_list(), v.offset + b.base)));
+      values_[id] = Tensor(Ref<TensorImpl>::adopt(
+          new_impl(b.storage.get(), v.dtype, v.size_list(), v.stride_list(), v.offset + b.base)));
     }
     return values_[id].impl();
   }
@@ -128,8 +132,10 @@ class Walk {
       // Creation ops may hand out memory that is yet to be written.
       if (!is_floating(t.dtype) || i.op->kind == OpKind::View || i.n_in == 0) continue;
       const int64_t bad = first_bad(t);
-      BRRR_CHECK(bad < 0, "step: the first value that is not finite is element {} of the result of "
-                 "instruction {}, {}", bad, at, r_.describe(i));
+      BRRR_CHECK(bad < 0,
+                 "step: the first value that is not finite is element {} of the result of "
+                 "instruction {}, {}",
+                 bad, at, r_.describe(i));
     }
   }
 

@@ -15,7 +15,7 @@ namespace brrr::data {
 Loader::Loader(Dataset dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
   BRRR_CHECK(dataset_.images.defined() && dataset_.labels.defined() && dataset_.images.dim() >= 1 &&
-             dataset_.labels.dim() == 1 && dataset_.images.size(0) == dataset_.size(),
+                 dataset_.labels.dim() == 1 && dataset_.images.size(0) == dataset_.size(),
              "Loader: images and labels must have one row per example");
   BRRR_CHECK(options.batch > 0, "Loader: batch must be positive, got {}", options.batch);
   BRRR_CHECK(batches_per_epoch() > 0, "Loader: {} examples do not make a batch of {}",
@@ -65,8 +65,10 @@ void Loader::check_state_dict(const StateDict& dict) const {
   check_state("Loader::load_state_dict", {mine.begin(), mine.end()}, dict, true);
   for (const char* key : {"seed", "batch", "size"}) {
     const int64_t saved = dict.at(key).item<int64_t>(), now = mine.at(key).item<int64_t>();
-    BRRR_CHECK(saved == now, "Loader::load_state_dict: the saved {} is {}, this loader's is {}; "
-               "the batches would not be the same", key, saved, now);
+    BRRR_CHECK(saved == now,
+               "Loader::load_state_dict: the saved {} is {}, this loader's is {}; "
+               "the batches would not be the same",
+               key, saved, now);
   }
   const int64_t position = dict.at("position").item<int64_t>();
   BRRR_CHECK(dict.at("epoch").item<int64_t>() >= 0 && position >= 0 && position < dataset_.size(),
@@ -82,8 +84,9 @@ void Loader::load_state_dict(const StateDict& dict) {
 
 double accuracy(const Tensor& logits, const Tensor& labels) {
   BRRR_CHECK(logits.dim() == 2 && labels.dim() == 1 && logits.size(0) == labels.size(0) &&
-             labels.size(0) > 0, "accuracy: logits {} do not fit labels {}",
-             to_string(logits.sizes()), to_string(labels.sizes()));
+                 labels.size(0) > 0,
+             "accuracy: logits {} do not fit labels {}", to_string(logits.sizes()),
+             to_string(labels.sizes()));
   NoGradGuard guard;
   return (logits.argmax(1) == labels).to(kFloat64).mean().item<double>();
 }

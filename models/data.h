@@ -22,7 +22,7 @@ struct Batch {
 
 struct LoaderOptions {
   int64_t batch = 32;
-  bool shuffle = true;     ///< A new order every epoch, a function of (seed, epoch) alone.
+  bool shuffle = true;  ///< A new order every epoch, a function of (seed, epoch) alone.
   uint64_t seed = 0;
   bool drop_last = false;  ///< Leaves out an epoch's last batch if it is smaller.
 };

@@ -32,13 +32,15 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   size_ = static_cast<uint64_t>(info.st_size);
 }
 
-InputFile::~InputFile() { ::close(fd_); }
+InputFile::~InputFile() {
+  ::close(fd_);
+}
 
 void InputFile::read(void* to, uint64_t offset, uint64_t bytes) const {
   auto* p = static_cast<char*>(to);
   while (bytes > 0) {
-    const ssize_t n = ::pread(fd_, p, std::min<uint64_t>(bytes, 1 << 30),
-                              static_cast<off_t>(offset));
+    const ssize_t n =
+        ::pread(fd_, p, std::min<uint64_t>(bytes, 1 << 30), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     BRRR_CHECK(n >= 0, "cannot read {}: {}", path_, std::strerror(errno));
     BRRR_CHECK(n > 0, "{} ends at byte {}, {} more were expected", path_, offset, bytes);
@@ -104,8 +106,8 @@ class TemporaryFile {
   // either way.
   void sync_directory() const {
     const fs::path parent = target_.parent_path();
-    const int dir = ::open(parent.empty() ? "." : parent.c_str(),
-                           O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int dir =
+        ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) return;
     ::fsync(dir);
     ::close(dir);

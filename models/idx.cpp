@@ -20,8 +20,8 @@ struct Element {
   DType dtype;
 };
 constexpr Element kElements[] = {
-    {0x08, "uint8", 1, kUInt8},  {0x09, "int8", 1, kInt32},      {0x0b, "int16", 2, kInt32},
-    {0x0c, "int32", 4, kInt32},  {0x0d, "float32", 4, kFloat32}, {0x0e, "float64", 8, kFloat64},
+    {0x08, "uint8", 1, kUInt8}, {0x09, "int8", 1, kInt32},      {0x0b, "int16", 2, kInt32},
+    {0x0c, "int32", 4, kInt32}, {0x0d, "float32", 4, kFloat32}, {0x0e, "float64", 8, kFloat64},
 };
 
 // Turns the order of bytes round, in place.
@@ -30,8 +30,7 @@ void swap_bytes(char* data, int64_t n, size_t size) {
   for (int64_t i = 0; i < n; ++i) std::reverse(data + i * size, data + (i + 1) * size);
 }
 
-template <class T>
-void widen(const std::vector<char>& from, int32_t* to, int64_t n) {
+template <class T> void widen(const std::vector<char>& from, int32_t* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     T v;
     std::memcpy(&v, from.data() + i * sizeof v, sizeof v);
@@ -97,8 +96,10 @@ Tensor read_idx(const std::string& path) {
   file.read(narrow.data(), data, have);
   swap_bytes(narrow.data(), n, element.bytes);
   auto* wide = reinterpret_cast<int32_t*>(to);
-  if (element.bytes == 1) widen<int8_t>(narrow, wide, n);
-  else widen<int16_t>(narrow, wide, n);
+  if (element.bytes == 1)
+    widen<int8_t>(narrow, wide, n);
+  else
+    widen<int16_t>(narrow, wide, n);
   return t;
 }
 

@@ -12,10 +12,8 @@ struct Activation {
   Tensor (*run)(const Tensor&);
 };
 constexpr Activation kActivations[] = {
-    {"relu", relu},
-    {"gelu", [](const Tensor& x) { return gelu(x); }},
-    {"tanh", tanh},
-    {"silu", silu},
+    {"relu", relu},       {"gelu", [](const Tensor& x) { return gelu(x); }},
+    {"tanh", tanh},       {"silu", silu},
     {"sigmoid", sigmoid},
 };
 
@@ -30,8 +28,7 @@ Tensor (*find_activation(const std::string& name))(const Tensor&) {
 
 }  // namespace
 
-MLP::MLP(const MLPOptions& o)
-    : activation_(find_activation(o.activation)), dropout_(o.dropout) {
+MLP::MLP(const MLPOptions& o) : activation_(find_activation(o.activation)), dropout_(o.dropout) {
   BRRR_CHECK(o.sizes.size() >= 2, "MLP: sizes needs an input and an output size, got {} entries",
              o.sizes.size());
   for (size_t i = 1; i < o.sizes.size(); ++i) {

@@ -42,8 +42,10 @@ void replace_data(const Tensor& t, const Tensor& with) {
 }  // namespace
 
 Tensor Module::forward(const Tensor&) {
-  fail("forward: the module \"{}\" has no forward of one tensor; override it or call its own "
-       "members", name_);
+  fail(
+      "forward: the module \"{}\" has no forward of one tensor; override it or call its own "
+      "members",
+      name_);
 }
 
 Tensor Module::operator()(const Tensor& x) {
@@ -88,8 +90,7 @@ Tensor Module::register_buffer(const std::string& name, const Tensor& t) {
 }
 
 // Calls f(path, module, null) for each module and f(path, module, entry) for each of its tensors.
-template <class F>
-void Module::visit(const std::string& path, const F& f) const {
+template <class F> void Module::visit(const std::string& path, const F& f) const {
   f(path, *this, nullptr);
   for (const Entry& e : entries_) f(path + e.name, *this, &e);
   for (const auto& [name, child] : children_) child->visit(path + name + ".", f);
@@ -144,8 +145,7 @@ void Module::train(bool on) {
 
 // All conversions are made before the first tensor changes, so that running out of memory does not
 // leave half a model behind.
-template <class F>
-void Module::convert(const char* what, const F& f) const {
+template <class F> void Module::convert(const char* what, const F& f) const {
   check_host_access(what, nullptr);
   NoGradGuard guard;
   struct Work {
@@ -173,11 +173,12 @@ void Module::to(Device device) {
 
 void Module::to(DType dtype) {
   BRRR_CHECK(is_floating(dtype), "Module::to: parameters are floating, not {}", brrr::name(dtype));
-  convert("Module::to",
-          [&](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
+  convert("Module::to", [&](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
 }
 
-StateDict Module::state_dict() const { return detached(state()); }
+StateDict Module::state_dict() const {
+  return detached(state());
+}
 
 void Module::check_state_dict(const StateDict& dict, bool strict) const {
   check_state("load_state_dict", state(), dict, strict);

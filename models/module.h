@@ -63,10 +63,8 @@ class Module {
     Tensor tensor;
     bool buffer;
   };
-  template <class F>
-  void visit(const std::string& path, const F& f) const;
-  template <class F>
-  void convert(const char* what, const F& f) const;
+  template <class F> void visit(const std::string& path, const F& f) const;
+  template <class F> void convert(const char* what, const F& f) const;
   std::vector<NamedTensor> state() const;
   void check_name(const char* what, const std::string& name) const;
 

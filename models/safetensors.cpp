@@ -74,8 +74,10 @@ std::string make_header(const std::string& path, const std::vector<Item>& items,
     fail("save: {}: a name or a metadata text is not UTF-8 ({})", path, e.what());
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  BRRR_CHECK(text.size() <= kMostHeader, "save: {}: the names and shapes take {} bytes, the format "
-             "allows {}", path, text.size(), kMostHeader);
+  BRRR_CHECK(text.size() <= kMostHeader,
+             "save: {}: the names and shapes take {} bytes, the format "
+             "allows {}",
+             path, text.size(), kMostHeader);
   return text;
 }
 
@@ -96,8 +98,10 @@ class Reader {
     const json header = parse(header_text());
     std::vector<Entry> entries;
     for (const auto& [name, value] : header.items()) {
-      if (name == kMetadataKey) read_metadata(value, metadata);
-      else entries.push_back(read_entry(name, value));
+      if (name == kMetadataKey)
+        read_metadata(value, metadata);
+      else
+        entries.push_back(read_entry(name, value));
     }
     check_layout(entries);
     StateDict dict;
@@ -106,8 +110,7 @@ class Reader {
   }
 
  private:
-  template <class... A>
-  [[noreturn]] void bad(fmt::format_string<A...> text, A&&... args) const {
+  template <class... A> [[noreturn]] void bad(fmt::format_string<A...> text, A&&... args) const {
     fail("load: {}: {}", path_, fmt::format(text, std::forward<A>(args)...));
   }
   template <class... A>

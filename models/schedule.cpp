@@ -10,7 +10,9 @@ namespace brrr::optim {
 
 Schedule::Schedule(Optimizer& optimizer) : optimizer_(optimizer), base_(optimizer.lr()) {}
 
-void Schedule::start() { optimizer_.set_lr(lr_at(step_)); }
+void Schedule::start() {
+  optimizer_.set_lr(lr_at(step_));
+}
 
 void Schedule::step() {
   optimizer_.set_lr(lr_at(step_ + 1));
@@ -53,7 +55,9 @@ CosineLR::CosineLR(Optimizer& o, int64_t total, double min_lr)
   start();
 }
 
-double CosineLR::lr_at(int64_t t) const { return cosine(base(), min_lr_, t, total_); }
+double CosineLR::lr_at(int64_t t) const {
+  return cosine(base(), min_lr_, t, total_);
+}
 
 WarmupCosineLR::WarmupCosineLR(Optimizer& o, int64_t warmup, int64_t total, double min_lr)
     : Schedule(o), warmup_(warmup), total_(total), min_lr_(min_lr) {

@@ -65,8 +65,8 @@ void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict) 
     const auto it = dict.find(name);
     if (it == dict.end()) continue;
     const Tensor source = it->second.detach();
-    work.emplace_back(target, source.device() == target.device() ? source.clone()
-                                                                 : source.to(target.device()));
+    work.emplace_back(
+        target, source.device() == target.device() ? source.clone() : source.to(target.device()));
   }
   for (const auto& [target, source] : work) target.copy_(source);
 }
@@ -85,7 +85,11 @@ StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
   return part;
 }
 
-Tensor number(double v) { return full({}, v, kFloat64); }
-Tensor number(int64_t v) { return full({}, v, kInt64); }
+Tensor number(double v) {
+  return full({}, v, kFloat64);
+}
+Tensor number(int64_t v) {
+  return full({}, v, kInt64);
+}
 
 }  // namespace brrr

@@ -10,67 +10,90 @@ constexpr double kInvSqrt2 = 0.70710678118654752440;
 constexpr double kInvSqrt2Pi = 0.39894228040143267794;
 constexpr double kSqrt2OverPi = 0.79788456080286535588;
 
-const NumberOp relu_row{"relu", "max(x, 0)", {},
+const NumberOp relu_row{"relu",
+                        "max(x, 0)",
+                        {},
                         [](auto x) { return m::max(x, 0.0); },
                         [](auto, auto y, auto g) { return m::where(y > 0.0, g, 0.0); }};
 
 const PointwiseOp leaky_relu_row{
-    "leaky_relu", "x if positive, else slope * x", {},
+    "leaky_relu",
+    "x if positive, else slope * x",
+    {},
     [](auto x, auto slope) { return m::where(x > 0.0, x, x * slope); },
     [](auto x, auto slope, auto, auto g) { return m::where(x > 0.0, g, g * slope); }};
 
 const PointwiseOp elu_row{
-    "elu", "x if positive, else alpha * (exp(x) - 1)", {},
+    "elu",
+    "x if positive, else alpha * (exp(x) - 1)",
+    {},
     [](auto x, auto alpha) { return m::where(x > 0.0, x, m::expm1(x) * alpha); },
     [](auto x, auto alpha, auto, auto g) { return m::where(x > 0.0, g, g * alpha * m::exp(x)); }};
 
-const PointwiseOp gelu_row{
-    "gelu", "x * Phi(x)", {},
-    [](auto x) { return x * 0.5 * (m::erf(x * kInvSqrt2) + 1.0); },
-    [](auto x, auto, auto g) {
-      auto cdf = (m::erf(x * kInvSqrt2) + 1.0) * 0.5;
-      auto pdf = m::exp(x * x * -0.5) * kInvSqrt2Pi;
-      return g * (cdf + x * pdf);
-    }};
+const PointwiseOp gelu_row{"gelu",
+                           "x * Phi(x)",
+                           {},
+                           [](auto x) { return x * 0.5 * (m::erf(x * kInvSqrt2) + 1.0); },
+                           [](auto x, auto, auto g) {
+                             auto cdf = (m::erf(x * kInvSqrt2) + 1.0) * 0.5;
+                             auto pdf = m::exp(x * x * -0.5) * kInvSqrt2Pi;
+                             return g * (cdf + x * pdf);
+                           }};
 
-const PointwiseOp gelu_tanh_row{
-    "gelu_tanh", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))", {},
-    [](auto x) {
-      auto u = (x + x * x * x * 0.044715) * kSqrt2OverPi;
-      return x * 0.5 * (m::tanh(u) + 1.0);
-    },
-    [](auto x, auto, auto g) {
-      auto u = (x + x * x * x * 0.044715) * kSqrt2OverPi;
-      auto t = m::tanh(u);
-      auto du = (x * x * (3.0 * 0.044715) + 1.0) * kSqrt2OverPi;
-      return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * du);
-    }};
+const PointwiseOp gelu_tanh_row{"gelu_tanh",
+                                "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
+                                {},
+                                [](auto x) {
+                                  auto u = (x + x * x * x * 0.044715) * kSqrt2OverPi;
+                                  return x * 0.5 * (m::tanh(u) + 1.0);
+                                },
+                                [](auto x, auto, auto g) {
+                                  auto u = (x + x * x * x * 0.044715) * kSqrt2OverPi;
+                                  auto t = m::tanh(u);
+                                  auto du = (x * x * (3.0 * 0.044715) + 1.0) * kSqrt2OverPi;
+                                  return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * du);
+                                }};
 
-const PointwiseOp silu_row{"silu", "x * sigmoid(x)", {},
+const PointwiseOp silu_row{"silu",
+                           "x * sigmoid(x)",
+                           {},
                            [](auto x) { return x * m::sigmoid(x); },
                            [](auto x, auto, auto g) {
                              auto s = m::sigmoid(x);
                              return g * s * (x * (1.0 - s) + 1.0);
                            }};
 
-const PointwiseOp softplus_row{
-    "softplus", "log(1 + exp(x))", {},
-    [](auto x) { return m::max(x, 0.0) + m::log1p(m::exp(-m::abs(x))); },
-    [](auto x, auto, auto g) { return g * m::sigmoid(x); }};
+const PointwiseOp softplus_row{"softplus",
+                               "log(1 + exp(x))",
+                               {},
+                               [](auto x) { return m::max(x, 0.0) + m::log1p(m::exp(-m::abs(x))); },
+                               [](auto x, auto, auto g) { return g * m::sigmoid(x); }};
 
 }  // namespace
 
-Tensor relu(const Tensor& x) { return call(relu_row, x); }
-Tensor leaky_relu(const Tensor& x, double slope) { return call(leaky_relu_row, x, slope); }
-Tensor elu(const Tensor& x, double alpha) { return call(elu_row, x, alpha); }
+Tensor relu(const Tensor& x) {
+  return call(relu_row, x);
+}
+Tensor leaky_relu(const Tensor& x, double slope) {
+  return call(leaky_relu_row, x, slope);
+}
+Tensor elu(const Tensor& x, double alpha) {
+  return call(elu_row, x, alpha);
+}
 Tensor gelu(const Tensor& x, const std::string& approximate) {
   BRRR_CHECK(approximate == "none" || approximate == "tanh",
              "gelu: approximate is \"{}\"; give \"none\" or \"tanh\"", approximate);
   return call(approximate == "none" ? gelu_row : gelu_tanh_row, x);
 }
-Tensor silu(const Tensor& x) { return call(silu_row, x); }
-Tensor softplus(const Tensor& x) { return call(softplus_row, x); }
+Tensor silu(const Tensor& x) {
+  return call(silu_row, x);
+}
+Tensor softplus(const Tensor& x) {
+  return call(softplus_row, x);
+}
 
-Tensor Tensor::relu() const { return brrr::relu(*this); }
+Tensor Tensor::relu() const {
+  return brrr::relu(*this);
+}
 
 }  // namespace brrr

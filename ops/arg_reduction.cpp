@@ -22,21 +22,18 @@ struct ArgProblem {
   int64_t tiles() const { return (inner + 15) / 16; }
 };
 
-template <bool kMax, class V>
-vx::b16 better(V a, V b) {
+template <bool kMax, class V> vx::b16 better(V a, V b) {
   vx::b16 m = kMax ? vx::gt(a, b) : vx::lt(a, b);
   if constexpr (std::is_floating_point_v<Lane<V>>) m |= vx::ne(a, a) & vx::eq(b, b);
   return m;
 }
 
-template <bool kMax, class T>
-bool beats(T a, T b) {
+template <bool kMax, class T> bool beats(T a, T b) {
   return (kMax ? a > b : a < b) || (a != a && b == b);
 }
 
 // Lane k sees elements k, k + 16, ...; the earliest of the lanes' best ones wins.
-template <bool kMax, class V>
-int64_t arg_of_row(const Lane<V>* p, int64_t n) {
+template <bool kMax, class V> int64_t arg_of_row(const Lane<V>* p, int64_t n) {
   using T = Lane<V>;
   int64_t at = 0, i = 0;
   T best = p[0];
@@ -88,8 +85,7 @@ void arg_of_columns(const Lane<V>* p, int64_t stride, int64_t n, int lanes, int6
 }
 
 // Units of work: an outer index and 16 of the inner ones.
-template <bool kMax, class V>
-void arg_reduce(const ArgProblem& a, int64_t begin, int64_t end) {
+template <bool kMax, class V> void arg_reduce(const ArgProblem& a, int64_t begin, int64_t end) {
   const auto* x = reinterpret_cast<const Lane<V>*>(a.x);
   const int64_t tiles = a.tiles();
   for (int64_t u = begin; u < end; ++u) {
@@ -97,8 +93,10 @@ void arg_reduce(const ArgProblem& a, int64_t begin, int64_t end) {
     const Lane<V>* p = x + o * a.n * a.inner + c;
     int64_t* out = a.out + o * a.inner + c;
     const int lanes = static_cast<int>(std::min<int64_t>(16, a.inner - c));
-    if (a.inner == 1) *out = arg_of_row<kMax, V>(p, a.n);
-    else arg_of_columns<kMax, V>(p, a.inner, a.n, lanes, out);
+    if (a.inner == 1)
+      *out = arg_of_row<kMax, V>(p, a.n);
+    else
+      arg_of_columns<kMax, V>(p, a.inner, a.n, lanes, out);
   }
 }
 
@@ -117,8 +115,7 @@ void arg_infer(OpCall& c) {
   m.sizes = reduced_sizes(x.size_list(), c.attrs.v[0], c.attrs.v[1] != 0);
 }
 
-template <bool kMax>
-void arg_run(OpCall& c) {
+template <bool kMax> void arg_run(OpCall& c) {
   const TensorImpl* x = c.in[0];
   TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return;

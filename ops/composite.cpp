@@ -15,7 +15,11 @@ void check_composite(const OpCall& c) {
   }
 }
 
-Tensor converted(const Tensor& x, DType t) { return x.dtype() == t ? x : x.to(t); }
-Tensor widened(const Tensor& x) { return converted(x, compute_type(x.dtype())); }
+Tensor converted(const Tensor& x, DType t) {
+  return x.dtype() == t ? x : x.to(t);
+}
+Tensor widened(const Tensor& x) {
+  return converted(x, compute_type(x.dtype()));
+}
 
 }  // namespace brrr

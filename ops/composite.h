@@ -54,8 +54,7 @@ class CompositeCall {
       : call_(op, in_.data(), static_cast<int>(in.size())) {
     std::copy(in.begin(), in.end(), in_.begin());
   }
-  template <class T>
-  CompositeCall& attr(T value) {
+  template <class T> CompositeCall& attr(T value) {
     call_.attrs.push(value);
     return *this;
   }

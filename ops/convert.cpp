@@ -10,44 +10,56 @@ namespace brrr {
 namespace {
 
 // Tags for storage types that share a C++ type.
-struct BF16 { uint16_t bits; };
-struct F16 { uint16_t bits; };
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
 
-template <class F>
-void with_storage(DType t, const F& f) {
+template <class F> void with_storage(DType t, const F& f) {
   switch (t) {
-    case DType::Float32: return f(float{});
-    case DType::Float64: return f(double{});
-    case DType::BFloat16: return f(BF16{});
-    case DType::Float16: return f(F16{});
-    case DType::Int64: return f(int64_t{});
-    case DType::Int32: return f(int32_t{});
-    case DType::UInt8: return f(uint8_t{});
-    case DType::Bool: return f(bool{});
+    case DType::Float32:
+      return f(float{});
+    case DType::Float64:
+      return f(double{});
+    case DType::BFloat16:
+      return f(BF16{});
+    case DType::Float16:
+      return f(F16{});
+    case DType::Int64:
+      return f(int64_t{});
+    case DType::Int32:
+      return f(int32_t{});
+    case DType::UInt8:
+      return f(uint8_t{});
+    case DType::Bool:
+      return f(bool{});
   }
 }
 
-template <class F>
-void with_compute(DType t, const F& f) {
+template <class F> void with_compute(DType t, const F& f) {
   switch (compute_index(t)) {
-    case 0: return f(float{});
-    case 1: return f(double{});
-    case 2: return f(int64_t{});
-    default: return f(int32_t{});
+    case 0:
+      return f(float{});
+    case 1:
+      return f(double{});
+    case 2:
+      return f(int64_t{});
+    default:
+      return f(int32_t{});
   }
 }
 
 // Out-of-range and NaN float-to-integer conversions give the smallest integer, as x86 does; the
 // cast itself would be undefined.
-template <class To, class From>
-To to_integer(From x) {
+template <class To, class From> To to_integer(From x) {
   constexpr From limit = static_cast<From>(sizeof(To) == 8 ? 0x1p63 : 0x1p31);
   if (x >= -limit && x < limit) return static_cast<To>(x);
   return sizeof(To) == 8 ? static_cast<To>(INT64_MIN) : static_cast<To>(INT32_MIN);
 }
 
-template <class To, class From>
-To convert(From x) {
+template <class To, class From> To convert(From x) {
   if constexpr (std::is_same_v<From, BF16>) {
     return convert<To>(bfloat16_to_float(x.bits));
   } else if constexpr (std::is_same_v<From, F16>) {
@@ -103,8 +115,12 @@ uint16_t float_to_bfloat16(float x) {
 }
 
 // The one definition of the 16-bit formats is the vector one; a single value is one lane of it.
-float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
-uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
+float float16_to_float(uint16_t h) {
+  return vx::f16_to_f32(vx::splat(h))[0];
+}
+uint16_t float_to_float16(float x) {
+  return vx::f32_to_f16(vx::splat(x))[0];
+}
 
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
   with_compute(ct, [&](auto to) {
@@ -120,9 +136,8 @@ void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src
     if (from == kBool) {
       run(out, stride, static_cast<const bool*>(src), 1, n);
     } else {
-      with_compute(from, [&](auto f) {
-        run(out, stride, static_cast<const decltype(f)*>(src), 1, n);
-      });
+      with_compute(from,
+                   [&](auto f) { run(out, stride, static_cast<const decltype(f)*>(src), 1, n); });
     }
   });
 }

@@ -5,7 +5,8 @@
 
 namespace brrr {
 
-/// dst[i] = src[i * stride] for n elements; dst is dense in compute type `ct`, src has dtype `from`.
+/// dst[i] = src[i * stride] for n elements; dst is dense in compute type `ct`, src has dtype
+/// `from`.
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n);
 /// dst[i * stride] = src[i]; src is dense in `from`: a compute type, or bool for a mask.
 void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n);

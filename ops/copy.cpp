@@ -6,7 +6,9 @@ namespace brrr {
 
 namespace {
 
-const NumberOp copy_row{"copy", "the same values, in new memory or another dtype", {},
+const NumberOp copy_row{"copy",
+                        "the same values, in new memory or another dtype",
+                        {},
                         [](auto x) { return x; },
                         [](auto, auto, auto g) { return g; }};
 
@@ -21,9 +23,13 @@ void copy_now(TensorImpl& dst, const TensorImpl& src) {
   pointwise_run(c);
 }
 
-Tensor Tensor::clone() const { return PointwiseCall(copy_row).add(*this).run(); }
+Tensor Tensor::clone() const {
+  return PointwiseCall(copy_row).add(*this).run();
+}
 
-Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+Tensor Tensor::contiguous() const {
+  return is_contiguous() ? *this : clone();
+}
 
 Tensor Tensor::to(DType t) const {
   if (dtype() == t) return *this;
@@ -41,6 +47,8 @@ const Tensor& Tensor::fill_(Scalar v) const {
   return *this;
 }
 
-const Tensor& Tensor::zero_() const { return fill_(0); }
+const Tensor& Tensor::zero_() const {
+  return fill_(0);
+}
 
 }  // namespace brrr

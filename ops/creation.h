@@ -20,8 +20,7 @@ class CreationOp : public OpDef {
 class CreationCall {
  public:
   CreationCall(const CreationOp& op, const IntList& sizes, DType dtype, Device device = kCPU);
-  template <class T>
-  CreationCall& push(T word) {
+  template <class T> CreationCall& push(T word) {
     call_.attrs.push(word);
     return *this;
   }

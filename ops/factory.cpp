@@ -185,16 +185,22 @@ Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device) {
   BRRR_CHECK(fits(v, dtype), "full: {} is out of the range of {}", v.to_double(), name(dtype));
   return CreationCall(full_row, sizes, dtype, device).push(v).run();
 }
-Tensor full(const IntList& sizes, Scalar v) { return full(sizes, v, v.dtype()); }
+Tensor full(const IntList& sizes, Scalar v) {
+  return full(sizes, v, v.dtype());
+}
 
 Tensor zeros(const IntList& sizes, DType dtype, Device device) {
   return full(sizes, 0, dtype, device);
 }
-Tensor zeros(const IntList& sizes, Device device) { return full(sizes, 0, kFloat32, device); }
+Tensor zeros(const IntList& sizes, Device device) {
+  return full(sizes, 0, kFloat32, device);
+}
 Tensor ones(const IntList& sizes, DType dtype, Device device) {
   return full(sizes, 1, dtype, device);
 }
-Tensor ones(const IntList& sizes, Device device) { return full(sizes, 1, kFloat32, device); }
+Tensor ones(const IntList& sizes, Device device) {
+  return full(sizes, 1, kFloat32, device);
+}
 
 static void check_like(const char* op, const Tensor& t) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
@@ -218,7 +224,9 @@ Tensor ones_like(const Tensor& t) {
 
 // --- sequences -----------------------------------------------------------------------------------
 
-Tensor arange(Scalar end) { return arange(0, end, 1); }
+Tensor arange(Scalar end) {
+  return arange(0, end, 1);
+}
 
 Tensor arange(Scalar start, Scalar end, Scalar step) {
   const double from = start.to_double(), to = end.to_double(), by = step.to_double();
@@ -264,8 +272,8 @@ NestedList::NestedList(std::initializer_list<NestedList> items) {
   for (const NestedList& item : items) {
     BRRR_CHECK(item.sizes_ == sizes_,
                "tensor: a ragged list: sub-list {} of {} has shape {}, those before it {}; "
-               "all must have one shape", at, items.size(), to_string(item.sizes_),
-               to_string(sizes_));
+               "all must have one shape",
+               at, items.size(), to_string(item.sizes_), to_string(sizes_));
     values_.insert(values_.end(), item.values_.begin(), item.values_.end());
     ++at;
   }
@@ -291,7 +299,9 @@ static Tensor from_list(const NestedList& list) {
   return pack<int64_t>(list, kInt64, [](Scalar s) { return s.to_int(); });
 }
 
-Tensor tensor(std::initializer_list<NestedList> items) { return from_list(NestedList(items)); }
+Tensor tensor(std::initializer_list<NestedList> items) {
+  return from_list(NestedList(items));
+}
 
 Tensor tensor(Scalar v) {
   if (v.is_floating()) {
@@ -303,14 +313,21 @@ Tensor tensor(Scalar v) {
   return v.dtype() == kBool ? from_host(&bit, {}, kBool) : from_host(&x, {}, kInt64);
 }
 
-template <class T>
-static Tensor from_vector(const std::vector<T>& v) {
+template <class T> static Tensor from_vector(const std::vector<T>& v) {
   return from_host(v.data(), {static_cast<int64_t>(v.size())}, DTypeOf<T>::value);
 }
-Tensor tensor(const std::vector<float>& v) { return from_vector(v); }
-Tensor tensor(const std::vector<double>& v) { return from_vector(v); }
-Tensor tensor(const std::vector<int64_t>& v) { return from_vector(v); }
-Tensor tensor(const std::vector<int32_t>& v) { return from_vector(v); }
+Tensor tensor(const std::vector<float>& v) {
+  return from_vector(v);
+}
+Tensor tensor(const std::vector<double>& v) {
+  return from_vector(v);
+}
+Tensor tensor(const std::vector<int64_t>& v) {
+  return from_vector(v);
+}
+Tensor tensor(const std::vector<int32_t>& v) {
+  return from_vector(v);
+}
 
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy) {
   const int64_t n = numel_of(sizes);

@@ -39,8 +39,7 @@ static Tensor on_host(const Tensor& t) {
 }
 
 // n elements of `t` converted to T, into the iterator `out` (a bool vector's has no address).
-template <class T, class Out>
-static void read(const TensorImpl& t, Out out) {
+template <class T, class Out> static void read(const TensorImpl& t, Out out) {
   constexpr int64_t kTile = 256;
   alignas(64) char values[kTile * 8];
   T converted[kTile];
@@ -54,28 +53,31 @@ static void read(const TensorImpl& t, Out out) {
   }
 }
 
-void* Tensor::data_ptr() const { return readable(*this, "data_ptr").data(); }
+void* Tensor::data_ptr() const {
+  return readable(*this, "data_ptr").data();
+}
 
-template <class T>
-T* Tensor::data() const {
+template <class T> T* Tensor::data() const {
   const TensorImpl& t = readable(*this, "data");
-  BRRR_CHECK(t.dtype == DTypeOf<T>::value, "data: asked for {}, the tensor is {}; convert with "
-             "to(dtype)", name(DTypeOf<T>::value), describe(&t));
+  BRRR_CHECK(t.dtype == DTypeOf<T>::value,
+             "data: asked for {}, the tensor is {}; convert with "
+             "to(dtype)",
+             name(DTypeOf<T>::value), describe(&t));
   return reinterpret_cast<T*>(t.data());
 }
 
-template <class T>
-T Tensor::item() const {
+template <class T> T Tensor::item() const {
   const TensorImpl& t = readable(*this, "item");
-  BRRR_CHECK(t.numel == 1, "item: {} has {} elements instead of one; select or reduce first, or "
-             "use to_vector()", describe(&t), t.numel);
+  BRRR_CHECK(t.numel == 1,
+             "item: {} has {} elements instead of one; select or reduce first, or "
+             "use to_vector()",
+             describe(&t), t.numel);
   T value;
   read<T>(*on_host(*this).impl(), &value);
   return value;
 }
 
-template <class T>
-std::vector<T> Tensor::to_vector() const {
+template <class T> std::vector<T> Tensor::to_vector() const {
   const TensorImpl& t = readable(*this, "to_vector");
   std::vector<T> out(static_cast<size_t>(t.numel));
   read<T>(*on_host(*this).impl(), out.begin());
@@ -83,8 +85,8 @@ std::vector<T> Tensor::to_vector() const {
 }
 
 #define BRRR_HOST_ACCESS(T)            \
-  template T* Tensor::data<T>() const;       \
-  template T Tensor::item<T>() const;        \
+  template T* Tensor::data<T>() const; \
+  template T Tensor::item<T>() const;  \
   template std::vector<T> Tensor::to_vector<T>() const;
 BRRR_HOST_ACCESS(float)
 BRRR_HOST_ACCESS(double)
@@ -97,8 +99,10 @@ BRRR_HOST_ACCESS(bool)
 Tensor Tensor::to(Device target) const {
   if (device() == target) return *this;
   const TensorImpl& t = readable(*this, "to(device)");
-  BRRR_CHECK(!(t.requires_grad() && context.grad_enabled), "to(device): {} requires grad and no "
-             "gradient crosses devices; detach() it or use NoGradGuard", describe(&t));
+  BRRR_CHECK(!(t.requires_grad() && context.grad_enabled),
+             "to(device): {} requires grad and no "
+             "gradient crosses devices; detach() it or use NoGradGuard",
+             describe(&t));
   const Backend& there = backend(target.type);
   if (target.type == DeviceType::CPU) return on_host(*this);
   const Tensor from = dense(*this);

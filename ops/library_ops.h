@@ -7,17 +7,20 @@
 
 namespace brrr {
 
-// --- products: matmul.cpp -----------------------------------------------------------------------------
+// --- products: matmul.cpp
+// -----------------------------------------------------------------------------
 /// [.., M, K] x [.., K, N] -> [.., M, N]; batch dims broadcast; 1-d operands as in PyTorch.
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// x W^T + b: x [.., in], weight [out, in], bias [out] or undefined -> [.., out].
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
-// --- joining: join.cpp ----------------------------------------------------------------------------------
+// --- joining: join.cpp
+// ----------------------------------------------------------------------------------
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim = 0);
 Tensor stack(const std::vector<Tensor>& tensors, int64_t dim = 0);
 
-// --- indexing: index.cpp; indices are int64 and range checked ----------------------------------------------
+// --- indexing: index.cpp; indices are int64 and range checked
+// ----------------------------------------------
 /// out[i][j] = x[index[i][j]][j] (dim 0); index has x's number of dims.
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
 /// x with src added at index along dim; duplicates add up in index order.

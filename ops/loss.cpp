@@ -17,8 +17,8 @@ namespace {
 // --- cross_entropy: kernels ----------------------------------------------------------------------
 
 template <class V>
-Lane<V> mean_loss(const Lane<V>* x, const int64_t* ids, const Lane<V>* max,
-                  const Lane<V>* sum, int64_t rows, int64_t n) {
+Lane<V> mean_loss(const Lane<V>* x, const int64_t* ids, const Lane<V>* max, const Lane<V>* sum,
+                  int64_t rows, int64_t n) {
   const auto total = sum_row<V>(rows, [&](int64_t i, int lanes) {
     V at_id{};
     for (int k = 0; k < lanes; ++k) at_id[k] = x[(i + k) * n + ids[i + k]];
@@ -31,8 +31,8 @@ constexpr vx::i32 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 
 // dx = (softmax - 1 at id) * g.
 template <class V>
-void cross_entropy_backward_row(const Lane<V>* x, int64_t id, Lane<V> max,
-                                Lane<V> sum, V g, Lane<V>* dx, int64_t n) {
+void cross_entropy_backward_row(const Lane<V>* x, int64_t id, Lane<V> max, Lane<V> sum, V g,
+                                Lane<V>* dx, int64_t n) {
   const V m = vx::splat(max), one = spread<V>(1), r = one / vx::splat(sum);
   map_row(n, [&](int64_t i, int lanes) {
     const V p = vx::exp(take<V>(x + i, lanes) - m) * r;
@@ -55,13 +55,14 @@ void check_ids(const OpCall& c, const int64_t* ids) {
 void cross_entropy_infer(OpCall& c) {
   const TensorImpl &x = *c.in[0], &ids = *c.in[1];
   check_composite(c);
-  BRRR_CHECK(ids.dtype == kInt64, "cross_entropy: takes int64 class ids, got {}; {}",
-             describe(&ids), is_floating(ids.dtype)
-                 ? "class probabilities are not supported, give ids or use log_softmax"
-                 : "convert with to(kInt64)");
+  BRRR_CHECK(
+      ids.dtype == kInt64, "cross_entropy: takes int64 class ids, got {}; {}", describe(&ids),
+      is_floating(ids.dtype) ? "class probabilities are not supported, give ids or use log_softmax"
+                             : "convert with to(kInt64)");
   BRRR_CHECK(x.ndim == 2 && ids.ndim == 1 && x.sizes[0] == ids.sizes[0],
              "cross_entropy: takes logits [n, classes] and ids [n], got {} and {}; flatten other "
-             "dims with reshape", describe(&x), describe(&ids));
+             "dims with reshape",
+             describe(&x), describe(&ids));
   const IntList column{x.sizes[0], 1};
   set_meta(c, 0, x.dtype, {});
   set_meta(c, 1, compute_type(x.dtype), column);
@@ -123,18 +124,21 @@ void cross_entropy_backward_cpu(OpCall& c) {
 }
 
 const CompositeOp cross_entropy_backward{
-    "cross_entropy_backward", "(softmax(logits) - one_hot(ids)) * g / n",
-    {.infer = [](OpCall& c) {
-       check_composite(c);
-       set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list());
-     },
-     .decompose = [](OpCall& c, const Tensor* in) {
-       const Tensor x = widened(in[0]);
-       // The softmax does not depend on the maximum, so neither does its gradient.
-       const Tensor p = exp(x - in[2].detach()) * reciprocal(in[3]);
-       const Tensor scale = widened(in[4]) / static_cast<double>(x.size(0));
-       c.out[0] = converted((p - one_hot(in[1], x.size(1))) * scale, in[0].dtype());
-     },
+    "cross_entropy_backward",
+    "(softmax(logits) - one_hot(ids)) * g / n",
+    {.infer =
+         [](OpCall& c) {
+           check_composite(c);
+           set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list());
+         },
+     .decompose =
+         [](OpCall& c, const Tensor* in) {
+           const Tensor x = widened(in[0]);
+           // The softmax does not depend on the maximum, so neither does its gradient.
+           const Tensor p = exp(x - in[2].detach()) * reciprocal(in[3]);
+           const Tensor scale = widened(in[4]) / static_cast<double>(x.size(0));
+           c.out[0] = converted((p - one_hot(in[1], x.size(1))) * scale, in[0].dtype());
+         },
      .cpu = cross_entropy_backward_cpu,
      .gradient_row = true}};
 
@@ -142,27 +146,33 @@ void cross_entropy_vjp(VjpCall& v) {
   if (!v.needs(0)) return;
   const Tensor logits = v.input(0), ids = v.input(1), max = v.output(1), sum = v.output(2);
   if (v.gout[0].defined()) {
-    v.gin[0] = CompositeCall(cross_entropy_backward, {logits.impl(), ids.impl(), max.impl(),
-                                                      sum.impl(), v.gout[0].impl()}).run();
+    v.gin[0] = CompositeCall(cross_entropy_backward,
+                             {logits.impl(), ids.impl(), max.impl(), sum.impl(), v.gout[0].impl()})
+                   .run();
   }
   if (v.gout[2].defined()) {  // A second derivative, through the sum that the first one read.
-    const Tensor more = converted(exp(widened(logits) - max.detach()) * v.gout[2],
-                                  logits.dtype());
+    const Tensor more = converted(exp(widened(logits) - max.detach()) * v.gout[2], logits.dtype());
     v.gin[0] = v.gin[0].defined() ? v.gin[0] + more : more;
   }
 }
 
-const CompositeOp cross_entropy_op{
-    "cross_entropy", "mean of -log softmax(logits)[i, ids[i]]",
-    {.n_out = 3, .infer = cross_entropy_infer, .decompose = cross_entropy_decompose,
-     .cpu = cross_entropy_cpu, .vjp = cross_entropy_vjp, .saves_inputs = 0b11,
-     .saves_outputs = 0b110}};
+const CompositeOp cross_entropy_op{"cross_entropy",
+                                   "mean of -log softmax(logits)[i, ids[i]]",
+                                   {.n_out = 3,
+                                    .infer = cross_entropy_infer,
+                                    .decompose = cross_entropy_decompose,
+                                    .cpu = cross_entropy_cpu,
+                                    .vjp = cross_entropy_vjp,
+                                    .saves_inputs = 0b11,
+                                    .saves_outputs = 0b110}};
 
 // --- the others ----------------------------------------------------------------------------------
 
 // By element. A row, because max(x, 0) + log1p(exp(-|x|)) taken apart has a wrong gradient at 0.
 const PointwiseOp bce_with_logits_row{
-    "bce_with_logits", "max(x, 0) - x * t + log1p(exp(-|x|)), by element", {},
+    "bce_with_logits",
+    "max(x, 0) - x * t + log1p(exp(-|x|)), by element",
+    {},
     [](auto x, auto t) { return m::max(x, 0.0) - x * t + m::log1p(m::exp(-m::abs(x))); },
     [](auto x, auto t, auto, auto g) { return (m::sigmoid(x) - t) * g; },
     [](auto x, auto, auto, auto g) { return -x * g; }};

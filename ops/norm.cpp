@@ -16,28 +16,28 @@ namespace {
 // --- kernels -------------------------------------------------------------------------------------
 
 // A block of rows; weight and bias may be null.
-template <class T>
-struct NormRows {
+template <class T> struct NormRows {
   const T *x, *weight, *bias;
   T *y, *mean, *rstd;
   int64_t rows, n;
   double eps;
 };
 
-template <class V, bool centred>
-V centre(const Lane<V>* x, V mean, int64_t i, int lanes) {
+template <class V, bool centred> V centre(const Lane<V>* x, V mean, int64_t i, int lanes) {
   const V v = take<V>(x + i, lanes);
-  if constexpr (centred) return v - mean;
-  else return v;
+  if constexpr (centred)
+    return v - mean;
+  else
+    return v;
 }
 
-template <class V, bool centred>
-void norm_rows(const NormRows<Lane<V>>& p) {
+template <class V, bool centred> void norm_rows(const NormRows<Lane<V>>& p) {
   const V count = spread<V>(static_cast<double>(p.n));
   for (int64_t r = 0; centred && r < p.rows; ++r) {
-    p.mean[r] = (vx::splat(sum_row<V>(p.n, [x = p.x + r * p.n](int64_t i, int lanes) {
-      return take<V>(x + i, lanes);
-    })) / count)[0];
+    p.mean[r] =
+        (vx::splat(sum_row<V>(
+             p.n, [x = p.x + r * p.n](int64_t i, int lanes) { return take<V>(x + i, lanes); })) /
+         count)[0];
   }
   for (int64_t r = 0; r < p.rows; ++r) {
     const V mean = centred ? vx::splat(p.mean[r]) : V{};
@@ -49,8 +49,8 @@ void norm_rows(const NormRows<Lane<V>>& p) {
   }
   for (int64_t r = 0; r < p.rows; ++r) {
     const V mean = centred ? vx::splat(p.mean[r]) : V{}, rstd = vx::splat(p.rstd[r]);
-    map_row(p.n, [=, x = p.x + r * p.n, y = p.y + r * p.n, w = p.weight, b = p.bias](
-                     int64_t i, int lanes) {
+    map_row(p.n, [=, x = p.x + r * p.n, y = p.y + r * p.n, w = p.weight, b = p.bias](int64_t i,
+                                                                                     int lanes) {
       V v = centre<V, centred>(x, mean, i, lanes) * rstd;
       if (w) v = v * take<V>(w + i, lanes);
       if (b) v = v + take<V>(b + i, lanes);
@@ -60,15 +60,13 @@ void norm_rows(const NormRows<Lane<V>>& p) {
 }
 
 // dweight and dbias, if not null, take the rows' parts.
-template <class T>
-struct NormBackwardRows {
+template <class T> struct NormBackwardRows {
   const T *x, *weight, *g, *mean, *rstd;
   T *dx, *dweight, *dbias;
   int64_t rows, n;
 };
 
-template <class V, bool centred>
-void norm_backward_rows(const NormBackwardRows<Lane<V>>& p) {
+template <class V, bool centred> void norm_backward_rows(const NormBackwardRows<Lane<V>>& p) {
   const V count = spread<V>(static_cast<double>(p.n));
   Lane<V> along_1[kRowBlock] = {}, along_h[kRowBlock];
   // The mean of the weighted gradient; it and...
@@ -123,8 +121,7 @@ Shape norm_shape(const TensorImpl& x, const Attrs& a) {
   return s;
 }
 
-template <bool centred>
-void norm_cpu(OpCall& c) {
+template <bool centred> void norm_cpu(OpCall& c) {
   const Shape s = norm_shape(*c.in[0], c.attrs);
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute), w(c.in[1], compute),
@@ -142,8 +139,7 @@ void norm_cpu(OpCall& c) {
 }
 
 // Weight gradients add up in the order of a column reduction: blocks of rows, then the blocks.
-template <bool centred>
-void norm_backward_cpu(OpCall& c) {
+template <bool centred> void norm_backward_cpu(OpCall& c) {
   constexpr int g_at = centred ? 4 : 3;
   const Shape s = norm_shape(*c.in[0], c.attrs);
   const DType compute = compute_type(c.in[0]->dtype);
@@ -169,15 +165,16 @@ void norm_backward_cpu(OpCall& c) {
     T* part = reinterpret_cast<T*>(parts.impl()->data());
     parallel_for(blocks, std::max<int64_t>(1, kRowGrain / (kReduceBlock * s.n + 1)),
                  [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        T* dweight = part + k * sums * s.n;
-        std::fill_n(dweight, sums * s.n, T(0));
-        const int64_t last = std::min((k + 1) * kReduceBlock, s.rows);
-        for (int64_t r = k * kReduceBlock; r < last; r += row_block(s.n)) {
-          run(r, std::min(row_block(s.n), last - r), dweight, sums == 2 ? dweight + s.n : nullptr);
-        }
-      }
-    });
+                   for (int64_t k = begin; k < end; ++k) {
+                     T* dweight = part + k * sums * s.n;
+                     std::fill_n(dweight, sums * s.n, T(0));
+                     const int64_t last = std::min((k + 1) * kReduceBlock, s.rows);
+                     for (int64_t r = k * kReduceBlock; r < last; r += row_block(s.n)) {
+                       run(r, std::min(row_block(s.n), last - r), dweight,
+                           sums == 2 ? dweight + s.n : nullptr);
+                     }
+                   }
+                 });
     for (int k = 0; k < sums; ++k) {
       DenseOutput out(c.out[k + 1], compute);
       add_blocks<V>(part + k * s.n, sums * s.n, blocks, out.as<T>(), s.n);
@@ -202,16 +199,16 @@ void check_affine(const OpCall& c, int i, const char* what) {
   const TensorImpl *x = c.in[0], *t = c.in[i];
   if (!t) return;
   const IntList want = trailing(x->size_list(), c.attrs.v[0]);
-  BRRR_CHECK(t->size_list() == want, "{}: {} is {}, but the normalized shape of {} is {}; give one "
-             "{} for each normalized element", c.op->name, what, describe(t), describe(x),
-             to_string(want), what);
+  BRRR_CHECK(t->size_list() == want,
+             "{}: {} is {}, but the normalized shape of {} is {}; give one "
+             "{} for each normalized element",
+             c.op->name, what, describe(t), describe(x), to_string(want), what);
   BRRR_CHECK(is_floating(t->dtype) && compute_type(t->dtype) == compute_type(x->dtype),
              "{}: {} is {} and x is {}; convert one with to(dtype)", c.op->name, what, describe(t),
              describe(x));
 }
 
-template <bool centred>
-void norm_infer(OpCall& c) {
+template <bool centred> void norm_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   check_composite(c);
   check_affine(c, 1, "weight");
@@ -233,8 +230,7 @@ void norm_backward_infer(OpCall& c) {
 
 // --- decompositions ------------------------------------------------------------------------------
 
-template <bool centred>
-void norm_decompose(OpCall& c, const Tensor* in) {
+template <bool centred> void norm_decompose(OpCall& c, const Tensor* in) {
   const IntList dims = norm_dims(c.attrs.v[0]);
   Tensor d = widened(in[0]);
   if (centred) {
@@ -249,8 +245,7 @@ void norm_decompose(OpCall& c, const Tensor* in) {
   c.out[c.n_out - 1] = rstd;
 }
 
-template <bool centred>
-void norm_backward_decompose(OpCall& c, const Tensor* in) {
+template <bool centred> void norm_backward_decompose(OpCall& c, const Tensor* in) {
   constexpr int g_at = centred ? 4 : 3;
   const IntList dims = norm_dims(c.attrs.v[0]);
   const Tensor x = widened(in[0]), g = widened(in[g_at]), &rstd = in[g_at - 1];
@@ -268,23 +263,22 @@ void norm_backward_decompose(OpCall& c, const Tensor* in) {
 
 // --- rows ----------------------------------------------------------------------------------------
 
-template <bool centred>
-CompositeParts backward_parts(uint8_t n_out) {
+template <bool centred> CompositeParts backward_parts(uint8_t n_out) {
   return {.n_out = n_out,
           .infer = norm_backward_infer,
           .decompose = norm_backward_decompose<centred>,
           .cpu = norm_backward_cpu<centred>,
           .gradient_row = true};
 }
-const CompositeOp layer_norm_backward{
-    "layer_norm_backward", "dx of layer_norm from x, weight, mean, rstd, g",
-    backward_parts<true>(1)};
+const CompositeOp layer_norm_backward{"layer_norm_backward",
+                                      "dx of layer_norm from x, weight, mean, rstd, g",
+                                      backward_parts<true>(1)};
 const CompositeOp layer_norm_backward_affine{
     "layer_norm_backward_affine", "dx, dweight and dbias of layer_norm", backward_parts<true>(3)};
-const CompositeOp rms_norm_backward{
-    "rms_norm_backward", "dx of rms_norm from x, weight, rstd, g", backward_parts<false>(1)};
-const CompositeOp rms_norm_backward_affine{
-    "rms_norm_backward_affine", "dx and dweight of rms_norm", backward_parts<false>(2)};
+const CompositeOp rms_norm_backward{"rms_norm_backward", "dx of rms_norm from x, weight, rstd, g",
+                                    backward_parts<false>(1)};
+const CompositeOp rms_norm_backward_affine{"rms_norm_backward_affine", "dx and dweight of rms_norm",
+                                           backward_parts<false>(2)};
 
 // d(mean, rstd)/dx, which only a second derivative asks for.
 Tensor statistics_gradient(const Tensor& x, const Tensor& mean, const Tensor& rstd,
@@ -301,8 +295,7 @@ Tensor statistics_gradient(const Tensor& x, const Tensor& mean, const Tensor& rs
   return total;
 }
 
-template <bool centred>
-void norm_vjp(VjpCall& v) {
+template <bool centred> void norm_vjp(VjpCall& v) {
   constexpr int last = centred ? 2 : 1;
   const Tensor &g = v.gout[0], &g_mean = centred ? v.gout[1] : Tensor(), &g_rstd = v.gout[last];
   const Tensor x = v.input(0), w = v.node.in[1].saved ? v.input(1) : Tensor(),
@@ -311,36 +304,47 @@ void norm_vjp(VjpCall& v) {
     const bool affine = v.needs(1) || (centred && v.needs(2));
     const CompositeOp& op = centred ? (affine ? layer_norm_backward_affine : layer_norm_backward)
                                     : (affine ? rms_norm_backward_affine : rms_norm_backward);
-    CompositeCall call = centred ? CompositeCall(op, {x.impl(), w.impl(), mean.impl(), rstd.impl(),
-                                                      g.impl()})
-                                 : CompositeCall(op, {x.impl(), w.impl(), rstd.impl(), g.impl()});
+    CompositeCall call =
+        centred ? CompositeCall(op, {x.impl(), w.impl(), mean.impl(), rstd.impl(), g.impl()})
+                : CompositeCall(op, {x.impl(), w.impl(), rstd.impl(), g.impl()});
     v.gin[0] = call.attr(v.attrs().v[0]).run();
     if (v.needs(1)) v.gin[1] = call.output(1);
     if (centred && v.needs(2)) v.gin[2] = converted(call.output(2), v.meta(2).dtype);
   }
   if (!v.needs(0) || !(g_mean.defined() || g_rstd.defined())) return;
   const auto count = static_cast<double>(numel_of(trailing(x.sizes(), v.attrs().v[0])));
-  const Tensor more = converted(statistics_gradient(x, mean, rstd, g_mean, g_rstd, count),
-                                x.dtype());
+  const Tensor more =
+      converted(statistics_gradient(x, mean, rstd, g_mean, g_rstd, count), x.dtype());
   v.gin[0] = g.defined() ? v.gin[0] + more : more;
 }
 
-const CompositeOp layer_norm_op{
-    "layer_norm", "(x - mean) / sqrt(var + eps) * weight + bias over trailing dims",
-    {.n_out = 3, .infer = norm_infer<true>, .decompose = norm_decompose<true>,
-     .cpu = norm_cpu<true>, .vjp = norm_vjp<true>, .saves_inputs = 0b11, .saves_outputs = 0b110}};
+const CompositeOp layer_norm_op{"layer_norm",
+                                "(x - mean) / sqrt(var + eps) * weight + bias over trailing dims",
+                                {.n_out = 3,
+                                 .infer = norm_infer<true>,
+                                 .decompose = norm_decompose<true>,
+                                 .cpu = norm_cpu<true>,
+                                 .vjp = norm_vjp<true>,
+                                 .saves_inputs = 0b11,
+                                 .saves_outputs = 0b110}};
 
-const CompositeOp rms_norm_op{
-    "rms_norm", "x / sqrt(mean(x^2) + eps) * weight over trailing dims",
-    {.n_out = 2, .infer = norm_infer<false>, .decompose = norm_decompose<false>,
-     .cpu = norm_cpu<false>, .vjp = norm_vjp<false>, .saves_inputs = 0b11, .saves_outputs = 0b10}};
+const CompositeOp rms_norm_op{"rms_norm",
+                              "x / sqrt(mean(x^2) + eps) * weight over trailing dims",
+                              {.n_out = 2,
+                               .infer = norm_infer<false>,
+                               .decompose = norm_decompose<false>,
+                               .cpu = norm_cpu<false>,
+                               .vjp = norm_vjp<false>,
+                               .saves_inputs = 0b11,
+                               .saves_outputs = 0b10}};
 
 void check_normalized(const char* op, const Tensor& x, const IntList& normalized) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
   const int n = normalized.size();
   BRRR_CHECK(n > 0 && n <= x.dim() && trailing(x.sizes(), n) == normalized,
              "{}: the normalized shape {} is not the trailing sizes of {}; give the sizes of its "
-             "last dims", op, to_string(normalized), describe(x.impl()));
+             "last dims",
+             op, to_string(normalized), describe(x.impl()));
 }
 
 }  // namespace
@@ -349,13 +353,17 @@ Tensor layer_norm(const Tensor& x, const IntList& normalized, const Tensor& weig
                   const Tensor& bias, double eps) {
   check_normalized("layer_norm", x, normalized);
   return CompositeCall(layer_norm_op, {x.impl(), weight.impl(), bias.impl()})
-      .attr(int64_t{normalized.size()}).attr(eps).run();
+      .attr(int64_t{normalized.size()})
+      .attr(eps)
+      .run();
 }
 
 Tensor rms_norm(const Tensor& x, const IntList& normalized, const Tensor& weight, double eps) {
   check_normalized("rms_norm", x, normalized);
   return CompositeCall(rms_norm_op, {x.impl(), weight.impl()})
-      .attr(int64_t{normalized.size()}).attr(eps).run();
+      .attr(int64_t{normalized.size()})
+      .attr(eps)
+      .run();
 }
 
 }  // namespace brrr

@@ -12,8 +12,7 @@
 
 namespace brrr {
 
-template <class V>
-struct Num;
+template <class V> struct Num;
 
 template <class V> struct LaneOf { using type = V; };
 template <> struct LaneOf<vx::f32> { using type = float; };
@@ -22,12 +21,10 @@ template <> struct LaneOf<vx::i32> { using type = int32_t; };
 template <> struct LaneOf<vx::i64> { using type = int64_t; };
 template <class V> using Lane = typename LaneOf<V>::type;
 
-template <class V>
-inline constexpr bool kIsScalar = std::is_arithmetic_v<V>;
+template <class V> inline constexpr bool kIsScalar = std::is_arithmetic_v<V>;
 
 /// The result of a comparison: a lane mask, or a bool.
-template <class V>
-struct Mask {
+template <class V> struct Mask {
   std::conditional_t<kIsScalar<V>, bool, vx::b16> m;
   friend Mask operator&(Mask a, Mask b) { return {static_cast<decltype(a.m)>(a.m & b.m)}; }
   friend Mask operator|(Mask a, Mask b) { return {static_cast<decltype(a.m)>(a.m | b.m)}; }
@@ -47,8 +44,7 @@ template <> struct WrapOf<vx::i64> {
   typedef unsigned long type __attribute__((vector_size(128)));
 };
 
-template <class V>
-struct Num {
+template <class V> struct Num {
   using Wrap = typename WrapOf<V>::type;
   V v;
   Num() = default;
@@ -65,13 +61,13 @@ struct Num {
   friend Num operator*(Num a, Num b) { return wrap(a) * wrap(b); }
   friend Num operator/(Num a, Num b) { return a.v / b.v; }
   friend Num operator-(Num a) { return -wrap(a); }
-#define BRRR_COMPARE(sign, fn)                     \
-  friend Mask<V> operator sign(Num a, Num b) {     \
-    if constexpr (kIsScalar<V>) {                  \
-      return {a.v sign b.v};                       \
-    } else {                                       \
-      return {vx::fn(a.v, b.v)};                   \
-    }                                              \
+#define BRRR_COMPARE(sign, fn)                 \
+  friend Mask<V> operator sign(Num a, Num b) { \
+    if constexpr (kIsScalar<V>) {              \
+      return {a.v sign b.v};                   \
+    } else {                                   \
+      return {vx::fn(a.v, b.v)};               \
+    }                                          \
   }
   BRRR_COMPARE(<, lt)
   BRRR_COMPARE(<=, le)
@@ -84,29 +80,69 @@ struct Num {
 
 /// libm under the vocabulary's names: what the oracle, Num<double>, computes with.
 namespace oracle {
-inline double exp(double x) { return std::exp(x); }
-inline double expm1(double x) { return std::expm1(x); }
-inline double log(double x) { return std::log(x); }
-inline double log1p(double x) { return std::log1p(x); }
-inline double sqrt(double x) { return std::sqrt(x); }
-inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-inline double sin(double x) { return std::sin(x); }
-inline double cos(double x) { return std::cos(x); }
-inline double tanh(double x) { return std::tanh(x); }
+inline double exp(double x) {
+  return std::exp(x);
+}
+inline double expm1(double x) {
+  return std::expm1(x);
+}
+inline double log(double x) {
+  return std::log(x);
+}
+inline double log1p(double x) {
+  return std::log1p(x);
+}
+inline double sqrt(double x) {
+  return std::sqrt(x);
+}
+inline double rsqrt(double x) {
+  return 1.0 / std::sqrt(x);
+}
+inline double sin(double x) {
+  return std::sin(x);
+}
+inline double cos(double x) {
+  return std::cos(x);
+}
+inline double tanh(double x) {
+  return std::tanh(x);
+}
 inline double sigmoid(double x) {
   return x >= 0 ? 1.0 / (1.0 + std::exp(-x)) : std::exp(x) / (1.0 + std::exp(x));
 }
-inline double erf(double x) { return std::erf(x); }
-inline double floor(double x) { return std::floor(x); }
-inline double ceil(double x) { return std::ceil(x); }
-inline double round(double x) { return std::nearbyint(x); }
-inline double trunc(double x) { return std::trunc(x); }
-inline double abs(double x) { return std::fabs(x); }
-inline double sign(double x) { return std::isnan(x) ? x : (x > 0) - (x < 0); }
-inline double pow(double x, double y) { return std::pow(x, y); }
-inline double fma(double x, double y, double z) { return std::fma(x, y, z); }
-inline double min(double x, double y) { return std::isnan(x) || x < y ? x : y; }
-inline double max(double x, double y) { return std::isnan(x) || x > y ? x : y; }
+inline double erf(double x) {
+  return std::erf(x);
+}
+inline double floor(double x) {
+  return std::floor(x);
+}
+inline double ceil(double x) {
+  return std::ceil(x);
+}
+inline double round(double x) {
+  return std::nearbyint(x);
+}
+inline double trunc(double x) {
+  return std::trunc(x);
+}
+inline double abs(double x) {
+  return std::fabs(x);
+}
+inline double sign(double x) {
+  return std::isnan(x) ? x : (x > 0) - (x < 0);
+}
+inline double pow(double x, double y) {
+  return std::pow(x, y);
+}
+inline double fma(double x, double y, double z) {
+  return std::fma(x, y, z);
+}
+inline double min(double x, double y) {
+  return std::isnan(x) || x < y ? x : y;
+}
+inline double max(double x, double y) {
+  return std::isnan(x) || x > y ? x : y;
+}
 inline double remainder(double x, double y) {
   const double r = std::fmod(x, y);
   return r != 0 && (r < 0) != (y < 0) ? r + y : r;
@@ -116,9 +152,15 @@ inline double floor_div(double x, double y) {
   const double r = std::fmod(x, y), q = (x - r) / y;  // As PyTorch's: -1 for 1 and -infinity.
   return std::nearbyint(r != 0 && (r < 0) != (y < 0) ? q - 1 : q);
 }
-inline bool isnan(double x) { return std::isnan(x); }
-inline bool isfinite(double x) { return std::isfinite(x); }
-inline double where(bool m, double a, double b) { return m ? a : b; }
+inline bool isnan(double x) {
+  return std::isnan(x);
+}
+inline bool isfinite(double x) {
+  return std::isfinite(x);
+}
+inline double where(bool m, double a, double b) {
+  return m ? a : b;
+}
 }  // namespace oracle
 
 }  // namespace brrr

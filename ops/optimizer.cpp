@@ -10,9 +10,8 @@ namespace {
 // Tests sample every operand between these, so that second moments are positive and powers below 1.
 constexpr PointwiseTraits kTraits{.lo = 0.1, .hi = 0.9};
 
-const PointwiseOp sgd_row{
-    "sgd_step", "p - lr * (g + weight_decay * p)", kTraits,
-    [](auto p, auto g, auto lr, auto wd) { return p - lr * (g + wd * p); }};
+const PointwiseOp sgd_row{"sgd_step", "p - lr * (g + weight_decay * p)", kTraits,
+                          [](auto p, auto g, auto lr, auto wd) { return p - lr * (g + wd * p); }};
 
 const PointwiseOp sgd_momentum_row{
     "sgd_momentum_step", "gradient descent with momentum: p and its buffer", kTraits,
@@ -40,8 +39,8 @@ const PointwiseOp adam_scalars_row{
 
 // 1 - beta comes as an operand w: in float32 the difference would lose half its digits.
 template <class T>
-auto adam_update(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2,
-                 T w2, T eps) {
+auto adam_update(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2, T w2,
+                 T eps) {
   auto a = avg + w1 * (g - avg);
   auto s = avg_sq * beta2 + w2 * g * g;
   auto denominator = m::sqrt(s) * root_factor + eps;
@@ -65,19 +64,37 @@ const PointwiseOp adamw_row{
     }};
 
 // Calls take cells as non-const because a recording keeps them; nothing here writes one.
-ControlCell& cell(const ControlCell& c) { return const_cast<ControlCell&>(c); }
+ControlCell& cell(const ControlCell& c) {
+  return const_cast<ControlCell&>(c);
+}
 
 void momentum_step(const PointwiseOp& row, const Tensor& p, const Tensor& g, const Tensor& buffer,
                    const ControlCell& lr, double momentum, const ControlCell& wd) {
-  PointwiseCall(row).add(p).add(g).add(buffer).add(cell(lr)).add(Scalar(momentum)).add(cell(wd))
+  PointwiseCall(row)
+      .add(p)
+      .add(g)
+      .add(buffer)
+      .add(cell(lr))
+      .add(Scalar(momentum))
+      .add(cell(wd))
       .run_into({p, buffer});
 }
 
 void adam(const PointwiseOp& row, const Tensor& p, const Tensor& g, const AdamState& s,
           const ControlCell& lr, const AdamConstants& c, const ControlCell& wd) {
-  PointwiseCall(row).add(p).add(g).add(s.exp_avg).add(s.exp_avg_sq).add(s.step_factor)
-      .add(s.root_factor).add(cell(lr)).add(Scalar(1.0 - c.beta1)).add(Scalar(c.beta2))
-      .add(Scalar(1.0 - c.beta2)).add(Scalar(c.eps)).add(cell(wd))
+  PointwiseCall(row)
+      .add(p)
+      .add(g)
+      .add(s.exp_avg)
+      .add(s.exp_avg_sq)
+      .add(s.step_factor)
+      .add(s.root_factor)
+      .add(cell(lr))
+      .add(Scalar(1.0 - c.beta1))
+      .add(Scalar(c.beta2))
+      .add(Scalar(1.0 - c.beta2))
+      .add(Scalar(c.eps))
+      .add(cell(wd))
       .run_into({p, s.exp_avg, s.exp_avg_sq});
 }
 
@@ -98,8 +115,12 @@ void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
 }
 
 void adam_scalars_(const AdamState& s, const AdamConstants& c) {
-  PointwiseCall(adam_scalars_row).add(s.beta1_power).add(s.beta2_power).add(Scalar(c.beta1))
-      .add(Scalar(c.beta2)).run_into({s.beta1_power, s.beta2_power, s.step_factor, s.root_factor});
+  PointwiseCall(adam_scalars_row)
+      .add(s.beta1_power)
+      .add(s.beta2_power)
+      .add(Scalar(c.beta1))
+      .add(Scalar(c.beta2))
+      .run_into({s.beta1_power, s.beta2_power, s.step_factor, s.root_factor});
 }
 
 void adam_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,

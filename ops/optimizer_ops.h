@@ -24,9 +24,9 @@ void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
 // --- Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019): optimizer.cpp -----------
 /// A parameter's state. The powers and corrections are 0-d; the powers are float64 and start at 1.
 struct AdamState {
-  Tensor exp_avg, exp_avg_sq;            ///< Moving means of g and g^2.
-  Tensor beta1_power, beta2_power;       ///< beta^t after t steps.
-  Tensor step_factor, root_factor;       ///< 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t).
+  Tensor exp_avg, exp_avg_sq;       ///< Moving means of g and g^2.
+  Tensor beta1_power, beta2_power;  ///< beta^t after t steps.
+  Tensor step_factor, root_factor;  ///< 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t).
 };
 struct AdamConstants {
   double beta1, beta2, eps;

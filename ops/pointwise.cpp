@@ -10,7 +10,8 @@
 
 namespace brrr {
 
-// --- rows -------------------------------------------------------------------------------------------
+// --- rows
+// -------------------------------------------------------------------------------------------
 
 // Runs the gradient on symbols once, to learn which operands it really needs.
 void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
@@ -60,9 +61,12 @@ void NumberOp::fill_direct() {
   }
 }
 
-// --- dtype and shape --------------------------------------------------------------------------------
+// --- dtype and shape
+// --------------------------------------------------------------------------------
 
-static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
+static int category(DType t) {
+  return is_floating(t) ? 2 : t == kBool ? 0 : 1;
+}
 
 // PyTorch's rule: tensors with dims decide within their category; 0-d tensors, then numbers, only
 // raise the category (bool < integer < floating).
@@ -107,7 +111,9 @@ static DType arithmetic_dtype(const OpCall& c) {
   return to_float ? kFloat32 : common;
 }
 
-DType pointwise_compute_dtype(const OpCall& c) { return compute_type(arithmetic_dtype(c)); }
+DType pointwise_compute_dtype(const OpCall& c) {
+  return compute_type(arithmetic_dtype(c));
+}
 
 static void check_devices(const OpCall& c, Device where) {
   for (int i = 0; i < c.n_in; ++i) {
@@ -150,10 +156,11 @@ void pointwise_infer(OpCall& c) {
   }
 }
 
-// --- gradient -----------------------------------------------------------------------------------------
+// --- gradient
+// -----------------------------------------------------------------------------------------
 
-// The row of input i's gradient on what it needs of the inputs, the output and g; the other operands
-// are scalars 0. The node keeps its saved tensors alive meanwhile.
+// The row of input i's gradient on what it needs of the inputs, the output and g; the other
+// operands are scalars 0. The node keeps its saved tensors alive meanwhile.
 static Tensor run_gradient(VjpCall& v, int i) {
   const Node& n = v.node;
   const PointwiseInfo& info = *n.op->pointwise;
@@ -201,7 +208,8 @@ void pointwise_vjp(VjpCall& v) {
   }
 }
 
-// --- calls --------------------------------------------------------------------------------------------
+// --- calls
+// --------------------------------------------------------------------------------------------
 
 static void push_scalar(OpCall& c, int operand, Scalar s) {
   Attrs& a = c.attrs;
@@ -219,7 +227,8 @@ static void push_scalar(OpCall& c, int operand, Scalar s) {
 }
 
 PointwiseCall& PointwiseCall::add(const Tensor& t) {
-  if (!t.defined()) [[unlikely]] fail_undefined(*call_.op, call_.n_in);
+  if (!t.defined()) [[unlikely]]
+    fail_undefined(*call_.op, call_.n_in);
   in_[call_.n_in++] = t.impl();
   return *this;
 }
@@ -310,7 +319,8 @@ template <int N>
 template <int N>
 [[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in) {
   for (int i = 0; i < N; ++i) {
-    if (!in[i]) [[unlikely]] fail_undefined(op, i);
+    if (!in[i]) [[unlikely]]
+      fail_undefined(op, i);
   }
   OpCall c(op, in, N);
   dispatch_inline(c);
@@ -319,13 +329,15 @@ template <int N>
 
 Tensor call(const PointwiseOp& op, const Tensor& a) {
   TensorImpl* in[] = {a.impl()};
-  if (fast<1>(op, in)) [[likely]] return run_fast<1>(op, in);
+  if (fast<1>(op, in)) [[likely]]
+    return run_fast<1>(op, in);
   return call_slow<1>(op, in);
 }
 
 Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   TensorImpl* in[] = {a.impl(), b.impl()};
-  if (fast<2>(op, in)) [[likely]] return run_fast<2>(op, in);
+  if (fast<2>(op, in)) [[likely]]
+    return run_fast<2>(op, in);
   return call_slow<2>(op, in);
 }
 

@@ -33,21 +33,21 @@ enum class Result : uint8_t { Promoted, Float, Bool };
 struct PointwiseTraits {
   Types types = Types::Floating;
   Result result = Result::Promoted;
-  uint32_t condition = 0;         ///< Operands that take no part in promotion.
-  double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
+  uint32_t condition = 0;      ///< Operands that take no part in promotion.
+  double lo = -2.0, hi = 2.0;  ///< Where tests sample the operands.
 };
 
 struct PointwiseInfo {
   int n_in = 0;
   PointwiseTraits traits;
-  PointwiseLoop loops[4] = {};              ///< By compute_index; null if not instantiated.
+  PointwiseLoop loops[4] = {};  ///< By compute_index; null if not instantiated.
   void (*emit)(const Sym* in, int* out) = nullptr;
   void (*oracle)(const double* in, double* out) = nullptr;
-  bool mask_out[kMaxOutputs] = {};          ///< Output k is a comparison's result.
-  const OpDef* grads[kMaxOperands] = {};    ///< The row that computes input i's gradient.
-  uint64_t grad_uses[kMaxOperands] = {};    ///< Its operands that matter: inputs, output, g.
+  bool mask_out[kMaxOutputs] = {};        ///< Output k is a comparison's result.
+  const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient.
+  uint64_t grad_uses[kMaxOperands] = {};  ///< Its operands that matter: inputs, output, g.
   bool has_grad[kMaxOperands] = {};
-  bool grad_is_g[kMaxOperands] = {};        ///< The gradient is the output's, unchanged.
+  bool grad_is_g[kMaxOperands] = {};  ///< The gradient is the output's, unchanged.
 };
 
 // The parts that do not depend on the lambda: pointwise.cpp.
@@ -59,8 +59,9 @@ DType pointwise_common_dtype(const OpCall& c);
 /// The dtype of the arithmetic: compute_type of what Result makes of the common dtype.
 DType pointwise_compute_dtype(const OpCall& c);
 
-template <class T, class V>
-auto lane_value(V v) { return v; }
+template <class T, class V> auto lane_value(V v) {
+  return v;
+}
 
 template <class R> struct OutputsOf { static constexpr int value = 1; };
 template <class... R> struct OutputsOf<std::tuple<R...>> {
@@ -72,22 +73,27 @@ template <class V> inline constexpr bool kIsMask<Mask<V>> = true;
 template <> inline constexpr bool kIsMask<SymMask> = true;
 
 template <size_t, class T> using Repeat = T;
-template <class F, class T, size_t... I>
-constexpr bool takes(std::index_sequence<I...>) { return std::is_invocable_v<F, Repeat<I, T>...>; }
+template <class F, class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
+  return std::is_invocable_v<F, Repeat<I, T>...>;
+}
 /// How many operands the lambda F has.
-template <class F, int N = 1>
-constexpr int arity() {
-  if constexpr (takes<F, Num<vx::f32>>(std::make_index_sequence<N>{})) return N;
-  else return arity<F, N + 1>();
+template <class F, int N = 1> constexpr int arity() {
+  if constexpr (takes<F, Num<vx::f32>>(std::make_index_sequence<N>{}))
+    return N;
+  else
+    return arity<F, N + 1>();
 }
 template <class F, class T, size_t... I>
-[[gnu::always_inline]] inline auto apply_row(const T* in, std::index_sequence<I...>) { return F{}(in[I]...); }
+[[gnu::always_inline]] inline auto apply_row(const T* in, std::index_sequence<I...>) {
+  return F{}(in[I]...);
+}
 /// f(in[0], ..., in[N-1]) as a tuple.
-template <class F, int N, class T>
-[[gnu::always_inline]] inline auto row_outputs(const T* in) {
+template <class F, int N, class T> [[gnu::always_inline]] inline auto row_outputs(const T* in) {
   auto r = apply_row<F>(in, std::make_index_sequence<N>{});
-  if constexpr (requires { std::tuple_size<decltype(r)>::value; }) return r;
-  else return std::tuple{r};
+  if constexpr (requires { std::tuple_size<decltype(r)>::value; })
+    return r;
+  else
+    return std::tuple{r};
 }
 
 template <class V, bool Tail, class X>
@@ -95,12 +101,16 @@ template <class V, bool Tail, class X>
   if constexpr (kIsMask<X>) {
     const auto bytes = vx::b16_to_bool(x.m);
     auto* p = reinterpret_cast<unsigned char*>(out) + i;
-    if constexpr (Tail) vx::store_n(p, bytes, n);
-    else vx::store(p, bytes);
+    if constexpr (Tail)
+      vx::store_n(p, bytes, n);
+    else
+      vx::store(p, bytes);
   } else {
     auto* p = reinterpret_cast<Lane<V>*>(out) + i;
-    if constexpr (Tail) vx::store_n(p, x.v, n);
-    else vx::store(p, x.v);
+    if constexpr (Tail)
+      vx::store_n(p, x.v, n);
+    else
+      vx::store(p, x.v);
   }
 }
 
@@ -108,16 +118,19 @@ template <class V, bool Tail, class X>
 template <class F, class V, int N, bool Tail, size_t... I>
 [[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
                                                     int64_t i, int n, std::index_sequence<I...>) {
-  auto operand = [&](size_t k) __attribute__((always_inline)) -> Num<V> {
+  auto operand = [&](size_t k) __attribute__((always_inline))->Num<V> {
     const auto* p = reinterpret_cast<const Lane<V>*>(in[k]);
-    if constexpr (Tail) return vx::load_n(p, n);
-    else return vx::load(p);
+    if constexpr (Tail)
+      return vx::load_n(p, n);
+    else
+      return vx::load(p);
   };
   const Num<V> x[N] = {operand(I)...};
   const auto y = row_outputs<F, N>(x);
   [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
     (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
-  }(std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
+  }
+  (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
 }
 
 template <class F, class V, int N>
@@ -144,26 +157,25 @@ void pointwise_loop(char* const* out, const char* const* in, const int64_t* step
   if (i < n) pointwise_vector<F, V, N, true>(to, at, i, static_cast<int>(n - i), all);
 }
 
-template <class F, int N>
-void pointwise_emit(const Sym* in, int* out) {
+template <class F, int N> void pointwise_emit(const Sym* in, int* out) {
   auto y = row_outputs<F, N>(in);
   std::apply([&](auto... r) { ((*out++ = r.id), ...); }, y);
 }
 
-template <class F, int N>
-void pointwise_oracle(const double* in, double* out) {
+template <class F, int N> void pointwise_oracle(const double* in, double* out) {
   Num<double> x[N];
   for (int i = 0; i < N; ++i) x[i] = in[i];
   auto y = row_outputs<F, N>(x);
   auto value = [](auto r) -> double {
-    if constexpr (kIsMask<decltype(r)>) return r.m;
-    else return r.v;
+    if constexpr (kIsMask<decltype(r)>)
+      return r.m;
+    else
+      return r.v;
   };
   std::apply([&](auto... r) { ((*out++ = value(r)), ...); }, y);
 }
 
-template <class F, int N>
-void pointwise_decompose(OpCall& c, const Tensor* in) {
+template <class F, int N> void pointwise_decompose(OpCall& c, const Tensor* in) {
   auto y = row_outputs<F, N>(in);
   int k = 0;
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);
@@ -193,8 +205,7 @@ class PointwiseOp : public OpDef {
 
  private:
   PointwiseOp() = default;
-  template <class F, int N>
-  void define(const char* n, const char* d, PointwiseTraits traits) {
+  template <class F, int N> void define(const char* n, const char* d, PointwiseTraits traits) {
     name = n;
     doc = d;
     kind = OpKind::Pointwise;
@@ -204,23 +215,23 @@ class PointwiseOp : public OpDef {
     n_out = std::tuple_size_v<R>;
     [&]<size_t... K>(std::index_sequence<K...>) {
       ((info.mask_out[K] = kIsMask<std::tuple_element_t<K, R>>), ...);
-    }(std::make_index_sequence<std::tuple_size_v<R>>{});
+    }
+    (std::make_index_sequence<std::tuple_size_v<R>>{});
     info.loops[0] = pointwise_loop<F, vx::f32, N>;
     info.loops[1] = pointwise_loop<F, vx::f64, N>;
     info.emit = pointwise_emit<F, N>;
     info.oracle = pointwise_oracle<F, N>;
   }
   /// Integer loops: instantiated only by rows that state them (see NumberOp).
-  template <class F, int N>
-  void add_integer_loops() {
+  template <class F, int N> void add_integer_loops() {
     info.loops[2] = pointwise_loop<F, vx::i64, N>;
     info.loops[3] = pointwise_loop<F, vx::i32, N>;
   }
-  template <class G, int N>
-  void add_gradient(int i) {
+  template <class G, int N> void add_gradient(int i) {
     auto* row = new PointwiseOp;  // Lives as long as its row: for ever.
-    row->define<G, N + 2>("", doc, {Types::Floating, Result::Promoted,
-                          info.traits.condition, info.traits.lo, info.traits.hi});
+    row->define<G, N + 2>(
+        "", doc,
+        {Types::Floating, Result::Promoted, info.traits.condition, info.traits.lo, info.traits.hi});
     row->decompose = pointwise_decompose<G, N + 2>;
     row->gradient_row = true;
     attach_gradient(i, row);
@@ -262,7 +273,7 @@ class PointwiseCall {
     call_.attrs.set_dtype(t);
     return *this;
   }
-  Tensor run();                                       ///< The first output.
+  Tensor run();  ///< The first output.
   std::vector<Tensor> run_all();
   void run_into(std::initializer_list<Tensor> outs);  ///< Writes the given tensors in place.
 

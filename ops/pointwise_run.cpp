@@ -11,8 +11,8 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kTile = 512;        // Elements converted at a time: operands stay in L1.
-constexpr int64_t kGrain = 1 << 15;   // Elements worth a thread.
+constexpr int64_t kTile = 512;       // Elements converted at a time: operands stay in L1.
+constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
 constexpr int kMost = kMaxOperands + kMaxOutputs;
 
 struct Operand {
@@ -114,8 +114,10 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, const Way* way, 
         load_tile(it.compute, buf->data[k], o.dtype, p, o.stride[inner], m);
       }
       char* use = way[k] == Way::Direct ? p : buf->data[k];
-      if (k < it.n_out) out[k] = use;
-      else in[k - it.n_out] = use;
+      if (k < it.n_out)
+        out[k] = use;
+      else
+        in[k - it.n_out] = use;
     }
     it.loop(out, in, step, m);
     for (int k = 0; k < it.n_out; ++k) {

@@ -23,15 +23,14 @@ class Columns {
 
  private:
   const TensorImpl& t_;
-  const bool short_;      // Only the first and last of each dim are shown.
-  bool whole_ = true;     // All finite values are integers.
+  const bool short_;   // Only the first and last of each dim are shown.
+  bool whole_ = true;  // All finite values are integers.
   bool exponent_ = false;
   size_t width_ = 1;
 
   bool cut(int d) const { return short_ && t_.sizes[d] > 2 * kEdge; }
 
-  template <class T>
-  T value(int64_t at) const {
+  template <class T> T value(int64_t at) const {
     T v;
     const char* p = t_.data() + at * static_cast<int64_t>(itemsize(t_.dtype));
     load_tile(DTypeOf<T>::value, &v, t_.dtype, p, 1, 1);
@@ -39,8 +38,7 @@ class Columns {
   }
 
   // f(offset) for the entries of dim `d` that are shown, g() where some are left out.
-  template <class F, class G>
-  void each(int d, int64_t at, const F& f, const G& g) const {
+  template <class F, class G> void each(int d, int64_t at, const F& f, const G& g) const {
     for (int64_t i = 0; i < t_.sizes[d]; ++i) {
       if (cut(d) && i == kEdge) {
         g();
@@ -49,10 +47,10 @@ class Columns {
       f(at + i * t_.strides[d]);
     }
   }
-  template <class F>
-  void each_element(int d, int64_t at, const F& f) const {
+  template <class F> void each_element(int d, int64_t at, const F& f) const {
     if (d == t_.ndim) return f(at);
-    each(d, at, [&](int64_t next) { each_element(d + 1, next, f); }, [] {});
+    each(
+        d, at, [&](int64_t next) { each_element(d + 1, next, f); }, [] {});
   }
 
   void measure() {
@@ -100,7 +98,8 @@ class Columns {
         "," + std::string(newlines, '\n') + std::string(static_cast<size_t>(indent) + 1, ' ');
     std::string out;
     auto add = [&](const std::string& s) { out += (out.empty() ? "" : gap) + s; };
-    each(d, at, [&](int64_t next) { add(text(d + 1, next, indent + 1)); }, [&] { add("..."); });
+    each(
+        d, at, [&](int64_t next) { add(text(d + 1, next, indent + 1)); }, [&] { add("..."); });
     return "[" + out + "]";
   }
 
@@ -115,7 +114,8 @@ class Columns {
       out += s;
       ++n;
     };
-    each(d, at, [&](int64_t next) { add(padded(next)); }, [&] { add(" ..."); });
+    each(
+        d, at, [&](int64_t next) { add(padded(next)); }, [&] { add(" ..."); });
     return "[" + out + "]";
   }
 };
@@ -166,6 +166,8 @@ std::string Tensor::to_string() const {
   return out + ")";
 }
 
-std::ostream& operator<<(std::ostream& os, const Tensor& t) { return os << t.to_string(); }
+std::ostream& operator<<(std::ostream& os, const Tensor& t) {
+  return os << t.to_string();
+}
 
 }  // namespace brrr

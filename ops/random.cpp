@@ -26,16 +26,14 @@ struct Draw {
 };
 constexpr int kDrawWords = 2;
 
-template <class F>
-void for_tiles(int64_t n, const F& f) {
+template <class F> void for_tiles(int64_t n, const F& f) {
   parallel_for((n + kTile - 1) / kTile, 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) f(t * kTile, std::min(kTile, n - t * kTile));
   });
 }
 
 // `make(i)` gives elements i .. i + 15 as float32; other dtypes are conversions of them.
-template <class F>
-void fill_floats(const TensorImpl& o, const F& make) {
+template <class F> void fill_floats(const TensorImpl& o, const F& make) {
   for_tiles(o.numel, [&](int64_t begin, int64_t n) {
     alignas(64) float tile[kTile];
     float* to = o.dtype == kFloat32 ? reinterpret_cast<float*>(o.data()) + begin : tile;

@@ -44,8 +44,10 @@ int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims) {
 IntList reduced_sizes(const IntList& sizes, int64_t mask, bool keepdim) {
   IntList out;
   for (int d = 0; d < sizes.size(); ++d) {
-    if (!(mask >> d & 1)) out.push_back(sizes[d]);
-    else if (keepdim) out.push_back(1);
+    if (!(mask >> d & 1))
+      out.push_back(sizes[d]);
+    else if (keepdim)
+      out.push_back(1);
   }
   return out;
 }
@@ -119,9 +121,9 @@ void reduction_vjp(VjpCall& v) {
 
 namespace {
 
-constexpr int64_t kGrain = 1 << 17;    // Elements worth a thread: at best 5 us.
-constexpr int64_t kColumnTile = 512;   // Columns whose accumulators stay in the first-level cache.
-constexpr int64_t kEnoughUnits = 16;   // Fewer column tiles are cut into blocks for the threads.
+constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
+constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
+constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
 
 // What the elements are once runs of dims are merged: (outer, rows, cols) reduced over `rows`, or,
 // when `cols` is 0, (outer, rows) reduced over the latter. Strides are in elements.
@@ -129,13 +131,13 @@ struct Layout {
   const ReductionKernels* kernels;
   DType compute, dtype;
   const char* base;
-  const char* end;            // Of the memory that may be read.
+  const char* end;  // Of the memory that may be read.
   int64_t outer = 1, rows = 1, cols = 0;
   int64_t outer_stride = 0, row_stride = 0;
-  int64_t count = 1;          // Elements per output.
+  int64_t count = 1;  // Elements per output.
   bool map;
-  char* acc;                  // Results in the compute type...
-  char* out;                  // ...and where they go: the same, or converted at the end.
+  char* acc;  // Results in the compute type...
+  char* out;  // ...and where they go: the same, or converted at the end.
   DType out_dtype;
 
   int64_t width() const { return static_cast<int64_t>(itemsize(compute)); }
@@ -243,14 +245,14 @@ void drive_blocks(const Layout& l, int64_t tiles) {
   const int64_t work = kReduceBlock * std::min(kColumnTile, l.cols);
   parallel_for(l.outer * blocks * tiles, std::max<int64_t>(1, kGrain / work),
                [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      const int64_t ob = u / tiles, o = ob / blocks, r = ob % blocks * kReduceBlock;
-      const int64_t c = u % tiles * kColumnTile;
-      const char* p = l.at(o * l.outer_stride + r * l.row_stride + c);
-      run_block(l, p, std::min(kReduceBlock, l.rows - r), std::min(kColumnTile, l.cols - c),
-                to + (ob * l.cols + c) * l.width());
-    }
-  });
+                 for (int64_t u = begin; u < end; ++u) {
+                   const int64_t ob = u / tiles, o = ob / blocks, r = ob % blocks * kReduceBlock;
+                   const int64_t c = u % tiles * kColumnTile;
+                   const char* p = l.at(o * l.outer_stride + r * l.row_stride + c);
+                   run_block(l, p, std::min(kReduceBlock, l.rows - r),
+                             std::min(kColumnTile, l.cols - c), to + (ob * l.cols + c) * l.width());
+                 }
+               });
   for (int64_t o = 0; o < l.outer; ++o) {
     const int64_t bytes = l.cols * l.width();
     char* acc = l.acc + o * bytes;
@@ -325,7 +327,9 @@ Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute)
 }
 
 // Rows: (kept, reduced). Columns: one reduced run before a last kept one.
-bool is_rows(const Runs& r) { return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1]; }
+bool is_rows(const Runs& r) {
+  return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1];
+}
 bool is_columns(const Runs& r) {
   return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3);
 }
@@ -389,8 +393,10 @@ void reduction_run(OpCall& c) {
     runs = find_runs(*x, mask);
   }
   set_layout(l, *x, runs);
-  if (l.cols) drive_columns(l);
-  else drive_rows(l);
+  if (l.cols)
+    drive_columns(l);
+  else
+    drive_rows(l);
 }
 
 }  // namespace brrr

@@ -73,10 +73,10 @@ struct ReductionKernels {
 
 struct ReductionInfo {
   ReductionTraits traits;
-  double init = 0;                  ///< Integers take the nearest value they have.
-  bool maps = false;                ///< map is more than the identity; the same for finish.
+  double init = 0;    ///< Integers take the nearest value they have.
+  bool maps = false;  ///< map is more than the identity; the same for finish.
   bool finishes = false;
-  ReductionKernels kernels[4];      ///< By compute_index; null if not instantiated.
+  ReductionKernels kernels[4];  ///< By compute_index; null if not instantiated.
   /// Source text through SymText::current; the operands' and the result's symbols.
   int (*emit_map)(Sym x) = nullptr;
   int (*emit_combine)(Sym acc, Sym x) = nullptr;
@@ -101,8 +101,7 @@ Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdi
 
 /// Map and finish of rows that have none.
 struct Keep {
-  template <class T, class... N>
-  T operator()(T x, N...) const { return x; }
+  template <class T, class... N> T operator()(T x, N...) const { return x; }
 };
 
 /// Compute types to instantiate a row for.
@@ -111,8 +110,7 @@ inline constexpr KernelTypes<vx::f32, vx::f64> kFloats;
 inline constexpr KernelTypes<vx::f32, vx::f64, vx::i64> kFloatsAndInt64;  // int32 is widened
 inline constexpr KernelTypes<vx::f32, vx::f64, vx::i64, vx::i32> kNumbers;
 
-template <class T>
-constexpr T reduction_init(double init) {
+template <class T> constexpr T reduction_init(double init) {
   if constexpr (std::is_integral_v<T>) {
     if (init <= static_cast<double>(std::numeric_limits<T>::min())) {
       return std::numeric_limits<T>::min();
@@ -126,8 +124,7 @@ constexpr T reduction_init(double init) {
 
 /// `lanes` elements; the other lanes hold anything. A whole vector is read where there is memory,
 /// but not of integers: what is there could overflow, which is undefined.
-template <class T>
-inline auto load_lanes(const T* p, int lanes, const T* end) {
+template <class T> inline auto load_lanes(const T* p, int lanes, const T* end) {
   return std::is_floating_point_v<T> && p + 16 <= end ? vx::load(p) : vx::load_n(p, lanes);
 }
 
@@ -211,8 +208,7 @@ void reduce_columns(const void* in, int64_t stride, int64_t rows, int64_t cols, 
 }
 
 /// acc[i] = f(acc[i], x[i]) by vectors.
-template <class V, class F>
-void update_lanes(void* acc, const void* x, int64_t n, const F& f) {
+template <class V, class F> void update_lanes(void* acc, const void* x, int64_t n, const F& f) {
   auto* a = static_cast<Lane<V>*>(acc);
   auto* b = static_cast<const Lane<V>*>(x);
   int64_t i = 0;
@@ -222,19 +218,16 @@ void update_lanes(void* acc, const void* x, int64_t n, const F& f) {
   vx::store_n(a + i, f(vx::load_n(a + i, lanes), vx::load_n(b + i, lanes)).v, lanes);
 }
 
-template <class Combine, class V>
-void reduce_merge(void* acc, const void* x, int64_t n) {
+template <class Combine, class V> void reduce_merge(void* acc, const void* x, int64_t n) {
   update_lanes<V>(acc, x, n, [](V a, V b) { return Combine{}(Num<V>(a), Num<V>(b)); });
 }
 
-template <class Init, class V>
-void reduce_fill(void* acc, int64_t n) {
+template <class Init, class V> void reduce_fill(void* acc, int64_t n) {
   auto* a = static_cast<Lane<V>*>(acc);
   for (int64_t i = 0; i < n; ++i) a[i] = reduction_init<Lane<V>>(Init{}());
 }
 
-template <class Finish, class V>
-void reduce_finish(void* acc, int64_t n, int64_t count) {
+template <class Finish, class V> void reduce_finish(void* acc, int64_t n, int64_t count) {
   const Num<V> elements = count;
   update_lanes<V>(acc, acc, n, [&](V a, V) { return Finish{}(Num<V>(a), elements); });
 }
@@ -269,8 +262,7 @@ class ReductionOp : public OpDef {
   ReductionInfo info;
 
  private:
-  template <class V, class Init, class Map, class Combine, class Finish>
-  void add_kernels() {
+  template <class V, class Init, class Map, class Combine, class Finish> void add_kernels() {
     ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
     k.rows = reduce_rows<Init, Map, Combine, V>;
     k.columns = reduce_columns<Init, Map, Combine, V>;

@@ -13,19 +13,34 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const ReductionOp sum_row{"sum", "Sum; integers and bool give int64", kFloatsAndInt64,
-    {.result = ReductionResult::Wide},
-    [] { return 0.0; }, Keep{}, [](auto a, auto b) { return a + b; }, Keep{},
-    [](const ReductionGrad& r) { return r.g; }};
+const ReductionOp sum_row{"sum",
+                          "Sum; integers and bool give int64",
+                          kFloatsAndInt64,
+                          {.result = ReductionResult::Wide},
+                          [] { return 0.0; },
+                          Keep{},
+                          [](auto a, auto b) { return a + b; },
+                          Keep{},
+                          [](const ReductionGrad& r) { return r.g; }};
 
-const ReductionOp mean_row{"mean", "Arithmetic mean", kFloats, {},
-    [] { return 0.0; }, Keep{}, [](auto a, auto b) { return a + b; },
-    [](auto a, auto n) { return a / n; },
-    [](const ReductionGrad& r) { return r.g / r.count; }};
+const ReductionOp mean_row{"mean",
+                           "Arithmetic mean",
+                           kFloats,
+                           {},
+                           [] { return 0.0; },
+                           Keep{},
+                           [](auto a, auto b) { return a + b; },
+                           [](auto a, auto n) { return a / n; },
+                           [](const ReductionGrad& r) { return r.g / r.count; }};
 
-const ReductionOp norm_row{"norm", "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0",
-    kFloats, {.saves_input = true, .saves_output = true},
-    [] { return 0.0; }, [](auto x) { return x * x; }, [](auto a, auto b) { return a + b; },
+const ReductionOp norm_row{
+    "norm",
+    "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0",
+    kFloats,
+    {.saves_input = true, .saves_output = true},
+    [] { return 0.0; },
+    [](auto x) { return x * x; },
+    [](auto a, auto b) { return a + b; },
     [](auto a, auto) { return m::sqrt(a); },
     // Where the norm is 0 so is every x, and 0 / 1 is the gradient wanted.
     [](const ReductionGrad& r) { return r.g * (r.x / where(r.y == 0.0, 1.0, r.y)); }};
@@ -36,25 +51,43 @@ Tensor shared_by_ties(const ReductionGrad& r) {
   return ties * (r.g / sum(ties, r.dims, true));
 }
 
-const ReductionOp amax_row{"amax", "Maximum; NaN wins; ties share the gradient", kNumbers,
-    {.needs_elements = true, .saves_input = true, .saves_output = true},
-    [] { return -kInfinity; }, Keep{}, [](auto a, auto b) { return m::max(a, b); }, Keep{},
-    shared_by_ties};
+const ReductionOp amax_row{"amax",
+                           "Maximum; NaN wins; ties share the gradient",
+                           kNumbers,
+                           {.needs_elements = true, .saves_input = true, .saves_output = true},
+                           [] { return -kInfinity; },
+                           Keep{},
+                           [](auto a, auto b) { return m::max(a, b); },
+                           Keep{},
+                           shared_by_ties};
 
-const ReductionOp amin_row{"amin", "Minimum; NaN wins; ties share the gradient", kNumbers,
-    {.needs_elements = true, .saves_input = true, .saves_output = true},
-    [] { return kInfinity; }, Keep{}, [](auto a, auto b) { return m::min(a, b); }, Keep{},
-    shared_by_ties};
+const ReductionOp amin_row{"amin",
+                           "Minimum; NaN wins; ties share the gradient",
+                           kNumbers,
+                           {.needs_elements = true, .saves_input = true, .saves_output = true},
+                           [] { return kInfinity; },
+                           Keep{},
+                           [](auto a, auto b) { return m::min(a, b); },
+                           Keep{},
+                           shared_by_ties};
 
-const ReductionOp any_row{"any", "Whether an element is not 0", kNumbers,
-    {.result = ReductionResult::Bool}, [] { return 0.0; },
-    [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
-    [](auto a, auto b) { return m::max(a, b); }, Keep{}};
+const ReductionOp any_row{"any",
+                          "Whether an element is not 0",
+                          kNumbers,
+                          {.result = ReductionResult::Bool},
+                          [] { return 0.0; },
+                          [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
+                          [](auto a, auto b) { return m::max(a, b); },
+                          Keep{}};
 
-const ReductionOp all_row{"all", "Whether no element is 0", kNumbers,
-    {.result = ReductionResult::Bool}, [] { return 1.0; },
-    [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
-    [](auto a, auto b) { return m::min(a, b); }, Keep{}};
+const ReductionOp all_row{"all",
+                          "Whether no element is 0",
+                          kNumbers,
+                          {.result = ReductionResult::Bool},
+                          [] { return 1.0; },
+                          [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
+                          [](auto a, auto b) { return m::min(a, b); },
+                          Keep{}};
 
 // Per row of x [rows, n], the product of all elements but the own one; without division, so that
 // zeros need no care and the second derivative is right too. Products of pairs go up a binary tree
@@ -100,9 +133,15 @@ Tensor prod_gradient(const ReductionGrad& r) {
   return r.g * permute(reshape(products_of_others(rows), permuted), inverse);
 }
 
-const ReductionOp prod_row{"prod", "Product; integers and bool give int64", kFloatsAndInt64,
-    {.result = ReductionResult::Wide, .saves_input = true},
-    [] { return 1.0; }, Keep{}, [](auto a, auto b) { return a * b; }, Keep{}, prod_gradient};
+const ReductionOp prod_row{"prod",
+                           "Product; integers and bool give int64",
+                           kFloatsAndInt64,
+                           {.result = ReductionResult::Wide, .saves_input = true},
+                           [] { return 1.0; },
+                           Keep{},
+                           [](auto a, auto b) { return a * b; },
+                           Keep{},
+                           prod_gradient};
 
 int64_t count_of(const IntList& sizes, int64_t mask) {
   int64_t n = 1;
@@ -178,21 +217,41 @@ std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool ke
 
 // --- members ------------------------------------------------------------------------------------
 
-Tensor Tensor::sum(const IntList& d, bool keep) const { return brrr::sum(*this, d, keep); }
-Tensor Tensor::mean(const IntList& d, bool keep) const { return brrr::mean(*this, d, keep); }
-Tensor Tensor::prod(const IntList& d, bool keep) const { return brrr::prod(*this, d, keep); }
-Tensor Tensor::max(const IntList& d, bool keep) const { return brrr::amax(*this, d, keep); }
-Tensor Tensor::min(const IntList& d, bool keep) const { return brrr::amin(*this, d, keep); }
-Tensor Tensor::norm(const IntList& d, bool keep) const { return brrr::norm(*this, d, keep); }
-Tensor Tensor::any(const IntList& d, bool keep) const { return brrr::any(*this, d, keep); }
-Tensor Tensor::all(const IntList& d, bool keep) const { return brrr::all(*this, d, keep); }
+Tensor Tensor::sum(const IntList& d, bool keep) const {
+  return brrr::sum(*this, d, keep);
+}
+Tensor Tensor::mean(const IntList& d, bool keep) const {
+  return brrr::mean(*this, d, keep);
+}
+Tensor Tensor::prod(const IntList& d, bool keep) const {
+  return brrr::prod(*this, d, keep);
+}
+Tensor Tensor::max(const IntList& d, bool keep) const {
+  return brrr::amax(*this, d, keep);
+}
+Tensor Tensor::min(const IntList& d, bool keep) const {
+  return brrr::amin(*this, d, keep);
+}
+Tensor Tensor::norm(const IntList& d, bool keep) const {
+  return brrr::norm(*this, d, keep);
+}
+Tensor Tensor::any(const IntList& d, bool keep) const {
+  return brrr::any(*this, d, keep);
+}
+Tensor Tensor::all(const IntList& d, bool keep) const {
+  return brrr::all(*this, d, keep);
+}
 Tensor Tensor::var(const IntList& d, bool unbiased, bool keep) const {
   return brrr::var(*this, d, unbiased, keep);
 }
 Tensor Tensor::logsumexp(const IntList& d, bool keep) const {
   return brrr::logsumexp(*this, d, keep);
 }
-Tensor Tensor::argmax(int64_t d, bool keep) const { return brrr::argmax(*this, d, keep); }
-Tensor Tensor::argmin(int64_t d, bool keep) const { return brrr::argmin(*this, d, keep); }
+Tensor Tensor::argmax(int64_t d, bool keep) const {
+  return brrr::argmax(*this, d, keep);
+}
+Tensor Tensor::argmin(int64_t d, bool keep) const {
+  return brrr::argmin(*this, d, keep);
+}
 
 }  // namespace brrr

@@ -18,23 +18,21 @@ namespace brrr {
 
 inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements worth a thread.
 
-template <class V>
-V take(const Lane<V>* p, int lanes) {
+template <class V> V take(const Lane<V>* p, int lanes) {
   return lanes == 16 ? vx::load(p) : vx::load_n(p, lanes);
 }
-template <class V>
-void put(Lane<V>* p, V v, int lanes) {
-  if (lanes == 16) vx::store(p, v);
-  else vx::store_n(p, v, lanes);
+template <class V> void put(Lane<V>* p, V v, int lanes) {
+  if (lanes == 16)
+    vx::store(p, v);
+  else
+    vx::store_n(p, v, lanes);
 }
-template <class V>
-V spread(double x) {
+template <class V> V spread(double x) {
   return vx::splat(static_cast<Lane<V>>(x));
 }
 
 /// f(i, lanes) for all vectors of a row.
-template <class F>
-void map_row(int64_t n, const F& f) {
+template <class F> void map_row(int64_t n, const F& f) {
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) f(i, 16);
   if (i < n) f(i, static_cast<int>(n - i));
@@ -110,20 +108,17 @@ struct MaxLanes {
   template <class V> V operator()(V a, V b) const { return vx::where(vx::lt(a, b), b, a); }
 };
 
-template <class V, class F>
-Lane<V> sum_row(int64_t n, const F& f) {
+template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
   return fold_row(n, V{}, AddLanes{}, f);
 }
 /// The largest number of a row, or -inf.
-template <class V>
-Lane<V> max_row(const Lane<V>* x, int64_t n) {
+template <class V> Lane<V> max_row(const Lane<V>* x, int64_t n) {
   return fold_row(n, spread<V>(-__builtin_inf()), MaxLanes{},
                   [=](int64_t i, int lanes) { return take<V>(x + i, lanes); });
 }
 
 /// sum(exp(x - max))
-template <class V>
-Lane<V> exp_sum_row(const Lane<V>* x, Lane<V> max, int64_t n) {
+template <class V> Lane<V> exp_sum_row(const Lane<V>* x, Lane<V> max, int64_t n) {
   const V m = vx::splat(max);
   return sum_row<V>(n, [=](int64_t i, int lanes) { return vx::exp(take<V>(x + i, lanes) - m); });
 }
@@ -166,28 +161,30 @@ class DenseOutput {
 };
 
 /// f(V{}) with the vector type that inputs of dtype `t` are computed in.
-template <class F>
-void with_vector(DType t, const F& f) {
-  if (t == kFloat64) f(vx::f64{});
-  else f(vx::f32{});
+template <class F> void with_vector(DType t, const F& f) {
+  if (t == kFloat64)
+    f(vx::f64{});
+  else
+    f(vx::f32{});
 }
 
 /// How many rows a kernel gets at once. It takes each step for all of them, because one short
 /// row's steps wait for each other; a long row has to stay in the first-level cache.
 inline constexpr int64_t kRowBlock = 8;
-inline int64_t row_block(int64_t n) { return n <= 256 ? kRowBlock : 1; }
+inline int64_t row_block(int64_t n) {
+  return n <= 256 ? kRowBlock : 1;
+}
 
 /// f(first, count) for blocks of rows, in parallel where it pays.
-template <class F>
-void for_rows(int64_t rows, int64_t n, const F& f) {
+template <class F> void for_rows(int64_t rows, int64_t n, const F& f) {
   const int64_t block = row_block(n);
   const int64_t grain = kRowGrain / std::max<int64_t>(1, n * block);
   parallel_for((rows + block - 1) / block, std::max<int64_t>(1, grain),
                [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin * block; r < std::min(end * block, rows); r += block) {
-      f(r, std::min(block, rows - r));
-    }
-  });
+                 for (int64_t r = begin * block; r < std::min(end * block, rows); r += block) {
+                   f(r, std::min(block, rows - r));
+                 }
+               });
 }
 
 }  // namespace brrr

@@ -13,22 +13,28 @@ namespace brrr::m {
 // The only macros of the vocabulary: one line gives a function all its forms but Tensor's, which is
 // the public op of the same name. `emit` says whether its text stands for a few operations or for a
 // long chain of them.
-#define BRRR_M1(fn, emit)                                   \
-  template <class V>                                        \
-  Num<V> fn(Num<V> x) {                                     \
-    if constexpr (kIsScalar<V>) return oracle::fn(x.v);     \
-    else return vx::fn(x.v);                                \
-  }                                                         \
-  inline Sym fn(Sym x) { return emit(#fn "($0)", {x.id}); } \
+#define BRRR_M1(fn, emit)                  \
+  template <class V> Num<V> fn(Num<V> x) { \
+    if constexpr (kIsScalar<V>)            \
+      return oracle::fn(x.v);              \
+    else                                   \
+      return vx::fn(x.v);                  \
+  }                                        \
+  inline Sym fn(Sym x) {                   \
+    return emit(#fn "($0)", {x.id});       \
+  }                                        \
   using brrr::fn;
 
-#define BRRR_M2(fn, emit)                                                       \
-  template <class V>                                                            \
-  Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) {                         \
-    if constexpr (kIsScalar<V>) return oracle::fn(x.v, y.v);                    \
-    else return vx::fn(x.v, y.v);                                               \
-  }                                                                             \
-  inline Sym fn(Sym x, Sym y) { return emit(#fn "($0, $1)", {x.id, y.id}); }
+#define BRRR_M2(fn, emit)                                                  \
+  template <class V> Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) { \
+    if constexpr (kIsScalar<V>)                                            \
+      return oracle::fn(x.v, y.v);                                         \
+    else                                                                   \
+      return vx::fn(x.v, y.v);                                             \
+  }                                                                        \
+  inline Sym fn(Sym x, Sym y) {                                            \
+    return emit(#fn "($0, $1)", {x.id, y.id});                             \
+  }
 
 BRRR_M1(exp, chain_emit)
 BRRR_M1(expm1, chain_emit)
@@ -58,40 +64,62 @@ BRRR_M2(floor_div, sym_emit)
 using brrr::floor_div;
 using brrr::pow;
 using brrr::remainder;
-inline Tensor min(const Tensor& a, const Tensor& b) { return brrr::minimum(a, b); }
-inline Tensor min(const Tensor& a, Scalar b) { return brrr::minimum(a, b); }
-inline Tensor max(const Tensor& a, const Tensor& b) { return brrr::maximum(a, b); }
-inline Tensor max(const Tensor& a, Scalar b) { return brrr::maximum(a, b); }
+inline Tensor min(const Tensor& a, const Tensor& b) {
+  return brrr::minimum(a, b);
+}
+inline Tensor min(const Tensor& a, Scalar b) {
+  return brrr::minimum(a, b);
+}
+inline Tensor max(const Tensor& a, const Tensor& b) {
+  return brrr::maximum(a, b);
+}
+inline Tensor max(const Tensor& a, Scalar b) {
+  return brrr::maximum(a, b);
+}
 
 /// x * y + z, rounded once: the only contraction there is.
 template <class V>
 Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y, std::type_identity_t<Num<V>> z) {
-  if constexpr (kIsScalar<V>) return oracle::fma(x.v, y.v, z.v);
-  else return vx::fma(x.v, y.v, z.v);
+  if constexpr (kIsScalar<V>)
+    return oracle::fma(x.v, y.v, z.v);
+  else
+    return vx::fma(x.v, y.v, z.v);
 }
-inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}); }
-inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) { return x * y + z; }
+inline Sym fma(Sym x, Sym y, Sym z) {
+  return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id});
+}
+inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) {
+  return x * y + z;
+}
 
-template <class V>
-Mask<V> isnan(Num<V> x) {
-  if constexpr (kIsScalar<V>) return {oracle::isnan(x.v)};
-  else return {vx::isnan(x.v)};
+template <class V> Mask<V> isnan(Num<V> x) {
+  if constexpr (kIsScalar<V>)
+    return {oracle::isnan(x.v)};
+  else
+    return {vx::isnan(x.v)};
 }
-inline SymMask isnan(Sym x) { return mask_emit("isnan($0)", {x.id}); }
+inline SymMask isnan(Sym x) {
+  return mask_emit("isnan($0)", {x.id});
+}
 using brrr::isnan;
-template <class V>
-Mask<V> isfinite(Num<V> x) {
-  if constexpr (kIsScalar<V>) return {oracle::isfinite(x.v)};
-  else return {vx::isfinite(x.v)};
+template <class V> Mask<V> isfinite(Num<V> x) {
+  if constexpr (kIsScalar<V>)
+    return {oracle::isfinite(x.v)};
+  else
+    return {vx::isfinite(x.v)};
 }
-inline SymMask isfinite(Sym x) { return mask_emit("isfinite($0)", {x.id}); }
+inline SymMask isfinite(Sym x) {
+  return mask_emit("isfinite($0)", {x.id});
+}
 using brrr::isfinite;
 
 /// a where the mask holds, else b; both sides are computed.
 template <class V>
 Num<V> where(Mask<V> c, std::type_identity_t<Num<V>> a, std::type_identity_t<Num<V>> b) {
-  if constexpr (kIsScalar<V>) return oracle::where(c.m, a.v, b.v);
-  else return vx::where(c.m, a.v, b.v);
+  if constexpr (kIsScalar<V>)
+    return oracle::where(c.m, a.v, b.v);
+  else
+    return vx::where(c.m, a.v, b.v);
 }
 inline Sym where(SymMask c, Sym a, Sym b) {
   return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id});

@@ -12,8 +12,7 @@ namespace {
 
 // --- kernels: `rows` rows of n elements ----------------------------------------------------------
 
-template <class V>
-void softmax_rows(const Lane<V>* x, Lane<V>* y, int64_t rows, int64_t n) {
+template <class V> void softmax_rows(const Lane<V>* x, Lane<V>* y, int64_t rows, int64_t n) {
   Lane<V> max[kRowBlock], sum[kRowBlock];
   for (int64_t r = 0; r < rows; ++r) max[r] = max_row<V>(x + r * n, n);
   for (int64_t r = 0; r < rows; ++r) {
@@ -30,8 +29,7 @@ void softmax_rows(const Lane<V>* x, Lane<V>* y, int64_t rows, int64_t n) {
   }
 }
 
-template <class V>
-void log_softmax_rows(const Lane<V>* x, Lane<V>* y, int64_t rows, int64_t n) {
+template <class V> void log_softmax_rows(const Lane<V>* x, Lane<V>* y, int64_t rows, int64_t n) {
   Lane<V> max[kRowBlock], sum[kRowBlock];
   for (int64_t r = 0; r < rows; ++r) max[r] = max_row<V>(x + r * n, n);
   for (int64_t r = 0; r < rows; ++r) sum[r] = exp_sum_row<V>(x + r * n, max[r], n);
@@ -64,9 +62,8 @@ template <class V>
 void log_softmax_backward_rows(const Lane<V>* y, const Lane<V>* g, Lane<V>* dx, int64_t rows,
                                int64_t n) {
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
-    const V total = vx::splat(sum_row<V>(n, [=](int64_t i, int lanes) {
-      return take<V>(g + i, lanes);
-    }));
+    const V total =
+        vx::splat(sum_row<V>(n, [=](int64_t i, int lanes) { return take<V>(g + i, lanes); }));
     map_row(n, [=](int64_t i, int lanes) {
       put<V>(dx + i, take<V>(g + i, lanes) - vx::exp(take<V>(y + i, lanes)) * total, lanes);
     });
@@ -75,7 +72,9 @@ void log_softmax_backward_rows(const Lane<V>* y, const Lane<V>* g, Lane<V>* dx, 
 
 // --- rows ----------------------------------------------------------------------------------------
 
-int64_t last_size(const TensorImpl& t) { return t.ndim ? t.sizes[t.ndim - 1] : 1; }
+int64_t last_size(const TensorImpl& t) {
+  return t.ndim ? t.sizes[t.ndim - 1] : 1;
+}
 
 void infer_same(OpCall& c) {
   check_composite(c);
@@ -83,8 +82,7 @@ void infer_same(OpCall& c) {
 }
 
 // f(V{}, in0, in1, out, rows, n) for blocks of rows along the last dim.
-template <class F>
-void run_last(OpCall& c, const F& f) {
+template <class F> void run_last(OpCall& c, const F& f) {
   const TensorImpl& first = *c.in[0];
   if (first.numel == 0) return;
   const DType compute = compute_type(first.dtype);
@@ -109,67 +107,81 @@ Tensor shifted(const Tensor& x) {
 }
 
 const CompositeOp softmax_backward{
-    "softmax_backward", "y * (g - sum(g * y))",
+    "softmax_backward",
+    "y * (g - sum(g * y))",
     {.infer = infer_same,
-     .decompose = [](OpCall& c, const Tensor* in) {
-       const Tensor y = widened(in[0]), g = widened(in[1]);
-       c.out[0] = converted(y * (g - sum(g * y, -1, true)), in[0].dtype());
-     },
-     .cpu = [](OpCall& c) {
-       run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
-         softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
-       });
-     },
+     .decompose =
+         [](OpCall& c, const Tensor* in) {
+           const Tensor y = widened(in[0]), g = widened(in[1]);
+           c.out[0] = converted(y * (g - sum(g * y, -1, true)), in[0].dtype());
+         },
+     .cpu =
+         [](OpCall& c) {
+           run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
+             softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
+           });
+         },
      .gradient_row = true}};
 
 const CompositeOp softmax_op{
-    "softmax", "exp(x - max) / sum",
+    "softmax",
+    "exp(x - max) / sum",
     {.infer = infer_same,
-     .decompose = [](OpCall& c, const Tensor* in) {
-       const Tensor e = exp(shifted(widened(in[0])));
-       c.out[0] = converted(e * reciprocal(sum(e, -1, true)), in[0].dtype());
-     },
-     .cpu = [](OpCall& c) {
-       run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
-         softmax_rows<decltype(v)>(x, y, rows, n);
-       });
-     },
-     .vjp = [](VjpCall& v) {
-       const Tensor y = v.output(0);
-       v.gin[0] = CompositeCall(softmax_backward, {y.impl(), v.gout[0].impl()}).run();
-     },
+     .decompose =
+         [](OpCall& c, const Tensor* in) {
+           const Tensor e = exp(shifted(widened(in[0])));
+           c.out[0] = converted(e * reciprocal(sum(e, -1, true)), in[0].dtype());
+         },
+     .cpu =
+         [](OpCall& c) {
+           run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
+             softmax_rows<decltype(v)>(x, y, rows, n);
+           });
+         },
+     .vjp =
+         [](VjpCall& v) {
+           const Tensor y = v.output(0);
+           v.gin[0] = CompositeCall(softmax_backward, {y.impl(), v.gout[0].impl()}).run();
+         },
      .saves_outputs = 1}};
 
 const CompositeOp log_softmax_backward{
-    "log_softmax_backward", "g - exp(y) * sum(g)",
+    "log_softmax_backward",
+    "g - exp(y) * sum(g)",
     {.infer = infer_same,
-     .decompose = [](OpCall& c, const Tensor* in) {
-       const Tensor y = widened(in[0]), g = widened(in[1]);
-       c.out[0] = converted(g - exp(y) * sum(g, -1, true), in[0].dtype());
-     },
-     .cpu = [](OpCall& c) {
-       run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
-         log_softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
-       });
-     },
+     .decompose =
+         [](OpCall& c, const Tensor* in) {
+           const Tensor y = widened(in[0]), g = widened(in[1]);
+           c.out[0] = converted(g - exp(y) * sum(g, -1, true), in[0].dtype());
+         },
+     .cpu =
+         [](OpCall& c) {
+           run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
+             log_softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
+           });
+         },
      .gradient_row = true}};
 
 const CompositeOp log_softmax_op{
-    "log_softmax", "x - max - log(sum(exp(x - max)))",
+    "log_softmax",
+    "x - max - log(sum(exp(x - max)))",
     {.infer = infer_same,
-     .decompose = [](OpCall& c, const Tensor* in) {
-       const Tensor d = shifted(widened(in[0]));
-       c.out[0] = converted(d - log(sum(exp(d), -1, true)), in[0].dtype());
-     },
-     .cpu = [](OpCall& c) {
-       run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
-         log_softmax_rows<decltype(v)>(x, y, rows, n);
-       });
-     },
-     .vjp = [](VjpCall& v) {
-       const Tensor y = v.output(0);
-       v.gin[0] = CompositeCall(log_softmax_backward, {y.impl(), v.gout[0].impl()}).run();
-     },
+     .decompose =
+         [](OpCall& c, const Tensor* in) {
+           const Tensor d = shifted(widened(in[0]));
+           c.out[0] = converted(d - log(sum(exp(d), -1, true)), in[0].dtype());
+         },
+     .cpu =
+         [](OpCall& c) {
+           run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
+             log_softmax_rows<decltype(v)>(x, y, rows, n);
+           });
+         },
+     .vjp =
+         [](VjpCall& v) {
+           const Tensor y = v.output(0);
+           v.gin[0] = CompositeCall(log_softmax_backward, {y.impl(), v.gout[0].impl()}).run();
+         },
      .saves_outputs = 1}};
 
 Tensor over_dim(const CompositeOp& op, const Tensor& x, int64_t dim) {
@@ -182,9 +194,17 @@ Tensor over_dim(const CompositeOp& op, const Tensor& x, int64_t dim) {
 
 }  // namespace
 
-Tensor softmax(const Tensor& x, int64_t dim) { return over_dim(softmax_op, x, dim); }
-Tensor log_softmax(const Tensor& x, int64_t dim) { return over_dim(log_softmax_op, x, dim); }
-Tensor Tensor::softmax(int64_t dim) const { return brrr::softmax(*this, dim); }
-Tensor Tensor::log_softmax(int64_t dim) const { return brrr::log_softmax(*this, dim); }
+Tensor softmax(const Tensor& x, int64_t dim) {
+  return over_dim(softmax_op, x, dim);
+}
+Tensor log_softmax(const Tensor& x, int64_t dim) {
+  return over_dim(log_softmax_op, x, dim);
+}
+Tensor Tensor::softmax(int64_t dim) const {
+  return brrr::softmax(*this, dim);
+}
+Tensor Tensor::log_softmax(int64_t dim) const {
+  return brrr::log_softmax(*this, dim);
+}
 
 }  // namespace brrr

@@ -60,19 +60,47 @@ inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
   return {SymText::current->emit(text, args)};
 }
 
-inline Sym operator+(Sym a, Sym b) { return sym_emit("$0 + $1", {a.id, b.id}); }
-inline Sym operator-(Sym a, Sym b) { return sym_emit("$0 - $1", {a.id, b.id}); }
-inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }
-inline Sym operator/(Sym a, Sym b) { return sym_emit("$0 / $1", {a.id, b.id}); }
-inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}); }
-inline SymMask operator<(Sym a, Sym b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
-inline SymMask operator<=(Sym a, Sym b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
-inline SymMask operator>(Sym a, Sym b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
-inline SymMask operator>=(Sym a, Sym b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
-inline SymMask operator==(Sym a, Sym b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
-inline SymMask operator!=(Sym a, Sym b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
-inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.id, b.id}); }
-inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}); }
-inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}); }
+inline Sym operator+(Sym a, Sym b) {
+  return sym_emit("$0 + $1", {a.id, b.id});
+}
+inline Sym operator-(Sym a, Sym b) {
+  return sym_emit("$0 - $1", {a.id, b.id});
+}
+inline Sym operator*(Sym a, Sym b) {
+  return sym_emit("$0 * $1", {a.id, b.id});
+}
+inline Sym operator/(Sym a, Sym b) {
+  return sym_emit("$0 / $1", {a.id, b.id});
+}
+inline Sym operator-(Sym a) {
+  return sym_emit("-$0", {a.id});
+}
+inline SymMask operator<(Sym a, Sym b) {
+  return mask_emit("lt($0, $1)", {a.id, b.id});
+}
+inline SymMask operator<=(Sym a, Sym b) {
+  return mask_emit("le($0, $1)", {a.id, b.id});
+}
+inline SymMask operator>(Sym a, Sym b) {
+  return mask_emit("gt($0, $1)", {a.id, b.id});
+}
+inline SymMask operator>=(Sym a, Sym b) {
+  return mask_emit("ge($0, $1)", {a.id, b.id});
+}
+inline SymMask operator==(Sym a, Sym b) {
+  return mask_emit("eq($0, $1)", {a.id, b.id});
+}
+inline SymMask operator!=(Sym a, Sym b) {
+  return mask_emit("ne($0, $1)", {a.id, b.id});
+}
+inline SymMask operator&(SymMask a, SymMask b) {
+  return mask_emit("$0 & $1", {a.id, b.id});
+}
+inline SymMask operator|(SymMask a, SymMask b) {
+  return mask_emit("$0 | $1", {a.id, b.id});
+}
+inline SymMask operator!(SymMask a) {
+  return mask_emit("~$0", {a.id});
+}
 
 }  // namespace brrr

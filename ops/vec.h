@@ -34,9 +34,7 @@ typedef i32 b16;  // a mask: lanes are 0 or -1, for every element type
 #define BRRR_VX_BYTES 16
 #endif
 
-template <class T> struct Part {
-  typedef T type __attribute__((vector_size(BRRR_VX_BYTES)));
-};
+template <class T> struct Part { typedef T type __attribute__((vector_size(BRRR_VX_BYTES))); };
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int i32x8 __attribute__((vector_size(32)));
 
@@ -121,34 +119,42 @@ BRRR_VX void fence_nt() {
 #endif
 }
 
-#define BRRR_VX_MEMORY(T, V)                                                       \
-  BRRR_VX V load(const T* p) {                                                     \
-    V r;                                                                           \
-    __builtin_memcpy(&r, p, sizeof r);                                             \
-    return r;                                                                      \
-  }                                                                                \
-  BRRR_VX void store(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }             \
-  BRRR_VX V load_n(const T* p, int n) { return load_first<V>(p, n); }              \
-  BRRR_VX void store_n(T* p, V v, int n) { store_first(p, v, n); }                 \
-  BRRR_VX void store_nt(T* p, V v) { store_around(p, v); }                         \
-  BRRR_VX V splat(T x) {                                                           \
-    return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};                      \
-  }                                                                                \
-  BRRR_VX V load_strided(const T* p, long s) {                                     \
-    return V{p[0],     p[s],      p[2 * s],  p[3 * s],  p[4 * s],  p[5 * s],       \
-             p[6 * s], p[7 * s],  p[8 * s],  p[9 * s],  p[10 * s], p[11 * s],      \
-             p[12 * s], p[13 * s], p[14 * s], p[15 * s]};                          \
-  }                                                                                \
-  BRRR_VX V load_strided_n(const T* p, long s, int n) {                            \
-    V r{};                                                                         \
-    for (int i = 0; i < n; ++i) r[i] = p[i * s];                                   \
-    return r;                                                                      \
-  }                                                                                \
-  BRRR_VX void store_strided_n(T* p, V v, long s, int n) {                         \
-    for (int i = 0; i < n; ++i) p[i * s] = v[i];                                   \
-  }                                                                                \
-  BRRR_VX void store_strided(T* p, V v, long s) {                                  \
-    for (int i = 0; i < lanes; ++i) p[i * s] = v[i];                               \
+#define BRRR_VX_MEMORY(T, V)                                                                   \
+  BRRR_VX V load(const T* p) {                                                                 \
+    V r;                                                                                       \
+    __builtin_memcpy(&r, p, sizeof r);                                                         \
+    return r;                                                                                  \
+  }                                                                                            \
+  BRRR_VX void store(T* p, V v) {                                                              \
+    __builtin_memcpy(p, &v, sizeof v);                                                         \
+  }                                                                                            \
+  BRRR_VX V load_n(const T* p, int n) {                                                        \
+    return load_first<V>(p, n);                                                                \
+  }                                                                                            \
+  BRRR_VX void store_n(T* p, V v, int n) {                                                     \
+    store_first(p, v, n);                                                                      \
+  }                                                                                            \
+  BRRR_VX void store_nt(T* p, V v) {                                                           \
+    store_around(p, v);                                                                        \
+  }                                                                                            \
+  BRRR_VX V splat(T x) {                                                                       \
+    return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};                                  \
+  }                                                                                            \
+  BRRR_VX V load_strided(const T* p, long s) {                                                 \
+    return V{                                                                                  \
+        p[0],     p[s],     p[2 * s],  p[3 * s],  p[4 * s],  p[5 * s],  p[6 * s],  p[7 * s],   \
+        p[8 * s], p[9 * s], p[10 * s], p[11 * s], p[12 * s], p[13 * s], p[14 * s], p[15 * s]}; \
+  }                                                                                            \
+  BRRR_VX V load_strided_n(const T* p, long s, int n) {                                        \
+    V r{};                                                                                     \
+    for (int i = 0; i < n; ++i) r[i] = p[i * s];                                               \
+    return r;                                                                                  \
+  }                                                                                            \
+  BRRR_VX void store_strided_n(T* p, V v, long s, int n) {                                     \
+    for (int i = 0; i < n; ++i) p[i * s] = v[i];                                               \
+  }                                                                                            \
+  BRRR_VX void store_strided(T* p, V v, long s) {                                              \
+    for (int i = 0; i < lanes; ++i) p[i * s] = v[i];                                           \
   }
 BRRR_VX_MEMORY(float, f32)
 BRRR_VX_MEMORY(double, f64)
@@ -174,8 +180,12 @@ struct NotEqual {
   template <class V> BRRR_VX auto test(V a, V b) { return a != b; }
 };
 
-BRRR_VX b16 to_mask(i32 m) { return m; }
-BRRR_VX b16 to_mask(i64 m) { return __builtin_convertvector(m, i32); }
+BRRR_VX b16 to_mask(i32 m) {
+  return m;
+}
+BRRR_VX b16 to_mask(i64 m) {
+  return __builtin_convertvector(m, i32);
+}
 
 template <class Test, class T, class V> BRRR_VX b16 compare(V a, V b) {
   if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
@@ -201,20 +211,36 @@ BRRR_VX f32 where(b16 m, f32 a, f32 b) {
   return (f32)(((i32)a & m) | ((i32)b & ~m));
 #endif
 }
-BRRR_VX i32 where(b16 m, i32 a, i32 b) { return (a & m) | (b & ~m); }
+BRRR_VX i32 where(b16 m, i32 a, i32 b) {
+  return (a & m) | (b & ~m);
+}
 BRRR_VX i64 where(b16 m, i64 a, i64 b) {
   i64 wide = __builtin_convertvector(m, i64);
   return (a & wide) | (b & ~wide);
 }
-BRRR_VX f64 where(b16 m, f64 a, f64 b) { return (f64)where(m, (i64)a, (i64)b); }
+BRRR_VX f64 where(b16 m, f64 a, f64 b) {
+  return (f64)where(m, (i64)a, (i64)b);
+}
 
-#define BRRR_VX_COMPARE(T, V)                                                      \
-  BRRR_VX b16 lt(V a, V b) { return compare<Less, T>(a, b); }                      \
-  BRRR_VX b16 le(V a, V b) { return compare<LessEqual, T>(a, b); }                 \
-  BRRR_VX b16 gt(V a, V b) { return compare<Less, T>(b, a); }                      \
-  BRRR_VX b16 ge(V a, V b) { return compare<LessEqual, T>(b, a); }                 \
-  BRRR_VX b16 eq(V a, V b) { return compare<Equal, T>(a, b); }                     \
-  BRRR_VX b16 ne(V a, V b) { return compare<NotEqual, T>(a, b); }
+#define BRRR_VX_COMPARE(T, V)           \
+  BRRR_VX b16 lt(V a, V b) {            \
+    return compare<Less, T>(a, b);      \
+  }                                     \
+  BRRR_VX b16 le(V a, V b) {            \
+    return compare<LessEqual, T>(a, b); \
+  }                                     \
+  BRRR_VX b16 gt(V a, V b) {            \
+    return compare<Less, T>(b, a);      \
+  }                                     \
+  BRRR_VX b16 ge(V a, V b) {            \
+    return compare<LessEqual, T>(b, a); \
+  }                                     \
+  BRRR_VX b16 eq(V a, V b) {            \
+    return compare<Equal, T>(a, b);     \
+  }                                     \
+  BRRR_VX b16 ne(V a, V b) {            \
+    return compare<NotEqual, T>(a, b);  \
+  }
 BRRR_VX_COMPARE(float, f32)
 BRRR_VX_COMPARE(double, f64)
 BRRR_VX_COMPARE(int, i32)
@@ -236,8 +262,12 @@ BRRR_VX unsigned mask_bits(b16 m) {
   return r;
 #endif
 }
-BRRR_VX bool any(b16 m) { return mask_bits(m) != 0; }
-BRRR_VX bool all(b16 m) { return mask_bits(m) == 0xffff; }
+BRRR_VX bool any(b16 m) {
+  return mask_bits(m) != 0;
+}
+BRRR_VX bool all(b16 m) {
+  return mask_bits(m) == 0xffff;
+}
 
 // The mask of the first n lanes.
 BRRR_VX b16 first_lanes(int n) {
@@ -272,18 +302,42 @@ BRRR_VX f32 lookup(f32 table, i32 k) {
 
 // --- conversions ---------------------------------------------------------------------------------
 
-BRRR_VX f32 to_f32(f32 x) { return x; }
-BRRR_VX f32 to_f32(f64 x) { return __builtin_convertvector(x, f32); }
-BRRR_VX f32 to_f32(i32 x) { return __builtin_convertvector(x, f32); }
-BRRR_VX f32 to_f32(i64 x) { return __builtin_convertvector(x, f32); }
-BRRR_VX f64 to_f64(f32 x) { return __builtin_convertvector(x, f64); }
-BRRR_VX f64 to_f64(f64 x) { return x; }
-BRRR_VX f64 to_f64(i32 x) { return __builtin_convertvector(x, f64); }
-BRRR_VX f64 to_f64(i64 x) { return __builtin_convertvector(x, f64); }
-BRRR_VX i32 to_i32(i32 x) { return x; }
-BRRR_VX i32 to_i32(i64 x) { return __builtin_convertvector(x, i32); }
-BRRR_VX i64 to_i64(i32 x) { return __builtin_convertvector(x, i64); }
-BRRR_VX i64 to_i64(i64 x) { return x; }
+BRRR_VX f32 to_f32(f32 x) {
+  return x;
+}
+BRRR_VX f32 to_f32(f64 x) {
+  return __builtin_convertvector(x, f32);
+}
+BRRR_VX f32 to_f32(i32 x) {
+  return __builtin_convertvector(x, f32);
+}
+BRRR_VX f32 to_f32(i64 x) {
+  return __builtin_convertvector(x, f32);
+}
+BRRR_VX f64 to_f64(f32 x) {
+  return __builtin_convertvector(x, f64);
+}
+BRRR_VX f64 to_f64(f64 x) {
+  return x;
+}
+BRRR_VX f64 to_f64(i32 x) {
+  return __builtin_convertvector(x, f64);
+}
+BRRR_VX f64 to_f64(i64 x) {
+  return __builtin_convertvector(x, f64);
+}
+BRRR_VX i32 to_i32(i32 x) {
+  return x;
+}
+BRRR_VX i32 to_i32(i64 x) {
+  return __builtin_convertvector(x, i32);
+}
+BRRR_VX i64 to_i64(i32 x) {
+  return __builtin_convertvector(x, i64);
+}
+BRRR_VX i64 to_i64(i64 x) {
+  return x;
+}
 
 // Floating point truncates; NaN and what is out of range give the smallest integer, as the x86
 // instructions do (in C++ they are undefined, so the lanes are made safe before).
@@ -302,33 +356,65 @@ BRRR_VX i64 to_i64(f64 x) {
   i64 r = __builtin_convertvector(where(ok, x, f64{}), i64);
   return where(ok, r, splat(-0x7fffffffffffffffL - 1));
 }
-BRRR_VX i64 to_i64(f32 x) { return to_i64(to_f64(x)); }
+BRRR_VX i64 to_i64(f32 x) {
+  return to_i64(to_f64(x));
+}
 
 // Named, because a mask and an i32 are one type: nonzero -> true, and true -> 1.
-BRRR_VX b16 to_b16(f32 x) { return ne(x, f32{}); }
-BRRR_VX b16 to_b16(f64 x) { return ne(x, f64{}); }
-BRRR_VX b16 to_b16(i32 x) { return ne(x, i32{}); }
-BRRR_VX b16 to_b16(i64 x) { return ne(x, i64{}); }
-BRRR_VX f32 mask_to_f32(b16 m) { return (f32)(m & 0x3f800000); }
-BRRR_VX f64 mask_to_f64(b16 m) { return to_f64(m & 1); }
-BRRR_VX i32 mask_to_i32(b16 m) { return m & 1; }
-BRRR_VX i64 mask_to_i64(b16 m) { return to_i64(m & 1); }
+BRRR_VX b16 to_b16(f32 x) {
+  return ne(x, f32{});
+}
+BRRR_VX b16 to_b16(f64 x) {
+  return ne(x, f64{});
+}
+BRRR_VX b16 to_b16(i32 x) {
+  return ne(x, i32{});
+}
+BRRR_VX b16 to_b16(i64 x) {
+  return ne(x, i64{});
+}
+BRRR_VX f32 mask_to_f32(b16 m) {
+  return (f32)(m & 0x3f800000);
+}
+BRRR_VX f64 mask_to_f64(b16 m) {
+  return to_f64(m & 1);
+}
+BRRR_VX i32 mask_to_i32(b16 m) {
+  return m & 1;
+}
+BRRR_VX i64 mask_to_i64(b16 m) {
+  return to_i64(m & 1);
+}
 
 // uint8 wraps modulo 256; a stored bool is 0 or 1 (any nonzero byte reads as true).
-BRRR_VX i32 u8_to_i32(u8 x) { return __builtin_convertvector(x, i32); }
-BRRR_VX u8 i32_to_u8(i32 x) { return __builtin_convertvector(x & 255, u8); }
-BRRR_VX b16 bool_to_b16(u8 x) { return to_b16(u8_to_i32(x)); }
-BRRR_VX u8 b16_to_bool(b16 m) { return i32_to_u8(m & 1); }
+BRRR_VX i32 u8_to_i32(u8 x) {
+  return __builtin_convertvector(x, i32);
+}
+BRRR_VX u8 i32_to_u8(i32 x) {
+  return __builtin_convertvector(x & 255, u8);
+}
+BRRR_VX b16 bool_to_b16(u8 x) {
+  return to_b16(u8_to_i32(x));
+}
+BRRR_VX u8 b16_to_bool(b16 m) {
+  return i32_to_u8(m & 1);
+}
 
 // bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
-BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(__builtin_convertvector(h, u32) << 16); }
+BRRR_VX f32 bf16_to_f32(u16 h) {
+  return (f32)(__builtin_convertvector(h, u32) << 16);
+}
 BRRR_VX u32 bf16_bits(f32 x) {
   u32 b = (u32)x;
   u32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
   return (u32)where(ne(x, x), (i32)(b | 0x400000u), (i32)rounded);
 }
-BRRR_VX u16 f32_to_bf16(f32 x) { return __builtin_convertvector(bf16_bits(x) >> 16, u16); }
-BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
+BRRR_VX u16 f32_to_bf16(f32 x) {
+  return __builtin_convertvector(bf16_bits(x) >> 16, u16);
+}
+BRRR_VX f32 round_bf16(f32 x) {
+  return (f32)(bf16_bits(x) & 0xffff0000u);
+}
 
 // IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
 // denormal is made by one float addition that puts its last bit at the bottom of the sum.
@@ -351,17 +437,23 @@ BRRR_VX f32 f16_value(u32 h) {
   r = where(eq((i32)exponent, splat(0x0f800000)), (i32)(o + 0x70000000u), r);
   return (f32)((u32)r | ((h & 0x8000u) << 16));
 }
-BRRR_VX f32 f16_to_f32(u16 h) { return f16_value(__builtin_convertvector(h, u32)); }
-BRRR_VX u16 f32_to_f16(f32 x) { return __builtin_convertvector(f16_bits(x), u16); }
-BRRR_VX f32 round_f16(f32 x) { return f16_value(f16_bits(x)); }
+BRRR_VX f32 f16_to_f32(u16 h) {
+  return f16_value(__builtin_convertvector(h, u32));
+}
+BRRR_VX u16 f32_to_f16(f32 x) {
+  return __builtin_convertvector(f16_bits(x), u16);
+}
+BRRR_VX f32 round_f16(f32 x) {
+  return f16_value(f16_bits(x));
+}
 
 // --- reduction -----------------------------------------------------------------------------------
 
 // The fixed tree: lane i with lane i + 8, then + 4, + 2, + 1. `op` takes and returns whole
 // vectors (the upper lanes then hold values nobody reads). The result is lane 0.
 template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
-  v = op(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13,
-                                    14, 15));
+  v = op(v,
+         __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
   v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
   v = op(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
   v = op(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));

@@ -9,13 +9,13 @@ namespace brrr::vx {
 
 // --- float64 -------------------------------------------------------------------------------------
 
-#define BRRR_VX_LANES(name, expression)                                            \
-  BRRR_VX f64 name(f64 v) {                                                        \
-    for (int i = 0; i < lanes; ++i) {                                              \
-      double x = v[i];                                                             \
-      v[i] = expression;                                                           \
-    }                                                                              \
-    return v;                                                                      \
+#define BRRR_VX_LANES(name, expression) \
+  BRRR_VX f64 name(f64 v) {             \
+    for (int i = 0; i < lanes; ++i) {   \
+      double x = v[i];                  \
+      v[i] = expression;                \
+    }                                   \
+    return v;                           \
   }
 BRRR_VX_LANES(sqrt, __builtin_sqrt(x))
 BRRR_VX_LANES(floor, __builtin_floor(x))
@@ -33,16 +33,22 @@ BRRR_VX_LANES(erf, __builtin_erf(x))
 #undef BRRR_VX_LANES
 
 // Integers are whole already.
-#define BRRR_VX_WHOLE(name)              \
-  BRRR_VX i32 name(i32 x) { return x; }  \
-  BRRR_VX i64 name(i64 x) { return x; }
+#define BRRR_VX_WHOLE(name) \
+  BRRR_VX i32 name(i32 x) { \
+    return x;               \
+  }                         \
+  BRRR_VX i64 name(i64 x) { \
+    return x;               \
+  }
 BRRR_VX_WHOLE(floor)
 BRRR_VX_WHOLE(ceil)
 BRRR_VX_WHOLE(trunc)
 BRRR_VX_WHOLE(round)
 #undef BRRR_VX_WHOLE
 
-BRRR_VX f64 rsqrt(f64 x) { return 1.0 / sqrt(x); }
+BRRR_VX f64 rsqrt(f64 x) {
+  return 1.0 / sqrt(x);
+}
 BRRR_VX f64 sigmoid(f64 x) {
   f64 e = exp(-abs(x));
   return where(lt(x, f64{}), e, splat(1.0)) / (1.0 + e);
@@ -64,14 +70,14 @@ template <class T> BRRR_VX T divide_lane(T a, T b, bool want_remainder) {
   bool below = r != 0 && (r < 0) != (b < 0);
   return want_remainder ? (below ? r + b : r) : (below ? q - 1 : q);
 }
-#define BRRR_VX_DIVIDE(V)                                                          \
-  BRRR_VX V floor_div(V a, V b) {                                                  \
-    for (int i = 0; i < lanes; ++i) a[i] = divide_lane(a[i], b[i], false);         \
-    return a;                                                                      \
-  }                                                                                \
-  BRRR_VX V remainder(V a, V b) {                                                  \
-    for (int i = 0; i < lanes; ++i) a[i] = divide_lane(a[i], b[i], true);          \
-    return a;                                                                      \
+#define BRRR_VX_DIVIDE(V)                                                  \
+  BRRR_VX V floor_div(V a, V b) {                                          \
+    for (int i = 0; i < lanes; ++i) a[i] = divide_lane(a[i], b[i], false); \
+    return a;                                                              \
+  }                                                                        \
+  BRRR_VX V remainder(V a, V b) {                                          \
+    for (int i = 0; i < lanes; ++i) a[i] = divide_lane(a[i], b[i], true);  \
+    return a;                                                              \
   }
 BRRR_VX_DIVIDE(i32)
 BRRR_VX_DIVIDE(i64)
@@ -101,18 +107,18 @@ BRRR_VX f64 fmod(f64 a, f64 b) {
   return a;
 }
 
-#define BRRR_VX_DIVIDE(V, one, half)                                               \
-  BRRR_VX V remainder(V a, V b) {                                                  \
-    V r = fmod(a, b);                                                              \
-    return where(ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})), r + b, r);                \
-  }                                                                                \
+#define BRRR_VX_DIVIDE(V, one, half)                                                  \
+  BRRR_VX V remainder(V a, V b) {                                                     \
+    V r = fmod(a, b);                                                                 \
+    return where(ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})), r + b, r);                   \
+  }                                                                                   \
   /* From the exact remainder, so that floor_div(a, b) * b + remainder(a, b) is a. */ \
-  BRRR_VX V floor_div(V a, V b) {                                                  \
-    V r = fmod(a, b), q = (a - r) / b;                                             \
-    q = where(ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})), q - one, q);                 \
-    V f = floor(q);                                                                \
-    f = where(gt(q - f, splat(half)), f + one, f);                                 \
-    return where(eq(b, V{}), a / b, where(eq(q, V{}), q, f));                      \
+  BRRR_VX V floor_div(V a, V b) {                                                     \
+    V r = fmod(a, b), q = (a - r) / b;                                                \
+    q = where(ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})), q - one, q);                    \
+    V f = floor(q);                                                                   \
+    f = where(gt(q - f, splat(half)), f + one, f);                                    \
+    return where(eq(b, V{}), a / b, where(eq(q, V{}), q, f));                         \
   }
 BRRR_VX_DIVIDE(f32, 1.0f, 0.5f)
 BRRR_VX_DIVIDE(f64, 1.0, 0.5)
@@ -179,7 +185,9 @@ BRRR_VX u32 philox16(unsigned long index, unsigned long seed, unsigned long offs
 }
 
 // Uniform in [0, 1): 24 bits, each value exact.
-BRRR_VX f32 uniform01(u32 bits) { return to_f32((i32)(bits >> 8)) * 0x1p-24f; }
+BRRR_VX f32 uniform01(u32 bits) {
+  return to_f32((i32)(bits >> 8)) * 0x1p-24f;
+}
 
 // Standard normals by Box and Muller: a pair of words makes a pair of values, the cosine at the
 // even element. The angle is reduced in turns, where that is exact: sin(pi t) with |t| <= 1/2.

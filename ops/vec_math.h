@@ -40,9 +40,15 @@ BRRR_VX f64 fma(f64 a, f64 b, f64 c) {
   for (int i = 0; i < lanes; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
   return c;
 }
-BRRR_VX f32 fma(f32 a, f32 b, float c) { return fma(a, b, splat(c)); }
-BRRR_VX f32 fma(f32 a, float b, f32 c) { return fma(a, splat(b), c); }
-BRRR_VX f32 fma(f32 a, float b, float c) { return fma(a, splat(b), splat(c)); }
+BRRR_VX f32 fma(f32 a, f32 b, float c) {
+  return fma(a, b, splat(c));
+}
+BRRR_VX f32 fma(f32 a, float b, f32 c) {
+  return fma(a, splat(b), c);
+}
+BRRR_VX f32 fma(f32 a, float b, float c) {
+  return fma(a, splat(b), splat(c));
+}
 
 BRRR_VX f32 sqrt(f32 x) {
 #if defined(__AVX512F__) && defined(__clang__)
@@ -60,7 +66,9 @@ BRRR_VX f32 sqrt(f32 x) {
   return x;
 #endif
 }
-BRRR_VX f32 rsqrt(f32 x) { return 1.0f / sqrt(x); }
+BRRR_VX f32 rsqrt(f32 x) {
+  return 1.0f / sqrt(x);
+}
 
 // Rounds to integers: to nearest even, down, up, towards zero. The numbers are the hardware's.
 enum class Round { even = 8, down = 9, up = 10, zero = 11 };
@@ -83,41 +91,69 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
   return x;
 #endif
 }
-BRRR_VX f32 floor(f32 x) { return to_integral<Round::down>(x); }
-BRRR_VX f32 ceil(f32 x) { return to_integral<Round::up>(x); }
-BRRR_VX f32 trunc(f32 x) { return to_integral<Round::zero>(x); }
-BRRR_VX f32 round(f32 x) { return to_integral<Round::even>(x); }
+BRRR_VX f32 floor(f32 x) {
+  return to_integral<Round::down>(x);
+}
+BRRR_VX f32 ceil(f32 x) {
+  return to_integral<Round::up>(x);
+}
+BRRR_VX f32 trunc(f32 x) {
+  return to_integral<Round::zero>(x);
+}
+BRRR_VX f32 round(f32 x) {
+  return to_integral<Round::even>(x);
+}
 
 // --- sign, order, classes ------------------------------------------------------------------------
 
-BRRR_VX f32 abs(f32 x) { return (f32)((i32)x & 0x7fffffff); }
-BRRR_VX f64 abs(f64 x) { return (f64)((i64)x & 0x7fffffffffffffffL); }
-BRRR_VX i32 abs(i32 x) { return where(lt(x, i32{}), (i32)(0u - (u32)x), x); }
+BRRR_VX f32 abs(f32 x) {
+  return (f32)((i32)x & 0x7fffffff);
+}
+BRRR_VX f64 abs(f64 x) {
+  return (f64)((i64)x & 0x7fffffffffffffffL);
+}
+BRRR_VX i32 abs(i32 x) {
+  return where(lt(x, i32{}), (i32)(0u - (u32)x), x);
+}
 BRRR_VX i64 abs(i64 x) {
   typedef unsigned long wrapping __attribute__((vector_size(128)));
   return where(lt(x, i64{}), (i64)(0ul - (wrapping)x), x);
 }
-BRRR_VX i32 sign_bits(f32 x) { return (i32)x & (-0x7fffffff - 1); }
+BRRR_VX i32 sign_bits(f32 x) {
+  return (i32)x & (-0x7fffffff - 1);
+}
 
 // sign(NaN) is NaN; zeros give +0. min and max propagate NaN.
-#define BRRR_VX_ORDER(V, T)                                                        \
-  BRRR_VX V sign(V x) {                                                            \
-    V r = where(lt(x, V{}), splat(T(-1)), V{});                                    \
-    r = where(gt(x, V{}), splat(T(1)), r);                                         \
-    return where(ne(x, x), x, r);                                                  \
-  }                                                                                \
-  BRRR_VX V min(V a, V b) { return where(lt(a, b) | ne(a, a), a, b); }             \
-  BRRR_VX V max(V a, V b) { return where(gt(a, b) | ne(a, a), a, b); }
+#define BRRR_VX_ORDER(V, T)                     \
+  BRRR_VX V sign(V x) {                         \
+    V r = where(lt(x, V{}), splat(T(-1)), V{}); \
+    r = where(gt(x, V{}), splat(T(1)), r);      \
+    return where(ne(x, x), x, r);               \
+  }                                             \
+  BRRR_VX V min(V a, V b) {                     \
+    return where(lt(a, b) | ne(a, a), a, b);    \
+  }                                             \
+  BRRR_VX V max(V a, V b) {                     \
+    return where(gt(a, b) | ne(a, a), a, b);    \
+  }
 BRRR_VX_ORDER(f32, float)
 BRRR_VX_ORDER(f64, double)
 BRRR_VX_ORDER(i32, int)
 BRRR_VX_ORDER(i64, long)
 #undef BRRR_VX_ORDER
 
-BRRR_VX b16 isnan(f32 x) { return ne(x, x); }
-BRRR_VX b16 isnan(f64 x) { return ne(x, x); }
-BRRR_VX b16 isfinite(f32 x) { return lt(abs(x), splat(infinity)); }
-BRRR_VX b16 isfinite(f64 x) { return lt(abs(x), splat(__builtin_inf())); }
+BRRR_VX b16 isnan(f32 x) {
+  return ne(x, x);
+}
+BRRR_VX b16 isnan(f64 x) {
+  return ne(x, x);
+}
+BRRR_VX b16 isfinite(f32 x) {
+  return lt(abs(x), splat(infinity));
+}
+BRRR_VX b16 isfinite(f64 x) {
+  return lt(abs(x), splat(__builtin_inf()));
+}
 
 // Keeps NaN, unlike a chain of min and max; one instruction each, which g++ does not find itself.
 BRRR_VX f32 at_most(f32 x, float top) {
@@ -172,7 +208,9 @@ BRRR_VX f32 exp_in_range(f32 x) {
   f32 i = nearest_multiple(x, log2e);
   return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, x)), i);
 }
-BRRR_VX f32 exp(f32 x) { return exp_in_range(at_least(at_most(x, 89.0f), -104.0f)); }
+BRRR_VX f32 exp(f32 x) {
+  return exp_in_range(at_least(at_most(x, 89.0f), -104.0f));
+}
 
 // e^x - 1 = 2^i (e^f - 1) + (2^i - 1); halved, so that 2^128 need not be represented.
 BRRR_VX f32 expm1(f32 x) {
@@ -212,30 +250,42 @@ BRRR_VX f32 tanh(f32 x) {
 // such that erf(n h) is close to a float for every n. Around 0 it is t + t (c1 + t (...)) instead,
 // so that small results keep their relative precision. From 3.93 on the result is 1.
 BRRR_VX f32 erf(f32 x) {
-  const f32 c5 = {0x1.c5dfe8p-4f, 0x1.449912p-4f, 0x1.44c1f4p-8f, -0x1.cad4f0p-5f,
-                      -0x1.1544c2p-4f, -0x1.5bb3acp-5f, -0x1.50e51cp-7f, 0x1.22a98ep-7f,
-                      0x1.a90032p-7f, 0x1.36fcd4p-7f, 0x1.47aa94p-8f, 0x1.0f8bd6p-9f,
-                      0x1.6f7a5ap-11f, 0x1.9e3c2ap-13f, 0x1.899e0ap-15f, 0x1.3ddc18p-17f};
-  const f32 c4 = {0x1.51aadcp-12f, 0x1.07e6d0p-3f, 0x1.759a4cp-3f, 0x1.279032p-3f,
-                      0x1.e6f77ap-5f, -0x1.bf8ab4p-7f, -0x1.7fd670p-5f, -0x1.76d9d4p-5f,
-                      -0x1.f39832p-6f, -0x1.0cf0a8p-6f, -0x1.c86826p-8f, -0x1.0bf59ep-9f,
-                      -0x1.31bcdcp-10f, 0x1.5ca4c2p-13f, -0x1.18e8fep-14f, 0x1.6d97f4p-10f};
+  const f32 c5 = {0x1.c5dfe8p-4f,  0x1.449912p-4f,  0x1.44c1f4p-8f,  -0x1.cad4f0p-5f,
+                  -0x1.1544c2p-4f, -0x1.5bb3acp-5f, -0x1.50e51cp-7f, 0x1.22a98ep-7f,
+                  0x1.a90032p-7f,  0x1.36fcd4p-7f,  0x1.47aa94p-8f,  0x1.0f8bd6p-9f,
+                  0x1.6f7a5ap-11f, 0x1.9e3c2ap-13f, 0x1.899e0ap-15f, 0x1.3ddc18p-17f};
+  const f32 c4 = {0x1.51aadcp-12f,  0x1.07e6d0p-3f,  0x1.759a4cp-3f,   0x1.279032p-3f,
+                  0x1.e6f77ap-5f,   -0x1.bf8ab4p-7f, -0x1.7fd670p-5f,  -0x1.76d9d4p-5f,
+                  -0x1.f39832p-6f,  -0x1.0cf0a8p-6f, -0x1.c86826p-8f,  -0x1.0bf59ep-9f,
+                  -0x1.31bcdcp-10f, 0x1.5ca4c2p-13f, -0x1.18e8fep-14f, 0x1.6d97f4p-10f};
   const f32 c3 = {-0x1.812beap-2f, -0x1.38df6ep-2f, -0x1.16a46ap-3f, 0x1.42e92ap-5f,
-                      0x1.2a5fb8p-3f, 0x1.542084p-3f, 0x1.0c0ec4p-3f, 0x1.4ac024p-4f,
-                      0x1.4e3696p-5f, 0x1.1aae34p-6f, 0x1.9545d8p-8f, 0x1.f04dfep-10f,
-                      0x1.04f348p-11f, 0x1.d907a0p-14f, 0x1.728d1cp-16f, 0x1.f6cfb8p-19f};
-  const f32 c2 = {0x1.5d8f0cp-22f, -0x1.161582p-2f, -0x1.c81d3cp-2f, -0x1.eb97dep-2f,
-                      -0x1.9ca104p-2f, -0x1.1c7d22p-2f, -0x1.49f26cp-3f, -0x1.45f918p-4f,
-                      -0x1.1467c2p-5f, -0x1.93ed1cp-7f, -0x1.fef448p-9f, -0x1.1a125ep-10f,
-                      -0x1.0388a0p-12f, -0x1.ebe85cp-15f, -0x1.30bf30p-17f, -0x1.a032e0p-16f};
-  const f32 c1 = {0x1.06eba8p-3f, 0x1.0e629cp+0f, 0x1.bb7b7ep-1f, 0x1.3ea6aep-1f,
-                      0x1.913306p-2f, 0x1.ba918ep-3f, 0x1.abbc9cp-4f, 0x1.6a332ap-5f,
-                      0x1.0cb7a0p-6f, 0x1.5d5716p-8f, 0x1.8de728p-10f, 0x1.8d1546p-12f,
-                      0x1.5b2f6ep-14f, 0x1.09f5d6p-16f, 0x1.65020ep-19f, 0x1.a3deb6p-22f};
-  const f32 c0 = {0, 0x1.22ad10p-2f, 0x1.10dc20p-1f, 0x1.73088ap-1f, 0x1.b558f4p-1f,
-                      0x1.dca650p-1f, 0x1.f1163ep-1f, 0x1.fa6944p-1f, 0x1.fe24c6p-1f,
-                      0x1.ff7458p-1f, 0x1.ffdbbep-1f, 0x1.fff7b2p-1f, 0x1.fffe52p-1f,
-                      0x1.ffffb4p-1f, 0x1.fffff4p-1f, 1};
+                  0x1.2a5fb8p-3f,  0x1.542084p-3f,  0x1.0c0ec4p-3f,  0x1.4ac024p-4f,
+                  0x1.4e3696p-5f,  0x1.1aae34p-6f,  0x1.9545d8p-8f,  0x1.f04dfep-10f,
+                  0x1.04f348p-11f, 0x1.d907a0p-14f, 0x1.728d1cp-16f, 0x1.f6cfb8p-19f};
+  const f32 c2 = {0x1.5d8f0cp-22f,  -0x1.161582p-2f,  -0x1.c81d3cp-2f,  -0x1.eb97dep-2f,
+                  -0x1.9ca104p-2f,  -0x1.1c7d22p-2f,  -0x1.49f26cp-3f,  -0x1.45f918p-4f,
+                  -0x1.1467c2p-5f,  -0x1.93ed1cp-7f,  -0x1.fef448p-9f,  -0x1.1a125ep-10f,
+                  -0x1.0388a0p-12f, -0x1.ebe85cp-15f, -0x1.30bf30p-17f, -0x1.a032e0p-16f};
+  const f32 c1 = {0x1.06eba8p-3f,  0x1.0e629cp+0f,  0x1.bb7b7ep-1f,  0x1.3ea6aep-1f,
+                  0x1.913306p-2f,  0x1.ba918ep-3f,  0x1.abbc9cp-4f,  0x1.6a332ap-5f,
+                  0x1.0cb7a0p-6f,  0x1.5d5716p-8f,  0x1.8de728p-10f, 0x1.8d1546p-12f,
+                  0x1.5b2f6ep-14f, 0x1.09f5d6p-16f, 0x1.65020ep-19f, 0x1.a3deb6p-22f};
+  const f32 c0 = {0,
+                  0x1.22ad10p-2f,
+                  0x1.10dc20p-1f,
+                  0x1.73088ap-1f,
+                  0x1.b558f4p-1f,
+                  0x1.dca650p-1f,
+                  0x1.f1163ep-1f,
+                  0x1.fa6944p-1f,
+                  0x1.fe24c6p-1f,
+                  0x1.ff7458p-1f,
+                  0x1.ffdbbep-1f,
+                  0x1.fff7b2p-1f,
+                  0x1.fffe52p-1f,
+                  0x1.ffffb4p-1f,
+                  0x1.fffff4p-1f,
+                  1};
   f32 t = at_most(abs(x), 3.98f);
   f32 k = fma(t, 0x1.f1d0f4p+1f, 0x1.8p+23f), n = k - 0x1.8p+23f;
   f32 u = fma(n, -0x1.074b40p-2f, t);

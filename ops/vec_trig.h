@@ -23,7 +23,7 @@ BRRR_VX f32 sin_reduced(f32 near, f32 r, i32 flip) {
 // Huge arguments: the product with the bits of 1/pi that matter, in integers (Payne and Hanek).
 // For cosine `quarter` takes half a turn of sin off first. Rare, so lane by lane and out of line.
 __attribute__((noinline, cold, unused)) static void reduce_huge(const f32* x, f32* r, i32* flip,
-                                                          bool cosine) {
+                                                                bool cosine) {
   static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
                                           0x9e21c820ff28b1d5, 0};
   __extension__ typedef unsigned __int128 wide;

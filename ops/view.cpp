@@ -14,8 +14,7 @@ namespace brrr {
 namespace {
 
 // A call of a view row on one tensor.
-template <class... Words>
-Tensor view_call(const OpDef& op, const Tensor& t, Words... words) {
+template <class... Words> Tensor view_call(const OpDef& op, const Tensor& t, Words... words) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined", op.name);
   TensorImpl* in[] = {t.impl()};
   OpCall c(op, in, 1);
@@ -49,9 +48,12 @@ IntList words(const Attrs& a, int begin = 0) {
   return {a.v + begin, static_cast<size_t>(a.n - begin)};
 }
 
-// --- shape rules ------------------------------------------------------------------------------------
+// --- shape rules
+// ------------------------------------------------------------------------------------
 
-void alias_shape(OpCall& c) { start(c); }
+void alias_shape(OpCall& c) {
+  start(c);
+}
 
 void permute_shape(OpCall& c) {
   OutMeta& m = start(c);
@@ -71,8 +73,8 @@ bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
   for (int d = t.ndim - 1; d >= 0;) {
     int64_t run = t.sizes[d], step = t.strides[d];
     int first = d;
-    while (first > 0 && (t.sizes[first - 1] == 1 ||
-                         t.strides[first - 1] == t.strides[first] * t.sizes[first])) {
+    while (first > 0 &&
+           (t.sizes[first - 1] == 1 || t.strides[first - 1] == t.strides[first] * t.sizes[first])) {
       if (t.sizes[first - 1] == 1) break;
       run *= t.sizes[--first];
     }
@@ -156,8 +158,9 @@ void as_strided_shape(OpCall& c) {
     BRRR_CHECK(m.strides[i] >= 0, "as_strided: strides must not be negative: {}",
                to_string(m.strides));
     int64_t reach;
-    overflow |= __builtin_mul_overflow(std::max<int64_t>(m.sizes[i], 1) - 1, m.strides[i], &reach) ||
-                __builtin_add_overflow(last, reach, &last);
+    overflow |=
+        __builtin_mul_overflow(std::max<int64_t>(m.sizes[i], 1) - 1, m.strides[i], &reach) ||
+        __builtin_add_overflow(last, reach, &last);
   }
   const int64_t held = static_cast<int64_t>(c.in[0]->storage->bytes / itemsize(m.dtype));
   BRRR_CHECK(!overflow && (numel_of(m.sizes) == 0 || (m.offset >= 0 && last < held)),
@@ -165,9 +168,12 @@ void as_strided_shape(OpCall& c) {
              to_string(m.sizes), to_string(m.strides), m.offset, held);
 }
 
-// --- gradients --------------------------------------------------------------------------------------
+// --- gradients
+// --------------------------------------------------------------------------------------
 
-void alias_vjp(VjpCall& v) { v.gin[0] = v.gout[0]; }
+void alias_vjp(VjpCall& v) {
+  v.gin[0] = v.gout[0];
+}
 
 void permute_vjp(VjpCall& v) {
   IntList inverse = words(v.attrs());
@@ -175,9 +181,13 @@ void permute_vjp(VjpCall& v) {
   v.gin[0] = v.gout[0].permute(inverse);
 }
 
-void reshape_vjp(VjpCall& v) { v.gin[0] = v.gout[0].reshape(v.meta(0).sizes); }
+void reshape_vjp(VjpCall& v) {
+  v.gin[0] = v.gout[0].reshape(v.meta(0).sizes);
+}
 
-void expand_vjp(VjpCall& v) { v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes); }
+void expand_vjp(VjpCall& v) {
+  v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes);
+}
 
 // Zeros of the input's shape with g written where the view was. A row of its own, so that it is
 // out of place and differentiable: words as the slice's, then the input's sizes.
@@ -193,7 +203,8 @@ void select_vjp(VjpCall& v) {
   v.gin[0] = slice_grad(v.gout[0].unsqueeze(w[0]), v.meta(0).sizes, w[0], w[1], 1);
 }
 
-// --- rows -------------------------------------------------------------------------------------------
+// --- rows
+// -------------------------------------------------------------------------------------------
 
 const ViewOp alias_row{"alias", "the same view again", alias_shape, alias_vjp};
 const ViewOp permute_row{"permute", "dims in another order", permute_shape, permute_vjp};
@@ -261,8 +272,10 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
     BRRR_CHECK(out[i] >= -1, "{}: size {} in {}; only one -1 is allowed", op, out[i],
                to_string(sizes));
     BRRR_CHECK(out[i] != -1 || unknown < 0, "{}: more than one -1 in {}", op, to_string(sizes));
-    if (out[i] == -1) unknown = i;
-    else known *= out[i];
+    if (out[i] == -1)
+      unknown = i;
+    else
+      known *= out[i];
   }
   if (unknown >= 0) {
     BRRR_CHECK(known > 0 && t.numel() % known == 0, "{}: {} cannot be shaped as {}", op,
@@ -276,9 +289,12 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 
 }  // namespace
 
-// --- public -----------------------------------------------------------------------------------------
+// --- public
+// -----------------------------------------------------------------------------------------
 
-Tensor alias(const Tensor& t) { return view_call(alias_row, t); }
+Tensor alias(const Tensor& t) {
+  return view_call(alias_row, t);
+}
 
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
   BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= 5,
@@ -368,7 +384,8 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
 
 Tensor Tensor::expand(const IntList& wanted) const {
   const int shift = wanted.size() - static_cast<int>(dim());
-  BRRR_CHECK(shift >= 0, "expand: {} has more dims than {}", describe(impl()), brrr::to_string(wanted));
+  BRRR_CHECK(shift >= 0, "expand: {} has more dims than {}", describe(impl()),
+             brrr::to_string(wanted));
   IntList sizes = wanted;
   for (int i = 0; i < sizes.size(); ++i) {
     const int64_t own = i < shift ? 1 : impl()->sizes[i - shift];
@@ -398,8 +415,10 @@ Tensor Tensor::flatten(int64_t start, int64_t end) const {
   IntList sizes;
   int64_t run = 1;
   for (int i = 0; i < n; ++i) {
-    if (i < a || i > b) sizes.push_back(size(i));
-    else run *= size(i);
+    if (i < a || i > b)
+      sizes.push_back(size(i));
+    else
+      run *= size(i);
     if (i == b) sizes.push_back(run);
   }
   return reshape(sizes);
@@ -420,15 +439,33 @@ std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   return split(std::max<int64_t>(1, (size(d) + chunks - 1) / chunks), d);
 }
 
-Tensor transpose(const Tensor& t, int64_t a, int64_t b) { return t.transpose(a, b); }
-Tensor reshape(const Tensor& t, const IntList& sizes) { return t.reshape(sizes); }
-Tensor permute(const Tensor& t, const IntList& dims) { return t.permute(dims); }
-Tensor unsqueeze(const Tensor& t, int64_t dim) { return t.unsqueeze(dim); }
-Tensor squeeze(const Tensor& t, int64_t dim) { return t.squeeze(dim); }
-Tensor expand(const Tensor& t, const IntList& sizes) { return t.expand(sizes); }
-Tensor flatten(const Tensor& t, int64_t start, int64_t end) { return t.flatten(start, end); }
-std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) { return t.chunk(n, dim); }
-std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) { return t.split(size, dim); }
+Tensor transpose(const Tensor& t, int64_t a, int64_t b) {
+  return t.transpose(a, b);
+}
+Tensor reshape(const Tensor& t, const IntList& sizes) {
+  return t.reshape(sizes);
+}
+Tensor permute(const Tensor& t, const IntList& dims) {
+  return t.permute(dims);
+}
+Tensor unsqueeze(const Tensor& t, int64_t dim) {
+  return t.unsqueeze(dim);
+}
+Tensor squeeze(const Tensor& t, int64_t dim) {
+  return t.squeeze(dim);
+}
+Tensor expand(const Tensor& t, const IntList& sizes) {
+  return t.expand(sizes);
+}
+Tensor flatten(const Tensor& t, int64_t start, int64_t end) {
+  return t.flatten(start, end);
+}
+std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) {
+  return t.chunk(n, dim);
+}
+std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) {
+  return t.split(size, dim);
+}
 
 Tensor sum_to(const Tensor& t, const IntList& sizes) {
   if (t.sizes() == sizes) return t;

@@ -39,7 +39,9 @@ IntList some_dims(const Tensor& t, uint32_t n) {
   return dims;
 }
 
-int64_t some_dim(const Tensor& t, uint32_t n) { return t.dim() ? n % t.dim() : 0; }
+int64_t some_dim(const Tensor& t, uint32_t n) {
+  return t.dim() ? n % t.dim() : 0;
+}
 
 // Any row of the registry, gradient rows too, on tensors and numbers of any dtype.
 PointwiseCall any_pointwise(Machine& m, const Ins& i, std::vector<Tensor>& keep, IntList shape,
@@ -85,17 +87,38 @@ void in_place(Machine& m, const Ins& i) {
   const Tensor from = Machine::fit(m.pick(i.b), to.sizes(), true);
   const Scalar s = scalar(m, i, i.c);
   switch (i.n % 11) {
-    case 0: to.add_(from); break;
-    case 1: to.sub_(from); break;
-    case 2: to.mul_(from); break;
-    case 3: to.div_(from); break;
-    case 4: to.copy_(from); break;
-    case 5: to.add_(s); break;
-    case 6: to.mul_(s); break;
-    case 7: to.fill_(s); break;
-    case 8: to.zero_(); break;
-    case 9: to.clamp_(-1.0, 1.0); break;
-    default: to.mul_(0.9).add_(from * 0.1);
+    case 0:
+      to.add_(from);
+      break;
+    case 1:
+      to.sub_(from);
+      break;
+    case 2:
+      to.mul_(from);
+      break;
+    case 3:
+      to.div_(from);
+      break;
+    case 4:
+      to.copy_(from);
+      break;
+    case 5:
+      to.add_(s);
+      break;
+    case 6:
+      to.mul_(s);
+      break;
+    case 7:
+      to.fill_(s);
+      break;
+    case 8:
+      to.zero_();
+      break;
+    case 9:
+      to.clamp_(-1.0, 1.0);
+      break;
+    default:
+      to.mul_(0.9).add_(from * 0.1);
   }
 }
 
@@ -106,10 +129,17 @@ void shift(Machine& m, const Ins& i) {
   const int64_t d = some_dim(t, i.b), n = t.size(d), by = std::min<int64_t>(n, 1 + i.c % 2);
   const Tensor to = t.slice(d, by, n), from = t.slice(d, 0, n - by);
   switch (i.n % 4) {
-    case 0: to.copy_(from); break;
-    case 1: to.add_(from); break;
-    case 2: from.sub_(to * 0.5); break;
-    default: to.add_(1.0);
+    case 0:
+      to.copy_(from);
+      break;
+    case 1:
+      to.add_(from);
+      break;
+    case 2:
+      from.sub_(to * 0.5);
+      break;
+    default:
+      to.add_(1.0);
   }
 }
 
@@ -117,15 +147,24 @@ void view(Machine& m, const Ins& i) {
   const Tensor t = m.pick(i.a);
   const int64_t d = some_dim(t, i.b), n = t.dim() ? t.size(d) : 1;
   switch (i.n % 13) {
-    case 0: return m.push(t.slice(d, i.c % (n + 1), n, 1 + i.c % 3));
-    case 1: return m.push(t.slice(d, 0, n - n / 2));
-    case 2: return m.push(t.transpose(d, some_dim(t, i.c)));
-    case 3: return m.push(t.select(d, n ? i.c % n : 0));
-    case 4: return m.push(t.unsqueeze(i.b % static_cast<uint32_t>(t.dim() + 1)));
-    case 5: return m.push(t.squeeze(d));
-    case 6: return m.push(t.flatten(0, d));
-    case 7: return m.push(t.reshape({-1}));
-    case 8: return m.push(t.detach());
+    case 0:
+      return m.push(t.slice(d, i.c % (n + 1), n, 1 + i.c % 3));
+    case 1:
+      return m.push(t.slice(d, 0, n - n / 2));
+    case 2:
+      return m.push(t.transpose(d, some_dim(t, i.c)));
+    case 3:
+      return m.push(t.select(d, n ? i.c % n : 0));
+    case 4:
+      return m.push(t.unsqueeze(i.b % static_cast<uint32_t>(t.dim() + 1)));
+    case 5:
+      return m.push(t.squeeze(d));
+    case 6:
+      return m.push(t.flatten(0, d));
+    case 7:
+      return m.push(t.reshape({-1}));
+    case 8:
+      return m.push(t.detach());
     case 9: {
       IntList sizes = t.sizes();
       sizes.insert(0, 1 + i.c % 3);
@@ -159,24 +198,37 @@ void reduce(Machine& m, const Ins& i) {
   const bool keep = i.c & 1;
   const int64_t d = some_dim(t, i.b);
   switch (i.n % 14) {
-    case 0: return m.push(t.sum(dims, keep));
-    case 1: return m.push(t.mean(dims, keep));
-    case 2: return m.push(t.prod(dims, keep));
-    case 3: return m.push(t.max(dims, keep));
-    case 4: return m.push(t.min(dims, keep));
-    case 5: return m.push(t.var(dims, i.c & 2, keep));
-    case 6: return m.push(t.norm(dims, keep));
-    case 7: return m.push(t.logsumexp({d}, keep));
-    case 8: return m.push(t.any(dims, keep));
-    case 9: return m.push(t.all(dims, keep));
-    case 10: return m.push(t.argmax(d, keep));
-    case 11: return m.push(t.argmin(d, keep));
+    case 0:
+      return m.push(t.sum(dims, keep));
+    case 1:
+      return m.push(t.mean(dims, keep));
+    case 2:
+      return m.push(t.prod(dims, keep));
+    case 3:
+      return m.push(t.max(dims, keep));
+    case 4:
+      return m.push(t.min(dims, keep));
+    case 5:
+      return m.push(t.var(dims, i.c & 2, keep));
+    case 6:
+      return m.push(t.norm(dims, keep));
+    case 7:
+      return m.push(t.logsumexp({d}, keep));
+    case 8:
+      return m.push(t.any(dims, keep));
+    case 9:
+      return m.push(t.all(dims, keep));
+    case 10:
+      return m.push(t.argmax(d, keep));
+    case 11:
+      return m.push(t.argmin(d, keep));
     case 12: {
       const auto [values, index] = max_with_indices(t, d, keep);
       m.push(values);
       return m.push(index);
     }
-    default: m.push(t.sum());
+    default:
+      m.push(t.sum());
   }
 }
 
@@ -206,14 +258,18 @@ void index(Machine& m, const Ins& i) {
   const int64_t d = some_dim(t, i.c);
   if (t.size(d) == 0) return;
   switch (i.n % 6) {
-    case 0: return m.push(index_select(t, d, m.indices(i.b, t.size(d)).reshape({-1})));
-    case 1: return m.push(embedding(m.state.leaves[2], m.indices(i.b, 5)));
-    case 2: return m.push(one_hot(m.indices(i.b, 4), 4));
-    case 3: return m.push(gather(t, d, argmax(t, d, true)));
+    case 0:
+      return m.push(index_select(t, d, m.indices(i.b, t.size(d)).reshape({-1})));
+    case 1:
+      return m.push(embedding(m.state.leaves[2], m.indices(i.b, 5)));
+    case 2:
+      return m.push(one_hot(m.indices(i.b, 4), 4));
+    case 3:
+      return m.push(gather(t, d, argmax(t, d, true)));
     case 4: {
       const Tensor at = remainder(zeros(t.sizes(), kInt64) + 7, t.size(d));
-      return m.push(scatter_add(t, d, at, Machine::fit(m.pick(i.b), t.sizes(), true).to(t.dtype())
-                                              .expand(t.sizes())));
+      return m.push(scatter_add(
+          t, d, at, Machine::fit(m.pick(i.b), t.sizes(), true).to(t.dtype()).expand(t.sizes())));
     }
     default:
       t.scatter_add_(d, remainder(zeros(t.sizes(), kInt64) + 3, t.size(d)), t * 0.5);
@@ -224,26 +280,32 @@ void network(Machine& m, const Ins& i) {
   const Tensor t = m.floating(i.a);
   const int64_t d = some_dim(t, i.b);
   switch (i.n % 9) {
-    case 0: return m.push(softmax(t, d));
-    case 1: return m.push(log_softmax(t, d));
+    case 0:
+      return m.push(softmax(t, d));
+    case 1:
+      return m.push(log_softmax(t, d));
     case 2: {
       if (t.dim() == 0) return;
       const IntList last{t.size(-1)};
-      const Tensor w = m.find(i.c, [&](const Tensor& x) {
-        return x.sizes() == last && x.dtype() == t.dtype();
-      });
+      const Tensor w =
+          m.find(i.c, [&](const Tensor& x) { return x.sizes() == last && x.dtype() == t.dtype(); });
       return m.push(layer_norm(t, last, w, i.c & 1 ? w : Tensor()));
     }
-    case 3: return t.dim() ? m.push(rms_norm(t, {t.size(-1)})) : void();
+    case 3:
+      return t.dim() ? m.push(rms_norm(t, {t.size(-1)})) : void();
     case 4: {
       if (t.dim() == 0) return;
       const Tensor rows = t.reshape({-1, t.size(-1)});
       return m.push(cross_entropy(rows, remainder(arange(rows.size(0)), t.size(-1))));
     }
-    case 5: return m.push(mse_loss(t, Machine::fit(m.floating(i.b), t.sizes(), true)));
-    case 6: return m.push(bce_with_logits(t, (t > 0.0).to(t.dtype())));
-    case 7: return m.push(gelu(t, i.b & 1 ? "tanh" : "none"));
-    default: m.push(dropout(t, 0.3, i.c % 4 != 0));
+    case 5:
+      return m.push(mse_loss(t, Machine::fit(m.floating(i.b), t.sizes(), true)));
+    case 6:
+      return m.push(bce_with_logits(t, (t > 0.0).to(t.dtype())));
+    case 7:
+      return m.push(gelu(t, i.b & 1 ? "tanh" : "none"));
+    default:
+      m.push(dropout(t, 0.3, i.c % 4 != 0));
   }
 }
 
@@ -253,18 +315,30 @@ void create(Machine& m, const Ins& i) {
   const DType type = types[i.a % std::size(types)];
   const IntList sizes = some_sizes(i.b);
   switch (i.n % 13) {
-    case 0: return m.push(zeros(sizes, type));
-    case 1: return m.push(ones(sizes, type));
-    case 2: return m.push(full(sizes, scalar(m, i, i.c), type));
-    case 3: return m.push(arange(static_cast<int64_t>(i.c % 20)));
-    case 4: return m.push(linspace(-2.0, 3.0, 1 + i.c % 17));
-    case 5: return m.push(eye(1 + i.c % 5, 1 + i.b % 6));
-    case 6: return m.push(rand(sizes).to(type));
-    case 7: return m.push(randn(sizes).to(type));
-    case 8: return m.push(randint(0, 9, sizes).to(type));
-    case 9: return m.push(randperm(i.c % 9));
-    case 10: return m.push(dropout_mask(m.floating(i.c), 0.4));
-    case 11: return m.push(full_like(m.pick(i.c), scalar(m, i, i.b)));
+    case 0:
+      return m.push(zeros(sizes, type));
+    case 1:
+      return m.push(ones(sizes, type));
+    case 2:
+      return m.push(full(sizes, scalar(m, i, i.c), type));
+    case 3:
+      return m.push(arange(static_cast<int64_t>(i.c % 20)));
+    case 4:
+      return m.push(linspace(-2.0, 3.0, 1 + i.c % 17));
+    case 5:
+      return m.push(eye(1 + i.c % 5, 1 + i.b % 6));
+    case 6:
+      return m.push(rand(sizes).to(type));
+    case 7:
+      return m.push(randn(sizes).to(type));
+    case 8:
+      return m.push(randint(0, 9, sizes).to(type));
+    case 9:
+      return m.push(randperm(i.c % 9));
+    case 10:
+      return m.push(dropout_mask(m.floating(i.c), 0.4));
+    case 11:
+      return m.push(full_like(m.pick(i.c), scalar(m, i, i.b)));
     default: {  // Host data: read again on every call.
       std::vector<float> data(i.c % 5 + 1);
       for (size_t k = 0; k < data.size(); ++k) data[k] = static_cast<float>(k) + m.call * 0.25f;
@@ -298,9 +372,12 @@ void differentiate(Machine& m, const Ins& i) {
 void use_grad(Machine& m, const Ins& i) {
   const Tensor& leaf = m.state.leaves[i.a % m.state.leaves.size()];
   switch (i.n % 4) {
-    case 0: return leaf.set_grad({});
-    case 1: return m.push(leaf.grad());
-    case 2: return leaf.grad().defined() ? m.push(leaf.grad().detach()) : m.push(leaf);
+    case 0:
+      return leaf.set_grad({});
+    case 1:
+      return m.push(leaf.grad());
+    case 2:
+      return leaf.grad().defined() ? m.push(leaf.grad().detach()) : m.push(leaf);
     default:
       for (const Tensor& l : m.state.leaves) l.set_grad({});
   }
@@ -314,14 +391,21 @@ void optimise(Machine& m, const Ins& i) {
     const Tensor &p = s.leaves[k], g = p.grad();
     if (!g.defined()) continue;
     switch (i.n % 5) {
-      case 0: sgd_step_(p, g, *s.lr, *s.decay); break;
-      case 1: sgd_momentum_step_(p, g, s.momentum[k], *s.lr, 0.9, *s.decay); break;
-      case 2: sgd_nesterov_step_(p, g, s.momentum[k], *s.lr, 0.9, *s.decay); break;
+      case 0:
+        sgd_step_(p, g, *s.lr, *s.decay);
+        break;
+      case 1:
+        sgd_momentum_step_(p, g, s.momentum[k], *s.lr, 0.9, *s.decay);
+        break;
+      case 2:
+        sgd_nesterov_step_(p, g, s.momentum[k], *s.lr, 0.9, *s.decay);
+        break;
       case 3:
         adam_scalars_(s.adam[k], {0.9, 0.99, 1e-8});
         adamw_step_(p, g, s.adam[k], *s.lr, {0.9, 0.99, 1e-8}, *s.decay);
         break;
-      default: p.sub_(g * 0.1);
+      default:
+        p.sub_(g * 0.1);
     }
   }
 }
@@ -331,15 +415,24 @@ void keep(Machine& m, const Ins& i) {
   State& s = m.state;
   const Tensor t = m.pick(i.a);
   switch (i.n % 6) {
-    case 0: s.held[i.b % s.held.size()] = t.detach(); break;
-    case 1: s.held[i.b % s.held.size()] = t; break;
-    case 2: s.escaped.push_back(t); break;
+    case 0:
+      s.held[i.b % s.held.size()] = t.detach();
+      break;
+    case 1:
+      s.held[i.b % s.held.size()] = t;
+      break;
+    case 2:
+      s.escaped.push_back(t);
+      break;
     case 3:
       for (const Tensor& e : s.escaped) m.push(e);
       if (i.b % 2) s.escaped.clear();
       break;
-    case 4: s.results.push_back(t); break;
-    default: m.pool[i.b % m.pool.size()] = t;  // Another handle dies.
+    case 4:
+      s.results.push_back(t);
+      break;
+    default:
+      m.pool[i.b % m.pool.size()] = t;  // Another handle dies.
   }
 }
 
@@ -357,15 +450,24 @@ void wrong(Machine& m, const Ins& i) {
 
 const std::vector<NamedAction>& actions() {
   static const std::vector<NamedAction> all{
-      {"pointwise", pointwise, 24}, {"pointwise_into", pointwise_into, 4},
-      {"in_place", in_place, 8},    {"shift", shift, 2},
-      {"view", view, 12},           {"join", join, 2},
-      {"reduce", reduce, 6},        {"product", product, 6},
-      {"index", index, 4},          {"network", network, 6},
-      {"create", create, 5},        {"convert", convert, 5},
-      {"differentiate", differentiate, 5}, {"use_grad", use_grad, 2},
-      {"optimise", optimise, 2},    {"keep", keep, 4},
-      {"new_leaf", new_leaf, 1},    {"wrong", wrong, 1},
+      {"pointwise", pointwise, 24},
+      {"pointwise_into", pointwise_into, 4},
+      {"in_place", in_place, 8},
+      {"shift", shift, 2},
+      {"view", view, 12},
+      {"join", join, 2},
+      {"reduce", reduce, 6},
+      {"product", product, 6},
+      {"index", index, 4},
+      {"network", network, 6},
+      {"create", create, 5},
+      {"convert", convert, 5},
+      {"differentiate", differentiate, 5},
+      {"use_grad", use_grad, 2},
+      {"optimise", optimise, 2},
+      {"keep", keep, 4},
+      {"new_leaf", new_leaf, 1},
+      {"wrong", wrong, 1},
   };
   return all;
 }

@@ -25,7 +25,7 @@ using Action = void (*)(Machine&, const Ins&);
 
 /// One instruction: what to do, which tensors to pick, and numbers that mean what the action wants.
 struct Ins {
-  std::string op;            ///< "view", "pointwise:exp".
+  std::string op;  ///< "view", "pointwise:exp".
   uint32_t a = 0, b = 0, c = 0, n = 0;
   double s = 0;
   uint8_t when = 255;  ///< Bit k: it runs in call k (a host branch that changes).
@@ -68,19 +68,28 @@ inline Tensor typed(const IntList& sizes, DType t) {
 inline State make_state(uint64_t seed) {
   manual_seed(seed);
   State s;
-  for (const auto& [sizes, dtype] : std::vector<std::pair<IntList, DType>>{
-           {{6, 4}, kFloat32}, {{4}, kFloat32}, {{5, 6}, kFloat32}, {{4, 4}, kBFloat16},
-           {{2, 3}, kFloat64}}) {
+  for (const auto& [sizes, dtype] : std::vector<std::pair<IntList, DType>>{{{6, 4}, kFloat32},
+                                                                           {{4}, kFloat32},
+                                                                           {{5, 6}, kFloat32},
+                                                                           {{4, 4}, kBFloat16},
+                                                                           {{2, 3}, kFloat64}}) {
     s.leaves.push_back(typed(sizes, dtype).set_requires_grad());
     s.momentum.push_back(zeros(sizes, dtype));
-    AdamState a{zeros(sizes, dtype), zeros(sizes, dtype), ones({}, kFloat64), ones({}, kFloat64),
-                zeros({}), zeros({})};
+    AdamState a{zeros(sizes, dtype), zeros(sizes, dtype), ones({}, kFloat64),
+                ones({}, kFloat64),  zeros({}),           zeros({})};
     s.adam.push_back(a);
   }
-  for (const auto& [sizes, dtype] : std::vector<std::pair<IntList, DType>>{
-           {{4}, kFloat32}, {{5, 6}, kFloat32}, {{3, 4}, kBFloat16}, {{}, kFloat64},
-           {{3}, kInt64}, {{4}, kBool}, {{2, 2}, kUInt8}, {{7}, kInt32}, {{4, 1}, kFloat16},
-           {{0, 3}, kFloat32}, {{1, 17}, kFloat32}}) {
+  for (const auto& [sizes, dtype] : std::vector<std::pair<IntList, DType>>{{{4}, kFloat32},
+                                                                           {{5, 6}, kFloat32},
+                                                                           {{3, 4}, kBFloat16},
+                                                                           {{}, kFloat64},
+                                                                           {{3}, kInt64},
+                                                                           {{4}, kBool},
+                                                                           {{2, 2}, kUInt8},
+                                                                           {{7}, kInt32},
+                                                                           {{4, 1}, kFloat16},
+                                                                           {{0, 3}, kFloat32},
+                                                                           {{1, 17}, kFloat32}}) {
     s.held.push_back(typed(sizes, dtype));
   }
   s.held.push_back(randn({4, 6}).t());
@@ -98,8 +107,7 @@ struct Machine {
 
   const Tensor& pick(uint32_t n) const { return pool[n % pool.size()]; }
   /// The first tensor from the n-th on (round the pool) that `ok` likes, else an undefined one.
-  template <class F>
-  Tensor find(uint32_t n, F ok) const {
+  template <class F> Tensor find(uint32_t n, F ok) const {
     for (size_t k = 0; k < pool.size(); ++k) {
       if (const Tensor& t = pool[(n + k) % pool.size()]; ok(t)) return t;
     }

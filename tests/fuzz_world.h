@@ -35,9 +35,8 @@ inline std::string layout(const Tensor& t, std::map<const void*, size_t>& storag
   }
   const auto number = storages.emplace(t.impl()->storage, storages.size()).first->second;
   return std::string(name(t.dtype())) + brrr::to_string(t.sizes()) + " strides " +
-         brrr::to_string(strides) + " at " + std::to_string(t.storage_offset()) +
-         " of storage " + std::to_string(number) +
-         (version ? " version " + std::to_string(t.version()) : "") +
+         brrr::to_string(strides) + " at " + std::to_string(t.storage_offset()) + " of storage " +
+         std::to_string(number) + (version ? " version " + std::to_string(t.version()) : "") +
          (t.requires_grad() ? " requires grad" : "") + (t.is_leaf() ? " leaf" : "");
 }
 

@@ -22,8 +22,8 @@ inline std::vector<char> bytes_of(const Tensor& t) {
 }
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.defined() != b.defined()) return false;
-  return !a.defined() || (a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
-                          bytes_of(a) == bytes_of(b));
+  return !a.defined() ||
+         (a.dtype() == b.dtype() && a.sizes() == b.sizes() && bytes_of(a) == bytes_of(b));
 }
 
 /// What a run did, bit by bit, in order.
@@ -67,8 +67,7 @@ inline int first_difference(const Trace& a, const Trace& b) {
 
 /// Runs `scenario(options, trace)` eagerly and in graph mode (kernels from the second call on, and
 /// from the first) from the same seed: all traces must be equal to the bit.
-template <class F>
-void same_in_all_modes(const F& scenario) {
+template <class F> void same_in_all_modes(const F& scenario) {
   const auto run = [&](const StepOptions& options) {
     Trace t;
     manual_seed(7);
@@ -83,8 +82,7 @@ void same_in_all_modes(const F& scenario) {
 }
 
 /// The message of the brrr::Error that `f` throws; "" if it throws none.
-template <class F>
-std::string error_of(const F& f) {
+template <class F> std::string error_of(const F& f) {
   try {
     f();
   } catch (const Error& e) {
@@ -102,8 +100,7 @@ inline models::MLPOptions small_mlp(double dropout = 0) {
 }
 
 /// A model, its optimiser and a whole training step.
-template <class Opt, class Options>
-struct Trainer {
+template <class Opt, class Options> struct Trainer {
   models::MLP model;
   Opt opt;
   Trainer(const Options& o, double dropout = 0)

@@ -24,7 +24,9 @@ namespace {
 
 constexpr bool kPlainMalloc = brrr::test::kAddressSanitizer;
 
-bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
+bool aligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 64 == 0;
+}
 
 using Blocks = std::vector<std::pair<unsigned char*, size_t>>;
 
@@ -116,8 +118,8 @@ TEST_CASE("allocator: large neighbours merge") {
   std::vector<void*> pieces;
   for (int i = 0; i < 24; ++i) pieces.push_back(allocate(piece));
   const size_t reserved = memory_stats().reserved;
-  for (int i : {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20,
-                22}) {
+  for (int i :
+       {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22}) {
     deallocate(pieces[static_cast<size_t>(i)], piece);
   }
   void* whole = allocate(24 * piece);

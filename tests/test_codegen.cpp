@@ -16,8 +16,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 using Tensors = std::vector<Tensor>;
 
 // Runs `fn` eagerly and as one replay, on copies of the same inputs (it may write to them).
-template <class F>
-void check_same(const F& fn, const Tensors& inputs) {
+template <class F> void check_same(const F& fn, const Tensors& inputs) {
   const auto copies = [&] {
     Tensors list;
     for (const Tensor& t : inputs) {
@@ -28,8 +27,8 @@ void check_same(const F& fn, const Tensors& inputs) {
   };
   const Tensors a = copies(), b = copies();
   const Tensors eager = fn(a);
-  auto step = brrr::step([&] { return fn(b); },
-                         {.require_graph = true, .build_at_first_call = true});
+  auto step =
+      brrr::step([&] { return fn(b); }, {.require_graph = true, .build_at_first_call = true});
   const Tensors graph = step();
   CHECK(step.stats().replays == 1);
   CHECK(step.stats().fused_kernels > 0);
@@ -51,11 +50,12 @@ void check_same(const F& fn, const Tensors& inputs) {
 
 // 35 numbers (two vectors and a tail) at the edges of every dtype, and a transposed matrix of them.
 Tensors edges(DType t) {
-  const std::vector<double> v{0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 255.0, 256.0, 300.0, -3.0,
-                              127.0, 32768.0, 65504.0, 65520.0, 70000.0, 2147483647.0,
-                              2147483648.0, -2147483648.0, 4294967296.0, 9.2e18, 9.3e18, -9.3e18,
-                              1e-8, 5.9e-8, 1e-40, 3e38, 1e300, -1e300, kInf, -kInf, kNan, 0.1,
-                              1.00390625};
+  const std::vector<double> v{
+      0.0,     -0.0,    1.0,     -1.0,         0.5,          1.5,           2.5,
+      -2.5,    255.0,   256.0,   300.0,        -3.0,         127.0,         32768.0,
+      65504.0, 65520.0, 70000.0, 2147483647.0, 2147483648.0, -2147483648.0, 4294967296.0,
+      9.2e18,  9.3e18,  -9.3e18, 1e-8,         5.9e-8,       1e-40,         3e38,
+      1e300,   -1e300,  kInf,    -kInf,        kNan,         0.1,           1.00390625};
   const Tensor x = tensor(v).to(t);
   return {x, x.view({5, 7}).t()};
 }
@@ -68,13 +68,15 @@ TEST_CASE("codegen: every conversion, contiguous and strided") {
   for (int t = 0; t < kNumDTypes; ++t) {
     for (const Tensor& x : edges(static_cast<DType>(t))) inputs.push_back(x);
   }
-  check_same([](const Tensors& in) {
-    Tensors out;
-    for (const Tensor& x : in) {
-      for (int t = 0; t < kNumDTypes; ++t) out.push_back(x.to(static_cast<DType>(t)).clone());
-    }
-    return out;
-  }, inputs);
+  check_same(
+      [](const Tensors& in) {
+        Tensors out;
+        for (const Tensor& x : in) {
+          for (int t = 0; t < kNumDTypes; ++t) out.push_back(x.to(static_cast<DType>(t)).clone());
+        }
+        return out;
+      },
+      inputs);
 }
 
 TEST_CASE("codegen: results stored into tensors of other dtypes and layouts") {
@@ -83,61 +85,77 @@ TEST_CASE("codegen: results stored into tensors of other dtypes and layouts") {
   for (int t = 0; t < kNumDTypes; ++t) {
     for (const Tensor& x : edges(static_cast<DType>(t))) inputs.push_back(x);
   }
-  check_same([](const Tensors& in) {
-    const Tensor flat = in[0] * 0.75 - 3.0, matrix = in[1] * 0.75 - 3.0, wide = in[2] * 1.1;
-    for (size_t k = 4; k < in.size(); k += 2) {
-      in[k].copy_(k % 4 ? flat : wide);
-      in[k + 1].copy_(matrix);
-      in[k].slice(0, 1, 30, 3).fill_(2.7);
-    }
-    in[4].add_(in[6]).mul_(in[0]);
-    in[6].add_(0.1).mul_(1.7);
-    in[8].add_(in[10]).mul_(3);
-    in[12].add_(250).mul_(7);
-    return Tensors{flat > 0.0, (matrix < 0.0).to(kBFloat16) * 3.0};
-  }, inputs);
+  check_same(
+      [](const Tensors& in) {
+        const Tensor flat = in[0] * 0.75 - 3.0, matrix = in[1] * 0.75 - 3.0, wide = in[2] * 1.1;
+        for (size_t k = 4; k < in.size(); k += 2) {
+          in[k].copy_(k % 4 ? flat : wide);
+          in[k + 1].copy_(matrix);
+          in[k].slice(0, 1, 30, 3).fill_(2.7);
+        }
+        in[4].add_(in[6]).mul_(in[0]);
+        in[6].add_(0.1).mul_(1.7);
+        in[8].add_(in[10]).mul_(3);
+        in[12].add_(250).mul_(7);
+        return Tensors{flat > 0.0, (matrix < 0.0).to(kBFloat16) * 3.0};
+      },
+      inputs);
 }
 
 TEST_CASE("codegen: broadcasts in any dim, many dims, permuted operands") {
   test::TempCache cache;
-  const Tensors inputs{randn({2, 3, 4, 5, 6}), randn({1, 3, 1, 5, 1}), randn({4, 1, 6}),
-                       randn({6, 5, 4, 3, 2}), randn({7, 5}).t(),       randn({5, 7}),
-                       randn({3}),             randn({}),               randn({33, 1}),
-                       randn({1, 17})};
-  check_same([](const Tensors& in) {
-    const Tensor a = in[0] * in[1] + in[2] - in[7];
-    const Tensor p = in[3].permute({4, 3, 2, 1, 0});
-    const Tensor v = in[6];
-    return Tensors{a, a + p, (p * p).transpose(1, 3) + 1.0,
-                   p.slice(4, 1, 6, 2) * a.slice(4, 0, 5, 2),
-                   in[4] * in[5], in[4].t() - in[5].t(), exp(in[4]), v * v.view({3, 1}),
-                   v.view({3, 1}) - v.view({1, 3}) * v, v.expand({4, 3}) + v,
-                   in[8] * in[9], in[8] + 1.0, in[9].t() * 2.0, in[7] * in[7],
-                   in[8].view({33}) * in[8].t(), a.select(2, 1) * in[1].squeeze(2)};
-  }, inputs);
+  const Tensors inputs{
+      randn({2, 3, 4, 5, 6}), randn({1, 3, 1, 5, 1}), randn({4, 1, 6}), randn({6, 5, 4, 3, 2}),
+      randn({7, 5}).t(),      randn({5, 7}),          randn({3}),       randn({}),
+      randn({33, 1}),         randn({1, 17})};
+  check_same(
+      [](const Tensors& in) {
+        const Tensor a = in[0] * in[1] + in[2] - in[7];
+        const Tensor p = in[3].permute({4, 3, 2, 1, 0});
+        const Tensor v = in[6];
+        return Tensors{a,
+                       a + p,
+                       (p * p).transpose(1, 3) + 1.0,
+                       p.slice(4, 1, 6, 2) * a.slice(4, 0, 5, 2),
+                       in[4] * in[5],
+                       in[4].t() - in[5].t(),
+                       exp(in[4]),
+                       v * v.view({3, 1}),
+                       v.view({3, 1}) - v.view({1, 3}) * v,
+                       v.expand({4, 3}) + v,
+                       in[8] * in[9],
+                       in[8] + 1.0,
+                       in[9].t() * 2.0,
+                       in[7] * in[7],
+                       in[8].view({33}) * in[8].t(),
+                       a.select(2, 1) * in[1].squeeze(2)};
+      },
+      inputs);
 }
 
 TEST_CASE("codegen: many windows, many instructions, several outputs, register passing") {
   test::TempCache cache;
   Tensors inputs;
   for (int k = 0; k < 40; ++k) inputs.push_back(randn({19}));
-  check_same([](const Tensors& in) {
-    Tensor sum = in[0], chain = in[1];
-    Tensors out;
-    for (const Tensor& t : in) sum = sum * 0.5 + t;
-    for (int k = 0; k < 200; ++k) {
-      chain = k % 3 ? sin(chain) : chain * 1.01 + in[static_cast<size_t>(k % 40)];
-      if (k % 25 == 0) out.push_back(chain);
-    }
-    const Tensor h = zeros({19});
-    for (int k = 0; k < 5; ++k) h.mul_(0.9).add_(in[static_cast<size_t>(k)]);
-    h.slice(0, 3, 9).mul_(2.0);
-    in[5].slice(0, 1, 19).add_(in[5].slice(0, 0, 18));
-    in[6].copy_(in[7]);
-    in[7].copy_(in[8] * in[6]);
-    out.insert(out.end(), {sum, chain, h, in[5] + in[6]});
-    return out;
-  }, inputs);
+  check_same(
+      [](const Tensors& in) {
+        Tensor sum = in[0], chain = in[1];
+        Tensors out;
+        for (const Tensor& t : in) sum = sum * 0.5 + t;
+        for (int k = 0; k < 200; ++k) {
+          chain = k % 3 ? sin(chain) : chain * 1.01 + in[static_cast<size_t>(k % 40)];
+          if (k % 25 == 0) out.push_back(chain);
+        }
+        const Tensor h = zeros({19});
+        for (int k = 0; k < 5; ++k) h.mul_(0.9).add_(in[static_cast<size_t>(k)]);
+        h.slice(0, 3, 9).mul_(2.0);
+        in[5].slice(0, 1, 19).add_(in[5].slice(0, 0, 18));
+        in[6].copy_(in[7]);
+        in[7].copy_(in[8] * in[6]);
+        out.insert(out.end(), {sum, chain, h, in[5] + in[6]});
+        return out;
+      },
+      inputs);
 }
 
 TEST_CASE("codegen: sizes around a vector, beyond a grain, and nothing") {
@@ -148,33 +166,49 @@ TEST_CASE("codegen: sizes around a vector, beyond a grain, and nothing") {
     inputs.push_back(randn({3, n}).t());
   }
   inputs.push_back(randn({300, 301}));
-  check_same([](const Tensors& in) {
-    Tensors out;
-    for (const Tensor& t : in) {
-      const Tensor y = t * 1.5 + 0.25;
-      out.push_back(y);
-      out.push_back(where(y > 0.0, y, t).to(kBFloat16));
-      if (t.dim() == 2) out.push_back(y * t.slice(0, 0, 1));
-    }
-    return out;
-  }, inputs);
+  check_same(
+      [](const Tensors& in) {
+        Tensors out;
+        for (const Tensor& t : in) {
+          const Tensor y = t * 1.5 + 0.25;
+          out.push_back(y);
+          out.push_back(where(y > 0.0, y, t).to(kBFloat16));
+          if (t.dim() == 2) out.push_back(y * t.slice(0, 0, 1));
+        }
+        return out;
+      },
+      inputs);
 }
 
 TEST_CASE("codegen: numbers of every kind against every dtype") {
   test::TempCache cache;
   Tensors inputs;
   for (int t = 0; t < kNumDTypes; ++t) inputs.push_back(edges(static_cast<DType>(t))[0]);
-  check_same([](const Tensors& in) {
-    Tensors out;
-    for (const Tensor& t : in) {
-      const Tensors some{t + 3, t * true, t - 0.1, t * kNan, t / 3, t > 1.5, t == 1,
-                         floor_div(t, -1), floor_div(t, 0), remainder(t, -3),
-                         maximum(t, kNan), t + INT64_MIN, where(t > 0, t, 7), -t,
-                         pow(t, 2.0), clamp(t, -1, 2)};
-      out.insert(out.end(), some.begin(), some.end());
-    }
-    return out;
-  }, inputs);
+  check_same(
+      [](const Tensors& in) {
+        Tensors out;
+        for (const Tensor& t : in) {
+          const Tensors some{t + 3,
+                             t * true,
+                             t - 0.1,
+                             t * kNan,
+                             t / 3,
+                             t > 1.5,
+                             t == 1,
+                             floor_div(t, -1),
+                             floor_div(t, 0),
+                             remainder(t, -3),
+                             maximum(t, kNan),
+                             t + INT64_MIN,
+                             where(t > 0, t, 7),
+                             -t,
+                             pow(t, 2.0),
+                             clamp(t, -1, 2)};
+          out.insert(out.end(), some.begin(), some.end());
+        }
+        return out;
+      },
+      inputs);
 }
 
 TEST_CASE("codegen: numbers that change between calls are read from the control block") {
@@ -198,15 +232,19 @@ TEST_CASE("codegen: streaming kernels, aligned and not") {
   test::TempCache cache;
   const int64_t rows = 1400, columns = 4096, n = rows * columns + 5;
   const Tensors flat = {randn({n}), randn({n}), zeros({n + 1})};
-  check_same([](const Tensors& in) {
-    const Tensor y = in[0].cos().cos() * in[1];
-    in[2].narrow(0, 1, in[0].numel()).copy_((y + in[1]).erf());  // 4 bytes off a line
-    return Tensors{y, y > 0.5};
-  }, flat);
+  check_same(
+      [](const Tensors& in) {
+        const Tensor y = in[0].cos().cos() * in[1];
+        in[2].narrow(0, 1, in[0].numel()).copy_((y + in[1]).erf());  // 4 bytes off a line
+        return Tensors{y, y > 0.5};
+      },
+      flat);
   const Tensors matrices = {randn({rows, columns}), randn({rows, columns}), randn({columns}),
                             randn({2 * rows, columns + 1}), randn({1, columns + 1})};
-  check_same([](const Tensors& in) {
-    in[0].add_(1.0);  // read and written: stays in the caches
-    return Tensors{gelu(in[0] * in[2] + in[2]) + in[1], in[3] * in[4]};
-  }, matrices);
+  check_same(
+      [](const Tensors& in) {
+        in[0].add_(1.0);  // read and written: stays in the caches
+        return Tensors{gelu(in[0] * in[2] + in[2]) + in[1], in[3] * in[4]};
+      },
+      matrices);
 }

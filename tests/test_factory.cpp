@@ -19,8 +19,7 @@ namespace {
 using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
-template <class F>
-std::string error_of(const F& f) {
+template <class F> std::string error_of(const F& f) {
   try {
     f();
   } catch (const Error& e) {
@@ -28,7 +27,9 @@ std::string error_of(const F& f) {
   }
   return "no error";
 }
-bool has(const std::string& text, const char* part) { return text.find(part) != text.npos; }
+bool has(const std::string& text, const char* part) {
+  return text.find(part) != text.npos;
+}
 
 struct Moments {
   double mean = 0, variance = 0;

@@ -200,14 +200,14 @@ std::string shrink(std::vector<Program> programs, Setup setup) {
 }
 
 // `packs` step functions of `per_pack` programs each.
-void fuzz(const std::string& what, Check check, int packs, int per_pack, int length,
-          int calls, bool branches, StepOptions options, uint64_t first) {
+void fuzz(const std::string& what, Check check, int packs, int per_pack, int length, int calls,
+          bool branches, StepOptions options, uint64_t first) {
   Count count;
   if (const char* from = std::getenv("BRRR_FUZZ_SEED")) first = std::strtoull(from, nullptr, 10);
   int failures = 0;
   for (int pack = 0; pack < packs && failures < 3; ++pack) {
-    const Setup setup{check, first + static_cast<uint64_t>(pack * per_pack), calls,
-                      branches, options};
+    const Setup setup{check, first + static_cast<uint64_t>(pack * per_pack), calls, branches,
+                      options};
     if (std::getenv("BRRR_FUZZ_TRACE")) {
       std::fprintf(stderr, "%s seed %s\n", what.c_str(), std::to_string(setup.seed).c_str());
     }

@@ -34,7 +34,10 @@ struct Matrix {  // Row-major, `ld` apart, `shift` floats off an aligned address
   std::vector<float> data;
   size_t shift;
   Matrix(int64_t r, int64_t c, int64_t gap = 0, size_t off = 0)
-      : rows(r), cols(c), ld(c + gap), data(static_cast<size_t>(r * (c + gap)) + off, -77.0f),
+      : rows(r),
+        cols(c),
+        ld(c + gap),
+        data(static_cast<size_t>(r * (c + gap)) + off, -77.0f),
         shift(off) {}
   float* at(int64_t i, int64_t j) { return data.data() + shift + i * ld + j; }
   const float* at(int64_t i, int64_t j) const { return data.data() + shift + i * ld + j; }
@@ -157,8 +160,8 @@ TEST_CASE("small gemm: each element is one chain of fused multiply-adds, whateve
 }
 
 TEST_CASE("gemm: the bits do not depend on threads") {
-  const Shape shapes[] = {{32, 256, 300}, {256, 40, 128}, {200, 300, 64}, {64, 130, 700},
-                          {300, 96, 1100}, {4, 2000, 300}};
+  const Shape shapes[] = {{32, 256, 300}, {256, 40, 128},  {200, 300, 64},
+                          {64, 130, 700}, {300, 96, 1100}, {4, 2000, 300}};
   for (const Shape& s : shapes) {
     CAPTURE(s.m);
     CAPTURE(s.n);

@@ -106,35 +106,66 @@ class Program {
     const int64_t d = x.dim() ? static_cast<int64_t>(arg % static_cast<unsigned>(x.dim())) : 0;
     const double k = 0.25 * (arg % 7) - 0.5 + (arg % 11 == 0 ? 0.125 * variant : 0.0);
     switch (code % 36) {
-      case 0: case 1: return broadcasts(x, y) ? x + y : Tensor();
-      case 2: case 3: return broadcasts(x, y) ? x * y : Tensor();
-      case 4: return broadcasts(x, y) ? x - y * k : Tensor();
-      case 5: return f ? x * k : Tensor();
-      case 6: return f ? (x + k).tanh() : Tensor();
-      case 7: return f ? clamp(x, -0.5, 0.5).exp() : Tensor();
-      case 8: return f ? gelu(x) : Tensor();
-      case 9: return f ? x.sigmoid() : relu(x);
-      case 10: return x.dim() > 0 ? x.sum({d}, arg / 8 % 2) : x.sum();
-      case 11: return f && x.dim() > 0 ? x.mean({d}, true) : Tensor();
-      case 12: return x.dim() > 0 ? x.max({d}) : Tensor();
-      case 13: return f && x.dim() > 0 ? x.softmax(d) : Tensor();
-      case 14: return x.dim() > 1 ? x.transpose(0, d) : Tensor();
-      case 15: return x.dim() > 0 && x.size(d) > 1 ? x.slice(d, 1, x.size(d)) : Tensor();
-      case 16: return x.dim() > 0 && x.size(d) > 1 ? x.slice(d, 0, x.size(d), 2) : Tensor();
-      case 17: return x.dim() > 0 ? x.select(d, x.size(d) - 1) : Tensor();
-      case 18: return x.reshape({-1});
-      case 19: return x.unsqueeze(0);
-      case 20: return x.dim() == 1 ? x.expand({3, x.size(0)}) : Tensor();
-      case 21: return x.dim() == 2 && y.dim() == 2 && x.size(1) == y.size(0) &&
-                              x.dtype() == y.dtype() && f ? x.matmul(y) : Tensor();
-      case 22: return x.dim() == 2 && f ? x.matmul(x.t()) : Tensor();
-      case 23: return f ? dropout(x, 0.5, true) : Tensor();
-      case 24: return f ? x + randn(x.sizes()) * 0.25 : Tensor();
-      case 25: return f ? x.to(arg % 2 ? kFloat64 : kBFloat16) : x.to(kFloat32);
-      case 26: return broadcasts(x, y) ? where(x > y, x, y * 0.5) : Tensor();
-      case 27: return x.clone();
-      case 28: return x.detach();
-      default: return in_place(code % 36, x, y, arg, k);
+      case 0:
+      case 1:
+        return broadcasts(x, y) ? x + y : Tensor();
+      case 2:
+      case 3:
+        return broadcasts(x, y) ? x * y : Tensor();
+      case 4:
+        return broadcasts(x, y) ? x - y * k : Tensor();
+      case 5:
+        return f ? x * k : Tensor();
+      case 6:
+        return f ? (x + k).tanh() : Tensor();
+      case 7:
+        return f ? clamp(x, -0.5, 0.5).exp() : Tensor();
+      case 8:
+        return f ? gelu(x) : Tensor();
+      case 9:
+        return f ? x.sigmoid() : relu(x);
+      case 10:
+        return x.dim() > 0 ? x.sum({d}, arg / 8 % 2) : x.sum();
+      case 11:
+        return f && x.dim() > 0 ? x.mean({d}, true) : Tensor();
+      case 12:
+        return x.dim() > 0 ? x.max({d}) : Tensor();
+      case 13:
+        return f && x.dim() > 0 ? x.softmax(d) : Tensor();
+      case 14:
+        return x.dim() > 1 ? x.transpose(0, d) : Tensor();
+      case 15:
+        return x.dim() > 0 && x.size(d) > 1 ? x.slice(d, 1, x.size(d)) : Tensor();
+      case 16:
+        return x.dim() > 0 && x.size(d) > 1 ? x.slice(d, 0, x.size(d), 2) : Tensor();
+      case 17:
+        return x.dim() > 0 ? x.select(d, x.size(d) - 1) : Tensor();
+      case 18:
+        return x.reshape({-1});
+      case 19:
+        return x.unsqueeze(0);
+      case 20:
+        return x.dim() == 1 ? x.expand({3, x.size(0)}) : Tensor();
+      case 21:
+        return x.dim() == 2 && y.dim() == 2 && x.size(1) == y.size(0) && x.dtype() == y.dtype() && f
+                   ? x.matmul(y)
+                   : Tensor();
+      case 22:
+        return x.dim() == 2 && f ? x.matmul(x.t()) : Tensor();
+      case 23:
+        return f ? dropout(x, 0.5, true) : Tensor();
+      case 24:
+        return f ? x + randn(x.sizes()) * 0.25 : Tensor();
+      case 25:
+        return f ? x.to(arg % 2 ? kFloat64 : kBFloat16) : x.to(kFloat32);
+      case 26:
+        return broadcasts(x, y) ? where(x > y, x, y * 0.5) : Tensor();
+      case 27:
+        return x.clone();
+      case 28:
+        return x.detach();
+      default:
+        return in_place(code % 36, x, y, arg, k);
     }
   }
 
@@ -145,15 +176,31 @@ class Program {
     if (arg % 3) guard.emplace();
     try {
       switch (code) {
-        case 29: if (broadcasts_into(x, y)) x.add_(y * 0.5); break;
-        case 30: x.mul_(0.5); break;
-        case 31: if (broadcasts_into(x, y)) x.mul_(y.detach().tanh()); break;
-        case 32: if (broadcasts_into(x, y)) x.copy_(y); break;
-        case 33: x.fill_(k); break;
-        case 34: if (x.dim() > 0 && x.size(0) > 1) {
-          x.slice(0, 1, x.size(0)).add_(x.slice(0, 0, x.size(0) - 1));
-        } break;
-        default: if (x.dim() == 2 && x.size(0) == x.size(1)) x.sub_(x.t() * 0.5); else x.add_(k);
+        case 29:
+          if (broadcasts_into(x, y)) x.add_(y * 0.5);
+          break;
+        case 30:
+          x.mul_(0.5);
+          break;
+        case 31:
+          if (broadcasts_into(x, y)) x.mul_(y.detach().tanh());
+          break;
+        case 32:
+          if (broadcasts_into(x, y)) x.copy_(y);
+          break;
+        case 33:
+          x.fill_(k);
+          break;
+        case 34:
+          if (x.dim() > 0 && x.size(0) > 1) {
+            x.slice(0, 1, x.size(0)).add_(x.slice(0, 0, x.size(0) - 1));
+          }
+          break;
+        default:
+          if (x.dim() == 2 && x.size(0) == x.size(1))
+            x.sub_(x.t() * 0.5);
+          else
+            x.add_(k);
       }
     } catch (const Error&) {
       return {};
@@ -174,8 +221,8 @@ Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
   manual_seed(seed);
   Program p(seed, t);
   int variant = 0;
-  auto step = brrr::step(
-      [&](const Tensor& a, const Tensor& b) { return p.run(a, b, variant); }, options);
+  auto step =
+      brrr::step([&](const Tensor& a, const Tensor& b) { return p.run(a, b, variant); }, options);
   const Tensor data = randn({40, 6});
   for (int call = 0; call < 5; ++call) {
     variant = call / 2;

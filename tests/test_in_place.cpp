@@ -34,35 +34,35 @@ TEST_CASE("pitfall A19: overwriting a tensor cuts its history") {
   const std::vector<float> zero{0, 0}, one{1, 1};
   const Tensor c = ones({2});
   CHECK(gradient([&](const Tensor& w) {
-    const Tensor y = w * 1.0;
-    y.zero_();
-    CHECK_FALSE(y.requires_grad());
-    return (y + 0.0 * w).sum();
-  }) == zero);
+          const Tensor y = w * 1.0;
+          y.zero_();
+          CHECK_FALSE(y.requires_grad());
+          return (y + 0.0 * w).sum();
+        }) == zero);
   CHECK(gradient([&](const Tensor& w) {
-    const Tensor y = w * 1.0;
-    y.fill_(3);
-    return (y + w).sum();
-  }) == one);
+          const Tensor y = w * 1.0;
+          y.fill_(3);
+          return (y + w).sum();
+        }) == one);
   CHECK(gradient([&](const Tensor& w) {
-    const Tensor y = w * 1.0;
-    y.copy_(c);
-    return (y + w).sum();
-  }) == one);
+          const Tensor y = w * 1.0;
+          y.copy_(c);
+          return (y + w).sum();
+        }) == one);
   CHECK(gradient([&](const Tensor& w) {
-    const Tensor y = w * 5.0;
-    y.copy_(w * 2.0);
-    return y.sum();
-  }) == std::vector<float>{2, 2});
+          const Tensor y = w * 5.0;
+          y.copy_(w * 2.0);
+          return y.sum();
+        }) == std::vector<float>{2, 2});
   // Without gradients the write is no part of the history, as in PyTorch.
   CHECK(gradient([&](const Tensor& w) {
-    const Tensor y = w * 3.0;
-    {
-      NoGradGuard guard;
-      y.zero_();
-    }
-    return y.sum();
-  }) == std::vector<float>{3, 3});
+          const Tensor y = w * 3.0;
+          {
+            NoGradGuard guard;
+            y.zero_();
+          }
+          return y.sum();
+        }) == std::vector<float>{3, 3});
 }
 
 TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refused") {
@@ -82,14 +82,16 @@ TEST_CASE("pitfall A19: eager and graph agree on overwritten history") {
   auto run = [](Mode mode) {
     Tensor w = tensor({1.f, 2.f});
     w.set_requires_grad();
-    auto step = brrr::step([&](const Tensor& x) {
-      w.set_grad({});
-      const Tensor y = w * x;
-      y.copy_(x);
-      const Tensor loss = (y * w).sum();
-      loss.backward();
-      return loss.detach();
-    }, StepOptions{.mode = mode, .build_at_first_call = true});
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          w.set_grad({});
+          const Tensor y = w * x;
+          y.copy_(x);
+          const Tensor loss = (y * w).sum();
+          loss.backward();
+          return loss.detach();
+        },
+        StepOptions{.mode = mode, .build_at_first_call = true});
     std::vector<float> all;
     for (int k = 0; k < 3; ++k) {
       step(tensor({3.f, 4.f + static_cast<float>(k)}));
@@ -104,9 +106,9 @@ TEST_CASE("pitfall A19: eager and graph agree on overwritten history") {
 TEST_CASE("pitfall A22: a batch cut from a captured data set inside the step") {
   const Tensor data = arange(60.0), w = ones({5});
   int at = 0;
-  auto step = brrr::step([&](const Tensor& x) {
-    return (data.slice(0, at * 5, at * 5 + 5) * w + x).sum();
-  }, StepOptions{.build_at_first_call = true});
+  auto step =
+      brrr::step([&](const Tensor& x) { return (data.slice(0, at * 5, at * 5 + 5) * w + x).sum(); },
+                 StepOptions{.build_at_first_call = true});
   for (; at < 12; ++at) {
     CHECK(step(zeros({1})).item<float>() == doctest::Approx(25 * at + 10));
   }
@@ -115,9 +117,11 @@ TEST_CASE("pitfall A22: a batch cut from a captured data set inside the step") {
 
 TEST_CASE("views: sizes, strides and steps at the edge of the integers") {
   const Tensor a = arange(4.0);
-  for (const auto& [sizes, strides] : std::vector<std::pair<IntList, IntList>>{
-           {{2, 2}, {INT64_MAX, 1}}, {{int64_t{1} << 33, 1}, {int64_t{1} << 31, 1}},
-           {{3}, {int64_t{1} << 62}}, {{2}, {4}}}) {
+  for (const auto& [sizes, strides] :
+       std::vector<std::pair<IntList, IntList>>{{{2, 2}, {INT64_MAX, 1}},
+                                                {{int64_t{1} << 33, 1}, {int64_t{1} << 31, 1}},
+                                                {{3}, {int64_t{1} << 62}},
+                                                {{2}, {4}}}) {
     CHECK(error_of([&] { as_strided(a, sizes, strides, 0); }).find("as_strided") == 0);
   }
   CHECK(error_of([&] { as_strided(a, {1}, {1}, INT64_MAX); }).find("as_strided") == 0);

@@ -112,7 +112,8 @@ TEST_CASE("safetensors: a file as other tools write it") {
   const std::string path = dir.file("other.safetensors");
   std::string bytes = safetensors(
       R"({"__metadata__":{"format":"pt"},"b":{"dtype":"I32","shape":[2],"data_offsets":[4,12]},)"
-      R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )", 12);
+      R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )",
+      12);
   const float a = 1.5f;
   const int32_t b[] = {7, -3};
   std::memcpy(bytes.data() + bytes.size() - 12, &a, 4);
@@ -152,11 +153,14 @@ TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
        "overflows"},
       {R"({"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})", 4, "9 dims"},
       {R"({"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
-       R"("v":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})", 12, "\"v\": overlaps"},
+       R"("v":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})",
+       12, "\"v\": overlaps"},
       {R"({"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-       R"("v":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})", 12, "gap"},
+       R"("v":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
+       12, "gap"},
       {R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-       R"("w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "\"w\" appears twice"},
+       R"("w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+       1, "\"w\" appears twice"},
       {R"({"w":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "twice"},
       {R"({"__metadata__":{"a":1}})", 0, "not a string"},
       {R"({"__metadata__":7})", 0, "not an object"},
@@ -204,8 +208,7 @@ TEST_CASE("safetensors: no cut and no changed byte of a file crashes the reader"
     write(path, bytes);
     try {
       load(path);
-    } catch (const Error&) {
-    }
+    } catch (const Error&) {}
   }
 }
 

@@ -138,8 +138,7 @@ TEST_CASE("mlp: activations come from one table, errors list it") {
     CHECK(mlp(ones({3, 6})).sizes() == IntList{3, 4});
     CHECK(mlp.named_parameters().front().first == "fc1.weight");
   }
-  const std::string text =
-      message([] { models::MLP({.sizes = {2, 2}, .activation = "swish"}); });
+  const std::string text = message([] { models::MLP({.sizes = {2, 2}, .activation = "swish"}); });
   CHECK(contains(text, "relu, gelu, tanh, silu, sigmoid"));
   CHECK_THROWS_AS(models::MLP({.sizes = {2}}), Error);
 }
@@ -178,8 +177,10 @@ struct Reference {
   }
   void adam(double g, double b1, double b2, double eps, bool decoupled) {
     ++t;
-    if (decoupled) p *= 1 - lr * wd;
-    else g += wd * p;
+    if (decoupled)
+      p *= 1 - lr * wd;
+    else
+      g += wd * p;
     m += (1 - b1) * (g - m);
     v = b2 * v + (1 - b2) * g * g;
     const double denominator = std::sqrt(v) / std::sqrt(1 - std::pow(b2, t)) + eps;
@@ -224,10 +225,9 @@ TEST_CASE("optimisers equal PyTorch's formulas for 20 steps") {
       for (bool nesterov : {false, true}) {
         if (nesterov && momentum == 0) continue;
         Tensor p = parameter(kStart, dtype);
-        optim::SGD opt({p}, {.lr = 0.1, .momentum = momentum, .nesterov = nesterov,
-                             .weight_decay = 0.01});
-        compare(opt, p, tolerance,
-                [&](Reference& r, double g) { r.sgd(g, momentum, nesterov); });
+        optim::SGD opt(
+            {p}, {.lr = 0.1, .momentum = momentum, .nesterov = nesterov, .weight_decay = 0.01});
+        compare(opt, p, tolerance, [&](Reference& r, double g) { r.sgd(g, momentum, nesterov); });
       }
     }
     Tensor p = parameter(kStart, dtype);
@@ -351,21 +351,21 @@ TEST_CASE("schedules are closed formulas of the step") {
 TEST_CASE("an MLP learns in a few steps with every optimiser") {
   manual_seed(7);
   const Tensor x = randn({64, 8}), y = (x.select(1, 0) > 0.0).to(kInt64);
-  const auto train = [&](const std::function<std::unique_ptr<optim::Optimizer>(
-                             std::vector<Tensor>)>& make) {
-    models::MLP mlp({.sizes = {8, 16, 2}});
-    const auto opt = make(mlp.parameters());
-    float loss = 0;
-    for (int i = 0; i < 100; ++i) {
-      const Tensor l = cross_entropy(mlp(x), y);
-      opt->zero_grad();
-      l.backward();
-      optim::clip_grad_norm_(mlp.parameters(), 5.0);
-      opt->step();
-      loss = l.item<float>();
-    }
-    return loss;
-  };
+  const auto train =
+      [&](const std::function<std::unique_ptr<optim::Optimizer>(std::vector<Tensor>)>& make) {
+        models::MLP mlp({.sizes = {8, 16, 2}});
+        const auto opt = make(mlp.parameters());
+        float loss = 0;
+        for (int i = 0; i < 100; ++i) {
+          const Tensor l = cross_entropy(mlp(x), y);
+          opt->zero_grad();
+          l.backward();
+          optim::clip_grad_norm_(mlp.parameters(), 5.0);
+          opt->step();
+          loss = l.item<float>();
+        }
+        return loss;
+      };
   using Parameters = std::vector<Tensor>;
   CHECK(train([](Parameters p) {
           return std::make_unique<optim::SGD>(p, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});

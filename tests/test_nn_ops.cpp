@@ -46,14 +46,18 @@ Both run_both(const char* name, const Tensors& in, const Words& words = {}) {
     OpCall c(*op, impls.data(), static_cast<int>(impls.size()));
     for (int64_t w : words.integers) c.attrs.push(w);
     for (double w : words.floats) c.attrs.push(w);
-    if (decompose) op->decompose(c, in.data());
-    else dispatch(c);
+    if (decompose)
+      op->decompose(c, in.data());
+    else
+      dispatch(c);
     (decompose ? r.decomposed : r.kernel).assign(c.out, c.out + c.n_out);
   }
   return r;
 }
 
-bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+bool same(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
 
 void check_same(const Both& r) {
   for (size_t k = 0; k < r.kernel.size(); ++k) {
@@ -69,7 +73,9 @@ void check_same(const Both& r) {
   }
 }
 
-Tensor normal(const IntList& sizes, DType t = kFloat64) { return randn(sizes).to(t); }
+Tensor normal(const IntList& sizes, DType t = kFloat64) {
+  return randn(sizes).to(t);
+}
 
 Tensor classes_for(int64_t n, int64_t classes) {
   std::vector<int64_t> ids(static_cast<size_t>(n));
@@ -84,8 +90,10 @@ void check_values(const Tensor& t, const Doubles& want, double tolerance) {
   REQUIRE(got.size() == want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
-    if (std::isnan(want[i]) || std::isinf(want[i])) CHECK(same(got[i], want[i]));
-    else CHECK(std::fabs(got[i] - want[i]) <= tolerance * (1 + std::fabs(want[i])));
+    if (std::isnan(want[i]) || std::isinf(want[i]))
+      CHECK(same(got[i], want[i]));
+    else
+      CHECK(std::fabs(got[i] - want[i]) <= tolerance * (1 + std::fabs(want[i])));
   }
 }
 
@@ -220,8 +228,11 @@ TEST_CASE("layer_norm and rms_norm: gradients") {
                   {x, w, b});
   check_gradients([](const Tensors& in) { return layer_norm(in[0], {5}); }, {x});
   check_gradients([](const Tensors& in) { return layer_norm(in[0], {5}, {}, in[1]); }, {x, b});
-  check_gradients([](const Tensors& in) { return layer_norm(in[0], {3, 5}, in[1]); },
-                  {x, normal({3, 5})});
+  check_gradients(
+      [](const Tensors& in) {
+        return layer_norm(in[0], {3, 5}, in[1]);
+      },
+      {x, normal({3, 5})});
   check_gradients([](const Tensors& in) { return rms_norm(in[0], {5}, in[1]); }, {x, w});
   check_gradients([](const Tensors& in) { return rms_norm(in[0], {3, 5}); }, {x});
   // Only a weight wants a gradient.
@@ -307,11 +318,15 @@ TEST_CASE("mse_loss and bce_with_logits") {
 TEST_CASE("nn ops: errors name the op, the shapes and the mend") {
   const Tensor x = zeros({4, 10});
   const auto ids = [](std::vector<int64_t> v) { return tensor(v); };
-  CHECK(error_of([&] { cross_entropy(x, ids({1, 2, 3, 12})); }) ==
-        "cross_entropy: id 12 at position 3 is out of range for 10 classes");
-  CHECK(error_of([&] { cross_entropy(x, ids({1, -1, 3, 2})); }) ==
-        "cross_entropy: id -1 at position 1 is out of range for 10 classes");
-  CHECK(error_of([&] { cross_entropy(x, ids({1, 2})); }) ==
+  CHECK(error_of([&] {
+          cross_entropy(x, ids({1, 2, 3, 12}));
+        }) == "cross_entropy: id 12 at position 3 is out of range for 10 classes");
+  CHECK(error_of([&] {
+          cross_entropy(x, ids({1, -1, 3, 2}));
+        }) == "cross_entropy: id -1 at position 1 is out of range for 10 classes");
+  CHECK(error_of([&] {
+          cross_entropy(x, ids({1, 2}));
+        }) ==
         "cross_entropy: takes logits [n, classes] and ids [n], got float32[4, 10] and int64[2]; "
         "flatten other dims with reshape");
   CHECK(error_of([&] { cross_entropy(x, zeros({4})); }) ==
@@ -319,8 +334,9 @@ TEST_CASE("nn ops: errors name the op, the shapes and the mend") {
         "supported, give ids or use log_softmax");
   CHECK(error_of([&] { cross_entropy(x, Tensor()); }) ==
         "cross_entropy: an operand is undefined; assign one first");
-  CHECK(error_of([&] { softmax(ids({1, 2}), 0); }) ==
-        "softmax: takes floating dtypes, got int64[2]; convert with to(kFloat32)");
+  CHECK(error_of([&] {
+          softmax(ids({1, 2}), 0);
+        }) == "softmax: takes floating dtypes, got int64[2]; convert with to(kFloat32)");
   CHECK(error_of([&] { softmax(x, 2); }).find("softmax: ") == 0);
   CHECK(error_of([&] { layer_norm(x, {4}); }) ==
         "layer_norm: the normalized shape [4] is not the trailing sizes of float32[4, 10]; give "

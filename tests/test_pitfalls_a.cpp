@@ -15,8 +15,8 @@ template <class Opt, class Options>
 void optimiser_matches(const Options& o, double clip, double dropout) {
   same_in_all_modes([&](const StepOptions& options, Trace& t) {
     Trainer<Opt, Options> w(o, dropout);
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y, clip); },
-                           options);
+    auto step =
+        brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y, clip); }, options);
     for (int i = 0; i < 20; ++i) w.log(t, step(randn({5, 6}), randint(0, 3, {5})));
     if (options.mode == Mode::Graph) CHECK(step.stats().recordings == 1);
   });
@@ -28,8 +28,8 @@ TEST_CASE("pitfall A1: learning rate, step count and bias correction are never f
   same_in_all_modes([](const StepOptions& options, Trace& t) {
     Trainer<optim::AdamW, optim::AdamWOptions> w({.lr = 3e-2, .weight_decay = 0.1});
     optim::CosineLR schedule(w.opt, 50);
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y); },
-                           options);
+    auto step =
+        brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y); }, options);
     for (int i = 0; i < 50; ++i) {
       w.log(t, step(randn({5, 6}), randint(0, 3, {5})));
       schedule.step();
@@ -56,10 +56,10 @@ TEST_CASE("pitfall A1: learning rate, step count and bias correction are never f
 
 TEST_CASE("pitfall A2: optimiser state is bit-exact over steps 1 to 20") {
   optimiser_matches<optim::SGD>(optim::SGDOptions{.lr = 0.1}, 0, 0);
-  optimiser_matches<optim::SGD>(
-      optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}, 0.5, 0);
-  optimiser_matches<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true},
-                                0, 0.3);
+  optimiser_matches<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01},
+                                0.5, 0);
+  optimiser_matches<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true}, 0,
+                                0.3);
   optimiser_matches<optim::Adam>(optim::AdamOptions{.lr = 1e-2, .weight_decay = 0.1}, 1.0, 0);
   optimiser_matches<optim::AdamW>(optim::AdamWOptions{.lr = 1e-2}, 0.1, 0.2);
 }
@@ -101,10 +101,16 @@ TEST_CASE("pitfall A4: inputs at other addresses, strides, offsets and dtypes") 
   };
   auto step = brrr::step(body, kEarly);
   const Tensor a = randn({4, 4}), big = randn({8, 8});
-  const std::vector<Tensor> inputs = {
-      a, a.t(), a.clone(), big.slice(0, 2, 6).slice(1, 3, 7), big.slice(0, 0, 8, 2).slice(1, 4, 8),
-      a.to(kFloat64), randn({1, 4}).expand({4, 4}), a.t().clone(),
-      big.slice(0, 0, 4).slice(1, 0, 4), randn({4, 1}).expand({4, 4})};
+  const std::vector<Tensor> inputs = {a,
+                                      a.t(),
+                                      a.clone(),
+                                      big.slice(0, 2, 6).slice(1, 3, 7),
+                                      big.slice(0, 0, 8, 2).slice(1, 4, 8),
+                                      a.to(kFloat64),
+                                      randn({1, 4}).expand({4, 4}),
+                                      a.t().clone(),
+                                      big.slice(0, 0, 4).slice(1, 0, 4),
+                                      randn({4, 1}).expand({4, 4})};
   for (int round = 0; round < 3; ++round) {
     for (const Tensor& x : inputs) CHECK(same_bits(step(x), body(x)));
   }
@@ -140,8 +146,8 @@ TEST_CASE("pitfall A5: inputs, parameters and constants freed after recording") 
   std::optional<Tensor> constant = randn({64, 64});
   auto model = std::make_unique<models::Linear>(64, 64);
   std::vector<Tensor> weights = model->parameters();
-  auto step = brrr::step([&](const Tensor& x) { return ((*model)(x) * *constant).detach(); },
-                         kEarly);
+  auto step =
+      brrr::step([&](const Tensor& x) { return ((*model)(x) * *constant).detach(); }, kEarly);
   const Tensor keep = randn({64, 64});
   Tensor expected;
   {
@@ -190,10 +196,14 @@ TEST_CASE("pitfall A7: outputs fed back, overlapping and repeated inputs") {
       t.add({a, b});
     }
     const Tensor base = randn({12});
-    const std::pair<Tensor, Tensor> pairs[] = {
-        {a, a}, {a, b}, {base.slice(0, 0, 6), base.slice(0, 3, 9)},
-        {base.slice(0, 3, 9), base.slice(0, 0, 6)}, {base.slice(0, 0, 6), base.slice(0, 6, 12)},
-        {base.slice(0, 1, 7), base.slice(0, 1, 7)}, {b, b}, {b, a}};
+    const std::pair<Tensor, Tensor> pairs[] = {{a, a},
+                                               {a, b},
+                                               {base.slice(0, 0, 6), base.slice(0, 3, 9)},
+                                               {base.slice(0, 3, 9), base.slice(0, 0, 6)},
+                                               {base.slice(0, 0, 6), base.slice(0, 6, 12)},
+                                               {base.slice(0, 1, 7), base.slice(0, 1, 7)},
+                                               {b, b},
+                                               {b, a}};
     for (int round = 0; round < 3; ++round) {
       for (const auto& [x, y] : pairs) {
         const auto [c, d] = step(x, y);
@@ -232,8 +242,8 @@ TEST_CASE("pitfall A9: recording, warm-up and destruction change no state") {
     same_in_all_modes([&](const StepOptions& options, Trace& t) {
       Trainer<optim::Adam, optim::AdamOptions> w({.lr = 1e-2}, 0.5);
       {
-        auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y); },
-                               options);
+        auto step =
+            brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y); }, options);
         for (int i = 0; i < steps; ++i) w.log(t, step(randn({4, 6}), randint(0, 3, {4})));
         t.add_rng();
       }
@@ -250,8 +260,8 @@ TEST_CASE("pitfall A10: first gradients that come later, accumulation, unfreezin
     const auto params = w.model.parameters();
     params[0].set_requires_grad(false);
     params[1].set_requires_grad(false);
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y, 1.0); },
-                           options);
+    auto step =
+        brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y, 1.0); }, options);
     for (int i = 0; i < 12; ++i) {
       if (i == 5) params[0].set_requires_grad(true);
       if (i == 7) params[1].set_requires_grad(true);
@@ -282,8 +292,8 @@ TEST_CASE("pitfall A10: first gradients that come later, accumulation, unfreezin
 TEST_CASE("pitfall A11: the smaller last batch of an epoch is right and costs one entry") {
   same_in_all_modes([](const StepOptions& options, Trace& t) {
     Trainer<optim::SGD, optim::SGDOptions> w({.lr = 0.1});
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y); },
-                           options);
+    auto step =
+        brrr::step([&](const Tensor& x, const Tensor& y) { return w.train(x, y); }, options);
     for (int epoch = 0; epoch < 3; ++epoch) {
       for (int64_t n : {4, 4, 4, 1}) w.log(t, step(randn({n, 6}), randint(0, 3, {n})));
     }
@@ -299,7 +309,11 @@ TEST_CASE("pitfall A13: fusion changes no rounding in strict mode") {
           Tensor h = gelu(x * w + b) * 1.1 + x / 3.0;
           h = h.tanh().exp() - h.sigmoid() * (h + 1.0).abs().sqrt() + (h * 0.3).sin();
           Tensor g = softmax(layer_norm(h, {33}, w, b), -1);
-          return std::vector<Tensor>{h, g, h.sum({0}), (g * h).mean(), h.to(kFloat64) * 0.1,
+          return std::vector<Tensor>{h,
+                                     g,
+                                     h.sum({0}),
+                                     (g * h).mean(),
+                                     h.to(kFloat64) * 0.1,
                                      clamp(h, -0.5, 0.5).square().sum({1})};
         },
         options);

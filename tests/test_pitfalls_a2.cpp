@@ -9,9 +9,7 @@ using namespace brrr::test;
 
 TEST_CASE("pitfall A16: no entry serves a call that it was not made for") {
   // Two steps of the same code never share.
-  auto make = [](double k) {
-    return brrr::step([k](const Tensor& x) { return x * k; }, kEarly);
-  };
+  auto make = [](double k) { return brrr::step([k](const Tensor& x) { return x * k; }, kEarly); };
   auto two = make(2), three = make(3);
   const Tensor x = randn({5});
   for (int i = 0; i < 3; ++i) {

@@ -24,8 +24,8 @@ void survives(int before, const StepOptions& options, const F& sabotage, const G
   Everything graph, eager;
   twins(graph, eager);
   const Tensor data = randn({8, 4, 6});
-  auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return graph.run(x, y); },
-                         options);
+  auto step =
+      brrr::step([&](const Tensor& x, const Tensor& y) { return graph.run(x, y); }, options);
   const RngState rng = rng_state();
   std::vector<Tensor> losses;
   auto batch = [&](int i) { return data.select(0, i).clone(); };
@@ -54,25 +54,48 @@ TEST_CASE("pitfall B1: a host read inside the step throws at the user's line") {
   Tensor before = ones({2, 3});
   int what = 0;
   float raw[3] = {};
-  auto step = brrr::step([&](const Tensor& x) {
-    Tensor h = layer(x) * 2.0;
-    const Tensor loss = h.sum();
-    before.add_(1.0);
-    switch (what) {
-      case 1: loss.item<float>(); break;
-      case 2: h.to_vector<float>(); break;
-      case 3: h.to_string(); break;
-      case 4: h.data_ptr(); break;
-      case 5: before.data<float>(); break;
-      case 6: before.to_vector<double>(); break;
-      case 7: manual_seed(1); break;
-      case 8: from_blob(raw, {3}, kFloat32, false); break;
-      case 9: x.item<float>(); break;
-      case 10: std::ostringstream() << h; break;
-      default: break;
-    }
-    return loss.detach();
-  }, kEarly);
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        Tensor h = layer(x) * 2.0;
+        const Tensor loss = h.sum();
+        before.add_(1.0);
+        switch (what) {
+          case 1:
+            loss.item<float>();
+            break;
+          case 2:
+            h.to_vector<float>();
+            break;
+          case 3:
+            h.to_string();
+            break;
+          case 4:
+            h.data_ptr();
+            break;
+          case 5:
+            before.data<float>();
+            break;
+          case 6:
+            before.to_vector<double>();
+            break;
+          case 7:
+            manual_seed(1);
+            break;
+          case 8:
+            from_blob(raw, {3}, kFloat32, false);
+            break;
+          case 9:
+            x.item<float>();
+            break;
+          case 10:
+            std::ostringstream() << h;
+            break;
+          default:
+            break;
+        }
+        return loss.detach();
+      },
+      kEarly);
   const Tensor x = ones({2, 3});
   for (int round = 0; round < 2; ++round) {
     for (int w = 1; w <= 10; ++w) {
@@ -91,12 +114,14 @@ TEST_CASE("pitfall B1: a host read inside the step throws at the user's line") {
     for (int i = 0; i < 2; ++i) CHECK(step(x).defined());
   }
   // The user may catch it and go on: the step then counts.
-  auto forgiving = brrr::step([&](const Tensor& t) {
-    const Tensor y = t + 1.0;
-    CHECK_THROWS_AS(y.item<float>(), Error);
-    CHECK_THROWS_AS(y.matmul(ones({7, 7})), Error);
-    return y * 2.0;
-  }, kEarly);
+  auto forgiving = brrr::step(
+      [&](const Tensor& t) {
+        const Tensor y = t + 1.0;
+        CHECK_THROWS_AS(y.item<float>(), Error);
+        CHECK_THROWS_AS(y.matmul(ones({7, 7})), Error);
+        return y * 2.0;
+      },
+      kEarly);
   for (int i = 0; i < 3; ++i) CHECK(same_bits(forgiving(x), (x + 1.0) * 2.0));
   CHECK(forgiving.stats().recordings == 1);
 }
@@ -105,15 +130,16 @@ TEST_CASE("pitfall B5: the function throws at any point, on any call") {
   for (int before : {0, 1, 3}) {
     for (int at = 0; at < 13; ++at) {
       CAPTURE(at);
-      survives(before, before == 1 ? kEarly : StepOptions{},
-               [&](Everything& e, auto&& call) {
-                 e.throw_at = at;
-                 CHECK_THROWS_AS(call(), std::runtime_error);
-                 if (at > 5) {
-                   CHECK(contains(error_of([&] { e.kept.item<float>(); }), "temporary"));
-                 }
-               },
-               [](Everything& e) { e.throw_at = -1; });
+      survives(
+          before, before == 1 ? kEarly : StepOptions{},
+          [&](Everything& e, auto&& call) {
+            e.throw_at = at;
+            CHECK_THROWS_AS(call(), std::runtime_error);
+            if (at > 5) {
+              CHECK(contains(error_of([&] { e.kept.item<float>(); }), "temporary"));
+            }
+          },
+          [](Everything& e) { e.throw_at = -1; });
     }
   }
 }
@@ -158,11 +184,13 @@ TEST_CASE("pitfall B5: every allocation of a step fails once") {
 TEST_CASE("pitfall B5: an in-place op on overlapping memory fails after other writes") {
   for (const bool fuse : {true, false}) {
     Tensor a = ones({8}), m = randn({6, 6});
-    auto step = brrr::step([&] {
-      a.add_(1.0);
-      m.sub_(m.t() * 0.5);
-      m.add_(m.t());
-    }, StepOptions{.build_at_first_call = true, .fuse = fuse});
+    auto step = brrr::step(
+        [&] {
+          a.add_(1.0);
+          m.sub_(m.t() * 0.5);
+          m.add_(m.t());
+        },
+        StepOptions{.build_at_first_call = true, .fuse = fuse});
     step();
     int failures = 0;
     for (int k = 0; k < 20; ++k) {
@@ -186,14 +214,16 @@ TEST_CASE("pitfall B5: an index out of range, on any call") {
     models::Embedding table(5, 4);
     optim::SGD opt(table.parameters(), {.lr = 0.1});
     Tensor count = zeros({});
-    auto step = brrr::step([&](const Tensor& ids) {
-      count.add_(1.0);
-      Tensor loss = cross_entropy(table(ids), ids);
-      opt.zero_grad();
-      loss.backward();
-      opt.step();
-      return loss;
-    }, before == 1 ? kEarly : StepOptions{});
+    auto step = brrr::step(
+        [&](const Tensor& ids) {
+          count.add_(1.0);
+          Tensor loss = cross_entropy(table(ids), ids);
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss;
+        },
+        before == 1 ? kEarly : StepOptions{});
     for (int i = 0; i < before; ++i) step(good);
     auto state = [&] {
       Trace t;
@@ -213,11 +243,13 @@ TEST_CASE("pitfall B5: a tape from before the step is used up only if the step r
   w.set_requires_grad(true);
   Tensor h;
   bool fail = true;
-  auto step = brrr::step([&] {
-    w.set_grad({});
-    h.sum().backward();
-    if (fail) throw std::runtime_error("user");
-  }, kEarly);
+  auto step = brrr::step(
+      [&] {
+        w.set_grad({});
+        h.sum().backward();
+        if (fail) throw std::runtime_error("user");
+      },
+      kEarly);
   for (int i = 0; i < 3; ++i) {
     h = (w * 2.0).exp();
     fail = true;
@@ -239,8 +271,8 @@ TEST_CASE("pitfall B5: a failed build trains on, says why, and leaks nothing") {
   SUBCASE("one build fails") {
     Everything graph, eager;
     twins(graph, eager);
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return graph.run(x, y); },
-                           kEarly);
+    auto step =
+        brrr::step([&](const Tensor& x, const Tensor& y) { return graph.run(x, y); }, kEarly);
     const RngState rng = rng_state();
     cpu::fail_next_build();
     const Tensor x = ones({4, 6});
@@ -255,11 +287,13 @@ TEST_CASE("pitfall B5: a failed build trains on, says why, and leaks nothing") {
   SUBCASE("no compiler at all") {
     Env off("BRRR_JIT", "off");
     const size_t live = cpu::memory_stats().live;
-    survives(2, kEarly, [](Everything&, auto&&) {}, none);
+    survives(
+        2, kEarly, [](Everything&, auto&&) {}, none);
     CHECK(cpu::memory_stats().live <= live);
   }
   SUBCASE("a compiler that fails") {
     Env bad("BRRR_CXX", "/bin/false");
-    survives(2, kEarly, [](Everything&, auto&&) {}, none);
+    survives(
+        2, kEarly, [](Everything&, auto&&) {}, none);
   }
 }

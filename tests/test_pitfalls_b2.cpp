@@ -58,21 +58,22 @@ TEST_CASE("pitfall B7: a full cache drops the least recently used entry") {
   step(ones({4}));
   step(ones({6}));
   CHECK(step.stats().recordings == before);
-  CHECK(contains(error_of([] {
-    brrr::step([] {}, StepOptions{.max_entries = 0});
-  }), "max_entries"));
+  CHECK(
+      contains(error_of([] { brrr::step([] {}, StepOptions{.max_entries = 0}); }), "max_entries"));
 }
 
 TEST_CASE("pitfall B11: steps inside steps, recursion and repeated arguments") {
   Tensor w = ones({4});
   w.set_requires_grad(true);
   optim::SGD opt({w}, {.lr = 0.1});
-  auto inner = brrr::step([&](const Tensor& x) {
-    opt.zero_grad();
-    (w * w * x).sum().backward();
-    opt.step();
-    return w.sum().detach();
-  }, kEarly);
+  auto inner = brrr::step(
+      [&](const Tensor& x) {
+        opt.zero_grad();
+        (w * w * x).sum().backward();
+        opt.step();
+        return w.sum().detach();
+      },
+      kEarly);
   auto outer = brrr::step([&](const Tensor& x) { return inner(x) + inner(x * 2.0); }, kEarly);
   std::function<Tensor(const Tensor&, int)> deep;
   auto again = brrr::step([&](const Tensor& x) { return deep(x, 3); }, kEarly);
@@ -97,14 +98,14 @@ TEST_CASE("pitfall B11: steps inside steps, recursion and repeated arguments") {
   int depth = 0;
   std::function<Tensor(const Tensor&)> recurse;
   auto self = brrr::step([&](const Tensor& t) { return recurse(t); }, kEarly);
-  recurse = [&](const Tensor& t) {
-    return depth++ % 4 == 3 ? t * 2.0 : self(t + 1.0);
-  };
+  recurse = [&](const Tensor& t) { return depth++ % 4 == 3 ? t * 2.0 : self(t + 1.0); };
   for (int i = 0; i < 3; ++i) CHECK(same_bits(self(x), (x + 1.0 + 1.0 + 1.0) * 2.0));
-  auto twice = brrr::step([](const Tensor& a, const Tensor& b) {
-    a.add_(b);
-    return a * b;
-  }, kEarly);
+  auto twice = brrr::step(
+      [](const Tensor& a, const Tensor& b) {
+        a.add_(b);
+        return a * b;
+      },
+      kEarly);
   for (int i = 0; i < 3; ++i) {
     const Tensor t = x.clone();
     CHECK(same_bits(twice(t, t), (x + x) * (x + x)));

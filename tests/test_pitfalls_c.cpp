@@ -31,13 +31,15 @@ int mapped_kernels(const std::string& dir) {
 std::pair<size_t, size_t> peak_of(const StepOptions& options, int64_t scale) {
   models::MLP model({.sizes = {64, 256, 256, 10}});
   optim::AdamW opt(model.parameters(), {.lr = 1e-3});
-  auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
-    Tensor loss = cross_entropy(model(x), y);
-    opt.zero_grad();
-    loss.backward();
-    opt.step();
-    return loss.detach();
-  }, options);
+  auto step = brrr::step(
+      [&](const Tensor& x, const Tensor& y) {
+        Tensor loss = cross_entropy(model(x), y);
+        opt.zero_grad();
+        loss.backward();
+        opt.step();
+        return loss.detach();
+      },
+      options);
   std::vector<Tensor> x, y;
   for (int64_t n : {4, 2, 3}) {
     x.push_back(randn({n * scale, 64}));
@@ -74,13 +76,15 @@ TEST_CASE("pitfall C1: one arena for all entries, graph's peak is not above eage
 TEST_CASE("pitfall C2: the arena is close to the liveness bound") {
   models::MLP model({.sizes = {64, 256, 128, 10}, .activation = "gelu"});
   optim::AdamW opt(model.parameters(), {.lr = 1e-3});
-  auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
-    Tensor loss = cross_entropy(model(x), y);
-    opt.zero_grad();
-    loss.backward();
-    opt.step();
-    return loss.detach();
-  }, kEarly);
+  auto step = brrr::step(
+      [&](const Tensor& x, const Tensor& y) {
+        Tensor loss = cross_entropy(model(x), y);
+        opt.zero_grad();
+        loss.backward();
+        opt.step();
+        return loss.detach();
+      },
+      kEarly);
   step(randn({64, 64}), zeros({64}, kInt64));
   const StepStats s = step.stats();
   MESSAGE("arena " << s.arena_bytes << ", lower bound " << s.lower_bound_bytes);
@@ -118,11 +122,13 @@ TEST_CASE("pitfall C5: a thousand shapes leave bounded memory") {
 }
 
 TEST_CASE("pitfall C6: in-place use is reported") {
-  auto step = brrr::step([](const Tensor& x) {
-    const Tensor a = x.matmul(x);
-    const Tensor b = (a * 2.0 + 1.0).tanh();
-    return b.matmul(x);
-  }, kEarly);
+  auto step = brrr::step(
+      [](const Tensor& x) {
+        const Tensor a = x.matmul(x);
+        const Tensor b = (a * 2.0 + 1.0).tanh();
+        return b.matmul(x);
+      },
+      kEarly);
   step(randn({16, 16}));
   CHECK(step.stats().in_place_candidates >= 1);
   CHECK(contains(step.explain(), "in place 1 of 1"));
@@ -131,13 +137,15 @@ TEST_CASE("pitfall C6: in-place use is reported") {
 TEST_CASE("pitfall C8: out of memory is an error; a smaller batch then trains") {
   models::MLP model({.sizes = {64, 512, 10}});
   optim::SGD opt(model.parameters(), {.lr = 0.1});
-  auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
-    Tensor loss = cross_entropy(model(x), y);
-    opt.zero_grad();
-    loss.backward();
-    opt.step();
-    return loss.detach();
-  }, kEarly);
+  auto step = brrr::step(
+      [&](const Tensor& x, const Tensor& y) {
+        Tensor loss = cross_entropy(model(x), y);
+        opt.zero_grad();
+        loss.backward();
+        opt.step();
+        return loss.detach();
+      },
+      kEarly);
   const Tensor x = randn({4096, 64}), y = zeros({4096}, kInt64);
   const Tensor w = model.parameters()[0].clone();
   cpu::set_memory_limit(cpu::memory_stats().live + (4u << 20));
@@ -163,8 +171,8 @@ TEST_CASE("pitfall D1: policies for calls that match no recording") {
   CHECK(contains(text, "float32[3]"));
   CHECK(contains(text, "float32[4]"));
   CHECK(same_bits(strict(ones({3})), body(ones({3}))));
-  auto lenient = brrr::step(body, StepOptions{.on_new_entry = Policy::Eager,
-                                              .build_at_first_call = true});
+  auto lenient =
+      brrr::step(body, StepOptions{.on_new_entry = Policy::Eager, .build_at_first_call = true});
   for (int i = 0; i < 4; ++i) {
     for (int64_t n : {3, 4, 5}) CHECK(same_bits(lenient(ones({n})), body(ones({n}))));
   }

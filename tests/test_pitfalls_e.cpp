@@ -32,11 +32,13 @@ struct Net : models::Module {
 
 TEST_CASE("pitfall D5: guards cost little (smoke; the benchmark measures them)") {
   const Tensor x = ones({8});
-  auto step = brrr::step([](const Tensor& t) {
-    Tensor h = t;
-    for (int i = 0; i < 200; ++i) h = h * 1.0009765625;
-    return h;
-  }, kEarly);
+  auto step = brrr::step(
+      [](const Tensor& t) {
+        Tensor h = t;
+        for (int i = 0; i < 200; ++i) h = h * 1.0009765625;
+        return h;
+      },
+      kEarly);
   for (int i = 0; i < 5; ++i) step(x);
   double best = 1e9;
   for (int i = 0; i < 200; ++i) best = std::min(best, microseconds([&] { step(x); }));
@@ -77,13 +79,15 @@ TEST_CASE("pitfall D11: Mode::Auto times both, keeps the faster and says which")
     optim::Adam opt(model.parameters(), {.lr = 1e-2});
     StepOptions o = options;
     if (o.mode == Mode::Graph) o.mode = Mode::Auto;
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
-      Tensor loss = cross_entropy(model(x), y);
-      opt.zero_grad();
-      loss.backward();
-      opt.step();
-      return loss;
-    }, o);
+    auto step = brrr::step(
+        [&](const Tensor& x, const Tensor& y) {
+          Tensor loss = cross_entropy(model(x), y);
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss;
+        },
+        o);
     for (int i = 0; i < 40; ++i) t.add(step(randn({4, 6}), randint(0, 3, {4})));
     t.add_leaves(model.parameters());
     if (options.mode == Mode::Eager) return;
@@ -143,9 +147,8 @@ TEST_CASE("pitfall E3: a debug run names the first op that is not finite") {
   Net net;
   models::Module root;
   root.register_module("net", net);
-  auto step = brrr::step([&](const Tensor& x) {
-    return (net(x) * 2.0).log().sum() + 1.0;
-  }, StepOptions{.check_numerics = true});
+  auto step = brrr::step([&](const Tensor& x) { return (net(x) * 2.0).log().sum() + 1.0; },
+                         StepOptions{.check_numerics = true});
   const std::string text = error_of([&] { step(randn({4, 6})); });
   CHECK(contains(text, "not finite"));
   CHECK(contains(text, "log("));
@@ -158,10 +161,12 @@ TEST_CASE("pitfall E3: a debug run names the first op that is not finite") {
   CHECK(contains(where, "net.fc1"));
   // State is as before: the update of a bad step has not happened.
   Tensor w = ones({3});
-  auto update = brrr::step([&](const Tensor& g) {
-    w.sub_(g);
-    return (w / 0.0).sum();
-  }, StepOptions{.check_numerics = true});
+  auto update = brrr::step(
+      [&](const Tensor& g) {
+        w.sub_(g);
+        return (w / 0.0).sum();
+      },
+      StepOptions{.check_numerics = true});
   CHECK(contains(error_of([&] { update(ones({3})); }), "div"));
   CHECK(same_bits(w, ones({3})));
   CHECK(w.version() == 0);
@@ -174,14 +179,16 @@ TEST_CASE("pitfall E5: verify_every runs a shadow and finds a wrong kernel") {
     models::MLP model(small_mlp(0.4));
     optim::AdamW opt(model.parameters(), {.lr = 1e-2});
     Tensor average = zeros({6});
-    auto step = brrr::step([&](const Tensor& x, const Tensor& y) {
-      average.mul_(0.5).add_(x.mean({0}));
-      Tensor loss = cross_entropy(model(x), y);
-      opt.zero_grad();
-      loss.backward();
-      opt.step();
-      return loss;
-    }, o);
+    auto step = brrr::step(
+        [&](const Tensor& x, const Tensor& y) {
+          average.mul_(0.5).add_(x.mean({0}));
+          Tensor loss = cross_entropy(model(x), y);
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss;
+        },
+        o);
     for (int i = 0; i < 9; ++i) t.add(step(randn({4, 6}), randint(0, 3, {4})));
     t.add_leaves(model.parameters());
     t.add_state(opt.state_dict());
@@ -202,10 +209,12 @@ TEST_CASE("pitfall E5: verify_every runs a shadow and finds a wrong kernel") {
   fs::permissions(liar, fs::perms::owner_all);
   Env compiler("BRRR_CXX", liar.c_str());
   Tensor state = ones({5});
-  auto wrong = brrr::step([&](const Tensor& x) {
-    state.add_(x * 1.5);
-    return x * 1.5 + 1.0;
-  }, StepOptions{.verify_every = 1, .build_at_first_call = true});
+  auto wrong = brrr::step(
+      [&](const Tensor& x) {
+        state.add_(x * 1.5);
+        return x * 1.5 + 1.0;
+      },
+      StepOptions{.verify_every = 1, .build_at_first_call = true});
   const std::string text = error_of([&] { wrong(ones({5})); });
   CHECK(contains(text, "verify_every"));
   CHECK(contains(text, "differ"));
@@ -222,16 +231,18 @@ TEST_CASE("pitfall E6: nothing has to be declared") {
     w.set_requires_grad(true);
     optim::SGD opt({w}, {.lr = 0.1, .momentum = 0.5});
     int calls = 0;
-    auto step = brrr::step([&](const Tensor& x) {
-      counter.add_(1);
-      mean = mean + (x - mean) * 0.1;
-      const size_t at = static_cast<size_t>(calls++ % 3);
-      if (ring[at].defined()) last = ring[at] + x;
-      ring[at] = x * w.detach();
-      opt.zero_grad();
-      ((w - x) * (w - x)).sum().backward();
-      opt.step();
-    }, options);
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          counter.add_(1);
+          mean = mean + (x - mean) * 0.1;
+          const size_t at = static_cast<size_t>(calls++ % 3);
+          if (ring[at].defined()) last = ring[at] + x;
+          ring[at] = x * w.detach();
+          opt.zero_grad();
+          ((w - x) * (w - x)).sum().backward();
+          opt.step();
+        },
+        options);
     for (int i = 0; i < 12; ++i) {
       step(randn({3}));
       t.add({counter, mean, last});
@@ -262,8 +273,9 @@ TEST_CASE("pitfall E7: require_graph throws with the reason; everything is count
     soft(ones({3}));
     CHECK(soft.stats().fallbacks == 4);
   }
-  auto step = brrr::step(body, StepOptions{.require_graph = true, .on_new_entry = Policy::Eager,
-                                           .build_at_first_call = true});
+  auto step = brrr::step(
+      body, StepOptions{
+                .require_graph = true, .on_new_entry = Policy::Eager, .build_at_first_call = true});
   CHECK(step(ones({3})).defined());
   CHECK(contains(error_of([&] { step(ones({4})); }), "require_graph"));
   CHECK(step(ones({3})).defined());
@@ -276,24 +288,39 @@ TEST_CASE("pitfall E7: require_graph throws with the reason; everything is count
 TEST_CASE("pitfall E8: a placeholder read after its step says what it was") {
   Tensor leaked, alias, grown = ones({2});
   bool fail = true;
-  auto step = brrr::step([&](const Tensor& x) {
-    leaked = x.exp() * 2.0;
-    alias = leaked.slice(0, 0, 2);
-    if (fail) throw std::runtime_error("user");
-    return leaked.sum();
-  }, kEarly);
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        leaked = x.exp() * 2.0;
+        alias = leaked.slice(0, 0, 2);
+        if (fail) throw std::runtime_error("user");
+        return leaked.sum();
+      },
+      kEarly);
   for (int round = 0; round < 2; ++round) {
     fail = true;
     CHECK_THROWS_AS(step(ones({3})), std::runtime_error);
-    const std::function<void()> uses[] = {
-        [&] { leaked.item<float>(); }, [&] { leaked.to_vector<float>(); },
-        [&] { leaked.data_ptr(); }, [&] { leaked.to_string(); }, [&] { leaked + 1.0; },
-        [&] { ones({3}) + leaked; }, [&] { alias.exp(); }, [&] { alias.to_vector<float>(); },
-        [&] { leaked.zero_(); }, [&] { leaked.fill_(1.0); }, [&] { leaked.copy_(ones({3})); },
-        [&] { ones({3}).copy_(leaked); }, [&] { leaked.add_(1.0); }, [&] { alias.mul_(2.0); },
-        [&] { ones({3}).add_(leaked); }, [&] { leaked.clone(); }, [&] { leaked.slice(0, 0, 1); },
-        [&] { step(leaked); }, [&] { cat({leaked, alias}); },
-        [&] { leaked.matmul(leaked); }};
+    const std::function<void()> uses[] = {[&] { leaked.item<float>(); },
+                                          [&] { leaked.to_vector<float>(); },
+                                          [&] { leaked.data_ptr(); },
+                                          [&] { leaked.to_string(); },
+                                          [&] { leaked + 1.0; },
+                                          [&] { ones({3}) + leaked; },
+                                          [&] { alias.exp(); },
+                                          [&] { alias.to_vector<float>(); },
+                                          [&] { leaked.zero_(); },
+                                          [&] { leaked.fill_(1.0); },
+                                          [&] { leaked.copy_(ones({3})); },
+                                          [&] { ones({3}).copy_(leaked); },
+                                          [&] { leaked.add_(1.0); },
+                                          [&] { alias.mul_(2.0); },
+                                          [&] { ones({3}).add_(leaked); },
+                                          [&] { leaked.clone(); },
+                                          [&] { leaked.slice(0, 0, 1); },
+                                          [&] { step(leaked); },
+                                          [&] {
+                                            cat({leaked, alias});
+                                          },
+                                          [&] { leaked.matmul(leaked); }};
     int n = 0;
     for (const auto& use : uses) {
       CAPTURE(n++);

@@ -56,16 +56,16 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
   };
   Tensor w = randn({4}), kept, other = randn({4});
   w.set_requires_grad(true);
-  auto backward = [&](const Tensor& in) {
-    (w * in).sum().backward();
-  };
+  auto backward = [&](const Tensor& in) { (w * in).sum().backward(); };
   auto idle = brrr::step([](const Tensor& in) { return in + 1.0; });
   CHECK(contains(error_of([&] { idle.freeze(); }), "at least once"));
   auto eager = brrr::step([](const Tensor& in) { return in + 1.0; }, Mode::Eager);
   CHECK(contains(error_of([&] { eager.freeze(); }), "eager"));
   CHECK(refusal([](const Tensor& in) { return in + 1.0; }) == "");
   CHECK(contains(refusal([&](const Tensor& in) { kept = in + 1.0; }), "captured handle"));
-  CHECK(contains(refusal([&](const Tensor& in) { return in + tensor({1.0, 2.0, 3.0, 4.0}); }),
+  CHECK(contains(refusal([&](const Tensor& in) {
+                   return in + tensor({1.0, 2.0, 3.0, 4.0});
+                 }),
                  "host memory"));
   CHECK(contains(refusal([&](const Tensor& in) { return in.slice(0, 0, 2); }), "not made"));
   CHECK(contains(refusal([&](const Tensor&) { w.set_grad(other); }), "outside"));
@@ -75,15 +75,17 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
   w.set_grad({});
   optim::SGD opt({w}, {.lr = 0.1});
   CHECK(contains(refusal([&](const Tensor& in) {
-    opt.zero_grad();
-    backward(in);
-    opt.set_lr(opt.lr() * 0.5);
-    opt.step();
-  }), "learning rate"));
+                   opt.zero_grad();
+                   backward(in);
+                   opt.set_lr(opt.lr() * 0.5);
+                   opt.step();
+                 }),
+                 "learning rate"));
   CHECK(contains(refusal([&](const Tensor&) {
-    NoGradGuard guard;
-    w.sub_(w.grad() * 0.1);
-  }), "gradient"));
+                   NoGradGuard guard;
+                   w.sub_(w.grad() * 0.1);
+                 }),
+                 "gradient"));
 }
 
 TEST_CASE("pitfall A25: a frozen step sees that arguments alias differently, or not any more") {
@@ -159,10 +161,12 @@ TEST_CASE("pitfall A25: an optimiser made anew keeps its own learning rate when 
 TEST_CASE("pitfall A25: an argument that a frozen step writes") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     const Tensor first = ones({3}), second = ones({3});
-    auto step = brrr::step([](const Tensor& x) {
-      x.add_(1.0);
-      x.mul_(2.0);
-    }, mode);
+    auto step = brrr::step(
+        [](const Tensor& x) {
+          x.add_(1.0);
+          x.mul_(2.0);
+        },
+        mode);
     step(first);
     step(first);
     if (mode == Mode::Graph) step.freeze();
@@ -188,10 +192,12 @@ TEST_CASE("pitfall A25: an argument cut from captured data, and history given to
   grows();
   CHECK(contains(error_of([&] { grows.freeze(); }), "history"));
   Tensor h = (w * 2.0).exp();
-  auto uses = brrr::step([&] {
-    w.set_grad({});
-    h.sum().backward();
-  }, kEarly);
+  auto uses = brrr::step(
+      [&] {
+        w.set_grad({});
+        h.sum().backward();
+      },
+      kEarly);
   uses();
   CHECK(contains(error_of([&] { uses.freeze(); }), "tape from before"));
   w.set_grad({});
@@ -201,10 +207,12 @@ TEST_CASE("pitfall A25: an argument cut from captured data, and history given to
 
 TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no further") {
   Tensor sum = zeros({4});
-  auto step = brrr::step([&](const Tensor& x) {
-    sum.add_(x);
-    return dropout(x, 0.5, true) + randn({4});
-  }, kEarly);
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        sum.add_(x);
+        return dropout(x, 0.5, true) + randn({4});
+      },
+      kEarly);
   step(ones({4}));
   step.freeze();
   step(ones({4}));

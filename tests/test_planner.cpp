@@ -19,8 +19,7 @@ using graph::kNone;
 namespace {
 
 // What `fn` records; nothing is run, and what it did to gradients and versions is undone.
-template <class F>
-graph::Recording record(const F& fn) {
+template <class F> graph::Recording record(const F& fn) {
   graph::Recording r;
   graph::Pass pass;
   pass.begin({});

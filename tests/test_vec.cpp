@@ -27,7 +27,9 @@ float from_bits(std::uint32_t bits) {
   return x;
 }
 
-template <class T> bool same_bits(T a, T b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+template <class T> bool same_bits(T a, T b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
 
 // Error in units of the last place of the float that `want` falls into.
 double ulp_error(float got, double want) {
@@ -49,27 +51,21 @@ struct Row {
   double bound;  // ulp, as the table in vec_math.h says
 };
 
-#define ROW(name, reference, bound) \
-  Row{#name, [](vx::f32 x) { return vx::name(x); }, [](double x) -> double { return reference; }, \
-      bound}
+#define ROW(name, reference, bound)                                                                \
+  Row {                                                                                            \
+#name, [](vx::f32 x) { return vx::name(x); }, [](double x) -> double { return reference; },    \
+                                                                                             bound \
+  }
 
 const Row rows[] = {
-    ROW(exp, std::exp(x), 0.87),
-    ROW(expm1, std::expm1(x), 1.5),
-    ROW(log, std::log(x), 0.85),
-    ROW(log1p, std::log1p(x), 1.5),
-    ROW(sin, std::sin(x), 1.9),
-    ROW(cos, std::cos(x), 2.0),
-    ROW(tanh, std::tanh(x), 1.4),
-    ROW(sigmoid, 1 / (1 + std::exp(-x)), 2.5),
-    ROW(erf, std::erf(x), 1.4),
-    ROW(sqrt, std::sqrt(x), 0.5001),
-    ROW(rsqrt, 1 / std::sqrt(x), 1.5),
-    ROW(floor, std::floor(x), 0),
-    ROW(ceil, std::ceil(x), 0),
-    ROW(trunc, std::trunc(x), 0),
-    ROW(round, std::nearbyint(x), 0),
-    ROW(abs, std::fabs(x), 0),
+    ROW(exp, std::exp(x), 0.87),       ROW(expm1, std::expm1(x), 1.5),
+    ROW(log, std::log(x), 0.85),       ROW(log1p, std::log1p(x), 1.5),
+    ROW(sin, std::sin(x), 1.9),        ROW(cos, std::cos(x), 2.0),
+    ROW(tanh, std::tanh(x), 1.4),      ROW(sigmoid, 1 / (1 + std::exp(-x)), 2.5),
+    ROW(erf, std::erf(x), 1.4),        ROW(sqrt, std::sqrt(x), 0.5001),
+    ROW(rsqrt, 1 / std::sqrt(x), 1.5), ROW(floor, std::floor(x), 0),
+    ROW(ceil, std::ceil(x), 0),        ROW(trunc, std::trunc(x), 0),
+    ROW(round, std::nearbyint(x), 0),  ROW(abs, std::fabs(x), 0),
 };
 
 // Every step-th bit pattern, so denormals, infinities and NaN are among them.
@@ -85,10 +81,16 @@ double max_ulp(const Row& row, std::uint64_t step) {
   return worst;
 }
 
-float one(vx::f32 v) { return v[3]; }
+float one(vx::f32 v) {
+  return v[3];
+}
 // By value, because clang gives no reference to a vector's element.
-template <class V> auto lane(V v, int i) { return v[i]; }
-template <class T> auto all_lanes(T x) { return vx::splat(x); }
+template <class V> auto lane(V v, int i) {
+  return v[i];
+}
+template <class T> auto all_lanes(T x) {
+  return vx::splat(x);
+}
 
 // Rounds to a format with `digits` significant bits whose smallest denormal is 2^low.
 float round_to(float x, int digits, int low, float limit) {
@@ -133,7 +135,7 @@ TEST_CASE("vec: pow keeps its documented error and the special cases of C") {
     float x[16], y[16], z[16];
     for (int k = 0; k < 16; ++k) {
       int a = static_cast<int>(next_random(state)), b = static_cast<int>(next_random(state));
-      x[k] = block % 3 == 0 ? from_bits(static_cast<std::uint32_t>(a))
+      x[k] = block % 3 == 0   ? from_bits(static_cast<std::uint32_t>(a))
              : block % 3 == 1 ? std::fabs(static_cast<float>(a)) * 0x1p-26f
                               : 1.0f + static_cast<float>(a) * 0x1p-34f;
       y[k] = static_cast<float>(b) * (block % 3 == 2 ? 0x1p-18f : 0x1p-26f);
@@ -144,7 +146,8 @@ TEST_CASE("vec: pow keeps its documented error and the special cases of C") {
   }
   MESSAGE("pow: max " << worst << " ulp, documented 1.2");
   CHECK(worst <= 1.2);
-  const float special[] = {0.f, -0.f, 1, -1, 2, -2, 3, -3, .5f, -.5f, inf, -inf, nan_f, 1e-45f,
+  const float special[] = {0.f,     -0.f,  1,      -1,     2,        -2,        3,
+                           -3,      .5f,   -.5f,   inf,    -inf,     nan_f,     1e-45f,
                            -1e-45f, 3e38f, -3e38f, 1e-38f, 16777215, -16777215, 33554432};
   for (float a : special)
     for (float b : special) {
@@ -325,13 +328,13 @@ TEST_CASE("vec: Philox gives Random123's known answers") {
   CHECK(philox({0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}, 0xa4093822u, 0x299f31d0u) ==
         Words{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u});
   const std::uint64_t seed = 0x299f31d0a4093822u, offset = 0x0370734413198a2eu;
-  for (std::uint64_t index : {std::uint64_t{0}, std::uint64_t{16}, std::uint64_t{1} << 34,
-                              0x85a308d3243f6a80u}) {
+  for (std::uint64_t index :
+       {std::uint64_t{0}, std::uint64_t{16}, std::uint64_t{1} << 34, 0x85a308d3243f6a80u}) {
     vx::u32 got = vx::philox16(index, seed, offset);
     for (std::uint32_t k = 0; k < 16; ++k) {
       std::uint64_t block = index / 4 + k / 4;
-      Words want = philox({std::uint32_t(block), std::uint32_t(block >> 32),
-                           std::uint32_t(offset), std::uint32_t(offset >> 32)},
+      Words want = philox({std::uint32_t(block), std::uint32_t(block >> 32), std::uint32_t(offset),
+                           std::uint32_t(offset >> 32)},
                           std::uint32_t(seed), std::uint32_t(seed >> 32));
       CHECK(lane(got, static_cast<int>(k)) == want[k % 4]);
     }

@@ -14,7 +14,7 @@ namespace brrr::cpu {
 /// `peak` is exact while one thread allocates; with several it may be late by 64 KB a thread.
 struct MemoryStats {
   size_t live = 0, peak = 0, reserved = 0;
-  size_t allocations = 0;     // successful allocate calls so far (of at least one byte)
+  size_t allocations = 0;  // successful allocate calls so far (of at least one byte)
   size_t cached = 0;
   uint64_t system_calls = 0;  // mmap, munmap and madvise so far
 };
@@ -33,12 +33,14 @@ void fail_after(int64_t n) noexcept;
 
 namespace detail {
 
-constexpr size_t kSmallUnit = 64;              // alignment and smallest block
+constexpr size_t kSmallUnit = 64;  // alignment and smallest block
 constexpr size_t kSmallLimit = size_t{1} << 16;
 constexpr size_t kSmallUnits = kSmallLimit / kSmallUnit;
-constexpr int kSmallClasses = 36;              // 64 .. 65536, four sizes per doubling
+constexpr int kSmallClasses = 36;  // 64 .. 65536, four sizes per doubling
 
-constexpr size_t small_units(size_t bytes) { return (bytes + kSmallUnit - 1) / kSmallUnit; }
+constexpr size_t small_units(size_t bytes) {
+  return (bytes + kSmallUnit - 1) / kSmallUnit;
+}
 
 /// Class of a request of `units` > 0 times 64 bytes.
 constexpr int small_class(size_t units) {
@@ -84,17 +86,16 @@ struct ThreadCache {
   FreeBlock* head[kSmallClasses + 1] = {};
   int32_t room[kSmallClasses + 1] = {};  // how many more blocks each list may hold
   std::atomic<int64_t> allocations{0};
-  std::atomic<int64_t> high_water{0};    // written under the global lock only
-  std::atomic<int64_t> headroom{0};      // high_water - live; below zero: a peak to look at
-  int64_t last_others = 0;               // the other threads' live bytes at the last look
+  std::atomic<int64_t> high_water{0};  // written under the global lock only
+  std::atomic<int64_t> headroom{0};    // high_water - live; below zero: a peak to look at
+  int64_t last_others = 0;             // the other threads' live bytes at the last look
   ThreadCache* next = nullptr;
   ThreadCache* prev = nullptr;
   enum class State : uint8_t { Fresh, Attached, Detached } state = State::Fresh;
 };
 
 // Initial-exec: one load instead of a call to find it, also inside a shared object.
-extern constinit thread_local ThreadCache thread_cache
-    __attribute__((tls_model("initial-exec")));
+extern constinit thread_local ThreadCache thread_cache __attribute__((tls_model("initial-exec")));
 
 // Finds the class of a request. 0 bytes, and every request that must be looked at (under a limit,
 // an injected failure, poisoning, AddressSanitizer, at start-up), lead to one more class that has
@@ -115,26 +116,31 @@ void* note_peak(void* block) noexcept;  // returns block
 /// limit would be passed or a failure is injected. 0 bytes give a shared non-null address.
 inline void* allocate(size_t bytes) noexcept {
   using namespace detail;
-  if (bytes > kSmallLimit) [[unlikely]] return allocate_slow(bytes);
+  if (bytes > kSmallLimit) [[unlikely]]
+    return allocate_slow(bytes);
   ThreadCache& cache = thread_cache;
   const size_t c = class_for(bytes);
   FreeBlock* block = cache.head[c];
-  if (!block) [[unlikely]] return allocate_slow(bytes);
+  if (!block) [[unlikely]]
+    return allocate_slow(bytes);
   cache.head[c] = block->next;
   ++cache.room[c];
   owner_add(cache.allocations, 1);
   const auto amount = static_cast<int64_t>(bytes);
-  if (owner_sub(cache.headroom, amount)) [[unlikely]] return note_peak(block);
+  if (owner_sub(cache.headroom, amount)) [[unlikely]]
+    return note_peak(block);
   return block;
 }
 
 /// Takes back what allocate(bytes) returned (not nullptr), from any thread.
 inline void deallocate(void* p, size_t bytes) noexcept {
   using namespace detail;
-  if (bytes > kSmallLimit) [[unlikely]] return deallocate_slow(p, bytes);
+  if (bytes > kSmallLimit) [[unlikely]]
+    return deallocate_slow(p, bytes);
   ThreadCache& cache = thread_cache;
   const size_t c = class_for(bytes);
-  if (--cache.room[c] < 0) [[unlikely]] return deallocate_slow(p, bytes);
+  if (--cache.room[c] < 0) [[unlikely]]
+    return deallocate_slow(p, bytes);
   auto* block = static_cast<FreeBlock*>(p);
   block->next = cache.head[c];
   cache.head[c] = block;

@@ -19,8 +19,12 @@ void describe_memory(char* text, size_t size) {
   std::snprintf(text, size, "%zu bytes held by tensors, %zu cached, %zu reserved", s.live, s.cached,
                 s.reserved);
 }
-void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
-void launch(OpCall& call) { call.op->cpu(call); }
+void copy_bytes(void* dst, const void* src, size_t bytes) {
+  std::memcpy(dst, src, bytes);
+}
+void launch(OpCall& call) {
+  call.op->cpu(call);
+}
 void parallel(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx) {
   cpu::parallel_for(n, grain, fn, ctx);
 }

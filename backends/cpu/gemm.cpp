@@ -74,7 +74,8 @@ struct Block {
 // threads more than return.
 Block block_of(const Gemm& g) {
   const Block whole{g.m, g.n};
-  const double work = static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
+  const double work =
+      static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
   if (!(g.trans_b && g.m >= 256) && g.dtype == kFloat32) {
     const int64_t rows = std::min<int64_t>(g.m, 64);
     int64_t cols = 1'000'000 / (rows * g.k);

@@ -13,7 +13,9 @@ constexpr size_t kSegment = size_t{32} << 20;  // smallest mapping; only touched
 constexpr uint32_t kUsed = 0;                  // a page's tag: 0, or the length of its free run
 constexpr int kScan = 32;                      // runs looked at per bucket: bounds the search
 
-size_t round_up(size_t value, size_t granule) { return (value + granule - 1) & ~(granule - 1); }
+size_t round_up(size_t value, size_t granule) {
+  return (value + granule - 1) & ~(granule - 1);
+}
 
 }  // namespace
 

@@ -41,7 +41,8 @@ class alignas(64) Signal {
     // Sequentially consistent on both sides: either the poster sees the sleeper, or the sleeper
     // sees the new value before it sleeps.
     value_.store(value, std::memory_order_seq_cst);
-    if (sleeper_.load(std::memory_order_seq_cst) == 0) [[likely]] return false;
+    if (sleeper_.load(std::memory_order_seq_cst) == 0) [[likely]]
+      return false;
     futex(FUTEX_WAKE_PRIVATE, 1);
     return true;
   }
@@ -50,7 +51,8 @@ class alignas(64) Signal {
   uint32_t wait_while(uint32_t old, bool spin) {
     uint32_t now = value_.load(std::memory_order_acquire);
     if (now == old && spin) now = spin_while(old);
-    if (now != old) [[likely]] return now;
+    if (now != old) [[likely]]
+      return now;
     sleeper_.store(1, std::memory_order_seq_cst);
     while ((now = value_.load(std::memory_order_seq_cst)) == old) futex(FUTEX_WAIT_PRIVATE, old);
     sleeper_.store(0, std::memory_order_relaxed);
@@ -80,8 +82,8 @@ class alignas(64) Signal {
 using Body = void (*)(void* task, int thread);
 
 thread_local bool in_region = false;
-std::atomic<int> wanted_threads{0};       // 0: not asked for yet
-std::atomic<bool> inline_only{false};     // in a forked child, and while the process ends
+std::atomic<int> wanted_threads{0};    // 0: not asked for yet
+std::atomic<bool> inline_only{false};  // in a forked child, and while the process ends
 
 // Trivially destructible: static destructors elsewhere may still ask.
 struct Cpus {
@@ -163,8 +165,7 @@ class Gang {
   /// Starts what is missing for `threads` threads; returns how many there are at most. A machine
   /// that refuses a thread gets the work done with fewer.
   int grow(int threads) {
-    while (size_ < threads - 1 && add_worker(threads)) {
-    }
+    while (size_ < threads - 1 && add_worker(threads)) {}
     return std::min(threads, size_ + 1);
   }
 
@@ -197,7 +198,8 @@ class Gang {
         if (!error) error = std::move(caught);
       }
     }
-    if (error) [[unlikely]] std::rethrow_exception(error);
+    if (error) [[unlikely]]
+      std::rethrow_exception(error);
   }
 
   PoolStats stats() const {
@@ -298,13 +300,16 @@ void run_parts(void* task, int thread) {
   for (int part = thread; part < t.parts; part += t.threads) t.fn(t.ctx, part);
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
 
 }  // namespace
 
 int num_threads() noexcept {
   const int wanted = wanted_threads.load(std::memory_order_relaxed);
-  if (wanted > 0) [[likely]] return wanted;
+  if (wanted > 0) [[likely]]
+    return wanted;
   int unset = 0;
   const int start = start_threads();
   return wanted_threads.compare_exchange_strong(unset, start) ? start : unset;
@@ -314,7 +319,9 @@ void set_num_threads(int n) noexcept {
   wanted_threads.store(std::clamp(n, 1, kMaxThreads), std::memory_order_relaxed);
 }
 
-bool in_parallel_region() noexcept { return in_region; }
+bool in_parallel_region() noexcept {
+  return in_region;
+}
 
 void parallel_for(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   if (n <= 0) return;
@@ -347,7 +354,9 @@ bool run_together(int parts, PartFn fn, void* ctx) {
   return true;
 }
 
-PoolStats pool_stats() noexcept { return gang.stats(); }
+PoolStats pool_stats() noexcept {
+  return gang.stats();
+}
 
 double spin_round_trip_ns() {
   constexpr int kRounds = 41, kRegions = 500;

@@ -24,8 +24,7 @@ using PartFn = void (*)(void* ctx, int part);
 /// chunk is rethrown after all chunks have ended.
 void parallel_for(int64_t n, int64_t grain, RangeFn fn, void* ctx);
 
-template <class F>
-void parallel_for(int64_t n, int64_t grain, const F& f) {
+template <class F> void parallel_for(int64_t n, int64_t grain, const F& f) {
   parallel_for(
       n, grain,
       [](void* ctx, int64_t begin, int64_t end) { (*static_cast<const F*>(ctx))(begin, end); },

@@ -24,9 +24,13 @@ BRRR_VX Reg load(const float* p) {
   return r;
 }
 
-BRRR_VX void store(float* p, Reg v) { __builtin_memcpy(p, &v, sizeof v); }
+BRRR_VX void store(float* p, Reg v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
 
-BRRR_VX Reg splat(float x) { return x - Reg{}; }  // Exact for every x: compilers broadcast.
+BRRR_VX Reg splat(float x) {
+  return x - Reg{};
+}  // Exact for every x: compilers broadcast.
 BRRR_VX Reg fma(Reg a, Reg b, Reg c) {
 #if BRRR_VX_BYTES == 64
   return vx::fma(a, b, c);
@@ -40,7 +44,9 @@ BRRR_VX Reg fma(Reg a, Reg b, Reg c) {
 
 // The first n lanes; the others are zero and their memory is not touched.
 #if BRRR_VX_BYTES == 32
-BRRR_VX vx::i32x8 mask(int n) { return vx::i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n; }
+BRRR_VX vx::i32x8 mask(int n) {
+  return vx::i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n;
+}
 BRRR_VX Reg load_n(const float* p, int n) {
   return __builtin_ia32_maskloadps256(reinterpret_cast<const Reg*>(p), mask(n));
 }
@@ -48,8 +54,12 @@ BRRR_VX void store_n(float* p, Reg v, int n) {
   __builtin_ia32_maskstoreps256(reinterpret_cast<Reg*>(p), mask(n), v);
 }
 #else
-BRRR_VX Reg load_n(const float* p, int n) { return vx::load_first<Reg>(p, n); }
-BRRR_VX void store_n(float* p, Reg v, int n) { vx::store_first(p, v, n); }
+BRRR_VX Reg load_n(const float* p, int n) {
+  return vx::load_first<Reg>(p, n);
+}
+BRRR_VX void store_n(float* p, Reg v, int n) {
+  vx::store_first(p, v, n);
+}
 #endif
 
 // --- the tile ------------------------------------------------------------------------------------
@@ -126,8 +136,8 @@ constexpr std::array<TileFn, kFlatRegs> tile_row(std::integer_sequence<int, regs
 template <bool tail, int... row>
 constexpr std::array<std::array<TileFn, kFlatRegs>, kRows> tiles(
     std::integer_sequence<int, row...>) {
-  return {tile_row<tail, row + 1>(
-      std::make_integer_sequence<int, row < kFlatRows ? kFlatRegs : kRegs>{})...};
+  return {tile_row<tail, row + 1>(std::make_integer_sequence < int,
+                                  row<kFlatRows ? kFlatRegs : kRegs>{})...};
 }
 
 constexpr auto kTiles = tiles<false>(std::make_integer_sequence<int, kRows>{});
@@ -140,10 +150,14 @@ enum class Mix { Floats, Pairs, Halves, Quads };
 template <Mix mix, int part> constexpr int mixed(int l) {
   const int quad = l / 4 * 4;
   switch (mix) {
-    case Mix::Floats: return quad + l % 4 / 2 + 2 * part + l % 2 * kWidth;
-    case Mix::Pairs: return quad + l % 2 + 2 * part + l % 4 / 2 * kWidth;
-    case Mix::Halves: return l % (kWidth / 2) + kWidth / 2 * (part + l / (kWidth / 2) * 2);
-    default: return l % 4 + 4 * part + quad % 8 * 2 + l / 8 * kWidth;
+    case Mix::Floats:
+      return quad + l % 4 / 2 + 2 * part + l % 2 * kWidth;
+    case Mix::Pairs:
+      return quad + l % 2 + 2 * part + l % 4 / 2 * kWidth;
+    case Mix::Halves:
+      return l % (kWidth / 2) + kWidth / 2 * (part + l / (kWidth / 2) * 2);
+    default:
+      return l % 4 + 4 * part + quad % 8 * 2 + l / 8 * kWidth;
   }
 }
 
@@ -311,7 +325,9 @@ void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end)
 
 // --- the choice ----------------------------------------------------------------------------------
 
-int64_t regs_of(int64_t n) { return (n + kWidth - 1) / kWidth; }
+int64_t regs_of(int64_t n) {
+  return (n + kWidth - 1) / kWidth;
+}
 
 double multiplications(const Gemm& g) {
   return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
