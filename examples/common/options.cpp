@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <stdexcept>
+
+#include "models/file.h"
 
 namespace examples {
 
@@ -106,16 +106,7 @@ void use_threads(int n) {
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".tmp";
-  std::ofstream out(temporary, std::ios::binary);
-  out << text;
-  out.close();
-  std::error_code error;
-  if (out) fs::rename(temporary, path, error);
-  if (!out || error) {
-    fs::remove(temporary, error);
-    throw std::runtime_error(fmt::format("{} cannot be written", path));
-  }
+  brrr::replace_file(path, {{text.data(), text.size()}});
 }
 
 }  // namespace examples
