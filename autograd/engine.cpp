@@ -50,11 +50,8 @@ class Engine {
 
   void seed(const Tensor& output, const Tensor& g) {
     const TensorImpl& t = *output.impl();
-    if (t.grad_fn) {
-      deliver({t.grad_fn, nullptr, t.output}, g, false);
-    } else {
-      deliver({nullptr, output.impl(), 0}, g, false);
-    }
+    Edge e{t.grad_fn, t.grad_fn ? nullptr : output.impl(), t.output};
+    deliver(e, Tensor(g), false, false);
   }
 
   void run() {
@@ -82,22 +79,24 @@ class Engine {
                        [&](const Capture& c) { return c.input == e.leaf; });
   }
 
-  static void add_up(Tensor& into, bool& fresh, const Tensor& g, bool g_fresh) {
+  static void add_up(Tensor& into, bool& fresh, Tensor&& g, bool g_fresh) {
     if (into.defined()) {
       into = into + g;
       fresh = true;
     } else {
-      into = g;
+      into = std::move(g);
       fresh = g_fresh;
     }
   }
 
-  void deliver(const Edge& e, const Tensor& g, bool fresh) {
+  // A locked read-modify-write costs as much as twenty other instructions: gradients are moved, and
+  // the heap takes over the reference of an edge that is `spent`, of no use to a later pass.
+  void deliver(Edge& e, Tensor&& g, bool fresh, bool spent) {
     if (captures_) {
       for (Capture& c : *captures_) {
         const bool hit =
             e.leaf ? c.input == e.leaf : c.input->grad_fn == e.node && c.input->output == e.output;
-        if (hit) add_up(c.grad, c.fresh, g, fresh);
+        if (hit) add_up(c.grad, c.fresh, Tensor(g), fresh);
       }
     }
     if (e.leaf) {
@@ -108,24 +107,26 @@ class Engine {
     if (captures_ && n->sequence < oldest_) return;
     if (!n->pending) {
       n->pending = new Pending;
-      n->refs.retain();
+      if (spent) {
+        e.node = nullptr;
+      } else {
+        n->refs.retain();
+      }
       heap_.push_back(n);
       std::push_heap(heap_.begin(), heap_.end(), earlier);
     }
-    add_up(n->pending->grad[e.output], n->pending->fresh[e.output], g, fresh);
+    add_up(n->pending->grad[e.output], n->pending->fresh[e.output], std::move(g), fresh);
   }
 
   // A fresh gradient becomes the leaf's own; one that others may hold is copied first.
   void accumulate(TensorImpl& leaf, const Tensor& g, bool fresh) {
-    const Tensor t(Ref<TensorImpl>::share(&leaf));
-    if (Tensor old = t.grad(); old.defined()) {
-      if (options_.create_graph) {
-        t.set_grad(old + g);
-      } else {
-        old.add_(g);
-      }
+    const Borrowed t(&leaf);
+    if (!leaf.grad) {
+      t->set_grad(fresh && g.is_contiguous() ? g : g.clone());
+    } else if (options_.create_graph) {
+      t->set_grad(t->grad() + g);
     } else {
-      t.set_grad(fresh && g.is_contiguous() ? g : g.clone());
+      Borrowed(leaf.grad)->add_(g);
     }
   }
 
@@ -155,9 +156,10 @@ class Engine {
       // Edges are still needed below, saved tensors are not: free them before new memory is asked.
       release_saved(n);
     }
+    const bool spent = !options_.retain_graph && !older;
     for (int i = 0; i < n.n_in; ++i) {
       if (!v.needs(i) || !gin[i].defined()) continue;
-      deliver(n.in[i].edge, gin[i], !(n.op->grad_aliases >> std::min(i, 31) & 1));
+      deliver(n.in[i].edge, std::move(gin[i]), !(n.op->grad_aliases >> std::min(i, 31) & 1), spent);
       gin[i] = Tensor();
     }
     if (options_.retain_graph) return;

@@ -5,6 +5,8 @@
 
 namespace brrr {
 
+struct Recorder;
+
 /// One level of the module path ("mlp.fc1"), a linked list on the stack.
 struct Scope {
   const std::string* name;
@@ -23,7 +25,7 @@ inline thread_local constinit Context context;
 enum class Field : uint8_t { Grad, RequiresGrad, History, Version, GradViews };
 
 /// A step's recorder, called by core while it is installed in `context`.
-struct Recorder {
+struct Recorder : Placeholders {
   virtual ~Recorder() = default;
   /// Records or compares the call and fills `call.out` with placeholders.
   virtual void op(OpCall& call) = 0;
@@ -37,8 +39,6 @@ struct Recorder {
   /// until the step has run.
   virtual void journal(Node& node) = 0;
   uint64_t first_sequence = 0;  ///< Of tape nodes made inside the step (by this thread).
-  /// A placeholder's storage dies.
-  virtual void released(uint32_t slot) noexcept = 0;
 };
 
 /// Throws inside a recorded step: `what` needs data that does not exist yet. Also throws when `t`

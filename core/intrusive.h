@@ -86,18 +86,17 @@ template <class T> class FreeList {
   static_assert(sizeof(T) >= sizeof(Block));
   static constexpr uint32_t kMost = 8192;
   inline static thread_local constinit Block* head = nullptr;
-  inline static thread_local constinit uint32_t held = 0;
-  inline static thread_local constinit bool closed = false;
+  inline static thread_local constinit uint32_t held = 0;  // More than kMost: closed.
 
   // Touched on the slow path only, so that the hot path has no thread_local guard.
   struct Closer {
     ~Closer() {
-      closed = true;
+      held = kMost + 1;
       while (head) ::operator delete (std::exchange(head, head->next), std::align_val_t{64});
     }
   };
   [[gnu::noinline]] static void* fresh() {
-    if (!closed) {
+    if (held <= kMost) {
       static thread_local Closer closer;
       (void)closer;
     }
@@ -117,7 +116,7 @@ template <class T> class FreeList {
   }
   static void give(void* p) noexcept {
 #ifndef BRRR_NO_FREE_LISTS
-    if (held < kMost && !closed) {
+    if (held < kMost) {
       head = new (p) Block{head};
       ++held;
       return;

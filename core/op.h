@@ -2,6 +2,7 @@
 // The record that everything shares: an op's definition, one call of it, and the tape node, which
 // the graph's recorder stores as an instruction.
 
+#include <cstddef>
 #include <cstring>
 
 #include "core/tensor_impl.h"
@@ -32,9 +33,9 @@ struct Attrs {
   int64_t v[kMaxAttrs];
   uint8_t n = 0;
   uint8_t dtype = 0xff;  ///< An explicit result dtype, or 0xff.
-  uint8_t device = 0;    ///< DeviceType of a creation op.
   uint16_t dynamic = 0;  ///< Words that a ControlCell supplies.
   uint32_t kinds = 0;    ///< Two bits an operand: 0 tensor, 1 bool, 2 integer, 3 floating.
+  uint8_t device = 0;    ///< DeviceType of a creation op.
 
   Attrs() {}  // NOLINT: words beyond n stay unset on purpose, calls are hot.
   void push(int64_t x) { v[n++] = x; }
@@ -46,6 +47,21 @@ struct Attrs {
   }
   int kind(int operand) const { return (kinds >> (2 * operand)) & 3; }
   void set_dtype(DType t) { dtype = static_cast<uint8_t>(t); }
+  /// n, dtype, dynamic and kinds as one number to compare.
+  uint64_t form() const {
+    uint64_t bits;
+    static_assert(offsetof(Attrs, device) - offsetof(Attrs, n) == sizeof bits);
+    std::memcpy(&bits, &n, sizeof bits);
+    return bits;
+  }
+  /// Of one word, for `operand`. The form is written at once: bytes written one by one could not be
+  /// forwarded to form().
+  template <class T> void set_only(int operand, uint32_t kind, T value) {
+    static_assert(sizeof value == sizeof v[0]);
+    std::memcpy(&v[0], &value, sizeof value);
+    const uint64_t bits = 0xff01 | uint64_t{kind << (2 * operand)} << 32;
+    std::memcpy(&n, &bits, sizeof bits);
+  }
 };
 
 struct OpDef;
@@ -68,14 +84,18 @@ struct OpCall {
   bool into = false;  ///< `out` is given by the caller and written in place.
   uint8_t n_out;
   Attrs attrs;
-  Tensor out[kMaxOutputs];
+  union {
+    Tensor out[kMaxOutputs];  ///< n_out of them exist.
+  };
   ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
   union {
     OutMeta meta[kMaxOutputs];  ///< Valid after infer().
   };
 
   OpCall(const OpDef& o, TensorImpl* const* inputs, int n);
-  ~OpCall() {}  // NOLINT: `meta` needs none.
+  ~OpCall();
+  OpCall(const OpCall&) = delete;
+  OpCall& operator=(const OpCall&) = delete;
   /// Checks the call and fills `meta`.
   void infer();
 };
@@ -127,10 +147,10 @@ void release_node(Node& n) noexcept;
 void release_saved(Node& n) noexcept;
 
 /// Arguments of an op's gradient: given the node and the gradients of its outputs, `gin[i]` is to
-/// be set for every input that `needs(i)`.
+/// be set for every input that `needs(i)`. The gradients may be moved from.
 struct VjpCall {
   const Node& node;
-  const Tensor* gout;
+  Tensor* gout;
   Tensor* gin;
   uint64_t wanted;  ///< Bit i: somebody asks for input i's gradient (the last bit: and all after).
 
@@ -138,6 +158,7 @@ struct VjpCall {
   const Meta& meta(int i) const { return node.in[i].meta; }
   const Attrs& attrs() const { return node.attrs; }
   Tensor input(int i) const;  ///< The saved input; throws if it was written in place since.
+  TensorImpl* borrow_input(int i) const;  ///< The same; the node keeps it.
   Tensor output(int k) const;
 };
 
@@ -177,7 +198,12 @@ struct OpDef {
 };
 
 inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
-    : op(&o), in(inputs), n_in(n), n_out(o.n_out) {}
+    : op(&o), in(inputs), n_in(n), n_out(o.n_out) {
+  for (int k = 0; k < n_out; ++k) new (&out[k]) Tensor;
+}
+inline OpCall::~OpCall() {
+  for (int k = 0; k < n_out; ++k) out[k].~Tensor();
+}
 inline void OpCall::infer() {
   for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;
   op->infer(*this);

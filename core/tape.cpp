@@ -73,7 +73,8 @@ void release_node(Node& n) noexcept {
 // --- reading
 // ----------------------------------------------------------------------------------------
 
-static Tensor unpack(const Node& n, TensorImpl* saved, uint32_t version, const char* role, int i) {
+static TensorImpl* unpack(const Node& n, TensorImpl* saved, uint32_t version, const char* role,
+                          int i) {
   BRRR_CHECK(saved,
              "backward: {} was run through before and its saved tensors are gone; pass "
              "retain_graph to the first backward",
@@ -83,15 +84,20 @@ static Tensor unpack(const Node& n, TensorImpl* saved, uint32_t version, const c
              "backward: {} {} of {}, {}, was changed in place after it "
              "was saved (version {}, now {}); clone it before the in-place op",
              role, i, n.op->name, describe(saved), version, s.version);
-  return Tensor(Ref<TensorImpl>::share(saved));
+  return saved;
 }
 
-Tensor VjpCall::input(int i) const {
+TensorImpl* VjpCall::borrow_input(int i) const {
   return unpack(node, node.in[i].saved, node.in[i].version, "input", i);
 }
 
+Tensor VjpCall::input(int i) const {
+  return Tensor(Ref<TensorImpl>::share(borrow_input(i)));
+}
+
 Tensor VjpCall::output(int k) const {
-  Tensor t = unpack(node, node.out[k].saved, node.out[k].version, "output", k);
+  const Tensor t(
+      Ref<TensorImpl>::share(unpack(node, node.out[k].saved, node.out[k].version, "output", k)));
   // The saved output is an alias without history, or node and output would keep each other alive.
   if (context.grad_enabled) {
     Tensor alias = t.detach();

@@ -17,13 +17,10 @@ void out_of_memory(const Storage& s) {
        name(s.device), s.bytes, held);
 }
 
-void release_special(Storage& s) noexcept {
-  if (s.pass) s.pass->released(s.slot);
-  if (!s.owned) {
-    if (s.data && s.release) (*s.release)();
-    delete s.release;
-    s.data = nullptr;
-  }
+void release_foreign(Storage& s) noexcept {
+  if (s.data && s.release) (*s.release)();
+  delete s.release;
+  s.data = nullptr;
 }
 
 // --- tensor objects

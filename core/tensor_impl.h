@@ -8,32 +8,39 @@
 
 namespace brrr {
 
-struct Recorder;
 struct Node;
 void destroy(Node*) noexcept;
+
+struct Storage;
+/// The part of a recorder that a dying placeholder touches.
+struct Placeholders {
+  Storage** by_slot = nullptr;  ///< Null for the dead.
+};
 
 /// A block of memory. In a recorded step it may be a placeholder: `data` is null and `pass` is the
 /// recording it belongs to; when the step has run, survivors get their memory.
 struct Storage {
   RefCount refs;
-  uint32_t version = 0;  ///< Counts in-place writes; saved tensors remember it.
+  uint32_t slot = 0;  ///< Number of the placeholder in its pass.
   void* data = nullptr;
   size_t bytes = 0;
+  uint32_t version = 0;  ///< Counts in-place writes; saved tensors remember it.
   Device device;
-  bool owned = true;         ///< From the backend's allocator (else `release` tells).
-  bool grad_views = false;   ///< A differentiable view of it exists.
-  bool gradient = false;     ///< It has been a leaf's grad.
-  uint32_t slot = 0;         ///< Number of the placeholder in its pass.
-  Recorder* pass = nullptr;  ///< The recording it is a placeholder of.
+  bool owned = true;        ///< From the backend's allocator (else `release` tells).
+  bool grad_views = false;  ///< A differentiable view of it exists.
+  // A pass copies everything above as one block (Cue in graph/recording.h).
+  Placeholders* pass = nullptr;              ///< The recording it is a placeholder of.
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
   const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
+  bool gradient = false;       ///< It has been a leaf's grad.
 };
-/// Memory that is not simply the backend's, and placeholders of a recording.
-void release_special(Storage& s) noexcept;
+/// Memory that is not the backend's.
+void release_foreign(Storage& s) noexcept;
 [[noreturn]] void out_of_memory(const Storage& s);
 inline void destroy(Storage* s) noexcept {
-  if (s->pass || !s->owned) [[unlikely]]
-    release_special(*s);
+  if (s->pass) s->pass->by_slot[s->slot] = nullptr;
+  if (!s->owned) [[unlikely]]
+    release_foreign(*s);
   if (s->data) backend(s->device.type).deallocate(s->data, s->bytes);
   FreeList<Storage>::give(s);
 }
@@ -60,6 +67,7 @@ struct TensorImpl {
   uint32_t value;           ///< Number in the pass of the storage (placeholders only).
   int64_t offset;           ///< Elements from the start of the storage.
   int64_t numel;
+  // A pass copies everything above as one block (Cue in graph/recording.h).
   Storage* storage;
   Node* grad_fn;     ///< Counted; null for leaves.
   TensorImpl* grad;  ///< Counted; leaves only.
@@ -90,6 +98,21 @@ inline void destroy(TensorImpl* t) noexcept {
   if (t->storage->refs.release()) destroy(t->storage);
   FreeList<TensorImpl>::give(t);
 }
+
+/// A handle without a reference of its own, while somebody else surely holds one: a locked
+/// read-modify-write less where every nanosecond counts.
+class Borrowed {
+ public:
+  explicit Borrowed(TensorImpl* t) : t_(Ref<TensorImpl>::adopt(t)) {}
+  ~Borrowed() { t_.detach_impl(); }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  operator const Tensor&() const { return t_; }  // NOLINT(google-explicit-constructor)
+  const Tensor* operator->() const { return &t_; }
+
+ private:
+  Tensor t_;
+};
 
 /// Shape, dtype and device of a tensor without its data.
 struct Meta {

@@ -72,7 +72,7 @@ void Pass::abort() noexcept {
     live_[k] = nullptr;
   }
   live_.clear();
-  cursor_ = 0;
+  expect(nullptr);
   fresh_ = Recording();
   release(nullptr);
 }

@@ -48,7 +48,6 @@ Pass::~Pass() {
 
 void Pass::begin(const std::vector<const Recording*>& candidates) {
   candidates_ = candidates;
-  cursor_ = 0;
   vary_ = 0;
   differences_.clear();
   bound_.clear();
@@ -64,9 +63,24 @@ void Pass::begin(const std::vector<const Recording*>& candidates) {
   first_sequence = context.sequence;
   rng_before_ = rng_state();
   if (!fresh_.paths.empty()) fresh_ = Recording();
-  expected_ = candidates_.empty() ? nullptr : candidates_[0];
+  expect(candidates_.empty() ? nullptr : candidates_[0]);
   if (!expected_) fresh_.paths.push_back("");
-  if (expected_) live_.resize(expected_->storages.size(), nullptr);
+}
+
+size_t Pass::cursor() const {
+  return expected_ ? static_cast<size_t>(next_ - expected_->cues.data()) : 0;
+}
+
+void Pass::expect(const Recording* r, size_t cursor) {
+  static constexpr Cue none{};
+  expected_ = r;
+  next_ = r ? r->cues.data() + cursor : &none;
+  if (r) make_slots(r->storages.size());
+}
+
+void Pass::make_slots(size_t count) {
+  if (live_.size() < count) live_.resize(count, nullptr);
+  by_slot = live_.data();
 }
 
 void Pass::bind(const TensorImpl& t, int64_t relative) {
@@ -92,18 +106,11 @@ void Pass::release(std::vector<Binding>* keep) noexcept {
 }
 
 void Pass::moved_to(const Recording& r) {
-  expected_ = &r;
-  cursor_ = r.instrs.size();
-}
-
-void Pass::released(uint32_t slot) noexcept {
-  live_[slot] = nullptr;
+  expect(&r, r.instrs.size());
 }
 
 // --- comparing
 // --------------------------------------------------------------------------------------
-
-// A pass spends most of its time in these few functions: they are inlined into op().
 
 [[gnu::always_inline]] inline bool Pass::match_external(const Value& v, uint32_t number,
                                                         const TensorImpl& t) {
@@ -127,7 +134,7 @@ void Pass::released(uint32_t slot) noexcept {
   return true;
 }
 
-[[gnu::always_inline]] inline bool Pass::match_one(uint32_t id, const TensorImpl* t) {
+bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   if (!t) return id == kNone;
   if (t->storage->pass == this) return t->value == id;
   if (id == kNone) return false;
@@ -136,12 +143,29 @@ void Pass::released(uint32_t slot) noexcept {
   return s.origin == Origin::External && match_external(v, s.maker, *t);
 }
 
-bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
-  return match_one(id, t);
+[[gnu::always_inline]] inline bool Pass::matches(const Cue& e, const OpCall& c) {
+  if (e.op != c.op || e.form != c.attrs.form() || e.n_in != c.n_in || e.into != c.into) {
+    return false;
+  }
+  for (int w = 0; w < e.n_words; ++w) {
+    if (e.words[w] != c.attrs.v[w]) return false;
+  }
+  const size_t bound = bindings_.size();
+  auto same = [&](uint32_t id, const TensorImpl* t) __attribute__((always_inline)) {
+    if (!t) return id == kNone;
+    if (t->storage->pass == this) [[likely]]
+      return t->value == id;
+    return match_operand(id, t);
+  };
+  int i = 0;
+  while (i < e.n_in && same(e.in[i], c.in[i])) ++i;
+  if (i == e.n_in && (!e.into || same(e.out, c.out[0].impl()))) [[likely]]
+    return true;
+  unbind(bound);
+  return false;
 }
 
-[[gnu::always_inline]] inline bool Pass::match_call(const Instr& e, const OpCall& c,
-                                                    uint16_t ignored_words) {
+bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   const Attrs &a = e.attrs, &b = c.attrs;
   if (e.op != c.op || e.n_in != c.n_in || e.into != c.into || a.n != b.n || a.kinds != b.kinds ||
       a.dtype != b.dtype || (b.dynamic & ~a.dynamic)) {
@@ -155,50 +179,54 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   const size_t bound = bindings_.size();
   const uint32_t* in = expected_->in(e);
   bool same = true;
-  for (int i = 0; i < c.n_in && same; ++i) same = match_one(in[i], c.in[i]);
+  for (int i = 0; i < c.n_in && same; ++i) same = match_operand(in[i], c.in[i]);
   const uint32_t* out = expected_->out(e);
-  for (int k = 0; e.into && k < c.n_out && same; ++k) same = match_one(out[k], c.out[k].impl());
+  for (int k = 0; e.into && k < c.n_out && same; ++k) same = match_operand(out[k], c.out[k].impl());
   if (!same) unbind(bound);
   return same;
 }
 
-bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
-  return match_call(e, c, ignored_words);
+// --- answering
+// -----------------------------------------------------------------------------------
+
+[[gnu::always_inline]] inline void Pass::answer(const Cue& e, OpCall& c) {
+  if (e.into) return;
+  auto* s = static_cast<Storage*>(FreeList<Storage>::take());
+  std::memcpy(static_cast<void*>(s), e.storage, sizeof e.storage);
+  s->pass = this;
+  s->release = nullptr;
+  s->lost = nullptr;
+  s->gradient = false;
+  by_slot[s->slot] = s;
+  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
+  std::memcpy(static_cast<void*>(t), e.tensor, sizeof e.tensor);
+  t->storage = s;
+  t->grad_fn = nullptr;
+  t->grad = nullptr;
+  std::memcpy(t->sizes, e.sizes, sizeof e.sizes);
+  std::memcpy(t->strides, e.strides, sizeof e.strides);
+  c.out[0] = Tensor(Ref<TensorImpl>::adopt(t));
 }
 
-[[gnu::always_inline]] inline Storage* Pass::new_placeholder(uint32_t id, const StorageInfo& info) {
+Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
   Storage* s = new_storage(info.device, info.bytes);
   s->pass = this;
   s->slot = id;
-  if (live_.size() <= id) [[unlikely]]
-    live_.resize(id + 1, nullptr);
+  make_slots(id + 1);
   live_[id] = s;
   return s;
 }
 
-[[gnu::always_inline]] inline Tensor Pass::make_placeholder(const Value& v, uint32_t id,
-                                                            Storage* storage) {
+Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
   TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
   if (v.strided) t->flags |= kStrided;
   t->value = id;
   // A view of an external counts from where its storage was bound.
   t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
   t->numel = v.numel;
-  if (v.ndim <= 2) {
-    std::memcpy(t->sizes, v.sizes, 2 * sizeof v.sizes[0]);
-    std::memcpy(t->strides, v.strides, 2 * sizeof v.strides[0]);
-  } else {
-    std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
-    std::memcpy(t->strides, v.strides, sizeof t->strides);
-  }
+  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
+  std::memcpy(t->strides, v.strides, sizeof t->strides);
   return Tensor(Ref<TensorImpl>::adopt(t));
-}
-
-Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
-  return new_placeholder(id, info);
-}
-Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
-  return make_placeholder(v, id, storage);
 }
 
 void Pass::take_outputs(const Instr& e, OpCall& c) {
@@ -216,7 +244,7 @@ void Pass::take_outputs(const Instr& e, OpCall& c) {
     const Value& v = expected_->values[out[k]];
     const StorageInfo& info = expected_->storages[v.storage];
     Storage* s = nullptr;
-    if (info.origin == Origin::Internal && info.maker == cursor_) {
+    if (info.origin == Origin::Internal && info.maker == cursor()) {
       s = placeholder_storage(v.storage, info);
     } else {
       const uint32_t* in = expected_->in(e);
@@ -247,6 +275,14 @@ uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
 }
 
 void Pass::op(OpCall& c) {
+  if (matches(*next_, c)) [[likely]] {
+    answer(*next_++, c);
+  } else {
+    general_op(c);
+  }
+}
+
+void Pass::general_op(OpCall& c) {
   if (c.op->kind == OpKind::View && c.in[0]->storage->pass != this) {
     // A view of something from outside is something from outside: what is compared is the window,
     // where an op uses it, so that a batch cut from a data set may move on every call.
@@ -255,55 +291,41 @@ void Pass::op(OpCall& c) {
     make_outputs(c);
     return;
   }
-  if (expected_) {
-    if (cursor_ < expected_->instrs.size()) [[likely]] {
-      const Instr& e = expected_->instrs[cursor_];
-      if (match_call(e, c, 0)) [[likely]] {
-        if (e.simple) [[likely]] {
-          const uint32_t id = expected_->out(e)[0];
-          const Value& v = expected_->values[id];
-          c.out[0] =
-              make_placeholder(v, id, new_placeholder(v.storage, expected_->storages[v.storage]));
-        } else {
-          take_outputs(e, c);
-        }
-        ++cursor_;
-        return;
-      }
-    }
+  if (!expected_) return record(c);
+  if (cursor() == expected_->instrs.size() || !matches(expected_->instrs[cursor()], c)) {
     check_readable(c);
     c.infer();  // A call that throws is no difference: the user may catch it and go on.
-    if (switch_candidate(&c)) {
-      take_outputs(expected_->instrs[cursor_], c);
-      ++cursor_;
-      return;
+    if (!switch_candidate(&c)) {
+      begin_recording();
+      return record(c);
     }
-    begin_recording();
   }
-  record(c);
+  take_outputs(expected_->instrs[cursor()], c);
+  ++next_;
 }
 
 // Another candidate with the same verified prefix that goes on as this pass does.
 bool Pass::switch_candidate(const OpCall* c) {
   differences_.push_back(describe_difference(c));
   const Recording* from = expected_;
+  const size_t at = cursor();
   for (const Recording* r : candidates_) {
-    if (r == from || r->instrs.size() < cursor_) continue;
-    if (cursor_ > 0 && r->prefix_hash[cursor_ - 1] != from->prefix_hash[cursor_ - 1]) continue;
-    expected_ = r;
-    if (c ? cursor_ < r->instrs.size() && matches(r->instrs[cursor_], *c)
-          : cursor_ == r->instrs.size() && survivors_match(*r)) {
+    if (r == from || r->instrs.size() < at) continue;
+    if (at > 0 && r->prefix_hash[at - 1] != from->prefix_hash[at - 1]) continue;
+    expect(r, at);
+    if (c ? at < r->instrs.size() && matches(r->instrs[at], *c)
+          : at == r->instrs.size() && survivors_match(*r)) {
       return true;
     }
   }
   for (const Recording* r : candidates_) {  // For people: which of them is the closest.
-    if (r == from || r->instrs.size() < cursor_) continue;
-    if (cursor_ > 0 && r->prefix_hash[cursor_ - 1] != from->prefix_hash[cursor_ - 1]) continue;
-    expected_ = r;
+    if (r == from || r->instrs.size() < at) continue;
+    if (at > 0 && r->prefix_hash[at - 1] != from->prefix_hash[at - 1]) continue;
+    expect(r, at);
     differences_.push_back(describe_difference(c));
   }
-  expected_ = from;
-  if (c && cursor_ < from->instrs.size()) vary_ = varying_words(from->instrs[cursor_], *c);
+  expect(from, at);
+  if (c && at < from->instrs.size()) vary_ = varying_words(from->instrs[at], *c);
   return false;
 }
 
@@ -318,7 +340,7 @@ bool Pass::survivors_match(const Recording& r) const {
 int Pass::finish() {
   drop_unseen();
   if (expected_) {
-    if ((cursor_ == expected_->instrs.size() && survivors_match(*expected_)) ||
+    if ((cursor() == expected_->instrs.size() && survivors_match(*expected_)) ||
         switch_candidate(nullptr)) {
       return static_cast<int>(std::find(candidates_.begin(), candidates_.end(), expected_) -
                               candidates_.begin());
@@ -329,6 +351,7 @@ int Pass::finish() {
     if (live_[k]) fresh_.survivors.push_back(static_cast<uint32_t>(k));
   }
   fresh_.draws = rng_state().draw - rng_before_.draw;
+  fresh_.make_cues();
   return -1;
 }
 

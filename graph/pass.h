@@ -61,7 +61,6 @@ class Pass final : public Recorder {
   void journal(TensorImpl& t, Field f) override;
   void journal(ControlCell& cell) override;
   void journal(Node& node) override;
-  void released(uint32_t slot) noexcept override;
 
   Recording& recording() { return fresh_; }
   const std::vector<Binding>& bindings() const { return bindings_; }
@@ -91,14 +90,16 @@ class Pass final : public Recorder {
   const char* host_effect() const { return host_effect_; }
 
  private:
+  size_t cursor() const;
+  void expect(const Recording* r, size_t cursor = 0);
+  void make_slots(size_t count);
+  bool matches(const Cue& e, const OpCall& c);
   bool matches(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
   bool match_operand(uint32_t id, const TensorImpl* t);
   bool match_external(const Value& v, uint32_t number, const TensorImpl& t);
   bool bind_first_use(const Value& v, uint32_t number, const TensorImpl& t);
-  bool match_one(uint32_t id, const TensorImpl* t);
-  bool match_call(const Instr& e, const OpCall& c, uint16_t ignored_words);
-  Storage* new_placeholder(uint32_t id, const StorageInfo& info);
-  Tensor make_placeholder(const Value& v, uint32_t id, Storage* storage);
+  void answer(const Cue& e, OpCall& c);
+  void general_op(OpCall& c);
   void take_outputs(const Instr& e, OpCall& c);
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
@@ -122,7 +123,7 @@ class Pass final : public Recorder {
 
   std::vector<const Recording*> candidates_;
   const Recording* expected_ = nullptr;  // Null while recording.
-  size_t cursor_ = 0;
+  const Cue* next_ = nullptr;            // Of `expected_`; one without op while recording.
   Recording fresh_;
   uint16_t vary_ = 0;  // Scalar words of the next recorded call that are known to vary.
   std::vector<Difference> differences_;

@@ -78,9 +78,9 @@ Tensor Pass::host_data(const void* data, const Meta& meta) {
 void Pass::begin_recording() {
   const Recording& r = *expected_;
   fresh_ = Recording();
-  fresh_.instrs.assign(r.instrs.begin(), r.instrs.begin() + static_cast<int64_t>(cursor_));
+  fresh_.instrs.assign(r.instrs.begin(), r.instrs.begin() + static_cast<int64_t>(cursor()));
   fresh_.prefix_hash.assign(r.prefix_hash.begin(),
-                            r.prefix_hash.begin() + static_cast<int64_t>(cursor_));
+                            r.prefix_hash.begin() + static_cast<int64_t>(cursor()));
   fresh_.paths = r.paths;
   fresh_.control.assign(r.control.begin(),
                         r.control.begin() + static_cast<int64_t>(control_.size()));
@@ -99,7 +99,7 @@ void Pass::begin_recording() {
   fresh_.storages.assign(r.storages.begin(), r.storages.begin() + storages);
   fresh_.externals.assign(r.externals.begin(),
                           r.externals.begin() + static_cast<int64_t>(bindings_.size()));
-  expected_ = nullptr;
+  expect(nullptr);
 }
 
 uint32_t Pass::add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
@@ -201,7 +201,6 @@ void Pass::record(OpCall& c) {
   i.first_out = i.first_in + i.n_in;
   fresh_.operands.insert(fresh_.operands.end(), ids.begin(), ids.end());
   add_control(c, i);
-  i.simple = !c.into && c.n_out == 1 && c.meta[0].alias < 0 && !i.attrs.dynamic;
   for (int k = 0; !c.into && k < c.n_out; ++k) {
     const uint32_t id = fresh_.out(i)[k];
     const Value& v = fresh_.values[id];
@@ -239,18 +238,18 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
 
 Difference Pass::describe_difference(const OpCall* c) {
   Difference d;
-  d.at = cursor_;
-  if (cursor_ >= expected_->instrs.size()) {
+  d.at = cursor();
+  if (cursor() >= expected_->instrs.size()) {
     d.field = c ? "length" : "results";
-    d.text = c ? fmt::format("the recording ends after {} ops, this call goes on with {}", cursor_,
+    d.text = c ? fmt::format("the recording ends after {} ops, this call goes on with {}", cursor(),
                              c->op->name)
                : "other tensors outlive the step than when it was recorded";
     return d;
   }
-  const Instr& e = expected_->instrs[cursor_];
+  const Instr& e = expected_->instrs[cursor()];
   const std::string& path = expected_->paths[e.path];
   const std::string where =
-      fmt::format("op {} ({}{}{})", cursor_, path, path.empty() ? "" : ": ", e.op->name);
+      fmt::format("op {} ({}{}{})", cursor(), path, path.empty() ? "" : ": ", e.op->name);
   if (!c) {
     d.field = "length";
     d.text = fmt::format("{}: this call ended before it", where);

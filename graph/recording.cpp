@@ -30,6 +30,44 @@ std::string Recording::describe(const Instr& i) const {
   return s;
 }
 
+// The blocks are copied from objects that the ordinary constructors have made.
+static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cue) {
+  cue.op = nullptr;
+  if (i.n_out != 1 || i.n_in == 0 || i.n_in > Cue::kOperands || i.attrs.dynamic ||
+      i.attrs.n > Cue::kWords) {
+    return;
+  }
+  const Value& v = r.values[r.out(i)[0]];
+  const StorageInfo& info = r.storages[v.storage];
+  const bool own = info.origin == Origin::Internal && info.maker == index;
+  if (!i.into && (!own || v.ndim > Cue::kDims)) return;
+  cue.op = i.op;
+  cue.into = i.into;
+  cue.out = r.out(i)[0];
+  cue.form = i.attrs.form();
+  cue.n_in = i.n_in;
+  cue.n_words = i.attrs.n;
+  std::copy_n(r.in(i), i.n_in, cue.in);
+  std::copy_n(i.attrs.v, i.attrs.n, cue.words);
+  if (i.into) return;
+  std::copy_n(v.sizes, Cue::kDims, cue.sizes);
+  std::copy_n(v.strides, Cue::kDims, cue.strides);
+  Storage* storage = new_storage(info.device, info.bytes);
+  storage->slot = v.storage;
+  std::memcpy(cue.storage, static_cast<const void*>(storage), sizeof cue.storage);
+  const auto tensor = Ref<TensorImpl>::adopt(raw_impl(storage, v.dtype, v.ndim));
+  if (v.strided) tensor->flags |= kStrided;
+  tensor->value = r.out(i)[0];
+  tensor->offset = v.offset;
+  tensor->numel = v.numel;
+  std::memcpy(cue.tensor, static_cast<const void*>(tensor.get()), sizeof cue.tensor);
+}
+
+void Recording::make_cues() {
+  cues.assign(instrs.size() + 1, Cue{});
+  for (uint32_t k = 0; k < instrs.size(); ++k) make_cue(*this, instrs[k], k, cues[k]);
+}
+
 bool Recording::survives(uint32_t storage) const {
   return std::binary_search(survivors.begin(), survivors.end(), storage);
 }

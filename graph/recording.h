@@ -47,10 +47,25 @@ struct Instr {
   uint16_t n_in;
   uint8_t n_out;
   bool into;
-  bool simple;       ///< One output with memory of its own, no dynamic attributes.
   uint32_t path;     ///< Module path, into Recording::paths.
   uint32_t control;  ///< First control word of the dynamic attributes.
   Attrs attrs;
+};
+
+/// What a pass needs of an instruction that most are like (one output, in place or with memory of
+/// its own, few operands and dims, nothing dynamic), side by side: the call to expect and the
+/// placeholder to answer it with. `op` is null for every other instruction, and after the last.
+struct alignas(64) Cue {
+  static constexpr int kOperands = 4, kWords = 3, kDims = 4;
+  const OpDef* op;
+  uint64_t form;  ///< Attrs::form()
+  uint16_t n_in;
+  uint8_t n_words;
+  bool into;
+  uint32_t in[kOperands], out;
+  int64_t words[kWords];
+  std::byte tensor[offsetof(TensorImpl, storage)], storage[offsetof(Storage, pass)];
+  int64_t sizes[kDims], strides[kDims];
 };
 
 struct ControlWord {
@@ -64,12 +79,15 @@ struct Recording {
   std::vector<Instr> instrs;
   std::vector<uint32_t> operands;
   std::vector<uint64_t> prefix_hash;  ///< After each instruction.
+  std::vector<Cue> cues;              ///< Of each instruction, and one more; see make_cues().
   std::vector<std::string> paths;     ///< Distinct module paths; [0] is "".
   std::vector<ControlWord> control;
   std::vector<uint32_t> externals;  ///< External number -> storage.
   std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
   uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
 
+  /// Fills `cues`, once the recording is complete.
+  void make_cues();
   const uint32_t* in(const Instr& i) const { return operands.data() + i.first_in; }
   const uint32_t* out(const Instr& i) const { return operands.data() + i.first_out; }
   const Value& value(uint32_t id) const { return values[id]; }

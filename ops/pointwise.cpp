@@ -178,7 +178,7 @@ static Tensor run_gradient(VjpCall& v, int i) {
       c.attrs.kinds |= static_cast<uint32_t>(kind) << (2 * k);
       c.attrs.push(n.attrs.v[word++]);
     } else if (uses >> k & 1) {
-      in[k] = v.input(k).impl();
+      in[k] = v.borrow_input(k);
     } else {
       unused(k);
     }
@@ -195,16 +195,22 @@ static Tensor run_gradient(VjpCall& v, int i) {
   return std::move(c.out[0]);
 }
 
+static bool has_sizes(const TensorImpl& t, const IntList& sizes) {
+  return t.ndim == sizes.size() && std::equal(sizes.begin(), sizes.end(), t.sizes);
+}
+
 void pointwise_vjp(VjpCall& v) {
   const Node& n = v.node;
   const PointwiseInfo& info = *n.op->pointwise;
-  const Tensor& g = v.gout[0];
-  for (int i = 0; i < n.n_in; ++i) {
+  int left = 0;
+  for (int i = 0; i < n.n_in; ++i) left += v.needs(i) && info.has_grad[i];
+  for (int i = 0; left > 0; ++i) {
     if (!v.needs(i) || !info.has_grad[i]) continue;
-    Tensor gi = g;
-    if (!info.grad_is_g[i]) gi = run_gradient(v, i);
-    if (gi.sizes() != v.meta(i).sizes) gi = sum_to(gi, v.meta(i).sizes);
-    v.gin[i] = gi.dtype() == v.meta(i).dtype ? std::move(gi) : gi.to(v.meta(i).dtype);
+    --left;
+    Tensor g = !info.grad_is_g[i] ? run_gradient(v, i) : left ? v.gout[0] : std::move(v.gout[0]);
+    const Meta& m = v.meta(i);
+    if (!has_sizes(*g.impl(), m.sizes)) g = sum_to(g, m.sizes);
+    v.gin[i] = g.impl()->dtype == m.dtype ? std::move(g) : g.to(m.dtype);
   }
 }
 
@@ -341,14 +347,51 @@ Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   return call_slow<2>(op, in);
 }
 
+// With a number as operand `number` of two.
+[[gnu::always_inline]] static inline Tensor call_with_number(const PointwiseOp& op, const Tensor& t,
+                                                             Scalar s, int number) {
+  if (!t.defined()) [[unlikely]]
+    fail_undefined(op, 1 - number);
+  TensorImpl* in[2];
+  in[1 - number] = t.impl();
+  in[number] = nullptr;
+  OpCall c(op, in, 2);
+  if (s.is_floating()) {
+    c.attrs.set_only(number, 3, s.to_double());
+  } else {
+    c.attrs.set_only(number, s.dtype() == kBool ? 1 : 2, s.to_int());
+  }
+  dispatch_inline(c);
+  return std::move(c.out[0]);
+}
+
+namespace {
+/// The destination of a call in place, which the caller holds.
+struct Lent {
+  OpCall& call;
+  Lent(OpCall& c, const Tensor& t) : call(c) {
+    c.out[0] = Tensor(Ref<TensorImpl>::adopt(t.impl()));
+  }
+  ~Lent() { call.out[0].detach_impl(); }
+};
+}  // namespace
+
 Tensor call(const PointwiseOp& op, const Tensor& a, Scalar b) {
-  return PointwiseCall(op).add(a).add(b).run();
+  return call_with_number(op, a, b, 1);
 }
 Tensor call(const PointwiseOp& op, Scalar a, const Tensor& b) {
-  return PointwiseCall(op).add(a).add(b).run();
+  return call_with_number(op, b, a, 0);
 }
 void call_into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
-  PointwiseCall(op).add(a).add(b).run_into({a});
+  TensorImpl* in[] = {a.impl(), b.impl()};
+  for (int i = 0; i < 2; ++i) {
+    if (!in[i]) [[unlikely]]
+      fail_undefined(op, i);
+  }
+  OpCall c(op, in, 2);
+  c.into = true;
+  const Lent out(c, a);
+  dispatch(c);
 }
 void call_into(const PointwiseOp& op, const Tensor& a, Scalar b) {
   PointwiseCall(op).add(a).add(b).run_into({a});

@@ -43,13 +43,12 @@ int64_t some_dim(const Tensor& t, uint32_t n) {
   return t.dim() ? n % t.dim() : 0;
 }
 
-// Any row of the registry, gradient rows too, on tensors and numbers of any dtype.
-PointwiseCall any_pointwise(Machine& m, const Ins& i, std::vector<Tensor>& keep, IntList shape,
-                            bool to, bool narrow) {
+// Operands for any row of the registry, gradient rows too: tensors and numbers of any dtype.
+void add_operands(PointwiseCall& call, Machine& m, const Ins& i, std::vector<Tensor>& keep,
+                  IntList shape, bool to, bool narrow) {
   const OpDef* op = i.row;
   // Backward calls gradient rows with g of the full shape, which their own gradient relies on.
   if (op->gradient_row) context.grad_enabled = false;
-  PointwiseCall call(*op);
   uint32_t bits = i.b * 2654435761u + i.c;
   bool any = to;
   for (int k = 0; k < op->pointwise->n_in; ++k, bits = bits * 1664525u + 1013904223u) {
@@ -66,20 +65,23 @@ PointwiseCall any_pointwise(Machine& m, const Ins& i, std::vector<Tensor>& keep,
       call.add(scalar(m, i, bits >> 8));
     }
   }
-  return call;
 }
 
 void pointwise(Machine& m, const Ins& i) {
   std::vector<Tensor> keep;
   keep.reserve(kMaxOperands);
-  for (const Tensor& t : any_pointwise(m, i, keep, {}, false, i.c % 3).run_all()) m.push(t);
+  PointwiseCall call(*i.row);
+  add_operands(call, m, i, keep, {}, false, i.c % 3);
+  for (const Tensor& t : call.run_all()) m.push(t);
 }
 
 void pointwise_into(Machine& m, const Ins& i) {
   std::vector<Tensor> keep;
   keep.reserve(kMaxOperands);
   const Tensor to = m.pick(i.a);
-  any_pointwise(m, i, keep, to.sizes(), true, i.c % 3).run_into({to});
+  PointwiseCall call(*i.row);
+  add_operands(call, m, i, keep, to.sizes(), true, i.c % 3);
+  call.run_into({to});
 }
 
 void in_place(Machine& m, const Ins& i) {

@@ -58,7 +58,6 @@ struct CountingRecorder : Recorder {
   void journal(TensorImpl&, Field) override {}
   void journal(ControlCell&) override {}
   void journal(Node&) override {}
-  void released(uint32_t) noexcept override {}
 };
 
 }  // namespace
