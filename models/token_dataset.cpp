@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <utility>
 
 #include "core/check.h"
@@ -22,7 +21,7 @@ static int64_t split(int64_t n, double fraction) {
 // The fewest tokens whose parts both have `least`.
 static int64_t fewest(int64_t least, double fraction) {
   const double smaller = std::min(fraction, 1 - fraction);
-  auto n = static_cast<int64_t>(std::floor(static_cast<double>(least) / smaller)) - 1;
+  auto n = static_cast<int64_t>(static_cast<double>(least - 1) / smaller) - 1;
   while (split(n, fraction) < least || n - split(n, fraction) < least) ++n;
   return n;
 }

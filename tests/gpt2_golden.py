@@ -40,7 +40,7 @@ CASES = [
 ]
 
 
-# --- the pieces ------------------------------------------------------------------------------------
+# --- the pieces -----------------------------------------------------------------------------------
 
 def is_space(c):  # White_Space, which unicodedata does not have: isspace() but for four controls
     return c.isspace() and not 0x1c <= ord(c) <= 0x1f
@@ -93,7 +93,7 @@ def pieces(text):
         at = end
 
 
-# --- the merges ------------------------------------------------------------------------------------
+# --- the merges -----------------------------------------------------------------------------------
 
 def bytes_to_unicode():
     keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -138,7 +138,7 @@ class Encoder:
         return [i for piece in pieces(text) for i in self.piece(piece)]
 
 
-# --- a small vocabulary, and the cases -------------------------------------------------------------
+# --- a small vocabulary, and the cases ------------------------------------------------------------
 
 def train(text, merges):
     words = Counter(tuple(SPELL[b] for b in p.encode()) for p in pieces(text))
