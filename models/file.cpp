@@ -2,6 +2,7 @@
 
 #include <utility>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,6 +49,27 @@ void InputFile::read(void* to, uint64_t offset, uint64_t bytes) const {
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<uint64_t>(n);
   }
+}
+
+// --- mapping -------------------------------------------------------------------------------------
+
+MappedFile::MappedFile(const std::string& path) : file_(path) {
+  if (file_.size() == 0) return;  // Nothing to map, which mmap refuses.
+  BRRR_CHECK(file_.size() <= SIZE_MAX, "{} has {} bytes, too many to map", path, file_.size());
+  data_ = ::mmap(nullptr, file_.size(), PROT_READ, MAP_SHARED, file_.fd_, 0);
+  BRRR_CHECK(data_ != MAP_FAILED, "cannot map {}: {}", path, std::strerror(errno));
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(data_, file_.size());
+}
+
+void MappedFile::check() const {
+  struct stat info;
+  BRRR_CHECK(::fstat(file_.fd_, &info) == 0, "cannot look at {}: {}", path(), std::strerror(errno));
+  BRRR_CHECK(static_cast<uint64_t>(info.st_size) >= file_.size(),
+             "{} was cut from {} bytes to {} while it was in use", path(), file_.size(),
+             info.st_size);
 }
 
 // --- replacing -----------------------------------------------------------------------------------

@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <unistd.h>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -21,48 +17,19 @@
 #include "ops/factory_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
+#include "tests/temp_dir.h"
 
 using namespace brrr;
+using namespace brrr::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-// A directory of its own that goes away with the test.
-struct TemporaryDirectory {
-  fs::path path;
-  TemporaryDirectory() {
-    std::string name = (fs::temp_directory_path() / "brrr-test-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~TemporaryDirectory() { fs::remove_all(path); }
-  std::string file(const std::string& name) const { return (path / name).string(); }
-  size_t count() const {
-    return static_cast<size_t>(std::distance(fs::directory_iterator(path), {}));
-  }
-};
-
-void write(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-std::string read(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // A safetensors file with this header and `data` bytes of zeros.
 std::string safetensors(const std::string& header, size_t data) {
   const uint64_t n = header.size();
   std::string s(reinterpret_cast<const char*>(&n), 8);
   return s + header + std::string(data, '\0');
-}
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 bool same_bytes(const Tensor& a, const Tensor& b) {

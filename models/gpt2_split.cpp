@@ -1,0 +1,86 @@
+#include "models/gpt2_split.h"
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "models/unicode_classes.h"
+#include "models/utf8.h"
+
+namespace brrr::data {
+
+namespace {
+
+enum class Class : uint8_t { Other, Letter, Number, Space };
+
+// One byte per code point, up to the last letter or number.
+std::vector<Class> make_classes() {
+  std::vector<Class> classes;
+  const auto add = [&](const auto& runs, Class which) {
+    size_t at = 0;
+    for (size_t i = 0; i < std::size(runs); i += 2) {
+      const size_t first = at + runs[i];
+      at = first + runs[i + 1];
+      if (classes.size() < at) classes.resize(at, Class::Other);
+      std::fill(classes.begin() + static_cast<ptrdiff_t>(first),
+                classes.begin() + static_cast<ptrdiff_t>(at), which);
+    }
+  };
+  add(unicode::kLetters, Class::Letter);
+  add(unicode::kNumbers, Class::Number);
+  for (char32_t c : {0x20, 0x85, 0xa0, 0x1680, 0x2028, 0x2029, 0x202f, 0x205f, 0x3000}) {
+    classes[c] = Class::Space;
+  }
+  for (char32_t c = 0x09; c <= 0x0d; ++c) classes[c] = Class::Space;
+  for (char32_t c = 0x2000; c <= 0x200a; ++c) classes[c] = Class::Space;
+  return classes;
+}
+
+struct Character {
+  Class which;
+  size_t end;
+};
+
+Character character(std::string_view text, size_t at) {
+  static const std::vector<Class> classes = make_classes();
+  const CodePoint c = decode_utf8(text, at);
+  return {c.value < classes.size() ? classes[c.value] : Class::Other, at + c.length};
+}
+
+size_t end_of_run(std::string_view text, size_t at, Class which) {
+  while (at < text.size()) {
+    const Character c = character(text, at);
+    if (c.which != which) break;
+    at = c.end;
+  }
+  return at;
+}
+
+}  // namespace
+
+size_t gpt2_piece_end(std::string_view text, size_t at) {
+  if (text[at] == '\'') {
+    for (std::string_view end : {"s", "t", "re", "ve", "m", "ll", "d"}) {
+      if (text.substr(at + 1).starts_with(end)) return at + 1 + end.size();
+    }
+  }
+  const Character first = character(text, at);
+  if (first.which != Class::Space) return end_of_run(text, first.end, first.which);
+  if (first.end == text.size()) return first.end;
+  const Character second = character(text, first.end);
+  if (second.which != Class::Space) {
+    // A blank belongs to what follows it; a tab or a line feed stands alone.
+    return text[at] == ' ' ? end_of_run(text, second.end, second.which) : first.end;
+  }
+  // Of several spaces the last is left to what follows, if anything does.
+  size_t last = first.end;
+  for (size_t next = first.end; next < text.size();) {
+    const Character c = character(text, next);
+    if (c.which != Class::Space) return last;
+    last = next;
+    next = c.end;
+  }
+  return text.size();
+}
+
+}  // namespace brrr::data

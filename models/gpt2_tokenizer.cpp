@@ -1,0 +1,342 @@
+#include "models/gpt2_tokenizer.h"
+
+#include <algorithm>
+#include <queue>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "models/gpt2_split.h"
+#include "models/text.h"
+#include "models/utf8.h"
+
+namespace brrr::data {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr std::string_view kEndOfText = "<|endoftext|>";
+constexpr size_t kMostTokens = INT32_MAX;
+
+// The files spell each byte as a visible character: printable Latin-1 as itself, the others as
+// U+0100 and up, in order.
+struct Alphabet {
+  char32_t spelled[256];
+  int16_t byte[324];
+  Alphabet() {
+    std::fill(std::begin(byte), std::end(byte), -1);
+    char32_t next = 256;
+    for (int b = 0; b < 256; ++b) {
+      const bool itself = (b > 32 && b < 127) || (b > 160 && b != 173);
+      spelled[b] = itself ? static_cast<char32_t>(b) : next++;
+      byte[spelled[b]] = static_cast<int16_t>(b);
+    }
+  }
+};
+const Alphabet& alphabet() {
+  static const Alphabet table;
+  return table;
+}
+
+std::string spell(std::string_view bytes) {
+  std::string s;
+  for (char b : bytes) append_utf8(s, alphabet().spelled[static_cast<unsigned char>(b)]);
+  return s;
+}
+
+// For messages: tokens come from files.
+std::string shown(const std::string& token) {
+  std::string s = token.substr(0, 60);
+  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
+  return fmt::format("\"{}{}\"", s, s.size() < token.size() ? "..." : "");
+}
+
+std::string unspell(const std::string& where, const std::string& token) {
+  std::string bytes;
+  for (size_t at = 0; at < token.size();) {
+    const CodePoint c = decode_utf8(token, at);
+    const int b = c.value < std::size(alphabet().byte) ? alphabet().byte[c.value] : -1;
+    BRRR_CHECK(c.valid() && b >= 0,
+               "{}: the token {} has a character, at its byte {}, that is not in GPT-2's alphabet "
+               "for bytes",
+               where, shown(token), at);
+    bytes += static_cast<char>(b);
+    at += c.length;
+  }
+  return bytes;
+}
+
+// An object of token -> id, as the tokens by id.
+std::vector<std::string> read_vocabulary(const std::string& path) {
+  std::set<std::string> keys;
+  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+    using Event = json::parse_event_t;
+    const bool start = event == Event::object_start || event == Event::array_start;
+    BRRR_CHECK(!start || depth == 0, "{}: a vocabulary is one object of token and id, this nests",
+               path);
+    if (event == Event::key) {
+      const auto& key = value.get_ref<const std::string&>();
+      BRRR_CHECK(keys.insert(key).second, "{}: the token {} appears twice", path, shown(key));
+    }
+    return true;
+  };
+  json vocabulary;
+  try {
+    vocabulary = json::parse(load_text(path), watch);
+  } catch (const json::exception& e) {
+    fail("{}: not JSON ({})", path, e.what());
+  }
+  BRRR_CHECK(vocabulary.is_object(), "{}: not an object of token and id", path);
+  std::vector<std::string> tokens(vocabulary.size());
+  std::vector<bool> taken(tokens.size());
+  for (const auto& [token, value] : vocabulary.items()) {
+    BRRR_CHECK(value.is_number_unsigned() && value.get<uint64_t>() < tokens.size(),
+               "{}: the id {} of the token {} is not a whole number below {}, the number of "
+               "tokens: there is a gap or a wrong id",
+               path, value.dump(-1, ' ', true).substr(0, 40), shown(token), tokens.size());
+    const size_t id = value.get<size_t>();
+    BRRR_CHECK(!taken[id], "{}: the tokens {} and {} have the same id {}", path, shown(tokens[id]),
+               shown(token), id);
+    taken[id] = true;
+    tokens[id] = token;
+  }
+  return tokens;
+}
+
+constexpr uint64_t pair_key(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+}
+
+}  // namespace
+
+// --- making one ----------------------------------------------------------------------------------
+
+GPT2Tokenizer::GPT2Tokenizer(const std::string& vocab_json, const std::string& merges_txt,
+                             GPT2TokenizerOptions options)
+    : options_(options) {
+  set_tokens(vocab_json, read_vocabulary(vocab_json));
+  read_merges(merges_txt);
+  check_complete(merges_txt);
+}
+
+void GPT2Tokenizer::set_tokens(const std::string& where, const std::vector<std::string>& spelled) {
+  BRRR_CHECK(spelled.size() <= kMostTokens, "{}: {} tokens are too many", where, spelled.size());
+  for (const std::string& token : spelled) {
+    BRRR_CHECK(!token.empty(), "{}: the token with id {} is empty", where, tokens_.size());
+    tokens_.push_back(unspell(where, token));
+    BRRR_CHECK(ids_.emplace(tokens_.back(), static_cast<int32_t>(tokens_.size() - 1)).second,
+               "{}: the token {} appears twice", where, shown(token));
+  }
+  for (int b = 0; b < 256; ++b) {
+    byte_ids_[static_cast<size_t>(b)] = find(std::string(1, static_cast<char>(b)));
+    BRRR_CHECK(byte_ids_[static_cast<size_t>(b)] >= 0,
+               "{}: no token for the byte {:#04x}; a byte-level vocabulary has all 256", where, b);
+  }
+  end_of_text_ = find(std::string(kEndOfText));
+}
+
+int32_t GPT2Tokenizer::find(const std::string& bytes) const {
+  const auto it = ids_.find(bytes);
+  return it == ids_.end() ? -1 : it->second;
+}
+
+void GPT2Tokenizer::add_merge(const std::string& where, int32_t left, int32_t right) {
+  const std::string& l = tokens_[static_cast<size_t>(left)];
+  const std::string& r = tokens_[static_cast<size_t>(right)];
+  const int32_t id = find(l + r);
+  BRRR_CHECK(id >= 0, "{}: {} and {} make {}, which is not in the vocabulary", where,
+             shown(spell(l)), shown(spell(r)), shown(spell(l + r)));
+  const auto rank = static_cast<int32_t>(merges_.size());
+  BRRR_CHECK(rules_.emplace(pair_key(left, right), Merge{rank, id}).second,
+             "{}: {} and {} were merged before", where, shown(spell(l)), shown(spell(r)));
+  merges_.emplace_back(left, right);
+}
+
+void GPT2Tokenizer::check_complete(const std::string& where) const {
+  std::vector<bool> made(tokens_.size());
+  for (int32_t id : byte_ids_) made[static_cast<size_t>(id)] = true;
+  for (const auto& [pair, merge] : rules_) made[static_cast<size_t>(merge.id)] = true;
+  if (end_of_text_ >= 0) made[static_cast<size_t>(end_of_text_)] = true;
+  const auto it = std::find(made.begin(), made.end(), false);
+  BRRR_CHECK(it == made.end(),
+             "{}: none of the {} merges makes the vocabulary's token {} (id {}): cut off, or made "
+             "for another vocabulary",
+             where, merges_.size(), shown(spell(tokens_[static_cast<size_t>(it - made.begin())])),
+             it - made.begin());
+}
+
+void GPT2Tokenizer::read_merges(const std::string& path) {
+  const std::string text = load_text(path);
+  const size_t lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  BRRR_CHECK(lines < kMostTokens, "{}: {} lines are too many", path, lines);
+  std::string_view rest = text;
+  for (int64_t number = 1; !rest.empty(); ++number) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    // A checkout on Windows may have changed the ends of lines.
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (number == 1 && line.starts_with("#version")) continue;
+    const std::string where = fmt::format("{}, line {}", path, number);
+    const size_t blank = line.find(' ');
+    BRRR_CHECK(blank != line.npos && blank > 0 && blank + 1 < line.size() &&
+                   line.find(' ', blank + 1) == line.npos,
+               "{}: not two tokens with one blank between them: {}", where,
+               shown(std::string(line)));
+    int32_t parts[2];
+    const std::string_view spelled[] = {line.substr(0, blank), line.substr(blank + 1)};
+    for (int i = 0; i < 2; ++i) {
+      const std::string token(spelled[i]);
+      parts[i] = find(unspell(where, token));
+      BRRR_CHECK(parts[i] >= 0, "{}: {} is not in the vocabulary", where, shown(token));
+    }
+    add_merge(where, parts[0], parts[1]);
+  }
+}
+
+std::string GPT2Tokenizer::state() const {
+  json tokens = json::array(), merges = json::array();
+  for (const std::string& token : tokens_) tokens.push_back(spell(token));
+  for (const auto& [left, right] : merges_) {
+    merges.push_back(left);
+    merges.push_back(right);
+  }
+  return json{{"tokenizer", name()},
+              {"tokens", std::move(tokens)},
+              {"merges", std::move(merges)},
+              {"parse_special", options_.parse_special}}
+      .dump();
+}
+
+GPT2Tokenizer GPT2Tokenizer::from_state(const std::string& state) {
+  const std::string where = "GPT2Tokenizer::from_state";
+  const json value = json::parse(state, nullptr, false);
+  BRRR_CHECK(value.is_object() && value.contains("tokens") && value["tokens"].is_array() &&
+                 value.contains("merges") && value["merges"].is_array() &&
+                 value.contains("parse_special") && value["parse_special"].is_boolean(),
+             "{}: {} bytes that are not JSON with tokens, merges and parse_special", where,
+             state.size());
+  GPT2Tokenizer t;
+  t.options_.parse_special = value["parse_special"].get<bool>();
+  std::vector<std::string> tokens;
+  for (const json& token : value["tokens"]) {
+    BRRR_CHECK(token.is_string(), "{}: token {} is not a string", where, tokens.size());
+    tokens.push_back(token.get<std::string>());
+  }
+  t.set_tokens(where, tokens);
+  const json& merges = value["merges"];
+  BRRR_CHECK(merges.size() % 2 == 0, "{}: an odd number of ids in the merges", where);
+  for (size_t i = 0; i < merges.size(); ++i) {
+    BRRR_CHECK(merges[i].is_number_unsigned() && merges[i].get<uint64_t>() < t.tokens_.size(),
+               "{}: merge {} names no token", where, i / 2);
+    if (i % 2) t.add_merge(where, merges[i - 1].get<int32_t>(), merges[i].get<int32_t>());
+  }
+  t.check_complete(where);
+  return t;
+}
+
+// --- using it ------------------------------------------------------------------------------------
+
+std::vector<int64_t> GPT2Tokenizer::encode(std::string_view text) const {
+  std::vector<int64_t> ids;
+  ids.reserve(text.size() / 3);
+  if (options_.parse_special && end_of_text_ >= 0) {
+    for (size_t at; (at = text.find(kEndOfText)) != text.npos;) {
+      encode_text(text.substr(0, at), ids);
+      ids.push_back(end_of_text_);
+      text.remove_prefix(at + kEndOfText.size());
+    }
+  }
+  encode_text(text, ids);
+  return ids;
+}
+
+void GPT2Tokenizer::encode_text(std::string_view text, std::vector<int64_t>& ids) const {
+  // Words repeat: each is merged once, as long as there is room to remember it.
+  constexpr size_t kMostWords = 1 << 16, kLongestWord = 64;
+  std::unordered_map<std::string_view, std::vector<int32_t>> known;
+  std::vector<int32_t> piece_ids;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = gpt2_piece_end(text, at);
+    const std::string_view piece = text.substr(at, end - at);
+    at = end;
+    const auto it = known.find(piece);
+    if (it != known.end()) {
+      ids.insert(ids.end(), it->second.begin(), it->second.end());
+      continue;
+    }
+    encode_piece(piece, piece_ids);
+    ids.insert(ids.end(), piece_ids.begin(), piece_ids.end());
+    if (piece.size() <= kLongestWord && known.size() < kMostWords) known[piece] = piece_ids;
+  }
+}
+
+// As published: of all neighbours take the pair of the lowest rank, merge it everywhere from left
+// to right, and again. A heap of the pairs and a linked list of the tokens make it n log n.
+void GPT2Tokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& ids) const {
+  struct Link {
+    int32_t id;
+    size_t previous, next;
+  };
+  struct Candidate {
+    int32_t rank, left, right, id;
+    size_t at;
+    bool operator<(const Candidate& o) const {  // The heap's top is the greatest.
+      return rank != o.rank ? rank > o.rank : at > o.at;
+    }
+  };
+  constexpr size_t kNone = SIZE_MAX;
+  const size_t n = piece.size();
+  std::vector<Link> links(n);
+  std::priority_queue<Candidate> heap;
+  const auto consider = [&](size_t at) {
+    if (at == kNone || links[at].next == kNone) return;
+    const int32_t left = links[at].id, right = links[links[at].next].id;
+    const auto it = rules_.find(pair_key(left, right));
+    if (it == rules_.end()) return;
+    heap.push({it->second.rank, left, right, it->second.id, at});
+  };
+  for (size_t i = 0; i < n; ++i) {
+    links[i] = {byte_ids_[static_cast<unsigned char>(piece[i])], i == 0 ? kNone : i - 1,
+                i + 1 == n ? kNone : i + 1};
+  }
+  for (size_t i = 0; i < n; ++i) consider(i);
+  std::vector<size_t> changed;
+  while (!heap.empty()) {
+    // New pairs wait until this rank is done everywhere, even if they rank before it.
+    const int32_t rank = heap.top().rank;
+    changed.clear();
+    for (; !heap.empty() && heap.top().rank == rank; heap.pop()) {
+      const Candidate& c = heap.top();
+      Link& link = links[c.at];
+      // An entry is stale once one of its tokens has been merged; absorbed links have id -1.
+      if (link.id != c.left || link.next == kNone || links[link.next].id != c.right) continue;
+      Link& absorbed = links[link.next];
+      absorbed.id = -1;
+      link.id = c.id;
+      link.next = absorbed.next;
+      if (link.next != kNone) links[link.next].previous = c.at;
+      changed.push_back(c.at);
+    }
+    for (size_t at : changed) {
+      consider(at);
+      consider(links[at].previous);
+    }
+  }
+  ids.clear();
+  for (size_t at = 0; at != kNone; at = links[at].next) ids.push_back(links[at].id);
+}
+
+std::string GPT2Tokenizer::decode(const std::vector<int64_t>& ids) const {
+  std::string text;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    BRRR_CHECK(ids[i] >= 0 && ids[i] < vocab_size(),
+               "GPT2Tokenizer: id {} at position {} is not in [0, {})", ids[i], i, vocab_size());
+    text += tokens_[static_cast<size_t>(ids[i])];
+  }
+  return text;
+}
+
+}  // namespace brrr::data

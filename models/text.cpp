@@ -1,0 +1,69 @@
+#include "models/text.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/check.h"
+#include "models/file.h"
+
+namespace brrr::data {
+
+namespace fs = std::filesystem;
+
+std::string load_bytes(const std::string& path) {
+  const InputFile file(path);
+  BRRR_CHECK(file.size() > 0, "{} is empty", path);
+  std::string bytes(file.size(), '\0');
+  file.read(bytes.data(), 0, bytes.size());
+  return bytes;
+}
+
+std::string load_text(const std::string& path) {
+  std::string text = load_bytes(path);
+  const size_t nul = text.find('\0');
+  BRRR_CHECK(nul == text.npos,
+             "{} has a NUL byte at offset {}: it is binary or UTF-16, not a text in UTF-8; convert "
+             "it, or read it as bytes (--tokenizer byte)",
+             path, nul);
+  return text;
+}
+
+static bool is_left_out(const fs::path& directory) {
+  const std::string name = directory.filename().string();
+  std::error_code none;
+  return name.starts_with('.') || name.starts_with("build") || name == "out" ||
+         fs::exists(directory / "CMakeCache.txt", none);
+}
+
+std::string load_sources(const std::string& directory, const std::vector<std::string>& extensions) {
+  std::error_code none;
+  BRRR_CHECK(fs::is_directory(directory, none), "load_sources: {} is not a directory", directory);
+  std::vector<std::string> found;
+  try {
+    for (auto it = fs::recursive_directory_iterator(directory); it != fs::end(it); ++it) {
+      if (it->is_symlink()) {
+        it.disable_recursion_pending();
+      } else if (it->is_directory()) {
+        if (is_left_out(it->path())) it.disable_recursion_pending();
+      } else if (it->is_regular_file() &&
+                 std::count(extensions.begin(), extensions.end(), it->path().extension())) {
+        found.push_back(it->path().lexically_relative(directory).generic_string());
+      }
+    }
+  } catch (const fs::filesystem_error& e) {
+    fail("load_sources: {}", e.what());
+  }
+  std::sort(found.begin(), found.end());
+  std::string text;
+  for (const std::string& name : found) {
+    const fs::path path = fs::path(directory) / name;
+    if (fs::file_size(path, none) == 0) continue;
+    text += load_text(path.string());
+    if (text.back() != '\n') text += '\n';
+  }
+  BRRR_CHECK(!text.empty(), "load_sources: no file with one of the endings wanted in {}",
+             directory);
+  return text;
+}
+
+}  // namespace brrr::data

@@ -1,0 +1,20 @@
+#pragma once
+// Text files, as the tokenizers take them.
+
+#include <string>
+#include <vector>
+
+namespace brrr::data {
+
+/// A file's bytes. Throws if it is missing, no regular file or empty.
+std::string load_bytes(const std::string& path);
+/// The same for a text: throws at a NUL byte, which no text has, but binary files and UTF-16 do.
+std::string load_text(const std::string& path);
+
+/// The sources below a directory, one after the other, ordered by path: the same text on every
+/// machine. Hidden directories, build* and out, directories with a CMakeCache.txt, and links are
+/// left out. Throws if nothing is found.
+std::string load_sources(const std::string& directory,
+                         const std::vector<std::string>& extensions = {".h", ".cpp", ".md"});
+
+}  // namespace brrr::data

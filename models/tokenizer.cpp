@@ -1,0 +1,132 @@
+#include "models/tokenizer.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "models/gpt2_tokenizer.h"
+#include "models/utf8.h"
+
+namespace brrr::data {
+
+using nlohmann::json;
+
+namespace {
+
+CodePoint next_character(std::string_view text, size_t at) {
+  const CodePoint c = decode_utf8(text, at);
+  BRRR_CHECK(c.valid(),
+             "CharTokenizer: byte {:#04x} at offset {} is not UTF-8; use the byte tokenizer for "
+             "texts in other encodings",
+             static_cast<unsigned char>(text[at]), at);
+  return c;
+}
+
+size_t checked_id(const char* what, const std::vector<int64_t>& ids, size_t i, int64_t vocab) {
+  BRRR_CHECK(ids[i] >= 0 && ids[i] < vocab, "{}: id {} at position {} is not in [0, {})", what,
+             ids[i], i, vocab);
+  return static_cast<size_t>(ids[i]);
+}
+
+}  // namespace
+
+// --- characters ----------------------------------------------------------------------------------
+
+CharTokenizer::CharTokenizer(std::string_view text) {
+  BRRR_CHECK(!text.empty(), "CharTokenizer: the text is empty, so there are no characters to know");
+  std::vector<bool> seen(0x110000);
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = next_character(text, at);
+    if (!seen[c.value]) vocab_.push_back(c.value);
+    seen[c.value] = true;
+    at += c.length;
+  }
+  std::sort(vocab_.begin(), vocab_.end());
+}
+
+std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
+  // ASCII, most of most texts, is looked up; the rest is searched.
+  int64_t ascii[128];
+  std::fill_n(ascii, 128, -1);
+  for (size_t i = 0; i < vocab_.size() && vocab_[i] < 128; ++i) {
+    ascii[vocab_[i]] = static_cast<int64_t>(i);
+  }
+  std::vector<int64_t> ids;
+  ids.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = next_character(text, at);
+    int64_t id = -1;
+    if (c.value < 128) {
+      id = ascii[c.value];
+    } else {
+      const auto it = std::lower_bound(vocab_.begin(), vocab_.end(), c.value);
+      if (it != vocab_.end() && *it == c.value) id = it - vocab_.begin();
+    }
+    BRRR_CHECK(id >= 0,
+               "CharTokenizer: the character U+{:04X}{} at offset {} is not one of the {} of the "
+               "text this tokenizer was made from",
+               static_cast<uint32_t>(c.value),
+               c.value < 32 ? "" : fmt::format(" '{}'", text.substr(at, c.length)), at,
+               vocab_.size());
+    ids.push_back(id);
+    at += c.length;
+  }
+  return ids;
+}
+
+std::string CharTokenizer::decode(const std::vector<int64_t>& ids) const {
+  std::string text;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    append_utf8(text, vocab_[checked_id("CharTokenizer", ids, i, vocab_size())]);
+  }
+  return text;
+}
+
+std::string CharTokenizer::state() const {
+  std::string characters;
+  for (char32_t c : vocab_) append_utf8(characters, c);
+  return json{{"tokenizer", name()}, {"characters", characters}}.dump();
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+std::vector<int64_t> ByteTokenizer::encode(std::string_view text) const {
+  std::vector<int64_t> ids(text.size());
+  std::transform(text.begin(), text.end(), ids.begin(),
+                 [](char c) { return static_cast<unsigned char>(c); });
+  return ids;
+}
+
+std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) const {
+  std::string text;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    text += static_cast<char>(checked_id("ByteTokenizer", ids, i, 256));
+  }
+  return text;
+}
+
+std::string ByteTokenizer::state() const {
+  return json{{"tokenizer", name()}}.dump();
+}
+
+// --- from a checkpoint ---------------------------------------------------------------------------
+
+std::unique_ptr<Tokenizer> tokenizer_from_state(const std::string& state) {
+  const json value = json::parse(state, nullptr, false);
+  BRRR_CHECK(value.is_object(), "tokenizer_from_state: {} bytes that are not a JSON object",
+             state.size());
+  const auto text = [&](const char* key) -> const std::string& {
+    const auto it = value.find(key);
+    BRRR_CHECK(it != value.end() && it->is_string(), "tokenizer_from_state: no string \"{}\"", key);
+    return it->get_ref<const std::string&>();
+  };
+  const std::string& name = text("tokenizer");
+  if (name == "byte") return std::make_unique<ByteTokenizer>();
+  if (name == "char") return std::make_unique<CharTokenizer>(text("characters"));
+  if (name == "gpt2") return std::make_unique<GPT2Tokenizer>(GPT2Tokenizer::from_state(state));
+  fail("tokenizer_from_state: unknown tokenizer \"{}\"; known are byte, char and gpt2",
+       name.substr(0, 40));
+}
+
+}  // namespace brrr::data
