@@ -64,6 +64,7 @@ void execute(OpCall& c) {
   if (!c.op->cpu) return;
   const TensorImpl& where = *c.out[0].impl();
   if (where.device.type == DeviceType::CPU) {
+    if (c.op->check_values) c.op->check_values(c);
     c.op->cpu(c);
   } else {
     backend(where.device.type).launch(c);

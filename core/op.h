@@ -180,7 +180,10 @@ struct OpDef {
   uint32_t saves_outputs = 0;
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
   void (*infer)(OpCall&) = nullptr;  ///< Checks the call, fills `meta`.
-  void (*cpu)(OpCall&) = nullptr;    ///< Runs it; null for views.
+  /// Throws for values that the kernel cannot take: indices out of range. Runs before the kernel; a
+  /// replay runs it before anything else if the non-floating operands come from outside the step.
+  void (*check_values)(const OpCall&) = nullptr;
+  void (*cpu)(OpCall&) = nullptr;  ///< Runs it; null for views.
   void (*vjp)(VjpCall&) = nullptr;
   /// The same result by differentiable tensor ops; the gradient when there is no vjp.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;

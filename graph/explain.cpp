@@ -50,8 +50,10 @@ std::string StepCore::explain() {
       for (const Group& g : e.plan->schedule().groups) fused += g.fused;
       t += fmt::format(", {} kernels ({} generated), {} ops without effect removed\n",
                        e.plan->schedule().groups.size(), fused, e.plan->schedule().removed);
-      t += fmt::format("  arena {} (lower bound {}), in place {} of {}", bytes(m.arena_bytes),
-                       bytes(m.lower_bound_bytes), m.in_place, m.in_place_candidates);
+      t += fmt::format("  arena {} (lower bound {}{}), in place {} of {}", bytes(m.arena_bytes),
+                       bytes(m.lower_bound_bytes),
+                       m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
+                       m.in_place, m.in_place_candidates);
     }
     if (options_.mode == Mode::Auto && e.trials > 0) {
       t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",

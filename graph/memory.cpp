@@ -1,4 +1,4 @@
-// The arena: offline best fit of temporaries by lifetime.
+// Memory of temporaries: offline best fit by lifetime, in survivors not yet written and the arena.
 #include <algorithm>
 #include <numeric>
 
@@ -19,6 +19,7 @@ struct Block {
   int64_t bytes;
   uint32_t first, last;
   int64_t offset = -1;
+  uint32_t host = kNone;
 };
 
 void find_lives(const Recording& r, const Schedule& s, MemoryPlan& m) {
@@ -93,36 +94,66 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
   return blocks;
 }
 
-// Places blocks in the given order, each into the tightest gap between those alive with it.
+// The start of the tightest gap for `b` between those of `placed` that are alive with it, or the
+// end of them.
+int64_t tightest_gap(const Block& b, const std::vector<const Block*>& placed) {
+  std::vector<std::pair<int64_t, int64_t>> taken;
+  for (const Block* o : placed) {
+    if (o->first <= b.last && b.first <= o->last)
+      taken.emplace_back(o->offset, o->offset + o->bytes);
+  }
+  std::sort(taken.begin(), taken.end());
+  int64_t at = 0, best = -1, best_gap = INT64_MAX;
+  for (const auto& [from, to] : taken) {
+    if (from - at >= b.bytes && from - at < best_gap) {
+      best = at;
+      best_gap = from - at;
+    }
+    at = std::max(at, to);
+  }
+  return best >= 0 ? best : at;
+}
+
+// Places blocks in the given order; the size of the arena.
 int64_t place(std::vector<Block>& blocks, const std::vector<size_t>& order) {
   std::vector<const Block*> placed;
   int64_t top = 0;
   for (size_t n : order) {
     Block& b = blocks[n];
-    std::vector<std::pair<int64_t, int64_t>> taken;
-    for (const Block* o : placed) {
-      if (o->first <= b.last && b.first <= o->last)
-        taken.emplace_back(o->offset, o->offset + o->bytes);
-    }
-    std::sort(taken.begin(), taken.end());
-    int64_t at = 0, best = -1, best_gap = INT64_MAX;
-    for (const auto& [from, to] : taken) {
-      if (from - at >= b.bytes && from - at < best_gap) {
-        best = at;
-        best_gap = from - at;
-      }
-      at = std::max(at, to);
-    }
-    b.offset = best >= 0 ? best : at;
+    if (b.host != kNone) continue;
+    b.offset = tightest_gap(b, placed);
     top = std::max(top, b.offset + b.bytes);
     placed.push_back(&b);
   }
   return top;
 }
 
+// Small temporaries are not worth an address that changes with every replay.
+constexpr int64_t kLeastGuest = 4096;
+
+// Puts blocks, the largest first, into survivors that are written after the block's last use.
+void host_blocks(const Recording& r, const MemoryPlan& m, std::vector<Block>& blocks,
+                 const std::vector<size_t>& by_size, const std::vector<uint32_t>& hosts,
+                 uint32_t from) {
+  std::vector<std::vector<const Block*>> guests(hosts.size());
+  for (size_t n : by_size) {
+    Block& b = blocks[n];
+    if (b.first < from || b.bytes < kLeastGuest) continue;
+    for (size_t h = 0; h < hosts.size() && b.host == kNone; ++h) {
+      if (m.first[hosts[h]] <= b.last) continue;
+      const int64_t at = tightest_gap(b, guests[h]);
+      if (at + b.bytes > static_cast<int64_t>(r.storages[hosts[h]].bytes)) continue;
+      b.host = hosts[h];
+      b.offset = at;
+      guests[h].push_back(&b);
+    }
+  }
+}
+
 }  // namespace
 
-MemoryPlan plan_memory(const Recording& r, const Schedule& s) {
+MemoryPlan plan_memory(const Recording& r, const Schedule& s, const std::vector<uint32_t>& hosts,
+                       uint32_t from) {
   MemoryPlan m;
   find_lives(r, s, m);
   std::vector<Block> blocks = make_blocks(r, s, m);
@@ -131,12 +162,18 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s) {
   by_time = by_size;
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
+  host_blocks(r, m, blocks, by_size, hosts, from);
   const int64_t timely = place(blocks, by_time);
   const int64_t sized = place(blocks, by_size);
   m.arena_bytes = static_cast<size_t>(timely < sized ? place(blocks, by_time) : sized);
   m.offset.assign(r.storages.size(), -1);
+  m.host.assign(r.storages.size(), kNone);
   for (const Block& b : blocks) {
-    for (uint32_t st : b.storages) m.offset[st] = b.offset;
+    for (uint32_t st : b.storages) {
+      m.offset[st] = b.offset;
+      m.host[st] = b.host;
+      m.hosted += b.host != kNone;
+    }
   }
   for (uint32_t g = 0; g < s.groups.size(); ++g) {
     int64_t live = 0;
@@ -150,10 +187,15 @@ void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
   std::vector<uint32_t> all;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (!planned(r, s, m, st)) continue;
-    BRRR_CHECK(m.offset[st] >= 0 && m.offset[st] + aligned(r.storages[st].bytes) <=
-                                        static_cast<int64_t>(m.arena_bytes),
-               "graph: storage {} lies outside the arena", st);
+    const uint32_t host = m.host[st];
+    BRRR_CHECK(m.offset[st] >= 0 &&
+                   m.offset[st] + aligned(r.storages[st].bytes) <=
+                       static_cast<int64_t>(host == kNone ? m.arena_bytes : r.storages[host].bytes),
+               "graph: storage {} lies outside the memory planned for it", st);
+    BRRR_CHECK(host == kNone || m.last[st] < m.first[host],
+               "graph: storage {} lives in storage {} when that is written", st, host);
     for (uint32_t o : all) {
+      if (m.host[o] != host) continue;
       const bool apart = m.offset[o] + aligned(r.storages[o].bytes) <= m.offset[st] ||
                          m.offset[st] + aligned(r.storages[st].bytes) <= m.offset[o];
       const bool in_place =
@@ -165,7 +207,7 @@ void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
       const bool at_once = m.first[o] <= m.last[st] && m.first[st] <= m.last[o];
       BRRR_CHECK(
           apart || !at_once || in_place || r.storages[st].bytes == 0 || r.storages[o].bytes == 0,
-          "graph: storages {} and {} are live at once and overlap in the arena", o, st);
+          "graph: storages {} and {} are live at once and overlap", o, st);
     }
     all.push_back(st);
   }

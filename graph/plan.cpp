@@ -33,7 +33,9 @@ Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r
 #endif
   make_bound_storages();
   generate_kernels(stats);
+  sort_patches();
   needs_undo_ = fallible_after_write();
+  find_early_checks();
   for (uint32_t st : r.survivors) first_write_.push_back(memory_.first[st]);
   for (const Group& g : schedule_.groups) generated_ += g.fused;
 }
@@ -102,10 +104,8 @@ void Plan::generate_kernels(StepStats& stats) {
       if (a.value != kNone) {
         const Value& v = r_.values[a.value];
         p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
-        (memory_.offset[v.storage] >= 0 ? arena_patches_ : moving_).push_back(p);
-      } else {
-        moving_.push_back(p);
       }
+      patches_.push_back(p);
       arguments_.push_back(nullptr);
     }
     const auto [it, fresh] = names.emplace(text.body, fmt::format("brrr_k{}", names.size()));
@@ -124,6 +124,36 @@ void Plan::generate_kernels(StepStats& stats) {
     BRRR_CHECK(fn, "graph: the built module lacks {}", wanted[k]);
     launches_[k].fn = reinterpret_cast<KernelFn>(fn);
   }
+}
+
+void Plan::sort_patches() {
+  moving_.clear();
+  arena_patches_.clear();
+  guests_.clear();
+  auto in_arena = [&](uint32_t st) { return memory_.offset[st] >= 0 && memory_.host[st] == kNone; };
+  for (const Patch& p : patches_) {
+    const uint32_t id = p.from.value;
+    (id != kNone && in_arena(r_.values[id].storage) ? arena_patches_ : moving_).push_back(p);
+  }
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    if (memory_.host[st] != kNone) guests_.push_back(st);
+  }
+  arena_ = nullptr;
+}
+
+// Once it is known what can fail, temporaries that come after it move into survivors that come
+// after them: a survivor may have the memory of an old gradient, which has to stay as it was while
+// the step can still fail.
+void Plan::settle_memory() {
+  std::vector<uint32_t> hosts;
+  for (size_t k = 0; k < r_.survivors.size(); ++k) {
+    if (safe_to_overwrite(k)) hosts.push_back(r_.survivors[k]);
+  }
+  memory_ = plan_memory(r_, schedule_, hosts, static_cast<uint32_t>(last_fallible_ + 1));
+#ifndef NDEBUG
+  verify_memory(r_, schedule_, memory_);
+#endif
+  sort_patches();
 }
 
 // A step must be atomic: if something can still fail after externals have been written, their old
@@ -159,12 +189,16 @@ void Plan::bind(const std::vector<Binding>& bindings, const int64_t* control,
   if (arena != arena_) {
     arena_ = arena;
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      if (memory_.offset[st] >= 0) bound_[st]->data = arena + memory_.offset[st];
+      if (memory_.offset[st] < 0 || memory_.host[st] != kNone) continue;
+      bound_[st]->data = arena + memory_.offset[st];
     }
     for (const Patch& p : arena_patches_) {
       const uint32_t st = r_.values[p.from.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
     }
+  }
+  for (uint32_t st : guests_) {
+    bound_[st]->data = static_cast<char*>(bound_[memory_.host[st]]->data) + memory_.offset[st];
   }
   for (const Patch& p : moving_) {
     if (p.from.value != kNone) {
@@ -180,7 +214,9 @@ void Plan::bind(const std::vector<Binding>& bindings, const int64_t* control,
 void Plan::launch(Launch& l, const int64_t* control) {
   if (l.call) {
     for (const auto& [word, from] : l.call->dynamic) l.call->call.attrs.v[word] = control[from];
-    l.call->call.op->cpu(l.call->call);
+    const OpDef& op = *l.call->call.op;
+    if (op.check_values && !l.checked_early) op.check_values(l.call->call);
+    op.cpu(l.call->call);
   } else if (l.extent <= l.grain) {
     l.fn(arguments_.data() + l.first_argument, 0, l.extent);
   } else {
@@ -190,12 +226,29 @@ void Plan::launch(Launch& l, const int64_t* control) {
   }
 }
 
-// Indices, class ids and the weights of a draw are checked by the kernels that use them.
-bool Plan::checks_values(const Launch& l) const {
-  if (!l.call || l.call->call.op->kind == OpKind::Pointwise) return false;
-  const bool draws = l.call->call.op->kind == OpKind::Random;
-  return std::any_of(l.call->in.begin(), l.call->in.end(),
-                     [=](const TensorImpl* t) { return t && (draws || !is_floating(t->dtype)); });
+// Value checks of what comes from outside the step, and is not written by it, need not wait for
+// their kernels: done first, they can fail while nothing has happened. They read the operands that
+// are not floating, or all if there is no such.
+void Plan::find_early_checks() {
+  size_t k = 0;
+  for (const Group& g : schedule_.groups) {
+    Launch& l = launches_[k++];
+    if (!l.call || !l.call->call.op->check_values) continue;
+    const Instr& i = r_.instrs[g.instrs[0]];
+    bool any = false, outside = true, all_outside = true;
+    for (int n = 0; n < i.n_in; ++n) {
+      if (r_.in(i)[n] == kNone) continue;
+      const Value& v = r_.value(r_.in(i)[n]);
+      const StorageInfo& s = r_.storages[v.storage];
+      const bool given = s.origin == Origin::External &&
+                         std::find(written_.begin(), written_.end(), s.maker) == written_.end();
+      all_outside &= given;
+      if (is_floating(v.dtype)) continue;
+      any = true;
+      outside &= given;
+    }
+    l.checked_early = any ? outside : all_outside;
+  }
 }
 
 void Plan::launch_all(const int64_t* control) {
@@ -208,9 +261,12 @@ void Plan::launch_all(const int64_t* control) {
   for (size_t k = 0; k < launches_.size(); ++k) {
     const uint64_t before = raw_empty_count();
     launch(launches_[k], control);
-    if (raw_empty_count() != before || checks_values(launches_[k])) last = static_cast<int64_t>(k);
+    const Launch& l = launches_[k];
+    const bool checks = l.call && l.call->call.op->check_values && !l.checked_early;
+    if (raw_empty_count() != before || checks) last = static_cast<int64_t>(k);
   }
   last_fallible_ = last;
+  settle_memory();
 }
 
 void Plan::run(const std::vector<Binding>& bindings, const int64_t* control,
@@ -222,6 +278,9 @@ void Plan::run(const std::vector<Binding>& bindings, const int64_t* control,
   auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
   if (memory_.arena_bytes) allocate(*arena);
   bind(bindings, control, survivors, static_cast<char*>(arena->data));
+  for (const Launch& l : launches_) {
+    if (l.checked_early) l.call->call.op->check_values(l.call->call);
+  }
   if (!needs_undo_) return launch_all(control);
   UndoLog undo;
   for (uint32_t k : written_) undo.save(*bindings[k].storage);

@@ -48,6 +48,7 @@ class Plan {
     KernelFn fn = nullptr;
     size_t first_argument = 0;
     int64_t extent = 0, grain = 1;
+    bool checked_early = false;  ///< The call's value check runs before the replay starts.
   };
   /// Where an argument comes from when it is not fixed.
   struct Patch {
@@ -64,7 +65,9 @@ class Plan {
             char* arena);
   void launch(Launch& l, const int64_t* control);
   void launch_all(const int64_t* control);
-  bool checks_values(const Launch& l) const;
+  void find_early_checks();
+  void sort_patches();
+  void settle_memory();
 
   const Recording& r_;
   Schedule schedule_;
@@ -77,7 +80,9 @@ class Plan {
   std::vector<size_t> external_item_;  // By external number: bytes of an element.
   std::vector<uint32_t> written_;      // External numbers that the step writes.
   std::vector<char*> arguments_;       // Of all generated kernels, one after the other.
+  std::vector<Patch> patches_;  // All; the two below are those that move on each call or rarely.
   std::vector<Patch> moving_, arena_patches_;
+  std::vector<uint32_t> guests_;  // Temporaries in the memory of survivors.
   char* arena_ = nullptr;
   std::vector<int64_t> first_write_;   // By survivor: the launch that writes it first.
   int64_t last_fallible_ = INT64_MAX;  // The last launch that checks values or takes scratch.

@@ -33,15 +33,19 @@ std::vector<bool> live_instructions(const Recording& r);
 /// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
 Schedule make_schedule(const Recording& r, bool fuse);
 
-/// Where temporaries live in the arena.
+/// Where temporaries live: in the arena, or in the memory of a survivor that is written later.
 struct MemoryPlan {
-  std::vector<int64_t> offset;  ///< By storage; -1: not in the arena.
+  std::vector<int64_t> offset;  ///< By storage; -1: it is no temporary.
+  std::vector<uint32_t> host;   ///< By storage: the survivor it lives in; kNone: the arena.
   size_t arena_bytes = 0;
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
   size_t in_place = 0, in_place_candidates = 0;
+  size_t hosted = 0;                  ///< Temporaries in survivors.
   std::vector<uint32_t> first, last;  ///< By storage: groups between which it is live.
 };
-MemoryPlan plan_memory(const Recording& r, const Schedule& s);
+/// Survivors in `hosts` may take in temporaries that are born in group `from` or later.
+MemoryPlan plan_memory(const Recording& r, const Schedule& s,
+                       const std::vector<uint32_t>& hosts = {}, uint32_t from = 0);
 
 /// Throws if two temporaries that are live at once overlap, or one is used outside its life.
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m);

@@ -54,7 +54,7 @@ struct StepStats {
   uint64_t fused_kernels = 0;        ///< Of those, generated ones.
   uint64_t launches_per_replay = 0;  ///< Graph launches: 1 on a GPU, 0 on the CPU.
   uint64_t in_place = 0, in_place_candidates = 0;
-  size_t arena_bytes = 0;        ///< Temporaries of a replay.
+  size_t arena_bytes = 0;        ///< Temporaries of a replay that fit into no result's memory.
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries.
   double record_seconds = 0, fuse_seconds = 0, plan_seconds = 0, build_seconds = 0,
          capture_seconds = 0;

@@ -20,6 +20,7 @@ struct CompositeParts {
   void (*infer)(OpCall&) = nullptr;
   /// Fills every `out` by public differentiable ops; undefined tensors stand for absent inputs.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;
+  void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;  ///< If null, the decomposition is differentiated.
   uint32_t saves_inputs = 0;        ///< For vjp; without one all inputs are saved.
@@ -37,6 +38,7 @@ class CompositeOp : public OpDef {
     gradient_row = parts.gradient_row;
     infer = parts.infer;
     decompose = parts.decompose;
+    check_values = parts.check_values;
     cpu = parts.cpu;
     vjp = parts.vjp;
     saves_inputs = vjp ? parts.saves_inputs : ~0u;

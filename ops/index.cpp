@@ -113,6 +113,18 @@ void one_hot_infer(OpCall& c) {
   set_meta(c, *c.in[0], sizes);
 }
 
+void check_picked(const OpCall& c) {
+  const TensorImpl& x = *c.in[0];
+  const int dim = dim_of(c.attrs);
+  check_index(c, 1, dim, x.ndim ? x.sizes[dim] : 1);
+}
+
+void check_sum_index(const OpCall& c) {
+  const IntList sizes = sum_sizes(c);
+  const int dim = dim_of(c.attrs);
+  check_index(c, 1, dim, sizes.size() ? sizes[dim] : 1);
+}
+
 // --- rows and gradients --------------------------------------------------------------------------
 
 Tensor sum_call(const OpDef& row, const Tensor& base, const IntList& sizes, int dim,
@@ -138,6 +150,7 @@ Tensor pick_call(const OpDef& row, const Tensor& x, int dim, const Tensor& index
 const LibraryOp scatter_add_row{"scatter_add",
                                 "src added at the positions that index names along a dim",
                                 {.infer = scatter_add_infer,
+                                 .check_values = check_sum_index,
                                  .cpu = [](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); },
                                  .vjp =
                                      [](VjpCall& v) {
@@ -152,6 +165,7 @@ const LibraryOp scatter_add_row{"scatter_add",
 const LibraryOp gather_row{"gather",
                            "the elements that index names along a dim",
                            {.infer = gather_infer,
+                            .check_values = check_picked,
                             .cpu = [](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); },
                             .vjp =
                                 [](VjpCall& v) {
@@ -164,6 +178,7 @@ const LibraryOp gather_row{"gather",
 const LibraryOp index_add_row{"index_add",
                               "slices of src added to the slices that index names along a dim",
                               {.infer = index_add_infer,
+                               .check_values = check_sum_index,
                                .cpu = [](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); },
                                .vjp =
                                    [](VjpCall& v) {
@@ -179,6 +194,7 @@ const LibraryOp index_add_row{"index_add",
 const LibraryOp index_select_row{"index_select",
                                  "the slices that index names along a dim",
                                  {.infer = select_infer,
+                                  .check_values = check_picked,
                                   .cpu = [](OpCall& c) { select_cpu(c, dim_of(c.attrs)); },
                                   .vjp =
                                       [](VjpCall& v) {
@@ -189,24 +205,28 @@ const LibraryOp index_select_row{"index_select",
                                       },
                                   .saves_inputs = 0b10}};
 
-const LibraryOp embedding_row{"embedding",
-                              "the rows of a table that ids name",
-                              {.infer = embedding_infer,
-                               .cpu = [](OpCall& c) { select_cpu(c, 0); },
-                               .vjp =
-                                   [](VjpCall& v) {
-                                     if (!v.needs(0)) return;
-                                     const Tensor ids = v.input(1);
-                                     const IntList& sizes = v.meta(0).sizes;
-                                     v.gin[0] = sum_call(
-                                         index_add_row, {}, sizes, 0, ids.reshape({ids.numel()}),
-                                         v.gout[0].reshape({ids.numel(), sizes[1]}));
-                                   },
-                               .saves_inputs = 0b10}};
+const LibraryOp embedding_row{
+    "embedding",
+    "the rows of a table that ids name",
+    {.infer = embedding_infer,
+     .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
+     .cpu = [](OpCall& c) { select_cpu(c, 0); },
+     .vjp =
+         [](VjpCall& v) {
+           if (!v.needs(0)) return;
+           const Tensor ids = v.input(1);
+           const IntList& sizes = v.meta(0).sizes;
+           v.gin[0] = sum_call(index_add_row, {}, sizes, 0, ids.reshape({ids.numel()}),
+                               v.gout[0].reshape({ids.numel(), sizes[1]}));
+         },
+     .saves_inputs = 0b10}};
 
-const LibraryOp one_hot_row{"one_hot",
-                            "a 1 at the position of each id, else 0",
-                            {.infer = one_hot_infer, .cpu = one_hot_cpu}};
+const LibraryOp one_hot_row{
+    "one_hot",
+    "a 1 at the position of each id, else 0",
+    {.infer = one_hot_infer,
+     .check_values = [](const OpCall& c) { check_index(c, 0, c.in[0]->ndim, c.attrs.v[0]); },
+     .cpu = one_hot_cpu}};
 
 // --- arguments -----------------------------------------------------------------------------------
 

@@ -16,29 +16,20 @@ constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
 
 // --- the index -----------------------------------------------------------------------------------
 
-/// The index as contiguous memory, all of it in [0, size).
+/// The index as contiguous memory.
 struct Index {
   const int64_t* at;
   Tensor copy;
 
-  Index(const OpCall& c, const TensorImpl& t, int dim, int64_t size) {
-    const bool overwritten = c.into && c.out[0].impl()->storage == t.storage;
+  Index(const TensorImpl& t, bool overwritten) {
     at = reinterpret_cast<const int64_t*>(t.data());
-    if (!t.contiguous() || overwritten) {
-      copy = raw_empty(t.size_list(), kInt64, t.device);
-      copy_now(*copy.impl(), t);
-      at = reinterpret_cast<const int64_t*>(copy.impl()->data());
-    }
-    const auto limit = static_cast<uint64_t>(size);
-    uint64_t bad = 0;
-    for (int64_t i = 0; i < t.numel; ++i) bad |= static_cast<uint64_t>(at[i]) >= limit;
-    for (int64_t i = 0; bad && i < t.numel; ++i) {
-      BRRR_CHECK(static_cast<uint64_t>(at[i]) < limit,
-                 "{}: index {} is out of range: dim {} has "
-                 "size {}, so indices are in [0, {})",
-                 c.op->name, at[i], dim, size, size);
-    }
+    if (t.contiguous() && !overwritten) return;
+    copy = raw_empty(t.size_list(), kInt64, t.device);
+    copy_now(*copy.impl(), t);
+    at = reinterpret_cast<const int64_t*>(copy.impl()->data());
   }
+  Index(const OpCall& c, const TensorImpl& t)
+      : Index(t, c.into && c.out[0].impl()->storage == t.storage) {}
 };
 
 // --- walking two tensors and an index ------------------------------------------------------------
@@ -245,7 +236,7 @@ void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
   TensorImpl& out = *c.out[0].impl();
   const TensorImpl* base = c.in[0];
   const TensorImpl* src = c.in[2];
-  const Index index(c, *c.in[1], dim, out.ndim ? out.sizes[dim] : 1);
+  const Index index(c, *c.in[1]);
   const bool narrow = itemsize(out.dtype) == 2;  // Sums of 16-bit floats run in float32.
   Tensor total, source;
   if (narrow) total = raw_empty(out.size_list(), kFloat32, out.device);
@@ -266,11 +257,25 @@ void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
 void pick(OpCall& c, int dim, MakeWalk make_walk) {
   const TensorImpl& x = *c.in[0];
   TensorImpl& out = *c.out[0].impl();
-  const Index index(c, *c.in[1], dim, x.ndim ? x.sizes[dim] : 1);
+  const Index index(c, *c.in[1]);
   if (out.numel > 0) move(make_walk(x, out, index.at, dim), x, out);
 }
 
 }  // namespace
+
+void check_index(const OpCall& c, int operand, int dim, int64_t size) {
+  const Index index(*c.in[operand], false);
+  const int64_t n = c.in[operand]->numel;
+  const auto limit = static_cast<uint64_t>(size);
+  uint64_t bad = 0;
+  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index.at[i]) >= limit;
+  for (int64_t i = 0; bad && i < n; ++i) {
+    BRRR_CHECK(static_cast<uint64_t>(index.at[i]) < limit,
+               "{}: index {} is out of range: dim {} has "
+               "size {}, so indices are in [0, {})",
+               c.op->name, index.at[i], dim, size, size);
+  }
+}
 
 void gather_cpu(OpCall& c, int dim) {
   pick(c, dim, element_walk);
@@ -288,7 +293,7 @@ void index_add_cpu(OpCall& c, int dim) {
 void one_hot_cpu(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   const int64_t classes = c.attrs.v[0];
-  const Index index(c, *c.in[0], out.ndim - 1, classes);
+  const Index index(c, *c.in[0]);
   auto* to = reinterpret_cast<int64_t*>(out.data());
   std::memset(to, 0, static_cast<size_t>(out.numel) * sizeof *to);
   for (int64_t i = 0; i < c.in[0]->numel; ++i) to[i * classes + index.at[i]] = 1;

@@ -1,9 +1,14 @@
 #pragma once
-// The CPU kernels of ops/index.cpp. An index is checked as a whole before anything is written.
+// The CPU kernels of ops/index.cpp.
 
 #include "core/op.h"
 
 namespace brrr {
+
+/// Throws unless the index, input `operand`, is in [0, size); `dim` is for the message.
+void check_index(const OpCall& c, int operand, int dim, int64_t size);
+
+// The kernels take an index that has been checked.
 
 /// out[.., j, ..] = x[.., index[.., j, ..], ..] along `dim`; inputs x, index.
 void gather_cpu(OpCall& c, int dim);

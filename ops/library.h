@@ -7,6 +7,7 @@ namespace brrr {
 
 struct LibraryTraits {
   void (*infer)(OpCall&) = nullptr;
+  void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   uint32_t saves_inputs = 0;  ///< Inputs that the gradient reads, by bits.
@@ -21,6 +22,7 @@ class LibraryOp : public OpDef {
     doc = d;
     kind = OpKind::Library;
     infer = traits.infer;
+    check_values = traits.check_values;
     cpu = traits.cpu;
     vjp = traits.vjp;
     saves_inputs = traits.saves_inputs;

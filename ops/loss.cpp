@@ -80,8 +80,11 @@ void cross_entropy_backward_row(const Lane<V>* x, int64_t id, const Targets& t, 
 
 // --- cross_entropy: rows -------------------------------------------------------------------------
 
-void check_ids(const OpCall& c, const int64_t* ids, const Targets& t) {
+void check_ids(const OpCall& c) {
   const int64_t rows = c.in[0]->sizes[0], classes = c.in[0]->sizes[1];
+  const Targets t(c.attrs, classes);
+  const DenseInput given(c.in[1], kInt64);
+  const int64_t* ids = given.as<int64_t>();
   for (int64_t i = 0; i < rows; ++i) {
     BRRR_CHECK((ids[i] >= 0 && ids[i] < classes) || ids[i] == t.ignored,
                "cross_entropy: id {} at position {} is out of range for {} classes", ids[i], i,
@@ -122,7 +125,6 @@ void cross_entropy_cpu(OpCall& c) {
   const DenseInput ids(c.in[1], kInt64);
   const int64_t rows = c.in[0]->sizes[0], n = c.in[0]->sizes[1];
   const Targets t(c.attrs, n);
-  check_ids(c, ids.as<int64_t>(), t);
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute);
   DenseOutput loss(c.out[0], compute), max(c.out[1], compute), sum(c.out[2], compute);
@@ -167,7 +169,6 @@ void cross_entropy_backward_cpu(OpCall& c) {
   const DenseInput ids(c.in[1], kInt64);
   const int64_t rows = c.in[0]->sizes[0], n = c.in[0]->sizes[1];
   const Targets t(c.attrs, n);
-  check_ids(c, ids.as<int64_t>(), t);
   // All ignored: the gradient is 0.
   const int64_t counted = std::max<int64_t>(1, t.counted(ids.as<int64_t>(), rows));
   const DType compute = compute_type(c.in[0]->dtype);
@@ -208,6 +209,7 @@ const CompositeOp cross_entropy_backward{
            const Tensor dx = (p - (here * t.hit + t.miss)) * scale;
            c.out[0] = converted(where(counted.rows, dx, 0.0), in[0].dtype());
          },
+     .check_values = check_ids,
      .cpu = cross_entropy_backward_cpu,
      .gradient_row = true}};
 
@@ -231,6 +233,7 @@ const CompositeOp cross_entropy_op{"cross_entropy",
                                    {.n_out = 3,
                                     .infer = cross_entropy_infer,
                                     .decompose = cross_entropy_decompose,
+                                    .check_values = check_ids,
                                     .cpu = cross_entropy_cpu,
                                     .vjp = cross_entropy_vjp,
                                     .saves_inputs = 0b11,

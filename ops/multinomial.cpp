@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/rng.h"
+#include "ops/row_kernel.h"
 #include "ops/library_ops.h"
 #include "ops/num.h"
 #include "ops/order.h"
@@ -156,6 +157,19 @@ void multinomial_infer(OpCall& c) {
   m.sizes[x.ndim - 1] = c.attrs.v[2];
 }
 
+// One sample is the same with replacement, which costs less.
+bool with_replacement(const OpCall& c) {
+  return c.attrs.v[3] != 0 || c.attrs.v[2] == 1;
+}
+
+void check_weights(const OpCall& c) {
+  const DenseInput weights(c.in[0], kFloat64);
+  const int64_t n = c.in[0]->sizes[c.in[0]->ndim - 1];
+  for (int64_t r = 0; r < c.in[0]->numel / n; ++r) {
+    check_row(weights.as<double>() + r * n, n, r, with_replacement(c) ? 1 : c.attrs.v[2]);
+  }
+}
+
 void multinomial_cpu(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   if (x.numel == 0) return;
@@ -165,28 +179,25 @@ void multinomial_cpu(OpCall& c) {
   const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
                   reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n,
                   c.attrs.v[2]};
-  // One sample is the same with replacement, which costs less.
-  const bool replacement = c.attrs.v[3] != 0 || p.samples == 1;
-  for (int64_t r = 0; r < p.rows; ++r) {
-    check_row(p.weights + r * n, n, r, replacement ? 1 : p.samples);
-  }
-  replacement ? draw_with_replacement(c, p) : draw_without_replacement(c, p);
+  with_replacement(c) ? draw_with_replacement(c, p) : draw_without_replacement(c, p);
 }
 
 class DrawOp : public OpDef {
  public:
-  DrawOp(const char* n, const char* d, void (*shape_rule)(OpCall&), void (*kernel)(OpCall&)) {
+  DrawOp(const char* n, const char* d, void (*shape_rule)(OpCall&),
+         void (*value_check)(const OpCall&), void (*kernel)(OpCall&)) {
     name = n;
     doc = d;
     kind = OpKind::Random;
     infer = shape_rule;
+    check_values = value_check;
     cpu = kernel;
     register_row();
   }
 };
 
 const DrawOp multinomial_row{"multinomial", "positions drawn by weight", multinomial_infer,
-                             multinomial_cpu};
+                             check_weights, multinomial_cpu};
 
 }  // namespace
 

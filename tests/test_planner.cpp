@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -143,12 +144,13 @@ bool dense_in(const graph::Recording& r, const graph::Schedule& s, const std::ve
   });
 }
 
-// Plays the schedule over an arena of owned lines.
+// Plays the schedule over owned lines: of the arena, and of each survivor that takes guests in.
 bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
                       const graph::MemoryPlan& m) {
   const auto uses = uses_of(r, s);
-  std::vector<uint32_t> owner(m.arena_bytes / 64 + 1, kNone), first(uses.size(), kNone),
-      last(uses.size(), 0);
+  std::map<uint32_t, std::vector<uint32_t>> owners;
+  std::vector<uint32_t> first(uses.size(), kNone), last(uses.size(), 0);
+  auto room = [&](uint32_t host) { return host == kNone ? m.arena_bytes : r.storages[host].bytes; };
   for (size_t st = 0; st < uses.size(); ++st) {
     for (const Use& u : uses[st]) {
       first[st] = std::min(first[st], u.group);
@@ -158,7 +160,11 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
   for (uint32_t g = 0; g < s.groups.size(); ++g) {
     for (uint32_t st = 0; st < uses.size(); ++st) {
       if (m.offset[st] < 0 || uses[st].empty()) continue;
-      if (m.offset[st] % 64 || m.offset[st] + r.storages[st].bytes > m.arena_bytes) return false;
+      const uint32_t host = m.host[st];
+      if (m.offset[st] % 64 || m.offset[st] + r.storages[st].bytes > room(host)) return false;
+      if (host != kNone && (!r.survives(host) || first[host] <= last[st])) return false;
+      std::vector<uint32_t>& owner = owners[host];
+      owner.resize(room(host) / 64 + 1, kNone);
       const auto from = static_cast<size_t>(m.offset[st] / 64);
       const size_t to = from + (r.storages[st].bytes + 63) / 64;
       uint32_t replaced = kNone;
@@ -190,6 +196,13 @@ void check_passes(const graph::Recording& r) {
     CHECK_NOTHROW(graph::verify_memory(r, s, m));
     CHECK(overlaps_nothing(r, s, m));
     CHECK(m.lower_bound_bytes <= m.arena_bytes);
+    const auto from = static_cast<uint32_t>(s.groups.size() / 3);
+    const graph::MemoryPlan hosted = graph::plan_memory(r, s, r.survivors, from);
+    CHECK_NOTHROW(graph::verify_memory(r, s, hosted));
+    CHECK(overlaps_nothing(r, s, hosted));
+    for (size_t st = 0; st < hosted.host.size(); ++st) {
+      CHECK((hosted.host[st] == kNone || hosted.first[st] >= from));
+    }
     for (const graph::Group& g : s.groups) {
       if (g.fused) CHECK_NOTHROW(graph::generate(r, g, s));
     }
