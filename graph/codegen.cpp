@@ -17,11 +17,14 @@ struct Window {
   int argument;
   bool loaded = false, stored = false;
   bool around = false;  // May be stored around the caches.
+  bool ahead = false;   // Its loads are asked for ahead of time.
 };
 
 // A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
 // goes around the caches saves reading the lines it overwrites.
 constexpr int64_t kStreaming = int64_t{64} << 20;
+// How far ahead they are asked for: 4 KB is late, 16 KB begins to push out what is in use.
+constexpr int64_t kAhead = 8 << 10;
 
 class Generator {
  public:
@@ -134,7 +137,8 @@ class Generator {
   }
 
   // Streamed stores need whole, aligned cache lines: the rows' distances are checked here, the
-  // addresses when the kernel starts.
+  // addresses when the kernel starts. Streamed loads are asked for ahead of time: operands that are
+  // read again and again (a row of 4096 weights) keep the hardware from doing so in time.
   void choose_stores() {
     int64_t bytes = 0;
     for (const Window& w : windows_) {
@@ -145,6 +149,8 @@ class Generator {
     }
     if (bytes < kStreaming) return;
     for (Window& w : windows_) {
+      w.ahead = w.loaded && w.stride[ndim_ - 1] == 1 &&
+                std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
       w.around = w.stored && !w.loaded && element_bytes(w) >= 4 && w.stride[ndim_ - 1] == 1;
       for (int d = 0; d < ndim_ - 1; ++d) w.around &= w.stride[d] * element_bytes(w) % 64 == 0;
       around_ |= w.around;
@@ -312,6 +318,13 @@ class Generator {
   void emit(int unroll, bool tail, const std::string& indent) {
     std::vector<std::vector<std::string>> now(
         windows_.size(), std::vector<std::string>(static_cast<size_t>(unroll)));
+    for (size_t w = 0; w < windows_.size() && !tail; ++w) {
+      const int64_t bytes = 16 * unroll * element_bytes(windows_[w]);
+      for (int64_t line = 0; windows_[w].ahead && line < bytes; line += 64) {
+        out_.body +=
+            fmt::format("{}prefetch((const char*)(p{} + i) + {});\n", indent, w, kAhead + line);
+      }
+    }
     for (size_t w = 0; w < windows_.size(); ++w) {
       if (!windows_[w].loaded) continue;
       for (int u = 0; u < unroll; ++u) {

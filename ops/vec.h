@@ -111,6 +111,10 @@ template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 #endif
 }
 
+/// Asks for a cache line that is read once; the address need not exist.
+BRRR_VX void prefetch(const void* p) {
+  __builtin_prefetch(p, 0, 0);
+}
 BRRR_VX void fence_nt() {
 #ifdef __SSE__
   __builtin_ia32_sfence();
