@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/autograd.h"
+#include "core/autocast.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/int_list.h"

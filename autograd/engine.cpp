@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "autograd/autograd.h"
+#include "core/autocast.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "ops/factory_ops.h"
@@ -157,7 +158,10 @@ class Engine {
     }
     for (int i = 0; i < n.n_in; ++i) {
       if (!v.needs(i) || !gin[i].defined()) continue;
-      deliver(n.in[i].edge, gin[i], !(n.op->grad_aliases >> std::min(i, 31) & 1));
+      // A pointwise gradient that is g itself, converted, has memory of its own.
+      const bool converted = n.op->pointwise && gin[i].dtype() != pending->grad[0].dtype();
+      const bool shared = (n.op->grad_aliases >> std::min(i, 31) & 1) && !converted;
+      deliver(n.in[i].edge, gin[i], !shared);
       gin[i] = Tensor();
     }
     if (options_.retain_graph) return;
@@ -166,6 +170,7 @@ class Engine {
 
   static void differentiate_decomposition(VjpCall& v);
 
+  AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;
   std::vector<Capture>* captures_;
   uint64_t oldest_ = 0;
