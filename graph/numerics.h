@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <unordered_map>
 
 #include "core/context.h"
 
@@ -21,8 +22,18 @@ class CheckNumericsGuard final : Observer {
   CheckNumericsGuard& operator=(const CheckNumericsGuard&) = delete;
 
  private:
+  struct Touch {
+    uint64_t at;
+    std::string path;
+  };
   void ran(const OpCall& call) override;
+  std::string describe(const OpCall& call) const;
+  void remember(const OpCall& call);
+
   Observer* previous_;
+  uint64_t at_ = 0;
+  // Backward's ops have no module: the last one that touched an operand of theirs is named.
+  std::unordered_map<const Storage*, Touch> touched_;
 };
 
 }  // namespace brrr::graph

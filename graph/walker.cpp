@@ -96,7 +96,8 @@ class Walk {
     call.infer();
     execute(call);
     if (options_.check_numerics) {
-      check_finite(call, [&] { return fmt::format("instruction {}, {}", at, r_.describe(i)); });
+      check_finite(
+          call, [&] { return fmt::format("instruction {}, {}{}", at, r_.describe(i), near(at)); });
     }
     for (int k = 0; !i.into && k < i.n_out; ++k) {
       const uint32_t id = r_.out(i)[k];
@@ -113,6 +114,26 @@ class Walk {
       const uint32_t id = r_.operands[k];
       if (id != kNone && last_use_[id] == at) values_[id] = Tensor();
     }
+  }
+
+  // Backward's ops have no module: the last one that touched an operand of theirs is named.
+  std::string near(size_t at) const {
+    const Instr& i = r_.instrs[at];
+    if (!r_.paths[i.path].empty()) return "";
+    auto uses = [&](uint32_t storage) {
+      return std::any_of(r_.in(i), r_.in(i) + i.n_in, [&](uint32_t id) {
+        return id != kNone && r_.values[id].storage == storage;
+      });
+    };
+    for (size_t before = at; before-- > 0;) {
+      const Instr& b = r_.instrs[before];
+      if (r_.paths[b.path].empty()) continue;
+      for (uint32_t k = b.first_in; k < b.first_out + b.n_out; ++k) {
+        const uint32_t id = r_.operands[k];
+        if (id != kNone && uses(r_.values[id].storage)) return ", near " + r_.paths[b.path];
+      }
+    }
+    return "";
   }
 
   const Recording& r_;
