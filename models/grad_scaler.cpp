@@ -32,13 +32,14 @@ Tensor GradScaler::scale(const Tensor& loss) const {
 Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
   NoGradGuard guard;
   const Tensor inverse = 1.0 / scale_;
-  std::vector<Tensor> finite;
+  // 0 * g is 0, or NaN where g is not finite, and so are sums of it: no sum overflows.
+  std::vector<Tensor> zeros;
   for (const Tensor& g : distinct_gradients(parameters)) {
     g.mul_(inverse);
-    finite.push_back(isfinite(g).all());
+    zeros.push_back((g * 0.0).sum().to(kFloat32));
   }
-  if (finite.empty()) return full({}, false, kBool, options_.device);
-  return !stack(finite).all();
+  if (zeros.empty()) return full({}, false, kBool, options_.device);
+  return isnan(stack(zeros).sum());
 }
 
 void GradScaler::update(const Tensor& skipped) const {
