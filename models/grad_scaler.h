@@ -22,7 +22,8 @@ struct GradScalerOptions {
 ///     opt.step(skip);                             // changes nothing where skip holds
 ///     scaler.update(skip);
 ///
-/// With several micro-batches only the last four lines come once, after the last backward.
+/// With several micro-batches the last four lines come once, after the last backward. A debug run
+/// with StepOptions::check_numerics reports the very overflow that is skipped here.
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});

@@ -156,6 +156,18 @@ TEST_CASE("autocast: gradients are those of the casts, in float32, inside the gu
   CHECK(grad({first[0].sum()}, {v})[0].dtype() == kFloat32);
 }
 
+TEST_CASE("autocast: float64 passes gradcheck inside a guard") {
+  manual_seed(6);
+  AutocastGuard guard(kBFloat16);
+  const auto fn = [](const std::vector<Tensor>& in) {
+    return layer_norm(linear(in[0], in[1]).matmul(in[2]), {2}).square().mean({0});
+  };
+  const std::vector<Tensor> in = {randn({3, 4}).to(kFloat64), randn({5, 4}).to(kFloat64),
+                                  randn({5, 2}).to(kFloat64)};
+  const auto r = gradcheck(fn, in, {.second_order = true});
+  CHECK_MESSAGE(r.ok, r.report);
+}
+
 TEST_CASE("autocast: gradients are near float32's") {
   manual_seed(5);
   models::MLP model(small_mlp());
