@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/autograd.h"
+#include "core/autocast.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/int_list.h"
@@ -18,10 +19,12 @@
 #include "models/data.h"
 #include "models/digits.h"
 #include "models/gpt2_tokenizer.h"
+#include "models/grad_scaler.h"
 #include "models/idx.h"
 #include "models/layers.h"
 #include "models/mlp.h"
 #include "models/module.h"
+#include "models/nonfinite.h"
 #include "models/optim.h"
 #include "models/safetensors.h"
 #include "models/schedule.h"

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "autograd/autograd.h"
+#include "core/autocast.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "ops/factory_ops.h"
@@ -144,6 +145,8 @@ class Engine {
     Tensor few[kInlineInputs];
     std::vector<Tensor> many(n.n_in > kInlineInputs ? static_cast<size_t>(n.n_in) : 0);
     Tensor* gin = many.empty() ? few : many.data();
+    const Tensor& g = pending->grad[0];
+    const DType g_dtype = g.defined() ? g.impl()->dtype : kFloat32;
     VjpCall v{n, pending->grad, gin, mask};
     if (n.op->vjp) {
       n.op->vjp(v);
@@ -159,7 +162,10 @@ class Engine {
     const bool spent = !options_.retain_graph && !older;
     for (int i = 0; i < n.n_in; ++i) {
       if (!v.needs(i) || !gin[i].defined()) continue;
-      deliver(n.in[i].edge, std::move(gin[i]), !(n.op->grad_aliases >> std::min(i, 31) & 1), spent);
+      // A pointwise gradient that is g itself, converted, has memory of its own.
+      const bool converted = n.op->pointwise && gin[i].impl()->dtype != g_dtype;
+      const bool shared = (n.op->grad_aliases >> std::min(i, 31) & 1) && !converted;
+      deliver(n.in[i].edge, std::move(gin[i]), !shared, spent);
       gin[i] = Tensor();
     }
     if (options_.retain_graph) return;
@@ -168,6 +174,7 @@ class Engine {
 
   static void differentiate_decomposition(VjpCall& v);
 
+  AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;
   std::vector<Capture>* captures_;
   uint64_t oldest_ = 0;

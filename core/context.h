@@ -13,10 +13,19 @@ struct Scope {
   const Scope* parent;
 };
 
+/// Looks at what runs eagerly, while it is installed in `context`.
+struct Observer {
+  virtual ~Observer() = default;
+  /// The call has run; its operands are still there.
+  virtual void ran(const OpCall& call) = 0;
+};
+
 struct Context {
   Recorder* recorder = nullptr;  ///< Set while a step is being recorded or verified.
+  Observer* observer = nullptr;
   bool grad_enabled = true;
-  uint64_t sequence = 1;  ///< Of the next tape node.
+  DType autocast = DType::Float32;  ///< What products round to; float32: autocast is off.
+  uint64_t sequence = 1;            ///< Of the next tape node.
   const Scope* scope = nullptr;
 };
 inline thread_local constinit Context context;
@@ -53,6 +62,8 @@ namespace detail {
 void check_in_place(const OpCall& call, bool grads);
 void after_write(OpCall& call, bool grads);
 void run_now(OpCall& call);
+/// Casts the operands as the op's row says, then goes on as ever.
+void dispatch_autocast(OpCall& call);
 }  // namespace detail
 
 /// dispatch(), for callers that are worth a copy of it.
@@ -71,6 +82,9 @@ void run_now(OpCall& call);
     detail::after_write(c, grads);
   if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
 }
+
+/// Names of the modules that are computing, "mlp.fc1"; "" outside of all.
+std::string module_path();
 
 /// Counts changes that a frozen step cannot see: requires_grad and train/eval switches.
 uint64_t settings_epoch();

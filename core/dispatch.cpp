@@ -94,6 +94,14 @@ void detail::check_in_place(const OpCall& c, bool grads) {
   }
 }
 
+std::string module_path() {
+  std::string path;
+  for (const Scope* s = context.scope; s; s = s->parent) {
+    if (!s->name->empty()) path = path.empty() ? *s->name : *s->name + "." + path;
+  }
+  return path;
+}
+
 // Placeholders of a step mean nothing outside it.
 [[gnu::cold]] static void fail_unreadable(const OpCall& c, const TensorImpl& t) {
   if (t.storage->pass) {
@@ -135,11 +143,15 @@ void run_now(OpCall& c) {
   check_readable(c);
   c.infer();
   execute(c);
+  if (context.observer) [[unlikely]]
+    context.observer->ran(c);
 }
 
 }  // namespace detail
 
 void dispatch(OpCall& c) {
+  if (context.autocast != kFloat32 && c.op->autocast != Autocast::Keep) [[unlikely]]
+    return detail::dispatch_autocast(c);
   dispatch_inline(c);
 }
 

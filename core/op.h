@@ -9,7 +9,7 @@
 
 namespace brrr {
 
-inline constexpr int kMaxAttrs = 12;  ///< Attribute words of a call.
+inline constexpr int kMaxAttrs = 13;  ///< Attribute words of a call.
 inline constexpr int kMaxOutputs = 4;
 inline constexpr int kInlineInputs = 4;
 
@@ -165,6 +165,13 @@ struct VjpCall {
 enum class OpKind : uint8_t { Pointwise, Reduction, View, Library, Random, Composite };
 const char* name(OpKind k);
 
+/// What becomes of an op's operands under an AutocastGuard.
+enum class Autocast : uint8_t {
+  Keep,   ///< Nothing.
+  Round,  ///< A product: float32 and 16-bit floats are rounded to the guard's dtype.
+  Widen,  ///< 16-bit floats become float32.
+};
+
 struct PointwiseInfo;
 struct ReductionInfo;
 
@@ -174,8 +181,9 @@ struct OpDef {
   const char* doc = "";
   OpKind kind = OpKind::Library;
   uint8_t n_out = 1;
-  bool infallible = false;    ///< Its kernel neither allocates nor checks values.
-  bool gradient_row = false;  ///< Derived from another row's gradient; not public itself.
+  bool infallible = false;  ///< Its kernel neither allocates nor checks values.
+  Autocast autocast = Autocast::Keep;
+  bool gradient_row = false;  ///< Derived from another row; not public itself.
   uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs.
   uint32_t saves_outputs = 0;
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.

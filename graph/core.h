@@ -55,6 +55,7 @@ struct Frozen {
   Loans loans;
   std::vector<Storage*> survivors;
   bool grad_enabled = true;
+  DType autocast = kFloat32;
   uint64_t epoch = 0;
 };
 

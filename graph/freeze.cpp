@@ -100,6 +100,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     f.arguments.push_back(std::move(a));
   }
   f.grad_enabled = context.grad_enabled;
+  f.autocast = context.autocast;
   f.epoch = settings_epoch();
   s.pass.release(&f.bindings);
   // What the arguments were is none of the step's business any more.
@@ -174,7 +175,7 @@ static void fill_control(const Recording& r, const std::vector<Ref<ControlCell>>
 // Takes the arguments into the frozen bindings; false if they are not such as were frozen.
 static bool bind_arguments(Frozen& f, const Tensor* const* args, size_t n) {
   if (f.refusal || n != f.arguments.size() || context.grad_enabled != f.grad_enabled ||
-      settings_epoch() != f.epoch) {
+      context.autocast != f.autocast || settings_epoch() != f.epoch) {
     return false;
   }
   for (size_t k = 0; k < n; ++k) {

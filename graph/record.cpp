@@ -141,11 +141,7 @@ uint32_t Pass::operand_id(const TensorImpl* t) {
 }
 
 uint32_t Pass::path_id() {
-  std::string path;
-  for (const Scope* s = context.scope; s; s = s->parent) {
-    if (s->name->empty()) continue;
-    path = path.empty() ? *s->name : *s->name + "." + path;
-  }
+  const std::string path = module_path();
   const auto it = std::find(fresh_.paths.begin(), fresh_.paths.end(), path);
   if (it != fresh_.paths.end()) return static_cast<uint32_t>(it - fresh_.paths.begin());
   fresh_.paths.push_back(path);

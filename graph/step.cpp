@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "graph/core.h"
+#include "graph/numerics.h"
 #include "ops/factory_ops.h"
 
 namespace brrr::graph {
@@ -64,6 +65,8 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
   // A step inside a step is inlined into the outer recording.
   if (options_.mode == Mode::Eager || context.recorder) {
     ResultList ignored;
+    std::optional<CheckNumericsGuard> check;
+    if (options_.check_numerics && !context.recorder) check.emplace();
     body(ctx, ignored);
     return false;
   }

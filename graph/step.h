@@ -40,7 +40,10 @@ struct StepOptions {
   Policy on_new_entry = Policy::Recompile;
   int max_entries = 8;               ///< Least recently used recordings beyond it are dropped.
   bool build_at_first_call = false;  ///< Build kernels at an entry's first call, not its second.
-  bool check_numerics = false;       ///< Debug: walk op by op, throw at the first NaN or infinity.
+  /// Debug, in every mode: op by op, throw at the first NaN or infinity that an op makes, naming
+  /// it, its module (for backward's ops the one whose values they use) and its operands. In graph
+  /// mode a step that throws has changed nothing; in eager mode it has done what came before.
+  bool check_numerics = false;
   bool fuse = true;  ///< False: replay without fusion, to measure what fusion brings.
 };
 

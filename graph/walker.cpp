@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "core/backend.h"
 #include "core/check.h"
-#include "ops/pointwise.h"
+#include "graph/numerics.h"
 
 namespace brrr::graph {
 
@@ -36,17 +35,6 @@ void UndoLog::restore() noexcept {
 }
 
 namespace {
-
-// The first element that is not finite, or -1.
-int64_t first_bad(const TensorImpl& t) {
-  Tensor dense = raw_empty(t.size_list(), kFloat64, t.device);
-  copy_now(*dense.impl(), t);
-  const auto* x = reinterpret_cast<const double*>(dense.impl()->data());
-  for (int64_t i = 0; i < t.numel; ++i) {
-    if (!std::isfinite(x[i])) return i;
-  }
-  return -1;
-}
 
 class Walk {
  public:
@@ -107,6 +95,10 @@ class Walk {
     }
     call.infer();
     execute(call);
+    if (options_.check_numerics) {
+      check_finite(
+          call, [&] { return fmt::format("instruction {}, {}{}", at, r_.describe(i), near(at)); });
+    }
     for (int k = 0; !i.into && k < i.n_out; ++k) {
       const uint32_t id = r_.out(i)[k];
       const uint32_t storage = r_.values[id].storage;
@@ -118,25 +110,30 @@ class Walk {
       }
       values_[id] = std::move(call.out[k]);
     }
-    if (options_.check_numerics) check(i, at);
     for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
       const uint32_t id = r_.operands[k];
       if (id != kNone && last_use_[id] == at) values_[id] = Tensor();
     }
   }
 
-  void check(const Instr& i, size_t at) {
-    for (int k = 0; k < i.n_out; ++k) {
-      const uint32_t id = r_.out(i)[k];
-      const TensorImpl& t = *value(id);
-      // Creation ops may hand out memory that is yet to be written.
-      if (!is_floating(t.dtype) || i.op->kind == OpKind::View || i.n_in == 0) continue;
-      const int64_t bad = first_bad(t);
-      BRRR_CHECK(bad < 0,
-                 "step: the first value that is not finite is element {} of the result of "
-                 "instruction {}, {}",
-                 bad, at, r_.describe(i));
+  // Backward's ops have no module: the last one that touched an operand of theirs is named.
+  std::string near(size_t at) const {
+    const Instr& i = r_.instrs[at];
+    if (!r_.paths[i.path].empty()) return "";
+    auto uses = [&](uint32_t storage) {
+      return std::any_of(r_.in(i), r_.in(i) + i.n_in, [&](uint32_t id) {
+        return id != kNone && r_.values[id].storage == storage;
+      });
+    };
+    for (size_t before = at; before-- > 0;) {
+      const Instr& b = r_.instrs[before];
+      if (r_.paths[b.path].empty()) continue;
+      for (uint32_t k = b.first_in; k < b.first_out + b.n_out; ++k) {
+        const uint32_t id = r_.operands[k];
+        if (id != kNone && uses(r_.values[id].storage)) return ", near " + r_.paths[b.path];
+      }
     }
+    return "";
   }
 
   const Recording& r_;

@@ -18,6 +18,7 @@ void save_checkpoint(const std::string& path, const TrainingState& s) {
   if (s.optimizer) add_with_prefix(dict, "optimizer", s.optimizer->state_dict());
   if (s.schedule) add_with_prefix(dict, "schedule", s.schedule->state_dict());
   if (s.loader) add_with_prefix(dict, "loader", s.loader->state_dict());
+  if (s.scaler) add_with_prefix(dict, "scaler", s.scaler->state_dict());
   Metadata metadata = s.metadata;
   const RngState rng = rng_state();
   metadata[kStep] = std::to_string(s.step);
@@ -65,12 +66,14 @@ void load_checkpoint(const std::string& path, TrainingState& s) {
   const StateDict optimizer = checked(path, s.optimizer, "optimizer", all);
   const StateDict schedule = checked(path, s.schedule, "schedule", all);
   const StateDict loader = checked(path, s.loader, "loader", all);
+  const StateDict scaler = checked(path, s.scaler, "scaler", all);
 
   // Only now does anything change. The schedule sets the lr, the optimiser's own comes last.
   if (s.model) s.model->load_state_dict(model);
   if (s.schedule) s.schedule->load_state_dict(schedule);
   if (s.optimizer) s.optimizer->load_state_dict(optimizer);
   if (s.loader) s.loader->load_state_dict(loader);
+  if (s.scaler) s.scaler->load_state_dict(scaler);
   set_rng_state({seed, draw});
   s.step = step;
   s.metadata = std::move(metadata);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "models/data.h"
+#include "models/grad_scaler.h"
 #include "models/module.h"
 #include "models/safetensors.h"
 #include "models/schedule.h"
@@ -17,11 +18,13 @@ struct TrainingState {
   optim::Schedule* schedule = nullptr;
   data::Loader* loader = nullptr;
   int64_t step = 0;
-  Metadata metadata;  ///< The program's own notes, e.g. the model's sizes.
+  Metadata metadata = {};  ///< The program's own notes, e.g. the model's sizes.
+  optim::GradScaler* scaler = nullptr;
 };
 
 /// Writes all parts, and the random stream, as save() does. In the file the model's tensors are
-/// called "model.<name>", the others "optimizer.", "schedule." and "loader.".
+/// called "model.<name>", the others "optimizer.", "schedule.", "loader."
+/// and "scaler.".
 void save_checkpoint(const std::string& path, const TrainingState& state);
 /// Restores all parts that are not null, `step`, `metadata` and the random stream. The file must
 /// hold what they need, which is checked before anything changes.

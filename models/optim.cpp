@@ -1,5 +1,6 @@
 #include "models/optim.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -37,15 +38,27 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
 
 Optimizer::~Optimizer() = default;
 
-void Optimizer::zero_grad() const {
-  for (const Tensor& p : parameters_) p.set_grad({});
+void Optimizer::zero_grad(bool set_to_none) const {
+  NoGradGuard guard;
+  for (const Tensor& p : parameters_) {
+    if (set_to_none) {
+      p.set_grad({});
+    } else if (p.grad().defined()) {
+      p.grad().zero_();
+    } else if (p.requires_grad()) {
+      p.set_grad(zeros_like(p));
+    }
+  }
 }
 
-void Optimizer::step() {
+void Optimizer::step(const Tensor& skip) {
+  BRRR_CHECK(!skip.defined() || (skip.dtype() == kBool && skip.dim() == 0),
+             "{}: skip is {}; give a 0-d bool, as GradScaler::unscale_ returns it", name_,
+             describe(skip.impl()));
   NoGradGuard guard;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor g = parameters_[i].grad();
-    if (g.defined()) update(i, parameters_[i], g);
+    if (g.defined()) update(i, parameters_[i], g, skip);
   }
 }
 
@@ -112,12 +125,12 @@ SGD::SGD(std::vector<Tensor> p, const SGDOptions& o)
   }
 }
 
-void SGD::update(size_t i, const Tensor& p, const Tensor& g) {
+void SGD::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) {
   if (buffers_.empty()) {
-    sgd_step_(p, g, lr_cell(), weight_decay_cell());
+    sgd_step_(p, g, lr_cell(), weight_decay_cell(), skip);
   } else {
     auto* step = options_.nesterov ? sgd_nesterov_step_ : sgd_momentum_step_;
-    step(p, g, buffers_[i], lr_cell(), options_.momentum, weight_decay_cell());
+    step(p, g, buffers_[i], lr_cell(), options_.momentum, weight_decay_cell(), skip);
   }
 }
 
@@ -146,18 +159,22 @@ Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
   }
 }
 
-void Adam::update(size_t i, const Tensor& p, const Tensor& g) {
-  adam_scalars_(states_[i], constants_);
-  adam_step_(p, g, states_[i], lr_cell(), constants_, weight_decay_cell());
+void Adam::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) {
+  adam_scalars_(states_[i], constants_, skip);
+  adam_step_(p, g, states_[i], lr_cell(), constants_, weight_decay_cell(), skip);
 }
 
 AdamW::AdamW(std::vector<Tensor> p, const AdamWOptions& o)
     : Adam("AdamW", std::move(p),
-           {.lr = o.lr, .betas = o.betas, .eps = o.eps, .weight_decay = o.weight_decay}) {}
+           {.lr = o.lr, .betas = o.betas, .eps = o.eps, .weight_decay = o.weight_decay}),
+      no_decay_(control_cell(0)) {
+  for (const Tensor& t : parameters()) decays_.push_back(!o.decay || o.decay(t));
+}
 
-void AdamW::update(size_t i, const Tensor& p, const Tensor& g) {
-  adam_scalars_(states_[i], constants_);
-  adamw_step_(p, g, states_[i], lr_cell(), constants_, weight_decay_cell());
+void AdamW::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) {
+  adam_scalars_(states_[i], constants_, skip);
+  const ControlCell& decay = decays_[i] ? weight_decay_cell() : *no_decay_;
+  adamw_step_(p, g, states_[i], lr_cell(), constants_, decay, skip);
 }
 
 // --- clipping -----------------------------------------------------------------------------------
@@ -167,26 +184,35 @@ static bool same_memory(const Tensor& a, const Tensor& b) {
          a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
+  std::vector<Tensor> distinct;
+  for (const Tensor& p : parameters) {
+    const Tensor g = p.grad();
+    if (!g.defined()) continue;
+    const bool known = std::any_of(distinct.begin(), distinct.end(),
+                                   [&](const Tensor& d) { return same_memory(d, g); });
+    if (!known) distinct.push_back(g);
+  }
+  return distinct;
+}
+
 Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   check_number("clip_grad_norm_", "max_norm", max_norm);
   NoGradGuard guard;
-  std::vector<Tensor> norms, distinct;
+  std::vector<Tensor> norms;
   bool all_double = true;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
     if (!g.defined()) continue;
     all_double &= g.dtype() == kFloat64;
     norms.push_back(g.to(promote(g.dtype(), kFloat32)).norm());
-    bool known = false;
-    for (const Tensor& d : distinct) known |= same_memory(d, g);
-    if (!known) distinct.push_back(g);
   }
   if (norms.empty()) return zeros({});
   for (Tensor& n : norms) n = n.to(all_double ? kFloat64 : kFloat32);
   const Tensor total = stack(norms).norm();
   // PyTorch's formula: NaN and infinite norms pass through.
   const Tensor scale = minimum(max_norm / (total + 1e-6), 1.0);
-  for (const Tensor& g : distinct) g.mul_(scale);
+  for (const Tensor& g : distinct_gradients(parameters)) g.mul_(scale);
   return total;
 }
 

@@ -2,6 +2,7 @@
 // Optimisers. All state is made in the constructor, so that a recorded step creates nothing, and
 // step counts live on the device, so that a frozen step advances them.
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +20,16 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   const std::vector<Tensor>& parameters() const { return parameters_; }
-  /// Marks all gradients undefined.
-  void zero_grad() const;
+  /// Marks all gradients undefined. If not `set_to_none`, fills them with zeros instead (making
+  /// those that are undefined), so that the first of several backward passes adds to them as the
+  /// others do: with k micro-steps between updates a graph-mode step then has two recordings, with
+  /// and without the update; otherwise it has a third, of the backward pass that finds no
+  /// gradients.
+  void zero_grad(bool set_to_none = true) const;
   /// Updates every parameter that has a gradient; the others keep their value, state and step.
-  void step();
+  /// `skip`, a 0-d bool, is what GradScaler::unscale_ gives: where it holds, parameters,
+  /// state and step counts keep their values. It is not read on the host.
+  void step(const Tensor& skip = {});
 
   /// May be set at any time, also between calls of a recorded step, without a new recording.
   double lr() const;
@@ -43,7 +50,8 @@ class Optimizer {
   Tensor add_state(size_t i, const char* name, const Tensor& t);
   /// Zeros like parameter i, in float32 at least.
   Tensor zeros_for(size_t i) const;
-  virtual void update(size_t i, const Tensor& p, const Tensor& g) = 0;
+  /// One parameter's step, or none where `skip`, which may be undefined, holds.
+  virtual void update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) = 0;
   const ControlCell& lr_cell() const { return *lr_; }
   const ControlCell& weight_decay_cell() const { return *weight_decay_; }
 
@@ -68,7 +76,7 @@ class SGD : public Optimizer {
   SGD(std::vector<Tensor> parameters, const SGDOptions& options);
 
  private:
-  void update(size_t i, const Tensor& p, const Tensor& g) override;
+  void update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) override;
   SGDOptions options_;
   std::vector<Tensor> buffers_;
 };
@@ -85,6 +93,9 @@ struct AdamWOptions {
   std::pair<double, double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 1e-2;  ///< Decoupled: p *= 1 - lr * weight_decay.
+  /// Which parameters decay; all if empty. Asked once, in the constructor. Biases and norms are
+  /// usually left out: `.decay = [](const Tensor& p) { return p.dim() >= 2; }`.
+  std::function<bool(const Tensor&)> decay = {};
 };
 
 /// Adam (Kingma and Ba, 2015), weight decay as an L2 penalty.
@@ -94,7 +105,7 @@ class Adam : public Optimizer {
 
  protected:
   Adam(const char* name, std::vector<Tensor> parameters, const AdamOptions& options);
-  void update(size_t i, const Tensor& p, const Tensor& g) override;
+  void update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) override;
   AdamConstants constants_;
   std::vector<AdamState> states_;
 };
@@ -105,8 +116,13 @@ class AdamW : public Adam {
   AdamW(std::vector<Tensor> parameters, const AdamWOptions& options);
 
  private:
-  void update(size_t i, const Tensor& p, const Tensor& g) override;
+  void update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) override;
+  std::vector<bool> decays_;
+  Ref<ControlCell> no_decay_;
 };
+
+/// The gradients of parameters that have one; a tensor that several share comes once.
+std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters);
 
 /// Scales the gradients so that their common 2-norm is at most `max_norm`; returns the norm before,
 /// 0-d. Nothing is read on the host. A gradient tensor that several leaves share is scaled once.

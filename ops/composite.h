@@ -26,6 +26,7 @@ struct CompositeParts {
   uint32_t saves_inputs = 0;        ///< For vjp; without one all inputs are saved.
   uint32_t saves_outputs = 0;
   bool gradient_row = false;
+  Autocast autocast = Autocast::Widen;  ///< Round for products.
 };
 
 class CompositeOp : public OpDef {
@@ -36,6 +37,7 @@ class CompositeOp : public OpDef {
     kind = OpKind::Composite;
     n_out = parts.n_out;
     gradient_row = parts.gradient_row;
+    autocast = parts.autocast;
     infer = parts.infer;
     decompose = parts.decompose;
     check_values = parts.check_values;

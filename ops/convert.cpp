@@ -90,6 +90,10 @@ void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64
         for (; i + 16 <= n; i += 16) vx::store(dst + i, vx::bf16_to_f32(vx::load(&src[i].bits)));
       } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, BF16>) {
         for (; i + 16 <= n; i += 16) vx::store(&dst[i].bits, vx::f32_to_bf16(vx::load(src + i)));
+      } else if constexpr (std::is_same_v<From, F16> && std::is_same_v<To, float>) {
+        for (; i + 16 <= n; i += 16) vx::store(dst + i, vx::f16_to_f32(vx::load(&src[i].bits)));
+      } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, F16>) {
+        for (; i + 16 <= n; i += 16) vx::store(&dst[i].bits, vx::f32_to_f16(vx::load(src + i)));
       }
       for (; i < n; ++i) dst[i] = convert<To>(src[i]);
     }

@@ -13,6 +13,7 @@ struct LibraryTraits {
   uint32_t saves_inputs = 0;  ///< Inputs that the gradient reads, by bits.
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
   bool gradient_row = false;  ///< Not public itself.
+  Autocast autocast = Autocast::Keep;
 };
 
 class LibraryOp : public OpDef {
@@ -28,6 +29,7 @@ class LibraryOp : public OpDef {
     saves_inputs = traits.saves_inputs;
     grad_aliases = traits.grad_aliases;
     gradient_row = traits.gradient_row;
+    autocast = traits.autocast;
     register_row();
   }
 };

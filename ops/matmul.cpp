@@ -123,7 +123,8 @@ const LibraryOp matmul_row{
     {.infer = matmul_infer,
      .cpu = [](OpCall& c) { multiply(*c.in[0], *c.in[1], false, *c.out[0].impl()); },
      .vjp = matmul_vjp,
-     .saves_inputs = 0b11}};
+     .saves_inputs = 0b11,
+     .autocast = Autocast::Round}};
 
 // The bias' gradient may be the output's gradient itself: for a vector x there is nothing to sum.
 const LibraryOp linear_row{"linear",
@@ -135,7 +136,8 @@ const LibraryOp linear_row{"linear",
                                   if (c.in[2]) add_bias(*c.out[0].impl(), *c.in[2]);
                                 },
                             .vjp = linear_vjp,
-                            .saves_inputs = 0b011}};
+                            .saves_inputs = 0b011,
+                            .autocast = Autocast::Round}};
 
 }  // namespace
 

@@ -2,6 +2,9 @@
 // The updates of optimisers: one row rewrites a parameter and its state in one pass. All of them
 // work in place and have no gradient. Numbers that change while training are control cells, so that
 // a recorded step goes on being used.
+//
+// `skip` is undefined or a 0-d bool on the device: where it holds everything keeps its value,
+// whatever g is. Nothing is read on the host.
 
 #include "core/tensor.h"
 
@@ -12,14 +15,16 @@ struct ControlCell;
 // --- stochastic gradient descent: optimizer.cpp --------------------------------------------------
 /// p -= lr * (g + weight_decay * p)
 void sgd_step_(const Tensor& p, const Tensor& g, const ControlCell& lr,
-               const ControlCell& weight_decay);
+               const ControlCell& weight_decay, const Tensor& skip = {});
 /// buffer = momentum * buffer + g + weight_decay * p; p -= lr * buffer (Sutskever et al., 2013, in
 /// PyTorch's form). A buffer of zeros makes the first step a plain one.
 void sgd_momentum_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
-                        const ControlCell& lr, double momentum, const ControlCell& weight_decay);
+                        const ControlCell& lr, double momentum, const ControlCell& weight_decay,
+                        const Tensor& skip = {});
 /// The same, looking ahead: p -= lr * (g + weight_decay * p + momentum * buffer).
 void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
-                        const ControlCell& lr, double momentum, const ControlCell& weight_decay);
+                        const ControlCell& lr, double momentum, const ControlCell& weight_decay,
+                        const Tensor& skip = {});
 
 // --- Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019): optimizer.cpp -----------
 /// A parameter's state. The powers and corrections are 0-d; the powers are float64 and start at 1.
@@ -32,13 +37,13 @@ struct AdamConstants {
   double beta1, beta2, eps;
 };
 /// Advances the powers by one step and derives the corrections from them, in double.
-void adam_scalars_(const AdamState& s, const AdamConstants& c);
+void adam_scalars_(const AdamState& s, const AdamConstants& c, const Tensor& skip = {});
 /// One step of Adam: g += weight_decay * p, then
 /// p -= lr / (1 - beta1^t) * exp_avg / (sqrt(exp_avg_sq) / sqrt(1 - beta2^t) + eps).
 void adam_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,
-                const AdamConstants& c, const ControlCell& weight_decay);
+                const AdamConstants& c, const ControlCell& weight_decay, const Tensor& skip = {});
 /// The same with decoupled decay: p *= 1 - lr * weight_decay first, and g as it is.
 void adamw_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,
-                 const AdamConstants& c, const ControlCell& weight_decay);
+                 const AdamConstants& c, const ControlCell& weight_decay, const Tensor& skip = {});
 
 }  // namespace brrr

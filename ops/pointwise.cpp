@@ -279,13 +279,13 @@ void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
   dispatch(call_);
 }
 
-// The fast path: same dtype and shape, contiguous, on the CPU, nothing recorded, small. Everything
+// The fast path: same dtype and shape, contiguous, on the CPU, nobody watching, small. Everything
 // else, and every error, is the general path's (a storage without data is a lost placeholder).
 template <int N>
 [[gnu::always_inline]] static inline bool fast(const PointwiseOp& op, TensorImpl* const* in) {
   const TensorImpl* a = in[0];
-  if (!a || context.recorder || a->numel > kSmall || !op.direct[static_cast<int>(a->dtype)] ||
-      (a->flags & ~kRequiresGrad) || !a->storage->data) {
+  if (!a || context.recorder || context.observer || a->numel > kSmall ||
+      !op.direct[static_cast<int>(a->dtype)] || (a->flags & ~kRequiresGrad) || !a->storage->data) {
     return false;
   }
   if constexpr (N == 2) {

@@ -18,6 +18,7 @@ void ReductionOp::define(const char* n, const char* d) {
   infer = reduction_infer;
   cpu = reduction_run;
   reduction = &info;
+  autocast = Autocast::Widen;
   if (info.gradient) vjp = reduction_vjp;
   if (info.traits.saves_input) saves_inputs = 1;
   if (info.traits.saves_output) saves_outputs = 1;

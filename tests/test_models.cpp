@@ -8,6 +8,7 @@
 
 #include "autograd/autograd.h"
 #include "core/error.h"
+#include "graph/step.h"
 #include "models/mlp.h"
 #include "models/schedule.h"
 #include "ops/factory_ops.h"
@@ -373,4 +374,51 @@ TEST_CASE("an MLP learns in a few steps with every optimiser") {
   CHECK(train([](Parameters p) {
           return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.02});
         }) < 0.1f);
+}
+
+TEST_CASE("AdamW decays the parameters that it is told to") {
+  const auto matrices = [](const Tensor& p) { return p.dim() >= 2; };
+  auto train = [&](const optim::AdamWOptions& o, std::vector<Tensor>& params, StepStats* stats) {
+    manual_seed(3);
+    models::MLP model({.sizes = {6, 8, 3}});
+    optim::AdamW opt(model.parameters(), o);
+    auto run = [&](const Tensor& x, const Tensor& y) {
+      const Tensor loss = cross_entropy(model(x), y);
+      opt.zero_grad();
+      loss.backward();
+      opt.step();
+      return loss.detach();
+    };
+    auto step = brrr::step(run, StepOptions{.mode = stats ? Mode::Graph : Mode::Eager});
+    // One step: afterwards a parameter depends on all others' decay.
+    const Tensor x = randn({4, 6}), y = tensor(std::vector<int64_t>{0, 1, 2, 1});
+    step(x, y);
+    params = model.parameters();
+    if (!stats) return opt.state_dict();
+    step(x, y);
+    *stats = step.stats();
+    return opt.state_dict();
+  };
+  std::vector<Tensor> all, none, chosen;
+  train({.weight_decay = 0.5}, all, nullptr);
+  train({.weight_decay = 0}, none, nullptr);
+  const StateDict state = train({.weight_decay = 0.5, .decay = matrices}, chosen, nullptr);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const Tensor& want = (chosen[i].dim() >= 2 ? all : none)[i];
+    CHECK(chosen[i].to_vector<float>() == want.to_vector<float>());
+  }
+  CHECK(all[1].to_vector<float>() != none[1].to_vector<float>());
+
+  // As many kernels as without, and the same state under the same names.
+  StepStats plain, grouped;
+  std::vector<Tensor> p, q;
+  const StateDict before = train({.weight_decay = 0.5}, p, &plain);
+  train({.weight_decay = 0.5, .decay = matrices}, q, &grouped);
+  CHECK(plain.replays == 1);
+  CHECK(grouped.kernels_per_replay == plain.kernels_per_replay);
+  CHECK(grouped.fused_kernels == plain.fused_kernels);
+  optim::AdamW opt(chosen, {.decay = matrices});
+  opt.load_state_dict(before);
+  CHECK(opt.weight_decay() == 0.5);
+  CHECK(state.size() == before.size());
 }

@@ -1,0 +1,46 @@
+#include "core/autocast.h"
+
+#include <vector>
+
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr {
+
+AutocastGuard::AutocastGuard(DType dtype) : previous_(context.autocast) {
+  BRRR_CHECK(dtype == kBFloat16 || dtype == kFloat16 || dtype == kFloat32,
+             "AutocastGuard: {} is no dtype for autocast; use kBFloat16, kFloat16, or kFloat32 to "
+             "switch it off",
+             name(dtype));
+  context.autocast = dtype;
+}
+AutocastGuard::~AutocastGuard() {
+  context.autocast = previous_;
+}
+DType autocast_dtype() {
+  return context.autocast;
+}
+
+// The dtype that an operand of `t` is cast to; `t` itself where it stays.
+static DType operand_dtype(Autocast rule, DType t) {
+  if (!is_floating(t) || t == kFloat64) return t;
+  return rule == Autocast::Round ? context.autocast : kFloat32;
+}
+
+void detail::dispatch_autocast(OpCall& c) {
+  const auto n = static_cast<size_t>(c.n_in);
+  std::vector<Tensor> casts(n);  // Kept until the call has run.
+  std::vector<TensorImpl*> in(c.in, c.in + n);
+  for (size_t i = 0; i < n; ++i) {
+    if (!in[i]) continue;
+    const DType want = operand_dtype(c.op->autocast, in[i]->dtype);
+    if (want == in[i]->dtype) continue;
+    casts[i] = Tensor(Ref<TensorImpl>::share(in[i])).to(want);
+    in[i] = casts[i].impl();
+  }
+  TensorImpl* const* const given = std::exchange(c.in, in.data());
+  dispatch_inline(c);
+  c.in = given;
+}
+
+}  // namespace brrr

@@ -1,0 +1,39 @@
+#pragma once
+// StepOptions::check_numerics: finding the op that made the first NaN or infinity.
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+
+#include "core/context.h"
+
+namespace brrr::graph {
+
+/// Throws brrr::Error if a floating result of `call`, which has run, is not finite. `who` describes
+/// the call.
+void check_finite(const OpCall& call, const std::function<std::string()>& who);
+
+/// While it lives, check_finite looks at everything that this thread runs eagerly.
+class CheckNumericsGuard final : Observer {
+ public:
+  CheckNumericsGuard() : previous_(context.observer) { context.observer = this; }
+  ~CheckNumericsGuard() override { context.observer = previous_; }
+  CheckNumericsGuard(const CheckNumericsGuard&) = delete;
+  CheckNumericsGuard& operator=(const CheckNumericsGuard&) = delete;
+
+ private:
+  struct Touch {
+    uint64_t at;
+    std::string path;
+  };
+  void ran(const OpCall& call) override;
+  std::string describe(const OpCall& call) const;
+  void remember(const OpCall& call);
+
+  Observer* previous_;
+  uint64_t at_ = 0;
+  // Backward's ops have no module: the last one that touched an operand of theirs is named.
+  std::unordered_map<const Storage*, Touch> touched_;
+};
+
+}  // namespace brrr::graph

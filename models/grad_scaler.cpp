@@ -1,0 +1,75 @@
+#include "models/grad_scaler.h"
+
+#include <cmath>
+
+#include "core/check.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
+#include "ops/pointwise_ops.h"
+
+namespace brrr::optim {
+
+static constexpr double kLeast = 0x1p-126, kMost = 0x1p126;
+
+GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
+  BRRR_CHECK(o.scale >= kLeast && o.scale <= kMost,
+             "GradScaler: scale must be in [2^-126, 2^126], got {}", o.scale);
+  BRRR_CHECK(o.growth >= 1 && std::isfinite(o.growth),
+             "GradScaler: growth must be finite and at least 1, got {}", o.growth);
+  BRRR_CHECK(o.backoff > 0 && o.backoff < 1, "GradScaler: backoff must be in (0, 1), got {}",
+             o.backoff);
+  BRRR_CHECK(o.interval >= 1, "GradScaler: interval must be at least 1, got {}", o.interval);
+  scale_ = full({}, o.scale, kFloat32, o.device);
+  good_steps_ = full({}, 0, kInt64, o.device);
+}
+
+Tensor GradScaler::scale(const Tensor& loss) const {
+  BRRR_CHECK(loss.defined() && is_floating(loss.dtype()),
+             "GradScaler::scale: the loss is {}; give a floating tensor", describe(loss.impl()));
+  return loss.to(promote(loss.dtype(), kFloat32)) * scale_;
+}
+
+Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
+  NoGradGuard guard;
+  const Tensor inverse = 1.0 / scale_;
+  // 0 * g is 0, or NaN where g is not finite, and so are sums of it: no sum overflows.
+  std::vector<Tensor> zeros;
+  for (const Tensor& g : distinct_gradients(parameters)) {
+    g.mul_(inverse);
+    zeros.push_back((g * 0.0).sum().to(kFloat32));
+  }
+  if (zeros.empty()) return full({}, false, kBool, options_.device);
+  return isnan(stack(zeros).sum());
+}
+
+void GradScaler::update(const Tensor& skipped) const {
+  BRRR_CHECK(skipped.defined() && skipped.dtype() == kBool && skipped.dim() == 0,
+             "GradScaler::update: {} is no result of unscale_", describe(skipped.impl()));
+  NoGradGuard guard;
+  const Tensor good = good_steps_ + 1;
+  const Tensor due = good >= options_.interval;
+  const Tensor kept = where(due, scale_ * options_.growth, scale_);
+  scale_.copy_(where(skipped, scale_ * options_.backoff, kept).clamp(kLeast, kMost));
+  good_steps_.copy_(where(skipped | due, 0, good));
+}
+
+std::vector<NamedTensor> GradScaler::state() const {
+  return {{"scale", scale_}, {"good_steps", good_steps_}};
+}
+StateDict GradScaler::state_dict() const {
+  return detached(state());
+}
+void GradScaler::check_state_dict(const StateDict& dict) const {
+  check_state("GradScaler::load_state_dict", state(), dict, true);
+  const auto scale = dict.at("scale").item<double>();
+  const auto good = dict.at("good_steps").item<int64_t>();
+  BRRR_CHECK(scale >= kLeast && scale <= kMost && good >= 0,
+             "GradScaler::load_state_dict: a scale of {} after {} good steps is none of ours",
+             scale, good);
+}
+void GradScaler::load_state_dict(const StateDict& dict) const {
+  check_state_dict(dict);
+  copy_state(state(), dict);
+}
+
+}  // namespace brrr::optim

@@ -1,0 +1,149 @@
+// Gradient accumulation: k micro-batches inside one step, and steps that alternate.
+#include <limits>
+#include <optional>
+
+#include "tests/pitfalls.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+/// A model with dropout, whose micro-steps add up gradients and whose updates are clipped.
+struct Accumulator {
+  models::MLP model{small_mlp(0.1)};
+  optim::AdamW opt{model.parameters(),
+                   {.lr = 1e-2, .decay = [](const Tensor& p) { return p.dim() >= 2; }}};
+  optim::CosineLR schedule{opt, 40};
+  optim::GradScaler scaler{{.scale = 1024, .interval = 4}};
+
+  Tensor micro(const Tensor& x, const Tensor& y, double k) const {
+    const Tensor loss = cross_entropy(model_of(x), y);
+    (loss / k).backward();
+    return loss.detach();
+  }
+  Tensor model_of(const Tensor& x) const { return const_cast<models::MLP&>(model)(x); }
+  void update(bool set_to_none = true) {
+    optim::clip_grad_norm_(model.parameters(), 0.5);
+    opt.step();
+    opt.zero_grad(set_to_none);
+  }
+  void log(Trace& t, const Tensor& loss) const {
+    t.add(loss);
+    t.add_leaves(model.parameters());
+    t.add_state(opt.state_dict());
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pitfall A20: k micro-batches in one step are one recording") {
+  constexpr int64_t k = 4;
+  same_in_all_modes([](const StepOptions& options, Trace& t) {
+    Accumulator a;
+    auto step = brrr::step(
+        [&](const Tensor& x, const Tensor& y) {
+          Tensor total = zeros({});
+          for (int64_t i = 0; i < k; ++i)
+            total = total + a.micro(x.select(0, i), y.select(0, i), k);
+          a.update();
+          return total / static_cast<double>(k);
+        },
+        options);
+    for (int i = 0; i < 20; ++i) {
+      a.log(t, step(randn({k, 4, 6}), randint(0, 3, {k, 4})));
+      a.schedule.step();
+    }
+    if (options.mode == Mode::Eager) return;
+    CHECK(step.stats().recordings == 1);
+    CHECK(step.stats().replays >= 19);
+    CHECK(step.stats().fallbacks == 0);
+  });
+  // The same with the batches as arguments of their own, mixed precision and loss scaling.
+  same_in_all_modes([](const StepOptions& options, Trace& t) {
+    Accumulator a;
+    auto step = brrr::step(
+        [&](const Tensor& x0, const Tensor& y0, const Tensor& x1, const Tensor& y1) {
+          for (const auto& [x, y] : {std::pair(x0, y0), std::pair(x1, y1)}) {
+            std::optional<AutocastGuard> guard(kBFloat16);
+            const Tensor loss = cross_entropy(a.model_of(x), y);
+            guard.reset();
+            a.scaler.scale(loss / 2.0).backward();
+          }
+          const Tensor skip = a.scaler.unscale_(a.model.parameters());
+          const Tensor norm = optim::clip_grad_norm_(a.model.parameters(), 0.5);
+          a.opt.step(skip);
+          a.scaler.update(skip);
+          a.opt.zero_grad();
+          return norm;
+        },
+        options);
+    for (int i = 0; i < 20; ++i) {
+      const Tensor x0 = randn({4, 6}), x1 = randn({4, 6});
+      if (i == 7) x1.select(0, 0).fill_(std::numeric_limits<double>::infinity());
+      a.log(t, step(x0, randint(0, 3, {4}), x1, randint(0, 3, {4})));
+      t.add_state(a.scaler.state_dict());
+      a.schedule.step();
+    }
+    if (options.mode == Mode::Graph) CHECK(step.stats().recordings == 1);
+  });
+}
+
+TEST_CASE("pitfall A20: accumulation inside a step equals a batch of all, nearly") {
+  manual_seed(5);
+  Accumulator a, b;
+  b.model.load_state_dict(a.model.state_dict());
+  for (Accumulator* m : {&a, &b}) m->model.eval();
+  const Tensor x = randn({4, 8, 6}), y = randint(0, 3, {4, 8});
+  for (int64_t i = 0; i < 4; ++i) a.micro(x.select(0, i), y.select(0, i), 4);
+  b.micro(x.reshape({32, 6}), y.reshape({32}), 1);
+  const auto p = a.model.parameters(), q = b.model.parameters();
+  for (size_t i = 0; i < p.size(); ++i) {
+    CHECK((p[i].grad() - q[i].grad()).abs().max().item<float>() < 1e-6f);
+  }
+}
+
+TEST_CASE("pitfall A20: micro-steps that alternate with updates make few recordings") {
+  struct Way {
+    int k;
+    bool set_to_none;
+    uint64_t recordings;
+  };
+  // With undefined gradients the first micro-step sets where the others add: a recording more.
+  for (const Way way : {Way{2, true, 2}, Way{4, true, 3}, Way{2, false, 2}, Way{4, false, 2}}) {
+    same_in_all_modes([&](const StepOptions& options, Trace& t) {
+      Accumulator a;
+      if (!way.set_to_none) a.opt.zero_grad(false);
+      int calls = 0;
+      auto step = brrr::step(
+          [&](const Tensor& x, const Tensor& y) {
+            const Tensor loss = a.micro(x, y, way.k);
+            if (++calls % way.k == 0) a.update(way.set_to_none);
+            return loss;
+          },
+          options);
+      for (int i = 0; i < 20 * way.k; ++i) {
+        a.log(t, step(randn({4, 6}), randint(0, 3, {4})));
+        if (calls % way.k == 0) a.schedule.step();
+      }
+      CHECK(calls == 20 * way.k);
+      if (options.mode == Mode::Eager) return;
+      CHECK(step.stats().recordings == way.recordings);
+      CHECK(step.stats().fallbacks == 0);
+    });
+  }
+}
+
+TEST_CASE("zero_grad(false) fills gradients, and makes those that are missing") {
+  models::MLP model(small_mlp());
+  optim::SGD opt(model.parameters(), {});
+  model.parameters()[0].set_requires_grad(false);
+  const Tensor held = ones({8});
+  model.parameters()[1].set_grad(held);
+  opt.zero_grad(false);
+  CHECK_FALSE(model.parameters()[0].grad().defined());
+  CHECK(same_bits(held, zeros({8})));
+  CHECK(same_bits(model.parameters()[2].grad(), zeros({3, 8})));
+  opt.zero_grad();
+  CHECK_FALSE(model.parameters()[1].grad().defined());
+}
