@@ -17,6 +17,9 @@
 #include "models/checkpoint.h"
 #include "models/data.h"
 #include "models/digits.h"
+// gen
+#include "models/gpt.h"
+#include "models/gpt2.h"
 #include "models/idx.h"
 #include "models/layers.h"
 #include "models/mlp.h"

@@ -53,6 +53,16 @@ std::vector<Case> view_cases() {
        }},
       {"chunk", {m}, [](const Tensors& x) { return x[0].chunk(2, 1)[0] * chunk(x[0], 2, 1)[1]; }},
       {"split", {m}, [](const Tensors& x) { return split(x[0], 2, 1)[1] - x[0].split(2, 1)[0]; }},
+      {"unbind", {t}, [](const Tensors& x) {
+         const Tensors parts = unbind(x[0], 1);
+         return parts[0].exp() * parts[2] + parts[1];
+       }},
+      {"unbind", {t}, [](const Tensors& x) {
+         return unbind(x[0].transpose(0, 1), -1)[3] * unbind(x[0], 2)[1].t();
+       }},
+      {"unbind", {real({2, 6})}, [](const Tensors& x) {  // More than a call has outputs.
+         return unbind(x[0], -1)[5] * unbind(x[0])[0].narrow(0, 4, 2);
+       }},
       {"sum_to", {t}, [](const Tensors& x) { return sum_to(x[0].square(), {3, 1}); }},
       {"contiguous", {t}, [](const Tensors& x) {
          return x[0].transpose(0, 2).contiguous().view({-1});
