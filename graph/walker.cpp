@@ -12,6 +12,7 @@ namespace brrr::graph {
 
 void prepare_call(const Instr& i, const int64_t* control, OpCall& call) {
   call.into = i.into;
+  call.n_out = i.n_out;  // Of this call: a row may have fewer or more from one to the next.
   call.attrs = i.attrs;
   int64_t word = i.control;
   for (uint16_t bits = i.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
