@@ -30,6 +30,11 @@ void set_rng_state(RngState s) {
   draw.store(s.draw, std::memory_order_relaxed);
 }
 
+void return_draw(uint64_t number) {
+  uint64_t next = number + 1;
+  draw.compare_exchange_strong(next, number, std::memory_order_relaxed);
+}
+
 void push_draw(OpCall& call) {
   static ControlCell* const seed_cell = make_cell(ControlCell::RngSeed);
   static ControlCell* const draw_cell = make_cell(ControlCell::RngDraw);

@@ -22,5 +22,7 @@ RngState rng_state();
 void set_rng_state(RngState s);
 /// Appends the seed and the next draw number to a call's attributes, both marked dynamic.
 void push_draw(OpCall& call);
+/// Gives a draw back that an eager call took and then threw, unless another one followed it.
+void return_draw(uint64_t number);
 
 }  // namespace brrr

@@ -190,11 +190,12 @@ void Plan::launch(Launch& l, const int64_t* control) {
   }
 }
 
-// Indices and class ids are checked by the kernels that use them.
+// Indices, class ids and the weights of a draw are checked by the kernels that use them.
 bool Plan::checks_values(const Launch& l) const {
   if (!l.call || l.call->call.op->kind == OpKind::Pointwise) return false;
+  const bool draws = l.call->call.op->kind == OpKind::Random;
   return std::any_of(l.call->in.begin(), l.call->in.end(),
-                     [](const TensorImpl* t) { return t && !is_floating(t->dtype); });
+                     [=](const TensorImpl* t) { return t && (draws || !is_floating(t->dtype)); });
 }
 
 void Plan::launch_all(const int64_t* control) {

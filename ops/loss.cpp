@@ -1,4 +1,6 @@
 // Losses, each the mean over its elements.
+#include <algorithm>
+
 #include "core/check.h"
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
@@ -13,44 +15,91 @@ namespace {
 
 // Of each row the maximum and sum(exp(x - max)) are kept, not one logsumexp: beside a large maximum
 // a float has no room for the logarithm of the sum.
+//
+// With d = x - max, L = log(sum(exp(d))) and smoothing e over C classes, a row's loss is
+// L - ((1 - e) d[id] + e / C sum(d)), as the targets sum to 1. Without smoothing d[id] is all that
+// is read of d, so that other classes may have logits of -inf.
 
 // --- cross_entropy: kernels ----------------------------------------------------------------------
 
+/// What rows a loss counts and what it aims at. Calls without attribute words have the defaults.
+struct Targets {
+  int64_t ignored;
+  double smoothing;
+  double hit, miss;  // 1 - e and e / C.
+
+  Targets(const Attrs& a, int64_t classes)
+      : ignored(a.n ? a.v[0] : CrossEntropyOptions{}.ignore_index),
+        smoothing(a.n ? a.d(1) : CrossEntropyOptions{}.label_smoothing),
+        hit(1 - smoothing),
+        miss(smoothing / static_cast<double>(classes)) {}
+
+  int64_t counted(const int64_t* ids, int64_t rows) const {
+    return rows - std::count(ids, ids + rows, ignored);
+  }
+};
+
 template <class V>
-Lane<V> mean_loss(const Lane<V>* x, const int64_t* ids, const Lane<V>* max, const Lane<V>* sum,
-                  int64_t rows, int64_t n) {
+Lane<V> mean_loss(const Lane<V>* x, const int64_t* ids, const Targets& t, const Lane<V>* max,
+                  const Lane<V>* sum, const Lane<V>* all, int64_t rows, int64_t n) {
   const auto total = sum_row<V>(rows, [&](int64_t i, int lanes) {
     V at_id{};
-    for (int k = 0; k < lanes; ++k) at_id[k] = x[(i + k) * n + ids[i + k]];
-    return vx::log(take<V>(sum + i, lanes)) - (at_id - take<V>(max + i, lanes));
+    vx::i32 counts{};
+    for (int k = 0; k < lanes; ++k) {
+      const int64_t id = ids[i + k];
+      if (id == t.ignored) continue;
+      at_id[k] = x[(i + k) * n + id];
+      counts[k] = 1;
+    }
+    V wanted = at_id - take<V>(max + i, lanes);
+    if (all) wanted = wanted * spread<V>(t.hit) + take<V>(all + i, lanes) * spread<V>(t.miss);
+    const V loss = vx::log(take<V>(sum + i, lanes)) - wanted;
+    return vx::where(vx::ne(counts, vx::i32{}), loss, V{});
   });
-  return total / static_cast<Lane<V>>(rows);
+  return total / static_cast<Lane<V>>(t.counted(ids, rows));
 }
 
 constexpr vx::i32 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// dx = (softmax - 1 at id) * g.
+// dx = (softmax - target) * g.
 template <class V>
-void cross_entropy_backward_row(const Lane<V>* x, int64_t id, Lane<V> max, Lane<V> sum, V g,
-                                Lane<V>* dx, int64_t n) {
-  const V m = vx::splat(max), one = spread<V>(1), r = one / vx::splat(sum);
+void cross_entropy_backward_row(const Lane<V>* x, int64_t id, const Targets& t, Lane<V> max,
+                                Lane<V> sum, V g, Lane<V>* dx, int64_t n) {
+  if (id == t.ignored) {
+    std::fill(dx, dx + n, Lane<V>{0});
+    return;
+  }
+  const V m = vx::splat(max), r = spread<V>(1) / vx::splat(sum);
+  const V miss = spread<V>(t.miss), hit = spread<V>(t.hit) + miss;
   map_row(n, [&](int64_t i, int lanes) {
     const V p = vx::exp(take<V>(x + i, lanes) - m) * r;
     const vx::b16 here = vx::eq(kLane, vx::splat(static_cast<int>(id - i)));
-    put<V>(dx + i, vx::where(here, p - one, p) * g, lanes);
+    put<V>(dx + i, (p - vx::where(here, hit, miss)) * g, lanes);
   });
 }
 
 // --- cross_entropy: rows -------------------------------------------------------------------------
 
-void check_ids(const OpCall& c, const int64_t* ids) {
+void check_ids(const OpCall& c, const int64_t* ids, const Targets& t) {
   const int64_t rows = c.in[0]->sizes[0], classes = c.in[0]->sizes[1];
   for (int64_t i = 0; i < rows; ++i) {
-    BRRR_CHECK(ids[i] >= 0 && ids[i] < classes,
+    BRRR_CHECK((ids[i] >= 0 && ids[i] < classes) || ids[i] == t.ignored,
                "cross_entropy: id {} at position {} is out of range for {} classes", ids[i], i,
                classes);
   }
 }
+
+/// For the decompositions: which rows count, as [n, 1]; ids that exist in every row; how many
+/// count.
+struct Counted {
+  Tensor rows, ids, count;
+  Counted(const Tensor& given, const Targets& t, DType dtype) {
+    const Tensor counts = given != t.ignored;
+    rows = unsqueeze(counts, 1);
+    ids = where(counts, given, 0);
+    count = sum(counts, {}).to(dtype);
+  }
+};
 
 void cross_entropy_infer(OpCall& c) {
   const TensorImpl &x = *c.in[0], &ids = *c.in[1];
@@ -71,40 +120,56 @@ void cross_entropy_infer(OpCall& c) {
 
 void cross_entropy_cpu(OpCall& c) {
   const DenseInput ids(c.in[1], kInt64);
-  check_ids(c, ids.as<int64_t>());
   const int64_t rows = c.in[0]->sizes[0], n = c.in[0]->sizes[1];
+  const Targets t(c.attrs, n);
+  check_ids(c, ids.as<int64_t>(), t);
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute);
   DenseOutput loss(c.out[0], compute), max(c.out[1], compute), sum(c.out[2], compute);
+  Tensor all;  // sum(x - max) of each row, where smoothing needs it.
+  if (t.smoothing != 0) all = raw_empty({rows}, compute, c.in[0]->device);
   with_vector(compute, [&](auto v) {
     using V = decltype(v);
     using T = Lane<V>;
     const T* px = x.as<T>();
     T *pm = max.as<T>(), *ps = sum.as<T>();
+    T* pa = all.defined() ? reinterpret_cast<T*>(all.impl()->data()) : nullptr;
     for_rows(rows, n, [&](int64_t first, int64_t count) {
       const int64_t end = first + count;
       for (int64_t r = first; r < end; ++r) pm[r] = max_row<V>(px + r * n, n);
       for (int64_t r = first; r < end; ++r) ps[r] = exp_sum_row<V>(px + r * n, pm[r], n);
+      for (int64_t r = first; pa && r < end; ++r) {
+        const V m = vx::splat(pm[r]);
+        pa[r] = sum_row<V>(
+            n, [=, row = px + r * n](int64_t i, int lanes) { return take<V>(row + i, lanes) - m; });
+      }
     });
-    *loss.as<T>() = mean_loss<V>(px, ids.as<int64_t>(), pm, ps, rows, n);
+    *loss.as<T>() = mean_loss<V>(px, ids.as<int64_t>(), t, pm, ps, pa, rows, n);
   });
   loss.finish();
 }
 
 void cross_entropy_decompose(OpCall& c, const Tensor* in) {
   const Tensor x = widened(in[0]);
+  const Targets t(c.attrs, x.size(1));
+  const Counted counted(in[1], t, x.dtype());
   const Tensor max = x.numel() ? amax(x.detach(), 1, true) : sum(x, 1, true);
   const Tensor d = x - max, s = sum(exp(d), 1, true);
-  const Tensor at_id = gather(d, 1, unsqueeze(in[1], 1));
-  c.out[0] = converted(mean(log(s) - at_id), in[0].dtype());
+  Tensor wanted = gather(d, 1, unsqueeze(counted.ids, 1));
+  if (t.smoothing != 0) wanted = wanted * t.hit + sum(d, 1, true) * t.miss;
+  const Tensor losses = where(counted.rows, log(s) - wanted, 0.0);
+  c.out[0] = converted(sum(losses) / counted.count, in[0].dtype());
   c.out[1] = max;
   c.out[2] = s;
 }
 
 void cross_entropy_backward_cpu(OpCall& c) {
   const DenseInput ids(c.in[1], kInt64);
-  check_ids(c, ids.as<int64_t>());
   const int64_t rows = c.in[0]->sizes[0], n = c.in[0]->sizes[1];
+  const Targets t(c.attrs, n);
+  check_ids(c, ids.as<int64_t>(), t);
+  // All ignored: the gradient is 0.
+  const int64_t counted = std::max<int64_t>(1, t.counted(ids.as<int64_t>(), rows));
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute), max(c.in[2], compute), sum(c.in[3], compute),
       g(c.in[4], compute);
@@ -112,10 +177,10 @@ void cross_entropy_backward_cpu(OpCall& c) {
   with_vector(compute, [&](auto v) {
     using V = decltype(v);
     using T = Lane<V>;
-    const V scale = vx::splat(*g.as<T>()) / spread<V>(static_cast<double>(rows));
+    const V scale = vx::splat(*g.as<T>()) / spread<V>(static_cast<double>(counted));
     for_rows(rows, n, [&](int64_t first, int64_t count) {
       for (int64_t r = first; r < first + count; ++r) {
-        cross_entropy_backward_row<V>(x.as<T>() + r * n, ids.as<int64_t>()[r], max.as<T>()[r],
+        cross_entropy_backward_row<V>(x.as<T>() + r * n, ids.as<int64_t>()[r], t, max.as<T>()[r],
                                       sum.as<T>()[r], scale, dx.as<T>() + r * n, n);
       }
     });
@@ -125,7 +190,7 @@ void cross_entropy_backward_cpu(OpCall& c) {
 
 const CompositeOp cross_entropy_backward{
     "cross_entropy_backward",
-    "(softmax(logits) - one_hot(ids)) * g / n",
+    "(softmax(logits) - targets) * g / n, 0 in ignored rows",
     {.infer =
          [](OpCall& c) {
            check_composite(c);
@@ -134,10 +199,14 @@ const CompositeOp cross_entropy_backward{
      .decompose =
          [](OpCall& c, const Tensor* in) {
            const Tensor x = widened(in[0]);
+           const Targets t(c.attrs, x.size(1));
+           const Counted counted(in[1], t, x.dtype());
            // The softmax does not depend on the maximum, so neither does its gradient.
            const Tensor p = exp(x - in[2].detach()) * reciprocal(in[3]);
-           const Tensor scale = widened(in[4]) / static_cast<double>(x.size(0));
-           c.out[0] = converted((p - one_hot(in[1], x.size(1))) * scale, in[0].dtype());
+           const Tensor here = one_hot(counted.ids, x.size(1)).to(x.dtype());
+           const Tensor scale = widened(in[4]) / maximum(counted.count, 1.0);
+           const Tensor dx = (p - (here * t.hit + t.miss)) * scale;
+           c.out[0] = converted(where(counted.rows, dx, 0.0), in[0].dtype());
          },
      .cpu = cross_entropy_backward_cpu,
      .gradient_row = true}};
@@ -146,9 +215,10 @@ void cross_entropy_vjp(VjpCall& v) {
   if (!v.needs(0)) return;
   const Tensor logits = v.input(0), ids = v.input(1), max = v.output(1), sum = v.output(2);
   if (v.gout[0].defined()) {
-    v.gin[0] = CompositeCall(cross_entropy_backward,
-                             {logits.impl(), ids.impl(), max.impl(), sum.impl(), v.gout[0].impl()})
-                   .run();
+    CompositeCall backward(cross_entropy_backward,
+                           {logits.impl(), ids.impl(), max.impl(), sum.impl(), v.gout[0].impl()});
+    if (v.attrs().n) backward.attr(v.attrs().v[0]).attr(v.attrs().d(1));
+    v.gin[0] = backward.run();
   }
   if (v.gout[2].defined()) {  // A second derivative, through the sum that the first one read.
     const Tensor more = converted(exp(widened(logits) - max.detach()) * v.gout[2], logits.dtype());
@@ -157,7 +227,7 @@ void cross_entropy_vjp(VjpCall& v) {
 }
 
 const CompositeOp cross_entropy_op{"cross_entropy",
-                                   "mean of -log softmax(logits)[i, ids[i]]",
+                                   "mean of -log softmax(logits)[i, ids[i]] over counted rows",
                                    {.n_out = 3,
                                     .infer = cross_entropy_infer,
                                     .decompose = cross_entropy_decompose,
@@ -185,10 +255,17 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Tensor cross_entropy(const Tensor& logits, const Tensor& ids) {
+Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropyOptions& options) {
   BRRR_CHECK(logits.defined() && ids.defined(),
              "cross_entropy: an operand is undefined; assign one first");
-  return CompositeCall(cross_entropy_op, {logits.impl(), ids.impl()}).run();
+  BRRR_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+             "cross_entropy: label_smoothing must be in [0, 1], got {}", options.label_smoothing);
+  CompositeCall c(cross_entropy_op, {logits.impl(), ids.impl()});
+  constexpr CrossEntropyOptions defaults;
+  if (options.ignore_index != defaults.ignore_index || options.label_smoothing != 0) {
+    c.attr(options.ignore_index).attr(options.label_smoothing);
+  }
+  return c.run();
 }
 
 Tensor mse_loss(const Tensor& a, const Tensor& b) {

@@ -33,8 +33,16 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 /// int64 [T]. Elements i and i + D / 2 of a row (the halves of GPT-NeoX and of Llama in Hugging
 /// Face) turn by the angle positions[t] * base^(-2i / D), which is computed in float64.
 Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base = 10000.0);
-/// Mean of -log softmax(logits)[i, ids[i]]: logits [n, classes], ids int64 [n]; 0-d.
-Tensor cross_entropy(const Tensor& logits, const Tensor& ids);
+struct CrossEntropyOptions {
+  int64_t ignore_index = -100;   ///< Rows with this id do not count, as if they were not there.
+  double label_smoothing = 0.0;  ///< The share of each target spread over all classes, in [0, 1].
+};
+/// Mean of -log softmax(logits)[i, ids[i]] over the rows whose id is not `ignore_index`: logits
+/// [n, classes], ids int64 [n]; 0-d. Without such a row it is NaN, and the gradient 0. With
+/// smoothing e the targets are (1 - e) one_hot(ids) + e / classes (Szegedy et al., "Rethinking the
+/// inception architecture", 2016). Throws when any other id is out of range.
+Tensor cross_entropy(const Tensor& logits, const Tensor& ids,
+                     const CrossEntropyOptions& options = {});
 /// Mean of (a - b)^2; 0-d.
 Tensor mse_loss(const Tensor& a, const Tensor& b);
 /// Mean binary cross-entropy of sigmoid(x) against targets in [0, 1]; 0-d.

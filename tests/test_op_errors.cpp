@@ -125,6 +125,23 @@ std::vector<Wrong> wrong_calls(const Operands& o) {
        }},
       {"cross_entropy", [&] { cross_entropy(o.x, o.far); }},
       {"cross_entropy", [&] { cross_entropy(o.x, o.v); }},
+      {"cross_entropy", [&] { cross_entropy(o.x, o.i, {.label_smoothing = 2}); }},
+      {"tril", [&] { tril(o.v); }},
+      {"triu", [&] { triu(o.scalar); }},
+      {"cumsum", [&] { cumsum(o.x, 2); }},
+      {"argsort", [&] { argsort(o.x, -3); }},
+      {"sort", [&] { sort(o.none, 0); }},
+      {"topk", [&] { topk(o.x, 5); }},
+      {"multinomial", [&] { multinomial(o.x * 0.0, 1); }},
+      {"multinomial", [&] { multinomial(o.i, 1); }},
+      {"einsum",
+       [&] {
+         einsum("ij,ik", {o.x, o.i});
+       }},
+      {"einsum",
+       [&] {
+         einsum("ij,jk", {o.x, o.x});
+       }},
       {"mse_loss", [&] { mse_loss(o.x, o.v); }},
       {"bce_with_logits", [&] { bce_with_logits(o.x, o.none); }},
       {"full", [&] { full({-1}, 1.0); }},

@@ -134,6 +134,29 @@ std::vector<Case> index_cases() {
   };
 }
 
+std::vector<Case> line_cases() {
+  const Tensor m = real({4, 5}), t = real({3, 4, 2}), wide = real({3, 19}, 2);
+  const Tensor whole = ids({3, -1, 4, 1, -5, 9}, {2, 3});
+  return {
+      {"tril", {m}, [](const Tensors& x) { return tril(x[0]); }},
+      {"tril", {t}, [](const Tensors& x) { return x[0].square().tril(-1).exp(); }},
+      {"triu", {t}, [](const Tensors& x) { return triu(x[0].transpose(0, 2), 1); }},
+      {"triu", {m}, [](const Tensors& x) { return x[0].exp().triu(-2) * x[0]; }},
+      {"cumsum", {m}, [](const Tensors& x) { return cumsum(x[0], 0); }},
+      {"cumsum", {t}, [](const Tensors& x) { return x[0].exp().cumsum(1).square(); }},
+      {"cumsum", {wide}, [](const Tensors& x) { return cumsum(x[0].square(), -1); }},
+      {"cumsum", {whole}, [](const Tensors& x) { return cumsum(x[0], 1); }},
+      {"argsort", {t}, [](const Tensors& x) { return argsort(x[0], 1); }},
+      {"argsort", {wide}, [](const Tensors& x) { return x[0].argsort(-1, true); }},
+      {"sort", {m}, [](const Tensors& x) { return sort(x[0], 0).first.exp(); }},
+      {"sort", {wide}, [](const Tensors& x) { return x[0].square().sort(1, true).first; }},
+      {"sort", {whole}, [](const Tensors& x) { return sort(x[0], 0, true).second; }},
+      {"topk", {wide}, [](const Tensors& x) { return topk(x[0].square(), 3).first; }},
+      {"topk", {t}, [](const Tensors& x) { return x[0].topk(2, 1, false).first.exp(); }},
+      {"topk", {whole}, [](const Tensors& x) { return topk(x[0], 2).second; }},
+  };
+}
+
 std::vector<Case> product_cases() {
   std::vector<Case> cases;
   const std::pair<IntList, IntList> shapes[] = {
@@ -151,6 +174,21 @@ std::vector<Case> product_cases() {
   cases.push_back({"matmul", {real({3, 4}), real({5, 4}, 3)}, [](const Tensors& x) {
     return matmul(x[0], x[1].t()).t().square();
   }});
+  const std::pair<const char*, Tensors> sums[] = {
+      {"bhid,bhjd->bhij", {real({2, 2, 3, 4}), real({2, 2, 5, 4}, 3)}},
+      {"ij,jk", {real({3, 4}), real({4, 5}, 3)}},
+      {"ij,ij,i->", {real({3, 4}), real({3, 4}, 1), real({3}, 2)}},
+      {"bi,bi->b", {real({3, 4}), real({3, 4}, 1)}},
+      {"i,j,ij->ji", {real({3}), real({4}, 1), real({3, 4}, 2)}},
+      {"iij->ij", {real({3, 3, 2})}},
+      {"ba", {real({3, 4})}},
+      {"...ij,...jk->...ik", {real({2, 1, 3, 4}), real({3, 4, 2}, 1)}},
+      {"ij,kj->", {real({3, 4}), real({1, 4}, 1)}}};
+  for (const auto& [equation, in] : sums) {
+    cases.push_back({"einsum", in, [text = std::string(equation)](const Tensors& x) {
+       return einsum(text, x);
+     }});
+  }
   const Tensor w = real({5, 4}, 2), bias = real({5}, 4);
   for (const IntList& s : {IntList{4}, {3, 4}, {2, 3, 4}}) {
     cases.push_back({"linear", {real(s), w, bias}, [](const Tensors& x) {
@@ -165,7 +203,7 @@ std::vector<Case> product_cases() {
 
 std::vector<Case> composite_cases() {
   const Tensor m = real({4, 5}), t = real({2, 3, 4}), w = real({5}, 2), b = real({5}, 3);
-  const Tensor classes = ids({1, 4, 0, 1}, {4});
+  const Tensor classes = ids({1, 4, 0, 1}, {4}), some = ids({-100, 4, -100, 1}, {4});
   const Tensor targets = sampled({4, 5}, kFloat64, 0, 1, 6), wide = real({3, 4}, 2);
   return {
       {"softmax", {t}, [](const Tensors& x) { return softmax(x[0], 1); }},
@@ -175,6 +213,12 @@ std::vector<Case> composite_cases() {
       {"cross_entropy", {m, classes}, [](const Tensors& x) { return cross_entropy(x[0], x[1]); }},
       {"cross_entropy", {m, classes}, [](const Tensors& x) {
          return cross_entropy(x[0].exp(), x[1]) * 3.0;
+       }},
+      {"cross_entropy", {m, classes}, [](const Tensors& x) {
+         return cross_entropy(x[0].exp(), x[1], {.ignore_index = 1, .label_smoothing = 0.1});
+       }},
+      {"cross_entropy", {m, some}, [](const Tensors& x) {
+         return cross_entropy(x[0], x[1]).square();
        }},
       {"layer_norm", {m}, [](const Tensors& x) { return layer_norm(x[0], {5}); }},
       {"layer_norm", {m, w}, [](const Tensors& x) { return layer_norm(x[0], {5}, x[1]); }},
@@ -235,6 +279,10 @@ std::vector<Case> random_cases() {
        }},
       {"randint", {m}, [](const Tensors&) { return randint(-3, 1000, {40}); }},
       {"randperm", {m}, [](const Tensors&) { return randperm(33); }},
+      {"multinomial", {m}, [](const Tensors& x) {
+         return multinomial(x[0].detach().square(), 40, true);
+       }},
+      {"multinomial", {m}, [](const Tensors& x) { return multinomial(x[0].detach().exp(), 7); }},
       {"dropout_mask", {m}, [](const Tensors& x) { return dropout_mask(x[0], 0.3) * x[0]; }},
       {"dropout", {m}, [](const Tensors& x) {
          return dropout(x[0].exp(), 0.5, true) + dropout(x[0], 0.5, false);
@@ -247,7 +295,8 @@ std::vector<Case> random_cases() {
 std::vector<Case> functions() {
   std::vector<Case> all;
   for (auto& part :
-       {view_cases(), index_cases(), product_cases(), composite_cases(), factory_cases()}) {
+       {view_cases(), index_cases(), line_cases(), product_cases(), composite_cases(),
+        factory_cases()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

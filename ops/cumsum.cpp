@@ -1,0 +1,129 @@
+// Running sums along one dim.
+//
+// THE ORDER: each line along the dim is summed one element after the other, from its first (for the
+// gradient: from its last). 16-bit floats are summed in float32 and rounded element by element.
+#include <algorithm>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/library.h"
+#include "ops/library_ops.h"
+#include "ops/row_kernel.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int64_t kLines =
+    8;  // Lines summed at a time: their additions do not wait for each other.
+
+// [outer, n, inner], dense.
+template <class T> struct Scan {
+  const T* x;
+  T* y;
+  int64_t outer, n, inner;
+  bool reverse;
+
+  // Integers wrap.
+  static T add(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    } else {
+      return a + b;
+    }
+  }
+
+  // `count` lines that begin `stride` apart and whose elements are `inner` apart.
+  template <int64_t kCount> void lines(int64_t first, int64_t stride, int64_t count) const {
+    if (kCount) count = kCount;
+    const int64_t step = reverse ? -inner : inner;
+    int64_t at = first + (reverse ? (n - 1) * inner : 0);
+    T total[kLines];
+    for (int64_t k = 0; k < count; ++k) y[at + k * stride] = total[k] = x[at + k * stride];
+    for (int64_t i = 1; i < n; ++i) {
+      at += step;
+      for (int64_t k = 0; k < count; ++k) {
+        y[at + k * stride] = total[k] = add(total[k], x[at + k * stride]);
+      }
+    }
+  }
+
+  // Units of work: kLines neighbouring lines of one outer index, or of several where inner is 1.
+  int64_t units() const {
+    return inner == 1 ? (outer + kLines - 1) / kLines : outer * ((inner + kLines - 1) / kLines);
+  }
+  void run(int64_t begin, int64_t end) const {
+    const int64_t across = inner == 1 ? units() : units() / outer;
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t line = u % across * kLines, limit = inner == 1 ? outer : inner;
+      const int64_t stride = inner == 1 ? n : 1, count = std::min(kLines, limit - line);
+      const int64_t first = u / across * n * inner + line * stride;
+      if (count == kLines)
+        lines<kLines>(first, stride, count);
+      else
+        lines<0>(first, stride, count);
+    }
+  }
+};
+
+DType sum_dtype(DType t) {
+  return is_floating(t) ? t : kInt64;
+}
+
+// Attribute words: the dim, and whether the sums run from its end.
+void cumsum_infer(OpCall& c) {
+  const TensorImpl& x = *c.in[0];
+  c.meta[0].dtype = sum_dtype(x.dtype);
+  c.meta[0].device = x.device;
+  c.meta[0].sizes = x.size_list();
+}
+
+template <class T> void scan(OpCall& c, DType compute) {
+  const TensorImpl& x = *c.in[0];
+  const DenseInput in(&x, compute);
+  DenseOutput out(c.out[0], compute);
+  Scan<T> s{in.as<T>(), out.as<T>(), 1, 1, 1, c.attrs.v[1] != 0};
+  const int dim = static_cast<int>(c.attrs.v[0]);
+  for (int d = 0; d < x.ndim; ++d) (d < dim ? s.outer : d > dim ? s.inner : s.n) *= x.sizes[d];
+  parallel_for(s.units(), std::max<int64_t>(1, kRowGrain / (s.n * kLines)),
+               [&](int64_t begin, int64_t end) { s.run(begin, end); });
+  out.finish();
+}
+
+void cumsum_cpu(OpCall& c) {
+  if (c.in[0]->numel == 0) return;
+  const DType t = sum_dtype(c.in[0]->dtype), compute = compute_type(t);
+  if (t == kInt64) return scan<int64_t>(c, compute);
+  if (compute == kFloat64) return scan<double>(c, compute);
+  scan<float>(c, compute);
+}
+
+Tensor cumsum_call(const Tensor& x, int64_t dim, bool reverse);
+
+const LibraryOp cumsum_row{"cumsum",
+                           "running sums along a dim; integers and bool give int64",
+                           {.infer = cumsum_infer, .cpu = cumsum_cpu, .vjp = [](VjpCall& v) {
+                              v.gin[0] = cumsum_call(v.gout[0], v.attrs().v[0], !v.attrs().v[1]);
+                            }}};
+
+Tensor cumsum_call(const Tensor& x, int64_t dim, bool reverse) {
+  TensorImpl* in[] = {x.impl()};
+  OpCall c(cumsum_row, in, 1);
+  c.attrs.push(dim);
+  c.attrs.push(int64_t{reverse});
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+}  // namespace
+
+Tensor cumsum(const Tensor& x, int64_t dim) {
+  BRRR_CHECK(x.defined(), "cumsum: the tensor is undefined; assign one first");
+  return cumsum_call(x, wrap_dim("cumsum", dim, static_cast<int>(x.dim())), false);
+}
+Tensor Tensor::cumsum(int64_t dim) const {
+  return brrr::cumsum(*this, dim);
+}
+
+}  // namespace brrr

@@ -1,0 +1,313 @@
+// Einstein summation, as permute, reshape, slice, mul, sum and matmul: operands are taken in pairs
+// from the left, and an index is summed as soon as nothing further on names it.
+#include <algorithm>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/tensor_impl.h"
+#include "ops/library_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+namespace {
+
+// One character an index. The dims of an ellipsis are '0', '1', .. from the last one on, which no
+// equation can name.
+using Indices = std::string;
+
+struct Term {
+  Tensor t;
+  Indices indices;  // One for each dim, all different.
+};
+
+struct Equation {
+  std::string text;
+  std::vector<Indices> inputs;
+  Indices output;
+  bool is_implicit = true;
+};
+
+bool has(std::string_view indices, char c) {
+  return indices.find(c) != std::string_view::npos;
+}
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+// --- reading the equation ------------------------------------------------------------------------
+
+constexpr char kEllipsis = '.';  // Stands for "..." until an operand says how many dims it is.
+
+// The letters of one term.
+Indices read_term(const std::string& text, std::string_view term) {
+  Indices found;
+  for (size_t i = 0; i < term.size(); ++i) {
+    if (term.substr(i, 3) == "...") {
+      BRRR_CHECK(!has(found, kEllipsis), "einsum: \"{}\" has two ellipses in one term", text);
+      found += kEllipsis;
+      i += 2;
+      continue;
+    }
+    BRRR_CHECK(is_letter(term[i]),
+               "einsum: '{}' in \"{}\" is no index; write letters, '...', ',' and one '->'",
+               term[i], text);
+    found += term[i];
+  }
+  return found;
+}
+
+Equation read_equation(const std::string& equation) {
+  Equation e{equation, {}, {}};
+  std::string text = equation;
+  std::erase(text, ' ');
+  const size_t arrow = text.find("->");
+  std::string_view left(text.data(), std::min(arrow, text.size()));
+  for (size_t end = 0; end != std::string_view::npos;) {
+    end = left.find(',');
+    e.inputs.push_back(read_term(equation, left.substr(0, end)));
+    if (end != std::string_view::npos) left.remove_prefix(end + 1);
+  }
+  e.is_implicit = arrow == std::string::npos;
+  if (!e.is_implicit) e.output = read_term(equation, std::string_view(text).substr(arrow + 2));
+  return e;
+}
+
+// Replaces ellipses by the indices of their dims, given how many each term has.
+void name_ellipses(Equation& e, const std::vector<Tensor>& operands) {
+  Indices widest;
+  auto dims = [](int64_t n) {
+    Indices d;
+    for (int64_t i = n; i-- > 0;) d += static_cast<char>('0' + i);
+    return d;
+  };
+  for (size_t k = 0; k < operands.size(); ++k) {
+    Indices& term = e.inputs[k];
+    const size_t at = term.find(kEllipsis);
+    const int64_t letters = static_cast<int64_t>(term.size()) - (at != Indices::npos);
+    const int64_t rest = operands[k].dim() - letters;
+    BRRR_CHECK(at == Indices::npos ? rest == 0 : rest >= 0,
+               "einsum: operand {} is {}, but its term in \"{}\" names {} dims", k,
+               describe(operands[k].impl()), e.text, letters);
+    if (at == Indices::npos) continue;
+    term.replace(at, 1, dims(rest));
+    if (static_cast<size_t>(rest) > widest.size()) widest = dims(rest);
+  }
+  const size_t at = e.output.find(kEllipsis);
+  if (at != Indices::npos) e.output.replace(at, 1, widest);
+  if (!e.is_implicit) return;
+  // The ellipsis, then what is named once, in alphabetical order.
+  Indices all;
+  for (const Indices& term : e.inputs) all += term;
+  std::sort(all.begin(), all.end());
+  e.output = widest;
+  for (char c : all) {
+    if (is_letter(c) && std::count(all.begin(), all.end(), c) == 1) e.output += c;
+  }
+}
+
+void check_output(const Equation& e) {
+  for (size_t i = 0; i < e.output.size(); ++i) {
+    const char c = e.output[i];
+    BRRR_CHECK(!has(std::string_view(e.output).substr(0, i), c),
+               "einsum: index '{}' is twice in the output of \"{}\"", c, e.text);
+    const bool known = std::any_of(e.inputs.begin(), e.inputs.end(),
+                                   [=](const Indices& term) { return has(term, c); });
+    BRRR_CHECK(known, "einsum: index '{}' in the output of \"{}\" is in no operand", c, e.text);
+  }
+}
+
+// --- operands ------------------------------------------------------------------------------------
+
+/// The same elements with the two dims `a` < `b`, of equal size n, replaced by their diagonal,
+/// last: every (n + 1)-th of the n * n.
+Tensor diagonal(const Tensor& t, int a, int b) {
+  IntList order, sizes;
+  for (int d = 0; d < t.dim(); ++d) {
+    if (d == a || d == b) continue;
+    order.push_back(d);
+    sizes.push_back(t.size(d));
+  }
+  order.push_back(a);
+  order.push_back(b);
+  const int64_t n = t.size(a);
+  sizes.push_back(n * n);
+  return t.permute(order).reshape(sizes).slice(-1, 0, n * n, n + 1);
+}
+
+Term take_diagonals(Term x) {
+  for (size_t b = 0; b < x.indices.size(); ++b) {
+    const size_t a = x.indices.find(x.indices[b]);
+    if (a == b) continue;
+    const char c = x.indices[b];
+    x.t = diagonal(x.t, static_cast<int>(a), static_cast<int>(b));
+    x.indices.erase(b, 1).erase(a, 1) += c;
+    return take_diagonals(std::move(x));
+  }
+  return x;
+}
+
+/// Size of every index; throws where operands differ. Dims of size 1 stretch, as in PyTorch.
+class Sizes {
+ public:
+  Sizes(const Equation& e, const std::vector<Tensor>& operands) {
+    std::fill(std::begin(size_), std::end(size_), -1);
+    for (size_t k = 0; k < operands.size(); ++k) {
+      for (size_t d = 0; d < e.inputs[k].size(); ++d) {
+        meet(e, k, d, operands[k].sizes());
+      }
+    }
+  }
+  int64_t operator[](char c) const { return size_[static_cast<size_t>(c)]; }
+  IntList of(std::string_view indices) const {
+    IntList sizes;
+    for (char c : indices) sizes.push_back((*this)[c]);
+    return sizes;
+  }
+  int64_t product(std::string_view indices) const { return numel_of(of(indices)); }
+
+ private:
+  void meet(const Equation& e, size_t operand, size_t d, const IntList& own) {
+    const Indices& term = e.inputs[operand];
+    const char c = term[d];
+    const int64_t n = own[static_cast<int>(d)];
+    int64_t& known = size_[static_cast<size_t>(c)];
+    size_t& from = operand_[static_cast<size_t>(c)];
+    // Within one operand sizes must be equal: there is a diagonal to take.
+    const bool again = term.find(c) < d;
+    const int64_t other = again ? own[static_cast<int>(term.find(c))] : known;
+    const bool fits = again ? n == other : known < 0 || known == 1 || n == 1 || n == known;
+    BRRR_CHECK(fits, "einsum: {} has size {} in operand {} and {} in operand {} of \"{}\"",
+               is_letter(c) ? fmt::format("index '{}'", c) : "a dim of the ellipsis", other,
+               again ? operand : from, n, operand, e.text);
+    if (again || (known >= 0 && known != 1)) return;
+    known = n;
+    from = operand;
+  }
+
+  int64_t size_[128];
+  size_t operand_[128] = {};
+};
+
+/// Without the dims of size 1 that stretch: what an operand does not name, it does not depend on.
+void drop_stretched(Term& x, const Sizes& sizes) {
+  for (size_t d = x.indices.size(); d-- > 0;) {
+    const auto dim = static_cast<int64_t>(d);
+    if (x.t.size(dim) == sizes[x.indices[d]]) continue;
+    x.t = x.t.squeeze(dim);
+    x.indices.erase(d, 1);
+  }
+}
+
+/// Without the dims that nobody needs.
+void sum_out(Term& x, const Indices& needed) {
+  IntList dims;
+  Indices kept;
+  for (size_t d = 0; d < x.indices.size(); ++d) {
+    if (has(needed, x.indices[d]))
+      kept += x.indices[d];
+    else
+      dims.push_back(static_cast<int64_t>(d));
+  }
+  if (dims.empty()) return;
+  x.t = sum(x.t, dims).to(x.t.dtype());
+  x.indices = kept;
+}
+
+Tensor in_order(const Term& x, const Indices& order) {
+  if (x.indices == order) return x.t;
+  IntList dims;
+  for (char c : order) dims.push_back(static_cast<int64_t>(x.indices.find(c)));
+  return x.t.permute(dims);
+}
+
+// --- products ------------------------------------------------------------------------------------
+
+/// a * b over batch, only_a, only_b, by broadcasting.
+Tensor outer_product(const Term& a, const Term& b, const Indices& batch, const Indices& only_a,
+                     const Indices& only_b) {
+  Tensor x = in_order(a, batch + only_a), y = in_order(b, batch + only_b);
+  for (size_t i = 0; i < only_b.size(); ++i) x = x.unsqueeze(-1);
+  for (size_t i = 0; i < only_a.size(); ++i) y = y.unsqueeze(static_cast<int64_t>(batch.size()));
+  return mul(x, y);
+}
+
+/// The same summed over `summed`, by matmul.
+Tensor inner_product(const Term& a, const Term& b, const Indices& batch, const Indices& only_a,
+                     const Indices& only_b, const Indices& summed, const Sizes& sizes) {
+  const int64_t m = sizes.product(only_a), n = sizes.product(only_b), k = sizes.product(summed);
+  IntList left{m, k}, right{k, n};
+  if (!batch.empty()) {
+    left.insert(0, sizes.product(batch));
+    right.insert(0, sizes.product(batch));
+  }
+  const Tensor x = in_order(a, batch + only_a + summed).reshape(left);
+  const Tensor y = in_order(b, batch + summed + only_b).reshape(right);
+  return matmul(x, y).reshape(sizes.of(batch + only_a + only_b));
+}
+
+Term product(Term a, Term b, const Indices& needed, const Sizes& sizes, const std::string& text) {
+  sum_out(a, needed + b.indices);
+  sum_out(b, needed + a.indices);
+  Indices batch, summed, only_a, only_b;
+  for (char c : a.indices) (!has(b.indices, c) ? only_a : has(needed, c) ? batch : summed) += c;
+  for (char c : b.indices) {
+    if (!has(a.indices, c)) only_b += c;
+  }
+  const Indices all = batch + only_a + only_b;
+  BRRR_CHECK(all.size() <= kMaxDims,
+             "einsum: a product in \"{}\" has {} dims, at most {} are possible; order the operands "
+             "so that indices are summed sooner",
+             text, all.size(), kMaxDims);
+  if (summed.empty()) return {outer_product(a, b, batch, only_a, only_b), all};
+  // A batch of single sums. 16-bit products would be rounded before they are added.
+  const bool exact = a.t.dtype() == kFloat32 || a.t.dtype() == kFloat64;
+  if (all == batch && !batch.empty() && exact) {
+    Term p{mul(in_order(a, batch + summed), in_order(b, batch + summed)), batch + summed};
+    sum_out(p, batch);
+    return p;
+  }
+  return {inner_product(a, b, batch, only_a, only_b, summed, sizes), all};
+}
+
+void check_operands(const std::string& equation, const Equation& e,
+                    const std::vector<Tensor>& operands) {
+  BRRR_CHECK(e.inputs.size() == operands.size(),
+             "einsum: \"{}\" has {} terms for {} operands; write one for each", equation,
+             e.inputs.size(), operands.size());
+  for (size_t k = 0; k < operands.size(); ++k) {
+    BRRR_CHECK(operands[k].defined(), "einsum: operand {} is undefined; assign it first", k);
+    BRRR_CHECK(operands[k].dtype() == operands[0].dtype() && operands[k].dtype() != kBool,
+               "einsum: takes operands of one dtype, not bool; operand 0 is {}, operand {} is {}; "
+               "convert with to(dtype)",
+               describe(operands[0].impl()), k, describe(operands[k].impl()));
+  }
+}
+
+}  // namespace
+
+Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
+  BRRR_CHECK(!operands.empty(), "einsum: the list of operands is empty");
+  Equation e = read_equation(equation);
+  check_operands(equation, e, operands);
+  name_ellipses(e, operands);
+  check_output(e);
+  const Sizes sizes(e, operands);
+  std::vector<Term> terms;
+  for (size_t k = 0; k < operands.size(); ++k) {
+    terms.push_back(take_diagonals({operands[k], e.inputs[k]}));
+    drop_stretched(terms.back(), sizes);
+  }
+  Term result = terms[0];
+  for (size_t k = 1; k < terms.size(); ++k) {
+    Indices needed = e.output;
+    for (size_t later = k + 1; later < terms.size(); ++later) needed += terms[later].indices;
+    result = product(std::move(result), terms[k], needed, sizes, equation);
+  }
+  sum_out(result, e.output);
+  return in_order(result, e.output);
+}
+
+}  // namespace brrr
