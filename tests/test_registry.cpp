@@ -98,8 +98,6 @@ const std::map<std::string, std::string> kCompositions = {
     {"stack", "unsqueeze and cat"},
     {"einsum", "permute, reshape, slice, squeeze, sum, mul and matmul"},
     {"mse_loss", "sub, square and mean"},
-    {"scaled_dot_product_attention", "matmul, softmax and dropout"},
-    {"rotary_embedding", "mul, sin, cos and cat"},
     {"var", "mean, sub, mul, sum and div"},
     {"logsumexp", "amax, sub, exp, sum and log"},
     {"max_with_indices", "argmax and gather"},
