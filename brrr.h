@@ -17,7 +17,7 @@
 #include "models/checkpoint.h"
 #include "models/data.h"
 #include "models/digits.h"
-// gen
+#include "models/generate.h"
 #include "models/gpt.h"
 #include "models/gpt2.h"
 #include "models/idx.h"
