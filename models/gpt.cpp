@@ -187,6 +187,7 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
   BRRR_CHECK(cache.layers.size() == h_.list.size(),
              "GPT: the cache has {} layers, the model {}; make it with make_cache",
              cache.layers.size(), h_.list.size());
+  const NoGradGuard guard;  // Else the cache would grow a history.
   const CachePosition at{position, (cache.slots == position).unsqueeze(1),
                          (cache.slots <= position).unsqueeze(0)};
   Tensor x = wte_(ids);

@@ -77,7 +77,8 @@ class GPT : public Module {
   /// An empty cache; all of it is memory from the start.
   KeyValueCache make_cache(int64_t batch = 1) const;
   /// The next token: ids int64 [batch, 1] at `position`, int64 [1] in [0, block), after those that
-  /// the cache holds -> logits [batch, vocab]. What later slots hold does not matter.
+  /// the cache holds -> logits [batch, vocab], without gradients. What later slots hold does not
+  /// matter.
   Tensor forward(const Tensor& ids, const Tensor& position, const KeyValueCache& cache);
 
   const GPTOptions& options() const { return options_; }

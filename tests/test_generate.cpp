@@ -67,17 +67,18 @@ TEST_CASE("generate: logits with a cache are those without") {
     GPT gpt(o);
     sharpen(gpt);
     gpt.eval();
-    const NoGradGuard guard;
     const Tensor ids = randint(0, o.vocab, {3, 12});
-    const Tensor whole = gpt(ids);
+    const Tensor whole = gpt(ids).detach();
     const auto cache = gpt.make_cache(3);
     for (int round = 0; round < 2; ++round) {  // A used cache serves a new sequence.
       for (int64_t t = 0; t < 12; ++t) {
         const Tensor one = gpt.forward(ids.narrow(1, t, 1), tensor(Ids{t}), cache);
         CHECK(one.sizes() == IntList{3, o.vocab});
         check_close(one, whole.select(1, t), 1e-5);
+        CHECK_FALSE(one.requires_grad());
       }
     }
+    CHECK_FALSE(cache.layers[0].keys.requires_grad());
   }
 }
 
@@ -113,6 +114,23 @@ TEST_CASE("generate: at temperature 0 it is the likeliest token of the context a
       for (const Ids& prompt : {Ids{4}, Ids{9, 8, 7, 6, 5, 4, 3, 2, 1}}) {
         CHECK(generate(gpt, prompt, {.tokens = 40, .temperature = 0}) == greedy(gpt, prompt, 40));
       }
+    }
+  }
+}
+
+TEST_CASE("generate: works in other dtypes") {
+  for (DType t : {kFloat64, kBFloat16, kFloat16}) {
+    for (const GPTOptions& o : kinds(8)) {
+      GPT gpt(o);
+      sharpen(gpt);
+      gpt.to(t);
+      const GenerateOptions options = {.tokens = 20, .top_p = 0.9, .seed = 3};
+      const Ids eager = generate(gpt, {1, 2}, options);
+      GenerateOptions graph = options;
+      graph.mode = Mode::Graph;
+      CHECK(generate(gpt, {1, 2}, graph) == eager);
+      gpt.loss(zeros({2, 8}, kInt64), ones({2, 8}, kInt64)).backward();
+      CHECK(gpt.parameters()[0].grad().dtype() == t);
     }
   }
 }

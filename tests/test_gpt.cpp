@@ -82,8 +82,9 @@ TEST_CASE("gpt: logits, loss and all gradients are PyTorch's") {
   CHECK(relative_error(loss, golden.at("loss")) < 1e-5);
   CHECK(golden.size() == gpt.named_parameters().size() + 2);
   double worst = relative_error(logits, golden.at("logits"));
-  for (const auto& [name, p] : gpt.named_parameters()) {
-    CAPTURE(name);
+  for (const NamedTensor& entry : gpt.named_parameters()) {
+    const auto& [name, p] = entry;
+    CAPTURE(entry.first);
     const double error = relative_error(p.grad(), golden.at("grad." + name));
     CHECK(error < 1e-5);
     worst = std::max(worst, error);
@@ -122,8 +123,9 @@ TEST_CASE("gpt: starts as GPT-2 does") {
   o.width = 128;
   o.layers = 8;
   GPT gpt(o);
-  for (const auto& [name, p] : gpt.named_parameters()) {
-    CAPTURE(name);
+  for (const NamedTensor& entry : gpt.named_parameters()) {
+    const auto& [name, p] = entry;
+    CAPTURE(entry.first);
     const double mean = p.detach().mean().item<double>();
     if (p.dim() == 2) {
       const double want = name.ends_with("c_proj.weight") ? 0.02 / 4 : 0.02;
@@ -240,8 +242,9 @@ TEST_CASE("gpt: gradients of whole models agree with differences in float64") {
         gpt.loss(x, y).backward();
       }
       constexpr double h = 1e-5;
-      for (const auto& [name, p] : gpt.named_parameters()) {
-        CAPTURE(name);
+      for (const NamedTensor& entry : gpt.named_parameters()) {
+        const auto& [name, p] = entry;
+        CAPTURE(entry.first);
         const Tensor d = randn(p.sizes()).to(kFloat64), before = p.clone();
         p.copy_(before + d * h);
         const double up = gpt.loss(x, y).item<double>();

@@ -41,10 +41,10 @@ std::string without(const std::string& name) {
 
 void check_same(const StateDict& a, const StateDict& b) {
   REQUIRE(a.size() == b.size());
-  for (const auto& [name, t] : a) {
-    CAPTURE(name);
-    REQUIRE(b.count(name));
-    test::check_same(t, b.at(name));
+  for (const auto& entry : a) {
+    CAPTURE(entry.first);
+    REQUIRE(b.count(entry.first));
+    test::check_same(entry.second, b.at(entry.first));
   }
 }
 
