@@ -108,16 +108,19 @@ void attention_backward_cpu(OpCall& c) {
   const Operands o(c, compute);
   const MatrixInput g(c.in[G], compute), out(c.in[Out], compute);
   const DenseInput max(c.in[Max], compute), sum(c.in[Sum], compute);
+  const Tensor along = raw_empty({o.heads, o.queries}, compute, c.in[Q]->device);
   DenseOutput dq(c.out[0], compute), dk(c.out[1], compute), dv(c.out[2], compute);
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
-    attention_backward<T>(head, {.g = matrix<T>(g, i),
-                                 .out = matrix<T>(out, i),
-                                 .max = max.as<T>() + i * o.queries,
-                                 .sum = sum.as<T>() + i * o.queries,
-                                 .dq = dq.as<T>() + i * o.queries * o.width,
-                                 .dk = dk.as<T>() + i * o.keys * o.width,
-                                 .dv = dv.as<T>() + i * o.keys * o.depth});
+    attention_backward<T>(head,
+                          {.g = matrix<T>(g, i),
+                           .out = matrix<T>(out, i),
+                           .max = max.as<T>() + i * o.queries,
+                           .sum = sum.as<T>() + i * o.queries,
+                           .dq = dq.as<T>() + i * o.queries * o.width,
+                           .dk = dk.as<T>() + i * o.keys * o.width,
+                           .dv = dv.as<T>() + i * o.keys * o.depth,
+                           .along = reinterpret_cast<T*>(along.impl()->data()) + i * o.queries});
   });
   dq.finish();
   dk.finish();

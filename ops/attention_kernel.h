@@ -36,6 +36,7 @@ template <class T> struct AttentionGradient {
   RowMatrix<T> g, out;  ///< [queries, depth]
   const T *max, *sum;
   T *dq, *dk, *dv;  ///< Dense.
+  T* along;         ///< Room for [queries].
 };
 template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d);
