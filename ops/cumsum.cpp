@@ -15,8 +15,8 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kLines =
-    8;  // Lines summed at a time: their additions do not wait for each other.
+constexpr int64_t kRows = 4;      // Lines at a time, so that their additions do not wait for each
+constexpr int64_t kColumns = 64;  // other: neighbouring ones, or each dense itself.
 
 // [outer, n, inner], dense.
 template <class T> struct Scan {
@@ -34,35 +34,45 @@ template <class T> struct Scan {
     }
   }
 
-  // `count` lines that begin `stride` apart and whose elements are `inner` apart.
-  template <int64_t kCount> void lines(int64_t first, int64_t stride, int64_t count) const {
-    if (kCount) count = kCount;
-    const int64_t step = reverse ? -inner : inner;
-    int64_t at = first + (reverse ? (n - 1) * inner : 0);
-    T total[kLines];
-    for (int64_t k = 0; k < count; ++k) y[at + k * stride] = total[k] = x[at + k * stride];
+  // Dense lines from offset `at`.
+  template <int64_t kCount> void rows(int64_t at) const {
+    const int64_t step = reverse ? -1 : 1;
+    if (reverse) at += n - 1;
+    T total[kCount];
+    for (int64_t k = 0; k < kCount; ++k) y[at + k * n] = total[k] = x[at + k * n];
     for (int64_t i = 1; i < n; ++i) {
       at += step;
-      for (int64_t k = 0; k < count; ++k) {
-        y[at + k * stride] = total[k] = add(total[k], x[at + k * stride]);
+      for (int64_t k = 0; k < kCount; ++k) {
+        y[at + k * n] = total[k] = add(total[k], x[at + k * n]);
       }
     }
   }
 
-  // Units of work: kLines neighbouring lines of one outer index, or of several where inner is 1.
-  int64_t units() const {
-    return inner == 1 ? (outer + kLines - 1) / kLines : outer * ((inner + kLines - 1) / kLines);
+  // `count` neighbouring lines from offset `at`.
+  void columns(int64_t at, int64_t count) const {
+    const int64_t step = reverse ? -inner : inner;
+    if (reverse) at += (n - 1) * inner;
+    for (int64_t k = 0; k < count; ++k) y[at + k] = x[at + k];
+    for (int64_t i = 1; i < n; ++i) {
+      const T *before = y + at, *from = x + at + step;
+      T* to = y + at + step;
+      for (int64_t k = 0; k < count; ++k) to[k] = add(before[k], from[k]);
+      at += step;
+    }
   }
+
+  int64_t units() const { return inner == 1 ? (outer + kRows - 1) / kRows : outer * tiles(); }
+  int64_t tiles() const { return (inner + kColumns - 1) / kColumns; }
   void run(int64_t begin, int64_t end) const {
-    const int64_t across = inner == 1 ? units() : units() / outer;
     for (int64_t u = begin; u < end; ++u) {
-      const int64_t line = u % across * kLines, limit = inner == 1 ? outer : inner;
-      const int64_t stride = inner == 1 ? n : 1, count = std::min(kLines, limit - line);
-      const int64_t first = u / across * n * inner + line * stride;
-      if (count == kLines)
-        lines<kLines>(first, stride, count);
-      else
-        lines<0>(first, stride, count);
+      if (inner > 1) {
+        const int64_t column = u % tiles() * kColumns;
+        columns(u / tiles() * n * inner + column, std::min(kColumns, inner - column));
+      } else if (u * kRows + kRows <= outer) {
+        rows<kRows>(u * kRows * n);
+      } else {
+        for (int64_t r = u * kRows; r < outer; ++r) rows<1>(r * n);
+      }
     }
   }
 };
@@ -86,7 +96,7 @@ template <class T> void scan(OpCall& c, DType compute) {
   Scan<T> s{in.as<T>(), out.as<T>(), 1, 1, 1, c.attrs.v[1] != 0};
   const int dim = static_cast<int>(c.attrs.v[0]);
   for (int d = 0; d < x.ndim; ++d) (d < dim ? s.outer : d > dim ? s.inner : s.n) *= x.sizes[d];
-  parallel_for(s.units(), std::max<int64_t>(1, kRowGrain / (s.n * kLines)),
+  parallel_for(s.units(), std::max<int64_t>(1, kRowGrain * s.units() / x.numel),
                [&](int64_t begin, int64_t end) { s.run(begin, end); });
   out.finish();
 }

@@ -165,7 +165,8 @@ void multinomial_cpu(OpCall& c) {
   const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
                   reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n,
                   c.attrs.v[2]};
-  const bool replacement = c.attrs.v[3] != 0;
+  // One sample is the same with replacement, which costs less.
+  const bool replacement = c.attrs.v[3] != 0 || p.samples == 1;
   for (int64_t r = 0; r < p.rows; ++r) {
     check_row(p.weights + r * n, n, r, replacement ? 1 : p.samples);
   }

@@ -1,6 +1,5 @@
 // Order along a dim: rows give positions, values are gathered by them, which is the gradient too.
 #include <array>
-#include <cstring>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -39,6 +38,7 @@ NarrowEntry* radix_sort(NarrowEntry* e, NarrowEntry* other, int64_t n) {
 struct Problem {
   const void* x;
   void* scratch;  // An entry for each element.
+  void* spare;    // The same once more, or null where no digits are counted.
   int64_t* out;   // [rows, k]
   int64_t n, k;
   bool descending;
@@ -53,14 +53,9 @@ template <class E, class T> void order_row(const Problem& p, int64_t row) {
     e[i] = E(p.descending ? ~key : key, i);
   }
   if constexpr (std::is_same_v<E, NarrowEntry>) {
-    static_assert(sizeof(E) == sizeof *out);
-    if (p.k == p.n && p.n >= kRadixFrom) {
-      e = radix_sort(e, reinterpret_cast<E*>(out), p.n);
-      // The result's own memory may hold the entries: each is read before its word is written.
-      for (int64_t i = 0; i < p.n; ++i) {
-        const int64_t at = e[i].at();
-        std::memcpy(out + i, &at, sizeof at);
-      }
+    if (p.spare) {
+      e = radix_sort(e, static_cast<E*>(p.spare) + row * p.n, p.n);
+      for (int64_t i = 0; i < p.k; ++i) out[i] = e[i].at();
       return;
     }
   }
@@ -69,12 +64,20 @@ template <class E, class T> void order_row(const Problem& p, int64_t row) {
 }
 
 template <class E, class T> void order_rows(OpCall& c, const TensorImpl& x, int64_t n) {
-  const int64_t rows = x.numel / n;
-  const int64_t words = static_cast<int64_t>(sizeof(E)) / 8;
-  const Tensor scratch = raw_empty({x.numel * words}, kInt64, x.device);
-  TensorImpl& y = *c.out[0].impl();
-  const Problem p{x.data(), scratch.impl()->data(),           reinterpret_cast<int64_t*>(y.data()),
-                  n,        y.ndim ? y.sizes[y.ndim - 1] : 1, c.attrs.v[0] != 0};
+  const TensorImpl& y = *c.out[0].impl();
+  const int64_t rows = x.numel / n, k = y.numel / rows;
+  // A few of many are found faster than all are sorted.
+  const bool digits = std::is_same_v<E, NarrowEntry> && n >= kRadixFrom && k > n / 16;
+  const int64_t bytes = x.numel * static_cast<int64_t>(sizeof(E));
+  const Tensor scratch = raw_empty({digits ? 2 * bytes : bytes}, kUInt8, x.device);
+  char* room = scratch.impl()->data();
+  const Problem p{x.data(),
+                  room,
+                  digits ? room + bytes : nullptr,
+                  reinterpret_cast<int64_t*>(y.data()),
+                  n,
+                  k,
+                  c.attrs.v[0] != 0};
   parallel_for(rows, std::max<int64_t>(1, kRowGrain / (8 * n)), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) order_row<E, T>(p, r);
   });

@@ -306,9 +306,8 @@ std::vector<Case> random_cases() {
 
 std::vector<Case> functions() {
   std::vector<Case> all;
-  for (auto& part :
-       {view_cases(), index_cases(), line_cases(), product_cases(), composite_cases(),
-        factory_cases()}) {
+  for (auto& part : {view_cases(), index_cases(), line_cases(), product_cases(), composite_cases(),
+                     factory_cases()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
