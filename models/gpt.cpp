@@ -134,8 +134,8 @@ GPT::GPT(const GPTOptions& o)
   initialise();
 }
 
-// GPT-2's scheme as its reports and open implementations agree on it (section 2.3 of the paper for
-// the residual projections). Norms start as what they are.
+// Residual projections as in section 2.3 of the paper; 0.02 throughout as in Hugging Face's
+// transformers (OpenAI's own code starts the positions at 0.01). Norms start as what they are.
 void GPT::initialise() {
   NoGradGuard guard;
   const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
