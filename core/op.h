@@ -82,7 +82,7 @@ struct OpCall {
   TensorImpl* const* in;
   int n_in;
   bool into = false;  ///< `out` is given by the caller and written in place.
-  uint8_t n_out;
+  const uint8_t n_out;
   Attrs attrs;
   union {
     Tensor out[kMaxOutputs];  ///< n_out of them exist.
@@ -93,6 +93,8 @@ struct OpCall {
   };
 
   OpCall(const OpDef& o, TensorImpl* const* inputs, int n);
+  /// With `outputs` of them, for rows that have more or fewer from one call to the next.
+  OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs);
   ~OpCall();
   OpCall(const OpCall&) = delete;
   OpCall& operator=(const OpCall&) = delete;
@@ -209,7 +211,9 @@ struct OpDef {
 };
 
 inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
-    : op(&o), in(inputs), n_in(n), n_out(o.n_out) {
+    : OpCall(o, inputs, n, o.n_out) {}
+inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs)
+    : op(&o), in(inputs), n_in(n), n_out(static_cast<uint8_t>(outputs)) {
   for (int k = 0; k < n_out; ++k) new (&out[k]) Tensor;
 }
 inline OpCall::~OpCall() {

@@ -61,7 +61,7 @@ void Plan::make_bound_storages() {
 }
 
 void Plan::prepare_call(const Instr& i, Launch& l) {
-  l.call = std::make_unique<Call>(*i.op, i.n_in);
+  l.call = std::make_unique<Call>(*i.op, i.n_in, i.n_out);
   Call& c = *l.call;
   auto tensor = [&](uint32_t id) {
     const Value& v = r_.values[id];

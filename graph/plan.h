@@ -40,7 +40,8 @@ class Plan {
     std::vector<Tensor> keep;
     OpCall call;
     std::vector<std::pair<int, uint32_t>> dynamic;  ///< Attribute word, control word.
-    Call(const OpDef& op, int n) : in(static_cast<size_t>(n)), call(op, in.data(), n) {}
+    Call(const OpDef& op, int n, int outputs)
+        : in(static_cast<size_t>(n)), call(op, in.data(), n, outputs) {}
   };
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
   struct Launch {

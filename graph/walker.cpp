@@ -84,7 +84,7 @@ class Walk {
     const Instr& i = r_.instrs[at];
     std::vector<TensorImpl*> in(i.n_in);
     for (int k = 0; k < i.n_in; ++k) in[static_cast<size_t>(k)] = value(r_.in(i)[k]);
-    OpCall call(*i.op, in.data(), i.n_in);
+    OpCall call(*i.op, in.data(), i.n_in, i.n_out);
     prepare_call(i, control_.data(), call);
     for (int k = 0; i.into && k < i.n_out; ++k) {
       TensorImpl* t = value(r_.out(i)[k]);

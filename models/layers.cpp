@@ -36,9 +36,10 @@ Tensor Embedding::forward(const Tensor& ids) {
   return embedding(weight, ids);
 }
 
-LayerNorm::LayerNorm(const IntList& normalized, double eps) : normalized_(normalized), eps_(eps) {
+LayerNorm::LayerNorm(const IntList& normalized, double eps, bool with_bias)
+    : normalized_(normalized), eps_(eps) {
   weight = register_parameter("weight", ones(normalized));
-  bias = register_parameter("bias", zeros(normalized));
+  if (with_bias) bias = register_parameter("bias", zeros(normalized));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) {

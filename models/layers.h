@@ -23,12 +23,12 @@ class Embedding : public Module {
 };
 
 /// Normalises over the trailing dims `normalized` (one size, or IntList{2, 3}), then scales and
-/// shifts (Ba et al., 2016).
+/// shifts, the latter unless `bias` is false (Ba et al., 2016).
 class LayerNorm : public Module {
  public:
-  explicit LayerNorm(const IntList& normalized, double eps = 1e-5);
+  explicit LayerNorm(const IntList& normalized, double eps = 1e-5, bool bias = true);
   Tensor forward(const Tensor& x) override;
-  Tensor weight, bias;
+  Tensor weight, bias;  ///< bias is undefined without one.
 
  private:
   IntList normalized_;

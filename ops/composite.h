@@ -2,7 +2,8 @@
 // The composite row: an op that is a decomposition into other ops, with a fast kernel beside it.
 //
 // The kernel does the decomposition's arithmetic in its order (see row_kernel.h), and tests hold
-// the two equal to the last bit in float32. 16-bit floats are widened first and rounded once, at
+// the two equal to the last bit in float32; a row whose kernel has an order of its own says how far
+// it may be off. 16-bit floats are widened first and rounded once, at
 // the end, in both. A gradient is a composite row of its own; second derivatives come from
 // differentiating its decomposition.
 
@@ -27,11 +28,15 @@ struct CompositeParts {
   uint32_t saves_outputs = 0;
   bool gradient_row = false;
   Autocast autocast = Autocast::Widen;  ///< Round for products.
+  /// Largest |kernel - decomposition| in float32, relative to the result's largest element; 0:
+  /// equal to the last bit.
+  double tolerance = 0;
 };
 
 class CompositeOp : public OpDef {
  public:
-  CompositeOp(const char* n, const char* d, const CompositeParts& parts) {
+  CompositeOp(const char* n, const char* d, const CompositeParts& parts)
+      : tolerance(parts.tolerance) {
     name = n;
     doc = d;
     kind = OpKind::Composite;
@@ -49,6 +54,7 @@ class CompositeOp : public OpDef {
     grad_aliases = vjp ? 0 : ~0u;
     register_row();
   }
+  const double tolerance;
 };
 
 /// One call of a composite row; the inputs are borrowed until it has run, null ones are absent.
@@ -72,7 +78,7 @@ class CompositeCall {
   Tensor output(int k) { return std::move(call_.out[k]); }
 
  private:
-  std::array<TensorImpl*, 6> in_{};
+  std::array<TensorImpl*, 9> in_{};
   OpCall call_;
 };
 

@@ -67,6 +67,10 @@ Tensor randn_like(const Tensor& t);
 Tensor randperm(int64_t n);
 /// 0 with probability p, else 1 / (1 - p), in the dtype of `like`.
 Tensor dropout_mask(const Tensor& like, double p);
+/// int64 [2]: seed and number of one draw, for kernels that make its values tile by tile.
+Tensor draw_key(Device device = kCPU);
+/// The mask that dropout_mask would have made with that draw.
+Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType dtype);
 /// x times a dropout mask while training, else x.
 Tensor dropout(const Tensor& x, double p, bool training);
 

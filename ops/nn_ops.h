@@ -15,6 +15,24 @@ Tensor layer_norm(const Tensor& x, const IntList& normalized, const Tensor& weig
 /// x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).
 Tensor rms_norm(const Tensor& x, const IntList& normalized, const Tensor& weight = {},
                 double eps = 1e-5);
+struct AttentionOptions {
+  bool causal = false;   ///< Query i sees keys 0 .. i only (counted from the start if L != S).
+  Tensor mask = {};      ///< Bool (true: takes part) or floating (added to the scores), or none.
+  double scale = 0;      ///< Of the scores; 0 means 1 / sqrt(D).
+  double dropout = 0;    ///< Probability with which a weight is dropped...
+  bool training = true;  ///< ...while training.
+};
+/// softmax(q k^T * scale + mask) v (Vaswani et al., 2017): q [.., L, D], k [.., S, D], v [.., S, E]
+/// -> [.., L, E], all of one floating dtype; leading dims broadcast, the mask broadcasts to
+/// [.., L, S]. Arguments mean what PyTorch's do; causal and mask together allow what both allow. A
+/// query that may see no key gives zeros and has no gradient. What masked keys and values hold must
+/// be finite. 16-bit floats are computed in float32 and rounded once.
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& options = {});
+/// Rotary position embedding (Su et al., "RoFormer", 2021): x [.., T, D] with D even, positions
+/// int64 [T]. Elements i and i + D / 2 of a row (the halves of GPT-NeoX and of Llama in Hugging
+/// Face) turn by the angle positions[t] * base^(-2i / D), which is computed in float64.
+Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base = 10000.0);
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;   ///< Rows with this id do not count, as if they were not there.
   double label_smoothing = 0.0;  ///< The share of each target spread over all classes, in [0, 1].

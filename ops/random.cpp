@@ -5,7 +5,9 @@
 #include "core/backend.h"
 #include "ops/convert.h"
 #include "ops/creation.h"
+#include "ops/dropout.h"
 #include "ops/factory_ops.h"
+#include "ops/library.h"
 #include "ops/pointwise_ops.h"
 #include "ops/vec.h"
 #include "ops/vec_math.h"
@@ -113,21 +115,41 @@ void run_randperm(OpCall& c) {
   for (int64_t i = 0; i < o.numel; ++i) keys[i] &= 0xffffffffu;
 }
 
-void run_dropout_mask(OpCall& c) {
-  const TensorImpl& o = *c.out[0].impl();
-  const Draw draw(c);
-  const double p = c.attrs.d(kDrawWords), scale = p < 1 ? 1 / (1 - p) : 0;
-  const vx::f32 limit = vx::splat(static_cast<float>(p));
-  const bool wide = o.dtype == kFloat64;  // 1 / (1 - p) needs all its digits there.
-  const vx::f32 kept = vx::splat(wide ? 1.0f : static_cast<float>(scale));
-  fill_floats(o, [&](int64_t i) {
-    return vx::where(vx::ge(vx::uniform01(draw.words(i)), limit), kept, vx::f32{});
-  });
-  if (!wide) return;
+void fill_dropout_mask(const TensorImpl& o, const DropoutDraw& draw) {
+  if (o.dtype != kFloat64) return fill_floats(o, [&](int64_t i) { return draw.mask(i); });
   auto* out = reinterpret_cast<double*>(o.data());
   for_tiles(o.numel, [&](int64_t begin, int64_t n) {
-    for (int64_t i = begin; i < begin + n; ++i) out[i] *= scale;
+    for (int64_t i = 0; i < n; i += 16) {
+      vx::store_n(out + begin + i, draw.mask64(begin + i),
+                  static_cast<int>(std::min<int64_t>(16, n - i)));
+    }
   });
+}
+
+void run_dropout_mask(OpCall& c) {
+  fill_dropout_mask(*c.out[0].impl(), DropoutDraw(c.attrs.v, c.attrs.d(kDrawWords)));
+}
+
+void run_draw_key(OpCall& c) {
+  std::copy_n(c.attrs.v, kDrawWords, reinterpret_cast<int64_t*>(c.out[0].impl()->data()));
+}
+
+// Attributes: word 0 the probability, then the sizes.
+void dropout_mask_at_infer(OpCall& c) {
+  const TensorImpl& key = *c.in[0];
+  BRRR_CHECK(key.dtype == kInt64 && key.ndim == 1 && key.sizes[0] == kDrawWords,
+             "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(&key));
+  OutMeta& m = c.meta[0];
+  m.dtype = static_cast<DType>(c.attrs.dtype);
+  m.device = key.device;
+  for (int i = 1; i < c.attrs.n; ++i) m.sizes.push_back(c.attrs.v[i]);
+}
+
+void run_dropout_mask_at(OpCall& c) {
+  const TensorImpl& key = *c.in[0];
+  const auto* words = reinterpret_cast<const int64_t*>(key.data());
+  const int64_t pair[kDrawWords] = {words[0], words[key.strides[0]]};
+  fill_dropout_mask(*c.out[0].impl(), DropoutDraw(pair, c.attrs.d(0)));
 }
 
 const CreationOp rand_row{"rand", "uniform in [0, 1)", OpKind::Random, kDrawWords, run_rand};
@@ -138,6 +160,11 @@ const CreationOp randperm_row{"randperm", "a random permutation", OpKind::Random
                               run_randperm};
 const CreationOp dropout_row{"dropout_mask", "0 with probability p, else 1 / (1 - p)",
                              OpKind::Random, kDrawWords + 1, run_dropout_mask};
+const CreationOp key_row{"draw_key", "seed and number of a draw", OpKind::Random, kDrawWords,
+                         run_draw_key};
+const LibraryOp dropout_at_row{"dropout_mask_at",
+                               "the dropout mask of a draw's key",
+                               {.infer = dropout_mask_at_infer, .cpu = run_dropout_mask_at}};
 
 void check_floating(const char* op, const Tensor& t) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
@@ -181,6 +208,23 @@ Tensor dropout_mask(const Tensor& like, double p) {
   check_probability("dropout_mask", p);
   CreationCall c(dropout_row, like.sizes(), like.dtype(), like.device());
   return c.push_draw().push(p).run();
+}
+
+Tensor draw_key(Device device) {
+  return CreationCall(key_row, {kDrawWords}, kInt64, device).push_draw().run();
+}
+
+Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType dtype) {
+  BRRR_CHECK(key.defined(), "dropout_mask_at: the key is undefined; make one with draw_key()");
+  BRRR_CHECK(is_floating(dtype), "dropout_mask_at: gives floating dtypes, not {}", name(dtype));
+  check_probability("dropout_mask_at", p);
+  TensorImpl* in[] = {key.impl()};
+  OpCall c(dropout_at_row, in, 1);
+  c.attrs.set_dtype(dtype);
+  c.attrs.push(p);
+  for (int64_t size : sizes) c.attrs.push(size);
+  dispatch(c);
+  return std::move(c.out[0]);
 }
 
 Tensor dropout(const Tensor& x, double p, bool training) {

@@ -142,7 +142,37 @@ class DenseInput {
   const void* data_ = nullptr;
 };
 
-/// The same for an output (contiguous); finish() rounds to its dtype.
+/// A matrix for each index of the leading dims, read where it lies if its rows are contiguous there
+/// (or need not be), else from a packed copy.
+class MatrixInput {
+ public:
+  MatrixInput(const TensorImpl* t, DType compute, bool any_columns = false) : t_(t) {
+    if (!t || (t->dtype == kBool && any_columns)) return;
+    const int last = t->ndim - 1;
+    const bool contiguous = t->strides[last] == 1 || t->sizes[last] <= 1;
+    if (t->dtype == compute && (contiguous || any_columns)) return;
+    copy_ = raw_empty(t->size_list(), compute, t->device);
+    copy_now(*copy_.impl(), *t);
+    t_ = copy_.impl();
+  }
+  template <class T> const T* at(int64_t matrix) const {
+    if (!t_) return nullptr;
+    int64_t offset = 0;
+    for (int d = t_->ndim - 3; d >= 0; --d) {
+      offset += matrix % t_->sizes[d] * t_->strides[d];
+      matrix /= t_->sizes[d];
+    }
+    return reinterpret_cast<const T*>(t_->data()) + offset;
+  }
+  int64_t row() const { return t_ ? t_->strides[t_->ndim - 2] : 0; }
+  int64_t col() const { return t_ ? t_->strides[t_->ndim - 1] : 0; }
+
+ private:
+  const TensorImpl* t_;
+  Tensor copy_;
+};
+
+/// The same as DenseInput for an output (contiguous); finish() rounds to its dtype.
 class DenseOutput {
  public:
   DenseOutput(const Tensor& t, DType compute) : out_(*t.impl()) {

@@ -24,5 +24,7 @@ Tensor expand(const Tensor& t, const IntList& sizes);
 Tensor flatten(const Tensor& t, int64_t start = 0, int64_t end = -1);
 std::vector<Tensor> chunk(const Tensor& t, int64_t chunks, int64_t dim = 0);
 std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim = 0);
+/// The slices t.select(dim, 0), t.select(dim, 1), ...; their gradients are joined in one pass.
+std::vector<Tensor> unbind(const Tensor& t, int64_t dim = 0);
 
 }  // namespace brrr

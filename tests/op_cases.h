@@ -190,21 +190,20 @@ struct Results {
   }
 };
 
-/// Runs `body` eagerly and as a compiled step, twice, and compares all results bit by bit.
+/// Runs `body` eagerly, as a compiled step, twice, and through the reference walker, and compares
+/// all results bit by bit.
 inline void check_step(const std::function<void(Results&)>& body) {
   manual_seed(11);
   Results want;
   body(want);
   std::vector<std::string> names;
-  auto step = brrr::step(
-      [&] {
-        Results r;
-        body(r);
-        names = r.names;
-        return r.values;
-      },
-      StepOptions{.require_graph = true, .build_at_first_call = true});
-  for (int call = 0; call < 2; ++call) {
+  const auto run = [&] {
+    Results r;
+    body(r);
+    names = r.names;
+    return r.values;
+  };
+  const auto compare = [&](auto& step, const std::string& call) {
     manual_seed(11);
     const Tensors got = step();
     REQUIRE(names == want.names);
@@ -212,9 +211,15 @@ inline void check_step(const std::function<void(Results&)>& body) {
       const std::string d = difference(got[i], want.values[i]);
       CHECK_MESSAGE(d.empty(), want.names[i], ", call ", call, ": ", d);
     }
-  }
+  };
+  auto step = brrr::step(run, StepOptions{.require_graph = true, .build_at_first_call = true});
+  compare(step, "0");
+  compare(step, "1");
   CHECK(step.stats().fallbacks == 0);
   CHECK(step.stats().replays == 2);
+  auto walked = brrr::step(run, StepOptions{});  // It builds at the second call.
+  compare(walked, "of the walker");
+  CHECK(walked.stats().replays == 0);
 }
 
 /// Adds y, and the gradients of `wanted` through it, to the results.

@@ -56,6 +56,9 @@ std::vector<Wrong> wrong_views(const Operands& o) {
       {"as_strided", [&] { as_strided(o.x, {4}, {4}, 0); }},
       {"chunk", [&] { o.x.chunk(0, 0); }},
       {"split", [&] { o.x.split(0, 0); }},
+      {"unbind", [&] { unbind(o.x, 2); }},
+      {"unbind", [&] { unbind(o.scalar); }},
+      {"unbind", [] { unbind(Tensor()); }},
       {"alias", [&] { alias(o.none); }},
   };
 }

@@ -53,6 +53,16 @@ std::vector<Case> view_cases() {
        }},
       {"chunk", {m}, [](const Tensors& x) { return x[0].chunk(2, 1)[0] * chunk(x[0], 2, 1)[1]; }},
       {"split", {m}, [](const Tensors& x) { return split(x[0], 2, 1)[1] - x[0].split(2, 1)[0]; }},
+      {"unbind", {t}, [](const Tensors& x) {
+         const Tensors parts = unbind(x[0], 1);
+         return parts[0].exp() * parts[2] + parts[1];
+       }},
+      {"unbind", {t}, [](const Tensors& x) {
+         return unbind(x[0].transpose(0, 1), -1)[3] * unbind(x[0], 2)[1].t();
+       }},
+      {"unbind", {real({2, 6})}, [](const Tensors& x) {  // More than a call has outputs.
+         return unbind(x[0], -1)[5] * unbind(x[0])[0].narrow(0, 4, 2);
+       }},
       {"sum_to", {t}, [](const Tensors& x) { return sum_to(x[0].square(), {3, 1}); }},
       {"contiguous", {t}, [](const Tensors& x) {
          return x[0].transpose(0, 2).contiguous().view({-1});
@@ -220,6 +230,12 @@ std::vector<Case> composite_cases() {
        }},
       {"rms_norm", {m}, [](const Tensors& x) { return rms_norm(x[0], {5}); }},
       {"rms_norm", {m, w}, [](const Tensors& x) { return rms_norm(x[0], {5}, x[1]).square(); }},
+      {"scaled_dot_product_attention", {t, wide, real({3, 2}, 7)}, [](const Tensors& x) {
+         return scaled_dot_product_attention(x[0], x[1], x[2], {.causal = true});
+       }},
+      {"rotary_embedding", {t, ids({7, 0, 3}, {3})}, [](const Tensors& x) {
+         return rotary_embedding(x[0], x[1], 100.0);
+       }},
       {"mse_loss", {m, targets}, [](const Tensors& x) { return mse_loss(x[0], x[1]); }},
       {"bce_with_logits", {m, targets}, [](const Tensors& x) {
          return bce_with_logits(x[0], x[1]);
@@ -274,6 +290,12 @@ std::vector<Case> random_cases() {
        }},
       {"multinomial", {m}, [](const Tensors& x) { return multinomial(x[0].detach().exp(), 7); }},
       {"dropout_mask", {m}, [](const Tensors& x) { return dropout_mask(x[0], 0.3) * x[0]; }},
+      {"draw_key", {m}, [](const Tensors& x) {
+         return dropout_mask_at(draw_key(), 0.3, {5, 7}, x[0].dtype()) * x[0];
+       }},
+      {"dropout_mask_at", {m}, [](const Tensors& x) {
+         return dropout_mask_at(tensor({1, 2}), 0.5, {5, 7}, x[0].dtype()) * x[0];
+       }},
       {"dropout", {m}, [](const Tensors& x) {
          return dropout(x[0].exp(), 0.5, true) + dropout(x[0], 0.5, false);
        }},

@@ -1,0 +1,145 @@
+#include "models/generate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "core/rng.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
+#include "ops/nn_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
+
+namespace brrr::models {
+
+namespace {
+
+void check_sample(const char* op, double temperature, int64_t top_k, double top_p) {
+  BRRR_CHECK(std::isfinite(temperature) && temperature >= 0,
+             "{}: temperature must be 0 (the likeliest) or positive, got {}", op, temperature);
+  BRRR_CHECK(top_k >= 0, "{}: top_k must be positive, or 0 for all tokens, got {}", op, top_k);
+  BRRR_CHECK(top_p > 0 && top_p <= 1, "{}: top_p must be in (0, 1], got {}", op, top_p);
+}
+
+class EvalGuard {
+ public:
+  explicit EvalGuard(Module& m) : module_(m), was_training_(m.is_training()) {
+    if (was_training_) module_.eval();
+  }
+  ~EvalGuard() {
+    if (was_training_) module_.train();
+  }
+  EvalGuard(const EvalGuard&) = delete;
+  EvalGuard& operator=(const EvalGuard&) = delete;
+
+ private:
+  Module& module_;
+  bool was_training_;
+};
+
+// A stream of its own for as long as it lives, if there is a seed.
+class StreamGuard {
+ public:
+  explicit StreamGuard(const std::optional<uint64_t>& seed)
+      : before_(rng_state()), own_(seed.has_value()) {
+    if (own_) manual_seed(*seed);
+  }
+  ~StreamGuard() {
+    if (own_) set_rng_state(before_);
+  }
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+ private:
+  RngState before_;
+  bool own_;
+};
+
+const GenerateOptions& checked(const GenerateOptions& o) {
+  check_sample("generate", o.temperature, o.top_k, o.top_p);
+  BRRR_CHECK(o.tokens >= 0, "generate: {} tokens asked; give 0 or more", o.tokens);
+  return o;
+}
+
+}  // namespace
+
+Tensor sample(const Tensor& logits, const SampleOptions& o) {
+  check_sample("sample", o.temperature, o.top_k, o.top_p);
+  BRRR_CHECK(
+      logits.defined() && is_floating(logits.dtype()) && logits.dim() == 2 && logits.size(1) > 0,
+      "sample: takes floating logits [rows, vocab], got {}",
+      logits.defined() ? describe(logits.impl()) : "an undefined tensor");
+  if (o.temperature == 0) return logits.argmax(1);
+  const int64_t vocab = logits.size(1), k = std::min(o.top_k ? o.top_k : vocab, vocab);
+  const Tensor wide = itemsize(logits.dtype()) < 4 ? logits.to(kFloat32) : logits;
+  // With the largest logit at 0 a small temperature overflows to -inf only; one that float32 does
+  // not hold would make it 0 / 0.
+  const Tensor scaled = (wide - wide.max({1}, true)) / std::max(o.temperature, 1e-30);
+  if (k == vocab && o.top_p == 1) return multinomial(softmax(scaled, 1), 1).squeeze(1);
+  auto [values, ids] = topk(scaled, k, 1);
+  Tensor p = softmax(values, 1);
+  // Tokens after those that reach top_p; the first always stays.
+  if (o.top_p < 1) p = where(cumsum(p, 1) - p < o.top_p, p, 0.0);
+  return gather(ids, 1, multinomial(p, 1)).squeeze(1);
+}
+
+Generator::Generator(GPT& gpt, const GenerateOptions& options)
+    : gpt_(gpt),
+      options_(checked(options)),
+      cache_(gpt.make_cache()),
+      positions_(cache_.slots.clone()),
+      step_(
+          [this](const Tensor& id, const Tensor& position) {
+            const Tensor logits = gpt_.forward(id.unsqueeze(0), position, cache_);
+            return sample(logits, {.temperature = options_.temperature,
+                                   .top_k = options_.top_k,
+                                   .top_p = options_.top_p});
+          },
+          StepOptions{.mode = options.mode}) {}
+
+std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
+  const GPTOptions& o = gpt_.options();
+  BRRR_CHECK(!prompt.empty(), "generate: the prompt is empty; give at least one token");
+  for (int64_t id : prompt) {
+    BRRR_CHECK(id >= 0 && id < o.vocab, "generate: token {} of the prompt is not in [0, {})", id,
+               o.vocab);
+  }
+  const NoGradGuard no_grad;
+  const EvalGuard eval(gpt_);
+  const StreamGuard stream(options_.seed);
+
+  // Ids stay on the device until the end: nothing waits for a token to arrive.
+  const auto block = static_cast<size_t>(o.block);
+  const size_t from = prompt.size() - std::min(prompt.size(), block);
+  const Tensor given =
+      tensor(std::vector<int64_t>(prompt.begin() + static_cast<int64_t>(from), prompt.end()))
+          .to(positions_.device());
+  std::vector<Tensor> context;
+  for (int64_t i = 0; i < given.numel(); ++i) context.push_back(given.narrow(0, i, 1));
+
+  std::vector<Tensor> made;
+  size_t fed = 0;  // Tokens of the context that the cache holds.
+  while (made.size() < static_cast<size_t>(options_.tokens)) {
+    if (fed == block) {
+      context.erase(context.begin(),
+                    context.end() - static_cast<int64_t>(std::max<size_t>(1, block / 2)));
+      fed = 0;
+    }
+    Tensor next;
+    for (; fed < context.size(); ++fed) {
+      next = step_(context[fed], positions_.narrow(0, static_cast<int64_t>(fed), 1));
+    }
+    context.push_back(next);
+    made.push_back(next);
+  }
+  if (made.empty()) return {};
+  return cat(made).to_vector<int64_t>();
+}
+
+std::vector<int64_t> generate(GPT& gpt, const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options) {
+  return Generator(gpt, options)(prompt);
+}
+
+}  // namespace brrr::models

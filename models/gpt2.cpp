@@ -1,0 +1,168 @@
+#include "models/gpt2.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "models/file.h"
+#include "models/safetensors.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
+
+namespace brrr::models {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kPrefix = "transformer.";
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kTable = "wte.weight";
+
+// The model's parameters under the file's names (without its prefix) and in its layout: a linear
+// weight is a Conv1D there, [in, out]. Transposed views serve to read and to write.
+std::vector<NamedTensor> file_layout(const char* what, const GPT& gpt) {
+  const GPTOptions& o = gpt.options();
+  BRRR_CHECK(o.positions == "learned" && o.activation == "gelu" && o.norm == "layer" && o.bias,
+             "{}: GPT-2 has learned positions, gelu, layer norms and biases; this GPT has {} "
+             "positions, {}, {} norms and {}",
+             what, o.positions, o.activation, o.norm, o.bias ? "biases" : "no biases");
+  std::vector<NamedTensor> list;
+  for (const auto& [name, p] : gpt.named_parameters()) {
+    const bool projection = name.ends_with(".c_attn.weight") || name.ends_with(".c_proj.weight") ||
+                            name.ends_with(".c_fc.weight");
+    list.emplace_back(name, projection ? p.detach().t() : p.detach());
+  }
+  return list;
+}
+
+bool is_mask(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+
+bool same_values(const Tensor& a, const Tensor& b) {
+  return a.sizes() == b.sizes() && eq(a, b).all().item<bool>();
+}
+
+// The file's tensors without prefix and masks, in the model's dtype.
+StateDict without_prefix(const std::string& path, const StateDict& file, DType dtype) {
+  const std::string prefix = kPrefix;
+  StateDict dict;
+  for (const auto& [full, t] : file) {
+    const std::string name = full.starts_with(prefix) ? full.substr(prefix.size()) : full;
+    if (is_mask(name)) continue;
+    BRRR_CHECK(!dict.count(name), "load_gpt2: {} has {} twice, with and without \"{}\"", path, name,
+               prefix);
+    dict[name] = is_floating(t.dtype()) ? t.to(dtype) : t;
+  }
+  return dict;
+}
+
+// --- config.json ---------------------------------------------------------------------------------
+
+class Config {
+ public:
+  explicit Config(const std::string& path) : path_(path) {
+    const InputFile file(path);
+    BRRR_CHECK(file.size() <= 1 << 20, "gpt2_options: {} has {} bytes; that is no config.json",
+               path, file.size());
+    std::string text(file.size(), '\0');
+    file.read(text.data(), 0, text.size());
+    try {
+      value_ = json::parse(text);
+    } catch (const json::exception& e) {
+      fail("gpt2_options: {} is not JSON ({})", path, e.what());
+    }
+    BRRR_CHECK(value_.is_object(), "gpt2_options: {} is not an object", path);
+  }
+
+  int64_t size(const char* key) const {
+    const auto it = value_.find(key);
+    BRRR_CHECK(it != value_.end() && it->is_number_integer() && it->get<double>() > 0 &&
+                   it->get<double>() < 1e9,
+               "gpt2_options: {}: {} must be a positive size, got {}", path_, key, shown(it));
+    return it->get<int64_t>();
+  }
+  double number(const char* key, double otherwise) const {
+    const auto it = value_.find(key);
+    if (it == value_.end()) return otherwise;
+    BRRR_CHECK(it->is_number(), "gpt2_options: {}: {} must be a number, got {}", path_, key,
+               shown(it));
+    return it->get<double>();
+  }
+  bool flag(const char* key, bool otherwise) const {
+    const auto it = value_.find(key);
+    if (it == value_.end()) return otherwise;
+    BRRR_CHECK(it->is_boolean(), "gpt2_options: {}: {} must be true or false, got {}", path_, key,
+               shown(it));
+    return it->get<bool>();
+  }
+  /// Throws unless the field is absent or one of `known`; null is a value.
+  void expect(const char* key, const std::vector<json>& known) const {
+    const auto it = value_.find(key);
+    if (it == value_.end() || std::find(known.begin(), known.end(), *it) != known.end()) return;
+    fail("gpt2_options: {}: {} is {}; GPT does {} only", path_, key, shown(it), json(known).dump());
+  }
+
+ private:
+  std::string shown(const json::const_iterator& it) const {
+    if (it == value_.end()) return "nothing";
+    return it->dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);
+  }
+  std::string path_;
+  json value_;
+};
+
+}  // namespace
+
+GPTOptions gpt2_options(const std::string& path) {
+  const Config config(path);
+  GPTOptions o;
+  o.vocab = config.size("vocab_size");
+  o.block = config.size("n_positions");
+  o.layers = config.size("n_layer");
+  o.heads = config.size("n_head");
+  o.width = config.size("n_embd");
+  o.dropout = config.number("resid_pdrop", 0.1);
+  o.tie_weights = config.flag("tie_word_embeddings", true);
+  config.expect("model_type", {"gpt2"});
+  config.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+  config.expect("n_inner", {nullptr, 4 * o.width});
+  config.expect("layer_norm_epsilon", {1e-5});
+  config.expect("embd_pdrop", {o.dropout});
+  config.expect("attn_pdrop", {o.dropout});
+  config.expect("scale_attn_weights", {true});
+  config.expect("scale_attn_by_inverse_layer_idx", {false});
+  config.expect("add_cross_attention", {false});
+  return o;
+}
+
+void load_gpt2(const std::string& path, GPT& gpt) {
+  std::vector<NamedTensor> targets = file_layout("load_gpt2", gpt);
+  const Tensor& table = targets.front().second;
+  StateDict dict = without_prefix(path, load(path), table.dtype());
+  const bool tied = gpt.options().tie_weights;
+  const auto wte = dict.find(kTable), head = dict.find(kHead);
+  if (tied && head != dict.end() && wte != dict.end()) {
+    BRRR_CHECK(same_values(head->second, wte->second),
+               "load_gpt2: {}: {} differs from {}; make the GPT with tie_weights = false", path,
+               kHead, kTable);
+    dict.erase(head);
+  } else if (!tied && head == dict.end() && wte != dict.end()) {
+    dict[kHead] = wte->second;
+  }
+  check_state("load_gpt2: " + path, targets, dict, true);
+  copy_state(targets, dict);
+}
+
+void save_gpt2(const std::string& path, const GPT& gpt) {
+  StateDict dict;
+  for (const auto& [name, t] : file_layout("save_gpt2", gpt)) {
+    dict[name == kHead ? name : kPrefix + name] = t;
+  }
+  // transformers refuses files that do not say which framework's layout they have.
+  save(path, dict, {{"format", "pt"}});
+}
+
+}  // namespace brrr::models

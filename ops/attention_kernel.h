@@ -1,0 +1,44 @@
+#pragma once
+// The CPU kernel of attention, one head at a time. Scores exist for a tile of queries and keys
+// only: the forward pass keeps each row's maximum and sum up to date from tile to tile (Milakov and
+// Gimelshein, "Online normalizer calculation for softmax", 2018), the backward pass makes the
+// weights again from them (Dao et al., "FlashAttention", 2022). Tiles and the order of sums are
+// functions of the shape alone: along keys within a tile, then tile after tile.
+
+#include <cstdint>
+
+#include "ops/dropout.h"
+
+namespace brrr {
+
+/// A matrix whose rows are contiguous and `row` elements apart.
+template <class T> struct RowMatrix {
+  const T* data;
+  int64_t row;
+};
+
+template <class T> struct AttentionHead {
+  int64_t queries, keys, width, depth;
+  RowMatrix<T> q, k, v;              ///< [queries, width], [keys, width], [keys, depth]
+  const uint8_t* allowed = nullptr;  ///< Of each score whether it counts, or
+  const T* bias = nullptr;           ///< what is added to it, or neither.
+  int64_t mask_row = 0, mask_col = 0;
+  bool causal;
+  T scale;
+  const DropoutDraw* dropout = nullptr;
+  int64_t element = 0;  ///< Of the dropout mask's elements the head's first.
+};
+
+/// out [queries, depth]; max and sum [queries] are what backward needs of each row's softmax.
+template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* max, T* sum);
+
+template <class T> struct AttentionGradient {
+  RowMatrix<T> g, out;  ///< [queries, depth]
+  const T *max, *sum;
+  T *dq, *dk, *dv;  ///< Dense.
+  T* along;         ///< Room for [queries].
+};
+template <class T>
+void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d);
+
+}  // namespace brrr

@@ -1,0 +1,222 @@
+// Generation: the cache against the whole forward pass, both modes, sampling.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "models/generate.h"
+#include "ops/library_ops.h"
+#include "ops/reduction_ops.h"
+#include "tests/op_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+using models::generate;
+using models::GenerateOptions;
+using models::Generator;
+using models::GPT;
+using models::GPTOptions;
+using models::sample;
+
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+std::vector<GPTOptions> kinds(int64_t block) {
+  const GPTOptions learned = {
+      .vocab = 17, .block = block, .layers = 2, .heads = 4, .width = 32, .dropout = 0.1};
+  GPTOptions rotary = learned;
+  rotary.positions = "rotary";
+  rotary.activation = "swiglu";
+  rotary.norm = "rms";
+  rotary.tie_weights = false;
+  return {learned, rotary};
+}
+
+// Far from uniform, so that choices depend on the context.
+void sharpen(const GPT& gpt) {
+  NoGradGuard guard;
+  manual_seed(21);
+  for (const Tensor& p : gpt.parameters()) p.add_(randn(p.sizes()) * 0.2);
+}
+
+// What generation means, without a cache: the whole context every time.
+Ids greedy(GPT& gpt, Ids context, int64_t tokens) {
+  NoGradGuard guard;
+  gpt.eval();
+  const auto block = static_cast<size_t>(gpt.options().block);
+  if (context.size() > block) context.erase(context.begin(), context.end() - gpt.options().block);
+  Ids made;
+  for (int64_t i = 0; i < tokens; ++i) {
+    if (context.size() > block) {
+      context.erase(context.begin(), context.end() - std::max<int64_t>(1, gpt.options().block / 2));
+    }
+    const Tensor logits = gpt(tensor(context).unsqueeze(0)).select(0, 0).select(0, -1);
+    made.push_back(logits.argmax(0).item<int64_t>());
+    context.push_back(made.back());
+  }
+  gpt.train();
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("generate: logits with a cache are those without") {
+  for (const GPTOptions& o : kinds(12)) {
+    GPT gpt(o);
+    sharpen(gpt);
+    gpt.eval();
+    const Tensor ids = randint(0, o.vocab, {3, 12});
+    const Tensor whole = gpt(ids).detach();
+    const auto cache = gpt.make_cache(3);
+    for (int round = 0; round < 2; ++round) {  // A used cache serves a new sequence.
+      for (int64_t t = 0; t < 12; ++t) {
+        const Tensor one = gpt.forward(ids.narrow(1, t, 1), tensor(Ids{t}), cache);
+        CHECK(one.sizes() == IntList{3, o.vocab});
+        check_close(one, whole.select(1, t), 1e-5);
+        CHECK_FALSE(one.requires_grad());
+      }
+    }
+    CHECK_FALSE(cache.layers[0].keys.requires_grad());
+  }
+}
+
+TEST_CASE("generate: 256 tokens are the same in both modes, from one recording") {
+  for (int64_t block : {16, 272}) {  // The context is cut again and again, and never.
+    for (const GPTOptions& o : kinds(block)) {
+      GPT gpt(o);
+      sharpen(gpt);
+      GenerateOptions options = {.temperature = 0.9, .top_k = 12, .top_p = 0.95, .seed = 5};
+      const Ids prompt = {3, 1, 4, 1, 5};
+      const Ids eager = generate(gpt, prompt, options);
+      CHECK(eager.size() == 256);
+      CHECK(std::set<int64_t>(eager.begin(), eager.end()).size() > 5);
+      options.mode = Mode::Graph;
+      Generator graph(gpt, options);
+      CHECK(graph(prompt) == eager);
+      CHECK(graph.stats().recordings == 1);
+      CHECK(graph.stats().fallbacks <= 1);
+      // Other lengths are the same step; the same prompt gives the same text again.
+      CHECK(graph({2}).size() == 256);
+      CHECK(graph(prompt) == eager);
+      CHECK(graph.stats().recordings == 1);
+    }
+  }
+}
+
+TEST_CASE("generate: at temperature 0 it is the likeliest token of the context as defined") {
+  for (int64_t block : {1, 2, 7, 16}) {
+    for (const GPTOptions& o : kinds(block)) {
+      CAPTURE(block);
+      GPT gpt(o);
+      sharpen(gpt);
+      for (const Ids& prompt : {Ids{4}, Ids{9, 8, 7, 6, 5, 4, 3, 2, 1}}) {
+        CHECK(generate(gpt, prompt, {.tokens = 40, .temperature = 0}) == greedy(gpt, prompt, 40));
+      }
+    }
+  }
+}
+
+TEST_CASE("generate: works in other dtypes") {
+  for (DType t : {kFloat64, kBFloat16, kFloat16}) {
+    for (const GPTOptions& o : kinds(8)) {
+      GPT gpt(o);
+      sharpen(gpt);
+      gpt.to(t);
+      const GenerateOptions options = {.tokens = 20, .top_p = 0.9, .seed = 3};
+      const Ids eager = generate(gpt, {1, 2}, options);
+      GenerateOptions graph = options;
+      graph.mode = Mode::Graph;
+      CHECK(generate(gpt, {1, 2}, graph) == eager);
+      gpt.loss(zeros({2, 8}, kInt64), ones({2, 8}, kInt64)).backward();
+      CHECK(gpt.parameters()[0].grad().dtype() == t);
+    }
+  }
+}
+
+TEST_CASE("generate: the random stream, the module's mode and gradients stay the caller's") {
+  GPT gpt(kinds(16)[0]);
+  sharpen(gpt);
+  manual_seed(40);
+  const Ids own = generate(gpt, {1}, {.tokens = 30, .seed = 6});
+  CHECK(rng_state().seed == 40);
+  CHECK(rng_state().draw == 0);
+  CHECK(gpt.is_training());
+  CHECK(grad_enabled());
+  CHECK(generate(gpt, {1}, {.tokens = 30, .seed = 6}) == own);
+  CHECK(generate(gpt, {1}, {.tokens = 30, .seed = 7}) != own);
+  const Ids global = generate(gpt, {1}, {.tokens = 30});
+  CHECK(rng_state().draw > 0);
+  CHECK(generate(gpt, {1}, {.tokens = 30}) != global);
+  manual_seed(40);
+  CHECK(generate(gpt, {1}, {.tokens = 30}) == global);
+  gpt.eval();
+  CHECK(generate(gpt, {1}, {.tokens = 0}).empty());
+  CHECK_FALSE(gpt.is_training());
+  // An error gives everything back, too.
+  gpt.train();
+  {
+    const NoGradGuard guard;
+    gpt.parameters()[0].fill_(std::nan(""));
+  }
+  CHECK(error_of([&] { generate(gpt, {1}, {.seed = 6}); }) != "");
+  CHECK(gpt.is_training());
+  CHECK(rng_state().seed == 40);
+}
+
+TEST_CASE("sample: draws by the weights that are left") {
+  manual_seed(8);
+  const Tensor logits = tensor(std::vector<float>{0.5f, 0.2f, 0.15f, 0.1f, 0.05f}).log();
+  const int64_t n = 40000;
+  const auto frequencies = [&](const models::SampleOptions& o) {
+    const Tensor ids = sample(logits.expand({n, 5}), o);
+    CHECK(ids.dtype() == kInt64);
+    CHECK(ids.sizes() == IntList{n});
+    return (one_hot(ids, 5).to(kFloat64).sum({0}) / static_cast<double>(n)).to_vector<double>();
+  };
+  const auto near = [&](const std::vector<double>& got, const std::vector<double>& want) {
+    for (size_t i = 0; i < want.size(); ++i) {
+      CAPTURE(i);
+      CHECK(std::fabs(got[i] - want[i]) < 0.012);  // Five standard deviations.
+      if (want[i] == 0) CHECK(got[i] == 0);
+    }
+  };
+  near(frequencies({}), {0.5, 0.2, 0.15, 0.1, 0.05});
+  near(frequencies({.top_k = 2}), {5.0 / 7, 2.0 / 7, 0, 0, 0});
+  near(frequencies({.top_k = 99}), {0.5, 0.2, 0.15, 0.1, 0.05});
+  // 0.5 + 0.2 is not yet 0.8, so the third stays.
+  near(frequencies({.top_p = 0.8}), {0.5 / 0.85, 0.2 / 0.85, 0.15 / 0.85, 0, 0});
+  near(frequencies({.top_p = 1e-9}), {1, 0, 0, 0, 0});
+  near(frequencies({.top_k = 2, .top_p = 0.7}), {1, 0, 0, 0, 0});
+  const double z = 0.25 + 0.04 + 0.0225 + 0.01 + 0.0025;
+  near(frequencies({.temperature = 0.5}), {0.25 / z, 0.04 / z, 0.0225 / z, 0.01 / z, 0.0025 / z});
+  near(frequencies({.temperature = 1e-300}), {1, 0, 0, 0, 0});
+  near(frequencies({.temperature = 0}), {1, 0, 0, 0, 0});
+  // Each row by its own logits.
+  CHECK(sample(eye(4) * 100.0, {.top_k = 3}).to_vector<int64_t>() == Ids{0, 1, 2, 3});
+}
+
+TEST_CASE("generate: wrong requests say what was expected") {
+  GPT gpt(kinds(16)[0]);
+  const auto with = [&](const GenerateOptions& o) {
+    return error_of([&] { generate(gpt, {1}, o); });
+  };
+  CHECK(error_of([&] { generate(gpt, {}); }) ==
+        "generate: the prompt is empty; give at least one token");
+  CHECK(error_of([&] {
+          generate(gpt, {3, 17});
+        }) == "generate: token 17 of the prompt is not in [0, 17)");
+  CHECK(error_of([&] { generate(gpt, {-1}); }).find("token -1") != std::string::npos);
+  CHECK(with({.tokens = -1}).find("0 or more") != std::string::npos);
+  CHECK(with({.temperature = -1}).find("temperature must be") != std::string::npos);
+  CHECK(with({.temperature = std::nan("")}).find("got nan") != std::string::npos);
+  CHECK(with({.top_k = -2}).find("top_k must be") != std::string::npos);
+  CHECK(with({.top_p = 0}).find("top_p must be in (0, 1], got 0") != std::string::npos);
+  CHECK(with({.top_p = 1.5}).find("got 1.5") != std::string::npos);
+  CHECK(error_of([&] { sample(ones({3})); }).find("[rows, vocab]") != std::string::npos);
+  const auto cache = gpt.make_cache();
+  CHECK(error_of([&] { gpt.forward(zeros({1, 2}, kInt64), zeros({1}, kInt64), cache); }) != "");
+  CHECK(error_of([&] { gpt.forward(zeros({1, 1}, kInt64), zeros({}, kInt64), cache); }) != "");
+  CHECK(error_of([&] { gpt.forward(zeros({1, 1}, kInt64), zeros({1}, kInt64), {}); }) != "");
+}
