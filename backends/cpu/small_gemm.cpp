@@ -194,4 +194,16 @@ void small_gemm(const Gemm& g) {
   }
 }
 
+void small_gemm(const Gemm& first, int64_t n, const int64_t* at) {
+  Plan p = plan_for(first);
+  const float *a = p.a, *b = p.b;
+  float* c = p.c;
+  for (int64_t i = 0; i < n; ++i, at += 3) {
+    p.a = a + at[p.c_trans ? 1 : 0];
+    p.b = b + at[p.c_trans ? 0 : 1];
+    p.c = c + at[2];
+    run(p, 0, p.panels.count, 0, p.tiles.count);
+  }
+}
+
 }  // namespace brrr::cpu
