@@ -46,6 +46,9 @@ struct Backend {
   void (*copy)(void* dst, const void* src, size_t bytes);
   void (*launch)(OpCall& call);
   void (*gemm)(const Gemm& problem);
+  /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
+  /// elements after A, B and C. Each has the bits that gemm would give it.
+  void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);
   void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx);
   void (*synchronize)();
   /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws

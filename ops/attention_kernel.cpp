@@ -18,7 +18,7 @@ template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f
 // register.
 template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
   constexpr int64_t width = tile::kWidthOf<T>;
-  const int64_t regs = (n + width - 1) / width, heights = (m + tile::kRows - 1) / tile::kRows;
+  const int64_t regs = (n + width - 1) / width;
   const int64_t most = m > tile::kFlatRows ? tile::kRegs : tile::kFlatRegs;
   const int64_t panels = (regs + most - 1) / most;
   const T *a = t.a, *b = t.b;
@@ -27,6 +27,7 @@ template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
     const int64_t from = regs * p / panels, to = regs * (p + 1) / panels;
     t.last = static_cast<int>(std::min(n, to * width) - (to - 1) * width);
     t.b = b + from * width;
+    const int64_t heights = (m + tile::kRows - 1) / tile::kRows;
     const auto& table = t.last < width ? tile::kTailTiles<T> : tile::kTiles<T>;
     for (int64_t i = 0; i < heights; ++i) {
       const int64_t top = m * i / heights, end = m * (i + 1) / heights;

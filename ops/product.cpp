@@ -114,14 +114,36 @@ void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
   }
 }
 
-int64_t batch_offset(const Operand& o, const TensorImpl& out, int batch_dims, int64_t i) {
-  int64_t offset = 0;
-  for (int d = batch_dims - 1; d >= 0; --d) {
-    offset += i % out.sizes[d] * o.batch_stride[d];
-    i /= out.sizes[d];
+// Where the matrices of each index of the batch begin, one index after the other.
+class BatchWalk {
+ public:
+  BatchWalk(const Operand& a, const Operand& b, const TensorImpl& out, int dims, int64_t first)
+      : a_(a), b_(b), out_(out), dims_(dims) {
+    for (int d = dims - 1; d >= 0; --d) {
+      index_[d] = first % out.sizes[d];
+      first /= out.sizes[d];
+      at_a += index_[d] * a.batch_stride[d];
+      at_b += index_[d] * b.batch_stride[d];
+    }
   }
-  return offset;
-}
+  void next() {
+    for (int d = dims_ - 1; d >= 0; --d) {
+      at_a += a_.batch_stride[d];
+      at_b += b_.batch_stride[d];
+      if (++index_[d] < out_.sizes[d]) return;
+      at_a -= index_[d] * a_.batch_stride[d];
+      at_b -= index_[d] * b_.batch_stride[d];
+      index_[d] = 0;
+    }
+  }
+  int64_t at_a = 0, at_b = 0;
+
+ private:
+  const Operand &a_, &b_;
+  const TensorImpl& out_;
+  int dims_;
+  int64_t index_[kMaxDims];
+};
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -145,24 +167,56 @@ void integer_product(const Operand& a, const Operand& b, const T* pa, const T* p
   });
 }
 
-/// The product of one pair of matrices, `at` and `bt` elements into the operands.
-void product(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
-  const auto size = static_cast<int64_t>(itemsize(dtype));
-  const char* pa = a.t->data() + at * size;
-  const char* pb = b.t->data() + bt * size;
-  if (dtype == kInt64) {
-    return integer_product(a, b, reinterpret_cast<const int64_t*>(pa),
-                           reinterpret_cast<const int64_t*>(pb), reinterpret_cast<int64_t*>(c));
-  }
-  if (dtype == kInt32) {
-    return integer_product(a, b, reinterpret_cast<const int32_t*>(pa),
-                           reinterpret_cast<const int32_t*>(pb), reinterpret_cast<int32_t*>(c));
-  }
-  Gemm g{dtype, false, false, a.rows, b.cols, a.cols, pa, 0, pb, 0, c, b.cols};
+Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
+  Gemm g{dtype, false, false, a.rows, b.cols, a.cols, a.t->data(), 0, b.t->data(), 0, c, b.cols};
   gemm_layout(a, g.lda, g.trans_a);
   gemm_layout(b, g.ldb, g.trans_b);
+  return g;
+}
+
+/// The product of one pair of integer matrices, `at` and `bt` elements into the operands.
+void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
+  if (dtype == kInt64) {
+    return integer_product(a, b, reinterpret_cast<const int64_t*>(a.t->data()) + at,
+                           reinterpret_cast<const int64_t*>(b.t->data()) + bt,
+                           reinterpret_cast<int64_t*>(c));
+  }
+  integer_product(a, b, reinterpret_cast<const int32_t*>(a.t->data()) + at,
+                  reinterpret_cast<const int32_t*>(b.t->data()) + bt,
+                  reinterpret_cast<int32_t*>(c));
+}
+
+void product(const Operand& a, const Operand& b, DType dtype, char* c) {
+  if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
   static const auto gemm = backend(DeviceType::CPU).gemm;
-  gemm(g);
+  gemm(gemm_of(a, b, dtype, c));
+}
+
+/// Products [begin, end) of a batch.
+void products(const Operand& a, const Operand& b, const TensorImpl& out, int dims, DType dtype,
+              char* c, int64_t begin, int64_t end) {
+  constexpr int64_t kAtOnce = 64;
+  const int64_t area = a.rows * b.cols;
+  BatchWalk walk(a, b, out, dims, begin);
+  if (!is_floating(dtype)) {
+    const int64_t step = area * static_cast<int64_t>(itemsize(dtype));
+    for (; begin < end; ++begin, walk.next()) {
+      integers(a, b, walk.at_a, walk.at_b, dtype, c + begin * step);
+    }
+    return;
+  }
+  static const auto gemm_batch = backend(DeviceType::CPU).gemm_batch;
+  const Gemm g = gemm_of(a, b, dtype, c);
+  int64_t at[3 * kAtOnce];
+  while (begin < end) {
+    int64_t n = 0;
+    for (; n < kAtOnce && begin < end; ++n, ++begin, walk.next()) {
+      at[3 * n] = walk.at_a;
+      at[3 * n + 1] = walk.at_b;
+      at[3 * n + 2] = begin * area;
+    }
+    gemm_batch(g, n, at);
+  }
 }
 
 /// Whether `product` can read the operand: compute type, and for floats a layout of gemm's.
@@ -213,18 +267,14 @@ void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_ri
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
   char* c = scratch.defined() ? scratch.impl()->data() : out.data();
   if (batch_dims == 0) {
-    product(a, b, 0, 0, dtype, c);
+    product(a, b, dtype, c);
   } else {
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
-    const int64_t area = a.rows * b.cols, step = area * static_cast<int64_t>(itemsize(dtype));
-    const int64_t work = std::max<int64_t>(1, area * a.cols / 16);
+    const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);
     const int64_t grain = std::max<int64_t>(1, kGrain / work);
     parallel_for(out.numel / area, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        product(a, b, batch_offset(a, out, batch_dims, i), batch_offset(b, out, batch_dims, i),
-                dtype, c + i * step);
-      }
+      products(a, b, out, batch_dims, dtype, c, begin, end);
     });
   }
   if (scratch.defined()) copy_now(out, *scratch.impl());

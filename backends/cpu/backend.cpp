@@ -43,6 +43,7 @@ const Backend& cpu_backend() {
       .copy = copy_bytes,
       .launch = launch,
       .gemm = cpu::gemm,
+      .gemm_batch = cpu::gemm_batch,
       .parallel_for = parallel,
       .synchronize = [] {},
       .build = cpu::build,

@@ -159,6 +159,20 @@ void gemm(const Gemm& g) {
   });
 }
 
+void gemm_batch(const Gemm& first, int64_t n, const int64_t* at) {
+  const Gemm& g = first;
+  const bool floats = g.dtype == kFloat32 && g.m > 0 && g.n > 0 && g.k > 0;
+  if (floats && n > 1 && small_gemm_wins(g)) return small_gemm(g, n, at);
+  const auto size = static_cast<int64_t>(itemsize(g.dtype));
+  for (int64_t i = 0; i < n; ++i, at += 3) {
+    Gemm one = g;
+    one.a = static_cast<const char*>(g.a) + at[0] * size;
+    one.b = static_cast<const char*>(g.b) + at[1] * size;
+    one.c = static_cast<char*>(g.c) + at[2] * size;
+    gemm(one);
+  }
+}
+
 std::string blas_core() {
   return openblas_get_corename();
 }

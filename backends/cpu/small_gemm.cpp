@@ -168,6 +168,9 @@ bool small_gemm_wins(const Gemm& g) {
   // OpenBLAS is good at four rows; at large sizes its blocking for the caches pays.
   constexpr double kLarge = kWidth == 16 ? 0x1p30 : 0x1p27;
   if (g.dtype != kFloat32 || g.m == 4 || g.k > 1024 || multiplications(g) > kLarge) return false;
+  // A library call's fixed cost is more than what the smallest products waste in lanes: 1.3 to 2
+  // times at [20, 20] x [20, 20].
+  if (g.m > 1 && multiplications(g) <= 0x1p15 && !(g.trans_a && g.trans_b)) return true;
   const double cost = std::min(direct_cost(g), swapped_cost(g));
   if (g.trans_b && !g.trans_a) return cost < (g.k < 32 ? 2.0 : 1.3);
   return g.k >= 16 && cost < 1.1;
@@ -191,6 +194,18 @@ void small_gemm(const Gemm& g) {
   } else {
     parallel_for(tiles, grain(tiles),
                  [&](int64_t begin, int64_t end) { run(p, 0, panels, begin, end); });
+  }
+}
+
+void small_gemm(const Gemm& first, int64_t n, const int64_t* at) {
+  Plan p = plan_for(first);
+  const float *a = p.a, *b = p.b;
+  float* c = p.c;
+  for (int64_t i = 0; i < n; ++i, at += 3) {
+    p.a = a + at[p.c_trans ? 1 : 0];
+    p.b = b + at[p.c_trans ? 0 : 1];
+    p.c = c + at[2];
+    run(p, 0, p.panels.count, 0, p.tiles.count);
   }
 }
 

@@ -14,5 +14,8 @@ bool small_gemm_wins(const Gemm& problem);
 /// transposes, leading dimensions, alignment, threads or the machine's vector width (which of two
 /// NaNs goes on excepted). Takes 130 KB of stack and no heap.
 void small_gemm(const Gemm& problem);
+/// n products of the first one's shape, planned once and run by this thread; see
+/// Backend::gemm_batch.
+void small_gemm(const Gemm& first, int64_t n, const int64_t* at);
 
 }  // namespace brrr::cpu
