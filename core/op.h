@@ -85,7 +85,7 @@ struct OpCall {
   const uint8_t n_out;
   Attrs attrs;
   union {
-    Tensor out[kMaxOutputs];  ///< n_out of them exist.
+    Tensor out[kMaxOutputs];  ///< Only n_out of them may hold anything: the rest is not destroyed.
   };
   ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
   union {
@@ -214,7 +214,7 @@ inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
     : OpCall(o, inputs, n, o.n_out) {}
 inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs)
     : op(&o), in(inputs), n_in(n), n_out(static_cast<uint8_t>(outputs)) {
-  for (int k = 0; k < n_out; ++k) new (&out[k]) Tensor;
+  for (Tensor& t : out) new (&t) Tensor;
 }
 inline OpCall::~OpCall() {
   for (int k = 0; k < n_out; ++k) out[k].~Tensor();

@@ -231,6 +231,7 @@ const CompositeOp attention_op{kName,
                                 .vjp = attention_vjp,
                                 .saves_inputs = 0b11111,
                                 .saves_outputs = 0b111,
+                                .autocast = Autocast::Round,
                                 .tolerance = kTolerance}};
 
 // --- the call ------------------------------------------------------------------------------------
