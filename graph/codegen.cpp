@@ -136,9 +136,14 @@ class Generator {
     return static_cast<int64_t>(itemsize(value(w.value).dtype));
   }
 
+  // Every element of the space has a place of its own.
+  bool streams(const Window& w) const {
+    return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
+  }
+
   // Streamed stores need whole, aligned cache lines: the rows' distances are checked here, the
-  // addresses when the kernel starts. Streamed loads are asked for ahead of time: operands that are
-  // read again and again (a row of 4096 weights) keep the hardware from doing so in time.
+  // addresses when the kernel starts. Streamed loads are asked for ahead of time beside operands that
+  // are read again and again: a row of 4096 weights keeps the hardware from doing so in time.
   void choose_stores() {
     int64_t bytes = 0;
     for (const Window& w : windows_) {
@@ -148,9 +153,11 @@ class Generator {
       bytes += own;
     }
     if (bytes < kStreaming) return;
+    const bool reread = std::any_of(windows_.begin(), windows_.end(), [&](const Window& w) {
+      return w.loaded && w.stride[ndim_ - 1] != 0 && !streams(w);
+    });
     for (Window& w : windows_) {
-      w.ahead = w.loaded && w.stride[ndim_ - 1] == 1 &&
-                std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
+      w.ahead = reread && w.loaded && w.stride[ndim_ - 1] == 1 && streams(w);
       w.around = w.stored && !w.loaded && element_bytes(w) >= 4 && w.stride[ndim_ - 1] == 1;
       for (int d = 0; d < ndim_ - 1; ++d) w.around &= w.stride[d] * element_bytes(w) % 64 == 0;
       around_ |= w.around;
