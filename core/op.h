@@ -183,6 +183,7 @@ struct OpDef {
   const char* doc = "";
   OpKind kind = OpKind::Library;
   uint8_t n_out = 1;
+  uint8_t n_scratch = 0;    ///< So many of the last outputs are room for the kernel, no results.
   bool infallible = false;  ///< Its kernel neither allocates nor checks values.
   Autocast autocast = Autocast::Keep;
   bool gradient_row = false;  ///< Derived from another row; not public itself.

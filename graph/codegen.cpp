@@ -142,8 +142,8 @@ class Generator {
   }
 
   // Streamed stores need whole, aligned cache lines: the rows' distances are checked here, the
-  // addresses when the kernel starts. Streamed loads are asked for ahead of time beside operands that
-  // are read again and again: a row of 4096 weights keeps the hardware from doing so in time.
+  // addresses when the kernel starts. Streamed loads are asked for ahead of time beside operands
+  // that are read again and again: a row of 4096 weights keeps the hardware from doing so in time.
   void choose_stores() {
     int64_t bytes = 0;
     for (const Window& w : windows_) {

@@ -108,7 +108,6 @@ void attention_backward_cpu(OpCall& c) {
   const Operands o(c, compute);
   const MatrixInput g(c.in[G], compute), out(c.in[Out], compute);
   const DenseInput max(c.in[Max], compute), sum(c.in[Sum], compute);
-  const Tensor along = raw_empty({o.heads, o.queries}, compute, c.in[Q]->device);
   DenseOutput dq(c.out[0], compute), dk(c.out[1], compute), dv(c.out[2], compute);
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
@@ -120,7 +119,7 @@ void attention_backward_cpu(OpCall& c) {
                            .dq = dq.as<T>() + i * o.queries * o.width,
                            .dk = dk.as<T>() + i * o.keys * o.width,
                            .dv = dv.as<T>() + i * o.keys * o.depth,
-                           .along = reinterpret_cast<T*>(along.impl()->data()) + i * o.queries});
+                           .along = reinterpret_cast<T*>(c.out[3].impl()->data()) + i * o.queries});
   });
   dq.finish();
   dk.finish();
@@ -188,6 +187,9 @@ void attention_infer(OpCall& c) {
 void attention_backward_infer(OpCall& c) {
   check_composite(c);
   for (int i : {Q, K, V}) set_meta(c, i, c.in[Q]->dtype, c.in[i]->size_list());
+  IntList rows = c.in[Q]->size_list();
+  rows[rows.size() - 1] = 1;
+  set_meta(c, 3, compute_type(c.in[Q]->dtype), rows);
 }
 
 // Relative errors of the sums, whose order differs from that of the ops: a few units in the last
@@ -196,7 +198,8 @@ constexpr double kTolerance = 4e-6;
 
 const CompositeOp attention_backward_op{"attention_backward",
                                         "dq, dk and dv of scaled_dot_product_attention",
-                                        {.n_out = 3,
+                                        {.n_out = 4,
+                                         .n_scratch = 1,  // rowsum(g * out)
                                          .infer = attention_backward_infer,
                                          .decompose = attention_backward_decompose,
                                          .cpu = attention_backward_cpu,

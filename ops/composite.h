@@ -18,8 +18,9 @@ namespace brrr {
 /// What a composite row is made of.
 struct CompositeParts {
   uint8_t n_out = 1;
+  uint8_t n_scratch = 0;  ///< Of them, the last: a kernel's scratch memory, which is planned then.
   void (*infer)(OpCall&) = nullptr;
-  /// Fills every `out` by public differentiable ops; undefined tensors stand for absent inputs.
+  /// Fills every result by public differentiable ops; undefined tensors stand for absent inputs.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
@@ -41,6 +42,7 @@ class CompositeOp : public OpDef {
     doc = d;
     kind = OpKind::Composite;
     n_out = parts.n_out;
+    n_scratch = parts.n_scratch;
     gradient_row = parts.gradient_row;
     autocast = parts.autocast;
     infer = parts.infer;

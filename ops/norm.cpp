@@ -138,16 +138,23 @@ template <bool centred> void norm_cpu(OpCall& c) {
   y.finish();
 }
 
-// Weight gradients add up in the order of a column reduction: blocks of rows, then the blocks.
+int results(const OpCall& c) {
+  return c.n_out - c.op->n_scratch;
+}
+int64_t row_blocks(const Shape& s) {
+  return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
+}
+
+// Weight gradients add up in the order of a column reduction: blocks of rows, then the blocks,
+// whose sums are the scratch output.
 template <bool centred> void norm_backward_cpu(OpCall& c) {
   constexpr int g_at = centred ? 4 : 3;
   const Shape s = norm_shape(*c.in[0], c.attrs);
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute), w(c.in[1], compute), m(c.in[2], compute),
       rstd(c.in[g_at - 1], compute), g(c.in[g_at], compute);
-  const int sums = c.n_out - 1;
-  const int64_t blocks = std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
-  const Tensor parts = raw_empty({sums ? blocks : 0, sums, s.n}, compute, c.in[0]->device);
+  const int sums = results(c) - 1;
+  const int64_t blocks = row_blocks(s);
   DenseOutput dx(c.out[0], compute);
   with_vector(compute, [&](auto v) {
     using V = decltype(v);
@@ -162,7 +169,7 @@ template <bool centred> void norm_backward_cpu(OpCall& c) {
       for_rows(s.rows, s.n, [&](int64_t r, int64_t rows) { run(r, rows, nullptr, nullptr); });
       return;
     }
-    T* part = reinterpret_cast<T*>(parts.impl()->data());
+    T* part = reinterpret_cast<T*>(c.out[sums + 1].impl()->data());
     parallel_for(blocks, std::max<int64_t>(1, kRowGrain / (kReduceBlock * s.n + 1)),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t k = begin; k < end; ++k) {
@@ -223,9 +230,12 @@ void norm_backward_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   check_composite(c);
   set_meta(c, 0, x.dtype, x.size_list());
-  for (int k = 1; k < c.n_out; ++k) {
+  const int sums = results(c) - 1;
+  for (int k = 1; k <= sums; ++k) {
     set_meta(c, k, c.in[1] ? c.in[1]->dtype : x.dtype, trailing(x.size_list(), c.attrs.v[0]));
   }
+  const Shape s = norm_shape(x, c.attrs);
+  if (sums) set_meta(c, sums + 1, compute_type(x.dtype), {row_blocks(s), sums, s.n});
 }
 
 // --- decompositions ------------------------------------------------------------------------------
@@ -254,7 +264,7 @@ template <bool centred> void norm_backward_decompose(OpCall& c, const Tensor* in
   const Tensor along_h = mean(gw * h, dims, true);
   const Tensor d = centred ? gw - mean(gw, dims, true) : gw;
   c.out[0] = converted((d - h * along_h) * rstd, in[0].dtype());
-  if (c.n_out == 1) return;
+  if (results(c) == 1) return;
   const IntList shape = trailing(x.sizes(), c.attrs.v[0]);
   const DType dtype = in[1].defined() ? in[1].dtype() : in[0].dtype();
   c.out[1] = converted(sum_to(g * h, shape), dtype);
@@ -263,8 +273,9 @@ template <bool centred> void norm_backward_decompose(OpCall& c, const Tensor* in
 
 // --- rows ----------------------------------------------------------------------------------------
 
-template <bool centred> CompositeParts backward_parts(uint8_t n_out) {
+template <bool centred> CompositeParts backward_parts(uint8_t n_out, uint8_t n_scratch) {
   return {.n_out = n_out,
+          .n_scratch = n_scratch,
           .infer = norm_backward_infer,
           .decompose = norm_backward_decompose<centred>,
           .cpu = norm_backward_cpu<centred>,
@@ -272,13 +283,14 @@ template <bool centred> CompositeParts backward_parts(uint8_t n_out) {
 }
 const CompositeOp layer_norm_backward{"layer_norm_backward",
                                       "dx of layer_norm from x, weight, mean, rstd, g",
-                                      backward_parts<true>(1)};
-const CompositeOp layer_norm_backward_affine{
-    "layer_norm_backward_affine", "dx, dweight and dbias of layer_norm", backward_parts<true>(3)};
+                                      backward_parts<true>(1, 0)};
+const CompositeOp layer_norm_backward_affine{"layer_norm_backward_affine",
+                                             "dx, dweight and dbias of layer_norm",
+                                             backward_parts<true>(4, 1)};
 const CompositeOp rms_norm_backward{"rms_norm_backward", "dx of rms_norm from x, weight, rstd, g",
-                                    backward_parts<false>(1)};
+                                    backward_parts<false>(1, 0)};
 const CompositeOp rms_norm_backward_affine{"rms_norm_backward_affine", "dx and dweight of rms_norm",
-                                           backward_parts<false>(2)};
+                                           backward_parts<false>(3, 1)};
 
 // d(mean, rstd)/dx, which only a second derivative asks for.
 Tensor statistics_gradient(const Tensor& x, const Tensor& mean, const Tensor& rstd,

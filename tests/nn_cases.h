@@ -49,7 +49,7 @@ inline Both run_both(const char* name, const Tensors& in, const Words& words = {
       op->decompose(c, in.data());
     else
       dispatch(c);
-    (decompose ? r.decomposed : r.kernel).assign(c.out, c.out + c.n_out);
+    (decompose ? r.decomposed : r.kernel).assign(c.out, c.out + c.n_out - op->n_scratch);
   }
   return r;
 }
