@@ -40,18 +40,19 @@ const PointwiseOp gelu_row{"gelu",
                              return g * (cdf + x * pdf);
                            }};
 
+// (1 + tanh(u)) / 2 = sigmoid(2u), which costs less and keeps the left tail's relative precision.
 const PointwiseOp gelu_tanh_row{"gelu_tanh",
                                 "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
                                 {},
                                 [](auto x) {
-                                  auto u = (x + x * x * x * 0.044715) * kSqrt2OverPi;
-                                  return x * 0.5 * (m::tanh(u) + 1.0);
+                                  auto u = (x + x * x * x * 0.044715) * (2 * kSqrt2OverPi);
+                                  return x * m::sigmoid(u);
                                 },
                                 [](auto x, auto, auto g) {
-                                  auto u = (x + x * x * x * 0.044715) * kSqrt2OverPi;
-                                  auto t = m::tanh(u);
-                                  auto du = (x * x * (3.0 * 0.044715) + 1.0) * kSqrt2OverPi;
-                                  return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * du);
+                                  auto u = (x + x * x * x * 0.044715) * (2 * kSqrt2OverPi);
+                                  auto s = m::sigmoid(u);
+                                  auto du = (x * x * (3.0 * 0.044715) + 1.0) * (2 * kSqrt2OverPi);
+                                  return g * (s + x * s * (1.0 - s) * du);
                                 }};
 
 const PointwiseOp silu_row{"silu",

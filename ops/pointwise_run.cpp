@@ -146,29 +146,61 @@ void choose_ways(const Iteration& it, Way* way) {
   }
 }
 
+// Walks the outer dims; `at` has the operands' addresses in the row.
+class Rows {
+ public:
+  Rows(const Iteration& it, int64_t row) : it_(it), outer_(it.ndim - 1) {
+    for (int d = outer_ - 1; d >= 0; --d) {
+      index_[d] = row % it.size[d];
+      row /= it.size[d];
+    }
+    for (int k = 0; k < it.count(); ++k) {
+      at[k] = it.operands[k].base;
+      for (int d = 0; d < outer_; ++d) at[k] += index_[d] * bytes(k, d);
+    }
+  }
+  void next() {
+    for (int d = outer_ - 1; d >= 0; --d) {
+      if (++index_[d] < it_.size[d]) {
+        for (int k = 0; k < it_.count(); ++k) at[k] += bytes(k, d);
+        return;
+      }
+      index_[d] = 0;
+      for (int k = 0; k < it_.count(); ++k) at[k] -= (it_.size[d] - 1) * bytes(k, d);
+    }
+  }
+  char* at[kMost];
+
+ private:
+  int64_t bytes(int k, int d) const {
+    const Operand& o = it_.operands[k];
+    return o.stride[d] * static_cast<int64_t>(itemsize(o.dtype));
+  }
+  const Iteration& it_;
+  int outer_;
+  int64_t index_[kMaxDims];
+};
+
 // Rows [begin, end) of the outer dims, each a run of the innermost one.
 void run_rows(const Iteration& it, int64_t begin, int64_t end) {
   Way way[kMost];
   choose_ways(it, way);
-  Buffers buf;  // Uninitialised: only touched parts cost.
-  const int inner = it.ndim - 1;
-  int64_t index[kMaxDims] = {};
-  int64_t rest = begin;
-  for (int d = inner - 1; d >= 0; --d) {
-    index[d] = rest % it.size[d];
-    rest /= it.size[d];
-  }
-  for (int64_t row = begin; row < end; ++row) {
-    char* at[kMost];
-    for (int k = 0; k < it.count(); ++k) {
-      const Operand& o = it.operands[k];
-      int64_t offset = 0;
-      for (int d = 0; d < inner; ++d) offset += index[d] * o.stride[d];
-      at[k] = o.base + offset * static_cast<int64_t>(itemsize(o.dtype));
+  const int64_t n = it.size[it.ndim - 1];
+  Rows rows(it, begin);
+  if (std::all_of(way, way + it.count(), [](Way w) { return w == Way::Direct; })) {
+    // The heads of an attention have rows of 16 elements: what happens between rows counts.
+    static constexpr auto steps = [] {
+      std::array<int64_t, kMaxOperands> a{};
+      a.fill(1);
+      return a;
+    }();
+    for (int64_t row = begin; row < end; ++row, rows.next()) {
+      it.loop(rows.at, rows.at + it.n_out, steps.data(), n);
     }
-    run_inner(it, at, it.size[inner], way, &buf);
-    for (int d = inner - 1; d >= 0 && ++index[d] == it.size[d]; --d) index[d] = 0;
+    return;
   }
+  Buffers buf;  // Uninitialised: only touched parts cost.
+  for (int64_t row = begin; row < end; ++row, rows.next()) run_inner(it, rows.at, n, way, &buf);
 }
 
 // A part of a one-dimensional iteration.
