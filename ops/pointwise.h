@@ -59,10 +59,6 @@ DType pointwise_common_dtype(const OpCall& c);
 /// The dtype of the arithmetic: compute_type of what Result makes of the common dtype.
 DType pointwise_compute_dtype(const OpCall& c);
 
-template <class T, class V> auto lane_value(V v) {
-  return v;
-}
-
 template <class R> struct OutputsOf { static constexpr int value = 1; };
 template <class... R> struct OutputsOf<std::tuple<R...>> {
   static constexpr int value = sizeof...(R);
