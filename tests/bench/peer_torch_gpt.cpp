@@ -19,6 +19,7 @@ constexpr const char* help =
   --optimizer sgd|adamw  (adamw)
   --steps N, --warmup N  timed steps (400) and steps before them (100)
   --threads N            at::set_num_threads (1)
+  --gelu tanh|erf        the form of GELU (tanh, as in GPT-2; erf is the faster one in libtorch 1.13)
 Prints one JSON line.
 )";
 
@@ -55,9 +56,9 @@ struct BlockImpl : nn::Module {
     c_fc = register_module("c_fc", nn::Linear(c, 4 * c));
     c_proj = register_module("c_proj", nn::Linear(4 * c, c));
   }
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask) {
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask, const char* gelu) {
     const auto h = x + attn(ln_1(x), mask);
-    return h + c_proj(torch::gelu(c_fc(ln_2(h)), "tanh"));
+    return h + c_proj(torch::gelu(c_fc(ln_2(h)), gelu));
   }
 };
 TORCH_MODULE(Block);
@@ -89,15 +90,15 @@ struct Gpt : nn::Module {
     for (const auto& p : parameters()) n += p.numel();
     return n;
   }
-  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets) {
+  torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets, const char* gelu) {
     auto x = wte(ids) + wpe(positions);
-    for (const auto& block : *h) x = block->as<Block>()->forward(x, mask);
+    for (const auto& block : *h) x = block->as<Block>()->forward(x, mask, gelu);
     const auto logits = torch::linear(ln_f(x), wte->weight);
     return F::cross_entropy(logits.view({-1, gpt_sizes.vocab}), targets.view({-1}));
   }
 };
 
-void run_gpt(const PeerOptions& o) {
+void run_gpt(const PeerOptions& o, const char* gelu) {
   GptBatches data = make_gpt_batches(o.batch);
   std::vector<torch::Tensor> x, y;
   for (int b = 0; b < num_batches; ++b) {
@@ -111,12 +112,31 @@ void run_gpt(const PeerOptions& o) {
   torch::Tensor loss;
   const auto us = time_steps(o.warmup, o.steps, [&](int i) {
     optimizer->zero_grad();
-    loss = model.loss(x[i % num_batches], y[i % num_batches]);
+    loss = model.loss(x[i % num_batches], y[i % num_batches], gelu);
     loss.backward();
     optimizer->step();
   });
   print_step_json("libtorch", TORCH_VERSION, openblas_core(), o, model.num_parameters(), us,
                   loss.item<float>());
+}
+
+// Takes --gelu out of argv; libtorch's name for the form.
+const char* take_gelu(int& argc, char** argv) {
+  const char* form = "tanh";
+  int kept = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--gelu") != 0) {
+      argv[kept++] = argv[i];
+      continue;
+    }
+    const std::string value = ++i < argc ? argv[i] : "nothing";
+    if (value != "tanh" && value != "erf") {
+      throw std::invalid_argument("--gelu: '" + value + "' is neither tanh nor erf");
+    }
+    form = value == "erf" ? "none" : "tanh";
+  }
+  argc = kept;
+  return form;
 }
 
 }  // namespace
@@ -133,9 +153,10 @@ int main(int argc, char** argv) {
     defaults.optimizer = "adamw";
     defaults.steps = 400;
     defaults.warmup = 100;
+    const char* gelu = take_gelu(argc, argv);
     const PeerOptions options = parse_peer_options(argc, argv, /*micro=*/false, defaults);
     at::set_num_threads(options.threads);
-    run_gpt(options);
+    run_gpt(options, gelu);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "peer_torch_gpt: %s\n", e.what());
     return 1;
