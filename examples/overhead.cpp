@@ -1,13 +1,13 @@
 // How much of a training step is overhead, and what graph mode removes of it.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 
 #include "examples/common/options.h"
 #include "examples/common/report.h"
+#include "examples/common/task.h"
 
 using brrr::Tensor;
 using namespace examples;
@@ -18,32 +18,21 @@ using Clock = Trace::Clock;
 
 struct Options {
   std::string model = "mlp", optimizer = "adamw", json, plot, trace;
-  std::vector<int64_t> sizes = {1, 8, 32, 128, 512, 1024};
+  std::vector<int64_t> sizes;  // Empty: the task's own.
   int64_t threads = 1;
   double seconds = 0.5;
 };
-
-const std::vector<int64_t> kLayers = {784, 256, 128, 10};
-constexpr size_t kBatches = 16;
 
 void add_options(CLI::App& app, Options& o) {
   auto option = [&](const char* name, auto& v, const char* text, const CLI::Validator& check) {
     app.add_option(name, v, text)->check(check)->capture_default_str();
   };
-  const CLI::Validator known(
-      [](std::string& v) {
-        if (v == "mlp") return std::string();
-        if (v == "gpt" || v == "all") {
-          return std::string("gpt arrives with the transformer; this version measures mlp");
-        }
-        return "expected mlp, got '" + v + "'";
-      },
-      "");
-  option("--model", o.model, "what is trained: mlp, 784-256-128-10", known);
-  app.add_option("--sizes", o.sizes, "batch sizes; five or more give a summary")
+  option("--model", o.model, "what is trained: mlp, 784-256-128-10; gpt, 2 layers of width 64; all",
+         one_of({"mlp", "gpt", "all"}));
+  app.add_option("--sizes", o.sizes,
+                 "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]")
       ->delimiter(',')
-      ->check(whole_number(1))
-      ->capture_default_str();
+      ->check(whole_number(1));
   option("--optimizer", o.optimizer, "adamw or sgd", one_of({"adamw", "sgd"}));
   option("--threads", o.threads, "CPU threads", whole_number(1));
   option("--seconds", o.seconds, "for eager's steps of each size; the other modes make as many",
@@ -53,18 +42,6 @@ void add_options(CLI::App& app, Options& o) {
   option("--trace", o.trace, "write a few steps of each mode for chrome://tracing", output_file());
 }
 
-/// Inputs that rotate, so that no batch stays in the cache for the next step.
-struct Batches {
-  std::vector<Tensor> x, y;
-  explicit Batches(int64_t batch) {
-    brrr::manual_seed(7);
-    for (size_t i = 0; i < kBatches; ++i) {
-      x.push_back(brrr::randn({batch, kLayers.front()}));
-      y.push_back(brrr::randint(0, kLayers.back(), {batch}));
-    }
-  }
-};
-
 std::unique_ptr<brrr::optim::Optimizer> make_optimizer(const std::string& name,
                                                        const std::vector<Tensor>& parameters) {
   if (name == "sgd") {
@@ -73,13 +50,14 @@ std::unique_ptr<brrr::optim::Optimizer> make_optimizer(const std::string& name,
   return std::make_unique<brrr::optim::AdamW>(parameters, brrr::optim::AdamWOptions{});
 }
 
-class MlpTrainer : public Trainer {
+class TaskTrainer : public Trainer {
  public:
-  MlpTrainer(const Batches& batches, const std::string& optimizer, const brrr::StepOptions& options)
+  TaskTrainer(const Task& task, const Batches& batches, const std::string& optimizer,
+              const brrr::StepOptions& options)
       : batches_(batches),
         seeded_((brrr::manual_seed(42), 0)),
-        model_({.sizes = kLayers}),
-        optimizer_(make_optimizer(optimizer, model_.parameters())),
+        learner_(task.learner()),
+        optimizer_(make_optimizer(optimizer, learner_->parameters())),
         lr_(optimizer_->lr()),
         eager_(options.mode == brrr::Mode::Eager),
         step_(brrr::step(Body{this}, options)) {}
@@ -92,17 +70,17 @@ class MlpTrainer : public Trainer {
   }
   void freeze() override { step_.freeze(); }
   brrr::StepStats stats() const override { return step_.stats(); }
-  std::vector<Tensor> parameters() const override { return model_.parameters(); }
+  std::vector<Tensor> parameters() const override { return learner_->parameters(); }
 
  private:
   struct Body {
-    MlpTrainer* self;
+    TaskTrainer* self;
     Tensor operator()(const Tensor& x, const Tensor& y) const { return self->body(x, y); }
   };
 
   Tensor body(const Tensor& x, const Tensor& y) {
     mark(0);
-    Tensor loss = brrr::cross_entropy(model_(x), y);
+    Tensor loss = learner_->loss(x, y);
     mark(1);
     optimizer_->zero_grad();
     loss.backward();
@@ -142,7 +120,7 @@ class MlpTrainer : public Trainer {
 
   const Batches& batches_;
   int seeded_;  // Before the model: every trainer starts with the same weights.
-  brrr::models::MLP model_;
+  std::unique_ptr<Learner> learner_;
   std::unique_ptr<brrr::optim::Optimizer> optimizer_;
   double lr_;
   bool eager_;
@@ -150,10 +128,11 @@ class MlpTrainer : public Trainer {
   brrr::Step<Body> step_;
 };
 
-SizeResult measure_size(const Options& o, int64_t batch, const MachineLimits& machine) {
-  const Batches batches(batch);
+SizeResult measure_size(const Options& o, const Task& task, int64_t batch,
+                        const MachineLimits& machine) {
+  const Batches batches = task.batches(batch);
   const MakeTrainer make = [&](const brrr::StepOptions& options) {
-    return std::make_unique<MlpTrainer>(batches, o.optimizer, options);
+    return std::make_unique<TaskTrainer>(task, batches, o.optimizer, options);
   };
   const PrivateCache cache;  // One a size: sizes may share kernels.
   SizeResult r;
@@ -161,12 +140,12 @@ SizeResult measure_size(const Options& o, int64_t batch, const MachineLimits& ma
   r.cold = measure_one_time(make);
   r.warm = measure_one_time(make);
   r.cells = measure(make, o.seconds);
-  const auto ops = mlp_cost(kLayers, batch, o.optimizer);
+  const auto ops = task.cost(batch, o.optimizer);
   for (const OpCost& op : ops) {
     r.flops += op.flops;
     r.bytes += op.bytes;
   }
-  const double touched = mlp_working_set(kLayers, batch, o.optimizer);
+  const double touched = task.working_set(batch, o.optimizer);
   r.copy_gbs = brrr::bench::stream_like(1, static_cast<size_t>(touched / 2)).gb_per_second;
   const double gflops = machine.fma_gflops * static_cast<double>(o.threads);
   r.eager = split(ops, r.cells.cells[0].queued.median, gflops, r.copy_gbs);
@@ -175,45 +154,66 @@ SizeResult measure_size(const Options& o, int64_t batch, const MachineLimits& ma
 }
 
 // Never the runs that the figures come from: tracing takes time itself.
-std::string trace_text(const Options& o, int64_t batch) {
-  const Batches batches(batch);
-  Trace trace;
+void add_trace(Trace& trace, const Options& o, const Task& task, int64_t batch) {
+  const Batches batches = task.batches(batch);
   for (const Mode& mode : modes()) {
-    MlpTrainer t(batches, o.optimizer, mode.options);
-    trace.row(fmt::format("{}, batch {}", mode.name, batch));
+    TaskTrainer t(task, batches, o.optimizer, mode.options);
+    trace.row(fmt::format("{}, {}, batch {}", task.name, mode.name, batch));
     t.trace = &trace;
     for (int i = 0; i < 12; ++i) {
       if (mode.frozen && i == 4) t.freeze();
       t.step(i);
     }
   }
-  return trace.json();
+}
+
+const std::vector<int64_t>& sizes_of(const Options& o, const Task& task) {
+  return o.sizes.empty() ? task.sizes : o.sizes;
+}
+
+void write_files(const Options& o, const std::vector<Task>& all,
+                 const std::vector<Report>& reports) {
+  if (!o.json.empty()) write_file(o.json, json_text(reports));
+  if (!o.plot.empty() && !draw(reports, o.plot)) {
+    fmt::print("gnuplot is not installed: {} is not drawn\n", o.plot);
+  }
+  if (o.trace.empty()) return;
+  Trace trace;
+  for (const Task& task : all) {
+    const auto near = [](int64_t a, int64_t b) { return std::abs(a - 32) < std::abs(b - 32); };
+    const auto& sizes = sizes_of(o, task);
+    add_trace(trace, o, task, *std::min_element(sizes.begin(), sizes.end(), near));
+  }
+  write_file(o.trace, trace.json());
 }
 
 int run(const Options& o) {
-  Report report{fmt::format("MLP {}", fmt::join(kLayers, "-")),
-                o.optimizer,
-                static_cast<int>(o.threads),
-                brrr::bench::measure_machine(),
-                spin_round_trip_ns(),
-                {}};
-  fmt::print("{}", header_text(report));
+  const std::vector<Task> all = tasks(o.model);
+  const MachineLimits machine = brrr::bench::measure_machine();
+  const double spin_ns = spin_round_trip_ns();
+  std::vector<Report> reports;
   std::string complaints;
-  for (int64_t batch : o.sizes) {
-    std::fflush(stdout);
-    report.sizes.push_back(measure_size(o, batch, report.machine));
-    const std::string& complaint = report.sizes.back().cells.complaint;
-    if (!complaint.empty()) complaints += fmt::format("batch {}: {}\n", batch, complaint);
+  for (const Task& task : all) {
+    Report& report = reports.emplace_back(Report{task.name,
+                                                 task.one_kernel,
+                                                 o.optimizer,
+                                                 static_cast<int>(o.threads),
+                                                 machine,
+                                                 spin_ns,
+                                                 {}});
+    if (reports.size() == 1) fmt::print("{}", header_text(report));
+    for (int64_t batch : sizes_of(o, task)) {
+      std::fflush(stdout);
+      report.sizes.push_back(measure_size(o, task, batch, machine));
+      const std::string& complaint = report.sizes.back().cells.complaint;
+      if (!complaint.empty()) {
+        complaints += fmt::format("{}, batch {}: {}\n", task.name, batch, complaint);
+      }
+    }
+    fmt::print("{}", tables_text(report));
   }
-  fmt::print("{}", tables_text(report));
-  if (!o.json.empty()) write_file(o.json, json_text(report));
-  if (!o.plot.empty() && !draw(report, o.plot)) {
-    fmt::print("gnuplot is not installed: {} is not drawn\n", o.plot);
-  }
-  if (!o.trace.empty()) {
-    const auto near = [](int64_t a, int64_t b) { return std::abs(a - 32) < std::abs(b - 32); };
-    write_file(o.trace, trace_text(o, *std::min_element(o.sizes.begin(), o.sizes.end(), near)));
-  }
+  fmt::print("{}", notes_text(reports));
+  write_files(o, all, reports);
   if (!complaints.empty()) {
     std::fflush(stdout);
     fmt::print(stderr, "overhead: do not use these figures:\n{}", complaints);

@@ -214,7 +214,7 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --save-every 5", "--save-every requires --save"},
       {"train_mlp --resume /no/such/file", "does not exist"},
       {"train_mlp --stps 5", "the options are --help --mode"},
-      {"overhead --model gpt", "gpt arrives with the transformer"},
+      {"overhead --model lstm", "expected one of mlp, gpt, all; got 'lstm'"},
       {"overhead --sizes 8,0", "expected a whole number of at least 1, got '0'"},
       {"overhead --optimizer adam", "expected one of adamw, sgd; got 'adam'"},
   };
@@ -243,37 +243,63 @@ TEST_CASE("quickstart: one recording serves a thousand steps") {
   CHECK(contains(r.text, "1000 calls, 1 recordings, 999 replays, 0 fallbacks"));
 }
 
-TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallback") {
-  const brrr::test::TempCache folder;
-  const std::string stem = folder.dir + "/o";
-  const std::string command = "overhead --sizes 3,1 --seconds 0.01 --json " + stem +
-                              ".json --trace " + stem + ".trace.json --plot " + stem + ".svg";
-  Result r = run(command);
-  INFO(r.text);
-  CHECK(r.status == 0);
-  CHECK(contains(r.text, "the same parameters, bit for bit; no step fell back"));
-  CHECK(contains(r.text, "2 sizes only"));
-  CHECK(contains(r.text, "OpenBLAS core"));
-  const auto json = nlohmann::json::parse(read_text(stem + ".json"));
-  REQUIRE(json["sizes"].size() == 2);
-  CHECK(json["sizes"][0]["batch"] == 1);
-  for (const auto& size : json["sizes"]) {
+namespace {
+
+void check_overhead(const nlohmann::json& report, int64_t least_kernels) {
+  REQUIRE(report["sizes"].size() == 2);
+  CHECK(report["sizes"][0]["batch"] == 1);
+  for (const auto& size : report["sizes"]) {
     CHECK(size["one_time_cold"]["from_cache"] == false);
     CHECK(size["one_time_warm"]["from_cache"] == true);
+    CHECK(size["flops_analytic"] > 0);
     CHECK(size["cells"]["eager+fusion"].is_null());
     for (const char* mode : {"eager", "graph", "graph+fusion", "frozen"}) {
       CHECK(size["cells"][mode]["queued"]["median_us"] > 0);
       CHECK(size["cells"][mode]["latency"]["n"] >= 16);
     }
+    CHECK(size["cells"]["graph"]["kernels"] > size["cells"]["graph+fusion"]["kernels"]);
+    CHECK(size["cells"]["graph+fusion"]["kernels"] >= least_kernels);
   }
-  const auto trace = nlohmann::json::parse(read_text(stem + ".trace.json"));
-  CHECK(trace["traceEvents"].size() > 100);
-  CHECK((fs::exists(stem + ".svg") || contains(r.text, "gnuplot is not installed")));
+}
+
+}  // namespace
+
+TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallback") {
+  const brrr::test::TempCache folder;
+  const std::string stem = folder.dir + "/o";
+  const auto command = [&](const std::string& model) {
+    return "overhead --sizes 3,1 --seconds 0.01 --model " + model + " --json " + stem +
+           ".json --trace " + stem + ".trace.json --plot " + stem + ".svg";
+  };
+  for (const std::string model : {"mlp", "gpt", "all"}) {
+    fs::remove(stem + ".svg");
+    const Result r = run(command(model));
+    INFO(r.text);
+    CHECK(r.status == 0);
+    CHECK(contains(r.text, "the same parameters, bit for bit; no step fell back"));
+    CHECK(contains(r.text, "2 sizes only"));
+    CHECK(contains(r.text, "OpenBLAS core"));
+    CHECK(contains(r.text, "== MLP 784-256-128-10, adamw") == (model != "gpt"));
+    CHECK(contains(r.text, "== GPT, 2 layers") == (model != "mlp"));
+    const auto json = nlohmann::json::parse(read_text(stem + ".json"));
+    if (model == "all") {
+      REQUIRE(json["models"].size() == 2);
+      check_overhead(json["models"][0], 3);
+      check_overhead(json["models"][1], 20);
+    } else {
+      check_overhead(json, 3);
+    }
+    const auto trace = nlohmann::json::parse(read_text(stem + ".trace.json"));
+    CHECK(trace["traceEvents"].size() > (model == "all" ? 200 : 100));
+    CHECK((fs::exists(stem + ".svg") || contains(r.text, "gnuplot is not installed")));
+  }
 
   const brrr::test::Env off("BRRR_JIT", "off");
-  r = run(command);
-  CHECK(r.status == 1);
-  CHECK(contains(r.text, "fell back to the reference walker"));
+  for (const std::string model : {"mlp", "gpt"}) {
+    const Result r = run(command(model));
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, "fell back to the reference walker"));
+  }
 }
 
 #else

@@ -21,6 +21,15 @@ std::vector<OpCost> mlp_cost(const std::vector<int64_t>& sizes, int64_t batch,
 double mlp_working_set(const std::vector<int64_t>& sizes, int64_t batch,
                        const std::string& optimizer);
 
+struct GptShape {
+  int64_t vocab, block, layers, heads, width;
+};
+
+/// The same for a GPT with learned positions, GELU, biases and tied weights. Attention counts what
+/// the causal mask leaves, and no scores go to memory. An exponential counts as ten operations.
+std::vector<OpCost> gpt_cost(const GptShape& shape, int64_t batch, const std::string& optimizer);
+double gpt_working_set(const GptShape& shape, int64_t batch, const std::string& optimizer);
+
 /// A step's time in three parts. An op takes at least the longer of its arithmetic at the peak and
 /// its traffic at the bandwidth; that time counts as compute or as memory, whichever it is.
 /// Overhead is the rest (the roofline model: Williams, Waterman and Patterson, 2009).

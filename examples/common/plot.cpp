@@ -40,13 +40,15 @@ std::string panel_text(const Panel& p) {
 
 }  // namespace
 
-bool plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels) {
+bool plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels,
+              size_t columns) {
   if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) return false;
+  const size_t rows = (panels.size() + columns - 1) / columns;
   std::string text = fmt::format(
-      "set terminal svg size {},420 background rgb 'white' font 'sans-serif,12'\n"
+      "set terminal svg size {},{} background rgb 'white' font 'sans-serif,12'\n"
       "set output {}\nset grid lc rgb '#dddddd'\nset xtics font ',9'\n"
-      "set multiplot layout 1,{} title {} noenhanced\n",
-      560 * panels.size(), quoted(path), panels.size(), quoted(title));
+      "set multiplot layout {},{} title {} noenhanced\n",
+      560 * columns, 420 * rows, quoted(path), rows, columns, quoted(title));
   for (const Panel& p : panels) text += panel_text(p);
   text += "unset multiplot\n";
   FILE* pipe = popen("gnuplot", "w");

@@ -17,9 +17,9 @@ struct Panel {
   bool log_y = true;
 };
 
-/// Panels side by side over a logarithmic x axis, as an SVG file. Each panel has a line, whose
-/// points ascend. False where there is no gnuplot;
-/// throws std::runtime_error if it fails.
-bool plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels);
+/// Panels over a logarithmic x axis, so many side by side, as an SVG file. Each panel has a line,
+/// whose points ascend. False where there is no gnuplot; throws std::runtime_error if it fails.
+bool plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels,
+              size_t columns);
 
 }  // namespace examples

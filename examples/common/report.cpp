@@ -86,9 +86,11 @@ std::string gain_text(const Report& r, Pick pick, size_t mode) {
 }
 
 // Other programs on the cores make every figure worse, and unequally so.
-std::string busy_text(const Report& r) {
+std::string busy_text(const std::vector<Report>& all) {
   double share = 1;
-  for (const SizeResult& s : r.sizes) share = std::min(share, s.cells.share);
+  for (const Report& r : all) {
+    for (const SizeResult& s : r.sizes) share = std::min(share, s.cells.share);
+  }
   if (share > 0.97) return "";
   return fmt::format(
       "\nWARNING: other programs took up to {:.0f} % of the core: repeat these "
@@ -145,69 +147,40 @@ nlohmann::ordered_json json_of(const SizeResult& s) {
           {"split_graph_fusion", json_of(s.graph)}};
 }
 
-}  // namespace
-
-std::string header_text(const Report& r) {
-  return fmt::format("{}\n{}\n{}, {}, float32, written in C++ (the baseline, eager, too)\n",
-                     brrr::bench::machine_line(r.machine, r.threads, r.spin_ns), versions(),
-                     r.model, r.optimizer);
-}
-
-std::string tables_text(const Report& r) {
-  std::string t = "\nQueued: us a step of steps back to back, median (p95) of n series\n\n";
-  t += times_table(r, &Cell::queued);
-  t += "\nSynchronised: us a step whose loss is read, median (p95) of n steps\n\n";
-  t += times_table(r, &Cell::latency);
-  t += "\n[1] Eager has no fusion beyond the fused optimiser and cross-entropy kernels that every\n"
-       "    column uses. gain: eager over graph+fusion. frozen: the function is not run any more.\n"
-       "    Inputs rotate over 16 batches; the learning rate changes in every step.\n";
-  t += "\nOnce: ms before the first compiled step (cold: nothing in the kernel cache)\n\n";
-  t += once_table(r);
-  t += "\nWhere the time goes: us of a queued step\n\n" + split_table(r);
-  t += fmt::format(
-      "\n    FLOP and bytes are counted from the sizes, not measured: an op takes at least its "
-      "FLOP\n"
-      "    at the measured peak ({:.0f} GFLOP/s) or its bytes at the copy bandwidth measured on\n"
-      "    arrays of the step's working set, whichever is longer. Overhead is the rest; there is\n"
-      "    none where caches beat that copy.\n",
-      r.machine.fma_gflops * r.threads);
-  t += busy_text(r);
-  if (r.sizes.size() < 5) {
-    return t +
-           fmt::format("\n{} sizes only: too few to say what graph mode gains\n", r.sizes.size());
-  }
-  t += fmt::format("\ngraph+fusion over eager, {} sizes: queued {}, synchronised {}\n",
-                   r.sizes.size(), gain_text(r, &Cell::queued, kFused),
-                   gain_text(r, &Cell::latency, kFused));
-  return t + fmt::format("frozen       over eager, {} sizes: queued {}, synchronised {}\n",
-                         r.sizes.size(), gain_text(r, &Cell::queued, kFused + 1),
-                         gain_text(r, &Cell::latency, kFused + 1));
-}
-
-std::string json_text(const Report& r) {
+nlohmann::ordered_json json_of(const Report& r) {
   nlohmann::ordered_json sizes = nlohmann::ordered_json::array();
   for (const SizeResult& s : r.sizes) sizes.push_back(json_of(s));
   const MachineLimits& m = r.machine;
-  const nlohmann::ordered_json whole = {{"model", r.model},
-                                        {"optimizer", r.optimizer},
-                                        {"threads", r.threads},
-                                        {"machine",
-                                         {{"cpu", m.cpu},
-                                          {"cores", m.cores},
-                                          {"cores_allowed", m.cores_allowed},
-                                          {"openblas_core", m.blas.core},
-                                          {"warning", m.blas.warning},
-                                          {"copy_256KB_gb_per_s", m.copy_cached_gbs},
-                                          {"copy_256MB_gb_per_s", m.copy_memory_gbs},
-                                          {"fma_gflops_a_core", m.fma_gflops},
-                                          {"spin_round_trip_ns", r.spin_ns}}},
-                                        {"versions", versions()},
-                                        {"sizes", sizes}};
-  return whole.dump(2) + "\n";
+  return {{"model", r.model},
+          {"optimizer", r.optimizer},
+          {"threads", r.threads},
+          {"machine",
+           {{"cpu", m.cpu},
+            {"cores", m.cores},
+            {"cores_allowed", m.cores_allowed},
+            {"openblas_core", m.blas.core},
+            {"warning", m.blas.warning},
+            {"copy_256KB_gb_per_s", m.copy_cached_gbs},
+            {"copy_256MB_gb_per_s", m.copy_memory_gbs},
+            {"fma_gflops_a_core", m.fma_gflops},
+            {"spin_round_trip_ns", r.spin_ns}}},
+          {"versions", versions()},
+          {"sizes", sizes}};
 }
 
-bool draw(const Report& r, const std::string& path) {
-  Panel times{"queued steps", "batch", "us a step", {}, true};
+std::string summary_text(const Report& r) {
+  std::string t = fmt::format("\n{}, {} sizes", r.model, r.sizes.size());
+  if (r.sizes.size() < 5) return t + " only: too few to say what graph mode gains\n";
+  t += fmt::format(":\n    graph+fusion over eager: queued {}, synchronised {}\n",
+                   gain_text(r, &Cell::queued, kFused), gain_text(r, &Cell::latency, kFused));
+  return t + fmt::format("    frozen       over eager: queued {}, synchronised {}\n",
+                         gain_text(r, &Cell::queued, kFused + 1),
+                         gain_text(r, &Cell::latency, kFused + 1));
+}
+
+// Queued times, and the gains over eager.
+void add_panels(const Report& r, std::vector<Panel>& panels) {
+  Panel times{r.model, "batch", "us a step, queued", {}, true};
   Panel gains{"gain over eager", "batch", "times faster", {}, false};
   for (size_t m = 0; m < modes().size(); ++m) {
     times.lines.push_back({modes()[m].name, {}});
@@ -223,9 +196,64 @@ bool draw(const Report& r, const std::string& path) {
     bound.points.emplace_back(static_cast<double>(s.batch), s.eager.compute_us + s.eager.memory_us);
   }
   times.lines.push_back(bound);
+  panels.push_back(times);
+  panels.push_back(gains);
+}
+
+}  // namespace
+
+std::string header_text(const Report& r) {
+  return fmt::format("{}\n{}\n", brrr::bench::machine_line(r.machine, r.threads, r.spin_ns),
+                     versions());
+}
+
+std::string tables_text(const Report& r) {
+  std::string t = fmt::format("\n== {}, {}, float32, written in C++ (the baseline, eager, too)\n",
+                              r.model, r.optimizer);
+  t += "\nQueued: us a step of steps back to back, median (p95) of n series\n\n";
+  t += times_table(r, &Cell::queued);
+  t += "\nSynchronised: us a step whose loss is read, median (p95) of n steps\n\n";
+  t += times_table(r, &Cell::latency);
+  t += "\nOnce: ms before the first compiled step (cold: nothing in the kernel cache)\n\n";
+  t += once_table(r);
+  return t + "\nWhere the time goes: us of a queued step [2]\n\n" + split_table(r);
+}
+
+std::string notes_text(const std::vector<Report>& all) {
+  std::string t =
+      "\n[1] Eager is eager+fusion already, as far as it goes: what is one kernel there is the "
+      "same\n"
+      "    kernel in every column.";
+  for (const Report& r : all) {
+    t += fmt::format(" {}: {}.", r.model.substr(0, r.model.find_first_of(" ,")), r.one_kernel);
+  }
+  t += fmt::format(
+      "\n    gain: eager over graph+fusion. frozen: the function is not run any more.\n"
+      "    Inputs rotate over 16 batches; the learning rate changes in every step.\n"
+      "[2] FLOP and bytes are counted from the sizes, not measured: an op takes at least its FLOP\n"
+      "    at the measured peak ({:.0f} GFLOP/s) or its bytes at the copy bandwidth measured on\n"
+      "    arrays of the step's working set, whichever is longer. Overhead is the rest; there is\n"
+      "    none where caches beat that copy.\n",
+      all.front().machine.fma_gflops * all.front().threads);
+  t += busy_text(all);
+  for (const Report& r : all) t += summary_text(r);
+  return t;
+}
+
+std::string json_text(const std::vector<Report>& all) {
+  if (all.size() == 1) return json_of(all[0]).dump(2) + "\n";
+  auto models = nlohmann::ordered_json::array();
+  for (const Report& r : all) models.push_back(json_of(r));
+  return nlohmann::ordered_json{{"models", models}}.dump(2) + "\n";
+}
+
+bool draw(const std::vector<Report>& all, const std::string& path) {
+  std::vector<Panel> panels;
+  for (const Report& r : all) add_panels(r, panels);
+  const Report& r = all.front();
   return plot_svg(
-      path, fmt::format("{}, {}, {} thread(s), {}", r.model, r.optimizer, r.threads, r.machine.cpu),
-      {times, gains});
+      path, fmt::format("a step, {}, {} thread(s), {}", r.optimizer, r.threads, r.machine.cpu),
+      panels, 2);
 }
 
 }  // namespace examples

@@ -20,17 +20,24 @@ struct SizeResult {
 };
 
 struct Report {
-  std::string model, optimizer;
+  std::string model;
+  std::string one_kernel;  ///< What eager does in one kernel each, as all modes do.
+  std::string optimizer;
   int threads = 1;
   MachineLimits machine;
   double spin_ns = 0;
   std::vector<SizeResult> sizes;
 };
 
+/// About the machine.
 std::string header_text(const Report& r);
+/// One model's tables.
 std::string tables_text(const Report& r);
-std::string json_text(const Report& r);
-/// False where there is no gnuplot.
-bool draw(const Report& r, const std::string& path);
+/// What belongs under the tables of all models: explanations, then the gains.
+std::string notes_text(const std::vector<Report>& all);
+/// One report is an object, several are the array "models" in one.
+std::string json_text(const std::vector<Report>& all);
+/// A row of panels for each model. False where there is no gnuplot.
+bool draw(const std::vector<Report>& all, const std::string& path);
 
 }  // namespace examples

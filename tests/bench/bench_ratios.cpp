@@ -5,8 +5,8 @@
 #include <array>
 #include <filesystem>
 
-#include "backends/cpu/allocator.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/gpt_figures.h"
 #include "tests/bench/mlp_figures.h"
 #include "tests/bench/probes.h"
 #include "tests/bench/report.h"
@@ -21,7 +21,7 @@ using brrr::Tensor;
 
 constexpr const char* help =
     R"(bench_ratios: the figures brrr promises, measured in one run
-  --only NAME       one part: dispatch, verify, replay, mlp, fusion, memory or build
+  --only NAME       one part: dispatch, verify, replay, mlp, fusion, memory, build or gpt
   --threads N       threads of brrr (1); the floors and the peer have one
   --cpu N           CPU of the main thread (the last one allowed)
   --json FILE       the tables as JSON
@@ -238,22 +238,13 @@ void fusion(Report& report) {
 
 // --- memory and building -----------------------------------------------------------------------
 
-// Bytes at the peak of a step beyond what was live before the first one.
-double peak_of(BrrrMlp& mlp, std::size_t base) {
-  mlp.run(4);
-  brrr::cpu::reset_peak();
-  mlp.run(1);
-  return static_cast<double>(brrr::cpu::memory_stats().peak - base) / 1e3;
-}
-
 void memory(Report& report) {
   for (const char* optimizer : {"sgd", "adamw"}) {
     std::array<double, 2> peak{};
     brrr::StepStats stats;
     for (const Way way : {Way::Eager, Way::Graph}) {
       BrrrMlp mlp(optimizer, 32, way);
-      const std::size_t base = brrr::cpu::memory_stats().live;
-      peak[way == Way::Graph] = peak_of(mlp, base);
+      peak[way == Way::Graph] = peak_kilobytes([&mlp](int n) { mlp.run(n); });
       stats = mlp.stats();
     }
     const double arena = static_cast<double>(stats.arena_bytes) / 1e3;
@@ -324,7 +315,7 @@ int run_parts(const RunOptions& o, const std::string& only) {
       {"dispatch", [&] { dispatch(report); }}, {"verify", [&] { verify(report); }},
       {"replay", [&] { replay(report); }},     {"fusion", [&] { fusion(report); }},
       {"memory", [&] { memory(report); }},     {"build", [&] { build(report); }},
-      {"mlp", [&] { mlp(report, table); }}};
+      {"mlp", [&] { mlp(report, table); }},    {"gpt", [&] { gpt_part(report); }}};
   const auto named = [&](const auto& part) { return only.empty() || part.first == only; };
   if (std::none_of(parts.begin(), parts.end(), named)) {
     throw std::invalid_argument("--only: there is no part '" + only + "', see --help");

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 
+#include "backends/cpu/allocator.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/report.h"
 
@@ -13,6 +14,15 @@ namespace brrr::bench {
 
 inline double median(std::vector<double> v) {
   return v.empty() ? 0 : quantiles(std::move(v)).median;
+}
+
+// Kilobytes at the peak of a step beyond what was live before the first one.
+template <class Run> double peak_kilobytes(const Run& run) {
+  const std::size_t base = cpu::memory_stats().live;
+  run(4);
+  cpu::reset_peak();
+  run(1);
+  return static_cast<double>(cpu::memory_stats().peak - base) / 1e3;
 }
 
 inline constexpr std::array ways = {Way::Eager, Way::Graph, Way::Frozen};

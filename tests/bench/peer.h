@@ -23,6 +23,7 @@ inline constexpr double adamw_lr = 1e-3;
 inline constexpr double adamw_weight_decay = 1e-2;
 
 struct PeerOptions {
+  std::string model = "mlp";
   std::int64_t batch = 32;
   std::string optimizer = "sgd";
   int steps = 2000;
@@ -42,10 +43,9 @@ inline std::int64_t positive_number(std::string_view name, const char* text) {
   return n;
 }
 
-// Reads argv; throws std::invalid_argument that names what is wrong. `micro` tells whether the peer
-// has the micro modes.
-inline PeerOptions parse_peer_options(int argc, char** argv, bool micro) {
-  PeerOptions o;
+// Reads argv over the defaults `o`; throws std::invalid_argument that names what is wrong. `micro`
+// tells whether the peer has the micro modes.
+inline PeerOptions parse_peer_options(int argc, char** argv, bool micro, PeerOptions o = {}) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     const auto value = [&] {
@@ -117,6 +117,12 @@ inline MlpBatches make_mlp_batches(std::int64_t batch) {
   return data;
 }
 
+inline std::int64_t mlp_parameters() {
+  std::int64_t n = 0;
+  for (std::size_t l = 0; l + 1 < mlp_sizes.size(); ++l) n += (mlp_sizes[l] + 1) * mlp_sizes[l + 1];
+  return n;
+}
+
 // Weight [out, in] and bias [out] of one layer, uniform in +-1/sqrt(in) as torch.nn.Linear's are.
 inline void init_mlp_layer(std::size_t layer, float* weight, float* bias) {
   const std::int64_t in = mlp_sizes.at(layer), out = mlp_sizes.at(layer + 1);
@@ -152,14 +158,16 @@ template <class Step> std::vector<double> time_steps(int warmup, int steps, Step
 }
 
 inline void print_step_json(const char* peer, const char* version, const char* blas_core,
-                            const PeerOptions& o, const std::vector<double>& us, double loss) {
+                            const PeerOptions& o, std::int64_t parameters,
+                            const std::vector<double>& us, double loss) {
   const Quantiles q = quantiles(us);
   std::printf(
-      "{\"peer\":\"%s\",\"version\":\"%s\",\"model\":\"mlp\",\"batch\":%lld,\"optimizer\":\"%s\","
-      "\"us_per_step_median\":%.2f,\"p95\":%.2f,\"n\":%zu,\"threads\":%d,\"final_loss\":%.9g,"
-      "\"openblas_core\":\"%s\"}\n",
-      peer, version, static_cast<long long>(o.batch), o.optimizer.c_str(), q.median, q.p95,
-      us.size(), o.threads, loss, blas_core);
+      "{\"peer\":\"%s\",\"version\":\"%s\",\"model\":\"%s\",\"parameters\":%lld,\"batch\":%lld,"
+      "\"optimizer\":\"%s\",\"us_per_step_median\":%.2f,\"p95\":%.2f,\"n\":%zu,\"threads\":%d,"
+      "\"final_loss\":%.9g,\"openblas_core\":\"%s\"}\n",
+      peer, version, o.model.c_str(), static_cast<long long>(parameters),
+      static_cast<long long>(o.batch), o.optimizer.c_str(), q.median, q.p95, us.size(), o.threads,
+      loss, blas_core);
 }
 
 }  // namespace brrr::bench

@@ -33,7 +33,7 @@ void run_mlp(const PeerOptions& o) {
     const auto b = static_cast<std::size_t>(i % num_batches);
     loss = mlp.step(data.x[b].data(), data.y[b].data());
   });
-  print_step_json("floor", "1", openblas_get_corename(), o, us, loss);
+  print_step_json("floor", "1", openblas_get_corename(), o, mlp_parameters(), us, loss);
 }
 
 }  // namespace

@@ -1,12 +1,9 @@
 // libtorch's C++ API as a peer: one training step of the benchmark's MLP, and one-element adds.
 // A process of its own, because libtorch shares OpenBLAS's global thread setting.
 
-#include <dlfcn.h>
-#include <torch/torch.h>
-
 #include <cstring>
 
-#include "tests/bench/peer.h"
+#include "tests/bench/peer_torch.h"
 
 namespace {
 
@@ -24,13 +21,6 @@ constexpr const char* help =
 Prints one JSON line per configuration.
 )";
 
-// The core OpenBLAS chose, if OpenBLAS is the BLAS that libtorch found.
-const char* openblas_core() {
-  using GetName = char* (*)();
-  const auto get_name = reinterpret_cast<GetName>(dlsym(RTLD_DEFAULT, "openblas_get_corename"));
-  return get_name != nullptr ? get_name() : "unknown";
-}
-
 torch::nn::Sequential make_model() {
   torch::NoGradGuard no_grad;
   torch::nn::Sequential model;
@@ -41,14 +31,6 @@ torch::nn::Sequential make_model() {
     if (l + 2 < mlp_sizes.size()) model->push_back(torch::nn::ReLU());
   }
   return model;
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
-                                                        std::vector<torch::Tensor> parameters) {
-  using namespace torch::optim;
-  if (name == "sgd") return std::make_unique<SGD>(std::move(parameters), SGDOptions(sgd_lr));
-  return std::make_unique<AdamW>(std::move(parameters),
-                                 AdamWOptions(adamw_lr).weight_decay(adamw_weight_decay));
 }
 
 void run_mlp(const PeerOptions& o) {
@@ -71,7 +53,8 @@ void run_mlp(const PeerOptions& o) {
     loss.backward();
     optimizer->step();
   });
-  print_step_json("libtorch", TORCH_VERSION, openblas_core(), o, us, loss.item<float>());
+  print_step_json("libtorch", TORCH_VERSION, openblas_core(), o, mlp_parameters(), us,
+                  loss.item<float>());
 }
 
 // Median over 1000 samples of 200 adds each, short enough that few are hit by a preemption; the
