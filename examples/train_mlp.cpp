@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "examples/common/checksum.h"
+#include "examples/common/losses.h"
 #include "examples/common/options.h"
 #include "examples/common/progress.h"
 
@@ -193,45 +194,6 @@ double held_out_accuracy(Run& run) {
   return right / static_cast<double>(n);
 }
 
-/// Losses as they come; they are read only when a line is printed, so that no step waits.
-class LossLog {
- public:
-  explicit LossLog(std::string path, int64_t first) : path_(std::move(path)), next_(first + 1) {}
-  void add(const Tensor& loss) { pending_.push_back(loss); }
-  double read() {
-    for (const Tensor& t : pending_) {
-      last_ = static_cast<double>(t.item<float>());
-      if (!path_.empty()) text_ += fmt::format("{},{:.9g}\n", next_, last_);
-      ++next_;
-    }
-    pending_.clear();
-    return last_;
-  }
-  void write() {
-    read();
-    if (!path_.empty()) write_file(path_, "step,loss\n" + text_);
-  }
-
- private:
-  std::string path_, text_;
-  std::vector<Tensor> pending_;
-  double last_ = 0;
-  int64_t next_;
-};
-
-/// Steps per second without the time spent on tests, checkpoints and compiling.
-struct Pace {
-  double seconds = 0;
-  int64_t steps = 0;
-  double rate() const { return seconds > 0 ? static_cast<double>(steps) / seconds : 0; }
-};
-
-brrr::Mode mode_of(const std::string& name) {
-  return name == "eager"   ? brrr::Mode::Eager
-         : name == "graph" ? brrr::Mode::Graph
-                           : brrr::Mode::Auto;
-}
-
 void save(const Run& run, const Options& o) {
   if (!o.save.empty()) brrr::save_checkpoint(o.save, run.state(metadata(o)));
 }
@@ -292,10 +254,8 @@ void train(Run& run, const Options& o) {
   losses.write();
   if (interrupted) fmt::print("stopped by the user after step {}\n", run.step);
   const brrr::StepStats stats = step.stats();
-  const double once = stats.record_seconds + stats.fuse_seconds + stats.plan_seconds +
-                      stats.build_seconds + stats.capture_seconds;
-  pace.seconds -= std::min(once, pace.seconds);
-  summary(run, o, pace, once * 1e3, stats);
+  const double once = once_seconds(stats);
+  summary(run, o, pace.without(once), once * 1e3, stats);
   if (o.explain) fmt::print("\n{}", step.explain());
 }
 

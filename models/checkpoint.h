@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "models/data.h"
 #include "models/grad_scaler.h"
 #include "models/module.h"
 #include "models/safetensors.h"
@@ -16,7 +15,7 @@ struct TrainingState {
   models::Module* model = nullptr;
   optim::Optimizer* optimizer = nullptr;
   optim::Schedule* schedule = nullptr;
-  data::Loader* loader = nullptr;
+  Stateful* loader = nullptr;  ///< A data::Loader, a data::TokenDataset, or the program's own.
   int64_t step = 0;
   Metadata metadata = {};  ///< The program's own notes, e.g. the model's sizes.
   optim::GradScaler* scaler = nullptr;

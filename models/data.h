@@ -29,7 +29,7 @@ struct LoaderOptions {
 
 /// Goes through a data set for ever, epoch after epoch. The order comes from a generator of its
 /// own: it does not depend on what else draws random numbers.
-class Loader {
+class Loader : public Stateful {
  public:
   Loader(Dataset dataset, const LoaderOptions& options);
   /// The next batch, a copy on the data set's device.
@@ -38,9 +38,9 @@ class Loader {
   int64_t batches_per_epoch() const;
 
   /// The position; seed, batch size and data set size are part of it and must match on loading.
-  StateDict state_dict() const;
-  void check_state_dict(const StateDict& dict) const;
-  void load_state_dict(const StateDict& dict);
+  StateDict state_dict() const override;
+  void check_state_dict(const StateDict& dict) const override;
+  void load_state_dict(const StateDict& dict) override;
 
  private:
   void shuffle();

@@ -2,6 +2,7 @@
 
 #include <utility>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -80,12 +81,8 @@ namespace {
 class TemporaryFile {
  public:
   explicit TemporaryFile(const fs::path& target) : target_(target) {
-    static std::atomic<unsigned> counter{0};
-    const std::string name =
-        fmt::format(".{}.{}-{}.tmp", target.filename().string(), ::getpid(), counter++);
-    path_ = (target.parent_path() / name).string();
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    BRRR_CHECK(fd_ >= 0, "cannot write {}: {}", path_, std::strerror(errno));
+    remove_stale();
+    while (!create()) {}
   }
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
@@ -112,13 +109,57 @@ class TemporaryFile {
 
   void commit() {
     if (::fsync(fd_) != 0) give_up("cannot sync");
-    if (::close(std::exchange(fd_, -1)) != 0) give_up("cannot close");
     if (std::rename(path_.c_str(), target_.c_str()) != 0) give_up("cannot rename");
     renamed_ = true;
+    ::close(std::exchange(fd_, -1));  // Only now: the lock goes with it.
     sync_directory();
   }
 
  private:
+  // The lock, which ends with the process, tells a file in use from one whose writer was killed.
+  // False if another process took the new file for one of those before it was locked.
+  bool create() {
+    static std::atomic<unsigned> counter{0};
+    const std::string name = fmt::format("{}{}-{}{}", prefix(), ::getpid(), counter++, kEnding);
+    path_ = (target_.parent_path() / name).string();
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    // A name that is taken belongs to a killed process of the same number.
+    if (fd_ < 0 && errno == EEXIST) return false;
+    BRRR_CHECK(fd_ >= 0, "cannot write {}: {}", path_, std::strerror(errno));
+    struct stat info;
+    const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (locked && ::fstat(fd_, &info) == 0 && info.st_nlink > 0) return true;
+    ::close(std::exchange(fd_, -1));
+    return false;
+  }
+
+  // What killed processes have left beside the target. Failing here is no reason not to write.
+  void remove_stale() const {
+    const fs::path parent = target_.parent_path();
+    std::error_code none;
+    for (fs::directory_iterator it(parent.empty() ? "." : parent, none), end; !none && it != end;
+         it.increment(none)) {
+      if (!is_ours(it->path().filename().string())) continue;
+      const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+      if (fd < 0) continue;
+      if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
+      ::close(fd);
+    }
+  }
+
+  // prefix, digits, dash, digits, ending.
+  bool is_ours(const std::string& name) const {
+    const std::string before = prefix(), digits = "0123456789";
+    if (!name.starts_with(before)) return false;
+    const size_t dash = name.find_first_not_of(digits, before.size());
+    if (dash == name.npos || dash == before.size() || name[dash] != '-') return false;
+    const size_t dot = name.find_first_not_of(digits, dash + 1);
+    return dot != name.npos && dot > dash + 1 && name.substr(dot) == kEnding;
+  }
+
+  static constexpr const char* kEnding = ".tmp";
+  std::string prefix() const { return "." + target_.filename().string() + "."; }
+
   [[noreturn]] void give_up(const char* what) const {
     fail("{} {}: {}; the file that was there before is unchanged", what, target_.string(),
          std::strerror(errno));

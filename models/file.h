@@ -51,7 +51,8 @@ struct Bytes {
   size_t size;
 };
 /// Replaces the file by the parts, one after the other. They go to a temporary file beside it,
-/// which is synced and renamed: whatever happens, `path` holds the old content or the new.
+/// which is synced and renamed: whatever happens, `path` holds the old content or the new. What
+/// killed processes left of such files for this `path` is removed.
 void replace_file(const std::string& path, const std::vector<Bytes>& parts);
 
 }  // namespace brrr

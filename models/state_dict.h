@@ -14,6 +14,16 @@ namespace brrr {
 using StateDict = std::map<std::string, Tensor>;
 using NamedTensor = std::pair<std::string, Tensor>;
 
+/// Anything else that a checkpoint keeps, e.g. a position in the data.
+class Stateful {
+ public:
+  virtual ~Stateful() = default;
+  virtual StateDict state_dict() const = 0;
+  /// Throws what load_state_dict would throw.
+  virtual void check_state_dict(const StateDict& dict) const = 0;
+  virtual void load_state_dict(const StateDict& dict) = 0;
+};
+
 /// The tensors as handles without history that share their memory.
 StateDict detached(const std::vector<NamedTensor>& tensors);
 /// Throws brrr::Error, listing every missing, unexpected and mismatched (shape, dtype) name, unless

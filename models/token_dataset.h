@@ -17,7 +17,7 @@ struct TokenDatasetOptions {
 /// x and y are int64[batch, block]; y is x moved on by one token. Batch k of the training part is a
 /// function of (seed, k) alone, drawn with replacement by a generator of its own: whatever else
 /// draws random numbers, runs repeat, both modes see the same, and a position is one integer.
-class TokenDataset {
+class TokenDataset : public Stateful {
  public:
   /// Throws if an id is not below vocab, or if a part is smaller than a window and the token after
   /// it (the message says how many tokens it takes).
@@ -45,9 +45,9 @@ class TokenDataset {
   void validation_batch(int64_t k, const Tensor& x, const Tensor& y) const;
 
   /// The position; seed, sizes and a hash of the tokens are part of it and must match on loading.
-  StateDict state_dict() const;
-  void check_state_dict(const StateDict& dict) const;
-  void load_state_dict(const StateDict& dict);
+  StateDict state_dict() const override;
+  void check_state_dict(const StateDict& dict) const override;
+  void load_state_dict(const StateDict& dict) override;
 
  private:
   void check_options() const;

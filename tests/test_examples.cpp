@@ -2,75 +2,22 @@
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tests/programs.h"
 #include "tests/temp_cache.h"
 
 #ifdef BRRR_EXAMPLES_DIR
 
-using brrr::test::read_text;
+using namespace brrr::test;
 namespace fs = std::filesystem;
 
 namespace {
 
-struct Result {
-  int status = -1;
-  std::string text;  // stdout and stderr
-};
-
-const std::string kPrograms = BRRR_EXAMPLES_DIR;
 const std::string kSmall = " --images 600 --batch 64 --hidden 32,16 --dropout 0.1 --threads 1 ";
-
-Result run(const std::string& command) {
-  Result r;
-  FILE* pipe = popen((kPrograms + "/" + command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe);
-  char part[4096];
-  for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) r.text.append(part, n);
-  const int status = pclose(pipe);
-  r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 256;
-  return r;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// The word after `label` in what a program that ended well has printed.
-std::string word_after(const Result& r, const std::string& label) {
-  INFO(r.text);
-  CHECK(r.status == 0);
-  const size_t at = r.text.find(label);
-  REQUIRE(at != std::string::npos);
-  const size_t begin = r.text.find_first_not_of(' ', at + label.size());
-  return r.text.substr(begin, r.text.find_first_of(" \n", begin) - begin);
-}
-std::string parameters(const Result& r) {
-  return word_after(r, "\nparameters");
-}
-
-// train_mlp as a process of its own, its output discarded.
-pid_t start_training(const std::vector<std::string>& options) {
-  const std::string program = kPrograms + "/train_mlp";
-  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
-  for (const std::string& o : options) argv.push_back(const_cast<char*>(o.c_str()));
-  argv.push_back(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    const int null = open("/dev/null", O_WRONLY);
-    dup2(null, STDOUT_FILENO);
-    execv(argv[0], argv.data());
-    _exit(127);
-  }
-  return child;
-}
 
 // MNIST's four files, from the generator.
 void write_digits(const std::string& folder) {
@@ -141,7 +88,7 @@ TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
       "--mode",  "eager",   "--save",   ck,    "--save-every", "1",  "--threads",    "1"};
   using namespace std::chrono_literals;
   for (int round = 0; round < 8; ++round) {
-    const pid_t child = start_training(options);
+    const pid_t child = start("train_mlp", options);
     REQUIRE(child > 0);
     for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) std::this_thread::sleep_for(5ms);
     std::this_thread::sleep_for(round * 3701us);
@@ -163,8 +110,8 @@ TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
 TEST_CASE("train_mlp: the interrupt key ends the run with its checkpoint") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors";
-  const pid_t child = start_training({"--steps", "1000000", "--images", "300", "--save", ck,
-                                      "--save-every", "50", "--mode", "eager"});
+  const pid_t child = start("train_mlp", {"--steps", "1000000", "--images", "300", "--save", ck,
+                                          "--save-every", "50", "--mode", "eager"});
   for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

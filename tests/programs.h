@@ -1,0 +1,71 @@
+#pragma once
+// The example programs as processes.
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#ifdef BRRR_EXAMPLES_DIR
+
+namespace brrr::test {
+
+struct Result {
+  int status = -1;
+  std::string text;  // stdout and stderr
+};
+
+inline const std::string kPrograms = BRRR_EXAMPLES_DIR;
+
+inline Result run(const std::string& command) {
+  Result r;
+  FILE* pipe = popen((kPrograms + "/" + command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe);
+  char part[4096];
+  for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) r.text.append(part, n);
+  const int status = pclose(pipe);
+  r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 256;
+  return r;
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// The word after `label` in what a program that ended well has printed.
+inline std::string word_after(const Result& r, const std::string& label) {
+  INFO(r.text);
+  CHECK(r.status == 0);
+  const size_t at = r.text.find(label);
+  REQUIRE(at != std::string::npos);
+  const size_t begin = r.text.find_first_not_of(' ', at + label.size());
+  return r.text.substr(begin, r.text.find_first_of(" \n", begin) - begin);
+}
+inline std::string parameters(const Result& r) {
+  return word_after(r, "\nparameters");
+}
+
+/// A program as a process of its own, its output discarded.
+inline pid_t start(const std::string& name, const std::vector<std::string>& options) {
+  const std::string program = kPrograms + "/" + name;
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& o : options) argv.push_back(const_cast<char*>(o.c_str()));
+  argv.push_back(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    const int null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  return child;
+}
+
+}  // namespace brrr::test
+
+#endif
