@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <limits>
 #include <stdexcept>
@@ -211,6 +212,13 @@ void summary(Run& run, const Options& o, const Pace& pace, double compile_ms,
              checksum(run.model->parameters()));
 }
 
+// A run that has gone wrong ends here, and does not overwrite its last good checkpoint.
+void check_finite(const Run& run, double loss) {
+  if (std::isfinite(loss)) return;
+  throw brrr::Error(fmt::format("the loss is {} by step {}; first {}; try a smaller --lr", loss,
+                                run.step, brrr::models::first_nonfinite(*run.model)));
+}
+
 void train(Run& run, const Options& o) {
   auto step = brrr::step(
       [&](const Tensor& x, const Tensor& y) {
@@ -235,7 +243,9 @@ void train(Run& run, const Options& o) {
       ++run.step;
       const bool log = run.step % o.log_every == 0 || run.step == end ||
                        (o.eval_every > 0 && run.step % o.eval_every == 0);
-      const double loss = log || progress.on_terminal() ? losses.read() : 0;
+      const bool save_now = o.save_every > 0 && run.step % o.save_every == 0;
+      const double loss = log || save_now || progress.on_terminal() ? losses.read() : 0;
+      check_finite(run, loss);
       pace.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
       ++pace.steps;
       std::string tested;
@@ -247,9 +257,10 @@ void train(Run& run, const Options& o) {
         progress.show(run.step,
                       fmt::format("loss {:.4f}{}  {:.0f} steps/s", loss, tested, pace.rate()), log);
       }
-      if (o.save_every > 0 && run.step % o.save_every == 0) save(run, o);
+      if (save_now) save(run, o);
     }
   }
+  check_finite(run, losses.read());
   save(run, o);
   losses.write();
   if (interrupted) fmt::print("stopped by the user after step {}\n", run.step);

@@ -123,6 +123,20 @@ TEST_CASE("train_mlp: the interrupt key ends the run with its checkpoint") {
   CHECK(brrr::load(ck).count("optimizer.lr") == 1);
 }
 
+TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkpoint") {
+  const brrr::test::TempCache cache;
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  const Result good = run("train_mlp --steps 20" + kSmall + " --save " + ck);
+  REQUIRE(good.status == 0);
+  const std::string before = read_text(ck);
+  const Result bad = run("train_mlp --steps 20 --lr 1e30" + kSmall + " --save " + ck);
+  CHECK(bad.status == 1);
+  CHECK(contains(bad.text, "by step"));
+  CHECK(contains(bad.text, "are not finite; try a smaller --lr"));
+  CHECK(read_text(ck) == before);
+}
+
 TEST_CASE("train_mlp: IDX files train like generated digits, and wrong ones are named") {
   const brrr::test::TempCache cache;
   const brrr::test::TempCache folder;
