@@ -218,7 +218,6 @@ void check_overhead(const nlohmann::json& report, int64_t least_kernels) {
       CHECK(size["cells"][mode]["queued"]["median_us"] > 0);
       CHECK(size["cells"][mode]["latency"]["n"] >= 16);
     }
-    CHECK(size["cells"]["graph"]["kernels"] > size["cells"]["graph+fusion"]["kernels"]);
     CHECK(size["cells"]["graph+fusion"]["kernels"] >= least_kernels);
   }
 }

@@ -223,12 +223,12 @@ std::string notes_text(const std::vector<Report>& all) {
   std::string t =
       "\n[1] Eager is eager+fusion already, as far as it goes: what is one kernel there is the "
       "same\n"
-      "    kernel in every column.";
+      "    kernel in every column.\n";
   for (const Report& r : all) {
-    t += fmt::format(" {}: {}.", r.model.substr(0, r.model.find_first_of(" ,")), r.one_kernel);
+    t += fmt::format("    {}: {}.\n", r.model.substr(0, r.model.find_first_of(" ,")), r.one_kernel);
   }
   t += fmt::format(
-      "\n    gain: eager over graph+fusion. frozen: the function is not run any more.\n"
+      "    gain: eager over graph+fusion. frozen: the function is not run any more.\n"
       "    Inputs rotate over 16 batches; the learning rate changes in every step.\n"
       "[2] FLOP and bytes are counted from the sizes, not measured: an op takes at least its FLOP\n"
       "    at the measured peak ({:.0f} GFLOP/s) or its bytes at the copy bandwidth measured on\n"
