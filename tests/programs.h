@@ -22,9 +22,10 @@ struct Result {
 
 inline const std::string kPrograms = BRRR_EXAMPLES_DIR;
 
-inline Result run(const std::string& command) {
+/// Runs "program options" to its end, in a folder if one is given.
+inline Result run(const std::string& command, const std::string& folder = ".") {
   Result r;
-  FILE* pipe = popen((kPrograms + "/" + command + " 2>&1").c_str(), "r");
+  FILE* pipe = popen(("cd " + folder + " && " + kPrograms + "/" + command + " 2>&1").c_str(), "r");
   REQUIRE(pipe);
   char part[4096];
   for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) r.text.append(part, n);

@@ -1,7 +1,10 @@
 // Files: safetensors, checkpoints, IDX; hostile ones; and the data sets that come from them.
 #include <doctest/doctest.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -210,6 +213,27 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   save(dir.file("link"), {{"w", zeros({2})}});
   CHECK(fs::is_symlink(dir.file("link")));
   CHECK(load(path).at("w").numel() == 2);
+}
+
+TEST_CASE("files: what killed writers left is removed, what live ones write is not") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("ck"), live = dir.file(".ck.77-1.tmp");
+  write(dir.file(".ck.4194305-0.tmp"), "half");
+  write(live, "half");
+  // Not of our making, or of another file.
+  const std::vector<std::string> others = {".ck.notes.tmp",   ".ck.12-.tmp", ".ck.-1.tmp",
+                                           ".ck.1-2.tmp.old", "ck.1-2.tmp",  ".ckk.1-2.tmp"};
+  for (const std::string& name : others) write(dir.file(name), "mine");
+  const int fd = ::open(live.c_str(), O_WRONLY | O_CLOEXEC);
+  REQUIRE(::flock(fd, LOCK_EX | LOCK_NB) == 0);
+  save(path, {{"w", ones({4})}});
+  CHECK_FALSE(fs::exists(dir.file(".ck.4194305-0.tmp")));
+  CHECK(fs::exists(live));
+  ::close(fd);
+  save(path, {{"w", ones({4})}});
+  CHECK_FALSE(fs::exists(live));
+  CHECK(dir.count() == others.size() + 1);
+  CHECK(load(path).at("w").numel() == 4);
 }
 
 // --- checkpoints --------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+// train_gpt as its users run it: processes, exit codes, files, and kills.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "tests/programs.h"
+#include "tests/sanitizer.h"
+#include "tests/story.h"
+
+#ifdef BRRR_EXAMPLES_DIR
+
+using namespace brrr::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+bool same_files(const std::string& a, const std::string& b) {
+  const std::string x = read_text(a);
+  return !x.empty() && x == read_text(b);
+}
+
+}  // namespace
+
+TEST_CASE("train_gpt: both modes lose the same, end the same and write the same sample") {
+  const Place p;
+  for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
+    INFO(dtype);
+    const std::string command = p.tiny() + "--steps 24 --dropout 0.1 --accumulate 2 --sample 40 " +
+                                "--prompt 'the ' --top-k 5 --top-p 0.9 --dtype " + dtype;
+    std::string tails[2];
+    const char* modes[] = {"eager", "graph"};
+    for (int m = 0; m < 2; ++m) {
+      const std::string mode = modes[m];
+      const Result r = run(command + " --mode " + mode + " --loss-csv " + p.file(mode + ".csv") +
+                           " --checkpoint " + p.file(mode + ".ck"));
+      INFO(r.text);
+      REQUIRE(r.status == 0);
+      if (m == 1) CHECK(contains(r.text, "23 replays, 1 recordings, 0 fallbacks"));
+      tails[m] = r.text.substr(r.text.find("\nparameters"));
+      CHECK(contains(r.text, "tokens/s"));
+      CHECK(contains(r.text, " MB"));
+    }
+    CHECK(tails[0] == tails[1]);
+    CHECK(contains(tails[0], "sample of 40 tokens:\nthe "));
+    CHECK(same_files(p.file("eager.csv"), p.file("graph.csv")));
+    CHECK(same_files(p.file("eager.ck"), p.file("graph.ck")));
+  }
+}
+
+TEST_CASE("train_gpt: learns a text, well below its unigram entropy") {
+  const Place p;
+  const Result r =
+      run("train_gpt --threads 1 --width 32 --block 16 --batch 8 --steps 400 --mode eager --data " +
+          p.file("story.txt"));
+  const double loss = std::stod(word_after(r, "validation loss"));
+  const double entropy = std::stod(word_after(r, "entropy of the text"));
+  CHECK(entropy > 2.5);
+  CHECK(loss < 0.4 * entropy);
+}
+
+TEST_CASE("train_gpt: 15 steps, a checkpoint and 15 steps are 30 steps, also across modes") {
+  const Place p;
+  for (const std::string kind :
+       {"--accumulate 2 --dropout 0.1", "--dtype bfloat16 --dropout 0.1 --tokenizer byte",
+        "--dtype float16 --positions rotary --activation swiglu --norm rms --clip 0"}) {
+    INFO(kind);
+    const std::string all = p.tiny() + "--steps 30 " + kind + " --mode ";
+    CHECK(run(all + "eager --checkpoint " + p.file("whole")).status == 0);
+    for (const std::string first : {"eager", "graph"}) {
+      CHECK(run(all + first + " --stop-at 15 --checkpoint " + p.file("half")).status == 0);
+      CHECK_FALSE(same_files(p.file("half"), p.file("whole")));
+      for (const std::string second : {"eager", "graph"}) {
+        // The checkpoint knows the model, the options and the text.
+        const Result r = run("train_gpt --threads 1 --eval-batches 4 --resume " + p.file("half") +
+                             " --checkpoint " + p.file("end") + " --mode " + second);
+        INFO(r.text);
+        CHECK(r.status == 0);
+        CHECK(contains(r.text, "at step 15"));
+        CHECK(same_files(p.file("end"), p.file("whole")));
+      }
+    }
+  }
+}
+
+TEST_CASE("train_gpt: a checkpoint samples without training") {
+  const Place p;
+  const std::string ck = p.file("ck");
+  const std::string first =
+      run(p.tiny() + "--steps 20 --mode eager --sample 30 --checkpoint " + ck).text;
+  fs::remove(p.file("story.txt"));
+  const Result r = run("train_gpt --resume " + ck + " --steps 0 --sample 30");
+  CHECK(r.status == 0);
+  CHECK(r.text.substr(r.text.find("sample of")) == first.substr(first.find("sample of")));
+  const std::string wrong =
+      run("train_gpt --resume " + ck + " --steps 0 --sample 9 --prompt Z").text;
+  CHECK(contains(wrong, "--prompt:"));
+  CHECK(contains(wrong, "Z"));
+}
+
+TEST_CASE("train_gpt: evaluations and saves on the way change nothing") {
+  const Place p;
+  const std::string all = p.tiny() + "--steps 30 --dropout 0.2 --checkpoint ";
+  CHECK(run(all + p.file("a")).status == 0);
+  const Result r =
+      run(all + p.file("b") + " --eval-every 5 --save-every 7 --verify-every 3 --seed 1");
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "validation"));
+  CHECK(same_files(p.file("a"), p.file("b")));
+  CHECK(run(all + p.file("c") + " --seed 2").status == 0);
+  CHECK_FALSE(same_files(p.file("a"), p.file("c")));
+}
+
+TEST_CASE("train_gpt: a loss that is not finite stops the run and names what went bad") {
+  const Place p;
+  for (const std::string mode : {"eager", "graph"}) {
+    const std::string command = p.tiny() + "--steps 50 --warmup 0 --lr 1e30 --mode " + mode;
+    Result r = run(command + " --checkpoint " + p.file("ck"));
+    INFO(r.text);
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, "step 2: the loss is "));
+    CHECK(contains(r.text, "first wte.weight.grad"));
+    CHECK(contains(r.text, "--check-numerics"));
+    CHECK_FALSE(fs::exists(p.file("ck")));
+    r = run(command + " --check-numerics");
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, "h.0.attn.c_attn: linear("));
+  }
+}
+
+// --- kills ---------------------------------------------------------------------------------------
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+// Starts train_gpt, and kills it after so many microseconds unless that is 0 or it has ended.
+// Whether it was killed.
+bool interrupted(const Words& options, uint32_t microseconds) {
+  const pid_t child = start("train_gpt", options);
+  REQUIRE(child > 0);
+  if (microseconds > 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    kill(child, SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  if (WIFSIGNALED(status)) return true;
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) == 0);
+  return false;
+}
+
+int64_t step_in(const std::string& checkpoint) {
+  if (!fs::exists(checkpoint)) return 0;
+  brrr::Metadata metadata;
+  brrr::load(checkpoint, metadata);  // Throws unless it is whole.
+  return std::stoll(metadata.at("brrr.step"));
+}
+
+}  // namespace
+
+TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undisturbed") {
+  const Place p;
+  const int kills = long_tests() ? 100 : 5;
+  const std::string ck = p.file("ck"), steps = long_tests() ? "1000" : "200";
+  const Words options = {"--data",         p.file("story.txt"),
+                         "--threads",      "1",
+                         "--width",        "16",
+                         "--heads",        "2",
+                         "--block",        "16",
+                         "--batch",        "4",
+                         "--dropout",      "0.1",
+                         "--accumulate",   "2",
+                         "--eval-every",   "0",
+                         "--eval-batches", "1",
+                         "--steps",        steps,
+                         "--seed",         "3"};
+  std::string straight = "train_gpt --mode graph --checkpoint " + p.file("whole");
+  for (const std::string& o : options) straight += " " + o;
+  REQUIRE(run(straight).status == 0);
+
+  // Runs that are killed go on in either mode. One that ends begins anew while kills are left.
+  std::mt19937 random(11);
+  int killed = 0, ends = 0;
+  int64_t furthest = 0;
+  while (killed < kills || ends == 0) {
+    Words all = options;
+    const std::string mode = random() % 2 ? "eager" : "graph";
+    all.insert(all.end(), {"--mode", mode, "--checkpoint", ck, "--save-every", "2"});
+    if (fs::exists(ck)) all.insert(all.end(), {"--resume", ck});
+    const uint32_t moment = killed < kills ? 5000 + random() % 120000 : 0;
+    if (interrupted(all, moment)) {
+      ++killed;
+      furthest = std::max(furthest, step_in(ck));
+    } else {
+      ++ends;
+      CHECK(same_files(ck, p.file("whole")));
+      fs::remove(ck);
+    }
+  }
+  MESSAGE(killed << " kills, the furthest at step " << furthest << "; " << ends << " ends");
+  // Killed saves have left nothing: the text and the undisturbed checkpoint remain.
+  CHECK(std::distance(fs::directory_iterator(p.dir()), {}) == 2);
+}
+
+#else
+
+TEST_CASE("train_gpt: not built, so not tested") {
+  MESSAGE("configure with BRRR_EXAMPLES=ON");
+}
+
+#endif
