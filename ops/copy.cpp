@@ -16,7 +16,7 @@ const NumberOp copy_row{"copy",
                         [](auto x) { return x; },
                         [](auto, auto, auto g) { return g; }};
 
-constexpr int64_t kGrainBytes = 1 << 17;
+constexpr int64_t kGrainBytes = 1 << 17, kLongestRow = 1 << 12;
 
 // Rows of bytes that are dense on both sides, walked in the order of the dims.
 struct Runs {
@@ -76,8 +76,9 @@ void copy_rows(const Runs& r, char* to, const char* from, int64_t begin, int64_t
 }  // namespace
 
 void copy_now(TensorImpl& dst, const TensorImpl& src) {
-  // The general driver takes a dozen nanoseconds a row: too much where rows are short.
-  if (Runs r; find_runs(dst, src, r)) {
+  // The general driver takes a dozen nanoseconds a row: too much where rows are short. It shares
+  // long ones among threads.
+  if (Runs r; find_runs(dst, src, r) && r.bytes <= kLongestRow) {
     char* to = dst.data();
     const char* from = src.data();
     return parallel_for(r.rows, std::max<int64_t>(1, kGrainBytes / r.bytes),
