@@ -66,6 +66,8 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {data + "story.txt --vocab " + p.file("vocab.json") + " --merges " + p.file("merges.txt"),
        "gpt2's"},
       {data + "story.txt --width 30 --heads 4", "heads"},
+      {resume + "ck --vocab " + p.file("vocab.json") + " --merges " + p.file("merges.txt"),
+       "gpt2's"},
       {data + "story.txt --warmup 40 --steps 20", "warmup"},
       {data + "story.txt --sample 4 --prompt Zebra", "--prompt"},
       {data + "story.txt --steps 0 --sample 4", "give --resume"},
