@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
 namespace examples {
@@ -139,6 +141,26 @@ std::vector<int64_t> encode_prompt(const GptRun& run, const GptOptions& o) {
   }
 }
 
+// A slip of the pen must not fill the memory for minutes before it fails.
+void check_sizes(const GptOptions& o, int64_t vocabulary) {
+  if (o.accumulate > INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX)) {
+    throw brrr::Error(fmt::format("--batch {} times --accumulate {} is too much for a step",
+                                  o.batch, o.accumulate));
+  }
+  const auto width = static_cast<double>(o.width);
+  const double parameters = 12.0 * static_cast<double>(o.layers) * width * width +
+                            static_cast<double>(vocabulary + o.block) * width;
+  // Weight, gradient and AdamW's two moments, four bytes each.
+  const double needed = 16 * parameters;
+  const double memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (needed <= memory) return;
+  throw brrr::Error(
+      fmt::format("--layers {}, --width {}: about {:.3g} parameters take {:.3g} GB in "
+                  "training; this machine has {:.3g} GB",
+                  o.layers, o.width, parameters, needed * 1e-9, memory * 1e-9));
+}
+
 }  // namespace
 
 brrr::TrainingState GptRun::state(brrr::Metadata metadata) const {
@@ -179,6 +201,7 @@ std::unique_ptr<GptRun> make_run(GptOptions& o) {
     }
   }
   run->prompt = encode_prompt(*run, o);
+  check_sizes(o, run->vocabulary);
   if (train) make_data(*run, o, text);
   brrr::manual_seed(static_cast<uint64_t>(o.seed));
   run->model = std::make_unique<brrr::models::GPT>(o.model(run->vocabulary));
