@@ -187,13 +187,14 @@ TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undistu
   std::mt19937 random(11);
   int killed = 0, ends = 0;
   int64_t furthest = 0;
-  while (killed < kills || ends == 0) {
+  for (bool ended = false; killed < kills || !ended;) {
     Words all = options;
     const std::string mode = random() % 2 ? "eager" : "graph";
     all.insert(all.end(), {"--mode", mode, "--checkpoint", ck, "--save-every", "2"});
     if (fs::exists(ck)) all.insert(all.end(), {"--resume", ck});
     const uint32_t moment = killed < kills ? 5000 + random() % 120000 : 0;
-    if (interrupted(all, moment)) {
+    ended = !interrupted(all, moment);
+    if (!ended) {
       ++killed;
       furthest = std::max(furthest, step_in(ck));
     } else {

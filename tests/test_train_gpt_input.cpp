@@ -24,6 +24,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
                                                7));
   write_text(p.file("latin.txt"), story(20) + "caf\xe9\n");
   write_text(p.file("other.txt"), story(390) + "Zebra\n");
+  write_text(p.file("same.txt"), story(390));
   write_text(p.file("odd.bin"), std::string(2001, 'a'));
   write_text(p.file("range.bin"), std::string(2000, '\xff'));
   brrr::data::write_tokens(p.file("cut.bin"), std::vector<int64_t>(500, 3));
@@ -66,6 +67,11 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {data + "story.txt --vocab " + p.file("vocab.json") + " --merges " + p.file("merges.txt"),
        "gpt2's"},
       {data + "story.txt --width 30 --heads 4", "heads"},
+      {resume + "ck --vocab " + p.file("vocab.json") + " --merges " + p.file("merges.txt"),
+       "gpt2's"},
+      {data + "story.txt --layers 1000000000000", "about 4.92e+16 parameters"},
+      {data + "story.txt --batch 4294967296 --accumulate 4294967296", "too much for a step"},
+      {data + "story.txt --batch 2000000000", "use a smaller batch"},
       {data + "story.txt --warmup 40 --steps 20", "warmup"},
       {data + "story.txt --sample 4 --prompt Zebra", "--prompt"},
       {data + "story.txt --steps 0 --sample 4", "give --resume"},
@@ -73,6 +79,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {resume + "ck --tokenizer byte", "it was made with tokenizer char, not byte"},
       {resume + "ck " + data + "other.txt", "Z"},
       {resume + "ck " + data + "range.bin", "is not below"},
+      {resume + "ck " + data + "same.txt", "number of training tokens"},
       {resume + "torn.ck", "wte.weight (is float32[22, 16], expected float32[22, 32])"},
       {resume + "small.ck", "its model only 5"},
       {resume + "cut.ck", "cut.ck"},

@@ -134,8 +134,7 @@ bool read_once(int argc, char** argv, GptOptions& o, int& exit_code, CLI::App& a
 
 // Options that the command line leaves out, as the checkpoint has them.
 std::vector<std::string> from_checkpoint(const CLI::App& app, const GptOptions& o) {
-  brrr::Metadata saved;
-  brrr::load(o.resume, saved);  // Checks the file before anything is believed.
+  const brrr::Metadata& saved = o.saved;
   std::vector<std::string> words;
   const auto add = [&](const std::string& key) {
     if (app.count("--" + key) == 0) words.push_back("--" + key + "=" + saved.at(key));
@@ -152,13 +151,12 @@ std::vector<std::string> from_checkpoint(const CLI::App& app, const GptOptions& 
   return words;
 }
 
-void check_same(const GptOptions& now, const GptOptions& first) {
-  brrr::Metadata saved;
-  brrr::load(now.resume, saved);
-  for (const auto& [key, value] : kept_options(now)) {
-    if (saved.at(key) == value || (key == "steps" && first.steps == 0)) continue;
+void check_same(const GptOptions& o, bool steps_differ) {
+  for (const auto& [key, value] : kept_options(o)) {
+    const std::string& saved = o.saved.at(key);
+    if (saved == value || (key == "steps" && steps_differ)) continue;
     throw brrr::Error(fmt::format("--resume {}: it was made with {} {}, not {}; leave that out",
-                                  now.resume, key, saved.at(key), value));
+                                  o.resume, key, saved, value));
   }
 }
 
@@ -196,14 +194,17 @@ bool read_options(int argc, char** argv, GptOptions& o, int& exit_code) {
     throw brrr::Error("--steps 0 only samples: give --resume and --sample with it");
   }
   if (o.resume.empty()) return true;
-  const GptOptions first = o;
+  brrr::Metadata saved;
+  brrr::load(o.resume, saved);  // Checks the file before anything is believed.
+  o.saved = saved;
   std::vector<std::string> words(argv, argv + argc);
   for (std::string& w : from_checkpoint(app, o)) words.push_back(std::move(w));
   std::vector<char*> all;
   for (std::string& w : words) all.push_back(w.data());
   CLI::App again(kAbout, "train_gpt");
   if (!read_once(static_cast<int>(all.size()), all.data(), o, exit_code, again)) return false;
-  check_same(o, first);
+  o.saved = std::move(saved);
+  check_same(o, o.steps == 0);
   return true;
 }
 

@@ -18,9 +18,10 @@ struct GptOptions {
   int64_t warmup = -1;  ///< -1: 5 % of the steps.
   int64_t save_every = 0, eval_every = 500, eval_batches = 200, log_every = 100;
   int64_t sample = 0, top_k = 0, seed = 1, threads = 0, verify_every = 0;
-  double lr = 3e-3, dropout = 0.0, weight_decay = 0.1, clip = 1.0;
+  double lr = 4e-3, dropout = 0.0, weight_decay = 0.1, clip = 1.0;
   double temperature = 0.8, top_p = 1.0;
   bool compile_report = false, check_numerics = false;
+  brrr::Metadata saved;  ///< What the checkpoint to resume from says.
 
   int64_t warmup_steps() const { return warmup >= 0 ? warmup : steps / 20; }
   brrr::DType compute_dtype() const;

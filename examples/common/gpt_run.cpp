@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
 namespace examples {
@@ -38,10 +40,6 @@ std::string read_text(const GptOptions& o) {
 
 // The tokenizer of a new run; null if only the size of the vocabulary is known.
 std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::string& text) {
-  if (o.tokenizer != "gpt2" && !o.vocab.empty()) {
-    throw brrr::Error(
-        fmt::format("--vocab and --merges are gpt2's, the tokenizer is {}", o.tokenizer));
-  }
   if (o.tokenizer == "byte") return std::make_unique<data::ByteTokenizer>();
   if (o.tokenizer == "gpt2") {
     if (!o.vocab.empty()) return std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
@@ -58,11 +56,11 @@ std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::s
 }
 
 // The tokenizer that a checkpoint was made with; files that are given must be the same.
-std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, const brrr::Metadata& saved,
-                                                 int64_t vocabulary) {
+std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vocabulary) {
+  const brrr::Metadata& saved = o.saved;
   const bool known = saved.count(kTokenizer) > 0;
   auto tokenizer = known ? data::tokenizer_from_state(saved.at(kTokenizer)) : nullptr;
-  if (!o.vocab.empty() && o.tokenizer == "gpt2") {
+  if (!o.vocab.empty()) {
     auto given = std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
     if (given->vocab_size() > vocabulary) {
       throw brrr::Error(fmt::format("--vocab {}: {} tokens, but the model in {} has only {}",
@@ -143,6 +141,26 @@ std::vector<int64_t> encode_prompt(const GptRun& run, const GptOptions& o) {
   }
 }
 
+// A slip of the pen must not fill the memory for minutes before it fails.
+void check_sizes(const GptOptions& o, int64_t vocabulary) {
+  if (o.accumulate > INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX)) {
+    throw brrr::Error(fmt::format("--batch {} times --accumulate {} is too much for a step",
+                                  o.batch, o.accumulate));
+  }
+  const auto width = static_cast<double>(o.width);
+  const double parameters = 12.0 * static_cast<double>(o.layers) * width * width +
+                            static_cast<double>(vocabulary + o.block) * width;
+  // Weight, gradient and AdamW's two moments, four bytes each.
+  const double needed = 16 * parameters;
+  const double memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (needed <= memory) return;
+  throw brrr::Error(
+      fmt::format("--layers {}, --width {}: about {:.3g} parameters take {:.3g} GB in "
+                  "training; this machine has {:.3g} GB",
+                  o.layers, o.width, parameters, needed * 1e-9, memory * 1e-9));
+}
+
 }  // namespace
 
 brrr::TrainingState GptRun::state(brrr::Metadata metadata) const {
@@ -162,17 +180,19 @@ std::unique_ptr<GptRun> make_run(GptOptions& o) {
   if (o.device == "cuda" && !brrr::cuda_available()) {
     throw brrr::Error("--device cuda: no CUDA device is available here; use --device cpu");
   }
-  brrr::Metadata saved;
-  if (!o.resume.empty()) brrr::load(o.resume, saved);
   if (o.tokenizer.empty()) o.tokenizer = is_tokens(o.data) ? "gpt2" : "char";
+  if (o.tokenizer != "gpt2" && !o.vocab.empty()) {
+    throw brrr::Error(
+        fmt::format("--vocab and --merges are gpt2's, the tokenizer is {}", o.tokenizer));
+  }
   const bool train = o.steps > 0;
   const std::string text = train && !is_tokens(o.data) ? read_text(o) : "";
   if (o.resume.empty()) {
     run->tokenizer = new_tokenizer(o, text);
     run->vocabulary = run->tokenizer ? run->tokenizer->vocab_size() : 50257;
   } else {
-    run->vocabulary = number_of(saved, kVocabulary, o.resume);
-    run->tokenizer = saved_tokenizer(o, saved, run->vocabulary);
+    run->vocabulary = number_of(o.saved, kVocabulary, o.resume);
+    run->tokenizer = saved_tokenizer(o, run->vocabulary);
     if (!run->tokenizer && train && !is_tokens(o.data)) {
       throw brrr::Error(
           fmt::format("--resume {}: no tokenizer is known for a text; give --vocab "
@@ -181,6 +201,7 @@ std::unique_ptr<GptRun> make_run(GptOptions& o) {
     }
   }
   run->prompt = encode_prompt(*run, o);
+  check_sizes(o, run->vocabulary);
   if (train) make_data(*run, o, text);
   brrr::manual_seed(static_cast<uint64_t>(o.seed));
   run->model = std::make_unique<brrr::models::GPT>(o.model(run->vocabulary));
