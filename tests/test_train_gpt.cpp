@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <random>
@@ -205,7 +206,9 @@ TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undistu
   }
   MESSAGE(killed << " kills, the furthest at step " << furthest << "; " << ends << " ends");
   // Killed saves have left nothing: the text and the undisturbed checkpoint remain.
-  CHECK(std::distance(fs::directory_iterator(p.dir()), {}) == 2);
+  std::vector<std::string> left;
+  for (const auto& f : fs::directory_iterator(p.dir())) left.push_back(f.path().filename());
+  CHECK_MESSAGE(left.size() == 2, fmt::format("{}", fmt::join(left, ", ")));
 }
 
 #else
