@@ -27,6 +27,11 @@ static DType operand_dtype(Autocast rule, DType t) {
   return rule == Autocast::Round ? context.autocast : kFloat32;
 }
 
+Tensor autocast_operand(const Tensor& t) {
+  if (context.autocast == kFloat32 || !t.defined()) return t;
+  return t.to(operand_dtype(Autocast::Round, t.dtype()));
+}
+
 void detail::dispatch_autocast(OpCall& c) {
   const auto n = static_cast<size_t>(c.n_in);
   std::vector<Tensor> casts(n);  // Kept until the call has run.

@@ -1,7 +1,7 @@
 #pragma once
 // Mixed precision: matrix products on 16-bit operands in a model whose weights stay float32.
 
-#include "core/dtype.h"
+#include "core/tensor.h"
 
 namespace brrr {
 
@@ -37,6 +37,9 @@ class AutocastGuard {
  private:
   DType previous_;
 };
+/// `t` as a product takes it under the innermost guard, `t` itself without one: for functions that
+/// look at dtypes before their row is called.
+Tensor autocast_operand(const Tensor& t);
 /// The dtype of the innermost guard on this thread; kFloat32 if there is none or it is off.
 DType autocast_dtype();
 

@@ -26,7 +26,7 @@ struct Gemm {
 };
 
 /// Generated kernels after building: `symbols[i]` is the address of the i-th name asked for.
-struct Module;
+struct KernelModule;
 /// What building cost and where it came from.
 struct BuildReport {
   double seconds = 0;
@@ -53,9 +53,9 @@ struct Backend {
   void (*synchronize)();
   /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws
   /// brrr::Error with the compiler's words when that fails or there is no compiler.
-  Module* (*build)(const std::string& source, BuildReport& report);
-  void* (*symbol)(Module* m, const char* name);
-  void (*unload)(Module* m) noexcept;
+  KernelModule* (*build)(const std::string& source, BuildReport& report);
+  void* (*symbol)(KernelModule* m, const char* name);
+  void (*unload)(KernelModule* m) noexcept;
 };
 
 namespace detail {

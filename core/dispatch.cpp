@@ -1,5 +1,6 @@
 // The registry, and the one way an op is executed: recorded or run, then written to the tape.
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -71,15 +72,33 @@ void execute(OpCall& c) {
   }
 }
 
+// Whether two elements may be one: dims from the smallest stride up, each has to step over all that
+// those before it reach. (Layouts that interleave without touching are taken for overlapping.)
+static bool overlaps_itself(const TensorImpl& t) {
+  int64_t reach = 0;
+  bool seen[kMaxDims] = {};
+  for (int k = 0; k < t.ndim; ++k) {
+    int next = -1;
+    for (int d = 0; d < t.ndim; ++d) {
+      if (t.sizes[d] == 0) return false;
+      if (seen[d] || t.sizes[d] == 1) continue;
+      if (next < 0 || std::abs(t.strides[d]) < std::abs(t.strides[next])) next = d;
+    }
+    if (next < 0) return false;
+    seen[next] = true;
+    if (std::abs(t.strides[next]) <= reach) return true;
+    reach += (t.sizes[next] - 1) * std::abs(t.strides[next]);
+  }
+  return false;
+}
+
 // What must hold before anything is written in place; nothing has changed when this throws.
 void detail::check_in_place(const OpCall& c, bool grads) {
   for (int k = 0; k < c.n_out; ++k) {
     const TensorImpl& o = *c.out[k].impl();
-    for (int i = 0; i < o.ndim; ++i) {
-      BRRR_CHECK(o.strides[i] != 0 || o.sizes[i] <= 1,
-                 "{}_: {} is expanded, several elements share memory; clone() it before writing",
-                 c.op->name, describe(&o));
-    }
+    BRRR_CHECK(o.contiguous() || !overlaps_itself(o),
+               "{}_: {} with strides {} has elements that share memory; clone() it before writing",
+               c.op->name, describe(&o), to_string(o.stride_list()));
     if (!context.grad_enabled) continue;
     BRRR_CHECK(!(o.requires_grad() && !o.grad_fn),
                "{}_: a leaf that requires grad is changed in place; do it under NoGradGuard",

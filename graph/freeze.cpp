@@ -236,7 +236,7 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
     if ((f.grads[k].first->grad != nullptr) != f.had_grad[k]) return false;
   }
   const ArgumentScope scope{f};
-  if (!bind_arguments(f, args, n)) return false;
+  if (!bind_arguments(f, args, n) || share_memory(f.bindings)) return false;
   const Recording& r = e.recording;
   auto& made = f.made;
   made.clear();

@@ -39,6 +39,19 @@ void StorageTable::insert(const Storage* s, uint32_t number) {
   slots_[i] = {s, number, epoch_};
 }
 
+bool share_memory(const std::vector<Binding>& bindings) {
+  for (const Binding& a : bindings) {
+    if (!a.storage || a.storage->owned) continue;
+    const auto* begin = static_cast<const char*>(a.storage->data);
+    for (const Binding& b : bindings) {
+      if (!b.storage || b.storage == a.storage) continue;
+      const auto* other = static_cast<const char*>(b.storage->data);
+      if (begin < other + b.storage->bytes && other < begin + a.storage->bytes) return true;
+    }
+  }
+  return false;
+}
+
 // --- life
 // -------------------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ struct Binding {
   int64_t base = 0;  ///< Element offset of its first use; values' offsets count from here.
 };
 
+/// Whether memory that is not ours (from_blob without a copy) lies in two of them.
+bool share_memory(const std::vector<Binding>& bindings);
+
 /// Storage -> external number, emptied in constant time. A pass fills it once per external.
 class StorageTable {
  public:

@@ -75,7 +75,7 @@ class Plan {
   MemoryPlan memory_;
   std::string source_;
   BuildReport report_;
-  Module* module_ = nullptr;
+  KernelModule* module_ = nullptr;
   std::vector<Launch> launches_;
   std::vector<Ref<Storage>> bound_;    // By storage id; null where nothing is stored.
   std::vector<size_t> external_item_;  // By external number: bytes of an element.

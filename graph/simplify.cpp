@@ -1,4 +1,5 @@
-// Dead code: what neither a survivor nor an external ever sees.
+// Dead code: what neither a survivor nor an external ever sees, and what cannot fail for its
+// values.
 #include "graph/schedule.h"
 
 namespace brrr::graph {
@@ -9,7 +10,8 @@ std::vector<bool> live_instructions(const Recording& r) {
   for (uint32_t s : r.externals) needed[s] = true;
   for (size_t at = r.instrs.size(); at-- > 0;) {
     const Instr& i = r.instrs[at];
-    if (!i.op->cpu) continue;  // Views: their window is part of every operand.
+    if (!i.op->cpu) continue;                  // Views: their window is part of every operand.
+    live[at] = i.op->check_values != nullptr;  // Its error is an effect, in eager mode too.
     for (int k = 0; k < i.n_out; ++k) live[at] = live[at] || needed[r.value(r.out(i)[k]).storage];
     if (!live[at]) continue;
     for (int k = 0; k < i.n_in; ++k) {

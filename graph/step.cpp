@@ -21,6 +21,10 @@ double seconds_since(Clock::time_point t) {
 }
 
 constexpr int kAutoTrials = 20;
+// A plan orders what it does by storages.
+constexpr const char* kShared =
+    "two tensors from outside the step lie in the same memory (from_blob without a copy); make one "
+    "a view of the other";
 
 struct RecorderScope {
   explicit RecorderScope(Recorder* r) { context.recorder = r; }
@@ -201,7 +205,10 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const Recording& r = e.recording;
   s.survivors.clear();
   for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
-  const bool by_plan = choose_plan(e, transient);
+  const bool shared = share_memory(s.pass.bindings());
+  if (shared) note_fallback(kShared);
+  BRRR_CHECK(!shared || !options_.require_graph, "step: require_graph: {}", kShared);
+  const bool by_plan = !shared && choose_plan(e, transient);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
   const auto begin = trial ? Clock::now() : Clock::time_point();
   if (by_plan) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/autocast.h"
 #include "core/check.h"
 #include "core/rng.h"
 #include "ops/factory_ops.h"
@@ -108,6 +109,7 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
   const NoGradGuard no_grad;
   const EvalGuard eval(gpt_);
   const StreamGuard stream(options_.seed);
+  const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
   // Ids stay on the device until the end: nothing waits for a token to arrive.
   const auto block = static_cast<size_t>(o.block);

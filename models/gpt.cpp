@@ -168,6 +168,7 @@ Tensor GPT::loss(const Tensor& ids, const Tensor& targets) {
 }
 
 KeyValueCache GPT::make_cache(int64_t batch) const {
+  BRRR_CHECK(batch > 0, "GPT: a cache for {} sequences; give at least 1", batch);
   const Tensor& w = wte_.weight;
   const IntList sizes = {batch, options_.heads, options_.block, options_.width / options_.heads};
   KeyValueCache cache;
@@ -187,6 +188,9 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
   BRRR_CHECK(cache.layers.size() == h_.list.size(),
              "GPT: the cache has {} layers, the model {}; make it with make_cache",
              cache.layers.size(), h_.list.size());
+  BRRR_CHECK(cache.layers[0].keys.size(0) == ids.size(0),
+             "GPT: ids {} for a cache of {} sequences; make one with make_cache({})",
+             describe(ids.impl()), cache.layers[0].keys.size(0), ids.size(0));
   const NoGradGuard guard;  // Else the cache would grow a history.
   const CachePosition at{position, (cache.slots == position).unsqueeze(1),
                          (cache.slots <= position).unsqueeze(0)};

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 
+#include "core/autocast.h"
 #include "core/check.h"
 #include "ops/attention_kernel.h"
 #include "ops/factory_ops.h"
@@ -282,8 +283,10 @@ Tensor broadcast(const Tensor& t, IntList sizes, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, const Tensor& value,
                                     const AttentionOptions& o) {
+  const Tensor q = autocast_operand(query), k = autocast_operand(keys_in),
+               v = autocast_operand(value);
   check_attention(q, k, v, o);
   const int64_t queries = q.size(-2), keys = k.size(-2), width = q.size(-1);
   IntList batch = broadcast_shapes(kName, leading(q), leading(k));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/autocast.h"
 #include "core/check.h"
 #include "core/tensor_impl.h"
 #include "ops/library_ops.h"
@@ -288,8 +289,10 @@ void check_operands(const std::string& equation, const Equation& e,
 
 }  // namespace
 
-Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
-  BRRR_CHECK(!operands.empty(), "einsum: the list of operands is empty");
+Tensor einsum(const std::string& equation, const std::vector<Tensor>& given) {
+  BRRR_CHECK(!given.empty(), "einsum: the list of operands is empty");
+  std::vector<Tensor> operands;
+  for (const Tensor& t : given) operands.push_back(autocast_operand(t));
   Equation e = read_equation(equation);
   check_operands(equation, e, operands);
   name_ellipses(e, operands);

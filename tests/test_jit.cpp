@@ -34,7 +34,7 @@ std::string source_of(int constant) {
 
 struct Built {  // a module for one test
   BuildReport report;
-  Module* module;
+  KernelModule* module;
   explicit Built(const std::string& source) : module(cpu::build(source, report)) {}
   ~Built() { cpu::unload(module); }
   Built(const Built&) = delete;
@@ -42,7 +42,7 @@ struct Built {  // a module for one test
 };
 
 // What the kernel of source_of(constant) makes of zeros and zeros, less 1.
-float run(Module* module) {
+float run(KernelModule* module) {
   float a[32] = {}, b[32] = {};
   reinterpret_cast<void (*)(float*, const float*, long)>(cpu::symbol(module, "add"))(a, b, 32);
   for (float x : a) CHECK(x == a[0]);
@@ -105,8 +105,8 @@ TEST_CASE("jit: builds a kernel, finds it again, leaves nothing else behind") {
 TEST_CASE("jit: the code stays until the last unload") {
   const TempCache cache;
   BuildReport report;
-  Module* a = cpu::build(source_of(3), report);
-  Module* b = cpu::build(source_of(3), report);
+  KernelModule* a = cpu::build(source_of(3), report);
+  KernelModule* b = cpu::build(source_of(3), report);
   auto mapped = [&] {
     return read_text("/proc/self/maps").find(cache.only_file()) != std::string::npos;
   };
@@ -205,7 +205,7 @@ TEST_CASE("jit: two processes at once") {
     child = fork();
     if (child == 0) {
       BuildReport report;
-      Module* module = cpu::build(source_of(12), report);
+      KernelModule* module = cpu::build(source_of(12), report);
       _exit(run(module) == 12.0f ? 0 : 1);
     }
   }

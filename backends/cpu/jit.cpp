@@ -29,14 +29,14 @@ namespace {
 constexpr const char* kernel_abi = "brrr-cpu-1";
 constexpr int shown_lines = 15;
 
-// What a Module* of this backend points to. A type of its own: another backend in another shared
-// object has modules too.
+// What a KernelModule* of this backend points to. A type of its own: another backend in another
+// shared object has modules too.
 struct Loaded {
   std::string key;
   void* library;
   int users;
 };
-Loaded* loaded(Module* module) {
+Loaded* loaded(KernelModule* module) {
   return reinterpret_cast<Loaded*>(module);
 }
 
@@ -194,7 +194,7 @@ Loaded* find_or_load(const std::string& key, const std::string& source,
 
 }  // namespace
 
-Module* build(const std::string& source, BuildReport& report) {
+KernelModule* build(const std::string& source, BuildReport& report) {
   const auto start = std::chrono::steady_clock::now();
   report = {};
   if (env_is("BRRR_JIT", "off")) fail("no compiler: BRRR_JIT=off");
@@ -205,16 +205,16 @@ Module* build(const std::string& source, BuildReport& report) {
   report.compiler = compiler.version;
   Loaded* module = find_or_load(make_key(source, compiler), source, compiler, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return reinterpret_cast<Module*>(module);
+  return reinterpret_cast<KernelModule*>(module);
 }
 
-void* symbol(Module* module, const char* name) {
+void* symbol(KernelModule* module, const char* name) {
   void* address = dlsym(loaded(module)->library, name);
   BRRR_CHECK(address, "jit: the generated kernels have no function {}", name);
   return address;
 }
 
-void unload(Module* module) noexcept {
+void unload(KernelModule* module) noexcept {
   if (!module) return;
   Loaded* m = loaded(module);
   {

@@ -15,13 +15,13 @@ namespace brrr::cpu {
 // Builds extern "C" functions written against the prelude, or finds them built. Modules of equal
 // text are one. Throws Error, with the first lines of what the compiler said, having kept nothing.
 // May be called by several threads; equal text is then built once.
-Module* build(const std::string& source, BuildReport& report);
+KernelModule* build(const std::string& source, BuildReport& report);
 
 // The address of a function of the module. Throws Error if it has none of that name.
-void* symbol(Module* module, const char* name);
+void* symbol(KernelModule* module, const char* name);
 
 // Once for each `build`; the code is gone after the last of them.
-void unload(Module* module) noexcept;
+void unload(KernelModule* module) noexcept;
 
 // For tests of what happens then: the next build, on any thread, throws.
 void fail_next_build();
