@@ -134,14 +134,14 @@ inline void allocate(Storage& s) {
   if (!s.data) [[unlikely]]
     out_of_memory(s);
 }
-/// A tensor object without sizes over `storage`, whose reference it takes.
-inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
+/// A tensor object without sizes over `storage`, which is on `device` and whose reference it takes.
+inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device device) {
   auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
   new (&t->refs) RefCount;
   t->dtype = dtype;
-  t->device = storage->device;
+  t->device = device;
   t->ndim = static_cast<uint8_t>(ndim);
-  t->flags = storage->device.type == DeviceType::CPU ? 0 : kForeign;
+  t->flags = device.type == DeviceType::CPU ? 0 : kForeign;
   t->output = 0;
   t->is_view = false;
   new (&t->saved) std::atomic<bool>(false);
@@ -152,15 +152,19 @@ inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
   t->grad = nullptr;
   return t;
 }
+inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
+  return raw_impl(storage, dtype, ndim, storage->device);
+}
 /// A contiguous tensor object over `storage`, whose reference it takes.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes);
 /// A tensor object with the given layout; takes the storage's reference.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const IntList& strides,
                      int64_t offset);
-/// A contiguous tensor object of `a`'s shape over `storage`, whose reference it takes. `a` is
-/// contiguous too.
-inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a) {
-  TensorImpl* t = raw_impl(storage, dtype, a.ndim);
+/// A contiguous tensor object of `a`'s shape over `storage`, which is on `device` and whose
+/// reference it takes. `a` is contiguous too.
+inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a,
+                                 Device device) {
+  TensorImpl* t = raw_impl(storage, dtype, a.ndim, device);
   t->numel = a.numel;
   if (a.ndim <= 2) {
     std::memcpy(t->sizes, a.sizes, 2 * sizeof t->sizes[0]);

@@ -78,9 +78,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   const auto& bindings = s.pass.bindings();
   f.written.clear();
   for (const auto& t : s.pass.written()) {
-    uint32_t x = 0;
-    while (bindings[x].storage.get() != t.get()) ++x;
-    f.written.push_back(x);
+    f.written.push_back(s.pass.external_of(*t));
   }
   f.arguments.clear();
   for (size_t k = 0; k < n; ++k) {

@@ -71,6 +71,8 @@ class Pass final : public Recorder {
   const std::vector<int64_t>& control() const { return control_; }
   /// Where the pass stopped matching, one for each candidate that was tried.
   const std::vector<Difference>& differences() const { return differences_; }
+  /// The number of a storage from outside, or kNone.
+  uint32_t external_of(const Storage& s) const { return bound_.find(&s); }
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
   /// Calls `f(old, now)` for every grad field that the pass has replaced so far.

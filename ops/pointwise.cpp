@@ -304,8 +304,10 @@ template <int N>
   const DType dtype = op.direct_out[t];
   // Constants from here on: the device is known.
   Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * op.direct_bytes[t]);
-  Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a)));
-  allocate(*s);
+  Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a, kCPU)));
+  s->data = backend(DeviceType::CPU).allocate(s->bytes);
+  if (!s->data) [[unlikely]]
+    out_of_memory(*s);
   const auto item = static_cast<int64_t>(itemsize(a.dtype));
   const char* from[N];
   uint8_t flags = 0;

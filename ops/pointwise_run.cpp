@@ -155,30 +155,32 @@ class Rows {
       row /= it.size[d];
     }
     for (int k = 0; k < it.count(); ++k) {
-      at[k] = it.operands[k].base;
-      for (int d = 0; d < outer_; ++d) at[k] += index_[d] * bytes(k, d);
+      const Operand& o = it.operands[k];
+      at[k] = o.base;
+      for (int d = 0; d < outer_; ++d) {
+        bytes_[d][k] = o.stride[d] * static_cast<int64_t>(itemsize(o.dtype));
+        at[k] += index_[d] * bytes_[d][k];
+      }
     }
   }
   void next() {
+    const int n = it_.count();
     for (int d = outer_ - 1; d >= 0; --d) {
+      const int64_t* bytes = bytes_[d];
       if (++index_[d] < it_.size[d]) {
-        for (int k = 0; k < it_.count(); ++k) at[k] += bytes(k, d);
+        for (int k = 0; k < n; ++k) at[k] += bytes[k];
         return;
       }
       index_[d] = 0;
-      for (int k = 0; k < it_.count(); ++k) at[k] -= (it_.size[d] - 1) * bytes(k, d);
+      for (int k = 0; k < n; ++k) at[k] -= (it_.size[d] - 1) * bytes[k];
     }
   }
   char* at[kMost];
 
  private:
-  int64_t bytes(int k, int d) const {
-    const Operand& o = it_.operands[k];
-    return o.stride[d] * static_cast<int64_t>(itemsize(o.dtype));
-  }
   const Iteration& it_;
   int outer_;
-  int64_t index_[kMaxDims];
+  int64_t index_[kMaxDims], bytes_[kMaxDims][kMost];
 };
 
 // Rows [begin, end) of the outer dims, each a run of the innermost one.
