@@ -1,0 +1,105 @@
+#pragma once
+// The boundary between brrr and what talks to a device: two structs of function pointers and plain
+// data. No exception and no C++ type crosses it, and no header of the CUDA Toolkit is needed on
+// this side. The module brrr_cuda fills them from the Toolkit; tests/emulator fills them for a
+// machine without a GPU, and runs the same kernels on the CPU.
+//
+// Every function returns null, or what went wrong in words that hold until the thread's next call.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace brrr::cuda {
+
+/// Raised whenever anything below changes.
+inline constexpr int kAbi = 1;
+
+using Failure = const char*;
+
+struct Stream;    ///< A queue of work in order.
+struct Event;     ///< A point in a queue.
+struct Module;    ///< Loaded code.
+struct Function;  ///< A kernel of a module.
+struct Gemm;      ///< A problem of matrix products with its chosen algorithm.
+
+struct Properties {
+  char name[128];
+  int major, minor;  ///< Compute capability.
+  int multiprocessors;
+  int shared_bytes;  ///< Of a block, at most (opt-in limit).
+  size_t memory_bytes;
+  double memory_bandwidth;  ///< Bytes a second by the data sheet's clocks; 0: not known.
+  int driver_version, runtime_version;  ///< 1000 * major + 10 * minor, as CUDA writes them.
+};
+
+enum class Way : int { ToDevice, ToHost, OnDevice };
+
+/// The device itself. Streams never synchronise with the legacy stream.
+struct Driver {
+  Failure (*open)(int device, Properties* properties);
+  /// Null in `*p` (and no failure) when there is not enough memory.
+  Failure (*allocate)(void** p, size_t bytes);
+  Failure (*release)(void* p);
+  Failure (*allocate_pinned)(void** p, size_t bytes);
+  Failure (*release_pinned)(void* p);
+  Failure (*memory)(size_t* free, size_t* total);
+
+  Failure (*make_stream)(Stream** s);
+  Failure (*synchronize)(Stream* s);
+  Failure (*make_event)(Event** e);
+  Failure (*release_event)(Event* e);
+  Failure (*record)(Event* e, Stream* s);
+  Failure (*finished)(Event* e, bool* yes);
+  Failure (*wait)(Event* e);                  ///< The calling thread waits.
+  Failure (*wait_on)(Stream* s, Event* e);    ///< What follows in the stream waits.
+
+  Failure (*copy)(void* to, const void* from, size_t bytes, Way way, Stream* s);
+  Failure (*fill)(void* to, unsigned char value, size_t bytes, Stream* s);
+
+  /// Code for this device as Tools::compile gives it.
+  Failure (*load)(const void* image, size_t bytes, Module** m);
+  Failure (*unload)(Module* m);
+  /// `name` is a kernel's; `shared_bytes` the dynamic shared memory it will be launched with.
+  Failure (*function)(Module* m, const char* name, size_t shared_bytes, Function** f);
+  /// The kernel takes one argument by value, the struct of `bytes` bytes at `arguments`, which is
+  /// copied before this returns.
+  Failure (*launch)(Function* f, const unsigned grid[3], const unsigned block[3],
+                    size_t shared_bytes, const void* arguments, size_t bytes, Stream* s);
+};
+
+/// c[m, n] = op(a)[m, k] op(b)[k, n], row-major, `batch` of them at strides in elements.
+struct GemmShape {
+  enum Type : int { Float32, Float64, BFloat16, Float16 };
+  Type type;             ///< Of a, b and c; 16-bit floats accumulate in float32.
+  bool tf32;             ///< Float32 products may round their factors to TF32.
+  bool trans_a, trans_b;
+  int64_t m, n, k, lda, ldb, ldc;
+  int64_t batch, stride_a, stride_b, stride_c;
+};
+
+/// Compiler and matrix products.
+struct Tools {
+  /// CUDA C++ text without headers to machine code for compute capability major.minor, or to PTX
+  /// of the newest architecture the compiler knows when it does not know that one. `*image` is to
+  /// be given to `release_image`. On failure the words are the compiler's log.
+  Failure (*compile)(const char* source, const char* name, int major, int minor, void** image,
+                     size_t* bytes);
+  void (*release_image)(void* image);
+  int (*compiler_version)();  ///< As Properties::driver_version; decides what a cached image is.
+
+  /// Chooses one algorithm for a problem, the same in every process on the same device.
+  Failure (*plan)(const GemmShape* shape, size_t workspace_bytes, Gemm** plan);
+  Failure (*multiply)(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
+                      size_t workspace_bytes, Stream* s);
+  Failure (*release_plan)(Gemm* plan);
+};
+
+/// What a module exports, as `extern "C" const brrr::cuda::Boundary* brrr_cuda_boundary();`
+struct Boundary {
+  int abi;           ///< kAbi of the build.
+  const char* name;  ///< "cuda", "emulator".
+  const Driver* driver;
+  const Tools* tools;
+};
+
+}  // namespace brrr::cuda
