@@ -1,29 +1,51 @@
 #include "core/backend.h"
 
+#include <atomic>
+
 #include "core/check.h"
+#include "core/device_kernel.h"
 
 namespace brrr {
 
 const Backend& cpu_backend();  // Defined by backends/cpu.
+/// Defined by backends/cuda; throws, saying what is missing, where there is no device.
+const Backend& cuda_backend();
 
-static void set_backend(DeviceType type, const Backend* b) {
-  __atomic_store_n(&detail::backends[static_cast<int>(type)], b, __ATOMIC_RELEASE);
-}
-
-void register_backend(DeviceType type, const Backend* b) {
-  BRRR_CHECK(type == DeviceType::CUDA, "register_backend: the CPU backend is built in");
-  set_backend(type, b);
+const Backend& detail::find_backend(DeviceType type) {
+  const Backend& b = type == DeviceType::CPU ? cpu_backend() : cuda_backend();
+  __atomic_store_n(&detail::backends[static_cast<int>(type)], &b, __ATOMIC_RELEASE);
+  return b;
 }
 
 bool cuda_available() {
-  return __atomic_load_n(&detail::backends[static_cast<int>(DeviceType::CUDA)], __ATOMIC_ACQUIRE);
+  try {
+    backend(DeviceType::CUDA);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
-const Backend& detail::find_backend(DeviceType type) {
-  BRRR_CHECK(type == DeviceType::CPU, "cuda: this build has no CUDA backend; use brrr::kCPU");
-  const Backend& cpu = cpu_backend();
-  set_backend(type, &cpu);
-  return cpu;
+void synchronize(Device device) {
+  backend(device.type).synchronize();
+}
+
+static std::atomic<bool> tf32{false};
+void set_allow_tf32(bool on) {
+  tf32 = on;
+}
+bool allow_tf32() {
+  return tf32;
+}
+
+void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const void* arguments,
+                       size_t bytes) {
+  if (g.x <= 0 || g.y <= 0 || g.z <= 0) return;
+  backend(DeviceType::CUDA).run_kernel(k, v, g, arguments, bytes);
+}
+
+char* device_fault() {
+  return backend(DeviceType::CUDA).fault();
 }
 
 }  // namespace brrr

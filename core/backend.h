@@ -11,6 +11,9 @@
 namespace brrr {
 
 struct OpCall;
+struct DeviceKernel;
+struct Variant;
+struct Grid;
 
 /// C[M,N] = op(A)[M,K] * op(B)[K,N], row-major with leading dimensions in elements.
 struct Gemm {
@@ -44,6 +47,8 @@ struct Backend {
   void (*copy_from_host)(void* dst, const void* src, size_t bytes);
   void (*copy_to_host)(void* dst, const void* src, size_t bytes);
   void (*copy)(void* dst, const void* src, size_t bytes);
+  /// Runs a call whose outputs have memory: what the op's row has for the device, after its check
+  /// of values where those can be seen.
   void (*launch)(OpCall& call);
   void (*gemm)(const Gemm& problem);
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
@@ -56,6 +61,11 @@ struct Backend {
   KernelModule* (*build)(const std::string& source, BuildReport& report);
   void* (*symbol)(KernelModule* m, const char* name);
   void (*unload)(KernelModule* m) noexcept;
+  /// Queues a kernel given as text (core/device_kernel.h). Null on the CPU.
+  void (*run_kernel)(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+                     size_t bytes);
+  /// Where kernels note an index that is out of range (core/device_kernel.h). Null on the CPU.
+  char* (*fault)();
 };
 
 namespace detail {
@@ -67,8 +77,6 @@ inline const Backend& backend(DeviceType type) {
   const Backend* b = __atomic_load_n(&detail::backends[static_cast<int>(type)], __ATOMIC_ACQUIRE);
   return __builtin_expect(b != nullptr, 1) ? *b : detail::find_backend(type);
 }
-/// Makes a backend known (called once, by the backend itself).
-void register_backend(DeviceType type, const Backend* b);
 
 /// Splits [0, n) into contiguous ranges of at least `grain` and runs `f(begin, end)` on the CPU's
 /// threads. Results must not depend on the split.

@@ -27,6 +27,7 @@ struct Context {
   DType autocast = DType::Float32;  ///< What products round to; float32: autocast is off.
   uint64_t sequence = 1;            ///< Of the next tape node.
   const Scope* scope = nullptr;
+  const OpDef* running = nullptr;  ///< The op run last, for messages about memory.
 };
 inline thread_local constinit Context context;
 

@@ -61,15 +61,9 @@ void make_outputs(OpCall& c) {
 }
 
 void execute(OpCall& c) {
+  context.running = c.op;
   if (!c.into) make_outputs(c);
-  if (!c.op->cpu) return;
-  const TensorImpl& where = *c.out[0].impl();
-  if (where.device.type == DeviceType::CPU) {
-    if (c.op->check_values) c.op->check_values(c);
-    c.op->cpu(c);
-  } else {
-    backend(where.device.type).launch(c);
-  }
+  if (c.op->cpu) backend(c.out[0].impl()->device.type).launch(c);
 }
 
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that

@@ -195,6 +195,8 @@ struct OpDef {
   /// replay runs it before anything else if the non-floating operands come from outside the step.
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;  ///< Runs it; null for views.
+  /// Queues it on a GPU; null where the backend generates a kernel from the row or runs decompose.
+  void (*cuda)(OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   /// The same result by differentiable tensor ops; the gradient when there is no vjp.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "graph/schedule.h"
-#include "graph/spelling.h"
+#include "ops/spelling.h"
 #include "ops/pointwise.h"
 
 namespace brrr::graph {

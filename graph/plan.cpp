@@ -20,6 +20,11 @@ double seconds_since(std::chrono::steady_clock::time_point t) {
 }  // namespace
 
 Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r_(r) {
+  for (const StorageInfo& s : r.storages) {
+    BRRR_CHECK(s.device == kCPU,
+               "no replay on {} yet: steps there run op by op with the eager kernels",
+               name(s.device));
+  }
   auto t = std::chrono::steady_clock::now();
   schedule_ = make_schedule(r, options.fuse);
   schedule_.fast = options.numerics == Numerics::Fast;

@@ -24,6 +24,7 @@ struct CompositeParts {
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
+  void (*cuda)(OpCall&) = nullptr;  ///< If null, the decomposition runs there.
   void (*vjp)(VjpCall&) = nullptr;  ///< If null, the decomposition is differentiated.
   uint32_t saves_inputs = 0;        ///< For vjp; without one all inputs are saved.
   uint32_t saves_outputs = 0;
@@ -49,6 +50,7 @@ class CompositeOp : public OpDef {
     decompose = parts.decompose;
     check_values = parts.check_values;
     cpu = parts.cpu;
+    cuda = parts.cuda;
     vjp = parts.vjp;
     saves_inputs = vjp ? parts.saves_inputs : ~0u;
     saves_outputs = parts.saves_outputs;

@@ -11,7 +11,8 @@ namespace brrr {
 /// device are attributes too.
 class CreationOp : public OpDef {
  public:
-  CreationOp(const char* n, const char* d, OpKind k, int leading, void (*kernel)(OpCall&));
+  CreationOp(const char* n, const char* d, OpKind k, int leading, void (*on_cpu)(OpCall&),
+             void (*on_cuda)(OpCall&));
   const int leading;
 };
 

@@ -8,6 +8,7 @@
 #include "core/backend.h"
 #include "ops/convert.h"
 #include "ops/creation.h"
+#include "ops/factory_kernels.h"
 
 namespace brrr {
 
@@ -22,13 +23,15 @@ static void infer_creation(OpCall& c) {
   m.sizes = IntList(c.attrs.v + leading, static_cast<size_t>(c.attrs.n - leading));
 }
 
-CreationOp::CreationOp(const char* n, const char* d, OpKind k, int words, void (*kernel)(OpCall&))
+CreationOp::CreationOp(const char* n, const char* d, OpKind k, int words, void (*on_cpu)(OpCall&),
+                       void (*on_cuda)(OpCall&))
     : leading(words) {
   name = n;
   doc = d;
   kind = k;
   infer = infer_creation;
-  cpu = kernel;
+  cpu = on_cpu;
+  cuda = on_cuda;
   register_row();
 }
 
@@ -133,14 +136,17 @@ void run_eye(OpCall& c) {
   for (int64_t i = 0; i < std::min(n, m); ++i) p[i * m + i] = 1;
 }
 
-const CreationOp empty_row{"empty", "uninitialised memory", OpKind::Library, 0, run_empty};
-const CreationOp full_row{"full", "every element the same number", OpKind::Library, 1, run_full};
-const CreationOp arange_row{"arange", "start, start + step, ... below end", OpKind::Library, 2,
-                            run_arange};
-const CreationOp linspace_row{"linspace", "evenly spaced numbers from start to end, inclusive",
-                              OpKind::Library, 2, run_linspace};
-const CreationOp eye_row{"eye", "ones on the diagonal, zeros elsewhere", OpKind::Library, 0,
-                         run_eye};
+const CreationOp empty_row{"empty",  "uninitialised memory", OpKind::Library, 0, run_empty,
+                           run_empty};
+const CreationOp full_row{"full",   "every element the same number", OpKind::Library, 1, run_full,
+                          full_cuda};
+const CreationOp arange_row{
+    "arange", "start, start + step, ... below end", OpKind::Library, 2, run_arange, arange_cuda};
+const CreationOp linspace_row{"linspace",      "evenly spaced numbers from start to end, inclusive",
+                              OpKind::Library, 2,
+                              run_linspace,    linspace_cuda};
+const CreationOp eye_row{
+    "eye", "ones on the diagonal, zeros elsewhere", OpKind::Library, 0, run_eye, eye_cuda};
 
 // --- checks --------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ struct LibraryTraits {
   void (*infer)(OpCall&) = nullptr;
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
+  void (*cuda)(OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   uint32_t saves_inputs = 0;  ///< Inputs that the gradient reads, by bits.
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
@@ -25,6 +26,7 @@ class LibraryOp : public OpDef {
     infer = traits.infer;
     check_values = traits.check_values;
     cpu = traits.cpu;
+    cuda = traits.cuda;
     vjp = traits.vjp;
     saves_inputs = traits.saves_inputs;
     grad_aliases = traits.grad_aliases;

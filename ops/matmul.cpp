@@ -117,24 +117,29 @@ void linear_vjp(VjpCall& v) {
   }
 }
 
-const LibraryOp matmul_row{
-    "matmul",
-    "matrix product; batch dims broadcast",
-    {.infer = matmul_infer,
-     .cpu = [](OpCall& c) { multiply(*c.in[0], *c.in[1], false, *c.out[0].impl()); },
-     .vjp = matmul_vjp,
-     .saves_inputs = 0b11,
-     .autocast = Autocast::Round}};
+void run_matmul(OpCall& c) {
+  multiply(*c.in[0], *c.in[1], false, *c.out[0].impl());
+}
+void run_linear(OpCall& c) {
+  multiply(*c.in[0], *c.in[1], true, *c.out[0].impl());
+  if (c.in[2]) add_bias(*c.out[0].impl(), *c.in[2]);
+}
+
+const LibraryOp matmul_row{"matmul",
+                           "matrix product; batch dims broadcast",
+                           {.infer = matmul_infer,
+                            .cpu = run_matmul,
+                            .cuda = run_matmul,
+                            .vjp = matmul_vjp,
+                            .saves_inputs = 0b11,
+                            .autocast = Autocast::Round}};
 
 // The bias' gradient may be the output's gradient itself: for a vector x there is nothing to sum.
 const LibraryOp linear_row{"linear",
                            "x W^T + b over the last dim",
                            {.infer = linear_infer,
-                            .cpu =
-                                [](OpCall& c) {
-                                  multiply(*c.in[0], *c.in[1], true, *c.out[0].impl());
-                                  if (c.in[2]) add_bias(*c.out[0].impl(), *c.in[2]);
-                                },
+                            .cpu = run_linear,
+                            .cuda = run_linear,
                             .vjp = linear_vjp,
                             .saves_inputs = 0b011,
                             .autocast = Autocast::Round}};

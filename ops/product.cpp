@@ -1,4 +1,4 @@
-// The CPU kernel of matrix products. Strided operands go to gemm as they lie where one of their two
+// The kernel of matrix products. Strided operands go to gemm as they lie where one of their two
 // dims is dense; 16-bit floats are computed in float32 and rounded once; integers are exact.
 #include "ops/product.h"
 
@@ -55,7 +55,13 @@ void set_matrix(Operand& o, bool is_left) {
   }
 }
 
-/// Contiguous memory of the operand's shape in its compute type. A transposed matrix stays one
+/// What gemm takes: a GPU multiplies 16-bit floats as they are.
+DType product_dtype(const TensorImpl& t) {
+  const bool as_it_is = t.device.type == DeviceType::CUDA && is_floating(t.dtype);
+  return as_it_is ? t.dtype : compute_type(t.dtype);
+}
+
+/// Contiguous memory of the operand's shape in its product dtype. A transposed matrix stays one
 /// (unless its rows will be joined): the product's bits depend on that, and must not depend on
 /// whether a copy was made.
 void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
@@ -70,7 +76,7 @@ void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
   }
   t.storage->refs.retain();
   const Tensor from(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
-  Tensor copy = raw_empty(sizes, compute_type(t.dtype), t.device);
+  Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
   copy_now(*copy.impl(), *from.impl());
   o.copy = std::move(copy);
   o.t = o.copy.impl();
@@ -176,6 +182,13 @@ Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
 
 /// The product of one pair of integer matrices, `at` and `bt` elements into the operands.
 void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
+  if (a.t->device.type == DeviceType::CUDA) {
+    const auto size = static_cast<int64_t>(itemsize(dtype));
+    return integer_product_cuda(
+        {a.t->data() + at * size, b.t->data() + bt * size, c, a.rows, b.cols, a.cols, a.row_stride,
+         a.col_stride, b.row_stride, b.col_stride},
+        dtype);
+  }
   if (dtype == kInt64) {
     return integer_product(a, b, reinterpret_cast<const int64_t*>(a.t->data()) + at,
                            reinterpret_cast<const int64_t*>(b.t->data()) + bt,
@@ -188,14 +201,13 @@ void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType 
 
 void product(const Operand& a, const Operand& b, DType dtype, char* c) {
   if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
-  static const auto gemm = backend(DeviceType::CPU).gemm;
-  gemm(gemm_of(a, b, dtype, c));
+  backend(a.t->device.type).gemm(gemm_of(a, b, dtype, c));
 }
 
 /// Products [begin, end) of a batch.
 void products(const Operand& a, const Operand& b, const TensorImpl& out, int dims, DType dtype,
               char* c, int64_t begin, int64_t end) {
-  constexpr int64_t kAtOnce = 64;
+  constexpr int64_t kAtOnce = 1024;
   const int64_t area = a.rows * b.cols;
   BatchWalk walk(a, b, out, dims, begin);
   if (!is_floating(dtype)) {
@@ -205,7 +217,7 @@ void products(const Operand& a, const Operand& b, const TensorImpl& out, int dim
     }
     return;
   }
-  static const auto gemm_batch = backend(DeviceType::CPU).gemm_batch;
+  const auto gemm_batch = backend(out.device.type).gemm_batch;
   const Gemm g = gemm_of(a, b, dtype, c);
   int64_t at[3 * kAtOnce];
   while (begin < end) {
@@ -224,7 +236,7 @@ bool readable(const Operand& o) {
   int64_t ld;
   bool trans;
   const DType dtype = o.t->dtype;
-  return dtype == compute_type(dtype) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
+  return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
 }
 
 Tensor transposed(const TensorImpl& t) {
@@ -243,7 +255,7 @@ void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_ri
   b.t = &right;
   set_matrix(a, true);
   set_matrix(b, false);
-  const DType dtype = compute_type(out.dtype);
+  const DType dtype = product_dtype(out);
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
   Tensor view;
   if (transpose_right) {
@@ -272,8 +284,9 @@ void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_ri
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
     const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);
-    const int64_t grain = std::max<int64_t>(1, kGrain / work);
-    parallel_for(out.numel / area, grain, [&](int64_t begin, int64_t end) {
+    const bool alone = out.device.type == DeviceType::CUDA;  // The CPU only queues.
+    const int64_t n = out.numel / area, grain = alone ? n : std::max<int64_t>(1, kGrain / work);
+    parallel_for(n, grain, [&](int64_t begin, int64_t end) {
       products(a, b, out, batch_dims, dtype, c, begin, end);
     });
   }
@@ -326,6 +339,7 @@ void add_bias(TensorImpl& out, const TensorImpl& bias) {
     copy_now(*copy.impl(), bias);
     b = copy.impl();
   }
+  if (out.device.type == DeviceType::CUDA) return add_bias_cuda(out, *b);
   switch (b->dtype) {
     case kFloat32:
       return add_bias(out, reinterpret_cast<const float*>(b->data()));

@@ -6,6 +6,7 @@
 #include "ops/convert.h"
 #include "ops/creation.h"
 #include "ops/dropout.h"
+#include "ops/factory_kernels.h"
 #include "ops/factory_ops.h"
 #include "ops/library.h"
 #include "ops/pointwise_ops.h"
@@ -152,19 +153,25 @@ void run_dropout_mask_at(OpCall& c) {
   fill_dropout_mask(*c.out[0].impl(), DropoutDraw(pair, c.attrs.d(0)));
 }
 
-const CreationOp rand_row{"rand", "uniform in [0, 1)", OpKind::Random, kDrawWords, run_rand};
-const CreationOp randn_row{"randn", "standard normal", OpKind::Random, kDrawWords, run_randn};
-const CreationOp randint_row{"randint", "integers in [low, high)", OpKind::Random, kDrawWords + 2,
-                             run_randint};
-const CreationOp randperm_row{"randperm", "a random permutation", OpKind::Random, kDrawWords,
-                              run_randperm};
-const CreationOp dropout_row{"dropout_mask", "0 with probability p, else 1 / (1 - p)",
-                             OpKind::Random, kDrawWords + 1, run_dropout_mask};
-const CreationOp key_row{"draw_key", "seed and number of a draw", OpKind::Random, kDrawWords,
-                         run_draw_key};
-const LibraryOp dropout_at_row{"dropout_mask_at",
-                               "the dropout mask of a draw's key",
-                               {.infer = dropout_mask_at_infer, .cpu = run_dropout_mask_at}};
+const CreationOp rand_row{"rand",   "uniform in [0, 1)", OpKind::Random, kDrawWords, run_rand,
+                          rand_cuda};
+const CreationOp randn_row{"randn",    "standard normal", OpKind::Random,
+                           kDrawWords, run_randn,         randn_cuda};
+const CreationOp randint_row{"randint",      "integers in [low, high)",
+                             OpKind::Random, kDrawWords + 2,
+                             run_randint,    randint_cuda};
+const CreationOp randperm_row{"randperm", "a random permutation", OpKind::Random,
+                              kDrawWords, run_randperm,           nullptr};
+const CreationOp dropout_row{"dropout_mask",   "0 with probability p, else 1 / (1 - p)",
+                             OpKind::Random,   kDrawWords + 1,
+                             run_dropout_mask, dropout_mask_cuda};
+const CreationOp key_row{"draw_key",     "seed and number of a draw",
+                         OpKind::Random, kDrawWords,
+                         run_draw_key,   draw_key_cuda};
+const LibraryOp dropout_at_row{
+    "dropout_mask_at",
+    "the dropout mask of a draw's key",
+    {.infer = dropout_mask_at_infer, .cpu = run_dropout_mask_at, .cuda = dropout_mask_at_cuda}};
 
 void check_floating(const char* op, const Tensor& t) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);

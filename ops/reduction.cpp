@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "ops/convert.h"
 #include "ops/pointwise.h"
+#include "ops/reduction_layout.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
@@ -126,16 +127,9 @@ constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
 constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
 constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
 
-// What the elements are once runs of dims are merged: (outer, rows, cols) reduced over `rows`, or,
-// when `cols` is 0, (outer, rows) reduced over the latter. Strides are in elements.
-struct Layout {
+// What is reduced, with the CPU's kernels and the addresses of the results.
+struct Layout : ReductionLayout {
   const ReductionKernels* kernels;
-  DType compute, dtype;
-  const char* base;
-  const char* end;  // Of the memory that may be read.
-  int64_t outer = 1, rows = 1, cols = 0;
-  int64_t outer_stride = 0, row_stride = 0;
-  int64_t count = 1;  // Elements per output.
   bool map;
   char* acc;  // Results in the compute type...
   char* out;  // ...and where they go: the same, or converted at the end.
@@ -277,127 +271,30 @@ void drive_columns(const Layout& l) {
   });
 }
 
-// Neighbouring dims that are both reduced or both kept, merged.
-struct Runs {
-  int n = 0;
-  int64_t size[kMaxDims], stride[kMaxDims];
-  bool reduced[kMaxDims];
-  bool direct = true;  // Each run has one stride, the innermost run stride 1.
-};
-
-Runs find_runs(const TensorImpl& x, int64_t mask) {
-  Runs r;
-  for (int d = 0; d < x.ndim; ++d) {
-    if (x.sizes[d] == 1) continue;
-    const bool reduced = mask >> d & 1;
-    const int last = r.n - 1;
-    if (r.n && r.reduced[last] == reduced) {
-      r.direct &= r.stride[last] == x.strides[d] * x.sizes[d];
-      r.size[last] *= x.sizes[d];
-      r.stride[last] = x.strides[d];
-    } else {
-      r.size[r.n] = x.sizes[d];
-      r.stride[r.n] = x.strides[d];
-      r.reduced[r.n++] = reduced;
-    }
-    r.direct &= x.strides[d] >= 0;
-  }
-  r.direct &= r.n == 0 || r.stride[r.n - 1] == 1;
-  return r;
-}
-
-// x in the compute type with the reduced dims last, or where `permute` is false in its own order.
-Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute) {
-  IntList sizes, strides;
-  int64_t moved = 0;
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int d = 0; d < x.ndim; ++d) {
-      const bool reduced = mask >> d & 1;
-      if (permute ? reduced != (pass == 1) : pass == 1) continue;
-      if (reduced) moved |= int64_t{1} << sizes.size();
-      sizes.push_back(x.sizes[d]);
-      strides.push_back(x.strides[d]);
-    }
-  }
-  mask = moved;
-  x.storage->refs.retain();
-  const auto view = Ref<TensorImpl>::adopt(new_impl(x.storage, x.dtype, sizes, strides, x.offset));
-  Tensor copy = raw_empty(sizes, compute, x.device);
-  copy_now(*copy.impl(), *view);
-  return copy;
-}
-
-// Rows: (kept, reduced). Columns: one reduced run before a last kept one.
-bool is_rows(const Runs& r) {
-  return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1];
-}
-bool is_columns(const Runs& r) {
-  return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3);
-}
-
-void set_layout(Layout& l, const TensorImpl& x, const Runs& r) {
-  l.dtype = x.dtype;
-  l.base = x.data();
-  int64_t reach = 1;
-  for (int i = 0; i < r.n; ++i) reach += (r.size[i] - 1) * r.stride[i];
-  l.end = l.at(reach);
-  const int last = r.n - 1;
-  if (is_rows(r)) {
-    l.rows = r.size[last];
-    l.outer_stride = l.rows;
-    if (last == 1) {
-      l.outer = r.size[0];
-      l.outer_stride = r.stride[0];
-    }
-    return;
-  }
-  l.cols = r.n ? r.size[last] : 1;
-  if (last >= 1) {
-    l.rows = r.size[last - 1];
-    l.row_stride = r.stride[last - 1];
-  }
-  if (last == 2) {
-    l.outer = r.size[0];
-    l.outer_stride = r.stride[0];
-  }
-}
-
 }  // namespace
 
 void reduction_run(OpCall& c) {
-  const TensorImpl* x = c.in[0];
   const TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return;
   Layout l;
-  l.compute = reduction_compute_dtype(*c.op, *x);
+  static_cast<ReductionLayout&>(l) = reduction_layout(c);
   l.kernels = &c.op->reduction->kernels[compute_index(l.compute)];
   l.map = c.op->reduction->maps;
-  l.count = x->numel / y.numel;
   l.out = l.acc = y.data();
   l.out_dtype = y.dtype;
-  Tensor results, copy;
+  Tensor results;
   if (y.dtype != l.compute) {
     results = raw_empty({y.numel}, l.compute, y.device);
     l.acc = results.impl()->data();
   }
-  if (x->numel == 0) {
+  if (l.count == 0) {
     l.kernels->fill(l.acc, y.numel);
     finish_range(l, 0, y.numel);
-    return;
-  }
-  int64_t mask = c.attrs.v[0];
-  Runs runs = find_runs(*x, mask);
-  const bool shaped = is_rows(runs) || is_columns(runs);
-  if (!shaped || !runs.direct) {
-    copy = gathered(*x, mask, !shaped, l.compute);
-    x = copy.impl();
-    runs = find_runs(*x, mask);
-  }
-  set_layout(l, *x, runs);
-  if (l.cols)
+  } else if (l.cols) {
     drive_columns(l);
-  else
+  } else {
     drive_rows(l);
+  }
 }
 
 }  // namespace brrr

@@ -1,4 +1,4 @@
-#include "backends/cpu/kernel_cache.h"
+#include "backends/kernel_cache.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backends/cpu/host_compiler.h"
-#include "backends/cpu/sha256.h"
+#include "backends/sha256.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -17,7 +17,7 @@ using namespace brrr::test;
 namespace {
 
 std::string digest_of(const std::string& text) {
-  return cpu::hex(cpu::Sha256().bytes(text.data(), text.size()).finish());
+  return jit::hex(jit::Sha256().bytes(text.data(), text.size()).finish());
 }
 
 }  // namespace
@@ -31,27 +31,27 @@ TEST_CASE("kernel cache: SHA-256 of the standard's examples") {
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
   const std::string text(200, 'x');  // in pieces of every size
   for (size_t piece = 1; piece < 130; ++piece) {
-    cpu::Sha256 hash;
+    jit::Sha256 hash;
     for (size_t at = 0; at < text.size(); at += piece) {
       hash.bytes(text.data() + at, std::min(piece, text.size() - at));
     }
-    CHECK(cpu::hex(hash.finish()) == digest_of(text));
+    CHECK(jit::hex(hash.finish()) == digest_of(text));
   }
 }
 
 TEST_CASE("kernel cache: where the cache is") {
   const TempCache cache;
   const std::string& base = cache.dir;
-  CHECK(cpu::kernel_cache_dir() == base);
+  CHECK(jit::kernel_cache_dir() == base);
   const Env none("BRRR_CACHE_DIR", nullptr), xdg("XDG_CACHE_HOME", (base + "/xdg").c_str());
   const Env home("HOME", (base + "/home").c_str());
-  CHECK(cpu::kernel_cache_dir() == base + "/xdg/brrr");
+  CHECK(jit::kernel_cache_dir() == base + "/xdg/brrr");
   CHECK(fs::status(base + "/xdg/brrr").permissions() == fs::perms::owner_all);
   const Env no_xdg("XDG_CACHE_HOME", nullptr);
-  CHECK(cpu::kernel_cache_dir() == base + "/home/.cache/brrr");
+  CHECK(jit::kernel_cache_dir() == base + "/home/.cache/brrr");
   fs::create_directory_symlink(base + "/xdg/brrr", base + "/link");  // our own link is good
   const Env link("BRRR_CACHE_DIR", (base + "/link").c_str());
-  CHECK(cpu::kernel_cache_dir() == base + "/link");
+  CHECK(jit::kernel_cache_dir() == base + "/link");
 }
 
 TEST_CASE("kernel cache: a program that hangs is stopped") {
@@ -77,10 +77,10 @@ TEST_CASE("kernel cache: the cache is bounded") {
   fs::create_directory(cache.dir + "/build.now");
   fs::last_write_time(cache.dir + "/build.killed",
                       fs::file_time_type::clock::now() - std::chrono::hours(2));
-  cpu::trim_kernel_cache(cache.dir, 8);
+  jit::trim_kernel_cache(cache.dir, 8);
   CHECK_FALSE(fs::exists(name(1)));
   CHECK(fs::exists(name(2)));
-  cpu::trim_kernel_cache(cache.dir, 8, 3500);
+  jit::trim_kernel_cache(cache.dir, 8, 3500);
   CHECK_FALSE(fs::exists(name(6)));
   CHECK(fs::exists(name(7)));
   CHECK(fs::exists(cache.dir + "/notes.so"));

@@ -16,12 +16,14 @@
 #include <unordered_map>
 
 #include "backends/cpu/host_compiler.h"
-#include "backends/cpu/kernel_cache.h"
+#include "backends/kernel_cache.h"
 #include "backends/cpu/prelude.h"
-#include "backends/cpu/sha256.h"
+#include "backends/sha256.h"
 #include "core/check.h"
 
 namespace brrr::cpu {
+
+using namespace jit;
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "backends/cpu/kernel_cache.h"
+#include "backends/kernel_cache.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,12 +13,13 @@
 #include <ctime>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <vector>
 
-#include "backends/cpu/sha256.h"
+#include "backends/sha256.h"
 #include "core/check.h"
 
-namespace brrr::cpu {
+namespace brrr::jit {
 
 namespace {
 
@@ -147,23 +148,28 @@ std::string kernel_cache_dir() {
   return why.empty() ? dir : private_dir(dir, why);
 }
 
-bool kernel_is_cached(const std::string& dir, const std::string& key) {
+std::optional<std::string> read_kernel(const std::string& dir, const std::string& key) {
   const std::string path = dir + "/" + key + ".so";
   const File file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
-  if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) return false;
-  if (info.st_uid != geteuid() || (info.st_mode & writable_by_others)) return false;
-  if (info.st_size <= static_cast<off_t>(sizeof(Footer))) return false;
+  if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  if (info.st_uid != geteuid() || (info.st_mode & writable_by_others)) return std::nullopt;
+  if (info.st_size <= static_cast<off_t>(sizeof(Footer))) return std::nullopt;
   std::string data(static_cast<size_t>(info.st_size), '\0');
-  if (!read_all(file.fd, data)) return false;
+  if (!read_all(file.fd, data)) return std::nullopt;
   const size_t size = data.size() - sizeof(Footer);
   Footer footer;
   std::memcpy(&footer, data.data() + size, sizeof footer);
-  if (footer.length != size) return false;  // the cheap test first
+  if (footer.length != size) return std::nullopt;  // the cheap test first
   const Footer expected = make_footer(key, data.data(), size);
-  if (std::memcmp(&footer, &expected, sizeof footer) != 0) return false;
+  if (std::memcmp(&footer, &expected, sizeof footer) != 0) return std::nullopt;
   futimens(file.fd, nullptr);
-  return true;
+  data.resize(size);
+  return data;
+}
+
+bool kernel_is_cached(const std::string& dir, const std::string& key) {
+  return read_kernel(dir, key).has_value();
 }
 
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& object) {
@@ -181,6 +187,20 @@ void publish_kernel(const std::string& dir, const std::string& key, const std::s
   }
   BRRR_CHECK(done, "kernel cache: {} cannot be written: {}; set BRRR_CACHE_DIR to another place",
              path, std::strerror(errno));
+}
+
+void publish_kernel_code(const std::string& dir, const std::string& key, const std::string& code) {
+  const ScratchDir scratch(dir);
+  const std::string object = scratch.path() + "/kernel";
+  {
+    const File file(open(object.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    const bool done = file.fd >= 0 &&
+                      write(file.fd, code.data(), code.size()) == static_cast<ssize_t>(code.size());
+    BRRR_CHECK(done, "kernel cache: {} cannot be written: {}; set BRRR_CACHE_DIR to another place",
+               object, std::strerror(errno));
+  }
+  publish_kernel(dir, key, object);
+  trim_kernel_cache(dir);
 }
 
 void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_bytes) {
@@ -238,4 +258,4 @@ ScratchDir::~ScratchDir() {
   fs::remove_all(path_, ignored);
 }
 
-}  // namespace brrr::cpu
+}  // namespace brrr::jit

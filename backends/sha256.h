@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace brrr::cpu {
+namespace brrr::jit {
 
 class Sha256 {
  public:
@@ -30,4 +30,4 @@ class Sha256 {
 // The first `count` bytes in hexadecimal.
 std::string hex(const Sha256::Digest& digest, size_t count = 32);
 
-}  // namespace brrr::cpu
+}  // namespace brrr::jit

@@ -7,7 +7,7 @@
 
 #include "ops/pointwise.h"
 
-namespace brrr::graph {
+namespace brrr {
 
 /// How a dtype is spelled: its element in memory, the vector that holds it in a register (16-bit
 /// floats as f32, uint8 as i32, bool as a mask), and the ways between the two.
@@ -71,4 +71,4 @@ inline std::string from_compute(const std::string& x, DType from, bool mask, DTy
   }
 }
 
-}  // namespace brrr::graph
+}  // namespace brrr

@@ -1,11 +1,13 @@
 #pragma once
-// The directory of built kernels: <key>.so, each a shared object with a checksum behind its end.
+// The directory of built kernels: <key>.so, each machine code (a shared object, or what a device
+// loads) with a checksum behind its end.
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
-namespace brrr::cpu {
+namespace brrr::jit {
 
 // $BRRR_CACHE_DIR, $XDG_CACHE_HOME/brrr, $HOME/.cache/brrr or /tmp/brrr-<uid>: the first that the
 // environment names at this moment. Whoever can write there could run code in this process, so one
@@ -16,9 +18,15 @@ std::string kernel_cache_dir();
 // Whether the kernels are there, whole, and nobody else's. Marks them as just used.
 bool kernel_is_cached(const std::string& dir, const std::string& key);
 
+// The same, and the machine code itself.
+std::optional<std::string> read_kernel(const std::string& dir, const std::string& key);
+
 // Puts a shared object into the cache under its final name, in one step for every other process.
 // `object` is in `dir` or below and is gone afterwards. Throws Error when the disk is full.
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& object);
+
+// The same from memory.
+void publish_kernel_code(const std::string& dir, const std::string& key, const std::string& code);
 
 // Removes what was not used for longest until both limits hold, and what killed processes left.
 // Touches nothing that does not have the name of a file of ours.
@@ -38,4 +46,4 @@ class ScratchDir {
   std::string path_;
 };
 
-}  // namespace brrr::cpu
+}  // namespace brrr::jit

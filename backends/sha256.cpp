@@ -1,10 +1,10 @@
-#include "backends/cpu/sha256.h"
+#include "backends/sha256.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-namespace brrr::cpu {
+namespace brrr::jit {
 
 namespace {
 
@@ -87,4 +87,4 @@ std::string hex(const Sha256::Digest& digest, size_t count) {
   return text;
 }
 
-}  // namespace brrr::cpu
+}  // namespace brrr::jit

@@ -1,0 +1,111 @@
+// A GPU behind core's Backend interface.
+#include "core/backend.h"
+
+#include <cstdio>
+
+#include "backends/cuda/composite.h"
+#include "backends/cuda/device.h"
+#include "backends/cuda/gemm.h"
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/pointwise.h"
+#include "backends/cuda/pool.h"
+#include "backends/cuda/reduction.h"
+#include "backends/cuda/staging.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr {
+
+namespace {
+
+using namespace cuda;
+
+// Never destroyed: tensors may be dropped while the process ends.
+Pool& pool() {
+  static Pool& p = *new Pool(*device().driver);
+  return p;
+}
+Staging& staging() {
+  static Staging& s = *new Staging(device());
+  return s;
+}
+
+void* allocate(size_t bytes) noexcept {
+  try {
+    return pool().allocate(bytes, context.running ? context.running->name : nullptr);
+  } catch (...) {
+    return nullptr;  // The device is gone; the caller says that there is no memory.
+  }
+}
+void deallocate(void* p, size_t bytes) noexcept {
+  pool().deallocate(p, bytes);
+}
+void describe_memory(char* text, size_t size) {
+  std::snprintf(text, size, "%s", pool().describe().c_str());
+}
+
+void copy_on_device(void* to, const void* from, size_t bytes) {
+  const OpenDevice& d = device();
+  check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream), "copy");
+}
+
+void launch_op(OpCall& c) {
+  if (c.op->cuda) return c.op->cuda(c);
+  if (c.op->pointwise) return run_pointwise(c);
+  if (c.op->reduction) return run_reduction(c);
+  BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",
+             c.op->name, name(c.out[0].device()));
+  run_decomposition(c);
+}
+
+void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+              size_t bytes) {
+  const KernelKey key{&k, v.bits(), static_cast<uint64_t>(g.shared_bytes)};
+  Function* f =
+      find_kernel(key, k.name, static_cast<size_t>(g.shared_bytes), [&] { return text_of(k, v); });
+  cuda::launch(f, k.name, g, k.threads, arguments, bytes);
+}
+
+// Host code of kernels that run on a GPU has nothing to share out.
+void parallel(int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) {
+  fn(ctx, 0, n);
+}
+
+[[noreturn]] KernelModule* build(const std::string&, BuildReport&) {
+  fail("cuda: graph mode has no generated kernels for this device yet");
+}
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  device();  // Throws what is missing.
+  static const Backend b{
+      .name = "cuda",
+      .allocate = allocate,
+      .deallocate = deallocate,
+      .describe_memory = describe_memory,
+      .copy_from_host = [](void* to, const void* from,
+                           size_t bytes) { staging().to_device(to, from, bytes); },
+      .copy_to_host = [](void* to, const void* from,
+                         size_t bytes) { staging().to_host(to, from, bytes); },
+      .copy = copy_on_device,
+      .launch = launch_op,
+      .gemm = cuda::gemm,
+      .gemm_batch = cuda::gemm_batch,
+      .parallel_for = parallel,
+      .synchronize =
+          [] {
+            cuda::synchronize();
+            char none;
+            staging().to_host(&none, nullptr, 0);
+          },
+      .build = build,
+      .symbol = [](KernelModule*, const char*) -> void* { return nullptr; },
+      .unload = [](KernelModule*) noexcept {},
+      .run_kernel = run_text,
+      .fault = [] { return staging().fault(); },
+  };
+  return b;
+}
+
+}  // namespace brrr

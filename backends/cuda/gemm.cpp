@@ -1,0 +1,118 @@
+#include "backends/cuda/gemm.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "backends/cuda/device.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr::cuda {
+
+namespace {
+
+constexpr size_t kWorkspace = size_t{32} << 20;
+
+GemmShape::Type type_of(DType t) {
+  switch (t) {
+    case kFloat32:
+      return GemmShape::Float32;
+    case kFloat64:
+      return GemmShape::Float64;
+    case kBFloat16:
+      return GemmShape::BFloat16;
+    case kFloat16:
+      return GemmShape::Float16;
+    default:
+      fail("cuda: no matrix products of {} in the library", name(t));
+  }
+}
+
+struct Less {
+  static auto key(const GemmShape& s) {
+    return std::tie(s.type, s.tf32, s.trans_a, s.trans_b, s.m, s.n, s.k, s.lda, s.ldb, s.ldc,
+                    s.batch, s.stride_a, s.stride_b, s.stride_c);
+  }
+  bool operator()(const GemmShape& a, const GemmShape& b) const { return key(a) < key(b); }
+};
+
+struct Plans {
+  std::mutex mutex;
+  std::map<GemmShape, cuda::Gemm*, Less> by_shape;
+  void* workspace = nullptr;
+};
+Plans& plans() {
+  static Plans& p = *new Plans;
+  return p;
+}
+
+void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b, void* c) {
+  OpenDevice& d = device();
+  if (shape.k == 0) {  // A sum of nothing; ldc is n, and batches follow one another.
+    const auto bytes = static_cast<size_t>(shape.batch * shape.m * shape.n) * itemsize(dtype);
+    return check(d.driver->fill(c, 0, bytes, d.stream), "fill");
+  }
+  Plans& p = plans();
+  const std::lock_guard lock(p.mutex);
+  if (!p.workspace) {
+    check(d.driver->allocate(&p.workspace, kWorkspace), "workspace");
+    BRRR_CHECK(p.workspace,
+               "cuda: no device memory left for the workspace of matrix products ({} "
+               "bytes); use a smaller batch",
+               kWorkspace);
+  }
+  cuda::Gemm*& plan = p.by_shape[shape];
+  if (!plan) check(d.tools->plan(&shape, kWorkspace, &plan), "matmul");
+  d.counters.launches.fetch_add(1, std::memory_order_relaxed);
+  check(d.tools->multiply(plan, a, b, c, p.workspace, kWorkspace, d.stream), "matmul");
+}
+
+GemmShape shape_of(const brrr::Gemm& g) {
+  const bool tf32 = g.dtype == kFloat32 && allow_tf32();
+  return {
+      type_of(g.dtype), tf32, g.trans_a, g.trans_b, g.m, g.n, g.k, g.lda, g.ldb, g.ldc, 1, 0, 0, 0};
+}
+
+}  // namespace
+
+void gemm(const brrr::Gemm& g) {
+  multiply(shape_of(g), g.dtype, g.a, g.b, g.c);
+}
+
+void gemm_batch(const brrr::Gemm& g, int64_t n, const int64_t* at) {
+  const auto size = static_cast<int64_t>(itemsize(g.dtype));
+  auto run = [&](int64_t first, int64_t batch) {
+    GemmShape s = shape_of(g);
+    s.batch = batch;
+    const int64_t* from = at + 3 * first;
+    if (batch > 1) {
+      s.stride_a = from[3] - from[0];
+      s.stride_b = from[4] - from[1];
+      s.stride_c = from[5] - from[2];
+    }
+    multiply(s, g.dtype, static_cast<const char*>(g.a) + from[0] * size,
+             static_cast<const char*>(g.b) + from[1] * size,
+             static_cast<char*>(g.c) + from[2] * size);
+  };
+  // Runs of products at even distances.
+  for (int64_t first = 0, last; first < n; first = last) {
+    last = first + 1;
+    auto step = [&](int64_t i, int operand) {
+      return at[3 * i + operand] - at[3 * i - 3 + operand];
+    };
+    while (last < n) {
+      bool even = true;
+      for (int k = 0; k < 3; ++k) {
+        const int64_t s = step(last, k);
+        even &= s >= 0 && (last == first + 1 || s == step(first + 1, k));
+      }
+      if (!even) break;
+      ++last;
+    }
+    run(first, last - first);
+  }
+}
+
+}  // namespace brrr::cuda

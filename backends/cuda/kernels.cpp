@@ -1,0 +1,139 @@
+#include "backends/cuda/kernels.h"
+
+#include <chrono>
+#include <mutex>
+#include <unordered_map>
+
+#include "backends/cuda/device.h"
+#include "backends/cuda/prelude.h"
+#include "backends/cuda/support.h"
+#include "backends/kernel_cache.h"
+#include "backends/sha256.h"
+#include "core/check.h"
+#include "ops/spelling.h"
+
+namespace brrr::cuda {
+
+namespace {
+
+// To be raised when what stands around a kernel's text changes without changing it.
+constexpr const char* kKernelAbi = "brrr-cuda-1";
+
+struct KeyHash {
+  size_t operator()(const KernelKey& k) const {
+    const auto h = (reinterpret_cast<uintptr_t>(k.owner) >> 4) ^
+                   (k.variant * 31 + k.more) * 0x9e3779b97f4a7c15u;
+    return h ^ h >> 29;
+  }
+};
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<KernelKey, Function*, KeyHash> functions;
+  KernelStats stats;
+};
+Table& table() {
+  static Table& t = *new Table;  // Kernels are launched while the process ends, too.
+  return t;
+}
+
+std::string cache_key(const Tools& tools, const std::string& text, int major, int minor) {
+  jit::Sha256 hash;
+  hash.field(kKernelAbi).field(fmt::format("{} {} {}", tools.compiler_version(), major, minor));
+  return jit::hex(hash.field(prelude()).field(text).finish(), 16);
+}
+
+Function* build(const std::string& text, const char* name, size_t shared_bytes, bool* cached) {
+  const OpenDevice& d = device();
+  const std::string image =
+      machine_code(*d.tools, text, name, d.properties.major, d.properties.minor, cached);
+  Module* module = nullptr;
+  check(d.driver->load(image.data(), image.size(), &module), name);
+  Function* f = nullptr;
+  check(d.driver->function(module, name, shared_bytes, &f), name);
+  return f;
+}
+
+}  // namespace
+
+std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
+                         int minor, bool* cached) {
+  const std::string dir = jit::kernel_cache_dir();
+  const std::string key = cache_key(tools, text, major, minor);
+  auto found = jit::read_kernel(dir, key);
+  if (cached) *cached = found.has_value();
+  if (found) return std::move(*found);
+  const std::string source =
+      prelude() + "\n#line 1 \"kernels\"\nusing namespace brrr::vx;\n" + text;
+  void* image = nullptr;
+  size_t bytes = 0;
+  const Failure failure = tools.compile(source.c_str(), name, major, minor, &image, &bytes);
+  if (failure) fail("cuda: kernel {} does not compile: {}", name, failure);
+  std::string code(static_cast<const char*>(image), bytes);
+  tools.release_image(image);
+  jit::publish_kernel_code(dir, key, code);
+  return code;
+}
+
+Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
+                      const std::function<std::string()>& text) {
+  Table& t = table();
+  const std::lock_guard lock(t.mutex);
+  if (const auto it = t.functions.find(key); it != t.functions.end()) return it->second;
+  const auto start = std::chrono::steady_clock::now();
+  bool cached = false;
+  Function* f = build(text(), name, shared_bytes, &cached);
+  t.functions[key] = f;
+  ++t.stats.kernels;
+  t.stats.from_cache += cached;
+  t.stats.seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return f;
+}
+
+KernelStats kernel_stats() {
+  Table& t = table();
+  const std::lock_guard lock(t.mutex);
+  return t.stats;
+}
+
+void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
+            size_t bytes) {
+  OpenDevice& d = device();
+  constexpr int64_t kMost = 0x7fffffff, kMostOther = 65535;  // Of CUDA's grids.
+  BRRR_CHECK(grid.x <= kMost && grid.y <= kMostOther && grid.z <= kMostOther,
+             "cuda: {} needs a grid of {} x {} x {} blocks; use smaller tensors", name, grid.x,
+             grid.y, grid.z);
+  const unsigned blocks[3] = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                              static_cast<unsigned>(grid.z)};
+  const unsigned block[3] = {static_cast<unsigned>(threads), 1, 1};
+  d.counters.launches.fetch_add(1, std::memory_order_relaxed);
+  const Failure failure = d.driver->launch(f, blocks, block, static_cast<size_t>(grid.shared_bytes),
+                                           arguments, bytes, d.stream);
+  if (failure) fail("cuda: kernel {}: {}", name, failure);
+}
+
+std::string element_text(DType t, DType c, const char* T, const char* suffix) {
+  const Spelling &s = spelling(t), &cs = spelling(c);
+  std::string out = fmt::format("using {0} = {1}; using {0}V = {2};\n", T, s.element, s.vector);
+  out += fmt::format("using {0}C = {1}; using {0}CV = {2};\n", T, cs.element, cs.vector);
+  out += fmt::format("BRRR_VX {}CV from_f32{}(f32 x) {{ return {}; }}\n", T, suffix,
+                     to_compute("x", kFloat32, c));
+  out += fmt::format("BRRR_VX {}CV get{}(const {}* p) {{ return {}; }}\n", T, suffix, T,
+                     to_compute(fill(s.load, "load(p)"), t, c));
+  out += fmt::format("BRRR_VX void put{}({}* p, {}CV x) {{ store(p, {}); }}\n", suffix, T, T,
+                     fill(s.store, from_compute("x", c, false, t, false)));
+  return out;
+}
+
+static std::string variant_text(const Variant& v) {
+  return element_text(v.t, compute_type(v.t), "T", "") +
+         element_text(v.u, compute_type(v.u), "U", "_u") +
+         fmt::format("constexpr int N = {};\n", v.n);
+}
+
+std::string text_of(const DeviceKernel& k, const Variant& v) {
+  return std::string(FaultText) + kSupportText + k.structs + variant_text(v) + k.text;
+}
+
+}  // namespace brrr::cuda

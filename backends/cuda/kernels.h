@@ -1,0 +1,48 @@
+#pragma once
+// Kernels from text: compiled once, through the disk cache, kept for the life of the process.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "backends/cuda/driver.h"
+#include "core/device_kernel.h"
+
+namespace brrr::cuda {
+
+/// What a kernel is found by. Two texts have different keys: the caller sees to that.
+struct KernelKey {
+  const void* owner;  ///< A row, or a DeviceKernel.
+  uint64_t variant, more = 0;
+  bool operator==(const KernelKey&) const = default;
+};
+
+/// The kernel of that key, made from `text()` (without the prelude) when it is first asked for.
+/// `name` is the kernel's in the text. Safe from any thread. Throws brrr::Error with the compiler's
+/// words when the text does not compile; the next call tries again.
+Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
+                      const std::function<std::string()>& text);
+
+/// The one place where kernels are queued. `arguments` are copied.
+void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
+            size_t bytes);
+
+/// The definitions of T, TV, TC, TCV, get and put (see Variant) for elements of dtype t in memory
+/// that are computed in dtype c; with another name for T and a suffix of the functions.
+std::string element_text(DType t, DType c, const char* name, const char* suffix);
+/// The text that a DeviceKernel is compiled from.
+std::string text_of(const DeviceKernel& k, const Variant& v);
+
+/// Machine code of a program (the prelude is put before it) for an architecture; from the disk
+/// cache where it is there. No device is needed.
+std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
+                         int minor, bool* cached = nullptr);
+
+/// What compiling and loading has cost so far.
+struct KernelStats {
+  size_t kernels = 0, from_cache = 0;
+  double seconds = 0;
+};
+KernelStats kernel_stats();
+
+}  // namespace brrr::cuda

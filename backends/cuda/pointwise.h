@@ -1,0 +1,39 @@
+#pragma once
+// Kernels of pointwise rows, generated from the rows' formulas.
+
+#include <string>
+
+#include "backends/cuda/kernels.h"
+#include "ops/pointwise_iteration.h"
+
+namespace brrr::cuda {
+
+inline constexpr int kPointwiseThreads = 256;
+
+/// What a pointwise kernel is specialised for.
+struct PointwiseForm {
+  /// How an operand is reached: at the result's element number, one element for all, by strides; or
+  /// it is a number given with the call.
+  enum Reach : uint8_t { Dense, Splat, Strided, Number };
+  const OpDef* op = nullptr;
+  DType compute = DType::Float32;
+  int n_out = 0, n_in = 0;
+  int ndim = 0;                      ///< Dims of the walk if any operand is strided, else 0.
+  int vector = 1;                    ///< Elements of one access; 1 if any operand is strided.
+  bool wide = false;                 ///< Element numbers need 64 bits.
+  DType dtype[kMostPointwise] = {};  ///< Outputs, then inputs.
+  Reach reach[kMostPointwise] = {};
+  int count() const { return n_out + n_in; }
+  KernelKey key() const;
+};
+
+/// The kernel "k" as text, without the prelude. Its argument is a struct of 64-bit words: the
+/// addresses of the tensors among the operands, the numbers, the count of elements; and, where any
+/// operand is strided, per dim its size and the two numbers that divide by it (see pointwise.cpp),
+/// then per tensor the strides in bytes.
+std::string pointwise_text(const PointwiseForm& form);
+
+/// Runs a pointwise call.
+void run_pointwise(OpCall& c);
+
+}  // namespace brrr::cuda

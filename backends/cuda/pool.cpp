@@ -1,0 +1,167 @@
+#include "backends/cuda/pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "backends/cuda/device.h"
+
+namespace brrr::cuda {
+
+static size_t round_up(size_t n, size_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+// Best fit: the smallest block that is large enough, out of its list.
+Pool::Blocks::iterator Pool::find_free(size_t bytes) {
+  Free& list = free_[bytes > kSmall];
+  const auto it = list.lower_bound({bytes, nullptr});
+  if (it == list.end()) return blocks_.end();
+  const auto block = blocks_.find(it->second);
+  list.erase(it);
+  return block;
+}
+
+Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
+  const size_t size =
+      bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    void* p = nullptr;
+    check(driver_.allocate(&p, size), "allocate");
+    if (p) {
+      auto* at = static_cast<char*>(p);
+      ++stats_.device_allocations;
+      stats_.reserved += size;
+      segments_[at] = size;
+      return blocks_.insert({at, Block{size, at, nullptr}}).first;
+    }
+    trim_locked();
+  }
+  return blocks_.end();
+}
+
+void* Pool::take(size_t bytes, const char* owner) {
+  auto block = find_free(bytes);
+  if (block == blocks_.end()) block = new_segment(bytes);
+  if (block == blocks_.end()) return nullptr;
+  if (const size_t left = block->second.bytes - bytes; left >= kUnit) {
+    char* rest = block->first + bytes;
+    const Block b{left, block->second.segment, nullptr};
+    blocks_.insert({rest, b});
+    free_of(b).insert({left, rest});
+    block->second.bytes = bytes;
+  }
+  block->second.owner = owner;
+  return block->first;
+}
+
+void* Pool::allocate(size_t asked, const char* owner) {
+  const size_t bytes = round_up(std::max<size_t>(asked, 1), kUnit);
+  if (bytes < asked) return nullptr;
+  const std::lock_guard lock(mutex_);
+  void* p = nullptr;
+  if (bytes <= kSmall && !recent_[bytes / kUnit].empty()) {
+    p = recent_[bytes / kUnit].back();
+    recent_[bytes / kUnit].pop_back();
+  } else {
+    p = take(bytes, owner ? owner : "a tensor");
+  }
+  if (!p) return nullptr;
+  stats_.live += bytes;
+  stats_.peak = std::max(stats_.peak, stats_.live);
+  ++stats_.allocations;
+  return p;
+}
+
+void Pool::deallocate(void* p, size_t asked) noexcept {
+  if (!p) return;
+  const size_t bytes = round_up(std::max<size_t>(asked, 1), kUnit);
+  const std::lock_guard lock(mutex_);
+  stats_.live -= bytes;
+  if (bytes <= kSmall)
+    recent_[bytes / kUnit].push_back(p);
+  else
+    give(static_cast<char*>(p));
+}
+
+// `b` follows `a`; both are free and in no list.
+Pool::Blocks::iterator Pool::join(Blocks::iterator a, Blocks::iterator b) {
+  a->second.bytes += b->second.bytes;
+  blocks_.erase(b);
+  return a;
+}
+
+void Pool::give(char* p) {
+  auto block = blocks_.find(p);
+  block->second.owner = nullptr;
+  Free& list = free_of(block->second);
+  auto joins = [&](Blocks::iterator other) {
+    if (other->second.owner || other->second.segment != block->second.segment) return false;
+    list.erase({other->second.bytes, other->first});
+    return true;
+  };
+  if (const auto next = std::next(block); next != blocks_.end() && joins(next)) join(block, next);
+  if (block != blocks_.begin() && joins(std::prev(block))) block = join(std::prev(block), block);
+  list.insert({block->second.bytes, block->first});
+}
+
+void Pool::trim_locked() {
+  for (auto& blocks : recent_) {
+    for (void* p : blocks) give(static_cast<char*>(p));
+    blocks.clear();
+  }
+  for (Free& list : free_) {
+    for (auto it = list.begin(); it != list.end();) {
+      const auto segment = segments_.find(it->second);
+      if (segment == segments_.end() || segment->second != it->first) {
+        ++it;
+        continue;
+      }
+      // Queued work may still use it: release waits for the device.
+      check(driver_.release(it->second), "release");
+      stats_.reserved -= it->first;
+      blocks_.erase(it->second);
+      segments_.erase(segment);
+      it = list.erase(it);
+    }
+  }
+}
+
+void Pool::trim() {
+  const std::lock_guard lock(mutex_);
+  trim_locked();
+}
+
+PoolStats Pool::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void Pool::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  stats_.peak = stats_.live;
+}
+
+std::string Pool::describe() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::pair<std::string, size_t>, size_t> groups;  // (owner, bytes) -> how many
+  for (const auto& [at, b] : blocks_) {
+    if (b.owner) ++groups[{b.owner, b.bytes}];
+  }
+  std::vector<std::pair<size_t, std::string>> largest;
+  for (const auto& [key, n] : groups) {
+    largest.emplace_back(key.second * n, fmt::format("{} x {} of {}", n, key.second, key.first));
+  }
+  std::sort(largest.rbegin(), largest.rend());
+  std::string names;
+  for (size_t i = 0; i < std::min<size_t>(largest.size(), 5); ++i) {
+    names += (i ? ", " : "; the largest: ") + largest[i].second;
+  }
+  size_t free = 0, total = 0;
+  check(driver_.memory(&free, &total), "memory");
+  return fmt::format("{} bytes held by tensors, {} cached, {} of the device's {} free{}",
+                     stats_.live, stats_.reserved - stats_.live, free, total, names);
+}
+
+}  // namespace brrr::cuda

@@ -1,0 +1,70 @@
+#pragma once
+// The caching pool of device memory. All work is queued on one stream, so a block that is given
+// back may be handed out again at once: what uses it next is queued behind what used it last.
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/driver.h"
+
+namespace brrr::cuda {
+
+struct PoolStats {
+  size_t live = 0;      ///< Bytes of blocks that are in use.
+  size_t peak = 0;      ///< Their largest sum so far.
+  size_t reserved = 0;  ///< Bytes taken from the device.
+  size_t allocations = 0, device_allocations = 0;
+};
+
+/// Requests are rounded up to 512 bytes. Those up to 1 MiB are cut from segments of 2 MiB, larger
+/// ones from segments of their own size rounded up to 2 MiB; what is left of a segment is kept, and
+/// joined with its neighbours when they are free.
+class Pool {
+ public:
+  explicit Pool(const Driver& driver) : driver_(driver) {}
+  /// Null when the device has no more; unused segments were given back before the last attempt.
+  /// `owner` says who asks, for out-of-memory messages; the text must live for ever.
+  void* allocate(size_t bytes, const char* owner);
+  /// `bytes` as they were asked for.
+  void deallocate(void* p, size_t bytes) noexcept;
+  /// Gives unused segments back to the device.
+  void trim();
+  PoolStats stats() const;
+  void reset_peak();
+  /// "512 bytes held by tensors, 0 cached, ... free; the largest: 1 x 512 of matmul".
+  std::string describe() const;
+
+ private:
+  struct Block {
+    size_t bytes = 0;
+    char* segment = nullptr;      ///< Where its segment begins.
+    const char* owner = nullptr;  ///< Null: it is free.
+  };
+  using Blocks = std::map<char*, Block>;  ///< Neighbours in a segment are neighbours here.
+  using Free = std::set<std::pair<size_t, char*>>;
+
+  void* take(size_t bytes, const char* owner);
+  void give(char* p);
+  Blocks::iterator find_free(size_t bytes);
+  Blocks::iterator new_segment(size_t bytes);
+  Blocks::iterator join(Blocks::iterator a, Blocks::iterator b);
+  void trim_locked();
+  Free& free_of(const Block& b) { return free_[segments_.at(b.segment) > kSegment]; }
+
+  static constexpr size_t kUnit = 512, kSmall = size_t{1} << 20, kSegment = size_t{2} << 20;
+  const Driver& driver_;
+  mutable std::mutex mutex_;
+  Blocks blocks_;
+  std::map<char*, size_t> segments_;
+  Free free_[2];  ///< By size; of small segments, of large ones.
+  /// Small blocks given back, by size / kUnit, to be handed out again as they are: most steps ask
+  /// for the same sizes over and over. To `blocks_` they are in use.
+  std::vector<void*> recent_[kSmall / kUnit + 1];
+  PoolStats stats_;
+};
+
+}  // namespace brrr::cuda

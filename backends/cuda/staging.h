@@ -1,0 +1,42 @@
+#pragma once
+// Copies between host memory and the device through a ring of pinned slots, so that a copy to the
+// device returns as soon as the bytes have left the caller's memory.
+
+#include <cstddef>
+#include <mutex>
+
+#include "backends/cuda/device.h"
+
+namespace brrr::cuda {
+
+class Staging {
+ public:
+  explicit Staging(OpenDevice& d) : device_(d) {}
+  /// The device's note of an index that was out of range: see kSupportText.
+  char* fault();
+  /// Queued; `from` may be changed at once.
+  void to_device(void* to, const void* from, size_t bytes);
+  /// Waits for all that is queued before it, and for nothing else. Throws if that has noted a
+  /// fault, which is forgotten then.
+  void to_host(void* to, const void* from, size_t bytes);
+
+ private:
+  struct Slot {
+    void* memory = nullptr;
+    Event* event = nullptr;
+    bool busy = false;  ///< A copy may still be reading it.
+  };
+  Slot& next();
+  char* fault_locked();
+  void check_fault(const char* note);
+
+  static constexpr size_t kSlotBytes = size_t{4} << 20;
+  static constexpr int kSlots = 4;
+  OpenDevice& device_;
+  std::mutex mutex_;
+  Slot slots_[kSlots];
+  int next_ = 0;
+  char* fault_ = nullptr;
+};
+
+}  // namespace brrr::cuda

@@ -1,0 +1,74 @@
+#pragma once
+// Kernels given as text, for a device whose backend compiles them: what an op consists of there
+// when no kernel can be generated from its row.
+//
+//   BRRR_DEVICE_STRUCT(EyeArguments, { char* to; long columns; });
+//   constexpr DeviceKernel eye{"eye", EyeArgumentsText, 256, R"(
+//     KERNEL(eye, EyeArguments, 256) {
+//       T* to = (T*)p.to;
+//       ...
+//     })"};
+//   run_kernel(eye, {.t = x.dtype}, {blocks}, EyeArguments{...});
+//
+// The dialect is CUDA C++ without headers after the device prelude (ops/vec_device.h): KERNEL, or
+// BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one argument `p`, and
+// the threads of a block.
+
+#include <cstdint>
+#include <string>
+
+#include "core/backend.h"
+
+namespace brrr {
+
+/// Defines struct Name here, and its text for kernels as NameText, so that the two cannot differ.
+/// Members are char*, long, double, int, unsigned, float, and arrays of them.
+#define BRRR_DEVICE_STRUCT(Name, ...) \
+  struct Name __VA_ARGS__;            \
+  inline constexpr char Name##Text[] = "struct " #Name " " #__VA_ARGS__ ";\n"
+
+/// One text, compiled once for each variant that is asked for.
+struct DeviceKernel {
+  const char* name;     ///< Of the kernel in the text.
+  const char* structs;  ///< Texts of the structs it takes.
+  int threads;          ///< Of a block.
+  const char* text;
+};
+
+/// What a kernel's text is compiled for. T is the element type of dtype t as it lies in memory and
+/// TV the one-lane vector of it; TC and TCV are the same of t's compute type, with TCV get(const
+/// T*), void put(T*, TCV) and TCV from_f32(f32). U, UV, UC, UCV, get_u and so on belong to u; N is
+/// n.
+struct Variant {
+  DType t = DType::Float32;
+  DType u = DType::Float32;
+  int n = 0;
+  uint32_t bits() const {
+    return static_cast<uint32_t>(t) | static_cast<uint32_t>(u) << 4 | static_cast<uint32_t>(n) << 8;
+  }
+};
+
+/// Blocks of a launch, and the dynamic shared memory of each.
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;
+  int64_t shared_bytes = 0;
+};
+
+/// Queues the kernel on the current device; nothing to do if the grid is empty. Throws brrr::Error
+/// with the compiler's words when it cannot be built.
+void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const void* arguments,
+                       size_t bytes);
+template <class Arguments>
+void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments& a) {
+  run_device_kernel(k, v, g, &a, sizeof a);
+}
+/// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` notes the first index outside
+/// [0, limit), which it answers with false: nothing may be read or written then. The next read of
+/// a tensor, or synchronize(), throws what was noted. `op` is OpDef::index.
+char* device_fault();
+/// Blocks of `threads` that cover n elements, `each` per thread.
+inline int64_t blocks_for(int64_t n, int64_t threads = 256, int64_t each = 1) {
+  return (n + threads * each - 1) / (threads * each);
+}
+
+}  // namespace brrr
