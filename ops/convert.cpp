@@ -3,7 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "ops/vec.h"
+#include "ops/vec_convert.h"
 
 namespace brrr {
 

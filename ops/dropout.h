@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ops/vec.h"
-#include "ops/vec_lanes.h"
+#include "ops/vec_random.h"
 
 namespace brrr {
 

@@ -14,7 +14,7 @@
 #include "ops/pointwise.h"
 #include "ops/vec.h"
 #include "ops/vec_math.h"
-#include "ops/vec_lanes.h"
+#include "ops/vec_random.h"
 
 namespace brrr {
 

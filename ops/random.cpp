@@ -12,7 +12,7 @@
 #include "ops/pointwise_ops.h"
 #include "ops/vec.h"
 #include "ops/vec_math.h"
-#include "ops/vec_lanes.h"
+#include "ops/vec_random.h"
 
 namespace brrr {
 

@@ -1,8 +1,8 @@
-// The CPU vector prelude, part 1: types, memory access, comparisons, conversions, reduction.
+// The CPU vector prelude, part 1: types, memory access, comparisons, reduction.
 //
 // This text needs no header: kernels of the library include it, and generated kernels carry it
-// verbatim (then vec_math.h, vec_trig.h and vec_lanes.h, without #include lines), so both run the
-// same definitions.
+// verbatim (then vec_hw.h to vec_random.h, without #include lines), so both run the same
+// definitions.
 // Every vector has 16 logical lanes whatever the hardware, because lane count fixes the order of
 // a reduction. Only IEEE + - * / sqrt fma, integer and bit operations are used: results do not
 // depend on -march or on the compiler (the payload and sign of a NaN excepted).
@@ -20,6 +20,7 @@ typedef double f64 __attribute__((vector_size(128)));
 typedef int i32 __attribute__((vector_size(64)));
 typedef long i64 __attribute__((vector_size(128)));
 typedef unsigned u32 __attribute__((vector_size(64)));
+typedef unsigned long u64 __attribute__((vector_size(128)));
 typedef unsigned short u16 __attribute__((vector_size(32)));
 typedef unsigned char u8 __attribute__((vector_size(16)));
 typedef i32 b16;  // a mask: lanes are 0 or -1, for every element type
@@ -276,179 +277,6 @@ BRRR_VX bool all(b16 m) {
 // The mask of the first n lanes.
 BRRR_VX b16 first_lanes(int n) {
   return lt(i32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, splat(n));
-}
-
-// Lane i is table[k[i] mod 16].
-BRRR_VX f32 lookup(f32 table, i32 k) {
-#if defined(__AVX512F__) && defined(__clang__)
-  return __builtin_ia32_permvarsf512(table, k);
-#elif defined(__AVX512F__)
-  return __builtin_ia32_permvarsf512_mask(table, k, table, static_cast<unsigned short>(-1));
-#elif defined(__AVX2__)
-  f32x8 t[2], upper[2];
-  i32x8 at[2];
-  i32 bit_3 = k << 28;  // as the sign, which is all that the selection looks at
-  __builtin_memcpy(&t, &table, sizeof t);
-  __builtin_memcpy(&at, &k, sizeof at);
-  __builtin_memcpy(&upper, &bit_3, sizeof upper);
-  for (int h = 0; h < 2; ++h) {
-    upper[h] = __builtin_ia32_blendvps256(__builtin_ia32_permvarsf256(t[0], at[h]),
-                                          __builtin_ia32_permvarsf256(t[1], at[h]), upper[h]);
-  }
-  __builtin_memcpy(&table, &upper, sizeof upper);
-  return table;
-#else
-  f32 r;
-  for (int i = 0; i < lanes; ++i) r[i] = table[k[i] & 15];
-  return r;
-#endif
-}
-
-// --- conversions ---------------------------------------------------------------------------------
-
-BRRR_VX f32 to_f32(f32 x) {
-  return x;
-}
-BRRR_VX f32 to_f32(f64 x) {
-  return __builtin_convertvector(x, f32);
-}
-BRRR_VX f32 to_f32(i32 x) {
-  return __builtin_convertvector(x, f32);
-}
-BRRR_VX f32 to_f32(i64 x) {
-  return __builtin_convertvector(x, f32);
-}
-BRRR_VX f64 to_f64(f32 x) {
-  return __builtin_convertvector(x, f64);
-}
-BRRR_VX f64 to_f64(f64 x) {
-  return x;
-}
-BRRR_VX f64 to_f64(i32 x) {
-  return __builtin_convertvector(x, f64);
-}
-BRRR_VX f64 to_f64(i64 x) {
-  return __builtin_convertvector(x, f64);
-}
-BRRR_VX i32 to_i32(i32 x) {
-  return x;
-}
-BRRR_VX i32 to_i32(i64 x) {
-  return __builtin_convertvector(x, i32);
-}
-BRRR_VX i64 to_i64(i32 x) {
-  return __builtin_convertvector(x, i64);
-}
-BRRR_VX i64 to_i64(i64 x) {
-  return x;
-}
-
-// Floating point truncates; NaN and what is out of range give the smallest integer, as the x86
-// instructions do (in C++ they are undefined, so the lanes are made safe before).
-BRRR_VX i32 to_i32(f32 x) {
-  b16 ok = lt((f32)((i32)x & 0x7fffffff), splat(0x1p31f));
-  i32 r = __builtin_convertvector(where(ok, x, f32{}), i32);
-  return where(ok, r, splat(-0x7fffffff - 1));
-}
-BRRR_VX i32 to_i32(f64 x) {
-  b16 ok = lt(x, splat(0x1p31)) & gt(x, splat(-0x1.00000002p31));
-  i32 r = __builtin_convertvector(where(ok, x, f64{}), i32);
-  return where(ok, r, splat(-0x7fffffff - 1));
-}
-BRRR_VX i64 to_i64(f64 x) {
-  b16 ok = lt(x, splat(0x1p63)) & ge(x, splat(-0x1p63));
-  i64 r = __builtin_convertvector(where(ok, x, f64{}), i64);
-  return where(ok, r, splat(-0x7fffffffffffffffL - 1));
-}
-BRRR_VX i64 to_i64(f32 x) {
-  return to_i64(to_f64(x));
-}
-
-// Named, because a mask and an i32 are one type: nonzero -> true, and true -> 1.
-BRRR_VX b16 to_b16(f32 x) {
-  return ne(x, f32{});
-}
-BRRR_VX b16 to_b16(f64 x) {
-  return ne(x, f64{});
-}
-BRRR_VX b16 to_b16(i32 x) {
-  return ne(x, i32{});
-}
-BRRR_VX b16 to_b16(i64 x) {
-  return ne(x, i64{});
-}
-BRRR_VX f32 mask_to_f32(b16 m) {
-  return (f32)(m & 0x3f800000);
-}
-BRRR_VX f64 mask_to_f64(b16 m) {
-  return to_f64(m & 1);
-}
-BRRR_VX i32 mask_to_i32(b16 m) {
-  return m & 1;
-}
-BRRR_VX i64 mask_to_i64(b16 m) {
-  return to_i64(m & 1);
-}
-
-// uint8 wraps modulo 256; a stored bool is 0 or 1 (any nonzero byte reads as true).
-BRRR_VX i32 u8_to_i32(u8 x) {
-  return __builtin_convertvector(x, i32);
-}
-BRRR_VX u8 i32_to_u8(i32 x) {
-  return __builtin_convertvector(x & 255, u8);
-}
-BRRR_VX b16 bool_to_b16(u8 x) {
-  return to_b16(u8_to_i32(x));
-}
-BRRR_VX u8 b16_to_bool(b16 m) {
-  return i32_to_u8(m & 1);
-}
-
-// bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
-BRRR_VX f32 bf16_to_f32(u16 h) {
-  return (f32)(__builtin_convertvector(h, u32) << 16);
-}
-BRRR_VX u32 bf16_bits(f32 x) {
-  u32 b = (u32)x;
-  u32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
-  return (u32)where(ne(x, x), (i32)(b | 0x400000u), (i32)rounded);
-}
-BRRR_VX u16 f32_to_bf16(f32 x) {
-  return __builtin_convertvector(bf16_bits(x) >> 16, u16);
-}
-BRRR_VX f32 round_bf16(f32 x) {
-  return (f32)(bf16_bits(x) & 0xffff0000u);
-}
-
-// IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
-// denormal is made by one float addition that puts its last bit at the bottom of the sum.
-BRRR_VX u32 f16_bits(f32 x) {
-  u32 b = (u32)x, mag = b & 0x7fffffffu;
-  u32 normal = (mag + 0xc8000fffu + ((mag >> 13) & 1u)) >> 13;
-  u32 tiny = (u32)((f32)mag + 0.5f) - 0x3f000000u;
-  u32 nan = (0x7e00u | (mag >> 13)) & 0x7fffu;
-  i32 m = (i32)mag;
-  i32 r = where(lt(m, splat(0x38800000)), (i32)tiny, (i32)normal);
-  r = where(ge(m, splat(0x47800000)), splat(0x7c00), r);
-  r = where(gt(m, splat(0x7f800000)), (i32)nan, r);
-  return (u32)r | ((b >> 16) & 0x8000u);
-}
-BRRR_VX f32 f16_value(u32 h) {
-  u32 o = (h & 0x7fffu) << 13, exponent = o & 0x0f800000u;
-  u32 shifted = o + 0x38000000u;
-  f32 tiny = (f32)(shifted + 0x00800000u) - 0x1p-14f;
-  i32 r = where(eq((i32)exponent, i32{}), (i32)tiny, (i32)shifted);
-  r = where(eq((i32)exponent, splat(0x0f800000)), (i32)(o + 0x70000000u), r);
-  return (f32)((u32)r | ((h & 0x8000u) << 16));
-}
-BRRR_VX f32 f16_to_f32(u16 h) {
-  return f16_value(__builtin_convertvector(h, u32));
-}
-BRRR_VX u16 f32_to_f16(f32 x) {
-  return __builtin_convertvector(f16_bits(x), u16);
-}
-BRRR_VX f32 round_f16(f32 x) {
-  return f16_value(f16_bits(x));
 }
 
 // --- reduction -----------------------------------------------------------------------------------

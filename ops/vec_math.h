@@ -1,4 +1,4 @@
-// The CPU vector prelude, part 2: float32 mathematics (see vec.h; vec_trig.h goes on).
+// The vector prelude, part 4, portable: float32 mathematics (vec_trig.h goes on).
 //
 // Float32 is branch-free polynomials, good for every input: NaN, infinities, signed zeros and
 // denormals in and out. The largest errors measured, in units in the last place:
@@ -11,35 +11,12 @@
 #ifndef BRRR_OPS_VEC_MATH_H
 #define BRRR_OPS_VEC_MATH_H
 
-#include "ops/vec.h"
+#include "ops/vec_convert.h"
 
 namespace brrr::vx {
 
-constexpr float infinity = __builtin_inff();
-
 // --- fma, square root, rounding ------------------------------------------------------------------
 
-// Correctly rounded a * b + c: the only contraction there is, so never left to -ffp-contract.
-BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
-#if defined(__AVX512F__)
-  return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
-#elif defined(__FMA__)
-  f32x8 x[2], y[2], z[2];
-  __builtin_memcpy(&x, &a, sizeof x);
-  __builtin_memcpy(&y, &b, sizeof y);
-  __builtin_memcpy(&z, &c, sizeof z);
-  for (int i = 0; i < 2; ++i) z[i] = __builtin_ia32_vfmaddps256(x[i], y[i], z[i]);
-  __builtin_memcpy(&c, &z, sizeof z);
-  return c;
-#else
-  for (int i = 0; i < lanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
-#endif
-}
-BRRR_VX f64 fma(f64 a, f64 b, f64 c) {
-  for (int i = 0; i < lanes; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
-  return c;
-}
 BRRR_VX f32 fma(f32 a, f32 b, float c) {
   return fma(a, b, splat(c));
 }
@@ -50,46 +27,8 @@ BRRR_VX f32 fma(f32 a, float b, float c) {
   return fma(a, splat(b), splat(c));
 }
 
-BRRR_VX f32 sqrt(f32 x) {
-#if defined(__AVX512F__) && defined(__clang__)
-  return __builtin_ia32_sqrtps512(x, 4);
-#elif defined(__AVX512F__)
-  return __builtin_ia32_sqrtps512_mask(x, x, static_cast<unsigned short>(-1), 4);
-#elif defined(__AVX2__)
-  f32x8 h[2];
-  __builtin_memcpy(&h, &x, sizeof h);
-  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_sqrtps256(h[i]);
-  __builtin_memcpy(&x, &h, sizeof x);
-  return x;
-#else
-  for (int i = 0; i < lanes; ++i) x[i] = __builtin_sqrtf(x[i]);
-  return x;
-#endif
-}
 BRRR_VX f32 rsqrt(f32 x) {
   return 1.0f / sqrt(x);
-}
-
-// Rounds to integers: to nearest even, down, up, towards zero. The numbers are the hardware's.
-enum class Round { even = 8, down = 9, up = 10, zero = 11 };
-template <Round mode> BRRR_VX f32 to_integral(f32 x) {
-#if defined(__AVX512F__)
-  return __builtin_ia32_rndscaleps_mask(x, static_cast<int>(mode), x,
-                                        static_cast<unsigned short>(-1), 4);
-#elif defined(__AVX2__)
-  f32x8 h[2];
-  __builtin_memcpy(&h, &x, sizeof h);
-  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_roundps256(h[i], static_cast<int>(mode));
-  __builtin_memcpy(&x, &h, sizeof x);
-  return x;
-#else
-  for (int i = 0; i < lanes; ++i)
-    x[i] = mode == Round::even   ? __builtin_nearbyintf(x[i])
-           : mode == Round::down ? __builtin_floorf(x[i])
-           : mode == Round::up   ? __builtin_ceilf(x[i])
-                                 : __builtin_truncf(x[i]);
-  return x;
-#endif
 }
 BRRR_VX f32 floor(f32 x) {
   return to_integral<Round::down>(x);
@@ -116,8 +55,7 @@ BRRR_VX i32 abs(i32 x) {
   return where(lt(x, i32{}), (i32)(0u - (u32)x), x);
 }
 BRRR_VX i64 abs(i64 x) {
-  typedef unsigned long wrapping __attribute__((vector_size(128)));
-  return where(lt(x, i64{}), (i64)(0ul - (wrapping)x), x);
+  return where(lt(x, i64{}), (i64)(0ul - (u64)x), x);
 }
 BRRR_VX i32 sign_bits(f32 x) {
   return (i32)x & (-0x7fffffff - 1);
@@ -152,27 +90,7 @@ BRRR_VX b16 isfinite(f32 x) {
   return lt(abs(x), splat(infinity));
 }
 BRRR_VX b16 isfinite(f64 x) {
-  return lt(abs(x), splat(__builtin_inf()));
-}
-
-// Keeps NaN, unlike a chain of min and max; one instruction each, which g++ does not find itself.
-BRRR_VX f32 at_most(f32 x, float top) {
-#if defined(__AVX512F__) && defined(__clang__)
-  return __builtin_ia32_minps512(splat(top), x, 4);
-#elif defined(__AVX512F__)
-  return __builtin_ia32_minps512_mask(splat(top), x, x, static_cast<unsigned short>(-1), 4);
-#else
-  return where(lt(splat(top), x), splat(top), x);
-#endif
-}
-BRRR_VX f32 at_least(f32 x, float low) {
-#if defined(__AVX512F__) && defined(__clang__)
-  return __builtin_ia32_maxps512(splat(low), x, 4);
-#elif defined(__AVX512F__)
-  return __builtin_ia32_maxps512_mask(splat(low), x, x, static_cast<unsigned short>(-1), 4);
-#else
-  return where(lt(x, splat(low)), splat(low), x);
-#endif
+  return lt(abs(x), splat(double(infinity)));
 }
 
 // --- exponentials --------------------------------------------------------------------------------
@@ -183,16 +101,6 @@ constexpr float ln2_high = 0x1.62e430p-1f, ln2_low = -0x1.05c610p-29f;
 // Nearest integer of a small x: beyond 2^23 a float has no fraction bits.
 BRRR_VX f32 nearest_multiple(f32 x, float reciprocal) {
   return fma(x, reciprocal, 0x1.8p+23f) - 0x1.8p+23f;
-}
-
-// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
-BRRR_VX f32 scale(f32 p, f32 i) {
-#if defined(__AVX512F__)
-  return __builtin_ia32_scalefps512_mask(p, i, p, static_cast<unsigned short>(-1), 4);
-#else
-  i32 n = __builtin_convertvector(i, i32), half = n >> 1;
-  return p * (f32)((half + 127) << 23) * (f32)((n - half + 127) << 23);
-#endif
 }
 
 // e^f * 2^i with |f| <= ln(2) / 2.
@@ -223,7 +131,7 @@ BRRR_VX f32 expm1(f32 x) {
   p = fma(p, f, 0x1.555554p-3f);
   p = fma(p, f, 0.5f);
   p = fma(p * f, f, f);
-  f32 half = (f32)((__builtin_convertvector(i, i32) + 126) << 23);
+  f32 half = (f32)((convert<i32>(i) + 126) << 23);
   f32 r = fma(p, half, half - 0.5f);
   r = where(eq(i, f32{}), p, r + r);
   return (f32)((i32)r | sign_bits(x));  // the sum above loses the sign of -0
@@ -250,42 +158,42 @@ BRRR_VX f32 tanh(f32 x) {
 // such that erf(n h) is close to a float for every n. Around 0 it is t + t (c1 + t (...)) instead,
 // so that small results keep their relative precision. From 3.93 on the result is 1.
 BRRR_VX f32 erf(f32 x) {
-  const f32 c5 = {0x1.c5dfe8p-4f,  0x1.449912p-4f,  0x1.44c1f4p-8f,  -0x1.cad4f0p-5f,
-                  -0x1.1544c2p-4f, -0x1.5bb3acp-5f, -0x1.50e51cp-7f, 0x1.22a98ep-7f,
-                  0x1.a90032p-7f,  0x1.36fcd4p-7f,  0x1.47aa94p-8f,  0x1.0f8bd6p-9f,
-                  0x1.6f7a5ap-11f, 0x1.9e3c2ap-13f, 0x1.899e0ap-15f, 0x1.3ddc18p-17f};
-  const f32 c4 = {0x1.51aadcp-12f,  0x1.07e6d0p-3f,  0x1.759a4cp-3f,   0x1.279032p-3f,
-                  0x1.e6f77ap-5f,   -0x1.bf8ab4p-7f, -0x1.7fd670p-5f,  -0x1.76d9d4p-5f,
-                  -0x1.f39832p-6f,  -0x1.0cf0a8p-6f, -0x1.c86826p-8f,  -0x1.0bf59ep-9f,
-                  -0x1.31bcdcp-10f, 0x1.5ca4c2p-13f, -0x1.18e8fep-14f, 0x1.6d97f4p-10f};
-  const f32 c3 = {-0x1.812beap-2f, -0x1.38df6ep-2f, -0x1.16a46ap-3f, 0x1.42e92ap-5f,
-                  0x1.2a5fb8p-3f,  0x1.542084p-3f,  0x1.0c0ec4p-3f,  0x1.4ac024p-4f,
-                  0x1.4e3696p-5f,  0x1.1aae34p-6f,  0x1.9545d8p-8f,  0x1.f04dfep-10f,
-                  0x1.04f348p-11f, 0x1.d907a0p-14f, 0x1.728d1cp-16f, 0x1.f6cfb8p-19f};
-  const f32 c2 = {0x1.5d8f0cp-22f,  -0x1.161582p-2f,  -0x1.c81d3cp-2f,  -0x1.eb97dep-2f,
-                  -0x1.9ca104p-2f,  -0x1.1c7d22p-2f,  -0x1.49f26cp-3f,  -0x1.45f918p-4f,
-                  -0x1.1467c2p-5f,  -0x1.93ed1cp-7f,  -0x1.fef448p-9f,  -0x1.1a125ep-10f,
-                  -0x1.0388a0p-12f, -0x1.ebe85cp-15f, -0x1.30bf30p-17f, -0x1.a032e0p-16f};
-  const f32 c1 = {0x1.06eba8p-3f,  0x1.0e629cp+0f,  0x1.bb7b7ep-1f,  0x1.3ea6aep-1f,
-                  0x1.913306p-2f,  0x1.ba918ep-3f,  0x1.abbc9cp-4f,  0x1.6a332ap-5f,
-                  0x1.0cb7a0p-6f,  0x1.5d5716p-8f,  0x1.8de728p-10f, 0x1.8d1546p-12f,
-                  0x1.5b2f6ep-14f, 0x1.09f5d6p-16f, 0x1.65020ep-19f, 0x1.a3deb6p-22f};
-  const f32 c0 = {0,
-                  0x1.22ad10p-2f,
-                  0x1.10dc20p-1f,
-                  0x1.73088ap-1f,
-                  0x1.b558f4p-1f,
-                  0x1.dca650p-1f,
-                  0x1.f1163ep-1f,
-                  0x1.fa6944p-1f,
-                  0x1.fe24c6p-1f,
-                  0x1.ff7458p-1f,
-                  0x1.ffdbbep-1f,
-                  0x1.fff7b2p-1f,
-                  0x1.fffe52p-1f,
-                  0x1.ffffb4p-1f,
-                  0x1.fffff4p-1f,
-                  1};
+  BRRR_VX_TABLE c5 = {0x1.c5dfe8p-4f,  0x1.449912p-4f,  0x1.44c1f4p-8f,  -0x1.cad4f0p-5f,
+                      -0x1.1544c2p-4f, -0x1.5bb3acp-5f, -0x1.50e51cp-7f, 0x1.22a98ep-7f,
+                      0x1.a90032p-7f,  0x1.36fcd4p-7f,  0x1.47aa94p-8f,  0x1.0f8bd6p-9f,
+                      0x1.6f7a5ap-11f, 0x1.9e3c2ap-13f, 0x1.899e0ap-15f, 0x1.3ddc18p-17f};
+  BRRR_VX_TABLE c4 = {0x1.51aadcp-12f,  0x1.07e6d0p-3f,  0x1.759a4cp-3f,   0x1.279032p-3f,
+                      0x1.e6f77ap-5f,   -0x1.bf8ab4p-7f, -0x1.7fd670p-5f,  -0x1.76d9d4p-5f,
+                      -0x1.f39832p-6f,  -0x1.0cf0a8p-6f, -0x1.c86826p-8f,  -0x1.0bf59ep-9f,
+                      -0x1.31bcdcp-10f, 0x1.5ca4c2p-13f, -0x1.18e8fep-14f, 0x1.6d97f4p-10f};
+  BRRR_VX_TABLE c3 = {-0x1.812beap-2f, -0x1.38df6ep-2f, -0x1.16a46ap-3f, 0x1.42e92ap-5f,
+                      0x1.2a5fb8p-3f,  0x1.542084p-3f,  0x1.0c0ec4p-3f,  0x1.4ac024p-4f,
+                      0x1.4e3696p-5f,  0x1.1aae34p-6f,  0x1.9545d8p-8f,  0x1.f04dfep-10f,
+                      0x1.04f348p-11f, 0x1.d907a0p-14f, 0x1.728d1cp-16f, 0x1.f6cfb8p-19f};
+  BRRR_VX_TABLE c2 = {0x1.5d8f0cp-22f,  -0x1.161582p-2f,  -0x1.c81d3cp-2f,  -0x1.eb97dep-2f,
+                      -0x1.9ca104p-2f,  -0x1.1c7d22p-2f,  -0x1.49f26cp-3f,  -0x1.45f918p-4f,
+                      -0x1.1467c2p-5f,  -0x1.93ed1cp-7f,  -0x1.fef448p-9f,  -0x1.1a125ep-10f,
+                      -0x1.0388a0p-12f, -0x1.ebe85cp-15f, -0x1.30bf30p-17f, -0x1.a032e0p-16f};
+  BRRR_VX_TABLE c1 = {0x1.06eba8p-3f,  0x1.0e629cp+0f,  0x1.bb7b7ep-1f,  0x1.3ea6aep-1f,
+                      0x1.913306p-2f,  0x1.ba918ep-3f,  0x1.abbc9cp-4f,  0x1.6a332ap-5f,
+                      0x1.0cb7a0p-6f,  0x1.5d5716p-8f,  0x1.8de728p-10f, 0x1.8d1546p-12f,
+                      0x1.5b2f6ep-14f, 0x1.09f5d6p-16f, 0x1.65020ep-19f, 0x1.a3deb6p-22f};
+  BRRR_VX_TABLE c0 = {0,
+                      0x1.22ad10p-2f,
+                      0x1.10dc20p-1f,
+                      0x1.73088ap-1f,
+                      0x1.b558f4p-1f,
+                      0x1.dca650p-1f,
+                      0x1.f1163ep-1f,
+                      0x1.fa6944p-1f,
+                      0x1.fe24c6p-1f,
+                      0x1.ff7458p-1f,
+                      0x1.ffdbbep-1f,
+                      0x1.fff7b2p-1f,
+                      0x1.fffe52p-1f,
+                      0x1.ffffb4p-1f,
+                      0x1.fffff4p-1f,
+                      1};
   f32 t = at_most(abs(x), 3.98f);
   f32 k = fma(t, 0x1.f1d0f4p+1f, 0x1.8p+23f), n = k - 0x1.8p+23f;
   f32 u = fma(n, -0x1.074b40p-2f, t);
@@ -316,7 +224,7 @@ BRRR_VX f32 log1p_reduced(f32 m, f32 i) {
 // What a logarithm gives where its argument is not positive and finite.
 BRRR_VX f32 log_special(f32 x) {
   f32 r = where(eq(x, f32{}), splat(-infinity), x);
-  return where(lt(x, f32{}), splat(__builtin_nanf("")), r);
+  return where(lt(x, f32{}), splat(not_a_number), r);
 }
 // x = m * 2^i with m near 1; the boundaries are those of `first`, the bits of the smallest m.
 struct Split {
@@ -327,7 +235,7 @@ BRRR_VX Split split(f32 x, int first) {
   f32 y = where(tiny, x * 0x1p23f, x);
   // Unsigned: the bits of what is not positive may wrap around.
   i32 e = (i32)((u32)y - static_cast<unsigned>(first)) & -0x800000;
-  f32 i = __builtin_convertvector(e, f32);
+  f32 i = convert<f32>(e);
   return {(f32)((u32)y - (u32)e), fma(i, 0x1p-23f, where(tiny, splat(-23.0f), f32{}))};
 }
 BRRR_VX f32 log(f32 x) {
@@ -341,7 +249,7 @@ BRRR_VX f32 log1p(f32 x) {
   i32 e = (i32)((u32)u - 0x3f2aaaabu) & -0x800000;
   f32 down = fma((f32)(0x40800000u - (u32)e), 0.25f, -1.0f);
   f32 m = (f32)((u32)x - (u32)e) + down;
-  f32 r = log1p_reduced(m, __builtin_convertvector(e, f32) * 0x1p-23f);
+  f32 r = log1p_reduced(m, convert<f32>(e) * 0x1p-23f);
   r = where(gt(u, f32{}) & lt(u, splat(infinity)), r, log_special(u));
   return where(eq(x, f32{}), x, r);
 }
@@ -375,7 +283,7 @@ BRRR_VX f32 pow(f32 x, f32 y) {
   r = where(zero | eq(ax, splat(infinity)), end, r);
   r = (f32)((i32)r | (sign_bits(x) & odd));
   b16 undefined = lt(x, f32{}) & gt(x, splat(-infinity)) & ~whole;
-  r = where(undefined, splat(__builtin_nanf("")), r);
+  r = where(undefined, splat(not_a_number), r);
   r = where(ne(x, x) | ne(y, y), x + y, r);
   return where(eq(x, splat(1.0f)) | eq(y, f32{}), splat(1.0f), r);
 }

@@ -1,4 +1,4 @@
-// The CPU vector prelude, part 3: sine and cosine of float32. Embedded after vec_math.h.
+// The vector prelude, part 5, portable: sine and cosine of float32.
 #ifndef BRRR_OPS_VEC_TRIG_H
 #define BRRR_OPS_VEC_TRIG_H
 
@@ -22,11 +22,9 @@ BRRR_VX f32 sin_reduced(f32 near, f32 r, i32 flip) {
 
 // Huge arguments: the product with the bits of 1/pi that matter, in integers (Payne and Hanek).
 // For cosine `quarter` takes half a turn of sin off first. Rare, so lane by lane and out of line.
-__attribute__((noinline, cold, unused)) static void reduce_huge(const f32* x, f32* r, i32* flip,
-                                                                bool cosine) {
+BRRR_VX_COLD void reduce_huge(const f32* x, f32* r, i32* flip, bool cosine) {
   static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
                                           0x9e21c820ff28b1d5, 0};
-  __extension__ typedef unsigned __int128 wide;
   for (int k = 0; k < lanes; ++k) {
     int bits = ((i32)*x)[k], mag = bits & 0x7fffffff;
     if (mag <= 0x48000000) continue;  // trig_fast_limit
@@ -35,28 +33,16 @@ __attribute__((noinline, cold, unused)) static void reduce_huge(const f32* x, f3
       continue;
     }
     int at = 31 + (mag >> 23) - 150, word = at >> 6, shift = at & 63;
-    wide window = (wide)inv_pi[word] << 64 | inv_pi[word + 1];
-    unsigned long high = (unsigned long)(window << shift >> 64);
-    window = (wide)inv_pi[word + 1] << 64 | inv_pi[word + 2];
-    unsigned long low = (unsigned long)(window << shift >> 96);
-    wide product = ((wide)high << 32 | low) * ((mag & 0x7fffff) | 0x800000);
-    unsigned long turns = (unsigned long)(product >> 32);  // |x| / pi modulo 2, 63 binary places
+    unsigned long high = inv_pi[word] << shift | inv_pi[word + 1] >> 1 >> (63 - shift);
+    unsigned long low = inv_pi[word + 1] << shift | inv_pi[word + 2] >> 1 >> (63 - shift);
+    unsigned long digits = (unsigned long)((mag & 0x7fffff) | 0x800000);
+    // |x| / pi modulo 2, 63 binary places.
+    unsigned long turns = high * digits + ((low >> 32) * digits >> 32);
     if (cosine) turns -= 1ul << 62;
     double t = (double)(long)(turns << 1) * 0x1.921fb54442d18p-63;
     (*r)[k] = (float)(cosine || bits < 0 ? -t : t);
     (*flip)[k] = (int)((turns + (1ul << 62)) >> 63 << 31);
   }
-}
-
-// Whether any |x| is above the limit; a comparison straight into a mask register where there is
-// one, because this is paid on every call of sin and cos.
-BRRR_VX bool any_above(f32 x, float limit) {
-#ifdef __AVX512F__
-  return __builtin_ia32_cmpps512_mask(abs(x), splat(limit), 14, static_cast<unsigned short>(-1),
-                                      4) != 0;
-#else
-  return any(gt(abs(x), splat(limit)));
-#endif
 }
 
 // Through copies, so that the common path need not keep its vectors in memory.

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/vec_lanes.h"
+#include "ops/vec_random.h"
 
 namespace vx = brrr::vx;
 

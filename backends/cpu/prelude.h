@@ -2,9 +2,9 @@
 
 namespace brrr::cpu {
 
-// The text every generated CPU kernel starts with: ops/vec.h, vec_math.h, vec_trig.h, vec_lanes.h,
-// without their #include lines. Embedded at build time, so that eager and generated code share one
-// definition of each function and an installed library needs no header at run time.
+// The text every generated CPU kernel starts with: ops/vec.h to vec_random.h without their #include
+// lines. Embedded at build time, so that eager and generated code share one definition of each
+// function and an installed library needs no header at run time.
 const char* prelude();
 
 // The compiler flags, separated by spaces, that change results or vector width. Generated code is

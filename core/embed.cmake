@@ -1,5 +1,5 @@
 # Writes OUTPUT, C++ string literals holding the text of INPUTS (separated by '|').
-# Run as: cmake -DINPUTS=a.h|b.h -DOUTPUT=prelude.inc -P prelude.cmake
+# Run as: cmake -DINPUTS=a.h|b.h -DOUTPUT=prelude.inc -P embed.cmake
 set(chunk_size 8000)
 string(REPLACE "|" ";" inputs "${INPUTS}")
 set(literals "")

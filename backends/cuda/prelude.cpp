@@ -1,0 +1,12 @@
+#include "backends/cuda/prelude.h"
+
+namespace brrr::cuda {
+
+const std::string& prelude() {
+  static const std::string text =
+#include "cuda_prelude.inc"
+      ;
+  return text;
+}
+
+}  // namespace brrr::cuda
