@@ -236,7 +236,35 @@ bool readable(const Operand& o) {
   int64_t ld;
   bool trans;
   const DType dtype = o.t->dtype;
-  return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
+  const bool aligned = o.t->device == kCPU || reinterpret_cast<uintptr_t>(o.t->data()) % 16 == 0;
+  return dtype == product_dtype(*o.t) &&
+         (!is_floating(dtype) || (aligned && gemm_layout(o, ld, trans)));
+}
+
+/// Whether the batch is one walk with even steps, as a GPU's library takes it.
+bool even_steps(const Operand& o, const TensorImpl& out, int dims) {
+  for (int d = 0; d + 1 < dims; ++d) {
+    const int64_t inner = o.batch_stride[d + 1] * out.sizes[d + 1];
+    if (out.sizes[d] > 1 && o.batch_stride[d] != inner) return false;
+  }
+  return true;
+}
+
+/// The operand once for each index of the batch, one after the other.
+void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
+  if (out.device == kCPU || even_steps(o, out, dims)) return;
+  const TensorImpl& t = *o.t;
+  IntList sizes = out.size_list(), strides;
+  for (int d = 0; d < dims; ++d) strides.push_back(o.batch_stride[d]);
+  for (int d = 0; d < 2; ++d) {
+    sizes[dims + d] = t.sizes[t.ndim - 2 + d];
+    strides.push_back(t.strides[t.ndim - 2 + d]);
+  }
+  t.storage->refs.retain();
+  const Tensor all(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
+  o.t = all.impl();
+  make_copy(o, is_left);
+  set_batch(o, out, dims);
 }
 
 Tensor transposed(const TensorImpl& t) {
@@ -283,6 +311,8 @@ void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_ri
   } else {
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
+    spread(a, out, batch_dims, true);
+    spread(b, out, batch_dims, false);
     const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);
     const bool alone = out.device.type == DeviceType::CUDA;  // The CPU only queues.
     const int64_t n = out.numel / area, grain = alone ? n : std::max<int64_t>(1, kGrain / work);

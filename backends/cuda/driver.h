@@ -50,8 +50,8 @@ struct Driver {
   Failure (*release_event)(Event* e);
   Failure (*record)(Event* e, Stream* s);
   Failure (*finished)(Event* e, bool* yes);
-  Failure (*wait)(Event* e);                  ///< The calling thread waits.
-  Failure (*wait_on)(Stream* s, Event* e);    ///< What follows in the stream waits.
+  Failure (*wait)(Event* e);                ///< The calling thread waits.
+  Failure (*wait_on)(Stream* s, Event* e);  ///< What follows in the stream waits.
 
   Failure (*copy)(void* to, const void* from, size_t bytes, Way way, Stream* s);
   Failure (*fill)(void* to, unsigned char value, size_t bytes, Stream* s);
@@ -67,11 +67,14 @@ struct Driver {
                     size_t shared_bytes, const void* arguments, size_t bytes, Stream* s);
 };
 
+/// Of a, b and c in memory: an algorithm chosen for any address would be slow for most.
+inline constexpr size_t kGemmAlignment = 16;
+
 /// c[m, n] = op(a)[m, k] op(b)[k, n], row-major, `batch` of them at strides in elements.
 struct GemmShape {
   enum Type : int { Float32, Float64, BFloat16, Float16 };
-  Type type;             ///< Of a, b and c; 16-bit floats accumulate in float32.
-  bool tf32;             ///< Float32 products may round their factors to TF32.
+  Type type;  ///< Of a, b and c; 16-bit floats accumulate in float32.
+  bool tf32;  ///< Float32 products may round their factors to TF32.
   bool trans_a, trans_b;
   int64_t m, n, k, lda, ldb, ldc;
   int64_t batch, stride_a, stride_b, stride_c;
@@ -89,6 +92,7 @@ struct Tools {
 
   /// Chooses one algorithm for a problem, the same in every process on the same device.
   Failure (*plan)(const GemmShape* shape, size_t workspace_bytes, Gemm** plan);
+  /// Where a, b or c is not aligned to kGemmAlignment it fails; the workspace is aligned to 256.
   Failure (*multiply)(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
                       size_t workspace_bytes, Stream* s);
   Failure (*release_plan)(Gemm* plan);

@@ -1,0 +1,113 @@
+// Tools::compile: kernel text to machine code, by NVRTC.
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "backends/cuda/module/module.h"
+
+namespace brrr::cuda {
+
+namespace {
+
+constexpr int log_lines = 15;
+
+struct Program {
+  nvrtcProgram handle = nullptr;
+
+  Program(const char* source, const char* name) {
+    BRRR_CALL(nvrtcCreateProgram, &handle, source, name, 0, nullptr, nullptr);
+  }
+  ~Program() { nvrtcDestroyProgram(&handle); }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+};
+
+struct Target {
+  bool machine_code;  // otherwise PTX, which the driver translates when it loads it
+  int architecture;   // 90 for 9.0
+};
+
+// The architecture itself or, where NVRTC does not know it yet, the newest one before it.
+Target target_of(int major, int minor) {
+  int count = 0;
+  BRRR_CALL(nvrtcGetNumSupportedArchs, &count);
+  std::vector<int> known(count);
+  BRRR_CALL(nvrtcGetSupportedArchs, known.data());
+  const int wanted = 10 * major + minor;
+  int best = 0;
+  for (int architecture : known) {
+    if (architecture <= wanted) best = std::max(best, architecture);
+  }
+  if (best == 0) {
+    fail("compute capability {}.{} is older than all this compiler supports; {}", major, minor,
+         versions(major, minor));
+  }
+  return {best == wanted, best};
+}
+
+// The log's first lines, from the first error on: warnings may be many.
+std::string log_of(const Program& program) {
+  size_t bytes = 0;
+  BRRR_CALL(nvrtcGetProgramLogSize, program.handle, &bytes);
+  std::string log(bytes, '\0');
+  BRRR_CALL(nvrtcGetProgramLog, program.handle, log.data());
+  log.resize(std::char_traits<char>::length(log.c_str()));
+  const size_t error = log.find("error:");
+  const size_t newline = error == log.npos ? log.npos : log.rfind('\n', error);
+  if (newline != log.npos) log.erase(0, newline + 1);
+  size_t end = 0;
+  for (int line = 0; line < log_lines && end < log.size(); ++line) {
+    end = std::min(log.find('\n', end), log.size() - 1) + 1;
+  }
+  return log.substr(0, end);
+}
+
+// Room for `bytes` bytes, as release_image takes it.
+char* make_image(size_t bytes, void** image) {
+  *image = std::malloc(bytes);
+  if (!*image) fail("no memory for the {} bytes of a compiled program", bytes);
+  return static_cast<char*>(*image);
+}
+
+}  // namespace
+
+Failure compile(const char* source, const char* name, int major, int minor, void** image,
+                size_t* bytes) {
+  *image = nullptr;
+  return guarded([&] {
+    const Target target = target_of(major, minor);
+    const Program program(source, name);
+    const std::string architecture = fmt::format(
+        "--gpu-architecture={}_{}", target.machine_code ? "sm" : "compute", target.architecture);
+    // --minimal leaves out textures and launches from the device: a sixth of a small program's
+    // time.
+    const char* const options[] = {architecture.c_str(), "--fmad=false", "--std=c++20",
+                                   "--minimal"};
+    const nvrtcResult status =
+        nvrtcCompileProgram(program.handle, static_cast<int>(std::size(options)), options);
+    if (status != NVRTC_SUCCESS) {
+      fail("{} does not compile: {}; {}\n{}", name, nvrtcGetErrorString(status),
+           versions(major, minor), log_of(program));
+    }
+    if (target.machine_code) {
+      BRRR_CALL(nvrtcGetCUBINSize, program.handle, bytes);
+      BRRR_CALL(nvrtcGetCUBIN, program.handle, make_image(*bytes, image));
+    } else {
+      BRRR_CALL(nvrtcGetPTXSize, program.handle, bytes);
+      BRRR_CALL(nvrtcGetPTX, program.handle, make_image(*bytes, image));
+    }
+  });
+}
+
+void release_image(void* image) {
+  std::free(image);
+}
+
+int compiler_version() {
+  int major = 0, minor = 0;
+  return nvrtcVersion(&major, &minor) == NVRTC_SUCCESS ? 1000 * major + 10 * minor : 0;
+}
+
+}  // namespace brrr::cuda

@@ -1,0 +1,345 @@
+// The device: memory, streams, events, copies by the runtime; code and launches by the driver,
+// whose functions are looked up when a device is opened, so that the module loads without one.
+
+#include <mutex>
+
+#include "backends/cuda/module/module.h"
+
+namespace brrr::cuda {
+
+namespace {
+
+constexpr size_t log_bytes = 4096;
+
+// What the module uses of the driver itself.
+struct Entries {
+  decltype(&::cuCtxGetCurrent) current_context;
+  decltype(&::cuGetErrorName) error_name;
+  decltype(&::cuGetErrorString) error_text;
+  decltype(&::cuModuleLoadDataEx) load;
+  decltype(&::cuModuleUnload) unload;
+  decltype(&::cuModuleGetFunction) function;
+  decltype(&::cuFuncGetAttribute) attribute;
+  decltype(&::cuFuncSetAttribute) set_attribute;
+  decltype(&::cuLaunchKernel) launch;
+};
+
+// Written once, by open(), which comes before everything else.
+struct {
+  Entries entries;
+  int device = -1, major = 0, minor = 0;
+  CUcontext context = nullptr;
+} here;
+
+template <class F> void look_up(F*& function, const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  BRRR_CALL(cudaGetDriverEntryPointByVersion, name, &found, 12000, cudaEnableDefault, &result);
+#else
+  BRRR_CALL(cudaGetDriverEntryPoint, name, &found, cudaEnableDefault, &result);
+#endif
+  if (!found) fail("the NVIDIA driver has no function {} (query result {})", name, int(result));
+  function = reinterpret_cast<F*>(found);
+}
+
+Entries look_up_entries() {
+  Entries e;
+  look_up(e.current_context, "cuCtxGetCurrent");
+  look_up(e.error_name, "cuGetErrorName");
+  look_up(e.error_text, "cuGetErrorString");
+  look_up(e.load, "cuModuleLoadDataEx");
+  look_up(e.unload, "cuModuleUnload");
+  look_up(e.function, "cuModuleGetFunction");
+  look_up(e.attribute, "cuFuncGetAttribute");
+  look_up(e.set_attribute, "cuFuncSetAttribute");
+  look_up(e.launch, "cuLaunchKernel");
+  return e;
+}
+
+std::string written(int version) {
+  return fmt::format("{}.{}", version / 1000, version / 10 % 100);
+}
+
+int driver_version() {
+  int version = 0;  // stays so where there is no driver
+  BRRR_CALL(cudaDriverGetVersion, &version);
+  return version;
+}
+
+// How many devices there are; says in words why there is none.
+int count_devices() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    cudaGetLastError();
+    const int version = driver_version();
+    if (version == 0) fail("no NVIDIA driver: libcuda.so.1 is not found or does not load");
+    fail("the NVIDIA driver is too old: it supports CUDA {}, brrr was built with CUDA {}",
+         written(version), written(CUDART_VERSION));
+  }
+  if (status == cudaErrorNoDevice) {
+    cudaGetLastError();
+    fail("an NVIDIA driver but no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)");
+  }
+  check(status, "cudaGetDeviceCount");
+  return count;
+}
+
+Properties properties_of(int device) {
+  cudaDeviceProp found{};
+  BRRR_CALL(cudaGetDeviceProperties, &found, device);
+  auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    BRRR_CALL(cudaDeviceGetAttribute, &value, which, device);
+    return value;
+  };
+  Properties p{};
+  fmt::format_to_n(p.name, sizeof p.name - 1, "{}", found.name);
+  p.major = found.major;
+  p.minor = found.minor;
+  p.multiprocessors = found.multiProcessorCount;
+  p.shared_bytes = static_cast<int>(found.sharedMemPerBlockOptin);
+  p.memory_bytes = found.totalGlobalMem;
+  // Two transfers a clock; kHz and bits.
+  p.memory_bandwidth = 2e3 * attribute(cudaDevAttrMemoryClockRate) *
+                       (attribute(cudaDevAttrGlobalMemoryBusWidth) / 8.0);
+  p.driver_version = driver_version();
+  BRRR_CALL(cudaRuntimeGetVersion, &p.runtime_version);
+  return p;
+}
+
+Failure open(int device, Properties* properties) {
+  return guarded([&] {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    const int count = count_devices();
+    if (device < 0 || device >= count) {
+      fail("GPU {} was asked for, of {} that the NVIDIA driver shows", device, count);
+    }
+    if (here.context && here.device != device) {
+      fail("GPU {} was asked for, but GPU {} is open in this process", device, here.device);
+    }
+    const Properties found = properties_of(device);
+    if (!here.context) {
+      BRRR_CALL(cudaSetDevice, device);
+      here.entries = look_up_entries();
+      here.device = device;
+      here.major = found.major;
+      here.minor = found.minor;
+      check(here.entries.current_context(&here.context), "cuCtxGetCurrent");
+    }
+    *properties = found;
+  });
+}
+
+// Does `work` on the open device.
+template <class Work> Failure on_device(Work work) noexcept {
+  return guarded([&] {
+    enter();
+    work();
+  });
+}
+
+// --- Memory --------------------------------------------------------------------------------------
+
+Failure allocate(void** p, size_t bytes) {
+  *p = nullptr;
+  return on_device([&] {
+    const cudaError_t status = cudaMalloc(p, bytes);
+    if (status == cudaErrorMemoryAllocation) {
+      *p = nullptr;
+      cudaGetLastError();  // or a later call would report it again
+      return;
+    }
+    check(status, "cudaMalloc");
+  });
+}
+
+Failure release(void* p) {
+  return on_device([&] { BRRR_CALL(cudaFree, p); });
+}
+
+Failure allocate_pinned(void** p, size_t bytes) {
+  return on_device([&] { BRRR_CALL(cudaHostAlloc, p, bytes, cudaHostAllocDefault); });
+}
+
+Failure release_pinned(void* p) {
+  return on_device([&] { BRRR_CALL(cudaFreeHost, p); });
+}
+
+Failure memory(size_t* free, size_t* total) {
+  return on_device([&] { BRRR_CALL(cudaMemGetInfo, free, total); });
+}
+
+Failure copy(void* to, const void* from, size_t bytes, Way way, Stream* s) {
+  const cudaMemcpyKind kind = way == Way::ToDevice ? cudaMemcpyHostToDevice
+                              : way == Way::ToHost ? cudaMemcpyDeviceToHost
+                                                   : cudaMemcpyDeviceToDevice;
+  return on_device([&] { BRRR_CALL(cudaMemcpyAsync, to, from, bytes, kind, stream_of(s)); });
+}
+
+Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
+  return on_device([&] { BRRR_CALL(cudaMemsetAsync, to, value, bytes, stream_of(s)); });
+}
+
+// --- Streams and events --------------------------------------------------------------------------
+
+cudaEvent_t event_of(Event* e) {
+  return reinterpret_cast<cudaEvent_t>(e);
+}
+
+Failure make_stream(Stream** s) {
+  return on_device([&] {
+    cudaStream_t made = nullptr;
+    BRRR_CALL(cudaStreamCreateWithFlags, &made, cudaStreamNonBlocking);
+    *s = reinterpret_cast<Stream*>(made);
+  });
+}
+
+Failure synchronize(Stream* s) {
+  return on_device([&] { BRRR_CALL(cudaStreamSynchronize, stream_of(s)); });
+}
+
+Failure make_event(Event** e) {
+  return on_device([&] {
+    cudaEvent_t made = nullptr;
+    BRRR_CALL(cudaEventCreateWithFlags, &made, cudaEventDisableTiming);
+    *e = reinterpret_cast<Event*>(made);
+  });
+}
+
+Failure release_event(Event* e) {
+  return on_device([&] { BRRR_CALL(cudaEventDestroy, event_of(e)); });
+}
+
+Failure record(Event* e, Stream* s) {
+  return on_device([&] { BRRR_CALL(cudaEventRecord, event_of(e), stream_of(s)); });
+}
+
+Failure finished(Event* e, bool* yes) {
+  return on_device([&] {
+    const cudaError_t status = cudaEventQuery(event_of(e));
+    *yes = status == cudaSuccess;
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();
+    } else {
+      check(status, "cudaEventQuery");
+    }
+  });
+}
+
+Failure wait(Event* e) {
+  return on_device([&] { BRRR_CALL(cudaEventSynchronize, event_of(e)); });
+}
+
+Failure wait_on(Stream* s, Event* e) {
+  return on_device([&] { BRRR_CALL(cudaStreamWaitEvent, stream_of(s), event_of(e), 0u); });
+}
+
+// --- Code and launches ---------------------------------------------------------------------------
+
+Failure load(const void* image, size_t bytes, Module** m) {
+  return on_device([&] {
+    const std::string code(static_cast<const char*>(image), bytes);  // PTX has to end with a 0
+    char log[log_bytes] = "";
+    CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+    void* values[] = {log, reinterpret_cast<void*>(log_bytes)};
+    CUmodule loaded = nullptr;
+    const CUresult status = here.entries.load(&loaded, code.c_str(), 2, options, values);
+    if (status != CUDA_SUCCESS) {
+      const char* name = nullptr;
+      here.entries.error_name(status, &name);
+      fail("cuModuleLoadDataEx: {}; {}\n{}", name ? name : "unknown error",
+           versions(here.major, here.minor), log);
+    }
+    *m = reinterpret_cast<Module*>(loaded);
+  });
+}
+
+Failure unload(Module* m) {
+  return on_device(
+      [&] { check(here.entries.unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
+}
+
+Failure function(Module* m, const char* name, size_t shared_bytes, Function** f) {
+  return on_device([&] {
+    CUfunction found = nullptr;
+    check(here.entries.function(&found, reinterpret_cast<CUmodule>(m), name),
+          "cuModuleGetFunction");
+    // More than 48 KB a block, the kernel's own included, is to be asked for.
+    constexpr CUfunction_attribute most = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    int allowed = 0;
+    check(here.entries.attribute(&allowed, most, found), "cuFuncGetAttribute");
+    if (shared_bytes > static_cast<size_t>(allowed)) {
+      check(here.entries.set_attribute(found, most, static_cast<int>(shared_bytes)),
+            "cuFuncSetAttribute");
+    }
+    *f = reinterpret_cast<Function*>(found);
+  });
+}
+
+// The driver knows the size of the argument from the kernel's code.
+Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
+               const void* arguments, size_t /*bytes*/, Stream* s) {
+  return on_device([&] {
+    void* parameters[] = {const_cast<void*>(arguments)};
+    check(here.entries.launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
+                              block[1], block[2], static_cast<unsigned>(shared_bytes), stream_of(s),
+                              parameters, nullptr),
+          "cuLaunchKernel");
+  });
+}
+
+}  // namespace
+
+const Driver driver{.open = open,
+                    .allocate = allocate,
+                    .release = release,
+                    .allocate_pinned = allocate_pinned,
+                    .release_pinned = release_pinned,
+                    .memory = memory,
+                    .make_stream = make_stream,
+                    .synchronize = synchronize,
+                    .make_event = make_event,
+                    .release_event = release_event,
+                    .record = record,
+                    .finished = finished,
+                    .wait = wait,
+                    .wait_on = wait_on,
+                    .copy = copy,
+                    .fill = fill,
+                    .load = load,
+                    .unload = unload,
+                    .function = function,
+                    .launch = launch};
+
+void enter() {
+  if (!here.context) fail("no GPU is open");
+  // Asked for each time, because the thread may be new or other code may have changed it.
+  CUcontext current = nullptr;
+  check(here.entries.current_context(&current), "cuCtxGetCurrent");
+  if (current != here.context) BRRR_CALL(cudaSetDevice, here.device);
+}
+
+cudaStream_t stream_of(Stream* s) {
+  if (!s) fail("no stream");  // null is the legacy stream, which waits for all others
+  return reinterpret_cast<cudaStream_t>(s);
+}
+
+std::string versions(int major, int minor) {
+  const int driver = driver_version();
+  return fmt::format("NVRTC {}, {}, device of compute capability {}.{}",
+                     written(compiler_version()),
+                     driver ? "driver for CUDA " + written(driver) : "no driver", major, minor);
+}
+
+void check(CUresult status, const char* call) {
+  if (status == CUDA_SUCCESS) return;
+  const char *name = nullptr, *text = nullptr;
+  here.entries.error_name(status, &name);
+  here.entries.error_text(status, &text);
+  fail("{}: {} ({})", call, name ? name : "unknown error", text ? text : "no text");
+}
+
+}  // namespace brrr::cuda

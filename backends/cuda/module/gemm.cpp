@@ -1,0 +1,183 @@
+// Matrix products by cublasLt, with one algorithm for a problem.
+//
+// cublasLt is column-major, where a row-major matrix reads as its transpose. So it is given
+// c^T = op(b)^T op(a)^T: the factors change places, and each keeps its transpose flag.
+
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "backends/cuda/module/module.h"
+
+namespace brrr::cuda {
+
+namespace {
+
+template <auto destroy> struct Destroy {
+  template <class T> void operator()(T* handle) const { destroy(handle); }
+};
+
+template <class Handle, auto destroy>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<destroy>>;
+
+using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+struct Types {
+  cudaDataType_t data;
+  cublasComputeType_t compute;
+  cudaDataType_t scale;
+};
+
+Types types_of(const GemmShape& shape) {
+  switch (shape.type) {
+    case GemmShape::Float64:
+      return {CUDA_R_64F, CUBLAS_COMPUTE_64F, CUDA_R_64F};
+    case GemmShape::BFloat16:
+      return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmShape::Float16:
+      return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmShape::Float32:
+      break;
+  }
+  return {CUDA_R_32F, shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F};
+}
+
+// One for the process, for all threads. Never destroyed: at the end of the process the driver may
+// be gone first.
+cublasLtHandle_t library() {
+  static const cublasLtHandle_t handle = [] {
+    cublasLtHandle_t made = nullptr;
+    BRRR_CALL(cublasLtCreate, &made);
+    return made;
+  }();
+  return handle;
+}
+
+Operation make_operation(const Types& types, bool trans_first, bool trans_second) {
+  cublasLtMatmulDesc_t made = nullptr;
+  BRRR_CALL(cublasLtMatmulDescCreate, &made, types.compute, types.scale);
+  Operation operation(made);
+  auto set = [&](cublasLtMatmulDescAttributes_t which, bool transposed) {
+    const cublasOperation_t value = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    BRRR_CALL(cublasLtMatmulDescSetAttribute, made, which, &value, sizeof value);
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, trans_first);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, trans_second);
+  return operation;
+}
+
+// Of `batch` row-major matrices.
+Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld, int64_t batch,
+                   int64_t stride) {
+  cublasLtMatrixLayout_t made = nullptr;
+  BRRR_CALL(cublasLtMatrixLayoutCreate, &made, type, columns, rows, ld);
+  Layout layout(made);
+  const int32_t count = static_cast<int32_t>(batch);
+  BRRR_CALL(cublasLtMatrixLayoutSetAttribute, made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+            sizeof count);
+  BRRR_CALL(cublasLtMatrixLayoutSetAttribute, made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+            &stride, sizeof stride);
+  return layout;
+}
+
+Preference make_preference(size_t workspace_bytes) {
+  cublasLtMatmulPreference_t made = nullptr;
+  BRRR_CALL(cublasLtMatmulPreferenceCreate, &made);
+  Preference preference(made);
+  auto set = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
+    BRRR_CALL(cublasLtMatmulPreferenceSetAttribute, made, which, &value, sizeof value);
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
+  // Parts of a sum that was split over k are kept in the type of accumulation and added in a step
+  // of their own, in a fixed order; the other schemes add in the output, which is shorter.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  for (auto which :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    set(which, static_cast<uint32_t>(kGemmAlignment));
+  }
+  return preference;
+}
+
+bool aligned(const void* p, size_t to) {
+  return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+
+}  // namespace
+
+struct Gemm {
+  Types types;
+  Operation operation;
+  Layout a, b, c;
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace_bytes;
+};
+
+Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
+  return guarded([&] {
+    enter();
+    const GemmShape& s = *shape;
+    if (s.batch > std::numeric_limits<int32_t>::max()) fail("{} products in one call", s.batch);
+    const Types types = types_of(s);
+    auto layout = [&](int64_t rows, int64_t columns, bool transposed, int64_t ld, int64_t stride) {
+      if (transposed) std::swap(rows, columns);
+      return make_layout(types.data, rows, columns, ld, s.batch, stride);
+    };
+    auto made = std::make_unique<Gemm>(Gemm{types,
+                                            make_operation(types, s.trans_b, s.trans_a),
+                                            layout(s.m, s.k, s.trans_a, s.lda, s.stride_a),
+                                            layout(s.k, s.n, s.trans_b, s.ldb, s.stride_b),
+                                            layout(s.m, s.n, false, s.ldc, s.stride_c),
+                                            {},
+                                            0});
+    const Preference preference = make_preference(workspace_bytes);
+    cublasLtMatmulHeuristicResult_t best{};
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        library(), made->operation.get(), made->b.get(), made->a.get(), made->c.get(),
+        made->c.get(), preference.get(), 1, &best, &found);
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+      fail(
+          "no algorithm of cublasLt multiplies {} times {}x{}{} by {}x{}{} (leading dimensions "
+          "{}, {}, {}) in {} bytes of workspace: {}",
+          s.batch, s.m, s.k, s.trans_a ? " (transposed)" : "", s.k, s.n,
+          s.trans_b ? " (transposed)" : "", s.lda, s.ldb, s.ldc, workspace_bytes,
+          cublasLtGetStatusString(status));
+    }
+    made->algorithm = best.algo;
+    made->workspace_bytes = best.workspaceSize;
+    *plan = made.release();
+  });
+}
+
+Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
+                 size_t workspace_bytes, Stream* s) {
+  return guarded([&] {
+    enter();
+    if (!aligned(a, kGemmAlignment) || !aligned(b, kGemmAlignment) || !aligned(c, kGemmAlignment)) {
+      fail("a matrix of a product is not aligned to {} bytes; copy it first", kGemmAlignment);
+    }
+    if (workspace_bytes < plan->workspace_bytes) {
+      fail("a workspace of {} bytes, where the algorithm of this product needs {}", workspace_bytes,
+           plan->workspace_bytes);
+    }
+    static constexpr float one = 1, zero = 0;
+    static constexpr double one64 = 1, zero64 = 0;
+    const bool wide = plan->types.scale == CUDA_R_64F;
+    BRRR_CALL(cublasLtMatmul, library(), plan->operation.get(),
+              wide ? static_cast<const void*>(&one64) : &one, b, plan->b.get(), a, plan->a.get(),
+              wide ? static_cast<const void*>(&zero64) : &zero, c, plan->c.get(), c, plan->c.get(),
+              &plan->algorithm, workspace, workspace_bytes, stream_of(s));
+  });
+}
+
+Failure release_plan(Gemm* plan) {
+  delete plan;
+  return nullptr;
+}
+
+}  // namespace brrr::cuda

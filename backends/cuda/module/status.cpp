@@ -1,0 +1,30 @@
+#include "backends/cuda/module/status.h"
+
+namespace brrr::cuda {
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or a later call, perhaps of somebody else, would report it again
+  fail("{}: {} ({})", call, cudaGetErrorName(status), cudaGetErrorString(status));
+}
+
+void check(nvrtcResult status, const char* call) {
+  if (status != NVRTC_SUCCESS) fail("{}: {}", call, nvrtcGetErrorString(status));
+}
+
+void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  fail("{}: {} ({})", call, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
+}
+
+Failure keep(const char* words) noexcept {
+  thread_local std::string kept;
+  try {
+    kept = words;
+    return kept.c_str();
+  } catch (const std::bad_alloc&) {
+    return "out of host memory";
+  }
+}
+
+}  // namespace brrr::cuda
