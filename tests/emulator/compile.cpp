@@ -1,0 +1,114 @@
+// The compiler: the host's own, on the program's text behind the dialect's.
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "backends/cpu/host_compiler.h"
+#include "tests/emulator/device.h"
+#include "tests/emulator/gemm.h"
+
+namespace brrr::emulator {
+
+using namespace cuda;
+
+namespace {
+
+const char* const dialect =
+#include "emulator_dialect.inc"
+    ;
+
+// Bits equal the GPU's for + - * / sqrt fma. Sanitizers are never asked for: a thread's stack is
+// not one they know. No C++ library and no start files: a small program takes half the time.
+const char* const flags[] = {"-std=c++20",
+                             "-O1",
+                             "-ffp-contract=off",
+                             "-fno-fast-math",
+                             "-fno-math-errno",
+                             "-fPIC",
+                             "-shared",
+                             "-nostdlib",
+                             "-pipe",
+                             "-w",
+                             "-g0",
+                             "-fvisibility=hidden",
+                             "-fno-exceptions",
+                             "-fno-rtti",
+                             "-fno-asynchronous-unwind-tables",
+                             "-fno-stack-protector",
+                             "-fno-threadsafe-statics",
+                             "-fdiagnostics-color=never",
+                             "-x",
+                             "c++"};
+
+struct Folder {
+  std::string path = (std::filesystem::temp_directory_path() / "brrr-compile-XXXXXX").string();
+  Folder() { BRRR_CHECK(mkdtemp(path.data()), "compile: cannot make the folder {}", path); }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+};
+
+// Line numbers of the compiler's log are those of the program.
+std::string whole_text(const char* source, const char* name) {
+  std::string quoted;
+  for (const char* c = name; *c; ++c) quoted += *c == '"' || *c == '\\' || *c == '\n' ? '_' : *c;
+  return fmt::format("{}\n#line 1 \"{}\"\n{}\n}}\n", dialect, quoted, source);
+}
+
+void run_compiler(const std::string& source, const std::string& object, const std::string& folder) {
+  std::vector<std::string> command = cpu::find_host_compiler().command;
+  command.insert(command.end(), std::begin(flags), std::end(flags));
+  command.insert(command.end(), {source, "-o", object, "-lm"});
+  constexpr double limit_s = 300;
+  const cpu::ProcessResult result = cpu::run_process(command, limit_s, folder);
+  const bool good = result.end == cpu::ProcessResult::finished && result.status == 0;
+  if (good && std::filesystem::exists(object)) return;
+  fail("{} ended with status {}{}\n{}", command[0], result.status,
+       result.end == cpu::ProcessResult::timed_out ? ", it took too long" : "", result.output);
+}
+
+Failure compile(const char* source, const char* name, int, int, void** image, size_t* bytes) {
+  return guarded([&] {
+    const Folder folder;
+    const std::string text = folder.path + "/program.cpp", object = folder.path + "/program.so";
+    std::ofstream(text) << whole_text(source, name);
+    run_compiler(text, object, folder.path);
+    std::ifstream in(object, std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(in), {}};
+    BRRR_CHECK(!content.empty(), "compile: cannot read {}", object);
+    *image = std::malloc(content.size());
+    BRRR_CHECK(*image, "compile: no memory for {} bytes", content.size());
+    std::memcpy(*image, content.data(), content.size());
+    *bytes = content.size();
+  });
+}
+
+// Not a version of CUDA's: a number that changes with whatever images depend on.
+int compiler_version() {
+  std::string all = dialect;
+  for (const char* flag : flags) all += flag;
+  try {
+    all += cpu::find_host_compiler().version;
+  } catch (const std::exception&) {
+    // compile() will say why.
+  }
+  uint32_t hash = 2166136261;  // FNV-1a
+  for (const char c : all) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+  return static_cast<int>(hash >> 1);
+}
+
+}  // namespace
+
+const Tools tools = {
+    .compile = compile,
+    .release_image = std::free,
+    .compiler_version = compiler_version,
+    .plan = plan,
+    .multiply = multiply,
+    .release_plan = release_plan,
+};
+
+}  // namespace brrr::emulator

@@ -1,0 +1,135 @@
+#pragma once
+// What the emulated device holds. All of it is used under one mutex.
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/driver.h"
+#include "core/check.h"
+#include "tests/emulator/interface.h"
+#include "tests/emulator/memory.h"
+
+namespace brrr::cuda {
+
+struct Stream {
+  std::deque<std::function<void()>> queue;
+  uint64_t queued = 0, done = 0;  // items so far
+};
+
+struct Event {
+  Stream* stream = nullptr;
+  uint64_t until = 0;  // finished when the stream has done so many items
+};
+
+struct Function {
+  const brrr_emulator::Program* program;
+  const brrr_emulator::Kernel* kernel;
+  size_t shared_bytes;
+};
+
+struct Module {
+  void* handle;
+  const brrr_emulator::Program* program;
+  std::vector<Function*> functions;
+};
+
+struct Gemm {
+  GemmShape shape;
+  size_t workspace_bytes;
+};
+
+}  // namespace brrr::cuda
+
+namespace brrr::emulator {
+
+using cuda::Failure;
+
+/// Objects that callers hold pointers to; knows which of those are valid.
+template <class T> class Handles {
+ public:
+  T* add(T value = {}) {
+    auto owned = std::make_unique<T>(std::move(value));
+    T* p = owned.get();
+    objects_.emplace(p, std::move(owned));
+    return p;
+  }
+  T& get(T* p, const char* what) {
+    BRRR_CHECK(objects_.count(p), "{} is no {}, or was released", static_cast<void*>(p), what);
+    return *p;
+  }
+  void remove(T* p, const char* what) {
+    BRRR_CHECK(objects_.erase(p), "{} is no {}, or was released", static_cast<void*>(p), what);
+  }
+  template <class F> void each(F f) {
+    for (auto& [p, owned] : objects_) f(*p);
+  }
+
+ private:
+  std::unordered_map<T*, std::unique_ptr<T>> objects_;
+};
+
+/// From the environment, read by open().
+struct Settings {
+  size_t memory = size_t{2} << 30;  // BRRR_EMULATOR_MEMORY
+  bool lazy = false;                // BRRR_EMULATOR_LAZY
+  unsigned long order = 0;          // BRRR_EMULATOR_ORDER
+};
+
+struct Device {
+  std::mutex mutex;
+  Settings settings;
+  Memory memory;
+  Handles<cuda::Stream> streams;
+  Handles<cuda::Event> events;
+  Handles<cuda::Module> modules;
+  Handles<cuda::Function> functions;
+  Handles<cuda::Gemm> gemms;
+
+  /// Runs work now, or lets it wait in its stream when the device is lazy.
+  template <class F> void enqueue(cuda::Stream& s, F work) {
+    if (!settings.lazy) return work();
+    s.queue.push_back(std::move(work));
+    ++s.queued;
+    // The queues of a real device are as finite.
+    constexpr size_t most_waiting = 1024;
+    if (s.queue.size() > most_waiting) run(s, s.done + 1);
+  }
+  /// Runs what waits in a stream, `until` so many items are done.
+  void run(cuda::Stream& s, uint64_t until);
+  void run_all();
+};
+
+/// Never destroyed: programs may end in any order.
+Device& device();
+
+/// The words of the last failure of this thread.
+std::string& last_words();
+
+/// Runs the body of a boundary function, with the device to itself if it asks for it.
+template <class F> Failure guarded(F body) {
+  try {
+    if constexpr (std::is_invocable_v<F, Device&>) {
+      Device& d = device();
+      const std::lock_guard lock(d.mutex);
+      body(d);
+    } else {
+      body();
+    }
+    return nullptr;
+  } catch (const std::exception& e) {
+    last_words() = e.what();
+    return last_words().c_str();
+  }
+}
+
+extern const cuda::Tools tools;
+
+}  // namespace brrr::emulator

@@ -1,0 +1,92 @@
+#include "tests/emulator/fiber.h"
+
+#include <sys/mman.h>
+
+#include "core/check.h"
+
+namespace brrr::emulator {
+
+namespace {
+
+constexpr size_t stack_bytes = 128 << 10, guard_bytes = 4 << 10;
+
+}  // namespace
+
+// Below the stack lies a page that nobody may touch, so that an overflow is a fault at once.
+void Fiber::make_stack() {
+  void* p = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  BRRR_CHECK(p != MAP_FAILED, "emulator: no memory for the stack of a thread");
+  mprotect(p, guard_bytes, PROT_NONE);
+  stack_ = static_cast<char*>(p) + guard_bytes;
+}
+
+#if defined(__x86_64__)
+
+// Swaps the stack pointer with `*other` and keeps the registers that a callee must keep.
+extern "C" __attribute__((visibility("hidden"))) void brrr_emulator_swap(void** other);
+asm(R"(
+  .text
+  .p2align 4
+  .hidden brrr_emulator_swap
+  .globl brrr_emulator_swap
+  .type brrr_emulator_swap, @function
+brrr_emulator_swap:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, %rax
+  movq (%rdi), %rsp
+  movq %rax, (%rdi)
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+  .size brrr_emulator_swap, .-brrr_emulator_swap
+)");
+
+void Fiber::reset(void (*entry)(), unsigned colour) {
+  if (!stack_) make_stack();
+  // As if entry had been called: six registers, its address, a return address that is never used.
+  void** top = reinterpret_cast<void**>(stack_ + stack_bytes - colour % 32 * 128);
+  top[-2] = reinterpret_cast<void*>(entry);
+  top[-1] = nullptr;
+  here_ = top - 8;
+}
+
+void Fiber::resume() {
+  brrr_emulator_swap(&here_);
+}
+
+void Fiber::give_way() {
+  brrr_emulator_swap(&here_);
+}
+
+#else
+
+void Fiber::reset(void (*entry)(), unsigned) {
+  if (!stack_) make_stack();
+  getcontext(&own_);
+  own_.uc_stack.ss_sp = stack_;
+  own_.uc_stack.ss_size = stack_bytes;
+  own_.uc_link = nullptr;
+  makecontext(&own_, entry, 0);
+}
+
+void Fiber::resume() {
+  swapcontext(&other_, &own_);
+}
+
+void Fiber::give_way() {
+  swapcontext(&own_, &other_);
+}
+
+#endif
+
+}  // namespace brrr::emulator

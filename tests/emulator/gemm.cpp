@@ -1,0 +1,201 @@
+// Matrix products: plain loops in the order of k, accumulated in float64 whatever the type, so that
+// results are at least as close to the true ones as a GPU's.
+
+#include "tests/emulator/gemm.h"
+
+#include <cstring>
+#include <limits>
+
+#include "tests/emulator/device.h"
+#include "tests/emulator/mma.h"
+
+namespace brrr::emulator {
+
+using namespace cuda;
+
+namespace {
+
+struct Matrix {
+  int64_t rows, columns, stride, batch_stride;
+  // Elements from the first to the last of all batches.
+  int64_t extent(int64_t batch) const {
+    return (batch - 1) * batch_stride + (rows - 1) * stride + columns;
+  }
+};
+
+// As they lie in memory.
+Matrix matrix_a(const GemmShape& g) {
+  return g.trans_a ? Matrix{g.k, g.m, g.lda, g.stride_a} : Matrix{g.m, g.k, g.lda, g.stride_a};
+}
+Matrix matrix_b(const GemmShape& g) {
+  return g.trans_b ? Matrix{g.n, g.k, g.ldb, g.stride_b} : Matrix{g.k, g.n, g.ldb, g.stride_b};
+}
+Matrix matrix_c(const GemmShape& g) {
+  return {g.m, g.n, g.ldc, g.stride_c};
+}
+
+size_t element_bytes(GemmShape::Type type) {
+  switch (type) {
+    case GemmShape::Float32:
+      return 4;
+    case GemmShape::Float64:
+      return 8;
+    case GemmShape::BFloat16:
+    case GemmShape::Float16:
+      return 2;
+  }
+  fail("plan: no type {}", static_cast<int>(type));
+}
+
+void check_matrix(const char* name, const Matrix& m) {
+  BRRR_CHECK(m.stride >= m.columns, "plan: rows of {} have {} elements but a stride of {}", name,
+             m.columns, m.stride);
+  BRRR_CHECK(m.batch_stride >= 0, "plan: the batch stride of {} is {}", name, m.batch_stride);
+}
+
+void check_shape(const GemmShape& g) {
+  BRRR_CHECK(g.m > 0 && g.n > 0 && g.k > 0 && g.batch > 0,
+             "plan: m = {}, n = {}, k = {}, batch = {}", g.m, g.n, g.k, g.batch);
+  check_matrix("a", matrix_a(g));
+  check_matrix("b", matrix_b(g));
+  const Matrix c = matrix_c(g);
+  check_matrix("c", c);
+  BRRR_CHECK(g.batch == 1 || g.stride_c >= (c.rows - 1) * c.stride + c.columns,
+             "plan: the batches of c overlap");
+  element_bytes(g.type);
+}
+
+// --- Elements ------------------------------------------------------------------------------------
+
+struct BFloat16 {
+  unsigned short bits;
+};
+struct Float16 {
+  unsigned short bits;
+};
+
+double widen(float x) {
+  return x;
+}
+double widen(double x) {
+  return x;
+}
+double widen(BFloat16 x) {
+  return widen_bf16(x.bits);
+}
+double widen(Float16 x) {
+  return widen_f16(x.bits);
+}
+
+void narrow(double x, float& to) {
+  to = static_cast<float>(x);
+}
+void narrow(double x, double& to) {
+  to = x;
+}
+void narrow(double x, BFloat16& to) {
+  const auto bits = std::bit_cast<unsigned>(static_cast<float>(x));
+  to.bits = static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  if (x != x) to.bits = 0x7fff;
+}
+void narrow(double x, Float16& to) {
+  const double magnitude = std::fabs(static_cast<float>(x));
+  unsigned bits = 0x7c00;  // infinity
+  if (x != x) {
+    bits = 0x7fff;
+  } else if (magnitude < 65520) {
+    // In units of the last place: 2^-24 below 2^-14, 2^-10 of the leading bit above.
+    const int exponent = std::max(std::ilogb(magnitude), -14);
+    const double units = magnitude == 0 ? 0 : std::nearbyint(std::ldexp(magnitude, 10 - exponent));
+    // A carry out of the mantissa goes into the exponent, as it should.
+    bits = magnitude == 0 ? 0 : static_cast<unsigned>((exponent + 14) * 1024 + units);
+  }
+  to.bits = static_cast<unsigned short>(bits | (std::signbit(x) ? 0x8000 : 0));
+}
+
+// --- Products ------------------------------------------------------------------------------------
+
+// One product of a batch. Rows of c are sums of rows of op(b), which the compiler can vectorise.
+template <class T> void multiply_one(const GemmShape& g, const T* a, const T* b, T* c) {
+  std::vector<double> wide_b(static_cast<size_t>(g.k * g.n)), sum(static_cast<size_t>(g.n));
+  for (int64_t k = 0; k < g.k; ++k) {
+    double* row = &wide_b[static_cast<size_t>(k * g.n)];
+    for (int64_t j = 0; j < g.n; ++j)
+      row[j] = widen(g.trans_b ? b[j * g.ldb + k] : b[k * g.ldb + j]);
+  }
+  for (int64_t i = 0; i < g.m; ++i) {
+    std::fill(sum.begin(), sum.end(), 0.0);
+    for (int64_t k = 0; k < g.k; ++k) {
+      const double factor = widen(g.trans_a ? a[k * g.lda + i] : a[i * g.lda + k]);
+      const double* row = &wide_b[static_cast<size_t>(k * g.n)];
+      double* to = sum.data();
+      for (int64_t j = 0; j < g.n; ++j) to[j] += factor * row[j];
+    }
+    for (int64_t j = 0; j < g.n; ++j) narrow(sum[static_cast<size_t>(j)], c[i * g.ldc + j]);
+  }
+}
+
+template <class T> void multiply_all(const GemmShape& g, const void* a, const void* b, void* c) {
+  for (int64_t i = 0; i < g.batch; ++i) {
+    multiply_one(g, static_cast<const T*>(a) + i * g.stride_a,
+                 static_cast<const T*>(b) + i * g.stride_b, static_cast<T*>(c) + i * g.stride_c);
+  }
+}
+
+void run_gemm(const GemmShape& g, const void* a, const void* b, void* c) {
+  switch (g.type) {
+    case GemmShape::Float32:
+      return multiply_all<float>(g, a, b, c);
+    case GemmShape::Float64:
+      return multiply_all<double>(g, a, b, c);
+    case GemmShape::BFloat16:
+      return multiply_all<BFloat16>(g, a, b, c);
+    case GemmShape::Float16:
+      return multiply_all<Float16>(g, a, b, c);
+  }
+}
+
+}  // namespace
+
+Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
+  return guarded([&](Device& d) {
+    check_shape(*shape);
+    *plan = d.gemms.add({*shape, workspace_bytes});
+  });
+}
+
+Failure release_plan(Gemm* plan) {
+  return guarded([&](Device& d) { d.gemms.remove(plan, "plan"); });
+}
+
+Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
+                 size_t workspace_bytes, Stream* s) {
+  return guarded([&](Device& d) {
+    const Gemm& gemm = d.gemms.get(plan, "plan");
+    Stream& stream = d.streams.get(s, "stream");
+    const GemmShape g = gemm.shape;
+    const auto expect = [&](const char* what, const void* p, const Matrix& m) {
+      const size_t size = element_bytes(g.type);
+      d.memory.expect_device(what, p, static_cast<size_t>(m.extent(g.batch)) * size);
+      BRRR_CHECK(reinterpret_cast<uintptr_t>(p) % size == 0, "{} at {} is not aligned", what, p);
+    };
+    expect("multiply: a", a, matrix_a(g));
+    expect("multiply: b", b, matrix_b(g));
+    expect("multiply: c", c, matrix_c(g));
+    BRRR_CHECK(workspace_bytes >= gemm.workspace_bytes,
+               "multiply: a workspace of {} bytes; planned with {}", workspace_bytes,
+               gemm.workspace_bytes);
+    if (workspace_bytes > 0)
+      d.memory.expect_device("multiply: workspace", workspace, workspace_bytes);
+    d.enqueue(stream, [=] {
+      // Whatever else was kept there is lost, as on a GPU.
+      constexpr size_t most_poisoned = 4096;
+      if (workspace_bytes > 0) {
+        std::memset(workspace, poison, std::min(workspace_bytes, most_poisoned));
+      }
+      run_gemm(g, a, b, c);
+    });
+  });
+}
+
+}  // namespace brrr::emulator

@@ -1,0 +1,130 @@
+#include "tests/emulator/memory.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace brrr::emulator {
+
+namespace {
+
+constexpr size_t alignment = 256;  // what CUDA promises
+static_assert(red_zone_bytes % alignment == 0);
+
+// NaN as float, bfloat16 and float16, and bytes that programs hardly write.
+const std::array<char, red_zone_bytes> pattern = [] {
+  std::array<char, red_zone_bytes> bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 2 ? 0xff : 0xb1);
+  return bytes;
+}();
+
+const char* word(Memory::Kind kind) {
+  return kind == Memory::Kind::Device ? "device" : "pinned";
+}
+
+size_t whole(size_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+void draw_red_zone(char* at) {
+  std::memcpy(at, pattern.data(), red_zone_bytes);
+}
+
+Written look_at_red_zone(const char* at) {
+  if (std::memcmp(at, pattern.data(), red_zone_bytes) == 0) return {0, 0};
+  Written w{red_zone_bytes, 0};
+  for (size_t i = 0; i < red_zone_bytes; ++i) {
+    if (at[i] == pattern[i]) continue;
+    w = {std::min(w.from, i), i + 1};
+  }
+  return w;
+}
+
+void* Memory::allocate(size_t bytes, Kind kind) {
+  BRRR_CHECK(bytes > 0, "allocate: 0 bytes of {} memory", word(kind));
+  if (kind == Kind::Device && bytes > total - std::min(total, used)) return nullptr;
+  // The zone behind begins at the very next byte.
+  auto* zone = static_cast<char*>(
+      std::aligned_alloc(alignment, red_zone_bytes + whole(bytes + red_zone_bytes)));
+  if (!zone) return nullptr;
+  char* p = zone + red_zone_bytes;
+  draw_red_zone(zone);
+  std::memset(p, poison, bytes);
+  draw_red_zone(p + bytes);
+  allocations_.emplace(reinterpret_cast<uintptr_t>(p), Allocation{bytes, kind});
+  if (kind == Kind::Device) used += bytes;
+  return p;
+}
+
+void Memory::release(void* p, Kind kind) {
+  const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
+  BRRR_CHECK(it != allocations_.end() && it->second.kind == kind,
+             "release: {} is no {} memory, or was released before", p, word(kind));
+  const std::string words = violation(it);
+  if (kind == Kind::Device) used -= it->second.bytes;
+  allocations_.erase(it);
+  std::free(static_cast<char*>(p) - red_zone_bytes);
+  BRRR_CHECK(words.empty(), "{}", words);
+}
+
+void Memory::check() {
+  std::string words;
+  for (auto it = allocations_.begin(); it != allocations_.end(); ++it) {
+    if (std::string w = violation(it); !w.empty()) words += (words.empty() ? "" : "; ") + w;
+  }
+  BRRR_CHECK(words.empty(), "{}", words);
+}
+
+std::string Memory::violation(Iterator it) {
+  char* p = reinterpret_cast<char*>(it->first);
+  const auto [bytes, kind] = it->second;
+  std::string where;
+  if (const Written w = look_at_red_zone(p - red_zone_bytes); w.to > 0) {
+    where = fmt::format("bytes -{} to -{}", red_zone_bytes - w.from, red_zone_bytes + 1 - w.to);
+    draw_red_zone(p - red_zone_bytes);
+  }
+  if (const Written w = look_at_red_zone(p + bytes); w.to > 0) {
+    where += fmt::format("{}bytes {} to {}", where.empty() ? "" : " and ", bytes + w.from,
+                         bytes + w.to - 1);
+    draw_red_zone(p + bytes);
+  }
+  if (where.empty()) return where;
+  return fmt::format("{} of the {} allocation of {} bytes at {} were written, which are outside it",
+                     where, word(kind), bytes, static_cast<void*>(p));
+}
+
+Memory::Iterator Memory::find(const void* p) const {
+  auto it = allocations_.upper_bound(reinterpret_cast<uintptr_t>(p));
+  if (it == allocations_.begin()) return allocations_.end();
+  --it;
+  const bool inside = reinterpret_cast<uintptr_t>(p) - it->first < it->second.bytes;
+  return inside ? it : allocations_.end();
+}
+
+bool Memory::holds(const void* p, size_t bytes, Kind kind) const {
+  const auto it = find(p);
+  if (it == allocations_.end() || it->second.kind != kind) return false;
+  return bytes <= it->second.bytes - (reinterpret_cast<uintptr_t>(p) - it->first);
+}
+
+void Memory::expect_device(const char* what, const void* p, size_t bytes) const {
+  BRRR_CHECK(holds(p, bytes, Kind::Device), "{}: {} bytes at {} are not within device memory", what,
+             bytes, p);
+}
+
+void Memory::expect_host(const char* what, const void* p, size_t bytes) const {
+  // The last allocation that begins before the range's end is the only one that may overlap it.
+  auto it = allocations_.lower_bound(reinterpret_cast<uintptr_t>(p) + bytes);
+  if (it == allocations_.begin()) return;
+  --it;
+  const bool overlaps = it->first + it->second.bytes > reinterpret_cast<uintptr_t>(p);
+  BRRR_CHECK(!overlaps || holds(p, bytes, Kind::Pinned),
+             "{}: {} bytes at {} are not host memory, or pinned only in part", what, bytes, p);
+}
+
+}  // namespace brrr::emulator
