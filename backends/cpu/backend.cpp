@@ -49,6 +49,8 @@ const Backend& cpu_backend() {
       .build = cpu::build,
       .symbol = cpu::symbol,
       .unload = cpu::unload,
+      .run_kernel = nullptr,
+      .fault = nullptr,
   };
   return b;
 }
