@@ -64,7 +64,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates) {
   vary_ = 0;
   differences_.clear();
   bound_.clear();
-  live_.clear();
   control_.clear();
   host_bytes_.clear();
   grad_leaves_.clear();
