@@ -28,6 +28,8 @@ BRRR_VX_LANES(log, __builtin_log(x))
 BRRR_VX_LANES(log1p, __builtin_log1p(x))
 BRRR_VX_LANES(sin, __builtin_sin(x))
 BRRR_VX_LANES(cos, __builtin_cos(x))
+BRRR_VX_LANES(unit_sin, __builtin_sin(x))
+BRRR_VX_LANES(unit_cos, __builtin_cos(x))
 BRRR_VX_LANES(tanh, __builtin_tanh(x))
 BRRR_VX_LANES(erf, __builtin_erf(x))
 #undef BRRR_VX_LANES
