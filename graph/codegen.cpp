@@ -18,6 +18,7 @@ struct Window {
   bool loaded = false, stored = false;
   bool around = false;  // May be stored around the caches.
   bool ahead = false;   // Its loads are asked for ahead of time.
+  bool unit = false;    // The register that holds it now is in [-1, 1], or NaN.
 };
 
 // A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
@@ -333,6 +334,7 @@ class Generator {
       }
     }
     for (size_t w = 0; w < windows_.size(); ++w) {
+      windows_[w].unit = false;
       if (!windows_[w].loaded) continue;
       for (int u = 0; u < unroll; ++u) {
         now[w][static_cast<size_t>(u)] = fmt::format("x{}_{}", w, u);
@@ -354,6 +356,7 @@ class Generator {
     const DType compute = computes_[n];
     std::vector<std::vector<std::string>> lines(static_cast<size_t>(unroll));
     std::vector<std::vector<std::string>> results(static_cast<size_t>(unroll));
+    bool unit[kMaxOutputs];
     for (int u = 0; u < unroll; ++u) {
       const auto lane = static_cast<size_t>(u);
       SymText text(spelling(compute).element, fmt::format("t{}_{}_", n, u), indent);
@@ -361,11 +364,13 @@ class Generator {
       Sym in[kMaxOperands];
       for (int k = 0; k < i.n_in; ++k) {
         const uint32_t id = r_.in(i)[k];
-        std::string name = scalars_[n][static_cast<size_t>(k)];
-        if (id != kNone) {
-          name = to_compute(now[window_of(id)][lane], value(id).dtype, compute);
+        if (id == kNone) {
+          in[k] = Sym(text.operand(scalars_[n][static_cast<size_t>(k)], -1));
+          continue;
         }
-        in[k] = Sym(text.operand(name, -1));
+        const size_t w = window_of(id);
+        const std::string name = to_compute(now[w][lane], value(id).dtype, compute);
+        in[k] = Sym(text.operand(name, -1, windows_[w].unit));
       }
       int out[kMaxOutputs];
       info.emit(in, out);
@@ -375,7 +380,10 @@ class Generator {
         lines[lane].push_back(text.text().substr(at, next - at));
         at = next;
       }
-      for (int k = 0; k < i.n_out; ++k) results[lane].push_back(text.name(out[k]));
+      for (int k = 0; k < i.n_out; ++k) {
+        results[lane].push_back(text.name(out[k]));
+        unit[k] = text.unit(out[k]);
+      }
     }
     for (size_t l = 0; l < lines[0].size(); ++l) {
       for (const auto& one : lines) out_.body += one[l];
@@ -390,6 +398,8 @@ class Generator {
                                               info.mask_out[k], value(id).dtype, s_.fast));
         now[window_of(id)][lane] = name;
       }
+      // Rounding keeps to [-1, 1]; uint8 would wrap around.
+      windows_[window_of(id)].unit = unit[k] && is_floating(value(id).dtype);
     }
   }
 
