@@ -71,8 +71,8 @@ BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
   return sin_reduced(near, r, flip);
 }
 
-// The same results for |x| <= 1, where j is 0 or cos(x) = cos(-x) makes it so, and pi_3 is too small
-// to count. Generated code calls them where the argument is the result of a bounded function.
+// The same results for |x| <= 1, where j is 0 or cos(x) = cos(-x) makes it so, and pi_3 is too
+// small to count. Generated code calls them where the argument is the result of a bounded function.
 BRRR_VX f32 unit_sin(f32 x) {
   return sin_reduced(x, x, i32{});
 }

@@ -72,7 +72,8 @@ const Row rows[] = {
 // 16 bit patterns `step` apart.
 vx::f32 patterns(std::uint64_t first, std::uint64_t step) {
   float x[16];
-  for (std::uint64_t k = 0; k < 16; ++k) x[k] = from_bits(static_cast<std::uint32_t>(first + k * step));
+  for (std::uint64_t k = 0; k < 16; ++k)
+    x[k] = from_bits(static_cast<std::uint32_t>(first + k * step));
   return vx::load(x);
 }
 
@@ -97,8 +98,8 @@ long unit_violations(std::uint64_t step) {
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 16 * step) {
     const vx::f32 x = patterns(bits, step), one = vx::splat(1.0f);
     const vx::f32 s = vx::sin(x), c = vx::cos(x);
-    vx::b16 bad = ~vx::gt(vx::abs(x), one) &
-                  (differ(vx::unit_sin(x), s) | differ(vx::unit_cos(x), c));
+    vx::b16 bad =
+        ~vx::gt(vx::abs(x), one) & (differ(vx::unit_sin(x), s) | differ(vx::unit_cos(x), c));
     for (const vx::f32& y : {s, c, vx::tanh(x), vx::erf(x), vx::sigmoid(x)}) {
       bad = bad | vx::gt(vx::abs(y), one);
     }
