@@ -283,7 +283,8 @@ uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
 // Calls nothing that comes back, so that it needs no stack frame: what is met for the first time
 // and what differs goes the general way.
 void Pass::op(OpCall& c) {
-  if (matches(*next_, c) && FreeList<Storage>::ready() && FreeList<TensorImpl>::ready()) [[likely]] {
+  if (matches(*next_, c) && FreeList<Storage>::ready() && FreeList<TensorImpl>::ready())
+      [[likely]] {
     answer(*next_, c);
     ++next_;
   } else {
