@@ -116,14 +116,25 @@ template <class T> struct Pairs {
   }
 };
 
-// All of a small type, else the pairs, and for float every 997th bit pattern too.
-template <class T> std::vector<T> dense() {
+// One of each type, whatever the number of rows.
+template <class T> const Pairs<T>& pairs() {
+  static const Pairs<T> r;
+  return r;
+}
+
+// All of a small type, else the pairs' first, and of four bytes every 997th bit pattern too.
+template <class T> std::vector<T> make_dense() {
   std::vector<T> r;
-  if constexpr (sizeof(T) > 2) r = Pairs<T>().x;
+  if constexpr (sizeof(T) > 2) r = pairs<T>().x;
   const std::uint64_t end = sizeof(T) > 4 ? 0 : 1ull << 8 * sizeof(T);
   const std::uint64_t step = sizeof(T) == 4 ? 997 : 1;
   for (std::uint64_t bits = 0; bits < end; bits += step) r.push_back(Pairs<T>::from_bits(bits));
   while (r.size() % 16 != 0) r.push_back(T(1));
+  return r;
+}
+
+template <class T> const std::vector<T>& dense() {
+  static const std::vector<T> r = make_dense<T>();
   return r;
 }
 
@@ -142,9 +153,7 @@ template <class T> bool same(const T& a, const T& b) {
 }
 
 template <class In, class Out, class F> bool equal(void* compiled, bool two, F f) {
-  static const Pairs<In> pairs;
-  static const std::vector<In> many = dense<In>();
-  const std::vector<In>&x = two ? pairs.x : many, &y = two ? pairs.y : many;
+  const std::vector<In>&x = two ? pairs<In>().x : dense<In>(), &y = two ? pairs<In>().y : x;
   std::vector<Out> want(x.size()), got(x.size());
   for (size_t i = 0; i < x.size(); i += 16)
     vx::store(&want[i], f(vx::load(&x[i]), vx::load(&y[i])));
