@@ -88,6 +88,9 @@ struct OpCall {
     Tensor out[kMaxOutputs];  ///< Only n_out of them may hold anything: the rest is not destroyed.
   };
   ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
+  /// In a replay on a GPU: where on the device the words with a dynamic bit are, one after the
+  /// other. Set only where attrs.dynamic has a bit.
+  const char* control = nullptr;
   union {
     OutMeta meta[kMaxOutputs];  ///< Valid after infer().
   };

@@ -58,6 +58,7 @@ class PointwiseWords {
     words_[n_++] = w;
   }
   void push(const void* p) { push(reinterpret_cast<int64_t>(p)); }
+  void set(size_t word, const void* p) { words_[word] = reinterpret_cast<int64_t>(p); }
   /// A dim's size, and what divides by it.
   void push_dim(int64_t size);
   const int64_t* data() const { return words_; }

@@ -79,6 +79,7 @@ const Backend& cpu_backend() {
       .unload = cpu::unload,
       .run_kernel = nullptr,
       .fault = nullptr,
+      .graphs = nullptr,
   };
   return b;
 }

@@ -6,6 +6,7 @@
 #include "backends/cuda/composite.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/gemm.h"
+#include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
@@ -69,7 +70,7 @@ DeviceProperties properties() {
 
 void copy_on_device(void* to, const void* from, size_t bytes) {
   const OpenDevice& d = device();
-  check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream), "copy");
+  check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream()), "copy");
 }
 
 void launch_op(OpCall& c) {
@@ -92,10 +93,6 @@ void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void
 // Host code of kernels that run on a GPU has nothing to share out.
 void parallel(int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) {
   fn(ctx, 0, n);
-}
-
-[[noreturn]] KernelModule* build(const std::string&, BuildReport&) {
-  fail("cuda: graph mode has no generated kernels for this device yet");
 }
 
 }  // namespace
@@ -126,11 +123,12 @@ const Backend& cuda_backend() {
             char none;
             staging().to_host(&none, nullptr, 0);
           },
-      .build = build,
-      .symbol = [](KernelModule*, const char*) -> void* { return nullptr; },
-      .unload = [](KernelModule*) noexcept {},
+      .build = cuda::build,
+      .symbol = cuda::symbol,
+      .unload = cuda::unload,
       .run_kernel = run_text,
       .fault = [] { return staging().fault(); },
+      .graphs = &graph_backend(pool()),
   };
   return b;
 }

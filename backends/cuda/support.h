@@ -24,6 +24,11 @@ BRRR_VX bool in_range(char* fault, long i, long limit, long op) {
   f->set = 1;
   return false;
 }
+// A block of a draw whose seed and number lie in memory, `stride` words apart, or else are given.
+BRRR_VX Words4 draw_words(const char* key, long stride, long seed, long draw, long block) {
+  const long* words = (const long*)key;
+  return words ? philox4(block, words[0], words[stride]) : philox4(block, seed, draw);
+}
 )";
 
 }  // namespace brrr::cuda
