@@ -27,6 +27,9 @@ struct PointwiseForm {
   KernelKey key() const;
 };
 
+/// What the walk of a call needs.
+PointwiseForm pointwise_form(const OpDef& op, const Iteration& it);
+
 /// The kernel "k" as text, without the prelude. Its argument is a struct of 64-bit words: the
 /// addresses of the tensors among the operands, the numbers, the count of elements; and, where any
 /// operand is strided, per dim its size and the two numbers that divide by it (see pointwise.cpp),
