@@ -2,48 +2,49 @@
 // What tests of the CUDA backend share. They run on whatever device the module in
 // $BRRR_CUDA_MODULE offers, the emulator or a GPU, and compare with the CPU.
 
-#include <cstdio>
-
-#include "core/backend.h"
+#include "backends/cuda/kernels.h"
+#include "core/context.h"
 #include "tests/op_cases.h"
 
 namespace brrr::test {
 
-/// Why kCUDA cannot be used; empty if it can.
-inline const std::string& no_device() {
-  static const std::string why = error_of([] { backend(DeviceType::CUDA); });
-  return why;
-}
-/// To begin a test case with: false, and a word on stdout, where there is no device.
-inline bool have_device() {
-  if (no_device().empty()) return true;
-  static const bool said = [] {
-    std::printf("skipped: no device (%s)\n", no_device().c_str());
-    return true;
-  }();
-  return !said;
-}
+/// To begin a test case with: false, and a word on stdout, where there is no device. From the first
+/// call on, whatever kernel a test runs is also compiled for real GPUs (see check_compiles).
+bool have_device();
 
 inline Tensor on_cpu(const Tensor& t) {
-  return t.detach().to(kCPU);
+  return t.defined() ? t.detach().to(kCPU) : t;
 }
 /// A CPU tensor on the device in its own layout: the same view of a copy of all of its storage.
-inline Tensor on_gpu(const Tensor& t) {
-  const NoGradGuard guard;
-  const auto all = static_cast<int64_t>(t.impl()->storage->bytes / itemsize(t.dtype()));
-  const Tensor storage = as_strided(t.detach(), {all}, {1}, 0).to(kCUDA);
-  return as_strided(storage, t.sizes(), t.strides(), t.storage_offset());
-}
-inline Tensors on_gpu(const Tensors& all) {
-  Tensors moved;
-  for (const Tensor& t : all) moved.push_back(on_gpu(t));
-  return moved;
-}
+/// What requires grad becomes a leaf that does.
+Tensor on_gpu(const Tensor& t);
+Tensors on_gpu(const Tensors& all);
 
-/// Empty if `gpu` has the values of `cpu` to the last bit, and is on the device.
-inline std::string device_difference(const Tensor& gpu, const Tensor& cpu) {
-  if (gpu.defined() && gpu.device() != kCUDA) return "the result is not on the device";
-  return difference(gpu.defined() ? on_cpu(gpu) : gpu, cpu);
-}
+/// Empty if `gpu` is on the device and has the values of `cpu`: those of float64 to a few units in
+/// the last place of the larger of value and 1, all others to the last bit.
+std::string device_difference(const Tensor& gpu, const Tensor& cpu);
+
+/// Collects the pointwise kernels that calls would need on a device, while they run on the CPU.
+class KernelsNeeded : Observer {
+ public:
+  KernelsNeeded() { context.observer = this; }
+  ~KernelsNeeded() { context.observer = nullptr; }
+  KernelsNeeded(const KernelsNeeded&) = delete;
+  KernelsNeeded& operator=(const KernelsNeeded&) = delete;
+  /// In programs of many kernels, which saves most of the time.
+  void build() const;
+
+ private:
+  void ran(const OpCall& call) override;
+  std::vector<cuda::KernelText> kernels_;
+};
+
+/// The compiler for real GPUs, which needs none; null where its module was not built.
+const cuda::Tools* gpu_compiler();
+/// Compute capabilities that kernels must compile for.
+inline constexpr int kArchitectures[] = {8, 9, 10};
+/// Compiles a program of the kernels for one architecture, or takes it from the cache. Empty if
+/// that gives machine code, else the compiler's words.
+std::string compile_failure(const std::vector<cuda::KernelText>& kernels, int major);
 
 }  // namespace brrr::test

@@ -1,22 +1,14 @@
 // Every pointwise row of the registry, without naming one: gradients against differences, values
 // against the oracle, layouts, in-place calls, and graph mode against eager mode.
 
-#include <limits>
 #include <utility>
 
-#include "tests/op_cases.h"
+#include "tests/special_values.h"
 
 using namespace brrr;
 using namespace brrr::test;
 
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-bool is_number_row(const OpDef& op) {
-  return op.pointwise->loops[compute_index(kInt64)];
-}
 
 // --- gradients
 // ------------------------------------------------------------------------------------
@@ -46,20 +38,6 @@ void check_gradients(const OpDef& op, const std::vector<IntList>& shapes) {
 // --- the oracle
 // -----------------------------------------------------------------------------------
 
-// Operations that the row's formula consists of.
-int operations(const OpDef& op) {
-  SymText text("float", "t", "");
-  SymText* before = std::exchange(SymText::current, &text);
-  Sym in[kMaxOperands];
-  int out[kMaxOutputs];
-  for (int i = 0; i < op.pointwise->n_in; ++i) in[i] = Sym(text.operand("x", i));
-  op.pointwise->emit(in, out);
-  SymText::current = before;
-  int n = 0;
-  for (char c : text.text()) n += c == '\n';
-  return n;
-}
-
 struct Format {
   int digits, lowest;  // Of the significand; the exponent of the smallest denormal.
   double largest;
@@ -87,17 +65,6 @@ bool acceptable(double got, double want, double scale, int n, const Format& f) {
   return std::fabs(got - want) <= 4.0 * n * unit;
 }
 
-using Columns = std::vector<std::vector<double>>;
-
-Tensors as_tensors(const OpDef& op, const Columns& values, DType dtype) {
-  Tensors in;
-  for (size_t i = 0; i < values.size(); ++i) {
-    const bool condition = op.pointwise->traits.condition >> i & 1;
-    in.push_back(tensor(values[i]).to(condition ? kBool : dtype));
-  }
-  return in;
-}
-
 void check_oracle(const OpDef& op, const Columns& values, DType dtype) {
   const Tensors in = as_tensors(op, values, dtype), out = run_row(op, in);
   const int n = operations(op);
@@ -122,50 +89,6 @@ void check_oracle(const OpDef& op, const Columns& values, DType dtype) {
                                     name(dtype), y[k][i], want[k]));
     }
   }
-}
-
-Columns sampled_columns(const OpDef& op, int64_t n) {
-  Columns c;
-  for (const Tensor& t : operands_of(op, {n}, kFloat64)) {
-    c.push_back(t.to(kFloat64).to_vector<double>());
-  }
-  return c;
-}
-
-// Each special value in each place, the others sampled, and in all places at once.
-Columns special_columns(const OpDef& op) {
-  const double denormal = std::ldexp(1.0, -140);
-  const int n_in = op.pointwise->n_in;
-  Columns c(static_cast<size_t>(n_in));
-  const Columns usual = sampled_columns(op, 4);
-  for (double special : {kNaN, kInf, -kInf, 0.0, -0.0, denormal, -denormal}) {
-    for (int place = 0; place <= n_in; ++place) {
-      // Products of denormals vanish in float32, not in the oracle.
-      if (place == n_in && std::fabs(special) == denormal && operations(op) > 1) continue;
-      for (size_t i = 0; i < c.size(); ++i) {
-        const bool here = place == n_in || static_cast<size_t>(place) == i;
-        c[i].push_back(here ? special : usual[i][static_cast<size_t>(place) % 4]);
-      }
-    }
-  }
-  return c;
-}
-
-// All pairs of magnitudes, for single functions.
-Columns wide_columns(const OpDef& op) {
-  constexpr double magnitudes[] = {1e-30, 1e-5, 0.1, 0.75, 1.0, 2.5, 10, 90, 1e5, 1e30};
-  Columns c(static_cast<size_t>(op.pointwise->n_in));
-  int at = 0;
-  for (double a : magnitudes) {
-    for (double b : magnitudes) {
-      for (size_t i = 0; i < c.size(); ++i) {
-        const double v = i % 2 ? b : a;
-        c[i].push_back((at >> i & 1) ? -v : v);
-      }
-      ++at;
-    }
-  }
-  return c;
 }
 
 // --- graph mode

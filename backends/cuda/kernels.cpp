@@ -3,6 +3,7 @@
 #include <chrono>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/prelude.h"
@@ -43,15 +44,26 @@ std::string cache_key(const Tools& tools, const std::string& text, int major, in
   return jit::hex(hash.field(prelude()).field(text).finish(), 16);
 }
 
-Function* build(const std::string& text, const char* name, size_t shared_bytes, bool* cached) {
+// Builds kernels that are not in the table, which is locked.
+void build_into(Table& t, const std::vector<KernelText>& kernels) {
+  const auto start = std::chrono::steady_clock::now();
   const OpenDevice& d = device();
-  const std::string image =
-      machine_code(*d.tools, text, name, d.properties.major, d.properties.minor, cached);
+  bool cached = false;
+  const std::string image = machine_code(*d.tools, program_text(kernels), kernels[0].name,
+                                         d.properties.major, d.properties.minor, &cached);
   Module* module = nullptr;
-  check(d.driver->load(image.data(), image.size(), &module), name);
-  Function* f = nullptr;
-  check(d.driver->function(module, name, shared_bytes, &f), name);
-  return f;
+  check(d.driver->load(image.data(), image.size(), &module), kernels[0].name);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    const KernelText& k = kernels[i];
+    Function* f = nullptr;
+    check(d.driver->function(module, name_in_program(k.name, i).c_str(), k.shared_bytes, &f),
+          k.name);
+    t.functions[k.key] = f;
+  }
+  t.stats.kernels += kernels.size();
+  t.stats.from_cache += cached ? kernels.size() : 0;
+  t.stats.seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace
@@ -63,8 +75,7 @@ std::string machine_code(const Tools& tools, const std::string& text, const char
   auto found = jit::read_kernel(dir, key);
   if (cached) *cached = found.has_value();
   if (found) return std::move(*found);
-  const std::string source =
-      prelude() + "\n#line 1 \"kernels\"\nusing namespace brrr::vx;\n" + text;
+  const std::string source = prelude() + "\nusing namespace brrr::vx;\n" + text;
   void* image = nullptr;
   size_t bytes = 0;
   const Failure failure = tools.compile(source.c_str(), name, major, minor, &image, &bytes);
@@ -75,20 +86,43 @@ std::string machine_code(const Tools& tools, const std::string& text, const char
   return code;
 }
 
+std::string name_in_program(const char* name, size_t place) {
+  return fmt::format("{}_{}", name, place);
+}
+
+std::string program_text(const std::vector<KernelText>& kernels) {
+  std::string all;
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    const KernelText& k = kernels[i];
+    const std::string head = fmt::format("KERNEL({},", k.name);
+    const size_t at = k.text.find(head);
+    BRRR_CHECK(at != std::string::npos, "cuda: no {} ...) in the text of kernel {}", head, k.name);
+    // The compiler's messages name the kernel and the line in its text.
+    all += fmt::format("namespace k{} {{\n#line 1 \"{}\"\n", i, k.name) + k.text.substr(0, at) +
+           fmt::format("KERNEL({},", name_in_program(k.name, i)) + k.text.substr(at + head.size()) +
+           "}\n";
+  }
+  return all;
+}
+
+void build_kernels(const std::vector<KernelText>& kernels) {
+  Table& t = table();
+  const std::lock_guard lock(t.mutex);
+  std::vector<KernelText> missing;
+  std::unordered_set<KernelKey, KeyHash> keys;
+  for (const KernelText& k : kernels) {
+    if (!t.functions.count(k.key) && keys.insert(k.key).second) missing.push_back(k);
+  }
+  if (!missing.empty()) build_into(t, missing);
+}
+
 Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
                       const std::function<std::string()>& text) {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
   if (const auto it = t.functions.find(key); it != t.functions.end()) return it->second;
-  const auto start = std::chrono::steady_clock::now();
-  bool cached = false;
-  Function* f = build(text(), name, shared_bytes, &cached);
-  t.functions[key] = f;
-  ++t.stats.kernels;
-  t.stats.from_cache += cached;
-  t.stats.seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return f;
+  build_into(t, {{key, name, shared_bytes, text()}});
+  return t.functions.at(key);
 }
 
 KernelStats kernel_stats() {

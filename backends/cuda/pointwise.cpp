@@ -56,31 +56,6 @@ int vector_of(const Iteration& it, const PointwiseForm& f) {
   return static_cast<int>(vector);
 }
 
-PointwiseForm form_of(const OpCall& c, const Iteration& it) {
-  PointwiseForm f;
-  f.op = c.op;
-  f.compute = it.compute;
-  f.n_out = it.n_out;
-  f.n_in = it.n_in;
-  bool strided = false;
-  for (int k = 0; k < f.count(); ++k) {
-    f.dtype[k] = it.operands[k].dtype;
-    f.reach[k] = reach_of(it, it.operands[k]);
-    strided |=
-        f.reach[k] == PointwiseForm::Strided || (k < f.n_out && f.reach[k] != PointwiseForm::Dense);
-  }
-  if (!strided) {
-    f.vector = vector_of(it, f);
-    return f;
-  }
-  f.ndim = it.ndim;
-  f.wide = it.numel >= int64_t{1} << 31;
-  for (int k = 0; k < f.count(); ++k) {
-    if (f.reach[k] != PointwiseForm::Number) f.reach[k] = PointwiseForm::Strided;
-  }
-  return f;
-}
-
 void fill_arguments(const Iteration& it, const PointwiseForm& f, PointwiseWords& w) {
   for (int k = 0; k < f.count(); ++k) {
     if (!it.operands[k].number) w.push(it.operands[k].base);
@@ -112,6 +87,31 @@ KernelKey PointwiseForm::key() const {
   return key;
 }
 
+PointwiseForm pointwise_form(const OpDef& op, const Iteration& it) {
+  PointwiseForm f;
+  f.op = &op;
+  f.compute = it.compute;
+  f.n_out = it.n_out;
+  f.n_in = it.n_in;
+  bool strided = false;
+  for (int k = 0; k < f.count(); ++k) {
+    f.dtype[k] = it.operands[k].dtype;
+    f.reach[k] = reach_of(it, it.operands[k]);
+    strided |=
+        f.reach[k] == PointwiseForm::Strided || (k < f.n_out && f.reach[k] != PointwiseForm::Dense);
+  }
+  if (!strided) {
+    f.vector = vector_of(it, f);
+    return f;
+  }
+  f.ndim = it.ndim;
+  f.wide = it.numel >= int64_t{1} << 31;
+  for (int k = 0; k < f.count(); ++k) {
+    if (f.reach[k] != PointwiseForm::Number) f.reach[k] = PointwiseForm::Strided;
+  }
+  return f;
+}
+
 std::string pointwise_text(const PointwiseForm& form) {
   return pointwise_kernel_text(program_of(form), "k");
 }
@@ -120,7 +120,7 @@ void run_pointwise(OpCall& c) {
   Iteration it;
   Tensor copies[kMaxOperands];
   if (!pointwise_iteration(c, it, copies)) return;
-  const PointwiseForm f = form_of(c, it);
+  const PointwiseForm f = pointwise_form(*c.op, it);
   Function* k = find_kernel(f.key(), "k", 0, [&] { return pointwise_text(f); });
   PointwiseWords w;
   fill_arguments(it, f, w);

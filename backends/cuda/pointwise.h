@@ -25,6 +25,9 @@ struct PointwiseForm {
   KernelKey key() const;
 };
 
+/// What the walk of a call needs.
+PointwiseForm pointwise_form(const OpDef& op, const Iteration& it);
+
 /// The kernel "k" as text, without the prelude: see ops/device_pointwise.h for its argument.
 std::string pointwise_text(const PointwiseForm& form);
 

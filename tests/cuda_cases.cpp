@@ -1,0 +1,136 @@
+#include "tests/cuda_cases.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <set>
+#include <utility>
+
+#include "backends/cuda/device.h"
+#include "backends/cuda/pointwise.h"
+#include "core/backend.h"
+
+namespace brrr::test {
+
+using namespace cuda;
+
+// --- the device ----------------------------------------------------------------------------------
+
+namespace {
+
+// Runs kernels given as text as ever, after each has been compiled for real GPUs too.
+void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+                 size_t bytes);
+
+const Backend* wrapped = nullptr;
+
+std::string open_device() {
+  const std::string why = error_of([] { wrapped = &backend(DeviceType::CUDA); });
+  if (!why.empty()) return why;
+  static Backend checked = *wrapped;
+  checked.run_kernel = run_checked;
+  detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
+  return "";
+}
+
+void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+                 size_t bytes) {
+  static std::set<std::pair<const DeviceKernel*, uint32_t>> seen;
+  if (gpu_compiler() && seen.insert({&k, v.bits()}).second) {
+    for (int major : kArchitectures) {
+      const std::string failure = compile_failure({{{}, k.name, 0, text_of(k, v)}}, major);
+      CHECK_MESSAGE(failure.empty(), failure);
+    }
+  }
+  wrapped->run_kernel(k, v, g, arguments, bytes);
+}
+
+}  // namespace
+
+bool have_device() {
+  static const std::string why = open_device();
+  static bool said = false;
+  if (!why.empty() && !std::exchange(said, true)) {
+    std::printf("skipped: no device (%s)\n", why.c_str());
+  }
+  return why.empty();
+}
+
+// --- tensors -------------------------------------------------------------------------------------
+
+Tensor on_gpu(const Tensor& t) {
+  if (!t.defined()) return t;
+  const NoGradGuard guard;
+  const auto all = static_cast<int64_t>(t.impl()->storage->bytes / itemsize(t.dtype()));
+  const Tensor storage = as_strided(t.detach(), {all}, {1}, 0).to(kCUDA);
+  const Tensor moved = as_strided(storage, t.sizes(), t.strides(), t.storage_offset());
+  return t.requires_grad() ? moved.detach().set_requires_grad(true) : moved;
+}
+
+Tensors on_gpu(const Tensors& all) {
+  Tensors moved;
+  for (const Tensor& t : all) moved.push_back(on_gpu(t));
+  return moved;
+}
+
+std::string device_difference(const Tensor& gpu, const Tensor& cpu) {
+  if (!gpu.defined() || !cpu.defined()) return difference(gpu, cpu);
+  if (gpu.device() != kCUDA) return "the result is not on the device";
+  const Tensor got = on_cpu(gpu);
+  const std::string d = difference(got, cpu);
+  if (d.empty() || cpu.dtype() != kFloat64 || got.dtype() != kFloat64) return d;
+  if (got.sizes() != cpu.sizes()) return d;
+  const auto u = got.to_vector<double>(), v = cpu.to_vector<double>();
+  for (size_t i = 0; i < u.size(); ++i) {
+    const bool same = u[i] == v[i] || (std::isnan(u[i]) && std::isnan(v[i]));
+    const double unit = 0x1p-52 * std::max(1.0, std::fabs(v[i]));
+    if (!same && !(std::fabs(u[i] - v[i]) <= 8 * unit)) return d;
+  }
+  return "";
+}
+
+// --- kernels -------------------------------------------------------------------------------------
+
+void KernelsNeeded::ran(const OpCall& c) {
+  Iteration it;
+  Tensor copies[kMaxOperands];
+  if (!c.op->pointwise || !pointwise_iteration(c, it, copies)) return;
+  const PointwiseForm f = pointwise_form(*c.op, it);
+  kernels_.push_back({f.key(), "k", 0, pointwise_text(f)});
+}
+
+void KernelsNeeded::build() const {
+  constexpr size_t kMany = 64;
+  for (size_t at = 0; at < kernels_.size(); at += kMany) {
+    const size_t n = std::min(kMany, kernels_.size() - at);
+    build_kernels(
+        {kernels_.begin() + static_cast<long>(at), kernels_.begin() + static_cast<long>(at + n)});
+  }
+}
+
+const Tools* gpu_compiler() {
+#ifdef BRRR_CUDA_MODULE
+  static const Tools* const found = [] {
+    void* module = dlopen(BRRR_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
+    REQUIRE_MESSAGE(module, dlerror());
+    void* get = dlsym(module, "brrr_cuda_boundary");
+    REQUIRE(get);
+    return reinterpret_cast<const Boundary* (*)()>(get)()->tools;
+  }();
+  return found;
+#else
+  return nullptr;
+#endif
+}
+
+std::string compile_failure(const std::vector<KernelText>& kernels, int major) {
+  std::string code;
+  const std::string words = error_of([&] {
+    code = machine_code(*gpu_compiler(), program_text(kernels), kernels[0].name, major, 0);
+  });
+  if (!words.empty()) return words;
+  // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
+  return code.starts_with("\177ELF") || code.find(".target") != code.npos ? "" : "no machine code";
+}
+
+}  // namespace brrr::test

@@ -1,0 +1,86 @@
+#pragma once
+// Values for pointwise rows where formulas go wrong: ends of ranges, zeros, NaN.
+
+#include <limits>
+
+#include "tests/op_cases.h"
+
+namespace brrr::test {
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+inline bool is_number_row(const OpDef& op) {
+  return op.pointwise->loops[compute_index(kInt64)];
+}
+
+// Operations that the row's formula consists of.
+inline int operations(const OpDef& op) {
+  SymText text("float", "t", "");
+  SymText* before = std::exchange(SymText::current, &text);
+  Sym in[kMaxOperands];
+  int out[kMaxOutputs];
+  for (int i = 0; i < op.pointwise->n_in; ++i) in[i] = Sym(text.operand("x", i));
+  op.pointwise->emit(in, out);
+  SymText::current = before;
+  int n = 0;
+  for (char c : text.text()) n += c == '\n';
+  return n;
+}
+
+using Columns = std::vector<std::vector<double>>;
+
+inline Tensors as_tensors(const OpDef& op, const Columns& values, DType dtype) {
+  Tensors in;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool condition = op.pointwise->traits.condition >> i & 1;
+    in.push_back(tensor(values[i]).to(condition ? kBool : dtype));
+  }
+  return in;
+}
+
+inline Columns sampled_columns(const OpDef& op, int64_t n) {
+  Columns c;
+  for (const Tensor& t : operands_of(op, {n}, kFloat64)) {
+    c.push_back(t.to(kFloat64).to_vector<double>());
+  }
+  return c;
+}
+
+// Each special value in each place, the others sampled, and in all places at once.
+inline Columns special_columns(const OpDef& op) {
+  const double denormal = std::ldexp(1.0, -140);
+  const int n_in = op.pointwise->n_in;
+  Columns c(static_cast<size_t>(n_in));
+  const Columns usual = sampled_columns(op, 4);
+  for (double special : {kNaN, kInf, -kInf, 0.0, -0.0, denormal, -denormal}) {
+    for (int place = 0; place <= n_in; ++place) {
+      // Products of denormals vanish in float32, not in the oracle.
+      if (place == n_in && std::fabs(special) == denormal && operations(op) > 1) continue;
+      for (size_t i = 0; i < c.size(); ++i) {
+        const bool here = place == n_in || static_cast<size_t>(place) == i;
+        c[i].push_back(here ? special : usual[i][static_cast<size_t>(place) % 4]);
+      }
+    }
+  }
+  return c;
+}
+
+// All pairs of magnitudes, for single functions.
+inline Columns wide_columns(const OpDef& op) {
+  constexpr double magnitudes[] = {1e-30, 1e-5, 0.1, 0.75, 1.0, 2.5, 10, 90, 1e5, 1e30};
+  Columns c(static_cast<size_t>(op.pointwise->n_in));
+  int at = 0;
+  for (double a : magnitudes) {
+    for (double b : magnitudes) {
+      for (size_t i = 0; i < c.size(); ++i) {
+        const double v = i % 2 ? b : a;
+        c[i].push_back((at >> i & 1) ? -v : v);
+      }
+      ++at;
+    }
+  }
+  return c;
+}
+
+}  // namespace brrr::test
