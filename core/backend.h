@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/device.h"
 #include "core/dtype.h"
 
 namespace brrr {
@@ -44,6 +45,10 @@ struct Backend {
   void (*deallocate)(void* p, size_t bytes) noexcept;
   /// Text for an out-of-memory error: bytes held, cached and free.
   void (*describe_memory)(char* text, size_t size);
+  MemoryStats (*memory_stats)();
+  void (*reset_peak)();
+  void (*empty_cache)();
+  DeviceProperties (*properties)();
   void (*copy_from_host)(void* dst, const void* src, size_t bytes);
   void (*copy_to_host)(void* dst, const void* src, size_t bytes);
   void (*copy)(void* dst, const void* src, size_t bytes);

@@ -220,7 +220,8 @@ inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outp
   for (Tensor& t : out) new (&t) Tensor;
 }
 inline OpCall::~OpCall() {
-  for (int k = 0; k < n_out; ++k) out[k].~Tensor();
+  out[0].~Tensor();  // Usually the only one, and known to be moved from.
+  for (int k = 1; k < n_out; ++k) out[k].~Tensor();
 }
 inline void OpCall::infer() {
   for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;

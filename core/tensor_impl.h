@@ -38,9 +38,11 @@ struct Storage {
 void release_foreign(Storage& s) noexcept;
 [[noreturn]] void out_of_memory(const Storage& s);
 inline void destroy(Storage* s) noexcept {
-  if (s->pass) s->pass->by_slot[s->slot] = nullptr;
-  if (!s->owned) [[unlikely]]
+  if (s->pass) {
+    s->pass->by_slot[s->slot] = nullptr;
+  } else if (!s->owned) [[unlikely]] {
     release_foreign(*s);
+  }
   if (s->data) backend(s->device.type).deallocate(s->data, s->bytes);
   FreeList<Storage>::give(s);
 }

@@ -28,6 +28,8 @@ BRRR_VX_LANES(log, BRRR_VX_LIBM(log)(x))
 BRRR_VX_LANES(log1p, BRRR_VX_LIBM(log1p)(x))
 BRRR_VX_LANES(sin, BRRR_VX_LIBM(sin)(x))
 BRRR_VX_LANES(cos, BRRR_VX_LIBM(cos)(x))
+BRRR_VX_LANES(unit_sin, BRRR_VX_LIBM(sin)(x))
+BRRR_VX_LANES(unit_cos, BRRR_VX_LIBM(cos)(x))
 BRRR_VX_LANES(tanh, BRRR_VX_LIBM(tanh)(x))
 BRRR_VX_LANES(erf, BRRR_VX_LIBM(erf)(x))
 #undef BRRR_VX_LANES

@@ -44,6 +44,29 @@ void describe_memory(char* text, size_t size) {
   std::snprintf(text, size, "%s", pool().describe().c_str());
 }
 
+MemoryStats memory_stats() {
+  const PoolStats s = pool().stats();
+  return {s.live, s.peak, s.reserved, s.allocations};
+}
+std::string version_text(int v) {
+  return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
+}
+DeviceProperties properties() {
+  const OpenDevice& d = device();
+  const Properties& p = d.properties;
+  DeviceProperties out;
+  out.name = p.name;
+  out.major = p.major;
+  out.minor = p.minor;
+  out.multiprocessors = p.multiprocessors;
+  out.memory_bytes = p.memory_bytes;
+  out.memory_bandwidth = p.memory_bandwidth;
+  out.versions = fmt::format("module {}, driver {}, runtime {}, compiler {}", d.module,
+                             version_text(p.driver_version), version_text(p.runtime_version),
+                             version_text(d.tools->compiler_version()));
+  return out;
+}
+
 void copy_on_device(void* to, const void* from, size_t bytes) {
   const OpenDevice& d = device();
   check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream), "copy");
@@ -84,6 +107,10 @@ const Backend& cuda_backend() {
       .allocate = allocate,
       .deallocate = deallocate,
       .describe_memory = describe_memory,
+      .memory_stats = memory_stats,
+      .reset_peak = [] { pool().reset_peak(); },
+      .empty_cache = [] { pool().trim(); },
+      .properties = properties,
       .copy_from_host = [](void* to, const void* from,
                            size_t bytes) { staging().to_device(to, from, bytes); },
       .copy_to_host = [](void* to, const void* from,

@@ -35,7 +35,8 @@ if(BRRR_CUDA AND NOT cuda_missing)
   file(GLOB cuda_sources CONFIGURE_DEPENDS backends/cuda/module/*.cpp)
   add_library(brrr_cuda MODULE ${cuda_sources})
   target_compile_options(brrr_cuda PRIVATE ${brrr_options} ${sanitize})
-  target_link_options(brrr_cuda PRIVATE ${sanitize})
+  # RPATH and not RUNPATH: it also holds for what NVRTC opens itself, libnvrtc-builtins.
+  target_link_options(brrr_cuda PRIVATE ${sanitize} LINKER:--disable-new-dtags)
   target_include_directories(brrr_cuda PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(brrr_cuda PRIVATE brrr::cuda brrr::fmt)
   set_target_properties(brrr_cuda PROPERTIES

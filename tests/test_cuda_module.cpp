@@ -1,0 +1,400 @@
+// The module brrr_cuda by itself: what of it works without a GPU, and on a GPU the rest.
+
+#include "backends/cuda/driver.h"
+
+#include <doctest/doctest.h>
+
+#ifdef BRRR_CUDA_MODULE
+
+#include <dlfcn.h>
+#include <sys/auxv.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/sanitizer.h"
+
+using namespace brrr;
+using namespace brrr::cuda;
+
+namespace {
+
+const Boundary& boundary() {
+  static const Boundary* const found = [] {
+    void* module = dlopen(BRRR_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
+    REQUIRE_MESSAGE(module, dlerror());
+    void* get = dlsym(module, "brrr_cuda_boundary");
+    REQUIRE_MESSAGE(get, dlerror());
+    return reinterpret_cast<const Boundary* (*)()>(get)();
+  }();
+  return *found;
+}
+
+std::string kernel(const std::string& name, const std::string& body) {
+  return "struct Params { const float* x; float* y; int n; };\n"
+         "extern \"C\" __global__ void __launch_bounds__(128) " +
+         name + "(const __grid_constant__ Params p) {\n  " + body + "\n}\n";
+}
+
+const std::string doubling = kernel("doubling",
+                                    "const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+                                    "  if (i < p.n) p.y[i] = 2 * p.x[i];");
+
+// What a compilation gives, or the words of its failure.
+struct Compiled {
+  std::string image, failure;
+  double ms;
+};
+
+Compiled compile(const std::string& source, int major, int minor = 0) {
+  const auto start = std::chrono::steady_clock::now();
+  void* image = nullptr;
+  size_t bytes = 0;
+  const Tools& tools = *boundary().tools;
+  const Failure failure = tools.compile(source.c_str(), "test.cu", major, minor, &image, &bytes);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  Compiled compiled{"", failure ? failure : "", took.count()};
+  CHECK((failure == nullptr) == (image != nullptr));
+  if (image) compiled.image.assign(static_cast<const char*>(image), bytes);
+  tools.release_image(image);
+  return compiled;
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != text.npos;
+}
+
+int lines_of(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n')) + 1;
+}
+
+// Machine code for an NVIDIA GPU: an ELF file for machine 190.
+bool is_cubin(const std::string& image) {
+  return image.size() > 64 && image.starts_with("\177ELF") && image[18] == char(190) &&
+         image[19] == 0;
+}
+
+#define REQUIRE_DONE(call)                            \
+  do {                                                \
+    const Failure words_ = (call);                    \
+    REQUIRE_MESSAGE(!words_, (words_ ? words_ : "")); \
+  } while (0)
+
+// Whether there is a GPU; the words otherwise.
+bool open_device(Properties& properties, std::string& words) {
+  const Failure failure = boundary().driver->open(0, &properties);
+  words = failure ? failure : "";
+  return !failure;
+}
+
+}  // namespace
+
+TEST_CASE("cuda module: it loads without a driver, is of this build and has all functions") {
+  CHECK(boundary().abi == kAbi);
+  CHECK(std::string(boundary().name) == "cuda");
+  auto complete = [](const auto& functions) {
+    void* entries[sizeof functions / sizeof(void*)];
+    std::memcpy(entries, &functions, sizeof functions);
+    return std::find(std::begin(entries), std::end(entries), nullptr) == std::end(entries);
+  };
+  CHECK(complete(*boundary().driver));
+  CHECK(complete(*boundary().tools));
+  CHECK(boundary().tools->compiler_version() >= 12040);
+}
+
+TEST_CASE("cuda module: kernel text becomes machine code for each architecture") {
+  std::string times;
+  for (int major : {8, 9, 10, 9, 9}) {
+    const Compiled c = compile(doubling, major);
+    if (major == 10 && boundary().tools->compiler_version() < 12080) {
+      CHECK(holds(c.image, ".target sm_90"));
+    } else {
+      CHECK_MESSAGE(is_cubin(c.image), c.failure);
+    }
+    times += " " + std::to_string(int(c.ms + 0.5));
+  }
+  MESSAGE("compile times in ms, for 8.0, 9.0, 10.0, 9.0, 9.0:" << times);
+}
+
+TEST_CASE("cuda module: shuffles, votes, mma and named functions need no headers") {
+  const Compiled c = compile(
+      kernel("several",
+             "float c[4] = {}; unsigned a[4] = {}, b[2] = {};\n"
+             "extern __shared__ float4 memory[];\n"
+             "memory[threadIdx.x].x = fmaf(p.x[0], p.x[1], sqrtf(p.x[2])); __syncthreads();\n"
+             "asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+             "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\"\n"
+             ": \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3])\n"
+             ": \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b[0]), \"r\"(b[1]));\n"
+             "const float sum = __shfl_xor_sync(~0u, c[0] + memory[127].x, 16); __syncwarp();\n"
+             "p.y[0] = __ballot_sync(~0u, sum > 1) ? __int_as_float(p.n) : sum;"),
+      8);
+  CHECK_MESSAGE(is_cubin(c.image), c.failure);
+}
+
+TEST_CASE("cuda module: the Toolkit is found where it was linked, also by NVRTC itself") {
+  // Without the loader's cache, which on this machine may name the Toolkit's folder.
+  Dl_info loader;
+  if (test::kAddressSanitizer || test::kThreadSanitizer) return;
+  REQUIRE(dladdr(reinterpret_cast<void*>(getauxval(AT_BASE)), &loader));
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string run = loader.dli_fname + std::string(" --inhibit-cache '") + self +
+                          "' -m -tc='cuda module: shuffles*'";
+  CHECK(std::system(run.c_str()) == 0);
+}
+
+TEST_CASE("cuda module: a syntax error gives the start of the log and the versions") {
+  const Compiled c = compile(kernel("broken", "int unused; p.y[0] = undeclared;"), 9);
+  CHECK(c.image.empty());
+  CHECK(holds(c.failure, "test.cu(3): error: identifier \"undeclared\" is undefined"));
+  CHECK(holds(c.failure, "NVRTC_ERROR_COMPILATION; NVRTC "));
+  CHECK(holds(c.failure, "device of compute capability 9.0"));
+  std::string many;
+  for (int i = 0; i < 60; ++i) many += "int v" + std::to_string(i) + " = wrong;\n";
+  CHECK(lines_of(compile(kernel("broken", many), 9).failure) <= 17);
+  // Warnings come before the error, and do not displace it.
+  std::string warned;
+  for (int i = 0; i < 60; ++i) warned += "int v" + std::to_string(i) + ";\n";
+  CHECK(holds(compile(kernel("broken", warned + "wrong = 1;"), 9).failure, "\"wrong\""));
+}
+
+TEST_CASE(
+    "cuda module: PTX for what the compiler does not know, nothing for what it no longer does") {
+  const Compiled newer = compile(doubling, 99);
+  CHECK_MESSAGE(holds(newer.image, ".target sm_"), newer.failure);
+  CHECK(holds(newer.image, ".entry doubling"));
+  CHECK(newer.image.ends_with('\0'));
+  const Compiled older = compile(doubling, 1);
+  CHECK(holds(older.failure, "compute capability 1.0 is older than all this compiler supports"));
+}
+
+TEST_CASE("cuda module: threads compile side by side, each with words of its own") {
+  Compiled good, bad;
+  std::thread other([&] { good = compile(doubling, 9); });
+  bad = compile(kernel("broken", "wrong = 1;"), 9);
+  const std::string words = bad.failure;
+  other.join();
+  CHECK(is_cubin(good.image));
+  CHECK(holds(words, "\"wrong\""));
+}
+
+TEST_CASE("cuda module: without a GPU one line says why, and everything else fails in words") {
+  Properties properties;
+  std::string words;
+  if (open_device(properties, words)) {
+    MESSAGE("skipped: there is a GPU, " << properties.name);
+    return;
+  }
+  MESSAGE("without a GPU: " << words);
+  CHECK(lines_of(words) == 1);
+  const Driver& driver = *boundary().driver;
+  auto refused = [](Failure failure) {
+    return failure && std::string(failure) == "no GPU is open";
+  };
+  void* p = &words;
+  CHECK(refused(driver.allocate(&p, 1)));
+  CHECK(p == nullptr);
+  CHECK(refused(driver.allocate_pinned(&p, 1)));
+  Stream* stream = nullptr;
+  CHECK(refused(driver.make_stream(&stream)));
+  Event* event = nullptr;
+  CHECK(refused(driver.make_event(&event)));
+  Module* module = nullptr;
+  CHECK(refused(driver.load("", 0, &module)));
+  Gemm* plan = nullptr;
+  const GemmShape shape{};
+  CHECK(refused(boundary().tools->plan(&shape, 0, &plan)));
+}
+
+// --- On a GPU ------------------------------------------------------------------------------------
+
+namespace {
+
+// Memory of the device and a stream.
+struct Device {
+  const Driver& driver = *boundary().driver;
+  Stream* stream = nullptr;
+  std::vector<void*> held;
+
+  Device() { REQUIRE_DONE(driver.make_stream(&stream)); }
+  ~Device() {
+    for (void* p : held) CHECK(driver.release(p) == nullptr);
+  }
+  void* allocate(size_t bytes) {
+    void* p = nullptr;
+    REQUIRE_DONE(driver.allocate(&p, bytes));
+    REQUIRE(p);
+    held.push_back(p);
+    return p;
+  }
+  void* put(const std::string& bytes) {
+    void* p = allocate(bytes.size());
+    REQUIRE_DONE(driver.copy(p, bytes.data(), bytes.size(), Way::ToDevice, stream));
+    REQUIRE_DONE(driver.synchronize(stream));
+    return p;
+  }
+  std::string get(const void* p, size_t bytes) {
+    std::string got(bytes, '\0');
+    REQUIRE_DONE(driver.copy(got.data(), p, bytes, Way::ToHost, stream));
+    REQUIRE_DONE(driver.synchronize(stream));
+    return got;
+  }
+};
+
+// A whole number below 2048 as an element of `type`.
+std::string element(GemmShape::Type type, int value) {
+  uint64_t bits = 0;
+  size_t bytes = 2;
+  if (type == GemmShape::Float64) {
+    bits = std::bit_cast<uint64_t>(double(value)), bytes = 8;
+  } else if (type == GemmShape::Float16) {
+    const int exponent = value ? std::bit_width(unsigned(value)) - 1 : 0;
+    if (value) bits = uint64_t(exponent + 15) << 10 | ((value << 10 >> exponent) & 0x3ff);
+  } else {
+    bits = std::bit_cast<uint32_t>(float(value)), bytes = 4;
+    if (type == GemmShape::BFloat16) bits >>= 16, bytes = 2;
+  }
+  return {reinterpret_cast<const char*>(&bits), bytes};
+}
+
+struct Matrices {
+  std::vector<int> values;
+  std::string bytes;
+  int at(int64_t i) const { return values[static_cast<size_t>(i)]; }
+};
+
+Matrices numbers(GemmShape::Type type, int64_t count, int seed) {
+  Matrices made;
+  for (int64_t i = 0; i < count; ++i) {
+    made.values.push_back(int((i * 7 + seed) % 5 % 3));
+    made.bytes += element(type, made.values.back());
+  }
+  return made;
+}
+
+void check_product(Device& device, const GemmShape& s) {
+  const Matrices a = numbers(s.type, s.batch * s.stride_a, 1);
+  const Matrices b = numbers(s.type, s.batch * s.stride_b, 3);
+  std::string wanted;
+  for (int64_t i = 0; i < s.batch * s.m * s.n; ++i) {
+    const int64_t z = i / (s.m * s.n), row = i / s.n % s.m, column = i % s.n;
+    int sum = 0;
+    for (int64_t k = 0; k < s.k; ++k) {
+      sum += a.at(z * s.stride_a + (s.trans_a ? k * s.lda + row : row * s.lda + k)) *
+             b.at(z * s.stride_b + (s.trans_b ? column * s.ldb + k : k * s.ldb + column));
+    }
+    wanted += element(s.type, sum);
+  }
+  const Tools& tools = *boundary().tools;
+  constexpr size_t workspace_bytes = 4 << 20;
+  void *pa = device.put(a.bytes), *pb = device.put(b.bytes), *pc = device.allocate(wanted.size());
+  void* workspace = device.allocate(workspace_bytes);
+  Gemm* plan = nullptr;
+  REQUIRE_DONE(tools.plan(&s, workspace_bytes, &plan));
+  REQUIRE_DONE(tools.multiply(plan, pa, pb, pc, workspace, workspace_bytes, device.stream));
+  CHECK(device.get(pc, wanted.size()) == wanted);
+  const char* misaligned = static_cast<const char*>(pa) + 2;
+  CHECK(tools.multiply(plan, misaligned, pb, pc, workspace, workspace_bytes, device.stream));
+  CHECK(tools.release_plan(plan) == nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("cuda module: on a GPU, memory, copies, events and a kernel") {
+  Properties properties;
+  std::string words;
+  if (!open_device(properties, words)) {
+    MESSAGE("skipped: " << words);
+    return;
+  }
+  CHECK(properties.memory_bytes > 0);
+  CHECK(properties.shared_bytes >= 48 << 10);
+  CHECK(properties.memory_bandwidth >= 0);
+  Device device;
+  const Driver& driver = device.driver;
+  void* none = &device;
+  REQUIRE_DONE(driver.allocate(&none, size_t{1} << 50));
+  CHECK(none == nullptr);
+
+  constexpr int n = 1000;
+  std::vector<float> x(n);
+  for (int i = 0; i < n; ++i) x[size_t(i)] = float(i);
+  void* from = device.put({reinterpret_cast<char*>(x.data()), n * sizeof(float)});
+  void* to = device.allocate(n * sizeof(float));
+  REQUIRE_DONE(driver.fill(to, 255, n * sizeof(float), device.stream));
+
+  const size_t shared = size_t(properties.shared_bytes);  // more than a kernel gets unasked
+  const Compiled code = compile(doubling, properties.major, properties.minor);
+  REQUIRE_MESSAGE(code.failure.empty(), code.failure);
+  Module* module = nullptr;
+  Function* function = nullptr;
+  REQUIRE_DONE(driver.load(code.image.data(), code.image.size(), &module));
+  REQUIRE_DONE(driver.function(module, "doubling", shared, &function));
+  CHECK(driver.function(module, "nothing", 0, &function));
+  struct {
+    const void* x;
+    void* y;
+    int n;
+  } params{from, to, n};
+  const unsigned grid[3] = {(n + 127) / 128, 1, 1}, block[3] = {128, 1, 1};
+  // A thread that has never met the device launches.
+  std::thread([&] {
+    CHECK(driver.launch(function, grid, block, shared, &params, sizeof params, device.stream) ==
+          nullptr);
+  }).join();
+  Event* event = nullptr;
+  REQUIRE_DONE(driver.make_event(&event));
+  REQUIRE_DONE(driver.record(event, device.stream));
+  REQUIRE_DONE(driver.wait(event));
+  bool yes = false;
+  REQUIRE_DONE(driver.finished(event, &yes));
+  CHECK(yes);
+  REQUIRE_DONE(driver.wait_on(device.stream, event));
+  REQUIRE_DONE(driver.release_event(event));
+  for (float& value : x) value *= 2;
+  CHECK(device.get(to, n * sizeof(float)) ==
+        std::string(reinterpret_cast<char*>(x.data()), n * sizeof(float)));
+  CHECK(driver.launch(function, grid, block, 0, &params, sizeof params, nullptr));
+  REQUIRE_DONE(driver.unload(module));
+}
+
+TEST_CASE("cuda module: on a GPU, products of every type and layout") {
+  Properties properties;
+  std::string words;
+  if (!open_device(properties, words)) {
+    MESSAGE("skipped: " << words);
+    return;
+  }
+  Device device;
+  for (auto type :
+       {GemmShape::Float32, GemmShape::Float64, GemmShape::BFloat16, GemmShape::Float16}) {
+    for (int flags = 0; flags < 16; ++flags) {
+      GemmShape s{};
+      s.type = type;
+      s.tf32 = flags & 4, s.trans_a = flags & 1, s.trans_b = flags & 2;
+      const bool large = flags & 8;  // and all aligned but the step from one matrix to the next
+      s.m = large ? 64 : 5, s.n = large ? 64 : 7, s.k = large ? 64 : 33, s.batch = 3;
+      s.lda = (s.trans_a ? s.m : s.k) + !large, s.ldb = (s.trans_b ? s.k : s.n) + 2 * !large;
+      s.ldc = s.n, s.stride_c = s.m * s.n;
+      s.stride_a = (s.trans_a ? s.k : s.m) * s.lda + 1;
+      s.stride_b = (s.trans_b ? s.n : s.k) * s.ldb;
+      INFO("type " << int(type) << ", flags " << flags);
+      check_product(device, s);
+    }
+  }
+}
+
+#else
+
+TEST_CASE("cuda module") {
+  MESSAGE("skipped: the module brrr_cuda was not built");
+}
+
+#endif
