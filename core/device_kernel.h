@@ -14,6 +14,8 @@
 // BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one argument `p`, and
 // the threads of a block.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -26,6 +28,14 @@ namespace brrr {
 #define BRRR_DEVICE_STRUCT(Name, ...) \
   struct Name __VA_ARGS__;            \
   inline constexpr char Name##Text[] = "struct " #Name " " #__VA_ARGS__ ";\n"
+
+/// Several texts as one: what kernels share, then a kernel.
+template <size_t... N> constexpr auto join_text(const char (&... part)[N]) {
+  std::array<char, (N + ...) - sizeof...(N) + 1> all{};
+  char* to = all.data();
+  ((to = std::copy_n(part, N - 1, to)), ...);
+  return all;
+}
 
 /// One text, compiled once for each variant that is asked for.
 struct DeviceKernel {

@@ -46,10 +46,11 @@ Tensor ones(const IntList& sizes, Device device);
 /// full({3}, 2) is int64, full({3}, 2.0) float32, full({3}, true) bool.
 Tensor full(const IntList& sizes, Scalar v);
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = kCPU);
-Tensor arange(Scalar end);
-Tensor arange(Scalar start, Scalar end, Scalar step = 1);  ///< int64 if all are integers
-Tensor linspace(double start, double end, int64_t steps);
-Tensor eye(int64_t n, int64_t m = -1);
+Tensor arange(Scalar end, Device device = kCPU);
+/// int64 if all are integers, else float32
+Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = kCPU);
+Tensor linspace(double start, double end, int64_t steps, Device device = kCPU);
+Tensor eye(int64_t n, int64_t m = -1, Device device = kCPU);
 Tensor empty_like(const Tensor& t);
 Tensor zeros_like(const Tensor& t);
 Tensor ones_like(const Tensor& t);
