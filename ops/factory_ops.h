@@ -65,7 +65,7 @@ Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = 
 Tensor rand_like(const Tensor& t);
 Tensor randn_like(const Tensor& t);
 /// A random permutation of 0..n-1, int64.
-Tensor randperm(int64_t n);
+Tensor randperm(int64_t n, Device device = kCPU);
 /// 0 with probability p, else 1 / (1 - p), in the dtype of `like`.
 Tensor dropout_mask(const Tensor& like, double p);
 /// int64 [2]: seed and number of one draw, for kernels that make its values tile by tile.

@@ -1,6 +1,7 @@
 // The random stream on a GPU: element i is the CPU's to the last bit.
 #include "core/device_kernel.h"
 #include "ops/factory_kernels.h"
+#include "ops/order_cuda.h"
 
 namespace brrr {
 
@@ -81,6 +82,18 @@ KERNEL(randint, DrawArguments, 256) {
 }
 )"};
 
+constexpr auto kPermText = join_text(kEntryText, R"(
+KERNEL(randperm_entries, DrawArguments, 256) {
+  const long first = ((long)blockIdx.x * 256 + threadIdx.x) * 4;
+  if (first >= p.n) return;
+  const Words4 w = philox4(first / 4, p.seed, p.draw);
+  for (int u = 0; u < 4 && first + u < p.n; ++u) {
+    set_entry(((Narrow*)p.to)[first + u], w.v[u], first + u);
+  }
+}
+)");
+constexpr DeviceKernel perm_kernel{"randperm_entries", DrawArgumentsText, 256, kPermText.data()};
+
 constexpr DeviceKernel key_kernel{"draw_key", DrawArgumentsText, 32, R"(
 KERNEL(draw_key, DrawArguments, 32) {
   const long* key = (const long*)p.key;
@@ -128,6 +141,16 @@ void randint_cuda(OpCall& c) {
                               static_cast<uint64_t>(a.low));
   const bool wide = static_cast<uint64_t>(a.range) > uint64_t{1} << 32;
   run_kernel(randint_kernel, {.n = wide}, {blocks_for(a.n)}, a);
+}
+
+void randperm_cuda(OpCall& c) {
+  DrawArguments a = arguments(c);
+  if (a.n == 0) return;
+  char* out = a.to;
+  const EntryRows entries(false, 1, a.n, c.out[0].device());
+  a.to = entries.data();
+  run_kernel(perm_kernel, {}, {blocks_for(a.n, 256, 4)}, a);
+  sort_entries(entries, a.n, out);
 }
 
 void draw_key_cuda(OpCall& c) {

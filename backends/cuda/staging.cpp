@@ -83,10 +83,15 @@ void Staging::check_fault(const char* note) {
   std::memcpy(&f, note, sizeof f);
   if (!f.set) return;
   check(device_.driver->fill(fault_, 0, sizeof f, device_.compute), "fill");
+  const char* op = registry().at(static_cast<size_t>(f.op))->name;
+  BRRR_CHECK(f.set == 1,
+             "{}: row {} has values that it cannot take (found by the device after the call; on "
+             "the CPU the call says which)",
+             op, f.value);
   fail(
       "{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) (found by the "
       "device after the call)",
-      registry().at(static_cast<size_t>(f.op))->name, f.value, f.limit, f.limit);
+      op, f.value, f.limit, f.limit);
 }
 
 }  // namespace brrr::cuda
