@@ -25,13 +25,14 @@ BRRR_DEVICE_STRUCT(DrawByWeight, {
   long samples;
   long seed;
   long draw;
+  const char* key;
 });
 static_assert(kDrawPart == 256);
 
 constexpr char kUniformText[] = R"(
 // Uniform i in [0, 1), a multiple of 2^-53, of words 2 i and 2 i + 1.
 BRRR_VX double uniform53(long i, const DrawByWeight& p) {
-  const Words4 w = philox4(i / 2, p.seed, p.draw);
+  const Words4 w = draw_words(p.key, 1, p.seed, p.draw, i / 2);
   const unsigned low = i & 1 ? w.v[2] : w.v[0], high = i & 1 ? w.v[3] : w.v[1];
   return (double)(((unsigned long)high << 32 | low) >> 11) * 0x1p-53;
 }
@@ -162,6 +163,7 @@ void multinomial_cuda(OpCall& c) {
   a.rows = x.numel / a.n;
   a.seed = c.attrs.v[0];
   a.draw = c.attrs.v[1];
+  a.key = c.control;
   a.samples = c.attrs.v[2];
   (with_replacement(c) ? draw_with_replacement : draw_without_replacement)(a, x.dtype, x.device);
 }

@@ -86,7 +86,7 @@ constexpr auto kPermText = join_text(kEntryText, R"(
 KERNEL(randperm_entries, DrawArguments, 256) {
   const long first = ((long)blockIdx.x * 256 + threadIdx.x) * 4;
   if (first >= p.n) return;
-  const Words4 w = philox4(first / 4, p.seed, p.draw);
+  const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, first / 4);
   for (int u = 0; u < 4 && first + u < p.n; ++u) {
     set_entry(((Narrow*)p.to)[first + u], w.v[u], first + u);
   }
