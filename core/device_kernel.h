@@ -24,7 +24,7 @@
 namespace brrr {
 
 /// Defines struct Name here, and its text for kernels as NameText, so that the two cannot differ.
-/// Members are char*, long, double, int, unsigned, float, and arrays of them.
+/// Members are pointers, long, double, int, unsigned, float, arrays and structs of them.
 #define BRRR_DEVICE_STRUCT(Name, ...) \
   struct Name __VA_ARGS__;            \
   inline constexpr char Name##Text[] = "struct " #Name " " #__VA_ARGS__ ";\n"

@@ -200,6 +200,8 @@ struct OpDef {
   void (*cpu)(OpCall&) = nullptr;  ///< Runs it; null for views.
   /// Queues it on a GPU; null where the backend generates a kernel from the row or runs decompose.
   void (*cuda)(OpCall&) = nullptr;
+  /// The calls that `cuda` has a kernel for; the others run decompose. Null: all of them.
+  bool (*cuda_serves)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   /// The same result by differentiable tensor ops; the gradient when there is no vjp.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;

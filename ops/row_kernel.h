@@ -166,6 +166,8 @@ class MatrixInput {
     }
     return reinterpret_cast<const T*>(t_->data()) + offset;
   }
+  /// Where the matrices lie; null for null.
+  const TensorImpl* tensor() const { return t_; }
   int64_t row() const { return t_ ? t_->strides[t_->ndim - 2] : 0; }
   int64_t col() const { return t_ ? t_->strides[t_->ndim - 1] : 0; }
 

@@ -74,7 +74,7 @@ void copy_on_device(void* to, const void* from, size_t bytes) {
 }
 
 void launch_op(OpCall& c) {
-  if (c.op->cuda) return c.op->cuda(c);
+  if (c.op->cuda && (!c.op->cuda_serves || c.op->cuda_serves(c))) return c.op->cuda(c);
   if (c.op->pointwise) return run_pointwise(c);
   if (c.op->reduction) return run_reduction(c);
   BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",
