@@ -78,7 +78,7 @@ struct Driver {
   /// Brings the graph to the device, so that the first launch costs no more than the others.
   Failure (*upload)(Graph* g, Stream* s);
   Failure (*launch_graph)(Graph* g, Stream* s);
-  Failure (*release_graph)(Graph* g);
+  Failure (*release_graph)(Graph* g);  ///< Launches that wait still run.
   /// Bytes of host and device memory that the graph takes, as far as they are known.
   Failure (*graph_bytes)(Graph* g, size_t* bytes);
 
