@@ -275,7 +275,7 @@ class DeviceOperands {
                a);
   }
   void run_along() const {
-    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32}.bits()},
+    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32, false, false, false}.bits()},
                {.x = heads_ * blocks_for(arguments.queries, 4)}, arguments);
   }
 
