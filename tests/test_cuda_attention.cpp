@@ -104,7 +104,7 @@ TEST_CASE("cuda attention: operands are read where they lie") {
   for (DType t : {kFloat32, kBFloat16}) {
     CAPTURE(static_cast<int>(t));
     manual_seed(4);
-    // Heads side by side, as a projection gives them; one head of keys for all heads; rows that are not
+    // Heads side by side, as a projection gives them; one head of keys for all; rows that are not
     // aligned; columns that are not contiguous.
     const Tensor wide = randn({2, 40, 3, 16}).to(t), odd = randn({2, 3, 40, 17}).to(t);
     const std::function<Tensors(const Tensor&, const Tensor&)> layouts[] = {
@@ -172,7 +172,10 @@ TEST_CASE("cuda attention: a dropout mask has the CPU's elements") {
 
 TEST_CASE("cuda attention: no keys, no queries, no heads, no width") {
   if (!cuda_available()) return;
-  const Case cases[] = {{{2}, 3, 0, 8, 8}, {{2}, 0, 3, 8, 8}, {{0}, 3, 3, 8, 8}, {{2}, 3, 4, 0, 8},
+  const Case cases[] = {{{2}, 3, 0, 8, 8},
+                        {{2}, 0, 3, 8, 8},
+                        {{0}, 3, 3, 8, 8},
+                        {{2}, 3, 4, 0, 8},
                         {{2}, 3, 4, 8, 0}};
   for (const Case& s : cases) {
     CAPTURE(s.queries);
