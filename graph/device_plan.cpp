@@ -231,6 +231,11 @@ bool DevicePlan::may_reuse(const TensorImpl& old, size_t) {
   return false;
 }
 
+uint32_t DevicePlan::holders(const Storage* s) const {
+  return static_cast<uint32_t>(
+      std::count_if(handed_.begin(), handed_.end(), [&](const auto& h) { return h.get() == s; }));
+}
+
 // What is still held of the last replay's results gets memory of its own.
 void DevicePlan::keep_results() {
   for (size_t k = 0; k < handed_.size(); ++k) {
@@ -325,6 +330,17 @@ void DevicePlan::capture() {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// A launch that is refused has run nothing either.
+void DevicePlan::launch_graph() {
+  try {
+    device_.graphs->launch(graph_);
+  } catch (const Error& e) {
+    ++spoilt_;
+    counts_.failure = e.what();
+    device_.graphs->release(std::exchange(graph_, nullptr));
+  }
+}
+
 void DevicePlan::hand_out(Storage* const* survivors) {
   for (size_t k = 0; k < slots_.size(); ++k) {
     Storage& s = *survivors[k];
@@ -353,13 +369,11 @@ void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* contro
     resolve();
     if (spoilt_ < kAttempts) capture();
   }
-  if (graph_) {
-    device_.graphs->launch(graph_);
-    counts_.launches = 1;
-  } else {
+  if (graph_) launch_graph();
+  counts_.launches = graph_ ? 1 : 0;
+  if (!graph_) {
     launch_all();
     ++counts_.direct;
-    counts_.launches = 0;
   }
   for (const External& x : externals_) {
     if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());

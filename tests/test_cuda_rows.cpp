@@ -91,7 +91,7 @@ Tensors check_row(const char* name, const Tensors& in, const Words& words = {}, 
 
 // Lengths that every way of sharing out a row has, and where one ends and the next begins.
 std::vector<int64_t> lengths(DType t) {
-  if (t != kFloat32) return {2, 33, 1000, 5000, 70000};
+  if (t != kFloat32) return {2, 33, 1000, 5000, 20000};
   return {1, 2, 8, 9, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000, 8192, 8193, 16384, 16385, 70000};
 }
 // Calls f(n, rows) for them.
@@ -172,7 +172,7 @@ TEST_CASE("cuda rows: cross_entropy, every length and dtype") {
     for_shapes(t, [&](int64_t n, int64_t rows) {
       const Tensor x = (randn({rows, n}) * 3.0).to(t), ids = classes(rows, n);
       check_cross_entropy(x, ids);
-      if (n == 33 || n == 5000 || n == 70000) check_cross_entropy(x, ids, {{3}, {0.1}});
+      if (n == 33 || n == 5000 || n >= 20000) check_cross_entropy(x, ids, {{3}, {0.1}});
     });
   }
 }
@@ -267,9 +267,10 @@ TEST_CASE("cuda rows: ids out of range raise at the next read") {
           fmt::format("cross_entropy: index {} is out of range: the dim has size 6, so indices are "
                       "in [0, 6) (found by the device after the call)",
                       bad));
-    CHECK(error_of([&] {
-            on_cpu(run("cross_entropy_backward", {device_x, ids, device_stats, device_stats, g})[0]);
-          }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
+    CHECK(
+        error_of([&] {
+          on_cpu(run("cross_entropy_backward", {device_x, ids, device_stats, device_stats, g})[0]);
+        }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
   }
   const Tensor good = tensor({0l, 1l, -100l, 5l});
   check_near(cross_entropy(device_x, on_gpu(good)), cross_entropy(x.to(kFloat64), good),

@@ -60,6 +60,12 @@ Failure leave(Graph** graph, size_t* nodes, std::vector<std::pair<void*, size_t>
   return failure;
 }
 
+void release(DeviceGraph* g) noexcept {
+  device().driver->release_graph(g->graph);
+  give_back(g->scratch);
+  delete g;
+}
+
 DeviceGraph* end(size_t* nodes) {
   OpenDevice& d = device();
   auto g = std::make_unique<DeviceGraph>();
@@ -68,9 +74,12 @@ DeviceGraph* end(size_t* nodes) {
     give_back(g->scratch);
     fail("cuda: capture: {}", failure);
   }
-  check(d.driver->graph_bytes(g->graph, &g->bytes), "graph");
-  check(d.driver->upload(g->graph, d.compute), "graph");
-  return g.release();
+  Failure late = d.driver->upload(g->graph, d.compute);
+  if (!late) late = d.driver->graph_bytes(g->graph, &g->bytes);
+  if (!late) return g.release();
+  const std::string words = late;
+  release(g.release());
+  fail("cuda: graph: {}", words);
 }
 
 void abandon() noexcept {
@@ -86,12 +95,6 @@ void launch_graph(DeviceGraph* g) {
   OpenDevice& d = device();
   d.counters.graph_launches.fetch_add(1, std::memory_order_relaxed);
   check(d.driver->launch_graph(g->graph, d.compute), "graph");
-}
-
-void release(DeviceGraph* g) noexcept {
-  device().driver->release_graph(g->graph);
-  give_back(g->scratch);
-  delete g;
 }
 
 void run(void* kernel, const char* name, const Grid& g, int threads, const void* arguments,

@@ -21,12 +21,15 @@ class Staging {
   void to_host(void* to, const void* from, size_t bytes);
 
  private:
+  /// Pinned memory that copies to the device are read from, one behind the other.
   struct Slot {
-    void* memory = nullptr;
+    char* memory = nullptr;
     Event* event = nullptr;
-    bool busy = false;  ///< A copy may still be reading it.
+    size_t used = 0;
+    bool left = false;  ///< Copies may still be reading it; `event` comes after the last of them.
   };
-  Slot& next();
+  char* room(size_t bytes);
+  char* pinned(size_t bytes);
   char* fault_locked();
   void check_fault(const char* note);
 
@@ -35,7 +38,9 @@ class Staging {
   OpenDevice& device_;
   std::mutex mutex_;
   Slot slots_[kSlots];
-  int next_ = 0;
+  int at_ = 0;             ///< The slot that is being filled.
+  char* down_ = nullptr;   ///< What copies to the host go through.
+  Event* read_ = nullptr;  ///< Comes after the last of those.
   char* fault_ = nullptr;
 };
 
