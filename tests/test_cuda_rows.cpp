@@ -188,6 +188,9 @@ TEST_CASE("cuda rows: layouts, mixed dtypes, absent weights, more dims") {
       check_softmax(x, laid_out(g, l));
       check_norms(laid_out(x, l), laid_out(g, l), laid_out(w.view({1, n}), l).view({n}), b);
       check_cross_entropy(laid_out(x, l), classes(18, n).slice(0, 0, 18, 2));
+      const Tensor there = laid_out(x, l);
+      CHECK(device_difference(softmax(on_gpu(there), 1), on_cpu(softmax(there.to(kCUDA), 1))) ==
+            "");
     }
     const Tensor h = x.to(kBFloat16), gh = g.to(kBFloat16);
     check_norms(h, gh, w, b.to(kFloat16));
