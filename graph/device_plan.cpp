@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -102,10 +103,8 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
 DevicePlan::~DevicePlan() {
   for (size_t k = 0; k < handed_.size(); ++k) {
     Storage* s = handed_[k].get();
-    if (!s || s->owned) continue;
-    if (s->refs.get() > 1) {  // The slot is the holder's from now on.
-      s->owned = true;
-      slots_[k] = nullptr;
+    if (s && s->lent && s->refs.get() > 1) {  // The slot is the holder's from now on.
+      own_memory(*s, std::exchange(slots_[k], nullptr));
     }
   }
   handed_.clear();
@@ -240,7 +239,7 @@ uint32_t DevicePlan::holders(const Storage* s) const {
 void DevicePlan::keep_results() {
   for (size_t k = 0; k < handed_.size(); ++k) {
     Storage* s = handed_[k].get();
-    if (s && !s->owned && s->refs.get() > 1 && !dying_[k]) {
+    if (s && s->lent && s->refs.get() > 1 && !dying_[k]) {
       own_memory(*s);
       ++counts_.moved_away;
     }
@@ -350,6 +349,12 @@ void DevicePlan::hand_out(Storage* const* survivors) {
     }
     s.data = slots_[k];
     s.owned = false;
+    s.lent = true;
+    // Results that are read to be printed: reading one late must not wait for later steps.
+    if (s.bytes <= kEarlyBytes && !s.gradient) {
+      s.early = device_.graphs->copy_out(s.data, s.bytes);
+      s.early_version = s.version;
+    }
     handed_[k] = Ref<Storage>::share(&s);
   }
 }
@@ -379,6 +384,8 @@ void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* contro
     if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
   }
   hand_out(survivors);
+  static const bool settle = std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr;
+  if (settle) device_.synchronize();
 }
 
 }  // namespace brrr::graph

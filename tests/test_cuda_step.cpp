@@ -274,7 +274,7 @@ TEST_CASE("cuda step: pitfalls B2, D4, D10: one launch, nothing allocated, nobod
   CHECK(after.allocations == before.allocations);
   CHECK(after.waits == before.waits);
   CHECK(after.graphs == before.graphs);
-  CHECK(after.copies - before.copies == 10);  // The control block.
+  CHECK(after.copies - before.copies == 30);  // The control block; the loss, and what went wrong.
 }
 
 TEST_CASE("cuda step: pitfall B5: a capture that fails at any node leaves nothing behind") {
@@ -312,6 +312,24 @@ TEST_CASE("cuda step: pitfall B6: any order of destruction") {
     CHECK(kept.to(kCPU).sum().item<float>() != 0);  // Its slot has outlived the step.
   }
   CHECK(memory_stats().live == live);
+}
+
+TEST_CASE("cuda step: pitfall E10: a loss that is read late has not changed") {
+  if (!have_device()) return;
+  const Tensor w = randn({6}, kCUDA);
+  auto body = [&](const Tensor& x) { return (x * w).sum(); };
+  auto step = brrr::step(body, StepOptions{});
+  Tensors losses, inputs;
+  for (int i = 0; i < 10; ++i) {
+    inputs.push_back(randn({6}, kCUDA));
+    losses.push_back(step(inputs.back()));
+    if (i >= 4) {
+      const auto late = static_cast<size_t>(i - 4);
+      CHECK(losses[late].item<float>() == body(inputs[late]).item<float>());
+    }
+  }
+  losses[9].add_(1.0);  // What was copied early is not what it holds now.
+  CHECK(losses[9].item<float>() == (body(inputs[9]) + 1.0).item<float>());
 }
 
 TEST_CASE("cuda step: an index out of range is raised by the next read") {

@@ -27,6 +27,7 @@ namespace cuda {
 namespace {
 
 Pool* scratch_pool;
+Staging* copies;
 
 // The capture stream is one; captures of several threads take turns.
 std::mutex& capturing() {
@@ -126,8 +127,9 @@ char* arena(size_t bytes) {
 
 }  // namespace
 
-const GraphBackend& graph_backend(Pool& pool) {
+const GraphBackend& graph_backend(Pool& pool, Staging& staging) {
   scratch_pool = &pool;
+  copies = &staging;
   static const GraphBackend b{
       .begin = begin,
       .end = end,
@@ -137,6 +139,10 @@ const GraphBackend& graph_backend(Pool& pool) {
       .bytes = [](DeviceGraph* g) { return g->bytes; },
       .run = run,
       .arena = arena,
+      .copy_out = [](const void* from, size_t bytes) { return copies->copy_out(from, bytes); },
+      .read = [](HostCopy* c, void* to, size_t offset,
+                 size_t bytes) { copies->read(*c, to, offset, bytes); },
+      .drop = [](HostCopy* c) noexcept { copies->drop(c); },
   };
   return b;
 }

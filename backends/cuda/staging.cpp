@@ -2,10 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "backends/cuda/support.h"
 #include "core/check.h"
 #include "core/op.h"
+
+namespace brrr {
+
+struct HostCopy {
+  char* pinned;  // The bytes, then the note of faults.
+  cuda::Event* done;
+};
+
+}  // namespace brrr
 
 namespace brrr::cuda {
 
@@ -71,6 +81,39 @@ void Staging::to_host(void* to, const void* from, size_t bytes) {
     if (n) std::memcpy(static_cast<char*>(to) + at, down_, n);
     at += n;
   } while (at < bytes);
+}
+
+// --- early copies --------------------------------------------------------------------------------
+
+HostCopy* Staging::copy_out(const void* from, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const Driver& driver = *device_.driver;
+  if (idle_.empty()) {
+    auto c = std::make_unique<HostCopy>(HostCopy{pinned(kEarlyBytes + sizeof(Fault)), nullptr});
+    check(driver.make_event(&c->done), "event");
+    idle_.push_back(c.release());
+  }
+  HostCopy* c = idle_.back();
+  check(driver.copy(c->pinned, from, bytes, Way::ToHost, device_.compute), "copy to the host");
+  check(driver.copy(c->pinned + kEarlyBytes, fault_locked(), sizeof(Fault), Way::ToHost,
+                    device_.compute),
+        "copy to the host");
+  check(driver.record(c->done, device_.compute), "event");
+  idle_.pop_back();
+  return c;
+}
+
+void Staging::read(HostCopy& c, void* to, size_t offset, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
+  check(device_.driver->wait(c.done), "copy to the host");
+  check_fault(c.pinned + kEarlyBytes);
+  std::memcpy(to, c.pinned + offset, bytes);
+}
+
+void Staging::drop(HostCopy* c) noexcept {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(c);
 }
 
 // --- faults --------------------------------------------------------------------------------------

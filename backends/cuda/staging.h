@@ -4,8 +4,13 @@
 
 #include <cstddef>
 #include <mutex>
+#include <vector>
 
 #include "backends/cuda/device.h"
+
+namespace brrr {
+struct HostCopy;
+}
 
 namespace brrr::cuda {
 
@@ -14,6 +19,10 @@ class Staging {
   explicit Staging(OpenDevice& d) : device_(d) {}
   /// The device's note of an index that was out of range: see kSupportText.
   char* fault();
+  /// A few bytes to the host, to be read when somebody asks: see GraphBackend. Null: no memory.
+  HostCopy* copy_out(const void* from, size_t bytes);
+  void read(HostCopy& c, void* to, size_t offset, size_t bytes);
+  void drop(HostCopy* c) noexcept;
   /// Queued; `from` may be changed at once.
   void to_device(void* to, const void* from, size_t bytes);
   /// Waits for all that is queued before it, and for nothing else. Throws if that has noted a
@@ -42,6 +51,7 @@ class Staging {
   char* down_ = nullptr;   ///< What copies to the host go through.
   Event* read_ = nullptr;  ///< Comes after the last of those.
   char* fault_ = nullptr;
+  std::vector<HostCopy*> idle_;  ///< Of those that were dropped.
 };
 
 }  // namespace brrr::cuda
