@@ -204,6 +204,8 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   s->release = nullptr;
   s->lost = nullptr;
   s->gradient = false;
+  s->lent = false;
+  s->early = nullptr;
   by_slot[s->slot] = s;
   std::memcpy(static_cast<void*>(t), e.tensor, sizeof e.tensor);
   t->storage = s;
