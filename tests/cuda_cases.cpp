@@ -8,6 +8,7 @@
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/pointwise.h"
+#include "backends/cuda/reduction.h"
 #include "core/backend.h"
 
 namespace brrr::test {
@@ -100,12 +101,51 @@ void KernelsNeeded::ran(const OpCall& c) {
 }
 
 void KernelsNeeded::build() const {
+  build_all(kernels_);
+}
+
+void build_all(const std::vector<KernelText>& kernels) {
   constexpr size_t kMany = 64;
-  for (size_t at = 0; at < kernels_.size(); at += kMany) {
-    const size_t n = std::min(kMany, kernels_.size() - at);
-    build_kernels(
-        {kernels_.begin() + static_cast<long>(at), kernels_.begin() + static_cast<long>(at + n)});
+  for (size_t at = 0; at < kernels.size(); at += kMany) {
+    const auto first = kernels.begin() + static_cast<long>(at);
+    build_kernels({first, first + static_cast<long>(std::min(kMany, kernels.size() - at))});
   }
+}
+
+// One pass maps and finishes; of several the first one maps, the last one finishes, and what lies
+// between is of the compute type. So is the input if it had to be gathered.
+std::vector<KernelText> reduction_kernels(const OpDef& op, DType t) {
+  const Tensor x = ones({2}, t), y = reduce(op, x, {}, false);
+  const DType compute = reduction_compute_dtype(op, *x.impl());
+  std::vector<KernelText> all;
+  auto add = [&](ReductionForm::Shape shape, bool map, bool finish, DType in) {
+    const ReductionForm f{&op, shape, map, finish, in, compute, finish ? y.dtype() : compute};
+    all.push_back({f.key(), "k", 0, reduction_text(f)});
+  };
+  for (auto shape : {ReductionForm::Warps, ReductionForm::Blocks, ReductionForm::Columns}) {
+    for (DType in : {t, compute}) {
+      add(shape, true, true, in);
+      if (shape != ReductionForm::Warps) add(shape, true, false, in);
+    }
+    add(shape, false, true, compute);
+    if (shape != ReductionForm::Warps) add(shape, false, false, compute);
+  }
+  return all;
+}
+
+// --- settings ------------------------------------------------------------------------------------
+
+static void reopen() {
+  Properties ignored;
+  cuda::check(device().driver->open(0, &ignored), "open");
+}
+EmulatorSetting::EmulatorSetting(const char* variable, const std::string& value) {
+  env_.emplace(variable, value.c_str());
+  reopen();
+}
+EmulatorSetting::~EmulatorSetting() {
+  env_.reset();
+  reopen();
 }
 
 const Tools* gpu_compiler() {

@@ -5,6 +5,7 @@
 #include "backends/cuda/kernels.h"
 #include "core/context.h"
 #include "tests/op_cases.h"
+#include "tests/temp_cache.h"
 
 namespace brrr::test {
 
@@ -31,12 +32,26 @@ class KernelsNeeded : Observer {
   ~KernelsNeeded() { context.observer = nullptr; }
   KernelsNeeded(const KernelsNeeded&) = delete;
   KernelsNeeded& operator=(const KernelsNeeded&) = delete;
-  /// In programs of many kernels, which saves most of the time.
   void build() const;
 
  private:
   void ran(const OpCall& call) override;
   std::vector<cuda::KernelText> kernels_;
+};
+
+/// The kernels of a reduction row for inputs of dtype t: those that its calls may need.
+std::vector<cuda::KernelText> reduction_kernels(const OpDef& op, DType t);
+/// In programs of many kernels, which saves most of the time.
+void build_all(const std::vector<cuda::KernelText>& kernels);
+
+/// A variable that the emulator reads when it is opened; means nothing to a GPU.
+class EmulatorSetting {
+ public:
+  EmulatorSetting(const char* variable, const std::string& value);
+  ~EmulatorSetting();
+
+ private:
+  std::optional<Env> env_;
 };
 
 /// The compiler for real GPUs, which needs none; null where its module was not built.
