@@ -8,6 +8,7 @@
 
 #include "autograd/autograd.h"
 #include "core/autocast.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/int_list.h"

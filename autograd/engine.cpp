@@ -198,6 +198,13 @@ std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vect
   return grads;
 }
 
+// Where a node's operands live: that of its first tensor.
+Device device_of(const Node& n) {
+  int i = 0;
+  while (n.attrs.kind(i)) ++i;
+  return n.in[i].meta.device;
+}
+
 // Runs the op's decomposition on aliases of the saved inputs and differentiates that. The aliases
 // give each operand an identity of its own (x * x) and keep the history for higher orders.
 void Engine::differentiate_decomposition(VjpCall& v) {
@@ -207,10 +214,12 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   std::vector<Tensor> in(n.n_in), aliases;
   std::vector<TensorImpl*> impls(n.n_in);
   std::vector<int> which;
+  const Device device = device_of(n);
   for (int i = 0, word = 0; i < n.n_in; ++i) {
     if (n.attrs.kind(i)) {
-      const int64_t bits = n.attrs.v[word];
-      in[i] = n.attrs.kind(i) == 3 ? full({}, n.attrs.d(word), kFloat64) : full({}, bits, kInt64);
+      const bool real = n.attrs.kind(i) == 3;
+      in[i] = real ? full({}, n.attrs.d(word), kFloat64, device)
+                   : full({}, n.attrs.v[word], kInt64, device);
       ++word;
       continue;
     }

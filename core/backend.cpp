@@ -30,6 +30,19 @@ void synchronize(Device device) {
   backend(device.type).synchronize();
 }
 
+DeviceProperties device_properties(Device device) {
+  return backend(device.type).properties();
+}
+MemoryStats memory_stats(Device device) {
+  return backend(device.type).memory_stats();
+}
+void reset_peak_memory(Device device) {
+  backend(device.type).reset_peak();
+}
+void empty_cache(Device device) {
+  backend(device.type).empty_cache();
+}
+
 static std::atomic<bool> tf32{false};
 void set_allow_tf32(bool on) {
   tf32 = on;

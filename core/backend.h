@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/device.h"
 #include "core/dtype.h"
 
 namespace brrr {
@@ -37,6 +38,26 @@ struct BuildReport {
   std::string compiler;  ///< Its name and version.
 };
 
+struct DeviceGraph;
+/// What a device offers that runs captured work as one launch.
+struct GraphBackend {
+  /// From here on what this thread queues is noted instead of run, until end() or abandon().
+  void (*begin)();
+  /// Throws brrr::Error with what spoilt the capture. Memory that kernels took and gave back
+  /// meanwhile stays the graph's.
+  DeviceGraph* (*end)(size_t* nodes);
+  void (*abandon)() noexcept;  ///< Nothing to do if no capture is going on.
+  void (*launch)(DeviceGraph* g);
+  void (*release)(DeviceGraph* g) noexcept;
+  size_t (*bytes)(DeviceGraph* g);
+  /// Queues a kernel of a module that build() made.
+  void (*run)(void* kernel, const char* name, const Grid& g, int threads, const void* arguments,
+              size_t bytes);
+  /// The device's one arena for replays, at least so large; it never moves. Null when there is not
+  /// enough memory.
+  char* (*arena)(size_t bytes);
+};
+
 struct Backend {
   const char* name;
   /// `bytes` of memory aligned to 64, or null when there is none.
@@ -44,6 +65,10 @@ struct Backend {
   void (*deallocate)(void* p, size_t bytes) noexcept;
   /// Text for an out-of-memory error: bytes held, cached and free.
   void (*describe_memory)(char* text, size_t size);
+  MemoryStats (*memory_stats)();
+  void (*reset_peak)();
+  void (*empty_cache)();
+  DeviceProperties (*properties)();
   void (*copy_from_host)(void* dst, const void* src, size_t bytes);
   void (*copy_to_host)(void* dst, const void* src, size_t bytes);
   void (*copy)(void* dst, const void* src, size_t bytes);
@@ -66,6 +91,7 @@ struct Backend {
                      size_t bytes);
   /// Where kernels note an index that is out of range (core/device_kernel.h). Null on the CPU.
   char* (*fault)();
+  const GraphBackend* graphs;  ///< Null on the CPU.
 };
 
 namespace detail {

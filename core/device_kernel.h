@@ -14,6 +14,8 @@
 // BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one argument `p`, and
 // the threads of a block.
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -22,10 +24,23 @@
 namespace brrr {
 
 /// Defines struct Name here, and its text for kernels as NameText, so that the two cannot differ.
-/// Members are char*, long, double, int, unsigned, float, and arrays of them.
+/// Members are pointers, long, double, int, unsigned, float, arrays and structs of them.
 #define BRRR_DEVICE_STRUCT(Name, ...) \
   struct Name __VA_ARGS__;            \
   inline constexpr char Name##Text[] = "struct " #Name " " #__VA_ARGS__ ";\n"
+
+/// The same for functions that the CPU runs too (BRRR_VX functions of scalars).
+#define BRRR_DEVICE_FUNCTIONS(TextName, ...) \
+  __VA_ARGS__                                \
+  inline constexpr char TextName[] = #__VA_ARGS__ "\n"
+
+/// Several texts as one: what kernels share, then a kernel.
+template <size_t... N> constexpr auto join_text(const char (&... part)[N]) {
+  std::array<char, (N + ...) - sizeof...(N) + 1> all{};
+  char* to = all.data();
+  ((to = std::copy_n(part, N - 1, to)), ...);
+  return all;
+}
 
 /// One text, compiled once for each variant that is asked for.
 struct DeviceKernel {
@@ -64,7 +79,8 @@ void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments
 }
 /// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` notes the first index outside
 /// [0, limit), which it answers with false: nothing may be read or written then. The next read of
-/// a tensor, or synchronize(), throws what was noted. `op` is OpDef::index.
+/// a tensor, or synchronize(), throws what was noted. `op` is OpDef::index. `bad_row(p.fault, row,
+/// p.op)` notes other values that an op cannot take.
 char* device_fault();
 /// Blocks of `threads` that cover n elements, `each` per thread.
 inline int64_t blocks_for(int64_t n, int64_t threads = 256, int64_t each = 1) {

@@ -65,14 +65,5 @@ struct Device {
 inline constexpr Device kCPU{DeviceType::CPU, 0}, kCUDA{DeviceType::CUDA, 0};
 /// "cpu", "cuda:0".
 std::string name(Device d);
-/// Whether tensors can be made on kCUDA in this process: the module brrr_cuda, a driver and a GPU
-/// are there. Where they are not, making such a tensor throws and says which is missing.
-bool cuda_available();
-/// Lets products of float32 on a GPU round their factors to TF32 (10 bits), which is several times
-/// faster. Off by default. A step that is recorded follows it on its next recording.
-void set_allow_tf32(bool on);
-bool allow_tf32();
-/// Waits until everything queued on the device has run; throws what went wrong there, if anything.
-void synchronize(Device device);
 
 }  // namespace brrr

@@ -104,6 +104,14 @@ template <class T> class FreeList {
   }
 
  public:
+  /// Whether take() has a block at hand.
+  static bool ready() {
+#ifndef BRRR_NO_FREE_LISTS
+    return head;
+#else
+    return true;
+#endif
+  }
   static void* take() {
 #ifndef BRRR_NO_FREE_LISTS
     if (Block* b = head) {

@@ -88,6 +88,9 @@ struct OpCall {
     Tensor out[kMaxOutputs];  ///< Only n_out of them may hold anything: the rest is not destroyed.
   };
   ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
+  /// In a replay on a GPU: where on the device the words with a dynamic bit are, one after the
+  /// other. Set only where attrs.dynamic has a bit.
+  const char* control = nullptr;
   union {
     OutMeta meta[kMaxOutputs];  ///< Valid after infer().
   };
@@ -197,6 +200,8 @@ struct OpDef {
   void (*cpu)(OpCall&) = nullptr;  ///< Runs it; null for views.
   /// Queues it on a GPU; null where the backend generates a kernel from the row or runs decompose.
   void (*cuda)(OpCall&) = nullptr;
+  /// The calls that `cuda` has a kernel for; the others run decompose. Null: all of them.
+  bool (*cuda_serves)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   /// The same result by differentiable tensor ops; the gradient when there is no vjp.
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;
@@ -220,7 +225,8 @@ inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outp
   for (Tensor& t : out) new (&t) Tensor;
 }
 inline OpCall::~OpCall() {
-  for (int k = 0; k < n_out; ++k) out[k].~Tensor();
+  out[0].~Tensor();  // Usually the only one, and known to be moved from.
+  for (int k = 1; k < n_out; ++k) out[k].~Tensor();
 }
 inline void OpCall::infer() {
   for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;

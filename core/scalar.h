@@ -1,6 +1,7 @@
 #pragma once
 // A number given where a tensor could be.
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -14,22 +15,31 @@ namespace brrr {
 class Scalar {
  public:
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
-  Scalar(T v)  // NOLINT(google-explicit-constructor)
-      : value_(static_cast<double>(v)),
-        integer_(static_cast<int64_t>(std::is_floating_point_v<T> ? T{} : v)),
-        kind_(std::is_same_v<T, bool> ? kBool
-              : std::is_integral_v<T> ? kInt64
-                                      : kFloat32) {}
+  Scalar(T v) {  // NOLINT(google-explicit-constructor)
+    if constexpr (std::is_integral_v<T>) {
+      bits_ = static_cast<int64_t>(v);
+      kind_ = std::is_same_v<T, bool> ? kBool : kInt64;
+      if (v <= T{} || bits_ > 0) return;
+    }
+    // Floating, or an unsigned integer beyond int64.
+    bits_ = std::bit_cast<int64_t>(static_cast<double>(v));
+    kind_ = kFloat32;
+  }
 
-  double to_double() const { return value_; }
-  int64_t to_int() const { return kind_ == kFloat32 ? static_cast<int64_t>(value_) : integer_; }
+  double to_double() const {
+    return is_floating() ? std::bit_cast<double>(bits_) : static_cast<double>(bits_);
+  }
+  int64_t to_int() const {
+    return is_floating() ? static_cast<int64_t>(std::bit_cast<double>(bits_)) : bits_;
+  }
   /// kBool, kInt64 or kFloat32: the dtype a tensor made of it has.
   DType dtype() const { return kind_; }
   bool is_floating() const { return kind_ == kFloat32; }
 
  private:
-  double value_;
-  int64_t integer_;
+  // Two words, so that it is passed in registers: reading one from memory that was written in
+  // pieces just before costs more than the rest of a call.
+  int64_t bits_;  ///< The integer, or the double's.
   DType kind_;
 };
 

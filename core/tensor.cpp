@@ -17,6 +17,17 @@ void out_of_memory(const Storage& s) {
        name(s.device), s.bytes, held);
 }
 
+void own_memory(Storage& s) {
+  const Backend& b = backend(s.device.type);
+  void* own = s.bytes ? b.allocate(s.bytes) : nullptr;
+  if (s.bytes && !own) out_of_memory(s);
+  if (s.bytes) b.copy(own, s.data, s.bytes);
+  if (s.release) release_foreign(s);
+  s.release = nullptr;
+  s.data = own;
+  s.owned = true;
+}
+
 void release_foreign(Storage& s) noexcept {
   if (s.data && s.release) (*s.release)();
   delete s.release;

@@ -38,9 +38,11 @@ struct Storage {
 void release_foreign(Storage& s) noexcept;
 [[noreturn]] void out_of_memory(const Storage& s);
 inline void destroy(Storage* s) noexcept {
-  if (s->pass) s->pass->by_slot[s->slot] = nullptr;
-  if (!s->owned) [[unlikely]]
+  if (s->pass) {
+    s->pass->by_slot[s->slot] = nullptr;
+  } else if (!s->owned) [[unlikely]] {
     release_foreign(*s);
+  }
   if (s->data) backend(s->device.type).deallocate(s->data, s->bytes);
   FreeList<Storage>::give(s);
 }
@@ -134,6 +136,9 @@ inline void allocate(Storage& s) {
   if (!s.data) [[unlikely]]
     out_of_memory(s);
 }
+/// Gives a storage whose memory is somebody else's a copy of its own; throws brrr::Error when there
+/// is no memory.
+void own_memory(Storage& s);
 /// A tensor object without sizes over `storage`, which is on `device` and whose reference it takes.
 inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device device) {
   auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());

@@ -1,9 +1,8 @@
 // Text of a fused group: one loop nest, loads, the rows' formulas, stores.
 #include <algorithm>
 #include <bit>
-#include <map>
 
-#include "graph/schedule.h"
+#include "graph/windows.h"
 #include "ops/spelling.h"
 #include "ops/pointwise.h"
 
@@ -11,13 +10,11 @@ namespace brrr::graph {
 
 namespace {
 
-struct Window {
-  uint32_t value;            // The first operand that named it.
-  int64_t stride[kMaxDims];  // Over the group's space.
-  int argument;
-  bool loaded = false, stored = false;
+struct Stream : Window {
+  int argument = -1;
   bool around = false;  // May be stored around the caches.
   bool ahead = false;   // Its loads are asked for ahead of time.
+  bool unit = false;    // The register that holds it now is in [-1, 1], or NaN.
 };
 
 // A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
@@ -28,11 +25,17 @@ constexpr int64_t kAhead = 8 << 10;
 
 class Generator {
  public:
-  Generator(const Recording& r, const Group& g, const Schedule& s) : r_(r), g_(g), s_(s) {}
+  Generator(const Recording& r, const Group& g, const Schedule& s)
+      : r_(r), g_(g), s_(s), found_(r, g, s), ndim_(found_.ndim), size_(found_.size) {
+    for (const Window& w : found_.all) windows_.push_back({w});
+    for (Stream& w : windows_) {
+      if (!w.touched()) continue;
+      w.argument = static_cast<int>(out_.arguments.size());
+      out_.arguments.push_back({w.value, kNone});
+    }
+  }
 
   KernelText run() {
-    find_windows();
-    collapse();
     choose_stores();
     out_.body = "(char* const* a, long begin, long end) {\n";
     scalars();
@@ -59,85 +62,14 @@ class Generator {
  private:
   const Value& value(uint32_t id) const { return r_.values[id]; }
 
-  size_t window_of(uint32_t id) const { return window_by_value_.at(id); }
+  size_t window_of(uint32_t id) const { return found_.of(id); }
 
-  // One window for values that are the same elements walked alike: x and x.view({n, 1}) are not.
-  size_t add_window(uint32_t id) {
-    if (const auto it = window_by_value_.find(id); it != window_by_value_.end()) return it->second;
-    Window w{};
-    w.value = id;
-    const Value& v = value(id);
-    const int64_t n = numel_of(g_.space);
-    const bool dense = !v.strided && v.numel == n;
-    const IntList own = dense ? contiguous_strides(g_.space) : v.stride_list();
-    const IntList shape = dense ? g_.space : v.size_list();
-    const int shift = g_.space.size() - shape.size();
-    for (int d = 0; d < g_.space.size(); ++d) {
-      // A one-element operand of a flat instruction may have more dims than the space.
-      const int at = d - shift;
-      w.stride[d] = at < 0 || v.numel == 1 || shape[at] == 1 ? 0 : own[at];
-    }
-    w.argument = -1;
-    size_t at = 0;
-    while (at < windows_.size() &&
-           !(value(windows_[at].value).same_elements(v) &&
-             std::equal(w.stride, w.stride + kMaxDims, windows_[at].stride))) {
-      ++at;
-    }
-    if (at == windows_.size()) windows_.push_back(w);
-    return window_by_value_[id] = at;
-  }
-
-  void find_windows() {
-    std::vector<bool> written;
-    for (uint32_t at : g_.instrs) {
-      const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_in; ++k) {
-        if (r_.in(i)[k] == kNone) continue;
-        const size_t w = add_window(r_.in(i)[k]);
-        written.resize(windows_.size());
-        if (!written[w]) windows_[w].loaded = true;
-      }
-      for (int k = 0; k < i.n_out; ++k) {
-        const size_t w = add_window(r_.out(i)[k]);
-        written.resize(windows_.size());
-        written[w] = true;
-        windows_[w].stored = s_.stored[value(r_.out(i)[k]).storage];
-      }
-    }
-    for (Window& w : windows_) {
-      if (!w.loaded && !w.stored) continue;
-      w.argument = static_cast<int>(out_.arguments.size());
-      out_.arguments.push_back({w.value, kNone});
-    }
-  }
-
-  // Merges neighbouring dims that every window walks alike; dims of size 1 vanish.
-  void collapse() {
-    ndim_ = 0;
-    for (int d = 0; d < g_.space.size(); ++d) {
-      if (g_.space[d] == 1) continue;
-      bool merge = ndim_ > 0;
-      for (const Window& w : windows_) {
-        if (w.argument < 0 || !merge) continue;
-        merge = w.stride[ndim_ - 1] == w.stride[d] * g_.space[d];
-      }
-      if (!merge) size_[ndim_++] = 1;
-      size_[ndim_ - 1] *= g_.space[d];
-      for (Window& w : windows_) w.stride[ndim_ - 1] = w.stride[d];
-    }
-    if (ndim_ == 0) {
-      size_[ndim_++] = 1;
-      for (Window& w : windows_) w.stride[0] = 0;
-    }
-  }
-
-  int64_t element_bytes(const Window& w) const {
+  int64_t element_bytes(const Stream& w) const {
     return static_cast<int64_t>(itemsize(value(w.value).dtype));
   }
 
   // Every element of the space has a place of its own.
-  bool streams(const Window& w) const {
+  bool streams(const Stream& w) const {
     return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
   }
 
@@ -146,17 +78,17 @@ class Generator {
   // that are read again and again: a row of 4096 weights keeps the hardware from doing so in time.
   void choose_stores() {
     int64_t bytes = 0;
-    for (const Window& w : windows_) {
+    for (const Stream& w : windows_) {
       if (w.argument < 0) continue;
       int64_t own = element_bytes(w);
       for (int d = 0; d < ndim_; ++d) own *= w.stride[d] ? size_[d] : 1;
       bytes += own;
     }
     if (bytes < kStreaming) return;
-    const bool reread = std::any_of(windows_.begin(), windows_.end(), [&](const Window& w) {
+    const bool reread = std::any_of(windows_.begin(), windows_.end(), [&](const Stream& w) {
       return w.loaded && w.stride[ndim_ - 1] != 0 && !streams(w);
     });
-    for (Window& w : windows_) {
+    for (Stream& w : windows_) {
       w.ahead = reread && w.loaded && w.stride[ndim_ - 1] == 1 && streams(w);
       w.around = w.stored && !w.loaded && element_bytes(w) >= 4 && w.stride[ndim_ - 1] == 1;
       for (int d = 0; d < ndim_ - 1; ++d) w.around &= w.stride[d] * element_bytes(w) % 64 == 0;
@@ -164,7 +96,7 @@ class Generator {
     }
   }
 
-  int64_t inner_stride(const Window& w) const {
+  int64_t inner_stride(const Stream& w) const {
     return size_[ndim_ - 1] == 1 ? 0 : w.stride[ndim_ - 1];
   }
 
@@ -188,27 +120,10 @@ class Generator {
     return fmt::format("splat(({})({}))", element, text);
   }
 
-  DType compute_of(const Instr& i) const {
-    // The rule looks at dtypes and dims only; a call without data is enough.
-    TensorImpl fake[kMaxOperands];
-    TensorImpl* in[kMaxOperands];
-    for (int k = 0; k < i.n_in; ++k) {
-      in[k] = nullptr;
-      if (r_.in(i)[k] == kNone) continue;
-      in[k] = &fake[k];
-      fake[k].dtype = value(r_.in(i)[k]).dtype;
-      fake[k].ndim = value(r_.in(i)[k]).ndim;
-    }
-    OpCall c(*i.op, in, i.n_in);
-    c.attrs.kinds = i.attrs.kinds;
-    c.attrs.dtype = i.attrs.dtype;
-    return pointwise_compute_dtype(c);
-  }
-
   void scalars() {
     for (uint32_t at : g_.instrs) {
       const Instr& i = r_.instrs[at];
-      computes_.push_back(compute_of(i));
+      computes_.push_back(compute_dtype(r_, i));
       std::vector<std::string>& names = scalars_.emplace_back();
       for (int k = 0, word = 0; k < i.n_in; ++k) {
         names.push_back(i.attrs.kind(k) ? scalar_text(i, k, word++, computes_.back()) : "");
@@ -274,7 +189,7 @@ class Generator {
   }
 
   std::string load(size_t w, int u, bool tail) const {
-    const Window& window = windows_[w];
+    const Stream& window = windows_[w];
     const Spelling& how = spelling(value(window.value).dtype);
     const int64_t s = inner_stride(window);
     const std::string at = fmt::format("i + {}", 16 * u);
@@ -288,7 +203,7 @@ class Generator {
   }
 
   std::string store(size_t w, const std::string& x, int u, bool tail) const {
-    const Window& window = windows_[w];
+    const Stream& window = windows_[w];
     const std::string v = fill(spelling(value(window.value).dtype).store, x);
     const int64_t s = inner_stride(window);
     if (s <= 1) {
@@ -333,6 +248,7 @@ class Generator {
       }
     }
     for (size_t w = 0; w < windows_.size(); ++w) {
+      windows_[w].unit = false;
       if (!windows_[w].loaded) continue;
       for (int u = 0; u < unroll; ++u) {
         now[w][static_cast<size_t>(u)] = fmt::format("x{}_{}", w, u);
@@ -354,6 +270,7 @@ class Generator {
     const DType compute = computes_[n];
     std::vector<std::vector<std::string>> lines(static_cast<size_t>(unroll));
     std::vector<std::vector<std::string>> results(static_cast<size_t>(unroll));
+    bool unit[kMaxOutputs];
     for (int u = 0; u < unroll; ++u) {
       const auto lane = static_cast<size_t>(u);
       SymText text(spelling(compute).element, fmt::format("t{}_{}_", n, u), indent);
@@ -361,11 +278,13 @@ class Generator {
       Sym in[kMaxOperands];
       for (int k = 0; k < i.n_in; ++k) {
         const uint32_t id = r_.in(i)[k];
-        std::string name = scalars_[n][static_cast<size_t>(k)];
-        if (id != kNone) {
-          name = to_compute(now[window_of(id)][lane], value(id).dtype, compute);
+        if (id == kNone) {
+          in[k] = Sym(text.operand(scalars_[n][static_cast<size_t>(k)], -1));
+          continue;
         }
-        in[k] = Sym(text.operand(name, -1));
+        const size_t w = window_of(id);
+        const std::string name = to_compute(now[w][lane], value(id).dtype, compute);
+        in[k] = Sym(text.operand(name, -1, windows_[w].unit));
       }
       int out[kMaxOutputs];
       info.emit(in, out);
@@ -375,7 +294,10 @@ class Generator {
         lines[lane].push_back(text.text().substr(at, next - at));
         at = next;
       }
-      for (int k = 0; k < i.n_out; ++k) results[lane].push_back(text.name(out[k]));
+      for (int k = 0; k < i.n_out; ++k) {
+        results[lane].push_back(text.name(out[k]));
+        unit[k] = text.unit(out[k]);
+      }
     }
     for (size_t l = 0; l < lines[0].size(); ++l) {
       for (const auto& one : lines) out_.body += one[l];
@@ -390,6 +312,8 @@ class Generator {
                                               info.mask_out[k], value(id).dtype, s_.fast));
         now[window_of(id)][lane] = name;
       }
+      // Rounding keeps to [-1, 1]; uint8 would wrap around.
+      windows_[window_of(id)].unit = unit[k] && is_floating(value(id).dtype);
     }
   }
 
@@ -397,13 +321,13 @@ class Generator {
   const Group& g_;
   const Schedule& s_;
   KernelText out_;
-  std::vector<Window> windows_;
-  std::map<uint32_t, size_t> window_by_value_;
+  const Windows found_;
+  const int ndim_;  // Of the collapsed space.
+  const int64_t* const size_;
+  std::vector<Stream> windows_;                    // As found_.all.
   std::vector<DType> computes_;                    // By instruction of the group.
   std::vector<std::vector<std::string>> scalars_;  // By instruction and operand.
   bool around_ = false;
-  int ndim_ = 0;
-  int64_t size_[kMaxDims];
 };
 
 }  // namespace

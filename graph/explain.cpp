@@ -55,6 +55,17 @@ std::string StepCore::explain() {
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
     }
+    if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
+      const ReplayCounts& c = e.plan->counts();
+      t += fmt::format(
+          "\n  captured {} times in {:.1f} ms: {} nodes, {}; inputs copied {}, results "
+          "moved away {}",
+          c.captures, c.capture_seconds * 1e3, c.nodes, bytes(c.graph_bytes), c.copied_in,
+          c.moved_away);
+      if (c.direct) {
+        t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
+      }
+    }
     if (options_.mode == Mode::Auto && e.trials > 0) {
       t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",
                        e.replay_seconds * 1e6, e.walk_seconds * 1e6,

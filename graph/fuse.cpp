@@ -19,7 +19,7 @@ constexpr size_t kMostWindows = 32;
 bool fusible(const Recording& r, const Instr& i) {
   if (!i.op->pointwise) return false;
   const Value& o = r.value(r.out(i)[0]);
-  if (o.numel == 0 || r.storages[o.storage].device.type != DeviceType::CPU) return false;
+  if (o.numel == 0) return false;
   for (int k = 0; i.into && k < i.n_out; ++k) {
     const Value& out = r.value(r.out(i)[k]);
     for (int n = 0; n < i.n_in; ++n) {
@@ -131,7 +131,7 @@ class Fuser {
     if (pointwise) {
       uint32_t first = earliest(i, true);
       // A write that moved before something that can fail would cost a copy of the external on
-      // every replay, to undo it (Plan::fallible_after_write).
+      // every replay, to undo it (HostPlan::fallible_after_write).
       if (writes_external(i)) first = std::max(first, after_fallible_);
       for (uint32_t g = first; g < s_.groups.size() && group == kNone; ++g) {
         if (fits(i, g, is_flat) && shares_data(i, g)) group = g;

@@ -12,9 +12,8 @@ void Pass::forget_changes() noexcept {
 }
 
 void Pass::commit() noexcept {
-  for (Storage*& s : live_) {
-    if (s) s->pass = nullptr;
-    s = nullptr;
+  for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
+    if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
   }
   for (const Change& c : changes_) {
     if (c.field == Field::Grad &&

@@ -64,7 +64,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates) {
   vary_ = 0;
   differences_.clear();
   bound_.clear();
-  live_.clear();
   control_.clear();
   host_bytes_.clear();
   grad_leaves_.clear();
@@ -125,57 +124,51 @@ void Pass::moved_to(const Recording& r) {
 // --- comparing
 // --------------------------------------------------------------------------------------
 
-[[gnu::always_inline]] inline bool Pass::match_external(const Value& v, uint32_t number,
-                                                        const TensorImpl& t) {
+[[gnu::always_inline]] static inline bool same_layout(const Value& v, const TensorImpl& t) {
   if (v.dtype != t.dtype || v.ndim != t.ndim) return false;
   for (int i = 0; i < v.ndim; ++i) {
     if (v.sizes[i] != t.sizes[i] || v.strides[i] != t.strides[i]) return false;
   }
-  if (number < bindings_.size()) [[likely]] {
-    const Binding& b = bindings_[number];
-    return b.storage.get() == t.storage && t.offset - b.base == v.offset;
-  }
-  return bind_first_use(v, number, t);
-}
-
-[[gnu::noinline]] bool Pass::bind_first_use(const Value& v, uint32_t number, const TensorImpl& t) {
-  if (number != bindings_.size() || bound_.find(t.storage) != kNone ||
-      expected_->storages[v.storage].device != t.device || t.storage->pass || t.storage->lost) {
-    return false;
-  }
-  bind(t, v.offset);
   return true;
 }
 
-bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
+// An operand that is a placeholder, a scalar, or an external that has been met before.
+[[gnu::always_inline]] inline bool Pass::match_met(uint32_t id, const TensorImpl* t) const {
   if (!t) return id == kNone;
-  if (t->storage->pass == this) return t->value == id;
+  if (t->storage->pass == this) [[likely]]
+    return t->value == id;
   if (id == kNone) return false;
   const Value& v = expected_->values[id];
   const StorageInfo& s = expected_->storages[v.storage];
-  return s.origin == Origin::External && match_external(v, s.maker, *t);
+  if (s.origin != Origin::External || s.maker >= bindings_.size()) return false;
+  const Binding& b = bindings_[s.maker];
+  return b.storage.get() == t->storage && t->offset - b.base == v.offset && same_layout(v, *t);
 }
 
-[[gnu::always_inline]] inline bool Pass::matches(const Cue& e, const OpCall& c) {
+bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
+  if (match_met(id, t)) return true;
+  if (!t || id == kNone || t->storage->pass || t->storage->lost) return false;
+  const Value& v = expected_->values[id];
+  const StorageInfo& s = expected_->storages[v.storage];
+  if (s.origin != Origin::External || s.maker != bindings_.size() || s.device != t->device ||
+      !same_layout(v, *t) || bound_.find(t->storage) != kNone) {
+    return false;
+  }
+  bind(*t, v.offset);
+  return true;
+}
+
+[[gnu::always_inline]] inline bool Pass::matches(const Cue& e, const OpCall& c) const {
   if (e.op != c.op || e.form != c.attrs.form() || e.n_in != c.n_in || e.into != c.into) {
     return false;
   }
   for (int w = 0; w < e.n_words; ++w) {
     if (e.words[w] != c.attrs.v[w]) return false;
   }
-  const size_t bound = bindings_.size();
-  auto same = [&](uint32_t id, const TensorImpl* t) __attribute__((always_inline)) {
-    if (!t) return id == kNone;
-    if (t->storage->pass == this) [[likely]]
-      return t->value == id;
-    return match_operand(id, t);
-  };
-  int i = 0;
-  while (i < e.n_in && same(e.in[i], c.in[i])) ++i;
-  if (i == e.n_in && (!e.into || same(e.out, c.out[0].impl()))) [[likely]]
-    return true;
-  unbind(bound);
-  return false;
+  for (int i = 0; i < e.n_in; ++i) {
+    if (!match_met(e.in[i], c.in[i])) return false;
+  }
+  return !e.into || match_met(e.out, c.out[0].impl());
 }
 
 bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
@@ -205,13 +198,13 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
 [[gnu::always_inline]] inline void Pass::answer(const Cue& e, OpCall& c) {
   if (e.into) return;
   auto* s = static_cast<Storage*>(FreeList<Storage>::take());
+  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
   std::memcpy(static_cast<void*>(s), e.storage, sizeof e.storage);
   s->pass = this;
   s->release = nullptr;
   s->lost = nullptr;
   s->gradient = false;
   by_slot[s->slot] = s;
-  auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
   std::memcpy(static_cast<void*>(t), e.tensor, sizeof e.tensor);
   t->storage = s;
   t->grad_fn = nullptr;
@@ -287,9 +280,13 @@ uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
   return same ? words : 0;
 }
 
+// Calls nothing that comes back, so that it needs no stack frame: what is met for the first time
+// and what differs goes the general way.
 void Pass::op(OpCall& c) {
-  if (matches(*next_, c)) [[likely]] {
-    answer(*next_++, c);
+  if (matches(*next_, c) && FreeList<Storage>::ready() && FreeList<TensorImpl>::ready())
+      [[likely]] {
+    answer(*next_, c);
+    ++next_;
   } else {
     general_op(c);
   }
@@ -313,7 +310,11 @@ void Pass::general_op(OpCall& c) {
       return record(c);
     }
   }
-  take_outputs(expected_->instrs[cursor()], c);
+  if (next_->op) {
+    answer(*next_, c);
+  } else {
+    take_outputs(expected_->instrs[cursor()], c);
+  }
   ++next_;
 }
 

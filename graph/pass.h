@@ -98,11 +98,10 @@ class Pass final : public Recorder {
   size_t cursor() const;
   void expect(const Recording* r, size_t cursor = 0);
   void make_slots(size_t count);
-  bool matches(const Cue& e, const OpCall& c);
+  bool matches(const Cue& e, const OpCall& c) const;
   bool matches(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
   bool match_operand(uint32_t id, const TensorImpl* t);
-  bool match_external(const Value& v, uint32_t number, const TensorImpl& t);
-  bool bind_first_use(const Value& v, uint32_t number, const TensorImpl& t);
+  bool match_met(uint32_t id, const TensorImpl* t) const;
   void answer(const Cue& e, OpCall& c);
   void general_op(OpCall& c);
   void take_outputs(const Instr& e, OpCall& c);

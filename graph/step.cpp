@@ -153,7 +153,7 @@ void StepCore::note_fallback(const std::string& why) {
 void StepCore::build(Entry& e) {
   StepStats part;
   try {
-    e.plan = std::make_unique<Plan>(e.recording, options_, part);
+    e.plan = Plan::make(e.recording, options_, part);
   } catch (const Error& error) {
     e.failure = error.what();
   }
@@ -210,7 +210,12 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   BRRR_CHECK(!shared || !options_.require_graph, "step: require_graph: {}", kShared);
   const bool by_plan = !shared && choose_plan(e, transient);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
-  const auto begin = trial ? Clock::now() : Clock::time_point();
+  // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
+  auto settled = [&] {
+    if (trial && !r.storages.empty()) backend(r.storages[0].device.type).synchronize();
+    return trial ? Clock::now() : Clock::time_point();
+  };
+  const auto begin = settled();
   if (by_plan) {
     ++e.replays;
     if (options_.verify_every && e.replays % static_cast<uint64_t>(options_.verify_every) == 0) {
@@ -227,7 +232,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   }
   if (trial) {
     double& best = by_plan ? e.replay_seconds : e.walk_seconds;
-    const double now = seconds_since(begin);
+    const double now = std::chrono::duration<double>(settled() - begin).count();
     best = best == 0 ? now : std::min(best, now);
     if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
   }
@@ -247,6 +252,9 @@ void StepCore::count(const Entry& e, bool by_plan) {
   stats_.lower_bound_bytes = m.lower_bound_bytes;
   stats_.in_place = m.in_place;
   stats_.in_place_candidates = m.in_place_candidates;
+  const ReplayCounts& c = e.plan->counts();
+  stats_.launches_per_replay = c.launches;
+  stats_.capture_seconds = c.capture_seconds;
 }
 
 // --- verification
@@ -273,6 +281,12 @@ static int64_t first_difference(DType t, const void* a, const void* b, size_t by
   return -1;
 }
 
+static std::vector<char> on_host(const Storage& s) {
+  std::vector<char> bytes(s.bytes);
+  if (s.bytes) backend(s.device.type).copy_to_host(bytes.data(), s.data, s.bytes);
+  return bytes;
+}
+
 // A replay beside an eager run on cloned state; outputs are poisoned first.
 void StepCore::verify(Entry& e, Session& s) {
   const Recording& r = e.recording;
@@ -280,7 +294,7 @@ void StepCore::verify(Entry& e, Session& s) {
   for (const Binding& b : s.pass.bindings()) {
     auto copy = Ref<Storage>::adopt(new_storage(b.storage->device, b.storage->bytes));
     allocate(*copy);
-    std::memcpy(copy->data, b.storage->data, b.storage->bytes);
+    backend(copy->device.type).copy(copy->data, b.storage->data, b.storage->bytes);
     cloned.push_back({std::move(copy), b.base});
   }
   const auto shadow = walk(r, cloned, s.pass.control());
@@ -293,13 +307,15 @@ void StepCore::verify(Entry& e, Session& s) {
   }
   for (Storage* out : s.survivors) {
     allocate(*out);
-    std::memset(out->data, 0xff, out->bytes);
+    const std::vector<char> poison(out->bytes, '\xff');
+    backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
   }
   e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
   auto compare = [&](uint32_t storage, const Storage& got, const Storage& expected) {
     for (uint32_t id = 0; id < r.values.size(); ++id) {
       if (r.values[id].storage != storage) continue;
-      const int64_t at = first_difference(r.values[id].dtype, got.data, expected.data, got.bytes);
+      const std::vector<char> a = on_host(got), b = on_host(expected);
+      const int64_t at = first_difference(r.values[id].dtype, a.data(), b.data(), a.size());
       BRRR_CHECK(at < 0, "step: verify_every: replay and eager differ in {} of {}, element {}",
                  r.describe(id),
                  r.storages[storage].origin == Origin::External

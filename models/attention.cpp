@@ -53,7 +53,7 @@ Tensor CausalSelfAttention::merge(const Tensor& y) {
 }
 
 Tensor CausalSelfAttention::forward(const Tensor& x) {
-  const Tensor positions = options_.rotary ? arange(x.size(1)).to(x.device()) : Tensor();
+  const Tensor positions = options_.rotary ? arange(x.size(1), x.device()) : Tensor();
   const Heads h = project(x, positions);
   return merge(scaled_dot_product_attention(
       h.q, h.k, h.v, {.causal = true, .dropout = options_.dropout, .training = is_training()}));

@@ -176,7 +176,7 @@ KeyValueCache GPT::make_cache(int64_t batch) const {
     cache.layers.push_back(
         {zeros(sizes, w.dtype(), w.device()), zeros(sizes, w.dtype(), w.device())});
   }
-  cache.slots = arange(options_.block).to(w.device());
+  cache.slots = arange(options_.block, w.device());
   return cache;
 }
 

@@ -1,9 +1,11 @@
 // argmax and argmin: the index of the first extremum along one dim. NaN counts as the extremum, as
 // in PyTorch. The result does not depend on the order of comparison, so none is laid down.
 #include <algorithm>
+#include <bit>
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "ops/library_kernels.h"
 #include "ops/pointwise.h"
 #include "ops/reduction.h"
 #include "ops/reduction_ops.h"
@@ -126,38 +128,34 @@ template <bool kMax> void arg_run(OpCall& c) {
     copy_now(*dense.impl(), *x);
     x = dense.impl();
   }
-  ArgProblem a{x->data(), reinterpret_cast<int64_t*>(y.data()), 1, 1};
-  int64_t outer = 1;
-  bool after = false;
-  for (int d = 0; d < x->ndim; ++d) {
-    const bool here = c.attrs.v[0] >> d & 1;
-    (here ? a.n : after ? a.inner : outer) *= x->sizes[d];
-    after |= here;
-  }
+  const Lines l = lines_along(*x, std::countr_zero(static_cast<uint64_t>(c.attrs.v[0])));
+  const ArgProblem a{x->data(), reinterpret_cast<int64_t*>(y.data()), l.n, l.inner};
   using Kernel = void (*)(const ArgProblem&, int64_t, int64_t);
   constexpr Kernel kernels[] = {arg_reduce<kMax, vx::f32>, arg_reduce<kMax, vx::f64>,
                                 arg_reduce<kMax, vx::i64>, arg_reduce<kMax, vx::i32>};
   const Kernel kernel = kernels[compute_index(compute)];
   const int64_t work = a.n * std::min<int64_t>(a.inner, 16);
-  parallel_for(outer * a.tiles(), std::max<int64_t>(1, kGrain / work),
+  parallel_for(l.outer * a.tiles(), std::max<int64_t>(1, kGrain / work),
                [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
 }
 
 class ArgOp : public OpDef {
  public:
-  ArgOp(const char* n, const char* d, void (*run)(OpCall&)) {
+  ArgOp(const char* n, const char* d, void (*on_cpu)(OpCall&), void (*on_cuda)(OpCall&)) {
     name = n;
     doc = d;
     kind = OpKind::Library;
     infer = arg_infer;
-    cpu = run;
+    cpu = on_cpu;
+    cuda = on_cuda;
     register_row();
   }
 };
 
-const ArgOp argmax_row{"argmax", "Index of the first maximum along a dim; NaN wins", arg_run<true>};
-const ArgOp argmin_row{"argmin", "Index of the first minimum along a dim; NaN wins",
-                       arg_run<false>};
+const ArgOp argmax_row{"argmax", "Index of the first maximum along a dim; NaN wins", arg_run<true>,
+                       argmax_cuda};
+const ArgOp argmin_row{"argmin", "Index of the first minimum along a dim; NaN wins", arg_run<false>,
+                       argmin_cuda};
 
 }  // namespace
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kInfinity = __builtin_inf();
 constexpr const char* kName = "scaled_dot_product_attention";
-enum Operand { Q, K, V, Mask, Key, Out, Max, Sum, G };
+using enum attention::Operand;
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -204,6 +204,8 @@ const CompositeOp attention_backward_op{"attention_backward",
                                          .infer = attention_backward_infer,
                                          .decompose = attention_backward_decompose,
                                          .cpu = attention_backward_cpu,
+                                         .cuda = attention_backward_cuda,
+                                         .cuda_serves = attention_on_cuda,
                                          .gradient_row = true,
                                          .tolerance = kTolerance}};
 
@@ -232,6 +234,8 @@ const CompositeOp attention_op{kName,
                                 .infer = attention_infer,
                                 .decompose = attention_decompose,
                                 .cpu = attention_cpu,
+                                .cuda = attention_cuda,
+                                .cuda_serves = attention_on_cuda,
                                 .vjp = attention_vjp,
                                 .saves_inputs = 0b11111,
                                 .saves_outputs = 0b111,

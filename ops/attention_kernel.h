@@ -1,5 +1,5 @@
 #pragma once
-// The CPU kernel of attention, one head at a time. Scores exist for a tile of queries and keys
+// The kernels of attention. The CPU's: one head at a time. Scores exist for a tile of queries and keys
 // only: the forward pass keeps each row's maximum and sum up to date from tile to tile (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax", 2018), the backward pass makes the
 // weights again from them (Dao et al., "FlashAttention", 2022). Tiles and the order of sums are
@@ -7,9 +7,20 @@
 
 #include <cstdint>
 
+#include "core/op.h"
 #include "ops/dropout.h"
 
 namespace brrr {
+
+/// Inputs of the row attention, then those that the row of its gradient has besides.
+namespace attention {
+enum Operand { Q, K, V, Mask, Key, Out, Max, Sum, G };
+}
+
+/// The rows' kernels for a GPU, and the calls that they serve: not float64, not very wide heads.
+void attention_cuda(OpCall& c);
+void attention_backward_cuda(OpCall& c);
+bool attention_on_cuda(const OpCall& c);
 
 /// A matrix whose rows are contiguous and `row` elements apart.
 template <class T> struct RowMatrix {

@@ -25,6 +25,7 @@ struct CompositeParts {
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
   void (*cuda)(OpCall&) = nullptr;  ///< If null, the decomposition runs there.
+  bool (*cuda_serves)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;  ///< If null, the decomposition is differentiated.
   uint32_t saves_inputs = 0;        ///< For vjp; without one all inputs are saved.
   uint32_t saves_outputs = 0;
@@ -51,6 +52,7 @@ class CompositeOp : public OpDef {
     check_values = parts.check_values;
     cpu = parts.cpu;
     cuda = parts.cuda;
+    cuda_serves = parts.cuda_serves;
     vjp = parts.vjp;
     saves_inputs = vjp ? parts.saves_inputs : ~0u;
     saves_outputs = parts.saves_outputs;

@@ -1,13 +1,15 @@
 // Running sums along one dim.
 //
 // THE ORDER: each line along the dim is summed one element after the other, from its first (for the
-// gradient: from its last). 16-bit floats are summed in float32 and rounded element by element.
+// gradient: from its last). 16-bit floats are summed in float32 and rounded element by element. A
+// GPU has an order of its own (cumsum_cuda.cpp).
 #include <algorithm>
 #include <type_traits>
 
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/library.h"
+#include "ops/library_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/row_kernel.h"
 
@@ -93,9 +95,8 @@ template <class T> void scan(OpCall& c, DType compute) {
   const TensorImpl& x = *c.in[0];
   const DenseInput in(&x, compute);
   DenseOutput out(c.out[0], compute);
-  Scan<T> s{in.as<T>(), out.as<T>(), 1, 1, 1, c.attrs.v[1] != 0};
-  const int dim = static_cast<int>(c.attrs.v[0]);
-  for (int d = 0; d < x.ndim; ++d) (d < dim ? s.outer : d > dim ? s.inner : s.n) *= x.sizes[d];
+  const Lines l = lines_along(x, static_cast<int>(c.attrs.v[0]));
+  const Scan<T> s{in.as<T>(), out.as<T>(), l.outer, l.n, l.inner, c.attrs.v[1] != 0};
   parallel_for(s.units(), std::max<int64_t>(1, kRowGrain * s.units() / x.numel),
                [&](int64_t begin, int64_t end) { s.run(begin, end); });
   out.finish();
@@ -111,11 +112,12 @@ void cumsum_cpu(OpCall& c) {
 
 Tensor cumsum_call(const Tensor& x, int64_t dim, bool reverse);
 
-const LibraryOp cumsum_row{"cumsum",
-                           "running sums along a dim; integers and bool give int64",
-                           {.infer = cumsum_infer, .cpu = cumsum_cpu, .vjp = [](VjpCall& v) {
-                              v.gin[0] = cumsum_call(v.gout[0], v.attrs().v[0], !v.attrs().v[1]);
-                            }}};
+const LibraryOp cumsum_row{
+    "cumsum",
+    "running sums along a dim; integers and bool give int64",
+    {.infer = cumsum_infer, .cpu = cumsum_cpu, .cuda = cumsum_cuda, .vjp = [](VjpCall& v) {
+       v.gin[0] = cumsum_call(v.gout[0], v.attrs().v[0], !v.attrs().v[1]);
+     }}};
 
 Tensor cumsum_call(const Tensor& x, int64_t dim, bool reverse) {
   TensorImpl* in[] = {x.impl()};

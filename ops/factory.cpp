@@ -230,11 +230,11 @@ Tensor ones_like(const Tensor& t) {
 
 // --- sequences -----------------------------------------------------------------------------------
 
-Tensor arange(Scalar end) {
-  return arange(0, end, 1);
+Tensor arange(Scalar end, Device device) {
+  return arange(0, end, 1, device);
 }
 
-Tensor arange(Scalar start, Scalar end, Scalar step) {
+Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
   const double from = start.to_double(), to = end.to_double(), by = step.to_double();
   BRRR_CHECK(std::isfinite(from) && std::isfinite(to) && std::isfinite(by),
              "arange: start {}, end {} and step {} must not be non-finite", from, to, by);
@@ -244,22 +244,23 @@ Tensor arange(Scalar start, Scalar end, Scalar step) {
              from, to);
   if (start.is_floating() || end.is_floating() || step.is_floating()) {
     const int64_t n = count_reals(from, to, by);
-    return CreationCall(arange_row, {n}, kFloat32).push(from).push(by).run();
+    return CreationCall(arange_row, {n}, kFloat32, device).push(from).push(by).run();
   }
   const int64_t n = count_integers(start.to_int(), end.to_int(), step.to_int());
-  return CreationCall(arange_row, {n}, kInt64).push(start.to_int()).push(step.to_int()).run();
+  CreationCall c(arange_row, {n}, kInt64, device);
+  return c.push(start.to_int()).push(step.to_int()).run();
 }
 
-Tensor linspace(double start, double end, int64_t steps) {
+Tensor linspace(double start, double end, int64_t steps, Device device) {
   BRRR_CHECK(steps >= 0, "linspace: steps must not be negative, got {}", steps);
   BRRR_CHECK(std::isfinite(start) && std::isfinite(end),
              "linspace: start {} and end {} must not be non-finite", start, end);
-  return CreationCall(linspace_row, {steps}, kFloat32).push(start).push(end).run();
+  return CreationCall(linspace_row, {steps}, kFloat32, device).push(start).push(end).run();
 }
 
-Tensor eye(int64_t n, int64_t m) {
+Tensor eye(int64_t n, int64_t m, Device device) {
   BRRR_CHECK(n >= 0 && m >= -1, "eye: sizes must not be negative: {} rows, {} columns", n, m);
-  return CreationCall(eye_row, {n, m < 0 ? n : m}, kFloat32).run();
+  return CreationCall(eye_row, {n, m < 0 ? n : m}, kFloat32, device).run();
 }
 
 // --- from host memory ----------------------------------------------------------------------------

@@ -84,6 +84,11 @@ void full_cuda(OpCall& c) {
   run_kernel(fill_kernel, {}, {blocks_for(a.bytes, 256, 16)}, a);
 }
 
+void zero_cuda(const TensorImpl& t) {
+  const FillArguments a{t.data(), t.numel * static_cast<int64_t>(itemsize(t.dtype)), 0};
+  run_kernel(fill_kernel, {}, {blocks_for(a.bytes, 256, 16)}, a);
+}
+
 void arange_cuda(OpCall& c) {
   const TensorImpl& o = *c.out[0].impl();
   const SequenceArguments a{o.data(),     o.numel, c.attrs.v[0], c.attrs.v[1],

@@ -46,10 +46,11 @@ Tensor ones(const IntList& sizes, Device device);
 /// full({3}, 2) is int64, full({3}, 2.0) float32, full({3}, true) bool.
 Tensor full(const IntList& sizes, Scalar v);
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = kCPU);
-Tensor arange(Scalar end);
-Tensor arange(Scalar start, Scalar end, Scalar step = 1);  ///< int64 if all are integers
-Tensor linspace(double start, double end, int64_t steps);
-Tensor eye(int64_t n, int64_t m = -1);
+Tensor arange(Scalar end, Device device = kCPU);
+/// int64 if all are integers, else float32
+Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = kCPU);
+Tensor linspace(double start, double end, int64_t steps, Device device = kCPU);
+Tensor eye(int64_t n, int64_t m = -1, Device device = kCPU);
 Tensor empty_like(const Tensor& t);
 Tensor zeros_like(const Tensor& t);
 Tensor ones_like(const Tensor& t);
@@ -64,7 +65,7 @@ Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = 
 Tensor rand_like(const Tensor& t);
 Tensor randn_like(const Tensor& t);
 /// A random permutation of 0..n-1, int64.
-Tensor randperm(int64_t n);
+Tensor randperm(int64_t n, Device device = kCPU);
 /// 0 with probability p, else 1 / (1 - p), in the dtype of `like`.
 Tensor dropout_mask(const Tensor& like, double p);
 /// int64 [2]: seed and number of one draw, for kernels that make its values tile by tile.

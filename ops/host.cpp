@@ -53,12 +53,20 @@ template <class T, class Out> static void read(const TensorImpl& t, Out out) {
   }
 }
 
+// Results of a replay on a GPU lie in its slots until the next one: an address that goes to the
+// user must stay.
+static TensorImpl& addressable(const Tensor& t, const char* what) {
+  TensorImpl& x = readable(t, what);
+  if (x.device.type == DeviceType::CUDA && !x.storage->owned) own_memory(*x.storage);
+  return x;
+}
+
 void* Tensor::data_ptr() const {
-  return readable(*this, "data_ptr").data();
+  return addressable(*this, "data_ptr").data();
 }
 
 template <class T> T* Tensor::data() const {
-  const TensorImpl& t = readable(*this, "data");
+  const TensorImpl& t = addressable(*this, "data");
   BRRR_CHECK(t.dtype == DTypeOf<T>::value,
              "data: asked for {}, the tensor is {}; convert with "
              "to(dtype)",

@@ -152,6 +152,7 @@ const LibraryOp scatter_add_row{"scatter_add",
                                 {.infer = scatter_add_infer,
                                  .check_values = check_sum_index,
                                  .cpu = [](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); },
+                                 .cuda = [](OpCall& c) { scatter_add_cuda(c, dim_of(c.attrs)); },
                                  .vjp =
                                      [](VjpCall& v) {
                                        if (v.needs(0)) v.gin[0] = v.gout[0];
@@ -167,6 +168,7 @@ const LibraryOp gather_row{"gather",
                            {.infer = gather_infer,
                             .check_values = check_picked,
                             .cpu = [](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); },
+                            .cuda = [](OpCall& c) { gather_cuda(c, dim_of(c.attrs)); },
                             .vjp =
                                 [](VjpCall& v) {
                                   if (!v.needs(0)) return;
@@ -180,6 +182,7 @@ const LibraryOp index_add_row{"index_add",
                               {.infer = index_add_infer,
                                .check_values = check_sum_index,
                                .cpu = [](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); },
+                               .cuda = [](OpCall& c) { index_add_cuda(c, dim_of(c.attrs)); },
                                .vjp =
                                    [](VjpCall& v) {
                                      if (v.needs(0)) v.gin[0] = v.gout[0];
@@ -196,6 +199,7 @@ const LibraryOp index_select_row{"index_select",
                                  {.infer = select_infer,
                                   .check_values = check_picked,
                                   .cpu = [](OpCall& c) { select_cpu(c, dim_of(c.attrs)); },
+                                  .cuda = [](OpCall& c) { select_cuda(c, dim_of(c.attrs)); },
                                   .vjp =
                                       [](VjpCall& v) {
                                         if (!v.needs(0)) return;
@@ -211,6 +215,7 @@ const LibraryOp embedding_row{
     {.infer = embedding_infer,
      .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
      .cpu = [](OpCall& c) { select_cpu(c, 0); },
+     .cuda = [](OpCall& c) { select_cuda(c, 0); },
      .vjp =
          [](VjpCall& v) {
            if (!v.needs(0)) return;
@@ -226,7 +231,8 @@ const LibraryOp one_hot_row{
     "a 1 at the position of each id, else 0",
     {.infer = one_hot_infer,
      .check_values = [](const OpCall& c) { check_index(c, 0, c.in[0]->ndim, c.attrs.v[0]); },
-     .cpu = one_hot_cpu}};
+     .cpu = one_hot_cpu,
+     .cuda = one_hot_cuda}};
 
 // --- arguments -----------------------------------------------------------------------------------
 

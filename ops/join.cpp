@@ -5,6 +5,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/library.h"
+#include "ops/library_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise.h"
 #include "ops/view_ops.h"
@@ -37,18 +38,10 @@ void cat_infer(OpCall& c) {
   }
 }
 
-/// Writes `t` into the part of `out` that starts at `begin` along `dim`.
 void place(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
   if (t.numel == 0) return;
-  if (t.dtype != out.dtype || !t.contiguous()) {
-    out.storage->refs.retain();
-    const Tensor part(
-        Ref<TensorImpl>::adopt(new_impl(out.storage, out.dtype, t.size_list(), out.stride_list(),
-                                        out.offset + begin * out.strides[dim])));
-    return copy_now(*part.impl(), t);
-  }
-  int64_t outer = 1;
-  for (int d = 0; d < dim; ++d) outer *= t.sizes[d];
+  if (t.dtype != out.dtype || !t.contiguous()) return copy_into_part(out, t, dim, begin);
+  const int64_t outer = lines_along(t, dim).outer;
   const auto size = static_cast<int64_t>(itemsize(t.dtype));
   const int64_t bytes = t.numel / outer * size;   // One run of t.
   const int64_t step = out.numel / outer * size;  // From run to run in out.
@@ -80,10 +73,13 @@ void cat_vjp(VjpCall& v) {
   }
 }
 
-const LibraryOp cat_row{
-    "cat",
-    "tensors one after the other along a dim",
-    {.infer = cat_infer, .cpu = cat_cpu, .vjp = cat_vjp, .grad_aliases = 0xffffffff}};
+const LibraryOp cat_row{"cat",
+                        "tensors one after the other along a dim",
+                        {.infer = cat_infer,
+                         .cpu = cat_cpu,
+                         .cuda = cat_cuda,
+                         .vjp = cat_vjp,
+                         .grad_aliases = 0xffffffff}};
 
 Tensor cat_group(const Tensor* tensors, int n, int dim) {
   TensorImpl* in[kMostInputs];
@@ -95,6 +91,14 @@ Tensor cat_group(const Tensor* tensors, int n, int dim) {
 }
 
 }  // namespace
+
+void copy_into_part(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
+  out.storage->refs.retain();
+  const Tensor part(
+      Ref<TensorImpl>::adopt(new_impl(out.storage, out.dtype, t.size_list(), out.stride_list(),
+                                      out.offset + begin * out.strides[dim])));
+  copy_now(*part.impl(), t);
+}
 
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   BRRR_CHECK(!tensors.empty(), "cat: the list of tensors is empty");

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "ops/library_ops.h"
+#include "ops/nn_kernels.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
@@ -22,22 +23,9 @@ namespace {
 
 // --- cross_entropy: kernels ----------------------------------------------------------------------
 
-/// What rows a loss counts and what it aims at. Calls without attribute words have the defaults.
-struct Targets {
-  int64_t ignored;
-  double smoothing;
-  double hit, miss;  // 1 - e and e / C.
-
-  Targets(const Attrs& a, int64_t classes)
-      : ignored(a.n ? a.v[0] : CrossEntropyOptions{}.ignore_index),
-        smoothing(a.n ? a.d(1) : CrossEntropyOptions{}.label_smoothing),
-        hit(1 - smoothing),
-        miss(smoothing / static_cast<double>(classes)) {}
-
-  int64_t counted(const int64_t* ids, int64_t rows) const {
-    return rows - std::count(ids, ids + rows, ignored);
-  }
-};
+int64_t counted(const Targets& t, const int64_t* ids, int64_t rows) {
+  return rows - std::count(ids, ids + rows, t.ignored);
+}
 
 template <class V>
 Lane<V> mean_loss(const Lane<V>* x, const int64_t* ids, const Targets& t, const Lane<V>* max,
@@ -56,7 +44,7 @@ Lane<V> mean_loss(const Lane<V>* x, const int64_t* ids, const Targets& t, const 
     const V loss = vx::log(take<V>(sum + i, lanes)) - wanted;
     return vx::where(vx::ne(counts, vx::i32{}), loss, V{});
   });
-  return total / static_cast<Lane<V>>(t.counted(ids, rows));
+  return total / static_cast<Lane<V>>(counted(t, ids, rows));
 }
 
 constexpr vx::i32 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -170,7 +158,7 @@ void cross_entropy_backward_cpu(OpCall& c) {
   const int64_t rows = c.in[0]->sizes[0], n = c.in[0]->sizes[1];
   const Targets t(c.attrs, n);
   // All ignored: the gradient is 0.
-  const int64_t counted = std::max<int64_t>(1, t.counted(ids.as<int64_t>(), rows));
+  const int64_t count = std::max<int64_t>(1, counted(t, ids.as<int64_t>(), rows));
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute), max(c.in[2], compute), sum(c.in[3], compute),
       g(c.in[4], compute);
@@ -178,9 +166,9 @@ void cross_entropy_backward_cpu(OpCall& c) {
   with_vector(compute, [&](auto v) {
     using V = decltype(v);
     using T = Lane<V>;
-    const V scale = vx::splat(*g.as<T>()) / spread<V>(static_cast<double>(counted));
-    for_rows(rows, n, [&](int64_t first, int64_t count) {
-      for (int64_t r = first; r < first + count; ++r) {
+    const V scale = vx::splat(*g.as<T>()) / spread<V>(static_cast<double>(count));
+    for_rows(rows, n, [&](int64_t first, int64_t some) {
+      for (int64_t r = first; r < first + some; ++r) {
         cross_entropy_backward_row<V>(x.as<T>() + r * n, ids.as<int64_t>()[r], t, max.as<T>()[r],
                                       sum.as<T>()[r], scale, dx.as<T>() + r * n, n);
       }
@@ -211,6 +199,7 @@ const CompositeOp cross_entropy_backward{
          },
      .check_values = check_ids,
      .cpu = cross_entropy_backward_cpu,
+     .cuda = cross_entropy_backward_cuda,
      .gradient_row = true}};
 
 void cross_entropy_vjp(VjpCall& v) {
@@ -235,6 +224,7 @@ const CompositeOp cross_entropy_op{"cross_entropy",
                                     .decompose = cross_entropy_decompose,
                                     .check_values = check_ids,
                                     .cpu = cross_entropy_cpu,
+                                    .cuda = cross_entropy_cuda,
                                     .vjp = cross_entropy_vjp,
                                     .saves_inputs = 0b11,
                                     .saves_outputs = 0b110}};

@@ -11,6 +11,7 @@
 #include "ops/library_ops.h"
 #include "ops/num.h"
 #include "ops/order.h"
+#include "ops/order_kernels.h"
 #include "ops/pointwise.h"
 #include "ops/vec.h"
 #include "ops/vec_math.h"
@@ -68,10 +69,17 @@ void check_row(const double* w, int64_t n, int64_t row, int64_t needed) {
 
 // --- with replacement: the inverse of the running sums -------------------------------------------
 
+// Each part of kDrawPart weights is summed by itself, from its first, then the sum of what comes
+// before is added to each: an order that a GPU can follow side by side, and never falling.
 void sum_up(const Problem& p) {
   for (int64_t r = 0; r < p.rows; ++r) {
-    double* w = p.weights + r * p.n;
-    for (int64_t i = 1; i < p.n; ++i) w[i] += w[i - 1];
+    double *w = p.weights + r * p.n, before = 0;
+    for (int64_t begin = 0; begin < p.n; begin += kDrawPart) {
+      const int64_t end = std::min(begin + kDrawPart, p.n);
+      double sum = 0;
+      for (int64_t i = begin; i < end; ++i) w[i] = before + (sum += w[i]);
+      before = w[end - 1];
+    }
   }
 }
 
@@ -157,11 +165,6 @@ void multinomial_infer(OpCall& c) {
   m.sizes[x.ndim - 1] = c.attrs.v[2];
 }
 
-// One sample is the same with replacement, which costs less.
-bool with_replacement(const OpCall& c) {
-  return c.attrs.v[3] != 0 || c.attrs.v[2] == 1;
-}
-
 void check_weights(const OpCall& c) {
   const DenseInput weights(c.in[0], kFloat64);
   const int64_t n = c.in[0]->sizes[c.in[0]->ndim - 1];
@@ -185,19 +188,21 @@ void multinomial_cpu(OpCall& c) {
 class DrawOp : public OpDef {
  public:
   DrawOp(const char* n, const char* d, void (*shape_rule)(OpCall&),
-         void (*value_check)(const OpCall&), void (*kernel)(OpCall&)) {
+         void (*value_check)(const OpCall&), void (*kernel)(OpCall&), void (*gpu_kernel)(OpCall&)) {
     name = n;
     doc = d;
     kind = OpKind::Random;
     infer = shape_rule;
     check_values = value_check;
     cpu = kernel;
+    cuda = gpu_kernel;
     register_row();
   }
 };
 
-const DrawOp multinomial_row{"multinomial", "positions drawn by weight", multinomial_infer,
-                             check_weights, multinomial_cpu};
+const DrawOp multinomial_row{"multinomial",     "positions drawn by weight",
+                             multinomial_infer, check_weights,
+                             multinomial_cpu,   multinomial_cuda};
 
 }  // namespace
 

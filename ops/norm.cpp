@@ -3,6 +3,7 @@
 // Rows keep the statistics as outputs (sizes of x, 1 in the normalized dims; in the compute type).
 // Attributes: word 0 the number of normalized dims, word 1 eps.
 #include "core/check.h"
+#include "ops/nn_kernels.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
@@ -112,17 +113,8 @@ void add_blocks(const Lane<V>* in, int64_t stride, int64_t blocks, Lane<V>* out,
 
 // --- drivers -------------------------------------------------------------------------------------
 
-struct Shape {
-  int64_t rows = 1, n = 1;
-};
-Shape norm_shape(const TensorImpl& x, const Attrs& a) {
-  Shape s;
-  for (int d = 0; d < x.ndim; ++d) (d < x.ndim - a.v[0] ? s.rows : s.n) *= x.sizes[d];
-  return s;
-}
-
 template <bool centred> void norm_cpu(OpCall& c) {
-  const Shape s = norm_shape(*c.in[0], c.attrs);
+  const NormShape s(*c.in[0], c.attrs);
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute), w(c.in[1], compute),
       b(centred ? c.in[2] : nullptr, compute);
@@ -141,7 +133,7 @@ template <bool centred> void norm_cpu(OpCall& c) {
 int results(const OpCall& c) {
   return c.n_out - c.op->n_scratch;
 }
-int64_t row_blocks(const Shape& s) {
+int64_t row_blocks(const NormShape& s) {
   return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
 }
 
@@ -149,7 +141,7 @@ int64_t row_blocks(const Shape& s) {
 // whose sums are the scratch output.
 template <bool centred> void norm_backward_cpu(OpCall& c) {
   constexpr int g_at = centred ? 4 : 3;
-  const Shape s = norm_shape(*c.in[0], c.attrs);
+  const NormShape s(*c.in[0], c.attrs);
   const DType compute = compute_type(c.in[0]->dtype);
   const DenseInput x(c.in[0], compute), w(c.in[1], compute), m(c.in[2], compute),
       rstd(c.in[g_at - 1], compute), g(c.in[g_at], compute);
@@ -234,7 +226,7 @@ void norm_backward_infer(OpCall& c) {
   for (int k = 1; k <= sums; ++k) {
     set_meta(c, k, c.in[1] ? c.in[1]->dtype : x.dtype, trailing(x.size_list(), c.attrs.v[0]));
   }
-  const Shape s = norm_shape(x, c.attrs);
+  const NormShape s(x, c.attrs);
   if (sums) set_meta(c, sums + 1, compute_type(x.dtype), {row_blocks(s), sums, s.n});
 }
 
@@ -279,6 +271,7 @@ template <bool centred> CompositeParts backward_parts(uint8_t n_out, uint8_t n_s
           .infer = norm_backward_infer,
           .decompose = norm_backward_decompose<centred>,
           .cpu = norm_backward_cpu<centred>,
+          .cuda = centred ? layer_norm_backward_cuda : rms_norm_backward_cuda,
           .gradient_row = true};
 }
 const CompositeOp layer_norm_backward{"layer_norm_backward",
@@ -336,6 +329,7 @@ const CompositeOp layer_norm_op{"layer_norm",
                                  .infer = norm_infer<true>,
                                  .decompose = norm_decompose<true>,
                                  .cpu = norm_cpu<true>,
+                                 .cuda = layer_norm_cuda,
                                  .vjp = norm_vjp<true>,
                                  .saves_inputs = 0b11,
                                  .saves_outputs = 0b110}};
@@ -346,6 +340,7 @@ const CompositeOp rms_norm_op{"rms_norm",
                                .infer = norm_infer<false>,
                                .decompose = norm_decompose<false>,
                                .cpu = norm_cpu<false>,
+                               .cuda = rms_norm_cuda,
                                .vjp = norm_vjp<false>,
                                .saves_inputs = 0b11,
                                .saves_outputs = 0b10}};

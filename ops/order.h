@@ -4,26 +4,28 @@
 // them gives the same result: ties in order of position.
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+
+#include "core/device_kernel.h"
+#include "ops/vec.h"
 
 namespace brrr {
 
 // Unsigned integers in the order of the numbers; -0 is 0, and every NaN is greater than all else.
-inline uint32_t order_key(float x) {
-  const auto b = std::bit_cast<uint32_t>(x + 0.0f);
-  return x != x ? ~0u : b >> 31 ? ~b : b | 1u << 31;
-}
-inline uint64_t order_key(double x) {
-  const auto b = std::bit_cast<uint64_t>(x + 0.0);
-  return x != x ? ~uint64_t{0} : b >> 63 ? ~b : b | uint64_t{1} << 63;
-}
-inline uint32_t order_key(int32_t x) {
-  return static_cast<uint32_t>(x) ^ 1u << 31;
-}
-inline uint64_t order_key(int64_t x) {
-  return static_cast<uint64_t>(x) ^ uint64_t { 1 } << 63;
-}
+// clang-format off
+BRRR_DEVICE_FUNCTIONS(OrderKeyText,
+  BRRR_VX unsigned order_key(float x) {
+    const unsigned b = __builtin_bit_cast(unsigned, x + 0.0f);
+    return x != x ? ~0u : b >> 31 ? ~b : b | 1u << 31;
+  }
+  BRRR_VX unsigned long order_key(double x) {
+    const unsigned long b = __builtin_bit_cast(unsigned long, x + 0.0);
+    return x != x ? ~0ul : b >> 63 ? ~b : b | 1ul << 63;
+  }
+  BRRR_VX unsigned order_key(int x) { return (unsigned)x ^ 1u << 31; }
+  BRRR_VX unsigned long order_key(long x) { return (unsigned long)x ^ 1ul << 63; }
+);
+// clang-format on
 
 /// A 32-bit key and a position below 2^32.
 struct NarrowEntry {

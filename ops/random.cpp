@@ -161,7 +161,7 @@ const CreationOp randint_row{"randint",      "integers in [low, high)",
                              OpKind::Random, kDrawWords + 2,
                              run_randint,    randint_cuda};
 const CreationOp randperm_row{"randperm", "a random permutation", OpKind::Random,
-                              kDrawWords, run_randperm,           nullptr};
+                              kDrawWords, run_randperm,           randperm_cuda};
 const CreationOp dropout_row{"dropout_mask",   "0 with probability p, else 1 / (1 - p)",
                              OpKind::Random,   kDrawWords + 1,
                              run_dropout_mask, dropout_mask_cuda};
@@ -205,9 +205,9 @@ Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device) {
   return c.push_draw().push(low).push(high).run();
 }
 
-Tensor randperm(int64_t n) {
+Tensor randperm(int64_t n, Device device) {
   BRRR_CHECK(n >= 0 && n <= int64_t{1} << 32, "randperm: n must be in [0, 2^32], got {}", n);
-  return CreationCall(randperm_row, {n}, kInt64).push_draw().run();
+  return CreationCall(randperm_row, {n}, kInt64, device).push_draw().run();
 }
 
 Tensor dropout_mask(const Tensor& like, double p) {

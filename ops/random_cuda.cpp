@@ -1,6 +1,7 @@
 // The random stream on a GPU: element i is the CPU's to the last bit.
 #include "core/device_kernel.h"
 #include "ops/factory_kernels.h"
+#include "ops/order_cuda.h"
 
 namespace brrr {
 
@@ -29,6 +30,8 @@ DrawArguments arguments(const OpCall& c) {
   a.n = o.numel;
   a.seed = c.attrs.v[0];
   a.draw = c.attrs.v[1];
+  a.key = c.control;  // Of a replay, whose words are on the device.
+  a.key_stride = 1;
   return a;
 }
 
@@ -37,7 +40,7 @@ constexpr DeviceKernel rand_kernel{"rand", DrawArgumentsText, 256, R"(
 KERNEL(rand, DrawArguments, 256) {
   const long first = ((long)blockIdx.x * 256 + threadIdx.x) * 4;
   if (first >= p.n) return;
-  const Words4 w = philox4(first / 4, p.seed, p.draw);
+  const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, first / 4);
   for (int u = 0; u < 4 && first + u < p.n; ++u) {
     put((T*)p.to + first + u, from_f32(uniform01(u32(w.v[u] & ~0u << N))));
   }
@@ -48,7 +51,7 @@ constexpr DeviceKernel randn_kernel{"randn", DrawArgumentsText, 256, R"(
 KERNEL(randn, DrawArguments, 256) {
   const long first = ((long)blockIdx.x * 256 + threadIdx.x) * 4;
   if (first >= p.n) return;
-  const Words4 w = philox4(first / 4, p.seed, p.draw);
+  const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, first / 4);
   const NormalPair a = normal_pair(w.v[0], w.v[1]), b = normal_pair(w.v[2], w.v[3]);
   const f32 x[4] = {a.even, a.odd, b.even, b.odd};
   for (int u = 0; u < 4 && first + u < p.n; ++u) put((T*)p.to + first + u, from_f32(x[u]));
@@ -67,19 +70,35 @@ KERNEL(randint, DrawArguments, 256) {
   if (i >= p.n) return;
   unsigned long high;
   if (N) {
-    const Words4 w = philox4(i / 2, p.seed, p.draw);
+    const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, i / 2);
     const unsigned a = i & 1 ? w.v[2] : w.v[0], b = i & 1 ? w.v[3] : w.v[1];
     high = high_product((unsigned long)b << 32 | a, p.range);
   } else {
-    high = (unsigned long)philox_at(i, p.seed, p.draw)[0] * (unsigned long)p.range >> 32;
+    const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, i / 4);
+    const unsigned a = i & 2 ? w.v[2] : w.v[0], b = i & 2 ? w.v[3] : w.v[1];
+    high = (unsigned long)(i & 1 ? b : a) * (unsigned long)p.range >> 32;
   }
   ((long*)p.to)[i] = (long)((unsigned long)p.low + high);
 }
 )"};
 
+constexpr auto kPermText = join_text(kEntryText, R"(
+KERNEL(randperm_entries, DrawArguments, 256) {
+  const long first = ((long)blockIdx.x * 256 + threadIdx.x) * 4;
+  if (first >= p.n) return;
+  const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, first / 4);
+  for (int u = 0; u < 4 && first + u < p.n; ++u) {
+    set_entry(((Narrow*)p.to)[first + u], w.v[u], first + u);
+  }
+}
+)");
+constexpr DeviceKernel perm_kernel{"randperm_entries", DrawArgumentsText, 256, kPermText.data()};
+
 constexpr DeviceKernel key_kernel{"draw_key", DrawArgumentsText, 32, R"(
 KERNEL(draw_key, DrawArguments, 32) {
-  if (threadIdx.x < 2) ((long*)p.to)[threadIdx.x] = threadIdx.x ? p.draw : p.seed;
+  const long* key = (const long*)p.key;
+  const long seed = key ? key[0] : p.seed, draw = key ? key[p.key_stride] : p.draw;
+  if (threadIdx.x < 2) ((long*)p.to)[threadIdx.x] = threadIdx.x ? draw : seed;
 }
 )"};
 
@@ -87,9 +106,7 @@ constexpr DeviceKernel dropout_kernel{"dropout_mask", DrawArgumentsText, 256, R"
 KERNEL(dropout_mask, DrawArguments, 256) {
   const long first = ((long)blockIdx.x * 256 + threadIdx.x) * 4;
   if (first >= p.n) return;
-  const long* key = (const long*)p.key;
-  const Words4 w = key ? philox4(first / 4, key[0], key[p.key_stride])
-                       : philox4(first / 4, p.seed, p.draw);
+  const Words4 w = draw_words(p.key, p.key_stride, p.seed, p.draw, first / 4);
   for (int u = 0; u < 4 && first + u < p.n; ++u) {
     const bool keep = all(ge(uniform01(u32(w.v[u])), splat((float)p.limit)));
     put((T*)p.to + first + u, splat(keep ? (TC)p.kept : (TC)0));
@@ -124,6 +141,16 @@ void randint_cuda(OpCall& c) {
                               static_cast<uint64_t>(a.low));
   const bool wide = static_cast<uint64_t>(a.range) > uint64_t{1} << 32;
   run_kernel(randint_kernel, {.n = wide}, {blocks_for(a.n)}, a);
+}
+
+void randperm_cuda(OpCall& c) {
+  DrawArguments a = arguments(c);
+  if (a.n == 0) return;
+  char* out = a.to;
+  const EntryRows entries(false, 1, a.n, c.out[0].device());
+  a.to = entries.data();
+  run_kernel(perm_kernel, {}, {blocks_for(a.n, 256, 4)}, a);
+  sort_entries(entries, a.n, out);
 }
 
 void draw_key_cuda(OpCall& c) {

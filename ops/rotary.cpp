@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "ops/library.h"
+#include "ops/library_kernels.h"
 #include "ops/nn_ops.h"
 #include "ops/row_kernel.h"
 
@@ -13,16 +14,10 @@ namespace {
 // --- kernels -------------------------------------------------------------------------------------
 
 // Cosines and sines of position * frequency. The angle is exact to float64 and brought into one
-// turn there, so that far positions are as good as near ones; one turn is what float32 takes.
+// turn there, so that far positions are as good as near ones.
 void fill_turns(double position, const double* frequency, int64_t n, float* c, float* s) {
-  constexpr double kTurn = 0x1.921fb54442d18p+2, kTurnLow = 0x1.1a62633145c07p-52;
-  constexpr double kRound = 0x1.8p+52;
   map_row(n, [=](int64_t i, int lanes) {
-    const vx::f64 angle = take<vx::f64>(frequency + i, lanes) * position;
-    vx::f64 turns = angle * (1 / kTurn) + kRound;
-    turns = turns - kRound;
-    const vx::f64 far = vx::fma(-turns, vx::splat(kTurn), angle);
-    const vx::f32 r = vx::to_f32(vx::fma(-turns, vx::splat(kTurnLow), far));
+    const vx::f32 r = vx::within_turn(take<vx::f64>(frequency + i, lanes) * position);
     put<vx::f32>(c + i, vx::cos(r), lanes);
     put<vx::f32>(s + i, vx::sin(r), lanes);
   });
@@ -58,8 +53,7 @@ void rotary_cpu(OpCall& c) {
                table = raw_empty({2, length, half}, compute, in.device);
   auto* frequency = reinterpret_cast<double*>(room.impl()->data());
   for (int64_t i = 0; i < half; ++i) {
-    frequency[i] =
-        std::pow(c.attrs.d(0), -2.0 * static_cast<double>(i) / static_cast<double>(width));
+    frequency[i] = rotary_frequency(c.attrs.d(0), i, width);
   }
   with_vector(compute, [&](auto v) {
     using T = Lane<decltype(v)>;
@@ -107,6 +101,7 @@ const LibraryOp rotary_row{"rotary_embedding",
                            "halves of each row turned by position * base^(-2i / D)",
                            {.infer = rotary_infer,
                             .cpu = rotary_cpu,
+                            .cuda = rotary_cuda,
                             .vjp =
                                 [](VjpCall& v) {
                                   if (!v.needs(0)) return;
@@ -125,6 +120,10 @@ Tensor turned(const Tensor& x, const Tensor& positions, double base, bool back) 
 }
 
 }  // namespace
+
+double rotary_frequency(double base, int64_t i, int64_t width) {
+  return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(width));
+}
 
 Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
   BRRR_CHECK(x.defined() && positions.defined(),

@@ -126,9 +126,11 @@ template <class V> Lane<V> exp_sum_row(const Lane<V>* x, Lane<V> max, int64_t n)
 /// Dense elements of a tensor in a compute type: its own, or converted and packed. Null for null.
 class DenseInput {
  public:
-  DenseInput(const TensorImpl* t, DType compute) {
+  /// `alignment`, at most 64, is of the first element's address.
+  DenseInput(const TensorImpl* t, DType compute, uintptr_t alignment = 1) {
     if (!t) return;
-    if (t->dtype != compute || !t->contiguous()) {
+    if (t->dtype != compute || !t->contiguous() ||
+        reinterpret_cast<uintptr_t>(t->data()) % alignment != 0) {
       copy_ = raw_empty(t->size_list(), compute, t->device);
       copy_now(*copy_.impl(), *t);
       t = copy_.impl();
@@ -164,6 +166,8 @@ class MatrixInput {
     }
     return reinterpret_cast<const T*>(t_->data()) + offset;
   }
+  /// Where the matrices lie; null for null.
+  const TensorImpl* tensor() const { return t_; }
   int64_t row() const { return t_ ? t_->strides[t_->ndim - 2] : 0; }
   int64_t col() const { return t_ ? t_->strides[t_->ndim - 1] : 0; }
 

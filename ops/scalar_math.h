@@ -12,7 +12,7 @@ namespace brrr::m {
 
 // The only macros of the vocabulary: one line gives a function all its forms but Tensor's, which is
 // the public op of the same name. `emit` says whether its text stands for a few operations or for a
-// long chain of them.
+// long chain of them, and what is known of its results.
 #define BRRR_M1(fn, emit)                  \
   template <class V> Num<V> fn(Num<V> x) { \
     if constexpr (kIsScalar<V>)            \
@@ -42,11 +42,11 @@ BRRR_M1(log, chain_emit)
 BRRR_M1(log1p, chain_emit)
 BRRR_M1(sqrt, sym_emit)
 BRRR_M1(rsqrt, sym_emit)
-BRRR_M1(sin, chain_emit)
-BRRR_M1(cos, chain_emit)
-BRRR_M1(tanh, chain_emit)
-BRRR_M1(sigmoid, chain_emit)
-BRRR_M1(erf, chain_emit)
+BRRR_M1(sin, wave_emit)
+BRRR_M1(cos, wave_emit)
+BRRR_M1(tanh, bounded_emit)
+BRRR_M1(sigmoid, bounded_emit)
+BRRR_M1(erf, bounded_emit)
 BRRR_M1(floor, sym_emit)
 BRRR_M1(ceil, sym_emit)
 BRRR_M1(round, sym_emit)

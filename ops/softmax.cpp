@@ -1,5 +1,6 @@
 // Softmax and its logarithm over the last dim; other dims are moved there and back.
 #include "core/check.h"
+#include "ops/nn_kernels.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
@@ -121,6 +122,7 @@ const CompositeOp softmax_backward{
              softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
            });
          },
+     .cuda = softmax_backward_cuda,
      .gradient_row = true}};
 
 const CompositeOp softmax_op{
@@ -138,6 +140,7 @@ const CompositeOp softmax_op{
              softmax_rows<decltype(v)>(x, y, rows, n);
            });
          },
+     .cuda = softmax_cuda,
      .vjp =
          [](VjpCall& v) {
            const Tensor y = v.output(0);
@@ -160,6 +163,7 @@ const CompositeOp log_softmax_backward{
              log_softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
            });
          },
+     .cuda = log_softmax_backward_cuda,
      .gradient_row = true}};
 
 const CompositeOp log_softmax_op{
@@ -177,6 +181,7 @@ const CompositeOp log_softmax_op{
              log_softmax_rows<decltype(v)>(x, y, rows, n);
            });
          },
+     .cuda = log_softmax_cuda,
      .vjp =
          [](VjpCall& v) {
            const Tensor y = v.output(0);

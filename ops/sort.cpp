@@ -6,6 +6,7 @@
 #include "ops/library.h"
 #include "ops/library_ops.h"
 #include "ops/order.h"
+#include "ops/order_kernels.h"
 #include "ops/row_kernel.h"
 #include "ops/view_ops.h"
 
@@ -122,10 +123,10 @@ void order_infer(OpCall& c) {
 
 const LibraryOp argsort_row{"argsort",
                             "positions in the order of the elements along a dim",
-                            {.infer = order_infer, .cpu = order_cpu}};
+                            {.infer = order_infer, .cpu = order_cpu, .cuda = order_cuda}};
 const LibraryOp topk_row{"topk",
                          "the largest or smallest k elements along a dim, in order",
-                         {.infer = order_infer, .cpu = order_cpu}};
+                         {.infer = order_infer, .cpu = order_cpu, .cuda = order_cuda}};
 
 int dim_arg(const char* op, const Tensor& x, int64_t dim) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);

@@ -7,14 +7,15 @@
 
 namespace brrr {
 
-int SymText::add(std::string name, uint64_t uses) {
+int SymText::add(std::string name, uint64_t uses, bool unit) {
   names_.push_back(std::move(name));
   uses_.push_back(uses);
+  unit_.push_back(unit);
   return static_cast<int>(names_.size()) - 1;
 }
 
-int SymText::operand(const std::string& name, int operand) {
-  return add(name, operand < 0 ? 0 : uint64_t{1} << operand);
+int SymText::operand(const std::string& name, int operand, bool unit) {
+  return add(name, operand < 0 ? 0 : uint64_t{1} << operand, unit);
 }
 
 int SymText::constant(double v) {

@@ -17,13 +17,16 @@ class SymText {
       : lane_(std::move(lane)), prefix_(std::move(prefix)), indent_(std::move(indent)) {}
 
   /// Names an operand; `operand` < 0 means that uses of it are not tracked.
-  int operand(const std::string& name, int operand);
+  int operand(const std::string& name, int operand, bool unit = false);
   int constant(double v);
   /// Writes `const auto tN = text;` with `$0`, `$1`... replaced by the arguments' names.
   int emit(const char* text, std::initializer_list<int> args);
   const std::string& name(int id) const { return names_[id]; }
   /// Bit i set: the value depends on operand i.
   uint64_t uses(int id) const { return uses_[id]; }
+  /// The value is known to lie in [-1, 1], or to be NaN.
+  bool unit(int id) const { return unit_[id]; }
+  void set_unit(int id) { unit_[id] = true; }
   const std::string& text() const { return text_; }
 
   /// Long chains of dependent operations written so far: polynomials.
@@ -33,10 +36,11 @@ class SymText {
   inline static thread_local SymText* current = nullptr;
 
  private:
-  int add(std::string name, uint64_t uses);
+  int add(std::string name, uint64_t uses, bool unit = false);
   std::string lane_, prefix_, indent_, text_;
   std::vector<std::string> names_;
   std::vector<uint64_t> uses_;
+  std::vector<bool> unit_;
 };
 
 struct Sym {
@@ -55,6 +59,17 @@ inline Sym sym_emit(const char* text, std::initializer_list<int> args) {
 inline Sym chain_emit(const char* text, std::initializer_list<int> args) {
   ++SymText::current->chains;
   return sym_emit(text, args);
+}
+/// A chain whose results lie in [-1, 1].
+inline Sym bounded_emit(const char* text, std::initializer_list<int> args) {
+  const Sym y = chain_emit(text, args);
+  SymText::current->set_unit(y.id);
+  return y;
+}
+/// One that has a cheaper form for an argument from there too, named unit_...
+inline Sym wave_emit(const char* text, std::initializer_list<int> args) {
+  const bool unit = SymText::current->unit(*args.begin());
+  return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args);
 }
 inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
   return {SymText::current->emit(text, args)};

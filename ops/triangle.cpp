@@ -5,6 +5,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/library.h"
+#include "ops/library_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise.h"
 
@@ -61,16 +62,18 @@ Tensor triangle(const OpDef& op, const Tensor& x, int64_t diagonal) {
   return std::move(c.out[0]);
 }
 
-const LibraryOp tril_row{"tril",
-                         "elements up to a diagonal, else 0",
-                         {.infer = triangle_infer,
-                          .cpu = triangle_cpu<true>,
-                          .vjp = [](VjpCall& v) { v.gin[0] = tril(v.gout[0], v.attrs().v[0]); }}};
-const LibraryOp triu_row{"triu",
-                         "elements from a diagonal on, else 0",
-                         {.infer = triangle_infer,
-                          .cpu = triangle_cpu<false>,
-                          .vjp = [](VjpCall& v) { v.gin[0] = triu(v.gout[0], v.attrs().v[0]); }}};
+const LibraryOp tril_row{
+    "tril",
+    "elements up to a diagonal, else 0",
+    {.infer = triangle_infer, .cpu = triangle_cpu<true>, .cuda = tril_cuda, .vjp = [](VjpCall& v) {
+       v.gin[0] = tril(v.gout[0], v.attrs().v[0]);
+     }}};
+const LibraryOp triu_row{
+    "triu",
+    "elements from a diagonal on, else 0",
+    {.infer = triangle_infer, .cpu = triangle_cpu<false>, .cuda = triu_cuda, .vjp = [](VjpCall& v) {
+       v.gin[0] = triu(v.gout[0], v.attrs().v[0]);
+     }}};
 
 }  // namespace
 

@@ -28,6 +28,8 @@ BRRR_VX_LANES(log, BRRR_VX_LIBM(log)(x))
 BRRR_VX_LANES(log1p, BRRR_VX_LIBM(log1p)(x))
 BRRR_VX_LANES(sin, BRRR_VX_LIBM(sin)(x))
 BRRR_VX_LANES(cos, BRRR_VX_LIBM(cos)(x))
+BRRR_VX_LANES(unit_sin, BRRR_VX_LIBM(sin)(x))
+BRRR_VX_LANES(unit_cos, BRRR_VX_LIBM(cos)(x))
 BRRR_VX_LANES(tanh, BRRR_VX_LIBM(tanh)(x))
 BRRR_VX_LANES(erf, BRRR_VX_LIBM(erf)(x))
 #undef BRRR_VX_LANES
@@ -56,6 +58,15 @@ BRRR_VX f64 sigmoid(f64 x) {
 BRRR_VX f64 pow(f64 x, f64 y) {
   for (int i = 0; i < lanes; ++i) x[i] = BRRR_VX_LIBM(pow)(x[i], y[i]);
   return x;
+}
+
+// An angle brought into one turn, exactly to float64: what float32's sine and cosine take.
+BRRR_VX f32 within_turn(f64 angle) {
+  const double turn = 0x1.921fb54442d18p+2, turn_low = 0x1.1a62633145c07p-52;
+  f64 turns = angle * (1 / turn) + 0x1.8p+52;
+  turns = turns - 0x1.8p+52;
+  f64 far = fma(-turns, splat(turn), angle);
+  return to_f32(fma(-turns, splat(turn_low), far));
 }
 
 // --- division ------------------------------------------------------------------------------------

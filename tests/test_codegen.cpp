@@ -227,6 +227,34 @@ TEST_CASE("codegen: numbers that change between calls are read from the control 
   CHECK(step.stats().recordings <= 5);
 }
 
+// What a bounded function gives is known to be in [-1, 1]: the next sine or cosine has a cheaper
+// form. Where another dtype, an in-place write or an op in between ends that, it must not be taken.
+TEST_CASE("codegen: sines and cosines of bounded results") {
+  test::TempCache cache;
+  const auto chain = [](const Tensors& in) {
+    const Tensor x = in[0], c = x.cos();
+    const Tensor doubled = x.tanh() * 3.0;
+    x.copy_(x.erf());
+    const Tensor once = x.sin();
+    x.mul_(40.0);
+    return Tensors{c.cos(),
+                   c.sin(),
+                   x.sigmoid().cos().sin(),
+                   doubled.cos(),
+                   once,
+                   x.cos(),
+                   c.to(kBFloat16).cos(),
+                   c.to(kFloat16).to(kFloat64).cos().to(kFloat32).cos(),
+                   c.to(kInt32).to(kUInt8).cos(),
+                   x.tanh().to(kUInt8).cos()};  // -1 wraps around to 255
+  };
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
+    CAPTURE(static_cast<int>(t));
+    for (const Tensor& x : edges(t)) check_same(chain, {x});
+    check_same(chain, {(randn({3000}) * 5.0).to(t)});
+  }
+}
+
 // Kernels that move more than the caches hold store around them, where lines are whole and aligned.
 TEST_CASE("codegen: streaming kernels, aligned and not") {
   test::TempCache cache;

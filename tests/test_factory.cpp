@@ -124,6 +124,8 @@ TEST_CASE("full, zeros, ones in every dtype") {
   CHECK(empty_like(tensor({1, 2})).dtype() == kInt64);
   CHECK(has(error_of([] { full({1}, NAN, kInt64); }), "non-finite"));
   CHECK(has(error_of([] { full({1}, 300, kUInt8); }), "out of the range of uint8"));
+  CHECK(has(error_of([] { full({1}, UINT64_MAX, kInt64); }), "out of the range of int64"));
+  CHECK(full({1}, UINT64_MAX).item<double>() == 0x1p64);
   CHECK(has(error_of([] { zeros({2, -1}); }), "sizes must not be negative: [2, -1]"));
   CHECK(has(error_of([] { zeros_like(Tensor()); }), "zeros_like: the tensor is undefined"));
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/vec_random.h"
+#include "tests/sanitizer.h"
 
 namespace vx = brrr::vx;
 
@@ -68,17 +69,43 @@ const Row rows[] = {
     ROW(round, std::nearbyint(x), 0),  ROW(abs, std::fabs(x), 0),
 };
 
+// 16 bit patterns `step` apart.
+vx::f32 patterns(std::uint64_t first, std::uint64_t step) {
+  float x[16];
+  for (std::uint64_t k = 0; k < 16; ++k)
+    x[k] = from_bits(static_cast<std::uint32_t>(first + k * step));
+  return vx::load(x);
+}
+
 // Every step-th bit pattern, so denormals, infinities and NaN are among them.
 double max_ulp(const Row& row, std::uint64_t step) {
   double worst = 0;
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 16 * step) {
-    float x[16], y[16];
-    for (std::uint64_t k = 0; k < 16; ++k)
-      x[k] = from_bits(static_cast<std::uint32_t>(bits + k * step));
-    vx::store(y, row.f(vx::load(x)));
+    const vx::f32 x = patterns(bits, step), y = row.f(x);
     for (int k = 0; k < 16; ++k) worst = std::max(worst, ulp_error(y[k], row.reference(x[k])));
   }
   return worst;
+}
+
+// Lanes where a and b differ and are not both NaN.
+vx::b16 differ(vx::f32 a, vx::f32 b) {
+  return vx::ne((vx::i32)a, (vx::i32)b) & ~(vx::isnan(a) & vx::isnan(b));
+}
+
+// Every step-th float: the bounded functions are, and the unit forms are the general ones.
+long unit_violations(std::uint64_t step) {
+  long wrong = 0;
+  for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 16 * step) {
+    const vx::f32 x = patterns(bits, step), one = vx::splat(1.0f);
+    const vx::f32 s = vx::sin(x), c = vx::cos(x);
+    vx::b16 bad =
+        ~vx::gt(vx::abs(x), one) & (differ(vx::unit_sin(x), s) | differ(vx::unit_cos(x), c));
+    for (const vx::f32& y : {s, c, vx::tanh(x), vx::erf(x), vx::sigmoid(x)}) {
+      bad = bad | vx::gt(vx::abs(y), one);
+    }
+    wrong += vx::any(bad);
+  }
+  return wrong;
 }
 
 float one(vx::f32 v) {
@@ -126,6 +153,10 @@ TEST_CASE("vec: float32 functions keep their documented error over all floats") 
     MESSAGE(std::string(row.name) << ": max " << worst << " ulp, documented " << row.bound);
     CHECK(worst <= row.bound);
   }
+}
+
+TEST_CASE("vec: bounded functions stay in [-1, 1], where unit_sin and unit_cos have sin's bits") {
+  CHECK(unit_violations(brrr::test::long_tests() ? 1 : 97) == 0);
 }
 
 TEST_CASE("vec: pow keeps its documented error and the special cases of C") {

@@ -1,8 +1,11 @@
 // The CPU behind core's Backend interface.
 #include "core/backend.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 
 #include "backends/cpu/allocator.h"
 #include "backends/cpu/gemm.h"
@@ -18,6 +21,27 @@ void describe_memory(char* text, size_t size) {
   const cpu::MemoryStats s = cpu::memory_stats();
   std::snprintf(text, size, "%zu bytes held by tensors, %zu cached, %zu reserved", s.live, s.cached,
                 s.reserved);
+}
+MemoryStats memory_stats() {
+  const cpu::MemoryStats s = cpu::memory_stats();
+  return {s.live, s.peak, s.reserved, s.allocations};
+}
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "cpu";
+}
+DeviceProperties properties() {
+  DeviceProperties p;
+  p.name = processor_name();
+  p.multiprocessors = cpu::num_threads();
+  p.memory_bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
+                   static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  p.versions = std::string("compiler ") + __VERSION__;
+  return p;
 }
 void copy_bytes(void* dst, const void* src, size_t bytes) {
   std::memcpy(dst, src, bytes);
@@ -38,6 +62,10 @@ const Backend& cpu_backend() {
       .allocate = cpu::allocate,
       .deallocate = cpu::deallocate,
       .describe_memory = describe_memory,
+      .memory_stats = memory_stats,
+      .reset_peak = cpu::reset_peak,
+      .empty_cache = cpu::trim,
+      .properties = properties,
       .copy_from_host = copy_bytes,
       .copy_to_host = copy_bytes,
       .copy = copy_bytes,
@@ -51,6 +79,7 @@ const Backend& cpu_backend() {
       .unload = cpu::unload,
       .run_kernel = nullptr,
       .fault = nullptr,
+      .graphs = nullptr,
   };
   return b;
 }

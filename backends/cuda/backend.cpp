@@ -6,6 +6,7 @@
 #include "backends/cuda/composite.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/gemm.h"
+#include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
@@ -44,13 +45,36 @@ void describe_memory(char* text, size_t size) {
   std::snprintf(text, size, "%s", pool().describe().c_str());
 }
 
+MemoryStats memory_stats() {
+  const PoolStats s = pool().stats();
+  return {s.live, s.peak, s.reserved, s.allocations};
+}
+std::string version_text(int v) {
+  return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
+}
+DeviceProperties properties() {
+  const OpenDevice& d = device();
+  const Properties& p = d.properties;
+  DeviceProperties out;
+  out.name = p.name;
+  out.major = p.major;
+  out.minor = p.minor;
+  out.multiprocessors = p.multiprocessors;
+  out.memory_bytes = p.memory_bytes;
+  out.memory_bandwidth = p.memory_bandwidth;
+  out.versions = fmt::format("module {}, driver {}, runtime {}, compiler {}", d.module,
+                             version_text(p.driver_version), version_text(p.runtime_version),
+                             version_text(d.tools->compiler_version()));
+  return out;
+}
+
 void copy_on_device(void* to, const void* from, size_t bytes) {
   const OpenDevice& d = device();
-  check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream), "copy");
+  check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream()), "copy");
 }
 
 void launch_op(OpCall& c) {
-  if (c.op->cuda) return c.op->cuda(c);
+  if (c.op->cuda && (!c.op->cuda_serves || c.op->cuda_serves(c))) return c.op->cuda(c);
   if (c.op->pointwise) return run_pointwise(c);
   if (c.op->reduction) return run_reduction(c);
   BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",
@@ -71,10 +95,6 @@ void parallel(int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx
   fn(ctx, 0, n);
 }
 
-[[noreturn]] KernelModule* build(const std::string&, BuildReport&) {
-  fail("cuda: graph mode has no generated kernels for this device yet");
-}
-
 }  // namespace
 
 const Backend& cuda_backend() {
@@ -84,6 +104,10 @@ const Backend& cuda_backend() {
       .allocate = allocate,
       .deallocate = deallocate,
       .describe_memory = describe_memory,
+      .memory_stats = memory_stats,
+      .reset_peak = [] { pool().reset_peak(); },
+      .empty_cache = [] { pool().trim(); },
+      .properties = properties,
       .copy_from_host = [](void* to, const void* from,
                            size_t bytes) { staging().to_device(to, from, bytes); },
       .copy_to_host = [](void* to, const void* from,
@@ -99,11 +123,12 @@ const Backend& cuda_backend() {
             char none;
             staging().to_host(&none, nullptr, 0);
           },
-      .build = build,
-      .symbol = [](KernelModule*, const char*) -> void* { return nullptr; },
-      .unload = [](KernelModule*) noexcept {},
+      .build = cuda::build,
+      .symbol = cuda::symbol,
+      .unload = cuda::unload,
       .run_kernel = run_text,
       .fault = [] { return staging().fault(); },
+      .graphs = &graph_backend(pool()),
   };
   return b;
 }

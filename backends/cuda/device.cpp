@@ -62,10 +62,11 @@ const Boundary& open_module() {
 
 OpenDevice* open() {
   const Boundary& b = open_module();
-  auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, {}};
+  auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, {}};
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
-  check(d->driver->make_stream(&d->stream), "no stream");
+  check(d->driver->make_stream(&d->compute), "no stream");
+  check(d->driver->make_stream(&d->capture), "no stream");
   return d;
 }
 
@@ -94,7 +95,7 @@ void check(Failure failure, const char* what) {
 void synchronize() {
   OpenDevice& d = device();
   d.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
-  check(d.driver->synchronize(d.stream), "synchronize");
+  check(d.driver->synchronize(d.compute), "synchronize");
 }
 
 }  // namespace brrr::cuda

@@ -10,7 +10,7 @@ namespace brrr::cuda {
 
 /// Counts of what the process has asked of the device.
 struct Counters {
-  std::atomic<uint64_t> launches{0}, synchronisations{0}, allocations{0};
+  std::atomic<uint64_t> launches{0}, graph_launches{0}, synchronisations{0};
 };
 
 struct OpenDevice {
@@ -18,8 +18,12 @@ struct OpenDevice {
   const Tools* tools;
   const char* module;  ///< "cuda", "emulator".
   Properties properties;
-  Stream* stream;
+  Stream* compute;  ///< All work is queued here...
+  Stream* capture;  ///< ...but for what is noted by a capture.
   Counters counters;
+  /// The one for this thread at present.
+  Stream* stream() const { return capturing ? capture : compute; }
+  inline static thread_local bool capturing = false;
 };
 
 /// The device, opened at the first call. Throws brrr::Error with what is missing: the module, a

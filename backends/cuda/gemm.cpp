@@ -52,7 +52,7 @@ void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b,
   OpenDevice& d = device();
   if (shape.k == 0) {  // A sum of nothing; ldc is n, and batches follow one another.
     const auto bytes = static_cast<size_t>(shape.batch * shape.m * shape.n) * itemsize(dtype);
-    return check(d.driver->fill(c, 0, bytes, d.stream), "fill");
+    return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
   Plans& p = plans();
   const std::lock_guard lock(p.mutex);
@@ -66,7 +66,7 @@ void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b,
   cuda::Gemm*& plan = p.by_shape[shape];
   if (!plan) check(d.tools->plan(&shape, kWorkspace, &plan), "matmul");
   d.counters.launches.fetch_add(1, std::memory_order_relaxed);
-  check(d.tools->multiply(plan, a, b, c, p.workspace, kWorkspace, d.stream), "matmul");
+  check(d.tools->multiply(plan, a, b, c, p.workspace, kWorkspace, d.stream()), "matmul");
 }
 
 GemmShape shape_of(const brrr::Gemm& g) {

@@ -143,7 +143,7 @@ void launch(Function* f, const char* name, const Grid& grid, int threads, const 
   const unsigned block[3] = {static_cast<unsigned>(threads), 1, 1};
   d.counters.launches.fetch_add(1, std::memory_order_relaxed);
   const Failure failure = d.driver->launch(f, blocks, block, static_cast<size_t>(grid.shared_bytes),
-                                           arguments, bytes, d.stream);
+                                           arguments, bytes, d.stream());
   if (failure) fail("cuda: kernel {}: {}", name, failure);
 }
 

@@ -1,177 +1,34 @@
 #include "backends/cuda/pointwise.h"
 
 #include <algorithm>
-#include <bit>
 
-#include "core/check.h"
-#include "ops/spelling.h"
+#include "ops/device_pointwise.h"
 
 namespace brrr::cuda {
 
 namespace {
 
-constexpr int kEach = 4;  // Elements of a thread in a strided walk: loads in flight.
-
-// --- text ----------------------------------------------------------------------------------------
-
-class PointwiseText {
- public:
-  explicit PointwiseText(const PointwiseForm& f) : f_(f) {}
-
-  std::string run() {
-    arguments();
-    element();
-    out_ += fmt::format("KERNEL(k, A, {}) {{\n", kPointwiseThreads);
-    if (f_.ndim)
-      strided();
-    else
-      dense();
-    return out_ + "}\n";
+PointwiseProgram program_of(const PointwiseForm& f) {
+  PointwiseProgram p;
+  p.ndim = f.ndim;
+  p.vector = f.vector;
+  p.wide = f.wide;
+  PointwiseProgram::Step step{f.op, f.compute, {}, {}};
+  for (int k = 0; k < f.count(); ++k) {
+    const bool out = k < f.n_out;
+    std::vector<int>& operands = out ? step.out : step.in;
+    if (f.reach[k] == PointwiseForm::Number) {
+      operands.push_back(~static_cast<int>(p.numbers.size()));
+      p.numbers.push_back({f.dtype[k], false});
+    } else {
+      operands.push_back(static_cast<int>(p.windows.size()));
+      p.windows.push_back(
+          {f.dtype[k], static_cast<PointwiseProgram::Reach>(f.reach[k]), !out, out});
+    }
   }
-
- private:
-  const char* memory(int k) const { return spelling(f_.dtype[k]).element; }
-  bool number(int k) const { return f_.reach[k] == PointwiseForm::Number; }
-  bool out(int k) const { return k < f_.n_out; }
-
-  void arguments() {
-    out_ += "struct A {\n";
-    for (int k = 0; k < f_.count(); ++k) {
-      if (!number(k)) out_ += fmt::format("  char* a{};\n", k);
-    }
-    for (int k = 0; k < f_.count(); ++k) {
-      if (number(k)) out_ += fmt::format("  {} a{};\n", memory(k), k);
-    }
-    out_ += "  long n;\n";
-    for (int d = 0; d < f_.ndim; ++d) out_ += fmt::format("  long size{0}, mul{0}, shift{0};\n", d);
-    for (int k = 0; f_.ndim && k < f_.count(); ++k) {
-      if (!number(k)) out_ += fmt::format("  long s{}[{}];\n", k, f_.ndim);
-    }
-    out_ += "};\n";
-  }
-
-  // One element: `x<k>` as they lie in memory to the members `y<k>` of the result.
-  void element() {
-    out_ += "struct Y {\n";
-    for (int k = 0; k < f_.n_out; ++k) out_ += fmt::format("  {} y{};\n", memory(k), k);
-    out_ += "};\nBRRR_VX Y element(const A& p";
-    for (int k = f_.n_out; k < f_.count(); ++k) {
-      if (!number(k)) out_ += fmt::format(", const {} x{}", memory(k), k);
-    }
-    out_ += ") {\n";
-    SymText text(spelling(f_.compute).element, "t", "  ");
-    SymText* before = std::exchange(SymText::current, &text);
-    Sym in[kMaxOperands];
-    for (int i = 0; i < f_.n_in; ++i) {
-      const int k = f_.n_out + i;
-      const std::string from = number(k)
-                                   ? fmt::format("splat(p.a{})", k)
-                                   : fill(spelling(f_.dtype[k]).load, fmt::format("load(&x{})", k));
-      out_ += fmt::format("  const {} v{} = {};\n", spelling(f_.compute).vector, i,
-                          to_compute(from, f_.dtype[k], f_.compute));
-      in[i] = Sym(text.operand(fmt::format("v{}", i), -1));
-    }
-    const PointwiseInfo& info = *f_.op->pointwise;
-    int out[kMaxOutputs];
-    info.emit(in, out);
-    SymText::current = before;
-    out_ += text.text() + "  Y y;\n";
-    for (int k = 0; k < f_.n_out; ++k) {
-      const std::string x =
-          from_compute(text.name(out[k]), f_.compute, info.mask_out[k], f_.dtype[k], false);
-      out_ += fmt::format("  store(&y.y{}, {});\n", k, fill(spelling(f_.dtype[k]).store, x));
-    }
-    out_ += "  return y;\n}\n";
-  }
-
-  // `element(p, ...)` of the inputs that `name` gives for operand k.
-  template <class F> std::string call(const F& name) const {
-    std::string text = "element(p";
-    for (int k = f_.n_out; k < f_.count(); ++k) {
-      if (!number(k)) text += ", " + name(k);
-    }
-    return text + ")";
-  }
-
-  void dense() {
-    out_ += fmt::format("  const long i = ((long)blockIdx.x * {} + threadIdx.x) * {};\n",
-                        kPointwiseThreads, f_.vector);
-    for (int k = f_.n_out; k < f_.count(); ++k) {
-      if (f_.reach[k] != PointwiseForm::Splat) continue;
-      out_ += fmt::format("  const {0} x{1} = *(const {0}*)p.a{1};\n", memory(k), k);
-    }
-    auto at = [&](int k, const char* i) {
-      return f_.reach[k] == PointwiseForm::Splat
-                 ? fmt::format("x{}", k)
-                 : fmt::format("((const {}*)p.a{})[{}]", memory(k), k, i);
-    };
-    if (f_.vector > 1) vectors();
-    out_ += fmt::format("  for (long e = i; e < p.n && e < i + {}; ++e) {{\n", f_.vector);
-    out_ += fmt::format("    const Y y = {};\n", call([&](int k) { return at(k, "e"); }));
-    for (int k = 0; k < f_.n_out; ++k) {
-      out_ += fmt::format("    (({}*)p.a{})[e] = y.y{};\n", memory(k), k, k);
-    }
-    out_ += "  }\n";
-  }
-
-  void vectors() {
-    out_ += fmt::format("  if (i + {} <= p.n) {{\n", f_.vector);
-    for (int k = 0; k < f_.count(); ++k) {
-      if (f_.reach[k] != PointwiseForm::Dense) continue;
-      const std::string pack = fmt::format("Pack<{}, {}>", memory(k), f_.vector);
-      if (out(k))
-        out_ += fmt::format("    {} v{};\n", pack, k);
-      else
-        out_ += fmt::format("    const {0} v{1} = *(const {0}*)(({2}*)p.a{1} + i);\n", pack, k,
-                            memory(k));
-    }
-    out_ += fmt::format("    for (int u = 0; u < {}; ++u) {{\n", f_.vector);
-    out_ += fmt::format("      const Y y = {};\n", call([&](int k) {
-                          const bool splat = f_.reach[k] == PointwiseForm::Splat;
-                          return splat ? fmt::format("x{}", k) : fmt::format("v{}.v[u]", k);
-                        }));
-    for (int k = 0; k < f_.n_out; ++k) out_ += fmt::format("      v{0}.v[u] = y.y{0};\n", k);
-    out_ += "    }\n";
-    for (int k = 0; k < f_.n_out; ++k) {
-      out_ += fmt::format("    *(Pack<{0}, {1}>*)(({0}*)p.a{2} + i) = v{2};\n", memory(k),
-                          f_.vector, k);
-    }
-    out_ += "    return;\n  }\n";
-  }
-
-  // The element number taken apart, the last dim fastest.
-  void strided() {
-    const char* index = f_.wide ? "unsigned long" : "unsigned";
-    out_ += fmt::format("  for (int u = 0; u < {}; ++u) {{\n", kEach);
-    out_ += fmt::format("    {} r = ({})blockIdx.x * {} + u * {} + threadIdx.x;\n", index, index,
-                        kEach * kPointwiseThreads, kPointwiseThreads);
-    out_ += "    if (r >= p.n) return;\n";
-    for (int d = f_.ndim - 1; d > 0; --d) {
-      const std::string quotient =
-          f_.wide ? fmt::format("r / p.size{}", d)
-                  : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
-      out_ += fmt::format("    const {0} q{1} = {2}, j{1} = r - q{1} * ({0})p.size{1};\n", index, d,
-                          quotient);
-      out_ += fmt::format("    r = q{};\n", d);
-    }
-    out_ += fmt::format("    const {} j0 = r;\n", index);
-    auto address = [&](int k) {
-      std::string text = fmt::format("p.a{}", k);
-      for (int d = 0; d < f_.ndim; ++d) text += fmt::format(" + (long)j{} * p.s{}[{}]", d, k, d);
-      return text;
-    };
-    out_ += fmt::format("    const Y y = {};\n", call([&](int k) {
-                          return fmt::format("*(const {}*)({})", memory(k), address(k));
-                        }));
-    for (int k = 0; k < f_.n_out; ++k) {
-      out_ += fmt::format("    *({}*)({}) = y.y{};\n", memory(k), address(k), k);
-    }
-    out_ += "  }\n";
-  }
-
-  const PointwiseForm& f_;
-  std::string out_;
-};
+  p.steps.push_back(std::move(step));
+  return p;
+}
 
 // --- calls ---------------------------------------------------------------------------------------
 
@@ -199,46 +56,21 @@ int vector_of(const Iteration& it, const PointwiseForm& f) {
   return static_cast<int>(vector);
 }
 
-// The kernel's argument, word by word.
-class Words {
- public:
-  void push(int64_t w) { words_[n_++] = w; }
-  const void* data() const { return words_; }
-  size_t bytes() const { return static_cast<size_t>(n_) * sizeof words_[0]; }
-
- private:
-  int64_t words_[kMostPointwise * (1 + kMaxDims) + 1 + 3 * kMaxDims];
-  int n_ = 0;
-};
-
-// r / size for r < 2^31 is r * mul >> shift (Granlund and Montgomery, "Division by invariant
-// integers using multiplication", PLDI 1994).
-void push_divisor(Words& w, int64_t size) {
-  const int bits = size <= 1 ? 0 : 64 - std::countl_zero(static_cast<uint64_t>(size - 1));
-  w.push(size);
-  w.push(bits > 31 ? 0
-                   : static_cast<int64_t>(
-                         (uint64_t{1} << (31 + bits)) / static_cast<uint64_t>(size) + 1));
-  w.push(31 + bits);
-}
-
-Words arguments_of(const Iteration& it, const PointwiseForm& f) {
-  Words w;
+void fill_arguments(const Iteration& it, const PointwiseForm& f, PointwiseWords& w) {
   for (int k = 0; k < f.count(); ++k) {
-    if (!it.operands[k].number) w.push(reinterpret_cast<int64_t>(it.operands[k].base));
+    if (!it.operands[k].number) w.push(it.operands[k].base);
   }
   for (int k = 0; k < f.count(); ++k) {
     if (it.operands[k].number) w.push(it.operands[k].scalar);
   }
   w.push(it.numel);
-  for (int d = 0; d < f.ndim; ++d) push_divisor(w, it.size[d]);
+  for (int d = 0; d < f.ndim; ++d) w.push_dim(it.size[d]);
   for (int k = 0; f.ndim && k < f.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     if (o.number) continue;
     const auto size = static_cast<int64_t>(itemsize(o.dtype));
     for (int d = 0; d < f.ndim; ++d) w.push(o.stride[d] * size);
   }
-  return w;
 }
 
 }  // namespace
@@ -281,7 +113,7 @@ PointwiseForm pointwise_form(const OpDef& op, const Iteration& it) {
 }
 
 std::string pointwise_text(const PointwiseForm& form) {
-  return PointwiseText(form).run();
+  return pointwise_kernel_text(program_of(form), "k");
 }
 
 void run_pointwise(OpCall& c) {
@@ -290,9 +122,10 @@ void run_pointwise(OpCall& c) {
   if (!pointwise_iteration(c, it, copies)) return;
   const PointwiseForm f = pointwise_form(*c.op, it);
   Function* k = find_kernel(f.key(), "k", 0, [&] { return pointwise_text(f); });
-  const Words w = arguments_of(it, f);
-  const Grid grid{blocks_for(it.numel, kPointwiseThreads, f.ndim ? kEach : f.vector)};
-  launch(k, c.op->name, grid, kPointwiseThreads, w.data(), w.bytes());
+  PointwiseWords w;
+  fill_arguments(it, f, w);
+  const Grid grid{blocks_for(it.numel, kDeviceThreads, f.ndim ? kDeviceEach : f.vector)};
+  launch(k, c.op->name, grid, kDeviceThreads, w.data(), w.bytes());
 }
 
 }  // namespace brrr::cuda

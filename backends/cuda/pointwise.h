@@ -8,8 +8,6 @@
 
 namespace brrr::cuda {
 
-inline constexpr int kPointwiseThreads = 256;
-
 /// What a pointwise kernel is specialised for.
 struct PointwiseForm {
   /// How an operand is reached: at the result's element number, one element for all, by strides; or
@@ -30,10 +28,7 @@ struct PointwiseForm {
 /// What the walk of a call needs.
 PointwiseForm pointwise_form(const OpDef& op, const Iteration& it);
 
-/// The kernel "k" as text, without the prelude. Its argument is a struct of 64-bit words: the
-/// addresses of the tensors among the operands, the numbers, the count of elements; and, where any
-/// operand is strided, per dim its size and the two numbers that divide by it (see pointwise.cpp),
-/// then per tensor the strides in bytes.
+/// The kernel "k" as text, without the prelude: see ops/device_pointwise.h for its argument.
 std::string pointwise_text(const PointwiseForm& form);
 
 /// Runs a pointwise call.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "backends/cuda/device.h"
@@ -59,6 +60,15 @@ void* Pool::take(size_t bytes, const char* owner) {
 void* Pool::allocate(size_t asked, const char* owner) {
   const size_t bytes = round_up(std::max<size_t>(asked, 1), kUnit);
   if (bytes < asked) return nullptr;
+  if (held_.on) {
+    const auto same = [&](const auto& b) { return b.second == bytes; };
+    const auto it = std::find_if(held_.blocks.begin(), held_.blocks.end(), same);
+    if (it != held_.blocks.end()) {
+      void* p = it->first;
+      held_.blocks.erase(it);
+      return p;
+    }
+  }
   const std::lock_guard lock(mutex_);
   void* p = nullptr;
   if (bytes <= kSmall && !recent_[bytes / kUnit].empty()) {
@@ -77,6 +87,7 @@ void* Pool::allocate(size_t asked, const char* owner) {
 void Pool::deallocate(void* p, size_t asked) noexcept {
   if (!p) return;
   const size_t bytes = round_up(std::max<size_t>(asked, 1), kUnit);
+  if (held_.on) return held_.blocks.emplace_back(p, bytes), void();
   const std::lock_guard lock(mutex_);
   stats_.live -= bytes;
   if (bytes <= kSmall)
@@ -126,6 +137,17 @@ void Pool::trim_locked() {
       it = list.erase(it);
     }
   }
+}
+
+thread_local Pool::Held Pool::held_;
+
+void Pool::hold() {
+  held_.on = true;
+}
+
+std::vector<std::pair<void*, size_t>> Pool::taken() {
+  held_.on = false;
+  return std::exchange(held_.blocks, {});
 }
 
 void Pool::trim() {

@@ -31,6 +31,11 @@ class Pool {
   void* allocate(size_t bytes, const char* owner);
   /// `bytes` as they were asked for.
   void deallocate(void* p, size_t bytes) noexcept;
+  /// From here on what this thread gives back is kept for what it asks for next, until `taken` is
+  /// called, which hands all of it over: to be given back by whoever captured the work that uses
+  /// it.
+  void hold();
+  std::vector<std::pair<void*, size_t>> taken();
   /// Gives unused segments back to the device.
   void trim();
   PoolStats stats() const;
@@ -65,6 +70,12 @@ class Pool {
   /// for the same sizes over and over. To `blocks_` they are in use.
   std::vector<void*> recent_[kSmall / kUnit + 1];
   PoolStats stats_;
+
+  struct Held {
+    bool on = false;
+    std::vector<std::pair<void*, size_t>> blocks;
+  };
+  static thread_local Held held_;
 };
 
 }  // namespace brrr::cuda

@@ -31,9 +31,9 @@ void Staging::to_device(void* to, const void* from, size_t bytes) {
     const size_t n = std::min(kSlotBytes, bytes - at);
     Slot& s = next();
     std::memcpy(s.memory, static_cast<const char*>(from) + at, n);
-    check(driver.copy(static_cast<char*>(to) + at, s.memory, n, Way::ToDevice, device_.stream),
+    check(driver.copy(static_cast<char*>(to) + at, s.memory, n, Way::ToDevice, device_.compute),
           "copy to the device");
-    check(driver.record(s.event, device_.stream), "event");
+    check(driver.record(s.event, device_.compute), "event");
     s.busy = true;
   }
 }
@@ -47,13 +47,13 @@ void Staging::to_host(void* to, const void* from, size_t bytes) {
     Slot& s = next();
     auto* slot = static_cast<char*>(s.memory);
     const Failure copied =
-        n ? driver.copy(slot, static_cast<const char*>(from) + at, n, Way::ToHost, device_.stream)
+        n ? driver.copy(slot, static_cast<const char*>(from) + at, n, Way::ToHost, device_.compute)
           : nullptr;
     check(copied, "copy to the host");
     check(
-        driver.copy(slot + kSlotBytes, fault_locked(), sizeof(Fault), Way::ToHost, device_.stream),
+        driver.copy(slot + kSlotBytes, fault_locked(), sizeof(Fault), Way::ToHost, device_.compute),
         "copy to the host");
-    check(driver.record(s.event, device_.stream), "event");
+    check(driver.record(s.event, device_.compute), "event");
     device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
     check(driver.wait(s.event), "copy to the host");
     check_fault(slot + kSlotBytes);
@@ -69,7 +69,7 @@ char* Staging::fault_locked() {
   void* p = nullptr;
   check(device_.driver->allocate(&p, sizeof(Fault)), "allocate");
   BRRR_CHECK(p, "cuda: no device memory left for {} bytes", sizeof(Fault));
-  check(device_.driver->fill(p, 0, sizeof(Fault), device_.stream), "fill");
+  check(device_.driver->fill(p, 0, sizeof(Fault), device_.compute), "fill");
   return fault_ = static_cast<char*>(p);
 }
 
@@ -82,11 +82,16 @@ void Staging::check_fault(const char* note) {
   Fault f;
   std::memcpy(&f, note, sizeof f);
   if (!f.set) return;
-  check(device_.driver->fill(fault_, 0, sizeof f, device_.stream), "fill");
+  check(device_.driver->fill(fault_, 0, sizeof f, device_.compute), "fill");
+  const char* op = registry().at(static_cast<size_t>(f.op))->name;
+  BRRR_CHECK(f.set == 1,
+             "{}: row {} has values that it cannot take (found by the device after the call; on "
+             "the CPU the call says which)",
+             op, f.value);
   fail(
       "{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) (found by the "
       "device after the call)",
-      registry().at(static_cast<size_t>(f.op))->name, f.value, f.limit, f.limit);
+      op, f.value, f.limit, f.limit);
 }
 
 }  // namespace brrr::cuda

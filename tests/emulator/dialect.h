@@ -61,27 +61,27 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
 // COMDAT groups, which cannot share a section with others. The emulator closes it after the text.
 namespace {
 
-inline void __syncthreads(int line = __builtin_LINE()) {
+__forceinline__ void __syncthreads(int line = __builtin_LINE()) {
   brrr_emulated_state.runtime->block_barrier(line);
 }
-inline void __syncwarp(int line = __builtin_LINE()) {
+__forceinline__ void __syncwarp(int line = __builtin_LINE()) {
   brrr_emulated_state.runtime->warp_barrier(line);
 }
 
 namespace brrr::vx {
 
 #define BRRR_LINE int line = __builtin_LINE()
-inline unsigned emulated_lane() {
+__forceinline__ unsigned emulated_lane() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
 }
 #define BRRR_EMULATED_SHUFFLES(T)                                                                 \
-  inline T shuffle(T x, int lane, BRRR_LINE) {                                                    \
+  __forceinline__ T shuffle(T x, int lane, BRRR_LINE) {                                           \
     return *(const T*)brrr_emulated_state.runtime->exchange(&x, sizeof x, line)[lane & 31].bytes; \
   }                                                                                               \
-  inline T shuffle_xor(T x, int lane_mask, BRRR_LINE) {                                           \
+  __forceinline__ T shuffle_xor(T x, int lane_mask, BRRR_LINE) {                                  \
     return shuffle(x, emulated_lane() ^ lane_mask, line);                                         \
   }                                                                                               \
-  inline T shuffle_down(T x, unsigned delta, BRRR_LINE) {                                         \
+  __forceinline__ T shuffle_down(T x, unsigned delta, BRRR_LINE) {                                \
     const unsigned lane = emulated_lane();                                                        \
     return shuffle(x, lane + delta < 32 ? lane + delta : lane, line);                             \
   }
@@ -92,16 +92,16 @@ BRRR_EMULATED_SHUFFLES(unsigned)
 BRRR_EMULATED_SHUFFLES(long)
 BRRR_EMULATED_SHUFFLES(unsigned long)
 
-inline unsigned ballot(bool yes, BRRR_LINE) {
+__forceinline__ unsigned ballot(bool yes, BRRR_LINE) {
   const brrr_emulator::Slot* votes = brrr_emulated_state.runtime->exchange(&yes, 1, line);
   unsigned bits = 0;
   for (int i = 0; i < 32; ++i) bits |= unsigned(votes[i].bytes[0]) << i;
   return bits;
 }
-inline void mma_bf16(float* c, const unsigned* a, const unsigned* b, BRRR_LINE) {
+__forceinline__ void mma_bf16(float* c, const unsigned* a, const unsigned* b, BRRR_LINE) {
   brrr_emulated_state.runtime->multiply_bf16(c, a, b, line);
 }
-inline void mma_f16(float* c, const unsigned* a, const unsigned* b, BRRR_LINE) {
+__forceinline__ void mma_f16(float* c, const unsigned* a, const unsigned* b, BRRR_LINE) {
   brrr_emulated_state.runtime->multiply_f16(c, a, b, line);
 }
 

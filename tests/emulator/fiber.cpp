@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <cstddef>
+
 #include "core/check.h"
 
 namespace brrr::emulator {
@@ -23,49 +25,13 @@ void Fiber::make_stack() {
 
 #if defined(__x86_64__)
 
-// Swaps the stack pointer with `*other` and keeps the registers that a callee must keep.
-extern "C" __attribute__((visibility("hidden"))) void brrr_emulator_swap(void** other);
-asm(R"(
-  .text
-  .p2align 4
-  .hidden brrr_emulator_swap
-  .globl brrr_emulator_swap
-  .type brrr_emulator_swap, @function
-brrr_emulator_swap:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, %rax
-  movq (%rdi), %rsp
-  movq %rax, (%rdi)
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-  .size brrr_emulator_swap, .-brrr_emulator_swap
-)");
-
 void Fiber::reset(void (*entry)(), unsigned colour) {
   if (!stack_) make_stack();
-  // As if entry had been called: six registers, its address, a return address that is never used.
+  // As if entry had been called: behind its address lies a return address that is never used.
   void** top = reinterpret_cast<void**>(stack_ + stack_bytes - colour % 32 * 128);
   top[-2] = reinterpret_cast<void*>(entry);
   top[-1] = nullptr;
-  here_ = top - 8;
-}
-
-void Fiber::resume() {
-  brrr_emulator_swap(&here_);
-}
-
-void Fiber::give_way() {
-  brrr_emulator_swap(&here_);
+  other_ = top - 2;
 }
 
 #else

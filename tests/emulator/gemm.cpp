@@ -4,7 +4,6 @@
 #include "tests/emulator/gemm.h"
 
 #include <cstring>
-#include <limits>
 
 #include "tests/emulator/device.h"
 #include "tests/emulator/mma.h"
@@ -104,11 +103,11 @@ void narrow(double x, Float16& to) {
   if (x != x) {
     bits = 0x7fff;
   } else if (magnitude < 65520) {
-    // In units of the last place: 2^-24 below 2^-14, 2^-10 of the leading bit above.
+    // In units of the last place: 2^-24 up to 2^-13, then 2^-10 of the leading bit. A carry out of
+    // the mantissa goes into the exponent, as it should.
     const int exponent = std::max(std::ilogb(magnitude), -14);
-    const double units = magnitude == 0 ? 0 : std::nearbyint(std::ldexp(magnitude, 10 - exponent));
-    // A carry out of the mantissa goes into the exponent, as it should.
-    bits = magnitude == 0 ? 0 : static_cast<unsigned>((exponent + 14) * 1024 + units);
+    const double units = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
+    bits = static_cast<unsigned>((exponent + 14) * 1024 + units);
   }
   to.bits = static_cast<unsigned short>(bits | (std::signbit(x) ? 0x8000 : 0));
 }

@@ -1,0 +1,17 @@
+#pragma once
+// Captured work: what core's GraphBackend asks of this device.
+
+#include "backends/cuda/pool.h"
+#include "core/backend.h"
+
+namespace brrr::cuda {
+
+/// `pool` is where kernels take their scratch memory from.
+const GraphBackend& graph_backend(Pool& pool);
+
+/// Built kernels of a recorded step: build, symbol and unload of the Backend.
+KernelModule* build(const std::string& source, BuildReport& report);
+void* symbol(KernelModule* m, const char* name);
+void unload(KernelModule* m) noexcept;
+
+}  // namespace brrr::cuda

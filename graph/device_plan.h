@@ -1,0 +1,78 @@
+#pragma once
+// Replays on a GPU: all launches of a step, captured once, are one launch.
+//
+// Memory is at fixed addresses: temporaries in the device's one arena, results in slots of the
+// plan's own. What a user still holds of the last replay's results is copied away before the next
+// one overwrites it. An input that lies elsewhere than when the step was captured is copied into a
+// slot before, and back afterwards if the step writes it; the first time that happens to an input
+// the step is captured anew, with the slot.
+
+#include <map>
+
+#include "graph/plan.h"
+#include "core/device_kernel.h"
+#include "ops/device_pointwise.h"
+
+namespace brrr::graph {
+
+class DevicePlan final : public Plan {
+ public:
+  DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats);
+  ~DevicePlan() override;
+
+  void run(const std::vector<Binding>& bindings, const int64_t* control,
+           Storage* const* survivors) override;
+  /// Never: results have slots. Notes that `old` need not be moved away.
+  bool may_reuse(const TensorImpl& old, size_t k) override;
+
+ private:
+  /// One kernel, or one library call that queues kernels of its own.
+  struct Launch {
+    std::unique_ptr<Call> call;  ///< Null: a generated kernel.
+    void* fn = nullptr;
+    std::string name;
+    Grid grid;
+    PointwiseWords words;
+    std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
+    std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.
+  };
+  /// What the step touches of an external storage, in bytes from where the binding begins.
+  struct External {
+    int64_t low = 0, high = 0;
+    bool written = false;
+    bool in_slot = false;      ///< The captured kernels use the slot.
+    char* captured = nullptr;  ///< Where the binding began when the step was captured.
+    char* slot = nullptr;
+    char* now = nullptr;  ///< Where it begins in this call.
+    size_t bytes() const { return static_cast<size_t>(high - low); }
+    /// Where the bytes lie in the slot: such that the binding's own beginning, which may be outside
+    /// it, is aligned, as kernels expect of it.
+    char* slot_begin() const { return slot + ((low % 16) + 16) % 16; }
+  };
+
+  void find_externals();
+  void generate_kernels(StepStats& stats);
+  void add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names);
+  void allocate_fixed();
+  void free_fixed() noexcept;
+  void keep_results();
+  void bind(const std::vector<Binding>& bindings);
+  void resolve();
+  void launch_all();
+  void capture();
+  void hand_out(Storage* const* survivors);
+
+  const Backend& device_;
+  KernelModule* module_ = nullptr;
+  DeviceGraph* graph_ = nullptr;
+  std::vector<Launch> launches_;
+  std::vector<External> externals_;
+  std::vector<char*> slots_;          // By survivor.
+  std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
+  std::vector<bool> dying_;           // By survivor: nobody will look at that any more.
+  char* arena_ = nullptr;
+  char* control_ = nullptr;  // The control words on the device.
+  int spoilt_ = 0;           // Captures that failed.
+};
+
+}  // namespace brrr::graph

@@ -1,0 +1,294 @@
+// Kernels over rows on the device: softmax, norms and cross_entropy beside the CPU's in float64.
+
+#include "ops/composite.h"
+#include "ops/library_ops.h"
+#include "ops/nn_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
+#include "tests/cuda_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr DType kTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16};
+
+struct Words {
+  std::vector<int64_t> integers;
+  std::vector<double> floats;
+};
+
+// What the named row gives.
+Tensors run(const char* name, const Tensors& in, const Words& words = {}) {
+  const NoGradGuard guard;
+  const OpDef* op = find_op(name);
+  REQUIRE(op);
+  std::vector<TensorImpl*> impls;
+  for (const Tensor& t : in) impls.push_back(t.impl());
+  OpCall c(*op, impls.data(), static_cast<int>(impls.size()));
+  for (int64_t w : words.integers) c.attrs.push(w);
+  for (double w : words.floats) c.attrs.push(w);
+  dispatch(c);
+  return {c.out, c.out + c.n_out - op->n_scratch};
+}
+
+Tensors moved(const Tensors& in) {
+  Tensors out;
+  for (const Tensor& t : in) out.push_back(t.defined() ? on_gpu(t) : t);
+  return out;
+}
+Tensors in_float64(const Tensors& in) {
+  Tensors out;
+  for (const Tensor& t : in) {
+    out.push_back(t.defined() && is_floating(t.dtype()) ? t.to(kFloat64) : t);
+  }
+  return out;
+}
+
+double epsilon(DType t) {
+  return t == kFloat64 ? 0x1p-53 : t == kFloat32 ? 0x1p-24 : t == kFloat16 ? 0x1p-11 : 0x1p-8;
+}
+
+double largest_of(const std::vector<double>& v) {
+  double most = 0;
+  for (double x : v) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : most;
+  return most;
+}
+// |got - want| is one rounding to the result's dtype and some of the arithmetic's, which grow with
+// the root of the number of elements; more where the CPU's result in the same dtype is off, too.
+void check_near(const Tensor& got, const Tensor& want, const Tensor& on_host, int64_t n) {
+  const auto a = on_cpu(got).to(kFloat64).to_vector<double>(), b = want.to_vector<double>();
+  auto c = on_host.to(kFloat64).to_vector<double>();
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < c.size(); ++i) c[i] -= b[i];
+  const DType t = got.dtype();
+  const double arithmetic = epsilon(compute_type(t)) * std::sqrt(static_cast<double>(n));
+  const double bound = largest_of(b) * (epsilon(t) + 4 * arithmetic) + 4 * largest_of(c);
+  for (size_t i = 0; i < a.size(); ++i) {
+    const bool near = std::isfinite(b[i]) ? std::fabs(a[i] - b[i]) <= bound
+                                          : a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
+    if (!near) REQUIRE_MESSAGE(near, fmt::format("element {}: {} against {}", i, a[i], b[i]));
+  }
+}
+
+// The device's results, which must be the CPU's of the same call, in float64, nearly.
+Tensors check_row(const char* name, const Tensors& in, const Words& words = {}, int64_t n = 0) {
+  CAPTURE(name);
+  if (n == 0) n = in[0].dim() ? in[0].size(-1) : 1;
+  const Tensors got = run(name, moved(in), words), want = run(name, in_float64(in), words);
+  const Tensors on_host = run(name, in, words);
+  for (size_t k = 0; k < got.size(); ++k) {
+    CAPTURE(k);
+    REQUIRE(got[k].device() == kCUDA);
+    REQUIRE(got[k].dtype() == on_host[k].dtype());
+    REQUIRE(got[k].sizes() == on_host[k].sizes());
+    check_near(got[k], want[k], on_host[k], n);
+  }
+  return on_host;
+}
+
+// Lengths that every way of sharing out a row has, and where one ends and the next begins.
+std::vector<int64_t> lengths(DType t) {
+  if (t != kFloat32) return {2, 33, 1000, 5000, 70000};
+  return {1, 2, 8, 9, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000, 8192, 8193, 16384, 16385, 70000};
+}
+// Calls f(n, rows) for them.
+template <class F> void for_shapes(DType t, const F& f) {
+  for (int64_t n : lengths(t)) {
+    for (int64_t rows : {1, n > 1000 ? 3 : 70}) {
+      CAPTURE(n);
+      CAPTURE(rows);
+      f(n, rows);
+    }
+  }
+}
+
+Tensor classes(int64_t rows, int64_t n) {
+  std::vector<int64_t> ids(static_cast<size_t>(rows));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 + 3) % n;
+  return tensor(ids);
+}
+
+void check_softmax(const Tensor& x, const Tensor& g) {
+  const Tensor y = check_row("softmax", {x})[0];
+  check_row("softmax_backward", {y, g});
+  const Tensor z = check_row("log_softmax", {x})[0];
+  check_row("log_softmax_backward", {z, g});
+}
+
+void check_norms(const Tensor& x, const Tensor& g, const Tensor& w, const Tensor& b) {
+  const Words forward{{1}, {1e-5}}, backward{{1}, {}};
+  const int64_t n = x.size(-1);
+  const Tensors y = check_row("layer_norm", {x, w, b}, forward);
+  const Tensors in{x, w, y[1], y[2], g};
+  check_row("layer_norm_backward", in, backward);
+  check_row("layer_norm_backward_affine", in, backward, std::max(n, x.numel() / n));
+  const Tensors z = check_row("rms_norm", {x, w}, forward);
+  check_row("rms_norm_backward", {x, w, z[1], g}, backward);
+  check_row("rms_norm_backward_affine", {x, w, z[1], g}, backward, std::max(n, x.numel() / n));
+}
+
+void check_cross_entropy(const Tensor& x, const Tensor& ids, const Words& words = {}) {
+  const Tensors y = check_row("cross_entropy", {x, ids}, words);
+  const Tensors in{x, ids, y[1], y[2], full({}, 0.75, x.dtype())};
+  check_row("cross_entropy_backward", in, words);
+  if (x.dtype() == kFloat64) return;  // exp is not the same function there.
+  const Tensors got = run("cross_entropy_backward", moved(in), words);
+  CHECK(device_difference(got[0], run("cross_entropy_backward", in, words)[0]) == "");
+}
+
+}  // namespace
+
+TEST_CASE("cuda rows: softmax and log_softmax, every length and dtype") {
+  if (!have_device()) return;
+  manual_seed(1);
+  for (DType t : kTypes) {
+    CAPTURE(t);
+    for_shapes(t, [&](int64_t n, int64_t rows) {
+      check_softmax((randn({rows, n}) * 3.0).to(t), randn({rows, n}).to(t));
+    });
+  }
+}
+
+TEST_CASE("cuda rows: layer_norm and rms_norm, every length and dtype") {
+  if (!have_device()) return;
+  manual_seed(2);
+  for (DType t : kTypes) {
+    CAPTURE(t);
+    for_shapes(t, [&](int64_t n, int64_t rows) {
+      check_norms((randn({rows, n}) + 2.0).to(t), randn({rows, n}).to(t), randn({n}).to(t),
+                  randn({n}).to(t));
+    });
+  }
+}
+
+TEST_CASE("cuda rows: cross_entropy, every length and dtype") {
+  if (!have_device()) return;
+  manual_seed(3);
+  for (DType t : kTypes) {
+    CAPTURE(t);
+    for_shapes(t, [&](int64_t n, int64_t rows) {
+      const Tensor x = (randn({rows, n}) * 3.0).to(t), ids = classes(rows, n);
+      check_cross_entropy(x, ids);
+      if (n == 33 || n == 5000 || n == 70000) check_cross_entropy(x, ids, {{3}, {0.1}});
+    });
+  }
+}
+
+TEST_CASE("cuda rows: layouts, mixed dtypes, absent weights, more dims") {
+  if (!have_device()) return;
+  manual_seed(4);
+  for (int64_t n : {12, 200}) {
+    const Tensor x = randn({9, n}), g = randn({9, n}), w = randn({n}), b = randn({n});
+    for (Layout l : kLayouts) {
+      CAPTURE(static_cast<int>(l));
+      check_softmax(laid_out(x, l), laid_out(g, Layout::Dense));
+      check_softmax(x, laid_out(g, l));
+      check_norms(laid_out(x, l), laid_out(g, l), laid_out(w.view({1, n}), l).view({n}), b);
+      check_cross_entropy(laid_out(x, l), classes(18, n).slice(0, 0, 18, 2));
+    }
+    const Tensor h = x.to(kBFloat16), gh = g.to(kBFloat16);
+    check_norms(h, gh, w, b.to(kFloat16));
+    check_norms(h, gh, w.to(kBFloat16), b);
+    check_norms(h, gh, w, Tensor());
+    check_norms(h, gh, Tensor(), b);
+    check_norms(x, g, Tensor(), Tensor());
+    check_norms(h, g, Tensor(), Tensor());
+    check_softmax(h, g);
+    check_softmax(x.view({3, 3, n}), g.view({3, 3, n}));
+  }
+  check_softmax(full({}, 2.0), ones({}));
+  const Tensor x = randn({3, 4, 5, 6}), g = randn({3, 4, 5, 6}), w = randn({5, 6});
+  const Tensors y = check_row("layer_norm", {x, w, w}, {{2}, {1e-5}}, 30);
+  check_row("layer_norm_backward_affine", {x, w, y[1], y[2], g}, {{2}, {}}, 30);
+  for (int64_t dim : {0, 1, 2, 3}) {
+    check_near(softmax(on_gpu(x), dim), softmax(x.to(kFloat64), dim), softmax(x, dim), 6);
+  }
+}
+
+TEST_CASE("cuda rows: many rows") {
+  if (!have_device()) return;
+  manual_seed(5);
+  for (int64_t n : {3, 24}) {
+    const Tensor x = randn({5000, n}), g = randn({5000, n});
+    check_softmax(x, g);
+    check_norms(x, g, randn({n}), randn({n}));
+    check_cross_entropy(x, classes(5000, n), {{1}, {0.0}});
+  }
+}
+
+TEST_CASE("cuda rows: no rows, no elements") {
+  if (!have_device()) return;
+  for (const IntList& sizes : {IntList{0, 5}, IntList{3, 0}}) {
+    const Tensor x = zeros(sizes);
+    check_row("softmax", {x});
+    check_row("log_softmax", {x});
+    check_row("softmax_backward", {x, x});
+  }
+  const Tensor x = zeros({0, 5}), w = ones({5}), stats = zeros({0, 1});
+  check_row("layer_norm", {x, w, w}, {{1}, {1e-5}});
+  check_row("layer_norm_backward_affine", {x, w, stats, stats, x}, {{1}, {}});
+  check_row("rms_norm_backward_affine", {x, w, stats, x}, {{1}, {}});
+  check_row("cross_entropy", {x, zeros({0}, kInt64)});
+  check_row("cross_entropy_backward", {x, zeros({0}, kInt64), stats, stats, ones({})});
+}
+
+TEST_CASE("cuda rows: infinities and NaN as on the CPU") {
+  if (!have_device()) return;
+  for (int64_t n : {5, 40, 300, 3000, 20000}) {
+    CAPTURE(n);
+    Tensor x = sampled({7, n}, kFloat32);
+    x.select(0, 0).fill_(-kInf);
+    x.select(0, 1).fill_(-kInf).slice(0, n - 1, n).fill_(1.0);
+    x.select(0, 2).slice(0, 0, n / 2).fill_(-kInf);
+    x.select(0, 3).slice(0, n / 2, n / 2 + 1).fill_(kInf);
+    x.select(0, 4).slice(0, 0, 1).fill_(NAN);
+    x.select(0, 5).fill_(NAN);
+    const Tensor g = sampled({7, n}, kFloat32, -1, 1);
+    check_softmax(x, g);
+    check_norms(x, g, ones({n}), ones({n}));
+    const Tensor ids = full({7}, n - 1);
+    for (double smoothing : {0.0, 0.1}) check_cross_entropy(x, ids, {{-100}, {smoothing}});
+    // All that is not finite is ignored, then everything.
+    check_cross_entropy(x, tensor({-1l, n - 1, n - 1, -1l, -1l, -1l, 0l}), {{-1}, {0.0}});
+    check_cross_entropy(x, full({7}, -1), {{-1}, {0.1}});
+  }
+}
+
+TEST_CASE("cuda rows: ids out of range raise at the next read") {
+  if (!have_device()) return;
+  const Tensor x = randn({4, 6}), stats = ones({4, 1});
+  const Tensor device_x = on_gpu(x), device_stats = on_gpu(stats), g = on_gpu(ones({}));
+  for (int64_t bad : {int64_t{6}, int64_t{-1}, int64_t{1} << 40, INT64_MIN}) {
+    const Tensor ids = on_gpu(tensor({0l, bad, -100l, 5l}));
+    CHECK(error_of([&] { on_cpu(cross_entropy(device_x, ids)); }) ==
+          fmt::format("cross_entropy: index {} is out of range: the dim has size 6, so indices are "
+                      "in [0, 6) (found by the device after the call)",
+                      bad));
+    CHECK(error_of([&] {
+            on_cpu(run("cross_entropy_backward", {device_x, ids, device_stats, device_stats, g})[0]);
+          }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
+  }
+  const Tensor good = tensor({0l, 1l, -100l, 5l});
+  check_near(cross_entropy(device_x, on_gpu(good)), cross_entropy(x.to(kFloat64), good),
+             cross_entropy(x, good), 6);
+}
+
+TEST_CASE("cuda rows: gradients of whole calls") {
+  if (!have_device()) return;
+  manual_seed(6);
+  const auto gradients = [](const Tensors& in) {
+    Tensors leaves;
+    for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
+    const Tensor y = layer_norm(leaves[0], {12}, leaves[1], leaves[2], 1e-5);
+    const Tensor z = rms_norm(log_softmax(softmax(y, 0), 1), {12}, leaves[1], 1e-5);
+    const Tensor ids = tensor({1l, -100l, 11l, 4l, 0l, 3l, 7l}).to(in[0].device());
+    return grad({cross_entropy(z, ids, {.label_smoothing = 0.1})}, leaves);
+  };
+  const Tensors in{randn({7, 12}), randn({12}), randn({12})};
+  const Tensors got = gradients(on_gpu(in)), want = gradients(in_float64(in));
+  const Tensors on_host = gradients(in);
+  for (size_t k = 0; k < got.size(); ++k) check_near(got[k], want[k], on_host[k], 84);
+}
