@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "backends/cuda/device.h"
-#include "backends/cuda/pointwise.h"
 #include "backends/cuda/reduction.h"
 #include "core/backend.h"
 
@@ -92,16 +91,18 @@ std::string device_difference(const Tensor& gpu, const Tensor& cpu) {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-void KernelsNeeded::ran(const OpCall& c) {
+void FormsNeeded::ran(const OpCall& c) {
   Iteration it;
   Tensor copies[kMaxOperands];
-  if (!c.op->pointwise || !pointwise_iteration(c, it, copies)) return;
-  const PointwiseForm f = pointwise_form(*c.op, it);
-  kernels_.push_back({f.key(), "k", 0, pointwise_text(f)});
+  if (c.op->pointwise && pointwise_iteration(c, it, copies)) {
+    forms.push_back(pointwise_form(*c.op, it));
+  }
 }
 
-void KernelsNeeded::build() const {
-  build_all(kernels_);
+std::vector<KernelText> kernels_of(const std::vector<PointwiseForm>& forms) {
+  std::vector<KernelText> kernels;
+  for (const PointwiseForm& f : forms) kernels.push_back({f.key(), "k", 0, pointwise_text(f)});
+  return kernels;
 }
 
 void build_all(const std::vector<KernelText>& kernels) {

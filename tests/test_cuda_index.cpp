@@ -35,8 +35,7 @@ Tensors layouts_there(const Tensor& t) {
   const Tensor sliced = zeros(twice, t.dtype(), kCUDA).slice(last, 0, twice[last], 2);
   const Tensor shifted =
       zeros({t.numel() + 3}, t.dtype(), kCUDA).narrow(0, 3, t.numel()).view(t.sizes());
-  return {x, x.transpose(0, last).clone().transpose(0, last), sliced.copy_(x),
-          shifted.copy_(x)};
+  return {x, x.transpose(0, last).clone().transpose(0, last), sliced.copy_(x), shifted.copy_(x)};
 }
 
 /// n positions below `limit`, some of them often.
@@ -66,8 +65,8 @@ Tensor mixed(const IntList& sizes, DType dtype) {
 
 }  // namespace
 
-/// The row behind the gradients of index_select and embedding, which is not public. Without a base it
-/// starts from zeros of `sizes`.
+/// The row behind the gradients of index_select and embedding, which is not public. Without a base
+/// it starts from zeros of `sizes`.
 Tensor index_add(const Tensor& base, const IntList& sizes, int64_t dim, const Tensor& index,
                  const Tensor& src, bool into = false) {
   TensorImpl* in[] = {base.impl(), index.impl(), src.impl()};
@@ -184,7 +183,8 @@ TEST_CASE("cuda: index_add into its own operands, between other dims, from one s
   const Tensor counted = there(counts);
   const Tensor list = there(counts).slice(0, 0, 100);
   index_add(counts, {}, 0, counts.slice(0, 0, 100), arange(100), true);
-  check_equal(index_add(counted, {}, 0, counted.slice(0, 0, 100), there(arange(100)), true), counts);
+  check_equal(index_add(counted, {}, 0, counted.slice(0, 0, 100), there(arange(100)), true),
+              counts);
 }
 
 TEST_CASE("cuda: scatter_add sums along each line in index order, to the last bit") {
@@ -252,14 +252,27 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
   const Case cases[] = {
       {"index_select", [&] { return index_select(y, 0, there(bad)); }},
       {"embedding", [&] { return embedding(y, there(bad)); }},
-      {"gather", [&] { return gather(y, 0, there(bad).view({3, 1}).expand({3, 8}).contiguous()); }},
+      {"gather",
+       [&] {
+         return gather(y, 0, there(bad).view({3, 1}).expand({3, 8}).contiguous());
+       }},
       {"one_hot", [&] { return one_hot(there(bad), 5); }},
-      {"index_add", [&] { return index_add(y, {}, 0, there(bad), there(ones({3, 8}))); }},
-      {"index_add", [&] { return index_add(y, {}, 0, there(long_bad), there(ones({200, 8}))); }},
+      {"index_add",
+       [&] {
+         return index_add(y, {}, 0, there(bad), there(ones({3, 8})));
+       }},
+      {"index_add",
+       [&] {
+         return index_add(y, {}, 0, there(long_bad), there(ones({200, 8})));
+       }},
       {"scatter_add",
-       [&] { return scatter_add(y, 0, there(bad.view({3, 1})), there(ones({3, 1}))); }},
+       [&] {
+         return scatter_add(y, 0, there(bad.view({3, 1})), there(ones({3, 1})));
+       }},
       {"scatter_add",
-       [&] { return scatter_add(y, 0, there(long_bad.view({200, 1})), there(ones({200, 1}))); }},
+       [&] {
+         return scatter_add(y, 0, there(long_bad.view({200, 1})), there(ones({200, 1})));
+       }},
   };
   for (const Case& c : cases) {
     CAPTURE(c.op);
@@ -267,8 +280,8 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
       const std::string said = error_of(read);
       CHECK_MESSAGE(said.find(std::string(c.op) + ": index ") == 0, said);
       CHECK_MESSAGE(said.find(what) != std::string::npos, said);
-      const bool named = said.find("index 5 ") != std::string::npos ||
-                         said.find("index -1 ") != std::string::npos;
+      const bool named =
+          said.find("index 5 ") != std::string::npos || said.find("index -1 ") != std::string::npos;
       CHECK_MESSAGE(named, said);
       good();  // Told once.
     };
@@ -305,9 +318,17 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
 TEST_CASE("cuda: argsort and topk, ties, NaN and zeros as on the CPU") {
   NEEDS_GPU;
   for (DType t : kDTypes) {
-    for (const IntList& s : {IntList{}, {1}, {2, 3}, {700, 5}, {3, 100}, {2, 2048}, {2, 2049},
-                             {1, 6145}, {2, 21000}}) {
-      if (s.size() && s[s.size() - 1] > 2048 && t != kFloat32 && t != kInt64 && t != kBool) continue;
+    for (const IntList& s : {IntList{},
+                             {1},
+                             {2, 3},
+                             {700, 5},
+                             {3, 100},
+                             {2, 2048},
+                             {2, 2049},
+                             {1, 6145},
+                             {2, 21000}}) {
+      if (s.size() && s[s.size() - 1] > 2048 && t != kFloat32 && t != kInt64 && t != kBool)
+        continue;
       const Tensor x = mixed(s, t), y = there(x);
       for (bool descending : {false, true}) {
         check_equal(argsort(y, -1, descending), argsort(x, -1, descending));

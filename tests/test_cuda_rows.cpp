@@ -267,9 +267,10 @@ TEST_CASE("cuda rows: ids out of range raise at the next read") {
           fmt::format("cross_entropy: index {} is out of range: the dim has size 6, so indices are "
                       "in [0, 6) (found by the device after the call)",
                       bad));
-    CHECK(error_of([&] {
-            on_cpu(run("cross_entropy_backward", {device_x, ids, device_stats, device_stats, g})[0]);
-          }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
+    CHECK(
+        error_of([&] {
+          on_cpu(run("cross_entropy_backward", {device_x, ids, device_stats, device_stats, g})[0]);
+        }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
   }
   const Tensor good = tensor({0l, 1l, -100l, 5l});
   check_near(cross_entropy(device_x, on_gpu(good)), cross_entropy(x.to(kFloat64), good),
