@@ -18,17 +18,23 @@ namespace brrr::test {
 
 using namespace brrr::cuda;
 
-/// Of a copy of the module, since the library may have opened the module itself.
-inline const Boundary& boundary() {
-  static const Boundary& found = []() -> const Boundary& {
+/// A copy of the module, since the library may have opened the module itself.
+inline void* module_copy() {
+  static void* const module = [] {
     const TemporaryDirectory folder;
     std::filesystem::copy_file(BRRR_EMULATOR_MODULE, folder.path / "emulator.so");
-    void* module = dlopen(folder.file("emulator.so").c_str(), RTLD_NOW | RTLD_LOCAL);
-    REQUIRE_MESSAGE(module, dlerror());
-    void* get = dlsym(module, "brrr_cuda_boundary");
-    REQUIRE(get);
-    return *reinterpret_cast<const Boundary* (*)()>(get)();
+    return dlopen(folder.file("emulator.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   }();
+  REQUIRE_MESSAGE(module, dlerror());
+  return module;
+}
+template <class F> F* exported(const char* name) {
+  void* found = dlsym(module_copy(), name);
+  REQUIRE(found);
+  return reinterpret_cast<F*>(found);
+}
+inline const Boundary& boundary() {
+  static const Boundary& found = *exported<const Boundary*()>("brrr_cuda_boundary")();
   return found;
 }
 inline const Driver& driver() {

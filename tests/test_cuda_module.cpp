@@ -19,57 +19,13 @@
 #include <thread>
 #include <vector>
 
+#include "tests/cuda_module.h"
 #include "tests/sanitizer.h"
 
 using namespace brrr;
-using namespace brrr::cuda;
+using namespace brrr::test::cuda;
 
 namespace {
-
-const Boundary& boundary() {
-  static const Boundary* const found = [] {
-    void* module = dlopen(BRRR_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
-    REQUIRE_MESSAGE(module, dlerror());
-    void* get = dlsym(module, "brrr_cuda_boundary");
-    REQUIRE_MESSAGE(get, dlerror());
-    return reinterpret_cast<const Boundary* (*)()>(get)();
-  }();
-  return *found;
-}
-
-std::string kernel(const std::string& name, const std::string& body) {
-  return "struct Params { const float* x; float* y; int n; };\n"
-         "extern \"C\" __global__ void __launch_bounds__(128) " +
-         name + "(const __grid_constant__ Params p) {\n  " + body + "\n}\n";
-}
-
-const std::string doubling = kernel("doubling",
-                                    "const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
-                                    "  if (i < p.n) p.y[i] = 2 * p.x[i];");
-
-// What a compilation gives, or the words of its failure.
-struct Compiled {
-  std::string image, failure;
-  double ms;
-};
-
-Compiled compile(const std::string& source, int major, int minor = 0) {
-  const auto start = std::chrono::steady_clock::now();
-  void* image = nullptr;
-  size_t bytes = 0;
-  const Tools& tools = *boundary().tools;
-  const Failure failure = tools.compile(source.c_str(), "test.cu", major, minor, &image, &bytes);
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-  Compiled compiled{"", failure ? failure : "", took.count()};
-  CHECK((failure == nullptr) == (image != nullptr));
-  if (image) compiled.image.assign(static_cast<const char*>(image), bytes);
-  tools.release_image(image);
-  return compiled;
-}
-
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
-}
 
 int lines_of(const std::string& text) {
   return static_cast<int>(std::count(text.begin(), text.end(), '\n')) + 1;
@@ -79,19 +35,6 @@ int lines_of(const std::string& text) {
 bool is_cubin(const std::string& image) {
   return image.size() > 64 && image.starts_with("\177ELF") && image[18] == char(190) &&
          image[19] == 0;
-}
-
-#define REQUIRE_DONE(call)                            \
-  do {                                                \
-    const Failure words_ = (call);                    \
-    REQUIRE_MESSAGE(!words_, (words_ ? words_ : "")); \
-  } while (0)
-
-// Whether there is a GPU; the words otherwise.
-bool open_device(Properties& properties, std::string& words) {
-  const Failure failure = boundary().driver->open(0, &properties);
-  words = failure ? failure : "";
-  return !failure;
 }
 
 }  // namespace
@@ -204,6 +147,12 @@ TEST_CASE("cuda module: without a GPU one line says why, and everything else fai
   CHECK(refused(driver.allocate_pinned(&p, 1)));
   Stream* stream = nullptr;
   CHECK(refused(driver.make_stream(&stream)));
+  CHECK(refused(driver.begin_capture(stream)));
+  Graph* graph = nullptr;
+  size_t nodes = 0;
+  CHECK(refused(driver.end_capture(stream, &graph, &nodes)));
+  CHECK(refused(driver.reserve(&p, 1)));
+  CHECK(p == nullptr);
   Event* event = nullptr;
   CHECK(refused(driver.make_event(&event)));
   Module* module = nullptr;
@@ -216,37 +165,6 @@ TEST_CASE("cuda module: without a GPU one line says why, and everything else fai
 // --- On a GPU ------------------------------------------------------------------------------------
 
 namespace {
-
-// Memory of the device and a stream.
-struct Device {
-  const Driver& driver = *boundary().driver;
-  Stream* stream = nullptr;
-  std::vector<void*> held;
-
-  Device() { REQUIRE_DONE(driver.make_stream(&stream)); }
-  ~Device() {
-    for (void* p : held) CHECK(driver.release(p) == nullptr);
-  }
-  void* allocate(size_t bytes) {
-    void* p = nullptr;
-    REQUIRE_DONE(driver.allocate(&p, bytes));
-    REQUIRE(p);
-    held.push_back(p);
-    return p;
-  }
-  void* put(const std::string& bytes) {
-    void* p = allocate(bytes.size());
-    REQUIRE_DONE(driver.copy(p, bytes.data(), bytes.size(), Way::ToDevice, stream));
-    REQUIRE_DONE(driver.synchronize(stream));
-    return p;
-  }
-  std::string get(const void* p, size_t bytes) {
-    std::string got(bytes, '\0');
-    REQUIRE_DONE(driver.copy(got.data(), p, bytes, Way::ToHost, stream));
-    REQUIRE_DONE(driver.synchronize(stream));
-    return got;
-  }
-};
 
 // A whole number below 2048 as an element of `type`.
 std::string element(GemmShape::Type type, int value) {

@@ -64,29 +64,30 @@ struct Driver {
   Failure (*function)(Module* m, const char* name, size_t shared_bytes, Function** f);
   /// The kernel takes one argument by value, the struct of `bytes` bytes at `arguments`, which is
   /// copied before this returns.
+  Failure (*launch)(Function* f, const unsigned grid[3], const unsigned block[3],
+                    size_t shared_bytes, const void* arguments, size_t bytes, Stream* s);
+
   /// From here on what this thread queues on `s` is noted instead of run: launches, copies on the
-  /// device, fills, matrix products. Nothing else may be asked of the device by this thread
-  /// meanwhile; other threads may ask for anything.
+  /// device or from and to pinned memory, fills, matrix products. Nothing else may be asked of the
+  /// device by this thread meanwhile: it fails, and any failure of a call of this thread spoils the
+  /// capture. Other threads may ask for anything but this stream.
   Failure (*begin_capture)(Stream* s);
   /// The graph of what was noted, with its number of nodes; null if it was spoilt, and the failure
-  /// says by what. The stream is as before in either case.
+  /// says by what. The stream is as before in either case. By the thread that began it.
   Failure (*end_capture)(Stream* s, Graph** g, size_t* nodes);
   /// Brings the graph to the device, so that the first launch costs no more than the others.
   Failure (*upload)(Graph* g, Stream* s);
   Failure (*launch_graph)(Graph* g, Stream* s);
-  Failure (*release_graph)(Graph* g);
+  Failure (*release_graph)(Graph* g);  ///< Launches that wait still run.
   /// Bytes of host and device memory that the graph takes, as far as they are known.
   Failure (*graph_bytes)(Graph* g, size_t* bytes);
 
   /// A range of addresses without memory, and memory at its beginning: `map` makes the first
   /// `bytes` usable (`*done` is false when there is not enough memory), so that what grows never
-  /// moves.
+  /// moves. Before its release the caller has waited for all work that uses it.
   Failure (*reserve)(void** range, size_t bytes);
   Failure (*map)(void* range, size_t bytes, bool* done);
   Failure (*release_range)(void* range);
-
-  Failure (*launch)(Function* f, const unsigned grid[3], const unsigned block[3],
-                    size_t shared_bytes, const void* arguments, size_t bytes, Stream* s);
 };
 
 /// Of a, b and c in memory: an algorithm chosen for any address would be slow for most.

@@ -16,12 +16,27 @@
 #include "core/check.h"
 #include "tests/emulator/interface.h"
 #include "tests/emulator/memory.h"
+#include "tests/emulator/probe.h"
 
 namespace brrr::cuda {
+
+using Nodes = std::vector<std::function<void()>>;
+
+struct Capture {
+  Nodes nodes;
+  size_t bytes = 0;
+  std::string spoilt;  // by what
+};
 
 struct Stream {
   std::deque<std::function<void()>> queue;
   uint64_t queued = 0, done = 0;  // items so far
+  std::unique_ptr<Capture> capture;
+};
+
+struct Graph {
+  std::shared_ptr<const Nodes> nodes;  // launches that wait hold them too
+  size_t bytes;
 };
 
 struct Event {
@@ -92,9 +107,27 @@ struct Device {
   Handles<cuda::Module> modules;
   Handles<cuda::Function> functions;
   Handles<cuda::Gemm> gemms;
+  Handles<cuda::Graph> graphs;
+  Counters counters{};
+  int fail_in = 0;  // steps of captures and graphs; 0: no failure is asked for
 
+  /// The stream, unless it is not this thread's to use because of a capture.
+  cuda::Stream& stream(cuda::Stream* s);
+  /// Fails if a test wants this step to fail.
+  void step(const char* what);
+
+  /// Notes work in the capture of its stream; otherwise counts and queues it.
+  template <class F> void enqueue(cuda::Stream& s, unsigned long& counter, F work) {
+    if (!s.capture) {
+      ++counter;
+      return push(s, std::move(work));
+    }
+    step("a node");
+    s.capture->bytes += sizeof work;
+    s.capture->nodes.push_back(std::move(work));
+  }
   /// Runs work now, or lets it wait in its stream when the device is lazy.
-  template <class F> void enqueue(cuda::Stream& s, F work) {
+  template <class F> void push(cuda::Stream& s, F work) {
     if (!settings.lazy) return work();
     s.queue.push_back(std::move(work));
     ++s.queued;
@@ -110,13 +143,18 @@ struct Device {
 /// Never destroyed: programs may end in any order.
 Device& device();
 
-/// The words of the last failure of this thread.
-std::string& last_words();
+/// The stream that this thread captures; null: none.
+cuda::Stream*& captured();
 
-/// Runs the body of a boundary function, with the device to itself if it asks for it.
-template <class F> Failure guarded(F body) {
+/// The words of a failure, which also spoils a capture of this thread.
+Failure keep(const char* words);
+
+/// Runs the body of a boundary function, with the device to itself if it asks for it, which a
+/// thread that captures may not.
+template <class F> Failure guarded(F body, const char* call = __builtin_FUNCTION()) {
   try {
     if constexpr (std::is_invocable_v<F, Device&>) {
+      BRRR_CHECK(!captured(), "{}: not while this thread captures", call);
       Device& d = device();
       const std::lock_guard lock(d.mutex);
       body(d);
@@ -125,8 +163,19 @@ template <class F> Failure guarded(F body) {
     }
     return nullptr;
   } catch (const std::exception& e) {
-    last_words() = e.what();
-    return last_words().c_str();
+    return keep(e.what());
+  }
+}
+
+/// The same for what is queued on `s`, which a capture of this thread notes.
+template <class F> Failure queueing(cuda::Stream* s, F body) {
+  try {
+    Device& d = device();
+    const std::lock_guard lock(d.mutex);
+    body(d, d.stream(s));
+    return nullptr;
+  } catch (const std::exception& e) {
+    return keep(e.what());
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "tests/emulator/block.h"
 #include "tests/emulator/device.h"
+#include "tests/emulator/graph.h"
 
 namespace brrr::emulator {
 
@@ -17,11 +18,6 @@ using namespace cuda;
 Device& device() {
   static Device& d = *new Device;
   return d;
-}
-
-std::string& last_words() {
-  thread_local std::string words;
-  return words;
 }
 
 void Device::run(Stream& s, uint64_t until) {
@@ -65,10 +61,16 @@ Failure open(int index, Properties* p) {
 // --- Memory --------------------------------------------------------------------------------------
 
 Failure allocate(void** p, size_t bytes) {
-  return guarded([&](Device& d) { *p = d.memory.allocate(bytes, Memory::Kind::Device); });
+  return guarded([&](Device& d) {
+    ++d.counters.allocations;
+    *p = d.memory.allocate(bytes, Memory::Kind::Device);
+  });
 }
 Failure allocate_pinned(void** p, size_t bytes) {
-  return guarded([&](Device& d) { *p = d.memory.allocate(bytes, Memory::Kind::Pinned); });
+  return guarded([&](Device& d) {
+    ++d.counters.allocations;
+    *p = d.memory.allocate(bytes, Memory::Kind::Pinned);
+  });
 }
 
 // As in CUDA, releasing waits for all work.
@@ -92,6 +94,20 @@ Failure memory(size_t* free, size_t* total) {
   });
 }
 
+Failure reserve(void** range, size_t bytes) {
+  return guarded([&](Device& d) { *range = d.memory.reserve(bytes); });
+}
+Failure map(void* range, size_t bytes, bool* done) {
+  return guarded([&](Device& d) {
+    ++d.counters.allocations;
+    *done = d.memory.map(range, bytes);
+  });
+}
+// Does not wait, unlike release(): nor does CUDA.
+Failure release_range(void* range) {
+  return guarded([&](Device& d) { d.memory.release_range(range); });
+}
+
 // --- Streams and events --------------------------------------------------------------------------
 
 Failure make_stream(Stream** s) {
@@ -100,7 +116,8 @@ Failure make_stream(Stream** s) {
 
 Failure synchronize(Stream* s) {
   return guarded([&](Device& d) {
-    Stream& stream = d.streams.get(s, "stream");
+    Stream& stream = d.stream(s);
+    ++d.counters.waits;
     d.run(stream, stream.queued);
     d.memory.check();
   });
@@ -116,7 +133,7 @@ Failure release_event(Event* e) {
 
 Failure record(Event* e, Stream* s) {
   return guarded([&](Device& d) {
-    Stream& stream = d.streams.get(s, "stream");
+    Stream& stream = d.stream(s);
     d.events.get(e, "event") = {&stream, stream.queued};
   });
 }
@@ -133,6 +150,7 @@ Failure finished(Event* e, bool* yes) {
 Failure wait(Event* e) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
+    ++d.counters.waits;
     if (event.stream) d.run(*event.stream, event.until);
     d.memory.check();
   });
@@ -141,38 +159,68 @@ Failure wait(Event* e) {
 Failure wait_on(Stream* s, Event* e) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
-    Stream& stream = d.streams.get(s, "stream");
+    Stream& stream = d.stream(s);
     if (!event.stream) return;
-    d.enqueue(stream, [&d, event] { d.run(*event.stream, event.until); });
+    d.push(stream, [&d, event] { d.run(*event.stream, event.until); });
   });
 }
 
 // --- Copies --------------------------------------------------------------------------------------
 
+// What is copied when a graph runs is looked at then too: memory may have been released since.
+
 void copy_to_device(Device& d, Stream& s, void* to, const void* from, size_t bytes) {
-  d.memory.expect_device("copy: the target", to, bytes);
-  d.memory.expect_host("copy: the source", from, bytes);
+  const auto check = [=, &d] {
+    d.memory.expect_device("copy: the target", to, bytes);
+    d.memory.expect_host("copy: the source", from, bytes);
+  };
+  check();
   if (d.memory.holds(from, bytes, Memory::Kind::Pinned)) {
-    return d.enqueue(s, [=] { std::memcpy(to, from, bytes); });
+    return d.enqueue(s, d.counters.copies, [=] {
+      check();
+      std::memcpy(to, from, bytes);
+    });
   }
+  BRRR_CHECK(!s.capture, "copy: a capture takes no copy from pageable memory");
   // Pageable memory may change as soon as this returns.
   const char* first = static_cast<const char*>(from);
-  d.enqueue(s, [to, staged = std::vector<char>(first, first + bytes)] {
+  d.enqueue(s, d.counters.copies, [to, staged = std::vector<char>(first, first + bytes)] {
     std::memcpy(to, staged.data(), staged.size());
   });
 }
 
 void copy_to_host(Device& d, Stream& s, void* to, const void* from, size_t bytes) {
-  d.memory.expect_device("copy: the source", from, bytes);
-  d.memory.expect_host("copy: the target", to, bytes);
-  d.enqueue(s, [=] { std::memcpy(to, from, bytes); });
+  const auto check = [=, &d] {
+    d.memory.expect_device("copy: the source", from, bytes);
+    d.memory.expect_host("copy: the target", to, bytes);
+  };
+  check();
+  const bool pinned = d.memory.holds(to, bytes, Memory::Kind::Pinned);
+  BRRR_CHECK(pinned || !s.capture, "copy: a capture takes no copy to pageable memory");
+  d.enqueue(s, d.counters.copies, [=] {
+    check();
+    std::memcpy(to, from, bytes);
+  });
+  if (pinned) return;
   // Only pinned memory is written while the caller goes on.
-  if (!d.memory.holds(to, bytes, Memory::Kind::Pinned)) d.run(s, s.queued);
+  ++d.counters.waits;
+  d.run(s, s.queued);
+}
+
+void copy_on_device(Device& d, Stream& s, void* to, const void* from, size_t bytes) {
+  const auto check = [=, &d] {
+    d.memory.expect_device("copy: the source", from, bytes);
+    d.memory.expect_device("copy: the target", to, bytes);
+  };
+  check();
+  d.enqueue(s, d.counters.copies, [=] {
+    check();
+    std::memmove(to, from, bytes);
+  });
 }
 
 Failure copy(void* to, const void* from, size_t bytes, Way way, Stream* s) {
-  return guarded([&](Device& d) {
-    Stream& stream = d.streams.get(s, "stream");
+  return queueing(s, [&](Device& d, Stream& stream) {
     if (bytes == 0) return;
     switch (way) {
       case Way::ToDevice:
@@ -180,20 +228,21 @@ Failure copy(void* to, const void* from, size_t bytes, Way way, Stream* s) {
       case Way::ToHost:
         return copy_to_host(d, stream, to, from, bytes);
       case Way::OnDevice:
-        d.memory.expect_device("copy: the source", from, bytes);
-        d.memory.expect_device("copy: the target", to, bytes);
-        return d.enqueue(stream, [=] { std::memmove(to, from, bytes); });
+        return copy_on_device(d, stream, to, from, bytes);
     }
     fail("copy: no way {}", static_cast<int>(way));
   });
 }
 
 Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
-  return guarded([&](Device& d) {
-    Stream& stream = d.streams.get(s, "stream");
+  return queueing(s, [&](Device& d, Stream& stream) {
     if (bytes == 0) return;
-    d.memory.expect_device("fill", to, bytes);
-    d.enqueue(stream, [=] { std::memset(to, value, bytes); });
+    const auto check = [=, &d] { d.memory.expect_device("fill", to, bytes); };
+    check();
+    d.enqueue(stream, d.counters.copies, [=] {
+      check();
+      std::memset(to, value, bytes);
+    });
   });
 }
 
@@ -278,19 +327,17 @@ struct alignas(64) ArgumentLine {
 
 Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
                const void* arguments, size_t bytes, Stream* s) {
-  return guarded([&](Device& d) {
-    const Function& function = d.functions.get(f, "function");
-    Stream& stream = d.streams.get(s, "stream");
-    check_launch(function, grid, block, shared_bytes, bytes);
+  return queueing(s, [&](Device& d, Stream& stream) {
+    check_launch(d.functions.get(f, "function"), grid, block, shared_bytes, bytes);
     std::vector<ArgumentLine> copied(bytes / sizeof(ArgumentLine) + 1);
     std::memcpy(copied.data(), arguments, bytes);
-    Work work{function.program,
-              function.kernel,
-              nullptr,
-              {grid[0], grid[1], grid[2]},
-              {block[0], block[1], block[2]},
-              shared_bytes};
-    d.enqueue(stream, [&d, work, copied = std::move(copied)]() mutable {
+    Work work{
+        nullptr,     nullptr, nullptr, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]},
+        shared_bytes};
+    d.enqueue(stream, d.counters.kernels, [&d, f, work, copied = std::move(copied)]() mutable {
+      const Function& function = d.functions.get(f, "function");  // a graph may outlive it
+      work.program = function.program;
+      work.kernel = function.kernel;
       work.params = copied.data();
       run_blocks(work, d.settings.order);
     });
@@ -318,6 +365,15 @@ const Driver driver = {
     .unload = unload,
     .function = function,
     .launch = launch,
+    .begin_capture = begin_capture,
+    .end_capture = end_capture,
+    .upload = upload,
+    .launch_graph = launch_graph,
+    .release_graph = release_graph,
+    .graph_bytes = graph_bytes,
+    .reserve = reserve,
+    .map = map,
+    .release_range = release_range,
 };
 
 const Boundary boundary = {kAbi, "emulator", &driver, &tools};

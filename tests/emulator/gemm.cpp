@@ -154,6 +154,20 @@ void run_gemm(const GemmShape& g, const void* a, const void* b, void* c) {
   }
 }
 
+void check_memory(Device& d, const GemmShape& g, const void* a, const void* b, const void* c,
+                  const void* workspace, size_t workspace_bytes) {
+  const auto expect = [&](const char* what, const void* p, const Matrix& m) {
+    const size_t size = element_bytes(g.type);
+    d.memory.expect_device(what, p, static_cast<size_t>(m.extent(g.batch)) * size);
+    BRRR_CHECK(reinterpret_cast<uintptr_t>(p) % size == 0, "{} at {} is not aligned", what, p);
+  };
+  expect("multiply: a", a, matrix_a(g));
+  expect("multiply: b", b, matrix_b(g));
+  expect("multiply: c", c, matrix_c(g));
+  if (workspace_bytes > 0)
+    d.memory.expect_device("multiply: workspace", workspace, workspace_bytes);
+}
+
 }  // namespace
 
 Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
@@ -169,24 +183,16 @@ Failure release_plan(Gemm* plan) {
 
 Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s) {
-  return guarded([&](Device& d) {
+  return queueing(s, [&](Device& d, Stream& stream) {
     const Gemm& gemm = d.gemms.get(plan, "plan");
-    Stream& stream = d.streams.get(s, "stream");
     const GemmShape g = gemm.shape;
-    const auto expect = [&](const char* what, const void* p, const Matrix& m) {
-      const size_t size = element_bytes(g.type);
-      d.memory.expect_device(what, p, static_cast<size_t>(m.extent(g.batch)) * size);
-      BRRR_CHECK(reinterpret_cast<uintptr_t>(p) % size == 0, "{} at {} is not aligned", what, p);
-    };
-    expect("multiply: a", a, matrix_a(g));
-    expect("multiply: b", b, matrix_b(g));
-    expect("multiply: c", c, matrix_c(g));
     BRRR_CHECK(workspace_bytes >= gemm.workspace_bytes,
                "multiply: a workspace of {} bytes; planned with {}", workspace_bytes,
                gemm.workspace_bytes);
-    if (workspace_bytes > 0)
-      d.memory.expect_device("multiply: workspace", workspace, workspace_bytes);
-    d.enqueue(stream, [=] {
+    const auto check = [=, &d] { check_memory(d, g, a, b, c, workspace, workspace_bytes); };
+    check();
+    d.enqueue(stream, d.counters.kernels, [=] {
+      check();
       // Whatever else was kept there is lost, as on a GPU.
       constexpr size_t most_poisoned = 4096;
       if (workspace_bytes > 0) {

@@ -1,5 +1,7 @@
 #include "tests/emulator/memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -25,8 +27,18 @@ const char* word(Memory::Kind kind) {
   return kind == Memory::Kind::Device ? "device" : "pinned";
 }
 
-size_t whole(size_t bytes) {
-  return (bytes + alignment - 1) / alignment * alignment;
+// Ranges grow in steps of this many bytes; on a GPU it is 2 MiB.
+constexpr size_t chunk = 64 << 10;
+
+size_t whole(size_t bytes, size_t step = alignment) {
+  return (bytes + step - 1) / step * step;
+}
+
+// Makes the first `bytes` of a range accessible, with the red zones on both sides.
+void open_range(char* range, size_t bytes) {
+  const size_t accessible = chunk + whole(bytes + red_zone_bytes, chunk);
+  BRRR_CHECK(mprotect(range - chunk, accessible, PROT_READ | PROT_WRITE) == 0,
+             "map: no {} bytes of host memory", accessible);
 }
 
 }  // namespace
@@ -63,13 +75,59 @@ void* Memory::allocate(size_t bytes, Kind kind) {
 
 void Memory::release(void* p, Kind kind) {
   const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
-  BRRR_CHECK(it != allocations_.end() && it->second.kind == kind,
+  BRRR_CHECK(it != allocations_.end() && it->second.kind == kind && it->second.reserved == 0,
              "release: {} is no {} memory, or was released before", p, word(kind));
   const std::string words = violation(it);
   if (kind == Kind::Device) used -= it->second.bytes;
   allocations_.erase(it);
   std::free(static_cast<char*>(p) - red_zone_bytes);
   BRRR_CHECK(words.empty(), "{}", words);
+}
+
+// A chunk in front and one behind have the red zones; the one behind moves with the end.
+void* Memory::reserve(size_t bytes) {
+  BRRR_CHECK(bytes > 0, "reserve: a range of 0 bytes");
+  const size_t reserved = whole(bytes, chunk);
+  void* zone = mmap(nullptr, chunk + reserved + chunk, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  BRRR_CHECK(zone != MAP_FAILED, "reserve: no room for {} addresses", bytes);
+  char* p = static_cast<char*>(zone) + chunk;
+  open_range(p, 0);
+  draw_red_zone(p - red_zone_bytes);
+  draw_red_zone(p);
+  allocations_.emplace(reinterpret_cast<uintptr_t>(p), Allocation{0, Kind::Device, reserved});
+  return p;
+}
+
+Memory::Allocation& Memory::range(void* p) {
+  const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
+  BRRR_CHECK(it != allocations_.end() && it->second.reserved > 0,
+             "{} is no range, or was released before", p);
+  const std::string words = violation(it);
+  BRRR_CHECK(words.empty(), "{}", words);
+  return it->second;
+}
+
+bool Memory::map(void* p, size_t bytes) {
+  Allocation& a = range(p);
+  BRRR_CHECK(bytes <= a.reserved, "map: {} bytes of a range of {}", bytes, a.reserved);
+  if (bytes <= a.bytes) return true;
+  const size_t more = whole(bytes, chunk) - whole(a.bytes, chunk);
+  if (more > total - std::min(total, used)) return false;
+  char* start = static_cast<char*>(p);
+  open_range(start, bytes);
+  std::memset(start + a.bytes, poison, bytes - a.bytes);
+  draw_red_zone(start + bytes);
+  used += more;
+  a.bytes = bytes;
+  return true;
+}
+
+void Memory::release_range(void* p) {
+  const auto [bytes, kind, reserved] = range(p);
+  used -= whole(bytes, chunk);
+  allocations_.erase(reinterpret_cast<uintptr_t>(p));
+  munmap(static_cast<char*>(p) - chunk, chunk + reserved + chunk);
 }
 
 void Memory::check() {
@@ -82,7 +140,7 @@ void Memory::check() {
 
 std::string Memory::violation(Iterator it) {
   char* p = reinterpret_cast<char*>(it->first);
-  const auto [bytes, kind] = it->second;
+  const auto [bytes, kind, reserved] = it->second;
   std::string where;
   if (const Written w = look_at_red_zone(p - red_zone_bytes); w.to > 0) {
     where = fmt::format("bytes -{} to -{}", red_zone_bytes - w.from, red_zone_bytes + 1 - w.to);

@@ -31,18 +31,6 @@ struct {
   CUcontext context = nullptr;
 } here;
 
-template <class F> void look_up(F*& function, const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  BRRR_CALL(cudaGetDriverEntryPointByVersion, name, &found, 12000, cudaEnableDefault, &result);
-#else
-  BRRR_CALL(cudaGetDriverEntryPoint, name, &found, cudaEnableDefault, &result);
-#endif
-  if (!found) fail("the NVIDIA driver has no function {} (query result {})", name, int(result));
-  function = reinterpret_cast<F*>(found);
-}
-
 Entries look_up_entries() {
   Entries e;
   look_up(e.current_context, "cuCtxGetCurrent");
@@ -111,6 +99,7 @@ Properties properties_of(int device) {
 
 Failure open(int device, Properties* properties) {
   return guarded([&] {
+    refuse_in_capture("open");
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     const int count = count_devices();
@@ -130,14 +119,6 @@ Failure open(int device, Properties* properties) {
       check(here.entries.current_context(&here.context), "cuCtxGetCurrent");
     }
     *properties = found;
-  });
-}
-
-// Does `work` on the open device.
-template <class Work> Failure on_device(Work work) noexcept {
-  return guarded([&] {
-    enter();
-    work();
   });
 }
 
@@ -176,11 +157,15 @@ Failure copy(void* to, const void* from, size_t bytes, Way way, Stream* s) {
   const cudaMemcpyKind kind = way == Way::ToDevice ? cudaMemcpyHostToDevice
                               : way == Way::ToHost ? cudaMemcpyDeviceToHost
                                                    : cudaMemcpyDeviceToDevice;
-  return on_device([&] { BRRR_CALL(cudaMemcpyAsync, to, from, bytes, kind, stream_of(s)); });
+  return in_stream(s, [&](cudaStream_t stream) {
+    if (way != Way::OnDevice) refuse_pageable(way == Way::ToDevice ? from : to);
+    BRRR_CALL(cudaMemcpyAsync, to, from, bytes, kind, stream);
+  });
 }
 
 Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
-  return on_device([&] { BRRR_CALL(cudaMemsetAsync, to, value, bytes, stream_of(s)); });
+  return in_stream(
+      s, [&](cudaStream_t stream) { BRRR_CALL(cudaMemsetAsync, to, value, bytes, stream); });
 }
 
 // --- Streams and events --------------------------------------------------------------------------
@@ -282,10 +267,10 @@ Failure function(Module* m, const char* name, size_t shared_bytes, Function** f)
 // The driver knows the size of the argument from the kernel's code.
 Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
                const void* arguments, size_t /*bytes*/, Stream* s) {
-  return on_device([&] {
+  return in_stream(s, [&](cudaStream_t stream) {
     void* parameters[] = {const_cast<void*>(arguments)};
     check(here.entries.launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
-                              block[1], block[2], static_cast<unsigned>(shared_bytes), stream_of(s),
+                              block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
                               parameters, nullptr),
           "cuLaunchKernel");
   });
@@ -312,7 +297,32 @@ const Driver driver{.open = open,
                     .load = load,
                     .unload = unload,
                     .function = function,
-                    .launch = launch};
+                    .launch = launch,
+                    .begin_capture = begin_capture,
+                    .end_capture = end_capture,
+                    .upload = upload,
+                    .launch_graph = launch_graph,
+                    .release_graph = release_graph,
+                    .graph_bytes = graph_bytes,
+                    .reserve = reserve,
+                    .map = map,
+                    .release_range = release_range};
+
+void* find_in_driver(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  BRRR_CALL(cudaGetDriverEntryPointByVersion, name, &found, 12000, cudaEnableDefault, &result);
+#else
+  BRRR_CALL(cudaGetDriverEntryPoint, name, &found, cudaEnableDefault, &result);
+#endif
+  if (!found) fail("the NVIDIA driver has no function {} (query result {})", name, int(result));
+  return found;
+}
+
+int open_device() {
+  return here.device;
+}
 
 void enter() {
   if (!here.context) fail("no GPU is open");

@@ -118,8 +118,7 @@ struct Gemm {
 };
 
 Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
-  return guarded([&] {
-    enter();
+  return on_device([&] {
     const GemmShape& s = *shape;
     if (s.batch > std::numeric_limits<int32_t>::max()) fail("{} products in one call", s.batch);
     const Types types = types_of(s);
@@ -156,8 +155,7 @@ Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
 
 Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s) {
-  return guarded([&] {
-    enter();
+  return in_stream(s, [&](cudaStream_t stream) {
     if (!aligned(a, kGemmAlignment) || !aligned(b, kGemmAlignment) || !aligned(c, kGemmAlignment)) {
       fail("a matrix of a product is not aligned to {} bytes; copy it first", kGemmAlignment);
     }
@@ -171,7 +169,7 @@ Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* worksp
     BRRR_CALL(cublasLtMatmul, library(), plan->operation.get(),
               wide ? static_cast<const void*>(&one64) : &one, b, plan->b.get(), a, plan->a.get(),
               wide ? static_cast<const void*>(&zero64) : &zero, c, plan->c.get(), c, plan->c.get(),
-              &plan->algorithm, workspace, workspace_bytes, stream_of(s));
+              &plan->algorithm, workspace, workspace_bytes, stream);
   });
 }
 

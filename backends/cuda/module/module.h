@@ -9,9 +9,51 @@ extern const Driver driver;
 
 /// The thread's next calls act on the device that `Driver::open` has opened.
 void enter();
+int open_device();
 cudaStream_t stream_of(Stream* s);
+/// A function of the driver, which the module does not link.
+void* find_in_driver(const char* name);
+template <class F> void look_up(F*& function, const char* name) {
+  function = reinterpret_cast<F*>(find_in_driver(name));
+}
+
+/// What a thread may not ask for while it captures fails in words, before CUDA sees it.
+void refuse_in_capture(const char* call);
+void refuse_other_stream(cudaStream_t stream);
+void refuse_pageable(const void* host);
+
 /// The versions that have to fit each other, for the words of a failure.
 std::string versions(int major, int minor);
+
+/// Does `work` on the open device, which a thread that captures may not.
+template <class Work> Failure on_device(Work work, const char* call = __builtin_FUNCTION()) {
+  return guarded([&] {
+    refuse_in_capture(call);
+    enter();
+    work();
+  });
+}
+
+/// Queues by `work` on `s`, which a capture of this thread notes.
+template <class Work> Failure in_stream(Stream* s, Work work) {
+  return guarded([&] {
+    enter();
+    const cudaStream_t stream = stream_of(s);
+    refuse_other_stream(stream);
+    work(stream);
+  });
+}
+
+Failure begin_capture(Stream* s);
+Failure end_capture(Stream* s, Graph** g, size_t* nodes);
+Failure upload(Graph* g, Stream* s);
+Failure launch_graph(Graph* g, Stream* s);
+Failure release_graph(Graph* g);
+Failure graph_bytes(Graph* g, size_t* bytes);
+
+Failure reserve(void** range, size_t bytes);
+Failure map(void* range, size_t bytes, bool* done);
+Failure release_range(void* range);
 
 Failure compile(const char* source, const char* name, int major, int minor, void** image,
                 size_t* bytes);

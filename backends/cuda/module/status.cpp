@@ -19,6 +19,7 @@ void check(cublasStatus_t status, const char* call) {
 
 Failure keep(const char* words) noexcept {
   thread_local std::string kept;
+  spoil_capture(words);
   try {
     kept = words;
     return kept.c_str();

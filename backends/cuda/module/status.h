@@ -29,6 +29,9 @@ template <class... A>
 /// `words` until the thread's next failure.
 Failure keep(const char* words) noexcept;
 
+/// A capture of this thread gives no graph; `words` say why, unless earlier ones do.
+void spoil_capture(const char* words) noexcept;
+
 /// Does the work of a boundary function.
 template <class Work> Failure guarded(Work work) noexcept {
   try {

@@ -1,0 +1,136 @@
+// Captures and graphs.
+//
+// A capture is thread-local: CUDA then forbids only this thread what would disturb it. What it
+// forbids depends on the call, and some calls (a recorded event, another stream) would be captured
+// or run without a word, so the rule of driver.h is kept here, before CUDA.
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "backends/cuda/module/module.h"
+
+namespace brrr::cuda {
+
+struct Graph {
+  cudaGraphExec_t exec = nullptr;
+  size_t bytes = 0;
+
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  ~Graph() {
+    if (exec) cudaGraphExecDestroy(exec);
+  }
+};
+
+namespace {
+
+thread_local struct {
+  cudaStream_t stream = nullptr;  // null: this thread does not capture
+  bool spoilt = false;
+  std::string words;  // the first failure since the beginning
+} capture;
+
+// What was captured, before it is made a graph that runs.
+struct Template {
+  cudaGraph_t handle = nullptr;
+
+  Template() = default;
+  Template(const Template&) = delete;
+  ~Template() {
+    if (handle) cudaGraphDestroy(handle);
+  }
+};
+
+// Calls `work`, and returns the device memory that is taken after it and was free before. CUDA
+// says no more about what a graph takes; memory that others take meanwhile is counted too.
+template <class Work> size_t memory_taken(Work work) {
+  size_t before = 0, after = 0, total = 0;
+  BRRR_CALL(cudaMemGetInfo, &before, &total);
+  work();
+  BRRR_CALL(cudaMemGetInfo, &after, &total);
+  return before - std::min(before, after);
+}
+
+}  // namespace
+
+void spoil_capture(const char* words) noexcept {
+  if (!capture.stream || capture.spoilt) return;
+  capture.spoilt = true;
+  try {
+    capture.words = words;
+  } catch (const std::bad_alloc&) {
+    capture.words.clear();
+  }
+}
+
+void refuse_in_capture(const char* call) {
+  if (capture.stream) fail("{}: not while this thread captures", call);
+}
+
+void refuse_other_stream(cudaStream_t stream) {
+  if (capture.stream && capture.stream != stream) fail("this thread captures another stream");
+}
+
+void refuse_pageable(const void* host) {
+  if (!capture.stream) return;
+  cudaPointerAttributes found{};
+  BRRR_CALL(cudaPointerGetAttributes, &found, host);
+  if (found.type != cudaMemoryTypeHost) fail("copy: a capture takes no copy of pageable memory");
+}
+
+Failure begin_capture(Stream* s) {
+  return on_device([&] {
+    const cudaStream_t stream = stream_of(s);
+    BRRR_CALL(cudaStreamBeginCapture, stream, cudaStreamCaptureModeThreadLocal);
+    capture.stream = stream;
+    capture.spoilt = false;
+  });
+}
+
+Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
+  *g = nullptr;
+  return in_stream(s, [&](cudaStream_t stream) {
+    if (!capture.stream) fail("end_capture: this thread does not capture the stream");
+    Template made;
+    // Ends the capture in any case. Whatever spoilt it made a call fail before, which says more.
+    const cudaError_t status = cudaStreamEndCapture(stream, &made.handle);
+    capture.stream = nullptr;
+    if (capture.spoilt) {
+      cudaGetLastError();
+      fail("the capture was spoilt: {}", capture.words);
+    }
+    check(status, "cudaStreamEndCapture");
+    BRRR_CALL(cudaGraphGetNodes, made.handle, nullptr, nodes);
+    auto graph = std::make_unique<Graph>();
+    graph->bytes =
+        memory_taken([&] { BRRR_CALL(cudaGraphInstantiate, &graph->exec, made.handle, 0ull); });
+    *g = graph.release();
+  });
+}
+
+Failure upload(Graph* g, Stream* s) {
+  return on_device([&] {
+    g->bytes += memory_taken([&] { BRRR_CALL(cudaGraphUpload, g->exec, stream_of(s)); });
+  });
+}
+
+Failure launch_graph(Graph* g, Stream* s) {
+  return on_device([&] { BRRR_CALL(cudaGraphLaunch, g->exec, stream_of(s)); });
+}
+
+// Launches that have not finished yet keep what they need.
+Failure release_graph(Graph* g) {
+  return on_device([&] {
+    const cudaGraphExec_t exec = std::exchange(g->exec, nullptr);
+    delete g;
+    BRRR_CALL(cudaGraphExecDestroy, exec);
+  });
+}
+
+Failure graph_bytes(Graph* g, size_t* bytes) {
+  *bytes = g->bytes;
+  return nullptr;
+}
+
+}  // namespace brrr::cuda

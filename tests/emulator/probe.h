@@ -1,0 +1,23 @@
+#pragma once
+// What the emulator offers tests besides the boundary: exported functions, found by dlsym.
+
+namespace brrr::emulator {
+
+/// Calls since the emulator was loaded.
+struct Counters {
+  unsigned long graph_launches;
+  unsigned long kernels;      ///< Launches and products that no capture noted.
+  unsigned long copies;       ///< Copies and fills that no capture noted.
+  unsigned long allocations;  ///< Of device and pinned memory, and growths of ranges.
+  unsigned long waits;        ///< For a stream or an event, or of a copy to pageable memory.
+  unsigned long graphs;       ///< That exist.
+};
+
+}  // namespace brrr::emulator
+
+extern "C" {
+brrr::emulator::Counters brrr_emulator_counters();
+/// Makes a later step fail: the `step`-th from now on, counted from 1, of those that begin or end a
+/// capture, note a node, upload a graph or launch it. 0 takes that back.
+void brrr_emulator_fail(int step);
+}

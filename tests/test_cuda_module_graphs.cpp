@@ -1,0 +1,266 @@
+// Captures, graphs and growing ranges of the module brrr_cuda, on a GPU.
+
+#include <doctest/doctest.h>
+
+#ifdef BRRR_CUDA_MODULE
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cuda_module.h"
+
+using namespace brrr::test::cuda;
+
+namespace {
+
+constexpr int n = 1000;
+constexpr size_t bytes = n * sizeof(float);
+
+// y = x from pinned memory, z = 0, z = 2 y, w = z, w to pinned memory, and a product.
+struct Chain : Device {
+  float *in = nullptr, *out = nullptr;
+  void *y = allocate(bytes), *z = allocate(bytes), *w = allocate(bytes);
+  void* workspace = allocate(workspace_bytes);
+  Module* module = nullptr;
+  Function* doubling_kernel = nullptr;
+  Gemm* product = nullptr;
+  static constexpr size_t nodes = 6, workspace_bytes = 4 << 20;
+
+  explicit Chain(const Properties& properties) {
+    for (float** p : {&in, &out}) {
+      void* pinned = nullptr;
+      REQUIRE_DONE(driver.allocate_pinned(&pinned, bytes));
+      *p = static_cast<float*>(pinned);
+    }
+    const Compiled code = compile(doubling, properties.major, properties.minor);
+    REQUIRE_MESSAGE(code.failure.empty(), code.failure);
+    REQUIRE_DONE(driver.load(code.image.data(), code.image.size(), &module));
+    REQUIRE_DONE(driver.function(module, "doubling", 0, &doubling_kernel));
+    GemmShape shape{};
+    shape.m = shape.n = shape.k = shape.lda = shape.ldb = shape.ldc = 16;
+    shape.batch = 1;
+    REQUIRE_DONE(boundary().tools->plan(&shape, workspace_bytes, &product));
+    run(1);  // a library's first call may do what a capture forbids
+  }
+  ~Chain() {
+    CHECK(driver.synchronize(stream) == nullptr);
+    CHECK(boundary().tools->release_plan(product) == nullptr);
+    CHECK(driver.unload(module) == nullptr);
+    for (float* p : {in, out}) CHECK(driver.release_pinned(p) == nullptr);
+  }
+
+  Failure queue() {
+    const struct {
+      const void* x;
+      void* y;
+      int n;
+    } params{y, z, n};
+    const unsigned grid[3] = {(n + 127) / 128, 1, 1}, block[3] = {128, 1, 1};
+    Failure f = driver.copy(y, in, bytes, Way::ToDevice, stream);
+    if (!f) f = driver.fill(z, 0, bytes, stream);
+    if (!f) f = driver.launch(doubling_kernel, grid, block, 0, &params, sizeof params, stream);
+    if (!f) f = driver.copy(w, z, bytes, Way::OnDevice, stream);
+    if (!f) f = driver.copy(out, w, bytes, Way::ToHost, stream);
+    if (!f) {
+      f = boundary().tools->multiply(product, y, z, w, workspace, workspace_bytes, stream);
+    }
+    return f;
+  }
+  Graph* capture() {
+    Graph* g = nullptr;
+    size_t noted = 0;
+    REQUIRE_DONE(driver.begin_capture(stream));
+    REQUIRE_DONE(queue());
+    REQUIRE_DONE(driver.end_capture(stream, &g, &noted));
+    CHECK(noted >= nodes);  // a product may be several
+    return g;
+  }
+  void set(float value) { std::fill(in, in + n, value); }
+  void check(float value) {
+    REQUIRE_DONE(driver.synchronize(stream));
+    CHECK(std::vector<float>(out, out + n) == std::vector<float>(n, 2 * value));
+    float first = 0;
+    REQUIRE_DONE(driver.copy(&first, w, sizeof first, Way::ToHost, stream));
+    REQUIRE_DONE(driver.synchronize(stream));
+    CHECK(first == 16 * 2 * value * value);
+  }
+  void run(float value) {
+    set(value);
+    REQUIRE_DONE(queue());
+    check(value);
+  }
+};
+
+// Null where there is no GPU.
+std::unique_ptr<Chain> make_chain() {
+  Properties properties;
+  std::string words;
+  if (open_device(properties, words)) return std::make_unique<Chain>(properties);
+  MESSAGE("skipped: " << words);
+  return nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("cuda module: on a GPU, a graph runs what was noted on what is there then") {
+  const auto chain = make_chain();
+  if (!chain) return;
+  const Driver& driver = chain->driver;
+  chain->run(1);
+  chain->set(2);
+  Graph* g = chain->capture();
+  chain->check(1);  // nothing has run
+  REQUIRE_DONE(driver.upload(g, chain->stream));
+  chain->check(1);
+  size_t taken = 0;
+  REQUIRE_DONE(driver.graph_bytes(g, &taken));
+  MESSAGE("device memory that a graph of " << Chain::nodes << " nodes took: " << taken);
+  for (float value : {3.0f, 4.0f}) {
+    chain->set(value);
+    REQUIRE_DONE(driver.launch_graph(g, chain->stream));
+    chain->check(value);
+  }
+  chain->set(5);
+  REQUIRE_DONE(driver.launch_graph(g, chain->stream));
+  REQUIRE_DONE(driver.release_graph(g));  // what was launched still runs
+  chain->check(5);
+  chain->run(6);
+}
+
+TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stream goes on") {
+  const auto chain = make_chain();
+  if (!chain) return;
+  const Driver& v = chain->driver;
+  Graph* whole = chain->capture();
+  Stream* other = nullptr;
+  Event* e = nullptr;
+  REQUIRE_DONE(v.make_stream(&other));
+  REQUIRE_DONE(v.make_event(&e));
+  std::vector<float> pageable(n);
+  void* p = nullptr;
+  bool yes = false;
+  size_t size = 0;
+  Stream* const s = chain->stream;
+  const struct {
+    const char* said;
+    std::function<Failure()> call;
+  } calls[] = {
+      {"allocate: not while", [&] { return v.allocate(&p, 4); }},
+      {"release: not while", [&] { return v.release(chain->y); }},
+      {"synchronize: not while", [&] { return v.synchronize(s); }},
+      {"record: not while", [&] { return v.record(e, s); }},
+      {"finished: not while", [&] { return v.finished(e, &yes); }},
+      {"wait: not while", [&] { return v.wait(e); }},
+      {"load: not while", [&] { return v.load("", 0, &chain->module); }},
+      {"reserve: not while", [&] { return v.reserve(&p, 4); }},
+      {"begin_capture: not while", [&] { return v.begin_capture(s); }},
+      {"launch_graph: not while", [&] { return v.launch_graph(whole, s); }},
+      {"pageable", [&] { return v.copy(chain->y, pageable.data(), bytes, Way::ToDevice, s); }},
+      {"pageable", [&] { return v.copy(pageable.data(), chain->y, bytes, Way::ToHost, s); }},
+      {"captures another stream", [&] { return v.fill(chain->y, 0, bytes, other); }},
+      {"cudaMemsetAsync", [&] { return v.fill(pageable.data(), 0, bytes, s); }},
+  };
+  for (const auto& [said, call] : calls) {
+    CAPTURE(said);
+    Graph* g = whole;
+    REQUIRE_DONE(v.begin_capture(s));
+    const Failure failure = call();
+    REQUIRE(failure);
+    CHECK_MESSAGE(holds(failure, said), std::string(failure));
+    CHECK(v.wait(e));  // a later failure does not hide the first
+    const Failure spoilt = v.end_capture(s, &g, &size);
+    REQUIRE(spoilt);
+    CHECK_MESSAGE(holds(spoilt, "the capture was spoilt: "), std::string(spoilt));
+    CHECK_MESSAGE(holds(spoilt, said), std::string(spoilt));
+    CHECK(g == nullptr);
+    chain->run(2);
+  }
+  REQUIRE_DONE(v.release_graph(whole));
+  REQUIRE_DONE(v.release_event(e));
+  CHECK(v.end_capture(s, &whole, &size));
+}
+
+TEST_CASE("cuda module: on a GPU, 100 captures while another thread allocates and copies") {
+  const auto chain = make_chain();
+  if (!chain) return;
+  const Driver& v = chain->driver;
+  std::atomic<bool> stop = false;
+  std::atomic<int> wrong = 0, rounds = 0;
+  std::thread other([&] {
+    Stream* s = nullptr;
+    if (v.make_stream(&s)) ++wrong;
+    for (; !stop; ++rounds) {
+      void *p = nullptr, *pinned = nullptr;
+      bool good = !v.allocate(&p, bytes) && !v.allocate_pinned(&pinned, bytes);
+      good = good && !v.copy(p, pinned, bytes, Way::ToDevice, s) && !v.synchronize(s);
+      good = good && !v.release(p) && !v.release_pinned(pinned);
+      if (!good) ++wrong;
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    const int before = rounds;
+    Graph* g = nullptr;
+    size_t noted = 0;
+    REQUIRE_DONE(v.begin_capture(chain->stream));
+    while (rounds < before + 2) std::this_thread::yield();  // a whole one within the capture
+    REQUIRE_DONE(chain->queue());
+    REQUIRE_DONE(v.end_capture(chain->stream, &g, &noted));
+    chain->set(float(i));
+    REQUIRE_DONE(v.launch_graph(g, chain->stream));
+    chain->check(float(i));
+    REQUIRE_DONE(v.release_graph(g));
+  }
+  stop = true;
+  other.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("cuda module: on a GPU, a range grows in place and gives all back") {
+  Properties properties;
+  std::string words;
+  if (!open_device(properties, words)) {
+    MESSAGE("skipped: " << words);
+    return;
+  }
+  Device device;
+  const Driver& v = device.driver;
+  size_t before = 0, after = 0, total = 0;
+  REQUIRE_DONE(v.memory(&before, &total));
+  void* p = nullptr;
+  REQUIRE_DONE(v.reserve(&p, total));
+  bool done = false;
+  const std::string some(100, 'a'), more(size_t{50} << 20, 'b');
+  REQUIRE_DONE(v.map(p, some.size(), &done));
+  CHECK(done);
+  REQUIRE_DONE(v.copy(p, some.data(), some.size(), Way::ToDevice, device.stream));
+  REQUIRE_DONE(v.synchronize(device.stream));
+  REQUIRE_DONE(v.map(p, some.size() + more.size(), &done));
+  CHECK(done);
+  char* behind = static_cast<char*>(p) + some.size();
+  REQUIRE_DONE(v.copy(behind, more.data(), more.size(), Way::ToDevice, device.stream));
+  CHECK(device.get(p, some.size() + more.size()) == some + more);
+  REQUIRE_DONE(v.memory(&after, &total));
+  CHECK(before - after >= more.size());
+  REQUIRE_DONE(v.map(p, total, &done));
+  CHECK(!done);
+  CHECK(device.get(p, some.size()) == some);  // what was there stays
+  CHECK(v.map(p, total * 2, &done));
+  REQUIRE_DONE(v.release_range(p));
+  REQUIRE_DONE(v.memory(&after, &total));
+  CHECK(after + (size_t{16} << 20) >= before);
+  CHECK(v.release_range(p));
+  CHECK(v.map(p, 1, &done));
+}
+
+#else
+
+TEST_CASE("cuda module graphs") {
+  MESSAGE("skipped: the module brrr_cuda was not built");
+}
+
+#endif
