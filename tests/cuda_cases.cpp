@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -18,31 +19,51 @@ using namespace cuda;
 
 namespace {
 
-// Runs kernels given as text as ever, after each has been compiled for real GPUs too.
-void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
-                 size_t bytes);
-
-const Backend* wrapped = nullptr;
-
-std::string open_device() {
-  const std::string why = error_of([] { wrapped = &backend(DeviceType::CUDA); });
-  if (!why.empty()) return why;
-  static Backend checked = *wrapped;
-  checked.run_kernel = run_checked;
-  detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
-  return "";
+std::string text_failure(const std::string& text, const char* name, int major) {
+  std::string code;
+  const std::string words =
+      error_of([&] { code = machine_code(*gpu_compiler(), text, name, major, 0); });
+  if (!words.empty()) return words;
+  // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
+  return code.starts_with("\177ELF") || code.find(".target") != code.npos ? "" : "no machine code";
 }
+
+// The library's backend; in its place stands one that does the same, after it has compiled what it
+// is given for real GPUs too.
+const Backend* library = nullptr;
 
 void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
                  size_t bytes) {
+  static std::mutex mutex;
   static std::set<std::pair<const DeviceKernel*, uint32_t>> seen;
-  if (gpu_compiler() && seen.insert({&k, v.bits()}).second) {
-    for (int major : kArchitectures) {
-      const std::string failure = compile_failure({{{}, k.name, 0, text_of(k, v)}}, major);
-      CHECK_MESSAGE(failure.empty(), failure);
+  {
+    const std::lock_guard lock(mutex);
+    if (gpu_compiler() && seen.insert({&k, v.bits()}).second) {
+      for (int major : kArchitectures) {
+        const std::string failure = compile_failure({{{}, k.name, 0, text_of(k, v)}}, major);
+        CHECK_MESSAGE(failure.empty(), failure);
+      }
     }
   }
-  wrapped->run_kernel(k, v, g, arguments, bytes);
+  library->run_kernel(k, v, g, arguments, bytes);
+}
+
+KernelModule* build_checked(const std::string& source, BuildReport& report) {
+  if (gpu_compiler()) {
+    const std::string failure = text_failure(source, "step", kArchitectures[1]);
+    CHECK_MESSAGE(failure.empty(), failure);
+  }
+  return library->build(source, report);
+}
+
+std::string open_device() {
+  const std::string why = error_of([] { library = &backend(DeviceType::CUDA); });
+  if (!why.empty()) return why;
+  static Backend checked = *library;
+  checked.run_kernel = run_checked;
+  checked.build = build_checked;
+  detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
+  return "";
 }
 
 }  // namespace
@@ -165,13 +186,7 @@ const Tools* gpu_compiler() {
 }
 
 std::string compile_failure(const std::vector<KernelText>& kernels, int major) {
-  std::string code;
-  const std::string words = error_of([&] {
-    code = machine_code(*gpu_compiler(), program_text(kernels), kernels[0].name, major, 0);
-  });
-  if (!words.empty()) return words;
-  // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
-  return code.starts_with("\177ELF") || code.find(".target") != code.npos ? "" : "no machine code";
+  return text_failure(program_text(kernels), kernels[0].name, major);
 }
 
 }  // namespace brrr::test

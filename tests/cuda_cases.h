@@ -10,7 +10,8 @@
 namespace brrr::test {
 
 /// To begin a test case with: false, and a word on stdout, where there is no device. From the first
-/// call on, whatever kernel a test runs is also compiled for real GPUs (see compile_failure).
+/// call on, whatever a test runs of kernels given as text and of steps' programs is also compiled
+/// for real GPUs, where the module for them is built.
 bool have_device();
 
 inline Tensor on_cpu(const Tensor& t) {

@@ -1,7 +1,5 @@
 // The cases of library_cases.h on the device: values and gradients beside the CPU's.
 
-#include <set>
-
 #include "tests/cuda_cases.h"
 #include "tests/library_cases.h"
 
@@ -70,13 +68,5 @@ TEST_CASE("cuda: views, library ops, composites, factories and draws") {
       const Results want = run(c, in);
       check_results(run(c, moved), want, t);
     }
-  }
-}
-
-TEST_CASE("cuda: every row runs on the device") {
-  if (!have_device()) return;
-  for (const OpDef* op : registry()) {
-    const bool runs = !op->cpu || op->cuda || op->pointwise || op->reduction || op->decompose;
-    CHECK_MESSAGE(runs, std::string(op->name), " has no kernel for the device");
   }
 }

@@ -27,6 +27,7 @@ Pool::Blocks::iterator Pool::find_free(size_t bytes) {
 Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
   const size_t size =
       bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
+  if (size < bytes) return blocks_.end();  // Rounded beyond the end of all numbers.
   void* p = nullptr;
   check(driver_.allocate(&p, size), "allocate");
   if (!p) return blocks_.end();
