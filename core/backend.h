@@ -39,6 +39,7 @@ struct BuildReport {
 };
 
 struct DeviceGraph;
+struct HostCopy;
 /// What a device offers that runs captured work as one launch.
 struct GraphBackend {
   /// From here on what this thread queues is noted instead of run, until end() or abandon().
@@ -56,7 +57,13 @@ struct GraphBackend {
   /// The device's one arena for replays, at least so large; it never moves. Null when there is not
   /// enough memory.
   char* (*arena)(size_t bytes);
+  /// A copy of at most 64 bytes to the host is queued; null when it cannot be.
+  HostCopy* (*copy_out)(const void* from, size_t bytes);
+  /// Waits for that copy, and for nothing that was queued after it. Throws like copy_to_host.
+  void (*read)(HostCopy* c, void* to, size_t offset, size_t bytes);
+  void (*drop)(HostCopy* c) noexcept;
 };
+inline constexpr size_t kEarlyBytes = 64;
 
 struct Backend {
   const char* name;

@@ -22,15 +22,22 @@ void own_memory(Storage& s) {
   void* own = s.bytes ? b.allocate(s.bytes) : nullptr;
   if (s.bytes && !own) out_of_memory(s);
   if (s.bytes) b.copy(own, s.data, s.bytes);
-  if (s.release) release_foreign(s);
-  s.release = nullptr;
-  s.data = own;
-  s.owned = true;
+  own_memory(s, own);
+}
+
+void own_memory(Storage& s, void* memory) {
+  s.data = memory;
+  s.lent = false;
+  s.owned = !s.early;  // Else there is more to release than memory: release_foreign does it.
 }
 
 void release_foreign(Storage& s) noexcept {
   if (s.data && s.release) (*s.release)();
   delete s.release;
+  if (s.early) {
+    backend(s.device.type).graphs->drop(s.early);
+    if (!s.lent) return;  // The memory is its own after all, and is given back by whoever calls.
+  }
   s.data = nullptr;
 }
 

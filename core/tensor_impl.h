@@ -9,6 +9,7 @@
 namespace brrr {
 
 struct Node;
+struct HostCopy;
 void destroy(Node*) noexcept;
 
 struct Storage;
@@ -33,6 +34,10 @@ struct Storage {
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
   const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
   bool gradient = false;       ///< It has been a leaf's grad.
+  bool lent = false;  ///< The memory is a replay's, which will write there again (not owned).
+  /// Of a small result of a replay: its bytes on their way to the host, as of `early_version`.
+  HostCopy* early = nullptr;
+  uint32_t early_version = 0;
 };
 /// Memory that is not the backend's.
 void release_foreign(Storage& s) noexcept;
@@ -136,9 +141,10 @@ inline void allocate(Storage& s) {
   if (!s.data) [[unlikely]]
     out_of_memory(s);
 }
-/// Gives a storage whose memory is somebody else's a copy of its own; throws brrr::Error when there
-/// is no memory.
+/// Gives a lent storage a copy of its own; throws brrr::Error when there is no memory.
 void own_memory(Storage& s);
+/// The same with memory of the device's allocator that has the contents already.
+void own_memory(Storage& s, void* memory);
 /// A tensor object without sizes over `storage`, which is on `device` and whose reference it takes.
 inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device device) {
   auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());

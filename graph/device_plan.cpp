@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -102,10 +103,8 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
 DevicePlan::~DevicePlan() {
   for (size_t k = 0; k < handed_.size(); ++k) {
     Storage* s = handed_[k].get();
-    if (!s || s->owned) continue;
-    if (s->refs.get() > 1) {  // The slot is the holder's from now on.
-      s->owned = true;
-      slots_[k] = nullptr;
+    if (s && s->lent && s->refs.get() > 1) {  // The slot is the holder's from now on.
+      own_memory(*s, std::exchange(slots_[k], nullptr));
     }
   }
   handed_.clear();
@@ -231,11 +230,16 @@ bool DevicePlan::may_reuse(const TensorImpl& old, size_t) {
   return false;
 }
 
+uint32_t DevicePlan::holders(const Storage* s) const {
+  return static_cast<uint32_t>(
+      std::count_if(handed_.begin(), handed_.end(), [&](const auto& h) { return h.get() == s; }));
+}
+
 // What is still held of the last replay's results gets memory of its own.
 void DevicePlan::keep_results() {
   for (size_t k = 0; k < handed_.size(); ++k) {
     Storage* s = handed_[k].get();
-    if (s && !s->owned && s->refs.get() > 1 && !dying_[k]) {
+    if (s && s->lent && s->refs.get() > 1 && !dying_[k]) {
       own_memory(*s);
       ++counts_.moved_away;
     }
@@ -325,6 +329,17 @@ void DevicePlan::capture() {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// A launch that is refused has run nothing either.
+void DevicePlan::launch_graph() {
+  try {
+    device_.graphs->launch(graph_);
+  } catch (const Error& e) {
+    ++spoilt_;
+    counts_.failure = e.what();
+    device_.graphs->release(std::exchange(graph_, nullptr));
+  }
+}
+
 void DevicePlan::hand_out(Storage* const* survivors) {
   for (size_t k = 0; k < slots_.size(); ++k) {
     Storage& s = *survivors[k];
@@ -334,6 +349,12 @@ void DevicePlan::hand_out(Storage* const* survivors) {
     }
     s.data = slots_[k];
     s.owned = false;
+    s.lent = true;
+    // Results that are read to be printed: reading one late must not wait for later steps.
+    if (s.bytes <= kEarlyBytes && !s.gradient) {
+      s.early = device_.graphs->copy_out(s.data, s.bytes);
+      s.early_version = s.version;
+    }
     handed_[k] = Ref<Storage>::share(&s);
   }
 }
@@ -353,18 +374,18 @@ void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* contro
     resolve();
     if (spoilt_ < kAttempts) capture();
   }
-  if (graph_) {
-    device_.graphs->launch(graph_);
-    counts_.launches = 1;
-  } else {
+  if (graph_) launch_graph();
+  counts_.launches = graph_ ? 1 : 0;
+  if (!graph_) {
     launch_all();
     ++counts_.direct;
-    counts_.launches = 0;
   }
   for (const External& x : externals_) {
     if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
   }
   hand_out(survivors);
+  static const bool settle = std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr;
+  if (settle) device_.synchronize();
 }
 
 }  // namespace brrr::graph

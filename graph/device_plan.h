@@ -24,6 +24,7 @@ class DevicePlan final : public Plan {
            Storage* const* survivors) override;
   /// Never: results have slots. Notes that `old` need not be moved away.
   bool may_reuse(const TensorImpl& old, size_t k) override;
+  uint32_t holders(const Storage* s) const override;
 
  private:
   /// One kernel, or one library call that queues kernels of its own.
@@ -60,6 +61,7 @@ class DevicePlan final : public Plan {
   void resolve();
   void launch_all();
   void capture();
+  void launch_graph();
   void hand_out(Storage* const* survivors);
 
   const Backend& device_;

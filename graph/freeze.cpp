@@ -11,10 +11,11 @@ namespace {
 
 // A survivor may be held by the call's results and by grad fields only: then a replay can hand out
 // new ones. `seen` is scratch.
-bool holders_known(const std::vector<Storage*>& survivors, const ResultList& results,
-                   const std::vector<Ref<TensorImpl>>& leaves, std::vector<TensorImpl*>& seen) {
+bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
+                   const ResultList& results, const std::vector<Ref<TensorImpl>>& leaves,
+                   std::vector<TensorImpl*>& seen) {
   for (const Storage* s : survivors) {
-    uint32_t objects = 0;
+    uint32_t objects = plan ? plan->holders(s) : 0;
     seen.clear();
     auto count = [&](TensorImpl* t) {
       if (!t || t->storage != s) return;
@@ -50,7 +51,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   Frozen& f = last_;
   f.entry = e;
   f.refusal = nullptr;
-  if (!holders_known(s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
+  if (!holders_known(e->plan.get(), s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
     f.refusal =
         "a tensor that it makes is held by more than its results and grad fields (a "
         "captured handle, or history that detach() would drop)";

@@ -14,6 +14,7 @@ class HostPlan final : public Plan {
            Storage* const* survivors) override;
   /// Known after the first run: nothing can fail any more once survivor k is written.
   bool may_reuse(const TensorImpl& old, size_t k) override;
+  uint32_t holders(const Storage*) const override { return 0; }
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);

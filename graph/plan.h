@@ -41,6 +41,9 @@ class Plan {
   /// `old`'s memory may be the new one's.
   virtual bool may_reuse(const TensorImpl& old, size_t k) = 0;
 
+  /// References to a survivor that the plan keeps for itself.
+  virtual uint32_t holders(const Storage* s) const = 0;
+
   size_t generated_kernels() const { return generated_; }
   const Schedule& schedule() const { return schedule_; }
   const MemoryPlan& memory() const { return memory_; }

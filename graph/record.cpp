@@ -20,10 +20,11 @@ struct HostDataOp : OpDef {
       m.device.type = static_cast<DeviceType>(c.attrs.device);
       m.sizes = IntList(c.attrs.v + 1, static_cast<size_t>(c.attrs.n - 1));
     };
-    cpu = [](OpCall& c) {
-      TensorImpl& t = *c.out[0].impl();
-      std::memcpy(t.data(), reinterpret_cast<const void*>(c.attrs.v[0]),
-                  static_cast<size_t>(t.numel) * itemsize(t.dtype));
+    cpu = cuda = [](OpCall& c) {
+      const TensorImpl& t = *c.out[0].impl();
+      const size_t bytes = static_cast<size_t>(t.numel) * itemsize(t.dtype);
+      const void* from = reinterpret_cast<const void*>(c.attrs.v[0]);
+      if (bytes) backend(t.device.type).copy_from_host(t.data(), from, bytes);
     };
     register_row();
   }

@@ -138,8 +138,8 @@ struct Weights {
     Tensor s = matmul(q, k.transpose(-2, -1)) * attrs.d(1);
     if (mask.defined()) s = mask.dtype() == kBool ? where(mask, s, -kInfinity) : s + mask;
     if (attrs.v[0]) {
-      const Tensor row = arange(q.size(-2)).unsqueeze(1), column = arange(k.size(-2));
-      s = where((column <= row).to(s.device()), s, -kInfinity);
+      const Tensor row = arange(q.size(-2), s.device()), column = arange(k.size(-2), s.device());
+      s = where(column <= row.unsqueeze(1), s, -kInfinity);
     }
     max = s.numel() ? amax(s.detach(), -1, true) : brrr::sum(s.detach(), -1, true) - kInfinity;
     const Tensor e = exp(s - where(max == -kInfinity, 0.0, max));

@@ -275,7 +275,7 @@ class DeviceOperands {
                a);
   }
   void run_along() const {
-    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32}.bits()},
+    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32, false, false, false}.bits()},
                {.x = heads_ * blocks_for(arguments.queries, 4)}, arguments);
   }
 
@@ -297,8 +297,8 @@ class DeviceOperands {
   // Whether 16 bytes at a time can be read.
   bool in_packs(const Matrix& m, int columns) const {
     const int64_t each = 16 / static_cast<int64_t>(itemsize(dtype_));
-    bool yes = reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && columns % each == 0 &&
-               m.row % each == 0;
+    bool yes =
+        reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && columns % each == 0 && m.row % each == 0;
     for (int64_t stride : m.head) yes = yes && stride % each == 0;
     return yes;
   }

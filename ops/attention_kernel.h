@@ -1,9 +1,9 @@
 #pragma once
-// The kernels of attention. The CPU's: one head at a time. Scores exist for a tile of queries and keys
-// only: the forward pass keeps each row's maximum and sum up to date from tile to tile (Milakov and
-// Gimelshein, "Online normalizer calculation for softmax", 2018), the backward pass makes the
-// weights again from them (Dao et al., "FlashAttention", 2022). Tiles and the order of sums are
-// functions of the shape alone: along keys within a tile, then tile after tile.
+// The kernels of attention. The CPU's: one head at a time. Scores exist for a tile of queries and
+// keys only: the forward pass keeps each row's maximum and sum up to date from tile to tile
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the backward pass
+// makes the weights again from them (Dao et al., "FlashAttention", 2022). Tiles and the order of
+// sums are functions of the shape alone: along keys within a tile, then tile after tile.
 
 #include <cstdint>
 

@@ -34,6 +34,12 @@ static Tensor on_host(const Tensor& t) {
   const TensorImpl& f = *from.impl();
   if (f.device.type == DeviceType::CPU) return from;
   Tensor copy = raw_empty(f.size_list(), f.dtype, kCPU);
+  const Storage& s = *f.storage;
+  if (s.early && s.early_version == s.version && f.numel) {
+    const size_t offset = static_cast<size_t>(f.offset) * itemsize(f.dtype);
+    backend(f.device.type).graphs->read(s.early, copy.impl()->data(), offset, bytes_of(f));
+    return copy;
+  }
   if (f.numel) backend(f.device.type).copy_to_host(copy.impl()->data(), f.data(), bytes_of(f));
   return copy;
 }
@@ -57,7 +63,7 @@ template <class T, class Out> static void read(const TensorImpl& t, Out out) {
 // user must stay.
 static TensorImpl& addressable(const Tensor& t, const char* what) {
   TensorImpl& x = readable(t, what);
-  if (x.device.type == DeviceType::CUDA && !x.storage->owned) own_memory(*x.storage);
+  if (x.storage->lent) own_memory(*x.storage);
   return x;
 }
 

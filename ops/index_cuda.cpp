@@ -224,7 +224,8 @@ int64_t unit_of(const Walk& w, const TensorImpl& big, const TensorImpl& small) {
     bool all = w.size[last] % unit == 0;
     for (int d = 0; d < last; ++d) all = all && w.big[d] % unit == 0 && w.small[d] % unit == 0;
     for (const TensorImpl* t : {&big, &small}) {
-      all = all && reinterpret_cast<uintptr_t>(t->data()) % static_cast<uintptr_t>(unit * bytes) == 0;
+      all =
+          all && reinterpret_cast<uintptr_t>(t->data()) % static_cast<uintptr_t>(unit * bytes) == 0;
     }
     return all;
   };
@@ -246,7 +247,9 @@ WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const Tens
   a.count = w.size[w.dim];
   a.ndim = w.ndim;
   a.dim = w.dim;
-  const auto units = [&](int d, int64_t stride) { return d == w.ndim - 1 ? stride : stride / unit; };
+  const auto units = [&](int d, int64_t stride) {
+    return d == w.ndim - 1 ? stride : stride / unit;
+  };
   for (int d = 0; d < w.ndim; ++d) {
     a.size[d] = d == w.ndim - 1 ? w.size[d] / unit : w.size[d];
     a.big_stride[d] = units(d, w.big[d]);

@@ -22,7 +22,7 @@ BRRR_DEVICE_STRUCT(NormArguments, {
 });
 
 constexpr auto norm_text = row_text(R"(
-BLOCK_KERNEL(norm, NormArguments, kThreads) {
+BLOCK_KERNEL(norm_rows, NormArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
   const Operand x((const T*)p.x + row * p.n, n);
   const TCV count = splat((TC)p.n);
@@ -66,7 +66,7 @@ BLOCK_KERNEL(norm, NormArguments, kThreads) {
   }
 }
 )");
-constexpr RowKernel norm_kernel = row_kernel("norm", NormArgumentsText, norm_text.data());
+constexpr RowKernel norm_kernel = row_kernel("norm_rows", NormArgumentsText, norm_text.data());
 
 // --- dx ------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ template <bool centred> void norm_backward_cuda(OpCall& c) {
   const RowInput from(&x, dtype), w(weight, affine), gradient(&g, dtype);
   const DenseInput mean(c.in[2], compute), rstd(c.in[g_at - 1], compute);
   DenseOutput dx(c.out[0], dtype);
-  NormBackwardArguments a{from.data(),    w.data(),        gradient.data(), mean.as<char>(),
+  NormBackwardArguments a{from.data(),     w.data(),      gradient.data(), mean.as<char>(),
                           rstd.as<char>(), dx.as<char>(), s.rows,          s.n};
   run_rows(norm_backward_kernel, s.rows, s.n, dtype, affine, centred, a);
   dx.finish();
@@ -231,7 +231,8 @@ template <bool centred> void norm_backward_cuda(OpCall& c) {
 
   const TensorImpl& part = *c.out[c.n_out - 1].impl();
   a.to = part.data();
-  const RowForm form(s.n, dtype);
+  RowForm form(s.n, dtype);  // Only its groups matter to threads that own columns.
+  form.log_lanes = form.held = 0;
   const int64_t parts = part.sizes[0], width = part.sizes[1] * s.n;
   run_kernel(norm_columns_kernel, {.t = dtype, .u = dtype, .n = form.bits(centred)},
              {blocks_for(parts * (s.n >> form.log_group))}, a);

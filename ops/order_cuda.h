@@ -41,7 +41,10 @@ struct EntryRows {
   Tensor memory;
 
   EntryRows(bool wide, int64_t rows, int64_t n, Device device)
-      : wide(wide), rows(rows), n(n), memory(raw_empty({rows * n * (wide ? 2 : 1)}, kInt64, device)) {}
+      : wide(wide),
+        rows(rows),
+        n(n),
+        memory(raw_empty({rows * n * (wide ? 2 : 1)}, kInt64, device)) {}
   char* data() const { return memory.impl()->data(); }
 };
 

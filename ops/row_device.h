@@ -103,7 +103,7 @@ template <int K, class V, class C> BRRR_VX void across(V (&a)[K], C combine) {
     for (int k = 0; k < K; ++k) a[k] = combine(a[k], V(shuffle_xor(a[k].v, d)));
   }
   if constexpr (kLanes > 32) {
-    constexpr int warps = kLanes / 32;
+    constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC looks at what is not taken, too.
     __shared__ decltype(V::v) partial[K][warps];
     __syncthreads();  // The last use of `partial` is over.
     if (threadIdx.x % 32 == 0) {

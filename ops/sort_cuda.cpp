@@ -36,8 +36,7 @@ void order_cuda(OpCall& c) {
   const int64_t n = x.ndim ? x.sizes[x.ndim - 1] : 1, rows = x.numel / n;
   const bool wide = itemsize(compute_type(x.dtype)) == 8 || n > int64_t{1} << 32;
   const EntryRows entries(wide, rows, n, x.device);
-  const OrderArguments a{dense.as<char>(), entries.data(), x.numel,
-                         n};
+  const OrderArguments a{dense.as<char>(), entries.data(), x.numel, n};
   run_kernel(keys_kernel, {.t = x.dtype, .n = wide + 2 * (c.attrs.v[0] != 0)},
              {blocks_for(x.numel)}, a);
   sort_entries(entries, y.numel / rows, y.data());

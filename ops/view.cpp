@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "ops/factory_kernels.h"
 #include "ops/pointwise.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
@@ -231,7 +232,15 @@ struct SliceGradOp : OpDef {
       c.meta[0].device = c.in[0]->device;
       c.meta[0].sizes = words(c.attrs, 3);
     };
-    cpu = run;
+    cpu = [](OpCall& c) {
+      const TensorImpl& out = *c.out[0].impl();
+      std::memset(out.data(), 0, static_cast<size_t>(out.numel) * itemsize(out.dtype));
+      place(c);
+    };
+    cuda = [](OpCall& c) {
+      zero_cuda(*c.out[0].impl());
+      place(c);
+    };
     vjp = [](VjpCall& v) {
       const int64_t* w = v.attrs().v;
       const int64_t length = v.meta(0).sizes[static_cast<int>(w[0])];
@@ -239,9 +248,8 @@ struct SliceGradOp : OpDef {
     };
     register_row();
   }
-  static void run(OpCall& c) {
-    TensorImpl& out = *c.out[0].impl();
-    std::memset(out.data(), 0, static_cast<size_t>(out.numel) * itemsize(out.dtype));
+  static void place(OpCall& c) {
+    const TensorImpl& out = *c.out[0].impl();
     const int d = static_cast<int>(c.attrs.v[0]);
     IntList strides = out.stride_list();
     const int64_t offset = out.offset + c.attrs.v[1] * strides[d];

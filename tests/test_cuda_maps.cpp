@@ -139,6 +139,33 @@ TEST_CASE("cuda: rotary embedding has the CPU's bits") {
   check_devices({randn({3, 40, 32}), arange(40), randn({3, 40, 32})}, gradient);
 }
 
+TEST_CASE("cuda: sequences are made on the device") {
+  if (!have_device()) return;
+  auto same = [](const Tensor& gpu, const Tensor& cpu) {
+    CHECK(device_difference(gpu, cpu) == "");
+  };
+  for (int64_t n : {0, 1, 257}) {
+    same(arange(n, kCUDA), arange(n));
+    same(linspace(-1.5, 2.25, n, kCUDA), linspace(-1.5, 2.25, n));
+    same(eye(n, 3, kCUDA), eye(n, 3));
+  }
+  same(arange(5, -900, -7, kCUDA), arange(5, -900, -7));
+  same(arange(0.1, 50, 0.3, kCUDA), arange(0.1, 50, 0.3));
+  same(eye(5, -1, kCUDA), eye(5));
+}
+
+TEST_CASE("cuda: the gradient of a slice") {
+  if (!have_device()) return;
+  auto gradient = [](const Tensors& in) {
+    const Tensor x = leaf(in[0]);
+    (x.slice(1, 1, 9, 3) * in[1]).sum().backward();
+    return x.grad();
+  };
+  for (DType t : {kFloat32, kBFloat16, kFloat64}) {
+    check_devices({randn({4, 10, 3}).to(t), randn({4, 3, 3}).to(t)}, gradient);
+  }
+}
+
 TEST_CASE("cuda: argmax and argmin, ties and NaN") {
   if (!have_device()) return;
   manual_seed(7);

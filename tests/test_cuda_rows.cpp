@@ -91,7 +91,7 @@ Tensors check_row(const char* name, const Tensors& in, const Words& words = {}, 
 
 // Lengths that every way of sharing out a row has, and where one ends and the next begins.
 std::vector<int64_t> lengths(DType t) {
-  if (t != kFloat32) return {2, 33, 1000, 5000, 70000};
+  if (t != kFloat32) return {2, 33, 1000, 5000, 20000};
   return {1, 2, 8, 9, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000, 8192, 8193, 16384, 16385, 70000};
 }
 // Calls f(n, rows) for them.
@@ -172,7 +172,7 @@ TEST_CASE("cuda rows: cross_entropy, every length and dtype") {
     for_shapes(t, [&](int64_t n, int64_t rows) {
       const Tensor x = (randn({rows, n}) * 3.0).to(t), ids = classes(rows, n);
       check_cross_entropy(x, ids);
-      if (n == 33 || n == 5000 || n == 70000) check_cross_entropy(x, ids, {{3}, {0.1}});
+      if (n == 33 || n == 5000 || n >= 20000) check_cross_entropy(x, ids, {{3}, {0.1}});
     });
   }
 }
@@ -188,6 +188,9 @@ TEST_CASE("cuda rows: layouts, mixed dtypes, absent weights, more dims") {
       check_softmax(x, laid_out(g, l));
       check_norms(laid_out(x, l), laid_out(g, l), laid_out(w.view({1, n}), l).view({n}), b);
       check_cross_entropy(laid_out(x, l), classes(18, n).slice(0, 0, 18, 2));
+      const Tensor there = laid_out(x, l);
+      CHECK(device_difference(softmax(on_gpu(there), 1), on_cpu(softmax(there.to(kCUDA), 1))) ==
+            "");
     }
     const Tensor h = x.to(kBFloat16), gh = g.to(kBFloat16);
     check_norms(h, gh, w, b.to(kFloat16));

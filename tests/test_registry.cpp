@@ -141,6 +141,15 @@ TEST_CASE("registry: names are unique and found, rows are documented") {
   CHECK(find_op("no such op") == nullptr);
 }
 
+TEST_CASE("registry: every row has a way to run on a GPU") {
+  std::string without;
+  for (const OpDef* op : registry()) {
+    const bool runs = op->cuda || op->pointwise || op->reduction || op->decompose;
+    if (op->cpu && !runs) without += std::string(" ") + op->name;
+  }
+  CHECK_MESSAGE(without.empty(), "these have none:", without);
+}
+
 TEST_CASE("registry: public functions and rows are one list") {
   const auto functions = declared_functions(), methods = members();
   REQUIRE(functions.size() > 80);

@@ -128,7 +128,7 @@ const Backend& cuda_backend() {
       .unload = cuda::unload,
       .run_kernel = run_text,
       .fault = [] { return staging().fault(); },
-      .graphs = &graph_backend(pool()),
+      .graphs = &graph_backend(pool(), staging()),
   };
   return b;
 }

@@ -27,6 +27,7 @@ namespace cuda {
 namespace {
 
 Pool* scratch_pool;
+Staging* copies;
 
 // The capture stream is one; captures of several threads take turns.
 std::mutex& capturing() {
@@ -60,6 +61,12 @@ Failure leave(Graph** graph, size_t* nodes, std::vector<std::pair<void*, size_t>
   return failure;
 }
 
+void release(DeviceGraph* g) noexcept {
+  device().driver->release_graph(g->graph);
+  give_back(g->scratch);
+  delete g;
+}
+
 DeviceGraph* end(size_t* nodes) {
   OpenDevice& d = device();
   auto g = std::make_unique<DeviceGraph>();
@@ -68,9 +75,12 @@ DeviceGraph* end(size_t* nodes) {
     give_back(g->scratch);
     fail("cuda: capture: {}", failure);
   }
-  check(d.driver->graph_bytes(g->graph, &g->bytes), "graph");
-  check(d.driver->upload(g->graph, d.compute), "graph");
-  return g.release();
+  Failure late = d.driver->upload(g->graph, d.compute);
+  if (!late) late = d.driver->graph_bytes(g->graph, &g->bytes);
+  if (!late) return g.release();
+  const std::string words = late;
+  release(g.release());
+  fail("cuda: graph: {}", words);
 }
 
 void abandon() noexcept {
@@ -86,12 +96,6 @@ void launch_graph(DeviceGraph* g) {
   OpenDevice& d = device();
   d.counters.graph_launches.fetch_add(1, std::memory_order_relaxed);
   check(d.driver->launch_graph(g->graph, d.compute), "graph");
-}
-
-void release(DeviceGraph* g) noexcept {
-  device().driver->release_graph(g->graph);
-  give_back(g->scratch);
-  delete g;
 }
 
 void run(void* kernel, const char* name, const Grid& g, int threads, const void* arguments,
@@ -123,8 +127,9 @@ char* arena(size_t bytes) {
 
 }  // namespace
 
-const GraphBackend& graph_backend(Pool& pool) {
+const GraphBackend& graph_backend(Pool& pool, Staging& staging) {
   scratch_pool = &pool;
+  copies = &staging;
   static const GraphBackend b{
       .begin = begin,
       .end = end,
@@ -134,6 +139,10 @@ const GraphBackend& graph_backend(Pool& pool) {
       .bytes = [](DeviceGraph* g) { return g->bytes; },
       .run = run,
       .arena = arena,
+      .copy_out = [](const void* from, size_t bytes) { return copies->copy_out(from, bytes); },
+      .read = [](HostCopy* c, void* to, size_t offset,
+                 size_t bytes) { copies->read(*c, to, offset, bytes); },
+      .drop = [](HostCopy* c) noexcept { copies->drop(c); },
   };
   return b;
 }

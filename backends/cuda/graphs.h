@@ -2,12 +2,13 @@
 // Captured work: what core's GraphBackend asks of this device.
 
 #include "backends/cuda/pool.h"
+#include "backends/cuda/staging.h"
 #include "core/backend.h"
 
 namespace brrr::cuda {
 
 /// `pool` is where kernels take their scratch memory from.
-const GraphBackend& graph_backend(Pool& pool);
+const GraphBackend& graph_backend(Pool& pool, Staging& staging);
 
 /// Built kernels of a recorded step: build, symbol and unload of the Backend.
 KernelModule* build(const std::string& source, BuildReport& report);

@@ -4,8 +4,13 @@
 
 #include <cstddef>
 #include <mutex>
+#include <vector>
 
 #include "backends/cuda/device.h"
+
+namespace brrr {
+struct HostCopy;
+}
 
 namespace brrr::cuda {
 
@@ -14,6 +19,10 @@ class Staging {
   explicit Staging(OpenDevice& d) : device_(d) {}
   /// The device's note of an index that was out of range: see kSupportText.
   char* fault();
+  /// A few bytes to the host, to be read when somebody asks: see GraphBackend. Null: no memory.
+  HostCopy* copy_out(const void* from, size_t bytes);
+  void read(HostCopy& c, void* to, size_t offset, size_t bytes);
+  void drop(HostCopy* c) noexcept;
   /// Queued; `from` may be changed at once.
   void to_device(void* to, const void* from, size_t bytes);
   /// Waits for all that is queued before it, and for nothing else. Throws if that has noted a
@@ -21,12 +30,15 @@ class Staging {
   void to_host(void* to, const void* from, size_t bytes);
 
  private:
+  /// Pinned memory that copies to the device are read from, one behind the other.
   struct Slot {
-    void* memory = nullptr;
+    char* memory = nullptr;
     Event* event = nullptr;
-    bool busy = false;  ///< A copy may still be reading it.
+    size_t used = 0;
+    bool left = false;  ///< Copies may still be reading it; `event` comes after the last of them.
   };
-  Slot& next();
+  char* room(size_t bytes);
+  char* pinned(size_t bytes);
   char* fault_locked();
   void check_fault(const char* note);
 
@@ -35,8 +47,11 @@ class Staging {
   OpenDevice& device_;
   std::mutex mutex_;
   Slot slots_[kSlots];
-  int next_ = 0;
+  int at_ = 0;             ///< The slot that is being filled.
+  char* down_ = nullptr;   ///< What copies to the host go through.
+  Event* read_ = nullptr;  ///< Comes after the last of those.
   char* fault_ = nullptr;
+  std::vector<HostCopy*> idle_;  ///< Of those that were dropped.
 };
 
 }  // namespace brrr::cuda
