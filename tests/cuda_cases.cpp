@@ -3,11 +3,12 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <mutex>
 #include <set>
 #include <utility>
 
 #include "backends/cuda/device.h"
-#include "backends/cuda/pointwise.h"
+#include "backends/cuda/reduction.h"
 #include "core/backend.h"
 
 namespace brrr::test {
@@ -18,31 +19,51 @@ using namespace cuda;
 
 namespace {
 
-// Runs kernels given as text as ever, after each has been compiled for real GPUs too.
-void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
-                 size_t bytes);
-
-const Backend* wrapped = nullptr;
-
-std::string open_device() {
-  const std::string why = error_of([] { wrapped = &backend(DeviceType::CUDA); });
-  if (!why.empty()) return why;
-  static Backend checked = *wrapped;
-  checked.run_kernel = run_checked;
-  detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
-  return "";
+std::string text_failure(const std::string& text, const char* name, int major) {
+  std::string code;
+  const std::string words =
+      error_of([&] { code = machine_code(*gpu_compiler(), text, name, major, 0); });
+  if (!words.empty()) return words;
+  // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
+  return code.starts_with("\177ELF") || code.find(".target") != code.npos ? "" : "no machine code";
 }
+
+// The library's backend; in its place stands one that does the same, after it has compiled what it
+// is given for real GPUs too.
+const Backend* library = nullptr;
 
 void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
                  size_t bytes) {
+  static std::mutex mutex;
   static std::set<std::pair<const DeviceKernel*, uint32_t>> seen;
-  if (gpu_compiler() && seen.insert({&k, v.bits()}).second) {
-    for (int major : kArchitectures) {
-      const std::string failure = compile_failure({{{}, k.name, 0, text_of(k, v)}}, major);
-      CHECK_MESSAGE(failure.empty(), failure);
+  {
+    const std::lock_guard lock(mutex);
+    if (gpu_compiler() && seen.insert({&k, v.bits()}).second) {
+      for (int major : kArchitectures) {
+        const std::string failure = compile_failure({{{}, k.name, 0, text_of(k, v)}}, major);
+        CHECK_MESSAGE(failure.empty(), failure);
+      }
     }
   }
-  wrapped->run_kernel(k, v, g, arguments, bytes);
+  library->run_kernel(k, v, g, arguments, bytes);
+}
+
+KernelModule* build_checked(const std::string& source, BuildReport& report) {
+  if (gpu_compiler()) {
+    const std::string failure = text_failure(source, "step", kArchitectures[1]);
+    CHECK_MESSAGE(failure.empty(), failure);
+  }
+  return library->build(source, report);
+}
+
+std::string open_device() {
+  const std::string why = error_of([] { library = &backend(DeviceType::CUDA); });
+  if (!why.empty()) return why;
+  static Backend checked = *library;
+  checked.run_kernel = run_checked;
+  checked.build = build_checked;
+  detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
+  return "";
 }
 
 }  // namespace
@@ -91,21 +112,62 @@ std::string device_difference(const Tensor& gpu, const Tensor& cpu) {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-void KernelsNeeded::ran(const OpCall& c) {
+void FormsNeeded::ran(const OpCall& c) {
   Iteration it;
   Tensor copies[kMaxOperands];
-  if (!c.op->pointwise || !pointwise_iteration(c, it, copies)) return;
-  const PointwiseForm f = pointwise_form(*c.op, it);
-  kernels_.push_back({f.key(), "k", 0, pointwise_text(f)});
+  if (c.op->pointwise && pointwise_iteration(c, it, copies)) {
+    forms.push_back(pointwise_form(*c.op, it));
+  }
 }
 
-void KernelsNeeded::build() const {
+std::vector<KernelText> kernels_of(const std::vector<PointwiseForm>& forms) {
+  std::vector<KernelText> kernels;
+  for (const PointwiseForm& f : forms) kernels.push_back({f.key(), "k", 0, pointwise_text(f)});
+  return kernels;
+}
+
+void build_all(const std::vector<KernelText>& kernels) {
   constexpr size_t kMany = 64;
-  for (size_t at = 0; at < kernels_.size(); at += kMany) {
-    const size_t n = std::min(kMany, kernels_.size() - at);
-    build_kernels(
-        {kernels_.begin() + static_cast<long>(at), kernels_.begin() + static_cast<long>(at + n)});
+  for (size_t at = 0; at < kernels.size(); at += kMany) {
+    const auto first = kernels.begin() + static_cast<long>(at);
+    build_kernels({first, first + static_cast<long>(std::min(kMany, kernels.size() - at))});
   }
+}
+
+// One pass maps and finishes; of several the first one maps, the last one finishes, and what lies
+// between is of the compute type. So is the input if it had to be gathered.
+std::vector<KernelText> reduction_kernels(const OpDef& op, DType t) {
+  const Tensor x = ones({2}, t), y = reduce(op, x, {}, false);
+  const DType compute = reduction_compute_dtype(op, *x.impl());
+  std::vector<KernelText> all;
+  auto add = [&](ReductionForm::Shape shape, bool map, bool finish, DType in) {
+    const ReductionForm f{&op, shape, map, finish, in, compute, finish ? y.dtype() : compute};
+    all.push_back({f.key(), "k", 0, reduction_text(f)});
+  };
+  for (auto shape : {ReductionForm::Warps, ReductionForm::Blocks, ReductionForm::Columns}) {
+    for (DType in : {t, compute}) {
+      add(shape, true, true, in);
+      if (shape != ReductionForm::Warps) add(shape, true, false, in);
+    }
+    add(shape, false, true, compute);
+    if (shape != ReductionForm::Warps) add(shape, false, false, compute);
+  }
+  return all;
+}
+
+// --- settings ------------------------------------------------------------------------------------
+
+static void reopen() {
+  Properties ignored;
+  cuda::check(device().driver->open(0, &ignored), "open");
+}
+EmulatorSetting::EmulatorSetting(const char* variable, const std::string& value) {
+  env_.emplace(variable, value.c_str());
+  reopen();
+}
+EmulatorSetting::~EmulatorSetting() {
+  env_.reset();
+  reopen();
 }
 
 const Tools* gpu_compiler() {
@@ -124,13 +186,7 @@ const Tools* gpu_compiler() {
 }
 
 std::string compile_failure(const std::vector<KernelText>& kernels, int major) {
-  std::string code;
-  const std::string words = error_of([&] {
-    code = machine_code(*gpu_compiler(), program_text(kernels), kernels[0].name, major, 0);
-  });
-  if (!words.empty()) return words;
-  // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
-  return code.starts_with("\177ELF") || code.find(".target") != code.npos ? "" : "no machine code";
+  return text_failure(program_text(kernels), kernels[0].name, major);
 }
 
 }  // namespace brrr::test

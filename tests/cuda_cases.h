@@ -2,14 +2,16 @@
 // What tests of the CUDA backend share. They run on whatever device the module in
 // $BRRR_CUDA_MODULE offers, the emulator or a GPU, and compare with the CPU.
 
-#include "backends/cuda/kernels.h"
+#include "backends/cuda/pointwise.h"
 #include "core/context.h"
 #include "tests/op_cases.h"
+#include "tests/temp_cache.h"
 
 namespace brrr::test {
 
 /// To begin a test case with: false, and a word on stdout, where there is no device. From the first
-/// call on, whatever kernel a test runs is also compiled for real GPUs (see check_compiles).
+/// call on, whatever a test runs of kernels given as text and of steps' programs is also compiled
+/// for real GPUs, where the module for them is built.
 bool have_device();
 
 inline Tensor on_cpu(const Tensor& t) {
@@ -24,19 +26,32 @@ Tensors on_gpu(const Tensors& all);
 /// the last place of the larger of value and 1, all others to the last bit.
 std::string device_difference(const Tensor& gpu, const Tensor& cpu);
 
-/// Collects the pointwise kernels that calls would need on a device, while they run on the CPU.
-class KernelsNeeded : Observer {
+/// Collects what pointwise kernels calls would need on a device, while they run on the CPU.
+class FormsNeeded : Observer {
  public:
-  KernelsNeeded() { context.observer = this; }
-  ~KernelsNeeded() { context.observer = nullptr; }
-  KernelsNeeded(const KernelsNeeded&) = delete;
-  KernelsNeeded& operator=(const KernelsNeeded&) = delete;
-  /// In programs of many kernels, which saves most of the time.
-  void build() const;
+  FormsNeeded() { context.observer = this; }
+  ~FormsNeeded() { context.observer = nullptr; }
+  FormsNeeded(const FormsNeeded&) = delete;
+  FormsNeeded& operator=(const FormsNeeded&) = delete;
+  std::vector<cuda::PointwiseForm> forms;
 
  private:
   void ran(const OpCall& call) override;
-  std::vector<cuda::KernelText> kernels_;
+};
+std::vector<cuda::KernelText> kernels_of(const std::vector<cuda::PointwiseForm>& forms);
+/// The kernels of a reduction row for inputs of dtype t: those that its calls may need.
+std::vector<cuda::KernelText> reduction_kernels(const OpDef& op, DType t);
+/// In programs of many kernels, which saves most of the time.
+void build_all(const std::vector<cuda::KernelText>& kernels);
+
+/// A variable that the emulator reads when it is opened; means nothing to a GPU.
+class EmulatorSetting {
+ public:
+  EmulatorSetting(const char* variable, const std::string& value);
+  ~EmulatorSetting();
+
+ private:
+  std::optional<Env> env_;
 };
 
 /// The compiler for real GPUs, which needs none; null where its module was not built.

@@ -141,9 +141,9 @@ void check_rows(DType t) {
   std::vector<Tensors> moved, want;
   for (const RowCall& c : calls) moved.push_back(on_gpu(c.in));
   {
-    const KernelsNeeded needed;
+    const FormsNeeded needed;
     for (const RowCall& c : calls) want.push_back(c.run(c.in));
-    needed.build();
+    build_all(kernels_of(needed.forms));
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     const RowCall& c = calls[i];

@@ -1,6 +1,7 @@
 // Every pointwise row of the registry, without naming one: gradients against differences, values
 // against the oracle, layouts, in-place calls, and graph mode against eager mode.
 
+#include <limits>
 #include <utility>
 
 #include "tests/special_values.h"
@@ -9,6 +10,8 @@ using namespace brrr;
 using namespace brrr::test;
 
 namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // --- gradients
 // ------------------------------------------------------------------------------------

@@ -50,8 +50,10 @@ const Boundary& open_module() {
     const auto entry = reinterpret_cast<Entry>(dlsym(library, "brrr_cuda_boundary"));
     BRRR_CHECK(entry, "cuda: {} is no module of brrr; set BRRR_CUDA_MODULE to one", path);
     const Boundary* b = entry();
-    BRRR_CHECK(b->abi == kAbi, "cuda: {} is of another build (interface {}, wanted {})", path,
-               b->abi, kAbi);
+    BRRR_CHECK(b->abi == kAbi,
+               "cuda: {} is of another build (interface {}, wanted {}); build the module and brrr "
+               "together",
+               path, b->abi, kAbi);
     return *b;
   }
   fail(

@@ -57,7 +57,8 @@ void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b,
   Plans& p = plans();
   const std::lock_guard lock(p.mutex);
   if (!p.workspace) {
-    check(d.driver->allocate(&p.workspace, kWorkspace), "workspace");
+    // From the pool, which gives up what it caches before it says that there is none.
+    p.workspace = backend(DeviceType::CUDA).allocate(kWorkspace);
     BRRR_CHECK(p.workspace,
                "cuda: no device memory left for the workspace of matrix products ({} "
                "bytes); use a smaller batch",

@@ -27,24 +27,25 @@ Pool::Blocks::iterator Pool::find_free(size_t bytes) {
 Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
   const size_t size =
       bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    void* p = nullptr;
-    check(driver_.allocate(&p, size), "allocate");
-    if (p) {
-      auto* at = static_cast<char*>(p);
-      ++stats_.device_allocations;
-      stats_.reserved += size;
-      segments_[at] = size;
-      return blocks_.insert({at, Block{size, at, nullptr}}).first;
-    }
-    trim_locked();
-  }
-  return blocks_.end();
+  if (size < bytes) return blocks_.end();  // Rounded beyond the end of all numbers.
+  void* p = nullptr;
+  check(driver_.allocate(&p, size), "allocate");
+  if (!p) return blocks_.end();
+  auto* at = static_cast<char*>(p);
+  ++stats_.device_allocations;
+  stats_.reserved += size;
+  segments_[at] = size;
+  return blocks_.insert({at, Block{size, at, nullptr}}).first;
 }
 
 void* Pool::take(size_t bytes, const char* owner) {
   auto block = find_free(bytes);
   if (block == blocks_.end()) block = new_segment(bytes);
+  if (block == blocks_.end()) {
+    trim_locked();
+    block = find_free(bytes);  // Blocks of other sizes that were kept as they are: joined now.
+    if (block == blocks_.end()) block = new_segment(bytes);
+  }
   if (block == blocks_.end()) return nullptr;
   if (const size_t left = block->second.bytes - bytes; left >= kUnit) {
     char* rest = block->first + bytes;
@@ -167,9 +168,13 @@ void Pool::reset_peak() {
 
 std::string Pool::describe() const {
   const std::lock_guard lock(mutex_);
+  std::set<const char*> cached;
+  for (const auto& blocks : recent_) {
+    for (void* p : blocks) cached.insert(static_cast<char*>(p));
+  }
   std::map<std::pair<std::string, size_t>, size_t> groups;  // (owner, bytes) -> how many
   for (const auto& [at, b] : blocks_) {
-    if (b.owner) ++groups[{b.owner, b.bytes}];
+    if (b.owner && !cached.count(at)) ++groups[{b.owner, b.bytes}];
   }
   std::vector<std::pair<size_t, std::string>> largest;
   for (const auto& [key, n] : groups) {

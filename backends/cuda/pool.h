@@ -21,8 +21,8 @@ struct PoolStats {
 };
 
 /// Requests are rounded up to 512 bytes. Those up to 1 MiB are cut from segments of 2 MiB, larger
-/// ones from segments of their own size rounded up to 2 MiB; what is left of a segment is kept, and
-/// joined with its neighbours when they are free.
+/// ones from segments of their own size rounded up to 2 MiB, at least 4 MiB; what is left of a
+/// segment is kept, and joined with its neighbours when they are free.
 class Pool {
  public:
   explicit Pool(const Driver& driver) : driver_(driver) {}
@@ -40,6 +40,7 @@ class Pool {
   void trim();
   PoolStats stats() const;
   void reset_peak();
+  /// Small blocks count for whoever asked first:
   /// "512 bytes held by tensors, 0 cached, ... free; the largest: 1 x 512 of matmul".
   std::string describe() const;
 

@@ -73,9 +73,10 @@ constexpr char kColumns[] = R"(
 BLOCK_KERNEL(k, ReductionArguments, 256) {
   __shared__ TC partial[8][32];
   const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-  const long c = (long)blockIdx.x * 32 + tx, begin = (long)blockIdx.y * 256;
+  const unsigned across = (p.cols + 31) / 32, chunk = blockIdx.x / across;
+  const long c = (long)(blockIdx.x % across) * 32 + tx, begin = (long)chunk * 256;
   const long n = p.rows - begin < 256 ? p.rows - begin : 256;
-  for (long o = blockIdx.z; o < p.outer; o += gridDim.z) {
+  for (long o = blockIdx.y; o < p.outer; o += gridDim.y) {
     if (c < p.cols) {
       const T* x = (const T*)p.x + o * p.outer_stride + begin * p.row_stride + c;
       partial[ty][tx] = take(x, ty, 8, p.row_stride, n)[0];
@@ -87,7 +88,7 @@ BLOCK_KERNEL(k, ReductionArguments, 256) {
       }
     }
     if (ty == 0 && c < p.cols) {
-      put_u((U*)p.y + (o * p.chunks + blockIdx.y) * p.cols + c,
+      put_u((U*)p.y + (o * p.chunks + chunk) * p.cols + c,
             finish(splat(partial[0][tx]), p.count));
     }
     __syncthreads();
@@ -137,6 +138,11 @@ void run_pass(const ReductionForm& f, const ReductionArguments& a, const Grid& g
   launch(k, f.op->name, grid, kThreads, &a, sizeof a);
 }
 
+// Chunks along x, where a grid has room for any number of them.
+Grid columns_grid(const ReductionArguments& a) {
+  return {(a.cols + 31) / 32 * a.chunks, std::min<int64_t>(a.outer, 65535)};
+}
+
 // One pass over chunks of rows or columns; their results in `partials`, to be reduced in turn.
 Tensor run_chunks(ReductionForm& f, ReductionArguments& a, int64_t chunk) {
   a.chunks = (a.rows + chunk - 1) / chunk;
@@ -145,7 +151,7 @@ Tensor run_chunks(ReductionForm& f, ReductionArguments& a, int64_t chunk) {
   char* y = std::exchange(a.y, partials.impl()->data());
   const DType out = std::exchange(f.out, f.compute);
   if (a.cols) {
-    run_pass(f, a, {(a.cols + 31) / 32, a.chunks, std::min<int64_t>(a.outer, 65535)});
+    run_pass(f, a, columns_grid(a));
   } else {
     run_pass(f, a, {a.outer * a.chunks});
   }
@@ -203,7 +209,7 @@ void run_reduction(OpCall& c) {
     while (a.rows > kColumnRows) partials.push_back(run_chunks(f, a, kColumnRows));
     f.finish = true;
     a.chunks = 1;
-    run_pass(f, a, {(a.cols + 31) / 32, 1, std::min<int64_t>(a.outer, 65535)});
+    run_pass(f, a, columns_grid(a));
     return;
   }
   f.shape = ReductionForm::Blocks;

@@ -1,0 +1,72 @@
+// The cases of library_cases.h on the device: values and gradients beside the CPU's.
+
+#include "tests/cuda_cases.h"
+#include "tests/library_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+// Sums in another order, and roundings to t that fall the other way.
+double tolerance(DType t) {
+  switch (t) {
+    case kFloat64:
+      return 1e-12;
+    case kFloat32:
+      return 2e-5;
+    case kFloat16:
+      return 8e-3;
+    default:
+      return 6e-2;
+  }
+}
+
+Results run(const Case& c, const Tensors& in) {
+  manual_seed(11);
+  Results r;
+  const Tensor y = c.fn(in);
+  r.add("value", y);
+  if (!y.requires_grad()) return r;
+  Tensors at;
+  for (const Tensor& t : in) {
+    if (t.requires_grad()) at.push_back(t);
+  }
+  const Tensor weights = sampled(y.sizes(), kFloat32, 0.3, 1.7, 5).to(y.dtype()).to(y.device());
+  const Tensors g = grad({y}, at, {.allow_unused = true}, {weights});
+  for (size_t i = 0; i < g.size(); ++i) r.add(fmt::format("gradient {}", i), g[i]);
+  return r;
+}
+
+void check_results(const Results& got, const Results& want, DType t) {
+  REQUIRE(got.names == want.names);
+  for (size_t i = 0; i < got.values.size(); ++i) {
+    const Tensor &a = got.values[i], &b = want.values[i];
+    CAPTURE(got.names[i]);
+    REQUIRE(a.defined() == b.defined());
+    if (!a.defined()) continue;
+    CHECK(a.device() == kCUDA);
+    REQUIRE(a.dtype() == b.dtype());
+    if (is_floating(a.dtype()))
+      check_close(on_cpu(a), b, tolerance(t));
+    else
+      check_same(on_cpu(a), b);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: views, library ops, composites, factories and draws") {
+  if (!have_device()) return;
+  for (DType t : {kFloat32, kBFloat16, kFloat64, kFloat16}) {
+    CAPTURE(std::string(name(t)));
+    size_t number = 0;
+    for (const Case& c : all_cases()) {
+      CAPTURE(std::string(c.covers));
+      CAPTURE(number++);
+      const Tensors in = inputs_of(c, t), moved = on_gpu(in);
+      const Results want = run(c, in);
+      check_results(run(c, moved), want, t);
+    }
+  }
+}

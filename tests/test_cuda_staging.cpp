@@ -1,0 +1,183 @@
+// Copies to and from the device, the launch of kernels, and how a module is found and refused.
+
+#include <algorithm>
+#include <cstdio>
+
+#include "backends/cpu/host_compiler.h"
+#include "backends/cuda/device.h"
+#include "backends/cuda/staging.h"
+#include "backends/cuda/support.h"
+#include "ops/device_pointwise.h"
+#include "ops/reduction_ops.h"
+#include "tests/cuda_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+using namespace brrr::cuda;
+
+namespace {
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != text.npos;
+}
+
+// Bytes whose every eighth tells where it is.
+std::vector<char> pattern(size_t n, int salt) {
+  std::vector<char> v(n);
+  for (size_t i = 0; i < n; ++i) v[i] = static_cast<char>((i * 31 + i / 251) * 7 + salt);
+  return v;
+}
+
+struct Memory {
+  explicit Memory(size_t bytes) {
+    cuda::check(device().driver->allocate(&p, bytes), "allocate");
+    REQUIRE(p);
+  }
+  ~Memory() { device().driver->release(p); }
+  Memory(const Memory&) = delete;
+  void* p = nullptr;
+};
+
+// What opening the device says in a process of its own.
+std::string opened_with(const std::string& module) {
+  const Env own("BRRR_CUDA_MODULE", module.c_str());
+  const std::string self = fs::read_symlink("/proc/self/exe");
+  return cpu::run_process({self, "-ns", "-tc=cuda: (child) opens the device"}, 60).output;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: copies of any size through the ring, late ones too") {
+  if (!have_device()) return;
+  for (const char* lazy : {"0", "1"}) {
+    const EmulatorSetting late("BRRR_EMULATOR_LAZY", lazy);
+    Staging staging(device());
+    constexpr size_t kSlot = size_t{4} << 20;
+    for (size_t n :
+         {size_t{0}, size_t{1}, size_t{511}, kSlot - 1, kSlot, kSlot + 1, 5 * kSlot + 9}) {
+      const Memory memory(std::max<size_t>(n, 1));
+      const std::vector<char> want = pattern(n, 3);
+      std::vector<char> from = want, to(n, 'x');
+      staging.to_device(memory.p, from.data(), n);
+      std::fill(from.begin(), from.end(), 'y');  // Its bytes have left.
+      staging.to_host(to.data(), memory.p, n);
+      CHECK(to == want);
+    }
+    // Many small ones: each slot is waited for before it is filled again.
+    const Memory memory(64 * 1000);
+    for (int i = 0; i < 1000; ++i) {
+      const auto piece = pattern(64, i);
+      staging.to_device(static_cast<char*>(memory.p) + 64 * i, piece.data(), 64);
+    }
+    std::vector<char> all(64 * 1000);
+    staging.to_host(all.data(), memory.p, all.size());
+    bool same = true;
+    for (int i = 0; i < 1000; ++i) {
+      const auto piece = pattern(64, i);
+      same &= std::equal(piece.begin(), piece.end(), all.begin() + 64 * i);
+    }
+    CHECK(same);
+  }
+}
+
+TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it") {
+  if (!have_device()) return;
+  Staging staging(device());
+  const Memory memory(64);
+  char byte = 1;
+  staging.to_host(&byte, memory.p, 1);
+  const Fault fault{1, static_cast<long>(registry()[3]->index), 12, 7};
+  staging.to_device(staging.fault(), &fault, sizeof fault);
+  staging.to_device(memory.p, &byte, 1);  // Writing goes on.
+  const std::string said = error_of([&] { staging.to_host(&byte, memory.p, 1); });
+  CHECK_MESSAGE(said.find(std::string(registry()[3]->name) + ": index 12 is out of range") == 0,
+                said);
+  CHECK(error_of([&] { staging.to_host(&byte, memory.p, 1); }).empty());
+}
+
+TEST_CASE("cuda: only reading waits") {
+  if (!have_device()) return;
+  const Tensor x = on_gpu(sampled({100, 30}, kFloat32));
+  x.exp();  // Kernels are there.
+  x.sum({0});
+  const auto before = device().counters.synchronisations.load();
+  for (int i = 0; i < 10; ++i) {
+    Tensor y = x.exp();
+    y = y + 1.0;
+    y.sum({0});
+    y.to(kCUDA);
+    on_gpu(sampled({100, 30}, kFloat32, -1, 1, i));
+  }
+  CHECK(device().counters.synchronisations.load() == before);
+  x.sum().item<float>();
+  CHECK(device().counters.synchronisations.load() == before + 1);
+}
+
+TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") {
+  constexpr int64_t kEnd = int64_t{1} << 31;
+  std::vector<int64_t> sizes = {1, 2, 3, 5, 7, 641, 65535, 65536, 65537, 6700417, kEnd - 1, kEnd};
+  for (int bit = 2; bit < 31; ++bit) {
+    for (int64_t d : {-1, 0, 1}) sizes.push_back((int64_t{1} << bit) + d);
+  }
+  for (int64_t size : sizes) {
+    PointwiseWords w;
+    w.push_dim(size);
+    const auto mul = static_cast<uint64_t>(w.data()[1]);
+    const auto shift = w.data()[2];
+    CHECK(w.data()[0] == size);
+    for (int64_t q = 0; q < kEnd; q = q * 3 + size) {
+      for (int64_t d : {-1, 0, 1}) {
+        const int64_t r = std::clamp<int64_t>(q - q % size + d, 0, kEnd - 1);
+        if (static_cast<int64_t>(static_cast<uint64_t>(r) * mul >> shift) != r / size) {
+          FAIL_CHECK(r, " / ", size);
+        }
+      }
+    }
+    const auto r = static_cast<uint64_t>(kEnd - 1);
+    CHECK(static_cast<int64_t>(r * mul >> shift) == (kEnd - 1) / size);
+  }
+}
+
+TEST_CASE("cuda: a grid that CUDA has not is refused by name") {
+  if (!have_device()) return;
+  const Grid grid{1, 70000, 1};
+  const std::string said = error_of([&] { cuda::launch(nullptr, "wide", grid, 32, nullptr, 0); });
+  CHECK_MESSAGE(holds(said, "wide needs a grid of 1 x 70000 x 1 blocks"), said);
+}
+
+TEST_CASE("cuda: a column of more blocks than a grid is high") {
+  if (!have_device()) return;
+  const int64_t rows = long_tests() ? 65536 * 256 + 5 : 300 * 256 + 5;
+  const Tensor x = ones({rows, 2}, kUInt8, kCUDA);
+  CHECK(on_cpu(x.sum({0})).to_vector<int64_t>() == std::vector<int64_t>{rows, rows});
+}
+
+TEST_CASE("cuda: (child) opens the device" * doctest::skip()) {
+  const std::string why = error_of([] { backend(DeviceType::CUDA); });
+  std::printf("<%s>\n", why.c_str());
+}
+
+TEST_CASE("pitfall B8: what is no module, or one of another build, is refused in words") {
+  if (!have_device()) return;
+  const std::string folder = make_temp();
+  const auto module = [&](const std::string& name, const std::string& text) {
+    write_text(folder + "/" + name + ".cpp", text);
+    std::vector<std::string> command = cpu::find_host_compiler().command;
+    command.insert(command.end(), {"-shared", "-fPIC", folder + "/" + name + ".cpp", "-o",
+                                   folder + "/" + name + ".so"});
+    REQUIRE(cpu::run_process(command, 60, folder).status == 0);
+    return folder + "/" + name + ".so";
+  };
+  const std::string old = module("old",
+                                 "struct { int abi; const char* name; void *driver, *tools; } b = "
+                                 "{-1, \"old\", 0, 0};\n"
+                                 "extern \"C\" void* brrr_cuda_boundary() { return &b; }\n");
+  std::string said = opened_with(old);
+  CHECK_MESSAGE(holds(said, "<cuda: " + old + " is of another build (interface -1, wanted"), said);
+  said = opened_with(module("other", "int nothing;\n"));
+  CHECK_MESSAGE(holds(said, "is no module of brrr"), said);
+  said = opened_with(folder + "/missing.so");
+  CHECK_MESSAGE(holds(said, "missing.so"), said);
+  CHECK_MESSAGE(holds(said, "brrr::kCPU"), said);
+  fs::remove_all(folder);
+}
