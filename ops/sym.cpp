@@ -19,12 +19,14 @@ int SymText::operand(const std::string& name, int operand, bool unit) {
 }
 
 int SymText::constant(double v) {
-  // Hex floats keep every bit; infinities and NaNs have no literal without headers.
+  // Hex floats keep every bit; infinities and NaNs have no literal without headers, and NVRTC has
+  // not all built-in functions of the host's compilers.
   std::string text;
   if (std::isnan(v)) {
-    text = "__builtin_nan(\"\")";
+    text = "__builtin_bit_cast(double, 0x7ff8000000000000l)";
   } else if (std::isinf(v)) {
-    text = v < 0 ? "-__builtin_inf()" : "__builtin_inf()";
+    text = v < 0 ? "-" : "";
+    text += "__builtin_bit_cast(double, 0x7ff0000000000000l)";
   } else {
     text = fmt::format("{:a}", v);
   }

@@ -147,7 +147,7 @@ std::vector<KernelText> reduction_kernels(const OpDef& op, DType t) {
     all.push_back({f.key(), "k", 0, reduction_text(f)});
   };
   for (auto shape : {ReductionForm::Warps, ReductionForm::Blocks, ReductionForm::Columns}) {
-    for (DType in : {t, compute}) {
+    for (DType in : t == compute ? std::vector{t} : std::vector{t, compute}) {
       add(shape, true, true, in);
       if (shape != ReductionForm::Warps) add(shape, true, false, in);
     }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -21,9 +22,9 @@ namespace {
 void add_forms(std::vector<PointwiseForm>& all, const OpDef& op, DType t, size_t turn) {
   std::vector<PointwiseForm> dense;
   {
-    const NoGradGuard guard;
+    const Tensors in = operands_of(op, {16}, t);
     FormsNeeded needed;
-    run_row(op, operands_of(op, {16}, t));
+    run_row(op, in);
     dense = needed.forms;
   }
   for (PointwiseForm f : dense) {
@@ -43,14 +44,17 @@ struct Job {
   int major;
 };
 
-// Kernels as programs of many.
-void add_jobs(std::vector<Job>& jobs, const std::vector<KernelText>& kernels, int major) {
+// Kernels as programs of many, each text once.
+std::vector<Job> jobs_of(const std::vector<KernelText>& kernels, int major) {
   constexpr size_t kMany = 48;
-  for (size_t at = 0; at < kernels.size(); at += kMany) {
-    const auto first = kernels.begin() + static_cast<long>(at);
-    const auto n = static_cast<long>(std::min(kMany, kernels.size() - at));
-    jobs.push_back({{first, first + n}, major});
+  std::vector<Job> jobs;
+  std::set<std::string> seen;
+  for (const KernelText& k : kernels) {
+    if (!seen.insert(k.text).second) continue;
+    if (jobs.empty() || jobs.back().kernels.size() == kMany) jobs.push_back({{}, major});
+    jobs.back().kernels.push_back(k);
   }
+  return jobs;
 }
 
 // On all cores.
@@ -83,9 +87,20 @@ bool have_compiler() {
   return false;
 }
 
-// One architecture sees everything; the others what differs between dtypes, all in long tests.
-bool sampled_out(int major, DType t) {
-  return major != 9 && !long_tests() && t != kFloat32;
+// One architecture sees everything; the others float32, or all in long tests.
+void check_compiles(const std::map<DType, std::vector<KernelText>>& kernels) {
+  std::vector<Job> jobs;
+  for (int major : kArchitectures) {
+    std::vector<KernelText> chosen;
+    for (const auto& [t, all] : kernels) {
+      if (major == 9 || t == kFloat32 || long_tests()) {
+        chosen.insert(chosen.end(), all.begin(), all.end());
+      }
+    }
+    const auto more = jobs_of(chosen, major);
+    jobs.insert(jobs.end(), more.begin(), more.end());
+  }
+  run_jobs(jobs);
 }
 
 constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
@@ -95,35 +110,28 @@ constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
 
 TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
   if (!have_compiler()) return;
-  std::vector<Job> jobs;
+  std::map<DType, std::vector<KernelText>> kernels;
   for (DType t : kDTypes) {
     std::vector<PointwiseForm> forms;
     size_t turn = static_cast<size_t>(t);
     for (const OpDef* op : rows_of(OpKind::Pointwise)) {
       const bool own = is_floating(t) || op->pointwise->loops[compute_index(kInt64)];
-      if (!own && !long_tests()) continue;  // Integers become float32.
-      add_forms(forms, *op, t, turn++);
+      if (own || long_tests()) add_forms(forms, *op, t, turn++);  // Else integers become float32.
     }
-    for (int major : kArchitectures) {
-      if (!sampled_out(major, t)) add_jobs(jobs, kernels_of(forms), major);
-    }
+    kernels[t] = kernels_of(forms);
   }
-  run_jobs(jobs);
+  check_compiles(kernels);
 }
 
 TEST_CASE("cuda cubin: every reduction row compiles for every architecture") {
   if (!have_compiler()) return;
-  std::vector<Job> jobs;
+  std::map<DType, std::vector<KernelText>> kernels;
   for (DType t : kDTypes) {
-    std::vector<KernelText> kernels;
     for (const OpDef* op : rows_of(OpKind::Reduction)) {
       if (!error_of([&] { reduce(*op, ones({2}, t), {}, false); }).empty()) continue;
       const auto all = reduction_kernels(*op, t);
-      kernels.insert(kernels.end(), all.begin(), all.end());
-    }
-    for (int major : kArchitectures) {
-      if (!sampled_out(major, t)) add_jobs(jobs, kernels, major);
+      kernels[t].insert(kernels[t].end(), all.begin(), all.end());
     }
   }
-  run_jobs(jobs);
+  check_compiles(kernels);
 }

@@ -58,15 +58,24 @@ void check_results(const Results& got, const Results& want, DType t) {
 
 TEST_CASE("cuda: views, library ops, composites, factories and draws") {
   if (!have_device()) return;
+  const std::vector<Case> cases = all_cases();
   for (DType t : {kFloat32, kBFloat16, kFloat64, kFloat16}) {
     CAPTURE(std::string(name(t)));
-    size_t number = 0;
-    for (const Case& c : all_cases()) {
-      CAPTURE(std::string(c.covers));
-      CAPTURE(number++);
-      const Tensors in = inputs_of(c, t), moved = on_gpu(in);
-      const Results want = run(c, in);
-      check_results(run(c, moved), want, t);
+    std::vector<Tensors> moved;
+    std::vector<Results> want;
+    {
+      FormsNeeded needed;
+      for (const Case& c : cases) {
+        const Tensors in = inputs_of(c, t);
+        moved.push_back(on_gpu(in));
+        want.push_back(run(c, in));
+      }
+      build_all(kernels_of(needed.forms));
+    }
+    for (size_t i = 0; i < cases.size(); ++i) {
+      CAPTURE(std::string(cases[i].covers));
+      CAPTURE(i);
+      check_results(run(cases[i], moved[i]), want[i], t);
     }
   }
 }

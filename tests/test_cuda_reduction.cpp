@@ -97,10 +97,11 @@ TEST_CASE("cuda: reduction rows with NaN, infinities and zeros in any place") {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kFloat64}) {
       prepare(*op, t);
-      for (int64_t n : {3, 33, 300, 1100}) {
+      for (int64_t n : {3, 33, 200, 1100}) {
         for (double special : {std::nan(""), kInf, -kInf, 0.0}) {
           for (int64_t at : {int64_t{0}, n / 2, n - 1}) {
-            const Tensor x = values_for(*op, {n, 3}, t);
+            // A long product of other values would overflow, sooner or later.
+            const Tensor x = n > 1000 ? ones({n, 3}, t) : values_for(*op, {n, 3}, t);
             x.select(0, at).fill_(special);
             if (at > 0 && special == kInf) x.select(0, 0).fill_(-special);
             const Tensor moved = on_gpu(x), rows = on_gpu(x.t().contiguous());
