@@ -29,8 +29,10 @@ double median(std::vector<double> v) {
 // Sizes small enough for an emulated device, or those that count.
 struct Sizes {
   int64_t elements, rows, columns, matrix, steps, rounds;
+  int64_t largest_mlp, gpt_layers, gpt_batch;
 };
-constexpr Sizes kFull{int64_t{64} << 20, 16384, 4096, 4096, 200, 15}, kQuick{4096, 8, 64, 64, 2, 3};
+constexpr Sizes kFull{int64_t{64} << 20, 16384, 4096, 4096, 200, 15, 1024, 4, 16};
+constexpr Sizes kQuick{4096, 8, 64, 64, 2, 3, 32, 1, 1};
 
 struct StepMode {
   const char* suffix;
@@ -221,19 +223,21 @@ class Bench {
       return cross_entropy(m(x), y);
     };
     for (int64_t batch : {32, 256, 1024}) {
+      if (batch > s_.largest_mlp) continue;
       const Tensor x = randn({batch, 784}), y = randint(0, 10, {batch});
       const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
       train<models::MLP>(
           fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
           [&] { return std::make_unique<models::MLP>(options); }, mlp_loss, x, y);
     }
+    const int64_t block = 64;
     const models::GPTOptions options{
-        .vocab = 65, .block = 64, .layers = 4, .heads = 4, .width = 128};
+        .vocab = 65, .block = block, .layers = s_.gpt_layers, .heads = 4, .width = 128};
     train<models::GPT>(
-        "GPT step, 4 layers, width 128, batch 16", "gpt",
+        fmt::format("GPT step, {} layers, width 128, batch {}", s_.gpt_layers, s_.gpt_batch), "gpt",
         [&] { return std::make_unique<models::GPT>(options); },
         [](models::GPT& m, const Tensor& x, const Tensor& y) { return m.loss(x, y); },
-        randint(0, 65, {16, 64}), randint(0, 65, {16, 64}));
+        randint(0, 65, {s_.gpt_batch, block}), randint(0, 65, {s_.gpt_batch, block}));
   }
 
   const Sizes& s_;

@@ -212,10 +212,11 @@ def main():
         sys.exit("peer_torch_gpu: no GPU here")
     about = {"pytorch": torch.__version__}
     print(f"{torch.cuda.get_device_name()} | PyTorch {torch.__version__}")
+    write(options.json, about)  # Whatever fails below: PyTorch was there.
     host_cost()
     bandwidth()
     products()
-    write(options.json, about)  # A step that fails must not cost the figures before it.
+    write(options.json, about)
     if options.inputs:
         steps(options.inputs, options.compile)
         write(options.json, about)
