@@ -140,8 +140,8 @@ def loss_lines(ours, torch, jax):
             strange.append(f"- {who}, {name}: failed: {why}")
     n = max((len(v) for v in ours["losses"].values()), default=0)
     if strange:
-        return ["", f"Losses of the first {n} steps that differ from brrr's by more than {CLOSE:g}, "
-                "and failures:", "", *strange]
+        return ["", f"Losses of the first {n} steps that differ from brrr's by more than "
+                f"{CLOSE:g}, and failures:", "", *strange]
     return ["", f"The losses of the first {n} steps agree with brrr's to {CLOSE:g}."]
 
 
