@@ -17,7 +17,7 @@ namespace {
 using Clock = Trace::Clock;
 
 struct Options {
-  std::string model = "mlp", optimizer = "adamw", json, plot, trace;
+  std::string model = "mlp", device = "cpu", optimizer = "adamw", json, plot, trace;
   std::vector<int64_t> sizes;  // Empty: the task's own.
   int64_t threads = 1;
   double seconds = 0.5;
@@ -29,6 +29,8 @@ void add_options(CLI::App& app, Options& o) {
   };
   option("--model", o.model, "what is trained: mlp, 784-256-128-10; gpt, 2 layers of width 64; all",
          one_of({"mlp", "gpt", "all"}));
+  option("--device", o.device, "cpu; cuda; all, one after the other",
+         one_of({"cpu", "cuda", "all"}));
   app.add_option("--sizes", o.sizes,
                  "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]")
       ->delimiter(',')
@@ -50,14 +52,22 @@ std::unique_ptr<brrr::optim::Optimizer> make_optimizer(const std::string& name,
   return std::make_unique<brrr::optim::AdamW>(parameters, brrr::optim::AdamWOptions{});
 }
 
+// With the same weights every time, on every device.
+std::unique_ptr<Learner> make_learner(const Task& task, brrr::Device device) {
+  brrr::manual_seed(42);
+  auto learner = task.learner();
+  learner->model().to(device);
+  return learner;
+}
+
 class TaskTrainer : public Trainer {
  public:
+  /// The model goes where the batches are.
   TaskTrainer(const Task& task, const Batches& batches, const std::string& optimizer,
               const brrr::StepOptions& options)
       : batches_(batches),
-        seeded_((brrr::manual_seed(42), 0)),
-        learner_(task.learner()),
-        optimizer_(make_optimizer(optimizer, learner_->parameters())),
+        learner_(make_learner(task, batches.x[0].device())),
+        optimizer_(make_optimizer(optimizer, learner_->model().parameters())),
         lr_(optimizer_->lr()),
         eager_(options.mode == brrr::Mode::Eager),
         step_(brrr::step(Body{this}, options)) {}
@@ -70,7 +80,7 @@ class TaskTrainer : public Trainer {
   }
   void freeze() override { step_.freeze(); }
   brrr::StepStats stats() const override { return step_.stats(); }
-  std::vector<Tensor> parameters() const override { return learner_->parameters(); }
+  std::vector<Tensor> parameters() const override { return learner_->model().parameters(); }
 
  private:
   struct Body {
@@ -119,7 +129,6 @@ class TaskTrainer : public Trainer {
   }
 
   const Batches& batches_;
-  int seeded_;  // Before the model: every trainer starts with the same weights.
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<brrr::optim::Optimizer> optimizer_;
   double lr_;
@@ -128,12 +137,13 @@ class TaskTrainer : public Trainer {
   brrr::Step<Body> step_;
 };
 
-SizeResult measure_size(const Options& o, const Task& task, int64_t batch,
-                        const MachineLimits& machine) {
-  const Batches batches = task.batches(batch);
+SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const Limits& limits) {
+  const Batches batches = task.batches(batch).to(limits.device);
   const MakeTrainer make = [&](const brrr::StepOptions& options) {
     return std::make_unique<TaskTrainer>(task, batches, o.optimizer, options);
   };
+  // On a GPU the ops' own kernels are compiled at first use: eager mode needs them, too.
+  make({.mode = brrr::Mode::Eager})->step(0);
   const PrivateCache cache;  // One a size: sizes may share kernels.
   SizeResult r;
   r.batch = batch;
@@ -145,20 +155,20 @@ SizeResult measure_size(const Options& o, const Task& task, int64_t batch,
     r.flops += op.flops;
     r.bytes += op.bytes;
   }
-  const double touched = task.working_set(batch, o.optimizer);
-  r.copy_gbs = brrr::bench::stream_like(1, static_cast<size_t>(touched / 2)).gb_per_second;
-  const double gflops = machine.fma_gflops * static_cast<double>(o.threads);
-  r.eager = split(ops, r.cells.cells[0].queued.median, gflops, r.copy_gbs);
-  r.graph = split(ops, r.cells.cells[2].queued.median, gflops, r.copy_gbs);
+  r.copy_gbs = limits.copy_for(task.working_set(batch, o.optimizer));
+  r.eager = split(ops, r.cells.cells[0].queued.median, limits.gflops, r.copy_gbs);
+  r.graph = split(ops, r.cells.cells[2].queued.median, limits.gflops, r.copy_gbs);
   return r;
 }
 
 // Never the runs that the figures come from: tracing takes time itself.
-void add_trace(Trace& trace, const Options& o, const Task& task, int64_t batch) {
-  const Batches batches = task.batches(batch);
+void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device device,
+               int64_t batch) {
+  const Batches batches = task.batches(batch).to(device);
   for (const Mode& mode : modes()) {
     TaskTrainer t(task, batches, o.optimizer, mode.options);
-    trace.row(fmt::format("{}, {}, batch {}", task.name, mode.name, batch));
+    trace.row(
+        fmt::format("{} on {}, {}, batch {}", task.name, brrr::name(device), mode.name, batch));
     t.trace = &trace;
     for (int i = 0; i < 12; ++i) {
       if (mode.frozen && i == 4) t.freeze();
@@ -171,7 +181,7 @@ const std::vector<int64_t>& sizes_of(const Options& o, const Task& task) {
   return o.sizes.empty() ? task.sizes : o.sizes;
 }
 
-void write_files(const Options& o, const std::vector<Task>& all,
+void write_files(const Options& o, const std::vector<Task>& all, const std::vector<Limits>& devices,
                  const std::vector<Report>& reports) {
   if (!o.json.empty()) write_file(o.json, json_text(reports));
   if (!o.plot.empty() && !draw(reports, o.plot)) {
@@ -182,44 +192,70 @@ void write_files(const Options& o, const std::vector<Task>& all,
   for (const Task& task : all) {
     const auto near = [](int64_t a, int64_t b) { return std::abs(a - 32) < std::abs(b - 32); };
     const auto& sizes = sizes_of(o, task);
-    add_trace(trace, o, task, *std::min_element(sizes.begin(), sizes.end(), near));
+    const int64_t batch = *std::min_element(sizes.begin(), sizes.end(), near);
+    for (const Limits& l : devices) add_trace(trace, o, task, l.device, batch);
   }
   write_file(o.trace, trace.json());
 }
 
+// Before anything is measured, so that a missing GPU costs no time.
+std::vector<brrr::Device> devices_of(const Options& o) {
+  if (o.device == "all") return {device_of("cpu"), device_of("cuda")};
+  return {device_of(o.device)};
+}
+
+// Adds what cannot be trusted to `complaints`.
+Report measure_task(const Options& o, const Task& task, const Limits& limits,
+                    std::string& complaints) {
+  Report report{task.name, task.one_kernel, o.optimizer, limits, {}};
+  for (int64_t batch : sizes_of(o, task)) {
+    std::fflush(stdout);
+    report.sizes.push_back(measure_size(o, task, batch, limits));
+    const std::string& complaint = report.sizes.back().cells.complaint;
+    if (complaint.empty()) continue;
+    complaints += fmt::format("{} on {}, batch {}: {}\n", task.name, brrr::name(limits.device),
+                              batch, complaint);
+  }
+  return report;
+}
+
+bool all_count(const std::vector<Report>& reports) {
+  for (const Report& r : reports) {
+    for (const SizeResult& s : r.sizes) {
+      for (const Cell& c : s.cells.cells) {
+        if (!c.counts()) return false;
+      }
+    }
+  }
+  return true;
+}
+
 int run(const Options& o) {
   const std::vector<Task> all = tasks(o.model);
+  const std::vector<brrr::Device> wanted = devices_of(o);
   const MachineLimits machine = brrr::bench::measure_machine();
-  const double spin_ns = spin_round_trip_ns();
+  std::vector<Limits> devices;
+  for (brrr::Device d : wanted) {
+    devices.push_back(measure_limits(d, machine, static_cast<int>(o.threads)));
+  }
+  fmt::print("{}", header_text(devices));
   std::vector<Report> reports;
   std::string complaints;
   for (const Task& task : all) {
-    Report& report = reports.emplace_back(Report{task.name,
-                                                 task.one_kernel,
-                                                 o.optimizer,
-                                                 static_cast<int>(o.threads),
-                                                 machine,
-                                                 spin_ns,
-                                                 {}});
-    if (reports.size() == 1) fmt::print("{}", header_text(report));
-    for (int64_t batch : sizes_of(o, task)) {
-      std::fflush(stdout);
-      report.sizes.push_back(measure_size(o, task, batch, machine));
-      const std::string& complaint = report.sizes.back().cells.complaint;
-      if (!complaint.empty()) {
-        complaints += fmt::format("{}, batch {}: {}\n", task.name, batch, complaint);
-      }
+    for (const Limits& l : devices) {
+      reports.push_back(measure_task(o, task, l, complaints));
+      fmt::print("{}", tables_text(reports.back()));
     }
-    fmt::print("{}", tables_text(report));
   }
-  fmt::print("{}", notes_text(reports));
-  write_files(o, all, reports);
+  fmt::print("{}{}", devices_text(reports), notes_text(reports));
+  write_files(o, all, devices, reports);
   if (!complaints.empty()) {
     std::fflush(stdout);
     fmt::print(stderr, "overhead: do not use these figures:\n{}", complaints);
     return 1;
   }
-  fmt::print("all modes ended with the same parameters, bit for bit; no step fell back\n");
+  fmt::print("all modes ended with the same parameters, bit for bit; no step {}fell back\n",
+             all_count(reports) ? "" : "that has a figure ");
   return 0;
 }
 

@@ -125,10 +125,7 @@ brrr::Metadata metadata(const Options& o) {
 
 std::unique_ptr<Run> make_run(const Options& o) {
   auto run = std::make_unique<Run>();
-  run->device = o.device == "cuda" ? brrr::kCUDA : brrr::kCPU;
-  if (o.device == "cuda" && !brrr::cuda_available()) {
-    throw brrr::Error("--device cuda: no CUDA device is available here; use --device cpu");
-  }
+  run->device = device_of(o.device);
   brrr::manual_seed(static_cast<uint64_t>(o.seed));
   namespace data = brrr::data;
   // Held-out digits come from a seed of their own; no training run shares it.

@@ -177,6 +177,7 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --stps 5", "the options are --help --mode"},
       {"overhead --model lstm", "expected one of mlp, gpt, all; got 'lstm'"},
       {"overhead --sizes 8,0", "expected a whole number of at least 1, got '0'"},
+      {"overhead --device gpu", "expected one of cpu, cuda, all; got 'gpu'"},
       {"overhead --optimizer adam", "expected one of adamw, sgd; got 'adam'"},
   };
   for (const Wrong& w : wrong) {
@@ -187,9 +188,14 @@ TEST_CASE("examples: a wrong option says what was expected") {
     CHECK(contains(r.text, "--help"));
   }
   if (!brrr::cuda_available()) {
-    const Result r = run("train_mlp --device cuda");
-    CHECK(r.status == 1);
-    CHECK(contains(r.text, "no CUDA device"));
+    for (const std::string program : {"train_mlp --device cuda", "train_gpt --device cuda",
+                                      "overhead --device cuda", "overhead --device all"}) {
+      const Result r = run(program);
+      INFO(r.text);
+      CHECK(r.status == 1);
+      CHECK(contains(r.text, "--device cuda: cuda: "));
+      CHECK(std::count(r.text.begin(), r.text.end(), '\n') == 1);
+    }
   }
   for (const char* program : {"train_mlp", "overhead"}) {
     const Result r = run(program + std::string(" --help"));

@@ -41,19 +41,23 @@ struct Samples {
   size_t n = 0;
 };
 struct Cell {
-  Samples queued;   ///< Steps back to back, the last one's loss read: one sample a series.
-  Samples latency;  ///< Every step's loss read: one sample a step.
+  Samples queued;   ///< Steps back to back, the last one waited for: one sample a series.
+  Samples latency;  ///< Every step waited for: one sample a step.
   brrr::StepStats stats;
+  /// Whether every step ran in the mode itself: only then are these the mode's figures.
+  bool counts() const { return stats.fallbacks == 0; }
 };
 /// All modes at one size.
 struct Cells {
   std::vector<Cell> cells;  ///< As modes().
   int64_t steps = 0;        ///< That each of them made.
-  double share = 1;         ///< Of the time, that the thread had a core: less is a busy machine.
-  std::string complaint;    ///< Why the figures cannot be trusted; empty if they can.
+  /// Of the time, that the thread had a core: less is a busy machine, or one that waits for a GPU.
+  double share = 1;
+  std::string complaint;  ///< Why the figures cannot be trusted; empty if they can.
 };
 /// Gives every mode the same number of steps, in turns, such that eager's take about `seconds`.
-/// Then compares the final parameters bit by bit and counts fallbacks.
+/// Then compares the final parameters bit by bit and counts fallbacks; those of the mode without
+/// fusion are no complaint.
 Cells measure(const MakeTrainer& make, double seconds);
 
 /// What the first compiled step costs, in milliseconds.

@@ -36,6 +36,7 @@ double gpt_working_set(const GptShape& shape, int64_t batch, const std::string& 
 struct Split {
   double compute_us = 0, memory_us = 0, overhead_us = 0;
   const char* regime() const;
+  double overhead_share() const { return overhead_us / (compute_us + memory_us + overhead_us); }
 };
 Split split(const std::vector<OpCost>& ops, double us, double gflops, double gbs);
 

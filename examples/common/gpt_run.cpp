@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "examples/common/options.h"
+
 namespace examples {
 
 namespace data = brrr::data;
@@ -176,10 +178,7 @@ brrr::TrainingState GptRun::state(brrr::Metadata metadata) const {
 
 std::unique_ptr<GptRun> make_run(GptOptions& o) {
   auto run = std::make_unique<GptRun>();
-  run->device = o.device == "cuda" ? brrr::kCUDA : brrr::kCPU;
-  if (o.device == "cuda" && !brrr::cuda_available()) {
-    throw brrr::Error("--device cuda: no CUDA device is available here; use --device cpu");
-  }
+  run->device = device_of(o.device);
   if (o.tokenizer.empty()) o.tokenizer = is_tokens(o.data) ? "gpt2" : "char";
   if (o.tokenizer != "gpt2" && !o.vocab.empty()) {
     throw brrr::Error(

@@ -101,6 +101,16 @@ bool parse(CLI::App& app, int argc, char** argv, int& exit_code) {
   }
 }
 
+brrr::Device device_of(const std::string& name) {
+  if (name == "cpu") return brrr::kCPU;
+  try {
+    brrr::device_properties(brrr::kCUDA);
+  } catch (const brrr::Error& e) {
+    throw brrr::Error(fmt::format("--device {}: {}", name, e.what()));
+  }
+  return brrr::kCUDA;
+}
+
 void use_threads(int n) {
   if (n > 0) setenv("BRRR_NUM_THREADS", std::to_string(n).c_str(), 1);
 }

@@ -1,6 +1,8 @@
 #pragma once
 // Command lines that say what was expected.
 
+#include <brrr/brrr.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
@@ -18,6 +20,10 @@ CLI::Validator output_file();
 /// Parses; true if the program goes on, else `exit_code` is what main returns (0 after --help, 2
 /// after a wrong option, which has been explained on stderr).
 bool parse(CLI::App& app, int argc, char** argv, int& exit_code);
+
+/// The device that --device names, "cpu" or "cuda"; throws, saying what is missing, if it is not
+/// here.
+brrr::Device device_of(const std::string& name);
 
 /// The CPU threads that brrr will use; to be called before its first tensor. 0: all cores.
 void use_threads(int n);

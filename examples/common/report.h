@@ -23,19 +23,20 @@ struct Report {
   std::string model;
   std::string one_kernel;  ///< What eager does in one kernel each, as all modes do.
   std::string optimizer;
-  int threads = 1;
-  MachineLimits machine;
-  double spin_ns = 0;
+  Limits limits;
   std::vector<SizeResult> sizes;
 };
 
-/// About the machine.
-std::string header_text(const Report& r);
+/// About the machine, and the GPUs among the devices that figures come from.
+std::string header_text(const std::vector<Limits>& all);
 /// One model's tables.
 std::string tables_text(const Report& r);
+/// A model on several devices in one table, and from which size on overhead is the lesser part of
+/// a step; empty for one device.
+std::string devices_text(const std::vector<Report>& all);
 /// What belongs under the tables of all models: explanations, then the gains.
 std::string notes_text(const std::vector<Report>& all);
-/// One report is an object, several are the array "models" in one.
+/// One report is an object, several (of models or devices) are the array "models" in one.
 std::string json_text(const std::vector<Report>& all);
 /// A row of panels for each model. False where there is no gnuplot.
 bool draw(const std::vector<Report>& all, const std::string& path);

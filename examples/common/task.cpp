@@ -18,7 +18,7 @@ class MlpLearner : public Learner {
   Tensor loss(const Tensor& x, const Tensor& y) override {
     return brrr::cross_entropy(model_(x), y);
   }
-  std::vector<Tensor> parameters() const override { return model_.parameters(); }
+  brrr::models::Module& model() override { return model_; }
 
  private:
   brrr::models::MLP model_{{.sizes = kLayers}};
@@ -27,7 +27,7 @@ class MlpLearner : public Learner {
 class GptLearner : public Learner {
  public:
   Tensor loss(const Tensor& x, const Tensor& y) override { return model_.loss(x, y); }
-  std::vector<Tensor> parameters() const override { return model_.parameters(); }
+  brrr::models::Module& model() override { return model_; }
 
  private:
   brrr::models::GPT model_{kGpt};
@@ -84,6 +84,13 @@ Task gpt_task() {
 }
 
 }  // namespace
+
+Batches Batches::to(brrr::Device device) const {
+  Batches moved;
+  for (const Tensor& t : x) moved.x.push_back(t.to(device));
+  for (const Tensor& t : y) moved.y.push_back(t.to(device));
+  return moved;
+}
 
 std::vector<Task> tasks(const std::string& model) {
   std::vector<Task> all;

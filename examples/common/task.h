@@ -17,6 +17,7 @@ inline constexpr size_t kBatches = 16;
 /// Inputs that rotate, so that no batch stays in the cache for the next step.
 struct Batches {
   std::vector<brrr::Tensor> x, y;
+  Batches to(brrr::Device device) const;
 };
 
 /// A model and the loss that a step lowers.
@@ -24,7 +25,7 @@ class Learner {
  public:
   virtual ~Learner() = default;
   virtual brrr::Tensor loss(const brrr::Tensor& x, const brrr::Tensor& y) = 0;
-  virtual std::vector<brrr::Tensor> parameters() const = 0;
+  virtual brrr::models::Module& model() = 0;
 };
 
 struct Task {

@@ -1,12 +1,14 @@
-// What eager mode costs and reaches on a GPU: host time per op, bandwidth, products, training
-// steps, first use of a kernel. peer_torch_gpu.py measures the same in PyTorch.
+// What brrr costs and reaches on a GPU: host time per op, bandwidth, products, training steps in
+// every mode, first use of a kernel. peer_torch_gpu.py and peer_jax_gpu.py measure the same.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/backend.h"
@@ -27,8 +29,23 @@ double median(std::vector<double> v) {
 // Sizes small enough for an emulated device, or those that count.
 struct Sizes {
   int64_t elements, rows, columns, matrix, steps, rounds;
+  int64_t largest_mlp, gpt_layers, gpt_batch;
 };
-constexpr Sizes kFull{int64_t{64} << 20, 16384, 4096, 4096, 200, 15}, kQuick{4096, 8, 64, 64, 2, 3};
+constexpr Sizes kFull{int64_t{64} << 20, 16384, 4096, 4096, 200, 15, 1024, 4, 16};
+constexpr Sizes kQuick{4096, 8, 64, 64, 2, 3, 32, 1, 1};
+
+struct StepMode {
+  const char* suffix;
+  Mode mode;
+  bool frozen;
+};
+constexpr StepMode kModes[] = {
+    {"", Mode::Eager, false}, {", graph", Mode::Graph, false}, {", frozen", Mode::Graph, true}};
+
+// Steps whose losses are compared, here between the modes and by results.py between programs.
+constexpr int kLosses = 10;
+// So few that their launches fit into the device's queue: beyond it the host waits for the device.
+constexpr int kHostSteps = 3;
 
 class Bench {
  public:
@@ -44,6 +61,10 @@ class Bench {
     steps();
     return std::move(out_);
   }
+
+  /// By the step's name; empty before run().
+  const nlohmann::json& losses() const { return losses_; }
+  const StateDict& inputs() const { return inputs_; }
 
  private:
   void note(const std::string& name, double value, const char* unit) {
@@ -145,36 +166,83 @@ class Bench {
     report("matmul: bfloat16, right one transposed", a.to(kBFloat16), b.to(kBFloat16).t());
   }
 
-  template <class Optimizer, class Model, class Loss>
-  void train(const std::string& name, Model& model, const Loss& loss_of) {
-    model.to(kCUDA);
-    Optimizer opt(model.parameters(), {.lr = 1e-3});
-    auto step = [&] {
-      const Tensor loss = loss_of();
-      opt.zero_grad();
-      loss.backward();
-      opt.step();
-    };
-    note(name, queued(step, s_.steps) * 1e6, "us");
-    note(name + ", host", host(step, s_.steps) * 1e6, "us");
+  // The step in every mode, from the same weights and with the same losses to the last bit.
+  template <class Model, class Loss>
+  void train(const std::string& name, const std::string& key,
+             const std::function<std::unique_ptr<Model>()>& make, const Loss& loss_of,
+             const Tensor& x, const Tensor& y) {
+    std::vector<float> eager;
+    for (const StepMode& mode : kModes) {
+      manual_seed(42);
+      const auto model = make();
+      keep_inputs(key, model->state_dict(), x, y);
+      model->to(kCUDA);
+      optim::AdamW opt(model->parameters(), {.lr = 1e-3});
+      auto step = brrr::step(
+          [&](const Tensor& a, const Tensor& b) {
+            const Tensor loss = loss_of(*model, a, b);
+            opt.zero_grad();
+            loss.backward();
+            opt.step();
+            return loss.detach();
+          },
+          StepOptions{.mode = mode.mode, .require_graph = true});
+      const Tensor on_gpu[] = {x.to(kCUDA), y.to(kCUDA)};
+      const auto f = [&] { return step(on_gpu[0], on_gpu[1]); };
+      std::vector<float> losses;
+      for (int i = 0; i < kLosses; ++i) {
+        if (mode.frozen && i == kLosses / 2) step.freeze();
+        losses.push_back(f().template item<float>());
+      }
+      if (eager.empty()) eager = losses;
+      if (losses != eager) throw Error(fmt::format("{}{}: not eager's losses", name, mode.suffix));
+      const std::string label = name + mode.suffix;
+      note(label, queued(f, s_.steps) * 1e6, "us");
+      const double host_us = host(f, kHostSteps) * 1e6;
+      note(label + ", host", host_us, "us");
+      if (mode.mode == Mode::Eager) continue;
+      const auto ops = static_cast<double>(step.stats().ops_per_replay);
+      note(label + ", recorded ops", ops, "");
+      note(label + ", host per recorded op", host_us * 1e3 / ops, "ns");
+    }
+    fmt::print("{}: losses {:.6f}\n", name, fmt::join(eager, " "));
+    losses_[name] = eager;
+  }
+
+  // For the peers: a copy of the weights, under the model's own names, and the batch.
+  void keep_inputs(const std::string& key, const StateDict& weights, const Tensor& x,
+                   const Tensor& y) {
+    for (const auto& [name, t] : weights) inputs_[key + "." + name] = t.detach().clone();
+    inputs_[key + ".x"] = x;
+    inputs_[key + ".y"] = y;
   }
 
   void steps() {
+    manual_seed(7);
+    const auto mlp_loss = [](models::MLP& m, const Tensor& x, const Tensor& y) {
+      return cross_entropy(m(x), y);
+    };
     for (int64_t batch : {32, 256, 1024}) {
-      models::MLP mlp({.sizes = {784, 256, 128, 10}, .activation = "relu"});
-      const Tensor x = randn({batch, 784}, kCUDA), y = randint(0, 10, {batch}, kCUDA);
-      train<optim::AdamW>(fmt::format("MLP step, batch {}", batch), mlp,
-                          [&] { return cross_entropy(mlp(x), y); });
+      if (batch > s_.largest_mlp) continue;
+      const Tensor x = randn({batch, 784}), y = randint(0, 10, {batch});
+      const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
+      train<models::MLP>(
+          fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
+          [&] { return std::make_unique<models::MLP>(options); }, mlp_loss, x, y);
     }
-    models::GPT gpt({.vocab = 65, .block = 64, .layers = 4, .heads = 4, .width = 128});
-    const Tensor x = randint(0, 65, {16, 64}, kCUDA), y = randint(0, 65, {16, 64}, kCUDA);
-    train<optim::AdamW>("GPT step, 4 layers, width 128, batch 16", gpt, [&] {
-      return cross_entropy(gpt(x).view({16 * 64, 65}), y.view({16 * 64}));
-    });
+    const int64_t block = 64;
+    const models::GPTOptions options{
+        .vocab = 65, .block = block, .layers = s_.gpt_layers, .heads = 4, .width = 128};
+    train<models::GPT>(
+        fmt::format("GPT step, {} layers, width 128, batch {}", s_.gpt_layers, s_.gpt_batch), "gpt",
+        [&] { return std::make_unique<models::GPT>(options); },
+        [](models::GPT& m, const Tensor& x, const Tensor& y) { return m.loss(x, y); },
+        randint(0, 65, {s_.gpt_batch, block}), randint(0, 65, {s_.gpt_batch, block}));
   }
 
   const Sizes& s_;
-  nlohmann::json out_ = nlohmann::json::object();
+  nlohmann::json out_ = nlohmann::json::object(), losses_ = nlohmann::json::object();
+  StateDict inputs_;
 };
 
 }  // namespace
@@ -182,7 +250,7 @@ class Bench {
 int main(int argc, char** argv) {
   try {
     bool quick = false, only_first_use = false;
-    std::string json;
+    std::string json, inputs;
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
       if (word == "--quick") {
@@ -191,11 +259,14 @@ int main(int argc, char** argv) {
         only_first_use = true;
       } else if (word == "--json" && i + 1 < argc) {
         json = argv[++i];
+      } else if (word == "--inputs" && i + 1 < argc) {
+        inputs = argv[++i];
       } else if (word == "--help") {
         fmt::print(
-            "usage: bench_gpu [--quick] [--first-use] [--json FILE]\n"
+            "usage: bench_gpu [--quick] [--first-use] [--json FILE] [--inputs FILE]\n"
             "  --quick      tiny sizes, to try it out\n"
-            "  --first-use  only the host's cost and the first use of kernels\n");
+            "  --first-use  only the host's cost and the first use of kernels\n"
+            "  --inputs     write the steps' weights and batches (safetensors), for the peers\n");
         return 0;
       }  // Google Benchmark's options, which ./brrr bench hands to all, mean nothing here.
     }
@@ -207,7 +278,10 @@ int main(int argc, char** argv) {
     fmt::print("{} | {:.0f} GiB | {}\n", p.name, static_cast<double>(p.memory_bytes) / 0x1p30,
                p.versions);
     nlohmann::json out = {{"device", p.name}, {"versions", p.versions}};
-    out["figures"] = Bench(quick ? kQuick : kFull).run(only_first_use);
+    Bench bench(quick ? kQuick : kFull);
+    out["figures"] = bench.run(only_first_use);
+    out["losses"] = bench.losses();
+    if (!inputs.empty()) save(inputs, bench.inputs());
     if (!json.empty()) std::ofstream(json) << out.dump(2) << '\n';
   } catch (const std::exception& e) {
     fmt::print(stderr, "bench_gpu: {}\n", e.what());

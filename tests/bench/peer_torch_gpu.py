@@ -1,42 +1,24 @@
-"""What bench_gpu measures, in PyTorch's eager mode and, for the steps, through torch.compile.
+"""What bench_gpu measures, in PyTorch: eagerly and, for the steps, through torch.compile and as one
+CUDA graph captured by hand. AdamW is the fused one throughout.
 
-usage: peer_torch_gpu.py [--json FILE] [--compile]
+usage: peer_torch_gpu.py [--inputs FILE] [--json FILE] [--compile]
 """
 import argparse
-import json
-import statistics
 import sys
-import time
+
+from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, load, mlp_step, note,
+                         note_losses, note_step, timed as timed_until, write)
 
 try:
     import torch
 except ImportError:
     sys.exit("peer_torch_gpu: PyTorch is not installed")
 
-N, COLUMNS, MATRIX, STEPS, ROUNDS = 64 << 20, 4096, 4096, 200, 15
-figures = {}
+N, COLUMNS, MATRIX = 64 << 20, 4096, 4096
 
 
-def note(name, value, unit):
-    figures[name] = {"value": value, "unit": unit}
-    print(f"{name:<44} {value:>12.3f} {unit}", flush=True)
-
-
-def timed(f, n, wait):
-    """Seconds of one f() among n: until all has run if `wait`, else until all is queued."""
-    for _ in range(3):
-        f()
-    samples = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(n):
-            f()
-        if wait:
-            torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) / n)
-    torch.cuda.synchronize()
-    return statistics.median(samples)
+def timed(f, n, until_done):
+    return timed_until(f, n, torch.cuda.synchronize, until_done)
 
 
 def host_cost():
@@ -95,82 +77,149 @@ class Block(torch.nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.ln1, self.ln2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
-        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.ln_1, self.ln_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.attn = torch.nn.ModuleDict({"c_attn": torch.nn.Linear(width, 3 * width),
+                                         "c_proj": torch.nn.Linear(width, width)})
+        self.mlp = torch.nn.ModuleDict({"c_fc": torch.nn.Linear(width, 4 * width),
+                                        "c_proj": torch.nn.Linear(4 * width, width)})
 
     def forward(self, x):
         b, t, w = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(b, t, 3, self.heads, w // self.heads).unbind(2)
+        qkv = self.attn["c_attn"](self.ln_1(x)).view(b, t, 3, self.heads, w // self.heads)
+        q, k, v = qkv.unbind(2)
         a = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
-        x = x + self.out(a.transpose(1, 2).reshape(b, t, w))
-        return x + self.down(torch.nn.functional.gelu(self.up(self.ln2(x)), approximate="tanh"))
+        x = x + self.attn["c_proj"](a.transpose(1, 2).reshape(b, t, w))
+        up = torch.nn.functional.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
+        return x + self.mlp["c_proj"](up)
 
 
 class GPT(torch.nn.Module):
-    def __init__(self, vocab=65, block=64, layers=4, heads=4, width=128):
+    """Sizes from the weights, whose names are brrr's."""
+
+    def __init__(self, weights):
         super().__init__()
-        self.tokens, self.places = torch.nn.Embedding(vocab, width), torch.nn.Embedding(block, width)
-        self.blocks = torch.nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = torch.nn.LayerNorm(width)
+        (vocab, width), block = weights["wte.weight"].shape, weights["wpe.weight"].shape[0]
+        layers = sum(name.endswith("ln_1.weight") for name in weights)
+        self.wte, self.wpe = torch.nn.Embedding(vocab, width), torch.nn.Embedding(block, width)
+        self.h = torch.nn.ModuleList(Block(width, GPT_HEADS) for _ in range(layers))
+        self.ln_f = torch.nn.LayerNorm(width)
 
     def forward(self, x):
-        h = self.tokens(x) + self.places.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h)
-        return self.norm(h) @ self.tokens.weight.t()
+        x = self.wte(x) + self.wpe.weight[: x.shape[1]]
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x) @ self.wte.weight.t()
 
 
-def train(name, model, x, y, modes):
-    """The step eagerly and, for each mode of torch.compile, with forward and loss compiled."""
-    model.cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loss_of = torch.nn.functional.cross_entropy
+class MLP(torch.nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        shapes = [weights[f"fc{i}.weight"].shape for i in (1, 2, 3)]
+        self.fc1, self.fc2, self.fc3 = (torch.nn.Linear(i, o) for o, i in shapes)
 
-    def forward(x, y):
-        out = model(x)
-        return loss_of(out.view(-1, out.shape[-1]), y.view(-1))
-
-    for mode in modes:
-        run = forward if mode is None else torch.compile(forward, mode=mode)
-        label = name if mode is None else f"{name}, torch.compile {mode}"
-
-        def step():
-            optimizer.zero_grad()
-            run(x, y).backward()
-            optimizer.step()
-
-        note(label, timed(step, STEPS, True) * 1e6, "us")
-        note(label + ", host", timed(step, STEPS, False) * 1e6, "us")
+    def forward(self, x):
+        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
 
 
-def steps(modes):
-    for batch in (32, 256, 1024):
-        layers = []
-        for i, o in ((784, 256), (256, 128), (128, 10)):
-            layers += [torch.nn.Linear(i, o), torch.nn.ReLU()]
-        x, y = torch.randn(batch, 784, device="cuda"), torch.randint(10, (batch,), device="cuda")
-        train(f"MLP step, batch {batch}", torch.nn.Sequential(*layers[:-1]), x, y, modes)
-    x, y = torch.randint(65, (16, 64), device="cuda"), torch.randint(65, (16, 64), device="cuda")
-    train("GPT step, 4 layers, width 128, batch 16", GPT(), x, y, modes)
+def tensors(path, key):
+    kinds = {"F32": torch.float32, "I64": torch.int64}
+    return {name: torch.frombuffer(bytearray(data), dtype=kinds[kind]).reshape(shape)
+            for name, (kind, shape, data) in load(path, key).items()}
+
+
+class Training:
+    """A model with its optimiser, at bench_gpu's weights; `mode` is torch.compile's, or None."""
+
+    def __init__(self, make, values, mode=None, capturable=False):
+        if mode:
+            torch.compiler.reset()  # What was compiled for the steps before.
+        values = dict(values)
+        self.x, self.y = values.pop("x").cuda(), values.pop("y").cuda()
+        self.model = make(values)
+        self.model.load_state_dict(values)
+        self.model.cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=1e-2,
+                                           fused=True, capturable=capturable)
+        self.loss = torch.compile(self.forward, mode=mode) if mode else self.forward
+
+    def forward(self, x, y):
+        out = self.model(x)
+        return torch.nn.functional.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.loss(self.x, self.y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def by_hand(make, values):
+    """Losses of the first steps, and what replays a whole step as one CUDA graph."""
+    training = Training(make, values, capturable=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        first = [training.step().item() for _ in range(3)]
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    training.optimizer.zero_grad()
+    with torch.cuda.graph(graph):  # Captures, and runs nothing.
+        loss = training.step()
+
+    def replay():
+        graph.replay()
+        return loss
+
+    replay.keep = training
+    return first + [replay().item() for _ in range(LOSSES - len(first))], replay
+
+
+def measure(label, make, values, mode):
+    training = Training(make, values, mode)
+    note_losses(label, [training.step().item() for _ in range(LOSSES)])
+    note_step(label, training.step, torch.cuda.synchronize)
+
+
+def measure_by_hand(label, make, values):
+    losses, replay = by_hand(make, values)
+    note_losses(label, losses)
+    note_step(label, replay, torch.cuda.synchronize)
+
+
+def steps(path, compiled):
+    cases = [(mlp_step(batch), MLP, f"mlp-{batch}") for batch in MLP_BATCHES]
+    modes = ("default", "reduce-overhead", "max-autotune") if compiled else ()
+    for name, make, key in cases + [(GPT_STEP, GPT, "gpt")]:
+        values = tensors(path, key)
+        for mode in (None, *modes):
+            label = f"{name}, torch.compile {mode}" if mode else name
+            attempt(label, lambda: measure(label, make, values, mode))
+        label = name + ", CUDA graph by hand"
+        attempt(label, lambda: measure_by_hand(label, make, values))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
-    parser.add_argument("--compile", action="store_true", help="the steps through torch.compile too")
+    parser.add_argument("--inputs", help="weights and batches that bench_gpu --inputs wrote; "
+                        "without them no step is measured")
+    parser.add_argument("--compile", action="store_true",
+                        help="the steps through torch.compile too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("peer_torch_gpu: no GPU here")
+    about = {"pytorch": torch.__version__}
     print(f"{torch.cuda.get_device_name()} | PyTorch {torch.__version__}")
+    write(options.json, about)  # Whatever fails below: PyTorch was there.
     host_cost()
     bandwidth()
     products()
-    steps([None] + (["reduce-overhead", "max-autotune"] if options.compile else []))
-    if options.json:
-        with open(options.json, "w") as f:
-            json.dump({"pytorch": torch.__version__, "figures": figures}, f, indent=2)
+    write(options.json, about)
+    if options.inputs:
+        steps(options.inputs, options.compile)
+        write(options.json, about)
 
 
 main()

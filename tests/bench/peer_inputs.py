@@ -1,0 +1,81 @@
+"""What the peers of bench_gpu share: its weights and batches, timing, figures."""
+import json
+import statistics
+import struct
+import time
+
+STEPS, ROUNDS, LOSSES = 200, 15, 10
+HOST_STEPS = 3  # As in bench_gpu: so few that the host never waits for the device.
+MLP_BATCHES = (32, 256, 1024)
+GPT_STEP = "GPT step, 4 layers, width 128, batch 16"
+GPT_HEADS = 4
+figures, losses, failures = {}, {}, {}
+
+
+def mlp_step(batch):
+    return f"MLP step, batch {batch}"
+
+
+def note(name, value, unit):
+    figures[name] = {"value": value, "unit": unit}
+    print(f"{name:<44} {value:>12.3f} {unit}", flush=True)
+
+
+def note_losses(name, values):
+    """Losses of the first steps; results.py compares them with brrr's."""
+    losses[name] = [float(v) for v in values]
+    print(f"{name}: losses", *(f"{v:.6f}" for v in losses[name]), flush=True)
+
+
+def attempt(name, f):
+    """Runs f; a step that fails is noted, and the next one goes on."""
+    try:
+        f()
+    except Exception as e:
+        failures[name] = f"{type(e).__name__}: {e}".splitlines()[0]
+        print(f"{name}: {failures[name]}", flush=True)
+
+
+def timed(f, n, wait, until_done):
+    """Seconds of one f() among n: until all has run if `until_done`, else until all is queued."""
+    for _ in range(3):
+        f()
+    samples = []
+    for _ in range(ROUNDS):
+        wait()
+        start = time.perf_counter()
+        for _ in range(n):
+            f()
+        if until_done:
+            wait()
+        samples.append((time.perf_counter() - start) / n)
+    wait()
+    return statistics.median(samples)
+
+
+def note_step(name, f, wait):
+    note(name, timed(f, STEPS, wait, True) * 1e6, "us")
+    note(name + ", host", timed(f, HOST_STEPS, wait, False) * 1e6, "us")
+
+
+def load(path, key):
+    """Name -> (dtype, shape, bytes) of the tensors "<key>.name" in a safetensors file."""
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        base, found = f.tell(), {}
+        for name, entry in header.items():
+            if not name.startswith(key + "."):
+                continue
+            begin, end = entry["data_offsets"]
+            f.seek(base + begin)
+            found[name[len(key) + 1:]] = entry["dtype"], entry["shape"], f.read(end - begin)
+    if not found:
+        raise SystemExit(f"{path}: it holds no tensors of {key}; write it with bench_gpu --inputs")
+    return found
+
+
+def write(path, about):
+    if path:
+        with open(path, "w") as f:
+            json.dump({**about, "figures": figures, "losses": losses, "failures": failures}, f,
+                      indent=2)

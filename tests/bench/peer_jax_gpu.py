@@ -1,0 +1,127 @@
+"""The training steps of bench_gpu in JAX: a whole step, AdamW written out, is one jax.jit.
+
+usage: peer_jax_gpu.py --inputs FILE [--json FILE]
+"""
+import argparse
+import math
+import sys
+
+from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, load, mlp_step,
+                         note_losses, note_step, write)
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import numpy
+except ImportError:
+    sys.exit("peer_jax_gpu: JAX is not installed")
+
+# float32 products as everybody else's: by itself JAX would round their factors to TF32.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 1e-2
+
+
+def linear(p, name, x):
+    return x @ p[name + ".weight"].T + p[name + ".bias"]
+
+
+def layer_norm(p, name, x):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    x = (x - mean) * jax.lax.rsqrt(variance + 1e-5)
+    return x * p[name + ".weight"] + p[name + ".bias"]
+
+
+def cross_entropy(logits, y):
+    logits = logits.reshape(-1, logits.shape[-1])
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), y.reshape(-1, 1), axis=1)
+    return -picked.mean()
+
+
+def mlp_loss(p, x, y):
+    h = jax.nn.relu(linear(p, "fc1", x))
+    h = jax.nn.relu(linear(p, "fc2", h))
+    return cross_entropy(linear(p, "fc3", h), y)
+
+
+def attention(p, name, x):
+    b, t, w = x.shape
+    qkv = linear(p, name + ".c_attn", x).reshape(b, t, 3, GPT_HEADS, w // GPT_HEADS)
+    q, k, v = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(w // GPT_HEADS)
+    scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)
+    mixed = (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(b, t, w)
+    return linear(p, name + ".c_proj", mixed)
+
+
+def gpt_loss(p, x, y):
+    h = p["wte.weight"][x] + p["wpe.weight"][: x.shape[1]]
+    for i in range(sum(name.endswith("ln_1.weight") for name in p)):
+        at = f"h.{i}."
+        h = h + attention(p, at + "attn", layer_norm(p, at + "ln_1", h))
+        up = linear(p, at + "mlp.c_fc", layer_norm(p, at + "ln_2", h))
+        up = jax.nn.gelu(up, approximate=True)
+        h = h + linear(p, at + "mlp.c_proj", up)
+    return cross_entropy(layer_norm(p, "ln_f", h) @ p["wte.weight"].T, y)
+
+
+def compiled_step(loss_of):
+    """(parameters, first moments, second moments, number of the step), x, y -> the same, the loss.
+    The state's memory is given away, so that XLA updates it in place."""
+
+    def step(state, x, y):
+        p, m, v, n = state
+        loss, g = jax.value_and_grad(loss_of)(p, x, y)
+        n = n + 1
+        m = {k: BETA1 * m[k] + (1 - BETA1) * g[k] for k in p}
+        v = {k: BETA2 * v[k] + (1 - BETA2) * g[k] ** 2 for k in p}
+        left1, left2 = 1 - BETA1**n, 1 - BETA2**n
+        p = {k: p[k] * (1 - LR * DECAY) - LR * (m[k] / left1) / (jnp.sqrt(v[k] / left2) + EPS)
+             for k in p}
+        return (p, m, v, n), loss
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def train(name, loss_of, values):
+    values = dict(values)
+    x, y = jnp.asarray(values.pop("x")), jnp.asarray(values.pop("y"))
+    p = {k: jnp.asarray(v) for k, v in values.items()}
+    zeros = [{k: jnp.zeros_like(v) for k, v in p.items()} for _ in range(2)]
+    state, run = (p, *zeros, jnp.float32(0)), compiled_step(loss_of)
+    loss = None
+
+    def step():
+        nonlocal state, loss
+        state, loss = run(state, x, y)
+        return loss
+
+    note_losses(name, [step() for _ in range(LOSSES)])
+    note_step(name, step, lambda: jax.block_until_ready((state, loss)))
+
+
+def arrays(path, key):
+    kinds = {"F32": numpy.float32, "I64": numpy.int64}  # JAX makes int32 of int64.
+    return {name: numpy.frombuffer(data, kinds[kind]).reshape(shape)
+            for name, (kind, shape, data) in load(path, key).items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--inputs", required=True,
+                        help="weights and batches that bench_gpu --inputs wrote")
+    options = parser.parse_args()
+    if jax.default_backend() not in ("gpu", "cuda"):
+        sys.exit("peer_jax_gpu: no GPU here, or JAX is installed without CUDA")
+    print(f"{jax.devices()[0].device_kind} | JAX {jax.__version__}")
+    about = {"jax": jax.__version__}
+    write(options.json, about)  # Whatever fails below: JAX was there.
+    cases = [(mlp_step(batch), mlp_loss, f"mlp-{batch}") for batch in MLP_BATCHES]
+    for name, loss_of, key in cases + [(GPT_STEP, gpt_loss, "gpt")]:
+        attempt(name, lambda: train(name, loss_of, arrays(options.inputs, key)))
+    write(options.json, about)
+
+
+main()
