@@ -16,6 +16,8 @@ namespace {
 
 using Clock = Trace::Clock;
 
+constexpr const char* kBoth = "all";  // Devices.
+
 struct Options {
   std::string model = "mlp", device = "cpu", optimizer = "adamw", json, plot, trace;
   std::vector<int64_t> sizes;  // Empty: the task's own.
@@ -30,7 +32,7 @@ void add_options(CLI::App& app, Options& o) {
   option("--model", o.model, "what is trained: mlp, 784-256-128-10; gpt, 2 layers of width 64; all",
          one_of({"mlp", "gpt", "all"}));
   option("--device", o.device, "cpu; cuda; all, one after the other",
-         one_of({"cpu", "cuda", "all"}));
+         one_of({"cpu", "cuda", kBoth}));
   app.add_option("--sizes", o.sizes,
                  "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]")
       ->delimiter(',')
@@ -200,7 +202,7 @@ void write_files(const Options& o, const std::vector<Task>& all, const std::vect
 
 // Before anything is measured, so that a missing GPU costs no time.
 std::vector<brrr::Device> devices_of(const Options& o) {
-  if (o.device == "all") return {device_of("cpu"), device_of("cuda")};
+  if (o.device == kBoth) return {device_of("cpu"), device_of("cuda")};
   return {device_of(o.device)};
 }
 
