@@ -125,7 +125,10 @@ class Fuser {
 
   void place(uint32_t at) {
     const Instr& i = r_.instrs[at];
-    const bool pointwise = fuse_ && fusible(r_, i);
+    // A number that varies from step to step is on the device in a replay on a GPU, where only
+    // generated kernels look for it.
+    const bool on_gpu = r_.storages[r_.value(r_.out(i)[0]).storage].device != kCPU;
+    const bool pointwise = (fuse_ || (on_gpu && i.attrs.dynamic)) && fusible(r_, i);
     const bool is_flat = pointwise && flat(i);
     uint32_t group = kNone;
     if (pointwise) {
@@ -133,7 +136,7 @@ class Fuser {
       // A write that moved before something that can fail would cost a copy of the external on
       // every replay, to undo it (HostPlan::fallible_after_write).
       if (writes_external(i)) first = std::max(first, after_fallible_);
-      for (uint32_t g = first; g < s_.groups.size() && group == kNone; ++g) {
+      for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
         if (fits(i, g, is_flat) && shares_data(i, g)) group = g;
       }
     }

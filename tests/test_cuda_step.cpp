@@ -83,6 +83,7 @@ void same_in_both_modes(const Recipe& r) {
   const Story eager = train_mlp({.mode = Mode::Eager}, r);
   const Story graph = train_mlp({.require_graph = true}, r);
   check_equal(graph, eager);
+  check_equal(train_mlp({.require_graph = true, .fuse = false}, r), eager);
   CHECK(graph.stats.recordings == 1);
   CHECK(graph.stats.replays == static_cast<uint64_t>(r.steps - 1));
   CHECK(graph.stats.fallbacks == 0);

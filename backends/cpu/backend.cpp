@@ -38,8 +38,8 @@ DeviceProperties properties() {
   DeviceProperties p;
   p.name = processor_name();
   p.multiprocessors = cpu::num_threads();
-  p.memory_bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
-                   static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  p.memory_bytes =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
   p.versions = std::string("compiler ") + __VERSION__;
   return p;
 }
