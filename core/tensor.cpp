@@ -179,8 +179,8 @@ void Tensor::set_grad(const Tensor& g) const {
   if (g.defined()) {
     const TensorImpl& h = *g.impl();
     BRRR_CHECK(h.same_shape(t) && h.dtype == t.dtype && h.device == t.device,
-               "set_grad: the gradient {} does not match the tensor {}", describe(&h),
-               describe(&t));
+               "set_grad: the gradient {} on {} does not match the tensor {} on {}", describe(&h),
+               name(h.device), describe(&t), name(t.device));
   }
   before_change(t, Field::Grad);
   if (g.defined()) g.impl()->storage->gradient = true;

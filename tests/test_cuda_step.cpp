@@ -343,3 +343,19 @@ TEST_CASE("cuda step: an index out of range is raised by the next read") {
   CHECK(error_of([&] { sum.item<float>(); }).find("embedding: index 5") == 0);
   CHECK(step(good).item<float>() == embedding(table, good).sum().item<float>());
 }
+
+TEST_CASE("cuda step: a fault is told of once, and hides neither later ones nor good results") {
+  if (!have_device()) return;
+  const Tensor table = randn({5, 3}, kCUDA);
+  auto step = brrr::step([&](const Tensor& ids) { return embedding(table, ids).sum(); });
+  const Tensor good = tensor({1, 4}).to(kCUDA), bad = tensor({1, 9}).to(kCUDA);
+  for (int i = 0; i < 3; ++i) step(good);
+  const Tensor wrong = step(bad);
+  Tensors right;
+  for (int i = 0; i < 5; ++i) right.push_back(step(good));
+  const Tensor other = table.index_select(1, tensor({0, 7}).to(kCUDA));
+  CHECK(error_of([&] { wrong.item<float>(); }).find("embedding: index 9") == 0);
+  CHECK(error_of([&] { other.to_vector<float>(); }).find("index_select: index 7") == 0);
+  for (const Tensor& t : right) CHECK(t.item<float>() == right[0].item<float>());
+  synchronize();
+}

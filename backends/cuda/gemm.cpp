@@ -42,10 +42,23 @@ struct Plans {
   std::mutex mutex;
   std::map<GemmShape, cuda::Gemm*, Less> by_shape;
   void* workspace = nullptr;
+  size_t bytes = kWorkspace;
 };
 Plans& plans() {
   static Plans& p = *new Plans;
   return p;
+}
+
+// Once for the process, so that both modes and all steps have the same algorithms. Where there is
+// no memory for it, algorithms that need none do.
+void take_workspace(Plans& p) {
+  const OpenDevice& d = device();
+  check(d.driver->allocate(&p.workspace, p.bytes), "workspace");
+  if (!p.workspace) {
+    empty_cache();
+    check(d.driver->allocate(&p.workspace, p.bytes), "workspace");
+  }
+  if (!p.workspace) p.bytes = 0;
 }
 
 void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b, void* c) {
@@ -56,18 +69,11 @@ void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b,
   }
   Plans& p = plans();
   const std::lock_guard lock(p.mutex);
-  if (!p.workspace) {
-    // From the pool, which gives up what it caches before it says that there is none.
-    p.workspace = backend(DeviceType::CUDA).allocate(kWorkspace);
-    BRRR_CHECK(p.workspace,
-               "cuda: no device memory left for the workspace of matrix products ({} "
-               "bytes); use a smaller batch",
-               kWorkspace);
-  }
+  if (!p.workspace && p.bytes) take_workspace(p);
   cuda::Gemm*& plan = p.by_shape[shape];
-  if (!plan) check(d.tools->plan(&shape, kWorkspace, &plan), "matmul");
+  if (!plan) check(d.tools->plan(&shape, p.bytes, &plan), "matmul");
   d.counters.launches.fetch_add(1, std::memory_order_relaxed);
-  check(d.tools->multiply(plan, a, b, c, p.workspace, kWorkspace, d.stream()), "matmul");
+  check(d.tools->multiply(plan, a, b, c, p.workspace, p.bytes, d.stream()), "matmul");
 }
 
 GemmShape shape_of(const brrr::Gemm& g) {

@@ -3,21 +3,16 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "backends/cuda/support.h"
 #include "core/check.h"
 #include "core/op.h"
 
-namespace brrr {
-
-struct HostCopy {
-  char* pinned;  // The bytes, then the note of faults.
-  cuda::Event* done;
-};
-
-}  // namespace brrr
-
 namespace brrr::cuda {
+
+static constexpr size_t kCopyBytes = 256;
+static_assert(kEarlyBytes + sizeof(Fault) <= kCopyBytes);
 
 char* Staging::pinned(size_t bytes) {
   void* p = nullptr;
@@ -58,11 +53,15 @@ void Staging::to_device(void* to, const void* from, size_t bytes) {
   }
 }
 
+void Staging::open_download() {
+  if (!down_) down_ = pinned(kSlotBytes + sizeof(Fault));
+  if (!read_) check(device_.driver->make_event(&read_), "event");
+}
+
 void Staging::to_host(void* to, const void* from, size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Driver& driver = *device_.driver;
-  if (!down_) down_ = pinned(kSlotBytes + sizeof(Fault));
-  if (!read_) check(driver.make_event(&read_), "event");
+  open_download();
   size_t at = 0;
   do {
     const size_t n = std::min(kSlotBytes, bytes - at);
@@ -85,14 +84,24 @@ void Staging::to_host(void* to, const void* from, size_t bytes) {
 
 // --- early copies --------------------------------------------------------------------------------
 
+// One piece of pinned memory serves many. Whoever holds so many results reads them the slow way.
+bool Staging::more_copies() {
+  constexpr size_t kMany = 64, kMost = 4096;
+  if (copies_.size() >= kMost) return false;
+  char* at = pinned(kMany * kCopyBytes);
+  for (size_t k = 0; k < kMany; ++k) {
+    auto& c = copies_.emplace_back(std::make_unique<HostCopy>(HostCopy{at, nullptr}));
+    at += kCopyBytes;
+    check(device_.driver->make_event(&c->done), "event");
+    idle_.push_back(c.get());
+  }
+  return true;
+}
+
 HostCopy* Staging::copy_out(const void* from, size_t bytes) {
   const std::lock_guard lock(mutex_);
   const Driver& driver = *device_.driver;
-  if (idle_.empty()) {
-    auto c = std::make_unique<HostCopy>(HostCopy{pinned(kEarlyBytes + sizeof(Fault)), nullptr});
-    check(driver.make_event(&c->done), "event");
-    idle_.push_back(c.release());
-  }
+  if (idle_.empty() && !more_copies()) return nullptr;
   HostCopy* c = idle_.back();
   check(driver.copy(c->pinned, from, bytes, Way::ToHost, device_.compute), "copy to the host");
   check(driver.copy(c->pinned + kEarlyBytes, fault_locked(), sizeof(Fault), Way::ToHost,
@@ -132,20 +141,49 @@ char* Staging::fault() {
   return fault_locked();
 }
 
-void Staging::check_fault(const char* note) {
-  Fault f;
-  std::memcpy(&f, note, sizeof f);
-  if (!f.set) return;
-  check(device_.driver->fill(fault_, 0, sizeof f, device_.compute), "fill");
-  const char* op = registry().at(static_cast<size_t>(f.op))->name;
-  BRRR_CHECK(f.set == 1,
+[[noreturn]] static void raise(long set, long op, long value, long limit) {
+  const char* name = registry().at(static_cast<size_t>(op))->name;
+  BRRR_CHECK(set == 1,
              "{}: row {} has values that it cannot take (found by the device after the call; on "
              "the CPU the call says which)",
-             op, f.value);
+             name, value);
   fail(
       "{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) (found by the "
       "device after the call)",
-      op, f.value, f.limit, f.limit);
+      name, value, limit, limit);
+}
+
+// The note as it is now; copies of it that are on their way are older.
+Fault Staging::present_fault() {
+  const Driver& driver = *device_.driver;
+  Fault f;
+  check(driver.copy(down_ + kSlotBytes, fault_, sizeof f, Way::ToHost, device_.compute),
+        "copy to the host");
+  check(driver.record(read_, device_.compute), "event");
+  check(driver.wait(read_), "copy to the host");
+  std::memcpy(&f, down_ + kSlotBytes, sizeof f);
+  return f;
+}
+
+// Each fault is told of once, by the first read that finds it.
+void Staging::check_fault(const char* note) {
+  Fault f;
+  std::memcpy(&f, note, sizeof f);
+  if (later_.set) {
+    const Fault l = std::exchange(later_, Fault{});
+    raise(l.last_set, l.last_op, l.last_value, l.last_limit);
+  }
+  if (!f.set || f.serial != serial_) return;
+  open_download();
+  const Fault now = present_fault();
+  Fault clear{};
+  clear.serial = ++serial_;
+  char* through = room(sizeof clear);
+  std::memcpy(through, &clear, sizeof clear);
+  check(device_.driver->copy(fault_, through, sizeof clear, Way::ToDevice, device_.compute),
+        "copy to the device");
+  if (now.count > f.count) later_ = now;
+  raise(f.set, f.op, f.value, f.limit);
 }
 
 }  // namespace brrr::cuda

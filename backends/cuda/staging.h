@@ -3,14 +3,21 @@
 // device returns as soon as the bytes have left the caller's memory.
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/support.h"
 
 namespace brrr {
-struct HostCopy;
-}
+
+struct HostCopy {
+  char* pinned;  ///< The bytes, then the note of faults.
+  cuda::Event* done;
+};
+
+}  // namespace brrr
 
 namespace brrr::cuda {
 
@@ -41,6 +48,9 @@ class Staging {
   char* pinned(size_t bytes);
   char* fault_locked();
   void check_fault(const char* note);
+  Fault present_fault();
+  void open_download();
+  bool more_copies();
 
   static constexpr size_t kSlotBytes = size_t{4} << 20;
   static constexpr int kSlots = 4;
@@ -51,7 +61,10 @@ class Staging {
   char* down_ = nullptr;   ///< What copies to the host go through.
   Event* read_ = nullptr;  ///< Comes after the last of those.
   char* fault_ = nullptr;
-  std::vector<HostCopy*> idle_;  ///< Of those that were dropped.
+  std::vector<std::unique_ptr<HostCopy>> copies_;
+  std::vector<HostCopy*> idle_;  ///< Of those, what nobody waits for.
+  long serial_ = 0;              ///< Of the note of faults.
+  Fault later_{};                ///< A fault that came after the one told of last.
 };
 
 }  // namespace brrr::cuda

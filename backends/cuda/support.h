@@ -5,22 +5,37 @@
 
 namespace brrr::cuda {
 
-/// What a kernel notes of a value that it cannot take. Whoever writes last is told of; `set`, which
-/// all of them write, is 1 for an index outside [0, limit) and 2 for a row of values.
+/// What kernels note of values that they cannot take: the first one, which is told of, and the last
+/// one, in case it comes after the first was read. `set` is 1 for an index outside [0, limit) and 2
+/// for a row of values; `serial` grows when the note is cleared: older copies of it have been told
+/// of. Threads do not wait for each other here: of several at once, any is told of.
 BRRR_DEVICE_STRUCT(Fault, {
   long set;
   long op;
   long value;
   long limit;
+  long serial;
+  long count;
+  long last_set;
+  long last_op;
+  long last_value;
+  long last_limit;
 });
 
 inline constexpr char kSupportText[] = R"(
 BRRR_VX void note_fault(char* fault, long set, long op, long value, long limit) {
   Fault* f = (Fault*)fault;
-  f->op = op;
-  f->value = value;
-  f->limit = limit;
-  f->set = set;
+  if (!f->set) {
+    f->op = op;
+    f->value = value;
+    f->limit = limit;
+    f->set = set;
+  }
+  f->last_op = op;
+  f->last_value = value;
+  f->last_limit = limit;
+  f->last_set = set;
+  f->count += 1;
 }
 BRRR_VX bool in_range(char* fault, long i, long limit, long op) {
   if ((unsigned long)i < (unsigned long)limit) return true;
