@@ -86,7 +86,11 @@ TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it"
   const Memory memory(64);
   char byte = 1;
   staging.to_host(&byte, memory.p, 1);
-  const Fault fault{1, static_cast<long>(registry()[3]->index), 12, 7};
+  Fault fault{};
+  fault.set = 1;
+  fault.op = registry()[3]->index;
+  fault.value = 12;
+  fault.limit = 7;
   staging.to_device(staging.fault(), &fault, sizeof fault);
   staging.to_device(memory.p, &byte, 1);  // Writing goes on.
   const std::string said = error_of([&] { staging.to_host(&byte, memory.p, 1); });
