@@ -272,7 +272,9 @@ std::vector<Case> factory_cases() {
 std::vector<Case> random_cases() {
   const Tensor m = real({5, 7});
   return {
-      {"rand", {m}, [](const Tensors& x) { return like(rand({5, 7}, x[0].device()), x[0]) * x[0]; }},
+      {"rand", {m}, [](const Tensors& x) {
+         return like(rand({5, 7}, x[0].device()), x[0]) * x[0];
+       }},
       {"rand", {m}, [](const Tensors& x) { return rand_like(x[0]) - rand_like(x[0]); }},
       {"randn", {m}, [](const Tensors& x) {
          return like(randn({7}, x[0].device()), x[0]) + x[0] * randn_like(x[0]);

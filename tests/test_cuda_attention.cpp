@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "brrr.h"
-#include "tests/op_cases.h"
+#include "tests/cuda_cases.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -80,7 +80,7 @@ std::vector<AttentionOptions> options_for(const Case& s) {
 }  // namespace
 
 TEST_CASE("cuda attention: results and gradients are the CPU's") {
-  if (!cuda_available()) return;
+  if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16, kFloat16}) {
     CAPTURE(static_cast<int>(t));
     for (const Case& s : kCases) {
@@ -100,7 +100,7 @@ TEST_CASE("cuda attention: results and gradients are the CPU's") {
 }
 
 TEST_CASE("cuda attention: operands are read where they lie") {
-  if (!cuda_available()) return;
+  if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16}) {
     CAPTURE(static_cast<int>(t));
     manual_seed(4);
@@ -140,7 +140,7 @@ TEST_CASE("cuda attention: operands are read where they lie") {
 }
 
 TEST_CASE("cuda attention: what no kernel serves runs as its decomposition") {
-  if (!cuda_available()) return;
+  if (!have_device()) return;
   const Case cases[] = {{{2}, 9, 20, 8, 8}, {{2}, 9, 20, 136, 8}, {{2}, 9, 20, 8, 136}};
   for (DType t : {kFloat64, kFloat32}) {
     for (const Case& s : cases) {
@@ -156,7 +156,7 @@ TEST_CASE("cuda attention: what no kernel serves runs as its decomposition") {
 }
 
 TEST_CASE("cuda attention: a dropout mask has the CPU's elements") {
-  if (!cuda_available()) return;
+  if (!have_device()) return;
   // Equal weights and values of one row each of the identity: the result is the mask / keys.
   const int64_t n = 67;
   for (DType t : {kFloat32, kBFloat16}) {
@@ -171,7 +171,7 @@ TEST_CASE("cuda attention: a dropout mask has the CPU's elements") {
 }
 
 TEST_CASE("cuda attention: no keys, no queries, no heads, no width") {
-  if (!cuda_available()) return;
+  if (!have_device()) return;
   const Case cases[] = {{{2}, 3, 0, 8, 8},
                         {{2}, 0, 3, 8, 8},
                         {{0}, 3, 3, 8, 8},

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "brrr.h"
-#include "tests/op_cases.h"
+#include "tests/cuda_cases.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -80,7 +80,7 @@ Tensor index_add(const Tensor& base, const IntList& sizes, int64_t dim, const Te
 }
 
 #define NEEDS_GPU \
-  if (!cuda_available()) return
+  if (!have_device()) return
 
 TEST_CASE("cuda: index_select and embedding pick slices of any width, dtype and layout") {
   NEEDS_GPU;

@@ -86,7 +86,11 @@ TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it"
   const Memory memory(64);
   char byte = 1;
   staging.to_host(&byte, memory.p, 1);
-  const Fault fault{1, static_cast<long>(registry()[3]->index), 12, 7};
+  Fault fault{};
+  fault.set = 1;
+  fault.op = registry()[3]->index;
+  fault.value = 12;
+  fault.limit = 7;
   staging.to_device(staging.fault(), &fault, sizeof fault);
   staging.to_device(memory.p, &byte, 1);  // Writing goes on.
   const std::string said = error_of([&] { staging.to_host(&byte, memory.p, 1); });
@@ -147,7 +151,7 @@ TEST_CASE("cuda: a grid that CUDA has not is refused by name") {
 
 TEST_CASE("cuda: a column of more blocks than a grid is high") {
   if (!have_device()) return;
-  const int64_t rows = long_tests() ? 65536 * 256 + 5 : 300 * 256 + 5;
+  const int64_t rows = 65536 * 256 + 5;  // In blocks of 256.
   const Tensor x = ones({rows, 2}, kUInt8, kCUDA);
   CHECK(on_cpu(x.sum({0})).to_vector<int64_t>() == std::vector<int64_t>{rows, rows});
 }
