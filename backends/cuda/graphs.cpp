@@ -1,12 +1,10 @@
 #include "backends/cuda/graphs.h"
 
-#include <algorithm>
 #include <chrono>
 #include <mutex>
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
-#include "backends/cuda/support.h"
 #include "core/check.h"
 
 namespace brrr {

@@ -1,6 +1,5 @@
 #include "backends/cuda/kernels.h"
 
-#include <chrono>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -31,7 +30,6 @@ struct KeyHash {
 struct Table {
   std::mutex mutex;
   std::unordered_map<KernelKey, Function*, KeyHash> functions;
-  KernelStats stats;
 };
 Table& table() {
   static Table& t = *new Table;  // Kernels are launched while the process ends, too.
@@ -46,11 +44,9 @@ std::string cache_key(const Tools& tools, const std::string& text, int major, in
 
 // Builds kernels that are not in the table, which is locked.
 void build_into(Table& t, const std::vector<KernelText>& kernels) {
-  const auto start = std::chrono::steady_clock::now();
   const OpenDevice& d = device();
-  bool cached = false;
   const std::string image = machine_code(*d.tools, program_text(kernels), kernels[0].name,
-                                         d.properties.major, d.properties.minor, &cached);
+                                         d.properties.major, d.properties.minor);
   Module* module = nullptr;
   check(d.driver->load(image.data(), image.size(), &module), kernels[0].name);
   for (size_t i = 0; i < kernels.size(); ++i) {
@@ -60,10 +56,6 @@ void build_into(Table& t, const std::vector<KernelText>& kernels) {
           k.name);
     t.functions[k.key] = f;
   }
-  t.stats.kernels += kernels.size();
-  t.stats.from_cache += cached ? kernels.size() : 0;
-  t.stats.seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace
@@ -123,12 +115,6 @@ Function* find_kernel(const KernelKey& key, const char* name, size_t shared_byte
   if (const auto it = t.functions.find(key); it != t.functions.end()) return it->second;
   build_into(t, {{key, name, shared_bytes, text()}});
   return t.functions.at(key);
-}
-
-KernelStats kernel_stats() {
-  Table& t = table();
-  const std::lock_guard lock(t.mutex);
-  return t.stats;
 }
 
 void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,

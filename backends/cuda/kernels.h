@@ -53,11 +53,4 @@ std::string text_of(const DeviceKernel& k, const Variant& v);
 std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
                          int minor, bool* cached = nullptr);
 
-/// What compiling and loading has cost so far.
-struct KernelStats {
-  size_t kernels = 0, from_cache = 0;
-  double seconds = 0;
-};
-KernelStats kernel_stats();
-
 }  // namespace brrr::cuda
