@@ -22,7 +22,7 @@ Tensor weights_like(const Tensor& t, uint64_t salt) {
     x ^= x << 17;
     v = 0.5 + static_cast<double>(x >> 11) * 0x1p-53;
   }
-  return from_blob(static_cast<const void*>(w.data()), t.sizes(), kFloat64);
+  return from_blob(static_cast<const void*>(w.data()), t.sizes(), kFloat64).to(t.device());
 }
 
 Tensor weighted(const Function& fn, const std::vector<Tensor>& in) {
@@ -49,17 +49,19 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
       constant ? std::vector<Tensor>(wanted.size()) : grad({y}, wanted, {.allow_unused = true});
   NoGradGuard no_grad;
   for (size_t k = 0; k < wanted.size(); ++k) {
-    double* x = wanted[k].data<double>();
+    const Tensor x = wanted[k].view({-1});
+    const std::vector<double> values = x.to_vector<double>();
+    auto at = [&](int64_t i, double value) {
+      x.narrow(0, i, 1).fill_(value);
+      return weighted(fn, in).item<double>();
+    };
     const auto analytic = grads[k].defined()
                               ? grads[k].to_vector<double>()
                               : std::vector<double>(static_cast<size_t>(wanted[k].numel()));
     for (int64_t i = 0; i < wanted[k].numel(); ++i) {
-      const double was = x[i];
-      x[i] = was + o.step;
-      const double high = weighted(fn, in).item<double>();
-      x[i] = was - o.step;
-      const double low = weighted(fn, in).item<double>();
-      x[i] = was;
+      const double was = values[static_cast<size_t>(i)];
+      const double high = at(i, was + o.step), low = at(i, was - o.step);
+      x.narrow(0, i, 1).fill_(was);
       const double numeric = (high - low) / (2 * o.step);
       const double a = analytic[static_cast<size_t>(i)];
       double error = std::fabs(a - numeric) / (1 + std::fabs(numeric));
@@ -95,7 +97,7 @@ GradcheckResult gradcheck(const Function& fn, const std::vector<Tensor>& inputs,
     }
     EnableGradGuard enable;
     const auto g = grad({weighted(fn, at)}, wanted, {.create_graph = true, .allow_unused = true});
-    Tensor total = full({}, 0.0, kFloat64);
+    Tensor total = full({}, 0.0, kFloat64, at[0].device());
     for (size_t k = 0; k < g.size(); ++k) {
       if (g[k].defined()) total = total + (g[k] * weights_like(g[k], 7 + k)).sum();
     }

@@ -26,6 +26,15 @@ bool cuda_available() {
   }
 }
 
+static thread_local constinit Device made_on = kCPU;
+void set_default_device(Device device) {
+  backend(device.type);  // Throws here, not at the first tensor.
+  made_on = device;
+}
+Device default_device() {
+  return made_on;
+}
+
 void synchronize(Device device) {
   backend(device.type).synchronize();
 }

@@ -12,6 +12,12 @@ namespace brrr {
 /// are there. Where they are not, making such a tensor throws and says which is missing.
 bool cuda_available();
 
+/// Where this thread makes tensors for which no device is given: zeros, randn, tensor and their
+/// like, and so the parameters of models. kCPU at the start. from_blob, files and data sets stay on
+/// the CPU. Throws, saying what is missing, where there is no such device.
+void set_default_device(Device device);
+Device default_device();
+
 /// Waits until everything queued on the device has run. Throws what went wrong there, if anything:
 /// an index that was out of range, say, whose call has long returned.
 void synchronize(Device device = kCUDA);

@@ -88,6 +88,11 @@ PointwiseProgram program_of(const Recording& r, const Group& g, const Schedule& 
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, stats), device_(backend(DeviceType::CUDA)) {
+  // Whatever a slot held is nobody's any more when a replay begins.
+  memory_ = plan_memory(r_, schedule_, r_.survivors);
+#ifndef NDEBUG
+  verify_memory(r_, schedule_, memory_);
+#endif
   handed_.resize(r.survivors.size());
   dying_.resize(r.survivors.size());
   find_externals();
@@ -281,7 +286,10 @@ void DevicePlan::resolve() {
   }
   for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k];
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    if (memory_.offset[st] >= 0) bound_[st]->data = arena_ + memory_.offset[st];
+    if (memory_.offset[st] < 0) continue;
+    const uint32_t host = memory_.host[st];
+    char* const base = host == kNone ? arena_ : static_cast<char*>(bound_[host]->data);
+    bound_[st]->data = base + memory_.offset[st];
   }
   for (Launch& l : launches_) {
     for (const auto& [word, id] : l.addresses) {

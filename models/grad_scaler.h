@@ -10,7 +10,7 @@ struct GradScalerOptions {
   double growth = 2;     ///< Factor after `interval` good steps in a row.
   double backoff = 0.5;  ///< Factor after a step with infinite or NaN gradients.
   int64_t interval = 2000;
-  Device device = kCPU;  ///< Where the model is.
+  Device device = default_device();  ///< Where the model is.
 };
 
 /// A scale for the loss that adapts itself. All of it, with the decision to skip a step, is device

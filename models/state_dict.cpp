@@ -86,10 +86,10 @@ StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
 }
 
 Tensor number(double v) {
-  return full({}, v, kFloat64);
+  return full({}, v, kFloat64, kCPU);
 }
 Tensor number(int64_t v) {
-  return full({}, v, kInt64);
+  return full({}, v, kInt64, kCPU);
 }
 
 }  // namespace brrr

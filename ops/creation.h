@@ -20,7 +20,7 @@ class CreationOp : public OpDef {
 /// the random stream, say) is used up by a call that throws.
 class CreationCall {
  public:
-  CreationCall(const CreationOp& op, const IntList& sizes, DType dtype, Device device = kCPU);
+  CreationCall(const CreationOp& op, const IntList& sizes, DType dtype, Device device);
   template <class T> CreationCall& push(T word) {
     call_.attrs.push(word);
     return *this;

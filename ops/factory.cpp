@@ -265,11 +265,12 @@ Tensor eye(int64_t n, int64_t m, Device device) {
 
 // --- from host memory ----------------------------------------------------------------------------
 
-static Tensor from_host(const void* data, const IntList& sizes, DType dtype) {
-  if (context.recorder) return context.recorder->host_data(data, Meta{sizes, dtype, kCPU});
-  Tensor t = raw_empty(sizes, dtype, kCPU);
+static Tensor from_host(const void* data, const IntList& sizes, DType dtype,
+                        Device device = default_device()) {
+  if (context.recorder) return context.recorder->host_data(data, Meta{sizes, dtype, device});
+  Tensor t = raw_empty(sizes, dtype, device);
   const size_t bytes = static_cast<size_t>(t.numel()) * itemsize(dtype);
-  if (bytes) backend(DeviceType::CPU).copy_from_host(t.impl()->data(), data, bytes);
+  if (bytes) backend(device.type).copy_from_host(t.impl()->data(), data, bytes);
   return t;
 }
 
@@ -339,7 +340,7 @@ Tensor tensor(const std::vector<int32_t>& v) {
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy) {
   const int64_t n = numel_of(sizes);
   BRRR_CHECK(data || n == 0, "from_blob: a null pointer for sizes {}", to_string(sizes));
-  if (copy) return from_host(data, sizes, dtype);
+  if (copy) return from_host(data, sizes, dtype, kCPU);
   check_host_access("from_blob", nullptr);
   BRRR_CHECK(reinterpret_cast<uintptr_t>(data) % itemsize(dtype) == 0,
              "from_blob: the address is not aligned to the {} bytes of a {}; let it copy",

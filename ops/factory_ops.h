@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "core/device.h"
 #include "core/rng.h"
 #include "core/tensor.h"
 
@@ -32,25 +33,26 @@ Tensor tensor(const std::vector<float>& v);
 Tensor tensor(const std::vector<double>& v);  ///< float64
 Tensor tensor(const std::vector<int64_t>& v);
 Tensor tensor(const std::vector<int32_t>& v);
-/// A tensor of host memory: a copy, or with `copy` false the memory itself, which must outlive it.
+/// A tensor of host memory, on the CPU: a copy, or with `copy` false the memory itself, which must
+/// outlive it.
 Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy = true);
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy = true);
 
 // --- filled
 // -----------------------------------------------------------------------------------------------
-Tensor empty(const IntList& sizes, DType dtype = kFloat32, Device device = kCPU);
-Tensor zeros(const IntList& sizes, DType dtype = kFloat32, Device device = kCPU);
+Tensor empty(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
+Tensor zeros(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor zeros(const IntList& sizes, Device device);
-Tensor ones(const IntList& sizes, DType dtype = kFloat32, Device device = kCPU);
+Tensor ones(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor ones(const IntList& sizes, Device device);
 /// full({3}, 2) is int64, full({3}, 2.0) float32, full({3}, true) bool.
 Tensor full(const IntList& sizes, Scalar v);
-Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = kCPU);
-Tensor arange(Scalar end, Device device = kCPU);
+Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = default_device());
+Tensor arange(Scalar end, Device device = default_device());
 /// int64 if all are integers, else float32
-Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = kCPU);
-Tensor linspace(double start, double end, int64_t steps, Device device = kCPU);
-Tensor eye(int64_t n, int64_t m = -1, Device device = kCPU);
+Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = default_device());
+Tensor linspace(double start, double end, int64_t steps, Device device = default_device());
+Tensor eye(int64_t n, int64_t m = -1, Device device = default_device());
 Tensor empty_like(const Tensor& t);
 Tensor zeros_like(const Tensor& t);
 Tensor ones_like(const Tensor& t);
@@ -58,18 +60,20 @@ Tensor full_like(const Tensor& t, Scalar v);
 
 // --- random: one draw of the stream each
 // -------------------------------------------------------------------
-Tensor rand(const IntList& sizes, Device device = kCPU);   ///< Uniform in [0, 1), float32.
-Tensor randn(const IntList& sizes, Device device = kCPU);  ///< Standard normal, float32.
+Tensor rand(const IntList& sizes,
+            Device device = default_device());  ///< Uniform in [0, 1), float32.
+Tensor randn(const IntList& sizes,
+             Device device = default_device());  ///< Standard normal, float32.
 /// Integers in [low, high), int64.
-Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = kCPU);
+Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = default_device());
 Tensor rand_like(const Tensor& t);
 Tensor randn_like(const Tensor& t);
 /// A random permutation of 0..n-1, int64.
-Tensor randperm(int64_t n, Device device = kCPU);
+Tensor randperm(int64_t n, Device device = default_device());
 /// 0 with probability p, else 1 / (1 - p), in the dtype of `like`.
 Tensor dropout_mask(const Tensor& like, double p);
 /// int64 [2]: seed and number of one draw, for kernels that make its values tile by tile.
-Tensor draw_key(Device device = kCPU);
+Tensor draw_key(Device device = default_device());
 /// The mask that dropout_mask would have made with that draw.
 Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType dtype);
 /// x times a dropout mask while training, else x.

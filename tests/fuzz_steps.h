@@ -45,7 +45,7 @@ struct State {
 
 /// Bits of every element, with one NaN for all of them.
 inline std::vector<uint64_t> bits_of(const Tensor& t) {
-  const Tensor dense = t.detach().contiguous();
+  const Tensor dense = t.detach().contiguous().to(kCPU);
   std::vector<uint64_t> bits(static_cast<size_t>(t.numel()));
   const size_t item = itemsize(t.dtype());
   for (size_t k = 0; k < bits.size(); ++k) {

@@ -1,3 +1,26 @@
 // The entry point of brrr_tests; the cases are in the other files of this folder.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+//
+// BRRR_TEST_DEVICE=cuda runs cases that know of no device on that one: what they make is made
+// there.
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/device.h"
+#include "core/error.h"
+
+int main(int argc, char** argv) {
+  const char* device = std::getenv("BRRR_TEST_DEVICE");
+  if (device && std::string_view(device) == "cuda") {
+    try {
+      brrr::set_default_device(brrr::kCUDA);
+    } catch (const brrr::Error& e) {
+      std::printf("skipped: no device (%s)\n", e.what());
+      return 0;
+    }
+  }
+  return doctest::Context(argc, argv).run();
+}

@@ -15,10 +15,14 @@ namespace brrr::test {
 inline std::vector<char> bytes_of(const Tensor& t) {
   if (!t.defined()) return {};
   NoGradGuard guard;
-  const Tensor dense = t.detach().clone();
+  const Tensor dense = t.detach().contiguous().to(kCPU);
   std::vector<char> b(static_cast<size_t>(dense.numel()) * itemsize(dense.dtype()));
   if (!b.empty()) std::memcpy(b.data(), dense.data_ptr(), b.size());
   return b;
+}
+/// What tensors hold of the memory of the device that they are made on.
+inline size_t live_bytes() {
+  return memory_stats(default_device()).live;
 }
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.defined() != b.defined()) return false;

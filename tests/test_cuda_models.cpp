@@ -1,6 +1,7 @@
 // Models train on a device as they do on the CPU: the same program, losses that differ by rounding.
 
 #include <cmath>
+#include <thread>
 
 #include "brrr.h"
 #include "tests/cuda_cases.h"
@@ -135,4 +136,35 @@ TEST_CASE("cuda: second derivatives stay on the device") {
   };
   const Tensor x = sampled({5, 7}, kFloat32, 0.5, 2);
   check_close(on_cpu(second(x.to(kCUDA))), second(x), 1e-6);
+}
+
+TEST_CASE("cuda: what is made without a device goes to the default one, in this thread") {
+  if (!have_device()) return;
+  const Device before = default_device();
+  set_default_device(kCUDA);
+  const MLP model({.sizes = {4, 3}, .activation = "relu"});
+  const std::vector<Tensor> made{
+      zeros({2}),           full({2}, 1.0),       arange(3), rand({2}), randperm(4),
+      tensor({1.0f, 2.0f}), model.parameters()[0]};
+  Device elsewhere = kCUDA;
+  std::thread([&] { elsewhere = default_device(); }).join();
+  const float number = 1;
+  const Tensor blob = from_blob(&number, {1}, kFloat32);
+  set_default_device(before);
+  for (const Tensor& t : made) CHECK(t.device() == kCUDA);
+  CHECK(blob.device() == kCPU);
+  CHECK(elsewhere == kCPU);
+  CHECK(zeros({2}).device() == before);
+}
+
+TEST_CASE("cuda: gradcheck takes inputs on the device") {
+  if (!have_device()) return;
+  const auto fn = [](const std::vector<Tensor>& in) { return (in[0] * in[1].exp()).tanh(); };
+  const std::vector<Tensor> in{randn({2, 3}, kCUDA).to(kFloat64), randn({3}, kCUDA).to(kFloat64)};
+  const GradcheckResult r = gradcheck(fn, in, {.second_order = true});
+  CHECK_MESSAGE(r.ok, r.report);
+  const auto wrong = [](const std::vector<Tensor>& at) {
+    return at[0] * at[0].detach();  // Half of the gradient is missing.
+  };
+  CHECK_FALSE(gradcheck(wrong, {in[0]}, {}).ok);
 }

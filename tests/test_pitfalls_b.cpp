@@ -144,7 +144,7 @@ TEST_CASE("pitfall B5: the function throws at any point, on any call") {
   }
 }
 
-TEST_CASE("pitfall B5: every allocation of a step fails once") {
+TEST_CASE("pitfall B5: every allocation of a step fails once" * doctest::test_suite("host")) {
   // A first call that walks, one that builds, a replay, each with memory refused at allocation k.
   struct Case {
     int before;
@@ -161,7 +161,7 @@ TEST_CASE("pitfall B5: every allocation of a step fails once") {
       const Tensor x = data.clone();
       e.kept = Tensor();
       const Trace old = e.state(x);
-      const size_t live = cpu::memory_stats().live;
+      const size_t live = live_bytes();
       cpu::fail_after(k);
       const std::string text = error_of([&] { step(x, labels()); });
       cpu::fail_after(-1);
@@ -169,7 +169,7 @@ TEST_CASE("pitfall B5: every allocation of a step fails once") {
       ++failures;
       CHECK(contains(text, "out of memory"));
       e.kept = Tensor();
-      CHECK(cpu::memory_stats().live <= live);
+      CHECK(live_bytes() <= live);
       CHECK(first_difference(old, e.state(x)) == -1);
       const RngState rng = rng_state();
       const Tensor loss = step(x, labels());
@@ -181,7 +181,8 @@ TEST_CASE("pitfall B5: every allocation of a step fails once") {
   }
 }
 
-TEST_CASE("pitfall B5: an in-place op on overlapping memory fails after other writes") {
+TEST_CASE("pitfall B5: an in-place op on overlapping memory fails after other writes" *
+          doctest::test_suite("host")) {
   for (const bool fuse : {true, false}) {
     Tensor a = ones({8}), m = randn({6, 6});
     auto step = brrr::step(
@@ -207,7 +208,7 @@ TEST_CASE("pitfall B5: an in-place op on overlapping memory fails after other wr
   }
 }
 
-TEST_CASE("pitfall B5: an index out of range, on any call") {
+TEST_CASE("pitfall B5: an index out of range, on any call" * doctest::test_suite("host")) {
   const Tensor good = tensor(std::vector<int64_t>{0, 1, 2});
   const Tensor bad = tensor(std::vector<int64_t>{0, 1, 7});
   for (int before : {0, 1, 3}) {
@@ -265,7 +266,8 @@ TEST_CASE("pitfall B5: a tape from before the step is used up only if the step r
   }
 }
 
-TEST_CASE("pitfall B5: a failed build trains on, says why, and leaks nothing") {
+TEST_CASE("pitfall B5: a failed build trains on, says why, and leaks nothing" *
+          doctest::test_suite("host")) {
   TempCache cache;
   const auto none = [](Everything&) {};
   SUBCASE("one build fails") {
@@ -286,10 +288,10 @@ TEST_CASE("pitfall B5: a failed build trains on, says why, and leaks nothing") {
   }
   SUBCASE("no compiler at all") {
     Env off("BRRR_JIT", "off");
-    const size_t live = cpu::memory_stats().live;
+    const size_t live = live_bytes();
     survives(
         2, kEarly, [](Everything&, auto&&) {}, none);
-    CHECK(cpu::memory_stats().live <= live);
+    CHECK(live_bytes() <= live);
   }
   SUBCASE("a compiler that fails") {
     Env bad("BRRR_CXX", "/bin/false");

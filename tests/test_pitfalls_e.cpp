@@ -2,7 +2,6 @@
 #include <chrono>
 #include <memory>
 
-#include "backends/cpu/allocator.h"
 #include "pitfalls.h"
 #include "temp_cache.h"
 
@@ -45,12 +44,12 @@ TEST_CASE("pitfall D5: guards cost little (smoke; the benchmark measures them)")
   MESSAGE("200 ops verified and replayed in " << best << " us");
   CHECK(best < 400);  // 2 us an op: ten times what it takes, for sanitizers and busy machines.
   // A replay asks the allocator for its result and its arena only.
-  const size_t before = cpu::memory_stats().allocations;
+  const size_t before = memory_stats(default_device()).allocations;
   step(x);
-  CHECK(cpu::memory_stats().allocations - before <= 2);
+  CHECK(memory_stats(default_device()).allocations - before <= 2);
 }
 
-TEST_CASE("pitfall D6: step.input is the slot itself") {
+TEST_CASE("pitfall D6: step.input is the slot itself" * doctest::test_suite("host")) {
   auto step = brrr::step([](const Tensor& x, const Tensor& y) { return (x * y).sum(); }, kEarly);
   Tensor x = step.input(0, {4, 3}), y = step.input(1, {3}, kFloat64);
   CHECK(x.is_same(step.input(0, {4, 3})));
@@ -172,7 +171,7 @@ TEST_CASE("pitfall E3: a debug run names the first op that is not finite") {
   CHECK(w.version() == 0);
 }
 
-TEST_CASE("pitfall E5: verify_every runs a shadow and finds a wrong kernel") {
+TEST_CASE("pitfall E5: verify_every runs a shadow") {
   auto scenario = [](const StepOptions& options, Trace& t) {
     StepOptions o = options;
     o.verify_every = o.mode == Mode::Graph ? 2 : 0;
@@ -199,6 +198,9 @@ TEST_CASE("pitfall E5: verify_every runs a shadow and finds a wrong kernel") {
     }
   };
   same_in_all_modes(scenario);
+}
+
+TEST_CASE("pitfall E5: verify_every finds a wrong kernel" * doctest::test_suite("host")) {
   // A compiler that makes wrong kernels: x * 3 where the text says x * 2.
   TempCache cache;
   const std::string liar = cache.dir + "/liar";
@@ -252,7 +254,8 @@ TEST_CASE("pitfall E6: nothing has to be declared") {
   });
 }
 
-TEST_CASE("pitfall E7: require_graph throws with the reason; everything is counted") {
+TEST_CASE("pitfall E7: require_graph throws with the reason; everything is counted" *
+          doctest::test_suite("host")) {
   TempCache cache;
   auto body = [](const Tensor& x) { return (x * 2.0 + 1.0).tanh(); };
   {

@@ -3,8 +3,6 @@
 
 #include <brrr/brrr.h>
 
-#include "backends/cpu/allocator.h"
-
 using namespace brrr;
 
 // The update of a bias can share a kernel with the copy that makes its gradient, long before the
@@ -28,10 +26,10 @@ TEST_CASE("graph: updates wait for what can fail, so that a replay copies no par
       StepOptions{.require_graph = true});
   const Tensor x = randn({4, 128}), y = randint(0, 128, {4});
   for (int k = 0; k < 3; ++k) train(x, y);
-  const size_t live = cpu::memory_stats().live;
-  cpu::reset_peak();
+  const size_t live = memory_stats(default_device()).live;
+  reset_peak_memory(default_device());
   train(x, y);
-  const size_t more = cpu::memory_stats().peak - live;
+  const size_t more = memory_stats(default_device()).peak - live;
   // New gradients, beside the old ones until the step cannot fail any more, and the arena.
   CHECK(more < parameter_bytes + train.stats().arena_bytes + parameter_bytes / 2);
   CHECK(train.stats().fallbacks == 0);
@@ -41,7 +39,7 @@ TEST_CASE("graph: updates wait for what can fail, so that a replay copies no par
 TEST_CASE("tape: a saved tensor that is changed in place does not keep its history alive") {
   Tensor a = ones({1000});
   a.set_requires_grad(true);
-  const size_t live = cpu::memory_stats().live;
+  const size_t live = memory_stats(default_device()).live;
   for (const bool differentiable : {false, true}) {
     for (const int rounds : {1, 3}) {
       Tensor b = differentiable ? a * 2.0 : ones({1000});
@@ -49,7 +47,7 @@ TEST_CASE("tape: a saved tensor that is changed in place does not keep its histo
       if (rounds == 1) continue;
       CHECK_THROWS_WITH_AS(b.sum().backward(), doctest::Contains("changed in place"), Error);
     }
-    CHECK(cpu::memory_stats().live == live);
+    CHECK(memory_stats(default_device()).live == live);
   }
   // Reached later, beside a history that does not lead there.
   {
@@ -58,7 +56,7 @@ TEST_CASE("tape: a saved tensor that is changed in place does not keep its histo
     b.add_(a * 3.0);
     b.add_(y);
   }
-  CHECK(cpu::memory_stats().live == live);
+  CHECK(memory_stats(default_device()).live == live);
   // What nobody changed keeps its history for a gradient's gradient.
   const Tensor b = a * a;
   const Tensor first = grad({(b * b).sum()}, {a}, {.create_graph = true})[0];
