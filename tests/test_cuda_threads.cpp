@@ -1,0 +1,95 @@
+// Captures and replays while other threads use the device.
+
+#include <atomic>
+#include <thread>
+
+#include "backends/cuda/device.h"
+#include "brrr.h"
+#include "tests/cuda_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+// A thread that makes tensors on the device, copies them both ways and runs kernels, until it goes.
+class Busy {
+ public:
+  explicit Busy(int seed)
+      : thread_([this, seed] {
+          for (int i = 0; !stop_; ++i) {
+            const int64_t n = 1 + (seed * 7919 + i * 131) % 5000;
+            const std::vector<float> numbers(static_cast<size_t>(n), 0.5f * static_cast<float>(i));
+            const Tensor there = tensor(numbers).to(kCUDA);
+            const auto back = (there + 1.0).to_vector<float>();
+            wrong_ += back[static_cast<size_t>(n - 1)] != 0.5f * static_cast<float>(i) + 1;
+            if (i % 16 == 0) empty_cache();
+            ++rounds_;
+          }
+        }) {}
+  // Rounds that gave something else than they should have.
+  int finish() {
+    while (rounds_ < 3) std::this_thread::yield();
+    stop_ = true;
+    thread_.join();
+    return wrong_;
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::atomic<int> rounds_{0}, wrong_{0};
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("cuda step: pitfall B3: a hundred captures while other threads use the device") {
+  if (!have_device()) return;
+  const Tensor w = randn({8, 8}, kCUDA);
+  auto body = [&](const Tensor& x) { return (x.matmul(w) * 0.5).tanh().sum(); };
+  body(randn({2, 8}, kCUDA));  // Its kernels are there before anybody is in a hurry.
+  Busy first(1), second(2);
+  for (int i = 0; i < 100; ++i) {
+    auto step = brrr::step(
+        body, StepOptions{.require_graph = true, .build_at_first_call = true, .fuse = false});
+    const Tensor x = randn({2, 8}, kCUDA);
+    for (int k = 0; k < 2; ++k) check_same(on_cpu(step(x)), on_cpu(body(x)));
+    CHECK(step.stats().launches_per_replay == 1);
+    CHECK(step.stats().fallbacks == 0);
+  }
+  CHECK(first.finish() == 0);
+  CHECK(second.finish() == 0);
+}
+
+TEST_CASE("cuda step: two threads, a step each and one arena") {
+  if (!have_device()) return;
+  const Tensor w = randn({16, 16}, kCUDA);
+  std::atomic<int> wrong{0};
+  auto work = [&](int seed) {
+    auto body = [&](const Tensor& x) { return ((x * 2.0).matmul(w).exp() + x).matmul(w).sum({1}); };
+    auto step = brrr::step(body, StepOptions{.require_graph = true});
+    for (int i = 0; i < 30; ++i) {
+      const Tensor x = full({4 + seed, 16}, 0.01 * (i + seed), kFloat32, kCUDA);
+      const Tensor y = step(x);
+      wrong += !difference(on_cpu(y), on_cpu(body(x))).empty();
+    }
+  };
+  std::thread other([&] { work(3); });
+  work(1);
+  other.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("pitfall B4: nothing is queued on the legacy stream") {
+  if (!have_device()) return;
+  // That stream is the null pointer: the boundary takes no work for it, so none has ever reached
+  // it.
+  const cuda::Driver& d = *cuda::device().driver;
+  char byte = 0;
+  const Tensor there = zeros({4}, kCUDA);
+  CHECK(d.fill(there.data_ptr(), 1, 4, nullptr) != nullptr);
+  CHECK(d.copy(&byte, there.data_ptr(), 1, cuda::Way::ToHost, nullptr) != nullptr);
+  CHECK(d.synchronize(nullptr) != nullptr);
+  CHECK(d.begin_capture(nullptr) != nullptr);
+  check_same(on_cpu(there), zeros({4}));
+}
