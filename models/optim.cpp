@@ -31,6 +31,7 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
     BRRR_CHECK(p.defined() && is_floating(p.dtype()) && p.is_leaf(),
                "{}: parameter {} ({}) must be a floating leaf", name, i, describe(p.impl()));
     BRRR_CHECK(seen.insert(p.impl()).second, "{}: parameter {} is listed twice", name, i);
+    devices_.push_back(p.device());
   }
   lr_ = control_cell(lr);
   weight_decay_ = control_cell(weight_decay);
@@ -57,8 +58,13 @@ void Optimizer::step(const Tensor& skip) {
              describe(skip.impl()));
   NoGradGuard guard;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor g = parameters_[i].grad();
-    if (g.defined()) update(i, parameters_[i], g, skip);
+    const Tensor &p = parameters_[i], g = p.grad();
+    if (!g.defined()) continue;
+    BRRR_CHECK(p.device() == devices_[i] || state_.empty(),
+               "{}: parameter {} is on {}, its state on {}; make the optimiser after "
+               "model.to(device)",
+               name_, i, brrr::name(p.device()), brrr::name(devices_[i]));
+    update(i, p, g, skip);
   }
 }
 

@@ -59,6 +59,7 @@ class Optimizer {
   std::vector<NamedTensor> numbers() const;
   const char* name_;
   std::vector<Tensor> parameters_;
+  std::vector<Device> devices_;  ///< Of the parameters, when their state was made.
   std::vector<NamedTensor> state_;
   Ref<ControlCell> lr_, weight_decay_;
 };

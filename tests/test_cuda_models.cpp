@@ -168,3 +168,19 @@ TEST_CASE("cuda: gradcheck takes inputs on the device") {
   };
   CHECK_FALSE(gradcheck(wrong, {in[0]}, {}).ok);
 }
+
+TEST_CASE("cuda: an optimiser made before the model moved says so") {
+  if (!have_device()) return;
+  Linear layer(3, 2);
+  optim::AdamW adam(layer.parameters(), {});
+  optim::SGD plain(layer.parameters(), {.lr = 0.5});
+  layer.to(kCUDA);
+  const Tensor before = on_cpu(layer.weight).clone();
+  layer(randn({4, 3}, kCUDA)).sum().backward();
+  CHECK(error_of([&] { adam.step(); }) ==
+        "AdamW: parameter 0 is on cuda:0, its state on cpu; make the optimiser after "
+        "model.to(device)");
+  check_same(on_cpu(layer.weight), before);
+  plain.step();  // It has no state.
+  CHECK(difference(on_cpu(layer.weight), before) != "");
+}
