@@ -69,7 +69,7 @@ class StepCore {
   StepStats stats();
   std::string explain();
   std::string dot();
-  Tensor input(int index, const IntList& sizes, DType dtype);
+  Tensor input(int index, const IntList& sizes, DType dtype, Device device);
 
  private:
   std::unique_ptr<Session> take_session();

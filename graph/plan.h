@@ -41,6 +41,8 @@ class Plan {
   /// `old`'s memory may be the new one's.
   virtual bool may_reuse(const TensorImpl& old, size_t k) = 0;
 
+  /// Where replays run.
+  virtual Device device() const = 0;
   /// References to a survivor that the plan keeps for itself.
   virtual uint32_t holders(const Storage* s) const = 0;
 

@@ -212,7 +212,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
   // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
   auto settled = [&] {
-    if (trial && !r.storages.empty()) backend(r.storages[0].device.type).synchronize();
+    if (trial) backend(e.plan->device().type).synchronize();
     return trial ? Clock::now() : Clock::time_point();
   };
   const auto begin = settled();
@@ -344,15 +344,20 @@ StepStats StepCore::stats() {
   return stats_;
 }
 
-Tensor StepCore::input(int index, const IntList& sizes, DType dtype) {
+Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device device) {
   BRRR_CHECK(index >= 0, "step.input: argument {} does not exist", index);
+  for (int64_t n : sizes) {
+    BRRR_CHECK(n >= 0, "step.input: sizes must not be negative, got {}", to_string(sizes));
+  }
+  BRRR_CHECK(device.index == 0, "step.input: there is no {}; use {}", name(device), name(kCUDA));
   check_host_access("step.input", nullptr);
   std::lock_guard lock(mutex_);
   auto at = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& slot) {
-    return slot.first == index && slot.second.sizes() == sizes && slot.second.dtype() == dtype;
+    const Tensor& t = slot.second;
+    return slot.first == index && t.sizes() == sizes && t.dtype() == dtype && t.device() == device;
   });
   if (at == inputs_.end()) {
-    at = inputs_.insert(at, {index, zeros(sizes, dtype)});
+    at = inputs_.insert(at, {index, zeros(sizes, dtype, device)});
     // As many as there may be recordings: the argument's oldest goes.
     const auto same = [&](const auto& slot) { return slot.first == index; };
     if (std::count_if(inputs_.begin(), inputs_.end(), same) > options_.max_entries) {
@@ -388,8 +393,8 @@ std::string StepHandle::explain() const {
 std::string StepHandle::dot() const {
   return core_->dot();
 }
-Tensor StepHandle::input(int index, const IntList& sizes, DType dtype) {
-  return core_->input(index, sizes, dtype);
+Tensor StepHandle::input(int index, const IntList& sizes, DType dtype, Device device) {
+  return core_->input(index, sizes, dtype, device);
 }
 
 }  // namespace brrr::graph
