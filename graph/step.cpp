@@ -42,8 +42,9 @@ StepCore::StepCore(StepOptions options) : options_(options) {
              options.verify_every);
 }
 
-std::unique_ptr<Session> StepCore::take_session() {
+std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   std::lock_guard lock(mutex_);
+  arguments_ = std::max(arguments_, arguments);
   std::unique_ptr<Session> s;
   if (sessions_.empty()) {
     s = std::make_unique<Session>();
@@ -75,7 +76,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     return false;
   }
   if (is_frozen_ && run_frozen(args, n, frozen)) return true;
-  auto s = take_session();
+  auto s = take_session(n);
   const auto begin = Clock::now();
   s->pass.begin(s->candidates);
   try {
@@ -352,6 +353,9 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
   BRRR_CHECK(device.index == 0, "step.input: there is no {}; use {}", name(device), name(kCUDA));
   check_host_access("step.input", nullptr);
   std::lock_guard lock(mutex_);
+  BRRR_CHECK(stats_.calls == 0 || index < static_cast<int>(arguments_),
+             "step.input: argument {} does not exist: the step has been called with {}", index,
+             arguments_);
   auto at = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& slot) {
     const Tensor& t = slot.second;
     return slot.first == index && t.sizes() == sizes && t.dtype() == dtype && t.device() == device;

@@ -161,8 +161,8 @@ template <class F> class Step {
   std::string dot() const { return handle_.dot(); }
   /// A tensor for argument `index` to write the next batch into: the same one on every call, so
   /// that nothing has to be copied or bound anew. On a GPU write it with copy_(), which takes a
-  /// tensor of the CPU too. Throws for a negative index or size, inside a step, and where there is
-  /// no such device.
+  /// tensor of the CPU too. Throws for an argument that the calls so far did not have, for negative
+  /// sizes, inside a step, and where there is no such device.
   Tensor input(int index, const IntList& sizes, DType dtype = kFloat32, Device device = kCPU) {
     return handle_.input(index, sizes, dtype, device);
   }

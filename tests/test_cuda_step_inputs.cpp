@@ -45,14 +45,10 @@ TEST_CASE("cuda step: pitfall A21: host data made inside the function is fresh o
     buffer[0] = -1;  // The copies were made already.
     Tensor changed = tensor({1, 2 * k}).to(kCUDA);
     changed.add_(3);
-    return std::tuple{x + a,
-                      b * x,
-                      t.exp(),
-                      embedding(table, ids),
-                      v.to(kFloat32) * x,
-                      none.sum(),
-                      changed,
-                      tensor(0.5 * k).to(kCUDA) * x};
+    Tensor passing = tensor({1.5 * k, 1.0, 2.0}).to(kCUDA);
+    passing.select(0, 1).mul_(3.0);
+    return std::tuple{x + a + passing,    b * x,      t.exp(), embedding(table, ids),
+                      v.to(kFloat32) * x, none.sum(), changed, tensor(0.5 * k).to(kCUDA) * x};
   };
   auto step = brrr::step(body, kReplayed);
   auto unfused = brrr::step(body, StepOptions{.require_graph = true, .fuse = false});
@@ -320,6 +316,9 @@ TEST_CASE("cuda step: pitfall D6: step.input says what is wrong") {
   CHECK(contains(said(-1, {2}, kCUDA), "step.input: argument -1 does not exist"));
   CHECK(contains(said(0, {2, -3}, kCUDA), "step.input: sizes must not be negative, got [2, -3]"));
   CHECK(contains(said(0, {2}, {DeviceType::CUDA, 1}), "step.input: there is no cuda:1"));
+  step(ones({2}, kCUDA));
+  CHECK(
+      contains(said(1, {2}, kCUDA), "argument 1 does not exist: the step has been called with 1"));
   // What does not fit is refused by who writes it.
   Tensor x = step.input(0, {2, 3}, kFloat32, kCUDA);
   CHECK(contains(error_of([&] { x.copy_(ones({2, 4})); }), "copy"));
