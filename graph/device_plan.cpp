@@ -38,6 +38,7 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
   try {
     generate_kernels(stats);
     allocate_fixed();
+    counts_.upload_bytes = block_bytes_;
   } catch (...) {
     free_fixed();
     throw;

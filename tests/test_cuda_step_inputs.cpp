@@ -224,6 +224,19 @@ TEST_CASE("cuda step: reading the device inside a step is refused, computing on 
   }
   CHECK(both.stats().fallbacks == 2);
   CHECK(contains(both.stats().last_fallback, "on the CPU and on a GPU"));
+  // What has no effect is no work on the CPU.
+  const Tensor here = randn({3});
+  auto idle = brrr::step(
+      [&](const Tensor& x) {
+        (here + x).exp();
+        return x.to(kCUDA) * 2.0;
+      },
+      StepOptions{.verify_every = 2, .require_graph = true});
+  for (int i = 0; i < 5; ++i) {
+    const Tensor x = randn({3});
+    check_same(on_cpu(idle(x)), x * 2.0);
+  }
+  check_replayed(idle.stats());
   auto strict = brrr::step(body, kReplayed);
   strict(ones({3}));
   CHECK(contains(error_of([&] { strict(ones({3})); }), "on the CPU and on a GPU"));
