@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "core/check.h"
+#include "core/context.h"
 #include "core/device_kernel.h"
 
 namespace brrr {
@@ -68,6 +69,10 @@ void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const vo
 
 char* device_fault() {
   return backend(DeviceType::CUDA).fault();
+}
+
+long fault_op(const OpCall& c) {
+  return static_cast<long>(c.op->index) | static_cast<long>(context.site) << 32;
 }
 
 }  // namespace brrr

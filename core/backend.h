@@ -38,6 +38,12 @@ struct BuildReport {
   std::string compiler;  ///< Its name and version.
 };
 
+/// A piece of host memory, and how far behind the others' common beginning it goes.
+struct HostPart {
+  const void* from;
+  size_t at, bytes;
+};
+
 struct DeviceGraph;
 struct HostCopy;
 /// What a device offers that runs captured work as one launch.
@@ -57,6 +63,11 @@ struct GraphBackend {
   /// The device's one arena for replays, at least so large; it never moves. Null when there is not
   /// enough memory.
   char* (*arena)(size_t bytes);
+  /// Queues the pieces, in the order of their places, as one copy through pinned memory. They may
+  /// be changed at once; what lies between them on the device is not kept.
+  void (*upload)(void* to, const HostPart* parts, size_t n);
+  /// A number for a place in a step, a module path, which notes of faults carry from then on.
+  uint32_t (*site)(const std::string& path);
   /// A copy of at most 64 bytes to the host is queued; null when it cannot be.
   HostCopy* (*copy_out)(const void* from, size_t bytes);
   /// Waits for that copy, and for nothing that was queued after it. Throws like copy_to_host.

@@ -28,6 +28,7 @@ struct Context {
   uint64_t sequence = 1;            ///< Of the next tape node.
   const Scope* scope = nullptr;
   const OpDef* running = nullptr;  ///< The op run last, for messages about memory.
+  uint32_t site = 0;               ///< While a replay queues kernels: see GraphBackend::site.
 };
 inline thread_local constinit Context context;
 
@@ -41,6 +42,9 @@ struct Recorder : Placeholders {
   virtual void op(OpCall& call) = 0;
   /// A tensor made from host memory inside the step: its bytes are read again on every call.
   virtual Tensor host_data(const void* data, const Meta& meta) = 0;
+  /// `t`, which is on the CPU, with the values that it has at this point of the step. Throws if the
+  /// step computes them: there are none yet.
+  virtual Tensor host_values(const TensorImpl& t) = 0;
   /// About to change metadata of a tensor that existed before the step.
   virtual void journal(TensorImpl& t, Field f) = 0;
   /// About to change a control cell.

@@ -79,9 +79,11 @@ void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments
 }
 /// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` notes the first index outside
 /// [0, limit), which it answers with false: nothing may be read or written then. The next read of
-/// a tensor, or synchronize(), throws what was noted. `op` is OpDef::index. `bad_row(p.fault, row,
-/// p.op)` notes other values that an op cannot take.
+/// a tensor, or synchronize(), throws what was noted. `op` is fault_op(call). `bad_row(p.fault,
+/// row, p.op)` notes other values that an op cannot take.
 char* device_fault();
+/// The op of a call, and in a replay where in the step it was called.
+long fault_op(const OpCall& c);
 /// Blocks of `threads` that cover n elements, `each` per thread.
 inline int64_t blocks_for(int64_t n, int64_t threads = 256, int64_t each = 1) {
   return (n + threads * each - 1) / (threads * each);

@@ -83,6 +83,8 @@ class Tensor {
   // --- conversion
   // ---------------------------------------------------------------------------------
   Tensor to(DType dtype) const;
+  /// Inside a graph-mode step: a CPU tensor that the step does not compute, whose bytes go to the
+  /// device on every call as they are then.
   Tensor to(Device device) const;
 
   // --- pointwise
@@ -149,7 +151,7 @@ class Tensor {
   const Tensor& sub_(Scalar o) const;
   const Tensor& mul_(Scalar o) const;
   const Tensor& div_(Scalar o) const;
-  const Tensor& copy_(const Tensor& src) const;
+  const Tensor& copy_(const Tensor& src) const;  ///< `src` may be on another device.
   const Tensor& fill_(Scalar v) const;
   const Tensor& zero_() const;
   const Tensor& clamp_(Scalar lo, Scalar hi) const;

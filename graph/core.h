@@ -69,10 +69,10 @@ class StepCore {
   StepStats stats();
   std::string explain();
   std::string dot();
-  Tensor input(int index, const IntList& sizes, DType dtype);
+  Tensor input(int index, const IntList& sizes, DType dtype, Device device);
 
  private:
-  std::unique_ptr<Session> take_session();
+  std::unique_ptr<Session> take_session(size_t arguments);
   void give_session(std::unique_ptr<Session> s);
   std::shared_ptr<Entry> settle(Session& s, double seconds, bool& transient);
   void execute(Entry& e, Session& s, bool transient);
@@ -94,6 +94,7 @@ class StepCore {
   Frozen last_;                   // Of the last call, for freeze().
   std::atomic<bool> is_frozen_ = false;
   std::vector<std::pair<int, Tensor>> inputs_;
+  size_t arguments_ = 0;  // Of the calls so far, at most.
 };
 
 }  // namespace brrr::graph

@@ -2,10 +2,11 @@
 // Replays on a GPU: all launches of a step, captured once, are one launch.
 //
 // Memory is at fixed addresses: temporaries in the device's one arena, results in slots of the
-// plan's own. What a user still holds of the last replay's results is copied away before the next
-// one overwrites it. An input that lies elsewhere than when the step was captured is copied into a
-// slot before, and back afterwards if the step writes it; the first time that happens to an input
-// the step is captured anew, with the slot.
+// plan's own, and in a block that one copy refills before each replay the numbers that vary (the
+// control words) and what the step takes from host memory. What a user still holds of the last
+// replay's results is copied away before the next one overwrites it. An input that lies elsewhere
+// than when the step was captured is copied into a slot before, and back afterwards if the step
+// writes it; the first time that happens to an input the step is captured anew, with the slot.
 
 #include <map>
 
@@ -14,6 +15,12 @@
 #include "ops/device_pointwise.h"
 
 namespace brrr::graph {
+
+inline constexpr int64_t kVectorBytes = 16;  ///< Of a kernel's widest access, which is aligned.
+/// Bytes of an element.
+inline int64_t item(const Value& v) {
+  return static_cast<int64_t>(itemsize(v.dtype));
+}
 
 class DevicePlan final : public Plan {
  public:
@@ -24,6 +31,7 @@ class DevicePlan final : public Plan {
            Storage* const* survivors) override;
   /// Never: results have slots. Notes that `old` need not be moved away.
   bool may_reuse(const TensorImpl& old, size_t k) override;
+  Device device() const override { return kCUDA; }
   uint32_t holders(const Storage* s) const override;
 
  private:
@@ -36,6 +44,13 @@ class DevicePlan final : public Plan {
     PointwiseWords words;
     std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
     std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.
+    uint32_t site = 0;                                   ///< Of the call, for notes of faults.
+  };
+  /// Host data of the step.
+  struct HostData {
+    uint32_t control;  ///< The control word with the address.
+    uint32_t storage;
+    HostPart part;  ///< Where in the block.
   };
   /// What the step touches of an external storage, in bytes from where the binding begins.
   struct External {
@@ -53,12 +68,15 @@ class DevicePlan final : public Plan {
 
   void find_externals();
   void generate_kernels(StepStats& stats);
+  void add_host_data(const Instr& i);
   void add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names);
   void allocate_fixed();
   void free_fixed() noexcept;
   void keep_results();
   void bind(const std::vector<Binding>& bindings);
+  void upload(const int64_t* control);
   void resolve();
+  void launch(Launch& l);
   void launch_all();
   void capture();
   void launch_graph();
@@ -69,12 +87,16 @@ class DevicePlan final : public Plan {
   DeviceGraph* graph_ = nullptr;
   std::vector<Launch> launches_;
   std::vector<External> externals_;
+  std::vector<HostData> host_data_;
+  std::vector<HostPart> parts_;       // Of the block: the control words, host data.
   std::vector<char*> slots_;          // By survivor.
   std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
   std::vector<bool> dying_;           // By survivor: nobody will look at that any more.
   char* arena_ = nullptr;
-  char* control_ = nullptr;  // The control words on the device.
-  int spoilt_ = 0;           // Captures that failed.
+  char* block_ = nullptr;  // The control words on the device, then host data.
+  size_t block_bytes_ = 0;
+  int spoilt_ = 0;  // Captures that failed.
+  const bool settle_;
 };
 
 }  // namespace brrr::graph

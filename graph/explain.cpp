@@ -59,9 +59,9 @@ std::string StepCore::explain() {
       const ReplayCounts& c = e.plan->counts();
       t += fmt::format(
           "\n  captured {} times in {:.1f} ms: {} nodes, {}; inputs copied {}, results "
-          "moved away {}",
+          "moved away {}, {} from the host in one copy a replay",
           c.captures, c.capture_seconds * 1e3, c.nodes, bytes(c.graph_bytes), c.copied_in,
-          c.moved_away);
+          c.moved_away, bytes(c.upload_bytes));
       if (c.direct) {
         t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
       }

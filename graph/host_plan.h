@@ -13,6 +13,7 @@ class HostPlan final : public Plan {
   void run(const std::vector<Binding>& bindings, const int64_t* control,
            Storage* const* survivors) override;
   /// Known after the first run: nothing can fail any more once survivor k is written.
+  Device device() const override { return kCPU; }
   bool may_reuse(const TensorImpl& old, size_t k) override;
   uint32_t holders(const Storage*) const override { return 0; }
 

@@ -39,8 +39,11 @@ void find_lives(const Recording& r, const Schedule& s, MemoryPlan& m) {
 }
 
 bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
-  return r.storages[st].origin == Origin::Internal && s.stored[st] && m.first[st] != kNone &&
-         !r.survives(st);
+  const StorageInfo& info = r.storages[st];
+  if (info.origin != Origin::Internal || !s.stored[st] || m.first[st] == kNone) return false;
+  // On a GPU host data stay where they were uploaded to.
+  const bool uploaded = info.device != kCPU && is_host_data(r.instrs[info.maker]);
+  return !uploaded && !r.survives(st);
 }
 
 // In group g every access to `st` is dense over the whole storage: element i at iteration i.

@@ -12,6 +12,7 @@ static int64_t first_bad(const TensorImpl& t) {
   if (!is_floating(t.dtype)) return -1;
   Tensor dense = raw_empty(t.size_list(), kFloat64, t.device);
   copy_now(*dense.impl(), t);
+  dense = dense.to(kCPU);
   const auto* x = reinterpret_cast<const double*>(dense.impl()->data());
   for (int64_t i = 0; i < t.numel; ++i) {
     if (!std::isfinite(x[i])) return i;

@@ -61,6 +61,7 @@ class Pass final : public Recorder {
   // -----------------------------------------------------------------------------------
   void op(OpCall& call) override;
   Tensor host_data(const void* data, const Meta& meta) override;
+  Tensor host_values(const TensorImpl& t) override;
   void journal(TensorImpl& t, Field f) override;
   void journal(ControlCell& cell) override;
   void journal(Node& node) override;
@@ -136,7 +137,7 @@ class Pass final : public Recorder {
   StorageTable bound_;
   std::vector<Storage*> live_;  // By storage id; null for externals and the dead.
   std::vector<int64_t> control_;
-  std::vector<Tensor> host_bytes_;
+  std::vector<std::pair<Tensor, uint32_t>> host_bytes_;  // Of host data, and its storage's number.
   RngState rng_before_;
   bool active_ = false;  // Between begin and commit or abort.
 

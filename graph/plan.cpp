@@ -15,15 +15,23 @@ static double seconds_since(std::chrono::steady_clock::time_point t) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
 }
 
+// Looks only at what a replay runs: of host data that a step moves to the device nothing is left on
+// the CPU.
 std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options, StepStats& stats) {
-  const bool on_host = std::all_of(r.storages.begin(), r.storages.end(),
-                                   [](const StorageInfo& s) { return s.device == kCPU; });
-  if (on_host) return std::make_unique<HostPlan>(r, options, stats);
-  for (const StorageInfo& s : r.storages) {
-    BRRR_CHECK(s.device != kCPU,
-               "the step computes on the CPU and on a GPU, and a replay is of one device; move "
-               "what it needs to the GPU before the step");
+  const std::vector<bool> live = live_instructions(r);
+  bool on_host = false, on_device = false;
+  for (size_t at = 0; at < r.instrs.size(); ++at) {
+    const Instr& i = r.instrs[at];
+    for (uint32_t k = i.first_in; live[at] && k < i.first_out + i.n_out; ++k) {
+      if (r.operands[k] == kNone) continue;
+      const bool here = r.storages[r.value(r.operands[k]).storage].device == kCPU;
+      (here ? on_host : on_device) = true;
+    }
   }
+  if (!on_device) return std::make_unique<HostPlan>(r, options, stats);
+  BRRR_CHECK(!on_host,
+             "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
+             "it needs to the GPU");
   return std::make_unique<DevicePlan>(r, options, stats);
 }
 

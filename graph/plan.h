@@ -19,6 +19,7 @@ struct ReplayCounts {
   uint64_t moved_away = 0;  ///< Results that a user still held when the next replay came.
   uint64_t copied_in = 0;   ///< Inputs whose address was not the captured one.
   size_t nodes = 0, graph_bytes = 0;
+  size_t upload_bytes = 0;  ///< Of the copy from the host before each replay; 0: there is none.
   double capture_seconds = 0;
   std::string failure;  ///< Why the last capture failed.
 };
@@ -41,6 +42,8 @@ class Plan {
   /// `old`'s memory may be the new one's.
   virtual bool may_reuse(const TensorImpl& old, size_t k) = 0;
 
+  /// Where replays run.
+  virtual Device device() const = 0;
   /// References to a survivor that the plan keeps for itself.
   virtual uint32_t holders(const Storage* s) const = 0;
 

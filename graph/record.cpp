@@ -59,6 +59,10 @@ uint64_t hash_instr(uint64_t h, const Recording& r, const Instr& i) {
 
 }  // namespace
 
+bool is_host_data(const Instr& i) {
+  return i.op == &host_data_row;
+}
+
 Tensor Pass::host_data(const void* data, const Meta& meta) {
   const size_t bytes = static_cast<size_t>(numel_of(meta.sizes)) * itemsize(meta.dtype);
   Tensor copy = raw_empty({static_cast<int64_t>(bytes)}, kUInt8, kCPU);
@@ -70,9 +74,36 @@ Tensor Pass::host_data(const void* data, const Meta& meta) {
   for (int64_t s : meta.sizes) c.attrs.push(s);
   c.attrs.set_dtype(meta.dtype);
   c.attrs.device = static_cast<uint8_t>(meta.device.type);
-  host_bytes_.push_back(std::move(copy));
+  host_bytes_.emplace_back(std::move(copy), kNone);
   op(c);
+  host_bytes_.back().second = c.out[0].impl()->storage->slot;
   return std::move(c.out[0]);
+}
+
+// A replay is of one device, so what the CPU would have to compute in it is refused: the walker
+// could run such a step, but never faster than eager mode does, and nobody would notice.
+Tensor Pass::host_values(const TensorImpl& t) {
+  Storage* s = t.storage;
+  bool computed = false;
+  if (s->pass == this) {
+    const auto it = std::find_if(host_bytes_.begin(), host_bytes_.end(),
+                                 [&](const auto& b) { return b.second == s->slot; });
+    computed = it == host_bytes_.end() || s->version > 0;
+    if (!computed) s = it->first.impl()->storage;
+  } else {
+    if (s->pass || s->lost) check_host_access("to(device)", &t);  // Says whose it is.
+    computed = std::any_of(changes_.begin(), changes_.end(), [&](const Change& c) {
+      return c.field == Field::Version && c.storage.get() == s;
+    });
+  }
+  BRRR_CHECK(!computed,
+             "to(device): {} is computed on the CPU inside a graph-mode step, and a replay is of "
+             "one device; compute it on the device (zeros, arange and the like take one; move host "
+             "data there first), or before the step",
+             brrr::describe(&t));
+  s->refs.retain();
+  return Tensor(
+      Ref<TensorImpl>::adopt(new_impl(s, t.dtype, t.size_list(), t.stride_list(), t.offset)));
 }
 
 // Copies what has been verified of the expected recording; the pass goes on recording after it.

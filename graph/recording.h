@@ -98,6 +98,9 @@ struct Recording {
   bool survives(uint32_t storage) const;
 };
 
+/// Whether the instruction hands on bytes of the host: its one dynamic word is their address.
+bool is_host_data(const Instr& i);
+
 /// Why a call did not match a recording, for people.
 struct Difference {
   size_t at = 0;      ///< Instruction number.

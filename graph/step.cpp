@@ -42,8 +42,9 @@ StepCore::StepCore(StepOptions options) : options_(options) {
              options.verify_every);
 }
 
-std::unique_ptr<Session> StepCore::take_session() {
+std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   std::lock_guard lock(mutex_);
+  arguments_ = std::max(arguments_, arguments);
   std::unique_ptr<Session> s;
   if (sessions_.empty()) {
     s = std::make_unique<Session>();
@@ -75,7 +76,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     return false;
   }
   if (is_frozen_ && run_frozen(args, n, frozen)) return true;
-  auto s = take_session();
+  auto s = take_session(n);
   const auto begin = Clock::now();
   s->pass.begin(s->candidates);
   try {
@@ -212,7 +213,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
   // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
   auto settled = [&] {
-    if (trial && !r.storages.empty()) backend(r.storages[0].device.type).synchronize();
+    if (trial) backend(e.plan->device().type).synchronize();
     return trial ? Clock::now() : Clock::time_point();
   };
   const auto begin = settled();
@@ -344,15 +345,23 @@ StepStats StepCore::stats() {
   return stats_;
 }
 
-Tensor StepCore::input(int index, const IntList& sizes, DType dtype) {
+Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device device) {
   BRRR_CHECK(index >= 0, "step.input: argument {} does not exist", index);
+  for (int64_t n : sizes) {
+    BRRR_CHECK(n >= 0, "step.input: sizes must not be negative, got {}", to_string(sizes));
+  }
+  BRRR_CHECK(device.index == 0, "step.input: there is no {}; use {}", name(device), name(kCUDA));
   check_host_access("step.input", nullptr);
   std::lock_guard lock(mutex_);
+  BRRR_CHECK(stats_.calls == 0 || index < static_cast<int>(arguments_),
+             "step.input: argument {} does not exist: the step has been called with {}", index,
+             arguments_);
   auto at = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& slot) {
-    return slot.first == index && slot.second.sizes() == sizes && slot.second.dtype() == dtype;
+    const Tensor& t = slot.second;
+    return slot.first == index && t.sizes() == sizes && t.dtype() == dtype && t.device() == device;
   });
   if (at == inputs_.end()) {
-    at = inputs_.insert(at, {index, zeros(sizes, dtype)});
+    at = inputs_.insert(at, {index, zeros(sizes, dtype, device)});
     // As many as there may be recordings: the argument's oldest goes.
     const auto same = [&](const auto& slot) { return slot.first == index; };
     if (std::count_if(inputs_.begin(), inputs_.end(), same) > options_.max_entries) {
@@ -388,8 +397,8 @@ std::string StepHandle::explain() const {
 std::string StepHandle::dot() const {
   return core_->dot();
 }
-Tensor StepHandle::input(int index, const IntList& sizes, DType dtype) {
-  return core_->input(index, sizes, dtype);
+Tensor StepHandle::input(int index, const IntList& sizes, DType dtype, Device device) {
+  return core_->input(index, sizes, dtype, device);
 }
 
 }  // namespace brrr::graph

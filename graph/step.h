@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/device.h"
 #include "core/tensor.h"
 
 namespace brrr {
@@ -89,7 +90,7 @@ class StepHandle {
   StepStats stats() const;
   std::string explain() const;
   std::string dot() const;
-  Tensor input(int index, const IntList& sizes, DType dtype);
+  Tensor input(int index, const IntList& sizes, DType dtype, Device device);
 
  private:
   std::unique_ptr<StepCore> core_;
@@ -151,7 +152,8 @@ template <class F> class Step {
   /// From the next call on `fn` is not run any more: the recorded step is replayed with its
   /// recorded effects (grad fields, in-place updates, draws, learning rates). Throws, saying why,
   /// if that could not be right: before the first call, when the step makes tensors from host
-  /// memory, or when it leaves tensors with holders other than its results and grad fields.
+  /// memory or moves some to a GPU, or when it leaves tensors with holders other than its results
+  /// and grad fields.
   void freeze() { handle_.freeze(); }
   StepStats stats() const { return handle_.stats(); }
   /// Entries, replays, fallbacks and why, kernels, bytes and times, for people.
@@ -159,9 +161,12 @@ template <class F> class Step {
   /// The last entry as a graph in DOT.
   std::string dot() const { return handle_.dot(); }
   /// A tensor for argument `index` to write the next batch into: the same one on every call, so
-  /// that nothing has to be copied or bound anew.
-  Tensor input(int index, const IntList& sizes, DType dtype = kFloat32) {
-    return handle_.input(index, sizes, dtype);
+  /// that nothing has to be copied or bound anew. On a GPU write it with copy_(), which takes a
+  /// tensor of the CPU too. Throws for an argument that the calls so far did not have, for negative
+  /// sizes, inside a step, and where there is no such device.
+  Tensor input(int index, const IntList& sizes, DType dtype = kFloat32,
+               Device device = default_device()) {
+    return handle_.input(index, sizes, dtype, device);
   }
 
  private:

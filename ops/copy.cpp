@@ -39,6 +39,7 @@ Tensor Tensor::to(DType t) const {
 
 const Tensor& Tensor::copy_(const Tensor& src) const {
   BRRR_CHECK(defined() && src.defined(), "copy_: an undefined tensor");
+  if (src.device() != device()) return copy_(src.to(device()));
   PointwiseCall(copy_row).add(src).dtype(dtype()).run_into({*this});
   return *this;
 }

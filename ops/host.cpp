@@ -112,12 +112,16 @@ BRRR_HOST_ACCESS(bool)
 
 Tensor Tensor::to(Device target) const {
   if (device() == target) return *this;
-  const TensorImpl& t = readable(*this, "to(device)");
-  BRRR_CHECK(!(t.requires_grad() && context.grad_enabled),
+  BRRR_CHECK(!(requires_grad() && context.grad_enabled),
              "to(device): {} requires grad and no "
              "gradient crosses devices; detach() it or use NoGradGuard",
-             describe(&t));
+             describe(impl()));
   const Backend& there = backend(target.type);
+  if (context.recorder && device().type == DeviceType::CPU) {
+    const Tensor now = dense(context.recorder->host_values(*impl()));
+    return context.recorder->host_data(now.impl()->data(), Meta{sizes(), dtype(), target});
+  }
+  readable(*this, "to(device)");
   if (target.type == DeviceType::CPU) return on_host(*this);
   const Tensor from = dense(*this);
   const TensorImpl& f = *from.impl();

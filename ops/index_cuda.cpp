@@ -241,7 +241,7 @@ WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const Tens
   a.small = small.data();
   a.list = reinterpret_cast<const char*>(w.at);
   a.fault = device_fault();
-  a.op = c.op->index;
+  a.op = fault_op(c);
   a.n = small.numel / unit;
   a.limit = big.ndim ? big.sizes[dim] : 1;
   a.count = w.size[w.dim];
@@ -338,7 +338,7 @@ void one_hot_cuda(OpCall& c) {
   const Index index(c, *c.in[0]);
   run_kernel(one_hot_kernel, {}, {blocks_for(out.numel)},
              OneHotArguments{reinterpret_cast<const char*>(index.at), out.data(), device_fault(),
-                             c.op->index, out.numel, c.attrs.v[0]});
+                             fault_op(c), out.numel, c.attrs.v[0]});
 }
 
 }  // namespace brrr

@@ -139,7 +139,7 @@ CrossEntropyArguments arguments(const OpCall& c, const RowInput& x, const DenseI
   a.hit = t.hit;
   a.miss = t.miss;
   a.fault = device_fault();
-  a.op = c.op->index;
+  a.op = fault_op(c);
   return a;
 }
 

@@ -158,7 +158,7 @@ void multinomial_cuda(OpCall& c) {
   a.weights = dense.as<char>();
   a.out = c.out[0].impl()->data();
   a.fault = device_fault();
-  a.op = c.op->index;
+  a.op = fault_op(c);
   a.n = x.sizes[x.ndim - 1];
   a.rows = x.numel / a.n;
   a.seed = c.attrs.v[0];

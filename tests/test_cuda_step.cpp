@@ -1,28 +1,14 @@
 // Steps on a GPU: captured once, replayed by one launch, equal to eager mode to the last bit.
-#include <dlfcn.h>
-
-#include <cstdlib>
 #include <optional>
 
 #include "brrr.h"
 #include "tests/cuda_cases.h"
-#include "tests/emulator/probe.h"
+#include "tests/emulator_calls.h"
 
 using namespace brrr;
 using namespace brrr::test;
 
 namespace {
-
-// A function of the emulator; null where a GPU does the work.
-template <class F> F* emulated(const char* name) {
-  const char* path = std::getenv("BRRR_CUDA_MODULE");
-  void* module = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;
-  return module ? reinterpret_cast<F*>(dlsym(module, name)) : nullptr;
-}
-std::optional<emulator::Counters> counters() {
-  const auto f = emulated<emulator::Counters()>("brrr_emulator_counters");
-  return f ? std::optional(f()) : std::nullopt;
-}
 
 // What a run leaves behind.
 struct Story {

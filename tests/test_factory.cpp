@@ -55,6 +55,9 @@ struct CountingRecorder : Recorder {
     ++host;
     return raw_empty(m.sizes, m.dtype, m.device);
   }
+  Tensor host_values(const TensorImpl& t) override {
+    return Tensor(Ref<TensorImpl>::share(const_cast<TensorImpl*>(&t)));
+  }
   void journal(TensorImpl&, Field) override {}
   void journal(ControlCell&) override {}
   void journal(Node&) override {}

@@ -113,7 +113,7 @@ const std::map<std::string, std::string> kCompositions = {
 const std::map<std::string, std::string> kOtherDoors = {
     {"copy", "clone, contiguous, to, copy_ and fill_"},
     {"gelu_tanh", "gelu(x, \"tanh\")"},
-    {"host_data", "tensor and from_blob inside a step"}};
+    {"host_data", "tensor, from_blob and to(device) inside a step"}};
 
 std::string without_underscore(const std::string& name) {
   return name.ends_with('_') ? name.substr(0, name.size() - 1) : name;

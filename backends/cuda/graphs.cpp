@@ -137,6 +137,8 @@ const GraphBackend& graph_backend(Pool& pool, Staging& staging) {
       .bytes = [](DeviceGraph* g) { return g->bytes; },
       .run = run,
       .arena = arena,
+      .upload = [](void* to, const HostPart* parts, size_t n) { copies->to_device(to, parts, n); },
+      .site = [](const std::string& path) { return copies->site(path); },
       .copy_out = [](const void* from, size_t bytes) { return copies->copy_out(from, bytes); },
       .read = [](HostCopy* c, void* to, size_t offset,
                  size_t bytes) { copies->read(*c, to, offset, bytes); },

@@ -42,12 +42,23 @@ char* Staging::room(size_t bytes) {
 }
 
 void Staging::to_device(void* to, const void* from, size_t bytes) {
+  const HostPart whole{from, 0, bytes};
+  to_device(to, &whole, 1);
+}
+
+void Staging::to_device(void* to, const HostPart* parts, size_t n) {
   const std::lock_guard lock(mutex_);
+  const size_t bytes = n ? parts[n - 1].at + parts[n - 1].bytes : 0;
   for (size_t at = 0; at < bytes; at += kSlotBytes) {
-    const size_t n = std::min(kSlotBytes, bytes - at);
-    char* through = room(n);
-    std::memcpy(through, static_cast<const char*>(from) + at, n);
-    check(device_.driver->copy(static_cast<char*>(to) + at, through, n, Way::ToDevice,
+    const size_t end = std::min(at + kSlotBytes, bytes);
+    char* through = room(end - at);
+    for (const HostPart* p = parts; p != parts + n; ++p) {
+      const size_t first = std::max(at, p->at), last = std::min(end, p->at + p->bytes);
+      if (first >= last) continue;
+      std::memcpy(through + (first - at), static_cast<const char*>(p->from) + (first - p->at),
+                  last - first);
+    }
+    check(device_.driver->copy(static_cast<char*>(to) + at, through, end - at, Way::ToDevice,
                                device_.compute),
           "copy to the device");
   }
@@ -141,16 +152,27 @@ char* Staging::fault() {
   return fault_locked();
 }
 
-[[noreturn]] static void raise(long set, long op, long value, long limit) {
-  const char* name = registry().at(static_cast<size_t>(op))->name;
+uint32_t Staging::site(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find(sites_.begin(), sites_.end(), path);
+  const auto number = static_cast<uint32_t>(it - sites_.begin()) + 1;
+  if (it == sites_.end()) sites_.push_back(path);
+  return number;
+}
+
+void Staging::raise(long set, long op, long value, long limit) const {
+  const char* name = registry().at(static_cast<size_t>(op & 0xffffffff))->name;
+  std::string found = "found by the device after the call";
+  if (const auto site = static_cast<size_t>(op >> 32)) {
+    const std::string& path = sites_.at(site - 1);
+    found += fmt::format(", in a replay{}{}", path.empty() ? "" : ": ", path);
+  }
   BRRR_CHECK(set == 1,
-             "{}: row {} has values that it cannot take (found by the device after the call; on "
-             "the CPU the call says which)",
-             name, value);
-  fail(
-      "{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) (found by the "
-      "device after the call)",
-      name, value, limit, limit);
+             "{}: row {} has values that it cannot take ({}; on the CPU the call says "
+             "which)",
+             name, value, found);
+  fail("{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) ({})", name,
+       value, limit, limit, found);
 }
 
 // The note as it is now; copies of it that are on their way are older.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "backends/cuda/device.h"
@@ -32,6 +33,10 @@ class Staging {
   void drop(HostCopy* c) noexcept;
   /// Queued; `from` may be changed at once.
   void to_device(void* to, const void* from, size_t bytes);
+  /// The same of several pieces, as one copy: see GraphBackend.
+  void to_device(void* to, const HostPart* parts, size_t n);
+  /// See GraphBackend.
+  uint32_t site(const std::string& path);
   /// Waits for all that is queued before it, and for nothing else. Throws if that has noted a
   /// fault, which is forgotten then.
   void to_host(void* to, const void* from, size_t bytes);
@@ -48,6 +53,7 @@ class Staging {
   char* pinned(size_t bytes);
   char* fault_locked();
   void check_fault(const char* note);
+  [[noreturn]] void raise(long set, long op, long value, long limit) const;
   Fault present_fault();
   void open_download();
   bool more_copies();
@@ -65,6 +71,7 @@ class Staging {
   std::vector<HostCopy*> idle_;  ///< Of those, what nobody waits for.
   long serial_ = 0;              ///< Of the note of faults.
   Fault later_{};                ///< A fault that came after the one told of last.
+  std::vector<std::string> sites_;
 };
 
 }  // namespace brrr::cuda

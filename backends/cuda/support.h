@@ -6,9 +6,10 @@
 namespace brrr::cuda {
 
 /// What kernels note of values that they cannot take: the first one, which is told of, and the last
-/// one, in case it comes after the first was read. `set` is 1 for an index outside [0, limit) and 2
-/// for a row of values; `serial` grows when the note is cleared: older copies of it have been told
-/// of. Threads do not wait for each other here: of several at once, any is told of.
+/// one, in case it comes after the first was read. `op` is fault_op()'s. `set` is 1 for an index
+/// outside [0, limit) and 2 for a row of values; `serial` grows when the note is cleared: older
+/// copies of it have been told of. Threads do not wait for each other here: of several at once, any
+/// is told of.
 BRRR_DEVICE_STRUCT(Fault, {
   long set;
   long op;
