@@ -36,9 +36,10 @@ double peak_megabytes() {
   return static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
+/// The batch moves to the device inside the step: with what else a replay takes from the host.
 Tensor loss_of(GptRun& run, const GptOptions& o, const Tensor& x, const Tensor& y) {
   const brrr::AutocastGuard guard(o.compute_dtype());
-  return run.model->loss(x, y);
+  return run.model->loss(x.to(run.device), y.to(run.device));
 }
 
 /// The gradients of the mean loss of x, in --accumulate parts; returns that loss.
@@ -105,8 +106,7 @@ class Evaluation {
       const auto [x, y] = run_.data->validation_batch(i * all / n);
       for (int64_t row = 0; row < x.size(0); row += options_.batch) {
         const int64_t rows = std::min(options_.batch, x.size(0) - row);
-        const Tensor part =
-            step_(x.narrow(0, row, rows).to(run_.device), y.narrow(0, row, rows).to(run_.device));
+        const Tensor part = step_(x.narrow(0, row, rows), y.narrow(0, row, rows));
         sum += part.item<double>() * static_cast<double>(rows * options_.block);
         tokens_ += rows * options_.block;
       }
@@ -187,8 +187,7 @@ void train(GptRun& run, const GptOptions& o) {
     while (run.step < end && !interrupted) {
       const auto begin = Clock::now();
       const brrr::RngState before = brrr::rng_state();
-      brrr::data::Batch batch = run.data->next();
-      batch = {batch.x.to(run.device), batch.y.to(run.device)};
+      const brrr::data::Batch batch = run.data->next();
       const auto [loss, norm] = step(batch.x, batch.y);
       losses.add(loss);
       const double now = losses.read(), size = norm.item<double>();
