@@ -91,3 +91,18 @@ TEST_CASE("cuda cubin: every reduction row compiles for every architecture") {
   }
   for (size_t a = 0; a < kCount; ++a) check_compiles(chosen[a], kArchitectures[a]);
 }
+
+TEST_CASE("cuda cubin: of many kernels the one that does not compile is named, with its line") {
+  if (!have_compiler()) return;
+  const auto kernel = [](const char* name, const std::string& body) {
+    return KernelText{
+        {},
+        name,
+        0,
+        fmt::format("struct P {{ int* x; }};\nKERNEL({}, P, 32) {{\n{}\n}}\n", name, body)};
+  };
+  const KernelText good = kernel("good", "*p.x = 1;"), bad = kernel("bad", "*p.x = missing;");
+  CHECK(compile_failures({good}, 9) == "");
+  const std::string words = compile_failures({good, bad}, 9);
+  CHECK_MESSAGE(words.find("bad(3): error: identifier \"missing\"") != words.npos, words);
+}
