@@ -53,11 +53,12 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
 });
 
 /// What kernels are compiled for, in Variant::n: the columns of a tile and the width that q, k and
-/// v are padded to, a multiple of 32, so that rows of shared memory lie 4 words apart mod 16.
+/// v are padded to, a multiple of 32, so that rows of shared memory lie 4 words apart mod 16. In
+/// bits() the tile with most code is the largest, which is the one that every test run compiles.
 struct AttentionTile {
   int width, cols;
   bool dropout, masked, half;
-  int bits() const { return width | cols << 8 | dropout << 16 | masked << 17 | half << 18; }
+  int bits() const { return cols | width << 8 | dropout << 16 | masked << 17 | half << 18; }
 };
 
 inline constexpr int kAttentionRows = 64;
@@ -72,7 +73,7 @@ constexpr std::array<char, A + B - 1> joined(const char (&a)[A], const char (&b)
 }
 
 inline constexpr char kAttentionTiles[] = R"(
-constexpr int kWidth = N & 255, kCols = N >> 8 & 255, kRows = 64, kThreads = 128;
+constexpr int kWidth = N >> 8 & 255, kCols = N & 255, kRows = 64, kThreads = 128;
 constexpr bool kDropout = N >> 16 & 1, kMasked = N >> 17 & 1, kHalf = N >> 18 & 1;
 constexpr bool kMma = sizeof(T) == 2;
 constexpr int kStride = kWidth + 16 / (int)sizeof(T);  // Of a row of shared memory.

@@ -3,13 +3,17 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/prelude.h"
 #include "backends/cuda/reduction.h"
+#include "backends/kernel_cache.h"
+#include "backends/sha256.h"
 #include "core/backend.h"
 
 namespace brrr::test {
@@ -33,33 +37,59 @@ std::string text_failure(const std::string& text, const char* name, int major) {
 // is given for real GPUs too.
 const Backend* library = nullptr;
 
-// Whether a variant is to be compiled, asked once for each: the first ones of each kernel and
-// dtype, because those of attention take seconds; all in long tests.
-bool chosen(const DeviceKernel& k, const Variant& v) {
-  static std::mutex mutex;
-  static std::map<std::pair<const DeviceKernel*, DType>, std::set<uint32_t>> seen;
-  constexpr size_t kMost = 4;
-  const std::lock_guard lock(mutex);
-  std::set<uint32_t>& variants = seen[{&k, v.t}];
-  return variants.insert(v.bits()).second && (variants.size() <= kMost || long_tests());
+// What tests have run of kernels given as text, by kernel and dtype: variants by their bits.
+struct Ran {
+  std::mutex mutex;
+  std::map<std::pair<const DeviceKernel*, DType>, std::map<uint32_t, Variant>> variants;
+};
+Ran& ran() {
+  static Ran all;
+  return all;
 }
 
-void run_checked(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
-                 size_t bytes) {
-  if (gpu_compiler() && chosen(k, v)) {
-    for (int major : kArchitectures) {
-      // One architecture sees every dtype, the others float32.
-      if (major != 9 && v.t != kFloat32 && !long_tests()) continue;
-      const std::string failure = compile_failure({{{}, k.name, 0, text_of(k, v)}}, major);
-      CHECK_MESSAGE(failure.empty(), failure);
-    }
+void run_noted(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+               size_t bytes) {
+  if (gpu_compiler()) {
+    const std::lock_guard lock(ran().mutex);
+    ran().variants[{&k, v.t}].emplace(v.bits(), v);
   }
   library->run_kernel(k, v, g, arguments, bytes);
 }
 
+// One of the architectures in turn, always the same for a text.
+int turn_of(const std::string& text) {
+  return kArchitectures[std::hash<std::string>{}(text) % std::size(kArchitectures)];
+}
+
+// That a process has compiled the kernel for that architecture.
+std::string compiled_key(const KernelText& k, int major) {
+  jit::Sha256 hash;
+  hash.field(fmt::format("compiled {} {}", gpu_compiler()->compiler_version(), major));
+  return jit::hex(hash.field(cuda::prelude()).field(k.name).field(k.text).finish(), 16);
+}
+
+// Of what ran, the kernels for an architecture that no process has compiled yet.
+std::vector<KernelText> kernels_to_compile(int major) {
+  constexpr size_t kLongText = 8192;
+  const std::string dir = jit::kernel_cache_dir();
+  std::vector<KernelText> kernels;
+  for (const auto& [what, variants] : ran().variants) {
+    const DeviceKernel& k = *what.first;
+    const bool is_long = std::strlen(k.text) >= kLongText;
+    for (const auto& [bits, v] : variants) {
+      const KernelText text{{}, k.name, 0, text_of(k, v)};
+      const bool last = bits == variants.rbegin()->first;
+      const bool turn = !is_long && turn_of(text.text) == major;
+      if (!last && !turn && !long_tests()) continue;
+      if (!jit::kernel_is_cached(dir, compiled_key(text, major))) kernels.push_back(text);
+    }
+  }
+  return kernels;
+}
+
 KernelModule* build_checked(const std::string& source, BuildReport& report) {
   if (gpu_compiler()) {
-    const std::string failure = text_failure(source, "step", kArchitectures[1]);
+    const std::string failure = text_failure(source, "step", turn_of(source));
     CHECK_MESSAGE(failure.empty(), failure);
   }
   return library->build(source, report);
@@ -69,7 +99,7 @@ std::string open_device() {
   const std::string why = error_of([] { library = &backend(DeviceType::CUDA); });
   if (!why.empty()) return why;
   static Backend checked = *library;
-  checked.run_kernel = run_checked;
+  checked.run_kernel = run_noted;
   checked.build = build_checked;
   detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
   return "";
@@ -84,6 +114,23 @@ bool have_device() {
     std::printf("skipped: no device (%s)\n", why.c_str());
   }
   return why.empty();
+}
+
+bool compile_what_ran() {
+  std::string failures;
+  for (int major : kArchitectures) {
+    const std::vector<KernelText> kernels = kernels_to_compile(major);
+    const std::string words = compile_failures(kernels, major);
+    failures += words;
+    for (const KernelText& k : kernels) {
+      if (!words.empty()) break;
+      jit::publish_kernel_code(jit::kernel_cache_dir(), compiled_key(k, major), k.name);
+    }
+  }
+  if (!failures.empty()) {
+    std::printf("kernels that ran do not compile for real GPUs:\n%s\n", failures.c_str());
+  }
+  return failures.empty();
 }
 
 // --- tensors -------------------------------------------------------------------------------------
@@ -194,8 +241,20 @@ const Tools* gpu_compiler() {
 #endif
 }
 
-std::string compile_failure(const std::vector<KernelText>& kernels, int major) {
-  return text_failure(program_text(kernels), kernels[0].name, major);
+std::string compile_failures(const std::vector<KernelText>& kernels, int major) {
+  constexpr size_t kMany = 48;
+  std::string failures;
+  std::set<std::string> seen;
+  std::vector<KernelText> some;
+  for (size_t i = 0; i <= kernels.size(); ++i) {
+    if (some.size() == kMany || (i == kernels.size() && !some.empty())) {
+      const std::string failure = text_failure(program_text(some), some[0].name, major);
+      if (!failure.empty()) failures += failure + '\n';
+      some.clear();
+    }
+    if (i < kernels.size() && seen.insert(kernels[i].text).second) some.push_back(kernels[i]);
+  }
+  return failures;
 }
 
 }  // namespace brrr::test

@@ -10,9 +10,15 @@
 namespace brrr::test {
 
 /// To begin a test case with: false, and a word on stdout, where there is no device. From the first
-/// call on, whatever a test runs of kernels given as text and of steps' programs is also compiled
-/// for real GPUs, where the module for them is built.
+/// call on, steps' programs that tests run are also compiled for a real GPU, where the module for
+/// them is built, and kernels given as text are noted for compile_what_ran().
 bool have_device();
+/// At the end of the process: compiles what was noted, many kernels in a program, but for what an
+/// earlier process has compiled. Of a kernel and dtype the last variant (by Variant::bits()) is
+/// compiled for all kArchitectures, each other one for one of them in turn; those of long texts,
+/// attention's, which take up to seconds each, for none. Long tests compile all for all. False, and
+/// the compiler's words on stdout, where that fails.
+bool compile_what_ran();
 
 inline Tensor on_cpu(const Tensor& t) {
   return t.defined() ? t.detach().to(kCPU) : t;
@@ -58,8 +64,9 @@ class EmulatorSetting {
 const cuda::Tools* gpu_compiler();
 /// Compute capabilities that kernels must compile for.
 inline constexpr int kArchitectures[] = {8, 9, 10};
-/// Compiles a program of the kernels for one architecture, or takes it from the cache. Empty if
-/// that gives machine code, else the compiler's words.
-std::string compile_failure(const std::vector<cuda::KernelText>& kernels, int major);
+/// Compiles the kernels, each text once, for one architecture as programs of many, which saves most
+/// of the time, or takes these from the cache. Empty if that gives machine code, else the
+/// compiler's words.
+std::string compile_failures(const std::vector<cuda::KernelText>& kernels, int major);
 
 }  // namespace brrr::test

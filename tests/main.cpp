@@ -9,8 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "core/device.h"
-#include "core/error.h"
+#include "tests/cuda_cases.h"
 
 int main(int argc, char** argv) {
   const char* device = std::getenv("BRRR_TEST_DEVICE");
@@ -22,5 +21,8 @@ int main(int argc, char** argv) {
       return 0;
     }
   }
-  return doctest::Context(argc, argv).run();
+  doctest::Context context(argc, argv);
+  const int status = context.run();
+  if (context.shouldExit()) return status;
+  return brrr::test::compile_what_ran() ? status : 1;
 }

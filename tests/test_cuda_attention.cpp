@@ -79,11 +79,15 @@ std::vector<AttentionOptions> options_for(const Case& s) {
 
 }  // namespace
 
+// Every case with all options in float32 and, in short tests, in one of the two 16-bit floats: each
+// tile that a kernel is compiled for takes seconds.
 TEST_CASE("cuda attention: results and gradients are the CPU's") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16, kFloat16}) {
     CAPTURE(static_cast<int>(t));
+    int turn = t == kFloat16;
     for (const Case& s : kCases) {
+      ++turn;
       CAPTURE(s.queries);
       CAPTURE(s.width);
       manual_seed(3);
@@ -92,7 +96,9 @@ TEST_CASE("cuda attention: results and gradients are the CPU's") {
       const Tensor g = normal(s.batch, s.queries, s.depth, t);
       int which = 0;
       for (const AttentionOptions& o : options_for(s)) {
-        CAPTURE(which++);
+        ++which;
+        CAPTURE(which);
+        if (t != kFloat32 && (turn + which) % 2 && !long_tests()) continue;
         check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound_of(t));
       }
     }

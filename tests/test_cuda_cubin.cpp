@@ -1,12 +1,10 @@
-// Every kernel that the registry's rows can become is compiled for real GPUs, which needs none.
-// (Kernels given as text are compiled where tests run them: see have_device.)
+// Rows of the registry, in every dtype that they have loops for, become kernels that compile for
+// every architecture of real GPUs; no GPU is needed. Of a pointwise row's four layouts each dtype
+// and architecture meets one, of a reduction's kernels every other one, in turn: each row, layout
+// and architecture meets some dtype. Long tests take all. (Kernels given as text are compiled where
+// tests run them: see compile_what_ran.)
 
-#include <atomic>
-#include <chrono>
-#include <map>
-#include <mutex>
-#include <set>
-#include <thread>
+#include <array>
 
 #include "ops/reduction.h"
 #include "tests/cuda_cases.h"
@@ -17,68 +15,24 @@ using namespace brrr::cuda;
 
 namespace {
 
-// A row's kernels for operands of dtype t: 16 bytes an access; an element an access, and by strides
-// with element numbers of 32 and 64 bits, one of which in turn but for long tests.
-void add_forms(std::vector<PointwiseForm>& all, const OpDef& op, DType t, size_t turn) {
-  std::vector<PointwiseForm> dense;
-  {
-    const Tensors in = operands_of(op, {16}, t);
-    FormsNeeded needed;
-    run_row(op, in);
-    dense = needed.forms;
-  }
-  for (PointwiseForm f : dense) {
-    all.push_back(f);
+// A row's kernels for operands of dtype t, by layout: 16 bytes an access; an element an access; by
+// strides with element numbers of 32 and of 64 bits.
+std::array<std::vector<PointwiseForm>, 4> forms_of(const OpDef& op, DType t) {
+  const Tensors in = operands_of(op, {16}, t);
+  FormsNeeded needed;
+  run_row(op, in);
+  std::array<std::vector<PointwiseForm>, 4> all;
+  for (PointwiseForm f : needed.forms) {
+    all[0].push_back(f);
     f.vector = 1;
-    if (long_tests() || turn % 3 == 0) all.push_back(f);
+    all[1].push_back(f);
     std::fill_n(f.reach, f.count(), PointwiseForm::Strided);
     f.ndim = 3;
-    if (long_tests() || turn % 3 == 1) all.push_back(f);
+    all[2].push_back(f);
     f.wide = true;
-    if (long_tests() || turn % 3 == 2) all.push_back(f);
+    all[3].push_back(f);
   }
-}
-
-struct Job {
-  std::vector<KernelText> kernels;
-  int major;
-};
-
-// Kernels as programs of many, each text once.
-std::vector<Job> jobs_of(const std::vector<KernelText>& kernels, int major) {
-  constexpr size_t kMany = 48;
-  std::vector<Job> jobs;
-  std::set<std::string> seen;
-  for (const KernelText& k : kernels) {
-    if (!seen.insert(k.text).second) continue;
-    if (jobs.empty() || jobs.back().kernels.size() == kMany) jobs.push_back({{}, major});
-    jobs.back().kernels.push_back(k);
-  }
-  return jobs;
-}
-
-// On all cores.
-void run_jobs(const std::vector<Job>& jobs) {
-  const auto start = std::chrono::steady_clock::now();
-  std::atomic<size_t> next = 0, kernels = 0;
-  std::mutex mutex;
-  std::string failures;
-  auto work = [&] {
-    for (size_t i; (i = next.fetch_add(1)) < jobs.size();) {
-      const std::string failure = compile_failure(jobs[i].kernels, jobs[i].major);
-      kernels += jobs[i].kernels.size();
-      const std::lock_guard lock(mutex);
-      if (!failure.empty()) failures += failure + '\n';
-    }
-  };
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) {
-    threads.emplace_back(work);
-  }
-  for (std::thread& t : threads) t.join();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  MESSAGE(kernels.load(), " kernels in ", jobs.size(), " programs: ", took.count(), " s");
-  CHECK_MESSAGE(failures.empty(), failures);
+  return all;
 }
 
 bool have_compiler() {
@@ -87,20 +41,9 @@ bool have_compiler() {
   return false;
 }
 
-// One architecture sees everything; the others float32, or all in long tests.
-void check_compiles(const std::map<DType, std::vector<KernelText>>& kernels) {
-  std::vector<Job> jobs;
-  for (int major : kArchitectures) {
-    std::vector<KernelText> chosen;
-    for (const auto& [t, all] : kernels) {
-      if (major == 9 || t == kFloat32 || long_tests()) {
-        chosen.insert(chosen.end(), all.begin(), all.end());
-      }
-    }
-    const auto more = jobs_of(chosen, major);
-    jobs.insert(jobs.end(), more.begin(), more.end());
-  }
-  run_jobs(jobs);
+void check_compiles(const std::vector<KernelText>& kernels, int major) {
+  const std::string failures = compile_failures(kernels, major);
+  CHECK_MESSAGE(failures.empty(), failures);
 }
 
 constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
@@ -110,28 +53,56 @@ constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
 
 TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
   if (!have_compiler()) return;
-  std::map<DType, std::vector<KernelText>> kernels;
-  for (DType t : kDTypes) {
-    std::vector<PointwiseForm> forms;
-    size_t turn = static_cast<size_t>(t);
+  constexpr size_t kCount = std::size(kArchitectures);
+  std::vector<PointwiseForm> chosen[kCount];
+  for (size_t d = 0; d < std::size(kDTypes); ++d) {
+    const DType t = kDTypes[d];
+    size_t row = 0;
     for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+      ++row;
       const bool own = is_floating(t) || op->pointwise->loops[compute_index(kInt64)];
-      if (own || long_tests()) add_forms(forms, *op, t, turn++);  // Else integers become float32.
+      if (!own && !long_tests()) continue;  // Integers become float32.
+      const auto forms = forms_of(*op, t);
+      for (size_t a = 0; a < kCount; ++a) {
+        for (size_t layout = 0; layout < forms.size(); ++layout) {
+          if (!long_tests() && layout != (row + d + a) % forms.size()) continue;
+          chosen[a].insert(chosen[a].end(), forms[layout].begin(), forms[layout].end());
+        }
+      }
     }
-    kernels[t] = kernels_of(forms);
   }
-  check_compiles(kernels);
+  for (size_t a = 0; a < kCount; ++a) check_compiles(kernels_of(chosen[a]), kArchitectures[a]);
 }
 
 TEST_CASE("cuda cubin: every reduction row compiles for every architecture") {
   if (!have_compiler()) return;
-  std::map<DType, std::vector<KernelText>> kernels;
-  for (DType t : kDTypes) {
+  constexpr size_t kCount = std::size(kArchitectures);
+  std::vector<KernelText> chosen[kCount];
+  for (size_t d = 0; d < std::size(kDTypes); ++d) {
+    const DType t = kDTypes[d];
     for (const OpDef* op : rows_of(OpKind::Reduction)) {
       if (!error_of([&] { reduce(*op, ones({2}, t), {}, false); }).empty()) continue;
       const auto all = reduction_kernels(*op, t);
-      kernels[t].insert(kernels[t].end(), all.begin(), all.end());
+      for (size_t i = 0; i < all.size() * kCount; ++i) {
+        const size_t a = i % kCount, form = i / kCount;
+        if (long_tests() || (form + d + a) % 2 == 0) chosen[a].push_back(all[form]);
+      }
     }
   }
-  check_compiles(kernels);
+  for (size_t a = 0; a < kCount; ++a) check_compiles(chosen[a], kArchitectures[a]);
+}
+
+TEST_CASE("cuda cubin: of many kernels the one that does not compile is named, with its line") {
+  if (!have_compiler()) return;
+  const auto kernel = [](const char* name, const std::string& body) {
+    return KernelText{
+        {},
+        name,
+        0,
+        fmt::format("struct P {{ int* x; }};\nKERNEL({}, P, 32) {{\n{}\n}}\n", name, body)};
+  };
+  const KernelText good = kernel("good", "*p.x = 1;"), bad = kernel("bad", "*p.x = missing;");
+  CHECK(compile_failures({good}, 9) == "");
+  const std::string words = compile_failures({good, bad}, 9);
+  CHECK_MESSAGE(words.find("bad(3): error: identifier \"missing\"") != words.npos, words);
 }

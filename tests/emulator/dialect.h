@@ -1,5 +1,5 @@
-// The kernel dialect on the CPU. This text stands in front of each program, after interface.h. Each
-// line costs time in every compilation, so what can be done in the emulator is done there.
+// The kernel dialect on the CPU. This text stands in front of each program, after interface.h. What
+// can be done in the emulator is done there, which saves compiling it with each kernel.
 #define BRRR_EMULATED 1
 
 extern "C" {
@@ -58,7 +58,7 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
   static void name(const Params& p)
 
 // The program's names are nobody else's. This also keeps static variables of templates out of
-// COMDAT groups, which cannot share a section with others. The emulator closes it after the text.
+// COMDAT groups, which cannot share a section with others. compile.cpp closes and reopens it.
 namespace {
 
 __forceinline__ void __syncthreads(int line = __builtin_LINE()) {
