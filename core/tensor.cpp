@@ -17,7 +17,14 @@ void out_of_memory(const Storage& s) {
        name(s.device), s.bytes, held);
 }
 
+std::recursive_mutex& lending() {
+  static std::recursive_mutex& m = *new std::recursive_mutex;
+  return m;
+}
+
 void own_memory(Storage& s) {
+  const std::lock_guard lock(lending());
+  if (!s.lent) return;
   const Backend& b = backend(s.device.type);
   void* own = s.bytes ? b.allocate(s.bytes) : nullptr;
   if (s.bytes && !own) out_of_memory(s);
@@ -27,8 +34,14 @@ void own_memory(Storage& s) {
 
 void own_memory(Storage& s, void* memory) {
   s.data = memory;
-  s.lent = false;
   s.owned = !s.early;  // Else there is more to release than memory: release_foreign does it.
+  __atomic_store_n(&s.lent, false, __ATOMIC_RELEASE);
+}
+
+void forget_early(Storage& s) noexcept {
+  if (!s.early) return;
+  backend(s.device.type).graphs->drop(std::exchange(s.early, nullptr));
+  s.owned = !s.lent;
 }
 
 void release_foreign(Storage& s) noexcept {

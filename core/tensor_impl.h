@@ -2,6 +2,7 @@
 // What a Tensor handle points to. Internal: users see core/tensor.h.
 
 #include <functional>
+#include <mutex>
 
 #include "core/backend.h"
 #include "core/tensor.h"
@@ -141,8 +142,17 @@ inline void allocate(Storage& s) {
   if (!s.data) [[unlikely]]
     out_of_memory(s);
 }
-/// Gives a lent storage a copy of its own; throws brrr::Error when there is no memory.
+/// Held by whoever gives lent storages other memory, so by every replay, and by whoever queues work
+/// on an address of one: what another thread moves away between the two would be read too late.
+std::recursive_mutex& lending();
+inline bool is_lent(const Storage& s) {
+  return __atomic_load_n(&s.lent, __ATOMIC_ACQUIRE);
+}
+/// Gives a storage that is lent at this moment a copy of its own; throws brrr::Error when there is
+/// no memory.
 void own_memory(Storage& s);
+/// Drops the bytes on their way to the host: the memory is about to be written unseen.
+void forget_early(Storage& s) noexcept;
 /// The same with memory of the device's allocator that has the contents already.
 void own_memory(Storage& s, void* memory);
 /// A tensor object without sizes over `storage`, which is on `device` and whose reference it takes.

@@ -16,7 +16,8 @@ struct Entry {
   std::unique_ptr<Plan> plan;
   std::string failure;  ///< Why there is no plan although there should be one.
   uint64_t calls = 0, replays = 0;
-  std::mutex mutex;  ///< A plan's operands are bound for one replay at a time.
+  uint64_t retry_at = 0;  ///< The call at which a failed build is tried again.
+  std::mutex mutex;       ///< A plan's operands are bound for one replay at a time.
   // Mode::Auto: trials of both ways and what was decided.
   double walk_seconds = 0, replay_seconds = 0;
   int trials = 0;

@@ -103,6 +103,7 @@ void DevicePlan::generate_kernels(StepStats& stats) {
     }
     const Instr& i = r_.instrs[g.instrs[0]];
     if (is_host_data(i)) {
+      l.host_data = static_cast<int>(host_data_.size());
       add_host_data(i);
       continue;
     }

@@ -6,18 +6,13 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "graph/walker.h"
 
 namespace brrr::graph {
 
 namespace {
 
-constexpr int kAttempts = 3;  // Captures of a step before it is queued kernel by kernel for good.
-
-// Replays share the arena: what one queues must not be torn apart by another thread's.
-std::mutex& replaying() {
-  static std::mutex& m = *new std::mutex;
-  return m;
-}
+constexpr int kAttempts = 3;  // Captures that fail before they are tried ever more rarely.
 
 // Notes of faults name where in the step the kernels come from that are queued meanwhile.
 struct SiteScope {
@@ -74,15 +69,16 @@ uint32_t DevicePlan::holders(const Storage* s) const {
       std::count_if(handed_.begin(), handed_.end(), [&](const auto& h) { return h.get() == s; }));
 }
 
-// What is still held of the last replay's results gets memory of its own.
+// What is still held of the last replay's results gets memory of its own. A gradient that is about
+// to be replaced may stay: until the replay is queued it is the leaf's again if something fails.
 void DevicePlan::keep_results() {
   for (size_t k = 0; k < handed_.size(); ++k) {
     Storage* s = handed_[k].get();
-    if (s && s->lent && s->refs.get() > 1 && !dying_[k]) {
+    if (!s || dying_[k]) continue;
+    if (s->lent && s->refs.get() > 1) {
       own_memory(*s);
       ++counts_.moved_away;
     }
-    dying_[k] = false;
     handed_[k].reset();
   }
 }
@@ -154,6 +150,12 @@ void DevicePlan::resolve() {
 }
 
 void DevicePlan::launch(Launch& l) {
+  if (l.host_data >= 0) {
+    const HostData& d = host_data_[static_cast<size_t>(l.host_data)];
+    char* const to = static_cast<char*>(bound_[d.storage]->data);
+    const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
+    if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
+  }
   if (l.fn) {
     device_.graphs->run(l.fn, l.name.c_str(), l.grid, kDeviceThreads, l.words.data(),
                         l.words.bytes());
@@ -164,12 +166,6 @@ void DevicePlan::launch(Launch& l) {
 }
 
 void DevicePlan::launch_all() {
-  for (const HostData& d : host_data_) {  // Results have slots.
-    char* const to = static_cast<char*>(bound_[d.storage]->data);
-    if (to != block_ + d.part.at && d.part.bytes) {
-      device_.copy(to, block_ + d.part.at, d.part.bytes);
-    }
-  }
   for (size_t k = 0; k < launches_.size(); ++k) {
     try {
       launch(launches_[k]);
@@ -197,6 +193,7 @@ void DevicePlan::capture() {
   } catch (const Error& e) {
     g.abandon();
     ++spoilt_;
+    retry_at_ = 4 * (counts_.direct + 1);
     counts_.failure = e.what();
   }
   counts_.capture_seconds +=
@@ -209,14 +206,36 @@ void DevicePlan::launch_graph() {
     device_.graphs->launch(graph_);
   } catch (const Error& e) {
     ++spoilt_;
+    retry_at_ = 4 * (counts_.direct + 1);
     counts_.failure = e.what();
     device_.graphs->release(std::exchange(graph_, nullptr));
   }
 }
 
+// Of a step that fails between two kernels nothing may be left: what it writes is kept before.
+void DevicePlan::launch_directly(const std::vector<Binding>& bindings) {
+  UndoLog undo;
+  for (size_t k = 0; k < externals_.size(); ++k) {
+    const External& x = externals_[k];
+    if (x.written && !x.in_slot && x.bytes()) undo.save(*bindings[k].storage);
+  }
+  for (size_t k = 0; k < handed_.size(); ++k) {
+    if (handed_[k] && handed_[k]->lent) own_memory(*handed_[k]);
+  }
+  try {
+    launch_all();
+  } catch (...) {
+    undo.restore();
+    throw;
+  }
+  ++counts_.direct;
+}
+
 void DevicePlan::hand_out(Storage* const* survivors) {
   for (size_t k = 0; k < slots_.size(); ++k) {
     Storage& s = *survivors[k];
+    dying_[k] = false;
+    handed_[k].reset();
     if (s.data) {  // It has memory already.
       device_.copy(s.data, slots_[k], s.bytes);
       continue;
@@ -233,9 +252,7 @@ void DevicePlan::hand_out(Storage* const* survivors) {
   }
 }
 
-void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* control,
-                     Storage* const* survivors) {
-  const std::lock_guard lock(replaying());
+void DevicePlan::replay(const std::vector<Binding>& bindings, const int64_t* control) {
   keep_results();
   bind(bindings);
   for (const External& x : externals_) {
@@ -244,18 +261,30 @@ void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* contro
   if (block_bytes_) upload(control);
   if (!graph_) {
     resolve();
-    if (spoilt_ < kAttempts) capture();
+    if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
   }
   if (graph_) launch_graph();
   counts_.launches = graph_ ? 1 : 0;
-  if (!graph_) {
-    launch_all();
-    ++counts_.direct;
-  }
+  if (!graph_) launch_directly(bindings);
   for (const External& x : externals_) {
     if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
   }
+}
+
+void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* control,
+                     Storage* const* survivors) {
+  // Also for the arena: what one replay queues must not be torn apart by another thread's.
+  const std::lock_guard lock(lending());
+  try {
+    replay(bindings, control);
+  } catch (...) {
+    std::fill(dying_.begin(), dying_.end(), false);
+    throw;
+  }
   hand_out(survivors);
+}
+
+void DevicePlan::settle() const {
   if (settle_) device_.synchronize();
 }
 

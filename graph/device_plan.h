@@ -33,6 +33,7 @@ class DevicePlan final : public Plan {
   bool may_reuse(const TensorImpl& old, size_t k) override;
   Device device() const override { return kCUDA; }
   uint32_t holders(const Storage* s) const override;
+  void settle() const override;
 
  private:
   /// One kernel, or one library call that queues kernels of its own.
@@ -42,6 +43,7 @@ class DevicePlan final : public Plan {
     std::string name;
     Grid grid;
     PointwiseWords words;
+    int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
     std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
     std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.
     uint32_t site = 0;                                   ///< Of the call, for notes of faults.
@@ -80,6 +82,8 @@ class DevicePlan final : public Plan {
   void launch_all();
   void capture();
   void launch_graph();
+  void launch_directly(const std::vector<Binding>& bindings);
+  void replay(const std::vector<Binding>& bindings, const int64_t* control);
   void hand_out(Storage* const* survivors);
 
   const Backend& device_;
@@ -95,7 +99,8 @@ class DevicePlan final : public Plan {
   char* arena_ = nullptr;
   char* block_ = nullptr;  // The control words on the device, then host data.
   size_t block_bytes_ = 0;
-  int spoilt_ = 0;  // Captures that failed.
+  int spoilt_ = 0;         // Captures that failed.
+  uint64_t retry_at_ = 0;  // The direct replay before which a capture is tried again.
   const bool settle_;
 };
 

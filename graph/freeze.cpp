@@ -144,6 +144,9 @@ static void refuse_bindings(Frozen& f) {
 void StepCore::freeze() {
   std::lock_guard lock(mutex_);
   BRRR_CHECK(options_.mode != Mode::Eager, "step.freeze: an eager step has nothing to freeze");
+  BRRR_CHECK(options_.verify_every == 0,
+             "step.freeze: verify_every is {}, but what is frozen is not verified; give 0",
+             options_.verify_every);
   BRRR_CHECK(last_.entry, "step.freeze: call the step at least once before");
   refuse_bindings(last_);
   BRRR_CHECK(!last_.refusal, "step.freeze: this step cannot be frozen: {}", last_.refusal);
@@ -226,7 +229,7 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   lock.unlock();
   Entry& e = *entry;
   std::lock_guard replaying(e.mutex);  // Before `mutex_`, as everywhere.
-  if (!e.plan && e.failure.empty()) build(e);
+  if (!e.plan && (e.failure.empty() || e.calls >= e.retry_at)) build(e);
   lock.lock();
   Frozen& f = last_;
   if (f.entry != entry || options_.check_numerics) return false;
@@ -293,6 +296,7 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
   set_rng_state(rng);
   for (uint32_t id : f.results) results.push_back(tensor(id));
   made.clear();
+  if (e.plan) e.plan->settle();
   return true;
 }
 

@@ -44,6 +44,9 @@ class Plan {
 
   /// Where replays run.
   virtual Device device() const = 0;
+  /// After a step's effects are there: where BRRR_SYNC_AFTER_REPLAY asks for it, waits for the
+  /// device and throws what it found wrong. The step has happened.
+  virtual void settle() const {}
   /// References to a survivor that the plan keeps for itself.
   virtual uint32_t holders(const Storage* s) const = 0;
 

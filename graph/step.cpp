@@ -76,6 +76,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     return false;
   }
   if (is_frozen_ && run_frozen(args, n, frozen)) return true;
+  std::shared_ptr<Entry> e;
   auto s = take_session(n);
   const auto begin = Clock::now();
   s->pass.begin(s->candidates);
@@ -85,7 +86,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
       body(ctx, s->results);
     }
     bool transient = false;
-    const std::shared_ptr<Entry> e = settle(*s, seconds_since(begin), transient);
+    e = settle(*s, seconds_since(begin), transient);
     execute(*e, *s, transient);
     remember(e, *s, args, n);
   } catch (...) {
@@ -94,6 +95,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     throw;
   }
   give_session(std::move(s));
+  if (e->plan) e->plan->settle();
   return false;
 }
 
@@ -153,6 +155,8 @@ void StepCore::note_fallback(const std::string& why) {
 
 void StepCore::build(Entry& e) {
   StepStats part;
+  e.failure.clear();
+  e.retry_at = 4 * (e.calls + 1);
   try {
     e.plan = Plan::make(e.recording, options_, part);
   } catch (const Error& error) {
@@ -175,7 +179,9 @@ bool StepCore::choose_plan(Entry& e, bool transient) {
     BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", stats_.last_fallback);
     return false;
   }
-  if (!e.plan && e.failure.empty() && (e.calls > 0 || options_.build_at_first_call)) build(e);
+  // What failed once may have lacked memory: it is tried again, ever more rarely.
+  const uint64_t due = e.failure.empty() ? !options_.build_at_first_call : e.retry_at;
+  if (!e.plan && e.calls >= due) build(e);
   if (!e.failure.empty()) {
     BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", e.failure);
     note_fallback(e.failure);

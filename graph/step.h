@@ -151,9 +151,9 @@ template <class F> class Step {
 
   /// From the next call on `fn` is not run any more: the recorded step is replayed with its
   /// recorded effects (grad fields, in-place updates, draws, learning rates). Throws, saying why,
-  /// if that could not be right: before the first call, when the step makes tensors from host
-  /// memory or moves some to a GPU, or when it leaves tensors with holders other than its results
-  /// and grad fields.
+  /// if that could not be right: before the first call, with verify_every, when the step makes
+  /// tensors from host memory or moves some to a GPU, or when it leaves tensors with holders other
+  /// than its results and grad fields.
   void freeze() { handle_.freeze(); }
   StepStats stats() const { return handle_.stats(); }
   /// Entries, replays, fallbacks and why, kernels, bytes and times, for people.

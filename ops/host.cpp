@@ -19,6 +19,10 @@ static size_t bytes_of(const TensorImpl& t) {
   return static_cast<size_t>(t.numel) * itemsize(t.dtype);
 }
 
+static std::unique_lock<std::recursive_mutex> lock_lent(const Storage& s) {
+  return is_lent(s) ? std::unique_lock(lending()) : std::unique_lock<std::recursive_mutex>();
+}
+
 static Tensor dense(const Tensor& t) {
   if (t.is_contiguous()) return t;
   NoGradGuard guard;
@@ -40,6 +44,7 @@ static Tensor on_host(const Tensor& t) {
     backend(f.device.type).graphs->read(s.early, copy.impl()->data(), offset, bytes_of(f));
     return copy;
   }
+  const auto lock = lock_lent(s);
   if (f.numel) backend(f.device.type).copy_to_host(copy.impl()->data(), f.data(), bytes_of(f));
   return copy;
 }
@@ -63,7 +68,8 @@ template <class T, class Out> static void read(const TensorImpl& t, Out out) {
 // user must stay.
 static TensorImpl& addressable(const Tensor& t, const char* what) {
   TensorImpl& x = readable(t, what);
-  if (x.storage->lent) own_memory(*x.storage);
+  if (is_lent(*x.storage)) own_memory(*x.storage);
+  if (x.storage->early) forget_early(*x.storage);  // Nobody sees what is written there.
   return x;
 }
 
@@ -127,6 +133,7 @@ Tensor Tensor::to(Device target) const {
   const TensorImpl& f = *from.impl();
   Tensor copy = raw_empty(f.size_list(), f.dtype, target);
   const auto transfer = f.device.type == DeviceType::CPU ? there.copy_from_host : there.copy;
+  const auto lock = lock_lent(*f.storage);
   if (f.numel) transfer(copy.impl()->data(), f.data(), bytes_of(f));
   return copy;
 }

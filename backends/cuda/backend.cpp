@@ -73,7 +73,19 @@ void copy_on_device(void* to, const void* from, size_t bytes) {
   check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream()), "copy");
 }
 
+bool touches_lent(const OpCall& c) {
+  for (int k = 0; k < c.n_in; ++k) {
+    if (c.in[k] && is_lent(*c.in[k]->storage)) return true;
+  }
+  for (int k = 0; c.into && k < c.n_out; ++k) {
+    if (is_lent(*c.out[k].impl()->storage)) return true;
+  }
+  return false;
+}
+
 void launch_op(OpCall& c) {
+  std::unique_lock<std::recursive_mutex> lock;
+  if (touches_lent(c)) lock = std::unique_lock(lending());
   if (c.op->cuda && (!c.op->cuda_serves || c.op->cuda_serves(c))) return c.op->cuda(c);
   if (c.op->pointwise) return run_pointwise(c);
   if (c.op->reduction) return run_reduction(c);

@@ -25,11 +25,14 @@ Pool::Blocks::iterator Pool::find_free(size_t bytes) {
 }
 
 Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
-  const size_t size =
-      bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
+  size_t size = bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
   if (size < bytes) return blocks_.end();  // Rounded beyond the end of all numbers.
   void* p = nullptr;
   check(driver_.allocate(&p, size), "allocate");
+  if (!p && size > bytes) {  // The last bytes of a device are less than a segment.
+    size = bytes;
+    check(driver_.allocate(&p, size), "allocate");
+  }
   if (!p) return blocks_.end();
   auto* at = static_cast<char*>(p);
   ++stats_.device_allocations;
@@ -186,9 +189,10 @@ std::string Pool::describe() const {
     names += (i ? ", " : "; the largest: ") + largest[i].second;
   }
   size_t free = 0, total = 0;
-  check(driver_.memory(&free, &total), "memory");
-  return fmt::format("{} bytes held by tensors, {} cached, {} of the device's {} free{}",
-                     stats_.live, stats_.reserved - stats_.live, free, total, names);
+  const bool refused = driver_.memory(&free, &total) != nullptr;  // While a step is captured.
+  return fmt::format(
+      "{} bytes held by tensors, {} cached{}{}", stats_.live, stats_.reserved - stats_.live,
+      refused ? "" : fmt::format(", {} of the device's {} free", free, total), names);
 }
 
 }  // namespace brrr::cuda

@@ -124,9 +124,9 @@ HostCopy* Staging::copy_out(const void* from, size_t bytes) {
 }
 
 void Staging::read(HostCopy& c, void* to, size_t offset, size_t bytes) {
-  const std::lock_guard lock(mutex_);
   device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
-  check(device_.driver->wait(c.done), "copy to the host");
+  check(device_.driver->wait(c.done), "copy to the host");  // Others may queue meanwhile.
+  const std::lock_guard lock(mutex_);
   check_fault(c.pinned + kEarlyBytes);
   std::memcpy(to, c.pinned + offset, bytes);
 }

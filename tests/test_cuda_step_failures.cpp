@@ -1,0 +1,192 @@
+// Steps on a device that fail, and what must not be lost to a replay: results, gradients, state.
+#include <atomic>
+#include <condition_variable>
+#include <queue>
+#include <thread>
+
+#include "backends/cuda/device.h"
+#include "brrr.h"
+#include "tests/cuda_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+// Takes all memory of the device but `leave` bytes, as far as blocks of 64 KiB and more allow.
+class Hog {
+ public:
+  explicit Hog(int64_t leave) {
+    empty_cache();
+    const Tensor left = leave ? zeros({leave}, kUInt8, kCUDA) : Tensor();
+    for (int64_t n = int64_t{1} << 28; n >= 1 << 10; n /= 2) {
+      while (error_of([&] { all_.push_back(empty({n}, kUInt8, kCUDA)); }).empty()) {}
+    }
+  }
+
+ private:
+  Tensors all_;
+};
+
+}  // namespace
+
+TEST_CASE("cuda step: host data that a step returns is not what lives in its slot before") {
+  if (!have_device()) return;
+  for (const bool add : {false, true}) {
+    int call = 0;
+    auto body = [&](const Tensor& x) {
+      Tensor t = x.matmul(x);  // Dies before the host data's slot is written, and is as large.
+      t = t.matmul(x);
+      const Tensor sum = t.matmul(t).sum();
+      const std::vector<float> numbers(4096, static_cast<float>(call));
+      Tensor d = from_blob(numbers.data(), {64, 64}, kFloat32).to(kCUDA);
+      if (add) d.add_(1.0);
+      return std::tuple(sum, d, d.matmul(x).sum());
+    };
+    auto step = brrr::step(body, StepOptions{.require_graph = true});
+    const Tensor x = full({64, 64}, 0.01, kFloat32, kCUDA);
+    for (; call < 4; ++call) {
+      const auto got = step(x), want = body(x);
+      check_same(on_cpu(std::get<0>(got)), on_cpu(std::get<0>(want)));
+      check_same(on_cpu(std::get<1>(got)), on_cpu(std::get<1>(want)));
+      check_same(on_cpu(std::get<2>(got)), on_cpu(std::get<2>(want)));
+    }
+  }
+}
+
+TEST_CASE("cuda step: pitfall C8: a step without memory has not happened, and does later") {
+  if (!have_device()) return;
+  const EmulatorSetting small("BRRR_EMULATOR_MEMORY", std::to_string(64 << 20));
+  for (int64_t leave : {0, 1 << 18, 2 << 18, 3 << 18}) {
+    CAPTURE(leave);
+    Tensor w = ones({4}, kCUDA).set_requires_grad(true), p = zeros({8}, kCUDA);
+    auto step = brrr::step([&](const Tensor& x) {
+      w.set_grad({});
+      (w * x.mean()).sum().backward();
+      const NoGradGuard guard;
+      p.add_(1.0);
+      p.add_(x.sort(0).first.mean() * 0.0 + 1.0);  // Wants scratch memory after a write.
+      return x.sum();
+    });
+    const Tensor x = rand({1 << 16}, kCUDA);
+    step(x);
+    for (int calls = 1; calls < 4; ++calls) {
+      const Tensor before = w.grad(), value = on_cpu(before).clone(), old_p = on_cpu(p).clone();
+      std::string why;
+      {
+        const Hog hog(leave);
+        why = error_of([&] { step(x); });
+      }
+      if (why.empty()) break;
+      CHECK(why.find("memory") != why.npos);
+      check_same(on_cpu(p), old_p);
+      CHECK(w.grad().is_same(before));
+      check_same(on_cpu(before), value);
+      step(x * 2.0);
+      check_same(on_cpu(before), value);  // Its holder keeps what it had.
+      check_same(on_cpu(p), old_p + 2.0);
+    }
+    for (int i = 0; i < 20; ++i) step(x);
+    CHECK(step.stats().launches_per_replay == 1);  // It is slow for a while only.
+  }
+}
+
+TEST_CASE("cuda: a draw for which there is no memory is not used up") {
+  if (!have_device()) return;
+  const EmulatorSetting small("BRRR_EMULATOR_MEMORY", std::to_string(64 << 20));
+  manual_seed(1);
+  CHECK(error_of([] { randn({int64_t{1} << 40}, kCUDA); }).find("out of memory") == 0);
+  CHECK(error_of([] { rand({int64_t{1} << 40}); }).find("out of memory") == 0);
+  CHECK(error_of([] { randint(0, 9, {int64_t{1} << 40}, kCUDA); }).find("out of memory") == 0);
+  CHECK(rng_state().draw == 0);
+}
+
+TEST_CASE("cuda step: what is written through an address is read") {
+  if (!have_device()) return;
+  auto step = brrr::step([](const Tensor& x) { return x * 2.0; });
+  const cuda::OpenDevice& d = cuda::device();
+  Tensor before;
+  for (int i = 0; i < 4; ++i) {
+    const Tensor r = step(full({2}, 1.0 + i, kFloat32, kCUDA));
+    if (before.defined()) {  // Moved away by now.
+      CHECK(!d.driver->fill(before.data_ptr(), 0, 4, d.compute));
+      CHECK(before.to_vector<float>()[0] == 0);
+    }
+    CHECK(!d.driver->fill(r.data_ptr(), 0, 4, d.compute));
+    CHECK(r.to_vector<float>() == std::vector<float>{0, 2.0f + 2.0f * static_cast<float>(i)});
+    before = step(full({2}, 7.0, kFloat32, kCUDA));
+  }
+}
+
+TEST_CASE("cuda step: pitfall B11: results are used in one thread while another goes on") {
+  if (!have_device()) return;
+  auto step = brrr::step([](const Tensor& x) { return x * 2.0 + 1.0; });
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::queue<std::pair<int, Tensor>> handed;
+  std::atomic<int> wrong{0};
+  std::thread reader([&] {
+    for (;;) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return !handed.empty(); });
+      const auto [i, r] = handed.front();
+      handed.pop();
+      lock.unlock();
+      changed.notify_one();
+      if (i < 0) return;
+      const std::vector<float> want(512, 2.0f * static_cast<float>(i) + 1);
+      wrong += (i % 2 ? r.to_vector<float>() : (r + 0.0).to_vector<float>()) != want;
+    }
+  });
+  for (int i = 0; i <= 2000; ++i) {
+    Tensor r = step(full({512}, static_cast<double>(i), kFloat32, kCUDA));
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return handed.size() < 8; });
+    handed.emplace(i < 2000 ? i : -1, std::move(r));
+    lock.unlock();
+    changed.notify_one();
+  }
+  reader.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("cuda step: pitfall B11: two threads call one step") {
+  if (!have_device()) return;
+  auto step = brrr::step([](const Tensor& x) { return x * 2.0 + 1.0; });
+  std::atomic<int> wrong{0};
+  auto work = [&](int first) {
+    for (int i = first; i < 3000; i += 2) {
+      const Tensor r = step(full({512}, static_cast<double>(i), kFloat32, kCUDA));
+      wrong += (r + 0.0).to_vector<float>() != std::vector<float>(512, 2.0f * float(i) + 1);
+    }
+  };
+  std::thread other(work, 0);
+  work(1);
+  other.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("cuda step: pitfall B5: a program that does not compile") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const Tensor x = randn({9}, kCUDA);
+  auto body = [](const Tensor& t) { return (t * 1.5 + 0.25).tanh(); };
+  const Tensor want = body(x);
+  auto step = brrr::step(body, StepOptions{.build_at_first_call = true});
+  {
+    const Env none("BRRR_CXX", "/bin/false");  // Only the emulator compiles with it.
+    check_same(on_cpu(step(x)), on_cpu(want));
+  }
+  for (int i = 0; i < 8; ++i) check_same(on_cpu(step(x)), on_cpu(want));
+  const StepStats s = step.stats();
+  CHECK(s.fallbacks + s.replays == s.calls);
+  CHECK(s.launches_per_replay == 1);
+}
+
+TEST_CASE("cuda step: pitfall A25: what is to be verified does not freeze") {
+  if (!have_device()) return;
+  auto step = brrr::step([](const Tensor& x) { return x * 2.0; }, StepOptions{.verify_every = 2});
+  for (int i = 0; i < 3; ++i) step(ones({3}, kCUDA));
+  CHECK(error_of([&] { step.freeze(); }).find("step.freeze: verify_every is 2") == 0);
+  step(ones({3}, kCUDA));
+}
