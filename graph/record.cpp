@@ -66,7 +66,7 @@ bool is_host_data(const Instr& i) {
 Tensor Pass::host_data(const void* data, const Meta& meta) {
   const size_t bytes = static_cast<size_t>(numel_of(meta.sizes)) * itemsize(meta.dtype);
   Tensor copy = raw_empty({static_cast<int64_t>(bytes)}, kUInt8, kCPU);
-  std::memcpy(copy.impl()->data(), data, bytes);
+  if (bytes) std::memcpy(copy.impl()->data(), data, bytes);
   OpCall c(host_data_row, nullptr, 0);
   c.attrs.dynamic = 1;
   c.cells[0] = nullptr;

@@ -28,7 +28,9 @@ struct Counting {
     driver.allocate = [](void** p, size_t n) -> Failure {
       if (broken) return "the device is gone";
       ++calls;
-      *p = used + n <= limit ? std::aligned_alloc(2 * kMiB, n) : nullptr;
+      *p = used + n <= limit
+               ? std::aligned_alloc(2 * kMiB, (n + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB))
+               : nullptr;
       if (*p) used += sizes[*p] = n;
       return nullptr;
     };
