@@ -219,11 +219,39 @@ class Generator {
                 : fmt::format("store_strided(p{} + (i + {}) * {}, {}, {}l);", w, 16 * u, s, v, s);
   }
 
+  // How many windows are in registers at once: loads come first, stores last.
+  int live_vectors() const {
+    const size_t n = g_.instrs.size();
+    std::vector<size_t> from(windows_.size(), n), to(windows_.size(), 0);
+    for (size_t at = 0; at < n; ++at) {
+      const Instr& i = r_.instrs[g_.instrs[at]];
+      for (int k = 0; k < i.n_in; ++k) {
+        if (r_.in(i)[k] != kNone) to[window_of(r_.in(i)[k])] = at;
+      }
+      for (int k = 0; k < i.n_out; ++k) {
+        const size_t w = window_of(r_.out(i)[k]);
+        from[w] = std::min(from[w], at);
+      }
+    }
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      if (windows_[w].loaded) from[w] = 0;
+      if (windows_[w].stored) to[w] = n;
+    }
+    int most = 1;
+    for (size_t at = 0; at < n; ++at) {
+      int live = 0;
+      for (size_t w = 0; w < windows_.size(); ++w) live += from[w] <= at && at <= to[w];
+      most = std::max(most, live);
+    }
+    return most;
+  }
+
   // A core looks some 200 operations ahead. Polynomials one after the other fill that with one
-  // dependent chain unless enough vectors take each step together.
+  // dependent chain unless enough vectors take each step together: 20 of them took a third of the
+  // time with eight vectors that they took with one. Long text is for the compiler to pay: some 5 ms
+  // for a polynomial of one vector.
   int choose_unroll() const {
-    const size_t statements = g_.instrs.size();
-    if (statements > 6) return statements <= 16 ? 2 : 1;
+    constexpr int polynomials = 64, statements = 2048, registers = 24;
     SymText text("float", "t", "");
     SymText* before = std::exchange(SymText::current, &text);
     for (uint32_t at : g_.instrs) {
@@ -233,7 +261,12 @@ class Generator {
       r_.instrs[at].op->pointwise->emit(in, out);
     }
     SymText::current = before;
-    return text.chains > 1 ? 8 : 4;
+    if (text.chains > 1) {
+      const int most = std::max(polynomials / text.chains, 1);
+      return std::min(8, static_cast<int>(std::bit_floor(static_cast<unsigned>(most))));
+    }
+    const auto lines = static_cast<int>(std::count(text.text().begin(), text.text().end(), '\n'));
+    return std::clamp(std::min(registers / live_vectors(), statements / std::max(lines, 1)), 1, 4);
   }
 
   // Statement by statement over all vectors of the unrolled body: independent chains side by side.

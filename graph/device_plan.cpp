@@ -28,10 +28,7 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
       block_bytes_(r.control.size() * sizeof(int64_t)),
       settle_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
   // Whatever a slot held is nobody's any more when a replay begins.
-  memory_ = plan_memory(r_, schedule_, r_.survivors);
-#ifndef NDEBUG
-  verify_memory(r_, schedule_, memory_);
-#endif
+  plan_temporaries(r_.survivors);
   handed_.resize(r.survivors.size());
   dying_.resize(r.survivors.size());
   find_externals();

@@ -12,9 +12,6 @@ namespace brrr::graph {
 
 namespace {
 
-constexpr size_t kMostInstrs = 64;  // Keeps register pressure and build time in bounds.
-constexpr size_t kMostWindows = 32;
-
 // Whether the instruction can be text at all.
 bool fusible(const Recording& r, const Instr& i) {
   if (!i.op->pointwise) return false;
@@ -42,10 +39,15 @@ struct Access {
 class Fuser {
  public:
   Fuser(const Recording& r, bool fuse)
-      : r_(r), fuse_(fuse), reads_(r.storages.size()), writes_(r.storages.size()) {}
+      : r_(r),
+        fuse_(fuse),
+        reads_(r.storages.size()),
+        writes_(r.storages.size()),
+        uses_left_(r.storages.size()) {}
 
   Schedule run() {
     const std::vector<bool> live = live_instructions(r_);
+    count_uses(live);
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       if (live[at]) {
         place(at);
@@ -53,7 +55,6 @@ class Fuser {
         ++s_.removed;
       }
     }
-    mark_stored();
     return std::move(s_);
   }
 
@@ -81,17 +82,6 @@ class Fuser {
     return first;
   }
 
-  // All tensors dense in the space's own order: such an instruction fits any space of its size.
-  bool flat(const Instr& i) const {
-    const int64_t n = r_.value(r_.out(i)[0]).numel;
-    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-      if (r_.operands[k] == kNone) continue;
-      const Value& v = r_.value(r_.operands[k]);
-      if (v.numel != 1 && (v.strided || v.numel != n)) return false;
-    }
-    return true;
-  }
-
   bool shares_data(const Instr& i, uint32_t group) const {
     for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
       if (r_.operands[k] == kNone) continue;
@@ -105,9 +95,50 @@ class Fuser {
     return false;
   }
 
+  // Survivors and externals are used after the last instruction.
+  void count_uses(const std::vector<bool>& live) {
+    for (uint32_t s : r_.survivors) ++uses_left_[s];
+    for (uint32_t s : r_.externals) ++uses_left_[s];
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      const Instr& i = r_.instrs[at];
+      for (uint32_t k = i.first_in; live[at] && k < i.first_out + i.n_out; ++k) {
+        if (r_.operands[k] != kNone) ++uses_left_[r_.value(r_.operands[k]).storage];
+      }
+    }
+  }
+
+  // How many different values on storage `s` the group uses; -1: others use the storage, too.
+  int values_of(uint32_t s, uint32_t group) const {
+    std::vector<uint32_t> values;
+    for (const auto* list : {&reads_[s], &writes_[s]}) {
+      for (const Access& a : *list) {
+        if (a.group != group) return -1;
+        values.push_back(a.value);
+      }
+    }
+    std::sort(values.begin(), values.end());
+    return static_cast<int>(std::unique(values.begin(), values.end()) - values.begin());
+  }
+
+  bool has(const std::vector<Access>& list, uint32_t value, uint32_t group) const {
+    return std::any_of(list.begin(), list.end(),
+                       [&](const Access& a) { return a.value == value && a.group == group; });
+  }
+
+  // Operand `value` of an instruction that has just joined the group. What nobody will use again
+  // and only this group has used stays in its registers.
+  void add_operand(uint32_t value, uint32_t group, std::vector<std::vector<Access>>& accesses) {
+    const uint32_t s = r_.value(value).storage;
+    if (!has(reads_[s], value, group) && !has(writes_[s], value, group)) ++in_memory_[group];
+    accesses[s].push_back({value, group});
+    if (--uses_left_[s] > 0) return;
+    if (const int n = values_of(s, group); n > 0) in_memory_[group] -= static_cast<size_t>(n);
+  }
+
   bool fits(const Instr& i, uint32_t group, bool is_flat) const {
     const Group& g = s_.groups[group];
-    if (!g.fused || g.instrs.size() >= kMostInstrs || windows_[group] + 3 > kMostWindows) {
+    if (!g.fused || !within_limits(g.instrs.size() + 1, in_memory_[group] + i.n_in + i.n_out,
+                                   numbers_[group] + i.n_in)) {
       return false;
     }
     const IntList space = r_.value(r_.out(i)[0]).size_list();
@@ -116,26 +147,19 @@ class Fuser {
     return is_flat || flat_[group];
   }
 
-  bool writes_external(const Instr& i) const {
-    for (int k = 0; k < i.n_out; ++k) {
-      if (r_.storages[r_.value(r_.out(i)[k]).storage].origin == Origin::External) return true;
-    }
-    return false;
-  }
-
   void place(uint32_t at) {
     const Instr& i = r_.instrs[at];
     // A number that varies from step to step is on the device in a replay on a GPU, where only
     // generated kernels look for it.
     const bool on_gpu = r_.storages[r_.value(r_.out(i)[0]).storage].device != kCPU;
     const bool pointwise = (fuse_ || (on_gpu && i.attrs.dynamic)) && fusible(r_, i);
-    const bool is_flat = pointwise && flat(i);
+    const bool is_flat = pointwise && flat(r_, i);
     uint32_t group = kNone;
     if (pointwise) {
       uint32_t first = earliest(i, true);
       // A write that moved before something that can fail would cost a copy of the external on
       // every replay, to undo it (HostPlan::fallible_after_write).
-      if (writes_external(i)) first = std::max(first, after_fallible_);
+      if (writes_external(r_, i)) first = std::max(first, after_fallible_);
       for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
         if (fits(i, g, is_flat) && shares_data(i, g)) group = g;
       }
@@ -144,37 +168,19 @@ class Fuser {
       group = static_cast<uint32_t>(s_.groups.size());
       s_.groups.push_back({pointwise, {}, r_.value(r_.out(i)[0]).size_list()});
       flat_.push_back(is_flat);
-      windows_.push_back(0);
+      in_memory_.push_back(0);
+      numbers_.push_back(0);
       if (!pointwise && can_fail(r_, i)) after_fallible_ = group + 1;
     } else if (!is_flat && flat_[group]) {
       s_.groups[group].space = r_.value(r_.out(i)[0]).size_list();
       flat_[group] = false;
     }
     s_.groups[group].instrs.push_back(at);
-    windows_[group] += static_cast<size_t>(i.n_in) + i.n_out;
     for (int k = 0; k < i.n_in; ++k) {
-      if (r_.in(i)[k] != kNone)
-        reads_[r_.value(r_.in(i)[k]).storage].push_back({r_.in(i)[k], group});
+      const uint32_t value = r_.in(i)[k];
+      value == kNone ? void(++numbers_[group]) : add_operand(value, group, reads_);
     }
-    for (int k = 0; k < i.n_out; ++k) {
-      writes_[r_.value(r_.out(i)[k]).storage].push_back({r_.out(i)[k], group});
-    }
-  }
-
-  // A storage that only one fused group touches lives in its registers.
-  void mark_stored() {
-    s_.stored.assign(r_.storages.size(), 0);
-    for (uint32_t s : r_.survivors) s_.stored[s] = 1;
-    for (uint32_t s : r_.externals) s_.stored[s] = 1;
-    for (uint32_t s = 0; s < r_.storages.size(); ++s) {
-      uint32_t only = kNone;
-      for (const auto* list : {&reads_[s], &writes_[s]}) {
-        for (const Access& a : *list) {
-          if (!s_.groups[a.group].fused || (only != kNone && only != a.group)) s_.stored[s] = 1;
-          only = a.group;
-        }
-      }
-    }
+    for (int k = 0; k < i.n_out; ++k) add_operand(r_.out(i)[k], group, writes_);
   }
 
   const Recording& r_;
@@ -182,11 +188,38 @@ class Fuser {
   Schedule s_;
   std::vector<std::vector<Access>> reads_, writes_;  // By storage.
   std::vector<bool> flat_;                           // By group: all instructions are flat.
-  std::vector<size_t> windows_;
+  std::vector<uint32_t> uses_left_;                  // By storage: operands yet to be placed.
+  std::vector<size_t> in_memory_, numbers_;          // By group.
   uint32_t after_fallible_ = 0;  // No group from here on can fail.
 };
 
 }  // namespace
+
+bool within_limits(size_t instrs, size_t in_memory, size_t numbers) {
+  constexpr size_t most_instrs = 256;  // Keeps build time in bounds.
+  // Keeps register pressure in bounds, and what a GPU's kernel is handed: some words for each value
+  // in memory, one for each number, 512 in all.
+  constexpr size_t most_in_memory = 32, words = 6, most_words = 480;
+  return instrs <= most_instrs && in_memory <= most_in_memory &&
+         words * in_memory + numbers <= most_words;
+}
+
+bool flat(const Recording& r, const Instr& i) {
+  const int64_t n = r.value(r.out(i)[0]).numel;
+  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+    if (r.operands[k] == kNone) continue;
+    const Value& v = r.value(r.operands[k]);
+    if (v.numel != 1 && (v.strided || v.numel != n)) return false;
+  }
+  return true;
+}
+
+bool writes_external(const Recording& r, const Instr& i) {
+  for (int k = 0; k < i.n_out; ++k) {
+    if (r.storages[r.value(r.out(i)[k]).storage].origin == Origin::External) return true;
+  }
+  return false;
+}
 
 bool can_fail(const Recording& r, const Instr& i) {
   if (i.op->kind != OpKind::Pointwise) return !i.op->infallible;
@@ -204,8 +237,30 @@ bool can_fail(const Recording& r, const Instr& i) {
   return false;
 }
 
+// A storage that only one fused group touches lives in its registers.
+static void mark_stored(const Recording& r, Schedule& s) {
+  s.stored.assign(r.storages.size(), 0);
+  std::vector<uint32_t> only(r.storages.size(), kNone);
+  for (uint32_t g = 0; g < s.groups.size(); ++g) {
+    for (uint32_t at : s.groups[g].instrs) {
+      const Instr& i = r.instrs[at];
+      for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+        if (r.operands[k] == kNone) continue;
+        const uint32_t st = r.value(r.operands[k]).storage;
+        if (!s.groups[g].fused || (only[st] != kNone && only[st] != g)) s.stored[st] = 1;
+        only[st] = g;
+      }
+    }
+  }
+  for (uint32_t st : r.survivors) s.stored[st] = 1;
+  for (uint32_t st : r.externals) s.stored[st] = 1;
+}
+
 Schedule make_schedule(const Recording& r, bool fuse) {
-  return Fuser(r, fuse).run();
+  Schedule s = Fuser(r, fuse).run();
+  if (fuse) merge_groups(r, s);
+  mark_stored(r, s);
+  return s;
 }
 
 void verify_schedule(const Recording& r, const Schedule& s) {

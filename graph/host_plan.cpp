@@ -87,10 +87,7 @@ void HostPlan::settle_memory() {
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     if (safe_to_overwrite(k)) hosts.push_back(r_.survivors[k]);
   }
-  memory_ = plan_memory(r_, schedule_, hosts, static_cast<uint32_t>(last_fallible_ + 1));
-#ifndef NDEBUG
-  verify_memory(r_, schedule_, memory_);
-#endif
+  plan_temporaries(hosts, static_cast<uint32_t>(last_fallible_ + 1));
   sort_patches();
 }
 

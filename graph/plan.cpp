@@ -41,14 +41,20 @@ Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r
   schedule_.fast = options.numerics == Numerics::Fast;
   stats.fuse_seconds += seconds_since(t);
   t = std::chrono::steady_clock::now();
-  memory_ = plan_memory(r, schedule_);
+  plan_temporaries();
   stats.plan_seconds += seconds_since(t);
 #ifndef NDEBUG
   verify_schedule(r, schedule_);
-  verify_memory(r, schedule_, memory_);
 #endif
   make_bound_storages();
   for (const Group& g : schedule_.groups) generated_ += g.fused;
+}
+
+void Plan::plan_temporaries(const std::vector<uint32_t>& hosts, uint32_t from) {
+  memory_ = plan_memory(r_, schedule_, hosts, from);
+#ifndef NDEBUG
+  verify_memory(r_, schedule_, memory_);
+#endif
 }
 
 void Plan::make_bound_storages() {

@@ -69,6 +69,8 @@ class Plan {
   };
 
   Plan(const Recording& r, const StepOptions& options, StepStats& stats);
+  /// Anew: survivors in `hosts` take in temporaries that are born in group `from` or later.
+  void plan_temporaries(const std::vector<uint32_t>& hosts = {}, uint32_t from = 0);
   std::unique_ptr<Call> bound_call(const Instr& i) const;
 
   const Recording& r_;

@@ -33,6 +33,15 @@ std::vector<bool> live_instructions(const Recording& r);
 /// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
 Schedule make_schedule(const Recording& r, bool fuse);
 
+/// Whether a kernel may have so many instructions, different values in memory and numbers.
+bool within_limits(size_t instrs, size_t in_memory, size_t numbers);
+/// All tensors are dense in the order of its space: a pointwise instruction that fits any space of
+/// its size.
+bool flat(const Recording& r, const Instr& i);
+bool writes_external(const Recording& r, const Instr& i);
+/// Makes one kernel of a fused group and one that reads its results, where the order allows it.
+void merge_groups(const Recording& r, Schedule& s);
+
 /// Where temporaries live: in the arena, or in the memory of a survivor that is written later.
 struct MemoryPlan {
   std::vector<int64_t> offset;  ///< By storage; -1: it is no temporary.

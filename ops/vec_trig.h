@@ -8,7 +8,7 @@ namespace brrr::vx {
 
 // pi in three parts, all positive, so that sin(-0) keeps its sign.
 constexpr float pi_1 = 0x1.921fb4p+1f, pi_2 = 0x1.4442d0p-23f, pi_3 = 0x1.846988p-47f;
-constexpr float trig_fast_limit = 0x1p+17f;
+constexpr float trig_fast_limit = 0x1p+17f, cos_near_limit = 3.140625f;
 
 // sin(r) for |r| <= pi / 2, with the sign bits of `flip` added. `near` is r before its last
 // correction, and good enough for all but the linear term: the polynomial need not wait for r.
@@ -63,11 +63,18 @@ BRRR_VX f32 sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
   mend_huge(x, near, r, flip, false);
   return sin_reduced(near, r, flip);
 }
-BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
-  f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
-  f32 near = fma(h, pi_2, fma(h, pi_1, -x)), r = fma(h, pi_3, near);
-  i32 flip = (i32)k << 31;
-  mend_huge(x, near, r, flip, true);
+// Below pi, where most arguments lie, h is 1/2 or -1/2 and the reduction is additions with the same
+// bits: they do not wait for the fma pipes, which the polynomial fills.
+BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x), and j is 0 or cos(x) = cos(-x)
+  f32 near = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2, r = near + 0.5f * pi_3;
+  i32 flip = i32{};
+  if (__builtin_expect(any_above(x, cos_near_limit), 0)) {
+    f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
+    near = fma(h, pi_2, fma(h, pi_1, -x));
+    r = fma(h, pi_3, near);
+    flip = (i32)k << 31;
+    mend_huge(x, near, r, flip, true);
+  }
   return sin_reduced(near, r, flip);
 }
 

@@ -61,6 +61,19 @@ TEST_CASE("examples on a GPU: both modes sample the same text") {
   CHECK(sample_of(run(command + "eager")) == sample_of(run(command + "graph")));
 }
 
+TEST_CASE("examples on a GPU: roofline measures both modes there") {
+  if (!have_device()) return;
+  const TemporaryDirectory folder;
+  const std::string json = folder.file("r.json");
+  const Result r =
+      run("roofline --device cuda --mb 1 --repeats 1,4 --seconds 0.01 --json " + json);
+  INFO(r.text);
+  REQUIRE(r.status == 0);
+  const auto figures = nlohmann::json::parse(read(json));
+  CHECK(figures["device"] == "cuda:0");
+  CHECK(figures["points"].size() == 2);
+}
+
 TEST_CASE("examples on a GPU: overhead measures every mode beside the CPU") {
   if (!have_device()) return;
   const TemporaryDirectory folder;

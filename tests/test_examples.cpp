@@ -179,6 +179,8 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"overhead --sizes 8,0", "expected a whole number of at least 1, got '0'"},
       {"overhead --device gpu", "expected one of cpu, cuda, all; got 'gpu'"},
       {"overhead --optimizer adam", "expected one of adamw, sgd; got 'adam'"},
+      {"roofline --repeats 4,0", "expected a whole number of at least 1, got '0'"},
+      {"roofline --mb 0", "expected a whole number of at least 1, got '0'"},
   };
   for (const Wrong& w : wrong) {
     const Result r = run(w.command);
@@ -189,7 +191,8 @@ TEST_CASE("examples: a wrong option says what was expected") {
   }
   if (!brrr::cuda_available()) {
     for (const std::string program : {"train_mlp --device cuda", "train_gpt --device cuda",
-                                      "overhead --device cuda", "overhead --device all"}) {
+                                      "overhead --device cuda", "overhead --device all",
+                                      "roofline --device cuda"}) {
       const Result r = run(program);
       INFO(r.text);
       CHECK(r.status == 1);
@@ -197,7 +200,7 @@ TEST_CASE("examples: a wrong option says what was expected") {
       CHECK(std::count(r.text.begin(), r.text.end(), '\n') == 1);
     }
   }
-  for (const char* program : {"train_mlp", "overhead"}) {
+  for (const char* program : {"train_mlp", "overhead", "roofline"}) {
     const Result r = run(program + std::string(" --help"));
     CHECK(r.status == 0);
     CHECK(contains(r.text, "--threads"));
@@ -269,6 +272,38 @@ TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallb
 }
 
 #else
+
+TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {
+  const brrr::test::TempCache folder;
+  const std::string stem = folder.dir + "/r";
+  const std::string command = "roofline --mb 1 --repeats 64,1,8,8 --seconds 0.01 --json " + stem +
+                              ".json --plot " + stem + ".svg";
+  const Result r = run(command);
+  INFO(r.text);
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "A float32 tensor of 1 MB on cpu, multiplied, 1 thread(s)"));
+  CHECK(contains(r.text, "limits, measured in this run: copying the tensor "));
+  const auto json = nlohmann::json::parse(read_text(stem + ".json"));
+  REQUIRE(json["points"].size() == 3);
+  const int repeats[] = {1, 8, 64};
+  for (size_t i = 0; i < 3; ++i) {
+    const auto& point = json["points"][i];
+    CHECK(point["repeats"] == repeats[i]);
+    CHECK(point["flop_per_byte"] == repeats[i] / 8.0);
+    for (const char* time : {"fused_ms", "eager_ms", "limit_ms"}) CHECK(point[time] > 0);
+  }
+  CHECK((fs::exists(stem + ".svg") || contains(r.text, "gnuplot is not installed")));
+
+  const Result huge = run("roofline --mb 100000000");
+  INFO(huge.text);
+  CHECK(huge.status == 1);
+  CHECK(contains(huge.text, "roofline: "));
+
+  const brrr::test::Env off("BRRR_JIT", "off");
+  const Result fell = run(command);
+  CHECK(fell.status == 1);
+  CHECK(contains(fell.text, "roofline: "));
+}
 
 TEST_CASE("examples: not built, so not tested") {
   MESSAGE("configure with BRRR_EXAMPLES=ON");

@@ -97,4 +97,16 @@ std::string versions() {
   return fmt::format("C++20, {}, {}", compiler, brrr::bench::blas_info().config);
 }
 
+std::string header_text(const std::vector<Limits>& all) {
+  const Limits& host = all.front();
+  std::string t = fmt::format(
+      "{}\n{}\n", brrr::bench::machine_line(host.machine, host.threads, host.spin_ns), versions());
+  for (const Limits& l : all) {
+    if (l.gpu.name.empty()) continue;
+    t += fmt::format("{} | {} | copy {:.0f} GB/s (256 MB) | float32 product {:.0f} GFLOP/s\n",
+                     l.gpu.name, l.gpu.versions, l.copy_gbs, l.gflops);
+  }
+  return t;
+}
+
 }  // namespace examples

@@ -4,6 +4,7 @@
 #include <brrr/brrr.h>
 
 #include <string>
+#include <vector>
 
 #include "tests/bench/stream.h"
 
@@ -33,5 +34,8 @@ Limits measure_limits(brrr::Device device, const MachineLimits& machine, int thr
 
 /// Compiler, C++ standard and OpenBLAS, on one line.
 std::string versions();
+
+/// About the machine, and the GPUs among the devices that figures come from.
+std::string header_text(const std::vector<Limits>& all);
 
 }  // namespace examples

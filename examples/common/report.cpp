@@ -293,18 +293,6 @@ void add_panels(const Report& r, std::vector<Panel>& panels) {
 
 }  // namespace
 
-std::string header_text(const std::vector<Limits>& all) {
-  const Limits& host = all.front();
-  std::string t = fmt::format(
-      "{}\n{}\n", brrr::bench::machine_line(host.machine, host.threads, host.spin_ns), versions());
-  for (const Limits& l : all) {
-    if (l.gpu.name.empty()) continue;
-    t += fmt::format("{} | {} | copy {:.0f} GB/s (256 MB) | float32 product {:.0f} GFLOP/s\n",
-                     l.gpu.name, l.gpu.versions, l.copy_gbs, l.gflops);
-  }
-  return t;
-}
-
 std::string tables_text(const Report& r) {
   std::string t =
       fmt::format("\n== {}, {}, float32 on {}, written in C++ (the baseline, eager, too)\n",

@@ -27,8 +27,6 @@ struct Report {
   std::vector<SizeResult> sizes;
 };
 
-/// About the machine, and the GPUs among the devices that figures come from.
-std::string header_text(const std::vector<Limits>& all);
 /// One model's tables.
 std::string tables_text(const Report& r);
 /// A model on several devices in one table, and from which size on overhead is the lesser part of

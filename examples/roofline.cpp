@@ -1,0 +1,224 @@
+// The experiment of "Making Deep Learning Go Brrrr From First Principles": the same tensor is
+// multiplied again and again. In one fused kernel it is read and written once, so more repetitions
+// are more arithmetic per byte: free while memory bounds the kernel, paid for once arithmetic does.
+#include <brrr/brrr.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "examples/common/checksum.h"
+#include "examples/common/machine.h"
+#include "examples/common/options.h"
+#include "examples/common/plot.h"
+#include "examples/common/table.h"
+
+using brrr::Tensor;
+using namespace examples;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  std::string device = "cpu", json, plot;
+  std::vector<int64_t> repeats = {1, 2, 4, 8, 16, 32, 64, 128, 256};
+  int64_t threads = 1, mb = 0;
+  double seconds = 0.3;
+};
+
+void add_options(CLI::App& app, Options& o) {
+  auto option = [&](const char* name, auto& v, const char* text, const CLI::Validator& check) {
+    app.add_option(name, v, text)->check(check);
+  };
+  option("--device", o.device, "cpu or cuda [cpu]", one_of({"cpu", "cuda"}));
+  app.add_option("--repeats", o.repeats, "multiplications of each element [1,2,4,...,256]")
+      ->delimiter(',')
+      ->check(whole_number(1));
+  option("--mb", o.mb, "size of the tensor; beyond every cache, to measure memory [64; cuda: 512]",
+         whole_number(1));
+  option("--threads", o.threads, "CPU threads [1]", whole_number(1));
+  option("--seconds", o.seconds, "for each mode and number of multiplications [0.3]",
+         real_number(0.01, 1000));
+  option("--json", o.json, "write all figures to this file", output_file());
+  option("--plot", o.plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG, needs gnuplot)",
+         output_file());
+}
+
+// A factor near 1, so that many of them leave numbers of ordinary size.
+Tensor multiply(const Tensor& x, int64_t times) {
+  Tensor y = x * 0.999;
+  for (int64_t i = 1; i < times; ++i) y = y * 0.999;
+  return y;
+}
+
+/// What the machine can do, as measured in this run.
+struct Roof {
+  double gbs = 0;     ///< The tensor copied.
+  double gflops = 0;  ///< Multiplications; a fused multiply-add counts as two elsewhere.
+  /// Multiplications for each element that memory leaves time for.
+  double free_repeats() const { return gflops / gbs * 2 * sizeof(float); }
+};
+
+struct Point {
+  int64_t repeats = 0;
+  double elements = 0;
+  double fused = 0, eager = 0;  ///< Seconds of one call, medians.
+  double flops() const { return static_cast<double>(repeats) * elements; }
+  /// One kernel reads and writes every element once; eager mode's kernels do so one after the other.
+  double bytes() const { return 2 * sizeof(float) * elements; }
+  double intensity() const { return flops() / bytes(); }
+  double bound(const Roof& r) const {
+    return std::max(bytes() / r.gbs, flops() / r.gflops) * 1e-9;
+  }
+};
+
+double seconds_of(const std::function<Tensor()>& call, brrr::Device device) {
+  const auto begin = Clock::now();
+  const Tensor y = call();
+  brrr::synchronize(device);
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+// In turns, so that what disturbs the machine disturbs both. Throws if graph mode's result is not
+// eager's, bit for bit, or did not come from its kernel.
+Point measure(const Tensor& x, int64_t repeats, double seconds) {
+  auto graph = brrr::step([repeats](const Tensor& t) { return multiply(t, repeats); });
+  const std::function<Tensor()> fused = [&] { return graph(x); };
+  const std::function<Tensor()> eager = [&] { return multiply(x, repeats); };
+  for (int i = 0; i < 3; ++i) fused();
+  if (!same_bits({fused()}, {eager()})) {
+    throw brrr::Error(fmt::format("{} repeats: graph mode's result is not eager's", repeats));
+  }
+  if (graph.stats().fallbacks > 0) throw brrr::Error(graph.stats().last_fallback);
+  const auto wait = [&](const std::function<Tensor()>& f) { return seconds_of(f, x.device()); };
+  constexpr int least = 5, most = 1001;
+  std::vector<double> fused_s, eager_s;
+  double spent = 0;
+  while (fused_s.size() < least || (spent < 2 * seconds && fused_s.size() < most)) {
+    fused_s.push_back(wait(fused));
+    eager_s.push_back(wait(eager));
+    spent += fused_s.back() + eager_s.back();
+  }
+  return {repeats, static_cast<double>(x.numel()), median(fused_s), median(eager_s)};
+}
+
+std::string table_text(const std::vector<Point>& points, const Roof& roof) {
+  Table t({"repeats", "FLOP/byte", "fused ms", "GFLOP/s", "GB/s", "of the limit", "bound by",
+           "eager ms", "GFLOP/s", "eager/fused"});
+  for (const Point& p : points) {
+    const bool memory = static_cast<double>(p.repeats) <= roof.free_repeats();
+    t.row({fmt::format("{}", p.repeats), fmt::format("{:.3g}", p.intensity()),
+           three_figures(p.fused * 1e3), three_figures(p.flops() / p.fused * 1e-9),
+           three_figures(p.bytes() / p.fused * 1e-9),
+           fmt::format("{:.0f} %", 100 * p.bound(roof) / p.fused), memory ? "memory" : "compute",
+           three_figures(p.eager * 1e3), three_figures(p.flops() / p.eager * 1e-9),
+           fmt::format("{:.2f}x", p.eager / p.fused)});
+  }
+  return t.text();
+}
+
+std::string notes_text(const std::vector<Point>& points, const Roof& roof) {
+  const Point &first = points.front(), &last = points.back();
+  return fmt::format(
+      "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
+      "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an element "
+      "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is paid for.\n"
+      "Eager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
+      "fused, {:.1f} times.\n",
+      roof.gbs, roof.gflops, roof.free_repeats(), last.repeats, last.eager / first.eager,
+      first.repeats, last.fused / first.fused);
+}
+
+nlohmann::json json_of(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
+                       const Tensor& x) {
+  nlohmann::json j{{"device", brrr::name(limits.device)},
+                   {"cpu", limits.machine.cpu},
+                   {"threads", limits.threads},
+                   {"tensor_bytes", static_cast<double>(x.numel()) * sizeof(float)},
+                   {"copy_gb_per_s", roof.gbs},
+                   {"multiply_gflop_per_s", roof.gflops}};
+  if (!limits.gpu.name.empty()) j["gpu"] = limits.gpu.name;
+  for (const Point& p : points) {
+    j["points"].push_back({{"repeats", p.repeats},
+                           {"flop_per_byte", p.intensity()},
+                           {"fused_ms", p.fused * 1e3},
+                           {"eager_ms", p.eager * 1e3},
+                           {"limit_ms", p.bound(roof) * 1e3}});
+  }
+  return j;
+}
+
+bool draw(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
+          const std::string& path) {
+  using Figure = std::function<double(const Point&, double seconds)>;
+  const auto panel = [&](const char* title, const char* unit, const Figure& figure) {
+    Panel panel{title, "FLOP per byte of the fused kernel", unit,
+                {{"fused", {}}, {"eager", {}}, {"limit", {}}}};
+    for (const Point& p : points) {
+      const double seconds[] = {p.fused, p.eager, p.bound(roof)};
+      for (size_t i = 0; i < 3; ++i) {
+        panel.lines[i].points.emplace_back(p.intensity(), figure(p, seconds[i]));
+      }
+    }
+    return panel;
+  };
+  const std::string processor = limits.gpu.name.empty() ? limits.machine.cpu : limits.gpu.name;
+  return plot_svg(
+      path, fmt::format("x * 0.999, again and again, {}", processor),
+      {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
+       panel("arithmetic", "GFLOP/s", [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
+       panel("traffic of the fused kernel", "GB/s",
+             [](const Point& p, double s) { return p.bytes() / s * 1e-9; })},
+      3);
+}
+
+int run(const Options& o) {
+  const brrr::Device device = device_of(o.device);
+  const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
+  const Limits limits = measure_limits(device, brrr::bench::measure_machine(),
+                                       static_cast<int>(o.threads));
+  const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
+  const Roof roof{limits.copy_for(2.0 * static_cast<double>(mb << 20)), limits.gflops / 2};
+  fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",
+             header_text({limits}), mb, brrr::name(device), o.threads);
+  std::fflush(stdout);
+  std::vector<Point> points;
+  for (int64_t k : o.repeats) points.push_back(measure(x, k, o.seconds));
+  fmt::print("{}\n{}", table_text(points, roof), notes_text(points, roof));
+  if (!o.json.empty()) write_file(o.json, json_of(points, roof, limits, x).dump(2) + "\n");
+  if (!o.plot.empty() && !draw(points, roof, limits, o.plot)) {
+    fmt::print("gnuplot is not installed: {} is not drawn\n", o.plot);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app(
+      "Multiplies a tensor more and more often in one kernel, and shows where memory stops being "
+      "what bounds it.",
+      "roofline");
+  add_options(app, o);
+  int exit_code = 0;
+  if (!parse(app, argc, argv, exit_code)) return exit_code;
+  use_threads(static_cast<int>(o.threads));
+  std::sort(o.repeats.begin(), o.repeats.end());
+  o.repeats.erase(std::unique(o.repeats.begin(), o.repeats.end()), o.repeats.end());
+  try {
+    return run(o);
+  } catch (const std::exception& e) {
+    std::fflush(stdout);
+    fmt::print(stderr, "roofline: {}\n", e.what());
+    return 1;
+  }
+}
