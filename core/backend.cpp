@@ -29,7 +29,7 @@ bool cuda_available() {
 
 static thread_local constinit Device made_on = kCPU;
 void set_default_device(Device device) {
-  backend(device.type);  // Throws here, not at the first tensor.
+  backend(device);  // Throws here, not at the first tensor.
   made_on = device;
 }
 Device default_device() {
@@ -37,20 +37,20 @@ Device default_device() {
 }
 
 void synchronize(Device device) {
-  backend(device.type).synchronize();
+  backend(device).synchronize();
 }
 
 DeviceProperties device_properties(Device device) {
-  return backend(device.type).properties();
+  return backend(device).properties();
 }
 MemoryStats memory_stats(Device device) {
-  return backend(device.type).memory_stats();
+  return backend(device).memory_stats();
 }
 void reset_peak_memory(Device device) {
-  backend(device.type).reset_peak();
+  backend(device).reset_peak();
 }
 void empty_cache(Device device) {
-  backend(device.type).empty_cache();
+  backend(device).empty_cache();
 }
 
 static std::atomic<bool> tf32{false};

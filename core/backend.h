@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/check.h"
 #include "core/device.h"
 #include "core/dtype.h"
 
@@ -120,6 +121,14 @@ const Backend& find_backend(DeviceType type);
 inline const Backend& backend(DeviceType type) {
   const Backend* b = __atomic_load_n(&detail::backends[static_cast<int>(type)], __ATOMIC_ACQUIRE);
   return __builtin_expect(b != nullptr, 1) ? *b : detail::find_backend(type);
+}
+
+/// The same for a device that a user names: there is one GPU, the first that the process sees.
+inline const Backend& backend(Device device) {
+  BRRR_CHECK(device.index == 0,
+             "there is no {}: a process has one GPU, {}; CUDA_VISIBLE_DEVICES chooses which",
+             name(device), name(kCUDA));
+  return backend(device.type);
 }
 
 /// Splits [0, n) into contiguous ranges of at least `grain` and runs `f(begin, end)` on the CPU's

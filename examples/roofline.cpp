@@ -43,8 +43,8 @@ void add_options(CLI::App& app, Options& o) {
   option("--seconds", o.seconds, "for each mode and number of multiplications [0.3]",
          real_number(0.01, 1000));
   option("--json", o.json, "write all figures to this file", output_file());
-  option("--plot", o.plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG, needs gnuplot)",
-         output_file());
+  option("--plot", o.plot,
+         "draw time, FLOP/s and bandwidth over FLOP per byte (SVG, needs gnuplot)", output_file());
 }
 
 // A factor near 1, so that many of them leave numbers of ordinary size.
@@ -67,12 +67,11 @@ struct Point {
   double elements = 0;
   double fused = 0, eager = 0;  ///< Seconds of one call, medians.
   double flops() const { return static_cast<double>(repeats) * elements; }
-  /// One kernel reads and writes every element once; eager mode's kernels do so one after the other.
+  /// One kernel reads and writes every element once; eager mode's kernels do so one after the
+  /// other.
   double bytes() const { return 2 * sizeof(float) * elements; }
   double intensity() const { return flops() / bytes(); }
-  double bound(const Roof& r) const {
-    return std::max(bytes() / r.gbs, flops() / r.gflops) * 1e-9;
-  }
+  double bound(const Roof& r) const { return std::max(bytes() / r.gbs, flops() / r.gflops) * 1e-9; }
 };
 
 double seconds_of(const std::function<Tensor()>& call, brrr::Device device) {
@@ -130,7 +129,8 @@ std::string notes_text(const std::vector<Point>& points, const Roof& roof) {
   return fmt::format(
       "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
       "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an element "
-      "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is paid for.\n"
+      "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is paid "
+      "for.\n"
       "Eager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
       "fused, {:.1f} times.\n",
       roof.gbs, roof.gflops, roof.free_repeats(), last.repeats, last.eager / first.eager,
@@ -160,7 +160,9 @@ bool draw(const std::vector<Point>& points, const Roof& roof, const Limits& limi
           const std::string& path) {
   using Figure = std::function<double(const Point&, double seconds)>;
   const auto panel = [&](const char* title, const char* unit, const Figure& figure) {
-    Panel panel{title, "FLOP per byte of the fused kernel", unit,
+    Panel panel{title,
+                "FLOP per byte of the fused kernel",
+                unit,
                 {{"fused", {}}, {"eager", {}}, {"limit", {}}}};
     for (const Point& p : points) {
       const double seconds[] = {p.fused, p.eager, p.bound(roof)};
@@ -171,20 +173,20 @@ bool draw(const std::vector<Point>& points, const Roof& roof, const Limits& limi
     return panel;
   };
   const std::string processor = limits.gpu.name.empty() ? limits.machine.cpu : limits.gpu.name;
-  return plot_svg(
-      path, fmt::format("x * 0.999, again and again, {}", processor),
-      {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
-       panel("arithmetic", "GFLOP/s", [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
-       panel("traffic of the fused kernel", "GB/s",
-             [](const Point& p, double s) { return p.bytes() / s * 1e-9; })},
-      3);
+  return plot_svg(path, fmt::format("x * 0.999, again and again, {}", processor),
+                  {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
+                   panel("arithmetic", "GFLOP/s",
+                         [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
+                   panel("traffic of the fused kernel", "GB/s",
+                         [](const Point& p, double s) { return p.bytes() / s * 1e-9; })},
+                  3);
 }
 
 int run(const Options& o) {
   const brrr::Device device = device_of(o.device);
   const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
-  const Limits limits = measure_limits(device, brrr::bench::measure_machine(),
-                                       static_cast<int>(o.threads));
+  const Limits limits =
+      measure_limits(device, brrr::bench::measure_machine(), static_cast<int>(o.threads));
   const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
   const Roof roof{limits.copy_for(2.0 * static_cast<double>(mb << 20)), limits.gflops / 2};
   fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",

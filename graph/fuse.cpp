@@ -190,7 +190,7 @@ class Fuser {
   std::vector<bool> flat_;                           // By group: all instructions are flat.
   std::vector<uint32_t> uses_left_;                  // By storage: operands yet to be placed.
   std::vector<size_t> in_memory_, numbers_;          // By group.
-  uint32_t after_fallible_ = 0;  // No group from here on can fail.
+  uint32_t after_fallible_ = 0;                      // No group from here on can fail.
 };
 
 }  // namespace

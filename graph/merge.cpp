@@ -1,7 +1,7 @@
 // Fused groups that became one kernel each because they began apart: a * 2 and b * 3 share nothing,
-// but their sum reads both. A group moves to the place of one that reads its results, or that one to
-// its place, if nothing in between stands in the way; then they share a kernel, and what passes from
-// one to the other a register.
+// but their sum reads both. A group moves to the place of one that reads its results, or that one
+// to its place, if nothing in between stands in the way; then they share a kernel, and what passes
+// from one to the other a register.
 #include <algorithm>
 
 #include "graph/schedule.h"

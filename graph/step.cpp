@@ -356,7 +356,7 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
   for (int64_t n : sizes) {
     BRRR_CHECK(n >= 0, "step.input: sizes must not be negative, got {}", to_string(sizes));
   }
-  BRRR_CHECK(device.index == 0, "step.input: there is no {}; use {}", name(device), name(kCUDA));
+  backend(device);  // Throws where there is no such device.
   check_host_access("step.input", nullptr);
   std::lock_guard lock(mutex_);
   BRRR_CHECK(stats_.calls == 0 || index < static_cast<int>(arguments_),

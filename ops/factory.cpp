@@ -40,8 +40,8 @@ CreationCall::CreationCall(const CreationOp& op, const IntList& sizes, DType dty
   for (int64_t s : sizes) {
     BRRR_CHECK(s >= 0, "{}: sizes must not be negative: {}", op.name, to_string(sizes));
   }
-  numel_of(sizes);       // Throws when there are too many elements.
-  backend(device.type);  // Throws when there is no such device.
+  numel_of(sizes);  // Throws when there are too many elements.
+  backend(device);  // Throws when there is no such device.
   call_.attrs.set_dtype(dtype);
   call_.attrs.device = static_cast<uint8_t>(device.type);
 }
@@ -273,10 +273,11 @@ Tensor eye(int64_t n, int64_t m, Device device) {
 
 static Tensor from_host(const void* data, const IntList& sizes, DType dtype,
                         Device device = default_device()) {
+  const Backend& there = backend(device);
   if (context.recorder) return context.recorder->host_data(data, Meta{sizes, dtype, device});
   Tensor t = raw_empty(sizes, dtype, device);
   const size_t bytes = static_cast<size_t>(t.numel()) * itemsize(dtype);
-  if (bytes) backend(device.type).copy_from_host(t.impl()->data(), data, bytes);
+  if (bytes) there.copy_from_host(t.impl()->data(), data, bytes);
   return t;
 }
 

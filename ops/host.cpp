@@ -122,7 +122,7 @@ Tensor Tensor::to(Device target) const {
              "to(device): {} requires grad and no "
              "gradient crosses devices; detach() it or use NoGradGuard",
              describe(impl()));
-  const Backend& there = backend(target.type);
+  const Backend& there = backend(target);
   if (context.recorder && device().type == DeviceType::CPU) {
     const Tensor now = dense(context.recorder->host_values(*impl()));
     return context.recorder->host_data(now.impl()->data(), Meta{sizes(), dtype(), target});

@@ -65,8 +65,7 @@ TEST_CASE("examples on a GPU: roofline measures both modes there") {
   if (!have_device()) return;
   const TemporaryDirectory folder;
   const std::string json = folder.file("r.json");
-  const Result r =
-      run("roofline --device cuda --mb 1 --repeats 1,4 --seconds 0.01 --json " + json);
+  const Result r = run("roofline --device cuda --mb 1 --repeats 1,4 --seconds 0.01 --json " + json);
   INFO(r.text);
   REQUIRE(r.status == 0);
   const auto figures = nlohmann::json::parse(read(json));

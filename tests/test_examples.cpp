@@ -190,9 +190,9 @@ TEST_CASE("examples: a wrong option says what was expected") {
     CHECK(contains(r.text, "--help"));
   }
   if (!brrr::cuda_available()) {
-    for (const std::string program : {"train_mlp --device cuda", "train_gpt --device cuda",
-                                      "overhead --device cuda", "overhead --device all",
-                                      "roofline --device cuda"}) {
+    for (const std::string program :
+         {"train_mlp --device cuda", "train_gpt --device cuda", "overhead --device cuda",
+          "overhead --device all", "roofline --device cuda"}) {
       const Result r = run(program);
       INFO(r.text);
       CHECK(r.status == 1);

@@ -343,6 +343,22 @@ TEST_CASE("dropout") {
   CHECK(has(error_of([] { dropout(arange(3), 0.5, true); }), "floating"));
 }
 
+TEST_CASE("factories: a second GPU is refused, not taken for the first") {
+  const Device second{DeviceType::CUDA, 1};
+  const auto refused = [](const auto& f) {
+    const std::string said = error_of(f);
+    INFO(said);
+    CHECK(has(said, "there is no cuda:1: a process has one GPU, cuda:0"));
+  };
+  refused([&] { zeros({2}, second); });
+  refused([&] { randn({2}, second); });
+  refused([&] { arange(3, second); });
+  refused([&] { ones({2}).to(second); });
+  refused([&] { set_default_device(second); });
+  refused([&] { synchronize(second); });
+  refused([&] { memory_stats(second); });
+}
+
 TEST_CASE("random: a call that throws uses no draw") {
   manual_seed(9);
   CHECK(has(error_of([] { randint(5, 5, {2}); }), "low must be below high"));
