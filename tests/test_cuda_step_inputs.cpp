@@ -328,7 +328,8 @@ TEST_CASE("cuda step: pitfall D6: step.input says what is wrong") {
   };
   CHECK(contains(said(-1, {2}, kCUDA), "step.input: argument -1 does not exist"));
   CHECK(contains(said(0, {2, -3}, kCUDA), "step.input: sizes must not be negative, got [2, -3]"));
-  CHECK(contains(said(0, {2}, {DeviceType::CUDA, 1}), "there is no cuda:1: a process has one GPU, cuda:0"));
+  CHECK(contains(said(0, {2}, {DeviceType::CUDA, 1}),
+                 "there is no cuda:1: a process has one GPU, cuda:0"));
   step(ones({2}, kCUDA));
   CHECK(
       contains(said(1, {2}, kCUDA), "argument 1 does not exist: the step has been called with 1"));
