@@ -1,6 +1,7 @@
 // Text of a fused group: one loop nest, loads, the rows' formulas, stores.
 #include <algorithm>
 #include <bit>
+#include <unordered_map>
 
 #include "graph/windows.h"
 #include "ops/spelling.h"
@@ -220,7 +221,7 @@ class Generator {
   }
 
   // How many windows are in registers at once: loads come first, stores last.
-  int live_vectors() const {
+  size_t live_vectors() const {
     const size_t n = g_.instrs.size();
     std::vector<size_t> from(windows_.size(), n), to(windows_.size(), 0);
     for (size_t at = 0; at < n; ++at) {
@@ -237,9 +238,9 @@ class Generator {
       if (windows_[w].loaded) from[w] = 0;
       if (windows_[w].stored) to[w] = n;
     }
-    int most = 1;
+    size_t most = 1;
     for (size_t at = 0; at < n; ++at) {
-      int live = 0;
+      size_t live = 0;
       for (size_t w = 0; w < windows_.size(); ++w) live += from[w] <= at && at <= to[w];
       most = std::max(most, live);
     }
@@ -251,22 +252,13 @@ class Generator {
   // time with eight vectors that they took with one. Long text is for the compiler to pay: some 5
   // ms for a polynomial of one vector.
   int choose_unroll() const {
-    constexpr int polynomials = 64, statements = 2048, registers = 24;
-    SymText text("float", "t", "");
-    SymText* before = std::exchange(SymText::current, &text);
-    for (uint32_t at : g_.instrs) {
-      Sym in[kMaxOperands];
-      for (Sym& x : in) x = Sym(text.operand("", -1));
-      int out[kMaxOutputs];
-      r_.instrs[at].op->pointwise->emit(in, out);
-    }
-    SymText::current = before;
-    if (text.chains > 1) {
-      const int most = std::max(polynomials / text.chains, 1);
-      return std::min(8, static_cast<int>(std::bit_floor(static_cast<unsigned>(most))));
-    }
-    const auto lines = static_cast<int>(std::count(text.text().begin(), text.text().end(), '\n'));
-    return std::clamp(std::min(registers / live_vectors(), statements / std::max(lines, 1)), 1, 4);
+    constexpr size_t polynomials = 64, statements = 2048, registers = 24;
+    TextSize text;
+    for (uint32_t at : g_.instrs) text += text_size(r_, r_.instrs[at]);
+    const size_t fits = std::max<size_t>(polynomials / std::max<size_t>(text.polynomials, 1), 1);
+    if (text.polynomials > 1) return static_cast<int>(std::min<size_t>(8, std::bit_floor(fits)));
+    const size_t most = std::min(registers / live_vectors(), statements / text.lines);
+    return static_cast<int>(std::clamp<size_t>(most, 1, 4));
   }
 
   // Statement by statement over all vectors of the unrolled body: independent chains side by side.
@@ -364,6 +356,38 @@ class Generator {
 };
 
 }  // namespace
+
+TextSize& TextSize::operator+=(const TextSize& o) {
+  lines += o.lines;
+  polynomials += o.polynomials;
+  return *this;
+}
+
+TextSize text_size(const Recording& r, const Instr& i) {
+  static thread_local std::unordered_map<const OpDef*, TextSize> known;
+  auto [at, fresh] = known.try_emplace(i.op);
+  if (fresh) {
+    SymText text("float", "t", "");
+    SymText* before = std::exchange(SymText::current, &text);
+    Sym in[kMaxOperands];
+    for (Sym& x : in) x = Sym(text.operand("", -1));
+    int out[kMaxOutputs];
+    i.op->pointwise->emit(in, out);
+    SymText::current = before;
+    const auto lines = std::count(text.text().begin(), text.text().end(), '\n');
+    at->second = {static_cast<size_t>(std::max<int64_t>(lines, 1)),
+                  static_cast<size_t>(text.chains)};
+  }
+  TextSize size = at->second;
+  size_t conversions = 0;
+  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+    if (r.operands[k] == kNone) continue;
+    const DType t = r.value(r.operands[k]).dtype;
+    conversions += t == kFloat16 || t == kBFloat16;
+  }
+  size.polynomials += (conversions + 1) / 2;
+  return size;
+}
 
 KernelText generate(const Recording& r, const Group& g, const Schedule& s) {
   return Generator(r, g, s).run();

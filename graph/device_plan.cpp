@@ -62,6 +62,7 @@ bool DevicePlan::may_reuse(const TensorImpl& old, size_t) {
 }
 
 uint32_t DevicePlan::holders(const Storage* s) const {
+  std::lock_guard lock(lending());  // Another thread may be replaying.
   return static_cast<uint32_t>(
       std::count_if(handed_.begin(), handed_.end(), [&](const auto& h) { return h.get() == s; }));
 }

@@ -129,22 +129,45 @@ class Fuser {
   // and only this group has used stays in its registers.
   void add_operand(uint32_t value, uint32_t group, std::vector<std::vector<Access>>& accesses) {
     const uint32_t s = r_.value(value).storage;
-    if (!has(reads_[s], value, group) && !has(writes_[s], value, group)) ++in_memory_[group];
+    if (!has(reads_[s], value, group) && !has(writes_[s], value, group)) ++size_[group].in_memory;
     accesses[s].push_back({value, group});
     if (--uses_left_[s] > 0) return;
-    if (const int n = values_of(s, group); n > 0) in_memory_[group] -= static_cast<size_t>(n);
+    if (const int n = values_of(s, group); n > 0) size_[group].in_memory -= static_cast<size_t>(n);
   }
 
   bool fits(const Instr& i, uint32_t group, bool is_flat) const {
     const Group& g = s_.groups[group];
-    if (!g.fused || !within_limits(g.instrs.size() + 1, in_memory_[group] + i.n_in + i.n_out,
-                                   numbers_[group] + i.n_in)) {
-      return false;
-    }
+    if (!g.fused) return false;
+    KernelSize size = size_[group];
+    ++size.instrs;
+    size.in_memory += static_cast<size_t>(i.n_in) + i.n_out;
+    size.numbers += static_cast<size_t>(i.n_in);
+    size.polynomials += text_size(r_, i).polynomials;
     const IntList space = r_.value(r_.out(i)[0]).size_list();
+    if (!size.allowed(std::max(space.size(), g.space.size()))) return false;
     if (space == g.space) return true;
     if (numel_of(space) != numel_of(g.space)) return false;
     return is_flat || flat_[group];
+  }
+
+  // Bytes that live longer, less those that die earlier, when `i` joins a group that others follow.
+  int64_t growth(const Instr& i, uint32_t group) const {
+    if (group + 1 == s_.groups.size()) return 0;
+    int64_t bytes = 0;
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (r_.operands[k] == kNone) continue;
+      const uint32_t s = r_.value(r_.operands[k]).storage;
+      const auto held = static_cast<int64_t>(r_.storages[s].bytes);
+      const bool fresh = reads_[s].empty() && writes_[s].empty();
+      if (k >= i.first_out && fresh && uses_left_[s] > 1 && !r_.survives(s)) bytes += held;
+      const auto follows = [&](const Access& a) { return a.group > group; };
+      if (k < i.first_out && uses_left_[s] == 1 &&
+          std::none_of(reads_[s].begin(), reads_[s].end(), follows) &&
+          std::none_of(writes_[s].begin(), writes_[s].end(), follows)) {
+        bytes -= held;
+      }
+    }
+    return bytes;
   }
 
   void place(uint32_t at) {
@@ -161,24 +184,25 @@ class Fuser {
       // every replay, to undo it (HostPlan::fallible_after_write).
       if (writes_external(r_, i)) first = std::max(first, after_fallible_);
       for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
-        if (fits(i, g, is_flat) && shares_data(i, g)) group = g;
+        if (fits(i, g, is_flat) && shares_data(i, g) && growth(i, g) <= kLittleMemory) group = g;
       }
     }
     if (group == kNone) {
       group = static_cast<uint32_t>(s_.groups.size());
       s_.groups.push_back({pointwise, {}, r_.value(r_.out(i)[0]).size_list()});
       flat_.push_back(is_flat);
-      in_memory_.push_back(0);
-      numbers_.push_back(0);
+      size_.emplace_back();
       if (!pointwise && can_fail(r_, i)) after_fallible_ = group + 1;
     } else if (!is_flat && flat_[group]) {
       s_.groups[group].space = r_.value(r_.out(i)[0]).size_list();
       flat_[group] = false;
     }
     s_.groups[group].instrs.push_back(at);
+    ++size_[group].instrs;
+    if (pointwise) size_[group].polynomials += text_size(r_, i).polynomials;
     for (int k = 0; k < i.n_in; ++k) {
       const uint32_t value = r_.in(i)[k];
-      value == kNone ? void(++numbers_[group]) : add_operand(value, group, reads_);
+      value == kNone ? void(++size_[group].numbers) : add_operand(value, group, reads_);
     }
     for (int k = 0; k < i.n_out; ++k) add_operand(r_.out(i)[k], group, writes_);
   }
@@ -189,19 +213,22 @@ class Fuser {
   std::vector<std::vector<Access>> reads_, writes_;  // By storage.
   std::vector<bool> flat_;                           // By group: all instructions are flat.
   std::vector<uint32_t> uses_left_;                  // By storage: operands yet to be placed.
-  std::vector<size_t> in_memory_, numbers_;          // By group.
+  std::vector<KernelSize> size_;                     // By group.
   uint32_t after_fallible_ = 0;                      // No group from here on can fail.
 };
 
 }  // namespace
 
-bool within_limits(size_t instrs, size_t in_memory, size_t numbers) {
-  constexpr size_t most_instrs = 256;  // Keeps build time in bounds.
-  // Keeps register pressure in bounds, and what a GPU's kernel is handed: some words for each value
-  // in memory, one for each number, 512 in all.
-  constexpr size_t most_in_memory = 32, words = 6, most_words = 480;
-  return instrs <= most_instrs && in_memory <= most_in_memory &&
-         words * in_memory + numbers <= most_words;
+bool KernelSize::allowed(int ndim) const {
+  // What registers and a compiler's patience are good for. Sixteen polynomials are unrolled four
+  // times; more would save a pass over memory that takes less time than unrolling them less costs.
+  constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
+  // What a GPU's kernel is handed: of values the address and strides, of dims three words.
+  const auto n = static_cast<size_t>(ndim);
+  const size_t words = in_memory * (1 + n) + 3 * n + numbers + 1;
+  constexpr size_t most_words = 512;
+  return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
+         words <= most_words;
 }
 
 bool flat(const Recording& r, const Instr& i) {

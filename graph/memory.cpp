@@ -63,6 +63,17 @@ bool elementwise(const Recording& r, const Group& g, uint32_t st) {
   return true;
 }
 
+// Group g is done with `st` element by element and leaves its memory alone. A storage that others
+// have read is stored by whoever writes it, even for the last time.
+bool leaves(const Recording& r, const Group& g, uint32_t st) {
+  if (!elementwise(r, g, st)) return false;
+  return std::none_of(g.instrs.begin(), g.instrs.end(), [&](uint32_t at) {
+    const Instr& i = r.instrs[at];
+    return std::any_of(r.out(i), r.out(i) + i.n_out,
+                       [&](uint32_t v) { return r.value(v).storage == st; });
+  });
+}
+
 // Chains of temporaries of one size where a pointwise group reads the last of one and writes the
 // first of the next.
 std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan& m) {
@@ -81,8 +92,7 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
       const uint32_t before = b.storages.back();
       if (!pointwise || b.last != at || m.first[before] == at) continue;
       candidate = true;
-      if (r.storages[before].bytes != r.storages[st].bytes ||
-          !elementwise(r, s.groups[at], before)) {
+      if (r.storages[before].bytes != r.storages[st].bytes || !leaves(r, s.groups[at], before)) {
         continue;
       }
       b.storages.push_back(st);
@@ -201,12 +211,11 @@ void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
       if (m.host[o] != host) continue;
       const bool apart = m.offset[o] + aligned(r.storages[o].bytes) <= m.offset[st] ||
                          m.offset[st] + aligned(r.storages[st].bytes) <= m.offset[o];
-      const bool in_place =
-          m.offset[o] == m.offset[st] &&
-          ((m.last[o] == m.first[st] && elementwise(r, s.groups[m.first[st]], o) &&
-            elementwise(r, s.groups[m.first[st]], st)) ||
-           (m.last[st] == m.first[o] && elementwise(r, s.groups[m.first[o]], o) &&
-            elementwise(r, s.groups[m.first[o]], st)));
+      const bool in_place = m.offset[o] == m.offset[st] &&
+                            ((m.last[o] == m.first[st] && leaves(r, s.groups[m.first[st]], o) &&
+                              elementwise(r, s.groups[m.first[st]], st)) ||
+                             (m.last[st] == m.first[o] && elementwise(r, s.groups[m.first[o]], o) &&
+                              leaves(r, s.groups[m.first[o]], st)));
       const bool at_once = m.first[o] <= m.last[st] && m.first[st] <= m.last[o];
       BRRR_CHECK(
           apart || !at_once || in_place || r.storages[st].bytes == 0 || r.storages[o].bytes == 0,

@@ -59,10 +59,27 @@ class Merger {
     return list;
   }
 
+  // The last group before b that wrote this value.
+  uint32_t producer(uint32_t value, uint32_t b) const {
+    uint32_t last = kNone;
+    for (const Access& x : accesses_[r_.value(value).storage]) {
+      if (!x.write || x.group >= b || !groups_[x.group].fused) continue;
+      if (last != kNone && x.group <= last) continue;
+      if (r_.value(x.value).same_elements(r_.value(value))) last = x.group;
+    }
+    return last;
+  }
+
   bool merge_with_a_producer(uint32_t b) {
-    for (uint32_t st : storages(groups_[b])) {
-      for (const Access& x : accesses_[st]) {
-        if (x.write && x.group < b && groups_[x.group].fused && merge(x.group, b)) return true;
+    std::vector<uint32_t> tried;
+    for (uint32_t at : groups_[b].instrs) {
+      const Instr& i = r_.instrs[at];
+      for (int k = 0; k < i.n_in; ++k) {
+        if (r_.in(i)[k] == kNone) continue;
+        const uint32_t a = producer(r_.in(i)[k], b);
+        if (a == kNone || std::find(tried.begin(), tried.end(), a) != tried.end()) continue;
+        if (merge(a, b)) return true;
+        tried.push_back(a);
       }
     }
     return false;
@@ -96,22 +113,21 @@ class Merger {
 
   // What one of them writes and the other uses are the same elements in the same order.
   bool register_passing(uint32_t a, uint32_t b) const {
-    for (uint32_t st : storages(groups_[a])) {
-      for (const Access& x : accesses_[st]) {
-        if (x.group != a) continue;
-        for (const Access& y : accesses_[st]) {
-          if (y.group != b || !(x.write || y.write)) continue;
-          if (!r_.value(x.value).same_elements(r_.value(y.value))) return false;
-        }
-      }
-    }
-    return true;
+    bool same = true;
+    each_operand(groups_[a], [&](uint32_t x, bool x_writes) {
+      const Value& v = r_.value(x);
+      each_operand(groups_[b], [&](uint32_t y, bool y_writes) {
+        const Value& w = r_.value(y);
+        same &= v.storage != w.storage || !(x_writes || y_writes) || v.same_elements(w);
+      });
+    });
+    return same;
   }
 
   bool fits(uint32_t a, uint32_t b) const {
     Group both = groups_[a];
     both.instrs.insert(both.instrs.end(), groups_[b].instrs.begin(), groups_[b].instrs.end());
-    size_t in_memory = 0, numbers = 0;
+    KernelSize size{.instrs = both.instrs.size()};
     for (uint32_t st : storages(both)) {
       std::vector<uint32_t> values;
       bool others = lasting_[st];
@@ -120,25 +136,45 @@ class Merger {
       }
       std::sort(values.begin(), values.end());
       values.erase(std::unique(values.begin(), values.end()), values.end());
-      if (others) in_memory += values.size();
+      if (others) size.in_memory += values.size();
     }
     for (uint32_t at : both.instrs) {
       const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_in; ++k) numbers += r_.in(i)[k] == kNone;
+      for (int k = 0; k < i.n_in; ++k) size.numbers += r_.in(i)[k] == kNone;
+      size.polynomials += text_size(r_, i).polynomials;
     }
-    return within_limits(both.instrs.size(), in_memory, numbers);
+    return size.allowed(std::max(groups_[a].space.size(), groups_[b].space.size()));
   }
 
-  // Whether no group between a and b depends on `g`, which is one of them, or the other way round.
+  // Whether `g`, which is a or b, may pass what lies between them: nothing there depends on it, or
+  // it on that, and no more bytes are alive there than before.
   bool can_move(uint32_t g, uint32_t a, uint32_t b) const {
+    int64_t growth = 0;
     for (uint32_t st : storages(groups_[g])) {
-      const bool writes = std::any_of(accesses_[st].begin(), accesses_[st].end(),
-                                      [&](const Access& x) { return x.group == g && x.write; });
+      bool writes = false, between = false, written_between = false;
+      uint32_t first = kNone, last = 0;  // Of the other groups that use it.
       for (const Access& x : accesses_[st]) {
-        if (x.group > a && x.group < b && (writes || x.write)) return false;
+        if (x.group == g) {
+          writes |= x.write;
+          continue;
+        }
+        first = std::min(first, x.group);
+        last = std::max(last, x.group);
+        between |= x.group > a && x.group < b;
+        written_between |= x.group > a && x.group < b && x.write;
       }
+      if (written_between || (writes && between)) return false;
+      if (lasting_[st] || first == kNone) continue;
+      const bool alive = g == a ? last >= b : first <= a;
+      const bool then = g == a ? first < b : last > a;
+      growth += (static_cast<int64_t>(then) - alive) * static_cast<int64_t>(r_.storages[st].bytes);
     }
-    return true;
+    return growth <= kLittleMemory || adjacent(a, b);
+  }
+
+  bool adjacent(uint32_t a, uint32_t b) const {
+    return std::all_of(groups_.begin() + a + 1, groups_.begin() + b,
+                       [](const Group& g) { return g.instrs.empty(); });
   }
 
   void move(uint32_t from, uint32_t to) {

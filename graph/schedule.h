@@ -33,8 +33,25 @@ std::vector<bool> live_instructions(const Recording& r);
 /// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
 Schedule make_schedule(const Recording& r, bool fuse);
 
-/// Whether a kernel may have so many instructions, different values in memory and numbers.
-bool within_limits(size_t instrs, size_t in_memory, size_t numbers);
+/// How long the text of pointwise instructions is, for one vector: what a compiler pays for.
+struct TextSize {
+  size_t lines = 0;
+  size_t polynomials = 0;  ///< Long chains; two conversions of 16-bit floats count as one.
+  TextSize& operator+=(const TextSize& o);
+};
+TextSize text_size(const Recording& r, const Instr& i);
+
+/// What a kernel holds.
+struct KernelSize {
+  size_t instrs = 0;
+  size_t in_memory = 0;  ///< Different values that it loads or stores.
+  size_t numbers = 0;    ///< Operands that are no tensors.
+  size_t polynomials = 0;
+  /// Whether one kernel may hold so much, over a space of so many dims.
+  bool allowed(int ndim) const;
+};
+/// A move of a kernel that makes values live longer may cost so many bytes.
+constexpr int64_t kLittleMemory = 4096;
 /// All tensors are dense in the order of its space: a pointwise instruction that fits any space of
 /// its size.
 bool flat(const Recording& r, const Instr& i);

@@ -53,11 +53,11 @@ BRRR_M1(round, sym_emit)
 BRRR_M1(trunc, sym_emit)
 BRRR_M1(abs, sym_emit)
 BRRR_M1(sign, sym_emit)
-BRRR_M2(pow, chain_emit)
+BRRR_M2(pow, long_emit)
 BRRR_M2(min, sym_emit)
 BRRR_M2(max, sym_emit)
-BRRR_M2(remainder, sym_emit)
-BRRR_M2(floor_div, sym_emit)
+BRRR_M2(remainder, chain_emit)
+BRRR_M2(floor_div, chain_emit)
 #undef BRRR_M1
 #undef BRRR_M2
 

@@ -60,6 +60,11 @@ inline Sym chain_emit(const char* text, std::initializer_list<int> args) {
   ++SymText::current->chains;
   return sym_emit(text, args);
 }
+/// A chain as long as four.
+inline Sym long_emit(const char* text, std::initializer_list<int> args) {
+  SymText::current->chains += 3;
+  return chain_emit(text, args);
+}
 /// A chain whose results lie in [-1, 1].
 inline Sym bounded_emit(const char* text, std::initializer_list<int> args) {
   const Sym y = chain_emit(text, args);

@@ -109,24 +109,32 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
 #endif
 }
 
-// Keeps NaN, unlike a chain of min and max; one instruction each, which g++ does not find itself.
-BRRR_VX f32 at_most(f32 x, float top) {
+// a < b ? a : b, and a > b ? a : b; one instruction each, which g++ does not find itself.
+BRRR_VX f32 lesser(f32 a, f32 b) {
 #if defined(__AVX512F__) && defined(__clang__)
-  return __builtin_ia32_minps512(splat(top), x, 4);
+  return __builtin_ia32_minps512(a, b, 4);
 #elif defined(__AVX512F__)
-  return __builtin_ia32_minps512_mask(splat(top), x, x, static_cast<unsigned short>(-1), 4);
+  return __builtin_ia32_minps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
 #else
-  return where(lt(splat(top), x), splat(top), x);
+  return where(lt(a, b), a, b);
 #endif
 }
-BRRR_VX f32 at_least(f32 x, float low) {
+BRRR_VX f32 greater(f32 a, f32 b) {
 #if defined(__AVX512F__) && defined(__clang__)
-  return __builtin_ia32_maxps512(splat(low), x, 4);
+  return __builtin_ia32_maxps512(a, b, 4);
 #elif defined(__AVX512F__)
-  return __builtin_ia32_maxps512_mask(splat(low), x, x, static_cast<unsigned short>(-1), 4);
+  return __builtin_ia32_maxps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
 #else
-  return where(lt(x, splat(low)), splat(low), x);
+  return where(gt(a, b), a, b);
 #endif
+}
+
+// Keep NaN.
+BRRR_VX f32 at_most(f32 x, float top) {
+  return lesser(splat(top), x);
+}
+BRRR_VX f32 at_least(f32 x, float low) {
+  return greater(splat(low), x);
 }
 
 // p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.

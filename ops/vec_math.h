@@ -61,18 +61,33 @@ BRRR_VX i32 sign_bits(f32 x) {
   return (i32)x & (-0x7fffffff - 1);
 }
 
+template <class V> BRRR_VX V lesser(V a, V b) {
+  return where(lt(a, b), a, b);
+}
+template <class V> BRRR_VX V greater(V a, V b) {
+  return where(gt(a, b), a, b);
+}
+
+// a where it is NaN, else b.
+BRRR_VX f32 nan_or(f32 a, f32 b) {
+  return where(isnan(a), a, b);
+}
+template <class V> BRRR_VX V nan_or(V a, V b) {
+  return where(ne(a, a), a, b);
+}
+
 // sign(NaN) is NaN; zeros give +0. min and max propagate NaN.
 #define BRRR_VX_ORDER(V, T)                     \
   BRRR_VX V sign(V x) {                         \
     V r = where(lt(x, V{}), splat(T(-1)), V{}); \
     r = where(gt(x, V{}), splat(T(1)), r);      \
-    return where(ne(x, x), x, r);               \
+    return nan_or(x, r);                        \
   }                                             \
   BRRR_VX V min(V a, V b) {                     \
-    return where(lt(a, b) | ne(a, a), a, b);    \
+    return nan_or(a, lesser(a, b));             \
   }                                             \
   BRRR_VX V max(V a, V b) {                     \
-    return where(gt(a, b) | ne(a, a), a, b);    \
+    return nan_or(a, greater(a, b));            \
   }
 BRRR_VX_ORDER(f32, float)
 BRRR_VX_ORDER(f64, double)
@@ -80,9 +95,6 @@ BRRR_VX_ORDER(i32, int)
 BRRR_VX_ORDER(i64, long)
 #undef BRRR_VX_ORDER
 
-BRRR_VX b16 isnan(f32 x) {
-  return ne(x, x);
-}
 BRRR_VX b16 isnan(f64 x) {
   return ne(x, x);
 }
@@ -284,7 +296,7 @@ BRRR_VX f32 pow(f32 x, f32 y) {
   r = (f32)((i32)r | (sign_bits(x) & odd));
   b16 undefined = lt(x, f32{}) & gt(x, splat(-infinity)) & ~whole;
   r = where(undefined, splat(not_a_number), r);
-  r = where(ne(x, x) | ne(y, y), x + y, r);
+  r = where(isnan(x) | isnan(y), x + y, r);
   return where(eq(x, splat(1.0f)) | eq(y, f32{}), splat(1.0f), r);
 }
 

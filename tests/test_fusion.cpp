@@ -31,6 +31,23 @@ Tensors many(int n, const IntList& sizes) {
   return list;
 }
 
+// Bytes that a call of `fn` takes beyond what was live before, when it runs for the third time.
+template <class F> size_t peak(const F& fn, Mode mode) {
+  auto step = brrr::step(fn, {.mode = mode, .require_graph = mode == Mode::Graph});
+  for (int k = 0; k < 2; ++k) step();
+  const Device device = default_device();
+  const size_t before = memory_stats(device).live;
+  reset_peak_memory(device);
+  step();
+  return memory_stats(device).peak - before;
+}
+template <class F> void check_peak(const F& fn) {
+  CHECK(kernels(fn) > 0);  // And eager's bits.
+  const size_t eager = peak(fn, Mode::Eager), graph = peak(fn, Mode::Graph);
+  INFO("eager " << eager << ", graph " << graph << " bytes");
+  CHECK(static_cast<double>(graph) <= 1.1 * static_cast<double>(eager));
+}
+
 }  // namespace
 
 TEST_CASE("fusion: a chain is one kernel, however many registers its values pass through") {
@@ -72,6 +89,75 @@ TEST_CASE("fusion: values in memory bound a kernel, whether read or written") {
   CHECK(copies <= 5);
 }
 
+TEST_CASE("fusion: what began apart is one kernel where nothing stands between") {
+  const test::TempCache cache;
+  const Tensor a = randn({16, 16}), b = randn({16, 16}), w = randn({16, 16});
+  CHECK(kernels([&] { return Tensors{a * 2.0 + b * 3.0}; }) == 1);
+  CHECK(kernels([&] {
+          const Tensor x = a * 2.0, m = a.matmul(w), y = b * 3.0;
+          return Tensors{x + y, m};
+        }) == 2);
+  CHECK(kernels([&] {  // The product needs the first before the sum may be.
+          const Tensor x = a * 2.0, m = x.matmul(w), y = b * 3.0;
+          return Tensors{x + y + m};
+        }) == 3);
+}
+
+TEST_CASE("fusion: a temporary that a kernel still stores keeps its memory") {
+  const test::TempCache cache;
+  const Tensor a = randn({16, 16}), b = randn({16, 16}), w = randn({16, 16});
+  kernels([&] {
+    const Tensor y = a.matmul(w), z = b * 2.0;
+    y.add_(1.0);
+    return Tensors{y + z, z.matmul(w)};
+  });
+  kernels([&] {
+    const Tensor y = a.softmax(1), z = b.cos();
+    y.mul_(z);
+    return Tensors{y + 1.0, z.matmul(w)};
+  });
+}
+
+TEST_CASE("fusion: sums of products need no more memory than eager mode") {
+  const test::TempCache cache;
+  const Tensor h = randn({96, 96}), v = randn({96, 96}), out = zeros({96, 96});
+  check_peak([&] {
+    Tensor y = h;
+    for (int k = 0; k < 12; ++k) y = y + h.matmul(v);
+    return Tensors{y};
+  });
+  check_peak([&] {
+    Tensor y = h;
+    for (int k = 0; k < 12; ++k) y = y + (h * (k + 1.0)).matmul(v);
+    return Tensors{y};
+  });
+  check_peak([&] {
+    const Tensor a = h * 2.0;
+    Tensor y = h;
+    for (int k = 0; k < 12; ++k) y = y + (a + v * (k + 3.0)).matmul(v);
+    return Tensors{y};
+  });
+  check_peak([&] {
+    for (int k = 0; k < 12; ++k) out.mul_(0.5).add_(h.matmul(v) * (k + 1.0));
+    return Tensors{};
+  });
+}
+
+TEST_CASE("fusion: long polynomials and conversions bound a kernel") {
+  const test::TempCache cache;
+  const Tensor x = randn({19}), half = randn({19}).to(kFloat16);
+  CHECK(kernels([&] {
+          Tensor y = x;
+          for (int k = 0; k < 100; ++k) y = y.tanh();
+          return Tensors{y};
+        }) > 3);
+  CHECK(kernels([&] {
+          Tensor y = half;
+          for (int k = 0; k < 100; ++k) y = y * 0.98;
+          return Tensors{y};
+        }) > 3);
+}
+
 TEST_CASE("fusion: strided operands with numbers of their own fit what a kernel is handed") {
   const test::TempCache cache;
   const Tensors in = many(60, {5, 4, 3, 2});
@@ -85,4 +171,18 @@ TEST_CASE("fusion: strided operands with numbers of their own fit what a kernel 
   });
   CHECK(n > 1);
   CHECK(n <= 5);
+}
+
+TEST_CASE("fusion: operands of many dims fit what a kernel is handed") {
+  const test::TempCache cache;
+  const Tensors in = many(30, {2, 2, 2, 2, 2, 2, 2});
+  kernels([&] {
+    Tensor y = zeros({2, 2, 2, 2, 2, 2, 2});
+    for (size_t k = 0; k < in.size(); ++k) {
+      Tensor t = in[k].permute({6, 5, 4, 3, 2, 1, 0});
+      for (int j = 0; j < 4; ++j) t = t.clamp(-1.0 - static_cast<double>(k) - 0.01 * j, 2.0 + j);
+      y = y + t;
+    }
+    return Tensors{y};
+  });
 }
