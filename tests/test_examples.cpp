@@ -271,8 +271,6 @@ TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallb
   }
 }
 
-#else
-
 TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {
   const brrr::test::TempCache folder;
   const std::string stem = folder.dir + "/r";
@@ -304,6 +302,8 @@ TEST_CASE("roofline: a row for each number of multiplications, both modes beside
   CHECK(fell.status == 1);
   CHECK(contains(fell.text, "roofline: "));
 }
+
+#else
 
 TEST_CASE("examples: not built, so not tested") {
   MESSAGE("configure with BRRR_EXAMPLES=ON");
