@@ -172,13 +172,15 @@ bool draw(const std::vector<Point>& points, const Roof& roof, const Limits& limi
     }
     return panel;
   };
+  Panel traffic = panel("traffic of the fused kernel", "GB/s",
+                        [](const Point& p, double s) { return p.bytes() / s * 1e-9; });
+  traffic.falls = true;
   const std::string processor = limits.gpu.name.empty() ? limits.machine.cpu : limits.gpu.name;
   return plot_svg(path, fmt::format("x * 0.999, again and again, {}", processor),
                   {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
                    panel("arithmetic", "GFLOP/s",
                          [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
-                   panel("traffic of the fused kernel", "GB/s",
-                         [](const Point& p, double s) { return p.bytes() / s * 1e-9; })},
+                   traffic},
                   3);
 }
 

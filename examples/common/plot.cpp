@@ -24,7 +24,7 @@ std::string panel_text(const Panel& p) {
   // The data's own range: gnuplot would round it up to powers of ten.
   const auto& points = p.lines.at(0).points;
   t += fmt::format("set xrange [{}:{}]\nset key {}\n", points.front().first * 0.9,
-                   points.back().first * 1.1, p.log_y ? "top left" : "bottom left");
+                   points.back().first * 1.1, p.log_y && !p.falls ? "top left" : "bottom left");
   std::string plots;
   for (size_t i = 0; i < p.lines.size(); ++i) {
     t += fmt::format("$line{} << EOD\n", i);

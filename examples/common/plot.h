@@ -15,6 +15,7 @@ struct Panel {
   std::string title, x_label, y_label;
   std::vector<Line> lines;
   bool log_y = true;
+  bool falls = false;  ///< Its lines begin high: the key stands below them.
 };
 
 /// Panels over a logarithmic x axis, so many side by side, as an SVG file. Each panel has a line,
