@@ -249,8 +249,8 @@ class Generator {
 
   // A core looks some 200 operations ahead. Polynomials one after the other fill that with one
   // dependent chain unless enough vectors take each step together: 20 of them took a third of the
-  // time with eight vectors that they took with one. Long text is for the compiler to pay: some 5
-  // ms for a polynomial of one vector.
+  // time with eight vectors that they took with one. The compiler pays for long text: some 5 ms for
+  // a polynomial of one vector.
   int choose_unroll() const {
     constexpr size_t polynomials = 64, statements = 2048, registers = 24;
     TextSize text;

@@ -59,7 +59,7 @@ class Fuser {
   }
 
  private:
-  // The first group that `i` may stand in; `later` is the same without register passing.
+  // The first group that `i` may stand in.
   uint32_t earliest(const Instr& i, bool pointwise) const {
     uint32_t first = 0;
     auto after = [&](const std::vector<Access>& list, const Value& v) {

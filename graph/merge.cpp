@@ -19,7 +19,9 @@ class Merger {
  public:
   Merger(const Recording& r, Schedule& s) : r_(r), groups_(s.groups), accesses_(r.storages.size()) {
     for (uint32_t g = 0; g < groups_.size(); ++g) {
-      for (uint32_t at : groups_[g].instrs) note(at, g);
+      each_operand(groups_[g], [&](uint32_t value, bool write) {
+        accesses_[r.value(value).storage].push_back({value, g, write});
+      });
     }
     lasting_.resize(r.storages.size());
     for (uint32_t st : r.survivors) lasting_[st] = true;
@@ -41,13 +43,6 @@ class Merger {
         if (r_.operands[k] != kNone) f(r_.operands[k], k >= i.first_out);
       }
     }
-  }
-
-  void note(uint32_t at, uint32_t g) {
-    const Group one{true, {at}, {}};
-    each_operand(one, [&](uint32_t value, bool write) {
-      accesses_[r_.value(value).storage].push_back({value, g, write});
-    });
   }
 
   // The storages that a group uses, each once.
@@ -90,13 +85,9 @@ class Merger {
     // A write that moved before something that can fail would have to be undone if it does.
     const bool late = std::any_of(groups_[b].instrs.begin(), groups_[b].instrs.end(),
                                   [&](uint32_t at) { return writes_external(r_, r_.instrs[at]); });
-    if (can_move(a, a, b)) {
-      move(a, b);
-    } else if (!late && can_move(b, a, b)) {
-      move(b, a);
-    } else {
-      return false;
-    }
+    const bool down = can_move(a, a, b);
+    if (!down && (late || !can_move(b, a, b))) return false;
+    down ? move(a, b) : move(b, a);
     return true;
   }
 

@@ -56,7 +56,8 @@ constexpr int64_t kLittleMemory = 4096;
 /// its size.
 bool flat(const Recording& r, const Instr& i);
 bool writes_external(const Recording& r, const Instr& i);
-/// Makes one kernel of a fused group and one that reads its results, where the order allows it.
+/// Makes one kernel of a fused group and one that reads its results, where the order allows it and
+/// no more memory is needed.
 void merge_groups(const Recording& r, Schedule& s);
 
 /// Where temporaries live: in the arena, or in the memory of a survivor that is written later.
