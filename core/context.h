@@ -20,6 +20,11 @@ struct Observer {
   virtual void ran(const OpCall& call) = 0;
 };
 
+/// Memory planned for a kernel's scratch tensors.
+struct Scratch {
+  char *next = nullptr, *end = nullptr;
+};
+
 struct Context {
   Recorder* recorder = nullptr;  ///< Set while a step is being recorded or verified.
   Observer* observer = nullptr;
@@ -28,9 +33,18 @@ struct Context {
   uint64_t sequence = 1;            ///< Of the next tape node.
   const Scope* scope = nullptr;
   const OpDef* running = nullptr;  ///< The op run last, for messages about memory.
+  Scratch scratch;                 ///< While a replay runs a kernel: raw_empty takes from it.
   uint32_t site = 0;               ///< While a replay queues kernels: see GraphBackend::site.
 };
 inline thread_local constinit Context context;
+
+class ScratchScope {
+ public:
+  explicit ScratchScope(Scratch s) { context.scratch = s; }
+  ~ScratchScope() { context.scratch = {}; }
+  ScratchScope(const ScratchScope&) = delete;
+  ScratchScope& operator=(const ScratchScope&) = delete;
+};
 
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
 enum class Field : uint8_t { Grad, RequiresGrad, History, Version, GradViews };

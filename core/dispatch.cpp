@@ -60,6 +60,24 @@ void make_outputs(OpCall& c) {
   }
 }
 
+static int64_t packed_bytes(const TensorImpl* t) {
+  if (!t ||
+      (t->contiguous() && (t->dtype == kFloat32 || t->dtype == kFloat64 || t->dtype == kInt64)))
+    return 0;
+  return scratch_for(t->numel, t->dtype != kFloat64 && is_floating(t->dtype) ? 4 : 8);
+}
+
+int64_t packed_bytes(const OpCall& c) {
+  int64_t bytes = 0;
+  for (int i = 0; i < c.n_in; ++i) bytes += packed_bytes(c.in[i]);
+  for (int k = 0; k < c.n_out; ++k) bytes += packed_bytes(c.out[k].impl());
+  return bytes;
+}
+
+int64_t scratch_bytes(const OpCall& c) {
+  return c.op->scratch ? c.op->scratch(c) : packed_bytes(c);
+}
+
 void execute(OpCall& c) {
   context.running = c.op;
   if (!c.into) make_outputs(c);

@@ -186,8 +186,7 @@ struct OpDef {
   const char* doc = "";
   OpKind kind = OpKind::Library;
   uint8_t n_out = 1;
-  uint8_t n_scratch = 0;    ///< So many of the last outputs are room for the kernel, no results.
-  bool infallible = false;  ///< Its kernel neither allocates nor checks values.
+  uint8_t n_scratch = 0;  ///< So many of the last outputs are room for the kernel, no results.
   Autocast autocast = Autocast::Keep;
   bool gradient_row = false;  ///< Derived from another row; not public itself.
   uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs.
@@ -198,6 +197,9 @@ struct OpDef {
   /// replay runs it before anything else if the non-floating operands come from outside the step.
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;  ///< Runs it; null for views.
+  /// Bytes that `cpu` takes beside its outputs, at most; negative: it cannot be said. Looks at
+  /// dtypes and layouts only. Null: packed_bytes().
+  int64_t (*scratch)(const OpCall&) = nullptr;
   /// Queues it on a GPU; null where the backend generates a kernel from the row or runs decompose.
   void (*cuda)(OpCall&) = nullptr;
   /// The calls that `cuda` has a kernel for; the others run decompose. Null: all of them.
@@ -232,6 +234,19 @@ inline void OpCall::infer() {
   for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;
   op->infer(*this);
 }
+
+/// Bytes for a tensor as raw_empty takes them from planned scratch memory.
+constexpr int64_t scratch_for(int64_t numel, int64_t item) {
+  return (numel * item + 63) / 64 * 64;
+}
+/// Of a kernel that takes none.
+constexpr int64_t no_scratch(const OpCall&) {
+  return 0;
+}
+/// Room for a dense copy, in the dtype of the arithmetic, of each operand that is not such itself.
+int64_t packed_bytes(const OpCall& call);
+/// What the call's kernel takes on the CPU beside its outputs, which exist.
+int64_t scratch_bytes(const OpCall& call);
 
 /// All rows of the library and of the program, in registration order.
 const std::vector<const OpDef*>& registry();

@@ -105,16 +105,21 @@ void drop_grad(TensorImpl& t) noexcept {
   if (t.grad->refs.release()) destroy(t.grad);
 }
 
-static thread_local constinit uint64_t raw_empties = 0;
-uint64_t raw_empty_count() {
-  return raw_empties;
+// Whether planned scratch memory had room.
+static bool take_scratch(Storage& s) {
+  Scratch& room = context.scratch;
+  const int64_t bytes = scratch_for(static_cast<int64_t>(s.bytes), 1);
+  if (s.device != kCPU || room.end - room.next < bytes) return false;
+  s.data = std::exchange(room.next, room.next + bytes);
+  s.owned = false;
+  return true;
 }
 
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device) {
-  ++raw_empties;
   const size_t bytes = static_cast<size_t>(numel_of(sizes)) * itemsize(dtype);
   auto s = Ref<Storage>::adopt(new_storage(device, bytes));
-  allocate(*s);
+  if (!context.scratch.next || !take_scratch(*s)) [[likely]]
+    allocate(*s);
   return Tensor(Ref<TensorImpl>::adopt(new_impl(s.detach(), dtype, sizes)));
 }
 

@@ -196,10 +196,9 @@ inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl
   }
   return t;
 }
-/// Uninitialised contiguous memory on `device`; never recorded, for kernels' own use.
+/// Uninitialised contiguous memory on `device`; never recorded, for kernels' own use. Of the CPU's
+/// it comes from context.scratch while that has room, and then lives as long as the kernel runs.
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device);
-/// How many tensors raw_empty has made on this thread: tells whether a kernel takes scratch.
-uint64_t raw_empty_count();
 /// "float32[4, 3]", for error messages.
 std::string describe(const TensorImpl* t);
 /// Whether the layout is row-major without gaps.

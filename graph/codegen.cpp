@@ -16,6 +16,7 @@ struct Stream : Window {
   bool around = false;  // May be stored around the caches.
   bool ahead = false;   // Its loads are asked for ahead of time.
   bool unit = false;    // The register that holds it now is in [-1, 1], or NaN.
+  bool number = false;  // One element, read only: it is in a register before the loop begins.
 };
 
 // A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
@@ -41,6 +42,7 @@ class Generator {
     out_.body = "(char* const* a, long begin, long end) {\n";
     scalars();
     pointers();
+    numbers();
     const int unroll = choose_unroll();
     const int inner = ndim_ - 1;
     if (ndim_ == 1) {
@@ -150,6 +152,21 @@ class Generator {
     out_.body += fmt::format("  const bool around = ({}) % 64 == 0;\n", together);
   }
 
+  // Elements that no store of the kernel changes, which the compiler does not know.
+  void numbers() {
+    for (size_t w = 0; w < windows_.size(); ++w) {
+      Stream& window = windows_[w];
+      window.number =
+          window.loaded && !window.stored &&
+          std::all_of(window.stride, window.stride + ndim_, [](int64_t s) { return s == 0; });
+      if (!window.number) continue;
+      const Spelling& how = spelling(value(window.value).dtype);
+      out_.body +=
+          fmt::format("  const auto x{} = {};\n", w,
+                      fill(how.load, fmt::format("splat(*{}{})", ndim_ > 1 ? "o" : "p", w)));
+    }
+  }
+
   void rows() {
     const int inner = ndim_ - 1;
     out_.body += "  for (long r = begin; r < end; ++r) {\n";
@@ -165,7 +182,7 @@ class Generator {
       }
     }
     for (size_t w = 0; w < windows_.size(); ++w) {
-      if (windows_[w].argument < 0) continue;
+      if (windows_[w].argument < 0 || windows_[w].number) continue;
       std::string at = fmt::format("o{}", w);
       for (int d = 0; d < inner; ++d) {
         if (windows_[w].stride[d]) at += fmt::format(" + j{} * {}", d, windows_[w].stride[d]);
@@ -179,9 +196,11 @@ class Generator {
   void loops(const std::string& from, const std::string& to, int unroll,
              const std::string& indent) {
     out_.body += fmt::format("{}long i = {};\n", indent, from);
-    out_.body += fmt::format("{0}for (; i + {1} <= {2}; i += {1}) {{\n", indent, 16 * unroll, to);
-    emit(unroll, false, indent + "  ");
-    out_.body += indent + "}\n";
+    if (size_[ndim_ - 1] > 1) {
+      out_.body += fmt::format("{0}for (; i + {1} <= {2}; i += {1}) {{\n", indent, 16 * unroll, to);
+      emit(unroll, false, indent + "  ");
+      out_.body += indent + "}\n";
+    }
     out_.body += fmt::format("{}for (; i < {}; i += 16) {{\n", indent, to);
     out_.body +=
         fmt::format("{0}  const int n = {1} - i < 16 ? (int)({1} - i) : 16;\n", indent, to);
@@ -276,6 +295,10 @@ class Generator {
       windows_[w].unit = false;
       if (!windows_[w].loaded) continue;
       for (int u = 0; u < unroll; ++u) {
+        if (windows_[w].number) {
+          now[w][static_cast<size_t>(u)] = fmt::format("x{}", w);
+          continue;
+        }
         now[w][static_cast<size_t>(u)] = fmt::format("x{}_{}", w, u);
         out_.body += fmt::format("{}const auto x{}_{} = {};\n", indent, w, u, load(w, u, tail));
       }

@@ -14,7 +14,8 @@ namespace brrr::graph {
 struct Entry {
   Recording recording;
   std::unique_ptr<Plan> plan;
-  std::string failure;  ///< Why there is no plan although there should be one.
+  std::unique_ptr<Plan> unfused;  ///< Serves until there is a plan, in memory as well planned.
+  std::string failure;            ///< Why there is no plan although there should be one.
   uint64_t calls = 0, replays = 0;
   uint64_t retry_at = 0;  ///< The call at which a failed build is tried again.
   std::mutex mutex;       ///< A plan's operands are bound for one replay at a time.
@@ -81,7 +82,8 @@ class StepCore {
   void build(Entry& e);
   void note_fallback(const std::string& why);
   void verify(Entry& e, Session& s);
-  void replay(Entry& e, Session& s);
+  void replay(Plan& plan, Session& s);
+  void walk_ops(Entry& e, Session& s, bool shared);
   void count(const Entry& e, bool replay);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
   bool run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results);

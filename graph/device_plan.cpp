@@ -28,7 +28,7 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
       block_bytes_(r.control.size() * sizeof(int64_t)),
       settle_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
   // Whatever a slot held is nobody's any more when a replay begins.
-  plan_temporaries(r_.survivors);
+  plan_temporaries({.hosts = r_.survivors, .from = 0, .scratch = {}}, stats);
   handed_.resize(r.survivors.size());
   dying_.resize(r.survivors.size());
   find_externals();

@@ -248,26 +248,30 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
     f.survivors.push_back(made.back().get());
   }
   fill_control(r, f.cells, f.control);
-  if (e.plan) {
+  BRRR_CHECK(e.plan || !options_.require_graph, "step: require_graph: {}", e.failure);
+  if (!e.plan && !e.unfused) e.unfused = Plan::make_unfused(r);
+  if (Plan* const plan = e.plan ? e.plan.get() : e.unfused.get()) {
     for (const auto& [leaf, id] : f.grads) {
       if (id == kNone || !leaf->grad) continue;
       const uint32_t st = r.values[id].storage;
       const auto k = static_cast<size_t>(
           std::lower_bound(r.survivors.begin(), r.survivors.end(), st) - r.survivors.begin());
-      f.loans.offer(*e.plan, *leaf->grad, k, *f.survivors[k]);
+      f.loans.offer(*plan, *leaf->grad, k, *f.survivors[k]);
     }
     try {
-      e.plan->run(f.bindings, f.control.data(), f.survivors.data());
+      plan->run(f.bindings, f.control.data(), f.survivors.data());
     } catch (...) {
       f.loans.take_back();
       throw;
     }
     f.loans.clear();
+  } else {
+    made = walk(r, f.bindings, f.control);
+  }
+  if (e.plan) {
     ++stats_.replays;
     ++e.replays;
   } else {
-    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", e.failure);
-    made = walk(r, f.bindings, f.control);
     ++stats_.fallbacks;
     stats_.last_fallback = e.failure;
   }

@@ -248,8 +248,8 @@ bool writes_external(const Recording& r, const Instr& i) {
   return false;
 }
 
-bool can_fail(const Recording& r, const Instr& i) {
-  if (i.op->kind != OpKind::Pointwise) return !i.op->infallible;
+bool takes_memory(const Recording& r, const Instr& i) {
+  if (i.op->kind != OpKind::Pointwise) return true;
   for (int k = 0; i.into && k < i.n_out; ++k) {
     const Value& out = r.value(r.out(i)[k]);
     for (int n = 0; n < i.n_in; ++n) {
@@ -262,6 +262,11 @@ bool can_fail(const Recording& r, const Instr& i) {
     }
   }
   return false;
+}
+
+bool can_fail(const Recording& r, const Instr& i) {
+  const bool on_cpu = r.storages[r.value(r.out(i)[0]).storage].device == kCPU;
+  return on_cpu ? i.op->check_values != nullptr : takes_memory(r, i);
 }
 
 // A storage that only one fused group touches lives in its registers.

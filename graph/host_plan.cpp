@@ -11,11 +11,12 @@ namespace brrr::graph {
 
 HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, stats) {
-  generate_kernels(stats);
+  add_launches();
+  build_kernels(stats);
+  find_writes();
+  find_failures();
+  place_temporaries(stats);
   sort_patches();
-  needs_undo_ = fallible_after_write();
-  find_early_checks();
-  for (uint32_t st : r.survivors) first_write_.push_back(memory_.first[st]);
 }
 
 HostPlan::~HostPlan() {
@@ -23,33 +24,47 @@ HostPlan::~HostPlan() {
   if (module_) backend(DeviceType::CPU).unload(module_);
 }
 
-void HostPlan::generate_kernels(StepStats& stats) {
+void HostPlan::add_launches() {
   std::map<std::string, std::string> names;  // Function text -> name: equal kernels are one.
-  std::vector<std::string> wanted;
-  for (const Group& g : schedule_.groups) {
-    Launch& l = launches_.emplace_back();
-    if (!g.fused) {
-      l.call = bound_call(r_.instrs[g.instrs[0]]);
-      wanted.emplace_back();
+  for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
+    const Group& group = schedule_.groups[g];
+    if (!group.fused) {
+      Launch& l = launches_.emplace_back();
+      l.group = g;
+      l.call = bound_call(r_.instrs[group.instrs[0]]);
+      names_.emplace_back();
       continue;
     }
-    const KernelText text = generate(r_, g, schedule_);
-    l.extent = text.extent;
-    l.grain = text.grain;
-    l.first_argument = arguments_.size();
-    for (const KernelArgument& a : text.arguments) {
-      Patch p{arguments_.size(), a, 0};
-      if (a.value != kNone) {
-        const Value& v = r_.values[a.value];
-        p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
-      }
-      patches_.push_back(p);
-      arguments_.push_back(nullptr);
+    // The parameters of a model are updated by one text, not by one as long as their list.
+    for (auto& part : independent_parts(r_, group)) {
+      add_kernel(g, {true, std::move(part), group.space}, names);
     }
-    const auto [it, fresh] = names.emplace(text.body, fmt::format("brrr_k{}", names.size()));
-    if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
-    wanted.push_back(it->second);
   }
+}
+
+void HostPlan::add_kernel(uint32_t group, const Group& part,
+                          std::map<std::string, std::string>& names) {
+  const KernelText text = generate(r_, part, schedule_);
+  Launch& l = launches_.emplace_back();
+  l.group = group;
+  l.extent = text.extent;
+  l.grain = text.grain;
+  l.first_argument = arguments_.size();
+  for (const KernelArgument& a : text.arguments) {
+    Patch p{arguments_.size(), a, 0};
+    if (a.value != kNone) {
+      const Value& v = r_.values[a.value];
+      p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
+    }
+    patches_.push_back(p);
+    arguments_.push_back(nullptr);
+  }
+  const auto [it, fresh] = names.emplace(text.body, fmt::format("brrr_k{}", names.size()));
+  if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
+  names_.push_back(it->second);
+}
+
+void HostPlan::build_kernels(StepStats& stats) {
   if (source_.empty()) return;
   source_ = "using namespace brrr::vx;\n" + source_;
   const Backend& b = backend(DeviceType::CPU);
@@ -58,8 +73,8 @@ void HostPlan::generate_kernels(StepStats& stats) {
   stats.build_cached = report_.cached;
   for (size_t k = 0; k < launches_.size(); ++k) {
     if (launches_[k].call) continue;
-    void* fn = b.symbol(module_, wanted[k].c_str());
-    BRRR_CHECK(fn, "graph: the built module lacks {}", wanted[k]);
+    void* fn = b.symbol(module_, names_[k].c_str());
+    BRRR_CHECK(fn, "graph: the built module lacks {}", names_[k]);
     launches_[k].fn = reinterpret_cast<KernelFn>(fn);
   }
 }
@@ -79,37 +94,54 @@ void HostPlan::sort_patches() {
   arena_ = nullptr;
 }
 
-// Once it is known what can fail, temporaries that come after it move into survivors that come
-// after them: a survivor may have the memory of an old gradient, which has to stay as it was while
-// the step can still fail.
-void HostPlan::settle_memory() {
-  std::vector<uint32_t> hosts;
-  for (size_t k = 0; k < r_.survivors.size(); ++k) {
-    if (safe_to_overwrite(k)) hosts.push_back(r_.survivors[k]);
-  }
-  plan_temporaries(hosts, static_cast<uint32_t>(last_fallible_ + 1));
-  sort_patches();
-}
-
-// A step must be atomic: if something can still fail after externals have been written, their old
-// contents are kept until it is over.
-bool HostPlan::fallible_after_write() {
-  bool wrote = false, fallible = false;
-  std::vector<bool> seen(r_.externals.size());
+void HostPlan::find_writes() {
+  std::vector<uint32_t> first, last;
+  find_lives(r_, schedule_, first, last);
+  for (uint32_t st : r_.survivors) first_write_.push_back(first[st]);
   for (const Group& g : schedule_.groups) {
     for (uint32_t at : g.instrs) {
       const Instr& i = r_.instrs[at];
-      fallible |= wrote && !g.fused && can_fail(r_, i);
       for (int k = 0; k < i.n_out; ++k) {
         const StorageInfo& s = r_.storages[r_.value(r_.out(i)[k]).storage];
-        if (s.origin == Origin::External) wrote = seen[s.maker] = true;
+        if (s.origin == Origin::External) written_.push_back(s.maker);
       }
     }
   }
-  for (uint32_t k = 0; k < seen.size(); ++k) {
-    if (seen[k]) written_.push_back(k);
+  std::sort(written_.begin(), written_.end());
+  written_.erase(std::unique(written_.begin(), written_.end()), written_.end());
+}
+
+// What fails is a check of values, of which most are done before a replay starts. A step must be
+// atomic: of externals that are written before another check the old contents are kept.
+void HostPlan::find_failures() {
+  find_early_checks();
+  for (const Launch& l : launches_) {
+    if (l.call && l.call->call.op->check_values && !l.checked_early) last_fallible_ = l.group;
   }
-  return fallible;
+  for (int64_t g = 0; g < last_fallible_; ++g) {
+    for (uint32_t at : schedule_.groups[static_cast<size_t>(g)].instrs) {
+      const Instr& i = r_.instrs[at];
+      for (int k = 0; k < i.n_out; ++k) {
+        const StorageInfo& s = r_.storages[r_.value(r_.out(i)[k]).storage];
+        if (s.origin == Origin::External) undone_.push_back(s.maker);
+      }
+    }
+  }
+}
+
+// Temporaries that come after the last failure move into survivors that come after them: a survivor
+// may have the memory of an old gradient, which has to stay as it was while the step can fail.
+void HostPlan::place_temporaries(StepStats& stats) {
+  MemoryRules rules{.hosts = {},
+                    .from = static_cast<uint32_t>(last_fallible_ + 1),
+                    .scratch = std::vector<int64_t>(schedule_.groups.size())};
+  for (size_t k = 0; k < r_.survivors.size(); ++k) {
+    if (safe_to_overwrite(k)) rules.hosts.push_back(r_.survivors[k]);
+  }
+  for (const Launch& l : launches_) {
+    if (l.call) rules.scratch[l.group] = scratch_bytes(l.call->call);
+  }
+  plan_temporaries(rules, stats);
 }
 
 void HostPlan::bind(const std::vector<Binding>& bindings, const int64_t* control,
@@ -146,11 +178,20 @@ void HostPlan::bind(const std::vector<Binding>& bindings, const int64_t* control
   }
 }
 
+Scratch HostPlan::scratch(const Launch& l) const {
+  const int64_t at = memory_.scratch_offset[l.group];
+  if (at < 0) return {};
+  const uint32_t host = memory_.scratch_host[l.group];
+  char* const base = host == kNone ? arena_ : static_cast<char*>(bound_[host]->data);
+  return {base + at, base + at + memory_.scratch_bytes[l.group]};
+}
+
 void HostPlan::launch(Launch& l, const int64_t* control) {
   if (l.call) {
     for (const auto& [word, from] : l.call->dynamic) l.call->call.attrs.v[word] = control[from];
     const OpDef& op = *l.call->call.op;
     if (op.check_values && !l.checked_early) op.check_values(l.call->call);
+    const ScratchScope room(scratch(l));
     op.cpu(l.call->call);
   } else if (l.extent <= l.grain) {
     l.fn(arguments_.data() + l.first_argument, 0, l.extent);
@@ -165,18 +206,16 @@ void HostPlan::launch(Launch& l, const int64_t* control) {
 // their kernels: done first, they can fail while nothing has happened. They read the operands that
 // are not floating, or all if there is no such.
 void HostPlan::find_early_checks() {
-  size_t k = 0;
-  for (const Group& g : schedule_.groups) {
-    Launch& l = launches_[k++];
+  for (Launch& l : launches_) {
     if (!l.call || !l.call->call.op->check_values) continue;
-    const Instr& i = r_.instrs[g.instrs[0]];
+    const Instr& i = r_.instrs[schedule_.groups[l.group].instrs[0]];
     bool any = false, outside = true, all_outside = true;
     for (int n = 0; n < i.n_in; ++n) {
       if (r_.in(i)[n] == kNone) continue;
       const Value& v = r_.value(r_.in(i)[n]);
       const StorageInfo& s = r_.storages[v.storage];
       const bool given = s.origin == Origin::External &&
-                         std::find(written_.begin(), written_.end(), s.maker) == written_.end();
+                         !std::binary_search(written_.begin(), written_.end(), s.maker);
       all_outside &= given;
       if (is_floating(v.dtype)) continue;
       any = true;
@@ -187,21 +226,7 @@ void HostPlan::find_early_checks() {
 }
 
 void HostPlan::launch_all(const int64_t* control) {
-  if (last_fallible_ != INT64_MAX) [[likely]] {
-    for (Launch& l : launches_) launch(l, control);
-    return;
-  }
-  // Shapes are fixed: a kernel that takes no scratch now never will.
-  int64_t last = -1;
-  for (size_t k = 0; k < launches_.size(); ++k) {
-    const uint64_t before = raw_empty_count();
-    launch(launches_[k], control);
-    const Launch& l = launches_[k];
-    const bool checks = l.call && l.call->call.op->check_values && !l.checked_early;
-    if (raw_empty_count() != before || checks) last = static_cast<int64_t>(k);
-  }
-  last_fallible_ = last;
-  settle_memory();
+  for (Launch& l : launches_) launch(l, control);
 }
 
 void HostPlan::run(const std::vector<Binding>& bindings, const int64_t* control,
@@ -216,9 +241,9 @@ void HostPlan::run(const std::vector<Binding>& bindings, const int64_t* control,
   for (const Launch& l : launches_) {
     if (l.checked_early) l.call->call.op->check_values(l.call->call);
   }
-  if (!needs_undo_) return launch_all(control);
+  if (undone_.empty()) return launch_all(control);
   UndoLog undo;
-  for (uint32_t k : written_) undo.save(*bindings[k].storage);
+  for (uint32_t k : undone_) undo.save(*bindings[k].storage);
   try {
     launch_all(control);
   } catch (...) {

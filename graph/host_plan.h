@@ -1,6 +1,9 @@
 #pragma once
 // Replays on the CPU: a walk over kernels, whose operands' addresses are patched where they moved.
 
+#include <map>
+
+#include "core/context.h"
 #include "graph/plan.h"
 
 namespace brrr::graph {
@@ -12,14 +15,15 @@ class HostPlan final : public Plan {
 
   void run(const std::vector<Binding>& bindings, const int64_t* control,
            Storage* const* survivors) override;
-  /// Known after the first run: nothing can fail any more once survivor k is written.
   Device device() const override { return kCPU; }
+  /// Nothing can fail any more once survivor k is written.
   bool may_reuse(const TensorImpl& old, size_t k) override;
   uint32_t holders(const Storage*) const override { return 0; }
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
   struct Launch {
+    uint32_t group = 0;
     std::unique_ptr<Call> call;  ///< Null: a generated kernel.
     KernelFn fn = nullptr;
     size_t first_argument = 0;
@@ -33,28 +37,33 @@ class HostPlan final : public Plan {
     int64_t bytes;  ///< Offset within the storage.
   };
 
-  void generate_kernels(StepStats& stats);
-  bool fallible_after_write();
+  void add_launches();
+  void add_kernel(uint32_t group, const Group& part, std::map<std::string, std::string>& names);
+  void build_kernels(StepStats& stats);
+  void find_writes();
+  void find_early_checks();
+  void find_failures();
+  void place_temporaries(StepStats& stats);
+  void sort_patches();
   void bind(const std::vector<Binding>& bindings, const int64_t* control, Storage* const* survivors,
             char* arena);
+  Scratch scratch(const Launch& l) const;
   void launch(Launch& l, const int64_t* control);
   void launch_all(const int64_t* control);
-  void find_early_checks();
-  void sort_patches();
-  void settle_memory();
   bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
 
   KernelModule* module_ = nullptr;
   std::vector<Launch> launches_;
-  std::vector<uint32_t> written_;  // External numbers that the step writes.
-  std::vector<char*> arguments_;   // Of all generated kernels, one after the other.
-  std::vector<Patch> patches_;     // All; the two below are those that move on each call or rarely.
+  std::vector<std::string> names_;  // By launch, of its generated kernel.
+  std::vector<uint32_t> written_;   // External numbers that the step writes,
+  std::vector<uint32_t> undone_;    // and those of them that a failure may come after.
+  std::vector<char*> arguments_;    // Of all generated kernels, one after the other.
+  std::vector<Patch> patches_;  // All; the two below are those that move on each call or rarely.
   std::vector<Patch> moving_, arena_patches_;
   std::vector<uint32_t> guests_;  // Temporaries in the memory of survivors.
   char* arena_ = nullptr;
-  std::vector<int64_t> first_write_;   // By survivor: the launch that writes it first.
-  int64_t last_fallible_ = INT64_MAX;  // The last launch that checks values or takes scratch.
-  bool needs_undo_ = false;            // A kernel that can throw runs after an external write.
+  std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
+  int64_t last_fallible_ = -1;         // The last group that checks values while the step runs.
 };
 
 }  // namespace brrr::graph

@@ -15,34 +15,50 @@ static double seconds_since(std::chrono::steady_clock::time_point t) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
 }
 
+namespace {
+
+struct Places {
+  bool host = false, device = false;
+};
+
 // Looks only at what a replay runs: of host data that a step moves to the device nothing is left on
 // the CPU.
-std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options, StepStats& stats) {
+Places places(const Recording& r) {
   const std::vector<bool> live = live_instructions(r);
-  bool on_host = false, on_device = false;
+  Places p;
   for (size_t at = 0; at < r.instrs.size(); ++at) {
     const Instr& i = r.instrs[at];
     for (uint32_t k = i.first_in; live[at] && k < i.first_out + i.n_out; ++k) {
       if (r.operands[k] == kNone) continue;
       const bool here = r.storages[r.value(r.operands[k]).storage].device == kCPU;
-      (here ? on_host : on_device) = true;
+      (here ? p.host : p.device) = true;
     }
   }
-  if (!on_device) return std::make_unique<HostPlan>(r, options, stats);
-  BRRR_CHECK(!on_host,
+  return p;
+}
+
+}  // namespace
+
+std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options, StepStats& stats) {
+  const Places p = places(r);
+  if (!p.device) return std::make_unique<HostPlan>(r, options, stats);
+  BRRR_CHECK(!p.host,
              "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
              "it needs to the GPU");
   return std::make_unique<DevicePlan>(r, options, stats);
 }
 
+std::unique_ptr<Plan> Plan::make_unfused(const Recording& r) {
+  if (places(r).device) return nullptr;
+  StepStats ignored;
+  return std::make_unique<HostPlan>(r, StepOptions{.fuse = false}, ignored);
+}
+
 Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r_(r) {
-  auto t = std::chrono::steady_clock::now();
+  const auto t = std::chrono::steady_clock::now();
   schedule_ = make_schedule(r, options.fuse);
   schedule_.fast = options.numerics == Numerics::Fast;
   stats.fuse_seconds += seconds_since(t);
-  t = std::chrono::steady_clock::now();
-  plan_temporaries();
-  stats.plan_seconds += seconds_since(t);
 #ifndef NDEBUG
   verify_schedule(r, schedule_);
 #endif
@@ -50,8 +66,10 @@ Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r
   for (const Group& g : schedule_.groups) generated_ += g.fused;
 }
 
-void Plan::plan_temporaries(const std::vector<uint32_t>& hosts, uint32_t from) {
-  memory_ = plan_memory(r_, schedule_, hosts, from);
+void Plan::plan_temporaries(const MemoryRules& rules, StepStats& stats) {
+  const auto t = std::chrono::steady_clock::now();
+  memory_ = plan_memory(r_, schedule_, rules);
+  stats.plan_seconds += seconds_since(t);
 #ifndef NDEBUG
   verify_memory(r_, schedule_, memory_);
 #endif

@@ -30,6 +30,9 @@ class Plan {
   /// the kernels cannot be built. Times and sizes are added to `stats`.
   static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options,
                                     StepStats& stats);
+  /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
+  /// has the walker for that.
+  static std::unique_ptr<Plan> make_unfused(const Recording& r);
   virtual ~Plan() = default;
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -69,8 +72,7 @@ class Plan {
   };
 
   Plan(const Recording& r, const StepOptions& options, StepStats& stats);
-  /// Anew: survivors in `hosts` take in temporaries that are born in group `from` or later.
-  void plan_temporaries(const std::vector<uint32_t>& hosts = {}, uint32_t from = 0);
+  void plan_temporaries(const MemoryRules& rules, StepStats& stats);
   std::unique_ptr<Call> bound_call(const Instr& i) const;
 
   const Recording& r_;

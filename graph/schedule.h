@@ -24,7 +24,10 @@ struct Schedule {
   bool fast = false;            ///< Numerics::Fast: 16-bit floats are rounded only when stored.
 };
 
-/// Whether running the instruction by itself can throw, for want of memory or for its values.
+/// Whether the instruction's kernel may take memory beside its outputs.
+bool takes_memory(const Recording& r, const Instr& i);
+/// Whether running the instruction can throw: for its values, and on a GPU for want of memory. On
+/// the CPU a plan has memory for all that its kernels take.
 bool can_fail(const Recording& r, const Instr& i);
 
 /// Which instructions have an effect on a survivor or an external; views never do by themselves.
@@ -60,19 +63,33 @@ bool writes_external(const Recording& r, const Instr& i);
 /// no more memory is needed.
 void merge_groups(const Recording& r, Schedule& s);
 
+/// The instructions of a fused group in parts that share no pass over memory: nothing that one of
+/// them writes, nor an operand as large as the group's space. Parts may run one after the other.
+std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g);
+
 /// Where temporaries live: in the arena, or in the memory of a survivor that is written later.
 struct MemoryPlan {
   std::vector<int64_t> offset;  ///< By storage; -1: it is no temporary.
   std::vector<uint32_t> host;   ///< By storage: the survivor it lives in; kNone: the arena.
+  /// The same for the scratch memory of a group's kernel, by group; -1: it takes none.
+  std::vector<int64_t> scratch_offset, scratch_bytes;
+  std::vector<uint32_t> scratch_host;
   size_t arena_bytes = 0;
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
   size_t in_place = 0, in_place_candidates = 0;
   size_t hosted = 0;                  ///< Temporaries in survivors.
   std::vector<uint32_t> first, last;  ///< By storage: groups between which it is live.
 };
-/// Survivors in `hosts` may take in temporaries that are born in group `from` or later.
-MemoryPlan plan_memory(const Recording& r, const Schedule& s,
-                       const std::vector<uint32_t>& hosts = {}, uint32_t from = 0);
+/// What a plan's memory has to respect.
+struct MemoryRules {
+  std::vector<uint32_t> hosts;   ///< Survivors that may take in temporaries
+  uint32_t from = 0;             ///< which are born in this group or later.
+  std::vector<int64_t> scratch;  ///< Bytes that a group's kernel takes, by group, if any does.
+};
+MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules& rules = {});
+/// By storage: the first and the last group that uses it, kNone and 0 if none does.
+void find_lives(const Recording& r, const Schedule& s, std::vector<uint32_t>& first,
+                std::vector<uint32_t>& last);
 
 /// Throws if two temporaries that are live at once overlap, or one is used outside its life.
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m);

@@ -159,6 +159,7 @@ void StepCore::build(Entry& e) {
   e.retry_at = 4 * (e.calls + 1);
   try {
     e.plan = Plan::make(e.recording, options_, part);
+    if (options_.mode != Mode::Auto) e.unfused.reset();
   } catch (const Error& error) {
     e.failure = error.what();
   }
@@ -192,19 +193,32 @@ bool StepCore::choose_plan(Entry& e, bool transient) {
   return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
 }
 
-void StepCore::replay(Entry& e, Session& s) {
+void StepCore::replay(Plan& plan, Session& s) {
   s.pass.for_replaced_gradients([&](const TensorImpl& old, const TensorImpl& now) {
     const auto at = std::find(s.survivors.begin(), s.survivors.end(), now.storage);
     if (at == s.survivors.end()) return;
-    s.loans.offer(*e.plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
+    s.loans.offer(plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
   });
   try {
-    e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
+    plan.run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
   } catch (...) {
     s.loans.take_back();
     throw;
   }
   s.loans.clear();
+}
+
+// Without kernels of the entry's own: in planned memory where it can be, so that a first call needs
+// no more of it than eager mode; else by the walker.
+void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
+  const bool planned = !shared && !options_.check_numerics;
+  if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording);
+  if (planned && e.unfused) return replay(*e.unfused, s);
+  auto made = walk(e.recording, s.pass.bindings(), s.pass.control(), {options_.check_numerics});
+  for (size_t k = 0; k < made.size(); ++k) {
+    s.survivors[k]->data = std::exchange(made[k]->data, nullptr);
+    s.survivors[k]->bytes = made[k]->bytes;
+  }
 }
 
 void StepCore::execute(Entry& e, Session& s, bool transient) {
@@ -228,20 +242,17 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
     if (options_.verify_every && e.replays % static_cast<uint64_t>(options_.verify_every) == 0) {
       verify(e, s);
     } else {
-      replay(e, s);
+      replay(*e.plan, s);
     }
   } else {
-    auto made = walk(r, s.pass.bindings(), s.pass.control(), {options_.check_numerics});
-    for (size_t k = 0; k < made.size(); ++k) {
-      s.survivors[k]->data = std::exchange(made[k]->data, nullptr);
-      s.survivors[k]->bytes = made[k]->bytes;
-    }
+    walk_ops(e, s, shared);
   }
   if (trial) {
     double& best = by_plan ? e.replay_seconds : e.walk_seconds;
     const double now = std::chrono::duration<double>(settled() - begin).count();
     best = best == 0 ? now : std::min(best, now);
     if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
+    if (e.trials == kAutoTrials && !e.prefer_walk) e.unfused.reset();
   }
   ++e.calls;
   count(e, by_plan);

@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "graph/schedule.h"
 #include "graph/numerics.h"
 
 namespace brrr::graph {
@@ -53,6 +54,8 @@ class Walk {
         if (r.in(i)[k] != kNone) last_use_[r.in(i)[k]] = at;
       }
       for (int k = 0; k < i.n_out; ++k) last_use_[r.out(i)[k]] = at;
+      const bool allocates = i.op->cpu && (!i.into || takes_memory(r, i));
+      if (allocates || can_fail(r, i) || options.check_numerics) last_fallible_ = at;
     }
   }
 
@@ -89,7 +92,8 @@ class Walk {
     for (int k = 0; i.into && k < i.n_out; ++k) {
       TensorImpl* t = value(r_.out(i)[k]);
       call.out[k] = Tensor(Ref<TensorImpl>::share(t));
-      if (r_.storages[r_.values[r_.out(i)[k]].storage].origin == Origin::External) {
+      const StorageInfo& info = r_.storages[r_.values[r_.out(i)[k]].storage];
+      if (info.origin == Origin::External && at <= last_fallible_) {
         undo_.save(*t->storage);
       }
     }
@@ -142,6 +146,7 @@ class Walk {
   WalkOptions options_;
   std::vector<Tensor> values_;
   std::vector<size_t> last_use_;
+  size_t last_fallible_ = 0;
   std::vector<Ref<Storage>> survivors_;
   UndoLog undo_;
 };

@@ -32,17 +32,10 @@ template <class T> RowMatrix<T> matrix(const MatrixInput& m, int64_t head) {
   return {m.at<T>(head), m.row()};
 }
 
-struct Operands {
-  MatrixInput q, k, v, mask;
-  bool bool_mask;
+struct Sizes {
   int64_t heads = 1, queries, keys, width, depth;
 
-  Operands(const OpCall& c, DType compute)
-      : q(c.in[Q], compute),
-        k(c.in[K], compute),
-        v(c.in[V], compute),
-        mask(c.in[Mask], compute, true),
-        bool_mask(c.in[Mask] && c.in[Mask]->dtype == kBool) {
+  explicit Sizes(const OpCall& c) {
     const TensorImpl &a = *c.in[Q], &b = *c.in[V];
     for (int d = 0; d < a.ndim - 2; ++d) heads *= a.sizes[d];
     queries = a.sizes[a.ndim - 2];
@@ -50,6 +43,19 @@ struct Operands {
     keys = b.sizes[b.ndim - 2];
     depth = b.sizes[b.ndim - 1];
   }
+};
+
+struct Operands : Sizes {
+  MatrixInput q, k, v, mask;
+  bool bool_mask;
+
+  Operands(const OpCall& c, DType compute)
+      : Sizes(c),
+        q(c.in[Q], compute),
+        k(c.in[K], compute),
+        v(c.in[V], compute),
+        mask(c.in[Mask], compute, true),
+        bool_mask(c.in[Mask] && c.in[Mask]->dtype == kBool) {}
   template <class T>
   AttentionHead<T> head(int64_t i, const Attrs& attrs, const DropoutDraw* dropout) const {
     return {.queries = queries,
@@ -82,11 +88,15 @@ std::optional<DropoutDraw> dropout_of(const OpCall& c) {
 template <class F> void for_heads(const OpCall& c, DType compute, const Operands& o, const F& f) {
   const auto draw = dropout_of(c);
   const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
+  const int64_t room = attention_room(o.width, o.depth);
+  const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
   with_vector(compute, [&](auto v) {
     using T = Lane<decltype(v)>;
     parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        f(T{}, o.head<T>(i, c.attrs, draw ? &*draw : nullptr), i);
+        AttentionHead<T> head = o.head<T>(i, c.attrs, draw ? &*draw : nullptr);
+        if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
+        f(T{}, head, i);
       }
     });
   });
@@ -125,6 +135,25 @@ void attention_backward_cpu(OpCall& c) {
   dq.finish();
   dk.finish();
   dv.finish();
+}
+
+// Rooms of wide heads, and copies of what is not rows of the dtype computed in.
+int64_t attention_scratch(const OpCall& c) {
+  const Sizes o(c);
+  const DType compute = compute_type(c.in[Q]->dtype);
+  const auto item = static_cast<int64_t>(itemsize(compute));
+  int64_t bytes = scratch_for(o.heads * attention_room(o.width, o.depth), item);
+  for (int i = 0; i < c.n_in; ++i) {
+    const bool rows = i != Max && i != Sum && i != Key;
+    const bool copied = rows ? MatrixInput::is_copied(c.in[i], compute, i == Mask)
+                             : i != Key && !c.in[i]->contiguous();
+    if (copied) bytes += scratch_for(c.in[i]->numel, item);
+  }
+  for (int k = 0; k < c.n_out; ++k) {
+    const TensorImpl& out = *c.out[k].impl();
+    if (out.dtype != compute) bytes += scratch_for(out.numel, item);
+  }
+  return bytes;
 }
 
 // --- decompositions ------------------------------------------------------------------------------
@@ -204,6 +233,7 @@ const CompositeOp attention_backward_op{"attention_backward",
                                          .infer = attention_backward_infer,
                                          .decompose = attention_backward_decompose,
                                          .cpu = attention_backward_cpu,
+                                         .scratch = attention_scratch,
                                          .cuda = attention_backward_cuda,
                                          .cuda_serves = attention_on_cuda,
                                          .gradient_row = true,
@@ -234,6 +264,7 @@ const CompositeOp attention_op{kName,
                                 .infer = attention_infer,
                                 .decompose = attention_decompose,
                                 .cpu = attention_cpu,
+                                .scratch = attention_scratch,
                                 .cuda = attention_cuda,
                                 .cuda_serves = attention_on_cuda,
                                 .vjp = attention_vjp,

@@ -9,8 +9,7 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kQueries = 32, kKeys = 128;  // The largest tile, multiples of 16.
-constexpr int64_t kWide = 256;                 // Columns whose transposed tile the stack holds.
+constexpr int64_t kKeys = 128;  // With kQueries the largest tile, multiples of 16.
 
 template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f64>;
 
@@ -41,10 +40,9 @@ template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
 // A block of up to kQueries rows transposed: [cols, lanes], zeros beyond the rows.
 template <class T> class Transposed {
  public:
-  explicit Transposed(int64_t cols) {
-    if (cols <= kWide) return;
-    more_ = raw_empty({cols * kQueries}, sizeof(T) == 4 ? kFloat32 : kFloat64, kCPU);
-    at_ = reinterpret_cast<T*>(more_.impl()->data());
+  /// `room` is used if the stack's will not do.
+  Transposed(int64_t cols, T* room) {
+    if (cols > kWide) at_ = room;
   }
   const T* fill(const RowMatrix<T>& from, int64_t row, int64_t rows, int64_t cols, int64_t lanes) {
     for (int64_t j = 0; rows < lanes && j < cols; ++j) {
@@ -57,7 +55,6 @@ template <class T> class Transposed {
  private:
   alignas(64) T stack_[kWide * kQueries];
   T* at_ = stack_;
-  Tensor more_;
 };
 
 // --- a tile of scores ----------------------------------------------------------------------------
@@ -247,7 +244,7 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
 
 template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* max, T* sum) {
   alignas(64) T s[kQueries * kKeys];
-  Transposed<T> queries(h.width);
+  Transposed<T> queries(h.width, h.room);
   Modifiers<T> by;
   Running<T> now;
   for (int64_t row = 0; row < h.queries; row += kQueries) {
@@ -329,7 +326,7 @@ template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
   alignas(64) T s[kQueries * kKeys];
   alignas(64) T ds[kQueries * kKeys];
-  Transposed<T> queries(h.width), gradients(h.depth);
+  Transposed<T> queries(h.width, h.room), gradients(h.depth, h.room + kQueries * h.width);
   Modifiers<T> by;
   std::fill_n(d.dq, h.queries * h.width, T(0));
   std::fill_n(d.dk, h.keys * h.width, T(0));

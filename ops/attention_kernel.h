@@ -28,6 +28,14 @@ template <class T> struct RowMatrix {
   int64_t row;
 };
 
+/// The CPU's kernels transpose kQueries rows at a time: on the stack, or where a head is wider than
+/// kWide in AttentionHead::room.
+inline constexpr int64_t kQueries = 32, kWide = 256;
+/// Elements of a head's room.
+constexpr int64_t attention_room(int64_t width, int64_t depth) {
+  return width > kWide || depth > kWide ? kQueries * (width + depth) : 0;
+}
+
 template <class T> struct AttentionHead {
   int64_t queries, keys, width, depth;
   RowMatrix<T> q, k, v;              ///< [queries, width], [keys, width], [keys, depth]
@@ -36,6 +44,7 @@ template <class T> struct AttentionHead {
   int64_t mask_row = 0, mask_col = 0;
   bool causal;
   T scale;
+  T* room = nullptr;  ///< attention_room() elements, if any.
   const DropoutDraw* dropout = nullptr;
   int64_t element = 0;  ///< Of the dropout mask's elements the head's first.
 };

@@ -24,6 +24,7 @@ struct CompositeParts {
   void (*decompose)(OpCall&, const Tensor* in) = nullptr;
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
+  int64_t (*scratch)(const OpCall&) = nullptr;
   void (*cuda)(OpCall&) = nullptr;  ///< If null, the decomposition runs there.
   bool (*cuda_serves)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;  ///< If null, the decomposition is differentiated.
@@ -51,6 +52,7 @@ class CompositeOp : public OpDef {
     decompose = parts.decompose;
     check_values = parts.check_values;
     cpu = parts.cpu;
+    scratch = parts.scratch;
     cuda = parts.cuda;
     cuda_serves = parts.cuda_serves;
     vjp = parts.vjp;

@@ -152,6 +152,7 @@ const LibraryOp scatter_add_row{"scatter_add",
                                 {.infer = scatter_add_infer,
                                  .check_values = check_sum_index,
                                  .cpu = [](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); },
+                                 .scratch = sum_scratch,
                                  .cuda = [](OpCall& c) { scatter_add_cuda(c, dim_of(c.attrs)); },
                                  .vjp =
                                      [](VjpCall& v) {
@@ -168,6 +169,7 @@ const LibraryOp gather_row{"gather",
                            {.infer = gather_infer,
                             .check_values = check_picked,
                             .cpu = [](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); },
+                            .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
                             .cuda = [](OpCall& c) { gather_cuda(c, dim_of(c.attrs)); },
                             .vjp =
                                 [](VjpCall& v) {
@@ -182,6 +184,7 @@ const LibraryOp index_add_row{"index_add",
                               {.infer = index_add_infer,
                                .check_values = check_sum_index,
                                .cpu = [](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); },
+                               .scratch = sum_scratch,
                                .cuda = [](OpCall& c) { index_add_cuda(c, dim_of(c.attrs)); },
                                .vjp =
                                    [](VjpCall& v) {
@@ -199,6 +202,7 @@ const LibraryOp index_select_row{"index_select",
                                  {.infer = select_infer,
                                   .check_values = check_picked,
                                   .cpu = [](OpCall& c) { select_cpu(c, dim_of(c.attrs)); },
+                                  .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
                                   .cuda = [](OpCall& c) { select_cuda(c, dim_of(c.attrs)); },
                                   .vjp =
                                       [](VjpCall& v) {
@@ -215,6 +219,7 @@ const LibraryOp embedding_row{
     {.infer = embedding_infer,
      .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
      .cpu = [](OpCall& c) { select_cpu(c, 0); },
+     .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
      .cuda = [](OpCall& c) { select_cuda(c, 0); },
      .vjp =
          [](VjpCall& v) {
@@ -232,6 +237,7 @@ const LibraryOp one_hot_row{
     {.infer = one_hot_infer,
      .check_values = [](const OpCall& c) { check_index(c, 0, c.in[0]->ndim, c.attrs.v[0]); },
      .cpu = one_hot_cpu,
+     .scratch = [](const OpCall& c) { return pick_scratch(c, 0); },
      .cuda = one_hot_cuda}};
 
 // --- arguments -----------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ void scatter_add_cuda(OpCall& c, int dim);
 void index_add_cpu(OpCall& c, int dim);
 void index_add_cuda(OpCall& c, int dim);
 void one_hot_cpu(OpCall& c);
+/// What they take: a dense index; a sum its terms besides, where they have another dtype or memory
+/// than it.
+int64_t pick_scratch(const OpCall& c, int index);
+int64_t sum_scratch(const OpCall& c);
 void one_hot_cuda(OpCall& c);
 
 }  // namespace brrr

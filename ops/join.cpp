@@ -77,6 +77,7 @@ const LibraryOp cat_row{"cat",
                         "tensors one after the other along a dim",
                         {.infer = cat_infer,
                          .cpu = cat_cpu,
+                         .scratch = no_scratch,
                          .cuda = cat_cuda,
                          .vjp = cat_vjp,
                          .grad_aliases = 0xffffffff}};

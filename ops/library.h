@@ -9,6 +9,7 @@ struct LibraryTraits {
   void (*infer)(OpCall&) = nullptr;
   void (*check_values)(const OpCall&) = nullptr;
   void (*cpu)(OpCall&) = nullptr;
+  int64_t (*scratch)(const OpCall&) = nullptr;
   void (*cuda)(OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   uint32_t saves_inputs = 0;  ///< Inputs that the gradient reads, by bits.
@@ -26,6 +27,7 @@ class LibraryOp : public OpDef {
     infer = traits.infer;
     check_values = traits.check_values;
     cpu = traits.cpu;
+    scratch = traits.scratch;
     cuda = traits.cuda;
     vjp = traits.vjp;
     saves_inputs = traits.saves_inputs;

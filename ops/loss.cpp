@@ -139,6 +139,11 @@ void cross_entropy_cpu(OpCall& c) {
   loss.finish();
 }
 
+// The sums that smoothing needs, by row.
+int64_t cross_entropy_scratch(const OpCall& c) {
+  return packed_bytes(c) + (c.attrs.n ? scratch_for(c.in[0]->sizes[0], sizeof(double)) : 0);
+}
+
 void cross_entropy_decompose(OpCall& c, const Tensor* in) {
   const Tensor x = widened(in[0]);
   const Targets t(c.attrs, x.size(1));
@@ -224,6 +229,7 @@ const CompositeOp cross_entropy_op{"cross_entropy",
                                     .decompose = cross_entropy_decompose,
                                     .check_values = check_ids,
                                     .cpu = cross_entropy_cpu,
+                                    .scratch = cross_entropy_scratch,
                                     .cuda = cross_entropy_cuda,
                                     .vjp = cross_entropy_vjp,
                                     .saves_inputs = 0b11,

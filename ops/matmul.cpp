@@ -125,10 +125,16 @@ void run_linear(OpCall& c) {
   if (c.in[2]) add_bias(*c.out[0].impl(), *c.in[2]);
 }
 
+template <bool kLinear> int64_t scratch_of(const OpCall& c) {
+  return product_scratch(*c.in[0], *c.in[1], kLinear, kLinear ? c.in[2] : nullptr,
+                         *c.out[0].impl());
+}
+
 const LibraryOp matmul_row{"matmul",
                            "matrix product; batch dims broadcast",
                            {.infer = matmul_infer,
                             .cpu = run_matmul,
+                            .scratch = scratch_of<false>,
                             .cuda = run_matmul,
                             .vjp = matmul_vjp,
                             .saves_inputs = 0b11,
@@ -139,6 +145,7 @@ const LibraryOp linear_row{"linear",
                            "x W^T + b over the last dim",
                            {.infer = linear_infer,
                             .cpu = run_linear,
+                            .scratch = scratch_of<true>,
                             .cuda = run_linear,
                             .vjp = linear_vjp,
                             .saves_inputs = 0b011,

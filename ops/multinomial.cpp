@@ -185,6 +185,12 @@ void multinomial_cpu(OpCall& c) {
   with_replacement(c) ? draw_with_replacement(c, p) : draw_without_replacement(c, p);
 }
 
+// Weights in double, and an entry for each without replacement.
+int64_t multinomial_scratch(const OpCall& c) {
+  return scratch_for(c.in[0]->numel, sizeof(double)) +
+         scratch_for(c.in[0]->numel, sizeof(WideEntry));
+}
+
 class DrawOp : public OpDef {
  public:
   DrawOp(const char* n, const char* d, void (*shape_rule)(OpCall&),
@@ -195,6 +201,7 @@ class DrawOp : public OpDef {
     infer = shape_rule;
     check_values = value_check;
     cpu = kernel;
+    scratch = multinomial_scratch;
     cuda = gpu_kernel;
     register_row();
   }

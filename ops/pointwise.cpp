@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
+#include "ops/pointwise_iteration.h"
 
 namespace brrr {
 
@@ -50,6 +51,7 @@ static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> type
 void PointwiseOp::finish() {
   infer = pointwise_infer;
   cpu = pointwise_run;
+  scratch = pointwise_scratch;
   pointwise = &info;
   if (n_out == 1) fill_direct_table(*this, {kFloat32, kFloat64});
   register_row();

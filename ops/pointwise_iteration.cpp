@@ -73,7 +73,26 @@ Tensor private_copy(const TensorImpl& t) {
   return copy;
 }
 
+// The first output that shares memory with the input in another layout, or null.
+const TensorImpl* overwriter(const OpCall& c, const TensorImpl& t) {
+  for (int k = 0; c.into && k < c.n_out; ++k) {
+    const TensorImpl& out = *c.out[k].impl();
+    if (out.storage == t.storage && !same_layout(out, t)) return &out;
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+int64_t pointwise_scratch(const OpCall& c) {
+  int64_t bytes = 0;
+  for (int i = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    if (t && overwriter(c, *t))
+      bytes += scratch_for(t->numel, static_cast<int64_t>(itemsize(t->dtype)));
+  }
+  return bytes;
+}
 
 bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
   const TensorImpl& first = *c.out[0].impl();
@@ -96,13 +115,9 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
       set_scalar(o, c.attrs, i, word++);
       continue;
     }
-    for (int k = 0; c.into && k < c.n_out; ++k) {
-      const TensorImpl& out = *c.out[k].impl();
-      if (out.storage == t->storage && !same_layout(out, *t)) {
-        copies[i] = private_copy(*t);
-        t = copies[i].impl();
-        break;
-      }
+    if (overwriter(c, *t)) {
+      copies[i] = private_copy(*t);
+      t = copies[i].impl();
     }
     set_tensor(o, *t, it.ndim);
   }

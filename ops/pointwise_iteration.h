@@ -31,5 +31,7 @@ struct Iteration {
 /// neighbours that every operand walks alike are one dim. `copies` keeps what stands in for inputs
 /// that share memory with an output in another layout.
 bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies);
+/// Of those copies.
+int64_t pointwise_scratch(const OpCall& c);
 
 }  // namespace brrr

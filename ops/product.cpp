@@ -87,8 +87,9 @@ void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
   }
 }
 
-/// The leading dims joined into rows: one product instead of a batch of them.
-void fold_rows(Operand& o) {
+/// The leading dims joined into rows: one product instead of a batch of them. False where their
+/// strides would not do.
+bool join_rows(Operand& o) {
   const TensorImpl& t = *o.t;
   const int last = t.ndim - 1;
   const int64_t cols = t.sizes[last];
@@ -102,14 +103,17 @@ void fold_rows(Operand& o) {
       dense &= t.strides[d] == step * rows;
     rows *= t.sizes[d];
   }
-  if (!dense || step < cols) {
-    make_copy(o, true, false);
-    step = cols;
-  }
   o.rows = rows;
   o.cols = cols;
   o.row_stride = step;
   o.col_stride = 1;
+  return dense && step >= cols;
+}
+
+void fold_rows(Operand& o) {
+  if (join_rows(o)) return;
+  make_copy(o, true, false);
+  join_rows(o);
 }
 
 void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
@@ -321,6 +325,33 @@ void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_ri
     });
   }
   if (scratch.defined()) copy_now(out, *scratch.impl());
+}
+
+int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
+                        const TensorImpl* bias, const TensorImpl& out) {
+  auto copy_of = [](const TensorImpl& t) {
+    return scratch_for(t.numel, static_cast<int64_t>(itemsize(product_dtype(t))));
+  };
+  Operand a, b;
+  a.t = &left;
+  b.t = &right;
+  set_matrix(a, true);
+  set_matrix(b, false);
+  if (transpose_right) {
+    std::swap(b.rows, b.cols);
+    std::swap(b.row_stride, b.col_stride);
+  }
+  int64_t bytes = readable(b) ? 0 : copy_of(right);
+  if (right.ndim <= 2 && left.ndim > 2) {
+    bytes += left.dtype != product_dtype(out) ? copy_of(left) : 0;
+    bytes += join_rows(a) ? 0 : copy_of(left);
+  } else {
+    bytes += readable(a) ? 0 : copy_of(left);
+  }
+  if (out.dtype != product_dtype(out)) bytes += copy_of(out);
+  return bias && (!bias->contiguous() || bias->dtype != compute_type(bias->dtype))
+             ? bytes + copy_of(*bias)
+             : bytes;
 }
 
 namespace {

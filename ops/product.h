@@ -10,6 +10,9 @@ namespace brrr {
 /// dims broadcast); `out` is contiguous.
 void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
               TensorImpl& out);
+/// Bytes of the copies that multiply() and add_bias() make on the CPU; no bias: null.
+int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
+                        const TensorImpl* bias, const TensorImpl& out);
 /// Adds the bias to each row of `out`, rounding as a separate add would.
 void add_bias(TensorImpl& out, const TensorImpl& bias);
 

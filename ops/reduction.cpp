@@ -18,6 +18,7 @@ void ReductionOp::define(const char* n, const char* d) {
   kind = OpKind::Reduction;
   infer = reduction_infer;
   cpu = reduction_run;
+  scratch = reduction_scratch;
   reduction = &info;
   autocast = Autocast::Widen;
   if (info.gradient) vjp = reduction_vjp;
@@ -272,6 +273,18 @@ void drive_columns(const Layout& l) {
 }
 
 }  // namespace
+
+// Partial results are at most one of 64 rows of a column each, and level by level one of 4096 of a
+// row.
+int64_t reduction_scratch(const OpCall& c) {
+  const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
+  const DType compute = reduction_compute_dtype(*c.op, x);
+  const auto item = static_cast<int64_t>(itemsize(compute));
+  int64_t bytes = 4 * scratch_for(x.numel / (kReduceBlock / 2) / 4 + 1, item);
+  if (is_gathered(c)) bytes += scratch_for(x.numel, item);
+  if (y.dtype != compute) bytes += scratch_for(y.numel, item);
+  return bytes;
+}
 
 void reduction_run(OpCall& c) {
   const TensorImpl& y = *c.out[0].impl();

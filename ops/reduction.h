@@ -89,6 +89,7 @@ struct ReductionInfo {
 // the reduced dims, word 1 whether they are kept with size 1.
 void reduction_infer(OpCall& c);
 void reduction_run(OpCall& c);
+int64_t reduction_scratch(const OpCall& c);
 void reduction_vjp(VjpCall& v);
 /// The dtype a row computes in for inputs of dtype `t`; throws when it has no kernel for it.
 DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x);

@@ -64,6 +64,13 @@ bool is_columns(const Runs& r) {
   return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3);
 }
 
+bool is_shaped(const Runs& r) {
+  return is_rows(r) || is_columns(r);
+}
+bool is_gathered(const Runs& r) {
+  return !is_shaped(r) || !r.direct;
+}
+
 void set_extents(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
   l.dtype = x.dtype;
   l.base = x.data();
@@ -101,14 +108,17 @@ ReductionLayout reduction_layout(const OpCall& c) {
   if (x->numel == 0) return l;
   int64_t mask = c.attrs.v[0];
   Runs runs = find_runs(*x, mask);
-  const bool shaped = is_rows(runs) || is_columns(runs);
-  if (!shaped || !runs.direct) {
-    l.copy = gathered(*x, mask, !shaped, l.compute);
+  if (is_gathered(runs)) {
+    l.copy = gathered(*x, mask, !is_shaped(runs), l.compute);
     x = l.copy.impl();
     runs = find_runs(*x, mask);
   }
   set_extents(l, *x, runs);
   return l;
+}
+
+bool is_gathered(const OpCall& c) {
+  return c.in[0]->numel > 0 && is_gathered(find_runs(*c.in[0], c.attrs.v[0]));
 }
 
 }  // namespace brrr

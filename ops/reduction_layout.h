@@ -18,5 +18,7 @@ struct ReductionLayout {
 };
 
 ReductionLayout reduction_layout(const OpCall& c);
+/// Whether the layout is that of a copy.
+bool is_gathered(const OpCall& c);
 
 }  // namespace brrr

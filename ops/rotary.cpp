@@ -80,6 +80,14 @@ void rotary_cpu(OpCall& c) {
   y.finish();
 }
 
+// Frequencies, and cosines and sines of each position.
+int64_t rotary_scratch(const OpCall& c) {
+  const TensorImpl& x = *c.in[0];
+  const int64_t half = x.sizes[x.ndim - 1] / 2;
+  return packed_bytes(c) + scratch_for(half, sizeof(double)) +
+         scratch_for(2 * half * x.sizes[x.ndim - 2], sizeof(double));
+}
+
 // --- the row -------------------------------------------------------------------------------------
 
 void rotary_infer(OpCall& c) {
@@ -101,6 +109,7 @@ const LibraryOp rotary_row{"rotary_embedding",
                            "halves of each row turned by position * base^(-2i / D)",
                            {.infer = rotary_infer,
                             .cpu = rotary_cpu,
+                            .scratch = rotary_scratch,
                             .cuda = rotary_cuda,
                             .vjp =
                                 [](VjpCall& v) {

@@ -148,11 +148,14 @@ class DenseInput {
 /// (or need not be), else from a packed copy.
 class MatrixInput {
  public:
-  MatrixInput(const TensorImpl* t, DType compute, bool any_columns = false) : t_(t) {
-    if (!t || (t->dtype == kBool && any_columns)) return;
+  static bool is_copied(const TensorImpl* t, DType compute, bool any_columns = false) {
+    if (!t || (t->dtype == kBool && any_columns)) return false;
     const int last = t->ndim - 1;
     const bool contiguous = t->strides[last] == 1 || t->sizes[last] <= 1;
-    if (t->dtype == compute && (contiguous || any_columns)) return;
+    return t->dtype != compute || !(contiguous || any_columns);
+  }
+  MatrixInput(const TensorImpl* t, DType compute, bool any_columns = false) : t_(t) {
+    if (!is_copied(t, compute, any_columns)) return;
     copy_ = raw_empty(t->size_list(), compute, t->device);
     copy_now(*copy_.impl(), *t);
     t_ = copy_.impl();

@@ -64,6 +64,7 @@ struct SliceGradOp : OpDef {
       std::memset(out.data(), 0, static_cast<size_t>(out.numel) * itemsize(out.dtype));
       place(c);
     };
+    scratch = no_scratch;
     cuda = [](OpCall& c) {
       zero_cuda(*c.out[0].impl());
       place(c);

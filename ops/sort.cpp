@@ -110,6 +110,11 @@ void order_cpu(OpCall& c) {
   }
 }
 
+// Entries, twice where they are sorted by digits, and the dense copy.
+int64_t order_scratch(const OpCall& c) {
+  return packed_bytes(c) + 2 * scratch_for(c.in[0]->numel, sizeof(WideEntry));
+}
+
 // --- rows: over the last dim. Attribute words: descending, and for topk the number ---------------
 
 void order_infer(OpCall& c) {
@@ -121,12 +126,14 @@ void order_infer(OpCall& c) {
   if (c.attrs.n > 1 && x.ndim > 0) m.sizes[x.ndim - 1] = c.attrs.v[1];
 }
 
-const LibraryOp argsort_row{"argsort",
-                            "positions in the order of the elements along a dim",
-                            {.infer = order_infer, .cpu = order_cpu, .cuda = order_cuda}};
-const LibraryOp topk_row{"topk",
-                         "the largest or smallest k elements along a dim, in order",
-                         {.infer = order_infer, .cpu = order_cpu, .cuda = order_cuda}};
+const LibraryOp argsort_row{
+    "argsort",
+    "positions in the order of the elements along a dim",
+    {.infer = order_infer, .cpu = order_cpu, .scratch = order_scratch, .cuda = order_cuda}};
+const LibraryOp topk_row{
+    "topk",
+    "the largest or smallest k elements along a dim, in order",
+    {.infer = order_infer, .cpu = order_cpu, .scratch = order_scratch, .cuda = order_cuda}};
 
 int dim_arg(const char* op, const Tensor& x, int64_t dim) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
