@@ -57,11 +57,12 @@ std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   s->candidates.clear();
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
   s->results.clear();
-  // Known before the call is: what the function writes behind our back shows only if it was looked
-  // at before. At 1 a recording that is yet to be made is due too.
-  s->watch = options_.verify_every == 1 ||
-             std::any_of(entries_.begin(), entries_.end(),
-                         [&](const auto& e) { return verification_due(*e); });
+  // To be known before the call: what the function writes behind our back shows only against what
+  // was there before. At 1 a recording that is yet to be made is due, too.
+  s->watch =
+      options_.verify_every && (options_.verify_every == 1 ||
+                                std::any_of(entries_.begin(), entries_.end(),
+                                            [&](const auto& e) { return verification_due(*e); }));
   return s;
 }
 

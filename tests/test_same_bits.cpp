@@ -75,7 +75,7 @@ TEST_CASE("same bits: which NaN a step hands on is left open, and verify_every t
   }
   const Tensor some = of_bits(bits, kBFloat16);
   for (const DType t : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
-    CAPTURE(name(t));
+    CAPTURE(std::string(name(t)));
     const Tensor x = some.to(t).unsqueeze(0).expand({8, 8}).clone(), y = x.t().clone();
     Tensor state = zeros({8, 8}, t);
     const auto body = [&](const Tensor& a, const Tensor& b) {
