@@ -15,6 +15,7 @@
 #include "core/rng.h"
 #include "core/scalar.h"
 #include "core/tensor.h"
+#include "graph/compare.h"
 #include "graph/step.h"
 #include "models/checkpoint.h"
 #include "models/data.h"

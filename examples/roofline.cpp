@@ -9,7 +9,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "examples/common/checksum.h"
 #include "examples/common/machine.h"
 #include "examples/common/options.h"
 #include "examples/common/plot.h"
@@ -93,7 +92,7 @@ Point measure(const Tensor& x, int64_t repeats, double seconds) {
   const std::function<Tensor()> fused = [&] { return graph(x); };
   const std::function<Tensor()> eager = [&] { return multiply(x, repeats); };
   for (int i = 0; i < 3; ++i) fused();
-  if (!same_bits({fused()}, {eager()})) {
+  if (!same_bits(fused(), eager())) {
     throw brrr::Error(fmt::format("{} repeats: graph mode's result is not eager's", repeats));
   }
   if (graph.stats().fallbacks > 0) throw brrr::Error(graph.stats().last_fallback);

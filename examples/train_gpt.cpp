@@ -8,7 +8,6 @@
 #include <cmath>
 #include <csignal>
 #include <functional>
-#include <limits>
 #include <stdexcept>
 
 #include "examples/common/checksum.h"
@@ -159,17 +158,12 @@ void summary(GptRun& run, const GptOptions& o, Pace pace, Evaluation& evaluation
              checksum(run.model->parameters()));
 }
 
-// A NaN without its sign.
-double plain(double v) {
-  return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v;
-}
-
 [[noreturn]] void stop_bad(GptRun& run, const GptOptions& o, const brrr::data::Batch& batch,
                            brrr::RngState before, double loss, double norm) {
   throw std::runtime_error(fmt::format(
       "step {}: the loss is {}, the norm of the gradients {}: {}; no parameter was changed. "
       "--check-numerics names the operation; a smaller --lr or --clip 1 may help",
-      run.step + 1, plain(loss), plain(norm), diagnosis(run, o, batch, before)));
+      run.step + 1, loss, plain(norm), diagnosis(run, o, batch, before)));
 }
 
 void train(GptRun& run, const GptOptions& o) {

@@ -18,6 +18,7 @@ struct Entry {
   std::string failure;            ///< Why there is no plan although there should be one.
   uint64_t calls = 0, replays = 0;
   uint64_t retry_at = 0;  ///< The call at which a failed build is tried again.
+  uint64_t turn = 1;      ///< Of the next replay, counted from the last one that was verified.
   std::mutex mutex;       ///< A plan's operands are bound for one replay at a time.
   // Mode::Auto: trials of both ways and what was decided.
   double walk_seconds = 0, replay_seconds = 0;
@@ -28,6 +29,7 @@ struct Entry {
 /// What one call needs; kept for the next, so that a replay allocates nothing.
 struct Session {
   Pass pass;
+  bool watch = false;  ///< The call may be verified.
   ResultList results;
   std::vector<std::shared_ptr<Entry>> entries;
   std::vector<const Recording*> candidates;
@@ -81,10 +83,12 @@ class StepCore {
   bool choose_plan(Entry& e, bool transient);
   void build(Entry& e);
   void note_fallback(const std::string& why);
+  bool verification_due(const Entry& e) const;
+  static void check_unwritten(const Recording& r, const Pass& pass);
   void verify(Entry& e, Session& s);
   void replay(Plan& plan, Session& s);
   void walk_ops(Entry& e, Session& s, bool shared);
-  void count(const Entry& e, bool replay);
+  void count(Entry& e, bool replay, bool watched);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
   bool run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results);
 

@@ -39,6 +39,13 @@ void StorageTable::insert(const Storage* s, uint32_t number) {
   slots_[i] = {s, number, epoch_};
 }
 
+Ref<Storage> clone_storage(const Storage& s) {
+  auto copy = Ref<Storage>::adopt(new_storage(s.device, s.bytes));
+  allocate(*copy);
+  if (s.bytes) backend(s.device.type).copy(copy->data, s.data, s.bytes);
+  return copy;
+}
+
 bool share_memory(const std::vector<Binding>& bindings) {
   for (const Binding& a : bindings) {
     if (!a.storage || a.storage->owned) continue;
@@ -59,8 +66,9 @@ Pass::~Pass() {
   abort();
 }
 
-void Pass::begin(const std::vector<const Recording*>& candidates) {
+void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   candidates_ = candidates;
+  watch_ = watch;
   vary_ = 0;
   differences_.clear();
   bound_.clear();
@@ -96,6 +104,9 @@ void Pass::make_slots(size_t count) {
 }
 
 void Pass::bind(const TensorImpl& t, int64_t relative) {
+  if (watch_) [[unlikely]] {
+    first_seen_.push_back(t.device == kCPU ? clone_storage(*t.storage) : Ref<Storage>());
+  }
   bound_.insert(t.storage, static_cast<uint32_t>(bindings_.size()));
   t.storage->refs.retain();
   bindings_.push_back({Ref<Storage>::adopt(t.storage), t.offset - relative});
@@ -105,6 +116,7 @@ void Pass::bind(const TensorImpl& t, int64_t relative) {
 void Pass::unbind(size_t count) {
   if (bindings_.size() == count) return;
   bindings_.resize(count);
+  if (watch_) first_seen_.resize(count);
   bound_.clear();
   for (size_t k = 0; k < count; ++k) {
     bound_.insert(bindings_[k].storage.get(), static_cast<uint32_t>(k));
@@ -114,6 +126,7 @@ void Pass::unbind(size_t count) {
 void Pass::release(std::vector<Binding>* keep) noexcept {
   if (keep) keep->swap(bindings_);
   bindings_.clear();
+  first_seen_.clear();
   host_bytes_.clear();
 }
 

@@ -14,6 +14,9 @@ struct Binding {
   int64_t base = 0;  ///< Element offset of its first use; values' offsets count from here.
 };
 
+/// Memory of its own with the same contents.
+Ref<Storage> clone_storage(const Storage& s);
+
 /// Whether memory that is not ours (from_blob without a copy) lies in two of them.
 bool share_memory(const std::vector<Binding>& bindings);
 
@@ -43,8 +46,9 @@ class Pass final : public Recorder {
   Pass() = default;
   ~Pass() override;
 
-  /// Starts a pass that compares with `candidates` (best first; they outlive the pass).
-  void begin(const std::vector<const Recording*>& candidates);
+  /// Starts a pass that compares with `candidates` (best first; they outlive the pass). With
+  /// `watch` it keeps what host memory from outside holds when the function first uses it.
+  void begin(const std::vector<const Recording*>& candidates, bool watch = false);
   /// The function has returned: the index of the candidate that it matched, or -1 when
   /// `recording()` is a new one.
   int finish();
@@ -68,6 +72,9 @@ class Pass final : public Recorder {
 
   Recording& recording() { return fresh_; }
   const std::vector<Binding>& bindings() const { return bindings_; }
+  /// Of a pass that watches, by external number: a copy of the storage from when the function first
+  /// used it; null for memory of a device, which no pointer of the host's reaches.
+  const std::vector<Ref<Storage>>& first_seen() const { return first_seen_; }
   /// Dynamic attribute words in order of use.
   const std::vector<int64_t>& control() const { return control_; }
   /// Where the pass stopped matching, one for each candidate that was tried.
@@ -134,6 +141,8 @@ class Pass final : public Recorder {
   std::vector<Difference> differences_;
 
   std::vector<Binding> bindings_;  // By external number.
+  std::vector<Ref<Storage>> first_seen_;
+  bool watch_ = false;
   StorageTable bound_;
   std::vector<Storage*> live_;  // By storage id; null for externals and the dead.
   std::vector<int64_t> control_;

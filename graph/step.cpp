@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 
 #include "core/check.h"
+#include "core/moved.h"
 #include "graph/core.h"
 #include "graph/numerics.h"
 #include "ops/factory_ops.h"
@@ -57,6 +57,12 @@ std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   s->candidates.clear();
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
   s->results.clear();
+  // To be known before the call: what the function writes behind our back shows only against what
+  // was there before. At 1 a recording that is yet to be made is due, too.
+  s->watch =
+      options_.verify_every && (options_.verify_every == 1 ||
+                                std::any_of(entries_.begin(), entries_.end(),
+                                            [&](const auto& e) { return verification_due(*e); }));
   return s;
 }
 
@@ -79,7 +85,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
   std::shared_ptr<Entry> e;
   auto s = take_session(n);
   const auto begin = Clock::now();
-  s->pass.begin(s->candidates);
+  s->pass.begin(s->candidates, s->watch);
   try {
     {
       RecorderScope scope(&s->pass);
@@ -87,6 +93,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     }
     bool transient = false;
     e = settle(*s, seconds_since(begin), transient);
+    check_unwritten(e->recording, s->pass);
     execute(*e, *s, transient);
     remember(e, *s, args, n);
   } catch (...) {
@@ -239,7 +246,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const auto begin = settled();
   if (by_plan) {
     ++e.replays;
-    if (options_.verify_every && e.replays % static_cast<uint64_t>(options_.verify_every) == 0) {
+    if (s.watch && verification_due(e)) {
       verify(e, s);
     } else {
       replay(*e.plan, s);
@@ -255,11 +262,13 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
     if (e.trials == kAutoTrials && !e.prefer_walk) e.unfused.reset();
   }
   ++e.calls;
-  count(e, by_plan);
+  count(e, by_plan, s.watch);
 }
 
-void StepCore::count(const Entry& e, bool by_plan) {
+void StepCore::count(Entry& e, bool by_plan, bool watched) {
   std::lock_guard lock(mutex_);
+  // A call that was watched for nothing, because the walker served it, is not watched again soon.
+  e.turn = watched && verification_due(e) ? 1 : e.turn + by_plan;
   stats_.replays += by_plan;
   stats_.ops_per_replay = e.recording.instrs.size();
   if (!e.plan) return;
@@ -275,86 +284,8 @@ void StepCore::count(const Entry& e, bool by_plan) {
   stats_.capture_seconds = c.capture_seconds;
 }
 
-// --- verification
+// --- the rest of the face
 // -----------------------------------------------------------------------------------
-
-// The first element where two storages of dtype `t` differ (two NaNs are equal), or -1.
-static int64_t first_difference(DType t, const void* a, const void* b, size_t bytes) {
-  if (std::memcmp(a, b, bytes) == 0) return -1;
-  const size_t item = itemsize(t);
-  for (size_t i = 0; i < bytes / item; ++i) {
-    const char* x = static_cast<const char*>(a) + i * item;
-    const char* y = static_cast<const char*>(b) + i * item;
-    if (std::memcmp(x, y, item) == 0) continue;
-    if (t == kFloat32 && std::isnan(*reinterpret_cast<const float*>(x)) &&
-        std::isnan(*reinterpret_cast<const float*>(y))) {
-      continue;
-    }
-    if (t == kFloat64 && std::isnan(*reinterpret_cast<const double*>(x)) &&
-        std::isnan(*reinterpret_cast<const double*>(y))) {
-      continue;
-    }
-    return static_cast<int64_t>(i);
-  }
-  return -1;
-}
-
-static std::vector<char> on_host(const Storage& s) {
-  std::vector<char> bytes(s.bytes);
-  if (s.bytes) backend(s.device.type).copy_to_host(bytes.data(), s.data, s.bytes);
-  return bytes;
-}
-
-// A replay beside an eager run on cloned state; outputs are poisoned first.
-void StepCore::verify(Entry& e, Session& s) {
-  const Recording& r = e.recording;
-  std::vector<Binding> cloned;
-  for (const Binding& b : s.pass.bindings()) {
-    auto copy = Ref<Storage>::adopt(new_storage(b.storage->device, b.storage->bytes));
-    allocate(*copy);
-    backend(copy->device.type).copy(copy->data, b.storage->data, b.storage->bytes);
-    cloned.push_back({std::move(copy), b.base});
-  }
-  const auto shadow = walk(r, cloned, s.pass.control());
-  UndoLog undo;  // A replay that turns out wrong has not happened.
-  for (const Instr& i : r.instrs) {
-    for (int k = 0; i.into && k < i.n_out; ++k) {
-      const StorageInfo& info = r.storages[r.value(r.out(i)[k]).storage];
-      if (info.origin == Origin::External) undo.save(*s.pass.bindings()[info.maker].storage);
-    }
-  }
-  for (Storage* out : s.survivors) {
-    allocate(*out);
-    const std::vector<char> poison(out->bytes, '\xff');
-    backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
-  }
-  e.plan->run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
-  auto compare = [&](uint32_t storage, const Storage& got, const Storage& expected) {
-    for (uint32_t id = 0; id < r.values.size(); ++id) {
-      if (r.values[id].storage != storage) continue;
-      const std::vector<char> a = on_host(got), b = on_host(expected);
-      const int64_t at = first_difference(r.values[id].dtype, a.data(), b.data(), a.size());
-      BRRR_CHECK(at < 0, "step: verify_every: replay and eager differ in {} of {}, element {}",
-                 r.describe(id),
-                 r.storages[storage].origin == Origin::External
-                     ? "an input or state"
-                     : r.instrs[r.storages[storage].maker].op->name,
-                 at);
-      return;
-    }
-  };
-  try {
-    for (size_t k = 0; k < shadow.size(); ++k) compare(r.survivors[k], *s.survivors[k], *shadow[k]);
-    for (size_t k = 0; k < cloned.size(); ++k) {
-      compare(r.externals[k], *s.pass.bindings()[k].storage, *cloned[k].storage);
-    }
-  } catch (...) {
-    undo.restore();
-    throw;
-  }
-  std::lock_guard lock(mutex_);
-  ++stats_.verified;
-}
 
 StepStats StepCore::stats() {
   std::lock_guard lock(mutex_);
@@ -397,25 +328,30 @@ StepHandle::StepHandle(StepOptions options) : core_(std::make_unique<StepCore>(o
 StepHandle::~StepHandle() = default;
 StepHandle::StepHandle(StepHandle&&) noexcept = default;
 StepHandle& StepHandle::operator=(StepHandle&&) noexcept = default;
+StepCore& StepHandle::core() const {
+  if (!core_) [[unlikely]]
+    moved_from("step");
+  return *core_;
+}
 std::vector<Tensor>* StepHandle::run(const Tensor* const* args, size_t n,
                                      void (*body)(void*, ResultList&), void* ctx) {
   static thread_local std::vector<Tensor> frozen;  // Kept, so that a replay allocates nothing.
-  return core_->run(args, n, body, ctx, frozen) ? &frozen : nullptr;
+  return core().run(args, n, body, ctx, frozen) ? &frozen : nullptr;
 }
 void StepHandle::freeze() {
-  core_->freeze();
+  core().freeze();
 }
 StepStats StepHandle::stats() const {
-  return core_->stats();
+  return core().stats();
 }
 std::string StepHandle::explain() const {
-  return core_->explain();
+  return core().explain();
 }
 std::string StepHandle::dot() const {
-  return core_->dot();
+  return core().dot();
 }
 Tensor StepHandle::input(int index, const IntList& sizes, DType dtype, Device device) {
-  return core_->input(index, sizes, dtype, device);
+  return core().input(index, sizes, dtype, device);
 }
 
 }  // namespace brrr::graph

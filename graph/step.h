@@ -21,7 +21,8 @@ enum class Mode : uint8_t {
   Auto,   ///< Graph, but kept eager where replay turns out slower.
 };
 enum class Numerics : uint8_t {
-  Strict,  ///< Graph equals eager to the last bit.
+  Strict,  ///< Graph equals eager to the last bit, as same_bits() compares: where one has a NaN,
+           ///< so has the other, but its sign and payload may differ.
   Fast,    ///< Fused bfloat16 and float16 chains round once, at the end, instead of after each op:
            ///< every result is within one rounding (2^-8, 2^-11) an op of Strict, relative to the
            ///< chain's largest intermediate. float32 and float64 are as in Strict.
@@ -36,7 +37,10 @@ enum class Policy : uint8_t {
 struct StepOptions {
   Mode mode = Mode::Graph;
   Numerics numerics = Numerics::Strict;
-  int verify_every = 0;        ///< Every n-th replay also runs eagerly on cloned state; 0: never.
+  /// Every n-th replay also runs eagerly on cloned state, and both are compared as same_bits()
+  /// does; 0: never. A difference, or memory that the function wrote behind brrr's back while it
+  /// ran (see Step), throws, and the step has not happened.
+  int verify_every = 0;
   bool require_graph = false;  ///< Throw instead of falling back to the reference walker.
   Policy on_new_entry = Policy::Recompile;
   int max_entries = 8;               ///< Least recently used recordings beyond it are dropped.
@@ -74,7 +78,7 @@ class StepCore;
 /// The results of one call, as pointers into the user's value.
 using ResultList = std::vector<const Tensor*>;
 
-/// The type-erased half of Step.
+/// The type-erased half of Step. All of it throws once it has been moved from.
 class StepHandle {
  public:
   explicit StepHandle(StepOptions options);
@@ -93,6 +97,7 @@ class StepHandle {
   Tensor input(int index, const IntList& sizes, DType dtype, Device device);
 
  private:
+  StepCore& core() const;
   std::unique_ptr<StepCore> core_;
 };
 
@@ -122,7 +127,14 @@ template <class R> R pack_results(std::vector<Tensor>& v) {
 
 }  // namespace graph
 
-/// A training step made by brrr::step. Calls may come from several threads, one at a time each.
+/// A training step made by brrr::step. Calls may come from several threads, one at a time each. It
+/// can be moved; everything throws that is then asked of the one that it was moved from.
+///
+/// In graph mode the operations run once the function has returned. What it writes to memory behind
+/// brrr's back, through a pointer taken before the step (data_ptr(), data<T>()) or into a buffer
+/// that a from_blob without a copy shows, is therefore read once, after the function: an operation
+/// called before such a write sees it too, other than in eager mode. Write such memory between
+/// calls, or use operations (copy_()). StepOptions::verify_every reports it on the CPU.
 template <class F> class Step {
  public:
   Step(F fn, StepOptions options) : fn_(std::move(fn)), handle_(options) {}

@@ -24,6 +24,7 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options)
 }
 
 int64_t Loader::batches_per_epoch() const {
+  moved_.check();
   const int64_t up = options_.drop_last ? 0 : options_.batch - 1;
   return (dataset_.size() + up) / options_.batch;
 }
@@ -38,6 +39,7 @@ void Loader::shuffle() {
 }
 
 Batch Loader::next() {
+  moved_.check();
   const int64_t n = std::min(options_.batch, dataset_.size() - position_);
   const auto first = order_.begin() + position_;
   const Tensor rows = tensor(std::vector<int64_t>(first, first + n)).to(dataset_.labels.device());
@@ -53,6 +55,7 @@ Batch Loader::next() {
 }
 
 StateDict Loader::state_dict() const {
+  moved_.check();
   return {{"epoch", number(epoch_)},
           {"position", number(position_)},
           {"seed", number(std::bit_cast<int64_t>(options_.seed))},

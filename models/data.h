@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/moved.h"
 #include "models/state_dict.h"
 
 namespace brrr::data {
@@ -34,7 +35,10 @@ class Loader : public Stateful {
   Loader(Dataset dataset, const LoaderOptions& options);
   /// The next batch, a copy on the data set's device.
   Batch next();
-  int64_t epoch() const { return epoch_; }
+  int64_t epoch() const {
+    moved_.check();
+    return epoch_;
+  }
   int64_t batches_per_epoch() const;
 
   /// The position; seed, batch size and data set size are part of it and must match on loading.
@@ -48,6 +52,7 @@ class Loader : public Stateful {
   LoaderOptions options_;
   int64_t epoch_ = 0, position_ = 0;  // Position: examples used of this epoch.
   std::vector<int64_t> order_;
+  MovedMark moved_{"Loader"};
 };
 
 /// The fraction of rows whose largest logit is the label's.

@@ -197,6 +197,7 @@ void GPT2Tokenizer::read_merges(const std::string& path) {
 }
 
 std::string GPT2Tokenizer::state() const {
+  moved_.check();
   json tokens = json::array(), merges = json::array();
   for (const std::string& token : tokens_) tokens.push_back(spell(token));
   for (const auto& [left, right] : merges_) {
@@ -240,6 +241,7 @@ GPT2Tokenizer GPT2Tokenizer::from_state(const std::string& state) {
 // --- using it ------------------------------------------------------------------------------------
 
 std::vector<int64_t> GPT2Tokenizer::encode(std::string_view text) const {
+  moved_.check();
   std::vector<int64_t> ids;
   ids.reserve(text.size() / 3);
   if (options_.parse_special && end_of_text_ >= 0) {
@@ -330,6 +332,7 @@ void GPT2Tokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& i
 }
 
 std::string GPT2Tokenizer::decode(const std::vector<int64_t>& ids) const {
+  moved_.check();
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
     BRRR_CHECK(ids[i] >= 0 && ids[i] < vocab_size(),

@@ -27,13 +27,19 @@ class GPT2Tokenizer final : public Tokenizer {
   static GPT2Tokenizer from_state(const std::string& state);
 
   std::string name() const override { return "gpt2"; }
-  int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
+  int64_t vocab_size() const override {
+    moved_.check();
+    return static_cast<int64_t>(tokens_.size());
+  }
   /// Time is linear in the text but for a logarithm of its longest piece.
   std::vector<int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   std::string state() const override;
   /// The id of <|endoftext|>, -1 if the vocabulary lacks it.
-  int64_t end_of_text() const { return end_of_text_; }
+  int64_t end_of_text() const {
+    moved_.check();
+    return end_of_text_;
+  }
 
  private:
   struct Merge {
@@ -55,6 +61,7 @@ class GPT2Tokenizer final : public Tokenizer {
   std::unordered_map<uint64_t, Merge> rules_;        // By the pair.
   std::array<int32_t, 256> byte_ids_{};
   int64_t end_of_text_ = -1;
+  MovedMark moved_{"GPT2Tokenizer"};
 };
 
 }  // namespace brrr::data

@@ -75,6 +75,7 @@ TokenDataset::TokenDataset(const Tokens& train, const Tokens& validation,
 // --- batches -------------------------------------------------------------------------------------
 
 Batch TokenDataset::make(int64_t rows) const {
+  moved_.check();
   check_host_access("TokenDataset", nullptr);
   return {raw_empty({rows, options_.block}, kInt64, kCPU),
           raw_empty({rows, options_.block}, kInt64, kCPU)};
@@ -82,6 +83,7 @@ Batch TokenDataset::make(int64_t rows) const {
 
 // Where the rows of a tensor go, if it is one that can take them.
 int64_t* TokenDataset::slot(const char* name, const Tensor& t, int64_t rows) const {
+  moved_.check();
   const auto fits = [&] {
     const TensorImpl* p = t.impl();
     return p && p->dtype == kInt64 && p->device == kCPU && p->ndim == 2 && p->sizes[0] == rows &&
@@ -126,7 +128,7 @@ void TokenDataset::next(const Tensor& x, const Tensor& y) {
 // --- validation ----------------------------------------------------------------------------------
 
 int64_t TokenDataset::validation_batches() const {
-  const int64_t windows = std::max<int64_t>(validation_.size() - 1, 0) / options_.block;
+  const int64_t windows = std::max<int64_t>(validation().size() - 1, 0) / options_.block;
   return (windows + options_.batch - 1) / options_.batch;
 }
 
@@ -157,7 +159,7 @@ Batch TokenDataset::validation_batch(int64_t k) const {
 
 StateDict TokenDataset::state_dict() const {
   return {
-      {"position", number(position_)},   {"seed", number(std::bit_cast<int64_t>(options_.seed))},
+      {"position", number(position())},  {"seed", number(std::bit_cast<int64_t>(options_.seed))},
       {"batch", number(options_.batch)}, {"block", number(options_.block)},
       {"train", number(train_.size())},  {"hash", number(std::bit_cast<int64_t>(hash_))}};
 }

@@ -46,6 +46,7 @@ CharTokenizer::CharTokenizer(std::string_view text) {
 }
 
 std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
+  moved_.check();
   // ASCII, most of most texts, is looked up; the rest is searched.
   int64_t ascii[128];
   std::fill_n(ascii, 128, -1);
@@ -76,6 +77,7 @@ std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
 }
 
 std::string CharTokenizer::decode(const std::vector<int64_t>& ids) const {
+  moved_.check();
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
     append_utf8(text, vocab_[checked_id("CharTokenizer", ids, i, vocab_size())]);
@@ -84,6 +86,7 @@ std::string CharTokenizer::decode(const std::vector<int64_t>& ids) const {
 }
 
 std::string CharTokenizer::state() const {
+  moved_.check();
   std::string characters;
   for (char32_t c : vocab_) append_utf8(characters, c);
   return json{{"tokenizer", name()}, {"characters", characters}}.dump();

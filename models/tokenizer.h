@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/moved.h"
+
 namespace brrr::data {
 
 /// decode(encode(text)) == text for every text that encode takes. Tokenizers do not change: any
@@ -34,7 +36,10 @@ class CharTokenizer final : public Tokenizer {
   /// Throws if the text is empty or not UTF-8, naming the offset.
   explicit CharTokenizer(std::string_view text);
   std::string name() const override { return "char"; }
-  int64_t vocab_size() const override { return static_cast<int64_t>(vocab_.size()); }
+  int64_t vocab_size() const override {
+    moved_.check();
+    return static_cast<int64_t>(vocab_.size());
+  }
   /// Throws at a character that the vocabulary lacks, naming it and its offset.
   std::vector<int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
@@ -42,6 +47,7 @@ class CharTokenizer final : public Tokenizer {
 
  private:
   std::vector<char32_t> vocab_;  // Sorted; the id is the index.
+  MovedMark moved_{"CharTokenizer"};
 };
 
 /// One token per byte: takes everything, 256 ids.

@@ -36,15 +36,17 @@ Tokens::Tokens(const std::vector<int64_t>& ids) : size_(static_cast<int64_t>(ids
 }
 
 std::string Tokens::what() const {
+  moved_.check();
   return file_ ? file_->path() : "the tokens";
 }
 
 void Tokens::check() const {
+  moved_.check();
   if (file_) file_->check();
 }
 
 Tokens Tokens::slice(int64_t first, int64_t n) const {
-  BRRR_CHECK(first >= 0 && n >= 0 && first <= size_ && n <= size_ - first,
+  BRRR_CHECK(first >= 0 && n >= 0 && first <= size() && n <= size_ - first,
              "Tokens: {} from {} on are not within {}", n, first, size_);
   Tokens part = *this;
   part.first_ += first;
@@ -53,7 +55,7 @@ Tokens Tokens::slice(int64_t first, int64_t n) const {
 }
 
 void Tokens::copy(int64_t first, int64_t n, int64_t* to) const {
-  BRRR_CHECK(first >= 0 && n >= 0 && first <= size_ && n <= size_ - first,
+  BRRR_CHECK(first >= 0 && n >= 0 && first <= size() && n <= size_ - first,
              "Tokens: {} from {} on are not within {}", n, first, size_);
   if (n == 0) return;
   if (mapped_) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/moved.h"
+
 namespace brrr {
 class MappedFile;
 }
@@ -19,7 +21,10 @@ class Tokens {
   /// Throws at an id that is negative or above INT32_MAX.
   explicit Tokens(const std::vector<int64_t>& ids);
 
-  int64_t size() const { return size_; }
+  int64_t size() const {
+    moved_.check();
+    return size_;
+  }
   Tokens slice(int64_t first, int64_t n) const;
   /// Writes the ids [first, first + n) to `to`.
   void copy(int64_t first, int64_t n, int64_t* to) const;
@@ -35,6 +40,7 @@ class Tokens {
   std::shared_ptr<const MappedFile> file_;
   const uint16_t* mapped_ = nullptr;  // The file's first token.
   int64_t first_ = 0, size_ = 0;
+  MovedMark moved_{"Tokens"};
 };
 
 /// How a file of little-endian uint16 tokens begins.

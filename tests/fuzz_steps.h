@@ -45,17 +45,10 @@ struct State {
 
 /// Bits of every element, with one NaN for all of them.
 inline std::vector<uint64_t> bits_of(const Tensor& t) {
-  const Tensor dense = t.detach().contiguous().to(kCPU);
+  const std::vector<char> bytes = comparable_bytes(t);
   std::vector<uint64_t> bits(static_cast<size_t>(t.numel()));
   const size_t item = itemsize(t.dtype());
-  for (size_t k = 0; k < bits.size(); ++k) {
-    std::memcpy(&bits[k], static_cast<const char*>(dense.data_ptr()) + k * item, item);
-  }
-  if (!is_floating(t.dtype())) return bits;
-  const std::vector<double> values = dense.to_vector<double>();
-  for (size_t k = 0; k < bits.size(); ++k) {
-    if (std::isnan(values[k])) bits[k] = UINT64_MAX;
-  }
+  for (size_t k = 0; k < bits.size(); ++k) std::memcpy(&bits[k], &bytes[k * item], item);
   return bits;
 }
 

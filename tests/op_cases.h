@@ -4,9 +4,9 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -15,6 +15,7 @@
 #include "autograd/autograd.h"
 #include "core/error.h"
 #include "core/op.h"
+#include "graph/compare.h"
 #include "graph/step.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise.h"
@@ -45,19 +46,12 @@ inline std::string difference(const Tensor& a, const Tensor& b) {
   if (a.dtype() != b.dtype() || a.sizes() != b.sizes()) {
     return describe(a.impl()) + " against " + describe(b.impl());
   }
-  const Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
-  const size_t width = itemsize(x.dtype());
-  const char *p = static_cast<const char*>(x.data_ptr()),
-             *q = static_cast<const char*>(y.data_ptr());
-  if (x.numel() == 0 || !std::memcmp(p, q, static_cast<size_t>(x.numel()) * width)) return "";
-  const auto u = x.to(kFloat64).to_vector<double>(), v = y.to(kFloat64).to_vector<double>();
-  for (size_t i = 0; i < u.size(); ++i) {
-    if (std::memcmp(p + i * width, q + i * width, width) &&
-        !(std::isnan(u[i]) && std::isnan(v[i]))) {
-      return fmt::format("element {} of {}: {} against {}", i, describe(x.impl()), u[i], v[i]);
-    }
-  }
-  return "";
+  const auto p = comparable_bytes(a), q = comparable_bytes(b);
+  const auto at = std::mismatch(p.begin(), p.end(), q.begin()).first;
+  if (at == p.end()) return "";
+  const auto i = static_cast<size_t>(at - p.begin()) / itemsize(a.dtype());
+  const auto value = [i](const Tensor& t) { return t.detach().to_vector<double>()[i]; };
+  return fmt::format("element {} of {}: {} against {}", i, describe(a.impl()), value(a), value(b));
 }
 inline void check_same(const Tensor& a, const Tensor& b) {
   const std::string d = difference(a, b);

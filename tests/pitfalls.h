@@ -1,39 +1,24 @@
 #pragma once
-// What the pitfall tests share: bitwise comparison, and one scenario run in several modes.
+// What the pitfall tests share: traces to compare, and one scenario run in several modes.
 
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
 namespace brrr::test {
 
-/// A tensor's elements, row-major, as bytes; empty if it is undefined.
-inline std::vector<char> bytes_of(const Tensor& t) {
-  if (!t.defined()) return {};
-  NoGradGuard guard;
-  const Tensor dense = t.detach().contiguous().to(kCPU);
-  std::vector<char> b(static_cast<size_t>(dense.numel()) * itemsize(dense.dtype()));
-  if (!b.empty()) std::memcpy(b.data(), dense.data_ptr(), b.size());
-  return b;
-}
 /// What tensors hold of the memory of the device that they are made on.
 inline size_t live_bytes() {
   return memory_stats(default_device()).live;
-}
-inline bool same_bits(const Tensor& a, const Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  return !a.defined() ||
-         (a.dtype() == b.dtype() && a.sizes() == b.sizes() && bytes_of(a) == bytes_of(b));
 }
 
 /// What a run did, bit by bit, in order.
 struct Trace {
   std::vector<std::vector<char>> log;
-  void add(const Tensor& t) { log.push_back(bytes_of(t)); }
+  void add(const Tensor& t) { log.push_back(comparable_bytes(t)); }
   void add(const std::vector<Tensor>& all) {
     for (const Tensor& t : all) add(t);
   }

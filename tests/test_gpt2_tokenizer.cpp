@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include <nlohmann/json.hpp>
@@ -322,4 +323,16 @@ TEST_CASE("GPT-2: a state that was changed is an error") {
     state[key] = value;
     CHECK_THROWS_AS(data::tokenizer_from_state(state.dump()), Error);
   }
+}
+
+TEST_CASE("GPT-2: a tokenizer that has been moved from says so") {
+  GPT2Tokenizer t = small().make();
+  const GPT2Tokenizer now = std::move(t);
+  const std::function<void()> uses[] = {[&] { t.vocab_size(); }, [&] { t.end_of_text(); },
+                                        [&] { t.encode("hell"); }, [&] { t.decode({}); },
+                                        [&] { t.state(); }};
+  for (const auto& use : uses) {
+    CHECK_THROWS_WITH_AS(use(), Contains("GPT2Tokenizer: this object has been moved from"), Error);
+  }
+  CHECK(now.encode("hell") == Ids{258});
 }

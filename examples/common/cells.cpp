@@ -9,8 +9,6 @@
 #include <filesystem>
 #include <stdexcept>
 
-#include "examples/common/checksum.h"
-
 namespace examples {
 
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-// What says in one number that two runs ended with the same bits.
+// What says in one number that two runs ended with the same bits (brrr::same_bits compares two).
 
 #include <brrr/brrr.h>
 
@@ -7,10 +7,7 @@
 
 namespace examples {
 
-/// FNV-1a (Fowler, Noll and Vo) over the bytes of the tensors, one after the other.
+/// FNV-1a (Fowler, Noll and Vo) over the comparable_bytes() of the tensors, one after the other.
 uint64_t checksum(const std::vector<brrr::Tensor>& tensors);
-
-/// Whether two lists of tensors have the same bytes. Unlike ==, this tells 0 from -0.
-bool same_bits(const std::vector<brrr::Tensor>& a, const std::vector<brrr::Tensor>& b);
 
 }  // namespace examples

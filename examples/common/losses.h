@@ -5,12 +5,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "examples/common/options.h"
 
 namespace examples {
+
+/// A NaN without its sign, which the modes need not agree on.
+inline double plain(double v) {
+  return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v;
+}
 
 /// Losses as they come; they are read only when a line is printed, so that no step waits.
 class LossLog {
@@ -19,7 +26,7 @@ class LossLog {
   void add(const brrr::Tensor& loss) { pending_.push_back(loss); }
   double read() {
     for (const brrr::Tensor& t : pending_) {
-      last_ = static_cast<double>(t.item<float>());
+      last_ = plain(static_cast<double>(t.item<float>()));
       if (!path_.empty()) text_ += fmt::format("{},{:.9g}\n", next_, last_);
       ++next_;
     }

@@ -102,7 +102,7 @@ inline void check_gpt(Report& report, std::int64_t batch) {
     if (gpt.stats().fallbacks > 0) report.wrong("gpt: fallback: " + gpt.stats().last_fallback);
   }
   const auto differs = [&](std::size_t k) {
-    return std::memcmp(finals[0].data(), finals[k].data(), finals[0].size() * sizeof(float)) != 0;
+    return !same_bits(tensor(finals[0]), tensor(finals[k]));
   };
   if (differs(1) || differs(2)) report.wrong("gpt: final parameters of the modes differ");
   report.show("GPT, thousand parameters", static_cast<double>(count) / 1e3, "",

@@ -42,7 +42,7 @@ inline void check_agreement(Report& report, const std::string& optimizer, std::i
     if (mlp.stats().fallbacks > 0) report.wrong("mlp: fallback: " + mlp.stats().last_fallback);
   }
   const auto differs = [&](std::size_t k) {
-    return std::memcmp(finals[0].data(), finals[k].data(), finals[0].size() * sizeof(float)) != 0;
+    return !same_bits(tensor(finals[0]), tensor(finals[k]));
   };
   const std::string at = fmt::format("mlp, {}, batch {}", optimizer, batch);
   if (differs(1) || differs(2)) report.wrong(at + ": final parameters of the modes differ");

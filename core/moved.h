@@ -1,0 +1,41 @@
+#pragma once
+// Objects that say so when they are used after they have been moved from.
+
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace brrr {
+
+/// Throws brrr::Error: an object of kind `what` was used after it had been moved from.
+[[noreturn, gnu::noinline, gnu::cold]] inline void moved_from(const char* what) {
+  throw Error(std::string(what) +
+              ": this object has been moved from and is empty; use the one that it was moved to, "
+              "or assign another to it");
+}
+
+/// A member that knows whether its object, of kind `what`, has been moved from.
+class MovedMark {
+ public:
+  explicit MovedMark(const char* what) : what_(what) {}
+  MovedMark(const MovedMark&) = default;
+  MovedMark& operator=(const MovedMark&) = default;
+  MovedMark(MovedMark&& o) noexcept : what_(o.what_), gone_(std::exchange(o.gone_, true)) {}
+  MovedMark& operator=(MovedMark&& o) noexcept {
+    const bool gone = std::exchange(o.gone_, true);
+    gone_ = gone;
+    return *this;
+  }
+  /// Throws brrr::Error if it has.
+  void check() const {
+    if (gone_) [[unlikely]]
+      moved_from(what_);
+  }
+
+ private:
+  const char* what_;
+  bool gone_ = false;
+};
+
+}  // namespace brrr

@@ -1,0 +1,66 @@
+#include "graph/compare.h"
+
+#include <cstring>
+
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr {
+
+namespace graph {
+
+// Of a floating format stored in a U: what lies above the bits of infinity is not a number.
+template <class U> static void unify(U infinity, void* elements, size_t n) {
+  const U sign = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
+  auto* at = static_cast<char*>(elements);
+  for (size_t i = 0; i < n; ++i, at += sizeof(U)) {
+    U x;
+    std::memcpy(&x, at, sizeof x);
+    if ((x & static_cast<U>(~sign)) > infinity) std::memset(at, 0xff, sizeof x);
+  }
+}
+
+void unify_nans(DType t, void* elements, size_t n) {
+  switch (t) {
+    case kFloat64:
+      return unify<uint64_t>(0x7ff0000000000000u, elements, n);
+    case kFloat32:
+      return unify<uint32_t>(0x7f800000u, elements, n);
+    case kBFloat16:
+      return unify<uint16_t>(0x7f80u, elements, n);
+    case kFloat16:
+      return unify<uint16_t>(0x7c00u, elements, n);
+    default:
+      return;
+  }
+}
+
+}  // namespace graph
+
+std::vector<char> comparable_bytes(const Tensor& t) {
+  if (!t.defined()) return {};
+  check_host_access("comparable_bytes", t.impl());
+  const NoGradGuard guard;
+  const Tensor host = t.detach().contiguous().to(kCPU);
+  const auto n = static_cast<size_t>(host.numel());
+  std::vector<char> bytes(n * itemsize(host.dtype()));
+  if (n) std::memcpy(bytes.data(), host.impl()->data(), bytes.size());
+  graph::unify_nans(host.dtype(), bytes.data(), n);
+  return bytes;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
+         comparable_bytes(a) == comparable_bytes(b);
+}
+
+bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!same_bits(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace brrr

@@ -1,0 +1,130 @@
+// StepOptions::verify_every: a replay beside an eager run on cloned state.
+#include <algorithm>
+
+#include "core/check.h"
+#include "graph/compare.h"
+#include "graph/core.h"
+
+namespace brrr::graph {
+
+namespace {
+
+/// What a step uses of one storage: what else lies there may change while the step runs.
+struct Window {
+  uint32_t value = kNone;  ///< Some value that lies in it; kNone: nothing does.
+  DType dtype = kFloat32;
+  size_t begin = SIZE_MAX, end = 0;  ///< Bytes.
+};
+
+Window window_of(const Recording& r, uint32_t storage, int64_t base) {
+  Window w;
+  for (uint32_t id = 0; id < r.values.size(); ++id) {
+    const Value& v = r.values[id];
+    if (v.storage != storage || v.numel == 0) continue;
+    if (w.value == kNone) w.value = id;
+    w.dtype = v.dtype;
+    int64_t reach = 1;
+    for (int d = 0; d < v.ndim; ++d) reach += (v.sizes[d] - 1) * v.strides[d];
+    const auto first = static_cast<size_t>(base + v.offset) * itemsize(v.dtype);
+    w.begin = std::min(w.begin, first);
+    w.end = std::max(w.end, first + static_cast<size_t>(reach) * itemsize(v.dtype));
+  }
+  return w;
+}
+
+std::vector<char> on_host(const Storage& s, const Window& w) {
+  std::vector<char> bytes(w.end - w.begin);
+  backend(s.device.type)
+      .copy_to_host(bytes.data(), static_cast<const char*>(s.data) + w.begin, bytes.size());
+  unify_nans(w.dtype, bytes.data(), bytes.size() / itemsize(w.dtype));
+  return bytes;
+}
+
+// The first element of the window in which the two differ, or -1.
+int64_t first_difference(const Window& w, const Storage& a, const Storage& b) {
+  if (w.value == kNone) return -1;
+  const std::vector<char> x = on_host(a, w), y = on_host(b, w);
+  const auto at = std::mismatch(x.begin(), x.end(), y.begin()).first;
+  return at == x.end() ? -1 : (at - x.begin()) / static_cast<int64_t>(itemsize(w.dtype));
+}
+
+}  // namespace
+
+bool StepCore::verification_due(const Entry& e) const {
+  return options_.verify_every && e.turn >= static_cast<uint64_t>(options_.verify_every);
+}
+
+// What the function wrote through a pointer after an operation had used the memory: eager mode has
+// computed with what was there before, a replay computes with what is there now.
+void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
+  for (size_t k = 0; k < pass.first_seen().size(); ++k) {
+    const Ref<Storage>& then = pass.first_seen()[k];
+    if (!then) continue;
+    const Binding& now = pass.bindings()[k];
+    const Window w = window_of(r, r.externals[k], now.base);
+    const int64_t at = first_difference(w, *then, *now.storage);
+    BRRR_CHECK(at < 0,
+               "step: verify_every: while the function ran, element {} of {}, an input or state, "
+               "was written by something that is no operation (through a pointer, or into a buffer "
+               "that from_blob shows without a copy) after an operation had used it; graph mode "
+               "reads such memory once, after the function: write it before the call, or with "
+               "copy_()",
+               at, r.describe(w.value));
+  }
+}
+
+// Outputs are poisoned first.
+void StepCore::verify(Entry& e, Session& s) {
+  const Recording& r = e.recording;
+  const std::vector<Binding>& bindings = s.pass.bindings();
+  std::vector<Binding> cloned;
+  for (size_t k = 0; k < bindings.size(); ++k) {
+    const Ref<Storage>& then = s.pass.first_seen()[k];
+    cloned.push_back({then ? then : clone_storage(*bindings[k].storage), bindings[k].base});
+  }
+  const auto shadow = walk(r, cloned, s.pass.control());
+  UndoLog undo;  // A replay that turns out wrong has not happened.
+  std::vector<bool> written(bindings.size());
+  for (const Instr& i : r.instrs) {
+    for (int k = 0; i.into && k < i.n_out; ++k) {
+      const StorageInfo& info = r.storages[r.value(r.out(i)[k]).storage];
+      if (info.origin != Origin::External) continue;
+      undo.save(*bindings[info.maker].storage);
+      written[info.maker] = true;
+    }
+  }
+  for (Storage* out : s.survivors) {
+    allocate(*out);
+    const std::vector<char> poison(out->bytes, '\xff');
+    backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
+  }
+  e.plan->run(bindings, s.pass.control().data(), s.survivors.data());
+  auto compare = [&](uint32_t storage, const Window& w, const Storage& got,
+                     const Storage& expected) {
+    const int64_t at = first_difference(w, got, expected);
+    BRRR_CHECK(at < 0, "step: verify_every: replay and eager differ in {} of {}, element {}",
+               r.describe(w.value),
+               r.storages[storage].origin == Origin::External
+                   ? "an input or state"
+                   : r.instrs[r.storages[storage].maker].op->name,
+               at);
+  };
+  try {
+    for (size_t k = 0; k < shadow.size(); ++k) {
+      const Window w = window_of(r, r.survivors[k], 0);
+      compare(r.survivors[k], w, *s.survivors[k], *shadow[k]);
+    }
+    for (size_t k = 0; k < cloned.size(); ++k) {
+      Window w = window_of(r, r.externals[k], bindings[k].base);
+      if (written[k]) w.begin = 0, w.end = bindings[k].storage->bytes;  // Nothing else there, too.
+      compare(r.externals[k], w, *bindings[k].storage, *cloned[k].storage);
+    }
+  } catch (...) {
+    undo.restore();
+    throw;
+  }
+  std::lock_guard lock(mutex_);
+  ++stats_.verified;
+}
+
+}  // namespace brrr::graph
