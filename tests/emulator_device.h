@@ -58,7 +58,7 @@ inline std::string words(Failure f) {
 struct Device {
   explicit Device(const std::string& name = "", const char* value = "") {
     const char* const names[] = {"BRRR_EMULATOR_MEMORY", "BRRR_EMULATOR_LAZY",
-                                 "BRRR_EMULATOR_ORDER"};
+                                 "BRRR_EMULATOR_ORDER", "BRRR_EMULATOR_CAPABILITY"};
     std::vector<std::string> before;
     for (const char* n : names) {
       const char* old = std::getenv(n);

@@ -83,7 +83,13 @@ struct Chain {
     GOOD(queue());
     GOOD(driver().end_capture(d.stream, &g, &noted));
     CHECK(noted == nodes);
+    upload(g);
     return g;
+  }
+  void upload(Graph* g) {
+    bool done = false;
+    GOOD(driver().upload(g, d.stream, &done));
+    CHECK(done);
   }
   void set(float value) { std::fill(in, in + n, value); }
   /// Whether all of it has run on `value`.
@@ -114,7 +120,7 @@ TEST_CASE("emulator graphs: work is noted in order, and run at each launch on wh
     size_t taken = 0;
     GOOD(driver().graph_bytes(g, &taken));
     CHECK(taken > 0);
-    GOOD(driver().upload(g, d.stream));
+    chain.upload(g);  // again does no harm
     CHECK(d.host(chain.y, n) == std::vector<float>(n, -1));
     const Counters before = counters();
     for (float value : {2.0f, 3.0f}) {
@@ -253,7 +259,9 @@ TEST_CASE("emulator graphs: a failure at any step leaves the stream usable and l
       CHECK((g == nullptr) == (failure != "no failure"));
     }
     if (g) {
-      failure = words(driver().upload(g, d.stream));
+      bool done = false;
+      failure = words(driver().upload(g, d.stream, &done));
+      CHECK(done == (failure == "no failure"));
       if (failure == "no failure") failure = words(driver().launch_graph(g, d.stream));
       GOOD(driver().release_graph(g));
     }
@@ -271,6 +279,33 @@ TEST_CASE("emulator graphs: a failure at any step leaves the stream usable and l
   }
 }
 
+TEST_CASE("emulator graphs: one takes memory from its upload on, which may be tried again") {
+  Device d("BRRR_EMULATOR_MEMORY", "1000000");
+  Chain chain(d);
+  Graph* g = chain.capture();
+  const size_t with = free_bytes();
+  size_t taken = 0, nodes = 0;
+  GOOD(driver().graph_bytes(g, &taken));
+  GOOD(driver().release_graph(g));
+  CHECK(free_bytes() == with + taken);
+  GOOD(driver().begin_capture(d.stream));
+  GOOD(chain.queue());
+  GOOD(driver().end_capture(d.stream, &g, &nodes));
+  CHECK(free_bytes() == with + taken);
+  void* all = nullptr;
+  bool done = true;
+  GOOD(driver().allocate(&all, free_bytes() - 1));
+  GOOD(driver().upload(g, d.stream, &done));
+  CHECK(!done);
+  GOOD(driver().release(all));
+  chain.upload(g);
+  CHECK(free_bytes() == with);
+  chain.set(2);
+  GOOD(driver().launch_graph(g, d.stream));
+  chain.check(2);
+  GOOD(driver().release_graph(g));
+}
+
 TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failure") {
   Device d;
   Chain chain(d);
@@ -280,6 +315,8 @@ TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failu
   GOOD(driver().begin_capture(d.stream));
   GOOD(d.launch(bad, 1, 64, Vectors{nullptr, nullptr, chain.y, 0}));
   GOOD(driver().end_capture(d.stream, &g, &nodes));
+  CHECK_FAILS(driver().launch_graph(g, d.stream), "was not uploaded");
+  chain.upload(g);
   CHECK_FAILS(driver().launch_graph(g, d.stream), "waits for its warp");
   GOOD(driver().release_graph(g));
   // Memory that a graph uses was given back.
@@ -288,6 +325,7 @@ TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failu
   GOOD(driver().begin_capture(d.stream));
   GOOD(driver().fill(p, 0, bytes, d.stream));
   GOOD(driver().end_capture(d.stream, &g, &nodes));
+  chain.upload(g);
   GOOD(driver().release(p));
   CHECK_FAILS(driver().launch_graph(g, d.stream), "not within device memory");
   GOOD(driver().release_graph(g));
@@ -330,6 +368,7 @@ TEST_CASE("emulator graphs: while one thread captures another allocates, copies 
     GOOD(chain.queue());
     GOOD(driver().end_capture(d.stream, &g, &nodes));
     CHECK(nodes == Chain::nodes);
+    chain.upload(g);
     GOOD(driver().launch_graph(g, d.stream));
     GOOD(driver().release_graph(g));
   }

@@ -29,8 +29,18 @@ void Device::run(Stream& s, uint64_t until) {
   }
 }
 
-void Device::run_all() {
-  streams.each([&](Stream& s) { run(s, s.queued); });
+void Device::wait(Stream& s, uint64_t until) {
+  run(s, until);
+  if (until <= s.known) return;
+  s.known = until;
+  for (const Stream::Join& j : s.joins) {
+    if (j.at <= until) wait(*j.other, j.until);
+  }
+  std::erase_if(s.joins, [&](const Stream::Join& j) { return j.at <= until; });
+}
+
+void Device::wait_all() {
+  streams.each([&](Stream& s) { wait(s, s.queued); });
 }
 
 namespace {
@@ -50,11 +60,21 @@ unsigned long number(const char* name, unsigned long otherwise) {
 Failure open(int index, Properties* p) {
   return guarded([&](Device& d) {
     BRRR_CHECK(index == 0, "no device {}: the emulator has one", index);
-    d.run_all();
+    d.wait_all();
     d.settings = {number("BRRR_EMULATOR_MEMORY", Settings().memory),
-                  number("BRRR_EMULATOR_LAZY", 0) != 0, number("BRRR_EMULATOR_ORDER", 0)};
+                  number("BRRR_EMULATOR_LAZY", 0) != 0, number("BRRR_EMULATOR_ORDER", 0),
+                  number("BRRR_EMULATOR_CAPABILITY", Settings().capability)};
     d.memory.total = d.settings.memory;
-    *p = {"emulated device", 9, 0, 4, most_shared_bytes, d.memory.total, 0, 12000, 12000};
+    const int capability = static_cast<int>(d.settings.capability);
+    *p = {"emulated device",
+          capability / 10,
+          capability % 10,
+          4,
+          most_shared_bytes,
+          d.memory.total,
+          0,
+          12000,
+          12000};
   });
 }
 
@@ -76,13 +96,13 @@ Failure allocate_pinned(void** p, size_t bytes) {
 // As in CUDA, releasing waits for all work.
 Failure release(void* p) {
   return guarded([&](Device& d) {
-    d.run_all();
+    d.wait_all();
     d.memory.release(p, Memory::Kind::Device);
   });
 }
 Failure release_pinned(void* p) {
   return guarded([&](Device& d) {
-    d.run_all();
+    d.wait_all();
     d.memory.release(p, Memory::Kind::Pinned);
   });
 }
@@ -90,7 +110,7 @@ Failure release_pinned(void* p) {
 Failure memory(size_t* free, size_t* total) {
   return guarded([&](Device& d) {
     *total = d.memory.total;
-    *free = d.memory.total - std::min(d.memory.total, d.memory.used);
+    *free = d.memory.left();
   });
 }
 
@@ -118,7 +138,7 @@ Failure synchronize(Stream* s) {
   return guarded([&](Device& d) {
     Stream& stream = d.stream(s);
     ++d.counters.waits;
-    d.run(stream, stream.queued);
+    d.wait(stream, stream.queued);
     d.memory.check();
   });
 }
@@ -143,7 +163,9 @@ Failure finished(Event* e, bool* yes) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
     *yes = !event.stream || event.stream->done >= event.until;
-    if (!*yes) d.run(*event.stream, event.until);
+    if (!event.stream) return;
+    if (*yes) return d.wait(*event.stream, event.until);
+    d.run(*event.stream, event.until);
   });
 }
 
@@ -151,7 +173,7 @@ Failure wait(Event* e) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
     ++d.counters.waits;
-    if (event.stream) d.run(*event.stream, event.until);
+    if (event.stream) d.wait(*event.stream, event.until);
     d.memory.check();
   });
 }
@@ -162,6 +184,7 @@ Failure wait_on(Stream* s, Event* e) {
     Stream& stream = d.stream(s);
     if (!event.stream) return;
     d.push(stream, [&d, event] { d.run(*event.stream, event.until); });
+    stream.joins.push_back({stream.queued, event.stream, event.until});
   });
 }
 
@@ -197,6 +220,7 @@ void copy_to_host(Device& d, Stream& s, void* to, const void* from, size_t bytes
   check();
   const bool pinned = d.memory.holds(to, bytes, Memory::Kind::Pinned);
   BRRR_CHECK(pinned || !s.capture, "copy: a capture takes no copy to pageable memory");
+  if (!s.capture) ++d.counters.copies_to_host;
   d.enqueue(s, d.counters.copies, [=] {
     check();
     std::memcpy(to, from, bytes);
@@ -204,7 +228,7 @@ void copy_to_host(Device& d, Stream& s, void* to, const void* from, size_t bytes
   if (pinned) return;
   // Only pinned memory is written while the caller goes on.
   ++d.counters.waits;
-  d.run(s, s.queued);
+  d.wait(s, s.queued);
 }
 
 void copy_on_device(Device& d, Stream& s, void* to, const void* from, size_t bytes) {
@@ -263,20 +287,27 @@ void* open_image(const void* image, size_t bytes) {
 }
 
 Failure load(const void* image, size_t bytes, Module** m) {
+  *m = nullptr;
   return guarded([&](Device& d) {
+    if (bytes > d.memory.left()) return;
     void* handle = open_image(image, bytes);
     const void* program = dlsym(handle, "brrr_emulated_program");
     BRRR_CHECK(program, "load: the image is no program of the emulator");
-    *m = d.modules.add({handle, static_cast<const brrr_emulator::Program*>(program), {}});
+    d.memory.used += bytes;
+    *m =
+        d.modules.add({handle, static_cast<const brrr_emulator::Program*>(program), bytes, {}, {}});
   });
 }
 
 Failure unload(Module* m) {
   return guarded([&](Device& d) {
     const Module module = d.modules.get(m, "module");
-    d.run_all();
+    for (const auto& [stream, until] : module.used) {
+      BRRR_CHECK(stream->known >= until, "unload: work that uses the module may still be queued");
+    }
     for (Function* f : module.functions) d.functions.remove(f, "function");
     d.modules.remove(m, "module");
+    d.memory.used -= module.bytes;
     dlclose(module.handle);
   });
 }
@@ -291,7 +322,7 @@ Failure function(Module* m, const char* name, size_t shared_bytes, Function** f)
     BRRR_CHECK(shared_bytes <= most_shared_bytes,
                "function: {} bytes of shared memory for {}; {} at most", shared_bytes, name,
                most_shared_bytes);
-    *f = d.functions.add({program, *found, shared_bytes});
+    *f = d.functions.add({m, program, *found, shared_bytes});
     module.functions.push_back(*f);
   });
 }
@@ -328,7 +359,8 @@ struct alignas(64) ArgumentLine {
 Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
                const void* arguments, size_t bytes, Stream* s) {
   return queueing(s, [&](Device& d, Stream& stream) {
-    check_launch(d.functions.get(f, "function"), grid, block, shared_bytes, bytes);
+    Module* const module = d.functions.get(f, "function").module;
+    check_launch(*f, grid, block, shared_bytes, bytes);
     std::vector<ArgumentLine> copied(bytes / sizeof(ArgumentLine) + 1);
     std::memcpy(copied.data(), arguments, bytes);
     Work work{
@@ -341,6 +373,11 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
       work.params = copied.data();
       run_blocks(work, d.settings.order);
     });
+    if (stream.capture) {
+      stream.capture->modules.insert(module);
+    } else {
+      module->used[&stream] = stream.queued;
+    }
   });
 }
 
