@@ -124,6 +124,12 @@ struct Vectors {
   int n;
 };
 
+inline size_t free_bytes() {
+  size_t free = 0, total = 0;
+  GOOD(driver().memory(&free, &total));
+  return free;
+}
+
 /// The bits of a small integer, which both 16-bit formats hold.
 inline unsigned encode(int x, bool bf16) {
   const unsigned sign = x < 0 ? 0x8000 : 0, y = static_cast<unsigned>(std::abs(x));
