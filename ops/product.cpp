@@ -240,9 +240,7 @@ bool readable(const Operand& o) {
   int64_t ld;
   bool trans;
   const DType dtype = o.t->dtype;
-  const bool aligned = o.t->device == kCPU || reinterpret_cast<uintptr_t>(o.t->data()) % 16 == 0;
-  return dtype == product_dtype(*o.t) &&
-         (!is_floating(dtype) || (aligned && gemm_layout(o, ld, trans)));
+  return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
 }
 
 /// Whether the batch is one walk with even steps, as a GPU's library takes it.

@@ -58,7 +58,7 @@ inline std::string words(Failure f) {
 struct Device {
   explicit Device(const std::string& name = "", const char* value = "") {
     const char* const names[] = {"BRRR_EMULATOR_MEMORY", "BRRR_EMULATOR_LAZY",
-                                 "BRRR_EMULATOR_ORDER"};
+                                 "BRRR_EMULATOR_ORDER", "BRRR_EMULATOR_CAPABILITY"};
     std::vector<std::string> before;
     for (const char* n : names) {
       const char* old = std::getenv(n);
@@ -123,6 +123,12 @@ struct Vectors {
   float* c;
   int n;
 };
+
+inline size_t free_bytes() {
+  size_t free = 0, total = 0;
+  GOOD(driver().memory(&free, &total));
+  return free;
+}
 
 /// The bits of a small integer, which both 16-bit formats hold.
 inline unsigned encode(int x, bool bf16) {

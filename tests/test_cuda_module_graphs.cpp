@@ -78,7 +78,14 @@ struct Chain : Device {
     REQUIRE_DONE(queue());
     REQUIRE_DONE(driver.end_capture(stream, &g, &noted));
     CHECK(noted >= nodes);  // a product may be several
+    CHECK(driver.launch_graph(g, stream));
+    upload(g);
     return g;
+  }
+  void upload(Graph* g) {
+    bool done = false;
+    REQUIRE_DONE(driver.upload(g, stream, &done));
+    CHECK(done);
   }
   void set(float value) { std::fill(in, in + n, value); }
   void check(float value) {
@@ -114,8 +121,8 @@ TEST_CASE("cuda module: on a GPU, a graph runs what was noted on what is there t
   chain->run(1);
   chain->set(2);
   Graph* g = chain->capture();
-  chain->check(1);  // nothing has run
-  REQUIRE_DONE(driver.upload(g, chain->stream));
+  chain->check(1);   // nothing has run
+  chain->upload(g);  // again does no harm
   chain->check(1);
   size_t taken = 0;
   REQUIRE_DONE(driver.graph_bytes(g, &taken));
@@ -210,6 +217,7 @@ TEST_CASE("cuda module: on a GPU, 100 captures while another thread allocates an
     while (rounds < before + 2) std::this_thread::yield();  // a whole one within the capture
     REQUIRE_DONE(chain->queue());
     REQUIRE_DONE(v.end_capture(chain->stream, &g, &noted));
+    chain->upload(g);
     chain->set(float(i));
     REQUIRE_DONE(v.launch_graph(g, chain->stream));
     chain->check(float(i));

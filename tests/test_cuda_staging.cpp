@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "brrr.h"
 #include "backends/cpu/host_compiler.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/staging.h"
@@ -10,6 +11,7 @@
 #include "ops/device_pointwise.h"
 #include "ops/reduction_ops.h"
 #include "tests/cuda_cases.h"
+#include "tests/emulator_calls.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -117,6 +119,24 @@ TEST_CASE("cuda: only reading waits") {
   CHECK(device().counters.synchronisations.load() == before + 1);
 }
 
+TEST_CASE("cuda: a number and what went wrong come to the host as one copy") {
+  if (!have_device() || !counters()) return;
+  const Tensor loss = on_gpu(sampled({1000}, kFloat32)).sum(), many = on_gpu(ones({5000}));
+  auto step = brrr::step([](const Tensor& x) { return x * 2.0; });
+  for (int i = 0; i < 3; ++i) step(loss);
+  const auto counted = [&](const Tensor& t, unsigned long copies, unsigned long waits) {
+    const emulator::Counters before = *counters();
+    t.to_vector<float>();
+    const emulator::Counters after = *counters();
+    CHECK(after.copies_to_host - before.copies_to_host == copies);
+    CHECK(after.waits - before.waits == waits);
+  };
+  counted(loss, 1, 1);
+  counted(many.slice(0, 0, 1024), 1, 1);
+  counted(many, 2, 1);
+  counted(step(loss), 0, 1);  // On its way since the replay.
+}
+
 TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") {
   constexpr int64_t kEnd = int64_t{1} << 31;
   std::vector<int64_t> sizes = {1, 2, 3, 5, 7, 641, 65535, 65536, 65537, 6700417, kEnd - 1, kEnd};
@@ -180,6 +200,14 @@ TEST_CASE("pitfall B8: what is no module, or one of another build, is refused in
   CHECK_MESSAGE(holds(said, "<cuda: " + old + " is of another build (interface -1, wanted"), said);
   said = opened_with(module("other", "int nothing;\n"));
   CHECK_MESSAGE(holds(said, "is no module of brrr"), said);
+  if (const char* module = std::getenv("BRRR_CUDA_MODULE"); module && counters()) {
+    const Env older("BRRR_EMULATOR_CAPABILITY", "75");
+    said = opened_with(module);
+    CHECK_MESSAGE(holds(said,
+                        "<cuda: emulated device has compute capability 7.5, and brrr's "
+                        "kernels need 8.0 or newer; use brrr::kCPU>"),
+                  said);
+  }
   said = opened_with(folder + "/missing.so");
   CHECK_MESSAGE(holds(said, "missing.so"), said);
   CHECK_MESSAGE(holds(said, "brrr::kCPU"), said);

@@ -261,7 +261,9 @@ TEST_CASE("cuda step: pitfalls B2, D4, D10: one launch, nothing allocated, nobod
   CHECK(after.allocations == before.allocations);
   CHECK(after.waits == before.waits);
   CHECK(after.graphs == before.graphs);
-  CHECK(after.copies - before.copies == 30);  // The control block; the loss, and what went wrong.
+  // The control block; the loss to where what went wrong is noted, and both to the host.
+  CHECK(after.copies - before.copies == 30);
+  CHECK(after.copies_to_host - before.copies_to_host == 10);
 }
 
 TEST_CASE("cuda step: pitfall B5: a capture that fails at any node leaves nothing behind") {

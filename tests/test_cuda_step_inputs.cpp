@@ -269,7 +269,9 @@ TEST_CASE("cuda step: pitfall D6: one copy brings the control block and all host
   CHECK(after.allocations == before.allocations);
   CHECK(after.waits == before.waits);
   CHECK(after.graphs == before.graphs);
-  CHECK(after.copies - before.copies == 30);  // The upload; the loss, and what went wrong.
+  // The upload; the loss to where what went wrong is noted, and both to the host.
+  CHECK(after.copies - before.copies == 30);
+  CHECK(after.copies_to_host - before.copies_to_host == 10);
   check_replayed(step.stats());
 }
 
@@ -310,7 +312,8 @@ TEST_CASE("cuda step: pitfall D6: a steady step with an input copies nothing on 
   const emulator::Counters before = *counters();
   for (int i = 0; i < 10; ++i) step(x);
   const emulator::Counters after = *counters();
-  CHECK(after.copies - before.copies == 20);  // The sum, and what went wrong.
+  CHECK(after.copies - before.copies == 20);  // The sum: see above.
+  CHECK(after.copies_to_host - before.copies_to_host == 10);
   for (int i = 0; i < 10; ++i) {
     x.copy_(batch);
     step(x);

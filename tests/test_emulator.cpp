@@ -125,6 +125,9 @@ TEST_CASE("emulator: what it says of itself") {
   CHECK(d.properties.multiprocessors == 4);
   CHECK(d.properties.shared_bytes == 227 * 1024);
   CHECK_FAILS(driver().open(1, &d.properties), "no device 1");
+  const Device older("BRRR_EMULATOR_CAPABILITY", "75");
+  CHECK(older.properties.major == 7);
+  CHECK(older.properties.minor == 5);
 }
 
 TEST_CASE("emulator: kernels without barriers, in every order") {

@@ -50,6 +50,17 @@ void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded
   CHECK(d.host(c, 2 * stride) == want);
   CHECK_FAILS(tools().multiply(plan, c + 30, c, c, workspace, 100, d.stream), "multiply: a: ");
   CHECK_FAILS(tools().multiply(plan, c, c, c, workspace, 99, d.stream), "planned with 100");
+  // As the module for GPUs asks for it.
+  T *const a_at = d.device(in_a), *const b_at = d.device(in_b);
+  for (int k = 0; k < 3; ++k) {
+    T* p[] = {a_at, b_at, c};
+    p[k] = d.device(std::vector<T>(3 * stride)) + 1;
+    CHECK_FAILS(tools().multiply(plan, p[0], p[1], p[2], workspace, 100, d.stream),
+                "is not aligned to 16 bytes");
+  }
+  void* shifted = d.device(std::vector<char>(200)) + 16;
+  CHECK_FAILS(tools().multiply(plan, a_at, b_at, c, shifted, 100, d.stream),
+              "is not aligned to 256 bytes");
   GOOD(tools().release_plan(plan));
   CHECK_FAILS(tools().multiply(plan, c, c, c, workspace, 100, d.stream), "no plan");
 }

@@ -1,4 +1,4 @@
-// Captures, graphs and growing ranges of the emulated device.
+// Captures and graphs of the emulated device.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -31,12 +31,6 @@ Counters counters() {
 }
 void fail_at(int step) {
   exported<void(int)>("brrr_emulator_fail")(step);
-}
-
-size_t free_bytes() {
-  size_t free = 0, total = 0;
-  GOOD(driver().memory(&free, &total));
-  return free;
 }
 
 constexpr int n = 64;
@@ -83,7 +77,13 @@ struct Chain {
     GOOD(queue());
     GOOD(driver().end_capture(d.stream, &g, &noted));
     CHECK(noted == nodes);
+    upload(g);
     return g;
+  }
+  void upload(Graph* g) {
+    bool done = false;
+    GOOD(driver().upload(g, d.stream, &done));
+    CHECK(done);
   }
   void set(float value) { std::fill(in, in + n, value); }
   /// Whether all of it has run on `value`.
@@ -114,7 +114,7 @@ TEST_CASE("emulator graphs: work is noted in order, and run at each launch on wh
     size_t taken = 0;
     GOOD(driver().graph_bytes(g, &taken));
     CHECK(taken > 0);
-    GOOD(driver().upload(g, d.stream));
+    chain.upload(g);  // again does no harm
     CHECK(d.host(chain.y, n) == std::vector<float>(n, -1));
     const Counters before = counters();
     for (float value : {2.0f, 3.0f}) {
@@ -253,7 +253,9 @@ TEST_CASE("emulator graphs: a failure at any step leaves the stream usable and l
       CHECK((g == nullptr) == (failure != "no failure"));
     }
     if (g) {
-      failure = words(driver().upload(g, d.stream));
+      bool done = false;
+      failure = words(driver().upload(g, d.stream, &done));
+      CHECK(done == (failure == "no failure"));
       if (failure == "no failure") failure = words(driver().launch_graph(g, d.stream));
       GOOD(driver().release_graph(g));
     }
@@ -271,6 +273,33 @@ TEST_CASE("emulator graphs: a failure at any step leaves the stream usable and l
   }
 }
 
+TEST_CASE("emulator graphs: one takes memory from its upload on, which may be tried again") {
+  Device d("BRRR_EMULATOR_MEMORY", "1000000");
+  Chain chain(d);
+  Graph* g = chain.capture();
+  const size_t with = free_bytes();
+  size_t taken = 0, nodes = 0;
+  GOOD(driver().graph_bytes(g, &taken));
+  GOOD(driver().release_graph(g));
+  CHECK(free_bytes() == with + taken);
+  GOOD(driver().begin_capture(d.stream));
+  GOOD(chain.queue());
+  GOOD(driver().end_capture(d.stream, &g, &nodes));
+  CHECK(free_bytes() == with + taken);
+  void* all = nullptr;
+  bool done = true;
+  GOOD(driver().allocate(&all, free_bytes() - 1));
+  GOOD(driver().upload(g, d.stream, &done));
+  CHECK(!done);
+  GOOD(driver().release(all));
+  chain.upload(g);
+  CHECK(free_bytes() == with);
+  chain.set(2);
+  GOOD(driver().launch_graph(g, d.stream));
+  chain.check(2);
+  GOOD(driver().release_graph(g));
+}
+
 TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failure") {
   Device d;
   Chain chain(d);
@@ -280,6 +309,8 @@ TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failu
   GOOD(driver().begin_capture(d.stream));
   GOOD(d.launch(bad, 1, 64, Vectors{nullptr, nullptr, chain.y, 0}));
   GOOD(driver().end_capture(d.stream, &g, &nodes));
+  CHECK_FAILS(driver().launch_graph(g, d.stream), "was not uploaded");
+  chain.upload(g);
   CHECK_FAILS(driver().launch_graph(g, d.stream), "waits for its warp");
   GOOD(driver().release_graph(g));
   // Memory that a graph uses was given back.
@@ -288,6 +319,7 @@ TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failu
   GOOD(driver().begin_capture(d.stream));
   GOOD(driver().fill(p, 0, bytes, d.stream));
   GOOD(driver().end_capture(d.stream, &g, &nodes));
+  chain.upload(g);
   GOOD(driver().release(p));
   CHECK_FAILS(driver().launch_graph(g, d.stream), "not within device memory");
   GOOD(driver().release_graph(g));
@@ -330,6 +362,7 @@ TEST_CASE("emulator graphs: while one thread captures another allocates, copies 
     GOOD(chain.queue());
     GOOD(driver().end_capture(d.stream, &g, &nodes));
     CHECK(nodes == Chain::nodes);
+    chain.upload(g);
     GOOD(driver().launch_graph(g, d.stream));
     GOOD(driver().release_graph(g));
   }
@@ -352,55 +385,4 @@ TEST_CASE("emulator graphs: another thread's use of the captured stream fails an
   }).join();
   CHECK_FAILS(driver().end_capture(d.stream, &g, &nodes), "another thread used the stream");
   GOOD(chain.queue());
-}
-
-TEST_CASE("emulator ranges: one grows in place, begins as NaN and counts what is mapped") {
-  Device d("BRRR_EMULATOR_MEMORY", "1048576");
-  const size_t free = free_bytes();
-  void* p = nullptr;
-  GOOD(driver().reserve(&p, size_t{1} << 36));
-  float* x = static_cast<float*>(p);
-  CHECK(free_bytes() == free);
-  CHECK_FAILS(driver().fill(x, 0, 1, d.stream), "not within device memory");
-  bool done = false;
-  GOOD(driver().map(x, bytes, &done));
-  CHECK(done);
-  CHECK(free_bytes() < free);
-  CHECK(all_nan(d.host(x, n)));
-  GOOD(driver().fill(x, 0, bytes, d.stream));
-  CHECK_FAILS(driver().fill(x, 0, bytes + 1, d.stream), "not within device memory");
-  constexpr size_t more = 100000;
-  GOOD(driver().map(x, more * sizeof(float), &done));
-  CHECK(done);
-  const std::vector<float> found = d.host(x, more);
-  CHECK(std::vector<float>(found.begin(), found.begin() + n) == std::vector<float>(n, 0));
-  CHECK(all_nan({found.begin() + n, found.end()}));
-  const size_t left = free_bytes();
-  GOOD(driver().map(x, 4, &done));  // never less
-  CHECK(done);
-  GOOD(driver().map(x, 2 << 20, &done));
-  CHECK(!done);
-  CHECK(free_bytes() == left);
-  GOOD(d.launch(kernel(program, "add"), 1, n, Vectors{x, x, x + more - n, n}));
-  CHECK(d.host(x + more - n, n) == std::vector<float>(n, 0));
-  CHECK_FAILS(driver().map(x, size_t{1} << 37, &done), "of a range of");
-  CHECK_FAILS(driver().release(x), "no device memory");
-  GOOD(driver().release_range(x));
-  CHECK(free_bytes() == free);
-  CHECK_FAILS(driver().release_range(x), "no range");
-  CHECK_FAILS(driver().map(x, 4, &done), "no range");
-}
-
-TEST_CASE("emulator ranges: bytes written on either side are seen") {
-  Device d;
-  void* p = nullptr;
-  bool done = false;
-  GOOD(driver().reserve(&p, 1000));
-  float* x = static_cast<float*>(p);
-  GOOD(driver().map(x, bytes, &done));
-  for (float* to : {x - n, x + 1}) {
-    GOOD(d.launch(kernel(program, "add"), 1, n, Vectors{x, x, to, n}));
-    CHECK_FAILS(driver().synchronize(d.stream), "were written, which are outside it");
-  }
-  GOOD(driver().release_range(x));
 }

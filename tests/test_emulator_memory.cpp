@@ -82,6 +82,68 @@ TEST_CASE("emulator: programs are unloaded, one image is several programs") {
   tools().release_image(image);
 }
 
+TEST_CASE("emulator: a program takes memory, and stays while work may use it") {
+  void* image = nullptr;
+  size_t bytes = 0;
+  GOOD(tools().compile("struct P { float* x; };\nKERNEL(one, P, 32) { *p.x = 1; }", "one", 9, 0,
+                       &image, &bytes));
+  for (const char* lazy : {"0", "1"}) {
+    CAPTURE(lazy);
+    Device d("BRRR_EMULATOR_LAZY", lazy);
+    float* x = d.device(std::vector<float>(1));
+    size_t before = 0, after = 0, total = 0;
+    GOOD(driver().memory(&before, &total));
+    Module* m = nullptr;
+    Function* f = nullptr;
+    GOOD(driver().load(image, bytes, &m));
+    GOOD(driver().memory(&after, &total));
+    CHECK(before - after == bytes);
+    GOOD(driver().function(m, "one", 0, &f));
+    Stream* other = nullptr;
+    Event *first = nullptr, *last = nullptr;
+    GOOD(driver().make_stream(&other));
+    for (Event** e : {&first, &last}) GOOD(driver().make_event(e));
+    GOOD(driver().record(first, d.stream));
+    GOOD(d.launch(f, 1, 1, x));
+    GOOD(driver().wait(first));
+    CHECK_FAILS(driver().unload(m), "may still be queued");
+    Graph* g = nullptr;
+    bool done = false;
+    GOOD(driver().begin_capture(d.stream));
+    GOOD(d.launch(f, 1, 1, x));
+    size_t nodes = 0;
+    GOOD(driver().end_capture(d.stream, &g, &nodes));
+    GOOD(driver().upload(g, d.stream, &done));
+    GOOD(driver().synchronize(d.stream));
+    GOOD(driver().launch_graph(g, d.stream));
+    GOOD(driver().release_graph(g));
+    CHECK_FAILS(driver().unload(m), "may still be queued");
+    GOOD(driver().record(last, d.stream));
+    SUBCASE("an event of a stream that waited for it") {
+      GOOD(driver().wait_on(other, last));
+      GOOD(driver().synchronize(other));
+    }
+    SUBCASE("the event") {
+      GOOD(driver().wait(last));
+    }
+    SUBCASE("the stream") {
+      GOOD(driver().synchronize(d.stream));
+    }
+    SUBCASE("whatever waits for all") {
+      d.device(std::vector<float>(1));
+      GOOD(driver().release(d.allocated.back()));
+      d.allocated.pop_back();
+    }
+    GOOD(driver().unload(m));
+    for (Event* e : {first, last}) GOOD(driver().release_event(e));
+  }
+  Device d("BRRR_EMULATOR_MEMORY", "1");
+  Module* none = reinterpret_cast<Module*>(image);
+  GOOD(driver().load(image, bytes, &none));
+  CHECK(none == nullptr);
+  tools().release_image(image);
+}
+
 TEST_CASE("emulator: memory runs out, begins as NaN and comes back") {
   Device d("BRRR_EMULATOR_MEMORY", "1000000");
   size_t before = 0, after = 0, total = 0;

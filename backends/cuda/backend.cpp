@@ -21,11 +21,6 @@ namespace {
 
 using namespace cuda;
 
-// Never destroyed: tensors may be dropped while the process ends.
-Pool& pool() {
-  static Pool& p = *new Pool(*device().driver);
-  return p;
-}
 Staging& staging() {
   static Staging& s = *new Staging(device());
   return s;
@@ -140,7 +135,7 @@ const Backend& cuda_backend() {
       .unload = cuda::unload,
       .run_kernel = run_text,
       .fault = [] { return staging().fault(); },
-      .graphs = &graph_backend(pool(), staging()),
+      .graphs = &graph_backend(staging()),
   };
   return b;
 }

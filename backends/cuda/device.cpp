@@ -16,6 +16,8 @@ namespace brrr::cuda {
 namespace {
 
 constexpr const char* kModule = "libbrrr_cuda.so";
+// Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
+constexpr int kLeastMajor = 8;
 
 std::string folder_of(const std::string& path) {
   return path.substr(0, path.find_last_of('/') + 1);
@@ -67,6 +69,11 @@ OpenDevice* open() {
   auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, {}};
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
+  const Properties& p = d->properties;
+  BRRR_CHECK(p.major >= kLeastMajor,
+             "cuda: {} has compute capability {}.{}, and brrr's kernels need {}.0 or newer; use "
+             "brrr::kCPU",
+             p.name, p.major, p.minor, kLeastMajor);
   check(d->driver->make_stream(&d->compute), "no stream");
   check(d->driver->make_stream(&d->capture), "no stream");
   return d;

@@ -12,7 +12,7 @@
 namespace brrr::cuda {
 
 /// Raised whenever anything below changes.
-inline constexpr int kAbi = 2;
+inline constexpr int kAbi = 3;
 
 using Failure = const char*;
 
@@ -54,11 +54,14 @@ struct Driver {
   Failure (*wait)(Event* e);                ///< The calling thread waits.
   Failure (*wait_on)(Stream* s, Event* e);  ///< What follows in the stream waits.
 
+  /// Nothing is queued for 0 bytes.
   Failure (*copy)(void* to, const void* from, size_t bytes, Way way, Stream* s);
   Failure (*fill)(void* to, unsigned char value, size_t bytes, Stream* s);
 
-  /// Code for this device as Tools::compile gives it.
+  /// Code for this device as Tools::compile gives it, with all of its kernels. Null in `*m` (and no
+  /// failure) when there is not enough memory.
   Failure (*load)(const void* image, size_t bytes, Module** m);
+  /// Before it the caller has waited for all work that uses the module.
   Failure (*unload)(Module* m);
   /// `name` is a kernel's; `shared_bytes` the dynamic shared memory it will be launched with.
   Failure (*function)(Module* m, const char* name, size_t shared_bytes, Function** f);
@@ -73,10 +76,13 @@ struct Driver {
   /// capture. Other threads may ask for anything but this stream.
   Failure (*begin_capture)(Stream* s);
   /// The graph of what was noted, with its number of nodes; null if it was spoilt, and the failure
-  /// says by what. The stream is as before in either case. By the thread that began it.
+  /// says by what. The stream is as before in either case. By the thread that began it. Takes no
+  /// memory of the device.
   Failure (*end_capture)(Stream* s, Graph** g, size_t* nodes);
-  /// Brings the graph to the device, so that the first launch costs no more than the others.
-  Failure (*upload)(Graph* g, Stream* s);
+  /// Makes the graph ready to be launched, which it must be, and brings it to the device, so that
+  /// the first launch costs no more than the others. `*done` is false (and there is no failure)
+  /// when there is not enough memory; then it may be asked for again.
+  Failure (*upload)(Graph* g, Stream* s, bool* done);
   Failure (*launch_graph)(Graph* g, Stream* s);
   Failure (*release_graph)(Graph* g);  ///< Launches that wait still run.
   /// Bytes of host and device memory that the graph takes, as far as they are known.

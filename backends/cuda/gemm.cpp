@@ -6,8 +6,10 @@
 #include <tuple>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/pool.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/tensor_impl.h"
 
 namespace brrr::cuda {
 
@@ -53,12 +55,45 @@ Plans& plans() {
 // no memory for it, algorithms that need none do.
 void take_workspace(Plans& p) {
   const OpenDevice& d = device();
-  check(d.driver->allocate(&p.workspace, p.bytes), "workspace");
-  if (!p.workspace) {
-    empty_cache();
+  const bool there = pool().make_room([&] {
     check(d.driver->allocate(&p.workspace, p.bytes), "workspace");
+    return p.workspace != nullptr;
+  });
+  if (!there) p.bytes = 0;
+}
+
+// A factor where the library takes it: `rows` of `columns` as they lie in memory, for each of a
+// batch. What is not aligned is moved as it lies, gaps included, so that it is the same problem and
+// the product has the same bits wherever its factors begin.
+class Aligned {
+ public:
+  Aligned(const void* p, DType dtype, int64_t rows, int64_t columns, int64_t ld, int64_t batch,
+          int64_t stride)
+      : at_(p) {
+    if (reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0) return;
+    const int64_t n = (batch - 1) * stride + (rows - 1) * ld + columns;
+    moved_ = raw_empty({n}, dtype, kCUDA);
+    char* const to = moved_.impl()->data();
+    const OpenDevice& d = device();
+    check(
+        d.driver->copy(to, p, static_cast<size_t>(n) * itemsize(dtype), Way::OnDevice, d.stream()),
+        "copy");
+    at_ = to;
   }
-  if (!p.workspace) p.bytes = 0;
+  const void* get() const { return at_; }
+
+ private:
+  const void* at_;
+  Tensor moved_;
+};
+
+Aligned left_of(const GemmShape& s, DType dtype, const void* a) {
+  const int64_t rows = s.trans_a ? s.k : s.m, columns = s.trans_a ? s.m : s.k;
+  return {a, dtype, rows, columns, s.lda, s.batch, s.stride_a};
+}
+Aligned right_of(const GemmShape& s, DType dtype, const void* b) {
+  const int64_t rows = s.trans_b ? s.n : s.k, columns = s.trans_b ? s.k : s.n;
+  return {b, dtype, rows, columns, s.ldb, s.batch, s.stride_b};
 }
 
 void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b, void* c) {
@@ -67,13 +102,15 @@ void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b,
     const auto bytes = static_cast<size_t>(shape.batch * shape.m * shape.n) * itemsize(dtype);
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
+  const Aligned left = left_of(shape, dtype, a), right = right_of(shape, dtype, b);
   Plans& p = plans();
   const std::lock_guard lock(p.mutex);
   if (!p.workspace && p.bytes) take_workspace(p);
   cuda::Gemm*& plan = p.by_shape[shape];
   if (!plan) check(d.tools->plan(&shape, p.bytes, &plan), "matmul");
   d.counters.launches.fetch_add(1, std::memory_order_relaxed);
-  check(d.tools->multiply(plan, a, b, c, p.workspace, p.bytes, d.stream()), "matmul");
+  check(d.tools->multiply(plan, left.get(), right.get(), c, p.workspace, p.bytes, d.stream()),
+        "matmul");
 }
 
 GemmShape shape_of(const brrr::Gemm& g) {

@@ -5,6 +5,7 @@
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/pool.h"
 #include "core/check.h"
 
 namespace brrr {
@@ -24,7 +25,6 @@ namespace cuda {
 
 namespace {
 
-Pool* scratch_pool;
 Staging* copies;
 
 // The capture stream is one; captures of several threads take turns.
@@ -34,7 +34,7 @@ std::mutex& capturing() {
 }
 
 void give_back(const std::vector<std::pair<void*, size_t>>& scratch) {
-  for (const auto& [p, bytes] : scratch) scratch_pool->deallocate(p, bytes);
+  for (const auto& [p, bytes] : scratch) pool().deallocate(p, bytes);
 }
 
 void begin() {
@@ -46,14 +46,14 @@ void begin() {
     fail("cuda: capture: {}", failure);
   }
   OpenDevice::capturing = true;
-  scratch_pool->hold();
+  pool().hold();
 }
 
 // Leaves the capture; what it gave, or why there is nothing.
 Failure leave(Graph** graph, size_t* nodes, std::vector<std::pair<void*, size_t>>* scratch) {
   OpenDevice& d = device();
   OpenDevice::capturing = false;
-  *scratch = scratch_pool->taken();
+  *scratch = pool().taken();
   const Failure failure = d.driver->end_capture(d.capture, graph, nodes);
   capturing().unlock();
   return failure;
@@ -73,12 +73,20 @@ DeviceGraph* end(size_t* nodes) {
     give_back(g->scratch);
     fail("cuda: capture: {}", failure);
   }
-  Failure late = d.driver->upload(g->graph, d.compute);
-  if (!late) late = d.driver->graph_bytes(g->graph, &g->bytes);
-  if (!late) return g.release();
-  const std::string words = late;
-  release(g.release());
-  fail("cuda: graph: {}", words);
+  try {
+    const bool ready = pool().make_room([&] {
+      bool done = false;
+      check(d.driver->upload(g->graph, d.compute, &done), "graph");
+      return done;
+    });
+    BRRR_CHECK(ready, "cuda: no device memory left for a graph of {} nodes; {}", *nodes,
+               pool().describe());
+    check(d.driver->graph_bytes(g->graph, &g->bytes), "graph");
+  } catch (...) {
+    release(g.release());
+    throw;
+  }
+  return g.release();
 }
 
 void abandon() noexcept {
@@ -111,13 +119,12 @@ char* arena(size_t bytes) {
   OpenDevice& d = device();
   if (!range) check(d.driver->reserve(&range, d.properties.memory_bytes), "arena");
   if (bytes > mapped) {
-    bool done = false;
-    check(d.driver->map(range, bytes, &done), "arena");
-    if (!done) {
-      scratch_pool->trim();
+    const bool there = pool().make_room([&] {
+      bool done = false;
       check(d.driver->map(range, bytes, &done), "arena");
-    }
-    if (!done) return nullptr;
+      return done;
+    });
+    if (!there) return nullptr;
     mapped = bytes;
   }
   return static_cast<char*>(range);
@@ -125,8 +132,7 @@ char* arena(size_t bytes) {
 
 }  // namespace
 
-const GraphBackend& graph_backend(Pool& pool, Staging& staging) {
-  scratch_pool = &pool;
+const GraphBackend& graph_backend(Staging& staging) {
   copies = &staging;
   static const GraphBackend b{
       .begin = begin,
@@ -153,8 +159,7 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   report = {};
   const std::string code = machine_code(*d.tools, source, "step", d.properties.major,
                                         d.properties.minor, &report.cached);
-  auto m = std::make_unique<KernelModule>();
-  check(d.driver->load(code.data(), code.size(), &m->module), "step");
+  auto m = std::make_unique<KernelModule>(load_module(code, "step"));
   report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return m.release();
@@ -168,7 +173,9 @@ void* symbol(KernelModule* m, const char* name) {
 
 void unload(KernelModule* m) noexcept {
   if (!m) return;
-  device().driver->unload(m->module);
+  const OpenDevice& d = device();
+  d.driver->synchronize(d.compute);  // Replays that run still use it.
+  d.driver->unload(m->module);
   delete m;
 }
 

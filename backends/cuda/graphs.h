@@ -1,14 +1,12 @@
 #pragma once
 // Captured work: what core's GraphBackend asks of this device.
 
-#include "backends/cuda/pool.h"
 #include "backends/cuda/staging.h"
 #include "core/backend.h"
 
 namespace brrr::cuda {
 
-/// `pool` is where kernels take their scratch memory from.
-const GraphBackend& graph_backend(Pool& pool, Staging& staging);
+const GraphBackend& graph_backend(Staging& staging);
 
 /// Built kernels of a recorded step: build, symbol and unload of the Backend.
 KernelModule* build(const std::string& source, BuildReport& report);

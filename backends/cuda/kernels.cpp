@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/pool.h"
 #include "backends/cuda/prelude.h"
 #include "backends/cuda/support.h"
 #include "backends/kernel_cache.h"
@@ -47,8 +48,7 @@ void build_into(Table& t, const std::vector<KernelText>& kernels) {
   const OpenDevice& d = device();
   const std::string image = machine_code(*d.tools, program_text(kernels), kernels[0].name,
                                          d.properties.major, d.properties.minor);
-  Module* module = nullptr;
-  check(d.driver->load(image.data(), image.size(), &module), kernels[0].name);
+  Module* const module = load_module(image, kernels[0].name);
   for (size_t i = 0; i < kernels.size(); ++i) {
     const KernelText& k = kernels[i];
     Function* f = nullptr;
@@ -76,6 +76,17 @@ std::string machine_code(const Tools& tools, const std::string& text, const char
   tools.release_image(image);
   jit::publish_kernel_code(dir, key, code);
   return code;
+}
+
+Module* load_module(const std::string& code, const char* name) {
+  Module* module = nullptr;
+  const bool loaded = pool().make_room([&] {
+    check(device().driver->load(code.data(), code.size(), &module), name);
+    return module != nullptr;
+  });
+  BRRR_CHECK(loaded, "cuda: no device memory left for the code of {} ({} bytes); {}", name,
+             code.size(), pool().describe());
+  return module;
 }
 
 std::string name_in_program(const char* name, size_t place) {

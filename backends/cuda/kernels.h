@@ -38,6 +38,9 @@ std::string name_in_program(const char* name, size_t place);
 Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
                       const std::function<std::string()>& text);
 
+/// Machine code, loaded; `name` is for words. Throws brrr::Error where there is no memory for it.
+Module* load_module(const std::string& code, const char* name);
+
 /// The one place where kernels are queued. `arguments` are copied.
 void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
             size_t bytes);

@@ -42,14 +42,13 @@ Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
 }
 
 void* Pool::take(size_t bytes, const char* owner) {
-  auto block = find_free(bytes);
-  if (block == blocks_.end()) block = new_segment(bytes);
-  if (block == blocks_.end()) {
-    trim_locked();
-    block = find_free(bytes);  // Blocks of other sizes that were kept as they are: joined now.
+  auto block = blocks_.end();
+  const auto find = [&] {  // Blocks of other sizes that were kept as they are: trimming joins them.
+    block = find_free(bytes);
     if (block == blocks_.end()) block = new_segment(bytes);
-  }
-  if (block == blocks_.end()) return nullptr;
+    return block != blocks_.end();
+  };
+  if (!try_twice(find, [this] { trim_locked(); })) return nullptr;
   if (const size_t left = block->second.bytes - bytes; left >= kUnit) {
     char* rest = block->first + bytes;
     const Block b{left, block->second.segment, nullptr};
@@ -193,6 +192,11 @@ std::string Pool::describe() const {
   return fmt::format(
       "{} bytes held by tensors, {} cached{}{}", stats_.live, stats_.reserved - stats_.live,
       refused ? "" : fmt::format(", {} of the device's {} free", free, total), names);
+}
+
+Pool& pool() {
+  static Pool& p = *new Pool(*device().driver);
+  return p;
 }
 
 }  // namespace brrr::cuda

@@ -20,6 +20,14 @@ struct PoolStats {
   size_t allocations = 0, device_allocations = 0;
 };
 
+/// What takes memory of the device, `attempt`, is tried once more after `trim` has given back what
+/// nobody uses. Whether it succeeded.
+template <class Attempt, class Trim> bool try_twice(Attempt attempt, Trim trim) {
+  if (attempt()) return true;
+  trim();
+  return attempt();
+}
+
 /// Requests are rounded up to 512 bytes. Those up to 1 MiB are cut from segments of 2 MiB, larger
 /// ones from segments of their own size rounded up to 2 MiB, at least 4 MiB; what is left of a
 /// segment is kept, and joined with its neighbours when they are free.
@@ -38,6 +46,10 @@ class Pool {
   std::vector<std::pair<void*, size_t>> taken();
   /// Gives unused segments back to the device.
   void trim();
+  /// For what takes memory beside the pool: see try_twice.
+  template <class Attempt> bool make_room(Attempt attempt) {
+    return try_twice(attempt, [this] { trim(); });
+  }
   PoolStats stats() const;
   void reset_peak();
   /// Small blocks count for whoever asked first:
@@ -78,5 +90,8 @@ class Pool {
   };
   static thread_local Held held_;
 };
+
+/// The device's own. Never destroyed: tensors may be dropped while the process ends.
+Pool& pool();
 
 }  // namespace brrr::cuda

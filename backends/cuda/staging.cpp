@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "backends/cuda/pool.h"
 #include "backends/cuda/support.h"
 #include "core/check.h"
 #include "core/op.h"
@@ -76,21 +77,27 @@ void Staging::to_host(void* to, const void* from, size_t bytes) {
   size_t at = 0;
   do {
     const size_t n = std::min(kSlotBytes, bytes - at);
-    if (n) {
-      check(
-          driver.copy(down_, static_cast<const char*>(from) + at, n, Way::ToHost, device_.compute),
-          "copy to the host");
-    }
-    check(driver.copy(down_ + kSlotBytes, fault_locked(), sizeof(Fault), Way::ToHost,
-                      device_.compute),
-          "copy to the host");
+    fetch(down_, static_cast<const char*>(from) + at, n);
     check(driver.record(read_, device_.compute), "event");
     device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
     check(driver.wait(read_), "copy to the host");
-    check_fault(down_ + kSlotBytes);
+    check_fault(down_ + n);
     if (n) std::memcpy(static_cast<char*>(to) + at, down_, n);
     at += n;
   } while (at < bytes);
+}
+
+// The bytes and, behind them, the note of faults. A few bytes are first put in front of the note on
+// the device: one copy brings both.
+void Staging::fetch(char* pinned, const void* from, size_t bytes) {
+  const Driver& driver = *device_.driver;
+  char* const note = fault_locked();
+  const size_t near = bytes <= kNear ? bytes : 0;
+  check(driver.copy(note - near, from, near, Way::OnDevice, device_.compute), "copy");
+  check(driver.copy(pinned, from, bytes - near, Way::ToHost, device_.compute), "copy to the host");
+  check(driver.copy(pinned + (bytes - near), note - near, near + sizeof(Fault), Way::ToHost,
+                    device_.compute),
+        "copy to the host");
 }
 
 // --- early copies --------------------------------------------------------------------------------
@@ -101,7 +108,7 @@ bool Staging::more_copies() {
   if (copies_.size() >= kMost) return false;
   char* at = pinned(kMany * kCopyBytes);
   for (size_t k = 0; k < kMany; ++k) {
-    auto& c = copies_.emplace_back(std::make_unique<HostCopy>(HostCopy{at, nullptr}));
+    auto& c = copies_.emplace_back(std::make_unique<HostCopy>(HostCopy{at, 0, nullptr}));
     at += kCopyBytes;
     check(device_.driver->make_event(&c->done), "event");
     idle_.push_back(c.get());
@@ -114,10 +121,8 @@ HostCopy* Staging::copy_out(const void* from, size_t bytes) {
   const Driver& driver = *device_.driver;
   if (idle_.empty() && !more_copies()) return nullptr;
   HostCopy* c = idle_.back();
-  check(driver.copy(c->pinned, from, bytes, Way::ToHost, device_.compute), "copy to the host");
-  check(driver.copy(c->pinned + kEarlyBytes, fault_locked(), sizeof(Fault), Way::ToHost,
-                    device_.compute),
-        "copy to the host");
+  c->bytes = bytes;
+  fetch(c->pinned, from, bytes);
   check(driver.record(c->done, device_.compute), "event");
   idle_.pop_back();
   return c;
@@ -127,7 +132,7 @@ void Staging::read(HostCopy& c, void* to, size_t offset, size_t bytes) {
   device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
   check(device_.driver->wait(c.done), "copy to the host");  // Others may queue meanwhile.
   const std::lock_guard lock(mutex_);
-  check_fault(c.pinned + kEarlyBytes);
+  check_fault(c.pinned + c.bytes);
   std::memcpy(to, c.pinned + offset, bytes);
 }
 
@@ -141,10 +146,14 @@ void Staging::drop(HostCopy* c) noexcept {
 char* Staging::fault_locked() {
   if (fault_) return fault_;
   void* p = nullptr;
-  check(device_.driver->allocate(&p, sizeof(Fault)), "allocate");
-  BRRR_CHECK(p, "cuda: no device memory left for {} bytes", sizeof(Fault));
-  check(device_.driver->fill(p, 0, sizeof(Fault), device_.compute), "fill");
-  return fault_ = static_cast<char*>(p);
+  const bool there = pool().make_room([&] {
+    check(device_.driver->allocate(&p, kNear + sizeof(Fault)), "allocate");
+    return p != nullptr;
+  });
+  BRRR_CHECK(there, "cuda: no device memory left for {} bytes", kNear + sizeof(Fault));
+  char* const note = static_cast<char*>(p) + kNear;
+  check(device_.driver->fill(note, 0, sizeof(Fault), device_.compute), "fill");
+  return fault_ = note;
 }
 
 char* Staging::fault() {
@@ -179,11 +188,10 @@ void Staging::raise(long set, long op, long value, long limit) const {
 Fault Staging::present_fault() {
   const Driver& driver = *device_.driver;
   Fault f;
-  check(driver.copy(down_ + kSlotBytes, fault_, sizeof f, Way::ToHost, device_.compute),
-        "copy to the host");
+  fetch(down_, nullptr, 0);
   check(driver.record(read_, device_.compute), "event");
   check(driver.wait(read_), "copy to the host");
-  std::memcpy(&f, down_ + kSlotBytes, sizeof f);
+  std::memcpy(&f, down_, sizeof f);
   return f;
 }
 

@@ -15,6 +15,7 @@ namespace brrr {
 
 struct HostCopy {
   char* pinned;  ///< The bytes, then the note of faults.
+  size_t bytes;
   cuda::Event* done;
 };
 
@@ -52,6 +53,7 @@ class Staging {
   char* room(size_t bytes);
   char* pinned(size_t bytes);
   char* fault_locked();
+  void fetch(char* pinned, const void* from, size_t bytes);
   void check_fault(const char* note);
   [[noreturn]] void raise(long set, long op, long value, long limit) const;
   Fault present_fault();
@@ -60,13 +62,14 @@ class Staging {
 
   static constexpr size_t kSlotBytes = size_t{4} << 20;
   static constexpr int kSlots = 4;
+  static constexpr size_t kNear = 4096;  ///< Bytes that go to the host together with the note.
   OpenDevice& device_;
   std::mutex mutex_;
   Slot slots_[kSlots];
   int at_ = 0;             ///< The slot that is being filled.
   char* down_ = nullptr;   ///< What copies to the host go through.
   Event* read_ = nullptr;  ///< Comes after the last of those.
-  char* fault_ = nullptr;
+  char* fault_ = nullptr;  ///< The note; kNear bytes before it are for what goes with it.
   std::vector<std::unique_ptr<HostCopy>> copies_;
   std::vector<HostCopy*> idle_;  ///< Of those, what nobody waits for.
   long serial_ = 0;              ///< Of the note of faults.

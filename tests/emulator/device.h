@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +26,7 @@ using Nodes = std::vector<std::function<void()>>;
 
 struct Capture {
   Nodes nodes;
+  std::set<Module*> modules;
   size_t bytes = 0;
   std::string spoilt;  // by what
 };
@@ -31,12 +34,21 @@ struct Capture {
 struct Stream {
   std::deque<std::function<void()>> queue;
   uint64_t queued = 0, done = 0;  // items so far
+  uint64_t known = 0;             // of those done, what the host has waited for
+  struct Join {
+    uint64_t at;  // this item and what follows it come after
+    Stream* other;
+    uint64_t until;
+  };
+  std::vector<Join> joins;
   std::unique_ptr<Capture> capture;
 };
 
 struct Graph {
   std::shared_ptr<const Nodes> nodes;  // launches that wait hold them too
+  std::set<Module*> modules;
   size_t bytes;
+  bool ready = false;  // and charged for
 };
 
 struct Event {
@@ -45,6 +57,7 @@ struct Event {
 };
 
 struct Function {
+  Module* module;
   const brrr_emulator::Program* program;
   const brrr_emulator::Kernel* kernel;
   size_t shared_bytes;
@@ -53,7 +66,9 @@ struct Function {
 struct Module {
   void* handle;
   const brrr_emulator::Program* program;
+  size_t bytes;
   std::vector<Function*> functions;
+  std::map<Stream*, uint64_t> used;  // up to which item
 };
 
 struct Gemm {
@@ -96,6 +111,7 @@ struct Settings {
   size_t memory = size_t{2} << 30;  // BRRR_EMULATOR_MEMORY
   bool lazy = false;                // BRRR_EMULATOR_LAZY
   unsigned long order = 0;          // BRRR_EMULATOR_ORDER
+  unsigned long capability = 90;    // BRRR_EMULATOR_CAPABILITY, times 10
 };
 
 struct Device {
@@ -128,16 +144,21 @@ struct Device {
   }
   /// Runs work now, or lets it wait in its stream when the device is lazy.
   template <class F> void push(cuda::Stream& s, F work) {
-    if (!settings.lazy) return work();
-    s.queue.push_back(std::move(work));
     ++s.queued;
+    if (!settings.lazy) {
+      ++s.done;  // also of work that fails
+      return work();
+    }
+    s.queue.push_back(std::move(work));
     // The queues of a real device are as finite.
     constexpr size_t most_waiting = 1024;
     if (s.queue.size() > most_waiting) run(s, s.done + 1);
   }
   /// Runs what waits in a stream, `until` so many items are done.
   void run(cuda::Stream& s, uint64_t until);
-  void run_all();
+  /// The same, and the host knows that it is done, with all that it came after.
+  void wait(cuda::Stream& s, uint64_t until);
+  void wait_all();
 };
 
 /// Never destroyed: programs may end in any order.

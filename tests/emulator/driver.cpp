@@ -1,15 +1,12 @@
-// The device: memory, streams, events, launches.
-
-#include <dlfcn.h>
-#include <unistd.h>
+// The device: memory, streams, events, copies.
 
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "tests/emulator/block.h"
 #include "tests/emulator/device.h"
 #include "tests/emulator/graph.h"
+#include "tests/emulator/program.h"
 
 namespace brrr::emulator {
 
@@ -29,8 +26,18 @@ void Device::run(Stream& s, uint64_t until) {
   }
 }
 
-void Device::run_all() {
-  streams.each([&](Stream& s) { run(s, s.queued); });
+void Device::wait(Stream& s, uint64_t until) {
+  run(s, until);
+  if (until <= s.known) return;
+  s.known = until;
+  for (const Stream::Join& j : s.joins) {
+    if (j.at <= until) wait(*j.other, j.until);
+  }
+  std::erase_if(s.joins, [&](const Stream::Join& j) { return j.at <= until; });
+}
+
+void Device::wait_all() {
+  streams.each([&](Stream& s) { wait(s, s.queued); });
 }
 
 namespace {
@@ -50,11 +57,21 @@ unsigned long number(const char* name, unsigned long otherwise) {
 Failure open(int index, Properties* p) {
   return guarded([&](Device& d) {
     BRRR_CHECK(index == 0, "no device {}: the emulator has one", index);
-    d.run_all();
+    d.wait_all();
     d.settings = {number("BRRR_EMULATOR_MEMORY", Settings().memory),
-                  number("BRRR_EMULATOR_LAZY", 0) != 0, number("BRRR_EMULATOR_ORDER", 0)};
+                  number("BRRR_EMULATOR_LAZY", 0) != 0, number("BRRR_EMULATOR_ORDER", 0),
+                  number("BRRR_EMULATOR_CAPABILITY", Settings().capability)};
     d.memory.total = d.settings.memory;
-    *p = {"emulated device", 9, 0, 4, most_shared_bytes, d.memory.total, 0, 12000, 12000};
+    const int capability = static_cast<int>(d.settings.capability);
+    *p = {"emulated device",
+          capability / 10,
+          capability % 10,
+          4,
+          most_shared_bytes,
+          d.memory.total,
+          0,
+          12000,
+          12000};
   });
 }
 
@@ -76,13 +93,13 @@ Failure allocate_pinned(void** p, size_t bytes) {
 // As in CUDA, releasing waits for all work.
 Failure release(void* p) {
   return guarded([&](Device& d) {
-    d.run_all();
+    d.wait_all();
     d.memory.release(p, Memory::Kind::Device);
   });
 }
 Failure release_pinned(void* p) {
   return guarded([&](Device& d) {
-    d.run_all();
+    d.wait_all();
     d.memory.release(p, Memory::Kind::Pinned);
   });
 }
@@ -90,7 +107,7 @@ Failure release_pinned(void* p) {
 Failure memory(size_t* free, size_t* total) {
   return guarded([&](Device& d) {
     *total = d.memory.total;
-    *free = d.memory.total - std::min(d.memory.total, d.memory.used);
+    *free = d.memory.left();
   });
 }
 
@@ -118,7 +135,7 @@ Failure synchronize(Stream* s) {
   return guarded([&](Device& d) {
     Stream& stream = d.stream(s);
     ++d.counters.waits;
-    d.run(stream, stream.queued);
+    d.wait(stream, stream.queued);
     d.memory.check();
   });
 }
@@ -143,7 +160,9 @@ Failure finished(Event* e, bool* yes) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
     *yes = !event.stream || event.stream->done >= event.until;
-    if (!*yes) d.run(*event.stream, event.until);
+    if (!event.stream) return;
+    if (*yes) return d.wait(*event.stream, event.until);
+    d.run(*event.stream, event.until);
   });
 }
 
@@ -151,7 +170,7 @@ Failure wait(Event* e) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
     ++d.counters.waits;
-    if (event.stream) d.run(*event.stream, event.until);
+    if (event.stream) d.wait(*event.stream, event.until);
     d.memory.check();
   });
 }
@@ -162,6 +181,7 @@ Failure wait_on(Stream* s, Event* e) {
     Stream& stream = d.stream(s);
     if (!event.stream) return;
     d.push(stream, [&d, event] { d.run(*event.stream, event.until); });
+    stream.joins.push_back({stream.queued, event.stream, event.until});
   });
 }
 
@@ -197,6 +217,7 @@ void copy_to_host(Device& d, Stream& s, void* to, const void* from, size_t bytes
   check();
   const bool pinned = d.memory.holds(to, bytes, Memory::Kind::Pinned);
   BRRR_CHECK(pinned || !s.capture, "copy: a capture takes no copy to pageable memory");
+  if (!s.capture) ++d.counters.copies_to_host;
   d.enqueue(s, d.counters.copies, [=] {
     check();
     std::memcpy(to, from, bytes);
@@ -204,7 +225,7 @@ void copy_to_host(Device& d, Stream& s, void* to, const void* from, size_t bytes
   if (pinned) return;
   // Only pinned memory is written while the caller goes on.
   ++d.counters.waits;
-  d.run(s, s.queued);
+  d.wait(s, s.queued);
 }
 
 void copy_on_device(Device& d, Stream& s, void* to, const void* from, size_t bytes) {
@@ -242,104 +263,6 @@ Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
     d.enqueue(stream, d.counters.copies, [=] {
       check();
       std::memset(to, value, bytes);
-    });
-  });
-}
-
-// --- Programs and launches -----------------------------------------------------------------------
-
-// Writes a file of its own, so that each program is one however often it is loaded.
-void* open_image(const void* image, size_t bytes) {
-  std::string path = (std::filesystem::temp_directory_path() / "brrr-program-XXXXXX").string();
-  const int file = mkstemp(path.data());
-  BRRR_CHECK(file >= 0, "load: cannot write {}", path);
-  const bool written = write(file, image, bytes) == static_cast<ssize_t>(bytes);
-  close(file);
-  void* handle = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-  const char* words = !written ? "cannot write it" : handle ? "" : dlerror();
-  unlink(path.c_str());
-  BRRR_CHECK(handle, "load: {}", words);
-  return handle;
-}
-
-Failure load(const void* image, size_t bytes, Module** m) {
-  return guarded([&](Device& d) {
-    void* handle = open_image(image, bytes);
-    const void* program = dlsym(handle, "brrr_emulated_program");
-    BRRR_CHECK(program, "load: the image is no program of the emulator");
-    *m = d.modules.add({handle, static_cast<const brrr_emulator::Program*>(program), {}});
-  });
-}
-
-Failure unload(Module* m) {
-  return guarded([&](Device& d) {
-    const Module module = d.modules.get(m, "module");
-    d.run_all();
-    for (Function* f : module.functions) d.functions.remove(f, "function");
-    d.modules.remove(m, "module");
-    dlclose(module.handle);
-  });
-}
-
-Failure function(Module* m, const char* name, size_t shared_bytes, Function** f) {
-  return guarded([&](Device& d) {
-    Module& module = d.modules.get(m, "module");
-    const auto* program = module.program;
-    const auto found = std::find_if(program->kernels, program->kernels_end,
-                                    [&](const auto* k) { return std::strcmp(k->name, name) == 0; });
-    BRRR_CHECK(found != program->kernels_end, "function: the module has no kernel {}", name);
-    BRRR_CHECK(shared_bytes <= most_shared_bytes,
-               "function: {} bytes of shared memory for {}; {} at most", shared_bytes, name,
-               most_shared_bytes);
-    *f = d.functions.add({program, *found, shared_bytes});
-    module.functions.push_back(*f);
-  });
-}
-
-void check_launch(const Function& f, const unsigned grid[3], const unsigned block[3],
-                  size_t shared_bytes, size_t bytes) {
-  const auto& kernel = *f.kernel;
-  const size_t threads = size_t{block[0]} * block[1] * block[2];
-  const unsigned most_blocks[3] = {0x7fffffff, 65535, 65535}, most_threads[3] = {1024, 1024, 64};
-  for (int i = 0; i < 3; ++i) {
-    BRRR_CHECK(grid[i] > 0 && grid[i] <= most_blocks[i], "launch of {}: grid ({}, {}, {})",
-               kernel.name, grid[0], grid[1], grid[2]);
-    BRRR_CHECK(block[i] > 0 && block[i] <= most_threads[i], "launch of {}: block ({}, {}, {})",
-               kernel.name, block[0], block[1], block[2]);
-  }
-  BRRR_CHECK(threads <= std::min(kernel.most_threads, 1024u),
-             "launch of {}: {} threads in a block; it was compiled for {} at most", kernel.name,
-             threads, kernel.most_threads);
-  const size_t most_shared = std::max(f.shared_bytes, size_t{48} << 10);
-  BRRR_CHECK(shared_bytes <= most_shared,
-             "launch of {}: {} bytes of shared memory; {} were asked for", kernel.name,
-             shared_bytes, f.shared_bytes);
-  BRRR_CHECK(bytes == kernel.params_bytes, "launch of {}: {} bytes of arguments; it takes {}",
-             kernel.name, bytes, kernel.params_bytes);
-  constexpr size_t most_arguments = 32764;
-  BRRR_CHECK(bytes <= most_arguments, "launch of {}: {} bytes of arguments; {} at most",
-             kernel.name, bytes, most_arguments);
-}
-
-struct alignas(64) ArgumentLine {
-  char bytes[64];
-};
-
-Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
-               const void* arguments, size_t bytes, Stream* s) {
-  return queueing(s, [&](Device& d, Stream& stream) {
-    check_launch(d.functions.get(f, "function"), grid, block, shared_bytes, bytes);
-    std::vector<ArgumentLine> copied(bytes / sizeof(ArgumentLine) + 1);
-    std::memcpy(copied.data(), arguments, bytes);
-    Work work{
-        nullptr,     nullptr, nullptr, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]},
-        shared_bytes};
-    d.enqueue(stream, d.counters.kernels, [&d, f, work, copied = std::move(copied)]() mutable {
-      const Function& function = d.functions.get(f, "function");  // a graph may outlive it
-      work.program = function.program;
-      work.kernel = function.kernel;
-      work.params = copied.data();
-      run_blocks(work, d.settings.order);
     });
   });
 }

@@ -55,6 +55,7 @@ void check_matrix(const char* name, const Matrix& m) {
 void check_shape(const GemmShape& g) {
   BRRR_CHECK(g.m > 0 && g.n > 0 && g.k > 0 && g.batch > 0,
              "plan: m = {}, n = {}, k = {}, batch = {}", g.m, g.n, g.k, g.batch);
+  BRRR_CHECK(g.batch <= INT32_MAX, "plan: {} products in one call", g.batch);
   check_matrix("a", matrix_a(g));
   check_matrix("b", matrix_b(g));
   const Matrix c = matrix_c(g);
@@ -159,13 +160,16 @@ void check_memory(Device& d, const GemmShape& g, const void* a, const void* b, c
   const auto expect = [&](const char* what, const void* p, const Matrix& m) {
     const size_t size = element_bytes(g.type);
     d.memory.expect_device(what, p, static_cast<size_t>(m.extent(g.batch)) * size);
-    BRRR_CHECK(reinterpret_cast<uintptr_t>(p) % size == 0, "{} at {} is not aligned", what, p);
+    BRRR_CHECK(reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0,
+               "{} at {} is not aligned to {} bytes; copy it first", what, p, kGemmAlignment);
   };
   expect("multiply: a", a, matrix_a(g));
   expect("multiply: b", b, matrix_b(g));
   expect("multiply: c", c, matrix_c(g));
-  if (workspace_bytes > 0)
-    d.memory.expect_device("multiply: workspace", workspace, workspace_bytes);
+  if (workspace_bytes == 0) return;
+  d.memory.expect_device("multiply: workspace", workspace, workspace_bytes);
+  BRRR_CHECK(reinterpret_cast<uintptr_t>(workspace) % 256 == 0,
+             "multiply: the workspace at {} is not aligned to 256 bytes", workspace);
 }
 
 }  // namespace

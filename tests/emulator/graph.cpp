@@ -58,33 +58,43 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
     BRRR_CHECK(capture->spoilt.empty(), "the capture was spoilt: {}", capture->spoilt);
     d.step("end_capture");
     *nodes = capture->nodes.size();
-    *g = d.graphs.add({std::make_shared<const Nodes>(std::move(capture->nodes)), capture->bytes});
+    *g = d.graphs.add({std::make_shared<const Nodes>(std::move(capture->nodes)),
+                       std::move(capture->modules), capture->bytes});
     ++d.counters.graphs;
   });
 }
 
-Failure upload(Graph* g, Stream* s) {
+Failure upload(Graph* g, Stream* s, bool* done) {
+  *done = false;
   return guarded([&](Device& d) {
-    d.graphs.get(g, "graph");
+    Graph& graph = d.graphs.get(g, "graph");
     d.stream(s);
     d.step("upload");
+    if (!graph.ready && graph.bytes > d.memory.left()) return;
+    if (!std::exchange(graph.ready, true)) d.memory.used += graph.bytes;
+    *done = true;
   });
 }
 
 Failure launch_graph(Graph* g, Stream* s) {
   return guarded([&](Device& d) {
-    const auto nodes = d.graphs.get(g, "graph").nodes;
+    const Graph& graph = d.graphs.get(g, "graph");
     Stream& stream = d.stream(s);
+    BRRR_CHECK(graph.ready, "launch_graph: the graph was not uploaded");
+    for (Module* m : graph.modules) d.modules.get(m, "module");
     d.step("launch_graph");
     ++d.counters.graph_launches;
-    d.push(stream, [nodes] {
+    d.push(stream, [nodes = graph.nodes] {
       for (const auto& node : *nodes) node();
     });
+    for (Module* m : graph.modules) m->used[&stream] = stream.queued;
   });
 }
 
 Failure release_graph(Graph* g) {
   return guarded([&](Device& d) {
+    const Graph& graph = d.graphs.get(g, "graph");
+    if (graph.ready) d.memory.used -= graph.bytes;
     d.graphs.remove(g, "graph");
     --d.counters.graphs;
   });

@@ -7,7 +7,7 @@ namespace brrr::emulator {
 
 cuda::Failure begin_capture(cuda::Stream* s);
 cuda::Failure end_capture(cuda::Stream* s, cuda::Graph** g, size_t* nodes);
-cuda::Failure upload(cuda::Graph* g, cuda::Stream* s);
+cuda::Failure upload(cuda::Graph* g, cuda::Stream* s, bool* done);
 cuda::Failure launch_graph(cuda::Graph* g, cuda::Stream* s);
 cuda::Failure release_graph(cuda::Graph* g);
 cuda::Failure graph_bytes(cuda::Graph* g, size_t* bytes);

@@ -59,7 +59,7 @@ Written look_at_red_zone(const char* at) {
 
 void* Memory::allocate(size_t bytes, Kind kind) {
   BRRR_CHECK(bytes > 0, "allocate: 0 bytes of {} memory", word(kind));
-  if (kind == Kind::Device && bytes > total - std::min(total, used)) return nullptr;
+  if (kind == Kind::Device && bytes > left()) return nullptr;
   // The zone behind begins at the very next byte.
   auto* zone = static_cast<char*>(
       std::aligned_alloc(alignment, red_zone_bytes + whole(bytes + red_zone_bytes)));
@@ -113,7 +113,7 @@ bool Memory::map(void* p, size_t bytes) {
   BRRR_CHECK(bytes <= a.reserved, "map: {} bytes of a range of {}", bytes, a.reserved);
   if (bytes <= a.bytes) return true;
   const size_t more = whole(bytes, chunk) - whole(a.bytes, chunk);
-  if (more > total - std::min(total, used)) return false;
+  if (more > left()) return false;
   char* start = static_cast<char*>(p);
   open_range(start, bytes);
   std::memset(start + a.bytes, poison, bytes - a.bytes);

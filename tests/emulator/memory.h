@@ -1,6 +1,7 @@
 #pragma once
 // Memory of the emulated device and pinned memory of the host.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -44,7 +45,8 @@ class Memory {
   /// Fails if any of the range is device memory, or if it is pinned only in part.
   void expect_host(const char* what, const void* p, size_t bytes) const;
 
-  size_t total = 0, used = 0;  // of the device, in bytes
+  size_t total = 0, used = 0;  // of the device, in bytes; programs and graphs are charged here too
+  size_t left() const { return total - std::min(total, used); }
 
  private:
   struct Allocation {

@@ -6,11 +6,12 @@ namespace brrr::emulator {
 /// Calls since the emulator was loaded.
 struct Counters {
   unsigned long graph_launches;
-  unsigned long kernels;      ///< Launches and products that no capture noted.
-  unsigned long copies;       ///< Copies and fills that no capture noted.
-  unsigned long allocations;  ///< Of device and pinned memory, and growths of ranges.
-  unsigned long waits;        ///< For a stream or an event, or of a copy to pageable memory.
-  unsigned long graphs;       ///< That exist.
+  unsigned long kernels;         ///< Launches and products that no capture noted.
+  unsigned long copies;          ///< Copies and fills that no capture noted.
+  unsigned long copies_to_host;  ///< Of those.
+  unsigned long allocations;     ///< Of device and pinned memory, and growths of ranges.
+  unsigned long waits;           ///< For a stream or an event, or of a copy to pageable memory.
+  unsigned long graphs;          ///< That exist.
 };
 
 }  // namespace brrr::emulator

@@ -1,7 +1,10 @@
 // The device: memory, streams, events, copies by the runtime; code and launches by the driver,
 // whose functions are looked up when a device is opened, so that the module loads without one.
 
+#include <algorithm>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "backends/cuda/module/module.h"
 
@@ -18,6 +21,9 @@ struct Entries {
   decltype(&::cuGetErrorString) error_text;
   decltype(&::cuModuleLoadDataEx) load;
   decltype(&::cuModuleUnload) unload;
+  decltype(&::cuModuleGetFunctionCount) count;      // Null in drivers for less than CUDA 12.4,
+  decltype(&::cuModuleEnumerateFunctions) kernels;  // as are these.
+  decltype(&::cuFuncLoad) load_function;
   decltype(&::cuModuleGetFunction) function;
   decltype(&::cuFuncGetAttribute) attribute;
   decltype(&::cuFuncSetAttribute) set_attribute;
@@ -38,6 +44,9 @@ Entries look_up_entries() {
   look_up(e.error_text, "cuGetErrorString");
   look_up(e.load, "cuModuleLoadDataEx");
   look_up(e.unload, "cuModuleUnload");
+  look_up_newer(e.count, "cuModuleGetFunctionCount", 12040);
+  look_up_newer(e.kernels, "cuModuleEnumerateFunctions", 12040);
+  look_up_newer(e.load_function, "cuFuncLoad", 12040);
   look_up(e.function, "cuModuleGetFunction");
   look_up(e.attribute, "cuFuncGetAttribute");
   look_up(e.set_attribute, "cuFuncSetAttribute");
@@ -127,13 +136,7 @@ Failure open(int device, Properties* properties) {
 Failure allocate(void** p, size_t bytes) {
   *p = nullptr;
   return on_device([&] {
-    const cudaError_t status = cudaMalloc(p, bytes);
-    if (status == cudaErrorMemoryAllocation) {
-      *p = nullptr;
-      cudaGetLastError();  // or a later call would report it again
-      return;
-    }
-    check(status, "cudaMalloc");
+    if (!enough(cudaMalloc(p, bytes), "cudaMalloc")) *p = nullptr;
   });
 }
 
@@ -158,14 +161,16 @@ Failure copy(void* to, const void* from, size_t bytes, Way way, Stream* s) {
                               : way == Way::ToHost ? cudaMemcpyDeviceToHost
                                                    : cudaMemcpyDeviceToDevice;
   return in_stream(s, [&](cudaStream_t stream) {
+    if (bytes == 0) return;
     if (way != Way::OnDevice) refuse_pageable(way == Way::ToDevice ? from : to);
     BRRR_CALL(cudaMemcpyAsync, to, from, bytes, kind, stream);
   });
 }
 
 Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
-  return in_stream(
-      s, [&](cudaStream_t stream) { BRRR_CALL(cudaMemsetAsync, to, value, bytes, stream); });
+  return in_stream(s, [&](cudaStream_t stream) {
+    if (bytes > 0) BRRR_CALL(cudaMemsetAsync, to, value, bytes, stream);
+  });
 }
 
 // --- Streams and events --------------------------------------------------------------------------
@@ -224,7 +229,22 @@ Failure wait_on(Stream* s, Event* e) {
 
 // --- Code and launches ---------------------------------------------------------------------------
 
+// The driver may leave a kernel's code to its first use. That may be within a capture, and a kernel
+// that is not loaded has no attributes: all are loaded now. Drivers that know no such calls load a
+// kernel when it is looked up.
+bool load_kernels(CUmodule module) {
+  const Entries& e = here.entries;
+  if (!e.count || !e.kernels || !e.load_function) return true;
+  unsigned count = 0;
+  check(e.count(&count, module), "cuModuleGetFunctionCount");
+  std::vector<CUfunction> kernels(count);
+  check(e.kernels(kernels.data(), count, module), "cuModuleEnumerateFunctions");
+  return std::all_of(kernels.begin(), kernels.end(),
+                     [&](CUfunction k) { return enough(e.load_function(k), "cuFuncLoad"); });
+}
+
 Failure load(const void* image, size_t bytes, Module** m) {
+  *m = nullptr;
   return on_device([&] {
     const std::string code(static_cast<const char*>(image), bytes);  // PTX has to end with a 0
     char log[log_bytes] = "";
@@ -232,13 +252,15 @@ Failure load(const void* image, size_t bytes, Module** m) {
     void* values[] = {log, reinterpret_cast<void*>(log_bytes)};
     CUmodule loaded = nullptr;
     const CUresult status = here.entries.load(&loaded, code.c_str(), 2, options, values);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) return;
     if (status != CUDA_SUCCESS) {
       const char* name = nullptr;
       here.entries.error_name(status, &name);
       fail("cuModuleLoadDataEx: {}; {}\n{}", name ? name : "unknown error",
            versions(here.major, here.minor), log);
     }
-    *m = reinterpret_cast<Module*>(loaded);
+    std::unique_ptr<CUmod_st, decltype(here.entries.unload)> owner(loaded, here.entries.unload);
+    if (load_kernels(loaded)) *m = reinterpret_cast<Module*>(owner.release());
   });
 }
 
@@ -308,16 +330,16 @@ const Driver driver{.open = open,
                     .map = map,
                     .release_range = release_range};
 
-void* find_in_driver(const char* name) {
+void* find_in_driver(const char* name, [[maybe_unused]] int version) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-  BRRR_CALL(cudaGetDriverEntryPointByVersion, name, &found, 12000, cudaEnableDefault, &result);
+  BRRR_CALL(cudaGetDriverEntryPointByVersion, name, &found, static_cast<unsigned>(version),
+            cudaEnableDefault, &result);
 #else
   BRRR_CALL(cudaGetDriverEntryPoint, name, &found, cudaEnableDefault, &result);
 #endif
-  if (!found) fail("the NVIDIA driver has no function {} (query result {})", name, int(result));
-  return found;
+  return result == cudaDriverEntryPointSuccess ? found : nullptr;
 }
 
 int open_device() {

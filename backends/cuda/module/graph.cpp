@@ -13,12 +13,14 @@
 namespace brrr::cuda {
 
 struct Graph {
-  cudaGraphExec_t exec = nullptr;
+  cudaGraph_t noted = nullptr;     // what was captured, until it is
+  cudaGraphExec_t exec = nullptr;  // a graph that runs
   size_t bytes = 0;
 
   Graph() = default;
   Graph(const Graph&) = delete;
   ~Graph() {
+    if (noted) cudaGraphDestroy(noted);
     if (exec) cudaGraphExecDestroy(exec);
   }
 };
@@ -30,17 +32,6 @@ thread_local struct {
   bool spoilt = false;
   std::string words;  // the first failure since the beginning
 } capture;
-
-// What was captured, before it is made a graph that runs.
-struct Template {
-  cudaGraph_t handle = nullptr;
-
-  Template() = default;
-  Template(const Template&) = delete;
-  ~Template() {
-    if (handle) cudaGraphDestroy(handle);
-  }
-};
 
 // Calls `work`, and returns the device memory that is taken after it and was free before. CUDA
 // says no more about what a graph takes; memory that others take meanwhile is counted too.
@@ -92,31 +83,40 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
   *g = nullptr;
   return in_stream(s, [&](cudaStream_t stream) {
     if (!capture.stream) fail("end_capture: this thread does not capture the stream");
-    Template made;
+    auto graph = std::make_unique<Graph>();
     // Ends the capture in any case. Whatever spoilt it made a call fail before, which says more.
-    const cudaError_t status = cudaStreamEndCapture(stream, &made.handle);
+    const cudaError_t status = cudaStreamEndCapture(stream, &graph->noted);
     capture.stream = nullptr;
     if (capture.spoilt) {
       cudaGetLastError();
       fail("the capture was spoilt: {}", capture.words);
     }
     check(status, "cudaStreamEndCapture");
-    BRRR_CALL(cudaGraphGetNodes, made.handle, nullptr, nodes);
-    auto graph = std::make_unique<Graph>();
-    graph->bytes =
-        memory_taken([&] { BRRR_CALL(cudaGraphInstantiate, &graph->exec, made.handle, 0ull); });
+    BRRR_CALL(cudaGraphGetNodes, graph->noted, nullptr, nodes);
     *g = graph.release();
   });
 }
 
-Failure upload(Graph* g, Stream* s) {
+Failure upload(Graph* g, Stream* s, bool* done) {
+  *done = false;
   return on_device([&] {
-    g->bytes += memory_taken([&] { BRRR_CALL(cudaGraphUpload, g->exec, stream_of(s)); });
+    g->bytes += memory_taken([&] {
+      if (!g->exec) {
+        const cudaError_t status = cudaGraphInstantiate(&g->exec, g->noted, 0ull);
+        if (status != cudaSuccess) g->exec = nullptr;
+        if (!enough(status, "cudaGraphInstantiate")) return;
+        BRRR_CALL(cudaGraphDestroy, std::exchange(g->noted, nullptr));
+      }
+      *done = enough(cudaGraphUpload(g->exec, stream_of(s)), "cudaGraphUpload");
+    });
   });
 }
 
 Failure launch_graph(Graph* g, Stream* s) {
-  return on_device([&] { BRRR_CALL(cudaGraphLaunch, g->exec, stream_of(s)); });
+  return on_device([&] {
+    if (!g->exec) fail("launch_graph: the graph was not uploaded");
+    BRRR_CALL(cudaGraphLaunch, g->exec, stream_of(s));
+  });
 }
 
 // Launches that have not finished yet keep what they need.
@@ -124,7 +124,7 @@ Failure release_graph(Graph* g) {
   return on_device([&] {
     const cudaGraphExec_t exec = std::exchange(g->exec, nullptr);
     delete g;
-    BRRR_CALL(cudaGraphExecDestroy, exec);
+    if (exec) BRRR_CALL(cudaGraphExecDestroy, exec);
   });
 }
 

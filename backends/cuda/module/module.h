@@ -11,10 +11,15 @@ extern const Driver driver;
 void enter();
 int open_device();
 cudaStream_t stream_of(Stream* s);
-/// A function of the driver, which the module does not link.
-void* find_in_driver(const char* name);
+/// A function of the driver, which the module does not link, as of a version of CUDA; null where
+/// the driver is older.
+void* find_in_driver(const char* name, int version);
+template <class F> void look_up_newer(F*& function, const char* name, int version) {
+  function = reinterpret_cast<F*>(find_in_driver(name, version));
+}
 template <class F> void look_up(F*& function, const char* name) {
-  function = reinterpret_cast<F*>(find_in_driver(name));
+  look_up_newer(function, name, 12000);
+  if (!function) fail("the NVIDIA driver has no function {}", name);
 }
 
 /// What a thread may not ask for while it captures fails in words, before CUDA sees it.
@@ -46,7 +51,7 @@ template <class Work> Failure in_stream(Stream* s, Work work) {
 
 Failure begin_capture(Stream* s);
 Failure end_capture(Stream* s, Graph** g, size_t* nodes);
-Failure upload(Graph* g, Stream* s);
+Failure upload(Graph* g, Stream* s, bool* done);
 Failure launch_graph(Graph* g, Stream* s);
 Failure release_graph(Graph* g);
 Failure graph_bytes(Graph* g, size_t* bytes);

@@ -67,9 +67,7 @@ CUdeviceptr address_of(void* p) {
 // Maps `bytes` of new memory to `at`; false when there is not enough. All or nothing.
 bool map_more(const Ranges& r, CUdeviceptr at, size_t bytes) {
   CUmemGenericAllocationHandle memory{};
-  const CUresult status = r.entries.create(&memory, bytes, &r.kind, 0);
-  if (status == CUDA_ERROR_OUT_OF_MEMORY) return false;
-  check(status, "cuMemCreate");
+  if (!enough(r.entries.create(&memory, bytes, &r.kind, 0), "cuMemCreate")) return false;
   const CUresult mapped = r.entries.map(at, bytes, 0, memory, 0);
   r.entries.release(memory);  // it lives as long as it is mapped
   check(mapped, "cuMemMap");
@@ -78,9 +76,7 @@ bool map_more(const Ranges& r, CUdeviceptr at, size_t bytes) {
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   const CUresult usable = r.entries.set_access(at, bytes, &access, 1);
   if (usable != CUDA_SUCCESS) r.entries.unmap(at, bytes);
-  if (usable == CUDA_ERROR_OUT_OF_MEMORY) return false;
-  check(usable, "cuMemSetAccess");
-  return true;
+  return enough(usable, "cuMemSetAccess");
 }
 
 }  // namespace

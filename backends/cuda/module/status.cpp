@@ -8,6 +8,17 @@ void check(cudaError_t status, const char* call) {
   fail("{}: {} ({})", call, cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
+bool enough(cudaError_t status, const char* call) {
+  if (status != cudaErrorMemoryAllocation) return check(status, call), true;
+  cudaGetLastError();
+  return false;
+}
+
+bool enough(CUresult status, const char* call) {
+  if (status != CUDA_ERROR_OUT_OF_MEMORY) return check(status, call), true;
+  return false;
+}
+
 void check(nvrtcResult status, const char* call) {
   if (status != NVRTC_SUCCESS) fail("{}: {}", call, nvrtcGetErrorString(status));
 }

@@ -21,6 +21,10 @@ void check(CUresult status, const char* call);
 void check(nvrtcResult status, const char* call);
 void check(cublasStatus_t status, const char* call);
 
+/// The same, but false when there was not enough memory.
+bool enough(cudaError_t status, const char* call);
+bool enough(CUresult status, const char* call);
+
 template <class... A>
 [[noreturn, gnu::noinline, gnu::cold]] void fail(fmt::format_string<A...> text, A&&... args) {
   throw std::runtime_error(fmt::format(text, std::forward<A>(args)...));

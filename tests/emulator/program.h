@@ -1,0 +1,14 @@
+#pragma once
+// Programs and the launch of their kernels, as driver.h describes them.
+
+#include "backends/cuda/driver.h"
+
+namespace brrr::emulator {
+
+cuda::Failure load(const void* image, size_t bytes, cuda::Module** m);
+cuda::Failure unload(cuda::Module* m);
+cuda::Failure function(cuda::Module* m, const char* name, size_t shared_bytes, cuda::Function** f);
+cuda::Failure launch(cuda::Function* f, const unsigned grid[3], const unsigned block[3],
+                     size_t shared_bytes, const void* arguments, size_t bytes, cuda::Stream* s);
+
+}  // namespace brrr::emulator
