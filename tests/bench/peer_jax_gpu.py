@@ -6,8 +6,8 @@ import argparse
 import math
 import sys
 
-from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, load, mlp_step,
-                         note_losses, note_step, write)
+from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, begin, end, load,
+                         mlp_step, note_losses, note_step)
 
 try:
     import jax
@@ -116,12 +116,11 @@ def main():
     if jax.default_backend() not in ("gpu", "cuda"):
         sys.exit("peer_jax_gpu: no GPU here, or JAX is installed without CUDA")
     print(f"{jax.devices()[0].device_kind} | JAX {jax.__version__}")
-    about = {"jax": jax.__version__}
-    write(options.json, about)  # Whatever fails below: JAX was there.
+    begin(options.json, {"jax": jax.__version__})
     cases = [(mlp_step(batch), mlp_loss, f"mlp-{batch}") for batch in MLP_BATCHES]
     for name, loss_of, key in cases + [(GPT_STEP, gpt_loss, "gpt")]:
         attempt(name, lambda: train(name, loss_of, arrays(options.inputs, key)))
-    write(options.json, about)
+    end()
 
 
 main()
