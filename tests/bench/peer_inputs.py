@@ -1,8 +1,9 @@
 """What the peers of bench_gpu share: its weights and batches, timing, figures.
 
 A program's figures are in its file from begin() on and after each of them, so that whatever ends it
-leaves those before. Begun again with the same file it goes on where it stopped.
+leaves those before. With --resume it goes on with the file of a run that was stopped.
 """
+import argparse
 import json
 import os
 import statistics
@@ -23,11 +24,21 @@ def mlp_step(batch):
     return f"MLP step, batch {batch}"
 
 
-def begin(path, about):
-    """What measures, by name; whatever fails later, it was there. `path` may be None: no file."""
+def arguments(about, **inputs):
+    """A parser with the options that all peers have."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--json", help="where the figures go, after each of them")
+    parser.add_argument("--resume", action="store_true",
+                        help="keep what that file has and measure the rest")
+    parser.add_argument("--inputs", **inputs)
+    return parser
+
+
+def begin(options, about):
+    """What measures, by name: whatever fails later, it was there."""
     global report_path
-    report_path = path
-    if path and os.path.exists(path):
+    report_path = path = options.json
+    if options.resume and path and os.path.exists(path):
         with open(path) as f:
             before = json.load(f)
         if all(before.get(key) == value for key, value in about.items()):

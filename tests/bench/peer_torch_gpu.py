@@ -1,13 +1,12 @@
 """What bench_gpu measures, in PyTorch: eagerly and, for the steps, through torch.compile and as one
 CUDA graph captured by hand. AdamW is the fused one throughout.
 
-usage: peer_torch_gpu.py [--inputs FILE] [--json FILE] [--compile]
+usage: peer_torch_gpu.py [--inputs FILE] [--json FILE [--resume]] [--compile]
 """
-import argparse
 import sys
 
-from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, begin, end, load,
-                         mlp_step, note, note_losses, note_step, timed as timed_until)
+from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, arguments, attempt, begin, end,
+                         load, mlp_step, note, note_losses, note_step, timed as timed_until)
 
 try:
     import torch
@@ -208,17 +207,15 @@ def steps(path, compiled):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
-    parser.add_argument("--inputs", help="weights and batches that bench_gpu --inputs wrote; "
-                        "without them no step is measured")
+    parser = arguments(__doc__, help="weights and batches that bench_gpu --inputs wrote; without "
+                       "them no step is measured")
     parser.add_argument("--compile", action="store_true",
                         help="the steps through torch.compile too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("peer_torch_gpu: no GPU here")
     print(f"{torch.cuda.get_device_name()} | PyTorch {torch.__version__}")
-    begin(options.json, {"pytorch": torch.__version__})
+    begin(options, {"pytorch": torch.__version__})
     for name, f in (("host cost", host_cost), ("bandwidth", bandwidth), ("products", products)):
         attempt(name, f)
     if options.inputs:
