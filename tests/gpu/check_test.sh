@@ -60,7 +60,10 @@ echo elf >bin/libbrrr_cuda.so; echo elf >libbrrr_cuda_emulator.so
 } >CTestTestfile.cmake
 END
   cat >"$behave/bench_gpu" <<'END'
-while [[ $# -gt 0 ]]; do case "$1" in --json) json=$2 ;; --inputs) echo some >"$2" ;; esac; shift; done
+while [[ $# -gt 0 ]]; do
+  case "$1" in --json) json=$2 ;; --inputs) echo some >"$2" ;; esac
+  shift
+done
 echo '{"device": "paper", "versions": "1", "figures": {"matmul: float32": {"value": 7,
 "unit": "TFLOP/s"}}, "losses": {"MLP step, batch 32": [1.0]}, "failures": {}}' >"$json"
 END
@@ -136,7 +139,9 @@ no_module() {
   # The build ends well, but the module is not there.
   echo 'trap "rm -f '"$tree"'/build/release/bin/libbrrr_cuda.so" EXIT' >"$behave/cmake"
   check_brrr 1
-  check "only the compiler has ended well" test "$(grep -c $'\tpassed\t' "$tree/out/gpu/parts.tsv")" = 1
+  local green
+  green="$(grep -c $'\tpassed\t' "$tree/out/gpu/parts.tsv")"
+  check "only the compiler has ended well" test "$green" = 1
   noted build all failed
   in_results 'figures .*FAILED'
 }
@@ -165,7 +170,8 @@ all_well() {
   fresh well
   check_brrr 0
   check "asks for the card" grep -q -- '-DBRRR_CUDA=ON -DBRRR_TEST_ON_GPU=ON' "$tree/configured.txt"
-  for phase in build module kernels steps sanitizer figures peers; do noted "$phase" '*' passed; done
+  local phase
+  for phase in build module kernels steps sanitizer figures; do noted "$phase" '*' passed; done
   in_results 'GPU of paper'
   in_results 'peers .* passed, 2 parts'
   in_results 'matmul: float32 \| 7 TFLOP/s \| 5 TFLOP/s'
@@ -329,8 +335,8 @@ prefix() {
   says "libbenchmark-dev"
 }
 
-for case in no_card no_module skipped all_well failing_figure over_limit resume stopped brought_out carried \
-  prefix; do
+for case in no_card no_module skipped all_well failing_figure over_limit resume stopped \
+  brought_out carried prefix; do
   "$case"
 done
 have_python || echo "no python3: RESULTS.md and the peers were not looked at"

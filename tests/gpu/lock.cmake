@@ -1,12 +1,13 @@
-# With BRRR_TEST_ON_GPU each entry that uses the card holds it alone and may not skip; the rest of the
-# entries, and all of them on the emulator, share. Configures only.
+# With BRRR_TEST_ON_GPU each entry that uses the card holds it alone and may not skip; the rest of
+# the entries, and all of them on the emulator, share. Configures only.
 cmake_minimum_required(VERSION 3.25)
 set(ENV{CMAKE_PREFIX_PATH} "${PREFIXES}")
 
 function(configure on_gpu result)
   execute_process(COMMAND "${CMAKE_COMMAND}" -S "${SOURCE_DIR}" -B "${BUILD_DIR}" -G "${GENERATOR}"
     "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DBRRR_ARCH=${ARCH}" -DBRRR_BENCH=OFF -DBRRR_EXAMPLES=OFF
-    "-DBRRR_TEST_ON_GPU=${on_gpu}" RESULT_VARIABLE status ERROR_VARIABLE words OUTPUT_VARIABLE words)
+    "-DBRRR_TEST_ON_GPU=${on_gpu}"
+    RESULT_VARIABLE status ERROR_VARIABLE words OUTPUT_VARIABLE words)
   set(${result} "${status}" PARENT_SCOPE)
   set(words "${words}" PARENT_SCOPE)
 endfunction()

@@ -124,14 +124,17 @@ gpu_figure() {
     overhead)
       gpu_part figures "$1" "$bin/overhead" --device all --model all \
         --json "$record/figures-overhead.json" ;;
-    roofline) gpu_part figures "$1" "$bin/roofline" --device cuda --json "$record/figures-roofline.json" ;;
+    roofline)
+      gpu_part figures "$1" "$bin/roofline" --device cuda \
+        --json "$record/figures-roofline.json" ;;
   esac
 }
 
 phase_figures() { gpu_each figures gpu_figure first-use bench overhead roofline; }
 
 gpu_peer() {
-  local options=(--inputs "$record/figures-inputs.safetensors" --json "$record/peers-$1.json" --resume)
+  local options=(--inputs "$record/figures-inputs.safetensors")
+  options+=(--json "$record/peers-$1.json" --resume)
   if [[ $1 == torch ]]; then options+=(--compile); fi
   gpu_part peers "$1" python3 -u "tests/bench/peer_$1_gpu.py" "${options[@]}"
 }

@@ -13,7 +13,7 @@ HERE = pathlib.Path(__file__).parent
 # What a phase shows; what has not passed is not shown.
 PHASES = {
     "build": "with the CUDA Toolkit that is there",
-    "module": "`brrr_cuda` alone: driver, streams, events, pinned memory, NVRTC, cuBLASLt, captures",
+    "module": "`brrr_cuda` alone: driver, streams, memory, NVRTC, cuBLASLt, captures",
     "kernels": "every kernel's results, the tensor cores' too",
     "steps": "steps as CUDA graphs, ordinary tests on the device, `train_mlp`, `train_gpt`",
     "sanitizer": "memcheck and racecheck over the kernels' tests",
@@ -175,9 +175,9 @@ def loss_lines(ours, torch, jax):
 
 def about(folder, ours, torch, jax):
     if not read(folder / "card.txt"):
-        return ["None yet: no part of brrr has run on a GPU. What there is was tried on an emulator",
-                "(`tests/emulator`), which runs the same kernels on the CPU. `./brrr gpu-check`, on a",
-                "machine with a GPU, writes this file from what it has, whatever that is."]
+        return ["None yet: no part of brrr has run on a GPU. What there is was tried on an",
+                "emulator (`tests/emulator`), which runs the same kernels on the CPU. On a machine",
+                "with a GPU `./brrr gpu-check` writes this file, of whatever has run until then."]
     commit = read(folder / "commit.txt").replace("\n", " ")
     return [f"`./brrr gpu-check` of {datetime.date.today()}, commit {commit or 'unknown'}, sources "
             f"{read(folder / 'sources.txt')}.", "",
