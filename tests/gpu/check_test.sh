@@ -168,15 +168,16 @@ END
 
 all_well() {
   fresh well
-  check_brrr 0
+  local phase all=(build module kernels steps sanitizer figures)
+  if have_python; then all+=(peers); fi
+  check_brrr 0 "${all[@]}"
   check "asks for the card" grep -q -- '-DBRRR_CUDA=ON -DBRRR_TEST_ON_GPU=ON' "$tree/configured.txt"
-  local phase
-  for phase in build module kernels steps sanitizer figures; do noted "$phase" '*' passed; done
+  for phase in "${all[@]}"; do noted "$phase" '*' passed; done
   in_results 'GPU of paper'
   in_results 'peers .* passed, 2 parts'
   in_results 'matmul: float32 \| 7 TFLOP/s \| 5 TFLOP/s'
   forget_runs
-  check_brrr 0  # Nothing but the question whether the build runs here.
+  check_brrr 0 "${all[@]}"  # Nothing but the question whether the build runs here.
   ran "brrr_tests "
 }
 
@@ -200,6 +201,11 @@ failing_figure() {
     in_results 'PyTorch 9.9'
     in_results 'PyTorch, second: failed: ZeroDivisionError'
     check "figures before and after" grep -q third "$tree/out/gpu/peers-torch.json"
+    : >"$behave/torch"
+    check_brrr 0 peers
+    check "what was there is not measured again" \
+      test -z "$(grep matmul "$tree/out/gpu/peers-torch.txt")"
+    in_results 'matmul: float32 \| 7 TFLOP/s \| 5 TFLOP/s'
   fi
   rm "$behave/roofline" "$behave/overhead"
   forget_runs
