@@ -132,7 +132,7 @@ TEST_CASE("cuda module: without a GPU one line says why, and everything else fai
   Properties properties;
   std::string words;
   if (open_device(properties, words)) {
-    MESSAGE("skipped: there is a GPU, " << properties.name);
+    MESSAGE("left out: there is a GPU, " << properties.name);
     return;
   }
   MESSAGE("without a GPU: " << words);

@@ -2,16 +2,14 @@
 // every mode, first use of a kernel. peer_torch_gpu.py and peer_jax_gpu.py measure the same.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "core/backend.h"
+#include "tests/bench/figures.h"
 
 namespace {
 
@@ -47,30 +45,84 @@ constexpr int kLosses = 10;
 // So few that their launches fit into the device's queue: beyond it the host waits for the device.
 constexpr int kHostSteps = 3;
 
+// A training step: its name, and what makes the model at its first weights, the loss, the batch.
+struct Task {
+  std::string name, key;
+  std::function<std::unique_ptr<models::Module>()> make;
+  std::function<Tensor(models::Module&, const Tensor&, const Tensor&)> loss;
+  Tensor x, y;
+};
+
+template <class Model, class Options>
+std::function<std::unique_ptr<models::Module>()> maker(const Options& options) {
+  return [=] {
+    manual_seed(42);
+    return std::make_unique<Model>(options);
+  };
+}
+
+std::vector<Task> tasks(const Sizes& s) {
+  manual_seed(7);
+  std::vector<Task> all;
+  for (int64_t batch : {32, 256, 1024}) {
+    if (batch > s.largest_mlp) continue;
+    const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
+    all.push_back({fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
+                   maker<models::MLP>(options),
+                   [](models::Module& m, const Tensor& x, const Tensor& y) {
+                     return cross_entropy(static_cast<models::MLP&>(m)(x), y);
+                   },
+                   randn({batch, 784}), randint(0, 10, {batch})});
+  }
+  const int64_t block = 64;
+  const models::GPTOptions options{
+      .vocab = 65, .block = block, .layers = s.gpt_layers, .heads = 4, .width = 128};
+  all.push_back({fmt::format("GPT step, {} layers, width 128, batch {}", s.gpt_layers, s.gpt_batch),
+                 "gpt", maker<models::GPT>(options),
+                 [](models::Module& m, const Tensor& x, const Tensor& y) {
+                   return static_cast<models::GPT&>(m).loss(x, y);
+                 },
+                 randint(0, 65, {s.gpt_batch, block}), randint(0, 65, {s.gpt_batch, block})});
+  return all;
+}
+
+// For the peers: weights, under the model's own names, and batches.
+StateDict inputs_of(const std::vector<Task>& all) {
+  StateDict inputs;
+  for (const Task& task : all) {
+    for (const auto& [name, t] : task.make()->state_dict()) {
+      inputs[task.key + "." + name] = t.detach().clone();
+    }
+    inputs[task.key + ".x"] = task.x;
+    inputs[task.key + ".y"] = task.y;
+  }
+  return inputs;
+}
+
 class Bench {
  public:
-  explicit Bench(const Sizes& s) : s_(s) {}
+  Bench(const Sizes& s, bench::Figures& figures) : s_(s), figures_(figures) {}
 
-  /// All of it, or only what the first use of kernels costs.
-  nlohmann::json run(bool only_first_use) {
+  void first_use_and_host_cost() {
     host_cost();
     first_use();
-    if (only_first_use) return std::move(out_);
+  }
+  void bandwidth_and_products() {
     bandwidth();
     products();
-    steps();
-    return std::move(out_);
   }
-
-  /// By the step's name; empty before run().
-  const nlohmann::json& losses() const { return losses_; }
-  const StateDict& inputs() const { return inputs_; }
+  void steps(const std::vector<Task>& all) {
+    for (const Task& task : all) {
+      std::vector<float> eager;
+      for (const StepMode& mode : kModes) {
+        figures_.attempt(task.name + mode.suffix, [&] { train(task, mode, eager); });
+      }
+    }
+  }
 
  private:
   void note(const std::string& name, double value, const char* unit) {
-    out_[name] = {{"value", value}, {"unit", unit}};
-    fmt::print("{:<44} {:>12.3f} {}\n", name, value, unit);
-    std::fflush(stdout);
+    figures_.note(name, value, unit);
   }
 
   // Seconds of one f() among many in the queue.
@@ -101,148 +153,126 @@ class Bench {
   }
 
   void host_cost() {
-    const Tensor a = rand({1}, kCUDA), b = rand({1}, kCUDA);
-    note("host cost: add of one element", host([&] { a + b; }, 500) * 1e6, "us");
-    const Tensor w = rand({1}, kCUDA).set_requires_grad(true);
-    note("host cost: the same, gradient recorded", host([&] { w + b; }, 500) * 1e6, "us");
+    auto report = [&](const std::string& name, bool gradient) {
+      figures_.attempt(name, [&] {
+        const Tensor a = rand({1}, kCUDA).set_requires_grad(gradient), b = rand({1}, kCUDA);
+        note(name, host([&] { a + b; }, 500) * 1e6, "us");
+      });
+    };
+    report("host cost: add of one element", false);
+    report("host cost: the same, gradient recorded", true);
   }
 
   // Of kernels that nothing else here uses. With an empty BRRR_CACHE_DIR they are compiled; in the
   // next process with the same one they are read.
   void first_use() {
-    const Tensor x = rand({1000}, kCUDA).to(kFloat16);
-    Tensor (*const functions[])(const Tensor&) = {expm1, log1p, tanh, erf, sin};
-    std::vector<double> ms;
-    for (const auto f : functions) {
-      const auto start = Clock::now();
-      f(x);
-      ms.push_back(seconds_since(start) * 1e3);
-    }
-    note("first use of a kernel in the process", median(ms), "ms");
+    const std::string name = "first use of a kernel in the process";
+    figures_.attempt(name, [&] {
+      const Tensor x = rand({1000}, kCUDA).to(kFloat16);
+      Tensor (*const functions[])(const Tensor&) = {expm1, log1p, tanh, erf, sin};
+      std::vector<double> ms;
+      for (const auto f : functions) {
+        const auto start = Clock::now();
+        f(x);
+        ms.push_back(seconds_since(start) * 1e3);
+      }
+      note(name, median(ms), "ms");
+    });
+  }
+
+  // A figure in bytes, also as a share of what a copy reaches, where that was measured.
+  void rate(const std::string& name, double bytes, const std::function<void()>& f) {
+    figures_.attempt(name, [&] {
+      const double reached = bytes / queued(f, 5);
+      note(name, reached / 1e9, "GB/s");
+      if (copy_ > 0) note(name + ", of the copy", 100 * reached / copy_, "%");
+    });
   }
 
   void bandwidth() {
     const int64_t n = s_.elements;
-    const Tensor x = rand({n}, kCUDA), y = rand({n}, kCUDA), z = empty({n}, kFloat32, kCUDA);
-    const Backend& gpu = backend(DeviceType::CUDA);
     const double bytes = 8.0 * static_cast<double>(n);
-    const double copy =
-        bytes /
-        queued([&] { gpu.copy(z.data_ptr(), x.data_ptr(), static_cast<size_t>(4 * n)); }, 5);
-    note("device to device copy", copy / 1e9, "GB/s");
-    auto report = [&](const std::string& name, double moved, const std::function<void()>& f) {
-      const double rate = moved / queued(f, 5);
-      note(name, rate / 1e9, "GB/s");
-      note(name + ", of the copy", 100 * rate / copy, "%");
-    };
-    report("pointwise: x * 2", bytes, [&] { x * 2.0; });
-    report("pointwise: x + y", 1.5 * bytes, [&] { x + y; });
-    report("pointwise: gelu(x)", bytes, [&] { gelu(x); });
-    const Tensor h = x.to(kBFloat16);
-    report("pointwise: bfloat16 h * 2", bytes / 2, [&] { h * 2.0; });
-    const Tensor m = x.view({n / s_.columns, s_.columns}), bias = rand({s_.columns}, kCUDA);
-    report("pointwise: rows plus a bias", bytes, [&] { m + bias; });
-    report("pointwise: a transposed copy", bytes, [&] { m.t().contiguous(); });
-    report("reduction: sum of all", bytes / 2, [&] { x.sum(); });
-    report("reduction: sum of columns", bytes / 2, [&] { m.sum({0}); });
-    report("rows: softmax", bytes, [&] { m.softmax(-1); });
-    const Tensor g = ones({s_.columns}, kCUDA);
-    report("rows: layer_norm", bytes, [&] { layer_norm(m, {s_.columns}, g, bias, 1e-5); });
+    Tensor x, y, z, h, m, bias, g;
+    figures_.attempt("tensors to read and write", [&] {
+      x = rand({n}, kCUDA), y = rand({n}, kCUDA), z = empty({n}, kFloat32, kCUDA);
+      h = x.to(kBFloat16), m = x.view({n / s_.columns, s_.columns});
+      bias = rand({s_.columns}, kCUDA), g = ones({s_.columns}, kCUDA);
+    });
+    if (!g.defined()) return;
+    const Backend& gpu = backend(DeviceType::CUDA);
+    figures_.attempt("device to device copy", [&] {
+      const auto copy = [&] { gpu.copy(z.data_ptr(), x.data_ptr(), static_cast<size_t>(4 * n)); };
+      copy_ = bytes / queued(copy, 5);
+      note("device to device copy", copy_ / 1e9, "GB/s");
+    });
+    rate("pointwise: x * 2", bytes, [&] { x * 2.0; });
+    rate("pointwise: x + y", 1.5 * bytes, [&] { x + y; });
+    rate("pointwise: gelu(x)", bytes, [&] { gelu(x); });
+    rate("pointwise: bfloat16 h * 2", bytes / 2, [&] { h * 2.0; });
+    rate("pointwise: rows plus a bias", bytes, [&] { m + bias; });
+    rate("pointwise: a transposed copy", bytes, [&] { m.t().contiguous(); });
+    rate("reduction: sum of all", bytes / 2, [&] { x.sum(); });
+    rate("reduction: sum of columns", bytes / 2, [&] { m.sum({0}); });
+    rate("rows: softmax", bytes, [&] { m.softmax(-1); });
+    rate("rows: layer_norm", bytes, [&] { layer_norm(m, {s_.columns}, g, bias, 1e-5); });
   }
 
   void products() {
     const int64_t n = s_.matrix;
-    const double flops =
-        2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-    const Tensor a = randn({n, n}, kCUDA), b = randn({n, n}, kCUDA);
-    auto report = [&](const std::string& name, const Tensor& x, const Tensor& y) {
-      note(name, flops / queued([&] { x.matmul(y); }, 10) / 1e12, "TFLOP/s");
+    const auto size = static_cast<double>(n);
+    auto report = [&](const std::string& name, DType t, bool transposed, bool tf32) {
+      figures_.attempt(name, [&] {
+        const Tensor a = randn({n, n}, kCUDA).to(t), b = randn({n, n}, kCUDA).to(t);
+        const Tensor right = transposed ? b.t() : b;
+        set_allow_tf32(tf32);
+        const double seconds = queued([&] { a.matmul(right); }, 10);
+        note(name, 2.0 * size * size * size / seconds / 1e12, "TFLOP/s");
+      });
+      set_allow_tf32(false);
     };
-    report("matmul: float32", a, b);
-    set_allow_tf32(true);
-    report("matmul: float32 by TF32", a, b);
-    set_allow_tf32(false);
-    report("matmul: bfloat16", a.to(kBFloat16), b.to(kBFloat16));
-    report("matmul: bfloat16, right one transposed", a.to(kBFloat16), b.to(kBFloat16).t());
+    report("matmul: float32", kFloat32, false, false);
+    report("matmul: float32 by TF32", kFloat32, false, true);
+    report("matmul: bfloat16", kBFloat16, false, false);
+    report("matmul: bfloat16, right one transposed", kBFloat16, true, false);
   }
 
-  // The step in every mode, from the same weights and with the same losses to the last bit.
-  template <class Model, class Loss>
-  void train(const std::string& name, const std::string& key,
-             const std::function<std::unique_ptr<Model>()>& make, const Loss& loss_of,
-             const Tensor& x, const Tensor& y) {
-    std::vector<float> eager;
-    for (const StepMode& mode : kModes) {
-      manual_seed(42);
-      const auto model = make();
-      keep_inputs(key, model->state_dict(), x, y);
-      model->to(kCUDA);
-      optim::AdamW opt(model->parameters(), {.lr = 1e-3});
-      auto step = brrr::step(
-          [&](const Tensor& a, const Tensor& b) {
-            const Tensor loss = loss_of(*model, a, b);
-            opt.zero_grad();
-            loss.backward();
-            opt.step();
-            return loss.detach();
-          },
-          StepOptions{.mode = mode.mode, .require_graph = true});
-      const Tensor on_gpu[] = {x.to(kCUDA), y.to(kCUDA)};
-      const auto f = [&] { return step(on_gpu[0], on_gpu[1]); };
-      std::vector<float> losses;
-      for (int i = 0; i < kLosses; ++i) {
-        if (mode.frozen && i == kLosses / 2) step.freeze();
-        losses.push_back(f().template item<float>());
-      }
-      if (eager.empty()) eager = losses;
-      if (losses != eager) throw Error(fmt::format("{}{}: not eager's losses", name, mode.suffix));
-      const std::string label = name + mode.suffix;
-      note(label, queued(f, s_.steps) * 1e6, "us");
-      const double host_us = host(f, kHostSteps) * 1e6;
-      note(label + ", host", host_us, "us");
-      if (mode.mode == Mode::Eager) continue;
-      const auto ops = static_cast<double>(step.stats().ops_per_replay);
-      note(label + ", recorded ops", ops, "");
-      note(label + ", host per recorded op", host_us * 1e3 / ops, "ns");
+  // The step in a mode: from the same weights in each and, to the last bit, with `eager` losses,
+  // which the eager mode sets.
+  void train(const Task& task, const StepMode& mode, std::vector<float>& eager) {
+    const auto model = task.make();
+    model->to(kCUDA);
+    optim::AdamW opt(model->parameters(), {.lr = 1e-3});
+    auto step = brrr::step(
+        [&](const Tensor& a, const Tensor& b) {
+          const Tensor loss = task.loss(*model, a, b);
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss.detach();
+        },
+        StepOptions{.mode = mode.mode, .require_graph = true});
+    const Tensor on_gpu[] = {task.x.to(kCUDA), task.y.to(kCUDA)};
+    const auto f = [&] { return step(on_gpu[0], on_gpu[1]); };
+    std::vector<float> losses;
+    for (int i = 0; i < kLosses; ++i) {
+      if (mode.frozen && i == kLosses / 2) step.freeze();
+      losses.push_back(f().item<float>());
     }
-    fmt::print("{}: losses {:.6f}\n", name, fmt::join(eager, " "));
-    losses_[name] = eager;
-  }
-
-  // For the peers: a copy of the weights, under the model's own names, and the batch.
-  void keep_inputs(const std::string& key, const StateDict& weights, const Tensor& x,
-                   const Tensor& y) {
-    for (const auto& [name, t] : weights) inputs_[key + "." + name] = t.detach().clone();
-    inputs_[key + ".x"] = x;
-    inputs_[key + ".y"] = y;
-  }
-
-  void steps() {
-    manual_seed(7);
-    const auto mlp_loss = [](models::MLP& m, const Tensor& x, const Tensor& y) {
-      return cross_entropy(m(x), y);
-    };
-    for (int64_t batch : {32, 256, 1024}) {
-      if (batch > s_.largest_mlp) continue;
-      const Tensor x = randn({batch, 784}), y = randint(0, 10, {batch});
-      const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
-      train<models::MLP>(
-          fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
-          [&] { return std::make_unique<models::MLP>(options); }, mlp_loss, x, y);
-    }
-    const int64_t block = 64;
-    const models::GPTOptions options{
-        .vocab = 65, .block = block, .layers = s_.gpt_layers, .heads = 4, .width = 128};
-    train<models::GPT>(
-        fmt::format("GPT step, {} layers, width 128, batch {}", s_.gpt_layers, s_.gpt_batch), "gpt",
-        [&] { return std::make_unique<models::GPT>(options); },
-        [](models::GPT& m, const Tensor& x, const Tensor& y) { return m.loss(x, y); },
-        randint(0, 65, {s_.gpt_batch, block}), randint(0, 65, {s_.gpt_batch, block}));
+    if (mode.mode == Mode::Eager) figures_.note_losses(task.name, eager = losses);
+    if (losses != eager) throw Error("the losses are not those of the eager mode");
+    const std::string label = task.name + mode.suffix;
+    note(label, queued(f, s_.steps) * 1e6, "us");
+    const double host_us = host(f, kHostSteps) * 1e6;
+    note(label + ", host", host_us, "us");
+    if (mode.mode == Mode::Eager) return;
+    const auto ops = static_cast<double>(step.stats().ops_per_replay);
+    note(label + ", recorded ops", ops, "");
+    note(label + ", host per recorded op", host_us * 1e3 / ops, "ns");
   }
 
   const Sizes& s_;
-  nlohmann::json out_ = nlohmann::json::object(), losses_ = nlohmann::json::object();
-  StateDict inputs_;
+  bench::Figures& figures_;
+  double copy_ = 0;  // Bytes a second; 0 where it was not measured.
 };
 
 }  // namespace
@@ -266,26 +296,32 @@ int main(int argc, char** argv) {
             "usage: bench_gpu [--quick] [--first-use] [--json FILE] [--inputs FILE]\n"
             "  --quick      tiny sizes, to try it out\n"
             "  --first-use  only the host's cost and the first use of kernels\n"
-            "  --inputs     write the steps' weights and batches (safetensors), for the peers\n");
+            "  --json       write the figures, after each of them; without a GPU that fails\n"
+            "  --inputs     first write the steps' weights and batches (safetensors), for the "
+            "peers\n");
         return 0;
       }  // Google Benchmark's options, which ./brrr bench hands to all, mean nothing here.
     }
     if (!cuda_available()) {
       fmt::print("no GPU here; nothing measured\n");
-      return 0;
+      return json.empty() ? 0 : 1;
     }
     const DeviceProperties p = device_properties();
     fmt::print("{} | {:.0f} GiB | {}\n", p.name, static_cast<double>(p.memory_bytes) / 0x1p30,
                p.versions);
-    nlohmann::json out = {{"device", p.name}, {"versions", p.versions}};
-    Bench bench(quick ? kQuick : kFull);
-    out["figures"] = bench.run(only_first_use);
-    out["losses"] = bench.losses();
-    if (!inputs.empty()) save(inputs, bench.inputs());
-    if (!json.empty()) std::ofstream(json) << out.dump(2) << '\n';
+    const Sizes& sizes = quick ? kQuick : kFull;
+    const std::vector<Task> all = tasks(sizes);
+    if (!inputs.empty()) save(inputs, inputs_of(all));
+    bench::Figures figures(json, {{"device", p.name}, {"versions", p.versions}});
+    Bench bench(sizes, figures);
+    bench.first_use_and_host_cost();
+    if (!only_first_use) {
+      bench.bandwidth_and_products();
+      bench.steps(all);
+    }
+    return figures.failed() ? 1 : 0;
   } catch (const std::exception& e) {
     fmt::print(stderr, "bench_gpu: {}\n", e.what());
     return 1;
   }
-  return 0;
 }

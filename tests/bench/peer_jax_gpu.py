@@ -1,13 +1,12 @@
 """The training steps of bench_gpu in JAX: a whole step, AdamW written out, is one jax.jit.
 
-usage: peer_jax_gpu.py --inputs FILE [--json FILE]
+usage: peer_jax_gpu.py --inputs FILE [--json FILE [--resume]]
 """
-import argparse
 import math
 import sys
 
-from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, load, mlp_step,
-                         note_losses, note_step, write)
+from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, arguments, attempt, begin, end,
+                         load, mlp_step, note_losses, note_step)
 
 try:
     import jax
@@ -108,20 +107,16 @@ def arrays(path, key):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
-    parser.add_argument("--inputs", required=True,
-                        help="weights and batches that bench_gpu --inputs wrote")
-    options = parser.parse_args()
+    options = arguments(__doc__, required=True,
+                        help="weights and batches that bench_gpu --inputs wrote").parse_args()
     if jax.default_backend() not in ("gpu", "cuda"):
         sys.exit("peer_jax_gpu: no GPU here, or JAX is installed without CUDA")
     print(f"{jax.devices()[0].device_kind} | JAX {jax.__version__}")
-    about = {"jax": jax.__version__}
-    write(options.json, about)  # Whatever fails below: JAX was there.
+    begin(options, {"jax": jax.__version__})
     cases = [(mlp_step(batch), mlp_loss, f"mlp-{batch}") for batch in MLP_BATCHES]
     for name, loss_of, key in cases + [(GPT_STEP, gpt_loss, "gpt")]:
         attempt(name, lambda: train(name, loss_of, arrays(options.inputs, key)))
-    write(options.json, about)
+    end()
 
 
 main()

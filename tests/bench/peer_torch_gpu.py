@@ -1,13 +1,12 @@
 """What bench_gpu measures, in PyTorch: eagerly and, for the steps, through torch.compile and as one
 CUDA graph captured by hand. AdamW is the fused one throughout.
 
-usage: peer_torch_gpu.py [--inputs FILE] [--json FILE] [--compile]
+usage: peer_torch_gpu.py [--inputs FILE] [--json FILE [--resume]] [--compile]
 """
-import argparse
 import sys
 
-from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, attempt, load, mlp_step, note,
-                         note_losses, note_step, timed as timed_until, write)
+from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, arguments, attempt, begin, end,
+                         load, mlp_step, note, note_losses, note_step, timed as timed_until)
 
 try:
     import torch
@@ -24,8 +23,12 @@ def timed(f, n, until_done):
 def host_cost():
     a, b = torch.rand(1, device="cuda"), torch.rand(1, device="cuda")
     w = torch.rand(1, device="cuda", requires_grad=True)
-    note("host cost: add of one element", timed(lambda: a + b, 500, False) * 1e6, "us")
-    note("host cost: the same, gradient recorded", timed(lambda: w + b, 500, False) * 1e6, "us")
+
+    def report(name, f):
+        attempt(name, lambda: note(name, timed(f, 500, False) * 1e6, "us"))
+
+    report("host cost: add of one element", lambda: a + b)
+    report("host cost: the same, gradient recorded", lambda: w + b)
 
 
 def bandwidth():
@@ -35,10 +38,13 @@ def bandwidth():
     copy = size / timed(lambda: z.copy_(x), 5, True)
     note("device to device copy", copy / 1e9, "GB/s")
 
-    def report(name, moved, f):
+    def measure_rate(name, moved, f):
         rate = moved / timed(f, 5, True)
         note(name, rate / 1e9, "GB/s")
         note(name + ", of the copy", 100 * rate / copy, "%")
+
+    def report(name, moved, f):
+        attempt(name, lambda: measure_rate(name, moved, f))
 
     functional = torch.nn.functional
     report("pointwise: x * 2", size, lambda: x * 2.0)
@@ -61,7 +67,7 @@ def products():
     a, b = torch.randn(MATRIX, MATRIX, device="cuda"), torch.randn(MATRIX, MATRIX, device="cuda")
 
     def report(name, u, v):
-        note(name, flops / timed(lambda: u @ v, 10, True) / 1e12, "TFLOP/s")
+        attempt(name, lambda: note(name, flops / timed(lambda: u @ v, 10, True) / 1e12, "TFLOP/s"))
 
     torch.backends.cuda.matmul.allow_tf32 = False
     report("matmul: float32", a, b)
@@ -201,25 +207,20 @@ def steps(path, compiled):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json")
-    parser.add_argument("--inputs", help="weights and batches that bench_gpu --inputs wrote; "
-                        "without them no step is measured")
+    parser = arguments(__doc__, help="weights and batches that bench_gpu --inputs wrote; without "
+                       "them no step is measured")
     parser.add_argument("--compile", action="store_true",
                         help="the steps through torch.compile too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("peer_torch_gpu: no GPU here")
-    about = {"pytorch": torch.__version__}
     print(f"{torch.cuda.get_device_name()} | PyTorch {torch.__version__}")
-    write(options.json, about)  # Whatever fails below: PyTorch was there.
-    host_cost()
-    bandwidth()
-    products()
-    write(options.json, about)
+    begin(options, {"pytorch": torch.__version__})
+    for name, f in (("host cost", host_cost), ("bandwidth", bandwidth), ("products", products)):
+        attempt(name, f)
     if options.inputs:
         steps(options.inputs, options.compile)
-        write(options.json, about)
+    end()
 
 
 main()

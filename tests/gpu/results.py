@@ -1,4 +1,4 @@
-"""Writes RESULTS.md, beside this file, from what gpu-check left in a folder.
+"""Writes RESULTS.md, beside this file, from whatever gpu-check left in a folder.
 
 usage: results.py FOLDER
 """
@@ -6,11 +6,20 @@ import datetime
 import json
 import pathlib
 import re
-import subprocess
 import sys
-import xml.etree.ElementTree as tree
 
 HERE = pathlib.Path(__file__).parent
+
+# What a phase shows; what has not passed is not shown.
+PHASES = {
+    "build": "with the CUDA Toolkit that is there",
+    "module": "`brrr_cuda` alone: driver, streams, memory, NVRTC, cuBLASLt, captures",
+    "kernels": "every kernel's results, the tensor cores' too",
+    "steps": "steps as CUDA graphs, ordinary tests on the device, `train_mlp`, `train_gpt`",
+    "sanitizer": "memcheck and racecheck over the kernels' tests",
+    "figures": "every kernel's speed, steps in all modes, `overhead`, `roofline`",
+    "peers": "the same in PyTorch and in JAX",
+}
 
 # Steps in other programs: a column each, and what their figures' names have behind the step's.
 TORCH_STEPS = (("PyTorch eager", ""),
@@ -28,30 +37,46 @@ def read(path):
 
 def load(path):
     """What a program has written; None where it wrote nothing."""
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def figures(program):
     return program["figures"] if program else {}
 
 
-def tests(folder):
-    """Counts and the names of what failed or was skipped."""
-    path = folder / "tests.xml"
-    if not path.exists():
-        return ["The tests did not finish."]
-    passed, failed, skipped = [], [], []
-    for case in tree.parse(path).getroot().iter("testcase"):
-        status = case.get("status")
-        (passed if status == "run" else failed if status == "fail" else skipped).append(
-            case.get("name"))
-    lines = [f"Passed {len(passed)}, failed {len(failed)}, skipped {len(skipped)} of the test "
-             "program's entries."]
-    if failed:
-        lines.append("Failed: " + ", ".join(failed) + ".")
-    if skipped:
-        lines.append("Skipped: " + ", ".join(skipped) + ".")
-    return lines
+def notes(folder):
+    """phase -> part -> (state, seconds, words), as noted last; part "*" is the phase as a whole."""
+    found = {phase: {} for phase in PHASES}
+    for line in read(folder / "parts.tsv").splitlines():
+        phase, part, state, seconds, words = (line.split("\t") + [""] * 5)[:5]
+        found.setdefault(phase, {})[part] = state, seconds, words.strip()
+    return found
+
+
+def phase_result(parts):
+    if "*" not in parts:
+        return "**has not run**"
+    state, seconds, why = parts["*"]
+    states = [s for part, (s, _, _) in parts.items() if part != "*"]
+    passed = f"{states.count('passed')} of the {len(states)} parts that began have passed"
+    if state == "passed":
+        return f"passed, {len(states)} part{'s' * (len(states) != 1)}, {seconds} s"
+    if state == "cut":
+        return f"**did not end**: it {why}; {passed}"
+    return f"**FAILED**: {why or passed}"
+
+
+def phase_table(all_notes):
+    cells = [(phase, what, phase_result(all_notes[phase])) for phase, what in PHASES.items()]
+    lines = rows([("phase", "what it shows", "result"), ("---", "---", "---"), *cells])
+    bad = [f"- {phase}, {part}: {'did not end' if state == 'cut' else state}"
+           + (f": {why}" if why else "")
+           for phase, parts in all_notes.items()
+           for part, (state, _, why) in parts.items() if part != "*" and state != "passed"]
+    return lines + (["", "Not passed:", "", *bad] if bad else [])
 
 
 def words(f):
@@ -73,6 +98,8 @@ def heading(columns):
 
 def micro_table(ours, torch):
     """All figures but the steps': brrr and PyTorch, eagerly."""
+    if not ours:
+        return ["No op was measured."]
     lines = heading(["figure", "brrr eager", "PyTorch eager"])
     return lines + rows([name, figure(ours, name), figure(torch, name)]
                         for name in ours if " step, " not in name)
@@ -86,7 +113,7 @@ def same_losses(ours, theirs):
 def step_cell(program, name, what, ours, best):
     """A figure of another program's step, and how many times brrr's best is faster."""
     if program is None:
-        return "not installed"
+        return "no figures"
     if name in program["failures"]:
         return "failed"
     if name + what not in program["figures"]:
@@ -100,7 +127,7 @@ def step_cell(program, name, what, ours, best):
 
 def step_tables(ours, torch, jax):
     """Time and host time of a step: brrr's modes, then everybody else."""
-    if not figures(ours):
+    if not (ours and ours["losses"]):
         return ["No step was measured."]
     lines, names = [], list(ours["losses"])
     for what, title in (("", "A step, of many in the queue"),
@@ -109,10 +136,10 @@ def step_tables(ours, torch, jax):
         lines += heading(["step"] + [c for c, _ in BRRR_STEPS + TORCH_STEPS] + ["JAX jit"])
         for name in names:
             best = ours["figures"].get(f"{name}, graph{what}")
+            eager = ours["figures"].get(name + what)
             cells = [figure(ours["figures"], name + suffix + what) for _, suffix in BRRR_STEPS]
-            if best:
-                eager = ours["figures"][name + what]["value"]
-                cells[0] += f" ({eager / best['value']:.2f}x)"
+            if best and eager:
+                cells[0] += f" ({eager['value'] / best['value']:.2f}x)"
             cells += [step_cell(torch, name + suffix, what, ours["losses"][name], best)
                       for _, suffix in TORCH_STEPS]
             cells.append(step_cell(jax, name, what, ours["losses"][name], best))
@@ -136,8 +163,9 @@ def loss_lines(ours, torch, jax):
             if mine is None or not same_losses(mine, values):
                 strange.append(f"- {who}, {name}: {values[-1]:.6f} at last, "
                                f"brrr {mine[-1] if mine else 'nothing'}")
+    for program, who in ((ours, "brrr"), (torch, "PyTorch"), (jax, "JAX")):
         for name, why in (program or {"failures": {}})["failures"].items():
-            strange.append(f"- {who}, {name}: failed: {why}")
+            strange.append(f"- {who}, {name}: failed: {why.splitlines()[0] if why else ''}")
     n = max((len(v) for v in ours["losses"].values()), default=0)
     if strange:
         return ["", f"Losses of the first {n} steps that differ from brrr's by more than "
@@ -145,33 +173,44 @@ def loss_lines(ours, torch, jax):
     return ["", f"The losses of the first {n} steps agree with brrr's to {CLOSE:g}."]
 
 
-def version(program, key, name):
-    return f"- {name} {program[key] if program else 'is not installed'}"
+def about(folder, ours, torch, jax):
+    if not read(folder / "card.txt"):
+        return ["None yet: no part of brrr has run on a GPU. What there is was tried on an",
+                "emulator (`tests/emulator`), which runs the same kernels on the CPU. On a machine",
+                "with a GPU `./brrr gpu-check` writes this file, of whatever has run until then."]
+    commit = read(folder / "commit.txt").replace("\n", " ")
+    return [f"`./brrr gpu-check` of {datetime.date.today()}, commit {commit or 'unknown'}, sources "
+            f"{read(folder / 'sources.txt')}.", "",
+            f"- Card and driver: {read(folder / 'card.txt')}",
+            f"- {ours['device']}: {ours['versions']}" if ours else "- brrr: no figures",
+            f"- PyTorch {torch['pytorch']}" if torch else "- PyTorch: no figures",
+            f"- JAX {jax['jax']}" if jax else "- JAX: no figures"]
+
+
+def measured(folder, ours, torch, jax):
+    lines = ["## Ops", ""]
+    for run, how in (("cold", "compiled"), ("warm", "from the disk cache")):
+        first = figures(load(folder / f"figures-first-{run}.json"))
+        lines.append(f"First use of a kernel, {how}: "
+                     f"{figure(first, 'first use of a kernel in the process') or 'not measured'}.")
+    lines += ["", *micro_table(figures(ours), figures(torch)),
+              "", "## Steps", "", *step_tables(ours, torch, jax)]
+    for program in ("overhead", "roofline"):
+        said = read(folder / f"figures-{program}.txt")
+        lines += ["", f"## {program.capitalize()}", "",
+                  *(["```", said, "```"] if said else ["Not measured."])]
+    return lines
 
 
 def main(folder):
-    ours, torch, jax = (load(folder / f"{name}.json") for name in ("brrr", "torch", "jax"))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, text=True,
-                            capture_output=True).stdout.strip()
-    lines = ["# Runs on a GPU", "",
-             f"`./brrr gpu-check` of {datetime.date.today()}, commit {commit or 'unknown'}.", "",
-             f"- Card and driver: {read(folder / 'card.txt')}",
-             f"- {ours['device']}: {ours['versions']}" if ours else "- brrr: no figures",
-             version(torch, "pytorch", "PyTorch"), version(jax, "jax", "JAX"), ""]
-    lines += tests(folder) + [""]
-    lines += [read(folder / "sanitizer.txt") or "compute-sanitizer was not there.", ""]
-    for run, how in (("cold", "compiled"), ("warm", "from the disk cache")):
-        first = figures(load(folder / f"first-{run}.json"))
-        lines.append(f"First use of a kernel, {how}: "
-                     f"{figure(first, 'first use of a kernel in the process') or 'not measured'}.")
-    lines += ["", "## Ops", "", *micro_table(figures(ours), figures(torch)),
-              "", "## Steps", "", *step_tables(ours, torch, jax)]
-    overhead = read(folder / "overhead.txt")
-    if overhead:
-        lines += ["", "## Overhead", "", "```", overhead, "```"]
-    lines += ["", read(HERE / "NEVER_RUN.md"), ""]
+    ours, torch, jax = (load(folder / f"{name}.json")
+                        for name in ("figures-brrr", "peers-torch", "peers-jax"))
+    lines = ["# Runs on a GPU", "", *about(folder, ours, torch, jax), "",
+             *phase_table(notes(folder)), ""]
+    if any(folder.glob("figures-*")) or torch or jax:
+        lines += measured(folder, ours, torch, jax) + [""]
+    lines += [read(HERE / "AIMS.md"), ""]
     (HERE / "RESULTS.md").write_text("\n".join(lines))
-    print(f"wrote {HERE / 'RESULTS.md'}")
 
 
 if len(sys.argv) != 2:

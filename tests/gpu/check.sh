@@ -1,0 +1,277 @@
+# shellcheck shell=bash
+# What `./brrr gpu-check` does; ./brrr reads this file, and its functions are at hand here.
+#
+# A phase is a row of parts: ctest entries, runs under the sanitizer, programs. How each ended is a
+# line in $record/parts.tsv, so that what has passed is not done again and whatever is there, of
+# however many runs, becomes RESULTS.md.
+
+. tests/gpu/phases.sh
+
+gpu_phases=(build module kernels steps sanitizer figures peers)
+record=out/gpu
+built=build/release
+cuda_module=$built/bin/libbrrr_cuda.so
+
+gpu_usage() {
+  cat <<'USAGE'
+usage: ./brrr gpu-check [options] [phase...]
+
+  build      library, tests, programs and the module brrr_cuda, into build/release
+  module     tests of the module itself: driver, memory, streams, captures
+  kernels    tests of every kernel
+  steps      steps as CUDA graphs, ordinary tests on the device, the examples
+  sanitizer  memcheck and racecheck over the kernels' tests
+  figures    what brrr costs and reaches
+  peers      the same in PyTorch and JAX, where they are installed
+
+What has passed for these sources and this card is not done again. What failed or was cut off is;
+parts that never ran come first. out/gpu holds everything, tests/gpu/RESULTS.md the summary. The
+status is 0 if all phases asked for have passed.
+
+  --list             names the phases and how they stand, and does nothing
+  --again            does what has passed once more
+  --limit SECONDS    of each phase, 460 if not given; what was done until then stays
+  --within SECONDS   of the whole command
+  --no-build         fails where build/release is not of these sources, and builds nothing
+  --prepare [-- ...] builds what a machine with a GPU may be given, needs no GPU and tests nothing;
+                     CMake options may follow, such as -DBRRR_ARCH=x86-64-v3
+USAGE
+}
+
+# --- What has been done ---------------------------------------------------------------------------
+
+# Of all that decides what runs; texts for people do not.
+gpu_sources() {
+  { find CMakeLists.txt CMakePresets.json brrr brrr.h core ops autograd graph backends models \
+    examples tests -type f ! -name '*.md' ! -path '*/__pycache__/*' -print0 2>/dev/null || true; } |
+    LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16
+}
+
+gpu_card() {
+  if [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | sed -n 1p
+  fi
+}
+
+# For readers; nothing where there is no git.
+gpu_commit() {
+  git rev-parse --short HEAD 2>/dev/null || return 0
+  git diff --quiet HEAD -- . ':!tests/gpu/RESULTS.md' || echo "with changes"
+}
+
+# The record of these sources and this card; what is of others is put aside.
+gpu_open_record() {
+  local card="$1"
+  if [[ ! -e $record && -n "${OUT:-}" && -f "${OUT:-}/gpu.tar.gz" ]]; then
+    mkdir -p "$record" && tar -xzf "$OUT/gpu.tar.gz" -C "$record"
+  fi
+  if [[ -f $record/card.txt ]] &&
+    [[ "$(cat "$record/sources.txt" "$record/card.txt")" != "$sources"$'\n'"$card" ]]; then
+    say "other sources or another card than in $record, which is now $record.before"
+    rm -rf "$record.before"
+    mv "$record" "$record.before"
+  fi
+  mkdir -p "$record"
+  touch "$record/parts.tsv"
+  printf '%s\n' "$sources" >"$record/sources.txt"
+  printf '%s\n' "$card" >"$record/card.txt"
+  gpu_commit >"$record/commit.txt"
+}
+
+# gpu_note <phase> <part, or * for the phase> <passed, failed or cut> [seconds] [words]
+gpu_note() { printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4:-}" "${5:-}" >>"$record/parts.tsv"; }
+
+# The state noted last, or nothing.
+gpu_state() {
+  awk -F '\t' -v phase="$1" -v part="$2" '$1 == phase && $2 == part { s = $3 } END { print s }' \
+    "$record/parts.tsv"
+}
+
+gpu_forget() {
+  awk -F '\t' -v phase="$1" '$1 != phase' "$record/parts.tsv" >"$record/parts.next"
+  mv "$record/parts.next" "$record/parts.tsv"
+  rm -f "$record/$1"-*
+}
+
+# The record where it is wanted, in one file beside the log.
+gpu_bring() {
+  if [[ -z "${OUT:-}" || "$OUT" -ef "$record" ]]; then return 0; fi
+  tar -czf "$OUT/gpu.next" --exclude=./cache -C "$record" .
+  mv "$OUT/gpu.next" "$OUT/gpu.tar.gz"
+  cp tests/gpu/RESULTS.md "$OUT/" 2>/dev/null || true
+}
+
+# RESULTS.md of what is there.
+gpu_results() {
+  if command -v python3 >/dev/null; then
+    python3 tests/gpu/results.py "$record" || say "results.py failed; the record is in $record"
+  else
+    say "no python3: RESULTS.md is not written; elsewhere: tests/gpu/results.py $record"
+  fi
+  gpu_bring
+}
+
+# --- Running parts --------------------------------------------------------------------------------
+
+# gpu_run <log> <command>...: within what is left of the phase, its output shown and put behind what
+# the log has. Status 124 if the time was over; all that it started ends then.
+gpu_run() {
+  local log="$1" left=$((deadline - SECONDS)) status=0 from
+  shift
+  [[ $left -gt 0 ]] || return 124
+  touch "$log"
+  from=$(($(wc -c <"$log") + 1))
+  # shellcheck disable=SC2154
+  timeout --kill-after=10 "$left" "${clean[@]}" "$@" >>"$log" 2>&1 </dev/null &
+  running=$!
+  tail -c "+$from" -s 0.02 -f --pid="$running" "$log" 2>/dev/null | tee -a ${OUT:+"$OUT/log.txt"} &
+  wait "$running" || status=$?
+  running=
+  wait
+  # Killed after the first signal did not end it, rather than by somebody else.
+  if [[ $status -eq 137 && $SECONDS -ge $deadline ]]; then status=124; fi
+  return "$status"
+}
+
+# gpu_part <phase> <part> <command>...: what prints that it was skipped or that nothing was measured
+# has failed, and so has what does not print $must, if that is set.
+gpu_part() {
+  local phase="$1" part="$2" log="$record/$1-${2// /-}.txt" began=$SECONDS status=0
+  local state=passed words=''
+  shift 2
+  say "$phase: $part"
+  gpu_note "$phase" "$part" cut
+  rm -f "$log"
+  gpu_run "$log" "$@" || status=$?
+  if [[ $status -eq 124 ]]; then
+    state="cut"
+  elif [[ $status -ne 0 ]]; then
+    state=failed words="status $status: $(grep -v '^ *$' "$log" | tail -1 || true)"
+  elif words="$(grep -m1 -E 'skipped: |test cases: +0 |nothing measured' "$log")"; then
+    state=failed
+  elif [[ -n "${must:-}" ]] && ! grep -q -e "$must" "$log"; then
+    state=failed words="it did not print \"$must\""
+  fi
+  gpu_note "$phase" "$part" "$state" $((SECONDS - began)) "$(tr '\t\n' '  ' <<<"$words")"
+  gpu_bring
+  [[ $state == passed ]]
+}
+
+# gpu_left <phase> <new or old> <part>...: of the parts those that never ran, or those that ran and
+# have not passed.
+gpu_left() {
+  local phase="$1" which="$2" part
+  shift 2
+  for part in "$@"; do
+    case "$which:$(gpu_state "$phase" "$part")" in
+      new: | old:failed | old:cut) printf '%s\n' "$part" ;;
+    esac
+  done
+}
+
+# gpu_each <phase> <function> <part>...: calls the function with each part that has not passed, the
+# new ones first: what fails or never ends keeps no other from running.
+gpu_each() {
+  local phase="$1" run="$2" part status=0 parts=()
+  shift 2
+  mapfile -t parts < <(gpu_left "$phase" new "$@"; gpu_left "$phase" old "$@")
+  for part in ${parts[@]+"${parts[@]}"}; do
+    if [[ $SECONDS -ge $deadline ]]; then return 1; fi
+    "$run" "$part" || status=1
+  done
+  return "$status"
+}
+
+# --- The command ----------------------------------------------------------------------------------
+
+gpu_phase() {
+  local phase="$1" began=$SECONDS state=passed words=''
+  if [[ "$(gpu_state "$phase" '*')" == passed && $phase != build ]]; then
+    say "$phase has passed before (--again runs it once more)"
+    return 0
+  fi
+  deadline=$((SECONDS + limit))
+  if [[ $deadline -gt $end ]]; then deadline=$end; fi
+  if [[ $deadline -le $SECONDS ]]; then
+    say "$phase: no time is left for it"
+    return 1
+  fi
+  if [[ $phase != build ]] && ! gpu_built; then
+    say "$phase: $why; run the phase build first"
+    gpu_note "$phase" '*' failed 0 "$why"
+    return 1
+  fi
+  say "phase $phase, at most $((deadline - SECONDS)) s"
+  gpu_note "$phase" '*' cut 0 "was broken off"
+  if ! "phase_$phase"; then
+    state=failed
+    if [[ $SECONDS -ge $deadline ]]; then
+      state="cut" words="ran over its limit of $((deadline - began)) s"
+    fi
+  fi
+  gpu_note "$phase" '*' "$state" $((SECONDS - began)) "$words"
+  gpu_results
+  say "$phase: $state${words:+: it $words; what was done stays, the next run goes on}"
+  [[ $state == passed ]]
+}
+
+gpu_prepare() {
+  gpu_build "$@"
+  "${gpu_compile[@]}"
+  gpu_stamp
+  gpu_built || die "gpu-check: $why"
+  say "to be carried, to a folder of the name $PWD, beside the sources:"
+  (cd "$built" && du -ch gpu-built.txt "${gpu_files[@]}" | sed "s|\t|\t$built/|")
+}
+
+gpu_stop() {
+  trap - INT TERM
+  if [[ -n "${running:-}" ]]; then kill "$running" 2>/dev/null || true; fi
+  gpu_results
+  exit 130
+}
+
+gpu_check() {
+  local again=0 list=0 no_build=0 limit=460 end=1000000 phases=() phase card status=0 sources why=''
+  local deadline=0 running=
+  sources="$(gpu_sources)"
+  while [[ $# -gt 0 ]]; do
+    case "$1" in
+      --help | -h) gpu_usage; return 0 ;;
+      --again) again=1 ;;
+      --list) list=1 ;;
+      --no-build) no_build=1 ;;
+      --limit) limit="${2:?--limit needs seconds}"; shift ;;
+      --within) end=$((SECONDS + ${2:?--within needs seconds})); shift ;;
+      --prepare) shift; [[ "${1:-}" != -- ]] || shift; gpu_prepare "$@"; return ;;
+      *)
+        [[ " ${gpu_phases[*]} " == *" $1 "* ]] || { gpu_usage >&2; exit 2; }
+        phases+=("$1") ;;
+    esac
+    shift
+  done
+  [[ ${#phases[@]} -gt 0 ]] || phases=("${gpu_phases[@]}")
+  if [[ $list -eq 1 ]]; then
+    for phase in "${gpu_phases[@]}"; do
+      printf '%-10s %s\n' "$phase" "$(gpu_state "$phase" '*' 2>/dev/null)"
+    done
+    return 0
+  fi
+  card="$(gpu_card)"
+  [[ -n "$card" ]] ||
+    die "gpu-check: no GPU found (nvidia-smi lists none); run it on a machine with an NVIDIA driver"
+  gpu_open_record "$card"
+  if [[ -n "${OUT:-}" ]]; then mkdir -p "$OUT"; fi
+  # As ctest sets them: one cache of kernels for all, and the module that was built.
+  export BRRR_CACHE_DIR="$PWD/$built/test-kernels" BRRR_CUDA_MODULE="$PWD/$cuda_module"
+  export PYTHONDONTWRITEBYTECODE=1
+  unset BRRR_TEST_DEVICE
+  PATH+=":${CUDA_HOME:-/usr/local/cuda}/bin"
+  if [[ $again -eq 1 ]]; then
+    for phase in "${phases[@]}"; do gpu_forget "$phase"; done
+  fi
+  trap gpu_stop INT TERM
+  for phase in "${phases[@]}"; do gpu_phase "$phase" || status=1; done
+  gpu_results
+  return "$status"
+}

@@ -1,0 +1,51 @@
+// Figures of benchmarks: each is kept, whatever happens to those after it.
+#include "tests/bench/figures.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/temp_cache.h"
+#include "tests/temp_dir.h"
+
+using namespace brrr::test;
+using brrr::bench::Figures;
+using nlohmann::json;
+
+TEST_CASE("figures: the file is there from the beginning and after each of them") {
+  const TemporaryDirectory folder;
+  const std::string path = folder.file("f.json");
+  const auto written = [&] { return json::parse(read_text(path)); };
+  Figures figures(path, {{"device", "some"}});
+  CHECK(written()["device"] == "some");
+  CHECK(written()["figures"].empty());
+  figures.note("one", 1.5, "us");
+  CHECK(written()["figures"]["one"]["value"] == 1.5);
+  CHECK(written()["figures"]["one"]["unit"] == "us");
+  figures.note_losses("step", {2.0f, 1.0f});
+  CHECK(written()["losses"]["step"] == json({2.0, 1.0}));
+  CHECK(!std::filesystem::exists(path + ".next"));
+}
+
+TEST_CASE("figures: one that fails is named with its words, and the rest are measured") {
+  const TemporaryDirectory folder;
+  const std::string path = folder.file("f.json");
+  Figures figures(path, {});
+  figures.attempt("first", [&] { figures.note("first", 1, "us"); });
+  CHECK(!figures.failed());
+  figures.attempt("second", [&] {
+    figures.note("second, half", 2, "us");
+    throw std::runtime_error("out of \xff memory");
+  });
+  figures.attempt("third", [&] { figures.note("third", 3, "us"); });
+  CHECK(figures.failed());
+  const json written = json::parse(read_text(path));
+  CHECK(written["figures"].size() == 3);
+  CHECK(written["failures"].size() == 1);
+  CHECK(written["failures"]["second"].get<std::string>().find("out of") == 0);
+}
+
+TEST_CASE("figures: a file that cannot be written is said, and none is needed") {
+  CHECK_THROWS_AS(Figures("/nowhere/f.json", {}), std::runtime_error);
+  Figures figures("", {});
+  figures.note("one", 1, "us");
+  CHECK(figures.all()["figures"].size() == 1);
+}
