@@ -75,8 +75,13 @@ class IntList {
 
 /// "[4, 3]".
 std::string to_string(const IntList& v);
-/// Product of the entries (1 for an empty list); throws brrr::Error on a negative size or overflow.
-int64_t numel_of(const IntList& sizes);
+/// Sets `n` to the product of sizes that are not negative, 1 for an empty list. False when the
+/// sizes without zeros multiply to 2^58 or more: below it any of their products, and so a stride or
+/// a number of bytes, fits into int64.
+bool product_of(const IntList& sizes, int64_t& n);
+/// The same as a result: the elements of a tensor. Throws brrr::Error, naming `op` if given, on a
+/// negative size and when there are too many.
+int64_t numel_of(const IntList& sizes, const char* op = nullptr);
 /// Row-major strides.
 IntList contiguous_strides(const IntList& sizes);
 /// The broadcast of two shapes; throws brrr::Error naming `op` when they do not match.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "ops/convert.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
 
@@ -111,8 +112,37 @@ static DType arithmetic_dtype(const OpCall& c) {
   return to_float ? kFloat32 : common;
 }
 
+// Whether an operand of integer arithmetic may be beyond int32: a number, a 0-d tensor, a
+// condition.
+static bool exceeds_int32(const OpCall& c) {
+  for (int i = 0, word = 0; i < c.n_in; ++i) {
+    if (const TensorImpl* t = c.in[i]) {
+      if (t->dtype == kInt64) return true;
+    } else if (c.attrs.kind(i) != 3 && c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word])) {
+      return true;
+    }
+    word += !c.in[i];
+  }
+  return false;
+}
+
 DType pointwise_compute_dtype(const OpCall& c) {
-  return compute_type(arithmetic_dtype(c));
+  const DType t = compute_type(arithmetic_dtype(c));
+  return t == kInt32 && exceeds_int32(c) ? kInt64 : t;
+}
+
+// Numbers as the row wants them where an integer dtype does not hold them. Before the call, so that
+// a recorded one has the words that are computed with.
+static void settle_numbers(OpCall& c) {
+  const Beyond rule = c.op->pointwise->traits.beyond;
+  if (rule == Beyond::Exact || !c.attrs.kinds) return;
+  const DType t = pointwise_common_dtype(c);
+  if (!is_integer(t)) return;  // Else all words are integers.
+  for (int word = 0; word < c.attrs.n; ++word) {
+    int64_t& v = c.attrs.v[word];
+    if (rule == Beyond::Refuse) check_holds(c.op->name, v, t);
+    v = nearest_integer(v, t);
+  }
 }
 
 static void check_devices(const OpCall& c, Device where) {
@@ -137,6 +167,10 @@ void pointwise_infer(OpCall& c) {
   const Device where = c.into ? c.out[0].device() : first ? first->device : Device{};
   check_devices(c, where);
   const DType dtype = arithmetic_dtype(c);
+  for (int i = 0; info.traits.no_bool && i < c.n_in; ++i) {
+    BRRR_CHECK(!c.in[i] || c.in[i]->dtype != kBool, "{}: operand {} is {}; {}", c.op->name, i,
+               describe(c.in[i]), info.traits.no_bool);
+  }
   for (int k = 0; k < c.n_out; ++k) {
     OutMeta& m = c.meta[k];
     m.sizes = shape;
@@ -261,6 +295,7 @@ PointwiseCall& PointwiseCall::add_scalar_of(const Attrs& a, int operand) {
 }
 
 Tensor PointwiseCall::run() {
+  settle_numbers(call_);
   dispatch(call_);
   return std::move(call_.out[0]);
 }
@@ -276,6 +311,7 @@ void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
   for (int k = 0; call_.into && k < call_.n_out; ++k) {
     BRRR_CHECK(call_.out[k].defined(), "{}_: the tensor is undefined", call_.op->name);
   }
+  settle_numbers(call_);
   dispatch(call_);
 }
 
@@ -362,6 +398,7 @@ Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
     c.attrs.set_only(number, 3, s.to_double());
   } else {
     c.attrs.set_only(number, s.dtype() == kBool ? 1 : 2, s.to_int());
+    settle_numbers(c);
   }
   dispatch_inline(c);
   return std::move(c.out[0]);

@@ -183,7 +183,9 @@ Tensor floor(const Tensor& x);
 Tensor ceil(const Tensor& x);
 Tensor round(const Tensor& x);  ///< Halves go to even.
 Tensor trunc(const Tensor& x);
-Tensor pow(const Tensor& x, const Tensor& e);  ///< x^e (float)
+/// x^e. Integers to an integer power wrap around; elements of a negative exponent then give 1 /
+/// x^-e cut off and 0 for x = 0, a negative number is an Error.
+Tensor pow(const Tensor& x, const Tensor& e);
 Tensor pow(const Tensor& x, Scalar e);
 
 // --- activations: activation.cpp
