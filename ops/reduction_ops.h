@@ -19,8 +19,8 @@ Tensor amin(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
 Tensor var(const Tensor& x, const IntList& dims = {}, bool unbiased = true, bool keepdim = false);
 Tensor norm(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< sqrt(sum(x^2))
 Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim = false);
-Tensor any(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
-Tensor all(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+Tensor any(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< always bool
+Tensor all(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< always bool
 Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);  ///< int64, the first of ties
 Tensor argmin(const Tensor& x, int64_t dim, bool keepdim = false);
 /// Values and int64 indices of the maximum along one dim.

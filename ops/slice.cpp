@@ -115,10 +115,11 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
   BRRR_CHECK(dim() > 0, "narrow: a 0-d tensor has no dims");
   const int at = wrap_dim("narrow", d, static_cast<int>(dim()));
-  BRRR_CHECK(start >= 0 && length >= 0 && start <= size(at) - length,
+  const int64_t n = size(at), first = start < 0 ? start + n : start;
+  BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
              "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
              describe(impl()));
-  return view_call(slice_row, *this, at, start, length, 1);
+  return view_call(slice_row, *this, at, first, length, 1);
 }
 
 Tensor Tensor::select(int64_t d, int64_t index) const {

@@ -274,3 +274,19 @@ TEST_CASE("bool: differences are refused, and say what there is instead") {
       {"m + m", [&] { return m + m; }, kBool, {1, 0}},
   });
 }
+
+TEST_CASE("dtypes and values that differ from PyTorch's on purpose: ops/DIFFERENCES.md") {
+  const Operands o;
+  check_cases({
+      {"any of bytes", [&] { return o.u.any(); }, kBool, {1}},
+      {"all of bytes", [&] { return o.u.all(); }, kBool, {0}},
+      {"square of bool", [&] { return o.yes.square(); }, kBool, {1, 0, 1}},
+      {"floor of bool", [&] { return o.yes.floor(); }, kBool, {1, 0, 1}},
+      {"division by 0", [&] { return floor_div(o.i, 0) + remainder(o.i, 0); }, kInt32, {0, 0, 0}},
+      {"einsum of int32", [&] { return einsum("i->", {o.i}); }, kInt32, {-6}},
+      {"1e300", [&] { return full({1}, 1e300, kFloat32) == INFINITY; }, kBool, {1}},
+      {"sign of NaN", [&] { return isnan(sign(full({1}, NAN))); }, kBool, {1}},
+      {"gelu of infinity", [&] { return gelu(full({8}, INFINITY)).min() == INFINITY; }, kBool, {1}},
+      {"max of a 0-d tensor", [&] { return maximum(o.u, full({}, 300)); }, kUInt8, {44, 44, 44}},
+  });
+}

@@ -255,6 +255,9 @@ TEST_CASE("views: parts of a dim without elements") {
   CHECK(x.split(4, 1).size() == 1);
   CHECK(x.chunk(3, 0).size() == 2);
   CHECK(unbind(x, 1).empty());
+  CHECK(arange(5).narrow(0, -2, 2).to_vector<int64_t>() == std::vector<int64_t>{3, 4});
+  CHECK_THROWS_AS(arange(5).narrow(0, -6, 1), Error);
+  CHECK_THROWS_AS(arange(5).narrow(0, -1, 2), Error);
   const Tensor leaf = zeros({0}).requires_grad_();
   cat(leaf.chunk(2)).sum().backward();
   CHECK(leaf.grad().sizes() == IntList{0});
