@@ -47,7 +47,7 @@ bool product_of(const IntList& sizes, int64_t& n) {
   fail("{}{}{}: {}", op ? op : "", op ? ": " : "", what, to_string(sizes));
 }
 
-int64_t numel_of(const IntList& sizes, const char* op) {
+int64_t checked_numel(const IntList& sizes, const char* op) {
   int64_t n;
   for (int64_t s : sizes) {
     if (s < 0) [[unlikely]]

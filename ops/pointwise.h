@@ -59,7 +59,7 @@ struct PointwiseInfo {
   bool grad_is_g[kMaxOperands] = {};  ///< The gradient is the output's, unchanged.
 };
 
-// The parts that do not depend on the lambda: pointwise.cpp.
+// The parts that do not depend on the lambda: pointwise.cpp, pointwise_rules.cpp.
 void pointwise_infer(OpCall& c);
 void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
@@ -68,6 +68,9 @@ DType pointwise_common_dtype(const OpCall& c);
 /// The dtype of the arithmetic: compute_type of what Result makes of the common dtype, and int64
 /// where an operand may hold what int32 does not. Looks at dtypes, dims and numbers only.
 DType pointwise_compute_dtype(const OpCall& c);
+/// Makes of numbers that an integer dtype does not hold what the row wants (Beyond). To be called
+/// before dispatch, so that a recorded call has the words that are computed with.
+void settle_numbers(OpCall& c);
 
 template <class R> struct OutputsOf { static constexpr int value = 1; };
 template <class... R> struct OutputsOf<std::tuple<R...>> {
