@@ -32,19 +32,29 @@ std::string to_string(const IntList& v) {
   return s + "]";
 }
 
-int64_t numel_of(const IntList& sizes) {
-  int64_t n = 1;
-  bool zero = false;
+bool product_of(const IntList& sizes, int64_t& n) {
+  n = 1;
+  bool zero = false, fits = true;
   for (int64_t s : sizes) {
-    BRRR_CHECK(s >= 0, "sizes must not be negative: {}", to_string(sizes));
     zero |= s == 0;
+    fits &= !__builtin_mul_overflow(n, s ? s : 1, &n) && n < int64_t{1} << 58;
   }
-  if (zero) return 0;
+  if (zero) n = 0;
+  return fits;
+}
+
+[[gnu::cold]] static void fail_sizes(const char* op, const char* what, const IntList& sizes) {
+  fail("{}{}{}: {}", op ? op : "", op ? ": " : "", what, to_string(sizes));
+}
+
+int64_t checked_numel(const IntList& sizes, const char* op) {
+  int64_t n;
   for (int64_t s : sizes) {
-    // A quarter of the address space in elements leaves room for any itemsize.
-    BRRR_CHECK(!__builtin_mul_overflow(n, s, &n) && n < (int64_t{1} << 58),
-               "a tensor of sizes {} has too many elements", to_string(sizes));
+    if (s < 0) [[unlikely]]
+      fail_sizes(op, "sizes must not be negative", sizes);
   }
+  if (!product_of(sizes, n)) [[unlikely]]
+    fail_sizes(op, "too many elements, 2^58 or more, of sizes", sizes);
   return n;
 }
 

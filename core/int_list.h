@@ -2,6 +2,7 @@
 // Sizes, strides and dims: a short list of int64 with inline storage.
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -75,8 +76,25 @@ class IntList {
 
 /// "[4, 3]".
 std::string to_string(const IntList& v);
-/// Product of the entries (1 for an empty list); throws brrr::Error on a negative size or overflow.
-int64_t numel_of(const IntList& sizes);
+/// Sets `n` to the product of sizes that are not negative, 1 for an empty list. False when the
+/// sizes without zeros multiply to 2^58 or more: below it any of their products, and so a stride or
+/// a number of bytes, fits into int64.
+bool product_of(const IntList& sizes, int64_t& n);
+/// numel_of() where that takes care.
+int64_t checked_numel(const IntList& sizes, const char* op);
+/// The same as a result: the elements of a tensor. Throws brrr::Error, naming `op` if given, on a
+/// negative size and when there are too many.
+inline int64_t numel_of(const IntList& sizes, const char* op = nullptr) {
+  uint64_t n = 1, any = 0;
+  for (int64_t s : sizes) {
+    n *= static_cast<uint64_t>(s);
+    any |= static_cast<uint64_t>(s);
+  }
+  // Every call of an op asks. Sizes of so few bits cannot multiply to more than 57 of them.
+  if (std::bit_width(any) * sizes.size() <= 57) [[likely]]
+    return static_cast<int64_t>(n);
+  return checked_numel(sizes, op);
+}
 /// Row-major strides.
 IntList contiguous_strides(const IntList& sizes);
 /// The broadcast of two shapes; throws brrr::Error naming `op` when they do not match.

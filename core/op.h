@@ -101,7 +101,7 @@ struct OpCall {
   ~OpCall();
   OpCall(const OpCall&) = delete;
   OpCall& operator=(const OpCall&) = delete;
-  /// Checks the call and fills `meta`.
+  /// Checks the call and fills `meta`, whose sizes then pass numel_of().
   void infer();
 };
 
@@ -233,6 +233,7 @@ inline OpCall::~OpCall() {
 inline void OpCall::infer() {
   for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;
   op->infer(*this);
+  for (int k = 0; k < n_out; ++k) numel_of(meta[k].sizes, op->name);
 }
 
 /// Bytes for a tensor as raw_empty takes them from planned scratch memory.

@@ -55,6 +55,8 @@ class Tensor {
   // --- autograd ---------------------------------------------------------------------------------
   bool requires_grad() const;
   const Tensor& set_requires_grad(bool on = true) const;
+  /// The same, as PyTorch spells it.
+  const Tensor& requires_grad_(bool on = true) const { return set_requires_grad(on); }
   bool is_leaf() const;
   Tensor grad() const;  ///< Undefined when no gradient has been accumulated.
   void set_grad(const Tensor& g) const;

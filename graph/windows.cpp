@@ -110,7 +110,7 @@ std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const G
 }
 
 DType compute_dtype(const Recording& r, const Instr& i) {
-  // The rule looks at dtypes and dims only; a call without data is enough.
+  // The rule looks at dtypes, dims and numbers only; a call without data is enough.
   TensorImpl fake[kMaxOperands];
   TensorImpl* in[kMaxOperands];
   for (int k = 0; k < i.n_in; ++k) {
@@ -121,8 +121,7 @@ DType compute_dtype(const Recording& r, const Instr& i) {
     fake[k].ndim = r.value(r.in(i)[k]).ndim;
   }
   OpCall c(*i.op, in, i.n_in);
-  c.attrs.kinds = i.attrs.kinds;
-  c.attrs.dtype = i.attrs.dtype;
+  c.attrs = i.attrs;
   return pointwise_compute_dtype(c);
 }
 

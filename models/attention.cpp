@@ -22,7 +22,7 @@ static SelfAttentionOptions checked(const SelfAttentionOptions& o) {
 
 CausalSelfAttention::CausalSelfAttention(const SelfAttentionOptions& o)
     : options_(checked(o)),
-      c_attn_(o.width, 3 * o.width, o.bias),
+      c_attn_(o.width, numel_of({3, o.width}, "CausalSelfAttention"), o.bias),
       c_proj_(o.width, o.width, o.bias),
       resid_dropout_(o.dropout) {
   register_module("c_attn", c_attn_);

@@ -25,8 +25,8 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options)
 
 int64_t Loader::batches_per_epoch() const {
   moved_.check();
-  const int64_t up = options_.drop_last ? 0 : options_.batch - 1;
-  return (dataset_.size() + up) / options_.batch;
+  const int64_t n = dataset_.size(), batch = options_.batch;
+  return n / batch + (!options_.drop_last && n % batch != 0);
 }
 
 // Fisher and Yates, with numbers that depend on (seed, epoch) alone.

@@ -68,18 +68,14 @@ Tensor read_idx(const std::string& path) {
   file.read(raw, 4, 4 * static_cast<uint64_t>(ndim));
   const uint64_t data = 4 + 4 * static_cast<uint64_t>(ndim), have = file.size() - data;
   IntList sizes;
-  // The sizes, with 0 as 1, are multiplied with care: eight of 2^32 would overflow.
-  uint64_t expected = element.bytes;
-  bool empty = false, huge = false;
   for (int i = 0; i < ndim; ++i) {
     const unsigned char* p = raw + 4 * i;
     const uint64_t size = uint64_t{p[0]} << 24 | uint64_t{p[1]} << 16 | uint64_t{p[2]} << 8 | p[3];
     sizes.push_back(static_cast<int64_t>(size));
-    empty |= size == 0;
-    huge |= __builtin_mul_overflow(expected, std::max<uint64_t>(size, 1), &expected) ||
-            expected > INT64_MAX / 8;
   }
-  if (empty) expected = 0;
+  int64_t elements;
+  const bool huge = !product_of(sizes, elements);  // Eight sizes of 2^32 would overflow.
+  const uint64_t expected = static_cast<uint64_t>(elements) * element.bytes;
   BRRR_CHECK(!huge && expected == have,
              "read_idx: {}: {} {} take {} bytes, but the file has {} (cut off, or not IDX)", path,
              element.name, to_string(sizes), huge ? "too many" : std::to_string(expected), have);

@@ -197,23 +197,13 @@ class Reader {
     const json& shape = member(name, value, "shape");
     if (!shape.is_array()) bad_tensor(name, "shape is not a list");
     if (shape.size() > kMaxDims) bad_tensor(name, "{} dims, at most {}", shape.size(), kMaxDims);
-    // Sizes of 0 count as 1, so that strides cannot overflow either.
-    int64_t elements = 1, bytes = 0;
-    bool empty = false;
     for (const json& d : shape) {
       const uint64_t size = number(name, d, "a size");
-      empty |= size == 0;
-      const uint64_t factor = std::max<uint64_t>(size, 1);
-      if (factor > INT64_MAX ||
-          __builtin_mul_overflow(elements, static_cast<int64_t>(factor), &elements)) {
-        bad_tensor(name, "the shape overflows");
-      }
-      e.sizes.push_back(static_cast<int64_t>(size));
+      e.sizes.push_back(static_cast<int64_t>(std::min<uint64_t>(size, INT64_MAX)));
     }
-    if (__builtin_mul_overflow(elements, static_cast<int64_t>(itemsize(e.dtype)), &bytes)) {
-      bad_tensor(name, "the shape overflows");
-    }
-    if (empty) bytes = 0;
+    int64_t elements;
+    if (!product_of(e.sizes, elements)) bad_tensor(name, "the shape overflows");
+    const auto bytes = static_cast<uint64_t>(elements) * itemsize(e.dtype);
     const json& offsets = member(name, value, "data_offsets");
     if (!offsets.is_array() || offsets.size() != 2) {
       bad_tensor(name, "data_offsets is not a pair");
@@ -224,7 +214,7 @@ class Reader {
       bad_tensor(name, "bytes {} to {} lie outside the {} bytes of data (cut off?)", e.begin, e.end,
                  file_.size() - data_);
     }
-    if (e.end - e.begin != static_cast<uint64_t>(bytes)) {
+    if (e.end - e.begin != bytes) {
       bad_tensor(name, "{} bytes for {}{}, which takes {}", e.end - e.begin, brrr::name(e.dtype),
                  to_string(e.sizes), bytes);
     }

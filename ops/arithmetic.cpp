@@ -5,6 +5,9 @@ namespace brrr {
 
 namespace {
 
+constexpr const char* kNoDifference =
+    "to invert a mask use logical_not, for where two differ logical_xor, for numbers to(dtype)";
+
 const NumberOp add_row{"add",
                        "a + b",
                        {},
@@ -14,7 +17,7 @@ const NumberOp add_row{"add",
 
 const NumberOp sub_row{"sub",
                        "a - b",
-                       {},
+                       {.no_bool = kNoDifference},
                        [](auto a, auto b) { return a - b; },
                        [](auto, auto, auto, auto g) { return g; },
                        [](auto, auto, auto, auto g) { return -g; }};
@@ -46,13 +49,16 @@ const NumberOp remainder_row{
     [](auto, auto, auto, auto g) { return g; },
     [](auto a, auto b, auto, auto g) { return -(g * m::floor_div(a, b)); }};
 
-const NumberOp neg_row{
-    "neg", "-a", {}, [](auto a) { return -a; }, [](auto, auto, auto g) { return -g; }};
+const NumberOp neg_row{"neg",
+                       "-a",
+                       {.no_bool = kNoDifference},
+                       [](auto a) { return -a; },
+                       [](auto, auto, auto g) { return -g; }};
 
 // A tie shares the gradient evenly, as PyTorch's.
 const NumberOp minimum_row{"minimum",
                            "the smaller operand; NaN if either is",
-                           {},
+                           {.beyond = Beyond::Saturate},
                            [](auto a, auto b) { return m::min(a, b); },
                            [](auto a, auto b, auto, auto g) {
                              return g * m::where(a < b, 1.0, m::where(a == b, 0.5, a * 0.0));
@@ -63,7 +69,7 @@ const NumberOp minimum_row{"minimum",
 
 const NumberOp maximum_row{"maximum",
                            "the larger operand; NaN if either is",
-                           {},
+                           {.beyond = Beyond::Saturate},
                            [](auto a, auto b) { return m::max(a, b); },
                            [](auto a, auto b, auto, auto g) {
                              return g * m::where(a > b, 1.0, m::where(a == b, 0.5, a * 0.0));
@@ -75,14 +81,14 @@ const NumberOp maximum_row{"maximum",
 const NumberOp clamp_row{
     "clamp",
     "min(max(x, lo), hi)",
-    {},
+    {.beyond = Beyond::Saturate},
     [](auto x, auto lo, auto hi) { return m::min(m::max(x, lo), hi); },
     [](auto x, auto lo, auto hi, auto, auto g) { return m::where((x >= lo) & (x <= hi), g, 0.0); }};
 
 const NumberOp where_row{
     "where",
     "a where the condition holds, else b",
-    {.condition = 1},
+    {.beyond = Beyond::Refuse, .condition = 1},
     [](auto c, auto a, auto b) { return m::where(c != 0.0, a, b); },
     [](auto c, auto, auto, auto, auto g) { return g * 0.0 + c * 0.0; },
     [](auto c, auto, auto, auto, auto g) { return m::where(c != 0.0, g, 0.0); },
@@ -150,17 +156,21 @@ Tensor maximum(const Tensor& a, Scalar b) {
 Tensor clamp(const Tensor& a, Scalar lo, Scalar hi) {
   return PointwiseCall(clamp_row).add(a).add(lo).add(hi).run();
 }
+// A fraction is a true condition, also where the arithmetic is of integers.
+static Tensor truth(const Tensor& c) {
+  return c.defined() && is_floating(c.dtype()) ? ne(c, 0.0) : c;
+}
 Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) {
-  return PointwiseCall(where_row).add(c).add(a).add(b).run();
+  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
 }
 Tensor where(const Tensor& c, const Tensor& a, Scalar b) {
-  return PointwiseCall(where_row).add(c).add(a).add(b).run();
+  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
 }
 Tensor where(const Tensor& c, Scalar a, const Tensor& b) {
-  return PointwiseCall(where_row).add(c).add(a).add(b).run();
+  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
 }
 Tensor where(const Tensor& c, Scalar a, Scalar b) {
-  return PointwiseCall(where_row).add(c).add(a).add(b).run();
+  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
 }
 
 Tensor Tensor::clamp(Scalar lo, Scalar hi) const {

@@ -1,8 +1,11 @@
 #include "ops/convert.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
+#include "core/check.h"
 #include "ops/vec_convert.h"
 
 namespace brrr {
@@ -102,7 +105,40 @@ void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64
   for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
 }
 
+// The smallest and largest number of an integer dtype.
+struct Range {
+  int64_t low, high;
+};
+Range range_of(DType t) {
+  if (t == kUInt8) return {0, UINT8_MAX};
+  return t == kInt32 ? Range{INT32_MIN, INT32_MAX} : Range{INT64_MIN, INT64_MAX};
+}
+
+bool holds(DType t, Scalar v) {
+  if (!is_integer(t)) return true;
+  const Range r = range_of(t);
+  if (!v.is_floating()) return v.to_int() >= r.low && v.to_int() <= r.high;
+  const double x = std::trunc(v.to_double());  // NaN is in no range; 2^63 is beyond int64's end.
+  return x >= static_cast<double>(r.low) && x <= static_cast<double>(r.high) && x < 0x1p63;
+}
+
 }  // namespace
+
+void check_holds(const char* op, Scalar v, DType t) {
+  if (holds(t, v)) return;
+  const std::string number =
+      v.is_floating() ? fmt::format("{}", v.to_double()) : fmt::format("{}", v.to_int());
+  const bool finite = std::isfinite(v.to_double());
+  BRRR_CHECK(finite, "{}: {} has no non-finite value {}; use a floating dtype", op, name(t),
+             number);
+  fail("{}: {} is out of the range of {}; use another dtype, or clamp the number", op, number,
+       name(t));
+}
+
+int64_t nearest_integer(int64_t v, DType t) {
+  const Range r = range_of(t);
+  return std::clamp(v, r.low, r.high);
+}
 
 float bfloat16_to_float(uint16_t h) {
   const uint32_t bits = static_cast<uint32_t>(h) << 16;

@@ -1,6 +1,7 @@
 // Copies: clone, contiguous, dtype conversion, copy_ and fill_ are one row, the identity.
 #include "core/backend.h"
 #include "core/check.h"
+#include "ops/convert.h"
 #include "ops/pointwise.h"
 
 namespace brrr {
@@ -45,6 +46,7 @@ const Tensor& Tensor::copy_(const Tensor& src) const {
 }
 
 const Tensor& Tensor::fill_(Scalar v) const {
+  check_holds("fill_", v, dtype());
   PointwiseCall(copy_row).add(v).dtype(dtype()).run_into({*this});
   return *this;
 }

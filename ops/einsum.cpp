@@ -167,7 +167,7 @@ class Sizes {
     for (char c : indices) sizes.push_back((*this)[c]);
     return sizes;
   }
-  int64_t product(std::string_view indices) const { return numel_of(of(indices)); }
+  int64_t product(std::string_view indices) const { return numel_of(of(indices), "einsum"); }
 
  private:
   void meet(const Equation& e, size_t operand, size_t d, const IntList& own) {

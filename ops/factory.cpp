@@ -37,11 +37,8 @@ CreationOp::CreationOp(const char* n, const char* d, OpKind k, int words, void (
 
 CreationCall::CreationCall(const CreationOp& op, const IntList& sizes, DType dtype, Device device)
     : call_(op, nullptr, 0), sizes_(sizes) {
-  for (int64_t s : sizes) {
-    BRRR_CHECK(s >= 0, "{}: sizes must not be negative: {}", op.name, to_string(sizes));
-  }
-  numel_of(sizes);  // Throws when there are too many elements.
-  backend(device);  // Throws when there is no such device.
+  numel_of(sizes, op.name);  // Throws when there are too many elements.
+  backend(device);           // Throws when there is no such device.
   call_.attrs.set_dtype(dtype);
   call_.attrs.device = static_cast<uint8_t>(device.type);
 }
@@ -156,17 +153,6 @@ const CreationOp eye_row{
 
 // --- checks --------------------------------------------------------------------------------------
 
-bool fits(Scalar v, DType t) {
-  if (is_floating(t) || t == kBool) return true;
-  if (v.is_floating()) {
-    if (t == kInt64) return v.to_double() >= -0x1p63 && v.to_double() < 0x1p63;
-    if (t == kInt32) return v.to_double() > -0x1.00000002p31 && v.to_double() < 0x1p31;
-    return v.to_double() > -1 && v.to_double() < 256;
-  }
-  if (t == kInt32) return v.to_int() >= INT32_MIN && v.to_int() <= INT32_MAX;
-  return t == kInt64 || (v.to_int() >= 0 && v.to_int() <= 255);
-}
-
 // How many steps there are from start to below end. Integers in 128 bits: the distance of two
 // int64 and its rounding up do not fit into 64.
 int64_t count_integers(int64_t start, int64_t end, int64_t step) {
@@ -191,10 +177,7 @@ Tensor empty(const IntList& sizes, DType dtype, Device device) {
 }
 
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device) {
-  BRRR_CHECK(is_floating(dtype) || std::isfinite(v.to_double()),
-             "full: {} has no non-finite value {}; use a floating dtype", name(dtype),
-             v.to_double());
-  BRRR_CHECK(fits(v, dtype), "full: {} is out of the range of {}", v.to_double(), name(dtype));
+  check_holds("full", v, dtype);
   return CreationCall(full_row, sizes, dtype, device).push(v).run();
 }
 Tensor full(const IntList& sizes, Scalar v) {
@@ -259,8 +242,9 @@ Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
 
 Tensor linspace(double start, double end, int64_t steps, Device device) {
   BRRR_CHECK(steps >= 0, "linspace: steps must not be negative, got {}", steps);
-  BRRR_CHECK(std::isfinite(start) && std::isfinite(end),
-             "linspace: start {} and end {} must not be non-finite", start, end);
+  BRRR_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(end - start),
+             "linspace: start {} and end {} must not be non-finite, nor their distance", start,
+             end);
   return CreationCall(linspace_row, {steps}, kFloat32, device).push(start).push(end).run();
 }
 
@@ -345,7 +329,7 @@ Tensor tensor(const std::vector<int32_t>& v) {
 }
 
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy) {
-  const int64_t n = numel_of(sizes);
+  const int64_t n = numel_of(sizes, "from_blob");
   BRRR_CHECK(data || n == 0, "from_blob: a null pointer for sizes {}", to_string(sizes));
   if (copy) return from_host(data, sizes, dtype, kCPU);
   check_host_access("from_blob", nullptr);

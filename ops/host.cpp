@@ -99,8 +99,9 @@ template <class T> T Tensor::item() const {
 
 template <class T> std::vector<T> Tensor::to_vector() const {
   const TensorImpl& t = readable(*this, "to_vector");
+  const Tensor host = on_host(*this);  // First: it says so when there is not so much memory.
   std::vector<T> out(static_cast<size_t>(t.numel));
-  read<T>(*on_host(*this).impl(), out.begin());
+  read<T>(*host.impl(), out.begin());
   return out;
 }
 

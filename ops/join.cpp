@@ -35,6 +35,7 @@ void cat_infer(OpCall& c) {
                name(m.device), name(t.device));
     m.dtype = promote(m.dtype, t.dtype);
     m.sizes[dim] += t.sizes[dim];
+    numel_of(m.sizes, c.op->name);  // Before the next: their sum could wrap around.
   }
 }
 

@@ -269,7 +269,11 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropy
 
 Tensor mse_loss(const Tensor& a, const Tensor& b) {
   check_pair("mse_loss", a, b);
-  return mean(square(a - b));
+  // A mask may be a target, but bool has no differences.
+  const auto number = [](const Tensor& x, const Tensor& other) {
+    return x.dtype() == kBool ? x.to(other.dtype()) : x;
+  };
+  return mean(square(number(a, b) - number(b, a)));
 }
 
 Tensor bce_with_logits(const Tensor& x, const Tensor& targets) {

@@ -45,7 +45,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids,
                      const CrossEntropyOptions& options = {});
 /// Mean of (a - b)^2; 0-d.
 Tensor mse_loss(const Tensor& a, const Tensor& b);
-/// Mean binary cross-entropy of sigmoid(x) against targets in [0, 1]; 0-d.
+/// Mean binary cross-entropy of sigmoid(x) against targets in [0, 1]; 0-d, of the dtype that both
+/// promote to.
 Tensor bce_with_logits(const Tensor& x, const Tensor& targets);
 
 }  // namespace brrr

@@ -30,11 +30,20 @@ enum class Types : uint8_t { Floating, Number };
 /// Its result dtype: promoted; promoted with integers turned to float32; bool.
 enum class Result : uint8_t { Promoted, Float, Bool };
 
+/// What an integer among the operands means that the result's integer dtype does not hold.
+enum class Beyond : uint8_t {
+  Exact,     ///< Itself, in int64; the result keeps its own low bits.
+  Saturate,  ///< The nearest number that the dtype holds.
+  Refuse,    ///< An error.
+};
+
 struct PointwiseTraits {
   Types types = Types::Floating;
   Result result = Result::Promoted;
-  uint32_t condition = 0;      ///< Operands that take no part in promotion.
-  double lo = -2.0, hi = 2.0;  ///< Where tests sample the operands.
+  Beyond beyond = Beyond::Exact;
+  const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
+  uint32_t condition = 0;         ///< Operands that take no part in promotion.
+  double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
 };
 
 struct PointwiseInfo {
@@ -50,14 +59,18 @@ struct PointwiseInfo {
   bool grad_is_g[kMaxOperands] = {};  ///< The gradient is the output's, unchanged.
 };
 
-// The parts that do not depend on the lambda: pointwise.cpp.
+// The parts that do not depend on the lambda: pointwise.cpp, pointwise_rules.cpp.
 void pointwise_infer(OpCall& c);
 void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
 /// The dtype that a call's operands promote to, before Result is applied.
 DType pointwise_common_dtype(const OpCall& c);
-/// The dtype of the arithmetic: compute_type of what Result makes of the common dtype.
+/// The dtype of the arithmetic: compute_type of what Result makes of the common dtype, and int64
+/// where an operand may hold what int32 does not. Looks at dtypes, dims and numbers only.
 DType pointwise_compute_dtype(const OpCall& c);
+/// Makes of numbers that an integer dtype does not hold what the row wants (Beyond). To be called
+/// before dispatch, so that a recorded call has the words that are computed with.
+void settle_numbers(OpCall& c);
 
 template <class R> struct OutputsOf { static constexpr int value = 1; };
 template <class... R> struct OutputsOf<std::tuple<R...>> {
@@ -226,8 +239,7 @@ class PointwiseOp : public OpDef {
   template <class G, int N> void add_gradient(int i) {
     auto* row = new PointwiseOp;  // Lives as long as its row: for ever.
     row->define<G, N + 2>(
-        "", doc,
-        {Types::Floating, Result::Promoted, info.traits.condition, info.traits.lo, info.traits.hi});
+        "", doc, {.condition = info.traits.condition, .lo = info.traits.lo, .hi = info.traits.hi});
     row->decompose = pointwise_decompose<G, N + 2>;
     row->gradient_row = true;
     attach_gradient(i, row);

@@ -2,7 +2,9 @@
 // Pointwise ops: arithmetic, comparison, logic, functions of one variable, activations.
 //
 // Shapes broadcast and dtypes promote as PyTorch's. Unless a line says otherwise the result has the
-// promoted dtype; functions marked (float) turn integer and bool inputs into float32.
+// promoted dtype; functions marked (float) turn integer and bool inputs into float32. A number that
+// an integer dtype does not hold is compared as it is, is a bound that saturates (clamp, minimum,
+// maximum), an Error in where, and else computed with exactly: the result keeps its own low bits.
 
 #include <string>
 
@@ -14,7 +16,7 @@ namespace brrr {
 // ---------------------------------------------------------------------
 Tensor add(const Tensor& a, const Tensor& b);  ///< a + b
 Tensor add(const Tensor& a, Scalar b);
-Tensor sub(const Tensor& a, const Tensor& b);  ///< a - b
+Tensor sub(const Tensor& a, const Tensor& b);  ///< a - b; not of bool tensors
 Tensor sub(const Tensor& a, Scalar b);
 Tensor sub(Scalar a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);  ///< a * b
@@ -26,12 +28,13 @@ Tensor floor_div(const Tensor& a, const Tensor& b);  ///< floor(a / b); integers
 Tensor floor_div(const Tensor& a, Scalar b);
 Tensor remainder(const Tensor& a, const Tensor& b);  ///< a - floor(a / b) * b, the sign of b
 Tensor remainder(const Tensor& a, Scalar b);
-Tensor neg(const Tensor& a);                       ///< -a
+Tensor neg(const Tensor& a);                       ///< -a; not of bool tensors
 Tensor minimum(const Tensor& a, const Tensor& b);  ///< Propagates NaN.
 Tensor minimum(const Tensor& a, Scalar b);
 Tensor maximum(const Tensor& a, const Tensor& b);  ///< Propagates NaN.
 Tensor maximum(const Tensor& a, Scalar b);
 Tensor clamp(const Tensor& a, Scalar lo, Scalar hi);  ///< min(max(a, lo), hi); NaN stays NaN
+/// a where the condition is not 0, else b.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor where(const Tensor& condition, const Tensor& a, Scalar b);
 Tensor where(const Tensor& condition, Scalar a, const Tensor& b);
@@ -183,7 +186,9 @@ Tensor floor(const Tensor& x);
 Tensor ceil(const Tensor& x);
 Tensor round(const Tensor& x);  ///< Halves go to even.
 Tensor trunc(const Tensor& x);
-Tensor pow(const Tensor& x, const Tensor& e);  ///< x^e (float)
+/// x^e. Integers to an integer power wrap around; elements of a negative exponent then give 1 /
+/// x^-e cut off and 0 for x = 0, a negative number is an Error.
+Tensor pow(const Tensor& x, const Tensor& e);
 Tensor pow(const Tensor& x, Scalar e);
 
 // --- activations: activation.cpp

@@ -15,12 +15,12 @@ Tensor mean(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  /
 Tensor prod(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
 Tensor amax(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< ties share
 Tensor amin(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
-/// Variance; `unbiased` divides by n - 1.
+/// Variance; `unbiased` divides by n - 1. Where that is nothing, or 0, it is NaN.
 Tensor var(const Tensor& x, const IntList& dims = {}, bool unbiased = true, bool keepdim = false);
 Tensor norm(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< sqrt(sum(x^2))
 Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim = false);
-Tensor any(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
-Tensor all(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+Tensor any(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< always bool
+Tensor all(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< always bool
 Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);  ///< int64, the first of ties
 Tensor argmin(const Tensor& x, int64_t dim, bool keepdim = false);
 /// Values and int64 indices of the maximum along one dim.

@@ -188,7 +188,8 @@ Tensor var(const Tensor& x, const IntList& dims, bool unbiased, bool keepdim) {
   const int64_t n = count_of(x.sizes(), reduction_mask("var", x, dims));
   const Tensor wide = in_compute_type("var", x);
   const Tensor deviation = wide - mean(wide, dims, true);
-  const Tensor v = sum(deviation * deviation, dims, keepdim) / static_cast<double>(n - unbiased);
+  const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // Of 0: NaN.
+  const Tensor v = sum(deviation * deviation, dims, keepdim) / freedom;
   return v.to(x.dtype());
 }
 

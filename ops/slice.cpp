@@ -116,10 +116,11 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
   BRRR_CHECK(dim() > 0, "narrow: a 0-d tensor has no dims");
   const int at = wrap_dim("narrow", d, static_cast<int>(dim()));
-  BRRR_CHECK(start >= 0 && length >= 0 && start <= size(at) - length,
-             "narrow: [{}, {}) is out of range for dim {} of {}", start, start + length, at,
+  const int64_t n = size(at), first = start < 0 ? start + n : start;
+  BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
+             "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
              describe(impl()));
-  return view_call(slice_row, *this, at, start, length, 1);
+  return view_call(slice_row, *this, at, first, length, 1);
 }
 
 Tensor Tensor::select(int64_t d, int64_t index) const {
@@ -143,7 +144,12 @@ std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
 
 std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
-  return split(std::max<int64_t>(1, (size(d) + chunks - 1) / chunks), d);
+  const int64_t n = size(d);
+  if (n > 0) return split((n - 1) / chunks + 1, d);
+  // There is no length that gives as many: all are empty, as PyTorch's.
+  std::vector<Tensor> parts;
+  for (int64_t i = 0; i < chunks; ++i) parts.push_back(narrow(d, 0, 0));
+  return parts;
 }
 
 std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) {

@@ -1,4 +1,5 @@
 // Rows: functions of one variable, and pow.
+#include "core/check.h"
 #include "ops/pointwise.h"
 
 namespace brrr {
@@ -71,16 +72,16 @@ const NumberOp trunc_row{"trunc",
                          [](auto x) { return m::trunc(x); },
                          [](auto, auto, auto g) { return g * 0.0; }};
 // d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0.
-const PointwiseOp pow_row{"pow",
-                          "x^e",
-                          kPositive,
-                          [](auto x, auto e) { return m::pow(x, e); },
-                          [](auto x, auto e, auto, auto g) {
-                            return m::where(e == 0.0, 0.0, g * e * m::pow(x, e - 1.0));
-                          },
-                          [](auto x, auto e, auto y, auto g) {
-                            return m::where((x == 0.0) & (e >= 0.0), 0.0, g * y * m::log(x));
-                          }};
+const NumberOp pow_row{"pow",
+                       "x^e",
+                       {.lo = 0.3, .hi = 3.0},
+                       [](auto x, auto e) { return m::pow(x, e); },
+                       [](auto x, auto e, auto, auto g) {
+                         return m::where(e == 0.0, 0.0, g * e * m::pow(x, e - 1.0));
+                       },
+                       [](auto x, auto e, auto y, auto g) {
+                         return m::where((x == 0.0) & (e >= 0.0), 0.0, g * y * m::log(x));
+                       }};
 
 }  // namespace
 
@@ -145,8 +146,12 @@ Tensor pow(const Tensor& x, const Tensor& e) {
   return call(pow_row, x, e);
 }
 Tensor pow(const Tensor& x, Scalar e) {
+  const bool floating = x.defined() && is_floating(x.dtype());
+  BRRR_CHECK(floating || e.is_floating() || e.to_int() >= 0,
+             "pow: integers to the negative integer power {}; convert with to(dtype) or give {}.0",
+             e.to_int(), e.to_int());
   // Exact and cheap where the exponent is a small constant, as PyTorch does.
-  if (e.to_double() == 2.0) return square(x);
+  if (floating && e.to_double() == 2.0) return square(x);
   return call(pow_row, x, e);
 }
 

@@ -94,6 +94,27 @@ BRRR_VX_DIVIDE(i32)
 BRRR_VX_DIVIDE(i64)
 #undef BRRR_VX_DIVIDE
 
+// a^b modulo 2^64, whose low bits are the narrower power's. To a negative power 1 / a^-b cut off,
+// and 0 for 0, as in PyTorch.
+template <class T> BRRR_VX T power_lane(T a, T b) {
+  using U = decltype(sizeof(0));
+  if (b < 0) return a == 1 || (a == -1 && b % 2 == 0) ? T(1) : a == -1 ? T(-1) : T(0);
+  U y = 1, square = U(a);
+  for (U n = U(b); n != 0; n >>= 1) {
+    if (n & 1) y *= square;
+    square *= square;
+  }
+  return T(y);
+}
+BRRR_VX i32 pow(i32 a, i32 b) {
+  for (int i = 0; i < lanes; ++i) a[i] = power_lane(a[i], b[i]);
+  return a;
+}
+BRRR_VX i64 pow(i64 a, i64 b) {
+  for (int i = 0; i < lanes; ++i) a[i] = power_lane(a[i], b[i]);
+  return a;
+}
+
 BRRR_VX_COLD void fmod_lanes(f32* a, const f32* b) {
   for (int i = 0; i < lanes; ++i) (*a)[i] = BRRR_VX_LIBM(fmodf)((*a)[i], (*b)[i]);
 }

@@ -108,7 +108,7 @@ void as_strided_shape(OpCall& c) {
         __builtin_add_overflow(last, reach, &last);
   }
   const int64_t held = static_cast<int64_t>(c.in[0]->storage->bytes / itemsize(m.dtype));
-  BRRR_CHECK(!overflow && (numel_of(m.sizes) == 0 || (m.offset >= 0 && last < held)),
+  BRRR_CHECK(!overflow && (numel_of(m.sizes, c.op->name) == 0 || (m.offset >= 0 && last < held)),
              "as_strided: sizes {} with strides {} at {} reach beyond a storage of {} elements",
              to_string(m.sizes), to_string(m.strides), m.offset, held);
 }
@@ -149,23 +149,22 @@ const ViewOp as_strided_row{"as_strided", "any strides over the storage", as_str
 IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
   IntList out = sizes;
   int unknown = -1;
-  int64_t known = 1;
   for (int i = 0; i < out.size(); ++i) {
     BRRR_CHECK(out[i] >= -1, "{}: size {} in {}; only one -1 is allowed", op, out[i],
                to_string(sizes));
     BRRR_CHECK(out[i] != -1 || unknown < 0, "{}: more than one -1 in {}", op, to_string(sizes));
-    if (out[i] == -1)
-      unknown = i;
-    else
-      known *= out[i];
+    if (out[i] == -1) unknown = i;
   }
   if (unknown >= 0) {
+    out[unknown] = 1;
+    const int64_t known = numel_of(out, op);
     BRRR_CHECK(known > 0 && t.numel() % known == 0, "{}: {} cannot be shaped as {}", op,
                describe(t.impl()), to_string(sizes));
     out[unknown] = t.numel() / known;
   }
-  BRRR_CHECK(numel_of(out) == t.numel(), "{}: {} has {} elements, sizes {} hold {}", op,
-             describe(t.impl()), t.numel(), to_string(out), numel_of(out));
+  const int64_t n = numel_of(out, op);
+  BRRR_CHECK(n == t.numel(), "{}: {} has {} elements, sizes {} hold {}", op, describe(t.impl()),
+             t.numel(), to_string(out), n);
   return out;
 }
 

@@ -109,9 +109,15 @@ inline Tensor sampled(const IntList& sizes, DType dtype, double lo = -2, double 
   return from_blob(static_cast<const void*>(v.data()), sizes, kFloat64).to(dtype);
 }
 
-/// An operand of a pointwise row: sampled where its traits say; conditions are bool.
+/// Whether a pointwise row takes no operands of the dtype.
+inline bool refuses(const OpDef& op, DType dtype) {
+  return dtype == kBool && op.pointwise->traits.no_bool;
+}
+/// An operand of a pointwise row: sampled where its traits say; conditions are bool, and bytes
+/// stand for bool where a row refuses it.
 inline Tensor operand_of(const OpDef& op, int i, const IntList& sizes, DType dtype, int salt = 0) {
   const PointwiseTraits& t = op.pointwise->traits;
+  if (refuses(op, dtype)) dtype = kUInt8;
   return sampled(sizes, t.condition >> i & 1 ? kBool : dtype, t.lo, t.hi, i + salt);
 }
 inline Tensors operands_of(const OpDef& op, const IntList& sizes, DType dtype, int salt = 0) {

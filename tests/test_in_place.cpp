@@ -144,3 +144,24 @@ TEST_CASE("save: keeps a file's mode and replaces nothing but regular files") {
   CHECK(std::filesystem::is_fifo(pipe));
   std::filesystem::remove_all(dir);
 }
+
+TEST_CASE("requires_grad_ is set_requires_grad") {
+  const Tensor x = ones({2});
+  CHECK(x.requires_grad_().is_same(x));
+  CHECK(x.requires_grad());
+  (x * 3.0).sum().backward();
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{3, 3});
+  CHECK(!x.requires_grad_(false).requires_grad());
+  CHECK(!(x * 3.0).requires_grad());
+  CHECK(x.set_requires_grad(true).requires_grad());
+  CHECK(error_of([] { arange(3).requires_grad_(); }).find("only floating tensors") !=
+        std::string::npos);
+  CHECK(error_of([&] { (x * 2.0).requires_grad_(false); }).find("detach()") != std::string::npos);
+  // A change inside a step that throws is undone, whoever spells it.
+  auto s = step([&] {
+    x.requires_grad_(false);
+    ones({2}) + ones({3});
+  });
+  CHECK_THROWS_AS(s(), Error);
+  CHECK(x.requires_grad());
+}

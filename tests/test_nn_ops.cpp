@@ -154,6 +154,17 @@ TEST_CASE("mse_loss and bce_with_logits") {
                   {normal({3, 2}), rand({3, 2}).to(kFloat64)});
 }
 
+TEST_CASE("mse_loss and bce_with_logits: operands of two dtypes") {
+  const Tensor x = tensor({0.5f, 2.0f}), mask = tensor({true, false});
+  check_values(mse_loss(x, mask), {2.125}, 0);
+  check_values(mse_loss(mask, x), {2.125}, 0);
+  check_values(bce_with_logits(x, mask),
+               {(std::log1p(std::exp(-0.5)) + std::log1p(std::exp(2.0))) / 2}, 1e-6);
+  CHECK(bce_with_logits(x, x.to(kFloat64)).dtype() == kFloat64);
+  CHECK(bce_with_logits(x.to(kBFloat16), x).dtype() == kFloat32);
+  CHECK(bce_with_logits(x.to(kFloat16), x.to(kFloat16)).dtype() == kFloat16);
+}
+
 TEST_CASE("nn ops: errors name the op, the shapes and the mend") {
   const Tensor x = zeros({4, 10});
   const auto ids = [](std::vector<int64_t> v) { return tensor(v); };

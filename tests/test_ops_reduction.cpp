@@ -77,6 +77,19 @@ TEST_CASE("reduction rows: nothing to reduce") {
   }
 }
 
+TEST_CASE("var: of nothing, or of one number if unbiased, is NaN") {
+  for (DType t : {kFloat32, kFloat64, kBFloat16}) {
+    for (const bool unbiased : {true, false}) {
+      CHECK(std::isnan(zeros({0}, t).var({}, unbiased).item<double>()));
+      const auto rows = zeros({2, 0}, t).var({1}, unbiased).to_vector<double>();
+      CHECK(std::isnan(rows[0]));
+      CHECK(std::isnan(rows[1]));
+    }
+    CHECK(std::isnan(ones({1}, t).var().item<double>()));
+    CHECK(ones({1}, t).var({}, false).item<double>() == 0);
+  }
+}
+
 TEST_CASE("reduction rows: wrong dims throw, naming the op") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     for (const IntList& dims : {IntList{2}, IntList{-3}, IntList{0, 0}, IntList{1, -1}}) {

@@ -248,6 +248,21 @@ TEST_CASE("views: sizes, strides and sharing") {
   CHECK(x.split(3, 2)[1].sizes() == IntList{2, 3, 1});
 }
 
+TEST_CASE("views: parts of a dim without elements") {
+  const Tensor x = zeros({2, 0});
+  CHECK(x.chunk(3, 1).size() == 3);  // As many as were asked for.
+  for (const Tensor& part : x.chunk(3, 1)) CHECK(part.sizes() == IntList{2, 0});
+  CHECK(x.split(4, 1).size() == 1);
+  CHECK(x.chunk(3, 0).size() == 2);
+  CHECK(unbind(x, 1).empty());
+  CHECK(arange(5).narrow(0, -2, 2).to_vector<int64_t>() == std::vector<int64_t>{3, 4});
+  CHECK_THROWS_AS(arange(5).narrow(0, -6, 1), Error);
+  CHECK_THROWS_AS(arange(5).narrow(0, -1, 2), Error);
+  const Tensor leaf = zeros({0}).requires_grad_();
+  cat(leaf.chunk(2)).sum().backward();
+  CHECK(leaf.grad().sizes() == IntList{0});
+}
+
 TEST_CASE("views share memory, copies do not") {
   const Tensor x = counted({2, 3});
   for (const Tensor& v : {x.t(), x.view({6}), x.reshape({3, 2}), x.slice(1, 0, 2), x.select(0, 0),
