@@ -82,6 +82,10 @@ struct Backend {
   /// `bytes` of memory aligned to 64, or null when there is none.
   void* (*allocate)(size_t bytes) noexcept;
   void (*deallocate)(void* p, size_t bytes) noexcept;
+  /// What a block of `bytes` takes in a row, 0 if it cannot be in one; and a row of n blocks, so
+  /// far apart, each to be deallocated by itself, or null. Both null on a GPU.
+  size_t (*block_bytes)(size_t bytes) noexcept;
+  void* (*allocate_row)(const size_t* bytes, size_t n) noexcept;
   /// Text for an out-of-memory error: bytes held, cached and free.
   void (*describe_memory)(char* text, size_t size);
   MemoryStats (*memory_stats)();

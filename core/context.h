@@ -20,8 +20,9 @@ struct Observer {
   virtual void ran(const OpCall& call) = 0;
 };
 
-/// Memory planned for a kernel's scratch tensors.
+/// Memory planned for the scratch tensors of an op's kernel, as its row asks.
 struct Scratch {
+  const OpDef* op = nullptr;  ///< Null: nothing is planned.
   char *next = nullptr, *end = nullptr;
 };
 

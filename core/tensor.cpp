@@ -105,11 +105,21 @@ void drop_grad(TensorImpl& t) noexcept {
   if (t.grad->refs.release()) destroy(t.grad);
 }
 
+static std::atomic<const char*> short_of_scratch{nullptr};
+const char* scratch_shortage() {
+  return short_of_scratch.load(std::memory_order_relaxed);
+}
+
 // Whether planned scratch memory had room.
 static bool take_scratch(Storage& s) {
   Scratch& room = context.scratch;
   const int64_t bytes = scratch_for(static_cast<int64_t>(s.bytes), 1);
-  if (s.device != kCPU || room.end - room.next < bytes) return false;
+  if (s.device != kCPU || s.bytes == 0) return false;
+  if (room.end - room.next < bytes) {
+    const char* none = nullptr;
+    short_of_scratch.compare_exchange_strong(none, room.op->name);
+    return false;
+  }
   s.data = std::exchange(room.next, room.next + bytes);
   s.owned = false;
   return true;
@@ -118,7 +128,7 @@ static bool take_scratch(Storage& s) {
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device) {
   const size_t bytes = static_cast<size_t>(numel_of(sizes)) * itemsize(dtype);
   auto s = Ref<Storage>::adopt(new_storage(device, bytes));
-  if (!context.scratch.next || !take_scratch(*s)) [[likely]]
+  if (!context.scratch.op || !take_scratch(*s)) [[likely]]
     allocate(*s);
   return Tensor(Ref<TensorImpl>::adopt(new_impl(s.detach(), dtype, sizes)));
 }

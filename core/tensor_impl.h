@@ -199,6 +199,9 @@ inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl
 /// Uninitialised contiguous memory on `device`; never recorded, for kernels' own use. Of the CPU's
 /// it comes from context.scratch while that has room, and then lives as long as the kernel runs.
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device);
+/// The first op whose kernel took more than its row's `scratch` had said, or null. It then gets
+/// memory like any other, but a step that runs out of it there is half done.
+const char* scratch_shortage();
 /// "float32[4, 3]", for error messages.
 std::string describe(const TensorImpl* t);
 /// Whether the layout is row-major without gaps.

@@ -28,7 +28,9 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
       block_bytes_(r.control.size() * sizeof(int64_t)),
       settle_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
   // Whatever a slot held is nobody's any more when a replay begins.
-  plan_temporaries({.hosts = r_.survivors, .from = 0, .scratch = {}}, stats);
+  MemoryRules rules;
+  for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
+  plan_temporaries(rules, stats);
   handed_.resize(r.survivors.size());
   dying_.resize(r.survivors.size());
   find_externals();
@@ -127,7 +129,7 @@ void DevicePlan::resolve() {
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (memory_.offset[st] < 0) continue;
     const uint32_t host = memory_.host[st];
-    char* const base = host == kNone ? arena_ : static_cast<char*>(bound_[host]->data);
+    char* const base = host == kNone ? arena_ : room_begin(memory_.rooms[host]);
     bound_[st]->data = base + memory_.offset[st];
   }
   for (const HostData& d : host_data_) {

@@ -258,6 +258,7 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
           std::lower_bound(r.survivors.begin(), r.survivors.end(), st) - r.survivors.begin());
       f.loans.offer(*plan, *leaf->grad, k, *f.survivors[k]);
     }
+    if (!plan->accepts(f.survivors.data())) f.loans.take_back();
     try {
       plan->run(f.bindings, f.control.data(), f.survivors.data());
     } catch (...) {

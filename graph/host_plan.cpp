@@ -129,15 +129,36 @@ void HostPlan::find_failures() {
   }
 }
 
+// Large gradients lie side by side, so that one temporary may live where several will be written;
+// other survivors are rooms of their own.
+void HostPlan::make_rooms(MemoryRules& rules) {
+  constexpr size_t least = 4096;
+  Room row;
+  for (size_t k = 0; k < r_.survivors.size(); ++k) {
+    const uint32_t st = r_.survivors[k];
+    const size_t bytes = r_.storages[st].bytes;
+    if (!safe_to_overwrite(k) || bytes < least) continue;
+    const size_t block = r_.gradients[k] ? backend(DeviceType::CPU).block_bytes(bytes) : 0;
+    if (block) {
+      row_.push_back(k);
+      row_bytes_.push_back(bytes);
+      row_offset_.push_back(row.bytes);
+      row.owners.emplace_back(st, row.bytes);
+      row.bytes += block;
+    } else {
+      rules.rooms.push_back({bytes, {{st, 0}}});
+    }
+  }
+  if (!row_.empty()) rules.rooms.insert(rules.rooms.begin(), std::move(row));
+}
+
 // Temporaries that come after the last failure move into survivors that come after them: a survivor
 // may have the memory of an old gradient, which has to stay as it was while the step can fail.
 void HostPlan::place_temporaries(StepStats& stats) {
-  MemoryRules rules{.hosts = {},
+  MemoryRules rules{.rooms = {},
                     .from = static_cast<uint32_t>(last_fallible_ + 1),
                     .scratch = std::vector<int64_t>(schedule_.groups.size())};
-  for (size_t k = 0; k < r_.survivors.size(); ++k) {
-    if (safe_to_overwrite(k)) rules.hosts.push_back(r_.survivors[k]);
-  }
+  make_rooms(rules);
   for (const Launch& l : launches_) {
     if (l.call) rules.scratch[l.group] = scratch_bytes(l.call->call);
   }
@@ -165,7 +186,7 @@ void HostPlan::bind(const std::vector<Binding>& bindings, const int64_t* control
     }
   }
   for (uint32_t st : guests_) {
-    bound_[st]->data = static_cast<char*>(bound_[memory_.host[st]]->data) + memory_.offset[st];
+    bound_[st]->data = base_of(memory_.host[st]) + memory_.offset[st];
   }
   for (const Patch& p : moving_) {
     if (p.from.value != kNone) {
@@ -179,11 +200,11 @@ void HostPlan::bind(const std::vector<Binding>& bindings, const int64_t* control
 }
 
 Scratch HostPlan::scratch(const Launch& l) const {
+  const OpDef* const op = l.call->call.op;
   const int64_t at = memory_.scratch_offset[l.group];
-  if (at < 0) return {};
-  const uint32_t host = memory_.scratch_host[l.group];
-  char* const base = host == kNone ? arena_ : static_cast<char*>(bound_[host]->data);
-  return {base + at, base + at + memory_.scratch_bytes[l.group]};
+  if (at < 0) return {op};
+  char* const base = base_of(memory_.scratch_host[l.group]);
+  return {op, base + at, base + at + memory_.scratch_bytes[l.group]};
 }
 
 void HostPlan::launch(Launch& l, const int64_t* control) {
@@ -229,11 +250,31 @@ void HostPlan::launch_all(const int64_t* control) {
   for (Launch& l : launches_) launch(l, control);
 }
 
-void HostPlan::run(const std::vector<Binding>& bindings, const int64_t* control,
-                   Storage* const* survivors) {
+bool HostPlan::accepts(Storage* const* survivors) const {
+  if (row_.empty()) return true;
+  const auto* begin = static_cast<const char*>(survivors[row_[0]]->data);
+  for (size_t n = 0; n < row_.size(); ++n) {
+    const auto* at = static_cast<const char*>(survivors[row_[n]]->data);
+    if (at != (begin ? begin + row_offset_[n] : nullptr)) return false;
+  }
+  return true;
+}
+
+void HostPlan::allocate_survivors(Storage* const* survivors) const {
+  if (!row_.empty() && !survivors[row_[0]]->data) {
+    auto* begin =
+        static_cast<char*>(backend(DeviceType::CPU).allocate_row(row_bytes_.data(), row_.size()));
+    if (!begin) out_of_memory(*survivors[row_[0]]);
+    for (size_t n = 0; n < row_.size(); ++n) survivors[row_[n]]->data = begin + row_offset_[n];
+  }
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     if (!survivors[k]->data) allocate(*survivors[k]);
   }
+}
+
+void HostPlan::run(const std::vector<Binding>& bindings, const int64_t* control,
+                   Storage* const* survivors) {
+  allocate_survivors(survivors);
   // The arena is borrowed for the replay: one piece of memory serves all entries and eager code.
   auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
   if (memory_.arena_bytes) allocate(*arena);

@@ -18,6 +18,7 @@ class HostPlan final : public Plan {
   Device device() const override { return kCPU; }
   /// Nothing can fail any more once survivor k is written.
   bool may_reuse(const TensorImpl& old, size_t k) override;
+  bool accepts(Storage* const* survivors) const override;
   uint32_t holders(const Storage*) const override { return 0; }
 
  private:
@@ -43,6 +44,11 @@ class HostPlan final : public Plan {
   void find_writes();
   void find_early_checks();
   void find_failures();
+  void make_rooms(MemoryRules& rules);
+  void allocate_survivors(Storage* const* survivors) const;
+  char* base_of(uint32_t host) const {
+    return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
+  }
   void place_temporaries(StepStats& stats);
   void sort_patches();
   void bind(const std::vector<Binding>& bindings, const int64_t* control, Storage* const* survivors,
@@ -60,7 +66,9 @@ class HostPlan final : public Plan {
   std::vector<char*> arguments_;    // Of all generated kernels, one after the other.
   std::vector<Patch> patches_;  // All; the two below are those that move on each call or rarely.
   std::vector<Patch> moving_, arena_patches_;
-  std::vector<uint32_t> guests_;  // Temporaries in the memory of survivors.
+  std::vector<uint32_t> guests_;  // Temporaries in rooms.
+  std::vector<size_t> row_;       // Gradients that lie side by side, by their number, in order;
+  std::vector<size_t> row_bytes_, row_offset_;  // the sizes and places of each.
   char* arena_ = nullptr;
   std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
   int64_t last_fallible_ = -1;         // The last group that checks values while the step runs.

@@ -161,42 +161,100 @@ int64_t place(std::vector<Block>& blocks, const std::vector<size_t>& order) {
 // Small temporaries are not worth an address that changes with every replay.
 constexpr int64_t kLeastGuest = 4096;
 
-// Whether the block's memory may become the survivor's: it dies before that is first written, or
-// where it is written over element by element.
-bool may_live_in(const Recording& r, const Schedule& s, const MemoryPlan& m, const Block& b,
-                 uint32_t host) {
-  if (b.last < m.first[host]) return true;
-  return b.last == m.first[host] && !b.storages.empty() &&
-         takes_over(r, s.groups[b.last], b.storages.back(), host);
+// The place of a survivor that is written element by element over the block, which dies there.
+int64_t place_of_heir(const Recording& r, const Schedule& s, const Block& b,
+                      const std::vector<Block>& owners, const std::vector<const Block*>& placed) {
+  for (const Block& o : owners) {
+    if (b.storages.empty() || o.first != b.last ||
+        !takes_over(r, s.groups[b.last], b.storages.back(), o.storages[0])) {
+      continue;
+    }
+    const bool taken = std::any_of(placed.begin(), placed.end(), [&](const Block* p) {
+      return p != &o && p->first <= b.last && b.first <= p->last &&
+             p->offset < o.offset + o.bytes && o.offset < p->offset + p->bytes;
+    });
+    if (!taken) return o.offset;
+  }
+  return -1;
 }
 
-// Puts blocks, the largest first, into survivors that are written after the block's last use.
+// Puts blocks, in the given order, into rooms whose owners are written after the block's last use.
 void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
-                 std::vector<Block>& blocks, const std::vector<size_t>& by_size,
+                 std::vector<Block>& blocks, const std::vector<size_t>& order,
                  const MemoryRules& rules) {
-  std::vector<std::vector<const Block*>> guests(rules.hosts.size());
-  for (size_t n : by_size) {
-    Block& b = blocks[n];
-    if (b.first < rules.from || b.bytes < kLeastGuest) continue;
-    for (size_t h = 0; h < rules.hosts.size() && b.host == kNone; ++h) {
-      const uint32_t host = rules.hosts[h];
-      const auto room = static_cast<int64_t>(r.storages[host].bytes);
-      if (b.bytes > aligned(r.storages[host].bytes)) continue;
-      if (!may_live_in(r, s, m, b, host)) continue;
-      const int64_t at = tightest_gap(b, guests[h]);
-      // One that is written over begins where the survivor does.
-      if (b.last == m.first[host] ? at != 0 : at + b.bytes > room) continue;
-      b.host = host;
+  for (uint32_t h = 0; h < rules.rooms.size(); ++h) {
+    const Room& room = rules.rooms[h];
+    std::vector<Block> owners;
+    for (const auto& [st, at] : room.owners) {
+      owners.push_back(
+          {{st}, aligned(r.storages[st].bytes), m.first[st], kNone, static_cast<int64_t>(at)});
+    }
+    std::vector<const Block*> placed;
+    for (const Block& o : owners) placed.push_back(&o);
+    for (size_t n : order) {
+      Block& b = blocks[n];
+      if (b.host != kNone || b.first < rules.from || b.bytes < kLeastGuest) continue;
+      int64_t at = place_of_heir(r, s, b, owners, placed);
+      if (at < 0) {
+        at = tightest_gap(b, placed);
+        if (at + b.bytes > static_cast<int64_t>(room.bytes)) continue;
+      }
+      b.host = h;
       b.offset = at;
-      guests[h].push_back(&b);
+      placed.push_back(&b);
     }
   }
+}
+
+// The group with the largest sum of live bytes.
+uint32_t busiest(const Schedule& s, const std::vector<Block>& blocks) {
+  std::vector<int64_t> change(s.groups.size() + 1);
+  for (const Block& b : blocks) {
+    change[b.first] += b.bytes;
+    change[b.last + 1] -= b.bytes;
+  }
+  std::partial_sum(change.begin(), change.end(), change.begin());
+  return static_cast<uint32_t>(std::max_element(change.begin(), change.end()) - change.begin());
+}
+
+// Places all blocks in the best of a few orders, each good for some steps; the size of the arena.
+size_t place_all(const Recording& r, const Schedule& s, const MemoryPlan& m,
+                 std::vector<Block>& blocks, const MemoryRules& rules) {
+  const uint32_t peak = busiest(s, blocks);
+  auto order = [&](const auto& key) {
+    std::vector<size_t> list(blocks.size());
+    std::iota(list.begin(), list.end(), size_t{0});
+    std::stable_sort(list.begin(), list.end(),
+                     [&](size_t a, size_t b) { return key(blocks[a]) < key(blocks[b]); });
+    return list;
+  };
+  const auto by_time = order([](const Block& b) { return int64_t{b.first}; });
+  const auto by_size = order([](const Block& b) { return -b.bytes; });
+  const auto by_area = order([](const Block& b) { return -b.bytes * (b.last - b.first + 1); });
+  const auto at_peak =
+      order([&](const Block& b) { return std::pair(b.first > peak || b.last < peak, -b.bytes); });
+  std::vector<Block> best;
+  int64_t least = INT64_MAX;
+  for (const auto* hosting : {&by_size, &at_peak, &by_area}) {
+    std::vector<Block> hosted = blocks;
+    host_blocks(r, s, m, hosted, *hosting, rules);
+    for (const auto* placing : {&by_size, &by_time, &by_area}) {
+      const int64_t top = place(hosted, *placing);
+      if (top >= least) continue;
+      least = top;
+      best = hosted;
+    }
+    if (rules.rooms.empty()) break;
+  }
+  blocks = std::move(best);
+  return static_cast<size_t>(least);
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules& rules) {
   MemoryPlan m;
+  m.rooms = rules.rooms;
   find_lives(r, s, m.first, m.last);
   std::vector<Block> blocks = make_blocks(r, s, m);
   const size_t scratch_from = blocks.size();
@@ -205,17 +263,7 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
       blocks.push_back({{}, aligned(static_cast<size_t>(rules.scratch[g])), g, g});
     }
   }
-  std::vector<size_t> by_size(blocks.size()), by_time(blocks.size());
-  std::iota(by_size.begin(), by_size.end(), size_t{0});
-  by_time = by_size;
-  std::stable_sort(by_time.begin(), by_time.end(),
-                   [&](size_t a, size_t b) { return blocks[a].first < blocks[b].first; });
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
-  host_blocks(r, s, m, blocks, by_size, rules);
-  const int64_t timely = place(blocks, by_time);
-  const int64_t sized = place(blocks, by_size);
-  m.arena_bytes = static_cast<size_t>(timely < sized ? place(blocks, by_time) : sized);
+  m.arena_bytes = place_all(r, s, m, blocks, rules);
   m.offset.assign(r.storages.size(), -1);
   m.host.assign(r.storages.size(), kNone);
   m.scratch_offset.assign(s.groups.size(), -1);
@@ -241,19 +289,31 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
   return m;
 }
 
+// A guest is dead when an owner of its place is written, but for one that is written over it.
+static void verify_guest(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
+  const Room& room = m.rooms[m.host[st]];
+  const int64_t from = m.offset[st], to = from + static_cast<int64_t>(r.storages[st].bytes);
+  BRRR_CHECK(to <= static_cast<int64_t>(room.bytes),
+             "graph: storage {} lies outside the memory planned for it", st);
+  for (const auto& [owner, at] : room.owners) {
+    const auto begin = static_cast<int64_t>(at);
+    if (to <= begin || from >= begin + static_cast<int64_t>(r.storages[owner].bytes)) continue;
+    const bool written_over = m.last[st] == m.first[owner] && from == begin &&
+                              takes_over(r, s.groups[m.last[st]], st, owner);
+    BRRR_CHECK(written_over || m.last[st] < m.first[owner],
+               "graph: storage {} lives in storage {} when that is written", st, owner);
+  }
+}
+
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
   std::vector<uint32_t> all;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (!planned(r, s, m, st)) continue;
     const uint32_t host = m.host[st];
-    const int64_t room =
-        host == kNone ? static_cast<int64_t>(m.arena_bytes) : aligned(r.storages[host].bytes);
-    BRRR_CHECK(m.offset[st] >= 0 && m.offset[st] + aligned(r.storages[st].bytes) <= room,
+    const int64_t end = m.offset[st] + aligned(r.storages[st].bytes);
+    BRRR_CHECK(m.offset[st] >= 0 && (host != kNone || end <= static_cast<int64_t>(m.arena_bytes)),
                "graph: storage {} lies outside the memory planned for it", st);
-    const bool written_over = host != kNone && m.last[st] == m.first[host] && m.offset[st] == 0 &&
-                              takes_over(r, s.groups[m.last[st]], st, host);
-    BRRR_CHECK(host == kNone || written_over || m.last[st] < m.first[host],
-               "graph: storage {} lives in storage {} when that is written", st, host);
+    if (host != kNone) verify_guest(r, s, m, st);
     for (uint32_t o : all) {
       if (m.host[o] != host) continue;
       const bool apart = m.offset[o] + aligned(r.storages[o].bytes) <= m.offset[st] ||

@@ -377,7 +377,9 @@ int Pass::finish() {
     begin_recording();
   }
   for (size_t k = 0; k < live_.size(); ++k) {
-    if (live_[k]) fresh_.survivors.push_back(static_cast<uint32_t>(k));
+    if (!live_[k]) continue;
+    fresh_.survivors.push_back(static_cast<uint32_t>(k));
+    fresh_.gradients.push_back(live_[k]->gradient);
   }
   fresh_.draws = rng_state().draw - rng_before_.draw;
   fresh_.make_cues();

@@ -45,6 +45,9 @@ class Plan {
   /// `old`'s memory may be the new one's.
   virtual bool may_reuse(const TensorImpl& old, size_t k) = 0;
 
+  /// Whether survivors that already have memory, old gradients', can keep it as it lies.
+  virtual bool accepts(Storage* const*) const { return true; }
+
   /// Where replays run.
   virtual Device device() const = 0;
   /// After a step's effects are there: where BRRR_SYNC_AFTER_REPLAY asks for it, waits for the
@@ -74,6 +77,10 @@ class Plan {
   Plan(const Recording& r, const StepOptions& options, StepStats& stats);
   void plan_temporaries(const MemoryRules& rules, StepStats& stats);
   std::unique_ptr<Call> bound_call(const Instr& i) const;
+  /// Of a room whose owners are bound.
+  char* room_begin(const Room& room) const {
+    return static_cast<char*>(bound_[room.owners[0].first]->data);
+  }
 
   const Recording& r_;
   Schedule schedule_;

@@ -84,6 +84,7 @@ struct Recording {
   std::vector<ControlWord> control;
   std::vector<uint32_t> externals;  ///< External number -> storage.
   std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
+  std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
   uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
 
   /// Fills `cues`, once the recording is complete.

@@ -67,22 +67,29 @@ void merge_groups(const Recording& r, Schedule& s);
 /// them writes, nor an operand as large as the group's space. Parts may run one after the other.
 std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g);
 
-/// Where temporaries live: in the arena, or in the memory of a survivor that is written later.
+/// Memory of survivors, side by side, where temporaries may live until those are written.
+struct Room {
+  size_t bytes = 0;
+  std::vector<std::pair<uint32_t, size_t>> owners;  ///< Survivors and where they begin; rising.
+};
+
+/// Where temporaries live: in the arena, or in a room.
 struct MemoryPlan {
   std::vector<int64_t> offset;  ///< By storage; -1: it is no temporary.
-  std::vector<uint32_t> host;   ///< By storage: the survivor it lives in; kNone: the arena.
+  std::vector<uint32_t> host;   ///< By storage: the room it lives in; kNone: the arena.
+  std::vector<Room> rooms;
   /// The same for the scratch memory of a group's kernel, by group; -1: it takes none.
   std::vector<int64_t> scratch_offset, scratch_bytes;
   std::vector<uint32_t> scratch_host;
   size_t arena_bytes = 0;
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
   size_t in_place = 0, in_place_candidates = 0;
-  size_t hosted = 0;                  ///< Temporaries in survivors.
+  size_t hosted = 0;                  ///< Temporaries in rooms.
   std::vector<uint32_t> first, last;  ///< By storage: groups between which it is live.
 };
 /// What a plan's memory has to respect.
 struct MemoryRules {
-  std::vector<uint32_t> hosts;   ///< Survivors that may take in temporaries
+  std::vector<Room> rooms;       ///< They may take in temporaries
   uint32_t from = 0;             ///< which are born in this group or later.
   std::vector<int64_t> scratch;  ///< Bytes that a group's kernel takes, by group, if any does.
 };

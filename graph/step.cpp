@@ -206,6 +206,7 @@ void StepCore::replay(Plan& plan, Session& s) {
     if (at == s.survivors.end()) return;
     s.loans.offer(plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
   });
+  if (!plan.accepts(s.survivors.data())) s.loans.take_back();
   try {
     plan.run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
   } catch (...) {

@@ -99,7 +99,7 @@ void linear_infer(OpCall& c) {
 void linear_vjp(VjpCall& v) {
   const Tensor& g = v.gout[0];
   const IntList &sx = v.meta(0).sizes, &sw = v.meta(1).sizes;
-  if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
+  // The weight's first: it is the last to read x, whose memory the gradient of x may then have.
   if (v.needs(1)) {
     const Tensor x = v.input(0);
     if (sx.size() == 2) {
@@ -109,6 +109,7 @@ void linear_vjp(VjpCall& v) {
       v.gin[1] = matmul(g.reshape({rows, sw[0]}).t(), x.reshape({rows, sw[1]}));
     }
   }
+  if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
   if (v.needs(2)) {
     // Memory of its own in every case, so that a leaf can keep it.
     IntList leading;

@@ -233,9 +233,20 @@ void run_columns(const Layout& l, int64_t o, int64_t t) {
   finish_range(l, o * l.cols + c, n);
 }
 
-// The same, with the blocks in parallel: for few columns and many rows.
-void drive_blocks(const Layout& l, int64_t tiles) {
-  const int64_t blocks = (l.rows + kReduceBlock - 1) / kReduceBlock;
+int64_t column_tiles(const ReductionLayout& l) {
+  return (l.cols + kColumnTile - 1) / kColumnTile;
+}
+
+// Into how many blocks of rows few columns of many are cut for the threads; 0: they are not.
+int64_t column_blocks(const ReductionLayout& l) {
+  const bool few = l.outer * column_tiles(l) < kEnoughUnits && l.rows > kReduceBlock &&
+                   l.outer * l.rows * l.cols > kGrain;
+  return few ? (l.rows + kReduceBlock - 1) / kReduceBlock : 0;
+}
+
+// The same as run_columns, with the blocks in parallel.
+void drive_blocks(const Layout& l, int64_t blocks) {
+  const int64_t tiles = column_tiles(l);
   const Tensor partials = raw_empty({l.outer * blocks * l.cols}, l.compute, Device{});
   char* to = partials.impl()->data();
   const int64_t work = kReduceBlock * std::min(kColumnTile, l.cols);
@@ -261,12 +272,9 @@ void drive_blocks(const Layout& l, int64_t tiles) {
 }
 
 void drive_columns(const Layout& l) {
-  const int64_t tiles = (l.cols + kColumnTile - 1) / kColumnTile, units = l.outer * tiles;
+  if (const int64_t blocks = column_blocks(l)) return drive_blocks(l, blocks);
+  const int64_t tiles = column_tiles(l), units = l.outer * tiles;
   const int64_t all = l.outer * l.rows * l.cols;
-  if (units < kEnoughUnits && l.rows > kReduceBlock && all > kGrain) {
-    drive_blocks(l, tiles);
-    return;
-  }
   parallel_for(units, std::max<int64_t>(1, kGrain * units / all), [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) run_columns(l, u / tiles, u % tiles);
   });
@@ -274,15 +282,20 @@ void drive_columns(const Layout& l) {
 
 }  // namespace
 
-// Partial results are at most one of 64 rows of a column each, and level by level one of 4096 of a
-// row.
+// The copy, partial results (level by level of a row), and the result before it is rounded.
 int64_t reduction_scratch(const OpCall& c) {
-  const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
-  const DType compute = reduction_compute_dtype(*c.op, x);
-  const auto item = static_cast<int64_t>(itemsize(compute));
-  int64_t bytes = 4 * scratch_for(x.numel / (kReduceBlock / 2) / 4 + 1, item);
-  if (is_gathered(c)) bytes += scratch_for(x.numel, item);
-  if (y.dtype != compute) bytes += scratch_for(y.numel, item);
+  const TensorImpl& y = *c.out[0].impl();
+  if (y.numel == 0) return 0;
+  const ReductionLayout l = reduction_layout(c, false);
+  const auto item = static_cast<int64_t>(itemsize(l.compute));
+  int64_t bytes = l.copy.defined() ? scratch_for(l.copy.numel(), item) : 0;
+  if (y.dtype != l.compute) bytes += scratch_for(y.numel, item);
+  if (l.count == 0) return bytes;
+  if (l.cols) return bytes + scratch_for(l.outer * column_blocks(l) * l.cols, item);
+  for (int64_t rows = l.rows; rows > kReduceChunk;) {
+    rows = (rows + kReduceChunk - 1) / kReduceChunk;
+    bytes += scratch_for(l.outer * rows, item);
+  }
   return bytes;
 }
 

@@ -35,8 +35,9 @@ Runs find_runs(const TensorImpl& x, int64_t mask) {
   return r;
 }
 
-// x in the compute type with the reduced dims last, or where `permute` is false in its own order.
-Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute) {
+// x in the compute type with the reduced dims last, or where `permute` is false in its own order;
+// its layout alone unless `filled`.
+Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute, bool filled) {
   IntList sizes, strides;
   int64_t moved = 0;
   for (int pass = 0; pass < 2; ++pass) {
@@ -50,6 +51,7 @@ Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute)
   }
   mask = moved;
   x.storage->refs.retain();
+  if (!filled) return Tensor(Ref<TensorImpl>::adopt(new_impl(x.storage, compute, sizes)));
   const auto view = Ref<TensorImpl>::adopt(new_impl(x.storage, x.dtype, sizes, strides, x.offset));
   Tensor copy = raw_empty(sizes, compute, x.device);
   copy_now(*copy.impl(), *view);
@@ -100,7 +102,7 @@ void set_extents(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
 
 }  // namespace
 
-ReductionLayout reduction_layout(const OpCall& c) {
+ReductionLayout reduction_layout(const OpCall& c, bool filled) {
   const TensorImpl* x = c.in[0];
   ReductionLayout l;
   l.compute = reduction_compute_dtype(*c.op, *x);
@@ -109,16 +111,12 @@ ReductionLayout reduction_layout(const OpCall& c) {
   int64_t mask = c.attrs.v[0];
   Runs runs = find_runs(*x, mask);
   if (is_gathered(runs)) {
-    l.copy = gathered(*x, mask, !is_shaped(runs), l.compute);
+    l.copy = gathered(*x, mask, !is_shaped(runs), l.compute, filled);
     x = l.copy.impl();
     runs = find_runs(*x, mask);
   }
   set_extents(l, *x, runs);
   return l;
-}
-
-bool is_gathered(const OpCall& c) {
-  return c.in[0]->numel > 0 && is_gathered(find_runs(*c.in[0], c.attrs.v[0]));
 }
 
 }  // namespace brrr

@@ -17,8 +17,7 @@ struct ReductionLayout {
   Tensor copy;        ///< Keeps what `base` points to when the input's own order would not do.
 };
 
-ReductionLayout reduction_layout(const OpCall& c);
-/// Whether the layout is that of a copy.
-bool is_gathered(const OpCall& c);
+/// Where `filled` is false a copy is not made, and nothing may be read.
+ReductionLayout reduction_layout(const OpCall& c, bool filled = true);
 
 }  // namespace brrr

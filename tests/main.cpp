@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/tensor_impl.h"
 #include "tests/cuda_cases.h"
 
 int main(int argc, char** argv) {
@@ -24,5 +25,9 @@ int main(int argc, char** argv) {
   doctest::Context context(argc, argv);
   const int status = context.run();
   if (context.shouldExit()) return status;
+  if (const char* op = brrr::scratch_shortage()) {
+    std::printf("FAILED: %s took more scratch memory than its row says\n", op);
+    return 1;
+  }
   return brrr::test::compile_what_ran() ? status : 1;
 }

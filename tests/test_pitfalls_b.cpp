@@ -177,7 +177,7 @@ TEST_CASE("pitfall B5: every allocation of a step fails once" * doctest::test_su
       CHECK(rng_state().draw > rng.draw);
       if (k > 400) FAIL("no end of allocations");
     }
-    CHECK(failures > 3);
+    CHECK(failures >= 3);  // Results and the arena: all that a call takes.
   }
 }
 

@@ -136,7 +136,7 @@ bool drops_only_the_dead(const graph::Recording& r, const graph::Schedule& s) {
 // Every use of the storage in group g is its element n in iteration n.
 bool dense_in(const graph::Recording& r, const graph::Schedule& s, const std::vector<Use>& uses,
               uint32_t g, uint32_t st) {
-  if (!s.groups[g].fused) return false;
+  if (r.instrs[s.groups[g].instrs[0]].op->kind != OpKind::Pointwise) return false;
   std::vector<int64_t> all(r.storages[st].bytes / itemsize(r.value(uses[0].value).dtype));
   std::iota(all.begin(), all.end(), 0);
   return std::all_of(uses.begin(), uses.end(), [&](const Use& u) {
@@ -150,7 +150,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
   const auto uses = uses_of(r, s);
   std::map<uint32_t, std::vector<uint32_t>> owners;
   std::vector<uint32_t> first(uses.size(), kNone), last(uses.size(), 0);
-  auto room = [&](uint32_t host) { return host == kNone ? m.arena_bytes : r.storages[host].bytes; };
+  auto room = [&](uint32_t host) { return host == kNone ? m.arena_bytes : m.rooms[host].bytes; };
   for (size_t st = 0; st < uses.size(); ++st) {
     for (const Use& u : uses[st]) {
       first[st] = std::min(first[st], u.group);
@@ -161,8 +161,17 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
     for (uint32_t st = 0; st < uses.size(); ++st) {
       if (m.offset[st] < 0 || uses[st].empty()) continue;
       const uint32_t host = m.host[st];
-      if (m.offset[st] % 64 || m.offset[st] + r.storages[st].bytes > room(host)) return false;
-      if (host != kNone && (!r.survives(host) || first[host] <= last[st])) return false;
+      const auto begin = static_cast<size_t>(m.offset[st]), end = begin + r.storages[st].bytes;
+      if (begin % 64 || end > room(host)) return false;
+      for (size_t n = 0; host != kNone && n < m.rooms[host].owners.size(); ++n) {
+        const auto [o, at] = m.rooms[host].owners[n];
+        if (end <= at || at + r.storages[o].bytes <= begin || last[st] < first[o]) continue;
+        // Where it dies in the kernel that writes the survivor, that writes over it.
+        if (last[st] > first[o] || begin != at || r.storages[st].bytes != r.storages[o].bytes ||
+            !dense_in(r, s, uses[st], last[st], st) || !dense_in(r, s, uses[o], last[st], o)) {
+          return false;
+        }
+      }
       std::vector<uint32_t>& owner = owners[host];
       owner.resize(room(host) / 64 + 1, kNone);
       const auto from = static_cast<size_t>(m.offset[st] / 64);
@@ -197,7 +206,19 @@ void check_passes(const graph::Recording& r) {
     CHECK(overlaps_nothing(r, s, m));
     CHECK(m.lower_bound_bytes <= m.arena_bytes);
     const auto from = static_cast<uint32_t>(s.groups.size() / 3);
-    const graph::MemoryPlan hosted = graph::plan_memory(r, s, r.survivors, from);
+    graph::MemoryRules rules{.rooms = {}, .from = from, .scratch = {}};
+    graph::Room row;  // Every other survivor has a room of its own, the rest share one.
+    for (size_t k = 0; k < r.survivors.size(); ++k) {
+      const uint32_t st = r.survivors[k];
+      if (k % 2) {
+        rules.rooms.push_back({r.storages[st].bytes, {{st, 0}}});
+        continue;
+      }
+      row.owners.emplace_back(st, row.bytes);
+      row.bytes += (r.storages[st].bytes + 4095) / 4096 * 4096;
+    }
+    rules.rooms.push_back(row);
+    const graph::MemoryPlan hosted = graph::plan_memory(r, s, rules);
     CHECK_NOTHROW(graph::verify_memory(r, s, hosted));
     CHECK(overlaps_nothing(r, s, hosted));
     for (size_t st = 0; st < hosted.host.size(); ++st) {

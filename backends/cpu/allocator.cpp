@@ -303,6 +303,33 @@ void reset_peak() noexcept {
   }
 }
 
+size_t block_bytes(size_t bytes) noexcept {
+  return kPlainMalloc || bytes <= kSmallLimit ? 0 : PageHeap::rounded(bytes);
+}
+
+void* allocate_row(const size_t* bytes, size_t n) noexcept {
+  ThreadCache& cache = attached_cache();
+  size_t asked = 0, whole = 0;
+  for (size_t k = 0; k < n; ++k) {
+    asked += bytes[k];
+    whole += block_bytes(bytes[k]);
+  }
+  void* p = nullptr;
+  {
+    const Lock lock(global.mutex);
+    if (!admitted(asked)) return nullptr;
+    p = global.pages.allocate_row(whole, global.use);
+    if (!p) {
+      trim_locked(cache);
+      p = global.pages.allocate_row(whole, global.use);
+    }
+    if (!p) return nullptr;
+    count(cache, static_cast<int64_t>(asked), true);
+  }
+  if (global.poison) std::memset(p, 0xFF, whole);
+  return p;
+}
+
 void trim() noexcept {
   ThreadCache& cache = attached_cache();
   const Lock lock(global.mutex);

@@ -23,6 +23,11 @@ MemoryStats memory_stats() noexcept;
 /// Starts a new peak at the present live bytes. Exact for the calling thread; another thread's
 /// growth up to its own earlier peak goes unnoticed.
 void reset_peak() noexcept;
+/// What a tensor of `bytes` takes in a row of blocks; 0 for one that cannot be in a row.
+size_t block_bytes(size_t bytes) noexcept;
+/// One piece of memory for n tensors, block_bytes() apart, each of which is deallocated by itself.
+/// nullptr as for allocate().
+void* allocate_row(const size_t* bytes, size_t n) noexcept;
 /// Gives unused memory back to the system: free segments and chunks, the caller's own free lists.
 void trim() noexcept;
 /// Allocations that would bring the live bytes above `bytes` return nullptr; 0 lifts the limit.

@@ -61,6 +61,8 @@ const Backend& cpu_backend() {
       .name = "cpu",
       .allocate = cpu::allocate,
       .deallocate = cpu::deallocate,
+      .block_bytes = cpu::block_bytes,
+      .allocate_row = cpu::allocate_row,
       .describe_memory = describe_memory,
       .memory_stats = memory_stats,
       .reset_peak = cpu::reset_peak,

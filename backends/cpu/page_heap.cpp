@@ -30,6 +30,7 @@ struct PageHeap::Run {
   Run *next, *prev;
   Segment* segment;
   size_t first, pages;
+  bool fresh;  // Its pages have not been touched: memory that has been costs no more of it.
 };
 
 std::byte* map_huge(size_t bytes, size_t header, SystemUse& use) noexcept {
@@ -72,9 +73,10 @@ int PageHeap::bucket(size_t pages) noexcept {
   return std::min(8 * shift + static_cast<int>(pages >> shift), kBuckets - 1);
 }
 
-void PageHeap::insert(Segment* segment, size_t first, size_t pages) noexcept {
+void PageHeap::insert(Segment* segment, size_t first, size_t pages, bool fresh) noexcept {
   const int b = bucket(pages);
-  auto* run = new (segment->begin + first * kPage) Run{heads_[b], nullptr, segment, first, pages};
+  auto* run =
+      new (segment->begin + first * kPage) Run{heads_[b], nullptr, segment, first, pages, fresh};
   if (run->next) run->next->prev = run;
   heads_[b] = run;
   nonempty_[b / 64] |= uint64_t{1} << (b % 64);
@@ -90,7 +92,7 @@ void PageHeap::remove(Run* run) noexcept {
   tags[run->first] = tags[run->first + run->pages - 1] = kUsed;
 }
 
-PageHeap::Run* PageHeap::best_fit(size_t pages) noexcept {
+PageHeap::Run* PageHeap::best_fit(size_t pages, bool fresh_too) noexcept {
   for (int b = bucket(pages); b < kBuckets; ++b) {
     const uint64_t rest = nonempty_[b / 64] >> (b % 64);
     if (!rest) {
@@ -101,6 +103,7 @@ PageHeap::Run* PageHeap::best_fit(size_t pages) noexcept {
     Run* best = nullptr;
     int scanned = 0;
     for (Run* run = heads_[b]; run && scanned < kScan; run = run->next, ++scanned) {
+      if (run->fresh && !fresh_too) continue;
       if (run->pages >= pages && (!best || run->pages < best->pages)) best = run;
       if (best && best->pages == pages) break;
     }
@@ -145,26 +148,41 @@ PageHeap::Run* PageHeap::add_segment(size_t bytes, SystemUse& use) noexcept {
     unmap_huge(begin, bytes, header, use);
     return nullptr;
   }
-  insert(segment, 0, pages);
+  insert(segment, 0, pages, true);
   return reinterpret_cast<Run*>(begin);
 }
 
 void* PageHeap::allocate(size_t bytes, SystemUse& use) noexcept {
   const size_t size = rounded(bytes), pages = size / kPage;
   if (pages == 0) return nullptr;
-  Run* run = best_fit(pages);
-  if (!run && !(run = add_segment(size, use))) return nullptr;
+  Run* run = best_fit(pages, false);
+  if (!run) run = best_fit(pages, true);
+  if (!run) {
+    trim(use);  // What lies free is of no use here: the system gets it back before it gives more.
+    run = add_segment(size, use);
+  }
+  if (!run) return nullptr;
   remove(run);
   Segment* segment = run->segment;
   const size_t first = run->first, left = run->pages - pages;
-  if (left) insert(segment, first + pages, left);
+  if (left) insert(segment, first + pages, left, run->fresh);
   return segment->begin + first * kPage;
 }
 
 void PageHeap::deallocate(void* p, size_t bytes) noexcept {
+  give_back(p, rounded(bytes) / kPage);
+}
+
+void* PageHeap::allocate_row(size_t bytes, SystemUse& use) noexcept {
+  auto* p = static_cast<std::byte*>(allocate(bytes, use));
+  const size_t rest = p ? rounded(bytes) - bytes : 0;
+  if (rest) give_back(p + bytes, rest / kPage);
+  return p;
+}
+
+void PageHeap::give_back(void* p, size_t pages) noexcept {
   Segment* segment = segment_of(p);
   size_t first = static_cast<size_t>(static_cast<std::byte*>(p) - segment->begin) / kPage;
-  size_t pages = rounded(bytes) / kPage;
   const uint32_t* tags = segment->tags();
   const auto merge = [&](size_t page) {
     remove(reinterpret_cast<Run*>(segment->begin + page * kPage));
@@ -179,7 +197,7 @@ void PageHeap::deallocate(void* p, size_t bytes) noexcept {
     pages += before;
     merge(first);
   }
-  insert(segment, first, pages);
+  insert(segment, first, pages, false);
 }
 
 void PageHeap::trim(SystemUse& use) noexcept {

@@ -29,6 +29,8 @@ class PageHeap {
 
   void* allocate(size_t bytes, SystemUse& use) noexcept;
   void deallocate(void* p, size_t bytes) noexcept;
+  /// Several blocks side by side, of `bytes` as rounded together; each is given back by itself.
+  void* allocate_row(size_t bytes, SystemUse& use) noexcept;
   /// Unmaps segments that are free as a whole and empties the huge pages inside other free runs.
   void trim(SystemUse& use) noexcept;
 
@@ -40,9 +42,10 @@ class PageHeap {
   static constexpr size_t kLeafBits = 14, kTopBits = 48 - 21 - kLeafBits;
 
   static int bucket(size_t pages) noexcept;
-  void insert(Segment* segment, size_t first, size_t pages) noexcept;
+  void insert(Segment* segment, size_t first, size_t pages, bool fresh) noexcept;
   void remove(Run* run) noexcept;
-  Run* best_fit(size_t pages) noexcept;
+  void give_back(void* p, size_t pages) noexcept;
+  Run* best_fit(size_t pages, bool fresh_too) noexcept;
   Run* add_segment(size_t bytes, SystemUse& use) noexcept;
   bool set_segment(Segment* segment, Segment* value, SystemUse& use) noexcept;
   Segment* segment_of(const void* p) const noexcept;

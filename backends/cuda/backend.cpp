@@ -110,6 +110,8 @@ const Backend& cuda_backend() {
       .name = "cuda",
       .allocate = allocate,
       .deallocate = deallocate,
+      .block_bytes = nullptr,
+      .allocate_row = nullptr,
       .describe_memory = describe_memory,
       .memory_stats = memory_stats,
       .reset_peak = [] { pool().reset_peak(); },

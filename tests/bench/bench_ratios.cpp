@@ -10,6 +10,7 @@
 #include "tests/bench/mlp_figures.h"
 #include "tests/bench/probes.h"
 #include "tests/bench/report.h"
+#include "tests/bench/scale_figures.h"
 #include "tests/bench/tiny_steps.h"
 
 namespace {
@@ -21,13 +22,15 @@ using brrr::Tensor;
 
 constexpr const char* help =
     R"(bench_ratios: the figures brrr promises, measured in one run
-  --only NAME       one part: dispatch, verify, replay, mlp, fusion, memory, build or gpt
+  --only NAME       one part: dispatch, verify, replay, mlp, fusion, memory, build, gpt or scale
   --threads N       threads of brrr (1); the floors and the peer have one
   --cpu N           CPU of the main thread (the last one allowed)
   --json FILE       the tables as JSON
   --instr WHAT N    nothing but N times add, add_grad, verify, verify_grad or frozen, for callgrind
   --first-replay O  prints the milliseconds from a first call to the end of the first compiled
                     replay, optimizer O = sgd or adamw
+  --scale NAME MODE prints what a GPT (2x64, 4x128, 6x512, 12x768) takes in a mode (eager, graph):
+                    megabytes handed out, megabytes resident, seconds to build
 Exit status: 0, 1 after an error, 2 if the modes disagree or a replay fell back. A bar that is
 missed changes nothing: machines differ.
 )";
@@ -312,10 +315,15 @@ int run_parts(const RunOptions& o, const std::string& only) {
   Report report;
   json table = json::array();
   const std::vector<std::pair<std::string, std::function<void()>>> parts = {
-      {"dispatch", [&] { dispatch(report); }}, {"verify", [&] { verify(report); }},
-      {"replay", [&] { replay(report); }},     {"fusion", [&] { fusion(report); }},
-      {"memory", [&] { memory(report); }},     {"build", [&] { build(report); }},
-      {"mlp", [&] { mlp(report, table); }},    {"gpt", [&] { gpt_part(report); }}};
+      {"dispatch", [&] { dispatch(report); }},
+      {"verify", [&] { verify(report); }},
+      {"replay", [&] { replay(report); }},
+      {"fusion", [&] { fusion(report); }},
+      {"memory", [&] { memory(report); }},
+      {"build", [&] { build(report); }},
+      {"mlp", [&] { mlp(report, table); }},
+      {"gpt", [&] { gpt_part(report); }},
+      {"scale", [&] { scale_part(report, o.threads); }}};
   const auto named = [&](const auto& part) { return only.empty() || part.first == only; };
   if (std::none_of(parts.begin(), parts.end(), named)) {
     throw std::invalid_argument("--only: there is no part '" + only + "', see --help");
@@ -357,6 +365,10 @@ int run_main(int argc, char** argv) {
       brrr::cpu::set_num_threads(o.threads);
       std::printf("%.3f\n", first_replay_ms(value()));
       return 0;
+    } else if (name == "--scale") {
+      brrr::cpu::set_num_threads(o.threads);
+      const std::string model = value();
+      return print_scale(model, value());
     } else if (name.rfind("--benchmark_", 0) != 0) {  // the script passes those to all programs
       throw std::invalid_argument("unknown option '" + name + "', see --help");
     }

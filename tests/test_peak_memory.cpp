@@ -1,0 +1,160 @@
+// A step needs no more memory than eager mode does: not in its first call, nor when it is built,
+// nor in any later one. What the allocator hands out, call by call, and what is resident.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <brrr/brrr.h>
+
+#include "tests/sanitizer.h"
+
+using namespace brrr;
+using brrr::test::kAddressSanitizer;
+using brrr::test::kThreadSanitizer;
+
+namespace {
+
+constexpr int kCalls = 6;
+
+struct Peaks {
+  double by_call[kCalls] = {};  ///< MB handed out at most, above what was live before the model.
+  double resident = 0;          ///< MB of the process.
+};
+
+using Training = std::function<void(Mode, const std::function<void(int)>& call)>;
+
+// In a process of its own: nothing that an earlier run has left may serve this one.
+Peaks peaks_of(const Training& train, Mode mode) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    Peaks p;
+    try {
+      empty_cache(kCPU);
+      const size_t before = memory_stats(kCPU).live;
+      train(mode, [&](int k) {
+        if (k > 0) {
+          p.by_call[k - 1] = static_cast<double>(memory_stats(kCPU).peak - before) / 1e6;
+        }
+        reset_peak_memory(kCPU);
+      });
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "%s\n", e.what());
+      _exit(1);
+    }
+    rusage own{};  // Without the compiler's processes.
+    getrusage(RUSAGE_SELF, &own);
+    p.resident = static_cast<double>(own.ru_maxrss) / 1024;
+    _exit(write(ends[1], &p, sizeof p) == sizeof p ? 0 : 1);
+  }
+  close(ends[1]);
+  Peaks p;
+  const ssize_t got = read(ends[0], &p, sizeof p);
+  close(ends[0]);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(got == sizeof p);
+  REQUIRE(status == 0);
+  return p;
+}
+
+void compare(const Training& train) {
+  const Peaks eager = peaks_of(train, Mode::Eager), graph = peaks_of(train, Mode::Graph);
+  std::string table;
+  for (int k = 0; k < kCalls; ++k) {
+    table += fmt::format("call {}: eager {:.2f} MB, graph {:.2f} MB\n", k, eager.by_call[k],
+                         graph.by_call[k]);
+  }
+  table +=
+      fmt::format("resident: eager {:.1f} MB, graph {:.1f} MB", eager.resident, graph.resident);
+  INFO(table);
+  // Numbers and tables of a few hundred bytes each.
+  for (int k = 0; k < kCalls; ++k) CHECK(graph.by_call[k] <= eager.by_call[k] + 0.02);
+  // A library of kernels and what the process needs to build it.
+  if (!kAddressSanitizer && !kThreadSanitizer) CHECK(graph.resident <= eager.resident + 8);
+}
+
+enum class Zero { First, BeforeBackward, Never };
+
+// The last call but one has a batch of its own, as at the end of an epoch.
+template <class Model, class Batch>
+Training training(const std::function<std::unique_ptr<Model>()>& make, const Batch& batch,
+                  Zero zero, int parts = 1) {
+  return [=](Mode mode, const std::function<void(int)>& call) {
+    manual_seed(1);
+    const auto model = make();
+    optim::AdamW opt(model->parameters(), {.lr = 1e-4});
+    auto step = brrr::step(
+        [&](const Tensor& x, const Tensor& y) {
+          if (zero == Zero::First) opt.zero_grad();
+          Tensor loss;
+          for (int k = 0; k < parts; ++k) {
+            const Tensor logits = (*model)(x);
+            loss = cross_entropy(logits.view({y.numel(), logits.size(-1)}), y.view({y.numel()}));
+            if (zero == Zero::BeforeBackward) opt.zero_grad();
+            loss.backward();
+          }
+          optim::clip_grad_norm_(model->parameters(), 1.0);
+          opt.step();
+          return loss;
+        },
+        StepOptions{.mode = mode});
+    for (int k = 0; k < kCalls; ++k) {
+      const auto [x, y] = batch(k + 2 == kCalls ? 3 : 4);
+      call(k);
+      step(x, y).template item<float>();
+    }
+    call(kCalls);
+  };
+}
+
+}  // namespace
+
+TEST_CASE("memory: an MLP whose parameters outweigh its activations" *
+          doctest::test_suite("host")) {
+  const auto make = [] {
+    return std::make_unique<models::MLP>(models::MLPOptions{.sizes = {1024, 1536, 1536, 1024}});
+  };
+  const auto batch = [](int64_t rows) {
+    return std::pair(randn({rows, 1024}), randint(0, 1024, {rows}));
+  };
+  for (const Zero zero : {Zero::First, Zero::BeforeBackward, Zero::Never}) {
+    CAPTURE(static_cast<int>(zero));
+    compare(training<models::MLP>(make, batch, zero));
+  }
+  compare(training<models::MLP>(make, batch, Zero::First, 2));
+}
+
+TEST_CASE("memory: a GPT with a large vocabulary" * doctest::test_suite("host")) {
+  const auto make = [] {
+    return std::make_unique<models::GPT>(models::GPTOptions{
+        .vocab = 8192, .block = 32, .layers = 4, .heads = 4, .width = 256, .dropout = 0.1});
+  };
+  const auto batch = [](int64_t rows) {
+    return std::pair(randint(0, 8192, {rows, 32}), randint(0, 8192, {rows, 32}));
+  };
+  for (const Zero zero : {Zero::First, Zero::BeforeBackward, Zero::Never}) {
+    CAPTURE(static_cast<int>(zero));
+    compare(training<models::GPT>(make, batch, zero));
+  }
+}
+
+TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::test_suite("host")) {
+  const auto make = [] {
+    return std::make_unique<models::GPT>(
+        models::GPTOptions{.vocab = 65, .block = 64, .layers = 4, .heads = 4, .width = 128});
+  };
+  const auto batch = [](int64_t rows) {
+    return std::pair(randint(0, 65, {rows * 3, 64}), randint(0, 65, {rows * 3, 64}));
+  };
+  compare(training<models::GPT>(make, batch, Zero::First));
+}
