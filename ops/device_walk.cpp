@@ -113,7 +113,11 @@ DeviceWalk plan_walk(int ndim, const int64_t* size, WalkOperand* all, int count)
     return dense(o) || (o.reach == W::Strided && o.stride[last] == 1);
   };
   walk.vector = widest(ndim, size, all, count, size[last], in_row);
-  if (walk.vector == 1) walk.vector = widest(ndim, size, all, count, 0, dense);
+  // Rows that cannot be moved in groups keep neighbouring threads at neighbouring elements, unless
+  // more operands gain by groups than lose by them.
+  int gain = 0;
+  for (int k = 0; k < count; ++k) gain += dense(all[k]) ? 1 : in_row(all[k]) ? -1 : 0;
+  if (walk.vector == 1 && gain > 0) walk.vector = widest(ndim, size, all, count, 0, dense);
   walk.in_rows = size[last] % walk.vector == 0;
   for (int k = 0; k < count && walk.in_rows && walk.vector > 1; ++k) {
     WalkOperand& o = all[k];

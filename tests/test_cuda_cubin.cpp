@@ -118,3 +118,40 @@ TEST_CASE("cuda cubin: of many kernels the one that does not compile is named, w
   const std::string words = compile_failures({good, bad}, 9);
   CHECK_MESSAGE(words.find("bad(3): error: identifier \"missing\"") != words.npos, words);
 }
+
+TEST_CASE("cuda cubin: a kernel that keeps registers or arrays in memory is named") {
+  if (!have_compiler()) return;
+  const auto kernel = [](const char* name, const std::string& threads, const std::string& body) {
+    return KernelText{{},
+                      name,
+                      0,
+                      fmt::format("struct P {{ float* x; int* i; long n; }};\n"
+                                  "KERNEL({}, P, {}) {{\n{}\n}}\n",
+                                  name, threads, body)};
+  };
+  // 100 floats behind an index; and 200 that are wanted at once where a thread has 64 registers.
+  const KernelText array = kernel("array", "32",
+                                  "float a[100];\n"
+                                  "for (int k = 0; k < 100; ++k) a[k] = p.x[p.i[k]];\n"
+                                  "for (int k = 0; k < p.n; ++k) p.x[k] = a[p.i[k] % 100];\n");
+  const KernelText spill = kernel("spill", "1024",
+                                  "float a[200];\n"
+                                  "#pragma unroll\n"
+                                  "for (int k = 0; k < 200; ++k) a[k] = p.x[k * p.n];\n"
+                                  "__syncthreads();\n"
+                                  "#pragma unroll\n"
+                                  "for (int k = 0; k < 200; ++k) p.x[k] = a[199 - k];\n");
+  for (int major : kArchitectures) {
+    const std::string words = compile_failures({array, spill}, major);
+    CAPTURE(words);
+    CHECK(words.find("array_0 takes 4") == 0);
+    CHECK(words.find("\nspill_1 takes ") != words.npos);
+    CHECK(words.find(fmt::format("compute capability {}.0", major)) != words.npos);
+  }
+  const KernelText shared = kernel("shared", "32",
+                                   "__shared__ float a[12289];\n"
+                                   "a[p.i[threadIdx.x]] = p.x[0]; __syncthreads();\n"
+                                   "p.x[threadIdx.x] = a[p.i[0]];\n");
+  const std::string words = compile_failures({shared}, 8);
+  CHECK_MESSAGE(words.find("'shared_0' uses too much shared data") != words.npos, words);
+}
