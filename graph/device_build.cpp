@@ -13,36 +13,41 @@ namespace {
 
 constexpr size_t kBlockAlign = 64;
 
+// Larger strides of what is written go outside, as in an eager call.
+void put_written_inside(Windows& found) {
+  const auto written =
+      std::find_if(found.all.begin(), found.all.end(), [](const Window& w) { return w.stored; });
+  if (written == found.all.end()) return;
+  for (int i = 1; i < found.ndim; ++i) {
+    for (int j = i; j > 0 && written->stride[j - 1] < written->stride[j]; --j) {
+      std::swap(found.size[j - 1], found.size[j]);
+      for (Window& w : found.all) std::swap(w.stride[j - 1], w.stride[j]);
+    }
+  }
+}
+
+// How a group's kernel meets its windows. Storages begin at multiples of kVectorBytes.
+std::vector<WalkOperand> operands_of(const Recording& r, const Windows& found) {
+  std::vector<WalkOperand> all;
+  for (const Window& w : found.all) {
+    const Value& v = r.value(w.value);
+    all.push_back(
+        {v.dtype, w.loaded, w.stored, static_cast<uintptr_t>(v.offset * item(v)), w.stride});
+  }
+  return all;
+}
+
 // The kernel of a fused group. `numbers` gets, for each number, the control word it comes from or
 // kNone, and its value.
 PointwiseProgram program_of(const Recording& r, const Group& g, const Schedule& s,
-                            const Windows& found,
+                            const Windows& found, const DeviceWalk& walk,
+                            const std::vector<WalkOperand>& operands,
                             std::vector<std::pair<uint32_t, int64_t>>& numbers) {
   PointwiseProgram p;
   p.fast = s.fast;
-  const int64_t n = numel_of(g.space);
-  bool strided = found.ndim > 1;
-  int64_t widest = 1;
-  for (const Window& w : found.all) {
-    const int64_t step = found.ndim == 1 ? w.stride[0] : 0;
-    const bool dense = step == 1 || n == 1;
-    strided |= w.touched() && !dense && (step != 0 || w.stored);
-    p.windows.push_back({r.value(w.value).dtype,
-                         dense ? PointwiseProgram::Dense : PointwiseProgram::Splat, w.loaded,
-                         w.stored});
-    if (w.touched() && dense) widest = std::max(widest, item(r.value(w.value)));
-  }
-  if (strided) {
-    p.ndim = found.ndim;
-    p.wide = n >= int64_t{1} << 31;
-    for (auto& w : p.windows) w.reach = PointwiseProgram::Strided;
-  } else {
-    p.vector = static_cast<int>(kVectorBytes / widest);
-    for (const Window& w : found.all) {
-      const Value& v = r.value(w.value);
-      const bool aligned = v.offset * item(v) % (p.vector * item(v)) == 0;
-      if (w.touched() && w.stride[0] == 1 && !aligned) p.vector = 1;
-    }
+  p.walk = walk;
+  for (const WalkOperand& o : operands) {
+    p.windows.push_back({o.dtype, o.reach, o.loaded, o.stored});
   }
   for (uint32_t at : g.instrs) {
     const Instr& i = r.instrs[at];
@@ -133,9 +138,13 @@ void DevicePlan::add_host_data(const Instr& i) {
 }
 
 void DevicePlan::add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names) {
-  const Windows found(r_, g, schedule_);
+  Windows found(r_, g, schedule_);
+  put_written_inside(found);
+  std::vector<WalkOperand> operands = operands_of(r_, found);
+  const int count = static_cast<int>(operands.size());
+  const DeviceWalk walk = plan_walk(found.ndim, found.size, operands.data(), count);
   std::vector<std::pair<uint32_t, int64_t>> numbers;
-  const PointwiseProgram p = program_of(r_, g, schedule_, found, numbers);
+  const PointwiseProgram p = program_of(r_, g, schedule_, found, walk, operands, numbers);
   const auto [it, fresh] =
       names.emplace(pointwise_kernel_text(p, "k"), fmt::format("brrr_k{}", names.size()));
   if (fresh) source_ += pointwise_kernel_text(p, it->second);
@@ -152,13 +161,8 @@ void DevicePlan::add_kernel(const Group& g, Launch& l, std::map<std::string, std
     ++word;
   }
   const int64_t n = numel_of(g.space);
-  l.words.push(n);
-  for (int d = 0; d < p.ndim; ++d) l.words.push_dim(found.size[d]);
-  for (const Window& w : found.all) {
-    if (!p.ndim || !w.touched()) continue;
-    for (int d = 0; d < p.ndim; ++d) l.words.push(w.stride[d] * item(r_.value(w.value)));
-  }
-  l.grid = {blocks_for(n, kDeviceThreads, p.ndim ? kDeviceEach : p.vector)};
+  l.words.push_walk(walk, n, found.size, operands.data(), count);
+  l.grid = {walk.blocks(n, found.size)};
 }
 
 // What has one address for the plan's life.

@@ -26,17 +26,15 @@ BRRR_DEVICE_STRUCT(CrossEntropyArguments, {
 constexpr auto rows_text = row_text(R"(
 BLOCK_KERNEL(cross_entropy_rows, CrossEntropyArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  Operand x((const T*)p.x + row * p.n, n);
+  Operand x(p, p.x, n);
   const MaxSum s = max_and_sum<false>(x, n);
-  TCV all{};  // sum(x - max)
-  if (kFlags) {
-    all = sum_groups(n, [&](long i, int k) {
-      Group d = x.at(i, k);
+  const auto less = [&](long, Group d) {
 #pragma unroll
-      for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] - s.max;
-      return d;
-    });
-  }
+    for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] - s.max;
+    return d;
+  };
+  TCV all{};  // sum(x - max)
+  if (kFlags) all = sum_groups(n, less, x);
   if (lane() != 0 || row >= p.rows) return;
   store((TC*)p.max + row, s.max);
   store((TC*)p.sum + row, s.sum);
@@ -96,28 +94,29 @@ constexpr DeviceKernel scale_kernel{"cross_entropy_scale", MeanArgumentsText, 10
 
 // (softmax - target) * scale, each element's arithmetic as on the CPU.
 constexpr auto backward_text = row_text(R"(
-KERNEL(cross_entropy_backward, CrossEntropyArguments, kThreads) {
+BLOCK_KERNEL(cross_entropy_backward, CrossEntropyArguments, kThreads) {
   const long row = this_row();
+  const long id = row < p.rows ? ((const long*)p.ids)[row] : p.ignored;
+  const bool counts = id != p.ignored && in_range(p.fault, id, p.n, p.op);
+  const Operand x(p, p.x, counts ? p.n : 0);
   if (row >= p.rows) return;
   T* dx = (T*)p.to + row * p.n;
-  const long id = ((const long*)p.ids)[row];
-  if (id == p.ignored || !in_range(p.fault, id, p.n, p.op)) {
-    for_groups(p.n, [&](long i, int) { store_group(dx + i, Group{}); });
+  if (!counts) {
+    map_groups(p.n, dx, [](long) { return Group{}; });
     return;
   }
   const TCV max = load((const TC*)p.max + row), r = (TC)1 / load((const TC*)p.sum + row);
   const TCV scale = load((const TC*)p.scale);
   const TCV miss = splat((TC)p.miss), hit = splat((TC)p.hit) + miss;
-  const Operand x((const T*)p.x + row * p.n, p.n);
-  for_groups(p.n, [&](long i, int k) {
-    Group d = x.at(i, k);
+  const auto gradient = [&](long i, Group d) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) {
       const TCV softmax = exp(d.v[u] - max) * r;
       d.v[u] = (softmax - (i + u == id ? hit : miss)) * scale;
     }
-    store_group(dx + i, d);
-  });
+    return d;
+  };
+  map_groups(p.n, dx, gradient, x);
 }
 )");
 constexpr RowKernel backward_kernel =

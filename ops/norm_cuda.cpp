@@ -24,28 +24,26 @@ BRRR_DEVICE_STRUCT(NormArguments, {
 constexpr auto norm_text = row_text(R"(
 BLOCK_KERNEL(norm_rows, NormArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  const Operand x((const T*)p.x + row * p.n, n);
+  Operand x(p, p.x, n);
   const TCV count = splat((TC)p.n);
   TCV mean{};
-  if (kFlags) mean = sum_groups(n, [&](long i, int k) { return x.at(i, k); }) / count;
-  const auto centred = [&](long i, int k) {
-    Group d = x.at(i, k);
+  if (kFlags) mean = sum_groups(n, [](long, const Group& d) { return d; }, x) / count;
+  const auto centred = [&](Group d) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) {
       if (kFlags) d.v[u] = d.v[u] - mean;
     }
     return d;
   };
-  const TCV squares = sum_groups(n, [&](long i, int k) {
-    Group d = centred(i, k);
+  const auto square = [&](long, const Group& g) {
+    Group d = centred(g);
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] * d.v[u];
     return d;
-  });
-  const TCV rstd = rsqrt(squares / count + splat((TC)p.eps));
-  T* y = (T*)p.y + row * p.n;
-  for_groups(n, [&](long i, int k) {
-    Group d = centred(i, k);
+  };
+  const TCV rstd = rsqrt(sum_groups(n, square, x) / count + splat((TC)p.eps));
+  const auto affine = [&](long i, const Group& g) {
+    Group d = centred(g);
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] * rstd;
     if (p.weight) {
@@ -58,8 +56,9 @@ BLOCK_KERNEL(norm_rows, NormArguments, kThreads) {
 #pragma unroll
       for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] + b.v[u];
     }
-    store_group(y + i, d);
-  });
+    return d;
+  };
+  map_groups(n, (T*)p.y + row * p.n, affine, x);
   if (lane() == 0 && row < p.rows) {
     if (kFlags) store((TC*)p.mean + row, mean);
     store((TC*)p.rstd + row, rstd);
@@ -84,20 +83,18 @@ BRRR_DEVICE_STRUCT(NormBackwardArguments, {
 constexpr auto norm_backward_text = row_text(R"(
 BLOCK_KERNEL(norm_backward, NormBackwardArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  const Operand x((const T*)p.x + row * p.n, n), g((const T*)p.g + row * p.n, n);
+  Operand x(p, p.x, n), g(p, p.g, n);
   TCV mean{}, rstd{};
   if (n > 0) {
     if (kFlags) mean = load((const TC*)p.mean + row);
     rstd = load((const TC*)p.rstd + row);
   }
-  const auto normalized = [&](long i, int k) {
-    Group h = x.at(i, k);
+  const auto normalized = [&](Group h) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) h.v[u] = (kFlags ? h.v[u] - mean : h.v[u]) * rstd;
     return h;
   };
-  const auto weighted = [&](long i, int k) {
-    Group v = g.at(i, k);
+  const auto weighted = [&](long i, Group v) {
     if (p.weight) {
       const Group w = load_group_u((const U*)p.weight + i);
 #pragma unroll
@@ -106,27 +103,28 @@ BLOCK_KERNEL(norm_backward, NormBackwardArguments, kThreads) {
     return v;
   };
   TCV along[2] = {};  // The row of ones, which only centring makes matter, and the normalized row.
-  for_groups(n, [&](long i, int k) {
-    const Group v = weighted(i, k), h = normalized(i, k);
+  const auto add = [&](long i, const Group& a, const Group& b) {
+    const Group v = weighted(i, b), h = normalized(a);
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) {
       if (kFlags) along[0] = along[0] + v.v[u];
       along[1] = along[1] + v.v[u] * h.v[u];
     }
-  });
+  };
+  for_groups(n, add, x, g);
   across(along, Add{});
   const TCV count = splat((TC)p.n), c1 = along[0] / count, ch = along[1] / count;
-  T* dx = (T*)p.to + row * p.n;
-  for_groups(n, [&](long i, int k) {
-    Group d = weighted(i, k);
-    const Group h = normalized(i, k);
+  const auto dx = [&](long i, const Group& a, const Group& b) {
+    Group d = weighted(i, b);
+    const Group h = normalized(a);
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) {
       if (kFlags) d.v[u] = d.v[u] - c1;
       d.v[u] = (d.v[u] - h.v[u] * ch) * rstd;
     }
-    store_group(dx + i, d);
-  });
+    return d;
+  };
+  map_groups(n, (T*)p.to + row * p.n, dx, x, g);
 }
 )");
 constexpr RowKernel norm_backward_kernel =

@@ -49,40 +49,148 @@ BRRR_VX Group load_group_u(const U* p) {
 BRRR_VX int lane() { return threadIdx.x % kLanes; }
 BRRR_VX long this_row() { return (long)blockIdx.x * kRows + threadIdx.x / kLanes; }
 
-// f(i, k) for this lane's groups: elements i ... of the row, held at place k.
-template <class F> BRRR_VX void for_groups(long n, F f) {
-  if constexpr (kHeld > 0) {
+// Where a group is one element of 16 bits, memory is read kPiece elements at a time, through shared
+// memory: the lanes keep their elements.
+constexpr bool kStaged = sizeof(T) == 2 && kGroup == 1;
+constexpr int kPiece = 16 / sizeof(T);
+typedef Pack<T, kPiece> Piece;
+
+// How many elements behind a multiple of 16 bytes p lies. Pieces are counted from there.
+BRRR_VX int shift_of(const T* p) {
+  return (int)((unsigned long)p % 16 / sizeof(T));
+}
+// Elements q ... of the n from p on, q being counted from that multiple; no others are touched.
+BRRR_VX Piece load_piece(const T* p, long q, long n) {
+  const long i = q - shift_of(p);
+  if (i >= 0 && i + kPiece <= n) return *(const Piece*)(p + i);
+  Piece piece = {};
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const int i = (k * kLanes + lane()) * kGroup;
-      if (i < n) f(i, k);
-    }
-  } else {
-    for (long i = lane() * kGroup; i < n; i += kLanes * kGroup) f(i, 0);
+  for (int u = 0; u < kPiece; ++u) {
+    if (i + u >= 0 && i + u < n) piece.v[u] = p[i + u];
+  }
+  return piece;
+}
+BRRR_VX void store_piece(T* p, long q, long n, const Piece& piece) {
+  const long i = q - shift_of(p);
+  if (i >= 0 && i + kPiece <= n) {
+    *(Piece*)(p + i) = piece;
+    return;
+  }
+#pragma unroll
+  for (int u = 0; u < kPiece; ++u) {
+    if (i + u >= 0 && i + u < n) p[i + u] = piece.v[u];
   }
 }
 
 // A row that is read once and stays in registers; where it is too long for that, read each time.
+// The block's rows lie one after the other. All threads of the block take part; n is 0 for those
+// that want nothing of it.
 struct Operand {
   const T* x;
   Group held[kHeld > 0 ? kHeld : 1];
-  __device__ __forceinline__ Operand(const T* from, long n) : x(from) {
-    if constexpr (kHeld > 0) {
+  T* stage;    // What for_groups has of a long row,
+  Piece next;  // and this thread's part of what comes after it.
+  template <class P> __device__ __forceinline__ Operand(const P& p, const char* from, long n)
+      : x((const T*)from + this_row() * p.n) {
+    if constexpr (kHeld > 0 && kStaged) {
+      __shared__ __attribute__((aligned(16))) T all[kThreads * kHeld + kPiece];
+      const long first = (long)blockIdx.x * kRows * p.n, left = p.rows * p.n - first;
+      const T* rows = (const T*)from + first;
+      const int shift = shift_of(rows), most = kRows * p.n, count = left < most ? left : most;
+      constexpr int pieces = kHeld / kPiece + 1;
+      Piece part[pieces];
+#pragma unroll
+      for (int k = 0; k < pieces; ++k) {
+        part[k] = load_piece(rows, (k * kThreads + threadIdx.x) * kPiece, count);
+      }
+      __syncthreads();  // The last use of `all` is over.
+#pragma unroll
+      for (int k = 0; k < pieces; ++k) {
+        const int q = (k * kThreads + threadIdx.x) * kPiece;
+        if (q < count + shift) *(Piece*)(all + q) = part[k];
+      }
+      __syncthreads();
+      const T* own = all + shift + threadIdx.x / kLanes * (int)p.n;
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        const int i = k * kLanes + lane();
+        if (i < n) held[k].v[0] = get(own + i);
+      }
+    } else if constexpr (kHeld > 0) {
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         const int i = (k * kLanes + lane()) * kGroup;
-        if (i < n) held[k] = load_group(from + i);
+        if (i < n) held[k] = load_group(x + i);
       }
     }
   }
-  __device__ __forceinline__ Group at(long i, int k) const {
-    if constexpr (kHeld > 0) {
-      return held[k];
-    } else {
-      return load_group(x + i);
+};
+
+// f(i, g...), which may change its copies. No lambda: NVRTC takes generic ones for the host's.
+template <class F, class... G> BRRR_VX void give(F& f, long i, G... g) {
+  f(i, g...);
+}
+// f(i, group of each x) for this lane's groups of the row, elements i ... of it, by growing i. All
+// threads of the block take part.
+template <class F, class... X> BRRR_VX void for_groups(long n, F f, X&... x) {
+  if constexpr (kHeld > 0) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = (k * kLanes + lane()) * kGroup;
+      if (i < n) f(i, x.held[k]...);
+    }
+  } else if constexpr (kStaged) {
+    constexpr int each = kLanes * kPiece;
+    __shared__ __attribute__((aligned(16))) T all[sizeof...(X)][each];
+    int m = 0, shift = 0;  // The rows begin equally far behind multiples of 16 bytes.
+    ((x.stage = all[m++], shift = shift_of(x.x)), ...);
+    const int mine = lane() * kPiece, own = (lane() + shift) % kLanes;
+    ((x.next = load_piece(x.x, mine, n)), ...);
+    for (long q = 0; q < n + shift; q += each) {
+      __syncthreads();  // The last use of `all` is over.
+      ((*(Piece*)(x.stage + mine) = x.next), ...);
+      __syncthreads();
+      ((x.next = load_piece(x.x, q + each + mine, n)), ...);
+      for (int at = own; at < each; at += kLanes) {
+        const long i = q + at - shift;
+        if (i >= 0 && i < n) give(f, i, Group{{get(x.stage + at)}}...);
+      }
+    }
+  } else {
+    for (long i = lane() * kGroup; i < n; i += kLanes * kGroup) {
+      give(f, i, load_group(x.x + i)...);
     }
   }
-};
+}
+
+template <class F, class... P> BRRR_VX Piece map_piece(F& f, long first, long n, const P&... in) {
+  Piece out = {};
+#pragma unroll
+  for (int u = 0; u < kPiece; ++u) {
+    const long i = first + u;
+    if (i >= 0 && i < n) put(out.v + u, f(i, Group{{get(in.v + u)}}...).v[0]);
+  }
+  return out;
+}
+// to[i] ... = f(i, group of each x) for the row's groups, each by whichever thread suits memory.
+template <class F, class... X> BRRR_VX void map_groups(long n, T* to, F f, const X&... x) {
+  if constexpr (kHeld > 0) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int i = (k * kLanes + lane()) * kGroup;
+      if (i < n) store_group(to + i, f(i, x.held[k]...));
+    }
+  } else if constexpr (kStaged) {
+    const int shift = shift_of(to);  // And of each x.
+    for (long q = lane() * kPiece; q < n + shift; q += kLanes * kPiece) {
+      store_piece(to, q, n, map_piece(f, q - shift, n, load_piece(x.x, q, n)...));
+    }
+  } else {
+    for (long i = lane() * kGroup; i < n; i += kLanes * kGroup) {
+      store_group(to + i, f(i, load_group(x.x + i)...));
+    }
+  }
+}
 
 struct Add {
   template <class V> __device__ __forceinline__ V operator()(V a, V b) const { return a + b; }
@@ -124,14 +232,19 @@ template <class V, class C> BRRR_VX V across(V x, C combine) {
   across(a, combine);
   return a[0];
 }
-// The sum of f(i, k), a group, over a row.
-template <class F> BRRR_VX TCV sum_groups(long n, F f) {
-  TCV sum{};
-  for_groups(n, [&](long i, int k) {
-    const Group g = f(i, k);
+// The sum of f(i, group of each x), a group, over a row.
+template <class F> struct SumOf {
+  F& f;
+  TCV& sum;
+  template <class... G> __device__ __forceinline__ void operator()(long i, const G&... g) const {
+    const Group d = f(i, g...);
 #pragma unroll
-    for (int u = 0; u < kGroup; ++u) sum = sum + g.v[u];
-  });
+    for (int u = 0; u < kGroup; ++u) sum = sum + d.v[u];
+  }
+};
+template <class F, class... X> BRRR_VX TCV sum_groups(long n, F f, X&... x) {
+  TCV sum{};
+  for_groups(n, SumOf<F>{f, sum}, x...);
   return across(sum, Add{});
 }
 
@@ -143,26 +256,27 @@ template <bool exps> BRRR_VX MaxSum max_and_sum(Operand& x, long n) {
   const TCV lowest = splat((TC)-infinity);
   TCV max = lowest, sum{};
   if constexpr (kHeld > 0) {
-    for_groups(n, [&](long, int k) {
+    const auto larger = [&](long, const Group& g) {
 #pragma unroll
-      for (int u = 0; u < kGroup; ++u) max = Larger{}(max, x.held[k].v[u]);
-    });
+      for (int u = 0; u < kGroup; ++u) max = Larger{}(max, g.v[u]);
+    };
+    for_groups(n, larger, x);
     max = across(max, Larger{});
-    for_groups(n, [&](long, int k) {
+    const auto add = [&](long, Group& g) {
 #pragma unroll
       for (int u = 0; u < kGroup; ++u) {
-        const TCV e = exp(x.held[k].v[u] - max);
-        if (exps) x.held[k].v[u] = e;
+        const TCV e = exp(g.v[u] - max);
+        if (exps) g.v[u] = e;
         sum = sum + e;
       }
-    });
+    };
+    for_groups(n, add, x);
     return {max, across(sum, Add{})};
   } else {
     // One pass: the sum so far is scaled whenever the maximum so far grows. While that is -inf,
     // 0 stands for it, as -inf less -inf is not 0.
     const auto shift = [&](TCV m) { return where(eq(m, lowest), TCV{}, m); };
-    for_groups(n, [&](long i, int) {
-      const Group g = load_group(x.x + i);
+    const auto add = [&](long, const Group& g) {
       TCV top = max;
 #pragma unroll
       for (int u = 0; u < kGroup; ++u) top = Larger{}(top, g.v[u]);
@@ -171,7 +285,8 @@ template <bool exps> BRRR_VX MaxSum max_and_sum(Operand& x, long n) {
 #pragma unroll
       for (int u = 0; u < kGroup; ++u) sum = sum + exp(g.v[u] - by);
       max = top;
-    });
+    };
+    for_groups(n, add, x);
     const TCV top = across(max, Larger{});
     sum = across(sum * exp(max - shift(top)), Add{});
     // All -inf: as above, NaN.

@@ -18,19 +18,18 @@ BRRR_DEVICE_STRUCT(SoftmaxArguments, {
 constexpr auto softmax_text = row_text(R"(
 BLOCK_KERNEL(softmax, SoftmaxArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  Operand x((const T*)p.a + row * p.n, n);
+  Operand x(p, p.a, n);
   const MaxSum s = max_and_sum<true>(x, n);
   const TCV scale = (TC)1 / s.sum;
-  T* y = (T*)p.to + row * p.n;
-  for_groups(n, [&](long i, int k) {
-    Group e = x.at(i, k);
+  const auto scaled = [&](long, Group e) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) {
       if (kHeld == 0) e.v[u] = exp(e.v[u] - s.max);
       e.v[u] = e.v[u] * scale;
     }
-    store_group(y + i, e);
-  });
+    return e;
+  };
+  map_groups(n, (T*)p.to + row * p.n, scaled, x);
 }
 )");
 constexpr RowKernel softmax_kernel =
@@ -39,16 +38,15 @@ constexpr RowKernel softmax_kernel =
 constexpr auto log_softmax_text = row_text(R"(
 BLOCK_KERNEL(log_softmax, SoftmaxArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  Operand x((const T*)p.a + row * p.n, n);
+  Operand x(p, p.a, n);
   const MaxSum s = max_and_sum<false>(x, n);
   const TCV log_sum = log(s.sum);
-  T* y = (T*)p.to + row * p.n;
-  for_groups(n, [&](long i, int k) {
-    Group d = x.at(i, k);
+  const auto less = [&](long, Group d) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] - s.max - log_sum;
-    store_group(y + i, d);
-  });
+    return d;
+  };
+  map_groups(n, (T*)p.to + row * p.n, less, x);
 }
 )");
 constexpr RowKernel log_softmax_kernel =
@@ -57,22 +55,19 @@ constexpr RowKernel log_softmax_kernel =
 constexpr auto softmax_backward_text = row_text(R"(
 BLOCK_KERNEL(softmax_backward, SoftmaxArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  const Operand y((const T*)p.a + row * p.n, n), g((const T*)p.b + row * p.n, n);
-  const TCV dot = sum_groups(n, [&](long i, int k) {
-    const Group a = g.at(i, k);
-    Group d = y.at(i, k);
+  Operand y(p, p.a, n), g(p, p.b, n);
+  const auto product = [&](long, Group d, const Group& a) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) d.v[u] = a.v[u] * d.v[u];
     return d;
-  });
-  T* dx = (T*)p.to + row * p.n;
-  for_groups(n, [&](long i, int k) {
-    const Group a = g.at(i, k);
-    Group d = y.at(i, k);
+  };
+  const TCV dot = sum_groups(n, product, y, g);
+  const auto dx = [&](long, Group d, const Group& a) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] * (a.v[u] - dot);
-    store_group(dx + i, d);
-  });
+    return d;
+  };
+  map_groups(n, (T*)p.to + row * p.n, dx, y, g);
 }
 )");
 constexpr RowKernel softmax_backward_kernel =
@@ -81,16 +76,14 @@ constexpr RowKernel softmax_backward_kernel =
 constexpr auto log_softmax_backward_text = row_text(R"(
 BLOCK_KERNEL(log_softmax_backward, SoftmaxArguments, kThreads) {
   const long row = this_row(), n = row < p.rows ? p.n : 0;
-  const Operand y((const T*)p.a + row * p.n, n), g((const T*)p.b + row * p.n, n);
-  const TCV total = sum_groups(n, [&](long i, int k) { return g.at(i, k); });
-  T* dx = (T*)p.to + row * p.n;
-  for_groups(n, [&](long i, int k) {
-    const Group b = y.at(i, k);
-    Group d = g.at(i, k);
+  Operand y(p, p.a, n), g(p, p.b, n);
+  const TCV total = sum_groups(n, [](long, const Group& d) { return d; }, g);
+  const auto dx = [&](long, Group d, const Group& b) {
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) d.v[u] = d.v[u] - exp(b.v[u]) * total;
-    store_group(dx + i, d);
-  });
+    return d;
+  };
+  map_groups(n, (T*)p.to + row * p.n, dx, g, y);
 }
 )");
 constexpr RowKernel log_softmax_backward_kernel =

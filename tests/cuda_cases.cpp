@@ -15,6 +15,7 @@
 #include "backends/kernel_cache.h"
 #include "backends/sha256.h"
 #include "core/backend.h"
+#include "tests/cubin.h"
 
 namespace brrr::test {
 
@@ -24,13 +25,28 @@ using namespace cuda;
 
 namespace {
 
-std::string text_failure(const std::string& text, const char* name, int major) {
-  std::string code;
-  const std::string words =
-      error_of([&] { code = machine_code(*gpu_compiler(), text, name, major, 0); });
-  if (!words.empty()) return words;
+struct Compiled {
+  std::string code, failure;
+};
+Compiled compile(const std::string& text, const char* name, int major) {
+  Compiled c;
+  c.failure = error_of([&] { c.code = machine_code(*gpu_compiler(), text, name, major, 0); });
+  if (!c.failure.empty()) return c;
   // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
-  return code.starts_with("\177ELF") || code.find(".target") != code.npos ? "" : "no machine code";
+  const bool good = c.code.starts_with("\177ELF") || c.code.find(".target") != c.code.npos;
+  if (!good) c.failure = "no machine code";
+  return c;
+}
+
+// A line for each kernel of the machine code that takes too much. `who` says more of a kernel.
+template <class Who> std::string greedy(const std::string& code, int major, const Who& who) {
+  std::string lines;
+  for (const KernelResources& r : resources_of(code)) {
+    if (r.stack <= kMostStack) continue;
+    lines += fmt::format("{}{} takes {} bytes of stack, {} at most, on compute capability {}.0\n",
+                         r.name, who(r.name), r.stack, kMostStack, major);
+  }
+  return lines;
 }
 
 // The library's backend; in its place stands one that does the same, after it has compiled what it
@@ -64,7 +80,7 @@ int turn_of(const std::string& text) {
 // That a process has compiled the kernel for that architecture.
 std::string compiled_key(const KernelText& k, int major) {
   jit::Sha256 hash;
-  hash.field(fmt::format("compiled {} {}", gpu_compiler()->compiler_version(), major));
+  hash.field(fmt::format("checked {} {}", gpu_compiler()->compiler_version(), major));
   return jit::hex(hash.field(cuda::prelude()).field(k.name).field(k.text).finish(), 16);
 }
 
@@ -89,8 +105,11 @@ std::vector<KernelText> kernels_to_compile(int major) {
 
 KernelModule* build_checked(const std::string& source, BuildReport& report) {
   if (gpu_compiler()) {
-    const std::string failure = text_failure(source, "step", turn_of(source));
+    const int major = turn_of(source);
+    const auto [code, failure] = compile(source, "step", major);
     CHECK_MESSAGE(failure.empty(), failure);
+    const std::string lines = greedy(code, major, [](const std::string&) { return ""; });
+    CHECK_MESSAGE(lines.empty(), lines, source);
   }
   return library->build(source, report);
 }
@@ -131,6 +150,22 @@ bool compile_what_ran() {
     std::printf("kernels that ran do not compile for real GPUs:\n%s\n", failures.c_str());
   }
   return failures.empty();
+}
+
+std::vector<std::pair<Variant, KernelText>> texts_that_ran(const std::string& name) {
+  const std::lock_guard lock(ran().mutex);
+  std::vector<std::pair<Variant, KernelText>> texts;
+  for (const auto& [what, variants] : ran().variants) {
+    const DeviceKernel& k = *what.first;
+    if (k.name != name) continue;
+    for (const auto& [bits, v] : variants) texts.push_back({v, {{}, k.name, 0, text_of(k, v)}});
+  }
+  return texts;
+}
+
+std::string ptx_of(const KernelText& k) {
+  // No GPU has 8.1: code for it is PTX of 8.0.
+  return machine_code(*gpu_compiler(), k.text, k.name, 8, 1);
 }
 
 // --- tensors -------------------------------------------------------------------------------------
@@ -248,8 +283,16 @@ std::string compile_failures(const std::vector<KernelText>& kernels, int major) 
   std::vector<KernelText> some;
   for (size_t i = 0; i <= kernels.size(); ++i) {
     if (some.size() == kMany || (i == kernels.size() && !some.empty())) {
-      const std::string failure = text_failure(program_text(some), some[0].name, major);
+      const auto [code, failure] = compile(program_text(some), some[0].name, major);
       if (!failure.empty()) failures += failure + '\n';
+      failures += greedy(code, major, [&](const std::string& name) {
+        const auto is = [&](const KernelText& k) {
+          return name == name_in_program(k.name, static_cast<size_t>(&k - some.data()));
+        };
+        const auto k = std::find_if(some.begin(), some.end(), is);
+        const bool row = k != some.end() && k->key.owner;
+        return row ? fmt::format(" ({})", static_cast<const OpDef*>(k->key.owner)->name) : "";
+      });
       some.clear();
     }
     if (i < kernels.size() && seen.insert(kernels[i].text).second) some.push_back(kernels[i]);

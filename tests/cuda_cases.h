@@ -19,6 +19,10 @@ bool have_device();
 /// attention's, which take up to seconds each, for none. Long tests compile all for all. False, and
 /// the compiler's words on stdout, where that fails.
 bool compile_what_ran();
+/// What the tests have run so far of the kernel of that name, where gpu_compiler() is there.
+std::vector<std::pair<Variant, cuda::KernelText>> texts_that_ran(const std::string& name);
+/// The kernel as PTX, for compute capability 8.0; needs gpu_compiler().
+std::string ptx_of(const cuda::KernelText& k);
 
 inline Tensor on_cpu(const Tensor& t) {
   return t.defined() ? t.detach().to(kCPU) : t;
@@ -65,8 +69,8 @@ const cuda::Tools* gpu_compiler();
 /// Compute capabilities that kernels must compile for.
 inline constexpr int kArchitectures[] = {8, 9, 10};
 /// Compiles the kernels, each text once, for one architecture as programs of many, which saves most
-/// of the time, or takes these from the cache. Empty if that gives machine code, else the
-/// compiler's words.
+/// of the time, or takes these from the cache. Empty if that gives machine code, and no kernel
+/// takes more than kMostStack (cubin.h); else the compiler's words, or these kernels.
 std::string compile_failures(const std::vector<cuda::KernelText>& kernels, int major);
 
 }  // namespace brrr::test

@@ -1,5 +1,5 @@
 // Rows of the registry, in every dtype that they have loops for, become kernels that compile for
-// every architecture of real GPUs; no GPU is needed. Of a pointwise row's four layouts each dtype
+// every architecture of real GPUs; no GPU is needed. Of a pointwise row's seven layouts each dtype
 // and architecture meets one, of a reduction's kernels every other one, in turn: each row, layout
 // and architecture meets some dtype. Long tests take all. (Kernels given as text are compiled where
 // tests run them: see compile_what_ran.)
@@ -15,22 +15,34 @@ using namespace brrr::cuda;
 
 namespace {
 
-// A row's kernels for operands of dtype t, by layout: 16 bytes an access; an element an access; by
-// strides with element numbers of 32 and of 64 bits.
-std::array<std::vector<PointwiseForm>, 4> forms_of(const OpDef& op, DType t) {
+// A row's kernels for operands of dtype t, by layout.
+std::array<std::vector<PointwiseForm>, 7> forms_of(const OpDef& op, DType t) {
+  using W = DeviceWalk;
   const Tensors in = operands_of(op, {16}, t);
   FormsNeeded needed;
   run_row(op, in);
-  std::array<std::vector<PointwiseForm>, 4> all;
-  for (PointwiseForm f : needed.forms) {
-    all[0].push_back(f);
-    f.vector = 1;
-    all[1].push_back(f);
-    std::fill_n(f.reach, f.count(), PointwiseForm::Strided);
-    f.ndim = 3;
-    all[2].push_back(f);
-    f.wide = true;
-    all[3].push_back(f);
+  std::array<std::vector<PointwiseForm>, 7> all;
+  for (const PointwiseForm& dense : needed.forms) {
+    const int vector = dense.walk.vector;
+    // Operand k of the walk is reached in way k of these, in turn.
+    const auto add = [&](size_t layout, const W& walk, std::vector<W::Reach> ways) {
+      PointwiseForm f = dense;
+      f.walk = walk;
+      for (int k = 0; k < f.count(); ++k) {
+        if (f.reach[k] == W::Number) continue;
+        f.reach[k] = ways[static_cast<size_t>(k) % ways.size()];
+        const bool written = k < f.n_out && (f.reach[k] == W::Held || f.reach[k] == W::Turned);
+        if (written || k > 4) f.reach[k] = ways[0];  // Tiles are four at most.
+      }
+      all[layout].push_back(f);
+    };
+    all[0].push_back(dense);
+    add(1, {}, {W::Dense});
+    add(2, {.ndim = 3, .in_rows = true}, {W::Strided});
+    add(3, {.ndim = 3, .in_rows = true, .wide = true}, {W::Strided});
+    add(4, {.ndim = 2, .vector = vector, .in_rows = true}, {W::Dense, W::Row, W::Held, W::Strided});
+    add(5, {.ndim = 2, .vector = vector}, {W::Dense, W::Strided});
+    add(6, {.ndim = 3, .turned = 0}, {W::Strided, W::Turned});
   }
   return all;
 }
@@ -105,4 +117,41 @@ TEST_CASE("cuda cubin: of many kernels the one that does not compile is named, w
   CHECK(compile_failures({good}, 9) == "");
   const std::string words = compile_failures({good, bad}, 9);
   CHECK_MESSAGE(words.find("bad(3): error: identifier \"missing\"") != words.npos, words);
+}
+
+TEST_CASE("cuda cubin: a kernel that keeps registers or arrays in memory is named") {
+  if (!have_compiler()) return;
+  const auto kernel = [](const char* name, const std::string& threads, const std::string& body) {
+    return KernelText{{},
+                      name,
+                      0,
+                      fmt::format("struct P {{ float* x; int* i; long n; }};\n"
+                                  "KERNEL({}, P, {}) {{\n{}\n}}\n",
+                                  name, threads, body)};
+  };
+  // 100 floats behind an index; and 200 that are wanted at once where a thread has 64 registers.
+  const KernelText array = kernel("array", "32",
+                                  "float a[100];\n"
+                                  "for (int k = 0; k < 100; ++k) a[k] = p.x[p.i[k]];\n"
+                                  "for (int k = 0; k < p.n; ++k) p.x[k] = a[p.i[k] % 100];\n");
+  const KernelText spill = kernel("spill", "1024",
+                                  "float a[200];\n"
+                                  "#pragma unroll\n"
+                                  "for (int k = 0; k < 200; ++k) a[k] = p.x[k * p.n];\n"
+                                  "__syncthreads();\n"
+                                  "#pragma unroll\n"
+                                  "for (int k = 0; k < 200; ++k) p.x[k] = a[199 - k];\n");
+  for (int major : kArchitectures) {
+    const std::string words = compile_failures({array, spill}, major);
+    CAPTURE(words);
+    CHECK(words.find("array_0 takes 4") == 0);
+    CHECK(words.find("\nspill_1 takes ") != words.npos);
+    CHECK(words.find(fmt::format("compute capability {}.0", major)) != words.npos);
+  }
+  const KernelText shared = kernel("shared", "32",
+                                   "__shared__ float a[12289];\n"
+                                   "a[p.i[threadIdx.x]] = p.x[0]; __syncthreads();\n"
+                                   "p.x[threadIdx.x] = a[p.i[0]];\n");
+  const std::string words = compile_failures({shared}, 8);
+  CHECK_MESSAGE(words.find("'shared_0' uses too much shared data") != words.npos, words);
 }

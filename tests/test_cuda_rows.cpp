@@ -5,6 +5,7 @@
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
+#include "ops/row_device.h"
 #include "tests/cuda_cases.h"
 
 using namespace brrr;
@@ -149,6 +150,39 @@ TEST_CASE("cuda rows: softmax and log_softmax, every length and dtype") {
     for_shapes(t, [&](int64_t n, int64_t rows) {
       check_softmax((randn({rows, n}) * 3.0).to(t), randn({rows, n}).to(t));
     });
+  }
+}
+
+TEST_CASE("cuda rows: 16-bit elements are read 16 bytes at a time in rows of odd length") {
+  if (!have_device()) return;
+  for (DType t : {kBFloat16, kFloat16}) {
+    for (int64_t n : {17, 1023, 4099, 8195, 16383, 16387, 50257}) {
+      CAPTURE(n);
+      manual_seed(7);
+      const int64_t rows = n < 2000 ? 37 : 3;  // Rows begin everywhere between multiples of 16.
+      const Tensor x = (randn({rows, n}) * 3.0).to(t), g = randn({rows, n}).to(t);
+      check_softmax(x, g);
+      check_cross_entropy(x, classes(rows, n), {{3}, {0.1}});
+      check_norms(x, g, randn({n}).to(t), randn({n}).to(t));
+    }
+  }
+  if (!gpu_compiler()) return;
+  for (const char* kernel :
+       {"softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "cross_entropy_rows",
+        "cross_entropy_backward", "norm_rows", "norm_backward"}) {
+    for (int64_t n : {1023, 50257}) {
+      CAPTURE(std::string(kernel));
+      CAPTURE(n);
+      const RowForm form(n, kBFloat16);
+      bool found = false;
+      for (const auto& [v, text] : texts_that_ran(kernel)) {
+        if (found || v.t != kBFloat16 || (v.n != form.bits(0) && v.n != form.bits(1))) continue;
+        found = true;
+        const std::string ptx = ptx_of(text);
+        CHECK_MESSAGE(ptx.find("ld.global.v4.u32") != ptx.npos, ptx);
+      }
+      CHECK(found);
+    }
   }
 }
 

@@ -145,7 +145,7 @@ TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") 
   }
   for (int64_t size : sizes) {
     PointwiseWords w;
-    w.push_dim(size);
+    w.push_dim(size, size);
     const auto mul = static_cast<uint64_t>(w.data()[1]);
     const auto shift = w.data()[2];
     CHECK(w.data()[0] == size);

@@ -4,23 +4,19 @@
 #include <string>
 
 #include "backends/cuda/kernels.h"
+#include "ops/device_walk.h"
 #include "ops/pointwise_iteration.h"
 
 namespace brrr::cuda {
 
 /// What a pointwise kernel is specialised for.
 struct PointwiseForm {
-  /// How an operand is reached: at the result's element number, one element for all, by strides; or
-  /// it is a number given with the call.
-  enum Reach : uint8_t { Dense, Splat, Strided, Number };
   const OpDef* op = nullptr;
   DType compute = DType::Float32;
   int n_out = 0, n_in = 0;
-  int ndim = 0;                      ///< Dims of the walk if any operand is strided, else 0.
-  int vector = 1;                    ///< Elements of one access; 1 if any operand is strided.
-  bool wide = false;                 ///< Element numbers need 64 bits.
+  DeviceWalk walk;
   DType dtype[kMostPointwise] = {};  ///< Outputs, then inputs.
-  Reach reach[kMostPointwise] = {};
+  DeviceWalk::Reach reach[kMostPointwise] = {};
   int count() const { return n_out + n_in; }
   KernelKey key() const;
 };
