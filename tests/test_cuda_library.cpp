@@ -1,5 +1,6 @@
 // The cases of library_cases.h on the device: values and gradients beside the CPU's.
 
+#include "ops/library_ops.h"
 #include "tests/cuda_cases.h"
 #include "tests/library_cases.h"
 
@@ -77,5 +78,31 @@ TEST_CASE("cuda: views, library ops, composites, factories and draws") {
       CAPTURE(i);
       check_results(run(cases[i], moved[i]), want[i], t);
     }
+  }
+}
+
+TEST_CASE("cuda: a bias is added as a separate add would, 16 bytes at a time") {
+  if (!have_device()) return;
+  for (DType t : {kFloat32, kBFloat16, kFloat64, kFloat16}) {
+    for (int64_t n : {1, 3, 8, 10, 13, 64, 96}) {
+      for (int64_t rows : {1, 5, 33}) {
+        CAPTURE(n);
+        CAPTURE(rows);
+        const Tensor x = on_gpu(sampled({rows, 16}, t)), w = on_gpu(sampled({n, 16}, t, -2, 2, 3));
+        const Tensor all = on_gpu(sampled({n + 1}, t, -2, 2, 5));
+        for (int64_t from : {0, 1}) {  // The second bias lies where no vector can.
+          const Tensor b = all.slice(0, from, from + n);
+          CHECK(device_difference(linear(x, w, b), on_cpu(linear(x, w) + b)) == "");
+        }
+      }
+    }
+  }
+  if (!gpu_compiler()) return;
+  for (const auto& [v, text] : texts_that_ran("add_bias")) {
+    const std::string ptx = ptx_of(text);
+    const char* word = v.t == kFloat64 ? ".global.v2.f64" : ".global.v4";
+    CAPTURE(v.n);
+    CHECK_MESSAGE(ptx.find(std::string("ld") + word) != ptx.npos, ptx);
+    CHECK_MESSAGE(ptx.find(std::string("st") + word) != ptx.npos, ptx);
   }
 }
