@@ -8,8 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "graph/pass.h"
-#include "graph/schedule.h"
+#include "graph/plan.h"
 #include "tests/fuzz_steps.h"
 #include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
@@ -279,4 +278,30 @@ TEST_CASE("pitfall C2: training steps need an arena of at most 1.1 times the bou
       CHECK(static_cast<double>(m.arena_bytes) <= 1.1 * static_cast<double>(m.lower_bound_bytes));
     }
   }
+}
+
+// What a compiler pays for: it took seconds for the updates of a GPT's parameters.
+TEST_CASE("planner: the text of a step does not grow with the number of parameters" *
+          doctest::test_suite("host")) {
+  const test::TempCache cache;
+  std::vector<size_t> text;
+  for (const int n : {8, 40}) {
+    std::vector<Tensor> parameters, rows;
+    for (int k = 0; k < n; ++k) {
+      parameters.push_back(randn({k + 2, 16}).set_requires_grad(true));
+    }
+    optim::AdamW opt(parameters, {});
+    const graph::Recording r = record([&] {
+      opt.zero_grad();
+      const Tensor loss = gelu(cat(parameters, 0)).square().mean();
+      loss.backward();
+      const Tensor norm = optim::clip_grad_norm_(parameters, 1.0);
+      opt.step(isnan((loss + norm) * 0.0));
+      return std::vector<Tensor>{loss};
+    });
+    StepStats stats;
+    text.push_back(graph::Plan::make(r, {}, stats)->source().size());
+  }
+  CHECK(text[0] > 1000);
+  CHECK(text[1] < text[0] + 100);  // Names and numbers of arguments have more digits.
 }
