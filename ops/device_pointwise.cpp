@@ -278,24 +278,47 @@ class Text {
   // A block has a square of the innermost dim and the one that other windows are dense along. These
   // are read along that one into shared memory, and from there across.
   void tiles() {
-    const int last = p_.walk.ndim - 1, turned = p_.walk.turned, rows = kDeviceThreads / kDeviceTile;
-    const auto address = [&](int w) {
-      return fmt::format("b{0} + t * p.s{0}[{1}] + c * p.s{0}[{2}]", w, turned, last);
-    };
-    // For each of the thread's elements, t in the turned dim and c in the innermost one.
-    const auto loop = [&](const char* t, const char* c) {
-      out_ +=
-          fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", kDeviceTile / rows);
-      out_ += fmt::format("    const int other = down + {} * k;\n", rows);
-      out_ += fmt::format("    const long t = first_t + {}, c = first_c + {};\n", t, c);
-      out_ += fmt::format("    if (t >= p.size{} || c >= p.size{}) continue;\n", turned, last);
-    };
     out_ += fmt::format("BLOCK_KERNEL({0}, A_{0}, {1}) {{\n", name_, kDeviceThreads);
+    for_turned([&](int w) {
+      return fmt::format("  __shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
+                         kDeviceTile + 1);
+    });
+    find_tile();
+    splats();
+    out_ += fmt::format("  G_{} g[{}];\n", name_, kDeviceTile / kTileRows);
+    tile_loop("across", "other");
+    for_turned([&](int w) {
+      return fmt::format("    tile{}[other][across] = *(const {}*)({});\n", w, memory(w),
+                         in_tile(w));
+    });
+    out_ += "  }\n";
+    tile_loop("other", "across");
     for (int w = 0; w < count(); ++w) {
-      if (reach(w) != DeviceWalk::Turned || !passed(w)) continue;
-      out_ += fmt::format("  __shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
-                          kDeviceTile + 1);
+      if (!window(w).loaded || splat(w) || reach(w) == DeviceWalk::Turned) continue;
+      out_ += fmt::format("    g[k].x{}.v[0] = *(const {}*)({});\n", w, memory(w), in_tile(w));
     }
+    out_ += "  }\n  __syncthreads();\n";
+    tile_loop("other", "across");
+    out_ += "    constexpr int u = 0;\n";
+    for_turned(
+        [&](int w) { return fmt::format("    g[k].x{0}.v[u] = tile{0}[across][other];\n", w); });
+    compute("g[k]", "    ");
+    for (int w = 0; w < count(); ++w) {
+      if (!window(w).stored) continue;
+      out_ += fmt::format("    *({}*)({}) = g[k].x{}.v[u];\n", memory(w), in_tile(w), w);
+    }
+    out_ += "  }\n";
+  }
+
+  template <class F> void for_turned(const F& text) {
+    for (int w = 0; w < count(); ++w) {
+      if (reach(w) == DeviceWalk::Turned) out_ += text(w);
+    }
+  }
+
+  // Where the block's tile is, and the thread in it: `b<w>` is where its other dims begin.
+  void find_tile() {
+    const int last = p_.walk.ndim - 1, turned = p_.walk.turned;
     out_ += fmt::format("  const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n",
                         kDeviceTile);
     out_ += "  unsigned r = blockIdx.x;\n";
@@ -310,34 +333,22 @@ class Text {
       }
       out_ += ";\n";
     }
-    splats();
-    out_ += fmt::format("  G_{} g[{}];\n", name_, kDeviceTile / rows);
-    loop("across", "other");
-    for (int w = 0; w < count(); ++w) {
-      if (reach(w) != DeviceWalk::Turned || !passed(w)) continue;
-      out_ +=
-          fmt::format("    tile{}[other][across] = *(const {}*)({});\n", w, memory(w), address(w));
-    }
-    out_ += "  }\n";
-    loop("other", "across");
-    for (int w = 0; w < count(); ++w) {
-      if (!window(w).loaded || splat(w) || reach(w) == DeviceWalk::Turned) continue;
-      out_ += fmt::format("    g[k].x{}.v[0] = *(const {}*)({});\n", w, memory(w), address(w));
-    }
-    out_ += "  }\n  __syncthreads();\n";
-    loop("other", "across");
-    out_ += "    constexpr int u = 0;\n";
-    for (int w = 0; w < count(); ++w) {
-      if (reach(w) != DeviceWalk::Turned || !passed(w)) continue;
-      out_ += fmt::format("    g[k].x{0}.v[u] = tile{0}[across][other];\n", w);
-    }
-    compute("g[k]", "    ");
-    for (int w = 0; w < count(); ++w) {
-      if (!window(w).stored) continue;
-      out_ += fmt::format("    *({}*)({}) = g[k].x{}.v[u];\n", memory(w), address(w), w);
-    }
-    out_ += "  }\n";
   }
+
+  // For each of the thread's elements, t in the turned dim and c in the innermost one.
+  void tile_loop(const char* t, const char* c) {
+    out_ +=
+        fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", kDeviceTile / kTileRows);
+    out_ += fmt::format("    const int other = down + {} * k;\n", kTileRows);
+    out_ += fmt::format("    const long t = first_t + {}, c = first_c + {};\n", t, c);
+    out_ += fmt::format("    if (t >= p.size{} || c >= p.size{}) continue;\n", p_.walk.turned,
+                        p_.walk.ndim - 1);
+  }
+  std::string in_tile(int w) const {
+    return fmt::format("b{0} + t * p.s{0}[{1}] + c * p.s{0}[{2}]", w, p_.walk.turned,
+                       p_.walk.ndim - 1);
+  }
+  static constexpr int kTileRows = kDeviceThreads / kDeviceTile;
 
   const PointwiseProgram& p_;
   const std::string& name_;

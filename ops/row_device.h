@@ -70,17 +70,6 @@ BRRR_VX Piece load_piece(const T* p, long q, long n) {
   }
   return piece;
 }
-BRRR_VX void store_piece(T* p, long q, long n, const Piece& piece) {
-  const long i = q - shift_of(p);
-  if (i >= 0 && i + kPiece <= n) {
-    *(Piece*)(p + i) = piece;
-    return;
-  }
-#pragma unroll
-  for (int u = 0; u < kPiece; ++u) {
-    if (i + u >= 0 && i + u < n) p[i + u] = piece.v[u];
-  }
-}
 
 // A row that is read once and stays in registers; where it is too long for that, read each time.
 // The block's rows lie one after the other. All threads of the block take part; n is 0 for those
@@ -163,13 +152,19 @@ template <class F, class... X> BRRR_VX void for_groups(long n, F f, X&... x) {
   }
 }
 
-template <class F, class... P> BRRR_VX Piece map_piece(F& f, long first, long n, const P&... in) {
-  Piece out = {};
+// The elements of a piece, all of them read at once.
+struct Elements { Group at[kPiece]; };
+BRRR_VX Elements elements_of(const T* p) {
+  const Piece piece = *(const Piece*)p;
+  Elements all;
 #pragma unroll
-  for (int u = 0; u < kPiece; ++u) {
-    const long i = first + u;
-    if (i >= 0 && i < n) put(out.v + u, f(i, Group{{get(in.v + u)}}...).v[0]);
-  }
+  for (int u = 0; u < kPiece; ++u) all.at[u].v[0] = get(piece.v + u);
+  return all;
+}
+template <class F, class... E> BRRR_VX Piece map_piece(F& f, long i, const E&... in) {
+  Piece out;
+#pragma unroll
+  for (int u = 0; u < kPiece; ++u) put(out.v + u, f(i + u, in.at[u]...).v[0]);
   return out;
 }
 // to[i] ... = f(i, group of each x) for the row's groups, each by whichever thread suits memory.
@@ -181,10 +176,13 @@ template <class F, class... X> BRRR_VX void map_groups(long n, T* to, F f, const
       if (i < n) store_group(to + i, f(i, x.held[k]...));
     }
   } else if constexpr (kStaged) {
-    const int shift = shift_of(to);  // And of each x.
-    for (long q = lane() * kPiece; q < n + shift; q += kLanes * kPiece) {
-      store_piece(to, q, n, map_piece(f, q - shift, n, load_piece(x.x, q, n)...));
+    // Whole pieces, then the elements before and behind them. Each x lies as `to` does.
+    const int head = (kPiece - shift_of(to)) % kPiece;
+    for (long i = head + lane() * kPiece; i + kPiece <= n; i += kLanes * kPiece) {
+      *(Piece*)(to + i) = map_piece(f, i, elements_of(x.x + i)...);
     }
+    const long tail = n - (n - head) % kPiece, i = lane() < head ? lane() : tail + lane() - head;
+    if (i < n) put(to + i, f(i, Group{{get(x.x + i)}}...).v[0]);
   } else {
     for (long i = lane() * kGroup; i < n; i += kLanes * kGroup) {
       store_group(to + i, f(i, load_group(x.x + i)...));
