@@ -35,6 +35,7 @@ struct Session {
   std::vector<const Recording*> candidates;
   std::vector<Storage*> survivors;
   std::vector<TensorImpl*> seen;  ///< Scratch.
+  Plan* plan = nullptr;           ///< The entry's after this call, if it has one: it lives as long.
   Loans loans;
 };
 
@@ -76,6 +77,7 @@ class StepCore {
   Tensor input(int index, const IntList& sizes, DType dtype, Device device);
 
  private:
+  void forget_last();
   std::unique_ptr<Session> take_session(size_t arguments);
   void give_session(std::unique_ptr<Session> s);
   std::shared_ptr<Entry> settle(Session& s, double seconds, bool& transient);

@@ -51,7 +51,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   Frozen& f = last_;
   f.entry = e;
   f.refusal = nullptr;
-  if (!holders_known(e->plan.get(), s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
+  if (!holders_known(s.plan, s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
     f.refusal =
         "a tensor that it makes is held by more than its results and grad fields (a "
         "captured handle, or history that detach() would drop)";
@@ -102,6 +102,14 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.autocast = context.autocast;
   f.epoch = settings_epoch();
   s.pass.release(&f.bindings);
+  // Gradients could not be frozen with, and a step that kept them would keep their memory.
+  for (Binding& b : f.bindings) {
+    if (!b.storage || !b.storage->gradient) continue;
+    f.refusal =
+        "it uses a gradient from before the step, which zero_grad() outside it would replace; call "
+        "zero_grad() inside";
+    b.storage.reset();
+  }
   // What the arguments were is none of the step's business any more.
   for (const Frozen::Argument& a : f.arguments) {
     if (a.external != kNone) f.bindings[a.external].storage.reset();
@@ -132,13 +140,6 @@ static void refuse_bindings(Frozen& f) {
       f.refusal = "an argument shares its memory with another tensor of the step";
     }
   }
-  for (const Binding& b : f.bindings) {
-    if (b.storage && b.storage->gradient) {
-      f.refusal =
-          "it uses a gradient from before the step, which zero_grad() outside it would "
-          "replace; call zero_grad() inside";
-    }
-  }
 }
 
 void StepCore::freeze() {
@@ -147,7 +148,8 @@ void StepCore::freeze() {
   BRRR_CHECK(options_.verify_every == 0,
              "step.freeze: verify_every is {}, but what is frozen is not verified; give 0",
              options_.verify_every);
-  BRRR_CHECK(last_.entry, "step.freeze: call the step at least once before");
+  BRRR_CHECK(last_.entry,
+             "step.freeze: call the step at least once before, and its last call must not throw");
   refuse_bindings(last_);
   BRRR_CHECK(!last_.refusal, "step.freeze: this step cannot be frozen: {}", last_.refusal);
   is_frozen_ = true;
@@ -258,7 +260,7 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
           std::lower_bound(r.survivors.begin(), r.survivors.end(), st) - r.survivors.begin());
       f.loans.offer(*plan, *leaf->grad, k, *f.survivors[k]);
     }
-    if (!plan->accepts(f.survivors.data())) f.loans.take_back();
+    plan->settle_loans(f.survivors.data());
     try {
       plan->run(f.bindings, f.control.data(), f.survivors.data());
     } catch (...) {

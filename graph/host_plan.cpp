@@ -98,27 +98,14 @@ void HostPlan::find_writes() {
   std::vector<uint32_t> first, last;
   find_lives(r_, schedule_, first, last);
   for (uint32_t st : r_.survivors) first_write_.push_back(first[st]);
-  for (const Group& g : schedule_.groups) {
-    for (uint32_t at : g.instrs) {
-      const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_out; ++k) {
-        const StorageInfo& s = r_.storages[r_.value(r_.out(i)[k]).storage];
-        if (s.origin == Origin::External) written_.push_back(s.maker);
-      }
-    }
-  }
-  std::sort(written_.begin(), written_.end());
-  written_.erase(std::unique(written_.begin(), written_.end()), written_.end());
 }
 
 // What fails is a check of values, of which most are done before a replay starts. A step must be
 // atomic: of externals that are written before another check the old contents are kept.
 void HostPlan::find_failures() {
-  find_early_checks();
-  for (const Launch& l : launches_) {
-    if (l.call && l.call->call.op->check_values && !l.checked_early) last_fallible_ = l.group;
-  }
-  for (int64_t g = 0; g < last_fallible_; ++g) {
+  find_checks();
+  if (!checks_.empty()) last_fallible_ = launches_[checks_.back()].check_after;
+  for (int64_t g = 0; g <= last_fallible_; ++g) {
     for (uint32_t at : schedule_.groups[static_cast<size_t>(g)].instrs) {
       const Instr& i = r_.instrs[at];
       for (int k = 0; k < i.n_out; ++k) {
@@ -138,7 +125,8 @@ void HostPlan::make_rooms(MemoryRules& rules) {
     const uint32_t st = r_.survivors[k];
     const size_t bytes = r_.storages[st].bytes;
     if (!safe_to_overwrite(k) || bytes < least) continue;
-    const size_t block = r_.gradients[k] ? backend(DeviceType::CPU).block_bytes(bytes) : 0;
+    const size_t block =
+        in_row_ && r_.gradients[k] ? backend(DeviceType::CPU).block_bytes(bytes) : 0;
     if (block) {
       row_.push_back(k);
       row_bytes_.push_back(bytes);
@@ -210,10 +198,8 @@ Scratch HostPlan::scratch(const Launch& l) const {
 void HostPlan::launch(Launch& l, const int64_t* control) {
   if (l.call) {
     for (const auto& [word, from] : l.call->dynamic) l.call->call.attrs.v[word] = control[from];
-    const OpDef& op = *l.call->call.op;
-    if (op.check_values && !l.checked_early) op.check_values(l.call->call);
     const ScratchScope room(scratch(l));
-    op.cpu(l.call->call);
+    l.call->call.op->cpu(l.call->call);
   } else if (l.extent <= l.grain) {
     l.fn(arguments_.data() + l.first_argument, 0, l.extent);
   } else {
@@ -223,41 +209,68 @@ void HostPlan::launch(Launch& l, const int64_t* control) {
   }
 }
 
-// Value checks of what comes from outside the step, and is not written by it, need not wait for
-// their kernels: done first, they can fail while nothing has happened. They read the operands that
-// are not floating, or all if there is no such.
-void HostPlan::find_early_checks() {
-  for (Launch& l : launches_) {
+// A check of values runs as soon as they are there, before anything if they come from outside the
+// step: the earlier it fails, the less has to be kept for that case. It reads the operands that are
+// not floating, or all if there is no such.
+void HostPlan::find_checks() {
+  std::vector<std::vector<uint32_t>> writers(r_.storages.size());
+  for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
+    for (uint32_t at : schedule_.groups[g].instrs) {
+      const Instr& i = r_.instrs[at];
+      for (int k = 0; k < i.n_out; ++k) writers[r_.value(r_.out(i)[k]).storage].push_back(g);
+    }
+  }
+  for (size_t k = 0; k < launches_.size(); ++k) {
+    Launch& l = launches_[k];
     if (!l.call || !l.call->call.op->check_values) continue;
     const Instr& i = r_.instrs[schedule_.groups[l.group].instrs[0]];
-    bool any = false, outside = true, all_outside = true;
+    int64_t ids = -1, all = -1;
+    bool any = false;
     for (int n = 0; n < i.n_in; ++n) {
       if (r_.in(i)[n] == kNone) continue;
       const Value& v = r_.value(r_.in(i)[n]);
-      const StorageInfo& s = r_.storages[v.storage];
-      const bool given = s.origin == Origin::External &&
-                         !std::binary_search(written_.begin(), written_.end(), s.maker);
-      all_outside &= given;
+      int64_t ready = -1;
+      for (uint32_t g : writers[v.storage]) {
+        if (g < l.group) ready = g;
+      }
+      all = std::max(all, ready);
       if (is_floating(v.dtype)) continue;
       any = true;
-      outside &= given;
+      ids = std::max(ids, ready);
     }
-    l.checked_early = any ? outside : all_outside;
+    l.check_after = any ? ids : all;
+    checks_.push_back(k);
+  }
+  std::stable_sort(checks_.begin(), checks_.end(), [&](size_t a, size_t b) {
+    return launches_[a].check_after < launches_[b].check_after;
+  });
+}
+
+void HostPlan::launch_all(const int64_t* control, size_t first_check) {
+  size_t next = first_check;
+  for (Launch& l : launches_) {
+    for (; next < checks_.size() && launches_[checks_[next]].check_after < l.group; ++next) {
+      check(launches_[checks_[next]]);
+    }
+    launch(l, control);
   }
 }
 
-void HostPlan::launch_all(const int64_t* control) {
-  for (Launch& l : launches_) launch(l, control);
-}
-
-bool HostPlan::accepts(Storage* const* survivors) const {
-  if (row_.empty()) return true;
+// Gradients that somebody holds, or has replaced, break the row: from then on each stands alone.
+void HostPlan::settle_loans(Storage* const* survivors) {
+  if (row_.empty()) return;
   const auto* begin = static_cast<const char*>(survivors[row_[0]]->data);
+  bool whole = true;
   for (size_t n = 0; n < row_.size(); ++n) {
     const auto* at = static_cast<const char*>(survivors[row_[n]]->data);
-    if (at != (begin ? begin + row_offset_[n] : nullptr)) return false;
+    whole &= at == (begin ? begin + row_offset_[n] : nullptr);
   }
-  return true;
+  if (whole) return;
+  row_.clear();
+  in_row_ = false;
+  StepStats ignored;
+  place_temporaries(ignored);
+  sort_patches();
 }
 
 void HostPlan::allocate_survivors(Storage* const* survivors) const {
@@ -279,14 +292,15 @@ void HostPlan::run(const std::vector<Binding>& bindings, const int64_t* control,
   auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
   if (memory_.arena_bytes) allocate(*arena);
   bind(bindings, control, survivors, static_cast<char*>(arena->data));
-  for (const Launch& l : launches_) {
-    if (l.checked_early) l.call->call.op->check_values(l.call->call);
+  size_t next = 0;
+  for (; next < checks_.size() && launches_[checks_[next]].check_after < 0; ++next) {
+    check(launches_[checks_[next]]);
   }
-  if (undone_.empty()) return launch_all(control);
+  if (undone_.empty()) return launch_all(control, next);
   UndoLog undo;
   for (uint32_t k : undone_) undo.save(*bindings[k].storage);
   try {
-    launch_all(control);
+    launch_all(control, next);
   } catch (...) {
     undo.restore();
     throw;

@@ -18,7 +18,7 @@ class HostPlan final : public Plan {
   Device device() const override { return kCPU; }
   /// Nothing can fail any more once survivor k is written.
   bool may_reuse(const TensorImpl& old, size_t k) override;
-  bool accepts(Storage* const* survivors) const override;
+  void settle_loans(Storage* const* survivors) override;
   uint32_t holders(const Storage*) const override { return 0; }
 
  private:
@@ -29,7 +29,8 @@ class HostPlan final : public Plan {
     KernelFn fn = nullptr;
     size_t first_argument = 0;
     int64_t extent = 0, grain = 1;
-    bool checked_early = false;  ///< The call's value check runs before the replay starts.
+    /// The group after which the call's value check runs; -1: before the replay starts.
+    int64_t check_after = -1;
   };
   /// Where an argument comes from when it is not fixed.
   struct Patch {
@@ -42,7 +43,7 @@ class HostPlan final : public Plan {
   void add_kernel(uint32_t group, const Group& part, std::map<std::string, std::string>& names);
   void build_kernels(StepStats& stats);
   void find_writes();
-  void find_early_checks();
+  void find_checks();
   void find_failures();
   void make_rooms(MemoryRules& rules);
   void allocate_survivors(Storage* const* survivors) const;
@@ -55,14 +56,15 @@ class HostPlan final : public Plan {
             char* arena);
   Scratch scratch(const Launch& l) const;
   void launch(Launch& l, const int64_t* control);
-  void launch_all(const int64_t* control);
+  void check(const Launch& l) const { l.call->call.op->check_values(l.call->call); }
+  void launch_all(const int64_t* control, size_t first_check);
   bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
 
   KernelModule* module_ = nullptr;
   std::vector<Launch> launches_;
   std::vector<std::string> names_;  // By launch, of its generated kernel.
-  std::vector<uint32_t> written_;   // External numbers that the step writes,
-  std::vector<uint32_t> undone_;    // and those of them that a failure may come after.
+  std::vector<size_t> checks_;      // Launches that check values, in the order of their checks.
+  std::vector<uint32_t> undone_;    // External numbers that a failure may come after a write of.
   std::vector<char*> arguments_;    // Of all generated kernels, one after the other.
   std::vector<Patch> patches_;  // All; the two below are those that move on each call or rarely.
   std::vector<Patch> moving_, arena_patches_;
@@ -71,7 +73,8 @@ class HostPlan final : public Plan {
   std::vector<size_t> row_bytes_, row_offset_;  // the sizes and places of each.
   char* arena_ = nullptr;
   std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
-  int64_t last_fallible_ = -1;         // The last group that checks values while the step runs.
+  int64_t last_fallible_ = -1;         // After it nothing can fail any more.
+  bool in_row_ = true;                 // Large gradients lie side by side.
 };
 
 }  // namespace brrr::graph

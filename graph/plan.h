@@ -45,8 +45,8 @@ class Plan {
   /// `old`'s memory may be the new one's.
   virtual bool may_reuse(const TensorImpl& old, size_t k) = 0;
 
-  /// Whether survivors that already have memory, old gradients', can keep it as it lies.
-  virtual bool accepts(Storage* const*) const { return true; }
+  /// Survivors that take over old gradients' memory have it now: plans for how it lies.
+  virtual void settle_loans(Storage* const*) {}
 
   /// Where replays run.
   virtual Device device() const = 0;

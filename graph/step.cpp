@@ -71,6 +71,15 @@ void StepCore::give_session(std::unique_ptr<Session> s) {
   sessions_.push_back(std::move(s));
 }
 
+// What the last call used, kept for freeze(), would be in the way of this one's memory.
+void StepCore::forget_last() {
+  std::vector<Binding> bindings;
+  std::lock_guard lock(mutex_);
+  if (is_frozen_) return;
+  last_.entry.reset();
+  bindings.swap(last_.bindings);
+}
+
 bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
                    std::vector<Tensor>& frozen) {
   // A step inside a step is inlined into the outer recording.
@@ -84,6 +93,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
   if (is_frozen_ && run_frozen(args, n, frozen)) return true;
   std::shared_ptr<Entry> e;
   auto s = take_session(n);
+  forget_last();
   const auto begin = Clock::now();
   s->pass.begin(s->candidates, s->watch);
   try {
@@ -101,8 +111,9 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     give_session(std::move(s));
     throw;
   }
+  Plan* const plan = s->plan;
   give_session(std::move(s));
-  if (e->plan) e->plan->settle();
+  if (plan) plan->settle();
   return false;
 }
 
@@ -206,7 +217,7 @@ void StepCore::replay(Plan& plan, Session& s) {
     if (at == s.survivors.end()) return;
     s.loans.offer(plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
   });
-  if (!plan.accepts(s.survivors.data())) s.loans.take_back();
+  plan.settle_loans(s.survivors.data());
   try {
     plan.run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
   } catch (...) {
@@ -263,6 +274,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
     if (e.trials == kAutoTrials && !e.prefer_walk) e.unfused.reset();
   }
   ++e.calls;
+  s.plan = e.plan.get();
   count(e, by_plan, s.watch);
 }
 

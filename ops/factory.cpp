@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/backend.h"
+#include "core/moved.h"
 #include "ops/convert.h"
 #include "ops/creation.h"
 #include "ops/factory_kernels.h"
@@ -269,6 +270,8 @@ NestedList::NestedList(std::initializer_list<NestedList> items) {
   if (items.size() > 0) sizes_ = items.begin()->sizes_;
   int64_t at = 0;
   for (const NestedList& item : items) {
+    if (static_cast<int64_t>(item.values_.size()) != numel_of(item.sizes_))
+      moved_from("NestedList");
     BRRR_CHECK(item.sizes_ == sizes_,
                "tensor: a ragged list: sub-list {} of {} has shape {}, those before it {}; "
                "all must have one shape",

@@ -147,6 +147,9 @@ std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   const int64_t n = size(d);
   if (n > 0) return split((n - 1) / chunks + 1, d);
   // There is no length that gives as many: all are empty, as PyTorch's.
+  constexpr int64_t most = 1 << 20;
+  BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
+             chunks, d, describe(impl()), most);
   std::vector<Tensor> parts;
   for (int64_t i = 0; i < chunks; ++i) parts.push_back(narrow(d, 0, 0));
   return parts;

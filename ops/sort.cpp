@@ -64,11 +64,15 @@ template <class E, class T> void order_row(const Problem& p, int64_t row) {
   for (int64_t i = 0; i < p.k; ++i) out[i] = e[i].at();
 }
 
+// A few of many are found faster than all are sorted.
+bool sorts_by_digits(int64_t n, int64_t k) {
+  return n >= kRadixFrom && k > n / 16;
+}
+
 template <class E, class T> void order_rows(OpCall& c, const TensorImpl& x, int64_t n) {
   const TensorImpl& y = *c.out[0].impl();
   const int64_t rows = x.numel / n, k = y.numel / rows;
-  // A few of many are found faster than all are sorted.
-  const bool digits = std::is_same_v<E, NarrowEntry> && n >= kRadixFrom && k > n / 16;
+  const bool digits = std::is_same_v<E, NarrowEntry> && sorts_by_digits(n, k);
   const int64_t bytes = x.numel * static_cast<int64_t>(sizeof(E));
   const Tensor scratch = raw_empty({digits ? 2 * bytes : bytes}, kUInt8, x.device);
   char* room = scratch.impl()->data();
@@ -112,7 +116,13 @@ void order_cpu(OpCall& c) {
 
 // Entries, twice where they are sorted by digits, and the dense copy.
 int64_t order_scratch(const OpCall& c) {
-  return packed_bytes(c) + 2 * scratch_for(c.in[0]->numel, sizeof(WideEntry));
+  const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
+  if (y.numel == 0) return 0;
+  const int64_t n = x.ndim ? x.sizes[x.ndim - 1] : 1, k = y.numel / (x.numel / n);
+  const bool narrow = n <= int64_t{1} << 32 && itemsize(compute_type(x.dtype)) == 4;
+  const int64_t runs = narrow && sorts_by_digits(n, k) ? 2 : 1;
+  const size_t entry = narrow ? sizeof(NarrowEntry) : sizeof(WideEntry);
+  return packed_bytes(c) + scratch_for(runs * x.numel, static_cast<int64_t>(entry));
 }
 
 // --- rows: over the last dim. Attribute words: descending, and for topk the number ---------------

@@ -65,6 +65,13 @@ TEST_CASE("moved from: a step, in every mode, frozen and within another step") {
   }
 }
 
+TEST_CASE("moved from: a nested list") {
+  NestedList rows{{1, 2}, {3, 4}};
+  const NestedList taken = std::move(rows);
+  CHECK(tensor({taken}).numel() == 4);
+  CHECK_THROWS_WITH_AS(tensor({rows, taken}), doctest::Contains("has been moved from"), Error);
+}
+
 TEST_CASE("moved from: data sets") {
   data::Loader loader(data::digits(32), {.batch = 8});
   data::Loader now = std::move(loader);

@@ -79,8 +79,8 @@ void compare(const Training& train) {
   INFO(table);
   // Numbers and tables of a few hundred bytes each.
   for (int k = 0; k < kCalls; ++k) CHECK(graph.by_call[k] <= eager.by_call[k] + 0.02);
-  // A library of kernels and what the process needs to build it.
-  if (!kAddressSanitizer && !kThreadSanitizer) CHECK(graph.resident <= eager.resident + 8);
+  // Kernels and what the process needs to build them, huge pages at the ends of segments.
+  if (!kAddressSanitizer && !kThreadSanitizer) CHECK(graph.resident <= eager.resident + 10);
 }
 
 enum class Zero { First, BeforeBackward, Never };
@@ -145,6 +145,42 @@ TEST_CASE("memory: a GPT with a large vocabulary" * doctest::test_suite("host"))
   for (const Zero zero : {Zero::First, Zero::BeforeBackward, Zero::Never}) {
     CAPTURE(static_cast<int>(zero));
     compare(training<models::GPT>(make, batch, zero));
+  }
+}
+
+// A gradient that the user keeps, ids that the step converts, accumulation over calls: each once
+// made a step hold all gradients twice.
+TEST_CASE("memory: held gradients, computed ids, accumulation" * doctest::test_suite("host")) {
+  enum class Habit { HoldsOne, ComputesIds, Accumulates };
+  for (const Habit habit : {Habit::HoldsOne, Habit::ComputesIds, Habit::Accumulates}) {
+    CAPTURE(static_cast<int>(habit));
+    compare([=](Mode mode, const std::function<void(int)>& call) {
+      manual_seed(1);
+      models::Embedding table(2048, 512);
+      models::MLP mlp({.sizes = {512, 1024, 1024, 512}});
+      std::vector<Tensor> all = mlp.parameters();
+      all.push_back(table.parameters()[0]);
+      optim::SGD opt(all, {.lr = 1e-3});
+      int n = 0;
+      Tensor held;
+      auto step = brrr::step(
+          [&](const Tensor& ids, const Tensor& y) {
+            if (habit != Habit::Accumulates || n % 2 == 0) opt.zero_grad();
+            const Tensor x = table(habit == Habit::ComputesIds ? ids.to(kInt64) : ids);
+            const Tensor loss = cross_entropy(mlp(x), y);
+            loss.backward();
+            if (habit != Habit::Accumulates) opt.step();
+            return loss;
+          },
+          StepOptions{.mode = mode});
+      for (; n < kCalls; ++n) {
+        const Tensor y = randint(0, 512, {4}), ids = randint(0, 2048, {4});
+        call(n);
+        step(habit == Habit::ComputesIds ? ids.to(kInt32) : ids, y).item<float>();
+        if (habit == Habit::HoldsOne) held = all[0].grad();
+      }
+      call(kCalls);
+    });
   }
 }
 

@@ -186,6 +186,9 @@ TEST_CASE("sizes: products that overflow are errors in a recorded step too") {
 TEST_CASE("sizes: counts at the end of the integers") {
   const Tensor x = arange(5);
   CHECK(x.chunk(INT64_MAX).size() == 5);
+  CHECK(zeros({0, 3}).chunk(4).size() == 4);
+  CHECK_THROWS_WITH_AS(zeros({0, 3}).chunk(int64_t{1} << 40), doctest::Contains("ask for at most"),
+                       Error);
   CHECK(x.split(INT64_MAX).size() == 1);
   CHECK(error_of([&] { x.narrow(0, 1, INT64_MAX); }).find("narrow") == 0);
   CHECK(error_of([&] { x.narrow(0, INT64_MAX, 1); }).find("narrow") == 0);

@@ -103,12 +103,15 @@ gpu_bring() {
 
 # RESULTS.md of what is there.
 gpu_results() {
-  if command -v python3 >/dev/null; then
-    python3 tests/gpu/results.py "$record" || say "results.py failed; the record is in $record"
-  else
+  local status=0
+  if ! command -v python3 >/dev/null; then
     say "no python3: RESULTS.md is not written; elsewhere: tests/gpu/results.py $record"
+  elif ! python3 tests/gpu/results.py "$record"; then
+    say "results.py failed; the record is in $record"
+    status=1
   fi
   gpu_bring
+  return "$status"
 }
 
 # --- Running parts --------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ gpu_results() {
 # gpu_run <log> <command>...: within what is left of the phase, its output shown and put behind what
 # the log has. Status 124 if the time was over; all that it started ends then.
 gpu_run() {
-  local log="$1" left=$((deadline - SECONDS)) status=0 from
+  local log="$1" left=$((deadline - SECONDS)) status=0 from shown
   shift
   [[ $left -gt 0 ]] || return 124
   touch "$log"
@@ -125,9 +128,10 @@ gpu_run() {
   timeout --kill-after=10 "$left" "${clean[@]}" "$@" >>"$log" 2>&1 </dev/null &
   running=$!
   tail -c "+$from" -s 0.02 -f --pid="$running" "$log" 2>/dev/null | tee -a ${OUT:+"$OUT/log.txt"} &
+  shown=$!
   wait "$running" || status=$?
   running=
-  wait
+  wait "$shown" || true
   # Killed after the first signal did not end it, rather than by somebody else.
   if [[ $status -eq 137 && $SECONDS -ge $deadline ]]; then status=124; fi
   return "$status"
@@ -227,13 +231,15 @@ gpu_prepare() {
 gpu_stop() {
   trap - INT TERM
   if [[ -n "${running:-}" ]]; then kill "$running" 2>/dev/null || true; fi
-  gpu_results
+  if [[ -n "${ticker:-}" ]]; then kill "$ticker" 2>/dev/null || true; fi
+  if [[ -f "$record/${phase:-}-tests.txt" ]]; then gpu_note_tests "$phase"; fi
+  gpu_results || true
   exit 130
 }
 
 gpu_check() {
   local again=0 list=0 no_build=0 limit=460 end=1000000 phases=() phase card status=0 sources why=''
-  local deadline=0 running=
+  local deadline=0 running= ticker=
   sources="$(gpu_sources)"
   while [[ $# -gt 0 ]]; do
     case "$1" in
@@ -272,6 +278,6 @@ gpu_check() {
   fi
   trap gpu_stop INT TERM
   for phase in "${phases[@]}"; do gpu_phase "$phase" || status=1; done
-  gpu_results
+  gpu_results || status=1
   return "$status"
 }

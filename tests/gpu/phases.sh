@@ -83,7 +83,11 @@ gpu_tests() {
   for chosen in "${new[*]}" "${old[*]}"; do
     if [[ -z "$chosen" || $SECONDS -ge $deadline ]]; then continue; fi
     say "$phase: $chosen"
+    (while sleep 20; do gpu_note_tests "$phase"; gpu_bring; done) &  # The machine may go away.
+    ticker=$!
     gpu_run "$log" "${ctest[@]}" -R "^(${chosen// /|})\$" -j "$(nproc)" --output-on-failure || true
+    kill "$ticker" 2>/dev/null || true
+    ticker=
     gpu_note_tests "$phase"
     gpu_bring
   done

@@ -2,6 +2,7 @@
 
 usage: results.py FOLDER
 """
+import math
 import datetime
 import json
 import pathlib
@@ -79,8 +80,22 @@ def phase_table(all_notes):
     return lines + (["", "Not passed:", "", *bad] if bad else [])
 
 
+def finite(value):
+    """JSON has no NaN and no infinity: the programs write null."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def times(one, other):
+    """How many times the other figure the one is, in brackets."""
+    if not (finite(one["value"]) and finite(other["value"]) and other["value"]):
+        return ""
+    return f" ({one['value'] / other['value']:.2f}x)"
+
+
 def words(f):
     value = f["value"]
+    if not finite(value):
+        return "**not finite**"
     return (f"{value:.0f}" if value >= 1000 else f"{value:.3g}") + (f" {f['unit']}".rstrip())
 
 
@@ -107,7 +122,7 @@ def micro_table(ours, torch):
 
 def same_losses(ours, theirs):
     return len(ours) == len(theirs) and all(
-        abs(a - b) <= CLOSE * abs(a) for a, b in zip(ours, theirs))
+        finite(a) and finite(b) and abs(a - b) <= CLOSE * abs(a) for a, b in zip(ours, theirs))
 
 
 def step_cell(program, name, what, ours, best):
@@ -121,8 +136,7 @@ def step_cell(program, name, what, ours, best):
     if not same_losses(ours, program["losses"].get(name, [])):
         return "other losses"
     f = program["figures"][name + what]
-    ratio = f" ({f['value'] / best['value']:.2f}x)" if best else ""
-    return words(f) + ratio
+    return words(f) + (times(f, best) if best else "")
 
 
 def step_tables(ours, torch, jax):
@@ -139,7 +153,7 @@ def step_tables(ours, torch, jax):
             eager = ours["figures"].get(name + what)
             cells = [figure(ours["figures"], name + suffix + what) for _, suffix in BRRR_STEPS]
             if best and eager:
-                cells[0] += f" ({eager['value'] / best['value']:.2f}x)"
+                cells[0] += times(eager, best)
             cells += [step_cell(torch, name + suffix, what, ours["losses"][name], best)
                       for _, suffix in TORCH_STEPS]
             cells.append(step_cell(jax, name, what, ours["losses"][name], best))
@@ -155,14 +169,16 @@ def step_tables(ours, torch, jax):
 
 def loss_lines(ours, torch, jax):
     """Says which programs did something else: their figures are left out above."""
-    strange = []
+    strange = [f"- brrr, {name}: a loss is not finite" for name, values in ours["losses"].items()
+               if not all(map(finite, values))]
     for program, who in ((torch, "PyTorch"), (jax, "JAX")):
         for name, values in (program or {"losses": {}})["losses"].items():
             step = re.sub(r", (torch\.compile .*|CUDA graph by hand)$", "", name)
             mine = ours["losses"].get(step)
             if mine is None or not same_losses(mine, values):
-                strange.append(f"- {who}, {name}: {values[-1]:.6f} at last, "
-                               f"brrr {mine[-1] if mine else 'nothing'}")
+                last = [v[-1] if v else "nothing" for v in (values, mine)]
+                last = ["not finite" if v is None else v for v in last]
+                strange.append(f"- {who}, {name}: {last[0]} at last, brrr {last[1]}")
     for program, who in ((ours, "brrr"), (torch, "PyTorch"), (jax, "JAX")):
         for name, why in (program or {"failures": {}})["failures"].items():
             strange.append(f"- {who}, {name}: failed: {why.splitlines()[0] if why else ''}")
