@@ -34,8 +34,9 @@ struct Session {
   std::vector<std::shared_ptr<Entry>> entries;
   std::vector<const Recording*> candidates;
   std::vector<Storage*> survivors;
-  std::vector<TensorImpl*> seen;  ///< Scratch.
-  Plan* plan = nullptr;           ///< The entry's after this call, if it has one: it lives as long.
+  std::vector<TensorImpl*> seen;   ///< Scratch.
+  std::vector<Binding> forgotten;  ///< Scratch.
+  Plan* plan = nullptr;  ///< The entry's after this call, if it has one: it lives as long.
   Loans loans;
 };
 
@@ -77,7 +78,7 @@ class StepCore {
   Tensor input(int index, const IntList& sizes, DType dtype, Device device);
 
  private:
-  void forget_last();
+  void forget_last(Session& s);
   std::unique_ptr<Session> take_session(size_t arguments);
   void give_session(std::unique_ptr<Session> s);
   std::shared_ptr<Entry> settle(Session& s, double seconds, bool& transient);

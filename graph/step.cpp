@@ -72,12 +72,15 @@ void StepCore::give_session(std::unique_ptr<Session> s) {
 }
 
 // What the last call used, kept for freeze(), would be in the way of this one's memory.
-void StepCore::forget_last() {
-  std::vector<Binding> bindings;
-  std::lock_guard lock(mutex_);
-  if (is_frozen_) return;
-  last_.entry.reset();
-  bindings.swap(last_.bindings);
+// Released without the lock: memory that somebody else owns may call back.
+void StepCore::forget_last(Session& s) {
+  {
+    std::lock_guard lock(mutex_);
+    if (is_frozen_) return;
+    last_.entry.reset();
+    s.forgotten.swap(last_.bindings);
+  }
+  s.forgotten.clear();
 }
 
 bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
@@ -93,7 +96,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
   if (is_frozen_ && run_frozen(args, n, frozen)) return true;
   std::shared_ptr<Entry> e;
   auto s = take_session(n);
-  forget_last();
+  forget_last(*s);
   const auto begin = Clock::now();
   s->pass.begin(s->candidates, s->watch);
   try {
