@@ -134,7 +134,8 @@ void HostPlan::make_rooms(MemoryRules& rules) {
       row.owners.emplace_back(st, row.bytes);
       row.bytes += block;
     } else {
-      rules.rooms.push_back({bytes, {{st, 0}}});
+      // What the allocator hands out are whole cache lines.
+      rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
     }
   }
   if (!row_.empty()) rules.rooms.insert(rules.rooms.begin(), std::move(row));

@@ -178,6 +178,15 @@ int64_t place_of_heir(const Recording& r, const Schedule& s, const Block& b,
   return -1;
 }
 
+// What the block really takes, without what rounds it up, ends within the room.
+bool fits(const Recording& r, const Block& b, int64_t at, const Room& room) {
+  int64_t bytes = b.storages.empty() ? b.bytes : 0;
+  for (uint32_t st : b.storages) {
+    bytes = std::max(bytes, static_cast<int64_t>(r.storages[st].bytes));
+  }
+  return at + bytes <= static_cast<int64_t>(room.bytes);
+}
+
 // Puts blocks, in the given order, into rooms whose owners are written after the block's last use.
 void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
                  std::vector<Block>& blocks, const std::vector<size_t>& order,
@@ -197,7 +206,7 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
       int64_t at = place_of_heir(r, s, b, owners, placed);
       if (at < 0) {
         at = tightest_gap(b, placed);
-        if (at + b.bytes > static_cast<int64_t>(room.bytes)) continue;
+        if (!fits(r, b, at, room)) continue;
       }
       b.host = h;
       b.offset = at;

@@ -184,6 +184,21 @@ TEST_CASE("memory: held gradients, computed ids, accumulation" * doctest::test_s
   }
 }
 
+// Its copy lives where the result will be written, of which it has the size, a multiple of no line.
+TEST_CASE("memory: a softmax over a middle dim, a sort" * doctest::test_suite("host")) {
+  compare([](Mode mode, const std::function<void(int)>& call) {
+    const Tensor x = randn({61, 47, 83});
+    auto step = brrr::step([](const Tensor& t) { return t.softmax(1); }, StepOptions{.mode = mode});
+    auto order =
+        brrr::step([](const Tensor& t) { return t.argsort(-1); }, StepOptions{.mode = mode});
+    for (int k = 0; k < kCalls; ++k) {
+      call(k);
+      k % 2 ? step(x) : order(x);
+    }
+    call(kCalls);
+  });
+}
+
 TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::test_suite("host")) {
   const auto make = [] {
     return std::make_unique<models::GPT>(
