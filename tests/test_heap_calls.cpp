@@ -1,0 +1,52 @@
+// After warm-up a call allocates nothing from the heap, verified or frozen.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "tests/sanitizer.h"
+
+// A sanitizer has its own.
+#if !BRRR_ASAN && !BRRR_TSAN
+
+static thread_local uint64_t heap_calls = 0;
+
+void* operator new(size_t bytes) {
+  ++heap_calls;
+  if (void* p = std::malloc(bytes ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept {
+  std::free(p);
+}
+void operator delete(void* p, size_t) noexcept {
+  std::free(p);
+}
+
+using namespace brrr;
+
+TEST_CASE("step: a replay allocates nothing from the heap" * doctest::test_suite("host")) {
+  models::MLP model({.sizes = {16, 32, 4}});
+  optim::AdamW opt(model.parameters(), {.lr = 1e-3});
+  auto train = step(
+      [&](const Tensor& x, const Tensor& y) {
+        const Tensor loss = cross_entropy(model(x), y);
+        opt.zero_grad();
+        loss.backward();
+        opt.step();
+        return loss;
+      },
+      StepOptions{.require_graph = true});
+  const Tensor x = randn({8, 16}), y = randint(0, 4, {8});
+  for (const bool frozen : {false, true}) {
+    if (frozen) train.freeze();
+    for (int k = 0; k < 50; ++k) train(x, y);
+    const uint64_t before = heap_calls;
+    for (int k = 0; k < 100; ++k) train(x, y);
+    CHECK(heap_calls == before);
+  }
+}
+
+#endif
