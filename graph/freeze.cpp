@@ -260,8 +260,8 @@ bool StepCore::run_frozen(const Tensor* const* args, size_t n, std::vector<Tenso
           std::lower_bound(r.survivors.begin(), r.survivors.end(), st) - r.survivors.begin());
       f.loans.offer(*plan, *leaf->grad, k, *f.survivors[k]);
     }
-    plan->settle_loans(f.survivors.data());
     try {
+      plan->settle_loans(f.survivors.data());
       plan->run(f.bindings, f.control.data(), f.survivors.data());
     } catch (...) {
       f.loans.take_back();

@@ -220,8 +220,8 @@ void StepCore::replay(Plan& plan, Session& s) {
     if (at == s.survivors.end()) return;
     s.loans.offer(plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
   });
-  plan.settle_loans(s.survivors.data());
   try {
+    plan.settle_loans(s.survivors.data());
     plan.run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
   } catch (...) {
     s.loans.take_back();

@@ -2,9 +2,9 @@
 
 usage: results.py FOLDER
 """
-import math
 import datetime
 import json
+import math
 import pathlib
 import re
 import sys
