@@ -10,9 +10,9 @@
 //     })"};
 //   run_kernel(eye, {.t = x.dtype}, {blocks}, EyeArguments{...});
 //
-// The dialect is CUDA C++ without headers after the device prelude (ops/vec_device.h): KERNEL, or
-// BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one argument `p`, and
-// the threads of a block.
+// The dialect is CUDA C++ without headers after the device prelude (ops/vocabulary/vec_device.h):
+// KERNEL, or BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one
+// argument `p`, and the threads of a block.
 
 #include <algorithm>
 #include <array>

@@ -4,8 +4,8 @@
 #include <unordered_map>
 
 #include "graph/windows.h"
-#include "ops/spelling.h"
-#include "ops/pointwise.h"
+#include "ops/vocabulary/spelling.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr::graph {
 

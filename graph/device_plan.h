@@ -12,7 +12,7 @@
 
 #include "graph/plan.h"
 #include "core/device_kernel.h"
-#include "ops/device_pointwise.h"
+#include "ops/kinds/device_pointwise.h"
 
 namespace brrr::graph {
 

@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "graph/schedule.h"
-#include "ops/pointwise.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr::graph {
 

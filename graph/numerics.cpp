@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "ops/pointwise.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr::graph {
 

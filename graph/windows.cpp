@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ops/pointwise.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr::graph {
 

@@ -15,7 +15,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "ops/optimizer_ops.h"
-#include "ops/pointwise.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr::fuzz {
 

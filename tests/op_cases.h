@@ -18,7 +18,7 @@
 #include "graph/compare.h"
 #include "graph/step.h"
 #include "ops/factory_ops.h"
-#include "ops/pointwise.h"
+#include "ops/kinds/pointwise.h"
 #include "ops/view_ops.h"
 #include "tests/sanitizer.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // What tests of reduction rows share: shapes, dims, and the oracle with its bounds.
 
-#include "ops/reduction.h"
+#include "ops/kinds/reduction.h"
 #include "tests/op_cases.h"
 
 namespace brrr::test {

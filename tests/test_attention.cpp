@@ -6,7 +6,7 @@
 
 #include "backends/cpu/pool.h"
 #include "brrr.h"
-#include "ops/composite.h"
+#include "ops/kinds/composite.h"
 #include "tests/op_cases.h"
 
 using namespace brrr;

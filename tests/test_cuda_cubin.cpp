@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "ops/reduction.h"
+#include "ops/kinds/reduction.h"
 #include "tests/cuda_cases.h"
 
 using namespace brrr;

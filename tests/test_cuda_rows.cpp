@@ -1,11 +1,11 @@
 // Kernels over rows on the device: softmax, norms and cross_entropy beside the CPU's in float64.
 
-#include "ops/composite.h"
+#include "ops/kinds/composite.h"
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
-#include "ops/row_device.h"
+#include "ops/kinds/row_device.h"
 #include "tests/cuda_cases.h"
 
 using namespace brrr;

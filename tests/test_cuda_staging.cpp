@@ -8,7 +8,7 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/staging.h"
 #include "backends/cuda/support.h"
-#include "ops/device_pointwise.h"
+#include "ops/kinds/device_pointwise.h"
 #include "ops/reduction_ops.h"
 #include "tests/cuda_cases.h"
 #include "tests/emulator_calls.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/vec_random.h"
+#include "ops/vocabulary/vec_random.h"
 #include "tests/sanitizer.h"
 
 namespace vx = brrr::vx;

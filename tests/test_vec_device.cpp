@@ -12,7 +12,7 @@
 
 #include "backends/cpu/host_compiler.h"
 #include "backends/cuda/prelude.h"
-#include "ops/vec_random.h"
+#include "ops/vocabulary/vec_random.h"
 #include "tests/temp_dir.h"
 
 namespace {

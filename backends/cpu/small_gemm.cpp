@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "backends/cpu/pool.h"
-#include "ops/gemm_tile.h"
+#include "ops/vocabulary/gemm_tile.h"
 
 namespace brrr::cpu {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "core/context.h"
-#include "ops/pointwise.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr::cuda {
 

@@ -1,5 +1,5 @@
-// The device prelude, last part: what kernels are written with beside ops/vec_device.h. Under NVRTC
-// only; the emulator has a text of its own for it.
+// The device prelude, last part: what kernels are written with beside ops/vocabulary/vec_device.h.
+// Under NVRTC only; the emulator has a text of its own for it.
 #ifndef BRRR_EMULATED
 
 // A kernel with one argument, the struct p. The threads of a KERNEL do not talk to each other,

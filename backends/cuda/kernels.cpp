@@ -11,7 +11,7 @@
 #include "backends/kernel_cache.h"
 #include "backends/sha256.h"
 #include "core/check.h"
-#include "ops/spelling.h"
+#include "ops/vocabulary/spelling.h"
 
 namespace brrr::cuda {
 

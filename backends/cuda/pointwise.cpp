@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "ops/device_pointwise.h"
+#include "ops/kinds/device_pointwise.h"
 
 namespace brrr::cuda {
 

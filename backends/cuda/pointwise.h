@@ -4,8 +4,8 @@
 #include <string>
 
 #include "backends/cuda/kernels.h"
-#include "ops/device_walk.h"
-#include "ops/pointwise_iteration.h"
+#include "ops/kinds/device_walk.h"
+#include "ops/kinds/pointwise_iteration.h"
 
 namespace brrr::cuda {
 
@@ -24,7 +24,7 @@ struct PointwiseForm {
 /// What the walk of a call needs.
 PointwiseForm pointwise_form(const OpDef& op, const Iteration& it);
 
-/// The kernel "k" as text, without the prelude: see ops/device_pointwise.h for its argument.
+/// The kernel "k" as text, without the prelude: see ops/kinds/device_pointwise.h for its argument.
 std::string pointwise_text(const PointwiseForm& form);
 
 /// Runs a pointwise call.

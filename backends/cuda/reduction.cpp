@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/reduction_layout.h"
-#include "ops/spelling.h"
+#include "ops/kinds/reduction_layout.h"
+#include "ops/vocabulary/spelling.h"
 
 namespace brrr::cuda {
 

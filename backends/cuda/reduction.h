@@ -1,7 +1,7 @@
 #pragma once
 // Kernels of reduction rows, generated from the rows' formulas.
 //
-// THE ORDER on a GPU is a function of the merged shape only (see ops/reduction_layout.h):
+// THE ORDER on a GPU is a function of the merged shape only (see ops/kinds/reduction_layout.h):
 // 1. Rows of n elements. Up to 1024, a warp takes a row: lane l takes elements l, l + 32, ... one
 //    after the other from init; then the lanes are combined, l with l + 16, + 8, + 4, + 2, + 1.
 //    Longer rows are cut into chunks of 16384, a block each: thread t of 256 takes elements t,
@@ -14,7 +14,7 @@
 #include <string>
 
 #include "backends/cuda/kernels.h"
-#include "ops/reduction.h"
+#include "ops/kinds/reduction.h"
 
 namespace brrr::cuda {
 

@@ -1,0 +1,312 @@
+// Gradients and calls that all pointwise rows share.
+#include "ops/kinds/pointwise.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/check.h"
+#include "ops/reduction_ops.h"
+#include "ops/view_ops.h"
+#include "ops/kinds/pointwise_iteration.h"
+
+namespace brrr {
+
+// --- rows
+// -------------------------------------------------------------------------------------------
+
+// Runs the gradient on symbols once, to learn which operands it really needs.
+void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
+  row->own_name_ = fmt::format("{}.grad{}", name, i);
+  row->name = row->own_name_.c_str();
+  SymText text("float", "t", "");
+  SymText* before = std::exchange(SymText::current, &text);
+  Sym in[kMaxOperands];
+  const int n = row->info.n_in;
+  for (int k = 0; k < n; ++k) in[k] = Sym(text.operand("x", k));
+  int out = -1;
+  row->info.emit(in, &out);
+  SymText::current = before;
+
+  const int y = n - 2, g = n - 1;
+  info.has_grad[i] = true;
+  info.grad_uses[i] = text.uses(out);
+  info.grad_is_g[i] = out == in[g].id;
+  if (info.grad_is_g[i]) grad_aliases |= 1u << i;
+  saves_inputs |= static_cast<uint32_t>(text.uses(out) & ((1u << y) - 1));
+  if (text.uses(out) >> y & 1) saves_outputs |= 1;
+  row->saves_inputs = static_cast<uint32_t>(text.uses(out));
+  info.grads[i] = row;
+  row->finish();
+}
+
+static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> types) {
+  for (DType t : types) {
+    const int i = static_cast<int>(t);
+    op.direct[i] = op.info.loops[compute_index(t)];
+    op.direct_out[i] = op.info.mask_out[0] ? kBool : t;
+    op.direct_bytes[i] = static_cast<uint8_t>(itemsize(op.direct_out[i]));
+  }
+}
+
+void PointwiseOp::finish() {
+  infer = pointwise_infer;
+  cpu = pointwise_run;
+  scratch = pointwise_scratch;
+  pointwise = &info;
+  if (n_out == 1) fill_direct_table(*this, {kFloat32, kFloat64});
+  register_row();
+}
+
+void NumberOp::fill_direct() {
+  if (n_out == 1 && info.traits.result != Result::Float) {
+    fill_direct_table(*this, {kInt64, kInt32});
+  }
+}
+
+// --- gradient
+// -----------------------------------------------------------------------------------------
+
+// The row of input i's gradient on what it needs of the inputs, the output and g; the other
+// operands are scalars 0. The node keeps its saved tensors alive meanwhile.
+static Tensor run_gradient(VjpCall& v, int i) {
+  const Node& n = v.node;
+  const PointwiseInfo& info = *n.op->pointwise;
+  const uint64_t uses = info.grad_uses[i];
+  TensorImpl* in[kMaxOperands];
+  OpCall c(*info.grads[i], in, n.n_in + 2);
+  auto unused = [&](int k) {
+    in[k] = nullptr;
+    c.attrs.kinds |= 3u << (2 * k);
+    c.attrs.push(0.0);
+  };
+  for (int k = 0, word = 0; k < n.n_in; ++k) {
+    if (const int kind = n.attrs.kind(k)) {
+      in[k] = nullptr;
+      c.attrs.kinds |= static_cast<uint32_t>(kind) << (2 * k);
+      c.attrs.push(n.attrs.v[word++]);
+    } else if (uses >> k & 1) {
+      in[k] = v.borrow_input(k);
+    } else {
+      unused(k);
+    }
+  }
+  Tensor y;
+  if (uses >> n.n_in & 1) {
+    y = v.output(0);
+    in[n.n_in] = y.impl();
+  } else {
+    unused(n.n_in);
+  }
+  in[n.n_in + 1] = v.gout[0].impl();
+  dispatch_inline(c);
+  return std::move(c.out[0]);
+}
+
+static bool has_sizes(const TensorImpl& t, const IntList& sizes) {
+  return t.ndim == sizes.size() && std::equal(sizes.begin(), sizes.end(), t.sizes);
+}
+
+void pointwise_vjp(VjpCall& v) {
+  const Node& n = v.node;
+  const PointwiseInfo& info = *n.op->pointwise;
+  int left = 0;
+  for (int i = 0; i < n.n_in; ++i) left += v.needs(i) && info.has_grad[i];
+  for (int i = 0; left > 0; ++i) {
+    if (!v.needs(i) || !info.has_grad[i]) continue;
+    --left;
+    Tensor g = !info.grad_is_g[i] ? run_gradient(v, i) : left ? v.gout[0] : std::move(v.gout[0]);
+    const Meta& m = v.meta(i);
+    if (!has_sizes(*g.impl(), m.sizes)) g = sum_to(g, m.sizes);
+    v.gin[i] = g.impl()->dtype == m.dtype ? std::move(g) : g.to(m.dtype);
+  }
+}
+
+// --- calls
+// --------------------------------------------------------------------------------------------
+
+static void push_scalar(OpCall& c, int operand, Scalar s) {
+  Attrs& a = c.attrs;
+  if (s.is_floating()) {
+    a.kinds |= 3u << (2 * operand);
+    a.push(s.to_double());
+  } else {
+    a.kinds |= (s.dtype() == kBool ? 1u : 2u) << (2 * operand);
+    a.push(s.to_int());
+  }
+}
+
+[[gnu::cold]] static void fail_undefined(const OpDef& op, int i) {
+  fail("{}: operand {} is an undefined tensor", op.name, i);
+}
+
+PointwiseCall& PointwiseCall::add(const Tensor& t) {
+  if (!t.defined()) [[unlikely]]
+    fail_undefined(*call_.op, call_.n_in);
+  in_[call_.n_in++] = t.impl();
+  return *this;
+}
+
+PointwiseCall& PointwiseCall::add(Scalar s) {
+  push_scalar(call_, call_.n_in, s);
+  in_[call_.n_in++] = nullptr;
+  return *this;
+}
+
+PointwiseCall& PointwiseCall::add(ControlCell& cell) {
+  call_.attrs.dynamic |= static_cast<uint16_t>(1u << call_.attrs.n);
+  call_.cells[call_.attrs.n] = &cell;
+  return add(Scalar(cell.value));
+}
+
+PointwiseCall& PointwiseCall::add_scalar_of(const Attrs& a, int operand) {
+  int word = 0;
+  for (int i = 0; i < operand; ++i) word += a.kind(i) != 0;
+  call_.attrs.kinds |= static_cast<uint32_t>(a.kind(operand)) << (2 * call_.n_in);
+  call_.attrs.push(a.v[word]);
+  in_[call_.n_in++] = nullptr;
+  return *this;
+}
+
+Tensor PointwiseCall::run() {
+  settle_numbers(call_);
+  dispatch(call_);
+  return std::move(call_.out[0]);
+}
+
+std::vector<Tensor> PointwiseCall::run_all() {
+  run_into({});
+  return {call_.out, call_.out + call_.n_out};
+}
+
+void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
+  call_.into = outs.size() > 0;
+  std::copy(outs.begin(), outs.end(), call_.out);
+  for (int k = 0; call_.into && k < call_.n_out; ++k) {
+    BRRR_CHECK(call_.out[k].defined(), "{}_: the tensor is undefined", call_.op->name);
+  }
+  settle_numbers(call_);
+  dispatch(call_);
+}
+
+// The fast path: same dtype and shape, contiguous, on the CPU, nobody watching, small. Everything
+// else, and every error, is the general path's (a storage without data is a lost placeholder).
+template <int N>
+[[gnu::always_inline]] static inline bool fast(const PointwiseOp& op, TensorImpl* const* in) {
+  const TensorImpl* a = in[0];
+  if (!a || context.recorder || context.observer || a->numel > kSmall ||
+      !op.direct[static_cast<int>(a->dtype)] || (a->flags & ~kRequiresGrad) || !a->storage->data) {
+    return false;
+  }
+  if constexpr (N == 2) {
+    const TensorImpl* b = in[1];
+    return b && b->dtype == a->dtype && !(b->flags & ~kRequiresGrad) && b->same_shape(*a) &&
+           b->storage->data;
+  }
+  return true;
+}
+
+template <int N>
+[[gnu::always_inline]] static inline Tensor run_fast(const PointwiseOp& op, TensorImpl* const* in) {
+  static constexpr int64_t step[] = {1, 1};
+  const TensorImpl& a = *in[0];
+  const auto t = static_cast<int>(a.dtype);
+  const DType dtype = op.direct_out[t];
+  // Constants from here on: the device is known.
+  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * op.direct_bytes[t]);
+  Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a, kCPU)));
+  s->data = backend(DeviceType::CPU).allocate(s->bytes);
+  if (!s->data) [[unlikely]]
+    out_of_memory(*s);
+  const auto item = static_cast<int64_t>(itemsize(a.dtype));
+  const char* from[N];
+  uint8_t flags = 0;
+  for (int k = 0; k < N; ++k) {
+    from[k] = static_cast<const char*>(in[k]->storage->data) + in[k]->offset * item;
+    flags |= in[k]->flags;
+  }
+  auto* to = static_cast<char*>(s->data);
+  op.direct[t](&to, from, step, a.numel);
+  if (flags && context.grad_enabled && op.vjp) [[unlikely]] {
+    write_tape(op, in, N, Attrs{}, &out, 1, false);
+  }
+  return out;
+}
+
+// Out of line, so that the fast path has a small frame. Recorded steps come through here.
+template <int N>
+[[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in) {
+  for (int i = 0; i < N; ++i) {
+    if (!in[i]) [[unlikely]]
+      fail_undefined(op, i);
+  }
+  OpCall c(op, in, N);
+  dispatch_inline(c);
+  return std::move(c.out[0]);
+}
+
+Tensor call(const PointwiseOp& op, const Tensor& a) {
+  TensorImpl* in[] = {a.impl()};
+  if (fast<1>(op, in)) [[likely]]
+    return run_fast<1>(op, in);
+  return call_slow<1>(op, in);
+}
+
+Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
+  TensorImpl* in[] = {a.impl(), b.impl()};
+  if (fast<2>(op, in)) [[likely]]
+    return run_fast<2>(op, in);
+  return call_slow<2>(op, in);
+}
+
+// With a number as operand `number` of two.
+[[gnu::always_inline]] static inline Tensor call_with_number(const PointwiseOp& op, const Tensor& t,
+                                                             Scalar s, int number) {
+  if (!t.defined()) [[unlikely]]
+    fail_undefined(op, 1 - number);
+  TensorImpl* in[2];
+  in[1 - number] = t.impl();
+  in[number] = nullptr;
+  OpCall c(op, in, 2);
+  if (s.is_floating()) {
+    c.attrs.set_only(number, 3, s.to_double());
+  } else {
+    c.attrs.set_only(number, s.dtype() == kBool ? 1 : 2, s.to_int());
+    settle_numbers(c);
+  }
+  dispatch_inline(c);
+  return std::move(c.out[0]);
+}
+
+namespace {
+/// The destination of a call in place, which the caller holds.
+struct Lent {
+  OpCall& call;
+  Lent(OpCall& c, const Tensor& t) : call(c) {
+    c.out[0] = Tensor(Ref<TensorImpl>::adopt(t.impl()));
+  }
+  ~Lent() { call.out[0].detach_impl(); }
+};
+}  // namespace
+
+Tensor call(const PointwiseOp& op, const Tensor& a, Scalar b) {
+  return call_with_number(op, a, b, 1);
+}
+Tensor call(const PointwiseOp& op, Scalar a, const Tensor& b) {
+  return call_with_number(op, b, a, 0);
+}
+void call_into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
+  TensorImpl* in[] = {a.impl(), b.impl()};
+  for (int i = 0; i < 2; ++i) {
+    if (!in[i]) [[unlikely]]
+      fail_undefined(op, i);
+  }
+  OpCall c(op, in, 2);
+  c.into = true;
+  const Lent out(c, a);
+  dispatch(c);
+}
+void call_into(const PointwiseOp& op, const Tensor& a, Scalar b) {
+  PointwiseCall(op).add(a).add(b).run_into({a});
+}
+
+}  // namespace brrr

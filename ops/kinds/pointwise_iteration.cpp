@@ -1,0 +1,128 @@
+#include "ops/kinds/pointwise_iteration.h"
+
+#include <algorithm>
+
+namespace brrr {
+
+namespace {
+
+void set_scalar(PointwiseOperand& o, const Attrs& a, int operand, int word) {
+  o.base = reinterpret_cast<char*>(&o.scalar);
+  o.number = true;
+  o.scalar = a.v[word];
+  o.dtype = a.kind(operand) == 3 ? kFloat64 : kInt64;
+  std::fill_n(o.stride, kMaxDims, 0);
+}
+
+void set_tensor(PointwiseOperand& o, const TensorImpl& t, int ndim) {
+  o.base = t.data();
+  o.number = false;
+  o.dtype = t.dtype;
+  const int shift = ndim - t.ndim;
+  for (int d = 0; d < ndim; ++d) {
+    o.stride[d] = d < shift || t.sizes[d - shift] == 1 ? 0 : t.strides[d - shift];
+  }
+}
+
+// Larger strides of the output go outside, then neighbours that every operand walks alike merge.
+void collapse(Iteration& it) {
+  for (int i = 1; i < it.ndim; ++i) {
+    for (int j = i; j > 0; --j) {
+      const int64_t* s = it.operands[0].stride;
+      if (s[j - 1] >= s[j] || it.size[j] == 1) break;
+      std::swap(it.size[j - 1], it.size[j]);
+      for (int k = 0; k < it.count(); ++k) {
+        std::swap(it.operands[k].stride[j - 1], it.operands[k].stride[j]);
+      }
+    }
+  }
+  int last = 0;
+  for (int d = 1; d < it.ndim; ++d) {
+    bool merge = true;
+    for (int k = 0; k < it.count() && merge; ++k) {
+      const int64_t* s = it.operands[k].stride;
+      merge = it.size[last] == 1 || it.size[d] == 1 || s[last] == s[d] * it.size[d];
+    }
+    if (merge) {
+      for (int k = 0; k < it.count(); ++k) {
+        int64_t* s = it.operands[k].stride;
+        if (it.size[d] != 1) s[last] = s[d];
+      }
+      it.size[last] *= it.size[d];
+    } else {
+      ++last;
+      it.size[last] = it.size[d];
+      for (int k = 0; k < it.count(); ++k) {
+        it.operands[k].stride[last] = it.operands[k].stride[d];
+      }
+    }
+  }
+  it.ndim = last + 1;
+}
+
+bool same_layout(const TensorImpl& a, const TensorImpl& b) {
+  return a.offset == b.offset && a.dtype == b.dtype && a.same_shape(b) &&
+         std::equal(a.strides, a.strides + a.ndim, b.strides);
+}
+
+// An input that shares memory with an output written in another layout is copied first, so that
+// x[1:].copy_(x[:-1]) reads what was there.
+Tensor private_copy(const TensorImpl& t) {
+  Tensor copy = raw_empty(t.size_list(), t.dtype, t.device);
+  copy_now(*copy.impl(), t);
+  return copy;
+}
+
+// The first output that shares memory with the input in another layout, or null.
+const TensorImpl* overwriter(const OpCall& c, const TensorImpl& t) {
+  for (int k = 0; c.into && k < c.n_out; ++k) {
+    const TensorImpl& out = *c.out[k].impl();
+    if (out.storage == t.storage && !same_layout(out, t)) return &out;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int64_t pointwise_scratch(const OpCall& c) {
+  int64_t bytes = 0;
+  for (int i = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    if (t && overwriter(c, *t))
+      bytes += scratch_for(t->numel, static_cast<int64_t>(itemsize(t->dtype)));
+  }
+  return bytes;
+}
+
+bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
+  const TensorImpl& first = *c.out[0].impl();
+  if (first.numel == 0) return false;
+  it.info = c.op->pointwise;
+  it.n_out = c.n_out;
+  it.n_in = c.n_in;
+  it.numel = first.numel;
+  it.ndim = std::max<int>(first.ndim, 1);
+  it.size[0] = 1;
+  std::copy_n(first.sizes, first.ndim, it.size);
+  it.compute = pointwise_compute_dtype(c);
+  for (int k = 0; k < c.n_out; ++k) {
+    set_tensor(it.operands[k], *c.out[k].impl(), it.ndim);
+  }
+  for (int i = 0, word = 0; i < c.n_in; ++i) {
+    PointwiseOperand& o = it.operands[c.n_out + i];
+    const TensorImpl* t = c.in[i];
+    if (!t) {
+      set_scalar(o, c.attrs, i, word++);
+      continue;
+    }
+    if (overwriter(c, *t)) {
+      copies[i] = private_copy(*t);
+      t = copies[i].impl();
+    }
+    set_tensor(o, *t, it.ndim);
+  }
+  collapse(it);
+  return true;
+}
+
+}  // namespace brrr

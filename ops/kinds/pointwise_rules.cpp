@@ -1,0 +1,131 @@
+// Shape and dtype rules that all pointwise rows share.
+#include "core/check.h"
+#include "ops/vocabulary/convert.h"
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+static int category(DType t) {
+  return is_floating(t) ? 2 : t == kBool ? 0 : 1;
+}
+
+// PyTorch's rule: tensors with dims decide within their category; 0-d tensors, then numbers, only
+// raise the category (bool < integer < floating).
+DType pointwise_common_dtype(const OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  int best[3] = {-1, -1, -1};  // dtype among dims, 0-d, scalars
+  auto merge = [&](int level, DType t) {
+    best[level] = best[level] < 0 ? static_cast<int>(t)
+                                  : static_cast<int>(promote(static_cast<DType>(best[level]), t));
+  };
+  for (int i = 0; i < c.n_in; ++i) {
+    if (info.traits.condition >> i & 1) continue;
+    if (const TensorImpl* t = c.in[i]) {
+      merge(t->ndim > 0 ? 0 : 1, t->dtype);
+    } else {
+      constexpr DType kinds[] = {kFloat32, kBool, kInt64, kFloat32};
+      merge(2, kinds[c.attrs.kind(i)]);
+    }
+  }
+  int result = -1;
+  for (int b : best) {
+    if (b < 0) continue;
+    const DType t = static_cast<DType>(b);
+    if (result < 0) {
+      result = b;
+    } else if (category(t) > category(static_cast<DType>(result))) {
+      result = static_cast<int>(promote(t, static_cast<DType>(result)));
+    }
+  }
+  // Numbers alone (fill_) are computed in what they are written to, as far as precision matters.
+  if (best[0] < 0 && best[1] < 0 && c.attrs.dtype == static_cast<uint8_t>(kFloat64)) {
+    return kFloat64;
+  }
+  return result < 0 ? kFloat32 : static_cast<DType>(result);
+}
+
+static DType arithmetic_dtype(const OpCall& c) {
+  const PointwiseTraits& traits = c.op->pointwise->traits;
+  const DType common = pointwise_common_dtype(c);
+  if (is_floating(common)) return common;
+  const bool to_float = traits.result == Result::Float || traits.types == Types::Floating;
+  return to_float ? kFloat32 : common;
+}
+
+// Whether an operand of integer arithmetic may be beyond int32: a number, a 0-d tensor, a
+// condition.
+static bool exceeds_int32(const OpCall& c) {
+  for (int i = 0, word = 0; i < c.n_in; ++i) {
+    if (const TensorImpl* t = c.in[i]) {
+      if (t->dtype == kInt64) return true;
+    } else if (c.attrs.kind(i) != 3 && c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word])) {
+      return true;
+    }
+    word += !c.in[i];
+  }
+  return false;
+}
+
+DType pointwise_compute_dtype(const OpCall& c) {
+  const DType t = compute_type(arithmetic_dtype(c));
+  return t == kInt32 && exceeds_int32(c) ? kInt64 : t;
+}
+
+void settle_numbers(OpCall& c) {
+  const Beyond rule = c.op->pointwise->traits.beyond;
+  if (rule == Beyond::Exact || !c.attrs.kinds) return;
+  const DType t = pointwise_common_dtype(c);
+  if (!is_integer(t)) return;  // Else all words are integers.
+  for (int word = 0; word < c.attrs.n; ++word) {
+    int64_t& v = c.attrs.v[word];
+    if (rule == Beyond::Refuse) check_holds(c.op->name, v, t);
+    v = nearest_integer(v, t);
+  }
+}
+
+static void check_devices(const OpCall& c, Device where) {
+  for (int i = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    BRRR_CHECK(!t || t->device == where, "{}: operands live on {} and {}; move one with to(device)",
+               c.op->name, name(where), name(t->device));
+  }
+}
+
+void pointwise_infer(OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  BRRR_CHECK(c.n_in == info.n_in, "{}: takes {} operands, got {}", c.op->name, info.n_in, c.n_in);
+  IntList shape;
+  const TensorImpl* first = nullptr;
+  for (int i = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    if (!t) continue;
+    shape = first ? broadcast_shapes(c.op->name, shape, t->size_list()) : t->size_list();
+    if (!first) first = t;
+  }
+  const Device where = c.into ? c.out[0].device() : first ? first->device : Device{};
+  check_devices(c, where);
+  const DType dtype = arithmetic_dtype(c);
+  for (int i = 0; info.traits.no_bool && i < c.n_in; ++i) {
+    BRRR_CHECK(!c.in[i] || c.in[i]->dtype != kBool, "{}: operand {} is {}; {}", c.op->name, i,
+               describe(c.in[i]), info.traits.no_bool);
+  }
+  for (int k = 0; k < c.n_out; ++k) {
+    OutMeta& m = c.meta[k];
+    m.sizes = shape;
+    m.device = where;
+    m.alias = -1;
+    m.dtype = info.mask_out[k] ? kBool : dtype;
+    if (c.attrs.dtype != 0xff) m.dtype = static_cast<DType>(c.attrs.dtype);
+    if (!c.into) continue;
+    const TensorImpl& o = *c.out[k].impl();
+    if (first) shape = broadcast_shapes(c.op->name, shape, o.size_list());
+    BRRR_CHECK(!first || shape == o.size_list(),
+               "{}_: the result has shape {}, which does not fit into {}", c.op->name,
+               to_string(shape), describe(&o));
+    BRRR_CHECK(c.attrs.dtype != 0xff || category(m.dtype) <= category(o.dtype),
+               "{}_: a {} result cannot be written into {}; convert with to(dtype)", c.op->name,
+               name(m.dtype), describe(&o));
+  }
+}
+
+}  // namespace brrr

@@ -1,0 +1,326 @@
+// Shape and dtype rules, gradients and the CPU driver that all reduction rows share.
+#include "ops/kinds/reduction.h"
+
+#include <algorithm>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/vocabulary/convert.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/kinds/reduction_layout.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+void ReductionOp::define(const char* n, const char* d) {
+  name = n;
+  doc = d;
+  kind = OpKind::Reduction;
+  infer = reduction_infer;
+  cpu = reduction_run;
+  scratch = reduction_scratch;
+  reduction = &info;
+  autocast = Autocast::Widen;
+  if (info.gradient) vjp = reduction_vjp;
+  if (info.traits.saves_input) saves_inputs = 1;
+  if (info.traits.saves_output) saves_outputs = 1;
+  grad_aliases = 1;  // A sum's gradient is a broadcast view of the output's.
+  register_row();
+}
+
+// --- shape and dtype ----------------------------------------------------------------------------
+
+int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims) {
+  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
+  const int ndim = x.impl()->ndim;
+  if (dims.empty()) return (int64_t{1} << ndim) - 1;
+  int64_t mask = 0;
+  for (int64_t d : dims) {
+    const int64_t bit = int64_t{1} << wrap_dim(op, d, ndim);
+    BRRR_CHECK(!(mask & bit), "{}: dim {} appears twice in {}; name each dim of {} once", op, d,
+               to_string(dims), describe(x.impl()));
+    mask |= bit;
+  }
+  return mask;
+}
+
+IntList reduced_sizes(const IntList& sizes, int64_t mask, bool keepdim) {
+  IntList out;
+  for (int d = 0; d < sizes.size(); ++d) {
+    if (!(mask >> d & 1))
+      out.push_back(sizes[d]);
+    else if (keepdim)
+      out.push_back(1);
+  }
+  return out;
+}
+
+static int64_t reduced_count(const IntList& sizes, int64_t mask) {
+  int64_t n = 1;
+  for (int d = 0; d < sizes.size(); ++d) {
+    if (mask >> d & 1) n *= sizes[d];
+  }
+  return n;
+}
+
+DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x) {
+  const ReductionKernels* kernels = op.reduction->kernels;
+  const DType t = compute_type(x.dtype);
+  if (kernels[compute_index(t)].rows) return t;
+  BRRR_CHECK(!is_floating(x.dtype) && kernels[compute_index(kInt64)].rows,
+             "{}: takes floating dtypes, got {}; convert with to(kFloat32)", op.name, describe(&x));
+  return kInt64;
+}
+
+void reduction_infer(OpCall& c) {
+  const ReductionTraits& traits = c.op->reduction->traits;
+  const TensorImpl& x = *c.in[0];
+  reduction_compute_dtype(*c.op, x);
+  const IntList sizes = x.size_list();
+  BRRR_CHECK(!traits.needs_elements || reduced_count(sizes, c.attrs.v[0]) > 0,
+             "{}: {} has no elements to reduce, and no elements have no {}; give a shape without 0",
+             c.op->name, describe(&x), c.op->name);
+  OutMeta& m = c.meta[0];
+  m.alias = -1;
+  m.device = x.device;
+  m.sizes = reduced_sizes(sizes, c.attrs.v[0], c.attrs.v[1] != 0);
+  const bool widen = traits.result == ReductionResult::Wide && !is_floating(x.dtype);
+  m.dtype = traits.result == ReductionResult::Bool ? kBool : widen ? kInt64 : x.dtype;
+}
+
+Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim) {
+  TensorImpl* in[] = {x.impl()};
+  OpCall c(op, in, 1);
+  c.attrs.push(reduction_mask(op.name, x, dims));
+  c.attrs.push(static_cast<int64_t>(keepdim));
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+void reduction_vjp(VjpCall& v) {
+  if (!v.needs(0)) return;
+  const ReductionInfo& info = *v.node.op->reduction;
+  ReductionGrad r;
+  r.sizes = v.meta(0).sizes;
+  const int64_t mask = v.attrs().v[0];
+  for (int d = 0; d < r.sizes.size(); ++d) {
+    if (mask >> d & 1) r.dims.push_back(d);
+  }
+  r.count = static_cast<double>(reduced_count(r.sizes, mask));
+  const IntList kept = reduced_sizes(r.sizes, mask, true);
+  const bool reshaped = v.attrs().v[1] == 0 && !r.dims.empty();
+  r.g = reshaped ? reshape(v.gout[0], kept) : v.gout[0];
+  if (info.traits.saves_input) r.x = v.input(0);
+  if (info.traits.saves_output) {
+    r.y = v.output(0);
+    if (reshaped) r.y = reshape(r.y, kept);
+  }
+  Tensor g = info.gradient(r);
+  if (!(g.sizes() == r.sizes)) g = expand(g, r.sizes);
+  v.gin[0] = g.dtype() == v.meta(0).dtype ? g : g.to(v.meta(0).dtype);
+}
+
+// --- the CPU driver -----------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
+constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
+constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
+
+// What is reduced, with the CPU's kernels and the addresses of the results.
+struct Layout : ReductionLayout {
+  const ReductionKernels* kernels;
+  bool map;
+  char* acc;  // Results in the compute type...
+  char* out;  // ...and where they go: the same, or converted at the end.
+  DType out_dtype;
+
+  int64_t width() const { return static_cast<int64_t>(itemsize(compute)); }
+  const char* at(int64_t element) const {
+    return base + element * static_cast<int64_t>(itemsize(dtype));
+  }
+};
+
+// A buffer for elements on their way to the compute type.
+struct Tile {
+  alignas(64) char data[kReduceChunk * 8];
+  const char* end() const { return data + sizeof data; }
+};
+
+void finish_range(const Layout& l, int64_t begin, int64_t n) {
+  char* acc = l.acc + begin * l.width();
+  if (l.kernels->finish) l.kernels->finish(acc, n, l.count);
+  if (l.out == l.acc) return;
+  char* out = l.out + begin * static_cast<int64_t>(itemsize(l.out_dtype));
+  store_tile(l.out_dtype, out, 1, l.compute, acc, n);
+}
+
+// to[r] = rows [begin, begin + n) of at most a chunk of elements each.
+void run_rows(const Layout& l, const char* p, int64_t length, int64_t n, char* to) {
+  if (l.dtype == l.compute) {
+    l.kernels->rows(p, l.outer_stride, length, n, l.map, l.end, to);
+    return;
+  }
+  Tile tile;
+  const auto size = static_cast<int64_t>(itemsize(l.dtype));
+  const int64_t batch = l.outer_stride == length ? std::max<int64_t>(1, kReduceChunk / length) : 1;
+  for (int64_t r = 0; r < n; r += batch) {
+    const int64_t m = std::min(batch, n - r);
+    load_tile(l.compute, tile.data, l.dtype, p + r * l.outer_stride * size, 1, m * length);
+    l.kernels->rows(tile.data, length, length, m, l.map, tile.end(), to + r * l.width());
+  }
+}
+
+// One level of chunks per turn, until a row is a single chunk.
+void drive_rows(Layout l) {
+  Tensor partials, previous;
+  while (l.rows > kReduceChunk) {
+    const int64_t chunks = (l.rows + kReduceChunk - 1) / kReduceChunk;
+    previous = std::move(partials);
+    partials = raw_empty({l.outer * chunks}, l.compute, Device{});
+    char* to = partials.impl()->data();
+    parallel_for(l.outer * chunks, kGrain / kReduceChunk, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) {
+        const int64_t from = u % chunks * kReduceChunk;
+        const int64_t length = std::min(kReduceChunk, l.rows - from);
+        run_rows(l, l.at(u / chunks * l.outer_stride + from), length, 1, to + u * l.width());
+      }
+    });
+    l.base = to;
+    l.end = to + l.outer * chunks * l.width();
+    l.dtype = l.compute;
+    l.rows = l.outer_stride = chunks;
+    l.map = false;
+  }
+  const int64_t grain = std::max<int64_t>(1, kGrain / l.rows);
+  parallel_for(l.outer, grain, [&](int64_t begin, int64_t end) {
+    run_rows(l, l.at(begin * l.outer_stride), l.rows, end - begin, l.acc + begin * l.width());
+    finish_range(l, begin, end - begin);
+  });
+}
+
+// to[cols] = at most a block of rows, `cols` columns from `p`.
+void run_block(const Layout& l, const char* p, int64_t rows, int64_t cols, char* to) {
+  if (l.dtype == l.compute) {
+    l.kernels->columns(p, l.row_stride, rows, cols, true, l.end, to);
+    return;
+  }
+  Tile tile;
+  const int64_t step = kReduceChunk / kColumnTile;
+  const int64_t row_bytes = l.row_stride * static_cast<int64_t>(itemsize(l.dtype));
+  for (int64_t r = 0; r < rows; r += step) {
+    const int64_t m = std::min(step, rows - r);
+    for (int64_t i = 0; i < m; ++i) {
+      load_tile(l.compute, tile.data + i * cols * l.width(), l.dtype, p + (r + i) * row_bytes, 1,
+                cols);
+    }
+    l.kernels->columns(tile.data, cols, m, cols, r == 0, tile.end(), to);
+  }
+}
+
+// Tile `t` of the columns under outer index `o`: all blocks, one after the other.
+void run_columns(const Layout& l, int64_t o, int64_t t) {
+  alignas(64) char block[kColumnTile * 8];
+  const int64_t c = t * kColumnTile, n = std::min(kColumnTile, l.cols - c);
+  char* acc = l.acc + (o * l.cols + c) * l.width();
+  for (int64_t r = 0; r < l.rows; r += kReduceBlock) {
+    const int64_t rows = std::min(kReduceBlock, l.rows - r);
+    const char* p = l.at(o * l.outer_stride + r * l.row_stride + c);
+    run_block(l, p, rows, n, r == 0 ? acc : block);
+    if (r > 0) l.kernels->merge(acc, block, n);
+  }
+  finish_range(l, o * l.cols + c, n);
+}
+
+int64_t column_tiles(const ReductionLayout& l) {
+  return (l.cols + kColumnTile - 1) / kColumnTile;
+}
+
+// Into how many blocks of rows few columns of many are cut for the threads; 0: they are not.
+int64_t column_blocks(const ReductionLayout& l) {
+  const bool few = l.outer * column_tiles(l) < kEnoughUnits && l.rows > kReduceBlock &&
+                   l.outer * l.rows * l.cols > kGrain;
+  return few ? (l.rows + kReduceBlock - 1) / kReduceBlock : 0;
+}
+
+// The same as run_columns, with the blocks in parallel.
+void drive_blocks(const Layout& l, int64_t blocks) {
+  const int64_t tiles = column_tiles(l);
+  const Tensor partials = raw_empty({l.outer * blocks * l.cols}, l.compute, Device{});
+  char* to = partials.impl()->data();
+  const int64_t work = kReduceBlock * std::min(kColumnTile, l.cols);
+  parallel_for(l.outer * blocks * tiles, std::max<int64_t>(1, kGrain / work),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t u = begin; u < end; ++u) {
+                   const int64_t ob = u / tiles, o = ob / blocks, r = ob % blocks * kReduceBlock;
+                   const int64_t c = u % tiles * kColumnTile;
+                   const char* p = l.at(o * l.outer_stride + r * l.row_stride + c);
+                   run_block(l, p, std::min(kReduceBlock, l.rows - r),
+                             std::min(kColumnTile, l.cols - c), to + (ob * l.cols + c) * l.width());
+                 }
+               });
+  for (int64_t o = 0; o < l.outer; ++o) {
+    const int64_t bytes = l.cols * l.width();
+    char* acc = l.acc + o * bytes;
+    std::copy_n(to + o * blocks * bytes, bytes, acc);
+    for (int64_t b = 1; b < blocks; ++b) {
+      l.kernels->merge(acc, to + (o * blocks + b) * bytes, l.cols);
+    }
+  }
+  finish_range(l, 0, l.outer * l.cols);
+}
+
+void drive_columns(const Layout& l) {
+  if (const int64_t blocks = column_blocks(l)) return drive_blocks(l, blocks);
+  const int64_t tiles = column_tiles(l), units = l.outer * tiles;
+  const int64_t all = l.outer * l.rows * l.cols;
+  parallel_for(units, std::max<int64_t>(1, kGrain * units / all), [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) run_columns(l, u / tiles, u % tiles);
+  });
+}
+
+}  // namespace
+
+// The copy, partial results (level by level of a row), and the result before it is rounded.
+int64_t reduction_scratch(const OpCall& c) {
+  const TensorImpl& y = *c.out[0].impl();
+  if (y.numel == 0) return 0;
+  const ReductionLayout l = reduction_layout(c, false);
+  const auto item = static_cast<int64_t>(itemsize(l.compute));
+  int64_t bytes = l.copy.defined() ? scratch_for(l.copy.numel(), item) : 0;
+  if (y.dtype != l.compute) bytes += scratch_for(y.numel, item);
+  if (l.count == 0) return bytes;
+  if (l.cols) return bytes + scratch_for(l.outer * column_blocks(l) * l.cols, item);
+  for (int64_t rows = l.rows; rows > kReduceChunk;) {
+    rows = (rows + kReduceChunk - 1) / kReduceChunk;
+    bytes += scratch_for(l.outer * rows, item);
+  }
+  return bytes;
+}
+
+void reduction_run(OpCall& c) {
+  const TensorImpl& y = *c.out[0].impl();
+  if (y.numel == 0) return;
+  Layout l;
+  static_cast<ReductionLayout&>(l) = reduction_layout(c);
+  l.kernels = &c.op->reduction->kernels[compute_index(l.compute)];
+  l.map = c.op->reduction->maps;
+  l.out = l.acc = y.data();
+  l.out_dtype = y.dtype;
+  Tensor results;
+  if (y.dtype != l.compute) {
+    results = raw_empty({y.numel}, l.compute, y.device);
+    l.acc = results.impl()->data();
+  }
+  if (l.count == 0) {
+    l.kernels->fill(l.acc, y.numel);
+    finish_range(l, 0, y.numel);
+  } else if (l.cols) {
+    drive_columns(l);
+  } else {
+    drive_rows(l);
+  }
+}
+
+}  // namespace brrr

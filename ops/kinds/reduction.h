@@ -1,0 +1,277 @@
+#pragma once
+// The reduction row: from init, map, combine and finish come the eager kernels, the oracle and the
+// source text; a function of tensors is the gradient.
+//
+//   const ReductionOp mean{"mean", "Arithmetic mean", kFloats, {}, [] { return 0.0; }, Keep{},
+//                          [](auto a, auto b) { return a + b; },
+//                          [](auto a, auto n) { return a / n; },
+//                          [](const ReductionGrad& r) { return r.g / r.count; }};
+//
+// THE ORDER is a function of the logical shape and the reduced dims only. Dims of size 1 are
+// dropped and neighbours that are both reduced or both kept are merged; what remains decides:
+//
+// 1. (reduced) and (kept, reduced), "rows": a row's n elements are cut into chunks of 4096. Within
+//    a chunk, element i goes to lane i % 16 of accumulator (i / 16) % 4; all start from init, and
+//    lanes beyond the end take init. A chunk's result is (a0 + a1) + (a2 + a3), then the tree
+//    vx::reduce over the lanes, where + stands for combine. The results of several chunks are
+//    reduced as a row of their own (without map), and so on.
+// 2. (reduced, kept) and (kept, reduced, kept), "columns": per output, blocks of 64 rows one row
+//    after the other from init, then the blocks' results one after the other. So is a call that
+//    reduces dims of size 1 only: one row.
+// 3. Anything else: as 1 over the elements permuted to (kept, reduced).
+//
+// Inputs of other dtypes are converted to the compute type first, the result at the end. `init`
+// must be an exact identity of combine for everything combine(init, x) can give: kernels may then
+// skip accumulators that no element reaches.
+
+#include <limits>
+#include <utility>
+
+#include "core/context.h"
+#include "ops/vocabulary/scalar_math.h"
+
+namespace brrr {
+
+inline constexpr int64_t kReduceChunk = 4096;  ///< Elements of a row that four vectors take.
+inline constexpr int64_t kReduceBlock = 64;    ///< Rows of a column that one accumulator takes.
+
+/// The result's dtype: the input's; the input's, integers and bool widened to int64; bool.
+enum class ReductionResult : uint8_t { Same, Wide, Bool };
+
+struct ReductionTraits {
+  ReductionResult result = ReductionResult::Same;
+  bool needs_elements = false;  ///< Reducing nothing is an error, not init.
+  bool saves_input = false;     ///< The gradient reads x.
+  bool saves_output = false;    ///< The gradient reads y.
+  double lo = -2.0, hi = 2.0;   ///< Where tests sample the elements.
+};
+
+/// What a gradient sees. y and g have the reduced dims kept with size 1; the result may be of any
+/// shape that broadcasts to x. x and y are undefined unless the traits say they are saved.
+struct ReductionGrad {
+  Tensor x, y, g;
+  IntList sizes;  ///< Of x.
+  IntList dims;   ///< The reduced ones.
+  double count;   ///< Elements per output.
+};
+
+/// Kernels of one compute type. `end` is where the readable memory behind `in` ends; strides are
+/// in elements; innermost elements are adjacent.
+struct ReductionKernels {
+  /// out[r] = row r of n <= kReduceChunk elements, mapped if `map`, not finished.
+  void (*rows)(const void* in, int64_t stride, int64_t n, int64_t rows, bool map, const void* end,
+               void* out) = nullptr;
+  /// Takes `rows` rows of `cols` columns into out[cols], from init if `first`.
+  void (*columns)(const void* in, int64_t stride, int64_t rows, int64_t cols, bool first,
+                  const void* end, void* out) = nullptr;
+  /// acc[i] = combine(acc[i], x[i]).
+  void (*merge)(void* acc, const void* x, int64_t n) = nullptr;
+  void (*fill)(void* acc, int64_t n) = nullptr;  ///< acc[i] = init
+  /// acc[i] = finish(acc[i], count); null when that changes nothing.
+  void (*finish)(void* acc, int64_t n, int64_t count) = nullptr;
+};
+
+struct ReductionInfo {
+  ReductionTraits traits;
+  double init = 0;    ///< Integers take the nearest value they have.
+  bool maps = false;  ///< map is more than the identity; the same for finish.
+  bool finishes = false;
+  ReductionKernels kernels[4];  ///< By compute_index; null if not instantiated.
+  /// Source text through SymText::current; the operands' and the result's symbols.
+  int (*emit_map)(Sym x) = nullptr;
+  int (*emit_combine)(Sym acc, Sym x) = nullptr;
+  int (*emit_finish)(Sym acc, Sym count) = nullptr;
+  double (*oracle)(const double* x, int64_t n) = nullptr;  ///< One after the other, in double.
+  Tensor (*gradient)(const ReductionGrad&) = nullptr;
+};
+
+// The parts that do not depend on the lambdas: reduction.cpp. Attribute word 0 is the bit mask of
+// the reduced dims, word 1 whether they are kept with size 1.
+void reduction_infer(OpCall& c);
+void reduction_run(OpCall& c);
+int64_t reduction_scratch(const OpCall& c);
+void reduction_vjp(VjpCall& v);
+/// The dtype a row computes in for inputs of dtype `t`; throws when it has no kernel for it.
+DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x);
+/// The mask of `dims` of x, all if there are none; throws on repeated and out-of-range dims.
+int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims);
+/// x's sizes with those in the mask set to 1, or dropped.
+IntList reduced_sizes(const IntList& sizes, int64_t mask, bool keepdim);
+/// The public functions' way in.
+Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim);
+
+/// Map and finish of rows that have none.
+struct Keep {
+  template <class T, class... N> T operator()(T x, N...) const { return x; }
+};
+
+/// Compute types to instantiate a row for.
+template <class... V> struct KernelTypes {};
+inline constexpr KernelTypes<vx::f32, vx::f64> kFloats;
+inline constexpr KernelTypes<vx::f32, vx::f64, vx::i64> kFloatsAndInt64;  // int32 is widened
+inline constexpr KernelTypes<vx::f32, vx::f64, vx::i64, vx::i32> kNumbers;
+
+template <class T> constexpr T reduction_init(double init) {
+  if constexpr (std::is_integral_v<T>) {
+    if (init <= static_cast<double>(std::numeric_limits<T>::min())) {
+      return std::numeric_limits<T>::min();
+    }
+    if (init >= static_cast<double>(std::numeric_limits<T>::max())) {
+      return std::numeric_limits<T>::max();
+    }
+  }
+  return static_cast<T>(init);
+}
+
+/// `lanes` elements; the other lanes hold anything. A whole vector is read where there is memory,
+/// but not of integers: what is there could overflow, which is undefined.
+template <class T> inline auto load_lanes(const T* p, int lanes, const T* end) {
+  return std::is_floating_point_v<T> && p + 16 <= end ? vx::load(p) : vx::load_n(p, lanes);
+}
+
+template <class Init, class Map, class Combine, class V>
+Lane<V> reduce_row(const Lane<V>* p, int64_t length, const Lane<V>* end) {
+  using N = Num<V>;
+  int64_t n = length;
+  const N init = reduction_init<Lane<V>>(Init{}());
+  N a0 = init, a1 = init, a2 = init, a3 = init;
+  auto whole = [&](N& a, const Lane<V>* q) { a = Combine{}(a, Map{}(N(vx::load(q)))); };
+  auto tail = [&](N& a) {
+    if (n <= 0) return;
+    const int lanes = n < 16 ? static_cast<int>(n) : 16;
+    const N x = Map{}(N(load_lanes(p, lanes, end)));
+    a = Combine{}(a, N(vx::where(vx::first_lanes(lanes), x.v, init.v)));
+    p += 16;
+    n -= 16;
+  };
+  for (; n >= 64; n -= 64, p += 64) {
+    whole(a0, p);
+    whole(a1, p + 16);
+    whole(a2, p + 32);
+    whole(a3, p + 48);
+  }
+  const bool single = n == length && n <= 16;  // The other three would stay at init.
+  if (n > 0) tail(a0);
+  if (n > 0) {
+    tail(a1);
+    tail(a2);
+    tail(a3);
+  }
+  const N a = single ? a0 : Combine{}(Combine{}(a0, a1), Combine{}(a2, a3));
+  return vx::reduce(a.v, [](V x, V y) { return Combine{}(N(x), N(y)).v; });
+}
+
+template <class Init, class Map, class Combine, class V>
+void reduce_rows(const void* in, int64_t stride, int64_t n, int64_t rows, bool map, const void* end,
+                 void* out) {
+  using T = Lane<V>;
+  const T* p = static_cast<const T*>(in);
+  T* o = static_cast<T*>(out);
+  const T* stop = static_cast<const T*>(end);
+  for (int64_t r = 0; r < rows; ++r, p += stride) {
+    o[r] = map ? reduce_row<Init, Map, Combine, V>(p, n, stop)
+               : reduce_row<Init, Keep, Combine, V>(p, n, stop);
+  }
+}
+
+template <class Init, class Map, class Combine, class V>
+void reduce_columns(const void* in, int64_t stride, int64_t rows, int64_t cols, bool first,
+                    const void* end, void* out) {
+  using N = Num<V>;
+  using T = Lane<V>;
+  const N init = reduction_init<T>(Init{}());
+  T* o = static_cast<T*>(out);
+  const T* stop = static_cast<const T*>(end);
+  // Eight rows at a time: eight streams for the prefetcher, an eighth of the accumulator traffic.
+  for (int64_t r = 0; r < rows; r += 8) {
+    const T* p = static_cast<const T*>(in) + r * stride;
+    const int64_t m = rows - r < 8 ? rows - r : 8;
+    const bool fresh = first && r == 0;
+    int64_t c = 0;
+    for (; c + 16 <= cols; c += 16) {
+      N a = fresh ? init : N(vx::load(o + c));
+      auto take = [&](int64_t i) { a = Combine{}(a, Map{}(N(vx::load(p + c + i * stride)))); };
+      if (m == 8) {
+        take(0), take(1), take(2), take(3), take(4), take(5), take(6), take(7);
+      } else {
+        for (int64_t i = 0; i < m; ++i) take(i);
+      }
+      vx::store(o + c, a.v);
+    }
+    if (c == cols) continue;
+    const int lanes = static_cast<int>(cols - c);
+    N a = fresh ? init : N(vx::load_n(o + c, lanes));
+    for (int64_t i = 0; i < m; ++i) {
+      a = Combine{}(a, Map{}(N(load_lanes(p + c + i * stride, lanes, stop))));
+    }
+    vx::store_n(o + c, a.v, lanes);
+  }
+}
+
+/// acc[i] = f(acc[i], x[i]) by vectors.
+template <class V, class F> void update_lanes(void* acc, const void* x, int64_t n, const F& f) {
+  auto* a = static_cast<Lane<V>*>(acc);
+  auto* b = static_cast<const Lane<V>*>(x);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) vx::store(a + i, f(vx::load(a + i), vx::load(b + i)).v);
+  if (i == n) return;
+  const int lanes = static_cast<int>(n - i);
+  vx::store_n(a + i, f(vx::load_n(a + i, lanes), vx::load_n(b + i, lanes)).v, lanes);
+}
+
+template <class Combine, class V> void reduce_merge(void* acc, const void* x, int64_t n) {
+  update_lanes<V>(acc, x, n, [](V a, V b) { return Combine{}(Num<V>(a), Num<V>(b)); });
+}
+
+template <class Init, class V> void reduce_fill(void* acc, int64_t n) {
+  auto* a = static_cast<Lane<V>*>(acc);
+  for (int64_t i = 0; i < n; ++i) a[i] = reduction_init<Lane<V>>(Init{}());
+}
+
+template <class Finish, class V> void reduce_finish(void* acc, int64_t n, int64_t count) {
+  const Num<V> elements = count;
+  update_lanes<V>(acc, acc, n, [&](V a, V) { return Finish{}(Num<V>(a), elements); });
+}
+
+template <class Init, class Map, class Combine, class Finish>
+double reduction_oracle(const double* x, int64_t n) {
+  using N = Num<double>;
+  N acc = Init{}();
+  for (int64_t i = 0; i < n; ++i) acc = Combine{}(acc, Map{}(N(x[i])));
+  return Finish{}(acc, N(static_cast<double>(n))).v;
+}
+
+/// A reduction row; without a gradient it is not differentiable.
+class ReductionOp : public OpDef {
+ public:
+  template <class... V, class Init, class Map, class Combine, class Finish>
+  ReductionOp(const char* n, const char* d, KernelTypes<V...>, ReductionTraits traits, Init, Map,
+              Combine, Finish, Tensor (*gradient)(const ReductionGrad&) = nullptr) {
+    info.traits = traits;
+    info.init = Init{}();
+    info.maps = !std::is_same_v<Map, Keep>;
+    info.finishes = !std::is_same_v<Finish, Keep>;
+    (add_kernels<V, Init, Map, Combine, Finish>(), ...);
+    info.emit_map = [](Sym x) { return Map{}(x).id; };
+    info.emit_combine = [](Sym acc, Sym x) { return Combine{}(acc, x).id; };
+    info.emit_finish = [](Sym acc, Sym count) { return Finish{}(acc, count).id; };
+    info.oracle = reduction_oracle<Init, Map, Combine, Finish>;
+    info.gradient = gradient;
+    define(n, d);
+  }
+
+  ReductionInfo info;
+
+ private:
+  template <class V, class Init, class Map, class Combine, class Finish> void add_kernels() {
+    ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
+    k.rows = reduce_rows<Init, Map, Combine, V>;
+    k.columns = reduce_columns<Init, Map, Combine, V>;
+    k.merge = reduce_merge<Combine, V>;
+    k.fill = reduce_fill<Init, V>;
+    if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
+  }
+  void define(const char* n, const char* d);
+};
+
+}  // namespace brrr

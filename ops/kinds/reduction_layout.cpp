@@ -1,0 +1,122 @@
+#include "ops/kinds/reduction_layout.h"
+
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+// Neighbouring dims that are both reduced or both kept, merged.
+struct Runs {
+  int n = 0;
+  int64_t size[kMaxDims], stride[kMaxDims];
+  bool reduced[kMaxDims];
+  bool direct = true;  // Each run has one stride, the innermost run stride 1.
+};
+
+Runs find_runs(const TensorImpl& x, int64_t mask) {
+  Runs r;
+  for (int d = 0; d < x.ndim; ++d) {
+    if (x.sizes[d] == 1) continue;
+    const bool reduced = mask >> d & 1;
+    const int last = r.n - 1;
+    if (r.n && r.reduced[last] == reduced) {
+      r.direct &= r.stride[last] == x.strides[d] * x.sizes[d];
+      r.size[last] *= x.sizes[d];
+      r.stride[last] = x.strides[d];
+    } else {
+      r.size[r.n] = x.sizes[d];
+      r.stride[r.n] = x.strides[d];
+      r.reduced[r.n++] = reduced;
+    }
+    r.direct &= x.strides[d] >= 0;
+  }
+  r.direct &= r.n == 0 || r.stride[r.n - 1] == 1;
+  return r;
+}
+
+// x in the compute type with the reduced dims last, or where `permute` is false in its own order;
+// its layout alone unless `filled`.
+Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute, bool filled) {
+  IntList sizes, strides;
+  int64_t moved = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int d = 0; d < x.ndim; ++d) {
+      const bool reduced = mask >> d & 1;
+      if (permute ? reduced != (pass == 1) : pass == 1) continue;
+      if (reduced) moved |= int64_t{1} << sizes.size();
+      sizes.push_back(x.sizes[d]);
+      strides.push_back(x.strides[d]);
+    }
+  }
+  mask = moved;
+  x.storage->refs.retain();
+  if (!filled) return Tensor(Ref<TensorImpl>::adopt(new_impl(x.storage, compute, sizes)));
+  const auto view = Ref<TensorImpl>::adopt(new_impl(x.storage, x.dtype, sizes, strides, x.offset));
+  Tensor copy = raw_empty(sizes, compute, x.device);
+  copy_now(*copy.impl(), *view);
+  return copy;
+}
+
+// Rows: (kept, reduced). Columns: one reduced run before a last kept one.
+bool is_rows(const Runs& r) {
+  return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1];
+}
+bool is_columns(const Runs& r) {
+  return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3);
+}
+
+bool is_shaped(const Runs& r) {
+  return is_rows(r) || is_columns(r);
+}
+bool is_gathered(const Runs& r) {
+  return !is_shaped(r) || !r.direct;
+}
+
+void set_extents(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
+  l.dtype = x.dtype;
+  l.base = x.data();
+  int64_t reach = 1;
+  for (int i = 0; i < r.n; ++i) reach += (r.size[i] - 1) * r.stride[i];
+  l.end = l.base + reach * static_cast<int64_t>(itemsize(x.dtype));
+  const int last = r.n - 1;
+  if (is_rows(r)) {
+    l.rows = r.size[last];
+    l.outer_stride = l.rows;
+    if (last == 1) {
+      l.outer = r.size[0];
+      l.outer_stride = r.stride[0];
+    }
+    return;
+  }
+  l.cols = r.n ? r.size[last] : 1;
+  if (last >= 1) {
+    l.rows = r.size[last - 1];
+    l.row_stride = r.stride[last - 1];
+  }
+  if (last == 2) {
+    l.outer = r.size[0];
+    l.outer_stride = r.stride[0];
+  }
+}
+
+}  // namespace
+
+ReductionLayout reduction_layout(const OpCall& c, bool filled) {
+  const TensorImpl* x = c.in[0];
+  ReductionLayout l;
+  l.compute = reduction_compute_dtype(*c.op, *x);
+  l.count = x->numel / c.out[0].numel();
+  if (x->numel == 0) return l;
+  int64_t mask = c.attrs.v[0];
+  Runs runs = find_runs(*x, mask);
+  if (is_gathered(runs)) {
+    l.copy = gathered(*x, mask, !is_shaped(runs), l.compute, filled);
+    x = l.copy.impl();
+    runs = find_runs(*x, mask);
+  }
+  set_extents(l, *x, runs);
+  return l;
+}
+
+}  // namespace brrr

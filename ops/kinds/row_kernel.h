@@ -1,0 +1,227 @@
+#pragma once
+// Kernels over rows: folds in the order of ops/kinds/reduction.h ("rows"), maps, and operands as
+// dense rows of the compute type.
+//
+// A kernel takes lambdas f(i, lanes) that give elements i .. i + lanes - 1 of the row as a vector,
+// lanes <= 16; what the other lanes hold does not matter. They are called once for each element and
+// in order, so they may store what they compute. fold_chunk is one function per lambda, which is
+// inlined at its several call sites.
+
+#include "core/backend.h"
+#include "ops/kinds/composite.h"
+#include "ops/vocabulary/num.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/kinds/reduction.h"
+#include "ops/vocabulary/vec_lanes.h"
+
+namespace brrr {
+
+inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements worth a thread.
+
+template <class V> V take(const Lane<V>* p, int lanes) {
+  return lanes == 16 ? vx::load(p) : vx::load_n(p, lanes);
+}
+template <class V> void put(Lane<V>* p, V v, int lanes) {
+  if (lanes == 16)
+    vx::store(p, v);
+  else
+    vx::store_n(p, v, lanes);
+}
+template <class V> V spread(double x) {
+  return vx::splat(static_cast<Lane<V>>(x));
+}
+
+/// f(i, lanes) for all vectors of a row.
+template <class F> void map_row(int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) f(i, 16);
+  if (i < n) f(i, static_cast<int>(n - i));
+}
+
+/// Elements [i, end) of a row, at most kReduceChunk, combined from `init`.
+template <class V, class Combine, class F>
+[[gnu::noinline, gnu::flatten]] Lane<V> fold_chunk(int64_t i, int64_t end, V init, Combine combine,
+                                                   const F& f) {
+  if (end - i <= 16) {
+    const int lanes = static_cast<int>(end - i);
+    return vx::reduce(combine(init, vx::where(vx::first_lanes(lanes), f(i, lanes), init)), combine);
+  }
+  V a0 = init, a1 = init, a2 = init, a3 = init;
+  for (; i + 64 <= end; i += 64) {
+    a0 = combine(a0, f(i, 16));
+    a1 = combine(a1, f(i + 16, 16));
+    a2 = combine(a2, f(i + 32, 16));
+    a3 = combine(a3, f(i + 48, 16));
+  }
+  auto tail = [&](V& a) {
+    if (i >= end) return;
+    const int lanes = end - i < 16 ? static_cast<int>(end - i) : 16;
+    a = combine(a, vx::where(vx::first_lanes(lanes), f(i, lanes), init));
+    i += 16;
+  };
+  tail(a0);
+  tail(a1);
+  tail(a2);
+  tail(a3);
+  return vx::reduce(combine(combine(a0, a1), combine(a2, a3)), combine);
+}
+
+/// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
+/// behind a pointer, so that the recursion has one type.
+template <class V, class Combine>
+Lane<V> fold_chunks(int64_t chunks, V init, Combine combine, const void* context,
+                    Lane<V> (*chunk)(const void*, int64_t)) {
+  auto level = [&](int64_t k) {
+    const int64_t begin = k * kReduceChunk, end = std::min(begin + kReduceChunk, chunks);
+    return fold_chunk(begin, end, init, combine, [&](int64_t i, int lanes) {
+      V v = init;
+      for (int j = 0; j < lanes; ++j) v[j] = chunk(context, i + j);
+      return v;
+    });
+  };
+  if (chunks <= kReduceChunk) return level(0);
+  using Level = decltype(level);
+  return fold_chunks<V, Combine>(
+      (chunks + kReduceChunk - 1) / kReduceChunk, init, combine, &level,
+      [](const void* l, int64_t k) { return (*static_cast<const Level*>(l))(k); });
+}
+
+/// All n elements of a row combined from `init`, an identity of `combine`.
+template <class V, class Combine, class F>
+Lane<V> fold_row(int64_t n, V init, Combine combine, const F& f) {
+  if (n <= kReduceChunk) return fold_chunk(int64_t{0}, n, init, combine, f);
+  auto chunk = [&](int64_t k) {
+    const int64_t begin = k * kReduceChunk;
+    return fold_chunk(begin, std::min(begin + kReduceChunk, n), init, combine, f);
+  };
+  using Chunk = decltype(chunk);
+  return fold_chunks<V, Combine>(
+      (n + kReduceChunk - 1) / kReduceChunk, init, combine, &chunk,
+      [](const void* c, int64_t k) { return (*static_cast<const Chunk*>(c))(k); });
+}
+
+struct AddLanes {
+  template <class V> V operator()(V a, V b) const { return a + b; }
+};
+// Passes over NaN, at half the cost of vx::max: it reaches the results through the sums.
+struct MaxLanes {
+  template <class V> V operator()(V a, V b) const { return vx::where(vx::lt(a, b), b, a); }
+};
+
+template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
+  return fold_row(n, V{}, AddLanes{}, f);
+}
+/// The largest number of a row, or -inf.
+template <class V> Lane<V> max_row(const Lane<V>* x, int64_t n) {
+  return fold_row(n, spread<V>(-__builtin_inf()), MaxLanes{},
+                  [=](int64_t i, int lanes) { return take<V>(x + i, lanes); });
+}
+
+/// sum(exp(x - max))
+template <class V> Lane<V> exp_sum_row(const Lane<V>* x, Lane<V> max, int64_t n) {
+  const V m = vx::splat(max);
+  return sum_row<V>(n, [=](int64_t i, int lanes) { return vx::exp(take<V>(x + i, lanes) - m); });
+}
+
+/// Dense elements of a tensor in a compute type: its own, or converted and packed. Null for null.
+class DenseInput {
+ public:
+  /// `alignment`, at most 64, is of the first element's address.
+  DenseInput(const TensorImpl* t, DType compute, uintptr_t alignment = 1) {
+    if (!t) return;
+    if (t->dtype != compute || !t->contiguous() ||
+        reinterpret_cast<uintptr_t>(t->data()) % alignment != 0) {
+      copy_ = raw_empty(t->size_list(), compute, t->device);
+      copy_now(*copy_.impl(), *t);
+      t = copy_.impl();
+    }
+    data_ = t->data();
+  }
+  template <class T> const T* as() const { return static_cast<const T*>(data_); }
+
+ private:
+  Tensor copy_;
+  const void* data_ = nullptr;
+};
+
+/// A matrix for each index of the leading dims, read where it lies if its rows are contiguous there
+/// (or need not be), else from a packed copy.
+class MatrixInput {
+ public:
+  static bool is_copied(const TensorImpl* t, DType compute, bool any_columns = false) {
+    if (!t || (t->dtype == kBool && any_columns)) return false;
+    const int last = t->ndim - 1;
+    const bool contiguous = t->strides[last] == 1 || t->sizes[last] <= 1;
+    return t->dtype != compute || !(contiguous || any_columns);
+  }
+  MatrixInput(const TensorImpl* t, DType compute, bool any_columns = false) : t_(t) {
+    if (!is_copied(t, compute, any_columns)) return;
+    copy_ = raw_empty(t->size_list(), compute, t->device);
+    copy_now(*copy_.impl(), *t);
+    t_ = copy_.impl();
+  }
+  template <class T> const T* at(int64_t matrix) const {
+    if (!t_) return nullptr;
+    int64_t offset = 0;
+    for (int d = t_->ndim - 3; d >= 0; --d) {
+      offset += matrix % t_->sizes[d] * t_->strides[d];
+      matrix /= t_->sizes[d];
+    }
+    return reinterpret_cast<const T*>(t_->data()) + offset;
+  }
+  /// Where the matrices lie; null for null.
+  const TensorImpl* tensor() const { return t_; }
+  int64_t row() const { return t_ ? t_->strides[t_->ndim - 2] : 0; }
+  int64_t col() const { return t_ ? t_->strides[t_->ndim - 1] : 0; }
+
+ private:
+  const TensorImpl* t_;
+  Tensor copy_;
+};
+
+/// The same as DenseInput for an output (contiguous); finish() rounds to its dtype.
+class DenseOutput {
+ public:
+  DenseOutput(const Tensor& t, DType compute) : out_(*t.impl()) {
+    if (out_.dtype != compute) scratch_ = raw_empty(out_.size_list(), compute, out_.device);
+  }
+  template <class T> T* as() {
+    return reinterpret_cast<T*>(scratch_.defined() ? scratch_.impl()->data() : out_.data());
+  }
+  void finish() {
+    if (scratch_.defined()) copy_now(out_, *scratch_.impl());
+  }
+
+ private:
+  TensorImpl& out_;
+  Tensor scratch_;
+};
+
+/// f(V{}) with the vector type that inputs of dtype `t` are computed in.
+template <class F> void with_vector(DType t, const F& f) {
+  if (t == kFloat64)
+    f(vx::f64{});
+  else
+    f(vx::f32{});
+}
+
+/// How many rows a kernel gets at once. It takes each step for all of them, because one short
+/// row's steps wait for each other; a long row has to stay in the first-level cache.
+inline constexpr int64_t kRowBlock = 8;
+inline int64_t row_block(int64_t n) {
+  return n <= 256 ? kRowBlock : 1;
+}
+
+/// f(first, count) for blocks of rows, in parallel where it pays.
+template <class F> void for_rows(int64_t rows, int64_t n, const F& f) {
+  const int64_t block = row_block(n);
+  const int64_t grain = kRowGrain / std::max<int64_t>(1, n * block);
+  parallel_for((rows + block - 1) / block, std::max<int64_t>(1, grain),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t r = begin * block; r < std::min(end * block, rows); r += block) {
+                   f(r, std::min(block, rows - r));
+                 }
+               });
+}
+
+}  // namespace brrr

@@ -1,0 +1,359 @@
+// Scaled dot-product attention: the row, its gradient, their decompositions.
+//
+// Rows take q, k, v, a mask and a dropout key (the last two may be absent), all with the leading
+// dims of the result; the mask is bool or of the compute type. Attributes: word 0 causal, word 1
+// the scale, word 2 the probability of dropout. The two outputs beside the result are the maximum
+// and sum of each row's softmax.
+#include <cmath>
+#include <optional>
+
+#include "core/autocast.h"
+#include "core/check.h"
+#include "ops/rows/attention_kernel.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
+#include "ops/nn_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
+#include "ops/kinds/row_kernel.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr double kInfinity = __builtin_inf();
+constexpr const char* kName = "scaled_dot_product_attention";
+using enum attention::Operand;
+
+// --- kernels -------------------------------------------------------------------------------------
+
+template <class T> RowMatrix<T> matrix(const MatrixInput& m, int64_t head) {
+  return {m.at<T>(head), m.row()};
+}
+
+struct Sizes {
+  int64_t heads = 1, queries, keys, width, depth;
+
+  explicit Sizes(const OpCall& c) {
+    const TensorImpl &a = *c.in[Q], &b = *c.in[V];
+    for (int d = 0; d < a.ndim - 2; ++d) heads *= a.sizes[d];
+    queries = a.sizes[a.ndim - 2];
+    width = a.sizes[a.ndim - 1];
+    keys = b.sizes[b.ndim - 2];
+    depth = b.sizes[b.ndim - 1];
+  }
+};
+
+struct Operands : Sizes {
+  MatrixInput q, k, v, mask;
+  bool bool_mask;
+
+  Operands(const OpCall& c, DType compute)
+      : Sizes(c),
+        q(c.in[Q], compute),
+        k(c.in[K], compute),
+        v(c.in[V], compute),
+        mask(c.in[Mask], compute, true),
+        bool_mask(c.in[Mask] && c.in[Mask]->dtype == kBool) {}
+  template <class T>
+  AttentionHead<T> head(int64_t i, const Attrs& attrs, const DropoutDraw* dropout) const {
+    return {.queries = queries,
+            .keys = keys,
+            .width = width,
+            .depth = depth,
+            .q = matrix<T>(q, i),
+            .k = matrix<T>(k, i),
+            .v = matrix<T>(v, i),
+            .allowed = bool_mask ? mask.at<uint8_t>(i) : nullptr,
+            .bias = bool_mask ? nullptr : mask.at<T>(i),
+            .mask_row = mask.row(),
+            .mask_col = mask.col(),
+            .causal = attrs.v[0] != 0,
+            .scale = static_cast<T>(attrs.d(1)),
+            .dropout = dropout,
+            .element = i * queries * keys};
+  }
+};
+
+std::optional<DropoutDraw> dropout_of(const OpCall& c) {
+  const TensorImpl* key = c.in[Key];
+  if (!key) return std::nullopt;
+  const auto* words = reinterpret_cast<const int64_t*>(key->data());
+  const int64_t pair[] = {words[0], words[key->strides[0]]};
+  return DropoutDraw(pair, c.attrs.d(2));
+}
+
+// f(T{}, head, dropout) for all heads, one task each where that pays.
+template <class F> void for_heads(const OpCall& c, DType compute, const Operands& o, const F& f) {
+  const auto draw = dropout_of(c);
+  const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
+  const int64_t room = attention_room(o.width, o.depth);
+  const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
+  with_vector(compute, [&](auto v) {
+    using T = Lane<decltype(v)>;
+    parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        AttentionHead<T> head = o.head<T>(i, c.attrs, draw ? &*draw : nullptr);
+        if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
+        f(T{}, head, i);
+      }
+    });
+  });
+}
+
+void attention_cpu(OpCall& c) {
+  const DType compute = compute_type(c.in[Q]->dtype);
+  const Operands o(c, compute);
+  DenseOutput out(c.out[0], compute), max(c.out[1], compute), sum(c.out[2], compute);
+  for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
+    using T = decltype(t);
+    attention_forward<T>(head, out.as<T>() + i * o.queries * o.depth, max.as<T>() + i * o.queries,
+                         sum.as<T>() + i * o.queries);
+  });
+  out.finish();
+}
+
+void attention_backward_cpu(OpCall& c) {
+  const DType compute = compute_type(c.in[Q]->dtype);
+  const Operands o(c, compute);
+  const MatrixInput g(c.in[G], compute), out(c.in[Out], compute);
+  const DenseInput max(c.in[Max], compute), sum(c.in[Sum], compute);
+  DenseOutput dq(c.out[0], compute), dk(c.out[1], compute), dv(c.out[2], compute);
+  for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
+    using T = decltype(t);
+    attention_backward<T>(head,
+                          {.g = matrix<T>(g, i),
+                           .out = matrix<T>(out, i),
+                           .max = max.as<T>() + i * o.queries,
+                           .sum = sum.as<T>() + i * o.queries,
+                           .dq = dq.as<T>() + i * o.queries * o.width,
+                           .dk = dk.as<T>() + i * o.keys * o.width,
+                           .dv = dv.as<T>() + i * o.keys * o.depth,
+                           .along = reinterpret_cast<T*>(c.out[3].impl()->data()) + i * o.queries});
+  });
+  dq.finish();
+  dk.finish();
+  dv.finish();
+}
+
+// Rooms of wide heads, and copies of what is not rows of the dtype computed in.
+int64_t attention_scratch(const OpCall& c) {
+  const Sizes o(c);
+  const DType compute = compute_type(c.in[Q]->dtype);
+  const auto item = static_cast<int64_t>(itemsize(compute));
+  int64_t bytes = scratch_for(o.heads * attention_room(o.width, o.depth), item);
+  for (int i = 0; i < c.n_in; ++i) {
+    const bool rows = i != Max && i != Sum && i != Key;
+    const bool copied = rows ? MatrixInput::is_copied(c.in[i], compute, i == Mask)
+                             : i != Key && !c.in[i]->contiguous();
+    if (copied) bytes += scratch_for(c.in[i]->numel, item);
+  }
+  for (int k = 0; k < c.n_out; ++k) {
+    const TensorImpl& out = *c.out[k].impl();
+    if (out.dtype != compute) bytes += scratch_for(out.numel, item);
+  }
+  return bytes;
+}
+
+// --- decompositions ------------------------------------------------------------------------------
+
+// Softmax over the keys that a query may see. A row without any is zeros: its sum is taken as 1.
+struct Weights {
+  Tensor p, max, sum, keep;
+
+  Weights(const Attrs& attrs, const Tensor* in) {
+    const Tensor q = widened(in[Q]), k = widened(in[K]), &mask = in[Mask];
+    Tensor s = matmul(q, k.transpose(-2, -1)) * attrs.d(1);
+    if (mask.defined()) s = mask.dtype() == kBool ? where(mask, s, -kInfinity) : s + mask;
+    if (attrs.v[0]) {
+      const Tensor row = arange(q.size(-2), s.device()), column = arange(k.size(-2), s.device());
+      s = where(column <= row.unsqueeze(1), s, -kInfinity);
+    }
+    max = s.numel() ? amax(s.detach(), -1, true) : brrr::sum(s.detach(), -1, true) - kInfinity;
+    const Tensor e = exp(s - where(max == -kInfinity, 0.0, max));
+    sum = brrr::sum(e, -1, true);
+    p = e * reciprocal(where(sum == 0.0, 1.0, sum));
+    if (in[Key].defined()) keep = dropout_mask_at(in[Key], attrs.d(2), p.sizes(), p.dtype());
+  }
+  Tensor dropped(const Tensor& t) const { return keep.defined() ? t * keep : t; }
+  /// Of the scores, from the gradient of the result.
+  Tensor gradient(const Tensor* in, const Tensor& g) const {
+    const Tensor dp = dropped(matmul(widened(g), widened(in[V]).transpose(-2, -1)));
+    return p * (dp - brrr::sum(p * dp, -1, true));
+  }
+};
+
+void attention_decompose(OpCall& c, const Tensor* in) {
+  const Weights w(c.attrs, in);
+  c.out[0] = converted(matmul(w.dropped(w.p), widened(in[V])), in[Q].dtype());
+  c.out[1] = w.max;
+  c.out[2] = w.sum;
+}
+
+// Made from the operands alone, so that it can be differentiated again.
+void attention_backward_decompose(OpCall& c, const Tensor* in) {
+  const Weights w(c.attrs, in);
+  const DType t = in[Q].dtype();
+  const Tensor ds = w.gradient(in, in[G]) * c.attrs.d(1);
+  c.out[0] = converted(matmul(ds, widened(in[K])), t);
+  c.out[1] = converted(matmul(ds.transpose(-2, -1), widened(in[Q])), t);
+  c.out[2] = converted(matmul(w.dropped(w.p).transpose(-2, -1), widened(in[G])), t);
+}
+
+// --- rows ----------------------------------------------------------------------------------------
+
+void attention_infer(OpCall& c) {
+  check_composite(c);
+  const TensorImpl& q = *c.in[Q];
+  IntList sizes = q.size_list();
+  sizes[q.ndim - 1] = c.in[V]->sizes[q.ndim - 1];
+  set_meta(c, 0, q.dtype, sizes);
+  sizes[q.ndim - 1] = 1;
+  set_meta(c, 1, compute_type(q.dtype), sizes);
+  set_meta(c, 2, compute_type(q.dtype), sizes);
+}
+
+void attention_backward_infer(OpCall& c) {
+  check_composite(c);
+  for (int i : {Q, K, V}) set_meta(c, i, c.in[Q]->dtype, c.in[i]->size_list());
+  IntList rows = c.in[Q]->size_list();
+  rows[rows.size() - 1] = 1;
+  set_meta(c, 3, compute_type(c.in[Q]->dtype), rows);
+}
+
+// Relative errors of the sums, whose order differs from that of the ops: a few units in the last
+// place times the square root of some thousand terms.
+constexpr double kTolerance = 4e-6;
+
+const CompositeOp attention_backward_op{"attention_backward",
+                                        "dq, dk and dv of scaled_dot_product_attention",
+                                        {.n_out = 4,
+                                         .n_scratch = 1,  // rowsum(g * out)
+                                         .infer = attention_backward_infer,
+                                         .decompose = attention_backward_decompose,
+                                         .cpu = attention_backward_cpu,
+                                         .scratch = attention_scratch,
+                                         .cuda = attention_backward_cuda,
+                                         .cuda_serves = attention_on_cuda,
+                                         .gradient_row = true,
+                                         .tolerance = kTolerance}};
+
+void attention_vjp(VjpCall& v) {
+  const Tensor &g = v.gout[0], none;
+  const Attrs& attrs = v.attrs();
+  const bool mask = v.node.in[Mask].saved, key = v.node.in[Key].saved;
+  const Tensor in[] = {v.input(Q), v.input(K), v.input(V), mask ? v.input(Mask) : none,
+                       key ? v.input(Key) : none};
+  if (v.needs(Q) || v.needs(K) || v.needs(V)) {
+    const Tensor out = v.output(0), max = v.output(1), sum = v.output(2);
+    CompositeCall call(attention_backward_op,
+                       {in[Q].impl(), in[K].impl(), in[V].impl(), in[Mask].impl(), in[Key].impl(),
+                        out.impl(), max.impl(), sum.impl(), g.impl()});
+    v.gin[Q] = call.attr(attrs.v[0]).attr(attrs.v[1]).attr(attrs.v[2]).run();
+    v.gin[K] = call.output(1);
+    v.gin[V] = call.output(2);
+  }
+  // A floating mask's gradient has the size of the scores anyway.
+  if (v.needs(Mask)) v.gin[Mask] = Weights(attrs, in).gradient(in, g);
+}
+
+const CompositeOp attention_op{kName,
+                               "softmax(q k^T * scale + mask) v",
+                               {.n_out = 3,
+                                .infer = attention_infer,
+                                .decompose = attention_decompose,
+                                .cpu = attention_cpu,
+                                .scratch = attention_scratch,
+                                .cuda = attention_cuda,
+                                .cuda_serves = attention_on_cuda,
+                                .vjp = attention_vjp,
+                                .saves_inputs = 0b11111,
+                                .saves_outputs = 0b111,
+                                .autocast = Autocast::Round,
+                                .tolerance = kTolerance}};
+
+// --- the call ------------------------------------------------------------------------------------
+
+void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
+  constexpr const char* op = kName;
+  BRRR_CHECK(q.defined() && k.defined() && v.defined(), "{}: q, k or v is undefined; assign it",
+             op);
+  for (const Tensor& t : {q, k, v}) {
+    BRRR_CHECK(is_floating(t.dtype()), "{}: takes floating dtypes, got {}; convert with to(dtype)",
+               op, describe(t.impl()));
+    BRRR_CHECK(t.dtype() == q.dtype() && t.device() == q.device(),
+               "{}: operands are {} on {} and {} on {}; convert one with to()", op,
+               describe(q.impl()), name(q.device()), describe(t.impl()), name(t.device()));
+    BRRR_CHECK(t.dim() >= 2, "{}: takes [.., length, width], got {}; add dims with unsqueeze", op,
+               describe(t.impl()));
+  }
+  BRRR_CHECK(q.size(-1) == k.size(-1),
+             "{}: q {} and k {} differ in their last dim; project them "
+             "to one width",
+             op, describe(q.impl()), describe(k.impl()));
+  BRRR_CHECK(k.size(-2) == v.size(-2),
+             "{}: k {} and v {} differ in length; give one value for "
+             "each key",
+             op, describe(k.impl()), describe(v.impl()));
+  BRRR_CHECK(!o.mask.defined() || o.mask.dtype() == kBool || is_floating(o.mask.dtype()),
+             "{}: the mask is bool (true takes part) or floating (added), got {}; convert with "
+             "to(kBool)",
+             op, describe(o.mask.impl()));
+  BRRR_CHECK(o.dropout >= 0 && o.dropout <= 1, "{}: dropout is a probability in [0, 1], got {}", op,
+             o.dropout);
+  BRRR_CHECK(std::isfinite(o.scale), "{}: scale must be finite, got {}; 0 means 1 / sqrt(width)",
+             op, o.scale);
+}
+
+IntList leading(const Tensor& t) {
+  return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)};
+}
+// With the given leading dims and the matrix' own.
+Tensor broadcast(const Tensor& t, IntList sizes, int64_t rows, int64_t cols) {
+  sizes.push_back(rows);
+  sizes.push_back(cols);
+  return t.sizes() == sizes ? t : expand(t, sizes);
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, const Tensor& value,
+                                    const AttentionOptions& o) {
+  const Tensor q = autocast_operand(query), k = autocast_operand(keys_in),
+               v = autocast_operand(value);
+  check_attention(q, k, v, o);
+  const int64_t queries = q.size(-2), keys = k.size(-2), width = q.size(-1);
+  IntList batch = broadcast_shapes(kName, leading(q), leading(k));
+  batch = broadcast_shapes(kName, batch, leading(v));
+  const Tensor a = broadcast(q, batch, queries, width), b = broadcast(k, batch, keys, width),
+               c = broadcast(v, batch, keys, v.size(-1));
+  Tensor mask = o.mask;
+  if (mask.defined()) {
+    if (mask.dtype() != kBool) mask = converted(mask, compute_type(q.dtype()));
+    IntList scores = batch;
+    scores.push_back(queries);
+    scores.push_back(keys);
+    bool fits = mask.dim() <= scores.size();
+    for (int d = 1; fits && d <= mask.dim(); ++d) {
+      fits = mask.size(-d) == 1 || mask.size(-d) == scores[scores.size() - d];
+    }
+    BRRR_CHECK(fits,
+               "{}: the mask {} does not broadcast to the scores {}; give it their last dims, "
+               "or 1",
+               kName, describe(mask.impl()), to_string(scores));
+    mask = broadcast(mask, batch, queries, keys);
+  }
+  const double p = o.training ? o.dropout : 0;
+  const Tensor key = p > 0 ? draw_key(q.device()) : Tensor();
+  const double root = std::sqrt(static_cast<double>(width));
+  return CompositeCall(attention_op, {a.impl(), b.impl(), c.impl(), mask.impl(), key.impl()})
+      .attr(int64_t{o.causal})
+      .attr(o.scale != 0 ? o.scale
+            : width > 0  ? 1 / root
+                         : 1)
+      .attr(p)
+      .run();
+}
+
+}  // namespace brrr

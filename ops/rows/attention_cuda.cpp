@@ -1,0 +1,347 @@
+// Attention on a GPU, tile by tile as the CPU's kernel does it; the scores never reach memory.
+#include <algorithm>
+
+#include "ops/rows/attention_kernel.h"
+#include "ops/rows/attention_tiles.h"
+#include "ops/kinds/row_kernel.h"
+
+namespace brrr {
+
+namespace {
+
+using enum attention::Operand;
+
+// --- kernels -------------------------------------------------------------------------------------
+
+// The sum stays spread over a row's threads until the end: all of them fade it alike. The last
+// queries see the most keys, so they start first.
+constexpr auto forward_text = joined(kAttentionTiles, R"(
+BLOCK_KERNEL(attention, AttentionArguments, 128) {
+  DYNAMIC_SHARED(T, q);
+  T *const k = q + kRows * kStride, *const v = k + kCols * kStride;
+  float* const room = (float*)(v + kCols * kStride);
+  const unsigned blocks = (p.queries + kRows - 1) / kRows;
+  const long head = blockIdx.x / blocks;
+  const int first = (blocks - 1 - blockIdx.x % blocks) * kRows, mine = first + first_row();
+  const T *const keys = of_head<T>(p, p.k, head), *const values = of_head<T>(p, p.v, head);
+  const Modifiers by(p, head);
+  load_tile(q, of_head<T>(p, p.q, head), p.q, first, kRows, p.queries, p.width, p.packed);
+  Part<kWidth> out = {};
+  float max[kOwn], sum[kOwn];
+  for (int r = 0; r < kOwn; ++r) max[r] = -infinity, sum[r] = 0;
+  const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
+  for (int col = 0; col < end; col += kCols) {
+    __syncthreads();
+    load_tile(k, keys, p.k, col, kCols, p.keys, p.width, p.packed);
+    load_tile(v, values, p.v, col, kCols, p.keys, p.depth, p.packed);
+    __syncthreads();
+    Part<kCols> s;
+    multiply(s, q + first_row() * kStride, k);
+    const bool edge = first + kRows > p.queries || col + kCols > p.keys ||
+                      (p.causal && col + kCols - 1 > mine);
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+      const int query = mine + row_of(r);
+      float top = max[r];
+#pragma unroll
+      for (int c = 0; c < kOwnCols; ++c) {
+        float& x = s.v[at(r, c)];
+        x = score(p, by, x, query, col + col_of(c), edge);
+        top = larger(top, x);
+      }
+      top = row_max(top);
+      const float shift = finite_shift(top), fade = power(max[r] - shift);
+      float part = 0;
+#pragma unroll
+      for (int c = 0; c < kOwnCols; ++c) {
+        float& x = s.v[at(r, c)];
+        x = power(x - shift);
+        part += x;
+        if (kDropout) x *= keep(p, by, query, col + col_of(c));
+      }
+      max[r] = top;
+      sum[r] = sum[r] * fade + part;
+#pragma unroll
+      for (int i = 0; i < kQuads * 4; ++i) out.v[quad_at(r, i / 4, i % 4)] *= fade;
+    }
+    accumulate(out, s, v, room);
+  }
+  float factor[kOwn];
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) {
+    const float all = row_sum(sum[r]);
+    const int query = mine + row_of(r);
+    factor[r] = inverse(all);
+    if (query >= p.queries || lane() % kShare != 0) continue;
+    p.max[head * p.queries + query] = max[r];
+    p.sum[head * p.queries + query] = all;
+  }
+  const long rows = head * p.queries;
+  store_tile(p.to + rows * p.depth * sizeof(T), out, factor, mine, p.queries, p.depth);
+}
+)");
+
+// A warp for each row of g and out.
+constexpr auto along_text = joined(kAttentionTiles, R"(
+BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
+  const unsigned blocks = (p.queries + 3) / 4;
+  const long head = blockIdx.x / blocks;
+  const int query = blockIdx.x % blocks * 4 + threadIdx.x / 32;
+  if (query >= p.queries) return;
+  const T* const g = of_head<T>(p, p.g, head) + query * p.g.row;
+  const T* const out = of_head<T>(p, p.out, head) + query * p.out.row;
+  float sum = 0;
+  for (int i = lane(); i < p.depth; i += 32) sum += get(g + i).v * get(out + i).v;
+#pragma unroll
+  for (int m = 1; m < 32; m *= 2) sum += shuffle_xor(sum, m);
+  if (lane() == 0) p.along[head * p.queries + query] = sum;
+}
+)");
+
+constexpr auto queries_text = joined(kAttentionTiles, R"(
+BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
+  DYNAMIC_SHARED(T, q);
+  T *const g = q + kRows * kStride, *const k = g + kRows * kStride;
+  T* const v = k + kCols * kStride;
+  float* const room = (float*)(v + kCols * kStride);
+  const unsigned blocks = (p.queries + kRows - 1) / kRows;
+  const long head = blockIdx.x / blocks, rows = head * p.queries;
+  const int first = (blocks - 1 - blockIdx.x % blocks) * kRows, mine = first + first_row();
+  const T *const keys = of_head<T>(p, p.k, head), *const values = of_head<T>(p, p.v, head);
+  const Modifiers by(p, head);
+  load_tile(q, of_head<T>(p, p.q, head), p.q, first, kRows, p.queries, p.width, p.packed);
+  load_tile(g, of_head<T>(p, p.g, head), p.g, first, kRows, p.queries, p.depth, p.packed);
+  float shift[kOwn], factor[kOwn], along[kOwn], scale[kOwn];
+#pragma unroll
+  for (int r = 0; r < kOwn; ++r) {
+    const int query = mine + row_of(r);
+    const bool there = query < p.queries;
+    shift[r] = there ? finite_shift(p.max[rows + query]) : 0;
+    factor[r] = there ? inverse(p.sum[rows + query]) : 0;
+    along[r] = there ? p.along[rows + query] : 0;
+    scale[r] = p.scale;
+  }
+  Part<kWidth> dq = {};
+  const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
+  for (int col = 0; col < end; col += kCols) {
+    __syncthreads();
+    load_tile(k, keys, p.k, col, kCols, p.keys, p.width, p.packed);
+    load_tile(v, values, p.v, col, kCols, p.keys, p.depth, p.packed);
+    __syncthreads();
+    Part<kCols> s, ds;
+    multiply(s, q + first_row() * kStride, k);
+    multiply(ds, g + first_row() * kStride, v);
+    const bool edge = first + kRows > p.queries || col + kCols > p.keys ||
+                      (p.causal && col + kCols - 1 > mine);
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+#pragma unroll
+      for (int c = 0; c < kOwnCols; ++c) {
+        const int query = mine + row_of(r), key = col + col_of(c);
+        float& dx = ds.v[at(r, c)];
+        const float x = score(p, by, s.v[at(r, c)], query, key, edge);
+        const float w = power(x - shift[r]) * factor[r];
+        if (kDropout) dx *= keep(p, by, query, key);
+        dx = w * (dx - along[r]);
+      }
+    }
+    accumulate(dq, ds, k, room);
+  }
+  store_tile(p.to + rows * p.width * sizeof(T), dq, scale, mine, p.queries, p.width);
+}
+)");
+
+// Transposed: the weights' rows are keys.
+constexpr auto keys_text = joined(kAttentionTiles, R"(
+BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
+  DYNAMIC_SHARED(T, k);
+  T *const v = k + kRows * kStride, *const q = v + kRows * kStride;
+  T* const g = q + kCols * kStride;
+  float* const room = (float*)(g + kCols * kStride);
+  float *const shift = room + kRoom, *const factor = shift + kCols, *const along = factor + kCols;
+  const unsigned blocks = (p.keys + kRows - 1) / kRows;
+  const long head = blockIdx.x / blocks, rows = head * p.queries;
+  const int first = blockIdx.x % blocks * kRows, mine = first + first_row();
+  const T *const queries = of_head<T>(p, p.q, head), *const gs = of_head<T>(p, p.g, head);
+  const Modifiers by(p, head);
+  load_tile(k, of_head<T>(p, p.k, head), p.k, first, kRows, p.keys, p.width, p.packed);
+  load_tile(v, of_head<T>(p, p.v, head), p.v, first, kRows, p.keys, p.depth, p.packed);
+  Part<kWidth> dk = {}, dv = {};
+  for (int col = p.causal ? first : 0; col < p.queries; col += kCols) {
+    __syncthreads();
+    load_tile(q, queries, p.q, col, kCols, p.queries, p.width, p.packed);
+    load_tile(g, gs, p.g, col, kCols, p.queries, p.depth, p.packed);
+    for (int i = threadIdx.x; i < kCols; i += kThreads) {
+      const bool there = col + i < p.queries;
+      shift[i] = there ? finite_shift(p.max[rows + col + i]) : 0;
+      factor[i] = there ? inverse(p.sum[rows + col + i]) : 0;
+      along[i] = there ? p.along[rows + col + i] : 0;
+    }
+    __syncthreads();
+    Part<kCols> s, ds;
+    multiply(s, k + first_row() * kStride, q);
+    multiply(ds, v + first_row() * kStride, g);
+    const bool edge = first + kRows > p.keys || col + kCols > p.queries ||
+                      (p.causal && mine + 15 > col);
+#pragma unroll
+    for (int c = 0; c < kOwnCols; ++c) {
+#pragma unroll
+      for (int r = 0; r < kOwn; ++r) {
+        const int i = col_of(c), query = col + i, key = mine + row_of(r);
+        float &x = s.v[at(r, c)], &dx = ds.v[at(r, c)];
+        const float w = power(score(p, by, x, query, key, edge) - shift[i]) * factor[i];
+        const float kept = kDropout ? keep(p, by, query, key) : 1.0f;
+        x = kDropout ? w * kept : w;
+        dx = w * ((kDropout ? dx * kept : dx) - along[i]);
+      }
+    }
+    accumulate(dv, s, g, room);
+    accumulate(dk, ds, q, room);
+  }
+  float scale[kOwn], one[kOwn];
+  for (int r = 0; r < kOwn; ++r) scale[r] = p.scale, one[r] = 1;
+  const long at = head * p.keys;
+  store_tile(p.dk + at * p.width * sizeof(T), dk, scale, mine, p.keys, p.width);
+  store_tile(p.dv + at * p.depth * sizeof(T), dv, one, mine, p.keys, p.depth);
+}
+)");
+
+constexpr DeviceKernel forward_kernel{"attention", AttentionArgumentsText, 128,
+                                      forward_text.data()};
+constexpr DeviceKernel along_kernel{"attention_along", AttentionArgumentsText, 128,
+                                    along_text.data()};
+constexpr DeviceKernel queries_kernel{"attention_dq", AttentionArgumentsText, 128,
+                                      queries_text.data()};
+constexpr DeviceKernel keys_kernel{"attention_dkv", AttentionArgumentsText, 128, keys_text.data()};
+
+// --- calls ---------------------------------------------------------------------------------------
+
+constexpr int64_t kWidest = 128, kLongest = 1 << 30;
+
+// One call's operands as the kernels take them, with the packed copies of those that need one.
+class DeviceOperands {
+ public:
+  explicit DeviceOperands(const OpCall& c)
+      : dtype_(c.in[Q]->dtype),
+        q_(c.in[Q], dtype_),
+        k_(c.in[K], dtype_),
+        v_(c.in[V], dtype_),
+        mask_(c.in[Mask], kFloat32, true),
+        g_(c.n_in > G ? c.in[G] : nullptr, dtype_),
+        out_(c.n_in > G ? c.in[Out] : nullptr, dtype_) {
+    AttentionArguments& a = arguments;
+    const TensorImpl &q = *c.in[Q], &v = *c.in[V];
+    a.dims = q.ndim - 2;
+    for (int d = 0; d < a.dims; ++d) heads_ *= a.sizes[d] = q.sizes[d];
+    a.queries = static_cast<int>(q.sizes[a.dims]);
+    a.width = static_cast<int>(q.sizes[a.dims + 1]);
+    a.keys = static_cast<int>(v.sizes[a.dims]);
+    a.depth = static_cast<int>(v.sizes[a.dims + 1]);
+    a.causal = c.attrs.v[0] != 0;
+    a.scale = static_cast<float>(c.attrs.d(1));
+    a.bool_mask = c.in[Mask] && c.in[Mask]->dtype == kBool;
+    a.q = matrix(q_);
+    a.k = matrix(k_);
+    a.v = matrix(v_);
+    a.mask = matrix(mask_);
+    a.g = matrix(g_);
+    a.out = matrix(out_);
+    a.packed = in_packs(a.q, a.width) && in_packs(a.k, a.width) && in_packs(a.v, a.depth) &&
+               in_packs(a.g, a.depth);
+    if (const TensorImpl* key = c.in[Key]) {
+      const double p = c.attrs.d(2);
+      a.key = key->data();
+      a.key_stride = key->strides[0];
+      a.limit = static_cast<float>(p);
+      a.kept = p < 1 ? static_cast<float>(1 / (1 - p)) : 0;
+    }
+  }
+
+  // `row_tiles` are what a block keeps in shared memory beside two tiles of columns. The tiles of
+  // scores and of the results, as many of both, share a thread's registers.
+  void run(const DeviceKernel& kernel, int64_t length, int row_tiles) const {
+    const AttentionArguments& a = arguments;
+    const int width = std::max(32, (std::max(a.width, a.depth) + 31) / 32 * 32);
+    const bool single = dtype_ == kFloat32;
+    const int cols = std::min(64, 128 >> (width > 64) >> single >> (row_tiles - 1));
+    const AttentionTile tile{width, cols, a.key != nullptr, a.mask.data != nullptr,
+                             dtype_ == kFloat16};
+    const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
+    const int64_t weights = single ? kAttentionRows * (cols + 4) : 0, statistics = 3 * cols;
+    run_kernel(kernel, {.t = dtype_, .n = tile.bits()},
+               {.x = heads_ * blocks_for(length, kAttentionRows),
+                .shared_bytes =
+                    (row_tiles * kAttentionRows + 2 * cols) * row + 4 * (weights + statistics)},
+               a);
+  }
+  void run_along() const {
+    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32, false, false, false}.bits()},
+               {.x = heads_ * blocks_for(arguments.queries, 4)}, arguments);
+  }
+
+  AttentionArguments arguments{};
+
+ private:
+  using Matrix = AttentionArguments::Matrix;
+
+  static Matrix matrix(const MatrixInput& m) {
+    Matrix to{};
+    const TensorImpl* t = m.tensor();
+    if (!t) return to;
+    to.data = t->data();
+    to.row = m.row();
+    to.col = m.col();
+    for (int d = 0; d < t->ndim - 2; ++d) to.head[d] = t->strides[d];
+    return to;
+  }
+  // Whether 16 bytes at a time can be read.
+  bool in_packs(const Matrix& m, int columns) const {
+    const int64_t each = 16 / static_cast<int64_t>(itemsize(dtype_));
+    bool yes =
+        reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && columns % each == 0 && m.row % each == 0;
+    for (int64_t stride : m.head) yes = yes && stride % each == 0;
+    return yes;
+  }
+
+  DType dtype_;
+  MatrixInput q_, k_, v_, mask_, g_, out_;
+  int64_t heads_ = 1;
+};
+
+float* floats(const TensorImpl* t) {
+  return reinterpret_cast<float*>(t->data());
+}
+
+}  // namespace
+
+bool attention_on_cuda(const OpCall& c) {
+  const TensorImpl &q = *c.in[Q], &v = *c.in[V];
+  const int d = q.ndim - 2;
+  return q.dtype != kFloat64 && q.sizes[d + 1] <= kWidest && v.sizes[d + 1] <= kWidest &&
+         q.sizes[d] <= kLongest && v.sizes[d] <= kLongest;
+}
+
+void attention_cuda(OpCall& c) {
+  DeviceOperands o(c);
+  o.arguments.to = c.out[0].impl()->data();
+  o.arguments.max = floats(c.out[1].impl());
+  o.arguments.sum = floats(c.out[2].impl());
+  o.run(forward_kernel, o.arguments.queries, 1);
+}
+
+void attention_backward_cuda(OpCall& c) {
+  DeviceOperands o(c);
+  const DenseInput max(c.in[Max], kFloat32), sum(c.in[Sum], kFloat32);
+  AttentionArguments& a = o.arguments;
+  a.max = const_cast<float*>(max.as<float>());
+  a.sum = const_cast<float*>(sum.as<float>());
+  a.to = c.out[0].impl()->data();
+  a.dk = c.out[1].impl()->data();
+  a.dv = c.out[2].impl()->data();
+  a.along = floats(c.out[3].impl());
+  o.run_along();
+  o.run(queries_kernel, a.queries, 2);
+  o.run(keys_kernel, a.keys, 2);
+}
+
+}  // namespace brrr

@@ -1,0 +1,362 @@
+#include "ops/rows/attention_kernel.h"
+
+#include <algorithm>
+
+#include "ops/vocabulary/gemm_tile.h"
+#include "ops/kinds/row_kernel.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int64_t kKeys = 128;  // With kQueries the largest tile, multiples of 16.
+
+template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f64>;
+
+// C (+)= A B for m rows and n columns; only the last register's columns may be less than a
+// register.
+template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
+  constexpr int64_t width = tile::kWidthOf<T>;
+  const int64_t regs = (n + width - 1) / width;
+  const int64_t most = m > tile::kFlatRows ? tile::kRegs : tile::kFlatRegs;
+  const int64_t panels = (regs + most - 1) / most;
+  const T *a = t.a, *b = t.b;
+  T* c = t.c;
+  for (int64_t p = 0; p < panels; ++p) {
+    const int64_t from = regs * p / panels, to = regs * (p + 1) / panels;
+    t.last = static_cast<int>(std::min(n, to * width) - (to - 1) * width);
+    t.b = b + from * width;
+    const int64_t heights = (m + tile::kRows - 1) / tile::kRows;
+    const auto& table = t.last < width ? tile::kTailTiles<T> : tile::kTiles<T>;
+    for (int64_t i = 0; i < heights; ++i) {
+      const int64_t top = m * i / heights, end = m * (i + 1) / heights;
+      t.a = a + top * t.a_row;
+      t.c = c + top * t.c_row + from * width;
+      table[static_cast<size_t>(end - top - 1)][static_cast<size_t>(to - from - 1)](t);
+    }
+  }
+}
+
+// A block of up to kQueries rows transposed: [cols, lanes], zeros beyond the rows.
+template <class T> class Transposed {
+ public:
+  /// `room` is used if the stack's will not do.
+  Transposed(int64_t cols, T* room) {
+    if (cols > kWide) at_ = room;
+  }
+  const T* fill(const RowMatrix<T>& from, int64_t row, int64_t rows, int64_t cols, int64_t lanes) {
+    for (int64_t j = 0; rows < lanes && j < cols; ++j) {
+      std::fill(at_ + j * lanes + rows, at_ + (j + 1) * lanes, T(0));
+    }
+    tile::transpose(from.data + row * from.row, from.row, rows, cols, at_, lanes, false);
+    return at_;
+  }
+
+ private:
+  alignas(64) T stack_[kWide * kQueries];
+  T* at_ = stack_;
+};
+
+// --- a tile of scores ----------------------------------------------------------------------------
+
+// Queries [row, row + rows) against keys [col, col + cols). Tiles are stored with a key's `lanes`
+// queries side by side: then the softmax of 16 queries goes on in the lanes of one vector.
+struct Place {
+  int64_t row, rows, lanes, col, cols;
+};
+
+// How many of the tile's keys any of the 16 queries from `lane` on may see.
+template <class T> int64_t seen(const AttentionHead<T>& h, const Place& p, int64_t lane) {
+  return h.causal ? std::clamp<int64_t>(p.row + lane + 16 - p.col, 0, p.cols) : p.cols;
+}
+
+// Values of a [queries, keys] tensor for a tile, brought from rows to lanes.
+template <class T> class Spread {
+ public:
+  // f(r, n, row): writes what query r has for the tile's first n keys.
+  template <class F> void fill(const AttentionHead<T>& h, const Place& p, const F& f) {
+    alignas(64) T rows[16 * kStride];
+    for (int64_t lane = 0; lane < p.lanes; lane += 16) {
+      const int64_t n = seen(h, p, lane), count = std::min<int64_t>(16, p.rows - lane);
+      for (int64_t r = 0; r < count; ++r) f(lane + r, n, rows + r * kStride);
+      std::fill(rows + count * kStride, rows + 16 * kStride, T(0));
+      tile::transpose(rows, kStride, 16, n, tile_ + lane, p.lanes, false);
+    }
+  }
+  const T* tile() const { return tile_; }
+
+ private:
+  static constexpr int64_t kStride = kKeys + 32;
+  alignas(64) T tile_[kQueries * kKeys];
+};
+
+// The mask as a number to add: 0 or -inf where it is bool.
+template <class T> void fill_mask(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
+  using V = Vec<T>;
+  const V open{}, hidden = spread<V>(-__builtin_inf());
+  to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
+    const int64_t at = (p.row + r) * h.mask_row + p.col * h.mask_col, step = h.mask_col;
+    map_row(n, [&](int64_t j, int lanes) {
+      if (h.bias) {
+        const T* from = h.bias + at + j * step;
+        vx::store(row + j,
+                  step == 1 ? take<V>(from, lanes) : vx::load_strided_n(from, step, lanes));
+      } else {
+        const uint8_t* from = h.allowed + at + j * step;
+        const vx::u8 bits =
+            step == 1 ? vx::load_n(from, lanes) : vx::load_strided_n(from, step, lanes);
+        vx::store(row + j, vx::where(vx::bool_to_b16(bits), open, hidden));
+      }
+    });
+  });
+}
+
+// The tile's part of the dropout mask. Philox gives 16 elements at multiples of 16, and a row of
+// the mask begins anywhere.
+template <class T> void fill_keep(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
+  to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
+    const int64_t at = h.element + (p.row + r) * h.keys + p.col, skip = at % 16;
+    for (int64_t j = 0; j < skip + n; j += 16) {
+      if constexpr (sizeof(T) == 4)
+        vx::store(row + j, h.dropout->mask(at - skip + j));
+      else
+        vx::store(row + j, h.dropout->mask64(at - skip + j));
+    }
+    if (skip) std::copy(row + skip, row + skip + n, row);
+  });
+}
+
+// What a tile of scores is modified by.
+template <class T> struct Modifiers {
+  Spread<T> mask_tile, keep_tile;
+  const T *mask = nullptr, *keep = nullptr;
+
+  void fill(const AttentionHead<T>& h, const Place& p) {
+    if (h.bias || h.allowed) {
+      fill_mask(h, p, mask_tile);
+      mask = mask_tile.tile();
+    }
+    if (h.dropout) {
+      fill_keep(h, p, keep_tile);
+      keep = keep_tile.tile();
+    }
+  }
+};
+
+constexpr vx::i32 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Scores of key j and 16 queries from `lane` on, made from their product; -inf where a query must
+// not look.
+template <class T>
+BRRR_VX Vec<T> score(const AttentionHead<T>& h, const Place& p, int64_t j, int64_t lane,
+                     Vec<T> product, const T* mask) {
+  Vec<T> x = product * vx::splat(h.scale);
+  if (mask) x = x + vx::load(mask + j * p.lanes + lane);
+  const int64_t hidden = p.col + j - p.row - lane;  // Queries that come before the key.
+  if (!h.causal || hidden <= 0) return x;
+  const vx::b16 before = vx::lt(kLane, vx::splat(static_cast<int>(hidden)));
+  return vx::where(before, spread<Vec<T>>(-__builtin_inf()), x);
+}
+
+template <class T> constexpr T kLowest = -static_cast<T>(__builtin_inf());
+
+// A maximum to subtract: of a query that sees nothing, 0.
+template <class V> V finite_shift(V max) {
+  return vx::where(vx::eq(max, spread<V>(-__builtin_inf())), V{}, max);
+}
+// 1 / sum; of a query that sees nothing, 0.
+template <class V> V inverse(V sum) {
+  return vx::where(vx::eq(sum, V{}), V{}, spread<V>(1) / sum);
+}
+
+// C += S B, where S is the tile by queries: [rows, cols] x [cols, n].
+template <class T>
+void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b, T* c,
+                int64_t n, bool add) {
+  for (int64_t lane = 0; lane < p.rows; lane += 16) {
+    const int64_t keys = seen(h, p, lane), rows = std::min<int64_t>(16, p.rows - lane);
+    T* to = c + lane * n;
+    if (keys || !add)
+      product<T>({keys, s + lane, 1, p.lanes, b.data, b.row, to, n, 0, add}, rows, n);
+  }
+}
+
+// C += S B, where S is the tile by keys: [cols, rows] x [rows, n].
+template <class T>
+void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b, T* c,
+             int64_t n) {
+  const int64_t apart = p.row - p.col, group = h.causal && p.cols > apart + 16 ? 16 : p.cols;
+  for (int64_t key = 0; key < p.cols; key += group) {
+    const int64_t from = h.causal ? std::max<int64_t>(0, (key - apart) / 16 * 16) : 0;
+    const T *a = s + key * p.lanes + from, *right = b.data + from * b.row;
+    product<T>({p.rows - from, a, p.lanes, 1, right, b.row, c + key * n, n, 0, true},
+               std::min(group, p.cols - key), n);
+  }
+}
+
+// --- forward -------------------------------------------------------------------------------------
+
+template <class T> BRRR_VX void scale_row(T* x, T factor, int64_t n) {
+  using V = Vec<T>;
+  const V by = vx::splat(factor);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) vx::store(x + i, vx::load(x + i) * by);
+  if (i < n) {
+    const int lanes = static_cast<int>(n - i);
+    vx::store_n(x + i, vx::load_n(x + i, lanes) * by, lanes);
+  }
+}
+
+// The state of a block of queries' softmax: 16 lanes each.
+template <class T> struct Running { alignas(64) T max[kQueries], sum[kQueries], fade[kQueries]; };
+
+// s: products of queries and keys, then weights relative to the maxima so far; `fade` is what
+// brings sums over earlier tiles to these maxima.
+template <class T>
+void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T* s,
+           Running<T>& now) {
+  using V = Vec<T>;
+  for (int64_t lane = 0; lane < p.lanes; lane += 16) {
+    T* column = s + lane;
+    const int64_t n = seen(h, p, lane);
+    const V old = vx::load(now.max + lane);
+    V max = old;
+    for (int64_t j = 0; j < n; ++j) {
+      const V x = score(h, p, j, lane, vx::load(column + j * p.lanes), by.mask);
+      vx::store(column + j * p.lanes, x);
+      max = MaxLanes()(max, x);
+    }
+    const V shift = finite_shift(max);
+    V sum{};
+    for (int64_t j = 0; j < n; ++j) {
+      const V e = vx::exp(vx::load(column + j * p.lanes) - shift);
+      sum = sum + e;
+      vx::store(column + j * p.lanes, by.keep ? e * vx::load(by.keep + j * p.lanes + lane) : e);
+    }
+    const V fade = vx::exp(old - shift);
+    vx::store(now.max + lane, max);
+    vx::store(now.fade + lane, fade);
+    vx::store(now.sum + lane, p.col ? vx::load(now.sum + lane) * fade + sum : sum);
+  }
+}
+
+}  // namespace
+
+template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* max, T* sum) {
+  alignas(64) T s[kQueries * kKeys];
+  Transposed<T> queries(h.width, h.room);
+  Modifiers<T> by;
+  Running<T> now;
+  for (int64_t row = 0; row < h.queries; row += kQueries) {
+    const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
+    const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
+    const T* q = queries.fill(h.q, row, rows, h.width, lanes);
+    T* o = out + row * h.depth;
+    std::fill_n(now.max, kQueries, kLowest<T>);
+    std::fill_n(now.sum, kQueries, T(0));
+    if (keys == 0) std::fill_n(o, rows * h.depth, T(0));
+    for (int64_t col = 0; col < keys; col += kKeys) {
+      const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
+      const T* k = h.k.data + col * h.k.row;
+      product<T>({h.width, k, h.k.row, 1, q, lanes, s, lanes, 0, false}, p.cols, lanes);
+      by.fill(h, p);
+      weigh(h, p, by, s, now);
+      for (int64_t r = 0; col && r < rows; ++r) scale_row(o + r * h.depth, now.fade[r], h.depth);
+      const T* v = h.v.data + col * h.v.row;
+      by_queries(h, p, s, {v, h.v.row}, o, h.depth, col > 0);
+    }
+    for (int64_t lane = 0; lane < lanes; lane += 16) {
+      vx::store(now.fade + lane, inverse(vx::load(now.sum + lane)));
+    }
+    for (int64_t r = 0; r < rows; ++r) scale_row(o + r * h.depth, now.fade[r], h.depth);
+    std::copy_n(now.max, rows, max + row);
+    std::copy_n(now.sum, rows, sum + row);
+  }
+}
+
+// --- backward ------------------------------------------------------------------------------------
+
+namespace {
+
+// What goes along a query's weights cannot change them: their sum is 1. This is its measure where
+// no tile holds all of a query's weights.
+template <class T> void along_weights(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
+  for (int64_t i = 0; i < h.queries; ++i) {
+    const T *g = d.g.data + i * d.g.row, *o = d.out.data + i * d.out.row;
+    d.along[i] = sum_row<Vec<T>>(h.depth, [=](int64_t j, int lanes) {
+      return take<Vec<T>>(g + j, lanes) * take<Vec<T>>(o + j, lanes);
+    });
+  }
+}
+
+// s: products q k, then the weights that the values took; ds: products g v, then gradients of the
+// products q k.
+template <class T>
+void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, const Place& p,
+                    const Modifiers<T>& by, T* s, T* ds) {
+  using V = Vec<T>;
+  for (int64_t lane = 0; lane < p.lanes; lane += 16) {
+    const int64_t n = seen(h, p, lane), row = p.row + lane;
+    const int rows = static_cast<int>(std::clamp<int64_t>(p.rows - lane, 0, 16));
+    const V shift = finite_shift(take<V>(d.max + row, rows));
+    const V factor = inverse(take<V>(d.sum + row, rows));
+    V along{};
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t at = j * p.lanes + lane;
+      const V w = vx::exp(score(h, p, j, lane, vx::load(s + at), by.mask) - shift) * factor;
+      const V dw = by.keep ? vx::load(ds + at) * vx::load(by.keep + at) : vx::load(ds + at);
+      along = along + w * dw;
+      vx::store(s + at, w);
+      if (by.keep) vx::store(ds + at, dw);
+    }
+    if (h.keys > kKeys) along = take<V>(d.along + row, rows);
+    const V scale = vx::splat(h.scale);
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t at = j * p.lanes + lane;
+      const V w = vx::load(s + at);
+      vx::store(ds + at, w * (vx::load(ds + at) - along) * scale);
+      if (by.keep) vx::store(s + at, w * vx::load(by.keep + at));
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
+  alignas(64) T s[kQueries * kKeys];
+  alignas(64) T ds[kQueries * kKeys];
+  Transposed<T> queries(h.width, h.room), gradients(h.depth, h.room + kQueries * h.width);
+  Modifiers<T> by;
+  std::fill_n(d.dq, h.queries * h.width, T(0));
+  std::fill_n(d.dk, h.keys * h.width, T(0));
+  std::fill_n(d.dv, h.keys * h.depth, T(0));
+  if (h.keys > kKeys) along_weights(h, d);
+  for (int64_t col = 0; col < h.keys; col += kKeys) {
+    const T *k = h.k.data + col * h.k.row, *v = h.v.data + col * h.v.row;
+    T *dk = d.dk + col * h.width, *dv = d.dv + col * h.depth;
+    for (int64_t row = h.causal ? col : 0; row < h.queries; row += kQueries) {
+      const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
+      const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
+      const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
+      const T *q = h.q.data + row * h.q.row, *g = d.g.data + row * d.g.row;
+      const T* qt = queries.fill(h.q, row, rows, h.width, lanes);
+      const T* gt = gradients.fill(d.g, row, rows, h.depth, lanes);
+      product<T>({h.width, k, h.k.row, 1, qt, lanes, s, lanes, 0, false}, p.cols, lanes);
+      product<T>({h.depth, v, h.v.row, 1, gt, lanes, ds, lanes, 0, false}, p.cols, lanes);
+      by.fill(h, p);
+      weigh_backward(h, d, p, by, s, ds);
+      T* dq = d.dq + row * h.width;
+      by_keys(h, p, s, {g, d.g.row}, dv, h.depth);
+      by_keys(h, p, ds, {q, h.q.row}, dk, h.width);
+      by_queries(h, p, ds, {k, h.k.row}, dq, h.width, true);
+    }
+  }
+}
+
+template void attention_forward(const AttentionHead<float>&, float*, float*, float*);
+template void attention_forward(const AttentionHead<double>&, double*, double*, double*);
+template void attention_backward(const AttentionHead<float>&, const AttentionGradient<float>&);
+template void attention_backward(const AttentionHead<double>&, const AttentionGradient<double>&);
+
+}  // namespace brrr

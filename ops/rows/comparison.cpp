@@ -1,0 +1,86 @@
+// Rows: comparison and logic. Results are bool and have no gradient.
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr PointwiseTraits kBoolean{.result = Result::Bool};
+
+const NumberOp lt_row{"lt", "a < b", kBoolean, [](auto a, auto b) { return a < b; }};
+const NumberOp le_row{"le", "a <= b", kBoolean, [](auto a, auto b) { return a <= b; }};
+const NumberOp gt_row{"gt", "a > b", kBoolean, [](auto a, auto b) { return a > b; }};
+const NumberOp ge_row{"ge", "a >= b", kBoolean, [](auto a, auto b) { return a >= b; }};
+const NumberOp eq_row{"eq", "a == b", kBoolean, [](auto a, auto b) { return a == b; }};
+const NumberOp ne_row{"ne", "a != b", kBoolean, [](auto a, auto b) { return a != b; }};
+const NumberOp logical_and_row{"logical_and", "a and b", kBoolean,
+                               [](auto a, auto b) { return (a != 0.0) & (b != 0.0); }};
+const NumberOp logical_or_row{"logical_or", "a or b", kBoolean,
+                              [](auto a, auto b) { return (a != 0.0) | (b != 0.0); }};
+const NumberOp logical_xor_row{"logical_xor", "a or b, not both", kBoolean, [](auto a, auto b) {
+                                 return ((a != 0.0) & (b == 0.0)) | ((a == 0.0) & (b != 0.0));
+                               }};
+const NumberOp logical_not_row{"logical_not", "not a", kBoolean, [](auto a) { return a == 0.0; }};
+const PointwiseOp isnan_row{"isnan", "x is not a number", kBoolean,
+                            [](auto x) { return m::isnan(x); }};
+const PointwiseOp isfinite_row{"isfinite", "x is neither infinite nor NaN", kBoolean,
+                               [](auto x) { return m::isfinite(x); }};
+
+}  // namespace
+
+Tensor lt(const Tensor& a, const Tensor& b) {
+  return call(lt_row, a, b);
+}
+Tensor lt(const Tensor& a, Scalar b) {
+  return call(lt_row, a, b);
+}
+Tensor le(const Tensor& a, const Tensor& b) {
+  return call(le_row, a, b);
+}
+Tensor le(const Tensor& a, Scalar b) {
+  return call(le_row, a, b);
+}
+Tensor gt(const Tensor& a, const Tensor& b) {
+  return call(gt_row, a, b);
+}
+Tensor gt(const Tensor& a, Scalar b) {
+  return call(gt_row, a, b);
+}
+Tensor ge(const Tensor& a, const Tensor& b) {
+  return call(ge_row, a, b);
+}
+Tensor ge(const Tensor& a, Scalar b) {
+  return call(ge_row, a, b);
+}
+Tensor eq(const Tensor& a, const Tensor& b) {
+  return call(eq_row, a, b);
+}
+Tensor eq(const Tensor& a, Scalar b) {
+  return call(eq_row, a, b);
+}
+Tensor ne(const Tensor& a, const Tensor& b) {
+  return call(ne_row, a, b);
+}
+Tensor ne(const Tensor& a, Scalar b) {
+  return call(ne_row, a, b);
+}
+Tensor logical_and(const Tensor& a, const Tensor& b) {
+  return call(logical_and_row, a, b);
+}
+Tensor logical_or(const Tensor& a, const Tensor& b) {
+  return call(logical_or_row, a, b);
+}
+Tensor logical_xor(const Tensor& a, const Tensor& b) {
+  return call(logical_xor_row, a, b);
+}
+Tensor logical_not(const Tensor& a) {
+  return call(logical_not_row, a);
+}
+Tensor isnan(const Tensor& a) {
+  return call(isnan_row, a);
+}
+Tensor isfinite(const Tensor& a) {
+  return call(isfinite_row, a);
+}
+
+}  // namespace brrr

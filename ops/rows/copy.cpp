@@ -1,0 +1,58 @@
+// Copies: clone, contiguous, dtype conversion, copy_ and fill_ are one row, the identity.
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/vocabulary/convert.h"
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+const NumberOp copy_row{"copy",
+                        "the same values, in new memory or another dtype",
+                        {},
+                        [](auto x) { return x; },
+                        [](auto, auto, auto g) { return g; }};
+
+}  // namespace
+
+void copy_now(TensorImpl& dst, const TensorImpl& src) {
+  auto to = Ref<TensorImpl>::share(&dst);
+  TensorImpl* in[] = {const_cast<TensorImpl*>(&src)};
+  OpCall c(copy_row, in, 1);
+  c.into = true;
+  c.out[0] = Tensor(to);
+  backend(dst.device.type).launch(c);
+}
+
+Tensor Tensor::clone() const {
+  return PointwiseCall(copy_row).add(*this).run();
+}
+
+Tensor Tensor::contiguous() const {
+  return is_contiguous() ? *this : clone();
+}
+
+Tensor Tensor::to(DType t) const {
+  if (dtype() == t) return *this;
+  return PointwiseCall(copy_row).add(*this).dtype(t).run();
+}
+
+const Tensor& Tensor::copy_(const Tensor& src) const {
+  BRRR_CHECK(defined() && src.defined(), "copy_: an undefined tensor");
+  if (src.device() != device()) return copy_(src.to(device()));
+  PointwiseCall(copy_row).add(src).dtype(dtype()).run_into({*this});
+  return *this;
+}
+
+const Tensor& Tensor::fill_(Scalar v) const {
+  check_holds("fill_", v, dtype());
+  PointwiseCall(copy_row).add(v).dtype(dtype()).run_into({*this});
+  return *this;
+}
+
+const Tensor& Tensor::zero_() const {
+  return fill_(0);
+}
+
+}  // namespace brrr

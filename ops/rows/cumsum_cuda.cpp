@@ -1,0 +1,160 @@
+// Running sums on a GPU.
+//
+// THE ORDER is a function of the shape alone. Lines that lie side by side (and lines of at most
+// kShort elements) are cut into chunks of kColumnChunk elements, or not at all where there are
+// kManyLines of them; the elements of a chunk are summed one after the other. Other lines are cut
+// into chunks of 2048: each of 256 threads sums 8 elements one after the other, the sums of the
+// threads of a warp are scanned by doubling the distance, the warps' sums one after the other. What
+// comes before a chunk, a line of running sums in turn, is added to each of its elements last.
+#include <utility>
+
+#include "core/device_kernel.h"
+#include "ops/rows/library_kernels.h"
+#include "ops/kinds/row_kernel.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int64_t kShort = 64, kChunk = 2048, kColumnChunk = 256, kManyLines = 1 << 16;
+
+// [outer, n, inner], dense. `before` are the sums up to each chunk's end, `totals` (written in
+// place of y) those of each chunk by itself: both [outer, chunks, inner].
+BRRR_DEVICE_STRUCT(CumsumArguments, {
+  const char* x;
+  char* y;
+  char* totals;
+  const char* before;
+  long outer;
+  long n;
+  long inner;
+  long chunk;
+  long chunks;
+  int reverse;
+});
+
+// nothing() + x is x, for -0 too.
+constexpr char kCumsumText[] = R"(
+BRRR_VX f32 nothing(f32) { return f32(-0.0f); }
+BRRR_VX f64 nothing(f64) { return f64(-0.0); }
+BRRR_VX i64 nothing(i64) { return i64(0); }
+BRRR_VX f32 widened(f32 x) { return x; }
+BRRR_VX f64 widened(f64 x) { return x; }
+BRRR_VX i64 widened(i32 x) { return to_i64(x); }
+BRRR_VX i64 widened(i64 x) { return x; }
+BRRR_VX UCV element(const CumsumArguments& p, long i) { return widened(get((const T*)p.x + i)); }
+// The place in the line of the i-th element that is summed.
+BRRR_VX long place(const CumsumArguments& p, long i) { return p.reverse ? p.n - 1 - i : i; }
+)";
+
+// A thread takes a chunk of a line.
+constexpr auto kColumnsText = join_text(kCumsumText, R"(
+KERNEL(cumsum_columns, CumsumArguments, 256) {
+  const long at = (long)blockIdx.x * 256 + threadIdx.x;
+  if (at >= p.outer * p.chunks * p.inner) return;
+  const long chunk = at / p.inner % p.chunks;
+  const long line = at / p.inner / p.chunks * p.n * p.inner + at % p.inner;
+  const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
+  const UCV none = nothing(UCV());
+  const UCV before = chunk && p.before ? splat(((const UC*)p.before)[at - p.inner]) : none;
+  UCV sum = none;
+  for (long i = begin; i < end; i += 8) {  // The loads of 8 elements do not wait for stores.
+    UCV v[8];
+    for (int u = 0; u < 8; ++u) {
+      v[u] = i + u < end ? element(p, line + place(p, i + u) * p.inner) : none;
+    }
+    for (int u = 0; u < 8 && i + u < end; ++u) {
+      sum = sum + v[u];
+      if (!p.totals) put_u((U*)p.y + line + place(p, i + u) * p.inner, before + sum);
+    }
+  }
+  if (p.totals) store((UC*)p.totals + at, sum);
+}
+)");
+constexpr DeviceKernel columns_kernel{"cumsum_columns", CumsumArgumentsText, 256,
+                                      kColumnsText.data()};
+
+// A block takes a chunk of a dense line, through shared memory: threads read neighbours there, but
+// sum elements in a row. Every ninth place is left out, so that they use different banks.
+constexpr auto kRowsText = join_text(kCumsumText, R"(
+BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
+  __shared__ UC room[256 * 9];
+  __shared__ UC warps[8];
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const long chunk = blockIdx.x % p.chunks, line = blockIdx.x / p.chunks * p.n;
+  const UCV none = nothing(UCV());
+  for (int u = 0; u < 8; ++u) {
+    const int j = u * 256 + thread;
+    const long i = chunk * 2048 + j;
+    store(room + j + j / 8, i < p.n ? element(p, line + place(p, i)) : none);
+  }
+  __syncthreads();
+  UCV sum[8];
+  sum[0] = splat(room[thread * 9]);
+  for (int u = 1; u < 8; ++u) sum[u] = sum[u - 1] + splat(room[thread * 9 + u]);
+  UCV all = sum[7];
+  for (int d = 1; d < 32; d *= 2) {
+    const UCV left = splat(shuffle(all[0], (lane - d) & 31));
+    if (lane >= d) all = left + all;
+  }
+  if (lane == 31) store(warps + warp, all);
+  const UCV left = splat(shuffle(all[0], (lane - 1) & 31));
+  __syncthreads();
+  UCV before = none;
+  for (int w = 0; w < warp; ++w) before = before + splat(warps[w]);
+  if (p.totals) {
+    if (thread == 255) store((UC*)p.totals + blockIdx.x, before + all);
+    return;
+  }
+  if (lane > 0) before = before + left;
+  const UCV carry = chunk && p.before ? splat(((const UC*)p.before)[blockIdx.x - 1]) : none;
+  for (int u = 0; u < 8; ++u) store(room + thread * 9 + u, carry + (before + sum[u]));
+  __syncthreads();
+  for (int u = 0; u < 8; ++u) {
+    const int j = u * 256 + thread;
+    const long i = chunk * 2048 + j;
+    if (i < p.n) put_u((U*)p.y + line + place(p, i), splat(room[j + j / 8]));
+  }
+}
+)");
+constexpr DeviceKernel rows_kernel{"cumsum_rows", CumsumArgumentsText, 256, kRowsText.data()};
+
+void run_pass(const CumsumArguments& a, const Variant& v) {
+  if (a.inner > 1 || a.n <= kShort) {
+    run_kernel(columns_kernel, v, {blocks_for(a.outer * a.chunks * a.inner)}, a);
+  } else {
+    run_kernel(rows_kernel, v, {a.outer * a.chunks}, a);
+  }
+}
+
+// All of `a` but chunk, chunks, totals and before is given.
+void scan(CumsumArguments a, const Variant& v) {
+  const bool rows = a.inner == 1, uncut = !rows && a.outer * a.inner >= kManyLines;
+  a.chunk = rows ? kChunk : uncut ? a.n : kColumnChunk;
+  a.chunks = (a.n + a.chunk - 1) / a.chunk;
+  if (a.chunks == 1) return run_pass(a, v);
+  const DType compute = compute_type(v.u);
+  const Tensor totals = raw_empty({a.outer, a.chunks, a.inner}, compute, kCUDA);
+  char* y = a.y;
+  a.y = nullptr;
+  a.totals = totals.impl()->data();
+  run_pass(a, v);
+  scan({a.totals, a.totals, nullptr, nullptr, a.outer, a.chunks, a.inner, 0, 0, 0},
+       {.t = compute, .u = compute});
+  a.before = std::exchange(a.totals, nullptr);
+  a.y = y;
+  run_pass(a, v);
+}
+
+}  // namespace
+
+void cumsum_cuda(OpCall& c) {
+  const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
+  if (x.numel == 0) return;
+  const DenseInput in(&x, x.dtype);
+  const Lines l = lines_along(x, static_cast<int>(c.attrs.v[0]));
+  scan({in.as<char>(), y.data(), nullptr, nullptr, l.outer, l.n, l.inner, 0, 0, c.attrs.v[1] != 0},
+       {.t = x.dtype, .u = y.dtype});
+}
+
+}  // namespace brrr

@@ -1,0 +1,36 @@
+#pragma once
+// The elements of a dropout mask, for its row and for kernels that make them where they need them.
+
+#include <cstdint>
+
+#include "ops/vocabulary/vec.h"
+#include "ops/vocabulary/vec_random.h"
+
+namespace brrr {
+
+/// One draw's mask: 0 with probability p, else 1 / (1 - p).
+struct DropoutDraw {
+  uint64_t seed, number;
+  float limit;
+  double kept;
+  /// From the two words of a draw.
+  DropoutDraw(const int64_t* words, double p)
+      : seed(static_cast<uint64_t>(words[0])),
+        number(static_cast<uint64_t>(words[1])),
+        limit(static_cast<float>(p)),
+        kept(p < 1 ? 1 / (1 - p) : 0) {}
+
+  /// Elements i .. i + 15, where i is a multiple of 16.
+  vx::f32 mask(int64_t i) const {
+    return vx::where(keeps(i), vx::splat(static_cast<float>(kept)), vx::f32{});
+  }
+  vx::f64 mask64(int64_t i) const { return vx::where(keeps(i), vx::splat(kept), vx::f64{}); }
+
+ private:
+  vx::b16 keeps(int64_t i) const {
+    const vx::u32 words = vx::philox16(static_cast<uint64_t>(i), seed, number);
+    return vx::ge(vx::uniform01(words), vx::splat(limit));
+  }
+};
+
+}  // namespace brrr

@@ -1,0 +1,328 @@
+// Reading and adding at positions that a tensor names: shape rules, gradients and rows.
+#include <algorithm>
+
+#include "core/check.h"
+#include "ops/rows/index_kernels.h"
+#include "ops/kinds/library.h"
+#include "ops/library_ops.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+namespace {
+
+int dim_of(const Attrs& a) {
+  return static_cast<int>(a.v[0]);
+}
+
+// --- shape rules ---------------------------------------------------------------------------------
+
+void check_device(const OpCall& c, const TensorImpl& a, const TensorImpl& b) {
+  BRRR_CHECK(a.device == b.device, "{}: operands live on {} and {}; move one with to(device)",
+             c.op->name, name(a.device), name(b.device));
+}
+
+void set_meta(OpCall& c, const TensorImpl& like, const IntList& sizes) {
+  c.meta[0].dtype = like.dtype;
+  c.meta[0].device = like.device;
+  c.meta[0].sizes = sizes;
+}
+
+void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) {
+  bool fits = index.ndim == sizes.size();
+  for (int d = 0; d < index.ndim && fits; ++d) {
+    fits = d == dim_of(c.attrs) || index.sizes[d] <= sizes[d];
+  }
+  BRRR_CHECK(fits,
+             "{}: index {} does not fit {}: it needs as many dims and may be larger along dim "
+             "{} only",
+             c.op->name, to_string(index.size_list()), to_string(sizes), dim_of(c.attrs));
+}
+
+void gather_infer(OpCall& c) {
+  check_device(c, *c.in[0], *c.in[1]);
+  check_fits(c, *c.in[1], c.in[0]->size_list());
+  set_meta(c, *c.in[0], c.in[1]->size_list());
+}
+
+void select_infer(OpCall& c) {
+  const TensorImpl &x = *c.in[0], &index = *c.in[1];
+  BRRR_CHECK(x.ndim > 0 && index.ndim == 1,
+             "index_select: x {} needs at least one dim and index {} "
+             "exactly one",
+             to_string(x.size_list()), to_string(index.size_list()));
+  check_device(c, x, index);
+  IntList sizes = x.size_list();
+  sizes[dim_of(c.attrs)] = index.numel;
+  set_meta(c, x, sizes);
+}
+
+void embedding_infer(OpCall& c) {
+  const TensorImpl &weight = *c.in[0], &ids = *c.in[1];
+  BRRR_CHECK(weight.ndim == 2, "embedding: weight must be [n, width], got {}",
+             to_string(weight.size_list()));
+  check_device(c, weight, ids);
+  IntList sizes = ids.size_list();
+  sizes.push_back(weight.sizes[1]);
+  set_meta(c, weight, sizes);
+}
+
+/// Sizes of the result of a sum: the base's, or the words after the dim when it starts from zeros.
+IntList sum_sizes(const OpCall& c) {
+  if (c.in[0]) return c.in[0]->size_list();
+  return {c.attrs.v + 1, static_cast<size_t>(c.attrs.n - 1)};
+}
+
+void check_sum(const OpCall& c) {
+  const TensorImpl &index = *c.in[1], &src = *c.in[2];
+  check_device(c, index, src);
+  BRRR_CHECK(src.dtype != kBool, "{}: no sums of bool; convert with to(dtype)", c.op->name);
+  if (!c.in[0]) return;
+  check_device(c, *c.in[0], src);
+  BRRR_CHECK(c.in[0]->dtype == src.dtype,
+             "{}: dtypes differ: {} and src {}; convert one with "
+             "to(dtype)",
+             c.op->name, describe(c.in[0]), describe(&src));
+}
+
+void scatter_add_infer(OpCall& c) {
+  const TensorImpl &index = *c.in[1], &src = *c.in[2];
+  check_sum(c);
+  const IntList sizes = sum_sizes(c);
+  check_fits(c, index, sizes);
+  BRRR_CHECK(index.same_shape(src), "scatter_add: index {} and src {} must have the same shape",
+             to_string(index.size_list()), to_string(src.size_list()));
+  set_meta(c, src, sizes);
+}
+
+void index_add_infer(OpCall& c) {
+  const TensorImpl &index = *c.in[1], &src = *c.in[2];
+  check_sum(c);
+  IntList sizes = sum_sizes(c), expected = sizes;
+  BRRR_CHECK(index.ndim == 1 && sizes.size() > 0, "index_add: index {} must have one dim",
+             to_string(index.size_list()));
+  expected[dim_of(c.attrs)] = index.numel;
+  BRRR_CHECK(src.size_list() == expected, "index_add: src {} must be {}",
+             to_string(src.size_list()), to_string(expected));
+  set_meta(c, src, sizes);
+}
+
+void one_hot_infer(OpCall& c) {
+  IntList sizes = c.in[0]->size_list();
+  sizes.push_back(c.attrs.v[0]);
+  set_meta(c, *c.in[0], sizes);
+}
+
+void check_picked(const OpCall& c) {
+  const TensorImpl& x = *c.in[0];
+  const int dim = dim_of(c.attrs);
+  check_index(c, 1, dim, x.ndim ? x.sizes[dim] : 1);
+}
+
+void check_sum_index(const OpCall& c) {
+  const IntList sizes = sum_sizes(c);
+  const int dim = dim_of(c.attrs);
+  check_index(c, 1, dim, sizes.size() ? sizes[dim] : 1);
+}
+
+// --- rows and gradients --------------------------------------------------------------------------
+
+Tensor sum_call(const OpDef& row, const Tensor& base, const IntList& sizes, int dim,
+                const Tensor& index, const Tensor& src) {
+  TensorImpl* in[] = {base.impl(), index.impl(), src.impl()};
+  OpCall c(row, in, 3);
+  c.attrs.push(int64_t{dim});
+  if (!base.defined()) {
+    for (int64_t n : sizes) c.attrs.push(n);
+  }
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+Tensor pick_call(const OpDef& row, const Tensor& x, int dim, const Tensor& index) {
+  TensorImpl* in[] = {x.impl(), index.impl()};
+  OpCall c(row, in, 2);
+  c.attrs.push(int64_t{dim});
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+const LibraryOp scatter_add_row{"scatter_add",
+                                "src added at the positions that index names along a dim",
+                                {.infer = scatter_add_infer,
+                                 .check_values = check_sum_index,
+                                 .cpu = [](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); },
+                                 .scratch = sum_scratch,
+                                 .cuda = [](OpCall& c) { scatter_add_cuda(c, dim_of(c.attrs)); },
+                                 .vjp =
+                                     [](VjpCall& v) {
+                                       if (v.needs(0)) v.gin[0] = v.gout[0];
+                                       if (v.needs(2))
+                                         v.gin[2] =
+                                             gather(v.gout[0], dim_of(v.attrs()), v.input(1));
+                                     },
+                                 .saves_inputs = 0b010,
+                                 .grad_aliases = 0b001}};
+
+const LibraryOp gather_row{"gather",
+                           "the elements that index names along a dim",
+                           {.infer = gather_infer,
+                            .check_values = check_picked,
+                            .cpu = [](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); },
+                            .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+                            .cuda = [](OpCall& c) { gather_cuda(c, dim_of(c.attrs)); },
+                            .vjp =
+                                [](VjpCall& v) {
+                                  if (!v.needs(0)) return;
+                                  v.gin[0] = sum_call(scatter_add_row, {}, v.meta(0).sizes,
+                                                      dim_of(v.attrs()), v.input(1), v.gout[0]);
+                                },
+                            .saves_inputs = 0b10}};
+
+const LibraryOp index_add_row{"index_add",
+                              "slices of src added to the slices that index names along a dim",
+                              {.infer = index_add_infer,
+                               .check_values = check_sum_index,
+                               .cpu = [](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); },
+                               .scratch = sum_scratch,
+                               .cuda = [](OpCall& c) { index_add_cuda(c, dim_of(c.attrs)); },
+                               .vjp =
+                                   [](VjpCall& v) {
+                                     if (v.needs(0)) v.gin[0] = v.gout[0];
+                                     if (v.needs(2))
+                                       v.gin[2] =
+                                           index_select(v.gout[0], dim_of(v.attrs()), v.input(1));
+                                   },
+                               .saves_inputs = 0b010,
+                               .grad_aliases = 0b001,
+                               .gradient_row = true}};
+
+const LibraryOp index_select_row{"index_select",
+                                 "the slices that index names along a dim",
+                                 {.infer = select_infer,
+                                  .check_values = check_picked,
+                                  .cpu = [](OpCall& c) { select_cpu(c, dim_of(c.attrs)); },
+                                  .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+                                  .cuda = [](OpCall& c) { select_cuda(c, dim_of(c.attrs)); },
+                                  .vjp =
+                                      [](VjpCall& v) {
+                                        if (!v.needs(0)) return;
+                                        v.gin[0] =
+                                            sum_call(index_add_row, {}, v.meta(0).sizes,
+                                                     dim_of(v.attrs()), v.input(1), v.gout[0]);
+                                      },
+                                  .saves_inputs = 0b10}};
+
+const LibraryOp embedding_row{
+    "embedding",
+    "the rows of a table that ids name",
+    {.infer = embedding_infer,
+     .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
+     .cpu = [](OpCall& c) { select_cpu(c, 0); },
+     .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+     .cuda = [](OpCall& c) { select_cuda(c, 0); },
+     .vjp =
+         [](VjpCall& v) {
+           if (!v.needs(0)) return;
+           const Tensor ids = v.input(1);
+           const IntList& sizes = v.meta(0).sizes;
+           v.gin[0] = sum_call(index_add_row, {}, sizes, 0, ids.reshape({ids.numel()}),
+                               v.gout[0].reshape({ids.numel(), sizes[1]}));
+         },
+     .saves_inputs = 0b10}};
+
+const LibraryOp one_hot_row{
+    "one_hot",
+    "a 1 at the position of each id, else 0",
+    {.infer = one_hot_infer,
+     .check_values = [](const OpCall& c) { check_index(c, 0, c.in[0]->ndim, c.attrs.v[0]); },
+     .cpu = one_hot_cpu,
+     .scratch = [](const OpCall& c) { return pick_scratch(c, 0); },
+     .cuda = one_hot_cuda}};
+
+// --- arguments -----------------------------------------------------------------------------------
+
+const Tensor& defined(const char* op, const Tensor& t) {
+  BRRR_CHECK(t.defined(), "{}: an operand is an undefined tensor", op);
+  return t;
+}
+
+Tensor index64(const char* op, const Tensor& index) {
+  const DType dtype = defined(op, index).dtype();
+  BRRR_CHECK(dtype == kInt64 || dtype == kInt32,
+             "{}: indices must be int64, got {}; convert with "
+             "to(kInt64)",
+             op, describe(index.impl()));
+  return index.to(kInt64);
+}
+
+int dim_arg(const char* op, const Tensor& x, int64_t dim) {
+  return wrap_dim(op, dim, static_cast<int>(defined(op, x).dim()));
+}
+
+/// The part of src that the index covers.
+Tensor covered(const Tensor& src, const Tensor& index) {
+  Tensor part = defined("scatter_add", src);
+  for (int d = 0; d < part.dim() && part.dim() == index.dim(); ++d) {
+    if (index.size(d) < part.size(d)) part = part.narrow(d, 0, index.size(d));
+  }
+  return part;
+}
+
+}  // namespace
+
+Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
+  const int d = dim_arg("gather", x, dim);
+  return pick_call(gather_row, x, d, index64("gather", index));
+}
+
+Tensor Tensor::gather(int64_t dim, const Tensor& index) const {
+  return brrr::gather(*this, dim, index);
+}
+
+Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
+  const int d = dim_arg("scatter_add", x, dim);
+  const Tensor at = index64("scatter_add", index);
+  return sum_call(scatter_add_row, x, {}, d, at, covered(src, at));
+}
+
+const Tensor& Tensor::scatter_add_(int64_t dim, const Tensor& index, const Tensor& src) const {
+  const int d = dim_arg("scatter_add", *this, dim);
+  const Tensor at = index64("scatter_add", index), part = covered(src, at);
+  TensorImpl* in[] = {impl(), at.impl(), part.impl()};
+  OpCall c(scatter_add_row, in, 3);
+  c.attrs.push(int64_t{d});
+  c.into = true;
+  c.out[0] = *this;
+  dispatch(c);
+  return *this;
+}
+
+Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
+  const int d = dim_arg("index_select", x, dim);
+  return pick_call(index_select_row, x, d, index64("index_select", index));
+}
+
+Tensor Tensor::index_select(int64_t dim, const Tensor& index) const {
+  return brrr::index_select(*this, dim, index);
+}
+
+Tensor embedding(const Tensor& weight, const Tensor& ids) {
+  const Tensor at = index64("embedding", ids);
+  TensorImpl* in[] = {defined("embedding", weight).impl(), at.impl()};
+  OpCall c(embedding_row, in, 2);
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+Tensor one_hot(const Tensor& ids, int64_t classes) {
+  BRRR_CHECK(classes > 0, "one_hot: classes must be positive, got {}", classes);
+  const Tensor at = index64("one_hot", ids);
+  TensorImpl* in[] = {at.impl()};
+  OpCall c(one_hot_row, in, 1);
+  c.attrs.push(classes);
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+}  // namespace brrr

@@ -1,0 +1,344 @@
+// Reading and adding at positions that a tensor names, on a GPU.
+//
+// THE SUMS take no atomics: the thread of the first term that goes to an element adds all of them,
+// in index order, as the CPU does. Short lists of positions are searched for equal ones, each term
+// against all others; longer ones are sorted by (position, order) before, so that the terms of an
+// element lie side by side. One element that receives all of many terms is summed by one thread.
+#include <cstdint>
+
+#include "core/device_kernel.h"
+#include "ops/rows/factory_kernels.h"
+#include "ops/rows/index_kernels.h"
+#include "ops/kinds/index_walk.h"
+#include "ops/rows/order_cuda.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int64_t kFew = 64;  // Positions that are searched rather than sorted.
+constexpr int kLongNumbers = 1 << 8, kWideEntries = 1 << 9;  // Bits of N, see below.
+
+// A Walk. Strides count units: elements, or several where a slice's elements lie side by side.
+// `list` is the index, or sorted entries; it has `count` positions along the indexed dim.
+BRRR_DEVICE_STRUCT(WalkArguments, {
+  char* big;
+  char* small;
+  const char* list;
+  char* fault;
+  long op;
+  long n;
+  long limit;
+  long count;
+  long big_step;
+  long small_step;
+  long list_step;
+  int ndim;
+  int dim;
+  long size[8];
+  long big_stride[8];
+  long small_stride[8];
+  long list_stride[8];
+});
+static_assert(kMaxDims == 8);
+
+// N: the low bits are the bytes (pick) or elements (sums) of a unit; then whether unit numbers need
+// 64 bits, and whether entries are wide.
+constexpr char kPlaceText[] = R"(
+template <bool> struct NumberOf { using type = unsigned; };
+template <> struct NumberOf<true> { using type = unsigned long; };
+using Number = NumberOf<(N & 256) != 0>::type;
+
+// Where unit i of the small tensor lies, but for its coordinate along the indexed dim.
+struct Place {
+  long big, small, list, at;
+};
+BRRR_VX Place place(const WalkArguments& p, Number i) {
+  Place q = {0, 0, 0, 0};
+  for (int d = p.ndim - 1; d >= 0; --d) {
+    const Number size = (Number)p.size[d], rest = d ? i / size : 0;
+    const long at = (long)(i - rest * size);
+    i = rest;
+    if (d == p.dim) {
+      q.at = at;
+    } else {
+      q.big += at * p.big_stride[d];
+      q.small += at * p.small_stride[d];
+      q.list += at * p.list_stride[d];
+    }
+  }
+  return q;
+}
+)";
+
+constexpr auto kPickText = join_text(kPlaceText, R"(
+template <int> struct UnitOf { using type = unsigned char; };
+template <> struct UnitOf<2> { using type = unsigned short; };
+template <> struct UnitOf<4> { using type = unsigned; };
+template <> struct UnitOf<8> { using type = unsigned long; };
+template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
+using Unit = UnitOf<N & 255>::type;
+
+KERNEL(pick, WalkArguments, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.n) return;
+  const Place q = place(p, (Number)i);
+  const long k = ((const long*)p.list)[q.list + q.at * p.list_step];
+  Unit x = {};
+  if (in_range(p.fault, k, p.limit, p.op)) x = ((const Unit*)p.big)[q.big + k * p.big_step];
+  ((Unit*)p.small)[q.small + q.at * p.small_step] = x;
+}
+)");
+constexpr DeviceKernel pick_kernel{"pick", WalkArgumentsText, 256, kPickText.data()};
+
+constexpr char kUnitSumText[] = R"(
+constexpr int width = N & 255;
+using Unit = Pack<T, width>;
+// 16-bit floats are summed in float32 and rounded once.
+struct Sum {
+  TCV v[width];
+};
+BRRR_VX Sum sum_from(const Unit* from) {
+  const Unit x = *from;
+  Sum s;
+  for (int u = 0; u < width; ++u) s.v[u] = get(&x.v[u]);
+  return s;
+}
+BRRR_VX void add(Sum& s, const Unit& x) {
+  for (int u = 0; u < width; ++u) s.v[u] += get(&x.v[u]);
+}
+BRRR_VX void put_sum(Unit* to, const Sum& s) {
+  Unit x;
+  for (int u = 0; u < width; ++u) put(&x.v[u], s.v[u]);
+  *to = x;
+}
+)";
+
+constexpr auto kAddFewText = join_text(kPlaceText, kUnitSumText, R"(
+KERNEL(add_few, WalkArguments, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.n) return;
+  const Place q = place(p, (Number)i);
+  const long* list = (const long*)p.list + q.list;
+  const long k = list[q.at * p.list_step];
+  if (!in_range(p.fault, k, p.limit, p.op)) return;
+  for (long j = 0; j < q.at; ++j) {
+    if (list[j * p.list_step] == k) return;
+  }
+  Unit* to = (Unit*)p.big + q.big + k * p.big_step;
+  const Unit* from = (const Unit*)p.small + q.small;
+  Sum sum = sum_from(to);
+  for (long j = q.at; j < p.count; ++j) {
+    if (list[j * p.list_step] == k) add(sum, from[j * p.small_step]);
+  }
+  put_sum(to, sum);
+}
+)");
+constexpr DeviceKernel add_few_kernel{"add_few", WalkArgumentsText, 256, kAddFewText.data()};
+
+// Positions out of range have been noted; they lie last.
+constexpr auto kAddSortedText = join_text(kEntryText, kPlaceText, kUnitSumText, R"(
+using Entry = EntryOf<(N & 512) != 0>::type;
+KERNEL(add_sorted, WalkArguments, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.n) return;
+  const Place q = place(p, (Number)i);
+  const Entry* list = (const Entry*)p.list + q.list;
+  const long k = (long)key_of(list[q.at]);
+  if (k >= p.limit || (q.at > 0 && (long)key_of(list[q.at - 1]) == k)) return;
+  Unit* to = (Unit*)p.big + q.big + k * p.big_step;
+  const Unit* from = (const Unit*)p.small + q.small;
+  Sum sum = sum_from(to);
+  int found = 4;
+  for (long j = q.at; found == 4; j += 4) {
+    Unit x[4];  // Loads that do not wait for each other.
+    found = 0;
+    for (int u = 0; u < 4; ++u) {
+      if (found < u || j + u >= p.count || (long)key_of(list[j + u]) != k) continue;
+      x[u] = from[position_of(list[j + u]) * p.small_step];
+      found = u + 1;
+    }
+    for (int u = 0; u < 4; ++u) {
+      if (u < found) add(sum, x[u]);
+    }
+  }
+  put_sum(to, sum);
+}
+)");
+constexpr DeviceKernel add_sorted_kernel{"add_sorted", WalkArgumentsText, 256,
+                                         kAddSortedText.data()};
+
+BRRR_DEVICE_STRUCT(EntryArguments, {
+  const char* index;
+  char* to;
+  char* fault;
+  long op;
+  long n;
+  long limit;
+  long count;
+  long inner;
+});
+
+// The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones.
+constexpr auto kEntriesText = join_text(kEntryText, R"(
+KERNEL(index_entries, EntryArguments, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.n) return;
+  const long line = i / (p.count * p.inner) * p.inner + i % p.inner;
+  const long at = i / p.inner % p.count;
+  long k = ((const long*)p.index)[i];
+  if (!in_range(p.fault, k, p.limit, p.op)) k = p.limit;
+  set_entry(((EntryOf<N != 0>::type*)p.to)[line * p.count + at], (unsigned long)k, at);
+}
+)");
+constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256,
+                                      kEntriesText.data()};
+
+BRRR_DEVICE_STRUCT(OneHotArguments, {
+  const char* index;
+  char* to;
+  char* fault;
+  long op;
+  long n;
+  long classes;
+});
+
+constexpr DeviceKernel one_hot_kernel{"one_hot", OneHotArgumentsText, 256, R"(
+KERNEL(one_hot, OneHotArguments, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.n) return;
+  const long k = ((const long*)p.index)[i / p.classes];
+  ((long*)p.to)[i] = in_range(p.fault, k, p.classes, p.op) && k == i % p.classes;
+}
+)"};
+
+// --- calls ---------------------------------------------------------------------------------------
+
+// Elements of the largest unit, 16 bytes at most, that both tensors consist of: several only where
+// slices are picked whose elements lie side by side.
+int64_t unit_of(const Walk& w, const TensorImpl& big, const TensorImpl& small) {
+  const int last = w.ndim - 1;
+  if (w.dim == last || w.index[last] != 0 || w.big[last] != 1 || w.small[last] != 1) return 1;
+  const auto bytes = static_cast<int64_t>(itemsize(big.dtype));
+  const auto fits = [&](int64_t unit) {
+    bool all = w.size[last] % unit == 0;
+    for (int d = 0; d < last; ++d) all = all && w.big[d] % unit == 0 && w.small[d] % unit == 0;
+    for (const TensorImpl* t : {&big, &small}) {
+      all =
+          all && reinterpret_cast<uintptr_t>(t->data()) % static_cast<uintptr_t>(unit * bytes) == 0;
+    }
+    return all;
+  };
+  int64_t unit = 16 / bytes;
+  while (unit > 1 && !fits(unit)) unit /= 2;
+  return unit;
+}
+
+WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const TensorImpl& big,
+                        const TensorImpl& small, int dim) {
+  WalkArguments a{};
+  a.big = big.data();
+  a.small = small.data();
+  a.list = reinterpret_cast<const char*>(w.at);
+  a.fault = device_fault();
+  a.op = fault_op(c);
+  a.n = small.numel / unit;
+  a.limit = big.ndim ? big.sizes[dim] : 1;
+  a.count = w.size[w.dim];
+  a.ndim = w.ndim;
+  a.dim = w.dim;
+  const auto units = [&](int d, int64_t stride) {
+    return d == w.ndim - 1 ? stride : stride / unit;
+  };
+  for (int d = 0; d < w.ndim; ++d) {
+    a.size[d] = d == w.ndim - 1 ? w.size[d] / unit : w.size[d];
+    a.big_stride[d] = units(d, w.big[d]);
+    a.small_stride[d] = units(d, w.small[d]);
+    a.list_stride[d] = w.index[d];
+  }
+  a.big_step = a.big_stride[w.dim];
+  a.small_step = a.small_stride[w.dim];
+  a.list_step = a.list_stride[w.dim];
+  return a;
+}
+
+int long_numbers(const WalkArguments& a) {
+  return a.n >> 32 ? kLongNumbers : 0;
+}
+
+void pick(OpCall& c, int dim, MakeWalk make_walk) {
+  const TensorImpl &x = *c.in[0], &out = *c.out[0].impl();
+  if (out.numel == 0) return;
+  const Index index(c, *c.in[1]);
+  const Walk w = make_walk(x, out, index.at, dim);
+  const int64_t unit = unit_of(w, x, out);
+  const WalkArguments a = arguments(c, w, unit, x, out, dim);
+  const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
+  run_kernel(pick_kernel, {.n = bytes | long_numbers(a)}, {blocks_for(a.n)}, a);
+}
+
+// The index' positions in order; makes `a` walk them instead.
+Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wide) {
+  const EntryRows entries(wide, index.numel / a.count, a.count, index.device);
+  run_kernel(entries_kernel, {.n = wide}, {blocks_for(index.numel)},
+             EntryArguments{a.list, entries.data(), a.fault, a.op, index.numel, a.limit, a.count,
+                            a.list_step});
+  Tensor order = sort_entries(entries, a.count);
+  a.list = order.impl()->data();
+  a.list_step = 1;
+  // Dims outside the indexed one have strides with its size in them; now all count whole lists.
+  for (int d = w.dim + 1; d < w.ndim; ++d) a.list_stride[d] *= a.count;
+  return order;
+}
+
+void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
+  const TensorImpl& index = *c.in[1];
+  TensorImpl& out = *c.out[0].impl();
+  const TensorImpl *base = c.in[0], *src = c.in[2];
+  const Index list(c, index);
+  Tensor source;
+  if (c.into && src->storage == out.storage) {
+    source = copy_of(*src, src->dtype);
+    src = source.impl();
+  }
+  if (!base) {
+    zero_cuda(out);
+  } else if (!same_memory(out, *base)) {
+    copy_now(out, *base);
+  }
+  if (src->numel == 0) return;
+  const Walk w = make_walk(out, *src, list.at, dim);
+  const int64_t unit = unit_of(w, out, *src);
+  WalkArguments a = arguments(c, w, unit, out, *src, dim);
+  Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(a)};
+  if (a.count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(a.n)}, a);
+  const bool wide = a.limit >> 32 || a.count >> 32;
+  const Tensor order = sorted(a, w, index, wide);
+  if (wide) v.n |= kWideEntries;
+  run_kernel(add_sorted_kernel, v, {blocks_for(a.n)}, a);
+}
+
+}  // namespace
+
+void gather_cuda(OpCall& c, int dim) {
+  pick(c, dim, element_walk);
+}
+void select_cuda(OpCall& c, int dim) {
+  pick(c, dim, slice_walk);
+}
+void scatter_add_cuda(OpCall& c, int dim) {
+  accumulate(c, dim, element_walk);
+}
+void index_add_cuda(OpCall& c, int dim) {
+  accumulate(c, dim, slice_walk);
+}
+
+void one_hot_cuda(OpCall& c) {
+  const TensorImpl& out = *c.out[0].impl();
+  const Index index(c, *c.in[0]);
+  run_kernel(one_hot_kernel, {}, {blocks_for(out.numel)},
+             OneHotArguments{reinterpret_cast<const char*>(index.at), out.data(), device_fault(),
+                             fault_op(c), out.numel, c.attrs.v[0]});
+}
+
+}  // namespace brrr

@@ -1,0 +1,223 @@
+#include "ops/rows/index_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/kinds/index_walk.h"
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
+
+/// small = big.
+struct Move {
+  template <class T> static void one(const T& big, T& small) { small = big; }
+  template <class T> static void run(const T* big, T* small, int64_t n) {
+    std::memcpy(small, big, static_cast<size_t>(n) * sizeof(T));
+  }
+};
+
+/// big += small; integers wrap.
+struct Add {
+  template <class T> static void one(T& big, const T& small) {
+    if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;
+      big = static_cast<T>(static_cast<U>(big) + static_cast<U>(small));
+    } else {
+      big += small;
+    }
+  }
+  template <class T> static void run(T* big, const T* small, int64_t n) {
+    int64_t i = 0;
+    if constexpr (std::is_floating_point_v<T>) {
+      for (; i + vx::lanes <= n; i += vx::lanes) {
+        vx::store(big + i, vx::load(big + i) + vx::load(small + i));
+      }
+    }
+    for (; i < n; ++i) one(big[i], small[i]);
+  }
+};
+
+/// The innermost dim, from the given offsets.
+template <class Op, class T> void run_row(const Walk& w, T* big, T* small, const int64_t* at) {
+  const int last = w.ndim - 1;
+  const int64_t n = w.size[last], b = w.big[last], s = w.small[last], i = w.index[last];
+  if (w.dim == last) {
+    for (int64_t j = 0; j < n; ++j) Op::one(big[at[j * i] * b], small[j * s]);
+    return;
+  }
+  const int64_t step = w.big[w.dim];
+  if (i != 0) {
+    for (int64_t j = 0; j < n; ++j) Op::one(big[at[j * i] * step + j * b], small[j * s]);
+    return;
+  }
+  big += *at * step;
+  if (b == 1 && s == 1) return Op::run(big, small, n);
+  for (int64_t j = 0; j < n; ++j) Op::one(big[j * b], small[j * s]);
+}
+
+/// Rows [begin, end) of all dims but the innermost.
+template <class Op, class T>
+void run_rows(const Walk& w, T* big, T* small, int64_t begin, int64_t end) {
+  const int outer = w.ndim - 1;
+  int64_t at[kMaxDims], rest = begin;
+  for (int d = outer - 1; d >= 0; --d) {
+    at[d] = rest % w.size[d];
+    rest /= w.size[d];
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    int64_t b = 0, s = 0, i = 0;
+    for (int d = 0; d < outer; ++d) {
+      if (d != w.dim) b += at[d] * w.big[d];
+      s += at[d] * w.small[d];
+      i += at[d] * w.index[d];
+    }
+    run_row<Op>(w, big + b, small + s, w.at + i);
+    for (int d = outer - 1; d >= 0 && ++at[d] == w.size[d]; --d) at[d] = 0;
+  }
+}
+
+// Threads share out dims other than the indexed one, so that no two of them write the same element
+// and each element receives its terms in index order.
+template <class Op, class T> void run(const Walk& w, char* big_data, char* small_data) {
+  auto* big = reinterpret_cast<T*>(big_data);
+  auto* small = reinterpret_cast<T*>(small_data);
+  const int last = w.ndim - 1;
+  int64_t rows = 1;
+  for (int d = 0; d < last; ++d) rows *= w.size[d];
+  if (last == 0) return run_rows<Op>(w, big, small, 0, 1);
+  if (w.dim > 0 || std::is_same_v<Op, Move>) {
+    const int64_t slices = w.dim > 0 ? w.size[0] : rows, inside = rows / slices;
+    const int64_t grain = std::max<int64_t>(1, kGrain / (inside * w.size[last]));
+    return parallel_for(slices, grain, [&](int64_t b, int64_t e) {
+      run_rows<Op>(w, big, small, b * inside, e * inside);
+    });
+  }
+  const int64_t grain = std::max<int64_t>(64, kGrain / rows);
+  parallel_for(w.size[last], grain, [&](int64_t b, int64_t e) {
+    Walk part = w;
+    part.size[last] = e - b;
+    part.at += b * w.index[last];
+    run_rows<Op>(part, big + b * w.big[last], small + b * w.small[last], 0, rows);
+  });
+}
+
+void move(const Walk& w, const TensorImpl& big, TensorImpl& small) {
+  char *b = big.data(), *s = small.data();
+  switch (itemsize(big.dtype)) {
+    case 8:
+      return run<Move, int64_t>(w, b, s);
+    case 4:
+      return run<Move, int32_t>(w, b, s);
+    case 2:
+      return run<Move, int16_t>(w, b, s);
+    default:
+      return run<Move, int8_t>(w, b, s);
+  }
+}
+
+void add(const Walk& w, TensorImpl& big, const TensorImpl& small) {
+  char *b = big.data(), *s = small.data();
+  switch (big.dtype) {
+    case kFloat32:
+      return run<Add, float>(w, b, s);
+    case kFloat64:
+      return run<Add, double>(w, b, s);
+    case kInt64:
+      return run<Add, int64_t>(w, b, s);
+    case kInt32:
+      return run<Add, int32_t>(w, b, s);
+    default:
+      return run<Add, uint8_t>(w, b, s);
+  }
+}
+
+// --- sums ----------------------------------------------------------------------------------------
+
+void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
+  TensorImpl& out = *c.out[0].impl();
+  const TensorImpl* base = c.in[0];
+  const TensorImpl* src = c.in[2];
+  const Index index(c, *c.in[1]);
+  const bool narrow = itemsize(out.dtype) == 2;  // Sums of 16-bit floats run in float32.
+  Tensor total, source;
+  if (narrow) total = raw_empty(out.size_list(), kFloat32, out.device);
+  TensorImpl& sum = narrow ? *total.impl() : out;
+  if (narrow || (c.into && src->storage == out.storage)) {
+    source = copy_of(*src, sum.dtype);
+    src = source.impl();
+  }
+  if (!base) {
+    std::memset(sum.data(), 0, static_cast<size_t>(sum.numel) * itemsize(sum.dtype));
+  } else if (!same_memory(sum, *base)) {
+    copy_now(sum, *base);
+  }
+  if (src->numel > 0) add(make_walk(sum, *src, index.at, dim), sum, *src);
+  if (narrow) copy_now(out, sum);
+}
+
+void pick(OpCall& c, int dim, MakeWalk make_walk) {
+  const TensorImpl& x = *c.in[0];
+  TensorImpl& out = *c.out[0].impl();
+  const Index index(c, *c.in[1]);
+  if (out.numel > 0) move(make_walk(x, out, index.at, dim), x, out);
+}
+
+}  // namespace
+
+void check_index(const OpCall& c, int operand, int dim, int64_t size) {
+  const Index index(*c.in[operand], false);
+  const int64_t n = c.in[operand]->numel;
+  const auto limit = static_cast<uint64_t>(size);
+  uint64_t bad = 0;
+  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index.at[i]) >= limit;
+  for (int64_t i = 0; bad && i < n; ++i) {
+    BRRR_CHECK(static_cast<uint64_t>(index.at[i]) < limit,
+               "{}: index {} is out of range: dim {} has "
+               "size {}, so indices are in [0, {})",
+               c.op->name, index.at[i], dim, size, size);
+  }
+}
+
+void gather_cpu(OpCall& c, int dim) {
+  pick(c, dim, element_walk);
+}
+void select_cpu(OpCall& c, int dim) {
+  pick(c, dim, slice_walk);
+}
+void scatter_add_cpu(OpCall& c, int dim) {
+  accumulate(c, dim, element_walk);
+}
+void index_add_cpu(OpCall& c, int dim) {
+  accumulate(c, dim, slice_walk);
+}
+
+void one_hot_cpu(OpCall& c) {
+  TensorImpl& out = *c.out[0].impl();
+  const int64_t classes = c.attrs.v[0];
+  const Index index(c, *c.in[0]);
+  auto* to = reinterpret_cast<int64_t*>(out.data());
+  std::memset(to, 0, static_cast<size_t>(out.numel) * sizeof *to);
+  for (int64_t i = 0; i < c.in[0]->numel; ++i) to[i * classes + index.at[i]] = 1;
+}
+
+int64_t pick_scratch(const OpCall& c, int index) {
+  const TensorImpl& at = *c.in[index];
+  return at.contiguous() && !c.into ? 0 : scratch_for(at.numel, sizeof(int64_t));
+}
+int64_t sum_scratch(const OpCall& c) {
+  const TensorImpl& out = *c.out[0].impl();
+  int64_t bytes = pick_scratch(c, 1);
+  if (itemsize(out.dtype) == 2) bytes += scratch_for(out.numel, 4) + scratch_for(c.in[2]->numel, 4);
+  if (!c.into) return bytes;
+  for (const TensorImpl* t : {c.in[0], c.in[2]}) bytes += t ? scratch_for(t->numel, 8) : 0;
+  return bytes;
+}
+
+}  // namespace brrr

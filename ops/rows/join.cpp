@@ -1,0 +1,135 @@
+// Joining tensors along a dim.
+#include <algorithm>
+#include <cstring>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/kinds/library.h"
+#include "ops/rows/library_kernels.h"
+#include "ops/library_ops.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr int kMostInputs = 128;  // Of one call; longer lists are joined in groups.
+constexpr int64_t kGrainBytes = 1 << 17;
+
+void cat_infer(OpCall& c) {
+  const TensorImpl& first = *c.in[0];
+  BRRR_CHECK(first.ndim > 0, "cat: 0-d tensors have no dim to join; use stack");
+  const int dim = static_cast<int>(c.attrs.v[0]);
+  OutMeta& m = c.meta[0];
+  m.dtype = first.dtype;
+  m.device = first.device;
+  m.sizes = first.size_list();
+  for (int i = 1; i < c.n_in; ++i) {
+    const TensorImpl& t = *c.in[i];
+    bool fits = t.ndim == first.ndim;
+    for (int d = 0; d < first.ndim && fits; ++d) fits = d == dim || t.sizes[d] == first.sizes[d];
+    BRRR_CHECK(fits, "cat: sizes must agree in all dims but {}: {} and {} (tensor {})", dim,
+               to_string(first.size_list()), to_string(t.size_list()), i);
+    BRRR_CHECK(t.device == m.device, "cat: tensors live on {} and {}; move one with to(device)",
+               name(m.device), name(t.device));
+    m.dtype = promote(m.dtype, t.dtype);
+    m.sizes[dim] += t.sizes[dim];
+    numel_of(m.sizes, c.op->name);  // Before the next: their sum could wrap around.
+  }
+}
+
+void place(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
+  if (t.numel == 0) return;
+  if (t.dtype != out.dtype || !t.contiguous()) return copy_into_part(out, t, dim, begin);
+  const int64_t outer = lines_along(t, dim).outer;
+  const auto size = static_cast<int64_t>(itemsize(t.dtype));
+  const int64_t bytes = t.numel / outer * size;   // One run of t.
+  const int64_t step = out.numel / outer * size;  // From run to run in out.
+  char* to = out.data() + begin * (step / out.sizes[dim]);
+  const char* from = t.data();
+  parallel_for(outer, std::max<int64_t>(1, kGrainBytes / bytes), [&](int64_t b, int64_t e) {
+    for (int64_t i = b; i < e; ++i) {
+      std::memcpy(to + i * step, from + i * bytes, static_cast<size_t>(bytes));
+    }
+  });
+}
+
+void cat_cpu(OpCall& c) {
+  const int dim = static_cast<int>(c.attrs.v[0]);
+  int64_t at = 0;
+  for (int i = 0; i < c.n_in; ++i) {
+    place(*c.out[0].impl(), *c.in[i], dim, at);
+    at += c.in[i]->sizes[dim];
+  }
+}
+
+void cat_vjp(VjpCall& v) {
+  const int dim = static_cast<int>(v.attrs().v[0]);
+  int64_t at = 0;
+  for (int i = 0; i < v.node.n_in; ++i) {
+    const int64_t length = v.meta(i).sizes[dim];
+    if (v.needs(i)) v.gin[i] = v.gout[0].narrow(dim, at, length).to(v.meta(i).dtype);
+    at += length;
+  }
+}
+
+const LibraryOp cat_row{"cat",
+                        "tensors one after the other along a dim",
+                        {.infer = cat_infer,
+                         .cpu = cat_cpu,
+                         .scratch = no_scratch,
+                         .cuda = cat_cuda,
+                         .vjp = cat_vjp,
+                         .grad_aliases = 0xffffffff}};
+
+Tensor cat_group(const Tensor* tensors, int n, int dim) {
+  TensorImpl* in[kMostInputs];
+  for (int i = 0; i < n; ++i) in[i] = tensors[i].impl();
+  OpCall c(cat_row, in, n);
+  c.attrs.push(int64_t{dim});
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+}  // namespace
+
+void copy_into_part(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
+  out.storage->refs.retain();
+  const Tensor part(
+      Ref<TensorImpl>::adopt(new_impl(out.storage, out.dtype, t.size_list(), out.stride_list(),
+                                      out.offset + begin * out.strides[dim])));
+  copy_now(*part.impl(), t);
+}
+
+Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
+  BRRR_CHECK(!tensors.empty(), "cat: the list of tensors is empty");
+  for (const Tensor& t : tensors) BRRR_CHECK(t.defined(), "cat: a tensor is undefined");
+  const int d = wrap_dim("cat", dim, static_cast<int>(tensors[0].dim()));
+  const size_t n = tensors.size();
+  if (n <= kMostInputs) return cat_group(tensors.data(), static_cast<int>(n), d);
+  std::vector<Tensor> groups;
+  for (size_t i = 0; i < n; i += kMostInputs) {
+    const auto count = static_cast<int>(std::min<size_t>(kMostInputs, n - i));
+    groups.push_back(cat_group(tensors.data() + i, count, d));
+  }
+  return cat(groups, d);
+}
+
+Tensor stack(const std::vector<Tensor>& tensors, int64_t dim) {
+  BRRR_CHECK(!tensors.empty(), "stack: the list of tensors is empty");
+  BRRR_CHECK(tensors[0].defined(), "stack: tensor 0 is undefined");
+  const IntList sizes = tensors[0].sizes();
+  const int d = wrap_dim("stack", dim, sizes.size() + 1);
+  std::vector<Tensor> parts;
+  parts.reserve(tensors.size());
+  for (const Tensor& t : tensors) {
+    BRRR_CHECK(t.defined(), "stack: tensor {} is undefined", parts.size());
+    BRRR_CHECK(t.sizes() == sizes, "stack: shapes must be equal: {} and {} (tensor {})",
+               to_string(sizes), to_string(t.sizes()), parts.size());
+    parts.push_back(t.unsqueeze(d));
+  }
+  return cat(parts, d);
+}
+
+}  // namespace brrr

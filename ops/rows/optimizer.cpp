@@ -1,0 +1,186 @@
+// Rows: the updates of optimisers. The order of operations is PyTorch's.
+#include "ops/optimizer_ops.h"
+
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+// Tests sample every operand between these, so that second moments are positive and powers below 1.
+constexpr PointwiseTraits kTraits{.lo = 0.1, .hi = 0.9};
+constexpr PointwiseTraits kUnlessTraits{.condition = 1, .lo = 0.1, .hi = 0.9};
+
+/// F behind a condition: where `skip` holds, result k is the operand Kept[k] as it was.
+template <class F, size_t... Kept> struct Unless {
+  template <class T, class... X>
+  requires(sizeof...(X) == static_cast<size_t>(arity<F>())) [[gnu::always_inline]] auto operator()(
+      T skip, X... x) const {
+    const T old[] = {x...};
+    auto now = row_outputs<F, arity<F>()>(old);
+    constexpr size_t kept[] = {Kept...};
+    [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
+      ((std::get<K>(now) = m::where(skip != 0.0, old[kept[K]], std::get<K>(now))), ...);
+    }
+    (std::make_index_sequence<sizeof...(Kept)>{});
+    return now;
+  }
+};
+
+/// An update and its predicated twin, "<name>_unless". A row of its own, so that updates that are
+/// never skipped pay nothing.
+template <size_t... Kept> class Update {
+ public:
+  template <class F>
+  Update(const char* name, const char* twin, const char* doc, F f)
+      : always_(name, doc, kTraits, f), unless_(twin, doc, kUnlessTraits, Unless<F, Kept...>{}) {
+    unless_.gradient_row = true;
+  }
+  const PointwiseOp& row(const Tensor& skip) const { return skip.defined() ? unless_ : always_; }
+
+ private:
+  PointwiseOp always_, unless_;
+};
+
+const Update<0> sgd_update{"sgd_step", "sgd_step_unless", "p - lr * (g + weight_decay * p)",
+                           [](auto p, auto g, auto lr, auto wd) { return p - lr * (g + wd * p); }};
+
+const Update<0, 2> sgd_momentum_update{
+    "sgd_momentum_step", "sgd_momentum_step_unless",
+    "gradient descent with momentum: p and its buffer",
+    [](auto p, auto g, auto buffer, auto lr, auto momentum, auto wd) {
+      auto b = momentum * buffer + (g + wd * p);
+      return std::tuple{p - lr * b, b};
+    }};
+
+const Update<0, 2> sgd_nesterov_update{
+    "sgd_nesterov_step", "sgd_nesterov_step_unless",
+    "gradient descent with Nesterov's momentum: p and its buffer",
+    [](auto p, auto g, auto buffer, auto lr, auto momentum, auto wd) {
+      auto d = g + wd * p;
+      auto b = momentum * buffer + d;
+      return std::tuple{p - lr * (d + momentum * b), b};
+    }};
+
+// Powers by products, not by pow: exact to the bit on every device, and cheap. The corrections are
+// those of the step that may be skipped; nothing reads them then.
+const Update<0, 1> adam_scalars_update{
+    "adam_scalars", "adam_scalars_unless", "beta powers of the next step and the bias corrections",
+    [](auto power1, auto power2, auto beta1, auto beta2) {
+      auto p1 = power1 * beta1;
+      auto p2 = power2 * beta2;
+      return std::tuple{p1, p2, 1.0 / (1.0 - p1), 1.0 / m::sqrt(1.0 - p2)};
+    }};
+
+// 1 - beta comes as an operand w: in float32 the difference would lose half its digits.
+template <class T>
+auto adam_update(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2, T w2,
+                 T eps) {
+  auto a = avg + w1 * (g - avg);
+  auto s = avg_sq * beta2 + w2 * g * g;
+  auto denominator = m::sqrt(s) * root_factor + eps;
+  return std::tuple{p - lr * step_factor * a / denominator, a, s};
+}
+
+const Update<0, 2, 3> adam_step_update{
+    "adam_step", "adam_step_unless", "Adam: p, exp_avg and exp_avg_sq",
+    [](auto p, auto g, auto avg, auto avg_sq, auto step_factor, auto root_factor, auto lr, auto w1,
+       auto beta2, auto w2, auto eps, auto wd) {
+      return adam_update(p, g + wd * p, avg, avg_sq, step_factor, root_factor, lr, w1, beta2, w2,
+                         eps);
+    }};
+
+const Update<0, 2, 3> adamw_step_update{
+    "adamw_step", "adamw_step_unless", "AdamW: p, exp_avg and exp_avg_sq",
+    [](auto p, auto g, auto avg, auto avg_sq, auto step_factor, auto root_factor, auto lr, auto w1,
+       auto beta2, auto w2, auto eps, auto wd) {
+      return adam_update(p * (1.0 - lr * wd), g, avg, avg_sq, step_factor, root_factor, lr, w1,
+                         beta2, w2, eps);
+    }};
+
+// Calls take cells as non-const because a recording keeps them; nothing here writes one.
+ControlCell& cell(const ControlCell& c) {
+  return const_cast<ControlCell&>(c);
+}
+
+/// The call of a row that `skip` has chosen; the update's operands come next.
+PointwiseCall& begin(PointwiseCall&& c, const Tensor& skip) {
+  return skip.defined() ? c.add(skip) : c;
+}
+
+void momentum_step(const Update<0, 2>& update, const Tensor& p, const Tensor& g,
+                   const Tensor& buffer, const ControlCell& lr, double momentum,
+                   const ControlCell& wd, const Tensor& skip) {
+  begin(PointwiseCall(update.row(skip)), skip)
+      .add(p)
+      .add(g)
+      .add(buffer)
+      .add(cell(lr))
+      .add(Scalar(momentum))
+      .add(cell(wd))
+      .run_into({p, buffer});
+}
+
+void adam(const Update<0, 2, 3>& update, const Tensor& p, const Tensor& g, const AdamState& s,
+          const ControlCell& lr, const AdamConstants& c, const ControlCell& wd,
+          const Tensor& skip) {
+  begin(PointwiseCall(update.row(skip)), skip)
+      .add(p)
+      .add(g)
+      .add(s.exp_avg)
+      .add(s.exp_avg_sq)
+      .add(s.step_factor)
+      .add(s.root_factor)
+      .add(cell(lr))
+      .add(Scalar(1.0 - c.beta1))
+      .add(Scalar(c.beta2))
+      .add(Scalar(1.0 - c.beta2))
+      .add(Scalar(c.eps))
+      .add(cell(wd))
+      .run_into({p, s.exp_avg, s.exp_avg_sq});
+}
+
+}  // namespace
+
+void sgd_step_(const Tensor& p, const Tensor& g, const ControlCell& lr, const ControlCell& wd,
+               const Tensor& skip) {
+  begin(PointwiseCall(sgd_update.row(skip)), skip)
+      .add(p)
+      .add(g)
+      .add(cell(lr))
+      .add(cell(wd))
+      .run_into({p});
+}
+
+void sgd_momentum_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
+                        const ControlCell& lr, double momentum, const ControlCell& wd,
+                        const Tensor& skip) {
+  momentum_step(sgd_momentum_update, p, g, buffer, lr, momentum, wd, skip);
+}
+
+void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
+                        const ControlCell& lr, double momentum, const ControlCell& wd,
+                        const Tensor& skip) {
+  momentum_step(sgd_nesterov_update, p, g, buffer, lr, momentum, wd, skip);
+}
+
+void adam_scalars_(const AdamState& s, const AdamConstants& c, const Tensor& skip) {
+  begin(PointwiseCall(adam_scalars_update.row(skip)), skip)
+      .add(s.beta1_power)
+      .add(s.beta2_power)
+      .add(Scalar(c.beta1))
+      .add(Scalar(c.beta2))
+      .run_into({s.beta1_power, s.beta2_power, s.step_factor, s.root_factor});
+}
+
+void adam_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,
+                const AdamConstants& c, const ControlCell& wd, const Tensor& skip) {
+  adam(adam_step_update, p, g, s, lr, c, wd, skip);
+}
+
+void adamw_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,
+                 const AdamConstants& c, const ControlCell& wd, const Tensor& skip) {
+  adam(adamw_step_update, p, g, s, lr, c, wd, skip);
+}
+
+}  // namespace brrr

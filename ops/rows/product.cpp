@@ -1,0 +1,414 @@
+// The kernel of matrix products. Strided operands go to gemm as they lie where one of their two
+// dims is dense; 16-bit floats are computed in float32 and rounded once; integers are exact.
+#include "ops/rows/product.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/backend.h"
+#include "ops/vocabulary/convert.h"
+#include "ops/kinds/pointwise.h"
+
+namespace brrr {
+
+namespace {
+
+// --- operands ------------------------------------------------------------------------------------
+
+/// One operand as stacked matrices: strides in elements, batch strides aligned with the result's
+/// batch dims (0 where it is broadcast).
+struct Operand {
+  const TensorImpl* t;
+  int64_t rows, cols, row_stride, col_stride;
+  int64_t batch_stride[kMaxDims];
+  Tensor copy;  ///< What `t` points to where the input's own memory would not do.
+};
+
+/// Whether gemm can read the matrix where it lies. A single row or column is never transposed, so
+/// that a vector's product has the same bits whatever its stride.
+bool gemm_layout(const Operand& o, int64_t& ld, bool& trans) {
+  const int64_t rows = std::max<int64_t>(o.rows, 1), cols = std::max<int64_t>(o.cols, 1);
+  trans = false;
+  ld = rows == 1 ? cols : o.row_stride;
+  if ((o.col_stride == 1 || cols == 1) && ld >= cols) return true;
+  trans = true;
+  ld = o.col_stride;
+  return rows > 1 && cols > 1 && o.row_stride == 1 && ld >= rows;
+}
+
+void set_matrix(Operand& o, bool is_left) {
+  const TensorImpl& t = *o.t;
+  const int n = t.ndim;
+  if (n >= 2) {
+    o.rows = t.sizes[n - 2];
+    o.cols = t.sizes[n - 1];
+    o.row_stride = t.strides[n - 2];
+    o.col_stride = t.strides[n - 1];
+  } else if (is_left) {
+    o.rows = 1;
+    o.cols = o.row_stride = t.sizes[0];
+    o.col_stride = t.strides[0];
+  } else {
+    o.rows = t.sizes[0];
+    o.cols = o.col_stride = 1;
+    o.row_stride = t.strides[0];
+  }
+}
+
+/// What gemm takes: a GPU multiplies 16-bit floats as they are.
+DType product_dtype(const TensorImpl& t) {
+  const bool as_it_is = t.device.type == DeviceType::CUDA && is_floating(t.dtype);
+  return as_it_is ? t.dtype : compute_type(t.dtype);
+}
+
+/// Contiguous memory of the operand's shape in its product dtype. A transposed matrix stays one
+/// (unless its rows will be joined): the product's bits depend on that, and must not depend on
+/// whether a copy was made.
+void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
+  const TensorImpl& t = *o.t;
+  int64_t ld;
+  bool trans;
+  const bool flip = gemm_layout(o, ld, trans) && trans && t.ndim >= 2 && may_transpose;
+  IntList sizes = t.size_list(), strides = t.stride_list();
+  if (flip) {
+    std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
+    std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
+  }
+  t.storage->refs.retain();
+  const Tensor from(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
+  Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
+  copy_now(*copy.impl(), *from.impl());
+  o.copy = std::move(copy);
+  o.t = o.copy.impl();
+  set_matrix(o, is_left);
+  if (flip) {
+    std::swap(o.rows, o.cols);
+    std::swap(o.row_stride, o.col_stride);
+  }
+}
+
+/// The leading dims joined into rows: one product instead of a batch of them. False where their
+/// strides would not do.
+bool join_rows(Operand& o) {
+  const TensorImpl& t = *o.t;
+  const int last = t.ndim - 1;
+  const int64_t cols = t.sizes[last];
+  bool dense = t.strides[last] == 1 || cols == 1;
+  int64_t step = cols, rows = 1;  // Of the dims joined so far.
+  for (int d = last - 1; d >= 0; --d) {
+    if (t.sizes[d] == 1) continue;
+    if (rows == 1)
+      step = t.strides[d];
+    else
+      dense &= t.strides[d] == step * rows;
+    rows *= t.sizes[d];
+  }
+  o.rows = rows;
+  o.cols = cols;
+  o.row_stride = step;
+  o.col_stride = 1;
+  return dense && step >= cols;
+}
+
+void fold_rows(Operand& o) {
+  if (join_rows(o)) return;
+  make_copy(o, true, false);
+  join_rows(o);
+}
+
+void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
+  const int own = std::max(o.t->ndim - 2, 0), shift = batch_dims - own;
+  for (int d = 0; d < batch_dims; ++d) {
+    const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
+    o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
+  }
+}
+
+// Where the matrices of each index of the batch begin, one index after the other.
+class BatchWalk {
+ public:
+  BatchWalk(const Operand& a, const Operand& b, const TensorImpl& out, int dims, int64_t first)
+      : a_(a), b_(b), out_(out), dims_(dims) {
+    for (int d = dims - 1; d >= 0; --d) {
+      index_[d] = first % out.sizes[d];
+      first /= out.sizes[d];
+      at_a += index_[d] * a.batch_stride[d];
+      at_b += index_[d] * b.batch_stride[d];
+    }
+  }
+  void next() {
+    for (int d = dims_ - 1; d >= 0; --d) {
+      at_a += a_.batch_stride[d];
+      at_b += b_.batch_stride[d];
+      if (++index_[d] < out_.sizes[d]) return;
+      at_a -= index_[d] * a_.batch_stride[d];
+      at_b -= index_[d] * b_.batch_stride[d];
+      index_[d] = 0;
+    }
+  }
+  int64_t at_a = 0, at_b = 0;
+
+ private:
+  const Operand &a_, &b_;
+  const TensorImpl& out_;
+  int dims_;
+  int64_t index_[kMaxDims];
+};
+
+// --- kernels -------------------------------------------------------------------------------------
+
+constexpr int64_t kGrain = 1 << 15;  // Elements, or multiplications by 16, worth a thread.
+
+/// C = A B in modular arithmetic, for integers.
+template <class T>
+void integer_product(const Operand& a, const Operand& b, const T* pa, const T* pb, T* c) {
+  using U = std::make_unsigned_t<T>;
+  const int64_t n = b.cols, work = std::max<int64_t>(1, a.cols * n / 16);
+  parallel_for(a.rows, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      auto* row = reinterpret_cast<U*>(c + i * n);
+      std::fill_n(row, n, U{0});
+      for (int64_t k = 0; k < a.cols; ++k) {
+        const U x = static_cast<U>(pa[i * a.row_stride + k * a.col_stride]);
+        const T* y = pb + k * b.row_stride;
+        for (int64_t j = 0; j < n; ++j) row[j] += x * static_cast<U>(y[j * b.col_stride]);
+      }
+    }
+  });
+}
+
+Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
+  Gemm g{dtype, false, false, a.rows, b.cols, a.cols, a.t->data(), 0, b.t->data(), 0, c, b.cols};
+  gemm_layout(a, g.lda, g.trans_a);
+  gemm_layout(b, g.ldb, g.trans_b);
+  return g;
+}
+
+/// The product of one pair of integer matrices, `at` and `bt` elements into the operands.
+void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
+  if (a.t->device.type == DeviceType::CUDA) {
+    const auto size = static_cast<int64_t>(itemsize(dtype));
+    return integer_product_cuda(
+        {a.t->data() + at * size, b.t->data() + bt * size, c, a.rows, b.cols, a.cols, a.row_stride,
+         a.col_stride, b.row_stride, b.col_stride},
+        dtype);
+  }
+  if (dtype == kInt64) {
+    return integer_product(a, b, reinterpret_cast<const int64_t*>(a.t->data()) + at,
+                           reinterpret_cast<const int64_t*>(b.t->data()) + bt,
+                           reinterpret_cast<int64_t*>(c));
+  }
+  integer_product(a, b, reinterpret_cast<const int32_t*>(a.t->data()) + at,
+                  reinterpret_cast<const int32_t*>(b.t->data()) + bt,
+                  reinterpret_cast<int32_t*>(c));
+}
+
+void product(const Operand& a, const Operand& b, DType dtype, char* c) {
+  if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
+  backend(a.t->device.type).gemm(gemm_of(a, b, dtype, c));
+}
+
+/// Products [begin, end) of a batch.
+void products(const Operand& a, const Operand& b, const TensorImpl& out, int dims, DType dtype,
+              char* c, int64_t begin, int64_t end) {
+  constexpr int64_t kAtOnce = 1024;
+  const int64_t area = a.rows * b.cols;
+  BatchWalk walk(a, b, out, dims, begin);
+  if (!is_floating(dtype)) {
+    const int64_t step = area * static_cast<int64_t>(itemsize(dtype));
+    for (; begin < end; ++begin, walk.next()) {
+      integers(a, b, walk.at_a, walk.at_b, dtype, c + begin * step);
+    }
+    return;
+  }
+  const auto gemm_batch = backend(out.device.type).gemm_batch;
+  const Gemm g = gemm_of(a, b, dtype, c);
+  int64_t at[3 * kAtOnce];
+  while (begin < end) {
+    int64_t n = 0;
+    for (; n < kAtOnce && begin < end; ++n, ++begin, walk.next()) {
+      at[3 * n] = walk.at_a;
+      at[3 * n + 1] = walk.at_b;
+      at[3 * n + 2] = begin * area;
+    }
+    gemm_batch(g, n, at);
+  }
+}
+
+/// Whether `product` can read the operand: compute type, and for floats a layout of gemm's.
+bool readable(const Operand& o) {
+  int64_t ld;
+  bool trans;
+  const DType dtype = o.t->dtype;
+  return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
+}
+
+/// Whether the batch is one walk with even steps, as a GPU's library takes it.
+bool even_steps(const Operand& o, const TensorImpl& out, int dims) {
+  for (int d = 0; d + 1 < dims; ++d) {
+    const int64_t inner = o.batch_stride[d + 1] * out.sizes[d + 1];
+    if (out.sizes[d] > 1 && o.batch_stride[d] != inner) return false;
+  }
+  return true;
+}
+
+/// The operand once for each index of the batch, one after the other.
+void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
+  if (out.device == kCPU || even_steps(o, out, dims)) return;
+  const TensorImpl& t = *o.t;
+  IntList sizes = out.size_list(), strides;
+  for (int d = 0; d < dims; ++d) strides.push_back(o.batch_stride[d]);
+  for (int d = 0; d < 2; ++d) {
+    sizes[dims + d] = t.sizes[t.ndim - 2 + d];
+    strides.push_back(t.strides[t.ndim - 2 + d]);
+  }
+  t.storage->refs.retain();
+  const Tensor all(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
+  o.t = all.impl();
+  make_copy(o, is_left);
+  set_batch(o, out, dims);
+}
+
+Tensor transposed(const TensorImpl& t) {
+  t.storage->refs.retain();
+  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, {t.sizes[1], t.sizes[0]},
+                                                {t.strides[1], t.strides[0]}, t.offset)));
+}
+
+}  // namespace
+
+void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
+              TensorImpl& out) {
+  if (out.numel == 0) return;
+  Operand a, b;
+  a.t = &left;
+  b.t = &right;
+  set_matrix(a, true);
+  set_matrix(b, false);
+  const DType dtype = product_dtype(out);
+  const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
+  Tensor view;
+  if (transpose_right) {
+    std::swap(b.rows, b.cols);
+    std::swap(b.row_stride, b.col_stride);
+  }
+  if (!readable(b)) {
+    if (transpose_right) {
+      view = transposed(right);
+      b.t = view.impl();
+    }
+    make_copy(b, false);
+  }
+  if (right.ndim <= 2 && left.ndim > 2) {
+    if (left.dtype != dtype) make_copy(a, true, false);
+    fold_rows(a);
+  } else if (!readable(a)) {
+    make_copy(a, true);
+  }
+  Tensor scratch;
+  if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
+  char* c = scratch.defined() ? scratch.impl()->data() : out.data();
+  if (batch_dims == 0) {
+    product(a, b, dtype, c);
+  } else {
+    set_batch(a, out, batch_dims);
+    set_batch(b, out, batch_dims);
+    spread(a, out, batch_dims, true);
+    spread(b, out, batch_dims, false);
+    const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);
+    const bool alone = out.device.type == DeviceType::CUDA;  // The CPU only queues.
+    const int64_t n = out.numel / area, grain = alone ? n : std::max<int64_t>(1, kGrain / work);
+    parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+      products(a, b, out, batch_dims, dtype, c, begin, end);
+    });
+  }
+  if (scratch.defined()) copy_now(out, *scratch.impl());
+}
+
+int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
+                        const TensorImpl* bias, const TensorImpl& out) {
+  auto copy_of = [](const TensorImpl& t) {
+    return scratch_for(t.numel, static_cast<int64_t>(itemsize(product_dtype(t))));
+  };
+  Operand a, b;
+  a.t = &left;
+  b.t = &right;
+  set_matrix(a, true);
+  set_matrix(b, false);
+  if (transpose_right) {
+    std::swap(b.rows, b.cols);
+    std::swap(b.row_stride, b.col_stride);
+  }
+  int64_t bytes = readable(b) ? 0 : copy_of(right);
+  if (right.ndim <= 2 && left.ndim > 2) {
+    bytes += left.dtype != product_dtype(out) ? copy_of(left) : 0;
+    bytes += join_rows(a) ? 0 : copy_of(left);
+  } else {
+    bytes += readable(a) ? 0 : copy_of(left);
+  }
+  if (out.dtype != product_dtype(out)) bytes += copy_of(out);
+  return bias && (!bias->contiguous() || bias->dtype != compute_type(bias->dtype))
+             ? bytes + copy_of(*bias)
+             : bytes;
+}
+
+namespace {
+
+// --- bias ----------------------------------------------------------------------------------------
+
+template <class T> void add_to(T* y, const T* x, int64_t n) {
+  int64_t i = 0;
+  for (; i + vx::lanes <= n; i += vx::lanes) vx::store(y + i, vx::load(y + i) + vx::load(x + i));
+  if (const int rest = static_cast<int>(n - i)) {
+    vx::store_n(y + i, vx::load_n(y + i, rest) + vx::load_n(x + i, rest), rest);
+  }
+}
+
+template <class T> void add_bias(TensorImpl& out, const T* bias) {
+  constexpr int64_t kTile = 512;
+  constexpr DType compute = DTypeOf<T>::value;
+  const int64_t n = out.sizes[out.ndim - 1];
+  const auto size = static_cast<int64_t>(itemsize(out.dtype));
+  parallel_for(out.numel / n, std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      char* row = out.data() + r * n * size;
+      if (out.dtype == compute) {
+        add_to(reinterpret_cast<T*>(row), bias, n);
+        continue;
+      }
+      for (int64_t j = 0; j < n; j += kTile) {
+        alignas(64) T tile[kTile];
+        const int64_t m = std::min(kTile, n - j);
+        load_tile(compute, tile, out.dtype, row + j * size, 1, m);
+        add_to(tile, bias + j, m);
+        store_tile(out.dtype, row + j * size, 1, compute, tile, m);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void add_bias(TensorImpl& out, const TensorImpl& bias) {
+  if (out.numel == 0) return;
+  const TensorImpl* b = &bias;
+  Tensor copy;
+  if (!bias.contiguous() || bias.dtype != compute_type(bias.dtype)) {
+    copy = raw_empty(bias.size_list(), compute_type(bias.dtype), bias.device);
+    copy_now(*copy.impl(), bias);
+    b = copy.impl();
+  }
+  if (out.device.type == DeviceType::CUDA) return add_bias_cuda(out, *b);
+  switch (b->dtype) {
+    case kFloat32:
+      return add_bias(out, reinterpret_cast<const float*>(b->data()));
+    case kFloat64:
+      return add_bias(out, reinterpret_cast<const double*>(b->data()));
+    case kInt64:
+      return add_bias(out, reinterpret_cast<const int64_t*>(b->data()));
+    default:
+      return add_bias(out, reinterpret_cast<const int32_t*>(b->data()));
+  }
+}
+
+}  // namespace brrr

@@ -1,0 +1,258 @@
+// The reduction rows, and reductions composed of them.
+#include "ops/reduction_ops.h"
+
+#include "core/check.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
+#include "ops/kinds/reduction.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const ReductionOp sum_row{"sum",
+                          "Sum; integers and bool give int64",
+                          kFloatsAndInt64,
+                          {.result = ReductionResult::Wide},
+                          [] { return 0.0; },
+                          Keep{},
+                          [](auto a, auto b) { return a + b; },
+                          Keep{},
+                          [](const ReductionGrad& r) { return r.g; }};
+
+const ReductionOp mean_row{"mean",
+                           "Arithmetic mean",
+                           kFloats,
+                           {},
+                           [] { return 0.0; },
+                           Keep{},
+                           [](auto a, auto b) { return a + b; },
+                           [](auto a, auto n) { return a / n; },
+                           [](const ReductionGrad& r) { return r.g / r.count; }};
+
+const ReductionOp norm_row{
+    "norm",
+    "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0",
+    kFloats,
+    {.saves_input = true, .saves_output = true},
+    [] { return 0.0; },
+    [](auto x) { return x * x; },
+    [](auto a, auto b) { return a + b; },
+    [](auto a, auto) { return m::sqrt(a); },
+    // Where the norm is 0 so is every x, and 0 / 1 is the gradient wanted.
+    [](const ReductionGrad& r) { return r.g * (r.x / where(r.y == 0.0, 1.0, r.y)); }};
+
+// Elements that equal the extremum share its gradient evenly.
+Tensor shared_by_ties(const ReductionGrad& r) {
+  const Tensor ties = (r.x == r.y).to(r.g.dtype());
+  return ties * (r.g / sum(ties, r.dims, true));
+}
+
+const ReductionOp amax_row{"amax",
+                           "Maximum; NaN wins; ties share the gradient",
+                           kNumbers,
+                           {.needs_elements = true, .saves_input = true, .saves_output = true},
+                           [] { return -kInfinity; },
+                           Keep{},
+                           [](auto a, auto b) { return m::max(a, b); },
+                           Keep{},
+                           shared_by_ties};
+
+const ReductionOp amin_row{"amin",
+                           "Minimum; NaN wins; ties share the gradient",
+                           kNumbers,
+                           {.needs_elements = true, .saves_input = true, .saves_output = true},
+                           [] { return kInfinity; },
+                           Keep{},
+                           [](auto a, auto b) { return m::min(a, b); },
+                           Keep{},
+                           shared_by_ties};
+
+const ReductionOp any_row{"any",
+                          "Whether an element is not 0",
+                          kNumbers,
+                          {.result = ReductionResult::Bool},
+                          [] { return 0.0; },
+                          [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
+                          [](auto a, auto b) { return m::max(a, b); },
+                          Keep{}};
+
+const ReductionOp all_row{"all",
+                          "Whether no element is 0",
+                          kNumbers,
+                          {.result = ReductionResult::Bool},
+                          [] { return 1.0; },
+                          [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
+                          [](auto a, auto b) { return m::min(a, b); },
+                          Keep{}};
+
+// Per row of x [rows, n], the product of all elements but the own one; without division, so that
+// zeros need no care and the second derivative is right too. Products of pairs go up a binary tree
+// and down again: what a node's leaves lack is what its parent's lack times its sibling.
+Tensor products_of_others(const Tensor& x) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  auto ones_of = [&](int64_t width) { return ones({rows, width}, x.dtype(), x.device()); };
+  int64_t leaves = 1;
+  while (leaves < n) leaves *= 2;
+  Tensor level = leaves == n ? x : cat({x, ones_of(leaves - n)}, 1);
+  std::vector<Tensor> left, right;
+  for (int64_t pairs = leaves / 2; pairs > 0; pairs /= 2) {
+    const Tensor both = reshape(level, {rows, pairs, 2});
+    left.push_back(both.select(2, 0));
+    right.push_back(both.select(2, 1));
+    level = left.back() * right.back();
+  }
+  Tensor others = ones_of(1);
+  for (int64_t nodes = 2; nodes <= leaves; nodes *= 2) {
+    others = reshape(stack({others * right.back(), others * left.back()}, 2), {rows, nodes});
+    left.pop_back();
+    right.pop_back();
+  }
+  return others.slice(1, 0, n);
+}
+
+Tensor prod_gradient(const ReductionGrad& r) {
+  if (r.dims.empty()) return r.g;
+  if (r.x.numel() == 0) return r.g * r.x;
+  IntList order, permuted, inverse = r.sizes;
+  int64_t mask = 0;
+  for (int64_t d : r.dims) mask |= int64_t{1} << d;
+  for (int d = 0; d < r.sizes.size(); ++d) {
+    if (!(mask >> d & 1)) order.push_back(d);
+  }
+  for (int64_t d : r.dims) order.push_back(d);
+  for (int i = 0; i < order.size(); ++i) {
+    inverse[static_cast<int>(order[i])] = i;
+    permuted.push_back(r.sizes[static_cast<int>(order[i])]);
+  }
+  const auto n = static_cast<int64_t>(r.count);
+  const Tensor rows = reshape(permute(r.x, order), {r.x.numel() / n, n});
+  return r.g * permute(reshape(products_of_others(rows), permuted), inverse);
+}
+
+const ReductionOp prod_row{"prod",
+                           "Product; integers and bool give int64",
+                           kFloatsAndInt64,
+                           {.result = ReductionResult::Wide, .saves_input = true},
+                           [] { return 1.0; },
+                           Keep{},
+                           [](auto a, auto b) { return a * b; },
+                           Keep{},
+                           prod_gradient};
+
+int64_t count_of(const IntList& sizes, int64_t mask) {
+  int64_t n = 1;
+  for (int d = 0; d < sizes.size(); ++d) n *= mask >> d & 1 ? sizes[d] : 1;
+  return n;
+}
+
+// What a composite computes in: 16-bit floats would be rounded between its ops.
+Tensor in_compute_type(const char* op, const Tensor& x) {
+  BRRR_CHECK(is_floating(x.dtype()), "{}: takes floating dtypes, got {}; convert with to(kFloat32)",
+             op, describe(x.impl()));
+  return x.to(compute_type(x.dtype()));
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(sum_row, x, dims, keepdim);
+}
+Tensor mean(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(mean_row, x, dims, keepdim);
+}
+Tensor prod(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(prod_row, x, dims, keepdim);
+}
+Tensor amax(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(amax_row, x, dims, keepdim);
+}
+Tensor amin(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(amin_row, x, dims, keepdim);
+}
+Tensor norm(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(norm_row, x, dims, keepdim);
+}
+Tensor any(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(any_row, x, dims, keepdim);
+}
+Tensor all(const Tensor& x, const IntList& dims, bool keepdim) {
+  return reduce(all_row, x, dims, keepdim);
+}
+
+// Two passes: the squares of deviations from the mean lose nothing to a large mean.
+Tensor var(const Tensor& x, const IntList& dims, bool unbiased, bool keepdim) {
+  const int64_t n = count_of(x.sizes(), reduction_mask("var", x, dims));
+  const Tensor wide = in_compute_type("var", x);
+  const Tensor deviation = wide - mean(wide, dims, true);
+  const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // Of 0: NaN.
+  const Tensor v = sum(deviation * deviation, dims, keepdim) / freedom;
+  return v.to(x.dtype());
+}
+
+// log(sum(exp(x - c))) + c with c the maximum, which is no function of x to the gradient: any c
+// gives the same. Infinite maxima are left out (-inf - -inf is NaN), and the logarithm does not see
+// the 0 of a row that is -inf throughout, whose gradient is 0.
+Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
+  const int64_t mask = reduction_mask("logsumexp", x, dims);
+  const Tensor wide = in_compute_type("logsumexp", x);
+  if (count_of(x.sizes(), mask) == 0) return log(sum(wide, dims, keepdim)).to(x.dtype());
+  const Tensor top = amax(wide.detach(), dims, true);
+  const Tensor c = where(isfinite(top), top, 0.0);
+  const Tensor s = sum(exp(wide - c), dims, true);
+  const Tensor empty = s == 0.0;
+  const Tensor y = where(empty, -kInfinity, log(where(empty, 1.0, s)) + c);
+  return reshape(y, reduced_sizes(x.sizes(), mask, keepdim)).to(x.dtype());
+}
+
+std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool keepdim) {
+  const Tensor index = argmax(x, dim, true);
+  if (x.impl()->ndim == 0) return {amax(x), index};
+  const Tensor values = gather(x, dim, index);
+  if (keepdim) return {values, index};
+  return {squeeze(values, dim), squeeze(index, dim)};
+}
+
+// --- members ------------------------------------------------------------------------------------
+
+Tensor Tensor::sum(const IntList& d, bool keep) const {
+  return brrr::sum(*this, d, keep);
+}
+Tensor Tensor::mean(const IntList& d, bool keep) const {
+  return brrr::mean(*this, d, keep);
+}
+Tensor Tensor::prod(const IntList& d, bool keep) const {
+  return brrr::prod(*this, d, keep);
+}
+Tensor Tensor::max(const IntList& d, bool keep) const {
+  return brrr::amax(*this, d, keep);
+}
+Tensor Tensor::min(const IntList& d, bool keep) const {
+  return brrr::amin(*this, d, keep);
+}
+Tensor Tensor::norm(const IntList& d, bool keep) const {
+  return brrr::norm(*this, d, keep);
+}
+Tensor Tensor::any(const IntList& d, bool keep) const {
+  return brrr::any(*this, d, keep);
+}
+Tensor Tensor::all(const IntList& d, bool keep) const {
+  return brrr::all(*this, d, keep);
+}
+Tensor Tensor::var(const IntList& d, bool unbiased, bool keep) const {
+  return brrr::var(*this, d, unbiased, keep);
+}
+Tensor Tensor::logsumexp(const IntList& d, bool keep) const {
+  return brrr::logsumexp(*this, d, keep);
+}
+Tensor Tensor::argmax(int64_t d, bool keep) const {
+  return brrr::argmax(*this, d, keep);
+}
+Tensor Tensor::argmin(int64_t d, bool keep) const {
+  return brrr::argmin(*this, d, keep);
+}
+
+}  // namespace brrr

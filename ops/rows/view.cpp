@@ -1,0 +1,309 @@
+// View rows. Attributes are those of the public function, with dims wrapped and sizes resolved, so
+// that equal words mean equal views.
+#include "ops/kinds/view.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "ops/reduction_ops.h"
+#include "ops/view_ops.h"
+
+namespace brrr {
+
+namespace {
+
+// --- shape rules
+
+void alias_shape(OpCall& c) {
+  view_meta(c);
+}
+
+void permute_shape(OpCall& c) {
+  OutMeta& m = view_meta(c);
+  const TensorImpl& t = *c.in[0];
+  for (int i = 0; i < t.ndim; ++i) {
+    m.sizes[i] = t.sizes[c.attrs.v[i]];
+    m.strides[i] = t.strides[c.attrs.v[i]];
+  }
+}
+
+// The strides that view `t` as `sizes`, if there are any (a run of old dims that is contiguous in
+// itself must be cut into a run of new dims).
+bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
+  strides = contiguous_strides(sizes);
+  if (t.contiguous() || t.numel == 0) return true;
+  int to = sizes.size() - 1;
+  for (int d = t.ndim - 1; d >= 0;) {
+    int64_t run = t.sizes[d], step = t.strides[d];
+    int first = d;
+    while (first > 0 &&
+           (t.sizes[first - 1] == 1 || t.strides[first - 1] == t.strides[first] * t.sizes[first])) {
+      if (t.sizes[first - 1] == 1) break;
+      run *= t.sizes[--first];
+    }
+    d = first - 1;
+    if (run == 1) continue;
+    int64_t left = run;
+    while (to >= 0 && (left > 1 || sizes[to] == 1)) {
+      if (left % sizes[to]) return false;
+      strides[to] = step;
+      step *= sizes[to];
+      left /= sizes[to];
+      --to;
+    }
+    if (left != 1) return false;
+  }
+  return true;
+}
+
+void view_shape(OpCall& c) {
+  OutMeta& m = view_meta(c);
+  m.sizes = attr_words(c.attrs);
+  BRRR_CHECK(view_strides(*c.in[0], m.sizes, m.strides),
+             "view: strides {} of {} do not allow sizes {} without a copy; use reshape",
+             to_string(c.in[0]->stride_list()), describe(c.in[0]), to_string(m.sizes));
+}
+
+void expand_shape(OpCall& c) {
+  OutMeta& m = view_meta(c);
+  const TensorImpl& t = *c.in[0];
+  m.sizes = attr_words(c.attrs);
+  m.strides = m.sizes;
+  const int shift = m.sizes.size() - t.ndim;
+  for (int i = 0; i < m.sizes.size(); ++i) {
+    const bool stretched = i < shift || (t.sizes[i - shift] == 1 && m.sizes[i] != 1);
+    m.strides[i] = stretched ? 0 : t.strides[i - shift];
+  }
+}
+
+void unsqueeze_shape(OpCall& c) {
+  OutMeta& m = view_meta(c);
+  const int d = static_cast<int>(c.attrs.v[0]);
+  const int64_t stride = d < m.sizes.size() ? m.sizes[d] * m.strides[d] : 1;
+  m.sizes.insert(d, 1);
+  m.strides.insert(d, stride);
+}
+
+void squeeze_shape(OpCall& c) {
+  OutMeta& m = view_meta(c);
+  const int d = static_cast<int>(c.attrs.v[0]);
+  m.sizes.erase(d);
+  m.strides.erase(d);
+}
+
+// Words: ndim, offset from the tensor's own (a recorded step's inputs move), sizes, strides.
+void as_strided_shape(OpCall& c) {
+  OutMeta& m = view_meta(c);
+  const int n = static_cast<int>(c.attrs.v[0]);
+  bool overflow = __builtin_add_overflow(m.offset, c.attrs.v[1], &m.offset);
+  m.sizes = IntList(c.attrs.v + 2, static_cast<size_t>(n));
+  m.strides = IntList(c.attrs.v + 2 + n, static_cast<size_t>(n));
+  int64_t last = m.offset;
+  for (int i = 0; i < n; ++i) {
+    BRRR_CHECK(m.strides[i] >= 0, "as_strided: strides must not be negative: {}",
+               to_string(m.strides));
+    int64_t reach;
+    overflow |=
+        __builtin_mul_overflow(std::max<int64_t>(m.sizes[i], 1) - 1, m.strides[i], &reach) ||
+        __builtin_add_overflow(last, reach, &last);
+  }
+  const int64_t held = static_cast<int64_t>(c.in[0]->storage->bytes / itemsize(m.dtype));
+  BRRR_CHECK(!overflow && (numel_of(m.sizes, c.op->name) == 0 || (m.offset >= 0 && last < held)),
+             "as_strided: sizes {} with strides {} at {} reach beyond a storage of {} elements",
+             to_string(m.sizes), to_string(m.strides), m.offset, held);
+}
+
+// --- gradients
+
+void alias_vjp(VjpCall& v) {
+  v.gin[0] = v.gout[0];
+}
+
+void permute_vjp(VjpCall& v) {
+  IntList inverse = attr_words(v.attrs());
+  for (int i = 0; i < v.attrs().n; ++i) inverse[static_cast<int>(v.attrs().v[i])] = i;
+  v.gin[0] = v.gout[0].permute(inverse);
+}
+
+void reshape_vjp(VjpCall& v) {
+  v.gin[0] = v.gout[0].reshape(v.meta(0).sizes);
+}
+
+void expand_vjp(VjpCall& v) {
+  v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes);
+}
+
+// --- rows
+
+const ViewOp alias_row{"alias", "the same view again", alias_shape, alias_vjp};
+const ViewOp permute_row{"permute", "dims in another order", permute_shape, permute_vjp};
+const ViewOp view_row{"view", "other sizes over the same elements", view_shape, reshape_vjp};
+const ViewOp expand_row{"expand", "dims of size 1 repeated without a copy", expand_shape,
+                        expand_vjp};
+const ViewOp unsqueeze_row{"unsqueeze", "a new dim of size 1", unsqueeze_shape, reshape_vjp};
+const ViewOp squeeze_row{"squeeze", "a dim of size 1 removed", squeeze_shape, reshape_vjp};
+const ViewOp as_strided_row{"as_strided", "any strides over the storage", as_strided_shape,
+                            nullptr};
+
+// Sizes with at most one -1 resolved so that they hold `n` elements.
+IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
+  IntList out = sizes;
+  int unknown = -1;
+  for (int i = 0; i < out.size(); ++i) {
+    BRRR_CHECK(out[i] >= -1, "{}: size {} in {}; only one -1 is allowed", op, out[i],
+               to_string(sizes));
+    BRRR_CHECK(out[i] != -1 || unknown < 0, "{}: more than one -1 in {}", op, to_string(sizes));
+    if (out[i] == -1) unknown = i;
+  }
+  if (unknown >= 0) {
+    out[unknown] = 1;
+    const int64_t known = numel_of(out, op);
+    BRRR_CHECK(known > 0 && t.numel() % known == 0, "{}: {} cannot be shaped as {}", op,
+               describe(t.impl()), to_string(sizes));
+    out[unknown] = t.numel() / known;
+  }
+  const int64_t n = numel_of(out, op);
+  BRRR_CHECK(n == t.numel(), "{}: {} has {} elements, sizes {} hold {}", op, describe(t.impl()),
+             t.numel(), to_string(out), n);
+  return out;
+}
+
+}  // namespace
+
+// --- public
+
+Tensor alias(const Tensor& t) {
+  return view_call(alias_row, t);
+}
+
+Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
+  BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= 5,
+             "as_strided: {} sizes and {} strides; give as many of both, at most 5", sizes.size(),
+             strides.size());
+  BRRR_CHECK(!t.requires_grad() || !grad_enabled(),
+             "as_strided: has no gradient; use slice, permute or expand");
+  IntList all;
+  TensorImpl* in[] = {t.impl()};
+  OpCall c(as_strided_row, in, 1);
+  c.attrs.push(static_cast<int64_t>(sizes.size()));
+  c.attrs.push(offset - t.impl()->offset);
+  for (int64_t s : sizes) c.attrs.push(s);
+  for (int64_t s : strides) c.attrs.push(s);
+  dispatch(c);
+  return std::move(c.out[0]);
+}
+
+Tensor Tensor::view(const IntList& sizes) const {
+  return view_call(view_row, *this, resolve_sizes("view", sizes, *this));
+}
+
+Tensor Tensor::reshape(const IntList& wanted) const {
+  const IntList sizes = resolve_sizes("reshape", wanted, *this);
+  if (sizes == this->sizes()) return *this;
+  IntList strides;
+  const Tensor source = view_strides(*impl(), sizes, strides) ? *this : contiguous();
+  return view_call(view_row, source, sizes);
+}
+
+Tensor Tensor::permute(const IntList& dims) const {
+  BRRR_CHECK(dims.size() == dim(), "permute: {} dims given for {}; name each dim once", dims.size(),
+             describe(impl()));
+  IntList order = dims;
+  uint32_t seen = 0;
+  for (int64_t& d : order) {
+    d = wrap_dim("permute", d, static_cast<int>(dim()));
+    BRRR_CHECK(!(seen >> d & 1), "permute: dim {} is named twice in {}", d, brrr::to_string(dims));
+    seen |= 1u << d;
+  }
+  return view_call(permute_row, *this, order);
+}
+
+Tensor Tensor::transpose(int64_t a, int64_t b) const {
+  const int n = static_cast<int>(dim());
+  IntList order;
+  for (int i = 0; i < n; ++i) order.push_back(i);
+  const int x = wrap_dim("transpose", a, n), y = wrap_dim("transpose", b, n);
+  if (n > 0) std::swap(order[x], order[y]);
+  return view_call(permute_row, *this, order);
+}
+
+Tensor Tensor::t() const {
+  BRRR_CHECK(dim() <= 2, "t: takes a matrix, got {}; use transpose", describe(impl()));
+  return dim() < 2 ? *this : transpose(0, 1);
+}
+
+Tensor Tensor::expand(const IntList& wanted) const {
+  const int shift = wanted.size() - static_cast<int>(dim());
+  BRRR_CHECK(shift >= 0, "expand: {} has more dims than {}", describe(impl()),
+             brrr::to_string(wanted));
+  IntList sizes = wanted;
+  for (int i = 0; i < sizes.size(); ++i) {
+    const int64_t own = i < shift ? 1 : impl()->sizes[i - shift];
+    if (sizes[i] == -1 && i >= shift) sizes[i] = own;
+    BRRR_CHECK(sizes[i] >= 0 && (own == 1 || own == sizes[i]),
+               "expand: {} cannot become {}: dim {} is {}, only 1 stretches", describe(impl()),
+               brrr::to_string(wanted), i, own);
+  }
+  return view_call(expand_row, *this, sizes);
+}
+
+Tensor Tensor::unsqueeze(int64_t d) const {
+  return view_call(unsqueeze_row, *this, wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1));
+}
+
+Tensor Tensor::squeeze(int64_t d) const {
+  const int at = wrap_dim("squeeze", d, static_cast<int>(dim()));
+  if (dim() == 0 || size(at) != 1) return *this;
+  return view_call(squeeze_row, *this, at);
+}
+
+Tensor Tensor::flatten(int64_t start, int64_t end) const {
+  const int n = static_cast<int>(dim());
+  const int a = wrap_dim("flatten", start, n), b = wrap_dim("flatten", end, n);
+  BRRR_CHECK(a <= b, "flatten: start dim {} comes after end dim {}", start, end);
+  if (n == 0) return reshape({1});
+  IntList sizes;
+  int64_t run = 1;
+  for (int i = 0; i < n; ++i) {
+    if (i < a || i > b)
+      sizes.push_back(size(i));
+    else
+      run *= size(i);
+    if (i == b) sizes.push_back(run);
+  }
+  return reshape(sizes);
+}
+
+Tensor transpose(const Tensor& t, int64_t a, int64_t b) {
+  return t.transpose(a, b);
+}
+Tensor reshape(const Tensor& t, const IntList& sizes) {
+  return t.reshape(sizes);
+}
+Tensor permute(const Tensor& t, const IntList& dims) {
+  return t.permute(dims);
+}
+Tensor unsqueeze(const Tensor& t, int64_t dim) {
+  return t.unsqueeze(dim);
+}
+Tensor squeeze(const Tensor& t, int64_t dim) {
+  return t.squeeze(dim);
+}
+Tensor expand(const Tensor& t, const IntList& sizes) {
+  return t.expand(sizes);
+}
+Tensor flatten(const Tensor& t, int64_t start, int64_t end) {
+  return t.flatten(start, end);
+}
+Tensor sum_to(const Tensor& t, const IntList& sizes) {
+  if (t.sizes() == sizes) return t;
+  const int shift = static_cast<int>(t.dim()) - sizes.size();
+  IntList dims;
+  for (int i = 0; i < t.dim(); ++i) {
+    if (i < shift || (sizes[i - shift] == 1 && t.size(i) != 1)) dims.push_back(i);
+  }
+  const Tensor s = dims.empty() ? t : t.sum(dims, /*keepdim=*/true);
+  return s.sizes() == sizes ? s : s.reshape(sizes);
+}
+
+}  // namespace brrr

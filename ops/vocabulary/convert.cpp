@@ -1,0 +1,185 @@
+#include "ops/vocabulary/convert.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "core/check.h"
+#include "ops/vocabulary/vec_convert.h"
+
+namespace brrr {
+
+namespace {
+
+// Tags for storage types that share a C++ type.
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+template <class F> void with_storage(DType t, const F& f) {
+  switch (t) {
+    case DType::Float32:
+      return f(float{});
+    case DType::Float64:
+      return f(double{});
+    case DType::BFloat16:
+      return f(BF16{});
+    case DType::Float16:
+      return f(F16{});
+    case DType::Int64:
+      return f(int64_t{});
+    case DType::Int32:
+      return f(int32_t{});
+    case DType::UInt8:
+      return f(uint8_t{});
+    case DType::Bool:
+      return f(bool{});
+  }
+}
+
+template <class F> void with_compute(DType t, const F& f) {
+  switch (compute_index(t)) {
+    case 0:
+      return f(float{});
+    case 1:
+      return f(double{});
+    case 2:
+      return f(int64_t{});
+    default:
+      return f(int32_t{});
+  }
+}
+
+// Out-of-range and NaN float-to-integer conversions give the smallest integer, as x86 does; the
+// cast itself would be undefined.
+template <class To, class From> To to_integer(From x) {
+  constexpr From limit = static_cast<From>(sizeof(To) == 8 ? 0x1p63 : 0x1p31);
+  if (x >= -limit && x < limit) return static_cast<To>(x);
+  return sizeof(To) == 8 ? static_cast<To>(INT64_MIN) : static_cast<To>(INT32_MIN);
+}
+
+template <class To, class From> To convert(From x) {
+  if constexpr (std::is_same_v<From, BF16>) {
+    return convert<To>(bfloat16_to_float(x.bits));
+  } else if constexpr (std::is_same_v<From, F16>) {
+    return convert<To>(float16_to_float(x.bits));
+  } else if constexpr (std::is_same_v<To, BF16>) {
+    return {float_to_bfloat16(static_cast<float>(x))};
+  } else if constexpr (std::is_same_v<To, F16>) {
+    return {float_to_float16(static_cast<float>(x))};
+  } else if constexpr (std::is_same_v<To, bool>) {
+    return x != From{};
+  } else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>) {
+    return static_cast<uint8_t>(to_integer<int64_t>(x));
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    return to_integer<To>(x);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+template <class To, class From>
+void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t n) {
+  if (dst_stride == 1 && src_stride == 1) {
+    if constexpr (std::is_same_v<To, From>) {
+      std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(To));
+    } else {
+      int64_t i = 0;
+      if constexpr (std::is_same_v<From, BF16> && std::is_same_v<To, float>) {
+        for (; i + 16 <= n; i += 16) vx::store(dst + i, vx::bf16_to_f32(vx::load(&src[i].bits)));
+      } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, BF16>) {
+        for (; i + 16 <= n; i += 16) vx::store(&dst[i].bits, vx::f32_to_bf16(vx::load(src + i)));
+      } else if constexpr (std::is_same_v<From, F16> && std::is_same_v<To, float>) {
+        for (; i + 16 <= n; i += 16) vx::store(dst + i, vx::f16_to_f32(vx::load(&src[i].bits)));
+      } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, F16>) {
+        for (; i + 16 <= n; i += 16) vx::store(&dst[i].bits, vx::f32_to_f16(vx::load(src + i)));
+      }
+      for (; i < n; ++i) dst[i] = convert<To>(src[i]);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
+}
+
+// The smallest and largest number of an integer dtype.
+struct Range {
+  int64_t low, high;
+};
+Range range_of(DType t) {
+  if (t == kUInt8) return {0, UINT8_MAX};
+  return t == kInt32 ? Range{INT32_MIN, INT32_MAX} : Range{INT64_MIN, INT64_MAX};
+}
+
+bool holds(DType t, Scalar v) {
+  if (!is_integer(t)) return true;
+  const Range r = range_of(t);
+  if (!v.is_floating()) return v.to_int() >= r.low && v.to_int() <= r.high;
+  const double x = std::trunc(v.to_double());  // NaN is in no range; 2^63 is beyond int64's end.
+  return x >= static_cast<double>(r.low) && x <= static_cast<double>(r.high) && x < 0x1p63;
+}
+
+}  // namespace
+
+void check_holds(const char* op, Scalar v, DType t) {
+  if (holds(t, v)) return;
+  const std::string number =
+      v.is_floating() ? fmt::format("{}", v.to_double()) : fmt::format("{}", v.to_int());
+  const bool finite = std::isfinite(v.to_double());
+  BRRR_CHECK(finite, "{}: {} has no non-finite value {}; use a floating dtype", op, name(t),
+             number);
+  fail("{}: {} is out of the range of {}; use another dtype, or clamp the number", op, number,
+       name(t));
+}
+
+int64_t nearest_integer(int64_t v, DType t) {
+  const Range r = range_of(t);
+  return std::clamp(v, r.low, r.high);
+}
+
+float bfloat16_to_float(uint16_t h) {
+  const uint32_t bits = static_cast<uint32_t>(h) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+uint16_t float_to_bfloat16(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, 4);
+  if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40);
+  return static_cast<uint16_t>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
+}
+
+// The one definition of the 16-bit formats is the vector one; a single value is one lane of it.
+float float16_to_float(uint16_t h) {
+  return vx::f16_to_f32(vx::splat(h))[0];
+}
+uint16_t float_to_float16(float x) {
+  return vx::f32_to_f16(vx::splat(x))[0];
+}
+
+void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
+  with_compute(ct, [&](auto to) {
+    with_storage(from, [&](auto s) {
+      run(static_cast<decltype(to)*>(dst), 1, reinterpret_cast<const decltype(s)*>(src), stride, n);
+    });
+  });
+}
+
+void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n) {
+  with_storage(to, [&](auto t) {
+    auto* out = reinterpret_cast<decltype(t)*>(dst);
+    if (from == kBool) {
+      run(out, stride, static_cast<const bool*>(src), 1, n);
+    } else {
+      with_compute(from,
+                   [&](auto f) { run(out, stride, static_cast<const decltype(f)*>(src), 1, n); });
+    }
+  });
+}
+
+}  // namespace brrr

@@ -1,0 +1,76 @@
+// The device prelude, part 2: what the GPU itself does, such as fma and rounding (compare
+// vec_hw.h).
+#ifndef BRRR_OPS_VEC_DEVICE_HW_H
+#define BRRR_OPS_VEC_DEVICE_HW_H
+
+#include "ops/vocabulary/vec_device.h"
+
+// A table of sixteen floats, for lookup(): in global memory, because threads read it at different
+// places, for which constant memory is slow. One line of the cache holds it.
+#define BRRR_VX_TABLE static const Table
+// A function that is hardly ever called, so out of line.
+#define BRRR_VX_COLD __device__ static __attribute__((noinline, unused))
+// A function of the C library. The names of CUDA's built-in functions are those of C.
+#ifdef BRRR_EMULATED
+#define BRRR_VX_LIBM(name) __builtin_##name
+#else
+#define BRRR_VX_LIBM(name) ::name
+#endif
+
+namespace brrr::vx {
+
+constexpr float infinity = __builtin_bit_cast(float, 0x7f800000);
+constexpr float not_a_number = __builtin_bit_cast(float, 0x7fc00000);
+
+template <class To, class From> BRRR_VX To convert(From x) {
+  return To(static_cast<decltype(To::v)>(x.v));
+}
+
+struct alignas(64) Table {
+  float v[16];
+};
+BRRR_VX f32 lookup(const Table& table, i32 k) {
+  return f32(table.v[k.v & 15]);
+}
+
+// Correctly rounded a * b + c: the only contraction there is, so never left to the compiler.
+BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
+  return f32(BRRR_VX_LIBM(fmaf)(a.v, b.v, c.v));
+}
+BRRR_VX f64 fma(f64 a, f64 b, f64 c) {
+  return f64(BRRR_VX_LIBM(fma)(a.v, b.v, c.v));
+}
+BRRR_VX f32 sqrt(f32 x) {
+  return f32(BRRR_VX_LIBM(sqrtf)(x.v));
+}
+
+// Rounds to integers: to nearest even, down, up, towards zero.
+enum class Round { even, down, up, zero };
+template <Round mode> BRRR_VX f32 to_integral(f32 x) {
+  if constexpr (mode == Round::even) return f32(BRRR_VX_LIBM(nearbyintf)(x.v));
+  if constexpr (mode == Round::down) return f32(BRRR_VX_LIBM(floorf)(x.v));
+  if constexpr (mode == Round::up) return f32(BRRR_VX_LIBM(ceilf)(x.v));
+  if constexpr (mode == Round::zero) return f32(BRRR_VX_LIBM(truncf)(x.v));
+}
+
+// These keep NaN, unlike a chain of min and max.
+BRRR_VX f32 at_most(f32 x, float top) {
+  return f32(x.v > top ? top : x.v);
+}
+BRRR_VX f32 at_least(f32 x, float low) {
+  return f32(x.v < low ? low : x.v);
+}
+
+// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
+BRRR_VX f32 scale(f32 p, f32 i) {
+  i32 n = convert<i32>(i), half = n >> 1;
+  return p * (f32)((half + 127) << 23) * (f32)((n - half + 127) << 23);
+}
+
+BRRR_VX bool any_above(f32 x, float limit) {
+  return BRRR_VX_LIBM(fabsf)(x.v) > limit;
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_DEVICE_HW_H

@@ -1,0 +1,164 @@
+// The CPU vector prelude, part 2: what the machine itself does, such as fma and rounding. The parts
+// after it, vec_convert.h to vec_lanes.h, are portable: with vec_device.h and vec_device_hw.h in
+// place of parts 1 and 2 they are the prelude of a GPU's kernels, and give the same bits.
+#ifndef BRRR_OPS_VEC_HW_H
+#define BRRR_OPS_VEC_HW_H
+
+#include "ops/vocabulary/vec.h"
+
+// A table of sixteen floats, for lookup().
+#define BRRR_VX_TABLE const f32
+// A function that is hardly ever called, so out of line.
+#define BRRR_VX_COLD __attribute__((noinline, cold, unused)) static
+// A function of the C library.
+#define BRRR_VX_LIBM(name) __builtin_##name
+
+namespace brrr::vx {
+
+constexpr float infinity = __builtin_inff(), not_a_number = __builtin_nanf("");
+
+// As a C cast of every lane.
+template <class To, class From> BRRR_VX To convert(From x) {
+  return __builtin_convertvector(x, To);
+}
+
+// Lane i is table[k[i] mod 16].
+BRRR_VX f32 lookup(f32 table, i32 k) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_permvarsf512(table, k);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_permvarsf512_mask(table, k, table, static_cast<unsigned short>(-1));
+#elif defined(__AVX2__)
+  f32x8 t[2], upper[2];
+  i32x8 at[2];
+  i32 bit_3 = k << 28;  // as the sign, which is all that the selection looks at
+  __builtin_memcpy(&t, &table, sizeof t);
+  __builtin_memcpy(&at, &k, sizeof at);
+  __builtin_memcpy(&upper, &bit_3, sizeof upper);
+  for (int h = 0; h < 2; ++h) {
+    upper[h] = __builtin_ia32_blendvps256(__builtin_ia32_permvarsf256(t[0], at[h]),
+                                          __builtin_ia32_permvarsf256(t[1], at[h]), upper[h]);
+  }
+  __builtin_memcpy(&table, &upper, sizeof upper);
+  return table;
+#else
+  f32 r;
+  for (int i = 0; i < lanes; ++i) r[i] = table[k[i] & 15];
+  return r;
+#endif
+}
+
+// Correctly rounded a * b + c: the only contraction there is, so never left to -ffp-contract.
+BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
+#elif defined(__FMA__)
+  f32x8 x[2], y[2], z[2];
+  __builtin_memcpy(&x, &a, sizeof x);
+  __builtin_memcpy(&y, &b, sizeof y);
+  __builtin_memcpy(&z, &c, sizeof z);
+  for (int i = 0; i < 2; ++i) z[i] = __builtin_ia32_vfmaddps256(x[i], y[i], z[i]);
+  __builtin_memcpy(&c, &z, sizeof z);
+  return c;
+#else
+  for (int i = 0; i < lanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+BRRR_VX f64 fma(f64 a, f64 b, f64 c) {
+  for (int i = 0; i < lanes; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
+  return c;
+}
+
+BRRR_VX f32 sqrt(f32 x) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_sqrtps512(x, 4);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_sqrtps512_mask(x, x, static_cast<unsigned short>(-1), 4);
+#elif defined(__AVX2__)
+  f32x8 h[2];
+  __builtin_memcpy(&h, &x, sizeof h);
+  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_sqrtps256(h[i]);
+  __builtin_memcpy(&x, &h, sizeof x);
+  return x;
+#else
+  for (int i = 0; i < lanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
+// Rounds to integers: to nearest even, down, up, towards zero. The numbers are the hardware's.
+enum class Round { even = 8, down = 9, up = 10, zero = 11 };
+template <Round mode> BRRR_VX f32 to_integral(f32 x) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_rndscaleps_mask(x, static_cast<int>(mode), x,
+                                        static_cast<unsigned short>(-1), 4);
+#elif defined(__AVX2__)
+  f32x8 h[2];
+  __builtin_memcpy(&h, &x, sizeof h);
+  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_roundps256(h[i], static_cast<int>(mode));
+  __builtin_memcpy(&x, &h, sizeof x);
+  return x;
+#else
+  for (int i = 0; i < lanes; ++i)
+    x[i] = mode == Round::even   ? __builtin_nearbyintf(x[i])
+           : mode == Round::down ? __builtin_floorf(x[i])
+           : mode == Round::up   ? __builtin_ceilf(x[i])
+                                 : __builtin_truncf(x[i]);
+  return x;
+#endif
+}
+
+// a < b ? a : b, and a > b ? a : b; one instruction each, which g++ does not find itself.
+BRRR_VX f32 lesser(f32 a, f32 b) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_minps512(a, b, 4);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_minps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
+#else
+  return where(lt(a, b), a, b);
+#endif
+}
+BRRR_VX f32 greater(f32 a, f32 b) {
+#if defined(__AVX512F__) && defined(__clang__)
+  return __builtin_ia32_maxps512(a, b, 4);
+#elif defined(__AVX512F__)
+  return __builtin_ia32_maxps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
+#else
+  return where(gt(a, b), a, b);
+#endif
+}
+
+// Keep NaN.
+BRRR_VX f32 at_most(f32 x, float top) {
+  return lesser(splat(top), x);
+}
+BRRR_VX f32 at_least(f32 x, float low) {
+  return greater(splat(low), x);
+}
+
+// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
+BRRR_VX f32 scale(f32 p, f32 i) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_scalefps512_mask(p, i, p, static_cast<unsigned short>(-1), 4);
+#else
+  i32 n = convert<i32>(i), half = n >> 1;
+  return p * (f32)((half + 127) << 23) * (f32)((n - half + 127) << 23);
+#endif
+}
+
+// Whether any |x| is above the limit; a comparison straight into a mask register where there is
+// one, because this is paid on every call of sin and cos.
+BRRR_VX bool any_above(f32 x, float limit) {
+  f32 size = (f32)((i32)x & 0x7fffffff);
+#ifdef __AVX512F__
+  return __builtin_ia32_cmpps512_mask(size, splat(limit), 14, static_cast<unsigned short>(-1), 4) !=
+         0;
+#else
+  return any(gt(size, splat(limit)));
+#endif
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_HW_H
