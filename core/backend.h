@@ -118,7 +118,8 @@ struct Backend {
 };
 
 namespace detail {
-inline const Backend* backends[2] = {};  // Set once each, before first use of the device.
+inline const Backend* backends[kDeviceTypes] =
+    {};  // Set once each, before first use of the device.
 const Backend& find_backend(DeviceType type);
 }  // namespace detail
 /// The backend of a device; throws brrr::Error, saying what is missing, when there is none.

@@ -31,8 +31,11 @@ const std::vector<const OpDef*>& registry() {
   return rows();
 }
 
-void OpDef::register_row() {
-  index = static_cast<uint32_t>(rows().size());
+OpDef::OpDef(const char* n, const char* d, const OpSpec& spec)
+    : OpSpec(spec), name(n), doc(d), index(static_cast<uint32_t>(rows().size())) {
+  if (is_view()) grad_aliases = 1;
+  // What a decomposition's gradient reads, and shares memory with, is not known.
+  if (kind == OpKind::Composite && !vjp) saves_inputs = grad_aliases = ~0u;
   rows().push_back(this);
 }
 
@@ -81,7 +84,7 @@ int64_t scratch_bytes(const OpCall& c) {
 void execute(OpCall& c) {
   context.running = c.op;
   if (!c.into) make_outputs(c);
-  if (c.op->cpu) backend(c.out[0].impl()->device.type).launch(c);
+  if (!c.op->is_view()) backend(c.out[0].impl()->device.type).launch(c);
 }
 
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that

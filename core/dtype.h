@@ -55,6 +55,7 @@ template <> struct DTypeOf<uint8_t> { static constexpr DType value = kUInt8; };
 template <> struct DTypeOf<bool> { static constexpr DType value = kBool; };
 
 enum class DeviceType : uint8_t { CPU, CUDA };
+inline constexpr int kDeviceTypes = 2;
 
 /// Where a tensor lives.
 struct Device {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <type_traits>
 
 #include "core/tensor_impl.h"
 
@@ -27,8 +28,9 @@ inline void destroy(ControlCell* c) noexcept {
 /// A cell holding `v`.
 Ref<ControlCell> control_cell(double v);
 
-/// Scalar attributes by bits. Word i of a pointwise call belongs to its i-th scalar operand; other
-/// ops lay their words out as their rows say.
+/// Scalar attributes by bits. Word i of a pointwise call belongs to its i-th scalar operand. Other
+/// ops name theirs in a struct beside the row, members of eight bytes each, which is pushed and
+/// read as a whole; a list may follow it.
 struct Attrs {
   int64_t v[kMaxAttrs];
   uint8_t n = 0;
@@ -40,6 +42,25 @@ struct Attrs {
   Attrs() {}  // NOLINT: words beyond n stay unset on purpose, calls are hot.
   void push(int64_t x) { v[n++] = x; }
   void push(double x) { std::memcpy(&v[n++], &x, sizeof x); }
+  void push(const IntList& list) {
+    for (int64_t x : list) push(x);
+  }
+  void push(DType t) { set_dtype(t); }
+  template <class Words>
+  requires std::is_aggregate_v<Words>
+  void push(const Words& words) {
+    std::memcpy(&v[n], &words, sizeof words);
+    n += count<Words>();
+  }
+  /// The words as the struct that was pushed.
+  template <class Words> Words as() const {
+    Words words;
+    std::memcpy(&words, v, count<Words>() * sizeof v[0]);
+    return words;
+  }
+  /// The list behind it.
+  template <class Words> IntList after() const { return list(count<Words>()); }
+  IntList list(int begin = 0) const { return {v + begin, static_cast<size_t>(n - begin)}; }
   double d(int i) const {
     double x;
     std::memcpy(&x, &v[i], sizeof x);
@@ -62,7 +83,20 @@ struct Attrs {
     const uint64_t bits = 0xff01 | uint64_t{kind << (2 * operand)} << 32;
     std::memcpy(&n, &bits, sizeof bits);
   }
+
+ private:
+  template <class Words> static constexpr uint8_t count() {
+    static_assert(std::is_trivially_copyable_v<Words> && sizeof(Words) % sizeof v[0] == 0);
+    return sizeof(Words) / sizeof v[0];
+  }
 };
+/// The word of rows that work along one dim.
+struct DimAttrs {
+  int64_t dim;
+};
+inline int dim_of(const Attrs& a) {
+  return static_cast<int>(a.as<DimAttrs>().dim);
+}
 
 struct OpDef;
 
@@ -180,44 +214,58 @@ enum class Autocast : uint8_t {
 struct PointwiseInfo;
 struct ReductionInfo;
 
-/// An op: the row in ops/ fills it, everything else reads it. Rows register themselves.
-struct OpDef {
-  const char* name = "";
-  const char* doc = "";
+/// What a row has for one device.
+struct Kernel {
+  void (*run)(OpCall&) = nullptr;           ///< Runs the call, or queues it.
+  bool (*serves)(const OpCall&) = nullptr;  ///< The calls that it takes; null: all of them.
+};
+
+/// What a row says of its op, beside its name and a line of documentation.
+struct OpSpec {
   OpKind kind = OpKind::Library;
   uint8_t n_out = 1;
-  uint8_t n_scratch = 0;  ///< So many of the last outputs are room for the kernel, no results.
-  Autocast autocast = Autocast::Keep;
-  bool gradient_row = false;  ///< Derived from another row; not public itself.
-  uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs.
-  uint32_t saves_outputs = 0;
-  uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
+  uint8_t n_scratch = 0;             ///< So many of the last outputs are room for the kernel.
   void (*infer)(OpCall&) = nullptr;  ///< Checks the call, fills `meta`.
+  /// The same result by differentiable tensor ops; the gradient when there is no vjp. Absent inputs
+  /// are undefined tensors.
+  void (*decompose)(OpCall&, const Tensor* in) = nullptr;
   /// Throws for values that the kernel cannot take: indices out of range. Runs before the kernel; a
   /// replay runs it before anything else if the non-floating operands come from outside the step.
   void (*check_values)(const OpCall&) = nullptr;
-  void (*cpu)(OpCall&) = nullptr;  ///< Runs it; null for views.
-  /// Bytes that `cpu` takes beside its outputs, at most; negative: it cannot be said. Looks at
-  /// dtypes and layouts only. Null: packed_bytes().
+  /// By the device's number, the CPU's first; none for views. Where a GPU has none, or one that
+  /// does not serve the call, its backend generates a kernel from the row or runs decompose.
+  Kernel kernel[kDeviceTypes] = {};
+  /// Bytes that the CPU's kernel takes beside its outputs, at most; negative: it cannot be said.
+  /// Looks at dtypes and layouts only. Null: packed_bytes().
   int64_t (*scratch)(const OpCall&) = nullptr;
-  /// Queues it on a GPU; null where the backend generates a kernel from the row or runs decompose.
-  void (*cuda)(OpCall&) = nullptr;
-  /// The calls that `cuda` has a kernel for; the others run decompose. Null: all of them.
-  bool (*cuda_serves)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
-  /// The same result by differentiable tensor ops; the gradient when there is no vjp.
-  void (*decompose)(OpCall&, const Tensor* in) = nullptr;
+  uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs, by bits.
+  uint32_t saves_outputs = 0;
+  uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
+  bool gradient_row = false;  ///< Derived from another row; not public itself.
+  Autocast autocast = Autocast::Keep;
+  /// Largest |kernel - decompose| in float32, relative to the result's largest element; 0: equal to
+  /// the last bit.
+  double tolerance = 0;
   const PointwiseInfo* pointwise = nullptr;
   const ReductionInfo* reduction = nullptr;
-  uint32_t index = 0;  ///< Position in the registry.
+};
 
-  OpDef() = default;
+/// An op: a row of ops/, which registers itself.
+///
+///   const OpDef cat_row{"cat", "tensors one after the other along a dim",
+///                       {.infer = cat_infer, .kernel = {{cat_cpu}, {cat_cuda}}, .vjp = cat_vjp}};
+struct OpDef : OpSpec {
+  const char* name;
+  const char* doc;
+  uint32_t index;  ///< Position in the registry.
+
+  OpDef(const char* n, const char* d, const OpSpec& spec);
   OpDef(const OpDef&) = delete;
   OpDef& operator=(const OpDef&) = delete;
   bool differentiable() const { return vjp || decompose; }
-
- protected:
-  void register_row();
+  bool is_view() const { return kind == OpKind::View; }
+  const Kernel& on(DeviceType device) const { return kernel[static_cast<int>(device)]; }
 };
 
 inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
@@ -254,7 +302,8 @@ const std::vector<const OpDef*>& registry();
 /// The row of that name, or null.
 const OpDef* find_op(const std::string& name);
 
-/// Runs, records or compares a call, then writes the tape: the one way an op is executed.
+/// Runs, records or compares a call, then writes the tape: the one way an op is executed. (Rows and
+/// gradients come here through core/call.h.)
 void dispatch(OpCall& call);
 /// Writes the tape node of an executed call, some of whose inputs require grad.
 void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& attrs,

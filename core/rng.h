@@ -20,6 +20,10 @@ struct RngState {
 RngState rng_state();
 /// Continues a saved stream (checkpoints).
 void set_rng_state(RngState s);
+/// The first attributes of a row that draws.
+struct DrawAttrs {
+  uint64_t seed, number;
+};
 /// Appends the seed and the next draw number to a call's attributes, both marked dynamic.
 void push_draw(OpCall& call);
 /// Gives a draw back that an eager call took and then threw, unless another one followed it.

@@ -122,7 +122,7 @@ std::string StepCore::dot() {
   }
   for (size_t at = 0; at < r.instrs.size(); ++at) {
     const Instr& i = r.instrs[at];
-    if (!i.op->cpu || (e.plan && !drawn[at])) continue;
+    if (i.op->is_view() || (e.plan && !drawn[at])) continue;
     if (!e.plan) t += node(at);
     for (int k = 0; k < i.n_in; ++k) {
       if (r.in(i)[k] == kNone) continue;

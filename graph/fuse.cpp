@@ -51,7 +51,7 @@ class Fuser {
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       if (live[at]) {
         place(at);
-      } else if (r_.instrs[at].op->cpu) {
+      } else if (!r_.instrs[at].op->is_view()) {
         ++s_.removed;
       }
     }

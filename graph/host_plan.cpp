@@ -200,7 +200,7 @@ void HostPlan::launch(Launch& l, const int64_t* control) {
   if (l.call) {
     for (const auto& [word, from] : l.call->dynamic) l.call->call.attrs.v[word] = control[from];
     const ScratchScope room(scratch(l));
-    l.call->call.op->cpu(l.call->call);
+    l.call->call.op->on(DeviceType::CPU).run(l.call->call);
   } else if (l.extent <= l.grain) {
     l.fn(arguments_.data() + l.first_argument, 0, l.extent);
   } else {

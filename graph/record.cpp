@@ -8,28 +8,29 @@ namespace brrr::graph {
 
 namespace {
 
-/// Bytes that the host made inside the step, as an instruction: its one dynamic word is their
-/// address, staged on every call, so they are never a constant.
-struct HostDataOp : OpDef {
-  HostDataOp() {
-    name = "host_data";
-    doc = "a tensor made from host memory inside a step";
-    infer = [](OpCall& c) {
-      OutMeta& m = c.meta[0];
-      m.dtype = static_cast<DType>(c.attrs.dtype);
-      m.device.type = static_cast<DeviceType>(c.attrs.device);
-      m.sizes = IntList(c.attrs.v + 1, static_cast<size_t>(c.attrs.n - 1));
-    };
-    cpu = cuda = [](OpCall& c) {
-      const TensorImpl& t = *c.out[0].impl();
-      const size_t bytes = static_cast<size_t>(t.numel) * itemsize(t.dtype);
-      const void* from = reinterpret_cast<const void*>(c.attrs.v[0]);
-      if (bytes) backend(t.device.type).copy_from_host(t.data(), from, bytes);
-    };
-    register_row();
-  }
+/// Bytes that the host made inside the step, as an instruction; the sizes follow. Their address is
+/// dynamic, staged on every call, so they are never a constant.
+struct HostDataAttrs {
+  const void* from;
 };
-const HostDataOp host_data_row;
+
+void host_data_infer(OpCall& c) {
+  OutMeta& m = c.meta[0];
+  m.dtype = static_cast<DType>(c.attrs.dtype);
+  m.device.type = static_cast<DeviceType>(c.attrs.device);
+  m.sizes = c.attrs.after<HostDataAttrs>();
+}
+
+void host_data_run(OpCall& c) {
+  const TensorImpl& t = *c.out[0].impl();
+  const size_t bytes = static_cast<size_t>(t.numel) * itemsize(t.dtype);
+  const void* from = c.attrs.as<HostDataAttrs>().from;
+  if (bytes) backend(t.device.type).copy_from_host(t.data(), from, bytes);
+}
+
+const OpDef host_data_row{"host_data",
+                          "a tensor made from host memory inside a step",
+                          {.infer = host_data_infer, .kernel = {{host_data_run}, {host_data_run}}}};
 
 uint64_t mix(uint64_t h, uint64_t x) {
   h ^= x + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
@@ -70,8 +71,8 @@ Tensor Pass::host_data(const void* data, const Meta& meta) {
   OpCall c(host_data_row, nullptr, 0);
   c.attrs.dynamic = 1;
   c.cells[0] = nullptr;
-  c.attrs.push(static_cast<int64_t>(reinterpret_cast<intptr_t>(copy.impl()->data())));
-  for (int64_t s : meta.sizes) c.attrs.push(s);
+  c.attrs.push(HostDataAttrs{copy.impl()->data()});
+  c.attrs.push(meta.sizes);
   c.attrs.set_dtype(meta.dtype);
   c.attrs.device = static_cast<uint8_t>(meta.device.type);
   host_bytes_.emplace_back(std::move(copy), kNone);

@@ -10,7 +10,7 @@ std::vector<bool> live_instructions(const Recording& r) {
   for (uint32_t s : r.externals) needed[s] = true;
   for (size_t at = r.instrs.size(); at-- > 0;) {
     const Instr& i = r.instrs[at];
-    if (!i.op->cpu) continue;                  // Views: their window is part of every operand.
+    if (i.op->is_view()) continue;             // Views: their window is part of every operand.
     live[at] = i.op->check_values != nullptr;  // Its error is an effect, in eager mode too.
     for (int k = 0; k < i.n_out; ++k) live[at] = live[at] || needed[r.value(r.out(i)[k]).storage];
     if (!live[at]) continue;

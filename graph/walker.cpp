@@ -54,7 +54,7 @@ class Walk {
         if (r.in(i)[k] != kNone) last_use_[r.in(i)[k]] = at;
       }
       for (int k = 0; k < i.n_out; ++k) last_use_[r.out(i)[k]] = at;
-      const bool allocates = i.op->cpu && (!i.into || takes_memory(r, i));
+      const bool allocates = !i.op->is_view() && (!i.into || takes_memory(r, i));
       if (allocates || can_fail(r, i) || options.check_numerics) last_fallible_ = at;
     }
   }

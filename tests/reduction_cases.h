@@ -61,7 +61,7 @@ inline void check_reduced(const Tensor& y, const OpDef& op, const Tensor& x, con
   CAPTURE(to_string(x.sizes()));
   CAPTURE(to_string(dims));
   const ReductionInfo& info = *op.reduction;
-  REQUIRE(y.sizes() == reduced_sizes(x.sizes(), reduction_mask("test", x, dims), keepdim));
+  REQUIRE(y.sizes() == reduced_sizes(x.sizes(), {reduction_mask("test", x, dims), keepdim}));
   const auto got = y.to(kFloat64).to_vector<double>();
   const auto rows = groups(x, dims);
   REQUIRE(got.size() == rows.size());

@@ -64,7 +64,7 @@ std::vector<AttentionOptions> masks_for(const Shape& s, DType t) {
 void check_row(const char* name, const Tensors& in, const AttentionOptions& o, double scale) {
   const OpDef* op = find_op(name);
   REQUIRE(op);
-  const double tolerance = static_cast<const CompositeOp*>(op)->tolerance;
+  const double tolerance = op->tolerance;
   REQUIRE(tolerance < 1e-5);
   std::vector<TensorImpl*> impls;
   for (const Tensor& t : in) impls.push_back(t.impl());

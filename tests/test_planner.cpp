@@ -120,7 +120,7 @@ bool drops_only_the_dead(const graph::Recording& r, const graph::Schedule& s) {
   }
   for (size_t at = 0; at < r.instrs.size(); ++at) {
     const graph::Instr& i = r.instrs[at];
-    if (kept[at] || !i.op->cpu) continue;
+    if (kept[at] || i.op->is_view()) continue;
     for (int k = 0; k < i.n_out; ++k) {
       const uint32_t st = r.value(r.out(i)[k]).storage;
       if (r.storages[st].origin == graph::Origin::External || r.survives(st)) return false;

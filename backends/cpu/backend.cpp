@@ -48,7 +48,7 @@ void copy_bytes(void* dst, const void* src, size_t bytes) {
 }
 void launch(OpCall& call) {
   if (call.op->check_values) call.op->check_values(call);
-  call.op->cpu(call);
+  call.op->on(DeviceType::CPU).run(call);
 }
 void parallel(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx) {
   cpu::parallel_for(n, grain, fn, ctx);

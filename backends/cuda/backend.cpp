@@ -81,7 +81,8 @@ bool touches_lent(const OpCall& c) {
 void launch_op(OpCall& c) {
   std::unique_lock<std::recursive_mutex> lock;
   if (touches_lent(c)) lock = std::unique_lock(lending());
-  if (c.op->cuda && (!c.op->cuda_serves || c.op->cuda_serves(c))) return c.op->cuda(c);
+  const Kernel& own = c.op->on(DeviceType::CUDA);
+  if (own.run && (!own.serves || own.serves(c))) return own.run(c);
   if (c.op->pointwise) return run_pointwise(c);
   if (c.op->reduction) return run_reduction(c);
   BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",

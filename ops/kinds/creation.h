@@ -7,20 +7,21 @@
 
 namespace brrr {
 
-/// Attribute words are `leading` of the op's own, then the sizes of the result; its dtype and
-/// device are attributes too.
-class CreationOp : public OpDef {
- public:
-  CreationOp(const char* n, const char* d, OpKind k, int leading, void (*on_cpu)(OpCall&),
-             void (*on_cuda)(OpCall&));
-  const int leading;
-};
+/// Attribute words are `kOwn` of the op's own, then the sizes of the result; its dtype and device
+/// are attributes too.
+template <int kOwn> void creation_infer(OpCall& c) {
+  OutMeta& m = c.meta[0];
+  m.dtype = static_cast<DType>(c.attrs.dtype);
+  m.device = {static_cast<DeviceType>(c.attrs.device), 0};
+  m.alias = -1;
+  m.sizes = c.attrs.list(kOwn);
+}
 
 /// Collects the words of a call. The constructor checks what may fail, so that nothing (a draw of
 /// the random stream, say) is used up by a call that throws.
 class CreationCall {
  public:
-  CreationCall(const CreationOp& op, const IntList& sizes, DType dtype, Device device);
+  CreationCall(const OpDef& op, const IntList& sizes, DType dtype, Device device);
   template <class T> CreationCall& push(T word) {
     call_.attrs.push(word);
     return *this;

@@ -16,6 +16,7 @@ namespace brrr {
 
 // Runs the gradient on symbols once, to learn which operands it really needs.
 void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
+  row->gradient_row = true;
   row->own_name_ = fmt::format("{}.grad{}", name, i);
   row->name = row->own_name_.c_str();
   SymText text("float", "t", "");
@@ -36,7 +37,6 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   if (text.uses(out) >> y & 1) saves_outputs |= 1;
   row->saves_inputs = static_cast<uint32_t>(text.uses(out));
   info.grads[i] = row;
-  row->finish();
 }
 
 static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> types) {
@@ -48,13 +48,16 @@ static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> type
   }
 }
 
-void PointwiseOp::finish() {
-  infer = pointwise_infer;
-  cpu = pointwise_run;
-  scratch = pointwise_scratch;
-  pointwise = &info;
+PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
+    : OpDef(n, d,
+            {.kind = OpKind::Pointwise,
+             .n_out = i.n_out,
+             .infer = pointwise_infer,
+             .kernel = {{pointwise_run}},
+             .scratch = pointwise_scratch,
+             .pointwise = &info}),
+      info(i) {
   if (n_out == 1) fill_direct_table(*this, {kFloat32, kFloat64});
-  register_row();
 }
 
 void NumberOp::fill_direct() {

@@ -12,6 +12,7 @@
 #include <array>
 #include <tuple>
 
+#include "core/call.h"
 #include "core/context.h"
 #include "ops/vocabulary/scalar_math.h"
 
@@ -48,6 +49,7 @@ struct PointwiseTraits {
 
 struct PointwiseInfo {
   int n_in = 0;
+  uint8_t n_out = 1;
   PointwiseTraits traits;
   PointwiseLoop loops[4] = {};  ///< By compute_index; null if not instantiated.
   void (*emit)(const Sym* in, int* out) = nullptr;
@@ -190,21 +192,34 @@ template <class F, int N> void pointwise_decompose(OpCall& c, const Tensor* in) 
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);
 }
 
+template <class F, int N> PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
+  PointwiseInfo info{.n_in = N,
+                     .traits = traits,
+                     .loops = {pointwise_loop<F, vx::f32, N>, pointwise_loop<F, vx::f64, N>},
+                     .emit = pointwise_emit<F, N>,
+                     .oracle = pointwise_oracle<F, N>};
+  using R = decltype(row_outputs<F, N>(static_cast<Num<vx::f32>*>(nullptr)));
+  info.n_out = std::tuple_size_v<R>;
+  [&]<size_t... K>(std::index_sequence<K...>) {
+    ((info.mask_out[K] = kIsMask<std::tuple_element_t<K, R>>), ...);
+  }
+  (std::make_index_sequence<std::tuple_size_v<R>>{});
+  return info;
+}
+
 /// A pointwise row. Gradients, if any, are given for the first inputs in order; an input without
 /// one gets none (integers, attributes).
 class PointwiseOp : public OpDef {
  public:
   template <class F, class... G>
-  PointwiseOp(const char* n, const char* d, PointwiseTraits traits, F, G...) {
-    constexpr int N = arity<F>();
-    define<F, N>(n, d, traits);
+  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
+      : PointwiseOp(n, d, pointwise_info<F, arity<F>()>(traits)) {
     int i = 0;
-    (add_gradient<G, N>(i++), ...);
+    (add_gradient<G, arity<F>()>(i++), ...);
     if constexpr (sizeof...(G) > 0) {
       vjp = pointwise_vjp;
-      decompose = pointwise_decompose<F, N>;
+      decompose = pointwise_decompose<F, arity<F>()>;
     }
-    finish();
   }
 
   PointwiseInfo info;
@@ -212,41 +227,24 @@ class PointwiseOp : public OpDef {
   DType direct_out[kNumDTypes] = {};
   uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
 
- private:
-  PointwiseOp() = default;
-  template <class F, int N> void define(const char* n, const char* d, PointwiseTraits traits) {
-    name = n;
-    doc = d;
-    kind = OpKind::Pointwise;
-    info.n_in = N;
-    info.traits = traits;
-    using R = decltype(row_outputs<F, N>(static_cast<Num<vx::f32>*>(nullptr)));
-    n_out = std::tuple_size_v<R>;
-    [&]<size_t... K>(std::index_sequence<K...>) {
-      ((info.mask_out[K] = kIsMask<std::tuple_element_t<K, R>>), ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<R>>{});
-    info.loops[0] = pointwise_loop<F, vx::f32, N>;
-    info.loops[1] = pointwise_loop<F, vx::f64, N>;
-    info.emit = pointwise_emit<F, N>;
-    info.oracle = pointwise_oracle<F, N>;
-  }
-  /// Integer loops: instantiated only by rows that state them (see NumberOp).
+ protected:
+  /// A row that states integer loops (see NumberOp) has them from here.
   template <class F, int N> void add_integer_loops() {
     info.loops[2] = pointwise_loop<F, vx::i64, N>;
     info.loops[3] = pointwise_loop<F, vx::i32, N>;
   }
+
+ private:
+  PointwiseOp(const char* n, const char* d, const PointwiseInfo& i);
   template <class G, int N> void add_gradient(int i) {
-    auto* row = new PointwiseOp;  // Lives as long as its row: for ever.
-    row->define<G, N + 2>(
-        "", doc, {.condition = info.traits.condition, .lo = info.traits.lo, .hi = info.traits.hi});
+    const PointwiseTraits traits{
+        .condition = info.traits.condition, .lo = info.traits.lo, .hi = info.traits.hi};
+    auto* row =
+        new PointwiseOp("", doc, pointwise_info<G, N + 2>(traits));  // For ever, as its row.
     row->decompose = pointwise_decompose<G, N + 2>;
-    row->gradient_row = true;
     attach_gradient(i, row);
   }
   void attach_gradient(int i, PointwiseOp* row);
-  void finish();
-  friend class NumberOp;
   std::string own_name_;
 };
 
@@ -254,7 +252,7 @@ class PointwiseOp : public OpDef {
 class NumberOp : public PointwiseOp {
  public:
   template <class F, class... G>
-  NumberOp(const char* n, const char* d, PointwiseTraits traits, F, G...)
+  NumberOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
       : PointwiseOp(n, d, with_numbers(traits), F{}, G{}...) {
     add_integer_loops<F, arity<F>()>();
     fill_direct();

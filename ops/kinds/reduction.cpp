@@ -12,21 +12,19 @@
 
 namespace brrr {
 
-void ReductionOp::define(const char* n, const char* d) {
-  name = n;
-  doc = d;
-  kind = OpKind::Reduction;
-  infer = reduction_infer;
-  cpu = reduction_run;
-  scratch = reduction_scratch;
-  reduction = &info;
-  autocast = Autocast::Widen;
-  if (info.gradient) vjp = reduction_vjp;
-  if (info.traits.saves_input) saves_inputs = 1;
-  if (info.traits.saves_output) saves_outputs = 1;
-  grad_aliases = 1;  // A sum's gradient is a broadcast view of the output's.
-  register_row();
-}
+ReductionOp::ReductionOp(const char* n, const char* d, const ReductionInfo& i)
+    : OpDef(n, d,
+            {.kind = OpKind::Reduction,
+             .infer = reduction_infer,
+             .kernel = {{reduction_run}},
+             .scratch = reduction_scratch,
+             .vjp = i.gradient ? reduction_vjp : nullptr,
+             .saves_inputs = i.traits.saves_input,
+             .saves_outputs = i.traits.saves_output,
+             .grad_aliases = 1,  // A sum's gradient is a broadcast view of the output's.
+             .autocast = Autocast::Widen,
+             .reduction = &info}),
+      info(i) {}
 
 // --- shape and dtype ----------------------------------------------------------------------------
 
@@ -44,12 +42,12 @@ int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims) {
   return mask;
 }
 
-IntList reduced_sizes(const IntList& sizes, int64_t mask, bool keepdim) {
+IntList reduced_sizes(const IntList& sizes, const ReductionAttrs& a) {
   IntList out;
   for (int d = 0; d < sizes.size(); ++d) {
-    if (!(mask >> d & 1))
+    if (!(a.mask >> d & 1))
       out.push_back(sizes[d]);
-    else if (keepdim)
+    else if (a.keepdim)
       out.push_back(1);
   }
   return out;
@@ -77,24 +75,20 @@ void reduction_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   reduction_compute_dtype(*c.op, x);
   const IntList sizes = x.size_list();
-  BRRR_CHECK(!traits.needs_elements || reduced_count(sizes, c.attrs.v[0]) > 0,
+  const auto a = c.attrs.as<ReductionAttrs>();
+  BRRR_CHECK(!traits.needs_elements || reduced_count(sizes, a.mask) > 0,
              "{}: {} has no elements to reduce, and no elements have no {}; give a shape without 0",
              c.op->name, describe(&x), c.op->name);
   OutMeta& m = c.meta[0];
   m.alias = -1;
   m.device = x.device;
-  m.sizes = reduced_sizes(sizes, c.attrs.v[0], c.attrs.v[1] != 0);
+  m.sizes = reduced_sizes(sizes, a);
   const bool widen = traits.result == ReductionResult::Wide && !is_floating(x.dtype);
   m.dtype = traits.result == ReductionResult::Bool ? kBool : widen ? kInt64 : x.dtype;
 }
 
 Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim) {
-  TensorImpl* in[] = {x.impl()};
-  OpCall c(op, in, 1);
-  c.attrs.push(reduction_mask(op.name, x, dims));
-  c.attrs.push(static_cast<int64_t>(keepdim));
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(op, {x}, ReductionAttrs{reduction_mask(op.name, x, dims), keepdim});
 }
 
 void reduction_vjp(VjpCall& v) {
@@ -102,13 +96,13 @@ void reduction_vjp(VjpCall& v) {
   const ReductionInfo& info = *v.node.op->reduction;
   ReductionGrad r;
   r.sizes = v.meta(0).sizes;
-  const int64_t mask = v.attrs().v[0];
+  const auto a = v.attrs().as<ReductionAttrs>();
   for (int d = 0; d < r.sizes.size(); ++d) {
-    if (mask >> d & 1) r.dims.push_back(d);
+    if (a.mask >> d & 1) r.dims.push_back(d);
   }
-  r.count = static_cast<double>(reduced_count(r.sizes, mask));
-  const IntList kept = reduced_sizes(r.sizes, mask, true);
-  const bool reshaped = v.attrs().v[1] == 0 && !r.dims.empty();
+  r.count = static_cast<double>(reduced_count(r.sizes, a.mask));
+  const IntList kept = reduced_sizes(r.sizes, {a.mask, true});
+  const bool reshaped = !a.keepdim && !r.dims.empty();
   r.g = reshaped ? reshape(v.gout[0], kept) : v.gout[0];
   if (info.traits.saves_input) r.x = v.input(0);
   if (info.traits.saves_output) {

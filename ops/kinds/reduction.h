@@ -24,10 +24,11 @@
 // must be an exact identity of combine for everything combine(init, x) can give: kernels may then
 // skip accumulators that no element reaches.
 
+#include <bit>
 #include <limits>
 #include <utility>
 
-#include "core/context.h"
+#include "core/call.h"
 #include "ops/vocabulary/scalar_math.h"
 
 namespace brrr {
@@ -76,7 +77,7 @@ struct ReductionInfo {
   double init = 0;    ///< Integers take the nearest value they have.
   bool maps = false;  ///< map is more than the identity; the same for finish.
   bool finishes = false;
-  ReductionKernels kernels[4];  ///< By compute_index; null if not instantiated.
+  ReductionKernels kernels[4] = {};  ///< By compute_index; null if not instantiated.
   /// Source text through SymText::current; the operands' and the result's symbols.
   int (*emit_map)(Sym x) = nullptr;
   int (*emit_combine)(Sym acc, Sym x) = nullptr;
@@ -85,18 +86,26 @@ struct ReductionInfo {
   Tensor (*gradient)(const ReductionGrad&) = nullptr;
 };
 
-// The parts that do not depend on the lambdas: reduction.cpp. Attribute word 0 is the bit mask of
-// the reduced dims, word 1 whether they are kept with size 1.
+struct ReductionAttrs {
+  int64_t mask;     ///< Bit d: dim d is reduced...
+  int64_t keepdim;  ///< ...and kept with size 1.
+};
+
+// The parts that do not depend on the lambdas: reduction.cpp.
 void reduction_infer(OpCall& c);
 void reduction_run(OpCall& c);
 int64_t reduction_scratch(const OpCall& c);
 void reduction_vjp(VjpCall& v);
+/// The one dim in the mask.
+inline int reduced_dim(const Attrs& a) {
+  return std::countr_zero(static_cast<uint64_t>(a.as<ReductionAttrs>().mask));
+}
 /// The dtype a row computes in for inputs of dtype `t`; throws when it has no kernel for it.
 DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x);
 /// The mask of `dims` of x, all if there are none; throws on repeated and out-of-range dims.
 int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims);
 /// x's sizes with those in the mask set to 1, or dropped.
-IntList reduced_sizes(const IntList& sizes, int64_t mask, bool keepdim);
+IntList reduced_sizes(const IntList& sizes, const ReductionAttrs& a);
 /// The public functions' way in.
 Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim);
 
@@ -241,37 +250,44 @@ double reduction_oracle(const double* x, int64_t n) {
   return Finish{}(acc, N(static_cast<double>(n))).v;
 }
 
+template <class V, class Init, class Map, class Combine, class Finish>
+void add_reduction_kernels(ReductionInfo& info) {
+  ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
+  k.rows = reduce_rows<Init, Map, Combine, V>;
+  k.columns = reduce_columns<Init, Map, Combine, V>;
+  k.merge = reduce_merge<Combine, V>;
+  k.fill = reduce_fill<Init, V>;
+  if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
+}
+
+template <class Init, class Map, class Combine, class Finish, class... V>
+ReductionInfo reduction_info(const ReductionTraits& traits,
+                             Tensor (*gradient)(const ReductionGrad&)) {
+  ReductionInfo info{.traits = traits,
+                     .init = Init{}(),
+                     .maps = !std::is_same_v<Map, Keep>,
+                     .finishes = !std::is_same_v<Finish, Keep>,
+                     .emit_map = [](Sym x) { return Map{}(x).id; },
+                     .emit_combine = [](Sym acc, Sym x) { return Combine{}(acc, x).id; },
+                     .emit_finish = [](Sym acc, Sym count) { return Finish{}(acc, count).id; },
+                     .oracle = reduction_oracle<Init, Map, Combine, Finish>,
+                     .gradient = gradient};
+  (add_reduction_kernels<V, Init, Map, Combine, Finish>(info), ...);
+  return info;
+}
+
 /// A reduction row; without a gradient it is not differentiable.
 class ReductionOp : public OpDef {
  public:
   template <class... V, class Init, class Map, class Combine, class Finish>
-  ReductionOp(const char* n, const char* d, KernelTypes<V...>, ReductionTraits traits, Init, Map,
-              Combine, Finish, Tensor (*gradient)(const ReductionGrad&) = nullptr) {
-    info.traits = traits;
-    info.init = Init{}();
-    info.maps = !std::is_same_v<Map, Keep>;
-    info.finishes = !std::is_same_v<Finish, Keep>;
-    (add_kernels<V, Init, Map, Combine, Finish>(), ...);
-    info.emit_map = [](Sym x) { return Map{}(x).id; };
-    info.emit_combine = [](Sym acc, Sym x) { return Combine{}(acc, x).id; };
-    info.emit_finish = [](Sym acc, Sym count) { return Finish{}(acc, count).id; };
-    info.oracle = reduction_oracle<Init, Map, Combine, Finish>;
-    info.gradient = gradient;
-    define(n, d);
-  }
+  ReductionOp(const char* n, const char* d, KernelTypes<V...>, const ReductionTraits& traits, Init,
+              Map, Combine, Finish, Tensor (*gradient)(const ReductionGrad&) = nullptr)
+      : ReductionOp(n, d, reduction_info<Init, Map, Combine, Finish, V...>(traits, gradient)) {}
 
-  ReductionInfo info;
+  const ReductionInfo info;
 
  private:
-  template <class V, class Init, class Map, class Combine, class Finish> void add_kernels() {
-    ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
-    k.rows = reduce_rows<Init, Map, Combine, V>;
-    k.columns = reduce_columns<Init, Map, Combine, V>;
-    k.merge = reduce_merge<Combine, V>;
-    k.fill = reduce_fill<Init, V>;
-    if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
-  }
-  void define(const char* n, const char* d);
+  ReductionOp(const char* n, const char* d, const ReductionInfo& i);
 };
 
 }  // namespace brrr

@@ -108,7 +108,7 @@ ReductionLayout reduction_layout(const OpCall& c, bool filled) {
   l.compute = reduction_compute_dtype(*c.op, *x);
   l.count = x->numel / c.out[0].numel();
   if (x->numel == 0) return l;
-  int64_t mask = c.attrs.v[0];
+  int64_t mask = c.attrs.as<ReductionAttrs>().mask;
   Runs runs = find_runs(*x, mask);
   if (is_gathered(runs)) {
     l.copy = gathered(*x, mask, !is_shaped(runs), l.compute, filled);

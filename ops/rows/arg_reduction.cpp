@@ -102,19 +102,20 @@ template <bool kMax, class V> void arg_reduce(const ArgProblem& a, int64_t begin
   }
 }
 
-// Attribute words as in reduction.h; the mask has one bit.
+// ReductionAttrs with a mask of one bit.
 void arg_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
+  const auto a = c.attrs.as<ReductionAttrs>();
   OutMeta& m = c.meta[0];
   for (int d = 0; d < x.ndim; ++d) {
-    BRRR_CHECK(!(c.attrs.v[0] >> d & 1) || x.sizes[d] > 0,
+    BRRR_CHECK(!(a.mask >> d & 1) || x.sizes[d] > 0,
                "{}: dim {} of {} has no elements; give a shape without 0", c.op->name, d,
                describe(&x));
   }
   m.alias = -1;
   m.dtype = kInt64;
   m.device = x.device;
-  m.sizes = reduced_sizes(x.size_list(), c.attrs.v[0], c.attrs.v[1] != 0);
+  m.sizes = reduced_sizes(x.size_list(), a);
 }
 
 template <bool kMax> void arg_run(OpCall& c) {
@@ -128,7 +129,7 @@ template <bool kMax> void arg_run(OpCall& c) {
     copy_now(*dense.impl(), *x);
     x = dense.impl();
   }
-  const Lines l = lines_along(*x, std::countr_zero(static_cast<uint64_t>(c.attrs.v[0])));
+  const Lines l = lines_along(*x, reduced_dim(c.attrs));
   const ArgProblem a{x->data(), reinterpret_cast<int64_t*>(y.data()), l.n, l.inner};
   using Kernel = void (*)(const ArgProblem&, int64_t, int64_t);
   constexpr Kernel kernels[] = {arg_reduce<kMax, vx::f32>, arg_reduce<kMax, vx::f64>,
@@ -139,23 +140,12 @@ template <bool kMax> void arg_run(OpCall& c) {
                [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
 }
 
-class ArgOp : public OpDef {
- public:
-  ArgOp(const char* n, const char* d, void (*on_cpu)(OpCall&), void (*on_cuda)(OpCall&)) {
-    name = n;
-    doc = d;
-    kind = OpKind::Library;
-    infer = arg_infer;
-    cpu = on_cpu;
-    cuda = on_cuda;
-    register_row();
-  }
-};
-
-const ArgOp argmax_row{"argmax", "Index of the first maximum along a dim; NaN wins", arg_run<true>,
-                       argmax_cuda};
-const ArgOp argmin_row{"argmin", "Index of the first minimum along a dim; NaN wins", arg_run<false>,
-                       argmin_cuda};
+const OpDef argmax_row{"argmax",
+                       "Index of the first maximum along a dim; NaN wins",
+                       {.infer = arg_infer, .kernel = {{arg_run<true>}, {argmax_cuda}}}};
+const OpDef argmin_row{"argmin",
+                       "Index of the first minimum along a dim; NaN wins",
+                       {.infer = arg_infer, .kernel = {{arg_run<false>}, {argmin_cuda}}}};
 
 }  // namespace
 

@@ -133,7 +133,7 @@ void arg_cuda(OpCall& c, bool max) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return;
   const DenseInput in(&x, x.dtype);
-  const Lines l = lines_along(x, std::countr_zero(static_cast<uint64_t>(c.attrs.v[0])));
+  const Lines l = lines_along(x, reduced_dim(c.attrs));
   const DType compute = compute_type(x.dtype);
   Variant v{.t = x.dtype, .n = max};
   ArgArguments a{in.as<char>(), nullptr, nullptr, nullptr, l.outer, l.n, l.inner, 0, 1};

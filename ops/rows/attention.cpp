@@ -1,9 +1,8 @@
 // Scaled dot-product attention: the row, its gradient, their decompositions.
 //
 // Rows take q, k, v, a mask and a dropout key (the last two may be absent), all with the leading
-// dims of the result; the mask is bool or of the compute type. Attributes: word 0 causal, word 1
-// the scale, word 2 the probability of dropout. The two outputs beside the result are the maximum
-// and sum of each row's softmax.
+// dims of the result; the mask is bool or of the compute type. The two outputs beside the result
+// are the maximum and sum of each row's softmax.
 #include <cmath>
 #include <optional>
 
@@ -57,7 +56,7 @@ struct Operands : Sizes {
         mask(c.in[Mask], compute, true),
         bool_mask(c.in[Mask] && c.in[Mask]->dtype == kBool) {}
   template <class T>
-  AttentionHead<T> head(int64_t i, const Attrs& attrs, const DropoutDraw* dropout) const {
+  AttentionHead<T> head(int64_t i, const AttentionAttrs& attrs, const DropoutDraw* dropout) const {
     return {.queries = queries,
             .keys = keys,
             .width = width,
@@ -69,8 +68,8 @@ struct Operands : Sizes {
             .bias = bool_mask ? nullptr : mask.at<T>(i),
             .mask_row = mask.row(),
             .mask_col = mask.col(),
-            .causal = attrs.v[0] != 0,
-            .scale = static_cast<T>(attrs.d(1)),
+            .causal = attrs.causal != 0,
+            .scale = static_cast<T>(attrs.scale),
             .dropout = dropout,
             .element = i * queries * keys};
   }
@@ -81,12 +80,13 @@ std::optional<DropoutDraw> dropout_of(const OpCall& c) {
   if (!key) return std::nullopt;
   const auto* words = reinterpret_cast<const int64_t*>(key->data());
   const int64_t pair[] = {words[0], words[key->strides[0]]};
-  return DropoutDraw(pair, c.attrs.d(2));
+  return DropoutDraw(pair, c.attrs.as<AttentionAttrs>().dropout);
 }
 
 // f(T{}, head, dropout) for all heads, one task each where that pays.
 template <class F> void for_heads(const OpCall& c, DType compute, const Operands& o, const F& f) {
   const auto draw = dropout_of(c);
+  const auto attrs = c.attrs.as<AttentionAttrs>();
   const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
   const int64_t room = attention_room(o.width, o.depth);
   const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
@@ -94,7 +94,7 @@ template <class F> void for_heads(const OpCall& c, DType compute, const Operands
     using T = Lane<decltype(v)>;
     parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        AttentionHead<T> head = o.head<T>(i, c.attrs, draw ? &*draw : nullptr);
+        AttentionHead<T> head = o.head<T>(i, attrs, draw ? &*draw : nullptr);
         if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
         f(T{}, head, i);
       }
@@ -162,11 +162,11 @@ int64_t attention_scratch(const OpCall& c) {
 struct Weights {
   Tensor p, max, sum, keep;
 
-  Weights(const Attrs& attrs, const Tensor* in) {
+  Weights(const AttentionAttrs& attrs, const Tensor* in) {
     const Tensor q = widened(in[Q]), k = widened(in[K]), &mask = in[Mask];
-    Tensor s = matmul(q, k.transpose(-2, -1)) * attrs.d(1);
+    Tensor s = matmul(q, k.transpose(-2, -1)) * attrs.scale;
     if (mask.defined()) s = mask.dtype() == kBool ? where(mask, s, -kInfinity) : s + mask;
-    if (attrs.v[0]) {
+    if (attrs.causal) {
       const Tensor row = arange(q.size(-2), s.device()), column = arange(k.size(-2), s.device());
       s = where(column <= row.unsqueeze(1), s, -kInfinity);
     }
@@ -174,7 +174,7 @@ struct Weights {
     const Tensor e = exp(s - where(max == -kInfinity, 0.0, max));
     sum = brrr::sum(e, -1, true);
     p = e * reciprocal(where(sum == 0.0, 1.0, sum));
-    if (in[Key].defined()) keep = dropout_mask_at(in[Key], attrs.d(2), p.sizes(), p.dtype());
+    if (in[Key].defined()) keep = dropout_mask_at(in[Key], attrs.dropout, p.sizes(), p.dtype());
   }
   Tensor dropped(const Tensor& t) const { return keep.defined() ? t * keep : t; }
   /// Of the scores, from the gradient of the result.
@@ -185,7 +185,7 @@ struct Weights {
 };
 
 void attention_decompose(OpCall& c, const Tensor* in) {
-  const Weights w(c.attrs, in);
+  const Weights w(c.attrs.as<AttentionAttrs>(), in);
   c.out[0] = converted(matmul(w.dropped(w.p), widened(in[V])), in[Q].dtype());
   c.out[1] = w.max;
   c.out[2] = w.sum;
@@ -193,9 +193,10 @@ void attention_decompose(OpCall& c, const Tensor* in) {
 
 // Made from the operands alone, so that it can be differentiated again.
 void attention_backward_decompose(OpCall& c, const Tensor* in) {
-  const Weights w(c.attrs, in);
+  const auto attrs = c.attrs.as<AttentionAttrs>();
+  const Weights w(attrs, in);
   const DType t = in[Q].dtype();
-  const Tensor ds = w.gradient(in, in[G]) * c.attrs.d(1);
+  const Tensor ds = w.gradient(in, in[G]) * attrs.scale;
   c.out[0] = converted(matmul(ds, widened(in[K])), t);
   c.out[1] = converted(matmul(ds.transpose(-2, -1), widened(in[Q])), t);
   c.out[2] = converted(matmul(w.dropped(w.p).transpose(-2, -1), widened(in[G])), t);
@@ -226,52 +227,49 @@ void attention_backward_infer(OpCall& c) {
 // place times the square root of some thousand terms.
 constexpr double kTolerance = 4e-6;
 
-const CompositeOp attention_backward_op{"attention_backward",
-                                        "dq, dk and dv of scaled_dot_product_attention",
-                                        {.n_out = 4,
-                                         .n_scratch = 1,  // rowsum(g * out)
-                                         .infer = attention_backward_infer,
-                                         .decompose = attention_backward_decompose,
-                                         .cpu = attention_backward_cpu,
-                                         .scratch = attention_scratch,
-                                         .cuda = attention_backward_cuda,
-                                         .cuda_serves = attention_on_cuda,
-                                         .gradient_row = true,
-                                         .tolerance = kTolerance}};
+const OpDef attention_backward_op{
+    "attention_backward",
+    "dq, dk and dv of scaled_dot_product_attention",
+    {.kind = OpKind::Composite,
+     .n_out = 4,
+     .n_scratch = 1,  // rowsum(g * out)
+     .infer = attention_backward_infer,
+     .decompose = attention_backward_decompose,
+     .kernel = {{attention_backward_cpu}, {attention_backward_cuda, attention_on_cuda}},
+     .scratch = attention_scratch,
+     .gradient_row = true,
+     .autocast = Autocast::Widen,
+     .tolerance = kTolerance}};
 
 void attention_vjp(VjpCall& v) {
   const Tensor &g = v.gout[0], none;
-  const Attrs& attrs = v.attrs();
+  const auto attrs = v.attrs().as<AttentionAttrs>();
   const bool mask = v.node.in[Mask].saved, key = v.node.in[Key].saved;
   const Tensor in[] = {v.input(Q), v.input(K), v.input(V), mask ? v.input(Mask) : none,
                        key ? v.input(Key) : none};
   if (v.needs(Q) || v.needs(K) || v.needs(V)) {
     const Tensor out = v.output(0), max = v.output(1), sum = v.output(2);
-    CompositeCall call(attention_backward_op,
-                       {in[Q].impl(), in[K].impl(), in[V].impl(), in[Mask].impl(), in[Key].impl(),
-                        out.impl(), max.impl(), sum.impl(), g.impl()});
-    v.gin[Q] = call.attr(attrs.v[0]).attr(attrs.v[1]).attr(attrs.v[2]).run();
-    v.gin[K] = call.output(1);
-    v.gin[V] = call.output(2);
+    Outputs d = call_outputs(attention_backward_op,
+                             {in[Q], in[K], in[V], in[Mask], in[Key], out, max, sum, g}, attrs);
+    for (int i : {Q, K, V}) v.gin[i] = std::move(d[static_cast<size_t>(i)]);
   }
   // A floating mask's gradient has the size of the scores anyway.
   if (v.needs(Mask)) v.gin[Mask] = Weights(attrs, in).gradient(in, g);
 }
 
-const CompositeOp attention_op{kName,
-                               "softmax(q k^T * scale + mask) v",
-                               {.n_out = 3,
-                                .infer = attention_infer,
-                                .decompose = attention_decompose,
-                                .cpu = attention_cpu,
-                                .scratch = attention_scratch,
-                                .cuda = attention_cuda,
-                                .cuda_serves = attention_on_cuda,
-                                .vjp = attention_vjp,
-                                .saves_inputs = 0b11111,
-                                .saves_outputs = 0b111,
-                                .autocast = Autocast::Round,
-                                .tolerance = kTolerance}};
+const OpDef attention_op{kName,
+                         "softmax(q k^T * scale + mask) v",
+                         {.kind = OpKind::Composite,
+                          .n_out = 3,
+                          .infer = attention_infer,
+                          .decompose = attention_decompose,
+                          .kernel = {{attention_cpu}, {attention_cuda, attention_on_cuda}},
+                          .scratch = attention_scratch,
+                          .vjp = attention_vjp,
+                          .saves_inputs = 0b11111,
+                          .saves_outputs = 0b111,
+                          .autocast = Autocast::Round,
+                          .tolerance = kTolerance}};
 
 // --- the call ------------------------------------------------------------------------------------
 
@@ -347,13 +345,8 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
   const double p = o.training ? o.dropout : 0;
   const Tensor key = p > 0 ? draw_key(q.device()) : Tensor();
   const double root = std::sqrt(static_cast<double>(width));
-  return CompositeCall(attention_op, {a.impl(), b.impl(), c.impl(), mask.impl(), key.impl()})
-      .attr(int64_t{o.causal})
-      .attr(o.scale != 0 ? o.scale
-            : width > 0  ? 1 / root
-                         : 1)
-      .attr(p)
-      .run();
+  const double scale = o.scale != 0 ? o.scale : width > 0 ? 1 / root : 1;
+  return call(attention_op, {a, b, c, mask, key}, AttentionAttrs{o.causal, scale, p});
 }
 
 }  // namespace brrr

@@ -230,6 +230,7 @@ class DeviceOperands {
         g_(c.n_in > G ? c.in[G] : nullptr, dtype_),
         out_(c.n_in > G ? c.in[Out] : nullptr, dtype_) {
     AttentionArguments& a = arguments;
+    const auto attrs = c.attrs.as<AttentionAttrs>();
     const TensorImpl &q = *c.in[Q], &v = *c.in[V];
     a.dims = q.ndim - 2;
     for (int d = 0; d < a.dims; ++d) heads_ *= a.sizes[d] = q.sizes[d];
@@ -237,8 +238,8 @@ class DeviceOperands {
     a.width = static_cast<int>(q.sizes[a.dims + 1]);
     a.keys = static_cast<int>(v.sizes[a.dims]);
     a.depth = static_cast<int>(v.sizes[a.dims + 1]);
-    a.causal = c.attrs.v[0] != 0;
-    a.scale = static_cast<float>(c.attrs.d(1));
+    a.causal = attrs.causal != 0;
+    a.scale = static_cast<float>(attrs.scale);
     a.bool_mask = c.in[Mask] && c.in[Mask]->dtype == kBool;
     a.q = matrix(q_);
     a.k = matrix(k_);
@@ -249,7 +250,7 @@ class DeviceOperands {
     a.packed = in_packs(a.q, a.width) && in_packs(a.k, a.width) && in_packs(a.v, a.depth) &&
                in_packs(a.g, a.depth);
     if (const TensorImpl* key = c.in[Key]) {
-      const double p = c.attrs.d(2);
+      const double p = attrs.dropout;
       a.key = key->data();
       a.key_stride = key->strides[0];
       a.limit = static_cast<float>(p);

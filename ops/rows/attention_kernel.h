@@ -17,6 +17,11 @@ namespace attention {
 enum Operand { Q, K, V, Mask, Key, Out, Max, Sum, G };
 }
 
+struct AttentionAttrs {
+  int64_t causal;
+  double scale, dropout;  ///< The probability of dropout.
+};
+
 /// The rows' kernels for a GPU, and the calls that they serve: not float64, not very wide heads.
 void attention_cuda(OpCall& c);
 void attention_backward_cuda(OpCall& c);

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "core/backend.h"
+#include "core/call.h"
 #include "core/check.h"
-#include "ops/kinds/library.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/kinds/row_kernel.h"
@@ -83,7 +83,6 @@ DType sum_dtype(DType t) {
   return is_floating(t) ? t : kInt64;
 }
 
-// Attribute words: the dim, and whether the sums run from its end.
 void cumsum_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   c.meta[0].dtype = sum_dtype(x.dtype);
@@ -95,8 +94,9 @@ template <class T> void scan(OpCall& c, DType compute) {
   const TensorImpl& x = *c.in[0];
   const DenseInput in(&x, compute);
   DenseOutput out(c.out[0], compute);
-  const Lines l = lines_along(x, static_cast<int>(c.attrs.v[0]));
-  const Scan<T> s{in.as<T>(), out.as<T>(), l.outer, l.n, l.inner, c.attrs.v[1] != 0};
+  const auto a = c.attrs.as<CumsumAttrs>();
+  const Lines l = lines_along(x, static_cast<int>(a.dim));
+  const Scan<T> s{in.as<T>(), out.as<T>(), l.outer, l.n, l.inner, a.reverse != 0};
   parallel_for(s.units(), std::max<int64_t>(1, kRowGrain * s.units() / x.numel),
                [&](int64_t begin, int64_t end) { s.run(begin, end); });
   out.finish();
@@ -110,29 +110,24 @@ void cumsum_cpu(OpCall& c) {
   scan<float>(c, compute);
 }
 
-Tensor cumsum_call(const Tensor& x, int64_t dim, bool reverse);
+void cumsum_vjp(VjpCall& v);
 
-const LibraryOp cumsum_row{
+const OpDef cumsum_row{
     "cumsum",
     "running sums along a dim; integers and bool give int64",
-    {.infer = cumsum_infer, .cpu = cumsum_cpu, .cuda = cumsum_cuda, .vjp = [](VjpCall& v) {
-       v.gin[0] = cumsum_call(v.gout[0], v.attrs().v[0], !v.attrs().v[1]);
-     }}};
+    {.infer = cumsum_infer, .kernel = {{cumsum_cpu}, {cumsum_cuda}}, .vjp = cumsum_vjp}};
 
-Tensor cumsum_call(const Tensor& x, int64_t dim, bool reverse) {
-  TensorImpl* in[] = {x.impl()};
-  OpCall c(cumsum_row, in, 1);
-  c.attrs.push(dim);
-  c.attrs.push(int64_t{reverse});
-  dispatch(c);
-  return std::move(c.out[0]);
+void cumsum_vjp(VjpCall& v) {
+  const auto a = v.attrs().as<CumsumAttrs>();
+  v.gin[0] = call(cumsum_row, {v.gout[0]}, CumsumAttrs{a.dim, !a.reverse});
 }
 
 }  // namespace
 
 Tensor cumsum(const Tensor& x, int64_t dim) {
   BRRR_CHECK(x.defined(), "cumsum: the tensor is undefined; assign one first");
-  return cumsum_call(x, wrap_dim("cumsum", dim, static_cast<int>(x.dim())), false);
+  return call(cumsum_row, {x},
+              CumsumAttrs{wrap_dim("cumsum", dim, static_cast<int>(x.dim())), false});
 }
 Tensor Tensor::cumsum(int64_t dim) const {
   return brrr::cumsum(*this, dim);

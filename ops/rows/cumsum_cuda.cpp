@@ -152,8 +152,9 @@ void cumsum_cuda(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (x.numel == 0) return;
   const DenseInput in(&x, x.dtype);
-  const Lines l = lines_along(x, static_cast<int>(c.attrs.v[0]));
-  scan({in.as<char>(), y.data(), nullptr, nullptr, l.outer, l.n, l.inner, 0, 0, c.attrs.v[1] != 0},
+  const auto a = c.attrs.as<CumsumAttrs>();
+  const Lines l = lines_along(x, static_cast<int>(a.dim));
+  scan({in.as<char>(), y.data(), nullptr, nullptr, l.outer, l.n, l.inner, 0, 0, a.reverse != 0},
        {.t = x.dtype, .u = y.dtype});
 }
 

@@ -15,28 +15,7 @@ namespace brrr {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-static void infer_creation(OpCall& c) {
-  const int leading = static_cast<const CreationOp*>(c.op)->leading;
-  OutMeta& m = c.meta[0];
-  m.dtype = static_cast<DType>(c.attrs.dtype);
-  m.device = {static_cast<DeviceType>(c.attrs.device), 0};
-  m.alias = -1;
-  m.sizes = IntList(c.attrs.v + leading, static_cast<size_t>(c.attrs.n - leading));
-}
-
-CreationOp::CreationOp(const char* n, const char* d, OpKind k, int words, void (*on_cpu)(OpCall&),
-                       void (*on_cuda)(OpCall&))
-    : leading(words) {
-  name = n;
-  doc = d;
-  kind = k;
-  infer = infer_creation;
-  cpu = on_cpu;
-  cuda = on_cuda;
-  register_row();
-}
-
-CreationCall::CreationCall(const CreationOp& op, const IntList& sizes, DType dtype, Device device)
+CreationCall::CreationCall(const OpDef& op, const IntList& sizes, DType dtype, Device device)
     : call_(op, nullptr, 0), sizes_(sizes) {
   numel_of(sizes, op.name);  // Throws when there are too many elements.
   backend(device);           // Throws when there is no such device.
@@ -140,17 +119,21 @@ void run_eye(OpCall& c) {
   for (int64_t i = 0; i < std::min(n, m); ++i) p[i * m + i] = 1;
 }
 
-const CreationOp empty_row{"empty",  "uninitialised memory", OpKind::Library, 0, run_empty,
-                           run_empty};
-const CreationOp full_row{"full",   "every element the same number", OpKind::Library, 1, run_full,
-                          full_cuda};
-const CreationOp arange_row{
-    "arange", "start, start + step, ... below end", OpKind::Library, 2, run_arange, arange_cuda};
-const CreationOp linspace_row{"linspace",      "evenly spaced numbers from start to end, inclusive",
-                              OpKind::Library, 2,
-                              run_linspace,    linspace_cuda};
-const CreationOp eye_row{
-    "eye", "ones on the diagonal, zeros elsewhere", OpKind::Library, 0, run_eye, eye_cuda};
+const OpDef empty_row{"empty",
+                      "uninitialised memory",
+                      {.infer = creation_infer<0>, .kernel = {{run_empty}, {run_empty}}}};
+const OpDef full_row{"full",
+                     "every element the same number",
+                     {.infer = creation_infer<1>, .kernel = {{run_full}, {full_cuda}}}};
+const OpDef arange_row{"arange",
+                       "start, start + step, ... below end",
+                       {.infer = creation_infer<2>, .kernel = {{run_arange}, {arange_cuda}}}};
+const OpDef linspace_row{"linspace",
+                         "evenly spaced numbers from start to end, inclusive",
+                         {.infer = creation_infer<2>, .kernel = {{run_linspace}, {linspace_cuda}}}};
+const OpDef eye_row{"eye",
+                    "ones on the diagonal, zeros elsewhere",
+                    {.infer = creation_infer<0>, .kernel = {{run_eye}, {eye_cuda}}}};
 
 // --- checks --------------------------------------------------------------------------------------
 

@@ -1,19 +1,15 @@
 // Reading and adding at positions that a tensor names: shape rules, gradients and rows.
 #include <algorithm>
 
+#include "core/call.h"
 #include "core/check.h"
 #include "ops/rows/index_kernels.h"
-#include "ops/kinds/library.h"
 #include "ops/library_ops.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
 
 namespace {
-
-int dim_of(const Attrs& a) {
-  return static_cast<int>(a.v[0]);
-}
 
 // --- shape rules ---------------------------------------------------------------------------------
 
@@ -67,10 +63,10 @@ void embedding_infer(OpCall& c) {
   set_meta(c, weight, sizes);
 }
 
-/// Sizes of the result of a sum: the base's, or the words after the dim when it starts from zeros.
+/// Sizes of the result of a sum: the base's, or those after the dim when it starts from zeros.
 IntList sum_sizes(const OpCall& c) {
   if (c.in[0]) return c.in[0]->size_list();
-  return {c.attrs.v + 1, static_cast<size_t>(c.attrs.n - 1)};
+  return c.attrs.after<DimAttrs>();
 }
 
 void check_sum(const OpCall& c) {
@@ -109,7 +105,7 @@ void index_add_infer(OpCall& c) {
 
 void one_hot_infer(OpCall& c) {
   IntList sizes = c.in[0]->size_list();
-  sizes.push_back(c.attrs.v[0]);
+  sizes.push_back(c.attrs.as<OneHotAttrs>().classes);
   set_meta(c, *c.in[0], sizes);
 }
 
@@ -127,118 +123,99 @@ void check_sum_index(const OpCall& c) {
 
 // --- rows and gradients --------------------------------------------------------------------------
 
-Tensor sum_call(const OpDef& row, const Tensor& base, const IntList& sizes, int dim,
-                const Tensor& index, const Tensor& src) {
-  TensorImpl* in[] = {base.impl(), index.impl(), src.impl()};
-  OpCall c(row, in, 3);
-  c.attrs.push(int64_t{dim});
-  if (!base.defined()) {
-    for (int64_t n : sizes) c.attrs.push(n);
-  }
-  dispatch(c);
-  return std::move(c.out[0]);
-}
+const OpDef scatter_add_row{"scatter_add",
+                            "src added at the positions that index names along a dim",
+                            {.infer = scatter_add_infer,
+                             .check_values = check_sum_index,
+                             .kernel = {{[](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); }},
+                                        {[](OpCall& c) { scatter_add_cuda(c, dim_of(c.attrs)); }}},
+                             .scratch = sum_scratch,
+                             .vjp =
+                                 [](VjpCall& v) {
+                                   if (v.needs(0)) v.gin[0] = v.gout[0];
+                                   if (v.needs(2))
+                                     v.gin[2] = gather(v.gout[0], dim_of(v.attrs()), v.input(1));
+                                 },
+                             .saves_inputs = 0b010,
+                             .grad_aliases = 0b001}};
 
-Tensor pick_call(const OpDef& row, const Tensor& x, int dim, const Tensor& index) {
-  TensorImpl* in[] = {x.impl(), index.impl()};
-  OpCall c(row, in, 2);
-  c.attrs.push(int64_t{dim});
-  dispatch(c);
-  return std::move(c.out[0]);
-}
+const OpDef gather_row{"gather",
+                       "the elements that index names along a dim",
+                       {.infer = gather_infer,
+                        .check_values = check_picked,
+                        .kernel = {{[](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); }},
+                                   {[](OpCall& c) { gather_cuda(c, dim_of(c.attrs)); }}},
+                        .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+                        .vjp =
+                            [](VjpCall& v) {
+                              if (!v.needs(0)) return;
+                              v.gin[0] = call(scatter_add_row, {Tensor(), v.input(1), v.gout[0]},
+                                              DimAttrs{dim_of(v.attrs())}, v.meta(0).sizes);
+                            },
+                        .saves_inputs = 0b10}};
 
-const LibraryOp scatter_add_row{"scatter_add",
-                                "src added at the positions that index names along a dim",
-                                {.infer = scatter_add_infer,
-                                 .check_values = check_sum_index,
-                                 .cpu = [](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); },
-                                 .scratch = sum_scratch,
-                                 .cuda = [](OpCall& c) { scatter_add_cuda(c, dim_of(c.attrs)); },
-                                 .vjp =
-                                     [](VjpCall& v) {
-                                       if (v.needs(0)) v.gin[0] = v.gout[0];
-                                       if (v.needs(2))
-                                         v.gin[2] =
-                                             gather(v.gout[0], dim_of(v.attrs()), v.input(1));
-                                     },
-                                 .saves_inputs = 0b010,
-                                 .grad_aliases = 0b001}};
+const OpDef index_add_row{"index_add",
+                          "slices of src added to the slices that index names along a dim",
+                          {.infer = index_add_infer,
+                           .check_values = check_sum_index,
+                           .kernel = {{[](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); }},
+                                      {[](OpCall& c) { index_add_cuda(c, dim_of(c.attrs)); }}},
+                           .scratch = sum_scratch,
+                           .vjp =
+                               [](VjpCall& v) {
+                                 if (v.needs(0)) v.gin[0] = v.gout[0];
+                                 if (v.needs(2))
+                                   v.gin[2] =
+                                       index_select(v.gout[0], dim_of(v.attrs()), v.input(1));
+                               },
+                           .saves_inputs = 0b010,
+                           .grad_aliases = 0b001,
+                           .gradient_row = true}};
 
-const LibraryOp gather_row{"gather",
-                           "the elements that index names along a dim",
-                           {.infer = gather_infer,
-                            .check_values = check_picked,
-                            .cpu = [](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); },
-                            .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
-                            .cuda = [](OpCall& c) { gather_cuda(c, dim_of(c.attrs)); },
-                            .vjp =
-                                [](VjpCall& v) {
-                                  if (!v.needs(0)) return;
-                                  v.gin[0] = sum_call(scatter_add_row, {}, v.meta(0).sizes,
-                                                      dim_of(v.attrs()), v.input(1), v.gout[0]);
-                                },
-                            .saves_inputs = 0b10}};
+const OpDef index_select_row{"index_select",
+                             "the slices that index names along a dim",
+                             {.infer = select_infer,
+                              .check_values = check_picked,
+                              .kernel = {{[](OpCall& c) { select_cpu(c, dim_of(c.attrs)); }},
+                                         {[](OpCall& c) { select_cuda(c, dim_of(c.attrs)); }}},
+                              .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+                              .vjp =
+                                  [](VjpCall& v) {
+                                    if (!v.needs(0)) return;
+                                    v.gin[0] =
+                                        call(index_add_row, {Tensor(), v.input(1), v.gout[0]},
+                                             DimAttrs{dim_of(v.attrs())}, v.meta(0).sizes);
+                                  },
+                              .saves_inputs = 0b10}};
 
-const LibraryOp index_add_row{"index_add",
-                              "slices of src added to the slices that index names along a dim",
-                              {.infer = index_add_infer,
-                               .check_values = check_sum_index,
-                               .cpu = [](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); },
-                               .scratch = sum_scratch,
-                               .cuda = [](OpCall& c) { index_add_cuda(c, dim_of(c.attrs)); },
-                               .vjp =
-                                   [](VjpCall& v) {
-                                     if (v.needs(0)) v.gin[0] = v.gout[0];
-                                     if (v.needs(2))
-                                       v.gin[2] =
-                                           index_select(v.gout[0], dim_of(v.attrs()), v.input(1));
-                                   },
-                               .saves_inputs = 0b010,
-                               .grad_aliases = 0b001,
-                               .gradient_row = true}};
-
-const LibraryOp index_select_row{"index_select",
-                                 "the slices that index names along a dim",
-                                 {.infer = select_infer,
-                                  .check_values = check_picked,
-                                  .cpu = [](OpCall& c) { select_cpu(c, dim_of(c.attrs)); },
-                                  .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
-                                  .cuda = [](OpCall& c) { select_cuda(c, dim_of(c.attrs)); },
-                                  .vjp =
-                                      [](VjpCall& v) {
-                                        if (!v.needs(0)) return;
-                                        v.gin[0] =
-                                            sum_call(index_add_row, {}, v.meta(0).sizes,
-                                                     dim_of(v.attrs()), v.input(1), v.gout[0]);
-                                      },
-                                  .saves_inputs = 0b10}};
-
-const LibraryOp embedding_row{
+const OpDef embedding_row{
     "embedding",
     "the rows of a table that ids name",
     {.infer = embedding_infer,
      .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
-     .cpu = [](OpCall& c) { select_cpu(c, 0); },
+     .kernel = {{[](OpCall& c) { select_cpu(c, 0); }}, {[](OpCall& c) { select_cuda(c, 0); }}},
      .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
-     .cuda = [](OpCall& c) { select_cuda(c, 0); },
      .vjp =
          [](VjpCall& v) {
            if (!v.needs(0)) return;
            const Tensor ids = v.input(1);
            const IntList& sizes = v.meta(0).sizes;
-           v.gin[0] = sum_call(index_add_row, {}, sizes, 0, ids.reshape({ids.numel()}),
-                               v.gout[0].reshape({ids.numel(), sizes[1]}));
+           v.gin[0] = call(
+               index_add_row,
+               {Tensor(), ids.reshape({ids.numel()}), v.gout[0].reshape({ids.numel(), sizes[1]})},
+               DimAttrs{0}, sizes);
          },
      .saves_inputs = 0b10}};
 
-const LibraryOp one_hot_row{
-    "one_hot",
-    "a 1 at the position of each id, else 0",
-    {.infer = one_hot_infer,
-     .check_values = [](const OpCall& c) { check_index(c, 0, c.in[0]->ndim, c.attrs.v[0]); },
-     .cpu = one_hot_cpu,
-     .scratch = [](const OpCall& c) { return pick_scratch(c, 0); },
-     .cuda = one_hot_cuda}};
+const OpDef one_hot_row{"one_hot",
+                        "a 1 at the position of each id, else 0",
+                        {.infer = one_hot_infer,
+                         .check_values =
+                             [](const OpCall& c) {
+                               check_index(c, 0, c.in[0]->ndim, c.attrs.as<OneHotAttrs>().classes);
+                             },
+                         .kernel = {{one_hot_cpu}, {one_hot_cuda}},
+                         .scratch = [](const OpCall& c) { return pick_scratch(c, 0); }}};
 
 // --- arguments -----------------------------------------------------------------------------------
 
@@ -273,7 +250,7 @@ Tensor covered(const Tensor& src, const Tensor& index) {
 
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   const int d = dim_arg("gather", x, dim);
-  return pick_call(gather_row, x, d, index64("gather", index));
+  return call(gather_row, {x, index64("gather", index)}, DimAttrs{d});
 }
 
 Tensor Tensor::gather(int64_t dim, const Tensor& index) const {
@@ -283,24 +260,19 @@ Tensor Tensor::gather(int64_t dim, const Tensor& index) const {
 Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
   const int d = dim_arg("scatter_add", x, dim);
   const Tensor at = index64("scatter_add", index);
-  return sum_call(scatter_add_row, x, {}, d, at, covered(src, at));
+  return call(scatter_add_row, {x, at, covered(src, at)}, DimAttrs{d});
 }
 
 const Tensor& Tensor::scatter_add_(int64_t dim, const Tensor& index, const Tensor& src) const {
   const int d = dim_arg("scatter_add", *this, dim);
-  const Tensor at = index64("scatter_add", index), part = covered(src, at);
-  TensorImpl* in[] = {impl(), at.impl(), part.impl()};
-  OpCall c(scatter_add_row, in, 3);
-  c.attrs.push(int64_t{d});
-  c.into = true;
-  c.out[0] = *this;
-  dispatch(c);
+  const Tensor at = index64("scatter_add", index);
+  call_into(*this, scatter_add_row, {*this, at, covered(src, at)}, DimAttrs{d});
   return *this;
 }
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   const int d = dim_arg("index_select", x, dim);
-  return pick_call(index_select_row, x, d, index64("index_select", index));
+  return call(index_select_row, {x, index64("index_select", index)}, DimAttrs{d});
 }
 
 Tensor Tensor::index_select(int64_t dim, const Tensor& index) const {
@@ -309,20 +281,12 @@ Tensor Tensor::index_select(int64_t dim, const Tensor& index) const {
 
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
   const Tensor at = index64("embedding", ids);
-  TensorImpl* in[] = {defined("embedding", weight).impl(), at.impl()};
-  OpCall c(embedding_row, in, 2);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(embedding_row, {defined("embedding", weight), at});
 }
 
 Tensor one_hot(const Tensor& ids, int64_t classes) {
   BRRR_CHECK(classes > 0, "one_hot: classes must be positive, got {}", classes);
-  const Tensor at = index64("one_hot", ids);
-  TensorImpl* in[] = {at.impl()};
-  OpCall c(one_hot_row, in, 1);
-  c.attrs.push(classes);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(one_hot_row, {index64("one_hot", ids)}, OneHotAttrs{classes});
 }
 
 }  // namespace brrr

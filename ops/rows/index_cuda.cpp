@@ -338,7 +338,7 @@ void one_hot_cuda(OpCall& c) {
   const Index index(c, *c.in[0]);
   run_kernel(one_hot_kernel, {}, {blocks_for(out.numel)},
              OneHotArguments{reinterpret_cast<const char*>(index.at), out.data(), device_fault(),
-                             fault_op(c), out.numel, c.attrs.v[0]});
+                             fault_op(c), out.numel, c.attrs.as<OneHotAttrs>().classes});
 }
 
 }  // namespace brrr

@@ -200,7 +200,7 @@ void index_add_cpu(OpCall& c, int dim) {
 
 void one_hot_cpu(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
-  const int64_t classes = c.attrs.v[0];
+  const int64_t classes = c.attrs.as<OneHotAttrs>().classes;
   const Index index(c, *c.in[0]);
   auto* to = reinterpret_cast<int64_t*>(out.data());
   std::memset(to, 0, static_cast<size_t>(out.numel) * sizeof *to);

@@ -24,6 +24,9 @@ void scatter_add_cuda(OpCall& c, int dim);
 /// The same, adding where select_cpu would read.
 void index_add_cpu(OpCall& c, int dim);
 void index_add_cuda(OpCall& c, int dim);
+struct OneHotAttrs {
+  int64_t classes;
+};
 void one_hot_cpu(OpCall& c);
 /// What they take: a dense index; a sum its terms besides, where they have another dtype or memory
 /// than it.

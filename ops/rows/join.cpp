@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "core/backend.h"
+#include "core/call.h"
 #include "core/check.h"
-#include "ops/kinds/library.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/kinds/pointwise.h"
@@ -14,13 +14,12 @@ namespace brrr {
 
 namespace {
 
-constexpr int kMostInputs = 128;  // Of one call; longer lists are joined in groups.
 constexpr int64_t kGrainBytes = 1 << 17;
 
 void cat_infer(OpCall& c) {
   const TensorImpl& first = *c.in[0];
   BRRR_CHECK(first.ndim > 0, "cat: 0-d tensors have no dim to join; use stack");
-  const int dim = static_cast<int>(c.attrs.v[0]);
+  const int dim = dim_of(c.attrs);
   OutMeta& m = c.meta[0];
   m.dtype = first.dtype;
   m.device = first.device;
@@ -56,7 +55,7 @@ void place(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
 }
 
 void cat_cpu(OpCall& c) {
-  const int dim = static_cast<int>(c.attrs.v[0]);
+  const int dim = dim_of(c.attrs);
   int64_t at = 0;
   for (int i = 0; i < c.n_in; ++i) {
     place(*c.out[0].impl(), *c.in[i], dim, at);
@@ -65,7 +64,7 @@ void cat_cpu(OpCall& c) {
 }
 
 void cat_vjp(VjpCall& v) {
-  const int dim = static_cast<int>(v.attrs().v[0]);
+  const int dim = dim_of(v.attrs());
   int64_t at = 0;
   for (int i = 0; i < v.node.n_in; ++i) {
     const int64_t length = v.meta(i).sizes[dim];
@@ -74,23 +73,13 @@ void cat_vjp(VjpCall& v) {
   }
 }
 
-const LibraryOp cat_row{"cat",
-                        "tensors one after the other along a dim",
-                        {.infer = cat_infer,
-                         .cpu = cat_cpu,
-                         .scratch = no_scratch,
-                         .cuda = cat_cuda,
-                         .vjp = cat_vjp,
-                         .grad_aliases = 0xffffffff}};
-
-Tensor cat_group(const Tensor* tensors, int n, int dim) {
-  TensorImpl* in[kMostInputs];
-  for (int i = 0; i < n; ++i) in[i] = tensors[i].impl();
-  OpCall c(cat_row, in, n);
-  c.attrs.push(int64_t{dim});
-  dispatch(c);
-  return std::move(c.out[0]);
-}
+const OpDef cat_row{"cat",
+                    "tensors one after the other along a dim",
+                    {.infer = cat_infer,
+                     .kernel = {{cat_cpu}, {cat_cuda}},
+                     .scratch = no_scratch,
+                     .vjp = cat_vjp,
+                     .grad_aliases = 0xffffffff}};
 
 }  // namespace
 
@@ -106,12 +95,11 @@ Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   BRRR_CHECK(!tensors.empty(), "cat: the list of tensors is empty");
   for (const Tensor& t : tensors) BRRR_CHECK(t.defined(), "cat: a tensor is undefined");
   const int d = wrap_dim("cat", dim, static_cast<int>(tensors[0].dim()));
-  const size_t n = tensors.size();
-  if (n <= kMostInputs) return cat_group(tensors.data(), static_cast<int>(n), d);
-  std::vector<Tensor> groups;
-  for (size_t i = 0; i < n; i += kMostInputs) {
-    const auto count = static_cast<int>(std::min<size_t>(kMostInputs, n - i));
-    groups.push_back(cat_group(tensors.data() + i, count, d));
+  const int n = static_cast<int>(tensors.size()), most = Inputs::kMost;
+  if (n <= most) return call(cat_row, {tensors.data(), n}, DimAttrs{d});
+  std::vector<Tensor> groups;  // Longer lists are joined in groups.
+  for (int i = 0; i < n; i += most) {
+    groups.push_back(call(cat_row, {tensors.data() + i, std::min(most, n - i)}, DimAttrs{d}));
   }
   return cat(groups, d);
 }

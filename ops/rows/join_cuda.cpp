@@ -61,7 +61,7 @@ Unit unit_of(uint64_t bits) {
 void cat_cuda(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   if (out.numel == 0) return;
-  const int dim = static_cast<int>(c.attrs.v[0]);
+  const int dim = dim_of(c.attrs);
   const auto step = lines_along(out, dim).inner * static_cast<int64_t>(itemsize(out.dtype));
   CatArguments a{};
   a.to = out.data();

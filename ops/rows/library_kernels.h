@@ -29,6 +29,10 @@ void rotary_cuda(OpCall& c);
 void argmax_cuda(OpCall& c);
 void argmin_cuda(OpCall& c);
 
+struct CumsumAttrs {
+  int64_t dim;
+  int64_t reverse;  ///< The sums run from its end.
+};
 void cumsum_cuda(OpCall& c);
 
 }  // namespace brrr

@@ -182,10 +182,11 @@ void cross_entropy_backward_cpu(OpCall& c) {
   dx.finish();
 }
 
-const CompositeOp cross_entropy_backward{
+const OpDef cross_entropy_backward{
     "cross_entropy_backward",
     "(softmax(logits) - targets) * g / n, 0 in ignored rows",
-    {.infer =
+    {.kind = OpKind::Composite,
+     .infer =
          [](OpCall& c) {
            check_composite(c);
            set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list());
@@ -203,18 +204,15 @@ const CompositeOp cross_entropy_backward{
            c.out[0] = converted(where(counted.rows, dx, 0.0), in[0].dtype());
          },
      .check_values = check_ids,
-     .cpu = cross_entropy_backward_cpu,
-     .cuda = cross_entropy_backward_cuda,
-     .gradient_row = true}};
+     .kernel = {{cross_entropy_backward_cpu}, {cross_entropy_backward_cuda}},
+     .gradient_row = true,
+     .autocast = Autocast::Widen}};
 
 void cross_entropy_vjp(VjpCall& v) {
   if (!v.needs(0)) return;
   const Tensor logits = v.input(0), ids = v.input(1), max = v.output(1), sum = v.output(2);
   if (v.gout[0].defined()) {
-    CompositeCall backward(cross_entropy_backward,
-                           {logits.impl(), ids.impl(), max.impl(), sum.impl(), v.gout[0].impl()});
-    if (v.attrs().n) backward.attr(v.attrs().v[0]).attr(v.attrs().d(1));
-    v.gin[0] = backward.run();
+    v.gin[0] = call(cross_entropy_backward, {logits, ids, max, sum, v.gout[0]}, v.attrs().list());
   }
   if (v.gout[2].defined()) {  // A second derivative, through the sum that the first one read.
     const Tensor more = converted(exp(widened(logits) - max.detach()) * v.gout[2], logits.dtype());
@@ -222,18 +220,19 @@ void cross_entropy_vjp(VjpCall& v) {
   }
 }
 
-const CompositeOp cross_entropy_op{"cross_entropy",
-                                   "mean of -log softmax(logits)[i, ids[i]] over counted rows",
-                                   {.n_out = 3,
-                                    .infer = cross_entropy_infer,
-                                    .decompose = cross_entropy_decompose,
-                                    .check_values = check_ids,
-                                    .cpu = cross_entropy_cpu,
-                                    .scratch = cross_entropy_scratch,
-                                    .cuda = cross_entropy_cuda,
-                                    .vjp = cross_entropy_vjp,
-                                    .saves_inputs = 0b11,
-                                    .saves_outputs = 0b110}};
+const OpDef cross_entropy_op{"cross_entropy",
+                             "mean of -log softmax(logits)[i, ids[i]] over counted rows",
+                             {.kind = OpKind::Composite,
+                              .n_out = 3,
+                              .infer = cross_entropy_infer,
+                              .decompose = cross_entropy_decompose,
+                              .check_values = check_ids,
+                              .kernel = {{cross_entropy_cpu}, {cross_entropy_cuda}},
+                              .scratch = cross_entropy_scratch,
+                              .vjp = cross_entropy_vjp,
+                              .saves_inputs = 0b11,
+                              .saves_outputs = 0b110,
+                              .autocast = Autocast::Widen}};
 
 // --- the others ----------------------------------------------------------------------------------
 
@@ -259,12 +258,11 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropy
              "cross_entropy: an operand is undefined; assign one first");
   BRRR_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
              "cross_entropy: label_smoothing must be in [0, 1], got {}", options.label_smoothing);
-  CompositeCall c(cross_entropy_op, {logits.impl(), ids.impl()});
   constexpr CrossEntropyOptions defaults;
-  if (options.ignore_index != defaults.ignore_index || options.label_smoothing != 0) {
-    c.attr(options.ignore_index).attr(options.label_smoothing);
+  if (options.ignore_index == defaults.ignore_index && options.label_smoothing == 0) {
+    return call(cross_entropy_op, {logits, ids});
   }
-  return c.run();
+  return call(cross_entropy_op, {logits, ids}, options.ignore_index, options.label_smoothing);
 }
 
 Tensor mse_loss(const Tensor& a, const Tensor& b) {

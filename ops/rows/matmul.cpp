@@ -1,8 +1,8 @@
 // Matrix products: shape rules, gradients and rows.
 #include <algorithm>
 
+#include "core/call.h"
 #include "core/check.h"
-#include "ops/kinds/library.h"
 #include "ops/library_ops.h"
 #include "ops/rows/product.h"
 #include "ops/view_ops.h"
@@ -131,35 +131,30 @@ template <bool kLinear> int64_t scratch_of(const OpCall& c) {
                          *c.out[0].impl());
 }
 
-const LibraryOp matmul_row{"matmul",
-                           "matrix product; batch dims broadcast",
-                           {.infer = matmul_infer,
-                            .cpu = run_matmul,
-                            .scratch = scratch_of<false>,
-                            .cuda = run_matmul,
-                            .vjp = matmul_vjp,
-                            .saves_inputs = 0b11,
-                            .autocast = Autocast::Round}};
+const OpDef matmul_row{"matmul",
+                       "matrix product; batch dims broadcast",
+                       {.infer = matmul_infer,
+                        .kernel = {{run_matmul}, {run_matmul}},
+                        .scratch = scratch_of<false>,
+                        .vjp = matmul_vjp,
+                        .saves_inputs = 0b11,
+                        .autocast = Autocast::Round}};
 
 // The bias' gradient may be the output's gradient itself: for a vector x there is nothing to sum.
-const LibraryOp linear_row{"linear",
-                           "x W^T + b over the last dim",
-                           {.infer = linear_infer,
-                            .cpu = run_linear,
-                            .scratch = scratch_of<true>,
-                            .cuda = run_linear,
-                            .vjp = linear_vjp,
-                            .saves_inputs = 0b011,
-                            .autocast = Autocast::Round}};
+const OpDef linear_row{"linear",
+                       "x W^T + b over the last dim",
+                       {.infer = linear_infer,
+                        .kernel = {{run_linear}, {run_linear}},
+                        .scratch = scratch_of<true>,
+                        .vjp = linear_vjp,
+                        .saves_inputs = 0b011,
+                        .autocast = Autocast::Round}};
 
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   BRRR_CHECK(a.defined() && b.defined(), "matmul: an operand is an undefined tensor");
-  TensorImpl* in[] = {a.impl(), b.impl()};
-  OpCall c(matmul_row, in, 2);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(matmul_row, {a, b});
 }
 
 Tensor Tensor::matmul(const Tensor& o) const {
@@ -168,10 +163,7 @@ Tensor Tensor::matmul(const Tensor& o) const {
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   BRRR_CHECK(x.defined() && weight.defined(), "linear: x or weight is an undefined tensor");
-  TensorImpl* in[] = {x.impl(), weight.impl(), bias.impl()};
-  OpCall c(linear_row, in, 3);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(linear_row, {x, weight, bias});
 }
 
 }  // namespace brrr

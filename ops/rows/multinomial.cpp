@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/backend.h"
+#include "core/call.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/rng.h"
@@ -26,10 +27,8 @@ constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 /// Uniforms i .. i + 7 in [0, 1), multiples of 2^-53; i is a multiple of 8.
 struct Uniforms {
   double v[8];
-  Uniforms(const OpCall& c, int64_t i) {
-    const vx::u32 w =
-        vx::philox16(static_cast<uint64_t>(2 * i), static_cast<uint64_t>(c.attrs.v[0]),
-                     static_cast<uint64_t>(c.attrs.v[1]));
+  Uniforms(const DrawAttrs& draw, int64_t i) {
+    const vx::u32 w = vx::philox16(static_cast<uint64_t>(2 * i), draw.seed, draw.number);
     for (int k = 0; k < 8; ++k) {
       const uint64_t word = uint64_t{w[2 * k + 1]} << 32 | w[2 * k];
       v[k] = static_cast<double>(word >> 11) * 0x1p-53;
@@ -92,12 +91,12 @@ int64_t position_of(const double* sums, int64_t n, double u) {
   return std::upper_bound(sums, sums + n, share) - sums;
 }
 
-void draw_with_replacement(const OpCall& c, const Problem& p) {
+void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
   sum_up(p);
   const int64_t all = p.rows * p.samples;
   parallel_for((all + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * 8; i < std::min(end * 8, all); i += 8) {
-      const Uniforms u(c, i);
+      const Uniforms u(draw, i);
       for (int64_t k = 0; k < std::min<int64_t>(8, all - i); ++k) {
         p.out[i + k] = position_of(p.weights + (i + k) / p.samples * p.n, p.n, u.v[k]);
       }
@@ -111,11 +110,11 @@ void draw_with_replacement(const OpCall& c, const Problem& p) {
 // (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006); compared by their
 // logarithms, the Gumbel form (Kool et al., "Stochastic beams and where to find them", 2019), which
 // neither overflow nor underflow.
-void start_clocks(const OpCall& c, const Problem& p, WideEntry* entries) {
+void start_clocks(const DrawAttrs& draw, const Problem& p, WideEntry* entries) {
   const int64_t all = p.rows * p.n;
   parallel_for((all + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * 16; i < std::min(end * 16, all); i += 16) {
-      const Uniforms low(c, i), high(c, i + 8);
+      const Uniforms low(draw, i), high(draw, i + 8);
       const int lanes = static_cast<int>(std::min<int64_t>(16, all - i));
       vx::f64 u{};
       for (int k = 0; k < 16; ++k) u[k] = k < 8 ? low.v[k] : high.v[k - 8];
@@ -128,10 +127,10 @@ void start_clocks(const OpCall& c, const Problem& p, WideEntry* entries) {
   });
 }
 
-void draw_without_replacement(const OpCall& c, const Problem& p) {
+void draw_without_replacement(const DrawAttrs& draw, const Problem& p) {
   const Tensor scratch = raw_empty({p.rows * p.n * 2}, kInt64, kCPU);
   auto* entries = reinterpret_cast<WideEntry*>(scratch.impl()->data());
-  start_clocks(c, p, entries);
+  start_clocks(draw, p, entries);
   parallel_for(p.rows, std::max<int64_t>(1, kGrain / p.n), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       smallest_first(entries + r * p.n, p.n, p.samples);
@@ -152,24 +151,26 @@ void multinomial_infer(OpCall& c) {
              describe(&x));
   BRRR_CHECK((x.ndim == 1 || x.ndim == 2) && x.sizes[x.ndim - 1] > 0,
              "multinomial: takes weights [n] or [rows, n] with n > 0, got {}", describe(&x));
-  BRRR_CHECK(c.attrs.v[2] > 0, "multinomial: the number of samples must be positive, got {}",
-             c.attrs.v[2]);
-  BRRR_CHECK(c.attrs.v[3] || c.attrs.v[2] <= x.sizes[x.ndim - 1],
+  const auto a = c.attrs.as<MultinomialAttrs>();
+  BRRR_CHECK(a.samples > 0, "multinomial: the number of samples must be positive, got {}",
+             a.samples);
+  BRRR_CHECK(a.replacement || a.samples <= x.sizes[x.ndim - 1],
              "multinomial: {} samples without replacement of {} weights ({}); draw fewer or with "
              "replacement",
-             c.attrs.v[2], x.sizes[x.ndim - 1], describe(&x));
+             a.samples, x.sizes[x.ndim - 1], describe(&x));
   OutMeta& m = c.meta[0];
   m.dtype = kInt64;
   m.device = x.device;
   m.sizes = x.size_list();
-  m.sizes[x.ndim - 1] = c.attrs.v[2];
+  m.sizes[x.ndim - 1] = a.samples;
 }
 
 void check_weights(const OpCall& c) {
   const DenseInput weights(c.in[0], kFloat64);
   const int64_t n = c.in[0]->sizes[c.in[0]->ndim - 1];
+  const int64_t needed = with_replacement(c) ? 1 : c.attrs.as<MultinomialAttrs>().samples;
   for (int64_t r = 0; r < c.in[0]->numel / n; ++r) {
-    check_row(weights.as<double>() + r * n, n, r, with_replacement(c) ? 1 : c.attrs.v[2]);
+    check_row(weights.as<double>() + r * n, n, r, needed);
   }
 }
 
@@ -179,10 +180,10 @@ void multinomial_cpu(OpCall& c) {
   const Tensor weights = raw_empty(x.size_list(), kFloat64, x.device);
   copy_now(*weights.impl(), x);
   const int64_t n = x.sizes[x.ndim - 1];
+  const auto a = c.attrs.as<MultinomialAttrs>();
   const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
-                  reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n,
-                  c.attrs.v[2]};
-  with_replacement(c) ? draw_with_replacement(c, p) : draw_without_replacement(c, p);
+                  reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n, a.samples};
+  with_replacement(c) ? draw_with_replacement(a.draw, p) : draw_without_replacement(a.draw, p);
 }
 
 // Weights in double, and an entry for each without replacement.
@@ -191,42 +192,30 @@ int64_t multinomial_scratch(const OpCall& c) {
          scratch_for(c.in[0]->numel, sizeof(WideEntry));
 }
 
-class DrawOp : public OpDef {
- public:
-  DrawOp(const char* n, const char* d, void (*shape_rule)(OpCall&),
-         void (*value_check)(const OpCall&), void (*kernel)(OpCall&), void (*gpu_kernel)(OpCall&)) {
-    name = n;
-    doc = d;
-    kind = OpKind::Random;
-    infer = shape_rule;
-    check_values = value_check;
-    cpu = kernel;
-    scratch = multinomial_scratch;
-    cuda = gpu_kernel;
-    register_row();
-  }
-};
-
-const DrawOp multinomial_row{"multinomial",     "positions drawn by weight",
-                             multinomial_infer, check_weights,
-                             multinomial_cpu,   multinomial_cuda};
+const OpDef multinomial_row{"multinomial",
+                            "positions drawn by weight",
+                            {.kind = OpKind::Random,
+                             .infer = multinomial_infer,
+                             .check_values = check_weights,
+                             .kernel = {{multinomial_cpu}, {multinomial_cuda}},
+                             .scratch = multinomial_scratch}};
 
 }  // namespace
 
 Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement) {
   BRRR_CHECK(probs.defined(), "multinomial: the weights are an undefined tensor; assign one first");
-  TensorImpl* in[] = {probs.impl()};
-  OpCall c(multinomial_row, in, 1);
-  c.attrs.v[2] = num_samples;
-  c.attrs.v[3] = replacement;
+  const Inputs in{probs};
+  OpCall c(multinomial_row, in.data(), in.size());
+  c.attrs.push(MultinomialAttrs{{}, num_samples, replacement});
   c.infer();  // A call that throws takes no draw.
+  c.attrs.n = 0;
   push_draw(c);
   c.attrs.push(num_samples);
   c.attrs.push(int64_t{replacement});
   try {
     dispatch(c);
   } catch (...) {
-    if (!context.recorder) return_draw(static_cast<uint64_t>(c.attrs.v[1]));
+    if (!context.recorder) return_draw(c.attrs.as<DrawAttrs>().number);
     throw;
   }
   return std::move(c.out[0]);

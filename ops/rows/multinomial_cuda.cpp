@@ -161,10 +161,11 @@ void multinomial_cuda(OpCall& c) {
   a.op = fault_op(c);
   a.n = x.sizes[x.ndim - 1];
   a.rows = x.numel / a.n;
-  a.seed = c.attrs.v[0];
-  a.draw = c.attrs.v[1];
+  const auto attrs = c.attrs.as<MultinomialAttrs>();
+  a.seed = static_cast<int64_t>(attrs.draw.seed);
+  a.draw = static_cast<int64_t>(attrs.draw.number);
   a.key = c.control;
-  a.samples = c.attrs.v[2];
+  a.samples = attrs.samples;
   (with_replacement(c) ? draw_with_replacement : draw_without_replacement)(a, x.dtype, x.device);
 }
 

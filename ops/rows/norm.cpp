@@ -265,25 +265,27 @@ template <bool centred> void norm_backward_decompose(OpCall& c, const Tensor* in
 
 // --- rows ----------------------------------------------------------------------------------------
 
-template <bool centred> CompositeParts backward_parts(uint8_t n_out, uint8_t n_scratch) {
-  return {.n_out = n_out,
+template <bool centred> OpSpec backward_parts(uint8_t n_out, uint8_t n_scratch) {
+  return {.kind = OpKind::Composite,
+          .n_out = n_out,
           .n_scratch = n_scratch,
           .infer = norm_backward_infer,
           .decompose = norm_backward_decompose<centred>,
-          .cpu = norm_backward_cpu<centred>,
-          .cuda = centred ? layer_norm_backward_cuda : rms_norm_backward_cuda,
-          .gradient_row = true};
+          .kernel = {{norm_backward_cpu<centred>},
+                     {centred ? layer_norm_backward_cuda : rms_norm_backward_cuda}},
+          .gradient_row = true,
+          .autocast = Autocast::Widen};
 }
-const CompositeOp layer_norm_backward{"layer_norm_backward",
-                                      "dx of layer_norm from x, weight, mean, rstd, g",
-                                      backward_parts<true>(1, 0)};
-const CompositeOp layer_norm_backward_affine{"layer_norm_backward_affine",
-                                             "dx, dweight and dbias of layer_norm",
-                                             backward_parts<true>(4, 1)};
-const CompositeOp rms_norm_backward{"rms_norm_backward", "dx of rms_norm from x, weight, rstd, g",
-                                    backward_parts<false>(1, 0)};
-const CompositeOp rms_norm_backward_affine{"rms_norm_backward_affine", "dx and dweight of rms_norm",
-                                           backward_parts<false>(3, 1)};
+const OpDef layer_norm_backward{"layer_norm_backward",
+                                "dx of layer_norm from x, weight, mean, rstd, g",
+                                backward_parts<true>(1, 0)};
+const OpDef layer_norm_backward_affine{"layer_norm_backward_affine",
+                                       "dx, dweight and dbias of layer_norm",
+                                       backward_parts<true>(4, 1)};
+const OpDef rms_norm_backward{"rms_norm_backward", "dx of rms_norm from x, weight, rstd, g",
+                              backward_parts<false>(1, 0)};
+const OpDef rms_norm_backward_affine{"rms_norm_backward_affine", "dx and dweight of rms_norm",
+                                     backward_parts<false>(3, 1)};
 
 // d(mean, rstd)/dx, which only a second derivative asks for.
 Tensor statistics_gradient(const Tensor& x, const Tensor& mean, const Tensor& rstd,
@@ -307,14 +309,14 @@ template <bool centred> void norm_vjp(VjpCall& v) {
                mean = centred ? v.output(1) : Tensor(), rstd = v.output(last);
   if (g.defined()) {
     const bool affine = v.needs(1) || (centred && v.needs(2));
-    const CompositeOp& op = centred ? (affine ? layer_norm_backward_affine : layer_norm_backward)
-                                    : (affine ? rms_norm_backward_affine : rms_norm_backward);
-    CompositeCall call =
-        centred ? CompositeCall(op, {x.impl(), w.impl(), mean.impl(), rstd.impl(), g.impl()})
-                : CompositeCall(op, {x.impl(), w.impl(), rstd.impl(), g.impl()});
-    v.gin[0] = call.attr(v.attrs().v[0]).run();
-    if (v.needs(1)) v.gin[1] = call.output(1);
-    if (centred && v.needs(2)) v.gin[2] = converted(call.output(2), v.meta(2).dtype);
+    const OpDef& op = centred ? (affine ? layer_norm_backward_affine : layer_norm_backward)
+                              : (affine ? rms_norm_backward_affine : rms_norm_backward);
+    const int64_t n = v.attrs().v[0];
+    const Outputs d =
+        centred ? call_outputs(op, {x, w, mean, rstd, g}, n) : call_outputs(op, {x, w, rstd, g}, n);
+    v.gin[0] = d[0];
+    if (v.needs(1)) v.gin[1] = d[1];
+    if (centred && v.needs(2)) v.gin[2] = converted(d[2], v.meta(2).dtype);
   }
   if (!v.needs(0) || !(g_mean.defined() || g_rstd.defined())) return;
   const auto count = static_cast<double>(numel_of(trailing(x.sizes(), v.attrs().v[0])));
@@ -323,27 +325,29 @@ template <bool centred> void norm_vjp(VjpCall& v) {
   v.gin[0] = g.defined() ? v.gin[0] + more : more;
 }
 
-const CompositeOp layer_norm_op{"layer_norm",
-                                "(x - mean) / sqrt(var + eps) * weight + bias over trailing dims",
-                                {.n_out = 3,
-                                 .infer = norm_infer<true>,
-                                 .decompose = norm_decompose<true>,
-                                 .cpu = norm_cpu<true>,
-                                 .cuda = layer_norm_cuda,
-                                 .vjp = norm_vjp<true>,
-                                 .saves_inputs = 0b11,
-                                 .saves_outputs = 0b110}};
+const OpDef layer_norm_op{"layer_norm",
+                          "(x - mean) / sqrt(var + eps) * weight + bias over trailing dims",
+                          {.kind = OpKind::Composite,
+                           .n_out = 3,
+                           .infer = norm_infer<true>,
+                           .decompose = norm_decompose<true>,
+                           .kernel = {{norm_cpu<true>}, {layer_norm_cuda}},
+                           .vjp = norm_vjp<true>,
+                           .saves_inputs = 0b11,
+                           .saves_outputs = 0b110,
+                           .autocast = Autocast::Widen}};
 
-const CompositeOp rms_norm_op{"rms_norm",
-                              "x / sqrt(mean(x^2) + eps) * weight over trailing dims",
-                              {.n_out = 2,
-                               .infer = norm_infer<false>,
-                               .decompose = norm_decompose<false>,
-                               .cpu = norm_cpu<false>,
-                               .cuda = rms_norm_cuda,
-                               .vjp = norm_vjp<false>,
-                               .saves_inputs = 0b11,
-                               .saves_outputs = 0b10}};
+const OpDef rms_norm_op{"rms_norm",
+                        "x / sqrt(mean(x^2) + eps) * weight over trailing dims",
+                        {.kind = OpKind::Composite,
+                         .n_out = 2,
+                         .infer = norm_infer<false>,
+                         .decompose = norm_decompose<false>,
+                         .kernel = {{norm_cpu<false>}, {rms_norm_cuda}},
+                         .vjp = norm_vjp<false>,
+                         .saves_inputs = 0b11,
+                         .saves_outputs = 0b10,
+                         .autocast = Autocast::Widen}};
 
 void check_normalized(const char* op, const Tensor& x, const IntList& normalized) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
@@ -359,18 +363,12 @@ void check_normalized(const char* op, const Tensor& x, const IntList& normalized
 Tensor layer_norm(const Tensor& x, const IntList& normalized, const Tensor& weight,
                   const Tensor& bias, double eps) {
   check_normalized("layer_norm", x, normalized);
-  return CompositeCall(layer_norm_op, {x.impl(), weight.impl(), bias.impl()})
-      .attr(int64_t{normalized.size()})
-      .attr(eps)
-      .run();
+  return call(layer_norm_op, {x, weight, bias}, int64_t{normalized.size()}, eps);
 }
 
 Tensor rms_norm(const Tensor& x, const IntList& normalized, const Tensor& weight, double eps) {
   check_normalized("rms_norm", x, normalized);
-  return CompositeCall(rms_norm_op, {x.impl(), weight.impl()})
-      .attr(int64_t{normalized.size()})
-      .attr(eps)
-      .run();
+  return call(rms_norm_op, {x, weight}, int64_t{normalized.size()}, eps);
 }
 
 }  // namespace brrr

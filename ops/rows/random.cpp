@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "core/call.h"
 #include "ops/vocabulary/convert.h"
 #include "ops/kinds/creation.h"
 #include "ops/rows/dropout.h"
 #include "ops/rows/factory_kernels.h"
 #include "ops/factory_ops.h"
-#include "ops/kinds/library.h"
 #include "ops/pointwise_ops.h"
 #include "ops/vocabulary/vec.h"
 #include "ops/vocabulary/vec_math.h"
@@ -153,25 +153,40 @@ void run_dropout_mask_at(OpCall& c) {
   fill_dropout_mask(*c.out[0].impl(), DropoutDraw(pair, c.attrs.d(0)));
 }
 
-const CreationOp rand_row{"rand",   "uniform in [0, 1)", OpKind::Random, kDrawWords, run_rand,
-                          rand_cuda};
-const CreationOp randn_row{"randn",    "standard normal", OpKind::Random,
-                           kDrawWords, run_randn,         randn_cuda};
-const CreationOp randint_row{"randint",      "integers in [low, high)",
-                             OpKind::Random, kDrawWords + 2,
-                             run_randint,    randint_cuda};
-const CreationOp randperm_row{"randperm", "a random permutation", OpKind::Random,
-                              kDrawWords, run_randperm,           randperm_cuda};
-const CreationOp dropout_row{"dropout_mask",   "0 with probability p, else 1 / (1 - p)",
-                             OpKind::Random,   kDrawWords + 1,
-                             run_dropout_mask, dropout_mask_cuda};
-const CreationOp key_row{"draw_key",     "seed and number of a draw",
-                         OpKind::Random, kDrawWords,
-                         run_draw_key,   draw_key_cuda};
-const LibraryOp dropout_at_row{
+const OpDef rand_row{"rand",
+                     "uniform in [0, 1)",
+                     {.kind = OpKind::Random,
+                      .infer = creation_infer<kDrawWords>,
+                      .kernel = {{run_rand}, {rand_cuda}}}};
+const OpDef randn_row{"randn",
+                      "standard normal",
+                      {.kind = OpKind::Random,
+                       .infer = creation_infer<kDrawWords>,
+                       .kernel = {{run_randn}, {randn_cuda}}}};
+const OpDef randint_row{"randint",
+                        "integers in [low, high)",
+                        {.kind = OpKind::Random,
+                         .infer = creation_infer<kDrawWords + 2>,
+                         .kernel = {{run_randint}, {randint_cuda}}}};
+const OpDef randperm_row{"randperm",
+                         "a random permutation",
+                         {.kind = OpKind::Random,
+                          .infer = creation_infer<kDrawWords>,
+                          .kernel = {{run_randperm}, {randperm_cuda}}}};
+const OpDef dropout_row{"dropout_mask",
+                        "0 with probability p, else 1 / (1 - p)",
+                        {.kind = OpKind::Random,
+                         .infer = creation_infer<kDrawWords + 1>,
+                         .kernel = {{run_dropout_mask}, {dropout_mask_cuda}}}};
+const OpDef key_row{"draw_key",
+                    "seed and number of a draw",
+                    {.kind = OpKind::Random,
+                     .infer = creation_infer<kDrawWords>,
+                     .kernel = {{run_draw_key}, {draw_key_cuda}}}};
+const OpDef dropout_at_row{
     "dropout_mask_at",
     "the dropout mask of a draw's key",
-    {.infer = dropout_mask_at_infer, .cpu = run_dropout_mask_at, .cuda = dropout_mask_at_cuda}};
+    {.infer = dropout_mask_at_infer, .kernel = {{run_dropout_mask_at}, {dropout_mask_at_cuda}}}};
 
 void check_floating(const char* op, const Tensor& t) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
@@ -225,13 +240,7 @@ Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType 
   BRRR_CHECK(key.defined(), "dropout_mask_at: the key is undefined; make one with draw_key()");
   BRRR_CHECK(is_floating(dtype), "dropout_mask_at: gives floating dtypes, not {}", name(dtype));
   check_probability("dropout_mask_at", p);
-  TensorImpl* in[] = {key.impl()};
-  OpCall c(dropout_at_row, in, 1);
-  c.attrs.set_dtype(dtype);
-  c.attrs.push(p);
-  for (int64_t size : sizes) c.attrs.push(size);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(dropout_at_row, {key}, dtype, p, sizes);
 }
 
 Tensor dropout(const Tensor& x, double p, bool training) {

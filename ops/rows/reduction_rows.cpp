@@ -205,7 +205,7 @@ Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   const Tensor s = sum(exp(wide - c), dims, true);
   const Tensor empty = s == 0.0;
   const Tensor y = where(empty, -kInfinity, log(where(empty, 1.0, s)) + c);
-  return reshape(y, reduced_sizes(x.sizes(), mask, keepdim)).to(x.dtype());
+  return reshape(y, reduced_sizes(x.sizes(), {mask, keepdim})).to(x.dtype());
 }
 
 std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool keepdim) {

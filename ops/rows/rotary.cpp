@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "ops/kinds/library.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/nn_ops.h"
 #include "ops/kinds/row_kernel.h"
@@ -105,27 +104,21 @@ void rotary_infer(OpCall& c) {
 Tensor turned(const Tensor& x, const Tensor& positions, double base, bool back);
 
 // Attributes: word 0 the base, word 1 whether to turn back.
-const LibraryOp rotary_row{"rotary_embedding",
-                           "halves of each row turned by position * base^(-2i / D)",
-                           {.infer = rotary_infer,
-                            .cpu = rotary_cpu,
-                            .scratch = rotary_scratch,
-                            .cuda = rotary_cuda,
-                            .vjp =
-                                [](VjpCall& v) {
-                                  if (!v.needs(0)) return;
-                                  const Attrs& a = v.attrs();
-                                  v.gin[0] = turned(v.gout[0], v.input(1), a.d(0), !a.v[1]);
-                                },
-                            .saves_inputs = 0b10}};
+const OpDef rotary_row{"rotary_embedding",
+                       "halves of each row turned by position * base^(-2i / D)",
+                       {.infer = rotary_infer,
+                        .kernel = {{rotary_cpu}, {rotary_cuda}},
+                        .scratch = rotary_scratch,
+                        .vjp =
+                            [](VjpCall& v) {
+                              if (!v.needs(0)) return;
+                              const Attrs& a = v.attrs();
+                              v.gin[0] = turned(v.gout[0], v.input(1), a.d(0), !a.v[1]);
+                            },
+                        .saves_inputs = 0b10}};
 
 Tensor turned(const Tensor& x, const Tensor& positions, double base, bool back) {
-  TensorImpl* in[] = {x.impl(), positions.impl()};
-  OpCall c(rotary_row, in, 2);
-  c.attrs.push(base);
-  c.attrs.push(int64_t{back});
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(rotary_row, {x, positions}, base, int64_t{back});
 }
 
 }  // namespace

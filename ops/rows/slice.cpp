@@ -1,5 +1,6 @@
 // Parts of a tensor along one dim: view rows, and the row that is their gradient.
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
 #include "ops/rows/factory_kernels.h"
@@ -11,92 +12,102 @@ namespace brrr {
 
 namespace {
 
-// Words: dim, start, length, step.
+struct SliceAttrs {
+  int64_t dim, start, length, step;
+};
+struct SelectAttrs {
+  int64_t dim, index;
+};
+// The input's sizes follow.
+struct SliceGradAttrs {
+  int64_t dim, start, step;
+};
+
 void slice_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
-  const int64_t* w = c.attrs.v;
-  const int d = static_cast<int>(w[0]);
-  m.offset += w[1] * m.strides[d];
-  m.sizes[d] = w[2];
-  m.strides[d] *= w[3];
+  const auto a = c.attrs.as<SliceAttrs>();
+  const int d = static_cast<int>(a.dim);
+  m.offset += a.start * m.strides[d];
+  m.sizes[d] = a.length;
+  m.strides[d] *= a.step;
 }
 
 void select_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
-  const int d = static_cast<int>(c.attrs.v[0]);
-  m.offset += c.attrs.v[1] * m.strides[d];
+  const auto a = c.attrs.as<SelectAttrs>();
+  const int d = static_cast<int>(a.dim);
+  m.offset += a.index * m.strides[d];
   m.sizes.erase(d);
   m.strides.erase(d);
 }
 
-// Zeros of the input's shape with g written where the view was. A row of its own, so that it is
-// out of place and differentiable: words as the slice's, then the input's sizes.
-Tensor slice_grad(const Tensor& g, const IntList& sizes, int64_t dim, int64_t from, int64_t step);
+void slice_vjp(VjpCall& v);
+void select_vjp(VjpCall& v);
+
+const OpDef slice_row{"slice",
+                      "every step-th element of a range of one dim",
+                      {.kind = OpKind::View, .infer = slice_shape, .vjp = slice_vjp}};
+const OpDef select_row{"select",
+                       "one index of a dim, which goes away",
+                       {.kind = OpKind::View, .infer = select_shape, .vjp = select_vjp}};
+
+// --- the gradient: zeros of the input's shape with g written where the view was. A row of its own,
+// so that it is out of place and differentiable.
+
+void slice_grad_infer(OpCall& c) {
+  c.meta[0].dtype = c.in[0]->dtype;
+  c.meta[0].device = c.in[0]->device;
+  c.meta[0].sizes = c.attrs.after<SliceGradAttrs>();
+}
+
+void write_slice(OpCall& c) {
+  const TensorImpl& out = *c.out[0].impl();
+  const auto a = c.attrs.as<SliceGradAttrs>();
+  const int d = static_cast<int>(a.dim);
+  IntList strides = out.stride_list();
+  const int64_t offset = out.offset + a.start * strides[d];
+  strides[d] *= a.step;
+  out.storage->refs.retain();
+  auto part = Ref<TensorImpl>::adopt(
+      new_impl(out.storage, out.dtype, c.in[0]->size_list(), strides, offset));
+  copy_now(*part, *c.in[0]);
+}
+
+void slice_grad_cpu(OpCall& c) {
+  const TensorImpl& out = *c.out[0].impl();
+  std::memset(out.data(), 0, static_cast<size_t>(out.numel) * itemsize(out.dtype));
+  write_slice(c);
+}
+void slice_grad_cuda(OpCall& c) {
+  zero_cuda(*c.out[0].impl());
+  write_slice(c);
+}
+
+void slice_grad_vjp(VjpCall& v) {
+  const auto a = v.attrs().as<SliceGradAttrs>();
+  const int64_t length = v.meta(0).sizes[static_cast<int>(a.dim)];
+  v.gin[0] = call(slice_row, {v.gout[0]}, SliceAttrs{a.dim, a.start, length, a.step});
+}
+
+const OpDef slice_grad_row{"slice_backward",
+                           "zeros with a tensor written into a slice of one dim",
+                           {.infer = slice_grad_infer,
+                            .kernel = {{slice_grad_cpu}, {slice_grad_cuda}},
+                            .scratch = no_scratch,
+                            .vjp = slice_grad_vjp,
+                            .grad_aliases = 1,
+                            .gradient_row = true}};
 
 void slice_vjp(VjpCall& v) {
-  const int64_t* w = v.attrs().v;
-  v.gin[0] = slice_grad(v.gout[0], v.meta(0).sizes, w[0], w[1], w[3]);
+  const auto a = v.attrs().as<SliceAttrs>();
+  v.gin[0] =
+      call(slice_grad_row, {v.gout[0]}, SliceGradAttrs{a.dim, a.start, a.step}, v.meta(0).sizes);
 }
 
 void select_vjp(VjpCall& v) {
-  const int64_t* w = v.attrs().v;
-  v.gin[0] = slice_grad(v.gout[0].unsqueeze(w[0]), v.meta(0).sizes, w[0], w[1], 1);
-}
-
-const ViewOp slice_row{"slice", "every step-th element of a range of one dim", slice_shape,
-                       slice_vjp};
-const ViewOp select_row{"select", "one index of a dim, which goes away", select_shape, select_vjp};
-
-struct SliceGradOp : OpDef {
-  SliceGradOp() {
-    name = "slice_backward";
-    doc = "zeros with a tensor written into a slice of one dim";
-    kind = OpKind::Library;
-    gradient_row = true;
-    grad_aliases = 1;
-    infer = [](OpCall& c) {
-      c.meta[0].dtype = c.in[0]->dtype;
-      c.meta[0].device = c.in[0]->device;
-      c.meta[0].sizes = attr_words(c.attrs, 3);
-    };
-    cpu = [](OpCall& c) {
-      const TensorImpl& out = *c.out[0].impl();
-      std::memset(out.data(), 0, static_cast<size_t>(out.numel) * itemsize(out.dtype));
-      place(c);
-    };
-    scratch = no_scratch;
-    cuda = [](OpCall& c) {
-      zero_cuda(*c.out[0].impl());
-      place(c);
-    };
-    vjp = [](VjpCall& v) {
-      const int64_t* w = v.attrs().v;
-      const int64_t length = v.meta(0).sizes[static_cast<int>(w[0])];
-      v.gin[0] = view_call(slice_row, v.gout[0], w[0], w[1], length, w[2]);
-    };
-    register_row();
-  }
-  static void place(OpCall& c) {
-    const TensorImpl& out = *c.out[0].impl();
-    const int d = static_cast<int>(c.attrs.v[0]);
-    IntList strides = out.stride_list();
-    const int64_t offset = out.offset + c.attrs.v[1] * strides[d];
-    strides[d] *= c.attrs.v[2];
-    out.storage->refs.retain();
-    auto part = Ref<TensorImpl>::adopt(
-        new_impl(out.storage, out.dtype, c.in[0]->size_list(), strides, offset));
-    copy_now(*part, *c.in[0]);
-  }
-};
-const SliceGradOp slice_grad_row;
-
-Tensor slice_grad(const Tensor& g, const IntList& sizes, int64_t dim, int64_t from, int64_t step) {
-  TensorImpl* in[] = {g.impl()};
-  OpCall c(slice_grad_row, in, 1);
-  for (int64_t w : {dim, from, step}) c.attrs.push(w);
-  for (int64_t s : sizes) c.attrs.push(s);
-  dispatch(c);
-  return std::move(c.out[0]);
+  const auto a = v.attrs().as<SelectAttrs>();
+  v.gin[0] = call(slice_grad_row, {v.gout[0].unsqueeze(a.dim)}, SliceGradAttrs{a.dim, a.index, 1},
+                  v.meta(0).sizes);
 }
 
 }  // namespace
@@ -110,7 +121,7 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
   end = std::clamp<int64_t>(end < 0 ? end + n : end, start, n);
   const int64_t length = (end - start) / step + ((end - start) % step != 0);
   // A step beyond the end is never taken; as 1 its stride cannot overflow.
-  return view_call(slice_row, *this, at, start, length, length > 1 ? step : 1);
+  return call(slice_row, {*this}, SliceAttrs{at, start, length, length > 1 ? step : 1});
 }
 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
@@ -120,7 +131,7 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
   BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
              "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
              describe(impl()));
-  return view_call(slice_row, *this, at, first, length, 1);
+  return call(slice_row, {*this}, SliceAttrs{at, first, length, 1});
 }
 
 Tensor Tensor::select(int64_t d, int64_t index) const {
@@ -129,7 +140,7 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
   const int64_t n = size(at);
   BRRR_CHECK(index >= -n && index < n, "select: index {} is out of range for dim {} of {}", index,
              at, describe(impl()));
-  return view_call(select_row, *this, at, index < 0 ? index + n : index);
+  return call(select_row, {*this}, SelectAttrs{at, index < 0 ? index + n : index});
 }
 
 std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {

@@ -107,94 +107,98 @@ Tensor shifted(const Tensor& x) {
   return x - amax(x.detach(), -1, true);
 }
 
-const CompositeOp softmax_backward{
+const OpDef softmax_backward{
     "softmax_backward",
     "y * (g - sum(g * y))",
-    {.infer = infer_same,
+    {.kind = OpKind::Composite,
+     .infer = infer_same,
      .decompose =
          [](OpCall& c, const Tensor* in) {
            const Tensor y = widened(in[0]), g = widened(in[1]);
            c.out[0] = converted(y * (g - sum(g * y, -1, true)), in[0].dtype());
          },
-     .cpu =
-         [](OpCall& c) {
-           run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
-             softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
-           });
-         },
-     .cuda = softmax_backward_cuda,
-     .gradient_row = true}};
+     .kernel = {{[](OpCall& c) {
+                  run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
+                    softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
+                  });
+                }},
+                {softmax_backward_cuda}},
+     .gradient_row = true,
+     .autocast = Autocast::Widen}};
 
-const CompositeOp softmax_op{
+const OpDef softmax_op{
     "softmax",
     "exp(x - max) / sum",
-    {.infer = infer_same,
+    {.kind = OpKind::Composite,
+     .infer = infer_same,
      .decompose =
          [](OpCall& c, const Tensor* in) {
            const Tensor e = exp(shifted(widened(in[0])));
            c.out[0] = converted(e * reciprocal(sum(e, -1, true)), in[0].dtype());
          },
-     .cpu =
-         [](OpCall& c) {
-           run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
-             softmax_rows<decltype(v)>(x, y, rows, n);
-           });
-         },
-     .cuda = softmax_cuda,
+     .kernel = {{[](OpCall& c) {
+                  run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
+                    softmax_rows<decltype(v)>(x, y, rows, n);
+                  });
+                }},
+                {softmax_cuda}},
      .vjp =
          [](VjpCall& v) {
            const Tensor y = v.output(0);
-           v.gin[0] = CompositeCall(softmax_backward, {y.impl(), v.gout[0].impl()}).run();
+           v.gin[0] = call(softmax_backward, {y, v.gout[0]});
          },
-     .saves_outputs = 1}};
+     .saves_outputs = 1,
+     .autocast = Autocast::Widen}};
 
-const CompositeOp log_softmax_backward{
+const OpDef log_softmax_backward{
     "log_softmax_backward",
     "g - exp(y) * sum(g)",
-    {.infer = infer_same,
+    {.kind = OpKind::Composite,
+     .infer = infer_same,
      .decompose =
          [](OpCall& c, const Tensor* in) {
            const Tensor y = widened(in[0]), g = widened(in[1]);
            c.out[0] = converted(g - exp(y) * sum(g, -1, true), in[0].dtype());
          },
-     .cpu =
-         [](OpCall& c) {
-           run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
-             log_softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
-           });
-         },
-     .cuda = log_softmax_backward_cuda,
-     .gradient_row = true}};
+     .kernel = {{[](OpCall& c) {
+                  run_last(c, [](auto v, auto* y, auto* g, auto* dx, int64_t rows, int64_t n) {
+                    log_softmax_backward_rows<decltype(v)>(y, g, dx, rows, n);
+                  });
+                }},
+                {log_softmax_backward_cuda}},
+     .gradient_row = true,
+     .autocast = Autocast::Widen}};
 
-const CompositeOp log_softmax_op{
+const OpDef log_softmax_op{
     "log_softmax",
     "x - max - log(sum(exp(x - max)))",
-    {.infer = infer_same,
+    {.kind = OpKind::Composite,
+     .infer = infer_same,
      .decompose =
          [](OpCall& c, const Tensor* in) {
            const Tensor d = shifted(widened(in[0]));
            c.out[0] = converted(d - log(sum(exp(d), -1, true)), in[0].dtype());
          },
-     .cpu =
-         [](OpCall& c) {
-           run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
-             log_softmax_rows<decltype(v)>(x, y, rows, n);
-           });
-         },
-     .cuda = log_softmax_cuda,
+     .kernel = {{[](OpCall& c) {
+                  run_last(c, [](auto v, auto* x, auto*, auto* y, int64_t rows, int64_t n) {
+                    log_softmax_rows<decltype(v)>(x, y, rows, n);
+                  });
+                }},
+                {log_softmax_cuda}},
      .vjp =
          [](VjpCall& v) {
            const Tensor y = v.output(0);
-           v.gin[0] = CompositeCall(log_softmax_backward, {y.impl(), v.gout[0].impl()}).run();
+           v.gin[0] = call(log_softmax_backward, {y, v.gout[0]});
          },
-     .saves_outputs = 1}};
+     .saves_outputs = 1,
+     .autocast = Autocast::Widen}};
 
-Tensor over_dim(const CompositeOp& op, const Tensor& x, int64_t dim) {
+Tensor over_dim(const OpDef& op, const Tensor& x, int64_t dim) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op.name);
   const int64_t d = wrap_dim(op.name, dim, static_cast<int>(x.dim()));
-  if (d + 1 >= x.dim()) return CompositeCall(op, {x.impl()}).run();
+  if (d + 1 >= x.dim()) return call(op, {x});
   const Tensor last = transpose(x, d, -1);
-  return transpose(CompositeCall(op, {last.impl()}).run(), d, -1).contiguous();
+  return transpose(call(op, {last}), d, -1).contiguous();
 }
 
 }  // namespace

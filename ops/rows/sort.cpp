@@ -2,8 +2,8 @@
 #include <array>
 
 #include "core/backend.h"
+#include "core/call.h"
 #include "core/check.h"
-#include "ops/kinds/library.h"
 #include "ops/library_ops.h"
 #include "ops/rows/order.h"
 #include "ops/rows/order_kernels.h"
@@ -76,13 +76,9 @@ template <class E, class T> void order_rows(OpCall& c, const TensorImpl& x, int6
   const int64_t bytes = x.numel * static_cast<int64_t>(sizeof(E));
   const Tensor scratch = raw_empty({digits ? 2 * bytes : bytes}, kUInt8, x.device);
   char* room = scratch.impl()->data();
-  const Problem p{x.data(),
-                  room,
-                  digits ? room + bytes : nullptr,
-                  reinterpret_cast<int64_t*>(y.data()),
-                  n,
-                  k,
-                  c.attrs.v[0] != 0};
+  const Problem p{
+      x.data(), room, digits ? room + bytes : nullptr,         reinterpret_cast<int64_t*>(y.data()),
+      n,        k,    c.attrs.as<OrderAttrs>().descending != 0};
   parallel_for(rows, std::max<int64_t>(1, kRowGrain / (8 * n)), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) order_row<E, T>(p, r);
   });
@@ -125,7 +121,7 @@ int64_t order_scratch(const OpCall& c) {
   return packed_bytes(c) + scratch_for(runs * x.numel, static_cast<int64_t>(entry));
 }
 
-// --- rows: over the last dim. Attribute words: descending, and for topk the number ---------------
+// --- rows: over the last dim ---------------------------------------------------------------------
 
 void order_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
@@ -133,43 +129,40 @@ void order_infer(OpCall& c) {
   m.dtype = kInt64;
   m.device = x.device;
   m.sizes = x.size_list();
-  if (c.attrs.n > 1 && x.ndim > 0) m.sizes[x.ndim - 1] = c.attrs.v[1];
+  const int64_t most = c.attrs.as<OrderAttrs>().most;
+  if (most >= 0 && x.ndim > 0) m.sizes[x.ndim - 1] = most;
 }
 
-const LibraryOp argsort_row{
+const OpDef argsort_row{
     "argsort",
     "positions in the order of the elements along a dim",
-    {.infer = order_infer, .cpu = order_cpu, .scratch = order_scratch, .cuda = order_cuda}};
-const LibraryOp topk_row{
+    {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
+const OpDef topk_row{
     "topk",
     "the largest or smallest k elements along a dim, in order",
-    {.infer = order_infer, .cpu = order_cpu, .scratch = order_scratch, .cuda = order_cuda}};
+    {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
 
 int dim_arg(const char* op, const Tensor& x, int64_t dim) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
   return wrap_dim(op, dim, static_cast<int>(x.dim()));
 }
 
-Tensor positions(const OpDef& op, const Tensor& x, int dim, bool descending, int64_t k = -1) {
+Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {
   const bool last = dim + 1 >= x.dim();
   const Tensor from = last ? x : transpose(x, dim, -1);
-  TensorImpl* in[] = {from.impl()};
-  OpCall c(op, in, 1);
-  c.attrs.push(int64_t{descending});
-  if (k >= 0) c.attrs.push(k);
-  dispatch(c);
-  return last ? std::move(c.out[0]) : transpose(c.out[0], dim, -1).contiguous();
+  Tensor at = call(op, {from}, attrs);
+  return last ? at : transpose(at, dim, -1).contiguous();
 }
 
 }  // namespace
 
 Tensor argsort(const Tensor& x, int64_t dim, bool descending) {
-  return positions(argsort_row, x, dim_arg("argsort", x, dim), descending);
+  return positions(argsort_row, x, dim_arg("argsort", x, dim), {descending});
 }
 
 std::pair<Tensor, Tensor> sort(const Tensor& x, int64_t dim, bool descending) {
   const int d = dim_arg("sort", x, dim);
-  const Tensor at = positions(argsort_row, x, d, descending);
+  const Tensor at = positions(argsort_row, x, d, {descending});
   return {gather(x, d, at), at};
 }
 
@@ -179,7 +172,7 @@ std::pair<Tensor, Tensor> topk(const Tensor& x, int64_t k, int64_t dim, bool lar
   BRRR_CHECK(k >= (x.dim() ? 0 : 1) && k <= n,
              "topk: k is {}, but dim {} of {} has {} elements; give at most that many", k, d,
              describe(x.impl()), n);
-  const Tensor at = positions(topk_row, x, d, largest, k);
+  const Tensor at = positions(topk_row, x, d, {largest, k});
   return {gather(x, d, at), at};
 }
 

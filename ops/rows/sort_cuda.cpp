@@ -37,7 +37,8 @@ void order_cuda(OpCall& c) {
   const bool wide = itemsize(compute_type(x.dtype)) == 8 || n > int64_t{1} << 32;
   const EntryRows entries(wide, rows, n, x.device);
   const OrderArguments a{dense.as<char>(), entries.data(), x.numel, n};
-  run_kernel(keys_kernel, {.t = x.dtype, .n = wide + 2 * (c.attrs.v[0] != 0)},
+  run_kernel(keys_kernel,
+             {.t = x.dtype, .n = wide + 2 * (c.attrs.as<OrderAttrs>().descending != 0)},
              {blocks_for(x.numel)}, a);
   sort_entries(entries, y.numel / rows, y.data());
 }

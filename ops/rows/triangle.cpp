@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "core/backend.h"
+#include "core/call.h"
 #include "core/check.h"
-#include "ops/kinds/library.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/kinds/pointwise.h"
@@ -55,25 +55,19 @@ template <bool kLower> void triangle_cpu(OpCall& c) {
 
 Tensor triangle(const OpDef& op, const Tensor& x, int64_t diagonal) {
   BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op.name);
-  TensorImpl* in[] = {x.impl()};
-  OpCall c(op, in, 1);
-  c.attrs.push(diagonal);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(op, {x}, diagonal);
 }
 
-const LibraryOp tril_row{
-    "tril",
-    "elements up to a diagonal, else 0",
-    {.infer = triangle_infer, .cpu = triangle_cpu<true>, .cuda = tril_cuda, .vjp = [](VjpCall& v) {
-       v.gin[0] = tril(v.gout[0], v.attrs().v[0]);
-     }}};
-const LibraryOp triu_row{
-    "triu",
-    "elements from a diagonal on, else 0",
-    {.infer = triangle_infer, .cpu = triangle_cpu<false>, .cuda = triu_cuda, .vjp = [](VjpCall& v) {
-       v.gin[0] = triu(v.gout[0], v.attrs().v[0]);
-     }}};
+const OpDef tril_row{"tril",
+                     "elements up to a diagonal, else 0",
+                     {.infer = triangle_infer,
+                      .kernel = {{triangle_cpu<true>}, {tril_cuda}},
+                      .vjp = [](VjpCall& v) { v.gin[0] = tril(v.gout[0], v.attrs().v[0]); }}};
+const OpDef triu_row{"triu",
+                     "elements from a diagonal on, else 0",
+                     {.infer = triangle_infer,
+                      .kernel = {{triangle_cpu<false>}, {triu_cuda}},
+                      .vjp = [](VjpCall& v) { v.gin[0] = triu(v.gout[0], v.attrs().v[0]); }}};
 
 }  // namespace
 

@@ -10,10 +10,9 @@ namespace brrr {
 
 namespace {
 
-// Word: the dim.
 void unbind_shape(OpCall& c) {
   const TensorImpl& t = *c.in[0];
-  const int d = static_cast<int>(c.attrs.v[0]);
+  const int d = dim_of(c.attrs);
   for (int k = 0; k < c.n_out; ++k) {
     OutMeta& m = c.meta[k];
     m.dtype = t.dtype;
@@ -30,7 +29,7 @@ void unbind_shape(OpCall& c) {
 // The parts' gradients side by side: one pass over memory, where as many selects would each write
 // a tensor of the whole size and then be added up.
 void unbind_vjp(VjpCall& v) {
-  const int d = static_cast<int>(v.attrs().v[0]);
+  const int d = dim_of(v.attrs());
   const Meta& m = v.meta(0);
   const auto n = static_cast<size_t>(m.sizes[d]);
   IntList part = m.sizes;
@@ -42,7 +41,9 @@ void unbind_vjp(VjpCall& v) {
   v.gin[0] = d < part.size() ? cat(parts, d).view(m.sizes) : stack(parts, d);
 }
 
-const ViewOp unbind_row{"unbind", "the slices of a dim, which goes away", unbind_shape, unbind_vjp};
+const OpDef unbind_row{"unbind",
+                       "the slices of a dim, which goes away",
+                       {.kind = OpKind::View, .infer = unbind_shape, .vjp = unbind_vjp}};
 
 }  // namespace
 
@@ -56,12 +57,8 @@ std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
     for (int64_t i = 0; i < n; ++i) parts.push_back(t.select(d, i));
     return parts;
   }
-  TensorImpl* in[] = {t.impl()};
-  OpCall c(unbind_row, in, 1, static_cast<int>(n));
-  c.attrs.push(int64_t{d});
-  dispatch(c);
-  for (int64_t k = 0; k < n; ++k) parts.push_back(std::move(c.out[k]));
-  return parts;
+  const Outputs all = call_outputs(unbind_row, static_cast<int>(n), {t}, DimAttrs{d});
+  return {all.begin(), all.begin() + n};
 }
 
 }  // namespace brrr

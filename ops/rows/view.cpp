@@ -21,9 +21,10 @@ void alias_shape(OpCall& c) {
 void permute_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
   const TensorImpl& t = *c.in[0];
+  const IntList dims = c.attrs.list();
   for (int i = 0; i < t.ndim; ++i) {
-    m.sizes[i] = t.sizes[c.attrs.v[i]];
-    m.strides[i] = t.strides[c.attrs.v[i]];
+    m.sizes[i] = t.sizes[dims[i]];
+    m.strides[i] = t.strides[dims[i]];
   }
 }
 
@@ -58,7 +59,7 @@ bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
 
 void view_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
-  m.sizes = attr_words(c.attrs);
+  m.sizes = c.attrs.list();
   BRRR_CHECK(view_strides(*c.in[0], m.sizes, m.strides),
              "view: strides {} of {} do not allow sizes {} without a copy; use reshape",
              to_string(c.in[0]->stride_list()), describe(c.in[0]), to_string(m.sizes));
@@ -67,7 +68,7 @@ void view_shape(OpCall& c) {
 void expand_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
   const TensorImpl& t = *c.in[0];
-  m.sizes = attr_words(c.attrs);
+  m.sizes = c.attrs.list();
   m.strides = m.sizes;
   const int shift = m.sizes.size() - t.ndim;
   for (int i = 0; i < m.sizes.size(); ++i) {
@@ -78,7 +79,7 @@ void expand_shape(OpCall& c) {
 
 void unsqueeze_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
-  const int d = static_cast<int>(c.attrs.v[0]);
+  const int d = dim_of(c.attrs);
   const int64_t stride = d < m.sizes.size() ? m.sizes[d] * m.strides[d] : 1;
   m.sizes.insert(d, 1);
   m.strides.insert(d, stride);
@@ -86,18 +87,22 @@ void unsqueeze_shape(OpCall& c) {
 
 void squeeze_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
-  const int d = static_cast<int>(c.attrs.v[0]);
+  const int d = dim_of(c.attrs);
   m.sizes.erase(d);
   m.strides.erase(d);
 }
 
-// Words: ndim, offset from the tensor's own (a recorded step's inputs move), sizes, strides.
+// Sizes and strides follow.
+struct AsStridedAttrs {
+  int64_t shift;  ///< From the tensor's own offset: a recorded step's inputs move.
+};
 void as_strided_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
-  const int n = static_cast<int>(c.attrs.v[0]);
-  bool overflow = __builtin_add_overflow(m.offset, c.attrs.v[1], &m.offset);
-  m.sizes = IntList(c.attrs.v + 2, static_cast<size_t>(n));
-  m.strides = IntList(c.attrs.v + 2 + n, static_cast<size_t>(n));
+  bool overflow = __builtin_add_overflow(m.offset, c.attrs.as<AsStridedAttrs>().shift, &m.offset);
+  const IntList both = c.attrs.after<AsStridedAttrs>();
+  const int n = both.size() / 2;
+  m.sizes = IntList(both.data(), static_cast<size_t>(n));
+  m.strides = IntList(both.data() + n, static_cast<size_t>(n));
   int64_t last = m.offset;
   for (int i = 0; i < n; ++i) {
     BRRR_CHECK(m.strides[i] >= 0, "as_strided: strides must not be negative: {}",
@@ -120,8 +125,9 @@ void alias_vjp(VjpCall& v) {
 }
 
 void permute_vjp(VjpCall& v) {
-  IntList inverse = attr_words(v.attrs());
-  for (int i = 0; i < v.attrs().n; ++i) inverse[static_cast<int>(v.attrs().v[i])] = i;
+  const IntList dims = v.attrs().list();
+  IntList inverse = dims;
+  for (int i = 0; i < dims.size(); ++i) inverse[static_cast<int>(dims[i])] = i;
   v.gin[0] = v.gout[0].permute(inverse);
 }
 
@@ -135,15 +141,26 @@ void expand_vjp(VjpCall& v) {
 
 // --- rows
 
-const ViewOp alias_row{"alias", "the same view again", alias_shape, alias_vjp};
-const ViewOp permute_row{"permute", "dims in another order", permute_shape, permute_vjp};
-const ViewOp view_row{"view", "other sizes over the same elements", view_shape, reshape_vjp};
-const ViewOp expand_row{"expand", "dims of size 1 repeated without a copy", expand_shape,
-                        expand_vjp};
-const ViewOp unsqueeze_row{"unsqueeze", "a new dim of size 1", unsqueeze_shape, reshape_vjp};
-const ViewOp squeeze_row{"squeeze", "a dim of size 1 removed", squeeze_shape, reshape_vjp};
-const ViewOp as_strided_row{"as_strided", "any strides over the storage", as_strided_shape,
-                            nullptr};
+const OpDef alias_row{
+    "alias", "the same view again", {.kind = OpKind::View, .infer = alias_shape, .vjp = alias_vjp}};
+const OpDef permute_row{"permute",
+                        "dims in another order",
+                        {.kind = OpKind::View, .infer = permute_shape, .vjp = permute_vjp}};
+const OpDef view_row{"view",
+                     "other sizes over the same elements",
+                     {.kind = OpKind::View, .infer = view_shape, .vjp = reshape_vjp}};
+const OpDef expand_row{"expand",
+                       "dims of size 1 repeated without a copy",
+                       {.kind = OpKind::View, .infer = expand_shape, .vjp = expand_vjp}};
+const OpDef unsqueeze_row{"unsqueeze",
+                          "a new dim of size 1",
+                          {.kind = OpKind::View, .infer = unsqueeze_shape, .vjp = reshape_vjp}};
+const OpDef squeeze_row{"squeeze",
+                        "a dim of size 1 removed",
+                        {.kind = OpKind::View, .infer = squeeze_shape, .vjp = reshape_vjp}};
+const OpDef as_strided_row{"as_strided",
+                           "any strides over the storage",
+                           {.kind = OpKind::View, .infer = as_strided_shape}};
 
 // Sizes with at most one -1 resolved so that they hold `n` elements.
 IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
@@ -173,7 +190,7 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 // --- public
 
 Tensor alias(const Tensor& t) {
-  return view_call(alias_row, t);
+  return call(alias_row, {t});
 }
 
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
@@ -182,19 +199,11 @@ Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides,
              strides.size());
   BRRR_CHECK(!t.requires_grad() || !grad_enabled(),
              "as_strided: has no gradient; use slice, permute or expand");
-  IntList all;
-  TensorImpl* in[] = {t.impl()};
-  OpCall c(as_strided_row, in, 1);
-  c.attrs.push(static_cast<int64_t>(sizes.size()));
-  c.attrs.push(offset - t.impl()->offset);
-  for (int64_t s : sizes) c.attrs.push(s);
-  for (int64_t s : strides) c.attrs.push(s);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(as_strided_row, {t}, AsStridedAttrs{offset - t.storage_offset()}, sizes, strides);
 }
 
 Tensor Tensor::view(const IntList& sizes) const {
-  return view_call(view_row, *this, resolve_sizes("view", sizes, *this));
+  return call(view_row, {*this}, resolve_sizes("view", sizes, *this));
 }
 
 Tensor Tensor::reshape(const IntList& wanted) const {
@@ -202,7 +211,7 @@ Tensor Tensor::reshape(const IntList& wanted) const {
   if (sizes == this->sizes()) return *this;
   IntList strides;
   const Tensor source = view_strides(*impl(), sizes, strides) ? *this : contiguous();
-  return view_call(view_row, source, sizes);
+  return call(view_row, {source}, sizes);
 }
 
 Tensor Tensor::permute(const IntList& dims) const {
@@ -215,7 +224,7 @@ Tensor Tensor::permute(const IntList& dims) const {
     BRRR_CHECK(!(seen >> d & 1), "permute: dim {} is named twice in {}", d, brrr::to_string(dims));
     seen |= 1u << d;
   }
-  return view_call(permute_row, *this, order);
+  return call(permute_row, {*this}, order);
 }
 
 Tensor Tensor::transpose(int64_t a, int64_t b) const {
@@ -224,7 +233,7 @@ Tensor Tensor::transpose(int64_t a, int64_t b) const {
   for (int i = 0; i < n; ++i) order.push_back(i);
   const int x = wrap_dim("transpose", a, n), y = wrap_dim("transpose", b, n);
   if (n > 0) std::swap(order[x], order[y]);
-  return view_call(permute_row, *this, order);
+  return call(permute_row, {*this}, order);
 }
 
 Tensor Tensor::t() const {
@@ -244,17 +253,18 @@ Tensor Tensor::expand(const IntList& wanted) const {
                "expand: {} cannot become {}: dim {} is {}, only 1 stretches", describe(impl()),
                brrr::to_string(wanted), i, own);
   }
-  return view_call(expand_row, *this, sizes);
+  return call(expand_row, {*this}, sizes);
 }
 
 Tensor Tensor::unsqueeze(int64_t d) const {
-  return view_call(unsqueeze_row, *this, wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1));
+  return call(unsqueeze_row, {*this},
+              DimAttrs{wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1)});
 }
 
 Tensor Tensor::squeeze(int64_t d) const {
   const int at = wrap_dim("squeeze", d, static_cast<int>(dim()));
   if (dim() == 0 || size(at) != 1) return *this;
-  return view_call(squeeze_row, *this, at);
+  return call(squeeze_row, {*this}, DimAttrs{at});
 }
 
 Tensor Tensor::flatten(int64_t start, int64_t end) const {
