@@ -172,7 +172,7 @@ TEST_CASE("registry: public functions and rows are one list") {
 }
 
 TEST_CASE("registry: rows are made in ops/ and named nowhere else") {
-  const std::regex row(R"(\b(OpDef|(Pointwise|Number|Reduction)Op) \w+\{")");
+  const std::regex row(R"(\b(OpDef|PointwiseOp|NumberOp|ReductionOp) (\w+)\{("|$))");
   const std::regex compares(
       R"re((==|!=|find_op\(|strcmp\(|compare\(|\bcase\b|count\()\s*\(?"(\w+)")re");
   size_t looked_at = 0;
@@ -184,7 +184,9 @@ TEST_CASE("registry: rows are made in ops/ and named nowhere else") {
         ++looked_at;
         const std::string code = code_of(line);
         std::smatch m;
-        CHECK_MESSAGE(!std::regex_search(code, m, row), p.string(), ": ", line);
+        // The recorder's own instruction is the one row outside.
+        const bool made = std::regex_search(code, m, row) && m[2] != "host_data_row";
+        CHECK_MESSAGE(!made, p.string(), ": ", line);
         // A device, an option or a file's field may be compared with a text; an op's name never.
         if (std::regex_search(code, m, compares)) {
           CHECK_MESSAGE(!find_op(m[2]), p.string(), ": ", line);
