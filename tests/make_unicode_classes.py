@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes models/unicode_classes.h: the letters and numbers of Unicode, as this Python knows them.
+"""Writes models/text/unicode_classes.h: letters and numbers of Unicode, as this Python knows them.
 
 Run from the repository root:  python3 tests/make_unicode_classes.py
 """
@@ -53,5 +53,5 @@ def lines(numbers):
 
 text = HEADER.format(version=unicodedata.unidata_version, letters=lines(runs("L")),
                      numbers=lines(runs("N")))
-Path(__file__).resolve().parent.parent.joinpath("models/unicode_classes.h").write_text(text)
+Path(__file__).resolve().parent.parent.joinpath("models/text/unicode_classes.h").write_text(text)
 print(f"Unicode {unicodedata.unidata_version}", file=sys.stderr)

@@ -1,4 +1,4 @@
-#include "models/text.h"
+#include "models/text/text.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,12 +1,12 @@
-#include "models/tokenizer.h"
+#include "models/text/tokenizer.h"
 
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "models/gpt2_tokenizer.h"
-#include "models/utf8.h"
+#include "models/text/gpt2_tokenizer.h"
+#include "models/text/utf8.h"
 
 namespace brrr::data {
 

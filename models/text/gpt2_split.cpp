@@ -1,11 +1,11 @@
-#include "models/gpt2_split.h"
+#include "models/text/gpt2_split.h"
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
-#include "models/unicode_classes.h"
-#include "models/utf8.h"
+#include "models/text/unicode_classes.h"
+#include "models/text/utf8.h"
 
 namespace brrr::data {
 

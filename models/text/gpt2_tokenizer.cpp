@@ -1,4 +1,4 @@
-#include "models/gpt2_tokenizer.h"
+#include "models/text/gpt2_tokenizer.h"
 
 #include <algorithm>
 #include <queue>
@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "models/gpt2_split.h"
-#include "models/text.h"
-#include "models/utf8.h"
+#include "models/text/gpt2_split.h"
+#include "models/text/text.h"
+#include "models/text/utf8.h"
 
 namespace brrr::data {
 

@@ -1,4 +1,4 @@
-#include "models/token_dataset.h"
+#include "models/text/token_dataset.h"
 
 #include <algorithm>
 #include <bit>
