@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "examples/common/options.h"
-#include "tests/bench/timing.h"
+#include "tests/bench/measure/timing.h"
 
 namespace examples {
 
