@@ -28,7 +28,6 @@
 #include "models/layers.h"
 #include "models/mlp.h"
 #include "models/module.h"
-#include "models/nonfinite.h"
 #include "models/optim.h"
 #include "models/safetensors.h"
 #include "models/schedule.h"
