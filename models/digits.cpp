@@ -1,4 +1,4 @@
-#include "models/digits.h"
+#include "models/data.h"
 
 #include <algorithm>
 #include <cmath>

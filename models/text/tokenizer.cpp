@@ -23,13 +23,13 @@ CodePoint next_character(std::string_view text, size_t at) {
   return c;
 }
 
+}  // namespace
+
 size_t checked_id(const char* what, const std::vector<int64_t>& ids, size_t i, int64_t vocab) {
   BRRR_CHECK(ids[i] >= 0 && ids[i] < vocab, "{}: id {} at position {} is not in [0, {})", what,
              ids[i], i, vocab);
   return static_cast<size_t>(ids[i]);
 }
-
-}  // namespace
 
 // --- characters ----------------------------------------------------------------------------------
 

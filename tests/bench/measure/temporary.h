@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace brrr::bench {
 
@@ -22,8 +23,7 @@ struct TemporaryFolder {
     std::error_code none;
     std::filesystem::remove_all(path, none);
   }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  TemporaryFolder(TemporaryFolder&& o) noexcept : path(std::exchange(o.path, {})) {}
   std::string file(const std::string& name) const { return (path / name).string(); }
 };
 
