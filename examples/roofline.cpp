@@ -5,46 +5,43 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
-#include <nlohmann/json.hpp>
 
-#include "examples/common/machine.h"
+#include "core/check.h"
+#include "tests/bench/measure/output.h"
+#include "tests/bench/measure/machine.h"
 #include "examples/common/options.h"
-#include "examples/common/plot.h"
-#include "examples/common/table.h"
 
 using brrr::Tensor;
+using namespace brrr::bench;
 using namespace examples;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-struct Options {
+struct Options : CommandLine {
   std::string device = "cpu", json, plot;
   std::vector<int64_t> repeats = {1, 2, 4, 8, 16, 32, 64, 128, 256};
-  int64_t threads = 1, mb = 0;
+  int64_t mb = 0;
   double seconds = 0.3;
-};
 
-void add_options(CLI::App& app, Options& o) {
-  auto option = [&](const char* name, auto& v, const char* text, const CLI::Validator& check) {
-    app.add_option(name, v, text)->check(check);
-  };
-  option("--device", o.device, "cpu or cuda [cpu]", one_of({"cpu", "cuda"}));
-  app.add_option("--repeats", o.repeats, "multiplications of each element [1,2,4,...,256]")
-      ->delimiter(',')
-      ->check(whole_number(1));
-  option("--mb", o.mb, "size of the tensor; beyond every cache, to measure memory [64; cuda: 512]",
-         whole_number(1));
-  option("--threads", o.threads, "CPU threads [1]", whole_number(1));
-  option("--seconds", o.seconds, "for each mode and number of multiplications [0.3]",
-         real_number(0.01, 1000));
-  option("--json", o.json, "write all figures to this file", output_file());
-  option("--plot", o.plot,
-         "draw time, FLOP/s and bandwidth over FLOP per byte (SVG, needs gnuplot)", output_file());
-}
+  Options()
+      : CommandLine(
+            "Multiplies a tensor more and more often in one kernel, and shows where memory "
+            "stops being what bounds it.",
+            "roofline") {
+    threads = 1;
+    plain("--device", device, "cpu or cuda [cpu]", one_of({"cpu", "cuda"}));
+    plain("--repeats", repeats, "multiplications of each element [1,2,4,...,256]", whole_number(1));
+    plain("--mb", mb, "size of the tensor; beyond every cache, to measure memory [64; cuda: 512]",
+          whole_number(1));
+    plain("--threads", threads, "CPU threads [1]", whole_number(1));
+    plain("--seconds", seconds, "for each mode and number of multiplications [0.3]",
+          real_number(0.01, 1000));
+    plain("--json", json, "write all figures to this file", output_file());
+    plain("--plot", plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG, needs gnuplot)",
+          output_file());
+  }
+};
 
 // A factor near 1, so that many of them leave numbers of ordinary size.
 Tensor multiply(const Tensor& x, int64_t times) {
@@ -73,18 +70,6 @@ struct Point {
   double bound(const Roof& r) const { return std::max(bytes() / r.gbs, flops() / r.gflops) * 1e-9; }
 };
 
-double seconds_of(const std::function<Tensor()>& call, brrr::Device device) {
-  const auto begin = Clock::now();
-  const Tensor y = call();
-  brrr::synchronize(device);
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
 // In turns, so that what disturbs the machine disturbs both. Throws if graph mode's result is not
 // eager's, bit for bit, or did not come from its kernel.
 Point measure(const Tensor& x, int64_t repeats, double seconds) {
@@ -92,11 +77,15 @@ Point measure(const Tensor& x, int64_t repeats, double seconds) {
   const std::function<Tensor()> fused = [&] { return graph(x); };
   const std::function<Tensor()> eager = [&] { return multiply(x, repeats); };
   for (int i = 0; i < 3; ++i) fused();
-  if (!same_bits(fused(), eager())) {
-    throw brrr::Error(fmt::format("{} repeats: graph mode's result is not eager's", repeats));
-  }
+  BRRR_CHECK(same_bits(fused(), eager()), "{} repeats: graph mode's result is not eager's",
+             repeats);
   if (graph.stats().fallbacks > 0) throw brrr::Error(graph.stats().last_fallback);
-  const auto wait = [&](const std::function<Tensor()>& f) { return seconds_of(f, x.device()); };
+  const auto wait = [&](const std::function<Tensor()>& f) {
+    const auto begin = Clock::now();
+    const Tensor y = f();
+    brrr::synchronize(x.device());
+    return seconds_since(begin);
+  };
   constexpr int least = 5, most = 1001;
   std::vector<double> fused_s, eager_s;
   double spent = 0;
@@ -138,24 +127,18 @@ std::string notes_text(const std::vector<Point>& points, const Roof& roof) {
 
 nlohmann::json json_of(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
                        const Tensor& x) {
-  nlohmann::json j{{"device", brrr::name(limits.device)},
-                   {"cpu", limits.machine.cpu},
-                   {"threads", limits.threads},
-                   {"tensor_bytes", static_cast<double>(x.numel()) * sizeof(float)},
-                   {"copy_gb_per_s", roof.gbs},
-                   {"multiply_gflop_per_s", roof.gflops}};
-  if (!limits.gpu.name.empty()) j["gpu"] = limits.gpu.name;
+  Json j = object("device cpu threads tensor_bytes copy_gb_per_s multiply_gflop_per_s",
+                  brrr::name(limits.device), limits.machine.cpu, limits.threads,
+                  static_cast<double>(x.numel()) * sizeof(float), roof.gbs, roof.gflops);
+  if (limits.on_gpu()) j["gpu"] = limits.gpu.name;
   for (const Point& p : points) {
-    j["points"].push_back({{"repeats", p.repeats},
-                           {"flop_per_byte", p.intensity()},
-                           {"fused_ms", p.fused * 1e3},
-                           {"eager_ms", p.eager * 1e3},
-                           {"limit_ms", p.bound(roof) * 1e3}});
+    j["points"].push_back(object("repeats flop_per_byte fused_ms eager_ms limit_ms", p.repeats,
+                                 p.intensity(), p.fused * 1e3, p.eager * 1e3, p.bound(roof) * 1e3));
   }
-  return j;
+  return j;  // In the order of the names.
 }
 
-bool draw(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
+void draw(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
           const std::string& path) {
   using Figure = std::function<double(const Point&, double seconds)>;
   const auto panel = [&](const char* title, const char* unit, const Figure& figure) {
@@ -174,20 +157,18 @@ bool draw(const std::vector<Point>& points, const Roof& roof, const Limits& limi
   Panel traffic = panel("traffic of the fused kernel", "GB/s",
                         [](const Point& p, double s) { return p.bytes() / s * 1e-9; });
   traffic.falls = true;
-  const std::string processor = limits.gpu.name.empty() ? limits.machine.cpu : limits.gpu.name;
-  return plot_svg(path, fmt::format("x * 0.999, again and again, {}", processor),
-                  {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
-                   panel("arithmetic", "GFLOP/s",
-                         [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
-                   traffic},
-                  3);
+  plot_svg(path, fmt::format("x * 0.999, again and again, {}", limits.processor()),
+           {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
+            panel("arithmetic", "GFLOP/s",
+                  [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
+            traffic},
+           3);
 }
 
 int run(const Options& o) {
   const brrr::Device device = device_of(o.device);
   const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
-  const Limits limits =
-      measure_limits(device, brrr::bench::measure_machine(), static_cast<int>(o.threads));
+  const Limits limits = measure_limits({device}, o.threads).front();
   const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
   const Roof roof{limits.copy_for(2.0 * static_cast<double>(mb << 20)), limits.gflops / 2};
   fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",
@@ -197,9 +178,7 @@ int run(const Options& o) {
   for (int64_t k : o.repeats) points.push_back(measure(x, k, o.seconds));
   fmt::print("{}\n{}", table_text(points, roof), notes_text(points, roof));
   if (!o.json.empty()) write_file(o.json, json_of(points, roof, limits, x).dump(2) + "\n");
-  if (!o.plot.empty() && !draw(points, roof, limits, o.plot)) {
-    fmt::print("gnuplot is not installed: {} is not drawn\n", o.plot);
-  }
+  if (!o.plot.empty()) draw(points, roof, limits, o.plot);
   return 0;
 }
 
@@ -207,21 +186,9 @@ int run(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app(
-      "Multiplies a tensor more and more often in one kernel, and shows where memory stops being "
-      "what bounds it.",
-      "roofline");
-  add_options(app, o);
-  int exit_code = 0;
-  if (!parse(app, argc, argv, exit_code)) return exit_code;
-  use_threads(static_cast<int>(o.threads));
-  std::sort(o.repeats.begin(), o.repeats.end());
-  o.repeats.erase(std::unique(o.repeats.begin(), o.repeats.end()), o.repeats.end());
-  try {
+  return o.run(argc, argv, [&] {
+    std::sort(o.repeats.begin(), o.repeats.end());
+    o.repeats.erase(std::unique(o.repeats.begin(), o.repeats.end()), o.repeats.end());
     return run(o);
-  } catch (const std::exception& e) {
-    std::fflush(stdout);
-    fmt::print(stderr, "roofline: {}\n", e.what());
-    return 1;
-  }
+  });
 }

@@ -12,13 +12,21 @@ static constexpr const char* kStep = "brrr.step";
 static constexpr const char* kSeed = "brrr.rng_seed";
 static constexpr const char* kDraw = "brrr.rng_draw";
 
+// f(name, part) for those that are there. The schedule sets the lr, the optimiser's own comes
+// later.
+template <class F> static void each_part(const TrainingState& s, const F& f) {
+  if (s.model) f("model", *s.model);
+  if (s.schedule) f("schedule", *s.schedule);
+  if (s.optimizer) f("optimizer", *s.optimizer);
+  if (s.loader) f("loader", *s.loader);
+  if (s.scaler) f("scaler", *s.scaler);
+}
+
 void save_checkpoint(const std::string& path, const TrainingState& s) {
   StateDict dict;
-  if (s.model) add_with_prefix(dict, "model", s.model->state_dict());
-  if (s.optimizer) add_with_prefix(dict, "optimizer", s.optimizer->state_dict());
-  if (s.schedule) add_with_prefix(dict, "schedule", s.schedule->state_dict());
-  if (s.loader) add_with_prefix(dict, "loader", s.loader->state_dict());
-  if (s.scaler) add_with_prefix(dict, "scaler", s.scaler->state_dict());
+  each_part(s, [&](const char* name, const auto& part) {
+    add_with_prefix(dict, name, part.state_dict());
+  });
   Metadata metadata = s.metadata;
   const RngState rng = rng_state();
   metadata[kStep] = std::to_string(s.step);
@@ -42,19 +50,6 @@ static T take_number(const std::string& path, Metadata& metadata, const char* ke
   return v;
 }
 
-template <class Part>
-static StateDict checked(const std::string& path, const Part* part, const char* name,
-                         const StateDict& all) {
-  if (!part) return {};
-  StateDict own = with_prefix(all, name);
-  try {
-    part->check_state_dict(own);
-  } catch (const Error& e) {
-    fail("load_checkpoint: {}: the {} does not fit: {}", path, name, e.what());
-  }
-  return own;
-}
-
 void load_checkpoint(const std::string& path, TrainingState& s) {
   Metadata metadata;
   const StateDict all = load(path, metadata);
@@ -62,18 +57,15 @@ void load_checkpoint(const std::string& path, TrainingState& s) {
   const auto seed = take_number<uint64_t>(path, metadata, kSeed);
   const auto draw = take_number<uint64_t>(path, metadata, kDraw);
   BRRR_CHECK(step >= 0, "load_checkpoint: {}: the step is {}", path, step);
-  const StateDict model = checked(path, s.model, "model", all);
-  const StateDict optimizer = checked(path, s.optimizer, "optimizer", all);
-  const StateDict schedule = checked(path, s.schedule, "schedule", all);
-  const StateDict loader = checked(path, s.loader, "loader", all);
-  const StateDict scaler = checked(path, s.scaler, "scaler", all);
-
-  // Only now does anything change. The schedule sets the lr, the optimiser's own comes last.
-  if (s.model) s.model->load_state_dict(model);
-  if (s.schedule) s.schedule->load_state_dict(schedule);
-  if (s.optimizer) s.optimizer->load_state_dict(optimizer);
-  if (s.loader) s.loader->load_state_dict(loader);
-  if (s.scaler) s.scaler->load_state_dict(scaler);
+  each_part(s, [&](const char* name, const auto& part) {
+    try {
+      part.check_state_dict(with_prefix(all, name));
+    } catch (const Error& e) {
+      fail("load_checkpoint: {}: the {} does not fit: {}", path, name, e.what());
+    }
+  });
+  // Only now does anything change.
+  each_part(s, [&](const char* name, auto& part) { part.load_state_dict(with_prefix(all, name)); });
   set_rng_state({seed, draw});
   s.step = step;
   s.metadata = std::move(metadata);

@@ -64,15 +64,8 @@ StateDict Loader::state_dict() const {
 }
 
 void Loader::check_state_dict(const StateDict& dict) const {
-  const StateDict mine = state_dict();
-  check_state("Loader::load_state_dict", {mine.begin(), mine.end()}, dict, true);
-  for (const char* key : {"seed", "batch", "size"}) {
-    const int64_t saved = dict.at(key).item<int64_t>(), now = mine.at(key).item<int64_t>();
-    BRRR_CHECK(saved == now,
-               "Loader::load_state_dict: the saved {} is {}, this loader's is {}; "
-               "the batches would not be the same",
-               key, saved, now);
-  }
+  check_same_numbers("Loader::load_state_dict", "loader", state_dict(), dict,
+                     {{"seed", "seed"}, {"batch", "batch"}, {"size", "size"}});
   const int64_t position = dict.at("position").item<int64_t>();
   BRRR_CHECK(dict.at("epoch").item<int64_t>() >= 0 && position >= 0 && position < dataset_.size(),
              "Loader::load_state_dict: position {} lies outside the data set", position);

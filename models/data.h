@@ -2,6 +2,7 @@
 // Data sets in memory, and batches of them in a seeded order that can be resumed.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/moved.h"
@@ -57,5 +58,25 @@ class Loader : public Stateful {
 
 /// The fraction of rows whose largest logit is the label's.
 double accuracy(const Tensor& logits, const Tensor& labels);
+
+// --- where they come from ------------------------------------------------------------------------
+
+/// `n` noisy images of the digits 0 to 9, 28 by 28 pixels as [n, 784]: pen strokes, each image with
+/// its own jitter, slant, rotation, scale, shift, pen width, blot and noise. Image i is a function
+/// of (seed, i) alone; another seed gives held-out images.
+Dataset digits(int64_t n, uint64_t seed = 0);
+
+// IDX is the file format of MNIST (yann.lecun.com/exdb/mnist): two zero bytes, an element type, the
+// number of dims, the sizes as big-endian int32, the elements in big-endian order.
+
+/// Reads a file of any element type: uint8, int32, float32, float64; int8 and int16 become int32.
+/// Throws brrr::Error naming the file and what is wrong with it.
+Tensor read_idx(const std::string& path);
+/// Writes a uint8, int32, float32 or float64 tensor; the old file stays if that fails.
+void write_idx(const std::string& path, const Tensor& t);
+
+/// The training or the test part of a directory with MNIST's four files (train-images-idx3-ubyte,
+/// train-labels-idx1-ubyte, t10k-...). Pixels are scaled to 0..1 and flattened.
+Dataset read_idx_dataset(const std::string& directory, bool train);
 
 }  // namespace brrr::data

@@ -52,6 +52,12 @@ void InputFile::read(void* to, uint64_t offset, uint64_t bytes) const {
   }
 }
 
+std::string InputFile::read(uint64_t offset, uint64_t bytes) const {
+  std::string text(bytes, '\0');
+  read(text.data(), offset, bytes);
+  return text;
+}
+
 // --- mapping -------------------------------------------------------------------------------------
 
 MappedFile::MappedFile(const std::string& path) : file_(path) {
@@ -80,7 +86,8 @@ namespace {
 // A file under a temporary name, removed unless it was renamed.
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const fs::path& target) : target_(target) {
+  explicit TemporaryFile(const fs::path& target)
+      : target_(target), folder_(target.has_parent_path() ? target.parent_path() : ".") {
     remove_stale();
     while (!create()) {}
   }
@@ -135,10 +142,8 @@ class TemporaryFile {
 
   // What killed processes have left beside the target. Failing here is no reason not to write.
   void remove_stale() const {
-    const fs::path parent = target_.parent_path();
     std::error_code none;
-    for (fs::directory_iterator it(parent.empty() ? "." : parent, none), end; !none && it != end;
-         it.increment(none)) {
+    for (fs::directory_iterator it(folder_, none), end; !none && it != end; it.increment(none)) {
       if (!is_ours(it->path().filename().string())) continue;
       const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
       if (fd < 0) continue;
@@ -168,15 +173,13 @@ class TemporaryFile {
   // Makes the rename itself durable. Some file systems cannot sync a directory; the file is whole
   // either way.
   void sync_directory() const {
-    const fs::path parent = target_.parent_path();
-    const int dir =
-        ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int dir = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) return;
     ::fsync(dir);
     ::close(dir);
   }
 
-  fs::path target_;
+  fs::path target_, folder_;
   std::string path_;
   int fd_ = -1;
   bool renamed_ = false;

@@ -17,6 +17,7 @@ class InputFile {
   uint64_t size() const { return size_; }
   /// Fills `to` with `bytes` bytes from `offset` on; throws if the file ends before.
   void read(void* to, uint64_t offset, uint64_t bytes) const;
+  std::string read(uint64_t offset, uint64_t bytes) const;
 
  private:
   friend class MappedFile;

@@ -23,40 +23,6 @@ void check_sample(const char* op, double temperature, int64_t top_k, double top_
   BRRR_CHECK(top_p > 0 && top_p <= 1, "{}: top_p must be in (0, 1], got {}", op, top_p);
 }
 
-class EvalGuard {
- public:
-  explicit EvalGuard(Module& m) : module_(m), was_training_(m.is_training()) {
-    if (was_training_) module_.eval();
-  }
-  ~EvalGuard() {
-    if (was_training_) module_.train();
-  }
-  EvalGuard(const EvalGuard&) = delete;
-  EvalGuard& operator=(const EvalGuard&) = delete;
-
- private:
-  Module& module_;
-  bool was_training_;
-};
-
-// A stream of its own for as long as it lives, if there is a seed.
-class StreamGuard {
- public:
-  explicit StreamGuard(const std::optional<uint64_t>& seed)
-      : before_(rng_state()), own_(seed.has_value()) {
-    if (own_) manual_seed(*seed);
-  }
-  ~StreamGuard() {
-    if (own_) set_rng_state(before_);
-  }
-  StreamGuard(const StreamGuard&) = delete;
-  StreamGuard& operator=(const StreamGuard&) = delete;
-
- private:
-  RngState before_;
-  bool own_;
-};
-
 const GenerateOptions& checked(const GenerateOptions& o) {
   check_sample("generate", o.temperature, o.top_k, o.top_p);
   BRRR_CHECK(o.tokens >= 0, "generate: {} tokens asked; give 0 or more", o.tokens);
@@ -107,8 +73,12 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
                o.vocab);
   }
   const NoGradGuard no_grad;
-  const EvalGuard eval(gpt_);
-  const StreamGuard stream(options_.seed);
+  const AtEnd restore([&, trained = gpt_.is_training(), stream = rng_state()] {
+    if (trained) gpt_.train();
+    if (options_.seed) set_rng_state(stream);
+  });
+  if (gpt_.is_training()) gpt_.eval();
+  if (options_.seed) manual_seed(*options_.seed);
   const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
   // Ids stay on the device until the end: nothing waits for a token to arrive.

@@ -67,10 +67,8 @@ class Config {
     const InputFile file(path);
     BRRR_CHECK(file.size() <= 1 << 20, "gpt2_options: {} has {} bytes; that is no config.json",
                path, file.size());
-    std::string text(file.size(), '\0');
-    file.read(text.data(), 0, text.size());
     try {
-      value_ = json::parse(text);
+      value_ = json::parse(file.read(0, file.size()));
     } catch (const json::exception& e) {
       fail("gpt2_options: {} is not JSON ({})", path, e.what());
     }
@@ -85,18 +83,10 @@ class Config {
     return it->get<int64_t>();
   }
   double number(const char* key, double otherwise) const {
-    const auto it = value_.find(key);
-    if (it == value_.end()) return otherwise;
-    BRRR_CHECK(it->is_number(), "gpt2_options: {}: {} must be a number, got {}", path_, key,
-               shown(it));
-    return it->get<double>();
+    return optional(key, otherwise, &json::is_number, "a number");
   }
   bool flag(const char* key, bool otherwise) const {
-    const auto it = value_.find(key);
-    if (it == value_.end()) return otherwise;
-    BRRR_CHECK(it->is_boolean(), "gpt2_options: {}: {} must be true or false, got {}", path_, key,
-               shown(it));
-    return it->get<bool>();
+    return optional(key, otherwise, &json::is_boolean, "true or false");
   }
   /// Throws unless the field is absent or one of `known`; null is a value.
   void expect(const char* key, const std::vector<json>& known) const {
@@ -106,6 +96,15 @@ class Config {
   }
 
  private:
+  template <class T>
+  T optional(const char* key, T otherwise, bool (json::*fits)() const noexcept,
+             const char* wanted) const {
+    const auto it = value_.find(key);
+    if (it == value_.end()) return otherwise;
+    BRRR_CHECK(((*it).*fits)(), "gpt2_options: {}: {} must be {}, got {}", path_, key, wanted,
+               shown(it));
+    return it->get<T>();
+  }
   std::string shown(const json::const_iterator& it) const {
     if (it == value_.end()) return "nothing";
     return it->dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);

@@ -4,24 +4,11 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "ops/pointwise_ops.h"
 
 namespace brrr::models {
 
 namespace {
-
-// Puts a module's name on the path for as long as its forward runs.
-class ScopeGuard {
- public:
-  explicit ScopeGuard(const std::string& name) : scope_{&name, context.scope} {
-    context.scope = &scope_;
-  }
-  ~ScopeGuard() { context.scope = scope_.parent; }
-  ScopeGuard(const ScopeGuard&) = delete;
-  ScopeGuard& operator=(const ScopeGuard&) = delete;
-
- private:
-  Scope scope_;
-};
 
 // Exchanges what a tensor holds, so that all handles see it. The version goes up, so that a tape
 // that saved the old values says so instead of using the new ones.
@@ -50,7 +37,9 @@ Tensor Module::forward(const Tensor&) {
 
 Tensor Module::operator()(const Tensor& x) {
   if (name_.empty()) return forward(x);
-  ScopeGuard guard(name_);
+  Scope scope{&name_, context.scope};
+  context.scope = &scope;
+  const AtEnd leave([&] { context.scope = scope.parent; });
   return forward(x);
 }
 
@@ -96,13 +85,18 @@ template <class F> void Module::visit(const std::string& path, const F& f) const
   for (const auto& [name, child] : children_) child->visit(path + name + ".", f);
 }
 
-std::vector<NamedTensor> Module::named_parameters() const {
+// The tensors for which f(entry) holds.
+template <class F> std::vector<NamedTensor> Module::tensors(const F& f) const {
   std::vector<NamedTensor> all;
-  std::set<TensorImpl*> seen;  // A tied parameter counts once.
   visit("", [&](const std::string& path, const Module&, const Entry* e) {
-    if (e && !e->buffer && seen.insert(e->tensor.impl()).second) all.emplace_back(path, e->tensor);
+    if (e && f(*e)) all.emplace_back(path, e->tensor);
   });
   return all;
+}
+
+std::vector<NamedTensor> Module::named_parameters() const {
+  std::set<TensorImpl*> seen;  // A tied parameter counts once.
+  return tensors([&](const Entry& e) { return !e.buffer && seen.insert(e.tensor.impl()).second; });
 }
 
 std::vector<Tensor> Module::parameters() const {
@@ -112,19 +106,11 @@ std::vector<Tensor> Module::parameters() const {
 }
 
 std::vector<NamedTensor> Module::named_buffers() const {
-  std::vector<NamedTensor> all;
-  visit("", [&](const std::string& path, const Module&, const Entry* e) {
-    if (e && e->buffer) all.emplace_back(path, e->tensor);
-  });
-  return all;
+  return tensors([](const Entry& e) { return e.buffer; });
 }
 
 std::vector<NamedTensor> Module::state() const {
-  std::vector<NamedTensor> all;
-  visit("", [&](const std::string& path, const Module&, const Entry* e) {
-    if (e) all.emplace_back(path, e->tensor);
-  });
-  return all;
+  return tensors([](const Entry&) { return true; });
 }
 
 int64_t Module::num_parameters() const {
@@ -187,6 +173,31 @@ void Module::check_state_dict(const StateDict& dict, bool strict) const {
 void Module::load_state_dict(const StateDict& dict, bool strict) const {
   check_state_dict(dict, strict);
   copy_state(state(), dict);
+}
+
+// --- what went bad -------------------------------------------------------------------------------
+
+std::string first_nonfinite(const std::vector<NamedTensor>& tensors) {
+  NoGradGuard guard;
+  for (const auto& [name, t] : tensors) {
+    if (!t.defined() || !is_floating(t.dtype())) continue;
+    const Tensor finite = isfinite(t);
+    if (finite.all().item<bool>()) continue;
+    const auto bad = t.numel() - finite.to(kInt64).sum().item<int64_t>();
+    return fmt::format("{}, {}: {} of {} elements {} not finite", name, describe(t.impl()), bad,
+                       t.numel(), bad == 1 ? "is" : "are");
+  }
+  return "";
+}
+
+std::string first_nonfinite(const Module& module) {
+  std::vector<NamedTensor> all;
+  for (const auto& [name, p] : module.named_parameters()) {
+    all.emplace_back(name, p);
+    all.emplace_back(name + ".grad", p.grad());
+  }
+  for (const auto& buffer : module.named_buffers()) all.push_back(buffer);
+  return first_nonfinite(all);
 }
 
 }  // namespace brrr::models

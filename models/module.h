@@ -8,6 +8,15 @@
 
 namespace brrr::models {
 
+/// Calls f at the end of its scope.
+template <class F> struct AtEnd {
+  explicit AtEnd(F at_end) : f(std::move(at_end)) {}
+  ~AtEnd() { f(); }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+  F f;
+};
+
 /// The base of every layer and model. Members register themselves under names, which then appear in
 /// checkpoints ("fc1.weight") and in profiles. Neither copied nor moved, because a parent points to
 /// its children.
@@ -63,6 +72,7 @@ class Module {
     Tensor tensor;
     bool buffer;
   };
+  template <class F> std::vector<NamedTensor> tensors(const F& f) const;
   template <class F> void visit(const std::string& path, const F& f) const;
   template <class F> void convert(const char* what, const F& f) const;
   std::vector<NamedTensor> state() const;
@@ -73,5 +83,21 @@ class Module {
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, Module*>> children_;
 };
+
+/// The first of the tensors that holds a NaN or infinity, as
+/// "fc1.weight, float32[8, 6]: 3 of 48 elements are not finite"; "" if all are finite. Undefined
+/// tensors and integers are. Reads on the host, so call it outside a recorded step.
+std::string first_nonfinite(const std::vector<NamedTensor>& tensors);
+/// The same over a module's parameters, each followed by its gradient ("fc1.weight.grad"), and then
+/// its buffers. For a training loop, where StepOptions::check_numerics would cost too much:
+///
+///     if (!std::isfinite(loss.item<float>())) {
+///       throw std::runtime_error("step 123: " + brrr::models::first_nonfinite(model));
+///     }
+///
+/// If the update has run, all that it touched is bad: look before it, or skip it as GradScaler
+/// does. The op at fault is found by running the step again, from a checkpoint, with
+/// check_numerics.
+std::string first_nonfinite(const Module& module);
 
 }  // namespace brrr::models

@@ -14,7 +14,7 @@ namespace brrr::optim {
 
 // --- the base -----------------------------------------------------------------------------------
 
-static void check_number(const char* who, const char* what, double v) {
+void check_number(const char* who, const char* what, double v) {
   BRRR_CHECK(std::isfinite(v) && v >= 0, "{}: {} must be finite and not negative, got {}", who,
              what, v);
 }

@@ -12,6 +12,9 @@
 
 namespace brrr::optim {
 
+/// Throws, naming who wants what, unless v is finite and not negative.
+void check_number(const char* who, const char* what, double v);
+
 /// The base: parameters, the learning rate, and state that can be saved.
 class Optimizer {
  public:

@@ -116,8 +116,7 @@ class Reader {
   template <class... A>
   [[noreturn]] void bad_tensor(const std::string& name, fmt::format_string<A...> text,
                                A&&... args) const {
-    fail("load: {}: tensor \"{}\": {}", path_, shown(name),
-         fmt::format(text, std::forward<A>(args)...));
+    bad("tensor \"{}\": {}", shown(name), fmt::format(text, std::forward<A>(args)...));
   }
 
   std::string header_text() {
@@ -129,8 +128,7 @@ class Reader {
           file_.size());
     }
     data_ = 8 + length;
-    std::string text(length, '\0');
-    file_.read(text.data(), 8, length);
+    std::string text = file_.read(8, length);
     if (text.empty() || text[0] != '{') bad("the header does not start with '{{'");
     return text;
   }

@@ -38,39 +38,29 @@ void Schedule::load_state_dict(const StateDict& dict) {
   start();
 }
 
-static double cosine(double from, double to, int64_t t, int64_t total) {
-  const double x = static_cast<double>(std::min(t, total)) / static_cast<double>(total);
-  return to + 0.5 * (from - to) * (1.0 + std::cos(std::numbers::pi * x));
-}
-
-static void check_min(const char* who, double min_lr) {
-  BRRR_CHECK(std::isfinite(min_lr) && min_lr >= 0,
-             "{}: min_lr must be finite and not negative, got {}", who, min_lr);
-}
-
-CosineLR::CosineLR(Optimizer& o, int64_t total, double min_lr)
-    : Schedule(o), total_(total), min_lr_(min_lr) {
-  BRRR_CHECK(total > 0, "CosineLR: total must be positive, got {}", total);
-  check_min("CosineLR", min_lr);
-  start();
-}
-
-double CosineLR::lr_at(int64_t t) const {
-  return cosine(base(), min_lr_, t, total_);
-}
-
 WarmupCosineLR::WarmupCosineLR(Optimizer& o, int64_t warmup, int64_t total, double min_lr)
     : Schedule(o), warmup_(warmup), total_(total), min_lr_(min_lr) {
   BRRR_CHECK(warmup >= 0 && total > warmup,
              "WarmupCosineLR: total must exceed warmup, got warmup {} and total {}", warmup, total);
-  check_min("WarmupCosineLR", min_lr);
+  check_number("WarmupCosineLR", "min_lr", min_lr);
   start();
 }
 
 double WarmupCosineLR::lr_at(int64_t t) const {
   if (t < warmup_) return base() * static_cast<double>(t + 1) / static_cast<double>(warmup_);
-  return cosine(base(), min_lr_, t - warmup_, total_ - warmup_);
+  const int64_t total = total_ - warmup_;
+  const double x = static_cast<double>(std::min(t - warmup_, total)) / static_cast<double>(total);
+  return min_lr_ + 0.5 * (base() - min_lr_) * (1.0 + std::cos(std::numbers::pi * x));
 }
+
+static int64_t checked(int64_t total, double min_lr) {
+  BRRR_CHECK(total > 0, "CosineLR: total must be positive, got {}", total);
+  check_number("CosineLR", "min_lr", min_lr);
+  return total;
+}
+
+CosineLR::CosineLR(Optimizer& o, int64_t total, double min_lr)
+    : WarmupCosineLR(o, 0, checked(total, min_lr), min_lr) {}
 
 StepLR::StepLR(Optimizer& o, int64_t every, double gamma)
     : Schedule(o), every_(every), gamma_(gamma) {

@@ -37,17 +37,6 @@ class Schedule {
   int64_t step_ = 0;
 };
 
-/// From the base lr to `min_lr` along half a cosine in `total` steps (Loshchilov and Hutter, 2017).
-class CosineLR : public Schedule {
- public:
-  CosineLR(Optimizer& optimizer, int64_t total, double min_lr = 0.0);
-  double lr_at(int64_t t) const override;
-
- private:
-  int64_t total_;
-  double min_lr_;
-};
-
 /// A linear rise over `warmup` steps, then the cosine over the rest of `total`.
 class WarmupCosineLR : public Schedule {
  public:
@@ -57,6 +46,12 @@ class WarmupCosineLR : public Schedule {
  private:
   int64_t warmup_, total_;
   double min_lr_;
+};
+
+/// From the base lr to `min_lr` along half a cosine in `total` steps (Loshchilov and Hutter, 2017).
+class CosineLR : public WarmupCosineLR {
+ public:
+  CosineLR(Optimizer& optimizer, int64_t total, double min_lr = 0.0);
 };
 
 /// base * gamma^(t / every), rounded down: a drop every `every` steps.

@@ -71,6 +71,18 @@ void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict) 
   for (const auto& [target, source] : work) target.copy_(source);
 }
 
+void check_same_numbers(const std::string& what, const char* kind, const StateDict& mine,
+                        const StateDict& dict,
+                        const std::vector<std::pair<const char*, const char*>>& names) {
+  check_state(what, {mine.begin(), mine.end()}, dict, true);
+  for (const auto& [name, called] : names) {
+    const int64_t saved = dict.at(name).item<int64_t>(), now = mine.at(name).item<int64_t>();
+    BRRR_CHECK(saved == now,
+               "{}: the saved {} is {}, this {}'s is {}; the batches would not be the same", what,
+               called, saved, kind, now);
+  }
+}
+
 void add_with_prefix(StateDict& to, const std::string& prefix, const StateDict& dict) {
   for (const auto& [name, t] : dict) to[prefix + "." + name] = t;
 }

@@ -33,6 +33,13 @@ void check_state(const std::string& what, const std::vector<NamedTensor>& target
 /// Copies the values of a checked `dict`, across devices where needed.
 void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict);
 
+/// check_state, strictly; then throws unless the numbers of these names, each with what it is
+/// called, are in `dict` what they are in `mine`, of `kind`: a data set's batches would not be the
+/// same.
+void check_same_numbers(const std::string& what, const char* kind, const StateDict& mine,
+                        const StateDict& dict,
+                        const std::vector<std::pair<const char*, const char*>>& names);
+
 /// Adds dict's entries to `to` as "prefix.name".
 void add_with_prefix(StateDict& to, const std::string& prefix, const StateDict& dict);
 /// The entries "prefix.name" of `dict`, as "name".

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""GPT-2's tokenizer in plain Python: an oracle that shares nothing with models/gpt2_tokenizer.cpp.
+"""GPT-2's tokenizer in plain Python: an oracle that shares no code with models/text.
 
   python3 tests/gpt2_golden.py                       writes tests/gpt2_golden.json
   python3 tests/gpt2_golden.py VOCAB MERGES < text   prints the ids of a text, one a line

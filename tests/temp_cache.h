@@ -3,41 +3,22 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <string>
 #include <vector>
+
+#include "tests/bench/measure/temporary.h"
 
 namespace brrr::test {
 
 namespace fs = std::filesystem;
+using bench::Env;
 
-struct Env {  // sets a variable, or removes it, until the end of the test
-  std::string name;
-  std::optional<std::string> before;
-  Env(const char* n, const char* value) : name(n) {
-    if (const char* old = std::getenv(n)) before = old;
-    value ? setenv(n, value, 1) : unsetenv(n);
-  }
-  ~Env() { before ? setenv(name.c_str(), before->c_str(), 1) : unsetenv(name.c_str()); }
-  Env(const Env&) = delete;
-  Env& operator=(const Env&) = delete;
-};
-
-inline std::string make_temp() {
-  std::string path = fs::temp_directory_path() / "brrr-test-jit-XXXXXX";
-  REQUIRE(mkdtemp(path.data()));
-  return path;
-}
-
-struct TempCache {  // an empty cache, and nothing in the environment that tests depend on
-  std::string dir = make_temp();
-  Env cache{"BRRR_CACHE_DIR", dir.c_str()};
+struct TempCache : bench::PrivateCache {  // and nothing in the environment that tests depend on
+  std::string dir = folder.path.string();
   Env jit{"BRRR_JIT", nullptr}, fail{"BRRR_JIT_FAIL", nullptr}, keep{"BRRR_KEEP_SOURCE", nullptr};
-  ~TempCache() { fs::remove_all(dir); }
 
   std::vector<std::string> files() const {
     std::vector<std::string> names;

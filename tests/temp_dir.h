@@ -1,26 +1,16 @@
 #pragma once
 // A directory for a test's files, and what tests do with files.
 
-#include <unistd.h>
-
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
 
 #include "core/error.h"
+#include "tests/bench/measure/temporary.h"
 
 namespace brrr::test {
 
-/// A directory of its own that goes away with the test.
-struct TemporaryDirectory {
-  std::filesystem::path path;
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "brrr-test-XXXXXX").string();
-    path = ::mkdtemp(name.data());
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path); }
-  std::string file(const std::string& name) const { return (path / name).string(); }
+struct TemporaryDirectory : bench::TemporaryFolder {
   size_t count() const {
     return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path), {}));
   }

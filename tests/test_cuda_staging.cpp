@@ -183,7 +183,8 @@ TEST_CASE("cuda: (child) opens the device" * doctest::skip()) {
 
 TEST_CASE("pitfall B8: what is no module, or one of another build, is refused in words") {
   if (!have_device()) return;
-  const std::string folder = make_temp();
+  const brrr::bench::TemporaryFolder temporary;
+  const std::string folder = temporary.path.string();
   const auto module = [&](const std::string& name, const std::string& text) {
     write_text(folder + "/" + name + ".cpp", text);
     std::vector<std::string> command = cpu::find_host_compiler().command;

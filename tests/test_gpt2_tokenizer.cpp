@@ -7,10 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "models/gpt2_split.h"
-#include "models/gpt2_tokenizer.h"
+#include "models/text/gpt2_split.h"
+#include "models/text/gpt2_tokenizer.h"
 #include "models/safetensors.h"
-#include "models/utf8.h"
+#include "models/text/utf8.h"
 #include "tests/sanitizer.h"
 #include "tests/temp_dir.h"
 #include "tests/tokenizer_checks.h"

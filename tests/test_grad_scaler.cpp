@@ -178,7 +178,8 @@ TEST_CASE("grad scaler: the scale stays usable, whatever happens") {
 }
 
 TEST_CASE("grad scaler: state, checkpoints, errors") {
-  const std::string dir = make_temp(), file = dir + "/run.safetensors";
+  const bench::TemporaryFolder folder;
+  const std::string file = folder.file("run.safetensors");
   optim::GradScaler a({.scale = 4, .interval = 5}), b;
   for (int i = 0; i < 7; ++i) a.update(full({}, false));
   TrainingState save{.scaler = &a};
@@ -187,7 +188,6 @@ TEST_CASE("grad scaler: state, checkpoints, errors") {
   load_checkpoint(file, load);
   CHECK(b.value().item<float>() == 8);
   CHECK(b.state_dict().at("good_steps").item<int64_t>() == 2);
-  fs::remove_all(dir);
   StateDict bad = a.state_dict();
   bad["scale"] = full({}, 0.0);
   CHECK(contains(error_of([&] { b.load_state_dict(bad); }), "scale of 0"));

@@ -60,16 +60,15 @@ std::string error_of(const std::string& source) {
 
 // What `f` writes to stderr.
 template <class F> std::string stderr_of(const F& f) {
-  const std::string path = make_temp() + "/stderr";
+  const brrr::bench::TemporaryFolder folder;
+  const std::string path = folder.file("stderr");
   const int saved = dup(2), file = open(path.c_str(), O_WRONLY | O_CREAT, 0600);
   dup2(file, 2);
   f();
   dup2(saved, 2);
   close(saved);
   close(file);
-  const std::string text = read_text(path);
-  fs::remove_all(fs::path(path).parent_path());
-  return text;
+  return read_text(path);
 }
 
 }  // namespace

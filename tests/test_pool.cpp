@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/bench/measure/spin.h"
 #include "tests/sanitizer.h"
 
 using namespace brrr::cpu;
@@ -199,7 +200,7 @@ TEST_CASE("pool: a forked child runs inline") {
 
 TEST_CASE("pool: the round trip is measured") {
   const ThreadCount count(2);
-  CHECK(spin_round_trip_ns() > 0);
+  CHECK(brrr::bench::spin_round_trip_ns() > 0);
   set_num_threads(1);
-  CHECK(spin_round_trip_ns() == 0);
+  CHECK(brrr::bench::spin_round_trip_ns() == 0);
 }

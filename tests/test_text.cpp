@@ -1,9 +1,9 @@
 // Text files, tokenizers by character and byte; hostile ones.
 #include <doctest/doctest.h>
 
-#include "models/text.h"
-#include "models/tokenizer.h"
-#include "models/utf8.h"
+#include "models/text/text.h"
+#include "models/text/tokenizer.h"
+#include "models/text/utf8.h"
 #include "tests/temp_dir.h"
 #include "tests/tokenizer_checks.h"
 

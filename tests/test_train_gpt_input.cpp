@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "models/utf8.h"
+#include "models/text/utf8.h"
 #include "tests/programs.h"
 #include "tests/story.h"
 

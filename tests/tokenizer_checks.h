@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "models/counter_rng.h"
-#include "models/tokenizer.h"
+#include "models/text/tokenizer.h"
 
 namespace brrr::test {
 

@@ -358,18 +358,4 @@ PoolStats pool_stats() noexcept {
   return gang.stats();
 }
 
-double spin_round_trip_ns() {
-  constexpr int kRounds = 41, kRegions = 500;
-  const auto nothing = [](void*, int) {};
-  if (!run_together(2, nothing, nullptr)) return 0;
-  double times[kRounds];
-  for (double& time : times) {
-    const auto begin = Clock::now();
-    for (int i = 0; i < kRegions; ++i) run_together(2, nothing, nullptr);
-    time = std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / kRegions;
-  }
-  std::nth_element(times, times + kRounds / 2, times + kRounds);
-  return times[kRounds / 2];
-}
-
 }  // namespace brrr::cpu

@@ -46,8 +46,4 @@ struct PoolStats {
 };
 PoolStats pool_stats() noexcept;
 
-/// Median time of an empty region on two threads, to print beside parallel figures; 0 where there
-/// is only one thread.
-double spin_round_trip_ns();
-
 }  // namespace brrr::cpu

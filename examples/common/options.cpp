@@ -1,14 +1,11 @@
 #include "examples/common/options.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <limits>
 
+#include "core/check.h"
 #include "models/file.h"
 
 namespace examples {
@@ -24,81 +21,114 @@ template <class T> bool read_number(const std::string& text, T& v) {
   return error == std::errc() && at == end;
 }
 
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* o : app.get_options()) names.push_back(o->get_name());
-  return names;
+std::string explain(const CLI::App* app, const CLI::Error& e) {
+  std::string text = fmt::format("{}: {}\n", app->get_name(), e.what());
+  if (dynamic_cast<const CLI::ExtrasError*>(&e)) {
+    text += "the options are";
+    for (const CLI::Option* o : app->get_options()) text += " " + o->get_name();
+    text += "\n";
+  }
+  return text + fmt::format("{} --help explains them\n", app->get_name());
 }
 
 }  // namespace
 
 CLI::Validator whole_number(int64_t least) {
-  return CLI::Validator(
-      [least](std::string& text) {
-        int64_t v = 0;
-        if (read_number(text, v) && v >= least) return std::string();
-        return fmt::format("expected a whole number of at least {}, got '{}'", least, text);
-      },
-      "");
+  return {[least](std::string& text) {
+            int64_t v = 0;
+            if (read_number(text, v) && v >= least) return std::string();
+            return fmt::format("expected a whole number of at least {}, got '{}'", least, text);
+          },
+          ""};
 }
 
 CLI::Validator real_number(double least, double most) {
-  return CLI::Validator(
-      [least, most](std::string& text) {
-        double v = 0;  // A NaN fails the comparison.
-        if (read_number(text, v) && v >= least && v <= most) return std::string();
-        return most < std::numeric_limits<double>::max()
-                   ? fmt::format("expected a number from {} to {}, got '{}'", least, most, text)
-                   : fmt::format("expected a number of at least {}, got '{}'", least, text);
-      },
-      "");
+  return {[least, most](std::string& text) {
+            double v = 0;  // A NaN fails the comparison.
+            if (read_number(text, v) && v >= least && v <= most) return std::string();
+            return most < std::numeric_limits<double>::max()
+                       ? fmt::format("expected a number from {} to {}, got '{}'", least, most, text)
+                       : fmt::format("expected a number of at least {}, got '{}'", least, text);
+          },
+          ""};
 }
 
 CLI::Validator one_of(std::vector<std::string> choices) {
-  const std::string list = fmt::format("{}", fmt::join(choices, ", "));
-  return CLI::Validator(
-      [choices = std::move(choices), list](std::string& text) {
-        for (const std::string& c : choices) {
-          if (c == text) return std::string();
-        }
-        return fmt::format("expected one of {}; got '{}'", list, text);
-      },
-      "");
+  return {[choices = std::move(choices)](std::string& text) {
+            if (std::count(choices.begin(), choices.end(), text)) return std::string();
+            return fmt::format("expected one of {}; got '{}'", fmt::join(choices, ", "), text);
+          },
+          ""};
 }
 
 CLI::Validator output_file() {
-  return CLI::Validator(
-      [](std::string& text) {
-        std::error_code none;
-        const fs::path path = text, parent = path.parent_path();
-        if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
-          return fmt::format("expected the name of a file to write, got '{}'", text);
-        }
-        if (!parent.empty() && !fs::is_directory(parent, none)) {
-          return fmt::format("expected a file in an existing folder; there is no folder '{}'",
-                             parent.string());
-        }
-        return std::string();
-      },
-      "");
+  return {[](std::string& text) {
+            std::error_code none;
+            const fs::path path = text, parent = path.parent_path();
+            if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
+              return fmt::format("expected the name of a file to write, got '{}'", text);
+            }
+            if (parent.empty() || fs::is_directory(parent, none)) return std::string();
+            return fmt::format("expected a file in an existing folder; there is no folder '{}'",
+                               parent.string());
+          },
+          ""};
 }
 
-bool parse(CLI::App& app, int argc, char** argv, int& exit_code) {
-  app.get_formatter()->column_width(34);
-  app.failure_message([](const CLI::App* a, const CLI::Error& e) {
-    std::string text = fmt::format("{}: {}\n", a->get_name(), e.what());
-    if (dynamic_cast<const CLI::ExtrasError*>(&e)) {
-      text += fmt::format("the options are {}\n", fmt::join(option_names(*a), " "));
-    }
-    return text + fmt::format("{} --help explains them\n", a->get_name());
-  });
+// What main returns, if the program ends here.
+std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
+  app_.get_formatter()->column_width(34);
+  app_.failure_message(explain);
   try {
-    app.parse(argc, argv);
-    return true;
+    std::vector<std::string> last_first(words.rbegin(), words.rend());
+    app_.parse(last_first);
+    return {};
   } catch (const CLI::ParseError& e) {
-    exit_code = app.exit(e) == 0 ? 0 : 2;
-    return false;
+    return app_.exit(e) == 0 ? 0 : 2;
   }
+}
+
+std::optional<int> CommandLine::read(std::vector<std::string> words) {
+  if (const auto code = parse(words)) return code;
+  check();
+  if (resume.empty()) return {};
+  brrr::load(resume, saved);  // Checks the file before anything is believed.
+  const auto take = [&](const std::string& key) {
+    if (app_.count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
+  };
+  for (const std::string& key : kept_) {
+    BRRR_CHECK(saved.count(key), "--resume {}: it is no checkpoint of {}: it has no {}", resume,
+               app_.get_name(), key);
+    take(key);
+  }
+  for (const std::string& key : hints_) {
+    if (!saved[key].empty()) take(key);
+  }
+  if (const auto code = parse(words)) return code;
+  for (const auto& [key, value] : kept()) {
+    BRRR_CHECK(!saved.count(key) || saved[key] == value,
+               "--resume {}: it was made with {} {}, not {}; leave that out", resume, key,
+               saved[key], value);
+  }
+  return {};
+}
+
+int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
+  try {
+    if (const auto code = read({argv + 1, argv + argc})) return *code;
+    if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
+    return body();
+  } catch (const std::exception& e) {
+    std::fflush(stdout);
+    fmt::print(stderr, "{}: {}\n", app_.get_name(), e.what());
+    return 1;
+  }
+}
+
+brrr::Metadata CommandLine::kept() const {
+  brrr::Metadata all;
+  for (const std::string& key : kept_) all[key] = texts_.at(key)();
+  return all;
 }
 
 brrr::Device device_of(const std::string& name) {
@@ -106,13 +136,9 @@ brrr::Device device_of(const std::string& name) {
   try {
     brrr::device_properties(brrr::kCUDA);
   } catch (const brrr::Error& e) {
-    throw brrr::Error(fmt::format("--device {}: {}", name, e.what()));
+    brrr::fail("--device {}: {}", name, e.what());
   }
   return brrr::kCUDA;
-}
-
-void use_threads(int n) {
-  if (n > 0) setenv("BRRR_NUM_THREADS", std::to_string(n).c_str(), 1);
 }
 
 void write_file(const std::string& path, const std::string& text) {

@@ -1,10 +1,14 @@
 #pragma once
-// Command lines that say what was expected.
+// Command lines that say what was expected, and the main() around them.
 
 #include <brrr/brrr.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,21 +16,67 @@ namespace examples {
 
 /// Validators: the value is checked, and a wrong one answered with what was expected.
 CLI::Validator whole_number(int64_t least);
-CLI::Validator real_number(double least, double most);
+CLI::Validator real_number(double least, double most = std::numeric_limits<double>::max());
 CLI::Validator one_of(std::vector<std::string> choices);
 /// A file that can be written: its folder exists and it is no folder itself.
 CLI::Validator output_file();
 
-/// Parses; true if the program goes on, else `exit_code` is what main returns (0 after --help, 2
-/// after a wrong option, which has been explained on stderr).
-bool parse(CLI::App& app, int argc, char** argv, int& exit_code);
+/// A program's options. The derived class declares its own in its constructor; a vector's values
+/// are separated by commas.
+class CommandLine {
+ public:
+  CommandLine(const char* about, const char* program) : app_(about, program) {}
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+  virtual ~CommandLine() = default;
+
+  /// All of main(): reads the options, makes brrr use `threads`, calls body(). Returns what that
+  /// returned; 0 after --help, 2 after a wrong option, 1 after an exception, which are explained on
+  /// stderr.
+  int run(int argc, char** argv, const std::function<int()>& body);
+
+  /// What must be the same when a run goes on from its checkpoint, by the options' names.
+  virtual brrr::Metadata kept() const;
+
+  int64_t threads = 0;   ///< Of the CPU; 0: all cores.
+  std::string resume;    ///< A checkpoint, which also says what the command line leaves out.
+  brrr::Metadata saved;  ///< What it says.
+
+ protected:
+  template <class T>
+  CLI::Option* plain(const std::string& name, T& v, const char* text,
+                     const CLI::Validator& check = {}) {
+    texts_[name.substr(2)] = [&v] { return text_of(v); };
+    CLI::Option* option = app_.add_option(name, v, text)->check(check);
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
+    return option;
+  }
+  /// The same with its default in --help.
+  template <class T>
+  CLI::Option* add(const std::string& name, T& v, const char* text, const CLI::Validator& check) {
+    return plain(name, v, text, check)->capture_default_str();
+  }
+  /// Checks that need several options; called before `resume` is looked at.
+  virtual void check() {}
+
+  CLI::App app_;
+  std::vector<std::string> kept_;   ///< Names in kept().
+  std::vector<std::string> hints_;  ///< Options that a checkpoint may also say.
+
+ private:
+  template <class T> static std::string text_of(const T& v) { return fmt::format("{}", v); }
+  static std::string text_of(const std::vector<int64_t>& v) {
+    return fmt::format("{}", fmt::join(v, ","));
+  }
+  std::optional<int> parse(const std::vector<std::string>& words);
+  std::optional<int> read(std::vector<std::string> words);
+
+  std::map<std::string, std::function<std::string()>> texts_;
+};
 
 /// The device that --device names, "cpu" or "cuda"; throws, saying what is missing, if it is not
 /// here.
 brrr::Device device_of(const std::string& name);
-
-/// The CPU threads that brrr will use; to be called before its first tensor. 0: all cores.
-void use_threads(int n);
 
 /// Writes a text file whole or not at all; throws std::runtime_error naming the file.
 void write_file(const std::string& path, const std::string& text);

@@ -1,47 +1,38 @@
 #include "examples/common/report.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
-
-#include "examples/common/plot.h"
-#include "examples/common/table.h"
 
 namespace examples {
 
 namespace {
 
-// Indices into modes().
+// Indices into kWays.
 constexpr size_t kEager = 0, kFused = 2;
 
-using Pick = Samples Cell::*;
+using Pick = Quantiles Cell::*;
 
-bool on_gpu(const Report& r) {
-  return r.limits.device.type == brrr::DeviceType::CUDA;
-}
-
-std::string cell_text(const Samples& s) {
+std::string cell_text(const Quantiles& s) {
   return fmt::format("{} ({})", three_figures(s.median), three_figures(s.p95));
 }
 
 double speed_up(const SizeResult& s, Pick pick, size_t mode) {
-  return (s.cells.cells[kEager].*pick).median / (s.cells.cells[mode].*pick).median;
+  return (s.cells[kEager].*pick).median / (s.cells[mode].*pick).median;
 }
 
 std::string times_table(const Report& r, Pick pick) {
   Table t({"batch", "eager", "eager+fusion", "graph", "graph+fusion", "frozen", "gain", "n"});
   for (const SizeResult& s : r.sizes) {
     std::vector<std::string> row = {std::to_string(s.batch)};
-    for (size_t m = 0; m < s.cells.cells.size(); ++m) {
-      const Cell& c = s.cells.cells[m];
+    for (size_t m = 0; m < s.cells.size(); ++m) {
+      const Cell& c = s.cells[m];
       row.push_back(c.counts() ? cell_text(c.*pick) : "- [3]");
       if (m == kEager) row.push_back("- [1]");
     }
     row.push_back(fmt::format("{:.2f}x", speed_up(s, pick, kFused)));
-    row.push_back(std::to_string((s.cells.cells[kEager].*pick).n));
+    row.push_back(std::to_string((s.cells[kEager].*pick).n));
     t.row(row);
   }
   return t.text();
@@ -49,7 +40,7 @@ std::string times_table(const Report& r, Pick pick) {
 
 // Milliseconds once over microseconds gained in every step.
 std::string break_even(const SizeResult& s, const OneTime& once) {
-  const double gain = s.cells.cells[kEager].queued.median - s.cells.cells[kFused].queued.median;
+  const double gain = s.cells[kEager].queued.median - s.cells[kFused].queued.median;
   return gain > 0 ? fmt::format("{:.0f}", std::ceil(once.total() * 1e3 / gain)) : "never";
 }
 
@@ -59,7 +50,7 @@ std::string once_table(const Report& r) {
   for (const SizeResult& s : r.sizes) {
     auto ms = [](double v) { return three_figures(v); };
     t.row({std::to_string(s.batch), ms(s.cold.record), ms(s.cold.fuse), ms(s.cold.plan),
-           ms(s.cold.build), ms(s.warm.build), on_gpu(r) ? ms(s.cold.capture) : "-",
+           ms(s.cold.build), ms(s.warm.build), r.limits.on_gpu() ? ms(s.cold.capture) : "-",
            ms(s.cold.total()), ms(s.warm.total()), break_even(s, s.cold), break_even(s, s.warm)});
   }
   return t.text();
@@ -119,7 +110,7 @@ std::string devices_table(const std::vector<const Report*>& reports) {
     for (const Report* r : reports) {
       const SizeResult& s = r->sizes[i];
       for (size_t m : {kEager, kFused, kFused + 1}) {
-        row.push_back(three_figures(s.cells.cells[m].queued.median));
+        row.push_back(three_figures(s.cells[m].queued.median));
       }
       row.push_back(fmt::format("{:.2f}x", speed_up(s, &Cell::queued, kFused)));
       for (const Split& p : {s.eager, s.graph}) {
@@ -136,10 +127,10 @@ std::string fallbacks_text(const std::vector<Report>& all) {
   std::vector<std::string> reasons;
   for (const Report& r : all) {
     for (const SizeResult& s : r.sizes) {
-      for (size_t m = 0; m < modes().size(); ++m) {
-        const Cell& c = s.cells.cells[m];
+      for (size_t m = 0; m < kWays.size(); ++m) {
+        const Cell& c = s.cells[m];
         if (c.counts()) continue;
-        reasons.push_back(fmt::format("    {} on {}: {}\n", modes()[m].name,
+        reasons.push_back(fmt::format("    {} on {}: {}\n", name_of(kWays[m]),
                                       brrr::name(r.limits.device), c.stats.last_fallback));
       }
     }
@@ -156,8 +147,8 @@ std::string fallbacks_text(const std::vector<Report>& all) {
 std::string busy_text(const std::vector<Report>& all) {
   double share = 1;
   for (const Report& r : all) {
-    if (on_gpu(r)) continue;
-    for (const SizeResult& s : r.sizes) share = std::min(share, s.cells.share);
+    if (r.limits.on_gpu()) continue;
+    for (const SizeResult& s : r.sizes) share = std::min(share, s.share);
   }
   if (share > 0.97) return "";
   return fmt::format(
@@ -166,83 +157,58 @@ std::string busy_text(const std::vector<Report>& all) {
       100 * (1 - share));
 }
 
-nlohmann::ordered_json json_of(const Samples& s) {
-  return {{"median_us", s.median}, {"p95_us", s.p95}, {"n", s.n}};
+Json json_of(const Quantiles& s) {
+  return object("median_us p95_us n", s.median, s.p95, s.n);
 }
-nlohmann::ordered_json json_of(const OneTime& o) {
-  return {{"record_ms", o.record},
-          {"fuse_ms", o.fuse},
-          {"plan_ms", o.plan},
-          {"build_ms", o.build},
-          {"capture_ms", o.capture},
-          {"total_ms", o.total()},
-          {"first_two_calls_ms", o.first_calls},
-          {"from_cache", o.cached}};
+Json json_of(const OneTime& o) {
+  return object(
+      "record_ms fuse_ms plan_ms build_ms capture_ms total_ms first_two_calls_ms from_cache",
+      o.record, o.fuse, o.plan, o.build, o.capture, o.total(), o.first_calls, o.cached);
 }
-nlohmann::ordered_json json_of(const Split& s) {
-  return {{"compute_us", s.compute_us},
-          {"memory_us", s.memory_us},
-          {"overhead_us", s.overhead_us},
-          {"regime", s.regime()}};
+Json json_of(const Split& s) {
+  return object("compute_us memory_us overhead_us regime", s.compute_us, s.memory_us, s.overhead_us,
+                s.regime());
+}
+Json json_of(const Cell& c) {
+  const brrr::StepStats& s = c.stats;
+  return object(
+      "queued latency replays recordings fallbacks ops kernels arena_bytes lower_bound_bytes",
+      json_of(c.queued), json_of(c.latency), s.replays, s.recordings, s.fallbacks, s.ops_per_replay,
+      s.kernels_per_replay, s.arena_bytes, s.lower_bound_bytes);
 }
 
-nlohmann::ordered_json json_of(const SizeResult& s) {
-  auto cells = nlohmann::ordered_json::object();
-  for (size_t m = 0; m < s.cells.cells.size(); ++m) {
-    const Cell& c = s.cells.cells[m];
-    cells[modes()[m].name] = {{"queued", json_of(c.queued)},
-                              {"latency", json_of(c.latency)},
-                              {"replays", c.stats.replays},
-                              {"recordings", c.stats.recordings},
-                              {"fallbacks", c.stats.fallbacks},
-                              {"ops", c.stats.ops_per_replay},
-                              {"kernels", c.stats.kernels_per_replay},
-                              {"arena_bytes", c.stats.arena_bytes},
-                              {"lower_bound_bytes", c.stats.lower_bound_bytes}};
+Json json_of(const SizeResult& s) {
+  Json cells = Json::object();
+  for (size_t m = 0; m < s.cells.size(); ++m) {
+    cells[name_of(kWays[m])] = json_of(s.cells[m]);
     if (m == kEager) cells["eager+fusion"] = nullptr;
   }
-  return {{"batch", s.batch},
-          {"steps_per_mode", s.cells.steps},
-          {"core_share", s.cells.share},
-          {"complaint", s.cells.complaint},
-          {"cells", cells},
-          {"one_time_cold", json_of(s.cold)},
-          {"one_time_warm", json_of(s.warm)},
-          {"flops_analytic", s.flops},
-          {"bytes_analytic", s.bytes},
-          {"copy_gb_per_s", s.copy_gbs},
-          {"split_eager", json_of(s.eager)},
-          {"split_graph_fusion", json_of(s.graph)}};
+  return object(
+      "batch steps_per_mode core_share complaint cells one_time_cold one_time_warm flops_analytic "
+      "bytes_analytic copy_gb_per_s split_eager split_graph_fusion",
+      s.batch, s.steps, s.share, s.complaint, cells, json_of(s.cold), json_of(s.warm), s.flops,
+      s.bytes, s.copy_gbs, json_of(s.eager), json_of(s.graph));
 }
 
-nlohmann::ordered_json json_of(const Report& r) {
-  nlohmann::ordered_json sizes = nlohmann::ordered_json::array();
+Json json_of(const Limits& l) {
+  const auto& m = l.machine;
+  return object(
+      "cpu cores cores_allowed openblas_core warning copy_256KB_gb_per_s copy_256MB_gb_per_s "
+      "fma_gflops_a_core spin_round_trip_ns",
+      m.cpu, m.cores, m.cores_allowed, m.blas.core, m.blas.warning, m.copy_cached_gbs,
+      m.copy_memory_gbs, m.fma_gflops, l.spin_ns);
+}
+
+Json json_of(const Report& r) {
+  const Limits& l = r.limits;
+  Json sizes = Json::array(), gpu;
   for (const SizeResult& s : r.sizes) sizes.push_back(json_of(s));
-  const MachineLimits& m = r.limits.machine;
-  nlohmann::ordered_json gpu;
-  if (on_gpu(r)) {
-    gpu = {{"name", r.limits.gpu.name},
-           {"versions", r.limits.gpu.versions},
-           {"copy_256MB_gb_per_s", r.limits.copy_gbs},
-           {"matmul_gflops", r.limits.gflops}};
+  if (l.on_gpu()) {
+    gpu = object("name versions copy_256MB_gb_per_s matmul_gflops", l.gpu.name, l.gpu.versions,
+                 l.copy_gbs, l.gflops);
   }
-  return {{"model", r.model},
-          {"optimizer", r.optimizer},
-          {"device", brrr::name(r.limits.device)},
-          {"threads", r.limits.threads},
-          {"gpu", gpu},
-          {"machine",
-           {{"cpu", m.cpu},
-            {"cores", m.cores},
-            {"cores_allowed", m.cores_allowed},
-            {"openblas_core", m.blas.core},
-            {"warning", m.blas.warning},
-            {"copy_256KB_gb_per_s", m.copy_cached_gbs},
-            {"copy_256MB_gb_per_s", m.copy_memory_gbs},
-            {"fma_gflops_a_core", m.fma_gflops},
-            {"spin_round_trip_ns", r.limits.spin_ns}}},
-          {"versions", versions()},
-          {"sizes", sizes}};
+  return object("model optimizer device threads gpu machine versions sizes", r.model, r.optimizer,
+                brrr::name(l.device), l.threads, gpu, json_of(l), versions(), sizes);
 }
 
 // Each device once.
@@ -270,12 +236,12 @@ std::string summary_text(const Report& r) {
 void add_panels(const Report& r, std::vector<Panel>& panels) {
   Panel times{label(r), "batch", "us a step, queued", {}, true};
   Panel gains{"gain over eager", "batch", "times faster", {}, false};
-  for (size_t m = 0; m < modes().size(); ++m) {
-    Line time{modes()[m].name, {}}, gain = time;
+  for (size_t m = 0; m < kWays.size(); ++m) {
+    Line time{name_of(kWays[m]), {}}, gain = time;
     for (const SizeResult& s : r.sizes) {
-      if (!s.cells.cells[m].counts()) continue;
+      if (!s.cells[m].counts()) continue;
       const auto x = static_cast<double>(s.batch);
-      time.points.emplace_back(x, s.cells.cells[m].queued.median);
+      time.points.emplace_back(x, s.cells[m].queued.median);
       gain.points.emplace_back(x, speed_up(s, &Cell::queued, m));
     }
     if (time.points.empty()) continue;
@@ -345,7 +311,10 @@ std::string notes_text(const std::vector<Report>& all) {
       "    at the measured peak ({}) or its bytes at the copy bandwidth measured on\n"
       "    arrays of the step's working set{}, whichever is longer.\n"
       "    Overhead is the rest; there is none where caches beat that copy.\n",
-      peaks_text(all), std::any_of(all.begin(), all.end(), on_gpu) ? " (a GPU: on 256 MB)" : "");
+      peaks_text(all),
+      std::any_of(all.begin(), all.end(), [](auto& r) { return r.limits.on_gpu(); })
+          ? " (a GPU: on 256 MB)"
+          : "");
   t += fallbacks_text(all);
   t += busy_text(all);
   for (const Report& r : all) t += summary_text(r);
@@ -354,22 +323,22 @@ std::string notes_text(const std::vector<Report>& all) {
 
 std::string json_text(const std::vector<Report>& all) {
   if (all.size() == 1) return json_of(all[0]).dump(2) + "\n";
-  auto models = nlohmann::ordered_json::array();
+  Json models = Json::array();
   for (const Report& r : all) models.push_back(json_of(r));
-  return nlohmann::ordered_json{{"models", models}}.dump(2) + "\n";
+  return Json{{"models", models}}.dump(2) + "\n";
 }
 
-bool draw(const std::vector<Report>& all, const std::string& path) {
+void draw(const std::vector<Report>& all, const std::string& path) {
   std::vector<Panel> panels;
   for (const Report& r : all) add_panels(r, panels);
   const Report& r = all.front();
   std::string processors = r.limits.machine.cpu;
   for (const Report& other : all) {
-    if (on_gpu(other)) processors = r.limits.machine.cpu + ", " + other.limits.gpu.name;
+    if (other.limits.on_gpu()) processors = r.limits.machine.cpu + ", " + other.limits.gpu.name;
   }
-  return plot_svg(
-      path, fmt::format("a step, {}, {} thread(s), {}", r.optimizer, r.limits.threads, processors),
-      panels, 2);
+  plot_svg(path,
+           fmt::format("a step, {}, {} thread(s), {}", r.optimizer, r.limits.threads, processors),
+           panels, 2);
 }
 
 }  // namespace examples

@@ -1,18 +1,16 @@
 #pragma once
 // The tables, the JSON and the picture of an overhead measurement.
 
-#include <string>
-#include <vector>
-
-#include "examples/common/cells.h"
+#include "tests/bench/measure/cells.h"
 #include "examples/common/cost.h"
-#include "examples/common/machine.h"
+#include "tests/bench/measure/machine.h"
 
 namespace examples {
 
-struct SizeResult {
+using namespace brrr::bench;
+
+struct SizeResult : Cells {
   int64_t batch = 0;
-  Cells cells;
   OneTime cold, warm;
   double flops = 0, bytes = 0;  ///< Of a step, counted from its sizes.
   double copy_gbs = 0;          ///< Measured, on arrays of the step's working set.
@@ -36,7 +34,7 @@ std::string devices_text(const std::vector<Report>& all);
 std::string notes_text(const std::vector<Report>& all);
 /// One report is an object, several (of models or devices) are the array "models" in one.
 std::string json_text(const std::vector<Report>& all);
-/// A row of panels for each model. False where there is no gnuplot.
-bool draw(const std::vector<Report>& all, const std::string& path);
+/// A row of panels for each model.
+void draw(const std::vector<Report>& all, const std::string& path);
 
 }  // namespace examples

@@ -10,21 +10,21 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <functional>
 
 #include "backends/cpu/pool.h"
 #include "tests/bench/floor_mlp.h"
+#include "tests/bench/measure/spin.h"
+#include "tests/bench/measure/trainer.h"
 #include "tests/bench/peer.h"
 #include "tests/bench/stream.h"
 
 namespace brrr::bench {
 
-using BenchClock = std::chrono::steady_clock;
-inline double ns_since(BenchClock::time_point start) {
-  return std::chrono::duration<double, std::nano>(BenchClock::now() - start).count();
+inline double ns_since(Clock::time_point start) {
+  return 1e9 * seconds_since(start);
 }
 
 struct RunOptions {
@@ -84,7 +84,7 @@ inline Machine start_run(const RunOptions& o) {
   cpu::num_threads();  // the pool looks at the CPUs before the main thread is pinned to one
   m.limits = measure_machine();
   const int cpu = pin_main_thread(o.cpu);
-  m.spin_ns = cpu::spin_round_trip_ns();
+  m.spin_ns = spin_round_trip_ns();
   cpu::set_num_threads(o.threads);
   m.line =
       machine_line(m.limits, o.threads, m.spin_ns) + fmt::format(" | main thread on CPU {}", cpu);
@@ -160,100 +160,78 @@ class Turns {
     std::vector<double> ns;
   };
   static double sample(const Contestant& c) {
-    const auto start = BenchClock::now();
+    const auto start = Clock::now();
     c.run(c.count);
     return ns_since(start) / static_cast<double>(c.count);
   }
   static double turn(const Contestant& c, double turn_ms) {
     std::vector<double> samples;
-    const auto start = BenchClock::now();
+    const auto start = Clock::now();
     while (samples.size() < 3 || ns_since(start) < turn_ms * 1e6) samples.push_back(sample(c));
     return quantiles(std::move(samples)).median;
   }
   std::vector<Contestant> all_;
 };
 
-enum class Way { Eager, Unfused, Graph, Frozen };
-
-// The MLP step of floor_mlp.h and the peers, with their weights and batches.
-class BrrrMlp {
+// A step with the weights and batches of the floor and the peers.
+class PeerRun {
  public:
-  using Fn = std::function<Tensor(const Tensor&, const Tensor&)>;
-
-  BrrrMlp(const std::string& optimizer, std::int64_t batch, Way way, StepOptions options = {})
-      : model_({.sizes = mlp_sizes}),
-        opt_(make_optimizer(optimizer)),
-        step_([this](const Tensor& x, const Tensor& y) { return train(x, y); },
-              with_way(options, way)) {
-    const MlpBatches data = make_mlp_batches(batch);
-    for (int b = 0; b < num_batches; ++b) {
-      const auto k = static_cast<std::size_t>(b);
-      x_.push_back(from_blob(data.x[k].data(), {batch, mlp_sizes.front()}, kFloat32));
-      y_.push_back(from_blob(data.y[k].data(), {batch}, kInt64));
-    }
-    reset();
-    frozen_ = way == Way::Frozen;
-  }
+  PeerRun(Learner learner, Batches batches, const std::string& optimizer, Way way,
+          const StepOptions& options)
+      : batches_(std::move(batches)),
+        trainer_(std::move(learner), batches_, optimizer, options_of(way, options)),
+        frozen_(way == Way::Frozen) {}
+  virtual ~PeerRun() = default;
 
   // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
-  void reset() {
-    const auto p = model_.parameters();
-    for (std::size_t l = 0; l + 1 < mlp_sizes.size(); ++l) {
-      init_mlp_layer(l, p[2 * l].data<float>(), p[2 * l + 1].data<float>());
-    }
-  }
+  virtual void reset() = 0;
   void run(std::int64_t steps) {
     for (std::int64_t k = 0; k < steps; ++k, ++at_) {
-      const auto b = static_cast<std::size_t>(at_ % num_batches);
-      loss_ = step_(x_[b], y_[b]);
-      if (frozen_ && at_ == 2) step_.freeze();
+      loss_ = trainer_.step(at_);
+      if (frozen_ && at_ == 2) trainer_.freeze();
     }
-  }
-  void restart() {
-    at_ = 0;
-    reset();
   }
   float loss() const { return loss_.item<float>(); }
-  StepStats stats() const { return step_.stats(); }
-  std::string explain() const { return step_.explain(); }
-  std::vector<float> parameters() const {
-    std::vector<float> all;
-    for (const Tensor& p : model_.parameters()) {
-      const auto v = p.to_vector<float>();
-      all.insert(all.end(), v.begin(), v.end());
-    }
+  StepStats stats() const { return trainer_.stats(); }
+  models::Module& model() const { return trainer_.model(); }
+  // A copy of them.
+  std::vector<Tensor> parameters() const {
+    std::vector<Tensor> all;
+    for (const Tensor& p : trainer_.parameters()) all.push_back(p.detach().clone());
     return all;
   }
 
  private:
-  static StepOptions with_way(StepOptions o, Way way) {
-    o.mode = way == Way::Eager ? Mode::Eager : Mode::Graph;
-    o.fuse = way != Way::Unfused;
-    return o;
-  }
-  std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name) {
-    if (name == "sgd") {
-      return std::make_unique<optim::SGD>(model_.parameters(), optim::SGDOptions{.lr = sgd_lr});
-    }
-    return std::make_unique<optim::AdamW>(
-        model_.parameters(),
-        optim::AdamWOptions{.lr = adamw_lr, .weight_decay = adamw_weight_decay});
-  }
-  Tensor train(const Tensor& x, const Tensor& y) {
-    Tensor loss = cross_entropy(model_(x), y);
-    opt_->zero_grad();
-    loss.backward();
-    opt_->step();
-    return loss;
-  }
-
-  models::MLP model_;
-  std::unique_ptr<optim::Optimizer> opt_;
-  Step<Fn> step_;
-  std::vector<Tensor> x_, y_;
+  Batches batches_;
+  Trainer trainer_;
   Tensor loss_;
   std::int64_t at_ = 0;
-  bool frozen_ = false;
+  bool frozen_;
+};
+
+class BrrrMlp : public PeerRun {
+ public:
+  BrrrMlp(const std::string& optimizer, std::int64_t batch, Way way, StepOptions options = {})
+      : PeerRun(mlp_learner({.sizes = mlp_sizes}), batches(batch), optimizer, way, options) {
+    reset();
+  }
+  void reset() override {
+    const auto p = model().parameters();
+    for (std::size_t l = 0; l + 1 < mlp_sizes.size(); ++l) {
+      init_mlp_layer(l, p[2 * l].data<float>(), p[2 * l + 1].data<float>());
+    }
+  }
+
+ private:
+  static Batches batches(std::int64_t batch) {
+    const MlpBatches data = make_mlp_batches(batch);
+    Batches b;
+    for (const auto& x : data.x) {
+      b.x.push_back(from_blob(x.data(), {batch, mlp_sizes.front()}, kFloat32));
+    }
+    for (const auto& y : data.y) b.y.push_back(from_blob(y.data(), {batch}, kInt64));
+    return b;
+  }
 };
 
 // The floor with the same weights and batches.

@@ -3,26 +3,16 @@
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <functional>
-#include <memory>
 
 #include "core/backend.h"
 #include "tests/bench/figures.h"
+#include "tests/bench/measure/trainer.h"
 
 namespace {
 
 using namespace brrr;
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.empty() ? 0 : v[v.size() / 2];
-}
+using bench::Clock, bench::Learner, bench::median, bench::seconds_since;
 
 // Sizes small enough for an emulated device, or those that count.
 struct Sizes {
@@ -45,21 +35,12 @@ constexpr int kLosses = 10;
 // So few that their launches fit into the device's queue: beyond it the host waits for the device.
 constexpr int kHostSteps = 3;
 
-// A training step: its name, and what makes the model at its first weights, the loss, the batch.
+// A training step: its name, what makes the model at its first weights, the batch.
 struct Task {
   std::string name, key;
-  std::function<std::unique_ptr<models::Module>()> make;
-  std::function<Tensor(models::Module&, const Tensor&, const Tensor&)> loss;
+  std::function<Learner()> make;
   Tensor x, y;
 };
-
-template <class Model, class Options>
-std::function<std::unique_ptr<models::Module>()> maker(const Options& options) {
-  return [=] {
-    manual_seed(42);
-    return std::make_unique<Model>(options);
-  };
-}
 
 std::vector<Task> tasks(const Sizes& s) {
   manual_seed(7);
@@ -68,9 +49,9 @@ std::vector<Task> tasks(const Sizes& s) {
     if (batch > s.largest_mlp) continue;
     const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
     all.push_back({fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
-                   maker<models::MLP>(options),
-                   [](models::Module& m, const Tensor& x, const Tensor& y) {
-                     return cross_entropy(static_cast<models::MLP&>(m)(x), y);
+                   [=] {
+                     manual_seed(42);
+                     return bench::mlp_learner(options);
                    },
                    randn({batch, 784}), randint(0, 10, {batch})});
   }
@@ -78,9 +59,10 @@ std::vector<Task> tasks(const Sizes& s) {
   const models::GPTOptions options{
       .vocab = 65, .block = block, .layers = s.gpt_layers, .heads = 4, .width = 128};
   all.push_back({fmt::format("GPT step, {} layers, width 128, batch {}", s.gpt_layers, s.gpt_batch),
-                 "gpt", maker<models::GPT>(options),
-                 [](models::Module& m, const Tensor& x, const Tensor& y) {
-                   return static_cast<models::GPT&>(m).loss(x, y);
+                 "gpt",
+                 [=] {
+                   manual_seed(42);
+                   return bench::gpt_learner(options);
                  },
                  randint(0, 65, {s.gpt_batch, block}), randint(0, 65, {s.gpt_batch, block})});
   return all;
@@ -90,7 +72,7 @@ std::vector<Task> tasks(const Sizes& s) {
 StateDict inputs_of(const std::vector<Task>& all) {
   StateDict inputs;
   for (const Task& task : all) {
-    for (const auto& [name, t] : task.make()->state_dict()) {
+    for (const auto& [name, t] : task.make().model->state_dict()) {
       inputs[task.key + "." + name] = t.detach().clone();
     }
     inputs[task.key + ".x"] = task.x;
@@ -239,23 +221,14 @@ class Bench {
   // The step in a mode: from the same weights in each and, to the last bit, with `eager` losses,
   // which the eager mode sets.
   void train(const Task& task, const StepMode& mode, std::vector<float>& eager) {
-    const auto model = task.make();
-    model->to(kCUDA);
-    optim::AdamW opt(model->parameters(), {.lr = 1e-3});
-    auto step = brrr::step(
-        [&](const Tensor& a, const Tensor& b) {
-          const Tensor loss = task.loss(*model, a, b);
-          opt.zero_grad();
-          loss.backward();
-          opt.step();
-          return loss.detach();
-        },
-        StepOptions{.mode = mode.mode, .require_graph = true});
-    const Tensor on_gpu[] = {task.x.to(kCUDA), task.y.to(kCUDA)};
-    const auto f = [&] { return step(on_gpu[0], on_gpu[1]); };
+    const Learner learner = task.make();
+    learner.model->to(kCUDA);
+    const bench::Batches batches{{task.x.to(kCUDA)}, {task.y.to(kCUDA)}};
+    bench::Trainer trainer(learner, batches, "adamw", {.mode = mode.mode, .require_graph = true});
+    const auto f = [&] { return trainer.step(0); };
     std::vector<float> losses;
     for (int i = 0; i < kLosses; ++i) {
-      if (mode.frozen && i == kLosses / 2) step.freeze();
+      if (mode.frozen && i == kLosses / 2) trainer.freeze();
       losses.push_back(f().item<float>());
     }
     if (mode.mode == Mode::Eager) figures_.note_losses(task.name, eager = losses);
@@ -265,7 +238,7 @@ class Bench {
     const double host_us = host(f, kHostSteps) * 1e6;
     note(label + ", host", host_us, "us");
     if (mode.mode == Mode::Eager) return;
-    const auto ops = static_cast<double>(step.stats().ops_per_replay);
+    const auto ops = static_cast<double>(trainer.stats().ops_per_replay);
     note(label + ", recorded ops", ops, "");
     note(label + ", host per recorded op", host_us * 1e3 / ops, "ns");
   }

@@ -7,6 +7,7 @@
 
 #include "tests/bench/bench.h"
 #include "tests/bench/gpt_figures.h"
+#include "tests/bench/measure/temporary.h"
 #include "tests/bench/mlp_figures.h"
 #include "tests/bench/probes.h"
 #include "tests/bench/report.h"
@@ -243,27 +244,14 @@ void fusion(Report& report) {
 
 void memory(Report& report) {
   for (const char* optimizer : {"sgd", "adamw"}) {
-    std::array<double, 2> peak{};
-    brrr::StepStats stats;
-    for (const Way way : {Way::Eager, Way::Graph}) {
-      BrrrMlp mlp(optimizer, 32, way);
-      peak[way == Way::Graph] = peak_kilobytes([&mlp](int n) { mlp.run(n); });
-      stats = mlp.stats();
-    }
-    const double arena = static_cast<double>(stats.arena_bytes) / 1e3;
-    const std::string name = fmt::format("MLP batch 32, {}, ", optimizer);
-    report.at_most(
-        name + "arena to lower bound", 1.1,
-        static_cast<double>(stats.arena_bytes) / static_cast<double>(stats.lower_bound_bytes), "x",
-        fmt::format("{:.1f} KB", arena));
-    report.at_most(name + "graph's peak to eager's", 1.0, peak[1] / peak[0], "x",
-                   fmt::format("{:.1f} and {:.1f} KB, gradients included", peak[1], peak[0]));
+    report_memory(report, fmt::format("MLP batch 32, {}, ", optimizer),
+                  [&](Way way) { return std::make_unique<BrrrMlp>(optimizer, 32, way); });
   }
 }
 
 double first_replay_ms(const std::string& optimizer) {
   BrrrMlp mlp(optimizer, 32, Way::Graph, {.require_graph = true});
-  const auto start = BenchClock::now();
+  const auto start = Clock::now();
   mlp.run(2);  // the first call records and walks, the second builds and replays
   return ns_since(start) / 1e6;
 }
@@ -273,14 +261,13 @@ void build(Report& report) {
   for (const char* optimizer : {"sgd", "adamw"}) {
     std::array<std::vector<double>, 2> ms;
     for (int r = 0; r < 5; ++r) {
-      std::string dir = std::filesystem::temp_directory_path() / "brrr-bench-XXXXXX";
-      if (!mkdtemp(dir.data())) return report.wrong("build: no temporary directory");
+      const TemporaryFolder folder;
       for (auto& side : ms) {
-        const auto lines = run_child(fmt::format("BRRR_CACHE_DIR='{}' '{}' --first-replay {}", dir,
-                                                 own_path().string(), optimizer));
+        const auto lines =
+            run_child(fmt::format("BRRR_CACHE_DIR='{}' '{}' --first-replay {}",
+                                  folder.path.string(), own_path().string(), optimizer));
         if (!lines.empty()) side.push_back(std::stod(lines[0]));
       }
-      std::filesystem::remove_all(dir);
     }
     const std::string name = fmt::format("MLP {}, record to first compiled replay, ", optimizer);
     if (ms[0].empty() || ms[1].empty()) return report.wrong(name + "failed");

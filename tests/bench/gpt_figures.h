@@ -15,72 +15,35 @@
 
 namespace brrr::bench {
 
-// The GPT step of the peer, with its weights and batches.
-class BrrrGpt {
+class BrrrGpt : public PeerRun {
  public:
-  using Fn = std::function<Tensor(const Tensor&, const Tensor&)>;
-
   BrrrGpt(std::int64_t batch, Way way)
-      : model_({.vocab = gpt_sizes.vocab,
-                .block = gpt_sizes.block,
-                .layers = gpt_sizes.layers,
-                .heads = gpt_sizes.heads,
-                .width = gpt_sizes.width}),
-        opt_(model_.parameters(), {.lr = adamw_lr, .weight_decay = adamw_weight_decay}),
-        step_([this](const Tensor& x, const Tensor& y) { return train(x, y); },
-              {.mode = way == Way::Eager ? Mode::Eager : Mode::Graph, .fuse = way != Way::Unfused}),
-        frozen_(way == Way::Frozen) {
-    const GptBatches data = make_gpt_batches(batch);
-    for (std::size_t b = 0; b < num_batches; ++b) {
-      x_.push_back(from_blob(data.x[b].data(), {batch, gpt_sizes.block}, kInt64));
-      y_.push_back(from_blob(data.y[b].data(), {batch, gpt_sizes.block}, kInt64));
-    }
+      : PeerRun(gpt_learner({.vocab = gpt_sizes.vocab,
+                             .block = gpt_sizes.block,
+                             .layers = gpt_sizes.layers,
+                             .heads = gpt_sizes.heads,
+                             .width = gpt_sizes.width}),
+                batches(batch), "adamw", way, {}) {
     reset();
   }
-
-  // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
-  void reset() {
+  void reset() override {
     std::size_t index = 0;
-    for (const auto& [name, p] : model_.named_parameters()) {
+    for (const auto& [name, p] : model().named_parameters()) {
       init_gpt_parameter(index++, name, p.dim() == 2, p.data<float>(), p.numel());
     }
   }
-  void run(std::int64_t steps) {
-    for (std::int64_t k = 0; k < steps; ++k, ++at_) {
-      const auto b = static_cast<std::size_t>(at_ % num_batches);
-      loss_ = step_(x_[b], y_[b]);
-      if (frozen_ && at_ == 2) step_.freeze();
-    }
-  }
-  float loss() const { return loss_.item<float>(); }
-  StepStats stats() const { return step_.stats(); }
-  std::int64_t num_parameters() const { return model_.num_parameters(); }
-  models::GPT& model() { return model_; }
-  std::vector<float> parameters() const {
-    std::vector<float> all;
-    for (const Tensor& p : model_.parameters()) {
-      const auto v = p.to_vector<float>();
-      all.insert(all.end(), v.begin(), v.end());
-    }
-    return all;
-  }
 
  private:
-  Tensor train(const Tensor& x, const Tensor& y) {
-    Tensor loss = model_.loss(x, y);
-    opt_.zero_grad();
-    loss.backward();
-    opt_.step();
-    return loss;
+  static Batches batches(std::int64_t batch) {
+    const GptBatches data = make_gpt_batches(batch);
+    Batches b;
+    const auto ids = [&](const auto& v) {
+      return from_blob(v.data(), {batch, gpt_sizes.block}, kInt64);
+    };
+    for (const auto& x : data.x) b.x.push_back(ids(x));
+    for (const auto& y : data.y) b.y.push_back(ids(y));
+    return b;
   }
-
-  models::GPT model_;
-  optim::AdamW opt_;
-  Step<Fn> step_;
-  std::vector<Tensor> x_, y_;
-  Tensor loss_;
-  std::int64_t at_ = 0;
-  bool frozen_;
 };
 
 inline std::string gpt_peer(std::int64_t batch, int steps, int warmup) {
@@ -90,21 +53,9 @@ inline std::string gpt_peer(std::int64_t batch, int steps, int warmup) {
 // The same steps in each mode: the same bits; and the peer's loss and number of parameters.
 inline void check_gpt(Report& report, std::int64_t batch) {
   constexpr int steps = 40;
-  std::vector<std::vector<float>> finals;
-  float loss = 0;
-  std::int64_t count = 0;
-  for (const Way way : ways) {
-    BrrrGpt gpt(batch, way);
-    gpt.run(steps);
-    finals.push_back(gpt.parameters());
-    loss = gpt.loss();
-    count = gpt.num_parameters();
-    if (gpt.stats().fallbacks > 0) report.wrong("gpt: fallback: " + gpt.stats().last_fallback);
-  }
-  const auto differs = [&](std::size_t k) {
-    return !same_bits(tensor(finals[0]), tensor(finals[k]));
-  };
-  if (differs(1) || differs(2)) report.wrong("gpt: final parameters of the modes differ");
+  const float loss = check_modes(report, "gpt", steps,
+                                 [&](Way way) { return std::make_unique<BrrrGpt>(batch, way); });
+  const std::int64_t count = BrrrGpt(batch, Way::Eager).model().num_parameters();
   report.show("GPT, thousand parameters", static_cast<double>(count) / 1e3, "",
               fmt::format("{}", count));
   for (const json& j : run_peer(gpt_peer(batch, steps - 1, 1), "peer_torch_gpt")) {
@@ -161,23 +112,6 @@ inline void gpt_times(Report& report, std::int64_t batch) {
   }
 }
 
-inline void gpt_memory(Report& report, std::int64_t batch) {
-  std::array<double, 2> peak{};
-  StepStats stats;
-  for (const Way way : {Way::Eager, Way::Graph}) {
-    BrrrGpt gpt(batch, way);
-    peak[way == Way::Graph] = peak_kilobytes([&gpt](int n) { gpt.run(n); });
-    stats = gpt.stats();
-  }
-  const std::string name = fmt::format("GPT batch {}, ", batch);
-  const auto arena = static_cast<double>(stats.arena_bytes);
-  report.at_most(name + "arena to lower bound", 1.1,
-                 arena / static_cast<double>(stats.lower_bound_bytes), "x",
-                 fmt::format("{:.1f} KB", arena / 1e3));
-  report.at_most(name + "graph's peak to eager's", 1.0, peak[1] / peak[0], "x",
-                 fmt::format("{:.1f} and {:.1f} KB, gradients included", peak[1], peak[0]));
-}
-
 // One sequence, each token drawn; the recording is made before the clock starts.
 inline void gpt_generation(Report& report) {
   BrrrGpt gpt(1, Way::Eager);
@@ -187,8 +121,9 @@ inline void gpt_generation(Report& report) {
   Turns turns;
   for (std::size_t k = 0; k < ids.size(); ++k) {
     models::Generator& g = *generators.emplace_back(std::make_unique<models::Generator>(
-        gpt.model(), models::GenerateOptions{
-                         .tokens = tokens, .seed = 3, .mode = k == 0 ? Mode::Eager : Mode::Graph}));
+        static_cast<models::GPT&>(gpt.model()),
+        models::GenerateOptions{
+            .tokens = tokens, .seed = 3, .mode = k == 0 ? Mode::Eager : Mode::Graph}));
     ids[k] = g({0});
     turns.add([&g](std::int64_t n) {
       while (n-- > 0) g({0});
@@ -211,7 +146,8 @@ inline void gpt_part(Report& report) {
   constexpr std::int64_t batch = 8;
   check_gpt(report, batch);
   gpt_times(report, batch);
-  gpt_memory(report, batch);
+  report_memory(report, fmt::format("GPT batch {}, ", batch),
+                [&](Way way) { return std::make_unique<BrrrGpt>(batch, way); });
   gpt_generation(report);
 }
 

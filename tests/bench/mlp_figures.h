@@ -12,43 +12,63 @@
 
 namespace brrr::bench {
 
-inline double median(std::vector<double> v) {
-  return v.empty() ? 0 : quantiles(std::move(v)).median;
-}
-
 // Kilobytes at the peak of a step beyond what was live before the first one.
-template <class Run> double peak_kilobytes(const Run& run) {
+inline double peak_kilobytes(PeerRun& run) {
   const std::size_t base = cpu::memory_stats().live;
-  run(4);
+  run.run(4);
   cpu::reset_peak();
-  run(1);
+  run.run(1);
   return static_cast<double>(cpu::memory_stats().peak - base) / 1e3;
 }
 
 inline constexpr std::array ways = {Way::Eager, Way::Graph, Way::Frozen};
 
-// The same steps in each mode: the same bits; and the floor's loss, to rounding.
+using MakeRun = std::function<std::unique_ptr<PeerRun>(Way)>;
+
+// The same steps in each mode: the same bits. Returns the last loss.
+inline float check_modes(Report& report, const std::string& at, int steps, const MakeRun& make) {
+  std::vector<std::vector<Tensor>> finals;
+  float loss = 0;
+  for (const Way way : ways) {
+    const auto run = make(way);
+    run->run(steps);
+    finals.push_back(run->parameters());
+    loss = run->loss();
+    if (run->stats().fallbacks > 0) report.wrong(at + ": fallback: " + run->stats().last_fallback);
+  }
+  if (!same_bits(finals[0], finals[1]) || !same_bits(finals[0], finals[2])) {
+    report.wrong(at + ": final parameters of the modes differ");
+  }
+  return loss;
+}
+
+// And the floor's loss, to rounding.
 inline void check_agreement(Report& report, const std::string& optimizer, std::int64_t batch) {
   constexpr int steps = 40;
   FloorRun floor(optimizer, batch);
   floor.run(steps);
-  std::vector<std::vector<float>> finals;
-  float loss = 0;
-  for (const Way way : ways) {
-    BrrrMlp mlp(optimizer, batch, way);
-    mlp.run(steps);
-    finals.push_back(mlp.parameters());
-    loss = mlp.loss();
-    if (mlp.stats().fallbacks > 0) report.wrong("mlp: fallback: " + mlp.stats().last_fallback);
-  }
-  const auto differs = [&](std::size_t k) {
-    return !same_bits(tensor(finals[0]), tensor(finals[k]));
-  };
   const std::string at = fmt::format("mlp, {}, batch {}", optimizer, batch);
-  if (differs(1) || differs(2)) report.wrong(at + ": final parameters of the modes differ");
+  const float loss = check_modes(
+      report, at, steps, [&](Way way) { return std::make_unique<BrrrMlp>(optimizer, batch, way); });
   if (!(std::abs(loss - floor.loss()) <= 1e-3f * std::abs(floor.loss()) + 1e-5f)) {
     report.wrong(fmt::format("{}: loss {} is not the floor's {}", at, loss, floor.loss()));
   }
+}
+
+inline void report_memory(Report& report, const std::string& name, const MakeRun& make) {
+  std::array<double, 2> peak{};
+  StepStats stats;
+  for (const Way way : {Way::Eager, Way::Graph}) {
+    const auto run = make(way);
+    peak[way == Way::Graph] = peak_kilobytes(*run);
+    stats = run->stats();
+  }
+  const auto arena = static_cast<double>(stats.arena_bytes);
+  report.at_most(name + "arena to lower bound", 1.1,
+                 arena / static_cast<double>(stats.lower_bound_bytes), "x",
+                 fmt::format("{:.1f} KB", arena / 1e3));
+  report.at_most(name + "graph's peak to eager's", 1.0, peak[1] / peak[0], "x",
+                 fmt::format("{:.1f} and {:.1f} KB, gradients included", peak[1], peak[0]));
 }
 
 struct MlpFigures {

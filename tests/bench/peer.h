@@ -3,8 +3,6 @@
 // What the stand-alone peer programs share: options, the same data and initial weights for every
 // peer (so that their losses can be compared), timing, and the one JSON line each prints.
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +11,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tests/bench/measure/timing.h"
 
 namespace brrr::bench {
 
@@ -132,27 +132,15 @@ inline void init_mlp_layer(std::size_t layer, float* weight, float* bias) {
   random.fill(bias, out, bound);
 }
 
-struct Quantiles {
-  double median = 0, p95 = 0;
-};
-
-inline Quantiles quantiles(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  const std::size_t n = samples.size();
-  const double middle = n % 2 == 1 ? samples[n / 2] : (samples[n / 2 - 1] + samples[n / 2]) / 2;
-  return {middle, samples[std::min(n - 1, n * 95 / 100)]};
-}
-
 // Calls step(i) warmup + steps times; microseconds of each of the last `steps` calls.
 template <class Step> std::vector<double> time_steps(int warmup, int steps, Step&& step) {
-  using Clock = std::chrono::steady_clock;
   std::vector<double> us;
   us.reserve(static_cast<std::size_t>(steps));
   for (int i = 0; i < warmup; ++i) step(i);
   for (int i = warmup; i < warmup + steps; ++i) {
     const auto start = Clock::now();
     step(i);
-    us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+    us.push_back(1e6 * seconds_since(start));
   }
   return us;
 }

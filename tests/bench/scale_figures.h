@@ -12,6 +12,7 @@
 #include "models/gpt.h"
 #include "models/optim.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/measure/temporary.h"
 #include "tests/bench/report.h"
 
 namespace brrr::bench {
@@ -113,12 +114,11 @@ inline ScaleChild run_scale_child(const Scale& s, const char* mode, const std::s
 }
 
 inline void scale_children(Report& report, const Scale& s, const std::string& name, int threads) {
-  std::string dir = std::filesystem::temp_directory_path() / "brrr-bench-XXXXXX";
-  if (!mkdtemp(dir.data())) return report.wrong(name + ": no temporary directory");
+  const TemporaryFolder folder;
+  const std::string dir = folder.path.string();
   const ScaleChild eager = run_scale_child(s, "eager", dir, threads);
   const ScaleChild cold = run_scale_child(s, "graph", dir, threads);
   const ScaleChild warm = run_scale_child(s, "graph", dir, threads);
-  std::filesystem::remove_all(dir);
   if (!(eager.live > 0 && cold.live > 0 && warm.live > 0)) {
     return report.wrong(name + ": a process that measures memory failed");
   }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,19 +15,15 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tests/bench/measure/timing.h"
 #include "tests/bench/simd.h"
 
 namespace brrr::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using simd::Vec;
 
 constexpr int max_reads = 8;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // `count` arrays in one allocation on huge pages, touched beforehand: the first touch of a page
 // costs more than everything that is measured here. The arrays start at different offsets within a
@@ -86,11 +81,6 @@ template <Store kind> Pass choose_pass(int reads) {
                                                   pass<4, kind>, pass<5, kind>, pass<6, kind>,
                                                   pass<7, kind>, pass<8, kind>};
   return passes[static_cast<std::size_t>(reads - 1)];
-}
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
 }
 
 // Chains of multiply-adds kept in registers: two units of latency four need at least eight; AVX-512

@@ -1,4 +1,4 @@
-#include "models/text.h"
+#include "models/text/text.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -13,9 +13,7 @@ namespace fs = std::filesystem;
 std::string load_bytes(const std::string& path) {
   const InputFile file(path);
   BRRR_CHECK(file.size() > 0, "{} is empty", path);
-  std::string bytes(file.size(), '\0');
-  file.read(bytes.data(), 0, bytes.size());
-  return bytes;
+  return file.read(0, file.size());
 }
 
 std::string load_text(const std::string& path) {

@@ -1,19 +1,12 @@
-#include "examples/common/cells.h"
+#include "tests/bench/measure/cells.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <stdexcept>
-
-namespace examples {
+namespace brrr::bench {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Trainers = std::vector<std::unique_ptr<Trainer>>;
 
 constexpr int kWarmUp = 16, kMostRounds = 250, kLeastRounds = 16;
@@ -23,7 +16,7 @@ constexpr double kSeriesUs = 1000;
 constexpr double kDeviceSeriesUs = 10000;
 
 double us_since(Clock::time_point t) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - t).count();
+  return 1e6 * seconds_since(t);
 }
 
 // Time that this thread had a core, in microseconds.
@@ -36,27 +29,22 @@ double thread_us() {
   return us(u.ru_utime) + us(u.ru_stime);
 }
 
-// Returns when all of a step has run, wherever it runs.
-void wait_for(const brrr::Tensor& loss) {
-  brrr::synchronize(loss.device());
-}
-
-Samples summary(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  const size_t n = v.size();
-  return {(v[(n - 1) / 2] + v[n / 2]) / 2, v[std::min(n - 1, n * 95 / 100)], n};
+// Returns when all of step i has run, wherever it runs.
+void wait_for(Trainer& t, int64_t i) {
+  synchronize(t.scheduled_step(i).device());
 }
 
 std::string find_complaint(const Trainers& trainers) {
   for (size_t m = 0; m < trainers.size(); ++m) {
-    const brrr::StepStats s = trainers[m]->stats();
+    const StepStats s = trainers[m]->stats();
+    const char* way = name_of(kWays[m]);
     // A device may need fusion to replay a step; that cell has no figures, the others count.
-    if (s.fallbacks > 0 && modes()[m].options.fuse) {
-      return fmt::format("{}: {} steps fell back to the reference walker: {}", modes()[m].name,
-                         s.fallbacks, s.last_fallback);
+    if (s.fallbacks > 0 && kWays[m] != Way::Unfused) {
+      return fmt::format("{}: {} steps fell back to the reference walker: {}", way, s.fallbacks,
+                         s.last_fallback);
     }
     if (!same_bits(trainers[m]->parameters(), trainers[0]->parameters())) {
-      return fmt::format("{}: the final parameters are not eager's, bit for bit", modes()[m].name);
+      return fmt::format("{}: the final parameters are not eager's, bit for bit", way);
     }
   }
   return "";
@@ -64,23 +52,13 @@ std::string find_complaint(const Trainers& trainers) {
 
 }  // namespace
 
-const std::vector<Mode>& modes() {
-  static const std::vector<Mode> all = {
-      {"eager", {.mode = brrr::Mode::Eager}, false},
-      {"graph", {.fuse = false}, false},
-      {"graph+fusion", {}, false},
-      {"frozen", {}, true},
-  };
-  return all;
-}
-
 Cells measure(const MakeTrainer& make, double seconds) {
   Trainers trainers;
-  for (const Mode& m : modes()) {
-    trainers.push_back(make(m.options));
+  for (Way way : kWays) {
+    trainers.push_back(make(way));
     for (int i = 0; i < kWarmUp; ++i) {
-      if (m.frozen && i == kWarmUp / 2) trainers.back()->freeze();
-      wait_for(trainers.back()->step(i));
+      if (way == Way::Frozen && i == kWarmUp / 2) trainers.back()->freeze();
+      wait_for(*trainers.back(), i);
     }
   }
   int64_t at = kWarmUp;
@@ -90,14 +68,14 @@ Cells measure(const MakeTrainer& make, double seconds) {
   constexpr int trial = 8;
   for (int i = 0; i < trial; ++i) {
     const auto begin = Clock::now();
-    wait_for(trainers[0]->step(at + i));
+    wait_for(*trainers[0], at + i);
     eager_us = std::min(eager_us, us_since(begin));
   }
   for (size_t m = 1; m < trainers.size(); ++m) {
-    for (int i = 0; i < trial; ++i) trainers[m]->step(at + i);
+    for (int i = 0; i < trial; ++i) trainers[m]->scheduled_step(at + i);
   }
   at += trial;
-  const bool on_cpu = trainers[0]->parameters()[0].device() == brrr::kCPU;
+  const bool on_cpu = trainers[0]->parameters()[0].device() == kCPU;
   const double series_us = on_cpu ? kSeriesUs : kDeviceSeriesUs;
   const auto series = std::max<int64_t>(2, static_cast<int64_t>(series_us / eager_us));
   const int rounds =
@@ -112,12 +90,12 @@ Cells measure(const MakeTrainer& make, double seconds) {
       const size_t m = (turn + static_cast<size_t>(round)) % trainers.size();
       Trainer& t = *trainers[m];
       auto start = Clock::now();
-      for (int64_t i = 0; i + 1 < series; ++i) t.step(at + i);
-      wait_for(t.step(at + series - 1));
+      for (int64_t i = 0; i + 1 < series; ++i) t.scheduled_step(at + i);
+      wait_for(t, at + series - 1);
       queued[m].push_back(us_since(start) / static_cast<double>(series));
       for (int64_t i = series; i < 2 * series; ++i) {
         start = Clock::now();
-        wait_for(t.step(at + i));
+        wait_for(t, at + i);
         latency[m].push_back(us_since(start));
       }
     }
@@ -127,34 +105,21 @@ Cells measure(const MakeTrainer& make, double seconds) {
   result.steps = at;
   result.share = std::min(1.0, (thread_us() - own) / us_since(wall));
   for (size_t m = 0; m < trainers.size(); ++m) {
-    result.cells.push_back({summary(queued[m]), summary(latency[m]), trainers[m]->stats()});
+    result.cells.push_back({quantiles(queued[m]), quantiles(latency[m]), trainers[m]->stats()});
   }
   result.complaint = find_complaint(trainers);
   return result;
 }
 
 OneTime measure_one_time(const MakeTrainer& make) {
-  const auto trainer = make({});
+  const auto trainer = make(Way::Graph);
   const auto begin = Clock::now();
-  for (int i = 0; i < 2; ++i) wait_for(trainer->step(i));
+  for (int i = 0; i < 2; ++i) wait_for(*trainer, i);
   const double wall = us_since(begin) * 1e-3;
-  const brrr::StepStats s = trainer->stats();
+  const StepStats s = trainer->stats();
   return {s.record_seconds * 1e3, s.fuse_seconds * 1e3,    s.plan_seconds * 1e3,
           s.build_seconds * 1e3,  s.capture_seconds * 1e3, wall,
           s.build_cached};
 }
 
-PrivateCache::PrivateCache() {
-  folder_ = std::filesystem::temp_directory_path() / "brrr-overhead-XXXXXX";
-  if (!mkdtemp(folder_.data())) throw std::runtime_error(folder_ + " cannot be made");
-  if (const char* value = std::getenv("BRRR_CACHE_DIR")) before_ = value;
-  setenv("BRRR_CACHE_DIR", folder_.c_str(), 1);
-}
-
-PrivateCache::~PrivateCache() {
-  before_ ? setenv("BRRR_CACHE_DIR", before_->c_str(), 1) : unsetenv("BRRR_CACHE_DIR");
-  std::error_code none;
-  std::filesystem::remove_all(folder_, none);
-}
-
-}  // namespace examples
+}  // namespace brrr::bench

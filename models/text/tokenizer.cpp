@@ -1,12 +1,12 @@
-#include "models/tokenizer.h"
+#include "models/text/tokenizer.h"
 
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "models/gpt2_tokenizer.h"
-#include "models/utf8.h"
+#include "models/text/gpt2_tokenizer.h"
+#include "models/text/utf8.h"
 
 namespace brrr::data {
 
@@ -23,13 +23,13 @@ CodePoint next_character(std::string_view text, size_t at) {
   return c;
 }
 
+}  // namespace
+
 size_t checked_id(const char* what, const std::vector<int64_t>& ids, size_t i, int64_t vocab) {
   BRRR_CHECK(ids[i] >= 0 && ids[i] < vocab, "{}: id {} at position {} is not in [0, {})", what,
              ids[i], i, vocab);
   return static_cast<size_t>(ids[i]);
 }
-
-}  // namespace
 
 // --- characters ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 // Windows of a token sequence in batches: what a language model trains on.
 
 #include "models/data.h"
-#include "models/tokens.h"
+#include "models/text/tokens.h"
 
 namespace brrr::data {
 

@@ -1,4 +1,4 @@
-#include "models/gpt2_tokenizer.h"
+#include "models/text/gpt2_tokenizer.h"
 
 #include <algorithm>
 #include <queue>
@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "models/gpt2_split.h"
-#include "models/text.h"
-#include "models/utf8.h"
+#include "models/text/gpt2_split.h"
+#include "models/text/text.h"
+#include "models/text/utf8.h"
 
 namespace brrr::data {
 
@@ -335,9 +335,7 @@ std::string GPT2Tokenizer::decode(const std::vector<int64_t>& ids) const {
   moved_.check();
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
-    BRRR_CHECK(ids[i] >= 0 && ids[i] < vocab_size(),
-               "GPT2Tokenizer: id {} at position {} is not in [0, {})", ids[i], i, vocab_size());
-    text += tokens_[static_cast<size_t>(ids[i])];
+    text += tokens_[checked_id("GPT2Tokenizer", ids, i, vocab_size())];
   }
   return text;
 }

@@ -1,11 +1,11 @@
-#include "models/gpt2_split.h"
+#include "models/text/gpt2_split.h"
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
-#include "models/unicode_classes.h"
-#include "models/utf8.h"
+#include "models/text/unicode_classes.h"
+#include "models/text/utf8.h"
 
 namespace brrr::data {
 
@@ -16,11 +16,18 @@ enum class Class : uint8_t { Other, Letter, Number, Space };
 // One byte per code point, up to the last letter or number.
 std::vector<Class> make_classes() {
   std::vector<Class> classes;
-  const auto add = [&](const auto& runs, Class which) {
-    size_t at = 0;
-    for (size_t i = 0; i < std::size(runs); i += 2) {
-      const size_t first = at + runs[i];
-      at = first + runs[i + 1];
+  const auto add = [&](const char* runs, Class which) {
+    const auto next = [&] {
+      size_t n = 0;
+      for (int shift = 0;; shift += 5) {
+        const size_t digit = static_cast<size_t>(*runs++ - '0');
+        n += (digit & 31) << shift;
+        if (digit < 32) return n;
+      }
+    };
+    for (size_t at = 0; *runs;) {
+      const size_t first = at + next();
+      at = first + next();
       if (classes.size() < at) classes.resize(at, Class::Other);
       std::fill(classes.begin() + static_cast<ptrdiff_t>(first),
                 classes.begin() + static_cast<ptrdiff_t>(at), which);

@@ -27,6 +27,9 @@ class Tokenizer {
   virtual std::string state() const = 0;
 };
 
+/// ids[i], if it is in [0, vocab); else throws, naming `what`.
+size_t checked_id(const char* what, const std::vector<int64_t>& ids, size_t i, int64_t vocab);
+
 /// The tokenizer whose state() this is. Throws if it is none, saying what is wrong with it.
 std::unique_ptr<Tokenizer> tokenizer_from_state(const std::string& state);
 

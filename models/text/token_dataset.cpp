@@ -1,4 +1,4 @@
-#include "models/token_dataset.h"
+#include "models/text/token_dataset.h"
 
 #include <algorithm>
 #include <bit>
@@ -165,17 +165,12 @@ StateDict TokenDataset::state_dict() const {
 }
 
 void TokenDataset::check_state_dict(const StateDict& dict) const {
-  const StateDict mine = state_dict();
-  check_state("TokenDataset::load_state_dict", {mine.begin(), mine.end()}, dict, true);
-  for (const auto& [key, what] :
-       {std::pair{"seed", "seed"}, std::pair{"batch", "batch"}, std::pair{"block", "block"},
-        std::pair{"train", "number of training tokens"}, std::pair{"hash", "hash of the tokens"}}) {
-    const int64_t saved = dict.at(key).item<int64_t>(), now = mine.at(key).item<int64_t>();
-    BRRR_CHECK(saved == now,
-               "TokenDataset::load_state_dict: the saved {} is {}, this data set's is {}; the "
-               "batches would not be the same",
-               what, saved, now);
-  }
+  check_same_numbers("TokenDataset::load_state_dict", "data set", state_dict(), dict,
+                     {{"seed", "seed"},
+                      {"batch", "batch"},
+                      {"block", "block"},
+                      {"train", "number of training tokens"},
+                      {"hash", "hash of the tokens"}});
   const int64_t position = dict.at("position").item<int64_t>();
   BRRR_CHECK(position >= 0, "TokenDataset::load_state_dict: the position is {}", position);
 }

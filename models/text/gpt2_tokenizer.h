@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "models/tokenizer.h"
+#include "models/text/tokenizer.h"
 
 namespace brrr::data {
 

@@ -1,4 +1,4 @@
-#include "models/tokens.h"
+#include "models/text/tokens.h"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,112 @@
+#pragma once
+// What the training programs share: options, the loop, what they print and keep of a run.
+
+#include <brrr/brrr.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "examples/common/options.h"
+#include "tests/bench/measure/timing.h"
+
+namespace examples {
+
+struct TrainingOptions : CommandLine {
+  using CommandLine::CommandLine;
+  std::string mode = "graph", device = "cpu", checkpoint, loss_csv;
+  int64_t steps = 0, batch = 0, seed = 1;
+  int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
+  double lr = 0, dropout = 0;
+  bool explain = false;
+
+  int64_t end() const { return stop_at > 0 ? std::min(stop_at, steps) : steps; }
+  brrr::Mode step_mode() const;
+
+ protected:
+  void add_place();
+  void add_saving(const std::string& name);
+};
+
+/// Losses as they come; they are read only when a line is printed, so that no step waits.
+class LossLog {
+ public:
+  LossLog(std::string path, int64_t first) : path_(std::move(path)), next_(first + 1) {}
+  void add(const brrr::Tensor& loss) { pending_.push_back(loss); }
+  double read();
+  void write();
+
+ private:
+  std::string path_, text_;
+  std::vector<brrr::Tensor> pending_;
+  double last_ = 0;
+  int64_t next_;
+};
+
+/// Steps per second without the time spent on tests, checkpoints and compiling.
+struct Pace {
+  double seconds = 0;
+  int64_t steps = 0;
+  double rate() const { return seconds > 0 ? static_cast<double>(steps) / seconds : 0; }
+  Pace without(double once) const { return {seconds - std::min(once, seconds), steps}; }
+};
+
+/// One line that says how far a run is: rewritten in place on a terminal, else printed now and
+/// then.
+class Progress {
+ public:
+  /// Steps from `first` to `total`.
+  Progress(int64_t first, int64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// After step `at`, with the figures to show beside it. `milestone` lines stay on the screen and
+  /// are all that is printed where there is no terminal.
+  void show(int64_t at, const std::string& figures, bool milestone);
+  bool on_terminal() const { return terminal_; }
+
+ private:
+  std::string remaining(int64_t at) const;
+  int64_t first_, total_;
+  bool terminal_, open_ = false;
+  brrr::bench::Clock::time_point begin_ = brrr::bench::Clock::now();
+};
+
+/// A run that goes from one step to the next.
+class Training {
+ public:
+  virtual ~Training() = default;
+  /// From the present step to the last: steps, lines, tests, checkpoints, the summary. The first
+  /// Ctrl-C ends it after the current step, with its checkpoint; the second kills. What main
+  /// returns.
+  int train(const TrainingOptions& o);
+
+  brrr::Device device = brrr::kCPU;
+  std::unique_ptr<brrr::optim::Optimizer> optimizer;
+  std::unique_ptr<brrr::optim::Schedule> schedule;
+  int64_t step = 0;  ///< Steps made.
+
+ protected:
+  /// The next step, whose loss goes to `losses`. Returns it if it is to be looked at; throws if it
+  /// is not finite.
+  virtual double advance(LossLog& losses, bool look) = 0;
+  /// What a line says, with what test() said if it is time for one.
+  virtual std::string line(double loss, const Pace& pace, const std::string& tested) const = 0;
+  virtual std::string test() = 0;
+  /// The last test, as a line of the summary.
+  virtual std::string result() = 0;
+  /// Writes the checkpoint, if there is to be one.
+  virtual void save(LossLog& losses) = 0;
+  virtual brrr::models::Module& module() const = 0;
+  virtual brrr::StepStats stats() const = 0;
+  virtual std::string explain() const = 0;
+};
+
+/// A NaN without its sign, which the modes need not agree on.
+double plain(double v);
+
+/// Seconds that a step has taken once, to record and build its kernels.
+double once_seconds(const brrr::StepStats& s);
+
+}  // namespace examples

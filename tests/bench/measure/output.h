@@ -1,0 +1,81 @@
+#pragma once
+// What figures are shown in: tables, JSON, pictures, traces.
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/bench/measure/timing.h"
+
+namespace brrr::bench {
+
+/// Right-aligned columns.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) { row(std::move(header)); }
+  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// A time in microseconds with three figures: "7.42", "74.2", "742", "7420".
+std::string three_figures(double v);
+
+using Json = nlohmann::ordered_json;
+
+/// An object of the values, under as many names with blanks between them.
+template <class... T> Json object(const char* names, const T&... values) {
+  std::istringstream words(names);
+  Json all = Json::object();
+  const auto add = [&](const auto& value) {
+    std::string name;
+    words >> name;
+    all[name] = value;
+  };
+  (add(values), ...);
+  return all;
+}
+
+struct Line {
+  std::string name;
+  std::vector<std::pair<double, double>> points;
+};
+struct Panel {
+  std::string title, x_label, y_label;
+  std::vector<Line> lines;
+  bool log_y = true;
+  bool falls = false;  ///< Its lines begin high: the key stands below them.
+};
+
+/// Panels over a logarithmic x axis, so many side by side, as an SVG file drawn by gnuplot; says so
+/// on stdout where that is not installed. Each panel has a line, whose points ascend. Throws
+/// std::runtime_error if gnuplot fails.
+void plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels,
+              size_t columns);
+
+/// Spans of time for chrome://tracing and ui.perfetto.dev.
+class Trace {
+ public:
+  using Time = Clock::time_point;
+  /// A row of the picture; the spans that follow belong to it.
+  void row(const std::string& name) { rows_.push_back(name); }
+  void span(const std::string& name, Time from, Time to);
+  /// The trace event format, as JSON.
+  std::string json() const;
+
+ private:
+  struct Span {
+    std::string name;
+    size_t row;
+    double at_us, us;
+  };
+  Time start_ = Clock::now();
+  std::vector<std::string> rows_;
+  std::vector<Span> spans_;
+};
+
+}  // namespace brrr::bench
