@@ -18,13 +18,9 @@ namespace brrr {
 namespace {
 
 void describe_memory(char* text, size_t size) {
-  const cpu::MemoryStats s = cpu::memory_stats();
-  std::snprintf(text, size, "%zu bytes held by tensors, %zu cached, %zu reserved", s.live, s.cached,
-                s.reserved);
-}
-MemoryStats memory_stats() {
-  const cpu::MemoryStats s = cpu::memory_stats();
-  return {s.live, s.peak, s.reserved, s.allocations};
+  const MemoryStats s = cpu::memory_stats();
+  std::snprintf(text, size, "%zu bytes held by tensors, %zu cached, %zu reserved", s.live,
+                s.reserved - s.live, s.reserved);
 }
 std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -64,7 +60,7 @@ const Backend& cpu_backend() {
       .block_bytes = cpu::block_bytes,
       .allocate_row = cpu::allocate_row,
       .describe_memory = describe_memory,
-      .memory_stats = memory_stats,
+      .memory_stats = cpu::memory_stats,
       .reset_peak = cpu::reset_peak,
       .empty_cache = cpu::trim,
       .properties = properties,
