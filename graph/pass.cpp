@@ -74,9 +74,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   bound_.clear();
   control_.clear();
   host_bytes_.clear();
-  grad_leaves_.clear();
-  had_grad_.clear();
-  written_.clear();
   other_cells_.clear();
   host_effect_ = nullptr;
   active_ = true;
@@ -128,6 +125,8 @@ void Pass::release(std::vector<Binding>* keep) noexcept {
   bindings_.clear();
   first_seen_.clear();
   host_bytes_.clear();
+  grad_leaves_.clear();
+  written_.clear();
 }
 
 void Pass::moved_to(const Recording& r) {
@@ -382,7 +381,7 @@ int Pass::finish() {
     fresh_.gradients.push_back(live_[k]->gradient);
   }
   fresh_.draws = rng_state().draw - rng_before_.draw;
-  fresh_.make_cues();
+  fresh_.complete();
   return -1;
 }
 

@@ -26,11 +26,6 @@ constexpr const char* kShared =
     "two tensors from outside the step lie in the same memory (from_blob without a copy); make one "
     "a view of the other";
 
-struct RecorderScope {
-  explicit RecorderScope(Recorder* r) { context.recorder = r; }
-  ~RecorderScope() { context.recorder = nullptr; }
-};
-
 }  // namespace
 
 StepCore::StepCore(StepOptions options) : options_(options) {
@@ -42,7 +37,7 @@ StepCore::StepCore(StepOptions options) : options_(options) {
              options.verify_every);
 }
 
-std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
+std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   std::lock_guard lock(mutex_);
   arguments_ = std::max(arguments_, arguments);
   std::unique_ptr<Session> s;
@@ -57,6 +52,7 @@ std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   s->candidates.clear();
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
   s->results.clear();
+  s->replaced.clear();
   // To be known before the call: what the function writes behind our back shows only against what
   // was there before. At 1 a recording that is yet to be made is due, too.
   s->watch =
@@ -66,7 +62,7 @@ std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   return s;
 }
 
-void StepCore::give_session(std::unique_ptr<Session> s) {
+void StepCore::close_session(std::unique_ptr<Session> s) {
   std::lock_guard lock(mutex_);
   sessions_.push_back(std::move(s));
 }
@@ -78,9 +74,9 @@ void StepCore::forget_last(Session& s) {
     std::lock_guard lock(mutex_);
     if (is_frozen_) return;
     last_.entry.reset();
-    s.forgotten.swap(last_.bindings);
+    s.bindings.swap(last_.effects.bindings);
   }
-  s.forgotten.clear();
+  s.bindings.clear();
 }
 
 bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
@@ -93,35 +89,44 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
     body(ctx, ignored);
     return false;
   }
-  if (is_frozen_ && run_frozen(args, n, frozen)) return true;
-  std::shared_ptr<Entry> e;
-  auto s = take_session(n);
-  forget_last(*s);
-  const auto begin = Clock::now();
-  s->pass.begin(s->candidates, s->watch);
+  frozen.clear();
+  auto s = open_session(n);
+  bool played = false;
   try {
-    {
-      RecorderScope scope(&s->pass);
-      body(ctx, s->results);
+    std::shared_ptr<Entry> e = play(*s, args, n, frozen);
+    played = e != nullptr;
+    if (played) {
+      execute(*e, *s, false);
+      s->pass.commit();
+      s->pass.release(nullptr);
+    } else {
+      forget_last(*s);
+      const auto begin = Clock::now();
+      s->pass.begin(s->candidates, s->watch);
+      {
+        RecorderScope scope(&s->pass);
+        body(ctx, s->results);
+      }
+      bool transient = false;
+      e = find_entry(*s, seconds_since(begin), transient);
+      check_unwritten(e->recording, s->pass);
+      execute(*e, *s, transient);
+      remember(e, *s, args, n);
     }
-    bool transient = false;
-    e = settle(*s, seconds_since(begin), transient);
-    check_unwritten(e->recording, s->pass);
-    execute(*e, *s, transient);
-    remember(e, *s, args, n);
   } catch (...) {
+    frozen.clear();
     s->pass.abort();
-    give_session(std::move(s));
+    close_session(std::move(s));
     throw;
   }
   Plan* const plan = s->plan;
-  give_session(std::move(s));
-  if (plan) plan->settle();
-  return false;
+  close_session(std::move(s));
+  if (plan) plan->report_faults();
+  return played;
 }
 
 // The entry of this call: a verified one, or a new one.
-std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transient) {
+std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& transient) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
   if (match >= 0) {
@@ -215,19 +220,13 @@ bool StepCore::choose_plan(Entry& e, bool transient) {
 }
 
 void StepCore::replay(Plan& plan, Session& s) {
-  s.pass.for_replaced_gradients([&](const TensorImpl& old, const TensorImpl& now) {
+  s.replaced.clear();
+  s.pass.for_replaced_gradients([&](TensorImpl& old, const TensorImpl& now) {
     const auto at = std::find(s.survivors.begin(), s.survivors.end(), now.storage);
-    if (at == s.survivors.end()) return;
-    s.loans.offer(plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
+    if (at == s.survivors.end() || old.refs.get() != 1) return;
+    s.replaced.push_back({&old, static_cast<size_t>(at - s.survivors.begin())});
   });
-  try {
-    plan.settle_loans(s.survivors.data());
-    plan.run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
-  } catch (...) {
-    s.loans.take_back();
-    throw;
-  }
-  s.loans.clear();
+  plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
 
 // Without kernels of the entry's own: in planned memory where it can be, so that a first call needs
@@ -254,11 +253,11 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const bool by_plan = !shared && choose_plan(e, transient);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
   // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
-  auto settled = [&] {
+  auto time = [&] {
     if (trial) backend(e.plan->device().type).synchronize();
     return trial ? Clock::now() : Clock::time_point();
   };
-  const auto begin = settled();
+  const auto begin = time();
   if (by_plan) {
     ++e.replays;
     if (s.watch && verification_due(e)) {
@@ -271,7 +270,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   }
   if (trial) {
     double& best = by_plan ? e.replay_seconds : e.walk_seconds;
-    const double now = std::chrono::duration<double>(settled() - begin).count();
+    const double now = std::chrono::duration<double>(time() - begin).count();
     best = best == 0 ? now : std::min(best, now);
     if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
     if (e.trials == kAutoTrials && !e.prefer_walk) e.unfused.reset();

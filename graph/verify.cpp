@@ -85,20 +85,17 @@ void StepCore::verify(Entry& e, Session& s) {
   const auto shadow = walk(r, cloned, s.pass.control());
   UndoLog undo;  // A replay that turns out wrong has not happened.
   std::vector<bool> written(bindings.size());
-  for (const Instr& i : r.instrs) {
-    for (int k = 0; i.into && k < i.n_out; ++k) {
-      const StorageInfo& info = r.storages[r.value(r.out(i)[k]).storage];
-      if (info.origin != Origin::External) continue;
-      undo.save(*bindings[info.maker].storage);
-      written[info.maker] = true;
-    }
+  for (size_t k = 0; k < bindings.size(); ++k) {
+    const auto& all = r.accesses[r.externals[k]];
+    written[k] = std::any_of(all.begin(), all.end(), [](const Access& a) { return a.write; });
+    if (written[k]) undo.save(*bindings[k].storage);
   }
   for (Storage* out : s.survivors) {
     allocate(*out);
     const std::vector<char> poison(out->bytes, '\xff');
     backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
   }
-  e.plan->run(bindings, s.pass.control().data(), s.survivors.data());
+  e.plan->run({bindings, s.pass.control().data(), s.survivors.data(), {}});
   auto compare = [&](uint32_t storage, const Window& w, const Storage& got,
                      const Storage& expected) {
     const int64_t at = first_difference(w, got, expected);
