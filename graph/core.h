@@ -61,17 +61,17 @@ struct Frozen {
   uint64_t epoch = 0;
 };
 
-class StepCore {
+class StepCore final : public StepBase {
  public:
   explicit StepCore(StepOptions options);
 
-  bool run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
-           std::vector<Tensor>& frozen);
-  void freeze();
-  StepStats stats();
-  std::string explain();
-  std::string dot();
-  Tensor input(int index, const IntList& sizes, DType dtype, Device device);
+  std::vector<Tensor>* run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
+                           void* ctx) override;
+  void freeze() override;
+  StepStats stats() override;
+  std::string explain() override;
+  std::string dot() override;
+  Tensor input(int index, const IntList& sizes, DType dtype, Device device) override;
 
  private:
   void forget_last(Session& s);
@@ -81,6 +81,7 @@ class StepCore {
   void execute(Entry& e, Session& s, bool transient);
   bool choose_plan(Entry& e, bool transient);
   void build(Entry& e);
+  bool log(const std::string& line);
   void note_fallback(const std::string& why);
   bool verification_due(const Entry& e) const;
   static void check_unwritten(const Recording& r, const Pass& pass);

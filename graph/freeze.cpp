@@ -119,16 +119,10 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
 // Whether the step touches an argument's storage outside the argument: then something else of the
 // step lives there, and the next argument would be taken for it.
 static bool strays(const Recording& r, const Frozen::Argument& a) {
-  auto reach = [](const IntList& sizes, const IntList& strides) {
-    int64_t last = 0;
-    for (int i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
-    return last;
-  };
-  const int64_t end = reach(a.sizes, a.strides);
-  return std::any_of(r.values.begin(), r.values.end(), [&](const Value& v) {
-    return v.storage == r.externals[a.external] && v.numel > 0 &&
-           (v.offset < 0 || v.offset + reach(v.size_list(), v.stride_list()) > end);
-  });
+  int64_t end = 1;
+  for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
+  const Extent touched = r.extent(r.externals[a.external]);
+  return touched.low < 0 || touched.high > end * static_cast<int64_t>(itemsize(a.dtype));
 }
 
 // Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary

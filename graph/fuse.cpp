@@ -218,7 +218,7 @@ bool writes_external(const Recording& r, const Instr& i) {
   });
 }
 
-bool takes_memory(const Recording& r, const Instr& i) {
+bool allocates(const Recording& r, const Instr& i) {
   if (i.op->kind != OpKind::Pointwise) return true;
   for (int k = 0; i.into && k < i.n_out; ++k) {
     const Value& out = r.value(r.out(i)[k]);
@@ -236,7 +236,7 @@ bool takes_memory(const Recording& r, const Instr& i) {
 
 bool can_fail(const Recording& r, const Instr& i) {
   const bool on_cpu = r.storages[r.value(r.out(i)[0]).storage].device == kCPU;
-  return on_cpu ? i.op->check_values != nullptr : takes_memory(r, i);
+  return on_cpu ? i.op->check_values != nullptr : allocates(r, i);
 }
 
 // A storage that only one fused group touches lives in its registers.

@@ -80,8 +80,7 @@ class Pass final : public Recorder {
   /// Lets go of everything from outside; `keep` takes the externals over if given.
   void release(std::vector<Binding>* keep) noexcept;
 
-  // --- Recorder
-  // -----------------------------------------------------------------------------------
+  // --- Recorder ----------------------------------------------------------------------------------
   void op(OpCall& call) override;
   Tensor host_data(const void* data, const Meta& meta) override;
   Tensor host_values(const TensorImpl& t) override;
@@ -130,7 +129,8 @@ class Pass final : public Recorder {
   bool match_met(uint32_t id, const TensorImpl* t) const;
   void answer(const Cue& e, OpCall& c);
   void general_op(OpCall& c);
-  void take_outputs(const Instr& e, OpCall& c);
+  void note_control(const Instr& e, const OpCall& c);
+  void make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c);
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
   void begin_recording();

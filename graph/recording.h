@@ -52,6 +52,12 @@ struct Instr {
   Attrs attrs;
 };
 
+/// What a step touches of a storage, in bytes; of externals relative to where they were first used.
+struct Extent {
+  int64_t low = 0, high = 0;
+  uint32_t value = kNone;  ///< One that lies there; kNone: nothing does.
+};
+
 /// What a live instruction does to a storage by one operand.
 struct Access {
   uint32_t instr, value;
@@ -116,6 +122,9 @@ struct Recording {
   /// "mlp.fc1: relu(%3 ...) -> %4 ...".
   std::string describe(const Instr& i) const;
   bool survives(uint32_t storage) const;
+  /// Whether a live instruction writes the storage.
+  bool writes(uint32_t storage) const;
+  Extent extent(uint32_t storage) const;
 
  private:
   void make_cues();

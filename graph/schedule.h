@@ -31,7 +31,7 @@ struct Schedule {
 };
 
 /// Whether the instruction's kernel may take memory beside its outputs.
-bool takes_memory(const Recording& r, const Instr& i);
+bool allocates(const Recording& r, const Instr& i);
 /// Whether running the instruction can throw: for its values, and on a GPU for want of memory. On
 /// the CPU a plan has memory for all that its kernels take.
 bool can_fail(const Recording& r, const Instr& i);

@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "core/check.h"
-#include "core/moved.h"
 #include "graph/core.h"
 #include "graph/numerics.h"
 #include "ops/factory_ops.h"
@@ -79,21 +78,22 @@ void StepCore::forget_last(Session& s) {
   s.bindings.clear();
 }
 
-bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
-                   std::vector<Tensor>& frozen) {
+std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
+                                   void (*body)(void*, ResultList&), void* ctx) {
   // A step inside a step is inlined into the outer recording.
   if (options_.mode == Mode::Eager || context.recorder) {
     ResultList ignored;
     std::optional<CheckNumericsGuard> check;
     if (options_.check_numerics && !context.recorder) check.emplace();
     body(ctx, ignored);
-    return false;
+    return nullptr;
   }
-  frozen.clear();
+  static thread_local std::vector<Tensor> results;  // Kept, so that a replay allocates nothing.
+  results.clear();
   auto s = open_session(n);
   bool played = false;
   try {
-    std::shared_ptr<Entry> e = play(*s, args, n, frozen);
+    std::shared_ptr<Entry> e = play(*s, args, n, results);
     played = e != nullptr;
     if (played) {
       execute(*e, *s, false);
@@ -114,7 +114,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
       remember(e, *s, args, n);
     }
   } catch (...) {
-    frozen.clear();
+    results.clear();
     s->pass.abort();
     close_session(std::move(s));
     throw;
@@ -122,7 +122,7 @@ bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, Resu
   Plan* const plan = s->plan;
   close_session(std::move(s));
   if (plan) plan->report_faults();
-  return played;
+  return played ? &results : nullptr;
 }
 
 // The entry of this call: a verified one, or a new one.
@@ -154,10 +154,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& tr
   stats_.record_seconds += seconds;
   if (!why.empty()) {
     stats_.last_difference = why;
-    const std::string line = "new recording: " + why;
-    if (log_.size() < 64 && std::find(log_.begin(), log_.end(), line) == log_.end()) {
-      log_.push_back(line);
-    }
+    log("new recording: " + why);
   }
   transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
   if (transient) return e;
@@ -169,14 +166,20 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& tr
   return e;
 }
 
+// Whether the line is new.
+bool StepCore::log(const std::string& line) {
+  if (log_.size() >= 64 || std::find(log_.begin(), log_.end(), line) != log_.end()) return false;
+  log_.push_back(line);
+  return true;
+}
+
 void StepCore::note_fallback(const std::string& why) {
   std::lock_guard lock(mutex_);
   ++stats_.fallbacks;
   stats_.last_fallback = why;
-  const std::string line = "fallback to the reference walker: " + why;
-  if (log_.size() >= 64 || std::find(log_.begin(), log_.end(), line) != log_.end()) return;
-  log_.push_back(line);
-  std::fprintf(stderr, "brrr: step: %s\n", line.c_str());
+  if (log("fallback to the reference walker: " + why)) {
+    std::fprintf(stderr, "brrr: step: %s\n", log_.back().c_str());
+  }
 }
 
 void StepCore::build(Entry& e) {
@@ -235,7 +238,9 @@ void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   const bool planned = !shared && !options_.check_numerics;
   if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording);
   if (planned && e.unfused) return replay(*e.unfused, s);
-  auto made = walk(e.recording, s.pass.bindings(), s.pass.control(), {options_.check_numerics});
+  std::optional<CheckNumericsGuard> check;
+  if (options_.check_numerics) check.emplace();
+  auto made = walk(e.recording, s.pass.bindings(), s.pass.control());
   for (size_t k = 0; k < made.size(); ++k) {
     s.survivors[k]->data = std::exchange(made[k]->data, nullptr);
     s.survivors[k]->bytes = made[k]->bytes;
@@ -299,8 +304,7 @@ void StepCore::count(Entry& e, bool by_plan, bool watched) {
   stats_.capture_seconds = c.capture_seconds;
 }
 
-// --- the rest of the face
-// -----------------------------------------------------------------------------------
+// --- the rest of the face ------------------------------------------------------------------------
 
 StepStats StepCore::stats() {
   std::lock_guard lock(mutex_);
@@ -336,37 +340,8 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
   return inputs_.back().second;
 }
 
-// --- the handle
-// -------------------------------------------------------------------------------------
-
-StepHandle::StepHandle(StepOptions options) : core_(std::make_unique<StepCore>(options)) {}
-StepHandle::~StepHandle() = default;
-StepHandle::StepHandle(StepHandle&&) noexcept = default;
-StepHandle& StepHandle::operator=(StepHandle&&) noexcept = default;
-StepCore& StepHandle::core() const {
-  if (!core_) [[unlikely]]
-    moved_from("step");
-  return *core_;
-}
-std::vector<Tensor>* StepHandle::run(const Tensor* const* args, size_t n,
-                                     void (*body)(void*, ResultList&), void* ctx) {
-  static thread_local std::vector<Tensor> frozen;  // Kept, so that a replay allocates nothing.
-  return core().run(args, n, body, ctx, frozen) ? &frozen : nullptr;
-}
-void StepHandle::freeze() {
-  core().freeze();
-}
-StepStats StepHandle::stats() const {
-  return core().stats();
-}
-std::string StepHandle::explain() const {
-  return core().explain();
-}
-std::string StepHandle::dot() const {
-  return core().dot();
-}
-Tensor StepHandle::input(int index, const IntList& sizes, DType dtype, Device device) {
-  return core().input(index, sizes, dtype, device);
+std::unique_ptr<StepBase> make_step(StepOptions options) {
+  return std::make_unique<StepCore>(options);
 }
 
 }  // namespace brrr::graph
