@@ -20,8 +20,7 @@ const char* name(OpKind k) {
   return names[static_cast<int>(k)];
 }
 
-// --- registry
-// ---------------------------------------------------------------------------------------
+// --- registry ------------------------------------------------------------------------------------
 
 static std::vector<const OpDef*>& rows() {
   static std::vector<const OpDef*> all;
@@ -46,8 +45,7 @@ const OpDef* find_op(const std::string& n) {
   return nullptr;
 }
 
-// --- execution
-// --------------------------------------------------------------------------------------
+// --- execution -----------------------------------------------------------------------------------
 
 void make_outputs(OpCall& c) {
   for (int k = 0; k < c.n_out; ++k) {

@@ -70,8 +70,7 @@ void release_node(Node& n) noexcept {
   n.released = true;
 }
 
-// --- reading
-// ----------------------------------------------------------------------------------------
+// --- reading -------------------------------------------------------------------------------------
 
 static TensorImpl* unpack(const Node& n, TensorImpl* saved, uint32_t version, const char* role,
                           int i) {
@@ -109,8 +108,7 @@ Tensor VjpCall::output(int k) const {
   return t;
 }
 
-// --- writing
-// ----------------------------------------------------------------------------------------
+// --- writing -------------------------------------------------------------------------------------
 
 // An input that the call itself overwrites is saved with the version it had: its gradient then
 // fails with the in-place error instead of using the new values.

@@ -7,8 +7,7 @@
 
 namespace brrr {
 
-// --- storage
-// --------------------------------------------------------------------------------------
+// --- storage -------------------------------------------------------------------------------------
 
 void out_of_memory(const Storage& s) {
   char held[1024] = "";
@@ -54,8 +53,7 @@ void release_foreign(Storage& s) noexcept {
   s.data = nullptr;
 }
 
-// --- tensor objects
-// -------------------------------------------------------------------------------
+// --- tensor objects ------------------------------------------------------------------------------
 
 bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim) {
   int64_t step = 1;
@@ -138,8 +136,7 @@ std::string describe(const TensorImpl* t) {
   return fmt::format("{}{}", name(t->dtype), to_string(t->size_list()));
 }
 
-// --- handle metadata
-// ------------------------------------------------------------------------------
+// --- handle metadata -----------------------------------------------------------------------------
 
 static TensorImpl& need(const Tensor& t, const char* what) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", what);
@@ -233,8 +230,7 @@ void bump_settings_epoch() {
   epoch.fetch_add(1, std::memory_order_relaxed);
 }
 
-// --- guards
-// -----------------------------------------------------------------------------------------
+// --- guards --------------------------------------------------------------------------------------
 
 bool grad_enabled() {
   return context.grad_enabled;

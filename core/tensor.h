@@ -82,15 +82,13 @@ class Tensor {
   Tensor contiguous() const;
   Tensor clone() const;
 
-  // --- conversion
-  // ---------------------------------------------------------------------------------
+  // --- conversion --------------------------------------------------------------------------------
   Tensor to(DType dtype) const;
   /// Inside a graph-mode step: a CPU tensor that the step does not compute, whose bytes go to the
   /// device on every call as they are then.
   Tensor to(Device device) const;
 
-  // --- pointwise
-  // ----------------------------------------------------------------------------------
+  // --- pointwise ---------------------------------------------------------------------------------
   Tensor exp() const;
   Tensor expm1() const;
   Tensor log() const;
@@ -114,8 +112,7 @@ class Tensor {
   Tensor pow(Scalar e) const;
   Tensor pow(const Tensor& e) const;
 
-  // --- reductions: no dims means all
-  // ----------------------------------------------------------------
+  // --- reductions: no dims means all -------------------------------------------------------------
   Tensor sum(const IntList& dims = {}, bool keepdim = false) const;
   Tensor mean(const IntList& dims = {}, bool keepdim = false) const;
   Tensor prod(const IntList& dims = {}, bool keepdim = false) const;
@@ -131,8 +128,7 @@ class Tensor {
   Tensor softmax(int64_t dim) const;
   Tensor log_softmax(int64_t dim) const;
 
-  // --- library
-  // ------------------------------------------------------------------------------------
+  // --- library -----------------------------------------------------------------------------------
   Tensor matmul(const Tensor& o) const;
   Tensor index_select(int64_t dim, const Tensor& index) const;
   Tensor gather(int64_t dim, const Tensor& index) const;
@@ -143,8 +139,7 @@ class Tensor {
   std::pair<Tensor, Tensor> sort(int64_t dim = -1, bool descending = false) const;
   std::pair<Tensor, Tensor> topk(int64_t k, int64_t dim = -1, bool largest = true) const;
 
-  // --- in place
-  // -------------------------------------------------------------------------------------
+  // --- in place ----------------------------------------------------------------------------------
   const Tensor& add_(const Tensor& o) const;
   const Tensor& sub_(const Tensor& o) const;
   const Tensor& mul_(const Tensor& o) const;

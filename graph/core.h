@@ -26,6 +26,11 @@ struct Entry {
   bool prefer_walk = false;
 };
 
+struct RecorderScope {
+  explicit RecorderScope(Recorder* r) { context.recorder = r; }
+  ~RecorderScope() { context.recorder = nullptr; }
+};
+
 /// What one call needs; kept for the next, so that a replay allocates nothing.
 struct Session {
   Pass pass;
@@ -34,57 +39,49 @@ struct Session {
   std::vector<std::shared_ptr<Entry>> entries;
   std::vector<const Recording*> candidates;
   std::vector<Storage*> survivors;
-  std::vector<TensorImpl*> seen;   ///< Scratch.
-  std::vector<Binding> forgotten;  ///< Scratch.
-  Plan* plan = nullptr;  ///< The entry's after this call, if it has one: it lives as long.
-  Loans loans;
+  std::vector<Replay::Replaced> replaced;
+  std::vector<TensorImpl*> seen;  ///< Scratch.
+  std::vector<Binding> bindings;  ///< Scratch.
+  Plan* plan = nullptr;           ///< The entry's after this call, if it has one: it lives as long.
 };
 
-/// Everything a replay needs when the function is not run.
+/// Everything a call needs when the function is not run.
 struct Frozen {
   std::shared_ptr<Entry> entry;
-  std::vector<Binding> bindings;  ///< Externals; those of arguments are bound anew.
+  Effects effects;  ///< Bindings of arguments are null: they are bound anew.
   struct Argument {
     uint32_t external;  ///< kNone: the step does not use it.
     DType dtype;
     IntList sizes, strides;
   };
   std::vector<Argument> arguments;
-  std::vector<uint32_t> results;                            ///< Value ids.
-  std::vector<std::pair<Ref<TensorImpl>, uint32_t>> grads;  ///< Leaf, value id.
-  std::vector<bool> had_grad;     ///< Whether each leaf had a gradient before the call.
-  std::vector<uint32_t> written;  ///< External numbers, once per write.
-  std::vector<int64_t> control;
-  std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
-  const char* refusal = nullptr;        ///< Why it cannot be frozen; null if it can.
-  std::vector<Ref<Storage>> made;       ///< Scratch of a replay: its survivors.
-  Loans loans;
-  std::vector<Storage*> survivors;
+  const char* refusal = nullptr;  ///< Why it cannot be frozen; null if it can.
   bool grad_enabled = true;
   DType autocast = kFloat32;
   uint64_t epoch = 0;
 };
 
-class StepCore {
+class StepCore final : public StepBase {
  public:
   explicit StepCore(StepOptions options);
 
-  bool run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
-           std::vector<Tensor>& frozen);
-  void freeze();
-  StepStats stats();
-  std::string explain();
-  std::string dot();
-  Tensor input(int index, const IntList& sizes, DType dtype, Device device);
+  std::vector<Tensor>* run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
+                           void* ctx) override;
+  void freeze() override;
+  StepStats stats() override;
+  std::string explain() override;
+  std::string dot() override;
+  Tensor input(int index, const IntList& sizes, DType dtype, Device device) override;
 
  private:
   void forget_last(Session& s);
-  std::unique_ptr<Session> take_session(size_t arguments);
-  void give_session(std::unique_ptr<Session> s);
-  std::shared_ptr<Entry> settle(Session& s, double seconds, bool& transient);
+  std::unique_ptr<Session> open_session(size_t arguments);
+  void close_session(std::unique_ptr<Session> s);
+  std::shared_ptr<Entry> find_entry(Session& s, double seconds, bool& transient);
   void execute(Entry& e, Session& s, bool transient);
   bool choose_plan(Entry& e, bool transient);
   void build(Entry& e);
+  bool log(const std::string& line);
   void note_fallback(const std::string& why);
   bool verification_due(const Entry& e) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
@@ -93,7 +90,8 @@ class StepCore {
   void walk_ops(Entry& e, Session& s, bool shared);
   void count(Entry& e, bool replay, bool watched);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
-  bool run_frozen(const Tensor* const* args, size_t n, std::vector<Tensor>& results);
+  std::shared_ptr<Entry> play(Session& s, const Tensor* const* args, size_t n,
+                              std::vector<Tensor>& results);
 
   StepOptions options_;
   std::mutex mutex_;                             // Guards everything below.

@@ -76,25 +76,13 @@ PointwiseProgram program_of(const Recording& r, const Group& g, const Schedule& 
 }  // namespace
 
 void DevicePlan::find_externals() {
-  externals_.resize(r_.externals.size());
-  std::vector<bool> seen(externals_.size());
-  for (const Value& v : r_.values) {
-    const StorageInfo& info = r_.storages[v.storage];
-    if (info.origin != Origin::External || info.device == kCPU || v.numel == 0) continue;
-    External& x = externals_[info.maker];
-    int64_t low = v.offset, high = v.offset + 1;
-    for (int d = 0; d < v.ndim; ++d) {
-      (v.strides[d] < 0 ? low : high) += (v.sizes[d] - 1) * v.strides[d];
-    }
-    x.low = seen[info.maker] ? std::min(x.low, low * item(v)) : low * item(v);
-    x.high = seen[info.maker] ? std::max(x.high, high * item(v)) : high * item(v);
-    seen[info.maker] = true;
-  }
-  for (const Instr& i : r_.instrs) {
-    for (int k = 0; k < i.n_out; ++k) {
-      const StorageInfo& info = r_.storages[r_.value(r_.out(i)[k]).storage];
-      if (i.into && info.origin == Origin::External) externals_[info.maker].written = true;
-    }
+  for (uint32_t st : r_.externals) {
+    External& x = externals_.emplace_back();
+    x.written = r_.writes(st);
+    if (r_.storages[st].device == kCPU) continue;
+    const Extent touched = r_.extent(st);
+    x.low = touched.low;
+    x.high = touched.high;
   }
 }
 
@@ -167,7 +155,7 @@ void DevicePlan::add_kernel(const Group& g, Launch& l, std::map<std::string, std
 
 // What has one address for the plan's life.
 void DevicePlan::allocate_fixed() {
-  auto take = [&](size_t bytes) {
+  auto allocate = [&](size_t bytes) {
     if (bytes == 0) return static_cast<char*>(nullptr);
     auto* p = static_cast<char*>(device_.allocate(bytes));
     if (!p) {
@@ -178,8 +166,8 @@ void DevicePlan::allocate_fixed() {
     }
     return p;
   };
-  for (uint32_t st : r_.survivors) slots_.push_back(take(r_.storages[st].bytes));
-  block_ = take(block_bytes_);
+  for (uint32_t st : r_.survivors) slots_.push_back(allocate(r_.storages[st].bytes));
+  block_ = allocate(block_bytes_);
   parts_.reserve(host_data_.size() + 1);
   arena_ = device_.graphs->arena(memory_.arena_bytes);
   BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",

@@ -26,13 +26,12 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
     : Plan(r, options, stats),
       device_(backend(DeviceType::CUDA)),
       block_bytes_(r.control.size() * sizeof(int64_t)),
-      settle_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
+      wait_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
   // Whatever a slot held is nobody's any more when a replay begins.
   MemoryRules rules;
   for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
   plan_temporaries(rules, stats);
   handed_.resize(r.survivors.size());
-  dying_.resize(r.survivors.size());
   find_externals();
   try {
     generate_kernels(stats);
@@ -55,14 +54,6 @@ DevicePlan::~DevicePlan() {
   free_fixed();
 }
 
-bool DevicePlan::may_reuse(const TensorImpl& old, size_t) {
-  for (size_t k = 0; k < handed_.size(); ++k) {
-    // Its holders are that tensor and this plan.
-    if (handed_[k].get() == old.storage) dying_[k] = old.storage->refs.get() == 2;
-  }
-  return false;
-}
-
 uint32_t DevicePlan::holders(const Storage* s) const {
   std::lock_guard lock(lending());  // Another thread may be replaying.
   return static_cast<uint32_t>(
@@ -71,15 +62,20 @@ uint32_t DevicePlan::holders(const Storage* s) const {
 
 // What is still held of the last replay's results gets memory of its own. A gradient that is about
 // to be replaced may stay: until the replay is queued it is the leaf's again if something fails.
-void DevicePlan::keep_results() {
-  for (size_t k = 0; k < handed_.size(); ++k) {
-    Storage* s = handed_[k].get();
-    if (!s || dying_[k]) continue;
+void DevicePlan::keep_results(const Replay& now) {
+  for (Ref<Storage>& handed : handed_) {
+    Storage* s = handed.get();
+    if (!s) continue;
+    // Its holders are the old gradient and this plan.
+    if (s->refs.get() == 2 && std::any_of(now.replaced.begin(), now.replaced.end(),
+                                          [&](const auto& r) { return r.old->storage == s; })) {
+      continue;
+    }
     if (s->lent && s->refs.get() > 1) {
       own_memory(*s);
       ++counts_.moved_away;
     }
-    handed_[k].reset();
+    handed.reset();
   }
 }
 
@@ -234,7 +230,6 @@ void DevicePlan::launch_directly(const std::vector<Binding>& bindings) {
 void DevicePlan::hand_out(Storage* const* survivors) {
   for (size_t k = 0; k < slots_.size(); ++k) {
     Storage& s = *survivors[k];
-    dying_[k] = false;
     handed_[k].reset();
     if (s.data) {  // It has memory already.
       device_.copy(s.data, slots_[k], s.bytes);
@@ -252,40 +247,30 @@ void DevicePlan::hand_out(Storage* const* survivors) {
   }
 }
 
-void DevicePlan::replay(const std::vector<Binding>& bindings, const int64_t* control) {
-  keep_results();
-  bind(bindings);
+void DevicePlan::run(const Replay& now) {
+  // Also for the arena: what one replay queues must not be torn apart by another thread's.
+  const std::lock_guard lock(lending());
+  keep_results(now);
+  bind(now.bindings);
   for (const External& x : externals_) {
     if (x.in_slot) device_.copy(x.slot_begin(), x.now + x.low, x.bytes());
   }
-  if (block_bytes_) upload(control);
+  if (block_bytes_) upload(now.control);
   if (!graph_) {
     resolve();
     if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
   }
   if (graph_) launch_graph();
   counts_.launches = graph_ ? 1 : 0;
-  if (!graph_) launch_directly(bindings);
+  if (!graph_) launch_directly(now.bindings);
   for (const External& x : externals_) {
     if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
   }
+  hand_out(now.survivors);
 }
 
-void DevicePlan::run(const std::vector<Binding>& bindings, const int64_t* control,
-                     Storage* const* survivors) {
-  // Also for the arena: what one replay queues must not be torn apart by another thread's.
-  const std::lock_guard lock(lending());
-  try {
-    replay(bindings, control);
-  } catch (...) {
-    std::fill(dying_.begin(), dying_.end(), false);
-    throw;
-  }
-  hand_out(survivors);
-}
-
-void DevicePlan::settle() const {
-  if (settle_) device_.synchronize();
+void DevicePlan::report_faults() const {
+  if (wait_) device_.synchronize();
 }
 
 }  // namespace brrr::graph

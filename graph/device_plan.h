@@ -27,13 +27,10 @@ class DevicePlan final : public Plan {
   DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats);
   ~DevicePlan() override;
 
-  void run(const std::vector<Binding>& bindings, const int64_t* control,
-           Storage* const* survivors) override;
-  /// Never: results have slots. Notes that `old` need not be moved away.
-  bool may_reuse(const TensorImpl& old, size_t k) override;
+  void run(const Replay& now) override;
   Device device() const override { return kCUDA; }
   uint32_t holders(const Storage* s) const override;
-  void settle() const override;
+  void report_faults() const override;
 
  private:
   /// One kernel, or one library call that queues kernels of its own.
@@ -74,7 +71,7 @@ class DevicePlan final : public Plan {
   void add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names);
   void allocate_fixed();
   void free_fixed() noexcept;
-  void keep_results();
+  void keep_results(const Replay& now);
   void bind(const std::vector<Binding>& bindings);
   void upload(const int64_t* control);
   void resolve();
@@ -83,7 +80,6 @@ class DevicePlan final : public Plan {
   void capture();
   void launch_graph();
   void launch_directly(const std::vector<Binding>& bindings);
-  void replay(const std::vector<Binding>& bindings, const int64_t* control);
   void hand_out(Storage* const* survivors);
 
   const Backend& device_;
@@ -95,13 +91,12 @@ class DevicePlan final : public Plan {
   std::vector<HostPart> parts_;       // Of the block: the control words, host data.
   std::vector<char*> slots_;          // By survivor.
   std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
-  std::vector<bool> dying_;           // By survivor: nobody will look at that any more.
   char* arena_ = nullptr;
   char* block_ = nullptr;  // The control words on the device, then host data.
   size_t block_bytes_ = 0;
   int spoilt_ = 0;         // Captures that failed.
   uint64_t retry_at_ = 0;  // The direct replay before which a capture is tried again.
-  const bool settle_;
+  const bool wait_;        // After each replay.
 };
 
 }  // namespace brrr::graph

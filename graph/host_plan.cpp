@@ -13,9 +13,9 @@ HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& st
     : Plan(r, options, stats) {
   add_launches();
   build_kernels(stats);
-  find_writes();
+  for (uint32_t st : r.survivors) first_write_.push_back(schedule_.life(r, st).first);
   find_failures();
-  place_temporaries(stats);
+  plan_around(stats);
   sort_patches();
 }
 
@@ -94,24 +94,14 @@ void HostPlan::sort_patches() {
   arena_ = nullptr;
 }
 
-void HostPlan::find_writes() {
-  std::vector<uint32_t> first, last;
-  find_lives(r_, schedule_, first, last);
-  for (uint32_t st : r_.survivors) first_write_.push_back(first[st]);
-}
-
 // What fails is a check of values, of which most are done before a replay starts. A step must be
 // atomic: of externals that are written before another check the old contents are kept.
 void HostPlan::find_failures() {
   find_checks();
   if (!checks_.empty()) last_fallible_ = launches_[checks_.back()].check_after;
-  for (int64_t g = 0; g <= last_fallible_; ++g) {
-    for (uint32_t at : schedule_.groups[static_cast<size_t>(g)].instrs) {
-      const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_out; ++k) {
-        const StorageInfo& s = r_.storages[r_.value(r_.out(i)[k]).storage];
-        if (s.origin == Origin::External) undone_.push_back(s.maker);
-      }
+  for (uint32_t k = 0; k < r_.externals.size(); ++k) {
+    for (const Access& a : r_.accesses[r_.externals[k]]) {
+      if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undone_.push_back(k);
     }
   }
 }
@@ -143,7 +133,7 @@ void HostPlan::make_rooms(MemoryRules& rules) {
 
 // Temporaries that come after the last failure move into survivors that come after them: a survivor
 // may have the memory of an old gradient, which has to stay as it was while the step can fail.
-void HostPlan::place_temporaries(StepStats& stats) {
+void HostPlan::plan_around(StepStats& stats) {
   MemoryRules rules{.rooms = {},
                     .from = static_cast<uint32_t>(last_fallible_ + 1),
                     .scratch = std::vector<int64_t>(schedule_.groups.size())};
@@ -154,15 +144,14 @@ void HostPlan::place_temporaries(StepStats& stats) {
   plan_temporaries(rules, stats);
 }
 
-void HostPlan::bind(const std::vector<Binding>& bindings, const int64_t* control,
-                    Storage* const* survivors, char* arena) {
-  for (size_t k = 0; k < bindings.size(); ++k) {
-    const Binding& b = bindings[k];
+void HostPlan::bind(const Replay& now, char* arena) {
+  for (size_t k = 0; k < now.bindings.size(); ++k) {
+    const Binding& b = now.bindings[k];
     bound_[r_.externals[k]]->data =
         static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
   }
   for (size_t k = 0; k < r_.survivors.size(); ++k)
-    bound_[r_.survivors[k]]->data = survivors[k]->data;
+    bound_[r_.survivors[k]]->data = now.survivors[k]->data;
   if (arena != arena_) {
     arena_ = arena;
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
@@ -183,7 +172,7 @@ void HostPlan::bind(const std::vector<Binding>& bindings, const int64_t* control
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
     } else {
       arguments_[p.argument] =
-          const_cast<char*>(reinterpret_cast<const char*>(control + p.from.control));
+          const_cast<char*>(reinterpret_cast<const char*>(now.control + p.from.control));
     }
   }
 }
@@ -214,13 +203,6 @@ void HostPlan::launch(Launch& l, const int64_t* control) {
 // step: the earlier it fails, the less has to be kept for that case. It reads the operands that are
 // not floating, or all if there is no such.
 void HostPlan::find_checks() {
-  std::vector<std::vector<uint32_t>> writers(r_.storages.size());
-  for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
-    for (uint32_t at : schedule_.groups[g].instrs) {
-      const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_out; ++k) writers[r_.value(r_.out(i)[k]).storage].push_back(g);
-    }
-  }
   for (size_t k = 0; k < launches_.size(); ++k) {
     Launch& l = launches_[k];
     if (!l.call || !l.call->call.op->check_values) continue;
@@ -231,8 +213,9 @@ void HostPlan::find_checks() {
       if (r_.in(i)[n] == kNone) continue;
       const Value& v = r_.value(r_.in(i)[n]);
       int64_t ready = -1;
-      for (uint32_t g : writers[v.storage]) {
-        if (g < l.group) ready = g;
+      for (const Access& a : r_.accesses[v.storage]) {
+        const uint32_t g = schedule_.group_of[a.instr];
+        if (a.write && g < l.group) ready = std::max<int64_t>(ready, g);
       }
       all = std::max(all, ready);
       if (is_floating(v.dtype)) continue;
@@ -257,8 +240,22 @@ void HostPlan::launch_all(const int64_t* control, size_t first_check) {
   }
 }
 
+// An old gradient's memory, if nobody else can see it and nothing can go wrong.
+void HostPlan::borrow(const Replay& now) {
+  lent_.clear();
+  for (const auto& [old, k] : now.replaced) {
+    Storage &from = *old->storage, &to = *now.survivors[k];
+    if (from.refs.get() != 1 || !safe_to_overwrite(k) || !from.owned || !from.data || to.data ||
+        from.bytes != to.bytes) {
+      continue;
+    }
+    to.data = std::exchange(from.data, nullptr);
+    lent_.emplace_back(&from, &to);
+  }
+}
+
 // Gradients that somebody holds, or has replaced, break the row: from then on each stands alone.
-void HostPlan::settle_loans(Storage* const* survivors) {
+void HostPlan::check_row(Storage* const* survivors) {
   if (row_.empty()) return;
   const auto* begin = static_cast<const char*>(survivors[row_[0]]->data);
   bool whole = true;
@@ -270,7 +267,7 @@ void HostPlan::settle_loans(Storage* const* survivors) {
   row_.clear();
   in_row_ = false;
   StepStats ignored;
-  place_temporaries(ignored);
+  plan_around(ignored);
   sort_patches();
 }
 
@@ -286,30 +283,27 @@ void HostPlan::allocate_survivors(Storage* const* survivors) const {
   }
 }
 
-void HostPlan::run(const std::vector<Binding>& bindings, const int64_t* control,
-                   Storage* const* survivors) {
-  allocate_survivors(survivors);
-  // The arena is borrowed for the replay: one piece of memory serves all entries and eager code.
-  auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
-  if (memory_.arena_bytes) allocate(*arena);
-  bind(bindings, control, survivors, static_cast<char*>(arena->data));
-  size_t next = 0;
-  for (; next < checks_.size() && launches_[checks_[next]].check_after < 0; ++next) {
-    check(launches_[checks_[next]]);
-  }
-  if (undone_.empty()) return launch_all(control, next);
+void HostPlan::run(const Replay& now) {
   UndoLog undo;
-  for (uint32_t k : undone_) undo.save(*bindings[k].storage);
+  borrow(now);
   try {
-    launch_all(control, next);
+    check_row(now.survivors);
+    allocate_survivors(now.survivors);
+    // The arena is borrowed for the replay: one piece of memory serves all entries and eager code.
+    auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
+    if (memory_.arena_bytes) allocate(*arena);
+    bind(now, static_cast<char*>(arena->data));
+    size_t next = 0;
+    for (; next < checks_.size() && launches_[checks_[next]].check_after < 0; ++next) {
+      check(launches_[checks_[next]]);
+    }
+    for (uint32_t k : undone_) undo.save(*now.bindings[k].storage);
+    launch_all(now.control, next);
   } catch (...) {
     undo.restore();
+    for (auto& [from, to] : lent_) from->data = std::exchange(to->data, nullptr);
     throw;
   }
-}
-
-bool HostPlan::may_reuse(const TensorImpl& old, size_t k) {
-  return old.storage->refs.get() == 1 && safe_to_overwrite(k);
 }
 
 }  // namespace brrr::graph

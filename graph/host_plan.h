@@ -13,12 +13,8 @@ class HostPlan final : public Plan {
   HostPlan(const Recording& r, const StepOptions& options, StepStats& stats);
   ~HostPlan() override;
 
-  void run(const std::vector<Binding>& bindings, const int64_t* control,
-           Storage* const* survivors) override;
+  void run(const Replay& now) override;
   Device device() const override { return kCPU; }
-  /// Nothing can fail any more once survivor k is written.
-  bool may_reuse(const TensorImpl& old, size_t k) override;
-  void settle_loans(Storage* const* survivors) override;
   uint32_t holders(const Storage*) const override { return 0; }
 
  private:
@@ -42,22 +38,23 @@ class HostPlan final : public Plan {
   void add_launches();
   void add_kernel(uint32_t group, const Group& part, std::map<std::string, std::string>& names);
   void build_kernels(StepStats& stats);
-  void find_writes();
   void find_checks();
   void find_failures();
   void make_rooms(MemoryRules& rules);
+  void borrow(const Replay& now);
+  void check_row(Storage* const* survivors);
   void allocate_survivors(Storage* const* survivors) const;
   char* base_of(uint32_t host) const {
     return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
   }
-  void place_temporaries(StepStats& stats);
+  void plan_around(StepStats& stats);
   void sort_patches();
-  void bind(const std::vector<Binding>& bindings, const int64_t* control, Storage* const* survivors,
-            char* arena);
+  void bind(const Replay& now, char* arena);
   Scratch scratch(const Launch& l) const;
   void launch(Launch& l, const int64_t* control);
   void check(const Launch& l) const { l.call->call.op->check_values(l.call->call); }
   void launch_all(const int64_t* control, size_t first_check);
+  /// Nothing can fail any more once survivor k is written.
   bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
 
   KernelModule* module_ = nullptr;
@@ -71,6 +68,9 @@ class HostPlan final : public Plan {
   std::vector<uint32_t> guests_;  // Temporaries in rooms.
   std::vector<size_t> row_;       // Gradients that lie side by side, by their number, in order;
   std::vector<size_t> row_bytes_, row_offset_;  // the sizes and places of each.
+  /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
+  /// eager mode, which frees them first.
+  std::vector<std::pair<Storage*, Storage*>> lent_;
   char* arena_ = nullptr;
   std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
   int64_t last_fallible_ = -1;         // After it nothing can fail any more.

@@ -1,5 +1,8 @@
-// The journal of a pass: what it changed outside itself, kept until the step has run, or undone.
+// The journal of a pass: what it changed outside itself, kept until the step has run, or undone;
+// and the same done again without the function.
 #include <algorithm>
+
+#include <cstring>
 
 #include "graph/pass.h"
 
@@ -17,9 +20,9 @@ void Pass::commit() noexcept {
   }
   for (const Change& c : changes_) {
     if (c.field == Field::Grad &&
-        std::find(grad_leaves_.begin(), grad_leaves_.end(), c.tensor) == grad_leaves_.end()) {
-      grad_leaves_.push_back(c.tensor);
-      had_grad_.push_back(static_cast<bool>(c.grad));
+        std::none_of(grad_leaves_.begin(), grad_leaves_.end(),
+                     [&](const auto& known) { return known.first == c.tensor; })) {
+      grad_leaves_.emplace_back(c.tensor, static_cast<bool>(c.grad));
     }
     if (c.field == Field::Version) written_.push_back(c.storage);
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
@@ -29,6 +32,39 @@ void Pass::commit() noexcept {
   if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
   active_ = false;
   forget_changes();
+}
+
+void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results) {
+  const Recording& r = *expected_;
+  moved_to(r);
+  bindings_.swap(bindings);
+  for (size_t k = 0; k < r.control.size(); ++k) {
+    const ControlCell& cell = *e.cells[k];
+    int64_t& word = control_.emplace_back();
+    if (cell.kind == ControlCell::RngSeed) {
+      word = static_cast<int64_t>(rng_before_.seed);
+    } else if (cell.kind == ControlCell::RngDraw) {
+      word = static_cast<int64_t>(rng_before_.draw) + r.control[k].relative;
+    } else {
+      std::memcpy(&word, &cell.value, sizeof(double));
+    }
+  }
+  set_rng_state({rng_before_.seed, rng_before_.draw + r.draws});
+  auto tensor = [&](uint32_t id) {
+    const Value& v = r.values[id];
+    Storage* s = live_[v.storage];
+    s ? s->refs.retain() : void(s = placeholder_storage(v.storage, r.storages[v.storage]));
+    return placeholder(v, id, s);
+  };
+  for (const auto& [leaf, id, had] : e.gradients) {
+    leaf.set_grad(id == kNone ? Tensor() : tensor(id));
+  }
+  for (uint32_t x : e.written) {
+    Storage& s = *bindings_[x].storage;
+    journal_storage(s, Field::Version);
+    ++s.version;
+  }
+  for (uint32_t id : e.results) results.push_back(tensor(id));
 }
 
 void Pass::abort() noexcept {
@@ -76,13 +112,12 @@ void Pass::abort() noexcept {
   release(nullptr);
 }
 
+void Pass::journal_storage(Storage& s, Field f) {
+  changes_.push_back({f, {}, {}, {}, 0, 0, false, s.version, Ref<Storage>::share(&s)});
+}
+
 void Pass::journal(TensorImpl& t, Field f) {
-  if (f == Field::Version || f == Field::GradViews) {
-    t.storage->refs.retain();
-    changes_.push_back(
-        {f, {}, {}, {}, 0, 0, false, t.storage->version, Ref<Storage>::adopt(t.storage)});
-    return;
-  }
+  if (f == Field::Version || f == Field::GradViews) return journal_storage(*t.storage, f);
   // What the step itself has put there is nothing to go back to, and held here it would outlive
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;

@@ -7,23 +7,6 @@
 
 namespace brrr::graph {
 
-void find_lives(const Recording& r, const Schedule& s, std::vector<uint32_t>& first,
-                std::vector<uint32_t>& last) {
-  first.assign(r.storages.size(), kNone);
-  last.assign(r.storages.size(), 0);
-  for (uint32_t g = 0; g < s.groups.size(); ++g) {
-    for (uint32_t at : s.groups[g].instrs) {
-      const Instr& i = r.instrs[at];
-      for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-        if (r.operands[k] == kNone) continue;
-        const uint32_t st = r.value(r.operands[k]).storage;
-        first[st] = std::min(first[st], g);
-        last[st] = g;
-      }
-    }
-  }
-}
-
 namespace {
 
 constexpr int64_t kAlign = 64;
@@ -50,47 +33,39 @@ bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_
 
 // In group g every access to `st` is dense over the whole storage, element i at iteration i, in one
 // part of the group: whose other parts run before or after it.
-bool elementwise(const Recording& r, const Group& g, uint32_t st) {
-  if (r.instrs[g.instrs[0]].op->kind != OpKind::Pointwise) return false;
-  for (uint32_t at : g.instrs) {
-    const Instr& i = r.instrs[at];
-    const int64_t n = r.value(r.out(i)[0]).numel;
-    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-      if (r.operands[k] == kNone) continue;
-      const Value& v = r.value(r.operands[k]);
-      if (v.storage != st) continue;
-      const int64_t held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
-      if (v.strided || v.numel != n || v.numel != held) return false;
-    }
-  }
-  return true;
-}
-
-bool uses(const Recording& r, const std::vector<uint32_t>& instrs, uint32_t st) {
-  return std::any_of(instrs.begin(), instrs.end(), [&](uint32_t at) {
-    const Instr& i = r.instrs[at];
-    return std::any_of(r.in(i), r.out(i) + i.n_out,
-                       [&](uint32_t v) { return v != kNone && r.value(v).storage == st; });
+bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st) {
+  if (r.instrs[s.groups[g].instrs[0]].op->kind != OpKind::Pointwise) return false;
+  return std::all_of(r.accesses[st].begin(), r.accesses[st].end(), [&](const Access& a) {
+    if (s.group_of[a.instr] != g) return true;
+    const Value& v = r.value(a.value);
+    const int64_t n = r.value(r.out(r.instrs[a.instr])[0]).numel;
+    const auto held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
+    return !v.strided && v.numel == n && v.numel == held;
   });
 }
 
 // Group g reads `before` element by element, leaves its memory alone, and may write `after` there,
 // which begins with it. A storage that others have read is stored by whoever writes it, even for
 // the last time.
-bool takes_over(const Recording& r, const Group& g, uint32_t before, uint32_t after) {
-  if (r.storages[before].bytes != r.storages[after].bytes || !elementwise(r, g, before) ||
-      !elementwise(r, g, after)) {
+bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t before,
+                uint32_t after) {
+  if (r.storages[before].bytes != r.storages[after].bytes || !elementwise(r, s, g, before) ||
+      !elementwise(r, s, g, after)) {
     return false;
   }
-  for (uint32_t at : g.instrs) {
-    const Instr& i = r.instrs[at];
-    for (int k = 0; k < i.n_out; ++k) {
-      if (r.value(r.out(i)[k]).storage == before) return false;
-    }
+  auto any = [&](uint32_t st, const auto& f) {
+    return std::any_of(r.accesses[st].begin(), r.accesses[st].end(), f);
+  };
+  if (any(before, [&](const Access& a) { return a.write && s.group_of[a.instr] == g; })) {
+    return false;
   }
-  const auto parts = independent_parts(r, g);
-  return std::all_of(parts.begin(), parts.end(),
-                     [&](const auto& p) { return uses(r, p, before) == uses(r, p, after); });
+  const auto parts = independent_parts(r, s.groups[g]);
+  return std::all_of(parts.begin(), parts.end(), [&](const std::vector<uint32_t>& part) {
+    auto inside = [&](const Access& a) {
+      return std::find(part.begin(), part.end(), a.instr) != part.end();
+    };
+    return any(before, inside) == any(after, inside);
+  });
 }
 
 // Chains of temporaries of one size where a pointwise group reads the last of one and writes the
@@ -105,13 +80,13 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
                    [&](uint32_t a, uint32_t b) { return m.first[a] < m.first[b]; });
   for (uint32_t st : order) {
     const uint32_t at = m.first[st];
-    const bool pointwise = elementwise(r, s.groups[at], st);
+    const bool pointwise = elementwise(r, s, at, st);
     bool joined = false, candidate = false;
     for (Block& b : blocks) {
       const uint32_t before = b.storages.back();
       if (!pointwise || b.last != at || m.first[before] == at) continue;
       candidate = true;
-      if (!takes_over(r, s.groups[at], before, st)) continue;
+      if (!takes_over(r, s, at, before, st)) continue;
       b.storages.push_back(st);
       b.last = m.last[st];
       joined = true;
@@ -144,8 +119,8 @@ int64_t tightest_gap(const Block& b, const std::vector<const Block*>& placed) {
   return best >= 0 ? best : at;
 }
 
-// Places blocks in the given order; the size of the arena.
-int64_t place(std::vector<Block>& blocks, const std::vector<size_t>& order) {
+// Gives blocks offsets in the given order; the size of the arena.
+int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order) {
   std::vector<const Block*> placed;
   int64_t top = 0;
   for (size_t n : order) {
@@ -161,12 +136,12 @@ int64_t place(std::vector<Block>& blocks, const std::vector<size_t>& order) {
 // Small temporaries are not worth an address that changes with every replay.
 constexpr int64_t kLeastGuest = 4096;
 
-// The place of a survivor that is written element by element over the block, which dies there.
-int64_t place_of_heir(const Recording& r, const Schedule& s, const Block& b,
-                      const std::vector<Block>& owners, const std::vector<const Block*>& placed) {
+// Where a survivor lies that is written element by element over the block, which dies there.
+int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
+                    const std::vector<Block>& owners, const std::vector<const Block*>& placed) {
   for (const Block& o : owners) {
     if (b.storages.empty() || o.first != b.last ||
-        !takes_over(r, s.groups[b.last], b.storages.back(), o.storages[0])) {
+        !takes_over(r, s, b.last, b.storages.back(), o.storages[0])) {
       continue;
     }
     const bool taken = std::any_of(placed.begin(), placed.end(), [&](const Block* p) {
@@ -203,7 +178,7 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
     for (size_t n : order) {
       Block& b = blocks[n];
       if (b.host != kNone || b.first < rules.from || b.bytes < kLeastGuest) continue;
-      int64_t at = place_of_heir(r, s, b, owners, placed);
+      int64_t at = heir_offset(r, s, b, owners, placed);
       if (at < 0) {
         at = tightest_gap(b, placed);
         if (!fits(r, b, at, room)) continue;
@@ -226,9 +201,10 @@ uint32_t busiest(const Schedule& s, const std::vector<Block>& blocks) {
   return static_cast<uint32_t>(std::max_element(change.begin(), change.end()) - change.begin());
 }
 
-// Places all blocks in the best of a few orders, each good for some steps; the size of the arena.
-size_t place_all(const Recording& r, const Schedule& s, const MemoryPlan& m,
-                 std::vector<Block>& blocks, const MemoryRules& rules) {
+// Gives all blocks offsets in the best of a few orders, each good for some steps; the size of the
+// arena.
+size_t choose_offsets(const Recording& r, const Schedule& s, const MemoryPlan& m,
+                      std::vector<Block>& blocks, const MemoryRules& rules) {
   const uint32_t peak = busiest(s, blocks);
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
@@ -248,7 +224,7 @@ size_t place_all(const Recording& r, const Schedule& s, const MemoryPlan& m,
     std::vector<Block> hosted = blocks;
     host_blocks(r, s, m, hosted, *hosting, rules);
     for (const auto* placing : {&by_size, &by_time, &by_area}) {
-      const int64_t top = place(hosted, *placing);
+      const int64_t top = stack_up(hosted, *placing);
       if (top >= least) continue;
       least = top;
       best = hosted;
@@ -264,7 +240,11 @@ size_t place_all(const Recording& r, const Schedule& s, const MemoryPlan& m,
 MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules& rules) {
   MemoryPlan m;
   m.rooms = rules.rooms;
-  find_lives(r, s, m.first, m.last);
+  for (uint32_t st = 0; st < r.storages.size(); ++st) {
+    const auto [first, last] = s.life(r, st);
+    m.first.push_back(first);
+    m.last.push_back(last);
+  }
   std::vector<Block> blocks = make_blocks(r, s, m);
   const size_t scratch_from = blocks.size();
   for (uint32_t g = 0; g < rules.scratch.size(); ++g) {
@@ -272,7 +252,7 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
       blocks.push_back({{}, aligned(static_cast<size_t>(rules.scratch[g])), g, g});
     }
   }
-  m.arena_bytes = place_all(r, s, m, blocks, rules);
+  m.arena_bytes = choose_offsets(r, s, m, blocks, rules);
   m.offset.assign(r.storages.size(), -1);
   m.host.assign(r.storages.size(), kNone);
   m.scratch_offset.assign(s.groups.size(), -1);
@@ -298,51 +278,52 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
   return m;
 }
 
-// A guest is dead when an owner of its place is written, but for one that is written over it.
-static void verify_guest(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
-  const Room& room = m.rooms[m.host[st]];
-  const int64_t from = m.offset[st], to = from + static_cast<int64_t>(r.storages[st].bytes);
-  BRRR_CHECK(to <= static_cast<int64_t>(room.bytes),
-             "graph: storage {} lies outside the memory planned for it", st);
-  for (const auto& [owner, at] : room.owners) {
-    const auto begin = static_cast<int64_t>(at);
-    if (to <= begin || from >= begin + static_cast<int64_t>(r.storages[owner].bytes)) continue;
-    const bool written_over = m.last[st] == m.first[owner] && from == begin &&
-                              takes_over(r, s.groups[m.last[st]], st, owner);
-    BRRR_CHECK(written_over || m.last[st] < m.first[owner],
-               "graph: storage {} lives in storage {} when that is written", st, owner);
+static std::string describe(const Block& b) {
+  return b.storages.empty() ? fmt::format("scratch of kernel {}", b.first)
+                            : fmt::format("storage {}", b.storages[0]);
+}
+
+// Everything that has a place: temporaries, kernels' own memory, and survivors that take guests in,
+// which stay once they are written.
+static std::vector<Block> occupants(const Recording& r, const Schedule& s, const MemoryPlan& m) {
+  std::vector<Block> all;
+  for (uint32_t st = 0; st < r.storages.size(); ++st) {
+    if (!planned(r, s, m, st)) continue;
+    const auto bytes = static_cast<int64_t>(r.storages[st].bytes);
+    all.push_back({{st}, bytes, m.first[st], m.last[st], m.offset[st], m.host[st]});
   }
+  for (uint32_t g = 0; g < s.groups.size(); ++g) {
+    if (!m.scratch_bytes[g]) continue;
+    all.push_back({{}, m.scratch_bytes[g], g, g, m.scratch_offset[g], m.scratch_host[g]});
+  }
+  for (uint32_t h = 0; h < m.rooms.size(); ++h) {
+    for (const auto& [st, at] : m.rooms[h].owners) {
+      const auto bytes = static_cast<int64_t>(r.storages[st].bytes);
+      all.push_back({{st}, bytes, m.first[st], kNone, static_cast<int64_t>(at), h});
+    }
+  }
+  return all;
 }
 
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
-  std::vector<uint32_t> all;
-  for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    if (!planned(r, s, m, st)) continue;
-    const uint32_t host = m.host[st];
-    const int64_t end = m.offset[st] + aligned(r.storages[st].bytes);
-    BRRR_CHECK(m.offset[st] >= 0 && (host != kNone || end <= static_cast<int64_t>(m.arena_bytes)),
-               "graph: storage {} lies outside the memory planned for it", st);
-    if (host != kNone) verify_guest(r, s, m, st);
-    for (uint32_t o : all) {
-      if (m.host[o] != host) continue;
-      const bool apart = m.offset[o] + aligned(r.storages[o].bytes) <= m.offset[st] ||
-                         m.offset[st] + aligned(r.storages[st].bytes) <= m.offset[o];
-      const bool in_place =
-          m.offset[o] == m.offset[st] &&
-          ((m.last[o] == m.first[st] && takes_over(r, s.groups[m.first[st]], o, st)) ||
-           (m.last[st] == m.first[o] && takes_over(r, s.groups[m.first[o]], st, o)));
-      const bool at_once = m.first[o] <= m.last[st] && m.first[st] <= m.last[o];
-      BRRR_CHECK(
-          apart || !at_once || in_place || r.storages[st].bytes == 0 || r.storages[o].bytes == 0,
-          "graph: storages {} and {} are live at once and overlap", o, st);
+  const std::vector<Block> all = occupants(r, s, m);
+  auto follows = [&](const Block& a, const Block& b) {
+    return a.offset == b.offset && a.last == b.first && !a.storages.empty() &&
+           !b.storages.empty() && takes_over(r, s, b.first, a.storages[0], b.storages[0]);
+  };
+  for (size_t k = 0; k < all.size(); ++k) {
+    const Block& b = all[k];
+    const size_t room = b.host == kNone ? m.arena_bytes : m.rooms[b.host].bytes;
+    BRRR_CHECK(b.offset >= 0 && b.offset + b.bytes <= static_cast<int64_t>(room),
+               "graph: {} lies outside the memory planned for it", describe(b));
+    for (size_t n = 0; n < k; ++n) {
+      const Block& a = all[n];
+      const bool apart =
+          a.host != b.host || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+      const bool at_once = a.first <= b.last && b.first <= a.last;
+      BRRR_CHECK(apart || !at_once || follows(a, b) || follows(b, a),
+                 "graph: {} and {} are live at once and overlap", describe(a), describe(b));
     }
-    for (uint32_t g = m.first[st]; g <= m.last[st]; ++g) {
-      const bool apart = m.scratch_offset[g] + m.scratch_bytes[g] <= m.offset[st] ||
-                         m.offset[st] + aligned(r.storages[st].bytes) <= m.scratch_offset[g];
-      BRRR_CHECK(!m.scratch_bytes[g] || m.scratch_host[g] != host || apart,
-                 "graph: storage {} overlaps what kernel {} takes for itself", st, g);
-    }
-    all.push_back(st);
   }
 }
 

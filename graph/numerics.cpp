@@ -36,14 +36,14 @@ static std::string bad_operands(const OpCall& c) {
   return text;
 }
 
-void check_finite(const OpCall& c, const std::function<std::string()>& who) {
+void CheckNumericsGuard::check(const OpCall& c) const {
   // Views make no values, and creation ops may hand out memory that is yet to be written.
   if (c.op->kind == OpKind::View || c.n_in == 0) return;
   for (int k = 0; k < c.n_out; ++k) {
     const int64_t bad = first_bad(*c.out[k].impl());
     BRRR_CHECK(bad < 0,
                "step: the first value that is not finite is element {} of the result of {}{}", bad,
-               who(), bad_operands(c));
+               describe(c), bad_operands(c));
   }
 }
 
@@ -80,7 +80,7 @@ void CheckNumericsGuard::remember(const OpCall& c) {
 }
 
 void CheckNumericsGuard::ran(const OpCall& c) {
-  check_finite(c, [&] { return describe(c); });
+  check(c);
   remember(c);
 }
 

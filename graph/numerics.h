@@ -1,7 +1,6 @@
 #pragma once
 // StepOptions::check_numerics: finding the op that made the first NaN or infinity.
 
-#include <functional>
 #include <string>
 #include <unordered_map>
 
@@ -9,11 +8,8 @@
 
 namespace brrr::graph {
 
-/// Throws brrr::Error if a floating result of `call`, which has run, is not finite. `who` describes
-/// the call.
-void check_finite(const OpCall& call, const std::function<std::string()>& who);
-
-/// While it lives, check_finite looks at everything that this thread runs eagerly.
+/// While it lives, whatever this thread runs op by op throws brrr::Error if a floating result is
+/// not finite.
 class CheckNumericsGuard final : Observer {
  public:
   CheckNumericsGuard() : previous_(context.observer) { context.observer = this; }
@@ -27,6 +23,7 @@ class CheckNumericsGuard final : Observer {
     std::string path;
   };
   void ran(const OpCall& call) override;
+  void check(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
   void remember(const OpCall& call);
 

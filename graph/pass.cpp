@@ -8,8 +8,7 @@
 
 namespace brrr::graph {
 
-// --- storage table
-// ----------------------------------------------------------------------------------
+// --- storage table -------------------------------------------------------------------------------
 
 void StorageTable::clear() {
   ++epoch_;
@@ -59,8 +58,7 @@ bool share_memory(const std::vector<Binding>& bindings) {
   return false;
 }
 
-// --- life
-// -------------------------------------------------------------------------------------------
+// --- life ----------------------------------------------------------------------------------------
 
 Pass::~Pass() {
   abort();
@@ -74,9 +72,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   bound_.clear();
   control_.clear();
   host_bytes_.clear();
-  grad_leaves_.clear();
-  had_grad_.clear();
-  written_.clear();
   other_cells_.clear();
   host_effect_ = nullptr;
   active_ = true;
@@ -128,14 +123,15 @@ void Pass::release(std::vector<Binding>* keep) noexcept {
   bindings_.clear();
   first_seen_.clear();
   host_bytes_.clear();
+  grad_leaves_.clear();
+  written_.clear();
 }
 
 void Pass::moved_to(const Recording& r) {
   expect(&r, r.instrs.size());
 }
 
-// --- comparing
-// --------------------------------------------------------------------------------------
+// --- comparing -----------------------------------------------------------------------------------
 
 [[gnu::always_inline]] static inline bool same_layout(const Value& v, const TensorImpl& t) {
   if (v.dtype != t.dtype || v.ndim != t.ndim) return false;
@@ -205,8 +201,7 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   return same;
 }
 
-// --- answering
-// -----------------------------------------------------------------------------------
+// --- answering -----------------------------------------------------------------------------------
 
 [[gnu::always_inline]] inline void Pass::answer(const Cue& e, OpCall& c) {
   if (e.into) return;
@@ -250,7 +245,7 @@ Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
   return Tensor(Ref<TensorImpl>::adopt(t));
 }
 
-void Pass::take_outputs(const Instr& e, OpCall& c) {
+void Pass::note_control(const Instr& e, const OpCall& c) {
   for (uint16_t bits = e.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
     const int w = std::countr_zero(bits);
     ControlCell* cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
@@ -259,18 +254,21 @@ void Pass::take_outputs(const Instr& e, OpCall& c) {
     }
     control_.push_back(c.attrs.v[w]);
   }
+}
+
+void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c) {
   if (e.into) return;
-  const uint32_t* out = expected_->out(e);
+  const uint32_t* out = r.out(e);
   for (int k = 0; k < e.n_out; ++k) {
-    const Value& v = expected_->values[out[k]];
-    const StorageInfo& info = expected_->storages[v.storage];
+    const Value& v = r.values[out[k]];
+    const StorageInfo& info = r.storages[v.storage];
     Storage* s = nullptr;
-    if (info.origin == Origin::Internal && info.maker == cursor()) {
+    if (info.origin == Origin::Internal && info.maker == index) {
       s = placeholder_storage(v.storage, info);
     } else {
-      const uint32_t* in = expected_->in(e);
+      const uint32_t* in = r.in(e);
       int i = 0;
-      while (in[i] == kNone || expected_->values[in[i]].storage != v.storage) ++i;
+      while (in[i] == kNone || r.values[in[i]].storage != v.storage) ++i;
       s = c.in[i]->storage;
       s->refs.retain();
     }
@@ -328,7 +326,9 @@ void Pass::general_op(OpCall& c) {
   if (next_->op) {
     answer(*next_, c);
   } else {
-    take_outputs(expected_->instrs[cursor()], c);
+    const Instr& e = expected_->instrs[cursor()];
+    note_control(e, c);
+    make_placeholders(*expected_, e, static_cast<uint32_t>(cursor()), c);
   }
   ++next_;
 }
@@ -382,7 +382,7 @@ int Pass::finish() {
     fresh_.gradients.push_back(live_[k]->gradient);
   }
   fresh_.draws = rng_state().draw - rng_before_.draw;
-  fresh_.make_cues();
+  fresh_.complete();
   return -1;
 }
 

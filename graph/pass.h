@@ -4,6 +4,7 @@
 
 #include "core/context.h"
 #include "core/rng.h"
+#include "core/tensor.h"
 #include "graph/recording.h"
 
 namespace brrr::graph {
@@ -19,6 +20,21 @@ Ref<Storage> clone_storage(const Storage& s);
 
 /// Whether memory that is not ours (from_blob without a copy) lies in two of them.
 bool share_memory(const std::vector<Binding>& bindings);
+
+/// What a call did outside itself besides its replay's writes, to be done again without the
+/// function.
+struct Effects {
+  struct Gradient {
+    Tensor leaf;
+    uint32_t value;  ///< kNone: it was taken away.
+    bool had;        ///< There was one before the call.
+  };
+  std::vector<Binding> bindings;
+  std::vector<uint32_t> results;  ///< Values.
+  std::vector<Gradient> gradients;
+  std::vector<uint32_t> written;        ///< External numbers, once per write.
+  std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
+};
 
 /// Storage -> external number, emptied in constant time. A pass fills it once per external.
 class StorageTable {
@@ -49,6 +65,9 @@ class Pass final : public Recorder {
   /// Starts a pass that compares with `candidates` (best first; they outlive the pass). With
   /// `watch` it keeps what host memory from outside holds when the function first uses it.
   void begin(const std::vector<const Recording*>& candidates, bool watch = false);
+  /// In place of the function, whose recording is the first candidate: the effects, journalled, and
+  /// the results that it would return. Takes over `bindings`, which are those of this call.
+  void play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results);
   /// The function has returned: the index of the candidate that it matched, or -1 when
   /// `recording()` is a new one.
   int finish();
@@ -58,11 +77,10 @@ class Pass final : public Recorder {
   void abort() noexcept;
   /// Survivors have their memory now: placeholders become ordinary tensors.
   void commit() noexcept;
-  /// Lets go of the externals; `keep` takes them over if given.
+  /// Lets go of everything from outside; `keep` takes the externals over if given.
   void release(std::vector<Binding>* keep) noexcept;
 
-  // --- Recorder
-  // -----------------------------------------------------------------------------------
+  // --- Recorder ----------------------------------------------------------------------------------
   void op(OpCall& call) override;
   Tensor host_data(const void* data, const Meta& meta) override;
   Tensor host_values(const TensorImpl& t) override;
@@ -89,10 +107,9 @@ class Pass final : public Recorder {
       if (c.field == Field::Grad && c.grad && c.tensor->grad) f(*c.grad, *c.tensor->grad);
     }
   }
-  /// Leaves whose grad field was assigned, each once, in order.
-  const std::vector<Ref<TensorImpl>>& grad_leaves() const { return grad_leaves_; }
-  /// Whether each of them had a gradient when the step began.
-  const std::vector<bool>& had_grad() const { return had_grad_; }
+  /// Leaves whose grad field was assigned, each once, in order, and whether they had a gradient
+  /// when the step began.
+  const std::vector<std::pair<Ref<TensorImpl>, bool>>& grad_leaves() const { return grad_leaves_; }
   /// Tensors that existed before the step and were written in place, once per write.
   const std::vector<Ref<Storage>>& written() const { return written_; }
   /// Control words for which this call used another cell than the recording's.
@@ -112,7 +129,8 @@ class Pass final : public Recorder {
   bool match_met(uint32_t id, const TensorImpl* t) const;
   void answer(const Cue& e, OpCall& c);
   void general_op(OpCall& c);
-  void take_outputs(const Instr& e, OpCall& c);
+  void note_control(const Instr& e, const OpCall& c);
+  void make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c);
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
   void begin_recording();
@@ -130,6 +148,7 @@ class Pass final : public Recorder {
   Storage* placeholder_storage(uint32_t id, const StorageInfo& info);
   void bind(const TensorImpl& t, int64_t relative);
   void unbind(size_t count);
+  void journal_storage(Storage& s, Field f);
   void forget_changes() noexcept;
   void drop_unseen() noexcept;
 
@@ -162,9 +181,8 @@ class Pass final : public Recorder {
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;
   std::vector<Ref<Node>> used_nodes_;
-  std::vector<Ref<TensorImpl>> grad_leaves_;
+  std::vector<std::pair<Ref<TensorImpl>, bool>> grad_leaves_;
   std::vector<Ref<Storage>> written_;
-  std::vector<bool> had_grad_;
   std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells_;
   const char* host_effect_ = nullptr;
 };

@@ -15,41 +15,25 @@ static double seconds_since(std::chrono::steady_clock::time_point t) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
 }
 
-namespace {
-
-struct Places {
-  bool host = false, device = false;
-};
-
 // Looks only at what a replay runs: of host data that a step moves to the device nothing is left on
 // the CPU.
-Places places(const Recording& r) {
-  const std::vector<bool> live = live_instructions(r);
-  Places p;
-  for (size_t at = 0; at < r.instrs.size(); ++at) {
-    const Instr& i = r.instrs[at];
-    for (uint32_t k = i.first_in; live[at] && k < i.first_out + i.n_out; ++k) {
-      if (r.operands[k] == kNone) continue;
-      const bool here = r.storages[r.value(r.operands[k]).storage].device == kCPU;
-      (here ? p.host : p.device) = true;
-    }
+static bool uses(const Recording& r, bool host) {
+  for (size_t st = 0; st < r.storages.size(); ++st) {
+    if (!r.accesses[st].empty() && (r.storages[st].device == kCPU) == host) return true;
   }
-  return p;
+  return false;
 }
 
-}  // namespace
-
 std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options, StepStats& stats) {
-  const Places p = places(r);
-  if (!p.device) return std::make_unique<HostPlan>(r, options, stats);
-  BRRR_CHECK(!p.host,
+  if (!uses(r, false)) return std::make_unique<HostPlan>(r, options, stats);
+  BRRR_CHECK(!uses(r, true),
              "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
              "it needs to the GPU");
   return std::make_unique<DevicePlan>(r, options, stats);
 }
 
 std::unique_ptr<Plan> Plan::make_unfused(const Recording& r) {
-  if (places(r).device) return nullptr;
+  if (uses(r, false)) return nullptr;
   StepStats ignored;
   return std::make_unique<HostPlan>(r, StepOptions{.fuse = false}, ignored);
 }
@@ -114,21 +98,6 @@ std::unique_ptr<Plan::Call> Plan::bound_call(const Instr& i) const {
     c.dynamic.emplace_back(std::countr_zero(bits), control++);
   }
   return bound;
-}
-
-void Loans::offer(Plan& plan, const TensorImpl& old, size_t k, Storage& survivor) {
-  Storage& from = *old.storage;
-  if (old.refs.get() != 1 || !plan.may_reuse(old, k) || !from.owned || !from.data ||
-      survivor.data || from.bytes != survivor.bytes) {
-    return;
-  }
-  survivor.data = std::exchange(from.data, nullptr);
-  lent_.emplace_back(&from, &survivor);
-}
-
-void Loans::take_back() noexcept {
-  for (auto& [from, to] : lent_) from->data = std::exchange(to->data, nullptr);
-  lent_.clear();
 }
 
 }  // namespace brrr::graph

@@ -24,6 +24,20 @@ struct ReplayCounts {
   std::string failure;  ///< Why the last capture failed.
 };
 
+/// A call, to a plan.
+struct Replay {
+  /// A gradient that nobody but its leaf had, and the survivor that replaces it.
+  struct Replaced {
+    TensorImpl* old;
+    size_t survivor;
+  };
+  const std::vector<Binding>& bindings;
+  const int64_t* control;
+  Storage* const*
+      survivors;  ///< In Recording::survivors' order; they get memory if they have none.
+  const std::vector<Replaced>& replaced;
+};
+
 class Plan {
  public:
   /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error when
@@ -37,22 +51,15 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  /// Runs the step. `survivors` have no memory yet and get it here, in Recording::survivors' order.
-  /// On throw (memory, an index out of range) externals are as before.
-  virtual void run(const std::vector<Binding>& bindings, const int64_t* control,
-                   Storage* const* survivors) = 0;
-  /// The next run replaces the gradient `old`, which only its leaf holds, by survivor k: whether
-  /// `old`'s memory may be the new one's.
-  virtual bool may_reuse(const TensorImpl& old, size_t k) = 0;
-
-  /// Survivors that take over old gradients' memory have it now: plans for how it lies.
-  virtual void settle_loans(Storage* const*) {}
+  /// Runs the step. On throw (memory, an index out of range) externals, and gradients that would
+  /// have been replaced, are as before.
+  virtual void run(const Replay& now) = 0;
 
   /// Where replays run.
   virtual Device device() const = 0;
   /// After a step's effects are there: where BRRR_SYNC_AFTER_REPLAY asks for it, waits for the
   /// device and throws what it found wrong. The step has happened.
-  virtual void settle() const {}
+  virtual void report_faults() const {}
   /// References to a survivor that the plan keeps for itself.
   virtual uint32_t holders(const Storage* s) const = 0;
 
@@ -94,19 +101,6 @@ class Plan {
 
  private:
   void make_bound_storages();
-};
-
-/// Old gradients whose memory a replay writes the new ones into, so that it needs no more memory
-/// than eager mode, which frees them first. Given back if the replay never began.
-class Loans {
- public:
-  /// Lends `old`'s memory to survivor `k`, if nobody else can see it and nothing can go wrong.
-  void offer(Plan& plan, const TensorImpl& old, size_t k, Storage& survivor);
-  void take_back() noexcept;
-  void clear() { lent_.clear(); }
-
- private:
-  std::vector<std::pair<Storage*, Storage*>> lent_;  // From, to; both outlive the replay.
 };
 
 }  // namespace brrr::graph

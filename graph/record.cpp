@@ -230,26 +230,13 @@ void Pass::record(OpCall& c) {
   i.first_out = i.first_in + i.n_in;
   fresh_.operands.insert(fresh_.operands.end(), ids.begin(), ids.end());
   add_control(c, i);
-  for (int k = 0; !c.into && k < c.n_out; ++k) {
-    const uint32_t id = fresh_.out(i)[k];
-    const Value& v = fresh_.values[id];
-    Storage* s;
-    if (c.meta[k].alias >= 0) {
-      s = c.in[c.meta[k].alias]->storage;
-      s->refs.retain();
-    } else {
-      s = placeholder_storage(v.storage, fresh_.storages[v.storage]);
-    }
-    c.out[k] = placeholder(v, id, s);
-    c.out[k].impl()->is_view = c.meta[k].alias >= 0;
-  }
+  make_placeholders(fresh_, i, index, c);
   fresh_.instrs.push_back(i);
   const uint64_t before = index ? fresh_.prefix_hash.back() : 0;
   fresh_.prefix_hash.push_back(hash_instr(before, fresh_, i));
 }
 
-// --- words for people
-// -------------------------------------------------------------------------------
+// --- words for people ----------------------------------------------------------------------------
 
 std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   const std::string found = t ? brrr::describe(t) : "a scalar";

@@ -68,6 +68,28 @@ void Recording::make_cues() {
   for (uint32_t k = 0; k < instrs.size(); ++k) make_cue(*this, instrs[k], k, cues[k]);
 }
 
+bool Recording::writes(uint32_t storage) const {
+  return std::any_of(accesses[storage].begin(), accesses[storage].end(),
+                     [](const Access& a) { return a.write; });
+}
+
+Extent Recording::extent(uint32_t storage) const {
+  Extent e;
+  for (uint32_t id = 0; id < values.size(); ++id) {
+    const Value& v = values[id];
+    if (v.storage != storage || v.numel == 0) continue;
+    int64_t low = v.offset, high = v.offset + 1;
+    for (int d = 0; d < v.ndim; ++d) {
+      (v.strides[d] < 0 ? low : high) += (v.sizes[d] - 1) * v.strides[d];
+    }
+    const auto item = static_cast<int64_t>(itemsize(v.dtype));
+    const bool fresh = std::exchange(e.value, id) == kNone;
+    e.low = fresh ? low * item : std::min(e.low, low * item);
+    e.high = fresh ? high * item : std::max(e.high, high * item);
+  }
+  return e;
+}
+
 bool Recording::survives(uint32_t storage) const {
   return std::binary_search(survivors.begin(), survivors.end(), storage);
 }

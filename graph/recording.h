@@ -52,6 +52,18 @@ struct Instr {
   Attrs attrs;
 };
 
+/// What a step touches of a storage, in bytes; of externals relative to where they were first used.
+struct Extent {
+  int64_t low = 0, high = 0;
+  uint32_t value = kNone;  ///< One that lies there; kNone: nothing does.
+};
+
+/// What a live instruction does to a storage by one operand.
+struct Access {
+  uint32_t instr, value;
+  bool write;
+};
+
 /// What a pass needs of an instruction that most are like (one output, in place or with memory of
 /// its own, few operands and dims, nothing dynamic), side by side: the call to expect and the
 /// placeholder to answer it with. `op` is null for every other instruction, and after the last.
@@ -79,7 +91,6 @@ struct Recording {
   std::vector<Instr> instrs;
   std::vector<uint32_t> operands;
   std::vector<uint64_t> prefix_hash;  ///< After each instruction.
-  std::vector<Cue> cues;              ///< Of each instruction, and one more; see make_cues().
   std::vector<std::string> paths;     ///< Distinct module paths; [0] is "".
   std::vector<ControlWord> control;
   std::vector<uint32_t> externals;  ///< External number -> storage.
@@ -87,8 +98,22 @@ struct Recording {
   std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
   uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
 
-  /// Fills `cues`, once the recording is complete.
-  void make_cues();
+  // What follows from the above, once that is complete.
+  std::vector<Cue> cues;      ///< Of each instruction, and one more.
+  std::vector<bool> live;     ///< By instruction: it has an effect; views never do by themselves.
+  std::vector<bool> lasting;  ///< By storage: it is there after the step.
+  std::vector<std::vector<Access>> accesses;  ///< By storage, in program order.
+
+  void complete() {
+    make_cues();
+    find_accesses();
+  }
+  /// Calls `f(value, written)` for each operand that is a tensor, in order.
+  template <class F> void each_operand(const Instr& i, const F& f) const {
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (operands[k] != kNone) f(operands[k], k >= i.first_out);
+    }
+  }
   const uint32_t* in(const Instr& i) const { return operands.data() + i.first_in; }
   const uint32_t* out(const Instr& i) const { return operands.data() + i.first_out; }
   const Value& value(uint32_t id) const { return values[id]; }
@@ -97,6 +122,13 @@ struct Recording {
   /// "mlp.fc1: relu(%3 ...) -> %4 ...".
   std::string describe(const Instr& i) const;
   bool survives(uint32_t storage) const;
+  /// Whether a live instruction writes the storage.
+  bool writes(uint32_t storage) const;
+  Extent extent(uint32_t storage) const;
+
+ private:
+  void make_cues();
+  void find_accesses();
 };
 
 /// Whether the instruction hands on bytes of the host: its one dynamic word is their address.

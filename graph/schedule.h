@@ -1,6 +1,6 @@
 #pragma once
-// The compiler's passes: simplify -> fuse -> plan -> generate. Each is a function from what the
-// one before made; a schedule is a list of groups in an order that respects every dependence.
+// The compiler's passes: fuse -> plan -> generate. Each is a function from what the one before
+// made; a schedule is a list of groups in an order that respects every dependence.
 
 #include <string>
 #include <vector>
@@ -19,19 +19,22 @@ struct Group {
 
 struct Schedule {
   std::vector<Group> groups;
-  std::vector<uint8_t> stored;  ///< By storage: some group reads or keeps its memory.
-  size_t removed = 0;           ///< Instructions without effect.
-  bool fast = false;            ///< Numerics::Fast: 16-bit floats are rounded only when stored.
+  std::vector<uint32_t> group_of;  ///< By instruction; kNone: it has no effect.
+  std::vector<uint8_t> stored;     ///< By storage: some group reads or keeps its memory.
+  size_t removed = 0;              ///< Instructions without effect.
+  bool fast = false;               ///< Numerics::Fast: 16-bit floats are rounded only when stored.
+
+  /// Fills `group_of` from `groups`.
+  void number_groups(size_t instrs);
+  /// The first and the last group that uses a storage, kNone and 0 if none does.
+  std::pair<uint32_t, uint32_t> life(const Recording& r, uint32_t storage) const;
 };
 
 /// Whether the instruction's kernel may take memory beside its outputs.
-bool takes_memory(const Recording& r, const Instr& i);
+bool allocates(const Recording& r, const Instr& i);
 /// Whether running the instruction can throw: for its values, and on a GPU for want of memory. On
 /// the CPU a plan has memory for all that its kernels take.
 bool can_fail(const Recording& r, const Instr& i);
-
-/// Which instructions have an effect on a survivor or an external; views never do by themselves.
-std::vector<bool> live_instructions(const Recording& r);
 
 /// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
 Schedule make_schedule(const Recording& r, bool fuse);
@@ -53,6 +56,10 @@ struct KernelSize {
   /// Whether one kernel may hold so much, over a space of so many dims.
   bool allowed(int ndim) const;
 };
+/// The list, sorted, each once.
+std::vector<uint32_t>& distinct(std::vector<uint32_t>& list);
+/// Of groups g and h as one kernel. What only they use stays in its registers.
+KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h);
 /// A move of a kernel that makes values live longer may cost so many bytes.
 constexpr int64_t kLittleMemory = 4096;
 /// All tensors are dense in the order of its space: a pointwise instruction that fits any space of
@@ -94,9 +101,6 @@ struct MemoryRules {
   std::vector<int64_t> scratch;  ///< Bytes that a group's kernel takes, by group, if any does.
 };
 MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules& rules = {});
-/// By storage: the first and the last group that uses it, kNone and 0 if none does.
-void find_lives(const Recording& r, const Schedule& s, std::vector<uint32_t>& first,
-                std::vector<uint32_t>& last);
 
 /// Throws if two temporaries that are live at once overlap, or one is used outside its life.
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m);

@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "core/check.h"
-#include "core/moved.h"
 #include "graph/core.h"
 #include "graph/numerics.h"
 #include "ops/factory_ops.h"
@@ -26,11 +25,6 @@ constexpr const char* kShared =
     "two tensors from outside the step lie in the same memory (from_blob without a copy); make one "
     "a view of the other";
 
-struct RecorderScope {
-  explicit RecorderScope(Recorder* r) { context.recorder = r; }
-  ~RecorderScope() { context.recorder = nullptr; }
-};
-
 }  // namespace
 
 StepCore::StepCore(StepOptions options) : options_(options) {
@@ -42,7 +36,7 @@ StepCore::StepCore(StepOptions options) : options_(options) {
              options.verify_every);
 }
 
-std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
+std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   std::lock_guard lock(mutex_);
   arguments_ = std::max(arguments_, arguments);
   std::unique_ptr<Session> s;
@@ -57,6 +51,7 @@ std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   s->candidates.clear();
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
   s->results.clear();
+  s->replaced.clear();
   // To be known before the call: what the function writes behind our back shows only against what
   // was there before. At 1 a recording that is yet to be made is due, too.
   s->watch =
@@ -66,7 +61,7 @@ std::unique_ptr<Session> StepCore::take_session(size_t arguments) {
   return s;
 }
 
-void StepCore::give_session(std::unique_ptr<Session> s) {
+void StepCore::close_session(std::unique_ptr<Session> s) {
   std::lock_guard lock(mutex_);
   sessions_.push_back(std::move(s));
 }
@@ -78,50 +73,60 @@ void StepCore::forget_last(Session& s) {
     std::lock_guard lock(mutex_);
     if (is_frozen_) return;
     last_.entry.reset();
-    s.forgotten.swap(last_.bindings);
+    s.bindings.swap(last_.effects.bindings);
   }
-  s.forgotten.clear();
+  s.bindings.clear();
 }
 
-bool StepCore::run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&), void* ctx,
-                   std::vector<Tensor>& frozen) {
+std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
+                                   void (*body)(void*, ResultList&), void* ctx) {
   // A step inside a step is inlined into the outer recording.
   if (options_.mode == Mode::Eager || context.recorder) {
     ResultList ignored;
     std::optional<CheckNumericsGuard> check;
     if (options_.check_numerics && !context.recorder) check.emplace();
     body(ctx, ignored);
-    return false;
+    return nullptr;
   }
-  if (is_frozen_ && run_frozen(args, n, frozen)) return true;
-  std::shared_ptr<Entry> e;
-  auto s = take_session(n);
-  forget_last(*s);
-  const auto begin = Clock::now();
-  s->pass.begin(s->candidates, s->watch);
+  static thread_local std::vector<Tensor> results;  // Kept, so that a replay allocates nothing.
+  results.clear();
+  auto s = open_session(n);
+  bool played = false;
   try {
-    {
-      RecorderScope scope(&s->pass);
-      body(ctx, s->results);
+    std::shared_ptr<Entry> e = play(*s, args, n, results);
+    played = e != nullptr;
+    if (played) {
+      execute(*e, *s, false);
+      s->pass.commit();
+      s->pass.release(nullptr);
+    } else {
+      forget_last(*s);
+      const auto begin = Clock::now();
+      s->pass.begin(s->candidates, s->watch);
+      {
+        RecorderScope scope(&s->pass);
+        body(ctx, s->results);
+      }
+      bool transient = false;
+      e = find_entry(*s, seconds_since(begin), transient);
+      check_unwritten(e->recording, s->pass);
+      execute(*e, *s, transient);
+      remember(e, *s, args, n);
     }
-    bool transient = false;
-    e = settle(*s, seconds_since(begin), transient);
-    check_unwritten(e->recording, s->pass);
-    execute(*e, *s, transient);
-    remember(e, *s, args, n);
   } catch (...) {
+    results.clear();
     s->pass.abort();
-    give_session(std::move(s));
+    close_session(std::move(s));
     throw;
   }
   Plan* const plan = s->plan;
-  give_session(std::move(s));
-  if (plan) plan->settle();
-  return false;
+  close_session(std::move(s));
+  if (plan) plan->report_faults();
+  return played ? &results : nullptr;
 }
 
 // The entry of this call: a verified one, or a new one.
-std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transient) {
+std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& transient) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
   if (match >= 0) {
@@ -149,10 +154,7 @@ std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transi
   stats_.record_seconds += seconds;
   if (!why.empty()) {
     stats_.last_difference = why;
-    const std::string line = "new recording: " + why;
-    if (log_.size() < 64 && std::find(log_.begin(), log_.end(), line) == log_.end()) {
-      log_.push_back(line);
-    }
+    log("new recording: " + why);
   }
   transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
   if (transient) return e;
@@ -164,14 +166,20 @@ std::shared_ptr<Entry> StepCore::settle(Session& s, double seconds, bool& transi
   return e;
 }
 
+// Whether the line is new.
+bool StepCore::log(const std::string& line) {
+  if (log_.size() >= 64 || std::find(log_.begin(), log_.end(), line) != log_.end()) return false;
+  log_.push_back(line);
+  return true;
+}
+
 void StepCore::note_fallback(const std::string& why) {
   std::lock_guard lock(mutex_);
   ++stats_.fallbacks;
   stats_.last_fallback = why;
-  const std::string line = "fallback to the reference walker: " + why;
-  if (log_.size() >= 64 || std::find(log_.begin(), log_.end(), line) != log_.end()) return;
-  log_.push_back(line);
-  std::fprintf(stderr, "brrr: step: %s\n", line.c_str());
+  if (log("fallback to the reference walker: " + why)) {
+    std::fprintf(stderr, "brrr: step: %s\n", log_.back().c_str());
+  }
 }
 
 void StepCore::build(Entry& e) {
@@ -215,19 +223,13 @@ bool StepCore::choose_plan(Entry& e, bool transient) {
 }
 
 void StepCore::replay(Plan& plan, Session& s) {
-  s.pass.for_replaced_gradients([&](const TensorImpl& old, const TensorImpl& now) {
+  s.replaced.clear();
+  s.pass.for_replaced_gradients([&](TensorImpl& old, const TensorImpl& now) {
     const auto at = std::find(s.survivors.begin(), s.survivors.end(), now.storage);
-    if (at == s.survivors.end()) return;
-    s.loans.offer(plan, old, static_cast<size_t>(at - s.survivors.begin()), **at);
+    if (at == s.survivors.end() || old.refs.get() != 1) return;
+    s.replaced.push_back({&old, static_cast<size_t>(at - s.survivors.begin())});
   });
-  try {
-    plan.settle_loans(s.survivors.data());
-    plan.run(s.pass.bindings(), s.pass.control().data(), s.survivors.data());
-  } catch (...) {
-    s.loans.take_back();
-    throw;
-  }
-  s.loans.clear();
+  plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
 
 // Without kernels of the entry's own: in planned memory where it can be, so that a first call needs
@@ -236,7 +238,9 @@ void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   const bool planned = !shared && !options_.check_numerics;
   if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording);
   if (planned && e.unfused) return replay(*e.unfused, s);
-  auto made = walk(e.recording, s.pass.bindings(), s.pass.control(), {options_.check_numerics});
+  std::optional<CheckNumericsGuard> check;
+  if (options_.check_numerics) check.emplace();
+  auto made = walk(e.recording, s.pass.bindings(), s.pass.control());
   for (size_t k = 0; k < made.size(); ++k) {
     s.survivors[k]->data = std::exchange(made[k]->data, nullptr);
     s.survivors[k]->bytes = made[k]->bytes;
@@ -254,11 +258,11 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const bool by_plan = !shared && choose_plan(e, transient);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
   // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
-  auto settled = [&] {
+  auto time = [&] {
     if (trial) backend(e.plan->device().type).synchronize();
     return trial ? Clock::now() : Clock::time_point();
   };
-  const auto begin = settled();
+  const auto begin = time();
   if (by_plan) {
     ++e.replays;
     if (s.watch && verification_due(e)) {
@@ -271,7 +275,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   }
   if (trial) {
     double& best = by_plan ? e.replay_seconds : e.walk_seconds;
-    const double now = std::chrono::duration<double>(settled() - begin).count();
+    const double now = std::chrono::duration<double>(time() - begin).count();
     best = best == 0 ? now : std::min(best, now);
     if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
     if (e.trials == kAutoTrials && !e.prefer_walk) e.unfused.reset();
@@ -300,8 +304,7 @@ void StepCore::count(Entry& e, bool by_plan, bool watched) {
   stats_.capture_seconds = c.capture_seconds;
 }
 
-// --- the rest of the face
-// -----------------------------------------------------------------------------------
+// --- the rest of the face ------------------------------------------------------------------------
 
 StepStats StepCore::stats() {
   std::lock_guard lock(mutex_);
@@ -337,37 +340,8 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
   return inputs_.back().second;
 }
 
-// --- the handle
-// -------------------------------------------------------------------------------------
-
-StepHandle::StepHandle(StepOptions options) : core_(std::make_unique<StepCore>(options)) {}
-StepHandle::~StepHandle() = default;
-StepHandle::StepHandle(StepHandle&&) noexcept = default;
-StepHandle& StepHandle::operator=(StepHandle&&) noexcept = default;
-StepCore& StepHandle::core() const {
-  if (!core_) [[unlikely]]
-    moved_from("step");
-  return *core_;
-}
-std::vector<Tensor>* StepHandle::run(const Tensor* const* args, size_t n,
-                                     void (*body)(void*, ResultList&), void* ctx) {
-  static thread_local std::vector<Tensor> frozen;  // Kept, so that a replay allocates nothing.
-  return core().run(args, n, body, ctx, frozen) ? &frozen : nullptr;
-}
-void StepHandle::freeze() {
-  core().freeze();
-}
-StepStats StepHandle::stats() const {
-  return core().stats();
-}
-std::string StepHandle::explain() const {
-  return core().explain();
-}
-std::string StepHandle::dot() const {
-  return core().dot();
-}
-Tensor StepHandle::input(int index, const IntList& sizes, DType dtype, Device device) {
-  return core().input(index, sizes, dtype, device);
+std::unique_ptr<StepBase> make_step(StepOptions options) {
+  return std::make_unique<StepCore>(options);
 }
 
 }  // namespace brrr::graph

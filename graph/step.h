@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/moved.h"
 #include "core/tensor.h"
 
 namespace brrr {
@@ -73,33 +74,24 @@ struct StepStats {
 
 namespace graph {
 
-class StepCore;
-
 /// The results of one call, as pointers into the user's value.
 using ResultList = std::vector<const Tensor*>;
 
-/// The type-erased half of Step. All of it throws once it has been moved from.
-class StepHandle {
+/// What a Step does that does not depend on its function's type.
+class StepBase {
  public:
-  explicit StepHandle(StepOptions options);
-  ~StepHandle();
-  StepHandle(StepHandle&&) noexcept;
-  StepHandle& operator=(StepHandle&&) noexcept;
-
+  virtual ~StepBase() = default;
   /// Runs `body(ctx, results)` in the step's mode and returns null; or, when a frozen replay served
   /// the call instead, its results, to be moved from before the thread's next call.
-  std::vector<Tensor>* run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
-                           void* ctx);
-  void freeze();
-  StepStats stats() const;
-  std::string explain() const;
-  std::string dot() const;
-  Tensor input(int index, const IntList& sizes, DType dtype, Device device);
-
- private:
-  StepCore& core() const;
-  std::unique_ptr<StepCore> core_;
+  virtual std::vector<Tensor>* run(const Tensor* const* args, size_t n,
+                                   void (*body)(void*, ResultList&), void* ctx) = 0;
+  virtual void freeze() = 0;
+  virtual StepStats stats() = 0;
+  virtual std::string explain() = 0;
+  virtual std::string dot() = 0;
+  virtual Tensor input(int index, const IntList& sizes, DType dtype, Device device) = 0;
 };
+std::unique_ptr<StepBase> make_step(StepOptions options);
 
 template <class R> void list_results(const R& r, ResultList& out) {
   if constexpr (std::is_same_v<R, Tensor>) {
@@ -137,7 +129,7 @@ template <class R> R pack_results(std::vector<Tensor>& v) {
 /// calls, or use operations (copy_()). StepOptions::verify_every reports it on the CPU.
 template <class F> class Step {
  public:
-  Step(F fn, StepOptions options) : fn_(std::move(fn)), handle_(options) {}
+  Step(F fn, StepOptions options) : fn_(std::move(fn)), base_(graph::make_step(options)) {}
 
   /// Calls the function (exactly once, or not at all once frozen) and returns what it returned.
   /// If it throws, nothing of the step has happened.
@@ -147,14 +139,14 @@ template <class F> class Step {
     const Tensor* list[] = {&args..., nullptr};
     if constexpr (std::is_void_v<R>) {
       auto body = [&](graph::ResultList&) { fn_(args...); };
-      handle_.run(list, sizeof...(T), invoke<decltype(body)>, &body);
+      base().run(list, sizeof...(T), invoke<decltype(body)>, &body);
     } else {
       std::optional<R> result;
       auto body = [&](graph::ResultList& out) {
         result.emplace(fn_(args...));
         graph::list_results(*result, out);
       };
-      if (auto* frozen = handle_.run(list, sizeof...(T), invoke<decltype(body)>, &body)) {
+      if (auto* frozen = base().run(list, sizeof...(T), invoke<decltype(body)>, &body)) {
         return graph::pack_results<R>(*frozen);
       }
       return std::move(*result);
@@ -166,27 +158,32 @@ template <class F> class Step {
   /// if that could not be right: before the first call, with verify_every, when the step makes
   /// tensors from host memory or moves some to a GPU, or when it leaves tensors with holders other
   /// than its results and grad fields.
-  void freeze() { handle_.freeze(); }
-  StepStats stats() const { return handle_.stats(); }
+  void freeze() { base().freeze(); }
+  StepStats stats() const { return base().stats(); }
   /// Entries, replays, fallbacks and why, kernels, bytes and times, for people.
-  std::string explain() const { return handle_.explain(); }
+  std::string explain() const { return base().explain(); }
   /// The last entry as a graph in DOT.
-  std::string dot() const { return handle_.dot(); }
+  std::string dot() const { return base().dot(); }
   /// A tensor for argument `index` to write the next batch into: the same one on every call, so
   /// that nothing has to be copied or bound anew. On a GPU write it with copy_(), which takes a
   /// tensor of the CPU too. Throws for an argument that the calls so far did not have, for negative
   /// sizes, inside a step, and where there is no such device.
   Tensor input(int index, const IntList& sizes, DType dtype = kFloat32,
                Device device = default_device()) {
-    return handle_.input(index, sizes, dtype, device);
+    return base().input(index, sizes, dtype, device);
   }
 
  private:
   template <class Body> static void invoke(void* ctx, graph::ResultList& out) {
     (*static_cast<Body*>(ctx))(out);
   }
+  graph::StepBase& base() const {
+    if (!base_) [[unlikely]]
+      moved_from("step");
+    return *base_;
+  }
   F fn_;
-  graph::StepHandle handle_;
+  std::unique_ptr<graph::StepBase> base_;
 };
 
 /// Wraps `fn`, which takes Tensors and returns void, a Tensor, or a tuple or vector of Tensors.

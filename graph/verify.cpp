@@ -9,27 +9,19 @@ namespace brrr::graph {
 
 namespace {
 
-/// What a step uses of one storage: what else lies there may change while the step runs.
+// What a step uses of one storage: what else lies there may change while the step runs.
 struct Window {
-  uint32_t value = kNone;  ///< Some value that lies in it; kNone: nothing does.
-  DType dtype = kFloat32;
-  size_t begin = SIZE_MAX, end = 0;  ///< Bytes.
+  uint32_t value;  // Some value that lies in it; kNone: nothing does.
+  DType dtype;
+  size_t begin, end;  // Bytes.
 };
 
 Window window_of(const Recording& r, uint32_t storage, int64_t base) {
-  Window w;
-  for (uint32_t id = 0; id < r.values.size(); ++id) {
-    const Value& v = r.values[id];
-    if (v.storage != storage || v.numel == 0) continue;
-    if (w.value == kNone) w.value = id;
-    w.dtype = v.dtype;
-    int64_t reach = 1;
-    for (int d = 0; d < v.ndim; ++d) reach += (v.sizes[d] - 1) * v.strides[d];
-    const auto first = static_cast<size_t>(base + v.offset) * itemsize(v.dtype);
-    w.begin = std::min(w.begin, first);
-    w.end = std::max(w.end, first + static_cast<size_t>(reach) * itemsize(v.dtype));
-  }
-  return w;
+  const Extent e = r.extent(storage);
+  if (e.value == kNone) return {kNone, kFloat32, 0, 0};
+  const DType t = r.value(e.value).dtype;
+  const int64_t begin = base * static_cast<int64_t>(itemsize(t));
+  return {e.value, t, static_cast<size_t>(begin + e.low), static_cast<size_t>(begin + e.high)};
 }
 
 std::vector<char> on_host(const Storage& s, const Window& w) {
@@ -85,20 +77,16 @@ void StepCore::verify(Entry& e, Session& s) {
   const auto shadow = walk(r, cloned, s.pass.control());
   UndoLog undo;  // A replay that turns out wrong has not happened.
   std::vector<bool> written(bindings.size());
-  for (const Instr& i : r.instrs) {
-    for (int k = 0; i.into && k < i.n_out; ++k) {
-      const StorageInfo& info = r.storages[r.value(r.out(i)[k]).storage];
-      if (info.origin != Origin::External) continue;
-      undo.save(*bindings[info.maker].storage);
-      written[info.maker] = true;
-    }
+  for (size_t k = 0; k < bindings.size(); ++k) {
+    written[k] = r.writes(r.externals[k]);
+    if (written[k]) undo.save(*bindings[k].storage);
   }
   for (Storage* out : s.survivors) {
     allocate(*out);
     const std::vector<char> poison(out->bytes, '\xff');
     backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
   }
-  e.plan->run(bindings, s.pass.control().data(), s.survivors.data());
+  e.plan->run({bindings, s.pass.control().data(), s.survivors.data(), {}});
   auto compare = [&](uint32_t storage, const Window& w, const Storage& got,
                      const Storage& expected) {
     const int64_t at = first_difference(w, got, expected);

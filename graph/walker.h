@@ -16,18 +16,10 @@ class UndoLog {
   std::vector<std::pair<Ref<Storage>, Tensor>> saved_;
 };
 
-struct WalkOptions {
-  /// Check every floating output for NaN and infinity and name the first instruction that made one.
-  bool check_numerics = false;
-};
-
 /// Runs `r`. `bindings` and `control` are those of a pass that matched it. Returns, for every
 /// survivor in order, a storage with its memory. If a kernel throws, externals written so far get
 /// their old contents back.
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
-                               const std::vector<int64_t>& control, WalkOptions options = {});
-
-/// Gives `call` the instruction's attributes, dynamic words from `control`.
-void prepare_call(const Instr& i, const int64_t* control, OpCall& call);
+                               const std::vector<int64_t>& control);
 
 }  // namespace brrr::graph

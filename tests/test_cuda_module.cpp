@@ -159,7 +159,7 @@ TEST_CASE("cuda module: without a GPU one line says why, and everything else fai
   CHECK(refused(driver.load("", 0, &module)));
   Gemm* plan = nullptr;
   const GemmShape shape{};
-  CHECK(refused(boundary().tools->plan(&shape, 0, &plan)));
+  CHECK(refused(boundary().tools->choose(&shape, 0, &plan)));
 }
 
 // --- On a GPU ------------------------------------------------------------------------------------
@@ -215,12 +215,12 @@ void check_product(Device& device, const GemmShape& s) {
   void *pa = device.put(a.bytes), *pb = device.put(b.bytes), *pc = device.allocate(wanted.size());
   void* workspace = device.allocate(workspace_bytes);
   Gemm* plan = nullptr;
-  REQUIRE_DONE(tools.plan(&s, workspace_bytes, &plan));
+  REQUIRE_DONE(tools.choose(&s, workspace_bytes, &plan));
   REQUIRE_DONE(tools.multiply(plan, pa, pb, pc, workspace, workspace_bytes, device.stream));
   CHECK(device.get(pc, wanted.size()) == wanted);
   const char* misaligned = static_cast<const char*>(pa) + 2;
   CHECK(tools.multiply(plan, misaligned, pb, pc, workspace, workspace_bytes, device.stream));
-  CHECK(tools.release_plan(plan) == nullptr);
+  CHECK(tools.release_gemm(plan) == nullptr);
 }
 
 }  // namespace

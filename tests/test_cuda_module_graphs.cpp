@@ -44,12 +44,12 @@ struct Chain : Device {
     GemmShape shape{};
     shape.m = shape.n = shape.k = shape.lda = shape.ldb = shape.ldc = 16;
     shape.batch = 1;
-    REQUIRE_DONE(boundary().tools->plan(&shape, workspace_bytes, &product));
+    REQUIRE_DONE(boundary().tools->choose(&shape, workspace_bytes, &product));
     run(1);  // a library's first call may do what a capture forbids
   }
   ~Chain() {
     CHECK(driver.synchronize(stream) == nullptr);
-    CHECK(boundary().tools->release_plan(product) == nullptr);
+    CHECK(boundary().tools->release_gemm(product) == nullptr);
     CHECK(driver.unload(module) == nullptr);
     for (float* p : {in, out}) CHECK(driver.release_pinned(p) == nullptr);
   }

@@ -45,7 +45,7 @@ void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded
   const GemmShape shape{type, false, trans_a, trans_b, m,      n,      k,
                         ld,   ld,    ld,      2,       stride, stride, stride};
   Gemm* plan = nullptr;
-  GOOD(tools().plan(&shape, 100, &plan));
+  GOOD(tools().choose(&shape, 100, &plan));
   GOOD(tools().multiply(plan, d.device(in_a), d.device(in_b), c, workspace, 100, d.stream));
   CHECK(d.host(c, 2 * stride) == want);
   CHECK_FAILS(tools().multiply(plan, c + 30, c, c, workspace, 100, d.stream), "multiply: a: ");
@@ -61,7 +61,7 @@ void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded
   void* shifted = d.device(std::vector<char>(200)) + 16;
   CHECK_FAILS(tools().multiply(plan, a_at, b_at, c, shifted, 100, d.stream),
               "is not aligned to 256 bytes");
-  GOOD(tools().release_plan(plan));
+  GOOD(tools().release_gemm(plan));
   CHECK_FAILS(tools().multiply(plan, c, c, c, workspace, 100, d.stream), "no plan");
 }
 
@@ -81,5 +81,5 @@ TEST_CASE("emulator: matrix products") {
   }
   GemmShape shape{GemmShape::Float32, false, false, false, 3, 4, 5, 4, 4, 4, 1, 0, 0, 0};
   Gemm* plan = nullptr;
-  CHECK_FAILS(tools().plan(&shape, 0, &plan), "rows of a have 5 elements but a stride of 4");
+  CHECK_FAILS(tools().choose(&shape, 0, &plan), "rows of a have 5 elements but a stride of 4");
 }

@@ -49,12 +49,12 @@ struct Chain {
     GemmShape shape{};
     shape.m = shape.n = shape.k = shape.lda = shape.ldb = shape.ldc = 8;
     shape.batch = 1;
-    GOOD(tools().plan(&shape, 0, &product));
+    GOOD(tools().choose(&shape, 0, &product));
   }
   Chain(const Chain&) = delete;
   ~Chain() {
     for (float* p : {in, out}) CHECK(words(driver().release_pinned(p)) == "no failure");
-    CHECK(words(tools().release_plan(product)) == "no failure");
+    CHECK(words(tools().release_gemm(product)) == "no failure");
   }
 
   /// Queues all of it; stops at what fails.
@@ -197,7 +197,7 @@ TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails an
       {"wait_on: not while", [&] { return v.wait_on(d.stream, e); }},
       {"load: not while", [&] { return v.load("", 0, &m); }},
       {"function: not while", [&] { return v.function(nullptr, "add", 0, nullptr); }},
-      {"plan: not while", [&] { return tools().plan(&shape, 0, &plan); }},
+      {"choose: not while", [&] { return tools().choose(&shape, 0, &plan); }},
       {"reserve: not while", [&] { return v.reserve(&p, 4); }},
       {"begin_capture: not while", [&] { return v.begin_capture(d.stream); }},
       {"launch_graph: not while", [&] { return v.launch_graph(whole, d.stream); }},

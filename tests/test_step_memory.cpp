@@ -62,3 +62,31 @@ TEST_CASE("tape: a saved tensor that is changed in place does not keep its histo
   const Tensor first = grad({(b * b).sum()}, {a}, {.create_graph = true})[0];
   CHECK(grad({first.sum()}, {a})[0].to_vector<float>()[0] == 12.0f);
 }
+
+// Verification gives each survivor memory of its own, where temporaries of a replay may not reckon
+// with gradients that lie side by side.
+TEST_CASE("step: temporaries of a verified replay stay within the results that they live in" *
+          doctest::test_suite("host")) {
+  models::MLP model({.sizes = {1024, 256, 256, 256, 256, 10}});
+  optim::SGD opt(model.parameters(), {.lr = 1e-3});
+  auto train = step(
+      [&](const Tensor& x, const Tensor& y) {
+        const Tensor loss = cross_entropy(model(x), y);
+        opt.zero_grad();
+        loss.backward();
+        opt.step();
+        return loss;
+      },
+      StepOptions{.verify_every = 1, .require_graph = true});
+  const Tensor x = randn({512, 1024}), y = randint(0, 10, {512});
+  train(x, y);
+  // What may lie behind the survivors' memory.
+  std::vector<Tensor> others;
+  for (int k = 0; k < 32; ++k) others.push_back(full({256 << (k % 4), 256}, k));
+  for (int k = 0; k < 3; ++k) CHECK_NOTHROW(train(x, y));
+  CHECK(train.explain().find("temporaries live in results") != std::string::npos);
+  CHECK(train.stats().verified == 3);
+  for (int k = 0; k < 32; ++k) {
+    CHECK(same_bits(others[static_cast<size_t>(k)], full({256 << (k % 4), 256}, k)));
+  }
+}

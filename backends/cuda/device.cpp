@@ -24,7 +24,7 @@ std::string folder_of(const std::string& path) {
 }
 
 // Beside the program, beside the library that this code is in, or where the loader looks.
-std::vector<std::string> places() {
+std::vector<std::string> candidates() {
   if (const char* own = std::getenv("BRRR_CUDA_MODULE"); own && *own) return {own};
   std::vector<std::string> all;
   char self[PATH_MAX];
@@ -40,7 +40,7 @@ std::vector<std::string> places() {
 
 const Boundary& open_module() {
   std::string why;
-  for (const std::string& path : places()) {
+  for (const std::string& path : candidates()) {
     // Never closed: threads of the driver outlive main.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
@@ -48,10 +48,10 @@ const Boundary& open_module() {
       if (why.empty() || access(path.c_str(), F_OK) == 0) why = said ? said : "unknown reason";
       continue;
     }
-    using Entry = const Boundary* (*)();
-    const auto entry = reinterpret_cast<Entry>(dlsym(library, "brrr_cuda_boundary"));
-    BRRR_CHECK(entry, "cuda: {} is no module of brrr; set BRRR_CUDA_MODULE to one", path);
-    const Boundary* b = entry();
+    const auto boundary =
+        reinterpret_cast<const Boundary* (*)()>(dlsym(library, "brrr_cuda_boundary"));
+    BRRR_CHECK(boundary, "cuda: {} is no module of brrr; set BRRR_CUDA_MODULE to one", path);
+    const Boundary* b = boundary();
     BRRR_CHECK(b->abi == kAbi,
                "cuda: {} is of another build (interface {}, wanted {}); build the module and brrr "
                "together",

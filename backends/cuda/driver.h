@@ -12,7 +12,7 @@
 namespace brrr::cuda {
 
 /// Raised whenever anything below changes.
-inline constexpr int kAbi = 3;
+inline constexpr int kAbi = 4;
 
 using Failure = const char*;
 
@@ -120,11 +120,11 @@ struct Tools {
   int (*compiler_version)();  ///< As Properties::driver_version; decides what a cached image is.
 
   /// Chooses one algorithm for a problem, the same in every process on the same device.
-  Failure (*plan)(const GemmShape* shape, size_t workspace_bytes, Gemm** plan);
+  Failure (*choose)(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm);
   /// Where a, b or c is not aligned to kGemmAlignment it fails; the workspace is aligned to 256.
-  Failure (*multiply)(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
+  Failure (*multiply)(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                       size_t workspace_bytes, Stream* s);
-  Failure (*release_plan)(Gemm* plan);
+  Failure (*release_gemm)(Gemm* gemm);
 };
 
 /// What a module exports, as `extern "C" const brrr::cuda::Boundary* brrr_cuda_boundary();`

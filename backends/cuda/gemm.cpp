@@ -40,20 +40,20 @@ struct Less {
   bool operator()(const GemmShape& a, const GemmShape& b) const { return key(a) < key(b); }
 };
 
-struct Plans {
+struct Algorithms {
   std::mutex mutex;
   std::map<GemmShape, cuda::Gemm*, Less> by_shape;
   void* workspace = nullptr;
   size_t bytes = kWorkspace;
 };
-Plans& plans() {
-  static Plans& p = *new Plans;
+Algorithms& algorithms() {
+  static Algorithms& p = *new Algorithms;
   return p;
 }
 
 // Once for the process, so that both modes and all steps have the same algorithms. Where there is
 // no memory for it, algorithms that need none do.
-void take_workspace(Plans& p) {
+void reserve_workspace(Algorithms& p) {
   const OpenDevice& d = device();
   const bool there = pool().make_room([&] {
     check(d.driver->allocate(&p.workspace, p.bytes), "workspace");
@@ -103,13 +103,13 @@ void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b,
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
   const Aligned left = left_of(shape, dtype, a), right = right_of(shape, dtype, b);
-  Plans& p = plans();
+  Algorithms& p = algorithms();
   const std::lock_guard lock(p.mutex);
-  if (!p.workspace && p.bytes) take_workspace(p);
-  cuda::Gemm*& plan = p.by_shape[shape];
-  if (!plan) check(d.tools->plan(&shape, p.bytes, &plan), "matmul");
+  if (!p.workspace && p.bytes) reserve_workspace(p);
+  cuda::Gemm*& chosen = p.by_shape[shape];
+  if (!chosen) check(d.tools->choose(&shape, p.bytes, &chosen), "matmul");
   d.counters.launches.fetch_add(1, std::memory_order_relaxed);
-  check(d.tools->multiply(plan, left.get(), right.get(), c, p.workspace, p.bytes, d.stream()),
+  check(d.tools->multiply(chosen, left.get(), right.get(), c, p.workspace, p.bytes, d.stream()),
         "matmul");
 }
 

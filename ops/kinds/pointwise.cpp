@@ -11,8 +11,7 @@
 
 namespace brrr {
 
-// --- rows
-// -------------------------------------------------------------------------------------------
+// --- rows ----------------------------------------------------------------------------------------
 
 // Runs the gradient on symbols once, to learn which operands it really needs.
 void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
@@ -66,8 +65,7 @@ void NumberOp::fill_direct() {
   }
 }
 
-// --- gradient
-// -----------------------------------------------------------------------------------------
+// --- gradient ------------------------------------------------------------------------------------
 
 // The row of input i's gradient on what it needs of the inputs, the output and g; the other
 // operands are scalars 0. The node keeps its saved tensors alive meanwhile.
@@ -124,8 +122,7 @@ void pointwise_vjp(VjpCall& v) {
   }
 }
 
-// --- calls
-// --------------------------------------------------------------------------------------------
+// --- calls ---------------------------------------------------------------------------------------
 
 static void push_scalar(OpCall& c, int operand, Scalar s) {
   Attrs& a = c.attrs;

@@ -136,9 +136,9 @@ const Tools tools = {
     .compile = compile,
     .release_image = std::free,
     .compiler_version = compiler_version,
-    .plan = plan,
+    .choose = choose,
     .multiply = multiply,
-    .release_plan = release_plan,
+    .release_gemm = release_gemm,
 };
 
 }  // namespace brrr::emulator

@@ -43,25 +43,25 @@ size_t element_bytes(GemmShape::Type type) {
     case GemmShape::Float16:
       return 2;
   }
-  fail("plan: no type {}", static_cast<int>(type));
+  fail("choose: no type {}", static_cast<int>(type));
 }
 
 void check_matrix(const char* name, const Matrix& m) {
-  BRRR_CHECK(m.stride >= m.columns, "plan: rows of {} have {} elements but a stride of {}", name,
+  BRRR_CHECK(m.stride >= m.columns, "choose: rows of {} have {} elements but a stride of {}", name,
              m.columns, m.stride);
-  BRRR_CHECK(m.batch_stride >= 0, "plan: the batch stride of {} is {}", name, m.batch_stride);
+  BRRR_CHECK(m.batch_stride >= 0, "choose: the batch stride of {} is {}", name, m.batch_stride);
 }
 
 void check_shape(const GemmShape& g) {
   BRRR_CHECK(g.m > 0 && g.n > 0 && g.k > 0 && g.batch > 0,
-             "plan: m = {}, n = {}, k = {}, batch = {}", g.m, g.n, g.k, g.batch);
-  BRRR_CHECK(g.batch <= INT32_MAX, "plan: {} products in one call", g.batch);
+             "choose: m = {}, n = {}, k = {}, batch = {}", g.m, g.n, g.k, g.batch);
+  BRRR_CHECK(g.batch <= INT32_MAX, "choose: {} products in one call", g.batch);
   check_matrix("a", matrix_a(g));
   check_matrix("b", matrix_b(g));
   const Matrix c = matrix_c(g);
   check_matrix("c", c);
   BRRR_CHECK(g.batch == 1 || g.stride_c >= (c.rows - 1) * c.stride + c.columns,
-             "plan: the batches of c overlap");
+             "choose: the batches of c overlap");
   element_bytes(g.type);
 }
 
@@ -174,14 +174,14 @@ void check_memory(Device& d, const GemmShape& g, const void* a, const void* b, c
 
 }  // namespace
 
-Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
+Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
   return guarded([&](Device& d) {
     check_shape(*shape);
     *plan = d.gemms.add({*shape, workspace_bytes});
   });
 }
 
-Failure release_plan(Gemm* plan) {
+Failure release_gemm(Gemm* plan) {
   return guarded([&](Device& d) { d.gemms.remove(plan, "plan"); });
 }
 

@@ -9,9 +9,9 @@ namespace {
 constexpr Tools tools{.compile = compile,
                       .release_image = release_image,
                       .compiler_version = compiler_version,
-                      .plan = plan,
+                      .choose = choose,
                       .multiply = multiply,
-                      .release_plan = release_plan};
+                      .release_gemm = release_gemm};
 
 constexpr Boundary boundary{.abi = kAbi, .name = "cuda", .driver = &driver, .tools = &tools};
 

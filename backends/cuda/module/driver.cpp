@@ -15,7 +15,7 @@ namespace {
 constexpr size_t log_bytes = 4096;
 
 // What the module uses of the driver itself.
-struct Entries {
+struct DriverCalls {
   decltype(&::cuCtxGetCurrent) current_context;
   decltype(&::cuGetErrorName) error_name;
   decltype(&::cuGetErrorString) error_text;
@@ -32,13 +32,13 @@ struct Entries {
 
 // Written once, by open(), which comes before everything else.
 struct {
-  Entries entries;
+  DriverCalls calls;
   int device = -1, major = 0, minor = 0;
   CUcontext context = nullptr;
 } here;
 
-Entries look_up_entries() {
-  Entries e;
+DriverCalls look_up_calls() {
+  DriverCalls e;
   look_up(e.current_context, "cuCtxGetCurrent");
   look_up(e.error_name, "cuGetErrorName");
   look_up(e.error_text, "cuGetErrorString");
@@ -121,11 +121,11 @@ Failure open(int device, Properties* properties) {
     const Properties found = properties_of(device);
     if (!here.context) {
       BRRR_CALL(cudaSetDevice, device);
-      here.entries = look_up_entries();
+      here.calls = look_up_calls();
       here.device = device;
       here.major = found.major;
       here.minor = found.minor;
-      check(here.entries.current_context(&here.context), "cuCtxGetCurrent");
+      check(here.calls.current_context(&here.context), "cuCtxGetCurrent");
     }
     *properties = found;
   });
@@ -233,7 +233,7 @@ Failure wait_on(Stream* s, Event* e) {
 // that is not loaded has no attributes: all are loaded now. Drivers that know no such calls load a
 // kernel when it is looked up.
 bool load_kernels(CUmodule module) {
-  const Entries& e = here.entries;
+  const DriverCalls& e = here.calls;
   if (!e.count || !e.kernels || !e.load_function) return true;
   unsigned count = 0;
   check(e.count(&count, module), "cuModuleGetFunctionCount");
@@ -251,35 +251,34 @@ Failure load(const void* image, size_t bytes, Module** m) {
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void* values[] = {log, reinterpret_cast<void*>(log_bytes)};
     CUmodule loaded = nullptr;
-    const CUresult status = here.entries.load(&loaded, code.c_str(), 2, options, values);
+    const CUresult status = here.calls.load(&loaded, code.c_str(), 2, options, values);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) return;
     if (status != CUDA_SUCCESS) {
       const char* name = nullptr;
-      here.entries.error_name(status, &name);
+      here.calls.error_name(status, &name);
       fail("cuModuleLoadDataEx: {}; {}\n{}", name ? name : "unknown error",
            versions(here.major, here.minor), log);
     }
-    std::unique_ptr<CUmod_st, decltype(here.entries.unload)> owner(loaded, here.entries.unload);
+    std::unique_ptr<CUmod_st, decltype(here.calls.unload)> owner(loaded, here.calls.unload);
     if (load_kernels(loaded)) *m = reinterpret_cast<Module*>(owner.release());
   });
 }
 
 Failure unload(Module* m) {
   return on_device(
-      [&] { check(here.entries.unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
+      [&] { check(here.calls.unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
 }
 
 Failure function(Module* m, const char* name, size_t shared_bytes, Function** f) {
   return on_device([&] {
     CUfunction found = nullptr;
-    check(here.entries.function(&found, reinterpret_cast<CUmodule>(m), name),
-          "cuModuleGetFunction");
+    check(here.calls.function(&found, reinterpret_cast<CUmodule>(m), name), "cuModuleGetFunction");
     // More than 48 KB a block, the kernel's own included, is to be asked for.
     constexpr CUfunction_attribute most = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     int allowed = 0;
-    check(here.entries.attribute(&allowed, most, found), "cuFuncGetAttribute");
+    check(here.calls.attribute(&allowed, most, found), "cuFuncGetAttribute");
     if (shared_bytes > static_cast<size_t>(allowed)) {
-      check(here.entries.set_attribute(found, most, static_cast<int>(shared_bytes)),
+      check(here.calls.set_attribute(found, most, static_cast<int>(shared_bytes)),
             "cuFuncSetAttribute");
     }
     *f = reinterpret_cast<Function*>(found);
@@ -291,9 +290,9 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
                const void* arguments, size_t /*bytes*/, Stream* s) {
   return in_stream(s, [&](cudaStream_t stream) {
     void* parameters[] = {const_cast<void*>(arguments)};
-    check(here.entries.launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
-                              block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
-                              parameters, nullptr),
+    check(here.calls.launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
+                            block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
+                            parameters, nullptr),
           "cuLaunchKernel");
   });
 }
@@ -350,7 +349,7 @@ void enter() {
   if (!here.context) fail("no GPU is open");
   // Asked for each time, because the thread may be new or other code may have changed it.
   CUcontext current = nullptr;
-  check(here.entries.current_context(&current), "cuCtxGetCurrent");
+  check(here.calls.current_context(&current), "cuCtxGetCurrent");
   if (current != here.context) BRRR_CALL(cudaSetDevice, here.device);
 }
 
@@ -369,8 +368,8 @@ std::string versions(int major, int minor) {
 void check(CUresult status, const char* call) {
   if (status == CUDA_SUCCESS) return;
   const char *name = nullptr, *text = nullptr;
-  here.entries.error_name(status, &name);
-  here.entries.error_text(status, &text);
+  here.calls.error_name(status, &name);
+  here.calls.error_text(status, &text);
   fail("{}: {} ({})", call, name ? name : "unknown error", text ? text : "no text");
 }
 

@@ -117,7 +117,7 @@ struct Gemm {
   size_t workspace_bytes;
 };
 
-Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
+Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm) {
   return on_device([&] {
     const GemmShape& s = *shape;
     if (s.batch > std::numeric_limits<int32_t>::max()) fail("{} products in one call", s.batch);
@@ -149,32 +149,32 @@ Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
     }
     made->algorithm = best.algo;
     made->workspace_bytes = best.workspaceSize;
-    *plan = made.release();
+    *gemm = made.release();
   });
 }
 
-Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
+Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s) {
   return in_stream(s, [&](cudaStream_t stream) {
     if (!aligned(a, kGemmAlignment) || !aligned(b, kGemmAlignment) || !aligned(c, kGemmAlignment)) {
       fail("a matrix of a product is not aligned to {} bytes; copy it first", kGemmAlignment);
     }
-    if (workspace_bytes < plan->workspace_bytes) {
+    if (workspace_bytes < gemm->workspace_bytes) {
       fail("a workspace of {} bytes, where the algorithm of this product needs {}", workspace_bytes,
-           plan->workspace_bytes);
+           gemm->workspace_bytes);
     }
     static constexpr float one = 1, zero = 0;
     static constexpr double one64 = 1, zero64 = 0;
-    const bool wide = plan->types.scale == CUDA_R_64F;
-    BRRR_CALL(cublasLtMatmul, library(), plan->operation.get(),
-              wide ? static_cast<const void*>(&one64) : &one, b, plan->b.get(), a, plan->a.get(),
-              wide ? static_cast<const void*>(&zero64) : &zero, c, plan->c.get(), c, plan->c.get(),
-              &plan->algorithm, workspace, workspace_bytes, stream);
+    const bool wide = gemm->types.scale == CUDA_R_64F;
+    BRRR_CALL(cublasLtMatmul, library(), gemm->operation.get(),
+              wide ? static_cast<const void*>(&one64) : &one, b, gemm->b.get(), a, gemm->a.get(),
+              wide ? static_cast<const void*>(&zero64) : &zero, c, gemm->c.get(), c, gemm->c.get(),
+              &gemm->algorithm, workspace, workspace_bytes, stream);
   });
 }
 
-Failure release_plan(Gemm* plan) {
-  delete plan;
+Failure release_gemm(Gemm* gemm) {
+  delete gemm;
   return nullptr;
 }
 

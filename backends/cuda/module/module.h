@@ -65,9 +65,9 @@ Failure compile(const char* source, const char* name, int major, int minor, void
 void release_image(void* image);
 int compiler_version();
 
-Failure plan(const GemmShape* shape, size_t workspace_bytes, Gemm** plan);
-Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
+Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm);
+Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s);
-Failure release_plan(Gemm* plan);
+Failure release_gemm(Gemm* gemm);
 
 }  // namespace brrr::cuda

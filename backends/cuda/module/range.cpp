@@ -9,7 +9,7 @@ namespace brrr::cuda {
 
 namespace {
 
-struct Entries {
+struct DriverCalls {
   decltype(&::cuMemGetAllocationGranularity) granularity;
   decltype(&::cuMemAddressReserve) reserve;
   decltype(&::cuMemAddressFree) free;
@@ -26,24 +26,24 @@ struct Range {
 
 // How memory is made, and what is known of it.
 struct Ranges {
-  Entries entries;
+  DriverCalls calls;
   CUmemAllocationProp kind{};
   size_t step = 0;
   std::mutex mutex;
   std::map<void*, Range> all;
 
   Ranges() {
-    look_up(entries.granularity, "cuMemGetAllocationGranularity");
-    look_up(entries.reserve, "cuMemAddressReserve");
-    look_up(entries.free, "cuMemAddressFree");
-    look_up(entries.create, "cuMemCreate");
-    look_up(entries.release, "cuMemRelease");
-    look_up(entries.map, "cuMemMap");
-    look_up(entries.unmap, "cuMemUnmap");
-    look_up(entries.set_access, "cuMemSetAccess");
+    look_up(calls.granularity, "cuMemGetAllocationGranularity");
+    look_up(calls.reserve, "cuMemAddressReserve");
+    look_up(calls.free, "cuMemAddressFree");
+    look_up(calls.create, "cuMemCreate");
+    look_up(calls.release, "cuMemRelease");
+    look_up(calls.map, "cuMemMap");
+    look_up(calls.unmap, "cuMemUnmap");
+    look_up(calls.set_access, "cuMemSetAccess");
     kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     kind.location = {CU_MEM_LOCATION_TYPE_DEVICE, open_device()};
-    check(entries.granularity(&step, &kind, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+    check(calls.granularity(&step, &kind, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
           "cuMemGetAllocationGranularity");
   }
   size_t whole(size_t bytes) const { return (bytes + step - 1) / step * step; }
@@ -67,15 +67,15 @@ CUdeviceptr address_of(void* p) {
 // Maps `bytes` of new memory to `at`; false when there is not enough. All or nothing.
 bool map_more(const Ranges& r, CUdeviceptr at, size_t bytes) {
   CUmemGenericAllocationHandle memory{};
-  if (!enough(r.entries.create(&memory, bytes, &r.kind, 0), "cuMemCreate")) return false;
-  const CUresult mapped = r.entries.map(at, bytes, 0, memory, 0);
-  r.entries.release(memory);  // it lives as long as it is mapped
+  if (!enough(r.calls.create(&memory, bytes, &r.kind, 0), "cuMemCreate")) return false;
+  const CUresult mapped = r.calls.map(at, bytes, 0, memory, 0);
+  r.calls.release(memory);  // it lives as long as it is mapped
   check(mapped, "cuMemMap");
   CUmemAccessDesc access{};
   access.location = r.kind.location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  const CUresult usable = r.entries.set_access(at, bytes, &access, 1);
-  if (usable != CUDA_SUCCESS) r.entries.unmap(at, bytes);
+  const CUresult usable = r.calls.set_access(at, bytes, &access, 1);
+  if (usable != CUDA_SUCCESS) r.calls.unmap(at, bytes);
   return enough(usable, "cuMemSetAccess");
 }
 
@@ -88,7 +88,7 @@ Failure reserve(void** range, size_t bytes) {
     const std::lock_guard lock(r.mutex);
     if (bytes == 0) fail("reserve: a range of 0 bytes");
     CUdeviceptr found = 0;
-    check(r.entries.reserve(&found, r.whole(bytes), 0, 0, 0), "cuMemAddressReserve");
+    check(r.calls.reserve(&found, r.whole(bytes), 0, 0, 0), "cuMemAddressReserve");
     *range = reinterpret_cast<void*>(found);
     r.all[*range].reserved = r.whole(bytes);
   });
@@ -115,9 +115,9 @@ Failure release_range(void* range) {
     Ranges& r = ranges();
     const std::lock_guard lock(r.mutex);
     const Range found = r.at(range);
-    if (found.mapped > 0) check(r.entries.unmap(address_of(range), found.mapped), "cuMemUnmap");
+    if (found.mapped > 0) check(r.calls.unmap(address_of(range), found.mapped), "cuMemUnmap");
     r.all.erase(range);
-    check(r.entries.free(address_of(range), found.reserved), "cuMemAddressFree");
+    check(r.calls.free(address_of(range), found.reserved), "cuMemAddressFree");
   });
 }
 

@@ -1,0 +1,75 @@
+// Who reads and writes what: the one list that fuser, merger, planner and verifier look at. Dead
+// code is what neither a survivor nor an external ever sees, and what cannot fail for its values.
+#include <algorithm>
+
+#include "core/check.h"
+#include "graph/schedule.h"
+
+namespace brrr::graph {
+
+static std::vector<bool> live_instructions(const Recording& r) {
+  std::vector<bool> live(r.instrs.size()), needed = r.lasting;
+  for (size_t at = r.instrs.size(); at-- > 0;) {
+    const Instr& i = r.instrs[at];
+    if (i.op->is_view()) continue;             // Views: their window is part of every operand.
+    live[at] = i.op->check_values != nullptr;  // Its error is an effect, in eager mode too.
+    for (int k = 0; k < i.n_out; ++k) live[at] = live[at] || needed[r.value(r.out(i)[k]).storage];
+    if (!live[at]) continue;
+    // A destination keeps what the call does not overwrite, so its earlier writers stay.
+    r.each_operand(i, [&](uint32_t value, bool write) {
+      if (!write || i.into) needed[r.value(value).storage] = true;
+    });
+  }
+  return live;
+}
+
+void Recording::find_accesses() {
+  lasting.assign(storages.size(), false);
+  for (uint32_t st : survivors) lasting[st] = true;
+  for (uint32_t st : externals) lasting[st] = true;
+  live = live_instructions(*this);
+  accesses.assign(storages.size(), {});
+  for (uint32_t at = 0; at < instrs.size(); ++at) {
+    if (!live[at]) continue;
+    each_operand(instrs[at], [&](uint32_t id, bool write) {
+      accesses[value(id).storage].push_back({at, id, write});
+    });
+  }
+}
+
+void Schedule::number_groups(size_t instrs) {
+  group_of.assign(instrs, kNone);
+  for (uint32_t g = 0; g < groups.size(); ++g) {
+    for (uint32_t at : groups[g].instrs) group_of[at] = g;
+  }
+}
+
+std::pair<uint32_t, uint32_t> Schedule::life(const Recording& r, uint32_t storage) const {
+  std::pair<uint32_t, uint32_t> groups{kNone, 0};
+  for (const Access& a : r.accesses[storage]) {
+    groups.first = std::min(groups.first, group_of[a.instr]);
+    groups.second = std::max(groups.second, group_of[a.instr]);
+  }
+  return groups;
+}
+
+void verify_schedule(const Recording& r, const Schedule& s) {
+  Schedule again;
+  again.groups = s.groups;
+  again.number_groups(r.instrs.size());
+  BRRR_CHECK(again.group_of == s.group_of, "graph: the schedule's groups are not where it says");
+  auto check = [&](const Access& a, const Access& b) {
+    if (a.instr == b.instr || (!a.write && !b.write)) return;
+    const uint32_t before = s.group_of[a.instr], after = s.group_of[b.instr];
+    const bool passed = before == after && r.value(a.value).same_elements(r.value(b.value));
+    BRRR_CHECK(passed || before < after, "graph: schedule runs {} before {}, which it depends on",
+               r.describe(r.instrs[b.instr]), r.describe(r.instrs[a.instr]));
+  };
+  for (const auto& list : r.accesses) {
+    for (size_t b = 0; b < list.size(); ++b) {
+      for (size_t a = 0; a < b; ++a) check(list[a], list[b]);
+    }
+  }
+}
+
+}  // namespace brrr::graph
