@@ -38,9 +38,10 @@ struct Access {
 
 class Fuser {
  public:
-  Fuser(const Recording& r, bool fuse)
+  Fuser(const Recording& r, bool fuse, const Target& target)
       : r_(r),
         fuse_(fuse),
+        target_(target),
         reads_(r.storages.size()),
         writes_(r.storages.size()),
         uses_left_(r.storages.size()) {}
@@ -142,9 +143,9 @@ class Fuser {
     ++size.instrs;
     size.in_memory += static_cast<size_t>(i.n_in) + i.n_out;
     size.numbers += static_cast<size_t>(i.n_in);
-    size.polynomials += text_size(r_, i).polynomials;
+    size.polynomials += polynomials(r_, i);
     const IntList space = r_.value(r_.out(i)[0]).size_list();
-    if (!size.allowed(std::max(space.size(), g.space.size()))) return false;
+    if (!size.allowed(std::max(space.size(), g.space.size()), target_)) return false;
     if (space == g.space) return true;
     if (numel_of(space) != numel_of(g.space)) return false;
     return is_flat || flat_[group];
@@ -172,10 +173,8 @@ class Fuser {
 
   void place(uint32_t at) {
     const Instr& i = r_.instrs[at];
-    // A number that varies from step to step is on the device in a replay on a GPU, where only
-    // generated kernels look for it.
-    const bool on_gpu = r_.storages[r_.value(r_.out(i)[0]).storage].device != kCPU;
-    const bool pointwise = (fuse_ || (on_gpu && i.attrs.dynamic)) && fusible(r_, i);
+    const bool must = i.attrs.dynamic && !target_.calls_read_control;
+    const bool pointwise = (fuse_ || must) && fusible(r_, i);
     const bool is_flat = pointwise && flat(r_, i);
     uint32_t group = kNone;
     if (pointwise) {
@@ -199,7 +198,7 @@ class Fuser {
     }
     s_.groups[group].instrs.push_back(at);
     ++size_[group].instrs;
-    if (pointwise) size_[group].polynomials += text_size(r_, i).polynomials;
+    if (pointwise) size_[group].polynomials += polynomials(r_, i);
     for (int k = 0; k < i.n_in; ++k) {
       const uint32_t value = r_.in(i)[k];
       value == kNone ? void(++size_[group].numbers) : add_operand(value, group, reads_);
@@ -209,6 +208,7 @@ class Fuser {
 
   const Recording& r_;
   bool fuse_;
+  const Target& target_;
   Schedule s_;
   std::vector<std::vector<Access>> reads_, writes_;  // By storage.
   std::vector<bool> flat_;                           // By group: all instructions are flat.
@@ -219,16 +219,12 @@ class Fuser {
 
 }  // namespace
 
-bool KernelSize::allowed(int ndim) const {
+bool KernelSize::allowed(int ndim, const Target& target) const {
   // What registers and a compiler's patience are good for. Sixteen polynomials are unrolled four
   // times; more would save a pass over memory that takes less time than unrolling them less costs.
   constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
-  // What a GPU's kernel is handed: of values the address and strides, of dims three words.
-  const auto n = static_cast<size_t>(ndim);
-  const size_t words = in_memory * (1 + n) + 3 * n + numbers + 1;
-  constexpr size_t most_words = 512;
   return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
-         words <= most_words;
+         target.takes(in_memory, numbers, ndim);
 }
 
 bool flat(const Recording& r, const Instr& i) {
@@ -288,9 +284,9 @@ static void mark_stored(const Recording& r, Schedule& s) {
   for (uint32_t st : r.externals) s.stored[st] = 1;
 }
 
-Schedule make_schedule(const Recording& r, bool fuse) {
-  Schedule s = Fuser(r, fuse).run();
-  if (fuse) merge_groups(r, s);
+Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
+  Schedule s = Fuser(r, fuse, target).run();
+  if (fuse) merge_groups(r, s, target);
   mark_stored(r, s);
   return s;
 }

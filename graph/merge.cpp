@@ -17,7 +17,8 @@ struct Access {
 
 class Merger {
  public:
-  Merger(const Recording& r, Schedule& s) : r_(r), groups_(s.groups), accesses_(r.storages.size()) {
+  Merger(const Recording& r, Schedule& s, const Target& target)
+      : r_(r), target_(target), groups_(s.groups), accesses_(r.storages.size()) {
     for (uint32_t g = 0; g < groups_.size(); ++g) {
       each_operand(groups_[g], [&](uint32_t value, bool write) {
         accesses_[r.value(value).storage].push_back({value, g, write});
@@ -132,9 +133,9 @@ class Merger {
     for (uint32_t at : both.instrs) {
       const Instr& i = r_.instrs[at];
       for (int k = 0; k < i.n_in; ++k) size.numbers += r_.in(i)[k] == kNone;
-      size.polynomials += text_size(r_, i).polynomials;
+      size.polynomials += polynomials(r_, i);
     }
-    return size.allowed(std::max(groups_[a].space.size(), groups_[b].space.size()));
+    return size.allowed(std::max(groups_[a].space.size(), groups_[b].space.size()), target_);
   }
 
   // Whether `g`, which is a or b, may pass what lies between them: nothing there depends on it, or
@@ -183,6 +184,7 @@ class Merger {
   }
 
   const Recording& r_;
+  const Target& target_;
   std::vector<Group>& groups_;
   std::vector<std::vector<Access>> accesses_;  // By storage.
   std::vector<bool> lasting_;                  // By storage: it is used after the step.
@@ -190,8 +192,8 @@ class Merger {
 
 }  // namespace
 
-void merge_groups(const Recording& r, Schedule& s) {
-  Merger(r, s).run();
+void merge_groups(const Recording& r, Schedule& s, const Target& target) {
+  Merger(r, s, target).run();
 }
 
 }  // namespace brrr::graph
