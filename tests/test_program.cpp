@@ -191,14 +191,20 @@ TEST_CASE("program: fused groups in plain C") {
   const NoGradGuard guard;
   const Tensors in{randn({6, 17}), randn({17}), randn({17, 6}).t(), randn({6, 1})};
   const auto exact = [](const Tensors& x) {
-    const Tensor y = x[0] * x[1] + x[2] / 3 - 0.25;
+    const Tensor a = x[0] * x[1], y = a + x[2] / 3 - 0.25;
     return where(y > x[3], maximum(y, x[0]), -y) * 1.5;
   };
   check_step(exact, in, 0);
-  check_step([](const Tensors& x) { return (x[0] * 2.5).to(kBFloat16) + x[1].to(kFloat16) * x[3]; },
-             {in[0], in[1], in[3]}, 0);
-  check_step([](const Tensors& x) { return tanh(x[0]).cos() * exp(x[1]) + gelu(x[2]) * 3; }, in,
-             64);
+  const auto rounded = [](const Tensors& x) {
+    const Tensor a = (x[0] * 2.5).to(kBFloat16), b = x[1].to(kFloat16) * 0.1;
+    return a + b * x[2];
+  };
+  check_step(rounded, {in[0], in[1], in[3]}, 0);
+  const auto curved = [](const Tensors& x) {
+    const Tensor a = tanh(x[0]).cos(), b = exp(x[1]) * a;
+    return b + gelu(x[2]) * 3;
+  };
+  check_step(curved, {in[0], in[1], in[2]}, 64);
 }
 
 // An index window is no memory: its element is the offset itself.

@@ -41,6 +41,13 @@ static long quotient(long x, long y) {
   if (y == 0) return 0;
   return y == -1 ? (long)(0ul - (unsigned long)x) : (x - modulo(x, y)) / y;
 }
+static long pow(long x, long y) {
+  if (y < 0) return x == 1 ? 1 : x == -1 ? (y % 2 ? -1 : 1) : 0;
+  unsigned long r = 1;
+  for (; y > 0; --y) r *= (unsigned long)x;
+  return (long)r;
+}
+static int pow(int x, int y) { return (int)pow((long)x, (long)y); }
 #define ALL(T, W) \
   static T splat(T x) { return x; } \
   static T load(const T* p) { return *p; } \
@@ -62,6 +69,10 @@ static long quotient(long x, long y) {
   static int to_b16(T x) { return -(x != 0); } \
   static float to_f32(T x) { return (float)x; } \
   static double to_f64(T x) { return (double)x; }
+#define WHOLE(name) \
+  static int name(int x) { return x; } \
+  static long name(long x) { return x; }
+WHOLE(floor) WHOLE(ceil) WHOLE(trunc) WHOLE(round)
 ALL(float, double) ALL(double, double) ALL(int, long) ALL(long, long)
 static float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
@@ -99,8 +110,7 @@ static unsigned short to_half(float x, int digits, int bias) {
   const int last = (32768 >> digits) - 1;
   const unsigned sign = __builtin_signbit(x) ? 32768 : 0;
   if (x != x) return (unsigned short)(sign | (unsigned)last << digits | 1u << (digits - 1));
-  int e = 0;
-  if (x != 0 && x - x == 0) e = __builtin_ilogb((double)x);
+  int e = x != 0 && x - x == 0 ? __builtin_ilogb((double)x) : 1 - bias;
   if (e < 1 - bias) e = 1 - bias;
   const double m = __builtin_nearbyint(__builtin_ldexp(__builtin_fabs((double)x), digits - e));
   double bits = m + __builtin_ldexp((double)(e + bias - 1), digits);  // A carry ends in the field.
