@@ -12,16 +12,11 @@ namespace scalar {
 #define F1(name, f) \
   static double name(double x) { return f; } \
   static float name(float x) { return (float)name((double)x); }
-#define F2(name, f) \
-  static double name(double x, double y) { return f; } \
-  static float name(float x, float y) { return (float)name((double)x, (double)y); }
-F1(exp, __builtin_exp(x)) F1(expm1, __builtin_expm1(x)) F1(log, __builtin_log(x))
-F1(log1p, __builtin_log1p(x)) F1(sqrt, __builtin_sqrt(x))
-F1(sin, __builtin_sin(x)) F1(cos, __builtin_cos(x)) F1(tanh, __builtin_tanh(x))
-F1(unit_sin, __builtin_sin(x)) F1(unit_cos, __builtin_cos(x)) F1(erf, __builtin_erf(x))
+#define LIBM(name) F1(name, __builtin_##name(x))
+LIBM(exp) LIBM(expm1) LIBM(log) LIBM(log1p) LIBM(sqrt) LIBM(sin) LIBM(cos) LIBM(tanh) LIBM(erf)
+LIBM(floor) LIBM(ceil) LIBM(trunc) F1(round, __builtin_nearbyint(x))
+F1(unit_sin, sin(x)) F1(unit_cos, cos(x))
 F1(sigmoid, x < 0 ? __builtin_exp(x) / (1 + __builtin_exp(x)) : 1 / (1 + __builtin_exp(-x)))
-F1(floor, __builtin_floor(x)) F1(ceil, __builtin_ceil(x)) F1(trunc, __builtin_trunc(x))
-F1(round, __builtin_nearbyint(x)) F2(pow, __builtin_pow(x, y))
 static float rsqrt(float x) { return 1 / sqrt(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 static double modulo(double x, double y) {
@@ -47,17 +42,15 @@ static long pow(long x, long y) {
   for (; y > 0; --y) r *= (unsigned long)x;
   return (long)r;
 }
+static double pow(double x, double y) { return __builtin_pow(x, y); }
+static float pow(float x, float y) { return (float)pow((double)x, (double)y); }
 static int pow(int x, int y) { return (int)pow((long)x, (long)y); }
 #define ALL(T, W) \
-  static T splat(T x) { return x; } \
-  static T load(const T* p) { return *p; } \
+  static T splat(T x) { return x; } static T load(const T* p) { return *p; } \
   static void store(T* p, T x) { *p = x; } \
-  static int lt(T x, T y) { return -(x < y); } \
-  static int le(T x, T y) { return -(x <= y); } \
-  static int gt(T x, T y) { return -(x > y); } \
-  static int ge(T x, T y) { return -(x >= y); } \
-  static int eq(T x, T y) { return -(x == y); } \
-  static int ne(T x, T y) { return -(x != y); } \
+  static int lt(T x, T y) { return -(x < y); } static int le(T x, T y) { return -(x <= y); } \
+  static int gt(T x, T y) { return -(x > y); } static int ge(T x, T y) { return -(x >= y); } \
+  static int eq(T x, T y) { return -(x == y); } static int ne(T x, T y) { return -(x != y); } \
   static T where(int m, T x, T y) { return m ? x : y; } \
   static int isnan(T x) { return -(x != x); } \
   static T abs(T x) { return x > 0 ? x : 0 - x; } \
@@ -67,34 +60,29 @@ static int pow(int x, int y) { return (int)pow((long)x, (long)y); }
   static T remainder(T x, T y) { return (T)modulo((W)x, (W)y); } \
   static T floor_div(T x, T y) { return (T)quotient((W)x, (W)y); } \
   static int to_b16(T x) { return -(x != 0); } \
-  static float to_f32(T x) { return (float)x; } \
-  static double to_f64(T x) { return (double)x; }
-#define WHOLE(name) \
-  static int name(int x) { return x; } \
-  static long name(long x) { return x; }
-WHOLE(floor) WHOLE(ceil) WHOLE(trunc) WHOLE(round)
+  static float to_f32(T x) { return (float)x; } static double to_f64(T x) { return (double)x; }
+#define WHOLE(T) \
+  static T floor(T x) { return x; } static T ceil(T x) { return x; } \
+  static T trunc(T x) { return x; } static T round(T x) { return x; }
+WHOLE(int) WHOLE(long)
 ALL(float, double) ALL(double, double) ALL(int, long) ALL(long, long)
 static float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static int isfinite(double x) { return -(x - x == 0); }
-// Out of range is the smallest integer.
-static long to_i64(long x) { return x; }
+// What is out of range is the smallest integer.
+static long to_i64(long x) { return x; } static long to_i64(int x) { return x; }
 static long to_i64(double x) { return x < 0x1p63 && x >= -0x1p63 ? (long)x : 1l << 63; }
-static long to_i64(float x) { return to_i64((double)x); }
-static long to_i64(int x) { return x; }
-static int to_i32(long x) { return (int)x; }
+static int to_i32(long x) { return (int)x; } static int to_i32(int x) { return x; }
 static int to_i32(double x) { return x < 0x1p31 && x > -0x1.00000002p31 ? (int)x : 1 << 31; }
-static int to_i32(float x) { return to_i32((double)x); }
-static int to_i32(int x) { return x; }
-static float mask_to_f32(int m) { return m ? 1 : 0; }
-static double mask_to_f64(int m) { return m ? 1 : 0; }
-static int mask_to_i32(int m) { return m ? 1 : 0; }
-static long mask_to_i64(int m) { return m ? 1 : 0; }
-static unsigned char load(const unsigned char* p) { return *p; }
-static unsigned short load(const unsigned short* p) { return *p; }
+#define mask_to_f32 (float)b16_to_bool
+#define mask_to_f64 (double)b16_to_bool
+#define mask_to_i32 b16_to_bool
+#define mask_to_i64 (long)b16_to_bool
+static int load(const unsigned char* p) { return *p; }
+static unsigned load(const unsigned short* p) { return *p; }
 static void store(unsigned char* p, int x) { *p = (unsigned char)x; }
 static void store(unsigned short* p, unsigned short x) { *p = x; }
-static int u8_to_i32(int x) { return x; }
+#define u8_to_i32(x) (x)
 static int i32_to_u8(int x) { return x & 255; }
 static int bool_to_b16(int x) { return -(x != 0); }
 static int b16_to_bool(int m) { return m & 1; }
