@@ -5,75 +5,11 @@
 
 #include "core/check.h"
 #include "graph/device_plan.h"
-#include "graph/windows.h"
+#include "graph/group.h"
 
 namespace brrr::graph {
 
-namespace {
-
-constexpr size_t kBlockAlign = 64;
-
-// Larger strides of what is written go outside, as in an eager call.
-void put_written_inside(Windows& found) {
-  const auto written =
-      std::find_if(found.all.begin(), found.all.end(), [](const Window& w) { return w.stored; });
-  if (written == found.all.end()) return;
-  for (int i = 1; i < found.ndim; ++i) {
-    for (int j = i; j > 0 && written->stride[j - 1] < written->stride[j]; --j) {
-      std::swap(found.size[j - 1], found.size[j]);
-      for (Window& w : found.all) std::swap(w.stride[j - 1], w.stride[j]);
-    }
-  }
-}
-
-// How a group's kernel meets its windows. Storages begin at multiples of kVectorBytes.
-std::vector<WalkOperand> operands_of(const Recording& r, const Windows& found) {
-  std::vector<WalkOperand> all;
-  for (const Window& w : found.all) {
-    const Value& v = r.value(w.value);
-    all.push_back(
-        {v.dtype, w.loaded, w.stored, static_cast<uintptr_t>(v.offset * item(v)), w.stride});
-  }
-  return all;
-}
-
-// The kernel of a fused group. `numbers` gets, for each number, the control word it comes from or
-// kNone, and its value.
-PointwiseProgram program_of(const Recording& r, const Group& g, const Schedule& s,
-                            const Windows& found, const DeviceWalk& walk,
-                            const std::vector<WalkOperand>& operands,
-                            std::vector<std::pair<uint32_t, int64_t>>& numbers) {
-  PointwiseProgram p;
-  p.fast = s.fast;
-  p.walk = walk;
-  for (const WalkOperand& o : operands) {
-    p.windows.push_back({o.dtype, o.reach, o.loaded, o.stored});
-  }
-  for (uint32_t at : g.instrs) {
-    const Instr& i = r.instrs[at];
-    PointwiseProgram::Step step{i.op, compute_dtype(r, i), {}, {}};
-    for (int k = 0, word = 0; k < i.n_in; ++k) {
-      const uint32_t id = r.in(i)[k];
-      if (id != kNone) {
-        step.in.push_back(static_cast<int>(found.of(id)));
-        continue;
-      }
-      const bool dynamic = i.attrs.dynamic >> word & 1;
-      const auto before = static_cast<uint16_t>(i.attrs.dynamic & ((1u << word) - 1));
-      step.in.push_back(~static_cast<int>(p.numbers.size()));
-      p.numbers.push_back({i.attrs.kind(k) == 3 ? kFloat64 : kInt64, dynamic});
-      numbers.emplace_back(
-          dynamic ? i.control + static_cast<uint32_t>(std::popcount(before)) : kNone,
-          i.attrs.v[word]);
-      ++word;
-    }
-    for (int k = 0; k < i.n_out; ++k) step.out.push_back(static_cast<int>(found.of(r.out(i)[k])));
-    p.steps.push_back(std::move(step));
-  }
-  return p;
-}
-
-}  // namespace
+static constexpr size_t kBlockAlign = 64;
 
 void DevicePlan::find_externals() {
   for (uint32_t st : r_.externals) {
@@ -126,31 +62,25 @@ void DevicePlan::add_host_data(const Instr& i) {
 }
 
 void DevicePlan::add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names) {
-  Windows found(r_, g, schedule_);
-  put_written_inside(found);
-  std::vector<WalkOperand> operands = operands_of(r_, found);
-  const int count = static_cast<int>(operands.size());
-  const DeviceWalk walk = plan_walk(found.ndim, found.size, operands.data(), count);
-  std::vector<std::pair<uint32_t, int64_t>> numbers;
-  const PointwiseProgram p = program_of(r_, g, schedule_, found, walk, operands, numbers);
+  auto [p, values] = program_of(r_, g, schedule_);
+  const int windows = static_cast<int>(p.windows.size());
+  const program::Walk walk = plan_walk(p.space, p.windows.data(), windows);
   const auto [it, fresh] =
-      names.emplace(pointwise_kernel_text(p, "k"), fmt::format("brrr_k{}", names.size()));
-  if (fresh) source_ += pointwise_kernel_text(p, it->second);
+      names.emplace(cuda_text(p, walk, "k"), fmt::format("brrr_k{}", names.size()));
+  if (fresh) source_ += cuda_text(p, walk, it->second);
   l.name = it->second;
-  size_t word = 0;
-  for (const Window& w : found.all) {
-    if (!w.touched()) continue;
-    l.addresses.emplace_back(word++, w.value);
-    l.words.push(int64_t{0});
-  }
-  for (const auto& [control, value] : numbers) {
-    if (control != kNone) l.controls.emplace_back(word, control);
-    l.words.push(value);
-    ++word;
-  }
-  const int64_t n = numel_of(g.space);
-  l.words.push_walk(walk, n, found.size, operands.data(), count);
-  l.grid = {walk.blocks(n, found.size)};
+  l.grid = {walk.blocks(p.space)};
+  using program::Word;
+  each_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
+            static_cast<int>(p.numbers.size()), [&](Word w, int64_t value) {
+              const auto k = static_cast<size_t>(w.which);
+              if (w.kind == Word::Address) {
+                l.addresses.emplace_back(l.words.size(), values[k]);
+              } else if (w.kind == Word::Number && p.numbers[k].control) {
+                l.controls.emplace_back(l.words.size(), static_cast<uint32_t>(value));
+              }
+              l.words.push(value);
+            });
 }
 
 // What has one address for the plan's life.

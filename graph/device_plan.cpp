@@ -23,7 +23,7 @@ struct SiteScope {
 }  // namespace
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, stats),
+    : Plan(r, options, {program::cuda_takes, false}, stats),
       device_(backend(DeviceType::CUDA)),
       block_bytes_(r.control.size() * sizeof(int64_t)),
       wait_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
@@ -153,7 +153,7 @@ void DevicePlan::launch(Launch& l) {
     if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
   }
   if (l.fn) {
-    device_.graphs->run(l.fn, l.name.c_str(), l.grid, kDeviceThreads, l.words.data(),
+    device_.graphs->run(l.fn, l.name.c_str(), l.grid, program::kDeviceThreads, l.words.data(),
                         l.words.bytes());
   }
   if (!l.call) return;

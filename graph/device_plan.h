@@ -12,7 +12,7 @@
 
 #include "graph/plan.h"
 #include "core/device_kernel.h"
-#include "ops/kinds/device_pointwise.h"
+#include "ops/program/cuda.h"
 
 namespace brrr::graph {
 
@@ -39,7 +39,7 @@ class DevicePlan final : public Plan {
     void* fn = nullptr;
     std::string name;
     Grid grid;
-    PointwiseWords words;
+    program::Words words;
     int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
     std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
     std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.

@@ -39,7 +39,7 @@ bool fusible(const Recording& r, const Instr& i) {
 
 class Fuser {
  public:
-  Fuser(const Recording& r, bool fuse) : r_(r), fuse_(fuse) {
+  Fuser(const Recording& r, bool fuse, const Target& target) : r_(r), fuse_(fuse), target_(target) {
     s_.group_of.assign(r.instrs.size(), kNone);
   }
 
@@ -95,8 +95,8 @@ class Fuser {
     ++size.instrs;
     size.in_memory += static_cast<size_t>(i.n_in) + i.n_out;
     size.numbers += static_cast<size_t>(i.n_in);
-    size.polynomials += text_size(r_, i).polynomials;
-    return size.allowed(std::max(space.size(), g.space.size()));
+    size.polynomials += polynomials(r_, i);
+    return size.allowed(std::max(space.size(), g.space.size()), target_);
   }
 
   // Bytes that live longer, less those that die earlier, when the instruction joins a group that
@@ -123,10 +123,8 @@ class Fuser {
 
   void add(uint32_t at) {
     const Instr& i = r_.instrs[at];
-    // A number that varies from step to step is on the device in a replay on a GPU, where only
-    // generated kernels look for it.
-    const bool on_gpu = r_.storages[r_.value(r_.out(i)[0]).storage].device != kCPU;
-    const bool pointwise = (fuse_ || (on_gpu && i.attrs.dynamic)) && fusible(r_, i);
+    const bool must = i.attrs.dynamic && !target_.calls_read_control;
+    const bool pointwise = (fuse_ || must) && fusible(r_, i);
     const bool is_flat = pointwise && flat(r_, i);
     uint32_t group = kNone;
     if (pointwise) {
@@ -156,6 +154,7 @@ class Fuser {
 
   const Recording& r_;
   bool fuse_;
+  const Target& target_;
   Schedule s_;
   std::vector<bool> flat_;       // By group: all instructions are flat.
   uint32_t after_fallible_ = 0;  // No group from here on can fail.
@@ -163,16 +162,12 @@ class Fuser {
 
 }  // namespace
 
-bool KernelSize::allowed(int ndim) const {
+bool KernelSize::allowed(int ndim, const Target& target) const {
   // What registers and a compiler's patience are good for. Sixteen polynomials are unrolled four
   // times; more would save a pass over memory that takes less time than unrolling them less costs.
   constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
-  // What a GPU's kernel is handed: of values the address and strides, of dims three words.
-  const auto n = static_cast<size_t>(ndim);
-  const size_t words = in_memory * (1 + n) + 3 * n + numbers + 1;
-  constexpr size_t most_words = 512;
   return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
-         words <= most_words;
+         target.takes(in_memory, numbers, ndim);
 }
 
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
@@ -181,7 +176,7 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
   auto add = [&](uint32_t at) {
     const Instr& i = r.instrs[at];
     ++size.instrs;
-    size.polynomials += text_size(r, i).polynomials;
+    size.polynomials += polynomials(r, i);
     size.numbers += static_cast<size_t>(std::count(r.in(i), r.in(i) + i.n_in, kNone));
     r.each_operand(i, [&](uint32_t value, bool) { used.push_back(r.value(value).storage); });
   };
@@ -248,9 +243,9 @@ static void mark_stored(const Recording& r, Schedule& s) {
   }
 }
 
-Schedule make_schedule(const Recording& r, bool fuse) {
-  Schedule s = Fuser(r, fuse).run();
-  if (fuse) merge_groups(r, s);
+Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
+  Schedule s = Fuser(r, fuse, target).run();
+  if (fuse) merge_groups(r, s, target);
   mark_stored(r, s);
   return s;
 }

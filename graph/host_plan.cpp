@@ -5,12 +5,14 @@
 #include <map>
 
 #include "core/check.h"
+#include "graph/group.h"
 #include "graph/walker.h"
+#include "ops/program/cpu.h"
 
 namespace brrr::graph {
 
 HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, stats) {
+    : Plan(r, options, Target{}, stats) {
   add_launches();
   build_kernels(stats);
   for (uint32_t st : r.survivors) first_write_.push_back(schedule_.life(r, st).first);
@@ -44,16 +46,21 @@ void HostPlan::add_launches() {
 
 void HostPlan::add_kernel(uint32_t group, const Group& part,
                           std::map<std::string, std::string>& names) {
-  const KernelText text = generate(r_, part, schedule_);
+  const GroupProgram made = program_of(r_, part, schedule_);
+  const program::CpuKernel text = program::cpu_kernel(made.program);
   Launch& l = launches_.emplace_back();
   l.group = group;
   l.extent = text.extent;
   l.grain = text.grain;
   l.first_argument = arguments_.size();
-  for (const KernelArgument& a : text.arguments) {
-    Patch p{arguments_.size(), a, 0};
-    if (a.value != kNone) {
-      const Value& v = r_.values[a.value];
+  for (const auto [number, which] : text.arguments) {
+    Patch p{.argument = arguments_.size()};
+    const auto k = static_cast<size_t>(which);
+    if (number) {
+      p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
+    } else {
+      p.value = made.values[k];
+      const Value& v = r_.values[p.value];
       p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
     }
     patches_.push_back(p);
@@ -85,7 +92,7 @@ void HostPlan::sort_patches() {
   guests_.clear();
   auto in_arena = [&](uint32_t st) { return memory_.offset[st] >= 0 && memory_.host[st] == kNone; };
   for (const Patch& p : patches_) {
-    const uint32_t id = p.from.value;
+    const uint32_t id = p.value;
     (id != kNone && in_arena(r_.values[id].storage) ? arena_patches_ : moving_).push_back(p);
   }
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
@@ -159,7 +166,7 @@ void HostPlan::bind(const Replay& now, char* arena) {
       bound_[st]->data = arena + memory_.offset[st];
     }
     for (const Patch& p : arena_patches_) {
-      const uint32_t st = r_.values[p.from.value].storage;
+      const uint32_t st = r_.values[p.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
     }
   }
@@ -167,12 +174,12 @@ void HostPlan::bind(const Replay& now, char* arena) {
     bound_[st]->data = base_of(memory_.host[st]) + memory_.offset[st];
   }
   for (const Patch& p : moving_) {
-    if (p.from.value != kNone) {
-      const uint32_t st = r_.values[p.from.value].storage;
+    if (p.value != kNone) {
+      const uint32_t st = r_.values[p.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
     } else {
       arguments_[p.argument] =
-          const_cast<char*>(reinterpret_cast<const char*>(now.control + p.from.control));
+          const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
     }
   }
 }

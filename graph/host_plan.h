@@ -31,8 +31,9 @@ class HostPlan final : public Plan {
   /// Where an argument comes from when it is not fixed.
   struct Patch {
     size_t argument;
-    KernelArgument from;
-    int64_t bytes;  ///< Offset within the storage.
+    uint32_t value = kNone;    ///< A window on a storage, or
+    uint32_t control = kNone;  ///< a control word.
+    int64_t bytes = 0;         ///< Offset within the storage.
   };
 
   void add_launches();

@@ -12,7 +12,8 @@ namespace {
 
 class Merger {
  public:
-  Merger(const Recording& r, Schedule& s) : r_(r), s_(s), groups_(s.groups) {}
+  Merger(const Recording& r, Schedule& s, const Target& target)
+      : r_(r), target_(target), s_(s), groups_(s.groups) {}
 
   void run() {
     for (uint32_t b = 0; b < groups_.size(); ++b) {
@@ -63,7 +64,8 @@ class Merger {
 
   bool merge(uint32_t a, uint32_t b) {
     const int ndim = std::max(groups_[a].space.size(), groups_[b].space.size());
-    if (!same_space(a, b) || !register_passing(a, b) || !kernel_size(r_, s_, a, b).allowed(ndim)) {
+    if (!same_space(a, b) || !register_passing(a, b) ||
+        !kernel_size(r_, s_, a, b).allowed(ndim, target_)) {
       return false;
     }
     // A write that moved before something that can fail would have to be undone if it does.
@@ -143,14 +145,15 @@ class Merger {
   }
 
   const Recording& r_;
+  const Target& target_;
   Schedule& s_;
   std::vector<Group>& groups_;
 };
 
 }  // namespace
 
-void merge_groups(const Recording& r, Schedule& s) {
-  Merger(r, s).run();
+void merge_groups(const Recording& r, Schedule& s, const Target& target) {
+  Merger(r, s, target).run();
 }
 
 }  // namespace brrr::graph

@@ -38,9 +38,10 @@ std::unique_ptr<Plan> Plan::make_unfused(const Recording& r) {
   return std::make_unique<HostPlan>(r, StepOptions{.fuse = false}, ignored);
 }
 
-Plan::Plan(const Recording& r, const StepOptions& options, StepStats& stats) : r_(r) {
+Plan::Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats)
+    : r_(r) {
   const auto t = std::chrono::steady_clock::now();
-  schedule_ = make_schedule(r, options.fuse);
+  schedule_ = make_schedule(r, options.fuse, target);
   schedule_.fast = options.numerics == Numerics::Fast;
   stats.fuse_seconds += seconds_since(t);
 #ifndef NDEBUG

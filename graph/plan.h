@@ -81,7 +81,7 @@ class Plan {
         : in(static_cast<size_t>(n)), call(op, in.data(), n, outputs) {}
   };
 
-  Plan(const Recording& r, const StepOptions& options, StepStats& stats);
+  Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats);
   void plan_temporaries(const MemoryRules& rules, StepStats& stats);
   std::unique_ptr<Call> bound_call(const Instr& i) const;
   /// Of a room whose owners are bound.

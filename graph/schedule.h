@@ -36,16 +36,22 @@ bool allocates(const Recording& r, const Instr& i);
 /// the CPU a plan has memory for all that its kernels take.
 bool can_fail(const Recording& r, const Instr& i);
 
-/// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
-Schedule make_schedule(const Recording& r, bool fuse);
-
-/// How long the text of pointwise instructions is, for one vector: what a compiler pays for.
-struct TextSize {
-  size_t lines = 0;
-  size_t polynomials = 0;  ///< Long chains; two conversions of 16-bit floats count as one.
-  TextSize& operator+=(const TextSize& o);
+/// What the passes ask of where a step will run.
+struct Target {
+  /// Whether one kernel may be handed so many windows and numbers over so many dims.
+  bool (*takes)(size_t windows, size_t numbers, int ndim) = [](size_t, size_t, int) {
+    return true;
+  };
+  /// Library calls find numbers that vary from step to step; else generated kernels alone do.
+  bool calls_read_control = true;
 };
-TextSize text_size(const Recording& r, const Instr& i);
+
+/// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
+Schedule make_schedule(const Recording& r, bool fuse, const Target& target = {});
+
+/// How many polynomials the text of a pointwise instruction has, for one vector: what a compiler
+/// pays for. Two conversions of 16-bit floats count as one.
+size_t polynomials(const Recording& r, const Instr& i);
 
 /// What a kernel holds.
 struct KernelSize {
@@ -54,7 +60,7 @@ struct KernelSize {
   size_t numbers = 0;    ///< Operands that are no tensors.
   size_t polynomials = 0;
   /// Whether one kernel may hold so much, over a space of so many dims.
-  bool allowed(int ndim) const;
+  bool allowed(int ndim, const Target& target) const;
 };
 /// The list, sorted, each once.
 std::vector<uint32_t>& distinct(std::vector<uint32_t>& list);
@@ -68,7 +74,7 @@ bool flat(const Recording& r, const Instr& i);
 bool writes_external(const Recording& r, const Instr& i);
 /// Makes one kernel of a fused group and one that reads its results, where the order allows it and
 /// no more memory is needed.
-void merge_groups(const Recording& r, Schedule& s);
+void merge_groups(const Recording& r, Schedule& s, const Target& target);
 
 /// The instructions of a fused group in parts that share no pass over memory: nothing that one of
 /// them writes, nor an operand as large as the group's space. Parts may run one after the other.
@@ -106,19 +112,5 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m);
 /// Throws if a group comes before something that it depends on.
 void verify_schedule(const Recording& r, const Schedule& s);
-
-/// An operand of a generated kernel: an address that is handed over at launch.
-struct KernelArgument {
-  uint32_t value = kNone;    ///< A window on a storage, or
-  uint32_t control = kNone;  ///< a control word.
-};
-/// Text of a fused group and what to launch it with.
-struct KernelText {
-  std::string body;  ///< Function text after its name: "(char* const* a, ...".
-  std::vector<KernelArgument> arguments;
-  int64_t extent = 0;  ///< Of the dim that a launch splits.
-  int64_t grain = 1;   ///< Least part of it worth a thread.
-};
-KernelText generate(const Recording& r, const Group& g, const Schedule& s);
 
 }  // namespace brrr::graph

@@ -11,16 +11,14 @@ inline bool is_number_row(const OpDef& op) {
 
 // Operations that the row's formula consists of.
 inline int operations(const OpDef& op) {
-  SymText text("float", "t", "");
-  SymText* before = std::exchange(SymText::current, &text);
+  Statements list;
+  SymScope scope(list, kFloat32);
   Sym in[kMaxOperands];
   int out[kMaxOutputs];
-  for (int i = 0; i < op.pointwise->n_in; ++i) in[i] = Sym(text.operand("x", i));
+  for (int i = 0; i < op.pointwise->n_in; ++i) in[i] = Sym(scope.operand(i));
   op.pointwise->emit(in, out);
-  SymText::current = before;
-  int n = 0;
-  for (char c : text.text()) n += c == '\n';
-  return n;
+  return static_cast<int>(std::count_if(
+      list.begin(), list.end(), [](const Statement& s) { return s.kind == Statement::Formula; }));
 }
 
 using Columns = std::vector<std::vector<double>>;

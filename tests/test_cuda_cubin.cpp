@@ -17,7 +17,7 @@ namespace {
 
 // A row's kernels for operands of dtype t, by layout.
 std::array<std::vector<PointwiseForm>, 7> forms_of(const OpDef& op, DType t) {
-  using W = DeviceWalk;
+  using W = program::Window;
   const Tensors in = operands_of(op, {16}, t);
   FormsNeeded needed;
   run_row(op, in);
@@ -25,11 +25,11 @@ std::array<std::vector<PointwiseForm>, 7> forms_of(const OpDef& op, DType t) {
   for (const PointwiseForm& dense : needed.forms) {
     const int vector = dense.walk.vector;
     // Operand k of the walk is reached in way k of these, in turn.
-    const auto add = [&](size_t layout, const W& walk, std::vector<W::Reach> ways) {
+    const auto add = [&](size_t layout, const program::Walk& walk, std::vector<uint8_t> ways) {
       PointwiseForm f = dense;
       f.walk = walk;
       for (int k = 0; k < f.count(); ++k) {
-        if (f.reach[k] == W::Number) continue;
+        if (f.reach[k] == PointwiseForm::kNumber) continue;
         f.reach[k] = ways[static_cast<size_t>(k) % ways.size()];
         const bool written = k < f.n_out && (f.reach[k] == W::Held || f.reach[k] == W::Turned);
         if (written || k > 4) f.reach[k] = ways[0];  // Tiles are four at most.

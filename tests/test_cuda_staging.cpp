@@ -8,7 +8,7 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/staging.h"
 #include "backends/cuda/support.h"
-#include "ops/kinds/device_pointwise.h"
+#include "ops/program/cuda.h"
 #include "ops/reduction_ops.h"
 #include "tests/cuda_cases.h"
 #include "tests/emulator_calls.h"
@@ -144,11 +144,9 @@ TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") 
     for (int64_t d : {-1, 0, 1}) sizes.push_back((int64_t{1} << bit) + d);
   }
   for (int64_t size : sizes) {
-    PointwiseWords w;
-    w.push_dim(size, size);
-    const auto mul = static_cast<uint64_t>(w.data()[1]);
-    const auto shift = w.data()[2];
-    CHECK(w.data()[0] == size);
+    const program::Divisor by(size);
+    const auto mul = static_cast<uint64_t>(by.mul);
+    const auto shift = by.shift;
     for (int64_t q = 0; q < kEnd; q = q * 3 + size) {
       for (int64_t d : {-1, 0, 1}) {
         const int64_t r = std::clamp<int64_t>(q - q % size + d, 0, kEnd - 1);

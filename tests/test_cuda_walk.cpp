@@ -10,7 +10,7 @@ using namespace brrr::test;
 
 namespace {
 
-using W = DeviceWalk;
+using W = program::Window;
 
 // The walk of the last pointwise call that `call` makes on the CPU, and its operands' reaches.
 template <class Call> cuda::PointwiseForm form_of(const Call& call) {

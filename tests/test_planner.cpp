@@ -8,30 +8,19 @@
 #include <numeric>
 #include <utility>
 
+#include "graph/group.h"
 #include "graph/plan.h"
+#include "ops/program/cpu.h"
 #include "tests/fuzz_steps.h"
+#include "tests/recorded.h"
 #include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
 using graph::kNone;
+using test::record;
 
 namespace {
-
-// What `fn` records; nothing is run, and what it did to gradients and versions is undone.
-template <class F> graph::Recording record(const F& fn) {
-  graph::Recording r;
-  graph::Pass pass;
-  pass.begin({});
-  context.recorder = &pass;
-  const std::vector<Tensor> results = fn();
-  context.recorder = nullptr;
-  pass.finish();
-  r = std::move(pass.recording());
-  pass.moved_to(r);
-  pass.abort();
-  return r;
-}
 
 graph::Recording record_program(uint64_t seed, int length) {
   fuzz::State s = fuzz::make_state(seed);
@@ -224,7 +213,7 @@ void check_passes(const graph::Recording& r) {
       CHECK((hosted.host[st] == kNone || hosted.first[st] >= from));
     }
     for (const graph::Group& g : s.groups) {
-      if (g.fused) CHECK_NOTHROW(graph::generate(r, g, s));
+      if (g.fused) CHECK_NOTHROW(program::cpu_kernel(graph::program_of(r, g, s).program));
     }
   }
 }

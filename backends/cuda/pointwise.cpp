@@ -2,49 +2,49 @@
 
 #include <bit>
 
-#include "ops/kinds/device_pointwise.h"
-
 namespace brrr::cuda {
 
 namespace {
 
-PointwiseProgram program_of(const PointwiseForm& f) {
-  PointwiseProgram p;
-  p.walk = f.walk;
-  PointwiseProgram::Step step{f.op, f.compute, {}, {}};
-  for (int k = 0; k < f.count(); ++k) {
-    const bool out = k < f.n_out;
-    std::vector<int>& operands = out ? step.out : step.in;
-    if (f.reach[k] == DeviceWalk::Number) {
-      operands.push_back(~static_cast<int>(p.numbers.size()));
-      p.numbers.push_back({f.dtype[k], false});
-    } else {
-      operands.push_back(static_cast<int>(p.windows.size()));
-      p.windows.push_back({f.dtype[k], f.reach[k], !out, out});
+using namespace program;
+
+// A call's operands, as a program has them.
+struct Operands {
+  Space space;
+  Window windows[kMostPointwise];
+  Number numbers[kMostPointwise];
+  int n_windows = 0, n_numbers = 0;
+
+  explicit Operands(const Iteration& it) {
+    space.ndim = it.ndim;
+    std::copy_n(it.size, it.ndim, space.size);
+    for (int k = 0; k < it.count(); ++k) {
+      const PointwiseOperand& o = it.operands[k];
+      if (o.number) {
+        numbers[n_numbers++] = {o.dtype, o.scalar};
+        continue;
+      }
+      Window& w = windows[n_windows++];
+      w.dtype = o.dtype;
+      w.loaded = k >= it.n_out;
+      w.stored = k < it.n_out;
+      w.address = reinterpret_cast<uintptr_t>(o.base);
+      std::copy_n(o.stride, it.ndim, w.stride);
     }
   }
-  p.steps.push_back(std::move(step));
-  return p;
-}
+};
 
-// --- calls ---------------------------------------------------------------------------------------
-
-// The form, and for each operand what the walk makes of it.
-PointwiseForm form_of(const OpDef& op, const Iteration& it, WalkOperand* all) {
+PointwiseForm form_of(const OpDef& op, const Iteration& it, Operands& o) {
   PointwiseForm f;
   f.op = &op;
   f.compute = it.compute;
   f.n_out = it.n_out;
   f.n_in = it.n_in;
-  for (int k = 0; k < f.count(); ++k) {
-    const PointwiseOperand& o = it.operands[k];
-    const bool out = k < f.n_out;
-    all[k] = {o.dtype, !out && !o.number, out, reinterpret_cast<uintptr_t>(o.base), o.stride};
-  }
-  f.walk = plan_walk(it.ndim, it.size, all, f.count());
-  for (int k = 0; k < f.count(); ++k) {
+  f.walk = plan_walk(o.space, o.windows, o.n_windows);
+  for (int k = 0, w = 0; k < f.count(); ++k) {
     f.dtype[k] = it.operands[k].dtype;
-    f.reach[k] = it.operands[k].number ? DeviceWalk::Number : all[k].reach;
+    f.reach[k] = PointwiseForm::kNumber;
+    if (!it.operands[k].number) f.reach[k] = o.windows[w++].reach;
   }
   return f;
 }
@@ -68,30 +68,42 @@ KernelKey PointwiseForm::key() const {
 }
 
 PointwiseForm pointwise_form(const OpDef& op, const Iteration& it) {
-  WalkOperand all[kMostPointwise];
-  return form_of(op, it, all);
+  Operands o(it);
+  return form_of(op, it, o);
 }
 
-std::string pointwise_text(const PointwiseForm& form) {
-  return pointwise_kernel_text(program_of(form), "k");
+std::string pointwise_text(const PointwiseForm& f) {
+  Program p;
+  p.space.ndim = 1;
+  Step step{f.op, f.compute, {}, {}};
+  for (int k = 0; k < f.count(); ++k) {
+    const bool out = k < f.n_out;
+    if (f.reach[k] == PointwiseForm::kNumber) {
+      step.in.push_back(~static_cast<int>(p.numbers.size()));
+      p.numbers.push_back({f.dtype[k]});
+    } else {
+      (out ? step.out : step.in).push_back(static_cast<int>(p.windows.size()));
+      p.windows.push_back({.dtype = f.dtype[k],
+                           .loaded = !out,
+                           .stored = out,
+                           .reach = static_cast<Window::Reach>(f.reach[k])});
+    }
+  }
+  append_steps(p, {step}, false);
+  return cuda_text(p, f.walk, "k");
 }
 
 void run_pointwise(OpCall& c) {
   Iteration it;
   Tensor copies[kMaxOperands];
   if (!pointwise_iteration(c, it, copies)) return;
-  WalkOperand all[kMostPointwise];
-  const PointwiseForm f = form_of(*c.op, it, all);
+  Operands o(it);
+  const PointwiseForm f = form_of(*c.op, it, o);
   Function* k = find_kernel(f.key(), "k", 0, [&] { return pointwise_text(f); });
-  PointwiseWords w;
-  for (int i = 0; i < f.count(); ++i) {
-    if (!it.operands[i].number) w.push(it.operands[i].base);
-  }
-  for (int i = 0; i < f.count(); ++i) {
-    if (it.operands[i].number) w.push(it.operands[i].scalar);
-  }
-  w.push_walk(f.walk, it.numel, it.size, all, f.count());
-  launch(k, c.op->name, {f.walk.blocks(it.numel, it.size)}, kDeviceThreads, w.data(), w.bytes());
+  Words words;
+  each_word(f.walk, o.space, o.windows, o.n_windows, o.numbers, o.n_numbers,
+            [&](Word, int64_t value) { words.push(value); });
+  launch(k, c.op->name, {f.walk.blocks(o.space)}, kDeviceThreads, words.data(), words.bytes());
 }
 
 }  // namespace brrr::cuda

@@ -4,19 +4,20 @@
 #include <string>
 
 #include "backends/cuda/kernels.h"
-#include "ops/kinds/device_walk.h"
 #include "ops/kinds/pointwise_iteration.h"
+#include "ops/program/cuda.h"
 
 namespace brrr::cuda {
 
 /// What a pointwise kernel is specialised for.
 struct PointwiseForm {
+  static constexpr uint8_t kNumber = 6;  ///< Given with the call.
   const OpDef* op = nullptr;
   DType compute = DType::Float32;
   int n_out = 0, n_in = 0;
-  DeviceWalk walk;
-  DType dtype[kMostPointwise] = {};  ///< Outputs, then inputs.
-  DeviceWalk::Reach reach[kMostPointwise] = {};
+  program::Walk walk;
+  DType dtype[kMostPointwise] = {};    ///< Outputs, then inputs.
+  uint8_t reach[kMostPointwise] = {};  ///< program::Window::Reach, or kNumber.
   int count() const { return n_out + n_in; }
   KernelKey key() const;
 };
@@ -24,7 +25,7 @@ struct PointwiseForm {
 /// What the walk of a call needs.
 PointwiseForm pointwise_form(const OpDef& op, const Iteration& it);
 
-/// The kernel "k" as text, without the prelude: see ops/kinds/device_pointwise.h for its argument.
+/// The kernel "k" as text, without the prelude.
 std::string pointwise_text(const PointwiseForm& form);
 
 /// Runs a pointwise call.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/kinds/reduction_layout.h"
+#include "ops/program/program.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::cuda {
@@ -97,31 +98,29 @@ BLOCK_KERNEL(k, ReductionArguments, 256) {
 )";
 
 std::string init_text(const ReductionForm& f) {
-  const char* element = spelling(f.compute).element;
   const double init = f.op->reduction->init;
-  if (f.compute == kInt64) {
-    const int64_t v = reduction_init<int64_t>(init);
-    return v == INT64_MIN ? "splat(-9223372036854775807l - 1)" : fmt::format("splat({}l)", v);
-  }
-  if (f.compute == kInt32) return fmt::format("splat((int){}l)", reduction_init<int32_t>(init));
-  SymText text(element, "", "");
-  return text.name(text.constant(init));
+  const std::string value = f.compute == kInt64   ? literal(reduction_init<int64_t>(init))
+                            : f.compute == kInt32 ? literal(int64_t{reduction_init<int32_t>(init)})
+                                                  : literal(init);
+  return program::splat(f.compute, value);
 }
 
 // TCV name(TCV a, ...) { statements; return result; }
 template <class F>
 std::string function_text(const ReductionForm& f, const char* name, int operands, const F& emit) {
-  static constexpr const char* names[] = {"a", "b"};
-  SymText text(spelling(f.compute).element, "t", "  ");
-  SymText* before = std::exchange(SymText::current, &text);
-  Sym in[2];
-  for (int i = 0; i < operands; ++i) in[i] = Sym(text.operand(names[i], -1));
-  const int result = emit(in);
-  SymText::current = before;
-  std::string parameters = "TCV a";
-  if (operands == 2) parameters += ", TCV b";
-  return fmt::format("BRRR_VX TCV {}({}) {{\n{}  return {};\n}}\n", name, parameters, text.text(),
-                     text.name(result));
+  Statements list;
+  int result;
+  {
+    SymScope scope(list, f.compute);
+    Sym in[2];
+    for (int i = 0; i < operands; ++i) in[i] = Sym(scope.operand(i));
+    result = emit(in);
+  }
+  std::vector<std::string> names;
+  const std::string body = program::lines(
+      list, "  ", [](const Statement& s) { return s.which ? "b" : "a"; }, names);
+  return fmt::format("BRRR_VX TCV {}(TCV a{}) {{\n{}  return {};\n}}\n", name,
+                     operands == 2 ? ", TCV b" : "", body, names[static_cast<size_t>(result)]);
 }
 
 // "long" counts to the compute type, as a number.

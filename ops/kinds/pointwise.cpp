@@ -18,23 +18,23 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   row->gradient_row = true;
   row->own_name_ = fmt::format("{}.grad{}", name, i);
   row->name = row->own_name_.c_str();
-  SymText text("float", "t", "");
-  SymText* before = std::exchange(SymText::current, &text);
+  Statements list;
+  SymScope scope(list, kFloat32);
   Sym in[kMaxOperands];
   const int n = row->info.n_in;
-  for (int k = 0; k < n; ++k) in[k] = Sym(text.operand("x", k));
+  for (int k = 0; k < n; ++k) in[k] = Sym(scope.operand(k));
   int out = -1;
   row->info.emit(in, &out);
-  SymText::current = before;
+  const uint64_t uses = operands_used(list, out);
 
   const int y = n - 2, g = n - 1;
   info.has_grad[i] = true;
-  info.grad_uses[i] = text.uses(out);
+  info.grad_uses[i] = uses;
   info.grad_is_g[i] = out == in[g].id;
   if (info.grad_is_g[i]) grad_aliases |= 1u << i;
-  saves_inputs |= static_cast<uint32_t>(text.uses(out) & ((1u << y) - 1));
-  if (text.uses(out) >> y & 1) saves_outputs |= 1;
-  row->saves_inputs = static_cast<uint32_t>(text.uses(out));
+  saves_inputs |= static_cast<uint32_t>(uses & ((1u << y) - 1));
+  if (uses >> y & 1) saves_outputs |= 1;
+  row->saves_inputs = static_cast<uint32_t>(uses);
   info.grads[i] = row;
 }
 

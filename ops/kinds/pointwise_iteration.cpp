@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/kinds/merge_dims.h"
+
 namespace brrr {
 
 namespace {
@@ -22,42 +24,6 @@ void set_tensor(PointwiseOperand& o, const TensorImpl& t, int ndim) {
   for (int d = 0; d < ndim; ++d) {
     o.stride[d] = d < shift || t.sizes[d - shift] == 1 ? 0 : t.strides[d - shift];
   }
-}
-
-// Larger strides of the output go outside, then neighbours that every operand walks alike merge.
-void collapse(Iteration& it) {
-  for (int i = 1; i < it.ndim; ++i) {
-    for (int j = i; j > 0; --j) {
-      const int64_t* s = it.operands[0].stride;
-      if (s[j - 1] >= s[j] || it.size[j] == 1) break;
-      std::swap(it.size[j - 1], it.size[j]);
-      for (int k = 0; k < it.count(); ++k) {
-        std::swap(it.operands[k].stride[j - 1], it.operands[k].stride[j]);
-      }
-    }
-  }
-  int last = 0;
-  for (int d = 1; d < it.ndim; ++d) {
-    bool merge = true;
-    for (int k = 0; k < it.count() && merge; ++k) {
-      const int64_t* s = it.operands[k].stride;
-      merge = it.size[last] == 1 || it.size[d] == 1 || s[last] == s[d] * it.size[d];
-    }
-    if (merge) {
-      for (int k = 0; k < it.count(); ++k) {
-        int64_t* s = it.operands[k].stride;
-        if (it.size[d] != 1) s[last] = s[d];
-      }
-      it.size[last] *= it.size[d];
-    } else {
-      ++last;
-      it.size[last] = it.size[d];
-      for (int k = 0; k < it.count(); ++k) {
-        it.operands[k].stride[last] = it.operands[k].stride[d];
-      }
-    }
-  }
-  it.ndim = last + 1;
 }
 
 bool same_layout(const TensorImpl& a, const TensorImpl& b) {
@@ -121,7 +87,8 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
     }
     set_tensor(o, *t, it.ndim);
   }
-  collapse(it);
+  it.ndim = merge_dims(it.ndim, it.size, it.count(), 0,
+                       [&](int k) { return it.operands[k].stride; });
   return true;
 }
 

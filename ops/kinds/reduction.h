@@ -78,7 +78,7 @@ struct ReductionInfo {
   bool maps = false;  ///< map is more than the identity; the same for finish.
   bool finishes = false;
   ReductionKernels kernels[4] = {};  ///< By compute_index; null if not instantiated.
-  /// Source text through SymText::current; the operands' and the result's symbols.
+  /// Statements, to the current SymScope; the operands' and the result's symbols.
   int (*emit_map)(Sym x) = nullptr;
   int (*emit_combine)(Sym acc, Sym x) = nullptr;
   int (*emit_finish)(Sym acc, Sym count) = nullptr;

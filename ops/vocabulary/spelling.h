@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 
@@ -14,60 +15,60 @@ namespace brrr {
 struct Spelling {
   const char* element;
   const char* vector;
-  const char* load;   // "$" is the loaded vector.
-  const char* store;  // "$" is the register.
+  const char* load;   // "$0" is the loaded vector.
+  const char* store;  // "$0" is the register.
 };
 inline const Spelling& spelling(DType t) {
   static constexpr Spelling table[] = {
-      {"float", "f32", "$", "$"},
-      {"double", "f64", "$", "$"},
-      {"unsigned short", "f32", "bf16_to_f32($)", "f32_to_bf16($)"},
-      {"unsigned short", "f32", "f16_to_f32($)", "f32_to_f16($)"},
-      {"long", "i64", "$", "$"},
-      {"int", "i32", "$", "$"},
-      {"unsigned char", "i32", "u8_to_i32($)", "i32_to_u8($)"},
-      {"unsigned char", "b16", "bool_to_b16($)", "b16_to_bool($)"},
+      {"float", "f32", "$0", "$0"},
+      {"double", "f64", "$0", "$0"},
+      {"unsigned short", "f32", "bf16_to_f32($0)", "f32_to_bf16($0)"},
+      {"unsigned short", "f32", "f16_to_f32($0)", "f32_to_f16($0)"},
+      {"long", "i64", "$0", "$0"},
+      {"int", "i32", "$0", "$0"},
+      {"unsigned char", "i32", "u8_to_i32($0)", "i32_to_u8($0)"},
+      {"unsigned char", "b16", "bool_to_b16($0)", "b16_to_bool($0)"},
   };
   return table[static_cast<int>(t)];
 }
 
-inline std::string fill(const char* pattern, const std::string& x) {
+/// The pattern with args[k] for each "$k".
+inline std::string fill(const std::string& pattern, const std::vector<std::string>& args) {
   std::string s;
-  for (const char* p = pattern; *p; ++p) {
+  for (const char* p = pattern.c_str(); *p; ++p) {
     if (*p == '$')
-      s += x;
+      s += args[static_cast<size_t>(*++p - '0')];
     else
       s += *p;
   }
   return s;
 }
 
-/// A register of dtype `from`, converted to compute type `to` as the eager driver's tiles do.
-inline std::string to_compute(const std::string& x, DType from, DType to) {
+/// The pattern that takes a register of dtype `from` to compute type `to`, as the eager driver's
+/// tiles do.
+inline std::string to_compute(DType from, DType to) {
   const char* vector = spelling(to).vector;
-  if (from == kBool) return fmt::format("mask_to_{}({})", vector, x);
-  if (compute_type(from) == to) return x;
-  return fmt::format("to_{}({})", vector, x);
+  if (from == kBool) return fmt::format("mask_to_{}($0)", vector);
+  return compute_type(from) == to ? "$0" : fmt::format("to_{}($0)", vector);
 }
 
-/// The result of arithmetic in compute type `from` (or a mask), rounded to dtype `to`; with `fast`
-/// 16-bit floats stay as they are until they are stored.
-inline std::string from_compute(const std::string& x, DType from, bool mask, DType to, bool fast) {
+/// The pattern that rounds a result of arithmetic in compute type `from` (kBool: a mask) to dtype
+/// `to`; with `fast` 16-bit floats stay as they are until they are stored.
+inline std::string from_compute(DType from, DType to, bool fast) {
   if (fast && (to == kBFloat16 || to == kFloat16)) to = kFloat32;
-  if (mask) return to == kBool ? x : fmt::format("mask_to_{}({})", spelling(to).vector, x);
+  if (from == to) return "$0";
+  if (from == kBool) return fmt::format("mask_to_{}($0)", spelling(to).vector);
   switch (to) {
     case kBool:
-      return fmt::format("to_b16({})", x);
+      return "to_b16($0)";
     case kBFloat16:
-    case kFloat16: {
-      const std::string f = from == kFloat32 ? x : fmt::format("to_f32({})", x);
-      return fmt::format("{}({})", to == kBFloat16 ? "round_bf16" : "round_f16", f);
-    }
+    case kFloat16:
+      return fill(to == kBFloat16 ? "round_bf16($0)" : "round_f16($0)",
+                  {to_compute(from, kFloat32)});
     case kUInt8:
-      if (from == kInt32) return fmt::format("({} & 255)", x);
-      return fmt::format("(to_i32(to_i64({})) & 255)", x);
+      return from == kInt32 ? "($0 & 255)" : "(to_i32(to_i64($0)) & 255)";
     default:
-      return from == to ? x : fmt::format("to_{}({})", spelling(to).vector, x);
+      return fmt::format("to_{}($0)", spelling(to).vector);
   }
 }
 

@@ -2,51 +2,44 @@
 
 #include <fmt/format.h>
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 
 namespace brrr {
 
-int SymText::add(std::string name, uint64_t uses, bool unit) {
-  names_.push_back(std::move(name));
-  uses_.push_back(uses);
-  unit_.push_back(unit);
-  return static_cast<int>(names_.size()) - 1;
+int append(Statements& list, Statement s) {
+  for (int a : s.args) s.varies = std::max(s.varies, list[static_cast<size_t>(a)].varies);
+  list.push_back(std::move(s));
+  return static_cast<int>(list.size()) - 1;
 }
 
-int SymText::operand(const std::string& name, int operand, bool unit) {
-  return add(name, operand < 0 ? 0 : uint64_t{1} << operand, unit);
+Sym::Sym(double v) {
+  SymScope& s = SymScope::current();
+  id = s.add({Statement::Constant, s.compute(), -1, literal(v)});
 }
 
-int SymText::constant(double v) {
-  // Hex floats keep every bit; infinities and NaNs have no literal without headers, and NVRTC has
-  // not all built-in functions of the host's compilers.
-  std::string text;
-  if (std::isnan(v)) {
-    text = "__builtin_bit_cast(double, 0x7ff8000000000000l)";
-  } else if (std::isinf(v)) {
-    text = v < 0 ? "-" : "";
-    text += "__builtin_bit_cast(double, 0x7ff0000000000000l)";
-  } else {
-    text = fmt::format("{:a}", v);
+uint64_t operands_used(const Statements& list, int id) {
+  std::vector<uint64_t> used;
+  for (int at = 0; at <= id; ++at) {
+    const Statement& s = list[static_cast<size_t>(at)];
+    used.push_back(s.kind == Statement::Operand ? uint64_t{1} << s.which : 0);
+    for (int a : s.args) used.back() |= used[static_cast<size_t>(a)];
   }
-  return add(fmt::format("splat(({})({}))", lane_, text), 0);
+  return used.back();
 }
 
-int SymText::emit(const char* text, std::initializer_list<int> args) {
-  std::string line;
-  uint64_t uses = 0;
-  for (int a : args) uses |= uses_[a];
-  for (const char* p = text; *p; ++p) {
-    if (*p == '$') {
-      line += names_[args.begin()[*++p - '0']];
-    } else {
-      line += *p;
-    }
+// Infinities and NaNs have no literal without headers, and NVRTC has not all built-in functions of
+// the host's compilers.
+std::string literal(double v) {
+  if (std::isnan(v)) return "__builtin_bit_cast(double, 0x7ff8000000000000l)";
+  if (std::isinf(v)) {
+    return std::string(v < 0 ? "-" : "") + "__builtin_bit_cast(double, 0x7ff0000000000000l)";
   }
-  const std::string id = fmt::format("{}{}", prefix_, names_.size());
-  text_ += fmt::format("{}const auto {} = {};\n", indent_, id, line);
-  return add(id, uses);
+  return fmt::format("{:a}", v);
+}
+
+std::string literal(int64_t v) {
+  return v == INT64_MIN ? "-9223372036854775807l - 1" : fmt::format("{}l", v);
 }
 
 }  // namespace brrr

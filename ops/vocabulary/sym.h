@@ -1,83 +1,106 @@
 #pragma once
-// Sym: a row's lambda run on symbols writes down the source text of its formula.
+// Sym: a row's lambda run on symbols writes down the statements of its formula.
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "core/dtype.h"
 
 namespace brrr {
 
-/// Where symbols write their text. One statement per operation, in the dialect of
-/// ops/vocabulary/vec.h (16 lanes on the CPU, one on a GPU).
-class SymText {
+/// One value of a program, which its place in the list of statements names.
+struct Statement {
+  enum Kind : uint8_t {
+    Operand,   ///< Number `which` of what a formula alone is written over.
+    Load,      ///< An element of window `which`; of a bool one a mask.
+    Number,    ///< Number `which` of the program, cast to `type`.
+    Constant,  ///< The literal `text`, cast to `type`.
+    Formula,   ///< `text` in the dialect of ops/vocabulary/vec.h, `$0`.. being its arguments.
+    Store,     ///< Its argument goes to window `which`.
+  };
+  /// Where the value is the same.
+  enum Varies : uint8_t { Never, WithRow, InRow };
+
+  Kind kind;
+  DType type;  ///< Of the register; kBool: a mask.
+  int which = -1;
+  std::string text = {};
+  std::vector<int> args = {};
+  uint8_t cost = 0;   ///< Twice the long chains of dependent operations (polynomials) that it is.
+  bool unit = false;  ///< Known to lie in [-1, 1], or to be NaN.
+  Varies varies = Never;
+};
+using Statements = std::vector<Statement>;
+/// Adds one, which varies as its arguments do, too; returns its place.
+int append(Statements& list, Statement s);
+
+/// While it lives, the symbols of this thread write to its list.
+class SymScope {
  public:
-  /// `lane` is the C++ type of one element ("float"), which constants are cast to. Names are
-  /// prefix + number, so that several rows can write into one kernel.
-  SymText(std::string lane, std::string prefix, std::string indent)
-      : lane_(std::move(lane)), prefix_(std::move(prefix)), indent_(std::move(indent)) {}
+  /// Formulas and numbers are of type `compute`.
+  SymScope(Statements& list, DType compute) : list_(list), compute_(compute), before_(current_) {
+    current_ = this;
+  }
+  ~SymScope() { current_ = before_; }
+  SymScope(const SymScope&) = delete;
+  SymScope& operator=(const SymScope&) = delete;
 
-  /// Names an operand; `operand` < 0 means that uses of it are not tracked.
-  int operand(const std::string& name, int operand, bool unit = false);
-  int constant(double v);
-  /// Writes `const auto tN = text;` with `$0`, `$1`... replaced by the arguments' names.
-  int emit(const char* text, std::initializer_list<int> args);
-  const std::string& name(int id) const { return names_[id]; }
-  /// Bit i set: the value depends on operand i.
-  uint64_t uses(int id) const { return uses_[id]; }
-  /// The value is known to lie in [-1, 1], or to be NaN.
-  bool unit(int id) const { return unit_[id]; }
-  void set_unit(int id) { unit_[id] = true; }
-  const std::string& text() const { return text_; }
-
-  /// Long chains of dependent operations written so far: polynomials.
-  int chains = 0;
-
-  /// The text that the symbols of this thread write to.
-  inline static thread_local SymText* current = nullptr;
+  static SymScope& current() { return *current_; }
+  int add(Statement s) { return append(list_, std::move(s)); }
+  int operand(int which) { return add({Statement::Operand, compute_, which}); }
+  DType compute() const { return compute_; }
+  const Statement& operator[](int id) const { return list_[static_cast<size_t>(id)]; }
 
  private:
-  int add(std::string name, uint64_t uses, bool unit = false);
-  std::string lane_, prefix_, indent_, text_;
-  std::vector<std::string> names_;
-  std::vector<uint64_t> uses_;
-  std::vector<bool> unit_;
+  Statements& list_;
+  DType compute_;
+  SymScope* before_;
+  inline static thread_local SymScope* current_ = nullptr;
 };
+
+/// Bit k is set: statement `id` depends on operand k.
+uint64_t operands_used(const Statements& list, int id);
+/// A number as text: hex floats keep every bit.
+std::string literal(double v);
+std::string literal(int64_t v);
 
 struct Sym {
   int id = -1;
   Sym() = default;
   explicit Sym(int i) : id(i) {}
-  Sym(double v) : id(SymText::current->constant(v)) {}  // NOLINT(google-explicit-constructor)
+  Sym(double v);  // NOLINT(google-explicit-constructor)
 };
 struct SymMask {
   int id = -1;
 };
 
-inline Sym sym_emit(const char* text, std::initializer_list<int> args) {
-  return Sym(SymText::current->emit(text, args));
+inline Sym sym_emit(const char* text, std::initializer_list<int> args, int chains = 0,
+                    bool unit = false) {
+  SymScope& s = SymScope::current();
+  return Sym(s.add(
+      {Statement::Formula, s.compute(), -1, text, args, static_cast<uint8_t>(2 * chains), unit}));
 }
 inline Sym chain_emit(const char* text, std::initializer_list<int> args) {
-  ++SymText::current->chains;
-  return sym_emit(text, args);
+  return sym_emit(text, args, 1);
 }
 /// A chain as long as four.
 inline Sym long_emit(const char* text, std::initializer_list<int> args) {
-  SymText::current->chains += 3;
-  return chain_emit(text, args);
+  return sym_emit(text, args, 4);
 }
 /// A chain whose results lie in [-1, 1].
 inline Sym bounded_emit(const char* text, std::initializer_list<int> args) {
-  const Sym y = chain_emit(text, args);
-  SymText::current->set_unit(y.id);
-  return y;
+  return sym_emit(text, args, 1, true);
 }
 /// One that has a cheaper form for an argument from there too, named unit_...
 inline Sym wave_emit(const char* text, std::initializer_list<int> args) {
-  const bool unit = SymText::current->unit(*args.begin());
+  const bool unit = SymScope::current()[*args.begin()].unit;
   return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args);
 }
 inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
-  return {SymText::current->emit(text, args)};
+  return {SymScope::current().add({Statement::Formula, kBool, -1, text, args})};
 }
 
 inline Sym operator+(Sym a, Sym b) {

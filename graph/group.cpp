@@ -1,0 +1,173 @@
+#include "graph/group.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <numeric>
+
+namespace brrr::graph {
+
+namespace {
+
+// The dtype that a pointwise instruction computes in.
+DType compute_dtype(const Recording& r, const Instr& i) {
+  // The rule looks at dtypes, dims and numbers only; a call without data is enough.
+  TensorImpl fake[kMaxOperands];
+  TensorImpl* in[kMaxOperands];
+  for (int k = 0; k < i.n_in; ++k) {
+    in[k] = nullptr;
+    if (r.in(i)[k] == kNone) continue;
+    in[k] = &fake[k];
+    fake[k].dtype = r.value(r.in(i)[k]).dtype;
+    fake[k].ndim = r.value(r.in(i)[k]).ndim;
+  }
+  OpCall c(*i.op, in, i.n_in);
+  c.attrs = i.attrs;
+  return pointwise_compute_dtype(c);
+}
+
+class Builder {
+ public:
+  Builder(const Recording& r, const Group& g, const Schedule& s) : r_(r), g_(g), s_(s) {
+    out_.program.space.ndim = g.space.size();
+    std::copy_n(g.space.begin(), g.space.size(), out_.program.space.size);
+  }
+
+  GroupProgram run() {
+    for (uint32_t at : g_.instrs) add(r_.instrs[at]);
+    merge_dims(out_.program);
+    append_steps(out_.program, steps_, s_.fast);
+    return std::move(out_);
+  }
+
+ private:
+  void add(const Instr& i) {
+    program::Step step{i.op, compute_dtype(r_, i), {}, {}};
+    for (int k = 0, word = 0; k < i.n_in; ++k) {
+      step.in.push_back(r_.in(i)[k] == kNone ? ~number(i, k, word++) : window(r_.in(i)[k]));
+      if (step.in.back() < 0) continue;
+      program::Window& w = at(step.in.back());
+      if (!written_.count(step.in.back())) w.loaded = true;
+    }
+    for (int k = 0; k < i.n_out; ++k) {
+      const uint32_t id = r_.out(i)[k];
+      step.out.push_back(window(id));
+      written_[step.out.back()] = true;
+      at(step.out.back()).stored = s_.stored[r_.value(id).storage];
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  int number(const Instr& i, int operand, int word) {
+    program::Number n{i.attrs.kind(operand) == 3 ? kFloat64 : kInt64, i.attrs.v[word]};
+    n.control = i.attrs.dynamic >> word & 1;
+    if (n.control) {
+      const auto before = static_cast<uint16_t>(i.attrs.dynamic & ((1u << word) - 1));
+      n.bits = i.control + std::popcount(before);
+    }
+    out_.program.numbers.push_back(n);
+    return static_cast<int>(out_.program.numbers.size()) - 1;
+  }
+
+  program::Window& at(int w) { return out_.program.windows[static_cast<size_t>(w)]; }
+
+  int window(uint32_t id) {
+    if (const auto it = by_value_.find(id); it != by_value_.end()) return it->second;
+    const Value& v = r_.values[id];
+    program::Window w{.dtype = v.dtype};
+    w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
+    const bool dense = !v.strided && v.numel == numel_of(g_.space);
+    const IntList own = dense ? contiguous_strides(g_.space) : v.stride_list();
+    const IntList shape = dense ? g_.space : v.size_list();
+    const int shift = g_.space.size() - shape.size();
+    for (int d = 0; d < g_.space.size(); ++d) {
+      // A one-element operand of a flat instruction may have more dims than the space.
+      const int at = d - shift;
+      w.stride[d] = at < 0 || v.numel == 1 || shape[at] == 1 ? 0 : own[at];
+    }
+    std::vector<program::Window>& all = out_.program.windows;
+    size_t k = 0;
+    while (k < all.size() && !(r_.values[out_.values[k]].same_elements(v) &&
+                               std::equal(w.stride, w.stride + kMaxDims, all[k].stride))) {
+      ++k;
+    }
+    if (k == all.size()) {
+      all.push_back(w);
+      out_.values.push_back(id);
+    }
+    return by_value_[id] = static_cast<int>(k);
+  }
+
+  const Recording& r_;
+  const Group& g_;
+  const Schedule& s_;
+  GroupProgram out_;
+  std::vector<program::Step> steps_;
+  std::map<uint32_t, int> by_value_;
+  std::map<int, bool> written_;
+};
+
+}  // namespace
+
+GroupProgram program_of(const Recording& r, const Group& g, const Schedule& s) {
+  return Builder(r, g, s).run();
+}
+
+std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g) {
+  const int64_t n = numel_of(g.space);
+  struct Users {
+    std::vector<size_t> all;
+    bool one_pass = false;
+  };
+  std::map<uint32_t, Users> users;  // By storage.
+  for (size_t k = 0; k < g.instrs.size(); ++k) {
+    const Instr& i = r.instrs[g.instrs[k]];
+    for (uint32_t o = i.first_in; o < i.first_out + i.n_out; ++o) {
+      if (r.operands[o] == kNone) continue;
+      const Value& v = r.value(r.operands[o]);
+      Users& u = users[v.storage];
+      u.all.push_back(k);
+      u.one_pass |= o >= i.first_out || (v.numel == n && n > 1);
+    }
+  }
+  std::vector<size_t> part(g.instrs.size());  // Of instructions joined the first.
+  std::iota(part.begin(), part.end(), size_t{0});
+  for (const auto& [storage, u] : users) {
+    for (size_t k = 1; u.one_pass && k < u.all.size(); ++k) {
+      const size_t x = part[u.all[0]], y = part[u.all[k]];
+      for (size_t& p : part) p = p == x || p == y ? std::min(x, y) : p;
+    }
+  }
+  std::vector<std::vector<uint32_t>> parts;
+  for (size_t first = 0; first < part.size(); ++first) {
+    std::vector<uint32_t> instrs;
+    for (size_t k = first; k < part.size(); ++k) {
+      if (part[k] == first) instrs.push_back(g.instrs[k]);
+    }
+    if (!instrs.empty()) parts.push_back(std::move(instrs));
+  }
+  return parts;
+}
+
+size_t polynomials(const Recording& r, const Instr& i) {
+  static thread_local std::map<const OpDef*, size_t> known;
+  auto [at, fresh] = known.try_emplace(i.op);
+  if (fresh) {
+    Statements list;
+    SymScope scope(list, kFloat32);
+    Sym in[kMaxOperands];
+    for (Sym& x : in) x = Sym(scope.operand(0));
+    int out[kMaxOutputs];
+    i.op->pointwise->emit(in, out);
+    for (const Statement& s : list) at->second += s.cost;
+  }
+  size_t conversions = 0;
+  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+    if (r.operands[k] == kNone) continue;
+    const DType t = r.value(r.operands[k]).dtype;
+    conversions += t == kFloat16 || t == kBFloat16;
+  }
+  return at->second / 2 + (conversions + 1) / 2;
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,319 @@
+// The text of a program's kernel for a GPU.
+#include "ops/program/cuda.h"
+
+#include "ops/vocabulary/spelling.h"
+
+namespace brrr::program {
+
+namespace {
+
+class Text {
+ public:
+  Text(const Program& p, const Walk& walk, const std::string& name)
+      : p_(p), walk_(walk), name_(name) {}
+
+  std::string run() {
+    argument();
+    group();
+    if (walk_.turned < 0)
+      groups();
+    else
+      tiles();
+    return out_ + "}\n";
+  }
+
+ private:
+  int count() const { return static_cast<int>(p_.windows.size()); }
+  const Window& window(int w) const { return p_.windows[static_cast<size_t>(w)]; }
+  const char* memory(int w) const { return spelling(window(w).dtype).element; }
+  Window::Reach reach(int w) const { return window(w).reach; }
+  bool splat_of_all(int w) const { return reach(w) == Window::Splat; }
+  bool by_strides(int w) const { return walk_.by_strides(window(w)); }
+  template <class Which, class F> void for_windows(const Which& which, const F& text) {
+    for (int w = 0; w < count(); ++w) {
+      if (which(window(w))) out_ += text(w);
+    }
+  }
+  static bool loaded(const Window& w) { return w.loaded; }
+  static bool stored(const Window& w) { return w.stored; }
+  static bool turned(const Window& w) { return w.reach == Window::Turned; }
+
+  void argument() {
+    out_ += fmt::format("struct A_{} {{\n", name_);
+    each_word(walk_, p_.space, p_.windows.data(), count(), p_.numbers.data(),
+              static_cast<int>(p_.numbers.size()),
+              [&](Word w, int64_t) { out_ += "  " + declaration(w) + ";\n"; });
+    out_ += "};\n";
+  }
+  std::string declaration(Word w) const {
+    switch (w.kind) {
+      case Word::Address:
+        return fmt::format("char* a{}", w.which);
+      case Word::Number: {
+        const Number& c = p_.numbers[static_cast<size_t>(w.which)];
+        const char* type = spelling(c.dtype).element;
+        return c.control ? fmt::format("const {}* c{}", type, w.which)
+                         : fmt::format("{} c{}", type, w.which);
+      }
+      case Word::Numel:
+        return "long n";
+      case Word::Size:
+        return fmt::format("long size{}", w.which);
+      case Word::Mul:
+        return fmt::format("long mul{}", w.which);
+      case Word::Shift:
+        return fmt::format("long shift{}", w.which);
+      case Word::Stride:
+        break;
+    }
+    return fmt::format("long s{}_{}", w.which, w.dim);
+  }
+
+  // --- a group -----------------------------------------------------------------------------------
+
+  // What a thread has of a group: `x<w>`, its elements of each window.
+  void group() {
+    out_ += fmt::format("struct G_{} {{\n", name_);
+    for (int w = 0; w < count(); ++w) {
+      if (!window(w).touched() || splat_of_all(w)) continue;
+      std::string type = memory(w);
+      if (window(w).in_memory() && (reach(w) == Window::Dense || reach(w) == Window::Row)) {
+        type = pack(w);
+      } else if (reach(w) != Window::Held) {  // As many, but they may be more than an access.
+        type = fmt::format("struct {{ {} v[{}]; }}", type, walk_.vector);
+      }
+      out_ += fmt::format("  {} x{};\n", type, w);
+    }
+    out_ += "};\n";
+  }
+  std::string pack(int w) const { return fmt::format("Pack<{}, {}>", memory(w), walk_.vector); }
+
+  // The walk's last group may have elements beyond the last one.
+  bool partial() const { return walk_.vector > 1 && !walk_.in_rows; }
+
+  const char* index() const { return walk_.ndim && !walk_.wide ? "unsigned" : "unsigned long"; }
+
+  // An element's number `r` taken apart, the last dim fastest: `j<d>`; of tiled dims, of the tile.
+  void take_apart(const char* type, const char* indent) {
+    for (int d = walk_.ndim - 1; d > 0; --d) {
+      const std::string count =
+          walk_.tiled(d) ? fmt::format("((p.size{} + {}) / {})", d, kDeviceTile - 1, kDeviceTile)
+                         : fmt::format("p.size{}", d);
+      const std::string quotient =
+          walk_.wide ? fmt::format("r / {}", count)
+                     : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
+      out_ += fmt::format("{0}const {1} q{2} = {3}, j{2} = r - q{2} * ({1}){4};\n{0}r = q{2};\n",
+                          indent, type, d, quotient, count);
+    }
+    out_ += fmt::format("{}const {} j0 = r;\n", indent, type);
+  }
+
+  // `O`: how many bytes into each window an element lies.
+  void offsets() {
+    if (walk_.ndim == 0) return;
+    const auto strided = [&](const Window& w) { return walk_.by_strides(w); };
+    out_ += fmt::format("struct O_{} {{\n", name_);
+    for_windows(strided, [&](int w) { return fmt::format("  long o{};\n", w); });
+    out_ +=
+        fmt::format("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
+    take_apart(index(), "  ");
+    out_ += fmt::format("  O_{} o;\n", name_);
+    for_windows(strided, [&](int w) {
+      std::string sum = fmt::format("  o.o{} = 0", w);
+      for (int d = 0; d < walk_.ndim; ++d) sum += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
+      return sum + ";\n";
+    });
+    out_ += "  return o;\n}\n";
+  }
+
+  // The element of window w that lies `offset` bytes into it.
+  std::string element(int w, const std::string& offset, const std::string& type) const {
+    if (window(w).source == Window::Index) return fmt::format("(long)({})", offset);
+    return fmt::format("*({}*)(p.a{} + {})", type, w, offset);
+  }
+
+  // One of the two ways between memory and a group.
+  void move(bool store) {
+    const int vector = walk_.vector;
+    const bool rows = walk_.ndim && walk_.in_rows;
+    out_ += fmt::format("BRRR_VX void {1}_{0}(const A_{0}& p, const {2} e, {3}G_{0}& g) {{\n",
+                        name_, store ? "write" : "read", index(), store ? "const " : "");
+    if (rows) out_ += fmt::format("  const O_{0} o = offsets_{0}(p, e);\n", name_);
+    const std::string unroll =
+        fmt::format("#pragma unroll\n  for (int u = 0; u < {}; ++u) ", vector);
+    // Beyond the end a thread reads its own first element again, and writes nothing.
+    const std::string each = unroll + (partial() && store ? "if (e + u < p.n) " : "");
+    const std::string at = partial() && !store ? "(e + u < p.n ? e + u : e)" : "(e + u)";
+    std::string whole, single;  // What is dense: as groups, and at the end an element at a time.
+    for (int w = 0; w < count(); ++w) {
+      if (splat_of_all(w) || !(store ? window(w).stored : window(w).loaded)) continue;
+      const auto one = [&](const std::string& type, const std::string& offset, const char* lane) {
+        const std::string place = element(w, offset, type), mine = fmt::format("g.x{}{}", w, lane);
+        return (store ? place + " = " + mine : mine + " = " + place) + ";\n";
+      };
+      const std::string row = fmt::format("o.o{}", w);
+      const std::string dense = fmt::format("(long){} * {}", at, window(w).item());
+      switch (reach(w)) {
+        case Window::Dense:
+          if (window(w).source == Window::Index) {
+            out_ += each + one("", "e + u", ".v[u]");
+            break;
+          }
+          whole += "  " + one(pack(w), fmt::format("(long)e * {}", window(w).item()), "");
+          single += each + one(memory(w), dense, ".v[u]");
+          break;
+        case Window::Row:
+          out_ += "  " + one(pack(w), row, "");
+          break;
+        case Window::Held:
+          out_ += "  " + one(memory(w), row, "");
+          break;
+        default:
+          if (rows) {
+            const std::string step = fmt::format(" + u * p.s{}_{}", w, walk_.ndim - 1);
+            out_ += unroll + one(memory(w), vector > 1 ? row + step : row, ".v[u]");
+          } else {
+            out_ += fmt::format("{0}{{\n    const O_{1} o = offsets_{1}(p, {2});\n    {3}  }}\n",
+                                each, name_, at, one(memory(w), row, ".v[u]"));
+          }
+      }
+    }
+    out_ += !partial() || whole.empty()
+                ? whole
+                : fmt::format("  if (e + {} <= p.n) {{\n{}  }} else {{\n{}  }}\n", vector, whole,
+                              single);
+    out_ += "}\n";
+  }
+
+  // The elements of the window that are the same for all.
+  void splats() {
+    for_windows([](const Window& w) { return w.loaded && w.reach == Window::Splat; },
+                [&](int w) {
+                  return fmt::format("  const {} x{} = {};\n", memory(w), w,
+                                     element(w, "0", memory(w)));
+                });
+  }
+
+  // Element u of `group`: from what has been read of it to what will be written.
+  void compute(const std::string& group, const std::string& indent) {
+    std::vector<std::string> names;
+    const auto leaf = [&](const Statement& s) {
+      if (s.kind == Statement::Number) {
+        const bool control = p_.numbers[static_cast<size_t>(s.which)].control;
+        return splat(s.type, fmt::format("{}p.c{}", control ? "*" : "", s.which));
+      }
+      const Spelling& how = spelling(window(s.which).dtype);
+      std::string x = splat_of_all(s.which) ? "" : group + ".";
+      x += fmt::format("x{}{}", s.which,
+                       splat_of_all(s.which) || reach(s.which) == Window::Held ? "" : ".v[u]");
+      return s.kind == Statement::Load ? fill(how.load, {fmt::format("load(&{})", x)})
+                                       : fmt::format("store(&{}, {})", x, how.store);
+    };
+    out_ += lines(p_.statements, indent, leaf, names);
+  }
+
+  // --- the walks ---------------------------------------------------------------------------------
+
+  // A block's threads have neighbouring groups, so often that each thread has all of its own.
+  void groups() {
+    offsets();
+    move(false);
+    move(true);
+    const int vector = walk_.vector, each = walk_.groups(), step = kDeviceThreads * vector;
+    const std::string unroll =
+        fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", each);
+    out_ += fmt::format("KERNEL({0}, A_{0}, {1}) {{\n", name_, kDeviceThreads);
+    out_ += fmt::format("  const {0} first = ({0})blockIdx.x * {1} + threadIdx.x * {2};\n", index(),
+                        step * each, vector);
+    out_ += "  if (first >= p.n) return;\n";
+    splats();
+    out_ += fmt::format("  G_{} g[{}];\n{}", name_, each, unroll);
+    // Beyond the end a thread reads its first group again.
+    out_ += fmt::format("    const {} e = first + k * {};\n", index(), step);
+    out_ += fmt::format("    read_{}(p, e < p.n ? e : first, g[k]);\n  }}\n{}", name_, unroll);
+    out_ += fmt::format("#pragma unroll\n    for (int u = 0; u < {}; ++u) {{\n", vector);
+    compute("g[k]", "      ");
+    out_ +=
+        fmt::format("    }}\n  }}\n{}    const {} e = first + k * {};\n", unroll, index(), step);
+    out_ += fmt::format("    if (e < p.n) write_{}(p, e, g[k]);\n  }}\n", name_);
+  }
+
+  // A block has a square of the innermost dim and the one that other windows are dense along. These
+  // are read along that one into shared memory, and from there across.
+  void tiles() {
+    out_ += fmt::format("BLOCK_KERNEL({0}, A_{0}, {1}) {{\n", name_, kDeviceThreads);
+    for_windows(turned, [&](int w) {
+      return fmt::format("  __shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
+                         kDeviceTile + 1);
+    });
+    find_tile();
+    splats();
+    out_ += fmt::format("  G_{} g[{}];\n", name_, kDeviceTile / kTileRows);
+    tile_loop("across", "other");
+    for_windows(turned, [&](int w) {
+      return fmt::format("    tile{}[other][across] = {};\n", w, in_tile(w));
+    });
+    out_ += "  }\n";
+    tile_loop("other", "across");
+    for_windows([&](const Window& w) { return w.loaded && walk_.by_strides(w) && !turned(w); },
+                [&](int w) { return fmt::format("    g[k].x{}.v[0] = {};\n", w, in_tile(w)); });
+    out_ += "  }\n  __syncthreads();\n";
+    tile_loop("other", "across");
+    out_ += "    constexpr int u = 0;\n";
+    for_windows(turned, [&](int w) {
+      return fmt::format("    g[k].x{0}.v[u] = tile{0}[across][other];\n", w);
+    });
+    compute("g[k]", "    ");
+    for_windows(stored,
+                [&](int w) { return fmt::format("    {} = g[k].x{}.v[u];\n", in_tile(w), w); });
+    out_ += "  }\n";
+  }
+
+  // Where the block's tile is, and the thread in it: `b<w>` is where its other dims begin.
+  void find_tile() {
+    const int last = walk_.ndim - 1;
+    out_ += fmt::format("  const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n",
+                        kDeviceTile);
+    out_ += "  unsigned r = blockIdx.x;\n";
+    take_apart("unsigned", "  ");
+    out_ += fmt::format("  const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n",
+                        kDeviceTile, walk_.turned, last);
+    for_windows([&](const Window& w) { return walk_.by_strides(w); },
+                [&](int w) {
+                  std::string begin = fmt::format("  const long b{} = 0", w);
+                  for (int d = 0; d < last; ++d) {
+                    if (d != walk_.turned) begin += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
+                  }
+                  return begin + ";\n";
+                });
+  }
+
+  // For each of the thread's elements, t in the turned dim and c in the innermost one.
+  void tile_loop(const char* t, const char* c) {
+    out_ +=
+        fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", kDeviceTile / kTileRows);
+    out_ += fmt::format("    const int other = down + {} * k;\n", kTileRows);
+    out_ += fmt::format("    const long t = first_t + {}, c = first_c + {};\n", t, c);
+    out_ += fmt::format("    if (t >= p.size{} || c >= p.size{}) continue;\n", walk_.turned,
+                        walk_.ndim - 1);
+  }
+  std::string in_tile(int w) const {
+    return element(
+        w, fmt::format("b{0} + t * p.s{0}_{1} + c * p.s{0}_{2}", w, walk_.turned, walk_.ndim - 1),
+        memory(w));
+  }
+  static constexpr int kTileRows = kDeviceThreads / kDeviceTile;
+
+  const Program& p_;
+  const Walk& walk_;
+  const std::string& name_;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string cuda_text(const Program& p, const Walk& walk, const std::string& name) {
+  return Text(p, walk, name).run();
+}
+
+}  // namespace brrr::program

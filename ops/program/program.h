@@ -1,0 +1,97 @@
+#pragma once
+// A kernel that is no library call, as a program: windows on memory over an iteration space, and
+// statements, for each element the same, in the vocabulary `m::`. It is built from pointwise rows
+// (an eager call's, or a fused group's of a recording) and printed by targets: cpu.h, cuda.h,
+// scalar.h.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ops/kinds/pointwise.h"
+
+namespace brrr::program {
+
+/// What is walked, dim by dim, the last one innermost.
+struct Space {
+  int ndim = 0;
+  int64_t size[kMaxDims] = {};
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int d = 0; d < ndim; ++d) n *= size[d];
+    return n;
+  }
+};
+
+/// An operand that has an element for each of the space. One that is neither loaded nor stored is
+/// in a register only: it carries a value from step to step.
+struct Window {
+  enum Source : uint8_t {
+    Memory,
+    Index,  ///< No memory: the element is the offset itself, an int64.
+  };
+  /// How the walk of a GPU (cuda.h) reaches it.
+  enum Reach : uint8_t {
+    Dense,    ///< At the element's own number; a group in one access.
+    Splat,    ///< One element for all.
+    Strided,  ///< By strides, one element after the other.
+    Row,      ///< By strides; a group in one access.
+    Held,     ///< By strides; one element for a group.
+    Turned,   ///< By tiles in shared memory, which are read along its own dense dim.
+  };
+  DType dtype = DType::Float32;
+  bool loaded = false;  ///< Read before anything in the program has written it.
+  bool stored = false;  ///< Written, and wanted afterwards.
+  Source source = Memory;
+  Reach reach = Dense;
+  uintptr_t address = 0;          ///< Or what it leaves modulo 16.
+  int64_t stride[kMaxDims] = {};  ///< Over the space's dims, in elements.
+
+  bool touched() const { return loaded || stored; }
+  bool in_memory() const { return touched() && source == Memory; }
+  int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
+};
+
+/// A number given with the call; or, in a recorded step, read from its control word.
+struct Number {
+  DType dtype;       ///< Float64 or Int64.
+  int64_t bits = 0;  ///< Its value, or the number of the control word.
+  bool control = false;
+};
+
+/// One row of a program that is to be built.
+struct Step {
+  const OpDef* op;
+  DType compute;
+  std::vector<int> in;   ///< Windows; of numbers ~index.
+  std::vector<int> out;  ///< Windows.
+};
+
+struct Program {
+  Space space;
+  std::vector<Window> windows;
+  std::vector<Number> numbers;
+  /// Loads first, stores last; every statement comes after its arguments.
+  Statements statements;
+
+  const Window& window(const Statement& s) const { return windows[static_cast<size_t>(s.which)]; }
+};
+
+/// Makes the dims as few as the windows allow, the larger strides of what is written outside.
+void merge_dims(Program& p);
+/// The statements of the steps, one after the other; `fast`: 16-bit floats are rounded only when
+/// stored.
+void append_steps(Program& p, const std::vector<Step>& steps, bool fast);
+
+/// The number's value as text; of one that is not read from a control word.
+std::string literal(const Number& n);
+/// A scalar, cast to `type`, for all lanes.
+std::string splat(DType type, const std::string& value);
+/// The statements in the vector dialect, a line each: what targets share that compute one element
+/// after the other. `leaf` gives the expressions of loads, numbers and operands, and of stores,
+/// where $0 is what is stored. `names`, empty at first, gets the statements' names.
+std::string lines(const Statements& list, const std::string& indent,
+                  const std::function<std::string(const Statement&)>& leaf,
+                  std::vector<std::string>& names);
+
+}  // namespace brrr::program

@@ -1,0 +1,15 @@
+#pragma once
+// A program as plain C, one element after the other: the shortest target, which shares no function
+// with the others and so reads their kernels independently.
+
+#include "ops/program/program.h"
+
+namespace brrr::program {
+
+/// The definition of `extern "C" void name(char* const* a)` with the arguments of the CPU's kernel
+/// (cpu_arguments()), which runs the program once over all of its space. Text of the host's
+/// compiler; scalar_prelude() goes before the first.
+std::string scalar_text(const Program& p, const std::string& name);
+const char* scalar_prelude();
+
+}  // namespace brrr::program

@@ -1,0 +1,241 @@
+// Programs read a third time: as plain C, one element after the other, beside the vectors of eager
+// kernels and of generated ones.
+
+#include "backends/cpu/jit.h"
+#include "graph/group.h"
+#include "ops/program/cpu.h"
+#include "ops/program/scalar.h"
+#include "tests/recorded.h"
+#include "tests/special_values.h"
+#include "tests/temp_cache.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+using program::Program;
+
+// Programs in a module of their own.
+class Scalars {
+ public:
+  ~Scalars() {
+    if (module_) cpu::unload(module_);
+  }
+  void add(const Program& p) { text_ += program::scalar_text(p, fmt::format("k{}", n_++)); }
+  void run(size_t k, const std::vector<char*>& arguments) {
+    BuildReport report;
+    if (!module_) module_ = cpu::build(text_, report);
+    void* fn = cpu::symbol(module_, fmt::format("k{}", k).c_str());
+    reinterpret_cast<void (*)(char* const*)>(fn)(arguments.data());
+  }
+
+ private:
+  std::string text_ = program::scalar_prelude();
+  size_t n_ = 0;
+  KernelModule* module_ = nullptr;
+};
+
+DType compute_of(const OpDef& op, const Tensors& in) {
+  std::vector<TensorImpl*> impls;
+  for (const Tensor& t : in) impls.push_back(t.impl());
+  return pointwise_compute_dtype(OpCall(op, impls.data(), static_cast<int>(in.size())));
+}
+
+// The row over dense vectors: outputs, then inputs.
+Program program_of_row(const OpDef& op, const Tensors& out, const Tensors& in) {
+  Program p;
+  p.space.ndim = 1;
+  p.space.size[0] = out[0].numel();
+  program::Step step{&op, compute_of(op, in), {}, {}};
+  for (const Tensors* list : {&out, &in}) {
+    for (const Tensor& t : *list) {
+      (list == &out ? step.out : step.in).push_back(static_cast<int>(p.windows.size()));
+      p.windows.push_back({.dtype = t.dtype(), .loaded = list == &in, .stored = list == &out});
+      p.windows.back().stride[0] = 1;
+    }
+  }
+  append_steps(p, {step}, false);
+  return p;
+}
+
+char* bytes_of(const Tensor& t) {
+  return static_cast<char*>(t.data_ptr());
+}
+
+// Whether all its operations are exactly rounded.
+bool is_exact(const Program& p) {
+  return std::all_of(p.statements.begin(), p.statements.end(),
+                     [](const Statement& s) { return s.kind != Statement::Formula || s.cost < 2; });
+}
+
+double epsilon(DType t) {
+  return t == kFloat64 ? 0x1p-52 : t == kBFloat16 ? 0x1p-7 : t == kFloat16 ? 0x1p-10 : 0x1p-23;
+}
+
+// `units` last places of the larger of value, operands and 1; infinity begins a little early.
+void check_near(const Tensor& got, const Tensor& want, double scale, double units,
+                const std::string& what) {
+  const auto u = got.to(kFloat64).to_vector<double>(), v = want.to(kFloat64).to_vector<double>();
+  const double most = want.dtype() == kFloat64 ? 1e300 : want.dtype() == kFloat16 ? 6e4 : 3e38;
+  for (size_t i = 0; i < u.size(); ++i) {
+    const double unit = epsilon(want.dtype()) * std::max({1.0, scale, std::fabs(v[i])});
+    const bool huge = std::fabs(u[i]) > most && std::fabs(v[i]) > most && u[i] * v[i] > 0;
+    const bool same = u[i] == v[i] || (std::isnan(u[i]) && std::isnan(v[i])) || huge;
+    const bool near = same || std::fabs(u[i] - v[i]) <= units * unit;
+    CHECK_MESSAGE(near, fmt::format("{}, element {}: {} in plain C, {}", what, i, u[i], v[i]));
+  }
+}
+
+struct RowCase {
+  const OpDef* op;
+  Tensors in, want, got;
+  Program program;
+};
+
+void check_rows(const std::vector<std::pair<const OpDef*, Tensors>>& calls) {
+  Scalars scalars;
+  std::vector<RowCase> cases;
+  for (const auto& [op, in] : calls) {
+    RowCase c{op, in, run_row(*op, in), {}, {}};
+    for (const Tensor& t : c.want) c.got.push_back(empty_like(t));
+    c.program = program_of_row(*op, c.got, c.in);
+    scalars.add(c.program);
+    cases.push_back(std::move(c));
+  }
+  for (size_t k = 0; k < cases.size(); ++k) {
+    const RowCase& c = cases[k];
+    std::vector<char*> arguments;
+    double scale = 0;
+    for (const Tensor& t : c.got) arguments.push_back(bytes_of(t));
+    for (const Tensor& t : c.in) {
+      arguments.push_back(bytes_of(t));
+      for (double x : t.to(kFloat64).to_vector<double>()) {
+        if (std::isfinite(x)) scale = std::max(scale, std::fabs(x));
+      }
+    }
+    scalars.run(k, arguments);
+    for (size_t o = 0; o < c.got.size(); ++o) {
+      const std::string what =
+          fmt::format("{}({}), output {}", c.op->name, describe(c.in[0].impl()), o);
+      if (is_exact(c.program)) {
+        const std::string d = difference(c.got[o], c.want[o]);
+        CHECK_MESSAGE(d.empty(), what, ": ", d);
+      } else {
+        check_near(c.got[o], c.want[o], scale, 4.0 * operations(*c.op), what);
+      }
+    }
+  }
+}
+
+// The step's groups, in order, on memory of their own; `inputs` in the order of their first use.
+std::vector<char> run_groups(const graph::Recording& r, const Tensors& inputs) {
+  const graph::Schedule s = graph::make_schedule(r, true);
+  std::vector<std::vector<char>> memory;
+  for (const graph::StorageInfo& st : r.storages) memory.emplace_back(st.bytes);
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    std::vector<char>& m = memory[r.externals[k]];
+    std::copy_n(bytes_of(inputs[k]), m.size(), m.begin());
+  }
+  Scalars scalars;
+  std::vector<graph::GroupProgram> groups;
+  for (const graph::Group& g : s.groups) {
+    REQUIRE(g.fused);
+    groups.push_back(graph::program_of(r, g, s));
+    scalars.add(groups.back().program);
+  }
+  CHECK(groups.size() < r.instrs.size());
+  for (size_t k = 0; k < groups.size(); ++k) {
+    std::vector<char*> arguments;
+    for (const auto& a : program::cpu_arguments(groups[k].program)) {
+      REQUIRE(!a.number);
+      const graph::Value& v = r.value(groups[k].values[static_cast<size_t>(a.which)]);
+      arguments.push_back(memory[v.storage].data() +
+                          v.offset * static_cast<int64_t>(itemsize(v.dtype)));
+    }
+    scalars.run(k, arguments);
+  }
+  REQUIRE(r.survivors.size() == 1);
+  return memory[r.survivors[0]];
+}
+
+template <class F> void check_step(const F& fn, const Tensors& inputs, double units) {
+  const graph::Recording r = record([&] { return std::vector<Tensor>{fn(inputs)}; });
+  const Tensor want = fn(inputs), got = empty_like(want);
+  const std::vector<char> bytes = run_groups(r, inputs);
+  REQUIRE(bytes.size() == static_cast<size_t>(want.numel()) * itemsize(want.dtype()));
+  std::copy(bytes.begin(), bytes.end(), bytes_of(got));
+  units ? check_near(got, want, 1, units, "step") : check_same(got, want);
+}
+
+}  // namespace
+
+TEST_CASE("program: every pointwise row in plain C has the eager kernel's values") {
+  const TempCache cache;
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8, kBool}) {
+    CAPTURE(std::string(name(t)));
+    std::vector<std::pair<const OpDef*, Tensors>> calls;
+    for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+      if (!is_floating(t) && !is_number_row(*op)) continue;
+      calls.emplace_back(op, operands_of(*op, {37}, t));
+      if (t == kFloat32 || t == kFloat64) {
+        calls.emplace_back(op, as_tensors(*op, special_columns(*op), t));
+      }
+    }
+    check_rows(calls);
+  }
+}
+
+TEST_CASE("program: fused groups in plain C") {
+  const TempCache cache;
+  const NoGradGuard guard;
+  const Tensors in{randn({6, 17}), randn({17}), randn({17, 6}).t(), randn({6, 1})};
+  const auto exact = [](const Tensors& x) {
+    const Tensor a = x[0] * x[1], y = a + x[2] / 3 - 0.25;
+    return where(y > x[3], maximum(y, x[0]), -y) * 1.5;
+  };
+  check_step(exact, in, 0);
+  const auto rounded = [](const Tensors& x) {
+    const Tensor a = (x[0] * 2.5).to(kBFloat16), b = x[1].to(kFloat16) * 0.1;
+    return a + b * x[2];
+  };
+  check_step(rounded, {in[0], in[1], in[3]}, 0);
+  const auto curved = [](const Tensors& x) {
+    const Tensor a = tanh(x[0]).cos(), b = exp(x[1]) * a;
+    return b + gelu(x[2]) * 3;
+  };
+  check_step(curved, {in[0], in[1], in[2]}, 64);
+}
+
+// An index window is no memory: its element is the offset itself.
+TEST_CASE("program: a dim's index and the element's own number are windows") {
+  const TempCache cache;
+  const Tensor a = randint(-9, 9, {5, 40}), y = empty_like(a);
+  Program p;
+  p.space = {2, {5, 40}};
+  p.windows = {
+      {.dtype = kInt64, .stored = true, .stride = {40, 1}},
+      {.dtype = kInt64, .loaded = true, .stride = {40, 1}},
+      {.dtype = kInt64, .loaded = true, .source = program::Window::Index, .stride = {1, 0}},
+      {.dtype = kInt64, .loaded = true, .source = program::Window::Index, .stride = {0, 3}}};
+  const OpDef& add = *find_op("add");
+  merge_dims(p);
+  CHECK(p.space.ndim == 2);
+  append_steps(p, {{&add, kInt64, {1, 2}, {0}}, {&add, kInt64, {0, 3}, {0}}}, false);
+  const Tensor want = a + arange(5).view({5, 1}) + arange(40) * 3;
+  Scalars scalars;
+  scalars.add(p);
+  scalars.run(0, {bytes_of(y), bytes_of(a)});
+  check_same(y, want);
+
+  const program::CpuKernel kernel = program::cpu_kernel(p);
+  BuildReport report;
+  KernelModule* module =
+      cpu::build("using namespace brrr::vx;\nextern \"C\" void k" + kernel.body, report);
+  y.fill_(0);
+  char* arguments[] = {bytes_of(y), bytes_of(a)};
+  reinterpret_cast<void (*)(char* const*, int64_t, int64_t)>(cpu::symbol(module, "k"))(
+      arguments, 0, kernel.extent);
+  cpu::unload(module);
+  check_same(y, want);
+}
