@@ -148,11 +148,10 @@ class Engine {
     const Tensor& g = pending->grad[0];
     const DType g_dtype = g.defined() ? g.impl()->dtype : kFloat32;
     VjpCall v{n, pending->grad, gin, mask};
-    if (n.op->vjp) {
-      n.op->vjp(v);
-    } else {
-      differentiate_decomposition(v);
-    }
+    if (n.op->vjp) n.op->vjp(v);
+    bool left = !n.op->vjp;
+    for (int k = 0; k < n.n_out; ++k) left |= v.gout[k].defined() && !(n.op->vjp_outputs >> k & 1);
+    if (left) differentiate_decomposition(v);
     Recorder* const r = context.recorder;
     const bool older = r && n.sequence < r->first_sequence;  // Than the step that is recorded.
     if (!options_.retain_graph && !older) {
@@ -246,7 +245,9 @@ void Engine::differentiate_decomposition(VjpCall& v) {
     const Meta& m = v.meta(which[k]);
     Tensor g = grads[k];
     if (!g.defined()) continue;
-    v.gin[which[k]] = g.dtype() == m.dtype ? g : g.to(m.dtype);
+    if (g.dtype() != m.dtype) g = g.to(m.dtype);
+    Tensor& all = v.gin[which[k]];
+    all = all.defined() ? all + g : g;
   }
 }
 

@@ -213,6 +213,7 @@ enum class Autocast : uint8_t {
 
 struct PointwiseInfo;
 struct ReductionInfo;
+struct RowInfo;
 
 /// What a row has for one device.
 struct Kernel {
@@ -239,6 +240,8 @@ struct OpSpec {
   /// Looks at dtypes and layouts only. Null: packed_bytes().
   int64_t (*scratch)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
+  /// Whose gradients vjp takes; for the rest of the outputs decompose is differentiated.
+  uint32_t vjp_outputs = ~0u;
   uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs, by bits.
   uint32_t saves_outputs = 0;
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
@@ -249,6 +252,7 @@ struct OpSpec {
   double tolerance = 0;
   const PointwiseInfo* pointwise = nullptr;
   const ReductionInfo* reduction = nullptr;
+  const RowInfo* row = nullptr;
 };
 
 /// An op: a row of ops/, which registers itself.

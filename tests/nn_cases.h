@@ -31,6 +31,14 @@ struct Words {
   std::vector<double> floats;
 };
 
+// Of a cross_entropy row: the dims of a row, the id that does not count, hit and miss.
+inline Words loss_words(int64_t classes, int64_t ignored = -100, double smoothing = 0) {
+  return {{1, ignored}, {1 - smoothing, smoothing / static_cast<double>(classes)}};
+}
+inline std::string loss_row(double smoothing) {
+  return smoothing != 0 ? "smooth_cross_entropy" : "cross_entropy";
+}
+
 // All outputs of the named row, from its kernel and from its decomposition.
 struct Both {
   Tensors kernel, decomposed;

@@ -14,10 +14,13 @@ TEST_CASE("cross_entropy: kernels equal the decompositions") {
         CAPTURE(n);
         CAPTURE(classes);
         const Tensor x = (randn({n, classes}) * 3.0).to(t), ids = classes_for(n, classes);
-        const Both y = run_both("cross_entropy", {x, ids});
+        const Words words = loss_words(classes);
+        const Both y = run_both("cross_entropy", {x, ids}, words);
         check_same(y);
-        check_same(run_both("cross_entropy_backward",
-                            {x, ids, y.kernel[1], y.kernel[2], full({}, 0.75, t)}));
+        Tensors in{x, ids};
+        in.insert(in.end(), y.kernel.begin(), y.kernel.end());
+        in.push_back(full({}, 0.75, t));
+        check_same(run_both("cross_entropy_backward", in, words));
       }
     }
   }
@@ -51,11 +54,14 @@ TEST_CASE("cross_entropy: ignored rows and smoothing, kernels and decompositions
           CAPTURE(smoothing);
           const Tensor x = (randn({n, classes}) * 3.0).to(t), ids = classes_for(n, classes);
           // Class 1 does not count, here and below; not in the ids at all with one row.
-          const Words words{{1}, {smoothing}};
-          const Both y = run_both("cross_entropy", {x, ids}, words);
+          const Words words = loss_words(classes, 1, smoothing);
+          const std::string row = loss_row(smoothing);
+          const Both y = run_both(row.c_str(), {x, ids}, words);
           check_same(y);
-          check_same(run_both("cross_entropy_backward",
-                              {x, ids, y.kernel[1], y.kernel[2], full({}, 0.75, t)}, words));
+          Tensors in{x, ids};
+          in.insert(in.end(), y.kernel.begin(), y.kernel.end());
+          in.push_back(full({}, 0.75, t));
+          check_same(run_both((row + "_backward").c_str(), in, words));
         }
       }
     }

@@ -1,11 +1,10 @@
 // Kernels over rows on the device: softmax, norms and cross_entropy beside the CPU's in float64.
 
-#include "ops/kinds/composite.h"
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
-#include "ops/kinds/row_device.h"
+#include "ops/program/cuda_rows_text.h"
 #include "tests/cuda_cases.h"
 
 using namespace brrr;
@@ -112,32 +111,37 @@ Tensor classes(int64_t rows, int64_t n) {
   return tensor(ids);
 }
 
+const Words kLastDim{{1}, {}};
+
 void check_softmax(const Tensor& x, const Tensor& g) {
-  const Tensor y = check_row("softmax", {x})[0];
-  check_row("softmax_backward", {y, g});
-  const Tensor z = check_row("log_softmax", {x})[0];
-  check_row("log_softmax_backward", {z, g});
+  const Tensor y = check_row("softmax", {x}, kLastDim)[0];
+  check_row("softmax_backward", {x, y, g}, kLastDim);
+  const Tensor z = check_row("log_softmax", {x}, kLastDim)[0];
+  check_row("log_softmax_backward", {x, z, g}, kLastDim);
 }
 
 void check_norms(const Tensor& x, const Tensor& g, const Tensor& w, const Tensor& b) {
-  const Words forward{{1}, {1e-5}}, backward{{1}, {}};
+  const Words words{{1}, {1e-5}};
   const int64_t n = x.size(-1);
-  const Tensors y = check_row("layer_norm", {x, w, b}, forward);
-  const Tensors in{x, w, y[1], y[2], g};
-  check_row("layer_norm_backward", in, backward);
-  check_row("layer_norm_backward_affine", in, backward, std::max(n, x.numel() / n));
-  const Tensors z = check_row("rms_norm", {x, w}, forward);
-  check_row("rms_norm_backward", {x, w, z[1], g}, backward);
-  check_row("rms_norm_backward_affine", {x, w, z[1], g}, backward, std::max(n, x.numel() / n));
+  const Tensors y = check_row("layer_norm", {x, w, b}, words);
+  check_row("layer_norm_backward", {x, w, b, y[0], y[1], y[2], g}, words,
+            std::max(n, x.numel() / n));
+  const Tensors z = check_row("rms_norm", {x, w}, words);
+  check_row("rms_norm_backward", {x, w, z[0], z[1], g}, words, std::max(n, x.numel() / n));
 }
 
-void check_cross_entropy(const Tensor& x, const Tensor& ids, const Words& words = {}) {
-  const Tensors y = check_row("cross_entropy", {x, ids}, words);
-  const Tensors in{x, ids, y[1], y[2], full({}, 0.75, x.dtype())};
-  check_row("cross_entropy_backward", in, words);
+void check_cross_entropy(const Tensor& x, const Tensor& ids, int64_t ignored = -100,
+                         double smoothing = 0) {
+  const std::string row = smoothing != 0 ? "smooth_cross_entropy" : "cross_entropy";
+  const Words words{{1, ignored}, {1 - smoothing, smoothing / static_cast<double>(x.size(1))}};
+  Tensors in{x, ids};
+  for (const Tensor& y : check_row(row.c_str(), {x, ids}, words)) in.push_back(y);
+  in.push_back(full({}, 0.75, x.dtype()));
+  const std::string gradient = row + "_backward";
+  check_row(gradient.c_str(), in, words);
   if (x.dtype() == kFloat64) return;  // exp is not the same function there.
-  const Tensors got = run("cross_entropy_backward", moved(in), words);
-  CHECK(device_difference(got[0], run("cross_entropy_backward", in, words)[0]) == "");
+  const Tensors got = run(gradient.c_str(), moved(in), words);
+  CHECK(device_difference(got[0], run(gradient.c_str(), in, words)[0]) == "");
 }
 
 }  // namespace
@@ -162,25 +166,26 @@ TEST_CASE("cuda rows: 16-bit elements are read 16 bytes at a time in rows of odd
       const int64_t rows = n < 2000 ? 37 : 3;  // Rows begin everywhere between multiples of 16.
       const Tensor x = (randn({rows, n}) * 3.0).to(t), g = randn({rows, n}).to(t);
       check_softmax(x, g);
-      check_cross_entropy(x, classes(rows, n), {{3}, {0.1}});
+      check_cross_entropy(x, classes(rows, n), 3, 0.1);
       check_norms(x, g, randn({n}).to(t), randn({n}).to(t));
     }
   }
   if (!gpu_compiler()) return;
   for (const char* kernel :
-       {"softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "cross_entropy_rows",
-        "cross_entropy_backward", "norm_rows", "norm_backward"}) {
+       {"softmax_rows", "log_softmax_rows", "softmax_backward_rows", "log_softmax_backward_rows",
+        "smooth_cross_entropy_rows", "smooth_cross_entropy_backward_rows", "layer_norm_rows",
+        "layer_norm_backward_rows"}) {
     for (int64_t n : {1023, 50257}) {
       CAPTURE(std::string(kernel));
       CAPTURE(n);
       const RowForm form(n, kBFloat16);
       bool found = false;
       for (const auto& [v, text] : texts_that_ran(kernel)) {
-        if (found || v.t != kBFloat16 || (v.n != form.bits(0) && v.n != form.bits(1))) continue;
+        if (found || v.t != kBFloat16 || (v.n & 0xfff) != form.bits(0)) continue;
         found = true;
         const std::string ptx = ptx_of(text);
         CHECK_MESSAGE(ptx.find("ld.global.v4.u32") != ptx.npos, ptx);
-        const bool maps = n == 50257 && std::string(kernel) != "cross_entropy_rows";
+        const bool maps = n == 50257 && std::string(kernel) != "smooth_cross_entropy_rows";
         if (maps) CHECK_MESSAGE(ptx.find("st.global.v4.u32") != ptx.npos, ptx);
       }
       CHECK(found);
@@ -208,7 +213,7 @@ TEST_CASE("cuda rows: cross_entropy, every length and dtype") {
     for_shapes(t, [&](int64_t n, int64_t rows) {
       const Tensor x = (randn({rows, n}) * 3.0).to(t), ids = classes(rows, n);
       check_cross_entropy(x, ids);
-      if (n == 33 || n == 5000 || n >= 20000) check_cross_entropy(x, ids, {{3}, {0.1}});
+      if (n == 33 || n == 5000 || n >= 20000) check_cross_entropy(x, ids, 3, 0.1);
     });
   }
 }
@@ -241,7 +246,7 @@ TEST_CASE("cuda rows: layouts, mixed dtypes, absent weights, more dims") {
   check_softmax(full({}, 2.0), ones({}));
   const Tensor x = randn({3, 4, 5, 6}), g = randn({3, 4, 5, 6}), w = randn({5, 6});
   const Tensors y = check_row("layer_norm", {x, w, w}, {{2}, {1e-5}}, 30);
-  check_row("layer_norm_backward_affine", {x, w, y[1], y[2], g}, {{2}, {}}, 30);
+  check_row("layer_norm_backward", {x, w, w, y[0], y[1], y[2], g}, {{2}, {1e-5}}, 30);
   for (int64_t dim : {0, 1, 2, 3}) {
     check_near(softmax(on_gpu(x), dim), softmax(x.to(kFloat64), dim), softmax(x, dim), 6);
   }
@@ -254,7 +259,7 @@ TEST_CASE("cuda rows: many rows") {
     const Tensor x = randn({5000, n}), g = randn({5000, n});
     check_softmax(x, g);
     check_norms(x, g, randn({n}), randn({n}));
-    check_cross_entropy(x, classes(5000, n), {{1}, {0.0}});
+    check_cross_entropy(x, classes(5000, n), 1, 0.0);
   }
 }
 
@@ -262,16 +267,15 @@ TEST_CASE("cuda rows: no rows, no elements") {
   if (!have_device()) return;
   for (const IntList& sizes : {IntList{0, 5}, IntList{3, 0}}) {
     const Tensor x = zeros(sizes);
-    check_row("softmax", {x});
-    check_row("log_softmax", {x});
-    check_row("softmax_backward", {x, x});
+    check_row("softmax", {x}, kLastDim);
+    check_row("log_softmax", {x}, kLastDim);
+    check_row("softmax_backward", {x, x, x}, kLastDim);
   }
   const Tensor x = zeros({0, 5}), w = ones({5}), stats = zeros({0, 1});
   check_row("layer_norm", {x, w, w}, {{1}, {1e-5}});
-  check_row("layer_norm_backward_affine", {x, w, stats, stats, x}, {{1}, {}});
-  check_row("rms_norm_backward_affine", {x, w, stats, x}, {{1}, {}});
-  check_row("cross_entropy", {x, zeros({0}, kInt64)});
-  check_row("cross_entropy_backward", {x, zeros({0}, kInt64), stats, stats, ones({})});
+  check_row("layer_norm_backward", {x, w, w, x, stats, stats, x}, {{1}, {1e-5}});
+  check_row("rms_norm_backward", {x, w, x, stats, x}, {{1}, {1e-5}});
+  check_cross_entropy(x, zeros({0}, kInt64));
 }
 
 TEST_CASE("cuda rows: infinities and NaN as on the CPU") {
@@ -289,10 +293,10 @@ TEST_CASE("cuda rows: infinities and NaN as on the CPU") {
     check_softmax(x, g);
     check_norms(x, g, ones({n}), ones({n}));
     const Tensor ids = full({7}, n - 1);
-    for (double smoothing : {0.0, 0.1}) check_cross_entropy(x, ids, {{-100}, {smoothing}});
+    for (double smoothing : {0.0, 0.1}) check_cross_entropy(x, ids, -100, smoothing);
     // All that is not finite is ignored, then everything.
-    check_cross_entropy(x, tensor({-1l, n - 1, n - 1, -1l, -1l, -1l, 0l}), {{-1}, {0.0}});
-    check_cross_entropy(x, full({7}, -1), {{-1}, {0.1}});
+    check_cross_entropy(x, tensor({-1l, n - 1, n - 1, -1l, -1l, -1l, 0l}), -1, 0.0);
+    check_cross_entropy(x, full({7}, -1), -1, 0.1);
   }
 }
 
@@ -306,10 +310,11 @@ TEST_CASE("cuda rows: ids out of range raise at the next read") {
           fmt::format("cross_entropy: index {} is out of range: the dim has size 6, so indices are "
                       "in [0, 6) (found by the device after the call)",
                       bad));
-    CHECK(
-        error_of([&] {
-          on_cpu(run("cross_entropy_backward", {device_x, ids, device_stats, device_stats, g})[0]);
-        }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
+    CHECK(error_of([&] {
+            on_cpu(run("cross_entropy_backward",
+                       {device_x, ids, g, device_stats, device_stats, g, g},
+                       {{1, -100}, {1, 0}})[0]);
+          }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
   }
   const Tensor good = tensor({0l, 1l, -100l, 5l});
   check_near(cross_entropy(device_x, on_gpu(good)), cross_entropy(x.to(kFloat64), good),

@@ -11,6 +11,7 @@
 #include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
 #include "backends/cuda/reduction.h"
+#include "backends/cuda/rows.h"
 #include "backends/cuda/staging.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -85,6 +86,7 @@ void launch_op(OpCall& c) {
   if (own.run && (!own.serves || own.serves(c))) return own.run(c);
   if (c.op->pointwise) return run_pointwise(c);
   if (c.op->reduction) return run_reduction(c);
+  if (c.op->row && serves_rows(*c.op)) return run_rows(c);
   BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",
              c.op->name, name(c.out[0].device()));
   run_decomposition(c);

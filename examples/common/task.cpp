@@ -53,8 +53,9 @@ std::vector<Task> tasks(const std::string& model) {
                  [] { return gpt_learner(kGpt); },
                  std::bind(gpt_cost, kShape, _1, _2),
                  std::bind(gpt_working_set, kShape, _1, _2)};
-  if (model == "all") return {mlp, gpt};
-  return {model == "mlp" ? mlp : gpt};
+  if (model == "mlp") return {mlp};
+  if (model == "gpt") return {gpt};
+  return {mlp, gpt};
 }
 
 }  // namespace examples

@@ -108,24 +108,17 @@ struct MaxLanes {
   template <class V> V operator()(V a, V b) const { return vx::where(vx::lt(a, b), b, a); }
 };
 
+struct MinLanes {
+  template <class V> V operator()(V a, V b) const { return vx::where(vx::lt(b, a), b, a); }
+};
+
 template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
   return fold_row(n, V{}, AddLanes{}, f);
 }
-/// The largest number of a row, or -inf.
-template <class V> Lane<V> max_row(const Lane<V>* x, int64_t n) {
-  return fold_row(n, spread<V>(-__builtin_inf()), MaxLanes{},
-                  [=](int64_t i, int lanes) { return take<V>(x + i, lanes); });
-}
-
-/// sum(exp(x - max))
-template <class V> Lane<V> exp_sum_row(const Lane<V>* x, Lane<V> max, int64_t n) {
-  const V m = vx::splat(max);
-  return sum_row<V>(n, [=](int64_t i, int lanes) { return vx::exp(take<V>(x + i, lanes) - m); });
-}
-
 /// Dense elements of a tensor in a compute type: its own, or converted and packed. Null for null.
 class DenseInput {
  public:
+  DenseInput() = default;
   /// `alignment`, at most 64, is of the first element's address.
   DenseInput(const TensorImpl* t, DType compute, uintptr_t alignment = 1) {
     if (!t) return;
@@ -136,6 +129,18 @@ class DenseInput {
       t = copy_.impl();
     }
     data_ = t->data();
+  }
+  /// n elements of the same value.
+  static DenseInput filled(int64_t n, DType compute, Device device, double value) {
+    DenseInput d;
+    d.copy_ = raw_empty({n}, compute, device);
+    char* const to = d.copy_.impl()->data();
+    if (compute == kFloat64)
+      std::fill_n(reinterpret_cast<double*>(to), n, value);
+    else
+      std::fill_n(reinterpret_cast<float*>(to), n, static_cast<float>(value));
+    d.data_ = to;
+    return d;
   }
   template <class T> const T* as() const { return static_cast<const T*>(data_); }
 
@@ -206,10 +211,10 @@ template <class F> void with_vector(DType t, const F& f) {
 }
 
 /// How many rows a kernel gets at once. It takes each step for all of them, because one short
-/// row's steps wait for each other; a long row has to stay in the first-level cache.
+/// row's steps wait for each other; the rows have to stay in the first-level cache.
 inline constexpr int64_t kRowBlock = 8;
 inline int64_t row_block(int64_t n) {
-  return n <= 256 ? kRowBlock : 1;
+  return std::clamp<int64_t>(2048 / std::max<int64_t>(n, 1), 1, kRowBlock);
 }
 
 /// f(first, count) for blocks of rows, in parallel where it pays.

@@ -9,6 +9,8 @@ namespace brrr {
 
 int append(Statements& list, Statement s) {
   for (int a : s.args) s.varies = std::max(s.varies, list[static_cast<size_t>(a)].varies);
+  if (s.kind == Statement::Fold || s.kind == Statement::Pick) s.varies = Statement::WithRow;
+  if (s.kind == Statement::Total) s.varies = Statement::Never;
   list.push_back(std::move(s));
   return static_cast<int>(list.size()) - 1;
 }

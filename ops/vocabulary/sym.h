@@ -20,6 +20,13 @@ struct Statement {
     Constant,  ///< The literal `text`, cast to `type`.
     Formula,   ///< `text` in the dialect of ops/vocabulary/vec.h, `$0`.. being its arguments.
     Store,     ///< Its argument goes to window `which`.
+    // Of rows; `which` is an operand.
+    Fold,    ///< Its argument over the row: `text` is sum, max or min.
+    Length,  ///< How many elements a row has.
+    Pick,    ///< Its argument at the place that id `which` says; 0 if that does not count.
+    Counts,  ///< A mask: whether id `which` counts.
+    IsAt,    ///< A mask: whether the element is the one that id `which` says.
+    Total,   ///< Its argument over all rows.
   };
   /// Where the value is the same.
   enum Varies : uint8_t { Never, WithRow, InRow };

@@ -12,3 +12,4 @@ run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${work}/build" -G "${G
   "-Dbrrr_ROOT=${work}/prefix")
 run("${CMAKE_COMMAND}" --build "${work}/build" --config "${CONFIG}")
 run("${work}/build/consumer")
+run("${work}/build/rows")

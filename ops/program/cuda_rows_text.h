@@ -1,5 +1,5 @@
 #pragma once
-// Kernels over rows on a GPU: the text that they share, and how their threads are laid out.
+// Kernels of row ops on a GPU: the text that they share, and how their threads are laid out.
 //
 // THE ORDER within a row is a function of its length n and dtype only. The row is cut into groups
 // of `group` neighbours, the largest power of two that divides n and fills 16 bytes at most. Group
@@ -13,7 +13,8 @@
 
 namespace brrr {
 
-/// Before each of these kernels' own text; Variant::n is RowForm::bits().
+/// Before each of these kernels' own text, behind kOperands, the most operands of elements that one
+/// of them reads; Variant::n is RowForm::bits().
 inline constexpr char kRowText[] = R"(
 constexpr int kGroup = 1 << (N & 3), kLanes = 1 << (N >> 2 & 15), kHeld = N >> 6 & 63;
 constexpr int kFlags = N >> 12;
@@ -115,6 +116,11 @@ struct Operand {
   }
 };
 
+// Room for what all passes have of long rows.
+BRRR_VX T* stages() {
+  __shared__ __attribute__((aligned(16))) T all[kOperands * kLanes * kPiece];
+  return all;
+}
 // f(i, g...), which may change its copies. No lambda: NVRTC takes generic ones for the host's.
 template <class F, class... G> BRRR_VX void give(F& f, long i, G... g) {
   f(i, g...);
@@ -130,9 +136,9 @@ template <class F, class... X> BRRR_VX void for_groups(long n, F f, X&... x) {
     }
   } else if constexpr (kStaged) {
     constexpr int each = kLanes * kPiece;
-    __shared__ __attribute__((aligned(16))) T all[sizeof...(X)][each];
+    T* const all = stages();
     int m = 0, shift = 0;  // The rows begin equally far behind multiples of 16 bytes.
-    ((x.stage = all[m++], shift = shift_of(x.x)), ...);
+    ((x.stage = all + m++ * each, shift = shift_of(x.x)), ...);
     const int mine = lane() * kPiece, own = (lane() + shift) % kLanes;
     ((x.next = load_piece(x.x, mine, n)), ...);
     for (long q = 0; q < n + shift; q += each) {
@@ -190,13 +196,18 @@ template <class F, class... X> BRRR_VX void map_groups(long n, T* to, F f, const
   }
 }
 
-struct Add {
+struct Sum {
   template <class V> __device__ __forceinline__ V operator()(V a, V b) const { return a + b; }
 };
-// Passes over NaN, which reaches the results through the sums.
-struct Larger {
+// They pass over NaN.
+struct Max {
   template <class V> __device__ __forceinline__ V operator()(V a, V b) const {
     return where(lt(a, b), b, a);
+  }
+};
+struct Min {
+  template <class V> __device__ __forceinline__ V operator()(V a, V b) const {
+    return where(lt(b, a), b, a);
   }
 };
 
@@ -230,84 +241,7 @@ template <class V, class C> BRRR_VX V across(V x, C combine) {
   across(a, combine);
   return a[0];
 }
-// The sum of f(i, group of each x), a group, over a row.
-template <class F> struct SumOf {
-  F& f;
-  TCV& sum;
-  template <class... G> __device__ __forceinline__ void operator()(long i, const G&... g) const {
-    const Group d = f(i, g...);
-#pragma unroll
-    for (int u = 0; u < kGroup; ++u) sum = sum + d.v[u];
-  }
-};
-template <class F, class... X> BRRR_VX TCV sum_groups(long n, F f, X&... x) {
-  TCV sum{};
-  for_groups(n, SumOf<F>{f, sum}, x...);
-  return across(sum, Add{});
-}
-
-// max(x) and sum(exp(x - max)) of a row. With `exps` the row held becomes exp(x - max).
-struct MaxSum {
-  TCV max, sum;
-};
-template <bool exps> BRRR_VX MaxSum max_and_sum(Operand& x, long n) {
-  const TCV lowest = splat((TC)-infinity);
-  TCV max = lowest, sum{};
-  if constexpr (kHeld > 0) {
-    const auto larger = [&](long, const Group& g) {
-#pragma unroll
-      for (int u = 0; u < kGroup; ++u) max = Larger{}(max, g.v[u]);
-    };
-    for_groups(n, larger, x);
-    max = across(max, Larger{});
-    const auto add = [&](long, Group& g) {
-#pragma unroll
-      for (int u = 0; u < kGroup; ++u) {
-        const TCV e = exp(g.v[u] - max);
-        if (exps) g.v[u] = e;
-        sum = sum + e;
-      }
-    };
-    for_groups(n, add, x);
-    return {max, across(sum, Add{})};
-  } else {
-    // One pass: the sum so far is scaled whenever the maximum so far grows. While that is -inf,
-    // 0 stands for it, as -inf less -inf is not 0.
-    const auto shift = [&](TCV m) { return where(eq(m, lowest), TCV{}, m); };
-    const auto add = [&](long, const Group& g) {
-      TCV top = max;
-#pragma unroll
-      for (int u = 0; u < kGroup; ++u) top = Larger{}(top, g.v[u]);
-      const TCV by = shift(top);
-      if (all(gt(top, max))) sum = sum * exp(max - by);
-#pragma unroll
-      for (int u = 0; u < kGroup; ++u) sum = sum + exp(g.v[u] - by);
-      max = top;
-    };
-    for_groups(n, add, x);
-    const TCV top = across(max, Larger{});
-    sum = across(sum * exp(max - shift(top)), Add{});
-    // All -inf: as above, NaN.
-    return {top, where(eq(top, lowest), top - top, sum)};
-  }
-}
 )";
-
-/// kRowText followed by a kernel's own.
-template <size_t n> constexpr auto row_text(const char (&own)[n]) {
-  std::array<char, sizeof kRowText - 1 + n> text{};
-  std::copy_n(kRowText, sizeof kRowText - 1, text.begin());
-  std::copy_n(own, n, text.begin() + sizeof kRowText - 1);
-  return text;
-}
-
-/// A kernel for rows of every length: what differs is the threads of a block.
-struct RowKernel {
-  DeviceKernel narrow, wide;
-};
-constexpr RowKernel row_kernel(const char* name, const char* structs, const char* text) {
-  return {{name, structs, 256, text}, {name, structs, 1024, text}};
-}
 
 /// How the threads share out rows of n elements of a dtype.
 struct RowForm {
@@ -328,15 +262,6 @@ struct RowForm {
     return log_lanes > 8 ? rows : blocks_for(rows, 256 >> log_lanes);
   }
 };
-
-/// Queues the kernel for `rows` rows of n elements of dtype t. `flags` is kFlags in the text.
-template <class Arguments>
-void run_rows(const RowKernel& k, int64_t rows, int64_t n, DType t, DType u, int flags,
-              const Arguments& a) {
-  const RowForm form(n, t);
-  run_kernel(form.log_lanes > 8 ? k.wide : k.narrow, {.t = t, .u = u, .n = form.bits(flags)},
-             {form.blocks(rows)}, a);
-}
 
 /// Rows in memory as the kernels read them: dense, from an address that is a multiple of 16, in
 /// their own dtype `t` or converted to it.

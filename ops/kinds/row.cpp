@@ -1,0 +1,434 @@
+// Shapes, kernels' drivers and gradients that all row ops share.
+#include "ops/kinds/row.h"
+
+#include <optional>
+
+#include "core/check.h"
+#include "ops/factory_ops.h"
+
+namespace brrr {
+
+// --- calls ---------------------------------------------------------------------------------------
+
+namespace {
+
+const RowInfo& info_of(const OpCall& c) {
+  return *c.op->row;
+}
+
+bool is_shared(const RowOperand& o) {
+  return o.kind == Operand::Weight || o.kind == Operand::Bias;
+}
+// x + -0 is x, whatever its sign.
+double absent_value(Operand o) {
+  return o == Operand::Weight ? 1.0 : -0.0;
+}
+// What is absent but needed is made.
+bool is_filled(const RowInfo& info, const OpCall& c, const RowOperand& o) {
+  return is_shared(o) && !c.in[o.input] && info.uses >> o.input & 1;
+}
+bool is_result(const RowInfo& info, const OpCall& c, int k, RowResult kind) {
+  return k < c.n_out && info.results[static_cast<size_t>(k)] == kind;
+}
+int columns_of(const RowInfo& info, const OpCall& c) {
+  int n = 0;
+  for (int k = 0; k < c.n_out; ++k) n += is_result(info, c, k, RowResult::Column);
+  return n;
+}
+int64_t row_blocks(const RowShape& s) {
+  return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
+}
+
+// A gradient has the dtype of the operand that it is of; what is left out has that of the others.
+// Beside the first one a result is as exact as the arithmetic.
+DType result_dtype(const RowInfo& info, const OpCall& c, const TensorImpl& x, int k) {
+  if (!c.op->gradient_row) return k == 0 ? x.dtype : compute_type(x.dtype);
+  const TensorImpl* own = nullptr;
+  if (info.results[static_cast<size_t>(k)] != RowResult::Column) {
+    own = c.in[k];
+  } else {
+    for (const RowOperand& o : info.operands) {
+      if (!own && is_shared(o)) own = c.in[o.input];
+    }
+  }
+  return own ? own->dtype : x.dtype;
+}
+
+}  // namespace
+
+RowShape::RowShape(const OpCall& c) {
+  for (const RowOperand& o : info_of(c).operands) {
+    if (!x && o.kind == Operand::Each) x = c.in[o.input];
+  }
+  if (!x) return;
+  dims = static_cast<int>(std::min<int64_t>(c.attrs.as<RowAttrs>().dims, x->ndim));
+  for (int d = 0; d < x->ndim; ++d) (d < x->ndim - dims ? rows : n) *= x->sizes[d];
+}
+IntList RowShape::row() const {
+  const IntList all = x->size_list();
+  return {all.end() - dims, static_cast<size_t>(dims)};
+}
+IntList RowShape::numbers() const {
+  IntList all = x->size_list();
+  for (int d = 0; d < dims; ++d) all[x->ndim - 1 - d] = 1;
+  return all;
+}
+
+// --- shapes --------------------------------------------------------------------------------------
+
+static std::string name_of(const RowInfo& info, int k) {
+  const auto i = static_cast<size_t>(k);
+  return i < info.names.size() ? info.names[i] : fmt::format("operand {}", k);
+}
+
+static void check_operand(const OpCall& c, const RowShape& s, int k) {
+  const RowInfo& info = info_of(c);
+  const RowOperand& o = info.operands[static_cast<size_t>(k)];
+  const TensorImpl* t = o.kind == Operand::Scalar ? nullptr : c.in[o.input];
+  if (!t || t == s.x) return;
+  BRRR_CHECK(t->device == s.x->device, "{}: operands live on {} and {}; move one with to(device)",
+             c.op->name, name(s.x->device), name(t->device));
+  if (is_shared(o)) {
+    BRRR_CHECK(t->size_list() == s.row(),
+               "{}: {} is {}, but the normalized shape of {} is {}; give one {} for each "
+               "normalized element",
+               c.op->name, name_of(info, k), describe(t), describe(s.x), to_string(s.row()),
+               name_of(info, k));
+  } else if (o.kind == Operand::Each) {
+    BRRR_CHECK(t->size_list() == s.x->size_list(),
+               "{}: {} is {} and x is {}; reshape or expand one", c.op->name, name_of(info, k),
+               describe(t), describe(s.x));
+  } else if (o.kind == Operand::Id) {
+    const IntList all = s.x->size_list();
+    BRRR_CHECK(t->dtype == kInt64 &&
+                   t->size_list() == IntList(all.begin(), static_cast<size_t>(all.size() - s.dims)),
+               "{}: {} is {}, but takes an int64 id for each row of {}", c.op->name,
+               name_of(info, k), describe(t), describe(s.x));
+    return;
+  }
+  BRRR_CHECK(is_floating(t->dtype) && compute_type(t->dtype) == compute_type(s.x->dtype),
+             "{}: {} is {} and x is {}; convert one with to(dtype)", c.op->name, name_of(info, k),
+             describe(t), describe(s.x));
+}
+
+void row_infer(OpCall& c) {
+  const RowInfo& info = info_of(c);
+  const RowShape s(c);
+  BRRR_CHECK(s.x, "{}: the tensor is undefined; assign one first", c.op->name);
+  BRRR_CHECK(is_floating(s.x->dtype),
+             "{}: takes floating dtypes, got {}; convert with to(kFloat32)", c.op->name,
+             describe(s.x));
+  for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) check_operand(c, s, k);
+  for (int k = 0; k < c.n_out; ++k) {
+    OutMeta& m = c.meta[k];
+    m.dtype = result_dtype(info, c, *s.x, k);
+    m.device = s.x->device;
+    m.alias = -1;
+    switch (info.results[static_cast<size_t>(k)]) {
+      case RowResult::Each:
+        m.sizes = s.x->size_list();
+        break;
+      case RowResult::PerRow:
+        m.sizes = s.numbers();
+        break;
+      case RowResult::Column:
+        m.sizes = s.row();
+        break;
+      case RowResult::Number:
+        m.sizes = {};
+    }
+  }
+}
+
+void row_check_values(const OpCall& c) {
+  const RowShape s(c);
+  for (const RowOperand& o : info_of(c).operands) {
+    if (o.kind != Operand::Id) continue;
+    const DenseInput given(c.in[o.input], kInt64);
+    const auto* ids = given.as<int64_t>();
+    for (int64_t r = 0; r < s.rows; ++r) {
+      BRRR_CHECK((ids[r] >= 0 && ids[r] < s.n) || ids[r] == c.attrs.v[o.word],
+                 "{}: id {} at position {} is out of range for {} classes", c.op->name, ids[r], r,
+                 s.n);
+    }
+  }
+}
+
+// --- kernels -------------------------------------------------------------------------------------
+
+int64_t row_scratch(const OpCall& c) {
+  const RowInfo& info = info_of(c);
+  const RowShape s(c);
+  const auto item = static_cast<int64_t>(itemsize(compute_type(s.x->dtype)));
+  const int columns = columns_of(info, c);
+  int64_t bytes = packed_bytes(c);
+  for (const RowOperand& o : info.operands) {
+    if (is_filled(info, c, o)) bytes += scratch_for(s.n, item);
+  }
+  if (columns) bytes += scratch_for(row_blocks(s) * columns * s.n, item);
+  return bytes + info.totals * scratch_for(s.rows, item);
+}
+
+namespace {
+
+// Results of columns add up in the order of a column reduction: blocks of rows, then the blocks.
+template <class V>
+void add_blocks(const Lane<V>* in, int64_t stride, int64_t blocks, Lane<V>* out, int64_t n) {
+  map_row(n, [&](int64_t i, int lanes) {
+    V sum = take<V>(in + i, lanes);
+    for (int64_t b = 1; b < blocks; ++b) sum = sum + take<V>(in + b * stride + i, lanes);
+    put<V>(out + i, sum, lanes);
+  });
+}
+
+void run_columns(const OpCall& c, const RowShape& s, const RowLoops& loops, const RowSource& source,
+                 DType compute, void* const* out) {
+  const RowInfo& info = info_of(c);
+  const int columns = columns_of(info, c);
+  const int64_t blocks = row_blocks(s), item = static_cast<int64_t>(itemsize(compute));
+  const int64_t stride = columns * s.n;
+  const Tensor parts = raw_empty({blocks, columns, s.n}, compute, s.x->device);
+  char* const part = parts.impl()->data();
+  parallel_for(blocks, std::max<int64_t>(1, kRowGrain / (kReduceBlock * s.n + 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k) {
+                   char* const own = part + k * stride * item;
+                   std::memset(own, 0, static_cast<size_t>(stride * item));
+                   void* to[kMaxOutputs];
+                   for (int o = 0, column = 0; o < kMaxOutputs; ++o) {
+                     const bool sums = is_result(info, c, o, RowResult::Column);
+                     to[o] = sums ? own + column++ * s.n * item : out[o];
+                   }
+                   const int64_t last = std::min((k + 1) * kReduceBlock, s.rows);
+                   for (int64_t r = k * kReduceBlock; r < last; r += row_block(s.n)) {
+                     loops.block(source, r, std::min(row_block(s.n), last - r), to);
+                   }
+                 }
+               });
+  with_vector(compute, [&](auto v) {
+    using T = Lane<decltype(v)>;
+    const auto* from = reinterpret_cast<const T*>(part);
+    for (int o = 0; o < c.n_out; ++o) {
+      if (!is_result(info, c, o, RowResult::Column)) continue;
+      add_blocks<decltype(v)>(from, stride, blocks, static_cast<T*>(out[o]), s.n);
+      from += s.n;
+    }
+  });
+}
+
+}  // namespace
+
+void row_cpu(OpCall& c) {
+  const RowInfo& info = info_of(c);
+  const RowShape s(c);
+  const DType compute = compute_type(s.x->dtype);
+  RowSource source{};
+  source.rows = s.rows;
+  source.n = s.n;
+  std::array<DenseInput, kMaxRowOperands> dense;
+  for (size_t k = 0; k < info.operands.size(); ++k) {
+    const RowOperand& o = info.operands[k];
+    if (o.kind == Operand::Scalar) {
+      source.scalar[k] = c.attrs.d(o.word);
+      continue;
+    }
+    if (o.kind == Operand::Id) source.ignored[k] = c.attrs.v[o.word];
+    dense[k] = is_filled(info, c, o)
+                   ? DenseInput::filled(s.n, compute, s.x->device, absent_value(o.kind))
+                   : DenseInput(c.in[o.input], o.kind == Operand::Id ? kInt64 : compute);
+    source.in[k] = dense[k].as<void>();
+  }
+  Tensor totals[kMaxOutputs];
+  for (int k = 0; k < info.totals; ++k) {
+    totals[k] = raw_empty({s.rows}, compute, s.x->device);
+    source.totals[k] = totals[k].impl()->data();
+  }
+  std::optional<DenseOutput> results[kMaxOutputs];
+  void* out[kMaxOutputs] = {};
+  for (int k = 0; k < c.n_out; ++k) {
+    out[k] = results[k].emplace(c.out[k], compute).as<void>();
+  }
+  const RowLoops& loops = info.loops[compute_index(compute)];
+  if (columns_of(info, c)) {
+    run_columns(c, s, loops, source, compute, out);
+  } else {
+    for_rows(s.rows, s.n,
+             [&](int64_t first, int64_t rows) { loops.block(source, first, rows, out); });
+  }
+  if (info.totals) loops.finish(source, out);
+  for (int k = 0; k < c.n_out; ++k) results[k]->finish();
+}
+
+// --- the differentiable form ---------------------------------------------------------------------
+
+RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
+  const RowInfo& info = info_of(c);
+  const RowOperand& o = info.operands[static_cast<size_t>(k)];
+  const RowShape s(c);
+  RowTensor r{.t = {}, .dims = s.dims, .n = static_cast<double>(s.n)};
+  const auto number = [&](double v) { return full({}, v, compute_type(s.x->dtype), s.x->device); };
+  if (o.kind == Operand::Scalar) {
+    r.t = number(c.attrs.d(o.word));
+  } else if (in[o.input].defined()) {
+    r.t = widened(in[o.input]);
+  } else if (is_shared(o)) {
+    r.t = number(absent_value(o.kind));
+  }
+  return r;
+}
+
+RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
+  const RowOperand& o = info_of(c).operands[static_cast<size_t>(k)];
+  const RowShape s(c);
+  const Tensor given = unsqueeze(in[o.input], -1), counted = given != c.attrs.v[o.word];
+  const auto as_row = [&](const Tensor& t) {
+    return RowTensor{.t = t, .dims = s.dims, .n = static_cast<double>(s.n)};
+  };
+  return {as_row(where(counted, given, 0)), as_row(counted), compute_type(s.x->dtype)};
+}
+
+RowSym row_symbol(Operand o, int k) {
+  SymScope& scope = SymScope::current();
+  const bool scalar = o == Operand::Scalar;
+  return {Sym(scope.add({.kind = scalar ? Statement::Number : Statement::Load,
+                         .type = scope.compute(),
+                         .which = k,
+                         .varies = scalar || o == Operand::Number ? Statement::Never
+                                   : o == Operand::PerRow         ? Statement::WithRow
+                                                                  : Statement::InRow}))};
+}
+
+void row_decompose(OpCall& c, const Tensor* in) {
+  const RowInfo& info = info_of(c);
+  const RowShape s(c);
+  const std::vector<RowTensor> results = info.tensors(c, in);
+  for (int k = 0; k < c.n_out; ++k) {
+    c.out[k] = converted(results[static_cast<size_t>(k)].t, result_dtype(info, c, *s.x, k));
+  }
+}
+
+// --- gradients -----------------------------------------------------------------------------------
+
+// The gradient of the first result. Those of others are left to the decomposition.
+void row_vjp(VjpCall& v) {
+  const Node& n = v.node;
+  const RowInfo& info = *n.op->row;
+  Tensor g = std::move(v.gout[0]);
+  if (!g.defined()) return;
+  const OpDef& row = *info.gradient;
+  TensorImpl* in[kMaxRowOperands + kMaxOutputs + 1];
+  Tensor held[kMaxRowOperands + kMaxOutputs];
+  const int results = static_cast<int>(info.results.size());
+  int last_wanted = 0;
+  for (int i = 0; i < n.n_in; ++i) {
+    const bool used = info.gradient->row->uses >> i & 1 && n.in[i].saved;
+    in[i] = used ? v.borrow_input(i) : nullptr;
+    if (v.needs(i)) last_wanted = i;
+  }
+  for (int k = 0; k < results; ++k) {
+    const bool used = info.gradient->row->uses >> (n.n_in + k) & 1;
+    if (used) held[k] = v.output(k);
+    in[n.n_in + k] = held[k].impl();
+  }
+  in[n.n_in + results] = g.impl();
+  OpCall c(row, in, n.n_in + results + 1, last_wanted ? row.n_out : 1);
+  std::copy_n(n.attrs.v, n.attrs.n, c.attrs.v);
+  c.attrs.n = n.attrs.n;
+  dispatch(c);
+  for (int k = 0; k < c.n_out; ++k) {
+    if (!v.needs(k)) continue;
+    v.gin[k] = converted(c.out[k], v.meta(k).dtype);
+  }
+}
+
+// --- rows ----------------------------------------------------------------------------------------
+
+// Runs the lambda on numbers once, to learn which operands it really needs.
+static uint64_t uses_of(const RowInfo& info) {
+  std::vector<RowNumbers> in;
+  std::vector<RowNumberIds> ids;
+  for (const RowOperand& o : info.operands) {
+    const uint64_t bit = o.kind == Operand::Scalar ? 0 : uint64_t{1} << o.input;
+    in.push_back({.uses = bit, .v = {0.5}});
+    ids.push_back({.at = {0}, .uses = bit});
+  }
+  uint64_t uses = 0;
+  for (const RowNumbers& r : info.oracle(in.data(), ids.data())) uses |= r.uses;
+  return uses;
+}
+
+void RowOp::finish() {
+  autocast = Autocast::Widen;
+  infer = row_infer;
+  kernel[static_cast<int>(DeviceType::CPU)].run = row_cpu;
+  scratch = row_scratch;
+  decompose = row_decompose;
+  row = &info;
+  saves_inputs = ~0u;  // For the decomposition's gradient,
+  grad_aliases = ~0u;  // which may share memory with what it is not known.
+  for (const RowOperand& o : info.operands) {
+    if (o.kind == Operand::Id) check_values = row_check_values;
+  }
+  info.uses = uses_of(info);
+}
+
+void RowOp::add_operand(Operand o) {
+  info.operands.push_back({o, inputs_, words_});
+  inputs_ += o != Operand::Scalar;
+  words_ += o == Operand::Scalar || o == Operand::Id;
+}
+
+void RowOp::attach(RowOp* gradient) {
+  const uint64_t uses = gradient->info.uses;
+  info.gradient = gradient;
+  // Other results are differentiated as tensors, which takes the operands.
+  if (n_out == 1) saves_inputs = static_cast<uint32_t>(uses & ((1u << inputs_) - 1));
+  saves_outputs = static_cast<uint32_t>(uses >> inputs_ & ((1u << n_out) - 1));
+  vjp = row_vjp;
+  vjp_outputs = 1;
+  grad_aliases = 0;
+}
+
+// --- the oracle ----------------------------------------------------------------------------------
+
+RowNumbers RowNumbers::Reading::pick(const RowNumbers& x, const RowNumberIds& ids) {
+  RowNumbers y{
+      .rows = static_cast<int64_t>(ids.at.size()), .n = x.n, .uses = x.uses | ids.uses, .v = {}};
+  for (int64_t r = 0; r < y.rows; ++r) {
+    const int64_t id = ids.at[static_cast<size_t>(r)];
+    y.v.push_back(id < 0 ? 0 : x.at(r, id));
+  }
+  return y;
+}
+RowNumbers RowNumbers::Reading::counts(const RowNumberIds& ids) {
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = ids.n, .uses = ids.uses, .v = {}};
+  for (int64_t id : ids.at) y.v.push_back(id >= 0);
+  return y;
+}
+RowNumbers RowNumbers::Reading::is_at(const RowNumberIds& ids) {
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()),
+               .columns = ids.n,
+               .n = ids.n,
+               .uses = ids.uses,
+               .v = {}};
+  for (int64_t id : ids.at) {
+    for (int64_t i = 0; i < ids.n; ++i) y.v.push_back(i == id);
+  }
+  return y;
+}
+RowNumbers RowNumbers::Reading::over_rows(const RowNumbers& x) {
+  RowNumbers y{.columns = x.n, .n = x.n, .uses = x.uses, .v = {}};
+  for (int64_t i = 0; i < x.n; ++i) {
+    double sum = 0;
+    for (int64_t r = 0; r < x.rows; ++r) sum += x.at(r, i);
+    y.v.push_back(sum);
+  }
+  return y;
+}
+RowNumbers RowNumbers::Reading::total(const RowNumbers& x) {
+  RowNumbers y{.n = x.n, .uses = x.uses, .v = {0}};
+  for (int64_t r = 0; r < x.rows; ++r) y.v[0] += x.at(r, 0);
+  return y;
+}
+
+}  // namespace brrr

@@ -1,0 +1,448 @@
+#pragma once
+// The row op: a composite over rows, one generic lambda forward and one for its gradient.
+//
+//   const RowOp softmin{"softmin", "exp(min - x) / sum",
+//       [](auto x) { auto e = m::exp(row::min(x) - x); return e / row::sum(e); },
+//       [](auto, auto y, auto g) { return y * (row::sum(g * y) - g); }};
+//   Tensor y = softmin(x);
+//
+// A row is the last dim of its operands, or the last few. The lambda takes the operands and returns
+// one result or a tuple of them: elements, a number of each row, or (row::total) a single number.
+// The gradient takes the operands, the results and the gradient of the first result, and returns
+// the gradients of the first operands, in order; that of an operand that all rows share is a
+// row::over_rows. Gradients of other results, and second derivatives, come from differentiating the
+// lambdas as tensors. 16-bit floats are widened first and rounded once, at the end.
+//
+// From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
+// the tests. See ops/vocabulary/row.h for what they may say.
+
+#include "ops/kinds/row_lanes.h"
+#include "ops/kinds/row_readings.h"
+
+namespace brrr {
+
+/// What an operand of a row op is.
+enum class Operand : uint8_t {
+  Each,    ///< Elements: a tensor of the rows' shape.
+  PerRow,  ///< A number of each row: the rows' shape with 1 in the dims of the row.
+  Weight,  ///< Elements that all rows share, of the row's shape; may be absent, and is 1 then.
+  Bias,    ///< The same, absent: 0.
+  Number,  ///< A tensor without dims.
+  Scalar,  ///< A host number: an attribute word.
+  Id,      ///< An int64 of each row, the place of an element; an attribute word is the id that
+           ///< does not count.
+};
+/// How a result varies.
+enum class RowResult : uint8_t { Each, PerRow, Column, Number };
+
+template <Operand... O> struct Operands {};
+/// What the gradient lambda of a row with results R... takes beyond the operands.
+constexpr Operand as_operand(RowResult r) {
+  return r == RowResult::Each     ? Operand::Each
+         : r == RowResult::PerRow ? Operand::PerRow
+                                  : Operand::Number;
+}
+
+inline constexpr int kMaxRowOperands = 12;
+
+/// What the kernels of a call read: dense, in the compute type.
+struct RowSource {
+  const void* in[kMaxRowOperands];  ///< Null: not needed.
+  double scalar[kMaxRowOperands];
+  int64_t ignored[kMaxRowOperands];  ///< Of an Id.
+  int64_t rows, n;
+  void* totals[kMaxOutputs];  ///< Where each row leaves what is summed over all.
+};
+/// Kernels of one compute type.
+struct RowLoops {
+  /// Rows first .. first + rows - 1, at most kRowBlock. `out` has the beginning of each result,
+  /// null for one that nobody wants; columns are added to.
+  void (*block)(const RowSource& s, int64_t first, int64_t rows, void* const* out) = nullptr;
+  /// The results that are one number, after all rows.
+  void (*finish)(const RowSource& s, void* const* out) = nullptr;
+};
+
+/// What is known of a row op beside its lambdas.
+struct RowOperand {
+  Operand kind;
+  int input;  ///< Which tensor of a call, unless it is a Scalar, and
+  int word;   ///< which attribute word, if it is a Scalar or an Id.
+};
+struct RowInfo {
+  std::vector<RowOperand> operands;
+  std::vector<RowResult> results;
+  uint64_t uses = 0;                ///< Bit i: the results depend on input i.
+  int totals = 0;                   ///< Sums over all rows that its results are made of.
+  std::vector<const char*> names;   ///< Of the first operands, for messages.
+  RowLoops loops[2];                ///< By compute_index.
+  const OpDef* gradient = nullptr;  ///< The row of the first operands' gradients.
+  std::vector<RowTensor> (*tensors)(const OpCall& c, const Tensor* in) = nullptr;
+  /// Operand k is in[k], or ids[k] for an Id.
+  std::vector<RowNumbers> (*oracle)(const RowNumbers* in, const RowNumberIds* ids) = nullptr;
+  /// Writes the statements; operands are Loads, and Numbers for Scalars, whose `which` is their
+  /// place. The results' places.
+  std::vector<int> (*symbols)() = nullptr;
+};
+
+/// Attributes of a call: this, then a word for each Scalar and the id that does not count of each
+/// Id, in order.
+struct RowAttrs {
+  int64_t dims;  ///< How many of the last dims are the row.
+};
+
+/// The rows that a call sees.
+struct RowShape {
+  const TensorImpl* x = nullptr;  ///< The first operand that has elements.
+  int dims = 0;
+  int64_t rows = 1, n = 1;
+  explicit RowShape(const OpCall& c);
+  IntList row() const;      ///< Sizes of a row.
+  IntList numbers() const;  ///< Sizes of a number of each row.
+};
+// --- from lambdas to kernels ---------------------------------------------------------------------
+
+namespace lanes {
+
+template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t first, Block<V>& b) {
+  const auto* p = static_cast<const Lane<V>*>(s.in[k]);
+  if constexpr (O == Operand::Each)
+    return Elements<V>(p + first * s.n, &b);
+  else if constexpr (O == Operand::PerRow)
+    return PerRow<V>(p + first, &b);
+  else if constexpr (O == Operand::Weight || O == Operand::Bias)
+    return Shared<V>(p, &b);
+  else if constexpr (O == Operand::Number)
+    return Number<V>(p ? *p : Lane<V>(0));
+  else if constexpr (O == Operand::Scalar)
+    return Number<V>(static_cast<Lane<V>>(s.scalar[k]));
+  else
+    return Ids<V>(static_cast<const int64_t*>(s.in[k]) + first, s.ignored[k], &b);
+}
+
+template <class... R> std::tuple<R...> as_tuple(const std::tuple<R...>& r) {
+  return r;
+}
+template <class R> std::tuple<R> as_tuple(const R& r) {
+  return {r};
+}
+
+template <class R> inline constexpr bool kIsColumns = false;
+template <class E> inline constexpr bool kIsColumns<Columns<E>> = true;
+template <class R> constexpr RowResult result_kind() {
+  if constexpr (kIsColumns<R>)
+    return RowResult::Column;
+  else
+    return R::level == Level::Element ? RowResult::Each
+           : R::level == Level::Row   ? RowResult::PerRow
+                                      : RowResult::Number;
+}
+
+// The sums over all rows that an expression is made of: how many there are, and f(each).
+template <class E> inline constexpr int kTotals = 0;
+template <class V, class E> inline constexpr int kTotals<Total<V, E>> = 1;
+template <class V, class F, Level L, class... A>
+inline constexpr int kTotals<Apply<V, F, L, A...>> = (kTotals<A> + ...);
+template <class V, class E, class F> void for_totals(const Total<V, E>& e, const F& f) {
+  f(e);
+}
+template <class E, class F> void for_totals(const E& e, const F& f) {
+  if constexpr (kTotals < E >> 0)
+    std::apply([&](const auto&... x) { (for_totals(x, f), ...); }, e.a);
+}
+
+template <class F, Operand... O> struct RowKernels {
+  template <class V> static auto results(const RowSource& s, int64_t first, Block<V>& b) {
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      return as_tuple(F{}(operand<V, O>(s, static_cast<int>(K), first, b)...));
+    }
+    (std::make_index_sequence<sizeof...(O)>{});
+  }
+  template <class V>
+  using Results =
+      decltype(results<V>(std::declval<const RowSource&>(), 0, std::declval<Block<V>&>()));
+  static constexpr size_t kResults = std::tuple_size_v<Results<vx::f32>>;
+  template <size_t K>
+  static constexpr RowResult kind = result_kind<std::tuple_element_t<K, Results<vx::f32>>>();
+  static constexpr auto kAll = std::make_index_sequence<kResults>{};
+
+  static std::vector<RowResult> kinds() {
+    return []<size_t... K>(std::index_sequence<K...>) {
+      return std::vector<RowResult>{kind<K>...};
+    }
+    (kAll);
+  }
+  static constexpr int totals() {
+    return []<size_t... K>(std::index_sequence<K...>) {
+      return (kTotals<std::tuple_element_t<K, Results<vx::f32>>> + ...);
+    }
+    (kAll);
+  }
+
+  // The first result of elements: what its rows are written to may hold other elements before.
+  template <class V, size_t... K>
+  static Lane<V>* spare(void* const* out, int64_t at, std::index_sequence<K...>) {
+    Lane<V>* found = nullptr;
+    ((found = !found && kind<K> == RowResult::Each && out[K] ? static_cast<Lane<V>*>(out[K]) + at
+                                                             : found),
+     ...);
+    return found;
+  }
+
+  template <class V>
+  [[gnu::flatten]] static void block(const RowSource& s, int64_t first, int64_t rows,
+                                     void* const* out) {
+    Block<V> b(rows, s.n, spare<V>(out, first * s.n, kAll));
+    const auto r = results<V>(s, first, b);
+    int total = 0;
+    [&]<size_t... K>(std::index_sequence<K...>) {
+      (across<K>(std::get<K>(r), s, first, rows, out, total), ...);
+      const bool kept = (elements_kept(std::get<K>(r)) && ...);
+      if constexpr ((has_chain<std::tuple_element_t<K, Results<V>>>() || ...)) {
+        if (!kept) return store<V, false>(r, s.n, first, rows, out, kAll);
+      }
+      store<V, true>(r, s.n, first, rows, out, kAll);
+    }
+    (kAll);
+  }
+
+  template <class V> static void finish(const RowSource& s, void* const* out) {
+    Block<V> none(0, s.n, nullptr);
+    const auto r = results<V>(s, 0, none);
+    int total = 0;
+    [&]<size_t... K>(std::index_sequence<K...>) {
+      (finish_one<V, K>(std::get<K>(r), s, out, total), ...);
+    }
+    (kAll);
+  }
+
+ private:
+  template <class R> static const auto& elements(const R& r) {
+    if constexpr (kIsColumns<R>)
+      return r.x;
+    else
+      return r;
+  }
+  template <class R> static constexpr bool has_chain() {
+    using E = std::decay_t<decltype(elements(std::declval<const R&>()))>;
+    return E::level == Level::Element && E::chain;
+  }
+  template <class R> static bool elements_kept(const R& r) {
+    if constexpr (has_chain<R>())
+      return elements(r).kept();
+    else
+      return true;
+  }
+
+  // Numbers of the rows, and what is summed over them.
+  template <size_t K, class R>
+  static void across(const R& r, const RowSource& s, int64_t first, int64_t rows, void* const* out,
+                     int& total) {
+    if constexpr (kind<K> == RowResult::PerRow) {
+      if (out[K]) put_numbers(r, out[K], first, rows);
+    } else if constexpr (kind<K> == RowResult::Number) {
+      for_totals(r, [&](const auto& t) { put_numbers(t.x, s.totals[total++], first, rows); });
+    }
+  }
+  template <class E> static void put_numbers(const E& e, void* to, int64_t first, int64_t rows) {
+    using V = decltype(e.across().v);
+    Lane<V>* const at = static_cast<Lane<V>*>(to) + first;
+    if (rows == 1)  // What has just been stored is there as a number, not yet as a vector.
+      *at = e.template bind<true>(0, 0).x.v[0];
+    else
+      put<V>(at, e.across().v, static_cast<int>(rows));
+  }
+  template <class V, size_t K, class R>
+  static void finish_one(const R& r, const RowSource& s, void* const* out, int& total) {
+    if constexpr (kind<K> == RowResult::Number) {
+      for_totals(r, [&](const auto& t) {
+        const auto* from = static_cast<const Lane<V>*>(s.totals[total++]);
+        t.sum = vx::splat(
+            sum_row<V>(s.rows, [=](int64_t i, int lanes) { return take<V>(from + i, lanes); }));
+      });
+      if (out[K]) *static_cast<Lane<V>*>(out[K]) = r.across().v[0];
+    }
+  }
+
+  struct Nothing {
+    int at(int64_t, int) const { return 0; }
+  };
+  template <size_t K, bool Kept, class R> static auto bind(const R& r, int64_t row, int64_t n) {
+    if constexpr (kind<K> == RowResult::Each || kind<K> == RowResult::Column)
+      return elements(r).template bind<Kept>(row, n);
+    else
+      return Nothing{};
+  }
+  template <class V, size_t K, class X>
+  static void store_one(const X& x, Lane<V>* to, int64_t i, int lanes) {
+    if constexpr (kind<K> == RowResult::Each) {
+      put<V>(to + i, x.v, lanes);
+    } else if constexpr (kind<K> == RowResult::Column) {
+      if (to) put<V>(to + i, take<V>(to + i, lanes) + x.v, lanes);
+    }
+  }
+  // All elements of the rows. `r` is a copy, which no store can be to, and values come before
+  // stores: a compiler does not move loads past these.
+  template <class V, bool Kept, class R, size_t... K>
+  [[gnu::flatten]] static void store(const R r, int64_t n, int64_t first, int64_t rows,
+                                     void* const* out, std::index_sequence<K...>) {
+    if constexpr (((kind<K> == RowResult::Each || kind<K> == RowResult::Column) || ...)) {
+      Lane<V>* to[] = {static_cast<Lane<V>*>(out[K]) +
+                       (kind<K> == RowResult::Each ? first * n : 0)...};
+      for (int64_t row = 0; row < rows; ++row) {
+        map_row(n, [x = std::tuple{bind<K, Kept>(std::get<K>(r), row, n)...}, to](int64_t i,
+                                                                                  int lanes) {
+          const std::tuple values{std::get<K>(x).at(i, lanes)...};
+          (store_one<V, K>(std::get<K>(values), to[K], i, lanes), ...);
+        });
+        ((to[K] += kind<K> == RowResult::Each ? n : 0), ...);
+      }
+    }
+  }
+};
+
+}  // namespace lanes
+
+/// Operand k of a call whose tensors are `in`, for the differentiable form.
+RowTensor row_tensor(const OpCall& c, const Tensor* in, int k);
+RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k);
+
+/// Operand k of kind `o`, as a symbol.
+RowSym row_symbol(Operand o, int k);
+
+// The parts that do not depend on the lambdas: row.cpp.
+void row_infer(OpCall& c);
+void row_check_values(const OpCall& c);
+void row_cpu(OpCall& c);
+int64_t row_scratch(const OpCall& c);
+void row_decompose(OpCall& c, const Tensor* in);
+void row_vjp(VjpCall& v);
+
+/// The gradients that several lambdas return, as those of one.
+template <class... G> struct Joined {
+  template <class... A> auto operator()(const A&... a) const {
+    return std::tuple_cat(lanes::as_tuple(G{}(a...))...);
+  }
+};
+
+/// A row op. Also a function of its operands: an absent one is Tensor().
+class RowOp : public OpDef {
+ public:
+  /// All operands are elements. One gradient an operand, from the first on.
+  template <class F, class... G>
+  RowOp(const char* n, const char* d, F, G...) : OpDef(n, d, {.kind = OpKind::Composite}) {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      define<F, (static_cast<void>(I), Operand::Each)...>();
+      add_gradient<F, Joined<G...>, (static_cast<void>(I), Operand::Each)...>(sizeof...(G));
+    }
+    (std::make_index_sequence<arity<F>()>{});
+  }
+  /// `operands` has their names. A gradient lambda may return those of several operands.
+  template <Operand... O, class F, class... G>
+  RowOp(const char* n, const char* d, Operands<O...>, std::vector<const char*> operands, F, G...)
+      : OpDef(n, d, {.kind = OpKind::Composite}) {
+    define<F, O...>();
+    info.names = std::move(operands);
+    add_gradient<F, Joined<G...>, O...>(sizeof...(G));
+  }
+  RowInfo info;
+
+  /// The first result, the rows being the last dim. Throws brrr::Error for operands that do not
+  /// fit.
+  template <class... T> Tensor operator()(const T&... operands) const {
+    return call(*this, {operands...}, RowAttrs{.dims = 1});
+  }
+
+ private:
+  RowOp(std::string own_name, const char* d)
+      : OpDef("", d, {.kind = OpKind::Composite, .gradient_row = true}),
+        own_name_(std::move(own_name)) {
+    name = own_name_.c_str();
+  }
+  template <class F, int N = 1> static constexpr int arity() {
+    if constexpr (takes<F, RowNumbers>(std::make_index_sequence<N>{}))
+      return N;
+    else
+      return arity<F, N + 1>();
+  }
+  template <class F, Operand... O> void define() {
+    using Kernels = lanes::RowKernels<F, O...>;
+    static_assert(sizeof...(O) <= kMaxRowOperands);
+    n_out = Kernels::kResults;
+    (add_operand(O), ...);
+    info.results = Kernels::kinds();
+    info.totals = Kernels::totals();
+    info.loops[0] = {Kernels::template block<vx::f32>, Kernels::template finish<vx::f32>};
+    info.loops[1] = {Kernels::template block<vx::f64>, Kernels::template finish<vx::f64>};
+    info.tensors = tensors<F, O...>;
+    info.oracle = oracle<F, O...>;
+    info.symbols = symbols<F, O...>;
+    finish();
+  }
+  void add_operand(Operand kind);
+  void finish();
+  template <class F, class G, Operand... O> void add_gradient(size_t lambdas) {
+    using Kernels = lanes::RowKernels<F, O...>;
+    if constexpr (!std::is_same_v<G, Joined<>>) {
+      // Lives as long as its row: for ever.
+      auto* gradient = new RowOp(std::string(name) + "_backward", doc);
+      [&]<size_t... K>(std::index_sequence<K...>) {
+        gradient->define<G, O..., as_operand(Kernels::template kind<K>)...,
+                         as_operand(Kernels::template kind<0>)>();
+      }
+      (Kernels::kAll);
+      attach(gradient);
+    }
+    static_cast<void>(lambdas);
+  }
+  void attach(RowOp* gradient);
+
+  template <Operand O> static auto tensor_operand(const OpCall& c, const Tensor* in, int k) {
+    if constexpr (O == Operand::Id)
+      return row_tensor_ids(c, in, k);
+    else
+      return row_tensor(c, in, k);
+  }
+  template <class R> static auto as_vector(const R& results) {
+    return std::apply([](const auto&... r) { return std::vector{r...}; }, lanes::as_tuple(results));
+  }
+  template <class F, Operand... O>
+  static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      return as_vector(F{}(tensor_operand<O>(c, in, static_cast<int>(K))...));
+    }
+    (std::make_index_sequence<sizeof...(O)>{});
+  }
+  template <class F, Operand... O>
+  static std::vector<RowNumbers> oracle(const RowNumbers* in, const RowNumberIds* ids) {
+    const auto operand = [&]<Operand Kind>(size_t k) {
+      if constexpr (Kind == Operand::Id)
+        return ids[k];
+      else
+        return in[k];
+    };
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      return as_vector(F{}(operand.template operator()<O>(K)...));
+    }
+    (std::make_index_sequence<sizeof...(O)>{});
+  }
+  template <Operand O> static auto symbol(int k) {
+    if constexpr (O == Operand::Id)
+      return RowSymIds{k};
+    else
+      return row_symbol(O, k);
+  }
+  template <class F, Operand... O> static std::vector<int> symbols() {
+    std::vector<int> ids;
+    [&]<size_t... K>(std::index_sequence<K...>) {
+      // One after the other: arguments of a call have no order.
+      const std::tuple operands{symbol<O>(static_cast<int>(K))...};
+      for (const RowSym& r : as_vector(F{}(std::get<K>(operands)...))) ids.push_back(r.s.id);
+    }
+    (std::make_index_sequence<sizeof...(O)>{});
+    return ids;
+  }
+  std::string own_name_;
+  int inputs_ = 0, words_ = 1;
+};
+
+}  // namespace brrr

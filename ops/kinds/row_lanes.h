@@ -1,0 +1,296 @@
+#pragma once
+// A row op's lambda read as vectors: operands are expressions, folds run over a block of rows when
+// they are named, and what the lambda returns is evaluated in one last pass.
+//
+// Every expression has a level: how it varies. One of elements is bound to a row (`bind(r)`) and
+// then gives vectors of it; one of rows is also taken across the rows of the block, a row a lane.
+
+#include <tuple>
+
+#include "core/check.h"
+#include "ops/kinds/row_kernel.h"
+#include "ops/vocabulary/row.h"
+
+namespace brrr::lanes {
+
+enum class Level : uint8_t { Number, Row, Element };
+
+/// The rows that are computed at once.
+template <class V> struct Block {
+  static constexpr int kMostNumbers = 24;
+  int64_t rows, n;
+  Lane<V>* spare;  ///< Room for an element of each row and column, until it is used: a result's.
+  int used = 0;
+  V numbers[kMostNumbers];  ///< A row a lane.
+  Block(int64_t count, int64_t length, Lane<V>* room) : rows(count), n(length), spare(room) {}
+  /// Room for a number of each row.
+  Lane<V>* take_numbers() {
+    if (used == kMostNumbers) fail("row op: more than {} numbers of a row", kMostNumbers);
+    return reinterpret_cast<Lane<V>*>(&numbers[used++]);
+  }
+};
+
+template <class V> struct Reading;
+
+/// What all expressions share. T is the expression itself.
+template <class V, Level L> struct Expression {
+  using Reading = lanes::Reading<V>;
+  static constexpr Level level = L;
+  static constexpr bool chain = false;  ///< A long computation is in it, which may have been kept.
+  bool kept() const { return true; }
+};
+
+/// The bound form of what does not vary within a row.
+template <class X> struct Same {
+  X x;
+  X at(int64_t, int) const { return x; }
+};
+
+/// The same number for all.
+template <class V> struct Number : Expression<V, Level::Number> {
+  Lane<V> x;
+  explicit Number(Lane<V> v) : x(v) {}
+  Block<V>* block() const { return nullptr; }
+  template <bool> Same<Num<V>> bind(int64_t, int64_t) const { return {vx::splat(x)}; }
+  Num<V> across() const { return vx::splat(x); }
+};
+
+/// Elements in memory, row after row.
+template <class V> struct Elements : Expression<V, Level::Element> {
+  const Lane<V>* p;
+  Block<V>* rows;
+  Elements(const Lane<V>* from, Block<V>* b) : p(from), rows(b) {}
+  struct Bound {
+    const Lane<V>* p;
+    Num<V> at(int64_t i, int n) const { return take<V>(p + i, n); }
+  };
+  Block<V>* block() const { return rows; }
+  template <bool> Bound bind(int64_t r, int64_t n) const { return {p + r * n}; }
+};
+
+/// Elements that all rows share.
+template <class V> struct Shared : Expression<V, Level::Element> {
+  const Lane<V>* p;
+  Block<V>* rows;
+  Shared(const Lane<V>* from, Block<V>* b) : p(from), rows(b) {}
+  Block<V>* block() const { return rows; }
+  template <bool> typename Elements<V>::Bound bind(int64_t, int64_t) const { return {p}; }
+};
+
+/// A number of each row: in memory, or computed.
+template <class V> struct PerRow : Expression<V, Level::Row> {
+  const Lane<V>* p;
+  Block<V>* rows;
+  PerRow(const Lane<V>* from, Block<V>* b) : p(from), rows(b) {}
+  Block<V>* block() const { return rows; }
+  template <bool> Same<Num<V>> bind(int64_t r, int64_t) const { return {vx::splat(p[r])}; }
+  Num<V> across() const { return take<V>(p, static_cast<int>(rows->rows)); }
+};
+
+/// An integer of each row: the place of one of its elements, unless it is `ignored`.
+template <class V> struct Ids : Expression<V, Level::Row> {
+  const int64_t* p;
+  int64_t ignored;
+  Block<V>* rows;
+  Ids(const int64_t* from, int64_t none, Block<V>* b) : p(from), ignored(none), rows(b) {}
+  Block<V>* block() const { return rows; }
+  bool counts(int64_t r) const { return p[r] != ignored; }
+};
+template <class V> struct Counts : Expression<V, Level::Row> {
+  Ids<V> ids;
+  explicit Counts(const Ids<V>& i) : ids(i) {}
+  Block<V>* block() const { return ids.rows; }
+  template <bool> Same<Mask<V>> bind(int64_t r, int64_t) const {
+    return {{vx::first_lanes(ids.counts(r) ? 16 : 0)}};
+  }
+  Mask<V> across() const {
+    const auto n = static_cast<int>(ids.rows->rows);
+    return {vx::ne(vx::load_n(reinterpret_cast<const long*>(ids.p), n),
+                   vx::splat(static_cast<long>(ids.ignored)))};
+  }
+};
+template <class V> struct IsAt : Expression<V, Level::Element> {
+  Ids<V> ids;
+  explicit IsAt(const Ids<V>& i) : ids(i) {}
+  struct Bound {
+    int64_t id;
+    Mask<V> at(int64_t i, int) const {
+      constexpr vx::i32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      return {vx::eq(lane, vx::splat(static_cast<int>(id - i)))};
+    }
+  };
+  Block<V>* block() const { return ids.rows; }
+  template <bool> Bound bind(int64_t r, int64_t) const { return {ids.p[r]}; }
+};
+
+/// F of other expressions.
+template <class V, class F, Level L, class... A> struct Apply : Expression<V, L> {
+  static constexpr bool chain = (A::chain || ...);
+  std::tuple<A...> a;
+  explicit Apply(const A&... x) : a(x...) {}
+
+  template <class... B> struct Bound {
+    std::tuple<B...> a;
+    auto at(int64_t i, int n) const {
+      return std::apply([&](const B&... x) { return F{}(x.at(i, n)...); }, a);
+    }
+  };
+  Block<V>* block() const {
+    Block<V>* found = nullptr;
+    std::apply([&](const A&... x) { ((found = found ? found : x.block()), ...); }, a);
+    return found;
+  }
+  bool kept() const {
+    return std::apply([](const A&... x) { return (x.kept() && ...); }, a);
+  }
+  template <bool Kept> auto bind(int64_t r, int64_t n) const {
+    return std::apply(
+        [&](const A&... x) {
+          auto bound = [](auto... b) { return Bound<decltype(b)...>{{b...}}; };
+          const auto all = bound(x.template bind<Kept>(r, n)...);
+          if constexpr (L == Level::Element)
+            return all;
+          else
+            return Same<decltype(all.at(0, 16))>{all.at(0, 16)};
+        },
+        a);
+  }
+  auto across() const requires(L < Level::Element) {
+    return std::apply([](const A&... x) { return F{}(x.across()...); }, a);
+  }
+};
+
+/// A long computation of elements, which a fold may have kept where `at` is.
+template <class V, class F, class... A> struct Chain : Expression<V, Level::Element> {
+  static constexpr bool chain = true;
+  Apply<V, F, Level::Element, A...> x;
+  mutable const Lane<V>* at = nullptr;
+  explicit Chain(const A&... a) : x(a...) {}
+  Block<V>* block() const { return x.block(); }
+  bool kept() const { return at; }
+  template <bool Kept> auto bind(int64_t r, int64_t n) const {
+    if constexpr (Kept)
+      return Elements<V>(at, block()).template bind<true>(r, n);
+    else
+      return x.template bind<false>(r, n);
+  }
+};
+template <class E> inline constexpr bool kIsChain = false;
+template <class V, class F, class... A> inline constexpr bool kIsChain<Chain<V, F, A...>> = true;
+
+/// The sum over all rows of each column. A result only.
+template <class E> struct Columns { E x; };
+/// The sum over all rows of a number of each, `k`-th of the results' totals.
+template <class V, class E> struct Total : Expression<V, Level::Number> {
+  E x;
+  explicit Total(const E& e) : x(e) {}
+  /// Where each row's number goes, and what they add up to.
+  mutable Lane<V>* rows = nullptr;
+  mutable Num<V> sum{};
+  Block<V>* block() const { return x.block(); }
+  Num<V> across() const { return sum; }
+};
+
+template <class V> struct Reading {
+  template <class A> static auto term(const A& a) {
+    if constexpr (RowValue<A>)
+      return a;
+    else
+      return Number<V>(static_cast<Lane<V>>(a));
+  }
+  template <class F, class... A> static auto lift(const A&... a) { return apply<F>(term(a)...); }
+
+  template <class E> static auto sum(E&& e) { return fold(std::forward<E>(e), V{}, AddLanes{}); }
+  template <class E> static auto max(E&& e) {
+    return fold(std::forward<E>(e), spread<V>(-__builtin_inf()), MaxLanes{});
+  }
+  template <class E> static auto min(E&& e) {
+    return fold(std::forward<E>(e), spread<V>(__builtin_inf()), MinLanes{});
+  }
+  template <class E> static Number<V> count(const E& e) {
+    return Number<V>(static_cast<Lane<V>>(e.block()->n));
+  }
+  template <class E> static const E& constant(const E& e) { return e; }
+  template <class E> static PerRow<V> pick(const E& e, const Ids<V>& ids) {
+    Block<V>& b = *ids.rows;
+    Lane<V>* const to = b.take_numbers();
+    for (int64_t r = 0; r < b.rows; ++r) {
+      to[r] = ids.counts(r) ? e.template bind<false>(r, b.n).at(ids.p[r], 1).v[0] : Lane<V>(0);
+    }
+    return {to, &b};
+  }
+  static Counts<V> counts(const Ids<V>& ids) { return Counts<V>(ids); }
+  static auto weight(const Ids<V>& ids) { return lift<lifted::where>(Counts<V>(ids), 1.0, 0.0); }
+  static IsAt<V> is_at(const Ids<V>& ids) { return IsAt<V>(ids); }
+  template <class E> static Columns<E> over_rows(const E& e) { return {e}; }
+  template <class E> static Total<V, E> total(const E& e) { return Total<V, E>(e); }
+
+ private:
+  template <class F, class... A> static auto apply(const A&... a) {
+    constexpr Level level = std::max({A::level...});
+    using Lazy = Apply<V, F, level, A...>;
+    if constexpr (F::chain && level == Level::Element)
+      return Chain<V, F, A...>(a...);
+    else if constexpr (level == Level::Row && requires(const Lazy& x) { x.across().v; })
+      return computed(Lazy(a...));
+    else
+      return Lazy(a...);
+  }
+
+  // Numbers of rows are computed once, all rows side by side.
+  template <class E> static PerRow<V> computed(const E& e) {
+    Block<V>& b = *e.block();
+    Lane<V>* const to = b.take_numbers();
+    if (b.rows == 1)  // What has just been stored is there as a number, not yet as a vector.
+      *to = e.template bind<true>(0, b.n).x.v[0];
+    else
+      vx::store(to, e.across().v);
+    return {to, &b};
+  }
+
+  // `e` is a copy, which no store can be to.
+  template <bool Kept, class E, class Combine>
+  static void fold_rows(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to) {
+    const int64_t rows = b.rows, n = b.n;
+    for (int64_t r = 0; r < rows; ++r) {
+      to[r] = fold_row(n, init, combine, [x = e.template bind<Kept>(r, n)](int64_t i, int lanes) {
+        return x.at(i, lanes).v;
+      });
+    }
+  }
+  template <class E, class Combine>
+  static void fold_keeping(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to,
+                           Lane<V>* keep) {
+    const int64_t rows = b.rows, n = b.n;
+    for (int64_t r = 0; r < rows; ++r, keep += n) {
+      to[r] = fold_row(n, init, combine,
+                       [x = e.template bind<false>(r, n), keep](int64_t i, int lanes) {
+                         const V v = x.at(i, lanes).v;
+                         put<V>(keep + i, v, lanes);
+                         return v;
+                       });
+    }
+  }
+  template <class E, class Combine> static PerRow<V> fold(E&& e, V init, Combine combine) {
+    using T = std::decay_t<E>;
+    Block<V>& b = *e.block();
+    Lane<V>* const to = b.take_numbers();
+    if constexpr (kIsChain<T> && std::is_lvalue_reference_v<E>) {
+      if (b.spare && !e.at) {
+        e.at = std::exchange(b.spare, nullptr);
+        fold_keeping(e.x, b, init, combine, to, const_cast<Lane<V>*>(e.at));
+        return {to, &b};
+      }
+    }
+    if constexpr (T::chain) {
+      if (!e.kept()) {
+        fold_rows<false, T>(e, b, init, combine, to);
+        return {to, &b};
+      }
+    }
+    fold_rows<true, T>(e, b, init, combine, to);
+    return {to, &b};
+  }
+};
+
+}  // namespace brrr::lanes

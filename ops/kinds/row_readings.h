@@ -1,0 +1,230 @@
+#pragma once
+// A row op's lambda read as tensors, which is its differentiable form, and as numbers in double,
+// which is the oracle and tells which operands matter.
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/library_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
+#include "ops/view_ops.h"
+#include "ops/vocabulary/row.h"
+#include "ops/vocabulary/sym.h"
+
+namespace brrr {
+
+// --- tensors -------------------------------------------------------------------------------------
+
+/// A tensor that broadcasts against the rows: reduced dims have size 1.
+struct RowTensor {
+  struct Reading;
+  Tensor t;
+  int dims = 1;  ///< The last so many dims are the row...
+  double n = 0;  ///< ...and hold so many elements.
+  IntList along() const {
+    IntList list;
+    for (int64_t d = 1; d <= std::min<int64_t>(dims, t.dim()); ++d) list.push_back(-d);
+    return list;
+  }
+};
+/// The places of elements, [rows, 1], and where they count; other places are 0.
+struct RowTensorIds {
+  using Reading = RowTensor::Reading;
+  RowTensor at, counted;
+  DType dtype;  ///< Of the arithmetic.
+};
+
+struct RowTensor::Reading {
+  static const Tensor& term(const RowTensor& a) { return a.t; }
+  static double term(double a) { return a; }
+  static const RowTensor* shape() { return nullptr; }
+  template <class... B> static const RowTensor* shape(const RowTensor& a, const B&...) {
+    return &a;
+  }
+  template <class A, class... B> static const RowTensor* shape(const A&, const B&... b) {
+    return shape(b...);
+  }
+  template <class F, class... A> static RowTensor lift(const A&... a) {
+    const RowTensor& like = *shape(a...);
+    return {F{}(term(a)...), like.dims, like.n};
+  }
+  static RowTensor with(const RowTensor& like, const Tensor& t) { return {t, like.dims, like.n}; }
+
+  static RowTensor sum(const RowTensor& x) { return with(x, brrr::sum(x.t, x.along(), true)); }
+  static RowTensor max(const RowTensor& x) {
+    return x.t.numel() ? with(x, amax(x.t, x.along(), true)) : sum(x);
+  }
+  static RowTensor min(const RowTensor& x) {
+    return x.t.numel() ? with(x, amin(x.t, x.along(), true)) : sum(x);
+  }
+  static double count(const RowTensor& x) { return x.n; }
+  static RowTensor constant(const RowTensor& x) { return with(x, x.t.detach()); }
+  static RowTensor pick(const RowTensor& x, const RowTensorIds& ids) {
+    return with(x, where(ids.counted.t, gather(x.t, -1, ids.at.t), 0.0));
+  }
+  static RowTensor counts(const RowTensorIds& ids) { return ids.counted; }
+  static RowTensor weight(const RowTensorIds& ids) {
+    return with(ids.counted, ids.counted.t.to(ids.dtype));
+  }
+  static RowTensor is_at(const RowTensorIds& ids) {
+    return with(ids.at, one_hot(squeeze(ids.at.t, -1), static_cast<int64_t>(ids.at.n)) != 0);
+  }
+  static RowTensor over_rows(const RowTensor& x) {
+    const IntList sizes = x.t.sizes();
+    return with(x, sum_to(x.t, {sizes.end() - x.dims, static_cast<size_t>(x.dims)}));
+  }
+  static RowTensor total(const RowTensor& x) { return with(x, brrr::sum(x.t)); }
+};
+
+// --- numbers -------------------------------------------------------------------------------------
+
+/// rows x columns numbers, either of which may be 1 for a value that does not vary so. Masks are 1
+/// and 0.
+struct RowNumbers {
+  struct Reading;
+  int64_t rows = 1, columns = 1, n = 1;  ///< n: of elements in a row.
+  uint64_t uses = 0;                     ///< Bit k: depends on operand k.
+  std::vector<double> v;
+  bool mask = false;
+  double at(int64_t r, int64_t i) const {
+    return v[static_cast<size_t>((rows > 1 ? r * columns : 0) + (columns > 1 ? i : 0))];
+  }
+};
+/// Places of elements, one a row; negative: it does not count.
+struct RowNumberIds {
+  using Reading = RowNumbers::Reading;
+  std::vector<int64_t> at;
+  int64_t n = 1;
+  uint64_t uses = 0;
+};
+
+struct RowNumbers::Reading {
+  static RowNumbers term(const RowNumbers& a) { return a; }
+  static RowNumbers term(double a) { return {.v = {a}}; }
+  template <class F, class... A> static RowNumbers lift(const A&... a) {
+    return elementwise<F>(term(a)...);
+  }
+  static RowNumbers sum(const RowNumbers& x) {
+    return fold(x, 0.0, [](double a, double b) { return a + b; });
+  }
+  static RowNumbers max(const RowNumbers& x) {
+    return fold(x, -__builtin_inf(), [](double a, double b) { return a < b ? b : a; });
+  }
+  static RowNumbers min(const RowNumbers& x) {
+    return fold(x, __builtin_inf(), [](double a, double b) { return b < a ? b : a; });
+  }
+  static double count(const RowNumbers& x) { return static_cast<double>(x.n); }
+  static RowNumbers constant(const RowNumbers& x) { return x; }
+  static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids);
+  static RowNumbers counts(const RowNumberIds& ids);
+  static RowNumbers weight(const RowNumberIds& ids) { return counts(ids); }
+  static RowNumbers is_at(const RowNumberIds& ids);
+  static RowNumbers over_rows(const RowNumbers& x);
+  static RowNumbers total(const RowNumbers& x);
+
+ private:
+  static Num<double> number(double x) { return x; }
+  template <bool mask> static auto element(const RowNumbers& x, int64_t r, int64_t i) {
+    if constexpr (mask)
+      return Mask<double>{x.at(r, i) != 0};
+    else
+      return Num<double>(x.at(r, i));
+  }
+  // The first operand of a choice is a mask, and so are both of & and |.
+  template <class F, class... A> static RowNumbers elementwise(const A&... a) {
+    RowNumbers y;
+    y.rows = std::max({a.rows...});
+    y.columns = std::max({a.columns...});
+    y.n = std::max({a.n...});
+    y.uses = (a.uses | ...);
+    y.v.resize(static_cast<size_t>(y.rows * y.columns));
+    for (int64_t r = 0; r < y.rows; ++r) {
+      for (int64_t i = 0; i < y.columns; ++i) {
+        y.v[static_cast<size_t>(r * y.columns + i)] = one<F>(y.mask, r, i, a...);
+      }
+    }
+    return y;
+  }
+  template <class F, class A, class... B>
+  static double one(bool& mask, int64_t r, int64_t i, const A& a, const B&... b) {
+    constexpr bool logic = std::is_same_v<F, lifted::And> || std::is_same_v<F, lifted::Or>;
+    constexpr bool first = logic || std::is_same_v<F, lifted::where>;
+    const auto y = F{}(element<first>(a, r, i), element<logic>(b, r, i)...);
+    if constexpr (requires { y.m; }) {
+      mask = true;
+      return y.m;
+    } else {
+      return y.v;
+    }
+  }
+  template <class Combine> static RowNumbers fold(const RowNumbers& x, double init, Combine f) {
+    RowNumbers y{.rows = x.rows, .n = x.n, .uses = x.uses, .v = {}};
+    for (int64_t r = 0; r < x.rows; ++r) {
+      double all = init;
+      for (int64_t i = 0; i < x.n; ++i) all = f(all, x.at(r, i));
+      y.v.push_back(all);
+    }
+    return y;
+  }
+};
+
+// --- symbols -------------------------------------------------------------------------------------
+
+struct RowSym {
+  struct Reading;
+  Sym s;
+};
+struct RowSymMask {
+  using Reading = RowSym::Reading;
+  SymMask s;
+};
+struct RowSymIds {
+  using Reading = RowSym::Reading;
+  int which;
+};
+
+struct RowSym::Reading {
+  static Sym term(const RowSym& a) { return a.s; }
+  static SymMask term(const RowSymMask& a) { return a.s; }
+  static Sym term(double a) { return a; }
+  template <class F, class... A> static auto lift(const A&... a) {
+    const auto y = F{}(term(a)...);
+    if constexpr (std::is_same_v<decltype(y), const SymMask>)
+      return RowSymMask{y};
+    else
+      return RowSym{y};
+  }
+  static RowSym sum(const RowSym& x) { return fold("sum", x); }
+  static RowSym max(const RowSym& x) { return fold("max", x); }
+  static RowSym min(const RowSym& x) { return fold("min", x); }
+  static RowSym count(const RowSym&) { return add({Statement::Length, type()}); }
+  static RowSym constant(const RowSym& x) { return x; }
+  static RowSym pick(const RowSym& x, const RowSymIds& ids) {
+    return add({.kind = Statement::Pick, .type = type(), .which = ids.which, .args = {x.s.id}});
+  }
+  static RowSymMask counts(const RowSymIds& ids) {
+    return {{SymScope::current().add({.kind = Statement::Counts,
+                                      .type = kBool,
+                                      .which = ids.which,
+                                      .varies = Statement::WithRow})}};
+  }
+  static RowSym weight(const RowSymIds& ids) { return lift<lifted::where>(counts(ids), 1.0, 0.0); }
+  static RowSymMask is_at(const RowSymIds& ids) {
+    return {{SymScope::current().add(
+        {.kind = Statement::IsAt, .type = kBool, .which = ids.which, .varies = Statement::InRow})}};
+  }
+  static RowSym over_rows(const RowSym& x) { return x; }
+  static RowSym total(const RowSym& x) {
+    return add({.kind = Statement::Total, .type = type(), .args = {x.s.id}});
+  }
+
+ private:
+  static DType type() { return SymScope::current().compute(); }
+  static RowSym add(Statement s) { return {Sym(SymScope::current().add(std::move(s)))}; }
+  static RowSym fold(const char* how, const RowSym& x) {
+    return add({.kind = Statement::Fold, .type = type(), .text = how, .args = {x.s.id}});
+  }
+};
+
+}  // namespace brrr

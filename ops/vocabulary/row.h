@@ -1,0 +1,194 @@
+#pragma once
+// row::, what a row op's lambda says about whole rows, and m:: for the values it computes with.
+//
+// A value of such a lambda varies from element to element, from row to row, or not at all. What it
+// is depends on the reading: an expression over vectors (eager kernels), numbers (the oracle),
+// tensors (the differentiable form) or symbols (source text). A reading gives `lift<F>(a...)`, F
+// applied to each element of its arguments, and the functions of row:: below.
+
+#include <concepts>
+#include <type_traits>
+
+#include "ops/vocabulary/scalar_math.h"
+
+namespace brrr {
+
+template <class T>
+concept RowValue = requires {
+  typename T::Reading;
+};
+template <class T>
+concept RowTerm = RowValue<T> || std::is_arithmetic_v<T>;
+
+template <class... A> struct ReadingOf;
+template <class A, class... B> struct ReadingOf<A, B...> : ReadingOf<B...> {};
+template <RowValue A, class... B> struct ReadingOf<A, B...> { using type = typename A::Reading; };
+template <class F, class... A> auto lift(const A&... a) {
+  return ReadingOf<A...>::type::template lift<F>(a...);
+}
+
+// Functions of elements, as types. `chain`: a long chain of operations, worth keeping.
+namespace lifted {
+#define BRRR_OPERATOR(Name, sign)                                                                  \
+  struct Name {                                                                                    \
+    static constexpr bool chain = false;                                                           \
+    template <class A, class B> auto operator()(const A& a, const B& b) const { return a sign b; } \
+  };
+BRRR_OPERATOR(Add, +)
+BRRR_OPERATOR(Subtract, -)
+BRRR_OPERATOR(Multiply, *)
+BRRR_OPERATOR(Divide, /)
+BRRR_OPERATOR(Less, <)
+BRRR_OPERATOR(LessEqual, <=)
+BRRR_OPERATOR(Greater, >)
+BRRR_OPERATOR(GreaterEqual, >=)
+BRRR_OPERATOR(Equal, ==)
+BRRR_OPERATOR(NotEqual, !=)
+BRRR_OPERATOR(And, &)
+BRRR_OPERATOR(Or, |)
+#undef BRRR_OPERATOR
+struct Negate {
+  static constexpr bool chain = false;
+  template <class A> auto operator()(const A& a) const { return -a; }
+};
+#define BRRR_FUNCTION(name, is_chain)                                                    \
+  struct name {                                                                          \
+    static constexpr bool chain = is_chain;                                              \
+    template <class... A> auto operator()(const A&... a) const { return m::name(a...); } \
+  };
+BRRR_FUNCTION(exp, true)
+BRRR_FUNCTION(expm1, true)
+BRRR_FUNCTION(log, true)
+BRRR_FUNCTION(log1p, true)
+BRRR_FUNCTION(sqrt, false)
+BRRR_FUNCTION(rsqrt, false)
+BRRR_FUNCTION(sin, true)
+BRRR_FUNCTION(cos, true)
+BRRR_FUNCTION(tanh, true)
+BRRR_FUNCTION(sigmoid, true)
+BRRR_FUNCTION(erf, true)
+BRRR_FUNCTION(abs, false)
+BRRR_FUNCTION(sign, false)
+BRRR_FUNCTION(isnan, false)
+BRRR_FUNCTION(isfinite, false)
+BRRR_FUNCTION(pow, true)
+BRRR_FUNCTION(min, false)
+BRRR_FUNCTION(max, false)
+BRRR_FUNCTION(fma, false)
+BRRR_FUNCTION(where, false)
+#undef BRRR_FUNCTION
+struct Square {
+  static constexpr bool chain = false;
+  template <class A> auto operator()(const A& a) const { return a * a; }
+};
+}  // namespace lifted
+
+#define BRRR_LIFT(sign, Name)                                                       \
+  template <RowTerm A, RowTerm B>                                             \
+  requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) { \
+    return lift<lifted::Name>(a, b);                                                \
+  }
+BRRR_LIFT(+, Add)
+BRRR_LIFT(-, Subtract)
+BRRR_LIFT(*, Multiply)
+BRRR_LIFT(/, Divide)
+BRRR_LIFT(<, Less)
+BRRR_LIFT(<=, LessEqual)
+BRRR_LIFT(>, Greater)
+BRRR_LIFT(>=, GreaterEqual)
+BRRR_LIFT(==, Equal)
+BRRR_LIFT(!=, NotEqual)
+BRRR_LIFT(&, And)
+BRRR_LIFT(|, Or)
+#undef BRRR_LIFT
+template <RowValue A> auto operator-(const A& a) {
+  return lift<lifted::Negate>(a);
+}
+
+namespace m {
+#define BRRR_LIFT(name)                                   \
+  template <RowTerm... A>                              \
+  requires(RowValue<A> || ...) auto name(const A&... a) { \
+    return lift<lifted::name>(a...);                      \
+  }
+BRRR_LIFT(exp)
+BRRR_LIFT(expm1)
+BRRR_LIFT(log)
+BRRR_LIFT(log1p)
+BRRR_LIFT(sqrt)
+BRRR_LIFT(rsqrt)
+BRRR_LIFT(sin)
+BRRR_LIFT(cos)
+BRRR_LIFT(tanh)
+BRRR_LIFT(sigmoid)
+BRRR_LIFT(erf)
+BRRR_LIFT(abs)
+BRRR_LIFT(sign)
+BRRR_LIFT(isnan)
+BRRR_LIFT(isfinite)
+BRRR_LIFT(pow)
+BRRR_LIFT(min)
+BRRR_LIFT(max)
+BRRR_LIFT(fma)
+BRRR_LIFT(where)
+#undef BRRR_LIFT
+
+/// x * x, of an x that is computed once.
+template <RowValue A> auto square(const A& a) {
+  return lift<lifted::Square>(a);
+}
+/// The value, as one that has no gradient.
+template <RowValue A> auto constant(const A& a) {
+  return A::Reading::constant(a);
+}
+}  // namespace m
+
+namespace row {
+
+/// Sum over the row, in the order of the device. An lvalue may be kept for its next use.
+template <class A> auto sum(A&& a) {
+  return std::decay_t<A>::Reading::sum(std::forward<A>(a));
+}
+/// The largest and the smallest element. They pass over NaN, unless there is nothing else.
+template <class A> auto max(A&& a) {
+  return std::decay_t<A>::Reading::max(std::forward<A>(a));
+}
+template <class A> auto min(A&& a) {
+  return std::decay_t<A>::Reading::min(std::forward<A>(a));
+}
+/// How many elements the row has.
+template <RowValue A> auto count(const A& a) {
+  return A::Reading::count(a);
+}
+template <class A> auto mean(A&& a) {
+  const auto n = count(a);
+  return sum(std::forward<A>(a)) / n;
+}
+/// Element `id` of the row; 0 where the id does not count.
+template <RowValue A, RowValue Id> auto pick(const A& a, const Id& id) {
+  return A::Reading::pick(a, id);
+}
+/// Whether an element is the row's `id`-th.
+template <RowValue Id> auto is_at(const Id& id) {
+  return Id::Reading::is_at(id);
+}
+/// Whether the id counts: it is not the one to be ignored. As a mask, and as 1 or 0.
+template <RowValue Id> auto counts(const Id& id) {
+  return Id::Reading::counts(id);
+}
+template <RowValue Id> auto weight(const Id& id) {
+  return Id::Reading::weight(id);
+}
+/// The sum over all rows, of each element of them: what the gradient of something that the rows
+/// share is made of. A result only.
+template <RowValue A> auto over_rows(const A& a) {
+  return A::Reading::over_rows(a);
+}
+/// The sum of a number of each row over all rows. Usable in a result that is one number.
+template <RowValue A> auto total(const A& a) {
+  return A::Reading::total(a);
+}
+
+}  // namespace row
+
+}  // namespace brrr
