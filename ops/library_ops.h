@@ -13,7 +13,8 @@ namespace brrr {
 // -----------------------------------------------------------------------------
 /// [.., M, K] x [.., K, N] -> [.., M, N]; batch dims broadcast; 1-d operands as in PyTorch.
 Tensor matmul(const Tensor& a, const Tensor& b);
-/// x W^T + b: x [.., in], weight [out, in], bias [out] or undefined -> [.., out].
+/// x W^T + b: x [.., in], weight [out, in], bias [out] or undefined -> [.., out]. The product
+/// and the sum each round to the dtype.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// Einstein summation: "bhid,bhjd->bhij" gives each dim of each operand an index; what the output
 /// does not name is summed. Without "->" the output is what is named once, in alphabetical order.

@@ -7,10 +7,10 @@
 namespace brrr {
 
 /// For a shape rule: the result as the same view of the operand's memory, to be changed.
-inline OutMeta& view_meta(OpCall& c) {
+inline OutMeta& view_meta(OpCall& c, int k = 0) {
   BRRR_CHECK(c.in[0], "{}: the tensor is undefined; assign one first", c.op->name);
   const TensorImpl& t = *c.in[0];
-  OutMeta& m = c.meta[0];
+  OutMeta& m = c.meta[k];
   m.dtype = t.dtype;
   m.device = t.device;
   m.alias = 0;

@@ -14,7 +14,6 @@
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
-#include "ops/kinds/row_kernel.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
@@ -31,49 +30,24 @@ template <class T> RowMatrix<T> matrix(const MatrixInput& m, int64_t head) {
   return {m.at<T>(head), m.row()};
 }
 
-struct Sizes {
-  int64_t heads = 1, queries, keys, width, depth;
-
-  explicit Sizes(const OpCall& c) {
-    const TensorImpl &a = *c.in[Q], &b = *c.in[V];
-    for (int d = 0; d < a.ndim - 2; ++d) heads *= a.sizes[d];
-    queries = a.sizes[a.ndim - 2];
-    width = a.sizes[a.ndim - 1];
-    keys = b.sizes[b.ndim - 2];
-    depth = b.sizes[b.ndim - 1];
-  }
-};
-
-struct Operands : Sizes {
-  MatrixInput q, k, v, mask;
-  bool bool_mask;
-
-  Operands(const OpCall& c, DType compute)
-      : Sizes(c),
-        q(c.in[Q], compute),
-        k(c.in[K], compute),
-        v(c.in[V], compute),
-        mask(c.in[Mask], compute, true),
-        bool_mask(c.in[Mask] && c.in[Mask]->dtype == kBool) {}
-  template <class T>
-  AttentionHead<T> head(int64_t i, const AttentionAttrs& attrs, const DropoutDraw* dropout) const {
-    return {.queries = queries,
-            .keys = keys,
-            .width = width,
-            .depth = depth,
-            .q = matrix<T>(q, i),
-            .k = matrix<T>(k, i),
-            .v = matrix<T>(v, i),
-            .allowed = bool_mask ? mask.at<uint8_t>(i) : nullptr,
-            .bias = bool_mask ? nullptr : mask.at<T>(i),
-            .mask_row = mask.row(),
-            .mask_col = mask.col(),
-            .causal = attrs.causal != 0,
-            .scale = static_cast<T>(attrs.scale),
-            .dropout = dropout,
-            .element = i * queries * keys};
-  }
-};
+template <class T>
+AttentionHead<T> head_of(const AttentionOperands& o, int64_t i, const DropoutDraw* dropout) {
+  return {.queries = o.queries,
+          .keys = o.keys,
+          .width = o.width,
+          .depth = o.depth,
+          .q = matrix<T>(o.q, i),
+          .k = matrix<T>(o.k, i),
+          .v = matrix<T>(o.v, i),
+          .allowed = o.bool_mask ? o.mask.at<uint8_t>(i) : nullptr,
+          .bias = o.bool_mask ? nullptr : o.mask.at<T>(i),
+          .mask_row = o.mask.row(),
+          .mask_col = o.mask.col(),
+          .causal = o.causal,
+          .scale = static_cast<T>(o.scale),
+          .dropout = dropout,
+          .element = i * o.queries * o.keys};
+}
 
 std::optional<DropoutDraw> dropout_of(const OpCall& c) {
   const TensorImpl* key = c.in[Key];
@@ -84,9 +58,9 @@ std::optional<DropoutDraw> dropout_of(const OpCall& c) {
 }
 
 // f(T{}, head, dropout) for all heads, one task each where that pays.
-template <class F> void for_heads(const OpCall& c, DType compute, const Operands& o, const F& f) {
+template <class F>
+void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const F& f) {
   const auto draw = dropout_of(c);
-  const auto attrs = c.attrs.as<AttentionAttrs>();
   const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
   const int64_t room = attention_room(o.width, o.depth);
   const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
@@ -94,7 +68,7 @@ template <class F> void for_heads(const OpCall& c, DType compute, const Operands
     using T = Lane<decltype(v)>;
     parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        AttentionHead<T> head = o.head<T>(i, attrs, draw ? &*draw : nullptr);
+        AttentionHead<T> head = head_of<T>(o, i, draw ? &*draw : nullptr);
         if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
         f(T{}, head, i);
       }
@@ -104,7 +78,7 @@ template <class F> void for_heads(const OpCall& c, DType compute, const Operands
 
 void attention_cpu(OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
-  const Operands o(c, compute);
+  const AttentionOperands o(c, compute);
   DenseOutput out(c.out[0], compute), max(c.out[1], compute), sum(c.out[2], compute);
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
@@ -116,15 +90,14 @@ void attention_cpu(OpCall& c) {
 
 void attention_backward_cpu(OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
-  const Operands o(c, compute);
-  const MatrixInput g(c.in[G], compute), out(c.in[Out], compute);
+  const AttentionOperands o(c, compute);
   const DenseInput max(c.in[Max], compute), sum(c.in[Sum], compute);
   DenseOutput dq(c.out[0], compute), dk(c.out[1], compute), dv(c.out[2], compute);
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
     attention_backward<T>(head,
-                          {.g = matrix<T>(g, i),
-                           .out = matrix<T>(out, i),
+                          {.g = matrix<T>(o.g, i),
+                           .out = matrix<T>(o.out, i),
                            .max = max.as<T>() + i * o.queries,
                            .sum = sum.as<T>() + i * o.queries,
                            .dq = dq.as<T>() + i * o.queries * o.width,
@@ -139,7 +112,7 @@ void attention_backward_cpu(OpCall& c) {
 
 // Rooms of wide heads, and copies of what is not rows of the dtype computed in.
 int64_t attention_scratch(const OpCall& c) {
-  const Sizes o(c);
+  const AttentionSizes o(c);
   const DType compute = compute_type(c.in[Q]->dtype);
   const auto item = static_cast<int64_t>(itemsize(compute));
   int64_t bytes = scratch_for(o.heads * attention_room(o.width, o.depth), item);

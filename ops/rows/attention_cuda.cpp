@@ -3,7 +3,6 @@
 
 #include "ops/rows/attention_kernel.h"
 #include "ops/rows/attention_tiles.h"
-#include "ops/kinds/row_kernel.h"
 
 namespace brrr {
 
@@ -15,7 +14,7 @@ using enum attention::Operand;
 
 // The sum stays spread over a row's threads until the end: all of them fade it alike. The last
 // queries see the most keys, so they start first.
-constexpr auto forward_text = joined(kAttentionTiles, R"(
+constexpr auto forward_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, q);
   T *const k = q + kRows * kStride, *const v = k + kCols * kStride;
@@ -27,8 +26,8 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
   const Modifiers by(p, head);
   load_tile(q, of_head<T>(p, p.q, head), p.q, first, kRows, p.queries, p.width, p.packed);
   Part<kWidth> out = {};
-  float max[kOwn], sum[kOwn];
-  for (int r = 0; r < kOwn; ++r) max[r] = -infinity, sum[r] = 0;
+  Softmax<f32> state[kOwn];
+  for (int r = 0; r < kOwn; ++r) state[r] = {lowest<f32>(), f32(0.0f), f32(0.0f)};
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   for (int col = 0; col < end; col += kCols) {
     __syncthreads();
@@ -42,39 +41,37 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
       const int query = mine + row_of(r);
-      float top = max[r];
+      f32 top = state[r].max;
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) {
-        float& x = s.v[at(r, c)];
-        x = score(p, by, x, query, col + col_of(c), edge);
+        const f32 x = score(p, by, s.v[at(r, c)], query, col + col_of(c), edge);
+        s.v[at(r, c)] = x.v;
         top = larger(top, x);
       }
-      top = row_max(top);
-      const float shift = finite_shift(top), fade = power(max[r] - shift);
-      float part = 0;
+      const f32 fade = meet(state[r], row_max(top), [](f32 x) { return power(x); });
+      f32 part(0.0f);
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) {
         float& x = s.v[at(r, c)];
-        x = power(x - shift);
+        x = power(f32(x) - state[r].shift).v;
         part += x;
         if (kDropout) x *= keep(p, by, query, col + col_of(c));
       }
-      max[r] = top;
-      sum[r] = sum[r] * fade + part;
+      state[r].sum += part;
 #pragma unroll
-      for (int i = 0; i < kQuads * 4; ++i) out.v[quad_at(r, i / 4, i % 4)] *= fade;
+      for (int i = 0; i < kQuads * 4; ++i) out.v[quad_at(r, i / 4, i % 4)] *= fade.v;
     }
     accumulate(out, s, v, room);
   }
   float factor[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
-    const float all = row_sum(sum[r]);
+    const f32 sum = row_sum(state[r].sum);
     const int query = mine + row_of(r);
-    factor[r] = inverse(all);
+    factor[r] = inverse(sum).v;
     if (query >= p.queries || lane() % kShare != 0) continue;
-    p.max[head * p.queries + query] = max[r];
-    p.sum[head * p.queries + query] = all;
+    p.max[head * p.queries + query] = state[r].max.v;
+    p.sum[head * p.queries + query] = sum.v;
   }
   const long rows = head * p.queries;
   store_tile(p.to + rows * p.depth * sizeof(T), out, factor, mine, p.queries, p.depth);
@@ -82,7 +79,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
 )");
 
 // A warp for each row of g and out.
-constexpr auto along_text = joined(kAttentionTiles, R"(
+constexpr auto along_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   const unsigned blocks = (p.queries + 3) / 4;
   const long head = blockIdx.x / blocks;
@@ -98,7 +95,7 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
 }
 )");
 
-constexpr auto queries_text = joined(kAttentionTiles, R"(
+constexpr auto queries_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, q);
   T *const g = q + kRows * kStride, *const k = g + kRows * kStride;
@@ -116,8 +113,8 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
   for (int r = 0; r < kOwn; ++r) {
     const int query = mine + row_of(r);
     const bool there = query < p.queries;
-    shift[r] = there ? finite_shift(p.max[rows + query]) : 0;
-    factor[r] = there ? inverse(p.sum[rows + query]) : 0;
+    shift[r] = there ? finite_shift(f32(p.max[rows + query])).v : 0;
+    factor[r] = there ? inverse(f32(p.sum[rows + query])).v : 0;
     along[r] = there ? p.along[rows + query] : 0;
     scale[r] = p.scale;
   }
@@ -139,10 +136,10 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
       for (int c = 0; c < kOwnCols; ++c) {
         const int query = mine + row_of(r), key = col + col_of(c);
         float& dx = ds.v[at(r, c)];
-        const float x = score(p, by, s.v[at(r, c)], query, key, edge);
-        const float w = power(x - shift[r]) * factor[r];
+        const f32 x = score(p, by, s.v[at(r, c)], query, key, edge);
+        const f32 w = power(x - shift[r]) * factor[r];
         if (kDropout) dx *= keep(p, by, query, key);
-        dx = w * (dx - along[r]);
+        dx = score_gradient(w, f32(dx), f32(along[r])).v;
       }
     }
     accumulate(dq, ds, k, room);
@@ -152,7 +149,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
 )");
 
 // Transposed: the weights' rows are keys.
-constexpr auto keys_text = joined(kAttentionTiles, R"(
+constexpr auto keys_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, k);
   T *const v = k + kRows * kStride, *const q = v + kRows * kStride;
@@ -173,8 +170,8 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
     load_tile(g, gs, p.g, col, kCols, p.queries, p.depth, p.packed);
     for (int i = threadIdx.x; i < kCols; i += kThreads) {
       const bool there = col + i < p.queries;
-      shift[i] = there ? finite_shift(p.max[rows + col + i]) : 0;
-      factor[i] = there ? inverse(p.sum[rows + col + i]) : 0;
+      shift[i] = there ? finite_shift(f32(p.max[rows + col + i])).v : 0;
+      factor[i] = there ? inverse(f32(p.sum[rows + col + i])).v : 0;
       along[i] = there ? p.along[rows + col + i] : 0;
     }
     __syncthreads();
@@ -189,10 +186,10 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
       for (int r = 0; r < kOwn; ++r) {
         const int i = col_of(c), query = col + i, key = mine + row_of(r);
         float &x = s.v[at(r, c)], &dx = ds.v[at(r, c)];
-        const float w = power(score(p, by, x, query, key, edge) - shift[i]) * factor[i];
+        const f32 w = power(score(p, by, x, query, key, edge) - shift[i]) * factor[i];
         const float kept = kDropout ? keep(p, by, query, key) : 1.0f;
-        x = kDropout ? w * kept : w;
-        dx = w * ((kDropout ? dx * kept : dx) - along[i]);
+        x = kDropout ? w.v * kept : w.v;
+        dx = score_gradient(w, f32(kDropout ? dx * kept : dx), f32(along[i])).v;
       }
     }
     accumulate(dv, s, g, room);
@@ -221,40 +218,32 @@ constexpr int64_t kWidest = 128, kLongest = 1 << 30;
 // One call's operands as the kernels take them, with the packed copies of those that need one.
 class DeviceOperands {
  public:
-  explicit DeviceOperands(const OpCall& c)
-      : dtype_(c.in[Q]->dtype),
-        q_(c.in[Q], dtype_),
-        k_(c.in[K], dtype_),
-        v_(c.in[V], dtype_),
-        mask_(c.in[Mask], kFloat32, true),
-        g_(c.n_in > G ? c.in[G] : nullptr, dtype_),
-        out_(c.n_in > G ? c.in[Out] : nullptr, dtype_) {
+  explicit DeviceOperands(const OpCall& c) : dtype_(c.in[Q]->dtype), o_(c, dtype_) {
     AttentionArguments& a = arguments;
-    const auto attrs = c.attrs.as<AttentionAttrs>();
-    const TensorImpl &q = *c.in[Q], &v = *c.in[V];
-    a.dims = q.ndim - 2;
-    for (int d = 0; d < a.dims; ++d) heads_ *= a.sizes[d] = q.sizes[d];
-    a.queries = static_cast<int>(q.sizes[a.dims]);
-    a.width = static_cast<int>(q.sizes[a.dims + 1]);
-    a.keys = static_cast<int>(v.sizes[a.dims]);
-    a.depth = static_cast<int>(v.sizes[a.dims + 1]);
-    a.causal = attrs.causal != 0;
-    a.scale = static_cast<float>(attrs.scale);
-    a.bool_mask = c.in[Mask] && c.in[Mask]->dtype == kBool;
-    a.q = matrix(q_);
-    a.k = matrix(k_);
-    a.v = matrix(v_);
-    a.mask = matrix(mask_);
-    a.g = matrix(g_);
-    a.out = matrix(out_);
+    a.dims = c.in[Q]->ndim - 2;
+    std::copy_n(c.in[Q]->sizes, a.dims, a.sizes);
+    a.queries = static_cast<int>(o_.queries);
+    a.width = static_cast<int>(o_.width);
+    a.keys = static_cast<int>(o_.keys);
+    a.depth = static_cast<int>(o_.depth);
+    a.causal = o_.causal;
+    a.scale = static_cast<float>(o_.scale);
+    a.bool_mask = o_.bool_mask;
+    a.q = matrix(o_.q);
+    a.k = matrix(o_.k);
+    a.v = matrix(o_.v);
+    a.mask = matrix(o_.mask);
+    a.g = matrix(o_.g);
+    a.out = matrix(o_.out);
     a.packed = in_packs(a.q, a.width) && in_packs(a.k, a.width) && in_packs(a.v, a.depth) &&
                in_packs(a.g, a.depth);
     if (const TensorImpl* key = c.in[Key]) {
-      const double p = attrs.dropout;
+      constexpr int64_t unread[2] = {};  // The words are on the device.
+      const DropoutDraw draw(unread, c.attrs.as<AttentionAttrs>().dropout);
       a.key = key->data();
       a.key_stride = key->strides[0];
-      a.limit = static_cast<float>(p);
-      a.kept = p < 1 ? static_cast<float>(1 / (1 - p)) : 0;
+      a.limit = draw.limit;
+      a.kept = static_cast<float>(draw.kept);
     }
   }
 
@@ -270,14 +259,14 @@ class DeviceOperands {
     const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
     const int64_t weights = single ? kAttentionRows * (cols + 4) : 0, statistics = 3 * cols;
     run_kernel(kernel, {.t = dtype_, .n = tile.bits()},
-               {.x = heads_ * blocks_for(length, kAttentionRows),
+               {.x = o_.heads * blocks_for(length, kAttentionRows),
                 .shared_bytes =
                     (row_tiles * kAttentionRows + 2 * cols) * row + 4 * (weights + statistics)},
                a);
   }
   void run_along() const {
     run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32, false, false, false}.bits()},
-               {.x = heads_ * blocks_for(arguments.queries, 4)}, arguments);
+               {.x = o_.heads * blocks_for(arguments.queries, 4)}, arguments);
   }
 
   AttentionArguments arguments{};
@@ -305,8 +294,7 @@ class DeviceOperands {
   }
 
   DType dtype_;
-  MatrixInput q_, k_, v_, mask_, g_, out_;
-  int64_t heads_ = 1;
+  AttentionOperands o_;
 };
 
 float* floats(const TensorImpl* t) {
@@ -316,10 +304,9 @@ float* floats(const TensorImpl* t) {
 }  // namespace
 
 bool attention_on_cuda(const OpCall& c) {
-  const TensorImpl &q = *c.in[Q], &v = *c.in[V];
-  const int d = q.ndim - 2;
-  return q.dtype != kFloat64 && q.sizes[d + 1] <= kWidest && v.sizes[d + 1] <= kWidest &&
-         q.sizes[d] <= kLongest && v.sizes[d] <= kLongest;
+  const AttentionSizes s(c);
+  return c.in[Q]->dtype != kFloat64 && s.width <= kWidest && s.depth <= kWidest &&
+         s.queries <= kLongest && s.keys <= kLongest;
 }
 
 void attention_cuda(OpCall& c) {

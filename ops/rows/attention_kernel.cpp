@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/vocabulary/gemm_tile.h"
-#include "ops/kinds/row_kernel.h"
 
 namespace brrr {
 
@@ -93,7 +92,6 @@ template <class T> class Spread {
 // The mask as a number to add: 0 or -inf where it is bool.
 template <class T> void fill_mask(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
   using V = Vec<T>;
-  const V open{}, hidden = spread<V>(-__builtin_inf());
   to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = (p.row + r) * h.mask_row + p.col * h.mask_col, step = h.mask_col;
     map_row(n, [&](int64_t j, int lanes) {
@@ -105,7 +103,7 @@ template <class T> void fill_mask(const AttentionHead<T>& h, const Place& p, Spr
         const uint8_t* from = h.allowed + at + j * step;
         const vx::u8 bits =
             step == 1 ? vx::load_n(from, lanes) : vx::load_strided_n(from, step, lanes);
-        vx::store(row + j, vx::where(vx::bool_to_b16(bits), open, hidden));
+        vx::store(row + j, vx::mask_term<V>(vx::bool_to_b16(bits)));
       }
     });
   });
@@ -152,21 +150,9 @@ BRRR_VX Vec<T> score(const AttentionHead<T>& h, const Place& p, int64_t j, int64
                      Vec<T> product, const T* mask) {
   Vec<T> x = product * vx::splat(h.scale);
   if (mask) x = x + vx::load(mask + j * p.lanes + lane);
-  const int64_t hidden = p.col + j - p.row - lane;  // Queries that come before the key.
-  if (!h.causal || hidden <= 0) return x;
-  const vx::b16 before = vx::lt(kLane, vx::splat(static_cast<int>(hidden)));
-  return vx::where(before, spread<Vec<T>>(-__builtin_inf()), x);
-}
-
-template <class T> constexpr T kLowest = -static_cast<T>(__builtin_inf());
-
-// A maximum to subtract: of a query that sees nothing, 0.
-template <class V> V finite_shift(V max) {
-  return vx::where(vx::eq(max, spread<V>(-__builtin_inf())), V{}, max);
-}
-// 1 / sum; of a query that sees nothing, 0.
-template <class V> V inverse(V sum) {
-  return vx::where(vx::eq(sum, V{}), V{}, spread<V>(1) / sum);
+  const int64_t after = p.col + j - p.row - lane;  // Queries that come before the key.
+  if (!h.causal || after <= 0) return x;
+  return vx::where(vx::hidden(kLane, vx::splat(static_cast<int>(after))), vx::lowest<Vec<T>>(), x);
 }
 
 // C += S B, where S is the tile by queries: [rows, cols] x [cols, n].
@@ -219,24 +205,22 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
   for (int64_t lane = 0; lane < p.lanes; lane += 16) {
     T* column = s + lane;
     const int64_t n = seen(h, p, lane);
-    const V old = vx::load(now.max + lane);
-    V max = old;
+    vx::Softmax<V> state{vx::load(now.max + lane), vx::load(now.sum + lane), V{}};
+    V top = state.max;
     for (int64_t j = 0; j < n; ++j) {
       const V x = score(h, p, j, lane, vx::load(column + j * p.lanes), by.mask);
       vx::store(column + j * p.lanes, x);
-      max = MaxLanes()(max, x);
+      top = vx::larger(top, x);
     }
-    const V shift = finite_shift(max);
+    vx::store(now.fade + lane, vx::meet(state, top, [](V x) { return vx::exp(x); }));
     V sum{};
     for (int64_t j = 0; j < n; ++j) {
-      const V e = vx::exp(vx::load(column + j * p.lanes) - shift);
+      const V e = vx::exp(vx::load(column + j * p.lanes) - state.shift);
       sum = sum + e;
       vx::store(column + j * p.lanes, by.keep ? e * vx::load(by.keep + j * p.lanes + lane) : e);
     }
-    const V fade = vx::exp(old - shift);
-    vx::store(now.max + lane, max);
-    vx::store(now.fade + lane, fade);
-    vx::store(now.sum + lane, p.col ? vx::load(now.sum + lane) * fade + sum : sum);
+    vx::store(now.max + lane, state.max);
+    vx::store(now.sum + lane, state.sum + sum);
   }
 }
 
@@ -252,7 +236,7 @@ template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* 
     const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
     const T* q = queries.fill(h.q, row, rows, h.width, lanes);
     T* o = out + row * h.depth;
-    std::fill_n(now.max, kQueries, kLowest<T>);
+    std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
     std::fill_n(now.sum, kQueries, T(0));
     if (keys == 0) std::fill_n(o, rows * h.depth, T(0));
     for (int64_t col = 0; col < keys; col += kKeys) {
@@ -266,7 +250,7 @@ template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* 
       by_queries(h, p, s, {v, h.v.row}, o, h.depth, col > 0);
     }
     for (int64_t lane = 0; lane < lanes; lane += 16) {
-      vx::store(now.fade + lane, inverse(vx::load(now.sum + lane)));
+      vx::store(now.fade + lane, vx::inverse(vx::load(now.sum + lane)));
     }
     for (int64_t r = 0; r < rows; ++r) scale_row(o + r * h.depth, now.fade[r], h.depth);
     std::copy_n(now.max, rows, max + row);
@@ -298,8 +282,8 @@ void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, co
   for (int64_t lane = 0; lane < p.lanes; lane += 16) {
     const int64_t n = seen(h, p, lane), row = p.row + lane;
     const int rows = static_cast<int>(std::clamp<int64_t>(p.rows - lane, 0, 16));
-    const V shift = finite_shift(take<V>(d.max + row, rows));
-    const V factor = inverse(take<V>(d.sum + row, rows));
+    const V shift = vx::finite_shift(take<V>(d.max + row, rows));
+    const V factor = vx::inverse(take<V>(d.sum + row, rows));
     V along{};
     for (int64_t j = 0; j < n; ++j) {
       const int64_t at = j * p.lanes + lane;
@@ -314,7 +298,7 @@ void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, co
     for (int64_t j = 0; j < n; ++j) {
       const int64_t at = j * p.lanes + lane;
       const V w = vx::load(s + at);
-      vx::store(ds + at, w * (vx::load(ds + at) - along) * scale);
+      vx::store(ds + at, vx::score_gradient(w, vx::load(ds + at), along) * scale);
       if (by.keep) vx::store(s + at, w * vx::load(by.keep + at));
     }
   }

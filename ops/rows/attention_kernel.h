@@ -7,7 +7,9 @@
 
 #include <cstdint>
 
+#include "core/device_kernel.h"
 #include "core/op.h"
+#include "ops/kinds/row_kernel.h"
 #include "ops/rows/dropout.h"
 
 namespace brrr {
@@ -22,10 +24,79 @@ struct AttentionAttrs {
   double scale, dropout;  ///< The probability of dropout.
 };
 
+// What a query may see and the online softmax, for one query in each lane of V.
+// clang-format off
+namespace vx {
+BRRR_DEVICE_FUNCTIONS(kSoftmaxText,
+  template <class V> BRRR_VX V lowest() { return V{} - infinity; }
+  /* The causal rule: keys that come after the query. */
+  BRRR_VX b16 hidden(i32 query, i32 key) { return lt(query, key); }
+  /* What a mask of bools adds to a score. */
+  template <class V> BRRR_VX V mask_term(b16 allowed) { return where(allowed, V{}, lowest<V>()); }
+  /* Passes over NaN, which reaches the results through the sums. */
+  template <class V> BRRR_VX V larger(V a, V b) { return where(lt(a, b), b, a); }
+  /* A maximum to subtract and a sum to divide by; of a query that sees nothing, 0. */
+  template <class V> BRRR_VX V finite_shift(V max) { return where(eq(max, lowest<V>()), V{}, max); }
+  template <class V> BRRR_VX V inverse(V sum) { return where(eq(sum, V{}), V{}, 1 / sum); }
+  /* The scores seen so far: their maximum, and their weights' sum relative to `shift`. */
+  template <class V> struct Softmax {
+    V max;
+    V sum;
+    V shift;
+  };
+  /* A tile with scores up to `top` comes: returns the factor for sums over the tiles before. */
+  template <class V, class Exp> BRRR_VX V meet(Softmax<V>& s, V top, Exp power) {
+    s.shift = finite_shift(top);
+    const V fade = power(s.max - s.shift);
+    s.max = top;
+    s.sum = s.sum * fade;
+    return fade;
+  }
+  /* Of a score, from its weight and the weight's gradient; `along` is their product's sum. */
+  template <class V> BRRR_VX V score_gradient(V weight, V dw, V along) {
+    return weight * (dw - along);
+  }
+);
+}  // namespace vx
+// clang-format on
+
 /// The rows' kernels for a GPU, and the calls that they serve: not float64, not very wide heads.
 void attention_cuda(OpCall& c);
 void attention_backward_cuda(OpCall& c);
 bool attention_on_cuda(const OpCall& c);
+
+struct AttentionSizes {
+  int64_t heads = 1, queries, keys, width, depth;
+
+  explicit AttentionSizes(const OpCall& c) {
+    const TensorImpl &a = *c.in[attention::Q], &b = *c.in[attention::V];
+    for (int d = 0; d < a.ndim - 2; ++d) heads *= a.sizes[d];
+    queries = a.sizes[a.ndim - 2];
+    width = a.sizes[a.ndim - 1];
+    keys = b.sizes[b.ndim - 2];
+    depth = b.sizes[b.ndim - 1];
+  }
+};
+
+/// A call's operands as matrices of its heads, of dtype `t`; a mask that is not bool is of t's
+/// compute type.
+struct AttentionOperands : AttentionSizes {
+  MatrixInput q, k, v, mask, g, out;
+  bool causal, bool_mask;
+  double scale;
+
+  AttentionOperands(const OpCall& c, DType t)
+      : AttentionSizes(c),
+        q(c.in[attention::Q], t),
+        k(c.in[attention::K], t),
+        v(c.in[attention::V], t),
+        mask(c.in[attention::Mask], compute_type(t), true),
+        g(c.n_in > attention::G ? c.in[attention::G] : nullptr, t),
+        out(c.n_in > attention::G ? c.in[attention::Out] : nullptr, t),
+        causal(c.attrs.as<AttentionAttrs>().causal != 0),
+        bool_mask(c.in[attention::Mask] && c.in[attention::Mask]->dtype == kBool),
+        scale(c.attrs.as<AttentionAttrs>().scale) {}
+};
 
 /// A matrix whose rows are contiguous and `row` elements apart.
 template <class T> struct RowMatrix {

@@ -9,9 +9,6 @@
 // thread's part of a tile, row_of and col_of. The order of sums is a function of the shape and
 // dtype alone.
 
-#include <array>
-#include <cstddef>
-
 #include "core/device_kernel.h"
 
 namespace brrr {
@@ -63,15 +60,6 @@ struct AttentionTile {
 
 inline constexpr int kAttentionRows = 64;
 
-/// Texts one after the other, as DeviceKernel takes them.
-template <size_t A, size_t B>
-constexpr std::array<char, A + B - 1> joined(const char (&a)[A], const char (&b)[B]) {
-  std::array<char, A + B - 1> all{};
-  for (size_t i = 0; i + 1 < A; ++i) all[i] = a[i];
-  for (size_t i = 0; i < B; ++i) all[A - 1 + i] = b[i];
-  return all;
-}
-
 inline constexpr char kAttentionTiles[] = R"(
 constexpr int kWidth = N >> 8 & 255, kCols = N & 255, kRows = 64, kThreads = 128;
 constexpr bool kDropout = N >> 16 & 1, kMasked = N >> 17 & 1, kHalf = N >> 18 & 1;
@@ -102,16 +90,14 @@ BRRR_VX constexpr int quad_at(int r, int q, int e) {
 }
 
 // Of a row's threads together; all get the same bits.
-BRRR_VX float row_sum(float x) {
+BRRR_VX f32 row_sum(f32 x) {
 #pragma unroll
-  for (int m = 1; m < kShare; m *= 2) x += shuffle_xor(x, m);
+  for (int m = 1; m < kShare; m *= 2) x += shuffle_xor(x.v, m);
   return x;
 }
-// Passes over NaN, as the CPU's does.
-BRRR_VX float larger(float a, float b) { return a < b ? b : a; }
-BRRR_VX float row_max(float x) {
+BRRR_VX f32 row_max(f32 x) {
 #pragma unroll
-  for (int m = 1; m < kShare; m *= 2) x = larger(x, shuffle_xor(x, m));
+  for (int m = 1; m < kShare; m *= 2) x = larger(x, f32(shuffle_xor(x.v, m)));
   return x;
 }
 
@@ -236,7 +222,8 @@ BRRR_VX void accumulate(Part<kWidth>& c, const Part<kCols>& s, const T* b, float
 
 using Matrix = AttentionArguments::Matrix;
 
-template <class E> BRRR_VX const E* of_head(const AttentionArguments& p, const Matrix& m, long head) {
+template <class E>
+BRRR_VX const E* of_head(const AttentionArguments& p, const Matrix& m, long head) {
   long at = 0;
   for (int d = p.dims - 1; d >= 0; --d) {
     at += head % p.sizes[d] * m.head[d];
@@ -315,13 +302,15 @@ struct Modifiers {
 
 // A score from its product; -inf where the query must not look. Where not `edge`, it may look at
 // all keys as far as the causal rule and the ends go.
-BRRR_VX float score(const AttentionArguments& p, const Modifiers& by, float product, int query,
-                    int key, bool edge) {
-  if (edge && (query >= p.queries || key >= p.keys || (p.causal && key > query))) return -infinity;
-  float x = product * p.scale;
+BRRR_VX f32 score(const AttentionArguments& p, const Modifiers& by, float product, int query,
+                  int key, bool edge) {
+  const bool outside = query >= p.queries || key >= p.keys;
+  if (edge && (outside || (p.causal && any(hidden(i32(query), i32(key)))))) return lowest<f32>();
+  f32 x(product * p.scale);
   if (kMasked) {
     const long at = query * p.mask.row + key * p.mask.col;
-    x += p.bool_mask ? (by.mask[at] ? 0.0f : -infinity) : ((const float*)by.mask)[at];
+    x += p.bool_mask ? mask_term<f32>(ne(i32(by.mask[at]), i32(0)))
+                     : f32(((const float*)by.mask)[at]);
   }
   return x;
 }
@@ -329,18 +318,15 @@ BRRR_VX float score(const AttentionArguments& p, const Modifiers& by, float prod
 BRRR_VX float keep(const AttentionArguments& p, const Modifiers& by, int query, int key) {
   const u32 bits =
       philox_at(by.element + (unsigned long)query * p.keys + key, by.seed, by.number);
-  return all(ge(uniform01(bits), f32(p.limit))) ? p.kept : 0.0f;
+  return all(dropout_keeps(bits, p.limit)) ? p.kept : 0.0f;
 }
 
 // e^x. Where weights become 16-bit floats the GPU's own power of 2 is exact enough and costs a
 // fifth.
-BRRR_VX float power(float x) {
-  if constexpr (kMma) return BRRR_VX_LIBM(exp2f)(x * 1.44269504f);
-  else return exp(f32(x)).v;
+BRRR_VX f32 power(f32 x) {
+  if constexpr (kMma) return f32(BRRR_VX_LIBM(exp2f)(x.v * 1.44269504f));
+  else return exp(x);
 }
-// A maximum to subtract and a sum to divide by; of a query that sees nothing, 0.
-BRRR_VX float finite_shift(float max) { return max == -infinity ? 0.0f : max; }
-BRRR_VX float inverse(float sum) { return sum == 0 ? 0.0f : 1 / sum; }
 )";
 
 }  // namespace brrr

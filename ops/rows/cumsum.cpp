@@ -2,16 +2,14 @@
 //
 // THE ORDER: each line along the dim is summed one element after the other, from its first (for the
 // gradient: from its last). 16-bit floats are summed in float32 and rounded element by element. A
-// GPU has an order of its own (cumsum_cuda.cpp).
-#include <algorithm>
-#include <type_traits>
+// GPU has an order of its own, see below.
+#include <utility>
 
-#include "core/backend.h"
-#include "core/call.h"
 #include "core/check.h"
-#include "ops/rows/library_kernels.h"
-#include "ops/library_ops.h"
+#include "core/device_kernel.h"
 #include "ops/kinds/row_kernel.h"
+#include "ops/library_ops.h"
+#include "ops/rows/library_kernels.h"
 
 namespace brrr {
 
@@ -21,18 +19,21 @@ constexpr int64_t kRows = 4;      // Lines at a time, so that their additions do
 constexpr int64_t kColumns = 64;  // other: neighbouring ones, or each dense itself.
 
 // [outer, n, inner], dense.
-template <class T> struct Scan {
+template <class T> struct Scan : Lines {
   const T* x;
   T* y;
-  int64_t outer, n, inner;
   bool reverse;
 
-  // Integers wrap.
-  static T add(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-    } else {
-      return a + b;
+  // `count` neighbouring lines from offset `at`.
+  void columns(int64_t at, int64_t count) const {
+    const int64_t step = reverse ? -inner : inner;
+    if (reverse) at += (n - 1) * inner;
+    for (int64_t k = 0; k < count; ++k) y[at + k] = x[at + k];
+    for (int64_t i = 1; i < n; ++i) {
+      const T *before = y + at, *from = x + at + step;
+      T* to = y + at + step;
+      for (int64_t k = 0; k < count; ++k) to[k] = wrapping_sum(before[k], from[k]);
+      at += step;
     }
   }
 
@@ -45,37 +46,27 @@ template <class T> struct Scan {
     for (int64_t i = 1; i < n; ++i) {
       at += step;
       for (int64_t k = 0; k < kCount; ++k) {
-        y[at + k * n] = total[k] = add(total[k], x[at + k * n]);
+        y[at + k * n] = total[k] = wrapping_sum(total[k], x[at + k * n]);
       }
     }
   }
 
-  // `count` neighbouring lines from offset `at`.
-  void columns(int64_t at, int64_t count) const {
-    const int64_t step = reverse ? -inner : inner;
-    if (reverse) at += (n - 1) * inner;
-    for (int64_t k = 0; k < count; ++k) y[at + k] = x[at + k];
-    for (int64_t i = 1; i < n; ++i) {
-      const T *before = y + at, *from = x + at + step;
-      T* to = y + at + step;
-      for (int64_t k = 0; k < count; ++k) to[k] = add(before[k], from[k]);
-      at += step;
-    }
-  }
-
-  int64_t units() const { return inner == 1 ? (outer + kRows - 1) / kRows : outer * tiles(); }
-  int64_t tiles() const { return (inner + kColumns - 1) / kColumns; }
-  void run(int64_t begin, int64_t end) const {
-    for (int64_t u = begin; u < end; ++u) {
-      if (inner > 1) {
-        const int64_t column = u % tiles() * kColumns;
-        columns(u / tiles() * n * inner + column, std::min(kColumns, inner - column));
-      } else if (u * kRows + kRows <= outer) {
-        rows<kRows>(u * kRows * n);
-      } else {
-        for (int64_t r = u * kRows; r < outer; ++r) rows<1>(r * n);
+  void run() const {
+    const int64_t tiles = inner == 1 ? 1 : (inner + kColumns - 1) / kColumns;
+    const int64_t units = inner == 1 ? (outer + kRows - 1) / kRows : outer * tiles;
+    const int64_t grain = std::max<int64_t>(1, kRowGrain * units / (outer * n * inner));
+    parallel_for(units, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) {
+        if (inner > 1) {
+          const int64_t column = u % tiles * kColumns;
+          columns(u / tiles * n * inner + column, std::min(kColumns, inner - column));
+        } else if (u * kRows + kRows <= outer) {
+          rows<kRows>(u * kRows * n);
+        } else {
+          for (int64_t r = u * kRows; r < outer; ++r) rows<1>(r * n);
+        }
       }
-    }
+    });
   }
 };
 
@@ -83,31 +74,184 @@ DType sum_dtype(DType t) {
   return is_floating(t) ? t : kInt64;
 }
 
-void cumsum_infer(OpCall& c) {
-  const TensorImpl& x = *c.in[0];
-  c.meta[0].dtype = sum_dtype(x.dtype);
-  c.meta[0].device = x.device;
-  c.meta[0].sizes = x.size_list();
+struct CumsumAttrs {
+  int64_t dim;
+  int64_t reverse;  // The sums run from its end.
+};
+Lines lines_of(const OpCall& c) {
+  return lines_along(*c.in[0], static_cast<int>(c.attrs.as<CumsumAttrs>().dim));
 }
 
-template <class T> void scan(OpCall& c, DType compute) {
-  const TensorImpl& x = *c.in[0];
-  const DenseInput in(&x, compute);
+template <class T> void scan_cpu(OpCall& c, DType compute) {
+  const DenseInput in(c.in[0], compute);
   DenseOutput out(c.out[0], compute);
-  const auto a = c.attrs.as<CumsumAttrs>();
-  const Lines l = lines_along(x, static_cast<int>(a.dim));
-  const Scan<T> s{in.as<T>(), out.as<T>(), l.outer, l.n, l.inner, a.reverse != 0};
-  parallel_for(s.units(), std::max<int64_t>(1, kRowGrain * s.units() / x.numel),
-               [&](int64_t begin, int64_t end) { s.run(begin, end); });
+  const bool reverse = c.attrs.as<CumsumAttrs>().reverse;
+  Scan<T>{lines_of(c), in.as<T>(), out.as<T>(), reverse}.run();
   out.finish();
 }
 
 void cumsum_cpu(OpCall& c) {
   if (c.in[0]->numel == 0) return;
   const DType t = sum_dtype(c.in[0]->dtype), compute = compute_type(t);
-  if (t == kInt64) return scan<int64_t>(c, compute);
-  if (compute == kFloat64) return scan<double>(c, compute);
-  scan<float>(c, compute);
+  const auto kernel = t == kInt64           ? scan_cpu<int64_t>
+                      : compute == kFloat64 ? scan_cpu<double>
+                                            : scan_cpu<float>;
+  kernel(c, compute);
+}
+
+// --- on a GPU ------------------------------------------------------------------------------------
+//
+// THE ORDER is a function of the shape alone. Lines that lie side by side (and lines of at most
+// kShort elements) are cut into chunks of kColumnChunk elements, or not at all where there are
+// kManyLines of them; the elements of a chunk are summed one after the other. Other lines are cut
+// into chunks of 2048: each of 256 threads sums 8 elements one after the other, the sums of the
+// threads of a warp are scanned by doubling the distance, the warps' sums one after the other. What
+// comes before a chunk, a line of running sums in turn, is added to each of its elements last.
+
+constexpr int64_t kShort = 64, kChunk = 2048, kColumnChunk = 256, kManyLines = 1 << 16;
+
+// [outer, n, inner], dense. `before` are the sums up to each chunk's end, `totals` (written in
+// place of y) those of each chunk by itself: both [outer, chunks, inner].
+BRRR_DEVICE_STRUCT(CumsumArguments, {
+  const char* x;
+  char* y;
+  char* totals;
+  const char* before;
+  long outer;
+  long n;
+  long inner;
+  long chunk;
+  long chunks;
+  int reverse;
+});
+
+// nothing() + x is x, for -0 too.
+constexpr char kCumsumText[] = R"(
+BRRR_VX f32 nothing(f32) { return f32(-0.0f); }
+BRRR_VX f64 nothing(f64) { return f64(-0.0); }
+BRRR_VX i64 nothing(i64) { return i64(0); }
+BRRR_VX f32 widened(f32 x) { return x; }
+BRRR_VX f64 widened(f64 x) { return x; }
+BRRR_VX i64 widened(i32 x) { return to_i64(x); }
+BRRR_VX i64 widened(i64 x) { return x; }
+BRRR_VX UCV element(const CumsumArguments& p, long i) { return widened(get((const T*)p.x + i)); }
+// The place in the line of the i-th element that is summed.
+BRRR_VX long place(const CumsumArguments& p, long i) { return p.reverse ? p.n - 1 - i : i; }
+)";
+
+// A thread takes a chunk of a line.
+constexpr auto kColumnsText = join_text(kCumsumText, R"(
+KERNEL(cumsum_columns, CumsumArguments, 256) {
+  const long at = (long)blockIdx.x * 256 + threadIdx.x;
+  if (at >= p.outer * p.chunks * p.inner) return;
+  const long chunk = at / p.inner % p.chunks;
+  const long line = at / p.inner / p.chunks * p.n * p.inner + at % p.inner;
+  const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
+  const UCV none = nothing(UCV());
+  const UCV before = chunk && p.before ? splat(((const UC*)p.before)[at - p.inner]) : none;
+  UCV sum = none;
+  for (long i = begin; i < end; i += 8) {  // The loads of 8 elements do not wait for stores.
+    UCV v[8];
+    for (int u = 0; u < 8; ++u) {
+      v[u] = i + u < end ? element(p, line + place(p, i + u) * p.inner) : none;
+    }
+    for (int u = 0; u < 8 && i + u < end; ++u) {
+      sum = sum + v[u];
+      if (!p.totals) put_u((U*)p.y + line + place(p, i + u) * p.inner, before + sum);
+    }
+  }
+  if (p.totals) store((UC*)p.totals + at, sum);
+}
+)");
+constexpr DeviceKernel columns_kernel{"cumsum_columns", CumsumArgumentsText, 256,
+                                      kColumnsText.data()};
+
+// A block takes a chunk of a dense line, through shared memory: threads read neighbours there, but
+// sum elements in a row. Every ninth place is left out, so that they use different banks.
+constexpr auto kRowsText = join_text(kCumsumText, R"(
+BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
+  __shared__ UC room[256 * 9];
+  __shared__ UC warps[8];
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const long chunk = blockIdx.x % p.chunks, line = blockIdx.x / p.chunks * p.n;
+  const UCV none = nothing(UCV());
+  for (int u = 0; u < 8; ++u) {
+    const int j = u * 256 + thread;
+    const long i = chunk * 2048 + j;
+    store(room + j + j / 8, i < p.n ? element(p, line + place(p, i)) : none);
+  }
+  __syncthreads();
+  UCV sum[8];
+  sum[0] = splat(room[thread * 9]);
+  for (int u = 1; u < 8; ++u) sum[u] = sum[u - 1] + splat(room[thread * 9 + u]);
+  UCV all = sum[7];
+  for (int d = 1; d < 32; d *= 2) {
+    const UCV left = splat(shuffle(all[0], (lane - d) & 31));
+    if (lane >= d) all = left + all;
+  }
+  if (lane == 31) store(warps + warp, all);
+  const UCV left = splat(shuffle(all[0], (lane - 1) & 31));
+  __syncthreads();
+  UCV before = none;
+  for (int w = 0; w < warp; ++w) before = before + splat(warps[w]);
+  if (p.totals) {
+    if (thread == 255) store((UC*)p.totals + blockIdx.x, before + all);
+    return;
+  }
+  if (lane > 0) before = before + left;
+  const UCV carry = chunk && p.before ? splat(((const UC*)p.before)[blockIdx.x - 1]) : none;
+  for (int u = 0; u < 8; ++u) store(room + thread * 9 + u, carry + (before + sum[u]));
+  __syncthreads();
+  for (int u = 0; u < 8; ++u) {
+    const int j = u * 256 + thread;
+    const long i = chunk * 2048 + j;
+    if (i < p.n) put_u((U*)p.y + line + place(p, i), splat(room[j + j / 8]));
+  }
+}
+)");
+constexpr DeviceKernel rows_kernel{"cumsum_rows", CumsumArgumentsText, 256, kRowsText.data()};
+
+void run_pass(const CumsumArguments& a, const Variant& v) {
+  if (a.inner > 1 || a.n <= kShort) {
+    run_kernel(columns_kernel, v, {blocks_for(a.outer * a.chunks * a.inner)}, a);
+  } else {
+    run_kernel(rows_kernel, v, {a.outer * a.chunks}, a);
+  }
+}
+
+// All of `a` but chunk, chunks, totals and before is given.
+void scan(CumsumArguments a, const Variant& v) {
+  const bool rows = a.inner == 1, uncut = !rows && a.outer * a.inner >= kManyLines;
+  a.chunk = rows ? kChunk : uncut ? a.n : kColumnChunk;
+  a.chunks = (a.n + a.chunk - 1) / a.chunk;
+  if (a.chunks == 1) return run_pass(a, v);
+  const DType compute = compute_type(v.u);
+  const Tensor totals = raw_empty({a.outer, a.chunks, a.inner}, compute, kCUDA);
+  char* y = a.y;
+  a.y = nullptr;
+  a.totals = totals.impl()->data();
+  run_pass(a, v);
+  scan({a.totals, a.totals, nullptr, nullptr, a.outer, a.chunks, a.inner, 0, 0, 0},
+       {.t = compute, .u = compute});
+  a.before = std::exchange(a.totals, nullptr);
+  a.y = y;
+  run_pass(a, v);
+}
+
+void cumsum_cuda(OpCall& c) {
+  const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
+  if (x.numel == 0) return;
+  const DenseInput in(&x, x.dtype);
+  const Lines l = lines_of(c);
+  const bool reverse = c.attrs.as<CumsumAttrs>().reverse;
+  scan({in.as<char>(), y.data(), nullptr, nullptr, l.outer, l.n, l.inner, 0, 0, reverse},
+       {.t = x.dtype, .u = y.dtype});
+}
+
+// --- the row -------------------------------------------------------------------------------------
+
+void cumsum_infer(OpCall& c) {
+  set_meta(c, 0, sum_dtype(c.in[0]->dtype), c.in[0]->size_list());
 }
 
 void cumsum_vjp(VjpCall& v);

@@ -3,10 +3,19 @@
 
 #include <cstdint>
 
+#include "core/device_kernel.h"
 #include "ops/vocabulary/vec.h"
 #include "ops/vocabulary/vec_random.h"
 
 namespace brrr {
+
+// clang-format off
+namespace vx {
+BRRR_DEVICE_FUNCTIONS(kDropoutText,
+  BRRR_VX b16 dropout_keeps(u32 words, float limit) { return ge(uniform01(words), splat(limit)); }
+);
+}  // namespace vx
+// clang-format on
 
 /// One draw's mask: 0 with probability p, else 1 / (1 - p).
 struct DropoutDraw {
@@ -28,8 +37,7 @@ struct DropoutDraw {
 
  private:
   vx::b16 keeps(int64_t i) const {
-    const vx::u32 words = vx::philox16(static_cast<uint64_t>(i), seed, number);
-    return vx::ge(vx::uniform01(words), vx::splat(limit));
+    return vx::dropout_keeps(vx::philox16(static_cast<uint64_t>(i), seed, number), limit);
   }
 };
 

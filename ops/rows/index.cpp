@@ -1,8 +1,7 @@
 // Reading and adding at positions that a tensor names: shape rules, gradients and rows.
-#include <algorithm>
-
 #include "core/call.h"
 #include "core/check.h"
+#include "ops/kinds/composite.h"
 #include "ops/rows/index_kernels.h"
 #include "ops/library_ops.h"
 #include "ops/view_ops.h"
@@ -16,12 +15,6 @@ namespace {
 void check_device(const OpCall& c, const TensorImpl& a, const TensorImpl& b) {
   BRRR_CHECK(a.device == b.device, "{}: operands live on {} and {}; move one with to(device)",
              c.op->name, name(a.device), name(b.device));
-}
-
-void set_meta(OpCall& c, const TensorImpl& like, const IntList& sizes) {
-  c.meta[0].dtype = like.dtype;
-  c.meta[0].device = like.device;
-  c.meta[0].sizes = sizes;
 }
 
 void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) {
@@ -38,7 +31,7 @@ void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) 
 void gather_infer(OpCall& c) {
   check_device(c, *c.in[0], *c.in[1]);
   check_fits(c, *c.in[1], c.in[0]->size_list());
-  set_meta(c, *c.in[0], c.in[1]->size_list());
+  set_meta(c, 0, c.in[0]->dtype, c.in[1]->size_list());
 }
 
 void select_infer(OpCall& c) {
@@ -50,7 +43,7 @@ void select_infer(OpCall& c) {
   check_device(c, x, index);
   IntList sizes = x.size_list();
   sizes[dim_of(c.attrs)] = index.numel;
-  set_meta(c, x, sizes);
+  set_meta(c, 0, x.dtype, sizes);
 }
 
 void embedding_infer(OpCall& c) {
@@ -60,7 +53,7 @@ void embedding_infer(OpCall& c) {
   check_device(c, weight, ids);
   IntList sizes = ids.size_list();
   sizes.push_back(weight.sizes[1]);
-  set_meta(c, weight, sizes);
+  set_meta(c, 0, weight.dtype, sizes);
 }
 
 /// Sizes of the result of a sum: the base's, or those after the dim when it starts from zeros.
@@ -81,6 +74,12 @@ void check_sum(const OpCall& c) {
              c.op->name, describe(c.in[0]), describe(&src));
 }
 
+void set_sum_meta(OpCall& c, const IntList& sizes) {
+  c.meta[0].dtype = c.in[2]->dtype;
+  c.meta[0].device = c.in[2]->device;
+  c.meta[0].sizes = sizes;
+}
+
 void scatter_add_infer(OpCall& c) {
   const TensorImpl &index = *c.in[1], &src = *c.in[2];
   check_sum(c);
@@ -88,7 +87,7 @@ void scatter_add_infer(OpCall& c) {
   check_fits(c, index, sizes);
   BRRR_CHECK(index.same_shape(src), "scatter_add: index {} and src {} must have the same shape",
              to_string(index.size_list()), to_string(src.size_list()));
-  set_meta(c, src, sizes);
+  set_sum_meta(c, sizes);
 }
 
 void index_add_infer(OpCall& c) {
@@ -100,13 +99,13 @@ void index_add_infer(OpCall& c) {
   expected[dim_of(c.attrs)] = index.numel;
   BRRR_CHECK(src.size_list() == expected, "index_add: src {} must be {}",
              to_string(src.size_list()), to_string(expected));
-  set_meta(c, src, sizes);
+  set_sum_meta(c, sizes);
 }
 
 void one_hot_infer(OpCall& c) {
   IntList sizes = c.in[0]->size_list();
   sizes.push_back(c.attrs.as<OneHotAttrs>().classes);
-  set_meta(c, *c.in[0], sizes);
+  set_meta(c, 0, kInt64, sizes);
 }
 
 void check_picked(const OpCall& c) {
@@ -123,69 +122,80 @@ void check_sum_index(const OpCall& c) {
 
 // --- rows and gradients --------------------------------------------------------------------------
 
+template <MakeWalk kWalk> void run_pick(OpCall& c) {
+  pick(c, dim_of(c.attrs), kWalk);
+}
+template <MakeWalk kWalk> void run_sum(OpCall& c) {
+  accumulate(c, dim_of(c.attrs), kWalk);
+}
+void run_embedding(OpCall& c) {
+  pick(c, 0, slice_walk);
+}
+int64_t scratch_of_pick(const OpCall& c) {
+  return pick_scratch(c, 1);
+}
+
+// What was added at the index is picked from g, what was picked is added up.
+void scatter_add_vjp(VjpCall& v) {
+  if (v.needs(0)) v.gin[0] = v.gout[0];
+  if (v.needs(2)) v.gin[2] = gather(v.gout[0], dim_of(v.attrs()), v.input(1));
+}
+void index_add_vjp(VjpCall& v) {
+  if (v.needs(0)) v.gin[0] = v.gout[0];
+  if (v.needs(2)) v.gin[2] = index_select(v.gout[0], dim_of(v.attrs()), v.input(1));
+}
+
 const OpDef scatter_add_row{"scatter_add",
                             "src added at the positions that index names along a dim",
                             {.infer = scatter_add_infer,
                              .check_values = check_sum_index,
-                             .kernel = {{[](OpCall& c) { scatter_add_cpu(c, dim_of(c.attrs)); }},
-                                        {[](OpCall& c) { scatter_add_cuda(c, dim_of(c.attrs)); }}},
+                             .kernel = {{run_sum<element_walk>}, {run_sum<element_walk>}},
                              .scratch = sum_scratch,
-                             .vjp =
-                                 [](VjpCall& v) {
-                                   if (v.needs(0)) v.gin[0] = v.gout[0];
-                                   if (v.needs(2))
-                                     v.gin[2] = gather(v.gout[0], dim_of(v.attrs()), v.input(1));
-                                 },
+                             .vjp = scatter_add_vjp,
                              .saves_inputs = 0b010,
                              .grad_aliases = 0b001}};
-
-const OpDef gather_row{"gather",
-                       "the elements that index names along a dim",
-                       {.infer = gather_infer,
-                        .check_values = check_picked,
-                        .kernel = {{[](OpCall& c) { gather_cpu(c, dim_of(c.attrs)); }},
-                                   {[](OpCall& c) { gather_cuda(c, dim_of(c.attrs)); }}},
-                        .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
-                        .vjp =
-                            [](VjpCall& v) {
-                              if (!v.needs(0)) return;
-                              v.gin[0] = call(scatter_add_row, {Tensor(), v.input(1), v.gout[0]},
-                                              DimAttrs{dim_of(v.attrs())}, v.meta(0).sizes);
-                            },
-                        .saves_inputs = 0b10}};
 
 const OpDef index_add_row{"index_add",
                           "slices of src added to the slices that index names along a dim",
                           {.infer = index_add_infer,
                            .check_values = check_sum_index,
-                           .kernel = {{[](OpCall& c) { index_add_cpu(c, dim_of(c.attrs)); }},
-                                      {[](OpCall& c) { index_add_cuda(c, dim_of(c.attrs)); }}},
+                           .kernel = {{run_sum<slice_walk>}, {run_sum<slice_walk>}},
                            .scratch = sum_scratch,
-                           .vjp =
-                               [](VjpCall& v) {
-                                 if (v.needs(0)) v.gin[0] = v.gout[0];
-                                 if (v.needs(2))
-                                   v.gin[2] =
-                                       index_select(v.gout[0], dim_of(v.attrs()), v.input(1));
-                               },
+                           .vjp = index_add_vjp,
                            .saves_inputs = 0b010,
                            .grad_aliases = 0b001,
                            .gradient_row = true}};
+
+// Of x at the picked positions: zeros with g added there.
+template <const OpDef& kSum> void pick_vjp(VjpCall& v) {
+  if (!v.needs(0)) return;
+  v.gin[0] =
+      call(kSum, {Tensor(), v.input(1), v.gout[0]}, DimAttrs{dim_of(v.attrs())}, v.meta(0).sizes);
+}
+void embedding_vjp(VjpCall& v) {
+  if (!v.needs(0)) return;
+  const Tensor ids = v.input(1).reshape({v.input(1).numel()});
+  const IntList& sizes = v.meta(0).sizes;
+  v.gin[0] = call(index_add_row, {Tensor(), ids, v.gout[0].reshape({ids.numel(), sizes[1]})},
+                  DimAttrs{0}, sizes);
+}
+
+const OpDef gather_row{"gather",
+                       "the elements that index names along a dim",
+                       {.infer = gather_infer,
+                        .check_values = check_picked,
+                        .kernel = {{run_pick<element_walk>}, {run_pick<element_walk>}},
+                        .scratch = scratch_of_pick,
+                        .vjp = pick_vjp<scatter_add_row>,
+                        .saves_inputs = 0b10}};
 
 const OpDef index_select_row{"index_select",
                              "the slices that index names along a dim",
                              {.infer = select_infer,
                               .check_values = check_picked,
-                              .kernel = {{[](OpCall& c) { select_cpu(c, dim_of(c.attrs)); }},
-                                         {[](OpCall& c) { select_cuda(c, dim_of(c.attrs)); }}},
-                              .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
-                              .vjp =
-                                  [](VjpCall& v) {
-                                    if (!v.needs(0)) return;
-                                    v.gin[0] =
-                                        call(index_add_row, {Tensor(), v.input(1), v.gout[0]},
-                                             DimAttrs{dim_of(v.attrs())}, v.meta(0).sizes);
-                                  },
+                              .kernel = {{run_pick<slice_walk>}, {run_pick<slice_walk>}},
+                              .scratch = scratch_of_pick,
+                              .vjp = pick_vjp<index_add_row>,
                               .saves_inputs = 0b10}};
 
 const OpDef embedding_row{
@@ -193,18 +203,9 @@ const OpDef embedding_row{
     "the rows of a table that ids name",
     {.infer = embedding_infer,
      .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
-     .kernel = {{[](OpCall& c) { select_cpu(c, 0); }}, {[](OpCall& c) { select_cuda(c, 0); }}},
-     .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
-     .vjp =
-         [](VjpCall& v) {
-           if (!v.needs(0)) return;
-           const Tensor ids = v.input(1);
-           const IntList& sizes = v.meta(0).sizes;
-           v.gin[0] = call(
-               index_add_row,
-               {Tensor(), ids.reshape({ids.numel()}), v.gout[0].reshape({ids.numel(), sizes[1]})},
-               DimAttrs{0}, sizes);
-         },
+     .kernel = {{run_embedding}, {run_embedding}},
+     .scratch = scratch_of_pick,
+     .vjp = embedding_vjp,
      .saves_inputs = 0b10}};
 
 const OpDef one_hot_row{"one_hot",

@@ -4,13 +4,9 @@
 // in index order, as the CPU does. Short lists of positions are searched for equal ones, each term
 // against all others; longer ones are sorted by (position, order) before, so that the terms of an
 // element lie side by side. One element that receives all of many terms is summed by one thread.
-#include <cstdint>
-
-#include "core/device_kernel.h"
-#include "ops/rows/factory_kernels.h"
 #include "ops/rows/index_kernels.h"
-#include "ops/kinds/index_walk.h"
-#include "ops/rows/order_cuda.h"
+#include "ops/rows/library_kernels.h"
+#include "ops/rows/order.h"
 
 namespace brrr {
 
@@ -71,12 +67,7 @@ BRRR_VX Place place(const WalkArguments& p, Number i) {
 }
 )";
 
-constexpr auto kPickText = join_text(kPlaceText, R"(
-template <int> struct UnitOf { using type = unsigned char; };
-template <> struct UnitOf<2> { using type = unsigned short; };
-template <> struct UnitOf<4> { using type = unsigned; };
-template <> struct UnitOf<8> { using type = unsigned long; };
-template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
+constexpr auto kPickText = join_text(kUnitText, kPlaceText, R"(
 using Unit = UnitOf<N & 255>::type;
 
 KERNEL(pick, WalkArguments, 256) {
@@ -220,18 +211,12 @@ int64_t unit_of(const Walk& w, const TensorImpl& big, const TensorImpl& small) {
   const int last = w.ndim - 1;
   if (w.dim == last || w.index[last] != 0 || w.big[last] != 1 || w.small[last] != 1) return 1;
   const auto bytes = static_cast<int64_t>(itemsize(big.dtype));
-  const auto fits = [&](int64_t unit) {
-    bool all = w.size[last] % unit == 0;
-    for (int d = 0; d < last; ++d) all = all && w.big[d] % unit == 0 && w.small[d] % unit == 0;
-    for (const TensorImpl* t : {&big, &small}) {
-      all =
-          all && reinterpret_cast<uintptr_t>(t->data()) % static_cast<uintptr_t>(unit * bytes) == 0;
-    }
-    return all;
-  };
-  int64_t unit = 16 / bytes;
-  while (unit > 1 && !fits(unit)) unit /= 2;
-  return unit;
+  int64_t lengths = w.size[last];
+  for (int d = 0; d < last; ++d) lengths |= w.big[d] | w.small[d];
+  const auto bits = static_cast<uint64_t>(lengths * bytes) | 16;
+  return common_unit(bits | reinterpret_cast<uint64_t>(big.data()) |
+                     reinterpret_cast<uint64_t>(small.data())) /
+         bytes;
 }
 
 WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const TensorImpl& big,
@@ -266,17 +251,6 @@ int long_numbers(const WalkArguments& a) {
   return a.n >> 32 ? kLongNumbers : 0;
 }
 
-void pick(OpCall& c, int dim, MakeWalk make_walk) {
-  const TensorImpl &x = *c.in[0], &out = *c.out[0].impl();
-  if (out.numel == 0) return;
-  const Index index(c, *c.in[1]);
-  const Walk w = make_walk(x, out, index.at, dim);
-  const int64_t unit = unit_of(w, x, out);
-  const WalkArguments a = arguments(c, w, unit, x, out, dim);
-  const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
-  run_kernel(pick_kernel, {.n = bytes | long_numbers(a)}, {blocks_for(a.n)}, a);
-}
-
 // The index' positions in order; makes `a` walk them instead.
 Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wide) {
   const EntryRows entries(wide, index.numel / a.count, a.count, index.device);
@@ -291,46 +265,26 @@ Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wid
   return order;
 }
 
-void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
-  const TensorImpl& index = *c.in[1];
-  TensorImpl& out = *c.out[0].impl();
-  const TensorImpl *base = c.in[0], *src = c.in[2];
-  const Index list(c, index);
-  Tensor source;
-  if (c.into && src->storage == out.storage) {
-    source = copy_of(*src, src->dtype);
-    src = source.impl();
-  }
-  if (!base) {
-    zero_cuda(out);
-  } else if (!same_memory(out, *base)) {
-    copy_now(out, *base);
-  }
-  if (src->numel == 0) return;
-  const Walk w = make_walk(out, *src, list.at, dim);
-  const int64_t unit = unit_of(w, out, *src);
-  WalkArguments a = arguments(c, w, unit, out, *src, dim);
+}  // namespace
+
+void pick_cuda(const OpCall& c, const Walk& w, const TensorImpl& x, const TensorImpl& out,
+               int dim) {
+  const int64_t unit = unit_of(w, x, out);
+  const WalkArguments a = arguments(c, w, unit, x, out, dim);
+  const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
+  run_kernel(pick_kernel, {.n = bytes | long_numbers(a)}, {blocks_for(a.n)}, a);
+}
+
+void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& out, const TensorImpl& src,
+              int dim) {
+  const int64_t unit = unit_of(w, out, src);
+  WalkArguments a = arguments(c, w, unit, out, src, dim);
   Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(a)};
   if (a.count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(a.n)}, a);
   const bool wide = a.limit >> 32 || a.count >> 32;
-  const Tensor order = sorted(a, w, index, wide);
+  const Tensor order = sorted(a, w, *c.in[1], wide);
   if (wide) v.n |= kWideEntries;
   run_kernel(add_sorted_kernel, v, {blocks_for(a.n)}, a);
-}
-
-}  // namespace
-
-void gather_cuda(OpCall& c, int dim) {
-  pick(c, dim, element_walk);
-}
-void select_cuda(OpCall& c, int dim) {
-  pick(c, dim, slice_walk);
-}
-void scatter_add_cuda(OpCall& c, int dim) {
-  accumulate(c, dim, element_walk);
-}
-void index_add_cuda(OpCall& c, int dim) {
-  accumulate(c, dim, slice_walk);
 }
 
 void one_hot_cuda(OpCall& c) {

@@ -1,13 +1,10 @@
 #include "ops/rows/index_kernels.h"
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
-#include "core/backend.h"
 #include "core/check.h"
-#include "ops/kinds/index_walk.h"
-#include "ops/kinds/pointwise.h"
+#include "ops/rows/library_kernels.h"
 
 namespace brrr {
 
@@ -23,16 +20,9 @@ struct Move {
   }
 };
 
-/// big += small; integers wrap.
+/// big += small.
 struct Add {
-  template <class T> static void one(T& big, const T& small) {
-    if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;
-      big = static_cast<T>(static_cast<U>(big) + static_cast<U>(small));
-    } else {
-      big += small;
-    }
-  }
+  template <class T> static void one(T& big, const T& small) { big = wrapping_sum(big, small); }
   template <class T> static void run(T* big, const T* small, int64_t n) {
     int64_t i = 0;
     if constexpr (std::is_floating_point_v<T>) {
@@ -109,43 +99,53 @@ template <class Op, class T> void run(const Walk& w, char* big_data, char* small
 }
 
 void move(const Walk& w, const TensorImpl& big, TensorImpl& small) {
-  char *b = big.data(), *s = small.data();
-  switch (itemsize(big.dtype)) {
-    case 8:
-      return run<Move, int64_t>(w, b, s);
-    case 4:
-      return run<Move, int32_t>(w, b, s);
-    case 2:
-      return run<Move, int16_t>(w, b, s);
-    default:
-      return run<Move, int8_t>(w, b, s);
-  }
+  const size_t item = itemsize(big.dtype);
+  const auto kernel = item == 8   ? run<Move, int64_t>
+                      : item == 4 ? run<Move, int32_t>
+                      : item == 2 ? run<Move, int16_t>
+                                  : run<Move, int8_t>;
+  kernel(w, big.data(), small.data());
 }
 
 void add(const Walk& w, TensorImpl& big, const TensorImpl& small) {
-  char *b = big.data(), *s = small.data();
-  switch (big.dtype) {
-    case kFloat32:
-      return run<Add, float>(w, b, s);
-    case kFloat64:
-      return run<Add, double>(w, b, s);
-    case kInt64:
-      return run<Add, int64_t>(w, b, s);
-    case kInt32:
-      return run<Add, int32_t>(w, b, s);
-    default:
-      return run<Add, uint8_t>(w, b, s);
-  }
+  const auto kernel = big.dtype == kFloat32   ? run<Add, float>
+                      : big.dtype == kFloat64 ? run<Add, double>
+                      : big.dtype == kInt64   ? run<Add, int64_t>
+                      : big.dtype == kInt32   ? run<Add, int32_t>
+                                              : run<Add, uint8_t>;
+  kernel(w, big.data(), small.data());
 }
 
-// --- sums ----------------------------------------------------------------------------------------
+// The tensor in another dtype or memory.
+Tensor copy_of(const TensorImpl& t, DType dtype) {
+  Tensor copy = raw_empty(t.size_list(), dtype, t.device);
+  copy_now(*copy.impl(), t);
+  return copy;
+}
+
+// Whether two tensors of one shape are the same elements.
+bool same_memory(const TensorImpl& a, const TensorImpl& b) {
+  return a.data() == b.data() && a.dtype == b.dtype &&
+         std::equal(a.strides, a.strides + a.ndim, b.strides);
+}
+
+}  // namespace
+
+void pick(OpCall& c, int dim, MakeWalk make_walk) {
+  const TensorImpl& x = *c.in[0];
+  TensorImpl& out = *c.out[0].impl();
+  if (out.numel == 0) return;
+  const Index index(c, *c.in[1]);
+  const Walk w = make_walk(x, out, index.at, dim);
+  out.device == kCPU ? move(w, x, out) : pick_cuda(c, w, x, out, dim);
+}
 
 void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
   TensorImpl& out = *c.out[0].impl();
-  const TensorImpl* base = c.in[0];
-  const TensorImpl* src = c.in[2];
+  const TensorImpl *base = c.in[0], *src = c.in[2];
   const Index index(c, *c.in[1]);
-  const bool narrow = itemsize(out.dtype) == 2;  // Sums of 16-bit floats run in float32.
+  const bool on_cpu = out.device == kCPU;
+  const bool narrow = on_cpu && itemsize(out.dtype) == 2;  // 16-bit floats are summed in float32.
   Tensor total, source;
   if (narrow) total = raw_empty(out.size_list(), kFloat32, out.device);
   TensorImpl& sum = narrow ? *total.impl() : out;
@@ -154,22 +154,16 @@ void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
     src = source.impl();
   }
   if (!base) {
-    std::memset(sum.data(), 0, static_cast<size_t>(sum.numel) * itemsize(sum.dtype));
+    fill_zero(sum);
   } else if (!same_memory(sum, *base)) {
     copy_now(sum, *base);
   }
-  if (src->numel > 0) add(make_walk(sum, *src, index.at, dim), sum, *src);
+  if (src->numel > 0) {
+    const Walk w = make_walk(sum, *src, index.at, dim);
+    on_cpu ? add(w, sum, *src) : add_cuda(c, w, sum, *src, dim);
+  }
   if (narrow) copy_now(out, sum);
 }
-
-void pick(OpCall& c, int dim, MakeWalk make_walk) {
-  const TensorImpl& x = *c.in[0];
-  TensorImpl& out = *c.out[0].impl();
-  const Index index(c, *c.in[1]);
-  if (out.numel > 0) move(make_walk(x, out, index.at, dim), x, out);
-}
-
-}  // namespace
 
 void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   const Index index(*c.in[operand], false);
@@ -185,25 +179,12 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   }
 }
 
-void gather_cpu(OpCall& c, int dim) {
-  pick(c, dim, element_walk);
-}
-void select_cpu(OpCall& c, int dim) {
-  pick(c, dim, slice_walk);
-}
-void scatter_add_cpu(OpCall& c, int dim) {
-  accumulate(c, dim, element_walk);
-}
-void index_add_cpu(OpCall& c, int dim) {
-  accumulate(c, dim, slice_walk);
-}
-
 void one_hot_cpu(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   const int64_t classes = c.attrs.as<OneHotAttrs>().classes;
   const Index index(c, *c.in[0]);
   auto* to = reinterpret_cast<int64_t*>(out.data());
-  std::memset(to, 0, static_cast<size_t>(out.numel) * sizeof *to);
+  fill_zero(out);
   for (int64_t i = 0; i < c.in[0]->numel; ++i) to[i * classes + index.at[i]] = 1;
 }
 

@@ -1,7 +1,13 @@
 #pragma once
-// Kernels of library rows on a GPU (the CPU's are beside the rows), and what the two share.
+// What kernels of library rows share.
 
+#include <cstring>
+#include <type_traits>
+
+#include "core/device_kernel.h"
 #include "core/op.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/rows/factory_kernels.h"
 
 namespace brrr {
 
@@ -15,9 +21,47 @@ inline Lines lines_along(const TensorImpl& x, int dim) {
   return l;
 }
 
-/// Writes `t`, in any dtype and layout, into the part of `out` that starts at `begin` along `dim`.
-void copy_into_part(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin);
-void cat_cuda(OpCall& c);
+/// Other sizes and strides over the memory of `t`, in elements.
+inline Tensor memory_view(const TensorImpl& t, const IntList& sizes, const IntList& strides,
+                          int64_t offset) {
+  t.storage->refs.retain();
+  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, offset)));
+}
+/// Writes `t`, in any dtype and layout, into each `step`-th place of `out` along `dim` from
+/// `begin`.
+inline void copy_into_part(const TensorImpl& out, const TensorImpl& t, int dim, int64_t begin,
+                           int64_t step = 1) {
+  IntList strides = out.stride_list();
+  const int64_t offset = out.offset + begin * strides[dim];
+  strides[dim] *= step;
+  copy_now(*memory_view(out, t.size_list(), strides, offset).impl(), t);
+}
+
+/// Integers wrap.
+template <class T> T wrapping_sum(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) return a + b;
+  return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+
+/// Fills contiguous memory of its own with zeros.
+inline void fill_zero(const TensorImpl& t) {
+  if (t.device != kCPU) return zero_cuda(t);
+  std::memset(t.data(), 0, static_cast<size_t>(t.numel) * itemsize(t.dtype));
+}
+
+/// The largest power of two that divides all numbers that were combined by or: what a thread may
+/// move at once, given addresses and lengths.
+constexpr int64_t common_unit(uint64_t bits) {
+  return static_cast<int64_t>(bits & -bits);
+}
+/// For kernels' texts: UnitOf<bytes>::type, up to 16.
+inline constexpr char kUnitText[] = R"(
+template <int> struct UnitOf { using type = unsigned char; };
+template <> struct UnitOf<2> { using type = unsigned short; };
+template <> struct UnitOf<4> { using type = unsigned; };
+template <> struct UnitOf<8> { using type = unsigned long; };
+template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
+)";
 
 void tril_cuda(OpCall& c);
 void triu_cuda(OpCall& c);
@@ -25,14 +69,5 @@ void triu_cuda(OpCall& c);
 /// base^(-2 i / width), the angle by which pair i of a row turns at position 1.
 double rotary_frequency(double base, int64_t i, int64_t width);
 void rotary_cuda(OpCall& c);
-
-void argmax_cuda(OpCall& c);
-void argmin_cuda(OpCall& c);
-
-struct CumsumAttrs {
-  int64_t dim;
-  int64_t reverse;  ///< The sums run from its end.
-};
-void cumsum_cuda(OpCall& c);
 
 }  // namespace brrr

@@ -1,9 +1,11 @@
 // Matrix products: shape rules, gradients and rows.
 #include <algorithm>
 
-#include "core/call.h"
+#include "core/autocast.h"
 #include "core/check.h"
+#include "ops/kinds/composite.h"
 #include "ops/library_ops.h"
+#include "ops/rows/library_kernels.h"
 #include "ops/rows/product.h"
 #include "ops/view_ops.h"
 
@@ -31,13 +33,7 @@ void matmul_infer(OpCall& c) {
   BRRR_CHECK(a.sizes[a.ndim - 1] == inner, "matmul: inner dimensions differ: {} x {}",
              to_string(a.size_list()), to_string(b.size_list()));
   check_operands(c);
-  OutMeta& m = c.meta[0];
-  m.dtype = a.dtype;
-  m.device = a.device;
-  if (a.ndim == 2 && b.ndim == 2) {
-    m.sizes = {a.sizes[0], b.sizes[1]};
-    return;
-  }
+  if (a.ndim == 2 && b.ndim == 2) return set_meta(c, 0, a.dtype, {a.sizes[0], b.sizes[1]});
   for (int d = 3; d <= std::min(a.ndim, b.ndim); ++d) {
     const int64_t na = a.sizes[a.ndim - d], nb = b.sizes[b.ndim - d];
     BRRR_CHECK(na == nb || na == 1 || nb == 1, "matmul: batch dims do not broadcast: {} x {}",
@@ -45,9 +41,10 @@ void matmul_infer(OpCall& c) {
   }
   const IntList batch_a(a.sizes, static_cast<size_t>(std::max(a.ndim - 2, 0)));
   const IntList batch_b(b.sizes, static_cast<size_t>(std::max(b.ndim - 2, 0)));
-  m.sizes = broadcast_shapes("matmul", batch_a, batch_b);
-  if (a.ndim > 1) m.sizes.push_back(a.sizes[a.ndim - 2]);
-  if (b.ndim > 1) m.sizes.push_back(b.sizes[b.ndim - 1]);
+  IntList sizes = broadcast_shapes("matmul", batch_a, batch_b);
+  if (a.ndim > 1) sizes.push_back(a.sizes[a.ndim - 2]);
+  if (b.ndim > 1) sizes.push_back(b.sizes[b.ndim - 1]);
+  set_meta(c, 0, a.dtype, sizes);
 }
 
 void matmul_vjp(VjpCall& v) {
@@ -78,22 +75,13 @@ void matmul_vjp(VjpCall& v) {
 
 void linear_infer(OpCall& c) {
   const TensorImpl &x = *c.in[0], &w = *c.in[1];
-  const TensorImpl* bias = c.in[2];
   BRRR_CHECK(x.ndim > 0 && w.ndim == 2 && x.sizes[x.ndim - 1] == w.sizes[1],
              "linear: x {} and weight {} do not match; x is [.., in] and weight is [out, in]",
              to_string(x.size_list()), to_string(w.size_list()));
-  BRRR_CHECK(!bias || (bias->ndim == 1 && bias->sizes[0] == w.sizes[0]),
-             "linear: bias {} does not match weight {}; weight is [out, in] and bias [out]",
-             to_string(bias->size_list()), to_string(w.size_list()));
   check_operands(c);
-  BRRR_CHECK(!bias || (bias->dtype == w.dtype && bias->device == w.device),
-             "linear: bias is {} on {}, weight {} on {}; convert one with to()", describe(bias),
-             name(bias->device), describe(&w), name(w.device));
-  OutMeta& m = c.meta[0];
-  m.dtype = x.dtype;
-  m.device = x.device;
-  m.sizes = x.size_list();
-  m.sizes[x.ndim - 1] = w.sizes[0];
+  IntList sizes = x.size_list();
+  sizes[x.ndim - 1] = w.sizes[0];
+  set_meta(c, 0, x.dtype, sizes);
 }
 
 void linear_vjp(VjpCall& v) {
@@ -110,44 +98,41 @@ void linear_vjp(VjpCall& v) {
     }
   }
   if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
-  if (v.needs(2)) {
-    // Memory of its own in every case, so that a leaf can keep it.
-    IntList leading;
-    for (int d = 0; d + 1 < sx.size(); ++d) leading.push_back(d);
-    v.gin[2] = leading.empty() ? g.clone() : g.sum(leading);
-  }
 }
 
 void run_matmul(OpCall& c) {
-  multiply(*c.in[0], *c.in[1], false, *c.out[0].impl());
+  multiply(*c.in[0], *c.in[1], *c.out[0].impl());
 }
-void run_linear(OpCall& c) {
-  multiply(*c.in[0], *c.in[1], true, *c.out[0].impl());
-  if (c.in[2]) add_bias(*c.out[0].impl(), *c.in[2]);
+int64_t matmul_scratch(const OpCall& c) {
+  return product_scratch(*c.in[0], *c.in[1], *c.out[0].impl());
 }
 
-template <bool kLinear> int64_t scratch_of(const OpCall& c) {
-  return product_scratch(*c.in[0], *c.in[1], kLinear, kLinear ? c.in[2] : nullptr,
-                         *c.out[0].impl());
+Tensor transposed(const TensorImpl& w) {
+  return memory_view(w, {w.sizes[1], w.sizes[0]}, {w.strides[1], w.strides[0]}, w.offset);
+}
+void run_linear(OpCall& c) {
+  multiply(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
+}
+int64_t linear_scratch(const OpCall& c) {
+  return product_scratch(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
 }
 
 const OpDef matmul_row{"matmul",
                        "matrix product; batch dims broadcast",
                        {.infer = matmul_infer,
                         .kernel = {{run_matmul}, {run_matmul}},
-                        .scratch = scratch_of<false>,
+                        .scratch = matmul_scratch,
                         .vjp = matmul_vjp,
                         .saves_inputs = 0b11,
                         .autocast = Autocast::Round}};
 
-// The bias' gradient may be the output's gradient itself: for a vector x there is nothing to sum.
 const OpDef linear_row{"linear",
-                       "x W^T + b over the last dim",
+                       "x W^T over the last dim",
                        {.infer = linear_infer,
                         .kernel = {{run_linear}, {run_linear}},
-                        .scratch = scratch_of<true>,
+                        .scratch = linear_scratch,
                         .vjp = linear_vjp,
-                        .saves_inputs = 0b011,
+                        .saves_inputs = 0b11,
                         .autocast = Autocast::Round}};
 
 }  // namespace
@@ -163,7 +148,20 @@ Tensor Tensor::matmul(const Tensor& o) const {
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   BRRR_CHECK(x.defined() && weight.defined(), "linear: x or weight is an undefined tensor");
-  return call(linear_row, {x, weight, bias});
+  const Tensor b = autocast_operand(bias);
+  BRRR_CHECK(
+      !bias.defined() || (bias.dim() == 1 && weight.dim() > 0 && bias.size(0) == weight.size(0)),
+      "linear: bias {} does not match weight {}; weight is [out, in] and bias [out]",
+      to_string(bias.sizes()), to_string(weight.sizes()));
+  const Tensor y = call(linear_row, {x, weight});
+  if (b.defined()) {
+    BRRR_CHECK(b.dtype() == y.dtype() && b.device() == weight.device(),
+               "linear: bias is {} on {}, weight {} on {}; convert one with to()",
+               describe(bias.impl()), name(bias.device()), describe(weight.impl()),
+               name(weight.device()));
+    y.add_(b);  // In place: nobody else has the product.
+  }
+  return y;
 }
 
 }  // namespace brrr

@@ -1,38 +1,68 @@
 // Draws of positions by weight. Every sample is a pure function of (seed, draw, element), in 53-bit
 // uniforms: words 2i and 2i + 1 of the draw make number i.
 #include <algorithm>
-#include <cmath>
 
-#include "core/backend.h"
 #include "core/call.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/rng.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/library_ops.h"
-#include "ops/vocabulary/num.h"
 #include "ops/rows/order.h"
-#include "ops/rows/order_kernels.h"
-#include "ops/kinds/pointwise.h"
-#include "ops/vocabulary/vec.h"
 #include "ops/vocabulary/vec_math.h"
 #include "ops/vocabulary/vec_random.h"
 
 namespace brrr {
 
+// clang-format off
+namespace vx {
+BRRR_DEVICE_FUNCTIONS(kDrawText,
+  /* A uniform in [0, 1), a multiple of 2^-53, of two random words. */
+  BRRR_VX double uniform53(unsigned low, unsigned high) {
+    return (double)(((unsigned long)high << 32 | low) >> 11) * 0x1p-53;
+  }
+  BRRR_VX bool valid_weight(double w) { return w >= 0 && w - w == 0; }
+  /* The first of n positions whose running sum exceeds a uniform share of the total, so that a
+     weight of 0 is never drawn. The share may round up to the total: then the last positive one. */
+  template <class Sums> BRRR_VX long drawn(const Sums& sum, long n, double total, double u) {
+    const double share = u * total;
+    long low = 0, high = n - 1;
+    while (low < high) {
+      const long middle = (low + high) / 2;
+      const double to_here = sum(middle);
+      if (share >= total ? to_here < total : to_here <= share) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+  /* When an exponential clock of rate w rings: the logarithm of E / w, of a uniform u. */
+  template <class V> BRRR_VX V ringing(V u, V w) { return log(-log(1.0 - u)) - log(w); }
+);
+}  // namespace vx
+// clang-format on
+
 namespace {
+
+/// Weights whose running sums a thread makes, for draws with replacement on any device.
+constexpr int64_t kDrawPart = 256;
+
+struct MultinomialAttrs {
+  DrawAttrs draw;
+  int64_t samples, replacement;
+};
+/// One sample is the same with replacement, which costs less.
+bool with_replacement(const MultinomialAttrs& a) {
+  return a.replacement || a.samples == 1;
+}
 
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
-/// Uniforms i .. i + 7 in [0, 1), multiples of 2^-53; i is a multiple of 8.
+/// Uniforms i .. i + 7; i is a multiple of 8.
 struct Uniforms {
   double v[8];
   Uniforms(const DrawAttrs& draw, int64_t i) {
     const vx::u32 w = vx::philox16(static_cast<uint64_t>(2 * i), draw.seed, draw.number);
-    for (int k = 0; k < 8; ++k) {
-      const uint64_t word = uint64_t{w[2 * k + 1]} << 32 | w[2 * k];
-      v[k] = static_cast<double>(word >> 11) * 0x1p-53;
-    }
+    for (int k = 0; k < 8; ++k) v[k] = vx::uniform53(w[2 * k], w[2 * k + 1]);
   }
 };
 
@@ -48,7 +78,7 @@ void check_row(const double* w, int64_t n, int64_t row, int64_t needed) {
   int64_t positive = 0;
   double total = 0;
   for (int64_t i = 0; i < n; ++i) {
-    BRRR_CHECK(w[i] >= 0 && std::isfinite(w[i]),
+    BRRR_CHECK(vx::valid_weight(w[i]),
                "multinomial: weight {} of row {} is {}; weights must be finite and not negative", i,
                row, w[i]);
     positive += w[i] > 0;
@@ -58,8 +88,8 @@ void check_row(const double* w, int64_t n, int64_t row, int64_t needed) {
              "multinomial: the weights of row {} are all zero; one at least must be "
              "positive",
              row);
-  BRRR_CHECK(std::isfinite(total), "multinomial: the weights of row {} sum to inf; scale them down",
-             row);
+  BRRR_CHECK(vx::valid_weight(total),
+             "multinomial: the weights of row {} sum to inf; scale them down", row);
   BRRR_CHECK(positive >= needed,
              "multinomial: {} samples without replacement, but row {} has {} positive weights; "
              "draw fewer or with replacement",
@@ -82,15 +112,6 @@ void sum_up(const Problem& p) {
   }
 }
 
-// The first position whose running sum exceeds a uniform share of the total, so that a weight of 0
-// is never drawn.
-int64_t position_of(const double* sums, int64_t n, double u) {
-  const double total = sums[n - 1], share = u * total;
-  // The product may round up to the total: then the last positive weight it is.
-  if (share >= total) return std::lower_bound(sums, sums + n, total) - sums;
-  return std::upper_bound(sums, sums + n, share) - sums;
-}
-
 void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
   sum_up(p);
   const int64_t all = p.rows * p.samples;
@@ -98,7 +119,8 @@ void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
     for (int64_t i = begin * 8; i < std::min(end * 8, all); i += 8) {
       const Uniforms u(draw, i);
       for (int64_t k = 0; k < std::min<int64_t>(8, all - i); ++k) {
-        p.out[i + k] = position_of(p.weights + (i + k) / p.samples * p.n, p.n, u.v[k]);
+        const double* sums = p.weights + (i + k) / p.samples * p.n;
+        p.out[i + k] = vx::drawn([=](long at) { return sums[at]; }, p.n, sums[p.n - 1], u.v[k]);
       }
     }
   });
@@ -110,7 +132,7 @@ void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
 // (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006); compared by their
 // logarithms, the Gumbel form (Kool et al., "Stochastic beams and where to find them", 2019), which
 // neither overflow nor underflow.
-void start_clocks(const DrawAttrs& draw, const Problem& p, WideEntry* entries) {
+void start_clocks(const DrawAttrs& draw, const Problem& p, Wide* entries) {
   const int64_t all = p.rows * p.n;
   parallel_for((all + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * 16; i < std::min(end * 16, all); i += 16) {
@@ -118,10 +140,10 @@ void start_clocks(const DrawAttrs& draw, const Problem& p, WideEntry* entries) {
       const int lanes = static_cast<int>(std::min<int64_t>(16, all - i));
       vx::f64 u{};
       for (int k = 0; k < 16; ++k) u[k] = k < 8 ? low.v[k] : high.v[k - 8];
-      const vx::f64 w = lanes == 16 ? vx::load(p.weights + i) : vx::load_n(p.weights + i, lanes);
-      const vx::f64 time = vx::log(-vx::log(1.0 - u)) - vx::log(w);
+      const auto w = take<vx::f64>(p.weights + i, lanes), time = vx::ringing(u, w);
       for (int k = 0; k < lanes; ++k) {
-        entries[i + k] = WideEntry(order_key(w[k] > 0 ? time[k] : HUGE_VAL), (i + k) % p.n);
+        const double at = w[k] > 0 ? time[k] : __builtin_inf();
+        set_entry(entries[i + k], order_key(at), (i + k) % p.n);
       }
     }
   });
@@ -129,16 +151,175 @@ void start_clocks(const DrawAttrs& draw, const Problem& p, WideEntry* entries) {
 
 void draw_without_replacement(const DrawAttrs& draw, const Problem& p) {
   const Tensor scratch = raw_empty({p.rows * p.n * 2}, kInt64, kCPU);
-  auto* entries = reinterpret_cast<WideEntry*>(scratch.impl()->data());
+  auto* entries = reinterpret_cast<Wide*>(scratch.impl()->data());
   start_clocks(draw, p, entries);
   parallel_for(p.rows, std::max<int64_t>(1, kGrain / p.n), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       smallest_first(entries + r * p.n, p.n, p.samples);
       for (int64_t s = 0; s < p.samples; ++s) {
-        p.out[r * p.samples + s] = entries[r * p.n + s].at();
+        p.out[r * p.samples + s] = position_of(entries[r * p.n + s]);
       }
     }
   });
+}
+
+void multinomial_cpu(OpCall& c) {
+  const TensorImpl& x = *c.in[0];
+  if (x.numel == 0) return;
+  const Tensor weights = raw_empty(x.size_list(), kFloat64, x.device);
+  copy_now(*weights.impl(), x);
+  const int64_t n = x.sizes[x.ndim - 1];
+  const auto a = c.attrs.as<MultinomialAttrs>();
+  const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
+                  reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n, a.samples};
+  with_replacement(a) ? draw_with_replacement(a.draw, p) : draw_without_replacement(a.draw, p);
+}
+
+// --- on a GPU ------------------------------------------------------------------------------------
+
+// The CPU's samples; the log of float64 may differ in its last bit, and with it the order of two
+// clocks that are that close.
+//
+// Running sums within parts of 256 weights, and for each row what comes before each part and, last,
+// its total: NaN if a weight cannot be taken.
+BRRR_DEVICE_STRUCT(DrawByWeight, {
+  const char* weights;
+  char* sums;
+  char* before;
+  char* out;
+  char* fault;
+  long op;
+  long rows;
+  long n;
+  long parts;
+  long samples;
+  long seed;
+  long draw;
+  const char* key;
+});
+static_assert(kDrawPart == 256);
+
+constexpr char kUniformText[] = R"(
+BRRR_VX double uniform_at(long i, const DrawByWeight& p) {
+  const Words4 w = draw_words(p.key, 1, p.seed, p.draw, i / 2);
+  return i & 1 ? uniform53(w.v[2], w.v[3]) : uniform53(w.v[0], w.v[1]);
+}
+)";
+
+constexpr auto kSumsText = join_text(vx::kDrawText, R"(
+KERNEL(part_sums, DrawByWeight, 64) {
+  const long i = (long)blockIdx.x * 64 + threadIdx.x;
+  if (i >= p.rows * p.parts) return;
+  const long row = i / p.parts * p.n, begin = i % p.parts * 256;
+  const long end = begin + 256 < p.n ? begin + 256 : p.n;
+  double* sums = (double*)p.sums + row;
+  double sum = 0;
+  bool good = true;
+  for (long at = begin; at < end; ++at) {
+    const double w = to_f64(get((const T*)p.weights + row + at))[0];
+    good = good && valid_weight(w);
+    sums[at] = sum += w;
+  }
+  if (!good) sums[end - 1] = (double)not_a_number;
+}
+)");
+constexpr DeviceKernel sums_kernel{"part_sums", DrawByWeightText, 64, kSumsText.data()};
+
+constexpr DeviceKernel totals_kernel{"row_sums", DrawByWeightText, 64, R"(
+KERNEL(row_sums, DrawByWeight, 64) {
+  const long row = (long)blockIdx.x * 64 + threadIdx.x;
+  if (row >= p.rows) return;
+  double* before = (double*)p.before + row * (p.parts + 1);
+  before[0] = 0;
+  for (long part = 0; part < p.parts; ++part) {
+    const long end = (part + 1) * 256 < p.n ? (part + 1) * 256 : p.n;
+    before[part + 1] = before[part] + ((const double*)p.sums)[row * p.n + end - 1];
+  }
+}
+)"};
+
+constexpr auto kDrawnText = join_text(vx::kDrawText, kUniformText, R"(
+KERNEL(draw, DrawByWeight, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.rows * p.samples) return;
+  const long row = i / p.samples;
+  const double* sums = (const double*)p.sums + row * p.n;
+  const double* before = (const double*)p.before + row * (p.parts + 1);
+  const double total = before[p.parts];
+  if (!(total > 0 && valid_weight(total))) {
+    bad_row(p.fault, row, p.op);
+    ((long*)p.out)[i] = 0;
+    return;
+  }
+  const auto sum = [=](long at) { return before[at / 256] + sums[at]; };
+  ((long*)p.out)[i] = drawn(sum, p.n, total, uniform_at(i, p));
+}
+)");
+constexpr DeviceKernel draw_kernel{"draw", DrawByWeightText, 256, kDrawnText.data()};
+
+constexpr auto kClocksText = join_text(kEntryText, OrderKeyText, vx::kDrawText, kUniformText, R"(
+KERNEL(clocks, DrawByWeight, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.rows * p.n) return;
+  const f64 w = to_f64(get((const T*)p.weights + i));
+  if (!valid_weight(w[0])) bad_row(p.fault, i / p.n, p.op);
+  const double at = w[0] > 0 ? ringing(f64(uniform_at(i, p)), w)[0] : (double)infinity;
+  set_entry(((Wide*)p.sums)[i], order_key(at), i % p.n);
+}
+)");
+constexpr DeviceKernel clocks_kernel{"clocks", DrawByWeightText, 256, kClocksText.data()};
+
+// A clock that never rings has been drawn if there are fewer positive weights than samples.
+constexpr auto kTakeText = join_text(kEntryText, OrderKeyText, R"(
+KERNEL(take, DrawByWeight, 256) {
+  const long i = (long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= p.rows * p.samples) return;
+  const Wide e = ((const Wide*)p.sums)[i];
+  const bool rings = e.key < order_key((double)infinity);
+  if (!rings) bad_row(p.fault, i / p.samples, p.op);
+  ((long*)p.out)[i] = rings ? e.at : 0;
+}
+)");
+constexpr DeviceKernel take_kernel{"take", DrawByWeightText, 256, kTakeText.data()};
+
+void draw_with_replacement_cuda(DrawByWeight& a, DType dtype, Device device) {
+  a.parts = (a.n + kDrawPart - 1) / kDrawPart;
+  const Tensor sums = raw_empty({a.rows, a.n}, kFloat64, device);
+  const Tensor before = raw_empty({a.rows, a.parts + 1}, kFloat64, device);
+  a.sums = sums.impl()->data();
+  a.before = before.impl()->data();
+  run_kernel(sums_kernel, {.t = dtype}, {blocks_for(a.rows * a.parts, 64)}, a);
+  run_kernel(totals_kernel, {}, {blocks_for(a.rows, 64)}, a);
+  run_kernel(draw_kernel, {}, {blocks_for(a.rows * a.samples)}, a);
+}
+
+void draw_without_replacement_cuda(DrawByWeight& a, DType dtype, Device device) {
+  const EntryRows entries(true, a.rows, a.n, device);
+  a.sums = entries.data();
+  run_kernel(clocks_kernel, {.t = dtype}, {blocks_for(a.rows * a.n)}, a);
+  const Tensor first = sort_entries(entries, a.samples);
+  a.sums = first.impl()->data();
+  run_kernel(take_kernel, {}, {blocks_for(a.rows * a.samples)}, a);
+}
+
+void multinomial_cuda(OpCall& c) {
+  const TensorImpl& x = *c.in[0];
+  if (x.numel == 0) return;
+  const DenseInput dense(&x, x.dtype);
+  DrawByWeight a{};
+  a.weights = dense.as<char>();
+  a.out = c.out[0].impl()->data();
+  a.fault = device_fault();
+  a.op = fault_op(c);
+  a.n = x.sizes[x.ndim - 1];
+  a.rows = x.numel / a.n;
+  const auto attrs = c.attrs.as<MultinomialAttrs>();
+  a.seed = static_cast<int64_t>(attrs.draw.seed);
+  a.draw = static_cast<int64_t>(attrs.draw.number);
+  a.key = c.control;
+  a.samples = attrs.samples;
+  (with_replacement(attrs) ? draw_with_replacement_cuda : draw_without_replacement_cuda)(a, x.dtype,
+                                                                                         x.device);
 }
 
 // --- the row: attribute words are seed, draw, number of samples, replacement ---------------------
@@ -158,38 +339,24 @@ void multinomial_infer(OpCall& c) {
              "multinomial: {} samples without replacement of {} weights ({}); draw fewer or with "
              "replacement",
              a.samples, x.sizes[x.ndim - 1], describe(&x));
-  OutMeta& m = c.meta[0];
-  m.dtype = kInt64;
-  m.device = x.device;
-  m.sizes = x.size_list();
-  m.sizes[x.ndim - 1] = a.samples;
+  IntList sizes = x.size_list();
+  sizes[x.ndim - 1] = a.samples;
+  set_meta(c, 0, kInt64, sizes);
 }
 
 void check_weights(const OpCall& c) {
   const DenseInput weights(c.in[0], kFloat64);
   const int64_t n = c.in[0]->sizes[c.in[0]->ndim - 1];
-  const int64_t needed = with_replacement(c) ? 1 : c.attrs.as<MultinomialAttrs>().samples;
+  const auto a = c.attrs.as<MultinomialAttrs>();
+  const int64_t needed = with_replacement(a) ? 1 : a.samples;
   for (int64_t r = 0; r < c.in[0]->numel / n; ++r) {
     check_row(weights.as<double>() + r * n, n, r, needed);
   }
 }
 
-void multinomial_cpu(OpCall& c) {
-  const TensorImpl& x = *c.in[0];
-  if (x.numel == 0) return;
-  const Tensor weights = raw_empty(x.size_list(), kFloat64, x.device);
-  copy_now(*weights.impl(), x);
-  const int64_t n = x.sizes[x.ndim - 1];
-  const auto a = c.attrs.as<MultinomialAttrs>();
-  const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
-                  reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n, a.samples};
-  with_replacement(c) ? draw_with_replacement(a.draw, p) : draw_without_replacement(a.draw, p);
-}
-
 // Weights in double, and an entry for each without replacement.
 int64_t multinomial_scratch(const OpCall& c) {
-  return scratch_for(c.in[0]->numel, sizeof(double)) +
-         scratch_for(c.in[0]->numel, sizeof(WideEntry));
+  return scratch_for(c.in[0]->numel, sizeof(double)) + scratch_for(c.in[0]->numel, sizeof(Wide));
 }
 
 const OpDef multinomial_row{"multinomial",

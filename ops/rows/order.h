@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/device_kernel.h"
+#include "core/op.h"
 #include "ops/vocabulary/vec.h"
 
 namespace brrr {
@@ -27,30 +28,66 @@ BRRR_DEVICE_FUNCTIONS(OrderKeyText,
 );
 // clang-format on
 
-/// A 32-bit key and a position below 2^32.
-struct NarrowEntry {
-  uint64_t word;
-  NarrowEntry(uint32_t key, int64_t at) : word(uint64_t{key} << 32 | static_cast<uint64_t>(at)) {}
-  int64_t at() const { return static_cast<int64_t>(word & 0xffffffffu); }
-  friend bool operator<(NarrowEntry a, NarrowEntry b) { return a.word < b.word; }
-};
-
-struct WideEntry {
-  uint64_t key;
-  int64_t position;
-  WideEntry(uint64_t k, int64_t at) : key(k), position(at) {}
-  int64_t at() const { return position; }
-  friend bool operator<(const WideEntry& a, const WideEntry& b) {
-    return a.key != b.key ? a.key < b.key : a.position < b.position;
+// Entries, a key with a position: a narrow one for keys and positions below 2^32.
+// clang-format off
+BRRR_DEVICE_FUNCTIONS(kEntryText,
+  struct Narrow { unsigned long word; };
+  struct Wide {
+    unsigned long key;
+    long at;
+  };
+  template <bool wide> struct EntryOf { using type = Narrow; };
+  template <> struct EntryOf<true> { using type = Wide; };
+  BRRR_VX void set_entry(Narrow& e, unsigned long key, long at) {
+    e.word = key << 32 | (unsigned long)at;
   }
+  BRRR_VX void set_entry(Wide& e, unsigned long key, long at) {
+    e.key = key;
+    e.at = at;
+  }
+  BRRR_VX unsigned long key_of(Narrow e) { return e.word >> 32; }
+  BRRR_VX unsigned long key_of(Wide e) { return e.key; }
+  BRRR_VX long position_of(Narrow e) { return (long)(e.word & 0xffffffff); }
+  BRRR_VX long position_of(Wide e) { return e.at; }
+  BRRR_VX bool before(Narrow a, Narrow b) { return a.word < b.word; }
+  BRRR_VX bool before(Wide a, Wide b) { return a.key != b.key ? a.key < b.key : a.at < b.at; }
+);
+// clang-format on
+
+struct OrderAttrs {
+  int64_t descending;
+  int64_t most = -1;  ///< Elements that are asked for; -1: all.
 };
 
 /// Moves the k smallest of n entries to the front, in order.
 template <class E> void smallest_first(E* e, int64_t n, int64_t k) {
+  const auto less = [](E a, E b) { return before(a, b); };
   if (k == 0) return;
-  if (k < n && k <= n / 16) return std::partial_sort(e, e + k, e + n);
-  if (k < n) std::nth_element(e, e + k - 1, e + n);
-  std::sort(e, e + k);
+  if (k < n && k <= n / 16) return std::partial_sort(e, e + k, e + n, less);
+  if (k < n) std::nth_element(e, e + k - 1, e + n, less);
+  std::sort(e, e + k, less);
 }
+
+// --- on a GPU (sort_cuda.cpp) --------------------------------------------------------------------
+
+/// Rows of entries on a GPU, to be sorted each by itself.
+struct EntryRows {
+  bool wide;
+  int64_t rows, n;
+  Tensor memory;
+
+  EntryRows(bool wide, int64_t rows, int64_t n, Device device)
+      : wide(wide),
+        rows(rows),
+        n(n),
+        memory(raw_empty({rows * n * (wide ? 2 : 1)}, kInt64, device)) {}
+  char* data() const { return memory.impl()->data(); }
+};
+
+/// The first k > 0 entries of each row in order, [rows, k]; or only their positions, to
+/// `positions`.
+Tensor sort_entries(const EntryRows& e, int64_t k, char* positions = nullptr);
+/// The kernel of argsort and topk.
+void order_cuda(OpCall& c);
 
 }  // namespace brrr

@@ -6,8 +6,7 @@
 #include <type_traits>
 
 #include "core/backend.h"
-#include "ops/vocabulary/convert.h"
-#include "ops/kinds/pointwise.h"
+#include "ops/rows/library_kernels.h"
 
 namespace brrr {
 
@@ -22,6 +21,26 @@ struct Operand {
   int64_t rows, cols, row_stride, col_stride;
   int64_t batch_stride[kMaxDims];
   Tensor copy;  ///< What `t` points to where the input's own memory would not do.
+
+  Operand(const TensorImpl& from, bool is_left) { set(from, is_left); }
+  void set(const TensorImpl& from, bool is_left) {
+    t = &from;
+    const int n = from.ndim;
+    if (n >= 2) {
+      rows = from.sizes[n - 2];
+      cols = from.sizes[n - 1];
+      row_stride = from.strides[n - 2];
+      col_stride = from.strides[n - 1];
+    } else if (is_left) {
+      rows = 1;
+      cols = row_stride = from.sizes[0];
+      col_stride = from.strides[0];
+    } else {
+      rows = from.sizes[0];
+      cols = col_stride = 1;
+      row_stride = from.strides[0];
+    }
+  }
 };
 
 /// Whether gemm can read the matrix where it lies. A single row or column is never transposed, so
@@ -34,25 +53,6 @@ bool gemm_layout(const Operand& o, int64_t& ld, bool& trans) {
   trans = true;
   ld = o.col_stride;
   return rows > 1 && cols > 1 && o.row_stride == 1 && ld >= rows;
-}
-
-void set_matrix(Operand& o, bool is_left) {
-  const TensorImpl& t = *o.t;
-  const int n = t.ndim;
-  if (n >= 2) {
-    o.rows = t.sizes[n - 2];
-    o.cols = t.sizes[n - 1];
-    o.row_stride = t.strides[n - 2];
-    o.col_stride = t.strides[n - 1];
-  } else if (is_left) {
-    o.rows = 1;
-    o.cols = o.row_stride = t.sizes[0];
-    o.col_stride = t.strides[0];
-  } else {
-    o.rows = t.sizes[0];
-    o.cols = o.col_stride = 1;
-    o.row_stride = t.strides[0];
-  }
 }
 
 /// What gemm takes: a GPU multiplies 16-bit floats as they are.
@@ -74,13 +74,11 @@ void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
     std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
     std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
   }
-  t.storage->refs.retain();
-  const Tensor from(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
+  const Tensor from = memory_view(t, sizes, strides, t.offset);
   Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
   copy_now(*copy.impl(), *from.impl());
   o.copy = std::move(copy);
-  o.t = o.copy.impl();
-  set_matrix(o, is_left);
+  o.set(*o.copy.impl(), is_left);
   if (flip) {
     std::swap(o.rows, o.cols);
     std::swap(o.row_stride, o.col_stride);
@@ -177,6 +175,34 @@ void integer_product(const Operand& a, const Operand& b, const T* pa, const T* p
   });
 }
 
+// One product of integer matrices on a GPU, modulo 2^bits. Strides are in elements.
+BRRR_DEVICE_STRUCT(IntegerProduct, {
+  const char* a;
+  const char* b;
+  char* c;
+  long m;
+  long n;
+  long k;
+  long a_row;
+  long a_col;
+  long b_row;
+  long b_col;
+});
+
+constexpr DeviceKernel integer_product_kernel{"integer_product", IntegerProductText, 256, R"(
+KERNEL(integer_product, IntegerProduct, 256) {
+  const long at = (long)blockIdx.x * 256 + threadIdx.x;
+  if (at >= p.m * p.n) return;
+  const T* a = (const T*)p.a + at / p.n * p.a_row;
+  const T* b = (const T*)p.b + at % p.n * p.b_col;
+  unsigned long sum = 0;
+  for (long k = 0; k < p.k; ++k) {
+    sum += (unsigned long)a[k * p.a_col] * (unsigned long)b[k * p.b_row];
+  }
+  ((T*)p.c)[at] = (T)sum;
+}
+)"};
+
 Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
   Gemm g{dtype, false, false, a.rows, b.cols, a.cols, a.t->data(), 0, b.t->data(), 0, c, b.cols};
   gemm_layout(a, g.lda, g.trans_a);
@@ -188,10 +214,10 @@ Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
 void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
   if (a.t->device.type == DeviceType::CUDA) {
     const auto size = static_cast<int64_t>(itemsize(dtype));
-    return integer_product_cuda(
-        {a.t->data() + at * size, b.t->data() + bt * size, c, a.rows, b.cols, a.cols, a.row_stride,
-         a.col_stride, b.row_stride, b.col_stride},
-        dtype);
+    return run_kernel(
+        integer_product_kernel, {.t = dtype}, {blocks_for(a.rows * b.cols)},
+        IntegerProduct{a.t->data() + at * size, b.t->data() + bt * size, c, a.rows, b.cols, a.cols,
+                       a.row_stride, a.col_stride, b.row_stride, b.col_stride});
   }
   if (dtype == kInt64) {
     return integer_product(a, b, reinterpret_cast<const int64_t*>(a.t->data()) + at,
@@ -262,43 +288,20 @@ void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
     sizes[dims + d] = t.sizes[t.ndim - 2 + d];
     strides.push_back(t.strides[t.ndim - 2 + d]);
   }
-  t.storage->refs.retain();
-  const Tensor all(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, t.offset)));
+  const Tensor all = memory_view(t, sizes, strides, t.offset);
   o.t = all.impl();
   make_copy(o, is_left);
   set_batch(o, out, dims);
 }
 
-Tensor transposed(const TensorImpl& t) {
-  t.storage->refs.retain();
-  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, {t.sizes[1], t.sizes[0]},
-                                                {t.strides[1], t.strides[0]}, t.offset)));
-}
-
 }  // namespace
 
-void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
-              TensorImpl& out) {
+void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out) {
   if (out.numel == 0) return;
-  Operand a, b;
-  a.t = &left;
-  b.t = &right;
-  set_matrix(a, true);
-  set_matrix(b, false);
+  Operand a(left, true), b(right, false);
   const DType dtype = product_dtype(out);
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
-  Tensor view;
-  if (transpose_right) {
-    std::swap(b.rows, b.cols);
-    std::swap(b.row_stride, b.col_stride);
-  }
-  if (!readable(b)) {
-    if (transpose_right) {
-      view = transposed(right);
-      b.t = view.impl();
-    }
-    make_copy(b, false);
-  }
+  if (!readable(b)) make_copy(b, false);
   if (right.ndim <= 2 && left.ndim > 2) {
     if (left.dtype != dtype) make_copy(a, true, false);
     fold_rows(a);
@@ -325,20 +328,11 @@ void multiply(const TensorImpl& left, const TensorImpl& right, bool transpose_ri
   if (scratch.defined()) copy_now(out, *scratch.impl());
 }
 
-int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, bool transpose_right,
-                        const TensorImpl* bias, const TensorImpl& out) {
+int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out) {
   auto copy_of = [](const TensorImpl& t) {
     return scratch_for(t.numel, static_cast<int64_t>(itemsize(product_dtype(t))));
   };
-  Operand a, b;
-  a.t = &left;
-  b.t = &right;
-  set_matrix(a, true);
-  set_matrix(b, false);
-  if (transpose_right) {
-    std::swap(b.rows, b.cols);
-    std::swap(b.row_stride, b.col_stride);
-  }
+  Operand a(left, true), b(right, false);
   int64_t bytes = readable(b) ? 0 : copy_of(right);
   if (right.ndim <= 2 && left.ndim > 2) {
     bytes += left.dtype != product_dtype(out) ? copy_of(left) : 0;
@@ -346,69 +340,7 @@ int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, bool tr
   } else {
     bytes += readable(a) ? 0 : copy_of(left);
   }
-  if (out.dtype != product_dtype(out)) bytes += copy_of(out);
-  return bias && (!bias->contiguous() || bias->dtype != compute_type(bias->dtype))
-             ? bytes + copy_of(*bias)
-             : bytes;
-}
-
-namespace {
-
-// --- bias ----------------------------------------------------------------------------------------
-
-template <class T> void add_to(T* y, const T* x, int64_t n) {
-  int64_t i = 0;
-  for (; i + vx::lanes <= n; i += vx::lanes) vx::store(y + i, vx::load(y + i) + vx::load(x + i));
-  if (const int rest = static_cast<int>(n - i)) {
-    vx::store_n(y + i, vx::load_n(y + i, rest) + vx::load_n(x + i, rest), rest);
-  }
-}
-
-template <class T> void add_bias(TensorImpl& out, const T* bias) {
-  constexpr int64_t kTile = 512;
-  constexpr DType compute = DTypeOf<T>::value;
-  const int64_t n = out.sizes[out.ndim - 1];
-  const auto size = static_cast<int64_t>(itemsize(out.dtype));
-  parallel_for(out.numel / n, std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      char* row = out.data() + r * n * size;
-      if (out.dtype == compute) {
-        add_to(reinterpret_cast<T*>(row), bias, n);
-        continue;
-      }
-      for (int64_t j = 0; j < n; j += kTile) {
-        alignas(64) T tile[kTile];
-        const int64_t m = std::min(kTile, n - j);
-        load_tile(compute, tile, out.dtype, row + j * size, 1, m);
-        add_to(tile, bias + j, m);
-        store_tile(out.dtype, row + j * size, 1, compute, tile, m);
-      }
-    }
-  });
-}
-
-}  // namespace
-
-void add_bias(TensorImpl& out, const TensorImpl& bias) {
-  if (out.numel == 0) return;
-  const TensorImpl* b = &bias;
-  Tensor copy;
-  if (!bias.contiguous() || bias.dtype != compute_type(bias.dtype)) {
-    copy = raw_empty(bias.size_list(), compute_type(bias.dtype), bias.device);
-    copy_now(*copy.impl(), bias);
-    b = copy.impl();
-  }
-  if (out.device.type == DeviceType::CUDA) return add_bias_cuda(out, *b);
-  switch (b->dtype) {
-    case kFloat32:
-      return add_bias(out, reinterpret_cast<const float*>(b->data()));
-    case kFloat64:
-      return add_bias(out, reinterpret_cast<const double*>(b->data()));
-    case kInt64:
-      return add_bias(out, reinterpret_cast<const int64_t*>(b->data()));
-    default:
-      return add_bias(out, reinterpret_cast<const int32_t*>(b->data()));
-  }
+  return out.dtype != product_dtype(out) ? bytes + copy_of(out) : bytes;
 }
 
 }  // namespace brrr

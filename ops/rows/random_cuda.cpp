@@ -1,7 +1,7 @@
 // The random stream on a GPU: element i is the CPU's to the last bit.
 #include "core/device_kernel.h"
 #include "ops/rows/factory_kernels.h"
-#include "ops/rows/order_cuda.h"
+#include "ops/rows/order.h"
 
 namespace brrr {
 

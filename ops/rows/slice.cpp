@@ -1,11 +1,10 @@
 // Parts of a tensor along one dim: view rows, and the row that is their gradient.
 #include <algorithm>
-#include <cstring>
 
 #include "core/check.h"
-#include "ops/rows/factory_kernels.h"
-#include "ops/kinds/pointwise.h"
+#include "ops/kinds/composite.h"
 #include "ops/kinds/view.h"
+#include "ops/rows/library_kernels.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
@@ -55,32 +54,14 @@ const OpDef select_row{"select",
 // so that it is out of place and differentiable.
 
 void slice_grad_infer(OpCall& c) {
-  c.meta[0].dtype = c.in[0]->dtype;
-  c.meta[0].device = c.in[0]->device;
-  c.meta[0].sizes = c.attrs.after<SliceGradAttrs>();
+  set_meta(c, 0, c.in[0]->dtype, c.attrs.after<SliceGradAttrs>());
 }
 
 void write_slice(OpCall& c) {
   const TensorImpl& out = *c.out[0].impl();
   const auto a = c.attrs.as<SliceGradAttrs>();
-  const int d = static_cast<int>(a.dim);
-  IntList strides = out.stride_list();
-  const int64_t offset = out.offset + a.start * strides[d];
-  strides[d] *= a.step;
-  out.storage->refs.retain();
-  auto part = Ref<TensorImpl>::adopt(
-      new_impl(out.storage, out.dtype, c.in[0]->size_list(), strides, offset));
-  copy_now(*part, *c.in[0]);
-}
-
-void slice_grad_cpu(OpCall& c) {
-  const TensorImpl& out = *c.out[0].impl();
-  std::memset(out.data(), 0, static_cast<size_t>(out.numel) * itemsize(out.dtype));
-  write_slice(c);
-}
-void slice_grad_cuda(OpCall& c) {
-  zero_cuda(*c.out[0].impl());
-  write_slice(c);
+  fill_zero(out);
+  copy_into_part(out, *c.in[0], static_cast<int>(a.dim), a.start, a.step);
 }
 
 void slice_grad_vjp(VjpCall& v) {
@@ -92,7 +73,7 @@ void slice_grad_vjp(VjpCall& v) {
 const OpDef slice_grad_row{"slice_backward",
                            "zeros with a tensor written into a slice of one dim",
                            {.infer = slice_grad_infer,
-                            .kernel = {{slice_grad_cpu}, {slice_grad_cuda}},
+                            .kernel = {{write_slice}, {write_slice}},
                             .scratch = no_scratch,
                             .vjp = slice_grad_vjp,
                             .grad_aliases = 1,

@@ -11,16 +11,10 @@ namespace brrr {
 namespace {
 
 void unbind_shape(OpCall& c) {
-  const TensorImpl& t = *c.in[0];
   const int d = dim_of(c.attrs);
   for (int k = 0; k < c.n_out; ++k) {
-    OutMeta& m = c.meta[k];
-    m.dtype = t.dtype;
-    m.device = t.device;
-    m.alias = 0;
-    m.sizes = t.size_list();
-    m.strides = t.stride_list();
-    m.offset = t.offset + k * m.strides[d];
+    OutMeta& m = view_meta(c, k);
+    m.offset += k * m.strides[d];
     m.sizes.erase(d);
     m.strides.erase(d);
   }

@@ -312,8 +312,8 @@ Tensor sum_to(const Tensor& t, const IntList& sizes) {
   for (int i = 0; i < t.dim(); ++i) {
     if (i < shift || (sizes[i - shift] == 1 && t.size(i) != 1)) dims.push_back(i);
   }
-  const Tensor s = dims.empty() ? t : t.sum(dims, /*keepdim=*/true);
-  return s.sizes() == sizes ? s : s.reshape(sizes);
+  if (dims.size() == shift) return t.sum(dims);  // Without a view, so that a leaf can keep it.
+  return t.sum(dims, /*keepdim=*/true).reshape(sizes);
 }
 
 }  // namespace brrr
