@@ -35,17 +35,21 @@ void return_draw(uint64_t number) {
   draw.compare_exchange_strong(next, number, std::memory_order_relaxed);
 }
 
-void push_draw(OpCall& call) {
+void mark_draw(OpCall& call, ControlCell::Kind kind) {
   static ControlCell* const seed_cell = make_cell(ControlCell::RngSeed);
   static ControlCell* const draw_cell = make_cell(ControlCell::RngDraw);
+  Attrs& a = call.attrs;
+  a.dynamic |= static_cast<uint16_t>(1u << a.n);
+  call.cells[a.n] = kind == ControlCell::RngSeed ? seed_cell : draw_cell;
+}
+
+void push_draw(OpCall& call) {
   const RngState now{seed.load(std::memory_order_relaxed),
                      draw.fetch_add(1, std::memory_order_relaxed)};
-  Attrs& a = call.attrs;
-  a.dynamic |= static_cast<uint16_t>(3u << a.n);
-  call.cells[a.n] = seed_cell;
-  a.push(static_cast<int64_t>(now.seed));
-  call.cells[a.n] = draw_cell;
-  a.push(static_cast<int64_t>(now.draw));
+  mark_draw(call, ControlCell::RngSeed);
+  call.attrs.push(static_cast<int64_t>(now.seed));
+  mark_draw(call, ControlCell::RngDraw);
+  call.attrs.push(static_cast<int64_t>(now.draw));
 }
 
 }  // namespace brrr

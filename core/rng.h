@@ -26,6 +26,8 @@ struct DrawAttrs {
 };
 /// Appends the seed and the next draw number to a call's attributes, both marked dynamic.
 void push_draw(OpCall& call);
+/// The next word of the call is a draw's seed or number: a recorded step has another on every call.
+void mark_draw(OpCall& call, ControlCell::Kind kind);
 /// Gives a draw back that an eager call took and then threw, unless another one followed it.
 void return_draw(uint64_t number);
 

@@ -196,6 +196,7 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
   std::copy_n(attrs.v, attrs.n, n->attrs.v);
   n->attrs.n = attrs.n;
   n->attrs.dtype = attrs.dtype;
+  n->attrs.dynamic = attrs.dynamic;
   n->attrs.kinds = attrs.kinds;
   const uint32_t saves = op.saves_inputs;
   NodeInput* const slots = n->in;

@@ -199,7 +199,8 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
 
 bool flat(const Recording& r, const Instr& i) {
   const int64_t n = r.value(r.out(i)[0]).numel;
-  bool all = true;
+  const PointwiseInfo& info = *i.op->pointwise;  // A place in a dim means that of its own shape.
+  bool all = std::all_of(info.place, info.place + info.n_made, [](int p) { return p == kNumber; });
   r.each_operand(i, [&](uint32_t value, bool) {
     const Value& v = r.value(value);
     all &= v.numel == 1 || (!v.strided && v.numel == n);

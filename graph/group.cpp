@@ -49,6 +49,9 @@ class Builder {
       program::Window& w = at(step.in.back());
       if (!written_.count(step.in.back())) w.loaded = true;
     }
+    for (int k = 0; k < i.op->pointwise->n_made; ++k) {
+      step.in.push_back(places(i.op->pointwise->place[k]));
+    }
     for (int k = 0; k < i.n_out; ++k) {
       const uint32_t id = r_.out(i)[k];
       step.out.push_back(window(id));
@@ -71,6 +74,23 @@ class Builder {
 
   program::Window& at(int w) { return out_.program.windows[static_cast<size_t>(w)]; }
 
+  // A place of the space's elements (see Integers).
+  int places(int place) {
+    program::Window w{.dtype = kInt64, .loaded = true, .source = program::Window::Index};
+    const IntList strides = contiguous_strides(g_.space);
+    if (place == kNumber) std::copy(strides.begin(), strides.end(), w.stride);
+    if (place != kNumber) w.stride[g_.space.size() - place] = 1;
+    std::vector<program::Window>& all = out_.program.windows;
+    for (size_t k = 0; k < all.size(); ++k) {
+      if (all[k].source == w.source && std::equal(w.stride, w.stride + kMaxDims, all[k].stride)) {
+        return static_cast<int>(k);
+      }
+    }
+    all.push_back(w);
+    out_.values.push_back(kNone);
+    return static_cast<int>(all.size()) - 1;
+  }
+
   int window(uint32_t id) {
     if (const auto it = by_value_.find(id); it != by_value_.end()) return it->second;
     const Value& v = r_.values[id];
@@ -87,10 +107,11 @@ class Builder {
     }
     std::vector<program::Window>& all = out_.program.windows;
     size_t k = 0;
-    while (k < all.size() && !(r_.values[out_.values[k]].same_elements(v) &&
-                               std::equal(w.stride, w.stride + kMaxDims, all[k].stride))) {
-      ++k;
-    }
+    const auto is = [&](size_t k) {
+      return out_.values[k] != kNone && r_.values[out_.values[k]].same_elements(v) &&
+             std::equal(w.stride, w.stride + kMaxDims, all[k].stride);
+    };
+    while (k < all.size() && !is(k)) ++k;
     if (k == all.size()) {
       all.push_back(w);
       out_.values.push_back(id);

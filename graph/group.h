@@ -8,7 +8,7 @@ namespace brrr::graph {
 
 struct GroupProgram {
   program::Program program;
-  std::vector<uint32_t> values;  ///< By window: a value that it is.
+  std::vector<uint32_t> values;  ///< By window: a value that it is; of places kNone.
 };
 /// One window for values that are the same elements walked alike: x and x.view({n, 1}) are not.
 GroupProgram program_of(const Recording& r, const Group& g, const Schedule& s);

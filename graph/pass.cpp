@@ -190,7 +190,7 @@ bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   for (int w = 0; w < a.n; ++w) {
     if (a.v[w] != b.v[w] && !(skip >> w & 1)) return false;
   }
-  if (c.n_in == 0 && a.device != b.device) return false;
+  if (a.device != b.device) return false;
   const size_t bound = bindings_.size();
   const uint32_t* in = expected_->in(e);
   bool same = true;

@@ -26,6 +26,7 @@ struct Operands {
       }
       Window& w = windows[n_windows++];
       w.dtype = o.dtype;
+      if (o.made) w.source = Window::Index;
       w.loaded = k >= it.n_out;
       w.stored = k < it.n_out;
       w.address = reinterpret_cast<uintptr_t>(o.base);
@@ -77,7 +78,7 @@ std::string pointwise_text(const PointwiseForm& f) {
   p.space.ndim = 1;
   Step step{f.op, f.compute, {}, {}};
   for (int k = 0; k < f.count(); ++k) {
-    const bool out = k < f.n_out;
+    const bool out = k < f.n_out, made = k - f.n_out >= f.op->pointwise->n_in;
     if (f.reach[k] == PointwiseForm::kNumber) {
       step.in.push_back(~static_cast<int>(p.numbers.size()));
       p.numbers.push_back({f.dtype[k]});
@@ -86,6 +87,7 @@ std::string pointwise_text(const PointwiseForm& f) {
       p.windows.push_back({.dtype = f.dtype[k],
                            .loaded = !out,
                            .stored = out,
+                           .source = made ? Window::Index : Window::Memory,
                            .reach = static_cast<Window::Reach>(f.reach[k])});
     }
   }

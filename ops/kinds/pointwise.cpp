@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <string>
 
+#include "core/backend.h"
 #include "core/check.h"
+#include "core/rng.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
 #include "ops/kinds/pointwise_iteration.h"
@@ -22,7 +24,7 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   SymScope scope(list, kFloat32);
   Sym in[kMaxOperands];
   const int n = row->info.n_in;
-  for (int k = 0; k < n; ++k) in[k] = Sym(scope.operand(k));
+  for (int k = 0; k < n + row->info.n_made; ++k) in[k] = Sym(scope.operand(k));
   int out = -1;
   row->info.emit(in, &out);
   const uint64_t uses = operands_used(list, out);
@@ -34,7 +36,12 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   if (info.grad_is_g[i]) grad_aliases |= 1u << i;
   saves_inputs |= static_cast<uint32_t>(uses & ((1u << y) - 1));
   if (uses >> y & 1) saves_outputs |= 1;
-  row->saves_inputs = static_cast<uint32_t>(uses);
+  if (row->decompose) {
+    row->saves_inputs = static_cast<uint32_t>(uses);
+  } else {
+    BRRR_CHECK(!((uses >> i | uses >> y) & 1),
+               "{}: a gradient of a row with integers may not use its operand or result", name);
+  }
   info.grads[i] = row;
 }
 
@@ -67,6 +74,18 @@ void NumberOp::fill_direct() {
 
 // --- gradient ------------------------------------------------------------------------------------
 
+// A scalar operand of a call, whose word is `word`, as the next one of a gradient's call. A draw
+// stays one: a recorded gradient makes the same numbers on every replay.
+static void push_scalar_of(const Node& n, int operand, int word, OpCall& c) {
+  const Attrs& a = n.attrs;
+  if ((a.dynamic >> word & 1) && (n.op->pointwise->integers >> operand & 1)) {
+    const bool second = word > 0 && (a.dynamic >> (word - 1) & 1);
+    mark_draw(c, second ? ControlCell::RngDraw : ControlCell::RngSeed);
+  }
+  c.attrs.kinds |= static_cast<uint32_t>(a.kind(operand)) << (2 * operand);
+  c.attrs.push(a.v[word]);
+}
+
 // The row of input i's gradient on what it needs of the inputs, the output and g; the other
 // operands are scalars 0. The node keeps its saved tensors alive meanwhile.
 static Tensor run_gradient(VjpCall& v, int i) {
@@ -81,10 +100,9 @@ static Tensor run_gradient(VjpCall& v, int i) {
     c.attrs.push(0.0);
   };
   for (int k = 0, word = 0; k < n.n_in; ++k) {
-    if (const int kind = n.attrs.kind(k)) {
+    if (n.attrs.kind(k)) {
       in[k] = nullptr;
-      c.attrs.kinds |= static_cast<uint32_t>(kind) << (2 * k);
-      c.attrs.push(n.attrs.v[word++]);
+      push_scalar_of(n, k, word++, c);
     } else if (uses >> k & 1) {
       in[k] = v.borrow_input(k);
     } else {
@@ -105,6 +123,18 @@ static Tensor run_gradient(VjpCall& v, int i) {
 
 static bool has_sizes(const TensorImpl& t, const IntList& sizes) {
   return t.ndim == sizes.size() && std::equal(sizes.begin(), sizes.end(), t.sizes);
+}
+
+// The same row on the gradient's own gradient.
+void linear_vjp(VjpCall& v) {
+  const Node& n = v.node;
+  const int g = n.n_in - 1;
+  TensorImpl* in[kMaxOperands] = {};
+  OpCall c(*n.op, in, n.n_in);
+  for (int k = 0; k < g; ++k) push_scalar_of(n, k, k, c);
+  in[g] = v.gout[0].impl();
+  dispatch_inline(c);
+  v.gin[g] = std::move(c.out[0]);
 }
 
 void pointwise_vjp(VjpCall& v) {
@@ -167,9 +197,39 @@ PointwiseCall& PointwiseCall::add_scalar_of(const Attrs& a, int operand) {
   return *this;
 }
 
-Tensor PointwiseCall::run() {
+PointwiseCall& PointwiseCall::draw() {
+  drawn_ = call_.attrs.n + 1;
+  push_draw(call_);
+  call_.attrs.kinds |= 10u << (2 * call_.n_in);
+  in_[call_.n_in++] = nullptr;
+  in_[call_.n_in++] = nullptr;
+  return *this;
+}
+
+PointwiseCall& PointwiseCall::make(const IntList& sizes, DType dtype, Device device) {
+  numel_of(sizes, call_.op->name);  // Throws when there are too many elements.
+  backend(device);                  // Throws when there is no such device.
+  call_.attrs.set_dtype(dtype);
+  call_.attrs.device = static_cast<uint8_t>(device.type);
+  sizes_ = &sizes;
+  return *this;
+}
+
+void PointwiseCall::go() {
   settle_numbers(call_);
-  dispatch(call_);
+  if (sizes_) call_.attrs.push(*sizes_);
+  try {
+    dispatch(call_);
+  } catch (...) {  // Most likely there was no memory: whoever tries again gets the same numbers.
+    if (drawn_ >= 0 && !context.recorder) {
+      return_draw(static_cast<uint64_t>(call_.attrs.v[drawn_]));
+    }
+    throw;
+  }
+}
+
+Tensor PointwiseCall::run() {
+  go();
   return std::move(call_.out[0]);
 }
 
@@ -184,8 +244,7 @@ void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
   for (int k = 0; call_.into && k < call_.n_out; ++k) {
     BRRR_CHECK(call_.out[k].defined(), "{}_: the tensor is undefined", call_.op->name);
   }
-  settle_numbers(call_);
-  dispatch(call_);
+  go();
 }
 
 // The fast path: same dtype and shape, contiguous, on the CPU, nobody watching, small. Everything

@@ -9,6 +9,7 @@
 // A gradient lambda takes the inputs, the output and the output's gradient. Operands may be scalars
 // in any call, so attributes (bounds, slopes, betas) are simply operands that always are.
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 
@@ -19,10 +20,37 @@
 namespace brrr {
 
 inline constexpr int kMaxOperands = kMaxAttrs;
+inline constexpr int kMaxMade = 2;
 /// Below this many elements a call is run on the spot, without the general driver.
 inline constexpr int64_t kSmall = 1 << 15;
 
-/// `out` and `in` hold one address each; step is 0 for a splat of 16 equal elements, else 1.
+/// Operands that are int64 whatever their row computes in. Of those that a call gives, the bits
+/// `Given` say which: seeds, counters, diagonals. Behind all given ones come those that no call
+/// gives, because each element makes them of its place: kNumber is the element's number in row-major
+/// order, 1 its place in the last dim, 2 in the one before. They stand between a row's traits and
+/// its lambdas:
+///
+///   const NumberOp tril{"tril", "...", {}, Integers<0b10, 2, 1>{},
+///                       [](auto x, auto diagonal, auto row, auto column) {
+///                         return m::where(column <= row + diagonal, x, 0.0);
+///                       }};
+///
+/// A gradient's lambda has its y and g before the places, and may use numbers and g alone.
+template <uint32_t Given = 0, int... Made> struct Integers {
+  static constexpr uint32_t given = Given;
+  static constexpr int made = sizeof...(Made);
+  static constexpr int place[kMaxMade + 1] = {Made...};
+  static constexpr bool any = Given || made;
+};
+inline constexpr int kNumber = 0;
+
+/// What a loop is handed of a place: its value at the first element, and how it goes on.
+struct Places {
+  int64_t first, step;
+};
+
+/// `out` and `in` hold one address each, of Places for an operand that is made; step is 0 for a
+/// splat of 16 equal elements, else 1.
 using PointwiseLoop = void (*)(char* const* out, const char* const* in, const int64_t* step,
                                int64_t n);
 
@@ -44,12 +72,15 @@ struct PointwiseTraits {
   Beyond beyond = Beyond::Exact;
   const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
   uint32_t condition = 0;         ///< Operands that take no part in promotion.
+  bool wide = false;              ///< Is computed in float64, or int64.
   double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
 };
 
 struct PointwiseInfo {
-  int n_in = 0;
-  uint8_t n_out = 1;
+  int n_in = 0;  ///< Operands that a call gives.
+  int n_made = 0;
+  int place[kMaxMade] = {};  ///< What is made: see Integers.
+  uint32_t integers = 0;     ///< Operands that are int64, with those that are made.
   PointwiseTraits traits;
   PointwiseLoop loops[4] = {};  ///< By compute_index; null if not instantiated.
   void (*emit)(const Sym* in, int* out) = nullptr;
@@ -65,6 +96,8 @@ struct PointwiseInfo {
 void pointwise_infer(OpCall& c);
 void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
+/// Of a gradient that is linear in g, its last given operand, and uses no other tensor.
+void linear_vjp(VjpCall& v);
 /// The dtype that a call's operands promote to, before Result is applied.
 DType pointwise_common_dtype(const OpCall& c);
 /// The dtype of the arithmetic: compute_type of what Result makes of the common dtype, and int64
@@ -74,38 +107,65 @@ DType pointwise_compute_dtype(const OpCall& c);
 /// before dispatch, so that a recorded call has the words that are computed with.
 void settle_numbers(OpCall& c);
 
-template <class R> struct OutputsOf { static constexpr int value = 1; };
-template <class... R> struct OutputsOf<std::tuple<R...>> {
-  static constexpr int value = sizeof...(R);
-};
-
 template <class X> inline constexpr bool kIsMask = false;
 template <class V> inline constexpr bool kIsMask<Mask<V>> = true;
 template <> inline constexpr bool kIsMask<SymMask> = true;
 
-template <size_t, class T> using Repeat = T;
-template <class F, class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
-  return std::is_invocable_v<F, Repeat<I, T>...>;
+/// The type of an int64 operand where the others are T.
+template <class T> struct IndexTypeOf;
+template <class V> struct IndexTypeOf<Num<V>> { using type = m::IndexOf<V>; };
+template <> struct IndexTypeOf<Sym> { using type = SymIndex; };
+template <> struct IndexTypeOf<Tensor> { using type = Tensor; };
+
+/// The operands of a lambda: N of them, those that are made included.
+template <int N, class P> struct RowOperands {
+  static constexpr int count = N, given = N - P::made;
+  using Kinds = P;
+  static constexpr auto all = std::make_index_sequence<N>{};
+  static constexpr bool is_made(size_t i) { return i >= static_cast<size_t>(given); }
+  static constexpr bool is_integer(size_t i) { return is_made(i) || (P::given >> i & 1); }
+  static constexpr uint32_t integers = P::given | ((1u << P::made) - 1) << given;
+  template <class T, size_t I>
+  using Type = std::conditional_t<is_integer(I), typename IndexTypeOf<T>::type, T>;
+  /// With an output and its gradient before what is made: those of a gradient.
+  using Gradient = RowOperands<N + 2, P>;
+};
+
+template <class F, class O, class T, size_t... I>
+constexpr bool takes(std::index_sequence<I...>) {
+  return std::is_invocable_v<F, typename O::template Type<T, I>...>;
 }
-/// How many operands the lambda F has.
-template <class F, int N = 1> constexpr int arity() {
-  if constexpr (takes<F, Num<vx::f32>>(std::make_index_sequence<N>{}))
-    return N;
+/// The operands of the lambda F.
+template <class F, class P, int N = P::made> constexpr auto operands_of_lambda() {
+  using O = RowOperands<N, P>;
+  if constexpr (takes<F, O, Num<vx::f32>>(O::all))
+    return O{};
   else
-    return arity<F, N + 1>();
+    return operands_of_lambda<F, P, N + 1>();
 }
-template <class F, class T, size_t... I>
-[[gnu::always_inline]] inline auto apply_row(const T* in, std::index_sequence<I...>) {
-  return F{}(in[I]...);
-}
-/// f(in[0], ..., in[N-1]) as a tuple.
-template <class F, int N, class T> [[gnu::always_inline]] inline auto row_outputs(const T* in) {
-  auto r = apply_row<F>(in, std::make_index_sequence<N>{});
-  if constexpr (requires { std::tuple_size<decltype(r)>::value; })
+template <class F, class P> using OperandsOf = decltype(operands_of_lambda<F, P>());
+
+template <class R> [[gnu::always_inline]] inline auto as_tuple(R r) {
+  if constexpr (requires { std::tuple_size<R>::value; })
     return r;
   else
     return std::tuple{r};
 }
+template <size_t I> using Nth = std::integral_constant<size_t, I>;
+template <class F, class X, size_t... I>
+[[gnu::always_inline]] inline auto apply_row(const X& operand, std::index_sequence<I...>) {
+  return F{}(operand(Nth<I>{})...);
+}
+/// f(operand(Nth<0>), ...) as a tuple.
+template <class F, class O, class X> [[gnu::always_inline]] inline auto row_outputs(const X& x) {
+  return as_tuple(apply_row<F>(x, O::all));
+}
+template <class F, class O, class T, size_t... I> auto outputs_type(std::index_sequence<I...>) {
+  return as_tuple(F{}(typename O::template Type<T, I>{}...));
+}
+/// The outputs as a tuple, where operands are T.
+template <class F, class O, class T>
+using OutputsType = decltype(outputs_type<F, O, T>(O::all));
 
 template <class V, bool Tail, class X>
 [[gnu::always_inline]] inline void store_lane(char* out, int64_t i, X x, int n) {
@@ -126,57 +186,71 @@ template <class V, bool Tail, class X>
 }
 
 // One vector of every operand, `n` lanes of it in a tail, to element i of the outputs.
-template <class F, class V, int N, bool Tail, size_t... I>
+template <class F, class V, class O, bool Tail>
 [[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
-                                                    int64_t i, int n, std::index_sequence<I...>) {
-  auto operand = [&](size_t k) __attribute__((always_inline))->Num<V> {
-    const auto* p = reinterpret_cast<const Lane<V>*>(in[k]);
-    if constexpr (Tail)
-      return vx::load_n(p, n);
-    else
-      return vx::load(p);
+                                                    int64_t i, int n) {
+  const auto operand = [&](auto k) __attribute__((always_inline)) {
+    using Type = typename O::template Type<Num<V>, k>;
+    if constexpr (O::is_made(k)) {
+      const auto& p = *reinterpret_cast<const Places*>(in[k]);
+      return Type(vx::places(p.first + i * p.step, p.step));
+    } else {
+      const auto* p = reinterpret_cast<const Lane<decltype(Type::v)>*>(in[k]);
+      if constexpr (Tail)
+        return Type(vx::load_n(p, n));
+      else
+        return Type(vx::load(p));
+    }
   };
-  const Num<V> x[N] = {operand(I)...};
-  const auto y = row_outputs<F, N>(x);
+  const auto y = row_outputs<F, O>(operand);
   [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
     (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
   }
   (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
 }
 
-template <class F, class V, int N>
+template <class F, class V, class O>
 void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
-  constexpr auto all = std::make_index_sequence<N>{};
-  if (n < 16) return pointwise_vector<F, V, N, true>(out, in, 0, static_cast<int>(n), all);
+  constexpr int N = O::count;
+  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, 0, static_cast<int>(n));
   // Copies that no store can alias: the compiler keeps what it can in registers.
   const char* at[N];
   int64_t bytes[N];
+  Places made[kMaxMade];
   char* to[kMaxOutputs];
   for (int k = 0; k < N; ++k) {
     at[k] = in[k];
-    bytes[k] = step[k] * static_cast<int64_t>(16 * sizeof(Lane<V>));
+    if (O::is_made(static_cast<size_t>(k))) {
+      Places& p = made[k - O::given];
+      p = *reinterpret_cast<const Places*>(in[k]);
+      at[k] = reinterpret_cast<const char*>(&p);
+      bytes[k] = 0;
+    } else {
+      const size_t item = O::is_integer(static_cast<size_t>(k)) ? 8 : sizeof(Lane<V>);
+      bytes[k] = step[k] * static_cast<int64_t>(16 * item);
+    }
   }
-  for (int k = 0; k < OutputsOf<decltype(row_outputs<F, N>(static_cast<Num<V>*>(nullptr)))>::value;
-       ++k) {
-    to[k] = out[k];
-  }
+  for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    pointwise_vector<F, V, N, false>(to, at, i, 16, all);
+    pointwise_vector<F, V, O, false>(to, at, i, 16);
     for (int k = 0; k < N; ++k) at[k] += bytes[k];
   }
-  if (i < n) pointwise_vector<F, V, N, true>(to, at, i, static_cast<int>(n - i), all);
+  if (i < n) pointwise_vector<F, V, O, true>(to, at, i, static_cast<int>(n - i));
 }
 
-template <class F, int N> void pointwise_emit(const Sym* in, int* out) {
-  auto y = row_outputs<F, N>(in);
+template <class F, class O> void pointwise_emit(const Sym* in, int* out) {
+  const auto operand = [&](auto k) { return typename O::template Type<Sym, k>(in[k].id); };
+  auto y = row_outputs<F, O>(operand);
   std::apply([&](auto... r) { ((*out++ = r.id), ...); }, y);
 }
 
-template <class F, int N> void pointwise_oracle(const double* in, double* out) {
-  Num<double> x[N];
-  for (int i = 0; i < N; ++i) x[i] = in[i];
-  auto y = row_outputs<F, N>(x);
+template <class F, class O> void pointwise_oracle(const double* in, double* out) {
+  const auto operand = [&](auto k) {
+    using Type = typename O::template Type<Num<double>, k>;
+    return Type(static_cast<decltype(Type::v)>(in[k]));
+  };
+  auto y = row_outputs<F, O>(operand);
   auto value = [](auto r) -> double {
     if constexpr (kIsMask<decltype(r)>)
       return r.m;
@@ -186,19 +260,22 @@ template <class F, int N> void pointwise_oracle(const double* in, double* out) {
   std::apply([&](auto... r) { ((*out++ = value(r)), ...); }, y);
 }
 
-template <class F, int N> void pointwise_decompose(OpCall& c, const Tensor* in) {
-  auto y = row_outputs<F, N>(in);
+template <class F, class O> void pointwise_decompose(OpCall& c, const Tensor* in) {
+  auto y = row_outputs<F, O>([&](auto k) { return in[k]; });
   int k = 0;
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);
 }
 
-template <class F, int N> PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
-  PointwiseInfo info{.n_in = N,
+template <class F, class O> PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
+  PointwiseInfo info{.n_in = O::given,
+                     .n_made = O::Kinds::made,
+                     .integers = O::integers,
                      .traits = traits,
-                     .loops = {pointwise_loop<F, vx::f32, N>, pointwise_loop<F, vx::f64, N>},
-                     .emit = pointwise_emit<F, N>,
-                     .oracle = pointwise_oracle<F, N>};
-  using R = decltype(row_outputs<F, N>(static_cast<Num<vx::f32>*>(nullptr)));
+                     .loops = {pointwise_loop<F, vx::f32, O>, pointwise_loop<F, vx::f64, O>},
+                     .emit = pointwise_emit<F, O>,
+                     .oracle = pointwise_oracle<F, O>};
+  std::copy_n(O::Kinds::place, info.n_made, info.place);
+  using R = OutputsType<F, O, Num<vx::f32>>;
   info.n_out = std::tuple_size_v<R>;
   [&]<size_t... K>(std::index_sequence<K...>) {
     ((info.mask_out[K] = kIsMask<std::tuple_element_t<K, R>>), ...);
@@ -213,12 +290,17 @@ class PointwiseOp : public OpDef {
  public:
   template <class F, class... G>
   PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
-      : PointwiseOp(n, d, pointwise_info<F, arity<F>()>(traits)) {
+      : PointwiseOp(n, d, traits, Integers<>{}, F{}, G{}...) {}
+  template <uint32_t Given, int... Made, class F, class... G>
+  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, Integers<Given, Made...>,
+              F, G...)
+      : PointwiseOp(n, d, pointwise_info<F, OperandsOf<F, Integers<Given, Made...>>>(traits)) {
+    using O = OperandsOf<F, Integers<Given, Made...>>;
     int i = 0;
-    (add_gradient<G, arity<F>()>(i++), ...);
+    (add_gradient<G, typename O::Gradient>(i++), ...);
     if constexpr (sizeof...(G) > 0) {
       vjp = pointwise_vjp;
-      decompose = pointwise_decompose<F, arity<F>()>;
+      if constexpr (!O::Kinds::any) decompose = pointwise_decompose<F, O>;
     }
   }
 
@@ -229,19 +311,21 @@ class PointwiseOp : public OpDef {
 
  protected:
   /// A row that states integer loops (see NumberOp) has them from here.
-  template <class F, int N> void add_integer_loops() {
-    info.loops[2] = pointwise_loop<F, vx::i64, N>;
-    info.loops[3] = pointwise_loop<F, vx::i32, N>;
+  template <class F, class O> void add_integer_loops() {
+    info.loops[2] = pointwise_loop<F, vx::i64, O>;
+    info.loops[3] = pointwise_loop<F, vx::i32, O>;
   }
 
  private:
   PointwiseOp(const char* n, const char* d, const PointwiseInfo& i);
-  template <class G, int N> void add_gradient(int i) {
+  template <class G, class O> void add_gradient(int i) {
     const PointwiseTraits traits{
         .condition = info.traits.condition, .lo = info.traits.lo, .hi = info.traits.hi};
-    auto* row =
-        new PointwiseOp("", doc, pointwise_info<G, N + 2>(traits));  // For ever, as its row.
-    row->decompose = pointwise_decompose<G, N + 2>;
+    auto* row = new PointwiseOp("", doc, pointwise_info<G, O>(traits));  // For ever, as its row.
+    if constexpr (O::Kinds::any)
+      row->vjp = linear_vjp;
+    else
+      row->decompose = pointwise_decompose<G, O>;
     attach_gradient(i, row);
   }
   void attach_gradient(int i, PointwiseOp* row);
@@ -253,8 +337,12 @@ class NumberOp : public PointwiseOp {
  public:
   template <class F, class... G>
   NumberOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
-      : PointwiseOp(n, d, with_numbers(traits), F{}, G{}...) {
-    add_integer_loops<F, arity<F>()>();
+      : NumberOp(n, d, traits, Integers<>{}, F{}, G{}...) {}
+  template <uint32_t Given, int... Made, class F, class... G>
+  NumberOp(const char* n, const char* d, const PointwiseTraits& traits, Integers<Given, Made...> p,
+           F, G...)
+      : PointwiseOp(n, d, with_numbers(traits), p, F{}, G{}...) {
+    add_integer_loops<F, OperandsOf<F, Integers<Given, Made...>>>();
     fill_direct();
   }
 
@@ -273,6 +361,10 @@ class PointwiseCall {
   PointwiseCall& add(const Tensor& t);
   PointwiseCall& add(Scalar s);
   PointwiseCall& add(ControlCell& cell);
+  /// Seed and number of the next draw of the random stream. A call that throws gives it back.
+  PointwiseCall& draw();
+  /// Of a call without tensors: what it makes. Throws if that cannot be, before a draw is used up.
+  PointwiseCall& make(const IntList& sizes, DType dtype, Device device);
   /// The operand `i` of a recorded call, which was a scalar there.
   PointwiseCall& add_scalar_of(const Attrs& a, int i);
   PointwiseCall& dtype(DType t) {
@@ -284,12 +376,17 @@ class PointwiseCall {
   void run_into(std::initializer_list<Tensor> outs);  ///< Writes the given tensors in place.
 
  private:
+  void go();
   std::array<TensorImpl*, kMaxOperands> in_;
   OpCall call_;
+  const IntList* sizes_ = nullptr;  ///< Of a call without tensors; the caller's.
+  int drawn_ = -1;                  ///< The word with the number of a draw.
 };
 
 /// dst = src, converted and broadcast; executed at once, never recorded. For kernels' own use.
 void copy_now(TensorImpl& dst, const TensorImpl& src);
+/// dst = 0, likewise.
+void zero_now(const TensorImpl& dst);
 
 /// op(a), op(a, b), op(a, scalar): the fast path of eager mode, else PointwiseCall.
 Tensor call(const PointwiseOp& op, const Tensor& a);

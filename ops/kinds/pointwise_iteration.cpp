@@ -26,6 +26,24 @@ void set_tensor(PointwiseOperand& o, const TensorImpl& t, int ndim) {
   }
 }
 
+// A place of the elements of `shape`, which has ndim dims (see Integers).
+void set_place(PointwiseOperand& o, int place, const TensorImpl& shape, int ndim) {
+  o.base = nullptr;
+  o.number = false;
+  o.made = true;
+  o.dtype = kInt64;
+  std::fill_n(o.stride, kMaxDims, 0);
+  if (place != kNumber) {
+    o.stride[ndim - place] = 1;
+    return;
+  }
+  int64_t stride = 1;
+  for (int d = shape.ndim - 1; d >= 0; --d) {
+    o.stride[d] = stride;
+    stride *= shape.sizes[d];
+  }
+}
+
 bool same_layout(const TensorImpl& a, const TensorImpl& b) {
   return a.offset == b.offset && a.dtype == b.dtype && a.same_shape(b) &&
          std::equal(a.strides, a.strides + a.ndim, b.strides);
@@ -65,7 +83,7 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
   if (first.numel == 0) return false;
   it.info = c.op->pointwise;
   it.n_out = c.n_out;
-  it.n_in = c.n_in;
+  it.n_in = c.n_in + it.info->n_made;
   it.numel = first.numel;
   it.ndim = std::max<int>(first.ndim, 1);
   it.size[0] = 1;
@@ -86,6 +104,9 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
       t = copies[i].impl();
     }
     set_tensor(o, *t, it.ndim);
+  }
+  for (int k = 0; k < it.info->n_made; ++k) {
+    set_place(it.operands[c.n_out + c.n_in + k], it.info->place[k], first, it.ndim);
   }
   it.ndim = merge_dims(it.ndim, it.size, it.count(), 0,
                        [&](int k) { return it.operands[k].stride; });

@@ -1,4 +1,6 @@
 // Shape and dtype rules that all pointwise rows share.
+#include <bit>
+
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
 #include "ops/kinds/pointwise.h"
@@ -19,7 +21,7 @@ DType pointwise_common_dtype(const OpCall& c) {
                                   : static_cast<int>(promote(static_cast<DType>(best[level]), t));
   };
   for (int i = 0; i < c.n_in; ++i) {
-    if (info.traits.condition >> i & 1) continue;
+    if ((info.traits.condition | info.integers) >> i & 1) continue;
     if (const TensorImpl* t = c.in[i]) {
       merge(t->ndim > 0 ? 0 : 1, t->dtype);
     } else {
@@ -37,9 +39,11 @@ DType pointwise_common_dtype(const OpCall& c) {
       result = static_cast<int>(promote(t, static_cast<DType>(result)));
     }
   }
-  // Numbers alone (fill_) are computed in what they are written to, as far as precision matters.
-  if (best[0] < 0 && best[1] < 0 && c.attrs.dtype == static_cast<uint8_t>(kFloat64)) {
-    return kFloat64;
+  // Numbers alone are computed in what is made of them: as far as precision matters where they are
+  // written into a tensor (fill_).
+  if (best[0] < 0 && best[1] < 0 && c.attrs.dtype != 0xff) {
+    const auto made = static_cast<DType>(c.attrs.dtype);
+    if (!c.into || made == kFloat64) return made;
   }
   return result < 0 ? kFloat32 : static_cast<DType>(result);
 }
@@ -55,8 +59,10 @@ static DType arithmetic_dtype(const OpCall& c) {
 // Whether an operand of integer arithmetic may be beyond int32: a number, a 0-d tensor, a
 // condition.
 static bool exceeds_int32(const OpCall& c) {
+  const uint32_t exact = c.op->pointwise->integers;
   for (int i = 0, word = 0; i < c.n_in; ++i) {
-    if (const TensorImpl* t = c.in[i]) {
+    if (exact >> i & 1) {
+    } else if (const TensorImpl* t = c.in[i]) {
       if (t->dtype == kInt64) return true;
     } else if (c.attrs.kind(i) != 3 && c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word])) {
       return true;
@@ -68,6 +74,7 @@ static bool exceeds_int32(const OpCall& c) {
 
 DType pointwise_compute_dtype(const OpCall& c) {
   const DType t = compute_type(arithmetic_dtype(c));
+  if (c.op->pointwise->traits.wide) return is_floating(t) ? kFloat64 : kInt64;
   return t == kInt32 && exceeds_int32(c) ? kInt64 : t;
 }
 
@@ -91,6 +98,13 @@ static void check_devices(const OpCall& c, Device where) {
   }
 }
 
+// What the call is to make: the words behind its numbers.
+static IntList made_sizes(const OpCall& c) {
+  const uint32_t kinds = c.attrs.kinds;
+  const int words = std::popcount((kinds | kinds >> 1) & 0x55555555u);
+  return {c.attrs.v + words, static_cast<size_t>(c.attrs.n - words)};
+}
+
 void pointwise_infer(OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   BRRR_CHECK(c.n_in == info.n_in, "{}: takes {} operands, got {}", c.op->name, info.n_in, c.n_in);
@@ -102,7 +116,9 @@ void pointwise_infer(OpCall& c) {
     shape = first ? broadcast_shapes(c.op->name, shape, t->size_list()) : t->size_list();
     if (!first) first = t;
   }
-  const Device where = c.into ? c.out[0].device() : first ? first->device : Device{};
+  const Device made{static_cast<DeviceType>(c.attrs.device), 0};
+  const Device where = c.into ? c.out[0].device() : first ? first->device : made;
+  if (const IntList sizes = made_sizes(c); sizes.size() > 0) shape = sizes;
   check_devices(c, where);
   const DType dtype = arithmetic_dtype(c);
   for (int i = 0; info.traits.no_bool && i < c.n_in; ++i) {

@@ -73,13 +73,14 @@ class Builder {
     Sym in[kMaxOperands];
     for (size_t i = 0; i < s.in.size(); ++i) {
       const int from = s.in[i];
+      const DType type = info.integers >> i & 1 ? kInt64 : s.compute;
       if (from < 0) {
-        in[i] = Sym(add({.kind = Statement::Number, .type = s.compute, .which = ~from}));
+        in[i] = Sym(add({.kind = Statement::Number, .type = type, .which = ~from}));
         continue;
       }
       const int id = now_[static_cast<size_t>(from)];
       const DType dtype = p_.windows[static_cast<size_t>(from)].dtype;
-      in[i] = Sym(convert(id, to_compute(dtype, s.compute), s.compute, s.compute));
+      in[i] = Sym(convert(id, to_compute(dtype, type), type, type));
     }
     int out[kMaxOutputs];
     {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/rows/attention_kernel.h"
+#include "ops/rows/dropout.h"
 #include "ops/rows/attention_tiles.h"
 
 namespace brrr {
@@ -14,7 +15,7 @@ using enum attention::Operand;
 
 // The sum stays spread over a row's threads until the end: all of them fade it alike. The last
 // queries see the most keys, so they start first.
-constexpr auto forward_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
+constexpr auto forward_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, q);
   T *const k = q + kRows * kStride, *const v = k + kCols * kStride;
@@ -79,7 +80,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
 )");
 
 // A warp for each row of g and out.
-constexpr auto along_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
+constexpr auto along_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   const unsigned blocks = (p.queries + 3) / 4;
   const long head = blockIdx.x / blocks;
@@ -95,7 +96,7 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
 }
 )");
 
-constexpr auto queries_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
+constexpr auto queries_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, q);
   T *const g = q + kRows * kStride, *const k = g + kRows * kStride;
@@ -149,7 +150,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
 )");
 
 // Transposed: the weights' rows are keys.
-constexpr auto keys_text = join_text(vx::kSoftmaxText, vx::kDropoutText, kAttentionTiles, R"(
+constexpr auto keys_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, k);
   T *const v = k + kRows * kStride, *const q = v + kRows * kStride;
@@ -238,12 +239,11 @@ class DeviceOperands {
     a.packed = in_packs(a.q, a.width) && in_packs(a.k, a.width) && in_packs(a.v, a.depth) &&
                in_packs(a.g, a.depth);
     if (const TensorImpl* key = c.in[Key]) {
-      constexpr int64_t unread[2] = {};  // The words are on the device.
-      const DropoutDraw draw(unread, c.attrs.as<AttentionAttrs>().dropout);
+      const DropoutRate rate(c.attrs.as<AttentionAttrs>().dropout);
       a.key = key->data();
       a.key_stride = key->strides[0];
-      a.limit = draw.limit;
-      a.kept = static_cast<float>(draw.kept);
+      a.limit = rate.limit;
+      a.kept = static_cast<float>(rate.kept);
     }
   }
 

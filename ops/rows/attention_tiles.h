@@ -37,7 +37,7 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
   int bool_mask;
   int packed;
   float scale;
-  float limit;
+  long limit;
   float kept;
   const char* key;
   long key_stride;
@@ -316,9 +316,8 @@ BRRR_VX f32 score(const AttentionArguments& p, const Modifiers& by, float produc
 }
 // Element (query, key) of the dropout mask.
 BRRR_VX float keep(const AttentionArguments& p, const Modifiers& by, int query, int key) {
-  const u32 bits =
-      philox_at(by.element + (unsigned long)query * p.keys + key, by.seed, by.number);
-  return all(dropout_keeps(bits, p.limit)) ? p.kept : 0.0f;
+  const i64 element((long)(by.element + (unsigned long)query * p.keys + key));
+  return all(draw_keeps(i64(p.limit), i64(by.seed), i64(by.number), element)) ? p.kept : 0.0f;
 }
 
 // e^x. Where weights become 16-bit floats the GPU's own power of 2 is exact enough and costs a

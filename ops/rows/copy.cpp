@@ -25,6 +25,16 @@ void copy_now(TensorImpl& dst, const TensorImpl& src) {
   backend(dst.device.type).launch(c);
 }
 
+void zero_now(const TensorImpl& dst) {
+  auto to = Ref<TensorImpl>::share(const_cast<TensorImpl*>(&dst));
+  TensorImpl* in[] = {nullptr};
+  OpCall c(copy_row, in, 1);
+  c.attrs.set_only(0, 2, int64_t{0});
+  c.into = true;
+  c.out[0] = Tensor(to);
+  backend(dst.device.type).launch(c);
+}
+
 Tensor Tensor::clone() const {
   return PointwiseCall(copy_row).add(*this).run();
 }

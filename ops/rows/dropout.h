@@ -1,35 +1,30 @@
 #pragma once
-// The elements of a dropout mask, for its row and for kernels that make them where they need them.
+// The numbers of dropout, for its rows and for kernels that make a mask where they need it.
 
+#include <cmath>
 #include <cstdint>
 
-#include "core/device_kernel.h"
-#include "ops/vocabulary/vec.h"
-#include "ops/vocabulary/vec_random.h"
+#include "ops/vocabulary/vec_draw.h"
 
 namespace brrr {
 
-// clang-format off
-namespace vx {
-BRRR_DEVICE_FUNCTIONS(kDropoutText,
-  BRRR_VX b16 dropout_keeps(u32 words, float limit) { return ge(uniform01(words), splat(limit)); }
-);
-}  // namespace vx
-// clang-format on
-
-/// One draw's mask: 0 with probability p, else 1 / (1 - p).
-struct DropoutDraw {
-  uint64_t seed, number;
-  float limit;
+/// With probability p 0, else `kept`; what is below `limit` of 2^32 is dropped: uniform01 of the
+/// word is at least p, rounded to float32.
+struct DropoutRate {
+  int64_t limit;
   double kept;
-  /// From the two words of a draw.
-  DropoutDraw(const int64_t* words, double p)
-      : seed(static_cast<uint64_t>(words[0])),
-        number(static_cast<uint64_t>(words[1])),
-        limit(static_cast<float>(p)),
+  explicit DropoutRate(double p)
+      : limit(static_cast<int64_t>(std::ceil(static_cast<float>(p) * 0x1p24f)) << 8),
         kept(p < 1 ? 1 / (1 - p) : 0) {}
+};
 
-  /// Elements i .. i + 15, where i is a multiple of 16.
+/// One draw's mask.
+struct DropoutDraw : DropoutRate {
+  int64_t seed, number;
+  /// From the two words of a draw.
+  DropoutDraw(const int64_t* words, double p) : DropoutRate(p), seed(words[0]), number(words[1]) {}
+
+  /// Elements i .. i + 15.
   vx::f32 mask(int64_t i) const {
     return vx::where(keeps(i), vx::splat(static_cast<float>(kept)), vx::f32{});
   }
@@ -37,7 +32,7 @@ struct DropoutDraw {
 
  private:
   vx::b16 keeps(int64_t i) const {
-    return vx::dropout_keeps(vx::philox16(static_cast<uint64_t>(i), seed, number), limit);
+    return vx::draw_keeps(vx::splat(limit), vx::splat(seed), vx::splat(number), vx::places(i, 1));
   }
 };
 

@@ -3,137 +3,56 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "core/backend.h"
 #include "core/moved.h"
 #include "ops/vocabulary/convert.h"
-#include "ops/kinds/creation.h"
-#include "ops/rows/factory_kernels.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr {
 
-// --- calls ---------------------------------------------------------------------------------------
-
-CreationCall::CreationCall(const OpDef& op, const IntList& sizes, DType dtype, Device device)
-    : call_(op, nullptr, 0), sizes_(sizes) {
-  numel_of(sizes, op.name);  // Throws when there are too many elements.
-  backend(device);           // Throws when there is no such device.
-  call_.attrs.set_dtype(dtype);
-  call_.attrs.device = static_cast<uint8_t>(device.type);
-}
-
-CreationCall& CreationCall::push(Scalar s) {
-  call_.attrs.kinds = s.is_floating() ? 3 : s.dtype() == kBool ? 1 : 2;
-  return s.is_floating() ? push(s.to_double()) : push(s.to_int());
-}
-
-CreationCall& CreationCall::push_draw() {
-  brrr::push_draw(call_);
-  return *this;
-}
-
-Tensor CreationCall::run() {
-  for (int64_t s : sizes_) push(s);
-  try {
-    dispatch(call_);
-  } catch (...) {  // Most likely there was no memory: whoever tries again gets the same numbers.
-    const bool drew = (call_.attrs.dynamic & 3) == 3;
-    if (drew && !context.recorder) return_draw(static_cast<uint64_t>(call_.attrs.v[1]));
-    throw;
-  }
-  return std::move(call_.out[0]);
-}
-
-// --- kernels -------------------------------------------------------------------------------------
-
 namespace {
 
-void run_empty(OpCall&) {}
-
-void run_full(OpCall& c) {
-  const TensorImpl& o = *c.out[0].impl();
-  const DType from = c.attrs.kind(0) == 3 ? kFloat64 : kInt64;
-  const size_t size = itemsize(o.dtype);
-  alignas(64) char block[64];
-  store_tile(o.dtype, block, 1, from, &c.attrs.v[0], 1);
-  for (size_t i = size; i < sizeof block; ++i) block[i] = block[i - size];
-  const bool one_byte = std::all_of(block, block + size, [&](char b) { return b == block[0]; });
-  const auto bytes = o.numel * static_cast<int64_t>(size);
-  const auto blocks = (bytes + 63) / 64;
-  char* to = o.data();
-  parallel_for(blocks, 8192, [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * 64, last = std::min(end * 64, bytes);
-    if (one_byte) {
-      std::memset(to + first, block[0], static_cast<size_t>(last - first));
-      return;
-    }
-    int64_t i = first;
-    for (; i + 64 <= last; i += 64) std::memcpy(to + i, block, 64);
-    std::memcpy(to + i, block, static_cast<size_t>(last - i));
-  });
-}
-
-// Element i is start + i * step in double or, modulo 2^64, in integers: no error builds up.
-void run_arange(OpCall& c) {
-  const TensorImpl& o = *c.out[0].impl();
-  const Attrs& a = c.attrs;
-  parallel_for(o.numel, 1 << 15, [&](int64_t begin, int64_t end) {
-    if (o.dtype == kInt64) {
-      auto* p = reinterpret_cast<int64_t*>(o.data());
-      const auto start = static_cast<uint64_t>(a.v[0]), step = static_cast<uint64_t>(a.v[1]);
-      for (int64_t i = begin; i < end; ++i) {
-        p[i] = static_cast<int64_t>(start + static_cast<uint64_t>(i) * step);
-      }
-    } else {
-      auto* p = reinterpret_cast<float*>(o.data());
-      const double start = a.d(0), step = a.d(1);
-      for (int64_t i = begin; i < end; ++i) {
-        p[i] = static_cast<float>(start + static_cast<double>(i) * step);
-      }
-    }
-  });
-}
-
-// Counted from both ends, as PyTorch does: the last element is `end` exactly.
-void run_linspace(OpCall& c) {
-  const TensorImpl& o = *c.out[0].impl();
-  const double start = c.attrs.d(0), end = c.attrs.d(1);
-  const int64_t n = o.numel;
-  const double step = n > 1 ? (end - start) / static_cast<double>(n - 1) : 0.0;
-  auto* p = reinterpret_cast<float*>(o.data());
-  parallel_for(n, 1 << 15, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) {
-      const double x = i < (n + 1) / 2 ? start + static_cast<double>(i) * step
-                                       : end - static_cast<double>(n - 1 - i) * step;
-      p[i] = static_cast<float>(x);
-    }
-  });
-}
-
-void run_eye(OpCall& c) {
-  const TensorImpl& o = *c.out[0].impl();
-  const int64_t n = o.sizes[0], m = o.sizes[1];
-  auto* p = reinterpret_cast<float*>(o.data());
-  if (o.numel) std::memset(p, 0, static_cast<size_t>(o.numel) * sizeof(float));
-  for (int64_t i = 0; i < std::min(n, m); ++i) p[i * m + i] = 1;
-}
+// --- rows ----------------------------------------------------------------------------------------
 
 const OpDef empty_row{"empty",
                       "uninitialised memory",
-                      {.infer = creation_infer<0>, .kernel = {{run_empty}, {run_empty}}}};
-const OpDef full_row{"full",
-                     "every element the same number",
-                     {.infer = creation_infer<1>, .kernel = {{run_full}, {full_cuda}}}};
-const OpDef arange_row{"arange",
-                       "start, start + step, ... below end",
-                       {.infer = creation_infer<2>, .kernel = {{run_arange}, {arange_cuda}}}};
-const OpDef linspace_row{"linspace",
-                         "evenly spaced numbers from start to end, inclusive",
-                         {.infer = creation_infer<2>, .kernel = {{run_linspace}, {linspace_cuda}}}};
-const OpDef eye_row{"eye",
-                    "ones on the diagonal, zeros elsewhere",
-                    {.infer = creation_infer<0>, .kernel = {{run_eye}, {eye_cuda}}}};
+                      {.infer =
+                           [](OpCall& c) {
+                             OutMeta& m = c.meta[0];
+                             m.dtype = static_cast<DType>(c.attrs.dtype);
+                             m.device = {static_cast<DeviceType>(c.attrs.device), 0};
+                             m.sizes = c.attrs.list();
+                           },
+                       .kernel = {{[](OpCall&) {}}, {[](OpCall&) {}}},
+                       .scratch = no_scratch}};
+
+const NumberOp full_row{
+    "full", "every element the same number", {}, [](auto number) { return number; }};
+
+// No error builds up: element i is start + i * step in float64 or, modulo 2^64, in integers.
+const NumberOp arange_row{
+    "arange",
+    "start, start + step, ... below end",
+    {.wide = true},
+    Integers<0, kNumber>{},
+    [](auto start, auto step, auto i) { return start + m::like(start, i) * step; }};
+
+// Counted from both ends, as PyTorch does: the last element is `end` exactly.
+const PointwiseOp linspace_row{"linspace",
+                               "evenly spaced numbers from start to end, inclusive",
+                               {.wide = true},
+                               Integers<0b11000, kNumber>{},
+                               [](auto start, auto end, auto step, auto middle, auto last, auto i) {
+                                 return m::where(i < middle, start + m::like(start, i) * step,
+                                                 end - m::like(end, last - i) * step);
+                               }};
+
+const PointwiseOp eye_row{"eye",
+                          "ones on the diagonal, zeros elsewhere",
+                          {},
+                          Integers<0, 2, 1>{},
+                          [](auto row, auto column) { return row == column; }};
 
 // --- checks --------------------------------------------------------------------------------------
 
@@ -157,12 +76,20 @@ int64_t count_reals(double start, double end, double step) {
 // --- filled --------------------------------------------------------------------------------------
 
 Tensor empty(const IntList& sizes, DType dtype, Device device) {
-  return CreationCall(empty_row, sizes, dtype, device).run();
+  numel_of(sizes, "empty");  // Throws when there are too many elements.
+  backend(device);           // Throws when there is no such device.
+  OpCall c(empty_row, nullptr, 0);
+  c.attrs.set_dtype(dtype);
+  c.attrs.device = static_cast<uint8_t>(device.type);
+  c.attrs.push(sizes);
+  dispatch(c);
+  return std::move(c.out[0]);
 }
 
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device) {
   check_holds("full", v, dtype);
-  return CreationCall(full_row, sizes, dtype, device).push(v).run();
+  if (dtype == kBool) v = v.to_double() != 0;
+  return PointwiseCall(full_row).make(sizes, dtype, device).add(v).run();
 }
 Tensor full(const IntList& sizes, Scalar v) {
   return full(sizes, v, v.dtype());
@@ -217,11 +144,11 @@ Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
              from, to);
   if (start.is_floating() || end.is_floating() || step.is_floating()) {
     const int64_t n = count_reals(from, to, by);
-    return CreationCall(arange_row, {n}, kFloat32, device).push(from).push(by).run();
+    return PointwiseCall(arange_row).make({n}, kFloat32, device).add(from).add(by).run();
   }
   const int64_t n = count_integers(start.to_int(), end.to_int(), step.to_int());
-  CreationCall c(arange_row, {n}, kInt64, device);
-  return c.push(start.to_int()).push(step.to_int()).run();
+  PointwiseCall c(arange_row);
+  return c.make({n}, kInt64, device).add(start.to_int()).add(step.to_int()).run();
 }
 
 Tensor linspace(double start, double end, int64_t steps, Device device) {
@@ -229,12 +156,15 @@ Tensor linspace(double start, double end, int64_t steps, Device device) {
   BRRR_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(end - start),
              "linspace: start {} and end {} must not be non-finite, nor their distance", start,
              end);
-  return CreationCall(linspace_row, {steps}, kFloat32, device).push(start).push(end).run();
+  const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0.0;
+  PointwiseCall c(linspace_row);
+  c.make({steps}, kFloat32, device).add(start).add(end).add(step);
+  return c.add((steps + 1) / 2).add(steps - 1).run();
 }
 
 Tensor eye(int64_t n, int64_t m, Device device) {
   BRRR_CHECK(n >= 0 && m >= -1, "eye: sizes must not be negative: {} rows, {} columns", n, m);
-  return CreationCall(eye_row, {n, m < 0 ? n : m}, kFloat32, device).run();
+  return PointwiseCall(eye_row).make({n, m < 0 ? n : m}, kFloat32, device).run();
 }
 
 // --- from host memory ----------------------------------------------------------------------------

@@ -7,7 +7,6 @@
 #include "core/device_kernel.h"
 #include "core/op.h"
 #include "ops/kinds/pointwise.h"
-#include "ops/rows/factory_kernels.h"
 
 namespace brrr {
 
@@ -45,7 +44,7 @@ template <class T> T wrapping_sum(T a, T b) {
 
 /// Fills contiguous memory of its own with zeros.
 inline void fill_zero(const TensorImpl& t) {
-  if (t.device != kCPU) return zero_cuda(t);
+  if (t.device != kCPU) return zero_now(t);
   std::memset(t.data(), 0, static_cast<size_t>(t.numel) * itemsize(t.dtype));
 }
 
@@ -62,9 +61,6 @@ template <> struct UnitOf<4> { using type = unsigned; };
 template <> struct UnitOf<8> { using type = unsigned long; };
 template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
 )";
-
-void tril_cuda(OpCall& c);
-void triu_cuda(OpCall& c);
 
 /// base^(-2 i / width), the angle by which pair i of a row turns at position 1.
 double rotary_frequency(double base, int64_t i, int64_t width);

@@ -14,10 +14,10 @@ constexpr PointwiseTraits kUnlessTraits{.condition = 1, .lo = 0.1, .hi = 0.9};
 /// F behind a condition: where `skip` holds, result k is the operand Kept[k] as it was.
 template <class F, size_t... Kept> struct Unless {
   template <class T, class... X>
-  requires(sizeof...(X) == static_cast<size_t>(arity<F>())) [[gnu::always_inline]] auto operator()(
+  requires(sizeof...(X) == OperandsOf<F, Integers<>>::count) [[gnu::always_inline]] auto operator()(
       T skip, X... x) const {
     const T old[] = {x...};
-    auto now = row_outputs<F, arity<F>()>(old);
+    auto now = as_tuple(F{}(x...));
     constexpr size_t kept[] = {Kept...};
     [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
       ((std::get<K>(now) = m::where(skip != 0.0, old[kept[K]], std::get<K>(now))), ...);

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "ops/vocabulary/vec.h"
-#include "ops/vocabulary/vec_lanes.h"
+#include "ops/vocabulary/vec_draw.h"
 #include "ops/vocabulary/vec_math.h"
 
 namespace brrr {
@@ -40,6 +40,7 @@ template <class V> struct Mask {
 
 /// The type that V's + - * run in: integers wrap around, which only unsigned ones may.
 template <class V> struct WrapOf { using type = V; };
+template <> struct WrapOf<int64_t> { using type = uint64_t; };
 template <> struct WrapOf<vx::i32> { using type = vx::u32; };
 template <> struct WrapOf<vx::i64> {
   typedef unsigned long type __attribute__((vector_size(128)));
@@ -62,6 +63,7 @@ template <class V> struct Num {
   friend Num operator*(Num a, Num b) { return wrap(a) * wrap(b); }
   friend Num operator/(Num a, Num b) { return a.v / b.v; }
   friend Num operator-(Num a) { return -wrap(a); }
+  friend Num operator>>(Num a, Num b) { return a.v >> b.v; }
 #define BRRR_COMPARE(sign, fn)                 \
   friend Mask<V> operator sign(Num a, Num b) { \
     if constexpr (kIsScalar<V>) {              \

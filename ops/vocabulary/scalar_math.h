@@ -6,6 +6,7 @@
 
 #include "ops/vocabulary/num.h"
 #include "ops/pointwise_ops.h"
+#include "ops/vocabulary/spelling.h"
 #include "ops/vocabulary/sym.h"
 
 namespace brrr::m {
@@ -125,5 +126,86 @@ inline Sym where(SymMask c, Sym a, Sym b) {
   return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id});
 }
 using brrr::where;
+/// The same with a condition on integers of the formula: places, words of a draw.
+template <class W, class V>
+  requires(!std::is_same_v<W, V> && kIsScalar<W> == kIsScalar<V>)
+Num<V> where(Mask<W> c, Num<V> a, std::type_identity_t<Num<V>> b) {
+  return where(Mask<V>{c.m}, a, b);
+}
+
+// --- integers of a formula -----------------------------------------------------------------------
+
+/// What a formula's int64 operands are: places of the element, seeds, numbers that must stay exact.
+template <class V>
+using IndexOf = Num<std::conditional_t<kIsScalar<V>, int64_t, vx::i64>>;
+
+/// An integer in the type of x.
+template <class V> Num<V> like(Num<V>, IndexOf<V> i) {
+  if constexpr (kIsScalar<V>)
+    return static_cast<V>(i.v);
+  else if constexpr (std::is_same_v<V, vx::f32>)
+    return vx::to_f32(i.v);
+  else if constexpr (std::is_same_v<V, vx::f64>)
+    return vx::to_f64(i.v);
+  else if constexpr (std::is_same_v<V, vx::i32>)
+    return vx::to_i32(i.v);
+  else
+    return i;
+}
+inline Sym like(Sym, SymIndex i) {
+  return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id});
+}
+
+/// The lanes of an integer, and what lanes are as one: of a vector itself, of a number the first.
+template <class W> vx::i64 lanes_of(Num<W> i) {
+  if constexpr (kIsScalar<W>)
+    return vx::splat(i.v);
+  else
+    return i.v;
+}
+template <class V, class X> auto from_lanes(X x) {
+  if constexpr (kIsScalar<V>)
+    return x[0];
+  else
+    return x;
+}
+
+/// Of element i of the draw `number` under `seed`, two numbers that all elements share, the word.
+template <class W> Num<W> draw(Num<W> seed, Num<W> number, Num<W> i) {
+  return from_lanes<W>(vx::draw(lanes_of(seed), lanes_of(number), lanes_of(i)));
+}
+inline SymIndex draw(SymIndex seed, SymIndex number, SymIndex i) {
+  return SymIndex(draw_emit(kInt64, "draw($0, $1, $2)", {seed.id, number.id, i.id}));
+}
+/// A number in [0, range), which is unsigned.
+template <class W> Num<W> draw_below(Num<W> range, Num<W> seed, Num<W> number, Num<W> i) {
+  return from_lanes<W>(
+      vx::draw_below(lanes_of(range), lanes_of(seed), lanes_of(number), lanes_of(i)));
+}
+inline SymIndex draw_below(SymIndex range, SymIndex seed, SymIndex number, SymIndex i) {
+  return SymIndex(
+      draw_emit(kInt64, "draw_below($0, $1, $2, $3)", {range.id, seed.id, number.id, i.id}));
+}
+/// Whether dropout keeps it; limit / 2^32 is the probability that it does not.
+template <class W> Mask<W> draw_keeps(Num<W> limit, Num<W> seed, Num<W> number, Num<W> i) {
+  return {from_lanes<W>(
+      vx::draw_keeps(lanes_of(limit), lanes_of(seed), lanes_of(number), lanes_of(i)))};
+}
+inline SymMask draw_keeps(SymIndex limit, SymIndex seed, SymIndex number, SymIndex i) {
+  return {draw_emit(kBool, "draw_keeps($0, $1, $2, $3)", {limit.id, seed.id, number.id, i.id})};
+}
+/// A standard normal in the type of x.
+template <class V>
+Num<V> draw_normal(Num<V>, IndexOf<V> seed, IndexOf<V> number, IndexOf<V> i) {
+  const vx::f32 z = vx::draw_normal(lanes_of(seed), lanes_of(number), lanes_of(i));
+  if constexpr (std::is_same_v<V, vx::f64>)
+    return vx::to_f64(z);
+  else
+    return from_lanes<V>(z);
+}
+inline Sym draw_normal(Sym, SymIndex seed, SymIndex number, SymIndex i) {
+  const int z = draw_emit(kFloat32, "draw_normal($0, $1, $2)", {seed.id, number.id, i.id});
+  return long_emit(to_compute(kFloat32, SymScope::current().compute()).c_str(), {z});
+}
 
 }  // namespace brrr::m

@@ -153,4 +153,52 @@ inline SymMask operator!(SymMask a) {
   return mask_emit("~$0", {a.id});
 }
 
+/// An int64 of a formula, whatever type the rest of it has: a place of the element, a seed.
+struct SymIndex {
+  int id = -1;
+  SymIndex() = default;
+  explicit SymIndex(int i) : id(i) {}
+  SymIndex(int64_t v)  // NOLINT(google-explicit-constructor)
+      : id(SymScope::current().add({Statement::Constant, kInt64, -1, literal(v)})) {}
+};
+
+/// What a draw of `type` costs: a chain as long as four.
+inline int draw_emit(DType type, const char* text, std::initializer_list<int> args) {
+  return SymScope::current().add({Statement::Formula, type, -1, text, args, 8});
+}
+inline SymIndex index_emit(const char* text, std::initializer_list<int> args) {
+  return SymIndex(SymScope::current().add({Statement::Formula, kInt64, -1, text, args}));
+}
+
+inline SymIndex operator+(SymIndex a, SymIndex b) {
+  return index_emit("$0 + $1", {a.id, b.id});
+}
+inline SymIndex operator-(SymIndex a, SymIndex b) {
+  return index_emit("$0 - $1", {a.id, b.id});
+}
+inline SymIndex operator*(SymIndex a, SymIndex b) {
+  return index_emit("$0 * $1", {a.id, b.id});
+}
+inline SymIndex operator>>(SymIndex a, SymIndex b) {
+  return index_emit("$0 >> $1", {a.id, b.id});
+}
+inline SymMask operator<(SymIndex a, SymIndex b) {
+  return mask_emit("lt($0, $1)", {a.id, b.id});
+}
+inline SymMask operator<=(SymIndex a, SymIndex b) {
+  return mask_emit("le($0, $1)", {a.id, b.id});
+}
+inline SymMask operator>(SymIndex a, SymIndex b) {
+  return mask_emit("gt($0, $1)", {a.id, b.id});
+}
+inline SymMask operator>=(SymIndex a, SymIndex b) {
+  return mask_emit("ge($0, $1)", {a.id, b.id});
+}
+inline SymMask operator==(SymIndex a, SymIndex b) {
+  return mask_emit("eq($0, $1)", {a.id, b.id});
+}
+inline SymMask operator!=(SymIndex a, SymIndex b) {
+  return mask_emit("ne($0, $1)", {a.id, b.id});
+}
+
 }  // namespace brrr

@@ -28,27 +28,27 @@ BRRR_VX Words4 philox4(unsigned long block, unsigned long seed, unsigned long of
   return {{c0, c1, c2, c3}};
 }
 
-// Element `index` of a draw. Comparisons, because an index would put the words into memory.
-BRRR_VX u32 philox_at(unsigned long index, unsigned long seed, unsigned long offset) {
-  Words4 w = philox4(index / 4, seed, offset);
+// The word of element `i` of draw `number` under `seed`. Comparisons, because an index would put the
+// words into memory.
+BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
+  unsigned long index = (unsigned long)i.v;
+  Words4 w = philox4(index / 4, (unsigned long)seed.v, (unsigned long)number.v);
   unsigned first = (index & 2) != 0 ? w.v[2] : w.v[0], second = (index & 2) != 0 ? w.v[3] : w.v[1];
-  return u32((index & 1) != 0 ? second : first);
+  return i64((long)((index & 1) != 0 ? second : first));
 }
 
-// Normals of a pair of words: the even element's and the odd one's.
-struct NormalPair {
-  f32 even, odd;
-};
-BRRR_VX NormalPair normal_pair(unsigned first, unsigned second) {
-  f32 u1 = uniform01(u32(first)), u2 = uniform01(u32(second));
-  return {box_muller(u1, u2, f32(0.5f)), box_muller(u1, u2, f32(0.0f))};
-}
-// Element `index` of what normal16 gives.
-BRRR_VX f32 normal_at(unsigned long index, unsigned long seed, unsigned long offset) {
-  Words4 w = philox4(index / 4, seed, offset);
+// Its standard normal: that of normal16.
+BRRR_VX f32 draw_normal(i64 seed, i64 number, i64 i) {
+  unsigned long index = (unsigned long)i.v;
+  Words4 w = philox4(index / 4, (unsigned long)seed.v, (unsigned long)number.v);
   bool upper = (index & 2) != 0;
   f32 u1 = uniform01(u32(upper ? w.v[2] : w.v[0])), u2 = uniform01(u32(upper ? w.v[3] : w.v[1]));
   return box_muller(u1, u2, f32((index & 1) != 0 ? 0.0f : 0.5f));
+}
+
+// Lane k of the result is `first` + k * `step`.
+BRRR_VX i64 places(long first, long) {
+  return i64(first);
 }
 
 }  // namespace brrr::vx

@@ -74,6 +74,44 @@ BRRR_VX f32 normal16(unsigned long index, unsigned long seed, unsigned long offs
   return box_muller(u1, u2, quarter);
 }
 
+// Lane k of the result is `first` + k * `step`.
+BRRR_VX i64 places(long first, long step) {
+  return i64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * step + first;
+}
+
+// Elements that do not fill a vector of philox16.
+BRRR_VX_COLD void draw_apart(unsigned long seed, unsigned long number, i64* i) {
+  u32 words{};
+  long from = -1;
+  for (int k = 0; k < lanes; ++k) {
+    const long at = (*i)[k], start = at & ~15L;
+    if (start != from) words = philox16((unsigned long)(from = start), seed, number);
+    (*i)[k] = words[at & 15];
+  }
+}
+
+// The words of elements `i` of draw `number` under `seed`, which are the same in all lanes.
+BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
+  if (__builtin_expect(i[0] % 16 == 0 && all(eq(i, places(i[0], 1))), 1)) {
+    u32 words =
+        philox16((unsigned long)i[0], (unsigned long)seed[0], (unsigned long)number[0]);
+    return __builtin_convertvector(words, i64);
+  }
+  draw_apart((unsigned long)seed[0], (unsigned long)number[0], &i);
+  return i;
+}
+
+// Their standard normals.
+BRRR_VX f32 draw_normal(i64 seed, i64 number, i64 i) {
+  if (__builtin_expect(i[0] % 16 == 0 && all(eq(i, places(i[0], 1))), 1)) {
+    return normal16((unsigned long)i[0], (unsigned long)seed[0], (unsigned long)number[0]);
+  }
+  u32 first = __builtin_convertvector(draw(seed, number, i & ~1L), u32);
+  u32 second = __builtin_convertvector(draw(seed, number, i | 1L), u32);
+  f32 quarter = where(ne(i & 1L, i64{}), f32{}, splat(0.5f));
+  return box_muller(uniform01(first), uniform01(second), quarter);
+}
+
 }  // namespace brrr::vx
 
 #endif  // BRRR_OPS_VEC_RANDOM_H

@@ -1,0 +1,36 @@
+// The vector prelude, part 8, portable: what is made of the words of a draw. Words, and numbers of
+// elements, are i64; `seed` and `number`, which name the draw, are the same in all lanes.
+#ifndef BRRR_OPS_VEC_DRAW_H
+#define BRRR_OPS_VEC_DRAW_H
+
+#include "ops/vocabulary/vec_random.h"
+
+namespace brrr::vx {
+
+// The upper 64 bits of a product of unsigned numbers.
+BRRR_VX u64 high_product(u64 a, u64 b) {
+  u64 a0 = a & 0xffffffffUL, a1 = a >> 32, b0 = b & 0xffffffffUL, b1 = b >> 32;
+  u64 middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & 0xffffffffUL);
+  return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+// A number in [0, range), which is unsigned: the high part of word * range (Lemire, "Fast random
+// integer generation in an interval", 2019, without its rejection): a value's probability is off by
+// at most one part in 2^32 / range, which keeps every element's cost and counter fixed. Beyond 32
+// bits element i takes words 2i, 2i + 1.
+BRRR_VX i64 draw_below(i64 range, i64 seed, i64 number, i64 i) {
+  if ((unsigned long)range[0] <= 1UL << 32) {
+    return (i64)((u64)draw(seed, number, i) * (u64)range >> 32);
+  }
+  i64 word = draw(seed, number, i + i + 1L) << 32 | draw(seed, number, i + i);
+  return (i64)high_product((u64)word, (u64)range);
+}
+
+// Whether dropout keeps an element: uniform01 of its word is at least `limit` / 2^32.
+BRRR_VX b16 draw_keeps(i64 limit, i64 seed, i64 number, i64 i) {
+  return ge(draw(seed, number, i), limit);
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_DRAW_H
