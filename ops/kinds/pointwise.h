@@ -6,8 +6,8 @@
 //                         [](auto x) { return m::erf(x); },
 //                         [](auto x, auto, auto g) { return g * 1.128... * m::exp(-x * x); }};
 //
-// A gradient lambda takes the inputs, the output and the output's gradient. Operands may be scalars
-// in any call, so attributes (bounds, slopes, betas) are simply operands that always are.
+// A gradient lambda takes the inputs, the output and the output's gradient. RowOperands may be
+// scalars in any call, so attributes (bounds, slopes, betas) are simply operands that always are.
 
 #include <algorithm>
 #include <array>
@@ -24,11 +24,11 @@ inline constexpr int kMaxMade = 2;
 /// Below this many elements a call is run on the spot, without the general driver.
 inline constexpr int64_t kSmall = 1 << 15;
 
-/// Operands that are int64 whatever their row computes in. Of those that a call gives, the bits
+/// RowOperands that are int64 whatever their row computes in. Of those that a call gives, the bits
 /// `Given` say which: seeds, counters, diagonals. Behind all given ones come those that no call
-/// gives, because each element makes them of its place: kNumber is the element's number in row-major
-/// order, 1 its place in the last dim, 2 in the one before. They stand between a row's traits and
-/// its lambdas:
+/// gives, because each element makes them of its place: kNumber is the element's number in
+/// row-major order, 1 its place in the last dim, 2 in the one before. They stand between a row's
+/// traits and its lambdas:
 ///
 ///   const NumberOp tril{"tril", "...", {}, Integers<0b10, 2, 1>{},
 ///                       [](auto x, auto diagonal, auto row, auto column) {
@@ -71,16 +71,16 @@ struct PointwiseTraits {
   Result result = Result::Promoted;
   Beyond beyond = Beyond::Exact;
   const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
-  uint32_t condition = 0;         ///< Operands that take no part in promotion.
+  uint32_t condition = 0;         ///< RowOperands that take no part in promotion.
   bool wide = false;              ///< Is computed in float64, or int64.
   double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
 };
 
 struct PointwiseInfo {
-  int n_in = 0;  ///< Operands that a call gives.
+  int n_in = 0;  ///< RowOperands that a call gives.
   int n_made = 0;
   int place[kMaxMade] = {};  ///< What is made: see Integers.
-  uint32_t integers = 0;     ///< Operands that are int64, with those that are made.
+  uint32_t integers = 0;     ///< RowOperands that are int64, with those that are made.
   PointwiseTraits traits;
   PointwiseLoop loops[4] = {};  ///< By compute_index; null if not instantiated.
   void (*emit)(const Sym* in, int* out) = nullptr;
@@ -131,8 +131,7 @@ template <int N, class P> struct RowOperands {
   using Gradient = RowOperands<N + 2, P>;
 };
 
-template <class F, class O, class T, size_t... I>
-constexpr bool takes(std::index_sequence<I...>) {
+template <class F, class O, class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<F, typename O::template Type<T, I>...>;
 }
 /// The operands of the lambda F.
@@ -164,8 +163,7 @@ template <class F, class O, class T, size_t... I> auto outputs_type(std::index_s
   return as_tuple(F{}(typename O::template Type<T, I>{}...));
 }
 /// The outputs as a tuple, where operands are T.
-template <class F, class O, class T>
-using OutputsType = decltype(outputs_type<F, O, T>(O::all));
+template <class F, class O, class T> using OutputsType = decltype(outputs_type<F, O, T>(O::all));
 
 template <class V, bool Tail, class X>
 [[gnu::always_inline]] inline void store_lane(char* out, int64_t i, X x, int n) {
@@ -185,15 +183,15 @@ template <class V, bool Tail, class X>
   }
 }
 
-// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs.
+// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `made` are
+// the operands that are.
 template <class F, class V, class O, bool Tail>
 [[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
-                                                    int64_t i, int n) {
+                                                    const vx::i64* made, int64_t i, int n) {
   const auto operand = [&](auto k) __attribute__((always_inline)) {
     using Type = typename O::template Type<Num<V>, k>;
     if constexpr (O::is_made(k)) {
-      const auto& p = *reinterpret_cast<const Places*>(in[k]);
-      return Type(vx::places(p.first + i * p.step, p.step));
+      return Type(made[k - O::given]);
     } else {
       const auto* p = reinterpret_cast<const Lane<decltype(Type::v)>*>(in[k]);
       if constexpr (Tail)
@@ -211,32 +209,30 @@ template <class F, class V, class O, bool Tail>
 
 template <class F, class V, class O>
 void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
-  constexpr int N = O::count;
-  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, 0, static_cast<int>(n));
+  vx::i64 made[O::Kinds::made + 1], further[O::Kinds::made + 1];
+  for (int k = 0; k < O::Kinds::made; ++k) {
+    const auto& p = *reinterpret_cast<const Places*>(in[O::given + k]);
+    made[k] = vx::places(p.first, p.step);
+    further[k] = vx::splat(16 * p.step);
+  }
+  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, made, 0, static_cast<int>(n));
   // Copies that no store can alias: the compiler keeps what it can in registers.
-  const char* at[N];
-  int64_t bytes[N];
-  Places made[kMaxMade];
+  const char* at[O::given + 1];
+  int64_t bytes[O::given + 1];
   char* to[kMaxOutputs];
-  for (int k = 0; k < N; ++k) {
+  for (int k = 0; k < O::given; ++k) {
+    const size_t item = O::is_integer(static_cast<size_t>(k)) ? sizeof(int64_t) : sizeof(Lane<V>);
     at[k] = in[k];
-    if (O::is_made(static_cast<size_t>(k))) {
-      Places& p = made[k - O::given];
-      p = *reinterpret_cast<const Places*>(in[k]);
-      at[k] = reinterpret_cast<const char*>(&p);
-      bytes[k] = 0;
-    } else {
-      const size_t item = O::is_integer(static_cast<size_t>(k)) ? 8 : sizeof(Lane<V>);
-      bytes[k] = step[k] * static_cast<int64_t>(16 * item);
-    }
+    bytes[k] = step[k] * static_cast<int64_t>(16 * item);
   }
   for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    pointwise_vector<F, V, O, false>(to, at, i, 16);
-    for (int k = 0; k < N; ++k) at[k] += bytes[k];
+    pointwise_vector<F, V, O, false>(to, at, made, i, 16);
+    for (int k = 0; k < O::given; ++k) at[k] += bytes[k];
+    for (int k = 0; k < O::Kinds::made; ++k) made[k] += further[k];
   }
-  if (i < n) pointwise_vector<F, V, O, true>(to, at, i, static_cast<int>(n - i));
+  if (i < n) pointwise_vector<F, V, O, true>(to, at, made, i, static_cast<int>(n - i));
 }
 
 template <class F, class O> void pointwise_emit(const Sym* in, int* out) {

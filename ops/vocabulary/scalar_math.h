@@ -128,16 +128,16 @@ inline Sym where(SymMask c, Sym a, Sym b) {
 using brrr::where;
 /// The same with a condition on integers of the formula: places, words of a draw.
 template <class W, class V>
-  requires(!std::is_same_v<W, V> && kIsScalar<W> == kIsScalar<V>)
-Num<V> where(Mask<W> c, Num<V> a, std::type_identity_t<Num<V>> b) {
+requires(!std::is_same_v<W, V> &&
+         kIsScalar<W> == kIsScalar<V>) Num<V> where(Mask<W> c, Num<V> a,
+                                                    std::type_identity_t<Num<V>> b) {
   return where(Mask<V>{c.m}, a, b);
 }
 
 // --- integers of a formula -----------------------------------------------------------------------
 
 /// What a formula's int64 operands are: places of the element, seeds, numbers that must stay exact.
-template <class V>
-using IndexOf = Num<std::conditional_t<kIsScalar<V>, int64_t, vx::i64>>;
+template <class V> using IndexOf = Num<std::conditional_t<kIsScalar<V>, int64_t, vx::i64>>;
 
 /// An integer in the type of x.
 template <class V> Num<V> like(Num<V>, IndexOf<V> i) {
@@ -156,14 +156,16 @@ inline Sym like(Sym, SymIndex i) {
   return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id});
 }
 
+// Philox is long: the compiler would not inline what stands around it by itself.
+
 /// The lanes of an integer, and what lanes are as one: of a vector itself, of a number the first.
-template <class W> vx::i64 lanes_of(Num<W> i) {
+template <class W> [[gnu::always_inline]] inline vx::i64 lanes_of(Num<W> i) {
   if constexpr (kIsScalar<W>)
     return vx::splat(i.v);
   else
     return i.v;
 }
-template <class V, class X> auto from_lanes(X x) {
+template <class V, class X> [[gnu::always_inline]] inline auto from_lanes(X x) {
   if constexpr (kIsScalar<V>)
     return x[0];
   else
@@ -171,14 +173,16 @@ template <class V, class X> auto from_lanes(X x) {
 }
 
 /// Of element i of the draw `number` under `seed`, two numbers that all elements share, the word.
-template <class W> Num<W> draw(Num<W> seed, Num<W> number, Num<W> i) {
+template <class W> [[gnu::always_inline]] inline Num<W> draw(Num<W> seed, Num<W> number, Num<W> i) {
   return from_lanes<W>(vx::draw(lanes_of(seed), lanes_of(number), lanes_of(i)));
 }
 inline SymIndex draw(SymIndex seed, SymIndex number, SymIndex i) {
   return SymIndex(draw_emit(kInt64, "draw($0, $1, $2)", {seed.id, number.id, i.id}));
 }
 /// A number in [0, range), which is unsigned.
-template <class W> Num<W> draw_below(Num<W> range, Num<W> seed, Num<W> number, Num<W> i) {
+template <class W>
+[[gnu::always_inline]] inline Num<W> draw_below(Num<W> range, Num<W> seed, Num<W> number,
+                                                Num<W> i) {
   return from_lanes<W>(
       vx::draw_below(lanes_of(range), lanes_of(seed), lanes_of(number), lanes_of(i)));
 }
@@ -187,7 +191,9 @@ inline SymIndex draw_below(SymIndex range, SymIndex seed, SymIndex number, SymIn
       draw_emit(kInt64, "draw_below($0, $1, $2, $3)", {range.id, seed.id, number.id, i.id}));
 }
 /// Whether dropout keeps it; limit / 2^32 is the probability that it does not.
-template <class W> Mask<W> draw_keeps(Num<W> limit, Num<W> seed, Num<W> number, Num<W> i) {
+template <class W>
+[[gnu::always_inline]] inline Mask<W> draw_keeps(Num<W> limit, Num<W> seed, Num<W> number,
+                                                 Num<W> i) {
   return {from_lanes<W>(
       vx::draw_keeps(lanes_of(limit), lanes_of(seed), lanes_of(number), lanes_of(i)))};
 }
@@ -196,7 +202,8 @@ inline SymMask draw_keeps(SymIndex limit, SymIndex seed, SymIndex number, SymInd
 }
 /// A standard normal in the type of x.
 template <class V>
-Num<V> draw_normal(Num<V>, IndexOf<V> seed, IndexOf<V> number, IndexOf<V> i) {
+[[gnu::always_inline]] inline Num<V> draw_normal(Num<V>, IndexOf<V> seed, IndexOf<V> number,
+                                                 IndexOf<V> i) {
   const vx::f32 z = vx::draw_normal(lanes_of(seed), lanes_of(number), lanes_of(i));
   if constexpr (std::is_same_v<V, vx::f64>)
     return vx::to_f64(z);
