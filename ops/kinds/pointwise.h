@@ -78,6 +78,7 @@ struct PointwiseTraits {
 
 struct PointwiseInfo {
   int n_in = 0;  ///< RowOperands that a call gives.
+  uint8_t n_out = 1;
   int n_made = 0;
   int place[kMaxMade] = {};  ///< What is made: see Integers.
   uint32_t integers = 0;     ///< RowOperands that are int64, with those that are made.

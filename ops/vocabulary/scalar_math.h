@@ -194,8 +194,10 @@ inline SymIndex draw_below(SymIndex range, SymIndex seed, SymIndex number, SymIn
 template <class W>
 [[gnu::always_inline]] inline Mask<W> draw_keeps(Num<W> limit, Num<W> seed, Num<W> number,
                                                  Num<W> i) {
-  return {from_lanes<W>(
-      vx::draw_keeps(lanes_of(limit), lanes_of(seed), lanes_of(number), lanes_of(i)))};
+  if constexpr (kIsScalar<W>)
+    return draw(seed, number, i) >= limit;
+  else
+    return {vx::draw_keeps(limit.v, seed.v, number.v, i.v)};
 }
 inline SymMask draw_keeps(SymIndex limit, SymIndex seed, SymIndex number, SymIndex i) {
   return {draw_emit(kBool, "draw_keeps($0, $1, $2, $3)", {limit.id, seed.id, number.id, i.id})};
