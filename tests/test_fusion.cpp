@@ -3,9 +3,11 @@
 
 #include "brrr.h"
 #include "tests/fuzz_steps.h"
+#include "tests/op_cases.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
+using brrr::test::check_same;
 
 namespace {
 
@@ -101,6 +103,62 @@ TEST_CASE("fusion: what began apart is one kernel where nothing stands between")
           const Tensor x = a * 2.0, m = x.matmul(w), y = b * 3.0;
           return Tensors{x + y + m};
         }) == 3);
+}
+
+TEST_CASE("fusion: places and draws are made in the kernel that uses them") {
+  const Tensor a = randn({33, 40});
+  // Shapes meet in one kernel where a place in a dim is that of its own shape.
+  CHECK(kernels([&] { return Tensors{tril((a + 1.0).exp(), 2) * 3.0}; }) == 1);
+  CHECK(kernels([&] { return Tensors{(a * 2.0).view({40, 33}).triu() + eye(40, 33)}; }) == 1);
+  CHECK(kernels([&] { return Tensors{a.view({1320}) + arange(1320) * 0.5}; }) == 1);
+  // Draws count on from one call to the next.
+  const auto noisy = [&] {
+    manual_seed(5);
+    auto step =
+        brrr::step([&] { return Tensors{(a + rand_like(a)) * dropout(a.exp(), 0.3, true)}; },
+                   StepOptions{.require_graph = true, .build_at_first_call = true});
+    Tensors all;
+    for (int call = 0; call < 3; ++call) all.push_back(step()[0]);
+    CHECK(step.stats().kernels_per_replay == 1);
+    return all;
+  };
+  const Tensors got = noisy();
+  manual_seed(5);
+  for (const Tensor& t : got) {
+    const Tensor noise = rand_like(a);
+    check_same(t, (a + noise) * dropout(a.exp(), 0.3, true));
+  }
+}
+
+TEST_CASE("fusion: a dropout mask is never in memory, its gradient makes the same one again") {
+  Tensor x = randn({50, 40});
+  x.set_requires_grad(true);
+  const auto fn = [&] {
+    const Tensor y = (dropout(x * 2.0, 0.4, true) + 1.0).square().sum();
+    return Tensors{y, grad({y}, {x})[0]};
+  };
+  auto step = brrr::step(fn, StepOptions{.require_graph = true, .build_at_first_call = true});
+  manual_seed(6);
+  Tensors got;
+  for (int call = 0; call < 3; ++call) {
+    for (const Tensor& t : step()) got.push_back(t);
+  }
+  step.freeze();
+  for (const Tensor& t : step()) got.push_back(t);
+  manual_seed(6);
+  for (size_t call = 0; call < 4; ++call) {
+    const Tensors want = fn();
+    check_same(got[2 * call], want[0]);
+    check_same(got[2 * call + 1], want[1]);
+  }
+  // Of both orders: the gradient is linear in g.
+  const auto r = gradcheck(
+      [&](const Tensors& in) {
+        manual_seed(7);
+        return dropout(in[0], 0.4, true);
+      },
+      {randn({4, 5}).to(kFloat64)}, {.second_order = true});
+  CHECK_MESSAGE(r.ok, r.report);
 }
 
 TEST_CASE("fusion: a temporary that a kernel still stores keeps its memory") {

@@ -291,8 +291,7 @@ TEST_CASE("device prelude: random words and normals are those of the CPU") {
       "}\n"
       "extern \"C\" float normal(ul i, ul seed, ul offset) {\n"
       "  return draw_normal(i64(seed), i64(offset), i64(i))[0];\n"
-      "}\n"
-);
+      "}\n");
   using Word = unsigned (*)(unsigned long, unsigned long, unsigned long);
   using Normal = float (*)(unsigned long, unsigned long, unsigned long);
   const auto word = reinterpret_cast<Word>(library.symbol("words"));

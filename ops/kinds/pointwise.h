@@ -6,7 +6,7 @@
 //                         [](auto x) { return m::erf(x); },
 //                         [](auto x, auto, auto g) { return g * 1.128... * m::exp(-x * x); }};
 //
-// A gradient lambda takes the inputs, the output and the output's gradient. RowOperands may be
+// A gradient lambda takes the inputs, the output and the output's gradient. Operands may be
 // scalars in any call, so attributes (bounds, slopes, betas) are simply operands that always are.
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline constexpr int kMaxMade = 2;
 /// Below this many elements a call is run on the spot, without the general driver.
 inline constexpr int64_t kSmall = 1 << 15;
 
-/// RowOperands that are int64 whatever their row computes in. Of those that a call gives, the bits
+/// Operands that are int64 whatever their row computes in. Of those that a call gives, the bits
 /// `Given` say which: seeds, counters, diagonals. Behind all given ones come those that no call
 /// gives, because each element makes them of its place: kNumber is the element's number in
 /// row-major order, 1 its place in the last dim, 2 in the one before. They stand between a row's
@@ -71,17 +71,17 @@ struct PointwiseTraits {
   Result result = Result::Promoted;
   Beyond beyond = Beyond::Exact;
   const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
-  uint32_t condition = 0;         ///< RowOperands that take no part in promotion.
+  uint32_t condition = 0;         ///< Operands that take no part in promotion.
   bool wide = false;              ///< Is computed in float64, or int64.
   double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
 };
 
 struct PointwiseInfo {
-  int n_in = 0;  ///< RowOperands that a call gives.
+  int n_in = 0;  ///< Operands that a call gives.
   uint8_t n_out = 1;
   int n_made = 0;
   int place[kMaxMade] = {};  ///< What is made: see Integers.
-  uint32_t integers = 0;     ///< RowOperands that are int64, with those that are made.
+  uint32_t integers = 0;     ///< Operands that are int64, with those that are made.
   PointwiseTraits traits;
   PointwiseLoop loops[4] = {};  ///< By compute_index; null if not instantiated.
   void (*emit)(const Sym* in, int* out) = nullptr;

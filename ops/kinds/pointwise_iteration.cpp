@@ -108,8 +108,8 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
   for (int k = 0; k < it.info->n_made; ++k) {
     set_place(it.operands[c.n_out + c.n_in + k], it.info->place[k], first, it.ndim);
   }
-  it.ndim = merge_dims(it.ndim, it.size, it.count(), 0,
-                       [&](int k) { return it.operands[k].stride; });
+  it.ndim =
+      merge_dims(it.ndim, it.size, it.count(), 0, [&](int k) { return it.operands[k].stride; });
   return true;
 }
 

@@ -12,7 +12,7 @@ struct PointwiseOperand {
   char* base;  ///< Of a number given with the call: the number's own address, on the host.
   DType dtype;
   bool number;
-  bool made = false;  ///< No memory: the element is the offset itself, an int64.
+  bool made = false;           ///< No memory: the element is the offset itself, an int64.
   int64_t stride[kMaxDims];    ///< In elements.
   alignas(16) int64_t scalar;  ///< Storage of a number, int64 or double.
 };

@@ -43,14 +43,13 @@ const NumberOp key_row{
     Integers<0, kNumber>{},
     [](auto seed, auto number, auto i) { return m::where(i == 0, seed, number); }};
 
-const PointwiseOp mask_row{
-    "dropout_mask",
-    "0 with probability p, else 1 / (1 - p)",
-    {},
-    Integers<0b1110, kNumber>{},
-    [](auto kept, auto limit, auto seed, auto number, auto i) {
-      return m::where(m::draw_keeps(limit, seed, number, i), kept, 0.0);
-    }};
+const PointwiseOp mask_row{"dropout_mask",
+                           "0 with probability p, else 1 / (1 - p)",
+                           {},
+                           Integers<0b1110, kNumber>{},
+                           [](auto kept, auto limit, auto seed, auto number, auto i) {
+                             return m::where(m::draw_keeps(limit, seed, number, i), kept, 0.0);
+                           }};
 
 // The mask is made again for the gradient, so that it is never kept.
 const PointwiseOp dropout_row{
