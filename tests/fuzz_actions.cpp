@@ -7,7 +7,8 @@ const std::vector<const OpDef*>& pointwise_rows() {
   static const auto rows = [] {
     std::vector<const OpDef*> all;
     for (const OpDef* op : registry()) {
-      if (op->pointwise) all.push_back(op);
+      // What knows its place has actions of its own: any operand may not be its seed.
+      if (op->pointwise && !op->pointwise->integers) all.push_back(op);
     }
     return all;
   }();

@@ -142,6 +142,7 @@ Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType 
   check_probability("dropout_mask_at", p);
   BRRR_CHECK(key.dtype() == kInt64 && key.sizes() == IntList{2},
              "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(key.impl()));
+  numel_of(sizes, "dropout_mask_at");  // Throws when there are too many elements.
   const DropoutRate rate(p);
   PointwiseCall c(mask_row);
   c.make(sizes, dtype, key.device()).add(rate.kept).add(rate.limit);
