@@ -358,8 +358,11 @@ class RowOp : public OpDef {
         own_name_(std::move(own_name)) {
     name = own_name_.c_str();
   }
+  template <class F, size_t... I> static constexpr bool takes_rows(std::index_sequence<I...>) {
+    return std::is_invocable_v<F, decltype(static_cast<void>(I), RowNumbers{})...>;
+  }
   template <class F, int N = 1> static constexpr int arity() {
-    if constexpr (takes<F, RowNumbers>(std::make_index_sequence<N>{}))
+    if constexpr (takes_rows<F>(std::make_index_sequence<N>{}))
       return N;
     else
       return arity<F, N + 1>();
