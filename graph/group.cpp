@@ -23,6 +23,7 @@ DType compute_dtype(const Recording& r, const Instr& i) {
   }
   OpCall c(*i.op, in, i.n_in);
   c.attrs = i.attrs;
+  c.into = i.into;
   return pointwise_compute_dtype(c);
 }
 

@@ -32,7 +32,7 @@ static Tensor train(Mode mode) {
   auto step = brrr::step(
       [&] {
         const Tensor loss = hinge_loss(linear(x, w), t) + softmin(linear(x, w)).square().sum();
-        w.zero_grad();
+        w.set_grad({});
         loss.backward();
         NoGradGuard guard;
         w.sub_(w.grad() * 0.1);
