@@ -30,8 +30,9 @@ BRRR_DEVICE_STRUCT(RowArguments, {
 });
 static_assert(kMaxRowOperands == 12 && kMaxOutputs == 4);
 
-/// Texts of the kernels <op>_rows, <op>_columns and <op>_numbers; empty where there is nothing for one to do. Elements are of type T,
-/// what the rows share of type U; kFlags has bit k where operand k, shared by the rows, is there.
+/// Texts of the kernels <op>_rows, <op>_columns and <op>_numbers; empty where there is nothing for
+/// one to do. Elements are of type T, what the rows share of type U; kFlags has bit k where operand
+/// k, shared by the rows, is there.
 struct CudaRows {
   std::string rows;     ///< Results of elements and of rows, and what each row adds to a total.
   std::string columns;  ///< Sums over blocks of kReduceBlock rows: totals[k][block][n].

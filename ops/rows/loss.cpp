@@ -82,8 +82,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropy
              "dims with reshape",
              describe(&x), describe(&at));
   const double e = options.label_smoothing;
-  return call(e != 0 ? smooth_cross_entropy_row : cross_entropy_row, {logits, ids},
-              RowAttrs{1}, options.ignore_index, 1 - e, e / static_cast<double>(x.sizes[1]));
+  return call(e != 0 ? smooth_cross_entropy_row : cross_entropy_row, {logits, ids}, RowAttrs{1},
+              options.ignore_index, 1 - e, e / static_cast<double>(x.sizes[1]));
 }
 
 Tensor mse_loss(const Tensor& a, const Tensor& b) {

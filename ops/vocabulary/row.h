@@ -84,7 +84,7 @@ struct Square {
 }  // namespace lifted
 
 #define BRRR_LIFT(sign, Name)                                                       \
-  template <RowTerm A, RowTerm B>                                             \
+  template <RowTerm A, RowTerm B>                                                   \
   requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) { \
     return lift<lifted::Name>(a, b);                                                \
   }
@@ -107,7 +107,7 @@ template <RowValue A> auto operator-(const A& a) {
 
 namespace m {
 #define BRRR_LIFT(name)                                   \
-  template <RowTerm... A>                              \
+  template <RowTerm... A>                                 \
   requires(RowValue<A> || ...) auto name(const A&... a) { \
     return lift<lifted::name>(a...);                      \
   }
