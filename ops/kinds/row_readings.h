@@ -105,15 +105,9 @@ struct RowNumbers::Reading {
   template <class F, class... A> static RowNumbers lift(const A&... a) {
     return elementwise<F>(term(a)...);
   }
-  static RowNumbers sum(const RowNumbers& x) {
-    return fold(x, 0.0, [](double a, double b) { return a + b; });
-  }
-  static RowNumbers max(const RowNumbers& x) {
-    return fold(x, -__builtin_inf(), [](double a, double b) { return a < b ? b : a; });
-  }
-  static RowNumbers min(const RowNumbers& x) {
-    return fold(x, __builtin_inf(), [](double a, double b) { return b < a ? b : a; });
-  }
+  static RowNumbers sum(const RowNumbers& x) { return fold<lifted::Add>(x, 0.0); }
+  static RowNumbers max(const RowNumbers& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
+  static RowNumbers min(const RowNumbers& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
   static double count(const RowNumbers& x) { return static_cast<double>(x.n); }
   static RowNumbers constant(const RowNumbers& x) { return x; }
   static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids);
@@ -158,12 +152,12 @@ struct RowNumbers::Reading {
       return y.v;
     }
   }
-  template <class Combine> static RowNumbers fold(const RowNumbers& x, double init, Combine f) {
+  template <class F> static RowNumbers fold(const RowNumbers& x, double init) {
     RowNumbers y{.rows = x.rows, .n = x.n, .uses = x.uses, .v = {}};
     for (int64_t r = 0; r < x.rows; ++r) {
-      double all = init;
-      for (int64_t i = 0; i < x.n; ++i) all = f(all, x.at(r, i));
-      y.v.push_back(all);
+      Num<double> all = init;
+      for (int64_t i = 0; i < x.n; ++i) all = F{}(all, number(x.at(r, i)));
+      y.v.push_back(all.v);
     }
     return y;
   }
@@ -195,9 +189,9 @@ struct RowSym::Reading {
     else
       return RowSym{y};
   }
-  static RowSym sum(const RowSym& x) { return fold("sum", x); }
-  static RowSym max(const RowSym& x) { return fold("max", x); }
-  static RowSym min(const RowSym& x) { return fold("min", x); }
+  static RowSym sum(const RowSym& x) { return fold<lifted::Add>(x, 0.0); }
+  static RowSym max(const RowSym& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
+  static RowSym min(const RowSym& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
   static RowSym count(const RowSym&) { return add({Statement::Length, type()}); }
   static RowSym constant(const RowSym& x) { return x; }
   static RowSym pick(const RowSym& x, const RowSymIds& ids) {
@@ -214,7 +208,9 @@ struct RowSym::Reading {
     return {{SymScope::current().add(
         {.kind = Statement::IsAt, .type = kBool, .which = ids.which, .varies = Statement::InRow})}};
   }
-  static RowSym over_rows(const RowSym& x) { return x; }
+  static RowSym over_rows(const RowSym& x) {
+    return fold<lifted::Add>(x, 0.0, Statement::FoldRows);
+  }
   static RowSym total(const RowSym& x) {
     return add({.kind = Statement::Total, .type = type(), .args = {x.s.id}});
   }
@@ -222,8 +218,19 @@ struct RowSym::Reading {
  private:
   static DType type() { return SymScope::current().compute(); }
   static RowSym add(Statement s) { return {Sym(SymScope::current().add(std::move(s)))}; }
-  static RowSym fold(const char* how, const RowSym& x) {
-    return add({.kind = Statement::Fold, .type = type(), .text = how, .args = {x.s.id}});
+  template <class F>
+  static RowSym fold(const RowSym& x, double init, Statement::Kind kind = Statement::Fold) {
+    Statements combine;
+    int y;
+    {
+      SymScope scope(combine, type());
+      const Sym so_far(scope.operand(0)), next(scope.operand(1));
+      y = F{}(so_far, next).id;
+    }
+    return add({.kind = kind,
+                .type = type(),
+                .text = pattern(combine, y),
+                .args = {x.s.id, Sym(init).id}});
   }
 };
 

@@ -83,9 +83,11 @@ class RowText {
   // A thread has a group of columns and takes the rows of a block one after the other, as on the
   // CPU.
   std::string columns() {
-    std::vector<int> wanted;
+    std::vector<int> wanted, of;
     for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] == RowResult::Column) wanted.push_back(p_.results[k]);
+      if (info_.results[k] != RowResult::Column) continue;
+      wanted.push_back(p_.results[k]);
+      of.push_back(at(p_.results[k]).args[0]);
     }
     if (wanted.empty()) return "";
     begin("KERNEL", "columns", wanted, "256");
@@ -95,8 +97,11 @@ class RowText {
   const long last = (block + 1) * 64 < p.rows ? (block + 1) * 64 : p.rows;
 )";
     static_assert(kReduceBlock == 64, "as in the text");
-    const std::vector<int> all = needed(wanted);
-    for (size_t k = 0; k < wanted.size(); ++k) out_ += fmt::format("  Group s{} = {{}};\n", k);
+    const std::vector<int> all = needed(of);
+    for (size_t k = 0; k < wanted.size(); ++k) {
+      out_ += fmt::format("  Group s{0};\n  for (int u = 0; u < kGroup; ++u) s{0}.v[u] = {1};\n", k,
+                          leaf(at(wanted[k]).args[1], ""));
+    }
     out_ += "#pragma unroll 4\n  for (long row = block * 64; row < last; ++row) {\n";
     for (int k : operands(all)) {
       out_ +=
@@ -112,7 +117,8 @@ class RowText {
       if (at(id).varies == Statement::InRow) line(id, "      ");
     }
     for (size_t k = 0; k < wanted.size(); ++k) {
-      out_ += fmt::format("      s{0}.v[u] = s{0}.v[u] + {1};\n", k, name(wanted[k]));
+      const std::string sum = fmt::format("s{}.v[u]", k);
+      out_ += fmt::format("      {} = {};\n", sum, fill(at(wanted[k]).text, {sum, name(of[k])}));
     }
     out_ += "    }\n  }\n#pragma unroll\n  for (int u = 0; u < kGroup; ++u) {\n";
     for (size_t k = 0; k < wanted.size(); ++k) {
@@ -129,6 +135,7 @@ class RowText {
     }
     if (wanted.empty()) return "";
     begin("BLOCK_KERNEL", "numbers", wanted, "1024");
+    out_ += "  const auto add = [](TCV a, TCV b) { return a + b; };\n";
     std::string sums, rest;
     int total = 0;
     for (int result : wanted) {
@@ -137,7 +144,7 @@ class RowText {
         const std::string sum = fmt::format("t{}", total);
         out_ += fmt::format("  TCV {}{{}};\n", sum);
         sums += fmt::format("    {0} = {0} + load((const TC*)p.totals[{1}] + r);\n", sum, total++);
-        rest += fmt::format("  {0} = across({0}, Sum{{}});\n", sum);
+        rest += fmt::format("  {0} = across({0}, add);\n", sum);
         names_[static_cast<size_t>(id)] = sum;
       }
     }
@@ -287,7 +294,6 @@ class RowText {
 
   // An element of the row, computed where it is.
   std::string pick(const Statement& s) {
-    std::vector<std::string> names = names_;
     const std::function<std::string(int)> value = [&](int id) -> std::string {
       const Statement& e = at(id);
       if (e.varies != Statement::InRow) return name(id);
@@ -334,27 +340,21 @@ class RowText {
     const std::vector<int> list = in_row(of);
     std::string after;
     for (int id : these) {
-      const std::string own = fmt::format("v{}", id), how = operation(at(id).text);
-      const std::string init = how == "Max"   ? "splat((TC)-infinity)"
-                               : how == "Min" ? "splat((TC)infinity)"
-                                              : "TCV{}";
-      out_ += fmt::format("  TCV {} = {};\n", own, init);
-      after += fmt::format("  {0} = across({0}, {1}{{}});\n", own, how);
+      out_ += fmt::format(
+          "  const auto combine{0} = [](TCV a, TCV b) {{ return {1}; }};\n  TCV v{0} = {2};\n", id,
+          fill(at(id).text, {"a", "b"}), name(at(id).args[1]));
+      after += fmt::format("  v{0} = across(v{0}, combine{0});\n", id);
     }
     out_ += fmt::format("  const auto fold{} = [&](long i{}) {{\n", depth, groups(list));
     shared(list, "    ");
     out_ += "#pragma unroll\n    for (int u = 0; u < kGroup; ++u) {\n";
     for (int id : list) line(id, "      ");
     for (size_t k = 0; k < these.size(); ++k) {
-      out_ += fmt::format("      v{0} = {1}{{}}(v{0}, {2});\n", these[k],
-                          operation(at(these[k]).text), name(of[k]));
+      out_ += fmt::format("      v{0} = combine{0}(v{0}, {1});\n", these[k], name(of[k]));
     }
     out_ +=
         fmt::format("    }}\n  }};\n  for_groups(n, fold{}{});\n{}", depth, passed(list), after);
     for (int id : these) names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
-  }
-  static std::string operation(const std::string& fold) {
-    return fold == "sum" ? "Sum" : fold == "max" ? "Max" : "Min";
   }
 
   void elements(size_t k) {

@@ -6,8 +6,6 @@
 // k belongs to lane k % lanes, which combines its elements by increasing index. The lanes' results
 // are combined by a butterfly over each warp (distances 16, 8, ... 1), then by one over the warps.
 
-#include <array>
-
 #include "core/device_kernel.h"
 #include "ops/kinds/row_kernel.h"
 
@@ -196,21 +194,6 @@ template <class F, class... X> BRRR_VX void map_groups(long n, T* to, F f, const
   }
 }
 
-struct Sum {
-  template <class V> __device__ __forceinline__ V operator()(V a, V b) const { return a + b; }
-};
-// They pass over NaN.
-struct Max {
-  template <class V> __device__ __forceinline__ V operator()(V a, V b) const {
-    return where(lt(a, b), b, a);
-  }
-};
-struct Min {
-  template <class V> __device__ __forceinline__ V operator()(V a, V b) const {
-    return where(lt(b, a), b, a);
-  }
-};
-
 // What the lanes of a row have, combined: K results at once, the same bits in each lane. All
 // threads of the block take part.
 template <int K, class V, class C> BRRR_VX void across(V (&a)[K], C combine) {
@@ -262,19 +245,5 @@ struct RowForm {
     return log_lanes > 8 ? rows : blocks_for(rows, 256 >> log_lanes);
   }
 };
-
-/// Rows in memory as the kernels read them: dense, from an address that is a multiple of 16, in
-/// their own dtype `t` or converted to it.
-class RowInput : public DenseInput {
- public:
-  RowInput(const TensorImpl* t, DType dtype) : DenseInput(t, dtype, 16) {}
-  const char* data() const { return as<char>(); }
-};
-
-/// The dtype in which rows a, and b unless it is null, are both read: their own if they have the
-/// same, else the compute type of a's.
-inline DType common_dtype(const TensorImpl& a, const TensorImpl* b) {
-  return !b || a.dtype == b->dtype ? a.dtype : compute_type(a.dtype);
-}
 
 }  // namespace brrr

@@ -77,6 +77,15 @@ BRRR_FUNCTION(max, false)
 BRRR_FUNCTION(fma, false)
 BRRR_FUNCTION(where, false)
 #undef BRRR_FUNCTION
+// The larger and the smaller one. They pass over NaN.
+struct Larger {
+  static constexpr bool chain = false;
+  template <class A> auto operator()(const A& a, const A& b) const { return m::where(a < b, b, a); }
+};
+struct Smaller {
+  static constexpr bool chain = false;
+  template <class A> auto operator()(const A& a, const A& b) const { return m::where(b < a, b, a); }
+};
 struct Square {
   static constexpr bool chain = false;
   template <class A> auto operator()(const A& a) const { return a * a; }

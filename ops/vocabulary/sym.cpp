@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/check.h"
+#include "ops/vocabulary/spelling.h"
+
 namespace brrr {
 
 int append(Statements& list, Statement s) {
@@ -18,6 +21,18 @@ int append(Statements& list, Statement s) {
 Sym::Sym(double v) {
   SymScope& s = SymScope::current();
   id = s.add({Statement::Constant, s.compute(), -1, literal(v)});
+}
+
+std::string pattern(const Statements& list, int id) {
+  const Statement& s = list[static_cast<size_t>(id)];
+  if (s.kind == Statement::Operand) return fmt::format("${}", s.which);
+  if (s.kind != Statement::Formula) fail("a pattern is made of operands alone");
+  std::vector<std::string> args;
+  for (int a : s.args) {
+    const bool whole = list[static_cast<size_t>(a)].kind == Statement::Operand;
+    args.push_back(fmt::format(fmt::runtime(whole ? "{}" : "({})"), pattern(list, a)));
+  }
+  return fill(s.text, args);
 }
 
 uint64_t operands_used(const Statements& list, int id) {

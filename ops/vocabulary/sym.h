@@ -21,12 +21,14 @@ struct Statement {
     Formula,   ///< `text` in the dialect of ops/vocabulary/vec.h, `$0`.. being its arguments.
     Store,     ///< Its argument goes to window `which`.
     // Of rows; `which` is an operand.
-    Fold,    ///< Its argument over the row: `text` is sum, max or min.
-    Length,  ///< How many elements a row has.
-    Pick,    ///< Its argument at the place that id `which` says; 0 if that does not count.
-    Counts,  ///< A mask: whether id `which` counts.
-    IsAt,    ///< A mask: whether the element is the one that id `which` says.
-    Total,   ///< Its argument over all rows.
+    Fold,      ///< Its argument over the row, from its second argument (an identity) on: `text`
+               ///< combines what there is, $0, with an element or another such part, $1.
+    FoldRows,  ///< The same over all rows, of each place in them: a number that they share.
+    Length,    ///< How many elements a row has.
+    Pick,      ///< Its argument at the place that id `which` says; 0 if that does not count.
+    Counts,    ///< A mask: whether id `which` counts.
+    IsAt,      ///< A mask: whether the element is the one that id `which` says.
+    Total,     ///< Its argument over all rows.
   };
   /// Where the value is the same.
   enum Varies : uint8_t { Never, WithRow, InRow };
@@ -68,6 +70,8 @@ class SymScope {
   inline static thread_local SymScope* current_ = nullptr;
 };
 
+/// Statement `id`, a formula of operands alone, as a pattern: operand k is $k.
+std::string pattern(const Statements& list, int id);
 /// Bit k is set: statement `id` depends on operand k.
 uint64_t operands_used(const Statements& list, int id);
 /// A number as text: hex floats keep every bit.
