@@ -1,11 +1,10 @@
-// Pointwise fusion. Groups stand in the order in which they will run. An instruction may join a
-// group if everything it depends on stands in an earlier group, or in the same one with exactly the
-// same elements (then the value is passed on in a register). Joining so keeps every dependence by
-// construction; no cycle can arise.
+// Fusion: pointwise ops, and around them reductions and row ops of the same rows. Groups stand in
+// the order in which they will run. An instruction may join a group if everything it depends on
+// stands in an earlier group, or in the same one with exactly the same elements (then the value is
+// passed on in a register). Joining so keeps every dependence by construction; no cycle can arise.
 #include <algorithm>
 
 #include "graph/schedule.h"
-#include "ops/kinds/pointwise.h"
 
 namespace brrr::graph {
 
@@ -18,10 +17,10 @@ std::vector<uint32_t>& distinct(std::vector<uint32_t>& list) {
 namespace {
 
 // Whether the instruction can be text at all.
-bool fusible(const Recording& r, const Instr& i) {
-  if (!i.op->pointwise) return false;
+bool fusible(const Recording& r, const Instr& i, const Target& target) {
   const Value& o = r.value(r.out(i)[0]);
   if (o.numel == 0) return false;
+  if (!i.op->pointwise) return target.folds && !i.into && (i.op->row || i.op->reduction);
   for (int k = 0; i.into && k < i.n_out; ++k) {
     const Value& out = r.value(r.out(i)[k]);
     for (int n = 0; n < i.n_in; ++n) {
@@ -60,15 +59,18 @@ class Fuser {
   }
 
   // The first group that the instruction may stand in.
-  uint32_t earliest(uint32_t at, bool pointwise) const {
+  uint32_t earliest(uint32_t at, bool fusible) const {
     uint32_t first = 0;
     r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
       for (const Access& a : accesses(value)) {
         if (a.instr >= at) break;
         if (!write && !a.write) continue;
         const uint32_t group = s_.group_of[a.instr];
-        const bool same =
-            pointwise && s_.groups[group].fused && r_.value(a.value).same_elements(r_.value(value));
+        if (group < first) continue;
+        const Group& g = s_.groups[group];
+        Domain domain = g.domain;
+        const bool same = fusible && g.fused && join(r_, g.instrs, domain, at) &&
+                          passes(r_, a, {at, value, write}, domain);
         first = std::max(first, group + (same ? 0 : 1));
       }
     });
@@ -85,18 +87,13 @@ class Fuser {
     return shares;
   }
 
-  bool fits(const Instr& i, uint32_t group, bool is_flat) const {
-    const Group& g = s_.groups[group];
-    const IntList space = r_.value(r_.out(i)[0]).size_list();
-    if (space != g.space && (numel_of(space) != numel_of(g.space) || !(is_flat || flat_[group]))) {
-      return false;
-    }
+  bool fits(const Instr& i, uint32_t group, const Domain& domain) const {
     KernelSize size = kernel_size(r_, s_, group, group);
     ++size.instrs;
     size.in_memory += static_cast<size_t>(i.n_in) + i.n_out;
     size.numbers += static_cast<size_t>(i.n_in);
     size.polynomials += polynomials(r_, i);
-    return size.allowed(std::max(space.size(), g.space.size()), target_);
+    return size.allowed(domain.space.size(), target_);
   }
 
   // Bytes that live longer, less those that die earlier, when the instruction joins a group that
@@ -124,30 +121,29 @@ class Fuser {
   void add(uint32_t at) {
     const Instr& i = r_.instrs[at];
     const bool must = i.attrs.dynamic && !target_.calls_read_control;
-    const bool pointwise = (fuse_ || must) && fusible(r_, i);
-    const bool is_flat = pointwise && flat(r_, i);
+    Domain own{.space = r_.value(r_.out(i)[0]).size_list()};
+    const bool fused = (fuse_ || must) && fusible(r_, i, target_) && join(r_, {}, own, at);
     uint32_t group = kNone;
-    if (pointwise) {
+    if (fused) {
       uint32_t first = earliest(at, true);
       // A write that moved before something that can fail would cost a copy of the external on
       // every replay, to undo it (HostPlan::find_failures).
       if (writes_external(r_, i)) first = std::max(first, after_fallible_);
       for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
-        if (s_.groups[g].fused && shares_data(i, g) && fits(i, g, is_flat) &&
+        if (!s_.groups[g].fused || !shares_data(i, g)) continue;
+        Domain domain = s_.groups[g].domain;
+        if (join(r_, s_.groups[g].instrs, domain, at) && fits(i, g, domain) &&
             growth(at, g) <= kLittleMemory) {
+          s_.groups[g].domain = domain;
           group = g;
         }
       }
     }
     if (group == kNone) {
       group = static_cast<uint32_t>(s_.groups.size());
-      s_.groups.push_back({pointwise, {}, r_.value(r_.out(i)[0]).size_list()});
-      flat_.push_back(is_flat);
-      if (!pointwise && can_fail(r_, i)) after_fallible_ = group + 1;
-    } else if (!is_flat && flat_[group]) {
-      s_.groups[group].space = r_.value(r_.out(i)[0]).size_list();
-      flat_[group] = false;
+      s_.groups.push_back({fused, {}, own});
     }
+    if (can_fail(r_, i)) after_fallible_ = std::max(after_fallible_, group + 1);
     s_.groups[group].instrs.push_back(at);
     s_.group_of[at] = group;
   }
@@ -156,7 +152,6 @@ class Fuser {
   bool fuse_;
   const Target& target_;
   Schedule s_;
-  std::vector<bool> flat_;       // By group: all instructions are flat.
   uint32_t after_fallible_ = 0;  // No group from here on can fail.
 };
 
@@ -195,17 +190,6 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
     if (others) size.in_memory += distinct(values).size();
   }
   return size;
-}
-
-bool flat(const Recording& r, const Instr& i) {
-  const int64_t n = r.value(r.out(i)[0]).numel;
-  const PointwiseInfo& info = *i.op->pointwise;  // A place in a dim means that of its own shape.
-  bool all = std::all_of(info.place, info.place + info.n_made, [](int p) { return p == kNumber; });
-  r.each_operand(i, [&](uint32_t value, bool) {
-    const Value& v = r.value(value);
-    all &= v.numel == 1 || (!v.strided && v.numel == n);
-  });
-  return all;
 }
 
 bool writes_external(const Recording& r, const Instr& i) {
@@ -247,6 +231,9 @@ static void mark_stored(const Recording& r, Schedule& s) {
 Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
   Schedule s = Fuser(r, fuse, target).run();
   if (fuse) merge_groups(r, s, target);
+  for (Group& g : s.groups) {  // What the library has a kernel for needs no other.
+    g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise);
+  }
   mark_stored(r, s);
   return s;
 }

@@ -5,12 +5,20 @@
 #include <map>
 #include <numeric>
 
+#include "ops/kinds/reduction.h"
+#include "ops/kinds/row.h"
+
 namespace brrr::graph {
 
 namespace {
 
-// The dtype that a pointwise instruction computes in.
+// The dtype that an instruction computes in.
 DType compute_dtype(const Recording& r, const Instr& i) {
+  if (!i.op->pointwise) {  // What it folds is floating.
+    int k = 0;
+    while (r.in(i)[k] == kNone || !is_floating(r.value(r.in(i)[k]).dtype)) ++k;
+    return compute_type(r.value(r.in(i)[k]).dtype);
+  }
   // The rule looks at dtypes, dims and numbers only; a call without data is enough.
   TensorImpl fake[kMaxOperands];
   TensorImpl* in[kMaxOperands];
@@ -30,8 +38,10 @@ DType compute_dtype(const Recording& r, const Instr& i) {
 class Builder {
  public:
   Builder(const Recording& r, const Group& g, const Schedule& s) : r_(r), g_(g), s_(s) {
-    out_.program.space.ndim = g.space.size();
-    std::copy_n(g.space.begin(), g.space.size(), out_.program.space.size);
+    const IntList& space = g.domain.space;
+    out_.program.row = g.domain.row;
+    out_.program.space.ndim = space.size();
+    std::copy_n(space.begin(), space.size(), out_.program.space.size);
   }
 
   GroupProgram run() {
@@ -43,27 +53,42 @@ class Builder {
 
  private:
   void add(const Instr& i) {
-    program::Step step{i.op, compute_dtype(r_, i), {}, {}};
-    for (int k = 0, word = 0; k < i.n_in; ++k) {
-      step.in.push_back(r_.in(i)[k] == kNone ? ~number(i, k, word++) : window(r_.in(i)[k]));
-      if (step.in.back() < 0) continue;
-      program::Window& w = at(step.in.back());
-      if (!written_.count(step.in.back())) w.loaded = true;
+    program::Step step{i.op, compute_dtype(r_, i), {}, {}, {}};
+    if (i.op->row) {
+      for (const RowOperand& o : i.op->row->operands) {
+        step.ignored.push_back(o.kind == Operand::Id ? i.attrs.v[o.word] : 0);
+        if (o.kind == Operand::Scalar)
+          step.in.push_back(~number(i, kFloat64, o.word));
+        else
+          step.in.push_back(r_.in(i)[o.input] == kNone ? program::Step::kAbsent : read(i, o.input));
+      }
+    } else {
+      for (int k = 0, word = 0; k < i.n_in; ++k) {
+        const bool given = r_.in(i)[k] != kNone;
+        const DType type = i.attrs.kind(k) == 3 ? kFloat64 : kInt64;
+        step.in.push_back(given ? read(i, k) : ~number(i, type, word++));
+      }
     }
-    for (int k = 0; k < i.op->pointwise->n_made; ++k) {
+    for (int k = 0; i.op->pointwise && k < i.op->pointwise->n_made; ++k) {
       step.in.push_back(places(i.op->pointwise->place[k]));
     }
     for (int k = 0; k < i.n_out; ++k) {
       const uint32_t id = r_.out(i)[k];
-      step.out.push_back(window(id));
+      step.out.push_back(window(i, i.n_in + k));
       written_[step.out.back()] = true;
       at(step.out.back()).stored = s_.stored[r_.value(id).storage];
     }
     steps_.push_back(std::move(step));
   }
 
-  int number(const Instr& i, int operand, int word) {
-    program::Number n{i.attrs.kind(operand) == 3 ? kFloat64 : kInt64, i.attrs.v[word]};
+  int read(const Instr& i, int k) {
+    const int w = window(i, k);
+    if (!written_.count(w)) at(w).loaded = true;
+    return w;
+  }
+
+  int number(const Instr& i, DType type, int word) {
+    program::Number n{type, i.attrs.v[word]};
     n.control = i.attrs.dynamic >> word & 1;
     if (n.control) {
       const auto before = static_cast<uint16_t>(i.attrs.dynamic & ((1u << word) - 1));
@@ -78,9 +103,9 @@ class Builder {
   // A place of the space's elements (see Integers).
   int places(int place) {
     program::Window w{.dtype = kInt64, .loaded = true, .source = program::Window::Index};
-    const IntList strides = contiguous_strides(g_.space);
+    const IntList strides = contiguous_strides(g_.domain.space);
     if (place == kNumber) std::copy(strides.begin(), strides.end(), w.stride);
-    if (place != kNumber) w.stride[g_.space.size() - place] = 1;
+    if (place != kNumber) w.stride[g_.domain.space.size() - place] = 1;
     std::vector<program::Window>& all = out_.program.windows;
     for (size_t k = 0; k < all.size(); ++k) {
       if (all[k].source == w.source && std::equal(w.stride, w.stride + kMaxDims, all[k].stride)) {
@@ -92,32 +117,56 @@ class Builder {
     return static_cast<int>(all.size()) - 1;
   }
 
-  int window(uint32_t id) {
-    if (const auto it = by_value_.find(id); it != by_value_.end()) return it->second;
+  // The strides of a value over the space, as its role is in it.
+  void lay_out(program::Window& w, const Value& v, Role role) const {
+    const IntList &space = g_.domain.space, dense = contiguous_strides(space);
+    const int last = space.size() - 1;
+    switch (role) {
+      case Role::Each:
+        std::copy(dense.begin(), dense.end(), w.stride);
+        return;
+      case Role::PerRow:
+      case Role::Id:
+        for (int d = 0; d < last; ++d) w.stride[d] = dense[d] / space[last];
+        return;
+      case Role::Shared:
+      case Role::Sum:
+        w.stride[last] = v.numel > 1;
+        return;
+      case Role::One:
+        return;
+      case Role::Other:
+        break;
+    }
+    const IntList own = v.stride_list(), shape = v.size_list();
+    const int shift = space.size() - shape.size();
+    for (int d = 0; d < space.size(); ++d) {
+      const int at = d - shift;
+      w.stride[d] = at < 0 || shape[at] == 1 ? 0 : own[at];
+    }
+  }
+
+  // Of operand k, counted through the results.
+  int window(const Instr& i, int k) {
+    const uint32_t id = r_.operands[i.first_in + static_cast<uint32_t>(k)];
+    const Role as = role(r_, i, k, g_.domain);
+    if (const auto it = by_value_.find({id, as}); it != by_value_.end()) return it->second;
     const Value& v = r_.values[id];
     program::Window w{.dtype = v.dtype};
     w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
-    const bool dense = !v.strided && v.numel == numel_of(g_.space);
-    const IntList own = dense ? contiguous_strides(g_.space) : v.stride_list();
-    const IntList shape = dense ? g_.space : v.size_list();
-    const int shift = g_.space.size() - shape.size();
-    for (int d = 0; d < g_.space.size(); ++d) {
-      // A one-element operand of a flat instruction may have more dims than the space.
-      const int at = d - shift;
-      w.stride[d] = at < 0 || v.numel == 1 || shape[at] == 1 ? 0 : own[at];
-    }
+    lay_out(w, v, as);
     std::vector<program::Window>& all = out_.program.windows;
-    size_t k = 0;
-    const auto is = [&](size_t k) {
-      return out_.values[k] != kNone && r_.values[out_.values[k]].same_elements(v) &&
-             std::equal(w.stride, w.stride + kMaxDims, all[k].stride);
+    size_t n = 0;
+    const auto is = [&](size_t n) {
+      return out_.values[n] != kNone && r_.values[out_.values[n]].same_elements(v) &&
+             std::equal(w.stride, w.stride + kMaxDims, all[n].stride);
     };
-    while (k < all.size() && !is(k)) ++k;
-    if (k == all.size()) {
+    while (n < all.size() && !is(n)) ++n;
+    if (n == all.size()) {
       all.push_back(w);
       out_.values.push_back(id);
     }
-    return by_value_[id] = static_cast<int>(k);
+    return by_value_[{id, as}] = static_cast<int>(n);
   }
 
   const Recording& r_;
@@ -125,7 +174,7 @@ class Builder {
   const Schedule& s_;
   GroupProgram out_;
   std::vector<program::Step> steps_;
-  std::map<uint32_t, int> by_value_;
+  std::map<std::pair<uint32_t, Role>, int> by_value_;
   std::map<int, bool> written_;
 };
 
@@ -136,7 +185,8 @@ GroupProgram program_of(const Recording& r, const Group& g, const Schedule& s) {
 }
 
 std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g) {
-  const int64_t n = numel_of(g.space);
+  if (g.domain.row) return {g.instrs};
+  const int64_t n = numel_of(g.domain.space);
   struct Users {
     std::vector<size_t> all;
     bool one_pass = false;
@@ -177,10 +227,16 @@ size_t polynomials(const Recording& r, const Instr& i) {
   if (fresh) {
     Statements list;
     SymScope scope(list, kFloat32);
-    Sym in[kMaxOperands];
-    for (Sym& x : in) x = Sym(scope.operand(0));
-    int out[kMaxOutputs];
-    i.op->pointwise->emit(in, out);
+    if (i.op->pointwise) {
+      Sym in[kMaxOperands];
+      for (Sym& x : in) x = Sym(scope.operand(0));
+      int out[kMaxOutputs];
+      i.op->pointwise->emit(in, out);
+    } else if (i.op->row) {
+      int in[kMaxRowOperands];
+      for (int& x : in) x = scope.operand(0);
+      i.op->row->symbols(in);
+    }
     for (const Statement& s : list) at->second += s.cost;
   }
   size_t conversions = 0;

@@ -39,7 +39,7 @@ void HostPlan::add_launches() {
     }
     // The parameters of a model are updated by one text, not by one as long as their list.
     for (auto& part : independent_parts(r_, group)) {
-      add_kernel(g, {true, std::move(part), group.space}, names);
+      add_kernel(g, {true, std::move(part), group.domain}, names);
     }
   }
 }
@@ -52,11 +52,19 @@ void HostPlan::add_kernel(uint32_t group, const Group& part,
   l.group = group;
   l.extent = text.extent;
   l.grain = text.grain;
+  l.scratch = text.scratch;
   l.first_argument = arguments_.size();
-  for (const auto [number, which] : text.arguments) {
+  for (uint32_t at : part.instrs) {
+    const Instr& i = r_.instrs[at];
+    if (i.op->check_values) l.checked.push_back(bound_call(i));
+  }
+  using program::CpuArgument;
+  for (const auto [kind, which] : text.arguments) {
     Patch p{.argument = arguments_.size()};
     const auto k = static_cast<size_t>(which);
-    if (number) {
+    if (kind == CpuArgument::Scratch) {
+      p.scratch = group;
+    } else if (kind == CpuArgument::Number) {
       p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
     } else {
       p.value = made.values[k];
@@ -66,8 +74,12 @@ void HostPlan::add_kernel(uint32_t group, const Group& part,
     patches_.push_back(p);
     arguments_.push_back(nullptr);
   }
-  const auto [it, fresh] = names.emplace(text.body, fmt::format("brrr_k{}", names.size()));
+  const auto [it, fresh] =
+      names.emplace(text.body + text.last, fmt::format("brrr_k{}", names.size()));
   if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
+  if (fresh && !text.last.empty()) {
+    source_ += fmt::format("extern \"C\" void {}_last{}\n", it->second, text.last);
+  }
   names_.push_back(it->second);
 }
 
@@ -83,6 +95,10 @@ void HostPlan::build_kernels(StepStats& stats) {
     void* fn = b.symbol(module_, names_[k].c_str());
     BRRR_CHECK(fn, "graph: the built module lacks {}", names_[k]);
     launches_[k].fn = reinterpret_cast<KernelFn>(fn);
+    if (!launches_[k].scratch) continue;
+    void* last = b.symbol(module_, (names_[k] + "_last").c_str());
+    BRRR_CHECK(last, "graph: the built module lacks {}_last", names_[k]);
+    launches_[k].last = reinterpret_cast<KernelFn>(last);
   }
 }
 
@@ -105,7 +121,7 @@ void HostPlan::sort_patches() {
 // atomic: of externals that are written before another check the old contents are kept.
 void HostPlan::find_failures() {
   find_checks();
-  if (!checks_.empty()) last_fallible_ = launches_[checks_.back()].check_after;
+  if (!checks_.empty()) last_fallible_ = checks_.back().after;
   for (uint32_t k = 0; k < r_.externals.size(); ++k) {
     for (const Access& a : r_.accesses[r_.externals[k]]) {
       if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undone_.push_back(k);
@@ -146,7 +162,7 @@ void HostPlan::plan_around(StepStats& stats) {
                     .scratch = std::vector<int64_t>(schedule_.groups.size())};
   make_rooms(rules);
   for (const Launch& l : launches_) {
-    if (l.call) rules.scratch[l.group] = scratch_bytes(l.call->call);
+    rules.scratch[l.group] = l.call ? scratch_bytes(l.call->call) : l.scratch;
   }
   plan_temporaries(rules, stats);
 }
@@ -177,6 +193,8 @@ void HostPlan::bind(const Replay& now, char* arena) {
     if (p.value != kNone) {
       const uint32_t st = r_.values[p.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
+    } else if (p.scratch != kNone) {
+      arguments_[p.argument] = scratch_of(p.scratch);
     } else {
       arguments_[p.argument] =
           const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
@@ -188,8 +206,8 @@ Scratch HostPlan::scratch(const Launch& l) const {
   const OpDef* const op = l.call->call.op;
   const int64_t at = memory_.scratch_offset[l.group];
   if (at < 0) return {op};
-  char* const base = base_of(memory_.scratch_host[l.group]);
-  return {op, base + at, base + at + memory_.scratch_bytes[l.group]};
+  char* const from = scratch_of(l.group);
+  return {op, from, from + memory_.scratch_bytes[l.group]};
 }
 
 void HostPlan::launch(Launch& l, const int64_t* control) {
@@ -204,45 +222,49 @@ void HostPlan::launch(Launch& l, const int64_t* control) {
     parallel_for(l.extent, l.grain,
                  [&](int64_t begin, int64_t end) { l.fn(arguments, begin, end); });
   }
+  if (l.last) l.last(arguments_.data() + l.first_argument, 0, 0);
+}
+
+// The group after which the values that a check reads are there; -1: from the beginning. It reads
+// the operands that are not floating, or all if there is no such.
+int64_t HostPlan::ready(const Instr& i, uint32_t group) const {
+  int64_t ids = -1, all = -1;
+  bool any = false;
+  for (int n = 0; n < i.n_in; ++n) {
+    if (r_.in(i)[n] == kNone) continue;
+    const Value& v = r_.value(r_.in(i)[n]);
+    int64_t ready = -1;
+    for (const Access& a : r_.accesses[v.storage]) {
+      const uint32_t g = schedule_.group_of[a.instr];
+      if (a.write && g < group) ready = std::max<int64_t>(ready, g);
+    }
+    all = std::max(all, ready);
+    if (is_floating(v.dtype)) continue;
+    any = true;
+    ids = std::max(ids, ready);
+  }
+  return any ? ids : all;
 }
 
 // A check of values runs as soon as they are there, before anything if they come from outside the
-// step: the earlier it fails, the less has to be kept for that case. It reads the operands that are
-// not floating, or all if there is no such.
+// step: the earlier it fails, the less has to be kept for that case.
 void HostPlan::find_checks() {
-  for (size_t k = 0; k < launches_.size(); ++k) {
-    Launch& l = launches_[k];
-    if (!l.call || !l.call->call.op->check_values) continue;
-    const Instr& i = r_.instrs[schedule_.groups[l.group].instrs[0]];
-    int64_t ids = -1, all = -1;
-    bool any = false;
-    for (int n = 0; n < i.n_in; ++n) {
-      if (r_.in(i)[n] == kNone) continue;
-      const Value& v = r_.value(r_.in(i)[n]);
-      int64_t ready = -1;
-      for (const Access& a : r_.accesses[v.storage]) {
-        const uint32_t g = schedule_.group_of[a.instr];
-        if (a.write && g < l.group) ready = std::max<int64_t>(ready, g);
-      }
-      all = std::max(all, ready);
-      if (is_floating(v.dtype)) continue;
-      any = true;
-      ids = std::max(ids, ready);
+  for (const Launch& l : launches_) {
+    size_t checked = 0;
+    for (uint32_t at : schedule_.groups[l.group].instrs) {
+      const Instr& i = r_.instrs[at];
+      if (!i.op->check_values) continue;
+      checks_.push_back({l.call ? l.call.get() : l.checked[checked++].get(), ready(i, l.group)});
     }
-    l.check_after = any ? ids : all;
-    checks_.push_back(k);
   }
-  std::stable_sort(checks_.begin(), checks_.end(), [&](size_t a, size_t b) {
-    return launches_[a].check_after < launches_[b].check_after;
-  });
+  std::stable_sort(checks_.begin(), checks_.end(),
+                   [](const Check& a, const Check& b) { return a.after < b.after; });
 }
 
 void HostPlan::launch_all(const int64_t* control, size_t first_check) {
   size_t next = first_check;
   for (Launch& l : launches_) {
-    for (; next < checks_.size() && launches_[checks_[next]].check_after < l.group; ++next) {
-      check(launches_[checks_[next]]);
-    }
+    for (; next < checks_.size() && checks_[next].after < l.group; ++next) check(checks_[next]);
     launch(l, control);
   }
 }
@@ -301,9 +323,7 @@ void HostPlan::run(const Replay& now) {
     if (memory_.arena_bytes) allocate(*arena);
     bind(now, static_cast<char*>(arena->data));
     size_t next = 0;
-    for (; next < checks_.size() && launches_[checks_[next]].check_after < 0; ++next) {
-      check(launches_[checks_[next]]);
-    }
+    for (; next < checks_.size() && checks_[next].after < 0; ++next) check(checks_[next]);
     for (uint32_t k : undone_) undo.save(*now.bindings[k].storage);
     launch_all(now.control, next);
   } catch (...) {

@@ -21,18 +21,23 @@ class HostPlan final : public Plan {
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
   struct Launch {
     uint32_t group = 0;
-    std::unique_ptr<Call> call;  ///< Null: a generated kernel.
-    KernelFn fn = nullptr;
+    std::unique_ptr<Call> call;                  ///< Null: a generated kernel.
+    std::vector<std::unique_ptr<Call>> checked;  ///< Calls in it that check values.
+    KernelFn fn = nullptr, last = nullptr;       ///< Of a generated one.
     size_t first_argument = 0;
-    int64_t extent = 0, grain = 1;
-    /// The group after which the call's value check runs; -1: before the replay starts.
-    int64_t check_after = -1;
+    int64_t extent = 0, grain = 1, scratch = 0;
+  };
+  /// Of values, by the kernel that needs it.
+  struct Check {
+    const Call* call;
+    int64_t after;  ///< The group after which it runs; -1: before the replay starts.
   };
   /// Where an argument comes from when it is not fixed.
   struct Patch {
     size_t argument;
     uint32_t value = kNone;    ///< A window on a storage, or
-    uint32_t control = kNone;  ///< a control word.
+    uint32_t control = kNone;  ///< a control word, or
+    uint32_t scratch = kNone;  ///< the group's scratch memory.
     int64_t bytes = 0;         ///< Offset within the storage.
   };
 
@@ -40,6 +45,7 @@ class HostPlan final : public Plan {
   void add_kernel(uint32_t group, const Group& part, std::map<std::string, std::string>& names);
   void build_kernels(StepStats& stats);
   void find_checks();
+  int64_t ready(const Instr& i, uint32_t group) const;
   void find_failures();
   void make_rooms(MemoryRules& rules);
   void borrow(const Replay& now);
@@ -53,7 +59,10 @@ class HostPlan final : public Plan {
   void bind(const Replay& now, char* arena);
   Scratch scratch(const Launch& l) const;
   void launch(Launch& l, const int64_t* control);
-  void check(const Launch& l) const { l.call->call.op->check_values(l.call->call); }
+  char* scratch_of(uint32_t group) const {
+    return base_of(memory_.scratch_host[group]) + memory_.scratch_offset[group];
+  }
+  static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
   void launch_all(const int64_t* control, size_t first_check);
   /// Nothing can fail any more once survivor k is written.
   bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
@@ -61,7 +70,7 @@ class HostPlan final : public Plan {
   KernelModule* module_ = nullptr;
   std::vector<Launch> launches_;
   std::vector<std::string> names_;  // By launch, of its generated kernel.
-  std::vector<size_t> checks_;      // Launches that check values, in the order of their checks.
+  std::vector<Check> checks_;       // In their order.
   std::vector<uint32_t> undone_;    // External numbers that a failure may come after a write of.
   std::vector<char*> arguments_;    // Of all generated kernels, one after the other.
   std::vector<Patch> patches_;  // All; the two below are those that move on each call or rarely.

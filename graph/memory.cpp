@@ -31,16 +31,16 @@ bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_
   return !uploaded && !r.survives(st);
 }
 
-// In group g every access to `st` is dense over the whole storage, element i at iteration i, in one
-// part of the group: whose other parts run before or after it.
+// In group g every access to `st` is over the whole storage, element i at iteration i, in one part
+// of the group: whose other parts run before or after it.
 bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st) {
-  if (r.instrs[s.groups[g].instrs[0]].op->kind != OpKind::Pointwise) return false;
+  const Group& group = s.groups[g];
+  if (!group.fused && !r.instrs[group.instrs[0]].op->pointwise) return false;
   return std::all_of(r.accesses[st].begin(), r.accesses[st].end(), [&](const Access& a) {
     if (s.group_of[a.instr] != g) return true;
     const Value& v = r.value(a.value);
-    const int64_t n = r.value(r.out(r.instrs[a.instr])[0]).numel;
     const auto held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
-    return !v.strided && v.numel == n && v.numel == held;
+    return v.numel == held && role(r, a, group.domain) == Role::Each;
   });
 }
 

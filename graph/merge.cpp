@@ -63,9 +63,9 @@ class Merger {
   }
 
   bool merge(uint32_t a, uint32_t b) {
-    const int ndim = std::max(groups_[a].space.size(), groups_[b].space.size());
-    if (!same_space(a, b) || !register_passing(a, b) ||
-        !kernel_size(r_, s_, a, b).allowed(ndim, target_)) {
+    Domain domain;
+    if (!same_domain(a, b, domain) || !register_passing(a, b, domain) ||
+        !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }
     // A write that moved before something that can fail would have to be undone if it does.
@@ -74,28 +74,29 @@ class Merger {
     const bool down = can_move(a, a, b);
     if (!down && (late || !can_move(b, a, b))) return false;
     down ? move(a, b) : move(b, a);
+    groups_[down ? b : a].domain = domain;
     return true;
   }
 
-  bool all_flat(const Group& g) const {
-    return std::all_of(g.instrs.begin(), g.instrs.end(),
-                       [&](uint32_t at) { return flat(r_, r_.instrs[at]); });
+  // One domain for the instructions of both.
+  bool same_domain(uint32_t a, uint32_t b, Domain& domain) const {
+    std::vector<uint32_t> all = groups_[a].instrs;
+    domain = groups_[a].domain;
+    return std::all_of(groups_[b].instrs.begin(), groups_[b].instrs.end(), [&](uint32_t at) {
+      const bool joins = join(r_, all, domain, at);
+      all.push_back(at);
+      return joins;
+    });
   }
 
-  bool same_space(uint32_t a, uint32_t b) const {
-    const Group &x = groups_[a], &y = groups_[b];
-    return x.space == y.space ||
-           (numel_of(x.space) == numel_of(y.space) && (all_flat(x) || all_flat(y)));
-  }
-
-  // What one of them writes and the other uses are the same elements in the same order.
-  bool register_passing(uint32_t a, uint32_t b) const {
+  // What one of them writes and the other uses can be passed on.
+  bool register_passing(uint32_t a, uint32_t b, const Domain& domain) const {
     bool same = true;
     for (uint32_t st : storages(groups_[a])) {
       for (const Access& x : r_.accesses[st]) {
         for (const Access& y : r_.accesses[st]) {
           if (group(x) != a || group(y) != b || !(x.write || y.write)) continue;
-          same &= r_.value(x.value).same_elements(r_.value(y.value));
+          same = same && passes(r_, x, y, domain);
         }
       }
     }
@@ -137,7 +138,6 @@ class Merger {
   void move(uint32_t from, uint32_t to) {
     Group &x = groups_[from], &y = groups_[to];
     for (uint32_t at : x.instrs) s_.group_of[at] = to;
-    if (all_flat(y)) y.space = x.space;
     y.instrs.insert(y.instrs.end(), x.instrs.begin(), x.instrs.end());
     std::sort(y.instrs.begin(), y.instrs.end());
     x.instrs.clear();

@@ -81,7 +81,10 @@ std::unique_ptr<Plan::Call> Plan::bound_call(const Instr& i) const {
   auto tensor = [&](uint32_t id) {
     const Value& v = r_.values[id];
     Storage* s = bound_[v.storage].get();
-    s->refs.retain();
+    if (s)
+      s->refs.retain();
+    else  // Never in memory; a check of a fused call's ids looks at its shape.
+      s = new_storage(r_.storages[v.storage].device, 0);
     return c.keep.emplace_back(
         Ref<TensorImpl>::adopt(new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
   };

@@ -9,13 +9,38 @@
 
 namespace brrr::graph {
 
-/// One kernel launch: a run of pointwise instructions over one iteration space, or one instruction
-/// of another kind.
+/// What the instructions of a kernel iterate over.
+struct Domain {
+  IntList space;
+  int64_t row = 0;     ///< The length of a row, the last dim of the space; 0: there are no rows.
+  bool exact = false;  ///< Some operands are windows on just this shape: not every one of its size.
+};
+/// One kernel launch: a run of instructions over one iteration space that become a program, or one
+/// instruction.
 struct Group {
   bool fused = false;
   std::vector<uint32_t> instrs;  ///< In program order.
-  IntList space;                 ///< Fused: the logical shape that all of them iterate over.
+  Domain domain;                 ///< Of a fused one.
 };
+
+/// How an operand of an instruction lies in a domain.
+enum class Role : uint8_t {
+  Each,    ///< Every element of the space has its own, in its order.
+  PerRow,  ///< Every row has its own.
+  Shared,  ///< Every place in the row has its own.
+  One,     ///< One element for all.
+  Id,      ///< A place in each row.
+  Sum,     ///< A result over all rows.
+  Other,   ///< A window on the shape of the instruction itself.
+};
+/// Of operand `k`, counted from the inputs on through the results.
+Role role(const Recording& r, const Instr& i, int k, const Domain& w);
+Role role(const Recording& r, const Access& a, const Domain& w);
+/// Adds an instruction to a domain of others, if one kernel can have them all.
+bool join(const Recording& r, const std::vector<uint32_t>& others, Domain& domain, uint32_t instr);
+/// Whether what a does to a value may come before what b does to it within a kernel: both are at
+/// the same elements in the same order.
+bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w);
 
 struct Schedule {
   std::vector<Group> groups;
@@ -44,13 +69,16 @@ struct Target {
   };
   /// Library calls find numbers that vary from step to step; else generated kernels alone do.
   bool calls_read_control = true;
+  /// A kernel may have rows, which reductions and row ops fold.
+  bool folds = true;
 };
 
-/// Orders the live instructions into groups; with `fuse` pointwise ones share kernels.
+/// Orders the live instructions into groups; with `fuse` those that programs can be of share
+/// kernels.
 Schedule make_schedule(const Recording& r, bool fuse, const Target& target = {});
 
-/// How many polynomials the text of a pointwise instruction has, for one vector: what a compiler
-/// pays for. Two conversions of 16-bit floats count as one.
+/// How many polynomials the text of an instruction has, for one vector: what a compiler pays for.
+/// Two conversions of 16-bit floats count as one.
 size_t polynomials(const Recording& r, const Instr& i);
 
 /// What a kernel holds.
@@ -68,9 +96,6 @@ std::vector<uint32_t>& distinct(std::vector<uint32_t>& list);
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h);
 /// A move of a kernel that makes values live longer may cost so many bytes.
 constexpr int64_t kLittleMemory = 4096;
-/// All tensors are dense in the order of its space: a pointwise instruction that fits any space of
-/// its size.
-bool flat(const Recording& r, const Instr& i);
 bool writes_external(const Recording& r, const Instr& i);
 /// Makes one kernel of a fused group and one that reads its results, where the order allows it and
 /// no more memory is needed.
@@ -78,6 +103,7 @@ void merge_groups(const Recording& r, Schedule& s, const Target& target);
 
 /// The instructions of a fused group in parts that share no pass over memory: nothing that one of
 /// them writes, nor an operand as large as the group's space. Parts may run one after the other.
+/// Rows are one part.
 std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g);
 
 /// Memory of survivors, side by side, where temporaries may live until those are written.

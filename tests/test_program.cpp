@@ -148,7 +148,7 @@ std::vector<char> run_groups(const graph::Recording& r, const Tensors& inputs) {
   for (size_t k = 0; k < groups.size(); ++k) {
     std::vector<char*> arguments;
     for (const auto& a : program::cpu_arguments(groups[k].program)) {
-      REQUIRE(!a.number);
+      REQUIRE(a.kind == program::CpuArgument::Window);
       const graph::Value& v = r.value(groups[k].values[static_cast<size_t>(a.which)]);
       arguments.push_back(memory[v.storage].data() +
                           v.offset * static_cast<int64_t>(itemsize(v.dtype)));

@@ -30,10 +30,11 @@
 
 #include "core/call.h"
 #include "ops/vocabulary/scalar_math.h"
+#include "ops/vocabulary/vec_fold.h"
 
 namespace brrr {
 
-inline constexpr int64_t kReduceChunk = 4096;  ///< Elements of a row that four vectors take.
+inline constexpr int64_t kReduceChunk = vx::kFoldChunk;
 inline constexpr int64_t kReduceBlock = 64;    ///< Rows of a column that one accumulator takes.
 
 /// The result's dtype: the input's; the input's, integers and bool widened to int64; bool.

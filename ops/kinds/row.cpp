@@ -287,17 +287,6 @@ RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
   return {as_row(where(counted, given, 0)), as_row(counted), compute_type(s.x->dtype)};
 }
 
-RowSym row_symbol(Operand o, int k) {
-  SymScope& scope = SymScope::current();
-  const bool scalar = o == Operand::Scalar;
-  return {Sym(scope.add({.kind = scalar ? Statement::Number : Statement::Load,
-                         .type = scope.compute(),
-                         .which = k,
-                         .varies = scalar || o == Operand::Number ? Statement::Never
-                                   : o == Operand::PerRow         ? Statement::WithRow
-                                                                  : Statement::InRow}))};
-}
-
 void row_decompose(OpCall& c, const Tensor* in) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);

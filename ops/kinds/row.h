@@ -79,9 +79,9 @@ struct RowInfo {
   std::vector<RowTensor> (*tensors)(const OpCall& c, const Tensor* in) = nullptr;
   /// Operand k is in[k], or ids[k] for an Id.
   std::vector<RowNumbers> (*oracle)(const RowNumbers* in, const RowNumberIds* ids) = nullptr;
-  /// Writes the statements; operands are Loads, and Numbers for Scalars, whose `which` is their
-  /// place. The results' places.
-  std::vector<int> (*symbols)() = nullptr;
+  /// Writes the statements over the operands' ones; an Id's is what `which` of those that read it
+  /// will say. The results' places.
+  std::vector<int> (*symbols)(const int* operands) = nullptr;
 };
 
 /// Attributes of a call: this, then a word for each Scalar and the id that does not count of each
@@ -306,9 +306,6 @@ template <class F, Operand... O> struct RowKernels {
 RowTensor row_tensor(const OpCall& c, const Tensor* in, int k);
 RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k);
 
-/// Operand k of kind `o`, as a symbol.
-RowSym row_symbol(Operand o, int k);
-
 // The parts that do not depend on the lambdas: row.cpp.
 void row_infer(OpCall& c);
 void row_check_values(const OpCall& c);
@@ -428,21 +425,19 @@ class RowOp : public OpDef {
     }
     (std::make_index_sequence<sizeof...(O)>{});
   }
-  template <Operand O> static auto symbol(int k) {
+  template <Operand O> static auto symbol(int operand) {
     if constexpr (O == Operand::Id)
-      return RowSymIds{k};
+      return RowSymIds{operand};
     else
-      return row_symbol(O, k);
+      return RowSym{Sym(operand)};
   }
-  template <class F, Operand... O> static std::vector<int> symbols() {
-    std::vector<int> ids;
-    [&]<size_t... K>(std::index_sequence<K...>) {
-      // One after the other: arguments of a call have no order.
-      const std::tuple operands{symbol<O>(static_cast<int>(K))...};
-      for (const RowSym& r : as_vector(F{}(std::get<K>(operands)...))) ids.push_back(r.s.id);
+  template <class F, Operand... O> static std::vector<int> symbols(const int* operands) {
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      std::vector<int> ids;
+      for (const RowSym& r : as_vector(F{}(symbol<O>(operands[K])...))) ids.push_back(r.s.id);
+      return ids;
     }
     (std::make_index_sequence<sizeof...(O)>{});
-    return ids;
   }
   std::string own_name_;
   int inputs_ = 0, words_ = 1;

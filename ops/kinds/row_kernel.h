@@ -4,14 +4,14 @@
 //
 // A kernel takes lambdas f(i, lanes) that give elements i .. i + lanes - 1 of the row as a vector,
 // lanes <= 16; what the other lanes hold does not matter. They are called once for each element and
-// in order, so they may store what they compute. fold_chunk is one function per lambda, which is
-// inlined at its several call sites.
+// in order, so they may store what they compute.
 
 #include "core/backend.h"
 #include "ops/kinds/composite.h"
 #include "ops/vocabulary/num.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/reduction.h"
+#include "ops/vocabulary/vec_fold.h"
 #include "ops/vocabulary/vec_lanes.h"
 
 namespace brrr {
@@ -38,67 +38,7 @@ template <class F> void map_row(int64_t n, const F& f) {
   if (i < n) f(i, static_cast<int>(n - i));
 }
 
-/// Elements [i, end) of a row, at most kReduceChunk, combined from `init`.
-template <class V, class Combine, class F>
-[[gnu::noinline, gnu::flatten]] Lane<V> fold_chunk(int64_t i, int64_t end, V init, Combine combine,
-                                                   const F& f) {
-  if (end - i <= 16) {
-    const int lanes = static_cast<int>(end - i);
-    return vx::reduce(combine(init, vx::where(vx::first_lanes(lanes), f(i, lanes), init)), combine);
-  }
-  V a0 = init, a1 = init, a2 = init, a3 = init;
-  for (; i + 64 <= end; i += 64) {
-    a0 = combine(a0, f(i, 16));
-    a1 = combine(a1, f(i + 16, 16));
-    a2 = combine(a2, f(i + 32, 16));
-    a3 = combine(a3, f(i + 48, 16));
-  }
-  auto tail = [&](V& a) {
-    if (i >= end) return;
-    const int lanes = end - i < 16 ? static_cast<int>(end - i) : 16;
-    a = combine(a, vx::where(vx::first_lanes(lanes), f(i, lanes), init));
-    i += 16;
-  };
-  tail(a0);
-  tail(a1);
-  tail(a2);
-  tail(a3);
-  return vx::reduce(combine(combine(a0, a1), combine(a2, a3)), combine);
-}
-
-/// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
-/// behind a pointer, so that the recursion has one type.
-template <class V, class Combine>
-Lane<V> fold_chunks(int64_t chunks, V init, Combine combine, const void* context,
-                    Lane<V> (*chunk)(const void*, int64_t)) {
-  auto level = [&](int64_t k) {
-    const int64_t begin = k * kReduceChunk, end = std::min(begin + kReduceChunk, chunks);
-    return fold_chunk(begin, end, init, combine, [&](int64_t i, int lanes) {
-      V v = init;
-      for (int j = 0; j < lanes; ++j) v[j] = chunk(context, i + j);
-      return v;
-    });
-  };
-  if (chunks <= kReduceChunk) return level(0);
-  using Level = decltype(level);
-  return fold_chunks<V, Combine>(
-      (chunks + kReduceChunk - 1) / kReduceChunk, init, combine, &level,
-      [](const void* l, int64_t k) { return (*static_cast<const Level*>(l))(k); });
-}
-
-/// All n elements of a row combined from `init`, an identity of `combine`.
-template <class V, class Combine, class F>
-Lane<V> fold_row(int64_t n, V init, Combine combine, const F& f) {
-  if (n <= kReduceChunk) return fold_chunk(int64_t{0}, n, init, combine, f);
-  auto chunk = [&](int64_t k) {
-    const int64_t begin = k * kReduceChunk;
-    return fold_chunk(begin, std::min(begin + kReduceChunk, n), init, combine, f);
-  };
-  using Chunk = decltype(chunk);
-  return fold_chunks<V, Combine>(
-      (n + kReduceChunk - 1) / kReduceChunk, init, combine, &chunk,
-      [](const void* c, int64_t k) { return (*static_cast<const Chunk*>(c))(k); });
-}
+using vx::fold_row;
 
 struct AddLanes {
   template <class V> V operator()(V a, V b) const { return a + b; }

@@ -3,12 +3,22 @@
 #include <bit>
 
 #include "ops/kinds/merge_dims.h"
+#include "ops/kinds/reduction.h"
+#include "ops/kinds/row.h"
 #include "ops/program/program.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
 namespace {
+
+// How a reduction combines what there is, $0, with an element, $1.
+std::string combine_pattern(const ReductionInfo& info, DType compute) {
+  Statements list;
+  SymScope scope(list, compute);
+  const Sym all(scope.operand(0)), next(scope.operand(1));
+  return pattern(list, info.emit_combine(all, next));
+}
 
 class Builder {
  public:
@@ -18,9 +28,16 @@ class Builder {
     for (size_t w = 0; w < now_.size(); ++w) {
       if (p_.windows[w].loaded) now_[w] = load(static_cast<int>(w));
     }
-    for (const Step& s : steps) step(s);
+    for (const Step& s : steps) {
+      if (s.op->pointwise)
+        pointwise(s);
+      else if (s.op->row)
+        row(s);
+      else
+        reduction(s);
+    }
     for (size_t w = 0; w < now_.size(); ++w) {
-      if (p_.windows[w].stored) store(static_cast<int>(w));
+      if (p_.windows[w].stored && now_[w] >= 0) store(static_cast<int>(w));
     }
   }
 
@@ -68,19 +85,24 @@ class Builder {
                 .unit = keeps});
   }
 
-  void step(const Step& s) {
+  // Operand k in compute type `type`.
+  int operand(const Step& s, size_t k, DType type) {
+    const int from = s.in[k];
+    if (from < 0) return add({.kind = Statement::Number, .type = type, .which = ~from});
+    const DType dtype = p_.windows[static_cast<size_t>(from)].dtype;
+    return convert(now_[static_cast<size_t>(from)], to_compute(dtype, type), type, type);
+  }
+  // Result k, which is of type `from`.
+  void result(const Step& s, size_t k, int id, DType from) {
+    const DType t = p_.windows[static_cast<size_t>(s.out[k])].dtype;
+    now_[static_cast<size_t>(s.out[k])] =
+        convert(id, from_compute(from, t, fast_), t == kBool ? kBool : compute_type(t), t);
+  }
+  void pointwise(const Step& s) {
     const PointwiseInfo& info = *s.op->pointwise;
     Sym in[kMaxOperands];
     for (size_t i = 0; i < s.in.size(); ++i) {
-      const int from = s.in[i];
-      const DType type = info.integers >> i & 1 ? kInt64 : s.compute;
-      if (from < 0) {
-        in[i] = Sym(add({.kind = Statement::Number, .type = type, .which = ~from}));
-        continue;
-      }
-      const int id = now_[static_cast<size_t>(from)];
-      const DType dtype = p_.windows[static_cast<size_t>(from)].dtype;
-      in[i] = Sym(convert(id, to_compute(dtype, type), type, type));
+      in[i] = Sym(operand(s, i, info.integers >> i & 1 ? kInt64 : s.compute));
     }
     int out[kMaxOutputs];
     {
@@ -88,11 +110,52 @@ class Builder {
       info.emit(in, out);
     }
     for (size_t k = 0; k < s.out.size(); ++k) {
-      const DType t = p_.windows[static_cast<size_t>(s.out[k])].dtype;
-      const DType from = info.mask_out[k] ? kBool : s.compute;
-      now_[static_cast<size_t>(s.out[k])] =
-          convert(out[k], from_compute(from, t, fast_), t == kBool ? kBool : compute_type(t), t);
+      result(s, k, out[k], info.mask_out[k] ? kBool : s.compute);
     }
+  }
+
+  void row(const Step& s) {
+    const RowInfo& info = *s.op->row;
+    int in[kMaxRowOperands];
+    for (size_t k = 0; k < s.in.size(); ++k) {
+      const Operand kind = info.operands[k].kind;
+      if (s.in[k] == Step::kAbsent)  // x + -0 is x, whatever its sign.
+        in[k] = add({Statement::Constant, s.compute, -1, kind == Operand::Weight ? "1" : "-0.0"});
+      else
+        in[k] = kind == Operand::Id ? s.in[k] : operand(s, k, s.compute);
+    }
+    const size_t first = p_.statements.size();
+    std::vector<int> out;
+    {
+      SymScope scope(p_.statements, s.compute);
+      out = info.symbols(in);
+    }
+    for (size_t id = first; id < p_.statements.size(); ++id) {
+      Statement& x = p_.statements[id];
+      for (size_t k = 0; k < s.in.size(); ++k) {
+        const bool reads =
+            x.kind == Statement::Pick || x.kind == Statement::Counts || x.kind == Statement::IsAt;
+        if (reads && info.operands[k].kind == Operand::Id && x.which == s.in[k]) {
+          x.text = brrr::literal(s.ignored[k]);
+        }
+      }
+    }
+    for (size_t k = 0; k < s.out.size(); ++k) result(s, k, out[k], s.compute);
+  }
+
+  // Of each row; or over the rows, if a place in them has a result.
+  void reduction(const Step& s) {
+    const ReductionInfo& info = *s.op->reduction;
+    const Window& to = p_.windows[static_cast<size_t>(s.out[0])];
+    SymScope scope(p_.statements, s.compute);
+    const int x = info.emit_map(Sym(operand(s, 0, s.compute)));
+    const Sym all(
+        scope.add({.kind = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold,
+                   .type = s.compute,
+                   .text = combine_pattern(info, s.compute),
+                   .args = {x, Sym(info.init).id}}));
+    const Sym count(scope.add({Statement::Length, s.compute}));
+    result(s, 0, info.emit_finish(all, count), s.compute);
   }
 
   Program& p_;
@@ -103,12 +166,24 @@ class Builder {
 }  // namespace
 
 void merge_dims(Program& p) {
+  const auto strides = [&](int k) {
+    Window& w = p.windows[static_cast<size_t>(k)];
+    return w.touched() || p.row ? w.stride : nullptr;
+  };
+  const int count = static_cast<int>(p.windows.size());
+  if (p.row) {
+    const int last = p.space.ndim - 1;
+    const int outer = brrr::merge_dims(last, p.space.size, count, -1, strides);
+    p.space.size[outer] = p.row;
+    for (Window& w : p.windows) w.stride[outer] = w.stride[last];
+    p.space.ndim = outer + 1;
+    return;
+  }
   const auto all = p.windows.begin();
   const auto written = std::find_if(all, p.windows.end(), [](const Window& w) { return w.stored; });
   p.space.ndim =
-      brrr::merge_dims(p.space.ndim, p.space.size, static_cast<int>(p.windows.size()),
-                       written == p.windows.end() ? -1 : static_cast<int>(written - all),
-                       [&](int k) { return all[k].touched() ? all[k].stride : nullptr; });
+      brrr::merge_dims(p.space.ndim, p.space.size, count,
+                       written == p.windows.end() ? -1 : static_cast<int>(written - all), strides);
 }
 
 void append_steps(Program& p, const std::vector<Step>& steps, bool fast) {

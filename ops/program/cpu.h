@@ -5,16 +5,19 @@
 
 namespace brrr::program {
 
-/// An address that is handed over at launch: of a window's first element, or of a control word.
+/// An address that is handed over at launch: of a window's first element, of a control word, or of
+/// the kernel's scratch memory.
 struct CpuArgument {
-  bool number;
-  int which;  ///< Into the program's windows or numbers.
+  enum Kind : uint8_t { Window, Number, Scratch } kind;
+  int which = 0;  ///< Into the program's windows or numbers.
 };
 struct CpuKernel {
   std::string body;  ///< Function text after its name: "(char* const* a, long begin, long end) {".
+  std::string last;  ///< The same, run once after that with 0, 0; empty: there is nothing to do.
   std::vector<CpuArgument> arguments;
-  int64_t extent = 0;  ///< Of the dim that a launch splits.
-  int64_t grain = 1;   ///< Least part of it worth a thread.
+  int64_t extent = 0;   ///< Of the dim that a launch splits.
+  int64_t grain = 1;    ///< Least part of it worth a thread.
+  int64_t scratch = 0;  ///< Bytes of memory that it takes.
 };
 CpuKernel cpu_kernel(const Program& p);
 

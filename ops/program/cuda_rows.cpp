@@ -12,7 +12,20 @@ namespace brrr::program {
 RowProgram row_program(const RowInfo& info) {
   RowProgram p;
   SymScope scope(p.statements, kFloat32);
-  p.results = info.symbols();
+  int operands[kMaxRowOperands];
+  for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) {
+    const Operand o = info.operands[static_cast<size_t>(k)].kind;
+    operands[k] = k;
+    if (o == Operand::Id) continue;
+    const bool scalar = o == Operand::Scalar;
+    operands[k] = scope.add({.kind = scalar ? Statement::Number : Statement::Load,
+                             .type = kFloat32,
+                             .which = k,
+                             .varies = scalar || o == Operand::Number ? Statement::Never
+                                       : o == Operand::PerRow         ? Statement::WithRow
+                                                                      : Statement::InRow});
+  }
+  p.results = info.symbols(operands);
   return p;
 }
 

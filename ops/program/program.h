@@ -1,9 +1,10 @@
 #pragma once
 // A kernel that is no library call, as a program: windows on memory over an iteration space, and
-// statements, for each element the same, in the vocabulary `m::`. It is built from pointwise rows
-// (an eager call's, or a fused group's of a recording) and printed by targets: cpu.h, cuda.h,
-// scalar.h.
+// statements, for each element the same, in the vocabulary `m::`. A program with rows folds, too:
+// over a row, over all of them. It is built from rows of ops (an eager call's, or a fused group's
+// of a recording) and printed by targets: cpu.h, cuda.h, scalar.h.
 
+#include <climits>
 #include <functional>
 #include <string>
 #include <vector>
@@ -59,25 +60,29 @@ struct Number {
   bool control = false;
 };
 
-/// One row of a program that is to be built.
+/// One call of a program that is to be built: of a pointwise op, a reduction or a row op.
 struct Step {
+  static constexpr int kAbsent = INT_MIN;
   const OpDef* op;
   DType compute;
-  std::vector<int> in;   ///< Windows; of numbers ~index.
-  std::vector<int> out;  ///< Windows.
+  std::vector<int> in;                ///< By operand: windows; of numbers ~index.
+  std::vector<int> out;               ///< Windows.
+  std::vector<int64_t> ignored = {};  ///< Of a row op: by operand, the id that does not count.
 };
 
 struct Program {
   Space space;
   std::vector<Window> windows;
   std::vector<Number> numbers;
+  int64_t row = 0;  ///< The length of a row, the last dim of the space; 0: there are no rows.
   /// Loads first, stores last; every statement comes after its arguments.
   Statements statements;
 
   const Window& window(const Statement& s) const { return windows[static_cast<size_t>(s.which)]; }
 };
 
-/// Makes the dims as few as the windows allow, the larger strides of what is written outside.
+/// Makes the dims as few as the windows allow, the larger strides of what is written outside. Rows
+/// stay what they are, in their order.
 void merge_dims(Program& p);
 /// The statements of the steps, one after the other; `fast`: 16-bit floats are rounded only when
 /// stored.

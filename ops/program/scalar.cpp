@@ -117,16 +117,17 @@ static float round_f16(float x) { return f16_to_f32(f32_to_f16(x)); }
 
 std::string scalar_text(const Program& p, const std::string& name) {
   const std::vector<CpuArgument> arguments = cpu_arguments(p);
-  const auto place = [&](bool number, int which) {
+  const auto place = [&](CpuArgument::Kind kind, int which) {
     size_t k = 0;
-    while (arguments[k].number != number || arguments[k].which != which) ++k;
+    while (arguments[k].kind != kind || arguments[k].which != which) ++k;
     return k;
   };
   const auto leaf = [&](const Statement& s) {
     if (s.kind == Statement::Number) {
       const Number& c = p.numbers[static_cast<size_t>(s.which)];
       const char* type = spelling(c.dtype).element;
-      if (c.control) return splat(s.type, fmt::format("*({}*)a[{}]", type, place(true, s.which)));
+      if (c.control)
+        return splat(s.type, fmt::format("*({}*)a[{}]", type, place(CpuArgument::Number, s.which)));
       return splat(s.type, literal(c));
     }
     const Window& w = p.windows[static_cast<size_t>(s.which)];
@@ -134,7 +135,7 @@ std::string scalar_text(const Program& p, const std::string& name) {
     for (int d = 0; d < p.space.ndim; ++d) at += fmt::format(" + j{} * {}l", d, w.stride[d]);
     if (w.source == Window::Index) return fmt::format("({})", at);
     const Spelling& how = spelling(w.dtype);
-    at = fmt::format("({}*)a[{}] + {}", how.element, place(false, s.which), at);
+    at = fmt::format("({}*)a[{}] + {}", how.element, place(CpuArgument::Window, s.which), at);
     return s.kind == Statement::Load ? fill(how.load, {fmt::format("load({})", at)})
                                      : fmt::format("store({}, {})", at, how.store);
   };

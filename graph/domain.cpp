@@ -1,0 +1,201 @@
+// Which instructions one kernel can domain over together, and what passes between them in
+// registers.
+#include <algorithm>
+
+#include "graph/schedule.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/kinds/reduction.h"
+#include "ops/kinds/row.h"
+
+namespace brrr::graph {
+
+namespace {
+
+bool dense(const Value& v, int64_t numel) {
+  return !v.strided && v.numel == numel;
+}
+
+// Longer rows, or few of them, are better taken apart: a row is one thread's.
+constexpr int64_t kLongestRow = 1 << 16, kFewRows = 8;
+
+// The rows that an instruction folds; n = 0: it folds none.
+struct Rows {
+  int64_t rows = 0, n = 0;
+  bool over = false;  // A reduction over the rows, not of each.
+  bool same(const Rows& o) const { return rows == o.rows && n == o.n; }
+};
+
+Rows if_worth_it(const Rows& is) {
+  const bool fits = is.n > 1 && is.n <= kLongestRow &&
+                    (is.rows >= kFewRows || is.rows * is.n <= kLongestRow) && is.rows > 0;
+  return fits ? is : Rows{};
+}
+
+// A reduction's, where the order of its fold is that of rows or of columns.
+Rows reduced_rows(const Recording& r, const Instr& i) {
+  const Value &x = r.value(r.in(i)[0]), &y = r.value(r.out(i)[0]);
+  const int64_t mask = i.attrs.as<ReductionAttrs>().mask;
+  int changes = 0, last = -1;
+  int64_t reduced = 1, kept = 1;
+  for (int d = 0; d < x.ndim; ++d) {
+    if (x.sizes[d] == 1) continue;
+    const int is_reduced = static_cast<int>(mask >> d & 1);
+    changes += last >= 0 && is_reduced != last;
+    last = is_reduced;
+    (is_reduced ? reduced : kept) *= x.sizes[d];
+  }
+  if (!is_floating(x.dtype) || !is_floating(y.dtype) || changes > 1) return {};
+  if (last == 1) return if_worth_it({kept, reduced});
+  return changes == 1 && !i.op->reduction->finishes ? if_worth_it({reduced, kept, true}) : Rows{};
+}
+
+Rows rows_of(const Recording& r, const Instr& i) {
+  if (i.op->reduction) return reduced_rows(r, i);
+  if (!i.op->row) return {};
+  for (const RowOperand& o : i.op->row->operands) {
+    if (o.kind != Operand::Each || r.in(i)[o.input] == kNone) continue;
+    const Value& x = r.value(r.in(i)[o.input]);
+    const int dims = static_cast<int>(std::min<int64_t>(i.attrs.as<RowAttrs>().dims, x.ndim));
+    Rows is{1, 1};
+    for (int d = 0; d < x.ndim; ++d) (d < x.ndim - dims ? is.rows : is.n) *= x.sizes[d];
+    return if_worth_it(is);
+  }
+  return {};
+}
+
+Role row_op_role(const Recording& r, const Instr& i, int k, const Rows& is) {
+  const RowInfo& info = *i.op->row;
+  const Value& v = r.value(r.operands[i.first_in + static_cast<uint32_t>(k)]);
+  if (v.strided) return Role::Other;
+  if (k >= i.n_in) {
+    switch (info.results[static_cast<size_t>(k - i.n_in)]) {
+      case RowResult::Each:
+        return Role::Each;
+      case RowResult::PerRow:
+        return Role::PerRow;
+      default:
+        return Role::Sum;
+    }
+  }
+  for (const RowOperand& o : info.operands) {
+    if (o.input != k || o.kind == Operand::Scalar) continue;
+    switch (o.kind) {
+      case Operand::Each:
+        return dense(v, is.rows * is.n) ? Role::Each : Role::Other;
+      case Operand::PerRow:
+        return dense(v, is.rows) ? Role::PerRow : Role::Other;
+      case Operand::Id:
+        return Role::Id;
+      case Operand::Number:
+        return Role::One;
+      default:
+        return Role::Shared;
+    }
+  }
+  return Role::Other;
+}
+
+// Of an operand of a pointwise instruction over `shape`, whose last dims make a row of length n.
+Role broadcast_role(const Value& v, const IntList& shape, int64_t n) {
+  int64_t inner = 1, dense_inner = 1, dense_outer = 1;
+  bool shared = true, per_row = true;
+  for (int d = shape.size() - 1; d >= 0; --d) {
+    const int own = d - (shape.size() - v.ndim);
+    const bool has = own >= 0 && v.sizes[own] > 1;
+    if (inner < n) {
+      inner *= shape[d];
+      shared &= shape[d] == 1 || (has && v.strides[own] == dense_inner);
+      per_row &= !has;
+      dense_inner *= shape[d];
+    } else {
+      shared &= !has;
+      per_row &= shape[d] == 1 || (has && v.strides[own] == dense_outer);
+      dense_outer *= shape[d];
+    }
+  }
+  if (inner != n) return Role::Other;
+  return shared ? Role::Shared : per_row ? Role::PerRow : Role::Other;
+}
+
+}  // namespace
+
+Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
+  const Value& v = r.value(r.operands[i.first_in + static_cast<uint32_t>(k)]);
+  const int64_t rows = w.row ? numel_of(w.space) / w.row : 0;
+  if (i.op->row) return row_op_role(r, i, k, {rows, w.row});
+  if (i.op->reduction) {
+    if (v.strided) return Role::Other;
+    return k < i.n_in ? Role::Each : rows_of(r, i).over ? Role::Sum : Role::PerRow;
+  }
+  const Value& out = r.value(r.out(i)[0]);
+  if (w.row && out.numel == rows) {  // A number of each row.
+    return dense(v, rows) ? Role::PerRow : v.numel == 1 ? Role::One : Role::Other;
+  }
+  if (dense(v, out.numel)) return Role::Each;
+  if (v.numel == 1) return rows == 1 ? Role::PerRow : Role::One;
+  return w.row ? broadcast_role(v, out.size_list(), w.row) : Role::Other;
+}
+
+namespace {
+
+// Whether it is a window on just the instruction's own shape.
+bool is_exact(const Recording& r, const Instr& i, const Domain& w) {
+  for (int k = 0; k < i.n_in + i.n_out; ++k) {
+    const bool given = r.operands[i.first_in + static_cast<uint32_t>(k)] != kNone;
+    if (given && role(r, i, k, w) == Role::Other) return true;
+  }
+  if (!i.op->pointwise) return false;
+  const PointwiseInfo& info = *i.op->pointwise;  // A place in a dim means that of its own shape.
+  return std::any_of(info.place, info.place + info.n_made, [](int p) { return p != kNumber; });
+}
+
+// Into a domain that has a shape, and rows if any of its instructions has.
+bool take(const Recording& r, Domain& w, const Instr& i) {
+  const Value& out = r.value(r.out(i)[0]);
+  const int64_t numel = numel_of(w.space);
+  const bool exact = is_exact(r, i, w);
+  if (!i.op->pointwise) return rows_of(r, i).same({numel / w.row, w.row}) && !exact;
+  if (w.row && out.numel == numel / w.row) return !exact && i.op->pointwise->n_made == 0;
+  if (out.numel != numel) return false;
+  if (!exact) return true;
+  if (w.row && (out.ndim == 0 || out.sizes[out.ndim - 1] != w.row)) return false;
+  if (w.exact && w.space != out.size_list()) return false;
+  w.space = out.size_list();
+  w.exact = true;
+  return true;
+}
+
+}  // namespace
+
+bool join(const Recording& r, const std::vector<uint32_t>& others, Domain& domain, uint32_t instr) {
+  const Instr& i = r.instrs[instr];
+  const Rows is = rows_of(r, i);
+  if (!i.op->pointwise && is.n == 0) return false;
+  Domain w = domain;
+  if (others.empty()) w = {.space = r.value(r.out(i)[0]).size_list()};
+  if (is.n && !w.row) {  // From now on all of them domain over rows.
+    w = {.space = {is.rows, is.n}, .row = is.n};
+    for (uint32_t at : others) {
+      if (!take(r, w, r.instrs[at])) return false;
+    }
+  }
+  if (!take(r, w, i)) return false;
+  domain = w;
+  return true;
+}
+
+Role role(const Recording& r, const Access& a, const Domain& w) {
+  const Instr& i = r.instrs[a.instr];
+  int k = a.write ? i.n_in : 0;
+  while (r.operands[i.first_in + static_cast<uint32_t>(k)] != a.value) ++k;
+  return role(r, i, k, w);
+}
+
+bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w) {
+  if (!r.value(a.value).same_elements(r.value(b.value))) return false;
+  if (!w.row) return true;
+  const Role from = role(r, a, w);
+  return from == role(r, b, w) && (from == Role::Each || from == Role::PerRow);
+}
+
+}  // namespace brrr::graph

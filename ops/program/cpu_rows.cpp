@@ -1,0 +1,612 @@
+// The CPU's kernel of a program with a row. A few rows at a time, pass by pass: each pass walks all
+// of them and ends in numbers of each row, which are then computed with a row a lane; the last pass
+// stores elements. A row's fold is in the order of ops/kinds/reduction.h ("rows"), that over the
+// rows in blocks of 64 ("columns"), so that bits are those of eager kernels.
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "ops/kinds/reduction.h"
+#include "ops/program/cpu_text.h"
+#include "ops/vocabulary/spelling.h"
+
+namespace brrr::program {
+
+namespace {
+
+constexpr int64_t kKeptBytes = 64 << 10;  // Of values that a pass leaves for later ones.
+
+class RowWalk : public CpuText {
+ public:
+  explicit RowWalk(const Program& p)
+      : CpuText(p),
+        n_(p.row),
+        rows_(p.space.numel() / p.row),
+        block_(std::bit_floor<uint64_t>(std::clamp<int64_t>(4096 / n_, 1, 16))),
+        padded_((n_ + 15) / 16 * 16),
+        depth_(p.statements.size()),
+        after_(p.statements.size()),
+        live_(p.statements.size()),
+        pass_(p.statements.size(), -1),
+        kept_(p.statements.size()) {
+    sort_out();
+  }
+
+  CpuKernel run() {
+    out_.arguments = cpu_arguments(p_);
+    plan_scratch();
+    const int64_t unit = columns_.empty() ? block_ : kReduceBlock;
+    out_.extent = (rows_ + unit - 1) / unit;
+    out_.grain = std::max<int64_t>(1, kGrain / (unit * n_));
+    plan_passes();
+    out_.body = "(char* const* a, long begin, long end) {\n";
+    begin();
+    arrays();
+    out_.body += fmt::format(
+        "  for (long k = begin; k < end; ++k) {{\n    const long last = (k + 1) * {0} < {1} ? "
+        "(k + 1) * {0} : {1};\n",
+        unit, rows_);
+    clear_columns();
+    out_.body += fmt::format(
+        "    for (long r0 = k * {0}; r0 < last; r0 += {1}) {{\n      const int rows = last - r0 < "
+        "{1} ? (int)(last - r0) : {1};\n",
+        unit, block_);
+    for (int d = 0; d <= deepest_; ++d) {
+      numbers(d);
+      if (!passes_[static_cast<size_t>(d)].list.empty() ||
+          !passes_[static_cast<size_t>(d)].folds.empty()) {
+        pass(d);
+      }
+    }
+    store_numbers();
+    out_.body += "    }\n  }\n}\n";
+    if (!columns_.empty() || !totals_.empty()) finish();
+    return std::move(out_);
+  }
+
+ private:
+  // What is done with all elements of a row, one after the other.
+  struct Pass {
+    std::vector<int> folds, list;  // Folds and picks that end it; statements of elements.
+  };
+
+  bool in_row(int id) const { return at(id).varies == Statement::InRow; }
+  bool is_fold(int id) const {
+    return at(id).kind == Statement::Fold || at(id).kind == Statement::Pick;
+  }
+  bool is_over_rows(int id) const {
+    return at(id).kind == Statement::Total || at(id).kind == Statement::FoldRows;
+  }
+  std::string vector(DType t) const { return spelling(t).vector; }
+  std::string element(DType t) const { return spelling(t).element; }
+  bool is_element_store(int id) const {
+    return at(id).kind == Statement::Store && !after_[static_cast<size_t>(id)] &&
+           inner_stride(static_cast<size_t>(at(id).which)) != 0;
+  }
+
+  // Depths, and which statements are worth anything.
+  void sort_out() {
+    const int count = static_cast<int>(p_.statements.size());
+    for (int id = 0; id < count; ++id) {
+      auto& depth = depth_[static_cast<size_t>(id)];
+      bool after = is_over_rows(id);
+      for (int a : at(id).args) {
+        depth = std::max(depth, depth_[static_cast<size_t>(a)]);
+        after |= after_[static_cast<size_t>(a)];
+      }
+      depth += is_fold(id);
+      after_[static_cast<size_t>(id)] = after;
+    }
+    for (int id = count - 1; id >= 0; --id) {
+      const Statement::Kind kind = at(id).kind;
+      if (kind == Statement::Store) live_[static_cast<size_t>(id)] = true;
+      if (!live_[static_cast<size_t>(id)]) continue;
+      deepest_ = std::max(deepest_, depth_[static_cast<size_t>(id)]);
+      for (int a : at(id).args) live_[static_cast<size_t>(a)] = true;
+      if (kind == Statement::FoldRows) columns_.push_back(id);
+      if (kind == Statement::Total) totals_.push_back(id);
+    }
+  }
+
+  // Columns' sums of each block of rows, then a number of each row for each total.
+  void plan_scratch() {
+    const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
+    const auto room = [&](int id, int64_t count) {
+      scratch_of_.emplace_back(id, out_.scratch);
+      const auto item = static_cast<int64_t>(itemsize(at(id).type));
+      out_.scratch += (count * item + 63) / 64 * 64;
+    };
+    for (int id : columns_) room(id, blocks * padded_);
+    for (int id : totals_) room(id, rows_ + 16);
+    if (out_.scratch) out_.arguments.push_back({CpuArgument::Scratch});
+  }
+
+  // --- which pass computes what ------------------------------------------------------------------
+
+  // Loads and polynomials that a value of elements is made of.
+  void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
+    if (!in_row(id) || seen[static_cast<size_t>(id)]) return;
+    seen[static_cast<size_t>(id)] = true;
+    loads += at(id).kind == Statement::Load;
+    cost += at(id).cost;
+    for (int a : at(id).args) weigh(a, seen, loads, cost);
+  }
+  // Whether a later pass would rather load it than compute it again.
+  bool is_worth_keeping(int id) {
+    const DType t = at(id).type;
+    if (at(id).kind != Statement::Formula || !is_floating(t)) return false;
+    std::vector<bool> seen(p_.statements.size());
+    int loads = 0, cost = 0;
+    weigh(id, seen, loads, cost);
+    const int64_t bytes = block_ * padded_ * static_cast<int64_t>(itemsize(t));
+    return (loads > 2 || cost > 1) && kept_bytes_ + bytes <= kKeptBytes;
+  }
+  void need(int id, int d, std::vector<bool>& in) {
+    if (!in_row(id) || in[static_cast<size_t>(id)]) return;
+    in[static_cast<size_t>(id)] = true;
+    int& first = pass_[static_cast<size_t>(id)];
+    const bool before = first >= 0 && first < d;
+    if (before && (kept_[static_cast<size_t>(id)] || is_worth_keeping(id))) {
+      if (!kept_[static_cast<size_t>(id)]) {
+        kept_bytes_ += block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
+      }
+      kept_[static_cast<size_t>(id)] = true;
+      return;
+    }
+    for (int a : at(id).args) need(a, d, in);
+    if (first < 0) first = d;
+  }
+  void plan_passes() {
+    passes_.resize(static_cast<size_t>(deepest_) + 1);
+    for (int d = 0; d <= deepest_; ++d) {
+      Pass& pass = passes_[static_cast<size_t>(d)];
+      std::vector<bool> in(p_.statements.size());
+      for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+        if (!live_[static_cast<size_t>(id)]) continue;
+        if (is_fold(id) && depth_[static_cast<size_t>(id)] == d + 1) {
+          pass.folds.push_back(id);
+          if (at(id).kind == Statement::Fold) need(at(id).args[0], d, in);
+        }
+        // All stores come last: what is read again may lie where they go.
+        if (d == deepest_ && (is_element_store(id) || at(id).kind == Statement::FoldRows)) {
+          need(at(id).args[0], d, in);
+          in[static_cast<size_t>(id)] = true;
+        }
+      }
+      for (int id = 0; id < static_cast<int>(in.size()); ++id) {
+        if (in[static_cast<size_t>(id)]) pass.list.push_back(id);
+      }
+    }
+  }
+
+  // --- the beginning -----------------------------------------------------------------------------
+
+  void begin() {
+    pointers();
+    for (const auto& [id, offset] : scratch_of_) {
+      out_.body += fmt::format("  {0}* const s{1} = ({0}*)(a[{2}] + {3});\n", element(at(id).type),
+                               id, out_.arguments.size() - 1, offset);
+    }
+    std::vector<int> never = all(Statement::Never);
+    std::erase_if(never, [&](int id) {
+      return !live_[static_cast<size_t>(id)] || after_[static_cast<size_t>(id)] ||
+             at(id).kind == Statement::Store;
+    });
+    emit(never, 1, false, "  ");
+  }
+  // Of each row a number, and what later passes load again.
+  void arrays() {
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const std::string type = element(at(id).type);
+      if (live_[static_cast<size_t>(id)] && at(id).varies == Statement::WithRow) {
+        out_.body += fmt::format("  alignas(64) {} w{}[16] = {{}};\n", type, id);
+      }
+      if (kept_[static_cast<size_t>(id)]) {
+        out_.body += fmt::format("  alignas(64) {} k{}[{}];\n", type, id, block_ * padded_);
+      }
+    }
+  }
+  void clear_columns() {
+    for (int id : columns_) {
+      out_.body +=
+          fmt::format("    for (long i = 0; i < {0}; i += 16) store(s{1} + k * {0} + i, {2});\n",
+                      padded_, id, name(at(id).args[1], 0));
+    }
+  }
+
+  // --- numbers of rows ---------------------------------------------------------------------------
+
+  std::string from_memory(int id, const std::string& x) const {
+    return fill(spelling(at(id).type).load, {x});
+  }
+  std::string to_memory(int id, const std::string& x) const {
+    return fill(spelling(at(id).type).store, {x});
+  }
+
+  bool is_dense(const Window& w) const {
+    int64_t next = 1;
+    for (int d = ndim_ - 2; d >= 0; --d) {
+      if (size_[d] > 1 && w.stride[d] != next) return false;
+      next *= size_[d];
+    }
+    return w.source == Window::Memory;
+  }
+
+  // Those of depth d that are no folds, a row a lane.
+  void numbers(int d) {
+    std::vector<int> list, given;
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const Statement& s = at(id);
+      if (!live_[static_cast<size_t>(id)] || s.varies != Statement::WithRow || is_fold(id) ||
+          s.kind == Statement::Store || depth_[static_cast<size_t>(id)] != d) {
+        continue;
+      }
+      list.push_back(id);
+      for (int a : s.args) {
+        if (at(a).varies == Statement::WithRow &&
+            (is_fold(a) || depth_[static_cast<size_t>(a)] < d)) {
+          given.push_back(a);
+        }
+      }
+    }
+    if (list.empty()) return;
+    std::sort(given.begin(), given.end());
+    given.erase(std::unique(given.begin(), given.end()), given.end());
+    out_.body += "      {\n";
+    for (int id : given) {
+      out_.body += fmt::format("        const auto v{} = {};\n", id,
+                               from_memory(id, fmt::format("load(w{})", id)));
+    }
+    for (int id : list) {
+      scattered(id);
+      out_.body += fmt::format("        const auto v{} = {};\n", id, number_of_row(id));
+      out_.body += fmt::format("        store(w{}, {});\n", id, to_memory(id, name(id, 0)));
+    }
+    out_.body += "      }\n";
+  }
+  std::string number_of_row(int id) const {
+    const Statement& s = at(id);
+    if (s.kind == Statement::Counts) {
+      return fmt::format("ne(load_n(o{} + r0, rows), splat({}))", s.which, s.text);
+    }
+    if (s.kind == Statement::Load) {
+      const Window& w = window(static_cast<size_t>(s.which));
+      if (!is_dense(w)) return from_memory(id, fmt::format("load(w{})", id));
+      return fill(spelling(w.dtype).load, {fmt::format("load_n(o{} + r0, rows)", s.which)});
+    }
+    return line_value(id, 0);
+  }
+  // Numbers that do not lie one after the other are gathered first.
+  void scattered(int id) {
+    const Statement& s = at(id);
+    if (s.kind != Statement::Load || is_dense(window(static_cast<size_t>(s.which)))) return;
+    const auto w = static_cast<size_t>(s.which);
+    out_.body += "        for (long r = 0; r < rows; ++r) {\n          const long q = r0 + r;\n";
+    row_pointers("q", {w}, "          ");
+    const std::string x = window(w).source == Window::Index ? fmt::format("splat(p{})", w)
+                                                            : fmt::format("splat(*p{})", w);
+    out_.body += fmt::format("          w{}[r] = {}[0];\n        }}\n", id,
+                             to_memory(id, fill(spelling(window(w).dtype).load, {x})));
+  }
+  void store_numbers() {
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const Statement& s = at(id);
+      if (!live_[static_cast<size_t>(id)]) continue;
+      const bool total = s.kind == Statement::Total;
+      if (!total && (s.kind != Statement::Store || is_element_store(id))) continue;
+      if (!total && after_[static_cast<size_t>(s.args[0])]) continue;
+      const int arg = s.args[0];
+      const std::string v = at(arg).varies == Statement::WithRow
+                                ? from_memory(arg, fmt::format("load(w{})", arg))
+                                : name(arg, 0);
+      if (total) {
+        out_.body += fmt::format("      store_n(s{} + r0, {}, rows);\n", id, v);
+      } else {
+        const DType t = window(static_cast<size_t>(s.which)).dtype;
+        out_.body += fmt::format("      store_n(o{} + r0, {}, rows);\n", s.which,
+                                 fill(spelling(t).store, {v}));
+      }
+    }
+  }
+
+  // --- passes over elements ----------------------------------------------------------------------
+
+  std::string line_value(int id, int u) const {
+    std::vector<std::string> args;
+    for (int a : at(id).args) args.push_back(name(a, u));
+    return fill(at(id).text, args);
+  }
+
+  std::string line(int id, int u, bool tail) const override {
+    const Statement& s = at(id);
+    const std::string place = tail ? "i" : fmt::format("i + {}", 16 * u);
+    if (s.kind == Statement::Length) {
+      return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
+    }
+    if (s.kind == Statement::IsAt) {
+      return fmt::format(
+          "const auto {} = eq(i32{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}, "
+          "splat((int)(id{} - ({}))))",
+          name(id, u), s.which, place);
+    }
+    if (s.kind == Statement::FoldRows) {
+      const std::string to = fmt::format("c{} + {}", id, place);
+      return fmt::format("store({0}, {1})", to,
+                         combined(id, fmt::format("load({})", to), "(" + name(s.args[0], u) + ")"));
+    }
+    if (!kept_[static_cast<size_t>(id)]) return CpuText::line(id, u, tail);
+    if (pass_[static_cast<size_t>(id)] < current_) {
+      return fmt::format("const auto {} = load(q{} + {})", name(id, u), id, place);
+    }
+    return fmt::format("{}; store(q{} + {}, {})", CpuText::line(id, u, tail), id, place,
+                       name(id, u));
+  }
+
+  // Pointers and numbers of row r that a pass reads.
+  void begin_row(const Pass& pass) {
+    std::vector<int> used = pass.list;
+    for (int id : pass.folds) {
+      if (at(id).kind == Statement::Pick) picked(at(id).args[0], used);
+    }
+    std::vector<size_t> windows, ids;
+    std::vector<int> given, statements = used;
+    statements.insert(statements.end(), pass.folds.begin(), pass.folds.end());
+    for (int id : statements) {
+      const Statement& s = at(id);
+      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
+        ids.push_back(static_cast<size_t>(s.which));
+      }
+      const bool reads = s.kind == Statement::Load && !(kept_[static_cast<size_t>(id)] &&
+                                                        pass_[static_cast<size_t>(id)] < current_);
+      if (reads || s.kind == Statement::Store) windows.push_back(static_cast<size_t>(s.which));
+      for (int a : s.args) {
+        if (at(a).varies == Statement::WithRow) given.push_back(a);
+      }
+    }
+    distinct(windows), distinct(ids), distinct(given), distinct(used);
+    out_.body += "      for (long r = 0; r < rows; ++r) {\n        const long q = r0 + r;\n";
+    row_pointers("q", windows, "        ");
+    for (size_t w : ids) out_.body += fmt::format("        const long id{0} = o{0}[q];\n", w);
+    for (int id : given) {
+      if (is_fold(id) && depth_[static_cast<size_t>(id)] > current_) continue;
+      out_.body += fmt::format("        const auto v{} = {};\n", id,
+                               from_memory(id, fmt::format("splat(w{}[r])", id)));
+    }
+    for (int id : used) {
+      if (kept_[static_cast<size_t>(id)]) {
+        out_.body += fmt::format("        {0}* const q{1} = k{1} + r * {2};\n",
+                                 element(at(id).type), id, padded_);
+      }
+      if (at(id).kind == Statement::FoldRows) {
+        out_.body += fmt::format("        {0}* const c{1} = s{1} + k * {2};\n",
+                                 element(at(id).type), id, padded_);
+      }
+    }
+  }
+  template <class T> static void distinct(std::vector<T>& list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+  }
+  void picked(int id, std::vector<int>& list) const {
+    if (!in_row(id)) return;
+    list.push_back(id);
+    for (int a : at(id).args) picked(a, list);
+  }
+
+  void pass(int d) {
+    current_ = d;
+    const Pass& pass = passes_[static_cast<size_t>(d)];
+    begin_row(pass);
+    std::vector<int> folds;
+    for (int id : pass.folds) {
+      if (at(id).kind == Statement::Pick)
+        pick(id);
+      else
+        folds.push_back(id);
+    }
+    if (d == deepest_) {
+      int unroll = choose_unroll(pass.list);
+      while (unroll > 1 && n_ % (16 * unroll) != 0 && (n_ % 16 == 0 || n_ < 16 * unroll)) {
+        unroll /= 2;
+      }
+      loops(pass.list, "0", fmt::format("{}", n_), unroll, "        ", n_);
+    } else if (!folds.empty()) {
+      fold(pass.list, folds);
+    }
+    out_.body += "      }\n";
+  }
+
+  // Element `id` of the row, computed where it is.
+  void pick(int id) {
+    const Statement& s = at(id);
+    const std::function<std::string(int)> value = [&](int x) -> std::string {
+      const Statement& e = at(x);
+      if (!in_row(x)) return name(x, 0);
+      if (e.kind == Statement::Load) {
+        const auto w = static_cast<size_t>(e.which);
+        const std::string place = fmt::format("id{} * {}", s.which, inner_stride(w));
+        const std::string v = window(w).source == Window::Index
+                                  ? fmt::format("splat(p{} + {})", w, place)
+                                  : fmt::format("splat(p{}[{}])", w, place);
+        return fill(spelling(window(w).dtype).load, {v});
+      }
+      if (e.kind == Statement::IsAt) return "first_lanes(16)";
+      std::vector<std::string> args;
+      for (int a : e.args) args.push_back("(" + value(a) + ")");
+      return fill(e.text, args);
+    };
+    out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, s.text,
+                             value(s.args[0]));
+  }
+
+  std::string combined(int fold, const std::string& x, const std::string& y) const {
+    return fill(at(fold).text, {x, y});
+  }
+  std::string combiner(int fold) const {
+    return fmt::format("[](auto x, auto y) {{ return {}; }}", combined(fold, "(x)", "(y)"));
+  }
+  // Adds the u-th vector of the body to accumulator `to`.
+  void take(const std::vector<int>& folds, int u, int to, bool tail, const std::string& indent) {
+    for (int f : folds) {
+      const std::string sum = fmt::format("a{}_{}", f, to), x = name(at(f).args[0], u);
+      out_.body += fmt::format(
+          "{}{} = {};\n", indent, sum,
+          combined(f, sum,
+                   tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
+                        : "(" + x + ")"));
+    }
+  }
+  // All folds in one walk over the row: chunks of kReduceChunk, in each four accumulators.
+  void fold(const std::vector<int>& list, const std::vector<int>& folds) {
+    const int64_t chunks = (n_ + kReduceChunk - 1) / kReduceChunk;
+    std::string indent = "        ";
+    if (chunks > 1) {
+      for (int f : folds) {
+        out_.body += fmt::format("{}{} c{}[{}];\n", indent, element(at(f).type), f, chunks);
+      }
+      out_.body += fmt::format("{}for (long c = 0; c < {}; ++c) {{\n", indent, chunks);
+      indent += "  ";
+    }
+    for (int f : folds) {
+      for (int u = 0; u < 4; ++u) {
+        out_.body += fmt::format("{}{} a{}_{} = {};\n", indent, vector(at(f).type), f, u,
+                                 name(at(f).args[1], 0));
+      }
+    }
+    out_.body += indent + "{\n";
+    const std::string first = chunks > 1 ? fmt::format("c * {}", kReduceChunk) : "0";
+    const std::string last =
+        chunks > 1 ? fmt::format("(c + 1 < {0} ? (c + 1) * {1} : {2})", chunks, kReduceChunk, n_)
+                   : fmt::format("{}", n_);
+    out_.body += fmt::format("{}long i = {};\n", indent, first);
+    if (n_ >= 64) {
+      out_.body += fmt::format("{0}for (; i + 64 <= {1}; i += 64) {{\n", indent, last);
+      emit(list, 4, false, indent + "  ");
+      for (int u = 0; u < 4; ++u) take(folds, u, u, false, indent + "  ");
+      out_.body += indent + "}\n";
+    }
+    rest(list, folds, chunks, indent);
+    out_.body += indent + "}\n";
+    for (int f : folds) {
+      const auto all = [&](const char* op) {
+        return fmt::format("reduce({0}({0}(a{1}_0, a{1}_1), {0}(a{1}_2, a{1}_3)), {0})", op, f);
+      };
+      out_.body +=
+          fmt::format("{}{{ const auto op = {}; {} = {}; }}\n", indent, combiner(f),
+                      chunks > 1 ? fmt::format("c{}[c]", f) : fmt::format("w{}[r]", f), all("op"));
+    }
+    if (chunks == 1) return;
+    out_.body += "        }\n";
+    for (int f : folds) {
+      out_.body +=
+          fmt::format("        w{}[r] = {};\n", f,
+                      folded(fmt::format("c{}", f), chunks, name(at(f).args[1], 0), combiner(f)));
+    }
+  }
+  // What is left of a row, or of its last chunk, behind whole bodies.
+  void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
+            const std::string& indent) {
+    if (n_ % 64 == 0) return;
+    const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
+    out_.body += indent + (chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n");
+    emit(list, whole, false, indent + "  ");
+    for (int u = 0; u < whole; ++u) take(folds, u, u, false, indent + "  ");
+    if (left) {
+      out_.body += fmt::format("{0}  i += {1};\n{0}  const int n = {2};\n{0}  {{\n", indent,
+                               16 * whole, left);
+      emit(list, 1, true, indent + "    ");
+      take(folds, 0, whole, true, indent + "    ");
+      out_.body += indent + "  }\n";
+    }
+    out_.body += indent + "}\n";
+  }
+  // An array as a row.
+  static std::string folded(const std::string& array, int64_t count, const std::string& init,
+                            const std::string& combine) {
+    return fmt::format(
+        "fold_row({0}, {1}, {2}, [&](long i, int lanes) {{ return lanes == 16 ? load({3} + i) : "
+        "load_n({3} + i, lanes); }})",
+        count, init, combine, array);
+  }
+
+  // --- after all rows ----------------------------------------------------------------------------
+
+  void finish() {
+    std::swap(out_.body, out_.last);
+    out_.body = "(char* const* a, long, long) {\n";
+    begin();
+    for (int id : totals_) {
+      out_.body += fmt::format("  const auto v{} = splat({});\n", id,
+                               folded(fmt::format("s{}", id), rows_, splat(at(id).type, "0"),
+                                      "[](auto x, auto y) { return x + y; }"));
+    }
+    std::vector<int> places;  // Statements of each place in the rows.
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const Statement& s = at(id);
+      if (!live_[static_cast<size_t>(id)] || !after_[static_cast<size_t>(id)]) continue;
+      const bool store = s.kind == Statement::Store;
+      if (store ? inner_stride(static_cast<size_t>(s.which)) != 0 : in_row(id)) {
+        places.push_back(id);
+      } else if (s.kind == Statement::Formula) {
+        out_.body += fmt::format("  const auto v{} = {};\n", id, line_value(id, 0));
+      } else if (store) {
+        const DType t = window(static_cast<size_t>(s.which)).dtype;
+        out_.body += fmt::format("  store_n(o{}, {}, 1);\n", s.which,
+                                 fill(spelling(t).store, {name(s.args[0], 0)}));
+      }
+    }
+    if (!columns_.empty()) finish_columns(places);
+    out_.body += "}\n";
+    std::swap(out_.body, out_.last);
+  }
+  // The blocks one after the other.
+  void finish_columns(const std::vector<int>& places) {
+    const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
+    for (int id : places) {
+      if (at(id).kind != Statement::Store) continue;
+      out_.body +=
+          fmt::format("  {0} const p{1} = o{1};\n",
+                      pointer_type(window(static_cast<size_t>(at(id).which))), at(id).which);
+    }
+    out_.body += fmt::format(
+        "  for (long i = 0; i < {0}; i += 16) {{\n    const int n = {0} - i < 16 ? (int)({0} - i) "
+        ": 16;\n",
+        n_);
+    for (int id : columns_) {
+      out_.body += fmt::format(
+          "    auto v{0}_0 = load(s{0} + i);\n    for (long b = 1; b < {1}; ++b) v{0}_0 = {2};\n",
+          id, blocks,
+          combined(id, fmt::format("v{}_0", id),
+                   fmt::format("load(s{} + b * {} + i)", id, padded_)));
+    }
+    for (int id : places) {
+      if (at(id).kind != Statement::FoldRows) {
+        out_.body += "    " + CpuText::line(id, 0, true) + ";\n";
+      }
+    }
+    out_.body += "  }\n";
+  }
+
+  const int64_t n_, rows_;
+  const int64_t block_;   // Rows that a pass takes before the next begins.
+  const int64_t padded_;  // The length of a row in the kernel's own memory.
+  // By statement:
+  std::vector<int> depth_;   // how many folds lie behind it,
+  std::vector<bool> after_;  // whether it is known after all rows only,
+  std::vector<bool> live_;   // whether a result depends on it,
+  std::vector<int> pass_;    // the pass that computes it first, and
+  std::vector<bool> kept_;   // whether that leaves it for later ones.
+  int64_t kept_bytes_ = 0;
+  int deepest_ = 0, current_ = 0;
+  std::vector<int> columns_, totals_;
+  std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements and places in scratch memory.
+  std::vector<Pass> passes_;
+};
+
+}  // namespace
+
+CpuKernel cpu_rows(const Program& p) {
+  return RowWalk(p).run();
+}
+
+}  // namespace brrr::program

@@ -1,0 +1,184 @@
+#include "ops/program/cpu_text.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "ops/vocabulary/spelling.h"
+
+namespace brrr::program {
+
+std::vector<int> CpuText::all(Statement::Varies which) const {
+  std::vector<int> ids;
+  for (size_t k = 0; k < p_.statements.size(); ++k) {
+    const Statement& s = p_.statements[k];
+    if (s.varies == which && !is_literal(s)) ids.push_back(static_cast<int>(k));
+  }
+  return ids;
+}
+
+std::string CpuText::pointer_type(const Window& w) {
+  return w.source == Window::Index ? "long" : fmt::format("{}*", spelling(w.dtype).element);
+}
+
+void CpuText::pointers() {
+  for (size_t k = 0; k < out_.arguments.size(); ++k) {
+    const CpuArgument& a = out_.arguments[k];
+    if (a.kind != CpuArgument::Window) continue;
+    const std::string type = pointer_type(window(static_cast<size_t>(a.which)));
+    out_.body += fmt::format("  {} const {}{} = ({})a[{}];\n", type, origin(), a.which, type, k);
+  }
+  for (size_t w = 0; w < p_.windows.size(); ++w) {
+    if (window(w).touched() && !window(w).in_memory())
+      out_.body += fmt::format("  const long {}{} = 0;\n", origin(), w);
+  }
+}
+
+void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& windows,
+                           const std::string& indent) {
+  // The row number taken apart into the outer dims, the last of them fastest.
+  std::string rest = r;
+  for (int d = ndim_ - 2; d >= 0; --d) {
+    if (d == 0) {
+      out_.body += fmt::format("{}const long j0 = {};\n", indent, rest);
+    } else {
+      out_.body += fmt::format("{0}const long j{1} = {2} % {3}, k{1} = {2} / {3};\n", indent, d,
+                               rest, size_[d]);
+      rest = fmt::format("k{}", d);
+    }
+  }
+  for (size_t w : windows) {
+    std::string from = fmt::format("o{}", w);
+    for (int d = 0; d < ndim_ - 1; ++d) {
+      if (window(w).stride[d]) from += fmt::format(" + j{} * {}", d, window(w).stride[d]);
+    }
+    out_.body += fmt::format("{}{} const p{} = {};\n", indent, pointer_type(window(w)), w, from);
+  }
+}
+
+void CpuText::loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
+                    int unroll, const std::string& indent, int64_t length) {
+  out_.body += fmt::format("{}long i = {};\n", indent, from);
+  if (size_[ndim_ - 1] > 1) {
+    out_.body += fmt::format("{0}for (; i + {1} <= {2}; i += {1}) {{\n", indent, 16 * unroll, to);
+    at_body(unroll, indent + "  ");
+    emit(ids, unroll, false, indent + "  ");
+    out_.body += indent + "}\n";
+  }
+  if (length && length % (16 * unroll) == 0) return;
+  out_.body += fmt::format("{}for (; i < {}; i += 16) {{\n", indent, to);
+  out_.body += fmt::format("{0}  const int n = {1} - i < 16 ? (int)({1} - i) : 16;\n", indent, to);
+  emit(ids, 1, true, indent + "  ");
+  out_.body += indent + "}\n";
+}
+
+std::string CpuText::load(const Statement& x, int u, bool tail) const {
+  const auto w = static_cast<size_t>(x.which);
+  const int64_t s = inner_stride(w);
+  const bool index = window(w).source == Window::Index;
+  const char* base = x.varies == Statement::Never ? origin() : "p";
+  const std::string place = tail ? "i" : fmt::format("i + {}", 16 * u);
+  if (index && s == 0) return fmt::format("splat({}{})", base, w);
+  if (index) {
+    return fmt::format(
+        "i64{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}} * {0}l + "
+        "(p{1} + ({2}) * {0}l)",
+        s, w, place);
+  }
+  std::string vector = fmt::format("splat(*{}{})", base, w);
+  if (s == 1) {
+    vector = tail ? fmt::format("load_n(p{} + i, n)", w) : fmt::format("load(p{} + {})", w, place);
+  } else if (s != 0) {
+    vector = tail ? fmt::format("load_strided_n(p{0} + i * {1}, {1}l, n)", w, s)
+                  : fmt::format("load_strided(p{0} + ({1}) * {2}, {2}l)", w, place, s);
+  }
+  return fill(spelling(window(w).dtype).load, {vector});
+}
+
+std::string CpuText::store(const Statement& x, int u, bool tail) const {
+  const auto w = static_cast<size_t>(x.which);
+  const std::string v = fill(spelling(window(w).dtype).store, {name(x.args[0], u)});
+  const int64_t s = inner_stride(w);
+  // A space of one element has stride 0: its store is a tail of one lane.
+  if (tail) {
+    return s <= 1 ? fmt::format("store_n(p{} + i, {}, n)", w, v)
+                  : fmt::format("store_strided_n(p{} + i * {}, {}, {}l, n)", w, s, v, s);
+  }
+  if (s > 1)
+    return fmt::format("store_strided(p{0} + (i + {1}) * {2}, {3}, {2}l)", w, 16 * u, s, v);
+  const std::string to = fmt::format("p{} + i + {}, {}", w, 16 * u, v);
+  return around_[w] ? fmt::format("around ? store_nt({0}) : store({0})", to)
+                    : fmt::format("store({})", to);
+}
+
+std::string CpuText::name(int id, int u) const {
+  const Statement& s = at(id);
+  if (is_literal(s)) return value(s);
+  return s.varies < Statement::InRow ? fmt::format("v{}", id) : fmt::format("v{}_{}", id, u);
+}
+
+// Of a constant or number.
+std::string CpuText::value(const Statement& s) const {
+  if (s.kind == Statement::Constant) return splat(s.type, s.text);
+  const Number& c = number(s);
+  if (!c.control) return splat(s.type, literal(c));
+  size_t k = 0;
+  while (out_.arguments[k].kind != CpuArgument::Number || out_.arguments[k].which != s.which) ++k;
+  return splat(s.type, fmt::format("*(const {}*)a[{}]", spelling(c.dtype).element, k));
+}
+
+// The most values that are in registers at once: loads come first, stores last.
+size_t CpuText::live_vectors(const std::vector<int>& ids) const {
+  std::vector<int> last(p_.statements.size());
+  for (int id : ids) {
+    for (int a : at(id).args) last[static_cast<size_t>(a)] = id;
+  }
+  size_t most = 1, live = 0;
+  std::vector<size_t> ends(p_.statements.size() + 1);
+  for (size_t k = 0; k < p_.statements.size(); ++k) {
+    live -= ends[k];
+    const bool here = std::binary_search(ids.begin(), ids.end(), static_cast<int>(k));
+    if (!here || p_.statements[k].kind == Statement::Store) continue;
+    most = std::max(most, ++live);
+    ++ends[std::max(static_cast<size_t>(last[k]), k + 1)];
+  }
+  return most;
+}
+
+// A core looks some 200 operations ahead. Polynomials one after the other fill that with one
+// dependent chain unless enough vectors take each step together: 20 of them took a third of the
+// time with eight vectors that they took with one. The compiler pays for long text: some 5 ms for
+// a polynomial of one vector.
+int CpuText::choose_unroll(const std::vector<int>& ids) const {
+  constexpr size_t most_polynomials = 64, statements = 2048, registers = 24;
+  size_t cost = 0, lines = 1;
+  for (int id : ids) {
+    cost += at(id).cost;
+    lines += at(id).kind == Statement::Formula;
+  }
+  const size_t polynomials = (cost + 1) / 2;
+  if (polynomials > 1) {
+    const size_t fits = std::max<size_t>(most_polynomials / polynomials, 1);
+    return static_cast<int>(std::min<size_t>(8, std::bit_floor(fits)));
+  }
+  const size_t most = std::min(registers / live_vectors(ids), statements / lines);
+  return static_cast<int>(std::clamp<size_t>(most, 1, 4));
+}
+
+void CpuText::emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent) {
+  for (int id : ids) {
+    if (is_literal(at(id))) continue;
+    for (int u = 0; u < unroll; ++u) out_.body += indent + line(id, u, tail) + ";\n";
+  }
+}
+std::string CpuText::line(int id, int u, bool tail) const {
+  const Statement& s = at(id);
+  if (s.kind == Statement::Store) return store(s, u, tail);
+  std::vector<std::string> args;
+  for (int a : s.args) args.push_back(name(a, u));
+  return fmt::format("const auto {} = {}", name(id, u),
+                     s.kind == Statement::Load      ? load(s, u, tail)
+                     : s.kind == Statement::Formula ? fill(s.text, args)
+                                                    : value(s));
+}
+
+}  // namespace brrr::program

@@ -1,0 +1,67 @@
+#pragma once
+// What the CPU's kernels of both walks (cpu.cpp, cpu_rows.cpp) spell alike: loads, stores and
+// statements over vectors.
+
+#include "ops/program/cpu.h"
+
+namespace brrr::program {
+
+inline constexpr int64_t kGrain = 1 << 15;  ///< Elements worth a thread.
+
+/// Names of the text: `o<w>` is where window w begins, `p<w>` where it does in the row; `v<id>` a
+/// statement's value, that of elements `v<id>_<u>` in vector u of an unrolled body.
+class CpuText {
+ public:
+  explicit CpuText(const Program& p)
+      : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {}
+
+ protected:
+  const Window& window(size_t w) const { return p_.windows[w]; }
+  const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
+  const Number& number(const Statement& s) const {
+    return p_.numbers[static_cast<size_t>(s.which)];
+  }
+  int64_t inner_stride(size_t w) const { return window(w).stride[ndim_ - 1]; }
+  /// The statements that vary so, but for literals.
+  std::vector<int> all(Statement::Varies which) const;
+
+  const char* origin() const { return ndim_ > 1 ? "o" : "p"; }
+  static std::string pointer_type(const Window& w);
+  /// The arguments as pointers.
+  void pointers();
+  /// `p<w>` of windows in row `r`, a number.
+  void row_pointers(const std::string& r, const std::vector<size_t>& windows,
+                    const std::string& indent);
+  /// The innermost dim from `from` to `to`, `unroll` vectors at a time, then under a mask; nothing
+  /// is left for that if a known length is made of whole vectors.
+  void loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
+             int unroll, const std::string& indent, int64_t length = 0);
+  /// Statement by statement over all vectors of an unrolled body: independent chains side by side.
+  void emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent);
+  virtual std::string line(int id, int u, bool tail) const;
+  virtual void at_body(int /*unroll*/, const std::string& /*indent*/) {}
+  /// What the name of a statement's value is in vector u.
+  std::string name(int id, int u) const;
+  /// How many vectors the body of such statements takes at once.
+  int choose_unroll(const std::vector<int>& ids) const;
+
+  const Program& p_;
+  const int ndim_;
+  const int64_t* const size_;
+  std::vector<bool> around_;  // By window: may be stored around the caches.
+  CpuKernel out_;
+
+ private:
+  std::string load(const Statement& x, int u, bool tail) const;
+  std::string store(const Statement& x, int u, bool tail) const;
+  bool is_literal(const Statement& s) const {
+    return s.kind == Statement::Constant || (s.kind == Statement::Number && !number(s).control);
+  }
+  std::string value(const Statement& s) const;
+  size_t live_vectors(const std::vector<int>& ids) const;
+};
+
+/// The kernel of a program with a row: cpu_rows.cpp.
+CpuKernel cpu_rows(const Program& p);
+
+}  // namespace brrr::program

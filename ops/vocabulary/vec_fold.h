@@ -1,0 +1,83 @@
+#ifndef BRRR_OPS_VEC_FOLD_H
+#define BRRR_OPS_VEC_FOLD_H
+// A row's elements combined, in the order of ops/kinds/reduction.h ("rows"). Header-free: the build
+// embeds this text in front of generated kernels. fold_chunk is one function per lambda, which is
+// inlined at its several call sites.
+
+#include "ops/vocabulary/vec.h"
+
+namespace brrr::vx {
+
+constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
+
+template <class V> auto first_element(V v) {
+  return v[0];
+}
+template <class V> using Element = decltype(first_element(V{}));
+
+/// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.
+template <class V, class Combine, class F>
+[[gnu::noinline, gnu::flatten]] Element<V> fold_chunk(long i, long end, V init, Combine combine,
+                                                      const F& f) {
+  if (end - i <= 16) {
+    const int lanes = static_cast<int>(end - i);
+    return reduce(combine(init, where(first_lanes(lanes), f(i, lanes), init)), combine);
+  }
+  V a0 = init, a1 = init, a2 = init, a3 = init;
+  for (; i + 64 <= end; i += 64) {
+    a0 = combine(a0, f(i, 16));
+    a1 = combine(a1, f(i + 16, 16));
+    a2 = combine(a2, f(i + 32, 16));
+    a3 = combine(a3, f(i + 48, 16));
+  }
+  auto tail = [&](V& a) {
+    if (i >= end) return;
+    const int lanes = end - i < 16 ? static_cast<int>(end - i) : 16;
+    a = combine(a, where(first_lanes(lanes), f(i, lanes), init));
+    i += 16;
+  };
+  tail(a0);
+  tail(a1);
+  tail(a2);
+  tail(a3);
+  return reduce(combine(combine(a0, a1), combine(a2, a3)), combine);
+}
+
+/// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
+/// behind a pointer, so that the recursion has one type.
+template <class V, class Combine>
+Element<V> fold_chunks(long chunks, V init, Combine combine, const void* context,
+                       Element<V> (*chunk)(const void*, long)) {
+  auto level = [&](long k) {
+    const long begin = k * kFoldChunk,
+               end = begin + kFoldChunk < chunks ? begin + kFoldChunk : chunks;
+    return fold_chunk(begin, end, init, combine, [&](long i, int lanes) {
+      V v = init;
+      for (int j = 0; j < lanes; ++j) v[j] = chunk(context, i + j);
+      return v;
+    });
+  };
+  if (chunks <= kFoldChunk) return level(0);
+  using Level = decltype(level);
+  return fold_chunks<V, Combine>(
+      (chunks + kFoldChunk - 1) / kFoldChunk, init, combine, &level,
+      [](const void* l, long k) { return (*static_cast<const Level*>(l))(k); });
+}
+
+/// All n elements of a row combined from `init`, an identity of `combine`.
+template <class V, class Combine, class F>
+Element<V> fold_row(long n, V init, Combine combine, const F& f) {
+  if (n <= kFoldChunk) return fold_chunk(0l, n, init, combine, f);
+  auto chunk = [&](long k) {
+    const long begin = k * kFoldChunk;
+    return fold_chunk(begin, begin + kFoldChunk < n ? begin + kFoldChunk : n, init, combine, f);
+  };
+  using Chunk = decltype(chunk);
+  return fold_chunks<V, Combine>(
+      (n + kFoldChunk - 1) / kFoldChunk, init, combine, &chunk,
+      [](const void* c, long k) { return (*static_cast<const Chunk*>(c))(k); });
+}
+
+}  // namespace brrr::vx
+
+#endif  // BRRR_OPS_VEC_FOLD_H

@@ -1,0 +1,162 @@
+// Reductions and row ops share kernels with what stands around them, with eager's bits.
+#include <doctest/doctest.h>
+
+#include "brrr.h"
+#include "tests/fuzz_steps.h"
+#include "tests/temp_cache.h"
+
+using namespace brrr;
+
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+// The kernels of a replay, whose results are eager's bits, on one thread and on two.
+template <class F> uint64_t kernels(const F& fn) {
+  const Tensors eager = fn();
+  auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
+  for (int call = 0; call < 2; ++call) {
+    const Tensors graph = step();
+    REQUIRE(eager.size() == graph.size());
+    for (size_t k = 0; k < eager.size(); ++k) {
+      CAPTURE(k);
+      CHECK(fuzz::bits_of(eager[k]) == fuzz::bits_of(graph[k]));
+    }
+  }
+  CHECK(step.stats().fallbacks == 0);
+  return step.stats().kernels_per_replay;
+}
+
+// f(x) over rows of lengths with and without tails, of few and many rows, in each dtype.
+template <class F> void over_shapes(uint64_t want, const F& f) {
+  const std::vector<IntList> all = {{130, 65}, {8, 4100}, {3, 5, 33}, {64, 64}, {1, 50}, {200, 2}};
+  for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
+    for (size_t k = 0; k < (t == kFloat32 ? all.size() : 2); ++k) {
+      CAPTURE(to_string(all[k]));
+      CAPTURE(t);
+      const Tensor x = randn(all[k]).to(t), w = randn({all[k].back()}).to(t);
+      CHECK(kernels([&] { return f(x, w); }) == want);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("row fusion: what users write with exp, sum and division is one kernel") {
+  const test::TempCache cache;
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    const Tensor e = exp(x - amax(x, {-1}, true));
+    return Tensors{e / e.sum({-1}, true) * w};
+  });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    const Tensor d = x - x.mean({-1}, true);
+    return Tensors{d * rsqrt((d * d).mean({-1}, true) + 1e-5) * w};
+  });
+  over_shapes(1,
+              [](const Tensor& x, const Tensor& w) {  // Results of rows beside those of elements.
+                const Tensor s = (x * 0.5).sum({-1}, true), p = prod(x * 0.3, {-1}, true);
+                return Tensors{s, x * w + s, norm(x, {-1}, true), p, tanh(s) * 2.0};
+              });
+}
+
+TEST_CASE("row fusion: row ops and their neighbours") {
+  const test::TempCache cache;
+  over_shapes(1, [](const Tensor& x, const Tensor& w) { return Tensors{softmax(x * w, -1) + x}; });
+  over_shapes(
+      1, [](const Tensor& x, const Tensor& w) { return Tensors{log_softmax(x + w, -1).exp()}; });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    const int64_t n = x.size(-1);
+    return Tensors{layer_norm(x + w + x * 0.1, {n}, w, Tensor(), 1e-5)};
+  });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    const int64_t n = x.size(-1);
+    return Tensors{rms_norm(gelu(x), {n}, w, 1e-5) * 3.0, softmax(x, -1)};
+  });
+}
+
+TEST_CASE("row fusion: gradients, with those of weights, are one kernel") {
+  const test::TempCache cache;
+  for (const IntList& sizes : {IntList{9, 7}, {64, 64}, {130, 65}, {200, 48}, {3, 50, 32}}) {
+    CAPTURE(to_string(sizes));
+    const int64_t n = sizes.back();
+    Tensor x = randn(sizes), w = randn({n}), b = randn({n});
+    for (Tensor* t : {&x, &w, &b}) t->set_requires_grad(true);
+    const auto fn = [&] {
+      const Tensor y = layer_norm(x * 1.5, {n}, w, b, 1e-5);
+      Tensors g = grad({y}, {x, w, b}, {}, {cos(y)});
+      g.push_back(y);
+      return g;
+    };
+    CHECK(kernels(fn) == 1);
+    CHECK(kernels([&] {
+            const Tensor y = softmax(x + b, -1);
+            return grad({y}, {x, b}, {}, {y * y});
+          }) == 1);
+  }
+}
+
+TEST_CASE("row fusion: a loss over rows, its check of ids before anything is written") {
+  const test::TempCache cache;
+  Tensor x = randn({130, 65}), ids = randint(0, 65, {130}), w = randn({65});
+  x.set_requires_grad(true);
+  const auto fn = [&] {
+    const Tensor loss = cross_entropy(x * 2.0 + w, ids);
+    return Tensors{loss, grad({loss}, {x})[0]};
+  };
+  CHECK(kernels(fn) <= 3);
+  CHECK(kernels([&] {
+          const Tensor loss =
+              cross_entropy(x * 2.0, ids, {.ignore_index = 3, .label_smoothing = 0.1});
+          return Tensors{loss, grad({loss}, {x})[0]};
+        }) <= 3);
+  const Tensor bad = ids.clone(), kept = zeros({130, 65});
+  auto step = brrr::step(
+      [&] {
+        kept.add_(1.0);
+        return cross_entropy(x * 2.0, bad);
+      },
+      {.require_graph = true, .build_at_first_call = true});
+  step();
+  step();
+  bad.fill_(99);
+  CHECK_THROWS_WITH_AS(step(), doctest::Contains("id 99 at position 0 is out of range"), Error);
+  CHECK(kept.sum().item<double>() == doctest::Approx(2.0 * 130 * 65));
+}
+
+TEST_CASE("row fusion: what only looks alike stays apart") {
+  const test::TempCache cache;
+  const Tensor x = randn({33, 33}), y = randn({12, 40});
+  // Sums of rows without their dim broadcast along columns.
+  CHECK(kernels([&] { return Tensors{x / x.sum({-1})}; }) == 2);
+  CHECK(kernels([&] { return Tensors{x - x.mean({0}, true)}; }) == 2);
+  CHECK(kernels([&] { return Tensors{(y * 2.0).transpose(0, 1).contiguous().sum({-1})}; }) >= 1);
+  // A sum over rows is known after all of them.
+  kernels([&] {
+    const Tensor s = (y * 3.0).sum({0});
+    return Tensors{y + s, s * 2.0};
+  });
+  // Rows of one tensor are not those of a view of it.
+  kernels([&] {
+    const Tensor e = exp(y);
+    return Tensors{e.sum({-1}), e.view({24, 20}).sum({-1}), e.view({480}).sum()};
+  });
+  // In place, before and after a fold reads it.
+  kernels([&] {
+    const Tensor z = y * 1.0;
+    const Tensor s = z.sum({-1}, true);
+    z.mul_(2.0);
+    return Tensors{z, s, z - s, z.sum({-1}, true)};
+  });
+}
+
+TEST_CASE("row fusion: sums over rows of any number, on threads") {
+  const test::TempCache cache;
+  for (const int64_t rows : {8, 63, 64, 65, 1000, 5000}) {
+    CAPTURE(rows);
+    const Tensor x = randn({rows, 48}), g = randn({rows, 48});
+    kernels([&] {
+      const Tensor h = x * g;
+      return Tensors{h + 1.0, h.sum({0}), (h * h).sum({0}), h.sum({-1})};
+    });
+  }
+}
