@@ -23,27 +23,33 @@ struct Buffers {
   alignas(64) char data[kMost][kTile * 8];
 };
 
-// One run along the innermost dim, from the addresses `at`, in tiles where a conversion is needed.
-void run_inner(const Iteration& it, char* const* at, int64_t n, const Way* way, Buffers* buf) {
+void load_splat(DType ct, char* to, DType from, const char* src) {
+  load_tile(ct, to, from, src, 0, 1);
+  if (itemsize(ct) == 4)
+    vx::store(reinterpret_cast<int*>(to), vx::splat(*reinterpret_cast<int*>(to)));
+  else
+    vx::store(reinterpret_cast<long*>(to), vx::splat(*reinterpret_cast<long*>(to)));
+}
+
+// One run along the innermost dim, from the addresses `at`, at most `tile` elements at a time.
+void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, const Way* way,
+               Buffers* buf) {
   const int inner = it.ndim - 1;
   char* out[kMaxOutputs];
   const char* in[kMaxOperands];
   int64_t step[kMaxOperands];
-  Places places[kMost];
-  bool tiled = false;
-  for (int k = 0; k < it.count(); ++k) tiled |= way[k] == Way::Tile;
+  vx::Line places[kMost];
   for (int k = it.n_out; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     step[k - it.n_out] = way[k] == Way::Splat ? 0 : 1;
-    if (way[k] == Way::Splat) load_tile(it.loop_type(k), buf->data[k], o.dtype, at[k], 0, 16);
+    if (way[k] == Way::Splat) load_splat(it.loop_type(k), buf->data[k], o.dtype, at[k]);
   }
-  const int64_t tile = tiled ? kTile : n;
   for (int64_t begin = 0; begin < n; begin += tile) {
     const int64_t m = std::min(tile, n - begin);
     for (int k = 0; k < it.count(); ++k) {
       const PointwiseOperand& o = it.operands[k];
       if (way[k] == Way::Made) {
-        const auto& p = *reinterpret_cast<const Places*>(at[k]);
+        const auto& p = *reinterpret_cast<const vx::Line*>(at[k]);
         places[k] = {p.first + begin * p.step, p.step};
         in[k - it.n_out] = reinterpret_cast<const char*>(&places[k]);
         continue;
@@ -68,22 +74,30 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, const Way* way, 
   }
 }
 
-void choose_ways(const Iteration& it, Way* way) {
+// How many elements a loop may take at once.
+int64_t choose_ways(const Iteration& it, Way* way) {
   const int inner = it.ndim - 1;
+  int64_t most = it.size[inner];
   for (int k = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     const bool dense = o.stride[inner] == 1 || it.size[inner] == 1;
+    const bool integer = k >= it.n_out && it.info->integers >> (k - it.n_out) & 1;
     if (o.made) {
       way[k] = Way::Made;
+      if (o.stride[inner] > vx::longest_step) most = 1;
+    } else if (integer) {
+      way[k] = Way::Direct;
     } else if (k >= it.n_out && o.stride[inner] == 0) {
       way[k] = Way::Splat;
     } else {
       way[k] = dense && o.dtype == it.loop_type(k) ? Way::Direct : Way::Tile;
+      if (way[k] == Way::Tile) most = std::min(most, kTile);
     }
   }
+  return most;
 }
 
-// Walks the outer dims; `at` has the operands' addresses in the row, or those of their Places.
+// Walks the outer dims; `at` has the operands' addresses in the row, or of their vx::Line.
 class Rows {
  public:
   Rows(const Iteration& it, int64_t row)
@@ -124,7 +138,7 @@ class Rows {
  private:
   void set_places(int k) {
     const int64_t* stride = it_.operands[k].stride;
-    Places& p = places_[k - first_made_];
+    vx::Line& p = places_[k - first_made_];
     p = {0, stride[outer_]};
     for (int d = 0; d < outer_; ++d) {
       bytes_[d][k] = 0;
@@ -134,18 +148,17 @@ class Rows {
   }
   const Iteration& it_;
   int outer_, first_made_;
-  Places places_[kMaxMade];
+  vx::Line places_[kMaxMade];
   int64_t index_[kMaxDims], bytes_[kMaxDims][kMost];
 };
 
 // Rows [begin, end) of the outer dims, each a run of the innermost one.
 void run_rows(const Iteration& it, int64_t begin, int64_t end) {
   Way way[kMost];
-  choose_ways(it, way);
-  const int64_t n = it.size[it.ndim - 1];
+  const int64_t tile = choose_ways(it, way), n = it.size[it.ndim - 1];
   Rows rows(it, begin);
   const auto as_it_is = [](Way w) { return w == Way::Direct || w == Way::Made; };
-  if (std::all_of(way, way + it.count(), as_it_is)) {
+  if (tile == n && std::all_of(way, way + it.count(), as_it_is)) {
     // The heads of an attention have rows of 16 elements: what happens between rows counts.
     static constexpr auto steps = [] {
       std::array<int64_t, kMaxOperands> a{};
@@ -158,16 +171,17 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end) {
     return;
   }
   Buffers buf;  // Uninitialised: only touched parts cost.
-  for (int64_t row = begin; row < end; ++row, rows.next()) run_inner(it, rows.at, n, way, &buf);
+  for (int64_t row = begin; row < end; ++row, rows.next())
+    run_inner(it, rows.at, n, tile, way, &buf);
 }
 
 // A part of a one-dimensional iteration.
 void run_flat(const Iteration& it, int64_t begin, int64_t end) {
   Way way[kMost];
-  choose_ways(it, way);
+  const int64_t tile = choose_ways(it, way);
   Buffers buf;
   char* at[kMost];
-  Places places[kMost];
+  vx::Line places[kMost];
   for (int k = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     if (o.made) {
@@ -177,7 +191,7 @@ void run_flat(const Iteration& it, int64_t begin, int64_t end) {
     }
     at[k] = o.base + begin * o.stride[0] * static_cast<int64_t>(itemsize(o.dtype));
   }
-  run_inner(it, at, end - begin, way, &buf);
+  run_inner(it, at, end - begin, tile, way, &buf);
 }
 
 }  // namespace
