@@ -213,22 +213,35 @@ template <class O> bool usual_places(const char* const* in) {
   return usual;
 }
 
-// `Usual` places are told to the compiler. Flat: a row with a draw is so long that its lambda would
-// be called, with vectors in memory.
+/// Operand K as a line, if it is an integer. `Usual` places are told to the compiler.
+template <class O, bool Usual, size_t K>
+[[gnu::always_inline]] inline vx::Line integer_operand(const char* const* in) {
+  if constexpr (!O::is_integer(K)) {
+    return 0;
+  } else if constexpr (!O::is_made(K)) {
+    return *reinterpret_cast<const int64_t*>(in[K]);
+  } else {
+    const auto p = *reinterpret_cast<const vx::Line*>(in[K]);
+    if constexpr (!Usual)
+      return p;
+    else if constexpr (O::Kinds::place[K - O::given] == 2)
+      return p.first;
+    else
+      return {p.first & ~15L, 1};
+  }
+}
+template <class O, bool Usual, size_t... K>
+[[gnu::always_inline]] inline void integer_operands(const char* const* in, vx::Line* to,
+                                                    std::index_sequence<K...>) {
+  ((to[K] = integer_operand<O, Usual, K>(in)), ...);
+}
+
+// Flat: a row with a draw is so long that its lambda would be called, with vectors in memory.
 template <class F, class V, class O, bool Usual>
 [[gnu::flatten]] void pointwise_places(char* const* out, const char* const* in, const int64_t* step,
                                        int64_t n) {
   vx::Line integers[O::count + 1];
-  for (size_t k = 0; k < O::count; ++k) {
-    if (O::is_made(k))
-      integers[k] = *reinterpret_cast<const vx::Line*>(in[k]);
-    else if (O::is_integer(k))
-      integers[k] = *reinterpret_cast<const int64_t*>(in[k]);
-  }
-  for (int k = 0; Usual && k < O::Kinds::made; ++k) {
-    vx::Line& p = integers[O::given + k];
-    p = O::Kinds::place[k] == 2 ? vx::Line(p.first) : vx::Line(p.first & ~15L, 1);
-  }
+  integer_operands<O, Usual>(in, integers, O::all);
   if (n < 16) return pointwise_vector<F, V, O, true>(out, in, integers, 0, static_cast<int>(n));
   // Copies that no store can alias: the compiler keeps what it can in registers.
   const char* at[O::given + 1];

@@ -16,11 +16,14 @@ constexpr int64_t kTile = 512;       // Elements converted at a time: operands s
 constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
 constexpr int kMost = kMostPointwise;
 
-// How the loop sees one operand in the innermost dim.
-enum class Way : uint8_t { Direct, Splat, Tile, Made };
+// How the loop sees one operand in the innermost dim. A number is splat once and for all.
+enum class Way : uint8_t { Direct, Number, Splat, Tile, Made };
 
 struct Buffers {
   alignas(64) char data[kMost][kTile * 8];
+};
+struct Splats {
+  alignas(64) char data[kMaxOperands][16 * 8];
 };
 
 void load_splat(DType ct, char* to, DType from, const char* src) {
@@ -41,7 +44,7 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, co
   vx::Line places[kMost];
   for (int k = it.n_out; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
-    step[k - it.n_out] = way[k] == Way::Splat ? 0 : 1;
+    step[k - it.n_out] = way[k] == Way::Splat || way[k] == Way::Number ? 0 : 1;
     if (way[k] == Way::Splat) load_splat(it.loop_type(k), buf->data[k], o.dtype, at[k]);
   }
   for (int64_t begin = 0; begin < n; begin += tile) {
@@ -58,7 +61,7 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, co
       if (way[k] == Way::Tile && k >= it.n_out) {
         load_tile(it.loop_type(k), buf->data[k], o.dtype, p, o.stride[inner], m);
       }
-      char* use = way[k] == Way::Direct ? p : buf->data[k];
+      char* use = way[k] <= Way::Number ? p : buf->data[k];
       if (k < it.n_out)
         out[k] = use;
       else
@@ -87,6 +90,8 @@ int64_t choose_ways(const Iteration& it, Way* way) {
       if (o.stride[inner] > vx::longest_step) most = 1;
     } else if (integer) {
       way[k] = Way::Direct;
+    } else if (o.number) {
+      way[k] = Way::Number;
     } else if (k >= it.n_out && o.stride[inner] == 0) {
       way[k] = Way::Splat;
     } else {
@@ -157,16 +162,13 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end) {
   Way way[kMost];
   const int64_t tile = choose_ways(it, way), n = it.size[it.ndim - 1];
   Rows rows(it, begin);
-  const auto as_it_is = [](Way w) { return w == Way::Direct || w == Way::Made; };
+  const auto as_it_is = [](Way w) { return w <= Way::Number || w == Way::Made; };
   if (tile == n && std::all_of(way, way + it.count(), as_it_is)) {
     // The heads of an attention have rows of 16 elements: what happens between rows counts.
-    static constexpr auto steps = [] {
-      std::array<int64_t, kMaxOperands> a{};
-      a.fill(1);
-      return a;
-    }();
+    int64_t steps[kMaxOperands];
+    for (int k = 0; k < it.n_in; ++k) steps[k] = way[it.n_out + k] != Way::Number;
     for (int64_t row = begin; row < end; ++row, rows.next()) {
-      it.loop(rows.at, rows.at + it.n_out, steps.data(), n);
+      it.loop(rows.at, rows.at + it.n_out, steps, n);
     }
     return;
   }
@@ -194,13 +196,57 @@ void run_flat(const Iteration& it, int64_t begin, int64_t end) {
   run_inner(it, at, end - begin, tile, way, &buf);
 }
 
+// A few elements in the loop's own dtypes, side by side in memory: there is nothing to walk.
+bool run_small(const OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  const TensorImpl& first = *c.out[0].impl();
+  if (c.into || first.numel > kSmall) return false;
+  const DType compute = pointwise_compute_dtype(c);
+  char* out[kMaxOutputs];
+  for (int k = 0; k < c.n_out; ++k) {
+    const TensorImpl& t = *c.out[k].impl();
+    if (t.dtype != (info.mask_out[k] ? kBool : compute) || !t.contiguous()) return false;
+    out[k] = t.data();
+  }
+  const char* in[kMaxOperands];
+  int64_t step[kMaxOperands];
+  Splats splats;
+  for (int i = 0, word = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    const bool integer = info.integers >> i & 1;
+    if (t && !integer && (t->dtype != compute || !t->contiguous() || !t->same_shape(first)))
+      return false;
+    const char* number = t ? nullptr : reinterpret_cast<const char*>(&c.attrs.v[word]);
+    step[i] = t != nullptr;
+    in[i] = t ? t->data() : integer ? number : splats.data[i];
+    if (!t && !integer)
+      load_splat(compute, splats.data[i], c.attrs.kind(i) == 3 ? kFloat64 : kInt64, number);
+    word += !t;
+  }
+  const vx::Line line(0, 1);
+  for (int k = 0; k < info.n_made; ++k) {
+    if (info.place[k] != kNumber) return false;
+    in[c.n_in + k] = reinterpret_cast<const char*>(&line);
+  }
+  info.loops[compute_index(compute)](out, in, step, first.numel);
+  return true;
+}
+
 }  // namespace
 
 void pointwise_run(OpCall& c) {
+  if (run_small(c)) return;
   Iteration it;
   Tensor copies[kMaxOperands];
   if (!pointwise_iteration(c, it, copies)) return;
   it.loop = it.info->loops[compute_index(it.compute)];
+  Splats splats;
+  for (int i = 0; i < c.n_in; ++i) {
+    PointwiseOperand& o = it.operands[it.n_out + i];
+    if (!o.number || it.info->integers >> i & 1) continue;
+    load_splat(it.compute, splats.data[i], o.dtype, o.base);
+    o.base = splats.data[i];
+  }
   if (it.ndim == 1) {
     parallel_for(it.size[0], kGrain, [&](int64_t b, int64_t e) { run_flat(it, b, e); });
     return;

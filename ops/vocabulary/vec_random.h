@@ -117,8 +117,10 @@ template <class Test> BRRR_VX b16 compare(Line a, Line b) {
   typedef Part<int>::type P;
   P part[sizeof r / sizeof(P)];
   __builtin_memcpy(&part, &r, sizeof r);
-  for (P& p : part) p = Test::test(p * (int)x.step + first, P{});
-  __builtin_memcpy(&r, &part, sizeof r);
+  for (unsigned i = 0; i < sizeof part / sizeof(P); ++i) {
+    const auto m = Test::test(part[i] * (int)x.step + first, P{});
+    __builtin_memcpy((P*)&r + i, &m, sizeof m);
+  }
   return r;
 }
 #define BRRR_VX_COMPARE(name, Test, a, b) \
@@ -126,9 +128,9 @@ template <class Test> BRRR_VX b16 compare(Line a, Line b) {
     return compare<Test>(a, b);           \
   }
 BRRR_VX_COMPARE(lt, Less, x, y)
-BRRR_VX_COMPARE(le, LessEqual, x, y)
+BRRR_VX_COMPARE(le, Less, x, y + 1)
 BRRR_VX_COMPARE(gt, Less, y, x)
-BRRR_VX_COMPARE(ge, LessEqual, y, x)
+BRRR_VX_COMPARE(ge, Less, y, x + 1)
 BRRR_VX_COMPARE(eq, Equal, x, y)
 BRRR_VX_COMPARE(ne, NotEqual, x, y)
 #undef BRRR_VX_COMPARE
