@@ -19,8 +19,3 @@
 #endif
 
 #include "ops/kinds/row.h"
-
-namespace brrr {
-namespace m {}
-namespace row {}
-}  // namespace brrr

@@ -25,10 +25,10 @@ inline constexpr int kMaxMade = 2;
 inline constexpr int64_t kSmall = 1 << 15;
 
 /// Operands that are int64 whatever their row computes in. Of those that a call gives, the bits
-/// `Given` say which: seeds, counters, diagonals. Behind all given ones come those that no call
-/// gives, because each element makes them of its place: kNumber is the element's number in
-/// row-major order, 1 its place in the last dim, 2 in the one before. They stand between a row's
-/// traits and its lambdas:
+/// `Given` say which: seeds, counters, diagonals, which all elements share. Behind all given ones
+/// come those that no call gives, because each element makes them of its place: kNumber is the
+/// element's number in row-major order, 1 its place in the last dim, 2 in the one before. They
+/// stand between a row's traits and its lambdas:
 ///
 ///   const NumberOp tril{"tril", "...", {}, Integers<0b10, 2, 1>{},
 ///                       [](auto x, auto diagonal, auto row, auto column) {
@@ -44,13 +44,8 @@ template <uint32_t Given = 0, int... Made> struct Integers {
 };
 inline constexpr int kNumber = 0;
 
-/// What a loop is handed of a place: its value at the first element, and how it goes on.
-struct Places {
-  int64_t first, step;
-};
-
-/// `out` and `in` hold one address each, of Places for an operand that is made; step is 0 for a
-/// splat of 16 equal elements, else 1.
+/// `out` and `in` hold one address each: for an operand of Integers that of the number, for one
+/// that is made that of a vx::Line. step is 0 for a splat of 16 equal elements, else 1.
 using PointwiseLoop = void (*)(char* const* out, const char* const* in, const int64_t* step,
                                int64_t n);
 
@@ -184,17 +179,17 @@ template <class V, bool Tail, class X>
   }
 }
 
-// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `made` are
-// the operands that are.
+// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `integers`
+// are the operands that are.
 template <class F, class V, class O, bool Tail>
 [[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
-                                                    const vx::i64* made, int64_t i, int n) {
+                                                    const vx::Line* integers, int64_t i, int n) {
   const auto operand = [&](auto k) __attribute__((always_inline)) {
     using Type = typename O::template Type<Num<V>, k>;
-    if constexpr (O::is_made(k)) {
-      return Type(made[k - O::given]);
+    if constexpr (O::is_integer(k)) {
+      return Type(integers[k]);
     } else {
-      const auto* p = reinterpret_cast<const Lane<decltype(Type::v)>*>(in[k]);
+      const auto* p = reinterpret_cast<const Lane<V>*>(in[k]);
       if constexpr (Tail)
         return Type(vx::load_n(p, n));
       else
@@ -208,32 +203,70 @@ template <class F, class V, class O, bool Tail>
   (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
 }
 
-template <class F, class V, class O>
-void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
-  vx::i64 made[O::Kinds::made + 1], further[O::Kinds::made + 1];
+/// Whether elements stand as they nearly always do: side by side, from a multiple of 16 on.
+template <class O> bool usual_places(const char* const* in) {
+  bool usual = true;
   for (int k = 0; k < O::Kinds::made; ++k) {
-    const auto& p = *reinterpret_cast<const Places*>(in[O::given + k]);
-    made[k] = vx::places(p.first, p.step);
-    further[k] = vx::splat(16 * p.step);
+    const auto& p = *reinterpret_cast<const vx::Line*>(in[O::given + k]);
+    usual &= O::Kinds::place[k] == 2 ? p.step == 0 : p.step == 1 && p.first % 16 == 0;
   }
-  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, made, 0, static_cast<int>(n));
+  return usual;
+}
+
+/// Operand K as a line, if it is an integer. `Usual` places are told to the compiler.
+template <class O, bool Usual, size_t K>
+[[gnu::always_inline]] inline vx::Line integer_operand(const char* const* in) {
+  if constexpr (!O::is_integer(K)) {
+    return 0;
+  } else if constexpr (!O::is_made(K)) {
+    return *reinterpret_cast<const int64_t*>(in[K]);
+  } else {
+    const auto p = *reinterpret_cast<const vx::Line*>(in[K]);
+    if constexpr (!Usual)
+      return p;
+    else if constexpr (O::Kinds::place[K - O::given] == 2)
+      return p.first;
+    else
+      return {p.first & ~15L, 1};
+  }
+}
+template <class O, bool Usual, size_t... K>
+[[gnu::always_inline]] inline void integer_operands(const char* const* in, vx::Line* to,
+                                                    std::index_sequence<K...>) {
+  ((to[K] = integer_operand<O, Usual, K>(in)), ...);
+}
+
+// Flat: a row with a draw is so long that its lambda would be called, with vectors in memory.
+template <class F, class V, class O, bool Usual>
+[[gnu::flatten]] void pointwise_places(char* const* out, const char* const* in, const int64_t* step,
+                                       int64_t n) {
+  vx::Line integers[O::count + 1];
+  integer_operands<O, Usual>(in, integers, O::all);
+  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, integers, 0, static_cast<int>(n));
   // Copies that no store can alias: the compiler keeps what it can in registers.
   const char* at[O::given + 1];
   int64_t bytes[O::given + 1];
   char* to[kMaxOutputs];
   for (int k = 0; k < O::given; ++k) {
-    const size_t item = O::is_integer(static_cast<size_t>(k)) ? sizeof(int64_t) : sizeof(Lane<V>);
     at[k] = in[k];
-    bytes[k] = step[k] * static_cast<int64_t>(16 * item);
+    bytes[k] = step[k] * static_cast<int64_t>(16 * sizeof(Lane<V>));
   }
   for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    pointwise_vector<F, V, O, false>(to, at, made, i, 16);
+    pointwise_vector<F, V, O, false>(to, at, integers, i, 16);
     for (int k = 0; k < O::given; ++k) at[k] += bytes[k];
-    for (int k = 0; k < O::Kinds::made; ++k) made[k] += further[k];
+    for (int k = O::given; k < O::count; ++k) integers[k].first += 16 * integers[k].step;
   }
-  if (i < n) pointwise_vector<F, V, O, true>(to, at, made, i, static_cast<int>(n - i));
+  if (i < n) pointwise_vector<F, V, O, true>(to, at, integers, i, static_cast<int>(n - i));
+}
+
+template <class F, class V, class O>
+void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
+  if (usual_places<O>(in))
+    pointwise_places<F, V, O, true>(out, in, step, n);
+  else
+    pointwise_places<F, V, O, false>(out, in, step, n);
 }
 
 template <class F, class O> void pointwise_emit(const Sym* in, int* out) {

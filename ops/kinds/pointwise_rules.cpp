@@ -15,13 +15,24 @@ static int category(DType t) {
 // raise the category (bool < integer < floating).
 DType pointwise_common_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
+  const auto takes_part = [&](int i) {
+    return !((info.traits.condition | info.integers) >> i & 1);
+  };
+  // Numbers alone are computed in what is made of them: as far as precision matters where they are
+  // written into a tensor (fill_).
+  const auto made = static_cast<DType>(c.attrs.dtype);
+  if (c.attrs.dtype != 0xff && (!c.into || made == kFloat64)) {
+    bool numbers = true;
+    for (int i = 0; i < c.n_in; ++i) numbers &= !c.in[i] || !takes_part(i);
+    if (numbers) return made;
+  }
   int best[3] = {-1, -1, -1};  // dtype among dims, 0-d, scalars
   auto merge = [&](int level, DType t) {
     best[level] = best[level] < 0 ? static_cast<int>(t)
                                   : static_cast<int>(promote(static_cast<DType>(best[level]), t));
   };
   for (int i = 0; i < c.n_in; ++i) {
-    if ((info.traits.condition | info.integers) >> i & 1) continue;
+    if (!takes_part(i)) continue;
     if (const TensorImpl* t = c.in[i]) {
       merge(t->ndim > 0 ? 0 : 1, t->dtype);
     } else {
@@ -38,12 +49,6 @@ DType pointwise_common_dtype(const OpCall& c) {
     } else if (category(t) > category(static_cast<DType>(result))) {
       result = static_cast<int>(promote(t, static_cast<DType>(result)));
     }
-  }
-  // Numbers alone are computed in what is made of them: as far as precision matters where they are
-  // written into a tensor (fill_).
-  if (best[0] < 0 && best[1] < 0 && c.attrs.dtype != 0xff) {
-    const auto made = static_cast<DType>(c.attrs.dtype);
-    if (!c.into || made == kFloat64) return made;
   }
   return result < 0 ? kFloat32 : static_cast<DType>(result);
 }

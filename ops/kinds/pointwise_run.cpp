@@ -16,34 +16,43 @@ constexpr int64_t kTile = 512;       // Elements converted at a time: operands s
 constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
 constexpr int kMost = kMostPointwise;
 
-// How the loop sees one operand in the innermost dim.
-enum class Way : uint8_t { Direct, Splat, Tile, Made };
+// How the loop sees one operand in the innermost dim. A number is splat once and for all.
+enum class Way : uint8_t { Direct, Number, Splat, Tile, Made };
 
 struct Buffers {
   alignas(64) char data[kMost][kTile * 8];
 };
+struct Splats {
+  alignas(64) char data[kMaxOperands][16 * 8];
+};
 
-// One run along the innermost dim, from the addresses `at`, in tiles where a conversion is needed.
-void run_inner(const Iteration& it, char* const* at, int64_t n, const Way* way, Buffers* buf) {
+void load_splat(DType ct, char* to, DType from, const char* src) {
+  load_tile(ct, to, from, src, 0, 1);
+  if (itemsize(ct) == 4)
+    vx::store(reinterpret_cast<int*>(to), vx::splat(*reinterpret_cast<int*>(to)));
+  else
+    vx::store(reinterpret_cast<long*>(to), vx::splat(*reinterpret_cast<long*>(to)));
+}
+
+// One run along the innermost dim, from the addresses `at`, at most `tile` elements at a time.
+void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, const Way* way,
+               Buffers* buf) {
   const int inner = it.ndim - 1;
   char* out[kMaxOutputs];
   const char* in[kMaxOperands];
   int64_t step[kMaxOperands];
-  Places places[kMost];
-  bool tiled = false;
-  for (int k = 0; k < it.count(); ++k) tiled |= way[k] == Way::Tile;
+  vx::Line places[kMost];
   for (int k = it.n_out; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
-    step[k - it.n_out] = way[k] == Way::Splat ? 0 : 1;
-    if (way[k] == Way::Splat) load_tile(it.loop_type(k), buf->data[k], o.dtype, at[k], 0, 16);
+    step[k - it.n_out] = way[k] == Way::Splat || way[k] == Way::Number ? 0 : 1;
+    if (way[k] == Way::Splat) load_splat(it.loop_type(k), buf->data[k], o.dtype, at[k]);
   }
-  const int64_t tile = tiled ? kTile : n;
   for (int64_t begin = 0; begin < n; begin += tile) {
     const int64_t m = std::min(tile, n - begin);
     for (int k = 0; k < it.count(); ++k) {
       const PointwiseOperand& o = it.operands[k];
       if (way[k] == Way::Made) {
-        const auto& p = *reinterpret_cast<const Places*>(at[k]);
+        const auto& p = *reinterpret_cast<const vx::Line*>(at[k]);
         places[k] = {p.first + begin * p.step, p.step};
         in[k - it.n_out] = reinterpret_cast<const char*>(&places[k]);
         continue;
@@ -52,7 +61,7 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, const Way* way, 
       if (way[k] == Way::Tile && k >= it.n_out) {
         load_tile(it.loop_type(k), buf->data[k], o.dtype, p, o.stride[inner], m);
       }
-      char* use = way[k] == Way::Direct ? p : buf->data[k];
+      char* use = way[k] <= Way::Number ? p : buf->data[k];
       if (k < it.n_out)
         out[k] = use;
       else
@@ -68,22 +77,32 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, const Way* way, 
   }
 }
 
-void choose_ways(const Iteration& it, Way* way) {
+// How many elements a loop may take at once.
+int64_t choose_ways(const Iteration& it, Way* way) {
   const int inner = it.ndim - 1;
+  int64_t most = it.size[inner];
   for (int k = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     const bool dense = o.stride[inner] == 1 || it.size[inner] == 1;
+    const bool integer = k >= it.n_out && it.info->integers >> (k - it.n_out) & 1;
     if (o.made) {
       way[k] = Way::Made;
+      if (o.stride[inner] > vx::longest_step) most = 1;
+    } else if (integer) {
+      way[k] = Way::Direct;
+    } else if (o.number) {
+      way[k] = Way::Number;
     } else if (k >= it.n_out && o.stride[inner] == 0) {
       way[k] = Way::Splat;
     } else {
       way[k] = dense && o.dtype == it.loop_type(k) ? Way::Direct : Way::Tile;
+      if (way[k] == Way::Tile) most = std::min(most, kTile);
     }
   }
+  return most;
 }
 
-// Walks the outer dims; `at` has the operands' addresses in the row, or those of their Places.
+// Walks the outer dims; `at` has the operands' addresses in the row, or of their vx::Line.
 class Rows {
  public:
   Rows(const Iteration& it, int64_t row)
@@ -124,7 +143,7 @@ class Rows {
  private:
   void set_places(int k) {
     const int64_t* stride = it_.operands[k].stride;
-    Places& p = places_[k - first_made_];
+    vx::Line& p = places_[k - first_made_];
     p = {0, stride[outer_]};
     for (int d = 0; d < outer_; ++d) {
       bytes_[d][k] = 0;
@@ -134,40 +153,37 @@ class Rows {
   }
   const Iteration& it_;
   int outer_, first_made_;
-  Places places_[kMaxMade];
+  vx::Line places_[kMaxMade];
   int64_t index_[kMaxDims], bytes_[kMaxDims][kMost];
 };
 
 // Rows [begin, end) of the outer dims, each a run of the innermost one.
 void run_rows(const Iteration& it, int64_t begin, int64_t end) {
   Way way[kMost];
-  choose_ways(it, way);
-  const int64_t n = it.size[it.ndim - 1];
+  const int64_t tile = choose_ways(it, way), n = it.size[it.ndim - 1];
   Rows rows(it, begin);
-  const auto as_it_is = [](Way w) { return w == Way::Direct || w == Way::Made; };
-  if (std::all_of(way, way + it.count(), as_it_is)) {
+  const auto as_it_is = [](Way w) { return w <= Way::Number || w == Way::Made; };
+  if (tile == n && std::all_of(way, way + it.count(), as_it_is)) {
     // The heads of an attention have rows of 16 elements: what happens between rows counts.
-    static constexpr auto steps = [] {
-      std::array<int64_t, kMaxOperands> a{};
-      a.fill(1);
-      return a;
-    }();
+    int64_t steps[kMaxOperands];
+    for (int k = 0; k < it.n_in; ++k) steps[k] = way[it.n_out + k] != Way::Number;
     for (int64_t row = begin; row < end; ++row, rows.next()) {
-      it.loop(rows.at, rows.at + it.n_out, steps.data(), n);
+      it.loop(rows.at, rows.at + it.n_out, steps, n);
     }
     return;
   }
   Buffers buf;  // Uninitialised: only touched parts cost.
-  for (int64_t row = begin; row < end; ++row, rows.next()) run_inner(it, rows.at, n, way, &buf);
+  for (int64_t row = begin; row < end; ++row, rows.next())
+    run_inner(it, rows.at, n, tile, way, &buf);
 }
 
 // A part of a one-dimensional iteration.
 void run_flat(const Iteration& it, int64_t begin, int64_t end) {
   Way way[kMost];
-  choose_ways(it, way);
+  const int64_t tile = choose_ways(it, way);
   Buffers buf;
   char* at[kMost];
-  Places places[kMost];
+  vx::Line places[kMost];
   for (int k = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     if (o.made) {
@@ -177,16 +193,60 @@ void run_flat(const Iteration& it, int64_t begin, int64_t end) {
     }
     at[k] = o.base + begin * o.stride[0] * static_cast<int64_t>(itemsize(o.dtype));
   }
-  run_inner(it, at, end - begin, way, &buf);
+  run_inner(it, at, end - begin, tile, way, &buf);
+}
+
+// A few elements in the loop's own dtypes, side by side in memory: there is nothing to walk.
+bool run_small(const OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  const TensorImpl& first = *c.out[0].impl();
+  if (c.into || first.numel > kSmall) return false;
+  const DType compute = pointwise_compute_dtype(c);
+  char* out[kMaxOutputs];
+  for (int k = 0; k < c.n_out; ++k) {
+    const TensorImpl& t = *c.out[k].impl();
+    if (t.dtype != (info.mask_out[k] ? kBool : compute) || !t.contiguous()) return false;
+    out[k] = t.data();
+  }
+  const char* in[kMaxOperands];
+  int64_t step[kMaxOperands];
+  Splats splats;
+  for (int i = 0, word = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    const bool integer = info.integers >> i & 1;
+    if (t && !integer && (t->dtype != compute || !t->contiguous() || !t->same_shape(first)))
+      return false;
+    const char* number = t ? nullptr : reinterpret_cast<const char*>(&c.attrs.v[word]);
+    step[i] = t != nullptr;
+    in[i] = t ? t->data() : integer ? number : splats.data[i];
+    if (!t && !integer)
+      load_splat(compute, splats.data[i], c.attrs.kind(i) == 3 ? kFloat64 : kInt64, number);
+    word += !t;
+  }
+  const vx::Line line(0, 1);
+  for (int k = 0; k < info.n_made; ++k) {
+    if (info.place[k] != kNumber) return false;
+    in[c.n_in + k] = reinterpret_cast<const char*>(&line);
+  }
+  info.loops[compute_index(compute)](out, in, step, first.numel);
+  return true;
 }
 
 }  // namespace
 
 void pointwise_run(OpCall& c) {
+  if (run_small(c)) return;
   Iteration it;
   Tensor copies[kMaxOperands];
   if (!pointwise_iteration(c, it, copies)) return;
   it.loop = it.info->loops[compute_index(it.compute)];
+  Splats splats;
+  for (int i = 0; i < c.n_in; ++i) {
+    PointwiseOperand& o = it.operands[it.n_out + i];
+    if (!o.number || it.info->integers >> i & 1) continue;
+    load_splat(it.compute, splats.data[i], o.dtype, o.base);
+    o.base = splats.data[i];
+  }
   if (it.ndim == 1) {
     parallel_for(it.size[0], kGrain, [&](int64_t b, int64_t e) { run_flat(it, b, e); });
     return;

@@ -329,7 +329,7 @@ class RowOp : public OpDef {
   RowOp(const char* n, const char* d, F, G...) : OpDef(n, d, {.kind = OpKind::Composite}) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       define<F, (static_cast<void>(I), Operand::Each)...>();
-      add_gradient<F, Joined<G...>, (static_cast<void>(I), Operand::Each)...>(sizeof...(G));
+      add_gradient<F, Joined<G...>, (static_cast<void>(I), Operand::Each)...>();
     }
     (std::make_index_sequence<arity<F>()>{});
   }
@@ -339,7 +339,7 @@ class RowOp : public OpDef {
       : OpDef(n, d, {.kind = OpKind::Composite}) {
     define<F, O...>();
     info.names = std::move(operands);
-    add_gradient<F, Joined<G...>, O...>(sizeof...(G));
+    add_gradient<F, Joined<G...>, O...>();
   }
   RowInfo info;
 
@@ -380,7 +380,7 @@ class RowOp : public OpDef {
   }
   void add_operand(Operand kind);
   void finish();
-  template <class F, class G, Operand... O> void add_gradient(size_t lambdas) {
+  template <class F, class G, Operand... O> void add_gradient() {
     using Kernels = lanes::RowKernels<F, O...>;
     if constexpr (!std::is_same_v<G, Joined<>>) {
       // Lives as long as its row: for ever.
@@ -392,7 +392,6 @@ class RowOp : public OpDef {
       (Kernels::kAll);
       attach(gradient);
     }
-    static_cast<void>(lambdas);
   }
   void attach(RowOp* gradient);
 

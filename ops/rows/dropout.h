@@ -31,9 +31,7 @@ struct DropoutDraw : DropoutRate {
   vx::f64 mask64(int64_t i) const { return vx::where(keeps(i), vx::splat(kept), vx::f64{}); }
 
  private:
-  vx::b16 keeps(int64_t i) const {
-    return vx::draw_keeps(vx::splat(limit), vx::splat(seed), vx::splat(number), vx::places(i, 1));
-  }
+  vx::b16 keeps(int64_t i) const { return vx::draw_keeps<vx::Line>(limit, seed, number, {i, 1}); }
 };
 
 }  // namespace brrr

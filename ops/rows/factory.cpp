@@ -48,11 +48,12 @@ const PointwiseOp linspace_row{"linspace",
                                                  end - m::like(end, last - i) * step);
                                }};
 
-const PointwiseOp eye_row{"eye",
-                          "ones on the diagonal, zeros elsewhere",
-                          {},
-                          Integers<0, 2, 1>{},
-                          [](auto row, auto column) { return row == column; }};
+const PointwiseOp eye_row{
+    "eye",
+    "ones on the diagonal, zeros elsewhere",
+    {},
+    Integers<0, 2, 1>{},
+    [](auto one, auto row, auto column) { return m::where(row == column, one, 0.0); }};
 
 // --- checks --------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ Tensor linspace(double start, double end, int64_t steps, Device device) {
 
 Tensor eye(int64_t n, int64_t m, Device device) {
   BRRR_CHECK(n >= 0 && m >= -1, "eye: sizes must not be negative: {} rows, {} columns", n, m);
-  return PointwiseCall(eye_row).make({n, m < 0 ? n : m}, kFloat32, device).run();
+  return PointwiseCall(eye_row).make({n, m < 0 ? n : m}, kFloat32, device).add(1.0).run();
 }
 
 // --- from host memory ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ template <> struct LaneOf<vx::f32> { using type = float; };
 template <> struct LaneOf<vx::f64> { using type = double; };
 template <> struct LaneOf<vx::i32> { using type = int32_t; };
 template <> struct LaneOf<vx::i64> { using type = int64_t; };
+template <> struct LaneOf<vx::Line> { using type = vx::Line; };
 template <class V> using Lane = typename LaneOf<V>::type;
 
 template <class V> inline constexpr bool kIsScalar = std::is_arithmetic_v<V>;
@@ -80,6 +81,11 @@ template <class V> struct Num {
   BRRR_COMPARE(!=, ne)
 #undef BRRR_COMPARE
 };
+
+/// The upper bits of a draw's words, at most 31: conversions of signed numbers are cheaper.
+inline Num<vx::i32> operator>>(Num<vx::u32> words, Num<vx::Line> by) {
+  return (vx::i32)(words.v >> static_cast<unsigned>(by.v.first));
+}
 
 /// libm under the vocabulary's names: what the oracle, Num<double>, computes with.
 namespace oracle {

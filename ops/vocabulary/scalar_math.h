@@ -137,20 +137,14 @@ requires(!std::is_same_v<W, V> &&
 // --- integers of a formula -----------------------------------------------------------------------
 
 /// What a formula's int64 operands are: places of the element, seeds, numbers that must stay exact.
-template <class V> using IndexOf = Num<std::conditional_t<kIsScalar<V>, int64_t, vx::i64>>;
+template <class V> using IndexOf = Num<std::conditional_t<kIsScalar<V>, int64_t, vx::Line>>;
 
 /// An integer in the type of x.
-template <class V> Num<V> like(Num<V>, IndexOf<V> i) {
+template <class V, class I> Num<V> like(Num<V>, Num<I> i) {
   if constexpr (kIsScalar<V>)
     return static_cast<V>(i.v);
-  else if constexpr (std::is_same_v<V, vx::f32>)
-    return vx::to_f32(i.v);
-  else if constexpr (std::is_same_v<V, vx::f64>)
-    return vx::to_f64(i.v);
-  else if constexpr (std::is_same_v<V, vx::i32>)
-    return vx::to_i32(i.v);
   else
-    return i;
+    return vx::convert<V>(vx::spread(i.v));
 }
 inline Sym like(Sym, SymIndex i) {
   return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id});
@@ -159,21 +153,18 @@ inline Sym like(Sym, SymIndex i) {
 // Philox is long: the compiler would not inline what stands around it by itself.
 
 /// The lanes of an integer, and what lanes are as one: of a vector itself, of a number the first.
-template <class W> [[gnu::always_inline]] inline vx::i64 lanes_of(Num<W> i) {
-  if constexpr (kIsScalar<W>)
-    return vx::splat(i.v);
-  else
-    return i.v;
+template <class W> [[gnu::always_inline]] inline vx::Line lanes_of(Num<W> i) {
+  return i.v;
 }
-template <class V, class X> [[gnu::always_inline]] inline auto from_lanes(X x) {
-  if constexpr (kIsScalar<V>)
-    return x[0];
+template <class W, class X> [[gnu::always_inline]] inline auto from_lanes(X x) {
+  if constexpr (kIsScalar<W>)
+    return Num<W>(static_cast<W>(x[0]));
   else
-    return x;
+    return Num<X>(x);
 }
 
 /// Of element i of the draw `number` under `seed`, two numbers that all elements share, the word.
-template <class W> [[gnu::always_inline]] inline Num<W> draw(Num<W> seed, Num<W> number, Num<W> i) {
+template <class W> [[gnu::always_inline]] inline auto draw(Num<W> seed, Num<W> number, Num<W> i) {
   return from_lanes<W>(vx::draw(lanes_of(seed), lanes_of(number), lanes_of(i)));
 }
 inline SymIndex draw(SymIndex seed, SymIndex number, SymIndex i) {
@@ -181,8 +172,7 @@ inline SymIndex draw(SymIndex seed, SymIndex number, SymIndex i) {
 }
 /// A number in [0, range), which is unsigned.
 template <class W>
-[[gnu::always_inline]] inline Num<W> draw_below(Num<W> range, Num<W> seed, Num<W> number,
-                                                Num<W> i) {
+[[gnu::always_inline]] inline auto draw_below(Num<W> range, Num<W> seed, Num<W> number, Num<W> i) {
   return from_lanes<W>(
       vx::draw_below(lanes_of(range), lanes_of(seed), lanes_of(number), lanes_of(i)));
 }
@@ -207,10 +197,10 @@ template <class V>
 [[gnu::always_inline]] inline Num<V> draw_normal(Num<V>, IndexOf<V> seed, IndexOf<V> number,
                                                  IndexOf<V> i) {
   const vx::f32 z = vx::draw_normal(lanes_of(seed), lanes_of(number), lanes_of(i));
-  if constexpr (std::is_same_v<V, vx::f64>)
-    return vx::to_f64(z);
+  if constexpr (kIsScalar<V>)
+    return z[0];
   else
-    return from_lanes<V>(z);
+    return vx::convert<V>(z);
 }
 inline Sym draw_normal(Sym, SymIndex seed, SymIndex number, SymIndex i) {
   const int z = draw_emit(kFloat32, "draw_normal($0, $1, $2)", {seed.id, number.id, i.id});

@@ -88,6 +88,30 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
   __builtin_memcpy(p, &v, static_cast<unsigned long>(n) * sizeof(T));
 }
 
+// Lanes at, at + 1, .. of a vector of T, as many as fit one register.
+template <int at, class T, class V> BRRR_VX auto part(V v) {
+  constexpr int n = BRRR_VX_BYTES / sizeof(T);
+  if constexpr (n == 2)
+    return __builtin_shufflevector(v, v, at, at + 1);
+  else if constexpr (n == 4)
+    return __builtin_shufflevector(v, v, at, at + 1, at + 2, at + 3);
+  else
+    return __builtin_shufflevector(v, v, at, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6,
+                                   at + 7);
+}
+
+// Register by register: g++ 12 takes a store of several through the stack.
+template <int at = 0, class V, class T> BRRR_VX void store_whole(T* p, V v) {
+  if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
+    __builtin_memcpy(p, &v, sizeof v);
+  } else {
+    const auto here = part<at, T>(v);
+    __builtin_memcpy(p + at, &here, sizeof here);
+    constexpr int next = at + static_cast<int>(sizeof here / sizeof(T));
+    if constexpr (next < lanes) store_whole<next>(p, v);
+  }
+}
+
 // Writes around the caches. p is aligned to 64 bytes; call fence_nt() before another thread reads.
 template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 #if defined(__clang__)
@@ -132,7 +156,7 @@ BRRR_VX void fence_nt() {
     return r;                                                                                  \
   }                                                                                            \
   BRRR_VX void store(T* p, V v) {                                                              \
-    __builtin_memcpy(p, &v, sizeof v);                                                         \
+    store_whole(p, v);                                                                         \
   }                                                                                            \
   BRRR_VX V load_n(const T* p, int n) {                                                        \
     return load_first<V>(p, n);                                                                \

@@ -46,11 +46,6 @@ BRRR_VX f32 draw_normal(i64 seed, i64 number, i64 i) {
   return box_muller(u1, u2, f32((index & 1) != 0 ? 0.0f : 0.5f));
 }
 
-// Lane k of the result is `first` + k * `step`.
-BRRR_VX i64 places(long first, long) {
-  return i64(first);
-}
-
 }  // namespace brrr::vx
 
 #endif  // BRRR_OPS_VEC_DEVICE_RANDOM_H

@@ -7,6 +7,10 @@
 
 namespace brrr::vx {
 
+BRRR_VX u64 wide(i64 words) {
+  return (u64)words;
+}
+
 // The upper 64 bits of a product of unsigned numbers.
 BRRR_VX u64 high_product(u64 a, u64 b) {
   u64 a0 = a & 0xffffffffUL, a1 = a >> 32, b0 = b & 0xffffffffUL, b1 = b >> 32;
@@ -18,16 +22,15 @@ BRRR_VX u64 high_product(u64 a, u64 b) {
 // integer generation in an interval", 2019, without its rejection): a value's probability is off by
 // at most one part in 2^32 / range, which keeps every element's cost and counter fixed. Beyond 32
 // bits element i takes words 2i, 2i + 1.
-BRRR_VX i64 draw_below(i64 range, i64 seed, i64 number, i64 i) {
-  if ((unsigned long)range[0] <= 1UL << 32) {
-    return (i64)((u64)draw(seed, number, i) * (u64)range >> 32);
-  }
-  i64 word = draw(seed, number, i + i + 1L) << 32 | draw(seed, number, i + i);
-  return (i64)high_product((u64)word, (u64)range);
+template <class I> BRRR_VX i64 draw_below(I range, I seed, I number, I i) {
+  const auto values = (unsigned long)range[0];
+  if (values <= 1UL << 32) return (i64)(wide(draw(seed, number, i)) * values >> 32);
+  u64 word = wide(draw(seed, number, i + i + 1L)) << 32 | wide(draw(seed, number, i + i));
+  return (i64)high_product(word, u64{} + values);
 }
 
 // Whether dropout keeps an element: uniform01 of its word is at least `limit` / 2^32.
-BRRR_VX b16 draw_keeps(i64 limit, i64 seed, i64 number, i64 i) {
+template <class I> BRRR_VX b16 draw_keeps(I limit, I seed, I number, I i) {
   return ge(draw(seed, number, i), limit);
 }
 

@@ -36,32 +36,38 @@ BRRR_VX words multiply_even(words a, words b) {
 
 // Philox4x32-10 (Salmon et al., SC 2011): element k of a draw is word k % 4 of the block whose
 // counter is {k / 4, offset}, under the key `seed`. Gives elements index .. index + 15, where
-// index is a multiple of 16. Four blocks fill the vector, a counter's words side by side.
+// index is a multiple of 16. A counter's words lie side by side; in a round each takes some five
+// cycles, so all registers take it together.
 BRRR_VX u32 philox16(unsigned long index, unsigned long seed, unsigned long offset) {
-  unsigned long block = index / 4;
-  unsigned c0 = (unsigned)block, c1 = (unsigned)(block >> 32);
-  unsigned c2 = (unsigned)offset, c3 = (unsigned)(offset >> 32);
-  unsigned k0 = (unsigned)seed, k1 = (unsigned)(seed >> 32);
   const unsigned m0 = 0xd2511f53u, m1 = 0xcd9e8d57u, w0 = 0x9e3779b9u, w1 = 0xbb67ae85u;
-  u32 x = {c0, c1, c2, c3, c0 + 1, c1, c2, c3, c0 + 2, c1, c2, c3, c0 + 3, c1, c2, c3};
+  const u32 lane = {0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0};
   const u32 m = {m0, 0, m1, 0, m0, 0, m1, 0, m0, 0, m1, 0, m0, 0, m1, 0};
-  const u32 w = {w0, 0, w1, 0, w0, 0, w1, 0, w0, 0, w1, 0, w0, 0, w1, 0};
-  u32 key = {k0, 0, k1, 0, k0, 0, k1, 0, k0, 0, k1, 0, k0, 0, k1, 0};
-  constexpr int parts = sizeof x / sizeof(words);
-  words part[parts], factor, step;
-  __builtin_memcpy(&part, &x, sizeof x);
+  // In the upper word of a pair, because the key joins what is then moved down.
+  const u32 w = {0, w0, 0, w1, 0, w0, 0, w1, 0, w0, 0, w1, 0, w0, 0, w1};
+  const u32 low = {~0u, ~0u, 0, 0, ~0u, ~0u, 0, 0, ~0u, ~0u, 0, 0, ~0u, ~0u, 0, 0};
+  constexpr int parts = sizeof(u32) / sizeof(pairs);
+  pairs part[parts], factor, step, first;
+  __builtin_memcpy(&part, &lane, sizeof lane);
   __builtin_memcpy(&factor, &m, sizeof factor);
   __builtin_memcpy(&step, &w, sizeof step);
-  for (int i = 0; i < parts; ++i) {
-    words round_key;
-    __builtin_memcpy(&round_key, &key, sizeof round_key);
-    for (int round = 0; round < 10; ++round) {  // a product is {low 0, high 0, low 1, high 1}
-      words product = multiply_even(part[i], factor);
-      part[i] = reverse_fours(product) ^ (words)((pairs)part[i] >> 32) ^ round_key;
-      round_key += step;
+  __builtin_memcpy(&first, &low, sizeof first);
+  const auto in_turns = [=](unsigned long a, unsigned long b) {
+    return ((pairs{} + a) & first) + ((pairs{} + b) & ~first);
+  };
+  for (int i = 0; i < parts; ++i) part[i] += in_turns(index / 4, offset);
+  pairs key = in_turns(seed << 32, seed >> 32 << 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {  // a product is {low 0, high 0, low 1, high 1}
+    for (int i = 0; i < parts; ++i) {
+      const words product = multiply_even((words)part[i], (words)factor);
+      part[i] = (pairs)reverse_fours(product) ^ (part[i] ^ key) >> 32;
     }
+    key += step;
   }
-  __builtin_memcpy(&x, &part, sizeof x);
+  u32 x;
+  for (int i = 0; i < parts; ++i) {
+    __builtin_memcpy((char*)&x + i * (int)sizeof(pairs), &part[i], sizeof(pairs));
+  }
   return x;
 }
 
@@ -74,47 +80,125 @@ BRRR_VX f32 normal16(unsigned long index, unsigned long seed, unsigned long offs
   return box_muller(u1, u2, quarter);
 }
 
-// Lane k of the result is `first` + k * `step`.
-BRRR_VX i64 places(long first, long step) {
-  return i64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * step + first;
+// --- numbers of elements -------------------------------------------------------------------------
+
+// Sixteen integers, lane k being `first` + k * `step`: the numbers of elements, or, with step 0, a
+// number that all share. Sums and comparisons take a few instructions, not 128 bytes of registers;
+// for the latter steps are at most longest_step, so that a few of them together fit.
+constexpr long longest_step = 1L << 24;
+struct Line {
+  long first, step;
+  Line() = default;
+  constexpr Line(long x, long by = 0) : first(x), step(by) {}
+  // Of a vector that is one.
+  BRRR_VX Line of(i64 x) { return {x[0], x[1] - x[0]}; }
+  long operator[](int k) const { return first + k * step; }
+  friend Line operator+(Line a, Line b) { return {a.first + b.first, a.step + b.step}; }
+  friend Line operator-(Line a, Line b) { return {a.first - b.first, a.step - b.step}; }
+};
+
+// The lanes as a vector.
+BRRR_VX i64 spread(Line x) {
+  return i64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * x.step + x.first;
+}
+template <class V> BRRR_VX V spread(V x) {
+  return x;
+}
+BRRR_VX Line splat(Line x) {
+  return x;
 }
 
+// Of numbers whose difference fits: of that, or a nearer one of the same sign, in int32.
+template <class Test> BRRR_VX b16 compare(Line a, Line b) {
+  constexpr long far = 1L << 30;
+  const Line x = a - b;
+  const int first = (int)(x.first < -far ? -far : x.first > far ? far : x.first);
+  i32 r = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  typedef Part<int>::type P;
+  P part[sizeof r / sizeof(P)];
+  __builtin_memcpy(&part, &r, sizeof r);
+  for (unsigned i = 0; i < sizeof part / sizeof(P); ++i) {
+    const auto m = Test::test(part[i] * (int)x.step + first, P{});
+    __builtin_memcpy((P*)&r + i, &m, sizeof m);
+  }
+  return r;
+}
+#define BRRR_VX_COMPARE(name, Test, a, b) \
+  BRRR_VX b16 name(Line x, Line y) {      \
+    return compare<Test>(a, b);           \
+  }
+BRRR_VX_COMPARE(lt, Less, x, y)
+BRRR_VX_COMPARE(le, Less, x, y + 1)
+BRRR_VX_COMPARE(gt, Less, y, x)
+BRRR_VX_COMPARE(ge, Less, y, x + 1)
+BRRR_VX_COMPARE(eq, Equal, x, y)
+BRRR_VX_COMPARE(ne, NotEqual, x, y)
+#undef BRRR_VX_COMPARE
+
+// --- draws ---------------------------------------------------------------------------------------
+
 // Elements that do not fill a vector of philox16.
-BRRR_VX_COLD void draw_apart(unsigned long seed, unsigned long number, i64* i) {
+BRRR_VX_COLD void draw_apart(unsigned long seed, unsigned long number, Line i, u32* to) {
   u32 words{};
   long from = -1;
   for (int k = 0; k < lanes; ++k) {
-    const long at = (*i)[k], start = at & ~15L;
+    const long start = i[k] & ~15L;
     if (start != from) words = philox16((unsigned long)(from = start), seed, number);
-    (*i)[k] = words[at & 15];
+    (*to)[k] = words[i[k] & 15];
   }
 }
 
-// Whether the elements fill a vector of philox16.
-BRRR_VX bool fill_vector(i64 i) {
-  i64 apart = (i ^ (i64{} + i[0])) ^ i64 { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
-  return i[0] % 16 == 0 && !any(ne(apart, i64{}));
+// The words of elements `i` of draw `number` under `seed`, which all elements share.
+BRRR_VX u32 draw(Line seed, Line number, Line i) {
+  const auto key = (unsigned long)seed.first, which = (unsigned long)number.first;
+  if (__builtin_expect(i.step == 1 && i.first % 16 == 0, 1)) {
+    return philox16((unsigned long)i.first, key, which);
+  }
+  u32 words;
+  draw_apart(key, which, i, &words);
+  return words;
 }
-
-// The words of elements `i` of draw `number` under `seed`, which are the same in all lanes.
 BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
-  if (__builtin_expect(fill_vector(i), 1)) {
-    u32 words = philox16((unsigned long)i[0], (unsigned long)seed[0], (unsigned long)number[0]);
-    return __builtin_convertvector(words, i64);
-  }
-  draw_apart((unsigned long)seed[0], (unsigned long)number[0], &i);
-  return i;
+  return convert<i64>(draw(Line::of(seed), Line::of(number), Line::of(i)));
+}
+BRRR_VX u64 wide(u32 words) {
+  return convert<u64>(words);
+}
+// Of words and a number in [0, 2^32].
+BRRR_VX b16 ge(u32 words, Line limit) {
+  const int below = (int)((unsigned)(limit.first - 1) ^ 0x80000000u), all = limit.first == 0;
+  typedef Part<int>::type P;
+  P part[sizeof words / sizeof(P)];
+  __builtin_memcpy(&part, &words, sizeof words);
+  for (P& p : part) p = ((p ^ (int)0x80000000u) > (P{} + below)) | (P{} - all);
+  b16 r;
+  __builtin_memcpy(&r, &part, sizeof r);
+  return r;
 }
 
 // Their standard normals.
-BRRR_VX f32 draw_normal(i64 seed, i64 number, i64 i) {
-  if (__builtin_expect(fill_vector(i), 1)) {
-    return normal16((unsigned long)i[0], (unsigned long)seed[0], (unsigned long)number[0]);
+BRRR_VX_COLD void normals_apart(unsigned long seed, unsigned long number, Line i, f32* to) {
+  u32 first, second;
+  i32 odd;
+  for (int k = 0; k < lanes; ++k) {
+    const u32 words = philox16((unsigned long)(i[k] & ~15L), seed, number);
+    first[k] = words[i[k] & 14];
+    second[k] = words[(i[k] & 14) + 1];
+    odd[k] = -(int)(i[k] & 1);
   }
-  u32 first = __builtin_convertvector(draw(seed, number, i & ~1L), u32);
-  u32 second = __builtin_convertvector(draw(seed, number, i | 1L), u32);
-  f32 quarter = where(ne(i & 1L, i64{}), f32{}, splat(0.5f));
-  return box_muller(uniform01(first), uniform01(second), quarter);
+  *to = box_muller(uniform01(first), uniform01(second), where(odd, f32{}, splat(0.5f)));
+}
+BRRR_VX f32 draw_normal(Line seed, Line number, Line i) {
+  const auto key = (unsigned long)seed.first, which = (unsigned long)number.first;
+  if (__builtin_expect(i.step == 1 && i.first % 16 == 0, 1)) {
+    return normal16((unsigned long)i.first, key, which);
+  }
+  f32 z;
+  normals_apart(key, which, i, &z);
+  return z;
+}
+BRRR_VX f32 draw_normal(i64 seed, i64 number, i64 i) {
+  return draw_normal(Line::of(seed), Line::of(number), Line::of(i));
 }
 
 }  // namespace brrr::vx
