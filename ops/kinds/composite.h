@@ -19,7 +19,9 @@ inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
   m.sizes = sizes;
 }
 
-/// Throws unless the first input is floating and all inputs live where it does.
+/// Throws unless all inputs live on one device.
+void check_devices(const OpCall& c);
+/// The same, and unless the first input is floating.
 void check_composite(const OpCall& c);
 /// x in the dtype it is computed in: 16-bit floats become float32.
 Tensor widened(const Tensor& x);

@@ -277,9 +277,7 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const At
              op, o.scale);
 }
 
-IntList leading(const Tensor& t) {
-  return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)};
-}
+IntList leading(const Tensor& t) { return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)}; }
 // With the given leading dims and the matrix' own.
 Tensor broadcast(const Tensor& t, IntList sizes, int64_t rows, int64_t cols) {
   sizes.push_back(rows);

@@ -35,13 +35,9 @@ void zero_now(const TensorImpl& dst) {
   backend(dst.device.type).launch(c);
 }
 
-Tensor Tensor::clone() const {
-  return PointwiseCall(copy_row).add(*this).run();
-}
+Tensor Tensor::clone() const { return PointwiseCall(copy_row).add(*this).run(); }
 
-Tensor Tensor::contiguous() const {
-  return is_contiguous() ? *this : clone();
-}
+Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
 
 Tensor Tensor::to(DType t) const {
   if (dtype() == t) return *this;
@@ -61,8 +57,6 @@ const Tensor& Tensor::fill_(Scalar v) const {
   return *this;
 }
 
-const Tensor& Tensor::zero_() const {
-  return fill_(0);
-}
+const Tensor& Tensor::zero_() const { return fill_(0); }
 
 }  // namespace brrr

@@ -31,12 +31,8 @@ struct Equation {
   bool is_implicit = true;
 };
 
-bool has(std::string_view indices, char c) {
-  return indices.find(c) != std::string_view::npos;
-}
-bool is_letter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
+bool has(std::string_view indices, char c) { return indices.find(c) != std::string_view::npos; }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 // --- reading the equation ------------------------------------------------------------------------
 

@@ -73,9 +73,7 @@ static TensorImpl& addressable(const Tensor& t, const char* what) {
   return x;
 }
 
-void* Tensor::data_ptr() const {
-  return addressable(*this, "data_ptr").data();
-}
+void* Tensor::data_ptr() const { return addressable(*this, "data_ptr").data(); }
 
 template <class T> T* Tensor::data() const {
   const TensorImpl& t = addressable(*this, "data");

@@ -12,11 +12,6 @@ namespace {
 
 // --- shape rules ---------------------------------------------------------------------------------
 
-void check_device(const OpCall& c, const TensorImpl& a, const TensorImpl& b) {
-  BRRR_CHECK(a.device == b.device, "{}: operands live on {} and {}; move one with to(device)",
-             c.op->name, name(a.device), name(b.device));
-}
-
 void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) {
   bool fits = index.ndim == sizes.size();
   for (int d = 0; d < index.ndim && fits; ++d) {
@@ -29,7 +24,7 @@ void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) 
 }
 
 void gather_infer(OpCall& c) {
-  check_device(c, *c.in[0], *c.in[1]);
+  check_devices(c);
   check_fits(c, *c.in[1], c.in[0]->size_list());
   set_meta(c, 0, c.in[0]->dtype, c.in[1]->size_list());
 }
@@ -37,10 +32,9 @@ void gather_infer(OpCall& c) {
 void select_infer(OpCall& c) {
   const TensorImpl &x = *c.in[0], &index = *c.in[1];
   BRRR_CHECK(x.ndim > 0 && index.ndim == 1,
-             "index_select: x {} needs at least one dim and index {} "
-             "exactly one",
+             "index_select: x {} needs at least one dim and index {} exactly one",
              to_string(x.size_list()), to_string(index.size_list()));
-  check_device(c, x, index);
+  check_devices(c);
   IntList sizes = x.size_list();
   sizes[dim_of(c.attrs)] = index.numel;
   set_meta(c, 0, x.dtype, sizes);
@@ -50,7 +44,7 @@ void embedding_infer(OpCall& c) {
   const TensorImpl &weight = *c.in[0], &ids = *c.in[1];
   BRRR_CHECK(weight.ndim == 2, "embedding: weight must be [n, width], got {}",
              to_string(weight.size_list()));
-  check_device(c, weight, ids);
+  check_devices(c);
   IntList sizes = ids.size_list();
   sizes.push_back(weight.sizes[1]);
   set_meta(c, 0, weight.dtype, sizes);
@@ -58,20 +52,16 @@ void embedding_infer(OpCall& c) {
 
 /// Sizes of the result of a sum: the base's, or those after the dim when it starts from zeros.
 IntList sum_sizes(const OpCall& c) {
-  if (c.in[0]) return c.in[0]->size_list();
-  return c.attrs.after<DimAttrs>();
+  return c.in[0] ? c.in[0]->size_list() : c.attrs.after<DimAttrs>();
 }
 
 void check_sum(const OpCall& c) {
-  const TensorImpl &index = *c.in[1], &src = *c.in[2];
-  check_device(c, index, src);
+  const TensorImpl& src = *c.in[2];
+  check_devices(c);
   BRRR_CHECK(src.dtype != kBool, "{}: no sums of bool; convert with to(dtype)", c.op->name);
-  if (!c.in[0]) return;
-  check_device(c, *c.in[0], src);
-  BRRR_CHECK(c.in[0]->dtype == src.dtype,
-             "{}: dtypes differ: {} and src {}; convert one with "
-             "to(dtype)",
-             c.op->name, describe(c.in[0]), describe(&src));
+  BRRR_CHECK(!c.in[0] || c.in[0]->dtype == src.dtype,
+             "{}: dtypes differ: {} and src {}; convert one with to(dtype)", c.op->name,
+             describe(c.in[0]), describe(&src));
 }
 
 void set_sum_meta(OpCall& c, const IntList& sizes) {
@@ -122,18 +112,9 @@ void check_sum_index(const OpCall& c) {
 
 // --- rows and gradients --------------------------------------------------------------------------
 
-template <MakeWalk kWalk> void run_pick(OpCall& c) {
-  pick(c, dim_of(c.attrs), kWalk);
-}
-template <MakeWalk kWalk> void run_sum(OpCall& c) {
-  accumulate(c, dim_of(c.attrs), kWalk);
-}
-void run_embedding(OpCall& c) {
-  pick(c, 0, slice_walk);
-}
-int64_t scratch_of_pick(const OpCall& c) {
-  return pick_scratch(c, 1);
-}
+template <MakeWalk kWalk> void run_pick(OpCall& c) { pick(c, dim_of(c.attrs), kWalk); }
+template <MakeWalk kWalk> void run_sum(OpCall& c) { accumulate(c, dim_of(c.attrs), kWalk); }
+int64_t scratch_of_pick(const OpCall& c) { return pick_scratch(c, 1); }
 
 // What was added at the index is picked from g, what was picked is added up.
 void scatter_add_vjp(VjpCall& v) {
@@ -198,15 +179,14 @@ const OpDef index_select_row{"index_select",
                               .vjp = pick_vjp<index_add_row>,
                               .saves_inputs = 0b10}};
 
-const OpDef embedding_row{
-    "embedding",
-    "the rows of a table that ids name",
-    {.infer = embedding_infer,
-     .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
-     .kernel = {{run_embedding}, {run_embedding}},
-     .scratch = scratch_of_pick,
-     .vjp = embedding_vjp,
-     .saves_inputs = 0b10}};
+const OpDef embedding_row{"embedding",
+                          "the rows of a table that ids name",
+                          {.infer = embedding_infer,
+                           .check_values = check_picked,
+                           .kernel = {{run_pick<slice_walk>}, {run_pick<slice_walk>}},
+                           .scratch = scratch_of_pick,
+                           .vjp = embedding_vjp,
+                           .saves_inputs = 0b10}};
 
 const OpDef one_hot_row{"one_hot",
                         "a 1 at the position of each id, else 0",
@@ -228,9 +208,8 @@ const Tensor& defined(const char* op, const Tensor& t) {
 Tensor index64(const char* op, const Tensor& index) {
   const DType dtype = defined(op, index).dtype();
   BRRR_CHECK(dtype == kInt64 || dtype == kInt32,
-             "{}: indices must be int64, got {}; convert with "
-             "to(kInt64)",
-             op, describe(index.impl()));
+             "{}: indices must be int64, got {}; convert with to(kInt64)", op,
+             describe(index.impl()));
   return index.to(kInt64);
 }
 
@@ -282,7 +261,7 @@ Tensor Tensor::index_select(int64_t dim, const Tensor& index) const {
 
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
   const Tensor at = index64("embedding", ids);
-  return call(embedding_row, {defined("embedding", weight), at});
+  return call(embedding_row, {defined("embedding", weight), at}, DimAttrs{0});
 }
 
 Tensor one_hot(const Tensor& ids, int64_t classes) {

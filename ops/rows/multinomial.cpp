@@ -51,9 +51,7 @@ struct MultinomialAttrs {
   int64_t samples, replacement;
 };
 /// One sample is the same with replacement, which costs less.
-bool with_replacement(const MultinomialAttrs& a) {
-  return a.replacement || a.samples == 1;
-}
+bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.samples == 1; }
 
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
@@ -184,17 +182,8 @@ void multinomial_cpu(OpCall& c) {
 // its total: NaN if a weight cannot be taken.
 BRRR_DEVICE_STRUCT(DrawByWeight, {
   const char* weights;
-  char* sums;
-  char* before;
-  char* out;
-  char* fault;
-  long op;
-  long rows;
-  long n;
-  long parts;
-  long samples;
-  long seed;
-  long draw;
+  char *sums, *before, *out, *fault;
+  long op, rows, n, parts, samples, seed, draw;
   const char* key;
 });
 static_assert(kDrawPart == 256);

@@ -37,13 +37,9 @@ Narrow* radix_sort(Narrow* e, Narrow* other, int64_t n) {
 }
 
 // A few of many are found faster than all are sorted.
-bool sorts_by_digits(int64_t n, int64_t k) {
-  return n >= kRadixFrom && k > n / 16;
-}
+bool sorts_by_digits(int64_t n, int64_t k) { return n >= kRadixFrom && k > n / 16; }
 
-int64_t row_length(const TensorImpl& x) {
-  return x.ndim ? x.sizes[x.ndim - 1] : 1;
-}
+int64_t row_length(const TensorImpl& x) { return x.ndim ? x.sizes[x.ndim - 1] : 1; }
 
 // `x` is dense, [rows, n].
 template <class E, class T> void order_rows(OpCall& c, const T* x) {

@@ -14,9 +14,7 @@ namespace {
 
 // --- shape rules
 
-void alias_shape(OpCall& c) {
-  view_meta(c);
-}
+void alias_shape(OpCall& c) { view_meta(c); }
 
 void permute_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
@@ -120,9 +118,7 @@ void as_strided_shape(OpCall& c) {
 
 // --- gradients
 
-void alias_vjp(VjpCall& v) {
-  v.gin[0] = v.gout[0];
-}
+void alias_vjp(VjpCall& v) { v.gin[0] = v.gout[0]; }
 
 void permute_vjp(VjpCall& v) {
   const IntList dims = v.attrs().list();
@@ -131,13 +127,9 @@ void permute_vjp(VjpCall& v) {
   v.gin[0] = v.gout[0].permute(inverse);
 }
 
-void reshape_vjp(VjpCall& v) {
-  v.gin[0] = v.gout[0].reshape(v.meta(0).sizes);
-}
+void reshape_vjp(VjpCall& v) { v.gin[0] = v.gout[0].reshape(v.meta(0).sizes); }
 
-void expand_vjp(VjpCall& v) {
-  v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes);
-}
+void expand_vjp(VjpCall& v) { v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes); }
 
 // --- rows
 
@@ -189,9 +181,7 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 
 // --- public
 
-Tensor alias(const Tensor& t) {
-  return call(alias_row, {t});
-}
+Tensor alias(const Tensor& t) { return call(alias_row, {t}); }
 
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
   BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= 5,
@@ -284,27 +274,13 @@ Tensor Tensor::flatten(int64_t start, int64_t end) const {
   return reshape(sizes);
 }
 
-Tensor transpose(const Tensor& t, int64_t a, int64_t b) {
-  return t.transpose(a, b);
-}
-Tensor reshape(const Tensor& t, const IntList& sizes) {
-  return t.reshape(sizes);
-}
-Tensor permute(const Tensor& t, const IntList& dims) {
-  return t.permute(dims);
-}
-Tensor unsqueeze(const Tensor& t, int64_t dim) {
-  return t.unsqueeze(dim);
-}
-Tensor squeeze(const Tensor& t, int64_t dim) {
-  return t.squeeze(dim);
-}
-Tensor expand(const Tensor& t, const IntList& sizes) {
-  return t.expand(sizes);
-}
-Tensor flatten(const Tensor& t, int64_t start, int64_t end) {
-  return t.flatten(start, end);
-}
+Tensor transpose(const Tensor& t, int64_t a, int64_t b) { return t.transpose(a, b); }
+Tensor reshape(const Tensor& t, const IntList& sizes) { return t.reshape(sizes); }
+Tensor permute(const Tensor& t, const IntList& dims) { return t.permute(dims); }
+Tensor unsqueeze(const Tensor& t, int64_t dim) { return t.unsqueeze(dim); }
+Tensor squeeze(const Tensor& t, int64_t dim) { return t.squeeze(dim); }
+Tensor expand(const Tensor& t, const IntList& sizes) { return t.expand(sizes); }
+Tensor flatten(const Tensor& t, int64_t start, int64_t end) { return t.flatten(start, end); }
 Tensor sum_to(const Tensor& t, const IntList& sizes) {
   if (t.sizes() == sizes) return t;
   const int shift = static_cast<int>(t.dim()) - sizes.size();
