@@ -4,6 +4,14 @@
 
 namespace brrr {
 
+const Tensor& defined(const char* op, const Tensor& t) {
+  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
+  return t;
+}
+int dim_arg(const char* op, const Tensor& t, int64_t dim) {
+  return wrap_dim(op, dim, static_cast<int>(defined(op, t).dim()));
+}
+
 void check_devices(const OpCall& c) {
   const TensorImpl* first = nullptr;
   for (int i = 0; i < c.n_in; ++i) {

@@ -19,6 +19,10 @@ inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
   m.sizes = sizes;
 }
 
+/// The tensor; throws unless it is defined.
+const Tensor& defined(const char* op, const Tensor& t);
+/// One of its dims, counted from 0.
+int dim_arg(const char* op, const Tensor& t, int64_t dim);
 /// Throws unless all inputs live on one device.
 void check_devices(const OpCall& c);
 /// The same, and unless the first input is floating.

@@ -200,21 +200,12 @@ const OpDef one_hot_row{"one_hot",
 
 // --- arguments -----------------------------------------------------------------------------------
 
-const Tensor& defined(const char* op, const Tensor& t) {
-  BRRR_CHECK(t.defined(), "{}: an operand is an undefined tensor", op);
-  return t;
-}
-
 Tensor index64(const char* op, const Tensor& index) {
   const DType dtype = defined(op, index).dtype();
   BRRR_CHECK(dtype == kInt64 || dtype == kInt32,
              "{}: indices must be int64, got {}; convert with to(kInt64)", op,
              describe(index.impl()));
   return index.to(kInt64);
-}
-
-int dim_arg(const char* op, const Tensor& x, int64_t dim) {
-  return wrap_dim(op, dim, static_cast<int>(defined(op, x).dim()));
 }
 
 /// The part of src that the index covers.

@@ -90,7 +90,7 @@ void select_vjp(VjpCall& v) {
                   v.meta(0).sizes);
 }
 
-int dim_arg(const char* op, const Tensor& t, int64_t dim) {
+int cut_dim(const char* op, const Tensor& t, int64_t dim) {
   BRRR_CHECK(t.dim() > 0, "{}: a 0-d tensor has no dims", op);
   return wrap_dim(op, dim, static_cast<int>(t.dim()));
 }
@@ -98,7 +98,7 @@ int dim_arg(const char* op, const Tensor& t, int64_t dim) {
 }  // namespace
 
 Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const {
-  const int at = dim_arg("slice", *this, d);
+  const int at = cut_dim("slice", *this, d);
   BRRR_CHECK(step > 0, "slice: step {} must be positive", step);
   const int64_t n = size(at);
   start = std::clamp<int64_t>(start < 0 ? start + n : start, 0, n);
@@ -109,7 +109,7 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
 }
 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
-  const int at = dim_arg("narrow", *this, d);
+  const int at = cut_dim("narrow", *this, d);
   const int64_t n = size(at), first = start < 0 ? start + n : start;
   BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
              "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
@@ -118,7 +118,7 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
 }
 
 Tensor Tensor::select(int64_t d, int64_t index) const {
-  const int at = dim_arg("select", *this, d);
+  const int at = cut_dim("select", *this, d);
   const int64_t n = size(at);
   BRRR_CHECK(index >= -n && index < n, "select: index {} is out of range for dim {} of {}", index,
              at, describe(impl()));

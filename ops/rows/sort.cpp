@@ -112,11 +112,6 @@ const OpDef topk_row{
     "the largest or smallest k elements along a dim, in order",
     {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
 
-int dim_arg(const char* op, const Tensor& x, int64_t dim) {
-  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
-  return wrap_dim(op, dim, static_cast<int>(x.dim()));
-}
-
 Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {
   const bool last = dim + 1 >= x.dim();
   const Tensor from = last ? x : transpose(x, dim, -1);
