@@ -73,30 +73,24 @@ const Update<0, 1> adam_scalars_update{
     }};
 
 // 1 - beta comes as an operand w: in float32 the difference would lose half its digits.
-template <class T>
-auto adam_update(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2, T w2,
-                 T eps) {
-  auto a = avg + w1 * (g - avg);
-  auto s = avg_sq * beta2 + w2 * g * g;
-  auto denominator = m::sqrt(s) * root_factor + eps;
-  return std::tuple{p - lr * step_factor * a / denominator, a, s};
-}
-
-const Update<0, 2, 3> adam_step_update{
-    "adam_step", "adam_step_unless", "Adam: p, exp_avg and exp_avg_sq",
-    [](auto p, auto g, auto avg, auto avg_sq, auto step_factor, auto root_factor, auto lr, auto w1,
-       auto beta2, auto w2, auto eps, auto wd) {
-      return adam_update(p, g + wd * p, avg, avg_sq, step_factor, root_factor, lr, w1, beta2, w2,
-                         eps);
-    }};
-
-const Update<0, 2, 3> adamw_step_update{
-    "adamw_step", "adamw_step_unless", "AdamW: p, exp_avg and exp_avg_sq",
-    [](auto p, auto g, auto avg, auto avg_sq, auto step_factor, auto root_factor, auto lr, auto w1,
-       auto beta2, auto w2, auto eps, auto wd) {
-      return adam_update(p * (1.0 - lr * wd), g, avg, avg_sq, step_factor, root_factor, lr, w1,
-                         beta2, w2, eps);
-    }};
+template <bool decoupled> struct Adam {
+  template <class T>
+  auto operator()(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2,
+                  T w2, T eps, T wd) const {
+    if constexpr (decoupled)
+      p = p * (1.0 - lr * wd);
+    else
+      g = g + wd * p;
+    auto a = avg + w1 * (g - avg);
+    auto s = avg_sq * beta2 + w2 * g * g;
+    auto denominator = m::sqrt(s) * root_factor + eps;
+    return std::tuple{p - lr * step_factor * a / denominator, a, s};
+  }
+};
+const Update<0, 2, 3> adam_step_update{"adam_step", "adam_step_unless",
+                                       "Adam: p, exp_avg and exp_avg_sq", Adam<false>{}};
+const Update<0, 2, 3> adamw_step_update{"adamw_step", "adamw_step_unless",
+                                        "AdamW: p, exp_avg and exp_avg_sq", Adam<true>{}};
 
 // Calls take cells as non-const because a recording keeps them; nothing here writes one.
 ControlCell& cell(const ControlCell& c) { return const_cast<ControlCell&>(c); }
