@@ -42,12 +42,10 @@ void select_shape(OpCall& c) {
 void slice_vjp(VjpCall& v);
 void select_vjp(VjpCall& v);
 
-const OpDef slice_row{"slice",
-                      "every step-th element of a range of one dim",
-                      {.kind = OpKind::View, .infer = slice_shape, .vjp = slice_vjp}};
-const OpDef select_row{"select",
-                       "one index of a dim, which goes away",
-                       {.kind = OpKind::View, .infer = select_shape, .vjp = select_vjp}};
+const OpDef slice_row{"slice", "every step-th element of a range of one dim",
+                      view_spec(slice_shape, slice_vjp)};
+const OpDef select_row{"select", "one index of a dim, which goes away",
+                       view_spec(select_shape, select_vjp)};
 
 // --- the gradient: zeros of the input's shape with g written where the view was. A row of its own,
 // so that it is out of place and differentiable.

@@ -35,9 +35,8 @@ bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
   for (int d = t.ndim - 1; d >= 0;) {
     int64_t run = t.sizes[d], step = t.strides[d];
     int first = d;
-    while (first > 0 &&
-           (t.sizes[first - 1] == 1 || t.strides[first - 1] == t.strides[first] * t.sizes[first])) {
-      if (t.sizes[first - 1] == 1) break;
+    while (first > 0 && t.sizes[first - 1] != 1 &&
+           t.strides[first - 1] == t.strides[first] * t.sizes[first]) {
       run *= t.sizes[--first];
     }
     d = first - 1;
@@ -133,26 +132,18 @@ void expand_vjp(VjpCall& v) { v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes); }
 
 // --- rows
 
-const OpDef alias_row{
-    "alias", "the same view again", {.kind = OpKind::View, .infer = alias_shape, .vjp = alias_vjp}};
-const OpDef permute_row{"permute",
-                        "dims in another order",
-                        {.kind = OpKind::View, .infer = permute_shape, .vjp = permute_vjp}};
-const OpDef view_row{"view",
-                     "other sizes over the same elements",
-                     {.kind = OpKind::View, .infer = view_shape, .vjp = reshape_vjp}};
-const OpDef expand_row{"expand",
-                       "dims of size 1 repeated without a copy",
-                       {.kind = OpKind::View, .infer = expand_shape, .vjp = expand_vjp}};
-const OpDef unsqueeze_row{"unsqueeze",
-                          "a new dim of size 1",
-                          {.kind = OpKind::View, .infer = unsqueeze_shape, .vjp = reshape_vjp}};
-const OpDef squeeze_row{"squeeze",
-                        "a dim of size 1 removed",
-                        {.kind = OpKind::View, .infer = squeeze_shape, .vjp = reshape_vjp}};
-const OpDef as_strided_row{"as_strided",
-                           "any strides over the storage",
-                           {.kind = OpKind::View, .infer = as_strided_shape}};
+const OpDef alias_row{"alias", "the same view again", view_spec(alias_shape, alias_vjp)};
+const OpDef permute_row{"permute", "dims in another order", view_spec(permute_shape, permute_vjp)};
+const OpDef view_row{"view", "other sizes over the same elements",
+                     view_spec(view_shape, reshape_vjp)};
+const OpDef expand_row{"expand", "dims of size 1 repeated without a copy",
+                       view_spec(expand_shape, expand_vjp)};
+const OpDef unsqueeze_row{"unsqueeze", "a new dim of size 1",
+                          view_spec(unsqueeze_shape, reshape_vjp)};
+const OpDef squeeze_row{"squeeze", "a dim of size 1 removed",
+                        view_spec(squeeze_shape, reshape_vjp)};
+const OpDef as_strided_row{"as_strided", "any strides over the storage",
+                           view_spec(as_strided_shape, nullptr)};
 
 // Sizes with at most one -1 resolved so that they hold `n` elements.
 IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
@@ -262,14 +253,10 @@ Tensor Tensor::flatten(int64_t start, int64_t end) const {
   const int a = wrap_dim("flatten", start, n), b = wrap_dim("flatten", end, n);
   BRRR_CHECK(a <= b, "flatten: start dim {} comes after end dim {}", start, end);
   if (n == 0) return reshape({1});
-  IntList sizes;
-  int64_t run = 1;
-  for (int i = 0; i < n; ++i) {
-    if (i < a || i > b)
-      sizes.push_back(size(i));
-    else
-      run *= size(i);
-    if (i == b) sizes.push_back(run);
+  IntList sizes = this->sizes();
+  for (int i = a; i < b; ++i) {
+    sizes[a] *= sizes[a + 1];
+    sizes.erase(a + 1);
   }
   return reshape(sizes);
 }
