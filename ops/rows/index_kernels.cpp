@@ -169,8 +169,7 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index.at[i]) >= limit;
   for (int64_t i = 0; bad && i < n; ++i) {
     BRRR_CHECK(static_cast<uint64_t>(index.at[i]) < limit,
-               "{}: index {} is out of range: dim {} has "
-               "size {}, so indices are in [0, {})",
+               "{}: index {} is out of range: dim {} has size {}, so indices are in [0, {})",
                c.op->name, index.at[i], dim, size, size);
   }
 }

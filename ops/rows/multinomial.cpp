@@ -83,9 +83,7 @@ void check_row(const double* w, int64_t n, int64_t row, int64_t needed) {
     total += w[i];
   }
   BRRR_CHECK(positive > 0,
-             "multinomial: the weights of row {} are all zero; one at least must be "
-             "positive",
-             row);
+             "multinomial: the weights of row {} are all zero; one at least must be positive", row);
   BRRR_CHECK(vx::valid_weight(total),
              "multinomial: the weights of row {} sum to inf; scale them down", row);
   BRRR_CHECK(positive >= needed,
@@ -316,8 +314,7 @@ void multinomial_cuda(OpCall& c) {
 void multinomial_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   BRRR_CHECK(is_floating(x.dtype),
-             "multinomial: takes floating weights, got {}; convert with "
-             "to(kFloat32)",
+             "multinomial: takes floating weights, got {}; convert with to(kFloat32)",
              describe(&x));
   BRRR_CHECK((x.ndim == 1 || x.ndim == 2) && x.sizes[x.ndim - 1] > 0,
              "multinomial: takes weights [n] or [rows, n] with n > 0, got {}", describe(&x));
