@@ -24,8 +24,7 @@ class NestedList {
   IntList sizes_;
 };
 
-// --- from host memory (inside a step these are read again on every call)
-// ---------------------------------
+// --- from host memory (inside a step these are read again on every call) -------------------------
 /// Floating literals give float32, integers int64, bools bool. Throws on ragged nesting.
 Tensor tensor(std::initializer_list<NestedList> items);
 Tensor tensor(Scalar v);
@@ -38,8 +37,7 @@ Tensor tensor(const std::vector<int32_t>& v);
 Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy = true);
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy = true);
 
-// --- filled
-// -----------------------------------------------------------------------------------------------
+// --- filled --------------------------------------------------------------------------------------
 Tensor empty(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor zeros(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor zeros(const IntList& sizes, Device device);
@@ -58,8 +56,7 @@ Tensor zeros_like(const Tensor& t);
 Tensor ones_like(const Tensor& t);
 Tensor full_like(const Tensor& t, Scalar v);
 
-// --- random: one draw of the stream each
-// -------------------------------------------------------------------
+// --- random: one draw of the stream each ---------------------------------------------------------
 Tensor rand(const IntList& sizes,
             Device device = default_device());  ///< Uniform in [0, 1), float32.
 Tensor randn(const IntList& sizes,

@@ -9,8 +9,7 @@
 
 namespace brrr {
 
-// --- products: matmul.cpp
-// -----------------------------------------------------------------------------
+// --- products: matmul.cpp ------------------------------------------------------------------------
 /// [.., M, K] x [.., K, N] -> [.., M, N]; batch dims broadcast; 1-d operands as in PyTorch.
 Tensor matmul(const Tensor& a, const Tensor& b);
 /// x W^T + b: x [.., in], weight [out, in], bias [out] or undefined -> [.., out]. The product
@@ -23,13 +22,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// result may be a view of the only operand.
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands);
 
-// --- joining: join.cpp
-// ----------------------------------------------------------------------------------
+// --- joining: join.cpp ---------------------------------------------------------------------------
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim = 0);
 Tensor stack(const std::vector<Tensor>& tensors, int64_t dim = 0);
 
-// --- indexing: index.cpp; indices are int64 and range checked
-// ----------------------------------------------
+// --- indexing: index.cpp; indices are int64 and range checked ------------------------------------
 /// out[i][j] = x[index[i][j]][j] (dim 0); index has x's number of dims.
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
 /// x with src added at index along dim; duplicates add up in index order.
@@ -41,21 +38,19 @@ Tensor embedding(const Tensor& weight, const Tensor& ids);
 /// int64 [.., classes] with one 1 a row.
 Tensor one_hot(const Tensor& ids, int64_t classes);
 
-// --- triangles: triangle.cpp
-// -----------------------------------------------------------------------------
+// --- triangles: triangle.cpp ---------------------------------------------------------------------
 /// x [.., rows, cols] where column - row <= diagonal, else 0 (whatever x holds there); any dtype.
 Tensor tril(const Tensor& x, int64_t diagonal = 0);
 /// x [.., rows, cols] where column - row >= diagonal, else 0.
 Tensor triu(const Tensor& x, int64_t diagonal = 0);
 
-// --- running sums: cumsum.cpp
-// -----------------------------------------------------------------------------
+// --- running sums: cumsum.cpp --------------------------------------------------------------------
 /// y[i] = x[0] + .. + x[i] along dim, one after the other; integers and bool give int64.
 Tensor cumsum(const Tensor& x, int64_t dim);
 
-// --- order: sort.cpp; NaN is greater than all numbers, -0 equals 0, and equal elements keep their
-// order, in a descending sort too: the lowest position first. Any dtype
-// -----------------------------------------------------------------------------
+// --- order, of any dtype: sort.cpp ---------------------------------------------------------------
+// NaN is greater than all numbers, -0 equals 0, and equal elements keep their order, in a
+// descending sort too: the lowest position first.
 /// int64 positions along dim that put x in order.
 Tensor argsort(const Tensor& x, int64_t dim = -1, bool descending = false);
 /// x in order along dim, and the int64 positions that its elements come from.
@@ -64,8 +59,7 @@ std::pair<Tensor, Tensor> sort(const Tensor& x, int64_t dim = -1, bool descendin
 /// positions; 0 <= k <= x.size(dim).
 std::pair<Tensor, Tensor> topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
 
-// --- drawing: multinomial.cpp
-// -----------------------------------------------------------------------------
+// --- drawing: multinomial.cpp --------------------------------------------------------------------
 /// Positions drawn by weight, int64 [num_samples] or [rows, num_samples]; one draw of the random
 /// stream. probs is floating, [n] or [rows, n], and need not sum to 1. Throws when a weight is
 /// negative, infinite or NaN, when a row is all zero, and, without replacement, when it has fewer

@@ -12,8 +12,7 @@
 
 namespace brrr {
 
-// --- arithmetic: arithmetic.cpp
-// ---------------------------------------------------------------------
+// --- arithmetic: arithmetic.cpp ------------------------------------------------------------------
 Tensor add(const Tensor& a, const Tensor& b);  ///< a + b
 Tensor add(const Tensor& a, Scalar b);
 Tensor sub(const Tensor& a, const Tensor& b);  ///< a - b; not of bool tensors
@@ -40,48 +39,21 @@ Tensor where(const Tensor& condition, const Tensor& a, Scalar b);
 Tensor where(const Tensor& condition, Scalar a, const Tensor& b);
 Tensor where(const Tensor& condition, Scalar a, Scalar b);
 
-inline Tensor operator+(const Tensor& a, const Tensor& b) {
-  return add(a, b);
-}
-inline Tensor operator+(const Tensor& a, Scalar b) {
-  return add(a, b);
-}
-inline Tensor operator+(Scalar a, const Tensor& b) {
-  return add(b, a);
-}
-inline Tensor operator-(const Tensor& a, const Tensor& b) {
-  return sub(a, b);
-}
-inline Tensor operator-(const Tensor& a, Scalar b) {
-  return sub(a, b);
-}
-inline Tensor operator-(Scalar a, const Tensor& b) {
-  return sub(a, b);
-}
-inline Tensor operator*(const Tensor& a, const Tensor& b) {
-  return mul(a, b);
-}
-inline Tensor operator*(const Tensor& a, Scalar b) {
-  return mul(a, b);
-}
-inline Tensor operator*(Scalar a, const Tensor& b) {
-  return mul(b, a);
-}
-inline Tensor operator/(const Tensor& a, const Tensor& b) {
-  return div(a, b);
-}
-inline Tensor operator/(const Tensor& a, Scalar b) {
-  return div(a, b);
-}
-inline Tensor operator/(Scalar a, const Tensor& b) {
-  return div(a, b);
-}
-inline Tensor operator-(const Tensor& a) {
-  return neg(a);
-}
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator+(const Tensor& a, Scalar b) { return add(a, b); }
+inline Tensor operator+(Scalar a, const Tensor& b) { return add(b, a); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator-(const Tensor& a, Scalar b) { return sub(a, b); }
+inline Tensor operator-(Scalar a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator*(const Tensor& a, Scalar b) { return mul(a, b); }
+inline Tensor operator*(Scalar a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator/(const Tensor& a, Scalar b) { return div(a, b); }
+inline Tensor operator/(Scalar a, const Tensor& b) { return div(a, b); }
+inline Tensor operator-(const Tensor& a) { return neg(a); }
 
-// --- comparison and logic, results are bool: comparison.cpp
-// -----------------------------------------
+// --- comparison and logic, results are bool: comparison.cpp --------------------------------------
 Tensor lt(const Tensor& a, const Tensor& b);
 Tensor lt(const Tensor& a, Scalar b);
 Tensor le(const Tensor& a, const Tensor& b);
@@ -101,72 +73,29 @@ Tensor logical_not(const Tensor& a);
 Tensor isnan(const Tensor& a);
 Tensor isfinite(const Tensor& a);
 
-inline Tensor operator<(const Tensor& a, const Tensor& b) {
-  return lt(a, b);
-}
-inline Tensor operator<(const Tensor& a, Scalar b) {
-  return lt(a, b);
-}
-inline Tensor operator<(Scalar a, const Tensor& b) {
-  return gt(b, a);
-}
-inline Tensor operator<=(const Tensor& a, const Tensor& b) {
-  return le(a, b);
-}
-inline Tensor operator<=(const Tensor& a, Scalar b) {
-  return le(a, b);
-}
-inline Tensor operator<=(Scalar a, const Tensor& b) {
-  return ge(b, a);
-}
-inline Tensor operator>(const Tensor& a, const Tensor& b) {
-  return gt(a, b);
-}
-inline Tensor operator>(const Tensor& a, Scalar b) {
-  return gt(a, b);
-}
-inline Tensor operator>(Scalar a, const Tensor& b) {
-  return lt(b, a);
-}
-inline Tensor operator>=(const Tensor& a, const Tensor& b) {
-  return ge(a, b);
-}
-inline Tensor operator>=(const Tensor& a, Scalar b) {
-  return ge(a, b);
-}
-inline Tensor operator>=(Scalar a, const Tensor& b) {
-  return le(b, a);
-}
-inline Tensor operator==(const Tensor& a, const Tensor& b) {
-  return eq(a, b);
-}
-inline Tensor operator==(const Tensor& a, Scalar b) {
-  return eq(a, b);
-}
-inline Tensor operator==(Scalar a, const Tensor& b) {
-  return eq(b, a);
-}
-inline Tensor operator!=(const Tensor& a, const Tensor& b) {
-  return ne(a, b);
-}
-inline Tensor operator!=(const Tensor& a, Scalar b) {
-  return ne(a, b);
-}
-inline Tensor operator!=(Scalar a, const Tensor& b) {
-  return ne(b, a);
-}
-inline Tensor operator&(const Tensor& a, const Tensor& b) {
-  return logical_and(a, b);
-}
-inline Tensor operator|(const Tensor& a, const Tensor& b) {
-  return logical_or(a, b);
-}
-inline Tensor operator!(const Tensor& a) {
-  return logical_not(a);
-}
+inline Tensor operator<(const Tensor& a, const Tensor& b) { return lt(a, b); }
+inline Tensor operator<(const Tensor& a, Scalar b) { return lt(a, b); }
+inline Tensor operator<(Scalar a, const Tensor& b) { return gt(b, a); }
+inline Tensor operator<=(const Tensor& a, const Tensor& b) { return le(a, b); }
+inline Tensor operator<=(const Tensor& a, Scalar b) { return le(a, b); }
+inline Tensor operator<=(Scalar a, const Tensor& b) { return ge(b, a); }
+inline Tensor operator>(const Tensor& a, const Tensor& b) { return gt(a, b); }
+inline Tensor operator>(const Tensor& a, Scalar b) { return gt(a, b); }
+inline Tensor operator>(Scalar a, const Tensor& b) { return lt(b, a); }
+inline Tensor operator>=(const Tensor& a, const Tensor& b) { return ge(a, b); }
+inline Tensor operator>=(const Tensor& a, Scalar b) { return ge(a, b); }
+inline Tensor operator>=(Scalar a, const Tensor& b) { return le(b, a); }
+inline Tensor operator==(const Tensor& a, const Tensor& b) { return eq(a, b); }
+inline Tensor operator==(const Tensor& a, Scalar b) { return eq(a, b); }
+inline Tensor operator==(Scalar a, const Tensor& b) { return eq(b, a); }
+inline Tensor operator!=(const Tensor& a, const Tensor& b) { return ne(a, b); }
+inline Tensor operator!=(const Tensor& a, Scalar b) { return ne(a, b); }
+inline Tensor operator!=(Scalar a, const Tensor& b) { return ne(b, a); }
+inline Tensor operator&(const Tensor& a, const Tensor& b) { return logical_and(a, b); }
+inline Tensor operator|(const Tensor& a, const Tensor& b) { return logical_or(a, b); }
+inline Tensor operator!(const Tensor& a) { return logical_not(a); }
 
-// --- functions of one variable: unary.cpp
-// -------------------------------------------------------------
+// --- functions of one variable: unary.cpp --------------------------------------------------------
 Tensor exp(const Tensor& x);         ///< (float)
 Tensor expm1(const Tensor& x);       ///< exp(x) - 1 (float)
 Tensor log(const Tensor& x);         ///< Natural logarithm (float)
@@ -191,8 +120,7 @@ Tensor trunc(const Tensor& x);
 Tensor pow(const Tensor& x, const Tensor& e);
 Tensor pow(const Tensor& x, Scalar e);
 
-// --- activations: activation.cpp
-// ------------------------------------------------------------------------
+// --- activations: activation.cpp -----------------------------------------------------------------
 Tensor relu(const Tensor& x);  ///< max(x, 0)
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 Tensor elu(const Tensor& x, double alpha = 1.0);  ///< x > 0 ? x : alpha * (exp(x) - 1)

@@ -19,7 +19,13 @@ inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
   m.sizes = sizes;
 }
 
-/// Throws unless the first input is floating and all inputs live where it does.
+/// The tensor; throws unless it is defined.
+const Tensor& defined(const char* op, const Tensor& t);
+/// One of its dims, counted from 0.
+int dim_arg(const char* op, const Tensor& t, int64_t dim);
+/// Throws unless all inputs live on one device.
+void check_devices(const OpCall& c);
+/// The same, and unless the first input is floating.
 void check_composite(const OpCall& c);
 /// x in the dtype it is computed in: 16-bit floats become float32.
 Tensor widened(const Tensor& x);

@@ -20,4 +20,9 @@ inline OutMeta& view_meta(OpCall& c, int k = 0) {
   return m;
 }
 
+/// What a view's row says.
+constexpr OpSpec view_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
+  return {.kind = OpKind::View, .infer = infer, .vjp = vjp};
+}
+
 }  // namespace brrr

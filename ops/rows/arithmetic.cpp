@@ -8,23 +8,21 @@ namespace {
 constexpr const char* kNoDifference =
     "to invert a mask use logical_not, for where two differ logical_xor, for numbers to(dtype)";
 
-const NumberOp add_row{"add",
-                       "a + b",
-                       {},
-                       [](auto a, auto b) { return a + b; },
-                       [](auto, auto, auto, auto g) { return g; },
-                       [](auto, auto, auto, auto g) { return g; }};
+constexpr PointwiseTraits kPlain{};
+constexpr auto kSame = [](auto, auto, auto, auto g) { return g; };
+
+const NumberOp add_row{"add", "a + b", kPlain, [](auto a, auto b) { return a + b; }, kSame, kSame};
 
 const NumberOp sub_row{"sub",
                        "a - b",
                        {.no_bool = kNoDifference},
                        [](auto a, auto b) { return a - b; },
-                       [](auto, auto, auto, auto g) { return g; },
+                       kSame,
                        [](auto, auto, auto, auto g) { return -g; }};
 
 const NumberOp mul_row{"mul",
                        "a * b",
-                       {},
+                       kPlain,
                        [](auto a, auto b) { return a * b; },
                        [](auto, auto b, auto, auto g) { return g * b; },
                        [](auto a, auto, auto, auto g) { return g * a; }};
@@ -36,17 +34,15 @@ const PointwiseOp div_row{"div",
                           [](auto, auto b, auto, auto g) { return g / b; },
                           [](auto, auto b, auto y, auto g) { return -(g * y) / b; }};
 
-const NumberOp floor_div_row{
-    "floor_div", "floor(a / b); integers by zero give 0", {}, [](auto a, auto b) {
-      return m::floor_div(a, b);
-    }};
+const NumberOp floor_div_row{"floor_div", "floor(a / b); integers by zero give 0", kPlain,
+                             [](auto a, auto b) { return m::floor_div(a, b); }};
 
 const NumberOp remainder_row{
     "remainder",
     "a - floor(a / b) * b, with the sign of b",
     {.lo = 0.6, .hi = 0.9},
     [](auto a, auto b) { return m::remainder(a, b); },
-    [](auto, auto, auto, auto g) { return g; },
+    kSame,
     [](auto a, auto b, auto, auto g) { return -(g * m::floor_div(a, b)); }};
 
 const NumberOp neg_row{"neg",
@@ -55,33 +51,32 @@ const NumberOp neg_row{"neg",
                        [](auto a) { return -a; },
                        [](auto, auto, auto g) { return -g; }};
 
-// A tie shares the gradient evenly, as PyTorch's.
-const NumberOp minimum_row{"minimum",
-                           "the smaller operand; NaN if either is",
-                           {.beyond = Beyond::Saturate},
-                           [](auto a, auto b) { return m::min(a, b); },
-                           [](auto a, auto b, auto, auto g) {
-                             return g * m::where(a < b, 1.0, m::where(a == b, 0.5, a * 0.0));
-                           },
-                           [](auto a, auto b, auto, auto g) {
-                             return g * m::where(b < a, 1.0, m::where(a == b, 0.5, a * 0.0));
-                           }};
+constexpr PointwiseTraits kBound{.beyond = Beyond::Saturate};
 
-const NumberOp maximum_row{"maximum",
-                           "the larger operand; NaN if either is",
-                           {.beyond = Beyond::Saturate},
-                           [](auto a, auto b) { return m::max(a, b); },
-                           [](auto a, auto b, auto, auto g) {
-                             return g * m::where(a > b, 1.0, m::where(a == b, 0.5, a * 0.0));
-                           },
-                           [](auto a, auto b, auto, auto g) {
-                             return g * m::where(b > a, 1.0, m::where(a == b, 0.5, a * 0.0));
-                           }};
+// What reaches the first of two operands where it is the chosen one; a tie shares the gradient
+// evenly, as PyTorch's.
+constexpr auto kShare = [](auto chosen, auto tie, auto a, auto g) {
+  return g * m::where(chosen, 1.0, m::where(tie, 0.5, a * 0.0));
+};
+
+const NumberOp minimum_row{
+    "minimum",
+    "the smaller operand; NaN if either is",
+    kBound,
+    [](auto a, auto b) { return m::min(a, b); },
+    [](auto a, auto b, auto, auto g) { return kShare(a < b, a == b, a, g); },
+    [](auto a, auto b, auto, auto g) { return kShare(b < a, a == b, a, g); }};
+
+const NumberOp maximum_row{
+    "maximum",
+    "the larger operand; NaN if either is",
+    kBound,
+    [](auto a, auto b) { return m::max(a, b); },
+    [](auto a, auto b, auto, auto g) { return kShare(a > b, a == b, a, g); },
+    [](auto a, auto b, auto, auto g) { return kShare(b > a, a == b, a, g); }};
 
 const NumberOp clamp_row{
-    "clamp",
-    "min(max(x, lo), hi)",
-    {.beyond = Beyond::Saturate},
+    "clamp", "min(max(x, lo), hi)", kBound,
     [](auto x, auto lo, auto hi) { return m::min(m::max(x, lo), hi); },
     [](auto x, auto lo, auto hi, auto, auto g) { return m::where((x >= lo) & (x <= hi), g, 0.0); }};
 
@@ -96,63 +91,25 @@ const NumberOp where_row{
 
 }  // namespace
 
-Tensor add(const Tensor& a, const Tensor& b) {
-  return call(add_row, a, b);
-}
-Tensor add(const Tensor& a, Scalar b) {
-  return call(add_row, a, b);
-}
-Tensor sub(const Tensor& a, const Tensor& b) {
-  return call(sub_row, a, b);
-}
-Tensor sub(const Tensor& a, Scalar b) {
-  return call(sub_row, a, b);
-}
-Tensor sub(Scalar a, const Tensor& b) {
-  return call(sub_row, a, b);
-}
-Tensor mul(const Tensor& a, const Tensor& b) {
-  return call(mul_row, a, b);
-}
-Tensor mul(const Tensor& a, Scalar b) {
-  return call(mul_row, a, b);
-}
-Tensor div(const Tensor& a, const Tensor& b) {
-  return call(div_row, a, b);
-}
-Tensor div(const Tensor& a, Scalar b) {
-  return call(div_row, a, b);
-}
-Tensor div(Scalar a, const Tensor& b) {
-  return call(div_row, a, b);
-}
-Tensor floor_div(const Tensor& a, const Tensor& b) {
-  return call(floor_div_row, a, b);
-}
-Tensor floor_div(const Tensor& a, Scalar b) {
-  return call(floor_div_row, a, b);
-}
-Tensor remainder(const Tensor& a, const Tensor& b) {
-  return call(remainder_row, a, b);
-}
-Tensor remainder(const Tensor& a, Scalar b) {
-  return call(remainder_row, a, b);
-}
-Tensor neg(const Tensor& a) {
-  return call(neg_row, a);
-}
-Tensor minimum(const Tensor& a, const Tensor& b) {
-  return call(minimum_row, a, b);
-}
-Tensor minimum(const Tensor& a, Scalar b) {
-  return call(minimum_row, a, b);
-}
-Tensor maximum(const Tensor& a, const Tensor& b) {
-  return call(maximum_row, a, b);
-}
-Tensor maximum(const Tensor& a, Scalar b) {
-  return call(maximum_row, a, b);
-}
+Tensor add(const Tensor& a, const Tensor& b) { return call(add_row, a, b); }
+Tensor add(const Tensor& a, Scalar b) { return call(add_row, a, b); }
+Tensor sub(const Tensor& a, const Tensor& b) { return call(sub_row, a, b); }
+Tensor sub(const Tensor& a, Scalar b) { return call(sub_row, a, b); }
+Tensor sub(Scalar a, const Tensor& b) { return call(sub_row, a, b); }
+Tensor mul(const Tensor& a, const Tensor& b) { return call(mul_row, a, b); }
+Tensor mul(const Tensor& a, Scalar b) { return call(mul_row, a, b); }
+Tensor div(const Tensor& a, const Tensor& b) { return call(div_row, a, b); }
+Tensor div(const Tensor& a, Scalar b) { return call(div_row, a, b); }
+Tensor div(Scalar a, const Tensor& b) { return call(div_row, a, b); }
+Tensor floor_div(const Tensor& a, const Tensor& b) { return call(floor_div_row, a, b); }
+Tensor floor_div(const Tensor& a, Scalar b) { return call(floor_div_row, a, b); }
+Tensor remainder(const Tensor& a, const Tensor& b) { return call(remainder_row, a, b); }
+Tensor remainder(const Tensor& a, Scalar b) { return call(remainder_row, a, b); }
+Tensor neg(const Tensor& a) { return call(neg_row, a); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return call(minimum_row, a, b); }
+Tensor minimum(const Tensor& a, Scalar b) { return call(minimum_row, a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return call(maximum_row, a, b); }
+Tensor maximum(const Tensor& a, Scalar b) { return call(maximum_row, a, b); }
 Tensor clamp(const Tensor& a, Scalar lo, Scalar hi) {
   return PointwiseCall(clamp_row).add(a).add(lo).add(hi).run();
 }
@@ -173,12 +130,9 @@ Tensor where(const Tensor& c, Scalar a, Scalar b) {
   return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
 }
 
-Tensor Tensor::clamp(Scalar lo, Scalar hi) const {
-  return brrr::clamp(*this, lo, hi);
-}
+Tensor Tensor::clamp(Scalar lo, Scalar hi) const { return brrr::clamp(*this, lo, hi); }
 
-// --- in place
-// -----------------------------------------------------------------------------------------
+// --- in place ------------------------------------------------------------------------------------
 
 static const Tensor& into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   call_into(op, a, b);
@@ -188,30 +142,14 @@ static const Tensor& into(const PointwiseOp& op, const Tensor& a, Scalar b) {
   call_into(op, a, b);
   return a;
 }
-const Tensor& Tensor::add_(const Tensor& o) const {
-  return into(add_row, *this, o);
-}
-const Tensor& Tensor::sub_(const Tensor& o) const {
-  return into(sub_row, *this, o);
-}
-const Tensor& Tensor::mul_(const Tensor& o) const {
-  return into(mul_row, *this, o);
-}
-const Tensor& Tensor::div_(const Tensor& o) const {
-  return into(div_row, *this, o);
-}
-const Tensor& Tensor::add_(Scalar o) const {
-  return into(add_row, *this, o);
-}
-const Tensor& Tensor::sub_(Scalar o) const {
-  return into(sub_row, *this, o);
-}
-const Tensor& Tensor::mul_(Scalar o) const {
-  return into(mul_row, *this, o);
-}
-const Tensor& Tensor::div_(Scalar o) const {
-  return into(div_row, *this, o);
-}
+const Tensor& Tensor::add_(const Tensor& o) const { return into(add_row, *this, o); }
+const Tensor& Tensor::sub_(const Tensor& o) const { return into(sub_row, *this, o); }
+const Tensor& Tensor::mul_(const Tensor& o) const { return into(mul_row, *this, o); }
+const Tensor& Tensor::div_(const Tensor& o) const { return into(div_row, *this, o); }
+const Tensor& Tensor::add_(Scalar o) const { return into(add_row, *this, o); }
+const Tensor& Tensor::sub_(Scalar o) const { return into(sub_row, *this, o); }
+const Tensor& Tensor::mul_(Scalar o) const { return into(mul_row, *this, o); }
+const Tensor& Tensor::div_(Scalar o) const { return into(div_row, *this, o); }
 const Tensor& Tensor::clamp_(Scalar lo, Scalar hi) const {
   PointwiseCall(clamp_row).add(*this).add(lo).add(hi).run_into({*this});
   return *this;

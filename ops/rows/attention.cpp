@@ -260,13 +260,11 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const At
                describe(t.impl()));
   }
   BRRR_CHECK(q.size(-1) == k.size(-1),
-             "{}: q {} and k {} differ in their last dim; project them "
-             "to one width",
-             op, describe(q.impl()), describe(k.impl()));
+             "{}: q {} and k {} differ in their last dim; project them to one width", op,
+             describe(q.impl()), describe(k.impl()));
   BRRR_CHECK(k.size(-2) == v.size(-2),
-             "{}: k {} and v {} differ in length; give one value for "
-             "each key",
-             op, describe(k.impl()), describe(v.impl()));
+             "{}: k {} and v {} differ in length; give one value for each key", op,
+             describe(k.impl()), describe(v.impl()));
   BRRR_CHECK(!o.mask.defined() || o.mask.dtype() == kBool || is_floating(o.mask.dtype()),
              "{}: the mask is bool (true takes part) or floating (added), got {}; convert with "
              "to(kBool)",
@@ -277,9 +275,7 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const At
              op, o.scale);
 }
 
-IntList leading(const Tensor& t) {
-  return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)};
-}
+IntList leading(const Tensor& t) { return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)}; }
 // With the given leading dims and the matrix' own.
 Tensor broadcast(const Tensor& t, IntList sizes, int64_t rows, int64_t cols) {
   sizes.push_back(rows);
@@ -310,8 +306,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
       fits = mask.size(-d) == 1 || mask.size(-d) == scores[scores.size() - d];
     }
     BRRR_CHECK(fits,
-               "{}: the mask {} does not broadcast to the scores {}; give it their last dims, "
-               "or 1",
+               "{}: the mask {} does not broadcast to the scores {}; give it their last dims, or 1",
                kName, describe(mask.impl()), to_string(scores));
     mask = broadcast(mask, batch, queries, keys);
   }

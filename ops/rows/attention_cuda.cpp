@@ -297,9 +297,7 @@ class DeviceOperands {
   AttentionOperands o_;
 };
 
-float* floats(const TensorImpl* t) {
-  return reinterpret_cast<float*>(t->data());
-}
+float* floats(const TensorImpl* t) { return reinterpret_cast<float*>(t->data()); }
 
 }  // namespace
 

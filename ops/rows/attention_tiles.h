@@ -17,36 +17,18 @@ namespace brrr {
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
     const char* data;
-    long row;
-    long col;
-    long head[6];
+    long row, col, head[6];
   };
-  Matrix q;
-  Matrix k;
-  Matrix v;
-  Matrix mask;
-  Matrix g;
-  Matrix out;
+  Matrix q, k, v, mask, g, out;
   long sizes[6];
-  int dims;
-  int queries;
-  int keys;
-  int width;
-  int depth;
-  int causal;
-  int bool_mask;
-  int packed;
+  int dims, queries, keys, width, depth, causal, bool_mask, packed;
   float scale;
   long limit;
   float kept;
   const char* key;
   long key_stride;
-  char* to;
-  char* dk;
-  char* dv;
-  float* max;
-  float* sum;
-  float* along;
+  char *to, *dk, *dv;
+  float *max, *sum, *along;
 });
 
 /// What kernels are compiled for, in Variant::n: the columns of a tile and the width that q, k and

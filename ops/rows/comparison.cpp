@@ -28,59 +28,23 @@ const PointwiseOp isfinite_row{"isfinite", "x is neither infinite nor NaN", kBoo
 
 }  // namespace
 
-Tensor lt(const Tensor& a, const Tensor& b) {
-  return call(lt_row, a, b);
-}
-Tensor lt(const Tensor& a, Scalar b) {
-  return call(lt_row, a, b);
-}
-Tensor le(const Tensor& a, const Tensor& b) {
-  return call(le_row, a, b);
-}
-Tensor le(const Tensor& a, Scalar b) {
-  return call(le_row, a, b);
-}
-Tensor gt(const Tensor& a, const Tensor& b) {
-  return call(gt_row, a, b);
-}
-Tensor gt(const Tensor& a, Scalar b) {
-  return call(gt_row, a, b);
-}
-Tensor ge(const Tensor& a, const Tensor& b) {
-  return call(ge_row, a, b);
-}
-Tensor ge(const Tensor& a, Scalar b) {
-  return call(ge_row, a, b);
-}
-Tensor eq(const Tensor& a, const Tensor& b) {
-  return call(eq_row, a, b);
-}
-Tensor eq(const Tensor& a, Scalar b) {
-  return call(eq_row, a, b);
-}
-Tensor ne(const Tensor& a, const Tensor& b) {
-  return call(ne_row, a, b);
-}
-Tensor ne(const Tensor& a, Scalar b) {
-  return call(ne_row, a, b);
-}
-Tensor logical_and(const Tensor& a, const Tensor& b) {
-  return call(logical_and_row, a, b);
-}
-Tensor logical_or(const Tensor& a, const Tensor& b) {
-  return call(logical_or_row, a, b);
-}
-Tensor logical_xor(const Tensor& a, const Tensor& b) {
-  return call(logical_xor_row, a, b);
-}
-Tensor logical_not(const Tensor& a) {
-  return call(logical_not_row, a);
-}
-Tensor isnan(const Tensor& a) {
-  return call(isnan_row, a);
-}
-Tensor isfinite(const Tensor& a) {
-  return call(isfinite_row, a);
-}
+Tensor lt(const Tensor& a, const Tensor& b) { return call(lt_row, a, b); }
+Tensor lt(const Tensor& a, Scalar b) { return call(lt_row, a, b); }
+Tensor le(const Tensor& a, const Tensor& b) { return call(le_row, a, b); }
+Tensor le(const Tensor& a, Scalar b) { return call(le_row, a, b); }
+Tensor gt(const Tensor& a, const Tensor& b) { return call(gt_row, a, b); }
+Tensor gt(const Tensor& a, Scalar b) { return call(gt_row, a, b); }
+Tensor ge(const Tensor& a, const Tensor& b) { return call(ge_row, a, b); }
+Tensor ge(const Tensor& a, Scalar b) { return call(ge_row, a, b); }
+Tensor eq(const Tensor& a, const Tensor& b) { return call(eq_row, a, b); }
+Tensor eq(const Tensor& a, Scalar b) { return call(eq_row, a, b); }
+Tensor ne(const Tensor& a, const Tensor& b) { return call(ne_row, a, b); }
+Tensor ne(const Tensor& a, Scalar b) { return call(ne_row, a, b); }
+Tensor logical_and(const Tensor& a, const Tensor& b) { return call(logical_and_row, a, b); }
+Tensor logical_or(const Tensor& a, const Tensor& b) { return call(logical_or_row, a, b); }
+Tensor logical_xor(const Tensor& a, const Tensor& b) { return call(logical_xor_row, a, b); }
+Tensor logical_not(const Tensor& a) { return call(logical_not_row, a); }
+Tensor isnan(const Tensor& a) { return call(isnan_row, a); }
+Tensor isfinite(const Tensor& a) { return call(isfinite_row, a); }
 
 }  // namespace brrr

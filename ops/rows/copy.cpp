@@ -8,40 +8,27 @@ namespace brrr {
 
 namespace {
 
-const NumberOp copy_row{"copy",
-                        "the same values, in new memory or another dtype",
-                        {},
-                        [](auto x) { return x; },
-                        [](auto, auto, auto g) { return g; }};
+constexpr PointwiseTraits kPlain{};
+const NumberOp copy_row{"copy", "the same values, in new memory or another dtype", kPlain,
+                        [](auto x) { return x; }, [](auto, auto, auto g) { return g; }};
 
 }  // namespace
 
-void copy_now(TensorImpl& dst, const TensorImpl& src) {
-  auto to = Ref<TensorImpl>::share(&dst);
-  TensorImpl* in[] = {const_cast<TensorImpl*>(&src)};
+// Zeros come of no source.
+static void launch_copy(const TensorImpl& dst, const TensorImpl* src) {
+  TensorImpl* in[] = {const_cast<TensorImpl*>(src)};
   OpCall c(copy_row, in, 1);
+  if (!src) c.attrs.set_only(0, 2, int64_t{0});
   c.into = true;
-  c.out[0] = Tensor(to);
+  c.out[0] = Tensor(Ref<TensorImpl>::share(const_cast<TensorImpl*>(&dst)));
   backend(dst.device.type).launch(c);
 }
+void copy_now(TensorImpl& dst, const TensorImpl& src) { launch_copy(dst, &src); }
+void zero_now(const TensorImpl& dst) { launch_copy(dst, nullptr); }
 
-void zero_now(const TensorImpl& dst) {
-  auto to = Ref<TensorImpl>::share(const_cast<TensorImpl*>(&dst));
-  TensorImpl* in[] = {nullptr};
-  OpCall c(copy_row, in, 1);
-  c.attrs.set_only(0, 2, int64_t{0});
-  c.into = true;
-  c.out[0] = Tensor(to);
-  backend(dst.device.type).launch(c);
-}
+Tensor Tensor::clone() const { return PointwiseCall(copy_row).add(*this).run(); }
 
-Tensor Tensor::clone() const {
-  return PointwiseCall(copy_row).add(*this).run();
-}
-
-Tensor Tensor::contiguous() const {
-  return is_contiguous() ? *this : clone();
-}
+Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
 
 Tensor Tensor::to(DType t) const {
   if (dtype() == t) return *this;
@@ -61,8 +48,6 @@ const Tensor& Tensor::fill_(Scalar v) const {
   return *this;
 }
 
-const Tensor& Tensor::zero_() const {
-  return fill_(0);
-}
+const Tensor& Tensor::zero_() const { return fill_(0); }
 
 }  // namespace brrr

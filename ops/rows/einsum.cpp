@@ -31,12 +31,8 @@ struct Equation {
   bool is_implicit = true;
 };
 
-bool has(std::string_view indices, char c) {
-  return indices.find(c) != std::string_view::npos;
-}
-bool is_letter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
+bool has(std::string_view indices, char c) { return indices.find(c) != std::string_view::npos; }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 // --- reading the equation ------------------------------------------------------------------------
 
@@ -122,30 +118,35 @@ void check_output(const Equation& e) {
 
 // --- operands ------------------------------------------------------------------------------------
 
-/// The same elements with the two dims `a` < `b`, of equal size n, replaced by their diagonal,
-/// last: every (n + 1)-th of the n * n.
-Tensor diagonal(const Tensor& t, int a, int b) {
-  IntList order, sizes;
-  for (int d = 0; d < t.dim(); ++d) {
-    if (d == a || d == b) continue;
-    order.push_back(d);
-    sizes.push_back(t.size(d));
-  }
-  order.push_back(a);
-  order.push_back(b);
-  const int64_t n = t.size(a);
-  sizes.push_back(n * n);
-  return t.permute(order).reshape(sizes).slice(-1, 0, n * n, n + 1);
+void check_sizes(bool fit, const Equation& e, char c, int64_t n, size_t operand, int64_t other,
+                 size_t other_operand) {
+  BRRR_CHECK(fit, "einsum: {} has size {} in operand {} and {} in operand {} of \"{}\"",
+             is_letter(c) ? fmt::format("index '{}'", c) : "a dim of the ellipsis", other,
+             other_operand, n, operand, e.text);
 }
 
-Term take_diagonals(Term x) {
+/// Operand k, with dims of one index replaced by their diagonal, last: of dims a < b of size n,
+/// every (n + 1)-th of the n * n elements.
+Term take_diagonals(const Equation& e, Term x, size_t k) {
   for (size_t b = 0; b < x.indices.size(); ++b) {
-    const size_t a = x.indices.find(x.indices[b]);
-    if (a == b) continue;
     const char c = x.indices[b];
-    x.t = diagonal(x.t, static_cast<int>(a), static_cast<int>(b));
+    const size_t a = x.indices.find(c);
+    if (a == b) continue;
+    const int at_a = static_cast<int>(a), at_b = static_cast<int>(b);
+    const int64_t n = x.t.size(at_a);
+    check_sizes(x.t.size(at_b) == n, e, c, x.t.size(at_b), k, n, k);
+    IntList order, sizes;
+    for (int d = 0; d < x.t.dim(); ++d) {
+      if (d == at_a || d == at_b) continue;
+      order.push_back(d);
+      sizes.push_back(x.t.size(d));
+    }
+    order.push_back(at_a);
+    order.push_back(at_b);
+    sizes.push_back(n * n);
+    x.t = x.t.permute(order).reshape(sizes).slice(-1, 0, n * n, n + 1);
     x.indices.erase(b, 1).erase(a, 1) += c;
-    return take_diagonals(std::move(x));
+    return take_diagonals(e, std::move(x), k);
   }
   return x;
 }
@@ -153,11 +154,18 @@ Term take_diagonals(Term x) {
 /// Size of every index; throws where operands differ. Dims of size 1 stretch, as in PyTorch.
 class Sizes {
  public:
-  Sizes(const Equation& e, const std::vector<Tensor>& operands) {
+  Sizes(const Equation& e, const std::vector<Term>& terms) {
     std::fill(std::begin(size_), std::end(size_), -1);
-    for (size_t k = 0; k < operands.size(); ++k) {
-      for (size_t d = 0; d < e.inputs[k].size(); ++d) {
-        meet(e, k, d, operands[k].sizes());
+    size_t from[128] = {};  // The operand that a size comes from.
+    for (size_t k = 0; k < terms.size(); ++k) {
+      for (size_t d = 0; d < terms[k].indices.size(); ++d) {
+        const char c = terms[k].indices[d];
+        const auto i = static_cast<size_t>(c);
+        const int64_t n = terms[k].t.size(static_cast<int64_t>(d)), known = size_[i];
+        check_sizes(known < 0 || known == 1 || n == 1 || n == known, e, c, n, k, known, from[i]);
+        if (known >= 0 && known != 1) continue;
+        size_[i] = n;
+        from[i] = k;
       }
     }
   }
@@ -170,26 +178,7 @@ class Sizes {
   int64_t product(std::string_view indices) const { return numel_of(of(indices), "einsum"); }
 
  private:
-  void meet(const Equation& e, size_t operand, size_t d, const IntList& own) {
-    const Indices& term = e.inputs[operand];
-    const char c = term[d];
-    const int64_t n = own[static_cast<int>(d)];
-    int64_t& known = size_[static_cast<size_t>(c)];
-    size_t& from = operand_[static_cast<size_t>(c)];
-    // Within one operand sizes must be equal: there is a diagonal to take.
-    const bool again = term.find(c) < d;
-    const int64_t other = again ? own[static_cast<int>(term.find(c))] : known;
-    const bool fits = again ? n == other : known < 0 || known == 1 || n == 1 || n == known;
-    BRRR_CHECK(fits, "einsum: {} has size {} in operand {} and {} in operand {} of \"{}\"",
-               is_letter(c) ? fmt::format("index '{}'", c) : "a dim of the ellipsis", other,
-               again ? operand : from, n, operand, e.text);
-    if (again || (known >= 0 && known != 1)) return;
-    known = n;
-    from = operand;
-  }
-
   int64_t size_[128];
-  size_t operand_[128] = {};
 };
 
 /// Without the dims of size 1 that stretch: what an operand does not name, it does not depend on.
@@ -206,11 +195,11 @@ void drop_stretched(Term& x, const Sizes& sizes) {
 void sum_out(Term& x, const Indices& needed) {
   IntList dims;
   Indices kept;
-  for (size_t d = 0; d < x.indices.size(); ++d) {
-    if (has(needed, x.indices[d]))
-      kept += x.indices[d];
+  for (char c : x.indices) {
+    if (has(needed, c))
+      kept += c;
     else
-      dims.push_back(static_cast<int64_t>(d));
+      dims.push_back(static_cast<int64_t>(x.indices.find(c)));
   }
   if (dims.empty()) return;
   x.t = sum(x.t, dims).to(x.t.dtype());
@@ -297,12 +286,12 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& given) {
   check_operands(equation, e, operands);
   name_ellipses(e, operands);
   check_output(e);
-  const Sizes sizes(e, operands);
   std::vector<Term> terms;
   for (size_t k = 0; k < operands.size(); ++k) {
-    terms.push_back(take_diagonals({operands[k], e.inputs[k]}));
-    drop_stretched(terms.back(), sizes);
+    terms.push_back(take_diagonals(e, {operands[k], e.inputs[k]}, k));
   }
+  const Sizes sizes(e, terms);
+  for (Term& x : terms) drop_stretched(x, sizes);
   Term result = terms[0];
   for (size_t k = 1; k < terms.size(); ++k) {
     Indices needed = e.output;

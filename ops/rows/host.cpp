@@ -73,15 +73,12 @@ static TensorImpl& addressable(const Tensor& t, const char* what) {
   return x;
 }
 
-void* Tensor::data_ptr() const {
-  return addressable(*this, "data_ptr").data();
-}
+void* Tensor::data_ptr() const { return addressable(*this, "data_ptr").data(); }
 
 template <class T> T* Tensor::data() const {
   const TensorImpl& t = addressable(*this, "data");
   BRRR_CHECK(t.dtype == DTypeOf<T>::value,
-             "data: asked for {}, the tensor is {}; convert with "
-             "to(dtype)",
+             "data: asked for {}, the tensor is {}; convert with to(dtype)",
              name(DTypeOf<T>::value), describe(&t));
   return reinterpret_cast<T*>(t.data());
 }
@@ -89,8 +86,7 @@ template <class T> T* Tensor::data() const {
 template <class T> T Tensor::item() const {
   const TensorImpl& t = readable(*this, "item");
   BRRR_CHECK(t.numel == 1,
-             "item: {} has {} elements instead of one; select or reduce first, or "
-             "use to_vector()",
+             "item: {} has {} elements instead of one; select or reduce first, or use to_vector()",
              describe(&t), t.numel);
   T value;
   read<T>(*on_host(*this).impl(), &value);

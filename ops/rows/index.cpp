@@ -12,11 +12,6 @@ namespace {
 
 // --- shape rules ---------------------------------------------------------------------------------
 
-void check_device(const OpCall& c, const TensorImpl& a, const TensorImpl& b) {
-  BRRR_CHECK(a.device == b.device, "{}: operands live on {} and {}; move one with to(device)",
-             c.op->name, name(a.device), name(b.device));
-}
-
 void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) {
   bool fits = index.ndim == sizes.size();
   for (int d = 0; d < index.ndim && fits; ++d) {
@@ -29,7 +24,7 @@ void check_fits(const OpCall& c, const TensorImpl& index, const IntList& sizes) 
 }
 
 void gather_infer(OpCall& c) {
-  check_device(c, *c.in[0], *c.in[1]);
+  check_devices(c);
   check_fits(c, *c.in[1], c.in[0]->size_list());
   set_meta(c, 0, c.in[0]->dtype, c.in[1]->size_list());
 }
@@ -37,10 +32,9 @@ void gather_infer(OpCall& c) {
 void select_infer(OpCall& c) {
   const TensorImpl &x = *c.in[0], &index = *c.in[1];
   BRRR_CHECK(x.ndim > 0 && index.ndim == 1,
-             "index_select: x {} needs at least one dim and index {} "
-             "exactly one",
+             "index_select: x {} needs at least one dim and index {} exactly one",
              to_string(x.size_list()), to_string(index.size_list()));
-  check_device(c, x, index);
+  check_devices(c);
   IntList sizes = x.size_list();
   sizes[dim_of(c.attrs)] = index.numel;
   set_meta(c, 0, x.dtype, sizes);
@@ -50,28 +44,25 @@ void embedding_infer(OpCall& c) {
   const TensorImpl &weight = *c.in[0], &ids = *c.in[1];
   BRRR_CHECK(weight.ndim == 2, "embedding: weight must be [n, width], got {}",
              to_string(weight.size_list()));
-  check_device(c, weight, ids);
+  check_devices(c);
   IntList sizes = ids.size_list();
   sizes.push_back(weight.sizes[1]);
   set_meta(c, 0, weight.dtype, sizes);
 }
 
-/// Sizes of the result of a sum: the base's, or those after the dim when it starts from zeros.
-IntList sum_sizes(const OpCall& c) {
-  if (c.in[0]) return c.in[0]->size_list();
-  return c.attrs.after<DimAttrs>();
+/// Sizes of what is read or added to: the first input's, or those after the dim for a sum that
+/// starts from zeros.
+IntList indexed_sizes(const OpCall& c) {
+  return c.in[0] ? c.in[0]->size_list() : c.attrs.after<DimAttrs>();
 }
 
 void check_sum(const OpCall& c) {
-  const TensorImpl &index = *c.in[1], &src = *c.in[2];
-  check_device(c, index, src);
+  const TensorImpl& src = *c.in[2];
+  check_devices(c);
   BRRR_CHECK(src.dtype != kBool, "{}: no sums of bool; convert with to(dtype)", c.op->name);
-  if (!c.in[0]) return;
-  check_device(c, *c.in[0], src);
-  BRRR_CHECK(c.in[0]->dtype == src.dtype,
-             "{}: dtypes differ: {} and src {}; convert one with "
-             "to(dtype)",
-             c.op->name, describe(c.in[0]), describe(&src));
+  BRRR_CHECK(!c.in[0] || c.in[0]->dtype == src.dtype,
+             "{}: dtypes differ: {} and src {}; convert one with to(dtype)", c.op->name,
+             describe(c.in[0]), describe(&src));
 }
 
 void set_sum_meta(OpCall& c, const IntList& sizes) {
@@ -83,7 +74,7 @@ void set_sum_meta(OpCall& c, const IntList& sizes) {
 void scatter_add_infer(OpCall& c) {
   const TensorImpl &index = *c.in[1], &src = *c.in[2];
   check_sum(c);
-  const IntList sizes = sum_sizes(c);
+  const IntList sizes = indexed_sizes(c);
   check_fits(c, index, sizes);
   BRRR_CHECK(index.same_shape(src), "scatter_add: index {} and src {} must have the same shape",
              to_string(index.size_list()), to_string(src.size_list()));
@@ -93,7 +84,7 @@ void scatter_add_infer(OpCall& c) {
 void index_add_infer(OpCall& c) {
   const TensorImpl &index = *c.in[1], &src = *c.in[2];
   check_sum(c);
-  IntList sizes = sum_sizes(c), expected = sizes;
+  IntList sizes = indexed_sizes(c), expected = sizes;
   BRRR_CHECK(index.ndim == 1 && sizes.size() > 0, "index_add: index {} must have one dim",
              to_string(index.size_list()));
   expected[dim_of(c.attrs)] = index.numel;
@@ -108,105 +99,73 @@ void one_hot_infer(OpCall& c) {
   set_meta(c, 0, kInt64, sizes);
 }
 
-void check_picked(const OpCall& c) {
-  const TensorImpl& x = *c.in[0];
-  const int dim = dim_of(c.attrs);
-  check_index(c, 1, dim, x.ndim ? x.sizes[dim] : 1);
-}
-
-void check_sum_index(const OpCall& c) {
-  const IntList sizes = sum_sizes(c);
+void check_positions(const OpCall& c) {
+  const IntList sizes = indexed_sizes(c);
   const int dim = dim_of(c.attrs);
   check_index(c, 1, dim, sizes.size() ? sizes[dim] : 1);
 }
 
 // --- rows and gradients --------------------------------------------------------------------------
 
-template <MakeWalk kWalk> void run_pick(OpCall& c) {
-  pick(c, dim_of(c.attrs), kWalk);
-}
-template <MakeWalk kWalk> void run_sum(OpCall& c) {
-  accumulate(c, dim_of(c.attrs), kWalk);
-}
-void run_embedding(OpCall& c) {
-  pick(c, 0, slice_walk);
-}
-int64_t scratch_of_pick(const OpCall& c) {
-  return pick_scratch(c, 1);
-}
+using Infer = void (*)(OpCall&);
+using Vjp = void (*)(VjpCall&);
 
-// What was added at the index is picked from g, what was picked is added up.
-void scatter_add_vjp(VjpCall& v) {
+// What was added at the index is picked from g.
+template <Tensor (*kPick)(const Tensor&, int64_t, const Tensor&)> void sum_vjp(VjpCall& v) {
   if (v.needs(0)) v.gin[0] = v.gout[0];
-  if (v.needs(2)) v.gin[2] = gather(v.gout[0], dim_of(v.attrs()), v.input(1));
+  if (v.needs(2)) v.gin[2] = kPick(v.gout[0], dim_of(v.attrs()), v.input(1));
 }
-void index_add_vjp(VjpCall& v) {
-  if (v.needs(0)) v.gin[0] = v.gout[0];
-  if (v.needs(2)) v.gin[2] = index_select(v.gout[0], dim_of(v.attrs()), v.input(1));
+template <MakeWalk kWalk> OpSpec sum_spec(Infer infer, Vjp vjp, bool gradient_row) {
+  const auto run = [](OpCall& c) { accumulate(c, dim_of(c.attrs), kWalk); };
+  return {.infer = infer,
+          .check_values = check_positions,
+          .kernel = {{run}, {run}},
+          .scratch = sum_scratch,
+          .vjp = vjp,
+          .saves_inputs = 0b010,
+          .grad_aliases = 0b001,
+          .gradient_row = gradient_row};
 }
 
 const OpDef scatter_add_row{"scatter_add",
                             "src added at the positions that index names along a dim",
-                            {.infer = scatter_add_infer,
-                             .check_values = check_sum_index,
-                             .kernel = {{run_sum<element_walk>}, {run_sum<element_walk>}},
-                             .scratch = sum_scratch,
-                             .vjp = scatter_add_vjp,
-                             .saves_inputs = 0b010,
-                             .grad_aliases = 0b001}};
-
+                            sum_spec<element_walk>(scatter_add_infer, sum_vjp<gather>, false)};
 const OpDef index_add_row{"index_add",
                           "slices of src added to the slices that index names along a dim",
-                          {.infer = index_add_infer,
-                           .check_values = check_sum_index,
-                           .kernel = {{run_sum<slice_walk>}, {run_sum<slice_walk>}},
-                           .scratch = sum_scratch,
-                           .vjp = index_add_vjp,
-                           .saves_inputs = 0b010,
-                           .grad_aliases = 0b001,
-                           .gradient_row = true}};
+                          sum_spec<slice_walk>(index_add_infer, sum_vjp<index_select>, true)};
 
 // Of x at the picked positions: zeros with g added there.
-template <const OpDef& kSum> void pick_vjp(VjpCall& v) {
+void gather_vjp(VjpCall& v) {
   if (!v.needs(0)) return;
+  v.gin[0] = call(scatter_add_row, {Tensor(), v.input(1), v.gout[0]}, DimAttrs{dim_of(v.attrs())},
+                  v.meta(0).sizes);
+}
+// The index of an embedding may have any shape.
+void slices_vjp(VjpCall& v) {
+  if (!v.needs(0)) return;
+  const int dim = dim_of(v.attrs());
+  const Tensor index = v.input(1).reshape({v.input(1).numel()});
+  IntList sizes = v.meta(0).sizes, picked = sizes;
+  picked[dim] = index.numel();
   v.gin[0] =
-      call(kSum, {Tensor(), v.input(1), v.gout[0]}, DimAttrs{dim_of(v.attrs())}, v.meta(0).sizes);
+      call(index_add_row, {Tensor(), index, v.gout[0].reshape(picked)}, DimAttrs{dim}, sizes);
 }
-void embedding_vjp(VjpCall& v) {
-  if (!v.needs(0)) return;
-  const Tensor ids = v.input(1).reshape({v.input(1).numel()});
-  const IntList& sizes = v.meta(0).sizes;
-  v.gin[0] = call(index_add_row, {Tensor(), ids, v.gout[0].reshape({ids.numel(), sizes[1]})},
-                  DimAttrs{0}, sizes);
+template <MakeWalk kWalk> OpSpec pick_spec(Infer infer, Vjp vjp) {
+  const auto run = [](OpCall& c) { pick(c, dim_of(c.attrs), kWalk); };
+  return {.infer = infer,
+          .check_values = check_positions,
+          .kernel = {{run}, {run}},
+          .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+          .vjp = vjp,
+          .saves_inputs = 0b10};
 }
 
-const OpDef gather_row{"gather",
-                       "the elements that index names along a dim",
-                       {.infer = gather_infer,
-                        .check_values = check_picked,
-                        .kernel = {{run_pick<element_walk>}, {run_pick<element_walk>}},
-                        .scratch = scratch_of_pick,
-                        .vjp = pick_vjp<scatter_add_row>,
-                        .saves_inputs = 0b10}};
-
-const OpDef index_select_row{"index_select",
-                             "the slices that index names along a dim",
-                             {.infer = select_infer,
-                              .check_values = check_picked,
-                              .kernel = {{run_pick<slice_walk>}, {run_pick<slice_walk>}},
-                              .scratch = scratch_of_pick,
-                              .vjp = pick_vjp<index_add_row>,
-                              .saves_inputs = 0b10}};
-
-const OpDef embedding_row{
-    "embedding",
-    "the rows of a table that ids name",
-    {.infer = embedding_infer,
-     .check_values = [](const OpCall& c) { check_index(c, 1, 0, c.in[0]->sizes[0]); },
-     .kernel = {{run_embedding}, {run_embedding}},
-     .scratch = scratch_of_pick,
-     .vjp = embedding_vjp,
-     .saves_inputs = 0b10}};
+const OpDef gather_row{"gather", "the elements that index names along a dim",
+                       pick_spec<element_walk>(gather_infer, gather_vjp)};
+const OpDef index_select_row{"index_select", "the slices that index names along a dim",
+                             pick_spec<slice_walk>(select_infer, slices_vjp)};
+const OpDef embedding_row{"embedding", "the rows of a table that ids name",
+                          pick_spec<slice_walk>(embedding_infer, slices_vjp)};
 
 const OpDef one_hot_row{"one_hot",
                         "a 1 at the position of each id, else 0",
@@ -220,22 +179,12 @@ const OpDef one_hot_row{"one_hot",
 
 // --- arguments -----------------------------------------------------------------------------------
 
-const Tensor& defined(const char* op, const Tensor& t) {
-  BRRR_CHECK(t.defined(), "{}: an operand is an undefined tensor", op);
-  return t;
-}
-
 Tensor index64(const char* op, const Tensor& index) {
   const DType dtype = defined(op, index).dtype();
   BRRR_CHECK(dtype == kInt64 || dtype == kInt32,
-             "{}: indices must be int64, got {}; convert with "
-             "to(kInt64)",
-             op, describe(index.impl()));
+             "{}: indices must be int64, got {}; convert with to(kInt64)", op,
+             describe(index.impl()));
   return index.to(kInt64);
-}
-
-int dim_arg(const char* op, const Tensor& x, int64_t dim) {
-  return wrap_dim(op, dim, static_cast<int>(defined(op, x).dim()));
 }
 
 /// The part of src that the index covers.
@@ -282,7 +231,7 @@ Tensor Tensor::index_select(int64_t dim, const Tensor& index) const {
 
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
   const Tensor at = index64("embedding", ids);
-  return call(embedding_row, {defined("embedding", weight), at});
+  return call(embedding_row, {defined("embedding", weight), at}, DimAttrs{0});
 }
 
 Tensor one_hot(const Tensor& ids, int64_t classes) {

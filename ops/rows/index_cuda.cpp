@@ -18,23 +18,12 @@ constexpr int kLongNumbers = 1 << 8, kWideEntries = 1 << 9;  // Bits of N, see b
 // A Walk. Strides count units: elements, or several where a slice's elements lie side by side.
 // `list` is the index, or sorted entries; it has `count` positions along the indexed dim.
 BRRR_DEVICE_STRUCT(WalkArguments, {
-  char* big;
-  char* small;
+  char *big, *small;
   const char* list;
   char* fault;
-  long op;
-  long n;
-  long limit;
-  long count;
-  long big_step;
-  long small_step;
-  long list_step;
-  int ndim;
-  int dim;
-  long size[8];
-  long big_stride[8];
-  long small_stride[8];
-  long list_stride[8];
+  long op, n, limit, count, big_step, small_step, list_step;
+  int ndim, dim;
+  long size[8], big_stride[8], small_stride[8], list_stride[8];
 });
 static_assert(kMaxDims == 8);
 
@@ -161,13 +150,8 @@ constexpr DeviceKernel add_sorted_kernel{"add_sorted", WalkArgumentsText, 256,
 
 BRRR_DEVICE_STRUCT(EntryArguments, {
   const char* index;
-  char* to;
-  char* fault;
-  long op;
-  long n;
-  long limit;
-  long count;
-  long inner;
+  char *to, *fault;
+  long op, n, limit, count, inner;
 });
 
 // The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones.
@@ -187,11 +171,8 @@ constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256,
 
 BRRR_DEVICE_STRUCT(OneHotArguments, {
   const char* index;
-  char* to;
-  char* fault;
-  long op;
-  long n;
-  long classes;
+  char *to, *fault;
+  long op, n, classes;
 });
 
 constexpr DeviceKernel one_hot_kernel{"one_hot", OneHotArgumentsText, 256, R"(
@@ -247,9 +228,7 @@ WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const Tens
   return a;
 }
 
-int long_numbers(const WalkArguments& a) {
-  return a.n >> 32 ? kLongNumbers : 0;
-}
+int long_numbers(const WalkArguments& a) { return a.n >> 32 ? kLongNumbers : 0; }
 
 // The index' positions in order; makes `a` walk them instead.
 Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wide) {

@@ -37,12 +37,8 @@ struct Add {
 /// The innermost dim, from the given offsets.
 template <class Op, class T> void run_row(const Walk& w, T* big, T* small, const int64_t* at) {
   const int last = w.ndim - 1;
-  const int64_t n = w.size[last], b = w.big[last], s = w.small[last], i = w.index[last];
-  if (w.dim == last) {
-    for (int64_t j = 0; j < n; ++j) Op::one(big[at[j * i] * b], small[j * s]);
-    return;
-  }
-  const int64_t step = w.big[w.dim];
+  const int64_t n = w.size[last], s = w.small[last], i = w.index[last], step = w.big[w.dim];
+  const int64_t b = w.dim == last ? 0 : w.big[last];
   if (i != 0) {
     for (int64_t j = 0; j < n; ++j) Op::one(big[at[j * i] * step + j * b], small[j * s]);
     return;
@@ -173,8 +169,7 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index.at[i]) >= limit;
   for (int64_t i = 0; bad && i < n; ++i) {
     BRRR_CHECK(static_cast<uint64_t>(index.at[i]) < limit,
-               "{}: index {} is out of range: dim {} has "
-               "size {}, so indices are in [0, {})",
+               "{}: index {} is out of range: dim {} has size {}, so indices are in [0, {})",
                c.op->name, index.at[i], dim, size, size);
   }
 }

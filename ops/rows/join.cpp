@@ -1,8 +1,8 @@
 // Joining tensors along a dim.
 #include <cstring>
 
-#include "core/call.h"
 #include "core/check.h"
+#include "ops/kinds/composite.h"
 #include "ops/library_ops.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/view_ops.h"
@@ -16,19 +16,16 @@ constexpr int64_t kGrainBytes = 1 << 17;
 void cat_infer(OpCall& c) {
   const TensorImpl& first = *c.in[0];
   BRRR_CHECK(first.ndim > 0, "cat: 0-d tensors have no dim to join; use stack");
+  check_devices(c);
   const int dim = dim_of(c.attrs);
+  set_meta(c, 0, first.dtype, first.size_list());
   OutMeta& m = c.meta[0];
-  m.dtype = first.dtype;
-  m.device = first.device;
-  m.sizes = first.size_list();
   for (int i = 1; i < c.n_in; ++i) {
     const TensorImpl& t = *c.in[i];
     bool fits = t.ndim == first.ndim;
     for (int d = 0; d < first.ndim && fits; ++d) fits = d == dim || t.sizes[d] == first.sizes[d];
     BRRR_CHECK(fits, "cat: sizes must agree in all dims but {}: {} and {} (tensor {})", dim,
                to_string(first.size_list()), to_string(t.size_list()), i);
-    BRRR_CHECK(t.device == m.device, "cat: tensors live on {} and {}; move one with to(device)",
-               name(m.device), name(t.device));
     m.dtype = promote(m.dtype, t.dtype);
     m.sizes[dim] += t.sizes[dim];
     numel_of(m.sizes, c.op->name);  // Before the next: their sum could wrap around.
@@ -66,9 +63,7 @@ void cat_cpu(OpCall& c) {
 // without an address are somebody else's.
 BRRR_DEVICE_STRUCT(CatArguments, {
   char* to;
-  long units;
-  long row;
-  long parts;
+  long units, row, parts;
   const char* from[128];
   long begin[129];
 });

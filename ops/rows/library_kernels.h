@@ -50,9 +50,7 @@ inline void fill_zero(const TensorImpl& t) {
 
 /// The largest power of two that divides all numbers that were combined by or: what a thread may
 /// move at once, given addresses and lengths.
-constexpr int64_t common_unit(uint64_t bits) {
-  return static_cast<int64_t>(bits & -bits);
-}
+constexpr int64_t common_unit(uint64_t bits) { return static_cast<int64_t>(bits & -bits); }
 /// For kernels' texts: UnitOf<bytes>::type, up to 16.
 inline constexpr char kUnitText[] = R"(
 template <int> struct UnitOf { using type = unsigned char; };
@@ -61,6 +59,12 @@ template <> struct UnitOf<4> { using type = unsigned; };
 template <> struct UnitOf<8> { using type = unsigned long; };
 template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
 )";
+
+/// out = left right. Shapes are matmul's (one or more dims, batch dims broadcast); `out` is
+/// contiguous.
+void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out);
+/// Bytes of the copies that multiply() makes on the CPU.
+int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out);
 
 /// base^(-2 i / width), the angle by which pair i of a row turns at position 1.
 double rotary_frequency(double base, int64_t i, int64_t width);

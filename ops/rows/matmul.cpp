@@ -6,7 +6,6 @@
 #include "ops/kinds/composite.h"
 #include "ops/library_ops.h"
 #include "ops/rows/library_kernels.h"
-#include "ops/rows/product.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
@@ -19,15 +18,13 @@ void check_operands(const OpCall& c) {
              c.op->name, describe(&a), describe(&b));
   BRRR_CHECK(a.dtype != kBool, "{}: no products of bool: {} x {}; convert with to(dtype)",
              c.op->name, describe(&a), describe(&b));
-  BRRR_CHECK(a.device == b.device, "{}: operands live on {} and {}; move one with to(device)",
-             c.op->name, name(a.device), name(b.device));
+  check_devices(c);
 }
 
 void matmul_infer(OpCall& c) {
   const TensorImpl &a = *c.in[0], &b = *c.in[1];
   BRRR_CHECK(a.ndim > 0 && b.ndim > 0,
-             "matmul: operands need at least one dim: {} x {}; use * for "
-             "scalars",
+             "matmul: operands need at least one dim: {} x {}; use * for scalars",
              to_string(a.size_list()), to_string(b.size_list()));
   const int64_t inner = b.sizes[b.ndim == 1 ? 0 : b.ndim - 2];
   BRRR_CHECK(a.sizes[a.ndim - 1] == inner, "matmul: inner dimensions differ: {} x {}",
@@ -47,6 +44,12 @@ void matmul_infer(OpCall& c) {
   set_meta(c, 0, a.dtype, sizes);
 }
 
+/// [rows, columns], the leading dims joined.
+Tensor as_matrix(const Tensor& t) {
+  const IntList sizes = t.sizes();
+  return t.reshape({numel_of({sizes.data(), static_cast<size_t>(sizes.size() - 1)}), t.size(-1)});
+}
+
 void matmul_vjp(VjpCall& v) {
   const IntList &sa = v.meta(0).sizes, &sb = v.meta(1).sizes;
   Tensor g = v.gout[0];
@@ -61,12 +64,9 @@ void matmul_vjp(VjpCall& v) {
   if (v.needs(1)) {
     Tensor a = v.input(0);
     if (sa.size() == 1) a = a.unsqueeze(0);
-    if (sa.size() > 2 && sb.size() <= 2) {
-      // One product sums over the batch as well.
-      const int64_t n = g.size(-1),
-                    rows = numel_of({sa.data(), static_cast<size_t>(sa.size() - 1)});
-      a = a.reshape({rows, sa.back()});
-      g = g.reshape({rows, n});
+    if (sa.size() > 2 && sb.size() <= 2) {  // One product sums over the batch as well.
+      a = as_matrix(a);
+      g = as_matrix(g);
     }
     const Tensor gb = matmul(a.transpose(-2, -1), g);
     v.gin[1] = sb.size() == 1 ? sum_to(gb, {sb[0], 1}).reshape(sb) : sum_to(gb, sb);
@@ -86,23 +86,12 @@ void linear_infer(OpCall& c) {
 
 void linear_vjp(VjpCall& v) {
   const Tensor& g = v.gout[0];
-  const IntList &sx = v.meta(0).sizes, &sw = v.meta(1).sizes;
   // The weight's first: it is the last to read x, whose memory the gradient of x may then have.
-  if (v.needs(1)) {
-    const Tensor x = v.input(0);
-    if (sx.size() == 2) {
-      v.gin[1] = matmul(g.t(), x);
-    } else {
-      const int64_t rows = numel_of({sx.data(), static_cast<size_t>(sx.size() - 1)});
-      v.gin[1] = matmul(g.reshape({rows, sw[0]}).t(), x.reshape({rows, sw[1]}));
-    }
-  }
+  if (v.needs(1)) v.gin[1] = matmul(as_matrix(g).t(), as_matrix(v.input(0)));
   if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
 }
 
-void run_matmul(OpCall& c) {
-  multiply(*c.in[0], *c.in[1], *c.out[0].impl());
-}
+void run_matmul(OpCall& c) { multiply(*c.in[0], *c.in[1], *c.out[0].impl()); }
 int64_t matmul_scratch(const OpCall& c) {
   return product_scratch(*c.in[0], *c.in[1], *c.out[0].impl());
 }
@@ -110,9 +99,7 @@ int64_t matmul_scratch(const OpCall& c) {
 Tensor transposed(const TensorImpl& w) {
   return memory_view(w, {w.sizes[1], w.sizes[0]}, {w.strides[1], w.strides[0]}, w.offset);
 }
-void run_linear(OpCall& c) {
-  multiply(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
-}
+void run_linear(OpCall& c) { multiply(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl()); }
 int64_t linear_scratch(const OpCall& c) {
   return product_scratch(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
 }
@@ -142,9 +129,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return call(matmul_row, {a, b});
 }
 
-Tensor Tensor::matmul(const Tensor& o) const {
-  return brrr::matmul(*this, o);
-}
+Tensor Tensor::matmul(const Tensor& o) const { return brrr::matmul(*this, o); }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   BRRR_CHECK(x.defined() && weight.defined(), "linear: x or weight is an undefined tensor");

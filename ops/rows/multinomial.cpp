@@ -51,9 +51,7 @@ struct MultinomialAttrs {
   int64_t samples, replacement;
 };
 /// One sample is the same with replacement, which costs less.
-bool with_replacement(const MultinomialAttrs& a) {
-  return a.replacement || a.samples == 1;
-}
+bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.samples == 1; }
 
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
@@ -85,9 +83,7 @@ void check_row(const double* w, int64_t n, int64_t row, int64_t needed) {
     total += w[i];
   }
   BRRR_CHECK(positive > 0,
-             "multinomial: the weights of row {} are all zero; one at least must be "
-             "positive",
-             row);
+             "multinomial: the weights of row {} are all zero; one at least must be positive", row);
   BRRR_CHECK(vx::valid_weight(total),
              "multinomial: the weights of row {} sum to inf; scale them down", row);
   BRRR_CHECK(positive >= needed,
@@ -184,17 +180,8 @@ void multinomial_cpu(OpCall& c) {
 // its total: NaN if a weight cannot be taken.
 BRRR_DEVICE_STRUCT(DrawByWeight, {
   const char* weights;
-  char* sums;
-  char* before;
-  char* out;
-  char* fault;
-  long op;
-  long rows;
-  long n;
-  long parts;
-  long samples;
-  long seed;
-  long draw;
+  char *sums, *before, *out, *fault;
+  long op, rows, n, parts, samples, seed, draw;
   const char* key;
 });
 static_assert(kDrawPart == 256);
@@ -327,8 +314,7 @@ void multinomial_cuda(OpCall& c) {
 void multinomial_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   BRRR_CHECK(is_floating(x.dtype),
-             "multinomial: takes floating weights, got {}; convert with "
-             "to(kFloat32)",
+             "multinomial: takes floating weights, got {}; convert with to(kFloat32)",
              describe(&x));
   BRRR_CHECK((x.ndim == 1 || x.ndim == 2) && x.sizes[x.ndim - 1] > 0,
              "multinomial: takes weights [n] or [rows, n] with n > 0, got {}", describe(&x));

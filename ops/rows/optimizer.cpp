@@ -73,104 +73,68 @@ const Update<0, 1> adam_scalars_update{
     }};
 
 // 1 - beta comes as an operand w: in float32 the difference would lose half its digits.
-template <class T>
-auto adam_update(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2, T w2,
-                 T eps) {
-  auto a = avg + w1 * (g - avg);
-  auto s = avg_sq * beta2 + w2 * g * g;
-  auto denominator = m::sqrt(s) * root_factor + eps;
-  return std::tuple{p - lr * step_factor * a / denominator, a, s};
-}
-
-const Update<0, 2, 3> adam_step_update{
-    "adam_step", "adam_step_unless", "Adam: p, exp_avg and exp_avg_sq",
-    [](auto p, auto g, auto avg, auto avg_sq, auto step_factor, auto root_factor, auto lr, auto w1,
-       auto beta2, auto w2, auto eps, auto wd) {
-      return adam_update(p, g + wd * p, avg, avg_sq, step_factor, root_factor, lr, w1, beta2, w2,
-                         eps);
-    }};
-
-const Update<0, 2, 3> adamw_step_update{
-    "adamw_step", "adamw_step_unless", "AdamW: p, exp_avg and exp_avg_sq",
-    [](auto p, auto g, auto avg, auto avg_sq, auto step_factor, auto root_factor, auto lr, auto w1,
-       auto beta2, auto w2, auto eps, auto wd) {
-      return adam_update(p * (1.0 - lr * wd), g, avg, avg_sq, step_factor, root_factor, lr, w1,
-                         beta2, w2, eps);
-    }};
+template <bool decoupled> struct Adam {
+  template <class T>
+  auto operator()(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2,
+                  T w2, T eps, T wd) const {
+    if constexpr (decoupled)
+      p = p * (1.0 - lr * wd);
+    else
+      g = g + wd * p;
+    auto a = avg + w1 * (g - avg);
+    auto s = avg_sq * beta2 + w2 * g * g;
+    auto denominator = m::sqrt(s) * root_factor + eps;
+    return std::tuple{p - lr * step_factor * a / denominator, a, s};
+  }
+};
+const Update<0, 2, 3> adam_step_update{"adam_step", "adam_step_unless",
+                                       "Adam: p, exp_avg and exp_avg_sq", Adam<false>{}};
+const Update<0, 2, 3> adamw_step_update{"adamw_step", "adamw_step_unless",
+                                        "AdamW: p, exp_avg and exp_avg_sq", Adam<true>{}};
 
 // Calls take cells as non-const because a recording keeps them; nothing here writes one.
-ControlCell& cell(const ControlCell& c) {
-  return const_cast<ControlCell&>(c);
+ControlCell& cell(const ControlCell& c) { return const_cast<ControlCell&>(c); }
+
+/// One call of the row that `skip` chooses.
+template <class Rows, class... Operands>
+void step(const Rows& rows, const Tensor& skip, std::initializer_list<Tensor> results,
+          Operands&&... operands) {
+  PointwiseCall call(rows.row(skip));
+  if (skip.defined()) call.add(skip);
+  (call.add(operands), ...);
+  call.run_into(results);
 }
 
-/// The call of a row that `skip` has chosen; the update's operands come next.
-PointwiseCall& begin(PointwiseCall&& c, const Tensor& skip) {
-  return skip.defined() ? c.add(skip) : c;
-}
-
-void momentum_step(const Update<0, 2>& update, const Tensor& p, const Tensor& g,
-                   const Tensor& buffer, const ControlCell& lr, double momentum,
-                   const ControlCell& wd, const Tensor& skip) {
-  begin(PointwiseCall(update.row(skip)), skip)
-      .add(p)
-      .add(g)
-      .add(buffer)
-      .add(cell(lr))
-      .add(Scalar(momentum))
-      .add(cell(wd))
-      .run_into({p, buffer});
-}
-
-void adam(const Update<0, 2, 3>& update, const Tensor& p, const Tensor& g, const AdamState& s,
+void adam(const Update<0, 2, 3>& rows, const Tensor& p, const Tensor& g, const AdamState& s,
           const ControlCell& lr, const AdamConstants& c, const ControlCell& wd,
           const Tensor& skip) {
-  begin(PointwiseCall(update.row(skip)), skip)
-      .add(p)
-      .add(g)
-      .add(s.exp_avg)
-      .add(s.exp_avg_sq)
-      .add(s.step_factor)
-      .add(s.root_factor)
-      .add(cell(lr))
-      .add(Scalar(1.0 - c.beta1))
-      .add(Scalar(c.beta2))
-      .add(Scalar(1.0 - c.beta2))
-      .add(Scalar(c.eps))
-      .add(cell(wd))
-      .run_into({p, s.exp_avg, s.exp_avg_sq});
+  step(rows, skip, {p, s.exp_avg, s.exp_avg_sq}, p, g, s.exp_avg, s.exp_avg_sq, s.step_factor,
+       s.root_factor, cell(lr), Scalar(1.0 - c.beta1), Scalar(c.beta2), Scalar(1.0 - c.beta2),
+       Scalar(c.eps), cell(wd));
 }
 
 }  // namespace
 
 void sgd_step_(const Tensor& p, const Tensor& g, const ControlCell& lr, const ControlCell& wd,
                const Tensor& skip) {
-  begin(PointwiseCall(sgd_update.row(skip)), skip)
-      .add(p)
-      .add(g)
-      .add(cell(lr))
-      .add(cell(wd))
-      .run_into({p});
+  step(sgd_update, skip, {p}, p, g, cell(lr), cell(wd));
 }
 
 void sgd_momentum_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
                         const ControlCell& lr, double momentum, const ControlCell& wd,
                         const Tensor& skip) {
-  momentum_step(sgd_momentum_update, p, g, buffer, lr, momentum, wd, skip);
+  step(sgd_momentum_update, skip, {p, buffer}, p, g, buffer, cell(lr), Scalar(momentum), cell(wd));
 }
 
 void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
                         const ControlCell& lr, double momentum, const ControlCell& wd,
                         const Tensor& skip) {
-  momentum_step(sgd_nesterov_update, p, g, buffer, lr, momentum, wd, skip);
+  step(sgd_nesterov_update, skip, {p, buffer}, p, g, buffer, cell(lr), Scalar(momentum), cell(wd));
 }
 
 void adam_scalars_(const AdamState& s, const AdamConstants& c, const Tensor& skip) {
-  begin(PointwiseCall(adam_scalars_update.row(skip)), skip)
-      .add(s.beta1_power)
-      .add(s.beta2_power)
-      .add(Scalar(c.beta1))
-      .add(Scalar(c.beta2))
-      .run_into({s.beta1_power, s.beta2_power, s.step_factor, s.root_factor});
+  step(adam_scalars_update, skip, {s.beta1_power, s.beta2_power, s.step_factor, s.root_factor},
+       s.beta1_power, s.beta2_power, Scalar(c.beta1), Scalar(c.beta2));
 }
 
 void adam_step_(const Tensor& p, const Tensor& g, const AdamState& s, const ControlCell& lr,

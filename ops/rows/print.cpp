@@ -49,8 +49,8 @@ class Columns {
   }
   template <class F> void each_element(int d, int64_t at, const F& f) const {
     if (d == t_.ndim) return f(at);
-    each(
-        d, at, [&](int64_t next) { each_element(d + 1, next, f); }, [] {});
+    const auto further = [&](int64_t next) { each_element(d + 1, next, f); };
+    each(d, at, further, [] {});
   }
 
   void measure() {
@@ -90,32 +90,24 @@ class Columns {
 
   std::string padded(int64_t at) const { return fmt::format("{:>{}}", plain(at), width_); }
 
+  // Dims from `d` on: numbers in as many columns as a line has, or blocks below each other.
   std::string text(int d, int64_t at, int64_t indent) const {
     if (t_.ndim == 0) return padded(at);
-    if (d == t_.ndim - 1) return line(d, at, indent);
-    const auto newlines = static_cast<size_t>(t_.ndim - d - 1);
-    const std::string gap =
-        "," + std::string(newlines, '\n') + std::string(static_cast<size_t>(indent) + 1, ' ');
-    std::string out;
-    auto add = [&](const std::string& s) { out += (out.empty() ? "" : gap) + s; };
-    each(
-        d, at, [&](int64_t next) { add(text(d + 1, next, indent + 1)); }, [&] { add("..."); });
-    return "[" + out + "]";
-  }
-
-  std::string line(int d, int64_t at, int64_t indent) const {
-    const auto column = static_cast<int64_t>(width_) + 2;
-    const int64_t per_line = std::max<int64_t>(1, (kLineWidth - indent) / column);
-    const std::string wrap = ",\n" + std::string(static_cast<size_t>(indent) + 1, ' ');
+    const int deeper = t_.ndim - 1 - d;
+    const int64_t columns = (kLineWidth - indent) / (static_cast<int64_t>(width_) + 2);
+    const int64_t per_line = deeper ? 1 : std::max<int64_t>(1, columns);
+    const std::string below = "," + std::string(static_cast<size_t>(std::max(deeper, 1)), '\n') +
+                              std::string(static_cast<size_t>(indent) + 1, ' ');
     std::string out;
     int64_t n = 0;
-    auto add = [&](const std::string& s) {
-      if (n > 0) out += n % per_line == 0 ? wrap : ", ";
+    const auto add = [&](const std::string& s) {
+      if (n > 0) out += n % per_line == 0 ? below : ", ";
       out += s;
       ++n;
     };
     each(
-        d, at, [&](int64_t next) { add(padded(next)); }, [&] { add(" ..."); });
+        d, at, [&](int64_t i) { add(deeper ? text(d + 1, i, indent + 1) : padded(i)); },
+        [&] { add(deeper ? "..." : " ..."); });
     return "[" + out + "]";
   }
 };
@@ -166,8 +158,6 @@ std::string Tensor::to_string() const {
   return out + ")";
 }
 
-std::ostream& operator<<(std::ostream& os, const Tensor& t) {
-  return os << t.to_string();
-}
+std::ostream& operator<<(std::ostream& os, const Tensor& t) { return os << t.to_string(); }
 
 }  // namespace brrr

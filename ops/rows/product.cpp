@@ -1,7 +1,5 @@
 // The kernel of matrix products. Strided operands go to gemm as they lie where one of their two
 // dims is dense; 16-bit floats are computed in float32 and rounded once; integers are exact.
-#include "ops/rows/product.h"
-
 #include <algorithm>
 #include <type_traits>
 
@@ -177,16 +175,9 @@ void integer_product(const Operand& a, const Operand& b, const T* pa, const T* p
 
 // One product of integer matrices on a GPU, modulo 2^bits. Strides are in elements.
 BRRR_DEVICE_STRUCT(IntegerProduct, {
-  const char* a;
-  const char* b;
+  const char *a, *b;
   char* c;
-  long m;
-  long n;
-  long k;
-  long a_row;
-  long a_col;
-  long b_row;
-  long b_col;
+  long m, n, k, a_row, a_col, b_row, b_col;
 });
 
 constexpr DeviceKernel integer_product_kernel{"integer_product", IntegerProductText, 256, R"(
@@ -219,14 +210,12 @@ void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType 
         IntegerProduct{a.t->data() + at * size, b.t->data() + bt * size, c, a.rows, b.cols, a.cols,
                        a.row_stride, a.col_stride, b.row_stride, b.col_stride});
   }
-  if (dtype == kInt64) {
-    return integer_product(a, b, reinterpret_cast<const int64_t*>(a.t->data()) + at,
-                           reinterpret_cast<const int64_t*>(b.t->data()) + bt,
-                           reinterpret_cast<int64_t*>(c));
-  }
-  integer_product(a, b, reinterpret_cast<const int32_t*>(a.t->data()) + at,
-                  reinterpret_cast<const int32_t*>(b.t->data()) + bt,
-                  reinterpret_cast<int32_t*>(c));
+  const auto run = [&](auto number) {
+    using T = decltype(number);
+    integer_product(a, b, reinterpret_cast<const T*>(a.t->data()) + at,
+                    reinterpret_cast<const T*>(b.t->data()) + bt, reinterpret_cast<T*>(c));
+  };
+  dtype == kInt64 ? run(int64_t{}) : run(int32_t{});
 }
 
 void product(const Operand& a, const Operand& b, DType dtype, char* c) {

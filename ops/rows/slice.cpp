@@ -17,10 +17,9 @@ struct SliceAttrs {
 struct SelectAttrs {
   int64_t dim, index;
 };
-// The input's sizes follow.
 struct SliceGradAttrs {
   int64_t dim, start, step;
-};
+};  // The input's sizes follow.
 
 void slice_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
@@ -43,12 +42,10 @@ void select_shape(OpCall& c) {
 void slice_vjp(VjpCall& v);
 void select_vjp(VjpCall& v);
 
-const OpDef slice_row{"slice",
-                      "every step-th element of a range of one dim",
-                      {.kind = OpKind::View, .infer = slice_shape, .vjp = slice_vjp}};
-const OpDef select_row{"select",
-                       "one index of a dim, which goes away",
-                       {.kind = OpKind::View, .infer = select_shape, .vjp = select_vjp}};
+const OpDef slice_row{"slice", "every step-th element of a range of one dim",
+                      view_spec(slice_shape, slice_vjp)};
+const OpDef select_row{"select", "one index of a dim, which goes away",
+                       view_spec(select_shape, select_vjp)};
 
 // --- the gradient: zeros of the input's shape with g written where the view was. A row of its own,
 // so that it is out of place and differentiable.
@@ -91,11 +88,15 @@ void select_vjp(VjpCall& v) {
                   v.meta(0).sizes);
 }
 
+int cut_dim(const char* op, const Tensor& t, int64_t dim) {
+  BRRR_CHECK(t.dim() > 0, "{}: a 0-d tensor has no dims", op);
+  return wrap_dim(op, dim, static_cast<int>(t.dim()));
+}
+
 }  // namespace
 
 Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const {
-  BRRR_CHECK(dim() > 0, "slice: a 0-d tensor has no dims");
-  const int at = wrap_dim("slice", d, static_cast<int>(dim()));
+  const int at = cut_dim("slice", *this, d);
   BRRR_CHECK(step > 0, "slice: step {} must be positive", step);
   const int64_t n = size(at);
   start = std::clamp<int64_t>(start < 0 ? start + n : start, 0, n);
@@ -106,8 +107,7 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
 }
 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
-  BRRR_CHECK(dim() > 0, "narrow: a 0-d tensor has no dims");
-  const int at = wrap_dim("narrow", d, static_cast<int>(dim()));
+  const int at = cut_dim("narrow", *this, d);
   const int64_t n = size(at), first = start < 0 ? start + n : start;
   BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
              "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
@@ -116,8 +116,7 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
 }
 
 Tensor Tensor::select(int64_t d, int64_t index) const {
-  BRRR_CHECK(dim() > 0, "select: a 0-d tensor has no dims");
-  const int at = wrap_dim("select", d, static_cast<int>(dim()));
+  const int at = cut_dim("select", *this, d);
   const int64_t n = size(at);
   BRRR_CHECK(index >= -n && index < n, "select: index {} is out of range for dim {} of {}", index,
              at, describe(impl()));
@@ -142,16 +141,12 @@ std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   constexpr int64_t most = 1 << 20;
   BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
              chunks, d, describe(impl()), most);
-  std::vector<Tensor> parts;
-  for (int64_t i = 0; i < chunks; ++i) parts.push_back(narrow(d, 0, 0));
+  std::vector<Tensor> parts(static_cast<size_t>(chunks));
+  for (Tensor& part : parts) part = narrow(d, 0, 0);
   return parts;
 }
 
-std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) {
-  return t.chunk(n, dim);
-}
-std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) {
-  return t.split(size, dim);
-}
+std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) { return t.chunk(n, dim); }
+std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) { return t.split(size, dim); }
 
 }  // namespace brrr

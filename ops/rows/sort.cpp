@@ -37,13 +37,9 @@ Narrow* radix_sort(Narrow* e, Narrow* other, int64_t n) {
 }
 
 // A few of many are found faster than all are sorted.
-bool sorts_by_digits(int64_t n, int64_t k) {
-  return n >= kRadixFrom && k > n / 16;
-}
+bool sorts_by_digits(int64_t n, int64_t k) { return n >= kRadixFrom && k > n / 16; }
 
-int64_t row_length(const TensorImpl& x) {
-  return x.ndim ? x.sizes[x.ndim - 1] : 1;
-}
+int64_t row_length(const TensorImpl& x) { return x.ndim ? x.sizes[x.ndim - 1] : 1; }
 
 // `x` is dense, [rows, n].
 template <class E, class T> void order_rows(OpCall& c, const T* x) {
@@ -115,11 +111,6 @@ const OpDef topk_row{
     "topk",
     "the largest or smallest k elements along a dim, in order",
     {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
-
-int dim_arg(const char* op, const Tensor& x, int64_t dim) {
-  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
-  return wrap_dim(op, dim, static_cast<int>(x.dim()));
-}
 
 Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {
   const bool last = dim + 1 >= x.dim();

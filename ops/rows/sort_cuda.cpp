@@ -24,12 +24,8 @@ constexpr int64_t kTile = 2048;  // Entries that a block sorts, or merges.
 // (the last run of a row may be shorter). `out`, if not null, is for the positions of the result.
 BRRR_DEVICE_STRUCT(SortArguments, {
   const char* from;
-  char* to;
-  char* out;
-  long rows;
-  long n;
-  long k;
-  long width;
+  char *to, *out;
+  long rows, n, k, width;
 });
 
 // N: the entries are wide.
@@ -133,8 +129,7 @@ constexpr DeviceKernel merge_kernel{"merge_runs", SortArgumentsText, 256, kMerge
 BRRR_DEVICE_STRUCT(OrderArguments, {
   const char* x;
   char* to;
-  long n;
-  long columns;
+  long n, columns;
 });
 
 // N: 1 for wide entries, plus 2 for the greatest first.

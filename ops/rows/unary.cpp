@@ -6,8 +6,10 @@ namespace brrr {
 
 namespace {
 
+constexpr PointwiseTraits kPlain{};
 constexpr PointwiseTraits kFloat{.result = Result::Float};
 constexpr PointwiseTraits kPositive{.result = Result::Float, .lo = 0.3, .hi = 3.0};
+constexpr auto kNone = [](auto, auto, auto g) { return g * 0.0; };  // A gradient of steps.
 
 const PointwiseOp exp_row{"exp", "e^x", kFloat, [](auto x) { return m::exp(x); },
                           [](auto, auto y, auto g) { return g * y; }};
@@ -34,43 +36,21 @@ const PointwiseOp sigmoid_row{"sigmoid", "1 / (1 + exp(-x))", kFloat,
 const PointwiseOp erf_row{
     "erf", "Gauss error function", kFloat, [](auto x) { return m::erf(x); },
     [](auto x, auto, auto g) { return g * 1.1283791670955126 * m::exp(-(x * x)); }};
-const NumberOp square_row{"square",
-                          "x * x",
-                          {},
-                          [](auto x) { return x * x; },
+const NumberOp square_row{"square", "x * x", kPlain, [](auto x) { return x * x; },
                           [](auto x, auto, auto g) { return g * (x + x); }};
 const PointwiseOp reciprocal_row{"reciprocal", "1 / x", kPositive, [](auto x) { return 1.0 / x; },
                                  [](auto, auto y, auto g) { return -(g * y * y); }};
-const NumberOp abs_row{"abs",
-                       "absolute value",
-                       {},
-                       [](auto x) { return m::abs(x); },
+const NumberOp abs_row{"abs", "absolute value", kPlain, [](auto x) { return m::abs(x); },
                        [](auto x, auto, auto g) { return g * m::sign(x); }};
-const NumberOp sign_row{"sign",
-                        "-1, 0 or 1",
-                        {},
-                        [](auto x) { return m::sign(x); },
-                        [](auto, auto, auto g) { return g * 0.0; }};
-const NumberOp floor_row{"floor",
-                         "largest integer not above x",
-                         {},
-                         [](auto x) { return m::floor(x); },
-                         [](auto, auto, auto g) { return g * 0.0; }};
-const NumberOp ceil_row{"ceil",
-                        "smallest integer not below x",
-                        {},
-                        [](auto x) { return m::ceil(x); },
-                        [](auto, auto, auto g) { return g * 0.0; }};
-const NumberOp round_row{"round",
-                         "nearest integer, halves to even",
-                         {},
-                         [](auto x) { return m::round(x); },
-                         [](auto, auto, auto g) { return g * 0.0; }};
-const NumberOp trunc_row{"trunc",
-                         "nearest integer towards zero",
-                         {},
-                         [](auto x) { return m::trunc(x); },
-                         [](auto, auto, auto g) { return g * 0.0; }};
+const NumberOp sign_row{"sign", "-1, 0 or 1", kPlain, [](auto x) { return m::sign(x); }, kNone};
+const NumberOp floor_row{"floor", "largest integer not above x", kPlain,
+                         [](auto x) { return m::floor(x); }, kNone};
+const NumberOp ceil_row{"ceil", "smallest integer not below x", kPlain,
+                        [](auto x) { return m::ceil(x); }, kNone};
+const NumberOp round_row{"round", "nearest integer, halves to even", kPlain,
+                         [](auto x) { return m::round(x); }, kNone};
+const NumberOp trunc_row{"trunc", "nearest integer towards zero", kPlain,
+                         [](auto x) { return m::trunc(x); }, kNone};
 // d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0.
 const NumberOp pow_row{"pow",
                        "x^e",
@@ -85,66 +65,26 @@ const NumberOp pow_row{"pow",
 
 }  // namespace
 
-Tensor exp(const Tensor& x) {
-  return call(exp_row, x);
-}
-Tensor expm1(const Tensor& x) {
-  return call(expm1_row, x);
-}
-Tensor log(const Tensor& x) {
-  return call(log_row, x);
-}
-Tensor log1p(const Tensor& x) {
-  return call(log1p_row, x);
-}
-Tensor sqrt(const Tensor& x) {
-  return call(sqrt_row, x);
-}
-Tensor rsqrt(const Tensor& x) {
-  return call(rsqrt_row, x);
-}
-Tensor sin(const Tensor& x) {
-  return call(sin_row, x);
-}
-Tensor cos(const Tensor& x) {
-  return call(cos_row, x);
-}
-Tensor tanh(const Tensor& x) {
-  return call(tanh_row, x);
-}
-Tensor sigmoid(const Tensor& x) {
-  return call(sigmoid_row, x);
-}
-Tensor erf(const Tensor& x) {
-  return call(erf_row, x);
-}
-Tensor square(const Tensor& x) {
-  return call(square_row, x);
-}
-Tensor reciprocal(const Tensor& x) {
-  return call(reciprocal_row, x);
-}
-Tensor abs(const Tensor& x) {
-  return call(abs_row, x);
-}
-Tensor sign(const Tensor& x) {
-  return call(sign_row, x);
-}
-Tensor floor(const Tensor& x) {
-  return call(floor_row, x);
-}
-Tensor ceil(const Tensor& x) {
-  return call(ceil_row, x);
-}
-Tensor round(const Tensor& x) {
-  return call(round_row, x);
-}
-Tensor trunc(const Tensor& x) {
-  return call(trunc_row, x);
-}
-Tensor pow(const Tensor& x, const Tensor& e) {
-  return call(pow_row, x, e);
-}
+Tensor exp(const Tensor& x) { return call(exp_row, x); }
+Tensor expm1(const Tensor& x) { return call(expm1_row, x); }
+Tensor log(const Tensor& x) { return call(log_row, x); }
+Tensor log1p(const Tensor& x) { return call(log1p_row, x); }
+Tensor sqrt(const Tensor& x) { return call(sqrt_row, x); }
+Tensor rsqrt(const Tensor& x) { return call(rsqrt_row, x); }
+Tensor sin(const Tensor& x) { return call(sin_row, x); }
+Tensor cos(const Tensor& x) { return call(cos_row, x); }
+Tensor tanh(const Tensor& x) { return call(tanh_row, x); }
+Tensor sigmoid(const Tensor& x) { return call(sigmoid_row, x); }
+Tensor erf(const Tensor& x) { return call(erf_row, x); }
+Tensor square(const Tensor& x) { return call(square_row, x); }
+Tensor reciprocal(const Tensor& x) { return call(reciprocal_row, x); }
+Tensor abs(const Tensor& x) { return call(abs_row, x); }
+Tensor sign(const Tensor& x) { return call(sign_row, x); }
+Tensor floor(const Tensor& x) { return call(floor_row, x); }
+Tensor ceil(const Tensor& x) { return call(ceil_row, x); }
+Tensor round(const Tensor& x) { return call(round_row, x); }
+Tensor trunc(const Tensor& x) { return call(trunc_row, x); }
+Tensor pow(const Tensor& x, const Tensor& e) { return call(pow_row, x, e); }
 Tensor pow(const Tensor& x, Scalar e) {
   const bool floating = x.defined() && is_floating(x.dtype());
   BRRR_CHECK(floating || e.is_floating() || e.to_int() >= 0,
@@ -155,65 +95,25 @@ Tensor pow(const Tensor& x, Scalar e) {
   return call(pow_row, x, e);
 }
 
-Tensor Tensor::exp() const {
-  return brrr::exp(*this);
-}
-Tensor Tensor::expm1() const {
-  return brrr::expm1(*this);
-}
-Tensor Tensor::log() const {
-  return brrr::log(*this);
-}
-Tensor Tensor::log1p() const {
-  return brrr::log1p(*this);
-}
-Tensor Tensor::sqrt() const {
-  return brrr::sqrt(*this);
-}
-Tensor Tensor::rsqrt() const {
-  return brrr::rsqrt(*this);
-}
-Tensor Tensor::sin() const {
-  return brrr::sin(*this);
-}
-Tensor Tensor::cos() const {
-  return brrr::cos(*this);
-}
-Tensor Tensor::tanh() const {
-  return brrr::tanh(*this);
-}
-Tensor Tensor::sigmoid() const {
-  return brrr::sigmoid(*this);
-}
-Tensor Tensor::erf() const {
-  return brrr::erf(*this);
-}
-Tensor Tensor::square() const {
-  return brrr::square(*this);
-}
-Tensor Tensor::reciprocal() const {
-  return brrr::reciprocal(*this);
-}
-Tensor Tensor::abs() const {
-  return brrr::abs(*this);
-}
-Tensor Tensor::sign() const {
-  return brrr::sign(*this);
-}
-Tensor Tensor::floor() const {
-  return brrr::floor(*this);
-}
-Tensor Tensor::ceil() const {
-  return brrr::ceil(*this);
-}
-Tensor Tensor::round() const {
-  return brrr::round(*this);
-}
-Tensor Tensor::pow(Scalar e) const {
-  return brrr::pow(*this, e);
-}
-Tensor Tensor::pow(const Tensor& e) const {
-  return brrr::pow(*this, e);
-}
+Tensor Tensor::exp() const { return brrr::exp(*this); }
+Tensor Tensor::expm1() const { return brrr::expm1(*this); }
+Tensor Tensor::log() const { return brrr::log(*this); }
+Tensor Tensor::log1p() const { return brrr::log1p(*this); }
+Tensor Tensor::sqrt() const { return brrr::sqrt(*this); }
+Tensor Tensor::rsqrt() const { return brrr::rsqrt(*this); }
+Tensor Tensor::sin() const { return brrr::sin(*this); }
+Tensor Tensor::cos() const { return brrr::cos(*this); }
+Tensor Tensor::tanh() const { return brrr::tanh(*this); }
+Tensor Tensor::sigmoid() const { return brrr::sigmoid(*this); }
+Tensor Tensor::erf() const { return brrr::erf(*this); }
+Tensor Tensor::square() const { return brrr::square(*this); }
+Tensor Tensor::reciprocal() const { return brrr::reciprocal(*this); }
+Tensor Tensor::abs() const { return brrr::abs(*this); }
+Tensor Tensor::sign() const { return brrr::sign(*this); }
+Tensor Tensor::floor() const { return brrr::floor(*this); }
+Tensor Tensor::ceil() const { return brrr::ceil(*this); }
+Tensor Tensor::round() const { return brrr::round(*this); }
+Tensor Tensor::pow(Scalar e) const { return brrr::pow(*this, e); }
+Tensor Tensor::pow(const Tensor& e) const { return brrr::pow(*this, e); }
 
 }  // namespace brrr

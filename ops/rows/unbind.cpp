@@ -35,9 +35,8 @@ void unbind_vjp(VjpCall& v) {
   v.gin[0] = d < part.size() ? cat(parts, d).view(m.sizes) : stack(parts, d);
 }
 
-const OpDef unbind_row{"unbind",
-                       "the slices of a dim, which goes away",
-                       {.kind = OpKind::View, .infer = unbind_shape, .vjp = unbind_vjp}};
+const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
+                       view_spec(unbind_shape, unbind_vjp)};
 
 }  // namespace
 

@@ -14,9 +14,7 @@ namespace {
 
 // --- shape rules
 
-void alias_shape(OpCall& c) {
-  view_meta(c);
-}
+void alias_shape(OpCall& c) { view_meta(c); }
 
 void permute_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
@@ -37,9 +35,8 @@ bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
   for (int d = t.ndim - 1; d >= 0;) {
     int64_t run = t.sizes[d], step = t.strides[d];
     int first = d;
-    while (first > 0 &&
-           (t.sizes[first - 1] == 1 || t.strides[first - 1] == t.strides[first] * t.sizes[first])) {
-      if (t.sizes[first - 1] == 1) break;
+    while (first > 0 && t.sizes[first - 1] != 1 &&
+           t.strides[first - 1] == t.strides[first] * t.sizes[first]) {
       run *= t.sizes[--first];
     }
     d = first - 1;
@@ -120,9 +117,7 @@ void as_strided_shape(OpCall& c) {
 
 // --- gradients
 
-void alias_vjp(VjpCall& v) {
-  v.gin[0] = v.gout[0];
-}
+void alias_vjp(VjpCall& v) { v.gin[0] = v.gout[0]; }
 
 void permute_vjp(VjpCall& v) {
   const IntList dims = v.attrs().list();
@@ -131,36 +126,24 @@ void permute_vjp(VjpCall& v) {
   v.gin[0] = v.gout[0].permute(inverse);
 }
 
-void reshape_vjp(VjpCall& v) {
-  v.gin[0] = v.gout[0].reshape(v.meta(0).sizes);
-}
+void reshape_vjp(VjpCall& v) { v.gin[0] = v.gout[0].reshape(v.meta(0).sizes); }
 
-void expand_vjp(VjpCall& v) {
-  v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes);
-}
+void expand_vjp(VjpCall& v) { v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes); }
 
 // --- rows
 
-const OpDef alias_row{
-    "alias", "the same view again", {.kind = OpKind::View, .infer = alias_shape, .vjp = alias_vjp}};
-const OpDef permute_row{"permute",
-                        "dims in another order",
-                        {.kind = OpKind::View, .infer = permute_shape, .vjp = permute_vjp}};
-const OpDef view_row{"view",
-                     "other sizes over the same elements",
-                     {.kind = OpKind::View, .infer = view_shape, .vjp = reshape_vjp}};
-const OpDef expand_row{"expand",
-                       "dims of size 1 repeated without a copy",
-                       {.kind = OpKind::View, .infer = expand_shape, .vjp = expand_vjp}};
-const OpDef unsqueeze_row{"unsqueeze",
-                          "a new dim of size 1",
-                          {.kind = OpKind::View, .infer = unsqueeze_shape, .vjp = reshape_vjp}};
-const OpDef squeeze_row{"squeeze",
-                        "a dim of size 1 removed",
-                        {.kind = OpKind::View, .infer = squeeze_shape, .vjp = reshape_vjp}};
-const OpDef as_strided_row{"as_strided",
-                           "any strides over the storage",
-                           {.kind = OpKind::View, .infer = as_strided_shape}};
+const OpDef alias_row{"alias", "the same view again", view_spec(alias_shape, alias_vjp)};
+const OpDef permute_row{"permute", "dims in another order", view_spec(permute_shape, permute_vjp)};
+const OpDef view_row{"view", "other sizes over the same elements",
+                     view_spec(view_shape, reshape_vjp)};
+const OpDef expand_row{"expand", "dims of size 1 repeated without a copy",
+                       view_spec(expand_shape, expand_vjp)};
+const OpDef unsqueeze_row{"unsqueeze", "a new dim of size 1",
+                          view_spec(unsqueeze_shape, reshape_vjp)};
+const OpDef squeeze_row{"squeeze", "a dim of size 1 removed",
+                        view_spec(squeeze_shape, reshape_vjp)};
+const OpDef as_strided_row{"as_strided", "any strides over the storage",
+                           view_spec(as_strided_shape, nullptr)};
 
 // Sizes with at most one -1 resolved so that they hold `n` elements.
 IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
@@ -189,9 +172,7 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 
 // --- public
 
-Tensor alias(const Tensor& t) {
-  return call(alias_row, {t});
-}
+Tensor alias(const Tensor& t) { return call(alias_row, {t}); }
 
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
   BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= 5,
@@ -272,39 +253,21 @@ Tensor Tensor::flatten(int64_t start, int64_t end) const {
   const int a = wrap_dim("flatten", start, n), b = wrap_dim("flatten", end, n);
   BRRR_CHECK(a <= b, "flatten: start dim {} comes after end dim {}", start, end);
   if (n == 0) return reshape({1});
-  IntList sizes;
-  int64_t run = 1;
-  for (int i = 0; i < n; ++i) {
-    if (i < a || i > b)
-      sizes.push_back(size(i));
-    else
-      run *= size(i);
-    if (i == b) sizes.push_back(run);
+  IntList sizes = this->sizes();
+  for (int i = a; i < b; ++i) {
+    sizes[a] *= sizes[a + 1];
+    sizes.erase(a + 1);
   }
   return reshape(sizes);
 }
 
-Tensor transpose(const Tensor& t, int64_t a, int64_t b) {
-  return t.transpose(a, b);
-}
-Tensor reshape(const Tensor& t, const IntList& sizes) {
-  return t.reshape(sizes);
-}
-Tensor permute(const Tensor& t, const IntList& dims) {
-  return t.permute(dims);
-}
-Tensor unsqueeze(const Tensor& t, int64_t dim) {
-  return t.unsqueeze(dim);
-}
-Tensor squeeze(const Tensor& t, int64_t dim) {
-  return t.squeeze(dim);
-}
-Tensor expand(const Tensor& t, const IntList& sizes) {
-  return t.expand(sizes);
-}
-Tensor flatten(const Tensor& t, int64_t start, int64_t end) {
-  return t.flatten(start, end);
-}
+Tensor transpose(const Tensor& t, int64_t a, int64_t b) { return t.transpose(a, b); }
+Tensor reshape(const Tensor& t, const IntList& sizes) { return t.reshape(sizes); }
+Tensor permute(const Tensor& t, const IntList& dims) { return t.permute(dims); }
+Tensor unsqueeze(const Tensor& t, int64_t dim) { return t.unsqueeze(dim); }
+Tensor squeeze(const Tensor& t, int64_t dim) { return t.squeeze(dim); }
+Tensor expand(const Tensor& t, const IntList& sizes) { return t.expand(sizes); }
+Tensor flatten(const Tensor& t, int64_t start, int64_t end) { return t.flatten(start, end); }
 Tensor sum_to(const Tensor& t, const IntList& sizes) {
   if (t.sizes() == sizes) return t;
   const int shift = static_cast<int>(t.dim()) - sizes.size();

@@ -1,6 +1,7 @@
 #include "ops/vocabulary/convert.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -20,38 +21,16 @@ struct F16 {
   uint16_t bits;
 };
 
-template <class F> void with_storage(DType t, const F& f) {
-  switch (t) {
-    case DType::Float32:
-      return f(float{});
-    case DType::Float64:
-      return f(double{});
-    case DType::BFloat16:
-      return f(BF16{});
-    case DType::Float16:
-      return f(F16{});
-    case DType::Int64:
-      return f(int64_t{});
-    case DType::Int32:
-      return f(int32_t{});
-    case DType::UInt8:
-      return f(uint8_t{});
-    case DType::Bool:
-      return f(bool{});
-  }
-}
-
 template <class F> void with_compute(DType t, const F& f) {
-  switch (compute_index(t)) {
-    case 0:
-      return f(float{});
-    case 1:
-      return f(double{});
-    case 2:
-      return f(int64_t{});
-    default:
-      return f(int32_t{});
-  }
+  const int i = compute_index(t);
+  i == 0 ? f(float{}) : i == 1 ? f(double{}) : i == 2 ? f(int64_t{}) : f(int32_t{});
+}
+template <class F> void with_storage(DType t, const F& f) {
+  if (t == kBFloat16) return f(BF16{});
+  if (t == kFloat16) return f(F16{});
+  if (t == kUInt8) return f(uint8_t{});
+  if (t == kBool) return f(bool{});
+  with_compute(t, f);
 }
 
 // Out-of-range and NaN float-to-integer conversions give the smallest integer, as x86 does; the
@@ -82,27 +61,25 @@ template <class To, class From> To convert(From x) {
   }
 }
 
+// Sixteen at once, where vectors can.
+void convert16(float* to, const BF16* x) { vx::store(to, vx::bf16_to_f32(vx::load(&x->bits))); }
+void convert16(float* to, const F16* x) { vx::store(to, vx::f16_to_f32(vx::load(&x->bits))); }
+void convert16(BF16* to, const float* x) { vx::store(&to->bits, vx::f32_to_bf16(vx::load(x))); }
+void convert16(F16* to, const float* x) { vx::store(&to->bits, vx::f32_to_f16(vx::load(x))); }
+
 template <class To, class From>
 void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t n) {
-  if (dst_stride == 1 && src_stride == 1) {
-    if constexpr (std::is_same_v<To, From>) {
-      std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(To));
-    } else {
-      int64_t i = 0;
-      if constexpr (std::is_same_v<From, BF16> && std::is_same_v<To, float>) {
-        for (; i + 16 <= n; i += 16) vx::store(dst + i, vx::bf16_to_f32(vx::load(&src[i].bits)));
-      } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, BF16>) {
-        for (; i + 16 <= n; i += 16) vx::store(&dst[i].bits, vx::f32_to_bf16(vx::load(src + i)));
-      } else if constexpr (std::is_same_v<From, F16> && std::is_same_v<To, float>) {
-        for (; i + 16 <= n; i += 16) vx::store(dst + i, vx::f16_to_f32(vx::load(&src[i].bits)));
-      } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, F16>) {
-        for (; i + 16 <= n; i += 16) vx::store(&dst[i].bits, vx::f32_to_f16(vx::load(src + i)));
-      }
-      for (; i < n; ++i) dst[i] = convert<To>(src[i]);
+  if (dst_stride != 1 || src_stride != 1) {
+    for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
+  } else if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(To));
+  } else {
+    int64_t i = 0;
+    if constexpr (requires { convert16(dst, src); }) {
+      for (; i + 16 <= n; i += 16) convert16(dst + i, src + i);
     }
-    return;
+    for (; i < n; ++i) dst[i] = convert<To>(src[i]);
   }
-  for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
 }
 
 // The smallest and largest number of an integer dtype.
@@ -140,27 +117,16 @@ int64_t nearest_integer(int64_t v, DType t) {
   return std::clamp(v, r.low, r.high);
 }
 
-float bfloat16_to_float(uint16_t h) {
-  const uint32_t bits = static_cast<uint32_t>(h) << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
+float bfloat16_to_float(uint16_t h) { return std::bit_cast<float>(uint32_t{h} << 16); }
 uint16_t float_to_bfloat16(float x) {
-  uint32_t b;
-  std::memcpy(&b, &x, 4);
-  if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40);
+  const auto b = std::bit_cast<uint32_t>(x);
+  if (x != x) return static_cast<uint16_t>((b >> 16) | 0x40);
   return static_cast<uint16_t>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
 }
 
 // The one definition of the 16-bit formats is the vector one; a single value is one lane of it.
-float float16_to_float(uint16_t h) {
-  return vx::f16_to_f32(vx::splat(h))[0];
-}
-uint16_t float_to_float16(float x) {
-  return vx::f32_to_f16(vx::splat(x))[0];
-}
+float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
+uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
 
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
   with_compute(ct, [&](auto to) {

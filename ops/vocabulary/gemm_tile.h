@@ -25,9 +25,7 @@ template <class T> BRRR_VX RegOf<T> load(const T* p) {
   __builtin_memcpy(&r, p, sizeof r);
   return r;
 }
-template <class T> BRRR_VX void store(T* p, RegOf<T> v) {
-  __builtin_memcpy(p, &v, sizeof v);
-}
+template <class T> BRRR_VX void store(T* p, RegOf<T> v) { __builtin_memcpy(p, &v, sizeof v); }
 template <class T> BRRR_VX RegOf<T> splat(T x) {
   return x - RegOf<T>{};
 }  // Exact for every x: compilers broadcast.
@@ -55,13 +53,9 @@ BRRR_VX RegOf<double> fma(RegOf<double> a, RegOf<double> b, RegOf<double> c) {
 template <class T> BRRR_VX RegOf<T> load_n(const T* p, int n) {
   return vx::load_first<RegOf<T>>(p, n);
 }
-template <class T> BRRR_VX void store_n(T* p, RegOf<T> v, int n) {
-  vx::store_first(p, v, n);
-}
+template <class T> BRRR_VX void store_n(T* p, RegOf<T> v, int n) { vx::store_first(p, v, n); }
 #if BRRR_VX_BYTES == 32
-BRRR_VX vx::i32x8 mask(int n) {
-  return vx::i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n;
-}
+BRRR_VX vx::i32x8 mask(int n) { return vx::i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n; }
 BRRR_VX Reg load_n(const float* p, int n) {
   return __builtin_ia32_maskloadps256(reinterpret_cast<const Reg*>(p), mask(n));
 }

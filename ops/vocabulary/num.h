@@ -87,71 +87,19 @@ inline Num<vx::i32> operator>>(Num<vx::u32> words, Num<vx::Line> by) {
   return (vx::i32)(words.v >> static_cast<unsigned>(by.v.first));
 }
 
-/// libm under the vocabulary's names: what the oracle, Num<double>, computes with.
-namespace oracle {
-inline double exp(double x) {
-  return std::exp(x);
-}
-inline double expm1(double x) {
-  return std::expm1(x);
-}
-inline double log(double x) {
-  return std::log(x);
-}
-inline double log1p(double x) {
-  return std::log1p(x);
-}
-inline double sqrt(double x) {
-  return std::sqrt(x);
-}
-inline double rsqrt(double x) {
-  return 1.0 / std::sqrt(x);
-}
-inline double sin(double x) {
-  return std::sin(x);
-}
-inline double cos(double x) {
-  return std::cos(x);
-}
-inline double tanh(double x) {
-  return std::tanh(x);
-}
+namespace vx {
+/// The vocabulary of one number in double, by libm: what the oracle, Num<double>, computes with.
+using std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::pow, std::fma;
+using std::floor, std::ceil, std::trunc, std::abs, std::isnan, std::isfinite;
+using std::sin, std::cos, std::tanh, std::erf;
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline double sigmoid(double x) {
   return x >= 0 ? 1.0 / (1.0 + std::exp(-x)) : std::exp(x) / (1.0 + std::exp(x));
 }
-inline double erf(double x) {
-  return std::erf(x);
-}
-inline double floor(double x) {
-  return std::floor(x);
-}
-inline double ceil(double x) {
-  return std::ceil(x);
-}
-inline double round(double x) {
-  return std::nearbyint(x);
-}
-inline double trunc(double x) {
-  return std::trunc(x);
-}
-inline double abs(double x) {
-  return std::fabs(x);
-}
-inline double sign(double x) {
-  return std::isnan(x) ? x : (x > 0) - (x < 0);
-}
-inline double pow(double x, double y) {
-  return std::pow(x, y);
-}
-inline double fma(double x, double y, double z) {
-  return std::fma(x, y, z);
-}
-inline double min(double x, double y) {
-  return std::isnan(x) || x < y ? x : y;
-}
-inline double max(double x, double y) {
-  return std::isnan(x) || x > y ? x : y;
-}
+inline double round(double x) { return std::nearbyint(x); }
+inline double sign(double x) { return std::isnan(x) ? x : (x > 0) - (x < 0); }
+inline double min(double x, double y) { return std::isnan(x) || x < y ? x : y; }
+inline double max(double x, double y) { return std::isnan(x) || x > y ? x : y; }
 inline double remainder(double x, double y) {
   const double r = std::fmod(x, y);
   return r != 0 && (r < 0) != (y < 0) ? r + y : r;
@@ -161,15 +109,7 @@ inline double floor_div(double x, double y) {
   const double r = std::fmod(x, y), q = (x - r) / y;  // As PyTorch's: -1 for 1 and -infinity.
   return std::nearbyint(r != 0 && (r < 0) != (y < 0) ? q - 1 : q);
 }
-inline bool isnan(double x) {
-  return std::isnan(x);
-}
-inline bool isfinite(double x) {
-  return std::isfinite(x);
-}
-inline double where(bool m, double a, double b) {
-  return m ? a : b;
-}
-}  // namespace oracle
+inline double where(bool m, double a, double b) { return m ? a : b; }
+}  // namespace vx
 
 }  // namespace brrr

@@ -13,47 +13,37 @@ namespace brrr::m {
 
 // The only macros of the vocabulary: one line gives a function all its forms but Tensor's, which is
 // the public op of the same name. `emit` says whether its text stands for a few operations or for a
-// long chain of them, and what is known of its results.
-#define BRRR_M1(fn, emit)                  \
-  template <class V> Num<V> fn(Num<V> x) { \
-    if constexpr (kIsScalar<V>)            \
-      return oracle::fn(x.v);              \
-    else                                   \
-      return vx::fn(x.v);                  \
-  }                                        \
-  inline Sym fn(Sym x) {                   \
-    return emit(#fn "($0)", {x.id});       \
-  }                                        \
+// long chain of them, and what is known of its results: a Num, or a Mask.
+#define BRRR_M1(fn, emit, Result)                                     \
+  template <class V> Result<V> fn(Num<V> x) { return {vx::fn(x.v)}; } \
+  inline auto fn(Sym x) { return emit(#fn "($0)", {x.id}); }          \
   using brrr::fn;
 
 #define BRRR_M2(fn, emit)                                                  \
   template <class V> Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) { \
-    if constexpr (kIsScalar<V>)                                            \
-      return oracle::fn(x.v, y.v);                                         \
-    else                                                                   \
-      return vx::fn(x.v, y.v);                                             \
+    return vx::fn(x.v, y.v);                                               \
   }                                                                        \
-  inline Sym fn(Sym x, Sym y) {                                            \
-    return emit(#fn "($0, $1)", {x.id, y.id});                             \
-  }
+  inline Sym fn(Sym x, Sym y) { return emit(#fn "($0, $1)", {x.id, y.id}); }
 
-BRRR_M1(exp, chain_emit)
-BRRR_M1(expm1, chain_emit)
-BRRR_M1(log, chain_emit)
-BRRR_M1(log1p, chain_emit)
-BRRR_M1(sqrt, sym_emit)
-BRRR_M1(rsqrt, sym_emit)
-BRRR_M1(sin, wave_emit)
-BRRR_M1(cos, wave_emit)
-BRRR_M1(tanh, bounded_emit)
-BRRR_M1(sigmoid, bounded_emit)
-BRRR_M1(erf, bounded_emit)
-BRRR_M1(floor, sym_emit)
-BRRR_M1(ceil, sym_emit)
-BRRR_M1(round, sym_emit)
-BRRR_M1(trunc, sym_emit)
-BRRR_M1(abs, sym_emit)
-BRRR_M1(sign, sym_emit)
+BRRR_M1(exp, chain_emit, Num)
+BRRR_M1(expm1, chain_emit, Num)
+BRRR_M1(log, chain_emit, Num)
+BRRR_M1(log1p, chain_emit, Num)
+BRRR_M1(sqrt, sym_emit, Num)
+BRRR_M1(rsqrt, sym_emit, Num)
+BRRR_M1(sin, wave_emit, Num)
+BRRR_M1(cos, wave_emit, Num)
+BRRR_M1(tanh, bounded_emit, Num)
+BRRR_M1(sigmoid, bounded_emit, Num)
+BRRR_M1(erf, bounded_emit, Num)
+BRRR_M1(floor, sym_emit, Num)
+BRRR_M1(ceil, sym_emit, Num)
+BRRR_M1(round, sym_emit, Num)
+BRRR_M1(trunc, sym_emit, Num)
+BRRR_M1(abs, sym_emit, Num)
+BRRR_M1(sign, sym_emit, Num)
+BRRR_M1(isnan, mask_emit, Mask)
+BRRR_M1(isfinite, mask_emit, Mask)
 BRRR_M2(pow, long_emit)
 BRRR_M2(min, sym_emit)
 BRRR_M2(max, sym_emit)
@@ -65,62 +55,23 @@ BRRR_M2(floor_div, chain_emit)
 using brrr::floor_div;
 using brrr::pow;
 using brrr::remainder;
-inline Tensor min(const Tensor& a, const Tensor& b) {
-  return brrr::minimum(a, b);
-}
-inline Tensor min(const Tensor& a, Scalar b) {
-  return brrr::minimum(a, b);
-}
-inline Tensor max(const Tensor& a, const Tensor& b) {
-  return brrr::maximum(a, b);
-}
-inline Tensor max(const Tensor& a, Scalar b) {
-  return brrr::maximum(a, b);
-}
+inline Tensor min(const Tensor& a, const Tensor& b) { return brrr::minimum(a, b); }
+inline Tensor min(const Tensor& a, Scalar b) { return brrr::minimum(a, b); }
+inline Tensor max(const Tensor& a, const Tensor& b) { return brrr::maximum(a, b); }
+inline Tensor max(const Tensor& a, Scalar b) { return brrr::maximum(a, b); }
 
 /// x * y + z, rounded once: the only contraction there is.
 template <class V>
 Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y, std::type_identity_t<Num<V>> z) {
-  if constexpr (kIsScalar<V>)
-    return oracle::fma(x.v, y.v, z.v);
-  else
-    return vx::fma(x.v, y.v, z.v);
+  return vx::fma(x.v, y.v, z.v);
 }
-inline Sym fma(Sym x, Sym y, Sym z) {
-  return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id});
-}
-inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) {
-  return x * y + z;
-}
-
-template <class V> Mask<V> isnan(Num<V> x) {
-  if constexpr (kIsScalar<V>)
-    return {oracle::isnan(x.v)};
-  else
-    return {vx::isnan(x.v)};
-}
-inline SymMask isnan(Sym x) {
-  return mask_emit("isnan($0)", {x.id});
-}
-using brrr::isnan;
-template <class V> Mask<V> isfinite(Num<V> x) {
-  if constexpr (kIsScalar<V>)
-    return {oracle::isfinite(x.v)};
-  else
-    return {vx::isfinite(x.v)};
-}
-inline SymMask isfinite(Sym x) {
-  return mask_emit("isfinite($0)", {x.id});
-}
-using brrr::isfinite;
+inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}); }
+inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) { return x * y + z; }
 
 /// a where the mask holds, else b; both sides are computed.
 template <class V>
 Num<V> where(Mask<V> c, std::type_identity_t<Num<V>> a, std::type_identity_t<Num<V>> b) {
-  if constexpr (kIsScalar<V>)
-    return oracle::where(c.m, a.v, b.v);
-  else
-    return vx::where(c.m, a.v, b.v);
+  return vx::where(c.m, a.v, b.v);
 }
 inline Sym where(SymMask c, Sym a, Sym b) {
   return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id});
