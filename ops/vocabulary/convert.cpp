@@ -62,10 +62,18 @@ template <class To, class From> To convert(From x) {
 }
 
 // Sixteen at once, where vectors can.
-void convert16(float* to, const BF16* x) { vx::store(to, vx::bf16_to_f32(vx::load(&x->bits))); }
-void convert16(float* to, const F16* x) { vx::store(to, vx::f16_to_f32(vx::load(&x->bits))); }
-void convert16(BF16* to, const float* x) { vx::store(&to->bits, vx::f32_to_bf16(vx::load(x))); }
-void convert16(F16* to, const float* x) { vx::store(&to->bits, vx::f32_to_f16(vx::load(x))); }
+BRRR_VX void convert16(float* to, const BF16* x) {
+  vx::store(to, vx::bf16_to_f32(vx::load(&x->bits)));
+}
+BRRR_VX void convert16(float* to, const F16* x) {
+  vx::store(to, vx::f16_to_f32(vx::load(&x->bits)));
+}
+BRRR_VX void convert16(BF16* to, const float* x) {
+  vx::store(&to->bits, vx::f32_to_bf16(vx::load(x)));
+}
+BRRR_VX void convert16(F16* to, const float* x) {
+  vx::store(&to->bits, vx::f32_to_f16(vx::load(x)));
+}
 
 template <class To, class From>
 void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t n) {
