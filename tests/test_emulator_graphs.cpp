@@ -146,6 +146,7 @@ TEST_CASE("emulator graphs: another stream runs a launch when somebody waits for
   GOOD(driver().make_stream(&compute));
   GOOD(driver().make_event(&e));
   chain.set(2);
+  GOOD(driver().synchronize(d.stream));
   GOOD(driver().launch_graph(g, compute));
   CHECK(chain.out[0] != 4);  // as late as possible
   GOOD(driver().record(e, compute));
