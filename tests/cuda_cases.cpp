@@ -13,6 +13,7 @@
 #include "backends/cuda/reduction.h"
 #include "backends/kernel_cache.h"
 #include "core/backend.h"
+#include "core/check.h"
 #include "tests/cubin.h"
 
 namespace brrr::test {
@@ -225,7 +226,7 @@ static std::string program_text(const std::vector<KernelText>& kernels) {
     const KernelText& k = kernels[i];
     const std::string head = fmt::format("KERNEL({},", k.name);
     const size_t at = k.text.find(head);
-    REQUIRE(at != std::string::npos);
+    BRRR_CHECK(at != std::string::npos, "no {} ...) in the text of kernel {}", head, k.name);
     all += fmt::format("namespace k{} {{\n#line 1 \"{}\"\n", i, k.name) + k.text.substr(0, at) +
            fmt::format("KERNEL({},", name_in_program(k.name, i)) + k.text.substr(at + head.size()) +
            "}\n";
