@@ -181,17 +181,22 @@ class Engine {
   inline static thread_local std::vector<Node*> spare;  // Its memory between passes.
 };
 
-std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                             const std::vector<Tensor>& seeds, GradOptions options) {
-  std::vector<Capture> captures;
-  for (const Tensor& t : inputs) captures.push_back({t.impl(), {}});
+void run_engine(const std::vector<Tensor>& outputs, const std::vector<Tensor>& seeds,
+                GradOptions options, std::vector<Capture>* captures) {
   NoGradGuard no_grad;
   context.grad_enabled = options.create_graph;
-  Engine engine(options, &captures);
+  Engine engine(options, captures);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
   }
   engine.run();
+}
+
+std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                             const std::vector<Tensor>& seeds, GradOptions options) {
+  std::vector<Capture> captures;
+  for (const Tensor& t : inputs) captures.push_back({t.impl(), {}});
+  run_engine(outputs, seeds, options, &captures);
   std::vector<Tensor> grads;
   for (Capture& c : captures) grads.push_back(std::move(c.grad));
   return grads;
@@ -296,14 +301,7 @@ std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outp
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs,
               GradOptions options) {
   options.retain_graph |= options.create_graph;
-  const auto seeds = make_seeds("backward", outputs, grad_outputs);
-  NoGradGuard no_grad;
-  context.grad_enabled = options.create_graph;
-  Engine engine(options, nullptr);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
-  }
-  engine.run();
+  run_engine(outputs, make_seeds("backward", outputs, grad_outputs), options, nullptr);
 }
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph) const {

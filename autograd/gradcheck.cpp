@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "autograd/autograd.h"
 #include "core/check.h"
@@ -32,16 +34,17 @@ Tensor weighted(const Function& fn, const std::vector<Tensor>& in) {
   return (y * weights_like(y, 1)).sum();
 }
 
-bool is_input(const Tensor& t) {
-  return is_floating(t.dtype());
+// What is differentiated; the rest is held fixed.
+std::vector<Tensor> inputs_of(const std::vector<Tensor>& all) {
+  std::vector<Tensor> wanted;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(wanted),
+               [](const Tensor& t) { return is_floating(t.dtype()); });
+  return wanted;
 }
 
 void check_once(const Function& fn, const std::vector<Tensor>& in, const GradcheckOptions& o,
                 bool second, GradcheckResult& result) {
-  std::vector<Tensor> wanted;
-  for (const Tensor& t : in) {
-    if (is_input(t)) wanted.push_back(t);
-  }
+  const std::vector<Tensor> wanted = inputs_of(in);
   const Tensor y = weighted(fn, in);
   // A linear function's gradient depends on nothing, but so does one that lost its history.
   const bool constant = second && !y.requires_grad();
@@ -85,18 +88,15 @@ GradcheckResult gradcheck(const Function& fn, const std::vector<Tensor>& inputs,
   for (const Tensor& t : inputs) {
     BRRR_CHECK(!is_floating(t.dtype()) || t.dtype() == kFloat64,
                "gradcheck: an input is {}; convert with to(kFloat64)", describe(t.impl()));
-    in.push_back(is_input(t) ? t.detach().clone().set_requires_grad(true) : t);
+    in.push_back(is_floating(t.dtype()) ? t.detach().clone().set_requires_grad(true) : t);
   }
   GradcheckResult result;
   check_once(fn, in, options, false, result);
   if (!options.second_order) return result;
   const Function gradient = [&](const std::vector<Tensor>& at) {
-    std::vector<Tensor> wanted;
-    for (const Tensor& t : at) {
-      if (is_input(t)) wanted.push_back(t);
-    }
     EnableGradGuard enable;
-    const auto g = grad({weighted(fn, at)}, wanted, {.create_graph = true, .allow_unused = true});
+    const auto g =
+        grad({weighted(fn, at)}, inputs_of(at), {.create_graph = true, .allow_unused = true});
     Tensor total = full({}, 0.0, kFloat64, at[0].device());
     for (size_t k = 0; k < g.size(); ++k) {
       if (g[k].defined()) total = total + (g[k] * weights_like(g[k], 7 + k)).sum();

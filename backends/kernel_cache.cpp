@@ -1,22 +1,18 @@
 #include "backends/kernel_cache.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
-#include <optional>
-#include <vector>
 
-#include "backends/sha256.h"
 #include "core/check.h"
 
 namespace brrr::jit {
@@ -28,48 +24,6 @@ namespace fs = std::filesystem;
 constexpr char scratch_prefix[] = "build.";
 constexpr size_t key_length = 32;
 constexpr mode_t writable_by_others = S_IWGRP | S_IWOTH;
-
-// Stands behind the shared object, where the loader does not look.
-struct Footer {
-  char magic[8];
-  uint64_t length;
-  Sha256::Digest digest;
-};
-static_assert(sizeof(Footer) == 48);
-constexpr char footer_magic[9] = "brrrjit1";
-
-Footer make_footer(const std::string& key, const char* object, size_t size) {
-  Footer footer{};
-  std::memcpy(footer.magic, footer_magic, sizeof footer.magic);
-  footer.length = size;
-  footer.digest = Sha256().field(key).bytes(object, size).finish();
-  return footer;
-}
-
-struct File {
-  int fd;
-  explicit File(int f) : fd(f) {}
-  ~File() {
-    if (fd >= 0) close(fd);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-};
-
-bool read_all(int fd, std::string& data) {
-  for (size_t at = 0; at < data.size();) {
-    const ssize_t n = read(fd, data.data() + at, data.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += static_cast<size_t>(n);
-  }
-  return true;
-}
-
-std::string env_or_empty(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 std::string wanted_dir() {
   const std::string own = env_or_empty("BRRR_CACHE_DIR");
@@ -135,12 +89,30 @@ std::string private_dir(const std::string& refused, const std::string& why) {
   return path;
 }
 
-bool is_key(const std::string& name) {
-  return name.size() == key_length &&
-         name.find_first_not_of("0123456789abcdef") == std::string::npos;
+bool is_kernel(const fs::path& path) {
+  const std::string key = path.stem(), kind = path.extension();
+  return key.size() == key_length &&
+         key.find_first_not_of("0123456789abcdef") == std::string::npos &&
+         (kind == ".so" || kind == ".cpp");
 }
 
 }  // namespace
+
+// FNV-1a of 128 bits (Fowler, Noll and Vo).
+std::string fingerprint(const std::vector<std::string_view>& fields) {
+  using Bits = unsigned __int128;
+  constexpr Bits prime = Bits{1} << 88 | 0x13b;
+  Bits bits = Bits{0x6c62272e07bb0142} << 64 | 0x62b821756295c58d;
+  auto add = [&](std::string_view text) {
+    for (const unsigned char c : text) bits = (bits ^ c) * prime;
+  };
+  for (const std::string_view field : fields) {
+    add(fmt::format("{} ", field.size()));  // so that ("ab", "c") and ("a", "bc") differ
+    add(field);
+  }
+  return fmt::format("{:016x}{:016x}", static_cast<uint64_t>(bits >> 64),
+                     static_cast<uint64_t>(bits));
+}
 
 std::string kernel_cache_dir() {
   const std::string dir = wanted_dir();
@@ -148,102 +120,75 @@ std::string kernel_cache_dir() {
   return why.empty() ? dir : private_dir(dir, why);
 }
 
+std::string kernel_path(const std::string& dir, const std::string& key) {
+  return dir + "/" + key + ".so";
+}
+
 std::optional<std::string> read_kernel(const std::string& dir, const std::string& key) {
-  const std::string path = dir + "/" + key + ".so";
-  const File file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const std::string path = kernel_path(dir, key);
   struct stat info;
-  if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  if (lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   if (info.st_uid != geteuid() || (info.st_mode & writable_by_others)) return std::nullopt;
-  if (info.st_size <= static_cast<off_t>(sizeof(Footer))) return std::nullopt;
-  std::string data(static_cast<size_t>(info.st_size), '\0');
-  if (!read_all(file.fd, data)) return std::nullopt;
-  const size_t size = data.size() - sizeof(Footer);
-  Footer footer;
-  std::memcpy(&footer, data.data() + size, sizeof footer);
-  if (footer.length != size) return std::nullopt;  // the cheap test first
-  const Footer expected = make_footer(key, data.data(), size);
-  if (std::memcmp(&footer, &expected, sizeof footer) != 0) return std::nullopt;
-  futimens(file.fd, nullptr);
-  data.resize(size);
-  return data;
+  std::string code(static_cast<size_t>(info.st_size), '\0');
+  std::ifstream in(path, std::ios::binary);
+  if (code.size() < key_length || !in.read(code.data(), info.st_size)) return std::nullopt;
+  const std::string checksum = code.substr(code.size() - key_length);
+  code.resize(code.size() - key_length);
+  if (checksum != fingerprint({key, code})) return std::nullopt;
+  std::error_code ignored;
+  fs::last_write_time(path, fs::file_time_type::clock::now(), ignored);
+  return code;
 }
 
-bool kernel_is_cached(const std::string& dir, const std::string& key) {
-  return read_kernel(dir, key).has_value();
-}
-
-void publish_kernel(const std::string& dir, const std::string& key, const std::string& object) {
-  const std::string path = dir + "/" + key + ".so";
-  const File file(open(object.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-  struct stat info;
-  bool done = file.fd >= 0 && fstat(file.fd, &info) == 0;
-  if (done) {
-    std::string data(static_cast<size_t>(info.st_size), '\0');
-    done = read_all(file.fd, data);
-    const Footer footer = make_footer(key, data.data(), data.size());
-    // The linker's file has the mode that the user's umask gave it, which may be too wide.
-    done = done && write(file.fd, &footer, sizeof footer) == ssize_t{sizeof footer} &&
-           fchmod(file.fd, 0700) == 0 && rename(object.c_str(), path.c_str()) == 0;
-  }
+// The checksum stands behind a shared object's end, where the loader does not look.
+void publish_kernel(const std::string& dir, const std::string& key, const std::string& code) {
+  const ScratchDir scratch(dir);
+  const std::string written = scratch.path() + "/kernel", path = kernel_path(dir, key);
+  std::ofstream out(written, std::ios::binary);
+  out << code << fingerprint({key, code});
+  out.close();
+  // The user's umask may have given it a mode that is too wide.
+  const bool done =
+      out && chmod(written.c_str(), 0700) == 0 && rename(written.c_str(), path.c_str()) == 0;
   BRRR_CHECK(done, "kernel cache: {} cannot be written: {}; set BRRR_CACHE_DIR to another place",
              path, std::strerror(errno));
-}
-
-void publish_kernel_code(const std::string& dir, const std::string& key, const std::string& code) {
-  const ScratchDir scratch(dir);
-  const std::string object = scratch.path() + "/kernel";
-  {
-    const File file(open(object.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    const bool done = file.fd >= 0 &&
-                      write(file.fd, code.data(), code.size()) == static_cast<ssize_t>(code.size());
-    BRRR_CHECK(done, "kernel cache: {} cannot be written: {}; set BRRR_CACHE_DIR to another place",
-               object, std::strerror(errno));
-  }
-  publish_kernel(dir, key, object);
   trim_kernel_cache(dir);
 }
 
 void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_bytes) {
-  struct Entry {
-    timespec used;
+  struct Kernel {
+    fs::file_time_type used;
     uint64_t size;
-    std::string name;
+    fs::path path;
   };
-  std::vector<Entry> entries;
-  std::vector<std::string> left_behind;
+  std::vector<Kernel> kernels;
   uint64_t bytes = 0;
-  DIR* listing = opendir(dir.c_str());
-  if (!listing) return;
-  while (const dirent* d = readdir(listing)) {
-    const std::string name = d->d_name;
-    const bool scratch = name.starts_with(scratch_prefix);
-    const bool kernel =
-        is_key(name.substr(0, name.find('.'))) && (name.ends_with(".so") || name.ends_with(".cpp"));
-    struct stat info;
-    if (!scratch && !kernel) continue;
-    if (fstatat(dirfd(listing), d->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    // No build runs for an hour.
-    if (scratch && S_ISDIR(info.st_mode) && info.st_mtime + 3600 < time(nullptr)) {
-      left_behind.push_back(name);
-    } else if (kernel && S_ISREG(info.st_mode)) {
-      entries.push_back({info.st_mtim, static_cast<uint64_t>(info.st_size), name});
-      bytes += entries.back().size;
+  // No build runs for an hour.
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  std::error_code error;
+  for (fs::directory_iterator file(dir, error), end; !error && file != end; file.increment(error)) {
+    std::error_code gone;
+    const auto used = file->last_write_time(gone);
+    if (gone || file->is_symlink(gone)) continue;
+    const std::string name = file->path().filename();
+    if (name.starts_with(scratch_prefix) && file->is_directory(gone) && used < old) {
+      fs::remove_all(file->path(), gone);
+    } else if (is_kernel(file->path()) && file->is_regular_file(gone)) {
+      const uint64_t size = file->file_size(gone);
+      if (gone) continue;
+      kernels.push_back({used, size, file->path()});
+      bytes += size;
     }
   }
-  closedir(listing);
-  std::error_code ignored;
-  for (const std::string& name : left_behind) fs::remove_all(dir + "/" + name, ignored);
-  if (entries.size() <= most_files && bytes <= most_bytes) return;
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    if (a.used.tv_sec != b.used.tv_sec) return a.used.tv_sec < b.used.tv_sec;
-    return a.used.tv_nsec < b.used.tv_nsec;
-  });
-  size_t files = entries.size();
-  for (const Entry& entry : entries) {
+  size_t files = kernels.size();
+  if (files <= most_files && bytes <= most_bytes) return;
+  std::sort(kernels.begin(), kernels.end(),
+            [](const Kernel& a, const Kernel& b) { return a.used < b.used; });
+  for (const Kernel& kernel : kernels) {
     if (files <= most_files && bytes <= most_bytes) break;
-    unlink((dir + "/" + entry.name).c_str());
+    fs::remove(kernel.path, error);
     --files;
-    bytes -= entry.size;
+    bytes -= kernel.size;
   }
 }
 

@@ -4,10 +4,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace brrr::jit {
+
+// The value of an environment variable; "" if there is none.
+inline std::string env_or_empty(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+// 128 bits of what the fields are, in hexadecimal: names kernels and detects damaged ones. Nobody
+// is to be kept from making two that are equal: whoever can write to the cache may do anything.
+std::string fingerprint(const std::vector<std::string_view>& fields);
 
 // $BRRR_CACHE_DIR, $XDG_CACHE_HOME/brrr, $HOME/.cache/brrr or /tmp/brrr-<uid>: the first that the
 // environment names at this moment. Whoever can write there could run code in this process, so one
@@ -15,18 +28,15 @@ namespace brrr::jit {
 // directory that lasts as long as the process, and stderr says so once.
 std::string kernel_cache_dir();
 
-// Whether the kernels are there, whole, and nobody else's. Marks them as just used.
-bool kernel_is_cached(const std::string& dir, const std::string& key);
+// Where the kernels of that key are, or would be.
+std::string kernel_path(const std::string& dir, const std::string& key);
 
-// The same, and the machine code itself.
+// Their machine code, if it is there, whole, and nobody else's. Marks it as just used.
 std::optional<std::string> read_kernel(const std::string& dir, const std::string& key);
 
-// Puts a shared object into the cache under its final name, in one step for every other process.
-// `object` is in `dir` or below and is gone afterwards. Throws Error when the disk is full.
-void publish_kernel(const std::string& dir, const std::string& key, const std::string& object);
-
-// The same from memory.
-void publish_kernel_code(const std::string& dir, const std::string& key, const std::string& code);
+// Puts machine code into the cache, in one step for every other process, and bounds the cache.
+// Throws Error when the disk is full.
+void publish_kernel(const std::string& dir, const std::string& key, const std::string& code);
 
 // Removes what was not used for longest until both limits hold, and what killed processes left.
 // Touches nothing that does not have the name of a file of ours.

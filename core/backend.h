@@ -87,7 +87,7 @@ struct Backend {
   size_t (*block_bytes)(size_t bytes) noexcept;
   void* (*allocate_row)(const size_t* bytes, size_t n) noexcept;
   /// Text for an out-of-memory error: bytes held, cached and free.
-  void (*describe_memory)(char* text, size_t size);
+  std::string (*describe_memory)();
   MemoryStats (*memory_stats)();
   void (*reset_peak)();
   void (*empty_cache)();

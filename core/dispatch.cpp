@@ -51,9 +51,7 @@ void make_outputs(OpCall& c) {
   for (int k = 0; k < c.n_out; ++k) {
     const OutMeta& m = c.meta[k];
     if (m.alias >= 0) {
-      Storage* s = c.in[m.alias]->storage;
-      s->refs.retain();
-      c.out[k] = Tensor(Ref<TensorImpl>::adopt(new_impl(s, m.dtype, m.sizes, m.strides, m.offset)));
+      c.out[k] = tensor_on(*c.in[m.alias]->storage, m.dtype, m.sizes, m.strides, m.offset);
       c.out[k].impl()->is_view = true;
     } else {
       c.out[k] = raw_empty(m.sizes, m.dtype, m.device);

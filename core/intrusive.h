@@ -17,6 +17,13 @@
 
 namespace brrr {
 
+/// AddressSanitizer finds uses after free only if free really frees.
+#ifdef BRRR_NO_FREE_LISTS
+inline constexpr bool kFreeLists = false;
+#else
+inline constexpr bool kFreeLists = true;
+#endif
+
 /// A count that starts at 1 by plain store: a locked read-modify-write is 4-5 ns, so creation and
 /// the common last release avoid it.
 class RefCount {
@@ -105,31 +112,20 @@ template <class T> class FreeList {
 
  public:
   /// Whether take() has a block at hand.
-  static bool ready() {
-#ifndef BRRR_NO_FREE_LISTS
-    return head;
-#else
-    return true;
-#endif
-  }
+  static bool ready() { return !kFreeLists || head; }
   static void* take() {
-#ifndef BRRR_NO_FREE_LISTS
-    if (Block* b = head) {
-      head = b->next;
-      --held;
-      return b;
-    }
-#endif
-    return fresh();
+    Block* const b = head;
+    if (!b) return fresh();
+    head = b->next;
+    --held;
+    return b;
   }
   static void give(void* p) noexcept {
-#ifndef BRRR_NO_FREE_LISTS
-    if (held < kMost) {
+    if (kFreeLists && held < kMost) {
       head = new (p) Block{head};
       ++held;
       return;
     }
-#endif
     ::operator delete (p, std::align_val_t{64});
   }
 };

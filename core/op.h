@@ -2,6 +2,7 @@
 // The record that everything shares: an op's definition, one call of it, and the tape node, which
 // the graph's recorder stores as an instruction.
 
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -68,6 +69,10 @@ struct Attrs {
   }
   int kind(int operand) const { return (kinds >> (2 * operand)) & 3; }
   void set_dtype(DType t) { dtype = static_cast<uint8_t>(t); }
+  /// Calls `f(word)` for each of the dynamic words, in order.
+  template <class F> void each_dynamic(const F& f) const {
+    for (unsigned bits = dynamic; bits; bits &= bits - 1) f(std::countr_zero(bits));
+  }
   /// n, dtype, dynamic and kinds as one number to compare.
   uint64_t form() const {
     uint64_t bits;

@@ -10,10 +10,8 @@ namespace brrr {
 // --- storage -------------------------------------------------------------------------------------
 
 void out_of_memory(const Storage& s) {
-  char held[1024] = "";
-  backend(s.device.type).describe_memory(held, sizeof held);
   fail("out of memory on {}: {} bytes asked; {}; use a smaller batch or free tensors",
-       name(s.device), s.bytes, held);
+       name(s.device), s.bytes, backend(s.device.type).describe_memory());
 }
 
 std::recursive_mutex& lending() {
@@ -93,6 +91,12 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const 
   t->offset = offset;
   if (!is_contiguous(t->sizes, t->strides, t->ndim)) t->flags |= kStrided;
   return t;
+}
+
+Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
+                 int64_t offset) {
+  s.refs.retain();
+  return Tensor(Ref<TensorImpl>::adopt(new_impl(&s, dtype, sizes, strides, offset)));
 }
 
 void drop_history(TensorImpl& t) noexcept {
@@ -216,10 +220,9 @@ void Tensor::set_grad(const Tensor& g) const {
 
 Tensor Tensor::detach() const {
   const TensorImpl& t = need(*this, "detach");
-  t.storage->refs.retain();
-  TensorImpl* d = new_impl(t.storage, t.dtype, t.size_list(), t.stride_list(), t.offset);
-  d->value = t.value;
-  return Tensor(Ref<TensorImpl>::adopt(d));
+  Tensor d = tensor_on(*t.storage, t.dtype, t.size_list(), t.stride_list(), t.offset);
+  d.impl()->value = t.value;
+  return d;
 }
 
 static std::atomic<uint64_t> epoch{0};

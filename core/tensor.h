@@ -43,7 +43,8 @@ class Tensor {
   // --- host access (throws inside a recorded step) ----------------------------------------------
   /// Address of the first element.
   void* data_ptr() const;
-  /// The typed address of the first element; throws unless T is the tensor's dtype.
+  /// The typed address of the first element; throws unless T is the tensor's dtype. (T, here and
+  /// below, is float, double, int64_t, int32_t, uint8_t or bool.)
   template <class T> T* data() const;
   /// The value of a one-element tensor converted to T.
   template <class T> T item() const;
@@ -170,26 +171,6 @@ class Tensor {
 };
 
 std::ostream& operator<<(std::ostream& os, const Tensor& t);
-
-extern template float Tensor::item<float>() const;
-extern template double Tensor::item<double>() const;
-extern template int64_t Tensor::item<int64_t>() const;
-extern template int32_t Tensor::item<int32_t>() const;
-extern template uint8_t Tensor::item<uint8_t>() const;
-extern template bool Tensor::item<bool>() const;
-extern template std::vector<float> Tensor::to_vector<float>() const;
-extern template std::vector<double> Tensor::to_vector<double>() const;
-extern template std::vector<int64_t> Tensor::to_vector<int64_t>() const;
-extern template std::vector<int32_t> Tensor::to_vector<int32_t>() const;
-extern template std::vector<uint8_t> Tensor::to_vector<uint8_t>() const;
-extern template std::vector<bool> Tensor::to_vector<bool>() const;
-
-extern template float* Tensor::data<float>() const;
-extern template double* Tensor::data<double>() const;
-extern template int64_t* Tensor::data<int64_t>() const;
-extern template int32_t* Tensor::data<int32_t>() const;
-extern template uint8_t* Tensor::data<uint8_t>() const;
-extern template bool* Tensor::data<bool>() const;
 
 /// No operation records a gradient while one of these lives (on this thread).
 class NoGradGuard {

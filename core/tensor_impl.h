@@ -181,6 +181,9 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes);
 /// A tensor object with the given layout; takes the storage's reference.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const IntList& strides,
                      int64_t offset);
+/// A tensor on a part of a storage that others hold, too.
+Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
+                 int64_t offset);
 /// A contiguous tensor object of `a`'s shape over `storage`, which is on `device` and whose
 /// reference it takes. `a` is contiguous too.
 inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl& a,

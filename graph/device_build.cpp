@@ -85,35 +85,18 @@ void DevicePlan::add_kernel(const Group& g, Launch& l, std::map<std::string, std
 
 // What has one address for the plan's life.
 void DevicePlan::allocate_fixed() {
-  auto allocate = [&](size_t bytes) {
-    if (bytes == 0) return static_cast<char*>(nullptr);
-    auto* p = static_cast<char*>(device_.allocate(bytes));
-    if (!p) {
-      Storage missing;
-      missing.device = kCUDA;
-      missing.bytes = bytes;
-      out_of_memory(missing);
-    }
-    return p;
-  };
-  for (uint32_t st : r_.survivors) slots_.push_back(allocate(r_.storages[st].bytes));
-  block_ = allocate(block_bytes_);
+  for (uint32_t st : r_.survivors) slots_.push_back(device_memory(r_.storages[st].bytes));
+  block_memory_ = device_memory(block_bytes_);
+  block_ = static_cast<char*>(block_memory_->data);
   parts_.reserve(host_data_.size() + 1);
   arena_ = device_.graphs->arena(memory_.arena_bytes);
   BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
              memory_.arena_bytes);
 }
 
-void DevicePlan::free_fixed() noexcept {
+void DevicePlan::free_built() noexcept {
   if (graph_) device_.graphs->release(graph_);
   launches_.clear();
-  for (size_t k = 0; k < slots_.size(); ++k) {
-    if (slots_[k]) device_.deallocate(slots_[k], r_.storages[r_.survivors[k]].bytes);
-  }
-  for (External& x : externals_) {
-    if (x.slot) device_.deallocate(x.slot, x.bytes() + kVectorBytes);
-  }
-  if (block_) device_.deallocate(block_, block_bytes_);
   if (module_) device_.unload(module_);
 }
 

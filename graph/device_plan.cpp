@@ -1,7 +1,6 @@
 #include "graph/device_plan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <mutex>
 
@@ -22,6 +21,12 @@ struct SiteScope {
 
 }  // namespace
 
+Ref<Storage> device_memory(size_t bytes) {
+  auto s = Ref<Storage>::adopt(new_storage(kCUDA, bytes));
+  if (bytes) allocate(*s);
+  return s;
+}
+
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, {program::cuda_takes, false, false}, stats),
       device_(backend(DeviceType::CUDA)),
@@ -38,7 +43,7 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
     allocate_fixed();
     counts_.upload_bytes = block_bytes_;
   } catch (...) {
-    free_fixed();
+    free_built();
     throw;
   }
 }
@@ -47,11 +52,11 @@ DevicePlan::~DevicePlan() {
   for (size_t k = 0; k < handed_.size(); ++k) {
     Storage* s = handed_[k].get();
     if (s && s->lent && s->refs.get() > 1) {  // The slot is the holder's from now on.
-      own_memory(*s, std::exchange(slots_[k], nullptr));
+      own_memory(*s, std::exchange(slots_[k]->data, nullptr));
     }
   }
   handed_.clear();
-  free_fixed();
+  free_built();
 }
 
 uint32_t DevicePlan::holders(const Storage* s) const {
@@ -93,10 +98,7 @@ void DevicePlan::bind(const std::vector<Binding>& bindings) {
       if (graph_) device_.graphs->release(std::exchange(graph_, nullptr));
     }
     if (!x.in_slot) continue;
-    if (!x.slot) {
-      x.slot = static_cast<char*>(device_.allocate(x.bytes() + kVectorBytes));
-      BRRR_CHECK(x.slot, "no device memory left for a copy of an input of {} bytes", x.bytes());
-    }
+    if (!x.slot) x.slot = device_memory(x.bytes() + kVectorBytes);
     ++counts_.copied_in;
   }
 }
@@ -121,7 +123,7 @@ void DevicePlan::resolve() {
       bound_[r_.externals[k]]->data = x.in_slot ? x.slot_begin() - x.low : x.now;
     }
   }
-  for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k];
+  for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k]->data;
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (memory_.offset[st] < 0) continue;
     const uint32_t host = memory_.host[st];
@@ -174,10 +176,16 @@ void DevicePlan::launch_all() {
   }
 }
 
+void DevicePlan::note_spoilt(const Error& e) {
+  ++spoilt_;
+  retry_at_ = 4 * (counts_.direct + 1);
+  counts_.failure = e.what();
+}
+
 // A capture that is spoilt has run nothing: the call is then queued kernel by kernel. What spoilt
 // it (code that had to be loaded, memory that had to be taken) is often there the next time.
 void DevicePlan::capture() {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const GraphBackend& g = *device_.graphs;
   try {
     g.begin();
@@ -188,12 +196,9 @@ void DevicePlan::capture() {
     spoilt_ = 0;
   } catch (const Error& e) {
     g.abandon();
-    ++spoilt_;
-    retry_at_ = 4 * (counts_.direct + 1);
-    counts_.failure = e.what();
+    note_spoilt(e);
   }
-  counts_.capture_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  counts_.capture_seconds += seconds_since(start);
 }
 
 // A launch that is refused has run nothing either.
@@ -201,9 +206,7 @@ void DevicePlan::launch_graph() {
   try {
     device_.graphs->launch(graph_);
   } catch (const Error& e) {
-    ++spoilt_;
-    retry_at_ = 4 * (counts_.direct + 1);
-    counts_.failure = e.what();
+    note_spoilt(e);
     device_.graphs->release(std::exchange(graph_, nullptr));
   }
 }
@@ -232,10 +235,10 @@ void DevicePlan::hand_out(Storage* const* survivors) {
     Storage& s = *survivors[k];
     handed_[k].reset();
     if (s.data) {  // It has memory already.
-      device_.copy(s.data, slots_[k], s.bytes);
+      device_.copy(s.data, slots_[k]->data, s.bytes);
       continue;
     }
-    s.data = slots_[k];
+    s.data = slots_[k]->data;
     s.owned = false;
     s.lent = true;
     // Results that are read to be printed: reading one late must not wait for later steps.

@@ -17,6 +17,8 @@
 namespace brrr::graph {
 
 inline constexpr int64_t kVectorBytes = 16;  ///< Of a kernel's widest access, which is aligned.
+/// Memory of the device; throws brrr::Error when there is none.
+Ref<Storage> device_memory(size_t bytes);
 /// Bytes of an element.
 inline int64_t item(const Value& v) {
   return static_cast<int64_t>(itemsize(v.dtype));
@@ -57,12 +59,12 @@ class DevicePlan final : public Plan {
     bool written = false;
     bool in_slot = false;      ///< The captured kernels use the slot.
     char* captured = nullptr;  ///< Where the binding began when the step was captured.
-    char* slot = nullptr;
+    Ref<Storage> slot;
     char* now = nullptr;  ///< Where it begins in this call.
     size_t bytes() const { return static_cast<size_t>(high - low); }
     /// Where the bytes lie in the slot: such that the binding's own beginning, which may be outside
     /// it, is aligned, as kernels expect of it.
-    char* slot_begin() const { return slot + ((low % 16) + 16) % 16; }
+    char* slot_begin() const { return static_cast<char*>(slot->data) + ((low % 16) + 16) % 16; }
   };
 
   void find_externals();
@@ -70,7 +72,7 @@ class DevicePlan final : public Plan {
   void add_host_data(const Instr& i);
   void add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names);
   void allocate_fixed();
-  void free_fixed() noexcept;
+  void free_built() noexcept;
   void keep_results(const Replay& now);
   void bind(const std::vector<Binding>& bindings);
   void upload(const int64_t* control);
@@ -78,6 +80,7 @@ class DevicePlan final : public Plan {
   void launch(Launch& l);
   void launch_all();
   void capture();
+  void note_spoilt(const Error& e);
   void launch_graph();
   void launch_directly(const std::vector<Binding>& bindings);
   void hand_out(Storage* const* survivors);
@@ -89,9 +92,10 @@ class DevicePlan final : public Plan {
   std::vector<External> externals_;
   std::vector<HostData> host_data_;
   std::vector<HostPart> parts_;       // Of the block: the control words, host data.
-  std::vector<char*> slots_;          // By survivor.
+  std::vector<Ref<Storage>> slots_;   // By survivor.
   std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
   char* arena_ = nullptr;
+  Ref<Storage> block_memory_;
   char* block_ = nullptr;  // The control words on the device, then host data.
   size_t block_bytes_ = 0;
   int spoilt_ = 0;         // Captures that failed.

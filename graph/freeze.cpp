@@ -43,8 +43,6 @@ uint32_t value_of(const TensorImpl& t, const std::vector<Storage*>& survivors) {
 
 }  // namespace
 
-static void refuse_bindings(Frozen& f);
-
 // Of the arguments what the next ones have to be like. What they were is none of the step's
 // business any more.
 static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
@@ -64,6 +62,23 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
   }
   for (const Frozen::Argument& a : f.arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
+  }
+}
+
+// Whether the step touches an argument's storage outside the argument: then something else of the
+// step lives there, and the next argument would be taken for it.
+static bool strays(const Recording& r, const Frozen::Argument& a) {
+  int64_t end = 1;
+  for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
+  const Extent touched = r.extent(r.externals[a.external]);
+  return touched.low < 0 || touched.high > end * static_cast<int64_t>(itemsize(a.dtype));
+}
+
+// Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary
+// call has replaced what it was frozen with.
+static void refuse_bindings(Frozen& f) {
+  for (const Frozen::Argument& a : f.arguments) {
+    if (a.external != kNone && strays(f.entry->recording, a)) f.refusal = kSharedArgument;
   }
 }
 
@@ -114,23 +129,6 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.autocast = context.autocast;
   f.epoch = settings_epoch();
   if (is_frozen_) refuse_bindings(f);
-}
-
-// Whether the step touches an argument's storage outside the argument: then something else of the
-// step lives there, and the next argument would be taken for it.
-static bool strays(const Recording& r, const Frozen::Argument& a) {
-  int64_t end = 1;
-  for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
-  const Extent touched = r.extent(r.externals[a.external]);
-  return touched.low < 0 || touched.high > end * static_cast<int64_t>(itemsize(a.dtype));
-}
-
-// Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary
-// call has replaced what it was frozen with.
-static void refuse_bindings(Frozen& f) {
-  for (const Frozen::Argument& a : f.arguments) {
-    if (a.external != kNone && strays(f.entry->recording, a)) f.refusal = kSharedArgument;
-  }
 }
 
 void StepCore::freeze() {

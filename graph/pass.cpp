@@ -2,41 +2,10 @@
 #include "graph/pass.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "core/check.h"
 
 namespace brrr::graph {
-
-// --- storage table -------------------------------------------------------------------------------
-
-void StorageTable::clear() {
-  ++epoch_;
-  count_ = 0;
-}
-
-uint32_t StorageTable::find(const Storage* s) const {
-  for (size_t i = home(s);; i = (i + 1) & (slots_.size() - 1)) {
-    const Slot& slot = slots_[i];
-    if (slot.epoch != epoch_) return kNone;
-    if (slot.key == s) return slot.number;
-  }
-}
-
-void StorageTable::insert(const Storage* s, uint32_t number) {
-  if (2 * ++count_ > slots_.size()) {
-    const auto old = std::move(slots_);
-    slots_.assign(2 * old.size(), {});
-    const uint32_t epoch = std::exchange(epoch_, 1);
-    count_ = 1;
-    for (const Slot& slot : old) {
-      if (slot.epoch == epoch) insert(slot.key, slot.number);
-    }
-  }
-  size_t i = home(s);
-  while (slots_[i].epoch == epoch_) i = (i + 1) & (slots_.size() - 1);
-  slots_[i] = {s, number, epoch_};
-}
 
 Ref<Storage> clone_storage(const Storage& s) {
   auto copy = Ref<Storage>::adopt(new_storage(s.device, s.bytes));
@@ -69,7 +38,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   watch_ = watch;
   vary_ = 0;
   differences_.clear();
-  bound_.clear();
   control_.clear();
   host_bytes_.clear();
   other_cells_.clear();
@@ -102,20 +70,19 @@ void Pass::bind(const TensorImpl& t, int64_t relative) {
   if (watch_) [[unlikely]] {
     first_seen_.push_back(t.device == kCPU ? clone_storage(*t.storage) : Ref<Storage>());
   }
-  bound_.insert(t.storage, static_cast<uint32_t>(bindings_.size()));
-  t.storage->refs.retain();
-  bindings_.push_back({Ref<Storage>::adopt(t.storage), t.offset - relative});
+  bindings_.push_back({Ref<Storage>::share(t.storage), t.offset - relative});
 }
 
 // Takes back bindings made for a call that then did not match.
 void Pass::unbind(size_t count) {
-  if (bindings_.size() == count) return;
   bindings_.resize(count);
   if (watch_) first_seen_.resize(count);
-  bound_.clear();
-  for (size_t k = 0; k < count; ++k) {
-    bound_.insert(bindings_[k].storage.get(), static_cast<uint32_t>(k));
-  }
+}
+
+uint32_t Pass::external_of(const Storage& s) const {
+  const auto at = std::find_if(bindings_.begin(), bindings_.end(),
+                               [&](const Binding& b) { return b.storage.get() == &s; });
+  return at == bindings_.end() ? kNone : static_cast<uint32_t>(at - bindings_.begin());
 }
 
 void Pass::release(std::vector<Binding>* keep) noexcept {
@@ -160,7 +127,7 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   const Value& v = expected_->values[id];
   const StorageInfo& s = expected_->storages[v.storage];
   if (s.origin != Origin::External || s.maker != bindings_.size() || s.device != t->device ||
-      !same_layout(v, *t) || bound_.find(t->storage) != kNone) {
+      !same_layout(v, *t) || external_of(*t->storage) != kNone) {
     return false;
   }
   bind(*t, v.offset);
@@ -238,7 +205,7 @@ Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
   if (v.strided) t->flags |= kStrided;
   t->value = id;
   // A view of an external counts from where its storage was bound.
-  t->offset = v.offset + (storage->pass == this ? 0 : bindings_[bound_.find(storage)].base);
+  t->offset = v.offset + (storage->pass == this ? 0 : bindings_[external_of(*storage)].base);
   t->numel = v.numel;
   std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
   std::memcpy(t->strides, v.strides, sizeof t->strides);
@@ -246,14 +213,13 @@ Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
 }
 
 void Pass::note_control(const Instr& e, const OpCall& c) {
-  for (uint16_t bits = e.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
-    const int w = std::countr_zero(bits);
+  e.attrs.each_dynamic([&](int w) {
     ControlCell* cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
     if (cell != expected_->control[control_.size()].cell.get()) [[unlikely]] {
       other_cells_.emplace_back(control_.size(), Ref<ControlCell>::share(cell));
     }
     control_.push_back(c.attrs.v[w]);
-  }
+  });
 }
 
 void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c) {
@@ -338,9 +304,12 @@ bool Pass::switch_candidate(const OpCall* c) {
   differences_.push_back(describe_difference(c));
   const Recording* from = expected_;
   const size_t at = cursor();
+  auto same_prefix = [&](const Recording* r) {
+    return r != from && r->instrs.size() >= at &&
+           (at == 0 || r->prefix_hash[at - 1] == from->prefix_hash[at - 1]);
+  };
   for (const Recording* r : candidates_) {
-    if (r == from || r->instrs.size() < at) continue;
-    if (at > 0 && r->prefix_hash[at - 1] != from->prefix_hash[at - 1]) continue;
+    if (!same_prefix(r)) continue;
     expect(r, at);
     if (c ? at < r->instrs.size() && matches(r->instrs[at], *c)
           : at == r->instrs.size() && survivors_match(*r)) {
@@ -348,8 +317,7 @@ bool Pass::switch_candidate(const OpCall* c) {
     }
   }
   for (const Recording* r : candidates_) {  // For people: which of them is the closest.
-    if (r == from || r->instrs.size() < at) continue;
-    if (at > 0 && r->prefix_hash[at - 1] != from->prefix_hash[at - 1]) continue;
+    if (!same_prefix(r)) continue;
     expect(r, at);
     differences_.push_back(describe_difference(c));
   }

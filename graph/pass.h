@@ -36,27 +36,6 @@ struct Effects {
   std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
 };
 
-/// Storage -> external number, emptied in constant time. A pass fills it once per external.
-class StorageTable {
- public:
-  void clear();
-  /// The number, or kNone.
-  uint32_t find(const Storage* s) const;
-  void insert(const Storage* s, uint32_t number);
-
- private:
-  struct Slot {
-    const Storage* key = nullptr;
-    uint32_t number = 0, epoch = 0;
-  };
-  size_t home(const Storage* s) const {
-    return (reinterpret_cast<uintptr_t>(s) * 0x9e3779b97f4a7c15ull >> 32) & (slots_.size() - 1);
-  }
-  std::vector<Slot> slots_ = std::vector<Slot>(64);
-  uint32_t epoch_ = 1;
-  size_t count_ = 0;
-};
-
 class Pass final : public Recorder {
  public:
   Pass() = default;
@@ -97,8 +76,8 @@ class Pass final : public Recorder {
   const std::vector<int64_t>& control() const { return control_; }
   /// Where the pass stopped matching, one for each candidate that was tried.
   const std::vector<Difference>& differences() const { return differences_; }
-  /// The number of a storage from outside, or kNone.
-  uint32_t external_of(const Storage& s) const { return bound_.find(&s); }
+  /// The number of a storage from outside, or kNone. (A step uses hundreds at most.)
+  uint32_t external_of(const Storage& s) const;
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
   /// Calls `f(old, now)` for every grad field that the pass has replaced so far.
@@ -162,7 +141,6 @@ class Pass final : public Recorder {
   std::vector<Binding> bindings_;  // By external number.
   std::vector<Ref<Storage>> first_seen_;
   bool watch_ = false;
-  StorageTable bound_;
   std::vector<Storage*> live_;  // By storage id; null for externals and the dead.
   std::vector<int64_t> control_;
   std::vector<std::pair<Tensor, uint32_t>> host_bytes_;  // Of host data, and its storage's number.

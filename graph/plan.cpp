@@ -2,18 +2,12 @@
 #include "graph/plan.h"
 
 #include <algorithm>
-#include <bit>
-#include <chrono>
 
 #include "core/check.h"
 #include "graph/device_plan.h"
 #include "graph/host_plan.h"
 
 namespace brrr::graph {
-
-static double seconds_since(std::chrono::steady_clock::time_point t) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
-}
 
 // Looks only at what a replay runs: of host data that a step moves to the device nothing is left on
 // the CPU.
@@ -40,7 +34,7 @@ std::unique_ptr<Plan> Plan::make_unfused(const Recording& r) {
 
 Plan::Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats)
     : r_(r) {
-  const auto t = std::chrono::steady_clock::now();
+  const auto t = Clock::now();
   schedule_ = make_schedule(r, options.fuse, target);
   schedule_.fast = options.numerics == Numerics::Fast;
   stats.fuse_seconds += seconds_since(t);
@@ -52,7 +46,7 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target,
 }
 
 void Plan::plan_temporaries(const MemoryRules& rules, StepStats& stats) {
-  const auto t = std::chrono::steady_clock::now();
+  const auto t = Clock::now();
   memory_ = plan_memory(r_, schedule_, rules);
   stats.plan_seconds += seconds_since(t);
 #ifndef NDEBUG
@@ -80,13 +74,12 @@ std::unique_ptr<Plan::Call> Plan::bound_call(const Instr& i) const {
   Call& c = *bound;
   auto tensor = [&](uint32_t id) {
     const Value& v = r_.values[id];
-    Storage* s = bound_[v.storage].get();
-    if (s)
-      s->refs.retain();
-    else  // Never in memory; a check of a fused call's ids looks at its shape.
-      s = new_storage(r_.storages[v.storage].device, 0);
-    return c.keep.emplace_back(
-        Ref<TensorImpl>::adopt(new_impl(s, v.dtype, v.size_list(), v.stride_list(), v.offset)));
+    Ref<Storage> none;  // Of what is never in memory; a check of a fused call's ids sees its shape.
+    if (!bound_[v.storage]) {
+      none = Ref<Storage>::adopt(new_storage(r_.storages[v.storage].device, 0));
+    }
+    Storage& s = none ? *none : *bound_[v.storage];
+    return c.keep.emplace_back(tensor_on(s, v.dtype, v.size_list(), v.stride_list(), v.offset));
   };
   c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
   c.call.attrs = i.attrs;
@@ -98,9 +91,7 @@ std::unique_ptr<Plan::Call> Plan::bound_call(const Instr& i) const {
   for (int k = 0; k < i.n_out; ++k) c.call.out[k] = tensor(r_.out(i)[k]);
   c.call.infer();
   uint32_t control = i.control;
-  for (uint16_t bits = i.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
-    c.dynamic.emplace_back(std::countr_zero(bits), control++);
-  }
+  i.attrs.each_dynamic([&](int w) { c.dynamic.emplace_back(w, control++); });
   return bound;
 }
 

@@ -2,6 +2,7 @@
 // A compiled entry: a schedule of kernels over planned memory, replayed without running user code.
 // What plans of all devices share; HostPlan and DevicePlan replay.
 
+#include <chrono>
 #include <memory>
 
 #include "core/backend.h"
@@ -10,6 +11,11 @@
 #include "graph/step.h"
 
 namespace brrr::graph {
+
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
 /// What replays have cost and done besides the kernels, for stats and explain().
 struct ReplayCounts {
@@ -66,7 +72,6 @@ class Plan {
   size_t generated_kernels() const { return generated_; }
   const Schedule& schedule() const { return schedule_; }
   const MemoryPlan& memory() const { return memory_; }
-  const BuildReport& build_report() const { return report_; }
   const std::string& source() const { return source_; }
   const ReplayCounts& counts() const { return counts_; }
 

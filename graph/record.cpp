@@ -102,9 +102,7 @@ Tensor Pass::host_values(const TensorImpl& t) {
              "one device; compute it on the device (zeros, arange and the like take one; move host "
              "data there first), or before the step",
              brrr::describe(&t));
-  s->refs.retain();
-  return Tensor(
-      Ref<TensorImpl>::adopt(new_impl(s, t.dtype, t.size_list(), t.stride_list(), t.offset)));
+  return tensor_on(*s, t.dtype, t.size_list(), t.stride_list(), t.offset);
 }
 
 // Copies what has been verified of the expected recording; the pass goes on recording after it.
@@ -153,7 +151,7 @@ uint32_t Pass::add_value(DType dtype, const IntList& sizes, const IntList& strid
 uint32_t Pass::operand_id(const TensorImpl* t) {
   if (!t) return kNone;
   if (t->storage->pass == this) return t->value;
-  uint32_t number = bound_.find(t->storage);
+  uint32_t number = external_of(*t->storage);
   if (number == kNone) {
     number = static_cast<uint32_t>(bindings_.size());
     bind(*t, 0);
@@ -183,8 +181,7 @@ uint32_t Pass::path_id() {
 
 void Pass::add_control(const OpCall& c, Instr& i) {
   i.control = static_cast<uint32_t>(control_.size());
-  for (int w = 0; w < c.attrs.n; ++w) {
-    if (!(i.attrs.dynamic >> w & 1)) continue;
+  i.attrs.each_dynamic([&](int w) {
     ControlWord word;
     if (c.attrs.dynamic >> w & 1) word.cell = Ref<ControlCell>::share(c.cells[w]);
     if (word.cell && word.cell->kind == ControlCell::RngDraw) {
@@ -192,7 +189,7 @@ void Pass::add_control(const OpCall& c, Instr& i) {
     }
     fresh_.control.push_back(std::move(word));
     control_.push_back(c.attrs.v[w]);
-  }
+  });
 }
 
 void Pass::record(OpCall& c) {

@@ -2,7 +2,6 @@
 #include "graph/step.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #include "core/check.h"
@@ -13,11 +12,6 @@
 namespace brrr::graph {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) {
-  return std::chrono::duration<double>(Clock::now() - t).count();
-}
 
 constexpr int kAutoTrials = 20;
 // A plan orders what it does by storages.

@@ -1,7 +1,6 @@
 #include "graph/walker.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -16,8 +15,7 @@ void UndoLog::save(Storage& s) {
   }
   Tensor copy = raw_empty({static_cast<int64_t>(s.bytes)}, kUInt8, s.device);
   backend(s.device.type).copy(copy.impl()->data(), s.data, s.bytes);
-  s.refs.retain();
-  saved_.emplace_back(Ref<Storage>::adopt(&s), std::move(copy));
+  saved_.emplace_back(Ref<Storage>::share(&s), std::move(copy));
 }
 
 void UndoLog::restore() noexcept {
@@ -68,9 +66,8 @@ class Walk {
     if (!values_[id].defined()) {
       const Value& v = r_.values[id];
       const Binding& b = bindings_[r_.storages[v.storage].maker];
-      b.storage->refs.retain();
-      values_[id] = Tensor(Ref<TensorImpl>::adopt(
-          new_impl(b.storage.get(), v.dtype, v.size_list(), v.stride_list(), v.offset + b.base)));
+      values_[id] =
+          tensor_on(*b.storage, v.dtype, v.size_list(), v.stride_list(), v.offset + b.base);
     }
     return values_[id].impl();
   }
@@ -83,9 +80,7 @@ class Walk {
     call.into = i.into;
     call.attrs = i.attrs;
     uint32_t word = i.control;
-    for (uint16_t bits = i.attrs.dynamic; bits; bits &= static_cast<uint16_t>(bits - 1)) {
-      call.attrs.v[std::countr_zero(bits)] = control_[word++];
-    }
+    i.attrs.each_dynamic([&](int w) { call.attrs.v[w] = control_[word++]; });
     for (int k = 0; i.into && k < i.n_out; ++k) {
       TensorImpl* t = value(r_.out(i)[k]);
       call.out[k] = Tensor(Ref<TensorImpl>::share(t));
@@ -101,9 +96,8 @@ class Walk {
       const uint32_t storage = r_.values[id].storage;
       const auto slot = std::lower_bound(r_.survivors.begin(), r_.survivors.end(), storage);
       if (slot != r_.survivors.end() && *slot == storage && r_.storages[storage].maker == at) {
-        Storage* s = call.out[k].impl()->storage;
-        s->refs.retain();
-        survivors_[static_cast<size_t>(slot - r_.survivors.begin())] = Ref<Storage>::adopt(s);
+        survivors_[static_cast<size_t>(slot - r_.survivors.begin())] =
+            Ref<Storage>::share(call.out[k].impl()->storage);
       }
       values_[id] = std::move(call.out[k]);
     }

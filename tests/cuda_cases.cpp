@@ -10,11 +10,10 @@
 #include <utility>
 
 #include "backends/cuda/device.h"
-#include "backends/cuda/prelude.h"
 #include "backends/cuda/reduction.h"
 #include "backends/kernel_cache.h"
-#include "backends/sha256.h"
 #include "core/backend.h"
+#include "core/check.h"
 #include "tests/cubin.h"
 
 namespace brrr::test {
@@ -79,9 +78,8 @@ int turn_of(const std::string& text) {
 
 // That a process has compiled the kernel for that architecture.
 std::string compiled_key(const KernelText& k, int major) {
-  jit::Sha256 hash;
-  hash.field(fmt::format("checked {} {}", gpu_compiler()->compiler_version(), major));
-  return jit::hex(hash.field(cuda::prelude()).field(k.name).field(k.text).finish(), 16);
+  return jit::fingerprint({fmt::format("checked {} {}", gpu_compiler()->compiler_version(), major),
+                           cuda::prelude(), k.name, k.text});
 }
 
 // Of what ran, the kernels for an architecture that no process has compiled yet.
@@ -97,7 +95,7 @@ std::vector<KernelText> kernels_to_compile(int major) {
       const bool last = bits == variants.rbegin()->first;
       const bool turn = !is_long && turn_of(text.text) == major;
       if (!last && !turn && !long_tests()) continue;
-      if (!jit::kernel_is_cached(dir, compiled_key(text, major))) kernels.push_back(text);
+      if (!jit::read_kernel(dir, compiled_key(text, major))) kernels.push_back(text);
     }
   }
   return kernels;
@@ -143,7 +141,7 @@ bool compile_what_ran() {
     failures += words;
     for (const KernelText& k : kernels) {
       if (!words.empty()) break;
-      jit::publish_kernel_code(jit::kernel_cache_dir(), compiled_key(k, major), k.name);
+      jit::publish_kernel(jit::kernel_cache_dir(), compiled_key(k, major), k.name);
     }
   }
   if (!failures.empty()) {
@@ -217,11 +215,49 @@ std::vector<KernelText> kernels_of(const std::vector<PointwiseForm>& forms) {
   return kernels;
 }
 
+static std::string name_in_program(const char* name, size_t place) {
+  return fmt::format("{}_{}", name, place);
+}
+
+// Of one program: each kernel in a namespace of its own, renamed.
+static std::string program_text(const std::vector<KernelText>& kernels) {
+  std::string all;
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    const KernelText& k = kernels[i];
+    const std::string head = fmt::format("KERNEL({},", k.name);
+    const size_t at = k.text.find(head);
+    BRRR_CHECK(at != std::string::npos, "no {} ...) in the text of kernel {}", head, k.name);
+    all += fmt::format("namespace k{} {{\n#line 1 \"{}\"\n", i, k.name) + k.text.substr(0, at) +
+           fmt::format("KERNEL({},", name_in_program(k.name, i)) + k.text.substr(at + head.size()) +
+           "}\n";
+  }
+  return all;
+}
+
+static void build_program(const std::vector<KernelText>& kernels) {
+  const OpenDevice& d = device();
+  const char* const name = kernels[0].name;
+  Module* const module = load_module(
+      machine_code(*d.tools, program_text(kernels), name, d.properties.major, d.properties.minor),
+      name);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    Function* f = nullptr;
+    cuda::check(d.driver->function(module, name_in_program(kernels[i].name, i).c_str(),
+                                   kernels[i].shared_bytes, &f),
+                kernels[i].name);
+    keep_kernel(kernels[i].key, f);
+  }
+}
+
 void build_all(const std::vector<KernelText>& kernels) {
   constexpr size_t kMany = 64;
-  for (size_t at = 0; at < kernels.size(); at += kMany) {
-    const auto first = kernels.begin() + static_cast<long>(at);
-    build_kernels({first, first + static_cast<long>(std::min(kMany, kernels.size() - at))});
+  std::vector<KernelText> some;
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    const auto same = [&](const KernelText& k) { return k.key == kernels[i].key; };
+    if (std::none_of(some.begin(), some.end(), same)) some.push_back(kernels[i]);
+    if (some.size() < kMany && i + 1 < kernels.size()) continue;
+    build_program(some);
+    some.clear();
   }
 }
 

@@ -9,6 +9,14 @@
 
 namespace brrr::test {
 
+/// A kernel to be built: `name` is the kernel's in the text, which lacks the prelude.
+struct KernelText {
+  cuda::KernelKey key;
+  const char* name;
+  size_t shared_bytes;
+  std::string text;
+};
+
 /// To begin a test case with: false, and a word on stdout, where there is no device. From the first
 /// call on, steps' programs that tests run are also compiled for a real GPU, where the module for
 /// them is built, and kernels given as text are noted for compile_what_ran().
@@ -20,9 +28,9 @@ bool have_device();
 /// the compiler's words on stdout, where that fails.
 bool compile_what_ran();
 /// What the tests have run so far of the kernel of that name, where gpu_compiler() is there.
-std::vector<std::pair<Variant, cuda::KernelText>> texts_that_ran(const std::string& name);
+std::vector<std::pair<Variant, KernelText>> texts_that_ran(const std::string& name);
 /// The kernel as PTX, for compute capability 8.0; needs gpu_compiler().
-std::string ptx_of(const cuda::KernelText& k);
+std::string ptx_of(const KernelText& k);
 
 inline Tensor on_cpu(const Tensor& t) {
   return t.defined() ? t.detach().to(kCPU) : t;
@@ -48,11 +56,11 @@ class FormsNeeded : Observer {
  private:
   void ran(const OpCall& call) override;
 };
-std::vector<cuda::KernelText> kernels_of(const std::vector<cuda::PointwiseForm>& forms);
+std::vector<KernelText> kernels_of(const std::vector<cuda::PointwiseForm>& forms);
 /// The kernels of a reduction row for inputs of dtype t: those that its calls may need.
-std::vector<cuda::KernelText> reduction_kernels(const OpDef& op, DType t);
+std::vector<KernelText> reduction_kernels(const OpDef& op, DType t);
 /// In programs of many kernels, which saves most of the time.
-void build_all(const std::vector<cuda::KernelText>& kernels);
+void build_all(const std::vector<KernelText>& kernels);
 
 /// A variable that the emulator reads when it is opened; means nothing to a GPU.
 class EmulatorSetting {
@@ -71,6 +79,6 @@ inline constexpr int kArchitectures[] = {8, 9, 10};
 /// Compiles the kernels, each text once, for one architecture as programs of many, which saves most
 /// of the time, or takes these from the cache. Empty if that gives machine code, and no kernel
 /// takes more than kMostStack (cubin.h); else the compiler's words, or these kernels.
-std::string compile_failures(const std::vector<cuda::KernelText>& kernels, int major);
+std::string compile_failures(const std::vector<KernelText>& kernels, int major);
 
 }  // namespace brrr::test

@@ -39,11 +39,9 @@ struct Full {
 void build(const char* value) {
   static const char* const name = "one";
   static uint64_t serial = 0;
-  cuda::build_kernels(
-      {{{&name, ++serial},
-        name,
-        0,
-        fmt::format("struct P {{ float* x; }};\nKERNEL(one, P, 32) {{ *p.x = {}; }}", value)}});
+  cuda::find_kernel({&name, ++serial}, name, 0, [&] {
+    return fmt::format("struct P {{ float* x; }};\nKERNEL(one, P, 32) {{ *p.x = {}; }}", value);
+  });
 }
 
 // A graph of one copy.

@@ -2,41 +2,29 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <set>
 #include <string>
 
 #include "backends/cpu/host_compiler.h"
-#include "backends/sha256.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
 using namespace brrr::test;
 
-namespace {
-
-std::string digest_of(const std::string& text) {
-  return jit::hex(jit::Sha256().bytes(text.data(), text.size()).finish());
-}
-
-}  // namespace
-
-TEST_CASE("kernel cache: SHA-256 of the standard's examples") {
-  CHECK(digest_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  CHECK(digest_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  CHECK(digest_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
-        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  CHECK(digest_of(std::string(1000000, 'a')) ==
-        "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-  const std::string text(200, 'x');  // in pieces of every size
-  for (size_t piece = 1; piece < 130; ++piece) {
-    jit::Sha256 hash;
-    for (size_t at = 0; at < text.size(); at += piece) {
-      hash.bytes(text.data() + at, std::min(piece, text.size() - at));
-    }
-    CHECK(jit::hex(hash.finish()) == digest_of(text));
+TEST_CASE("kernel cache: a fingerprint tells fields, their order and every bit of them apart") {
+  CHECK(jit::fingerprint({}) == "6c62272e07bb014262b821756295c58d");  // FNV's offset basis
+  std::set<std::string> seen{jit::fingerprint({"ab", "c"}), jit::fingerprint({"a", "bc"}),
+                             jit::fingerprint({"c", "ab"}), jit::fingerprint({"abc"}),
+                             jit::fingerprint({"abc", ""})};
+  std::string text(1000, 'x');
+  for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    text[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    seen.insert(jit::fingerprint({text}));
+    text[bit / 8] ^= static_cast<char>(1 << bit % 8);
   }
+  CHECK(seen.size() == 5 + 8 * text.size());
 }
 
 TEST_CASE("kernel cache: where the cache is") {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends/cpu/host_compiler.h"
-#include "backends/cuda/prelude.h"
+#include "backends/cuda/kernels.h"
 #include "ops/vocabulary/vec_random.h"
 #include "tests/temp_dir.h"
 

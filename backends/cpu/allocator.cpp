@@ -24,12 +24,7 @@ constinit const ClassTable ordinary = [] {
   return table;
 }();
 
-// AddressSanitizer finds uses after free only if free really frees.
-#ifdef BRRR_NO_FREE_LISTS
-constexpr bool kPlainMalloc = true;
-#else
-constexpr bool kPlainMalloc = false;
-#endif
+constexpr bool kPlainMalloc = !kFreeLists;
 
 alignas(kSmallUnit) std::byte zero_block[kSmallUnit];
 

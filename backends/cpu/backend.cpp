@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 
@@ -17,10 +16,10 @@ namespace brrr {
 
 namespace {
 
-void describe_memory(char* text, size_t size) {
+std::string describe_memory() {
   const MemoryStats s = cpu::memory_stats();
-  std::snprintf(text, size, "%zu bytes held by tensors, %zu cached, %zu reserved", s.live,
-                s.reserved - s.live, s.reserved);
+  return fmt::format("{} bytes held by tensors, {} cached, {} reserved", s.live,
+                     s.reserved - s.live, s.reserved);
 }
 std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -46,9 +45,6 @@ void launch(OpCall& call) {
   if (call.op->check_values) call.op->check_values(call);
   call.op->on(DeviceType::CPU).run(call);
 }
-void parallel(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx) {
-  cpu::parallel_for(n, grain, fn, ctx);
-}
 
 }  // namespace
 
@@ -70,7 +66,7 @@ const Backend& cpu_backend() {
       .launch = launch,
       .gemm = cpu::gemm,
       .gemm_batch = cpu::gemm_batch,
-      .parallel_for = parallel,
+      .parallel_for = cpu::run_ranges,
       .synchronize = [] {},
       .build = cpu::build,
       .symbol = cpu::symbol,

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
-#include <cstdlib>
 #include <cstring>
 
 #include "backends/cpu/pool.h"
@@ -171,14 +170,6 @@ void gemm_batch(const Gemm& first, int64_t n, const int64_t* at) {
     one.c = static_cast<char*>(g.c) + at[2] * size;
     gemm(one);
   }
-}
-
-std::string blas_core() {
-  return openblas_get_corename();
-}
-
-bool blas_crippled() {
-  return std::getenv("OPENBLAS_CORETYPE") || std::getenv("OPENBLAS_L2_SIZE");
 }
 
 }  // namespace brrr::cpu

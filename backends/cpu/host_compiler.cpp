@@ -16,7 +16,7 @@
 #include <sstream>
 #include <thread>
 
-#include "backends/cpu/prelude.h"
+#include "backends/kernel_cache.h"
 #include "core/check.h"
 
 extern char** environ;
@@ -33,11 +33,6 @@ std::vector<std::string> split_words(const std::string& text) {
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   return words;
-}
-
-std::string env_or_empty(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
 }
 
 bool is_program(const std::string& path) {
@@ -185,7 +180,7 @@ HostCompiler find_host_compiler() {
   static std::mutex mutex;
   static std::string known_for;
   static HostCompiler known;
-  const std::string own = env_or_empty("BRRR_CXX"), cxx = env_or_empty("CXX");
+  const std::string own = jit::env_or_empty("BRRR_CXX"), cxx = jit::env_or_empty("CXX");
   const char* path = std::getenv("PATH");
   const std::string environment = own + '\0' + cxx + '\0' + (path ? path : "\1");
   const std::lock_guard lock(mutex);
@@ -198,28 +193,22 @@ HostCompiler find_host_compiler() {
 }
 
 std::vector<std::string> host_compiler_flags() {
-  std::vector<std::string> flags{"-fno-fast-math"};
-  for (std::string& flag : split_words(jit_flags())) flags.push_back(std::move(flag));
   // No start files and no C++ library: a quarter of the time to build a small kernel, and nothing
   // of -ffast-math's that would change the floating-point mode of the process. Kernels load what
   // they need once: looking for a second load behind every store took gcc half of its time.
-  for (const char* flag :
-       {"--param=sccvn-max-alias-queries-per-access=10", "-shared", "-fPIC", "-nostdlib",
-        "-Wl,-Bsymbolic", "-pipe", "-w", "-g0", "-fno-exceptions", "-fno-rtti",
-        "-fno-asynchronous-unwind-tables", "-fno-stack-protector", "-fdiagnostics-color=never"}) {
-    flags.emplace_back(flag);
-  }
-  return flags;
+  return split_words(
+      fmt::format("-fno-fast-math {} --param=sccvn-max-alias-queries-per-access=10 -shared -fPIC "
+                  "-nostdlib -Wl,-Bsymbolic -pipe -w -g0 -fno-exceptions -fno-rtti "
+                  "-fno-asynchronous-unwind-tables -fno-stack-protector "
+                  "-fdiagnostics-color=never",
+                  jit_flags()));
 }
 
 ProcessResult compile_shared(const HostCompiler& compiler, const std::string& source,
                              const std::string& object, const std::string& temp_dir) {
   std::vector<std::string> command = compiler.command;
   for (std::string& flag : host_compiler_flags()) command.push_back(std::move(flag));
-  for (const std::string& word : {std::string("-x"), std::string("c++"), source, std::string("-o"),
-                                  object, std::string("-lm")}) {
-    command.push_back(word);
-  }
+  command.insert(command.end(), {"-x", "c++", source, "-o", object, "-lm"});
   return run_process(command, compile_limit_s, temp_dir);
 }
 

@@ -8,17 +8,14 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <unordered_map>
 
 #include "backends/cpu/host_compiler.h"
 #include "backends/kernel_cache.h"
-#include "backends/cpu/prelude.h"
-#include "backends/sha256.h"
 #include "core/check.h"
 
 namespace brrr::cpu {
@@ -35,8 +32,9 @@ constexpr int shown_lines = 15;
 // shared object has modules too.
 struct Loaded {
   std::string key;
-  void* library;
-  int users;
+  int users = 0;        // those included that wait for it
+  std::mutex building;  // held while there is no library yet
+  void* library = nullptr;
 };
 Loaded* loaded(KernelModule* module) {
   return reinterpret_cast<Loaded*>(module);
@@ -45,8 +43,7 @@ Loaded* loaded(KernelModule* module) {
 // All modules of the process. Never destroyed: modules may be unloaded while the process ends.
 struct Table {
   std::mutex mutex;
-  std::condition_variable changed;
-  std::unordered_map<std::string, Loaded*> modules;  // null while it is being built
+  std::unordered_map<std::string, Loaded*> modules;
 };
 Table& table() {
   static Table& t = *new Table;
@@ -54,11 +51,6 @@ Table& table() {
 }
 
 std::atomic<bool> fail_once{false};
-
-bool env_is(const char* name, const char* value) {
-  const char* found = std::getenv(name);
-  return found && std::strcmp(found, value) == 0;
-}
 
 // What -march=native depends on. The cache may be in a home directory that many machines share.
 std::string cpu_identity() {
@@ -81,22 +73,13 @@ std::string cpu_identity() {
   return text;
 }
 
-// The part of the key that is the same all through the process; hashing the prelude takes a while.
-const Sha256& key_start() {
-  static const Sha256 start = [] {
-    Sha256 hash;
-    hash.field(kernel_abi).field(prelude());
-    for (const std::string& flag : host_compiler_flags()) hash.field(flag);
-    if (std::strstr(jit_flags(), "=native")) hash.field(cpu_identity());
-    return hash;
-  }();
-  return start;
-}
-
 std::string make_key(const std::string& source, const HostCompiler& compiler) {
-  Sha256 hash = key_start();
-  for (const std::string& word : compiler.command) hash.field(word);
-  return hex(hash.field(compiler.version).field(source).finish(), 16);
+  static const std::string machine = std::strstr(jit_flags(), "=native") ? cpu_identity() : "";
+  const std::vector<std::string> flags = host_compiler_flags();
+  std::vector<std::string_view> fields{kernel_abi, prelude(), machine, compiler.version, source};
+  fields.insert(fields.end(), flags.begin(), flags.end());
+  fields.insert(fields.end(), compiler.command.begin(), compiler.command.end());
+  return fingerprint(fields);
 }
 
 void write_source(const std::string& path, const std::string& source) {
@@ -136,17 +119,17 @@ void compile(const std::string& dir, const std::string& key, const std::string& 
       access(object.c_str(), R_OK) != 0) {
     fail_compile(compiler, result, kept);
   }
-  publish_kernel(dir, key, object);
-  trim_kernel_cache(dir);
+  std::ifstream built(object, std::ios::binary);
+  publish_kernel(dir, key, {std::istreambuf_iterator<char>(built), {}});
 }
 
 // The shared object from the cache, or built.
 void* load(const std::string& key, const std::string& source, const HostCompiler& compiler,
            BuildReport& report) {
-  const std::string dir = kernel_cache_dir(), path = dir + "/" + key + ".so";
-  const std::string kept = env_is("BRRR_KEEP_SOURCE", "1") ? dir + "/" + key + ".cpp" : "";
+  const std::string dir = kernel_cache_dir(), path = kernel_path(dir, key);
+  const std::string kept = env_or_empty("BRRR_KEEP_SOURCE") == "1" ? dir + "/" + key + ".cpp" : "";
   if (!kept.empty()) write_source(kept, source);
-  if (kernel_is_cached(dir, key)) {
+  if (read_kernel(dir, key)) {
     // May fail: another process that trims the cache could remove it at this moment.
     if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
       report.cached = true;
@@ -165,33 +148,14 @@ void* load(const std::string& key, const std::string& source, const HostCompiler
   return library;
 }
 
-Loaded* find_or_load(const std::string& key, const std::string& source,
-                     const HostCompiler& compiler, BuildReport& report) {
+// The module of that key, which the caller is a user of.
+Loaded* join(const std::string& key) {
   Table& t = table();
-  std::unique_lock lock(t.mutex);
-  for (auto it = t.modules.find(key); it != t.modules.end(); it = t.modules.find(key)) {
-    if (it->second) {
-      ++it->second->users;
-      report.cached = true;
-      return it->second;
-    }
-    t.changed.wait(lock);
-  }
-  t.modules[key] = nullptr;
-  lock.unlock();
-  Loaded* module = nullptr;
-  try {
-    module = new Loaded{key, load(key, source, compiler, report), 1};
-  } catch (...) {
-    lock.lock();
-    t.modules.erase(key);  // whoever waited for it tries on its own
-    t.changed.notify_all();
-    throw;
-  }
-  lock.lock();
-  t.modules[key] = module;
-  t.changed.notify_all();
-  return module;
+  const std::lock_guard lock(t.mutex);
+  Loaded*& m = t.modules[key];
+  if (!m) m = new Loaded{key, 0, {}, nullptr};
+  ++m->users;
+  return m;
 }
 
 }  // namespace
@@ -199,15 +163,24 @@ Loaded* find_or_load(const std::string& key, const std::string& source,
 KernelModule* build(const std::string& source, BuildReport& report) {
   const auto start = std::chrono::steady_clock::now();
   report = {};
-  if (env_is("BRRR_JIT", "off")) fail("no compiler: BRRR_JIT=off");
-  if (fail_once.exchange(false) || env_is("BRRR_JIT_FAIL", "1")) {
+  if (env_or_empty("BRRR_JIT") == "off") fail("no compiler: BRRR_JIT=off");
+  if (fail_once.exchange(false) || env_or_empty("BRRR_JIT_FAIL") == "1") {
     fail("jit: this build was told to fail (BRRR_JIT_FAIL=1 or fail_next_build)");
   }
   const HostCompiler compiler = find_host_compiler();
   report.compiler = compiler.version;
-  Loaded* module = find_or_load(make_key(source, compiler), source, compiler, report);
+  Loaded* const m = join(make_key(source, compiler));
+  auto* const module = reinterpret_cast<KernelModule*>(m);
+  try {
+    const std::lock_guard lock(m->building);  // if this fails whoever waits for it tries, too
+    report.cached = m->library;
+    if (!m->library) m->library = load(m->key, source, compiler, report);
+  } catch (...) {
+    unload(module);
+    throw;
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return reinterpret_cast<KernelModule*>(module);
+  return module;
 }
 
 void* symbol(KernelModule* module, const char* name) {
@@ -225,7 +198,7 @@ void unload(KernelModule* module) noexcept {
     if (--m->users > 0) return;
     t.modules.erase(m->key);
   }
-  dlclose(m->library);
+  if (m->library) dlclose(m->library);
   delete m;
 }
 

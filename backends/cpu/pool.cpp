@@ -1,9 +1,7 @@
 #include "backends/cpu/pool.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,7 +29,7 @@ void pause() {
 #endif
 }
 
-// A number that one thread posts and one waits for: first spinning, then asleep on a futex.
+// A number that one thread posts and one waits for: first spinning, then asleep.
 class alignas(64) Signal {
  public:
   uint32_t value() const { return value_.load(std::memory_order_relaxed); }
@@ -43,7 +41,7 @@ class alignas(64) Signal {
     value_.store(value, std::memory_order_seq_cst);
     if (sleeper_.load(std::memory_order_seq_cst) == 0) [[likely]]
       return false;
-    futex(FUTEX_WAKE_PRIVATE, 1);
+    value_.notify_one();
     return true;
   }
 
@@ -54,9 +52,9 @@ class alignas(64) Signal {
     if (now != old) [[likely]]
       return now;
     sleeper_.store(1, std::memory_order_seq_cst);
-    while ((now = value_.load(std::memory_order_seq_cst)) == old) futex(FUTEX_WAIT_PRIVATE, old);
+    value_.wait(old);
     sleeper_.store(0, std::memory_order_relaxed);
-    return now;
+    return value_.load(std::memory_order_acquire);
   }
 
  private:
@@ -72,14 +70,19 @@ class alignas(64) Signal {
     return old;
   }
 
-  void futex(int op, uint32_t value) {
-    syscall(SYS_futex, &value_, op, value, nullptr, nullptr, 0);
-  }
-
   std::atomic<uint32_t> value_{0}, sleeper_{0};
 };
 
-using Body = void (*)(void* task, int thread);
+// What a region does: each thread its chunk of [0, n).
+struct Task {
+  RangeFn fn;
+  void* ctx;
+  int64_t n, chunk;
+  void run(int thread) const {
+    const int64_t begin = thread * chunk;
+    fn(ctx, begin, begin + std::min(chunk, n - begin));
+  }
+};
 
 thread_local bool in_region = false;
 std::atomic<int> wanted_threads{0};    // 0: not asked for yet
@@ -117,8 +120,7 @@ void pin(pthread_t thread, int cpu) {
 
 struct Worker {
   Signal go, done;
-  Body body = nullptr;  // nullptr with a new `go`: leave
-  void* task = nullptr;
+  const Task* task = nullptr;  // nullptr with a new `go`: leave
   std::exception_ptr error;
   std::atomic<bool> spin{true};  // the worker looks at it between regions too
   std::thread thread;
@@ -127,9 +129,9 @@ struct Worker {
     in_region = true;
     for (uint32_t seen = 0;;) {
       seen = go.wait_while(seen, spin.load(std::memory_order_relaxed));
-      if (!body) return;
+      if (!task) return;
       try {
-        body(task, index);
+        task->run(index);
       } catch (...) {
         error = std::current_exception();
       }
@@ -146,7 +148,7 @@ class Gang {
     if (in_region) return;
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     for (int i = 0; i < size_; ++i) {
-      workers_[i]->body = nullptr;
+      workers_[i]->task = nullptr;
       workers_[i]->go.post(workers_[i]->go.value() + 1);
     }
     for (int i = 0; i < size_; ++i) {
@@ -169,21 +171,20 @@ class Gang {
     return std::min(threads, size_ + 1);
   }
 
-  /// Runs body(task, t) for t in [0, threads), thread 0 being the caller. The gang is held.
-  void run(int threads, Body body, void* task) {
+  /// Runs the task on threads [0, threads), thread 0 being the caller. The gang is held.
+  void run(int threads, const Task& task) {
     const bool spin = threads <= cpus().count();  // else spinning keeps others from working
     regions_.store(regions_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     for (int i = 0; i < threads - 1; ++i) {
       Worker& worker = *workers_[i];
-      worker.body = body;
-      worker.task = task;
+      worker.task = &task;
       worker.spin.store(spin, std::memory_order_relaxed);
       if (worker.go.post(worker.go.value() + 1)) count_wake();
     }
     std::exception_ptr error;
     in_region = true;
     try {
-      body(task, 0);
+      task.run(0);
     } catch (...) {
       error = std::current_exception();
     }
@@ -203,8 +204,7 @@ class Gang {
   }
 
   PoolStats stats() const {
-    return {regions_.load(std::memory_order_relaxed), wakes_.load(std::memory_order_relaxed),
-            size_.load(std::memory_order_relaxed)};
+    return {regions_.load(std::memory_order_relaxed), wakes_.load(std::memory_order_relaxed)};
   }
 
  private:
@@ -223,7 +223,7 @@ class Gang {
       pin(worker->thread.native_handle(), cpus().ids[(first_ + 1 + index) % cpus().known]);
     }
     workers_[index] = worker.release();
-    size_.store(index + 1, std::memory_order_relaxed);
+    ++size_;
     return true;
   }
 
@@ -243,7 +243,7 @@ class Gang {
   }
 
   std::atomic<bool> busy_{false};
-  std::atomic<int> size_{0};  // written by the holder only
+  int size_ = 0;  // the holder's
   int first_ = 0;
   std::atomic<uint64_t> regions_{0}, wakes_{0};
   Worker* workers_[kMaxThreads - 1] = {};
@@ -258,46 +258,6 @@ int start_threads() {
     if (n > 0) return static_cast<int>(std::min<long>(n, kMaxThreads));
   }
   return std::min(cpus().count(), kMaxThreads);
-}
-
-/// Holds the gang for one region, or not (`threads` is 1 then).
-struct Hold {
-  int threads = 1;
-  bool held = false;
-  explicit Hold(int64_t useful) {
-    const int64_t most = std::min<int64_t>(useful, num_threads());
-    if (most < 2 || !gang.acquire()) return;
-    held = true;
-    threads = gang.grow(static_cast<int>(most));
-  }
-  ~Hold() {
-    if (held) gang.release();
-  }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-};
-
-struct RangeTask {
-  RangeFn fn;
-  void* ctx;
-  int64_t n, chunk;
-};
-
-void run_range(void* task, int thread) {
-  const auto& t = *static_cast<const RangeTask*>(task);
-  const int64_t begin = thread * t.chunk;
-  t.fn(t.ctx, begin, begin + std::min(t.chunk, t.n - begin));
-}
-
-struct PartsTask {
-  PartFn fn;
-  void* ctx;
-  int parts, threads;
-};
-
-void run_parts(void* task, int thread) {
-  const auto& t = *static_cast<const PartsTask*>(task);
-  for (int part = thread; part < t.parts; part += t.threads) t.fn(t.ctx, part);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -319,39 +279,18 @@ void set_num_threads(int n) noexcept {
   wanted_threads.store(std::clamp(n, 1, kMaxThreads), std::memory_order_relaxed);
 }
 
-bool in_parallel_region() noexcept {
-  return in_region;
-}
-
-void parallel_for(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
+void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   if (n <= grain) return fn(ctx, 0, n);
   const int64_t grains = ceil_div(n, grain);
-  const Hold hold(grains);
-  if (hold.threads == 1) return fn(ctx, 0, n);
-  const int64_t chunk = ceil_div(grains, hold.threads) * grain;
-  RangeTask task{fn, ctx, n, chunk};
-  gang.run(static_cast<int>(ceil_div(n, chunk)), run_range, &task);
-}
-
-void parallel_run(int parts, PartFn fn, void* ctx) {
-  const Hold hold(parts);
-  PartsTask task{fn, ctx, parts, hold.threads};
-  if (hold.threads == 1) return run_parts(&task, 0);
-  gang.run(hold.threads, run_parts, &task);
-}
-
-bool run_together(int parts, PartFn fn, void* ctx) {
-  if (parts < 2 || parts > num_threads()) {
-    if (parts == 1) fn(ctx, 0);
-    return parts == 1;
-  }
-  const Hold hold(parts);
-  if (hold.threads < parts) return false;
-  PartsTask task{fn, ctx, parts, parts};
-  gang.run(parts, run_parts, &task);
-  return true;
+  const auto most = static_cast<int>(std::min<int64_t>(grains, num_threads()));
+  if (most < 2 || !gang.acquire()) return fn(ctx, 0, n);
+  const struct Release {
+    ~Release() { gang.release(); }
+  } release;
+  const int64_t chunk = ceil_div(grains, gang.grow(most)) * grain;
+  gang.run(static_cast<int>(ceil_div(n, chunk)), {fn, ctx, n, chunk});
 }
 
 PoolStats pool_stats() noexcept {

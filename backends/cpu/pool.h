@@ -12,37 +12,17 @@ namespace brrr::cpu {
 int num_threads() noexcept;
 /// Takes effect from the next region on; values are clamped to [1, 1024].
 void set_num_threads(int n) noexcept;
-/// True inside a region, on every thread that works for it.
-bool in_parallel_region() noexcept;
-
 using RangeFn = void (*)(void* ctx, int64_t begin, int64_t end);
-using PartFn = void (*)(void* ctx, int part);
 
 /// Splits [0, n) into at most num_threads() contiguous chunks, each but the last a multiple of
 /// `grain`, and calls fn once for each. One inline call fn(ctx, 0, n) when n <= grain or the gang
 /// is not to be had, so results must not depend on the split. The first exception of the lowest
 /// chunk is rethrown after all chunks have ended.
-void parallel_for(int64_t n, int64_t grain, RangeFn fn, void* ctx);
-
-template <class F> void parallel_for(int64_t n, int64_t grain, const F& f) {
-  parallel_for(
-      n, grain,
-      [](void* ctx, int64_t begin, int64_t end) { (*static_cast<const F*>(ctx))(begin, end); },
-      const_cast<void*>(static_cast<const void*>(&f)));
-}
-
-/// Calls fn(ctx, part) exactly once for each part in [0, parts); thread t takes parts
-/// t, t + threads, ... in order. Parts must not wait for one another.
-void parallel_run(int parts, PartFn fn, void* ctx);
-
-/// Like parallel_run, but all parts run at the same time, each on a thread of its own, so that
-/// they may meet at barriers. Returns false, having called nothing, where that cannot be had.
-bool run_together(int parts, PartFn fn, void* ctx);
+void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx);
 
 struct PoolStats {
   uint64_t regions = 0;  // regions that the gang ran
   uint64_t wakes = 0;    // futex wakes: each costs some 20 us
-  int workers = 0;       // threads started so far
 };
 PoolStats pool_stats() noexcept;
 

@@ -1,4 +1,4 @@
-#include "backends/cpu/prelude.h"
+#include "backends/cpu/host_compiler.h"
 
 namespace brrr::cpu {
 

@@ -1,8 +1,6 @@
 // A GPU behind core's Backend interface.
 #include "core/backend.h"
 
-#include <cstdio>
-
 #include "backends/cuda/composite.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/gemm.h"
@@ -22,11 +20,6 @@ namespace {
 
 using namespace cuda;
 
-Staging& staging() {
-  static Staging& s = *new Staging(device());
-  return s;
-}
-
 void* allocate(size_t bytes) noexcept {
   try {
     return pool().allocate(bytes, context.running ? context.running->name : nullptr);
@@ -36,14 +29,6 @@ void* allocate(size_t bytes) noexcept {
 }
 void deallocate(void* p, size_t bytes) noexcept {
   pool().deallocate(p, bytes);
-}
-void describe_memory(char* text, size_t size) {
-  std::snprintf(text, size, "%s", pool().describe().c_str());
-}
-
-MemoryStats memory_stats() {
-  const PoolStats s = pool().stats();
-  return {s.live, s.peak, s.reserved, s.allocations};
 }
 std::string version_text(int v) {
   return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
@@ -115,8 +100,8 @@ const Backend& cuda_backend() {
       .deallocate = deallocate,
       .block_bytes = nullptr,
       .allocate_row = nullptr,
-      .describe_memory = describe_memory,
-      .memory_stats = memory_stats,
+      .describe_memory = [] { return pool().describe(); },
+      .memory_stats = []() -> MemoryStats { return pool().stats(); },
       .reset_peak = [] { pool().reset_peak(); },
       .empty_cache = [] { pool().trim(); },
       .properties = properties,
@@ -140,7 +125,7 @@ const Backend& cuda_backend() {
       .unload = cuda::unload,
       .run_kernel = run_text,
       .fault = [] { return staging().fault(); },
-      .graphs = &graph_backend(staging()),
+      .graphs = &graph_backend(),
   };
   return b;
 }

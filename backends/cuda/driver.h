@@ -6,13 +6,14 @@
 //
 // Every function returns null, or what went wrong in words that hold until the thread's next call.
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 
 namespace brrr::cuda {
 
 /// Raised whenever anything below changes.
-inline constexpr int kAbi = 4;
+inline constexpr int kAbi = 5;
 
 using Failure = const char*;
 
@@ -42,17 +43,13 @@ struct Driver {
   Failure (*allocate)(void** p, size_t bytes);
   Failure (*release)(void* p);
   Failure (*allocate_pinned)(void** p, size_t bytes);
-  Failure (*release_pinned)(void* p);
   Failure (*memory)(size_t* free, size_t* total);
 
   Failure (*make_stream)(Stream** s);
   Failure (*synchronize)(Stream* s);
   Failure (*make_event)(Event** e);
-  Failure (*release_event)(Event* e);
   Failure (*record)(Event* e, Stream* s);
-  Failure (*finished)(Event* e, bool* yes);
-  Failure (*wait)(Event* e);                ///< The calling thread waits.
-  Failure (*wait_on)(Stream* s, Event* e);  ///< What follows in the stream waits.
+  Failure (*wait)(Event* e);  ///< The calling thread waits.
 
   /// Nothing is queued for 0 bytes.
   Failure (*copy)(void* to, const void* from, size_t bytes, Way way, Stream* s);
@@ -88,12 +85,10 @@ struct Driver {
   /// Bytes of host and device memory that the graph takes, as far as they are known.
   Failure (*graph_bytes)(Graph* g, size_t* bytes);
 
-  /// A range of addresses without memory, and memory at its beginning: `map` makes the first
-  /// `bytes` usable (`*done` is false when there is not enough memory), so that what grows never
-  /// moves. Before its release the caller has waited for all work that uses it.
-  Failure (*reserve)(void** range, size_t bytes);
-  Failure (*map)(void* range, size_t bytes, bool* done);
-  Failure (*release_range)(void* range);
+  /// Where the device's one arena begins, a range of addresses as long as its memory, which grows
+  /// in place: at least so many bytes are usable from then on (`*done` is false when there is not
+  /// enough memory).
+  Failure (*arena)(size_t bytes, void** begin, bool* done);
 };
 
 /// Of a, b and c in memory: an algorithm chosen for any address would be slow for most.
@@ -107,6 +102,7 @@ struct GemmShape {
   bool trans_a, trans_b;
   int64_t m, n, k, lda, ldb, ldc;
   int64_t batch, stride_a, stride_b, stride_c;
+  auto operator<=>(const GemmShape&) const = default;
 };
 
 /// Compiler and matrix products.
@@ -124,7 +120,6 @@ struct Tools {
   /// Where a, b or c is not aligned to kGemmAlignment it fails; the workspace is aligned to 256.
   Failure (*multiply)(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                       size_t workspace_bytes, Stream* s);
-  Failure (*release_gemm)(Gemm* gemm);
 };
 
 /// What a module exports, as `extern "C" const brrr::cuda::Boundary* brrr_cuda_boundary();`

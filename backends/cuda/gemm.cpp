@@ -1,9 +1,7 @@
 #include "backends/cuda/gemm.h"
 
-#include <cstring>
 #include <map>
 #include <mutex>
-#include <tuple>
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
@@ -17,32 +15,9 @@ namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
 
-GemmShape::Type type_of(DType t) {
-  switch (t) {
-    case kFloat32:
-      return GemmShape::Float32;
-    case kFloat64:
-      return GemmShape::Float64;
-    case kBFloat16:
-      return GemmShape::BFloat16;
-    case kFloat16:
-      return GemmShape::Float16;
-    default:
-      fail("cuda: no matrix products of {} in the library", name(t));
-  }
-}
-
-struct Less {
-  static auto key(const GemmShape& s) {
-    return std::tie(s.type, s.tf32, s.trans_a, s.trans_b, s.m, s.n, s.k, s.lda, s.ldb, s.ldc,
-                    s.batch, s.stride_a, s.stride_b, s.stride_c);
-  }
-  bool operator()(const GemmShape& a, const GemmShape& b) const { return key(a) < key(b); }
-};
-
 struct Algorithms {
   std::mutex mutex;
-  std::map<GemmShape, cuda::Gemm*, Less> by_shape;
+  std::map<GemmShape, cuda::Gemm*> by_shape;
   void* workspace = nullptr;
   size_t bytes = kWorkspace;
 };
@@ -62,23 +37,20 @@ void reserve_workspace(Algorithms& p) {
   if (!there) p.bytes = 0;
 }
 
-// A factor where the library takes it: `rows` of `columns` as they lie in memory, for each of a
-// batch. What is not aligned is moved as it lies, gaps included, so that it is the same problem and
-// the product has the same bits wherever its factors begin.
+// A factor, `batch` matrices of rows x columns or their transposes, where the library takes it.
+// What is not aligned is moved as it lies, gaps included, so that it is the same problem and the
+// product has the same bits wherever its factors begin.
 class Aligned {
  public:
-  Aligned(const void* p, DType dtype, int64_t rows, int64_t columns, int64_t ld, int64_t batch,
-          int64_t stride)
+  Aligned(const void* p, DType dtype, bool transposed, int64_t rows, int64_t columns, int64_t ld,
+          int64_t batch, int64_t stride)
       : at_(p) {
     if (reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0) return;
+    if (transposed) std::swap(rows, columns);
     const int64_t n = (batch - 1) * stride + (rows - 1) * ld + columns;
     moved_ = raw_empty({n}, dtype, kCUDA);
-    char* const to = moved_.impl()->data();
-    const OpenDevice& d = device();
-    check(
-        d.driver->copy(to, p, static_cast<size_t>(n) * itemsize(dtype), Way::OnDevice, d.stream()),
-        "copy");
-    at_ = to;
+    at_ = moved_.impl()->data();
+    backend(DeviceType::CUDA).copy(moved_.impl()->data(), p, moved_.impl()->storage->bytes);
   }
   const void* get() const { return at_; }
 
@@ -87,36 +59,33 @@ class Aligned {
   Tensor moved_;
 };
 
-Aligned left_of(const GemmShape& s, DType dtype, const void* a) {
-  const int64_t rows = s.trans_a ? s.k : s.m, columns = s.trans_a ? s.m : s.k;
-  return {a, dtype, rows, columns, s.lda, s.batch, s.stride_a};
-}
-Aligned right_of(const GemmShape& s, DType dtype, const void* b) {
-  const int64_t rows = s.trans_b ? s.n : s.k, columns = s.trans_b ? s.k : s.n;
-  return {b, dtype, rows, columns, s.ldb, s.batch, s.stride_b};
-}
-
-void multiply(const GemmShape& shape, DType dtype, const void* a, const void* b, void* c) {
+void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, void* c) {
   OpenDevice& d = device();
-  if (shape.k == 0) {  // A sum of nothing; ldc is n, and batches follow one another.
-    const auto bytes = static_cast<size_t>(shape.batch * shape.m * shape.n) * itemsize(dtype);
+  if (s.k == 0) {  // A sum of nothing; ldc is n, and batches follow one another.
+    const auto bytes = static_cast<size_t>(s.batch * s.m * s.n) * itemsize(dtype);
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
-  const Aligned left = left_of(shape, dtype, a), right = right_of(shape, dtype, b);
+  const Aligned left(a, dtype, s.trans_a, s.m, s.k, s.lda, s.batch, s.stride_a);
+  const Aligned right(b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
   Algorithms& p = algorithms();
   const std::lock_guard lock(p.mutex);
   if (!p.workspace && p.bytes) reserve_workspace(p);
-  cuda::Gemm*& chosen = p.by_shape[shape];
-  if (!chosen) check(d.tools->choose(&shape, p.bytes, &chosen), "matmul");
+  cuda::Gemm*& chosen = p.by_shape[s];
+  if (!chosen) check(d.tools->choose(&s, p.bytes, &chosen), "matmul");
   d.counters.launches.fetch_add(1, std::memory_order_relaxed);
   check(d.tools->multiply(chosen, left.get(), right.get(), c, p.workspace, p.bytes, d.stream()),
         "matmul");
 }
 
+static_assert(int{GemmShape::Float64} == static_cast<int>(kFloat64) &&
+              int{GemmShape::BFloat16} == static_cast<int>(kBFloat16) &&
+              int{GemmShape::Float16} == static_cast<int>(kFloat16));
+
 GemmShape shape_of(const brrr::Gemm& g) {
+  BRRR_CHECK(is_floating(g.dtype), "cuda: no matrix products of {} in the library", name(g.dtype));
+  const auto type = static_cast<GemmShape::Type>(g.dtype);
   const bool tf32 = g.dtype == kFloat32 && allow_tf32();
-  return {
-      type_of(g.dtype), tf32, g.trans_a, g.trans_b, g.m, g.n, g.k, g.lda, g.ldb, g.ldc, 1, 0, 0, 0};
+  return {type, tf32, g.trans_a, g.trans_b, g.m, g.n, g.k, g.lda, g.ldb, g.ldc, 1, 0, 0, 0};
 }
 
 }  // namespace

@@ -6,15 +6,23 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pool.h"
+#include "backends/cuda/staging.h"
 #include "core/check.h"
 
 namespace brrr {
 
 // A graph and the memory that its kernels take for themselves.
 struct DeviceGraph {
-  cuda::Graph* graph;
-  size_t bytes;
+  cuda::Graph* graph = nullptr;
+  size_t bytes = 0;
   std::vector<std::pair<void*, size_t>> scratch;
+
+  DeviceGraph() = default;
+  DeviceGraph(const DeviceGraph&) = delete;
+  ~DeviceGraph() {
+    if (graph) cuda::device().driver->release_graph(graph);
+    for (const auto& [p, size] : scratch) cuda::pool().deallocate(p, size);
+  }
 };
 
 struct KernelModule {
@@ -25,16 +33,10 @@ namespace cuda {
 
 namespace {
 
-Staging* copies;
-
 // The capture stream is one; captures of several threads take turns.
 std::mutex& capturing() {
   static std::mutex& m = *new std::mutex;
   return m;
-}
-
-void give_back(const std::vector<std::pair<void*, size_t>>& scratch) {
-  for (const auto& [p, bytes] : scratch) pool().deallocate(p, bytes);
 }
 
 void begin() {
@@ -49,53 +51,36 @@ void begin() {
   pool().hold();
 }
 
-// Leaves the capture; what it gave, or why there is nothing.
-Failure leave(Graph** graph, size_t* nodes, std::vector<std::pair<void*, size_t>>* scratch) {
+// Leaves the capture, with what it gave or why there is nothing.
+Failure leave(DeviceGraph& g, size_t* nodes) {
   OpenDevice& d = device();
   OpenDevice::capturing = false;
-  *scratch = pool().taken();
-  const Failure failure = d.driver->end_capture(d.capture, graph, nodes);
+  g.scratch = pool().taken();
+  const Failure failure = d.driver->end_capture(d.capture, &g.graph, nodes);
   capturing().unlock();
   return failure;
 }
 
-void release(DeviceGraph* g) noexcept {
-  device().driver->release_graph(g->graph);
-  give_back(g->scratch);
-  delete g;
-}
-
 DeviceGraph* end(size_t* nodes) {
-  OpenDevice& d = device();
+  const OpenDevice& d = device();
   auto g = std::make_unique<DeviceGraph>();
-  const Failure failure = leave(&g->graph, nodes, &g->scratch);
-  if (failure) {
-    give_back(g->scratch);
-    fail("cuda: capture: {}", failure);
-  }
-  try {
-    const bool ready = pool().make_room([&] {
-      bool done = false;
-      check(d.driver->upload(g->graph, d.compute, &done), "graph");
-      return done;
-    });
-    BRRR_CHECK(ready, "cuda: no device memory left for a graph of {} nodes; {}", *nodes,
-               pool().describe());
-    check(d.driver->graph_bytes(g->graph, &g->bytes), "graph");
-  } catch (...) {
-    release(g.release());
-    throw;
-  }
+  if (const Failure failure = leave(*g, nodes)) fail("cuda: capture: {}", failure);
+  const bool ready = pool().make_room([&] {
+    bool done = false;
+    check(d.driver->upload(g->graph, d.compute, &done), "graph");
+    return done;
+  });
+  BRRR_CHECK(ready, "cuda: no device memory left for a graph of {} nodes; {}", *nodes,
+             pool().describe());
+  check(d.driver->graph_bytes(g->graph, &g->bytes), "graph");
   return g.release();
 }
 
 void abandon() noexcept {
   if (!OpenDevice::capturing) return;
-  Graph* graph = nullptr;
+  DeviceGraph g;
   size_t nodes = 0;
-  std::vector<std::pair<void*, size_t>> scratch;
-  if (!leave(&graph, &nodes, &scratch) && graph) device().driver->release_graph(graph);
-  give_back(scratch);
+  leave(g, &nodes);
 }
 
 void launch_graph(DeviceGraph* g) {
@@ -109,46 +94,35 @@ void run(void* kernel, const char* name, const Grid& g, int threads, const void*
   cuda::launch(static_cast<Function*>(kernel), name, g, threads, arguments, bytes);
 }
 
-// A range of addresses as large as the device's memory, of which as much is there as the largest
-// step has asked for.
 char* arena(size_t bytes) {
-  static std::mutex& mutex = *new std::mutex;
-  static void* range = nullptr;
-  static size_t mapped = 0;
-  const std::lock_guard lock(mutex);
-  OpenDevice& d = device();
-  if (!range) check(d.driver->reserve(&range, d.properties.memory_bytes), "arena");
-  if (bytes > mapped) {
-    const bool there = pool().make_room([&] {
-      bool done = false;
-      check(d.driver->map(range, bytes, &done), "arena");
-      return done;
-    });
-    if (!there) return nullptr;
-    mapped = bytes;
-  }
-  return static_cast<char*>(range);
+  void* begin = nullptr;
+  const bool there = pool().make_room([&] {
+    bool done = false;
+    check(device().driver->arena(bytes, &begin, &done), "arena");
+    return done;
+  });
+  return there ? static_cast<char*>(begin) : nullptr;
 }
 
 }  // namespace
 
-const GraphBackend& graph_backend(Staging& staging) {
-  copies = &staging;
+const GraphBackend& graph_backend() {
   static const GraphBackend b{
       .begin = begin,
       .end = end,
       .abandon = abandon,
       .launch = launch_graph,
-      .release = release,
+      .release = [](DeviceGraph* g) noexcept { delete g; },
       .bytes = [](DeviceGraph* g) { return g->bytes; },
       .run = run,
       .arena = arena,
-      .upload = [](void* to, const HostPart* parts, size_t n) { copies->to_device(to, parts, n); },
-      .site = [](const std::string& path) { return copies->site(path); },
-      .copy_out = [](const void* from, size_t bytes) { return copies->copy_out(from, bytes); },
+      .upload = [](void* to, const HostPart* parts,
+                   size_t n) { staging().to_device(to, parts, n); },
+      .site = [](const std::string& path) { return staging().site(path); },
+      .copy_out = [](const void* from, size_t bytes) { return staging().copy_out(from, bytes); },
       .read = [](HostCopy* c, void* to, size_t offset,
-                 size_t bytes) { copies->read(*c, to, offset, bytes); },
-      .drop = [](HostCopy* c) noexcept { copies->drop(c); },
+                 size_t bytes) { staging().read(*c, to, offset, bytes); },
+      .drop = [](HostCopy* c) noexcept { staging().drop(c); },
   };
   return b;
 }

@@ -1,12 +1,11 @@
 #pragma once
 // Captured work: what core's GraphBackend asks of this device.
 
-#include "backends/cuda/staging.h"
 #include "core/backend.h"
 
 namespace brrr::cuda {
 
-const GraphBackend& graph_backend(Staging& staging);
+const GraphBackend& graph_backend();
 
 /// Built kernels of a recorded step: build, symbol and unload of the Backend.
 KernelModule* build(const std::string& source, BuildReport& report);

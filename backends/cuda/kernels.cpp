@@ -2,14 +2,11 @@
 
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
-#include "backends/cuda/prelude.h"
 #include "backends/cuda/support.h"
 #include "backends/kernel_cache.h"
-#include "backends/sha256.h"
 #include "core/check.h"
 #include "ops/vocabulary/spelling.h"
 
@@ -38,24 +35,9 @@ Table& table() {
 }
 
 std::string cache_key(const Tools& tools, const std::string& text, int major, int minor) {
-  jit::Sha256 hash;
-  hash.field(kKernelAbi).field(fmt::format("{} {} {}", tools.compiler_version(), major, minor));
-  return jit::hex(hash.field(prelude()).field(text).finish(), 16);
-}
-
-// Builds kernels that are not in the table, which is locked.
-void build_into(Table& t, const std::vector<KernelText>& kernels) {
-  const OpenDevice& d = device();
-  const std::string image = machine_code(*d.tools, program_text(kernels), kernels[0].name,
-                                         d.properties.major, d.properties.minor);
-  Module* const module = load_module(image, kernels[0].name);
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    const KernelText& k = kernels[i];
-    Function* f = nullptr;
-    check(d.driver->function(module, name_in_program(k.name, i).c_str(), k.shared_bytes, &f),
-          k.name);
-    t.functions[k.key] = f;
-  }
+  return jit::fingerprint({kKernelAbi,
+                           fmt::format("{} {} {}", tools.compiler_version(), major, minor),
+                           prelude(), text});
 }
 
 }  // namespace
@@ -74,7 +56,7 @@ std::string machine_code(const Tools& tools, const std::string& text, const char
   if (failure) fail("cuda: kernel {} does not compile: {}", name, failure);
   std::string code(static_cast<const char*>(image), bytes);
   tools.release_image(image);
-  jit::publish_kernel_code(dir, key, code);
+  jit::publish_kernel(dir, key, code);
   return code;
 }
 
@@ -89,43 +71,24 @@ Module* load_module(const std::string& code, const char* name) {
   return module;
 }
 
-std::string name_in_program(const char* name, size_t place) {
-  return fmt::format("{}_{}", name, place);
-}
-
-std::string program_text(const std::vector<KernelText>& kernels) {
-  std::string all;
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    const KernelText& k = kernels[i];
-    const std::string head = fmt::format("KERNEL({},", k.name);
-    const size_t at = k.text.find(head);
-    BRRR_CHECK(at != std::string::npos, "cuda: no {} ...) in the text of kernel {}", head, k.name);
-    // The compiler's messages name the kernel and the line in its text.
-    all += fmt::format("namespace k{} {{\n#line 1 \"{}\"\n", i, k.name) + k.text.substr(0, at) +
-           fmt::format("KERNEL({},", name_in_program(k.name, i)) + k.text.substr(at + head.size()) +
-           "}\n";
-  }
-  return all;
-}
-
-void build_kernels(const std::vector<KernelText>& kernels) {
-  Table& t = table();
-  const std::lock_guard lock(t.mutex);
-  std::vector<KernelText> missing;
-  std::unordered_set<KernelKey, KeyHash> keys;
-  for (const KernelText& k : kernels) {
-    if (!t.functions.count(k.key) && keys.insert(k.key).second) missing.push_back(k);
-  }
-  if (!missing.empty()) build_into(t, missing);
-}
-
 Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
                       const std::function<std::string()>& text) {
   Table& t = table();
   const std::lock_guard lock(t.mutex);
   if (const auto it = t.functions.find(key); it != t.functions.end()) return it->second;
-  build_into(t, {{key, name, shared_bytes, text()}});
-  return t.functions.at(key);
+  const OpenDevice& d = device();
+  // The compiler's messages name the kernel and the line in its text.
+  const std::string code = machine_code(*d.tools, fmt::format("#line 1 \"{}\"\n", name) + text(),
+                                        name, d.properties.major, d.properties.minor);
+  Function* f = nullptr;
+  check(d.driver->function(load_module(code, name), name, shared_bytes, &f), name);
+  return t.functions[key] = f;
+}
+
+void keep_kernel(const KernelKey& key, Function* f) {
+  Table& t = table();
+  const std::lock_guard lock(t.mutex);
+  t.functions[key] = f;
 }
 
 void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "backends/cuda/driver.h"
 #include "core/device_kernel.h"
@@ -18,25 +17,13 @@ struct KernelKey {
   bool operator==(const KernelKey&) const = default;
 };
 
-/// A kernel to be built: `name` is the kernel's in the text, which lacks the prelude.
-struct KernelText {
-  KernelKey key;
-  const char* name;
-  size_t shared_bytes;
-  std::string text;
-};
-/// Builds those that are not there yet as one program, which takes a fraction of the time that one
-/// program for each would take. Throws as find_kernel does.
-void build_kernels(const std::vector<KernelText>& kernels);
-/// That program's text: each kernel in a namespace of its own, renamed to `name_in_program`.
-std::string program_text(const std::vector<KernelText>& kernels);
-std::string name_in_program(const char* name, size_t place);
-
 /// The kernel of that key, made from `text()` (without the prelude) when it is first asked for.
 /// `name` is the kernel's in the text. Safe from any thread. Throws brrr::Error with the compiler's
 /// words when the text does not compile; the next call tries again.
 Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
                       const std::function<std::string()>& text);
+/// From then on find_kernel answers with this one: tests build many as one program.
+void keep_kernel(const KernelKey& key, Function* f);
 
 /// Machine code, loaded; `name` is for words. Throws brrr::Error where there is no memory for it.
 Module* load_module(const std::string& code, const char* name);
@@ -50,6 +37,10 @@ void launch(Function* f, const char* name, const Grid& grid, int threads, const 
 std::string element_text(DType t, DType c, const char* name, const char* suffix);
 /// The text that a DeviceKernel is compiled from.
 std::string text_of(const DeviceKernel& k, const Variant& v);
+
+/// The text that every program starts with: ops/vocabulary/vec_device.h, the portable parts of the
+/// CPU's prelude and dialect.h, without their #include lines. Embedded at build time.
+const std::string& prelude();
 
 /// Machine code of a program (the prelude is put before it) for an architecture; from the disk
 /// cache where it is there. No device is needed.

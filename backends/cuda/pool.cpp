@@ -37,8 +37,7 @@ Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
   auto* at = static_cast<char*>(p);
   ++stats_.device_allocations;
   stats_.reserved += size;
-  segments_[at] = size;
-  return blocks_.insert({at, Block{size, at, nullptr}}).first;
+  return blocks_.insert({at, Block{size, at, size, nullptr}}).first;
 }
 
 void* Pool::take(size_t bytes, const char* owner) {
@@ -50,10 +49,9 @@ void* Pool::take(size_t bytes, const char* owner) {
   };
   if (!try_twice(find, [this] { trim_locked(); })) return nullptr;
   if (const size_t left = block->second.bytes - bytes; left >= kUnit) {
-    char* rest = block->first + bytes;
-    const Block b{left, block->second.segment, nullptr};
-    blocks_.insert({rest, b});
-    free_of(b).insert({left, rest});
+    const auto rest = blocks_.insert({block->first + bytes, block->second}).first;
+    rest->second.bytes = left;
+    free_of(rest->second).insert({left, rest->first});
     block->second.bytes = bytes;
   }
   block->second.owner = owner;
@@ -99,24 +97,21 @@ void Pool::deallocate(void* p, size_t asked) noexcept {
     give(static_cast<char*>(p));
 }
 
-// `b` follows `a`; both are free and in no list.
-Pool::Blocks::iterator Pool::join(Blocks::iterator a, Blocks::iterator b) {
-  a->second.bytes += b->second.bytes;
-  blocks_.erase(b);
-  return a;
-}
-
 void Pool::give(char* p) {
   auto block = blocks_.find(p);
   block->second.owner = nullptr;
   Free& list = free_of(block->second);
-  auto joins = [&](Blocks::iterator other) {
-    if (other->second.owner || other->second.segment != block->second.segment) return false;
+  // Of two that lie side by side one is `block`; the other, if it is free, becomes a part of it.
+  auto join = [&](Blocks::iterator a, Blocks::iterator b) {
+    const Blocks::iterator other = a == block ? b : a;
+    if (other->second.owner || other->second.segment != block->second.segment) return;
     list.erase({other->second.bytes, other->first});
-    return true;
+    a->second.bytes += b->second.bytes;
+    blocks_.erase(b);
+    block = a;
   };
-  if (const auto next = std::next(block); next != blocks_.end() && joins(next)) join(block, next);
-  if (block != blocks_.begin() && joins(std::prev(block))) block = join(std::prev(block), block);
+  if (const auto next = std::next(block); next != blocks_.end()) join(block, next);
+  if (block != blocks_.begin()) join(std::prev(block), block);
   list.insert({block->second.bytes, block->first});
 }
 
@@ -127,8 +122,7 @@ void Pool::trim_locked() {
   }
   for (Free& list : free_) {
     for (auto it = list.begin(); it != list.end();) {
-      const auto segment = segments_.find(it->second);
-      if (segment == segments_.end() || segment->second != it->first) {
+      if (it->first != blocks_.at(it->second).segment_bytes) {
         ++it;
         continue;
       }
@@ -136,7 +130,6 @@ void Pool::trim_locked() {
       check(driver_.release(it->second), "release");
       stats_.reserved -= it->first;
       blocks_.erase(it->second);
-      segments_.erase(segment);
       it = list.erase(it);
     }
   }

@@ -10,14 +10,12 @@
 #include <vector>
 
 #include "backends/cuda/driver.h"
+#include "core/device.h"
 
 namespace brrr::cuda {
 
-struct PoolStats {
-  size_t live = 0;      ///< Bytes of blocks that are in use.
-  size_t peak = 0;      ///< Their largest sum so far.
-  size_t reserved = 0;  ///< Bytes taken from the device.
-  size_t allocations = 0, device_allocations = 0;
+struct PoolStats : MemoryStats {
+  size_t device_allocations = 0;
 };
 
 /// What takes memory of the device, `attempt`, is tried once more after `trim` has given back what
@@ -59,7 +57,8 @@ class Pool {
  private:
   struct Block {
     size_t bytes = 0;
-    char* segment = nullptr;      ///< Where its segment begins.
+    char* segment = nullptr;      ///< Where its segment begins,
+    size_t segment_bytes = 0;     ///< and how long that is.
     const char* owner = nullptr;  ///< Null: it is free.
   };
   using Blocks = std::map<char*, Block>;  ///< Neighbours in a segment are neighbours here.
@@ -69,15 +68,13 @@ class Pool {
   void give(char* p);
   Blocks::iterator find_free(size_t bytes);
   Blocks::iterator new_segment(size_t bytes);
-  Blocks::iterator join(Blocks::iterator a, Blocks::iterator b);
   void trim_locked();
-  Free& free_of(const Block& b) { return free_[segments_.at(b.segment) > kSegment]; }
+  Free& free_of(const Block& b) { return free_[b.segment_bytes > kSegment]; }
 
   static constexpr size_t kUnit = 512, kSmall = size_t{1} << 20, kSegment = size_t{2} << 20;
   const Driver& driver_;
   mutable std::mutex mutex_;
   Blocks blocks_;
-  std::map<char*, size_t> segments_;
   Free free_[2];  ///< By size; of small segments, of large ones.
   /// Small blocks given back, by size / kUnit, to be handed out again as they are: most steps ask
   /// for the same sizes over and over. To `blocks_` they are in use.

@@ -1,4 +1,4 @@
-#include "backends/cuda/prelude.h"
+#include "backends/cuda/kernels.h"
 
 namespace brrr::cuda {
 

@@ -15,6 +15,11 @@ namespace brrr::cuda {
 static constexpr size_t kCopyBytes = 256;
 static_assert(kEarlyBytes + sizeof(Fault) <= kCopyBytes);
 
+Staging& staging() {
+  static Staging& s = *new Staging(device());
+  return s;
+}
+
 char* Staging::pinned(size_t bytes) {
   void* p = nullptr;
   check(device_.driver->allocate_pinned(&p, bytes), "pinned memory");

@@ -77,4 +77,7 @@ class Staging {
   std::vector<std::string> sites_;
 };
 
+/// The device's own. Never destroyed.
+Staging& staging();
+
 }  // namespace brrr::cuda

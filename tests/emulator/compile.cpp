@@ -138,7 +138,6 @@ const Tools tools = {
     .compiler_version = compiler_version,
     .choose = choose,
     .multiply = multiply,
-    .release_gemm = release_gemm,
 };
 
 }  // namespace brrr::emulator

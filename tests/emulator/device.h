@@ -35,12 +35,6 @@ struct Stream {
   std::deque<std::function<void()>> queue;
   uint64_t queued = 0, done = 0;  // items so far
   uint64_t known = 0;             // of those done, what the host has waited for
-  struct Join {
-    uint64_t at;  // this item and what follows it come after
-    Stream* other;
-    uint64_t until;
-  };
-  std::vector<Join> joins;
   std::unique_ptr<Capture> capture;
 };
 
@@ -156,7 +150,7 @@ struct Device {
   }
   /// Runs what waits in a stream, `until` so many items are done.
   void run(cuda::Stream& s, uint64_t until);
-  /// The same, and the host knows that it is done, with all that it came after.
+  /// The same, and the host knows that it is done.
   void wait(cuda::Stream& s, uint64_t until);
   void wait_all();
 };

@@ -28,12 +28,7 @@ void Device::run(Stream& s, uint64_t until) {
 
 void Device::wait(Stream& s, uint64_t until) {
   run(s, until);
-  if (until <= s.known) return;
-  s.known = until;
-  for (const Stream::Join& j : s.joins) {
-    if (j.at <= until) wait(*j.other, j.until);
-  }
-  std::erase_if(s.joins, [&](const Stream::Join& j) { return j.at <= until; });
+  s.known = std::max(s.known, until);
 }
 
 void Device::wait_all() {
@@ -97,13 +92,6 @@ Failure release(void* p) {
     d.memory.release(p, Memory::Kind::Device);
   });
 }
-Failure release_pinned(void* p) {
-  return guarded([&](Device& d) {
-    d.wait_all();
-    d.memory.release(p, Memory::Kind::Pinned);
-  });
-}
-
 Failure memory(size_t* free, size_t* total) {
   return guarded([&](Device& d) {
     *total = d.memory.total;
@@ -111,18 +99,13 @@ Failure memory(size_t* free, size_t* total) {
   });
 }
 
-Failure reserve(void** range, size_t bytes) {
-  return guarded([&](Device& d) { *range = d.memory.reserve(bytes); });
-}
-Failure map(void* range, size_t bytes, bool* done) {
+Failure arena(size_t bytes, void** begin, bool* done) {
   return guarded([&](Device& d) {
-    ++d.counters.allocations;
-    *done = d.memory.map(range, bytes);
+    const size_t before = d.memory.used;
+    *begin = d.memory.arena();
+    *done = d.memory.grow_arena(bytes);
+    d.counters.allocations += d.memory.used > before;
   });
-}
-// Does not wait, unlike release(): nor does CUDA.
-Failure release_range(void* range) {
-  return guarded([&](Device& d) { d.memory.release_range(range); });
 }
 
 // --- Streams and events --------------------------------------------------------------------------
@@ -144,25 +127,10 @@ Failure make_event(Event** e) {
   return guarded([&](Device& d) { *e = d.events.add(); });
 }
 
-Failure release_event(Event* e) {
-  return guarded([&](Device& d) { d.events.remove(e, "event"); });
-}
-
 Failure record(Event* e, Stream* s) {
   return guarded([&](Device& d) {
     Stream& stream = d.stream(s);
     d.events.get(e, "event") = {&stream, stream.queued};
-  });
-}
-
-// Work that has not run yet answers no, and runs: the caller sees both answers, and polling ends.
-Failure finished(Event* e, bool* yes) {
-  return guarded([&](Device& d) {
-    const Event event = d.events.get(e, "event");
-    *yes = !event.stream || event.stream->done >= event.until;
-    if (!event.stream) return;
-    if (*yes) return d.wait(*event.stream, event.until);
-    d.run(*event.stream, event.until);
   });
 }
 
@@ -172,16 +140,6 @@ Failure wait(Event* e) {
     ++d.counters.waits;
     if (event.stream) d.wait(*event.stream, event.until);
     d.memory.check();
-  });
-}
-
-Failure wait_on(Stream* s, Event* e) {
-  return guarded([&](Device& d) {
-    const Event event = d.events.get(e, "event");
-    Stream& stream = d.stream(s);
-    if (!event.stream) return;
-    d.push(stream, [&d, event] { d.run(*event.stream, event.until); });
-    stream.joins.push_back({stream.queued, event.stream, event.until});
   });
 }
 
@@ -272,16 +230,12 @@ const Driver driver = {
     .allocate = allocate,
     .release = release,
     .allocate_pinned = allocate_pinned,
-    .release_pinned = release_pinned,
     .memory = memory,
     .make_stream = make_stream,
     .synchronize = synchronize,
     .make_event = make_event,
-    .release_event = release_event,
     .record = record,
-    .finished = finished,
     .wait = wait,
-    .wait_on = wait_on,
     .copy = copy,
     .fill = fill,
     .load = load,
@@ -294,9 +248,7 @@ const Driver driver = {
     .launch_graph = launch_graph,
     .release_graph = release_graph,
     .graph_bytes = graph_bytes,
-    .reserve = reserve,
-    .map = map,
-    .release_range = release_range,
+    .arena = arena,
 };
 
 const Boundary boundary = {kAbi, "emulator", &driver, &tools};

@@ -181,10 +181,6 @@ Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** plan) {
   });
 }
 
-Failure release_gemm(Gemm* plan) {
-  return guarded([&](Device& d) { d.gemms.remove(plan, "plan"); });
-}
-
 Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s) {
   return queueing(s, [&](Device& d, Stream& stream) {

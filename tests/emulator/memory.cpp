@@ -75,7 +75,7 @@ void* Memory::allocate(size_t bytes, Kind kind) {
 
 void Memory::release(void* p, Kind kind) {
   const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
-  BRRR_CHECK(it != allocations_.end() && it->second.kind == kind && it->second.reserved == 0,
+  BRRR_CHECK(it != allocations_.end() && it->second.kind == kind && p != arena_,
              "release: {} is no {} memory, or was released before", p, word(kind));
   const std::string words = violation(it);
   if (kind == Kind::Device) used -= it->second.bytes;
@@ -85,49 +85,34 @@ void Memory::release(void* p, Kind kind) {
 }
 
 // A chunk in front and one behind have the red zones; the one behind moves with the end.
-void* Memory::reserve(size_t bytes) {
-  BRRR_CHECK(bytes > 0, "reserve: a range of 0 bytes");
-  const size_t reserved = whole(bytes, chunk);
-  void* zone = mmap(nullptr, chunk + reserved + chunk, PROT_NONE,
+void* Memory::arena() {
+  if (arena_) return arena_;
+  constexpr size_t addresses = size_t{1} << 36;
+  void* zone = mmap(nullptr, chunk + addresses + chunk, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  BRRR_CHECK(zone != MAP_FAILED, "reserve: no room for {} addresses", bytes);
-  char* p = static_cast<char*>(zone) + chunk;
-  open_range(p, 0);
-  draw_red_zone(p - red_zone_bytes);
-  draw_red_zone(p);
-  allocations_.emplace(reinterpret_cast<uintptr_t>(p), Allocation{0, Kind::Device, reserved});
-  return p;
+  BRRR_CHECK(zone != MAP_FAILED, "arena: no room for {} addresses", addresses);
+  arena_ = static_cast<char*>(zone) + chunk;
+  open_range(arena_, 0);
+  draw_red_zone(arena_ - red_zone_bytes);
+  draw_red_zone(arena_);
+  allocations_.emplace(reinterpret_cast<uintptr_t>(arena_), Allocation{0, Kind::Device});
+  return arena_;
 }
 
-Memory::Allocation& Memory::range(void* p) {
-  const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
-  BRRR_CHECK(it != allocations_.end() && it->second.reserved > 0,
-             "{} is no range, or was released before", p);
+bool Memory::grow_arena(size_t bytes) {
+  const auto it = allocations_.find(reinterpret_cast<uintptr_t>(arena()));
   const std::string words = violation(it);
   BRRR_CHECK(words.empty(), "{}", words);
-  return it->second;
-}
-
-bool Memory::map(void* p, size_t bytes) {
-  Allocation& a = range(p);
-  BRRR_CHECK(bytes <= a.reserved, "map: {} bytes of a range of {}", bytes, a.reserved);
-  if (bytes <= a.bytes) return true;
-  const size_t more = whole(bytes, chunk) - whole(a.bytes, chunk);
+  size_t& mapped = it->second.bytes;
+  if (bytes <= mapped) return true;
+  const size_t more = whole(bytes, chunk) - whole(mapped, chunk);
   if (more > left()) return false;
-  char* start = static_cast<char*>(p);
-  open_range(start, bytes);
-  std::memset(start + a.bytes, poison, bytes - a.bytes);
-  draw_red_zone(start + bytes);
+  open_range(arena_, bytes);
+  std::memset(arena_ + mapped, poison, bytes - mapped);
+  draw_red_zone(arena_ + bytes);
   used += more;
-  a.bytes = bytes;
+  mapped = bytes;
   return true;
-}
-
-void Memory::release_range(void* p) {
-  const auto [bytes, kind, reserved] = range(p);
-  used -= whole(bytes, chunk);
-  allocations_.erase(reinterpret_cast<uintptr_t>(p));
-  munmap(static_cast<char*>(p) - chunk, chunk + reserved + chunk);
 }
 
 void Memory::check() {
@@ -140,7 +125,7 @@ void Memory::check() {
 
 std::string Memory::violation(Iterator it) {
   char* p = reinterpret_cast<char*>(it->first);
-  const auto [bytes, kind, reserved] = it->second;
+  const auto [bytes, kind] = it->second;
   std::string where;
   if (const Written w = look_at_red_zone(p - red_zone_bytes); w.to > 0) {
     where = fmt::format("bytes -{} to -{}", red_zone_bytes - w.from, red_zone_bytes + 1 - w.to);

@@ -30,10 +30,9 @@ class Memory {
   /// zone.
   void release(void* p, Kind kind);
 
-  /// Addresses of which `map` makes the first `bytes` usable; false when there is no room.
-  void* reserve(size_t bytes);
-  bool map(void* range, size_t bytes);
-  void release_range(void* range);
+  /// Addresses of which `grow_arena` makes the first `bytes` usable; false when there is no room.
+  void* arena();
+  bool grow_arena(size_t bytes);
 
   /// Fails when a red zone was written; it is drawn anew, so that this is said once.
   void check();
@@ -52,14 +51,13 @@ class Memory {
   struct Allocation {
     size_t bytes;
     Kind kind;
-    size_t reserved = 0;  // of a range, of which `bytes` are mapped
   };
   using Iterator = std::map<uintptr_t, Allocation>::const_iterator;
   Iterator find(const void* p) const;
-  Allocation& range(void* p);
   std::string violation(Iterator it);
 
   std::map<uintptr_t, Allocation> allocations_;  // by address
+  char* arena_ = nullptr;
 };
 
 }  // namespace brrr::emulator

@@ -9,7 +9,7 @@ struct Counters {
   unsigned long kernels;         ///< Launches and products that no capture noted.
   unsigned long copies;          ///< Copies and fills that no capture noted.
   unsigned long copies_to_host;  ///< Of those.
-  unsigned long allocations;     ///< Of device and pinned memory, and growths of ranges.
+  unsigned long allocations;     ///< Of device and pinned memory, and growths of the arena.
   unsigned long waits;           ///< For a stream or an event, or of a copy to pageable memory.
   unsigned long graphs;          ///< That exist.
 };

@@ -148,10 +148,6 @@ Failure allocate_pinned(void** p, size_t bytes) {
   return on_device([&] { BRRR_CALL(cudaHostAlloc, p, bytes, cudaHostAllocDefault); });
 }
 
-Failure release_pinned(void* p) {
-  return on_device([&] { BRRR_CALL(cudaFreeHost, p); });
-}
-
 Failure memory(size_t* free, size_t* total) {
   return on_device([&] { BRRR_CALL(cudaMemGetInfo, free, total); });
 }
@@ -199,32 +195,12 @@ Failure make_event(Event** e) {
   });
 }
 
-Failure release_event(Event* e) {
-  return on_device([&] { BRRR_CALL(cudaEventDestroy, event_of(e)); });
-}
-
 Failure record(Event* e, Stream* s) {
   return on_device([&] { BRRR_CALL(cudaEventRecord, event_of(e), stream_of(s)); });
 }
 
-Failure finished(Event* e, bool* yes) {
-  return on_device([&] {
-    const cudaError_t status = cudaEventQuery(event_of(e));
-    *yes = status == cudaSuccess;
-    if (status == cudaErrorNotReady) {
-      cudaGetLastError();
-    } else {
-      check(status, "cudaEventQuery");
-    }
-  });
-}
-
 Failure wait(Event* e) {
   return on_device([&] { BRRR_CALL(cudaEventSynchronize, event_of(e)); });
-}
-
-Failure wait_on(Stream* s, Event* e) {
-  return on_device([&] { BRRR_CALL(cudaStreamWaitEvent, stream_of(s), event_of(e), 0u); });
 }
 
 // --- Code and launches ---------------------------------------------------------------------------
@@ -297,37 +273,39 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
   });
 }
 
-}  // namespace
+constexpr Driver driver{.open = open,
+                        .allocate = allocate,
+                        .release = release,
+                        .allocate_pinned = allocate_pinned,
+                        .memory = memory,
+                        .make_stream = make_stream,
+                        .synchronize = synchronize,
+                        .make_event = make_event,
+                        .record = record,
+                        .wait = wait,
+                        .copy = copy,
+                        .fill = fill,
+                        .load = load,
+                        .unload = unload,
+                        .function = function,
+                        .launch = launch,
+                        .begin_capture = begin_capture,
+                        .end_capture = end_capture,
+                        .upload = upload,
+                        .launch_graph = launch_graph,
+                        .release_graph = release_graph,
+                        .graph_bytes = graph_bytes,
+                        .arena = arena};
 
-const Driver driver{.open = open,
-                    .allocate = allocate,
-                    .release = release,
-                    .allocate_pinned = allocate_pinned,
-                    .release_pinned = release_pinned,
-                    .memory = memory,
-                    .make_stream = make_stream,
-                    .synchronize = synchronize,
-                    .make_event = make_event,
-                    .release_event = release_event,
-                    .record = record,
-                    .finished = finished,
-                    .wait = wait,
-                    .wait_on = wait_on,
-                    .copy = copy,
-                    .fill = fill,
-                    .load = load,
-                    .unload = unload,
-                    .function = function,
-                    .launch = launch,
-                    .begin_capture = begin_capture,
-                    .end_capture = end_capture,
-                    .upload = upload,
-                    .launch_graph = launch_graph,
-                    .release_graph = release_graph,
-                    .graph_bytes = graph_bytes,
-                    .reserve = reserve,
-                    .map = map,
-                    .release_range = release_range};
+constexpr Tools tools{.compile = compile,
+                      .release_image = release_image,
+                      .compiler_version = compiler_version,
+                      .choose = choose,
+                      .multiply = multiply};
+
+constexpr Boundary boundary{.abi = kAbi, .name = "cuda", .driver = &driver, .tools = &tools};
+
+}  // namespace
 
 void* find_in_driver(const char* name, [[maybe_unused]] int version) {
   void* found = nullptr;
@@ -374,3 +352,8 @@ void check(CUresult status, const char* call) {
 }
 
 }  // namespace brrr::cuda
+
+/// The module's one exported function.
+extern "C" [[gnu::visibility("default")]] const brrr::cuda::Boundary* brrr_cuda_boundary() {
+  return &brrr::cuda::boundary;
+}

@@ -173,9 +173,4 @@ Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* worksp
   });
 }
 
-Failure release_gemm(Gemm* gemm) {
-  delete gemm;
-  return nullptr;
-}
-
 }  // namespace brrr::cuda

@@ -5,8 +5,6 @@
 
 namespace brrr::cuda {
 
-extern const Driver driver;
-
 /// The thread's next calls act on the device that `Driver::open` has opened.
 void enter();
 int open_device();
@@ -56,9 +54,7 @@ Failure launch_graph(Graph* g, Stream* s);
 Failure release_graph(Graph* g);
 Failure graph_bytes(Graph* g, size_t* bytes);
 
-Failure reserve(void** range, size_t bytes);
-Failure map(void* range, size_t bytes, bool* done);
-Failure release_range(void* range);
+Failure arena(size_t bytes, void** begin, bool* done);
 
 Failure compile(const char* source, const char* name, int major, int minor, void** image,
                 size_t* bytes);
@@ -68,6 +64,5 @@ int compiler_version();
 Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm);
 Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s);
-Failure release_gemm(Gemm* gemm);
 
 }  // namespace brrr::cuda
