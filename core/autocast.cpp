@@ -14,12 +14,8 @@ AutocastGuard::AutocastGuard(DType dtype) : previous_(context.autocast) {
              name(dtype));
   context.autocast = dtype;
 }
-AutocastGuard::~AutocastGuard() {
-  context.autocast = previous_;
-}
-DType autocast_dtype() {
-  return context.autocast;
-}
+AutocastGuard::~AutocastGuard() { context.autocast = previous_; }
+DType autocast_dtype() { return context.autocast; }
 
 // The dtype that an operand of `t` is cast to; `t` itself where it stays.
 static DType operand_dtype(Autocast rule, DType t) {

@@ -32,34 +32,18 @@ void set_default_device(Device device) {
   backend(device);  // Throws here, not at the first tensor.
   made_on = device;
 }
-Device default_device() {
-  return made_on;
-}
+Device default_device() { return made_on; }
 
-void synchronize(Device device) {
-  backend(device).synchronize();
-}
+void synchronize(Device device) { backend(device).synchronize(); }
 
-DeviceProperties device_properties(Device device) {
-  return backend(device).properties();
-}
-MemoryStats memory_stats(Device device) {
-  return backend(device).memory_stats();
-}
-void reset_peak_memory(Device device) {
-  backend(device).reset_peak();
-}
-void empty_cache(Device device) {
-  backend(device).empty_cache();
-}
+DeviceProperties device_properties(Device device) { return backend(device).properties(); }
+MemoryStats memory_stats(Device device) { return backend(device).memory_stats(); }
+void reset_peak_memory(Device device) { backend(device).reset_peak(); }
+void empty_cache(Device device) { backend(device).empty_cache(); }
 
 static std::atomic<bool> tf32{false};
-void set_allow_tf32(bool on) {
-  tf32 = on;
-}
-bool allow_tf32() {
-  return tf32;
-}
+void set_allow_tf32(bool on) { tf32 = on; }
+bool allow_tf32() { return tf32; }
 
 void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const void* arguments,
                        size_t bytes) {
@@ -67,9 +51,7 @@ void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const vo
   backend(DeviceType::CUDA).run_kernel(k, v, g, arguments, bytes);
 }
 
-char* device_fault() {
-  return backend(DeviceType::CUDA).fault();
-}
+char* device_fault() { return backend(DeviceType::CUDA).fault(); }
 
 long fault_op(const OpCall& c) {
   return static_cast<long>(c.op->index) | static_cast<long>(context.site) << 32;

@@ -26,9 +26,7 @@ static std::vector<const OpDef*>& rows() {
   static std::vector<const OpDef*> all;
   return all;
 }
-const std::vector<const OpDef*>& registry() {
-  return rows();
-}
+const std::vector<const OpDef*>& registry() { return rows(); }
 
 OpDef::OpDef(const char* n, const char* d, const OpSpec& spec)
     : OpSpec(spec), name(n), doc(d), index(static_cast<uint32_t>(rows().size())) {

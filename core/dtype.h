@@ -20,13 +20,9 @@ constexpr size_t itemsize(DType t) {
   return size_t{1} << (0x00231132u >> (4 * static_cast<unsigned>(t)) & 7);
 }
 /// True for float32, float64, bfloat16 and float16.
-constexpr bool is_floating(DType t) {
-  return t <= DType::Float16;
-}
+constexpr bool is_floating(DType t) { return t <= DType::Float16; }
 /// True for int64, int32 and uint8 (bool is no integer).
-constexpr bool is_integer(DType t) {
-  return t >= DType::Int64 && t <= DType::UInt8;
-}
+constexpr bool is_integer(DType t) { return t >= DType::Int64 && t <= DType::UInt8; }
 /// "float32", "bfloat16", ...
 const char* name(DType t);
 /// The dtype of a binary operation on two tensors of these dtypes (torch.promote_types).

@@ -10,9 +10,7 @@ void IntList::too_many(size_t n) {
   fail("a tensor has at most {} dimensions, got {}", kMaxDims, n);
 }
 
-void IntList::push_back(int64_t v) {
-  insert(size_, v);
-}
+void IntList::push_back(int64_t v) { insert(size_, v); }
 
 void IntList::insert(int at, int64_t v) {
   BRRR_CHECK(size_ < kMaxDims, "a tensor has at most {} dimensions", kMaxDims);

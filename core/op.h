@@ -23,9 +23,7 @@ struct ControlCell {
   double value = 0;
   Kind kind = Value;  ///< The generator's words come from core/rng.h instead of `value`.
 };
-inline void destroy(ControlCell* c) noexcept {
-  delete c;
-}
+inline void destroy(ControlCell* c) noexcept { delete c; }
 /// A cell holding `v`.
 Ref<ControlCell> control_cell(double v);
 
@@ -99,9 +97,7 @@ struct Attrs {
 struct DimAttrs {
   int64_t dim;
 };
-inline int dim_of(const Attrs& a) {
-  return static_cast<int>(a.as<DimAttrs>().dim);
-}
+inline int dim_of(const Attrs& a) { return static_cast<int>(a.as<DimAttrs>().dim); }
 
 struct OpDef;
 
@@ -294,13 +290,9 @@ inline void OpCall::infer() {
 }
 
 /// Bytes for a tensor as raw_empty takes them from planned scratch memory.
-constexpr int64_t scratch_for(int64_t numel, int64_t item) {
-  return (numel * item + 63) / 64 * 64;
-}
+constexpr int64_t scratch_for(int64_t numel, int64_t item) { return (numel * item + 63) / 64 * 64; }
 /// Of a kernel that takes none.
-constexpr int64_t no_scratch(const OpCall&) {
-  return 0;
-}
+constexpr int64_t no_scratch(const OpCall&) { return 0; }
 /// Room for a dense copy, in the dtype of the arithmetic, of each operand that is not such itself.
 int64_t packed_bytes(const OpCall& call);
 /// What the call's kernel takes on the CPU beside its outputs, which exist.

@@ -60,9 +60,7 @@ void destroy(Node* n) noexcept {
   draining = false;
 }
 
-void release_saved(Node& n) noexcept {
-  drop_saved(n);
-}
+void release_saved(Node& n) noexcept { drop_saved(n); }
 
 void release_node(Node& n) noexcept {
   drop_saved(n);
@@ -90,9 +88,7 @@ TensorImpl* VjpCall::borrow_input(int i) const {
   return unpack(node, node.in[i].saved, node.in[i].version, "input", i);
 }
 
-Tensor VjpCall::input(int i) const {
-  return Tensor(Ref<TensorImpl>::share(borrow_input(i)));
-}
+Tensor VjpCall::input(int i) const { return Tensor(Ref<TensorImpl>::share(borrow_input(i))); }
 
 Tensor VjpCall::output(int k) const {
   const Tensor t(

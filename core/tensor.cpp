@@ -108,9 +108,7 @@ void drop_grad(TensorImpl& t) noexcept {
 }
 
 static std::atomic<const char*> short_of_scratch{nullptr};
-const char* scratch_shortage() {
-  return short_of_scratch.load(std::memory_order_relaxed);
-}
+const char* scratch_shortage() { return short_of_scratch.load(std::memory_order_relaxed); }
 
 // Whether planned scratch memory had room.
 static bool take_scratch(Storage& s) {
@@ -147,45 +145,23 @@ static TensorImpl& need(const Tensor& t, const char* what) {
   return *t.impl();
 }
 
-IntList Tensor::sizes() const {
-  return need(*this, "sizes").size_list();
-}
-IntList Tensor::strides() const {
-  return need(*this, "strides").stride_list();
-}
+IntList Tensor::sizes() const { return need(*this, "sizes").size_list(); }
+IntList Tensor::strides() const { return need(*this, "strides").stride_list(); }
 int64_t Tensor::size(int64_t d) const {
   const TensorImpl& t = need(*this, "size");
   BRRR_CHECK(t.ndim > 0, "size: a 0-d tensor has no dim {}", d);
   return t.sizes[wrap_dim("size", d, t.ndim)];
 }
-int64_t Tensor::dim() const {
-  return need(*this, "dim").ndim;
-}
-int64_t Tensor::numel() const {
-  return need(*this, "numel").numel;
-}
-DType Tensor::dtype() const {
-  return need(*this, "dtype").dtype;
-}
-Device Tensor::device() const {
-  return need(*this, "device").device;
-}
-bool Tensor::is_contiguous() const {
-  return need(*this, "is_contiguous").contiguous();
-}
-int64_t Tensor::storage_offset() const {
-  return need(*this, "storage_offset").offset;
-}
-uint32_t Tensor::version() const {
-  return need(*this, "version").storage->version;
-}
+int64_t Tensor::dim() const { return need(*this, "dim").ndim; }
+int64_t Tensor::numel() const { return need(*this, "numel").numel; }
+DType Tensor::dtype() const { return need(*this, "dtype").dtype; }
+Device Tensor::device() const { return need(*this, "device").device; }
+bool Tensor::is_contiguous() const { return need(*this, "is_contiguous").contiguous(); }
+int64_t Tensor::storage_offset() const { return need(*this, "storage_offset").offset; }
+uint32_t Tensor::version() const { return need(*this, "version").storage->version; }
 
-bool Tensor::requires_grad() const {
-  return need(*this, "requires_grad").requires_grad();
-}
-bool Tensor::is_leaf() const {
-  return need(*this, "is_leaf").grad_fn == nullptr;
-}
+bool Tensor::requires_grad() const { return need(*this, "requires_grad").requires_grad(); }
+bool Tensor::is_leaf() const { return need(*this, "is_leaf").grad_fn == nullptr; }
 
 const Tensor& Tensor::set_requires_grad(bool on) const {
   TensorImpl& t = need(*this, "set_requires_grad");
@@ -199,9 +175,7 @@ const Tensor& Tensor::set_requires_grad(bool on) const {
   return *this;
 }
 
-Tensor Tensor::grad() const {
-  return Tensor(Ref<TensorImpl>::share(need(*this, "grad").grad));
-}
+Tensor Tensor::grad() const { return Tensor(Ref<TensorImpl>::share(need(*this, "grad").grad)); }
 
 void Tensor::set_grad(const Tensor& g) const {
   TensorImpl& t = need(*this, "set_grad");
@@ -226,24 +200,16 @@ Tensor Tensor::detach() const {
 }
 
 static std::atomic<uint64_t> epoch{0};
-uint64_t settings_epoch() {
-  return epoch.load(std::memory_order_relaxed);
-}
-void bump_settings_epoch() {
-  epoch.fetch_add(1, std::memory_order_relaxed);
-}
+uint64_t settings_epoch() { return epoch.load(std::memory_order_relaxed); }
+void bump_settings_epoch() { epoch.fetch_add(1, std::memory_order_relaxed); }
 
 // --- guards --------------------------------------------------------------------------------------
 
-bool grad_enabled() {
-  return context.grad_enabled;
-}
+bool grad_enabled() { return context.grad_enabled; }
 NoGradGuard::NoGradGuard(bool enabled) : previous_(context.grad_enabled) {
   context.grad_enabled = enabled;
 }
-NoGradGuard::~NoGradGuard() {
-  context.grad_enabled = previous_;
-}
+NoGradGuard::~NoGradGuard() { context.grad_enabled = previous_; }
 
 void check_host_access(const char* what, const TensorImpl* t) {
   if (t && t->storage->lost) {

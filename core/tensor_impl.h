@@ -145,9 +145,7 @@ inline void allocate(Storage& s) {
 /// Held by whoever gives lent storages other memory, so by every replay, and by whoever queues work
 /// on an address of one: what another thread moves away between the two would be read too late.
 std::recursive_mutex& lending();
-inline bool is_lent(const Storage& s) {
-  return __atomic_load_n(&s.lent, __ATOMIC_ACQUIRE);
-}
+inline bool is_lent(const Storage& s) { return __atomic_load_n(&s.lent, __ATOMIC_ACQUIRE); }
 /// Gives a storage that is lent at this moment a copy of its own; throws brrr::Error when there is
 /// no memory.
 void own_memory(Storage& s);

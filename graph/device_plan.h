@@ -20,9 +20,7 @@ inline constexpr int64_t kVectorBytes = 16;  ///< Of a kernel's widest access, w
 /// Memory of the device; throws brrr::Error when there is none.
 Ref<Storage> device_memory(size_t bytes);
 /// Bytes of an element.
-inline int64_t item(const Value& v) {
-  return static_cast<int64_t>(itemsize(v.dtype));
-}
+inline int64_t item(const Value& v) { return static_cast<int64_t>(itemsize(v.dtype)); }
 
 class DevicePlan final : public Plan {
  public:

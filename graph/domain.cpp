@@ -11,9 +11,7 @@ namespace brrr::graph {
 
 namespace {
 
-bool dense(const Value& v, int64_t numel) {
-  return !v.strided && v.numel == numel;
-}
+bool dense(const Value& v, int64_t numel) { return !v.strided && v.numel == numel; }
 
 // Longer rows, or few of them, are better taken apart: a row is one thread's. Shorter ones leave
 // most of a vector empty, which costs the pointwise ops more than a pass over memory.

@@ -29,9 +29,7 @@ bool share_memory(const std::vector<Binding>& bindings) {
 
 // --- life ----------------------------------------------------------------------------------------
 
-Pass::~Pass() {
-  abort();
-}
+Pass::~Pass() { abort(); }
 
 void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   candidates_ = candidates;
@@ -94,9 +92,7 @@ void Pass::release(std::vector<Binding>* keep) noexcept {
   written_.clear();
 }
 
-void Pass::moved_to(const Recording& r) {
-  expect(&r, r.instrs.size());
-}
+void Pass::moved_to(const Recording& r) { expect(&r, r.instrs.size()); }
 
 // --- comparing -----------------------------------------------------------------------------------
 

@@ -60,9 +60,7 @@ uint64_t hash_instr(uint64_t h, const Recording& r, const Instr& i) {
 
 }  // namespace
 
-bool is_host_data(const Instr& i) {
-  return i.op == &host_data_row;
-}
+bool is_host_data(const Instr& i) { return i.op == &host_data_row; }
 
 Tensor Pass::host_data(const void* data, const Meta& meta) {
   const size_t bytes = static_cast<size_t>(numel_of(meta.sizes)) * itemsize(meta.dtype);

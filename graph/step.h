@@ -110,9 +110,7 @@ template <class R> R pack_results(std::vector<Tensor>& v) {
     return std::vector<Tensor>(std::make_move_iterator(v.begin()),
                                std::make_move_iterator(v.end()));
   } else {
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return R{std::move(v[I])...};
-    }
+    return [&]<size_t... I>(std::index_sequence<I...>) { return R{std::move(v[I])...}; }
     (std::make_index_sequence<std::tuple_size_v<R>>{});
   }
 }

@@ -34,9 +34,7 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   size_ = static_cast<uint64_t>(info.st_size);
 }
 
-InputFile::~InputFile() {
-  ::close(fd_);
-}
+InputFile::~InputFile() { ::close(fd_); }
 
 void InputFile::read(void* to, uint64_t offset, uint64_t bytes) const {
   auto* p = static_cast<char*>(to);

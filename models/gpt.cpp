@@ -107,9 +107,7 @@ Tensor GPT::Blocks::forward(const Tensor& x) {
   return y;
 }
 
-Tensor GPT::Head::forward(const Tensor& x) {
-  return linear(x, weight);
-}
+Tensor GPT::Head::forward(const Tensor& x) { return linear(x, weight); }
 
 // --- the model -----------------------------------------------------------------------------------
 

@@ -56,9 +56,7 @@ void GradScaler::update(const Tensor& skipped) const {
 std::vector<NamedTensor> GradScaler::state() const {
   return {{"scale", scale_}, {"good_steps", good_steps_}};
 }
-StateDict GradScaler::state_dict() const {
-  return detached(state());
-}
+StateDict GradScaler::state_dict() const { return detached(state()); }
 void GradScaler::check_state_dict(const StateDict& dict) const {
   check_state("GradScaler::load_state_dict", state(), dict, true);
   const auto scale = dict.at("scale").item<double>();

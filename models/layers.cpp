@@ -23,18 +23,14 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias) {
   if (with_bias) bias = register_parameter("bias", uniform({out}, bound));
 }
 
-Tensor Linear::forward(const Tensor& x) {
-  return linear(x, weight, bias);
-}
+Tensor Linear::forward(const Tensor& x) { return linear(x, weight, bias); }
 
 Embedding::Embedding(int64_t n, int64_t width) {
   BRRR_CHECK(n > 0 && width > 0, "Embedding: sizes must be positive, got {} and {}", n, width);
   weight = register_parameter("weight", randn({n, width}));
 }
 
-Tensor Embedding::forward(const Tensor& ids) {
-  return embedding(weight, ids);
-}
+Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
 
 LayerNorm::LayerNorm(const IntList& normalized, double eps, bool with_bias)
     : normalized_(normalized), eps_(eps) {
@@ -50,16 +46,12 @@ RMSNorm::RMSNorm(const IntList& normalized, double eps) : normalized_(normalized
   weight = register_parameter("weight", ones(normalized));
 }
 
-Tensor RMSNorm::forward(const Tensor& x) {
-  return rms_norm(x, normalized_, weight, eps_);
-}
+Tensor RMSNorm::forward(const Tensor& x) { return rms_norm(x, normalized_, weight, eps_); }
 
 Dropout::Dropout(double p) : p_(p) {
   BRRR_CHECK(p >= 0 && p < 1, "Dropout: p must be in [0, 1), got {}", p);
 }
 
-Tensor Dropout::forward(const Tensor& x) {
-  return dropout(x, p_, is_training());
-}
+Tensor Dropout::forward(const Tensor& x) { return dropout(x, p_, is_training()); }
 
 }  // namespace brrr::models

@@ -162,9 +162,7 @@ void Module::to(DType dtype) {
   convert("Module::to", [&](const Tensor& t) { return is_floating(t.dtype()) ? t.to(dtype) : t; });
 }
 
-StateDict Module::state_dict() const {
-  return detached(state());
-}
+StateDict Module::state_dict() const { return detached(state()); }
 
 void Module::check_state_dict(const StateDict& dict, bool strict) const {
   check_state("load_state_dict", state(), dict, strict);

@@ -68,16 +68,12 @@ void Optimizer::step(const Tensor& skip) {
   }
 }
 
-double Optimizer::lr() const {
-  return lr_->value;
-}
+double Optimizer::lr() const { return lr_->value; }
 void Optimizer::set_lr(double v) {
   check_number(name_, "lr", v);
   set_control(*lr_, v);
 }
-double Optimizer::weight_decay() const {
-  return weight_decay_->value;
-}
+double Optimizer::weight_decay() const { return weight_decay_->value; }
 void Optimizer::set_weight_decay(double v) {
   check_number(name_, "weight_decay", v);
   set_control(*weight_decay_, v);

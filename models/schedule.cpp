@@ -10,9 +10,7 @@ namespace brrr::optim {
 
 Schedule::Schedule(Optimizer& optimizer) : optimizer_(optimizer), base_(optimizer.lr()) {}
 
-void Schedule::start() {
-  optimizer_.set_lr(lr_at(step_));
-}
+void Schedule::start() { optimizer_.set_lr(lr_at(step_)); }
 
 void Schedule::step() {
   optimizer_.set_lr(lr_at(step_ + 1));

@@ -97,11 +97,7 @@ StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
   return part;
 }
 
-Tensor number(double v) {
-  return full({}, v, kFloat64, kCPU);
-}
-Tensor number(int64_t v) {
-  return full({}, v, kInt64, kCPU);
-}
+Tensor number(double v) { return full({}, v, kFloat64, kCPU); }
+Tensor number(int64_t v) { return full({}, v, kInt64, kCPU); }
 
 }  // namespace brrr

@@ -32,9 +32,7 @@ std::vector<std::pair<Variant, KernelText>> texts_that_ran(const std::string& na
 /// The kernel as PTX, for compute capability 8.0; needs gpu_compiler().
 std::string ptx_of(const KernelText& k);
 
-inline Tensor on_cpu(const Tensor& t) {
-  return t.defined() ? t.detach().to(kCPU) : t;
-}
+inline Tensor on_cpu(const Tensor& t) { return t.defined() ? t.detach().to(kCPU) : t; }
 /// A CPU tensor on the device in its own layout: the same view of a copy of all of its storage.
 /// What requires grad becomes a leaf that does.
 Tensor on_gpu(const Tensor& t);

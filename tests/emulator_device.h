@@ -37,16 +37,10 @@ inline const Boundary& boundary() {
   static const Boundary& found = *exported<const Boundary*()>("brrr_cuda_boundary")();
   return found;
 }
-inline const Driver& driver() {
-  return *boundary().driver;
-}
-inline const Tools& tools() {
-  return *boundary().tools;
-}
+inline const Driver& driver() { return *boundary().driver; }
+inline const Tools& tools() { return *boundary().tools; }
 
-inline std::string words(Failure f) {
-  return f ? f : "no failure";
-}
+inline std::string words(Failure f) { return f ? f : "no failure"; }
 #define GOOD(call) REQUIRE(words(call) == "no failure")
 #define CHECK_FAILS(call, part)                                \
   do {                                                         \

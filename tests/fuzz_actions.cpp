@@ -40,9 +40,7 @@ IntList some_dims(const Tensor& t, uint32_t n) {
   return dims;
 }
 
-int64_t some_dim(const Tensor& t, uint32_t n) {
-  return t.dim() ? n % t.dim() : 0;
-}
+int64_t some_dim(const Tensor& t, uint32_t n) { return t.dim() ? n % t.dim() : 0; }
 
 // Operands for any row of the registry, gradient rows too: tensors and numbers of any dtype.
 void add_operands(PointwiseCall& call, Machine& m, const Ins& i, std::vector<Tensor>& keep,

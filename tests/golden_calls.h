@@ -43,9 +43,7 @@ inline Call over(double lo, double hi, Call c) {
   return c;
 }
 
-inline Tensor ids(int64_t n, int64_t classes) {
-  return remainder(arange(n) * 7 + 3, classes);
-}
+inline Tensor ids(int64_t n, int64_t classes) { return remainder(arange(n) * 7 + 3, classes); }
 
 // clang-format off
 // These take operands of equal sizes or of sizes that broadcast; the first list also integers.

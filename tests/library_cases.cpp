@@ -6,16 +6,10 @@ namespace brrr::test {
 
 namespace {
 
-Tensor real(const IntList& sizes, int salt = 0) {
-  return sampled(sizes, kFloat64, -2, 2, salt);
-}
+Tensor real(const IntList& sizes, int salt = 0) { return sampled(sizes, kFloat64, -2, 2, salt); }
 // A tensor made on the spot, to be used with t.
-Tensor like(const Tensor& made, const Tensor& t) {
-  return made.to(t.dtype()).to(t.device());
-}
-Tensor ids(std::vector<int64_t> v, const IntList& sizes) {
-  return tensor(v).view(sizes);
-}
+Tensor like(const Tensor& made, const Tensor& t) { return made.to(t.dtype()).to(t.device()); }
+Tensor ids(std::vector<int64_t> v, const IntList& sizes) { return tensor(v).view(sizes); }
 
 // clang-format off
 

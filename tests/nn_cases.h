@@ -62,9 +62,7 @@ inline Both run_both(const char* name, const Tensors& in, const Words& words = {
   return r;
 }
 
-inline bool same(double a, double b) {
-  return a == b || (std::isnan(a) && std::isnan(b));
-}
+inline bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 inline void check_same(const Both& r) {
   for (size_t k = 0; k < r.kernel.size(); ++k) {
@@ -80,9 +78,7 @@ inline void check_same(const Both& r) {
   }
 }
 
-inline Tensor normal(const IntList& sizes, DType t = kFloat64) {
-  return randn(sizes).to(t);
-}
+inline Tensor normal(const IntList& sizes, DType t = kFloat64) { return randn(sizes).to(t); }
 
 inline Tensor classes_for(int64_t n, int64_t classes) {
   std::vector<int64_t> ids(static_cast<size_t>(n));

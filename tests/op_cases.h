@@ -27,9 +27,7 @@ namespace brrr::test {
 using Tensors = std::vector<Tensor>;
 
 /// A pointwise row with operands that are int64 whatever it computes in.
-inline bool makes_places(const OpDef& op) {
-  return op.pointwise && op.pointwise->integers;
-}
+inline bool makes_places(const OpDef& op) { return op.pointwise && op.pointwise->integers; }
 inline std::vector<const OpDef*> rows_of(OpKind kind) {
   std::vector<const OpDef*> rows;
   for (const OpDef* op : registry()) {

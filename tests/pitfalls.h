@@ -11,9 +11,7 @@
 namespace brrr::test {
 
 /// What tensors hold of the memory of the device that they are made on.
-inline size_t live_bytes() {
-  return memory_stats(default_device()).live;
-}
+inline size_t live_bytes() { return memory_stats(default_device()).live; }
 
 /// What a run did, bit by bit, in order.
 struct Trace {

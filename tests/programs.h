@@ -47,9 +47,7 @@ inline std::string word_after(const Result& r, const std::string& label) {
   const size_t begin = r.text.find_first_not_of(' ', at + label.size());
   return r.text.substr(begin, r.text.find_first_of(" \n", begin) - begin);
 }
-inline std::string parameters(const Result& r) {
-  return word_after(r, "\nparameters");
-}
+inline std::string parameters(const Result& r) { return word_after(r, "\nparameters"); }
 
 /// A program as a process of its own, its output discarded.
 inline pid_t start(const std::string& name, const std::vector<std::string>& options) {

@@ -31,9 +31,7 @@ inline constexpr bool kAddressSanitizer = BRRR_ASAN;
 inline constexpr bool kThreadSanitizer = BRRR_TSAN;
 
 /// BRRR_LONG_TESTS=1: random tests take minutes.
-inline bool long_tests() {
-  return std::getenv("BRRR_LONG_TESTS") != nullptr;
-}
+inline bool long_tests() { return std::getenv("BRRR_LONG_TESTS") != nullptr; }
 /// Under a sanitizer everything takes five to twenty times as long.
 inline int random_cases(int usually, int in_long_tests) {
   if (long_tests()) return in_long_tests;

@@ -25,9 +25,7 @@ namespace {
 
 constexpr bool kPlainMalloc = brrr::test::kAddressSanitizer;
 
-bool aligned(const void* p) {
-  return reinterpret_cast<uintptr_t>(p) % 64 == 0;
-}
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
 
 using Blocks = std::vector<std::pair<unsigned char*, size_t>>;
 

@@ -13,9 +13,7 @@ namespace {
 
 const DType kHalves[] = {kBFloat16, kFloat16};
 
-Tensor leaf_of(const IntList& sizes) {
-  return randn(sizes).set_requires_grad(true);
-}
+Tensor leaf_of(const IntList& sizes) { return randn(sizes).set_requires_grad(true); }
 
 /// A training step whose forward runs under a guard of `dtype`.
 struct Mixed {

@@ -16,9 +16,7 @@ namespace {
 
 constexpr double kInf = __builtin_inf();
 
-Tensor normal(const IntList& sizes, DType t = kFloat32) {
-  return randn(sizes).to(t);
-}
+Tensor normal(const IntList& sizes, DType t = kFloat32) { return randn(sizes).to(t); }
 
 Tensor attend(const Tensors& in, const AttentionOptions& o) {
   return scaled_dot_product_attention(in[0], in[1], in[2], o);

@@ -17,9 +17,7 @@ constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
 constexpr DType kSummed[] = {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8};
 constexpr DType kFloats[] = {kFloat32, kFloat64, kBFloat16, kFloat16};
 
-Tensor there(const Tensor& t) {
-  return t.to(kCUDA);
-}
+Tensor there(const Tensor& t) { return t.to(kCUDA); }
 void check_equal(const Tensor& got, const Tensor& want) {
   REQUIRE(got.device() == kCUDA);
   check_same(got.to(kCPU), want);

@@ -23,9 +23,7 @@ void check_devices(const Tensors& in, const std::function<Tensor(const Tensors&)
   CHECK_MESSAGE(d.empty(), d);
 }
 
-Tensor of(const IntList& sizes, DType t) {
-  return randint(-40, 40, sizes).to(t);
-}
+Tensor of(const IntList& sizes, DType t) { return randint(-40, 40, sizes).to(t); }
 
 }  // namespace
 

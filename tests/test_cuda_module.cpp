@@ -307,8 +307,6 @@ TEST_CASE("cuda module: on a GPU, products of every type and layout") {
 
 #else
 
-TEST_CASE("cuda module") {
-  MESSAGE("skipped: the module brrr_cuda was not built");
-}
+TEST_CASE("cuda module") { MESSAGE("skipped: the module brrr_cuda was not built"); }
 
 #endif

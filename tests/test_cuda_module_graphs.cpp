@@ -258,8 +258,6 @@ TEST_CASE("cuda module: on a GPU, the arena grows in place") {
 
 #else
 
-TEST_CASE("cuda module graphs") {
-  MESSAGE("skipped: the module brrr_cuda was not built");
-}
+TEST_CASE("cuda module graphs") { MESSAGE("skipped: the module brrr_cuda was not built"); }
 
 #endif

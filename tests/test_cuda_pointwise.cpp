@@ -171,12 +171,8 @@ TEST_CASE("cuda: tensors move to the device and back in any layout") {
   }
 }
 
-TEST_CASE("cuda: pointwise rows of float32") {
-  check_rows(kFloat32);
-}
-TEST_CASE("cuda: pointwise rows of float64") {
-  check_rows(kFloat64);
-}
+TEST_CASE("cuda: pointwise rows of float32") { check_rows(kFloat32); }
+TEST_CASE("cuda: pointwise rows of float64") { check_rows(kFloat64); }
 TEST_CASE("cuda: pointwise rows of 16-bit floats") {
   check_rows(kBFloat16);
   check_rows(kFloat16);

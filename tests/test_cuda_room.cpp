@@ -19,9 +19,7 @@ struct Bytes {
   Bytes() { cuda::check(cuda::device().driver->memory(&free, &total), "memory"); }
   size_t free = 0, total = 0;
 };
-size_t free_bytes() {
-  return Bytes().free;
-}
+size_t free_bytes() { return Bytes().free; }
 
 // A device of 8 MiB beside what is taken already, all of which a tensor has.
 struct Full {

@@ -35,12 +35,8 @@ struct Root : models::Module {
   Root() { register_module("net", net); }
 };
 
-Tensor good_ids() {
-  return tensor({1, 4}).to(kCUDA);
-}
-Tensor bad_ids() {
-  return tensor({1, 9}).to(kCUDA);
-}
+Tensor good_ids() { return tensor({1, 4}).to(kCUDA); }
+Tensor bad_ids() { return tensor({1, 9}).to(kCUDA); }
 
 }  // namespace
 

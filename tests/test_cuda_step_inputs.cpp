@@ -14,9 +14,7 @@ namespace {
 
 constexpr StepOptions kReplayed{.require_graph = true};
 
-bool contains(const std::string& text, const char* part) {
-  return text.find(part) != text.npos;
-}
+bool contains(const std::string& text, const char* part) { return text.find(part) != text.npos; }
 
 // A step that was recorded once and replayed by one launch from the second call on.
 void check_replayed(const StepStats& s) {

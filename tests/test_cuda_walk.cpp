@@ -19,9 +19,7 @@ template <class Call> cuda::PointwiseForm form_of(const Call& call) {
   REQUIRE(!needed.forms.empty());
   return needed.forms.back();
 }
-std::vector<int> reaches(const cuda::PointwiseForm& f) {
-  return {f.reach, f.reach + f.count()};
-}
+std::vector<int> reaches(const cuda::PointwiseForm& f) { return {f.reach, f.reach + f.count()}; }
 
 Tensor of(const IntList& sizes, DType t = kFloat32) {
   return sampled(sizes, t, -2, 2, static_cast<uint64_t>(sizes[0]));
@@ -45,9 +43,7 @@ size_t count_of(const std::string& text, const std::string& word) {
   return n;
 }
 
-std::string ptx_of_form(const cuda::PointwiseForm& f) {
-  return ptx_of(kernels_of({f}).front());
-}
+std::string ptx_of_form(const cuda::PointwiseForm& f) { return ptx_of(kernels_of({f}).front()); }
 bool reads_before_it_writes(const std::string& ptx) {
   const size_t read = ptx.rfind("ld.global"), write = ptx.find("st.global");
   return read != ptx.npos && write != ptx.npos && read < write;

@@ -26,12 +26,8 @@ BLOCK_KERNEL(half_a_warp, Vectors, 256) {
   if (threadIdx.x % 32 < 16) p.c[0] = brrr::vx::shuffle(1.0f, 0);
 })";
 
-Counters counters() {
-  return exported<Counters()>("brrr_emulator_counters")();
-}
-void fail_at(int step) {
-  exported<void(int)>("brrr_emulator_fail")(step);
-}
+Counters counters() { return exported<Counters()>("brrr_emulator_counters")(); }
+void fail_at(int step) { exported<void(int)>("brrr_emulator_fail")(step); }
 
 constexpr int n = 64;
 constexpr size_t bytes = n * sizeof(float);

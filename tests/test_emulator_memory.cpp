@@ -117,12 +117,8 @@ TEST_CASE("emulator: a program takes memory, and stays while work may use it") {
     GOOD(driver().release_graph(g));
     CHECK_FAILS(driver().unload(m), "may still be queued");
     GOOD(driver().record(last, d.stream));
-    SUBCASE("the event") {
-      GOOD(driver().wait(last));
-    }
-    SUBCASE("the stream") {
-      GOOD(driver().synchronize(d.stream));
-    }
+    SUBCASE("the event") { GOOD(driver().wait(last)); }
+    SUBCASE("the stream") { GOOD(driver().synchronize(d.stream)); }
     SUBCASE("whatever waits for all") {
       d.device(std::vector<float>(1));
       GOOD(driver().release(d.allocated.back()));
@@ -228,12 +224,8 @@ TEST_CASE("emulator: a lazy device shows what nobody waited for") {
   pageable.assign(n, 9);      // staged: may change
   in[0] = 5;                  // pinned: changed too early
 
-  SUBCASE("the stream") {
-    GOOD(driver().synchronize(d.stream));
-  }
-  SUBCASE("an event") {
-    GOOD(driver().wait(e));
-  }
+  SUBCASE("the stream") { GOOD(driver().synchronize(d.stream)); }
+  SUBCASE("an event") { GOOD(driver().wait(e)); }
   SUBCASE("a copy to pageable memory") {
     GOOD(driver().copy(pageable.data(), c, bytes, Way::ToHost, d.stream));
     CHECK(pageable[1] == 3);

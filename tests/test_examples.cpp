@@ -305,8 +305,6 @@ TEST_CASE("roofline: a row for each number of multiplications, both modes beside
 
 #else
 
-TEST_CASE("examples: not built, so not tested") {
-  MESSAGE("configure with BRRR_EXAMPLES=ON");
-}
+TEST_CASE("examples: not built, so not tested") { MESSAGE("configure with BRRR_EXAMPLES=ON"); }
 
 #endif

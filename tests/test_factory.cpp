@@ -27,9 +27,7 @@ template <class F> std::string error_of(const F& f) {
   }
   return "no error";
 }
-bool has(const std::string& text, const char* part) {
-  return text.find(part) != text.npos;
-}
+bool has(const std::string& text, const char* part) { return text.find(part) != text.npos; }
 
 struct Moments {
   double mean = 0, variance = 0;

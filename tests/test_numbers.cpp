@@ -54,9 +54,7 @@ std::vector<std::function<void()>> bool_differences(const Tensor& m, const Tenso
           [=] { m - x; },   [=] { m.sub_(m); }, [=] { m.sub_(true); }, [=] { x.sub_(m); }};
 }
 
-bool has(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
-}
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -17,9 +17,7 @@ using Longs = std::vector<int64_t>;
 constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
                              kInt64,   kInt32,   kUInt8,    kBool};
 
-Doubles doubles(const Tensor& t) {
-  return t.to(kFloat64).to_vector<double>();
-}
+Doubles doubles(const Tensor& t) { return t.to(kFloat64).to_vector<double>(); }
 Longs longs(const Tensor& t) {
   REQUIRE(t.dtype() == kInt64);
   return t.to_vector<int64_t>();

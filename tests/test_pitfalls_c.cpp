@@ -28,9 +28,7 @@ int mapped_kernels(const std::string& dir) {
 }
 
 /// What a device's arena takes: it is always there, beside what tensors hold.
-size_t fixed_arena(const StepStats& s) {
-  return default_device() == kCPU ? 0 : s.arena_bytes;
-}
+size_t fixed_arena(const StepStats& s) { return default_device() == kCPU ? 0 : s.arena_bytes; }
 
 /// Peak of three batch sizes in turn above the resting state, and the bytes of all gradients.
 std::pair<size_t, size_t> peak_of(const StepOptions& options, int64_t scale) {

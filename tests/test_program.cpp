@@ -59,9 +59,7 @@ Program program_of_row(const OpDef& op, const Tensors& out, const Tensors& in) {
   return p;
 }
 
-char* bytes_of(const Tensor& t) {
-  return static_cast<char*>(t.data_ptr());
-}
+char* bytes_of(const Tensor& t) { return static_cast<char*>(t.data_ptr()); }
 
 // Whether all its operations are exactly rounded.
 bool is_exact(const Program& p) {

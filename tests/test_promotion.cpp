@@ -11,16 +11,10 @@ namespace {
 
 constexpr DType kTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8, kBool};
 
-Tensor row(DType t) {
-  return ones({3}, t);
-}
-Tensor zero_d(DType t) {
-  return ones({}, t);
-}
+Tensor row(DType t) { return ones({3}, t); }
+Tensor zero_d(DType t) { return ones({}, t); }
 
-Tensor counted(const IntList& sizes) {
-  return arange(numel_of(sizes)).to(kFloat32).view(sizes);
-}
+Tensor counted(const IntList& sizes) { return arange(numel_of(sizes)).to(kFloat32).view(sizes); }
 
 }  // namespace
 

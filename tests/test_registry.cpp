@@ -26,9 +26,7 @@ const PointwiseOp trial_erfc_row{
     [](auto x, auto, auto g) { return g * -1.1283791670955126 * m::exp(-(x * x)); }};
 }  // namespace
 
-Tensor trial_erfc(const Tensor& x) {
-  return call(trial_erfc_row, x);
-}
+Tensor trial_erfc(const Tensor& x) { return call(trial_erfc_row, x); }
 
 }  // namespace brrr
 
@@ -122,9 +120,7 @@ std::string without_underscore(const std::string& name) {
 }
 
 // Comments and what is left of a line that has none.
-std::string code_of(const std::string& line) {
-  return line.substr(0, line.find("//"));
-}
+std::string code_of(const std::string& line) { return line.substr(0, line.find("//")); }
 
 }  // namespace
 

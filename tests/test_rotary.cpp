@@ -10,9 +10,7 @@ using namespace brrr::test;
 
 namespace {
 
-Tensor normal(const IntList& sizes, DType t = kFloat32) {
-  return randn(sizes).to(t);
-}
+Tensor normal(const IntList& sizes, DType t = kFloat32) { return randn(sizes).to(t); }
 
 }  // namespace
 

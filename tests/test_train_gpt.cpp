@@ -213,8 +213,6 @@ TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undistu
 
 #else
 
-TEST_CASE("train_gpt: not built, so not tested") {
-  MESSAGE("configure with BRRR_EXAMPLES=ON");
-}
+TEST_CASE("train_gpt: not built, so not tested") { MESSAGE("configure with BRRR_EXAMPLES=ON"); }
 
 #endif

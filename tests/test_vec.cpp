@@ -28,9 +28,7 @@ float from_bits(std::uint32_t bits) {
   return x;
 }
 
-template <class T> bool same_bits(T a, T b) {
-  return std::memcmp(&a, &b, sizeof a) == 0;
-}
+template <class T> bool same_bits(T a, T b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 // Error in units of the last place of the float that `want` falls into.
 double ulp_error(float got, double want) {
@@ -123,16 +121,10 @@ long near_violations(std::uint64_t step) {
   return wrong;
 }
 
-float one(vx::f32 v) {
-  return v[3];
-}
+float one(vx::f32 v) { return v[3]; }
 // By value, because clang gives no reference to a vector's element.
-template <class V> auto lane(V v, int i) {
-  return v[i];
-}
-template <class T> auto all_lanes(T x) {
-  return vx::splat(x);
-}
+template <class V> auto lane(V v, int i) { return v[i]; }
+template <class T> auto all_lanes(T x) { return vx::splat(x); }
 
 // Rounds to a format with `digits` significant bits whose smallest denormal is 2^low.
 float round_to(float x, int digits, int low, float limit) {

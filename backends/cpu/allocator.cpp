@@ -121,9 +121,7 @@ struct Slow {
   }
 };
 
-Heap& heap_of(size_t block) {
-  return block > kSmallLimit ? global.large : global.small;
-}
+Heap& heap_of(size_t block) { return block > kSmallLimit ? global.large : global.small; }
 
 // Of large ones granules of 4 KB, 64 KB or 2 MB: at most 12.5 % above the request.
 size_t block_size(size_t bytes) {

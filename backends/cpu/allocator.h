@@ -38,9 +38,7 @@ constexpr size_t kSmallUnits = kSmallLimit / kSmallUnit;
 // AddressSanitizer, at start-up).
 constexpr int kSmallClasses = 37, kLookAt = 0;
 
-constexpr size_t small_units(size_t bytes) {
-  return (bytes + kSmallUnit - 1) / kSmallUnit;
-}
+constexpr size_t small_units(size_t bytes) { return (bytes + kSmallUnit - 1) / kSmallUnit; }
 
 /// Class of a request of `units` > 0 times 64 bytes.
 constexpr int small_class(size_t units) {
@@ -59,9 +57,7 @@ struct FreeBlock {
   FreeBlock* next;
 };
 
-inline void push(FreeBlock*& list, void* block) {
-  list = new (block) FreeBlock{list};
-}
+inline void push(FreeBlock*& list, void* block) { list = new (block) FreeBlock{list}; }
 inline FreeBlock* pop(FreeBlock*& list) {
   FreeBlock* block = list;
   list = block->next;

@@ -38,9 +38,7 @@ DeviceProperties properties() {
   p.versions = std::string("compiler ") + __VERSION__;
   return p;
 }
-void copy_bytes(void* dst, const void* src, size_t bytes) {
-  std::memcpy(dst, src, bytes);
-}
+void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
 void launch(OpCall& call) {
   if (call.op->check_values) call.op->check_values(call);
   call.op->on(DeviceType::CPU).run(call);

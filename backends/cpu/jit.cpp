@@ -36,9 +36,7 @@ struct Loaded {
   std::mutex building;  // held while there is no library yet
   void* library = nullptr;
 };
-Loaded* loaded(KernelModule* module) {
-  return reinterpret_cast<Loaded*>(module);
-}
+Loaded* loaded(KernelModule* module) { return reinterpret_cast<Loaded*>(module); }
 
 // All modules of the process. Never destroyed: modules may be unloaded while the process ends.
 struct Table {
@@ -202,8 +200,6 @@ void unload(KernelModule* module) noexcept {
   delete m;
 }
 
-void fail_next_build() {
-  fail_once = true;
-}
+void fail_next_build() { fail_once = true; }
 
 }  // namespace brrr::cpu

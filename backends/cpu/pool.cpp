@@ -260,9 +260,7 @@ int start_threads() {
   return std::min(cpus().count(), kMaxThreads);
 }
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return a / b + (a % b != 0);
-}
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
@@ -293,8 +291,6 @@ void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   gang.run(static_cast<int>(ceil_div(n, chunk)), {fn, ctx, n, chunk});
 }
 
-PoolStats pool_stats() noexcept {
-  return gang.stats();
-}
+PoolStats pool_stats() noexcept { return gang.stats(); }
 
 }  // namespace brrr::cpu

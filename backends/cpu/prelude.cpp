@@ -11,8 +11,6 @@ const char* prelude() {
 }
 
 // BRRR_JIT_FLAGS comes from CMakeLists.txt, from the same list that compiled this file.
-const char* jit_flags() {
-  return BRRR_JIT_FLAGS;
-}
+const char* jit_flags() { return BRRR_JIT_FLAGS; }
 
 }  // namespace brrr::cpu

@@ -107,9 +107,7 @@ void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end)
 
 // --- the choice ----------------------------------------------------------------------------------
 
-int64_t regs_of(int64_t n) {
-  return (n + kWidth - 1) / kWidth;
-}
+int64_t regs_of(int64_t n) { return (n + kWidth - 1) / kWidth; }
 
 double multiplications(const Gemm& g) {
   return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);

@@ -27,12 +27,8 @@ void* allocate(size_t bytes) noexcept {
     return nullptr;  // The device is gone; the caller says that there is no memory.
   }
 }
-void deallocate(void* p, size_t bytes) noexcept {
-  pool().deallocate(p, bytes);
-}
-std::string version_text(int v) {
-  return fmt::format("{}.{}", v / 1000, v % 1000 / 10);
-}
+void deallocate(void* p, size_t bytes) noexcept { pool().deallocate(p, bytes); }
+std::string version_text(int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); }
 DeviceProperties properties() {
   const OpenDevice& d = device();
   const Properties& p = d.properties;
@@ -86,9 +82,7 @@ void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void
 }
 
 // Host code of kernels that run on a GPU has nothing to share out.
-void parallel(int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) {
-  fn(ctx, 0, n);
-}
+void parallel(int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) { fn(ctx, 0, n); }
 
 }  // namespace
 

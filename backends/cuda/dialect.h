@@ -17,9 +17,7 @@ namespace brrr::vx {
 
 // --- a warp's 32 threads, all of which take part -------------------------------------------------
 
-template <class T> BRRR_VX T shuffle(T x, int lane) {
-  return __shfl_sync(0xffffffffu, x, lane);
-}
+template <class T> BRRR_VX T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 template <class T> BRRR_VX T shuffle_xor(T x, int lane_mask) {
   return __shfl_xor_sync(0xffffffffu, x, lane_mask);
 }

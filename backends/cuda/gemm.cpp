@@ -90,9 +90,7 @@ GemmShape shape_of(const brrr::Gemm& g) {
 
 }  // namespace
 
-void gemm(const brrr::Gemm& g) {
-  multiply(shape_of(g), g.dtype, g.a, g.b, g.c);
-}
+void gemm(const brrr::Gemm& g) { multiply(shape_of(g), g.dtype, g.a, g.b, g.c); }
 
 void gemm_batch(const brrr::Gemm& g, int64_t n, const int64_t* at) {
   const auto size = static_cast<int64_t>(itemsize(g.dtype));

@@ -10,9 +10,7 @@
 
 namespace brrr::cuda {
 
-static size_t round_up(size_t n, size_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Best fit: the smallest block that is large enough, out of its list.
 Pool::Blocks::iterator Pool::find_free(size_t bytes) {
@@ -137,9 +135,7 @@ void Pool::trim_locked() {
 
 thread_local Pool::Held Pool::held_;
 
-void Pool::hold() {
-  held_.on = true;
-}
+void Pool::hold() { held_.on = true; }
 
 std::vector<std::pair<void*, size_t>> Pool::taken() {
   held_.on = false;

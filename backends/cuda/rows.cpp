@@ -97,9 +97,7 @@ struct Reading {
 
 }  // namespace
 
-bool serves_rows(const OpDef& op) {
-  return kernels_of(op).text.served;
-}
+bool serves_rows(const OpDef& op) { return kernels_of(op).text.served; }
 
 void run_rows(OpCall& c) {
   const RowInfo& info = *c.op->row;

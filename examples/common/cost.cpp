@@ -20,9 +20,7 @@ Update update_of(const std::string& optimizer) {
 // Weights [out, in] with a bias, as a list of (in, out).
 using Linears = std::vector<std::pair<double, double>>;
 
-Linears layer_linears(double w) {
-  return {{w, 3 * w}, {w, w}, {w, 4 * w}, {4 * w, w}};
-}
+Linears layer_linears(double w) { return {{w, 3 * w}, {w, w}, {w, 4 * w}, {4 * w, w}}; }
 
 // Adds the ops of a step that all linear layers have, over `rows` rows.
 void add_linear(std::vector<OpCost>& ops, double rows, double in, double out, bool bias) {

@@ -157,9 +157,7 @@ std::string busy_text(const std::vector<Report>& all) {
       100 * (1 - share));
 }
 
-Json json_of(const Quantiles& s) {
-  return object("median_us p95_us n", s.median, s.p95, s.n);
-}
+Json json_of(const Quantiles& s) { return object("median_us p95_us n", s.median, s.p95, s.n); }
 Json json_of(const OneTime& o) {
   return object(
       "record_ms fuse_ms plan_ms build_ms capture_ms total_ms first_two_calls_ms from_cache",

@@ -39,9 +39,7 @@ void TrainingOptions::add_saving(const std::string& name) {
 
 // --- what a run prints ---------------------------------------------------------------------------
 
-double plain(double v) {
-  return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v;
-}
+double plain(double v) { return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v; }
 
 double LossLog::read() {
   for (const brrr::Tensor& t : pending_) {

@@ -109,9 +109,7 @@ std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) const {
   return text;
 }
 
-std::string ByteTokenizer::state() const {
-  return json{{"tokenizer", name()}}.dump();
-}
+std::string ByteTokenizer::state() const { return json{{"tokenizer", name()}}.dump(); }
 
 // --- from a checkpoint ---------------------------------------------------------------------------
 

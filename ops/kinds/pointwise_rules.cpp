@@ -7,9 +7,7 @@
 
 namespace brrr {
 
-static int category(DType t) {
-  return is_floating(t) ? 2 : t == kBool ? 0 : 1;
-}
+static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
 
 // PyTorch's rule: tensors with dims decide within their category; 0-d tensors, then numbers, only
 // raise the category (bool < integer < floating).

@@ -227,9 +227,7 @@ void run_columns(const Layout& l, int64_t o, int64_t t) {
   finish_range(l, o * l.cols + c, n);
 }
 
-int64_t column_tiles(const ReductionLayout& l) {
-  return (l.cols + kColumnTile - 1) / kColumnTile;
-}
+int64_t column_tiles(const ReductionLayout& l) { return (l.cols + kColumnTile - 1) / kColumnTile; }
 
 // Into how many blocks of rows few columns of many are cut for the threads; 0: they are not.
 int64_t column_blocks(const ReductionLayout& l) {

@@ -35,7 +35,7 @@
 namespace brrr {
 
 inline constexpr int64_t kReduceChunk = vx::kFoldChunk;
-inline constexpr int64_t kReduceBlock = 64;    ///< Rows of a column that one accumulator takes.
+inline constexpr int64_t kReduceBlock = 64;  ///< Rows of a column that one accumulator takes.
 
 /// The result's dtype: the input's; the input's, integers and bool widened to int64; bool.
 enum class ReductionResult : uint8_t { Same, Wide, Bool };

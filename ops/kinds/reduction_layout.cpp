@@ -59,19 +59,11 @@ Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute,
 }
 
 // Rows: (kept, reduced). Columns: one reduced run before a last kept one.
-bool is_rows(const Runs& r) {
-  return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1];
-}
-bool is_columns(const Runs& r) {
-  return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3);
-}
+bool is_rows(const Runs& r) { return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1]; }
+bool is_columns(const Runs& r) { return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3); }
 
-bool is_shaped(const Runs& r) {
-  return is_rows(r) || is_columns(r);
-}
-bool is_gathered(const Runs& r) {
-  return !is_shaped(r) || !r.direct;
-}
+bool is_shaped(const Runs& r) { return is_rows(r) || is_columns(r); }
+bool is_gathered(const Runs& r) { return !is_shaped(r) || !r.direct; }
 
 void set_extents(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
   l.dtype = x.dtype;

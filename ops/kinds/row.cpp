@@ -12,17 +12,11 @@ namespace brrr {
 
 namespace {
 
-const RowInfo& info_of(const OpCall& c) {
-  return *c.op->row;
-}
+const RowInfo& info_of(const OpCall& c) { return *c.op->row; }
 
-bool is_shared(const RowOperand& o) {
-  return o.kind == Operand::Weight || o.kind == Operand::Bias;
-}
+bool is_shared(const RowOperand& o) { return o.kind == Operand::Weight || o.kind == Operand::Bias; }
 // x + -0 is x, whatever its sign.
-double absent_value(Operand o) {
-  return o == Operand::Weight ? 1.0 : -0.0;
-}
+double absent_value(Operand o) { return o == Operand::Weight ? 1.0 : -0.0; }
 // What is absent but needed is made.
 bool is_filled(const RowInfo& info, const OpCall& c, const RowOperand& o) {
   return is_shared(o) && !c.in[o.input] && info.uses >> o.input & 1;

@@ -119,12 +119,8 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
     return Ids<V>(static_cast<const int64_t*>(s.in[k]) + first, s.ignored[k], &b);
 }
 
-template <class... R> std::tuple<R...> as_tuple(const std::tuple<R...>& r) {
-  return r;
-}
-template <class R> std::tuple<R> as_tuple(const R& r) {
-  return {r};
-}
+template <class... R> std::tuple<R...> as_tuple(const std::tuple<R...>& r) { return r; }
+template <class R> std::tuple<R> as_tuple(const R& r) { return {r}; }
 
 template <class R> inline constexpr bool kIsColumns = false;
 template <class E> inline constexpr bool kIsColumns<Columns<E>> = true;
@@ -142,9 +138,7 @@ template <class E> inline constexpr int kTotals = 0;
 template <class V, class E> inline constexpr int kTotals<Total<V, E>> = 1;
 template <class V, class F, Level L, class... A>
 inline constexpr int kTotals<Apply<V, F, L, A...>> = (kTotals<A> + ...);
-template <class V, class E, class F> void for_totals(const Total<V, E>& e, const F& f) {
-  f(e);
-}
+template <class V, class E, class F> void for_totals(const Total<V, E>& e, const F& f) { f(e); }
 template <class E, class F> void for_totals(const E& e, const F& f) {
   if constexpr (kTotals < E >> 0)
     std::apply([&](const auto&... x) { (for_totals(x, f), ...); }, e.a);
@@ -166,9 +160,7 @@ template <class F, Operand... O> struct RowKernels {
   static constexpr auto kAll = std::make_index_sequence<kResults>{};
 
   static std::vector<RowResult> kinds() {
-    return []<size_t... K>(std::index_sequence<K...>) {
-      return std::vector<RowResult>{kind<K>...};
-    }
+    return []<size_t... K>(std::index_sequence<K...>) { return std::vector<RowResult>{kind<K>...}; }
     (kAll);
   }
   static constexpr int totals() {

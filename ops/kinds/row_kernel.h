@@ -27,9 +27,7 @@ template <class V> void put(Lane<V>* p, V v, int lanes) {
   else
     vx::store_n(p, v, lanes);
 }
-template <class V> V spread(double x) {
-  return vx::splat(static_cast<Lane<V>>(x));
-}
+template <class V> V spread(double x) { return vx::splat(static_cast<Lane<V>>(x)); }
 
 /// f(i, lanes) for all vectors of a row.
 template <class F> void map_row(int64_t n, const F& f) {

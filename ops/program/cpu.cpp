@@ -119,8 +119,6 @@ std::vector<CpuArgument> cpu_arguments(const Program& p) {
   return all;
 }
 
-CpuKernel cpu_kernel(const Program& p) {
-  return p.row ? cpu_rows(p) : Text(p).run();
-}
+CpuKernel cpu_kernel(const Program& p) { return p.row ? cpu_rows(p) : Text(p).run(); }
 
 }  // namespace brrr::program

@@ -605,8 +605,6 @@ class RowWalk : public CpuText {
 
 }  // namespace
 
-CpuKernel cpu_rows(const Program& p) {
-  return RowWalk(p).run();
-}
+CpuKernel cpu_rows(const Program& p) { return RowWalk(p).run(); }
 
 }  // namespace brrr::program

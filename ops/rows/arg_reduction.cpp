@@ -100,9 +100,7 @@ template <bool kMax, class V> void arg_of_lines(const void* data, const Lines& l
   });
 }
 
-Lines lines_of(const OpCall& c) {
-  return lines_along(*c.in[0], reduced_dim(c.attrs));
-}
+Lines lines_of(const OpCall& c) { return lines_along(*c.in[0], reduced_dim(c.attrs)); }
 
 template <bool kMax> void arg_cpu(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();

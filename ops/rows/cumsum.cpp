@@ -70,9 +70,7 @@ template <class T> struct Scan : Lines {
   }
 };
 
-DType sum_dtype(DType t) {
-  return is_floating(t) ? t : kInt64;
-}
+DType sum_dtype(DType t) { return is_floating(t) ? t : kInt64; }
 
 struct CumsumAttrs {
   int64_t dim;
@@ -250,9 +248,7 @@ void cumsum_cuda(OpCall& c) {
 
 // --- the row -------------------------------------------------------------------------------------
 
-void cumsum_infer(OpCall& c) {
-  set_meta(c, 0, sum_dtype(c.in[0]->dtype), c.in[0]->size_list());
-}
+void cumsum_infer(OpCall& c) { set_meta(c, 0, sum_dtype(c.in[0]->dtype), c.in[0]->size_list()); }
 
 void cumsum_vjp(VjpCall& v);
 
@@ -273,8 +269,6 @@ Tensor cumsum(const Tensor& x, int64_t dim) {
   return call(cumsum_row, {x},
               CumsumAttrs{wrap_dim("cumsum", dim, static_cast<int>(x.dim())), false});
 }
-Tensor Tensor::cumsum(int64_t dim) const {
-  return brrr::cumsum(*this, dim);
-}
+Tensor Tensor::cumsum(int64_t dim) const { return brrr::cumsum(*this, dim); }
 
 }  // namespace brrr

@@ -92,22 +92,16 @@ Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device) {
   if (dtype == kBool) v = v.to_double() != 0;
   return PointwiseCall(full_row).make(sizes, dtype, device).add(v).run();
 }
-Tensor full(const IntList& sizes, Scalar v) {
-  return full(sizes, v, v.dtype());
-}
+Tensor full(const IntList& sizes, Scalar v) { return full(sizes, v, v.dtype()); }
 
 Tensor zeros(const IntList& sizes, DType dtype, Device device) {
   return full(sizes, 0, dtype, device);
 }
-Tensor zeros(const IntList& sizes, Device device) {
-  return full(sizes, 0, kFloat32, device);
-}
+Tensor zeros(const IntList& sizes, Device device) { return full(sizes, 0, kFloat32, device); }
 Tensor ones(const IntList& sizes, DType dtype, Device device) {
   return full(sizes, 1, dtype, device);
 }
-Tensor ones(const IntList& sizes, Device device) {
-  return full(sizes, 1, kFloat32, device);
-}
+Tensor ones(const IntList& sizes, Device device) { return full(sizes, 1, kFloat32, device); }
 
 static void check_like(const char* op, const Tensor& t) {
   BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
@@ -131,9 +125,7 @@ Tensor ones_like(const Tensor& t) {
 
 // --- sequences -----------------------------------------------------------------------------------
 
-Tensor arange(Scalar end, Device device) {
-  return arange(0, end, 1, device);
-}
+Tensor arange(Scalar end, Device device) { return arange(0, end, 1, device); }
 
 Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
   const double from = start.to_double(), to = end.to_double(), by = step.to_double();
@@ -215,9 +207,7 @@ static Tensor from_list(const NestedList& list) {
   return pack<int64_t>(list, kInt64, [](Scalar s) { return s.to_int(); });
 }
 
-Tensor tensor(std::initializer_list<NestedList> items) {
-  return from_list(NestedList(items));
-}
+Tensor tensor(std::initializer_list<NestedList> items) { return from_list(NestedList(items)); }
 
 Tensor tensor(Scalar v) {
   if (v.is_floating()) {
@@ -232,18 +222,10 @@ Tensor tensor(Scalar v) {
 template <class T> static Tensor from_vector(const std::vector<T>& v) {
   return from_host(v.data(), {static_cast<int64_t>(v.size())}, DTypeOf<T>::value);
 }
-Tensor tensor(const std::vector<float>& v) {
-  return from_vector(v);
-}
-Tensor tensor(const std::vector<double>& v) {
-  return from_vector(v);
-}
-Tensor tensor(const std::vector<int64_t>& v) {
-  return from_vector(v);
-}
-Tensor tensor(const std::vector<int32_t>& v) {
-  return from_vector(v);
-}
+Tensor tensor(const std::vector<float>& v) { return from_vector(v); }
+Tensor tensor(const std::vector<double>& v) { return from_vector(v); }
+Tensor tensor(const std::vector<int64_t>& v) { return from_vector(v); }
+Tensor tensor(const std::vector<int32_t>& v) { return from_vector(v); }
 
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy) {
   const int64_t n = numel_of(sizes, "from_blob");

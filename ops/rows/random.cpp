@@ -93,12 +93,8 @@ double rounded(double v, DType t) {
 
 }  // namespace
 
-Tensor rand(const IntList& sizes, Device device) {
-  return uniform(sizes, kFloat32, device);
-}
-Tensor randn(const IntList& sizes, Device device) {
-  return normal(sizes, kFloat32, device);
-}
+Tensor rand(const IntList& sizes, Device device) { return uniform(sizes, kFloat32, device); }
+Tensor randn(const IntList& sizes, Device device) { return normal(sizes, kFloat32, device); }
 Tensor rand_like(const Tensor& t) {
   check_floating("rand_like", t);
   return uniform(t.sizes(), t.dtype(), t.device());

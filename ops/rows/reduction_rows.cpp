@@ -218,41 +218,21 @@ std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool ke
 
 // --- members ------------------------------------------------------------------------------------
 
-Tensor Tensor::sum(const IntList& d, bool keep) const {
-  return brrr::sum(*this, d, keep);
-}
-Tensor Tensor::mean(const IntList& d, bool keep) const {
-  return brrr::mean(*this, d, keep);
-}
-Tensor Tensor::prod(const IntList& d, bool keep) const {
-  return brrr::prod(*this, d, keep);
-}
-Tensor Tensor::max(const IntList& d, bool keep) const {
-  return brrr::amax(*this, d, keep);
-}
-Tensor Tensor::min(const IntList& d, bool keep) const {
-  return brrr::amin(*this, d, keep);
-}
-Tensor Tensor::norm(const IntList& d, bool keep) const {
-  return brrr::norm(*this, d, keep);
-}
-Tensor Tensor::any(const IntList& d, bool keep) const {
-  return brrr::any(*this, d, keep);
-}
-Tensor Tensor::all(const IntList& d, bool keep) const {
-  return brrr::all(*this, d, keep);
-}
+Tensor Tensor::sum(const IntList& d, bool keep) const { return brrr::sum(*this, d, keep); }
+Tensor Tensor::mean(const IntList& d, bool keep) const { return brrr::mean(*this, d, keep); }
+Tensor Tensor::prod(const IntList& d, bool keep) const { return brrr::prod(*this, d, keep); }
+Tensor Tensor::max(const IntList& d, bool keep) const { return brrr::amax(*this, d, keep); }
+Tensor Tensor::min(const IntList& d, bool keep) const { return brrr::amin(*this, d, keep); }
+Tensor Tensor::norm(const IntList& d, bool keep) const { return brrr::norm(*this, d, keep); }
+Tensor Tensor::any(const IntList& d, bool keep) const { return brrr::any(*this, d, keep); }
+Tensor Tensor::all(const IntList& d, bool keep) const { return brrr::all(*this, d, keep); }
 Tensor Tensor::var(const IntList& d, bool unbiased, bool keep) const {
   return brrr::var(*this, d, unbiased, keep);
 }
 Tensor Tensor::logsumexp(const IntList& d, bool keep) const {
   return brrr::logsumexp(*this, d, keep);
 }
-Tensor Tensor::argmax(int64_t d, bool keep) const {
-  return brrr::argmax(*this, d, keep);
-}
-Tensor Tensor::argmin(int64_t d, bool keep) const {
-  return brrr::argmin(*this, d, keep);
-}
+Tensor Tensor::argmax(int64_t d, bool keep) const { return brrr::argmax(*this, d, keep); }
+Tensor Tensor::argmin(int64_t d, bool keep) const { return brrr::argmin(*this, d, keep); }
 
 }  // namespace brrr

@@ -31,17 +31,9 @@ Tensor over_dim(const RowOp& op, const Tensor& x, int64_t dim) {
 
 }  // namespace
 
-Tensor softmax(const Tensor& x, int64_t dim) {
-  return over_dim(softmax_row, x, dim);
-}
-Tensor log_softmax(const Tensor& x, int64_t dim) {
-  return over_dim(log_softmax_row, x, dim);
-}
-Tensor Tensor::softmax(int64_t dim) const {
-  return brrr::softmax(*this, dim);
-}
-Tensor Tensor::log_softmax(int64_t dim) const {
-  return brrr::log_softmax(*this, dim);
-}
+Tensor softmax(const Tensor& x, int64_t dim) { return over_dim(softmax_row, x, dim); }
+Tensor log_softmax(const Tensor& x, int64_t dim) { return over_dim(log_softmax_row, x, dim); }
+Tensor Tensor::softmax(int64_t dim) const { return brrr::softmax(*this, dim); }
+Tensor Tensor::log_softmax(int64_t dim) const { return brrr::log_softmax(*this, dim); }
 
 }  // namespace brrr

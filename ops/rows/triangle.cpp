@@ -41,17 +41,9 @@ Tensor triangle(const PointwiseOp& op, const Tensor& x, int64_t diagonal) {
 
 }  // namespace
 
-Tensor tril(const Tensor& x, int64_t diagonal) {
-  return triangle(tril_row, x, diagonal);
-}
-Tensor triu(const Tensor& x, int64_t diagonal) {
-  return triangle(triu_row, x, diagonal);
-}
-Tensor Tensor::tril(int64_t diagonal) const {
-  return brrr::tril(*this, diagonal);
-}
-Tensor Tensor::triu(int64_t diagonal) const {
-  return brrr::triu(*this, diagonal);
-}
+Tensor tril(const Tensor& x, int64_t diagonal) { return triangle(tril_row, x, diagonal); }
+Tensor triu(const Tensor& x, int64_t diagonal) { return triangle(triu_row, x, diagonal); }
+Tensor Tensor::tril(int64_t diagonal) const { return brrr::tril(*this, diagonal); }
+Tensor Tensor::triu(int64_t diagonal) const { return brrr::triu(*this, diagonal); }
 
 }  // namespace brrr

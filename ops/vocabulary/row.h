@@ -110,16 +110,12 @@ BRRR_LIFT(!=, NotEqual)
 BRRR_LIFT(&, And)
 BRRR_LIFT(|, Or)
 #undef BRRR_LIFT
-template <RowValue A> auto operator-(const A& a) {
-  return lift<lifted::Negate>(a);
-}
+template <RowValue A> auto operator-(const A& a) { return lift<lifted::Negate>(a); }
 
 namespace m {
-#define BRRR_LIFT(name)                                   \
-  template <RowTerm... A>                                 \
-  requires(RowValue<A> || ...) auto name(const A&... a) { \
-    return lift<lifted::name>(a...);                      \
-  }
+#define BRRR_LIFT(name)   \
+  template <RowTerm... A> \
+  requires(RowValue<A> || ...) auto name(const A&... a) { return lift<lifted::name>(a...); }
 BRRR_LIFT(exp)
 BRRR_LIFT(expm1)
 BRRR_LIFT(log)
@@ -143,32 +139,20 @@ BRRR_LIFT(where)
 #undef BRRR_LIFT
 
 /// x * x, of an x that is computed once.
-template <RowValue A> auto square(const A& a) {
-  return lift<lifted::Square>(a);
-}
+template <RowValue A> auto square(const A& a) { return lift<lifted::Square>(a); }
 /// The value, as one that has no gradient.
-template <RowValue A> auto constant(const A& a) {
-  return A::Reading::constant(a);
-}
+template <RowValue A> auto constant(const A& a) { return A::Reading::constant(a); }
 }  // namespace m
 
 namespace row {
 
 /// Sum over the row, in the order of the device. An lvalue may be kept for its next use.
-template <class A> auto sum(A&& a) {
-  return std::decay_t<A>::Reading::sum(std::forward<A>(a));
-}
+template <class A> auto sum(A&& a) { return std::decay_t<A>::Reading::sum(std::forward<A>(a)); }
 /// The largest and the smallest element. They pass over NaN, unless there is nothing else.
-template <class A> auto max(A&& a) {
-  return std::decay_t<A>::Reading::max(std::forward<A>(a));
-}
-template <class A> auto min(A&& a) {
-  return std::decay_t<A>::Reading::min(std::forward<A>(a));
-}
+template <class A> auto max(A&& a) { return std::decay_t<A>::Reading::max(std::forward<A>(a)); }
+template <class A> auto min(A&& a) { return std::decay_t<A>::Reading::min(std::forward<A>(a)); }
 /// How many elements the row has.
-template <RowValue A> auto count(const A& a) {
-  return A::Reading::count(a);
-}
+template <RowValue A> auto count(const A& a) { return A::Reading::count(a); }
 template <class A> auto mean(A&& a) {
   const auto n = count(a);
   return sum(std::forward<A>(a)) / n;
@@ -178,25 +162,15 @@ template <RowValue A, RowValue Id> auto pick(const A& a, const Id& id) {
   return A::Reading::pick(a, id);
 }
 /// Whether an element is the row's `id`-th.
-template <RowValue Id> auto is_at(const Id& id) {
-  return Id::Reading::is_at(id);
-}
+template <RowValue Id> auto is_at(const Id& id) { return Id::Reading::is_at(id); }
 /// Whether the id counts: it is not the one to be ignored. As a mask, and as 1 or 0.
-template <RowValue Id> auto counts(const Id& id) {
-  return Id::Reading::counts(id);
-}
-template <RowValue Id> auto weight(const Id& id) {
-  return Id::Reading::weight(id);
-}
+template <RowValue Id> auto counts(const Id& id) { return Id::Reading::counts(id); }
+template <RowValue Id> auto weight(const Id& id) { return Id::Reading::weight(id); }
 /// The sum over all rows, of each element of them: what the gradient of something that the rows
 /// share is made of. A result only.
-template <RowValue A> auto over_rows(const A& a) {
-  return A::Reading::over_rows(a);
-}
+template <RowValue A> auto over_rows(const A& a) { return A::Reading::over_rows(a); }
 /// The sum of a number of each row over all rows. Usable in a result that is one number.
-template <RowValue A> auto total(const A& a) {
-  return A::Reading::total(a);
-}
+template <RowValue A> auto total(const A& a) { return A::Reading::total(a); }
 
 }  // namespace row
 

@@ -104,9 +104,7 @@ inline Sym like(Sym, SymIndex i) {
 // Philox is long: the compiler would not inline what stands around it by itself.
 
 /// The lanes of an integer, and what lanes are as one: of a vector itself, of a number the first.
-template <class W> [[gnu::always_inline]] inline vx::Line lanes_of(Num<W> i) {
-  return i.v;
-}
+template <class W> [[gnu::always_inline]] inline vx::Line lanes_of(Num<W> i) { return i.v; }
 template <class W, class X> [[gnu::always_inline]] inline auto from_lanes(X x) {
   if constexpr (kIsScalar<W>)
     return Num<W>(static_cast<W>(x[0]));

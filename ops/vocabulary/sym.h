@@ -115,48 +115,20 @@ inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
   return {SymScope::current().add({Statement::Formula, kBool, -1, text, args})};
 }
 
-inline Sym operator+(Sym a, Sym b) {
-  return sym_emit("$0 + $1", {a.id, b.id});
-}
-inline Sym operator-(Sym a, Sym b) {
-  return sym_emit("$0 - $1", {a.id, b.id});
-}
-inline Sym operator*(Sym a, Sym b) {
-  return sym_emit("$0 * $1", {a.id, b.id});
-}
-inline Sym operator/(Sym a, Sym b) {
-  return sym_emit("$0 / $1", {a.id, b.id});
-}
-inline Sym operator-(Sym a) {
-  return sym_emit("-$0", {a.id});
-}
-inline SymMask operator<(Sym a, Sym b) {
-  return mask_emit("lt($0, $1)", {a.id, b.id});
-}
-inline SymMask operator<=(Sym a, Sym b) {
-  return mask_emit("le($0, $1)", {a.id, b.id});
-}
-inline SymMask operator>(Sym a, Sym b) {
-  return mask_emit("gt($0, $1)", {a.id, b.id});
-}
-inline SymMask operator>=(Sym a, Sym b) {
-  return mask_emit("ge($0, $1)", {a.id, b.id});
-}
-inline SymMask operator==(Sym a, Sym b) {
-  return mask_emit("eq($0, $1)", {a.id, b.id});
-}
-inline SymMask operator!=(Sym a, Sym b) {
-  return mask_emit("ne($0, $1)", {a.id, b.id});
-}
-inline SymMask operator&(SymMask a, SymMask b) {
-  return mask_emit("$0 & $1", {a.id, b.id});
-}
-inline SymMask operator|(SymMask a, SymMask b) {
-  return mask_emit("$0 | $1", {a.id, b.id});
-}
-inline SymMask operator!(SymMask a) {
-  return mask_emit("~$0", {a.id});
-}
+inline Sym operator+(Sym a, Sym b) { return sym_emit("$0 + $1", {a.id, b.id}); }
+inline Sym operator-(Sym a, Sym b) { return sym_emit("$0 - $1", {a.id, b.id}); }
+inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }
+inline Sym operator/(Sym a, Sym b) { return sym_emit("$0 / $1", {a.id, b.id}); }
+inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}); }
+inline SymMask operator<(Sym a, Sym b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
+inline SymMask operator<=(Sym a, Sym b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
+inline SymMask operator>(Sym a, Sym b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
+inline SymMask operator>=(Sym a, Sym b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
+inline SymMask operator==(Sym a, Sym b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
+inline SymMask operator!=(Sym a, Sym b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
+inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.id, b.id}); }
+inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}); }
+inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}); }
 
 /// An int64 of a formula, whatever type the rest of it has: a place of the element, a seed.
 struct SymIndex {
@@ -175,35 +147,15 @@ inline SymIndex index_emit(const char* text, std::initializer_list<int> args) {
   return SymIndex(SymScope::current().add({Statement::Formula, kInt64, -1, text, args}));
 }
 
-inline SymIndex operator+(SymIndex a, SymIndex b) {
-  return index_emit("$0 + $1", {a.id, b.id});
-}
-inline SymIndex operator-(SymIndex a, SymIndex b) {
-  return index_emit("$0 - $1", {a.id, b.id});
-}
-inline SymIndex operator*(SymIndex a, SymIndex b) {
-  return index_emit("$0 * $1", {a.id, b.id});
-}
-inline SymIndex operator>>(SymIndex a, SymIndex b) {
-  return index_emit("$0 >> $1", {a.id, b.id});
-}
-inline SymMask operator<(SymIndex a, SymIndex b) {
-  return mask_emit("lt($0, $1)", {a.id, b.id});
-}
-inline SymMask operator<=(SymIndex a, SymIndex b) {
-  return mask_emit("le($0, $1)", {a.id, b.id});
-}
-inline SymMask operator>(SymIndex a, SymIndex b) {
-  return mask_emit("gt($0, $1)", {a.id, b.id});
-}
-inline SymMask operator>=(SymIndex a, SymIndex b) {
-  return mask_emit("ge($0, $1)", {a.id, b.id});
-}
-inline SymMask operator==(SymIndex a, SymIndex b) {
-  return mask_emit("eq($0, $1)", {a.id, b.id});
-}
-inline SymMask operator!=(SymIndex a, SymIndex b) {
-  return mask_emit("ne($0, $1)", {a.id, b.id});
-}
+inline SymIndex operator+(SymIndex a, SymIndex b) { return index_emit("$0 + $1", {a.id, b.id}); }
+inline SymIndex operator-(SymIndex a, SymIndex b) { return index_emit("$0 - $1", {a.id, b.id}); }
+inline SymIndex operator*(SymIndex a, SymIndex b) { return index_emit("$0 * $1", {a.id, b.id}); }
+inline SymIndex operator>>(SymIndex a, SymIndex b) { return index_emit("$0 >> $1", {a.id, b.id}); }
+inline SymMask operator<(SymIndex a, SymIndex b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
+inline SymMask operator<=(SymIndex a, SymIndex b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
+inline SymMask operator>(SymIndex a, SymIndex b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
+inline SymMask operator>=(SymIndex a, SymIndex b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
+inline SymMask operator==(SymIndex a, SymIndex b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
+inline SymMask operator!=(SymIndex a, SymIndex b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
 
 }  // namespace brrr

@@ -42,9 +42,7 @@ typedef int i32x8 __attribute__((vector_size(32)));
 // --- memory --------------------------------------------------------------------------------------
 
 // Lanes i < n of eight as a mask.
-BRRR_VX i32x8 first_lanes8(int n) {
-  return (i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n);
-}
+BRRR_VX i32x8 first_lanes8(int n) { return (i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n); }
 
 // The first n elements; the rest of the vector is zero and its memory is not touched.
 template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
@@ -138,9 +136,7 @@ template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 
 /// Asks for a cache line, into the second level: the first is full of what is read again, and a
 /// line that it throws out before its use would come from memory twice. The address need not exist.
-BRRR_VX void prefetch(const void* p) {
-  __builtin_prefetch(p, 0, 2);
-}
+BRRR_VX void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 BRRR_VX void fence_nt() {
 #ifdef __SSE__
   __builtin_ia32_sfence();
@@ -155,21 +151,11 @@ BRRR_VX void fence_nt() {
     __builtin_memcpy(&r, p, sizeof r);                                                         \
     return r;                                                                                  \
   }                                                                                            \
-  BRRR_VX void store(T* p, V v) {                                                              \
-    store_whole(p, v);                                                                         \
-  }                                                                                            \
-  BRRR_VX V load_n(const T* p, int n) {                                                        \
-    return load_first<V>(p, n);                                                                \
-  }                                                                                            \
-  BRRR_VX void store_n(T* p, V v, int n) {                                                     \
-    store_first(p, v, n);                                                                      \
-  }                                                                                            \
-  BRRR_VX void store_nt(T* p, V v) {                                                           \
-    store_around(p, v);                                                                        \
-  }                                                                                            \
-  BRRR_VX V splat(T x) {                                                                       \
-    return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};                                  \
-  }                                                                                            \
+  BRRR_VX void store(T* p, V v) { store_whole(p, v); }                                         \
+  BRRR_VX V load_n(const T* p, int n) { return load_first<V>(p, n); }                          \
+  BRRR_VX void store_n(T* p, V v, int n) { store_first(p, v, n); }                             \
+  BRRR_VX void store_nt(T* p, V v) { store_around(p, v); }                                     \
+  BRRR_VX V splat(T x) { return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }           \
   BRRR_VX V load_strided(const T* p, long s) {                                                 \
     return V{                                                                                  \
         p[0],     p[s],     p[2 * s],  p[3 * s],  p[4 * s],  p[5 * s],  p[6 * s],  p[7 * s],   \
@@ -210,12 +196,8 @@ struct NotEqual {
   template <class V> BRRR_VX auto test(V a, V b) { return a != b; }
 };
 
-BRRR_VX b16 to_mask(i32 m) {
-  return m;
-}
-BRRR_VX b16 to_mask(i64 m) {
-  return __builtin_convertvector(m, i32);
-}
+BRRR_VX b16 to_mask(i32 m) { return m; }
+BRRR_VX b16 to_mask(i64 m) { return __builtin_convertvector(m, i32); }
 
 template <class Test, class T, class V> BRRR_VX b16 compare(V a, V b) {
   if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
@@ -241,36 +223,20 @@ BRRR_VX f32 where(b16 m, f32 a, f32 b) {
   return (f32)(((i32)a & m) | ((i32)b & ~m));
 #endif
 }
-BRRR_VX i32 where(b16 m, i32 a, i32 b) {
-  return (a & m) | (b & ~m);
-}
+BRRR_VX i32 where(b16 m, i32 a, i32 b) { return (a & m) | (b & ~m); }
 BRRR_VX i64 where(b16 m, i64 a, i64 b) {
   i64 wide = __builtin_convertvector(m, i64);
   return (a & wide) | (b & ~wide);
 }
-BRRR_VX f64 where(b16 m, f64 a, f64 b) {
-  return (f64)where(m, (i64)a, (i64)b);
-}
+BRRR_VX f64 where(b16 m, f64 a, f64 b) { return (f64)where(m, (i64)a, (i64)b); }
 
-#define BRRR_VX_COMPARE(T, V)           \
-  BRRR_VX b16 lt(V a, V b) {            \
-    return compare<Less, T>(a, b);      \
-  }                                     \
-  BRRR_VX b16 le(V a, V b) {            \
-    return compare<LessEqual, T>(a, b); \
-  }                                     \
-  BRRR_VX b16 gt(V a, V b) {            \
-    return compare<Less, T>(b, a);      \
-  }                                     \
-  BRRR_VX b16 ge(V a, V b) {            \
-    return compare<LessEqual, T>(b, a); \
-  }                                     \
-  BRRR_VX b16 eq(V a, V b) {            \
-    return compare<Equal, T>(a, b);     \
-  }                                     \
-  BRRR_VX b16 ne(V a, V b) {            \
-    return compare<NotEqual, T>(a, b);  \
-  }
+#define BRRR_VX_COMPARE(T, V)                                      \
+  BRRR_VX b16 lt(V a, V b) { return compare<Less, T>(a, b); }      \
+  BRRR_VX b16 le(V a, V b) { return compare<LessEqual, T>(a, b); } \
+  BRRR_VX b16 gt(V a, V b) { return compare<Less, T>(b, a); }      \
+  BRRR_VX b16 ge(V a, V b) { return compare<LessEqual, T>(b, a); } \
+  BRRR_VX b16 eq(V a, V b) { return compare<Equal, T>(a, b); }     \
+  BRRR_VX b16 ne(V a, V b) { return compare<NotEqual, T>(a, b); }
 BRRR_VX_COMPARE(float, f32)
 BRRR_VX_COMPARE(double, f64)
 BRRR_VX_COMPARE(int, i32)
@@ -292,12 +258,8 @@ BRRR_VX unsigned mask_bits(b16 m) {
   return r;
 #endif
 }
-BRRR_VX bool any(b16 m) {
-  return mask_bits(m) != 0;
-}
-BRRR_VX bool all(b16 m) {
-  return mask_bits(m) == 0xffff;
-}
+BRRR_VX bool any(b16 m) { return mask_bits(m) != 0; }
+BRRR_VX bool all(b16 m) { return mask_bits(m) == 0xffff; }
 
 // The mask of the first n lanes.
 BRRR_VX b16 first_lanes(int n) {

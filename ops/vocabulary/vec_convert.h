@@ -6,47 +6,21 @@
 
 namespace brrr::vx {
 
-BRRR_VX f32 to_f32(f32 x) {
-  return x;
-}
-BRRR_VX f32 to_f32(f64 x) {
-  return convert<f32>(x);
-}
-BRRR_VX f32 to_f32(i32 x) {
-  return convert<f32>(x);
-}
-BRRR_VX f32 to_f32(i64 x) {
-  return convert<f32>(x);
-}
-BRRR_VX f64 to_f64(f32 x) {
-  return convert<f64>(x);
-}
-BRRR_VX f64 to_f64(f64 x) {
-  return x;
-}
-BRRR_VX f64 to_f64(i32 x) {
-  return convert<f64>(x);
-}
-BRRR_VX f64 to_f64(i64 x) {
-  return convert<f64>(x);
-}
-BRRR_VX i32 to_i32(i32 x) {
-  return x;
-}
-BRRR_VX i32 to_i32(i64 x) {
-  return convert<i32>(x);
-}
-BRRR_VX i64 to_i64(i32 x) {
-  return convert<i64>(x);
-}
-BRRR_VX i64 to_i64(i64 x) {
-  return x;
-}
+BRRR_VX f32 to_f32(f32 x) { return x; }
+BRRR_VX f32 to_f32(f64 x) { return convert<f32>(x); }
+BRRR_VX f32 to_f32(i32 x) { return convert<f32>(x); }
+BRRR_VX f32 to_f32(i64 x) { return convert<f32>(x); }
+BRRR_VX f64 to_f64(f32 x) { return convert<f64>(x); }
+BRRR_VX f64 to_f64(f64 x) { return x; }
+BRRR_VX f64 to_f64(i32 x) { return convert<f64>(x); }
+BRRR_VX f64 to_f64(i64 x) { return convert<f64>(x); }
+BRRR_VX i32 to_i32(i32 x) { return x; }
+BRRR_VX i32 to_i32(i64 x) { return convert<i32>(x); }
+BRRR_VX i64 to_i64(i32 x) { return convert<i64>(x); }
+BRRR_VX i64 to_i64(i64 x) { return x; }
 
 // By its bits: to answer x != x, g++ looks through all that x was made of, 40 ms in a long kernel.
-BRRR_VX b16 isnan(f32 x) {
-  return gt((i32)x & 0x7fffffff, splat(0x7f800000));
-}
+BRRR_VX b16 isnan(f32 x) { return gt((i32)x & 0x7fffffff, splat(0x7f800000)); }
 
 // Floating point truncates; NaN and what is out of range give the smallest integer, as the x86
 // instructions do (in C++ they are undefined, so the lanes are made safe before).
@@ -65,65 +39,33 @@ BRRR_VX i64 to_i64(f64 x) {
   i64 r = convert<i64>(where(ok, x, f64{}));
   return where(ok, r, splat(-0x7fffffffffffffffL - 1));
 }
-BRRR_VX i64 to_i64(f32 x) {
-  return to_i64(to_f64(x));
-}
+BRRR_VX i64 to_i64(f32 x) { return to_i64(to_f64(x)); }
 
 // Named, because a mask and an i32 are one type: nonzero -> true, and true -> 1.
-BRRR_VX b16 to_b16(f32 x) {
-  return ne(x, f32{});
-}
-BRRR_VX b16 to_b16(f64 x) {
-  return ne(x, f64{});
-}
-BRRR_VX b16 to_b16(i32 x) {
-  return ne(x, i32{});
-}
-BRRR_VX b16 to_b16(i64 x) {
-  return ne(x, i64{});
-}
-BRRR_VX f32 mask_to_f32(b16 m) {
-  return (f32)(m & 0x3f800000);
-}
-BRRR_VX f64 mask_to_f64(b16 m) {
-  return to_f64(m & 1);
-}
-BRRR_VX i32 mask_to_i32(b16 m) {
-  return m & 1;
-}
-BRRR_VX i64 mask_to_i64(b16 m) {
-  return to_i64(m & 1);
-}
+BRRR_VX b16 to_b16(f32 x) { return ne(x, f32{}); }
+BRRR_VX b16 to_b16(f64 x) { return ne(x, f64{}); }
+BRRR_VX b16 to_b16(i32 x) { return ne(x, i32{}); }
+BRRR_VX b16 to_b16(i64 x) { return ne(x, i64{}); }
+BRRR_VX f32 mask_to_f32(b16 m) { return (f32)(m & 0x3f800000); }
+BRRR_VX f64 mask_to_f64(b16 m) { return to_f64(m & 1); }
+BRRR_VX i32 mask_to_i32(b16 m) { return m & 1; }
+BRRR_VX i64 mask_to_i64(b16 m) { return to_i64(m & 1); }
 
 // uint8 wraps modulo 256; a stored bool is 0 or 1 (any nonzero byte reads as true).
-BRRR_VX i32 u8_to_i32(u8 x) {
-  return convert<i32>(x);
-}
-BRRR_VX u8 i32_to_u8(i32 x) {
-  return convert<u8>(x & 255);
-}
-BRRR_VX b16 bool_to_b16(u8 x) {
-  return to_b16(u8_to_i32(x));
-}
-BRRR_VX u8 b16_to_bool(b16 m) {
-  return i32_to_u8(m & 1);
-}
+BRRR_VX i32 u8_to_i32(u8 x) { return convert<i32>(x); }
+BRRR_VX u8 i32_to_u8(i32 x) { return convert<u8>(x & 255); }
+BRRR_VX b16 bool_to_b16(u8 x) { return to_b16(u8_to_i32(x)); }
+BRRR_VX u8 b16_to_bool(b16 m) { return i32_to_u8(m & 1); }
 
 // bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
-BRRR_VX f32 bf16_to_f32(u16 h) {
-  return (f32)(convert<u32>(h) << 16);
-}
+BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(convert<u32>(h) << 16); }
 BRRR_VX u32 bf16_bits(f32 x) {
   u32 b = (u32)x;
   u32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
   return (u32)where(isnan(x), (i32)(b | 0x400000u), (i32)rounded);
 }
-BRRR_VX u16 f32_to_bf16(f32 x) {
-  return convert<u16>(bf16_bits(x) >> 16);
-}
-BRRR_VX f32 round_bf16(f32 x) {
-  return (f32)(bf16_bits(x) & 0xffff0000u);
-}
+BRRR_VX u16 f32_to_bf16(f32 x) { return convert<u16>(bf16_bits(x) >> 16); }
+BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
 
 // IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
 // denormal is made by one float addition that puts its last bit at the bottom of the sum.
@@ -146,15 +88,9 @@ BRRR_VX f32 f16_value(u32 h) {
   r = where(eq((i32)exponent, splat(0x0f800000)), (i32)(o + 0x70000000u), r);
   return (f32)((u32)r | ((h & 0x8000u) << 16));
 }
-BRRR_VX f32 f16_to_f32(u16 h) {
-  return f16_value(convert<u32>(h));
-}
-BRRR_VX u16 f32_to_f16(f32 x) {
-  return convert<u16>(f16_bits(x));
-}
-BRRR_VX f32 round_f16(f32 x) {
-  return f16_value(f16_bits(x));
-}
+BRRR_VX f32 f16_to_f32(u16 h) { return f16_value(convert<u32>(h)); }
+BRRR_VX u16 f32_to_f16(f32 x) { return convert<u16>(f16_bits(x)); }
+BRRR_VX f32 round_f16(f32 x) { return f16_value(f16_bits(x)); }
 
 }  // namespace brrr::vx
 

@@ -33,22 +33,14 @@ template <class T> struct Lane {
   __device__ __forceinline__ const T& operator[](int) const { return v; }
 
 // Computes in W.
-#define BRRR_VX_OPERATOR(sign, W)                                              \
-  __device__ __forceinline__ friend Lane operator sign(Lane x, Lane y) {       \
-    return Lane(static_cast<T>(static_cast<W>(x.v) sign static_cast<W>(y.v))); \
-  }                                                                            \
-  __device__ __forceinline__ friend Lane operator sign(Lane x, T y) {          \
-    return x sign Lane(y);                                                     \
-  }                                                                            \
-  __device__ __forceinline__ friend Lane operator sign(T x, Lane y) {          \
-    return Lane(x) sign y;                                                     \
-  }                                                                            \
-  __device__ __forceinline__ Lane& operator sign##=(Lane y) {                  \
-    return *this = *this sign y;                                               \
-  }                                                                            \
-  __device__ __forceinline__ Lane& operator sign##=(T y) {                     \
-    return *this = *this sign y;                                               \
-  }
+#define BRRR_VX_OPERATOR(sign, W)                                                              \
+  __device__ __forceinline__ friend Lane operator sign(Lane x, Lane y) {                       \
+    return Lane(static_cast<T>(static_cast<W>(x.v) sign static_cast<W>(y.v)));                 \
+  }                                                                                            \
+  __device__ __forceinline__ friend Lane operator sign(Lane x, T y) { return x sign Lane(y); } \
+  __device__ __forceinline__ friend Lane operator sign(T x, Lane y) { return Lane(x) sign y; } \
+  __device__ __forceinline__ Lane& operator sign##=(Lane y) { return *this = *this sign y; }   \
+  __device__ __forceinline__ Lane& operator sign##=(T y) { return *this = *this sign y; }
   BRRR_VX_OPERATOR(+, Wrap<T>)
   BRRR_VX_OPERATOR(-, Wrap<T>)
   BRRR_VX_OPERATOR(*, Wrap<T>)
@@ -62,9 +54,7 @@ template <class T> struct Lane {
   __device__ __forceinline__ friend Lane operator-(Lane x) {
     return Lane(static_cast<T>(-static_cast<Wrap<T>>(x.v)));
   }
-  __device__ __forceinline__ friend Lane operator~(Lane x) {
-    return Lane(static_cast<T>(~x.v));
-  }
+  __device__ __forceinline__ friend Lane operator~(Lane x) { return Lane(static_cast<T>(~x.v)); }
 };
 
 typedef Lane<float> f32;
@@ -79,16 +69,10 @@ typedef i32 b16;  // a mask: 0 or -1, for every element type
 
 // --- memory --------------------------------------------------------------------------------------
 
-#define BRRR_VX_MEMORY(T, V)      \
-  BRRR_VX V load(const T* p) {    \
-    return V(*p);                 \
-  }                               \
-  BRRR_VX void store(T* p, V x) { \
-    *p = x.v;                     \
-  }                               \
-  BRRR_VX V splat(T x) {          \
-    return V(x);                  \
-  }
+#define BRRR_VX_MEMORY(T, V)                   \
+  BRRR_VX V load(const T* p) { return V(*p); } \
+  BRRR_VX void store(T* p, V x) { *p = x.v; }  \
+  BRRR_VX V splat(T x) { return V(x); }
 BRRR_VX_MEMORY(float, f32)
 BRRR_VX_MEMORY(double, f64)
 BRRR_VX_MEMORY(int, i32)
@@ -106,40 +90,22 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
 
 // --- comparisons and selection -------------------------------------------------------------------
 
-#define BRRR_VX_COMPARE(V)           \
-  BRRR_VX b16 lt(V a, V b) {         \
-    return b16(-(a.v < b.v));        \
-  }                                  \
-  BRRR_VX b16 le(V a, V b) {         \
-    return b16(-(a.v <= b.v));       \
-  }                                  \
-  BRRR_VX b16 gt(V a, V b) {         \
-    return b16(-(a.v > b.v));        \
-  }                                  \
-  BRRR_VX b16 ge(V a, V b) {         \
-    return b16(-(a.v >= b.v));       \
-  }                                  \
-  BRRR_VX b16 eq(V a, V b) {         \
-    return b16(-(a.v == b.v));       \
-  }                                  \
-  BRRR_VX b16 ne(V a, V b) {         \
-    return b16(-(a.v != b.v));       \
-  }                                  \
-  BRRR_VX V where(b16 m, V a, V b) { \
-    return m.v != 0 ? a : b;         \
-  }
+#define BRRR_VX_COMPARE(V)                                \
+  BRRR_VX b16 lt(V a, V b) { return b16(-(a.v < b.v)); }  \
+  BRRR_VX b16 le(V a, V b) { return b16(-(a.v <= b.v)); } \
+  BRRR_VX b16 gt(V a, V b) { return b16(-(a.v > b.v)); }  \
+  BRRR_VX b16 ge(V a, V b) { return b16(-(a.v >= b.v)); } \
+  BRRR_VX b16 eq(V a, V b) { return b16(-(a.v == b.v)); } \
+  BRRR_VX b16 ne(V a, V b) { return b16(-(a.v != b.v)); } \
+  BRRR_VX V where(b16 m, V a, V b) { return m.v != 0 ? a : b; }
 BRRR_VX_COMPARE(f32)
 BRRR_VX_COMPARE(f64)
 BRRR_VX_COMPARE(i32)
 BRRR_VX_COMPARE(i64)
 #undef BRRR_VX_COMPARE
 
-BRRR_VX bool any(b16 m) {
-  return m.v != 0;
-}
-BRRR_VX bool all(b16 m) {
-  return m.v != 0;
-}
+BRRR_VX bool any(b16 m) { return m.v != 0; }
+BRRR_VX bool all(b16 m) { return m.v != 0; }
 
 }  // namespace brrr::vx
 

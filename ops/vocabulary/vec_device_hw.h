@@ -29,20 +29,12 @@ template <class To, class From> BRRR_VX To convert(From x) {
 struct alignas(64) Table {
   float v[16];
 };
-BRRR_VX f32 lookup(const Table& table, i32 k) {
-  return f32(table.v[k.v & 15]);
-}
+BRRR_VX f32 lookup(const Table& table, i32 k) { return f32(table.v[k.v & 15]); }
 
 // Correctly rounded a * b + c: the only contraction there is, so never left to the compiler.
-BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
-  return f32(BRRR_VX_LIBM(fmaf)(a.v, b.v, c.v));
-}
-BRRR_VX f64 fma(f64 a, f64 b, f64 c) {
-  return f64(BRRR_VX_LIBM(fma)(a.v, b.v, c.v));
-}
-BRRR_VX f32 sqrt(f32 x) {
-  return f32(BRRR_VX_LIBM(sqrtf)(x.v));
-}
+BRRR_VX f32 fma(f32 a, f32 b, f32 c) { return f32(BRRR_VX_LIBM(fmaf)(a.v, b.v, c.v)); }
+BRRR_VX f64 fma(f64 a, f64 b, f64 c) { return f64(BRRR_VX_LIBM(fma)(a.v, b.v, c.v)); }
+BRRR_VX f32 sqrt(f32 x) { return f32(BRRR_VX_LIBM(sqrtf)(x.v)); }
 
 // Rounds to integers: to nearest even, down, up, towards zero.
 enum class Round { even, down, up, zero };
@@ -54,12 +46,8 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
 }
 
 // These keep NaN, unlike a chain of min and max.
-BRRR_VX f32 at_most(f32 x, float top) {
-  return f32(x.v > top ? top : x.v);
-}
-BRRR_VX f32 at_least(f32 x, float low) {
-  return f32(x.v < low ? low : x.v);
-}
+BRRR_VX f32 at_most(f32 x, float top) { return f32(x.v > top ? top : x.v); }
+BRRR_VX f32 at_least(f32 x, float low) { return f32(x.v < low ? low : x.v); }
 
 // p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
 BRRR_VX f32 scale(f32 p, f32 i) {
@@ -67,9 +55,7 @@ BRRR_VX f32 scale(f32 p, f32 i) {
   return p * (f32)((half + 127) << 23) * (f32)((n - half + 127) << 23);
 }
 
-BRRR_VX bool any_above(f32 x, float limit) {
-  return BRRR_VX_LIBM(fabsf)(x.v) > limit;
-}
+BRRR_VX bool any_above(f32 x, float limit) { return BRRR_VX_LIBM(fabsf)(x.v) > limit; }
 
 }  // namespace brrr::vx
 

@@ -7,9 +7,7 @@
 
 namespace brrr::vx {
 
-BRRR_VX u64 wide(i64 words) {
-  return (u64)words;
-}
+BRRR_VX u64 wide(i64 words) { return (u64)words; }
 
 // The upper 64 bits of a product of unsigned numbers.
 BRRR_VX u64 high_product(u64 a, u64 b) {

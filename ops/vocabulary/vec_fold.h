@@ -10,9 +10,7 @@ namespace brrr::vx {
 
 constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
 
-template <class V> auto first_element(V v) {
-  return v[0];
-}
+template <class V> auto first_element(V v) { return v[0]; }
 template <class V> using Element = decltype(first_element(V{}));
 
 /// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.

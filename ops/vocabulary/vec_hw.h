@@ -130,12 +130,8 @@ BRRR_VX f32 greater(f32 a, f32 b) {
 }
 
 // Keep NaN.
-BRRR_VX f32 at_most(f32 x, float top) {
-  return lesser(splat(top), x);
-}
-BRRR_VX f32 at_least(f32 x, float low) {
-  return greater(splat(low), x);
-}
+BRRR_VX f32 at_most(f32 x, float top) { return lesser(splat(top), x); }
+BRRR_VX f32 at_least(f32 x, float low) { return greater(splat(low), x); }
 
 // p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
 BRRR_VX f32 scale(f32 p, f32 i) {

@@ -35,22 +35,16 @@ BRRR_VX_LANES(erf, BRRR_VX_LIBM(erf)(x))
 #undef BRRR_VX_LANES
 
 // Integers are whole already.
-#define BRRR_VX_WHOLE(name) \
-  BRRR_VX i32 name(i32 x) { \
-    return x;               \
-  }                         \
-  BRRR_VX i64 name(i64 x) { \
-    return x;               \
-  }
+#define BRRR_VX_WHOLE(name)             \
+  BRRR_VX i32 name(i32 x) { return x; } \
+  BRRR_VX i64 name(i64 x) { return x; }
 BRRR_VX_WHOLE(floor)
 BRRR_VX_WHOLE(ceil)
 BRRR_VX_WHOLE(trunc)
 BRRR_VX_WHOLE(round)
 #undef BRRR_VX_WHOLE
 
-BRRR_VX f64 rsqrt(f64 x) {
-  return 1.0 / sqrt(x);
-}
+BRRR_VX f64 rsqrt(f64 x) { return 1.0 / sqrt(x); }
 BRRR_VX f64 sigmoid(f64 x) {
   f64 e = exp(-abs(x));
   return where(lt(x, f64{}), e, splat(1.0)) / (1.0 + e);
@@ -159,9 +153,7 @@ BRRR_VX_DIVIDE(f64, 1.0, 0.5)
 // --- random numbers ------------------------------------------------------------------------------
 
 // Uniform in [0, 1): 24 bits, each value exact.
-BRRR_VX f32 uniform01(u32 bits) {
-  return to_f32((i32)(bits >> 8)) * 0x1p-24f;
-}
+BRRR_VX f32 uniform01(u32 bits) { return to_f32((i32)(bits >> 8)) * 0x1p-24f; }
 
 // A standard normal from two uniforms, by Box and Muller: radius * sin(2 pi u2 + pi quarter), where
 // `quarter` 1/2 makes it the cosine. The angle is reduced in half turns, where that is exact.

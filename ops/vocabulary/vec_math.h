@@ -17,93 +17,49 @@ namespace brrr::vx {
 
 // --- fma, square root, rounding ------------------------------------------------------------------
 
-BRRR_VX f32 fma(f32 a, f32 b, float c) {
-  return fma(a, b, splat(c));
-}
-BRRR_VX f32 fma(f32 a, float b, f32 c) {
-  return fma(a, splat(b), c);
-}
-BRRR_VX f32 fma(f32 a, float b, float c) {
-  return fma(a, splat(b), splat(c));
-}
+BRRR_VX f32 fma(f32 a, f32 b, float c) { return fma(a, b, splat(c)); }
+BRRR_VX f32 fma(f32 a, float b, f32 c) { return fma(a, splat(b), c); }
+BRRR_VX f32 fma(f32 a, float b, float c) { return fma(a, splat(b), splat(c)); }
 
-BRRR_VX f32 rsqrt(f32 x) {
-  return 1.0f / sqrt(x);
-}
-BRRR_VX f32 floor(f32 x) {
-  return to_integral<Round::down>(x);
-}
-BRRR_VX f32 ceil(f32 x) {
-  return to_integral<Round::up>(x);
-}
-BRRR_VX f32 trunc(f32 x) {
-  return to_integral<Round::zero>(x);
-}
-BRRR_VX f32 round(f32 x) {
-  return to_integral<Round::even>(x);
-}
+BRRR_VX f32 rsqrt(f32 x) { return 1.0f / sqrt(x); }
+BRRR_VX f32 floor(f32 x) { return to_integral<Round::down>(x); }
+BRRR_VX f32 ceil(f32 x) { return to_integral<Round::up>(x); }
+BRRR_VX f32 trunc(f32 x) { return to_integral<Round::zero>(x); }
+BRRR_VX f32 round(f32 x) { return to_integral<Round::even>(x); }
 
 // --- sign, order, classes ------------------------------------------------------------------------
 
-BRRR_VX f32 abs(f32 x) {
-  return (f32)((i32)x & 0x7fffffff);
-}
-BRRR_VX f64 abs(f64 x) {
-  return (f64)((i64)x & 0x7fffffffffffffffL);
-}
-BRRR_VX i32 abs(i32 x) {
-  return where(lt(x, i32{}), (i32)(0u - (u32)x), x);
-}
-BRRR_VX i64 abs(i64 x) {
-  return where(lt(x, i64{}), (i64)(0ul - (u64)x), x);
-}
-BRRR_VX i32 sign_bits(f32 x) {
-  return (i32)x & (-0x7fffffff - 1);
-}
+BRRR_VX f32 abs(f32 x) { return (f32)((i32)x & 0x7fffffff); }
+BRRR_VX f64 abs(f64 x) { return (f64)((i64)x & 0x7fffffffffffffffL); }
+BRRR_VX i32 abs(i32 x) { return where(lt(x, i32{}), (i32)(0u - (u32)x), x); }
+BRRR_VX i64 abs(i64 x) { return where(lt(x, i64{}), (i64)(0ul - (u64)x), x); }
+BRRR_VX i32 sign_bits(f32 x) { return (i32)x & (-0x7fffffff - 1); }
 
-template <class V> BRRR_VX V lesser(V a, V b) {
-  return where(lt(a, b), a, b);
-}
-template <class V> BRRR_VX V greater(V a, V b) {
-  return where(gt(a, b), a, b);
-}
+template <class V> BRRR_VX V lesser(V a, V b) { return where(lt(a, b), a, b); }
+template <class V> BRRR_VX V greater(V a, V b) { return where(gt(a, b), a, b); }
 
 // a where it is NaN, else b.
-BRRR_VX f32 nan_or(f32 a, f32 b) {
-  return where(isnan(a), a, b);
-}
-template <class V> BRRR_VX V nan_or(V a, V b) {
-  return where(ne(a, a), a, b);
-}
+BRRR_VX f32 nan_or(f32 a, f32 b) { return where(isnan(a), a, b); }
+template <class V> BRRR_VX V nan_or(V a, V b) { return where(ne(a, a), a, b); }
 
 // sign(NaN) is NaN; zeros give +0. min and max propagate NaN.
-#define BRRR_VX_ORDER(V, T)                     \
-  BRRR_VX V sign(V x) {                         \
-    V r = where(lt(x, V{}), splat(T(-1)), V{}); \
-    r = where(gt(x, V{}), splat(T(1)), r);      \
-    return nan_or(x, r);                        \
-  }                                             \
-  BRRR_VX V min(V a, V b) {                     \
-    return nan_or(a, lesser(a, b));             \
-  }                                             \
-  BRRR_VX V max(V a, V b) {                     \
-    return nan_or(a, greater(a, b));            \
-  }
+#define BRRR_VX_ORDER(V, T)                                   \
+  BRRR_VX V sign(V x) {                                       \
+    V r = where(lt(x, V{}), splat(T(-1)), V{});               \
+    r = where(gt(x, V{}), splat(T(1)), r);                    \
+    return nan_or(x, r);                                      \
+  }                                                           \
+  BRRR_VX V min(V a, V b) { return nan_or(a, lesser(a, b)); } \
+  BRRR_VX V max(V a, V b) { return nan_or(a, greater(a, b)); }
 BRRR_VX_ORDER(f32, float)
 BRRR_VX_ORDER(f64, double)
 BRRR_VX_ORDER(i32, int)
 BRRR_VX_ORDER(i64, long)
 #undef BRRR_VX_ORDER
 
-BRRR_VX b16 isnan(f64 x) {
-  return ne(x, x);
-}
-BRRR_VX b16 isfinite(f32 x) {
-  return lt(abs(x), splat(infinity));
-}
-BRRR_VX b16 isfinite(f64 x) {
-  return lt(abs(x), splat(double(infinity)));
-}
+BRRR_VX b16 isnan(f64 x) { return ne(x, x); }
+BRRR_VX b16 isfinite(f32 x) { return lt(abs(x), splat(infinity)); }
+BRRR_VX b16 isfinite(f64 x) { return lt(abs(x), splat(double(infinity))); }
 
 // --- exponentials --------------------------------------------------------------------------------
 
@@ -128,9 +84,7 @@ BRRR_VX f32 exp_in_range(f32 x) {
   f32 i = nearest_multiple(x, log2e);
   return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, x)), i);
 }
-BRRR_VX f32 exp(f32 x) {
-  return exp_in_range(at_least(at_most(x, 89.0f), -104.0f));
-}
+BRRR_VX f32 exp(f32 x) { return exp_in_range(at_least(at_most(x, 89.0f), -104.0f)); }
 
 // e^x - 1 = 2^i (e^f - 1) + (2^i - 1); halved, so that 2^128 need not be represented.
 BRRR_VX f32 expm1(f32 x) {

@@ -101,12 +101,8 @@ struct Line {
 BRRR_VX i64 spread(Line x) {
   return i64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * x.step + x.first;
 }
-template <class V> BRRR_VX V spread(V x) {
-  return x;
-}
-BRRR_VX Line splat(Line x) {
-  return x;
-}
+template <class V> BRRR_VX V spread(V x) { return x; }
+BRRR_VX Line splat(Line x) { return x; }
 
 // Of numbers whose difference fits: of that, or a nearer one of the same sign, in int32.
 template <class Test> BRRR_VX b16 compare(Line a, Line b) {
@@ -124,9 +120,7 @@ template <class Test> BRRR_VX b16 compare(Line a, Line b) {
   return r;
 }
 #define BRRR_VX_COMPARE(name, Test, a, b) \
-  BRRR_VX b16 name(Line x, Line y) {      \
-    return compare<Test>(a, b);           \
-  }
+  BRRR_VX b16 name(Line x, Line y) { return compare<Test>(a, b); }
 BRRR_VX_COMPARE(lt, Less, x, y)
 BRRR_VX_COMPARE(le, Less, x, y + 1)
 BRRR_VX_COMPARE(gt, Less, y, x)
@@ -161,9 +155,7 @@ BRRR_VX u32 draw(Line seed, Line number, Line i) {
 BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
   return convert<i64>(draw(Line::of(seed), Line::of(number), Line::of(i)));
 }
-BRRR_VX u64 wide(u32 words) {
-  return convert<u64>(words);
-}
+BRRR_VX u64 wide(u32 words) { return convert<u64>(words); }
 // Of words and a number in [0, 2^32].
 BRRR_VX b16 ge(u32 words, Line limit) {
   const int below = (int)((unsigned)(limit.first - 1) ^ 0x80000000u), all = limit.first == 0;

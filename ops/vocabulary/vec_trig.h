@@ -80,9 +80,7 @@ BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x), and j is 0 o
 
 // The same results for |x| <= 1, where j is 0 or cos(x) = cos(-x) makes it so, and pi_3 is too
 // small to count. Generated code calls them where the argument is the result of a bounded function.
-BRRR_VX f32 unit_sin(f32 x) {
-  return sin_reduced(x, x, i32{});
-}
+BRRR_VX f32 unit_sin(f32 x) { return sin_reduced(x, x, i32{}); }
 BRRR_VX f32 unit_cos(f32 x) {
   f32 r = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2;
   return sin_reduced(r, r, i32{});

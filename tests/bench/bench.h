@@ -23,9 +23,7 @@
 
 namespace brrr::bench {
 
-inline double ns_since(Clock::time_point start) {
-  return 1e9 * seconds_since(start);
-}
+inline double ns_since(Clock::time_point start) { return 1e9 * seconds_since(start); }
 
 struct RunOptions {
   int threads = 1;

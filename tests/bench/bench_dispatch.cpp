@@ -85,6 +85,4 @@ BENCHMARK_CAPTURE(chain_with_gradient, frozen, Way::Frozen);
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return google_benchmark_main(argc, argv);
-}
+int main(int argc, char** argv) { return google_benchmark_main(argc, argv); }

@@ -8,9 +8,7 @@ using namespace brrr::bench;
 using brrr::Tensor;
 
 constexpr std::int64_t columns = 1024;
-std::int64_t rows(const benchmark::State& state) {
-  return state.range(0) * 256;
-}  // of 4 KB
+std::int64_t rows(const benchmark::State& state) { return state.range(0) * 256; }  // of 4 KB
 
 // What reading n arrays and writing one takes when nothing is computed.
 void copy_streams(benchmark::State& state, int reads) {
@@ -70,6 +68,4 @@ BENCHMARK_CAPTURE(two_cos, graph, Way::Graph)->Apply(sizes);
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return google_benchmark_main(argc, argv);
-}
+int main(int argc, char** argv) { return google_benchmark_main(argc, argv); }

@@ -45,6 +45,4 @@ BENCHMARK_CAPTURE(brrr_step, frozen, Way::Frozen)->Apply(sizes);
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return google_benchmark_main(argc, argv);
-}
+int main(int argc, char** argv) { return google_benchmark_main(argc, argv); }

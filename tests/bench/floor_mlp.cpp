@@ -126,9 +126,7 @@ void adamw_update(float* value, const float* grad, float* mean, float* square, s
   }
 }
 
-int blas_int(std::int64_t n) {
-  return static_cast<int>(n);
-}
+int blas_int(std::int64_t n) { return static_cast<int>(n); }
 
 // OpenBLAS has unpacked kernels for AVX-512 that it uses only for M * N * K <= 10^6. At small
 // batches packing costs more than it saves, so a product cut into blocks of that size is faster

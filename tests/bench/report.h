@@ -62,9 +62,7 @@ class Report {
   std::vector<std::string> wrong_;
 };
 
-inline std::filesystem::path own_path() {
-  return std::filesystem::read_symlink("/proc/self/exe");
-}
+inline std::filesystem::path own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
 // The lines a child process prints; empty when it cannot be run or fails.
 inline std::vector<std::string> run_child(const std::string& command) {

@@ -30,18 +30,12 @@ inline Vec load(const float* p) {
   return v;
 }
 
-inline void store(float* p, Vec v) {
-  std::memcpy(p, &v, sizeof v);
-}
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-inline Vec broadcast(float x) {
-  return Vec{} + x;
-}
+inline Vec broadcast(float x) { return Vec{} + x; }
 
 // 0 where x <= 0, else v; so a NaN in x passes, as relu's must.
-inline Vec zero_where_nonpositive(Vec x, Vec v) {
-  return (Vec)((IntVec)v & ~(IntVec)(x <= Vec{}));
-}
+inline Vec zero_where_nonpositive(Vec x, Vec v) { return (Vec)((IntVec)v & ~(IntVec)(x <= Vec{})); }
 
 inline Vec sqrt(Vec x) {
 #if defined(__AVX512F__)

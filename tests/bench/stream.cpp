@@ -148,9 +148,7 @@ StreamTime stream_like(int n_reads, std::size_t bytes) {
   return plain.seconds <= past.seconds ? plain : past;
 }
 
-StreamTime copy_bandwidth(std::size_t bytes, Store store) {
-  return stream_like(1, bytes, store);
-}
+StreamTime copy_bandwidth(std::size_t bytes, Store store) { return stream_like(1, bytes, store); }
 
 double fma_peak_gflops() {
   constexpr std::int64_t iterations = 100'000;

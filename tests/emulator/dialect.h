@@ -49,12 +49,10 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
   BRRR_EMULATED_KERNEL(name, Params, threads, name##_loop, nullptr)            \
   static void name(const Params& p)
 
-#define BLOCK_KERNEL(name, Params, threads)                           \
-  static void name(const Params& p);                                  \
-  static void name##_thread(const void* params) {                     \
-    name(*(const Params*)params);                                     \
-  }                                                                   \
-  BRRR_EMULATED_KERNEL(name, Params, threads, nullptr, name##_thread) \
+#define BLOCK_KERNEL(name, Params, threads)                                       \
+  static void name(const Params& p);                                              \
+  static void name##_thread(const void* params) { name(*(const Params*)params); } \
+  BRRR_EMULATED_KERNEL(name, Params, threads, nullptr, name##_thread)             \
   static void name(const Params& p)
 
 // The program's names are nobody else's. This also keeps static variables of templates out of

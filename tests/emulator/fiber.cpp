@@ -45,13 +45,9 @@ void Fiber::reset(void (*entry)(), unsigned) {
   makecontext(&own_, entry, 0);
 }
 
-void Fiber::resume() {
-  swapcontext(&other_, &own_);
-}
+void Fiber::resume() { swapcontext(&other_, &own_); }
 
-void Fiber::give_way() {
-  swapcontext(&own_, &other_);
-}
+void Fiber::give_way() { swapcontext(&own_, &other_); }
 
 #endif
 

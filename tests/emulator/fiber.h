@@ -61,13 +61,9 @@ __attribute__((always_inline)) inline void Fiber::swap() {
         "memory", "cc");
 }
 
-__attribute__((always_inline)) inline void Fiber::resume() {
-  swap();
-}
+__attribute__((always_inline)) inline void Fiber::resume() { swap(); }
 
-__attribute__((always_inline)) inline void Fiber::give_way() {
-  swap();
-}
+__attribute__((always_inline)) inline void Fiber::give_way() { swap(); }
 
 #endif
 

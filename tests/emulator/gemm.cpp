@@ -29,9 +29,7 @@ Matrix matrix_a(const GemmShape& g) {
 Matrix matrix_b(const GemmShape& g) {
   return g.trans_b ? Matrix{g.n, g.k, g.ldb, g.stride_b} : Matrix{g.k, g.n, g.ldb, g.stride_b};
 }
-Matrix matrix_c(const GemmShape& g) {
-  return {g.m, g.n, g.ldc, g.stride_c};
-}
+Matrix matrix_c(const GemmShape& g) { return {g.m, g.n, g.ldc, g.stride_c}; }
 
 size_t element_bytes(GemmShape::Type type) {
   switch (type) {
@@ -74,25 +72,13 @@ struct Float16 {
   unsigned short bits;
 };
 
-double widen(float x) {
-  return x;
-}
-double widen(double x) {
-  return x;
-}
-double widen(BFloat16 x) {
-  return widen_bf16(x.bits);
-}
-double widen(Float16 x) {
-  return widen_f16(x.bits);
-}
+double widen(float x) { return x; }
+double widen(double x) { return x; }
+double widen(BFloat16 x) { return widen_bf16(x.bits); }
+double widen(Float16 x) { return widen_f16(x.bits); }
 
-void narrow(double x, float& to) {
-  to = static_cast<float>(x);
-}
-void narrow(double x, double& to) {
-  to = x;
-}
+void narrow(double x, float& to) { to = static_cast<float>(x); }
+void narrow(double x, double& to) { to = x; }
 void narrow(double x, BFloat16& to) {
   const auto bits = std::bit_cast<unsigned>(static_cast<float>(x));
   to.bits = static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

@@ -23,16 +23,12 @@ const std::array<char, red_zone_bytes> pattern = [] {
   return bytes;
 }();
 
-const char* word(Memory::Kind kind) {
-  return kind == Memory::Kind::Device ? "device" : "pinned";
-}
+const char* word(Memory::Kind kind) { return kind == Memory::Kind::Device ? "device" : "pinned"; }
 
 // Ranges grow in steps of this many bytes; on a GPU it is 2 MiB.
 constexpr size_t chunk = 64 << 10;
 
-size_t whole(size_t bytes, size_t step = alignment) {
-  return (bytes + step - 1) / step * step;
-}
+size_t whole(size_t bytes, size_t step = alignment) { return (bytes + step - 1) / step * step; }
 
 // Makes the first `bytes` of a range accessible, with the red zones on both sides.
 void open_range(char* range, size_t bytes) {
@@ -43,9 +39,7 @@ void open_range(char* range, size_t bytes) {
 
 }  // namespace
 
-void draw_red_zone(char* at) {
-  std::memcpy(at, pattern.data(), red_zone_bytes);
-}
+void draw_red_zone(char* at) { std::memcpy(at, pattern.data(), red_zone_bytes); }
 
 Written look_at_red_zone(const char* at) {
   if (std::memcmp(at, pattern.data(), red_zone_bytes) == 0) return {0, 0};

@@ -101,9 +101,7 @@ Failure compile(const char* source, const char* name, int major, int minor, void
   });
 }
 
-void release_image(void* image) {
-  std::free(image);
-}
+void release_image(void* image) { std::free(image); }
 
 int compiler_version() {
   int major = 0, minor = 0;

@@ -171,9 +171,7 @@ Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
 
 // --- Streams and events --------------------------------------------------------------------------
 
-cudaEvent_t event_of(Event* e) {
-  return reinterpret_cast<cudaEvent_t>(e);
-}
+cudaEvent_t event_of(Event* e) { return reinterpret_cast<cudaEvent_t>(e); }
 
 Failure make_stream(Stream** s) {
   return on_device([&] {
@@ -319,9 +317,7 @@ void* find_in_driver(const char* name, [[maybe_unused]] int version) {
   return result == cudaDriverEntryPointSuccess ? found : nullptr;
 }
 
-int open_device() {
-  return here.device;
-}
+int open_device() { return here.device; }
 
 void enter() {
   if (!here.context) fail("no GPU is open");

@@ -103,9 +103,7 @@ Preference make_preference(size_t workspace_bytes) {
   return preference;
 }
 
-bool aligned(const void* p, size_t to) {
-  return reinterpret_cast<uintptr_t>(p) % to == 0;
-}
+bool aligned(const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; }
 
 }  // namespace
 

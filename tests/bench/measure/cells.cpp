@@ -15,9 +15,7 @@ constexpr double kSeriesUs = 1000;
 // Of a GPU long enough that waiting for the last step does not count.
 constexpr double kDeviceSeriesUs = 10000;
 
-double us_since(Clock::time_point t) {
-  return 1e6 * seconds_since(t);
-}
+double us_since(Clock::time_point t) { return 1e6 * seconds_since(t); }
 
 // Time that this thread had a core, in microseconds.
 double thread_us() {
@@ -30,9 +28,7 @@ double thread_us() {
 }
 
 // Returns when all of step i has run, wherever it runs.
-void wait_for(Trainer& t, int64_t i) {
-  synchronize(t.scheduled_step(i).device());
-}
+void wait_for(Trainer& t, int64_t i) { synchronize(t.scheduled_step(i).device()); }
 
 std::string find_complaint(const Trainers& trainers) {
   for (size_t m = 0; m < trainers.size(); ++m) {
