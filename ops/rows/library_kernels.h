@@ -62,8 +62,4 @@ template <> struct UnitOf<8> { using type = unsigned long; };
 template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
 )";
 
-/// base^(-2 i / width), the angle by which pair i of a row turns at position 1.
-double rotary_frequency(double base, int64_t i, int64_t width);
-void rotary_cuda(OpCall& c);
-
 }  // namespace brrr
