@@ -45,7 +45,8 @@ Rows reduced_rows(const Recording& r, const Instr& i) {
   }
   if (!is_floating(x.dtype) || !is_floating(y.dtype) || changes > 1) return {};
   if (last == 1) return if_worth_it({kept, reduced});
-  return changes == 1 && !i.op->reduction->finishes ? if_worth_it({reduced, kept, true}) : Rows{};
+  const bool finishes = i.op->reduction->kernels[compute_index(compute_type(x.dtype))].finish;
+  return changes == 1 && !finishes ? if_worth_it({reduced, kept, true}) : Rows{};
 }
 
 Rows rows_of(const Recording& r, const Instr& i) {

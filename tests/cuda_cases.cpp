@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "backends/cuda/device.h"
-#include "backends/cuda/reduction.h"
+#include "backends/cuda/rows.h"
 #include "backends/kernel_cache.h"
 #include "core/backend.h"
 #include "core/check.h"
@@ -267,18 +267,29 @@ std::vector<KernelText> reduction_kernels(const OpDef& op, DType t) {
   const Tensor x = ones({2}, t), y = reduce(op, x, {}, false);
   const DType compute = reduction_compute_dtype(op, *x.impl());
   std::vector<KernelText> all;
-  auto add = [&](ReductionForm::Shape shape, bool map, bool finish, DType in) {
-    const ReductionForm f{&op, shape, map, finish, in, compute, finish ? y.dtype() : compute};
-    all.push_back({f.key(), "k", 0, reduction_text(f)});
+  ReductionForm f{.op = &op, .compute = compute};
+  const auto add = [&](bool map, bool finish, DType in) {
+    f.map = map;
+    f.finish = finish;
+    f.in = in;
+    f.out = finish ? y.dtype() : compute;
+    all.push_back({f.key(), f.kernel(), 0, f.text()});
   };
-  for (auto shape : {ReductionForm::Warps, ReductionForm::Blocks, ReductionForm::Columns}) {
+  using Part = program::ReductionPart;
+  for (const auto& [part, wide] : {std::pair{Part::Rows, false}, std::pair{Part::Rows, true},
+                                   std::pair{Part::Columns, false}}) {
+    f.part = part;
+    f.wide = wide;
     for (DType in : t == compute ? std::vector{t} : std::vector{t, compute}) {
-      add(shape, true, true, in);
-      if (shape != ReductionForm::Warps) add(shape, true, false, in);
+      add(true, true, in);
+      if (part == Part::Columns || wide) add(true, false, in);
     }
-    add(shape, false, true, compute);
-    if (shape != ReductionForm::Warps) add(shape, false, false, compute);
+    add(false, true, compute);
+    if (part == Part::Columns || wide) add(false, false, compute);
   }
+  f.part = Part::Sums;
+  f.wide = false;
+  add(false, true, compute);
   return all;
 }
 

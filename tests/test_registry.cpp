@@ -113,7 +113,9 @@ const std::map<std::string, std::string> kOtherDoors = {
     {"copy", "clone, contiguous, to, copy_ and fill_"},
     {"gelu_tanh", "gelu(x, \"tanh\")"},
     {"smooth_cross_entropy", "cross_entropy with label_smoothing"},
-    {"host_data", "tensor, from_blob and to(device) inside a step"}};
+    {"host_data", "tensor, from_blob and to(device) inside a step"},
+    {"rotary_angle", "rotary_embedding"},
+    {"rotary_pair", "rotary_embedding"}};
 
 std::string without_underscore(const std::string& name) {
   return name.ends_with('_') ? name.substr(0, name.size() - 1) : name;

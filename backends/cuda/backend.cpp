@@ -8,7 +8,6 @@
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
-#include "backends/cuda/reduction.h"
 #include "backends/cuda/rows.h"
 #include "backends/cuda/staging.h"
 #include "core/check.h"

@@ -114,6 +114,12 @@ void reduction_vjp(VjpCall& v) {
   v.gin[0] = g.dtype() == v.meta(0).dtype ? g : g.to(v.meta(0).dtype);
 }
 
+std::string init_literal(double init, DType compute) {
+  if (is_floating(compute)) return literal(init);
+  return literal(compute == kInt64 ? reduction_init<int64_t>(init)
+                                   : int64_t{reduction_init<int32_t>(init)});
+}
+
 // --- the CPU driver -----------------------------------------------------------------------------
 
 namespace {

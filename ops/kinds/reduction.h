@@ -75,14 +75,12 @@ struct ReductionKernels {
 
 struct ReductionInfo {
   ReductionTraits traits;
-  double init = 0;    ///< Integers take the nearest value they have.
-  bool maps = false;  ///< map is more than the identity; the same for finish.
-  bool finishes = false;
+  double init = 0;                   ///< Integers take the nearest value they have.
+  bool maps = false;                 ///< map is more than the identity.
   ReductionKernels kernels[4] = {};  ///< By compute_index; null if not instantiated.
-  /// Statements, to the current SymScope; the operands' and the result's symbols.
-  int (*emit_map)(Sym x) = nullptr;
-  int (*emit_combine)(Sym acc, Sym x) = nullptr;
-  int (*emit_finish)(Sym acc, Sym count) = nullptr;
+  /// Writes the statements to the current SymScope: x mapped, combined by a statement of kind
+  /// `fold`, finished with the count. The result's place.
+  int (*symbols)(int x, int count, Statement::Kind fold, bool map, bool finish) = nullptr;
   double (*oracle)(const double* x, int64_t n) = nullptr;  ///< One after the other, in double.
   Tensor (*gradient)(const ReductionGrad&) = nullptr;
 };
@@ -261,16 +259,24 @@ void add_reduction_kernels(ReductionInfo& info) {
   if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
 }
 
+/// `init` as a literal of a compute type.
+std::string init_literal(double init, DType compute);
+
+template <class Init, class Map, class Combine, class Finish>
+int reduction_symbols(int x, int count, Statement::Kind fold, bool map, bool finish) {
+  const Sym mapped = map ? Map{}(Sym(x)) : Sym(x);
+  const std::string init = init_literal(Init{}(), SymScope::current().compute());
+  const Sym y = fold_emit(fold, Combine{}, mapped, init);
+  return finish ? Finish{}(y, Sym(count)).id : y.id;
+}
+
 template <class Init, class Map, class Combine, class Finish, class... V>
 ReductionInfo reduction_info(const ReductionTraits& traits,
                              Tensor (*gradient)(const ReductionGrad&)) {
   ReductionInfo info{.traits = traits,
                      .init = Init{}(),
                      .maps = !std::is_same_v<Map, Keep>,
-                     .finishes = !std::is_same_v<Finish, Keep>,
-                     .emit_map = [](Sym x) { return Map{}(x).id; },
-                     .emit_combine = [](Sym acc, Sym x) { return Combine{}(acc, x).id; },
-                     .emit_finish = [](Sym acc, Sym count) { return Finish{}(acc, count).id; },
+                     .symbols = reduction_symbols<Init, Map, Combine, Finish>,
                      .oracle = reduction_oracle<Init, Map, Combine, Finish>,
                      .gradient = gradient};
   (add_reduction_kernels<V, Init, Map, Combine, Finish>(info), ...);

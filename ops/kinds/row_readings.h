@@ -220,17 +220,7 @@ struct RowSym::Reading {
   static RowSym add(Statement s) { return {Sym(SymScope::current().add(std::move(s)))}; }
   template <class F>
   static RowSym fold(const RowSym& x, double init, Statement::Kind kind = Statement::Fold) {
-    Statements combine;
-    int y;
-    {
-      SymScope scope(combine, type());
-      const Sym so_far(scope.operand(0)), next(scope.operand(1));
-      y = F{}(so_far, next).id;
-    }
-    return add({.kind = kind,
-                .type = type(),
-                .text = pattern(combine, y),
-                .args = {x.s.id, Sym(init).id}});
+    return {fold_emit(kind, F{}, x.s, literal(init))};
   }
 };
 

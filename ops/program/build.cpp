@@ -12,14 +12,6 @@ namespace brrr::program {
 
 namespace {
 
-// How a reduction combines what there is, $0, with an element, $1.
-std::string combine_pattern(const ReductionInfo& info, DType compute) {
-  Statements list;
-  SymScope scope(list, compute);
-  const Sym all(scope.operand(0)), next(scope.operand(1));
-  return pattern(list, info.emit_combine(all, next));
-}
-
 class Builder {
  public:
   Builder(Program& p, bool fast) : p_(p), fast_(fast), now_(p.windows.size(), -1) {}
@@ -147,15 +139,10 @@ class Builder {
   void reduction(const Step& s) {
     const ReductionInfo& info = *s.op->reduction;
     const Window& to = p_.windows[static_cast<size_t>(s.out[0])];
+    const int x = operand(s, 0, s.compute), count = add({Statement::Length, s.compute});
+    const auto fold = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold;
     SymScope scope(p_.statements, s.compute);
-    const int x = info.emit_map(Sym(operand(s, 0, s.compute)));
-    const Sym all(
-        scope.add({.kind = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold,
-                   .type = s.compute,
-                   .text = combine_pattern(info, s.compute),
-                   .args = {x, Sym(info.init).id}}));
-    const Sym count(scope.add({Statement::Length, s.compute}));
-    result(s, 0, info.emit_finish(all, count), s.compute);
+    result(s, 0, info.symbols(x, count, fold, true, true), s.compute);
   }
 
   Program& p_;

@@ -1,7 +1,8 @@
 // The text of a row op's kernels for a GPU.
 #include <algorithm>
-#include <functional>
 
+#include "core/check.h"
+#include "ops/program/cuda_row_lines.h"
 #include "ops/program/cuda_rows_text.h"
 #include "ops/program/program.h"
 #include "ops/program/rows.h"
@@ -31,11 +32,12 @@ RowProgram row_program(const RowInfo& info) {
 
 namespace {
 
-// Statements as expressions and lines of a kernel.
-class RowText {
+class RowText : RowLines {
  public:
-  RowText(const RowInfo& info, const RowProgram& p, const std::string& op)
-      : info_(info), op_(op), p_(p), names_(p.statements.size()), depth_(p.statements.size()) {
+  /// `put` stores a number of a row, or of a column where that is a result.
+  RowText(const RowInfo& info, const RowProgram& p, const std::string& op,
+          const std::string& put = "store((TC*)")
+      : RowLines(info, p), op_(op), put_(put), depth_(p.statements.size()) {
     for (size_t id = 0; id < p.statements.size(); ++id) {
       const Statement& s = p.statements[id];
       for (int a : s.args) depth_[id] = std::max(depth_[id], depth_[static_cast<size_t>(a)]);
@@ -56,7 +58,7 @@ class RowText {
     }
     if (wanted.empty()) return "";
     begin("BLOCK_KERNEL", "rows", wanted, "kThreads");
-    out_ += "  const long row = this_row(), n = row < p.rows ? p.n : 0;\n";
+    out_ += "  const long row = this_row(), n = length_of(p, row);\n";
     for (int k : operands(needed(wanted))) {
       out_ += fmt::format("  Operand x{0}(p, p.in[{0}], n);\n", k);
     }
@@ -80,7 +82,7 @@ class RowText {
     std::string each;
     for (size_t k = 0, total = 0; k < p_.results.size(); ++k) {
       if (info_.results[k] == RowResult::PerRow) {
-        each += fmt::format("  store((TC*)p.out[{}] + row, {});\n", k, name(p_.results[k]));
+        each += fmt::format("  {}p.out[{}] + row, {});\n", put_, k, name(p_.results[k]));
       }
       if (info_.results[k] != RowResult::Number) continue;
       for (int id : needed({p_.results[k]})) {
@@ -94,31 +96,32 @@ class RowText {
   }
 
   // A thread has a group of columns and takes the rows of a block one after the other, as on the
-  // CPU.
-  std::string columns() {
-    std::vector<int> wanted, of;
+  // CPU. Its results go to `to`, a format of their number.
+  std::string columns(const char* to) {
+    std::vector<int> wanted, folds, of;
     for (size_t k = 0; k < p_.results.size(); ++k) {
       if (info_.results[k] != RowResult::Column) continue;
       wanted.push_back(p_.results[k]);
-      of.push_back(at(p_.results[k]).args[0]);
+      folds.push_back(column_fold(wanted.back()));
+      of.push_back(at(folds.back()).args[0]);
     }
     if (wanted.empty()) return "";
     begin("KERNEL", "columns", wanted, "256");
     out_ += R"(  const long t = (long)blockIdx.x * 256 + threadIdx.x, groups = p.n / kGroup;
-  const long block = t / groups, i = t % groups * kGroup, n = p.n;
-  if (block * 64 >= p.rows && block > 0) return;
-  const long last = (block + 1) * 64 < p.rows ? (block + 1) * 64 : p.rows;
+  const long block = t / groups, i = t % groups * kGroup, n = p.n, matrix = block / p.chunks;
+  if (matrix >= p.matrices) return;
+  const long first = block % p.chunks * 64, last = first + 64 < p.rows ? first + 64 : p.rows;
 )";
     static_assert(kReduceBlock == 64, "as in the text");
     const std::vector<int> all = needed(of);
     for (size_t k = 0; k < wanted.size(); ++k) {
       out_ += fmt::format("  Group s{0};\n  for (int u = 0; u < kGroup; ++u) s{0}.v[u] = {1};\n", k,
-                          leaf(at(wanted[k]).args[1], ""));
+                          init(folds[k]));
     }
-    out_ += "#pragma unroll 4\n  for (long row = block * 64; row < last; ++row) {\n";
+    out_ += "#pragma unroll 4\n  for (long row = first; row < last; ++row) {\n";
+    out_ += "    const long at = matrix * p.stride + row * p.step + i;\n";
     for (int k : operands(all)) {
-      out_ +=
-          fmt::format("    const Group g{0} = load_group((const T*)p.in[{0}] + row * n + i);\n", k);
+      out_ += fmt::format("    const Group g{0} = load_group((const T*)p.in[{0}] + at);\n", k);
     }
     ids(all);
     for (int id : all) {
@@ -131,13 +134,51 @@ class RowText {
     }
     for (size_t k = 0; k < wanted.size(); ++k) {
       const std::string sum = fmt::format("s{}.v[u]", k);
-      out_ += fmt::format("      {} = {};\n", sum, fill(at(wanted[k]).text, {sum, name(of[k])}));
+      out_ += fmt::format("      {} = {};\n", sum, fill(at(folds[k]).text, {sum, name(of[k])}));
     }
     out_ += "    }\n  }\n#pragma unroll\n  for (int u = 0; u < kGroup; ++u) {\n";
     for (size_t k = 0; k < wanted.size(); ++k) {
-      out_ += fmt::format("    store((TC*)p.totals[{0}] + block * n + i + u, s{0}.v[u]);\n", k);
+      finish(wanted[k], folds[k], fmt::format("s{}.v[u]", k), "    ");
+      out_ += fmt::format("    {}{} + block * n + i + u, {});\n", put_,
+                          fmt::format(fmt::runtime(to), k), name(wanted[k]));
     }
     return out_ + "  }\n}\n";
+  }
+
+  // What blocks of rows gave: block b goes to slot b % 32, which takes its own in order; then a
+  // tree over the slots.
+  std::string sums() {
+    const auto column = std::find(info_.results.begin(), info_.results.end(), RowResult::Column);
+    if (column == info_.results.end()) return "";
+    const int result = p_.results[static_cast<size_t>(column - info_.results.begin())];
+    const int fold = column_fold(result);
+    std::fill(names_.begin(), names_.end(), "");
+    out_ = fmt::format(R"(BLOCK_KERNEL({}_sums, RowArguments, 1024) {{
+  __shared__ TC partial[32][32];
+  const auto combine = [](TCV a, TCV b) {{ return {}; }};
+  const int tx = threadIdx.x % 32, slot = threadIdx.x / 32;
+  const long across = (p.n + 31) / 32, matrix = blockIdx.x / across;
+  const long column = blockIdx.x % across * 32 + tx;
+  TCV sum = {};
+  if (column < p.n) {{
+#pragma unroll 8
+    for (long b = slot; b < p.rows; b += 32) {{
+      sum = combine(sum, load((const TC*)p.in[0] + (matrix * p.rows + b) * p.n + column));
+    }}
+  }}
+  partial[slot][tx] = sum[0];
+  for (int d = 16; d > 0; d /= 2) {{
+    __syncthreads();
+    if (slot >= d) continue;
+    partial[slot][tx] = combine(splat(partial[slot][tx]), splat(partial[slot + d][tx]))[0];
+  }}
+  if (slot != 0 || column >= p.n) return;
+  sum = splat(partial[0][tx]);
+)",
+                       op_, fill(at(fold).text, {"a", "b"}), init(fold));
+    finish(result, fold, "sum", "  ");
+    return out_ +
+           fmt::format("  put((T*)p.out[0] + matrix * p.n + column, {});\n}}\n", name(result));
   }
 
   // One block: each total as a row of its own, then what is made of them.
@@ -184,41 +225,21 @@ class RowText {
   }
 
  private:
-  const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
-  const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
-  Operand kind(int operand) const { return info_.operands[static_cast<size_t>(operand)].kind; }
-
-  // The statements that these ones are made of, in order; not beyond a total.
-  std::vector<int> needed(const std::vector<int>& wanted) const {
-    std::vector<bool> in(p_.statements.size());
-    for (int id : wanted) in[static_cast<size_t>(id)] = true;
-    std::vector<int> list;
-    for (int id = static_cast<int>(p_.statements.size()) - 1; id >= 0; --id) {
-      if (!in[static_cast<size_t>(id)]) continue;
-      list.push_back(id);
-      if (at(id).kind == Statement::Total) continue;
-      for (int a : at(id).args) in[static_cast<size_t>(a)] = true;
+  // The fold over the rows that a result of columns is made of.
+  int column_fold(int result) const {
+    for (int id : needed({result})) {
+      if (at(id).kind == Statement::FoldRows) return id;
     }
-    std::reverse(list.begin(), list.end());
-    return list;
+    fail("{}: a result of columns is no sum over rows", op_);
   }
-  // Operands of elements that statements load.
-  std::vector<int> operands(const std::vector<int>& list) const {
-    std::vector<int> found;
-    for (int id : list) {
-      if (at(id).kind == Statement::Load && kind(at(id).which) == Operand::Each) {
-        found.push_back(at(id).which);
-      }
+  std::string init(int fold) const { return leaf(at(fold).args[1], ""); }
+  // The lines from a fold, whose value `what` is, to the result made of it.
+  void finish(int result, int fold, const std::string& what, const std::string& indent) {
+    names_[static_cast<size_t>(fold)] = what;
+    for (int id : needed({result})) {
+      if (id > fold) line(id, indent);
     }
-    return found;
   }
-  // What `id` is made of within the row.
-  std::vector<int> in_row(const std::vector<int>& wanted) const {
-    std::vector<int> list = needed(wanted);
-    std::erase_if(list, [&](int id) { return at(id).varies != Statement::InRow; });
-    return list;
-  }
-
   void begin(const char* macro, const char* what, const std::vector<int>& wanted,
              const char* threads) {
     std::fill(names_.begin(), names_.end(), "");
@@ -226,120 +247,6 @@ class RowText {
                        std::max<size_t>(1, operands(needed(wanted)).size()));
     out_ += kRowText;
     out_ += fmt::format("{}({}_{}, RowArguments, {}) {{\n", macro, op_, what, threads);
-  }
-
-  void ids(const std::vector<int>& list) {
-    std::vector<bool> done(info_.operands.size());
-    for (int id : list) {
-      const Statement& s = at(id);
-      if (s.kind != Statement::Counts && s.kind != Statement::IsAt && s.kind != Statement::Pick) {
-        continue;
-      }
-      if (done[static_cast<size_t>(s.which)]) continue;
-      done[static_cast<size_t>(s.which)] = true;
-      out_ += fmt::format(
-          "  const long id{0} = row < p.rows ? ((const long*)p.in[{0}])[row] : p.ignored[{0}];\n"
-          "  const bool counts{0} = id{0} != p.ignored[{0}] && "
-          "in_range(p.fault, id{0}, p.n, p.op);\n",
-          s.which);
-    }
-  }
-
-  // What the rows share, of a group.
-  void shared(const std::vector<int>& list, const char* indent) {
-    for (int id : list) {
-      if (at(id).kind != Statement::Load || kind(at(id).which) == Operand::Each) continue;
-      out_ += fmt::format(
-          "{0}Group g{1} = {{}};\n{0}if constexpr (kFlags >> {1} & 1) g{1} = "
-          "load_group_u((const U*)p.in[{1}] + i);\n",
-          indent, at(id).which);
-    }
-  }
-
-  // An expression for what is no formula.
-  std::string leaf(int id, const std::string& place) const {
-    const Statement& s = at(id);
-    switch (s.kind) {
-      case Statement::Number:
-        return fmt::format("splat((TC)p.scalar[{}])", s.which);
-      case Statement::Constant:
-        return fmt::format("splat((TC)({}))", s.text);
-      case Statement::Length:
-        return "splat((TC)p.n)";
-      case Statement::Counts:
-        return fmt::format("b16(-(int)counts{})", s.which);
-      case Statement::IsAt:
-        return fmt::format("b16(-(int)({} == id{}))", place, s.which);
-      default:
-        break;
-    }
-    switch (kind(s.which)) {
-      case Operand::PerRow:
-        return fmt::format("row < p.rows ? load((const TC*)p.in[{}] + row) : TCV{{}}", s.which);
-      case Operand::Number:
-        return fmt::format("load((const TC*)p.in[{}])", s.which);
-      case Operand::Weight:
-      case Operand::Bias:
-        return fmt::format("kFlags >> {0} & 1 ? g{0}.v[u] : splat((TC){1})", s.which,
-                           kind(s.which) == Operand::Weight ? "1" : "-0.0");
-      default:
-        return fmt::format("g{}.v[u]", s.which);
-    }
-  }
-
-  // A statement's line, by which later ones name it.
-  void line(int id, const std::string& indent) {
-    const Statement& s = at(id);
-    if (s.kind == Statement::Total) return;
-    std::string what;
-    if (s.kind == Statement::Pick) {
-      what = pick(s);
-    } else if (s.kind == Statement::Formula) {
-      std::vector<std::string> args;
-      for (int a : s.args) args.push_back(name(a));
-      what = fill(s.text, args);
-    } else {
-      what = leaf(id, "i + u");
-    }
-    names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
-    out_ += fmt::format("{}const auto v{} = {};\n", indent, id, what);
-  }
-
-  // An element of the row, computed where it is.
-  std::string pick(const Statement& s) {
-    const std::function<std::string(int)> value = [&](int id) -> std::string {
-      const Statement& e = at(id);
-      if (e.varies != Statement::InRow) return name(id);
-      if (e.kind == Statement::Formula) {
-        std::vector<std::string> args;
-        for (int a : e.args) args.push_back("(" + value(a) + ")");
-        return fill(e.text, args);
-      }
-      const std::string place = fmt::format("id{}", s.which);
-      if (e.kind == Statement::Load && kind(e.which) == Operand::Each) {
-        return fmt::format("get((const T*)p.in[{}] + row * p.n + {})", e.which, place);
-      }
-      if (e.kind == Statement::Load) {
-        return fmt::format(
-            "(kFlags >> {0} & 1 ? get_u((const U*)p.in[{0}] + {1}) : "
-            "splat((TC){2}))",
-            e.which, place, kind(e.which) == Operand::Weight ? "1" : "-0.0");
-      }
-      return leaf(id, place);
-    };
-    return fmt::format("counts{} ? {} : TCV{{}}", s.which, value(s.args[0]));
-  }
-
-  // A lambda's parameters: the groups of the operands that it reads; and the operands themselves.
-  std::string groups(const std::vector<int>& list) const {
-    std::string text;
-    for (int k : operands(list)) text += fmt::format(", const Group& g{}", k);
-    return text;
-  }
-  std::string passed(const std::vector<int>& list) const {
-    std::string text;
-    for (int k : operands(list)) text += fmt::format(", x{}", k);
-    return text;
   }
 
   // All folds of one depth in one pass.
@@ -355,7 +262,7 @@ class RowText {
     for (int id : these) {
       out_ += fmt::format(
           "  const auto combine{0} = [](TCV a, TCV b) {{ return {1}; }};\n  TCV v{0} = {2};\n", id,
-          fill(at(id).text, {"a", "b"}), name(at(id).args[1]));
+          fill(at(id).text, {"a", "b"}), init(id));
       after += fmt::format("  v{0} = across(v{0}, combine{0});\n", id);
     }
     out_ += fmt::format("  const auto fold{} = [&](long i{}) {{\n", depth, groups(list));
@@ -381,12 +288,8 @@ class RowText {
                         passed(list));
   }
 
-  const RowInfo& info_;
-  const std::string op_;
-  const RowProgram& p_;
-  std::vector<std::string> names_;  // By statement: its name in the text.
-  std::vector<int> depth_;          // By statement: how many folds lie behind it.
-  std::string out_;
+  const std::string op_, put_;
+  std::vector<int> depth_;  // By statement: how many folds lie behind it.
 };
 
 }  // namespace
@@ -394,8 +297,32 @@ class RowText {
 CudaRows cuda_rows(const RowInfo& info, const std::string& op) {
   const RowProgram p = row_program(info);
   RowText text(info, p, op);
-  if (text.columns_fold()) return {.rows = "", .columns = "", .numbers = "", .served = false};
-  return {.rows = text.rows(), .columns = text.columns(), .numbers = text.numbers()};
+  if (text.columns_fold())
+    return {.rows = "", .columns = "", .sums = "", .numbers = "", .served = false};
+  return {.rows = text.rows(),
+          .columns = text.columns("p.totals[{}]"),
+          .sums = text.sums(),
+          .numbers = text.numbers()};
+}
+
+std::string cuda_reduction(const ReductionInfo& info, DType compute, ReductionPart part, bool map,
+                           bool finish) {
+  const bool rows = part == ReductionPart::Rows;
+  RowInfo one;
+  one.operands = {{Operand::Each, 0, 0}};
+  one.results = {rows ? RowResult::PerRow : RowResult::Column};
+  RowProgram p;
+  {
+    SymScope scope(p.statements, compute);
+    const int x = scope.add(
+        {.kind = Statement::Load, .type = compute, .which = 0, .varies = Statement::InRow});
+    const int count = scope.add({Statement::Number, compute, 1});
+    p.results = {info.symbols(x, count, rows ? Statement::Fold : Statement::FoldRows, map, finish)};
+  }
+  RowText text(one, p, "reduction", "put_u((U*)");
+  return rows                             ? text.rows()
+         : part == ReductionPart::Columns ? text.columns("p.out[{}]")
+                                          : text.sums();
 }
 
 }  // namespace brrr::program

@@ -47,10 +47,19 @@ BRRR_VX Group load_group_u(const U* p) {
 
 BRRR_VX int lane() { return threadIdx.x % kLanes; }
 BRRR_VX long this_row() { return (long)blockIdx.x * kRows + threadIdx.x / kLanes; }
+// Where a row begins, and how many elements it has.
+BRRR_VX long start_of(const RowArguments& p, long row) {
+  return p.chunks > 1 ? row / p.chunks * p.stride + row % p.chunks * p.n : row * p.stride;
+}
+BRRR_VX long length_of(const RowArguments& p, long row) {
+  if (row >= p.rows) return 0;
+  const long left = p.chunks > 1 ? p.length - row % p.chunks * p.n : p.n;
+  return left < p.n ? left : p.n;
+}
 
 // Where a group is one element of 16 bits, memory is read kPiece elements at a time, through shared
-// memory: the lanes keep their elements.
-constexpr bool kStaged = sizeof(T) == 2 && kGroup == 1;
+// memory: the lanes keep their elements. Rows that are read again and again have a block each.
+constexpr bool kStaged = sizeof(T) == 2 && kGroup == 1 && (kHeld > 0 || kRows == 1);
 constexpr int kPiece = 16 / sizeof(T);
 typedef Pack<T, kPiece> Piece;
 
@@ -71,7 +80,7 @@ BRRR_VX Piece load_piece(const T* p, long q, long n) {
 }
 
 // A row that is read once and stays in registers; where it is too long for that, read each time.
-// The block's rows lie one after the other. All threads of the block take part; n is 0 for those
+// Rows that stay there lie one after the other. All threads of the block take part; n is 0 for those
 // that want nothing of it.
 struct Operand {
   const T* x;
@@ -79,7 +88,7 @@ struct Operand {
   T* stage;    // What for_groups has of a long row,
   Piece next;  // and this thread's part of what comes after it.
   template <class P> __device__ __forceinline__ Operand(const P& p, const char* from, long n)
-      : x((const T*)from + this_row() * p.n) {
+      : x((const T*)from + start_of(p, this_row())) {
     if constexpr (kHeld > 0 && kStaged) {
       __shared__ __attribute__((aligned(16))) T all[kThreads * kHeld + kPiece];
       const long first = (long)blockIdx.x * kRows * p.n, left = p.rows * p.n - first;
@@ -119,6 +128,8 @@ BRRR_VX T* stages() {
   __shared__ __attribute__((aligned(16))) T all[kOperands * kLanes * kPiece];
   return all;
 }
+// How many single elements are asked for before the first is taken.
+constexpr int kAhead = kGroup == 1 ? 8 : 1;
 // f(i, g...), which may change its copies. No lambda: NVRTC takes generic ones for the host's.
 template <class F, class... G> BRRR_VX void give(F& f, long i, G... g) {
   f(i, g...);
@@ -150,6 +161,7 @@ template <class F, class... X> BRRR_VX void for_groups(long n, F f, X&... x) {
       }
     }
   } else {
+#pragma unroll kAhead
     for (long i = lane() * kGroup; i < n; i += kLanes * kGroup) {
       give(f, i, load_group(x.x + i)...);
     }
@@ -231,6 +243,7 @@ struct RowForm {
   int log_group = 0, log_lanes = 0;
   int held = 0;  ///< Groups of a lane that stay in registers, rounded up; 0: rows are read again.
 
+  RowForm() = default;
   RowForm(int64_t n, DType t) {
     constexpr int64_t kLongestHeld = 16384;
     while (2 << log_group <= 16 / static_cast<int>(itemsize(t)) && n % (2 << log_group) == 0) {

@@ -115,9 +115,9 @@ template <bool kMax> void arg_cpu(OpCall& c) {
 
 // --- on a GPU ------------------------------------------------------------------------------------
 
-// Elements that a warp or thread, or a block, takes. Longer lines are done in chunks, whose winners
-// are lines in turn.
-constexpr int64_t kWarpRow = 1024, kChunk = 16384, kColumnChunk = 256;
+// Elements of a line that a warp takes, or a column of a block's threads. Longer lines are done in
+// chunks, whose winners are lines in turn.
+constexpr int64_t kChunk = 1024, kColumnChunk = 256;
 
 // [outer, n, inner], dense. `at` are the elements' numbers, where they are not their places in the
 // line. The winners' numbers and, if wanted, values are [outer, chunks, inner].
@@ -158,43 +158,27 @@ BRRR_VX Best take(const ArgArguments& p, long line, long begin, long step, long 
   for (; i < end; i += step) best = better(best, element(p, line + i * p.inner, i));
   return best;
 }
-BRRR_VX Best across_warp(Best a, int from) {
-  for (int d = from; d > 0; d /= 2) {
-    const Best b = {shuffle_down(a.x, d), shuffle_down(a.at, d)};
-    a = better(a, b);
-  }
-  return a;
-}
 BRRR_VX void give(const ArgArguments& p, long to, const Best& best) {
   ((long*)p.winner)[to] = best.at;
   if (p.value) ((TC*)p.value)[to] = best.x;
 }
 )";
 
-constexpr auto kWarpsText = join_text(kBeatsText, kArgText, R"(
-BLOCK_KERNEL(arg_warps, ArgArguments, 256) {
-  const long row = (long)blockIdx.x * 8 + threadIdx.x / 32;
-  if (row >= p.outer) return;
-  const Best best = across_warp(take(p, row * p.n, threadIdx.x % 32, 32, p.n), 16);
-  if (threadIdx.x % 32 == 0) give(p, row, best);
-}
-)");
-constexpr DeviceKernel arg_warps_kernel{"arg_warps", ArgArgumentsText, 256, kWarpsText.data()};
-
-constexpr auto kBlocksText = join_text(kBeatsText, kArgText, R"(
-BLOCK_KERNEL(arg_blocks, ArgArguments, 256) {
-  __shared__ Best warps[8];
-  const long row = blockIdx.x / p.chunks, begin = blockIdx.x % p.chunks * p.chunk;
+constexpr auto kRowsText = join_text(kBeatsText, kArgText, R"(
+BLOCK_KERNEL(arg_rows, ArgArguments, 256) {
+  const long at = (long)blockIdx.x * 8 + threadIdx.x / 32;
+  if (at >= p.outer * p.chunks) return;
+  const long row = at / p.chunks, begin = at % p.chunks * p.chunk;
   const long end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
-  Best best = across_warp(take(p, row * p.n, begin + threadIdx.x, 256, end), 16);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  best = across_warp(warps[threadIdx.x % 8], 4);
-  if (threadIdx.x == 0) give(p, blockIdx.x, best);
+  Best best = take(p, row * p.n, begin + threadIdx.x % 32, 32, end);
+  for (int d = 16; d > 0; d /= 2) {
+    const Best other = {shuffle_down(best.x, d), shuffle_down(best.at, d)};
+    best = better(best, other);
+  }
+  if (threadIdx.x % 32 == 0) give(p, at, best);
 }
 )");
-constexpr DeviceKernel arg_blocks_kernel{"arg_blocks", ArgArgumentsText, 256, kBlocksText.data()};
+constexpr DeviceKernel arg_rows_kernel{"arg_rows", ArgArgumentsText, 256, kRowsText.data()};
 
 constexpr auto kColumnsText = join_text(kBeatsText, kArgText, R"(
 BLOCK_KERNEL(arg_columns, ArgArguments, 256) {
@@ -221,10 +205,8 @@ constexpr DeviceKernel arg_columns_kernel{"arg_columns", ArgArgumentsText, 256,
 void run_pass(ArgArguments& a, const Variant& v) {
   if (a.inner > 1) {
     run_kernel(arg_columns_kernel, v, {a.outer * a.chunks * ((a.inner + 31) / 32)}, a);
-  } else if (a.n > kWarpRow) {
-    run_kernel(arg_blocks_kernel, v, {a.outer * a.chunks}, a);
   } else {
-    run_kernel(arg_warps_kernel, v, {blocks_for(a.outer, 8)}, a);
+    run_kernel(arg_rows_kernel, v, {blocks_for(a.outer * a.chunks, 8)}, a);
   }
 }
 

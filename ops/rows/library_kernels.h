@@ -66,8 +66,4 @@ void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out);
 /// Bytes of the copies that multiply() makes on the CPU.
 int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out);
 
-/// base^(-2 i / width), the angle by which pair i of a row turns at position 1.
-double rotary_frequency(double base, int64_t i, int64_t width);
-void rotary_cuda(OpCall& c);
-
 }  // namespace brrr

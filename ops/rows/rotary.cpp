@@ -1,138 +1,165 @@
 // Rotary position embedding. A row turns by angles; its gradient turns back.
+#include <algorithm>
 #include <cmath>
 
+#include "core/backend.h"
 #include "core/check.h"
-#include "ops/rows/library_kernels.h"
+#include "core/device_kernel.h"
+#include "ops/kinds/composite.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/library_ops.h"
 #include "ops/nn_ops.h"
-#include "ops/kinds/row_kernel.h"
+#include "ops/pointwise_ops.h"
+#include "ops/view_ops.h"
 
 namespace brrr {
 
 namespace {
 
-// --- kernels -------------------------------------------------------------------------------------
+// --- angles --------------------------------------------------------------------------------------
 
-// Cosines and sines of position * frequency. The angle is exact to float64 and brought into one
-// turn there, so that far positions are as good as near ones.
-void fill_turns(double position, const double* frequency, int64_t n, float* c, float* s) {
-  map_row(n, [=](int64_t i, int lanes) {
-    const vx::f32 r = vx::within_turn(take<vx::f64>(frequency + i, lanes) * position);
-    put<vx::f32>(c + i, vx::cos(r), lanes);
-    put<vx::f32>(s + i, vx::sin(r), lanes);
-  });
+struct FrequencyAttrs {
+  double base;
+  int64_t width;
+  int64_t count() const { return width / 2; }
+  /// By which angle pair i turns at position 1.
+  double at(int64_t i) const {
+    return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(width));
+  }
+};
+
+void frequencies_cpu(OpCall& c) {
+  const auto a = c.attrs.as<FrequencyAttrs>();
+  auto* to = reinterpret_cast<double*>(c.out[0].impl()->data());
+  for (int64_t i = 0; i < a.count(); ++i) to[i] = a.at(i);
 }
-void fill_turns(double position, const double* frequency, int64_t n, double* c, double* s) {
-  for (int64_t i = 0; i < n; ++i) {
-    c[i] = std::cos(position * frequency[i]);
-    s[i] = std::sin(position * frequency[i]);
+
+BRRR_DEVICE_STRUCT(FrequencyArguments, {
+  char* to;
+  long count;
+  double frequency[256];
+});
+
+// They come with the launch: a GPU's pow() is not the host's.
+constexpr DeviceKernel frequencies_kernel{"rotary_frequencies", FrequencyArgumentsText, 256, R"(
+KERNEL(rotary_frequencies, FrequencyArguments, 256) {
+  const int i = threadIdx.x;
+  if (i < p.count) ((double*)p.to)[i] = p.frequency[i];
+}
+)"};
+
+void frequencies_cuda(OpCall& c) {
+  const auto a = c.attrs.as<FrequencyAttrs>();
+  auto* to = reinterpret_cast<double*>(c.out[0].impl()->data());
+  for (int64_t first = 0; first < a.count(); first += 256) {
+    FrequencyArguments part{
+        reinterpret_cast<char*>(to + first), std::min<int64_t>(256, a.count() - first), {}};
+    for (int64_t i = 0; i < part.count; ++i) part.frequency[i] = a.at(first + i);
+    run_kernel(frequencies_kernel, {}, {1}, part);
   }
 }
 
-template <class V>
-void turn_row(const Lane<V>* x, const Lane<V>* c, const Lane<V>* s, bool back, Lane<V>* y,
-              int64_t half) {
-  map_row(half, [=](int64_t i, int lanes) {
-    const V a = take<V>(x + i, lanes), b = take<V>(x + half + i, lanes);
-    const V cosine = take<V>(c + i, lanes);
-    const V sine = back ? -take<V>(s + i, lanes) : take<V>(s + i, lanes);
-    put<V>(y + i, a * cosine - b * sine, lanes);
-    put<V>(y + half + i, b * cosine + a * sine, lanes);
-  });
-}
+const OpDef frequencies_row{"rotary_frequencies",
+                            "base^(-2i / width)",
+                            {.infer =
+                                 [](OpCall& c) {
+                                   OutMeta& m = c.meta[0];
+                                   m.dtype = kFloat64;
+                                   m.device = {static_cast<DeviceType>(c.attrs.device), 0};
+                                   m.sizes = {c.attrs.as<FrequencyAttrs>().count()};
+                                 },
+                             .kernel = {{frequencies_cpu}, {frequencies_cuda}},
+                             .scratch = no_scratch,
+                             .gradient_row = true}};  // Not public.
 
-void rotary_cpu(OpCall& c) {
-  const TensorImpl &in = *c.in[0], &positions = *c.in[1];
-  if (in.numel == 0) return;
-  const DType compute = compute_type(in.dtype);
-  const int64_t length = in.sizes[in.ndim - 2], width = in.sizes[in.ndim - 1], half = width / 2;
-  const MatrixInput x(&in, compute);
-  const DenseInput at(&positions, kInt64);
-  DenseOutput y(c.out[0], compute);
-  const Tensor room = raw_empty({half}, kFloat64, in.device),
-               table = raw_empty({2, length, half}, compute, in.device);
-  auto* frequency = reinterpret_cast<double*>(room.impl()->data());
-  for (int64_t i = 0; i < half; ++i) {
-    frequency[i] = rotary_frequency(c.attrs.d(0), i, width);
-  }
-  with_vector(compute, [&](auto v) {
-    using T = Lane<decltype(v)>;
-    auto* cosines = reinterpret_cast<T*>(table.impl()->data());
-    T* sines = cosines + length * half;
-    for_rows(length, half, [&](int64_t first, int64_t count) {
-      for (int64_t t = first; t < first + count; ++t) {
-        fill_turns(static_cast<double>(at.as<int64_t>()[t]), frequency, half, cosines + t * half,
-                   sines + t * half);
-      }
-    });
-    const int64_t grain = std::max<int64_t>(1, kRowGrain / (length * width));
-    parallel_for(in.numel / (length * width), grain, [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; ++m) {
-        const T* from = x.at<T>(m);
-        T* to = y.as<T>() + m * length * width;
-        for (int64_t t = 0; t < length; ++t) {
-          turn_row<decltype(v)>(from + t * x.row(), cosines + t * half, sines + t * half,
-                                c.attrs.v[1] != 0, to + t * width, half);
-        }
-      }
-    });
-  });
-  y.finish();
-}
+// Brought into one turn, exactly to float64, so that float32 is as good at far positions as at near
+// ones.
+const PointwiseOp angle_row{"rotary_angle",
+                            "position * frequency, less whole turns",
+                            {.wide = true},
+                            [](auto frequency, auto position) {
+                              const double turn = 0x1.921fb54442d18p+2, low = 0x1.1a62633145c07p-52;
+                              const auto angle = frequency * position;
+                              const auto turns = (angle * (1 / turn) + 0x1.8p+52) - 0x1.8p+52;
+                              return m::fma(-turns, low, m::fma(-turns, turn, angle));
+                            }};
 
-// Frequencies, and cosines and sines of each position.
-int64_t rotary_scratch(const OpCall& c) {
-  const TensorImpl& x = *c.in[0];
-  const int64_t half = x.sizes[x.ndim - 1] / 2;
-  return packed_bytes(c) + scratch_for(half, sizeof(double)) +
-         scratch_for(2 * half * x.sizes[x.ndim - 2], sizeof(double));
+Tensor angles(const Tensor& positions, const FrequencyAttrs& a, DType compute) {
+  OpCall c(frequencies_row, nullptr, 0);
+  c.attrs.device = static_cast<uint8_t>(positions.device().type);
+  c.attrs.push(a);
+  dispatch(c);
+  const Tensor at = unsqueeze(positions, -1);
+  if (compute == kFloat64) return c.out[0] * at;
+  return PointwiseCall(angle_row).dtype(compute).add(c.out[0]).add(at).run();
 }
 
 // --- the row -------------------------------------------------------------------------------------
 
-void rotary_infer(OpCall& c) {
-  const TensorImpl &x = *c.in[0], &at = *c.in[1];
-  check_composite(c);
-  BRRR_CHECK(x.ndim >= 2 && x.sizes[x.ndim - 1] % 2 == 0,
-             "rotary_embedding: takes [.., length, width] with an even width, got {}",
-             describe(&x));
-  BRRR_CHECK(at.dtype == kInt64 && at.ndim == 1 && at.sizes[0] == x.sizes[x.ndim - 2],
-             "rotary_embedding: positions are {}, but {} needs int64[{}], one for each row",
-             describe(&at), describe(&x), x.sizes[x.ndim - 2]);
-  set_meta(c, 0, x.dtype, x.size_list());
+const PointwiseOp pair_row{
+    "rotary_pair", "(a, b) turned by an angle", {}, [](auto a, auto b, auto cosine, auto sine) {
+      return std::tuple{a * cosine - b * sine, b * cosine + a * sine};
+    }};
+
+Tensor half_of(const TensorImpl& t, int which) {
+  IntList sizes = t.size_list();
+  const int last = t.ndim - 1;
+  sizes[last] /= 2;
+  t.storage->refs.retain();
+  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes,
+                                                {t.strides, static_cast<size_t>(t.ndim)},
+                                                t.offset + which * sizes[last] * t.strides[last])));
 }
 
-Tensor turned(const Tensor& x, const Tensor& positions, double base, bool back);
+// The same on any device.
+void rotary_run(OpCall& c) {
+  const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
+  if (y.numel == 0) return;
+  const Tensor a = half_of(x, 0), b = half_of(x, 1);
+  TensorImpl* in[] = {a.impl(), b.impl(), c.in[1], c.in[2]};
+  OpCall pairs(pair_row, in, 4);
+  pairs.into = true;
+  pairs.out[0] = half_of(y, 0);
+  pairs.out[1] = half_of(y, 1);
+  backend(y.device.type).launch(pairs);
+}
 
-// Attributes: word 0 the base, word 1 whether to turn back.
-const OpDef rotary_row{"rotary_embedding",
-                       "halves of each row turned by position * base^(-2i / D)",
-                       {.infer = rotary_infer,
-                        .kernel = {{rotary_cpu}, {rotary_cuda}},
-                        .scratch = rotary_scratch,
-                        .vjp =
-                            [](VjpCall& v) {
-                              if (!v.needs(0)) return;
-                              const Attrs& a = v.attrs();
-                              v.gin[0] = turned(v.gout[0], v.input(1), a.d(0), !a.v[1]);
-                            },
-                        .saves_inputs = 0b10}};
+void rotary_vjp(VjpCall& v);
 
-Tensor turned(const Tensor& x, const Tensor& positions, double base, bool back) {
-  return call(rotary_row, {x, positions}, base, int64_t{back});
+const OpDef rotary_row{
+    "rotary_embedding",
+    "halves of each row turned by position * base^(-2i / D)",
+    {.infer = [](OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); },
+     .kernel = {{rotary_run}, {rotary_run}},
+     .scratch = no_scratch,
+     .vjp = rotary_vjp,
+     .saves_inputs = 0b110}};
+
+void rotary_vjp(VjpCall& v) {
+  if (v.needs(0)) v.gin[0] = call(rotary_row, {v.gout[0], v.input(1), -v.input(2)});
 }
 
 }  // namespace
-
-double rotary_frequency(double base, int64_t i, int64_t width) {
-  return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(width));
-}
 
 Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
   BRRR_CHECK(x.defined() && positions.defined(),
              "rotary_embedding: x or positions is undefined; assign it");
   BRRR_CHECK(std::isfinite(base) && base > 0,
              "rotary_embedding: base must be positive and finite, got {}", base);
-  return turned(x, positions, base, false);
+  BRRR_CHECK(is_floating(x.dtype()),
+             "rotary_embedding: takes floating dtypes, got {}; convert with to(kFloat32)",
+             describe(x.impl()));
+  BRRR_CHECK(x.device() == positions.device(),
+             "rotary_embedding: operands live on {} and {}; move one with to(device)",
+             name(x.device()), name(positions.device()));
+  BRRR_CHECK(x.dim() >= 2 && x.size(-1) % 2 == 0,
+             "rotary_embedding: takes [.., length, width] with an even width, got {}",
+             describe(x.impl()));
+  BRRR_CHECK(positions.dtype() == kInt64 && positions.sizes() == IntList{x.size(-2)},
+             "rotary_embedding: positions are {}, but {} needs int64[{}], one for each row",
+             describe(positions.impl()), describe(x.impl()), x.size(-2));
+  const Tensor turns = angles(positions, {base, x.size(-1)}, compute_type(x.dtype()));
+  return call(rotary_row, {x, cos(turns), sin(turns)});
 }
 
 }  // namespace brrr

@@ -115,6 +115,21 @@ inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
   return {SymScope::current().add({Statement::Formula, kBool, -1, text, args})};
 }
 
+/// The statement Fold or FoldRows of x from the literal `init` on; combine(a, b) is a formula.
+template <class F>
+Sym fold_emit(Statement::Kind kind, const F& combine, Sym x, const std::string& init) {
+  SymScope& s = SymScope::current();
+  Statements formula;
+  int y;
+  {
+    SymScope scope(formula, s.compute());
+    const Sym so_far(scope.operand(0)), next(scope.operand(1));
+    y = combine(so_far, next).id;
+  }
+  const int from = s.add({Statement::Constant, s.compute(), -1, init});
+  return Sym(s.add({kind, s.compute(), -1, pattern(formula, y), {x.id, from}}));
+}
+
 inline Sym operator+(Sym a, Sym b) { return sym_emit("$0 + $1", {a.id, b.id}); }
 inline Sym operator-(Sym a, Sym b) { return sym_emit("$0 - $1", {a.id, b.id}); }
 inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }

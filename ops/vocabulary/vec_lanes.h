@@ -54,15 +54,6 @@ BRRR_VX f64 pow(f64 x, f64 y) {
   return x;
 }
 
-// An angle brought into one turn, exactly to float64: what float32's sine and cosine take.
-BRRR_VX f32 within_turn(f64 angle) {
-  const double turn = 0x1.921fb54442d18p+2, turn_low = 0x1.1a62633145c07p-52;
-  f64 turns = angle * (1 / turn) + 0x1.8p+52;
-  turns = turns - 0x1.8p+52;
-  f64 far = fma(-turns, splat(turn), angle);
-  return to_f32(fma(-turns, splat(turn_low), far));
-}
-
 // --- division ------------------------------------------------------------------------------------
 
 // floor(a / b) and what it leaves, with the sign of b as in Python and torch.remainder. Integers:
