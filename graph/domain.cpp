@@ -14,7 +14,8 @@ namespace {
 bool dense(const Value& v, int64_t numel) { return !v.strided && v.numel == numel; }
 
 // Longer rows, or few of them, are better taken apart: a row is one thread's. Shorter ones leave
-// most of a vector empty, which costs the pointwise ops more than a pass over memory.
+// most of a vector empty, which costs the pointwise ops more than a pass over memory. A single row
+// is a whole tensor: its kernel would be one of its own for every shape.
 constexpr int64_t kShortestRow = 8, kLongestRow = 1 << 16, kFewRows = 8;
 
 // The rows that an instruction folds; n = 0: it folds none.
@@ -26,7 +27,7 @@ struct Rows {
 
 Rows if_worth_it(const Rows& is) {
   const bool fits = is.n >= kShortestRow && is.n <= kLongestRow &&
-                    (is.rows >= kFewRows || is.rows * is.n <= kLongestRow) && is.rows > 0;
+                    (is.rows >= kFewRows || is.rows * is.n <= kLongestRow) && is.rows > 1;
   return fits ? is : Rows{};
 }
 

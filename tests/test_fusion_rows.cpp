@@ -29,7 +29,7 @@ template <class F> uint64_t kernels(const F& fn) {
 
 // f(x) over rows of lengths with and without tails, of few and many rows, in each dtype.
 template <class F> void over_shapes(uint64_t want, const F& f) {
-  const std::vector<IntList> all = {{130, 65}, {8, 4100}, {3, 5, 33}, {64, 64}, {1, 50}, {200, 8}};
+  const std::vector<IntList> all = {{130, 65}, {8, 4100}, {3, 5, 33}, {64, 64}, {2, 50}, {200, 8}};
   for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
     for (size_t k = 0; k < (t == kFloat32 ? all.size() : 2); ++k) {
       CAPTURE(to_string(all[k]));
@@ -147,6 +147,15 @@ TEST_CASE("row fusion: what only looks alike stays apart") {
     const Tensor s = z.sum({-1}, true);
     z.mul_(2.0);
     return Tensors{z, s, z - s, z.sum({-1}, true)};
+  });
+}
+
+TEST_CASE("row fusion: one row is the whole of a vector, beside what is broadcast along it") {
+  const test::TempCache cache;
+  const Tensor x = randn({24}), s = randn({1});
+  kernels([&] {
+    const Tensor t = tanh(x * 2.0);
+    return Tensors{t, t * s.expand({24}), t.mean()};
   });
 }
 

@@ -124,7 +124,8 @@ bool drops_only_the_dead(const graph::Recording& r, const graph::Schedule& s) {
 // Every use of the storage in group g is its element n in iteration n.
 bool dense_in(const graph::Recording& r, const graph::Schedule& s, const std::vector<Use>& uses,
               uint32_t g, uint32_t st) {
-  if (r.instrs[s.groups[g].instrs[0]].op->kind != OpKind::Pointwise) return false;
+  const graph::Group& group = s.groups[g];
+  if (!group.fused && r.instrs[group.instrs[0]].op->kind != OpKind::Pointwise) return false;
   std::vector<int64_t> all(r.storages[st].bytes / itemsize(r.value(uses[0].value).dtype));
   std::iota(all.begin(), all.end(), 0);
   return std::all_of(uses.begin(), uses.end(), [&](const Use& u) {

@@ -80,7 +80,8 @@ struct ReductionInfo {
   ReductionKernels kernels[4] = {};  ///< By compute_index; null if not instantiated.
   /// Writes the statements to the current SymScope: x mapped, combined by a statement of kind
   /// `fold`, finished with the count. The result's place.
-  int (*symbols)(int x, int count, Statement::Kind fold, bool map, bool finish) = nullptr;
+  int (*symbols)(int x, Statement::Kind fold, const Statement& count, bool map,
+                 bool finish) = nullptr;
   double (*oracle)(const double* x, int64_t n) = nullptr;  ///< One after the other, in double.
   Tensor (*gradient)(const ReductionGrad&) = nullptr;
 };
@@ -263,11 +264,11 @@ void add_reduction_kernels(ReductionInfo& info) {
 std::string init_literal(double init, DType compute);
 
 template <class Init, class Map, class Combine, class Finish>
-int reduction_symbols(int x, int count, Statement::Kind fold, bool map, bool finish) {
+int reduction_symbols(int x, Statement::Kind fold, const Statement& count, bool map, bool finish) {
   const Sym mapped = map ? Map{}(Sym(x)) : Sym(x);
   const std::string init = init_literal(Init{}(), SymScope::current().compute());
   const Sym y = fold_emit(fold, Combine{}, mapped, init);
-  return finish ? Finish{}(y, Sym(count)).id : y.id;
+  return finish ? Finish{}(y, Sym(SymScope::current().add(count))).id : y.id;
 }
 
 template <class Init, class Map, class Combine, class Finish, class... V>

@@ -139,10 +139,11 @@ class Builder {
   void reduction(const Step& s) {
     const ReductionInfo& info = *s.op->reduction;
     const Window& to = p_.windows[static_cast<size_t>(s.out[0])];
-    const int x = operand(s, 0, s.compute), count = add({Statement::Length, s.compute});
+    const int x = operand(s, 0, s.compute);
     const auto fold = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold;
     SymScope scope(p_.statements, s.compute);
-    result(s, 0, info.symbols(x, count, fold, true, true), s.compute);
+    const Statement count{Statement::Length, s.compute};
+    result(s, 0, info.symbols(x, fold, count, true, true), s.compute);
   }
 
   Program& p_;
@@ -160,9 +161,11 @@ void merge_dims(Program& p) {
   const int count = static_cast<int>(p.windows.size());
   if (p.row) {
     const int last = p.space.ndim - 1;
+    std::vector<int64_t> in_row;  // With one row there may be no dim before its own.
+    for (const Window& w : p.windows) in_row.push_back(w.stride[last]);
     const int outer = brrr::merge_dims(last, p.space.size, count, -1, strides);
     p.space.size[outer] = p.row;
-    for (Window& w : p.windows) w.stride[outer] = w.stride[last];
+    for (size_t w = 0; w < in_row.size(); ++w) p.windows[w].stride[outer] = in_row[w];
     p.space.ndim = outer + 1;
     return;
   }

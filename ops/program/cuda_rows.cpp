@@ -316,8 +316,8 @@ std::string cuda_reduction(const ReductionInfo& info, DType compute, ReductionPa
     SymScope scope(p.statements, compute);
     const int x = scope.add(
         {.kind = Statement::Load, .type = compute, .which = 0, .varies = Statement::InRow});
-    const int count = scope.add({Statement::Number, compute, 1});
-    p.results = {info.symbols(x, count, rows ? Statement::Fold : Statement::FoldRows, map, finish)};
+    const auto fold = rows ? Statement::Fold : Statement::FoldRows;
+    p.results = {info.symbols(x, fold, {Statement::Number, compute, 1}, map, finish)};
   }
   RowText text(one, p, "reduction", "put_u((U*)");
   return rows                             ? text.rows()
