@@ -147,6 +147,7 @@ class Engine {
     Tensor* gin = many.empty() ? few : many.data();
     const Tensor& g = pending->grad[0];
     const DType g_dtype = g.defined() ? g.impl()->dtype : kFloat32;
+    const int64_t g_numel = g.defined() ? g.numel() : 0;
     VjpCall v{n, pending->grad, gin, mask};
     if (n.op->vjp) n.op->vjp(v);
     bool left = !n.op->vjp;
@@ -161,9 +162,10 @@ class Engine {
     const bool spent = !options_.retain_graph && !older;
     for (int i = 0; i < n.n_in; ++i) {
       if (!v.needs(i) || !gin[i].defined()) continue;
-      // A pointwise gradient that is g itself, converted, has memory of its own.
-      const bool converted = n.op->pointwise && gin[i].impl()->dtype != g_dtype;
-      const bool shared = (n.op->grad_aliases >> std::min(i, 31) & 1) && !converted;
+      // A pointwise gradient that is g itself, converted or summed, has memory of its own.
+      const TensorImpl& made = *gin[i].impl();
+      const bool own = n.op->pointwise && (made.dtype != g_dtype || made.numel != g_numel);
+      const bool shared = (n.op->grad_aliases >> std::min(i, 31) & 1) && !own;
       deliver(n.in[i].edge, std::move(gin[i]), !shared, spent);
       gin[i] = Tensor();
     }

@@ -61,7 +61,9 @@ void verify_schedule(const Recording& r, const Schedule& s) {
   auto check = [&](const Access& a, const Access& b) {
     if (a.instr == b.instr || (!a.write && !b.write)) return;
     const uint32_t before = s.group_of[a.instr], after = s.group_of[b.instr];
-    const bool passed = before == after && passes(r, a, b, s.groups[before].domain);
+    const Group& g = s.groups[before];
+    const Part* const part = before == after && g.fused ? &g.part_of(a.instr) : nullptr;
+    const bool passed = part && part->has(b.instr) && passes(r, a, b, part->domain);
     BRRR_CHECK(passed || before < after, "graph: schedule runs {} before {}, which it depends on",
                r.describe(r.instrs[b.instr]), r.describe(r.instrs[a.instr]));
   };

@@ -27,7 +27,7 @@ void DevicePlan::generate_kernels(StepStats& stats) {
   for (const Group& g : schedule_.groups) {
     Launch& l = launches_.emplace_back();
     if (g.fused) {
-      add_kernel(g, l, names);
+      add_kernel(g.parts[0], l, names);
       continue;
     }
     const Instr& i = r_.instrs[g.instrs[0]];
@@ -61,7 +61,7 @@ void DevicePlan::add_host_data(const Instr& i) {
   block_bytes_ += bytes;
 }
 
-void DevicePlan::add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names) {
+void DevicePlan::add_kernel(const Part& g, Launch& l, std::map<std::string, std::string>& names) {
   auto [p, values] = program_of(r_, g, schedule_);
   const int windows = static_cast<int>(p.windows.size());
   const program::Walk walk = plan_walk(p.space, p.windows.data(), windows);

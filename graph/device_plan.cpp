@@ -28,7 +28,7 @@ Ref<Storage> device_memory(size_t bytes) {
 }
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, {program::cuda_takes, false, false}, stats),
+    : Plan(r, options, {program::cuda_takes, false, false, false}, stats),
       device_(backend(DeviceType::CUDA)),
       block_bytes_(r.control.size() * sizeof(int64_t)),
       wait_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {

@@ -68,7 +68,7 @@ class DevicePlan final : public Plan {
   void find_externals();
   void generate_kernels(StepStats& stats);
   void add_host_data(const Instr& i);
-  void add_kernel(const Group& g, Launch& l, std::map<std::string, std::string>& names);
+  void add_kernel(const Part& g, Launch& l, std::map<std::string, std::string>& names);
   void allocate_fixed();
   void free_built() noexcept;
   void keep_results(const Replay& now);

@@ -15,7 +15,8 @@ bool dense(const Value& v, int64_t numel) { return !v.strided && v.numel == nume
 
 // Longer rows, or few of them, are better taken apart: a row is one thread's. Shorter ones leave
 // most of a vector empty, which costs the pointwise ops more than a pass over memory. A single row
-// is a whole tensor: its kernel would be one of its own for every shape.
+// is a whole tensor, which a kernel takes in chunks (cpu_whole.cpp): only reductions have one, and
+// no element sees what they give.
 constexpr int64_t kShortestRow = 8, kLongestRow = 1 << 16, kFewRows = 8;
 
 // The rows that an instruction folds; n = 0: it folds none.
@@ -45,6 +46,7 @@ Rows reduced_rows(const Recording& r, const Instr& i) {
     (is_reduced ? reduced : kept) *= x.sizes[d];
   }
   if (!is_floating(x.dtype) || !is_floating(y.dtype) || changes > 1) return {};
+  if (last == 1 && kept == 1) return {1, reduced};
   if (last == 1) return if_worth_it({kept, reduced});
   const bool finishes = i.op->reduction->kernels[compute_index(compute_type(x.dtype))].finish;
   return changes == 1 && !finishes ? if_worth_it({reduced, kept, true}) : Rows{};
@@ -133,7 +135,7 @@ Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
     return dense(v, rows) ? Role::PerRow : v.numel == 1 ? Role::One : Role::Other;
   }
   if (dense(v, out.numel)) return Role::Each;
-  if (v.numel == 1) return rows == 1 ? Role::PerRow : Role::One;
+  if (v.numel == 1) return Role::One;
   return w.row ? broadcast_role(v, out.size_list(), w.row) : Role::Other;
 }
 

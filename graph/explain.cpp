@@ -13,11 +13,13 @@ std::string bytes(size_t n) {
 }
 
 std::string group_name(const Recording& r, const Group& g) {
-  std::string s;
+  const bool many = g.parts.size() > 1;
+  const std::vector<uint32_t>& instrs = many ? g.parts[0].instrs : g.instrs;
+  std::string s = many ? fmt::format("{} times", g.parts.size()) : "";
   size_t shown = 0;
-  for (uint32_t at : g.instrs) {
+  for (uint32_t at : instrs) {
     if (++shown > 6) {
-      s += fmt::format(" +{} more", g.instrs.size() - 6);
+      s += fmt::format(" +{} more", instrs.size() - 6);
       break;
     }
     s += (s.empty() ? "" : " ") + std::string(r.instrs[at].op->name) +
@@ -46,10 +48,8 @@ std::string StepCore::explain() {
     if (!e.failure.empty()) t += ", no plan: " + e.failure.substr(0, e.failure.find('\n'));
     if (e.plan) {
       const MemoryPlan& m = e.plan->memory();
-      size_t fused = 0;
-      for (const Group& g : e.plan->schedule().groups) fused += g.fused;
       t += fmt::format(", {} kernels ({} generated), {} ops without effect removed\n",
-                       e.plan->schedule().groups.size(), fused, e.plan->schedule().removed);
+                       e.plan->kernels(), e.plan->generated_kernels(), e.plan->schedule().removed);
       t += fmt::format("  arena {} (lower bound {}{}), in place {} of {}", bytes(m.arena_bytes),
                        bytes(m.lower_bound_bytes),
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",

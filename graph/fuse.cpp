@@ -3,6 +3,8 @@
 // stands in an earlier group, or in the same one with exactly the same elements (then the value is
 // passed on in a register). Joining so keeps every dependence by construction; no cycle can arise.
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "graph/schedule.h"
 
@@ -40,6 +42,7 @@ class Fuser {
  public:
   Fuser(const Recording& r, bool fuse, const Target& target) : r_(r), fuse_(fuse), target_(target) {
     s_.group_of.assign(r.instrs.size(), kNone);
+    find_alike();
   }
 
   Schedule run() {
@@ -54,6 +57,35 @@ class Fuser {
   }
 
  private:
+  // Instructions that do the same to several tensors with the same number: of these a table makes
+  // one kernel, unless each has become part of another.
+  void find_alike() {
+    constexpr int several = 4;
+    s_.alike.resize(r_.instrs.size());
+    std::map<std::string, std::vector<uint32_t>> all;
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      const Instr& i = r_.instrs[at];
+      if (!r_.live[at] || !i.op->pointwise || !target_.tables) continue;
+      std::string like = likeness(r_, {{at}, {.space = r_.value(r_.out(i)[0]).size_list()}});
+      bool number = false;
+      for (int k = 0; k < i.n_in; ++k) {
+        const uint32_t id = r_.in(i)[k];
+        if (id == kNone || r_.value(id).numel > 1) continue;
+        const uint32_t st = r_.value(id).storage;
+        const bool own = std::any_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t out) {
+          return r_.value(out).storage == st;
+        });
+        if (own) continue;
+        like += '|' + std::to_string(st);
+        number = true;
+      }
+      if (number) all[like].push_back(at);
+    }
+    for (const auto& [like, list] : all) {
+      for (uint32_t at : list) s_.alike[at] = like[0] != '|' && list.size() >= several;
+    }
+  }
+
   const std::vector<Access>& accesses(uint32_t value) const {
     return r_.accesses[r_.value(value).storage];
   }
@@ -77,12 +109,16 @@ class Fuser {
     return first;
   }
 
-  bool shares_data(const Instr& i, uint32_t group) const {
+  // Whether a pass over memory serves both. To read the same number is none, where a table makes
+  // one kernel of those that do.
+  bool shares_data(uint32_t at, uint32_t group) const {
     bool shares = false;
-    r_.each_operand(i, [&](uint32_t value, bool) {
-      shares =
-          shares || std::any_of(accesses(value).begin(), accesses(value).end(),
-                                [&](const Access& a) { return s_.group_of[a.instr] == group; });
+    r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
+      for (const Access& a : accesses(value)) {
+        if (s_.group_of[a.instr] != group) continue;
+        const bool number = target_.tables && r_.value(value).numel == 1;
+        shares |= !number || ((write || a.write) && !s_.alike[at]);
+      }
     });
     return shares;
   }
@@ -130,7 +166,7 @@ class Fuser {
       // every replay, to undo it (HostPlan::find_failures).
       if (writes_external(r_, i)) first = std::max(first, after_fallible_);
       for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
-        if (!s_.groups[g].fused || !shares_data(i, g)) continue;
+        if (!s_.groups[g].fused || !shares_data(at, g)) continue;
         Domain domain = s_.groups[g].domain;
         if (join(r_, s_.groups[g].instrs, domain, at) && fits(i, g, domain) &&
             growth(at, g) <= kLittleMemory) {
@@ -141,7 +177,7 @@ class Fuser {
     }
     if (group == kNone) {
       group = static_cast<uint32_t>(s_.groups.size());
-      s_.groups.push_back({fused, {}, own});
+      s_.groups.push_back({fused, {}, own, {}});
     }
     if (can_fail(r_, i)) after_fallible_ = std::max(after_fallible_, group + 1);
     s_.groups[group].instrs.push_back(at);
@@ -231,9 +267,7 @@ static void mark_stored(const Recording& r, Schedule& s) {
 Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
   Schedule s = Fuser(r, fuse, target).run();
   if (fuse) merge_groups(r, s, target);
-  for (Group& g : s.groups) {  // What the library has a kernel for needs no other.
-    g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise);
-  }
+  make_parts(r, s, target);
   mark_stored(r, s);
   return s;
 }

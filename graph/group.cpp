@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <numeric>
 
 #include "ops/kinds/reduction.h"
 #include "ops/kinds/row.h"
@@ -37,7 +36,7 @@ DType compute_dtype(const Recording& r, const Instr& i) {
 
 class Builder {
  public:
-  Builder(const Recording& r, const Group& g, const Schedule& s) : r_(r), g_(g), s_(s) {
+  Builder(const Recording& r, const Part& g, const Schedule& s) : r_(r), g_(g), s_(s) {
     const IntList& space = g.domain.space;
     out_.program.row = g.domain.row;
     out_.program.space.ndim = space.size();
@@ -170,7 +169,7 @@ class Builder {
   }
 
   const Recording& r_;
-  const Group& g_;
+  const Part& g_;
   const Schedule& s_;
   GroupProgram out_;
   std::vector<program::Step> steps_;
@@ -180,45 +179,8 @@ class Builder {
 
 }  // namespace
 
-GroupProgram program_of(const Recording& r, const Group& g, const Schedule& s) {
+GroupProgram program_of(const Recording& r, const Part& g, const Schedule& s) {
   return Builder(r, g, s).run();
-}
-
-std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g) {
-  if (g.domain.row) return {g.instrs};
-  const int64_t n = numel_of(g.domain.space);
-  struct Users {
-    std::vector<size_t> all;
-    bool one_pass = false;
-  };
-  std::map<uint32_t, Users> users;  // By storage.
-  for (size_t k = 0; k < g.instrs.size(); ++k) {
-    const Instr& i = r.instrs[g.instrs[k]];
-    for (uint32_t o = i.first_in; o < i.first_out + i.n_out; ++o) {
-      if (r.operands[o] == kNone) continue;
-      const Value& v = r.value(r.operands[o]);
-      Users& u = users[v.storage];
-      u.all.push_back(k);
-      u.one_pass |= o >= i.first_out || (v.numel == n && n > 1);
-    }
-  }
-  std::vector<size_t> part(g.instrs.size());  // Of instructions joined the first.
-  std::iota(part.begin(), part.end(), size_t{0});
-  for (const auto& [storage, u] : users) {
-    for (size_t k = 1; u.one_pass && k < u.all.size(); ++k) {
-      const size_t x = part[u.all[0]], y = part[u.all[k]];
-      for (size_t& p : part) p = p == x || p == y ? std::min(x, y) : p;
-    }
-  }
-  std::vector<std::vector<uint32_t>> parts;
-  for (size_t first = 0; first < part.size(); ++first) {
-    std::vector<uint32_t> instrs;
-    for (size_t k = first; k < part.size(); ++k) {
-      if (part[k] == first) instrs.push_back(g.instrs[k]);
-    }
-    if (!instrs.empty()) parts.push_back(std::move(instrs));
-  }
-  return parts;
 }
 
 size_t polynomials(const Recording& r, const Instr& i) {

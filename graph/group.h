@@ -1,5 +1,5 @@
 #pragma once
-// A fused group as a program.
+// A part of a fused group as a program.
 
 #include "graph/schedule.h"
 #include "ops/program/program.h"
@@ -11,6 +11,6 @@ struct GroupProgram {
   std::vector<uint32_t> values;  ///< By window: a value that it is; of places kNone.
 };
 /// One window for values that are the same elements walked alike: x and x.view({n, 1}) are not.
-GroupProgram program_of(const Recording& r, const Group& g, const Schedule& s);
+GroupProgram program_of(const Recording& r, const Part& g, const Schedule& s);
 
 }  // namespace brrr::graph

@@ -13,6 +13,7 @@ namespace brrr::graph {
 
 HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, Target{}, stats) {
+  scratch_.resize(schedule_.groups.size());
   add_launches();
   build_kernels(stats);
   for (uint32_t st : r.survivors) first_write_.push_back(schedule_.life(r, st).first);
@@ -34,26 +35,38 @@ void HostPlan::add_launches() {
       Launch& l = launches_.emplace_back();
       l.group = g;
       l.call = bound_call(r_.instrs[group.instrs[0]]);
-      names_.emplace_back();
       continue;
     }
-    // The parameters of a model are updated by one text, not by one as long as their list.
-    for (auto& part : independent_parts(r_, group)) {
-      add_kernel(g, {true, std::move(part), group.domain}, names);
-    }
+    for (const Part& part : group.parts) add_kernel(g, part, names);
   }
+  generated_ += launches_.size() - kernels_;
+  kernels_ = launches_.size();
 }
 
-void HostPlan::add_kernel(uint32_t group, const Group& part,
+void HostPlan::add_kernel(uint32_t group, const Part& part,
                           std::map<std::string, std::string>& names) {
   const GroupProgram made = program_of(r_, part, schedule_);
   const program::CpuKernel text = program::cpu_kernel(made.program);
-  Launch& l = launches_.emplace_back();
-  l.group = group;
-  l.extent = text.extent;
-  l.grain = text.grain;
-  l.scratch = text.scratch;
-  l.first_argument = arguments_.size();
+  const auto [it, fresh] =
+      names.emplace(text.body + text.last, fmt::format("brrr_k{}", names.size()));
+  if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
+  if (fresh && !text.last.empty()) {
+    source_ += fmt::format("extern \"C\" void {}_last{}\n", it->second, text.last);
+  }
+  // Of one group, what has one text is one launch.
+  auto same = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& l) {
+    return l.group == group && !l.call && l.name == it->second;
+  });
+  if (same == launches_.end()) {
+    same = launches_.emplace(launches_.end());
+    same->group = group;
+    same->name = it->second;
+    same->grain = text.grain;
+  }
+  Launch& l = *same;
+  l.has_last = !text.last.empty();
+  l.table.push_back({arguments_.size(), text.extent});
+  l.extent += text.extent;
   for (uint32_t at : part.instrs) {
     const Instr& i = r_.instrs[at];
     if (i.op->check_values) l.checked.push_back(bound_call(i));
@@ -64,6 +77,10 @@ void HostPlan::add_kernel(uint32_t group, const Group& part,
     const auto k = static_cast<size_t>(which);
     if (kind == CpuArgument::Scratch) {
       p.scratch = group;
+      p.bytes = std::exchange(scratch_[group], scratch_[group] + text.scratch);
+    } else if (kind == CpuArgument::Length) {
+      arguments_.push_back(reinterpret_cast<char*>(made.program.row));
+      continue;
     } else if (kind == CpuArgument::Number) {
       p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
     } else {
@@ -74,13 +91,6 @@ void HostPlan::add_kernel(uint32_t group, const Group& part,
     patches_.push_back(p);
     arguments_.push_back(nullptr);
   }
-  const auto [it, fresh] =
-      names.emplace(text.body + text.last, fmt::format("brrr_k{}", names.size()));
-  if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
-  if (fresh && !text.last.empty()) {
-    source_ += fmt::format("extern \"C\" void {}_last{}\n", it->second, text.last);
-  }
-  names_.push_back(it->second);
 }
 
 void HostPlan::build_kernels(StepStats& stats) {
@@ -90,15 +100,15 @@ void HostPlan::build_kernels(StepStats& stats) {
   module_ = b.build(source_, report_);
   stats.build_seconds += report_.seconds;
   stats.build_cached = report_.cached;
-  for (size_t k = 0; k < launches_.size(); ++k) {
-    if (launches_[k].call) continue;
-    void* fn = b.symbol(module_, names_[k].c_str());
-    BRRR_CHECK(fn, "graph: the built module lacks {}", names_[k]);
-    launches_[k].fn = reinterpret_cast<KernelFn>(fn);
-    if (!launches_[k].scratch) continue;
-    void* last = b.symbol(module_, (names_[k] + "_last").c_str());
-    BRRR_CHECK(last, "graph: the built module lacks {}_last", names_[k]);
-    launches_[k].last = reinterpret_cast<KernelFn>(last);
+  const auto find = [&](const std::string& name) {
+    void* fn = b.symbol(module_, name.c_str());
+    BRRR_CHECK(fn, "graph: the built module lacks {}", name);
+    return reinterpret_cast<KernelFn>(fn);
+  };
+  for (Launch& l : launches_) {
+    if (l.call) continue;
+    l.fn = find(l.name);
+    if (l.has_last) l.last = find(l.name + "_last");
   }
 }
 
@@ -157,12 +167,11 @@ void HostPlan::make_rooms(MemoryRules& rules) {
 // Temporaries that come after the last failure move into survivors that come after them: a survivor
 // may have the memory of an old gradient, which has to stay as it was while the step can fail.
 void HostPlan::plan_around(StepStats& stats) {
-  MemoryRules rules{.rooms = {},
-                    .from = static_cast<uint32_t>(last_fallible_ + 1),
-                    .scratch = std::vector<int64_t>(schedule_.groups.size())};
+  MemoryRules rules{
+      .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
   make_rooms(rules);
   for (const Launch& l : launches_) {
-    rules.scratch[l.group] = l.call ? scratch_bytes(l.call->call) : l.scratch;
+    if (l.call) rules.scratch[l.group] = scratch_bytes(l.call->call);
   }
   plan_temporaries(rules, stats);
 }
@@ -194,7 +203,7 @@ void HostPlan::bind(const Replay& now, char* arena) {
       const uint32_t st = r_.values[p.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
     } else if (p.scratch != kNone) {
-      arguments_[p.argument] = scratch_of(p.scratch);
+      arguments_[p.argument] = scratch_of(p.scratch) + p.bytes;
     } else {
       arguments_[p.argument] =
           const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
@@ -216,13 +225,23 @@ void HostPlan::launch(Launch& l, const int64_t* control) {
     const ScratchScope room(scratch(l));
     l.call->call.op->on(DeviceType::CPU).run(l.call->call);
   } else if (l.extent <= l.grain) {
-    l.fn(arguments_.data() + l.first_argument, 0, l.extent);
+    run_table(l, 0, l.extent);
   } else {
-    char* const* arguments = arguments_.data() + l.first_argument;
-    parallel_for(l.extent, l.grain,
-                 [&](int64_t begin, int64_t end) { l.fn(arguments, begin, end); });
+    parallel_for(l.extent, l.grain, [&](int64_t begin, int64_t end) { run_table(l, begin, end); });
   }
-  if (l.last) l.last(arguments_.data() + l.first_argument, 0, 0);
+  for (size_t k = 0; l.last && k < l.table.size(); ++k) {
+    l.last(arguments_.data() + l.table[k].first_argument, 0, 0);
+  }
+}
+
+// What of [begin, end) falls to each, whose extents follow one another.
+void HostPlan::run_table(const Launch& l, int64_t begin, int64_t end) const {
+  int64_t from = 0;
+  for (const Operands& o : l.table) {
+    const int64_t low = std::max(begin - from, int64_t{0}), high = std::min(end - from, o.extent);
+    if (low < high) l.fn(arguments_.data() + o.first_argument, low, high);
+    from += o.extent;
+  }
 }
 
 // The group after which the values that a check reads are there; -1: from the beginning. It reads

@@ -19,13 +19,20 @@ class HostPlan final : public Plan {
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
+  /// What a kernel is run on: a part of its group.
+  struct Operands {
+    size_t first_argument;
+    int64_t extent;
+  };
   struct Launch {
     uint32_t group = 0;
     std::unique_ptr<Call> call;                  ///< Null: a generated kernel.
     std::vector<std::unique_ptr<Call>> checked;  ///< Calls in it that check values.
-    KernelFn fn = nullptr, last = nullptr;       ///< Of a generated one.
-    size_t first_argument = 0;
-    int64_t extent = 0, grain = 1, scratch = 0;
+    std::string name;                            ///< Of a generated one,
+    KernelFn fn = nullptr, last = nullptr;
+    bool has_last = false;
+    std::vector<Operands> table;
+    int64_t extent = 0, grain = 1;  ///< Of the whole table.
   };
   /// Of values, by the kernel that needs it.
   struct Check {
@@ -38,11 +45,11 @@ class HostPlan final : public Plan {
     uint32_t value = kNone;    ///< A window on a storage, or
     uint32_t control = kNone;  ///< a control word, or
     uint32_t scratch = kNone;  ///< the group's scratch memory.
-    int64_t bytes = 0;         ///< Offset within the storage.
+    int64_t bytes = 0;         ///< Offset within that.
   };
 
   void add_launches();
-  void add_kernel(uint32_t group, const Group& part, std::map<std::string, std::string>& names);
+  void add_kernel(uint32_t group, const Part& part, std::map<std::string, std::string>& names);
   void build_kernels(StepStats& stats);
   void find_checks();
   int64_t ready(const Instr& i, uint32_t group) const;
@@ -59,6 +66,7 @@ class HostPlan final : public Plan {
   void bind(const Replay& now, char* arena);
   Scratch scratch(const Launch& l) const;
   void launch(Launch& l, const int64_t* control);
+  void run_table(const Launch& l, int64_t begin, int64_t end) const;
   char* scratch_of(uint32_t group) const {
     return base_of(memory_.scratch_host[group]) + memory_.scratch_offset[group];
   }
@@ -69,11 +77,11 @@ class HostPlan final : public Plan {
 
   KernelModule* module_ = nullptr;
   std::vector<Launch> launches_;
-  std::vector<std::string> names_;  // By launch, of its generated kernel.
-  std::vector<Check> checks_;       // In their order.
-  std::vector<uint32_t> undone_;    // External numbers that a failure may come after a write of.
-  std::vector<char*> arguments_;    // Of all generated kernels, one after the other.
-  std::vector<Patch> patches_;  // All; the two below are those that move on each call or rarely.
+  std::vector<int64_t> scratch_;  // By group: bytes that its generated kernels take.
+  std::vector<Check> checks_;     // In their order.
+  std::vector<uint32_t> undone_;  // External numbers that a failure may come after a write of.
+  std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
+  std::vector<Patch> patches_;    // All; the two below are those that move on each call or rarely.
   std::vector<Patch> moving_, arena_patches_;
   std::vector<uint32_t> guests_;  // Temporaries in rooms.
   std::vector<size_t> row_;       // Gradients that lie side by side, by their number, in order;

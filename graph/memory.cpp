@@ -40,7 +40,8 @@ bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st)
     if (s.group_of[a.instr] != g) return true;
     const Value& v = r.value(a.value);
     const auto held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
-    return v.numel == held && role(r, a, group.domain) == Role::Each;
+    return v.numel == held &&
+           role(r, a, group.fused ? group.part_of(a.instr).domain : group.domain) == Role::Each;
   });
 }
 
@@ -59,11 +60,9 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
   if (any(before, [&](const Access& a) { return a.write && s.group_of[a.instr] == g; })) {
     return false;
   }
-  const auto parts = independent_parts(r, s.groups[g]);
-  return std::all_of(parts.begin(), parts.end(), [&](const std::vector<uint32_t>& part) {
-    auto inside = [&](const Access& a) {
-      return std::find(part.begin(), part.end(), a.instr) != part.end();
-    };
+  const std::vector<Part>& parts = s.groups[g].parts;
+  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
+    auto inside = [&](const Access& a) { return part.has(a.instr); };
     return any(before, inside) == any(after, inside);
   });
 }

@@ -1,10 +1,14 @@
 // Fused groups that became one kernel each because they began apart: a * 2 and b * 3 share nothing,
 // but their sum reads both. A group moves to the place of one that reads its results, or that one
 // to its place, if nothing in between stands in the way; then they share a kernel, and what passes
-// from one to the other a register.
+// from one to the other a register. Last of all, groups that do the same to different tensors
+// become parts of one.
 #include <algorithm>
+#include <map>
+#include <numeric>
 
 #include "graph/schedule.h"
+#include "ops/kinds/reduction.h"
 
 namespace brrr::graph {
 
@@ -19,11 +23,52 @@ class Merger {
     for (uint32_t b = 0; b < groups_.size(); ++b) {
       while (groups_[b].fused && merge_with_a_producer(b)) {}
     }
+    number();
+  }
+
+  // One group of all that are alike, at the place of the last that the others can move to.
+  void gather() {
+    std::map<std::string, uint32_t> last;
+    for (uint32_t b = 0; b < groups_.size(); ++b) {
+      const bool one = groups_[b].parts.size() == 1;
+      std::string like = one ? likeness(r_, groups_[b].parts[0]) : "";
+      if (like.empty()) continue;
+      const auto [at, first] = last.try_emplace(std::move(like), b);
+      const uint32_t a = at->second;
+      if (!first && independent(a, b)) gather(a, b);
+      at->second = groups_[b].instrs.empty() ? a : b;
+    }
+    number();
+  }
+
+ private:
+  void number() {
     std::erase_if(groups_, [](const Group& g) { return g.instrs.empty(); });
     s_.number_groups(r_.instrs.size());
   }
 
- private:
+  void gather(uint32_t a, uint32_t b) {
+    const bool down = can_move(a, a, b);
+    if (!down && (is_early(a, b) || !can_move(b, a, b))) return;
+    Group &from = groups_[down ? a : b], &to = groups_[down ? b : a];
+    move(down ? a : b, down ? b : a);
+    to.parts.insert(to.parts.end(), from.parts.begin(), from.parts.end());
+    from.parts.clear();
+  }
+
+  bool independent(uint32_t a, uint32_t b) const {
+    for (uint32_t st : storages(groups_[a])) {
+      bool used[2] = {}, written = false;
+      for (const Access& x : r_.accesses[st]) {
+        if (group(x) != a && group(x) != b) continue;
+        used[group(x) == b] = true;
+        written |= x.write;
+      }
+      if (written && used[0] && used[1]) return false;
+    }
+    return true;
+  }
+
   uint32_t group(const Access& a) const { return s_.group_of[a.instr]; }
 
   // The storages that a group uses, each once.
@@ -53,6 +98,8 @@ class Merger {
       const Instr& i = r_.instrs[at];
       for (int k = 0; k < i.n_in; ++k) {
         if (r_.in(i)[k] == kNone) continue;
+        // To take a number over is no reason to leave the table that makes them one kernel.
+        if (s_.alike[at] && r_.value(r_.in(i)[k]).numel == 1) continue;
         const uint32_t a = producer(r_.in(i)[k], b);
         if (a == kNone || std::find(tried.begin(), tried.end(), a) != tried.end()) continue;
         if (merge(a, b)) return true;
@@ -68,14 +115,23 @@ class Merger {
         !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }
-    // A write that moved before something that can fail would have to be undone if it does.
-    const bool late = std::any_of(groups_[b].instrs.begin(), groups_[b].instrs.end(),
-                                  [&](uint32_t at) { return writes_external(r_, r_.instrs[at]); });
     const bool down = can_move(a, a, b);
-    if (!down && (late || !can_move(b, a, b))) return false;
+    if (!down && (is_early(a, b) || !can_move(b, a, b))) return false;
     down ? move(a, b) : move(b, a);
     groups_[down ? b : a].domain = domain;
     return true;
+  }
+
+  // At a's place a write of b's would come before something that can fail, and have to be undone if
+  // it does.
+  bool is_early(uint32_t a, uint32_t b) const {
+    const auto any = [&](uint32_t g, auto f) {
+      return std::any_of(groups_[g].instrs.begin(), groups_[g].instrs.end(),
+                         [&](uint32_t at) { return f(r_, r_.instrs[at]); });
+    };
+    bool fails = false;
+    for (uint32_t g = a; g < b; ++g) fails |= any(g, can_fail);
+    return fails && any(b, writes_external);
   }
 
   // One domain for the instructions of both.
@@ -150,7 +206,82 @@ class Merger {
   std::vector<Group>& groups_;
 };
 
+// The instructions of a fused group taken apart.
+std::vector<Part> independent_parts(const Recording& r, const Group& g) {
+  if (g.domain.row) return {{g.instrs, g.domain}};
+  const int64_t n = numel_of(g.domain.space);
+  struct Users {
+    std::vector<size_t> all;
+    bool one_pass = false;
+  };
+  std::map<uint32_t, Users> users;  // By storage.
+  for (size_t k = 0; k < g.instrs.size(); ++k) {
+    const Instr& i = r.instrs[g.instrs[k]];
+    for (uint32_t o = i.first_in; o < i.first_out + i.n_out; ++o) {
+      if (r.operands[o] == kNone) continue;
+      const Value& v = r.value(r.operands[o]);
+      Users& u = users[v.storage];
+      u.all.push_back(k);
+      u.one_pass |= o >= i.first_out || (v.numel == n && n > 1);
+    }
+  }
+  std::vector<size_t> part(g.instrs.size());  // Of instructions joined the first.
+  std::iota(part.begin(), part.end(), size_t{0});
+  for (const auto& [storage, u] : users) {
+    for (size_t k = 1; u.one_pass && k < u.all.size(); ++k) {
+      const size_t x = part[u.all[0]], y = part[u.all[k]];
+      for (size_t& p : part) p = p == x || p == y ? std::min(x, y) : p;
+    }
+  }
+  std::vector<Part> parts;
+  for (size_t first = 0; first < part.size(); ++first) {
+    Part p{{}, g.domain};
+    for (size_t k = first; k < part.size(); ++k) {
+      if (part[k] == first) p.instrs.push_back(g.instrs[k]);
+    }
+    if (!p.instrs.empty()) parts.push_back(std::move(p));
+  }
+  return parts;
+}
+
 }  // namespace
+
+std::string likeness(const Recording& r, const Part& p) {
+  std::string like;
+  auto add = [&](int64_t x) { like += std::to_string(x) + ','; };
+  const bool whole = p.domain.row == numel_of(p.domain.space);
+  if (p.domain.exact || (p.domain.row && !whole)) return "";
+  add(whole);
+  std::map<uint32_t, int64_t> numbers;  // Storages, in the order of their first use.
+  for (uint32_t at : p.instrs) {
+    const Instr& i = r.instrs[at];
+    add(reinterpret_cast<intptr_t>(i.op));
+    add(i.into);
+    for (int k = 0, word = 0; k < i.n_in + i.n_out; ++k) {
+      const uint32_t id = r.operands[i.first_in + static_cast<uint32_t>(k)];
+      if (id == kNone) {
+        add(i.attrs.dynamic >> word & 1 ? -1 : i.attrs.v[word]);
+        ++word;
+        continue;
+      }
+      const Value& v = r.value(id);
+      add(static_cast<int>(v.dtype) * 8 + static_cast<int>(role(r, i, k, p.domain)));
+      add(numbers.try_emplace(v.storage, numbers.size()).first->second);
+    }
+  }
+  return like;
+}
+
+void make_parts(const Recording& r, Schedule& s, const Target& target) {
+  for (Group& g : s.groups) {
+    if (g.fused)
+      g.parts = target.tables ? independent_parts(r, g) : std::vector{Part{g.instrs, g.domain}};
+  }
+  if (target.tables) Merger(r, s, target).gather();
+  for (Group& g : s.groups) {  // What the library has a kernel for needs no other.
+    g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise);
+  }
+}
 
 void merge_groups(const Recording& r, Schedule& s, const Target& target) {
   Merger(r, s, target).run();

@@ -42,6 +42,7 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target,
   verify_schedule(r, schedule_);
 #endif
   make_bound_storages();
+  kernels_ = schedule_.groups.size();
   for (const Group& g : schedule_.groups) generated_ += g.fused;
 }
 

@@ -69,6 +69,8 @@ class Plan {
   /// References to a survivor that the plan keeps for itself.
   virtual uint32_t holders(const Storage* s) const = 0;
 
+  /// Launches of a replay, and those of them that are generated.
+  size_t kernels() const { return kernels_; }
   size_t generated_kernels() const { return generated_; }
   const Schedule& schedule() const { return schedule_; }
   const MemoryPlan& memory() const { return memory_; }
@@ -102,7 +104,7 @@ class Plan {
   ReplayCounts counts_;
   std::vector<Ref<Storage>> bound_;    // By storage id; null where nothing is stored.
   std::vector<size_t> external_item_;  // By external number: bytes of an element.
-  size_t generated_ = 0;
+  size_t kernels_ = 0, generated_ = 0;
 
  private:
   void make_bound_storages();

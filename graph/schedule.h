@@ -2,6 +2,7 @@
 // The compiler's passes: fuse -> plan -> generate. Each is a function from what the one before
 // made; a schedule is a list of groups in an order that respects every dependence.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,24 @@ struct Domain {
   int64_t row = 0;     ///< The length of a row, the last dim of the space; 0: there are no rows.
   bool exact = false;  ///< Some operands are windows on just this shape: not every one of its size.
 };
-/// One kernel launch: a run of instructions over one iteration space that become a program, or one
-/// instruction.
+/// Instructions over one iteration space that become a program.
+struct Part {
+  std::vector<uint32_t> instrs;  ///< In program order.
+  Domain domain;
+  bool has(uint32_t instr) const { return std::binary_search(instrs.begin(), instrs.end(), instr); }
+};
+/// One kernel launch: parts, or one instruction of the library's.
 struct Group {
   bool fused = false;
   std::vector<uint32_t> instrs;  ///< In program order.
-  Domain domain;                 ///< Of a fused one.
+  Domain domain;                 ///< Of a fused one that has no parts yet.
+  /// Of a fused one. They share no pass over memory and run in any order, at once: nothing that
+  /// one of them writes is another's, nor does another read an operand as large as its space.
+  std::vector<Part> parts;
+
+  const Part& part_of(uint32_t instr) const {
+    return *std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.has(instr); });
+  }
 };
 
 /// How an operand of an instruction lies in a domain.
@@ -46,6 +59,7 @@ struct Schedule {
   std::vector<Group> groups;
   std::vector<uint32_t> group_of;  ///< By instruction; kNone: it has no effect.
   std::vector<uint8_t> stored;     ///< By storage: some group reads or keeps its memory.
+  std::vector<uint8_t> alike;      ///< By instruction: several do the same to different tensors.
   size_t removed = 0;              ///< Instructions without effect.
   bool fast = false;               ///< Numerics::Fast: 16-bit floats are rounded only when stored.
 
@@ -71,6 +85,8 @@ struct Target {
   bool calls_read_control = true;
   /// A kernel may have rows, which reductions and row ops fold.
   bool folds = true;
+  /// A kernel takes the parts of a group from a table; else a group is one part.
+  bool tables = true;
 };
 
 /// Orders the live instructions into groups; with `fuse` those that programs can be of share
@@ -100,11 +116,12 @@ bool writes_external(const Recording& r, const Instr& i);
 /// Makes one kernel of a fused group and one that reads its results, where the order allows it and
 /// no more memory is needed.
 void merge_groups(const Recording& r, Schedule& s, const Target& target);
-
-/// The instructions of a fused group in parts that share no pass over memory: nothing that one of
-/// them writes, nor an operand as large as the group's space. Parts may run one after the other.
-/// Rows are one part.
-std::vector<std::vector<uint32_t>> independent_parts(const Recording& r, const Group& g);
+/// The same for parts whose kernels have one text, but for their operands' sizes; empty for what
+/// depends on a shape.
+std::string likeness(const Recording& r, const Part& p);
+/// Takes the fused groups apart into parts, and makes one group of those that do the same to
+/// different tensors, where the order allows it: the update of a model's parameters is one kernel.
+void make_parts(const Recording& r, Schedule& s, const Target& target);
 
 /// Memory of survivors, side by side, where temporaries may live until those are written.
 struct Room {

@@ -287,7 +287,7 @@ void StepCore::count(Entry& e, bool by_plan, bool watched) {
   stats_.ops_per_replay = e.recording.instrs.size();
   if (!e.plan) return;
   const MemoryPlan& m = e.plan->memory();
-  stats_.kernels_per_replay = e.plan->schedule().groups.size();
+  stats_.kernels_per_replay = e.plan->kernels();
   stats_.fused_kernels = e.plan->generated_kernels();
   stats_.arena_bytes = m.arena_bytes;
   stats_.lower_bound_bytes = m.lower_bound_bytes;

@@ -214,7 +214,9 @@ void check_passes(const graph::Recording& r) {
       CHECK((hosted.host[st] == kNone || hosted.first[st] >= from));
     }
     for (const graph::Group& g : s.groups) {
-      if (g.fused) CHECK_NOTHROW(program::cpu_kernel(graph::program_of(r, g, s).program));
+      for (const graph::Part& part : g.parts) {
+        CHECK_NOTHROW(program::cpu_kernel(graph::program_of(r, part, s).program));
+      }
     }
   }
 }

@@ -139,8 +139,10 @@ std::vector<char> run_groups(const graph::Recording& r, const Tensors& inputs) {
   std::vector<graph::GroupProgram> groups;
   for (const graph::Group& g : s.groups) {
     REQUIRE(g.fused);
-    groups.push_back(graph::program_of(r, g, s));
-    scalars.add(groups.back().program);
+    for (const graph::Part& part : g.parts) {
+      groups.push_back(graph::program_of(r, part, s));
+      scalars.add(groups.back().program);
+    }
   }
   CHECK(groups.size() < r.instrs.size());
   for (size_t k = 0; k < groups.size(); ++k) {

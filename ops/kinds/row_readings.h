@@ -211,9 +211,7 @@ struct RowSym::Reading {
   static RowSym over_rows(const RowSym& x) {
     return fold<lifted::Add>(x, 0.0, Statement::FoldRows);
   }
-  static RowSym total(const RowSym& x) {
-    return add({.kind = Statement::Total, .type = type(), .args = {x.s.id}});
-  }
+  static RowSym total(const RowSym& x) { return fold<lifted::Add>(x, 0.0, Statement::Total); }
 
  private:
   static DType type() { return SymScope::current().compute(); }

@@ -119,6 +119,9 @@ std::vector<CpuArgument> cpu_arguments(const Program& p) {
   return all;
 }
 
-CpuKernel cpu_kernel(const Program& p) { return p.row ? cpu_rows(p) : Text(p).run(); }
+CpuKernel cpu_kernel(const Program& p) {
+  if (!p.row) return Text(p).run();
+  return p.row == p.space.numel() ? cpu_whole(p) : cpu_rows(p);
+}
 
 }  // namespace brrr::program

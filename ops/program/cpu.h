@@ -5,10 +5,10 @@
 
 namespace brrr::program {
 
-/// An address that is handed over at launch: of a window's first element, of a control word, or of
-/// the kernel's scratch memory.
+/// What is handed over at launch: the address of a window's first element, of a control word, or of
+/// the kernel's scratch memory; or a row's length.
 struct CpuArgument {
-  enum Kind : uint8_t { Window, Number, Scratch } kind;
+  enum Kind : uint8_t { Window, Number, Scratch, Length } kind;
   int which = 0;  ///< Into the program's windows or numbers.
 };
 struct CpuKernel {

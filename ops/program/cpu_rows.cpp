@@ -77,8 +77,6 @@ class RowWalk : public CpuText {
   bool is_over_rows(int id) const {
     return at(id).kind == Statement::Total || at(id).kind == Statement::FoldRows;
   }
-  std::string vector(DType t) const { return spelling(t).vector; }
-  std::string element(DType t) const { return spelling(t).element; }
   bool is_element_store(int id) const {
     return at(id).kind == Statement::Store && !after_[static_cast<size_t>(id)] &&
            inner_stride(static_cast<size_t>(at(id).which)) != 0;
@@ -184,8 +182,8 @@ class RowWalk : public CpuText {
   void begin() {
     pointers();
     for (const auto& [id, offset] : scratch_of_) {
-      out_.body += fmt::format("  {0}* const s{1} = ({0}*)(a[{2}] + {3});\n", element(at(id).type),
-                               id, out_.arguments.size() - 1, offset);
+      out_.body += fmt::format("  {0}* const s{1} = ({0}*)(a[{2}] + {3});\n", element(id), id,
+                               out_.arguments.size() - 1, offset);
     }
     std::vector<int> never = all(Statement::Never);
     std::erase_if(never, [&](int id) {
@@ -197,7 +195,7 @@ class RowWalk : public CpuText {
   // Of each row a number, and what later passes load again.
   void arrays() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
-      const std::string type = element(at(id).type);
+      const std::string type = element(id);
       if (live_[static_cast<size_t>(id)] && at(id).varies == Statement::WithRow) {
         out_.body += fmt::format("  alignas(64) {} w{}[16] = {{}};\n", type, id);
       }
@@ -374,12 +372,12 @@ class RowWalk : public CpuText {
     }
     for (int id : used) {
       if (kept_[static_cast<size_t>(id)]) {
-        out_.body += fmt::format("        {0}* const q{1} = k{1} + r * {2};\n",
-                                 element(at(id).type), id, padded_);
+        out_.body +=
+            fmt::format("        {0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_);
       }
       if (at(id).kind == Statement::FoldRows) {
-        out_.body += fmt::format("        {0}* const c{1} = s{1} + k * {2};\n",
-                                 element(at(id).type), id, padded_);
+        out_.body +=
+            fmt::format("        {0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_);
       }
     }
   }
@@ -439,12 +437,6 @@ class RowWalk : public CpuText {
                              value(s.args[0]));
   }
 
-  std::string combined(int fold, const std::string& x, const std::string& y) const {
-    return fill(at(fold).text, {x, y});
-  }
-  std::string combiner(int fold) const {
-    return fmt::format("[](auto x, auto y) {{ return {}; }}", combined(fold, "(x)", "(y)"));
-  }
   // Adds the u-th vector of the body to accumulator `to`.
   void take(const std::vector<int>& folds, int u, int to, bool tail, const std::string& indent) {
     for (int f : folds) {
@@ -462,15 +454,15 @@ class RowWalk : public CpuText {
     std::string indent = "        ";
     if (chunks > 1) {
       for (int f : folds) {
-        out_.body += fmt::format("{}{} c{}[{}];\n", indent, element(at(f).type), f, chunks);
+        out_.body += fmt::format("{}{} c{}[{}];\n", indent, element(f), f, chunks);
       }
       out_.body += fmt::format("{}for (long c = 0; c < {}; ++c) {{\n", indent, chunks);
       indent += "  ";
     }
     for (int f : folds) {
       for (int u = 0; u < 4; ++u) {
-        out_.body += fmt::format("{}{} a{}_{} = {};\n", indent, vector(at(f).type), f, u,
-                                 name(at(f).args[1], 0));
+        out_.body +=
+            fmt::format("{}{} a{}_{} = {};\n", indent, vector(f), f, u, name(at(f).args[1], 0));
       }
     }
     out_.body += indent + "{\n";
@@ -498,9 +490,9 @@ class RowWalk : public CpuText {
     if (chunks == 1) return;
     out_.body += "        }\n";
     for (int f : folds) {
-      out_.body +=
-          fmt::format("        w{}[r] = {};\n", f,
-                      folded(fmt::format("c{}", f), chunks, name(at(f).args[1], 0), combiner(f)));
+      const std::string array = fmt::format("c{}", f);
+      out_.body += fold_array(f, array, fmt::format("{}", chunks), "        ");
+      out_.body += fmt::format("        w{}[r] = *{};\n", f, array);
     }
   }
   // What is left of a row, or of its last chunk, behind whole bodies.
@@ -520,15 +512,6 @@ class RowWalk : public CpuText {
     }
     out_.body += indent + "}\n";
   }
-  // An array as a row.
-  static std::string folded(const std::string& array, int64_t count, const std::string& init,
-                            const std::string& combine) {
-    return fmt::format(
-        "fold_row({0}, {1}, {2}, [&](long i, int lanes) {{ return lanes == 16 ? load({3} + i) : "
-        "load_n({3} + i, lanes); }})",
-        count, init, combine, array);
-  }
-
   // --- after all rows ----------------------------------------------------------------------------
 
   void finish() {
@@ -536,9 +519,9 @@ class RowWalk : public CpuText {
     out_.body = "(char* const* a, long, long) {\n";
     begin();
     for (int id : totals_) {
-      out_.body += fmt::format("  const auto v{} = splat({});\n", id,
-                               folded(fmt::format("s{}", id), rows_, splat(at(id).type, "0"),
-                                      "[](auto x, auto y) { return x + y; }"));
+      const std::string array = fmt::format("s{}", id);
+      out_.body += fold_array(id, array, fmt::format("{}", rows_), "  ");
+      out_.body += fmt::format("  const auto v{} = splat(*{});\n", id, array);
     }
     std::vector<int> places;  // Statements of each place in the rows.
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {

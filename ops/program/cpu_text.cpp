@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/kinds/reduction.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
@@ -179,6 +180,35 @@ std::string CpuText::line(int id, int u, bool tail) const {
                      s.kind == Statement::Load      ? load(s, u, tail)
                      : s.kind == Statement::Formula ? fill(s.text, args)
                                                     : value(s));
+}
+
+std::string CpuText::element(int id) const { return spelling(at(id).type).element; }
+std::string CpuText::vector(int id) const { return spelling(at(id).type).vector; }
+std::string CpuText::combined(int fold, const std::string& x, const std::string& y) const {
+  return fill(at(fold).text, {x, y});
+}
+std::string CpuText::combiner(int fold) const {
+  return fmt::format("[](auto x, auto y) {{ return {}; }}", combined(fold, "(x)", "(y)"));
+}
+std::string CpuText::fold_array(int fold, const std::string& array, const std::string& count,
+                                const std::string& indent) const {
+  const std::string each = fmt::format("where(first_lanes(n), load_n({} + i, n), init)", array);
+  return fmt::format(
+      "{0}for (long m = {1}, t; m > 1; m = t) {{\n"
+      "{0}  t = (m + {2}) / {3};\n"
+      "{0}  for (long c = 0; c < t; ++c) {{\n"
+      "{0}    const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
+      "{0}    const auto init = {4};\n"
+      "{0}    {5} r[4] = {{init, init, init, init}};\n"
+      "{0}    for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
+      "{0}      const int n = to - i < 16 ? (int)(to - i) : 16;\n"
+      "{0}      r[k] = {6};\n"
+      "{0}    }}\n"
+      "{0}    const auto op = {7};\n"
+      "{0}    {8}[c] = reduce(op(op(r[0], r[1]), op(r[2], r[3])), op);\n"
+      "{0}  }}\n{0}}}\n",
+      indent, count, kReduceChunk - 1, kReduceChunk, name(at(fold).args[1], 0), vector(fold),
+      combined(fold, "r[k]", each), combiner(fold), array);
 }
 
 }  // namespace brrr::program

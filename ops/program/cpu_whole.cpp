@@ -1,0 +1,148 @@
+// The CPU's kernel of a program whose one row is a whole tensor: chunk by chunk, as a row is folded
+// (ops/kinds/reduction.h), the numbers that come of it once all chunks are done. No element depends
+// on them. The length is an argument, so that tensors of all sizes share the text.
+#include "ops/kinds/reduction.h"
+#include "ops/program/cpu_text.h"
+#include "ops/vocabulary/spelling.h"
+
+namespace brrr::program {
+
+namespace {
+
+class WholeWalk : public CpuText {
+ public:
+  explicit WholeWalk(const Program& p) : CpuText(p) {
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const Statement& s = at(id);
+      const bool number =
+          s.kind == Statement::Store && inner_stride(static_cast<size_t>(s.which)) == 0;
+      if (s.kind == Statement::Fold) {
+        folds_.push_back(id);
+      } else if (s.varies == Statement::InRow && !number) {
+        elements_.push_back(id);
+      } else if (s.varies == Statement::WithRow || number) {
+        numbers_.push_back(id);
+      }
+    }
+  }
+
+  CpuKernel run() {
+    const int64_t chunks = (p_.row + kReduceChunk - 1) / kReduceChunk;
+    out_.arguments = cpu_arguments(p_);
+    out_.arguments.push_back({CpuArgument::Length});
+    out_.arguments.push_back({CpuArgument::Scratch});
+    out_.extent = chunks;
+    out_.grain = kGrain / kReduceChunk;
+    for (int id : folds_) {
+      out_.scratch += (chunks * static_cast<int64_t>(itemsize(at(id).type)) + 63) / 64 * 64;
+    }
+    out_.body = "(char* const* a, long begin, long end) {\n";
+    begin();
+    chunk();
+    out_.body += "}\n";
+    std::swap(out_.body, out_.last);
+    out_.body = "(char* const* a, long, long) {\n";
+    begin();
+    finish();
+    out_.body += "}\n";
+    std::swap(out_.body, out_.last);
+    return std::move(out_);
+  }
+
+ private:
+  void begin() {
+    pointers();
+    for (size_t w = 0; w < p_.windows.size(); ++w) {
+      if (window(w).touched()) {
+        out_.body += fmt::format("  {0} const p{1} = o{1};\n", pointer_type(window(w)), w);
+      }
+    }
+    out_.body += fmt::format(
+        "  const long length = (long)a[{}], chunks = (length + {}) / {};\n"
+        "  char* scratch = a[{}];\n",
+        out_.arguments.size() - 2, kReduceChunk - 1, kReduceChunk, out_.arguments.size() - 1);
+    for (int f : folds_) {
+      out_.body += fmt::format(
+          "  {0}* const s{1} = ({0}*)scratch;\n"
+          "  scratch += (chunks * (long)sizeof({0}) + 63) / 64 * 64;\n",
+          element(f), f);
+    }
+    emit(all(Statement::Never), 1, false, "  ");
+  }
+
+  std::string line(int id, int u, bool tail) const override {
+    if (at(id).kind != Statement::Length) return CpuText::line(id, u, tail);
+    return fmt::format("const auto {} = {}", name(id, u), splat(at(id).type, "length"));
+  }
+
+  // Adds vector u of a body to the accumulator.
+  void take(int fold, int u, const std::string& sum, bool tail, const std::string& indent) {
+    const std::string x = name(at(fold).args[0], u);
+    const std::string in =
+        tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(fold).args[1], 0))
+             : "(" + x + ")";
+    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(fold, sum, in));
+  }
+
+  void chunk() {
+    out_.body += fmt::format(
+        "  for (long c = begin; c < end; ++c) {{\n    long i = c * {0};\n"
+        "    const long to = i + {0} < length ? i + {0} : length;\n",
+        kReduceChunk);
+    for (int f : folds_) {
+      out_.body += fmt::format("    {0} a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
+                               "a{1}_3 = a{1}_0;\n",
+                               vector(f), f, name(at(f).args[1], 0));
+    }
+    out_.body += "    for (; i + 64 <= to; i += 64) {\n";
+    emit(elements_, 4, false, "      ");
+    for (int f : folds_) {
+      for (int u = 0; u < 4; ++u) take(f, u, fmt::format("a{}_{}", f, u), false, "      ");
+    }
+    out_.body += "    }\n";
+    for (int f : folds_) {
+      out_.body +=
+          fmt::format("    {0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", vector(f), f);
+    }
+    out_.body +=
+        "    for (int k = 0; i < to; i += 16, ++k) {\n"
+        "      const int n = to - i < 16 ? (int)(to - i) : 16;\n";
+    emit(elements_, 1, true, "      ");
+    for (int f : folds_) take(f, 0, fmt::format("r{}[k]", f), true, "      ");
+    out_.body += "    }\n";
+    for (int f : folds_) {
+      out_.body += fmt::format(
+          "    {{ const auto op = {0}; s{1}[c] = reduce(op(op(r{1}[0], r{1}[1]), op(r{1}[2], "
+          "r{1}[3])), op); }}\n",
+          combiner(f), f);
+    }
+    out_.body += "  }\n";
+  }
+
+  void finish() {
+    for (int f : folds_) {
+      const std::string array = fmt::format("s{}", f);
+      out_.body += fold_array(f, array, "chunks", "  ");
+      out_.body += fmt::format("  const auto v{} = splat(*{});\n", f, array);
+    }
+    for (int id : numbers_) {
+      const Statement& s = at(id);
+      if (s.kind != Statement::Store) {
+        out_.body += "  " + line(id, 0, false) + ";\n";
+        continue;
+      }
+      const std::string v =
+          fill(spelling(window(static_cast<size_t>(s.which)).dtype).store, {name(s.args[0], 0)});
+      out_.body += fmt::format("  store_n(o{}, {}, 1);\n", s.which, v);
+    }
+  }
+
+  // Statements, in their order: folds, those of elements, and those of what comes after all.
+  std::vector<int> folds_, elements_, numbers_;
+};
+
+}  // namespace
+
+CpuKernel cpu_whole(const Program& p) { return WholeWalk(p).run(); }
+
+}  // namespace brrr::program
