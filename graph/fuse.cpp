@@ -72,9 +72,8 @@ class Fuser {
         const uint32_t id = r_.in(i)[k];
         if (id == kNone || r_.value(id).numel > 1) continue;
         const uint32_t st = r_.value(id).storage;
-        const bool own = std::any_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t out) {
-          return r_.value(out).storage == st;
-        });
+        const bool own = std::any_of(r_.out(i), r_.out(i) + i.n_out,
+                                     [&](uint32_t out) { return r_.value(out).storage == st; });
         if (own) continue;
         like += '|' + std::to_string(st);
         number = true;

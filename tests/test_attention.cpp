@@ -7,6 +7,7 @@
 #include "backends/cpu/pool.h"
 #include "brrr.h"
 #include "ops/kinds/composite.h"
+#include "ops/rows/attention_kernel.h"
 #include "tests/op_cases.h"
 
 using namespace brrr;
@@ -59,7 +60,8 @@ std::vector<AttentionOptions> masks_for(const Shape& s, DType t) {
 }
 
 // All outputs of the row that `c` is a call of, by its kernel and by its decomposition.
-void check_row(const char* name, const Tensors& in, const AttentionOptions& o, double scale) {
+void check_row(const char* name, const Tensors& in, const AttentionOptions& o, double scale,
+               bool by_length) {
   const OpDef* op = find_op(name);
   REQUIRE(op);
   const double tolerance = op->tolerance;
@@ -70,6 +72,7 @@ void check_row(const char* name, const Tensors& in, const AttentionOptions& o, d
     c.attrs.push(int64_t{o.causal});
     c.attrs.push(scale);
     c.attrs.push(o.dropout);
+    c.attrs.push(int64_t{by_length});
     return c;
   };
   OpCall kernel(*op, impls.data(), static_cast<int>(impls.size()));
@@ -98,7 +101,7 @@ void check_row(const char* name, const Tensors& in, const AttentionOptions& o, d
   }
 }
 
-void check_both(const Shape& s, const AttentionOptions& options, DType t) {
+void check_both(const Shape& s, const AttentionOptions& options, DType t, bool by_length) {
   AttentionOptions o = options;
   Tensors in = s.operands(t);
   IntList scores = s.batch;
@@ -111,7 +114,7 @@ void check_both(const Shape& s, const AttentionOptions& options, DType t) {
   in.push_back(o.mask);
   in.push_back(o.dropout > 0 ? draw_key() : Tensor());
   const double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(s.width));
-  check_row("scaled_dot_product_attention", in, o, scale);
+  check_row("scaled_dot_product_attention", in, o, scale, by_length);
   const OpDef* op = find_op("scaled_dot_product_attention");
   std::vector<TensorImpl*> impls;
   for (const Tensor& x : in) impls.push_back(x.impl());
@@ -119,10 +122,13 @@ void check_both(const Shape& s, const AttentionOptions& options, DType t) {
   c.attrs.push(int64_t{o.causal});
   c.attrs.push(scale);
   c.attrs.push(o.dropout);
+  c.attrs.push(int64_t{by_length});
   dispatch(c);
-  for (int k = 0; k < c.n_out; ++k) in.push_back(c.out[k]);
-  in.push_back(normal(c.out[0].sizes(), t));
-  check_row("attention_backward", in, o, scale);
+  for (int k = 0; k < c.n_out; ++k) {
+    in.push_back(by_length && k == 0 ? c.out[k].transpose(-3, -2) : c.out[k]);
+  }
+  in.push_back(normal(in[attention::Out].sizes(), t));
+  check_row("attention_backward", in, o, scale, by_length);
 }
 
 void check_gradients(const std::function<Tensor(const Tensors&)>& fn, const Tensors& in) {
@@ -141,9 +147,10 @@ TEST_CASE("attention: the kernels agree with the decomposition") {
       int which = 0;
       for (AttentionOptions o : masks_for(s, t)) {
         CAPTURE(which++);
-        check_both(s, o, t);
+        check_both(s, o, t, false);
         o.dropout = 0.4;
-        check_both(s, o, t);
+        check_both(s, o, t, false);
+        if (!s.batch.empty() && itemsize(t) > 2) check_both(s, o, t, true);
       }
     }
   }
@@ -217,6 +224,17 @@ TEST_CASE("attention: gradients of both orders") {
     for (const AttentionOptions& o : masks_for(s, kFloat64)) {
       check_gradients([&](const Tensors& in) { return attend(in, o); }, s.operands(kFloat64));
     }
+  }
+  const Shape heads{{3, 2}, 4, 3, 2, 3};  // Side by side in each token, as a projection gives them.
+  for (const AttentionOptions& o : masks_for(heads, kFloat64)) {
+    const auto sides = [&](const Tensors& in) {
+      Tensors t;
+      for (const Tensor& x : in) t.push_back(x.transpose(1, 2));
+      return attend(t, o);
+    };
+    Tensors in = heads.operands(kFloat64);
+    for (Tensor& x : in) x = x.transpose(1, 2).contiguous();
+    check_gradients(sides, in);
   }
   // More than one tile of queries and of keys, first order.
   const Shape wide{{}, 19, 67, 2, 2};
@@ -295,6 +313,7 @@ TEST_CASE("attention: layouts and threads do not change bits") {
     };
     const Tensors want = all(dense, mask, g.contiguous());
     check_same(all(strided, mask, g), want);
+    CHECK(attend(strided, {}).transpose(1, 2).is_contiguous());  // To join heads again is a view.
     check_same(all(columns, mask.t().contiguous().t(), g), want);
     cpu::set_num_threads(1);
     const Tensors alone = all(strided, mask, g);

@@ -128,9 +128,8 @@ class DenseOutput {
   DenseOutput(const Tensor& t, DType compute) : out_(*t.impl()) {
     if (out_.dtype != compute) scratch_ = raw_empty(out_.size_list(), compute, out_.device);
   }
-  template <class T> T* as() {
-    return reinterpret_cast<T*>(scratch_.defined() ? scratch_.impl()->data() : out_.data());
-  }
+  template <class T> T* as() { return reinterpret_cast<T*>(memory().data()); }
+  const TensorImpl& memory() const { return scratch_.defined() ? *scratch_.impl() : out_; }
   void finish() {
     if (scratch_.defined()) copy_now(out_, *scratch_.impl());
   }

@@ -90,9 +90,10 @@ class WholeWalk : public CpuText {
         "    const long to = i + {0} < length ? i + {0} : length;\n",
         kReduceChunk);
     for (int f : folds_) {
-      out_.body += fmt::format("    {0} a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
-                               "a{1}_3 = a{1}_0;\n",
-                               vector(f), f, name(at(f).args[1], 0));
+      out_.body += fmt::format(
+          "    {0} a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
+          "a{1}_3 = a{1}_0;\n",
+          vector(f), f, name(at(f).args[1], 0));
     }
     out_.body += "    for (; i + 64 <= to; i += 64) {\n";
     emit(elements_, 4, false, "      ");

@@ -76,13 +76,27 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
   });
 }
 
+// Matrices of the heads' results.
+struct HeadsOutput : DenseOutput {
+  HeadsOutput(const Tensor& t, DType compute, const AttentionAttrs& attrs)
+      : DenseOutput(t, compute),
+        view(heads_outside(memory(), attrs)),
+        matrices(view.impl(), compute) {}
+  template <class T> RowOutput<T> of(int64_t head) const {
+    return {const_cast<T*>(matrices.at<T>(head)), matrices.row()};
+  }
+  Tensor view;
+  MatrixInput matrices;
+};
+
 void attention_cpu(OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
   const AttentionOperands o(c, compute);
-  DenseOutput out(c.out[0], compute), max(c.out[1], compute), sum(c.out[2], compute);
+  HeadsOutput out(c.out[0], compute, c.attrs.as<AttentionAttrs>());
+  DenseOutput max(c.out[1], compute), sum(c.out[2], compute);
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
-    attention_forward<T>(head, out.as<T>() + i * o.queries * o.depth, max.as<T>() + i * o.queries,
+    attention_forward<T>(head, out.of<T>(i), max.as<T>() + i * o.queries,
                          sum.as<T>() + i * o.queries);
   });
   out.finish();
@@ -92,7 +106,9 @@ void attention_backward_cpu(OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
   const AttentionOperands o(c, compute);
   const DenseInput max(c.in[Max], compute), sum(c.in[Sum], compute);
-  DenseOutput dq(c.out[0], compute), dk(c.out[1], compute), dv(c.out[2], compute);
+  const auto attrs = c.attrs.as<AttentionAttrs>();
+  HeadsOutput dq(c.out[0], compute, attrs), dk(c.out[1], compute, attrs),
+      dv(c.out[2], compute, attrs);
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
     attention_backward<T>(head,
@@ -100,9 +116,9 @@ void attention_backward_cpu(OpCall& c) {
                            .out = matrix<T>(o.out, i),
                            .max = max.as<T>() + i * o.queries,
                            .sum = sum.as<T>() + i * o.queries,
-                           .dq = dq.as<T>() + i * o.queries * o.width,
-                           .dk = dk.as<T>() + i * o.keys * o.width,
-                           .dv = dv.as<T>() + i * o.keys * o.depth,
+                           .dq = dq.of<T>(i),
+                           .dk = dk.of<T>(i),
+                           .dv = dv.of<T>(i),
                            .along = reinterpret_cast<T*>(c.out[3].impl()->data()) + i * o.queries});
   });
   dq.finish();
@@ -157,9 +173,18 @@ struct Weights {
   }
 };
 
+// A result or gradient, [.., heads, length, width], as the row gives it; and back.
+Tensor laid_out(const Tensor& t, const AttentionAttrs& attrs) {
+  return attrs.by_length ? t.transpose(-3, -2).contiguous() : t;
+}
+Tensor heads_outside(const Tensor& t, const AttentionAttrs& attrs) {
+  return attrs.by_length ? t.transpose(-3, -2) : t;
+}
+
 void attention_decompose(OpCall& c, const Tensor* in) {
-  const Weights w(c.attrs.as<AttentionAttrs>(), in);
-  c.out[0] = converted(matmul(w.dropped(w.p), widened(in[V])), in[Q].dtype());
+  const auto attrs = c.attrs.as<AttentionAttrs>();
+  const Weights w(attrs, in);
+  c.out[0] = laid_out(converted(matmul(w.dropped(w.p), widened(in[V])), in[Q].dtype()), attrs);
   c.out[1] = w.max;
   c.out[2] = w.sum;
 }
@@ -170,19 +195,27 @@ void attention_backward_decompose(OpCall& c, const Tensor* in) {
   const Weights w(attrs, in);
   const DType t = in[Q].dtype();
   const Tensor ds = w.gradient(in, in[G]) * attrs.scale;
-  c.out[0] = converted(matmul(ds, widened(in[K])), t);
-  c.out[1] = converted(matmul(ds.transpose(-2, -1), widened(in[Q])), t);
-  c.out[2] = converted(matmul(w.dropped(w.p).transpose(-2, -1), widened(in[G])), t);
+  c.out[0] = laid_out(converted(matmul(ds, widened(in[K])), t), attrs);
+  c.out[1] = laid_out(converted(matmul(ds.transpose(-2, -1), widened(in[Q])), t), attrs);
+  c.out[2] =
+      laid_out(converted(matmul(w.dropped(w.p).transpose(-2, -1), widened(in[G])), t), attrs);
 }
 
 // --- rows ----------------------------------------------------------------------------------------
+
+// Meta of output k, [.., heads, length, width] as it is laid out.
+void set_heads_meta(OpCall& c, int k, IntList sizes) {
+  const int n = sizes.size();
+  if (c.attrs.as<AttentionAttrs>().by_length) std::swap(sizes[n - 3], sizes[n - 2]);
+  set_meta(c, k, c.in[Q]->dtype, sizes);
+}
 
 void attention_infer(OpCall& c) {
   check_composite(c);
   const TensorImpl& q = *c.in[Q];
   IntList sizes = q.size_list();
   sizes[q.ndim - 1] = c.in[V]->sizes[q.ndim - 1];
-  set_meta(c, 0, q.dtype, sizes);
+  set_heads_meta(c, 0, sizes);
   sizes[q.ndim - 1] = 1;
   set_meta(c, 1, compute_type(q.dtype), sizes);
   set_meta(c, 2, compute_type(q.dtype), sizes);
@@ -190,7 +223,7 @@ void attention_infer(OpCall& c) {
 
 void attention_backward_infer(OpCall& c) {
   check_composite(c);
-  for (int i : {Q, K, V}) set_meta(c, i, c.in[Q]->dtype, c.in[i]->size_list());
+  for (int i : {Q, K, V}) set_heads_meta(c, i, c.in[i]->size_list());
   IntList rows = c.in[Q]->size_list();
   rows[rows.size() - 1] = 1;
   set_meta(c, 3, compute_type(c.in[Q]->dtype), rows);
@@ -215,16 +248,17 @@ const OpDef attention_backward_op{
      .tolerance = kTolerance}};
 
 void attention_vjp(VjpCall& v) {
-  const Tensor &g = v.gout[0], none;
+  const Tensor none;
   const auto attrs = v.attrs().as<AttentionAttrs>();
+  const Tensor g = heads_outside(v.gout[0], attrs);
   const bool mask = v.node.in[Mask].saved, key = v.node.in[Key].saved;
   const Tensor in[] = {v.input(Q), v.input(K), v.input(V), mask ? v.input(Mask) : none,
                        key ? v.input(Key) : none};
   if (v.needs(Q) || v.needs(K) || v.needs(V)) {
-    const Tensor out = v.output(0), max = v.output(1), sum = v.output(2);
+    const Tensor out = heads_outside(v.output(0), attrs), max = v.output(1), sum = v.output(2);
     Outputs d = call_outputs(attention_backward_op,
                              {in[Q], in[K], in[V], in[Mask], in[Key], out, max, sum, g}, attrs);
-    for (int i : {Q, K, V}) v.gin[i] = std::move(d[static_cast<size_t>(i)]);
+    for (int i : {Q, K, V}) v.gin[i] = heads_outside(d[static_cast<size_t>(i)], attrs);
   }
   // A floating mask's gradient has the size of the scores anyway.
   if (v.needs(Mask)) v.gin[Mask] = Weights(attrs, in).gradient(in, g);
@@ -314,7 +348,11 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
   const Tensor key = p > 0 ? draw_key(q.device()) : Tensor();
   const double root = std::sqrt(static_cast<double>(width));
   const double scale = o.scale != 0 ? o.scale : width > 0 ? 1 / root : 1;
-  return call(attention_op, {a, b, c, mask, key}, AttentionAttrs{o.causal, scale, p});
+  const IntList strides = a.strides();
+  const int n = strides.size();
+  const bool by_length = n > 2 && strides[n - 3] < strides[n - 2];
+  const AttentionAttrs attrs{o.causal, scale, p, by_length};
+  return heads_outside(call(attention_op, {a, b, c, mask, key}, attrs), attrs);
 }
 
 }  // namespace brrr

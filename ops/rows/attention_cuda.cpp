@@ -74,8 +74,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
     p.max[head * p.queries + query] = state[r].max.v;
     p.sum[head * p.queries + query] = sum.v;
   }
-  const long rows = head * p.queries;
-  store_tile(p.to + rows * p.depth * sizeof(T), out, factor, mine, p.queries, p.depth);
+  store_tile(p, p.to, head, out, factor, mine, p.queries, p.depth);
 }
 )");
 
@@ -145,7 +144,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
     }
     accumulate(dq, ds, k, room);
   }
-  store_tile(p.to + rows * p.width * sizeof(T), dq, scale, mine, p.queries, p.width);
+  store_tile(p, p.to, head, dq, scale, mine, p.queries, p.width);
 }
 )");
 
@@ -198,9 +197,8 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
   }
   float scale[kOwn], one[kOwn];
   for (int r = 0; r < kOwn; ++r) scale[r] = p.scale, one[r] = 1;
-  const long at = head * p.keys;
-  store_tile(p.dk + at * p.width * sizeof(T), dk, scale, mine, p.keys, p.width);
-  store_tile(p.dv + at * p.depth * sizeof(T), dv, one, mine, p.keys, p.depth);
+  store_tile(p, p.dk, head, dk, scale, mine, p.keys, p.width);
+  store_tile(p, p.dv, head, dv, one, mine, p.keys, p.depth);
 }
 )");
 
@@ -269,11 +267,15 @@ class DeviceOperands {
                {.x = o_.heads * blocks_for(arguments.queries, 4)}, arguments);
   }
 
+  using Matrix = AttentionArguments::Matrix;
+  Matrix result(const OpCall& c, int k) const {
+    const Tensor t = heads_outside(*c.out[k].impl(), c.attrs.as<AttentionAttrs>());
+    return matrix(MatrixInput(t.impl(), dtype_));
+  }
+
   AttentionArguments arguments{};
 
  private:
-  using Matrix = AttentionArguments::Matrix;
-
   static Matrix matrix(const MatrixInput& m) {
     Matrix to{};
     const TensorImpl* t = m.tensor();
@@ -309,7 +311,7 @@ bool attention_on_cuda(const OpCall& c) {
 
 void attention_cuda(OpCall& c) {
   DeviceOperands o(c);
-  o.arguments.to = c.out[0].impl()->data();
+  o.arguments.to = o.result(c, 0);
   o.arguments.max = floats(c.out[1].impl());
   o.arguments.sum = floats(c.out[2].impl());
   o.run(forward_kernel, o.arguments.queries, 1);
@@ -321,9 +323,9 @@ void attention_backward_cuda(OpCall& c) {
   AttentionArguments& a = o.arguments;
   a.max = const_cast<float*>(max.as<float>());
   a.sum = const_cast<float*>(sum.as<float>());
-  a.to = c.out[0].impl()->data();
-  a.dk = c.out[1].impl()->data();
-  a.dv = c.out[2].impl()->data();
+  a.to = o.result(c, 0);
+  a.dk = o.result(c, 1);
+  a.dv = o.result(c, 2);
   a.along = floats(c.out[3].impl());
   o.run_along();
   o.run(queries_kernel, a.queries, 2);

@@ -157,25 +157,24 @@ BRRR_VX Vec<T> score(const AttentionHead<T>& h, const Place& p, int64_t j, int64
 
 // C += S B, where S is the tile by queries: [rows, cols] x [cols, n].
 template <class T>
-void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b, T* c,
-                int64_t n, bool add) {
+void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b,
+                const RowOutput<T>& c, int64_t n, bool add) {
   for (int64_t lane = 0; lane < p.rows; lane += 16) {
     const int64_t keys = seen(h, p, lane), rows = std::min<int64_t>(16, p.rows - lane);
-    T* to = c + lane * n;
     if (keys || !add)
-      product<T>({keys, s + lane, 1, p.lanes, b.data, b.row, to, n, 0, add}, rows, n);
+      product<T>({keys, s + lane, 1, p.lanes, b.data, b.row, c.at(lane), c.row, 0, add}, rows, n);
   }
 }
 
 // C += S B, where S is the tile by keys: [cols, rows] x [rows, n].
 template <class T>
-void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b, T* c,
-             int64_t n) {
+void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b,
+             const RowOutput<T>& c, int64_t n) {
   const int64_t apart = p.row - p.col, group = h.causal && p.cols > apart + 16 ? 16 : p.cols;
   for (int64_t key = 0; key < p.cols; key += group) {
     const int64_t from = h.causal ? std::max<int64_t>(0, (key - apart) / 16 * 16) : 0;
     const T *a = s + key * p.lanes + from, *right = b.data + from * b.row;
-    product<T>({p.rows - from, a, p.lanes, 1, right, b.row, c + key * n, n, 0, true},
+    product<T>({p.rows - from, a, p.lanes, 1, right, b.row, c.at(key), c.row, 0, true},
                std::min(group, p.cols - key), n);
   }
 }
@@ -191,6 +190,10 @@ template <class T> BRRR_VX void scale_row(T* x, T factor, int64_t n) {
     const int lanes = static_cast<int>(n - i);
     vx::store_n(x + i, vx::load_n(x + i, lanes) * by, lanes);
   }
+}
+
+template <class T> void clear(const RowOutput<T>& c, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; ++r) std::fill_n(c.at(r), n, T(0));
 }
 
 // The state of a block of queries' softmax: 16 lanes each.
@@ -226,7 +229,8 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
 
 }  // namespace
 
-template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* max, T* sum) {
+template <class T>
+void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* sum) {
   alignas(64) T s[kQueries * kKeys];
   Transposed<T> queries(h.width, h.room);
   Modifiers<T> by;
@@ -235,24 +239,24 @@ template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* 
     const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
     const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
     const T* q = queries.fill(h.q, row, rows, h.width, lanes);
-    T* o = out + row * h.depth;
+    const RowOutput<T> o{out.at(row), out.row};
     std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
     std::fill_n(now.sum, kQueries, T(0));
-    if (keys == 0) std::fill_n(o, rows * h.depth, T(0));
+    if (keys == 0) clear(o, rows, h.depth);
     for (int64_t col = 0; col < keys; col += kKeys) {
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
       const T* k = h.k.data + col * h.k.row;
       product<T>({h.width, k, h.k.row, 1, q, lanes, s, lanes, 0, false}, p.cols, lanes);
       by.fill(h, p);
       weigh(h, p, by, s, now);
-      for (int64_t r = 0; col && r < rows; ++r) scale_row(o + r * h.depth, now.fade[r], h.depth);
+      for (int64_t r = 0; col && r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
       const T* v = h.v.data + col * h.v.row;
       by_queries(h, p, s, {v, h.v.row}, o, h.depth, col > 0);
     }
     for (int64_t lane = 0; lane < lanes; lane += 16) {
       vx::store(now.fade + lane, vx::inverse(vx::load(now.sum + lane)));
     }
-    for (int64_t r = 0; r < rows; ++r) scale_row(o + r * h.depth, now.fade[r], h.depth);
+    for (int64_t r = 0; r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
     std::copy_n(now.max, rows, max + row);
     std::copy_n(now.sum, rows, sum + row);
   }
@@ -312,13 +316,13 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
   alignas(64) T ds[kQueries * kKeys];
   Transposed<T> queries(h.width, h.room), gradients(h.depth, h.room + kQueries * h.width);
   Modifiers<T> by;
-  std::fill_n(d.dq, h.queries * h.width, T(0));
-  std::fill_n(d.dk, h.keys * h.width, T(0));
-  std::fill_n(d.dv, h.keys * h.depth, T(0));
+  clear(d.dq, h.queries, h.width);
+  clear(d.dk, h.keys, h.width);
+  clear(d.dv, h.keys, h.depth);
   if (h.keys > kKeys) along_weights(h, d);
   for (int64_t col = 0; col < h.keys; col += kKeys) {
     const T *k = h.k.data + col * h.k.row, *v = h.v.data + col * h.v.row;
-    T *dk = d.dk + col * h.width, *dv = d.dv + col * h.depth;
+    const RowOutput<T> dk{d.dk.at(col), d.dk.row}, dv{d.dv.at(col), d.dv.row};
     for (int64_t row = h.causal ? col : 0; row < h.queries; row += kQueries) {
       const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
       const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
@@ -330,7 +334,7 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
       product<T>({h.depth, v, h.v.row, 1, gt, lanes, ds, lanes, 0, false}, p.cols, lanes);
       by.fill(h, p);
       weigh_backward(h, d, p, by, s, ds);
-      T* dq = d.dq + row * h.width;
+      const RowOutput<T> dq{d.dq.at(row), d.dq.row};
       by_keys(h, p, s, {g, d.g.row}, dv, h.depth);
       by_keys(h, p, ds, {q, h.q.row}, dk, h.width);
       by_queries(h, p, ds, {k, h.k.row}, dq, h.width, true);
@@ -338,8 +342,8 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
   }
 }
 
-template void attention_forward(const AttentionHead<float>&, float*, float*, float*);
-template void attention_forward(const AttentionHead<double>&, double*, double*, double*);
+template void attention_forward(const AttentionHead<float>&, RowOutput<float>, float*, float*);
+template void attention_forward(const AttentionHead<double>&, RowOutput<double>, double*, double*);
 template void attention_backward(const AttentionHead<float>&, const AttentionGradient<float>&);
 template void attention_backward(const AttentionHead<double>&, const AttentionGradient<double>&);
 

@@ -11,6 +11,7 @@
 #include "core/op.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/rows/dropout.h"
+#include "ops/rows/library_kernels.h"
 
 namespace brrr {
 
@@ -22,6 +23,9 @@ enum Operand { Q, K, V, Mask, Key, Out, Max, Sum, G };
 struct AttentionAttrs {
   int64_t causal;
   double scale, dropout;  ///< The probability of dropout.
+  /// Results, and gradients of q, k and v, are [.., length, heads, width]: as q lies, so that what
+  /// joins the heads again is a view.
+  int64_t by_length;
 };
 
 // What a query may see and the online softmax, for one query in each lane of V.
@@ -78,6 +82,16 @@ struct AttentionSizes {
   }
 };
 
+/// The tensor of a call whose results are `by_length`, as [.., heads, length, width]; and back.
+inline Tensor heads_outside(const TensorImpl& t, const AttentionAttrs& attrs) {
+  IntList sizes = t.size_list(), strides = t.stride_list();
+  if (attrs.by_length) {
+    std::swap(sizes[t.ndim - 3], sizes[t.ndim - 2]);
+    std::swap(strides[t.ndim - 3], strides[t.ndim - 2]);
+  }
+  return memory_view(t, sizes, strides, t.offset);
+}
+
 /// A call's operands as matrices of its heads, of dtype `t`; a mask that is not bool is of t's
 /// compute type.
 struct AttentionOperands : AttentionSizes {
@@ -104,6 +118,12 @@ template <class T> struct RowMatrix {
   int64_t row;
 };
 
+template <class T> struct RowOutput {
+  T* data;
+  int64_t row;
+  T* at(int64_t k) const { return data + k * row; }
+};
+
 /// The CPU's kernels transpose kQueries rows at a time: on the stack, or where a head is wider than
 /// kWide in AttentionHead::room.
 inline constexpr int64_t kQueries = 32, kWide = 256;
@@ -126,13 +146,14 @@ template <class T> struct AttentionHead {
 };
 
 /// out [queries, depth]; max and sum [queries] are what backward needs of each row's softmax.
-template <class T> void attention_forward(const AttentionHead<T>& h, T* out, T* max, T* sum);
+template <class T>
+void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* sum);
 
 template <class T> struct AttentionGradient {
   RowMatrix<T> g, out;  ///< [queries, depth]
   const T *max, *sum;
-  T *dq, *dk, *dv;  ///< Dense.
-  T* along;         ///< Room for [queries].
+  RowOutput<T> dq, dk, dv;
+  T* along;  ///< Room for [queries].
 };
 template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d);

@@ -19,7 +19,7 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
     const char* data;
     long row, col, head[6];
   };
-  Matrix q, k, v, mask, g, out;
+  Matrix q, k, v, mask, g, out, to, dk, dv;
   long sizes[6];
   int dims, queries, keys, width, depth, causal, bool_mask, packed;
   float scale;
@@ -27,7 +27,6 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
   float kept;
   const char* key;
   long key_stride;
-  char *to, *dk, *dv;
   float *max, *sum, *along;
 });
 
@@ -237,13 +236,15 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int row
 }
 
 // The warp's rows from `first` on of a dense matrix, each times its factor.
-BRRR_VX void store_tile(char* matrix, const Part<kWidth>& c, const float* factor, int first,
-                        int end, int columns) {
+BRRR_VX void store_tile(const AttentionArguments& p, const Matrix& m, long head,
+                        const Part<kWidth>& c, const float* factor, int first, int end,
+                        int columns) {
+  T* const matrix = (T*)of_head<T>(p, m, head);
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const int row = first + row_of(r);
     if (row >= end) continue;
-    T* const to = (T*)matrix + (long)row * columns;
+    T* const to = matrix + row * m.row;
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       const int col = quad_col(q);
