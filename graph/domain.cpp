@@ -134,6 +134,7 @@ Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
   if (w.row && out.numel == rows) {  // A number of each row.
     return dense(v, rows) ? Role::PerRow : v.numel == 1 ? Role::One : Role::Other;
   }
+  if (w.row && out.numel == 1) return Role::One;  // A number for all rows.
   if (dense(v, out.numel)) return Role::Each;
   if (v.numel == 1) return Role::One;
   return w.row ? broadcast_role(v, out.size_list(), w.row) : Role::Other;
@@ -158,7 +159,10 @@ bool take(const Recording& r, Domain& w, const Instr& i) {
   const int64_t numel = numel_of(w.space);
   const bool exact = is_exact(r, i, w);
   if (!i.op->pointwise) return rows_of(r, i).same({numel / w.row, w.row}) && !exact;
-  if (w.row && out.numel == numel / w.row) return !exact && i.op->pointwise->n_made == 0;
+  const bool number = out.numel == 1 && !i.into;  // Whoever reads it may come before a write.
+  if (w.row && (out.numel == numel / w.row || number)) {
+    return !exact && i.op->pointwise->n_made == 0;
+  }
   if (out.numel != numel) return false;
   if (!exact) return true;
   if (w.row && (out.ndim == 0 || out.sizes[out.ndim - 1] != w.row)) return false;
@@ -198,7 +202,7 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
   if (!r.value(a.value).same_elements(r.value(b.value))) return false;
   if (!w.row) return true;
   const Role from = role(r, a, w);
-  return from == role(r, b, w) && (from == Role::Each || from == Role::PerRow);
+  return from == role(r, b, w) && (from == Role::Each || from == Role::PerRow || from == Role::One);
 }
 
 }  // namespace brrr::graph

@@ -111,7 +111,9 @@ class Merger {
 
   bool merge(uint32_t a, uint32_t b) {
     Domain domain;
-    if (!same_domain(a, b, domain) || !register_passing(a, b, domain) ||
+    // Numbers for all rows join those who have rows, not they them.
+    const bool same = same_domain(a, b, domain) || same_domain(b, a, domain);
+    if (!same || !register_passing(a, b, domain) ||
         !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }

@@ -141,6 +141,16 @@ TEST_CASE("row fusion: what only looks alike stays apart") {
     return Tensors{e.sum({-1}), e.view({24, 20}).sum({-1}), e.view({480}).sum()};
   });
   CHECK(kernels([&] { return Tensors{softmax(y.view({160, 3}) * 2.0, -1)}; }) == 2);  // Short rows.
+  // A number that no row changes is the kernel's, too; one that is written again is not.
+  CHECK(kernels([&] {
+          const Tensor s = full({}, 3.0) * 0.5, t = exp(s);
+          return Tensors{(y * s).sum({-1}), t};
+        }) == 1);
+  CHECK(kernels([&] {
+          const Tensor s = full({}, 3.0), sum = (y * s).sum({-1});
+          s.mul_(2.0);
+          return Tensors{sum, (y * s).sum({-1}), s};
+        }) >= 2);
   // In place, before and after a fold reads it.
   kernels([&] {
     const Tensor z = y * 1.0;

@@ -41,6 +41,7 @@ class RowWalk : public CpuText {
     plan_passes();
     out_.body = "(char* const* a, long begin, long end) {\n";
     begin();
+    store_for_all();
     arrays();
     out_.body += fmt::format(
         "  for (long k = begin; k < end; ++k) {{\n    const long last = (k + 1) * {0} < {1} ? "
@@ -192,6 +193,20 @@ class RowWalk : public CpuText {
     });
     emit(never, 1, false, "  ");
   }
+  // Numbers that depend on no row.
+  void store_for_all() {
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const Statement& s = at(id);
+      if (s.kind != Statement::Store || !is_for_all(s) || after_[static_cast<size_t>(id)]) continue;
+      const DType t = window(static_cast<size_t>(s.which)).dtype;
+      out_.body += fmt::format("  if (begin == 0) store_n(o{}, {}, 1);\n", s.which,
+                               fill(spelling(t).store, {name(s.args[0], 0)}));
+    }
+  }
+  bool is_for_all(const Statement& s) const {
+    const Window& w = window(static_cast<size_t>(s.which));
+    return std::all_of(w.stride, w.stride + ndim_, [](int64_t x) { return x == 0; });
+  }
   // Of each row a number, and what later passes load again.
   void arrays() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
@@ -291,7 +306,7 @@ class RowWalk : public CpuText {
       const Statement& s = at(id);
       if (!live_[static_cast<size_t>(id)]) continue;
       const bool total = s.kind == Statement::Total;
-      if (!total && (s.kind != Statement::Store || is_element_store(id))) continue;
+      if (!total && (s.kind != Statement::Store || is_element_store(id) || is_for_all(s))) continue;
       if (!total && after_[static_cast<size_t>(s.args[0])]) continue;
       const int arg = s.args[0];
       const std::string v = at(arg).varies == Statement::WithRow
