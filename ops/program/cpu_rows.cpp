@@ -7,30 +7,16 @@
 #include <functional>
 
 #include "ops/kinds/reduction.h"
-#include "ops/program/cpu_text.h"
+#include "ops/program/cpu_row_passes.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
 namespace {
 
-constexpr int64_t kKeptBytes = 64 << 10;  // Of values that a pass leaves for later ones.
-
-class RowWalk : public CpuText {
+class RowWalk : public RowPasses {
  public:
-  explicit RowWalk(const Program& p)
-      : CpuText(p),
-        n_(p.row),
-        rows_(p.space.numel() / p.row),
-        block_(std::bit_floor<uint64_t>(std::clamp<int64_t>(4096 / n_, 1, 16))),
-        padded_((n_ + 15) / 16 * 16),
-        depth_(p.statements.size()),
-        after_(p.statements.size()),
-        live_(p.statements.size()),
-        pass_(p.statements.size(), -1),
-        kept_(p.statements.size()) {
-    sort_out();
-  }
+  explicit RowWalk(const Program& p) : RowPasses(p) {}
 
   CpuKernel run() {
     out_.arguments = cpu_arguments(p_);
@@ -66,47 +52,6 @@ class RowWalk : public CpuText {
   }
 
  private:
-  // What is done with all elements of a row, one after the other.
-  struct Pass {
-    std::vector<int> folds, list;  // Folds and picks that end it; statements of elements.
-  };
-
-  bool in_row(int id) const { return at(id).varies == Statement::InRow; }
-  bool is_fold(int id) const {
-    return at(id).kind == Statement::Fold || at(id).kind == Statement::Pick;
-  }
-  bool is_over_rows(int id) const {
-    return at(id).kind == Statement::Total || at(id).kind == Statement::FoldRows;
-  }
-  bool is_element_store(int id) const {
-    return at(id).kind == Statement::Store && !after_[static_cast<size_t>(id)] &&
-           inner_stride(static_cast<size_t>(at(id).which)) != 0;
-  }
-
-  // Depths, and which statements are worth anything.
-  void sort_out() {
-    const int count = static_cast<int>(p_.statements.size());
-    for (int id = 0; id < count; ++id) {
-      auto& depth = depth_[static_cast<size_t>(id)];
-      bool after = is_over_rows(id);
-      for (int a : at(id).args) {
-        depth = std::max(depth, depth_[static_cast<size_t>(a)]);
-        after |= after_[static_cast<size_t>(a)];
-      }
-      depth += is_fold(id);
-      after_[static_cast<size_t>(id)] = after;
-    }
-    for (int id = count - 1; id >= 0; --id) {
-      const Statement::Kind kind = at(id).kind;
-      if (kind == Statement::Store) live_[static_cast<size_t>(id)] = true;
-      if (!live_[static_cast<size_t>(id)]) continue;
-      deepest_ = std::max(deepest_, depth_[static_cast<size_t>(id)]);
-      for (int a : at(id).args) live_[static_cast<size_t>(a)] = true;
-      if (kind == Statement::FoldRows) columns_.push_back(id);
-      if (kind == Statement::Total) totals_.push_back(id);
-    }
-  }
-
   // Columns' sums of each block of rows, then a number of each row for each total.
   void plan_scratch() {
     const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
@@ -120,64 +65,6 @@ class RowWalk : public CpuText {
     if (out_.scratch) out_.arguments.push_back({CpuArgument::Scratch});
   }
 
-  // --- which pass computes what ------------------------------------------------------------------
-
-  // Loads and polynomials that a value of elements is made of.
-  void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
-    if (!in_row(id) || seen[static_cast<size_t>(id)]) return;
-    seen[static_cast<size_t>(id)] = true;
-    loads += at(id).kind == Statement::Load;
-    cost += at(id).cost;
-    for (int a : at(id).args) weigh(a, seen, loads, cost);
-  }
-  // Whether a later pass would rather load it than compute it again.
-  bool is_worth_keeping(int id) {
-    const DType t = at(id).type;
-    if (at(id).kind != Statement::Formula || !is_floating(t)) return false;
-    std::vector<bool> seen(p_.statements.size());
-    int loads = 0, cost = 0;
-    weigh(id, seen, loads, cost);
-    const int64_t bytes = block_ * padded_ * static_cast<int64_t>(itemsize(t));
-    return (loads > 2 || cost > 1) && kept_bytes_ + bytes <= kKeptBytes;
-  }
-  void need(int id, int d, std::vector<bool>& in) {
-    if (!in_row(id) || in[static_cast<size_t>(id)]) return;
-    in[static_cast<size_t>(id)] = true;
-    int& first = pass_[static_cast<size_t>(id)];
-    const bool before = first >= 0 && first < d;
-    if (before && (kept_[static_cast<size_t>(id)] || is_worth_keeping(id))) {
-      if (!kept_[static_cast<size_t>(id)]) {
-        kept_bytes_ += block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
-      }
-      kept_[static_cast<size_t>(id)] = true;
-      return;
-    }
-    for (int a : at(id).args) need(a, d, in);
-    if (first < 0) first = d;
-  }
-  void plan_passes() {
-    passes_.resize(static_cast<size_t>(deepest_) + 1);
-    for (int d = 0; d <= deepest_; ++d) {
-      Pass& pass = passes_[static_cast<size_t>(d)];
-      std::vector<bool> in(p_.statements.size());
-      for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
-        if (!live_[static_cast<size_t>(id)]) continue;
-        if (is_fold(id) && depth_[static_cast<size_t>(id)] == d + 1) {
-          pass.folds.push_back(id);
-          if (at(id).kind == Statement::Fold) need(at(id).args[0], d, in);
-        }
-        // All stores come last: what is read again may lie where they go.
-        if (d == deepest_ && (is_element_store(id) || at(id).kind == Statement::FoldRows)) {
-          need(at(id).args[0], d, in);
-          in[static_cast<size_t>(id)] = true;
-        }
-      }
-      for (int id = 0; id < static_cast<int>(in.size()); ++id) {
-        if (in[static_cast<size_t>(id)]) pass.list.push_back(id);
-      }
-    }
-  }
-
   // --- the beginning -----------------------------------------------------------------------------
 
   void begin() {
@@ -188,8 +75,7 @@ class RowWalk : public CpuText {
     }
     std::vector<int> never = all(Statement::Never);
     std::erase_if(never, [&](int id) {
-      return !live_[static_cast<size_t>(id)] || after_[static_cast<size_t>(id)] ||
-             at(id).kind == Statement::Store;
+      return !of(id).live || of(id).after || at(id).kind == Statement::Store;
     });
     emit(never, 1, false, "  ");
   }
@@ -197,7 +83,7 @@ class RowWalk : public CpuText {
   void store_for_all() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const Statement& s = at(id);
-      if (s.kind != Statement::Store || !is_for_all(s) || after_[static_cast<size_t>(id)]) continue;
+      if (s.kind != Statement::Store || !is_for_all(s) || of(id).after) continue;
       const DType t = window(static_cast<size_t>(s.which)).dtype;
       out_.body += fmt::format("  if (begin == 0) store_n(o{}, {}, 1);\n", s.which,
                                fill(spelling(t).store, {name(s.args[0], 0)}));
@@ -211,10 +97,10 @@ class RowWalk : public CpuText {
   void arrays() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const std::string type = element(id);
-      if (live_[static_cast<size_t>(id)] && at(id).varies == Statement::WithRow) {
+      if (of(id).live && at(id).varies == Statement::WithRow) {
         out_.body += fmt::format("  alignas(64) {} w{}[16] = {{}};\n", type, id);
       }
-      if (kept_[static_cast<size_t>(id)]) {
+      if (of(id).kept) {
         out_.body += fmt::format("  alignas(64) {} k{}[{}];\n", type, id, block_ * padded_);
       }
     }
@@ -250,14 +136,13 @@ class RowWalk : public CpuText {
     std::vector<int> list, given;
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const Statement& s = at(id);
-      if (!live_[static_cast<size_t>(id)] || s.varies != Statement::WithRow || is_fold(id) ||
-          s.kind == Statement::Store || depth_[static_cast<size_t>(id)] != d) {
+      if (!of(id).live || s.varies != Statement::WithRow || is_fold(id) ||
+          s.kind == Statement::Store || of(id).depth != d) {
         continue;
       }
       list.push_back(id);
       for (int a : s.args) {
-        if (at(a).varies == Statement::WithRow &&
-            (is_fold(a) || depth_[static_cast<size_t>(a)] < d)) {
+        if (at(a).varies == Statement::WithRow && (is_fold(a) || of(a).depth < d)) {
           given.push_back(a);
         }
       }
@@ -304,10 +189,10 @@ class RowWalk : public CpuText {
   void store_numbers() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const Statement& s = at(id);
-      if (!live_[static_cast<size_t>(id)]) continue;
+      if (!of(id).live) continue;
       const bool total = s.kind == Statement::Total;
       if (!total && (s.kind != Statement::Store || is_element_store(id) || is_for_all(s))) continue;
-      if (!total && after_[static_cast<size_t>(s.args[0])]) continue;
+      if (!total && of(s.args[0]).after) continue;
       const int arg = s.args[0];
       const std::string v = at(arg).varies == Statement::WithRow
                                 ? from_memory(arg, fmt::format("load(w{})", arg))
@@ -347,8 +232,8 @@ class RowWalk : public CpuText {
       return fmt::format("store({0}, {1})", to,
                          combined(id, fmt::format("load({})", to), "(" + name(s.args[0], u) + ")"));
     }
-    if (!kept_[static_cast<size_t>(id)]) return CpuText::line(id, u, tail);
-    if (pass_[static_cast<size_t>(id)] < current_) {
+    if (!of(id).kept) return CpuText::line(id, u, tail);
+    if (of(id).pass < current_) {
       return fmt::format("const auto {} = load(q{} + {})", name(id, u), id, place);
     }
     return fmt::format("{}; store(q{} + {}, {})", CpuText::line(id, u, tail), id, place,
@@ -369,8 +254,7 @@ class RowWalk : public CpuText {
       if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
         ids.push_back(static_cast<size_t>(s.which));
       }
-      const bool reads = s.kind == Statement::Load && !(kept_[static_cast<size_t>(id)] &&
-                                                        pass_[static_cast<size_t>(id)] < current_);
+      const bool reads = s.kind == Statement::Load && !(of(id).kept && of(id).pass < current_);
       if (reads || s.kind == Statement::Store) windows.push_back(static_cast<size_t>(s.which));
       for (int a : s.args) {
         if (at(a).varies == Statement::WithRow) given.push_back(a);
@@ -381,12 +265,12 @@ class RowWalk : public CpuText {
     row_pointers("q", windows, "        ");
     for (size_t w : ids) out_.body += fmt::format("        const long id{0} = o{0}[q];\n", w);
     for (int id : given) {
-      if (is_fold(id) && depth_[static_cast<size_t>(id)] > current_) continue;
+      if (is_fold(id) && of(id).depth > current_) continue;
       out_.body += fmt::format("        const auto v{} = {};\n", id,
                                from_memory(id, fmt::format("splat(w{}[r])", id)));
     }
     for (int id : used) {
-      if (kept_[static_cast<size_t>(id)]) {
+      if (of(id).kept) {
         out_.body +=
             fmt::format("        {0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_);
       }
@@ -541,7 +425,7 @@ class RowWalk : public CpuText {
     std::vector<int> places;  // Statements of each place in the rows.
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const Statement& s = at(id);
-      if (!live_[static_cast<size_t>(id)] || !after_[static_cast<size_t>(id)]) continue;
+      if (!of(id).live || !of(id).after) continue;
       const bool store = s.kind == Statement::Store;
       if (store ? inner_stride(static_cast<size_t>(s.which)) != 0 : in_row(id)) {
         places.push_back(id);
@@ -585,20 +469,8 @@ class RowWalk : public CpuText {
     out_.body += "  }\n";
   }
 
-  const int64_t n_, rows_;
-  const int64_t block_;   // Rows that a pass takes before the next begins.
-  const int64_t padded_;  // The length of a row in the kernel's own memory.
-  // By statement:
-  std::vector<int> depth_;   // how many folds lie behind it,
-  std::vector<bool> after_;  // whether it is known after all rows only,
-  std::vector<bool> live_;   // whether a result depends on it,
-  std::vector<int> pass_;    // the pass that computes it first, and
-  std::vector<bool> kept_;   // whether that leaves it for later ones.
-  int64_t kept_bytes_ = 0;
-  int deepest_ = 0, current_ = 0;
-  std::vector<int> columns_, totals_;
+  int current_ = 0;                                  // The pass that is printed.
   std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements and places in scratch memory.
-  std::vector<Pass> passes_;
 };
 
 }  // namespace
