@@ -1,6 +1,7 @@
 // What a step did, for people: the summary and the DOT picture.
 #include "core/check.h"
 #include "graph/core.h"
+#include "graph/group.h"
 
 namespace brrr::graph {
 
@@ -26,6 +27,52 @@ std::string group_name(const Recording& r, const Group& g) {
          (r.instrs[at].into ? "_" : "");
   }
   return s;
+}
+
+// What a value's memory takes.
+size_t bytes_of(const Value& v) {
+  size_t n = itemsize(v.dtype);
+  for (int d = 0; d < v.ndim; ++d)
+    n *= v.strides[d] || v.sizes[d] == 0 ? static_cast<size_t>(v.sizes[d]) : 1;
+  return n;
+}
+
+// Bytes that a fused group's kernel loads and stores, and that its ops would one by one.
+std::pair<size_t, size_t> traffic(const Recording& r, const Schedule& s, const Group& g) {
+  size_t together = 0, apart = 0;
+  for (const Part& p : g.parts)
+    together += static_cast<size_t>(program_of(r, p, s).program.bytes());
+  for (uint32_t at : g.instrs) {
+    const Instr& i = r.instrs[at];
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (r.operands[k] != kNone) apart += bytes_of(r.value(r.operands[k]));
+    }
+  }
+  return {together, apart};
+}
+
+std::string kernels_of(const Recording& r, const Schedule& s) {
+  std::string t;
+  size_t together = 0, apart = 0;
+  for (const Group& g : s.groups) {
+    const Instr& first = r.instrs[g.instrs[0]];
+    const std::string& path = r.paths[first.path];
+    t += fmt::format("  {:9} {}{}{}", g.fused ? "generated" : name(first.op->kind), path,
+                     path.empty() ? "" : ": ", group_name(r, g));
+    if (g.fused) {
+      const auto [moved, alone] = traffic(r, s, g);
+      together += moved;
+      apart += alone;
+      const std::string now = bytes(moved), before = bytes(alone);
+      if (now != before) t += fmt::format(", {} moved instead of {}", now, before);
+    }
+    t += '\n';
+  }
+  if (together < apart) {
+    t += fmt::format("fusion moves {} a replay where its ops one by one would move {}\n",
+                     bytes(together), bytes(apart));
+  }
+  return t;
 }
 
 }  // namespace
@@ -75,13 +122,7 @@ std::string StepCore::explain() {
   }
   if (!entries_.empty() && entries_[0]->plan) {
     t += "kernels of entry 0:\n";
-    const Recording& r = entries_[0]->recording;
-    for (const Group& g : entries_[0]->plan->schedule().groups) {
-      const Instr& first = r.instrs[g.instrs[0]];
-      const std::string& path = r.paths[first.path];
-      t += fmt::format("  {:9} {}{}{}\n", g.fused ? "generated" : name(first.op->kind), path,
-                       path.empty() ? "" : ": ", group_name(r, g));
-    }
+    t += kernels_of(entries_[0]->recording, entries_[0]->plan->schedule());
   }
   for (const std::string& line : log_) t += line + "\n";
   if (is_frozen_) t += "frozen: the function is not run any more\n";

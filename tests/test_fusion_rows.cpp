@@ -183,6 +183,18 @@ TEST_CASE("row fusion: a whole tensor of any length, with what comes of its sum"
   CHECK(kernels([&] { return Tensors{x / x.sum()}; }) == 2);  // Elements wait for the sum.
 }
 
+TEST_CASE("row fusion: explain() says what it saves") {
+  const test::TempCache cache;
+  const Tensor x = randn({8, 32}), w = randn({32});
+  auto step = brrr::step([&] { return ((x * w + 1.0) * 2.0).sum({-1}); },
+                         {.require_graph = true, .build_at_first_call = true});
+  step();
+  // Loaded: x, w. Stored: a number a row. One by one each op loads and stores 8 rows of 32.
+  const int kernel = 4 * (256 + 32 + 8), apart = 4 * (256 * 7 + 32 + 8);
+  CHECK(step.explain().find(fmt::format("{} bytes moved instead of {} bytes", kernel, apart)) !=
+        std::string::npos);
+}
+
 TEST_CASE("row fusion: what is done to many tensors is one kernel") {
   const test::TempCache cache;
   for (const int n : {5, 40}) {

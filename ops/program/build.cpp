@@ -176,6 +176,16 @@ void merge_dims(Program& p) {
                        written == p.windows.end() ? -1 : static_cast<int>(written - all), strides);
 }
 
+int64_t Program::bytes() const {
+  int64_t all = 0;
+  for (const Window& w : windows) {
+    int64_t own = w.in_memory() ? w.item() * (w.loaded + w.stored) : 0;
+    for (int d = 0; d < space.ndim; ++d) own *= w.stride[d] ? space.size[d] : 1;
+    all += own;
+  }
+  return all;
+}
+
 void append_steps(Program& p, const std::vector<Step>& steps, bool fast) {
   Builder(p, fast).run(steps);
 }

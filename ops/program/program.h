@@ -79,6 +79,8 @@ struct Program {
   Statements statements;
 
   const Window& window(const Statement& s) const { return windows[static_cast<size_t>(s.which)]; }
+  /// What a kernel loads and stores at least: each element in memory once.
+  int64_t bytes() const;
 };
 
 /// Makes the dims as few as the windows allow, the larger strides of what is written outside. Rows
