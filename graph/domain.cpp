@@ -1,4 +1,4 @@
-// Which instructions one kernel can domain over together, and what passes between them in
+// Which instructions one kernel can walk over together, and what passes between them in
 // registers.
 #include <algorithm>
 
@@ -180,7 +180,7 @@ bool join(const Recording& r, const std::vector<uint32_t>& others, Domain& domai
   if (!i.op->pointwise && is.n == 0) return false;
   Domain w = domain;
   if (others.empty()) w = {.space = r.value(r.out(i)[0]).size_list()};
-  if (is.n && !w.row) {  // From now on all of them domain over rows.
+  if (is.n && !w.row) {  // From now on all of them walk over rows.
     w = {.space = {is.rows, is.n}, .row = is.n};
     for (uint32_t at : others) {
       if (!take(r, w, r.instrs[at])) return false;
@@ -202,7 +202,9 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
   if (!r.value(a.value).same_elements(r.value(b.value))) return false;
   if (!w.row) return true;
   const Role from = role(r, a, w);
-  return from == role(r, b, w) && (from == Role::Each || from == Role::PerRow || from == Role::One);
+  if (from != role(r, b, w)) return false;
+  if (from == Role::Other) return r.value(a.value).numel == numel_of(w.space);
+  return from == Role::Each || from == Role::PerRow || from == Role::One;
 }
 
 }  // namespace brrr::graph

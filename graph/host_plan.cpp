@@ -69,7 +69,7 @@ void HostPlan::add_kernel(uint32_t group, const Part& part,
   l.extent += text.extent;
   for (uint32_t at : part.instrs) {
     const Instr& i = r_.instrs[at];
-    if (i.op->check_values) l.checked.push_back(bound_call(i));
+    if (i.op->check_values) l.checked.emplace_back(at, bound_call(i));
   }
   using program::CpuArgument;
   for (const auto [kind, which] : text.arguments) {
@@ -269,11 +269,12 @@ int64_t HostPlan::ready(const Instr& i, uint32_t group) const {
 // step: the earlier it fails, the less has to be kept for that case.
 void HostPlan::find_checks() {
   for (const Launch& l : launches_) {
-    size_t checked = 0;
-    for (uint32_t at : schedule_.groups[l.group].instrs) {
-      const Instr& i = r_.instrs[at];
-      if (!i.op->check_values) continue;
-      checks_.push_back({l.call ? l.call.get() : l.checked[checked++].get(), ready(i, l.group)});
+    const Instr& first = r_.instrs[schedule_.groups[l.group].instrs[0]];
+    if (l.call && first.op->check_values) {
+      checks_.push_back({l.call.get(), ready(first, l.group)});
+    }
+    for (const auto& [at, call] : l.checked) {
+      checks_.push_back({call.get(), ready(r_.instrs[at], l.group)});
     }
   }
   std::stable_sort(checks_.begin(), checks_.end(),

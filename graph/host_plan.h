@@ -26,9 +26,10 @@ class HostPlan final : public Plan {
   };
   struct Launch {
     uint32_t group = 0;
-    std::unique_ptr<Call> call;                  ///< Null: a generated kernel.
-    std::vector<std::unique_ptr<Call>> checked;  ///< Calls in it that check values.
-    std::string name;                            ///< Of a generated one,
+    std::unique_ptr<Call> call;  ///< Null: a generated kernel.
+    /// Instructions in that which check values, as calls.
+    std::vector<std::pair<uint32_t, std::unique_ptr<Call>>> checked;
+    std::string name;  ///< Of a generated one,
     KernelFn fn = nullptr, last = nullptr;
     bool has_last = false;
     std::vector<Operands> table;

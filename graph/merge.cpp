@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "graph/schedule.h"
-#include "ops/kinds/reduction.h"
 
 namespace brrr::graph {
 

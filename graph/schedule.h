@@ -27,8 +27,7 @@ struct Group {
   bool fused = false;
   std::vector<uint32_t> instrs;  ///< In program order.
   Domain domain;                 ///< Of a fused one that has no parts yet.
-  /// Of a fused one. They share no pass over memory and run in any order, at once: nothing that
-  /// one of them writes is another's, nor does another read an operand as large as its space.
+  /// Of a fused one. They run in any order, at once: nothing that one of them writes is another's.
   std::vector<Part> parts;
 
   const Part& part_of(uint32_t instr) const {

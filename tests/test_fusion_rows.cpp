@@ -183,6 +183,38 @@ TEST_CASE("row fusion: a whole tensor of any length, with what comes of its sum"
   CHECK(kernels([&] { return Tensors{x / x.sum()}; }) == 2);  // Elements wait for the sum.
 }
 
+TEST_CASE("row fusion: sums over rows of what does not vary along them") {
+  const test::TempCache cache;
+  const Tensor x = randn({64, 32}), b = randn({32}).set_requires_grad();
+  CHECK(kernels([&] { return Tensors{full({64, 32}, 2.0).sum({0})}; }) == 1);
+  CHECK(kernels([&] { return Tensors{(x.sum({-1}, true) * full({64, 32}, 1.0)).sum({0})}; }) == 1);
+  kernels([&] {
+    b.set_grad({});
+    ((x + b) * 2.0).sum().backward();
+    return Tensors{b.grad()};
+  });
+  kernels([&] {
+    b.set_grad({});
+    (layer_norm(x, {32}, b, b) * 2.0).sum().backward();
+    return Tensors{b.grad()};
+  });
+}
+
+TEST_CASE("row fusion: windows that joined before their kernel had rows") {
+  const test::TempCache cache;
+  const Tensor x = randn({16, 32}), v = randn({90});
+  kernels([&] {
+    const Tensor z = x * 1.0, t = z.t();
+    t.mul_(2.0);
+    return Tensors{(t + 1.0).sum({-1}), z};
+  });
+  kernels([&] {
+    const Tensor z = v * 1.0, t = z.slice(0, 0, 90, 2);
+    t.mul_(2.0);
+    return Tensors{(t + 1.0).sum(), z};
+  });
+}
+
 TEST_CASE("row fusion: explain() says what it saves") {
   const test::TempCache cache;
   const Tensor x = randn({8, 32}), w = randn({32});

@@ -80,7 +80,7 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
 struct HeadsOutput : DenseOutput {
   HeadsOutput(const Tensor& t, DType compute, const AttentionAttrs& attrs)
       : DenseOutput(t, compute),
-        view(heads_outside(memory(), attrs)),
+        view(heads_view(memory(), attrs)),
         matrices(view.impl(), compute) {}
   template <class T> RowOutput<T> of(int64_t head) const {
     return {const_cast<T*>(matrices.at<T>(head)), matrices.row()};

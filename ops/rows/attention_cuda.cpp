@@ -269,7 +269,7 @@ class DeviceOperands {
 
   using Matrix = AttentionArguments::Matrix;
   Matrix result(const OpCall& c, int k) const {
-    const Tensor t = heads_outside(*c.out[k].impl(), c.attrs.as<AttentionAttrs>());
+    const Tensor t = heads_view(*c.out[k].impl(), c.attrs.as<AttentionAttrs>());
     return matrix(MatrixInput(t.impl(), dtype_));
   }
 

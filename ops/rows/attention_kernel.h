@@ -83,7 +83,7 @@ struct AttentionSizes {
 };
 
 /// The tensor of a call whose results are `by_length`, as [.., heads, length, width]; and back.
-inline Tensor heads_outside(const TensorImpl& t, const AttentionAttrs& attrs) {
+inline Tensor heads_view(const TensorImpl& t, const AttentionAttrs& attrs) {
   IntList sizes = t.size_list(), strides = t.stride_list();
   if (attrs.by_length) {
     std::swap(sizes[t.ndim - 3], sizes[t.ndim - 2]);

@@ -14,6 +14,7 @@ int append(Statements& list, Statement s) {
   for (int a : s.args) s.varies = std::max(s.varies, list[static_cast<size_t>(a)].varies);
   if (s.kind == Statement::Fold || s.kind == Statement::Pick) s.varies = Statement::WithRow;
   if (s.kind == Statement::Total) s.varies = Statement::Never;
+  if (s.kind == Statement::FoldRows) s.varies = Statement::InRow;  // A number for each place.
   list.push_back(std::move(s));
   return static_cast<int>(list.size()) - 1;
 }
