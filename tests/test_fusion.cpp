@@ -3,6 +3,7 @@
 
 #include "brrr.h"
 #include "tests/fuzz_steps.h"
+#include "tests/kernels.h"
 #include "tests/op_cases.h"
 #include "tests/temp_cache.h"
 
@@ -12,20 +13,7 @@ using brrr::test::check_same;
 namespace {
 
 using Tensors = std::vector<Tensor>;
-
-// The kernels of a replay, whose results are eager's bits.
-template <class F> uint64_t kernels(const F& fn) {
-  const Tensors eager = fn();
-  auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
-  const Tensors graph = step();
-  REQUIRE(eager.size() == graph.size());
-  for (size_t k = 0; k < eager.size(); ++k) {
-    CAPTURE(k);
-    CHECK(fuzz::bits_of(eager[k]) == fuzz::bits_of(graph[k]));
-  }
-  CHECK(step.stats().fallbacks == 0);
-  return step.stats().kernels_per_replay;
-}
+using test::kernels;
 
 Tensors many(int n, const IntList& sizes) {
   Tensors list;

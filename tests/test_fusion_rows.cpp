@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "brrr.h"
-#include "tests/fuzz_steps.h"
+#include "tests/kernels.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -10,22 +10,7 @@ using namespace brrr;
 namespace {
 
 using Tensors = std::vector<Tensor>;
-
-// The kernels of a replay, whose results are eager's bits, on one thread and on two.
-template <class F> uint64_t kernels(const F& fn) {
-  const Tensors eager = fn();
-  auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
-  for (int call = 0; call < 2; ++call) {
-    const Tensors graph = step();
-    REQUIRE(eager.size() == graph.size());
-    for (size_t k = 0; k < eager.size(); ++k) {
-      CAPTURE(k);
-      CHECK(fuzz::bits_of(eager[k]) == fuzz::bits_of(graph[k]));
-    }
-  }
-  CHECK(step.stats().fallbacks == 0);
-  return step.stats().kernels_per_replay;
-}
+using test::kernels;
 
 // f(x) over rows of lengths with and without tails, of few and many rows, in each dtype.
 template <class F> void over_shapes(uint64_t want, const F& f) {
