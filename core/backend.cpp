@@ -53,8 +53,9 @@ void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const vo
 
 char* device_fault() { return backend(DeviceType::CUDA).fault(); }
 
-long fault_op(const OpCall& c) {
-  return static_cast<long>(c.op->index) | static_cast<long>(context.site) << 32;
+long fault_op(const OpDef& op, uint32_t site) {
+  return static_cast<long>(op.index) | static_cast<long>(site) << 32;
 }
+long fault_op(const OpCall& c) { return fault_op(*c.op, context.site); }
 
 }  // namespace brrr

@@ -23,6 +23,8 @@
 
 namespace brrr {
 
+struct OpDef;
+
 /// Defines struct Name here, and its text for kernels as NameText, so that the two cannot differ.
 /// Members are pointers, long, double, int, unsigned, float, arrays and structs of them.
 #define BRRR_DEVICE_STRUCT(Name, ...) \
@@ -83,6 +85,7 @@ void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments
 /// row, p.op)` notes other values that an op cannot take.
 char* device_fault();
 /// The op of a call, and in a replay where in the step it was called.
+long fault_op(const OpDef& op, uint32_t site);
 long fault_op(const OpCall& c);
 /// Blocks of `threads` that cover n elements, `each` per thread.
 inline int64_t blocks_for(int64_t n, int64_t threads = 256, int64_t each = 1) {

@@ -1,7 +1,6 @@
 // Building a DevicePlan: its kernels, and what has one address for its life.
 #include <algorithm>
 #include <bit>
-#include <map>
 
 #include "core/check.h"
 #include "graph/device_plan.h"
@@ -22,12 +21,14 @@ void DevicePlan::find_externals() {
   }
 }
 
-void DevicePlan::generate_kernels(StepStats& stats) {
-  std::map<std::string, std::string> names;  // Text -> name: equal kernels are one.
+void DevicePlan::generate_kernels() {
   for (const Group& g : schedule_.groups) {
     Launch& l = launches_.emplace_back();
+    scratch_.push_back(0);
     if (g.fused) {
-      add_kernel(g.parts[0], l, names);
+      add_kernel(g.parts[0], l);
+      kernels_ += l.kernels.size() - 1;
+      generated_ += l.kernels.size() - 1;
       continue;
     }
     const Instr& i = r_.instrs[g.instrs[0]];
@@ -43,12 +44,16 @@ void DevicePlan::generate_kernels(StepStats& stats) {
     l.call = bound_call(i);
     l.site = device_.graphs->site(r_.paths[i.path]);
   }
+}
+
+void DevicePlan::build_kernels(StepStats& stats) {
   if (source_.empty()) return;
+  source_ = program::kRowText + source_;
   module_ = device_.build(source_, report_);
   stats.build_seconds += report_.seconds;
   stats.build_cached = report_.cached;
   for (Launch& l : launches_) {
-    if (!l.name.empty()) l.fn = device_.symbol(module_, l.name.c_str());
+    for (Kernel& k : l.kernels) k.fn = device_.symbol(module_, k.name.c_str());
   }
 }
 
@@ -61,26 +66,70 @@ void DevicePlan::add_host_data(const Instr& i) {
   block_bytes_ += bytes;
 }
 
-void DevicePlan::add_kernel(const Part& g, Launch& l, std::map<std::string, std::string>& names) {
-  auto [p, values] = program_of(r_, g, schedule_);
+// The name of kernels whose text depends on it; they are added to the source unless they are there.
+std::string DevicePlan::named(const std::function<std::string(const std::string&)>& text) {
+  const auto [it, fresh] = names_.emplace(text("k"), fmt::format("brrr_k{}", names_.size()));
+  if (fresh) source_ += text(it->second);
+  return it->second;
+}
+
+void DevicePlan::add_word(const GroupProgram& g, program::Word w, int64_t value, Launch& l) {
+  using program::Word;
+  const auto k = static_cast<size_t>(w.which);
+  if (w.kind == Word::Address) {
+    l.addresses.emplace_back(l.words.size(), g.values[k]);
+  } else if (w.kind == Word::Number && g.program.numbers[k].control) {
+    l.controls.emplace_back(l.words.size(), static_cast<uint32_t>(value));
+  } else if (w.kind == Word::Scratch) {
+    l.scratch.emplace_back(l.words.size(), value);
+  } else if (w.kind == Word::Fault) {
+    value = reinterpret_cast<int64_t>(device_fault());
+  }
+  l.words.push(value);
+}
+
+void DevicePlan::add_kernel(const Part& part, Launch& l) {
+  GroupProgram g = program_of(r_, part, schedule_);
+  program::Program& p = g.program;
+  if (p.row) return add_rows(g, part, l);
   const int windows = static_cast<int>(p.windows.size());
   const program::Walk walk = plan_walk(p.space, p.windows.data(), windows);
-  const auto [it, fresh] =
-      names.emplace(cuda_text(p, walk, "k"), fmt::format("brrr_k{}", names.size()));
-  if (fresh) source_ += cuda_text(p, walk, it->second);
-  l.name = it->second;
-  l.grid = {walk.blocks(p.space)};
-  using program::Word;
+  const std::string name = named([&](const std::string& as) { return cuda_text(p, walk, as); });
+  l.kernels.push_back({name, {walk.blocks(p.space)}, program::kDeviceThreads});
   each_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
-            static_cast<int>(p.numbers.size()), [&](Word w, int64_t value) {
-              const auto k = static_cast<size_t>(w.which);
-              if (w.kind == Word::Address) {
-                l.addresses.emplace_back(l.words.size(), values[k]);
-              } else if (w.kind == Word::Number && p.numbers[k].control) {
-                l.controls.emplace_back(l.words.size(), static_cast<uint32_t>(value));
-              }
-              l.words.push(value);
-            });
+            static_cast<int>(p.numbers.size()),
+            [&](program::Word w, int64_t value) { add_word(g, w, value, l); });
+}
+
+void DevicePlan::add_rows(GroupProgram& g, const Part& part, Launch& l) {
+  using namespace program;
+  Program& p = g.program;
+  const int windows = static_cast<int>(p.windows.size());
+  const RowWalk walk = plan_rows(p.space, p.windows.data(), windows, row_traits(p));
+  const auto text = [&](const std::string& as) {
+    std::string all = cuda_row_argument(p, walk, as);
+    each_row_launch(walk, [&](RowKernel k, int64_t, int) { all += cuda_rows(p, walk, as, k); });
+    return all;
+  };
+  const std::string name = named(text);
+  each_row_launch(walk, [&](RowKernel k, int64_t blocks, int threads) {
+    l.kernels.push_back({name + suffix(k), {blocks}, threads});
+  });
+  scratch_.back() = walk.scratch_bytes();
+  each_row_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
+                static_cast<int>(p.numbers.size()), [&](Word w, int64_t value) {
+                  add_word(g, w, w.kind == Word::Op ? fault_op_of(part) : value, l);
+                });
+}
+
+// What a note of an id that is out of range says of where it was met.
+int64_t DevicePlan::fault_op_of(const Part& part) const {
+  const auto at = std::find_if(part.instrs.begin(), part.instrs.end(), [&](uint32_t at) {
+    return r_.instrs[at].op->check_values != nullptr;
+  });
+  if (at == part.instrs.end()) return 0;
+  const Instr& i = r_.instrs[*at];
+  return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
 }
 
 // What has one address for the plan's life.

@@ -27,19 +27,28 @@ Ref<Storage> device_memory(size_t bytes) {
   return s;
 }
 
+// Longer rows a reduction takes in pieces.
+constexpr Target kTarget{.takes = program::cuda_takes,
+                         .calls_read_control = false,
+                         .longest_row = 16384,
+                         .folds_whole = false,
+                         .tables = false};
+
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, {program::cuda_takes, false, false, false}, stats),
+    : Plan(r, options, kTarget, stats),
       device_(backend(DeviceType::CUDA)),
       block_bytes_(r.control.size() * sizeof(int64_t)),
       wait_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
   // Whatever a slot held is nobody's any more when a replay begins.
   MemoryRules rules;
   for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
+  generate_kernels();
+  rules.scratch = scratch_;
   plan_temporaries(rules, stats);
   handed_.resize(r.survivors.size());
   find_externals();
   try {
-    generate_kernels(stats);
+    build_kernels(stats);
     allocate_fixed();
     counts_.upload_bytes = block_bytes_;
   } catch (...) {
@@ -126,14 +135,16 @@ void DevicePlan::resolve() {
   for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k]->data;
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (memory_.offset[st] < 0) continue;
-    const uint32_t host = memory_.host[st];
-    char* const base = host == kNone ? arena_ : room_begin(memory_.rooms[host]);
-    bound_[st]->data = base + memory_.offset[st];
+    bound_[st]->data = base_of(memory_.host[st]) + memory_.offset[st];
   }
   for (const HostData& d : host_data_) {
     if (!r_.survives(d.storage)) bound_[d.storage]->data = block_ + d.part.at;
   }
-  for (Launch& l : launches_) {
+  for (size_t g = 0; g < launches_.size(); ++g) {
+    Launch& l = launches_[g];
+    for (const auto& [word, at] : l.scratch) {
+      l.words.set(word, base_of(memory_.scratch_host[g]) + memory_.scratch_offset[g] + at);
+    }
     for (const auto& [word, id] : l.addresses) {
       const Value& v = r_.value(id);
       l.words.set(word, static_cast<char*>(bound_[v.storage]->data) + v.offset * item(v));
@@ -154,9 +165,8 @@ void DevicePlan::launch(Launch& l) {
     const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
     if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
   }
-  if (l.fn) {
-    device_.graphs->run(l.fn, l.name.c_str(), l.grid, program::kDeviceThreads, l.words.data(),
-                        l.words.bytes());
+  for (const Kernel& k : l.kernels) {
+    device_.graphs->run(k.fn, k.name.c_str(), k.grid, k.threads, l.words.data(), l.words.bytes());
   }
   if (!l.call) return;
   const SiteScope scope(l.site);

@@ -8,11 +8,13 @@
 // than when the step was captured is copied into a slot before, and back afterwards if the step
 // writes it; the first time that happens to an input the step is captured anew, with the slot.
 
+#include <functional>
 #include <map>
 
+#include "graph/group.h"
 #include "graph/plan.h"
 #include "core/device_kernel.h"
-#include "ops/program/cuda.h"
+#include "ops/program/cuda_rows.h"
 
 namespace brrr::graph {
 
@@ -33,16 +35,22 @@ class DevicePlan final : public Plan {
   void report_faults() const override;
 
  private:
-  /// One kernel, or one library call that queues kernels of its own.
-  struct Launch {
-    std::unique_ptr<Call> call;  ///< Null: a generated kernel.
-    void* fn = nullptr;
+  /// A generated kernel.
+  struct Kernel {
     std::string name;
     Grid grid;
-    program::Words words;
-    int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
+    int threads;
+    void* fn = nullptr;
+  };
+  /// What a group is: generated kernels, or one library call that queues kernels of its own.
+  struct Launch {
+    std::unique_ptr<Call> call;  ///< Null: generated kernels.
+    std::vector<Kernel> kernels;
+    program::Words words;  ///< What they take.
+    int host_data = -1;    ///< Of its group, into host_data_; nothing is launched then.
     std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
     std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.
+    std::vector<std::pair<size_t, int64_t>> scratch;     ///< Word, place in the group's memory.
     uint32_t site = 0;                                   ///< Of the call, for notes of faults.
   };
   /// Host data of the step.
@@ -66,9 +74,17 @@ class DevicePlan final : public Plan {
   };
 
   void find_externals();
-  void generate_kernels(StepStats& stats);
+  void generate_kernels();
+  void build_kernels(StepStats& stats);
   void add_host_data(const Instr& i);
-  void add_kernel(const Part& g, Launch& l, std::map<std::string, std::string>& names);
+  void add_kernel(const Part& part, Launch& l);
+  void add_rows(GroupProgram& g, const Part& part, Launch& l);
+  void add_word(const GroupProgram& g, program::Word w, int64_t value, Launch& l);
+  int64_t fault_op_of(const Part& part) const;
+  std::string named(const std::function<std::string(const std::string&)>& text);
+  char* base_of(uint32_t host) const {
+    return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
+  }
   void allocate_fixed();
   void free_built() noexcept;
   void keep_results(const Replay& now);
@@ -86,7 +102,9 @@ class DevicePlan final : public Plan {
   const Backend& device_;
   KernelModule* module_ = nullptr;
   DeviceGraph* graph_ = nullptr;
-  std::vector<Launch> launches_;
+  std::vector<Launch> launches_;              // By group.
+  std::map<std::string, std::string> names_;  // Text -> name: equal kernels are one.
+  std::vector<int64_t> scratch_;              // By group: bytes that its kernels take.
   std::vector<External> externals_;
   std::vector<HostData> host_data_;
   std::vector<HostPart> parts_;       // Of the block: the control words, host data.

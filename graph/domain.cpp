@@ -17,23 +17,30 @@ bool dense(const Value& v, int64_t numel) { return !v.strided && v.numel == nume
 // most of a vector empty, which costs the pointwise ops more than a pass over memory. A single row
 // is a whole tensor, which a kernel takes in chunks (cpu_whole.cpp): only reductions have one, and
 // no element sees what they give.
-constexpr int64_t kShortestRow = 8, kLongestRow = 1 << 16, kFewRows = 8;
+constexpr int64_t kShortestRow = 8, kFewRows = 8;
 
 // The rows that an instruction folds; n = 0: it folds none.
 struct Rows {
   int64_t rows = 0, n = 0;
-  bool over = false;  // A reduction over the rows, not of each.
   bool same(const Rows& o) const { return rows == o.rows && n == o.n; }
 };
 
-Rows if_worth_it(const Rows& is) {
-  const bool fits = is.n >= kShortestRow && is.n <= kLongestRow &&
-                    (is.rows >= kFewRows || is.rows * is.n <= kLongestRow) && is.rows > 1;
+Rows if_worth_it(const Rows& is, int64_t longest) {
+  const bool fits = is.n >= kShortestRow && is.n <= longest &&
+                    (is.rows >= kFewRows || is.rows * is.n <= longest) && is.rows > 1;
   return fits ? is : Rows{};
 }
 
+// Of a reduction: whether what its rows are is kept.
+bool is_over_rows(const Recording& r, const Instr& i) {
+  const Value& x = r.value(r.in(i)[0]);
+  int d = x.ndim - 1;
+  while (d > 0 && x.sizes[d] == 1) --d;
+  return d >= 0 && !(i.attrs.as<ReductionAttrs>().mask >> d & 1);
+}
+
 // A reduction's, where the order of its fold is that of rows or of columns.
-Rows reduced_rows(const Recording& r, const Instr& i) {
+Rows reduced_rows(const Recording& r, const Target& target, const Instr& i) {
   const Value &x = r.value(r.in(i)[0]), &y = r.value(r.out(i)[0]);
   const int64_t mask = i.attrs.as<ReductionAttrs>().mask;
   int changes = 0, last = -1;
@@ -46,14 +53,14 @@ Rows reduced_rows(const Recording& r, const Instr& i) {
     (is_reduced ? reduced : kept) *= x.sizes[d];
   }
   if (!is_floating(x.dtype) || !is_floating(y.dtype) || changes > 1) return {};
-  if (last == 1 && kept == 1) return {1, reduced};
-  if (last == 1) return if_worth_it({kept, reduced});
+  if (last == 1 && kept == 1) return target.folds_whole ? Rows{1, reduced} : Rows{};
+  if (last == 1) return if_worth_it({kept, reduced}, target.longest_row);
   const bool finishes = i.op->reduction->kernels[compute_index(compute_type(x.dtype))].finish;
-  return changes == 1 && !finishes ? if_worth_it({reduced, kept, true}) : Rows{};
+  return changes == 1 && !finishes ? if_worth_it({reduced, kept}, target.longest_row) : Rows{};
 }
 
-Rows rows_of(const Recording& r, const Instr& i) {
-  if (i.op->reduction) return reduced_rows(r, i);
+Rows rows_of(const Recording& r, const Target& target, const Instr& i) {
+  if (i.op->reduction) return reduced_rows(r, target, i);
   if (!i.op->row) return {};
   for (const RowOperand& o : i.op->row->operands) {
     if (o.kind != Operand::Each || r.in(i)[o.input] == kNone) continue;
@@ -61,7 +68,7 @@ Rows rows_of(const Recording& r, const Instr& i) {
     const int dims = static_cast<int>(std::min<int64_t>(i.attrs.as<RowAttrs>().dims, x.ndim));
     Rows is{1, 1};
     for (int d = 0; d < x.ndim; ++d) (d < x.ndim - dims ? is.rows : is.n) *= x.sizes[d];
-    return if_worth_it(is);
+    return if_worth_it(is, target.longest_row);
   }
   return {};
 }
@@ -128,7 +135,7 @@ Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
   if (i.op->row) return row_op_role(r, i, k, {rows, w.row});
   if (i.op->reduction) {
     if (v.strided) return Role::Other;
-    return k < i.n_in ? Role::Each : rows_of(r, i).over ? Role::Sum : Role::PerRow;
+    return k < i.n_in ? Role::Each : is_over_rows(r, i) ? Role::Sum : Role::PerRow;
   }
   const Value& out = r.value(r.out(i)[0]);
   if (w.row && out.numel == rows) {  // A number of each row.
@@ -154,11 +161,11 @@ bool is_exact(const Recording& r, const Instr& i, const Domain& w) {
 }
 
 // Into a domain that has a shape, and rows if any of its instructions has.
-bool take(const Recording& r, Domain& w, const Instr& i) {
+bool take(const Recording& r, const Target& target, Domain& w, const Instr& i) {
   const Value& out = r.value(r.out(i)[0]);
   const int64_t numel = numel_of(w.space);
   const bool exact = is_exact(r, i, w);
-  if (!i.op->pointwise) return rows_of(r, i).same({numel / w.row, w.row}) && !exact;
+  if (!i.op->pointwise) return rows_of(r, target, i).same({numel / w.row, w.row}) && !exact;
   const bool number = out.numel == 1 && !i.into;  // Whoever reads it may come before a write.
   if (w.row && (out.numel == numel / w.row || number)) {
     return !exact && i.op->pointwise->n_made == 0;
@@ -174,19 +181,20 @@ bool take(const Recording& r, Domain& w, const Instr& i) {
 
 }  // namespace
 
-bool join(const Recording& r, const std::vector<uint32_t>& others, Domain& domain, uint32_t instr) {
+bool join(const Recording& r, const Target& target, const std::vector<uint32_t>& others,
+          Domain& domain, uint32_t instr) {
   const Instr& i = r.instrs[instr];
-  const Rows is = rows_of(r, i);
+  const Rows is = rows_of(r, target, i);
   if (!i.op->pointwise && is.n == 0) return false;
   Domain w = domain;
   if (others.empty()) w = {.space = r.value(r.out(i)[0]).size_list()};
   if (is.n && !w.row) {  // From now on all of them walk over rows.
     w = {.space = {is.rows, is.n}, .row = is.n};
     for (uint32_t at : others) {
-      if (!take(r, w, r.instrs[at])) return false;
+      if (!take(r, target, w, r.instrs[at])) return false;
     }
   }
-  if (!take(r, w, i)) return false;
+  if (!take(r, target, w, i)) return false;
   domain = w;
   return true;
 }

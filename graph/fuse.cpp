@@ -19,10 +19,10 @@ std::vector<uint32_t>& distinct(std::vector<uint32_t>& list) {
 namespace {
 
 // Whether the instruction can be text at all.
-bool fusible(const Recording& r, const Instr& i, const Target& target) {
+bool fusible(const Recording& r, const Instr& i) {
   const Value& o = r.value(r.out(i)[0]);
   if (o.numel == 0) return false;
-  if (!i.op->pointwise) return target.folds && !i.into && (i.op->row || i.op->reduction);
+  if (!i.op->pointwise) return !i.into && (i.op->row || i.op->reduction);
   for (int k = 0; i.into && k < i.n_out; ++k) {
     const Value& out = r.value(r.out(i)[k]);
     for (int n = 0; n < i.n_in; ++n) {
@@ -100,7 +100,7 @@ class Fuser {
         if (group < first) continue;
         const Group& g = s_.groups[group];
         Domain domain = g.domain;
-        const bool same = fusible && g.fused && join(r_, g.instrs, domain, at) &&
+        const bool same = fusible && g.fused && join(r_, target_, g.instrs, domain, at) &&
                           passes(r_, a, {at, value, write}, domain);
         first = std::max(first, group + (same ? 0 : 1));
       }
@@ -157,7 +157,7 @@ class Fuser {
     const Instr& i = r_.instrs[at];
     const bool must = i.attrs.dynamic && !target_.calls_read_control;
     Domain own{.space = r_.value(r_.out(i)[0]).size_list()};
-    const bool fused = (fuse_ || must) && fusible(r_, i, target_) && join(r_, {}, own, at);
+    const bool fused = (fuse_ || must) && fusible(r_, i) && join(r_, target_, {}, own, at);
     uint32_t group = kNone;
     if (fused) {
       uint32_t first = earliest(at, true);
@@ -167,7 +167,7 @@ class Fuser {
       for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
         if (!s_.groups[g].fused || !shares_data(at, g)) continue;
         Domain domain = s_.groups[g].domain;
-        if (join(r_, s_.groups[g].instrs, domain, at) && fits(i, g, domain) &&
+        if (join(r_, target_, s_.groups[g].instrs, domain, at) && fits(i, g, domain) &&
             growth(at, g) <= kLittleMemory) {
           s_.groups[g].domain = domain;
           group = g;

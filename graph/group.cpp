@@ -55,7 +55,7 @@ class Builder {
     program::Step step{i.op, compute_dtype(r_, i), {}, {}, {}};
     if (i.op->row) {
       for (const RowOperand& o : i.op->row->operands) {
-        step.ignored.push_back(o.kind == Operand::Id ? i.attrs.v[o.word] : 0);
+        step.ignored.push_back(o.kind == Operand::Id ? number(i, kInt64, o.word) : 0);
         if (o.kind == Operand::Scalar)
           step.in.push_back(~number(i, kFloat64, o.word));
         else

@@ -140,7 +140,7 @@ class Merger {
     std::vector<uint32_t> all = groups_[a].instrs;
     domain = groups_[a].domain;
     return std::all_of(groups_[b].instrs.begin(), groups_[b].instrs.end(), [&](uint32_t at) {
-      const bool joins = join(r_, all, domain, at);
+      const bool joins = join(r_, target_, all, domain, at);
       all.push_back(at);
       return joins;
     });

@@ -48,8 +48,10 @@ enum class Role : uint8_t {
 /// Of operand `k`, counted from the inputs on through the results.
 Role role(const Recording& r, const Instr& i, int k, const Domain& w);
 Role role(const Recording& r, const Access& a, const Domain& w);
+struct Target;
 /// Adds an instruction to a domain of others, if one kernel can have them all.
-bool join(const Recording& r, const std::vector<uint32_t>& others, Domain& domain, uint32_t instr);
+bool join(const Recording& r, const Target& target, const std::vector<uint32_t>& others,
+          Domain& domain, uint32_t instr);
 /// Whether what a does to a value may come before what b does to it within a kernel: both are at
 /// the same elements in the same order.
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w);
@@ -82,8 +84,10 @@ struct Target {
   };
   /// Library calls find numbers that vary from step to step; else generated kernels alone do.
   bool calls_read_control = true;
-  /// A kernel may have rows, which reductions and row ops fold.
-  bool folds = true;
+  /// The longest row that a kernel folds as eager kernels do.
+  int64_t longest_row = 1 << 16;
+  /// A kernel takes a whole tensor as its one row.
+  bool folds_whole = true;
   /// A kernel takes the parts of a group from a table; else a group is one part.
   bool tables = true;
 };

@@ -56,6 +56,7 @@ const Backend* library = nullptr;
 struct Ran {
   std::mutex mutex;
   std::map<std::pair<const DeviceKernel*, DType>, std::map<uint32_t, Variant>> variants;
+  std::map<std::tuple<const void*, uint64_t, uint64_t>, KernelText> rows;  ///< By key.
 };
 Ran& ran() {
   static Ran all;
@@ -71,9 +72,35 @@ void run_noted(const DeviceKernel& k, const Variant& v, const Grid& g, const voi
   library->run_kernel(k, v, g, arguments, bytes);
 }
 
-// One of the architectures in turn, always the same for a text.
-int turn_of(const std::string& text) {
-  return kArchitectures[std::hash<std::string>{}(text) % std::size(kArchitectures)];
+// The kernels of a row op's or a reduction's call.
+std::vector<KernelText> rows_kernels(const OpCall& c) {
+  std::vector<KernelText> kernels;
+  OpCall again(*c.op, c.in, c.n_in, c.n_out);
+  again.attrs = c.attrs;
+  for (int k = 0; k < c.n_out; ++k) again.out[k] = c.out[k];
+  each_rows_call(again, [&](const RowsCall& call) {
+    each_row_launch(call.walk, [&](program::RowKernel which, int64_t, int) {
+      static constexpr const char* names[] = {"k", "k_columns", "k_numbers"};
+      kernels.push_back({call.key(which), names[static_cast<int>(which)], 0, call.text(which)});
+    });
+  });
+  return kernels;
+}
+bool has_rows(const OpDef& op) { return (op.row || op.reduction) && !op.on(DeviceType::CUDA).run; }
+
+void launch_noted(OpCall& c) {
+  library->launch(c);
+  if (!gpu_compiler() || !has_rows(*c.op)) return;
+  for (KernelText& k : rows_kernels(c)) {
+    const std::lock_guard lock(ran().mutex);
+    ran().rows.try_emplace({k.key.owner, k.key.variant, k.key.more}, std::move(k));
+  }
+}
+
+// One of the architectures in turn, always the same for a text; of `of` texts for one only, else 0.
+int turn_of(const std::string& text, size_t of = 1) {
+  const size_t turn = std::hash<std::string>{}(text) % (std::size(kArchitectures) * of);
+  return turn < std::size(kArchitectures) ? kArchitectures[turn] : 0;
 }
 
 // That a process has compiled the kernel for that architecture.
@@ -98,13 +125,17 @@ std::vector<KernelText> kernels_to_compile(int major) {
       if (!jit::read_kernel(dir, compiled_key(text, major))) kernels.push_back(text);
     }
   }
+  for (const auto& [key, text] : ran().rows) {
+    const bool turn = turn_of(text.text, 3) == major || long_tests();
+    if (turn && !jit::read_kernel(dir, compiled_key(text, major))) kernels.push_back(text);
+  }
   return kernels;
 }
 
 KernelModule* build_checked(const std::string& source, BuildReport& report) {
   if (gpu_compiler()) {
     const int major = turn_of(source);
-    const auto [code, failure] = compile(source, "step", major);
+    const auto [code, failure] = compile(with_support(source), "step", major);
     CHECK_MESSAGE(failure.empty(), failure);
     const std::string lines = greedy(code, major, [](const std::string&) { return ""; });
     CHECK_MESSAGE(lines.empty(), lines, source);
@@ -117,6 +148,7 @@ std::string open_device() {
   if (!why.empty()) return why;
   static Backend checked = *library;
   checked.run_kernel = run_noted;
+  checked.launch = launch_noted;
   checked.build = build_checked;
   detail::backends[static_cast<int>(DeviceType::CUDA)] = &checked;
   return "";
@@ -148,17 +180,6 @@ bool compile_what_ran() {
     std::printf("kernels that ran do not compile for real GPUs:\n%s\n", failures.c_str());
   }
   return failures.empty();
-}
-
-std::vector<std::pair<Variant, KernelText>> texts_that_ran(const std::string& name) {
-  const std::lock_guard lock(ran().mutex);
-  std::vector<std::pair<Variant, KernelText>> texts;
-  for (const auto& [what, variants] : ran().variants) {
-    const DeviceKernel& k = *what.first;
-    if (k.name != name) continue;
-    for (const auto& [bits, v] : variants) texts.push_back({v, {{}, k.name, 0, text_of(k, v)}});
-  }
-  return texts;
 }
 
 std::string ptx_of(const KernelText& k) {
@@ -206,6 +227,10 @@ void FormsNeeded::ran(const OpCall& c) {
   Tensor copies[kMaxOperands];
   if (c.op->pointwise && pointwise_iteration(c, it, copies)) {
     forms.push_back(pointwise_form(*c.op, it));
+  }
+  if (has_rows(*c.op)) {
+    const std::vector<KernelText> more = rows_kernels(c);
+    rows.insert(rows.end(), more.begin(), more.end());
   }
 }
 
@@ -259,38 +284,6 @@ void build_all(const std::vector<KernelText>& kernels) {
     build_program(some);
     some.clear();
   }
-}
-
-// One pass maps and finishes; of several the first one maps, the last one finishes, and what lies
-// between is of the compute type. So is the input if it had to be gathered.
-std::vector<KernelText> reduction_kernels(const OpDef& op, DType t) {
-  const Tensor x = ones({2}, t), y = reduce(op, x, {}, false);
-  const DType compute = reduction_compute_dtype(op, *x.impl());
-  std::vector<KernelText> all;
-  ReductionForm f{.op = &op, .compute = compute};
-  const auto add = [&](bool map, bool finish, DType in) {
-    f.map = map;
-    f.finish = finish;
-    f.in = in;
-    f.out = finish ? y.dtype() : compute;
-    all.push_back({f.key(), f.kernel(), 0, f.text()});
-  };
-  using Part = program::ReductionPart;
-  for (const auto& [part, wide] : {std::pair{Part::Rows, false}, std::pair{Part::Rows, true},
-                                   std::pair{Part::Columns, false}}) {
-    f.part = part;
-    f.wide = wide;
-    for (DType in : t == compute ? std::vector{t} : std::vector{t, compute}) {
-      add(true, true, in);
-      if (part == Part::Columns || wide) add(true, false, in);
-    }
-    add(false, true, compute);
-    if (part == Part::Columns || wide) add(false, false, compute);
-  }
-  f.part = Part::Sums;
-  f.wide = false;
-  add(false, true, compute);
-  return all;
 }
 
 // --- settings ------------------------------------------------------------------------------------

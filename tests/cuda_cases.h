@@ -22,13 +22,12 @@ struct KernelText {
 /// them is built, and kernels given as text are noted for compile_what_ran().
 bool have_device();
 /// At the end of the process: compiles what was noted, many kernels in a program, but for what an
-/// earlier process has compiled. Of a kernel and dtype the last variant (by Variant::bits()) is
+/// earlier process has compiled. Of kernels of row ops and reductions every third, for one of the
+/// kArchitectures in turn. Of a kernel and dtype the last variant (by Variant::bits()) is
 /// compiled for all kArchitectures, each other one for one of them in turn; those of long texts,
 /// attention's, which take up to seconds each, for none. Long tests compile all for all. False, and
 /// the compiler's words on stdout, where that fails.
 bool compile_what_ran();
-/// What the tests have run so far of the kernel of that name, where gpu_compiler() is there.
-std::vector<std::pair<Variant, KernelText>> texts_that_ran(const std::string& name);
 /// The kernel as PTX, for compute capability 8.0; needs gpu_compiler().
 std::string ptx_of(const KernelText& k);
 
@@ -50,13 +49,12 @@ class FormsNeeded : Observer {
   FormsNeeded(const FormsNeeded&) = delete;
   FormsNeeded& operator=(const FormsNeeded&) = delete;
   std::vector<cuda::PointwiseForm> forms;
+  std::vector<KernelText> rows;  ///< Of row ops and reductions.
 
  private:
   void ran(const OpCall& call) override;
 };
 std::vector<KernelText> kernels_of(const std::vector<cuda::PointwiseForm>& forms);
-/// The kernels of a reduction row for inputs of dtype t: those that its calls may need.
-std::vector<KernelText> reduction_kernels(const OpDef& op, DType t);
 /// In programs of many kernels, which saves most of the time.
 void build_all(const std::vector<KernelText>& kernels);
 

@@ -20,10 +20,18 @@ const std::vector<IntList> kEnds = {{31},      {32},        {33},       {1023}, 
                                     {3, 1025}, {2, 16385},  {255, 3},   {256, 3}, {257, 33},
                                     {600, 64}, {2, 300, 5}, {66000, 2}, {1, 1},   {9, 1, 2}};
 
-// The device's kernels for a row, built at once; false where it takes no such dtype.
-bool prepare(const OpDef& op, DType t) {
+// The device's kernels that a row needs for such shapes, built at once; false where it takes no
+// such dtype.
+bool prepare(const OpDef& op, DType t, const std::vector<IntList>& shapes) {
   if (!has_kernel(op, t)) return false;
-  build_all(reduction_kernels(op, t));
+  FormsNeeded needed;
+  for (const IntList& shape : shapes) {
+    const Tensor x = zeros(shape, t);
+    for (const IntList& dims : dims_of(shape.size())) {
+      (void)error_of([&] { reduce(op, x, dims, false); });
+    }
+  }
+  if (!needed.rows.empty()) build_all(needed.rows);
   return true;
 }
 
@@ -49,15 +57,12 @@ TEST_CASE("cuda: reduction rows agree with the oracle") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : kDTypes) {
-      if (!prepare(*op, t)) continue;
+      const std::vector<IntList> few = {{}, {9}, {2, 3, 5}, {3, 1, 4}, {70, 33}, {5, 1100}};
+      const std::vector<IntList> all(std::begin(kShapes), std::end(kShapes));
+      const std::vector<IntList>& shapes = t == kFloat32 || long_tests() ? all : few;
+      if (!prepare(*op, t, shapes)) continue;
       CAPTURE(std::string(name(t)));
-      if (t == kFloat32 || long_tests()) {
-        for (const IntList& shape : kShapes) check_shape(*op, t, shape);
-      } else {
-        for (const IntList& shape : {IntList{}, {9}, {2, 3, 5}, {3, 1, 4}, {70, 33}, {5, 1100}}) {
-          check_shape(*op, t, shape);
-        }
-      }
+      for (const IntList& shape : shapes) check_shape(*op, t, shape);
     }
   }
 }
@@ -67,7 +72,7 @@ TEST_CASE("cuda: reduction rows at the ends of warps, chunks and blocks of rows"
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kInt64}) {
-      if (!prepare(*op, t)) continue;
+      if (!prepare(*op, t, kEnds)) continue;
       for (const IntList& shape : kEnds) check_shape(*op, t, shape);
     }
   }
@@ -96,7 +101,7 @@ TEST_CASE("cuda: reduction rows with NaN, infinities and zeros in any place") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kFloat64}) {
-      prepare(*op, t);
+      prepare(*op, t, {{3}, {33}, {200}, {1100}, {3, 3}, {33, 3}, {200, 3}, {1100, 3}});
       for (int64_t n : {3, 33, 200, 1100}) {
         for (double special : {std::nan(""), kInf, -kInf, 0.0}) {
           for (int64_t at : {int64_t{0}, n / 2, n - 1}) {
@@ -119,8 +124,9 @@ TEST_CASE("cuda: reduction rows: layouts do not change a bit") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kBFloat16, kInt64, kUInt8}) {
-      if (!prepare(*op, t)) continue;
-      for (const IntList& shape : {IntList{5000}, {7, 33}, {3, 1100}, {130, 60}, {5, 70, 18}}) {
+      const std::vector<IntList> shapes = {{5000}, {7, 33}, {3, 1100}, {130, 60}, {5, 70, 18}};
+      if (!prepare(*op, t, shapes)) continue;
+      for (const IntList& shape : shapes) {
         const Tensor x = values_for(*op, shape, t);
         const Tensors layouts = {on_gpu(reversed(x)), on_gpu(with_gaps(x))};
         for (const IntList& dims : dims_of(shape.size())) {

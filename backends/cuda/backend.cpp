@@ -65,8 +65,7 @@ void launch_op(OpCall& c) {
   const Kernel& own = c.op->on(DeviceType::CUDA);
   if (own.run && (!own.serves || own.serves(c))) return own.run(c);
   if (c.op->pointwise) return run_pointwise(c);
-  if (c.op->reduction) return run_reduction(c);
-  if (c.op->row && serves_rows(*c.op)) return run_rows(c);
+  if (c.op->reduction || c.op->row) return run_rows(c);
   BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",
              c.op->name, name(c.out[0].device()));
   run_decomposition(c);

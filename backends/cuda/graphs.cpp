@@ -131,7 +131,7 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   const auto start = std::chrono::steady_clock::now();
   const OpenDevice& d = device();
   report = {};
-  const std::string code = machine_code(*d.tools, source, "step", d.properties.major,
+  const std::string code = machine_code(*d.tools, with_support(source), "step", d.properties.major,
                                         d.properties.minor, &report.cached);
   auto m = std::make_unique<KernelModule>(load_module(code, "step"));
   report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());

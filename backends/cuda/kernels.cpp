@@ -126,8 +126,12 @@ static std::string variant_text(const Variant& v) {
          fmt::format("constexpr int N = {};\n", v.n);
 }
 
+std::string with_support(const std::string& text) {
+  return std::string(FaultText) + kSupportText + text;
+}
+
 std::string text_of(const DeviceKernel& k, const Variant& v) {
-  return std::string(FaultText) + kSupportText + k.structs + variant_text(v) + k.text;
+  return with_support(k.structs + variant_text(v) + k.text);
 }
 
 }  // namespace brrr::cuda

@@ -35,6 +35,8 @@ void launch(Function* f, const char* name, const Grid& grid, int threads, const 
 /// The definitions of T, TV, TC, TCV, get and put (see Variant) for elements of dtype t in memory
 /// that are computed in dtype c; with another name for T and a suffix of the functions.
 std::string element_text(DType t, DType c, const char* name, const char* suffix);
+/// What a kernel's text may use beside the prelude (support.h), and it.
+std::string with_support(const std::string& text);
 /// The text that a DeviceKernel is compiled from.
 std::string text_of(const DeviceKernel& k, const Variant& v);
 

@@ -1,42 +1,43 @@
 #pragma once
-// Row ops and reductions on a GPU: kernels generated from their lambdas.
-//
-// THE ORDER of a reduction is a function of the merged shape only (see
-// ops/kinds/reduction_layout.h):
-// 1. Rows of n elements. Up to 1024, a warp takes a row: lane l takes elements l, l + 32, ... one
-//    after the other from init; then the lanes are combined, l with l + 16, + 8, + 4, + 2, + 1.
-//    Longer rows are cut into chunks of 16384, a block each: thread t of 256 takes elements t,
-//    t + 256, ...; the lanes of a warp are combined as before, then the eight warps the same way.
-//    The chunks' results are reduced as a row of their own, without map.
-// 2. Columns. Per output, blocks of 64 rows one row after the other from init, then the blocks:
-//    block b goes to slot b % 32, which takes its own one after the other from init, then slot s is
-//    combined with s + 16, + 8, + 4, + 2, + 1. More than 4096 blocks are rows of such columns.
+// Row ops and reductions on a GPU: calls as programs with rows (ops/program/cuda_rows.h, where the
+// order of folds is). A row of a reduction that is longer than 16384 is taken in pieces, whose
+// results are reduced as a row of their own.
 
+#include <functional>
 #include <string>
 
 #include "backends/cuda/kernels.h"
-#include "ops/program/rows.h"
+#include "ops/kinds/row.h"
+#include "ops/program/cuda_rows.h"
 
 namespace brrr::cuda {
 
-/// Whether the row has kernels; others are taken apart into ops.
-bool serves_rows(const OpDef& op);
-/// Runs a call of such a row.
-void run_rows(OpCall& c);
-
-/// What a kernel of a reduction is specialised for.
-struct ReductionForm {
+/// A call of a row op, or a pass of a reduction, as what its kernels take.
+struct RowsCall {
+  static constexpr int kWindows = kMaxRowOperands + kMaxOutputs;
   const OpDef* op = nullptr;
-  program::ReductionPart part = program::ReductionPart::Rows;
-  bool wide = false;                ///< A block has a row, not a warp.
-  bool map = true, finish = false;  ///< The first pass maps, the last one finishes.
-  DType in = DType::Float32, compute = DType::Float32, out = DType::Float32;
-  KernelKey key() const;
-  const char* kernel() const;  ///< Its name in the text.
-  int threads() const;
-  std::string text() const;  ///< Without the prelude.
+  DType compute = DType::Float32;
+  bool map = true, finish = true;  ///< Of a reduction's pass.
+  program::Space space;
+  program::Window windows[kWindows];
+  program::Number numbers[kMaxRowOperands];
+  int n_windows = 0, n_numbers = 0;
+  int in[kMaxRowOperands], out[kMaxOutputs], ignored[kMaxRowOperands];  ///< As in program::Step.
+  int n_in = 0, n_out = 0;
+  program::RowWalk walk;
+
+  uint64_t absent() const;  ///< Bit k: operand k is not given.
+  KernelKey key(program::RowKernel which) const;
+  /// Without the prelude; the kernel's name is "k" and the suffix.
+  std::string text(program::RowKernel which) const;
+  void launch(const OpCall& c) const;
+  program::Program program() const;
 };
-/// Runs a reduction call.
-void run_reduction(OpCall& c);
+/// Calls use(RowsCall) for what a call of a row op or a reduction is, in order.
+void each_rows_call(OpCall& c, const std::function<void(const RowsCall&)>& use);
+/// Runs such a call.
+inline void run_rows(OpCall& c) {
+  each_rows_call(c, [&](const RowsCall& call) { call.launch(c); });
+}
 
 }  // namespace brrr::cuda

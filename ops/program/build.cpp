@@ -128,22 +128,23 @@ class Builder {
         const bool reads =
             x.kind == Statement::Pick || x.kind == Statement::Counts || x.kind == Statement::IsAt;
         if (reads && info.operands[k].kind == Operand::Id && x.which == s.in[k]) {
-          x.text = brrr::literal(s.ignored[k]);
+          x.text = std::to_string(s.ignored[k]);
         }
       }
     }
     for (size_t k = 0; k < s.out.size(); ++k) result(s, k, out[k], s.compute);
   }
 
-  // Of each row; or over the rows, if a place in them has a result.
+  // Of each row; or over the rows, if a place in them has a result. The count may be an operand.
   void reduction(const Step& s) {
     const ReductionInfo& info = *s.op->reduction;
     const Window& to = p_.windows[static_cast<size_t>(s.out[0])];
     const int x = operand(s, 0, s.compute);
     const auto fold = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold;
     SymScope scope(p_.statements, s.compute);
-    const Statement count{Statement::Length, s.compute};
-    result(s, 0, info.symbols(x, fold, count, true, true), s.compute);
+    Statement count{Statement::Length, s.compute};
+    if (s.in.size() > 1) count = {Statement::Number, s.compute, ~s.in[1]};
+    result(s, 0, info.symbols(x, fold, count, s.map, s.finish), s.compute);
   }
 
   Program& p_;
@@ -184,6 +185,27 @@ int64_t Program::bytes() const {
     all += own;
   }
   return all;
+}
+
+std::vector<RowState> row_states(const Program& p) {
+  std::vector<RowState> states(p.statements.size());
+  const auto of = [&](int id) -> RowState& { return states[static_cast<size_t>(id)]; };
+  for (size_t id = 0; id < states.size(); ++id) {
+    const Statement& s = p.statements[id];
+    RowState& state = states[id];
+    state.after = s.kind == Statement::Total || s.kind == Statement::FoldRows;
+    for (int a : s.args) {
+      state.depth = std::max(state.depth, of(a).depth);
+      state.after |= of(a).after;
+    }
+    state.depth += ends_pass(s);
+  }
+  for (size_t id = states.size(); id-- > 0;) {
+    states[id].live |= p.statements[id].kind == Statement::Store;
+    if (!states[id].live) continue;
+    for (int a : p.statements[id].args) of(a).live = true;
+  }
+  return states;
 }
 
 void append_steps(Program& p, const std::vector<Step>& steps, bool fast) {

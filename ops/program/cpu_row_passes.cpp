@@ -18,27 +18,15 @@ RowPasses::RowPasses(const Program& p)
   sort_out();
 }
 
-// Depths, and which statements are worth anything.
 void RowPasses::sort_out() {
-  const int count = static_cast<int>(p_.statements.size());
-  for (int id = 0; id < count; ++id) {
-    auto& depth = of(id).depth;
-    bool after = is_over_rows(id);
-    for (int a : at(id).args) {
-      depth = std::max(depth, of(a).depth);
-      after |= of(a).after;
-    }
-    depth += is_fold(id);
-    of(id).after = after;
-  }
-  for (int id = count - 1; id >= 0; --id) {
-    const Statement::Kind kind = at(id).kind;
-    if (kind == Statement::Store) of(id).live = true;
-    if (!of(id).live) continue;
-    deepest_ = std::max(deepest_, of(id).depth);
-    for (int a : at(id).args) of(a).live = true;
-    if (kind == Statement::FoldRows) columns_.push_back(id);
-    if (kind == Statement::Total) totals_.push_back(id);
+  const std::vector<RowState> states = row_states(p_);
+  for (size_t id = states.size(); id-- > 0;) {
+    static_cast<RowState&>(states_[id]) = states[id];
+    if (!states[id].live) continue;
+    deepest_ = std::max(deepest_, states[id].depth);
+    const Statement::Kind kind = p_.statements[id].kind;
+    if (kind == Statement::FoldRows) columns_.push_back(static_cast<int>(id));
+    if (kind == Statement::Total) totals_.push_back(static_cast<int>(id));
   }
 }
 

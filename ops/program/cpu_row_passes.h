@@ -17,9 +17,7 @@ class RowPasses : public CpuText {
   };
 
   bool in_row(int id) const { return at(id).varies == Statement::InRow; }
-  bool is_fold(int id) const {
-    return at(id).kind == Statement::Fold || at(id).kind == Statement::Pick;
-  }
+  bool is_fold(int id) const { return ends_pass(at(id)); }
   bool is_over_rows(int id) const {
     return at(id).kind == Statement::Total || at(id).kind == Statement::FoldRows;
   }
@@ -30,13 +28,9 @@ class RowPasses : public CpuText {
   /// Fills `passes_`.
   void plan_passes();
 
-  /// Of a statement.
-  struct State {
-    int depth = 0;       ///< How many folds lie behind it.
-    bool after = false;  ///< It is known after all rows only.
-    bool live = false;   ///< A result depends on it.
-    bool kept = false;   ///< Its first pass leaves it for later ones.
-    int pass = -1;       ///< The pass that computes it first.
+  struct State : RowState {
+    bool kept = false;  ///< Its first pass leaves it for later ones.
+    int pass = -1;      ///< The pass that computes it first.
   };
   State& of(int id) { return states_[static_cast<size_t>(id)]; }
   const State& of(int id) const { return states_[static_cast<size_t>(id)]; }

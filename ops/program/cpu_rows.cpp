@@ -165,7 +165,7 @@ class RowWalk : public RowPasses {
   std::string number_of_row(int id) const {
     const Statement& s = at(id);
     if (s.kind == Statement::Counts) {
-      return fmt::format("ne(load_n(o{} + r0, rows), splat({}))", s.which, s.text);
+      return fmt::format("ne(load_n(o{} + r0, rows), splat({}))", s.which, ignored(s));
     }
     if (s.kind == Statement::Load) {
       const Window& w = window(static_cast<size_t>(s.which));
@@ -332,8 +332,8 @@ class RowWalk : public RowPasses {
       for (int a : e.args) args.push_back("(" + value(a) + ")");
       return fill(e.text, args);
     };
-    out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, s.text,
-                             value(s.args[0]));
+    out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which,
+                             ignored(s), value(s.args[0]));
   }
 
   // Adds the u-th vector of the body to accumulator `to`.

@@ -21,6 +21,10 @@ class CpuText {
   const Number& number(const Statement& s) const {
     return p_.numbers[static_cast<size_t>(s.which)];
   }
+  /// What does not count among the ids that a statement reads.
+  std::string ignored(const Statement& s) const {
+    return literal(p_.numbers[static_cast<size_t>(p_.ignored(s))]);
+  }
   int64_t inner_stride(size_t w) const { return window(w).stride[ndim_ - 1]; }
   /// The statements that vary so, but for literals.
   std::vector<int> all(Statement::Varies which) const;

@@ -1,6 +1,5 @@
 // The text of a program's kernel for a GPU.
-#include "ops/program/cuda.h"
-
+#include "ops/program/cuda_rows.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
@@ -42,33 +41,9 @@ class Text {
     out_ += fmt::format("struct A_{} {{\n", name_);
     each_word(walk_, p_.space, p_.windows.data(), count(), p_.numbers.data(),
               static_cast<int>(p_.numbers.size()),
-              [&](Word w, int64_t) { out_ += "  " + declaration(w) + ";\n"; });
+              [&](Word w, int64_t) { out_ += "  " + declaration(w, p_.numbers) + ";\n"; });
     out_ += "};\n";
   }
-  std::string declaration(Word w) const {
-    switch (w.kind) {
-      case Word::Address:
-        return fmt::format("char* a{}", w.which);
-      case Word::Number: {
-        const Number& c = p_.numbers[static_cast<size_t>(w.which)];
-        const char* type = spelling(c.dtype).element;
-        return c.control ? fmt::format("const {}* c{}", type, w.which)
-                         : fmt::format("{} c{}", type, w.which);
-      }
-      case Word::Numel:
-        return "long n";
-      case Word::Size:
-        return fmt::format("long size{}", w.which);
-      case Word::Mul:
-        return fmt::format("long mul{}", w.which);
-      case Word::Shift:
-        return fmt::format("long shift{}", w.which);
-      case Word::Stride:
-        break;
-    }
-    return fmt::format("long s{}_{}", w.which, w.dim);
-  }
-
   // --- a group -----------------------------------------------------------------------------------
 
   // What a thread has of a group: `x<w>`, its elements of each window.
@@ -311,6 +286,38 @@ class Text {
 };
 
 }  // namespace
+
+std::string declaration(Word w, const std::vector<Number>& numbers) {
+  switch (w.kind) {
+    case Word::Address:
+      return fmt::format("char* a{}", w.which);
+    case Word::Number: {
+      const Number& c = numbers[static_cast<size_t>(w.which)];
+      const char* type = spelling(c.dtype).element;
+      return c.control ? fmt::format("const {}* c{}", type, w.which)
+                       : fmt::format("{} c{}", type, w.which);
+    }
+    case Word::Numel:
+      return "long n";
+    case Word::Size:
+      return fmt::format("long size{}", w.which);
+    case Word::Mul:
+      return fmt::format("long mul{}", w.which);
+    case Word::Shift:
+      return fmt::format("long shift{}", w.which);
+    case Word::Stride:
+      return fmt::format("long s{}_{}", w.which, w.dim);
+    case Word::Rows:
+      return fmt::format("long {}", RowWalk::numbers[w.which].name);
+    case Word::Scratch:
+      return fmt::format("char* t{}", w.which);
+    case Word::Fault:
+      return "char* fault";
+    case Word::Op:
+      break;
+  }
+  return "long op";
+}
 
 std::string cuda_text(const Program& p, const Walk& walk, const std::string& name) {
   return Text(p, walk, name).run();

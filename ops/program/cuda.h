@@ -49,10 +49,24 @@ struct Divisor {
 
 /// A word of the argument: all are 64 bits.
 struct Word {
-  enum Kind : uint8_t { Address, Number, Numel, Size, Mul, Shift, Stride } kind;
-  int which = 0;  ///< Window, number or dim.
+  enum Kind : uint8_t {
+    Address,
+    Number,
+    Numel,
+    Size,
+    Mul,
+    Shift,
+    Stride,
+    Rows,     ///< One of RowWalk's numbers, in their order.
+    Scratch,  ///< Where the parts of a fold over rows go.
+    Fault,    ///< What device_fault() gives,
+    Op,       ///< and fault_op().
+  } kind;
+  int which = 0;  ///< Window, number, dim or fold.
   int dim = 0;    ///< Of a stride.
 };
+/// The word as a member of the kernel's struct.
+std::string declaration(Word w, const std::vector<Number>& numbers);
 
 /// Calls word(Word, value) for each word, in the order of the struct. Addresses are the windows';
 /// of a number that is read from a control word the value is which.

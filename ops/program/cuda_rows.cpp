@@ -1,328 +1,595 @@
-// The text of a row op's kernels for a GPU.
+// The text of a GPU's kernels for a program with rows.
 #include <algorithm>
+#include <functional>
 
 #include "core/check.h"
-#include "ops/program/cuda_row_lines.h"
-#include "ops/program/cuda_rows_text.h"
-#include "ops/program/program.h"
-#include "ops/program/rows.h"
+#include "ops/program/cuda_row_passes.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
-RowProgram row_program(const RowInfo& info) {
-  RowProgram p;
-  SymScope scope(p.statements, kFloat32);
-  int operands[kMaxRowOperands];
-  for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) {
-    const Operand o = info.operands[static_cast<size_t>(k)].kind;
-    operands[k] = k;
-    if (o == Operand::Id) continue;
-    const bool scalar = o == Operand::Scalar;
-    operands[k] = scope.add({.kind = scalar ? Statement::Number : Statement::Load,
-                             .type = kFloat32,
-                             .which = k,
-                             .varies = scalar || o == Operand::Number ? Statement::Never
-                                       : o == Operand::PerRow         ? Statement::WithRow
-                                                                      : Statement::InRow});
+const char kRowText[] = R"(
+// N elements that are aligned as one piece of memory, or as pieces of 16 bytes.
+template <class T, int N> BRRR_VX void take(T (&v)[N], const char* p) {
+  constexpr int step = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+#pragma unroll
+  for (int k = 0; k < N; k += step) {
+    const Pack<T, step> raw = *(const Pack<T, step>*)(p + k * sizeof(T));
+#pragma unroll
+    for (int u = 0; u < step; ++u) v[k + u] = raw.v[u];
   }
-  p.results = info.symbols(operands);
-  return p;
 }
+template <class T, int N> BRRR_VX void give(char* p, const T (&v)[N]) {
+  constexpr int step = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+#pragma unroll
+  for (int k = 0; k < N; k += step) {
+    Pack<T, step> raw;
+#pragma unroll
+    for (int u = 0; u < step; ++u) raw.v[u] = v[k + u];
+    *(Pack<T, step>*)(p + k * sizeof(T)) = raw;
+  }
+}
+// The same elements one by one, `stride` bytes behind each other.
+template <class T, int N> BRRR_VX void take_each(T (&v)[N], const char* p, long stride) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) v[k] = *(const T*)(p + k * stride);
+}
+template <class T, int N> BRRR_VX void give_each(char* p, long stride, const T (&v)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) *(T*)(p + k * stride) = v[k];
+}
+template <class T> BRRR_VX T* shared_row() {
+  __shared__ T all[32];
+  return all;
+}
+template <class T> BRRR_VX T* shared_square() {
+  __shared__ T all[32 * 33];
+  return all;
+}
+// What the lanes of a walker have, combined: the same bits in each lane. All threads of the block
+// take part.
+template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
+#pragma unroll
+  for (int d = (kLanes < 32 ? kLanes : 32) / 2; d > 0; d /= 2) {
+    x = combine(x, V(shuffle_xor(x.v, d)));
+  }
+  if constexpr (kLanes > 32) {
+    constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC looks at what is not taken, too.
+    auto* const partial = shared_row<decltype(V::v)>();
+    __syncthreads();  // Its last use is over.
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x.v;
+    __syncthreads();
+    x = V(partial[threadIdx.x % warps]);
+#pragma unroll
+    for (int d = warps / 2; d > 0; d /= 2) x = combine(x, V(shuffle_xor(x.v, d)));
+  }
+  return x;
+}
+// What 32 slots have of each of 32 columns, combined, in the threads of slot 0.
+template <class V, class C> BRRR_VX V down(V x, C combine) {
+  auto* const partial = shared_square<decltype(V::v)>();
+  const int column = threadIdx.x % 32, slot = threadIdx.x / 32;
+  __syncthreads();  // Its last use is over.
+  partial[slot * 33 + column] = x.v;
+  for (int d = 16; d > 0; d /= 2) {
+    __syncthreads();
+    if (slot >= d) continue;
+    x = combine(x, V(partial[(slot + d) * 33 + column]));
+    partial[slot * 33 + column] = x.v;
+  }
+  return x;
+}
+)";
 
 namespace {
 
-class RowText : RowLines {
+class RowText : DeviceRowPasses {
  public:
-  /// `put` stores a number of a row, or of a column where that is a result.
-  RowText(const RowInfo& info, const RowProgram& p, const std::string& op,
-          const std::string& put = "store((TC*)")
-      : RowLines(info, p), op_(op), put_(put), depth_(p.statements.size()) {
-    for (size_t id = 0; id < p.statements.size(); ++id) {
-      const Statement& s = p.statements[id];
-      for (int a : s.args) depth_[id] = std::max(depth_[id], depth_[static_cast<size_t>(a)]);
-      depth_[id] += s.kind == Statement::Fold;
+  RowText(const Program& p, const RowWalk& walk, const std::string& name)
+      : DeviceRowPasses(p), walk_(walk), name_(name), last_(p.space.ndim - 1) {
+    for (int id = 0; id < count(); ++id) {
+      if (!of(id).live) continue;
+      if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
+      if (at(id).kind == Statement::Total) totals_.push_back(id);
     }
   }
 
-  std::string rows() {
-    std::vector<int> wanted;
-    for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] == RowResult::Number) {
-        for (int id : needed({p_.results[k]})) {
-          if (at(id).kind == Statement::Total) wanted.push_back(at(id).args[0]);
-        }
-      } else if (info_.results[k] != RowResult::Column) {
-        wanted.push_back(p_.results[k]);
-      }
+  std::string run(RowKernel which) {
+    switch (which) {
+      case RowKernel::Rows:
+        rows();
+        break;
+      case RowKernel::Columns:
+        columns();
+        break;
+      case RowKernel::Numbers:
+        numbers();
     }
-    if (wanted.empty()) return "";
-    begin("BLOCK_KERNEL", "rows", wanted, "kThreads");
-    out_ += "  const long row = this_row(), n = length_of(p, row);\n";
-    for (int k : operands(needed(wanted))) {
-      out_ += fmt::format("  Operand x{0}(p, p.in[{0}], n);\n", k);
-    }
-    ids(needed(wanted));
-    const std::vector<int> all = needed(wanted);
-    int deepest = 0;
-    for (int id : all) deepest = std::max(deepest, depth_[static_cast<size_t>(id)]);
-    for (int d = 0; d <= deepest; ++d) {
-      if (d > 0) folds(all, d);
-      for (int id : all) {
-        const Statement& s = at(id);
-        if (depth_[static_cast<size_t>(id)] == d && s.varies != Statement::InRow &&
-            s.kind != Statement::Fold) {
-          line(id, "  ");
-        }
-      }
-    }
-    for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] == RowResult::Each) elements(k);
-    }
-    std::string each;
-    for (size_t k = 0, total = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] == RowResult::PerRow) {
-        each += fmt::format("  {}p.out[{}] + row, {});\n", put_, k, name(p_.results[k]));
-      }
-      if (info_.results[k] != RowResult::Number) continue;
-      for (int id : needed({p_.results[k]})) {
-        if (at(id).kind != Statement::Total) continue;
-        each +=
-            fmt::format("  store((TC*)p.totals[{}] + row, {});\n", total++, name(at(id).args[0]));
-      }
-    }
-    if (!each.empty()) out_ += "  if (lane() != 0 || row >= p.rows) return;\n" + each;
-    return out_ + "}\n";
+    return std::move(out_);
   }
 
-  // A thread has a group of columns and takes the rows of a block one after the other, as on the
-  // CPU. Its results go to `to`, a format of their number.
-  std::string columns(const char* to) {
-    std::vector<int> wanted, folds, of;
-    for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] != RowResult::Column) continue;
-      wanted.push_back(p_.results[k]);
-      folds.push_back(column_fold(wanted.back()));
-      of.push_back(at(folds.back()).args[0]);
-    }
-    if (wanted.empty()) return "";
-    begin("KERNEL", "columns", wanted, "256");
-    out_ += R"(  const long t = (long)blockIdx.x * 256 + threadIdx.x, groups = p.n / kGroup;
-  const long block = t / groups, i = t % groups * kGroup, n = p.n, matrix = block / p.chunks;
-  if (matrix >= p.matrices) return;
-  const long first = block % p.chunks * 64, last = first + 64 < p.rows ? first + 64 : p.rows;
-)";
-    static_assert(kReduceBlock == 64, "as in the text");
-    const std::vector<int> all = needed(of);
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      out_ += fmt::format("  Group s{0};\n  for (int u = 0; u < kGroup; ++u) s{0}.v[u] = {1};\n", k,
-                          init(folds[k]));
-    }
-    out_ += "#pragma unroll 4\n  for (long row = first; row < last; ++row) {\n";
-    out_ += "    const long at = matrix * p.stride + row * p.step + i;\n";
-    for (int k : operands(all)) {
-      out_ += fmt::format("    const Group g{0} = load_group((const T*)p.in[{0}] + at);\n", k);
-    }
-    ids(all);
-    for (int id : all) {
-      if (at(id).varies != Statement::InRow) line(id, "    ");
-    }
-    shared(all, "    ");
-    out_ += "#pragma unroll\n    for (int u = 0; u < kGroup; ++u) {\n";
-    for (int id : all) {
-      if (at(id).varies == Statement::InRow) line(id, "      ");
-    }
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      const std::string sum = fmt::format("s{}.v[u]", k);
-      out_ += fmt::format("      {} = {};\n", sum, fill(at(folds[k]).text, {sum, name(of[k])}));
-    }
-    out_ += "    }\n  }\n#pragma unroll\n  for (int u = 0; u < kGroup; ++u) {\n";
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      finish(wanted[k], folds[k], fmt::format("s{}.v[u]", k), "    ");
-      out_ += fmt::format("    {}{} + block * n + i + u, {});\n", put_,
-                          fmt::format(fmt::runtime(to), k), name(wanted[k]));
-    }
-    return out_ + "  }\n}\n";
-  }
-
-  // What blocks of rows gave: block b goes to slot b % 32, which takes its own in order; then a
-  // tree over the slots.
-  std::string sums() {
-    const auto column = std::find(info_.results.begin(), info_.results.end(), RowResult::Column);
-    if (column == info_.results.end()) return "";
-    const int result = p_.results[static_cast<size_t>(column - info_.results.begin())];
-    const int fold = column_fold(result);
-    std::fill(names_.begin(), names_.end(), "");
-    out_ = fmt::format(R"(BLOCK_KERNEL({}_sums, RowArguments, 1024) {{
-  __shared__ TC partial[32][32];
-  const auto combine = [](TCV a, TCV b) {{ return {}; }};
-  const int tx = threadIdx.x % 32, slot = threadIdx.x / 32;
-  const long across = (p.n + 31) / 32, matrix = blockIdx.x / across;
-  const long column = blockIdx.x % across * 32 + tx;
-  TCV sum = {};
-  if (column < p.n) {{
-#pragma unroll 8
-    for (long b = slot; b < p.rows; b += 32) {{
-      sum = combine(sum, load((const TC*)p.in[0] + (matrix * p.rows + b) * p.n + column));
-    }}
-  }}
-  partial[slot][tx] = sum[0];
-  for (int d = 16; d > 0; d /= 2) {{
-    __syncthreads();
-    if (slot >= d) continue;
-    partial[slot][tx] = combine(splat(partial[slot][tx]), splat(partial[slot + d][tx]))[0];
-  }}
-  if (slot != 0 || column >= p.n) return;
-  sum = splat(partial[0][tx]);
-)",
-                       op_, fill(at(fold).text, {"a", "b"}), init(fold));
-    finish(result, fold, "sum", "  ");
-    return out_ +
-           fmt::format("  put((T*)p.out[0] + matrix * p.n + column, {});\n}}\n", name(result));
-  }
-
-  // One block: each total as a row of its own, then what is made of them.
-  std::string numbers() {
-    std::vector<int> wanted;
-    for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] == RowResult::Number) wanted.push_back(p_.results[k]);
-    }
-    if (wanted.empty()) return "";
-    begin("BLOCK_KERNEL", "numbers", wanted, "1024");
-    out_ += "  const auto add = [](TCV a, TCV b) { return a + b; };\n";
-    std::string sums, rest;
-    int total = 0;
-    for (int result : wanted) {
-      for (int id : needed({result})) {
-        if (at(id).kind != Statement::Total) continue;
-        const std::string sum = fmt::format("t{}", total);
-        out_ += fmt::format("  TCV {}{{}};\n", sum);
-        sums += fmt::format("    {0} = {0} + load((const TC*)p.totals[{1}] + r);\n", sum, total++);
-        rest += fmt::format("  {0} = across({0}, add);\n", sum);
-        names_[static_cast<size_t>(id)] = sum;
-      }
-    }
-    out_ += "#pragma unroll 4\n  for (long r = threadIdx.x; r < p.rows; r += 1024) {\n" + sums +
-            "  }\n" + rest + "  if (threadIdx.x != 0) return;\n";
-    for (int id : needed(wanted)) {
-      if (at(id).varies == Statement::Never && at(id).kind != Statement::Total) line(id, "  ");
-    }
-    for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] != RowResult::Number) continue;
-      const char* put = k == 0 ? "put((T*)" : "store((TC*)";
-      out_ += fmt::format("  {}p.out[{}], {});\n", put, k, name(p_.results[k]));
-    }
-    return out_ + "}\n";
-  }
-
-  bool columns_fold() const {
-    for (size_t k = 0; k < p_.results.size(); ++k) {
-      if (info_.results[k] == RowResult::Column && depth_[static_cast<size_t>(p_.results[k])] > 0) {
-        return true;
-      }
-    }
-    return false;
+  std::string argument() {
+    out_ += fmt::format("struct A_{} {{\n", name_);
+    each_row_word(walk_, p_.space, p_.windows.data(), static_cast<int>(p_.windows.size()),
+                  p_.numbers.data(), static_cast<int>(p_.numbers.size()),
+                  [&](Word w, int64_t) { out_ += "  " + declaration(w, p_.numbers) + ";\n"; });
+    return out_ + "};\n";
   }
 
  private:
-  // The fold over the rows that a result of columns is made of.
-  int column_fold(int result) const {
-    for (int id : needed({result})) {
-      if (at(id).kind == Statement::FoldRows) return id;
-    }
-    fail("{}: a result of columns is no sum over rows", op_);
-  }
-  std::string init(int fold) const { return leaf(at(fold).args[1], ""); }
-  // The lines from a fold, whose value `what` is, to the result made of it.
-  void finish(int result, int fold, const std::string& what, const std::string& indent) {
-    names_[static_cast<size_t>(fold)] = what;
-    for (int id : needed({result})) {
-      if (id > fold) line(id, indent);
-    }
-  }
-  void begin(const char* macro, const char* what, const std::vector<int>& wanted,
-             const char* threads) {
-    std::fill(names_.begin(), names_.end(), "");
-    out_ = fmt::format("constexpr int kOperands = {};\n",
-                       std::max<size_t>(1, operands(needed(wanted)).size()));
-    out_ += kRowText;
-    out_ += fmt::format("{}({}_{}, RowArguments, {}) {{\n", macro, op_, what, threads);
+  void begin(RowKernel which, int threads) {
+    names_.assign(static_cast<size_t>(count()), "");
+    out_ += fmt::format("BLOCK_KERNEL({0}{1}, A_{0}, {2}) {{\n", name_, suffix(which), threads);
+    lines(
+        [&](int id) {
+          return at(id).varies == Statement::Never && !of(id).after &&
+                 at(id).kind != Statement::Store;
+        },
+        "  ");
   }
 
-  // All folds of one depth in one pass.
-  void folds(const std::vector<int>& all, int depth) {
-    std::vector<int> these, of;
-    for (int id : all) {
-      if (at(id).kind != Statement::Fold || depth_[static_cast<size_t>(id)] != depth) continue;
-      these.push_back(id);
-      of.push_back(at(id).args[0]);
+  // --- values ------------------------------------------------------------------------------------
+
+  const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
+  const char* element(int id) const { return spelling(at(id).type).element; }
+  const char* vector(int id) const { return spelling(at(id).type).vector; }
+  const char* memory(int w) const { return spelling(window(w).dtype).element; }
+  bool is_kept(int w) const {
+    return walk_.slots && std::find(reused_.begin(), reused_.end(), w) != reused_.end();
+  }
+  static bool in_row(const Statement& s) { return s.varies == Statement::InRow; }
+
+  // An element that a row has once, or element `place` of its elements, in memory.
+  std::string address(int w, const std::string& place = "") const {
+    const int64_t* const stride = window(w).stride;
+    const bool varies = std::any_of(stride, stride + last_ + 1, [](int64_t s) { return s != 0; });
+    return fmt::format("p.a{}", w) + (varies && last_ > 0 ? fmt::format(" + o{}", w) : "") +
+           along(w, place);
+  }
+  std::string along(int w, const std::string& place) const {
+    return place.empty() || !inner_stride(w) ? ""
+                                             : fmt::format(" + ({}) * p.s{}_{}", place, w, last_);
+  }
+  // The element as a register; where it is part of a group, `own` is its name.
+  std::string loaded(int id, const std::string& place, const std::string& own = "") const {
+    const int w = at(id).which;
+    if (window(w).source == Window::Index) {
+      return fmt::format("i64(o{}{})", w, along(w, place));
     }
-    const std::vector<int> list = in_row(of);
-    std::string after;
-    for (int id : these) {
+    const std::string from =
+        own.empty() ? fmt::format("(const {}*)({})", memory(w), address(w, place)) : "&" + own;
+    return fill(spelling(window(w).dtype).load, {fmt::format("load({})", from)});
+  }
+  std::string id_of(const Statement& s) const { return fmt::format("id{}", s.which); }
+  std::string counts(const Statement& s) const {
+    return fmt::format("counts{}_{}", s.which, s.text);
+  }
+  std::string number(size_t k) const {
+    return fmt::format("{}p.c{}", p_.numbers[k].control ? "*" : "", k);
+  }
+  std::string formula(int id) const {
+    std::vector<std::string> args;
+    for (int a : at(id).args) args.push_back(name(a));
+    return fill(at(id).text, args);
+  }
+  // Of a statement that is neither a fold nor a store.
+  std::string value(int id, const std::string& place, const std::string& own) const {
+    const Statement& s = at(id);
+    switch (s.kind) {
+      case Statement::Number:
+        return splat(s.type, number(static_cast<size_t>(s.which)));
+      case Statement::Length:
+        return splat(s.type, fmt::format("p.size{}", last_));
+      case Statement::Counts:
+        return fmt::format("b16(-(int){})", counts(s));
+      case Statement::IsAt:
+        return fmt::format("b16(-(int)({} == {}))", place, id_of(s));
+      case Statement::Pick:
+        return fmt::format("{} ? {} : {}{{}}", counts(s), picked(s.args[0], id_of(s)), vector(id));
+      case Statement::Load:
+        return loaded(id, place, own);
+      default:
+        return formula(id);
+    }
+  }
+  // An element of the row, computed where it is.
+  std::string picked(int id, const std::string& place) const {
+    const Statement& s = at(id);
+    if (!in_row(s)) return name(id);
+    if (s.kind != Statement::Formula) return value(id, place, "");
+    std::vector<std::string> args;
+    for (int a : s.args) args.push_back("(" + picked(a, place) + ")");
+    return fill(s.text, args);
+  }
+  void line(int id, const std::string& indent, const std::string& place = "",
+            const std::string& own = "") {
+    std::string& as = names_[static_cast<size_t>(id)];
+    if (at(id).kind == Statement::Constant) {
+      as = splat(at(id).type, at(id).text);
+      return;
+    }
+    as = fmt::format("v{}", id);
+    out_ += fmt::format("{}const auto {} = {};\n", indent, as, value(id, place, own));
+  }
+  template <class Which> void lines(const Which& which, const std::string& indent) {
+    for (int id = 0; id < count(); ++id) {
+      if (of(id).live && which(id)) line(id, indent);
+    }
+  }
+  std::string combine(int fold) const {
+    return fmt::format("[]({0} a, {0} b) {{ return {1}; }}", vector(fold),
+                       fill(at(fold).text, {"a", "b"}));
+  }
+  std::string combined(int fold, const std::string& x) const {
+    const std::string so_far = x;
+    return fill(at(fold).text, {so_far, name(at(fold).args[0])});
+  }
+  const std::string& init(int fold) const { return name(at(fold).args[1]); }
+
+  // --- a row -------------------------------------------------------------------------------------
+
+  // Row number `r` taken apart: `o<w>` is how many bytes into window w it begins.
+  void offsets(const std::string& indent) {
+    const char* const type = walk_.wide ? "long" : "unsigned";
+    for (int d = last_ - 1; d > 0; --d) {
+      const std::string quotient =
+          walk_.wide ? fmt::format("r / p.size{}", d)
+                     : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
+      out_ +=
+          fmt::format("{0}const {1} q{2} = {3}, j{2} = r - q{2} * ({1})p.size{2};\n{0}r = q{2};\n",
+                      indent, type, d, quotient);
+    }
+    if (last_ > 0) out_ += fmt::format("{}const {} j0 = r;\n", indent, type);
+    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
+      if (!window(w).touched()) continue;
+      std::string sum = fmt::format("{}const long o{} = 0", indent, w);
+      for (int d = 0; d < last_; ++d) sum += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
+      out_ += sum + ";\n";
+    }
+  }
+  // Where it is, and how many elements it has.
+  void find_row(const std::string& indent) {
+    out_ += fmt::format("{}{} r = on ? row : 0;\n", indent, walk_.wide ? "long" : "unsigned");
+    if (walk_.pieces > 1) {
       out_ += fmt::format(
-          "  const auto combine{0} = [](TCV a, TCV b) {{ return {1}; }};\n  TCV v{0} = {2};\n", id,
-          fill(at(id).text, {"a", "b"}), init(id));
-      after += fmt::format("  v{0} = across(v{0}, combine{0});\n", id);
+          "{0}const long left = p.length - r / p.matrix % p.pieces * p.size{1};\n"
+          "{0}const long n = left < p.size{1} ? left : p.size{1};\n",
+          indent, last_);
+    } else {
+      out_ += fmt::format("{}const long n = p.size{};\n", indent, last_);
     }
-    out_ += fmt::format("  const auto fold{} = [&](long i{}) {{\n", depth, groups(list));
-    shared(list, "    ");
-    out_ += "#pragma unroll\n    for (int u = 0; u < kGroup; ++u) {\n";
-    for (int id : list) line(id, "      ");
-    for (size_t k = 0; k < these.size(); ++k) {
-      out_ += fmt::format("      v{0} = combine{0}(v{0}, {1});\n", these[k], name(of[k]));
+    offsets(indent);
+    std::vector<std::string> ids, all;
+    for (int id = 0; id < count(); ++id) {
+      const Statement& s = at(id);
+      const bool reads =
+          s.kind == Statement::Counts || s.kind == Statement::IsAt || s.kind == Statement::Pick;
+      if (!of(id).live || !reads) continue;
+      if (std::find(ids.begin(), ids.end(), id_of(s)) == ids.end()) {
+        ids.push_back(id_of(s));
+        out_ += fmt::format("{}const long {} = *(const long*)({});\n", indent, ids.back(),
+                            address(s.which));
+      }
+      if (std::find(all.begin(), all.end(), counts(s)) == all.end()) {
+        all.push_back(counts(s));
+        out_ += fmt::format(
+            "{0}const bool {1} = on && {2} != {3} && in_range(p.fault, {2}, n, p.op);\n", indent,
+            all.back(), ids.back(), number(static_cast<size_t>(p_.ignored(s))));
+      }
+    }
+  }
+
+  void rows() {
+    begin(RowKernel::Rows, walk_.threads());
+    out_ += fmt::format(
+        "  const int lane = threadIdx.x % {0};\n"
+        "  const long walker = (long)blockIdx.x * {1} + threadIdx.x / {0};\n",
+        walk_.lanes(), walk_.side());
+    if (columns_.empty()) {
+      out_ += "  const long row = walker;\n  const bool on = row < p.rows;\n";
+      one_row("  ");
+    } else {
+      out_ +=
+          "  const long walkers = (p.matrix + p.steps - 1) / p.steps, m = walker / walkers;\n"
+          "  const long first = m * p.matrix + walker % walkers * p.steps;\n"
+          "  const long end = m < p.matrices ? (m + 1) * p.matrix : 0;\n";
+      for (int id : columns_) accumulators(id);
+      out_ +=
+          "  for (long step = 0; step < p.steps; ++step) {\n"
+          "    const long row = first + step;\n    const bool on = row < end;\n";
+      one_row("    ");
+      out_ += "  }\n";
+      if (walk_.slots) leave_accumulators();
+    }
+    for (int id = 0; id < count(); ++id) {
+      if (is_number_store(id) && at(at(id).args[0]).varies == Statement::Never && is_for_all(id)) {
+        out_ += "  if (walker == 0 && lane == 0) " + stored(id) + ";\n";
+      }
+    }
+    out_ += "}\n";
+  }
+  bool is_number_store(int id) const {
+    return of(id).live && at(id).kind == Statement::Store && !of(id).after && !is_element_store(id);
+  }
+  bool is_for_all(int id) const {
+    const int64_t* const stride = window(at(id).which).stride;
+    return std::all_of(stride, stride + last_, [](int64_t s) { return s == 0; });
+  }
+  std::string stored(int id, const std::string& place = "") const {
+    const int w = at(id).which;
+    return fmt::format("store(({}*)({}), {})", memory(w), address(w, place),
+                       fill(spelling(window(w).dtype).store, {name(at(id).args[0])}));
+  }
+
+  void one_row(const std::string& indent) {
+    find_row(indent);
+    for (int w : reused_) {
+      if (is_kept(w)) {
+        out_ +=
+            fmt::format("{}{} h{}[{}][{}];\n", indent, memory(w), w, walk_.slots, walk_.group());
+      }
+    }
+    kept_.clear();
+    for (int d = 0; d <= deepest_; ++d) {
+      lines(
+          [&](int id) {
+            const Statement& s = at(id);
+            return of(id).depth == d && s.varies == Statement::WithRow && !ends_pass(s) &&
+                   !of(id).after && s.kind != Statement::Store && s.kind != Statement::Total;
+          },
+          indent);
+      pass(passes_[static_cast<size_t>(d)], d == deepest_, indent);
+    }
+    numbers_of_row(indent);
+  }
+
+  // The elements of a pass, one group after the other.
+  void pass(const Pass& pass, bool is_last, const std::string& indent) {
+    for (int f : pass.ends) {
+      if (at(f).kind == Statement::Pick) {
+        line(f, indent);
+      } else {
+        out_ += fmt::format("{}{} v{} = {};\n", indent, vector(f), f, init(f));
+        names_[static_cast<size_t>(f)] = fmt::format("v{}", f);
+      }
+    }
+    if (pass.list.empty()) return;
+    // A lane may overwrite what another one still wants of this row.
+    const bool stores = std::any_of(pass.list.begin(), pass.list.end(),
+                                    [&](int id) { return is_element_store(id); });
+    if (is_last && stores && walk_.lanes() > 32) out_ += indent + "__syncthreads();\n";
+    const int step = walk_.lanes() * walk_.group();
+    if (walk_.slots) {
+      out_ += fmt::format(
+          "#pragma unroll\n{0}for (int k = 0; k < {1}; ++k) {{\n"
+          "{0}  const int i = (k * {2} + lane) * {3};\n{0}  if (i >= n) continue;\n",
+          indent, walk_.slots, walk_.lanes(), walk_.group());
+    } else {
+      out_ += fmt::format("#pragma unroll {0}\n{1}for (long i = lane * {2}; i < n; i += {3}) {{\n",
+                          walk_.group() == 1 ? 8 : 2, indent, walk_.group(), step);
+    }
+    group(pass, indent + "  ");
+    out_ += indent + "}\n";
+    for (int f : pass.ends) {
+      if (at(f).kind == Statement::Pick) continue;
+      out_ +=
+          fmt::format("{0}v{1} = across<{2}>(v{1}, {3});\n", indent, f, walk_.lanes(), combine(f));
+    }
+  }
+
+  void group(const Pass& pass, const std::string& indent) {
+    for (int id : pass.list) {
+      const Statement& s = at(id);
+      const bool load = s.kind == Statement::Load && window(s.which).in_memory();
+      if (load) load_group(s.which, indent);
+      if (s.kind == Statement::Store) {
+        out_ += fmt::format("{}{} y{}[{}];\n", indent, memory(s.which), s.which, walk_.group());
+      }
     }
     out_ +=
-        fmt::format("    }}\n  }};\n  for_groups(n, fold{}{});\n{}", depth, passed(list), after);
-    for (int id : these) names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
+        fmt::format("#pragma unroll\n{}for (int u = 0; u < {}; ++u) {{\n", indent, walk_.group());
+    for (int id : pass.list) {
+      const Statement& s = at(id);
+      if (s.kind == Statement::Store) {
+        out_ += fmt::format("{}  store(&y{}[u], {});\n", indent, s.which,
+                            fill(spelling(window(s.which).dtype).store, {name(s.args[0])}));
+      } else if (s.kind == Statement::FoldRows) {
+        add_to_column(id, indent + "  ");
+      } else {
+        line(id, indent + "  ", "i + u", s.kind == Statement::Load ? own(s.which) : "");
+      }
+    }
+    for (int f : pass.ends) {
+      if (at(f).kind == Statement::Pick) continue;
+      out_ += fmt::format("{}  v{} = {};\n", indent, f, combined(f, fmt::format("v{}", f)));
+    }
+    out_ += indent + "}\n";
+    for (int id : pass.list) {
+      const Statement& s = at(id);
+      if (s.kind != Statement::Store) continue;
+      const bool whole = window(s.which).reach == Window::Row;
+      const std::string to = address(s.which, "i");
+      out_ += whole ? fmt::format("{}if (on) give({}, y{});\n", indent, to, s.which)
+                    : fmt::format("{}if (on) give_each({}, p.s{}_{}, y{});\n", indent, to, s.which,
+                                  last_, s.which);
+    }
+  }
+  std::string own(int w) const {
+    if (!window(w).in_memory()) return "";
+    return is_kept(w) ? fmt::format("h{}[k][u]", w) : fmt::format("x{}[u]", w);
+  }
+  void load_group(int w, const std::string& indent) {
+    std::string to = fmt::format("h{}[k]", w);
+    if (is_kept(w)) {
+      if (std::find(kept_.begin(), kept_.end(), w) != kept_.end()) return;
+      kept_.push_back(w);
+    } else {
+      to = fmt::format("x{}", w);
+      out_ += fmt::format("{}{} x{}[{}];\n", indent, memory(w), w, walk_.group());
+    }
+    out_ += window(w).reach == Window::Row
+                ? fmt::format("{}take({}, {});\n", indent, to, address(w, "i"))
+                : fmt::format("{}take_each({}, {}, p.s{}_{});\n", indent, to, address(w, "i"), w,
+                              last_);
   }
 
-  void elements(size_t k) {
-    const std::vector<int> list = in_row({p_.results[k]});
-    out_ += fmt::format("  const auto result{} = [&](long i{}) {{\n", k, groups(list));
-    shared(list, "    ");
-    out_ += "    Group y;\n#pragma unroll\n    for (int u = 0; u < kGroup; ++u) {\n";
-    for (int id : list) line(id, "      ");
-    out_ += fmt::format("      y.v[u] = {};\n    }}\n    return y;\n  }};\n", name(p_.results[k]));
-    out_ += fmt::format("  map_groups(n, (T*)p.out[{0}] + row * p.n, result{0}{1});\n", k,
-                        passed(list));
+  void numbers_of_row(const std::string& indent) {
+    std::string each;
+    for (int id = 0; id < count(); ++id) {
+      if (is_number_store(id) &&
+          !(at(at(id).args[0]).varies == Statement::Never && is_for_all(id))) {
+        each += fmt::format("{}  {};\n", indent, stored(id));
+      }
+    }
+    for (size_t k = 0; k < totals_.size(); ++k) {
+      each += fmt::format("{}  store(({}*)p.t{} + row, {});\n", indent, element(totals_[k]),
+                          columns_.size() + k, name(at(totals_[k]).args[0]));
+    }
+    if (each.empty()) return;
+    if (walk_.lanes() > 32) out_ += indent + "__syncthreads();\n";
+    out_ += fmt::format("{0}if (lane == 0 && on) {{\n{1}{0}}}\n", indent, each);
   }
 
-  const std::string op_, put_;
-  std::vector<int> depth_;  // By statement: how many folds lie behind it.
+  // --- folds over rows ---------------------------------------------------------------------------
+
+  size_t place_of(int id) const {
+    return static_cast<size_t>(std::find(columns_.begin(), columns_.end(), id) - columns_.begin());
+  }
+  // What a walker leaves of column `i`.
+  std::string part(int id, const std::string& walker, const std::string& i) const {
+    return fmt::format("({}*)p.t{} + ({}) * p.size{} + {}", element(id), place_of(id), walker,
+                       last_, i);
+  }
+  void accumulators(int id) {
+    if (!walk_.slots) return;
+    out_ += fmt::format(
+        "  {0} c{1}[{2}][{3}];\n#pragma unroll\n  for (int k = 0; k < {2}; ++k) {{\n"
+        "#pragma unroll\n    for (int u = 0; u < {3}; ++u) c{1}[k][u] = {4};\n  }}\n",
+        vector(id), id, walk_.slots, walk_.group(), init(id));
+  }
+  void add_to_column(int id, const std::string& indent) {
+    if (walk_.slots) {
+      const std::string sum = fmt::format("c{}[k][u]", id);
+      out_ += fmt::format("{}if (on) {} = {};\n", indent, sum, combined(id, sum));
+      return;
+    }
+    out_ += fmt::format(
+        "{0}if (on) {{\n{0}  auto* const to = {1};\n"
+        "{0}  const {2} so_far = step ? load(to) : {3};\n{0}  store(to, {4});\n{0}}}\n",
+        indent, part(id, "walker", "i + u"), vector(id), init(id), combined(id, "so_far"));
+  }
+  void leave_accumulators() {
+    out_ += "  if (first >= end) return;\n";
+    // Of all pieces but the last one n is the same; what lies behind that one's end nobody reads.
+    out_ += fmt::format(
+        "#pragma unroll\n  for (int k = 0; k < {0}; ++k) {{\n"
+        "    const int i = (k * {1} + lane) * {2};\n    if (i >= p.size{3}) continue;\n"
+        "#pragma unroll\n    for (int u = 0; u < {2}; ++u) {{\n",
+        walk_.slots, walk_.lanes(), walk_.group(), last_);
+    for (int id : columns_) {
+      out_ += fmt::format("      store({}, c{}[k][u]);\n", part(id, "walker", "i + u"), id);
+    }
+    out_ += "    }\n  }\n";
+  }
+
+  // A block has 32 columns of a matrix and 32 slots for walkers.
+  void columns() {
+    begin(RowKernel::Columns, 1024);
+    out_ += fmt::format(
+        "  const int slot = threadIdx.x / 32;\n"
+        "  const long across = (p.size{0} + 31) / 32, m = blockIdx.x / across;\n"
+        "  const long i = blockIdx.x % across * 32 + threadIdx.x % 32;\n"
+        "  const long walkers = (p.matrix + p.steps - 1) / p.steps, row = m * p.matrix;\n"
+        "  const bool on = true;\n",
+        last_);
+    find_row_of_matrix();
+    for (int id : columns_) {
+      out_ += fmt::format(
+          "  {0} v{1} = {2};\n  if (i < n) {{\n#pragma unroll 8\n"
+          "    for (long w = slot; w < walkers; w += 32) {{\n"
+          "      const auto next = load({3});\n      v{1} = {4};\n    }}\n  }}\n"
+          "  v{1} = down(v{1}, {5});\n",
+          vector(id), id, init(id), part(id, "m * walkers + w", "i"),
+          fill(at(id).text, {fmt::format("v{}", id), "next"}), combine(id));
+      names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
+    }
+    out_ += "  if (slot != 0 || i >= n) return;\n";
+    for (int id = 0; id < count(); ++id) {
+      const Statement& s = at(id);
+      if (!of(id).live || !of_column(id) || s.kind == Statement::FoldRows) continue;
+      if (s.kind == Statement::Store)
+        out_ += fmt::format("  {};\n", stored(id, "i"));
+      else
+        line(id, "  ", "i");
+    }
+    out_ += "}\n";
+  }
+  // Whether it is made of columns' folds; or an operand of such, an element that all rows share.
+  bool of_column(int id) const {
+    const Statement& s = at(id);
+    if (s.kind == Statement::Store) return of(id).after && inner_stride(s.which) != 0;
+    if (of(id).after || !in_row(s)) return in_row(s);
+    for (int x = id + 1; x < count(); ++x) {
+      const auto& args = at(x).args;
+      if (at(x).kind == Statement::FoldRows || at(x).kind == Statement::Total) continue;
+      if (std::find(args.begin(), args.end(), id) != args.end() && of_column(x)) return true;
+    }
+    return false;
+  }
+  void find_row_of_matrix() {
+    out_ += fmt::format("  {} r = row;\n", walk_.wide ? "long" : "unsigned");
+    out_ += walk_.pieces > 1 ? fmt::format(
+                                   "  const long left = p.length - m % p.pieces * p.size{0};\n"
+                                   "  const long n = left < p.size{0} ? left : p.size{0};\n",
+                                   last_)
+                             : fmt::format("  const long n = p.size{};\n", last_);
+    offsets("  ");
+  }
+
+  // One block: each total as a row of its own, then what is made of them.
+  void numbers() {
+    begin(RowKernel::Numbers, 1024);
+    for (size_t k = 0; k < totals_.size(); ++k) {
+      const int id = totals_[k];
+      out_ += fmt::format(
+          "  {0} v{1} = {2};\n#pragma unroll 4\n"
+          "  for (long r = threadIdx.x; r < p.rows; r += 1024) {{\n"
+          "    const auto next = load((const {3}*)p.t{4} + r);\n    v{1} = {5};\n  }}\n"
+          "  v{1} = across<1024>(v{1}, {6});\n",
+          vector(id), id, init(id), element(id), columns_.size() + k,
+          fill(at(id).text, {fmt::format("v{}", id), "next"}), combine(id));
+      names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
+    }
+    out_ += "  if (threadIdx.x != 0) return;\n";
+    for (int id = 0; id < count(); ++id) {
+      const Statement& s = at(id);
+      if (!of(id).live || !of(id).after || of_column(id) || s.kind == Statement::Total) continue;
+      if (s.kind == Statement::FoldRows) continue;
+      if (s.kind == Statement::Store)
+        out_ += fmt::format("  {};\n", stored(id));
+      else
+        line(id, "  ");
+    }
+    out_ += "}\n";
+  }
+
+  const RowWalk& walk_;
+  const std::string& name_;
+  const int last_;
+  std::vector<int> columns_, totals_;
+  std::vector<int> kept_;           // Windows whose elements are in registers by now.
+  std::vector<std::string> names_;  // By statement: what it is called in the text.
+  std::string out_;
 };
 
 }  // namespace
 
-CudaRows cuda_rows(const RowInfo& info, const std::string& op) {
-  const RowProgram p = row_program(info);
-  RowText text(info, p, op);
-  if (text.columns_fold())
-    return {.rows = "", .columns = "", .sums = "", .numbers = "", .served = false};
-  return {.rows = text.rows(),
-          .columns = text.columns("p.totals[{}]"),
-          .sums = text.sums(),
-          .numbers = text.numbers()};
+std::string cuda_row_argument(const Program& p, const RowWalk& walk, const std::string& name) {
+  return RowText(p, walk, name).argument();
 }
-
-std::string cuda_reduction(const ReductionInfo& info, DType compute, ReductionPart part, bool map,
-                           bool finish) {
-  const bool rows = part == ReductionPart::Rows;
-  RowInfo one;
-  one.operands = {{Operand::Each, 0, 0}};
-  one.results = {rows ? RowResult::PerRow : RowResult::Column};
-  RowProgram p;
-  {
-    SymScope scope(p.statements, compute);
-    const int x = scope.add(
-        {.kind = Statement::Load, .type = compute, .which = 0, .varies = Statement::InRow});
-    const auto fold = rows ? Statement::Fold : Statement::FoldRows;
-    p.results = {info.symbols(x, fold, {Statement::Number, compute, 1}, map, finish)};
-  }
-  RowText text(one, p, "reduction", "put_u((U*)");
-  return rows                             ? text.rows()
-         : part == ReductionPart::Columns ? text.columns("p.out[{}]")
-                                          : text.sums();
+std::string cuda_rows(const Program& p, const RowWalk& walk, const std::string& name,
+                      RowKernel which) {
+  return RowText(p, walk, name).run(which);
 }
 
 }  // namespace brrr::program

@@ -65,9 +65,10 @@ struct Step {
   static constexpr int kAbsent = INT_MIN;
   const OpDef* op;
   DType compute;
-  std::vector<int> in;                ///< By operand: windows; of numbers ~index.
-  std::vector<int> out;               ///< Windows.
-  std::vector<int64_t> ignored = {};  ///< Of a row op: by operand, the id that does not count.
+  std::vector<int> in;             ///< By operand: windows; of numbers ~index.
+  std::vector<int> out;            ///< Windows.
+  std::vector<int> ignored = {};   ///< Of a row op: by operand, the number that is no id.
+  bool map = true, finish = true;  ///< Of a reduction: its first and its last pass.
 };
 
 struct Program {
@@ -79,6 +80,8 @@ struct Program {
   Statements statements;
 
   const Window& window(const Statement& s) const { return windows[static_cast<size_t>(s.which)]; }
+  /// Of a statement that reads an id.
+  int ignored(const Statement& s) const { return std::stoi(s.text); }
   /// What a kernel loads and stores at least: each element in memory once.
   int64_t bytes() const;
 };
@@ -89,6 +92,18 @@ void merge_dims(Program& p);
 /// The statements of the steps, one after the other; `fast`: 16-bit floats are rounded only when
 /// stored.
 void append_steps(Program& p, const std::vector<Step>& steps, bool fast);
+
+/// What a walk over rows has to know of a statement.
+struct RowState {
+  int depth = 0;       ///< How many folds lie behind it.
+  bool after = false;  ///< It is known after all rows only.
+  bool live = false;   ///< A result depends on it.
+};
+std::vector<RowState> row_states(const Program& p);
+/// Whether it ends a pass over the elements of a row.
+inline bool ends_pass(const Statement& s) {
+  return s.kind == Statement::Fold || s.kind == Statement::Pick;
+}
 
 /// The number's value as text; of one that is not read from a control word.
 std::string literal(const Number& n);

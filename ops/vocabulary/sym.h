@@ -21,7 +21,7 @@ struct Statement {
     Formula,   ///< `text` in the dialect of ops/vocabulary/vec.h, `$0`.. being its arguments.
     Store,     ///< Its argument goes to window `which`.
     // Of rows; `which` is an operand, of a program a window; `text` of the three that read an id
-    // is the one that does not count.
+    // is the program's number that does not count.
     Fold,      ///< Its argument over the row, from its second argument (an identity) on: `text`
                ///< combines what there is, $0, with an element or another such part, $1.
     FoldRows,  ///< The same over all rows, of each place in them: a number that they share.

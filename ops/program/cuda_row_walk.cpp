@@ -1,0 +1,170 @@
+// How a GPU goes through a program with rows.
+#include <algorithm>
+#include <bit>
+
+#include "ops/program/cuda_row_passes.h"
+
+namespace brrr::program {
+
+namespace {
+
+constexpr int64_t kLongestKept = 16384;  // Elements of a row that lanes may keep in registers.
+constexpr int64_t kWarp = 32;
+
+// Of a row of n elements; also of each of its pieces.
+int log_group_of(int64_t n) {
+  return n > 0 ? std::min(2, std::countr_zero(static_cast<uint64_t>(n))) : 0;
+}
+int log_lanes_of(int64_t n) { return n <= 8 ? 0 : n <= 64 ? 3 : n <= 1024 ? 5 : n <= 8192 ? 8 : 10; }
+
+// Rows that a walker takes, so that its results are a small part of what it reads, and walkers are
+// many.
+int64_t steps_of(int64_t matrix) {
+  return std::clamp<int64_t>(matrix / 512, 4, std::max<int64_t>(32, matrix / 8192));
+}
+
+// Cuts rows into pieces of so many elements, the outermost dim but `outer`.
+void cut(RowWalk& walk, Space& space, Window* windows, int count, int outer, int64_t piece) {
+  BRRR_CHECK(space.ndim < kMaxDims, "cuda: a kernel over rows of too many dims");
+  const int last = space.ndim++;
+  const auto insert = [&](int64_t* all, int64_t outermost, int64_t innermost) {
+    std::copy_backward(all + outer, all + last, all + last + 1);
+    all[outer] = outermost;
+    all[last] = innermost;
+  };
+  walk.pieces = (walk.length + piece - 1) / piece;
+  walk.matrices *= walk.pieces;
+  walk.rows *= walk.pieces;
+  walk.n = piece;
+  insert(space.size, walk.pieces, piece);
+  for (Window* w = windows; w < windows + count; ++w) {
+    insert(w->stride, w->stride[last - 1] * piece, w->stride[last - 1]);
+  }
+}
+
+// Whether each group of the window is one aligned piece of memory.
+bool in_groups(const Window& w, const Space& space, const RowWalk& walk) {
+  const int last = space.ndim - 1;
+  const int64_t bytes = std::min<int64_t>(16, walk.group() * w.item());
+  bool all = w.in_memory() && w.stride[last] == 1 && w.address % static_cast<uintptr_t>(bytes) == 0;
+  for (int d = 0; d < last; ++d) {
+    all &= space.size[d] == 1 || w.stride[d] * w.item() % bytes == 0;
+  }
+  return all;
+}
+
+}  // namespace
+
+int64_t RowWalk::scratch(int fold) const {
+  const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  const int64_t column = aligned(matrices * walkers() * n * traits.item);
+  const int columns = std::min(fold, traits.columns);
+  return columns * column + (fold - columns) * aligned(rows * traits.item);
+}
+
+uint64_t RowWalk::bits() const {
+  const auto lg = static_cast<uint64_t>(std::bit_width(static_cast<unsigned>(slots)));
+  return static_cast<uint64_t>(ndim) | static_cast<uint64_t>(log_group) << 4 |
+         static_cast<uint64_t>(log_lanes) << 6 | lg << 10 | uint64_t{wide} << 13 |
+         uint64_t{pieces > 1} << 14;
+}
+
+RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& traits, int outer,
+                  int64_t longest) {
+  RowWalk walk{.traits = traits};
+  walk.rows = 1;
+  for (int d = 0; d < space.ndim - 1; ++d) walk.rows *= space.size[d];
+  for (int d = 0; d < outer; ++d) walk.matrices *= space.size[d];
+  walk.matrix = walk.matrices ? walk.rows / walk.matrices : 0;
+  walk.n = walk.length = space.size[space.ndim - 1];
+  walk.log_group = log_group_of(walk.n);
+  if (traits.columns) walk.steps = steps_of(walk.matrix);
+  // Places that do not depend on each other: a lane has a group.
+  const bool apart = traits.columns && !traits.folds;
+  if (apart) longest = kWarp * walk.group();
+  if (longest && walk.n > longest) cut(walk, space, windows, count, outer, longest);
+  const auto groups = static_cast<uint64_t>(walk.n / walk.group());
+  walk.log_lanes = apart ? std::countr_zero(std::bit_ceil(groups)) : log_lanes_of(walk.n);
+  walk.ndim = space.ndim;
+  walk.wide = walk.rows >= int64_t{1} << 31;
+  const int64_t of_lanes = walk.lanes() * walk.group();
+  const auto slots = std::bit_ceil(static_cast<uint64_t>((walk.n + of_lanes - 1) / of_lanes));
+  const int64_t kept = static_cast<int64_t>(slots) * walk.group() * traits.item / 4 *
+                       (traits.reused + traits.columns);  // In registers.
+  if (kept && walk.n <= kLongestKept && kept <= (walk.threads() > kDeviceThreads ? 24 : 128)) {
+    walk.slots = static_cast<int>(slots);
+  }
+  for (Window* w = windows; w < windows + count; ++w) {
+    w->reach = in_groups(*w, space, walk) ? Window::Row : Window::Strided;
+  }
+  return walk;
+}
+
+// --- passes ---------------------------------------------------------------------------------------
+
+DeviceRowPasses::DeviceRowPasses(const Program& p) : p_(p), states_(row_states(p)) {
+  for (const RowState& s : states_) {
+    if (s.live) deepest_ = std::max(deepest_, s.depth);
+  }
+  passes_.resize(static_cast<size_t>(deepest_) + 1);
+  std::vector<int> reads(p.windows.size());
+  for (int d = 0; d <= deepest_; ++d) {
+    Pass& pass = passes_[static_cast<size_t>(d)];
+    std::vector<int> wanted;
+    for (int id = 0; id < count(); ++id) {
+      if (!of(id).live) continue;
+      const Statement& s = at(id);
+      if (ends_pass(s) && of(id).depth == d + 1) pass.ends.push_back(id);
+      if (s.kind == Statement::Fold && of(id).depth == d + 1) wanted.push_back(s.args[0]);
+      // Elements are stored last: what is read again may lie where they go.
+      if (d == deepest_ && (is_element_store(id) || s.kind == Statement::FoldRows)) {
+        wanted.push_back(id);
+      }
+    }
+    pass.list = in_row(wanted);
+    for (int id : pass.list) {
+      if (at(id).kind == Statement::Load) ++reads[static_cast<size_t>(at(id).which)];
+    }
+  }
+  for (size_t w = 0; w < reads.size(); ++w) {  // What all rows share is near anyway.
+    const int64_t* const stride = p.windows[w].stride;
+    const bool shared = std::all_of(stride, stride + p.space.ndim - 1, [](auto s) { return !s; });
+    if (reads[w] > 1 && p.windows[w].in_memory() && !shared) reused_.push_back(static_cast<int>(w));
+  }
+}
+
+// The statements of elements that these are made of, themselves included.
+std::vector<int> DeviceRowPasses::in_row(const std::vector<int>& wanted) const {
+  std::vector<bool> in(static_cast<size_t>(count()));
+  std::vector<int> list;
+  for (int id : wanted) in[static_cast<size_t>(id)] = true;
+  for (int id = count() - 1; id >= 0; --id) {
+    if (!in[static_cast<size_t>(id)]) continue;
+    const bool ends = is_element_store(id) || at(id).kind == Statement::FoldRows;
+    if (at(id).varies != Statement::InRow && !ends) continue;
+    list.push_back(id);
+    for (int a : at(id).args) in[static_cast<size_t>(a)] = true;
+  }
+  std::reverse(list.begin(), list.end());
+  return list;
+}
+
+RowTraits row_traits(const Program& p) {
+  const DeviceRowPasses passes(p);
+  RowTraits t;
+  t.reused = static_cast<int>(passes.reused().size());
+  for (int id = 0; id < passes.count(); ++id) {
+    const Statement& s = p.statements[static_cast<size_t>(id)];
+    if (!passes.of(id).live) continue;
+    t.folds |= ends_pass(s);
+    const bool column = s.kind == Statement::FoldRows, total = s.kind == Statement::Total;
+    t.columns += column;
+    t.totals += total;
+    if (column || total || ends_pass(s)) {
+      t.item = std::max(t.item, static_cast<int>(itemsize(s.type)));
+    }
+  }
+  return t;
+}
+
+}  // namespace brrr::program

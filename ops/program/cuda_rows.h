@@ -1,0 +1,111 @@
+#pragma once
+// A program with rows for a GPU: who walks which rows, the text of its kernels, and the struct that
+// their launches hand over.
+//
+// THE ORDER of a fold is a function of sizes alone, whoever folds: a row op, a reduction, a group.
+// - A row of n elements is cut into groups of 4 neighbours (2, 1 where n is no multiple of that).
+//   Group k belongs to lane k % lanes, which takes its elements by growing index; then lane l is
+//   combined with l + lanes / 2, ... + 1, within warps of 32 first, then across them.
+// - Over rows: walkers take `steps` rows each, one after the other. What walker w has goes to slot
+//   w % 32, which takes its own in order; then slot s is combined with s + 16, + 8, ... + 1.
+// - A total folds what the rows have as a row does that 1024 lanes take one by one.
+
+#include "ops/program/cuda.h"
+
+namespace brrr::program {
+
+/// What in a program's statements decides how its rows are walked.
+struct RowTraits {
+  bool folds = false;  ///< Something depends on a whole row.
+  int columns = 0;     ///< Folds over the rows of each place in them,
+  int totals = 0;      ///< and of a number of each row.
+  int reused = 0;      ///< Windows whose elements are read again after a fold.
+  int item = 4;        ///< Bytes of the widest number that is folded.
+};
+RowTraits row_traits(const Program& p);
+
+/// Rows are those of matrices, one after the other; folds over rows are of one matrix. A matrix, or
+/// where it has one row a row, may be a piece of a longer one.
+struct RowWalk {
+  RowTraits traits;
+  int64_t rows = 0;      ///< Of all matrices.
+  int64_t n = 0;         ///< Elements of a row, or of all pieces but the last one.
+  int64_t matrices = 1;  ///< The outermost dims count them.
+  int64_t matrix = 0;    ///< Rows of a matrix.
+  int64_t pieces = 1;    ///< Of a longer row,
+  int64_t length = 0;    ///< which has so many elements.
+  int64_t steps = 1;     ///< Rows that a walker takes.
+  int ndim = 1;          ///< Of the space.
+  int log_group = 0;     ///< Elements of a group.
+  int log_lanes = 0;     ///< Threads of a walker.
+  int slots = 0;         ///< Groups of a lane that stay in registers; 0: read again each time.
+  bool wide = false;     ///< Row numbers need 64 bits.
+
+  /// Those that are words of the argument.
+  struct Named {
+    const char* name;
+    int64_t RowWalk::*value;
+  };
+  static const Named numbers[6];
+
+  int group() const { return 1 << log_group; }
+  int lanes() const { return 1 << log_lanes; }
+  int threads() const { return lanes() < kDeviceThreads ? kDeviceThreads : lanes(); }
+  int side() const { return threads() / lanes(); }  ///< Walkers of a block.
+  int64_t walkers() const { return (matrix + steps - 1) / steps; }  ///< Of a matrix.
+  /// Where the parts of a fold over rows lie in the program's scratch memory; columns come first.
+  int64_t scratch(int fold) const;
+  int64_t scratch_bytes() const { return scratch(traits.columns + traits.totals); }
+  /// What tells the text apart from that of other walks of the same program.
+  uint64_t bits() const;
+};
+
+inline constexpr RowWalk::Named RowWalk::numbers[6] = {
+    {"rows", &RowWalk::rows},     {"matrices", &RowWalk::matrices}, {"matrix", &RowWalk::matrix},
+    {"pieces", &RowWalk::pieces}, {"length", &RowWalk::length},     {"steps", &RowWalk::steps}};
+
+/// The walk of a program whose row is the last dim; `outer` of the dims before it count matrices.
+/// It sets the windows' reaches. Rows longer than `longest`, if that is not 0, and those that are
+/// folded over rows alone become pieces: one more dim, behind the outer ones.
+RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& traits, int outer = 0,
+                  int64_t longest = 0);
+
+/// The kernels of a program: each has the struct A_<name> as its argument.
+enum class RowKernel : uint8_t {
+  Rows,     ///< What elements and rows have, and what each walker has of a fold over rows.
+  Columns,  ///< Folds over the rows of each place, and what is made of them.
+  Numbers,  ///< The same of totals.
+};
+inline const char* suffix(RowKernel k) {
+  return k == RowKernel::Rows ? "" : k == RowKernel::Columns ? "_columns" : "_numbers";
+}
+/// Texts, without the prelude and kRowText.
+std::string cuda_row_argument(const Program& p, const RowWalk& walk, const std::string& name);
+std::string cuda_rows(const Program& p, const RowWalk& walk, const std::string& name,
+                      RowKernel which);
+extern const char kRowText[];
+
+/// Calls launch(which, blocks, threads of a block) for what is to be launched, in order.
+template <class F> void each_row_launch(const RowWalk& w, const F& launch) {
+  const int64_t all = w.matrices * w.walkers(), across = (w.n + 31) / 32;
+  if (w.rows > 0) launch(RowKernel::Rows, (all + w.side() - 1) / w.side(), w.threads());
+  if (w.traits.columns) launch(RowKernel::Columns, w.matrices * across, 1024);
+  if (w.traits.totals) launch(RowKernel::Numbers, int64_t{1}, 1024);
+}
+
+/// Calls word(Word, value) for each word of the argument, in order; as each_word() does. Of scratch
+/// memory the value is the place in it.
+template <class F>
+void each_row_word(const RowWalk& walk, const Space& space, const Window* windows, int n_windows,
+                   const Number* numbers, int n_numbers, const F& word) {
+  each_word(Walk{.ndim = space.ndim}, space, windows, n_windows, numbers, n_numbers, word);
+  int k = 0;
+  for (const auto& number : RowWalk::numbers) word(Word{Word::Rows, k++}, walk.*number.value);
+  for (k = 0; k < walk.traits.columns + walk.traits.totals; ++k) {
+    word(Word{Word::Scratch, k}, walk.scratch(k));
+  }
+  word(Word{Word::Fault}, 0);
+  word(Word{Word::Op}, 0);
+}
+
+}  // namespace brrr::program

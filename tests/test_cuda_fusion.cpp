@@ -1,0 +1,85 @@
+// Row ops, reductions and what stands around them share kernels on the device as on the CPU, with
+// the bits of its eager mode.
+
+#include "tests/cuda_cases.h"
+#include "tests/kernels.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+// f(x, w) over rows that a thread, some lanes, a warp and a block have, with and without tails.
+template <class F> void over_shapes(uint64_t want, const F& f) {
+  const std::vector<IntList> all = {{8, 4100}, {130, 65}, {3, 5, 33}, {200, 8}};
+  for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
+    for (size_t k = 0; k < (t == kFloat32 ? all.size() : 1); ++k) {
+      CAPTURE(to_string(all[k]));
+      CAPTURE(t);
+      const Tensor x = on_gpu(randn(all[k]).to(t)), w = on_gpu(randn({all[k].back()}).to(t));
+      CHECK(kernels([&] { return f(x, w); }) == want);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda fusion: what users write with exp, sum and division is one kernel") {
+  if (!have_device()) return;
+  const TempCache cache;
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    const Tensor e = exp(x - amax(x, {-1}, true));
+    return Tensors{e / e.sum({-1}, true) * w};
+  });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    const Tensor s = (x * 0.5).sum({-1}, true), p = prod(x * 0.3, {-1}, true);
+    return Tensors{s, x * w + s, norm(x, {-1}, true), p, tanh(s) * 2.0};
+  });
+}
+
+TEST_CASE("cuda fusion: row ops and their neighbours") {
+  if (!have_device()) return;
+  const TempCache cache;
+  over_shapes(1, [](const Tensor& x, const Tensor& w) { return Tensors{softmax(x * w, -1) + x}; });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {
+    return Tensors{layer_norm(x + w + x * 0.1, {x.size(-1)}, w, Tensor(), 1e-5)};
+  });
+}
+
+TEST_CASE("cuda fusion: gradients, with those of weights, are one group of kernels") {
+  if (!have_device()) return;
+  const TempCache cache;
+  for (const IntList& sizes : {IntList{9, 11}, {64, 64}, {700, 65}, {200, 48}, {3, 50, 32}}) {
+    CAPTURE(to_string(sizes));
+    const int64_t n = sizes.back();
+    Tensor x = on_gpu(randn(sizes)), w = on_gpu(randn({n})), b = on_gpu(randn({n}));
+    for (Tensor* t : {&x, &w, &b}) t->set_requires_grad(true);
+    const auto fn = [&] {
+      const Tensor y = layer_norm(x * 1.5, {n}, w, b, 1e-5);
+      Tensors g = grad({y}, {x, w, b}, {}, {cos(y)});
+      g.push_back(y);
+      return g;
+    };
+    CHECK(kernels(fn) == 2);  // Sums over rows end in a kernel of their own.
+  }
+}
+
+TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const Tensor x = on_gpu(randn({70, 33}).set_requires_grad(true)), w = on_gpu(randn({33}));
+  Tensor ids = on_gpu(randint(0, 33, {70}));
+  for (const double smoothing : {0.0, 0.1}) {
+    CHECK(kernels([&] {
+            const Tensor loss =
+                cross_entropy(x * w, ids, {.ignore_index = 3, .label_smoothing = smoothing});
+            return Tensors{loss, grad({loss}, {x})[0]};
+          }) <= 3);
+  }
+  auto step = brrr::step([&] { return cross_entropy(x * w, ids); },
+                         {.require_graph = true, .build_at_first_call = true});
+  step();
+  ids.slice(0, 5, 6).fill_(int64_t{33});
+  const std::string error = error_of([&] { on_cpu(step()); });
+  CHECK_MESSAGE(error.find("cross_entropy: index 33 is out of range") == 0, error);
+}
