@@ -22,13 +22,13 @@ void DevicePlan::find_externals() {
 }
 
 void DevicePlan::generate_kernels() {
+  kernels_ -= std::exchange(generated_, 0);  // They are counted as launches, not as groups.
   for (const Group& g : schedule_.groups) {
     Launch& l = launches_.emplace_back();
     scratch_.push_back(0);
     if (g.fused) {
-      add_kernel(g.parts[0], l);
-      kernels_ += l.kernels.size() - 1;
-      generated_ += l.kernels.size() - 1;
+      for (const Part& part : g.parts) add_part(part, g.parts.size() > 1, l);
+      for (const Batch& b : l.batches) generated_ += b.kernels.size();
       continue;
     }
     const Instr& i = r_.instrs[g.instrs[0]];
@@ -44,16 +44,20 @@ void DevicePlan::generate_kernels() {
     l.call = bound_call(i);
     l.site = device_.graphs->site(r_.paths[i.path]);
   }
+  kernels_ += generated_;
+  place_tables();
 }
 
 void DevicePlan::build_kernels(StepStats& stats) {
   if (source_.empty()) return;
-  source_ = program::kRowText + source_;
+  source_ = program::CallTableText + (program::kRowText + source_);
   module_ = device_.build(source_, report_);
   stats.build_seconds += report_.seconds;
   stats.build_cached = report_.cached;
   for (Launch& l : launches_) {
-    for (Kernel& k : l.kernels) k.fn = device_.symbol(module_, k.name.c_str());
+    for (Batch& b : l.batches) {
+      for (Kernel& k : b.kernels) k.fn = device_.symbol(module_, k.name.c_str());
+    }
   }
 }
 
@@ -73,53 +77,93 @@ std::string DevicePlan::named(const std::function<std::string(const std::string&
   return it->second;
 }
 
-void DevicePlan::add_word(const GroupProgram& g, program::Word w, int64_t value, Launch& l) {
+// Of a group, what has one text is one batch.
+DevicePlan::Batch& DevicePlan::batch_of(Launch& l, const std::string& name, bool table) {
+  auto same = std::find_if(l.batches.begin(), l.batches.end(),
+                           [&](const Batch& b) { return b.kernels[0].name == name; });
+  if (same == l.batches.end()) {
+    same = l.batches.emplace(l.batches.end());
+    same->table = table;
+  }
+  ++same->parts;
+  return *same;
+}
+
+void DevicePlan::add_word(const GroupProgram& g, program::Word w, int64_t value, Batch& b) {
   using program::Word;
   const auto k = static_cast<size_t>(w.which);
   if (w.kind == Word::Address) {
-    l.addresses.emplace_back(l.words.size(), g.values[k]);
+    b.addresses.emplace_back(b.words.size(), g.values[k]);
   } else if (w.kind == Word::Number && g.program.numbers[k].control) {
-    l.controls.emplace_back(l.words.size(), static_cast<uint32_t>(value));
+    b.controls.emplace_back(b.words.size(), static_cast<uint32_t>(value));
   } else if (w.kind == Word::Scratch) {
-    l.scratch.emplace_back(l.words.size(), value);
+    b.scratch.emplace_back(b.words.size(), value);
   } else if (w.kind == Word::Fault) {
     value = reinterpret_cast<int64_t>(device_fault());
   }
-  l.words.push(value);
+  b.words.push_back(value);
 }
 
-void DevicePlan::add_kernel(const Part& part, Launch& l) {
+void DevicePlan::add_part(const Part& part, bool table, Launch& l) {
   GroupProgram g = program_of(r_, part, schedule_);
+  g.program.row ? add_rows(g, part, table, l) : add_pointwise(g, table, l);
+}
+
+// Of one more part.
+void DevicePlan::Batch::add_blocks(size_t kernel, std::string name, int64_t blocks, int threads) {
+  if (kernels.size() == kernel) kernels.push_back({std::move(name), threads});
+  kernels[kernel].first.push_back(kernels[kernel].blocks);
+  kernels[kernel].blocks += blocks;
+}
+
+void DevicePlan::add_pointwise(GroupProgram& g, bool table, Launch& l) {
   program::Program& p = g.program;
-  if (p.row) return add_rows(g, part, l);
   const int windows = static_cast<int>(p.windows.size());
   const program::Walk walk = plan_walk(p.space, p.windows.data(), windows);
-  const std::string name = named([&](const std::string& as) { return cuda_text(p, walk, as); });
-  l.kernels.push_back({name, {walk.blocks(p.space)}, program::kDeviceThreads});
+  const std::string name =
+      named([&](const std::string& as) { return cuda_text(p, walk, as, table); });
+  Batch& b = batch_of(l, name, table);
+  b.add_blocks(0, name, walk.blocks(p.space), program::kDeviceThreads);
   each_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
             static_cast<int>(p.numbers.size()),
-            [&](program::Word w, int64_t value) { add_word(g, w, value, l); });
+            [&](program::Word w, int64_t value) { add_word(g, w, value, b); });
 }
 
-void DevicePlan::add_rows(GroupProgram& g, const Part& part, Launch& l) {
+void DevicePlan::add_rows(GroupProgram& g, const Part& part, bool table, Launch& l) {
   using namespace program;
   Program& p = g.program;
   const int windows = static_cast<int>(p.windows.size());
-  const RowWalk walk = plan_rows(p.space, p.windows.data(), windows, row_traits(p));
-  const auto text = [&](const std::string& as) {
+  const bool whole = p.row == p.space.numel();
+  const RowWalk walk = plan_rows(p.space, p.windows.data(), windows, row_traits(p, whole));
+  const std::string name = named([&](const std::string& as) {
     std::string all = cuda_row_argument(p, walk, as);
-    each_row_launch(walk, [&](RowKernel k, int64_t, int) { all += cuda_rows(p, walk, as, k); });
+    each_row_launch(walk,
+                    [&](RowKernel k, int64_t, int) { all += cuda_rows(p, walk, as, k, table); });
     return all;
-  };
-  const std::string name = named(text);
-  each_row_launch(walk, [&](RowKernel k, int64_t blocks, int threads) {
-    l.kernels.push_back({name + suffix(k), {blocks}, threads});
   });
-  scratch_.back() = walk.scratch_bytes();
+  Batch& b = batch_of(l, name, table);
+  size_t at = 0;
+  each_row_launch(walk, [&](RowKernel k, int64_t blocks, int threads) {
+    b.add_blocks(at++, name + suffix(k), blocks, threads);
+  });
+  const int64_t before = std::exchange(scratch_.back(), scratch_.back() + walk.scratch_bytes());
   each_row_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
                 static_cast<int>(p.numbers.size()), [&](Word w, int64_t value) {
-                  add_word(g, w, w.kind == Word::Op ? fault_op_of(part) : value, l);
+                  if (w.kind == Word::Op) value = fault_op_of(part);
+                  add_word(g, w, w.kind == Word::Scratch ? before + value : value, b);
                 });
+}
+
+// Behind the control words and host data: a batch's words, then of each kernel the first blocks.
+void DevicePlan::place_tables() {
+  for (Launch& l : launches_) {
+    for (Batch& b : l.batches) {
+      if (!b.table) continue;
+      b.at = block_bytes_ = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
+      block_bytes_ += b.words.size() * sizeof(int64_t);
+      block_bytes_ += b.kernels.size() * static_cast<size_t>(b.parts) * sizeof(int64_t);
+    }
+  }
 }
 
 // What a note of an id that is out of range says of where it was met.
@@ -137,7 +181,6 @@ void DevicePlan::allocate_fixed() {
   for (uint32_t st : r_.survivors) slots_.push_back(device_memory(r_.storages[st].bytes));
   block_memory_ = device_memory(block_bytes_);
   block_ = static_cast<char*>(block_memory_->data);
-  parts_.reserve(host_data_.size() + 1);
   arena_ = device_.graphs->arena(memory_.arena_bytes);
   BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
              memory_.arena_bytes);

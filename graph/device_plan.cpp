@@ -30,9 +30,7 @@ Ref<Storage> device_memory(size_t bytes) {
 // Longer rows a reduction takes in pieces.
 constexpr Target kTarget{.takes = program::cuda_takes,
                          .calls_read_control = false,
-                         .longest_row = 16384,
-                         .folds_whole = false,
-                         .tables = false};
+                         .longest_row = program::kLongestPiece};
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, kTarget, stats),
@@ -120,6 +118,17 @@ void DevicePlan::upload(const int64_t* control) {
     d.part.from = reinterpret_cast<const void*>(control[d.control]);
     parts_.push_back(d.part);
   }
+  for (const Launch& l : launches_) {
+    for (const Batch& b : l.batches) {
+      if (!b.table) continue;
+      const auto put = [this](const std::vector<int64_t>& words, size_t at) {
+        parts_.push_back({words.data(), at, words.size() * sizeof(int64_t)});
+        return at + words.size() * sizeof(int64_t);
+      };
+      size_t at = put(b.words, b.at);
+      for (const Kernel& k : b.kernels) at = put(k.first, at);
+    }
+  }
   device_.graphs->upload(block_, parts_.data(), parts_.size());
 }
 
@@ -142,19 +151,37 @@ void DevicePlan::resolve() {
   }
   for (size_t g = 0; g < launches_.size(); ++g) {
     Launch& l = launches_[g];
-    for (const auto& [word, at] : l.scratch) {
-      l.words.set(word, base_of(memory_.scratch_host[g]) + memory_.scratch_offset[g] + at);
-    }
-    for (const auto& [word, id] : l.addresses) {
-      const Value& v = r_.value(id);
-      l.words.set(word, static_cast<char*>(bound_[v.storage]->data) + v.offset * item(v));
-    }
-    for (const auto& [word, control] : l.controls) {
-      l.words.set(word, block_ + control * sizeof(int64_t));
-    }
+    for (Batch& b : l.batches) resolve(b, g);
     if (l.call && !l.call->dynamic.empty()) {
       l.call->call.control = block_ + l.call->dynamic.front().second * sizeof(int64_t);
     }
+  }
+}
+
+void DevicePlan::resolve(Batch& b, size_t group) {
+  const auto set = [&](size_t word, const char* to) {
+    b.words[word] = reinterpret_cast<int64_t>(to);
+  };
+  for (const auto& [word, at] : b.scratch) {
+    set(word, base_of(memory_.scratch_host[group]) + memory_.scratch_offset[group] + at);
+  }
+  for (const auto& [word, id] : b.addresses) {
+    const Value& v = r_.value(id);
+    set(word, static_cast<char*>(bound_[v.storage]->data) + v.offset * item(v));
+  }
+  for (const auto& [word, control] : b.controls) {
+    set(word, block_ + control * sizeof(int64_t));
+  }
+}
+
+void DevicePlan::run_kernels(const Batch& b) {
+  const auto* first = reinterpret_cast<const long*>(block_ + b.at) + b.words.size();
+  for (const Kernel& k : b.kernels) {
+    const program::CallTable table{block_ + b.at, first, b.parts};
+    first += b.parts;
+    const void* const arguments = b.table ? static_cast<const void*>(&table) : b.words.data();
+    device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
+                        b.table ? sizeof table : b.words.size() * sizeof(int64_t));
   }
 }
 
@@ -165,9 +192,7 @@ void DevicePlan::launch(Launch& l) {
     const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
     if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
   }
-  for (const Kernel& k : l.kernels) {
-    device_.graphs->run(k.fn, k.name.c_str(), k.grid, k.threads, l.words.data(), l.words.bytes());
-  }
+  for (const Batch& b : l.batches) run_kernels(b);
   if (!l.call) return;
   const SiteScope scope(l.site);
   device_.launch(l.call->call);
@@ -268,9 +293,9 @@ void DevicePlan::run(const Replay& now) {
   for (const External& x : externals_) {
     if (x.in_slot) device_.copy(x.slot_begin(), x.now + x.low, x.bytes());
   }
+  if (!graph_) resolve();
   if (block_bytes_) upload(now.control);
   if (!graph_) {
-    resolve();
     if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
   }
   if (graph_) launch_graph();

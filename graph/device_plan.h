@@ -35,23 +35,33 @@ class DevicePlan final : public Plan {
   void report_faults() const override;
 
  private:
-  /// A generated kernel.
+  /// A generated kernel; of several parts each has blocks from its first one on.
   struct Kernel {
     std::string name;
-    Grid grid;
     int threads;
+    int64_t blocks = 0;
+    std::vector<int64_t> first = {};
     void* fn = nullptr;
   };
-  /// What a group is: generated kernels, or one library call that queues kernels of its own.
-  struct Launch {
-    std::unique_ptr<Call> call;  ///< Null: generated kernels.
+  /// Parts of a group with one text, and what its kernels take of each: words.
+  struct Batch {
     std::vector<Kernel> kernels;
-    program::Words words;  ///< What they take.
-    int host_data = -1;    ///< Of its group, into host_data_; nothing is launched then.
+    std::vector<int64_t> words;
+    int64_t parts = 0;
+    bool table =
+        false;  ///< Kernels find the words in the block, behind `at`; else they are handed.
+    size_t at = 0;
+    void add_blocks(size_t kernel, std::string name, int64_t blocks, int threads);
     std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
     std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.
     std::vector<std::pair<size_t, int64_t>> scratch;     ///< Word, place in the group's memory.
-    uint32_t site = 0;                                   ///< Of the call, for notes of faults.
+  };
+  /// What a group is: batches, or one library call that queues kernels of its own.
+  struct Launch {
+    std::unique_ptr<Call> call;
+    std::vector<Batch> batches;
+    int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
+    uint32_t site = 0;   ///< Of the call, for notes of faults.
   };
   /// Host data of the step.
   struct HostData {
@@ -77,10 +87,15 @@ class DevicePlan final : public Plan {
   void generate_kernels();
   void build_kernels(StepStats& stats);
   void add_host_data(const Instr& i);
-  void add_kernel(const Part& part, Launch& l);
-  void add_rows(GroupProgram& g, const Part& part, Launch& l);
-  void add_word(const GroupProgram& g, program::Word w, int64_t value, Launch& l);
+  void add_part(const Part& part, bool table, Launch& l);
+  void add_pointwise(GroupProgram& g, bool table, Launch& l);
+  void add_rows(GroupProgram& g, const Part& part, bool table, Launch& l);
+  Batch& batch_of(Launch& l, const std::string& name, bool table);
+  void add_word(const GroupProgram& g, program::Word w, int64_t value, Batch& b);
+  void place_tables();
   int64_t fault_op_of(const Part& part) const;
+  void resolve(Batch& b, size_t group);
+  void run_kernels(const Batch& b);
   std::string named(const std::function<std::string(const std::string&)>& text);
   char* base_of(uint32_t host) const {
     return host == kNone ? arena_ : room_begin(memory_.rooms[host]);

@@ -65,7 +65,7 @@ class Fuser {
     std::map<std::string, std::vector<uint32_t>> all;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       const Instr& i = r_.instrs[at];
-      if (!r_.live[at] || !i.op->pointwise || !target_.tables) continue;
+      if (!r_.live[at] || !i.op->pointwise) continue;
       std::string like = likeness(r_, {{at}, {.space = r_.value(r_.out(i)[0]).size_list()}});
       bool number = false;
       for (int k = 0; k < i.n_in; ++k) {
@@ -115,7 +115,7 @@ class Fuser {
     r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
       for (const Access& a : accesses(value)) {
         if (s_.group_of[a.instr] != group) continue;
-        const bool number = target_.tables && r_.value(value).numel == 1;
+        const bool number = r_.value(value).numel == 1;
         shares |= !number || ((write || a.write) && !s_.alike[at]);
       }
     });

@@ -275,10 +275,9 @@ std::string likeness(const Recording& r, const Part& p) {
 
 void make_parts(const Recording& r, Schedule& s, const Target& target) {
   for (Group& g : s.groups) {
-    if (g.fused)
-      g.parts = target.tables ? independent_parts(r, g) : std::vector{Part{g.instrs, g.domain}};
+    if (g.fused) g.parts = independent_parts(r, g);
   }
-  if (target.tables) Merger(r, s, target).gather();
+  Merger(r, s, target).gather();
   for (Group& g : s.groups) {  // What the library has a kernel for needs no other.
     g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise);
   }

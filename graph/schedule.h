@@ -86,10 +86,6 @@ struct Target {
   bool calls_read_control = true;
   /// The longest row that a kernel folds as eager kernels do.
   int64_t longest_row = 1 << 16;
-  /// A kernel takes a whole tensor as its one row.
-  bool folds_whole = true;
-  /// A kernel takes the parts of a group from a table; else a group is one part.
-  bool tables = true;
 };
 
 /// Orders the live instructions into groups; with `fuse` those that programs can be of share

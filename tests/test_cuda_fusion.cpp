@@ -83,3 +83,34 @@ TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
   const std::string error = error_of([&] { on_cpu(step()); });
   CHECK_MESSAGE(error.find("cross_entropy: index 33 is out of range") == 0, error);
 }
+
+TEST_CASE("cuda fusion: a GPT's step has the CPU's plan") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const auto groups = [](Device device, size_t& launches) {
+    manual_seed(1);
+    models::GPT gpt({.vocab = 17, .block = 8, .layers = 1, .heads = 2, .width = 16});
+    gpt.to(device);
+    optim::AdamW optimizer(gpt.parameters(), {.lr = 1e-3});
+    const Tensor ids = randint(0, 17, {3, 8}).to(device), next = randint(0, 17, {24}).to(device);
+    auto step = brrr::step(
+        [&] {
+          optimizer.zero_grad();
+          const Tensor loss = cross_entropy(reshape(gpt(ids), {24, 17}), next);
+          loss.backward();
+          optim::clip_grad_norm_(gpt.parameters(), 1.0);
+          optimizer.step();
+          return loss;
+        },
+        {.require_graph = true, .build_at_first_call = true});
+    step();
+    launches = step.stats().kernels_per_replay;
+    const std::string text = step.explain();
+    const size_t begin = text.find("kernels of entry 0:"), end = text.find("fusion moves");
+    REQUIRE(begin < end);
+    return text.substr(begin, end - begin);
+  };
+  size_t on_cpu = 0, on_device = 0;
+  CHECK(groups(kCUDA, on_device) == groups(kCPU, on_cpu));
+  CHECK(on_device <= on_cpu + 8);  // Sums over rows and whole tensors end in a launch of their own.
+}

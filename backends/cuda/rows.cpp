@@ -14,8 +14,6 @@ using namespace program;
 
 namespace {
 
-constexpr int64_t kLongestRow = 16384;  // Of a reduction, as one piece.
-
 class Builder {
  public:
   Builder(RowsCall& call, const OpCall& c, DType compute) : call_(call) {
@@ -56,7 +54,7 @@ RowTraits traits_of(const RowsCall& call) {
   static auto& all = *new std::map<std::tuple<const OpDef*, DType, uint64_t, int>, RowTraits>;
   const std::lock_guard lock(mutex);
   const auto [at, fresh] = all.try_emplace({call.op, call.compute, call.absent(), call.n_out});
-  if (fresh) at->second = row_traits(call.program());
+  if (fresh) at->second = row_traits(call.program(), false);
   return at->second;
 }
 
@@ -110,7 +108,8 @@ class Reduction {
   void run() {
     if (l_.cols > 0) return columns();
     if (l_.count == 0) return rows(l_.compute, nullptr, y_.numel, 0, 0, y_);  // Of nothing.
-    const int64_t outer = l_.outer, pieces = (l_.rows + kLongestRow - 1) / kLongestRow;
+    if (l_.outer == 1) return whole();
+    const int64_t outer = l_.outer, pieces = (l_.rows + kLongestPiece - 1) / kLongestPiece;
     if (pieces == 1) return rows(l_.dtype, l_.base, outer, l_.rows, l_.outer_stride, y_);
     const Tensor parts = raw_empty({outer * pieces}, l_.compute, y_.device);
     finish_ = false;
@@ -134,11 +133,22 @@ class Reduction {
     b.in(b.window(t, from, {stride, 1}, false));
     b.in(~b.number(static_cast<double>(l_.count)));
     b.out(b.window(to.dtype, to.data(), {1, 0}, true));
-    b.plan({.folds = true, .item = item_}, 1, finish_ ? 0 : kLongestRow);
+    b.plan({.folds = true, .item = item_}, 1, finish_ ? 0 : kLongestPiece);
     if (call.walk.pieces > 1) {
       call.windows[1].stride[0] = call.walk.pieces;
       call.windows[1].stride[1] = 1;
     }
+    use_(call);
+  }
+  void whole() {
+    RowsCall call;
+    Builder b(call, c_, l_.compute);
+    b.space({l_.rows});
+    b.in(b.window(l_.dtype, l_.base, {1}, false));
+    b.in(~b.number(static_cast<double>(l_.count)));
+    b.out(b.window(y_.dtype, y_.data(), {0}, true));
+    const bool split = l_.rows > kLongestPiece;
+    b.plan({.folds = true, .totals = split, .item = item_, .split = split}, 0, 0);
     use_(call);
   }
   void columns() {

@@ -8,8 +8,8 @@ namespace {
 
 class Text {
  public:
-  Text(const Program& p, const Walk& walk, const std::string& name)
-      : p_(p), walk_(walk), name_(name) {}
+  Text(const Program& p, const Walk& walk, const std::string& name, bool table)
+      : p_(p), walk_(walk), name_(name), table_(table) {}
 
   std::string run() {
     argument();
@@ -18,7 +18,7 @@ class Text {
       groups();
     else
       tiles();
-    return out_ + "}\n";
+    return out_ + (table_ ? "}\n}\n" : "}\n");
   }
 
  private:
@@ -197,8 +197,8 @@ class Text {
     const int vector = walk_.vector, each = walk_.groups(), step = kDeviceThreads * vector;
     const std::string unroll =
         fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", each);
-    out_ += fmt::format("KERNEL({0}, A_{0}, {1}) {{\n", name_, kDeviceThreads);
-    out_ += fmt::format("  const {0} first = ({0})blockIdx.x * {1} + threadIdx.x * {2};\n", index(),
+    out_ += kernel_head("KERNEL", name_, "", kDeviceThreads, table_);
+    out_ += fmt::format("  const {0} first = ({0})block * {1} + threadIdx.x * {2};\n", index(),
                         step * each, vector);
     out_ += "  if (first >= p.n) return;\n";
     splats();
@@ -216,7 +216,7 @@ class Text {
   // A block has a square of the innermost dim and the one that other windows are dense along. These
   // are read along that one into shared memory, and from there across.
   void tiles() {
-    out_ += fmt::format("BLOCK_KERNEL({0}, A_{0}, {1}) {{\n", name_, kDeviceThreads);
+    out_ += kernel_head("BLOCK_KERNEL", name_, "", kDeviceThreads, table_);
     for_windows(turned, [&](int w) {
       return fmt::format("  __shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
                          kDeviceTile + 1);
@@ -249,7 +249,7 @@ class Text {
     const int last = walk_.ndim - 1;
     out_ += fmt::format("  const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n",
                         kDeviceTile);
-    out_ += "  unsigned r = blockIdx.x;\n";
+    out_ += "  unsigned r = block;\n";
     take_apart("unsigned", "  ");
     out_ += fmt::format("  const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n",
                         kDeviceTile, walk_.turned, last);
@@ -282,6 +282,7 @@ class Text {
   const Program& p_;
   const Walk& walk_;
   const std::string& name_;
+  const bool table_;
   std::string out_;
 };
 
@@ -319,8 +320,27 @@ std::string declaration(Word w, const std::vector<Number>& numbers) {
   return "long op";
 }
 
-std::string cuda_text(const Program& p, const Walk& walk, const std::string& name) {
-  return Text(p, walk, name).run();
+std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
+                        bool table) {
+  if (!table) {
+    return fmt::format("{0}({1}{2}, A_{1}, {3}) {{\n  const unsigned block = blockIdx.x;\n", macro,
+                       name, suffix, threads);
+  }
+  // The argument is copied: what a thread stores might lie there, for all that a compiler knows.
+  return fmt::format(
+      "{0}({1}{2}, CallTable, {3}) {{\n"
+      "  int low = 0;\n"
+      "  for (int high = p.count; high - low > 1;) {{\n"
+      "    const int middle = (low + high) / 2;\n"
+      "    if (p.first[middle] <= blockIdx.x) low = middle; else high = middle;\n  }}\n"
+      "  const unsigned block = blockIdx.x - p.first[low];\n"
+      "  const A_{1} own = ((const A_{1}*)p.arguments)[low];\n"
+      "  {{\n  const A_{1}& p = own;\n",
+      macro, name, suffix, threads);
+}
+
+std::string cuda_text(const Program& p, const Walk& walk, const std::string& name, bool table) {
+  return Text(p, walk, name, table).run();
 }
 
 }  // namespace brrr::program

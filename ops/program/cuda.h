@@ -3,6 +3,7 @@
 // struct that a launch hands over.
 
 #include "core/check.h"
+#include "core/device_kernel.h"
 #include "ops/program/program.h"
 
 namespace brrr::program {
@@ -36,7 +37,20 @@ struct Walk {
 Walk plan_walk(const Space& space, Window* windows, int count);
 
 /// The kernel as text, without the prelude. A thread reads all its elements before it writes one.
-std::string cuda_text(const Program& p, const Walk& walk, const std::string& name);
+/// With `table` its argument is a CallTable of those of several calls, the text of which goes
+/// before.
+std::string cuda_text(const Program& p, const Walk& walk, const std::string& name,
+                      bool table = false);
+/// The same program with several sets of operands: their arguments, one after the other, and of
+/// each the number of its first block.
+BRRR_DEVICE_STRUCT(CallTable, {
+  const char* arguments;
+  const long* first;
+  long count;
+});
+/// How such kernels begin: with the argument as `p` and the number of the call's block as `block`.
+std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
+                        bool table);
 
 // --- the kernel's argument -----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ namespace brrr::program {
 
 class DeviceRowPasses {
  public:
-  explicit DeviceRowPasses(const Program& p);
+  DeviceRowPasses(const Program& p, bool split);
 
   /// What is done with all elements of a row, one after the other.
   struct Pass {

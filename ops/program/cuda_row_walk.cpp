@@ -15,7 +15,9 @@ constexpr int64_t kWarp = 32;
 int log_group_of(int64_t n) {
   return n > 0 ? std::min(2, std::countr_zero(static_cast<uint64_t>(n))) : 0;
 }
-int log_lanes_of(int64_t n) { return n <= 8 ? 0 : n <= 64 ? 3 : n <= 1024 ? 5 : n <= 8192 ? 8 : 10; }
+int log_lanes_of(int64_t n) {
+  return n <= 8 ? 0 : n <= 64 ? 3 : n <= 1024 ? 5 : n <= 8192 ? 8 : 10;
+}
 
 // Rows that a walker takes, so that its results are a small part of what it reads, and walkers are
 // many.
@@ -66,7 +68,7 @@ uint64_t RowWalk::bits() const {
   const auto lg = static_cast<uint64_t>(std::bit_width(static_cast<unsigned>(slots)));
   return static_cast<uint64_t>(ndim) | static_cast<uint64_t>(log_group) << 4 |
          static_cast<uint64_t>(log_lanes) << 6 | lg << 10 | uint64_t{wide} << 13 |
-         uint64_t{pieces > 1} << 14;
+         uint64_t{ragged()} << 14 | uint64_t{traits.split} << 15;
 }
 
 RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& traits, int outer,
@@ -78,20 +80,28 @@ RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& tra
   walk.matrix = walk.matrices ? walk.rows / walk.matrices : 0;
   walk.n = walk.length = space.size[space.ndim - 1];
   walk.log_group = log_group_of(walk.n);
+  const bool whole = walk.rows == 1 && !traits.columns;
+  if (whole) walk.log_group = 0;
   if (traits.columns) walk.steps = steps_of(walk.matrix);
   // Places that do not depend on each other: a lane has a group.
   const bool apart = traits.columns && !traits.folds;
   if (apart) longest = kWarp * walk.group();
-  if (longest && walk.n > longest) cut(walk, space, windows, count, outer, longest);
+  if (traits.split) longest = kLongestPiece;
+  if (traits.split || (longest && walk.n > longest)) {
+    cut(walk, space, windows, count, outer, longest);
+  }
   const auto groups = static_cast<uint64_t>(walk.n / walk.group());
-  walk.log_lanes = apart ? std::countr_zero(std::bit_ceil(groups)) : log_lanes_of(walk.n);
+  walk.log_lanes = apart   ? std::countr_zero(std::bit_ceil(groups))
+                   : whole ? 10
+                           : log_lanes_of(walk.n);
   walk.ndim = space.ndim;
   walk.wide = walk.rows >= int64_t{1} << 31;
   const int64_t of_lanes = walk.lanes() * walk.group();
   const auto slots = std::bit_ceil(static_cast<uint64_t>((walk.n + of_lanes - 1) / of_lanes));
   const int64_t kept = static_cast<int64_t>(slots) * walk.group() * traits.item / 4 *
                        (traits.reused + traits.columns);  // In registers.
-  if (kept && walk.n <= kLongestKept && kept <= (walk.threads() > kDeviceThreads ? 24 : 128)) {
+  if (kept && !traits.split && walk.n <= kLongestKept &&
+      kept <= (walk.threads() > kDeviceThreads ? 24 : 128)) {
     walk.slots = static_cast<int>(slots);
   }
   for (Window* w = windows; w < windows + count; ++w) {
@@ -100,11 +110,15 @@ RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& tra
   return walk;
 }
 
-// --- passes ---------------------------------------------------------------------------------------
+// --- passes
+// ---------------------------------------------------------------------------------------
 
-DeviceRowPasses::DeviceRowPasses(const Program& p) : p_(p), states_(row_states(p)) {
-  for (const RowState& s : states_) {
-    if (s.live) deepest_ = std::max(deepest_, s.depth);
+DeviceRowPasses::DeviceRowPasses(const Program& p, bool split) : p_(p), states_(row_states(p)) {
+  for (int id = 0; id < count(); ++id) {
+    RowState& s = states_[static_cast<size_t>(id)];
+    const auto after = [&](int a) { return at(a).kind == Statement::Fold || of(a).after; };
+    if (split) s.after = std::any_of(at(id).args.begin(), at(id).args.end(), after);
+    if (s.live && !split) deepest_ = std::max(deepest_, s.depth);
   }
   passes_.resize(static_cast<size_t>(deepest_) + 1);
   std::vector<int> reads(p.windows.size());
@@ -149,15 +163,17 @@ std::vector<int> DeviceRowPasses::in_row(const std::vector<int>& wanted) const {
   return list;
 }
 
-RowTraits row_traits(const Program& p) {
-  const DeviceRowPasses passes(p);
+RowTraits row_traits(const Program& p, bool split) {
   RowTraits t;
+  t.split = split;
+  const DeviceRowPasses passes(p, t.split);
   t.reused = static_cast<int>(passes.reused().size());
   for (int id = 0; id < passes.count(); ++id) {
     const Statement& s = p.statements[static_cast<size_t>(id)];
     if (!passes.of(id).live) continue;
     t.folds |= ends_pass(s);
-    const bool column = s.kind == Statement::FoldRows, total = s.kind == Statement::Total;
+    const bool column = s.kind == Statement::FoldRows;
+    const bool total = s.kind == Statement::Total || (t.split && s.kind == Statement::Fold);
     t.columns += column;
     t.totals += total;
     if (column || total || ends_pass(s)) {

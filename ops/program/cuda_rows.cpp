@@ -85,12 +85,16 @@ namespace {
 
 class RowText : DeviceRowPasses {
  public:
-  RowText(const Program& p, const RowWalk& walk, const std::string& name)
-      : DeviceRowPasses(p), walk_(walk), name_(name), last_(p.space.ndim - 1) {
+  RowText(const Program& p, const RowWalk& walk, const std::string& name, bool table)
+      : DeviceRowPasses(p, walk.traits.split),
+        walk_(walk),
+        name_(name),
+        table_(table),
+        last_(p.space.ndim - 1) {
     for (int id = 0; id < count(); ++id) {
       if (!of(id).live) continue;
       if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
-      if (at(id).kind == Statement::Total) totals_.push_back(id);
+      if (is_total(id)) totals_.push_back(id);
     }
   }
 
@@ -105,7 +109,7 @@ class RowText : DeviceRowPasses {
       case RowKernel::Numbers:
         numbers();
     }
-    return std::move(out_);
+    return out_ + (table_ ? "}\n}\n" : "}\n");
   }
 
   std::string argument() {
@@ -119,7 +123,7 @@ class RowText : DeviceRowPasses {
  private:
   void begin(RowKernel which, int threads) {
     names_.assign(static_cast<size_t>(count()), "");
-    out_ += fmt::format("BLOCK_KERNEL({0}{1}, A_{0}, {2}) {{\n", name_, suffix(which), threads);
+    out_ += kernel_head("BLOCK_KERNEL", name_, suffix(which), threads, table_);
     lines(
         [&](int id) {
           return at(id).varies == Statement::Never && !of(id).after &&
@@ -136,6 +140,10 @@ class RowText : DeviceRowPasses {
   const char* memory(int w) const { return spelling(window(w).dtype).element; }
   bool is_kept(int w) const {
     return walk_.slots && std::find(reused_.begin(), reused_.end(), w) != reused_.end();
+  }
+  bool split() const { return walk_.traits.split; }
+  bool is_total(int id) const {
+    return at(id).kind == (split() ? Statement::Fold : Statement::Total);
   }
   static bool in_row(const Statement& s) { return s.varies == Statement::InRow; }
 
@@ -179,7 +187,7 @@ class RowText : DeviceRowPasses {
       case Statement::Number:
         return splat(s.type, number(static_cast<size_t>(s.which)));
       case Statement::Length:
-        return splat(s.type, fmt::format("p.size{}", last_));
+        return splat(s.type, "p.length");
       case Statement::Counts:
         return fmt::format("b16(-(int){})", counts(s));
       case Statement::IsAt:
@@ -250,7 +258,7 @@ class RowText : DeviceRowPasses {
   // Where it is, and how many elements it has.
   void find_row(const std::string& indent) {
     out_ += fmt::format("{}{} r = on ? row : 0;\n", indent, walk_.wide ? "long" : "unsigned");
-    if (walk_.pieces > 1) {
+    if (walk_.ragged()) {
       out_ += fmt::format(
           "{0}const long left = p.length - r / p.matrix % p.pieces * p.size{1};\n"
           "{0}const long n = left < p.size{1} ? left : p.size{1};\n",
@@ -283,7 +291,7 @@ class RowText : DeviceRowPasses {
     begin(RowKernel::Rows, walk_.threads());
     out_ += fmt::format(
         "  const int lane = threadIdx.x % {0};\n"
-        "  const long walker = (long)blockIdx.x * {1} + threadIdx.x / {0};\n",
+        "  const long walker = (long)block * {1} + threadIdx.x / {0};\n",
         walk_.lanes(), walk_.side());
     if (columns_.empty()) {
       out_ += "  const long row = walker;\n  const bool on = row < p.rows;\n";
@@ -306,7 +314,6 @@ class RowText : DeviceRowPasses {
         out_ += "  if (walker == 0 && lane == 0) " + stored(id) + ";\n";
       }
     }
-    out_ += "}\n";
   }
   bool is_number_store(int id) const {
     return of(id).live && at(id).kind == Statement::Store && !of(id).after && !is_element_store(id);
@@ -335,7 +342,7 @@ class RowText : DeviceRowPasses {
           [&](int id) {
             const Statement& s = at(id);
             return of(id).depth == d && s.varies == Statement::WithRow && !ends_pass(s) &&
-                   !of(id).after && s.kind != Statement::Store && s.kind != Statement::Total;
+                   !of(id).after && s.kind != Statement::Store && !is_total(id);
           },
           indent);
       pass(passes_[static_cast<size_t>(d)], d == deepest_, indent);
@@ -443,7 +450,7 @@ class RowText : DeviceRowPasses {
     }
     for (size_t k = 0; k < totals_.size(); ++k) {
       each += fmt::format("{}  store(({}*)p.t{} + row, {});\n", indent, element(totals_[k]),
-                          columns_.size() + k, name(at(totals_[k]).args[0]));
+                          columns_.size() + k, name(split() ? totals_[k] : at(totals_[k]).args[0]));
     }
     if (each.empty()) return;
     if (walk_.lanes() > 32) out_ += indent + "__syncthreads();\n";
@@ -497,8 +504,8 @@ class RowText : DeviceRowPasses {
     begin(RowKernel::Columns, 1024);
     out_ += fmt::format(
         "  const int slot = threadIdx.x / 32;\n"
-        "  const long across = (p.size{0} + 31) / 32, m = blockIdx.x / across;\n"
-        "  const long i = blockIdx.x % across * 32 + threadIdx.x % 32;\n"
+        "  const long across = (p.size{0} + 31) / 32, m = block / across;\n"
+        "  const long i = block % across * 32 + threadIdx.x % 32;\n"
         "  const long walkers = (p.matrix + p.steps - 1) / p.steps, row = m * p.matrix;\n"
         "  const bool on = true;\n",
         last_);
@@ -522,7 +529,6 @@ class RowText : DeviceRowPasses {
       else
         line(id, "  ", "i");
     }
-    out_ += "}\n";
   }
   // Whether it is made of columns' folds; or an operand of such, an element that all rows share.
   bool of_column(int id) const {
@@ -538,11 +544,11 @@ class RowText : DeviceRowPasses {
   }
   void find_row_of_matrix() {
     out_ += fmt::format("  {} r = row;\n", walk_.wide ? "long" : "unsigned");
-    out_ += walk_.pieces > 1 ? fmt::format(
-                                   "  const long left = p.length - m % p.pieces * p.size{0};\n"
-                                   "  const long n = left < p.size{0} ? left : p.size{0};\n",
-                                   last_)
-                             : fmt::format("  const long n = p.size{};\n", last_);
+    out_ += walk_.ragged() ? fmt::format(
+                                 "  const long left = p.length - m % p.pieces * p.size{0};\n"
+                                 "  const long n = left < p.size{0} ? left : p.size{0};\n",
+                                 last_)
+                           : fmt::format("  const long n = p.size{};\n", last_);
     offsets("  ");
   }
 
@@ -563,18 +569,18 @@ class RowText : DeviceRowPasses {
     out_ += "  if (threadIdx.x != 0) return;\n";
     for (int id = 0; id < count(); ++id) {
       const Statement& s = at(id);
-      if (!of(id).live || !of(id).after || of_column(id) || s.kind == Statement::Total) continue;
+      if (!of(id).live || !of(id).after || of_column(id) || is_total(id)) continue;
       if (s.kind == Statement::FoldRows) continue;
       if (s.kind == Statement::Store)
         out_ += fmt::format("  {};\n", stored(id));
       else
         line(id, "  ");
     }
-    out_ += "}\n";
   }
 
   const RowWalk& walk_;
   const std::string& name_;
+  const bool table_;
   const int last_;
   std::vector<int> columns_, totals_;
   std::vector<int> kept_;           // Windows whose elements are in registers by now.
@@ -585,11 +591,11 @@ class RowText : DeviceRowPasses {
 }  // namespace
 
 std::string cuda_row_argument(const Program& p, const RowWalk& walk, const std::string& name) {
-  return RowText(p, walk, name).argument();
+  return RowText(p, walk, name, false).argument();
 }
 std::string cuda_rows(const Program& p, const RowWalk& walk, const std::string& name,
-                      RowKernel which) {
-  return RowText(p, walk, name).run(which);
+                      RowKernel which, bool table) {
+  return RowText(p, walk, name, table).run(which);
 }
 
 }  // namespace brrr::program

@@ -6,6 +6,8 @@
 // - A row of n elements is cut into groups of 4 neighbours (2, 1 where n is no multiple of that).
 //   Group k belongs to lane k % lanes, which takes its elements by growing index; then lane l is
 //   combined with l + lanes / 2, ... + 1, within warps of 32 first, then across them.
+// - A row that is all there is has groups of 1 and 1024 lanes; each kLongestPiece elements of it
+//   are a row of their own, and what they have a total.
 // - Over rows: walkers take `steps` rows each, one after the other. What walker w has goes to slot
 //   w % 32, which takes its own in order; then slot s is combined with s + 16, + 8, ... + 1.
 // - A total folds what the rows have as a row does that 1024 lanes take one by one.
@@ -21,8 +23,13 @@ struct RowTraits {
   int totals = 0;      ///< and of a number of each row.
   int reused = 0;      ///< Windows whose elements are read again after a fold.
   int item = 4;        ///< Bytes of the widest number that is folded.
+  /// There is one row, which is taken in pieces; what they have becomes one number in a launch of
+  /// its own. No element depends on it, and the folds count as totals.
+  bool split = false;
 };
-RowTraits row_traits(const Program& p);
+RowTraits row_traits(const Program& p, bool split);
+
+inline constexpr int64_t kLongestPiece = 16384;
 
 /// Rows are those of matrices, one after the other; folds over rows are of one matrix. A matrix, or
 /// where it has one row a row, may be a piece of a longer one.
@@ -48,10 +55,11 @@ struct RowWalk {
   };
   static const Named numbers[6];
 
+  bool ragged() const { return pieces > 1 || traits.split; }  ///< The last piece may be shorter.
   int group() const { return 1 << log_group; }
   int lanes() const { return 1 << log_lanes; }
   int threads() const { return lanes() < kDeviceThreads ? kDeviceThreads : lanes(); }
-  int side() const { return threads() / lanes(); }  ///< Walkers of a block.
+  int side() const { return threads() / lanes(); }                  ///< Walkers of a block.
   int64_t walkers() const { return (matrix + steps - 1) / steps; }  ///< Of a matrix.
   /// Where the parts of a fold over rows lie in the program's scratch memory; columns come first.
   int64_t scratch(int fold) const;
@@ -82,7 +90,7 @@ inline const char* suffix(RowKernel k) {
 /// Texts, without the prelude and kRowText.
 std::string cuda_row_argument(const Program& p, const RowWalk& walk, const std::string& name);
 std::string cuda_rows(const Program& p, const RowWalk& walk, const std::string& name,
-                      RowKernel which);
+                      RowKernel which, bool table = false);
 extern const char kRowText[];
 
 /// Calls launch(which, blocks, threads of a block) for what is to be launched, in order.
