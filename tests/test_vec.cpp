@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/vocabulary/vec_fold.h"
 #include "ops/vocabulary/vec_random.h"
 #include "tests/sanitizer.h"
 
@@ -356,6 +357,26 @@ TEST_CASE("vec: reduce pairs lane i with i + 8, 4, 2, 1") {
   CHECK(vx::reduce(vx::splat(3L), add) == 48);
   CHECK(vx::reduce(vx::to_f64(vx::load(x)), [](auto a, auto b) { return vx::max(a, b); }) ==
         *std::max_element(x, x + 16));
+}
+
+TEST_CASE("vec: a vector taken apart into registers is the same again, in memory too") {
+  const auto check = [](auto v) {
+    using T = vx::Element<decltype(v)>;
+    for (int i = 0; i < vx::lanes; ++i) v[i] = static_cast<T>(3 * i + 1);
+    vx::Parts<decltype(v)> parts = v;
+    for (int turn = 0; turn < 3; ++turn) parts = parts.get() + v;
+    T to[vx::lanes];
+    parts.store(to);
+    for (int i = 0; i < vx::lanes; ++i) {
+      CHECK(parts.get()[i] == 4 * v[i]);
+      CHECK(to[i] == 4 * v[i]);
+    }
+  };
+  check(vx::f32{});
+  check(vx::f64{});
+  check(vx::i32{});
+  check(vx::i64{});
+  check(vx::u8{});
 }
 
 TEST_CASE("vec: Philox gives Random123's known answers") {

@@ -135,7 +135,13 @@ template <class T> constexpr T reduction_init(double init) {
 /// `lanes` elements; the other lanes hold anything. A whole vector is read where there is memory,
 /// but not of integers: what is there could overflow, which is undefined.
 template <class T> inline auto load_lanes(const T* p, int lanes, const T* end) {
-  return std::is_floating_point_v<T> && p + 16 <= end ? vx::load(p) : vx::load_n(p, lanes);
+  using V = decltype(vx::load(p));
+  vx::Parts<V> v = V{};
+  if (std::is_floating_point_v<T> && p + 16 <= end)
+    v = vx::load(p);
+  else
+    v = vx::load_n(p, lanes);
+  return v.get();
 }
 
 template <class Init, class Map, class Combine, class V>
@@ -143,13 +149,15 @@ Lane<V> reduce_row(const Lane<V>* p, int64_t length, const Lane<V>* end) {
   using N = Num<V>;
   int64_t n = length;
   const N init = reduction_init<Lane<V>>(Init{}());
-  N a0 = init, a1 = init, a2 = init, a3 = init;
-  auto whole = [&](N& a, const Lane<V>* q) { a = Combine{}(a, Map{}(N(vx::load(q)))); };
-  auto tail = [&](N& a) {
+  vx::Parts<V> a0 = init.v, a1 = init.v, a2 = init.v, a3 = init.v;
+  auto whole = [&](vx::Parts<V>& a, const Lane<V>* q) {
+    a = Combine{}(N(a.get()), Map{}(N(vx::load(q)))).v;
+  };
+  auto tail = [&](vx::Parts<V>& a) {
     if (n <= 0) return;
     const int lanes = n < 16 ? static_cast<int>(n) : 16;
     const N x = Map{}(N(load_lanes(p, lanes, end)));
-    a = Combine{}(a, N(vx::where(vx::first_lanes(lanes), x.v, init.v)));
+    a = Combine{}(N(a.get()), N(vx::where(vx::first_lanes(lanes), x.v, init.v))).v;
     p += 16;
     n -= 16;
   };
@@ -166,7 +174,10 @@ Lane<V> reduce_row(const Lane<V>* p, int64_t length, const Lane<V>* end) {
     tail(a2);
     tail(a3);
   }
-  const N a = single ? a0 : Combine{}(Combine{}(a0, a1), Combine{}(a2, a3));
+  const N first = a0.get();
+  const N a = single
+                  ? first
+                  : Combine{}(Combine{}(first, N(a1.get())), Combine{}(N(a2.get()), N(a3.get())));
   return vx::reduce(a.v, [](V x, V y) { return Combine{}(N(x), N(y)).v; });
 }
 
@@ -198,14 +209,17 @@ void reduce_columns(const void* in, int64_t stride, int64_t rows, int64_t cols, 
     const bool fresh = first && r == 0;
     int64_t c = 0;
     for (; c + 16 <= cols; c += 16) {
-      N a = fresh ? init : N(vx::load(o + c));
-      auto take = [&](int64_t i) { a = Combine{}(a, Map{}(N(vx::load(p + c + i * stride)))); };
+      vx::Parts<V> a = init.v;
+      if (!fresh) a = vx::load(o + c);
+      auto take = [&](int64_t i) {
+        a = Combine{}(N(a.get()), Map{}(N(vx::load(p + c + i * stride)))).v;
+      };
       if (m == 8) {
         take(0), take(1), take(2), take(3), take(4), take(5), take(6), take(7);
       } else {
         for (int64_t i = 0; i < m; ++i) take(i);
       }
-      vx::store(o + c, a.v);
+      a.store(o + c);
     }
     if (c == cols) continue;
     const int lanes = static_cast<int>(cols - c);

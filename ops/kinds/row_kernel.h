@@ -19,7 +19,12 @@ namespace brrr {
 inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements worth a thread.
 
 template <class V> V take(const Lane<V>* p, int lanes) {
-  return lanes == 16 ? vx::load(p) : vx::load_n(p, lanes);
+  vx::Parts<V> v = V{};
+  if (lanes == 16)
+    v = vx::load(p);
+  else
+    v = vx::load_n(p, lanes);
+  return v.get();
 }
 template <class V> void put(Lane<V>* p, V v, int lanes) {
   if (lanes == 16)

@@ -342,7 +342,7 @@ class RowWalk : public RowPasses {
       const std::string sum = fmt::format("a{}_{}", f, to), x = name(at(f).args[0], u);
       out_.body += fmt::format(
           "{}{} = {};\n", indent, sum,
-          combined(f, sum,
+          combined(f, sum + ".get()",
                    tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
                         : "(" + x + ")"));
     }
@@ -360,8 +360,8 @@ class RowWalk : public RowPasses {
     }
     for (int f : folds) {
       for (int u = 0; u < 4; ++u) {
-        out_.body +=
-            fmt::format("{}{} a{}_{} = {};\n", indent, vector(f), f, u, name(at(f).args[1], 0));
+        out_.body += fmt::format("{}Parts<{}> a{}_{} = {};\n", indent, vector(f), f, u,
+                                 name(at(f).args[1], 0));
       }
     }
     out_.body += indent + "{\n";
@@ -380,7 +380,9 @@ class RowWalk : public RowPasses {
     out_.body += indent + "}\n";
     for (int f : folds) {
       const auto all = [&](const char* op) {
-        return fmt::format("reduce({0}({0}(a{1}_0, a{1}_1), {0}(a{1}_2, a{1}_3)), {0})", op, f);
+        return fmt::format(
+            "reduce({0}({0}(a{1}_0.get(), a{1}_1.get()), {0}(a{1}_2.get(), a{1}_3.get())), {0})",
+            op, f);
       };
       out_.body +=
           fmt::format("{}{{ const auto op = {}; {} = {}; }}\n", indent, combiner(f),
@@ -456,10 +458,13 @@ class RowWalk : public RowPasses {
         n_);
     for (int id : columns_) {
       out_.body += fmt::format(
-          "    auto v{0}_0 = load(s{0} + i);\n    for (long b = 1; b < {1}; ++b) v{0}_0 = {2};\n",
+          "    Parts<{3}> c{0} = load(s{0} + i);\n    for (long b = 1; b < {1}; ++b) c{0} = "
+          "{2};\n"
+          "    const auto v{0}_0 = c{0}.get();\n",
           id, blocks,
-          combined(id, fmt::format("v{}_0", id),
-                   fmt::format("load(s{} + b * {} + i)", id, padded_)));
+          combined(id, fmt::format("c{}.get()", id),
+                   fmt::format("load(s{} + b * {} + i)", id, padded_)),
+          vector(id));
     }
     for (int id : places) {
       if (at(id).kind != Statement::FoldRows) {

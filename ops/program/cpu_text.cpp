@@ -199,16 +199,16 @@ std::string CpuText::fold_array(int fold, const std::string& array, const std::s
       "{0}  for (long c = 0; c < t; ++c) {{\n"
       "{0}    const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
       "{0}    const auto init = {4};\n"
-      "{0}    {5} r[4] = {{init, init, init, init}};\n"
+      "{0}    Parts<{5}> r[4] = {{init, init, init, init}};\n"
       "{0}    for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
       "{0}      const int n = to - i < 16 ? (int)(to - i) : 16;\n"
       "{0}      r[k] = {6};\n"
       "{0}    }}\n"
       "{0}    const auto op = {7};\n"
-      "{0}    {8}[c] = reduce(op(op(r[0], r[1]), op(r[2], r[3])), op);\n"
+      "{0}    {8}[c] = reduce(op(op(r[0].get(), r[1].get()), op(r[2].get(), r[3].get())), op);\n"
       "{0}  }}\n{0}}}\n",
       indent, count, kReduceChunk - 1, kReduceChunk, name(at(fold).args[1], 0), vector(fold),
-      combined(fold, "r[k]", each), combiner(fold), array);
+      combined(fold, "r[k].get()", each), combiner(fold), array);
 }
 
 }  // namespace brrr::program

@@ -81,7 +81,7 @@ class WholeWalk : public CpuText {
     const std::string in =
         tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(fold).args[1], 0))
              : "(" + x + ")";
-    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(fold, sum, in));
+    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(fold, sum + ".get()", in));
   }
 
   void chunk() {
@@ -91,7 +91,7 @@ class WholeWalk : public CpuText {
         kReduceChunk);
     for (int f : folds_) {
       out_.body += fmt::format(
-          "    {0} a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
+          "    Parts<{0}> a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
           "a{1}_3 = a{1}_0;\n",
           vector(f), f, name(at(f).args[1], 0));
     }
@@ -102,8 +102,8 @@ class WholeWalk : public CpuText {
     }
     out_.body += "    }\n";
     for (int f : folds_) {
-      out_.body +=
-          fmt::format("    {0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", vector(f), f);
+      out_.body += fmt::format("    Parts<{0}> r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n",
+                               vector(f), f);
     }
     out_.body +=
         "    for (int k = 0; i < to; i += 16, ++k) {\n"
@@ -113,8 +113,8 @@ class WholeWalk : public CpuText {
     out_.body += "    }\n";
     for (int f : folds_) {
       out_.body += fmt::format(
-          "    {{ const auto op = {0}; s{1}[c] = reduce(op(op(r{1}[0], r{1}[1]), op(r{1}[2], "
-          "r{1}[3])), op); }}\n",
+          "    {{ const auto op = {0}; s{1}[c] = reduce(op(op(r{1}[0].get(), r{1}[1].get()), "
+          "op(r{1}[2].get(), r{1}[3].get())), op); }}\n",
           combiner(f), f);
     }
     out_.body += "  }\n";

@@ -146,13 +146,16 @@ constexpr vx::i32 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 // Scores of key j and 16 queries from `lane` on, made from their product; -inf where a query must
 // not look.
 template <class T>
-BRRR_VX Vec<T> score(const AttentionHead<T>& h, const Place& p, int64_t j, int64_t lane,
-                     Vec<T> product, const T* mask) {
-  Vec<T> x = product * vx::splat(h.scale);
-  if (mask) x = x + vx::load(mask + j * p.lanes + lane);
+BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Place& p, int64_t j, int64_t lane,
+                                Vec<T> product, const T* mask) {
+  using V = Vec<T>;
+  vx::Parts<V> x = product * vx::splat(h.scale);
+  if (mask) x = x.get() + vx::load(mask + j * p.lanes + lane);
   const int64_t after = p.col + j - p.row - lane;  // Queries that come before the key.
-  if (!h.causal || after <= 0) return x;
-  return vx::where(vx::hidden(kLane, vx::splat(static_cast<int>(after))), vx::lowest<Vec<T>>(), x);
+  if (h.causal && after > 0) {
+    x = vx::where(vx::hidden(kLane, vx::splat(static_cast<int>(after))), vx::lowest<V>(), x.get());
+  }
+  return x;
 }
 
 // C += S B, where S is the tile by queries: [rows, cols] x [cols, n].
@@ -209,21 +212,22 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
     T* column = s + lane;
     const int64_t n = seen(h, p, lane);
     vx::Softmax<V> state{vx::load(now.max + lane), vx::load(now.sum + lane), V{}};
-    V top = state.max;
+    vx::Parts<V> top = state.max;
     for (int64_t j = 0; j < n; ++j) {
-      const V x = score(h, p, j, lane, vx::load(column + j * p.lanes), by.mask);
-      vx::store(column + j * p.lanes, x);
-      top = vx::larger(top, x);
+      const vx::Parts<V> x = score(h, p, j, lane, vx::load(column + j * p.lanes), by.mask);
+      x.store(column + j * p.lanes);
+      top = vx::larger(top.get(), x.get());
     }
-    vx::store(now.fade + lane, vx::meet(state, top, [](V x) { return vx::exp(x); }));
-    V sum{};
+    vx::store(now.fade + lane, vx::meet(state, top.get(), [](V x) { return vx::exp(x); }));
+    vx::Parts<V> sum = V{};
     for (int64_t j = 0; j < n; ++j) {
-      const V e = vx::exp(vx::load(column + j * p.lanes) - state.shift);
-      sum = sum + e;
-      vx::store(column + j * p.lanes, by.keep ? e * vx::load(by.keep + j * p.lanes + lane) : e);
+      vx::Parts<V> e = vx::exp(vx::load(column + j * p.lanes) - state.shift);
+      sum = sum.get() + e.get();
+      if (by.keep) e = e.get() * vx::load(by.keep + j * p.lanes + lane);
+      e.store(column + j * p.lanes);
     }
     vx::store(now.max + lane, state.max);
-    vx::store(now.sum + lane, state.sum + sum);
+    vx::store(now.sum + lane, state.sum + sum.get());
   }
 }
 
@@ -288,21 +292,20 @@ void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, co
     const int rows = static_cast<int>(std::clamp<int64_t>(p.rows - lane, 0, 16));
     const V shift = vx::finite_shift(take<V>(d.max + row, rows));
     const V factor = vx::inverse(take<V>(d.sum + row, rows));
-    V along{};
+    vx::Parts<V> along = V{};
     for (int64_t j = 0; j < n; ++j) {
       const int64_t at = j * p.lanes + lane;
-      const V w = vx::exp(score(h, p, j, lane, vx::load(s + at), by.mask) - shift) * factor;
-      const V dw = by.keep ? vx::load(ds + at) * vx::load(by.keep + at) : vx::load(ds + at);
-      along = along + w * dw;
+      const V w = vx::exp(score(h, p, j, lane, vx::load(s + at), by.mask).get() - shift) * factor;
+      if (by.keep) vx::store(ds + at, vx::load(ds + at) * vx::load(by.keep + at));
+      along = along.get() + w * vx::load(ds + at);
       vx::store(s + at, w);
-      if (by.keep) vx::store(ds + at, dw);
     }
     if (h.keys > kKeys) along = take<V>(d.along + row, rows);
     const V scale = vx::splat(h.scale);
     for (int64_t j = 0; j < n; ++j) {
       const int64_t at = j * p.lanes + lane;
       const V w = vx::load(s + at);
-      vx::store(ds + at, vx::score_gradient(w, vx::load(ds + at), along) * scale);
+      vx::store(ds + at, vx::score_gradient(w, vx::load(ds + at), along.get()) * scale);
       if (by.keep) vx::store(s + at, w * vx::load(by.keep + at));
     }
   }

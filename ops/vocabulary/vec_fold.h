@@ -13,6 +13,44 @@ constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
 template <class V> auto first_element(V v) { return v[0]; }
 template <class V> using Element = decltype(first_element(V{}));
 
+/// A vector as the registers that it takes, for what a loop carries on or a branch decides: where
+/// paths meet, g++ 12 puts a vector of several registers into memory, in smaller pieces than it
+/// reads back, for which every turn of a loop waits.
+template <class V, int parts = sizeof(V) <= BRRR_VX_BYTES ? 1 : sizeof(V) / BRRR_VX_BYTES>
+struct Parts {
+  using P = typename Part<Element<V>>::type;
+  P p[parts];
+
+  [[gnu::always_inline]] Parts(V v) {  // NOLINT(google-explicit-constructor)
+    P q[parts];
+    __builtin_memcpy(&q, &v, sizeof v);
+    copy(q, p);
+  }
+  [[gnu::always_inline]] V get() const {
+    P q[parts];
+    copy(p, q);
+    V v;
+    __builtin_memcpy(&v, &q, sizeof v);
+    return v;
+  }
+  template <int k = 0> [[gnu::always_inline]] void store(Element<V>* to) const {
+    __builtin_memcpy(to + k * lanes / parts, &p[k], sizeof p[k]);
+    if constexpr (k + 1 < parts) store<k + 1>(to);
+  }
+
+ private:
+  template <int k = 0> [[gnu::always_inline]] static void copy(const P* from, P* to) {
+    to[k] = from[k];
+    if constexpr (k + 1 < parts) copy<k + 1>(from, to);
+  }
+};
+template <class V> struct Parts<V, 1> {
+  V v;
+  Parts(V x) : v(x) {}  // NOLINT(google-explicit-constructor)
+  V get() const { return v; }
+  void store(Element<V>* to) const { vx::store(to, v); }
+};
+
 /// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.
 template <class V, class Combine, class F>
 [[gnu::noinline, gnu::flatten]] Element<V> fold_chunk(long i, long end, V init, Combine combine,
@@ -21,24 +59,24 @@ template <class V, class Combine, class F>
     const int lanes = static_cast<int>(end - i);
     return reduce(combine(init, where(first_lanes(lanes), f(i, lanes), init)), combine);
   }
-  V a0 = init, a1 = init, a2 = init, a3 = init;
+  Parts<V> a0 = init, a1 = init, a2 = init, a3 = init;
   for (; i + 64 <= end; i += 64) {
-    a0 = combine(a0, f(i, 16));
-    a1 = combine(a1, f(i + 16, 16));
-    a2 = combine(a2, f(i + 32, 16));
-    a3 = combine(a3, f(i + 48, 16));
+    a0 = combine(a0.get(), f(i, 16));
+    a1 = combine(a1.get(), f(i + 16, 16));
+    a2 = combine(a2.get(), f(i + 32, 16));
+    a3 = combine(a3.get(), f(i + 48, 16));
   }
-  auto tail = [&](V& a) {
+  auto tail = [&](Parts<V>& a) {
     if (i >= end) return;
     const int lanes = end - i < 16 ? static_cast<int>(end - i) : 16;
-    a = combine(a, where(first_lanes(lanes), f(i, lanes), init));
+    a = combine(a.get(), where(first_lanes(lanes), f(i, lanes), init));
     i += 16;
   };
   tail(a0);
   tail(a1);
   tail(a2);
   tail(a3);
-  return reduce(combine(combine(a0, a1), combine(a2, a3)), combine);
+  return reduce(combine(combine(a0.get(), a1.get()), combine(a2.get(), a3.get())), combine);
 }
 
 /// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
