@@ -75,9 +75,14 @@ class Builder {
       const uint32_t id = r_.out(i)[k];
       step.out.push_back(window(i, i.n_in + k));
       written_[step.out.back()] = true;
-      at(step.out.back()).stored = s_.stored[r_.value(id).storage];
+      at(step.out.back()).stored = is_read_later(r_.value(id).storage);
     }
     steps_.push_back(std::move(step));
+  }
+
+  // What only this group reads any more stays in its registers, whoever wrote there before.
+  bool is_read_later(uint32_t storage) const {
+    return r_.lasting[storage] || s_.life(r_, storage).second > s_.group_of[g_.instrs[0]];
   }
 
   int read(const Instr& i, int k) {

@@ -3,6 +3,7 @@
 
 #include "backends/cpu/jit.h"
 #include "graph/group.h"
+#include "ops/library_ops.h"
 #include "ops/program/cpu.h"
 #include "ops/program/scalar.h"
 #include "tests/recorded.h"
@@ -238,4 +239,13 @@ TEST_CASE("program: a dim's index and the element's own number are windows") {
       arguments, 0, kernel.extent);
   cpu::unload(module);
   check_same(y, want);
+}
+
+TEST_CASE("program: what nothing reads any more is not stored where others wrote before") {
+  const Tensor x = randn({64, 64}), b = randn({64});
+  const graph::Recording r = record([&] { return Tensors{matmul(x, x).add_(b).exp()}; });
+  const graph::Schedule s = graph::make_schedule(r, true);
+  REQUIRE(s.groups.size() == 2);
+  const graph::GroupProgram made = graph::program_of(r, s.groups[1].parts.at(0), s);
+  CHECK(made.program.bytes() == (64 * 64 + 64 + 64 * 64) * 4);
 }
