@@ -161,8 +161,11 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
     const size_t fits = std::max<size_t>(most_polynomials / polynomials, 1);
     return static_cast<int>(std::min<size_t>(8, std::bit_floor(fits)));
   }
+  // Where a vector takes several registers there are but sixteen of them: two vectors' polynomials
+  // fill these, and more would spill and take the compiler twice the time.
+  const size_t at_most = polynomials > 0 && BRRR_VX_BYTES < 64 ? 2 : 4;
   const size_t most = std::min(registers / live_vectors(ids), statements / lines);
-  return static_cast<int>(std::clamp<size_t>(most, 1, 4));
+  return static_cast<int>(std::clamp<size_t>(most, 1, at_most));
 }
 
 void CpuText::emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent) {
