@@ -18,8 +18,10 @@ namespace {
 constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the right operand.
 constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
-// More rows than these are better read from a copy, the sooner the narrower the panel is.
+// More rows than these are better read from a copy, the sooner the narrower the panel is; so are
+// rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
 constexpr int64_t kFarRows = kWidth == 16 ? 512 : 128;
+constexpr int64_t kFarElements = kWidth == 16 ? std::numeric_limits<int64_t>::max() : 4096;
 
 // `size` units in `count` parts, equal up to one unit.
 struct Split {
@@ -145,7 +147,7 @@ Plan plan_for(const Gemm& g) {
          .b = static_cast<const float*>(g.b),
          .b_ld = g.ldb,
          .b_trans = g.trans_b,
-         .pack = g.trans_b || (g.k > kFarRows && g.m >= 64),
+         .pack = g.trans_b || (g.m >= 64 && (g.k > kFarRows || g.k * g.ldb > kFarElements)),
          .c_trans = swap,
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
