@@ -30,7 +30,7 @@ struct Capture {
   bool fresh = false;
 };
 
-class Engine {
+class Engine : NotCopied {
  public:
   Engine(GradOptions options, std::vector<Capture>* captures)
       : options_(options), captures_(captures), heap_(std::move(spare)) {
@@ -46,8 +46,6 @@ class Engine {
     heap_.clear();
     spare = std::move(heap_);
   }
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   void seed(const Tensor& output, const Tensor& g) {
     const TensorImpl& t = *output.impl();

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/moved.h"
+
 namespace brrr::jit {
 
 // The value of an environment variable; "" if there is none.
@@ -44,12 +46,10 @@ void trim_kernel_cache(const std::string& dir, size_t most_files = 4096,
                        uint64_t most_bytes = uint64_t{512} << 20);
 
 // A directory in `parent` for one build, removed with all it holds.
-class ScratchDir {
+class ScratchDir : NotCopied {
  public:
   explicit ScratchDir(const std::string& parent);
   ~ScratchDir();
-  ScratchDir(const ScratchDir&) = delete;
-  ScratchDir& operator=(const ScratchDir&) = delete;
   const std::string& path() const { return path_; }
 
  private:

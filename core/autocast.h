@@ -27,12 +27,10 @@ namespace brrr {
 /// so that a step takes longer than in float32. It is for trying out what a GPU will compute.
 ///
 /// Throws brrr::Error for other dtypes.
-class AutocastGuard {
+class AutocastGuard : NotCopied {
  public:
   explicit AutocastGuard(DType dtype);
   ~AutocastGuard();
-  AutocastGuard(const AutocastGuard&) = delete;
-  AutocastGuard& operator=(const AutocastGuard&) = delete;
 
  private:
   DType previous_;

@@ -39,12 +39,10 @@ struct Context {
 };
 inline thread_local constinit Context context;
 
-class ScratchScope {
+class ScratchScope : NotCopied {
  public:
   explicit ScratchScope(Scratch s) { context.scratch = s; }
   ~ScratchScope() { context.scratch = {}; }
-  ScratchScope(const ScratchScope&) = delete;
-  ScratchScope& operator=(const ScratchScope&) = delete;
 };
 
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.

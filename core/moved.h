@@ -1,5 +1,6 @@
 #pragma once
-// Objects that say so when they are used after they have been moved from.
+// Objects that are never copied, and those that say so when they are used after they have been
+// moved from.
 
 #include <string>
 #include <utility>
@@ -7,6 +8,13 @@
 #include "core/error.h"
 
 namespace brrr {
+
+/// A base of what is neither copied nor moved.
+struct NotCopied {
+  NotCopied() = default;
+  NotCopied(const NotCopied&) = delete;
+  NotCopied& operator=(const NotCopied&) = delete;
+};
 
 /// Throws brrr::Error: an object of kind `what` was used after it had been moved from.
 [[noreturn, gnu::noinline, gnu::cold]] inline void moved_from(const char* what) {
@@ -31,6 +39,11 @@ class MovedMark {
   void check() const {
     if (gone_) [[unlikely]]
       moved_from(what_);
+  }
+  /// `member` of its object, if it has not.
+  template <class T> const T& checked(const T& member) const {
+    check();
+    return member;
   }
 
  private:

@@ -260,14 +260,12 @@ struct OpSpec {
 ///
 ///   const OpDef cat_row{"cat", "tensors one after the other along a dim",
 ///                       {.infer = cat_infer, .kernel = {{cat_cpu}, {cat_cuda}}, .vjp = cat_vjp}};
-struct OpDef : OpSpec {
+struct OpDef : OpSpec, NotCopied {
   const char* name;
   const char* doc;
   uint32_t index;  ///< Position in the registry.
 
   OpDef(const char* n, const char* d, const OpSpec& spec);
-  OpDef(const OpDef&) = delete;
-  OpDef& operator=(const OpDef&) = delete;
   bool differentiable() const { return vjp || decompose; }
   bool is_view() const { return kind == OpKind::View; }
   const Kernel& on(DeviceType device) const { return kernel[static_cast<int>(device)]; }

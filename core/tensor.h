@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "core/int_list.h"
 #include "core/intrusive.h"
+#include "core/moved.h"
 #include "core/scalar.h"
 
 namespace brrr {
@@ -173,12 +174,10 @@ class Tensor {
 std::ostream& operator<<(std::ostream& os, const Tensor& t);
 
 /// No operation records a gradient while one of these lives (on this thread).
-class NoGradGuard {
+class NoGradGuard : NotCopied {
  public:
   NoGradGuard() : NoGradGuard(false) {}
   ~NoGradGuard();
-  NoGradGuard(const NoGradGuard&) = delete;
-  NoGradGuard& operator=(const NoGradGuard&) = delete;
 
  protected:
   explicit NoGradGuard(bool enabled);

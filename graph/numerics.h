@@ -10,12 +10,10 @@ namespace brrr::graph {
 
 /// While it lives, whatever this thread runs op by op throws brrr::Error if a floating result is
 /// not finite.
-class CheckNumericsGuard final : Observer {
+class CheckNumericsGuard final : Observer, NotCopied {
  public:
   CheckNumericsGuard() : previous_(context.observer) { context.observer = this; }
   ~CheckNumericsGuard() override { context.observer = previous_; }
-  CheckNumericsGuard(const CheckNumericsGuard&) = delete;
-  CheckNumericsGuard& operator=(const CheckNumericsGuard&) = delete;
 
  private:
   struct Touch {

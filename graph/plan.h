@@ -44,7 +44,7 @@ struct Replay {
   const std::vector<Replaced>& replaced;
 };
 
-class Plan {
+class Plan : NotCopied {
  public:
   /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error when
   /// the kernels cannot be built. Times and sizes are added to `stats`.
@@ -54,8 +54,6 @@ class Plan {
   /// has the walker for that.
   static std::unique_ptr<Plan> make_unfused(const Recording& r);
   virtual ~Plan() = default;
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
 
   /// Runs the step. On throw (memory, an index out of range) externals, and gradients that would
   /// have been replaced, are as before.

@@ -36,10 +36,7 @@ class Loader : public Stateful {
   Loader(Dataset dataset, const LoaderOptions& options);
   /// The next batch, a copy on the data set's device.
   Batch next();
-  int64_t epoch() const {
-    moved_.check();
-    return epoch_;
-  }
+  int64_t epoch() const { return moved_.checked(epoch_); }
   int64_t batches_per_epoch() const;
 
   /// The position; seed, batch size and data set size are part of it and must match on loading.

@@ -56,6 +56,12 @@ std::string InputFile::read(uint64_t offset, uint64_t bytes) const {
   return text;
 }
 
+std::string shown(const std::string& text, size_t most) {
+  std::string s = text.substr(0, most);
+  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
+  return s.size() < text.size() ? s + "..." : s;
+}
+
 // --- mapping -------------------------------------------------------------------------------------
 
 MappedFile::MappedFile(const std::string& path) : file_(path) {
@@ -82,7 +88,7 @@ void MappedFile::check() const {
 namespace {
 
 // A file under a temporary name, removed unless it was renamed.
-class TemporaryFile {
+class TemporaryFile : NotCopied {
  public:
   explicit TemporaryFile(const fs::path& target)
       : target_(target), folder_(target.has_parent_path() ? target.parent_path() : ".") {
@@ -93,8 +99,6 @@ class TemporaryFile {
     if (fd_ >= 0) ::close(fd_);
     if (!renamed_) ::unlink(path_.c_str());
   }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
 
   /// A private file stays private.
   void keep_mode(fs::perms mode) {

@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "core/moved.h"
+
 namespace brrr {
 
 /// A regular file opened for reading. Every failure is a brrr::Error that names the file.
-class InputFile {
+class InputFile : NotCopied {
  public:
   explicit InputFile(const std::string& path);
   ~InputFile();
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
   uint64_t size() const { return size_; }
   /// Fills `to` with `bytes` bytes from `offset` on; throws if the file ends before.
   void read(void* to, uint64_t offset, uint64_t bytes) const;
@@ -30,12 +30,10 @@ class InputFile {
 /// replaces the file, as replace_file() does, leaves the mapping as it was. Who cuts it short in
 /// place takes pages away, and touching one of those kills the process: check() before every use
 /// turns that into an error, unless it happens between the two.
-class MappedFile {
+class MappedFile : NotCopied {
  public:
   explicit MappedFile(const std::string& path);
   ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
   const std::string& path() const { return file_.path_; }
   uint64_t size() const { return file_.size(); }
   const void* data() const { return data_; }
@@ -46,6 +44,9 @@ class MappedFile {
   InputFile file_;
   void* data_ = nullptr;
 };
+
+/// What a file holds, for messages: cut after `most` bytes, control characters as '?'.
+std::string shown(const std::string& text, size_t most = 80);
 
 struct Bytes {
   const void* data;

@@ -39,12 +39,10 @@ struct GenerateOptions {
 /// A context that has filled the block is cut to its last block / 2 tokens, which are fed again
 /// from position 0: any number of tokens can be generated, each seeing between block / 2 and block
 /// tokens, and positions mean what they meant in training.
-class Generator {
+class Generator : NotCopied {
  public:
   /// `gpt` must outlive it and stay on its device and dtype. Options as for generate.
   Generator(GPT& gpt, const GenerateOptions& options);
-  Generator(const Generator&) = delete;
-  Generator& operator=(const Generator&) = delete;
   /// New ids after `prompt`, of which the last `block` count. Runs without dropout and gradients;
   /// the module's mode is as before afterwards.
   std::vector<int64_t> operator()(const std::vector<int64_t>& prompt);

@@ -24,11 +24,9 @@ struct GradScalerOptions {
 ///
 /// With several micro-batches the last four lines come once, after the last backward. A debug run
 /// with StepOptions::check_numerics reports the very overflow that is skipped here.
-class GradScaler {
+class GradScaler : NotCopied {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});
-  GradScaler(const GradScaler&) = delete;
-  GradScaler& operator=(const GradScaler&) = delete;
 
   /// loss * scale, differentiable; float32 at least, so that a 16-bit loss does not overflow.
   Tensor scale(const Tensor& loss) const;

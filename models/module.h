@@ -9,23 +9,18 @@
 namespace brrr::models {
 
 /// Calls f at the end of its scope.
-template <class F> struct AtEnd {
+template <class F> struct AtEnd : NotCopied {
   explicit AtEnd(F at_end) : f(std::move(at_end)) {}
   ~AtEnd() { f(); }
-  AtEnd(const AtEnd&) = delete;
-  AtEnd& operator=(const AtEnd&) = delete;
   F f;
 };
 
 /// The base of every layer and model. Members register themselves under names, which then appear in
 /// checkpoints ("fc1.weight") and in profiles. Neither copied nor moved, because a parent points to
 /// its children.
-class Module {
+class Module : NotCopied {
  public:
-  Module() = default;
   virtual ~Module() = default;
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
 
   /// The computation. Models of several inputs add members of their own instead.
   virtual Tensor forward(const Tensor& x);

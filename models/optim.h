@@ -16,11 +16,9 @@ namespace brrr::optim {
 void check_number(const char* who, const char* what, double v);
 
 /// The base: parameters, the learning rate, and state that can be saved.
-class Optimizer {
+class Optimizer : NotCopied {
  public:
   virtual ~Optimizer();
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
 
   const std::vector<Tensor>& parameters() const { return parameters_; }
   /// Marks all gradients undefined. If not `set_to_none`, fills them with zeros instead (making

@@ -25,13 +25,6 @@ constexpr const char* kMetadataKey = "__metadata__";
 constexpr const char* kNames[kNumDTypes] = {"F32", "F64", "BF16", "F16",
                                             "I64", "I32", "U8",   "BOOL"};
 
-// Names come from the file: long ones are cut and control characters shown as '?'.
-std::string shown(const std::string& name) {
-  std::string s = name.substr(0, 80);
-  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
-  return s.size() < name.size() ? s + "..." : s;
-}
-
 // --- writing -------------------------------------------------------------------------------------
 
 struct Item {

@@ -8,11 +8,9 @@ namespace brrr::optim {
 
 /// The base: sets the optimiser's lr when made and after every step(). The optimiser must outlive
 /// it, and its lr when the schedule is made is the base that the formulas scale.
-class Schedule {
+class Schedule : NotCopied {
  public:
   virtual ~Schedule() = default;
-  Schedule(const Schedule&) = delete;
-  Schedule& operator=(const Schedule&) = delete;
 
   /// Goes on to the next step's learning rate; call it once after each optimiser step, outside the
   /// function of a recorded step.

@@ -23,11 +23,9 @@ CLI::Validator output_file();
 
 /// A program's options. The derived class declares its own in its constructor; a vector's values
 /// are separated by commas.
-class CommandLine {
+class CommandLine : brrr::NotCopied {
  public:
   CommandLine(const char* about, const char* program) : app_(about, program) {}
-  CommandLine(const CommandLine&) = delete;
-  CommandLine& operator=(const CommandLine&) = delete;
   virtual ~CommandLine() = default;
 
   /// All of main(): reads the options, makes brrr use `threads`, calls body(). Returns what that

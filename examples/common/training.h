@@ -53,13 +53,11 @@ struct Pace {
 
 /// One line that says how far a run is: rewritten in place on a terminal, else printed now and
 /// then.
-class Progress {
+class Progress : brrr::NotCopied {
  public:
   /// Steps from `first` to `total`.
   Progress(int64_t first, int64_t total);
   ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
 
   /// After step `at`, with the figures to show beside it. `milestone` lines stay on the screen and
   /// are all that is printed where there is no terminal.

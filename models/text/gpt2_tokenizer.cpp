@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "models/file.h"
 #include "models/text/gpt2_split.h"
 #include "models/text/text.h"
 #include "models/text/utf8.h"
@@ -46,12 +47,7 @@ std::string spell(std::string_view bytes) {
   return s;
 }
 
-// For messages: tokens come from files.
-std::string shown(const std::string& token) {
-  std::string s = token.substr(0, 60);
-  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
-  return fmt::format("\"{}{}\"", s, s.size() < token.size() ? "..." : "");
-}
+std::string in_quotes(const std::string& token) { return '"' + shown(token, 60) + '"'; }
 
 std::string unspell(const std::string& where, const std::string& token) {
   std::string bytes;
@@ -61,7 +57,7 @@ std::string unspell(const std::string& where, const std::string& token) {
     BRRR_CHECK(c.valid() && b >= 0,
                "{}: the token {} has a character, at its byte {}, that is not in GPT-2's alphabet "
                "for bytes",
-               where, shown(token), at);
+               where, in_quotes(token), at);
     bytes += static_cast<char>(b);
     at += c.length;
   }
@@ -78,7 +74,7 @@ std::vector<std::string> read_vocabulary(const std::string& path) {
                path);
     if (event == Event::key) {
       const auto& key = value.get_ref<const std::string&>();
-      BRRR_CHECK(keys.insert(key).second, "{}: the token {} appears twice", path, shown(key));
+      BRRR_CHECK(keys.insert(key).second, "{}: the token {} appears twice", path, in_quotes(key));
     }
     return true;
   };
@@ -95,10 +91,10 @@ std::vector<std::string> read_vocabulary(const std::string& path) {
     BRRR_CHECK(value.is_number_unsigned() && value.get<uint64_t>() < tokens.size(),
                "{}: the id {} of the token {} is not a whole number below {}, the number of "
                "tokens: there is a gap or a wrong id",
-               path, value.dump(-1, ' ', true).substr(0, 40), shown(token), tokens.size());
+               path, value.dump(-1, ' ', true).substr(0, 40), in_quotes(token), tokens.size());
     const size_t id = value.get<size_t>();
-    BRRR_CHECK(!taken[id], "{}: the tokens {} and {} have the same id {}", path, shown(tokens[id]),
-               shown(token), id);
+    BRRR_CHECK(!taken[id], "{}: the tokens {} and {} have the same id {}", path,
+               in_quotes(tokens[id]), in_quotes(token), id);
     taken[id] = true;
     tokens[id] = token;
   }
@@ -127,7 +123,7 @@ void GPT2Tokenizer::set_tokens(const std::string& where, const std::vector<std::
     BRRR_CHECK(!token.empty(), "{}: the token with id {} is empty", where, tokens_.size());
     tokens_.push_back(unspell(where, token));
     BRRR_CHECK(ids_.emplace(tokens_.back(), static_cast<int32_t>(tokens_.size() - 1)).second,
-               "{}: the token {} appears twice", where, shown(token));
+               "{}: the token {} appears twice", where, in_quotes(token));
   }
   for (int b = 0; b < 256; ++b) {
     byte_ids_[static_cast<size_t>(b)] = find(std::string(1, static_cast<char>(b)));
@@ -147,10 +143,10 @@ void GPT2Tokenizer::add_merge(const std::string& where, int32_t left, int32_t ri
   const std::string& r = tokens_[static_cast<size_t>(right)];
   const int32_t id = find(l + r);
   BRRR_CHECK(id >= 0, "{}: {} and {} make {}, which is not in the vocabulary", where,
-             shown(spell(l)), shown(spell(r)), shown(spell(l + r)));
+             in_quotes(spell(l)), in_quotes(spell(r)), in_quotes(spell(l + r)));
   const auto rank = static_cast<int32_t>(merges_.size());
   BRRR_CHECK(rules_.emplace(pair_key(left, right), Merge{rank, id}).second,
-             "{}: {} and {} were merged before", where, shown(spell(l)), shown(spell(r)));
+             "{}: {} and {} were merged before", where, in_quotes(spell(l)), in_quotes(spell(r)));
   merges_.emplace_back(left, right);
 }
 
@@ -163,8 +159,8 @@ void GPT2Tokenizer::check_complete(const std::string& where) const {
   BRRR_CHECK(it == made.end(),
              "{}: none of the {} merges makes the vocabulary's token {} (id {}): cut off, or made "
              "for another vocabulary",
-             where, merges_.size(), shown(spell(tokens_[static_cast<size_t>(it - made.begin())])),
-             it - made.begin());
+             where, merges_.size(),
+             in_quotes(spell(tokens_[static_cast<size_t>(it - made.begin())])), it - made.begin());
 }
 
 void GPT2Tokenizer::read_merges(const std::string& path) {
@@ -184,13 +180,13 @@ void GPT2Tokenizer::read_merges(const std::string& path) {
     BRRR_CHECK(blank != line.npos && blank > 0 && blank + 1 < line.size() &&
                    line.find(' ', blank + 1) == line.npos,
                "{}: not two tokens with one blank between them: {}", where,
-               shown(std::string(line)));
+               in_quotes(std::string(line)));
     int32_t parts[2];
     const std::string_view spelled[] = {line.substr(0, blank), line.substr(blank + 1)};
     for (int i = 0; i < 2; ++i) {
       const std::string token(spelled[i]);
       parts[i] = find(unspell(where, token));
-      BRRR_CHECK(parts[i] >= 0, "{}: {} is not in the vocabulary", where, shown(token));
+      BRRR_CHECK(parts[i] >= 0, "{}: {} is not in the vocabulary", where, in_quotes(token));
     }
     add_merge(where, parts[0], parts[1]);
   }

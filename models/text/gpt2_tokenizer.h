@@ -28,18 +28,14 @@ class GPT2Tokenizer final : public Tokenizer {
 
   std::string name() const override { return "gpt2"; }
   int64_t vocab_size() const override {
-    moved_.check();
-    return static_cast<int64_t>(tokens_.size());
+    return static_cast<int64_t>(moved_.checked(tokens_).size());
   }
   /// Time is linear in the text but for a logarithm of its longest piece.
   std::vector<int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   std::string state() const override;
   /// The id of <|endoftext|>, -1 if the vocabulary lacks it.
-  int64_t end_of_text() const {
-    moved_.check();
-    return end_of_text_;
-  }
+  int64_t end_of_text() const { return moved_.checked(end_of_text_); }
 
  private:
   struct Merge {

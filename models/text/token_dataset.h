@@ -25,14 +25,8 @@ class TokenDataset : public Stateful {
   /// With a validation part of its own, as nanoGPT's train.bin and val.bin; the fraction is unused.
   TokenDataset(const Tokens& train, const Tokens& validation, const TokenDatasetOptions& options);
 
-  const Tokens& train() const {
-    moved_.check();
-    return train_;
-  }
-  const Tokens& validation() const {
-    moved_.check();
-    return validation_;
-  }
+  const Tokens& train() const { return moved_.checked(train_); }
+  const Tokens& validation() const { return moved_.checked(validation_); }
 
   /// Batch k of the training part; the second form writes into contiguous CPU tensors of that shape
   /// and dtype (step.input(i, {batch, block}, kInt64)) and allocates nothing.
@@ -41,10 +35,7 @@ class TokenDataset : public Stateful {
   /// Batch position(), and moves on.
   Batch next();
   void next(const Tensor& x, const Tensor& y);
-  int64_t position() const {
-    moved_.check();
-    return position_;
-  }
+  int64_t position() const { return moved_.checked(position_); }
 
   /// The validation part in order, in windows that do not overlap; what remains after the last
   /// whole one is left out. All batches have `batch` rows but the last, which may have fewer.

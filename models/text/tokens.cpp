@@ -35,14 +35,10 @@ Tokens::Tokens(const std::vector<int64_t>& ids) : size_(static_cast<int64_t>(ids
   memory_ = std::make_shared<const std::vector<int32_t>>(std::move(narrow));
 }
 
-std::string Tokens::what() const {
-  moved_.check();
-  return file_ ? file_->path() : "the tokens";
-}
+std::string Tokens::what() const { return moved_.checked(file_) ? file_->path() : "the tokens"; }
 
 void Tokens::check() const {
-  moved_.check();
-  if (file_) file_->check();
+  if (moved_.checked(file_)) file_->check();
 }
 
 Tokens Tokens::slice(int64_t first, int64_t n) const {

@@ -21,10 +21,7 @@ class Tokens {
   /// Throws at an id that is negative or above INT32_MAX.
   explicit Tokens(const std::vector<int64_t>& ids);
 
-  int64_t size() const {
-    moved_.check();
-    return size_;
-  }
+  int64_t size() const { return moved_.checked(size_); }
   Tokens slice(int64_t first, int64_t n) const;
   /// Writes the ids [first, first + n) to `to`.
   void copy(int64_t first, int64_t n, int64_t* to) const;

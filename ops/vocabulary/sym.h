@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/moved.h"
 
 namespace brrr {
 
@@ -48,15 +49,13 @@ using Statements = std::vector<Statement>;
 int append(Statements& list, Statement s);
 
 /// While it lives, the symbols of this thread write to its list.
-class SymScope {
+class SymScope : NotCopied {
  public:
   /// Formulas and numbers are of type `compute`.
   SymScope(Statements& list, DType compute) : list_(list), compute_(compute), before_(current_) {
     current_ = this;
   }
   ~SymScope() { current_ = before_; }
-  SymScope(const SymScope&) = delete;
-  SymScope& operator=(const SymScope&) = delete;
 
   static SymScope& current() { return *current_; }
   int add(Statement s) { return append(list_, std::move(s)); }
