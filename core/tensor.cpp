@@ -137,13 +137,18 @@ std::string describe(const TensorImpl* t) {
   if (!t) return "scalar";
   return fmt::format("{}{}", name(t->dtype), to_string(t->size_list()));
 }
+std::string describe(const Tensor& t) {
+  return t.defined() ? describe(t.impl()) : "an undefined tensor";
+}
+
+const Tensor& defined(const char* op, const Tensor& t) {
+  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
+  return t;
+}
 
 // --- handle metadata -----------------------------------------------------------------------------
 
-static TensorImpl& need(const Tensor& t, const char* what) {
-  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", what);
-  return *t.impl();
-}
+static TensorImpl& need(const Tensor& t, const char* what) { return *defined(what, t).impl(); }
 
 IntList Tensor::sizes() const { return need(*this, "sizes").size_list(); }
 IntList Tensor::strides() const { return need(*this, "strides").stride_list(); }

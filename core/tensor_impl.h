@@ -109,12 +109,10 @@ inline void destroy(TensorImpl* t) noexcept {
 
 /// A handle without a reference of its own, while somebody else surely holds one: a locked
 /// read-modify-write less where every nanosecond counts.
-class Borrowed {
+class Borrowed : NotCopied {
  public:
   explicit Borrowed(TensorImpl* t) : t_(Ref<TensorImpl>::adopt(t)) {}
   ~Borrowed() { t_.detach_impl(); }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
   operator const Tensor&() const { return t_; }  // NOLINT(google-explicit-constructor)
   const Tensor* operator->() const { return &t_; }
 
@@ -205,6 +203,9 @@ Tensor raw_empty(const IntList& sizes, DType dtype, Device device);
 const char* scratch_shortage();
 /// "float32[4, 3]", for error messages.
 std::string describe(const TensorImpl* t);
+std::string describe(const Tensor& t);
+/// The tensor; throws, naming `op`, unless it is defined.
+const Tensor& defined(const char* op, const Tensor& t);
 /// Whether the layout is row-major without gaps.
 bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim);
 

@@ -35,8 +35,7 @@ Tensor sample(const Tensor& logits, const SampleOptions& o) {
   check_sample("sample", o.temperature, o.top_k, o.top_p);
   BRRR_CHECK(
       logits.defined() && is_floating(logits.dtype()) && logits.dim() == 2 && logits.size(1) > 0,
-      "sample: takes floating logits [rows, vocab], got {}",
-      logits.defined() ? describe(logits.impl()) : "an undefined tensor");
+      "sample: takes floating logits [rows, vocab], got {}", describe(logits));
   if (o.temperature == 0) return logits.argmax(1);
   const int64_t vocab = logits.size(1), k = std::min(o.top_k ? o.top_k : vocab, vocab);
   const Tensor wide = itemsize(logits.dtype()) < 4 ? logits.to(kFloat32) : logits;

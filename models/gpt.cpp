@@ -40,8 +40,7 @@ std::unique_ptr<Module> make_norm(const GPTOptions& o) {
 
 void check_ids(const char* what, const Tensor& ids, int64_t most) {
   BRRR_CHECK(ids.defined() && ids.dtype() == kInt64 && ids.dim() == 2,
-             "GPT: {} must be int64 [batch, time], got {}", what,
-             ids.defined() ? describe(ids.impl()) : "an undefined tensor");
+             "GPT: {} must be int64 [batch, time], got {}", what, describe(ids));
   BRRR_CHECK(ids.size(1) > 0, "GPT: {} {} hold no token; give at least one", what,
              describe(ids.impl()));
   BRRR_CHECK(ids.size(1) <= most, "GPT: {} {} are longer than the context of {}; crop them", what,
@@ -161,7 +160,7 @@ Tensor GPT::loss(const Tensor& ids, const Tensor& targets) {
   check_ids("targets", targets, options_.block);
   BRRR_CHECK(ids.defined() && ids.sizes() == targets.sizes(),
              "GPT: ids {} and targets {} must have one shape: a target for each token",
-             ids.defined() ? describe(ids.impl()) : "undefined", describe(targets.impl()));
+             describe(ids), describe(targets));
   return cross_entropy(forward(ids).view({-1, options_.vocab}), targets.reshape({-1}));
 }
 
@@ -181,8 +180,7 @@ KeyValueCache GPT::make_cache(int64_t batch) const {
 Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCache& cache) {
   check_ids("ids", ids, 1);
   BRRR_CHECK(position.defined() && position.dtype() == kInt64 && position.sizes() == IntList{1},
-             "GPT: position must be int64 [1], got {}",
-             position.defined() ? describe(position.impl()) : "an undefined tensor");
+             "GPT: position must be int64 [1], got {}", describe(position));
   BRRR_CHECK(cache.layers.size() == h_.list.size(),
              "GPT: the cache has {} layers, the model {}; make it with make_cache",
              cache.layers.size(), h_.list.size());

@@ -40,9 +40,8 @@ void check_state(const std::string& what, const std::vector<NamedTensor>& target
     if (source.defined() && source.sizes() == target.sizes() && source.dtype() == target.dtype()) {
       continue;
     }
-    mismatched.push_back(fmt::format("{} (is {}, expected {})", name,
-                                     source.defined() ? describe(source.impl()) : "undefined",
-                                     describe(target.impl())));
+    mismatched.push_back(
+        fmt::format("{} (is {}, expected {})", name, describe(source), describe(target)));
   }
   for (const auto& [name, t] : dict) {
     if (!known.count(name)) unexpected.push_back(name);

@@ -22,13 +22,15 @@ using Linears = std::vector<std::pair<double, double>>;
 
 Linears layer_linears(double w) { return {{w, 3 * w}, {w, w}, {w, 4 * w}, {4 * w, w}}; }
 
-// Adds the ops of a step that all linear layers have, over `rows` rows.
-void add_linear(std::vector<OpCost>& ops, double rows, double in, double out, bool bias) {
+// Adds the ops of a step that a linear layer has, over `rows` rows. A model's data need no
+// gradient.
+void add_linear(std::vector<OpCost>& ops, double rows, double in, double out, bool bias,
+                bool first = false) {
   const double product = 2 * rows * in * out,
                operands = kItem * (rows * in + in * out + rows * out);
   ops.push_back({"linear", product + (bias ? rows * out : 0), operands + (bias ? kItem * out : 0)});
   ops.push_back({"weight gradient", product, operands});
-  ops.push_back({"input gradient", product, operands});
+  if (!first) ops.push_back({"input gradient", product, operands});
   if (bias) ops.push_back({"bias gradient", rows * out, kItem * (rows * out + out)});
 }
 
@@ -41,12 +43,7 @@ std::vector<OpCost> mlp_cost(const std::vector<int64_t>& sizes, int64_t batch,
   const Update update = update_of(optimizer);
   for (size_t l = 0; l + 1 < sizes.size(); ++l) {
     const auto in = static_cast<double>(sizes[l]), out = static_cast<double>(sizes[l + 1]);
-    const double product = 2 * b * in * out, operands = kItem * (b * in + in * out + b * out);
-    ops.push_back({"linear", product + b * out, operands + kItem * out});
-    ops.push_back({"weight gradient", product, operands});
-    ops.push_back({"bias gradient", b * out, kItem * (b * out + out)});
-    // The first layer's input needs no gradient.
-    if (l > 0) ops.push_back({"input gradient", product, operands});
+    add_linear(ops, b, in, out, true, l == 0);
     if (l + 2 < sizes.size()) {
       ops.push_back({"relu", b * out, kItem * 2 * b * out});
       ops.push_back({"relu gradient", b * out, kItem * 3 * b * out});

@@ -90,7 +90,7 @@ int64_t* TokenDataset::slot(const char* name, const Tensor& t, int64_t rows) con
            p->sizes[1] == options_.block && p->contiguous();
   };
   BRRR_CHECK(fits(), "TokenDataset: {} must be a contiguous int64[{}, {}] on the CPU, got {}", name,
-             rows, options_.block, t.defined() ? describe(t.impl()) : "an undefined tensor");
+             rows, options_.block, describe(t));
   return t.data<int64_t>();
 }
 

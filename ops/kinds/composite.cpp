@@ -4,22 +4,21 @@
 
 namespace brrr {
 
-const Tensor& defined(const char* op, const Tensor& t) {
-  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
-  return t;
-}
 int dim_arg(const char* op, const Tensor& t, int64_t dim) {
   return wrap_dim(op, dim, static_cast<int>(defined(op, t).dim()));
 }
 
-void check_devices(const OpCall& c) {
-  const TensorImpl* first = nullptr;
+void check_devices(const OpCall& c, Device where) {
   for (int i = 0; i < c.n_in; ++i) {
-    if (!first) first = c.in[i];
-    BRRR_CHECK(!c.in[i] || c.in[i]->device == first->device,
-               "{}: operands live on {} and {}; move one with to(device)", c.op->name,
-               name(first->device), name(c.in[i]->device));
+    BRRR_CHECK(!c.in[i] || c.in[i]->device == where,
+               "{}: operands live on {} and {}; move one with to(device)", c.op->name, name(where),
+               name(c.in[i]->device));
   }
+}
+void check_devices(const OpCall& c) {
+  TensorImpl* const* first = c.in;
+  while (!*first) ++first;
+  check_devices(c, (*first)->device);
 }
 
 void check_composite(const OpCall& c) {

@@ -19,12 +19,11 @@ inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
   m.sizes = sizes;
 }
 
-/// The tensor; throws unless it is defined.
-const Tensor& defined(const char* op, const Tensor& t);
-/// One of its dims, counted from 0.
+/// A dim of the tensor, counted from 0.
 int dim_arg(const char* op, const Tensor& t, int64_t dim);
-/// Throws unless all inputs live on one device.
+/// Throws unless all inputs live on one device, or on the given one.
 void check_devices(const OpCall& c);
+void check_devices(const OpCall& c, Device where);
 /// The same, and unless the first input is floating.
 void check_composite(const OpCall& c);
 /// x in the dtype it is computed in: 16-bit floats become float32.

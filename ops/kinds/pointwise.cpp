@@ -188,15 +188,6 @@ PointwiseCall& PointwiseCall::add(ControlCell& cell) {
   return add(Scalar(cell.value));
 }
 
-PointwiseCall& PointwiseCall::add_scalar_of(const Attrs& a, int operand) {
-  int word = 0;
-  for (int i = 0; i < operand; ++i) word += a.kind(i) != 0;
-  call_.attrs.kinds |= static_cast<uint32_t>(a.kind(operand)) << (2 * call_.n_in);
-  call_.attrs.push(a.v[word]);
-  in_[call_.n_in++] = nullptr;
-  return *this;
-}
-
 PointwiseCall& PointwiseCall::draw() {
   drawn_ = call_.attrs.n + 1;
   push_draw(call_);
@@ -291,13 +282,17 @@ template <int N>
   return out;
 }
 
-// Out of line, so that the fast path has a small frame. Recorded steps come through here.
-template <int N>
-[[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in) {
-  for (int i = 0; i < N; ++i) {
+static void check_defined(const PointwiseOp& op, TensorImpl* const* in, int n) {
+  for (int i = 0; i < n; ++i) {
     if (!in[i]) [[unlikely]]
       fail_undefined(op, i);
   }
+}
+
+// Out of line, so that the fast path has a small frame. Recorded steps come through here.
+template <int N>
+[[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in) {
+  check_defined(op, in, N);
   OpCall c(op, in, N);
   dispatch_inline(c);
   return std::move(c.out[0]);
@@ -355,10 +350,7 @@ Tensor call(const PointwiseOp& op, Scalar a, const Tensor& b) {
 }
 void call_into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   TensorImpl* in[] = {a.impl(), b.impl()};
-  for (int i = 0; i < 2; ++i) {
-    if (!in[i]) [[unlikely]]
-      fail_undefined(op, i);
-  }
+  check_defined(op, in, 2);
   OpCall c(op, in, 2);
   c.into = true;
   const Lent out(c, a);

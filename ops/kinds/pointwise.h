@@ -163,20 +163,16 @@ template <class F, class O, class T> using OutputsType = decltype(outputs_type<F
 
 template <class V, bool Tail, class X>
 [[gnu::always_inline]] inline void store_lane(char* out, int64_t i, X x, int n) {
-  if constexpr (kIsMask<X>) {
-    const auto bytes = vx::b16_to_bool(x.m);
-    auto* p = reinterpret_cast<unsigned char*>(out) + i;
+  const auto store = [=](auto* p, auto v) __attribute__((always_inline)) {
     if constexpr (Tail)
-      vx::store_n(p, bytes, n);
+      vx::store_n(p, v, n);
     else
-      vx::store(p, bytes);
-  } else {
-    auto* p = reinterpret_cast<Lane<V>*>(out) + i;
-    if constexpr (Tail)
-      vx::store_n(p, x.v, n);
-    else
-      vx::store(p, x.v);
-  }
+      vx::store(p, v);
+  };
+  if constexpr (kIsMask<X>)
+    store(reinterpret_cast<unsigned char*>(out) + i, vx::b16_to_bool(x.m));
+  else
+    store(reinterpret_cast<Lane<V>*>(out) + i, x.v);
 }
 
 // One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `integers`
@@ -395,8 +391,6 @@ class PointwiseCall {
   PointwiseCall& draw();
   /// Of a call without tensors: what it makes. Throws if that cannot be, before a draw is used up.
   PointwiseCall& make(const IntList& sizes, DType dtype, Device device);
-  /// The operand `i` of a recorded call, which was a scalar there.
-  PointwiseCall& add_scalar_of(const Attrs& a, int i);
   PointwiseCall& dtype(DType t) {
     call_.attrs.set_dtype(t);
     return *this;
@@ -417,6 +411,8 @@ class PointwiseCall {
 void copy_now(TensorImpl& dst, const TensorImpl& src);
 /// dst = 0, likewise.
 void zero_now(const TensorImpl& dst);
+/// A dense copy in a dtype, likewise.
+Tensor copied(const TensorImpl& t, DType dtype);
 
 /// op(a), op(a, b), op(a, scalar): the fast path of eager mode, else PointwiseCall.
 Tensor call(const PointwiseOp& op, const Tensor& a);

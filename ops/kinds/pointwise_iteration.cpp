@@ -49,15 +49,8 @@ bool same_layout(const TensorImpl& a, const TensorImpl& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
-// An input that shares memory with an output written in another layout is copied first, so that
-// x[1:].copy_(x[:-1]) reads what was there.
-Tensor private_copy(const TensorImpl& t) {
-  Tensor copy = raw_empty(t.size_list(), t.dtype, t.device);
-  copy_now(*copy.impl(), t);
-  return copy;
-}
-
-// The first output that shares memory with the input in another layout, or null.
+// The first output that shares memory with the input in another layout, or null. Such an input is
+// copied first, so that x[1:].copy_(x[:-1]) reads what was there.
 const TensorImpl* overwriter(const OpCall& c, const TensorImpl& t) {
   for (int k = 0; c.into && k < c.n_out; ++k) {
     const TensorImpl& out = *c.out[k].impl();
@@ -100,7 +93,7 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
       continue;
     }
     if (overwriter(c, *t)) {
-      copies[i] = private_copy(*t);
+      copies[i] = copied(*t, t->dtype);
       t = copies[i].impl();
     }
     set_tensor(o, *t, it.ndim);

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
+#include "ops/kinds/composite.h"
 #include "ops/kinds/pointwise.h"
 
 namespace brrr {
@@ -90,14 +91,6 @@ void settle_numbers(OpCall& c) {
     int64_t& v = c.attrs.v[word];
     if (rule == Beyond::Refuse) check_holds(c.op->name, v, t);
     v = nearest_integer(v, t);
-  }
-}
-
-static void check_devices(const OpCall& c, Device where) {
-  for (int i = 0; i < c.n_in; ++i) {
-    const TensorImpl* t = c.in[i];
-    BRRR_CHECK(!t || t->device == where, "{}: operands live on {} and {}; move one with to(device)",
-               c.op->name, name(where), name(t->device));
   }
 }
 

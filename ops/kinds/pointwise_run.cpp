@@ -102,10 +102,11 @@ int64_t choose_ways(const Iteration& it, Way* way) {
   return most;
 }
 
-// Walks the outer dims; `at` has the operands' addresses in the row, or of their vx::Line.
+// Walks the outer dims; `at` has the operands' addresses in the row, or of their vx::Line, from its
+// element `first` on.
 class Rows {
  public:
-  Rows(const Iteration& it, int64_t row)
+  Rows(const Iteration& it, int64_t row, int64_t first)
       : it_(it), outer_(it.ndim - 1), first_made_(it.count() - it.info->n_made) {
     for (int d = outer_ - 1; d >= 0; --d) {
       index_[d] = row % it.size[d];
@@ -114,10 +115,10 @@ class Rows {
     for (int k = 0; k < it.count(); ++k) {
       const PointwiseOperand& o = it.operands[k];
       if (o.made) {
-        set_places(k);
+        set_places(k, first);
         continue;
       }
-      at[k] = o.base;
+      at[k] = o.base + first * o.stride[outer_] * static_cast<int64_t>(itemsize(o.dtype));
       for (int d = 0; d < outer_; ++d) {
         bytes_[d][k] = o.stride[d] * static_cast<int64_t>(itemsize(o.dtype));
         at[k] += index_[d] * bytes_[d][k];
@@ -141,10 +142,10 @@ class Rows {
   char* at[kMost];
 
  private:
-  void set_places(int k) {
+  void set_places(int k, int64_t first) {
     const int64_t* stride = it_.operands[k].stride;
     vx::Line& p = places_[k - first_made_];
-    p = {0, stride[outer_]};
+    p = {first * stride[outer_], stride[outer_]};
     for (int d = 0; d < outer_; ++d) {
       bytes_[d][k] = 0;
       p.first += index_[d] * stride[d];
@@ -157,11 +158,11 @@ class Rows {
   int64_t index_[kMaxDims], bytes_[kMaxDims][kMost];
 };
 
-// Rows [begin, end) of the outer dims, each a run of the innermost one.
-void run_rows(const Iteration& it, int64_t begin, int64_t end) {
+// Rows [begin, end) of the outer dims, of each the n elements of the innermost one from `first` on.
+void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, int64_t n) {
   Way way[kMost];
-  const int64_t tile = choose_ways(it, way), n = it.size[it.ndim - 1];
-  Rows rows(it, begin);
+  const int64_t tile = std::min(choose_ways(it, way), n);
+  Rows rows(it, begin, first);
   const auto as_it_is = [](Way w) { return w <= Way::Number || w == Way::Made; };
   if (tile == n && std::all_of(way, way + it.count(), as_it_is)) {
     // The heads of an attention have rows of 16 elements: what happens between rows counts.
@@ -175,25 +176,6 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end) {
   Buffers buf;  // Uninitialised: only touched parts cost.
   for (int64_t row = begin; row < end; ++row, rows.next())
     run_inner(it, rows.at, n, tile, way, &buf);
-}
-
-// A part of a one-dimensional iteration.
-void run_flat(const Iteration& it, int64_t begin, int64_t end) {
-  Way way[kMost];
-  const int64_t tile = choose_ways(it, way);
-  Buffers buf;
-  char* at[kMost];
-  vx::Line places[kMost];
-  for (int k = 0; k < it.count(); ++k) {
-    const PointwiseOperand& o = it.operands[k];
-    if (o.made) {
-      places[k] = {begin * o.stride[0], o.stride[0]};
-      at[k] = reinterpret_cast<char*>(&places[k]);
-      continue;
-    }
-    at[k] = o.base + begin * o.stride[0] * static_cast<int64_t>(itemsize(o.dtype));
-  }
-  run_inner(it, at, end - begin, tile, way, &buf);
 }
 
 // A few elements in the loop's own dtypes, side by side in memory: there is nothing to walk.
@@ -247,13 +229,12 @@ void pointwise_run(OpCall& c) {
     load_splat(it.compute, splats.data[i], o.dtype, o.base);
     o.base = splats.data[i];
   }
+  const int64_t n = it.size[it.ndim - 1];
   if (it.ndim == 1) {
-    parallel_for(it.size[0], kGrain, [&](int64_t b, int64_t e) { run_flat(it, b, e); });
-    return;
+    return parallel_for(n, kGrain, [&](int64_t b, int64_t e) { run_rows(it, 0, 1, b, e - b); });
   }
-  const int64_t rows = it.numel / it.size[it.ndim - 1];
-  const int64_t grain = std::max<int64_t>(1, kGrain / it.size[it.ndim - 1]);
-  parallel_for(rows, grain, [&](int64_t b, int64_t e) { run_rows(it, b, e); });
+  parallel_for(it.numel / n, std::max<int64_t>(1, kGrain / n),
+               [&](int64_t b, int64_t e) { run_rows(it, b, e, 0, n); });
 }
 
 }  // namespace brrr

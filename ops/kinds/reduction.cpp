@@ -29,8 +29,7 @@ ReductionOp::ReductionOp(const char* n, const char* d, const ReductionInfo& i)
 // --- shape and dtype ----------------------------------------------------------------------------
 
 int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims) {
-  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
-  const int ndim = x.impl()->ndim;
+  const int ndim = defined(op, x).impl()->ndim;
   if (dims.empty()) return (int64_t{1} << ndim) - 1;
   int64_t mask = 0;
   for (int64_t d : dims) {
@@ -53,7 +52,7 @@ IntList reduced_sizes(const IntList& sizes, const ReductionAttrs& a) {
   return out;
 }
 
-static int64_t reduced_count(const IntList& sizes, int64_t mask) {
+int64_t reduced_count(const IntList& sizes, int64_t mask) {
   int64_t n = 1;
   for (int d = 0; d < sizes.size(); ++d) {
     if (mask >> d & 1) n *= sizes[d];
@@ -111,7 +110,7 @@ void reduction_vjp(VjpCall& v) {
   }
   Tensor g = info.gradient(r);
   if (!(g.sizes() == r.sizes)) g = expand(g, r.sizes);
-  v.gin[0] = g.dtype() == v.meta(0).dtype ? g : g.to(v.meta(0).dtype);
+  v.gin[0] = g.to(v.meta(0).dtype);
 }
 
 std::string init_literal(double init, DType compute) {

@@ -106,6 +106,8 @@ DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x);
 int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims);
 /// x's sizes with those in the mask set to 1, or dropped.
 IntList reduced_sizes(const IntList& sizes, const ReductionAttrs& a);
+/// How many elements of sizes `sizes` the dims in the mask have.
+int64_t reduced_count(const IntList& sizes, int64_t mask);
 /// The public functions' way in.
 Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim);
 

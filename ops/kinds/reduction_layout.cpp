@@ -50,12 +50,8 @@ Tensor gathered(const TensorImpl& x, int64_t& mask, bool permute, DType compute,
     }
   }
   mask = moved;
-  x.storage->refs.retain();
-  if (!filled) return Tensor(Ref<TensorImpl>::adopt(new_impl(x.storage, compute, sizes)));
-  const auto view = Ref<TensorImpl>::adopt(new_impl(x.storage, x.dtype, sizes, strides, x.offset));
-  Tensor copy = raw_empty(sizes, compute, x.device);
-  copy_now(*copy.impl(), *view);
-  return copy;
+  if (!filled) return tensor_on(*x.storage, compute, sizes, contiguous_strides(sizes), 0);
+  return copied(*tensor_on(*x.storage, x.dtype, sizes, strides, x.offset).impl(), compute);
 }
 
 // Rows: (kept, reduced). Columns: one reduced run before a last kept one.

@@ -5,20 +5,17 @@ namespace brrr {
 
 namespace {
 
-constexpr const char* kNoDifference =
-    "to invert a mask use logical_not, for where two differ logical_xor, for numbers to(dtype)";
-
 constexpr PointwiseTraits kPlain{};
+constexpr PointwiseTraits kDifference{.no_bool =
+                                          "to invert a mask use logical_not, for where two differ "
+                                          "logical_xor, for numbers to(dtype)"};
 constexpr auto kSame = [](auto, auto, auto, auto g) { return g; };
 
 const NumberOp add_row{"add", "a + b", kPlain, [](auto a, auto b) { return a + b; }, kSame, kSame};
 
-const NumberOp sub_row{"sub",
-                       "a - b",
-                       {.no_bool = kNoDifference},
-                       [](auto a, auto b) { return a - b; },
-                       kSame,
-                       [](auto, auto, auto, auto g) { return -g; }};
+const NumberOp sub_row{"sub",       "a - b",
+                       kDifference, [](auto a, auto b) { return a - b; },
+                       kSame,       [](auto, auto, auto, auto g) { return -g; }};
 
 const NumberOp mul_row{"mul",
                        "a * b",
@@ -45,10 +42,7 @@ const NumberOp remainder_row{
     kSame,
     [](auto a, auto b, auto, auto g) { return -(g * m::floor_div(a, b)); }};
 
-const NumberOp neg_row{"neg",
-                       "-a",
-                       {.no_bool = kNoDifference},
-                       [](auto a) { return -a; },
+const NumberOp neg_row{"neg", "-a", kDifference, [](auto a) { return -a; },
                        [](auto, auto, auto g) { return -g; }};
 
 constexpr PointwiseTraits kBound{.beyond = Beyond::Saturate};
@@ -91,54 +85,39 @@ const NumberOp where_row{
 
 }  // namespace
 
-Tensor add(const Tensor& a, const Tensor& b) { return call(add_row, a, b); }
-Tensor add(const Tensor& a, Scalar b) { return call(add_row, a, b); }
-Tensor sub(const Tensor& a, const Tensor& b) { return call(sub_row, a, b); }
-Tensor sub(const Tensor& a, Scalar b) { return call(sub_row, a, b); }
+#define BRRR_OPERATION(name)                                                       \
+  Tensor name(const Tensor& a, const Tensor& b) { return call(name##_row, a, b); } \
+  Tensor name(const Tensor& a, Scalar b) { return call(name##_row, a, b); }
+BRRR_OPERATION(add)
+BRRR_OPERATION(sub)
+BRRR_OPERATION(mul)
+BRRR_OPERATION(div)
+BRRR_OPERATION(floor_div)
+BRRR_OPERATION(remainder)
+BRRR_OPERATION(minimum)
+BRRR_OPERATION(maximum)
+#undef BRRR_OPERATION
 Tensor sub(Scalar a, const Tensor& b) { return call(sub_row, a, b); }
-Tensor mul(const Tensor& a, const Tensor& b) { return call(mul_row, a, b); }
-Tensor mul(const Tensor& a, Scalar b) { return call(mul_row, a, b); }
-Tensor div(const Tensor& a, const Tensor& b) { return call(div_row, a, b); }
-Tensor div(const Tensor& a, Scalar b) { return call(div_row, a, b); }
 Tensor div(Scalar a, const Tensor& b) { return call(div_row, a, b); }
-Tensor floor_div(const Tensor& a, const Tensor& b) { return call(floor_div_row, a, b); }
-Tensor floor_div(const Tensor& a, Scalar b) { return call(floor_div_row, a, b); }
-Tensor remainder(const Tensor& a, const Tensor& b) { return call(remainder_row, a, b); }
-Tensor remainder(const Tensor& a, Scalar b) { return call(remainder_row, a, b); }
 Tensor neg(const Tensor& a) { return call(neg_row, a); }
-Tensor minimum(const Tensor& a, const Tensor& b) { return call(minimum_row, a, b); }
-Tensor minimum(const Tensor& a, Scalar b) { return call(minimum_row, a, b); }
-Tensor maximum(const Tensor& a, const Tensor& b) { return call(maximum_row, a, b); }
-Tensor maximum(const Tensor& a, Scalar b) { return call(maximum_row, a, b); }
 Tensor clamp(const Tensor& a, Scalar lo, Scalar hi) {
   return PointwiseCall(clamp_row).add(a).add(lo).add(hi).run();
 }
 // A fraction is a true condition, also where the arithmetic is of integers.
-static Tensor truth(const Tensor& c) {
-  return c.defined() && is_floating(c.dtype()) ? ne(c, 0.0) : c;
+template <class A, class B> static Tensor choose(const Tensor& c, const A& a, const B& b) {
+  const bool fraction = c.defined() && is_floating(c.dtype());
+  return PointwiseCall(where_row).add(fraction ? ne(c, 0.0) : c).add(a).add(b).run();
 }
-Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) {
-  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
-}
-Tensor where(const Tensor& c, const Tensor& a, Scalar b) {
-  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
-}
-Tensor where(const Tensor& c, Scalar a, const Tensor& b) {
-  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
-}
-Tensor where(const Tensor& c, Scalar a, Scalar b) {
-  return PointwiseCall(where_row).add(truth(c)).add(a).add(b).run();
-}
+Tensor where(const Tensor& c, const Tensor& a, const Tensor& b) { return choose(c, a, b); }
+Tensor where(const Tensor& c, const Tensor& a, Scalar b) { return choose(c, a, b); }
+Tensor where(const Tensor& c, Scalar a, const Tensor& b) { return choose(c, a, b); }
+Tensor where(const Tensor& c, Scalar a, Scalar b) { return choose(c, a, b); }
 
 Tensor Tensor::clamp(Scalar lo, Scalar hi) const { return brrr::clamp(*this, lo, hi); }
 
 // --- in place ------------------------------------------------------------------------------------
 
-static const Tensor& into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
-  call_into(op, a, b);
-  return a;
-}
-static const Tensor& into(const PointwiseOp& op, const Tensor& a, Scalar b) {
+template <class B> static const Tensor& into(const PointwiseOp& op, const Tensor& a, const B& b) {
   call_into(op, a, b);
   return a;
 }

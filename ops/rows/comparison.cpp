@@ -28,18 +28,16 @@ const PointwiseOp isfinite_row{"isfinite", "x is neither infinite nor NaN", kBoo
 
 }  // namespace
 
-Tensor lt(const Tensor& a, const Tensor& b) { return call(lt_row, a, b); }
-Tensor lt(const Tensor& a, Scalar b) { return call(lt_row, a, b); }
-Tensor le(const Tensor& a, const Tensor& b) { return call(le_row, a, b); }
-Tensor le(const Tensor& a, Scalar b) { return call(le_row, a, b); }
-Tensor gt(const Tensor& a, const Tensor& b) { return call(gt_row, a, b); }
-Tensor gt(const Tensor& a, Scalar b) { return call(gt_row, a, b); }
-Tensor ge(const Tensor& a, const Tensor& b) { return call(ge_row, a, b); }
-Tensor ge(const Tensor& a, Scalar b) { return call(ge_row, a, b); }
-Tensor eq(const Tensor& a, const Tensor& b) { return call(eq_row, a, b); }
-Tensor eq(const Tensor& a, Scalar b) { return call(eq_row, a, b); }
-Tensor ne(const Tensor& a, const Tensor& b) { return call(ne_row, a, b); }
-Tensor ne(const Tensor& a, Scalar b) { return call(ne_row, a, b); }
+#define BRRR_COMPARISON(name)                                                      \
+  Tensor name(const Tensor& a, const Tensor& b) { return call(name##_row, a, b); } \
+  Tensor name(const Tensor& a, Scalar b) { return call(name##_row, a, b); }
+BRRR_COMPARISON(lt)
+BRRR_COMPARISON(le)
+BRRR_COMPARISON(gt)
+BRRR_COMPARISON(ge)
+BRRR_COMPARISON(eq)
+BRRR_COMPARISON(ne)
+#undef BRRR_COMPARISON
 Tensor logical_and(const Tensor& a, const Tensor& b) { return call(logical_and_row, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return call(logical_or_row, a, b); }
 Tensor logical_xor(const Tensor& a, const Tensor& b) { return call(logical_xor_row, a, b); }

@@ -25,6 +25,11 @@ static void launch_copy(const TensorImpl& dst, const TensorImpl* src) {
 }
 void copy_now(TensorImpl& dst, const TensorImpl& src) { launch_copy(dst, &src); }
 void zero_now(const TensorImpl& dst) { launch_copy(dst, nullptr); }
+Tensor copied(const TensorImpl& t, DType dtype) {
+  Tensor copy = raw_empty(t.size_list(), dtype, t.device);
+  copy_now(*copy.impl(), t);
+  return copy;
+}
 
 Tensor Tensor::clone() const { return PointwiseCall(copy_row).add(*this).run(); }
 

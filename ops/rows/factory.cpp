@@ -103,25 +103,17 @@ Tensor ones(const IntList& sizes, DType dtype, Device device) {
 }
 Tensor ones(const IntList& sizes, Device device) { return full(sizes, 1, kFloat32, device); }
 
-static void check_like(const char* op, const Tensor& t) {
-  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
-}
 Tensor empty_like(const Tensor& t) {
-  check_like("empty_like", t);
+  defined("empty_like", t);
   return empty(t.sizes(), t.dtype(), t.device());
 }
-Tensor full_like(const Tensor& t, Scalar v) {
-  check_like("full_like", t);
+static Tensor fill_like(const char* op, const Tensor& t, Scalar v) {
+  defined(op, t);
   return full(t.sizes(), v, t.dtype(), t.device());
 }
-Tensor zeros_like(const Tensor& t) {
-  check_like("zeros_like", t);
-  return zeros(t.sizes(), t.dtype(), t.device());
-}
-Tensor ones_like(const Tensor& t) {
-  check_like("ones_like", t);
-  return ones(t.sizes(), t.dtype(), t.device());
-}
+Tensor full_like(const Tensor& t, Scalar v) { return fill_like("full_like", t, v); }
+Tensor zeros_like(const Tensor& t) { return fill_like("zeros_like", t, 0); }
+Tensor ones_like(const Tensor& t) { return fill_like("ones_like", t, 1); }
 
 // --- sequences -----------------------------------------------------------------------------------
 

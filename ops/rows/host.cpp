@@ -10,8 +10,7 @@
 namespace brrr {
 
 static TensorImpl& readable(const Tensor& t, const char* what) {
-  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", what);
-  check_host_access(what, t.impl());
+  check_host_access(what, defined(what, t).impl());
   return *t.impl();
 }
 
@@ -26,10 +25,7 @@ static std::unique_lock<std::recursive_mutex> lock_lent(const Storage& s) {
 static Tensor dense(const Tensor& t) {
   if (t.is_contiguous()) return t;
   NoGradGuard guard;
-  if (t.device().type != DeviceType::CPU) return t.contiguous();
-  Tensor copy = raw_empty(t.sizes(), t.dtype(), t.device());
-  copy_now(*copy.impl(), *t.impl());
-  return copy;
+  return t.device().type == DeviceType::CPU ? copied(*t.impl(), t.dtype()) : t.contiguous();
 }
 
 // The same values, contiguous and on the CPU; `t` itself if it is that already.

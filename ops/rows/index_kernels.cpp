@@ -112,13 +112,6 @@ void add(const Walk& w, TensorImpl& big, const TensorImpl& small) {
   kernel(w, big.data(), small.data());
 }
 
-// The tensor in another dtype or memory.
-Tensor copy_of(const TensorImpl& t, DType dtype) {
-  Tensor copy = raw_empty(t.size_list(), dtype, t.device);
-  copy_now(*copy.impl(), t);
-  return copy;
-}
-
 // Whether two tensors of one shape are the same elements.
 bool same_memory(const TensorImpl& a, const TensorImpl& b) {
   return a.data() == b.data() && a.dtype == b.dtype &&
@@ -146,7 +139,7 @@ void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
   if (narrow) total = raw_empty(out.size_list(), kFloat32, out.device);
   TensorImpl& sum = narrow ? *total.impl() : out;
   if (narrow || (c.into && src->storage == out.storage)) {
-    source = copy_of(*src, sum.dtype);
+    source = copied(*src, sum.dtype);
     src = source.impl();
   }
   if (!base) {

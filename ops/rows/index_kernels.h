@@ -16,8 +16,7 @@ struct Index {
   Index(const TensorImpl& t, bool overwritten) {
     at = reinterpret_cast<const int64_t*>(t.data());
     if (t.contiguous() && !overwritten) return;
-    copy = raw_empty(t.size_list(), kInt64, t.device);
-    copy_now(*copy.impl(), t);
+    copy = copied(t, kInt64);
     at = reinterpret_cast<const int64_t*>(copy.impl()->data());
   }
   Index(const OpCall& c, const TensorImpl& t)

@@ -23,8 +23,7 @@ inline Lines lines_along(const TensorImpl& x, int dim) {
 /// Other sizes and strides over the memory of `t`, in elements.
 inline Tensor memory_view(const TensorImpl& t, const IntList& sizes, const IntList& strides,
                           int64_t offset) {
-  t.storage->refs.retain();
-  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes, strides, offset)));
+  return tensor_on(*t.storage, t.dtype, sizes, strides, offset);
 }
 /// Writes `t`, in any dtype and layout, into each `step`-th place of `out` along `dim` from
 /// `begin`.

@@ -41,9 +41,8 @@ const RowOp rms_norm_row{
     }};
 
 void check_normalized(const char* op, const Tensor& x, const IntList& normalized) {
-  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op);
   const int n = normalized.size();
-  const IntList sizes = x.sizes();
+  const IntList sizes = defined(op, x).sizes();
   BRRR_CHECK(
       n > 0 && n <= x.dim() && IntList(sizes.end() - n, static_cast<size_t>(n)) == normalized,
       "{}: the normalized shape {} is not the trailing sizes of {}; give the sizes of its "

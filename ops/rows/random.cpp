@@ -65,9 +65,8 @@ const PointwiseOp dropout_row{
     }};
 
 void check_floating(const char* op, const Tensor& t) {
-  BRRR_CHECK(t.defined(), "{}: the tensor is undefined; assign one first", op);
-  BRRR_CHECK(is_floating(t.dtype()), "{}: needs a floating tensor, got {}; convert with to(dtype)",
-             op, describe(t.impl()));
+  BRRR_CHECK(is_floating(defined(op, t).dtype()),
+             "{}: needs a floating tensor, got {}; convert with to(dtype)", op, describe(t.impl()));
 }
 void check_probability(const char* op, double p) {
   BRRR_CHECK(p >= 0 && p <= 1, "{}: p is a probability in [0, 1], got {}", op, p);

@@ -13,23 +13,28 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const ReductionOp sum_row{"sum",
-                          "Sum; integers and bool give int64",
-                          kFloatsAndInt64,
-                          {.result = ReductionResult::Wide},
-                          [] { return 0.0; },
-                          Keep{},
-                          [](auto a, auto b) { return a + b; },
-                          Keep{},
-                          [](const ReductionGrad& r) { return r.g; }};
+constexpr ReductionTraits kPlain{}, kBoolean{.result = ReductionResult::Bool};
+constexpr ReductionTraits kWide{.result = ReductionResult::Wide};
+constexpr ReductionTraits kExtremum{
+    .needs_elements = true, .saves_input = true, .saves_output = true};
+constexpr auto kZero = [] { return 0.0; };
+constexpr auto kOne = [] { return 1.0; };
+constexpr auto kAdd = [](auto a, auto b) { return a + b; };
+constexpr auto kLarger = [](auto a, auto b) { return m::max(a, b); };
+constexpr auto kSmaller = [](auto a, auto b) { return m::min(a, b); };
+constexpr auto kTruth = [](auto x) { return m::where(x != 0.0, 1.0, 0.0); };
+
+const ReductionOp sum_row{
+    "sum",  "Sum; integers and bool give int64",       kFloatsAndInt64, kWide, kZero, Keep{}, kAdd,
+    Keep{}, [](const ReductionGrad& r) { return r.g; }};
 
 const ReductionOp mean_row{"mean",
                            "Arithmetic mean",
                            kFloats,
-                           {},
-                           [] { return 0.0; },
+                           kPlain,
+                           kZero,
                            Keep{},
-                           [](auto a, auto b) { return a + b; },
+                           kAdd,
                            [](auto a, auto n) { return a / n; },
                            [](const ReductionGrad& r) { return r.g / r.count; }};
 
@@ -38,9 +43,9 @@ const ReductionOp norm_row{
     "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0",
     kFloats,
     {.saves_input = true, .saves_output = true},
-    [] { return 0.0; },
+    kZero,
     [](auto x) { return x * x; },
-    [](auto a, auto b) { return a + b; },
+    kAdd,
     [](auto a, auto) { return m::sqrt(a); },
     // Where the norm is 0 so is every x, and 0 / 1 is the gradient wanted.
     [](const ReductionGrad& r) { return r.g * (r.x / where(r.y == 0.0, 1.0, r.y)); }};
@@ -54,40 +59,25 @@ Tensor shared_by_ties(const ReductionGrad& r) {
 const ReductionOp amax_row{"amax",
                            "Maximum; NaN wins; ties share the gradient",
                            kNumbers,
-                           {.needs_elements = true, .saves_input = true, .saves_output = true},
+                           kExtremum,
                            [] { return -kInfinity; },
                            Keep{},
-                           [](auto a, auto b) { return m::max(a, b); },
+                           kLarger,
                            Keep{},
                            shared_by_ties};
-
 const ReductionOp amin_row{"amin",
                            "Minimum; NaN wins; ties share the gradient",
                            kNumbers,
-                           {.needs_elements = true, .saves_input = true, .saves_output = true},
+                           kExtremum,
                            [] { return kInfinity; },
                            Keep{},
-                           [](auto a, auto b) { return m::min(a, b); },
+                           kSmaller,
                            Keep{},
                            shared_by_ties};
-
-const ReductionOp any_row{"any",
-                          "Whether an element is not 0",
-                          kNumbers,
-                          {.result = ReductionResult::Bool},
-                          [] { return 0.0; },
-                          [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
-                          [](auto a, auto b) { return m::max(a, b); },
-                          Keep{}};
-
-const ReductionOp all_row{"all",
-                          "Whether no element is 0",
-                          kNumbers,
-                          {.result = ReductionResult::Bool},
-                          [] { return 1.0; },
-                          [](auto x) { return m::where(x != 0.0, 1.0, 0.0); },
-                          [](auto a, auto b) { return m::min(a, b); },
-                          Keep{}};
+const ReductionOp any_row{
+    "any", "Whether an element is not 0", kNumbers, kBoolean, kZero, kTruth, kLarger, Keep{}};
+const ReductionOp all_row{
+    "all", "Whether no element is 0", kNumbers, kBoolean, kOne, kTruth, kSmaller, Keep{}};
 
 // Per row of x [rows, n], the product of all elements but the own one; without division, so that
 // zeros need no care and the second derivative is right too. Products of pairs go up a binary tree
@@ -137,17 +127,11 @@ const ReductionOp prod_row{"prod",
                            "Product; integers and bool give int64",
                            kFloatsAndInt64,
                            {.result = ReductionResult::Wide, .saves_input = true},
-                           [] { return 1.0; },
+                           kOne,
                            Keep{},
                            [](auto a, auto b) { return a * b; },
                            Keep{},
                            prod_gradient};
-
-int64_t count_of(const IntList& sizes, int64_t mask) {
-  int64_t n = 1;
-  for (int d = 0; d < sizes.size(); ++d) n *= mask >> d & 1 ? sizes[d] : 1;
-  return n;
-}
 
 // What a composite computes in: 16-bit floats would be rounded between its ops.
 Tensor in_compute_type(const char* op, const Tensor& x) {
@@ -158,34 +142,18 @@ Tensor in_compute_type(const char* op, const Tensor& x) {
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(sum_row, x, dims, keepdim);
-}
-Tensor mean(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(mean_row, x, dims, keepdim);
-}
-Tensor prod(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(prod_row, x, dims, keepdim);
-}
-Tensor amax(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(amax_row, x, dims, keepdim);
-}
-Tensor amin(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(amin_row, x, dims, keepdim);
-}
-Tensor norm(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(norm_row, x, dims, keepdim);
-}
-Tensor any(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(any_row, x, dims, keepdim);
-}
-Tensor all(const Tensor& x, const IntList& dims, bool keepdim) {
-  return reduce(all_row, x, dims, keepdim);
-}
+Tensor sum(const Tensor& x, const IntList& d, bool keep) { return reduce(sum_row, x, d, keep); }
+Tensor mean(const Tensor& x, const IntList& d, bool keep) { return reduce(mean_row, x, d, keep); }
+Tensor prod(const Tensor& x, const IntList& d, bool keep) { return reduce(prod_row, x, d, keep); }
+Tensor amax(const Tensor& x, const IntList& d, bool keep) { return reduce(amax_row, x, d, keep); }
+Tensor amin(const Tensor& x, const IntList& d, bool keep) { return reduce(amin_row, x, d, keep); }
+Tensor norm(const Tensor& x, const IntList& d, bool keep) { return reduce(norm_row, x, d, keep); }
+Tensor any(const Tensor& x, const IntList& d, bool keep) { return reduce(any_row, x, d, keep); }
+Tensor all(const Tensor& x, const IntList& d, bool keep) { return reduce(all_row, x, d, keep); }
 
 // Two passes: the squares of deviations from the mean lose nothing to a large mean.
 Tensor var(const Tensor& x, const IntList& dims, bool unbiased, bool keepdim) {
-  const int64_t n = count_of(x.sizes(), reduction_mask("var", x, dims));
+  const int64_t n = reduced_count(x.sizes(), reduction_mask("var", x, dims));
   const Tensor wide = in_compute_type("var", x);
   const Tensor deviation = wide - mean(wide, dims, true);
   const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // Of 0: NaN.
@@ -199,7 +167,7 @@ Tensor var(const Tensor& x, const IntList& dims, bool unbiased, bool keepdim) {
 Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   const int64_t mask = reduction_mask("logsumexp", x, dims);
   const Tensor wide = in_compute_type("logsumexp", x);
-  if (count_of(x.sizes(), mask) == 0) return log(sum(wide, dims, keepdim)).to(x.dtype());
+  if (reduced_count(x.sizes(), mask) == 0) return log(sum(wide, dims, keepdim)).to(x.dtype());
   const Tensor top = amax(wide.detach(), dims, true);
   const Tensor c = where(isfinite(top), top, 0.0);
   const Tensor s = sum(exp(wide - c), dims, true);

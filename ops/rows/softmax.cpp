@@ -1,5 +1,4 @@
 // Softmax and its logarithm over the last dim; other dims are moved there and back.
-#include "core/check.h"
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
 #include "ops/view_ops.h"
@@ -23,8 +22,7 @@ const RowOp log_softmax_row{"log_softmax", "x - max - log(sum(exp(x - max)))",
                             [](auto, auto y, auto g) { return g - m::exp(y) * row::sum(g); }};
 
 Tensor over_dim(const RowOp& op, const Tensor& x, int64_t dim) {
-  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op.name);
-  const int64_t d = wrap_dim(op.name, dim, static_cast<int>(x.dim()));
+  const int d = dim_arg(op.name, x, dim);
   if (d + 1 >= x.dim()) return op(x);
   return transpose(op(transpose(x, d, -1)), d, -1).contiguous();
 }

@@ -32,8 +32,8 @@ const NumberOp triu_row{"triu",
                         }};
 
 Tensor triangle(const PointwiseOp& op, const Tensor& x, int64_t diagonal) {
-  BRRR_CHECK(x.defined(), "{}: the tensor is undefined; assign one first", op.name);
-  BRRR_CHECK(x.dim() >= 2, "{}: takes matrices [.., rows, cols], got {}; unsqueeze a dim", op.name,
+  BRRR_CHECK(defined(op.name, x).dim() >= 2,
+             "{}: takes matrices [.., rows, cols], got {}; unsqueeze a dim", op.name,
              describe(x.impl()));
   // Clamped, so that no sum with a row's number overflows.
   return PointwiseCall(op).add(x).add(std::clamp(diagonal, -x.size(-2), x.size(-1))).run();

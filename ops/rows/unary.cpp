@@ -65,24 +65,28 @@ const NumberOp pow_row{"pow",
 
 }  // namespace
 
-Tensor exp(const Tensor& x) { return call(exp_row, x); }
-Tensor expm1(const Tensor& x) { return call(expm1_row, x); }
-Tensor log(const Tensor& x) { return call(log_row, x); }
-Tensor log1p(const Tensor& x) { return call(log1p_row, x); }
-Tensor sqrt(const Tensor& x) { return call(sqrt_row, x); }
-Tensor rsqrt(const Tensor& x) { return call(rsqrt_row, x); }
-Tensor sin(const Tensor& x) { return call(sin_row, x); }
-Tensor cos(const Tensor& x) { return call(cos_row, x); }
-Tensor tanh(const Tensor& x) { return call(tanh_row, x); }
-Tensor sigmoid(const Tensor& x) { return call(sigmoid_row, x); }
-Tensor erf(const Tensor& x) { return call(erf_row, x); }
-Tensor square(const Tensor& x) { return call(square_row, x); }
-Tensor reciprocal(const Tensor& x) { return call(reciprocal_row, x); }
-Tensor abs(const Tensor& x) { return call(abs_row, x); }
-Tensor sign(const Tensor& x) { return call(sign_row, x); }
-Tensor floor(const Tensor& x) { return call(floor_row, x); }
-Tensor ceil(const Tensor& x) { return call(ceil_row, x); }
-Tensor round(const Tensor& x) { return call(round_row, x); }
+#define BRRR_FUNCTION(name)                                    \
+  Tensor name(const Tensor& x) { return call(name##_row, x); } \
+  Tensor Tensor::name() const { return brrr::name(*this); }
+BRRR_FUNCTION(exp)
+BRRR_FUNCTION(expm1)
+BRRR_FUNCTION(log)
+BRRR_FUNCTION(log1p)
+BRRR_FUNCTION(sqrt)
+BRRR_FUNCTION(rsqrt)
+BRRR_FUNCTION(sin)
+BRRR_FUNCTION(cos)
+BRRR_FUNCTION(tanh)
+BRRR_FUNCTION(sigmoid)
+BRRR_FUNCTION(erf)
+BRRR_FUNCTION(square)
+BRRR_FUNCTION(reciprocal)
+BRRR_FUNCTION(abs)
+BRRR_FUNCTION(sign)
+BRRR_FUNCTION(floor)
+BRRR_FUNCTION(ceil)
+BRRR_FUNCTION(round)
+#undef BRRR_FUNCTION
 Tensor trunc(const Tensor& x) { return call(trunc_row, x); }
 Tensor pow(const Tensor& x, const Tensor& e) { return call(pow_row, x, e); }
 Tensor pow(const Tensor& x, Scalar e) {
@@ -95,24 +99,6 @@ Tensor pow(const Tensor& x, Scalar e) {
   return call(pow_row, x, e);
 }
 
-Tensor Tensor::exp() const { return brrr::exp(*this); }
-Tensor Tensor::expm1() const { return brrr::expm1(*this); }
-Tensor Tensor::log() const { return brrr::log(*this); }
-Tensor Tensor::log1p() const { return brrr::log1p(*this); }
-Tensor Tensor::sqrt() const { return brrr::sqrt(*this); }
-Tensor Tensor::rsqrt() const { return brrr::rsqrt(*this); }
-Tensor Tensor::sin() const { return brrr::sin(*this); }
-Tensor Tensor::cos() const { return brrr::cos(*this); }
-Tensor Tensor::tanh() const { return brrr::tanh(*this); }
-Tensor Tensor::sigmoid() const { return brrr::sigmoid(*this); }
-Tensor Tensor::erf() const { return brrr::erf(*this); }
-Tensor Tensor::square() const { return brrr::square(*this); }
-Tensor Tensor::reciprocal() const { return brrr::reciprocal(*this); }
-Tensor Tensor::abs() const { return brrr::abs(*this); }
-Tensor Tensor::sign() const { return brrr::sign(*this); }
-Tensor Tensor::floor() const { return brrr::floor(*this); }
-Tensor Tensor::ceil() const { return brrr::ceil(*this); }
-Tensor Tensor::round() const { return brrr::round(*this); }
 Tensor Tensor::pow(Scalar e) const { return brrr::pow(*this, e); }
 Tensor Tensor::pow(const Tensor& e) const { return brrr::pow(*this, e); }
 

@@ -42,7 +42,7 @@ const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
 
 std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
   BRRR_CHECK(t.defined() && t.dim() > 0, "unbind: needs a tensor of at least one dim, got {}",
-             t.defined() ? describe(t.impl()) : "an undefined one");
+             describe(t));
   const int d = wrap_dim("unbind", dim, static_cast<int>(t.dim()));
   const int64_t n = t.size(d);
   std::vector<Tensor> parts;

@@ -27,13 +27,19 @@ template <class F, class... A> auto lift(const A&... a) {
   return ReadingOf<A...>::type::template lift<F>(a...);
 }
 
-// Functions of elements, as types. `chain`: a long chain of operations, worth keeping.
-namespace lifted {
+// Functions of elements, as types, and what lifts them: operators, and functions of m::. `chain`: a
+// long chain of operations, worth keeping.
 #define BRRR_OPERATOR(Name, sign)                                                                  \
+  namespace lifted {                                                                               \
   struct Name {                                                                                    \
     static constexpr bool chain = false;                                                           \
     template <class A, class B> auto operator()(const A& a, const B& b) const { return a sign b; } \
-  };
+  };                                                                                               \
+  }                                                                                                \
+  template <RowTerm A, RowTerm B>                                                                  \
+  requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) {                \
+    return lift<lifted::Name>(a, b);                                                               \
+  }
 BRRR_OPERATOR(Add, +)
 BRRR_OPERATOR(Subtract, -)
 BRRR_OPERATOR(Multiply, *)
@@ -47,15 +53,18 @@ BRRR_OPERATOR(NotEqual, !=)
 BRRR_OPERATOR(And, &)
 BRRR_OPERATOR(Or, |)
 #undef BRRR_OPERATOR
-struct Negate {
-  static constexpr bool chain = false;
-  template <class A> auto operator()(const A& a) const { return -a; }
-};
-#define BRRR_FUNCTION(name, is_chain)                                                    \
-  struct name {                                                                          \
-    static constexpr bool chain = is_chain;                                              \
-    template <class... A> auto operator()(const A&... a) const { return m::name(a...); } \
-  };
+
+#define BRRR_FUNCTION(name, is_chain)                                                        \
+  namespace lifted {                                                                         \
+  struct name {                                                                              \
+    static constexpr bool chain = is_chain;                                                  \
+    template <class... A> auto operator()(const A&... a) const { return m::name(a...); }     \
+  };                                                                                         \
+  }                                                                                          \
+  namespace m {                                                                              \
+  template <RowTerm... A>                                                                    \
+  requires(RowValue<A> || ...) auto name(const A&... a) { return lift<lifted::name>(a...); } \
+  }
 BRRR_FUNCTION(exp, true)
 BRRR_FUNCTION(expm1, true)
 BRRR_FUNCTION(log, true)
@@ -77,6 +86,12 @@ BRRR_FUNCTION(max, false)
 BRRR_FUNCTION(fma, false)
 BRRR_FUNCTION(where, false)
 #undef BRRR_FUNCTION
+
+namespace lifted {
+struct Negate {
+  static constexpr bool chain = false;
+  template <class A> auto operator()(const A& a) const { return -a; }
+};
 // The larger and the smaller one. They pass over NaN.
 struct Larger {
   static constexpr bool chain = false;
@@ -92,52 +107,9 @@ struct Square {
 };
 }  // namespace lifted
 
-#define BRRR_LIFT(sign, Name)                                                       \
-  template <RowTerm A, RowTerm B>                                                   \
-  requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) { \
-    return lift<lifted::Name>(a, b);                                                \
-  }
-BRRR_LIFT(+, Add)
-BRRR_LIFT(-, Subtract)
-BRRR_LIFT(*, Multiply)
-BRRR_LIFT(/, Divide)
-BRRR_LIFT(<, Less)
-BRRR_LIFT(<=, LessEqual)
-BRRR_LIFT(>, Greater)
-BRRR_LIFT(>=, GreaterEqual)
-BRRR_LIFT(==, Equal)
-BRRR_LIFT(!=, NotEqual)
-BRRR_LIFT(&, And)
-BRRR_LIFT(|, Or)
-#undef BRRR_LIFT
 template <RowValue A> auto operator-(const A& a) { return lift<lifted::Negate>(a); }
 
 namespace m {
-#define BRRR_LIFT(name)   \
-  template <RowTerm... A> \
-  requires(RowValue<A> || ...) auto name(const A&... a) { return lift<lifted::name>(a...); }
-BRRR_LIFT(exp)
-BRRR_LIFT(expm1)
-BRRR_LIFT(log)
-BRRR_LIFT(log1p)
-BRRR_LIFT(sqrt)
-BRRR_LIFT(rsqrt)
-BRRR_LIFT(sin)
-BRRR_LIFT(cos)
-BRRR_LIFT(tanh)
-BRRR_LIFT(sigmoid)
-BRRR_LIFT(erf)
-BRRR_LIFT(abs)
-BRRR_LIFT(sign)
-BRRR_LIFT(isnan)
-BRRR_LIFT(isfinite)
-BRRR_LIFT(pow)
-BRRR_LIFT(min)
-BRRR_LIFT(max)
-BRRR_LIFT(fma)
-BRRR_LIFT(where)
-#undef BRRR_LIFT
-
 /// x * x, of an x that is computed once.
 template <RowValue A> auto square(const A& a) { return lift<lifted::Square>(a); }
 /// The value, as one that has no gradient.
