@@ -3,19 +3,17 @@
 // when no kernel can be generated from its row.
 //
 //   BRRR_DEVICE_STRUCT(EyeArguments, { char* to; long columns; });
-//   constexpr DeviceKernel eye{"eye", EyeArgumentsText, 256, R"(
+//   constexpr DeviceKernel eye{"eye", EyeArgumentsText, 256, {R"(
 //     KERNEL(eye, EyeArguments, 256) {
 //       T* to = (T*)p.to;
 //       ...
-//     })"};
+//     })"}};
 //   run_kernel(eye, {.t = x.dtype}, {blocks}, EyeArguments{...});
 //
 // The dialect is CUDA C++ without headers after the device prelude (ops/vocabulary/vec_device.h):
 // KERNEL, or BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one
 // argument `p`, and the threads of a block.
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <string>
 
@@ -36,20 +34,12 @@ struct OpDef;
   __VA_ARGS__                                \
   inline constexpr char TextName[] = #__VA_ARGS__ "\n"
 
-/// Several texts as one: what kernels share, then a kernel.
-template <size_t... N> constexpr auto join_text(const char (&... part)[N]) {
-  std::array<char, (N + ...) - sizeof...(N) + 1> all{};
-  char* to = all.data();
-  ((to = std::copy_n(part, N - 1, to)), ...);
-  return all;
-}
-
 /// One text, compiled once for each variant that is asked for.
 struct DeviceKernel {
   const char* name;     ///< Of the kernel in the text.
   const char* structs;  ///< Texts of the structs it takes.
   int threads;          ///< Of a block.
-  const char* text;
+  const char* text[5];  ///< What kernels share, then the kernel.
 };
 
 /// What a kernel's text is compiled for. T is the element type of dtype t as it lies in memory and

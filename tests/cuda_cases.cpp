@@ -116,7 +116,9 @@ std::vector<KernelText> kernels_to_compile(int major) {
   std::vector<KernelText> kernels;
   for (const auto& [what, variants] : ran().variants) {
     const DeviceKernel& k = *what.first;
-    const bool is_long = std::strlen(k.text) >= kLongText;
+    size_t length = 0;
+    for (const char* part : k.text) length += part ? std::strlen(part) : 0;
+    const bool is_long = length >= kLongText;
     for (const auto& [bits, v] : variants) {
       const KernelText text{{}, k.name, 0, text_of(k, v)};
       const bool last = bits == variants.rbegin()->first;

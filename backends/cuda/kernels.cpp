@@ -131,7 +131,9 @@ std::string with_support(const std::string& text) {
 }
 
 std::string text_of(const DeviceKernel& k, const Variant& v) {
-  return with_support(k.structs + variant_text(v) + k.text);
+  std::string text = k.structs + variant_text(v);
+  for (const char* part : k.text) text += part ? part : "";
+  return with_support(text);
 }
 
 }  // namespace brrr::cuda

@@ -164,7 +164,7 @@ BRRR_VX void give(const ArgArguments& p, long to, const Best& best) {
 }
 )";
 
-constexpr auto kRowsText = join_text(kBeatsText, kArgText, R"(
+constexpr DeviceKernel arg_rows_kernel{"arg_rows", ArgArgumentsText, 256, {kBeatsText, kArgText, R"(
 BLOCK_KERNEL(arg_rows, ArgArguments, 256) {
   const long at = (long)blockIdx.x * 8 + threadIdx.x / 32;
   if (at >= p.outer * p.chunks) return;
@@ -177,10 +177,10 @@ BLOCK_KERNEL(arg_rows, ArgArguments, 256) {
   }
   if (threadIdx.x % 32 == 0) give(p, at, best);
 }
-)");
-constexpr DeviceKernel arg_rows_kernel{"arg_rows", ArgArgumentsText, 256, kRowsText.data()};
+)"}};
 
-constexpr auto kColumnsText = join_text(kBeatsText, kArgText, R"(
+constexpr DeviceKernel arg_columns_kernel{
+    "arg_columns", ArgArgumentsText, 256, {kBeatsText, kArgText, R"(
 BLOCK_KERNEL(arg_columns, ArgArguments, 256) {
   __shared__ Best rows[8][32];
   const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
@@ -198,9 +198,7 @@ BLOCK_KERNEL(arg_columns, ArgArguments, 256) {
     give(p, (line * p.chunks + chunk) * p.inner + column, rows[0][tx]);
   }
 }
-)");
-constexpr DeviceKernel arg_columns_kernel{"arg_columns", ArgArgumentsText, 256,
-                                          kColumnsText.data()};
+)"}};
 
 void run_pass(ArgArguments& a, const Variant& v) {
   if (a.inner > 1) {
@@ -263,11 +261,7 @@ const OpDef argmin_row{"argmin",
 
 }  // namespace
 
-Tensor argmax(const Tensor& x, int64_t dim, bool keepdim) {
-  return reduce(argmax_row, x, dim, keepdim);
-}
-Tensor argmin(const Tensor& x, int64_t dim, bool keepdim) {
-  return reduce(argmin_row, x, dim, keepdim);
-}
+Tensor argmax(const Tensor& x, int64_t d, bool keep) { return reduce(argmax_row, x, d, keep); }
+Tensor argmin(const Tensor& x, int64_t d, bool keep) { return reduce(argmin_row, x, d, keep); }
 
 }  // namespace brrr

@@ -15,7 +15,8 @@ using enum attention::Operand;
 
 // The sum stays spread over a row's threads until the end: all of them fade it alike. The last
 // queries see the most keys, so they start first.
-constexpr auto forward_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel forward_kernel{
+    "attention", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, q);
   T *const k = q + kRows * kStride, *const v = k + kCols * kStride;
@@ -76,10 +77,11 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
   }
   store_tile(p, p.to, head, out, factor, mine, p.queries, p.depth);
 }
-)");
+)"}};
 
 // A warp for each row of g and out.
-constexpr auto along_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel along_kernel{
+    "attention_along", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   const unsigned blocks = (p.queries + 3) / 4;
   const long head = blockIdx.x / blocks;
@@ -93,9 +95,10 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   for (int m = 1; m < 32; m *= 2) sum += shuffle_xor(sum, m);
   if (lane() == 0) p.along[head * p.queries + query] = sum;
 }
-)");
+)"}};
 
-constexpr auto queries_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel queries_kernel{
+    "attention_dq", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, q);
   T *const g = q + kRows * kStride, *const k = g + kRows * kStride;
@@ -146,10 +149,11 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
   }
   store_tile(p, p.to, head, dq, scale, mine, p.queries, p.width);
 }
-)");
+)"}};
 
 // Transposed: the weights' rows are keys.
-constexpr auto keys_text = join_text(vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel keys_kernel{
+    "attention_dkv", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
   DYNAMIC_SHARED(T, k);
   T *const v = k + kRows * kStride, *const q = v + kRows * kStride;
@@ -200,15 +204,7 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
   store_tile(p, p.dk, head, dk, scale, mine, p.keys, p.width);
   store_tile(p, p.dv, head, dv, one, mine, p.keys, p.depth);
 }
-)");
-
-constexpr DeviceKernel forward_kernel{"attention", AttentionArgumentsText, 128,
-                                      forward_text.data()};
-constexpr DeviceKernel along_kernel{"attention_along", AttentionArgumentsText, 128,
-                                    along_text.data()};
-constexpr DeviceKernel queries_kernel{"attention_dq", AttentionArgumentsText, 128,
-                                      queries_text.data()};
-constexpr DeviceKernel keys_kernel{"attention_dkv", AttentionArgumentsText, 128, keys_text.data()};
+)"}};
 
 // --- calls ---------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ BRRR_VX long place(const CumsumArguments& p, long i) { return p.reverse ? p.n - 
 )";
 
 // A thread takes a chunk of a line.
-constexpr auto kColumnsText = join_text(kCumsumText, R"(
+constexpr DeviceKernel columns_kernel{"cumsum_columns", CumsumArgumentsText, 256, {kCumsumText, R"(
 KERNEL(cumsum_columns, CumsumArguments, 256) {
   const long at = (long)blockIdx.x * 256 + threadIdx.x;
   if (at >= p.outer * p.chunks * p.inner) return;
@@ -160,13 +160,11 @@ KERNEL(cumsum_columns, CumsumArguments, 256) {
   }
   if (p.totals) store((UC*)p.totals + at, sum);
 }
-)");
-constexpr DeviceKernel columns_kernel{"cumsum_columns", CumsumArgumentsText, 256,
-                                      kColumnsText.data()};
+)"}};
 
 // A block takes a chunk of a dense line, through shared memory: threads read neighbours there, but
 // sum elements in a row. Every ninth place is left out, so that they use different banks.
-constexpr auto kRowsText = join_text(kCumsumText, R"(
+constexpr DeviceKernel rows_kernel{"cumsum_rows", CumsumArgumentsText, 256, {kCumsumText, R"(
 BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
   __shared__ UC room[256 * 9];
   __shared__ UC warps[8];
@@ -206,8 +204,7 @@ BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
     if (i < p.n) put_u((U*)p.y + line + place(p, i), splat(room[j + j / 8]));
   }
 }
-)");
-constexpr DeviceKernel rows_kernel{"cumsum_rows", CumsumArgumentsText, 256, kRowsText.data()};
+)"}};
 
 void run_pass(const CumsumArguments& a, const Variant& v) {
   if (a.inner > 1 || a.n <= kShort) {
@@ -265,9 +262,7 @@ void cumsum_vjp(VjpCall& v) {
 }  // namespace
 
 Tensor cumsum(const Tensor& x, int64_t dim) {
-  BRRR_CHECK(x.defined(), "cumsum: the tensor is undefined; assign one first");
-  return call(cumsum_row, {x},
-              CumsumAttrs{wrap_dim("cumsum", dim, static_cast<int>(x.dim())), false});
+  return call(cumsum_row, {x}, CumsumAttrs{dim_arg("cumsum", x, dim), false});
 }
 Tensor Tensor::cumsum(int64_t dim) const { return brrr::cumsum(*this, dim); }
 

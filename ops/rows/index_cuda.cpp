@@ -56,7 +56,7 @@ BRRR_VX Place place(const WalkArguments& p, Number i) {
 }
 )";
 
-constexpr auto kPickText = join_text(kUnitText, kPlaceText, R"(
+constexpr DeviceKernel pick_kernel{"pick", WalkArgumentsText, 256, {kUnitText, kPlaceText, R"(
 using Unit = UnitOf<N & 255>::type;
 
 KERNEL(pick, WalkArguments, 256) {
@@ -68,8 +68,7 @@ KERNEL(pick, WalkArguments, 256) {
   if (in_range(p.fault, k, p.limit, p.op)) x = ((const Unit*)p.big)[q.big + k * p.big_step];
   ((Unit*)p.small)[q.small + q.at * p.small_step] = x;
 }
-)");
-constexpr DeviceKernel pick_kernel{"pick", WalkArgumentsText, 256, kPickText.data()};
+)"}};
 
 constexpr char kUnitSumText[] = R"(
 constexpr int width = N & 255;
@@ -94,7 +93,8 @@ BRRR_VX void put_sum(Unit* to, const Sum& s) {
 }
 )";
 
-constexpr auto kAddFewText = join_text(kPlaceText, kUnitSumText, R"(
+constexpr DeviceKernel add_few_kernel{
+    "add_few", WalkArgumentsText, 256, {kPlaceText, kUnitSumText, R"(
 KERNEL(add_few, WalkArguments, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.n) return;
@@ -113,11 +113,11 @@ KERNEL(add_few, WalkArguments, 256) {
   }
   put_sum(to, sum);
 }
-)");
-constexpr DeviceKernel add_few_kernel{"add_few", WalkArgumentsText, 256, kAddFewText.data()};
+)"}};
 
 // Positions out of range have been noted; they lie last.
-constexpr auto kAddSortedText = join_text(kEntryText, kPlaceText, kUnitSumText, R"(
+constexpr DeviceKernel add_sorted_kernel{
+    "add_sorted", WalkArgumentsText, 256, {kEntryText, kPlaceText, kUnitSumText, R"(
 using Entry = EntryOf<(N & 512) != 0>::type;
 KERNEL(add_sorted, WalkArguments, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
@@ -144,9 +144,7 @@ KERNEL(add_sorted, WalkArguments, 256) {
   }
   put_sum(to, sum);
 }
-)");
-constexpr DeviceKernel add_sorted_kernel{"add_sorted", WalkArgumentsText, 256,
-                                         kAddSortedText.data()};
+)"}};
 
 BRRR_DEVICE_STRUCT(EntryArguments, {
   const char* index;
@@ -155,7 +153,7 @@ BRRR_DEVICE_STRUCT(EntryArguments, {
 });
 
 // The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones.
-constexpr auto kEntriesText = join_text(kEntryText, R"(
+constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256, {kEntryText, R"(
 KERNEL(index_entries, EntryArguments, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.n) return;
@@ -165,9 +163,7 @@ KERNEL(index_entries, EntryArguments, 256) {
   if (!in_range(p.fault, k, p.limit, p.op)) k = p.limit;
   set_entry(((EntryOf<N != 0>::type*)p.to)[line * p.count + at], (unsigned long)k, at);
 }
-)");
-constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256,
-                                      kEntriesText.data()};
+)"}};
 
 BRRR_DEVICE_STRUCT(OneHotArguments, {
   const char* index;
@@ -175,14 +171,14 @@ BRRR_DEVICE_STRUCT(OneHotArguments, {
   long op, n, classes;
 });
 
-constexpr DeviceKernel one_hot_kernel{"one_hot", OneHotArgumentsText, 256, R"(
+constexpr DeviceKernel one_hot_kernel{"one_hot", OneHotArgumentsText, 256, {R"(
 KERNEL(one_hot, OneHotArguments, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.n) return;
   const long k = ((const long*)p.index)[i / p.classes];
   ((long*)p.to)[i] = in_range(p.fault, k, p.classes, p.op) && k == i % p.classes;
 }
-)"};
+)"}};
 
 // --- calls ---------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ BRRR_DEVICE_STRUCT(CatArguments, {
   long begin[129];
 });
 
-constexpr auto kCatText = join_text(kUnitText, R"(
+constexpr DeviceKernel cat_kernel{"cat", CatArgumentsText, 256, {kUnitText, R"(
 KERNEL(cat, CatArguments, 256) {
   using Unit = UnitOf<N>::type;
   const long at = (long)blockIdx.x * 256 + threadIdx.x;
@@ -83,8 +83,7 @@ KERNEL(cat, CatArguments, 256) {
   const long begin = p.begin[part], length = p.begin[part + 1] - begin;
   ((Unit*)p.to)[at] = ((const Unit*)p.from[part])[row * length + i - begin];
 }
-)");
-constexpr DeviceKernel cat_kernel{"cat", CatArgumentsText, 256, kCatText.data()};
+)"}};
 
 void cat_cuda(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();

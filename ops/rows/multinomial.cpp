@@ -162,8 +162,7 @@ void draw_without_replacement(const DrawAttrs& draw, const Problem& p) {
 void multinomial_cpu(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   if (x.numel == 0) return;
-  const Tensor weights = raw_empty(x.size_list(), kFloat64, x.device);
-  copy_now(*weights.impl(), x);
+  const Tensor weights = copied(x, kFloat64);
   const int64_t n = x.sizes[x.ndim - 1];
   const auto a = c.attrs.as<MultinomialAttrs>();
   const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
@@ -193,7 +192,7 @@ BRRR_VX double uniform_at(long i, const DrawByWeight& p) {
 }
 )";
 
-constexpr auto kSumsText = join_text(vx::kDrawText, R"(
+constexpr DeviceKernel sums_kernel{"part_sums", DrawByWeightText, 64, {vx::kDrawText, R"(
 KERNEL(part_sums, DrawByWeight, 64) {
   const long i = (long)blockIdx.x * 64 + threadIdx.x;
   if (i >= p.rows * p.parts) return;
@@ -209,10 +208,9 @@ KERNEL(part_sums, DrawByWeight, 64) {
   }
   if (!good) sums[end - 1] = (double)not_a_number;
 }
-)");
-constexpr DeviceKernel sums_kernel{"part_sums", DrawByWeightText, 64, kSumsText.data()};
+)"}};
 
-constexpr DeviceKernel totals_kernel{"row_sums", DrawByWeightText, 64, R"(
+constexpr DeviceKernel totals_kernel{"row_sums", DrawByWeightText, 64, {R"(
 KERNEL(row_sums, DrawByWeight, 64) {
   const long row = (long)blockIdx.x * 64 + threadIdx.x;
   if (row >= p.rows) return;
@@ -223,9 +221,9 @@ KERNEL(row_sums, DrawByWeight, 64) {
     before[part + 1] = before[part] + ((const double*)p.sums)[row * p.n + end - 1];
   }
 }
-)"};
+)"}};
 
-constexpr auto kDrawnText = join_text(vx::kDrawText, kUniformText, R"(
+constexpr DeviceKernel draw_kernel{"draw", DrawByWeightText, 256, {vx::kDrawText, kUniformText, R"(
 KERNEL(draw, DrawByWeight, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.rows * p.samples) return;
@@ -241,10 +239,10 @@ KERNEL(draw, DrawByWeight, 256) {
   const auto sum = [=](long at) { return before[at / 256] + sums[at]; };
   ((long*)p.out)[i] = drawn(sum, p.n, total, uniform_at(i, p));
 }
-)");
-constexpr DeviceKernel draw_kernel{"draw", DrawByWeightText, 256, kDrawnText.data()};
+)"}};
 
-constexpr auto kClocksText = join_text(kEntryText, OrderKeyText, vx::kDrawText, kUniformText, R"(
+constexpr DeviceKernel clocks_kernel{
+    "clocks", DrawByWeightText, 256, {kEntryText, OrderKeyText, vx::kDrawText, kUniformText, R"(
 KERNEL(clocks, DrawByWeight, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.rows * p.n) return;
@@ -253,11 +251,10 @@ KERNEL(clocks, DrawByWeight, 256) {
   const double at = w[0] > 0 ? ringing(f64(uniform_at(i, p)), w)[0] : (double)infinity;
   set_entry(((Wide*)p.sums)[i], order_key(at), i % p.n);
 }
-)");
-constexpr DeviceKernel clocks_kernel{"clocks", DrawByWeightText, 256, kClocksText.data()};
+)"}};
 
 // A clock that never rings has been drawn if there are fewer positive weights than samples.
-constexpr auto kTakeText = join_text(kEntryText, OrderKeyText, R"(
+constexpr DeviceKernel take_kernel{"take", DrawByWeightText, 256, {kEntryText, OrderKeyText, R"(
 KERNEL(take, DrawByWeight, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.rows * p.samples) return;
@@ -266,8 +263,7 @@ KERNEL(take, DrawByWeight, 256) {
   if (!rings) bad_row(p.fault, i / p.samples, p.op);
   ((long*)p.out)[i] = rings ? e.at : 0;
 }
-)");
-constexpr DeviceKernel take_kernel{"take", DrawByWeightText, 256, kTakeText.data()};
+)"}};
 
 void draw_with_replacement_cuda(DrawByWeight& a, DType dtype, Device device) {
   a.parts = (a.n + kDrawPart - 1) / kDrawPart;

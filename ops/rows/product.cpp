@@ -180,7 +180,7 @@ BRRR_DEVICE_STRUCT(IntegerProduct, {
   long m, n, k, a_row, a_col, b_row, b_col;
 });
 
-constexpr DeviceKernel integer_product_kernel{"integer_product", IntegerProductText, 256, R"(
+constexpr DeviceKernel integer_product_kernel{"integer_product", IntegerProductText, 256, {R"(
 KERNEL(integer_product, IntegerProduct, 256) {
   const long at = (long)blockIdx.x * 256 + threadIdx.x;
   if (at >= p.m * p.n) return;
@@ -192,7 +192,7 @@ KERNEL(integer_product, IntegerProduct, 256) {
   }
   ((T*)p.c)[at] = (T)sum;
 }
-)"};
+)"}};
 
 Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
   Gemm g{dtype, false, false, a.rows, b.cols, a.cols, a.t->data(), 0, b.t->data(), 0, c, b.cols};

@@ -10,6 +10,7 @@
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
+#include "ops/rows/library_kernels.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
@@ -41,12 +42,12 @@ BRRR_DEVICE_STRUCT(FrequencyArguments, {
 });
 
 // They come with the launch: a GPU's pow() is not the host's.
-constexpr DeviceKernel frequencies_kernel{"rotary_frequencies", FrequencyArgumentsText, 256, R"(
+constexpr DeviceKernel frequencies_kernel{"rotary_frequencies", FrequencyArgumentsText, 256, {R"(
 KERNEL(rotary_frequencies, FrequencyArguments, 256) {
   const int i = threadIdx.x;
   if (i < p.count) ((double*)p.to)[i] = p.frequency[i];
 }
-)"};
+)"}};
 
 void frequencies_cuda(OpCall& c) {
   const auto a = c.attrs.as<FrequencyAttrs>();
@@ -105,10 +106,7 @@ Tensor half_of(const TensorImpl& t, int which) {
   IntList sizes = t.size_list();
   const int last = t.ndim - 1;
   sizes[last] /= 2;
-  t.storage->refs.retain();
-  return Tensor(Ref<TensorImpl>::adopt(new_impl(t.storage, t.dtype, sizes,
-                                                {t.strides, static_cast<size_t>(t.ndim)},
-                                                t.offset + which * sizes[last] * t.strides[last])));
+  return memory_view(t, sizes, t.stride_list(), t.offset + which * sizes[last] * t.strides[last]);
 }
 
 // The same on any device.

@@ -40,7 +40,7 @@ BRRR_VX void put_entry(const SortArguments& p, long i, Entry e) {
 )";
 
 // `width` is a power of two up to 2048: a block sorts 2048 / width runs.
-constexpr auto kTileText = join_text(kEntryText, kSortText, R"(
+constexpr DeviceKernel tile_kernel{"sort_tiles", SortArgumentsText, 256, {kEntryText, kSortText, R"(
 BLOCK_KERNEL(sort_tiles, SortArguments, 256) {
   __shared__ Entry tile[2048];
   const int width = (int)p.width;
@@ -74,11 +74,11 @@ BLOCK_KERNEL(sort_tiles, SortArguments, 256) {
     }
   }
 }
-)");
-constexpr DeviceKernel tile_kernel{"sort_tiles", SortArgumentsText, 256, kTileText.data()};
+)"}};
 
 // A block makes 2048 entries of a merged run.
-constexpr auto kMergeText = join_text(kEntryText, kSortText, R"(
+constexpr DeviceKernel merge_kernel{
+    "merge_runs", SortArgumentsText, 256, {kEntryText, kSortText, R"(
 // How many of the first `count` entries of the merged run come from a.
 BRRR_VX long split(const Entry* a, long n_a, const Entry* b, long n_b, long count) {
   long low = count > n_b ? count - n_b : 0, high = count < n_a ? count : n_a;
@@ -123,8 +123,7 @@ BLOCK_KERNEL(merge_runs, SortArguments, 256) {
     put_entry(p, result * merged_room + begin + at, part[from_a ? i++ : j++]);
   }
 }
-)");
-constexpr DeviceKernel merge_kernel{"merge_runs", SortArgumentsText, 256, kMergeText.data()};
+)"}};
 
 BRRR_DEVICE_STRUCT(OrderArguments, {
   const char* x;
@@ -133,15 +132,15 @@ BRRR_DEVICE_STRUCT(OrderArguments, {
 });
 
 // N: 1 for wide entries, plus 2 for the greatest first.
-constexpr auto kKeysText = join_text(kEntryText, OrderKeyText, R"(
+constexpr DeviceKernel keys_kernel{
+    "order_entries", OrderArgumentsText, 256, {kEntryText, OrderKeyText, R"(
 KERNEL(order_entries, OrderArguments, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.n) return;
   const auto key = order_key(get((const T*)p.x + i)[0]);
   set_entry(((EntryOf<(N & 1) != 0>::type*)p.to)[i], N & 2 ? ~key : key, i % p.columns);
 }
-)");
-constexpr DeviceKernel keys_kernel{"order_entries", OrderArgumentsText, 256, kKeysText.data()};
+)"}};
 
 }  // namespace
 
