@@ -113,6 +113,10 @@ TEST_CASE("autocast: norms, softmax, losses and reductions give float32") {
     CHECK(same_bits(h.sum(), wide.sum()));
     CHECK(same_bits(h.mean({1}), wide.mean({1})));
     CHECK(same_bits(h.norm(), wide.norm()));
+    for (const int64_t d : {0, 1}) {
+      CHECK(same_bits(h.var(d), wide.var(d)));
+      CHECK(same_bits(h.logsumexp(d), wide.logsumexp(d)));
+    }
     // Pointwise ops follow their operands.
     CHECK(gelu(h).dtype() == t);
   }

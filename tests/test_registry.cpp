@@ -97,8 +97,6 @@ const std::map<std::string, std::string> kCompositions = {
     {"stack", "unsqueeze and cat"},
     {"einsum", "permute, reshape, slice, squeeze, sum, mul and matmul"},
     {"mse_loss", "sub, square and mean"},
-    {"var", "mean, sub, mul, sum and div"},
-    {"logsumexp", "amax, sub, exp, sum and log"},
     {"max_with_indices", "argmax and gather"},
     {"sort", "argsort and gather"},
     {"sum_to", "sum and view"},

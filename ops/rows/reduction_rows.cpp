@@ -1,10 +1,12 @@
 // The reduction rows, and reductions composed of them.
 #include "ops/reduction_ops.h"
 
+#include "core/autocast.h"
 #include "core/check.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/kinds/reduction.h"
+#include "ops/kinds/row.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
@@ -24,7 +26,7 @@ constexpr auto kLarger = [](auto a, auto b) { return m::max(a, b); };
 constexpr auto kSmaller = [](auto a, auto b) { return m::min(a, b); };
 constexpr auto kTruth = [](auto x) { return m::where(x != 0.0, 1.0, 0.0); };
 
-const ReductionOp sum_row{
+const ReductionOp total_row{
     "sum",  "Sum; integers and bool give int64",       kFloatsAndInt64, kWide, kZero, Keep{}, kAdd,
     Keep{}, [](const ReductionGrad& r) { return r.g; }};
 
@@ -107,20 +109,17 @@ Tensor products_of_others(const Tensor& x) {
 Tensor prod_gradient(const ReductionGrad& r) {
   if (r.dims.empty()) return r.g;
   if (r.x.numel() == 0) return r.g * r.x;
-  IntList order, permuted, inverse = r.sizes;
+  IntList order, inverse = r.sizes;
   int64_t mask = 0;
   for (int64_t d : r.dims) mask |= int64_t{1} << d;
   for (int d = 0; d < r.sizes.size(); ++d) {
     if (!(mask >> d & 1)) order.push_back(d);
   }
   for (int64_t d : r.dims) order.push_back(d);
-  for (int i = 0; i < order.size(); ++i) {
-    inverse[static_cast<int>(order[i])] = i;
-    permuted.push_back(r.sizes[static_cast<int>(order[i])]);
-  }
+  for (int i = 0; i < order.size(); ++i) inverse[static_cast<int>(order[i])] = i;
   const auto n = static_cast<int64_t>(r.count);
-  const Tensor rows = reshape(permute(r.x, order), {r.x.numel() / n, n});
-  return r.g * permute(reshape(products_of_others(rows), permuted), inverse);
+  const Tensor last = permute(r.x, order), rows = reshape(last, {r.x.numel() / n, n});
+  return r.g * permute(reshape(products_of_others(rows), last.sizes()), inverse);
 }
 
 const ReductionOp prod_row{"prod",
@@ -133,16 +132,65 @@ const ReductionOp prod_row{"prod",
                            Keep{},
                            prod_gradient};
 
+// --- one number a row ----------------------------------------------------------------------------
+
+// Two passes: the squares of deviations from the mean lose nothing to a large mean.
+const RowOp var_row{"var",
+                    "sum((x - mean)^2) / degrees of freedom",
+                    Operands<Operand::Each, Operand::Scalar>{},
+                    {"x"},
+                    [](auto x, auto freedom) {
+                      const auto mean = row::mean(x);
+                      const auto d = x - mean;
+                      return std::tuple{row::sum(d * d) / freedom, mean};
+                    },
+                    [](auto x, auto freedom, auto, auto mean, auto g) {
+                      const auto part = g / freedom * (x - mean);
+                      const auto both = part + part;
+                      return both + row::mean(-both);
+                    }};
+
+// log(sum(exp(x - c))) + c with c the maximum, which is no function of x to the gradient: any c
+// gives the same. Infinite maxima are left out (-inf - -inf is NaN), and the logarithm does not see
+// the 0 of a row that is -inf throughout, whose gradient is 0.
+const RowOp logsumexp_row{"logsumexp", "log(sum(exp(x - max))) + max",
+                          [](auto x) {
+                            const auto top = m::constant(row::max(x));
+                            const auto c = m::where(m::isfinite(top), top, 0.0);
+                            const auto s = row::sum(m::exp(x - c));
+                            const auto y = m::where(s == 0.0, -kInfinity,
+                                                    m::log(m::where(s == 0.0, 1.0, s)) + c);
+                            return std::tuple{y, c, s};
+                          },
+                          [](auto x, auto, auto c, auto s, auto g) {
+                            return m::where(s == 0.0, 0.0, g / s) * m::exp(x - m::constant(c));
+                          }};
+
+// The rows' numbers, if the dims in the mask are the last ones; else undefined. A row is one
+// thread's: a large tensor as a whole is left to the threads, with the same bits.
+template <class... Numbers>
+Tensor over_last(const RowOp& op, const Tensor& x, const ReductionAttrs& a, Numbers... numbers) {
+  const int64_t beyond = int64_t{1} << x.dim(), lowest = a.mask & -a.mask;
+  if (a.mask + lowest != beyond || (lowest == 1 && x.numel() > 1 << 17)) return {};
+  const Tensor y =
+      call(op, {x}, RowAttrs{std::popcount(static_cast<uint64_t>(a.mask))}, numbers...);
+  return reshape(y, reduced_sizes(x.sizes(), a));
+}
+
 // What a composite computes in: 16-bit floats would be rounded between its ops.
 Tensor in_compute_type(const char* op, const Tensor& x) {
   BRRR_CHECK(is_floating(x.dtype()), "{}: takes floating dtypes, got {}; convert with to(kFloat32)",
              op, describe(x.impl()));
   return x.to(compute_type(x.dtype()));
 }
+// And what it gives: under autocast that, as a row does.
+Tensor rounded(const Tensor& y, const Tensor& x) {
+  return autocast_dtype() == kFloat32 ? y.to(x.dtype()) : y;
+}
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const IntList& d, bool keep) { return reduce(sum_row, x, d, keep); }
+Tensor sum(const Tensor& x, const IntList& d, bool keep) { return reduce(total_row, x, d, keep); }
 Tensor mean(const Tensor& x, const IntList& d, bool keep) { return reduce(mean_row, x, d, keep); }
 Tensor prod(const Tensor& x, const IntList& d, bool keep) { return reduce(prod_row, x, d, keep); }
 Tensor amax(const Tensor& x, const IntList& d, bool keep) { return reduce(amax_row, x, d, keep); }
@@ -151,29 +199,27 @@ Tensor norm(const Tensor& x, const IntList& d, bool keep) { return reduce(norm_r
 Tensor any(const Tensor& x, const IntList& d, bool keep) { return reduce(any_row, x, d, keep); }
 Tensor all(const Tensor& x, const IntList& d, bool keep) { return reduce(all_row, x, d, keep); }
 
-// Two passes: the squares of deviations from the mean lose nothing to a large mean.
+// Dims that are not the last ones have the order of their reductions.
 Tensor var(const Tensor& x, const IntList& dims, bool unbiased, bool keepdim) {
-  const int64_t n = reduced_count(x.sizes(), reduction_mask("var", x, dims));
+  const int64_t mask = reduction_mask("var", x, dims), n = reduced_count(x.sizes(), mask);
+  const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // Of 0: NaN.
+  if (const Tensor y = over_last(var_row, x, {mask, keepdim}, freedom); y.defined()) return y;
   const Tensor wide = in_compute_type("var", x);
   const Tensor deviation = wide - mean(wide, dims, true);
-  const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // Of 0: NaN.
-  const Tensor v = sum(deviation * deviation, dims, keepdim) / freedom;
-  return v.to(x.dtype());
+  return rounded(sum(deviation * deviation, dims, keepdim) / freedom, x);
 }
 
-// log(sum(exp(x - c))) + c with c the maximum, which is no function of x to the gradient: any c
-// gives the same. Infinite maxima are left out (-inf - -inf is NaN), and the logarithm does not see
-// the 0 of a row that is -inf throughout, whose gradient is 0.
 Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   const int64_t mask = reduction_mask("logsumexp", x, dims);
+  if (const Tensor y = over_last(logsumexp_row, x, {mask, keepdim}); y.defined()) return y;
   const Tensor wide = in_compute_type("logsumexp", x);
-  if (reduced_count(x.sizes(), mask) == 0) return log(sum(wide, dims, keepdim)).to(x.dtype());
+  if (reduced_count(x.sizes(), mask) == 0) return rounded(log(sum(wide, dims, keepdim)), x);
   const Tensor top = amax(wide.detach(), dims, true);
   const Tensor c = where(isfinite(top), top, 0.0);
   const Tensor s = sum(exp(wide - c), dims, true);
   const Tensor empty = s == 0.0;
   const Tensor y = where(empty, -kInfinity, log(where(empty, 1.0, s)) + c);
-  return reshape(y, reduced_sizes(x.sizes(), {mask, keepdim})).to(x.dtype());
+  return rounded(reshape(y, reduced_sizes(x.sizes(), {mask, keepdim})), x);
 }
 
 std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool keepdim) {
