@@ -245,7 +245,9 @@ resume() {
   forget_runs
   check_brrr 0 module
   ran ""
+  local began=$SECONDS
   check_brrr 0 module --again
+  check "nothing holds its output when it has ended" test $((SECONDS - began)) -lt 15
   ran "brrr_tests m1 m2 m3 "
   # A failure is tried again, and only that.
   echo 'exit 1' >"$behave/m2"

@@ -83,7 +83,8 @@ gpu_tests() {
   for chosen in "${new[*]}" "${old[*]}"; do
     if [[ -z "$chosen" || $SECONDS -ge $deadline ]]; then continue; fi
     say "$phase: $chosen"
-    (while sleep 20; do gpu_note_tests "$phase"; gpu_bring; done) &  # The machine may go away.
+    # The machine may go away. A sleep that outlives it must not hold the output of the command.
+    (while sleep 20; do gpu_note_tests "$phase"; gpu_bring; done) >/dev/null 2>&1 &
     ticker=$!
     gpu_run "$log" "${ctest[@]}" -R "^(${chosen// /|})\$" -j "$(nproc)" --output-on-failure || true
     kill "$ticker" 2>/dev/null || true
