@@ -178,10 +178,13 @@ TEST_CASE("reduction rows: graph mode equals eager mode, forward and backward") 
       bool keepdim;
     };
     std::vector<Case> cases;
+    size_t turn = 0;
     for (const OpDef* op : rows_of(OpKind::Reduction)) {
       if (!has_kernel(*op, t)) continue;
       for (const IntList& shape : {IntList{}, {7, 33}, {70, 9}, {3, 4100}, {4, 5, 18}}) {
         for (const IntList& dims : dims_of(shape.size())) {
+          // 17 shapes and dims a row: a third of them is another one in each row.
+          if (turn++ % 3 && t != kFloat32 && !long_tests()) continue;
           Tensor x = values_for(*op, shape, t);
           if (cases.size() % 3 == 1) x = reversed(x);
           if (cases.size() % 3 == 2) x = with_gaps(x);
