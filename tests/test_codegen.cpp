@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tests/fuzz_steps.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -64,19 +65,18 @@ Tensors edges(DType t) {
 
 TEST_CASE("codegen: every conversion, contiguous and strided") {
   test::TempCache cache;
-  Tensors inputs;
-  for (int t = 0; t < kNumDTypes; ++t) {
-    for (const Tensor& x : edges(static_cast<DType>(t))) inputs.push_back(x);
-  }
-  check_same(
-      [](const Tensors& in) {
-        Tensors out;
-        for (const Tensor& x : in) {
-          for (int t = 0; t < kNumDTypes; ++t) out.push_back(x.to(static_cast<DType>(t)).clone());
-        }
-        return out;
-      },
-      inputs);
+  const auto all = [](const Tensors& in) {
+    Tensors out;
+    for (const Tensor& x : in) {
+      for (int t = 0; t < kNumDTypes; ++t) {
+        // What is loaded with strides is converted by the same code.
+        const bool skip = !x.is_contiguous() && (static_cast<int>(x.dtype()) + t) % 3;
+        if (!skip || test::long_tests()) out.push_back(x.to(static_cast<DType>(t)).clone());
+      }
+    }
+    return out;
+  };
+  for (int t = 0; t < kNumDTypes; ++t) check_same(all, edges(static_cast<DType>(t)));
 }
 
 TEST_CASE("codegen: results stored into tensors of other dtypes and layouts") {
@@ -143,7 +143,7 @@ TEST_CASE("codegen: many windows, many instructions, several outputs, register p
         Tensors out;
         for (const Tensor& t : in) sum = sum * 0.5 + t;
         for (int k = 0; k < 200; ++k) {
-          chain = k % 3 ? sin(chain) : chain * 1.01 + in[static_cast<size_t>(k % 40)];
+          chain = k % 9 ? chain * 1.01 + in[static_cast<size_t>(k % 40)] : sin(chain);
           if (k % 25 == 0) out.push_back(chain);
         }
         const Tensor h = zeros({19});
@@ -252,7 +252,9 @@ TEST_CASE("codegen: sines and cosines of bounded results") {
   };
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
     CAPTURE(static_cast<int>(t));
-    for (const Tensor& x : edges(t)) check_same(chain, {x});
+    check_same(chain, {edges(t)[0]});
+    if (t != kFloat32 && !test::long_tests()) continue;
+    check_same(chain, {edges(t)[1]});
     check_same(chain, {(randn({3000}) * 5.0).to(t)});
   }
 }

@@ -84,6 +84,38 @@ TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
   CHECK_MESSAGE(error.find("cross_entropy: index 33 is out of range") == 0, error);
 }
 
+TEST_CASE(
+    "cuda fusion: ids beside a sum over wide rows, numbers written in place, values of no row") {
+  if (!have_device()) return;
+  const TempCache cache;
+  Tensor logits = on_gpu(randn({20, 200}).set_requires_grad(true));
+  Tensor bias = on_gpu(randn({200}).set_requires_grad(true));
+  const Tensor ids = on_gpu(randint(0, 200, {20}));
+  kernels([&] { return grad({cross_entropy(logits + bias, ids)}, {logits, bias}); });
+  kernels([&] { return Tensors{full({16, 64}, 2.0, kFloat32, kCUDA).sum({-1})}; });
+  kernels([&] { return Tensors{ones({100000}, kFloat32, kCUDA).sum()}; });
+  const Tensor v = on_gpu(randn({16, 1}));
+  kernels([&] {
+    return Tensors{(v.expand({16, 64}) * 2.0).sum({-1}), softmax(v.expand({16, 64}), -1)};
+  });
+  const Tensor x = on_gpu(randn({16, 1, 64})), row = on_gpu(randn({1, 5000}));
+  kernels([&] { return Tensors{softmax(triu(x), -1), tril(row).sum()}; });
+  const Tensor long_row = on_gpu(randn({40000})), wide = on_gpu(randn({40, 256}));
+  kernels([&] {
+    const Tensor count = full({1}, 3.0, kFloat32, kCUDA) * long_row.slice(0, 0, 1);
+    count.add_(1.0);
+    const Tensor y = long_row.sum() / count;
+    count.mul_(2.0);
+    return Tensors{y, y + count, count};
+  });
+  kernels([&] {
+    const Tensor u = matmul(wide, wide.slice(0, 0, 1).t());
+    const Tensor s = (wide * u).sum({0});
+    u.add_(1.0);
+    return Tensors{u, s};
+  });
+}
+
 TEST_CASE("cuda fusion: a GPT's step has the CPU's plan") {
   if (!have_device()) return;
   const TempCache cache;

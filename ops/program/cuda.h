@@ -128,8 +128,9 @@ class Words {
 
 /// Whether a kernel's argument has room for so many windows and numbers over so many dims.
 inline bool cuda_takes(size_t windows, size_t numbers, int ndim) {
-  const auto n = static_cast<size_t>(ndim);
-  return windows * (1 + n) + numbers + 1 + 3 * n <= Words::kMost;
+  // Rows may take one more dim, and words of their own.
+  const auto n = static_cast<size_t>(ndim) + 1;
+  return windows * (1 + n) + numbers + 1 + 3 * n + 24 <= Words::kMost;
 }
 
 }  // namespace brrr::program

@@ -83,8 +83,12 @@ RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& tra
   const bool whole = walk.rows == 1 && !traits.columns;
   if (whole) walk.log_group = 0;
   if (traits.columns) walk.steps = steps_of(walk.matrix);
-  // Places that do not depend on each other: a lane has a group.
-  const bool apart = traits.columns && !traits.folds;
+  // Places that do not depend on each other: a lane has a group. A number of a row that is read and
+  // written is one walker's.
+  const bool apart = traits.columns && !traits.folds &&
+                     std::none_of(windows, windows + count, [&](const Window& w) {
+                       return w.loaded && w.stored && w.stride[space.ndim - 1] == 0;
+                     });
   if (apart) longest = kWarp * walk.group();
   if (traits.split) longest = kLongestPiece;
   if (traits.split || (longest && walk.n > longest)) {
@@ -171,7 +175,9 @@ RowTraits row_traits(const Program& p, bool split) {
   for (int id = 0; id < passes.count(); ++id) {
     const Statement& s = p.statements[static_cast<size_t>(id)];
     if (!passes.of(id).live) continue;
-    t.folds |= ends_pass(s);
+    // Of a piece of a row nothing of these can be told.
+    t.folds |= ends_pass(s) || s.kind == Statement::Counts || s.kind == Statement::IsAt ||
+               s.kind == Statement::Total;
     const bool column = s.kind == Statement::FoldRows;
     const bool total = s.kind == Statement::Total || (t.split && s.kind == Statement::Fold);
     t.columns += column;

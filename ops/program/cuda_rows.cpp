@@ -46,12 +46,13 @@ template <class T> BRRR_VX T* shared_square() {
   __shared__ T all[32 * 33];
   return all;
 }
-// What the lanes of a walker have, combined: the same bits in each lane. All threads of the block
-// take part.
+// What the lanes of a walker have, combined: the same bits in each lane, as the lower lane always
+// comes first. All threads of the block take part.
 template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
 #pragma unroll
   for (int d = (kLanes < 32 ? kLanes : 32) / 2; d > 0; d /= 2) {
-    x = combine(x, V(shuffle_xor(x.v, d)));
+    const V other = V(shuffle_xor(x.v, d));
+    x = threadIdx.x & d ? combine(other, x) : combine(x, other);
   }
   if constexpr (kLanes > 32) {
     constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC looks at what is not taken, too.
@@ -61,7 +62,10 @@ template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
     __syncthreads();
     x = V(partial[threadIdx.x % warps]);
 #pragma unroll
-    for (int d = warps / 2; d > 0; d /= 2) x = combine(x, V(shuffle_xor(x.v, d)));
+    for (int d = warps / 2; d > 0; d /= 2) {
+      const V other = V(shuffle_xor(x.v, d));
+      x = threadIdx.x & d ? combine(other, x) : combine(x, other);
+    }
   }
   return x;
 }
@@ -162,6 +166,7 @@ class RowText : DeviceRowPasses {
   std::string loaded(int id, const std::string& place, const std::string& own = "") const {
     const int w = at(id).which;
     if (window(w).source == Window::Index) {
+      if (at(id).varies == Statement::Never) return "i64(0l)";
       return fmt::format("i64(o{}{})", w, along(w, place));
     }
     const std::string from =
@@ -309,9 +314,13 @@ class RowText : DeviceRowPasses {
       out_ += "  }\n";
       if (walk_.slots) leave_accumulators();
     }
+    if (totals_.empty()) store_numbers("  if (walker == 0 && lane == 0) ");
+  }
+  // Those that depend on no row; where there are totals, once nobody reads what may lie there.
+  void store_numbers(const char* before) {
     for (int id = 0; id < count(); ++id) {
       if (is_number_store(id) && at(at(id).args[0]).varies == Statement::Never && is_for_all(id)) {
-        out_ += "  if (walker == 0 && lane == 0) " + stored(id) + ";\n";
+        out_ += before + stored(id) + ";\n";
       }
     }
   }
@@ -350,6 +359,13 @@ class RowText : DeviceRowPasses {
     numbers_of_row(indent);
   }
 
+  // Until all of them have what they want of the row's memory.
+  void wait_for_lanes(const std::string& indent) {
+    if (walk_.lanes() > 1) {
+      out_ += indent + (walk_.lanes() > 32 ? "__syncthreads();\n" : "__syncwarp();\n");
+    }
+  }
+
   // The elements of a pass, one group after the other.
   void pass(const Pass& pass, bool is_last, const std::string& indent) {
     for (int f : pass.ends) {
@@ -360,11 +376,13 @@ class RowText : DeviceRowPasses {
         names_[static_cast<size_t>(f)] = fmt::format("v{}", f);
       }
     }
-    if (pass.list.empty()) return;
+    const bool folds = std::any_of(pass.ends.begin(), pass.ends.end(),
+                                   [&](int f) { return at(f).kind == Statement::Fold; });
+    if (pass.list.empty() && !folds) return;
     // A lane may overwrite what another one still wants of this row.
     const bool stores = std::any_of(pass.list.begin(), pass.list.end(),
                                     [&](int id) { return is_element_store(id); });
-    if (is_last && stores && walk_.lanes() > 32) out_ += indent + "__syncthreads();\n";
+    if (is_last && stores) wait_for_lanes(indent);
     const int step = walk_.lanes() * walk_.group();
     if (walk_.slots) {
       out_ += fmt::format(
@@ -453,7 +471,7 @@ class RowText : DeviceRowPasses {
                           columns_.size() + k, name(split() ? totals_[k] : at(totals_[k]).args[0]));
     }
     if (each.empty()) return;
-    if (walk_.lanes() > 32) out_ += indent + "__syncthreads();\n";
+    wait_for_lanes(indent);
     out_ += fmt::format("{0}if (lane == 0 && on) {{\n{1}{0}}}\n", indent, each);
   }
 
@@ -567,6 +585,7 @@ class RowText : DeviceRowPasses {
       names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
     }
     out_ += "  if (threadIdx.x != 0) return;\n";
+    store_numbers("  ");
     for (int id = 0; id < count(); ++id) {
       const Statement& s = at(id);
       if (!of(id).live || !of(id).after || of_column(id) || is_total(id)) continue;
