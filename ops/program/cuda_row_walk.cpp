@@ -104,8 +104,9 @@ RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& tra
   const auto slots = std::bit_ceil(static_cast<uint64_t>((walk.n + of_lanes - 1) / of_lanes));
   const int64_t kept = static_cast<int64_t>(slots) * walk.group() * traits.item / 4 *
                        (traits.reused + traits.columns);  // In registers.
-  if (kept && !traits.split && walk.n <= kLongestKept &&
-      kept <= (walk.threads() > kDeviceThreads ? 24 : 128)) {
+  // Of the 64 or 255 that a thread may have; arithmetic in float64 takes more of them.
+  const int64_t room = walk.threads() > kDeviceThreads ? 24 : traits.item > 4 ? 64 : 128;
+  if (kept && !traits.split && walk.n <= kLongestKept && kept <= room) {
     walk.slots = static_cast<int>(slots);
   }
   for (Window* w = windows; w < windows + count; ++w) {

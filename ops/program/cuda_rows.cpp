@@ -359,6 +359,12 @@ class RowText : DeviceRowPasses {
     numbers_of_row(indent);
   }
 
+  // Groups that a lane asks for before it takes the first. A thread of a large block has but 64
+  // registers.
+  int ahead() const {
+    if (walk_.threads() > kDeviceThreads && walk_.traits.item > 4) return 1;
+    return walk_.group() == 1 ? 8 : 2;
+  }
   // Until all of them have what they want of the row's memory.
   void wait_for_lanes(const std::string& indent) {
     if (walk_.lanes() > 1) {
@@ -391,7 +397,7 @@ class RowText : DeviceRowPasses {
           indent, walk_.slots, walk_.lanes(), walk_.group());
     } else {
       out_ += fmt::format("#pragma unroll {0}\n{1}for (long i = lane * {2}; i < n; i += {3}) {{\n",
-                          walk_.group() == 1 ? 8 : 2, indent, walk_.group(), step);
+                          ahead(), indent, walk_.group(), step);
     }
     group(pass, indent + "  ");
     out_ += indent + "}\n";
