@@ -48,9 +48,8 @@ class DevicePlan final : public Plan {
     std::vector<Kernel> kernels;
     std::vector<int64_t> words;
     int64_t parts = 0;
-    bool table =
-        false;  ///< Kernels find the words in the block, behind `at`; else they are handed.
-    size_t at = 0;
+    bool table = false;  ///< Kernels find the words in the block; else they are handed.
+    size_t at = 0;       ///< Where in the block.
     void add_blocks(size_t kernel, std::string name, int64_t blocks, int threads);
     std::vector<std::pair<size_t, uint32_t>> addresses;  ///< Word, value id.
     std::vector<std::pair<size_t, uint32_t>> controls;   ///< Word, control word.
@@ -122,12 +121,12 @@ class DevicePlan final : public Plan {
   std::vector<int64_t> scratch_;              // By group: bytes that its kernels take.
   std::vector<External> externals_;
   std::vector<HostData> host_data_;
-  std::vector<HostPart> parts_;       // Of the block: the control words, host data.
+  std::vector<HostPart> parts_;       // Of the block: the control words, host data, tables.
   std::vector<Ref<Storage>> slots_;   // By survivor.
   std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
   char* arena_ = nullptr;
   Ref<Storage> block_memory_;
-  char* block_ = nullptr;  // The control words on the device, then host data.
+  char* block_ = nullptr;  // The control words on the device, host data, tables.
   size_t block_bytes_ = 0;
   int spoilt_ = 0;         // Captures that failed.
   uint64_t retry_at_ = 0;  // The direct replay before which a capture is tried again.

@@ -44,6 +44,7 @@ class Text {
               [&](Word w, int64_t) { out_ += "  " + declaration(w, p_.numbers) + ";\n"; });
     out_ += "};\n";
   }
+
   // --- a group -----------------------------------------------------------------------------------
 
   // What a thread has of a group: `x<w>`, its elements of each window.

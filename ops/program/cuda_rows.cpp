@@ -1,6 +1,5 @@
 // The text of a GPU's kernels for a program with rows.
 #include <algorithm>
-#include <functional>
 
 #include "core/check.h"
 #include "ops/program/cuda_row_passes.h"
@@ -234,8 +233,7 @@ class RowText : DeviceRowPasses {
                        fill(at(fold).text, {"a", "b"}));
   }
   std::string combined(int fold, const std::string& x) const {
-    const std::string so_far = x;
-    return fill(at(fold).text, {so_far, name(at(fold).args[0])});
+    return fill(at(fold).text, {x, name(at(fold).args[0])});
   }
   const std::string& init(int fold) const { return name(at(fold).args[1]); }
 
