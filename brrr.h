@@ -16,6 +16,8 @@
 #include "core/scalar.h"
 #include "core/tensor.h"
 #include "graph/compare.h"
+#include "graph/diagnose.h"
+#include "graph/profile.h"
 #include "graph/step.h"
 #include "models/checkpoint.h"
 #include "models/data.h"

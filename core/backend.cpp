@@ -1,6 +1,8 @@
 #include "core/backend.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -37,6 +39,19 @@ Device default_device() { return made_on; }
 void synchronize(Device device) { backend(device).synchronize(); }
 
 DeviceProperties device_properties(Device device) { return backend(device).properties(); }
+DeviceLimits device_limits(Device device, bool anew) { return backend(device).limits(anew); }
+
+double DeviceLimits::gb_per_second(double bytes) const {
+  if (copies.empty()) return 0;
+  const auto above =
+      std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.bytes >= bytes; });
+  if (above == copies.begin()) return above->gb_per_second;
+  if (above == copies.end()) return copies.back().gb_per_second;
+  const Copy& below = above[-1];
+  const double at = std::log(bytes / below.bytes) / std::log(above->bytes / below.bytes);
+  return below.gb_per_second + at * (above->gb_per_second - below.gb_per_second);
+}
+
 MemoryStats memory_stats(Device device) { return backend(device).memory_stats(); }
 void reset_peak_memory(Device device) { backend(device).reset_peak(); }
 void empty_cache(Device device) { backend(device).empty_cache(); }

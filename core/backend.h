@@ -92,6 +92,7 @@ struct Backend {
   void (*reset_peak)();
   void (*empty_cache)();
   DeviceProperties (*properties)();
+  DeviceLimits (*limits)(bool anew);
   void (*copy_from_host)(void* dst, const void* src, size_t bytes);
   void (*copy_to_host)(void* dst, const void* src, size_t bytes);
   void (*copy)(void* dst, const void* src, size_t bytes);

@@ -13,11 +13,28 @@ struct Scope {
   const Scope* parent;
 };
 
-/// Looks at what runs eagerly, while it is installed in `context`.
+/// A kernel of a replay, for those who look on.
+struct KernelNote {
+  std::string name;    ///< Its ops.
+  std::string module;  ///< Of the first of them.
+  const char* kind;    ///< See kind_of().
+  Work work;
+};
+
+/// Looks at what this thread runs, while it is installed in `context`: every kernel of both modes
+/// passes it.
 struct Observer {
   virtual ~Observer() = default;
-  /// The call has run; its operands are still there.
+  /// A kernel is about to run on the device.
+  virtual void begins(Device) {}
+  /// It threw.
+  virtual void failed() {}
+  /// The call has run eagerly; its operands are still there. (Views come here without begins().)
   virtual void ran(const OpCall& call) = 0;
+  /// The time since the last kernel went into notes for the observer.
+  virtual void resume() {}
+  /// A replay has run that kernel of its plan.
+  virtual void ran(const KernelNote&, Device) {}
 };
 
 /// Memory planned for the scratch tensors of an op's kernel, as its row asks.

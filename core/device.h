@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 
@@ -31,6 +32,27 @@ struct DeviceProperties {
   std::string versions;         ///< Of driver, runtime and compiler.
 };
 DeviceProperties device_properties(Device device = kCUDA);
+
+/// What a device can do at best: what the time of a kernel is compared with.
+struct DeviceLimits {
+  struct Copy {
+    double bytes;          ///< Read and written in one pass.
+    double gb_per_second;  ///< Of both.
+  };
+  int threads = 1;           ///< Of the host.
+  double gflops = 0;         ///< float32: multiply-adds of all threads; on a GPU a large product.
+  double round_trip_ns = 0;  ///< An empty parallel region, 0 on one thread; on a GPU a copy of one
+                             ///< float that is waited for.
+  std::vector<Copy> copies;  ///< By size, rising: from the smallest cache to main memory.
+
+  /// For so many bytes, read and written; between the sizes measured by their logarithm.
+  double gb_per_second(double bytes) const;
+  /// 16-bit floats are computed in float32; float64 is half as fast (on most GPUs far less).
+  double gflops_of(DType dtype) const { return dtype == DType::Float64 ? gflops / 2 : gflops; }
+};
+/// Measured at the first call, which takes a second or two, for the threads of the pool as they
+/// are; kept on disk with the kernels, for every later process. With `anew` measured again.
+DeviceLimits device_limits(Device device = kCPU, bool anew = false);
 
 /// Bytes of a device's memory.
 struct MemoryStats {

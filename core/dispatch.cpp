@@ -71,14 +71,43 @@ int64_t packed_bytes(const OpCall& c) {
   return bytes;
 }
 
+static double memory_bytes(const TensorImpl* t) {
+  if (!t || t->numel == 0) return 0;
+  auto bytes = static_cast<double>(itemsize(t->dtype));
+  for (int d = 0; d < t->ndim; ++d) bytes *= t->strides[d] ? static_cast<double>(t->sizes[d]) : 1;
+  return bytes;
+}
+
+double operand_bytes(const OpCall& c) {
+  double bytes = 0;
+  for (int i = 0; i < c.n_in; ++i) bytes += memory_bytes(c.in[i]);
+  for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) bytes += memory_bytes(c.out[k].impl());
+  return bytes;
+}
+
 int64_t scratch_bytes(const OpCall& c) {
   return c.op->scratch ? c.op->scratch(c) : packed_bytes(c);
+}
+
+[[gnu::cold]] static void launch_observed(OpCall& c, Device device) {
+  Observer* const observer = context.observer;
+  observer->begins(device);
+  try {
+    backend(device.type).launch(c);
+  } catch (...) {
+    observer->failed();
+    throw;
+  }
 }
 
 void execute(OpCall& c) {
   context.running = c.op;
   if (!c.into) make_outputs(c);
-  if (!c.op->is_view()) backend(c.out[0].impl()->device.type).launch(c);
+  if (c.op->is_view()) return;
+  const Device device = c.out[0].impl()->device;
+  if (context.observer) [[unlikely]]
+    return launch_observed(c, device);
+  backend(device.type).launch(c);
 }
 
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that

@@ -222,6 +222,13 @@ struct Kernel {
   bool (*serves)(const OpCall&) = nullptr;  ///< The calls that it takes; null: all of them.
 };
 
+/// What a call does at least, whatever runs it.
+struct Work {
+  double flops = 0;      ///< Floating-point operations, an fma being two.
+  double bytes = 0;      ///< Each element that is needed read once, each result written once.
+  bool product = false;  ///< Nearly all of the operations are those of matrix products.
+};
+
 /// What a row says of its op, beside its name and a line of documentation.
 struct OpSpec {
   OpKind kind = OpKind::Library;
@@ -240,6 +247,8 @@ struct OpSpec {
   /// Bytes that the CPU's kernel takes beside its outputs, at most; negative: it cannot be said.
   /// Looks at dtypes and layouts only. Null: packed_bytes().
   int64_t (*scratch)(const OpCall&) = nullptr;
+  /// Of a library row. Null: no operations, every operand and result as a whole. See work_of().
+  Work (*work)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
   /// Whose gradients vjp takes; for the rest of the outputs decompose is differentiated.
   uint32_t vjp_outputs = ~0u;
@@ -293,6 +302,8 @@ constexpr int64_t scratch_for(int64_t numel, int64_t item) { return (numel * ite
 constexpr int64_t no_scratch(const OpCall&) { return 0; }
 /// Room for a dense copy, in the dtype of the arithmetic, of each operand that is not such itself.
 int64_t packed_bytes(const OpCall& call);
+/// Bytes of the operands and results, what is broadcast counted once.
+double operand_bytes(const OpCall& call);
 /// What the call's kernel takes on the CPU beside its outputs, which exist.
 int64_t scratch_bytes(const OpCall& call);
 

@@ -49,6 +49,22 @@ std::unique_ptr<Trainer> make_trainer(const Options& o, const Task& task, const 
   return std::make_unique<Trainer>(learner, batches, o.optimizer, options_of(way));
 }
 
+// What a step's time, measured before, is made of; and its FLOPs and bytes.
+brrr::TimeSplit profile_step(Trainer& trainer, double us, double& flops, double& bytes) {
+  constexpr int warm_up = 3, steps = 5;
+  for (int i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
+  const brrr::Profile profile;
+  for (int i = 0; i < steps; ++i) trainer.scheduled_step(i);
+  flops = bytes = 0;
+  for (const brrr::ProfileRow& row : profile.kinds()) {
+    flops += row.flops / steps;
+    bytes += row.bytes / steps;
+  }
+  const brrr::TimeSplit t = profile.total();
+  const double known = (t.compute_us + t.memory_us) / steps, scale = std::min(1.0, us / known);
+  return {us, t.compute_us / steps * scale, t.memory_us / steps * scale};
+}
+
 SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const Limits& limits) {
   const Batches batches = task.batches(batch).to(limits.device);
   const MakeTrainer make = [&](Way way) { return make_trainer(o, task, batches, way); };
@@ -60,14 +76,8 @@ SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const
   r.cold = measure_one_time(make);
   r.warm = measure_one_time(make);
   static_cast<Cells&>(r) = measure(make, o.seconds);
-  const auto ops = task.cost(batch, o.optimizer);
-  for (const OpCost& op : ops) {
-    r.flops += op.flops;
-    r.bytes += op.bytes;
-  }
-  r.copy_gbs = limits.copy_for(task.working_set(batch, o.optimizer));
-  r.eager = split(ops, r.cells[0].queued.median, limits.gflops, r.copy_gbs);
-  r.graph = split(ops, r.cells[2].queued.median, limits.gflops, r.copy_gbs);
+  r.eager = profile_step(*make(Way::Eager), r.cells[0].queued.median, r.flops, r.bytes);
+  r.graph = profile_step(*make(Way::Graph), r.cells[2].queued.median, r.flops, r.graph_bytes);
   return r;
 }
 
@@ -140,7 +150,7 @@ bool all_count(const std::vector<Report>& reports) {
 
 int run(const Options& o) {
   const std::vector<Task> all = tasks(o.model);
-  const std::vector<Limits> devices = measure_limits(devices_of(o), o.threads);
+  const std::vector<Limits> devices = measure_limits(devices_of(o));
   fmt::print("{}", header_text(devices));
   std::vector<Report> reports;
   std::string complaints;

@@ -128,7 +128,7 @@ std::string notes_text(const std::vector<Point>& points, const Roof& roof) {
 nlohmann::json json_of(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
                        const Tensor& x) {
   Json j = object("device cpu threads tensor_bytes copy_gb_per_s multiply_gflop_per_s",
-                  brrr::name(limits.device), limits.machine.cpu, limits.threads,
+                  brrr::name(limits.device), limits.cpu, limits.threads,
                   static_cast<double>(x.numel()) * sizeof(float), roof.gbs, roof.gflops);
   if (limits.on_gpu()) j["gpu"] = limits.gpu.name;
   for (const Point& p : points) {
@@ -168,9 +168,9 @@ void draw(const std::vector<Point>& points, const Roof& roof, const Limits& limi
 int run(const Options& o) {
   const brrr::Device device = device_of(o.device);
   const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
-  const Limits limits = measure_limits({device}, o.threads).front();
+  const Limits limits = measure_limits({device}).front();
   const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
-  const Roof roof{limits.copy_for(2.0 * static_cast<double>(mb << 20)), limits.gflops / 2};
+  const Roof roof{limits.gb_per_second(2.0 * static_cast<double>(mb << 20)), limits.gflops / 2};
   fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",
              header_text({limits}), mb, brrr::name(device), o.threads);
   std::fflush(stdout);

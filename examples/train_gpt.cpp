@@ -1,7 +1,6 @@
 // Trains a GPT on a text, eagerly or as a graph: the same code, the same bits.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <cmath>
 #include <functional>
@@ -13,12 +12,6 @@ using brrr::Tensor;
 using namespace examples;
 
 namespace {
-
-double peak_megabytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / 1024;
-}
 
 class Trainer : public GptRun {
  public:
@@ -34,8 +27,11 @@ class Trainer : public GptRun {
   double validation_loss();
 
   double advance(LossLog& losses, bool look) override;
-  std::string line(double loss, const Pace& pace, const std::string& tested) const override;
-  std::string test() override;
+  double test() override { return validation_loss(); }
+  Unit unit() const override {
+    const auto tokens = static_cast<double>(options.batch * options.accumulate * options.block);
+    return {"tokens", tokens, "validation", "{:.4f}"};
+  }
   std::string result() override;
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
@@ -133,18 +129,6 @@ double Trainer::validation_loss() {
   }
   model->train();
   return sum / static_cast<double>(tested_);
-}
-
-std::string Trainer::line(double loss, const Pace& whole, const std::string& tested) const {
-  const double rate = whole.without(once_seconds(stats())).rate();
-  return fmt::format("loss {:.4f}  {:.0f} tokens/s  {:.2f} ms/step  {:.0f} MB{}", loss,
-                     rate * static_cast<double>(options.batch * options.accumulate * options.block),
-                     rate > 0 ? 1e3 / rate : 0.0, peak_megabytes(), tested);
-}
-
-std::string Trainer::test() {
-  if (step == options.end()) return "";  // The summary says it.
-  return fmt::format("  validation {:.4f}", validation_loss());
 }
 
 std::string Trainer::result() {

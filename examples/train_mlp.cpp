@@ -152,10 +152,10 @@ class Run : public Training {
     return 100 * right / static_cast<double>(n);
   }
 
-  std::string line(double loss, const Pace& pace, const std::string& tested) const override {
-    return fmt::format("loss {:.4f}{}  {:.0f} steps/s", loss, tested, pace.rate());
+  double test() override { return accuracy(); }
+  Unit unit() const override {
+    return {"images", static_cast<double>(options_.batch), "accuracy", "{:.2f} %"};
   }
-  std::string test() override { return fmt::format("  accuracy {:.2f} %", accuracy()); }
   std::string result() override {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
   }

@@ -199,10 +199,16 @@ void DevicePlan::launch(Launch& l) {
 }
 
 void DevicePlan::launch_all() {
+  Observer* const observer = context.observer;
+  const std::vector<KernelNote>* const told = observer ? &notes() : nullptr;
+  if (observer) observer->resume();
   for (size_t k = 0; k < launches_.size(); ++k) {
     try {
+      if (observer) observer->begins(kCUDA);
       launch(launches_[k]);
+      if (observer) observer->ran((*told)[k], kCUDA);
     } catch (const Error& e) {
+      if (observer) observer->failed();
       const Group& g = schedule_.groups[k];
       const size_t others = g.instrs.size() - 1;
       fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
@@ -262,7 +268,6 @@ void DevicePlan::launch_directly(const std::vector<Binding>& bindings) {
     undo.restore();
     throw;
   }
-  ++counts_.direct;
 }
 
 void DevicePlan::hand_out(Storage* const* survivors) {
@@ -295,12 +300,16 @@ void DevicePlan::run(const Replay& now) {
   }
   if (!graph_) resolve();
   if (block_bytes_) upload(now.control);
-  if (!graph_) {
+  // Who looks on sees kernels, one by one.
+  const bool watched = context.observer != nullptr;
+  if (!graph_ && !watched) {
     if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
   }
-  if (graph_) launch_graph();
-  counts_.launches = graph_ ? 1 : 0;
-  if (!graph_) launch_directly(now.bindings);
+  if (graph_ && !watched) launch_graph();
+  const bool direct = watched || !graph_;
+  counts_.launches = direct ? 0 : 1;
+  if (direct) launch_directly(now.bindings);
+  counts_.direct += direct && !watched;
   for (const External& x : externals_) {
     if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
   }

@@ -13,22 +13,6 @@ std::string bytes(size_t n) {
   return fmt::format("{} bytes", n);
 }
 
-std::string group_name(const Recording& r, const Group& g) {
-  const bool many = g.parts.size() > 1;
-  const std::vector<uint32_t>& instrs = many ? g.parts[0].instrs : g.instrs;
-  std::string s = many ? fmt::format("{} times", g.parts.size()) : "";
-  size_t shown = 0;
-  for (uint32_t at : instrs) {
-    if (++shown > 6) {
-      s += fmt::format(" +{} more", instrs.size() - 6);
-      break;
-    }
-    s += (s.empty() ? "" : " ") + std::string(r.instrs[at].op->name) +
-         (r.instrs[at].into ? "_" : "");
-  }
-  return s;
-}
-
 // What a value's memory takes.
 size_t bytes_of(const Value& v) {
   size_t n = itemsize(v.dtype);
@@ -39,16 +23,14 @@ size_t bytes_of(const Value& v) {
 
 // Bytes that a fused group's kernel loads and stores, and that its ops would one by one.
 std::pair<size_t, size_t> traffic(const Recording& r, const Schedule& s, const Group& g) {
-  size_t together = 0, apart = 0;
-  for (const Part& p : g.parts)
-    together += static_cast<size_t>(program_of(r, p, s).program.bytes());
+  size_t apart = 0;
   for (uint32_t at : g.instrs) {
     const Instr& i = r.instrs[at];
     for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
       if (r.operands[k] != kNone) apart += bytes_of(r.value(r.operands[k]));
     }
   }
-  return {together, apart};
+  return {static_cast<size_t>(group_bytes(r, s, g)), apart};
 }
 
 std::string kernels_of(const Recording& r, const Schedule& s) {

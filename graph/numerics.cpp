@@ -51,37 +51,19 @@ std::string CheckNumericsGuard::describe(const OpCall& c) const {
   const std::string path = module_path();
   std::string s =
       fmt::format("{}{}{}{}(", path, path.empty() ? "" : ": ", c.op->name, c.into ? "_" : "");
-  const Touch* near = nullptr;
   for (int k = 0; k < c.n_in; ++k) {
     s += (k ? ", " : "") + (c.in[k] ? brrr::describe(c.in[k]) : "scalar");
-    if (!c.in[k] || !path.empty()) continue;
-    const auto it = touched_.find(c.in[k]->storage);
-    if (it != touched_.end() && (!near || it->second.at > near->at)) near = &it->second;
   }
   s += ") -> ";
   for (int k = 0; k < c.n_out; ++k) s += (k ? ", " : "") + brrr::describe(c.out[k].impl());
-  return near ? s + ", near " + near->path : s;
-}
-
-void CheckNumericsGuard::remember(const OpCall& c) {
-  std::string path = module_path();
-  if (path.empty()) {
-    // New tensors may have a storage's address that a module's had.
-    for (int k = 0; !c.into && c.op->kind != OpKind::View && k < c.n_out; ++k) {
-      touched_.erase(c.out[k].impl()->storage);
-    }
-    return;
-  }
-  for (int k = 0; k < c.n_in; ++k) {
-    if (c.in[k]) touched_[c.in[k]->storage] = {at_, path};
-  }
-  for (int k = 0; k < c.n_out; ++k) touched_[c.out[k].impl()->storage] = {at_, path};
-  ++at_;
+  const std::string near = path.empty() ? trail_.near(CallStorages(c).in) : "";
+  return near.empty() ? s : s + ", near " + near;
 }
 
 void CheckNumericsGuard::ran(const OpCall& c) {
   check(c);
-  remember(c);
+  const CallStorages touched(c);
+  trail_.ran(touched.in, touched.made, module_path());
 }
 
 }  // namespace brrr::graph

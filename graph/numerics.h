@@ -2,9 +2,9 @@
 // StepOptions::check_numerics: finding the op that made the first NaN or infinity.
 
 #include <string>
-#include <unordered_map>
 
 #include "core/context.h"
+#include "graph/trail.h"
 
 namespace brrr::graph {
 
@@ -16,19 +16,12 @@ class CheckNumericsGuard final : Observer, NotCopied {
   ~CheckNumericsGuard() override { context.observer = previous_; }
 
  private:
-  struct Touch {
-    uint64_t at;
-    std::string path;
-  };
   void ran(const OpCall& call) override;
   void check(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
-  void remember(const OpCall& call);
 
   Observer* previous_;
-  uint64_t at_ = 0;
-  // Backward's ops have no module: the last one that touched an operand of theirs is named.
-  std::unordered_map<const Storage*, Touch> touched_;
+  ModuleTrail<const Storage*> trail_;
 };
 
 }  // namespace brrr::graph

@@ -5,7 +5,10 @@
 
 #include "core/check.h"
 #include "graph/device_plan.h"
+#include "graph/group.h"
 #include "graph/host_plan.h"
+#include "graph/trail.h"
+#include "ops/kinds/work.h"
 
 namespace brrr::graph {
 
@@ -94,6 +97,60 @@ std::unique_ptr<Plan::Call> Plan::bound_call(const Instr& i) const {
   uint32_t control = i.control;
   i.attrs.each_dynamic([&](int w) { c.dynamic.emplace_back(w, control++); });
   return bound;
+}
+
+// --- notes for observers -------------------------------------------------------------------------
+
+// "add relu sum", of several alike "12 times adamw".
+std::string group_name(const Recording& r, const Group& g) {
+  constexpr size_t shown = 6;
+  const bool many = g.parts.size() > 1;
+  const std::vector<uint32_t>& instrs = many ? g.parts[0].instrs : g.instrs;
+  std::string s = many ? fmt::format("{} times", g.parts.size()) : "";
+  for (size_t k = 0; k < std::min(instrs.size(), shown); ++k) {
+    const Instr& i = r.instrs[instrs[k]];
+    s += fmt::format("{}{}{}", s.empty() ? "" : " ", i.op->name, i.into ? "_" : "");
+  }
+  return instrs.size() > shown ? s + fmt::format(" +{} more", instrs.size() - shown) : s;
+}
+
+double group_bytes(const Recording& r, const Schedule& s, const Group& g) {
+  double bytes = 0;
+  for (const Part& p : g.parts) bytes += static_cast<double>(program_of(r, p, s).program.bytes());
+  return bytes;
+}
+
+KernelNote Plan::note(const Group& g) const {
+  KernelNote n{group_name(r_, g), "", "", {}};
+  for (uint32_t at : g.instrs) {
+    const OpDef& op = *r_.instrs[at].op;
+    const Work w = work_of(bound_call(r_.instrs[at])->call);
+    n.work.flops += w.flops;
+    n.work.bytes += w.bytes;
+    // Of a fused group the kind that says most of it.
+    if (!*n.kind || !op.pointwise) n.kind = kind_of(op, w);
+  }
+  if (g.fused) n.work.bytes = group_bytes(r_, schedule_, g);
+  return n;
+}
+
+const std::vector<KernelNote>& Plan::notes() {
+  if (!notes_.empty()) return notes_;
+  for (const Group& g : schedule_.groups) notes_.push_back(note(g));
+  ModuleTrail<uint32_t> trail;
+  std::vector<uint32_t> used, made;
+  for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+    used.clear();
+    r_.each_operand(r_.instrs[at],
+                    [&](uint32_t value, bool) { used.push_back(r_.value(value).storage); });
+    const std::string& own = r_.paths[r_.instrs[at].path];
+    const uint32_t g = schedule_.group_of[at];
+    if (g != kNone && notes_[g].module.empty()) {
+      notes_[g].module = own.empty() ? trail.near(used) : own;
+    }
+    trail.ran(used, made, own);
+  }
+  return notes_;
 }
 
 }  // namespace brrr::graph

@@ -74,6 +74,8 @@ class Plan : NotCopied {
   const MemoryPlan& memory() const { return memory_; }
   const std::string& source() const { return source_; }
   const ReplayCounts& counts() const { return counts_; }
+  /// What each group's kernels are and do, for observers.
+  const std::vector<KernelNote>& notes();
 
  protected:
   /// A library kernel with its operands bound to the plan's storages.
@@ -105,6 +107,8 @@ class Plan : NotCopied {
   size_t kernels_ = 0, generated_ = 0;
 
  private:
+  KernelNote note(const Group& g) const;
+  std::vector<KernelNote> notes_;
   void make_bound_storages();
 };
 

@@ -90,6 +90,7 @@ class StepBase {
   virtual std::string explain() = 0;
   virtual std::string dot() = 0;
   virtual Tensor input(int index, const IntList& sizes, DType dtype, Device device) = 0;
+  virtual Mode mode() const = 0;
 };
 std::unique_ptr<StepBase> make_step(StepOptions options);
 
@@ -117,6 +118,8 @@ template <class R> R pack_results(std::vector<Tensor>& v) {
 
 }  // namespace graph
 
+struct Diagnosis;
+
 /// A training step made by brrr::step. Calls may come from several threads, one at a time each. It
 /// can be moved; everything throws that is then asked of the one that it was moved from.
 ///
@@ -131,25 +134,7 @@ template <class F> class Step {
 
   /// Calls the function (exactly once, or not at all once frozen) and returns what it returned.
   /// If it throws, nothing of the step has happened.
-  template <class... T> auto operator()(const T&... args) {
-    static_assert((std::is_same_v<T, Tensor> && ...), "a step takes Tensors");
-    using R = std::decay_t<std::invoke_result_t<F&, const T&...>>;
-    const Tensor* list[] = {&args..., nullptr};
-    if constexpr (std::is_void_v<R>) {
-      auto body = [&](graph::ResultList&) { fn_(args...); };
-      base().run(list, sizeof...(T), invoke<decltype(body)>, &body);
-    } else {
-      std::optional<R> result;
-      auto body = [&](graph::ResultList& out) {
-        result.emplace(fn_(args...));
-        graph::list_results(*result, out);
-      };
-      if (auto* frozen = base().run(list, sizeof...(T), invoke<decltype(body)>, &body)) {
-        return graph::pack_results<R>(*frozen);
-      }
-      return std::move(*result);
-    }
-  }
+  template <class... T> auto operator()(const T&... args) { return run_by(base(), args...); }
 
   /// From the next call on `fn` is not run any more: the recorded step is replayed with its
   /// recorded effects (grad fields, in-place updates, draws, learning rates). Throws, saying why,
@@ -162,6 +147,7 @@ template <class F> class Step {
   std::string explain() const { return base().explain(); }
   /// The last entry as a graph in DOT.
   std::string dot() const { return base().dot(); }
+  Mode mode() const { return base().mode(); }
   /// A tensor for argument `index` to write the next batch into: the same one on every call, so
   /// that nothing has to be copied or bound anew. On a GPU write it with copy_(), which takes a
   /// tensor of the CPU too. Throws for an argument that the calls so far did not have, for negative
@@ -172,6 +158,27 @@ template <class F> class Step {
   }
 
  private:
+  template <class G, class... T> friend Diagnosis diagnose(Step<G>& step, const T&... args);
+
+  template <class... T> auto run_by(graph::StepBase& base, const T&... args) {
+    static_assert((std::is_same_v<T, Tensor> && ...), "a step takes Tensors");
+    using R = std::decay_t<std::invoke_result_t<F&, const T&...>>;
+    const Tensor* list[] = {&args..., nullptr};
+    if constexpr (std::is_void_v<R>) {
+      auto body = [&](graph::ResultList&) { fn_(args...); };
+      base.run(list, sizeof...(T), invoke<decltype(body)>, &body);
+    } else {
+      std::optional<R> result;
+      auto body = [&](graph::ResultList& out) {
+        result.emplace(fn_(args...));
+        graph::list_results(*result, out);
+      };
+      if (auto* frozen = base.run(list, sizeof...(T), invoke<decltype(body)>, &body)) {
+        return graph::pack_results<R>(*frozen);
+      }
+      return std::move(*result);
+    }
+  }
   template <class Body> static void invoke(void* ctx, graph::ResultList& out) {
     (*static_cast<Body*>(ctx))(out);
   }

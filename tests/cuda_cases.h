@@ -77,4 +77,10 @@ inline constexpr int kArchitectures[] = {8, 9, 10};
 /// takes more than kMostStack (cubin.h); else the compiler's words, or these kernels.
 std::string compile_failures(const std::vector<KernelText>& kernels, int major);
 
+/// Whether a row's cases of a dtype are run: in short tests some always, of the others a quarter.
+inline bool is_turn(const OpDef& op, DType t, std::initializer_list<DType> always) {
+  return long_tests() || std::count(always.begin(), always.end(), t) ||
+         (op.index + static_cast<unsigned>(t)) % 4 == 0;
+}
+
 }  // namespace brrr::test

@@ -70,7 +70,7 @@ TEST_CASE("codegen: every conversion, contiguous and strided") {
     for (const Tensor& x : in) {
       for (int t = 0; t < kNumDTypes; ++t) {
         // What is loaded with strides is converted by the same code.
-        const bool skip = !x.is_contiguous() && (static_cast<int>(x.dtype()) + t) % 3;
+        const bool skip = !x.is_contiguous() && (static_cast<int>(x.dtype()) + t) % 8;
         if (!skip || test::long_tests()) out.push_back(x.to(static_cast<DType>(t)).clone());
       }
     }
@@ -206,7 +206,11 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
                              pow(t, 2.0),
                              pow(t, 3),
                              clamp(t, -1, 2)};
-          out.insert(out.end(), some.begin(), some.end());
+          // In short tests every dtype with every third of them, and each with several dtypes.
+          for (size_t k = 0; k < some.size(); ++k) {
+            const bool turn = (k + static_cast<size_t>(t.dtype())) % 3 == 0;
+            if (turn || test::long_tests()) out.push_back(some[k]);
+          }
         }
         return out;
       },
@@ -250,8 +254,9 @@ TEST_CASE("codegen: sines and cosines of bounded results") {
                    c.to(kInt32).to(kUInt8).cos(),
                    x.tanh().to(kUInt8).cos()};  // -1 wraps around to 255
   };
-  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
+  for (DType t : {kFloat32, kBFloat16, kFloat64, kFloat16}) {
     CAPTURE(static_cast<int>(t));
+    if (t != kFloat32 && t != kBFloat16 && !test::long_tests()) continue;
     check_same(chain, {edges(t)[0]});
     if (t != kFloat32 && !test::long_tests()) continue;
     check_same(chain, {edges(t)[1]});

@@ -77,7 +77,9 @@ TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
       const auto forms = forms_of(*op, t);
       for (size_t a = 0; a < kCount; ++a) {
         for (size_t layout = 0; layout < forms.size(); ++layout) {
-          if (!long_tests() && layout != (row + d + a) % forms.size()) continue;
+          // In short tests one layout for one architecture, by turns.
+          const bool turn = layout == row % forms.size() && a == (row + d) % kCount;
+          if (!turn && !long_tests()) continue;
           chosen[a].insert(chosen[a].end(), forms[layout].begin(), forms[layout].end());
         }
       }
@@ -101,7 +103,7 @@ TEST_CASE("cuda cubin: every reduction row compiles for every architecture") {
       const auto& all = needed.rows;
       for (size_t i = 0; i < all.size() * kCount; ++i) {
         const size_t a = i % kCount, form = i / kCount;
-        if (long_tests() || (form + d + a) % 2 == 0) chosen[a].push_back(all[form]);
+        if (long_tests() || (form + d + a) % 4 == 0) chosen[a].push_back(all[form]);
       }
     }
   }

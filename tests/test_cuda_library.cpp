@@ -61,6 +61,7 @@ TEST_CASE("cuda: views, library ops, composites, factories and draws") {
   if (!have_device()) return;
   const std::vector<Case> cases = all_cases();
   for (DType t : {kFloat32, kBFloat16, kFloat64, kFloat16}) {
+    if ((t == kFloat64 || t == kFloat16) && !long_tests()) continue;
     CAPTURE(std::string(name(t)));
     std::vector<Tensors> moved;
     std::vector<Results> want;

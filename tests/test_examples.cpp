@@ -61,6 +61,32 @@ TEST_CASE("train_mlp: a few seconds of digits give more than 97 % on held-out im
   CHECK(std::stod(word_after(r, "held-out accuracy")) > 97);
 }
 
+// Long enough for a look at some steps, which must not change them.
+TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step's time went") {
+  const brrr::test::TempCache folder;
+  const std::string log = folder.dir + "/log.jsonl", words = "train_mlp --images 500 --steps ";
+  const std::string whole = words + "5000 --log-every 1000 --eval-every 2000 --threads 1";
+  const Result r = run(whole + " --log " + log);
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "images/s"));
+  CHECK(contains(r.text, "a step, "));
+  CHECK(contains(r.text, " of the peak of "));
+  std::istringstream lines(read_text(log));
+  int64_t step = 0, tests = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto j = nlohmann::json::parse(line);
+    CHECK(j["step"].get<int64_t>() == (step += 1000));
+    CHECK(j["loss"].is_number());
+    CHECK(j["ms_per_step"].get<double>() > 0);
+    CHECK(j["images_per_s"].get<double>() > 0);
+    CHECK(j["peak_mb"].get<double>() > 0);
+    tests += j.contains("accuracy");
+  }
+  CHECK(step == 5000);
+  CHECK(tests == 2);  // The summary has the last one.
+  CHECK(run("train_mlp --steps 1 --log /nonexistent/log").status == 2);
+}
+
 TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across modes") {
   const brrr::test::TempCache cache;
   const brrr::test::TempCache folder;

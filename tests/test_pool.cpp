@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "tests/bench/measure/spin.h"
+#include "backends/cpu/limits.h"
 #include "tests/sanitizer.h"
 
 using namespace brrr::cpu;
@@ -170,7 +170,7 @@ TEST_CASE("pool: a forked child runs inline") {
 
 TEST_CASE("pool: the round trip is measured") {
   const ThreadCount count(2);
-  CHECK(brrr::bench::spin_round_trip_ns() > 0);
+  CHECK(brrr::cpu::round_trip_ns() > 0);
   set_num_threads(1);
-  CHECK(brrr::bench::spin_round_trip_ns() == 0);
+  CHECK(brrr::cpu::round_trip_ns() == 0);
 }

@@ -9,6 +9,7 @@
 #include "backends/cpu/allocator.h"
 #include "backends/cpu/gemm.h"
 #include "backends/cpu/jit.h"
+#include "backends/cpu/limits.h"
 #include "backends/cpu/pool.h"
 #include "core/op.h"
 
@@ -58,6 +59,7 @@ const Backend& cpu_backend() {
       .reset_peak = cpu::reset_peak,
       .empty_cache = cpu::trim,
       .properties = properties,
+      .limits = cpu::limits,
       .copy_from_host = copy_bytes,
       .copy_to_host = copy_bytes,
       .copy = copy_bytes,

@@ -6,6 +6,7 @@
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/limits.h"
 #include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
 #include "backends/cuda/rows.h"
@@ -97,6 +98,7 @@ const Backend& cuda_backend() {
       .reset_peak = [] { pool().reset_peak(); },
       .empty_cache = [] { pool().trim(); },
       .properties = properties,
+      .limits = cuda::limits,
       .copy_from_host = [](void* to, const void* from,
                            size_t bytes) { staging().to_device(to, from, bytes); },
       .copy_to_host = [](void* to, const void* from,

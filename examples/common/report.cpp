@@ -57,16 +57,16 @@ std::string once_table(const Report& r) {
 }
 
 std::string split_table(const Report& r) {
-  Table t({"batch", "MFLOP", "MB", "copy GB/s", "compute", "memory", "eager overhead", "is mostly",
-           "graph+fusion overhead", "is mostly"});
+  Table t({"batch", "MFLOP", "MB eager", "graph", "compute", "memory", "eager overhead",
+           "is mostly", "graph's memory", "overhead", "is mostly"});
   for (const SizeResult& s : r.sizes) {
-    auto overhead = [](const Split& p) {
-      return fmt::format("{} ({:.0f} %)", three_figures(p.overhead_us), 100 * p.overhead_share());
+    auto overhead = [](const brrr::TimeSplit& p) {
+      return fmt::format("{} ({:.0f} %)", three_figures(p.overhead_us()), 100 * p.overhead_share());
     };
     t.row({std::to_string(s.batch), three_figures(s.flops * 1e-6), three_figures(s.bytes * 1e-6),
-           three_figures(s.copy_gbs), three_figures(s.eager.compute_us),
-           three_figures(s.eager.memory_us), overhead(s.eager), s.eager.regime(), overhead(s.graph),
-           s.graph.regime()});
+           three_figures(s.graph_bytes * 1e-6), three_figures(s.eager.compute_us),
+           three_figures(s.eager.memory_us), overhead(s.eager), s.eager.bound(),
+           three_figures(s.graph.memory_us), overhead(s.graph), s.graph.bound()});
   }
   return t.text();
 }
@@ -85,7 +85,7 @@ std::string label(const Report& r) {
 }
 
 // The smallest batch from which on overhead is less than half of a queued step.
-std::string turning_point(const Report& r, Split SizeResult::*split) {
+std::string turning_point(const Report& r, brrr::TimeSplit SizeResult::*split) {
   int64_t from = 0;
   for (auto s = r.sizes.rbegin(); s != r.sizes.rend(); ++s) {
     if (((*s).*split).overhead_share() >= 0.5) break;
@@ -113,7 +113,7 @@ std::string devices_table(const std::vector<const Report*>& reports) {
         row.push_back(three_figures(s.cells[m].queued.median));
       }
       row.push_back(fmt::format("{:.2f}x", speed_up(s, &Cell::queued, kFused)));
-      for (const Split& p : {s.eager, s.graph}) {
+      for (const brrr::TimeSplit& p : {s.eager, s.graph}) {
         row.push_back(fmt::format("{:.0f} %", 100 * p.overhead_share()));
       }
     }
@@ -163,9 +163,9 @@ Json json_of(const OneTime& o) {
       "record_ms fuse_ms plan_ms build_ms capture_ms total_ms first_two_calls_ms from_cache",
       o.record, o.fuse, o.plan, o.build, o.capture, o.total(), o.first_calls, o.cached);
 }
-Json json_of(const Split& s) {
-  return object("compute_us memory_us overhead_us regime", s.compute_us, s.memory_us, s.overhead_us,
-                s.regime());
+Json json_of(const brrr::TimeSplit& s) {
+  return object("compute_us memory_us overhead_us regime", s.compute_us, s.memory_us,
+                s.overhead_us(), s.bound());
 }
 Json json_of(const Cell& c) {
   const brrr::StepStats& s = c.stats;
@@ -183,18 +183,19 @@ Json json_of(const SizeResult& s) {
   }
   return object(
       "batch steps_per_mode core_share complaint cells one_time_cold one_time_warm flops_analytic "
-      "bytes_analytic copy_gb_per_s split_eager split_graph_fusion",
+      "bytes_analytic bytes_graph_fusion split_eager split_graph_fusion",
       s.batch, s.steps, s.share, s.complaint, cells, json_of(s.cold), json_of(s.warm), s.flops,
-      s.bytes, s.copy_gbs, json_of(s.eager), json_of(s.graph));
+      s.bytes, s.graph_bytes, json_of(s.eager), json_of(s.graph));
 }
 
 Json json_of(const Limits& l) {
-  const auto& m = l.machine;
+  Json copies = Json::array();
+  for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
   return object(
-      "cpu cores cores_allowed openblas_core warning copy_256KB_gb_per_s copy_256MB_gb_per_s "
-      "fma_gflops_a_core spin_round_trip_ns",
-      m.cpu, m.cores, m.cores_allowed, m.blas.core, m.blas.warning, m.copy_cached_gbs,
-      m.copy_memory_gbs, m.fma_gflops, l.spin_ns);
+      "cpu cores cores_allowed openblas_core warning copies_bytes_gb_per_s gflops threads "
+      "round_trip_ns",
+      l.cpu, l.cores, l.cores_allowed, l.blas.core, l.blas.warning, copies, l.gflops, l.threads,
+      l.round_trip_ns);
 }
 
 Json json_of(const Report& r) {
@@ -203,7 +204,7 @@ Json json_of(const Report& r) {
   for (const SizeResult& s : r.sizes) sizes.push_back(json_of(s));
   if (l.on_gpu()) {
     gpu = object("name versions copy_256MB_gb_per_s matmul_gflops", l.gpu.name, l.gpu.versions,
-                 l.copy_gbs, l.gflops);
+                 l.memory_gbs(), l.gflops);
   }
   return object("model optimizer device threads gpu machine versions sizes", r.model, r.optimizer,
                 brrr::name(l.device), l.threads, gpu, json_of(l), versions(), sizes);
@@ -305,14 +306,11 @@ std::string notes_text(const std::vector<Report>& all) {
   t += fmt::format(
       "    gain: eager over graph+fusion. frozen: the function is not run any more.\n"
       "    Inputs rotate over 16 batches; the learning rate changes in every step.\n"
-      "[2] FLOP and bytes are counted from the sizes, not measured: an op takes at least its FLOP\n"
-      "    at the measured peak ({}) or its bytes at the copy bandwidth measured on\n"
-      "    arrays of the step's working set{}, whichever is longer.\n"
-      "    Overhead is the rest; there is none where caches beat that copy.\n",
-      peaks_text(all),
-      std::any_of(all.begin(), all.end(), [](auto& r) { return r.limits.on_gpu(); })
-          ? " (a GPU: on 256 MB)"
-          : "");
+      "[2] FLOP and bytes are counted by the ops' rows, not measured: a kernel takes at least its\n"
+      "    FLOP at the measured peak ({}) or its bytes at the copy bandwidth measured\n"
+      "    for so many bytes, whichever is longer. Overhead is the rest of the step. A profile of\n"
+      "    five more steps says which kernels they are; its own times are no figures.\n",
+      peaks_text(all));
   t += fallbacks_text(all);
   t += busy_text(all);
   for (const Report& r : all) t += summary_text(r);
@@ -330,9 +328,9 @@ void draw(const std::vector<Report>& all, const std::string& path) {
   std::vector<Panel> panels;
   for (const Report& r : all) add_panels(r, panels);
   const Report& r = all.front();
-  std::string processors = r.limits.machine.cpu;
+  std::string processors = r.limits.cpu;
   for (const Report& other : all) {
-    if (other.limits.on_gpu()) processors = r.limits.machine.cpu + ", " + other.limits.gpu.name;
+    if (other.limits.on_gpu()) processors = r.limits.cpu + ", " + other.limits.gpu.name;
   }
   plot_svg(path,
            fmt::format("a step, {}, {} thread(s), {}", r.optimizer, r.limits.threads, processors),

@@ -2,7 +2,6 @@
 // The tables, the JSON and the picture of an overhead measurement.
 
 #include "tests/bench/measure/cells.h"
-#include "examples/common/cost.h"
 #include "tests/bench/measure/machine.h"
 
 namespace examples {
@@ -12,9 +11,9 @@ using namespace brrr::bench;
 struct SizeResult : Cells {
   int64_t batch = 0;
   OneTime cold, warm;
-  double flops = 0, bytes = 0;  ///< Of a step, counted from its sizes.
-  double copy_gbs = 0;          ///< Measured, on arrays of the step's working set.
-  Split eager, graph;           ///< Of the queued times; graph is with fusion.
+  double flops = 0;                   ///< Of a step, counted by its ops' rows.
+  double bytes = 0, graph_bytes = 0;  ///< Moved by eager mode and, fused, by graph mode.
+  brrr::TimeSplit eager, graph;       ///< Of the queued times; graph is with fusion.
 };
 
 struct Report {

@@ -9,7 +9,6 @@ namespace {
 const std::vector<int64_t> kLayers = {784, 256, 128, 10};
 const brrr::models::GPTOptions kGpt = {
     .vocab = 65, .block = 32, .layers = 2, .heads = 4, .width = 64};
-const GptShape kShape{kGpt.vocab, kGpt.block, kGpt.layers, kGpt.heads, kGpt.width};
 
 template <class X, class Y> Batches make_batches(const X& x, const Y& y) {
   brrr::manual_seed(7);
@@ -37,22 +36,17 @@ Batches gpt_batches(int64_t batch) {
 }  // namespace
 
 std::vector<Task> tasks(const std::string& model) {
-  using std::placeholders::_1, std::placeholders::_2;
   const Task mlp{fmt::format("MLP {}", fmt::join(kLayers, "-")),
                  "cross-entropy, a parameter's update",
                  {1, 8, 32, 128, 512, 1024},
                  mlp_batches,
-                 [] { return mlp_learner({.sizes = kLayers}); },
-                 std::bind(mlp_cost, kLayers, _1, _2),
-                 std::bind(mlp_working_set, kLayers, _1, _2)};
+                 [] { return mlp_learner({.sizes = kLayers}); }};
   const Task gpt{fmt::format("GPT, {} layers, width {}, {} heads, block {}, vocabulary {}",
                              kGpt.layers, kGpt.width, kGpt.heads, kGpt.block, kGpt.vocab),
                  "attention, layer norm, cross-entropy, a parameter's update",
                  {1, 2, 4, 8, 16, 32, 64},
                  gpt_batches,
-                 [] { return gpt_learner(kGpt); },
-                 std::bind(gpt_cost, kShape, _1, _2),
-                 std::bind(gpt_working_set, kShape, _1, _2)};
+                 [] { return gpt_learner(kGpt); }};
   if (model == "mlp") return {mlp};
   if (model == "gpt") return {gpt};
   return {mlp, gpt};

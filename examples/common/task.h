@@ -1,7 +1,6 @@
 #pragma once
 // What `overhead` trains.
 
-#include "examples/common/cost.h"
 #include "tests/bench/measure/trainer.h"
 
 namespace examples {
@@ -14,9 +13,6 @@ struct Task {
   std::vector<int64_t> sizes;               ///< Batch sizes to measure by default.
   std::function<Batches(int64_t)> batches;  ///< Of a batch size.
   std::function<Learner()> learner;
-  /// Of a batch size, and an optimiser's name.
-  std::function<std::vector<OpCost>(int64_t, const std::string&)> cost;
-  std::function<double(int64_t, const std::string&)> working_set;
 };
 
 /// "mlp", "gpt" or "all".

@@ -1,13 +1,18 @@
 #include "examples/common/training.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
 #include <limits>
+
+#include "core/check.h"
+#include "tests/bench/measure/output.h"
 
 namespace examples {
 
@@ -33,6 +38,7 @@ void TrainingOptions::add_saving(const std::string& name) {
       add(name, checkpoint, "checkpoint (safetensors) to write at the end", output_file());
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0))
       ->needs(file);
+  add("--log", log, "figures of every line as JSON, a line each", output_file());
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
       CLI::ExistingFile);
 }
@@ -56,14 +62,14 @@ void LossLog::write() {
   if (!path_.empty()) write_file(path_, "step,loss\n" + text_);
 }
 
-Progress::Progress(int64_t first, int64_t total)
+ProgressLine::ProgressLine(int64_t first, int64_t total)
     : first_(first), total_(total), terminal_(isatty(STDOUT_FILENO) != 0) {}
 
-Progress::~Progress() {
+ProgressLine::~ProgressLine() {
   if (open_) std::fputc('\n', stdout);
 }
 
-void Progress::show(int64_t at, const std::string& figures, bool milestone) {
+void ProgressLine::show(int64_t at, const std::string& figures, bool milestone) {
   if (!terminal_ && !milestone) return;
   const std::string line =
       fmt::format("step {:>{}}/{}  {}{}", at, fmt::formatted_size("{}", total_), total_, figures,
@@ -76,7 +82,7 @@ void Progress::show(int64_t at, const std::string& figures, bool milestone) {
 }
 
 // 75 s as "1:15", 4000 s as "1:06:40".
-std::string Progress::remaining(int64_t at) const {
+std::string ProgressLine::remaining(int64_t at) const {
   if (at >= total_ || at <= first_) return "";
   const double left =
       seconds_since(begin_) * static_cast<double>(total_ - at) / static_cast<double>(at - first_);
@@ -104,6 +110,88 @@ static uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
 // --- the loop ------------------------------------------------------------------------------------
 
 static std::atomic<bool> interrupted{false};
+constexpr int kLooks = 5;  // Steps of a profile.
+
+static double peak_megabytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+std::string Training::text_of(const Progress& now) const {
+  const Unit u = unit();
+  const double rate = now.pace.rate();
+  std::string t = fmt::format("loss {:.4f}", now.loss);
+  if (rate > 0) {
+    t += fmt::format("  {:.0f} {}/s  {:.2f} ms/step", rate * u.a_step, u.name, now.pace.step_ms());
+    if (flops_ > 0) {
+      t += fmt::format("  {:.0f} % of peak", 100 * flops_ * rate * 1e-9 / peak_gflops_);
+    }
+  }
+  t += fmt::format("  {:.0f} MB", peak_megabytes());
+  if (now.has_test) {
+    t += fmt::format("  {} {}", u.tested, fmt::format(fmt::runtime(u.form), now.tested));
+  }
+  return t;
+}
+
+std::string Training::json_of(const Progress& now) const {
+  const Unit u = unit();
+  brrr::bench::Json j = {{"step", now.step}, {"loss", now.loss}};
+  const double rate = now.pace.rate();
+  if (rate > 0) {
+    j[std::string(u.name) + "_per_s"] = rate * u.a_step;
+    j["ms_per_step"] = now.pace.step_ms();
+  }
+  if (flops_ > 0) {
+    j["flops_per_step"] = flops_;
+    j["share_of_peak"] = flops_ * rate * 1e-9 / peak_gflops_;
+  }
+  j["peak_mb"] = peak_megabytes();
+  if (now.has_test) j[u.tested] = now.tested;
+  return j.dump() + '\n';
+}
+
+double Training::one_step(LossLog& losses, bool look) {
+  const double once = once_seconds(stats());
+  const auto begin = Clock::now();
+  const double loss = advance(losses, look);
+  schedule->step();
+  ++step;
+  const double spent = seconds_since(begin), built = once_seconds(stats()) - once;
+  pace_.seconds += std::max(0.0, spent - built);
+  ++pace_.steps;
+  return loss;
+}
+
+// Some steps, once, under a profile: they count for the run, but not for its pace.
+void Training::profile_steps(LossLog& losses) {
+  const Pace before = pace_;
+  const brrr::Profile profile;
+  for (int i = 0; i < kLooks; ++i) one_step(losses, false);
+  pace_ = before;
+  for (const brrr::ProfileRow& row : profile.kinds()) {
+    flops_ += row.flops / kLooks;
+    bytes_ += row.bytes / kLooks;
+  }
+  const brrr::TimeSplit all = profile.total();
+  split_ = {all.us / kLooks, all.compute_us / kLooks, all.memory_us / kLooks};
+  peak_gflops_ = brrr::device_limits(device).gflops;
+}
+
+// Where the time of a step went, if the run was long enough for it to be looked at.
+std::string Training::summary() const {
+  if (flops_ == 0 || pace_.steps == 0) return "";
+  const double us = 1e3 * pace_.step_ms(), known = split_.compute_us + split_.memory_us;
+  const double scale = std::min(1.0, us / known);
+  const brrr::TimeSplit t{us, split_.compute_us * scale, split_.memory_us * scale};
+  return fmt::format(
+      "a step, {:.2f} ms: compute {:.0f} %, memory {:.0f} %, overhead {:.0f} %; {} MFLOP, {} MB "
+      "moved; {:.1f} GFLOP/s, {:.0f} % of the peak of {:.0f}\n",
+      us * 1e-3, 100 * t.share(t.compute_us), 100 * t.share(t.memory_us), 100 * t.overhead_share(),
+      brrr::bench::three_figures(flops_ * 1e-6), brrr::bench::three_figures(bytes_ * 1e-6),
+      flops_ / us * 1e-3, 100 * flops_ / us * 1e-3 / peak_gflops_, peak_gflops_);
+}
 
 int Training::train(const TrainingOptions& o) {
   std::signal(SIGINT, [](int) {
@@ -111,38 +199,51 @@ int Training::train(const TrainingOptions& o) {
     std::signal(SIGINT, SIG_DFL);
   });
   LossLog losses(o.loss_csv, step);
-  Pace pace;
+  std::ofstream log;
+  if (!o.log.empty()) log.open(o.log);
+  constexpr double worth_a_look = 3;  // Seconds of training.
+  const int64_t end = o.end();
   {
-    const int64_t end = o.end();
-    Progress progress(step, end);
+    ProgressLine line(step, end);
+    Pace last;
     while (step < end && !interrupted) {
-      const auto due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
+      // Whether the next step, or one of the next few, is an n-th.
+      const auto due = [&](int64_t every, int64_t steps = 1) {
+        return every > 0 && step / every != (step + steps) / every;
+      };
+      const auto any_due = [&](int64_t steps) {
+        return due(o.log_every, steps) || due(o.eval_every, steps) || due(o.save_every, steps);
+      };
+      if (flops_ == 0 && pace_.seconds > worth_a_look && step + kLooks < end && !any_due(kLooks)) {
+        profile_steps(losses);
+      }
       const bool tests = due(o.eval_every), saves = due(o.save_every),
                  logs = due(o.log_every) || tests || step + 1 == end;
-      const auto begin = Clock::now();
-      const double loss = advance(losses, logs || saves || progress.on_terminal());
-      schedule->step();
-      ++step;
-      pace.seconds += seconds_since(begin);
-      ++pace.steps;
-      const std::string tested = tests ? test() : "";
+      const double loss = one_step(losses, logs || saves || line.on_terminal());
+      Progress now{step, loss, pace_ - last};
+      now.has_test = tests && step < end;  // The summary says the last one.
+      if (now.has_test) now.tested = test();
       // A terminal is slower than a step: it sees every 16th.
-      if (logs || step % 16 == 0) progress.show(step, line(loss, pace, tested), logs);
+      if (logs || step % 16 == 0) line.show(step, text_of(now), logs);
+      if (logs) {
+        last = pace_;
+        if (log.is_open()) log << json_of(now) << std::flush;
+      }
       if (saves) save(losses);
     }
   }
   save(losses);
   losses.write();
+  BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", o.log);
   if (interrupted) fmt::print("stopped by the user after step {}\n", step);
-  const brrr::StepStats s = stats();
-  const double once = once_seconds(s);
-  fmt::print("{}\n{:.0f} steps/s", result(), pace.without(once).rate());
+  fmt::print("{}\n{:.0f} steps/s", result(), pace_.rate());
   if (o.mode != "eager") {
+    const brrr::StepStats s = stats();
     fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",
-               s.replays, s.recordings, s.fallbacks, once * 1e3);
+               s.replays, s.recordings, s.fallbacks, once_seconds(s) * 1e3);
   }
-  fmt::print("\nparameters {:016x}  (checksum of their bytes: the same in both modes)\n",
-             checksum(module().parameters()));
+  fmt::print("\n{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
+             summary(), checksum(module().parameters()));
   if (o.explain) fmt::print("\n{}", explain());
   return interrupted ? 130 : 0;
 }

@@ -14,7 +14,7 @@ namespace examples {
 
 struct TrainingOptions : CommandLine {
   using CommandLine::CommandLine;
-  std::string mode = "graph", device = "cpu", checkpoint, loss_csv;
+  std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log;
   int64_t steps = 0, batch = 0, seed = 1;
   int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
   double lr = 0, dropout = 0;
@@ -48,16 +48,28 @@ struct Pace {
   double seconds = 0;
   int64_t steps = 0;
   double rate() const { return seconds > 0 ? static_cast<double>(steps) / seconds : 0; }
-  Pace without(double once) const { return {seconds - std::min(once, seconds), steps}; }
+  double step_ms() const { return steps > 0 ? 1e3 * seconds / static_cast<double>(steps) : 0; }
+  Pace operator-(const Pace& o) const {
+    return {std::max(0.0, seconds - o.seconds), steps - o.steps};
+  }
+};
+
+/// What is said of a run every now and then, on the screen and in --log.
+struct Progress {
+  int64_t step;
+  double loss;
+  Pace pace;          ///< Since the last time.
+  double tested = 0;  ///< The test's figure, if it was time for one.
+  bool has_test = false;
 };
 
 /// One line that says how far a run is: rewritten in place on a terminal, else printed now and
 /// then.
-class Progress : brrr::NotCopied {
+class ProgressLine : brrr::NotCopied {
  public:
   /// Steps from `first` to `total`.
-  Progress(int64_t first, int64_t total);
-  ~Progress();
+  ProgressLine(int64_t first, int64_t total);
+  ~ProgressLine();
 
   /// After step `at`, with the figures to show beside it. `milestone` lines stay on the screen and
   /// are all that is printed where there is no terminal.
@@ -89,9 +101,15 @@ class Training {
   /// The next step, whose loss goes to `losses`. Returns it if it is to be looked at; throws if it
   /// is not finite.
   virtual double advance(LossLog& losses, bool look) = 0;
-  /// What a line says, with what test() said if it is time for one.
-  virtual std::string line(double loss, const Pace& pace, const std::string& tested) const = 0;
-  virtual std::string test() = 0;
+  /// The figure that tests give, and how it is called and written.
+  virtual double test() = 0;
+  struct Unit {
+    const char* name;    ///< "tokens"
+    double a_step;       ///< How many of them a step takes in.
+    const char* tested;  ///< "validation"
+    const char* form;    ///< "{:.4f}"
+  };
+  virtual Unit unit() const = 0;
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
   /// Writes the checkpoint, if there is to be one.
@@ -99,6 +117,18 @@ class Training {
   virtual brrr::models::Module& module() const = 0;
   virtual brrr::StepStats stats() const = 0;
   virtual std::string explain() const = 0;
+
+ private:
+  double one_step(LossLog& losses, bool look);
+  void profile_steps(LossLog& losses);
+  std::string text_of(const Progress& now) const;
+  std::string json_of(const Progress& now) const;
+  std::string summary() const;
+
+  Pace pace_;  // Without what was done once.
+  brrr::TimeSplit split_;
+  double flops_ = 0, bytes_ = 0;  // Of a step, once it has been looked at.
+  double peak_gflops_ = 0;
 };
 
 /// A NaN without its sign, which the modes need not agree on.

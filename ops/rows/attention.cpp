@@ -233,6 +233,25 @@ void attention_backward_infer(OpCall& c) {
 // place times the square root of some thousand terms.
 constexpr double kTolerance = 4e-6;
 
+// Pairs of a query and a key that the causal rule allows; each costs two operations an element of q
+// and of v in every product, and `each` in the softmax. (An explicit mask is a matter of values.)
+Work attention_work(const OpCall& c, double q_products, double v_products, double each) {
+  const TensorImpl &q = *c.in[Q], &k = *c.in[K], &v = *c.in[V];
+  const auto queries = static_cast<double>(q.sizes[q.ndim - 2]),
+             keys = static_cast<double>(k.sizes[k.ndim - 2]),
+             width = static_cast<double>(q.sizes[q.ndim - 1]),
+             depth = static_cast<double>(v.sizes[v.ndim - 1]);
+  if (q.numel == 0) return {0, operand_bytes(c), true};
+  const double heads = static_cast<double>(q.numel) / (queries * width);
+  double pairs = queries * keys;
+  if (c.attrs.as<AttentionAttrs>().causal) {
+    const double corner = std::min(queries, keys);
+    pairs = corner * (corner + 1) / 2 + std::max(0.0, queries - keys) * keys;
+  }
+  return {heads * pairs * (2 * width * q_products + 2 * depth * v_products + each),
+          operand_bytes(c), true};
+}
+
 const OpDef attention_backward_op{
     "attention_backward",
     "dq, dk and dv of scaled_dot_product_attention",
@@ -243,6 +262,8 @@ const OpDef attention_backward_op{
      .decompose = attention_backward_decompose,
      .kernel = {{attention_backward_cpu}, {attention_backward_cuda, attention_on_cuda}},
      .scratch = attention_scratch,
+     // q k^T again, dS k, dS^T q; P^T g, g v^T. exp(s * scale - max) / sum; P * (dP - row) * scale.
+     .work = [](const OpCall& c) { return attention_work(c, 3, 2, 28); },
      .gradient_row = true,
      .autocast = Autocast::Widen,
      .tolerance = kTolerance}};
@@ -272,6 +293,8 @@ const OpDef attention_op{kName,
                           .decompose = attention_decompose,
                           .kernel = {{attention_cpu}, {attention_cuda, attention_on_cuda}},
                           .scratch = attention_scratch,
+                          // Scale, maximum, difference, exp, sum.
+                          .work = [](const OpCall& c) { return attention_work(c, 1, 1, 26); },
                           .vjp = attention_vjp,
                           .saves_inputs = 0b11111,
                           .saves_outputs = 0b111,

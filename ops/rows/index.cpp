@@ -115,12 +115,21 @@ template <Tensor (*kPick)(const Tensor&, int64_t, const Tensor&)> void sum_vjp(V
   if (v.needs(0)) v.gin[0] = v.gout[0];
   if (v.needs(2)) v.gin[2] = kPick(v.gout[0], dim_of(v.attrs()), v.input(1));
 }
+// What is picked and not the table that it is picked from; sums touch all that they add to.
+Work pick_work(const OpCall& c) {
+  const auto item = static_cast<double>(itemsize(c.out[0].dtype()));
+  return {0, 2 * item * static_cast<double>(c.out[0].numel()) +
+                 8 * static_cast<double>(c.in[1]->numel)};
+}
+Work sum_work(const OpCall& c) { return {static_cast<double>(c.in[2]->numel), operand_bytes(c)}; }
+
 template <MakeWalk kWalk> OpSpec sum_spec(Infer infer, Vjp vjp, bool gradient_row) {
   const auto run = [](OpCall& c) { accumulate(c, dim_of(c.attrs), kWalk); };
   return {.infer = infer,
           .check_values = check_positions,
           .kernel = {{run}, {run}},
           .scratch = sum_scratch,
+          .work = sum_work,
           .vjp = vjp,
           .saves_inputs = 0b010,
           .grad_aliases = 0b001,
@@ -156,6 +165,7 @@ template <MakeWalk kWalk> OpSpec pick_spec(Infer infer, Vjp vjp) {
           .check_values = check_positions,
           .kernel = {{run}, {run}},
           .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+          .work = pick_work,
           .vjp = vjp,
           .saves_inputs = 0b10};
 }

@@ -104,11 +104,19 @@ int64_t linear_scratch(const OpCall& c) {
   return product_scratch(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
 }
 
+// Two operations for each pair of factors.
+Work product_work(const OpCall& c) {
+  const TensorImpl& a = *c.in[0];
+  const auto length = static_cast<double>(a.sizes[a.ndim - 1]);
+  return {2 * length * static_cast<double>(c.out[0].numel()), operand_bytes(c), true};
+}
+
 const OpDef matmul_row{"matmul",
                        "matrix product; batch dims broadcast",
                        {.infer = matmul_infer,
                         .kernel = {{run_matmul}, {run_matmul}},
                         .scratch = matmul_scratch,
+                        .work = product_work,
                         .vjp = matmul_vjp,
                         .saves_inputs = 0b11,
                         .autocast = Autocast::Round}};
@@ -118,6 +126,7 @@ const OpDef linear_row{"linear",
                        {.infer = linear_infer,
                         .kernel = {{run_linear}, {run_linear}},
                         .scratch = linear_scratch,
+                        .work = product_work,
                         .vjp = linear_vjp,
                         .saves_inputs = 0b11,
                         .autocast = Autocast::Round}};

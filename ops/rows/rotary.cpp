@@ -130,6 +130,10 @@ const OpDef rotary_row{
     {.infer = [](OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); },
      .kernel = {{rotary_run}, {rotary_run}},
      .scratch = no_scratch,
+     .work =
+         [](const OpCall& c) {
+           return Work{3 * static_cast<double>(c.out[0].numel()), operand_bytes(c)};
+         },
      .vjp = rotary_vjp,
      .saves_inputs = 0b110}};
 

@@ -12,43 +12,44 @@
 namespace brrr::m {
 
 // The only macros of the vocabulary: one line gives a function all its forms but Tensor's, which is
-// the public op of the same name. `emit` says whether its text stands for a few operations or for a
-// long chain of them, and what is known of its results: a Num, or a Mask.
-#define BRRR_M1(fn, emit, Result)                                     \
-  template <class V> Result<V> fn(Num<V> x) { return {vx::fn(x.v)}; } \
-  inline auto fn(Sym x) { return emit(#fn "($0)", {x.id}); }          \
+// the public op of the same name. The numbers are its Effort, counted from the definition for
+// float32: floating-point operations, and long chains of them. `emit` says what is known of its
+// results: a Num, or a Mask.
+#define BRRR_M1(fn, flops, chains, emit, Result)                              \
+  template <class V> Result<V> fn(Num<V> x) { return {vx::fn(x.v)}; }         \
+  inline auto fn(Sym x) { return emit(#fn "($0)", {x.id}, {flops, chains}); } \
   using brrr::fn;
 
-#define BRRR_M2(fn, emit)                                                  \
+#define BRRR_M2(fn, flops, chains)                                         \
   template <class V> Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) { \
     return vx::fn(x.v, y.v);                                               \
   }                                                                        \
-  inline Sym fn(Sym x, Sym y) { return emit(#fn "($0, $1)", {x.id, y.id}); }
+  inline Sym fn(Sym x, Sym y) { return sym_emit(#fn "($0, $1)", {x.id, y.id}, {flops, chains}); }
 
-BRRR_M1(exp, chain_emit, Num)
-BRRR_M1(expm1, chain_emit, Num)
-BRRR_M1(log, chain_emit, Num)
-BRRR_M1(log1p, chain_emit, Num)
-BRRR_M1(sqrt, sym_emit, Num)
-BRRR_M1(rsqrt, sym_emit, Num)
-BRRR_M1(sin, wave_emit, Num)
-BRRR_M1(cos, wave_emit, Num)
-BRRR_M1(tanh, bounded_emit, Num)
-BRRR_M1(sigmoid, bounded_emit, Num)
-BRRR_M1(erf, bounded_emit, Num)
-BRRR_M1(floor, sym_emit, Num)
-BRRR_M1(ceil, sym_emit, Num)
-BRRR_M1(round, sym_emit, Num)
-BRRR_M1(trunc, sym_emit, Num)
-BRRR_M1(abs, sym_emit, Num)
-BRRR_M1(sign, sym_emit, Num)
-BRRR_M1(isnan, mask_emit, Mask)
-BRRR_M1(isfinite, mask_emit, Mask)
-BRRR_M2(pow, long_emit)
-BRRR_M2(min, sym_emit)
-BRRR_M2(max, sym_emit)
-BRRR_M2(remainder, chain_emit)
-BRRR_M2(floor_div, chain_emit)
+BRRR_M1(exp, 22, 1, sym_emit, Num)
+BRRR_M1(expm1, 26, 1, sym_emit, Num)
+BRRR_M1(log, 30, 1, sym_emit, Num)
+BRRR_M1(log1p, 31, 1, sym_emit, Num)
+BRRR_M1(sqrt, 1, 0, sym_emit, Num)
+BRRR_M1(rsqrt, 2, 0, sym_emit, Num)
+BRRR_M1(sin, 21, 1, wave_emit, Num)
+BRRR_M1(cos, 15, 1, wave_emit, Num)
+BRRR_M1(tanh, 40, 1, bounded_emit, Num)
+BRRR_M1(sigmoid, 24, 1, bounded_emit, Num)
+BRRR_M1(erf, 17, 1, bounded_emit, Num)
+BRRR_M1(floor, 1, 0, sym_emit, Num)
+BRRR_M1(ceil, 1, 0, sym_emit, Num)
+BRRR_M1(round, 1, 0, sym_emit, Num)
+BRRR_M1(trunc, 1, 0, sym_emit, Num)
+BRRR_M1(abs, 0, 0, sym_emit, Num)
+BRRR_M1(sign, 2, 0, sym_emit, Num)
+BRRR_M1(isnan, 1, 0, mask_emit, Mask)
+BRRR_M1(isfinite, 1, 0, mask_emit, Mask)
+BRRR_M2(pow, 96, 4)
+BRRR_M2(min, 1, 0)
+BRRR_M2(max, 1, 0)
+BRRR_M2(remainder, 6, 1)
+BRRR_M2(floor_div, 4, 1)
 #undef BRRR_M1
 #undef BRRR_M2
 
@@ -65,7 +66,7 @@ template <class V>
 Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y, std::type_identity_t<Num<V>> z) {
   return vx::fma(x.v, y.v, z.v);
 }
-inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}); }
+inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}, {2}); }
 inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) { return x * y + z; }
 
 /// a where the mask holds, else b; both sides are computed.
@@ -74,7 +75,7 @@ Num<V> where(Mask<V> c, std::type_identity_t<Num<V>> a, std::type_identity_t<Num
   return vx::where(c.m, a.v, b.v);
 }
 inline Sym where(SymMask c, Sym a, Sym b) {
-  return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id});
+  return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id}, {0});
 }
 using brrr::where;
 /// The same with a condition on integers of the formula: places, words of a draw.
@@ -98,7 +99,7 @@ template <class V, class I> Num<V> like(Num<V>, Num<I> i) {
     return vx::convert<V>(vx::spread(i.v));
 }
 inline Sym like(Sym, SymIndex i) {
-  return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id});
+  return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id}, {0});
 }
 
 // Philox is long: the compiler would not inline what stands around it by itself.
@@ -153,7 +154,7 @@ template <class V>
 }
 inline Sym draw_normal(Sym, SymIndex seed, SymIndex number, SymIndex i) {
   const int z = draw_emit(kFloat32, "draw_normal($0, $1, $2)", {seed.id, number.id, i.id});
-  return long_emit(to_compute(kFloat32, SymScope::current().compute()).c_str(), {z});
+  return sym_emit(to_compute(kFloat32, SymScope::current().compute()).c_str(), {z}, {0, 4});
 }
 
 }  // namespace brrr::m

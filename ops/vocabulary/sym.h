@@ -41,6 +41,7 @@ struct Statement {
   std::string text = {};
   std::vector<int> args = {};
   uint8_t cost = 0;   ///< Twice the long chains of dependent operations (polynomials) that it is.
+  uint8_t flops = 0;  ///< Floating-point operations of an element, an fma being two.
   bool unit = false;  ///< Known to lie in [-1, 1], or to be NaN.
   Varies varies = Never;
 };
@@ -88,30 +89,28 @@ struct SymMask {
   int id = -1;
 };
 
-inline Sym sym_emit(const char* text, std::initializer_list<int> args, int chains = 0,
+/// What the text of a formula is: operations, an fma being two; chains of them (see Statement).
+struct Effort {
+  int flops = 1, chains = 0;
+};
+inline Sym sym_emit(const char* text, std::initializer_list<int> args, Effort e = {},
                     bool unit = false) {
   SymScope& s = SymScope::current();
-  return Sym(s.add(
-      {Statement::Formula, s.compute(), -1, text, args, static_cast<uint8_t>(2 * chains), unit}));
+  return Sym(s.add({Statement::Formula, s.compute(), -1, text, args,
+                    static_cast<uint8_t>(2 * e.chains), static_cast<uint8_t>(e.flops), unit}));
 }
-inline Sym chain_emit(const char* text, std::initializer_list<int> args) {
-  return sym_emit(text, args, 1);
-}
-/// A chain as long as four.
-inline Sym long_emit(const char* text, std::initializer_list<int> args) {
-  return sym_emit(text, args, 4);
-}
-/// A chain whose results lie in [-1, 1].
-inline Sym bounded_emit(const char* text, std::initializer_list<int> args) {
-  return sym_emit(text, args, 1, true);
+/// One whose results lie in [-1, 1].
+inline Sym bounded_emit(const char* text, std::initializer_list<int> args, Effort e) {
+  return sym_emit(text, args, e, true);
 }
 /// One that has a cheaper form for an argument from there too, named unit_...
-inline Sym wave_emit(const char* text, std::initializer_list<int> args) {
+inline Sym wave_emit(const char* text, std::initializer_list<int> args, Effort e) {
   const bool unit = SymScope::current()[*args.begin()].unit;
-  return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args);
+  return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args, e);
 }
-inline SymMask mask_emit(const char* text, std::initializer_list<int> args) {
-  return {SymScope::current().add({Statement::Formula, kBool, -1, text, args})};
+inline SymMask mask_emit(const char* text, std::initializer_list<int> args, Effort e = {}) {
+  return {SymScope::current().add(
+      {Statement::Formula, kBool, -1, text, args, 0, static_cast<uint8_t>(e.flops)})};
 }
 
 /// The statement Fold or FoldRows of x from the literal `init` on; combine(a, b) is a formula.
@@ -133,16 +132,16 @@ inline Sym operator+(Sym a, Sym b) { return sym_emit("$0 + $1", {a.id, b.id}); }
 inline Sym operator-(Sym a, Sym b) { return sym_emit("$0 - $1", {a.id, b.id}); }
 inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }
 inline Sym operator/(Sym a, Sym b) { return sym_emit("$0 / $1", {a.id, b.id}); }
-inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}); }
+inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}, {0}); }
 inline SymMask operator<(Sym a, Sym b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
 inline SymMask operator<=(Sym a, Sym b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
 inline SymMask operator>(Sym a, Sym b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
 inline SymMask operator>=(Sym a, Sym b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
 inline SymMask operator==(Sym a, Sym b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
 inline SymMask operator!=(Sym a, Sym b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
-inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.id, b.id}); }
-inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}); }
-inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}); }
+inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.id, b.id}, {0}); }
+inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}, {0}); }
+inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}, {0}); }
 
 /// An int64 of a formula, whatever type the rest of it has: a place of the element, a seed.
 struct SymIndex {
@@ -165,11 +164,23 @@ inline SymIndex operator+(SymIndex a, SymIndex b) { return index_emit("$0 + $1",
 inline SymIndex operator-(SymIndex a, SymIndex b) { return index_emit("$0 - $1", {a.id, b.id}); }
 inline SymIndex operator*(SymIndex a, SymIndex b) { return index_emit("$0 * $1", {a.id, b.id}); }
 inline SymIndex operator>>(SymIndex a, SymIndex b) { return index_emit("$0 >> $1", {a.id, b.id}); }
-inline SymMask operator<(SymIndex a, SymIndex b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
-inline SymMask operator<=(SymIndex a, SymIndex b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
-inline SymMask operator>(SymIndex a, SymIndex b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
-inline SymMask operator>=(SymIndex a, SymIndex b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
-inline SymMask operator==(SymIndex a, SymIndex b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
-inline SymMask operator!=(SymIndex a, SymIndex b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
+inline SymMask operator<(SymIndex a, SymIndex b) {
+  return mask_emit("lt($0, $1)", {a.id, b.id}, {0});
+}
+inline SymMask operator<=(SymIndex a, SymIndex b) {
+  return mask_emit("le($0, $1)", {a.id, b.id}, {0});
+}
+inline SymMask operator>(SymIndex a, SymIndex b) {
+  return mask_emit("gt($0, $1)", {a.id, b.id}, {0});
+}
+inline SymMask operator>=(SymIndex a, SymIndex b) {
+  return mask_emit("ge($0, $1)", {a.id, b.id}, {0});
+}
+inline SymMask operator==(SymIndex a, SymIndex b) {
+  return mask_emit("eq($0, $1)", {a.id, b.id}, {0});
+}
+inline SymMask operator!=(SymIndex a, SymIndex b) {
+  return mask_emit("ne($0, $1)", {a.id, b.id}, {0});
+}
 
 }  // namespace brrr

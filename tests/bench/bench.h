@@ -14,12 +14,13 @@
 #include <fstream>
 #include <functional>
 
+#include "backends/cpu/limits.h"
 #include "backends/cpu/pool.h"
+#include "backends/cpu/stream.h"
 #include "tests/bench/floor_mlp.h"
-#include "tests/bench/measure/spin.h"
+#include "tests/bench/measure/machine.h"
 #include "tests/bench/measure/trainer.h"
 #include "tests/bench/peer.h"
-#include "tests/bench/stream.h"
 
 namespace brrr::bench {
 
@@ -71,8 +72,7 @@ inline int pin_main_thread(int cpu) {
 }
 
 struct Machine {
-  MachineLimits limits;
-  double spin_ns = 0;
+  Limits limits;
   std::string line, versions;
 };
 
@@ -80,12 +80,12 @@ struct Machine {
 inline Machine start_run(const RunOptions& o) {
   Machine m;
   cpu::num_threads();  // the pool looks at the CPUs before the main thread is pinned to one
-  m.limits = measure_machine();
+  const double spin_ns = cpu::round_trip_ns();
   const int cpu = pin_main_thread(o.cpu);
-  m.spin_ns = spin_round_trip_ns();
   cpu::set_num_threads(o.threads);
-  m.line =
-      machine_line(m.limits, o.threads, m.spin_ns) + fmt::format(" | main thread on CPU {}", cpu);
+  m.limits = measure_limits({kCPU}).front();
+  m.limits.round_trip_ns = spin_ns;
+  m.line = machine_line(m.limits) + fmt::format(" | main thread on CPU {}", cpu);
   m.versions = fmt::format("compiler {} | fmt {}.{}.{} | nlohmann-json {}.{}.{} | {}", __VERSION__,
                            FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100,
                            NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,

@@ -13,7 +13,7 @@ std::int64_t rows(const benchmark::State& state) { return state.range(0) * 256; 
 // What reading n arrays and writing one takes when nothing is computed.
 void copy_streams(benchmark::State& state, int reads) {
   const auto bytes = static_cast<std::size_t>(state.range(0)) << 20;
-  for (auto _ : state) state.SetIterationTime(stream_like(reads, bytes).seconds);
+  for (auto _ : state) state.SetIterationTime(brrr::cpu::stream_like(reads, bytes).seconds);
   state.SetBytesProcessed(state.iterations() * state.range(0) * (reads + 1) << 20);
 }
 

@@ -221,9 +221,9 @@ void fusion(Report& report) {
       while (n-- > 0) two(c.x);
     });
     turns.measure(3, 20);
-    rows.push_back(100e9 * stream_like(2, side_bytes).seconds / turns.ns(g));
-    narrow_rows.push_back(100e9 * stream_like(2, side_bytes).seconds / turns.ns(k));
-    full.push_back(100e9 * stream_like(4, side_bytes).seconds / turns.ns(h));
+    rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(g));
+    narrow_rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(k));
+    full.push_back(100e9 * brrr::cpu::stream_like(4, side_bytes).seconds / turns.ns(h));
     cos_ratio.push_back(turns.ratio(j, i));
     rows_ms = turns.ns(g) / 1e6;
     two_ms = turns.ns(j) / 1e6;

@@ -12,12 +12,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "tests/bench/simd.h"
+#include "backends/cpu/simd.h"
 
 namespace brrr::bench {
 namespace {
 
-using simd::Vec;
+using cpu::simd::Vec;
+namespace simd = cpu::simd;
 
 constexpr std::int64_t lanes = simd::width;
 

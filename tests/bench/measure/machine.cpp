@@ -1,73 +1,61 @@
 #include "tests/bench/measure/machine.h"
 
+#include <cblas.h>
 #include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
 
-#include <functional>
-
-#include "core/backend.h"
-#include "tests/bench/measure/spin.h"
+#include <cstdlib>
 
 namespace brrr::bench {
 
-namespace {
+static int allowed_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+}
 
-// The shortest time of one f() among four in the queue, in seconds: what the device can do.
-double best_seconds(Device device, const std::function<void()>& f) {
-  constexpr int queued = 4;
-  double best = 1e9;
-  f();
-  for (int sample = 0; sample < 7; ++sample) {
-    synchronize(device);
-    const auto begin = Clock::now();
-    for (int i = 0; i < queued; ++i) f();
-    synchronize(device);
-    best = std::min(best, seconds_since(begin) / queued);
+BlasInfo blas_info() {
+  BlasInfo info{openblas_get_corename(), openblas_get_config(), ""};
+  for (const char* name : {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr) continue;
+    if (!info.warning.empty()) info.warning += ", ";
+    info.warning += std::string(name) + "=" + value;
   }
-  return best;
+  if (!info.warning.empty()) info.warning += " is set: OpenBLAS may run far below its speed";
+  return info;
 }
 
-// Beyond every cache.
-double device_copy_gbs(Device device) {
-  constexpr int64_t elements = int64_t{64} << 20;
-  constexpr size_t bytes = size_t{4} * elements;
-  const Tensor x = zeros({elements}, kFloat32, device), y = x.clone();
-  const Backend& gpu = backend(device.type);
-  const auto copy = [&] { gpu.copy(y.data_ptr(), x.data_ptr(), bytes); };
-  return 2.0 * static_cast<double>(bytes) / best_seconds(device, copy) * 1e-9;
-}
-
-// Products that grow until one is long enough for the device to be full.
-double device_gflops(Device device) {
-  constexpr int64_t largest = 8192;
-  constexpr double long_enough = 2e-3;
-  for (int64_t n = 256;; n *= 2) {
-    const Tensor a = randn({n, n}, device), b = randn({n, n}, device);
-    const double seconds = best_seconds(device, [&] { a.matmul(b); });
-    const auto side = static_cast<double>(n);
-    if (seconds >= long_enough || n == largest) return 2 * side * side * side / seconds * 1e-9;
-  }
-}
-
-}  // namespace
-
-double Limits::copy_for(double bytes) const {
-  if (on_gpu()) return copy_gbs;
-  return stream_like(1, static_cast<size_t>(bytes / 2)).gb_per_second;
-}
-
-std::vector<Limits> measure_limits(const std::vector<Device>& devices, int64_t threads) {
-  const auto machine = measure_machine();
-  const int n = static_cast<int>(threads);
+std::vector<Limits> measure_limits(const std::vector<Device>& devices) {
   std::vector<Limits> all;
   for (Device device : devices) {
-    Limits& l = all.emplace_back(
-        Limits{device, n, machine, spin_round_trip_ns(), machine.fma_gflops * n, 0, {}});
-    if (!l.on_gpu()) continue;
-    l.gpu = device_properties(device);
-    l.gflops = device_gflops(device);
-    l.copy_gbs = device_copy_gbs(device);
+    Limits& l = all.emplace_back();
+    static_cast<DeviceLimits&>(l) = device_limits(device, true);
+    l.device = device;
+    l.cpu = device_properties(kCPU).name;
+    l.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+    l.cores_allowed = allowed_cores();
+    l.blas = blas_info();
+    if (l.on_gpu()) l.gpu = device_properties(device);
   }
   return all;
+}
+
+std::string machine_line(const Limits& l) {
+  std::string line = fmt::format("{} | {} of {} cores | threads {}", l.cpu, l.cores_allowed,
+                                 l.cores, device_properties(kCPU).multiprocessors);
+  if (!l.on_gpu()) {
+    line += fmt::format(
+        " | copy {:.0f} GB/s (256 KB), {:.0f} GB/s (128 MB) | FMA peak {:.0f} GFLOP/s a core",
+        l.cached_gbs(), l.memory_gbs(), l.gflops / l.threads);
+  }
+  line += " | OpenBLAS core " + l.blas.core;
+  if (!l.on_gpu() && l.round_trip_ns > 0) {
+    line += fmt::format(" | spin round trip {:.0f} ns", l.round_trip_ns);
+  }
+  if (!l.blas.warning.empty()) line += " | WARNING: " + l.blas.warning;
+  return line;
 }
 
 std::string versions() {
@@ -80,13 +68,11 @@ std::string versions() {
 }
 
 std::string header_text(const std::vector<Limits>& all) {
-  const Limits& host = all.front();
-  std::string t =
-      fmt::format("{}\n{}\n", machine_line(host.machine, host.threads, host.spin_ns), versions());
+  std::string t = fmt::format("{}\n{}\n", machine_line(all.front()), versions());
   for (const Limits& l : all) {
     if (!l.on_gpu()) continue;
     t += fmt::format("{} | {} | copy {:.0f} GB/s (256 MB) | float32 product {:.0f} GFLOP/s\n",
-                     l.gpu.name, l.gpu.versions, l.copy_gbs, l.gflops);
+                     l.gpu.name, l.gpu.versions, l.memory_gbs(), l.gflops);
   }
   return t;
 }

@@ -6,28 +6,36 @@
 #include <string>
 #include <vector>
 
-#include "tests/bench/stream.h"
-
 namespace brrr::bench {
 
+struct BlasInfo {
+  std::string core;     ///< The kernels that OpenBLAS chose, for instance "SkylakeX".
+  std::string config;   ///< Its version and build options.
+  std::string warning;  ///< Empty, or why its figures are not this machine's.
+};
+BlasInfo blas_info();
+
 /// What a step's time is compared with, measured in this run.
-struct Limits {
+struct Limits : DeviceLimits {
   Device device;
-  int threads = 1;  ///< Of the host.
-  MachineLimits machine;
-  double spin_ns = 0;
-  double gflops = 0;     ///< float32: multiply-adds of all threads, or a large product.
-  double copy_gbs = 0;   ///< Of a GPU, between two large arrays.
+  std::string cpu;        ///< From /proc/cpuinfo.
+  int cores = 0;          ///< Online,
+  int cores_allowed = 0;  ///< and in this process's affinity mask.
+  BlasInfo blas;
   DeviceProperties gpu;  ///< Empty for the CPU.
 
   bool on_gpu() const { return device.type == DeviceType::CUDA; }
-  std::string processor() const { return on_gpu() ? gpu.name : machine.cpu; }
-  /// Copy bandwidth for a step that touches so many bytes. A GPU's is that of its memory, even if
-  /// its cache would hold them.
-  double copy_for(double bytes) const;
+  std::string processor() const { return on_gpu() ? gpu.name : cpu; }
+  /// Copies within the caches, and beyond them.
+  double cached_gbs() const { return gb_per_second(512e3); }
+  double memory_gbs() const { return copies.back().gb_per_second; }
 };
-/// One for each device; throws, saying what is missing, where there is no such device.
-std::vector<Limits> measure_limits(const std::vector<Device>& devices, int64_t threads);
+/// One for each device, for the threads of the pool as they are; throws, saying what is missing,
+/// where there is no such device.
+std::vector<Limits> measure_limits(const std::vector<Device>& devices);
+
+/// The host's, to print over every table of figures.
+std::string machine_line(const Limits& limits);
 
 /// Compiler, C++ standard and OpenBLAS, on one line.
 std::string versions();

@@ -1,27 +1,28 @@
-#include "tests/bench/stream.h"
+#include "backends/cpu/stream.h"
 
-#include <cblas.h>
-#include <sched.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <new>
-#include <stdexcept>
 #include <vector>
 
-#include "tests/bench/measure/timing.h"
-#include "tests/bench/simd.h"
+#include "core/backend.h"
+#include "backends/cpu/simd.h"
+#include "core/check.h"
 
-namespace brrr::bench {
+namespace brrr::cpu {
 namespace {
 
 using simd::Vec;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 constexpr int max_reads = 8;
 
@@ -104,20 +105,12 @@ constexpr int fma_chain_count = simd::width == 16 ? 16 : 12;
   return total;
 }
 
-int allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-}
-
 }  // namespace
 
-StreamTime stream_like(int n_reads, std::size_t bytes, Store store) {
+StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang) {
   constexpr std::size_t step = 1024;  // a whole number of unrolled vectors at every width
   if (n_reads < 1 || n_reads > max_reads || bytes < step) {
-    throw std::invalid_argument("stream_like: " + std::to_string(n_reads) + " reads of " +
-                                std::to_string(bytes) +
-                                " bytes; pass 1 to 8 reads of 1024 or more");
+    fail("stream_like: {} reads of {} bytes; pass 1 to 8 reads of 1024 or more", n_reads, bytes);
   }
   bytes = bytes / step * step;
   const Arrays arrays(n_reads + 1, bytes);
@@ -125,9 +118,18 @@ StreamTime stream_like(int n_reads, std::size_t bytes, Store store) {
   for (int k = 0; k < n_reads; ++k) in[static_cast<std::size_t>(k)] = arrays[k + 1];
   const Pass run = store == Store::Plain ? choose_pass<Store::Plain>(n_reads)
                                          : choose_pass<Store::PastCaches>(n_reads);
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    const auto first = static_cast<std::size_t>(begin) * step / sizeof(float);
+    auto from = in;
+    for (const float*& p : from) p += first;
+    run(arrays[0] + first, from, static_cast<std::size_t>(end - begin) * step / sizeof(float));
+  };
+  const auto steps = static_cast<std::int64_t>(bytes / step);
   const auto time = [&](std::size_t repeats) {
     const auto start = Clock::now();
-    for (std::size_t r = 0; r < repeats; ++r) run(arrays[0], in, bytes / sizeof(float));
+    for (std::size_t r = 0; r < repeats; ++r) {
+      gang ? parallel_for(steps, 1, part) : part(0, steps);
+    }
     return seconds_since(start) / static_cast<double>(repeats);
   };
   // Small arrays: many passes per sample, so that reading the clock does not count.
@@ -138,17 +140,17 @@ StreamTime stream_like(int n_reads, std::size_t bytes, Store store) {
   while (samples.size() < 7 || (samples.size() < 51 && seconds_since(begin) < 0.1)) {
     samples.push_back(time(repeats));
   }
-  const double seconds = median(std::move(samples));
+  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end());
+  const double seconds = *middle;
   return {seconds, static_cast<double>(bytes) * (n_reads + 1) / seconds * 1e-9};
 }
 
-StreamTime stream_like(int n_reads, std::size_t bytes) {
-  const StreamTime plain = stream_like(n_reads, bytes, Store::Plain);
-  const StreamTime past = stream_like(n_reads, bytes, Store::PastCaches);
+StreamTime stream_like(int n_reads, std::size_t bytes, bool gang) {
+  const StreamTime plain = stream_like(n_reads, bytes, Store::Plain, gang);
+  const StreamTime past = stream_like(n_reads, bytes, Store::PastCaches, gang);
   return plain.seconds <= past.seconds ? plain : past;
 }
-
-StreamTime copy_bandwidth(std::size_t bytes, Store store) { return stream_like(1, bytes, store); }
 
 double fma_peak_gflops() {
   constexpr std::int64_t iterations = 100'000;
@@ -163,53 +165,4 @@ double fma_peak_gflops() {
   return 2.0 * simd::width * fma_chain_count * static_cast<double>(iterations) / best * 1e-9;
 }
 
-BlasInfo blas_info() {
-  BlasInfo info{openblas_get_corename(), openblas_get_config(), ""};
-  for (const char* name : {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}) {
-    const char* value = std::getenv(name);
-    if (value == nullptr) continue;
-    if (!info.warning.empty()) info.warning += ", ";
-    info.warning += std::string(name) + "=" + value;
-  }
-  if (!info.warning.empty()) info.warning += " is set: OpenBLAS may run far below its speed";
-  return info;
-}
-
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) != 0) continue;
-    const std::size_t colon = line.find(": ");
-    if (colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
-
-MachineLimits measure_machine() {
-  MachineLimits m;
-  m.cpu = cpu_model();
-  m.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  m.cores_allowed = allowed_cores();
-  m.blas = blas_info();
-  m.copy_cached_gbs = copy_bandwidth(std::size_t{256} << 10, Store::Plain).gb_per_second;
-  m.copy_memory_gbs = stream_like(1, std::size_t{256} << 20).gb_per_second;
-  m.fma_gflops = fma_peak_gflops();
-  return m;
-}
-
-std::string machine_line(const MachineLimits& m, int threads, double spin_round_trip_ns) {
-  char figures[256];
-  std::snprintf(figures, sizeof figures,
-                " | %d of %d cores | threads %d | copy %.0f GB/s (256 KB), %.0f GB/s (256 MB) | "
-                "FMA peak %.0f GFLOP/s a core",
-                m.cores_allowed, m.cores, threads, m.copy_cached_gbs, m.copy_memory_gbs,
-                m.fma_gflops);
-  std::string line = m.cpu + figures + " | OpenBLAS core " + m.blas.core;
-  if (spin_round_trip_ns > 0) {
-    line += " | spin round trip " + std::to_string(static_cast<int>(spin_round_trip_ns)) + " ns";
-  }
-  if (!m.blas.warning.empty()) line += " | WARNING: " + m.blas.warning;
-  return line;
-}
-
-}  // namespace brrr::bench
+}  // namespace brrr::cpu

@@ -1,7 +1,7 @@
 #pragma once
 
-// The few vector operations that the hand-written baselines need. They use explicit vector types,
-// so that the baselines are equally fast at -O2 and -O3: g++ 12 hardly vectorises loops at -O2.
+// The few vector operations that measuring loops and hand-written baselines need. They use explicit
+// vector types, so as to be equally fast at -O2 and -O3: g++ 12 hardly vectorises loops at -O2.
 
 #include <cstddef>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-namespace brrr::bench::simd {
+namespace brrr::cpu::simd {
 
 #if defined(__AVX512F__)
 inline constexpr std::size_t width = 16;
@@ -83,4 +83,4 @@ inline void store_fence() {
 #endif
 }
 
-}  // namespace brrr::bench::simd
+}  // namespace brrr::cpu::simd

@@ -1,0 +1,54 @@
+// What the processor can do, measured where it is asked for.
+#include "backends/cpu/limits.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "backends/cpu/pool.h"
+#include "backends/cpu/stream.h"
+#include "backends/limits.h"
+#include "core/backend.h"
+
+namespace brrr::cpu {
+
+// The best of several hundred empty regions, a few at a time.
+double round_trip_ns() {
+  std::atomic<int> ranges{0};
+  const auto region = [&](int64_t, int64_t) { ranges.fetch_add(1); };
+  parallel_for(num_threads(), 1, region);
+  if (ranges < 2) return 0;  // One thread took all of it.
+  constexpr int rounds = 41, per_round = 200;
+  double best = 1e9;
+  for (int r = 0; r < rounds; ++r) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < per_round; ++i) parallel_for(num_threads(), 1, region);
+    const std::chrono::duration<double, std::nano> ns = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, ns.count() / per_round);
+  }
+  return best;
+}
+
+static DeviceLimits measure() {
+  DeviceLimits l;
+  l.threads = num_threads();
+  l.gflops = fma_peak_gflops() * l.threads;
+  l.round_trip_ns = round_trip_ns();
+  const bool gang = l.threads > 1;
+  // In the first caches stores that go past them only lose.
+  constexpr size_t kept = size_t{4} << 20;
+  for (size_t array = size_t{8} << 10; array <= size_t{256} << 20; array *= 4) {
+    const StreamTime t =
+        array < kept ? stream_like(1, array, Store::Plain, gang) : stream_like(1, array, gang);
+    l.copies.push_back({2.0 * static_cast<double>(array), t.gb_per_second});
+  }
+  return l;
+}
+
+DeviceLimits limits(bool anew) {
+  const std::string name = backend(DeviceType::CPU).properties().name, threads = std::to_string(num_threads());
+  return jit::kept_limits({"cpu", name, threads}, anew, measure);
+}
+
+}  // namespace brrr::cpu

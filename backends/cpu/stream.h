@@ -1,0 +1,28 @@
+#pragma once
+// Loops that measure what a core can do: how fast bytes and multiply-adds go at best.
+
+#include <cstddef>
+
+namespace brrr::cpu {
+
+enum class Store {
+  Plain,       ///< Through the caches: best while the arrays fit in them.
+  PastCaches,  ///< Non-temporal: saves reading what is overwritten; best beyond the last cache.
+};
+
+struct StreamTime {
+  double seconds = 0;        ///< Median of one pass.
+  double gb_per_second = 0;  ///< Bytes read and written in a pass, over the median.
+};
+
+/// Adds n_reads float32 arrays (1 to 8) of `bytes`, at least 1024, into one output array (n_reads
+/// == 1: copies): what a fused pointwise kernel with these streams takes when its arithmetic costs
+/// nothing. On this thread, or with all threads of the pool.
+StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang = false);
+/// The better of the two stores at this size.
+StreamTime stream_like(int n_reads, std::size_t bytes, bool gang = false);
+
+/// float32 multiply-adds of one core in registers, two operations each, in GFLOP/s.
+double fma_peak_gflops();
+
+}  // namespace brrr::cpu

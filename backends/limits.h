@@ -1,0 +1,16 @@
+#pragma once
+// Measured limits, kept on disk beside the kernels: <key> names the machine.
+
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "core/device.h"
+
+namespace brrr::jit {
+
+/// Those kept under what the fields say of the machine, or what `measure` finds.
+DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
+                         const std::function<DeviceLimits()>& measure);
+
+}  // namespace brrr::jit

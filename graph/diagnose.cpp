@@ -1,0 +1,107 @@
+#include "graph/diagnose.h"
+
+#include <algorithm>
+#include <chrono>
+#include <tuple>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "core/context.h"
+
+namespace brrr::graph {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Call = std::function<void()>;
+
+double us_since(Clock::time_point t) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - t).count();
+}
+
+double median(std::vector<double> all) {
+  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+  std::nth_element(all.begin(), middle, all.end());
+  return *middle;
+}
+
+// Waits for what a GPU, if one has been used, has yet to do.
+void finish() {
+  if (detail::backends[static_cast<int>(DeviceType::CUDA)]) synchronize(kCUDA);
+}
+
+// Medians of both in microseconds, in turns, so that what disturbs the machine disturbs both.
+std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
+  constexpr double enough_us = 5e5;
+  constexpr size_t least = 7, most = 5000;
+  const Call* const calls[] = {&a, &b};
+  std::vector<double> us[2];
+  const auto begin = Clock::now();
+  while (us[0].size() < least || (us_since(begin) < enough_us && us[0].size() < most)) {
+    for (size_t k : {0, 1}) {
+      const auto t = Clock::now();
+      (*calls[k])();
+      finish();
+      us[k].push_back(us_since(t));
+    }
+  }
+  return {median(us[0]), median(us[1])};
+}
+
+TimeSplit split_of(const Call& call, double us) {
+  constexpr int calls = 5;
+  const Profile profile;
+  for (int i = 0; i < calls; ++i) call();
+  const TimeSplit t = profile.total();
+  // What a profile sees may be slower than what was timed, and never faster than it.
+  const double known = (t.compute_us + t.memory_us) / calls, scale = std::min(1.0, us / known);
+  return {us, t.compute_us / calls * scale, t.memory_us / calls * scale};
+}
+
+std::string text_of(const Diagnosis& d) {
+  const TimeSplit& s = d.split;
+  const auto percent = [&](double part) { return fmt::format("{:.0f} %", 100 * s.share(part)); };
+  const std::string bound = s.bound();
+  const double most = std::max({s.compute_us, s.memory_us, s.overhead_us()});
+  const bool eager = d.mode == Mode::Eager;
+  std::string t = fmt::format("{}-bound: {} of the step", bound, percent(most));
+  if (d.graph_us > 0) {
+    t += fmt::format("; graph mode {} about {:.2f}x", eager ? "would give" : "gives", d.gain());
+  }
+  t += fmt::format("\n{:.1f} us a call: compute {}, memory {}, overhead {}\n", d.us,
+                   percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
+  if (bound == "overhead") {
+    return t + (eager ? "what helps: graph mode, and more work a call (larger batches)"
+                      : "what helps: more work a call (larger batches), step.freeze()");
+  }
+  if (bound == "memory") {
+    return t + (eager ? "what helps: graph mode, which fuses; 16-bit floats, which halve the bytes"
+                      : "what helps: 16-bit floats, which halve the bytes");
+  }
+  return t + "what helps: fewer FLOPs, more threads, a faster machine";
+}
+
+}  // namespace
+
+Diagnosis diagnose(Mode mode, const Call& call, const std::function<void(StepBase&)>& call_by) {
+  BRRR_CHECK(!context.recorder, "diagnose: call it outside of the step");
+  const bool eager = mode == Mode::Eager;
+  const auto other = make_step({.mode = eager ? Mode::Graph : Mode::Eager});
+  const Call call_other = [&] { call_by(*other); };
+  for (int i = 0; i < 3; ++i) {  // Recorded, built, warm.
+    call();
+    call_other();
+  }
+  Diagnosis d{.mode = mode, .split = {}, .text = {}};
+  double other_us;
+  std::tie(d.us, other_us) = time_in_turns(call, call_other);
+  if (other->stats().fallbacks > 0) other_us = 0;
+  d.eager_us = eager ? d.us : other_us;
+  d.graph_us = eager ? other_us : d.us;
+  d.split = split_of(call, d.us);
+  d.text = text_of(d);
+  return d;
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,317 @@
+#include "graph/profile.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "graph/trail.h"
+#include "ops/kinds/work.h"
+
+namespace brrr {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+double us_between(Clock::time_point a, Clock::time_point b) {
+  return std::chrono::duration<double, std::micro>(b - a).count();
+}
+
+void add(ProfileRow& to, const ProfileRow& row) {
+  to.calls += row.calls;
+  to.flops += row.flops;
+  to.bytes += row.bytes;
+  to.time.us += row.time.us;
+  to.time.compute_us += row.time.compute_us;
+  to.time.memory_us += row.time.memory_us;
+}
+
+void sort_by_time(std::vector<ProfileRow>& rows) {
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const auto& a, const auto& b) { return a.time.us > b.time.us; });
+}
+
+std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
+
+}  // namespace
+
+const char* TimeSplit::bound() const {
+  if (overhead_us() >= compute_us && overhead_us() >= memory_us) return "overhead";
+  return compute_us >= memory_us ? "compute" : "memory";
+}
+
+TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits) {
+  const double compute = flops / limits.gflops * 1e-3,
+               memory = bytes > 0 ? bytes / limits.gb_per_second(bytes) * 1e-3 : 0;
+  TimeSplit t{us};
+  (compute >= memory ? t.compute_us : t.memory_us) = std::min(us, std::max(compute, memory));
+  return t;
+}
+
+struct Profile::Watch final : Observer {
+  struct Span {
+    size_t row;
+    double at_us, us;
+  };
+  static constexpr size_t kMostSpans = 1'000'000;
+
+  Watch() : before(context.observer) {
+    BRRR_CHECK(!context.recorder, "profile: make it outside of the step, around calls of it");
+    context.observer = this;
+    reset();
+  }
+  ~Watch() override { context.observer = before; }
+
+  void reset() {
+    rows.clear();
+    at.clear();
+    spans.clear();
+    open.clear();
+    kernels_us = host_us = 0;
+    begin = mark = Clock::now();
+  }
+
+  // The time since the last mark belongs to the innermost kernel that is open, else to the host.
+  void charge(Clock::time_point now) {
+    (open.empty() ? host_us : open.back().us) += us_between(mark, now);
+  }
+
+  void begins(Device device) override {
+    charge(Clock::now());
+    if (device != kCPU) backend_wait(device);
+    open.push_back({now_us(), 0});
+    mark = Clock::now();
+  }
+  void resume() override { mark = Clock::now(); }
+  void failed() override {
+    charge(Clock::now());
+    host_us += open.back().us;
+    open.pop_back();
+    mark = Clock::now();
+  }
+  void ran(const OpCall& c) override {
+    if (c.op->is_view()) return;
+    const Device device = c.out[0].impl()->device;
+    finish(device);
+    std::string path = module_path();
+    const graph::CallStorages touched(c);
+    const std::string module = path.empty() ? trail.near(touched.in) : path;
+    trail.ran(touched.in, touched.made, path);
+    const std::string name = fmt::format("{}{}", c.op->name, c.into ? "_" : "");
+    const Work work = work_of(c);
+    note(name, module, kind_of(*c.op, work), work, device);
+  }
+  void ran(const KernelNote& n, Device device) override {
+    finish(device);
+    note(n.name, n.module, n.kind, n.work, device);
+  }
+
+  // Closes the innermost kernel.
+  void finish(Device device) {
+    if (device != kCPU) backend_wait(device);
+    charge(Clock::now());
+    closed = open.back();
+    open.pop_back();
+    kernels_us += closed.us;
+  }
+  void note(const std::string& name, const std::string& module, const char* kind,
+            const Work& work, Device device) {
+    const auto [it, fresh] = at.try_emplace(name + '\n' + module, rows.size());
+    if (fresh) rows.push_back({name, module, kind, 0, 0, 0, {}});
+    const TimeSplit t = split_time(closed.us, work.flops, work.bytes, limits_of(device));
+    add(rows[it->second], {{}, {}, {}, 1, work.flops, work.bytes, t});
+    if (spans.size() < kMostSpans) spans.push_back({it->second, closed.at_us, closed.us});
+    mark = Clock::now();
+  }
+
+  double now_us() const { return us_between(begin, Clock::now()); }
+  static void backend_wait(Device device) { synchronize(device); }
+  const DeviceLimits& limits_of(Device device) {
+    const auto [it, fresh] = limits.try_emplace(device.type);
+    if (fresh) {
+      context.observer = nullptr;  // To measure them is no part of what is measured.
+      it->second = device_limits(device);
+      context.observer = this;
+    }
+    return it->second;
+  }
+
+  struct Open {
+    double at_us, us;
+  };
+  Observer* before;
+  std::vector<ProfileRow> rows;
+  std::unordered_map<std::string, size_t> at;  // By name and module.
+  std::vector<Span> spans;
+  std::vector<Open> open;
+  Open closed{};
+  double kernels_us = 0, host_us = 0;
+  Clock::time_point begin, mark;
+  graph::ModuleTrail<const Storage*> trail;
+  std::map<DeviceType, DeviceLimits> limits;
+};
+
+Profile::Profile() : watch_(std::make_unique<Watch>()) {}
+Profile::~Profile() = default;
+void Profile::reset() { watch_->reset(); }
+double Profile::kernels_us() const { return watch_->kernels_us; }
+
+std::vector<ProfileRow> Profile::rows() const {
+  std::vector<ProfileRow> all = watch_->rows;
+  sort_by_time(all);
+  return all;
+}
+
+std::vector<ProfileRow> Profile::kinds() const {
+  std::vector<ProfileRow> all;
+  for (const ProfileRow& row : watch_->rows) {
+    auto it = std::find_if(all.begin(), all.end(), [&](auto& k) { return k.kind == row.kind; });
+    if (it == all.end()) it = all.insert(it, {{}, {}, row.kind, 0, 0, 0, {}});
+    add(*it, row);
+  }
+  sort_by_time(all);
+  return all;
+}
+
+TimeSplit Profile::total() const {
+  ProfileRow sum;
+  for (const ProfileRow& row : watch_->rows) add(sum, row);
+  sum.time.us = watch_->kernels_us + watch_->host_us;
+  return sum.time;
+}
+
+// --- for people, and for programs ----------------------------------------------------------------
+
+static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
+  const double calls = static_cast<double>(r.calls);
+  return fmt::format("{:>7} {:>10.2f} {:>7} {:>10.3f} {:>10.3f} {:>8.1f} {:>7.1f}  {:<9} ", r.calls,
+                     r.time.us / calls, percent(all.share(r.time.us)), r.flops / calls * 1e-6,
+                     r.bytes / calls * 1e-6, r.flops / r.time.us * 1e-3, r.bytes / r.time.us * 1e-3,
+                     r.time.bound());
+}
+
+std::string Profile::report(size_t most) const {
+  watch_->charge(Clock::now());
+  const TimeSplit all = total();
+  std::string t;
+  for (const auto& [type, l] : watch_->limits) {
+    t += fmt::format("{}: {:.0f} GFLOP/s, copies {:.0f} GB/s in caches, {:.0f} beyond ({}, {} "
+                     "thread(s))\n",
+                     name(Device{type}), l.gflops, l.copies.front().gb_per_second,
+                     l.copies.back().gb_per_second, device_properties(Device{type}).name, l.threads);
+  }
+  int64_t calls = 0;
+  for (const ProfileRow& r : watch_->rows) calls += r.calls;
+  t += fmt::format(
+      "{:.3f} ms, {} kernels: compute {}, memory {}, overhead {} ({} in kernels, {} between "
+      "them); {}-bound\n",
+      all.us * 1e-3, calls, percent(all.share(all.compute_us)), percent(all.share(all.memory_us)),
+      percent(all.overhead_share()),
+      percent(all.share(watch_->kernels_us - all.compute_us - all.memory_us)),
+      percent(all.share(watch_->host_us)), all.bound());
+  const std::string header = fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} ",
+                                         "calls", "us", "share", "MFLOP", "MB", "GFLOP/s", "GB/s",
+                                         "bound by");
+  t += header + "kind\n";
+  for (const ProfileRow& r : kinds()) t += row_text(r, all) + r.kind + '\n';
+  t += header + "op, module\n";
+  const std::vector<ProfileRow> list = rows();
+  ProfileRow rest;
+  for (size_t k = 0; k < list.size(); ++k) {
+    if (k >= most) {
+      add(rest, list[k]);
+      continue;
+    }
+    const std::string where = list[k].module.empty() ? "" : ", " + list[k].module;
+    t += row_text(list[k], all) + list[k].op + where + '\n';
+  }
+  if (rest.calls) t += row_text(rest, all) + fmt::format("{} more\n", list.size() - most);
+  watch_->mark = Clock::now();
+  return t;
+}
+
+static Json json_of(const TimeSplit& t) {
+  return {{"us", t.us},
+          {"compute_us", t.compute_us},
+          {"memory_us", t.memory_us},
+          {"overhead_us", t.overhead_us()},
+          {"bound_by", t.bound()}};
+}
+static Json json_of(const std::vector<ProfileRow>& rows) {
+  Json list = Json::array();
+  for (const ProfileRow& r : rows) {
+    Json j = {{"op", r.op},       {"module", r.module}, {"kind", r.kind},
+              {"calls", r.calls}, {"flops", r.flops},   {"bytes", r.bytes}};
+    j.update(json_of(r.time));
+    list.push_back(j);
+  }
+  return list;
+}
+
+std::string Profile::json() const {
+  Json limits = Json::object();
+  for (const auto& [type, l] : watch_->limits) {
+    Json copies = Json::array();
+    for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
+    limits[name(Device{type})] = {{"name", device_properties(Device{type}).name},
+                                  {"threads", l.threads},
+                                  {"gflops", l.gflops},
+                                  {"round_trip_ns", l.round_trip_ns},
+                                  {"copies_bytes_gb_per_s", copies}};
+  }
+  Json j = {{"total", json_of(total())},
+            {"kernels_us", watch_->kernels_us},
+            {"limits", limits},
+            {"kinds", json_of(kinds())},
+            {"rows", json_of(rows())}};
+  return j.dump(2) + '\n';
+}
+
+void Profile::write_trace(const std::string& path) const {
+  Json events = Json::array();
+  for (const auto& [thread, what] : {std::pair{1, "kernels"}, {2, "modules"}}) {
+    events.push_back({{"name", "thread_name"},
+                      {"ph", "M"},
+                      {"pid", 1},
+                      {"tid", thread},
+                      {"args", {{"name", what}}}});
+  }
+  const auto span = [&](const std::string& name, int thread, double at, double us) -> Json& {
+    events.push_back({{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", thread}, {"ts", at},
+                      {"dur", us}});
+    return events.back();
+  };
+  // Neighbours of one module are one span of the second row.
+  double from = 0, to = 0;
+  const std::string* module = nullptr;
+  const auto close = [&] {
+    if (module) span(module->empty() ? "-" : *module, 2, from, to - from);
+  };
+  for (const Watch::Span& s : watch_->spans) {
+    const ProfileRow& r = watch_->rows[s.row];
+    const double calls = static_cast<double>(r.calls);
+    span(r.op, 1, s.at_us, s.us)["args"] = {{"module", r.module.empty() ? "-" : r.module},
+                                            {"kind", r.kind},
+                                            {"flops", r.flops / calls},
+                                            {"bytes", r.bytes / calls}};
+    if (!module || *module != r.module) {
+      close();
+      module = &r.module;
+      from = s.at_us;
+    }
+    to = s.at_us + s.us;
+  }
+  close();
+  std::ofstream out(path);
+  out << Json{{"displayTimeUnit", "ns"}, {"traceEvents", events}}.dump(1) << '\n';
+  out.close();
+  BRRR_CHECK(out, "profile: {} cannot be written", path);
+}
+
+}  // namespace brrr

@@ -1,0 +1,82 @@
+#pragma once
+// brrr::Profile: where the time of a step goes.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+
+namespace brrr {
+
+/// How a time is made up, in microseconds. Of a kernel: what its FLOPs take at the measured peak or
+/// its bytes at the measured bandwidth for so many bytes, whichever is longer, is compute or memory;
+/// the rest is overhead. Of a whole: the sum over its kernels, and all that lies between them is
+/// overhead, too.
+struct TimeSplit {
+  double us = 0;
+  double compute_us = 0, memory_us = 0;
+  double overhead_us() const { return us - compute_us - memory_us; }
+  double share(double part_us) const { return us > 0 ? part_us / us : 0; }
+  double overhead_share() const { return share(overhead_us()); }
+  /// "compute", "memory" or "overhead": the largest part.
+  const char* bound() const;
+};
+/// Of one kernel, or of something that is like one, on a device with these limits.
+TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits);
+
+/// Kernels with something in common.
+struct ProfileRow {
+  std::string op;      ///< Its name; of a fused kernel those of its ops.
+  std::string module;  ///< "gpt.blocks.0.fc"; of backward and updates the module they belong to.
+  std::string kind;    ///< "contraction", "normalisation", "pointwise" or "other".
+  int64_t calls = 0;
+  double flops = 0, bytes = 0;  ///< Of all calls.
+  TimeSplit time;
+};
+
+/// What this thread runs while it lives: every kernel of both modes with its module, floating-point
+/// operations, bytes and time, and the host's time between them.
+///
+///   {
+///     brrr::Profile profile;
+///     for (int i = 0; i < 100; ++i) step(x, y);
+///     std::puts(profile.report().c_str());
+///     profile.write_trace("step.trace.json");
+///   }
+///
+/// Measuring costs time itself: what it takes is left out of all figures, but eager calls take a
+/// longer way than usual, and a GPU runs kernel by kernel, each waited for. Headlines come from runs
+/// without it. Inside a step it may not be made: throws brrr::Error. Where none lives, a call pays
+/// for one branch.
+class Profile {
+ public:
+  Profile();
+  ~Profile();
+  Profile(const Profile&) = delete;
+  Profile& operator=(const Profile&) = delete;
+
+  /// Begins anew.
+  void reset();
+  /// By op and module, the longest first.
+  std::vector<ProfileRow> rows() const;
+  /// The same by kind only.
+  std::vector<ProfileRow> kinds() const;
+  /// The whole time since the beginning, and how much of it was spent in kernels.
+  TimeSplit total() const;
+  double kernels_us() const;
+
+  /// A table of the `most` longest rows; totals; what bounds them. Sums are those of total().
+  std::string report(size_t most = 20) const;
+  /// All rows and totals.
+  std::string json() const;
+  /// For chrome://tracing and ui.perfetto.dev. The first million kernels are kept. Throws
+  /// brrr::Error where the file cannot be written.
+  void write_trace(const std::string& path) const;
+
+ private:
+  struct Watch;
+  std::unique_ptr<Watch> watch_;
+};
+
+}  // namespace brrr

@@ -1,0 +1,57 @@
+#pragma once
+// Names for what has no module of its own: the ops of backward and of optimisers.
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/op.h"
+
+namespace brrr::graph {
+
+/// Remembers which module touched a storage last. A Key names a storage.
+template <class Key> class ModuleTrail {
+ public:
+  /// The module that touched one of them last; "" if none did.
+  std::string near(const std::vector<Key>& storages) const {
+    const Touch* found = nullptr;
+    for (const Key& s : storages) {
+      const auto it = touched_.find(s);
+      if (it != touched_.end() && (!found || it->second.at > found->at)) found = &it->second;
+    }
+    return found ? found->path : "";
+  }
+  /// An op has run in that module, or in none; `made` are the storages that are new.
+  void ran(const std::vector<Key>& storages, const std::vector<Key>& made,
+           const std::string& path) {
+    // New tensors may have a storage's address that a module's had.
+    for (const Key& s : made) touched_.erase(s);
+    if (path.empty()) return;
+    for (const Key& s : storages) touched_[s] = {at_, path};
+    for (const Key& s : made) touched_[s] = {at_, path};
+    ++at_;
+  }
+
+ private:
+  struct Touch {
+    uint64_t at;
+    std::string path;
+  };
+  uint64_t at_ = 0;
+  std::unordered_map<Key, Touch> touched_;
+};
+
+/// The storages that a call reads, and those of results that it made.
+struct CallStorages {
+  std::vector<const Storage*> in, made;
+  explicit CallStorages(const OpCall& c) {
+    for (int k = 0; k < c.n_in; ++k) {
+      if (c.in[k]) in.push_back(c.in[k]->storage);
+    }
+    for (int k = 0; !c.into && !c.op->is_view() && k < c.n_out; ++k) {
+      made.push_back(c.out[k].impl()->storage);
+    }
+  }
+};
+
+}  // namespace brrr::graph

@@ -1,0 +1,112 @@
+#include "ops/kinds/work.h"
+
+#include <map>
+#include <vector>
+
+#include "ops/kinds/reduction.h"
+#include "ops/kinds/row.h"
+
+namespace brrr {
+
+namespace {
+
+// Operations once, for each row and for each element.
+struct Counts {
+  double once = 0, row = 0, element = 0;
+  double over(double rows, double n) const { return once + rows * (row + n * element); }
+};
+
+Counts count(const Statements& list) {
+  Counts all;
+  for (const Statement& s : list) {
+    const double at[] = {all.once, all.row, all.element};
+    double now[] = {at[0], at[1], at[2]};
+    if (s.kind == Statement::Formula) now[s.varies] += s.flops;
+    if (s.kind == Statement::Fold || s.kind == Statement::FoldRows) now[Statement::InRow] += 1;
+    if (s.kind == Statement::Total) now[Statement::WithRow] += 1;
+    all = {now[0], now[1], now[2]};
+  }
+  return all;
+}
+
+Statement::Varies varies(Operand kind) {
+  switch (kind) {
+    case Operand::Each:
+    case Operand::Weight:
+    case Operand::Bias:
+      return Statement::InRow;
+    case Operand::PerRow:
+    case Operand::Id:
+      return Statement::WithRow;
+    default:
+      return Statement::Never;
+  }
+}
+
+// Bit k: operand k is one number.
+Counts count(const OpDef& op, uint64_t numbers) {
+  Statements list;
+  SymScope scope(list, kFloat32);
+  const auto operand = [&](int k, Statement::Varies v) {
+    return scope.add({.kind = Statement::Operand, .type = kFloat32, .which = k, .varies = v});
+  };
+  if (op.pointwise) {
+    Sym in[kMaxOperands];
+    for (int k = 0; k < kMaxOperands; ++k) {
+      in[k] = Sym(operand(k, numbers >> k & 1 ? Statement::Never : Statement::InRow));
+    }
+    int out[kMaxOutputs];
+    op.pointwise->emit(in, out);
+  } else if (op.row) {
+    int in[kMaxRowOperands];
+    for (size_t k = 0; k < op.row->operands.size(); ++k) {
+      const Operand kind = op.row->operands[k].kind;
+      in[k] = operand(static_cast<int>(k), varies(kind));
+    }
+    op.row->symbols(in);
+  } else {
+    const Statement length{.kind = Statement::Length, .type = kFloat32};
+    op.reduction->symbols(operand(0, Statement::InRow), Statement::Fold, length, true, true);
+  }
+  return count(list);
+}
+
+const Counts& known(const OpDef& op, uint64_t numbers) {
+  static thread_local std::map<std::pair<const OpDef*, uint64_t>, Counts> all;
+  const auto [at, fresh] = all.try_emplace({&op, numbers});
+  if (fresh) at->second = count(op, numbers);
+  return at->second;
+}
+
+}  // namespace
+
+const char* kind_of(const OpDef& op, const Work& work) {
+  if (work.product) return "contraction";
+  if (op.row || op.reduction) return "normalisation";
+  return op.pointwise ? "pointwise" : "other";
+}
+
+double flops_of(const Statements& list, double rows, double n) { return count(list).over(rows, n); }
+
+Work work_of(const OpCall& c) {
+  if (c.op->is_view()) return {};
+  if (c.op->work) return c.op->work(c);
+  const double bytes = operand_bytes(c);
+  const auto of = [](const TensorImpl* t) { return static_cast<double>(t->numel); };
+  if (c.op->pointwise) {
+    uint64_t numbers = 0;
+    for (int k = 0; k < c.n_in; ++k) numbers |= uint64_t{!c.in[k] || c.in[k]->ndim == 0} << k;
+    return {known(*c.op, numbers).over(1, of(c.out[0].impl())), bytes};
+  }
+  if (c.op->row) {
+    const RowShape s(c);
+    return {known(*c.op, 0).over(static_cast<double>(s.rows), static_cast<double>(s.n)), bytes};
+  }
+  if (c.op->reduction) {
+    const double rows = of(c.out[0].impl());
+    return {rows > 0 ? known(*c.op, 0).over(rows, of(c.in[0]) / rows) : 0, bytes};
+  }
+  return {0, bytes};
+}
+
+}  // namespace brrr

@@ -1,0 +1,21 @@
+#pragma once
+// What a call does at least: its floating-point operations and the bytes that it has to move. Both
+// follow from the op's row.
+
+#include "ops/vocabulary/sym.h"
+#include "core/op.h"
+
+namespace brrr {
+
+/// Of a call whose outputs exist. A pointwise op, a reduction and a row op are counted by their
+/// statements, whose functions say what they take (ops/vocabulary/scalar_math.h); of other rows
+/// OpSpec::work says it. Views do nothing.
+Work work_of(const OpCall& call);
+
+/// Its class: "contraction" (products), "normalisation" (what folds), "pointwise" or "other".
+const char* kind_of(const OpDef& op, const Work& work);
+
+/// Operations of the statements over `rows` rows of `n` elements.
+double flops_of(const Statements& list, double rows, double n);
+
+}  // namespace brrr

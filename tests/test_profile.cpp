@@ -1,0 +1,263 @@
+// What calls do by their rows, limits of the machine, profiles of both modes, diagnoses.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/context.h"
+#include "ops/kinds/work.h"
+#include "tests/temp_dir.h"
+
+using namespace brrr;
+using Json = nlohmann::json;
+
+namespace {
+
+// The work of each call that f makes, by op.
+std::map<std::string, Work> works_of(const std::function<void()>& f) {
+  struct Look final : Observer {
+    std::map<std::string, Work> all;
+    void ran(const OpCall& c) override {
+      if (c.op->is_view()) return;
+      const Work w = work_of(c);
+      all[c.op->name].flops += w.flops;
+      all[c.op->name].bytes += w.bytes;
+    }
+  } look;
+  context.observer = &look;
+  f();
+  context.observer = nullptr;
+  return look.all;
+}
+
+struct Net : models::Module {
+  models::Linear fc1{24, 48}, fc2{48, 10};
+  Net() {
+    register_module("fc1", fc1);
+    register_module("fc2", fc2);
+  }
+  Tensor forward(const Tensor& x) override { return fc2(relu(fc1(x))); }
+};
+
+}  // namespace
+
+// By hand: what each formula does to an element, an fma being two and a function of m:: what its
+// definition for float32 takes (exp 22, log 30, rsqrt 2).
+TEST_CASE("work: operations and bytes of calls are those counted by hand") {
+  NoGradGuard guard;
+  const Tensor x = randn({32, 64}), w = randn({48, 64}), b = randn({48});
+  const auto linear_work = works_of([&] { linear(x, w, b); });
+  CHECK(linear_work.at("linear").flops == 2.0 * 32 * 64 * 48);
+  CHECK(linear_work.at("linear").bytes == 4.0 * (32 * 64 + 48 * 64 + 32 * 48));
+  CHECK(linear_work.at("add").flops == 32.0 * 48);
+  CHECK(linear_work.at("add").bytes == 4.0 * (2 * 32 * 48 + 48));
+
+  // Sum, difference, square, sum, times rstd, weight and bias an element; two means, eps and rsqrt.
+  const Tensor scale = randn({64}), shift = randn({64});
+  const Work norm = works_of([&] { layer_norm(x, {64}, scale, shift); }).at("layer_norm");
+  CHECK(norm.flops == 32.0 * (64 * 7 + 5));
+  CHECK(norm.bytes == 4.0 * (2 * 32 * 64 + 2 * 64 + 2 * 32));
+
+  // Max, difference, exp, sum, product an element; the sum's reciprocal.
+  CHECK(works_of([&] { softmax(x, -1); }).at("softmax").flops == 32.0 * (64 * 26 + 1));
+  CHECK(works_of([&] { exp(x); }).at("exp").flops == 32.0 * 64 * 22);
+  CHECK(works_of([&] { x * 2.0 + x; }).at("mul").flops == 32.0 * 64);
+  CHECK(works_of([&] { x.sum(); }).at("sum").flops == 32.0 * 64);
+
+  // Pairs under the causal rule: 16 * 17 / 2 a head. Two products, and 26 a pair of the softmax.
+  const Tensor q = randn({2, 3, 16, 8}), k = randn({2, 3, 16, 8}), v = randn({2, 3, 16, 8});
+  const Work attention = works_of([&] {
+                           scaled_dot_product_attention(q, k, v, {.causal = true});
+                         }).at("scaled_dot_product_attention");
+  CHECK(attention.flops == 2 * 3 * 136.0 * (2 * 8 + 2 * 8 + 26));
+  CHECK(attention.bytes == 4.0 * (4 * 2 * 3 * 16 * 8 + 2 * 2 * 3 * 16));
+
+  // Rows that are picked, not the table.
+  const Tensor table = randn({1000, 16}), ids = randint(0, 1000, {7});
+  CHECK(works_of([&] { embedding(table, ids); }).at("embedding").bytes == 2.0 * 7 * 16 * 4 + 7 * 8);
+}
+
+TEST_CASE("work: AdamW's update of an element is seven streams and fourteen operations") {
+  Net net;
+  optim::AdamW opt(net.parameters(), {.lr = 1e-3, .weight_decay = 0.1});
+  cross_entropy(net(randn({4, 24})), randint(0, 10, {4})).backward();
+  const auto all = works_of([&] { opt.step(); });
+  double n = 0;
+  for (const Tensor& p : net.parameters()) n += static_cast<double>(p.numel());
+  REQUIRE(all.count("adamw_step"));
+  CHECK(all.at("adamw_step").flops / n == doctest::Approx(14).epsilon(0.02));
+  CHECK(all.at("adamw_step").bytes / n == doctest::Approx(7 * 4).epsilon(0.02));
+}
+
+TEST_SUITE_BEGIN("host");
+
+TEST_CASE("limits: measured once, the same for every later call, and between sizes in between") {
+  const DeviceLimits l = device_limits(kCPU), again = device_limits(kCPU);
+  CHECK(l.gflops > 0);
+  REQUIRE(l.copies.size() > 3);
+  CHECK(again.gflops == l.gflops);
+  for (size_t k = 0; k < l.copies.size(); ++k) {
+    CHECK(l.copies[k].gb_per_second > 0);
+    CHECK(l.gb_per_second(l.copies[k].bytes) == doctest::Approx(l.copies[k].gb_per_second));
+    if (k == 0) continue;
+    CHECK(l.copies[k].bytes > l.copies[k - 1].bytes);
+    const double a = l.copies[k - 1].gb_per_second, b = l.copies[k].gb_per_second;
+    const double middle = l.gb_per_second(std::sqrt(l.copies[k].bytes * l.copies[k - 1].bytes));
+    CHECK(middle == doctest::Approx((a + b) / 2));
+  }
+  CHECK(l.gb_per_second(1) == l.copies.front().gb_per_second);
+  CHECK(l.gb_per_second(1e15) == l.copies.back().gb_per_second);
+}
+
+TEST_SUITE_END();
+
+TEST_CASE("profile: kernels of both modes carry their modules, and the parts add up to the whole") {
+  for (Mode mode : {Mode::Eager, Mode::Graph}) {
+    CAPTURE(static_cast<int>(mode));
+    Net net;
+    optim::SGD opt(net.parameters(), {.lr = 1e-2});
+    auto train = step(
+        [&](const Tensor& x, const Tensor& y) {
+          Tensor loss = cross_entropy(net(x), y);
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss;
+        },
+        mode);
+    const Tensor x = randn({16, 24}), y = randint(0, 10, {16});
+    for (int i = 0; i < 3; ++i) train(x, y);
+    Profile profile;
+    for (int i = 0; i < 4; ++i) train(x, y);
+    const TimeSplit all = profile.total();
+    double us = 0, compute = 0, memory = 0, products = 0;
+    std::set<std::string> modules;
+    for (const ProfileRow& r : profile.rows()) {
+      CHECK(r.calls % 4 == 0);
+      us += r.time.us;
+      compute += r.time.compute_us;
+      memory += r.time.memory_us;
+      modules.insert(r.module);
+      if (r.kind == "contraction") products += r.flops;
+    }
+    CHECK(us == doctest::Approx(profile.kernels_us()));
+    CHECK(all.compute_us == doctest::Approx(compute));
+    CHECK(all.memory_us == doctest::Approx(memory));
+    CHECK(all.us > us);
+    CHECK(all.compute_us + all.memory_us + all.overhead_us() == doctest::Approx(all.us));
+    CHECK(modules.count("fc1") == 1);
+    CHECK(modules.count("fc2") == 1);
+    // Forward, and the gradients of both weights and of the second layer's input.
+    CHECK(products == 4 * 2.0 * 16 * (2 * 24 * 48 + 3 * 48 * 10));
+    const std::string text = profile.report();
+    CHECK(text.find("overhead") != std::string::npos);
+    CHECK(text.find(", fc1") != std::string::npos);
+    const Json j = Json::parse(profile.json());
+    CHECK(j["rows"].size() == profile.rows().size());
+  }
+  CHECK(context.observer == nullptr);
+}
+
+TEST_CASE("profile: an op that throws leaves it whole, and a step does not take it in") {
+  Profile profile;
+  const Tensor x = randn({4, 4});
+  CHECK_THROWS_AS(embedding(x, full({2}, 9)), Error);
+  CHECK_THROWS_AS(matmul(x, randn({3, 3})), Error);
+  exp(x);
+  const auto rows = profile.rows();
+  CHECK(std::any_of(rows.begin(), rows.end(), [](auto& r) { return r.op == "exp"; }));
+  CHECK(profile.total().us >= profile.kernels_us());
+  auto inside = step([&](const Tensor& t) {
+    const Profile inner;
+    return t + 1.0;
+  });
+  CHECK_THROWS_WITH_AS(inside(x), doctest::Contains("outside of the step"), Error);
+}
+
+TEST_CASE("profile: its trace is one of the trace event format, with modules on every span") {
+  Net net;
+  const test::TemporaryDirectory folder;
+  const std::string path = std::string(folder.path) + "/trace.json";
+  {
+    Profile profile;
+    net(randn({8, 24}));
+    profile.write_trace(path);
+    CHECK_THROWS_AS(profile.write_trace("/nonexistent/folder/trace.json"), Error);
+  }
+  std::ifstream in(path);
+  const Json trace = Json::parse(in);
+  size_t kernels = 0;
+  for (const Json& e : trace["traceEvents"]) {
+    REQUIRE(e.contains("name"));
+    REQUIRE(e["name"].is_string());
+    REQUIRE(e.contains("ph"));
+    REQUIRE(e["pid"].is_number());
+    REQUIRE(e["tid"].is_number());
+    if (e["ph"] == "M") continue;
+    REQUIRE(e["ph"] == "X");
+    CHECK(e["ts"].get<double>() >= 0);
+    CHECK(e["dur"].get<double>() >= 0);
+    if (e["tid"] != 1) continue;
+    ++kernels;
+    CHECK(e["args"]["module"].is_string());
+    CHECK(e["args"]["bytes"].get<double>() > 0);
+  }
+  CHECK(kernels >= 5);
+}
+
+TEST_SUITE_BEGIN("host");
+
+TEST_CASE("profile: a kernel's time is what its operations or its bytes take, and overhead") {
+  DeviceLimits l;
+  l.gflops = 100;
+  l.copies = {{1e6, 50}, {1e9, 10}};
+  // 20 us of compute, 1 us of memory in 25; 10 us of memory, 1 of compute in 11; 1 of either in 50.
+  CHECK(split_time(25, 2e6, 5e4, l).bound() == std::string("compute"));
+  CHECK(split_time(25, 2e6, 5e4, l).compute_us == doctest::Approx(20));
+  CHECK(split_time(11, 1e5, 5e5, l).bound() == std::string("memory"));
+  CHECK(split_time(11, 1e5, 5e5, l).memory_us == doctest::Approx(10));
+  CHECK(split_time(50, 1e5, 5e4, l).bound() == std::string("overhead"));
+  CHECK(split_time(50, 1e5, 4e4, l).overhead_us() == doctest::Approx(49));
+  // Faster than the limits allow, because a cache held it: no overhead, and no more than all.
+  CHECK(split_time(5, 1e5, 5e5, l).memory_us == 5);
+  CHECK(split_time(5, 0, 0, l).overhead_us() == 5);
+}
+
+TEST_CASE("diagnose: small ops are overhead; products are compute sooner than memory, and copies "
+          "memory sooner than compute") {
+  NoGradGuard guard;
+  const auto ask = [](const auto& f, const Tensor& x, Mode mode) {
+    auto s = step(f, mode);
+    const Diagnosis d = diagnose(s, x);
+    CHECK(d.mode == mode);
+    CHECK(d.eager_us > 0);
+    CHECK(d.graph_us > 0);
+    CHECK(d.us == (mode == Mode::Eager ? d.eager_us : d.graph_us));
+    CHECK(d.split.compute_us + d.split.memory_us <= d.us * 1.0001);
+    CHECK(d.text.find("-bound: ") != std::string::npos);
+    CHECK(d.text.find("graph mode") != std::string::npos);
+    return d;
+  };
+  for (Mode mode : {Mode::Eager, Mode::Graph}) {
+    const auto tiny = [](const Tensor& x) { return (x + 1.0) * x - x; };
+    CHECK(ask(tiny, ones({8}), mode).split.bound() == std::string("overhead"));
+    const auto stream = [](const Tensor& x) { return (x + 1.0) * x; };
+    const TimeSplit memory = ask(stream, ones({4 << 20}), mode).split;
+    CHECK(memory.memory_us > memory.compute_us);
+    const auto product = [](const Tensor& x) { return x.matmul(x); };
+    const TimeSplit compute = ask(product, randn({512, 512}), mode).split;
+    CHECK(compute.compute_us > compute.memory_us);
+  }
+  auto inside = step([&](const Tensor& t) {
+    auto inner = step([](const Tensor& x) { return x + 1.0; });
+    (void)diagnose(inner, t);
+    return t + 1.0;
+  });
+  CHECK_THROWS_WITH_AS(inside(ones({2})), doctest::Contains("outside of the step"), Error);
+}
+
+TEST_SUITE_END();
