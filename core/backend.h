@@ -46,6 +46,7 @@ struct HostPart {
 };
 
 struct DeviceGraph;
+struct DeviceMark;
 struct HostCopy;
 /// What a device offers that runs captured work as one launch.
 struct GraphBackend {
@@ -105,6 +106,11 @@ struct Backend {
   void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);
   void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx);
   void (*synchronize)();
+  /// Notes a point in the device's queue. Null on the CPU, as is the next.
+  DeviceMark* (*mark)();
+  /// Microseconds from one mark to another, both of which it waits for. They may be asked again.
+  double (*between)(DeviceMark* from, DeviceMark* to);
+  void (*drop_mark)(DeviceMark* m) noexcept;
   /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws
   /// brrr::Error with the compiler's words when that fails or there is no compiler.
   KernelModule* (*build)(const std::string& source, BuildReport& report);

@@ -40,34 +40,9 @@ struct Options : CommandLine {
   }
 };
 
-// With the same weights every time, on every device: where the batches are.
-std::unique_ptr<Trainer> make_trainer(const Options& o, const Task& task, const Batches& batches,
-                                      Way way) {
-  brrr::manual_seed(42);
-  const Learner learner = task.learner();
-  learner.model->to(batches.x[0].device());
-  return std::make_unique<Trainer>(learner, batches, o.optimizer, options_of(way));
-}
-
-// What a step's time, measured before, is made of; and its FLOPs and bytes.
-brrr::TimeSplit profile_step(Trainer& trainer, double us, double& flops, double& bytes) {
-  constexpr int warm_up = 3, steps = 5;
-  for (int i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
-  const brrr::Profile profile;
-  for (int i = 0; i < steps; ++i) trainer.scheduled_step(i);
-  flops = bytes = 0;
-  for (const brrr::ProfileRow& row : profile.kinds()) {
-    flops += row.flops / steps;
-    bytes += row.bytes / steps;
-  }
-  const brrr::TimeSplit t = profile.total();
-  const double known = (t.compute_us + t.memory_us) / steps, scale = std::min(1.0, us / known);
-  return {us, t.compute_us / steps * scale, t.memory_us / steps * scale};
-}
-
 SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const Limits& limits) {
   const Batches batches = task.batches(batch).to(limits.device);
-  const MakeTrainer make = [&](Way way) { return make_trainer(o, task, batches, way); };
+  const MakeTrainer make = [&](Way way) { return make_trainer(task, batches, o.optimizer, way); };
   // On a GPU the ops' own kernels are compiled at first use: eager mode needs them, too.
   make(Way::Eager)->scheduled_step(0);
   const PrivateCache cache;  // One a size: sizes may share kernels.
@@ -76,8 +51,14 @@ SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const
   r.cold = measure_one_time(make);
   r.warm = measure_one_time(make);
   static_cast<Cells&>(r) = measure(make, o.seconds);
-  r.eager = profile_step(*make(Way::Eager), r.cells[0].queued.median, r.flops, r.bytes);
-  r.graph = profile_step(*make(Way::Graph), r.cells[2].queued.median, r.flops, r.graph_bytes);
+  constexpr int64_t looks = 5;
+  const Anatomy eager = dissect(*make(Way::Eager), r.cells[0].queued.median, looks),
+                graph = dissect(*make(Way::Graph), r.cells[2].queued.median, looks);
+  r.eager = eager.split;
+  r.graph = graph.split;
+  r.flops = eager.flops();
+  r.bytes = eager.bytes();
+  r.graph_bytes = graph.bytes();
   return r;
 }
 
@@ -86,7 +67,7 @@ void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device de
                int64_t batch) {
   const Batches batches = task.batches(batch).to(device);
   for (Way way : kWays) {
-    const auto t = make_trainer(o, task, batches, way);
+    const auto t = make_trainer(task, batches, o.optimizer, way);
     trace.row(
         fmt::format("{} on {}, {}, batch {}", task.name, brrr::name(device), name_of(way), batch));
     t->trace = &trace;

@@ -53,10 +53,7 @@ TimeSplit split_of(const Call& call, double us) {
   constexpr int calls = 5;
   const Profile profile;
   for (int i = 0; i < calls; ++i) call();
-  const TimeSplit t = profile.total();
-  // What a profile sees may be slower than what was timed, and never faster than it.
-  const double known = (t.compute_us + t.memory_us) / calls, scale = std::min(1.0, us / known);
-  return {us, t.compute_us / calls * scale, t.memory_us / calls * scale};
+  return profile.total().each(calls, us);
 }
 
 std::string text_of(const Diagnosis& d) {

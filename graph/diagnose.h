@@ -26,10 +26,10 @@ Diagnosis diagnose(Mode mode, const std::function<void()>& call,
                    const std::function<void(StepBase&)>& call_by);
 }
 
-/// Runs the step for about a second, and at least two dozen calls (real ones, which train), and says
-/// whether compute, memory or overhead bounds it and what graph mode gives: half of the calls run in
-/// the other mode, in turns, kernels of its own built for them if need be. Throws what the step
-/// throws, and brrr::Error inside a step.
+/// Runs the step for about a second, and at least two dozen calls (real ones, which train), and
+/// says whether compute, memory or overhead bounds it and what graph mode gives: half of the calls
+/// run in the other mode, in turns, kernels of its own built for them if need be. Throws what the
+/// step throws, and brrr::Error inside a step.
 template <class F, class... T> Diagnosis diagnose(Step<F>& step, const T&... args) {
   return graph::diagnose(
       step.mode(), [&] { step(args...); },

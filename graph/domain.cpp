@@ -199,6 +199,20 @@ bool join(const Recording& r, const Target& target, const std::vector<uint32_t>&
   return true;
 }
 
+bool join(const Recording& r, const Target& target, const std::vector<uint32_t>& a,
+          const std::vector<uint32_t>& b, const Domain& of_a, const Domain& of_b, Domain& domain) {
+  const auto joins = [&](const auto& first, const auto& second, const Domain& start) {
+    std::vector<uint32_t> all = first;
+    domain = start;
+    return std::all_of(second.begin(), second.end(), [&](uint32_t at) {
+      const bool is = join(r, target, all, domain, at);
+      all.push_back(at);
+      return is;
+    });
+  };
+  return joins(a, b, of_a) || joins(b, a, of_b);
+}
+
 Role role(const Recording& r, const Access& a, const Domain& w) {
   const Instr& i = r.instrs[a.instr];
   int k = a.write ? i.n_in : 0;
@@ -213,6 +227,21 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
   if (from != role(r, b, w)) return false;
   if (from == Role::Other) return r.value(a.value).numel == numel_of(w.space);
   return from == Role::Each || from == Role::PerRow || from == Role::One;
+}
+
+bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w) {
+  for (uint32_t at : s.groups[a].instrs) {
+    const Instr& i = r.instrs[at];
+    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+      if (r.operands[k] == kNone) continue;
+      const Access x{at, r.operands[k], k >= i.first_out};
+      for (const Access& y : r.accesses[r.value(x.value).storage]) {
+        if (s.group_of[y.instr] != b || !(x.write || y.write)) continue;
+        if (!passes(r, x, y, w)) return false;
+      }
+    }
+  }
+  return true;
 }
 
 }  // namespace brrr::graph

@@ -1,58 +1,38 @@
 // What a step did, for people: the summary and the DOT picture.
 #include "core/check.h"
 #include "graph/core.h"
+#include "graph/cost.h"
 #include "graph/group.h"
 
 namespace brrr::graph {
 
 namespace {
 
-std::string bytes(size_t n) {
-  if (n >= 10u << 20) return fmt::format("{:.1f} MiB", static_cast<double>(n) / (1 << 20));
-  if (n >= 10u << 10) return fmt::format("{:.1f} KiB", static_cast<double>(n) / (1 << 10));
-  return fmt::format("{} bytes", n);
-}
-
-// What a value's memory takes.
-size_t bytes_of(const Value& v) {
-  size_t n = itemsize(v.dtype);
-  for (int d = 0; d < v.ndim; ++d)
-    n *= v.strides[d] || v.sizes[d] == 0 ? static_cast<size_t>(v.sizes[d]) : 1;
-  return n;
-}
-
-// Bytes that a fused group's kernel loads and stores, and that its ops would one by one.
-std::pair<size_t, size_t> traffic(const Recording& r, const Schedule& s, const Group& g) {
-  size_t apart = 0;
-  for (uint32_t at : g.instrs) {
-    const Instr& i = r.instrs[at];
-    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-      if (r.operands[k] != kNone) apart += bytes_of(r.value(r.operands[k]));
-    }
-  }
-  return {static_cast<size_t>(group_bytes(r, s, g)), apart};
-}
-
-std::string kernels_of(const Recording& r, const Schedule& s) {
+std::string kernels_of(const Recording& r, const Plan& plan) {
+  const Schedule& s = plan.schedule();
   std::string t;
-  size_t together = 0, apart = 0;
-  for (const Group& g : s.groups) {
+  Traffic all;
+  for (uint32_t k = 0; k < s.groups.size(); ++k) {
+    const Group& g = s.groups[k];
     const Instr& first = r.instrs[g.instrs[0]];
     const std::string& path = r.paths[first.path];
     t += fmt::format("  {:9} {}{}{}", g.fused ? "generated" : name(first.op->kind), path,
                      path.empty() ? "" : ": ", group_name(r, g));
     if (g.fused) {
-      const auto [moved, alone] = traffic(r, s, g);
-      together += moved;
-      apart += alone;
-      const std::string now = bytes(moved), before = bytes(alone);
-      if (now != before) t += fmt::format(", {} moved instead of {}", now, before);
+      const Traffic moved = traffic(r, s, g);
+      all.together += moved.together;
+      all.apart += moved.apart;
+      if (moved.together != moved.apart) {
+        t += fmt::format(", {} moved instead of {}", bytes_text(moved.together),
+                         bytes_text(moved.apart));
+      }
     }
-    t += '\n';
+    const std::string why = why_apart(r, s, plan.target(), k);
+    t += why.empty() ? "\n" : fmt::format("\n            {}\n", why);
   }
-  if (together < apart) {
+  if (all.together < all.apart) {
     t += fmt::format("fusion moves {} a replay where its ops one by one would move {}\n",
-                     bytes(together), bytes(apart));
+                     bytes_text(all.together), bytes_text(all.apart));
   }
   return t;
 }
@@ -79,8 +59,9 @@ std::string StepCore::explain() {
       const MemoryPlan& m = e.plan->memory();
       t += fmt::format(", {} kernels ({} generated), {} ops without effect removed\n",
                        e.plan->kernels(), e.plan->generated_kernels(), e.plan->schedule().removed);
-      t += fmt::format("  arena {} (lower bound {}{}), in place {} of {}", bytes(m.arena_bytes),
-                       bytes(m.lower_bound_bytes),
+      t += fmt::format("  arena {} (lower bound {}{}), in place {} of {}",
+                       bytes_text(static_cast<double>(m.arena_bytes)),
+                       bytes_text(static_cast<double>(m.lower_bound_bytes)),
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
     }
@@ -89,8 +70,9 @@ std::string StepCore::explain() {
       t += fmt::format(
           "\n  captured {} times in {:.1f} ms: {} nodes, {}; inputs copied {}, results "
           "moved away {}, {} from the host in one copy a replay",
-          c.captures, c.capture_seconds * 1e3, c.nodes, bytes(c.graph_bytes), c.copied_in,
-          c.moved_away, bytes(c.upload_bytes));
+          c.captures, c.capture_seconds * 1e3, c.nodes,
+          bytes_text(static_cast<double>(c.graph_bytes)), c.copied_in, c.moved_away,
+          bytes_text(static_cast<double>(c.upload_bytes)));
       if (c.direct) {
         t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
       }
@@ -104,7 +86,7 @@ std::string StepCore::explain() {
   }
   if (!entries_.empty() && entries_[0]->plan) {
     t += "kernels of entry 0:\n";
-    t += kernels_of(entries_[0]->recording, entries_[0]->plan->schedule());
+    t += kernels_of(entries_[0]->recording, *entries_[0]->plan);
   }
   for (const std::string& line : log_) t += line + "\n";
   if (is_frozen_) t += "frozen: the function is not run any more\n";

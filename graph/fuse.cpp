@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "graph/schedule.h"
+#include "graph/cost.h"
 
 namespace brrr::graph {
 
@@ -191,41 +191,6 @@ class Fuser {
 };
 
 }  // namespace
-
-bool KernelSize::allowed(int ndim, const Target& target) const {
-  // What registers and a compiler's patience are good for. Sixteen polynomials are unrolled four
-  // times; more would save a pass over memory that takes less time than unrolling them less costs.
-  constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
-  return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
-         target.takes(in_memory, numbers, ndim);
-}
-
-KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
-  KernelSize size;
-  std::vector<uint32_t> used;
-  auto add = [&](uint32_t at) {
-    const Instr& i = r.instrs[at];
-    ++size.instrs;
-    size.polynomials += polynomials(r, i);
-    size.numbers += static_cast<size_t>(std::count(r.in(i), r.in(i) + i.n_in, kNone));
-    r.each_operand(i, [&](uint32_t value, bool) { used.push_back(r.value(value).storage); });
-  };
-  for (uint32_t at : s.groups[g].instrs) add(at);
-  for (uint32_t at : s.groups[h].instrs) {
-    if (h != g) add(at);
-  }
-  std::vector<uint32_t> values;
-  for (uint32_t st : distinct(used)) {
-    bool others = r.lasting[st];
-    values.clear();
-    for (const Access& a : r.accesses[st]) {
-      const uint32_t group = s.group_of[a.instr];
-      group == g || group == h ? values.push_back(a.value) : void(others = true);
-    }
-    if (others) size.in_memory += distinct(values).size();
-  }
-  return size;
-}
 
 bool writes_external(const Recording& r, const Instr& i) {
   return std::any_of(r.out(i), r.out(i) + i.n_out, [&](uint32_t value) {

@@ -188,31 +188,4 @@ GroupProgram program_of(const Recording& r, const Part& g, const Schedule& s) {
   return Builder(r, g, s).run();
 }
 
-size_t polynomials(const Recording& r, const Instr& i) {
-  static thread_local std::map<const OpDef*, size_t> known;
-  auto [at, fresh] = known.try_emplace(i.op);
-  if (fresh) {
-    Statements list;
-    SymScope scope(list, kFloat32);
-    if (i.op->pointwise) {
-      Sym in[kMaxOperands];
-      for (Sym& x : in) x = Sym(scope.operand(0));
-      int out[kMaxOutputs];
-      i.op->pointwise->emit(in, out);
-    } else if (i.op->row) {
-      int in[kMaxRowOperands];
-      for (int& x : in) x = scope.operand(0);
-      i.op->row->symbols(in);
-    }
-    for (const Statement& s : list) at->second += s.cost;
-  }
-  size_t conversions = 0;
-  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-    if (r.operands[k] == kNone) continue;
-    const DType t = r.value(r.operands[k]).dtype;
-    conversions += t == kFloat16 || t == kBFloat16;
-  }
-  return at->second / 2 + (conversions + 1) / 2;
-}
-
 }  // namespace brrr::graph

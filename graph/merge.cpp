@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-#include "graph/schedule.h"
+#include "graph/cost.h"
 
 namespace brrr::graph {
 
@@ -110,9 +110,9 @@ class Merger {
 
   bool merge(uint32_t a, uint32_t b) {
     Domain domain;
-    // Numbers for all rows join those who have rows, not they them.
-    const bool same = same_domain(a, b, domain) || same_domain(b, a, domain);
-    if (!same || !register_passing(a, b, domain) ||
+    const Group &x = groups_[a], &y = groups_[b];
+    if (!join(r_, target_, x.instrs, y.instrs, x.domain, y.domain, domain) ||
+        !passes(r_, s_, a, b, domain) ||
         !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }
@@ -133,31 +133,6 @@ class Merger {
     bool fails = false;
     for (uint32_t g = a; g < b; ++g) fails |= any(g, can_fail);
     return fails && any(b, writes_external);
-  }
-
-  // One domain for the instructions of both.
-  bool same_domain(uint32_t a, uint32_t b, Domain& domain) const {
-    std::vector<uint32_t> all = groups_[a].instrs;
-    domain = groups_[a].domain;
-    return std::all_of(groups_[b].instrs.begin(), groups_[b].instrs.end(), [&](uint32_t at) {
-      const bool joins = join(r_, target_, all, domain, at);
-      all.push_back(at);
-      return joins;
-    });
-  }
-
-  // What one of them writes and the other uses can be passed on.
-  bool register_passing(uint32_t a, uint32_t b, const Domain& domain) const {
-    bool same = true;
-    for (uint32_t st : storages(groups_[a])) {
-      for (const Access& x : r_.accesses[st]) {
-        for (const Access& y : r_.accesses[st]) {
-          if (group(x) != a || group(y) != b || !(x.write || y.write)) continue;
-          same = same && passes(r_, x, y, domain);
-        }
-      }
-    }
-    return same;
   }
 
   // Whether `g`, which is a or b, may pass what lies between them: nothing there depends on it, or

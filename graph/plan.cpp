@@ -36,7 +36,7 @@ std::unique_ptr<Plan> Plan::make_unfused(const Recording& r) {
 }
 
 Plan::Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats)
-    : r_(r) {
+    : r_(r), target_(target) {
   const auto t = Clock::now();
   schedule_ = make_schedule(r, options.fuse, target);
   schedule_.fast = options.numerics == Numerics::Fast;

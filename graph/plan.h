@@ -71,6 +71,7 @@ class Plan : NotCopied {
   size_t kernels() const { return kernels_; }
   size_t generated_kernels() const { return generated_; }
   const Schedule& schedule() const { return schedule_; }
+  const Target& target() const { return target_; }
   const MemoryPlan& memory() const { return memory_; }
   const std::string& source() const { return source_; }
   const ReplayCounts& counts() const { return counts_; }
@@ -97,6 +98,7 @@ class Plan : NotCopied {
   }
 
   const Recording& r_;
+  const Target target_;
   Schedule schedule_;
   MemoryPlan memory_;
   std::string source_;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "graph/trail.h"
@@ -46,6 +47,11 @@ const char* TimeSplit::bound() const {
   return compute_us >= memory_us ? "compute" : "memory";
 }
 
+TimeSplit TimeSplit::each(double calls, double one_us) const {
+  const double known = (compute_us + memory_us) / calls, scale = std::min(1.0, one_us / known);
+  return {one_us, compute_us / calls * scale, memory_us / calls * scale};
+}
+
 TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits) {
   const double compute = flops / limits.gflops * 1e-3,
                memory = bytes > 0 ? bytes / limits.gb_per_second(bytes) * 1e-3 : 0;
@@ -55,27 +61,43 @@ TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& 
 }
 
 struct Profile::Watch final : Observer {
+  // Where a span is drawn.
+  enum Track : uint8_t { Host = 1, Kernels, Modules };
   struct Span {
     size_t row;
+    Track track;
     double at_us, us;
   };
-  static constexpr size_t kMostSpans = 1'000'000;
+  static constexpr size_t kMostSpans = 1'000'000, kMostPending = 4096;
 
   Watch() : before(context.observer) {
     BRRR_CHECK(!context.recorder, "profile: make it outside of the step, around calls of it");
     context.observer = this;
     reset();
   }
-  ~Watch() override { context.observer = before; }
+  ~Watch() override {
+    context.observer = before;
+    drop_pending();
+  }
 
   void reset() {
+    drop_pending();
     rows.clear();
     at.clear();
     spans.clear();
     open.clear();
-    kernels_us = host_us = 0;
+    kernels_us = device_us = host_us = 0;
     begin = mark = Clock::now();
   }
+  void drop_pending() noexcept {
+    for (const Pending& p : pending) {
+      gpu().drop_mark(p.from);
+      gpu().drop_mark(p.to);
+    }
+    pending.clear();
+    if (base) gpu().drop_mark(std::exchange(base, nullptr));
+  }
+  static const Backend& gpu() { return backend(DeviceType::CUDA); }
 
   // The time since the last mark belongs to the innermost kernel that is open, else to the host.
   void charge(Clock::time_point now) {
@@ -84,54 +106,91 @@ struct Profile::Watch final : Observer {
 
   void begins(Device device) override {
     charge(Clock::now());
-    if (device != kCPU) backend_wait(device);
-    open.push_back({now_us(), 0});
+    Open o{now_us(), 0, nullptr};
+    if (device != kCPU) {
+      if (!base) {
+        base_us = now_us();
+        base = gpu().mark();
+      }
+      o.from = gpu().mark();
+    }
+    open.push_back(o);
     mark = Clock::now();
   }
   void resume() override { mark = Clock::now(); }
   void failed() override {
     charge(Clock::now());
     host_us += open.back().us;
+    if (open.back().from) gpu().drop_mark(open.back().from);
     open.pop_back();
     mark = Clock::now();
   }
   void ran(const OpCall& c) override {
     if (c.op->is_view()) return;
-    const Device device = c.out[0].impl()->device;
-    finish(device);
-    std::string path = module_path();
+    close();
+    const std::string path = module_path();
     const graph::CallStorages touched(c);
     const std::string module = path.empty() ? trail.near(touched.in) : path;
     trail.ran(touched.in, touched.made, path);
     const std::string name = fmt::format("{}{}", c.op->name, c.into ? "_" : "");
     const Work work = work_of(c);
-    note(name, module, kind_of(*c.op, work), work, device);
+    note(name, module, kind_of(*c.op, work), work, c.out[0].impl()->device);
   }
   void ran(const KernelNote& n, Device device) override {
-    finish(device);
+    close();
     note(n.name, n.module, n.kind, n.work, device);
   }
 
-  // Closes the innermost kernel.
-  void finish(Device device) {
-    if (device != kCPU) backend_wait(device);
+  // The innermost kernel has run, or is in the queue.
+  void close() {
     charge(Clock::now());
     closed = open.back();
     open.pop_back();
-    kernels_us += closed.us;
   }
-  void note(const std::string& name, const std::string& module, const char* kind,
-            const Work& work, Device device) {
+  void note(const std::string& name, const std::string& module, const char* kind, const Work& work,
+            Device device) {
     const auto [it, fresh] = at.try_emplace(name + '\n' + module, rows.size());
     if (fresh) rows.push_back({name, module, kind, 0, 0, 0, {}});
-    const TimeSplit t = split_time(closed.us, work.flops, work.bytes, limits_of(device));
-    add(rows[it->second], {{}, {}, {}, 1, work.flops, work.bytes, t});
-    if (spans.size() < kMostSpans) spans.push_back({it->second, closed.at_us, closed.us});
+    if (closed.from) {
+      host_us += closed.us;
+      draw({it->second, Host, closed.at_us, closed.us});
+      pending.push_back({it->second, closed.from, gpu().mark(), work});
+      if (pending.size() >= kMostPending) settle();
+    } else {
+      kernels_us += closed.us;
+      draw({it->second, Kernels, closed.at_us, closed.us});
+      count(it->second, closed.us, work, device);
+    }
+    mark = Clock::now();
+  }
+  void count(size_t row, double us, const Work& work, Device device) {
+    const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device));
+    add(rows[row], {{}, {}, {}, 1, work.flops, work.bytes, t});
+  }
+  void draw(const Span& s) {
+    if (spans.size() < kMostSpans) spans.push_back(s);
+  }
+
+  // Figures are asked for: the time of what is queued is known once it has run.
+  void settle() {
+    charge(Clock::now());
+    mark = Clock::now();
+    if (pending.empty()) return;
+    synchronize(kCUDA);
+    charge(Clock::now());
+    for (const Pending& p : pending) {
+      const double us = gpu().between(p.from, p.to);
+      device_us += us;
+      draw({p.row, Kernels, base_us + gpu().between(base, p.from), us});
+      count(p.row, us, p.work, kCUDA);
+      gpu().drop_mark(p.from);
+      gpu().drop_mark(p.to);
+    }
+    pending.clear();
     mark = Clock::now();
   }
 
   double now_us() const { return us_between(begin, Clock::now()); }
-  static void backend_wait(Device device) { synchronize(device); }
   const DeviceLimits& limits_of(Device device) {
     const auto [it, fresh] = limits.try_emplace(device.type);
     if (fresh) {
@@ -144,14 +203,23 @@ struct Profile::Watch final : Observer {
 
   struct Open {
     double at_us, us;
+    DeviceMark* from;  // Null: the CPU runs it.
+  };
+  struct Pending {
+    size_t row;
+    DeviceMark *from, *to;
+    Work work;
   };
   Observer* before;
   std::vector<ProfileRow> rows;
   std::unordered_map<std::string, size_t> at;  // By name and module.
   std::vector<Span> spans;
   std::vector<Open> open;
+  std::vector<Pending> pending;  // Kernels of a GPU whose times are not known yet.
+  DeviceMark* base = nullptr;    // Where the GPU's time begins,
+  double base_us = 0;            // in that of the host.
   Open closed{};
-  double kernels_us = 0, host_us = 0;
+  double kernels_us = 0, device_us = 0, host_us = 0;
   Clock::time_point begin, mark;
   graph::ModuleTrail<const Storage*> trail;
   std::map<DeviceType, DeviceLimits> limits;
@@ -160,15 +228,20 @@ struct Profile::Watch final : Observer {
 Profile::Profile() : watch_(std::make_unique<Watch>()) {}
 Profile::~Profile() = default;
 void Profile::reset() { watch_->reset(); }
-double Profile::kernels_us() const { return watch_->kernels_us; }
+double Profile::kernels_us() const {
+  watch_->settle();
+  return watch_->kernels_us + watch_->device_us;
+}
 
 std::vector<ProfileRow> Profile::rows() const {
+  watch_->settle();
   std::vector<ProfileRow> all = watch_->rows;
   sort_by_time(all);
   return all;
 }
 
 std::vector<ProfileRow> Profile::kinds() const {
+  watch_->settle();
   std::vector<ProfileRow> all;
   for (const ProfileRow& row : watch_->rows) {
     auto it = std::find_if(all.begin(), all.end(), [&](auto& k) { return k.kind == row.kind; });
@@ -180,6 +253,7 @@ std::vector<ProfileRow> Profile::kinds() const {
 }
 
 TimeSplit Profile::total() const {
+  watch_->settle();
   ProfileRow sum;
   for (const ProfileRow& row : watch_->rows) add(sum, row);
   sum.time.us = watch_->kernels_us + watch_->host_us;
@@ -197,14 +271,15 @@ static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
 }
 
 std::string Profile::report(size_t most) const {
-  watch_->charge(Clock::now());
   const TimeSplit all = total();
+  const double kernels = kernels_us();
   std::string t;
   for (const auto& [type, l] : watch_->limits) {
-    t += fmt::format("{}: {:.0f} GFLOP/s, copies {:.0f} GB/s in caches, {:.0f} beyond ({}, {} "
-                     "thread(s))\n",
-                     name(Device{type}), l.gflops, l.copies.front().gb_per_second,
-                     l.copies.back().gb_per_second, device_properties(Device{type}).name, l.threads);
+    t += fmt::format(
+        "{}: {:.0f} GFLOP/s, copies {:.0f} GB/s in caches, {:.0f} beyond ({}, {} "
+        "thread(s))\n",
+        name(Device{type}), l.gflops, l.copies.front().gb_per_second, l.copies.back().gb_per_second,
+        device_properties(Device{type}).name, l.threads);
   }
   int64_t calls = 0;
   for (const ProfileRow& r : watch_->rows) calls += r.calls;
@@ -212,12 +287,11 @@ std::string Profile::report(size_t most) const {
       "{:.3f} ms, {} kernels: compute {}, memory {}, overhead {} ({} in kernels, {} between "
       "them); {}-bound\n",
       all.us * 1e-3, calls, percent(all.share(all.compute_us)), percent(all.share(all.memory_us)),
-      percent(all.overhead_share()),
-      percent(all.share(watch_->kernels_us - all.compute_us - all.memory_us)),
-      percent(all.share(watch_->host_us)), all.bound());
-  const std::string header = fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} ",
-                                         "calls", "us", "share", "MFLOP", "MB", "GFLOP/s", "GB/s",
-                                         "bound by");
+      percent(all.overhead_share()), percent(all.share(kernels - all.compute_us - all.memory_us)),
+      percent(all.share(std::max(0.0, all.us - kernels))), all.bound());
+  const std::string header =
+      fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} ", "calls", "us", "share",
+                  "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by");
   t += header + "kind\n";
   for (const ProfileRow& r : kinds()) t += row_text(r, all) + r.kind + '\n';
   t += header + "op, module\n";
@@ -266,7 +340,7 @@ std::string Profile::json() const {
                                   {"copies_bytes_gb_per_s", copies}};
   }
   Json j = {{"total", json_of(total())},
-            {"kernels_us", watch_->kernels_us},
+            {"kernels_us", kernels_us()},
             {"limits", limits},
             {"kinds", json_of(kinds())},
             {"rows", json_of(rows())}};
@@ -274,32 +348,38 @@ std::string Profile::json() const {
 }
 
 void Profile::write_trace(const std::string& path) const {
+  watch_->settle();
   Json events = Json::array();
-  for (const auto& [thread, what] : {std::pair{1, "kernels"}, {2, "modules"}}) {
+  for (const auto& [track, what] : {std::pair{Watch::Host, "host, queueing"},
+                                    {Watch::Kernels, "kernels"},
+                                    {Watch::Modules, "modules"}}) {
     events.push_back({{"name", "thread_name"},
                       {"ph", "M"},
                       {"pid", 1},
-                      {"tid", thread},
+                      {"tid", int{track}},
                       {"args", {{"name", what}}}});
   }
-  const auto span = [&](const std::string& name, int thread, double at, double us) -> Json& {
-    events.push_back({{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", thread}, {"ts", at},
-                      {"dur", us}});
+  const auto span = [&](const std::string& name, Watch::Track track, double at,
+                        double us) -> Json& {
+    events.push_back(
+        {{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", int{track}}, {"ts", at}, {"dur", us}});
     return events.back();
   };
-  // Neighbours of one module are one span of the second row.
+  // Neighbours of one module are one span of the last row.
   double from = 0, to = 0;
   const std::string* module = nullptr;
   const auto close = [&] {
-    if (module) span(module->empty() ? "-" : *module, 2, from, to - from);
+    const std::string name = module && !module->empty() ? *module : "-";
+    if (module) span(name, Watch::Modules, from, to - from)["args"] = {{"module", name}};
   };
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];
-    const double calls = static_cast<double>(r.calls);
-    span(r.op, 1, s.at_us, s.us)["args"] = {{"module", r.module.empty() ? "-" : r.module},
-                                            {"kind", r.kind},
-                                            {"flops", r.flops / calls},
-                                            {"bytes", r.bytes / calls}};
+    const double calls = static_cast<double>(std::max<int64_t>(1, r.calls));
+    span(r.op, s.track, s.at_us, s.us)["args"] = {{"module", r.module.empty() ? "-" : r.module},
+                                                  {"kind", r.kind},
+                                                  {"flops", r.flops / calls},
+                                                  {"bytes", r.bytes / calls}};
+    if (s.track != Watch::Kernels) continue;
     if (!module || *module != r.module) {
       close();
       module = &r.module;

@@ -10,9 +10,9 @@
 namespace brrr {
 
 /// How a time is made up, in microseconds. Of a kernel: what its FLOPs take at the measured peak or
-/// its bytes at the measured bandwidth for so many bytes, whichever is longer, is compute or memory;
-/// the rest is overhead. Of a whole: the sum over its kernels, and all that lies between them is
-/// overhead, too.
+/// its bytes at the measured bandwidth for so many bytes, whichever is longer, is compute or
+/// memory; the rest is overhead. Of a whole: the sum over its kernels, and all that lies between
+/// them is overhead, too.
 struct TimeSplit {
   double us = 0;
   double compute_us = 0, memory_us = 0;
@@ -21,6 +21,9 @@ struct TimeSplit {
   double overhead_share() const { return share(overhead_us()); }
   /// "compute", "memory" or "overhead": the largest part.
   const char* bound() const;
+  /// Of one of so many calls, which takes `one_us` without a profile. What a profile saw may have
+  /// been slower than that, and is never faster.
+  TimeSplit each(double calls, double one_us) const;
 };
 /// Of one kernel, or of something that is like one, on a device with these limits.
 TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits);
@@ -46,9 +49,9 @@ struct ProfileRow {
 ///   }
 ///
 /// Measuring costs time itself: what it takes is left out of all figures, but eager calls take a
-/// longer way than usual, and a GPU runs kernel by kernel, each waited for. Headlines come from runs
-/// without it. Inside a step it may not be made: throws brrr::Error. Where none lives, a call pays
-/// for one branch.
+/// longer way than usual, and a GPU runs a replay kernel by kernel, each between two events, and
+/// not as one launch. Headlines come from runs without it. Inside a step it may not be made: throws
+/// brrr::Error. Where none lives, a call pays for one branch.
 class Profile {
  public:
   Profile();
@@ -62,7 +65,7 @@ class Profile {
   std::vector<ProfileRow> rows() const;
   /// The same by kind only.
   std::vector<ProfileRow> kinds() const;
-  /// The whole time since the beginning, and how much of it was spent in kernels.
+  /// The whole time since the beginning; and how much of it kernels ran, on a GPU beside the host.
   TimeSplit total() const;
   double kernels_us() const;
 
@@ -70,7 +73,8 @@ class Profile {
   std::string report(size_t most = 20) const;
   /// All rows and totals.
   std::string json() const;
-  /// For chrome://tracing and ui.perfetto.dev. The first million kernels are kept. Throws
+  /// For chrome://tracing and ui.perfetto.dev: kernels, what the host did for them, modules; gaps
+  /// and how far the host runs ahead can be seen. The first million kernels are kept. Throws
   /// brrr::Error where the file cannot be written.
   void write_trace(const std::string& path) const;
 

@@ -52,6 +52,10 @@ struct Target;
 /// Adds an instruction to a domain of others, if one kernel can have them all.
 bool join(const Recording& r, const Target& target, const std::vector<uint32_t>& others,
           Domain& domain, uint32_t instr);
+/// One domain for the instructions of both lists, if there is one: numbers for all rows join those
+/// that have rows, not they them.
+bool join(const Recording& r, const Target& target, const std::vector<uint32_t>& a,
+          const std::vector<uint32_t>& b, const Domain& of_a, const Domain& of_b, Domain& domain);
 /// Whether what a does to a value may come before what b does to it within a kernel: both are at
 /// the same elements in the same order.
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w);
@@ -69,6 +73,9 @@ struct Schedule {
   /// The first and the last group that uses a storage, kNone and 0 if none does.
   std::pair<uint32_t, uint32_t> life(const Recording& r, uint32_t storage) const;
 };
+
+/// Whether all that one of two groups writes and the other uses can be passed on in registers.
+bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w);
 
 /// Whether the instruction's kernel may take memory beside its outputs.
 bool allocates(const Recording& r, const Instr& i);
@@ -92,25 +99,8 @@ struct Target {
 /// kernels.
 Schedule make_schedule(const Recording& r, bool fuse, const Target& target = {});
 
-/// How many polynomials the text of an instruction has, for one vector: what a compiler pays for.
-/// Two conversions of 16-bit floats count as one.
-size_t polynomials(const Recording& r, const Instr& i);
-
-/// What a kernel holds.
-struct KernelSize {
-  size_t instrs = 0;
-  size_t in_memory = 0;  ///< Different values that it loads or stores.
-  size_t numbers = 0;    ///< Operands that are no tensors.
-  size_t polynomials = 0;
-  /// Whether one kernel may hold so much, over a space of so many dims.
-  bool allowed(int ndim, const Target& target) const;
-};
 /// The list, sorted, each once.
 std::vector<uint32_t>& distinct(std::vector<uint32_t>& list);
-/// Of groups g and h as one kernel. What only they use stays in its registers.
-KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h);
-/// A move of a kernel that makes values live longer may cost so many bytes.
-constexpr int64_t kLittleMemory = 4096;
 bool writes_external(const Recording& r, const Instr& i);
 /// Makes one kernel of a fused group and one that reads its results, where the order allows it and
 /// no more memory is needed.

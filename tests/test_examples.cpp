@@ -297,6 +297,29 @@ TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallb
   }
 }
 
+TEST_CASE("lab: every experiment, and a page that asks for nothing outside itself") {
+  const brrr::test::TempCache folder;
+  const std::string out = folder.dir + "/lab";
+  const Result r = run("lab --quick --out " + out);
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "[8/8] verdicts"));
+  CHECK(contains(r.text, "both modes had the same results, bit for bit; no step fell back"));
+  const auto j = nlohmann::json::parse(read_text(out + "/lab.json"));
+  CHECK(j["sections"].size() == 8);
+  for (const auto& section : j["sections"]) CHECK(!section["seen"].get<std::string>().empty());
+  for (const char* table : {"batch-doubling-gpt", "classes-graph", "roofline", "verdicts"}) {
+    CHECK(contains(read_text(out + "/" + table + ".csv"), ","));
+  }
+  const std::string page = read_text(out + "/lab.html");
+  CHECK(page.starts_with("<!DOCTYPE html>"));
+  CHECK(contains(page, "</html>"));
+  CHECK(contains(page, "prefers-color-scheme"));
+  for (const char* outside : {"src=", "<link", "@import", "url(http"}) {
+    CHECK_FALSE(contains(page, outside));
+  }
+  CHECK(run("lab --out /dev/null").status == 2);
+}
+
 TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {
   const brrr::test::TempCache folder;
   const std::string stem = folder.dir + "/r";

@@ -212,6 +212,26 @@ TEST_CASE("row fusion: explain() says what it saves") {
         std::string::npos);
 }
 
+TEST_CASE("row fusion: explain() says why neighbours are not one kernel") {
+  const test::TempCache cache;
+  NoGradGuard guard;
+  const auto told = [](const std::function<Tensor(const Tensor&)>& f) {
+    auto s = step(f, {.require_graph = true, .build_at_first_call = true});
+    s(randn({64, 32}));
+    return s.explain();
+  };
+  const std::string columns = told([](const Tensor& x) {
+    const Tensor y = exp(x);
+    return y / y.sum({0});
+  });
+  CHECK(columns.find("apart from ") != std::string::npos);
+  CHECK(columns.find("known only after all rows") != std::string::npos);
+  const std::string part = told([](const Tensor& x) { return exp(x).slice(0, 0, 10) * 2.0 + 1.0; });
+  CHECK(part.find("one walks over [64, 32], the other over [10, 32]") != std::string::npos);
+  const std::string one = told([](const Tensor& x) { return exp(x) * 2.0 + 1.0; });
+  CHECK(one.find("apart from ") == std::string::npos);
+}
+
 TEST_CASE("row fusion: what is done to many tensors is one kernel") {
   const test::TempCache cache;
   for (const int n : {5, 40}) {

@@ -47,7 +47,8 @@ static DeviceLimits measure() {
 }
 
 DeviceLimits limits(bool anew) {
-  const std::string name = backend(DeviceType::CPU).properties().name, threads = std::to_string(num_threads());
+  const std::string name = backend(DeviceType::CPU).properties().name,
+                    threads = std::to_string(num_threads());
   return jit::kept_limits({"cpu", name, threads}, anew, measure);
 }
 

@@ -7,6 +7,7 @@
 #include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/limits.h"
+#include "backends/cuda/marks.h"
 #include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
 #include "backends/cuda/rows.h"
@@ -114,6 +115,9 @@ const Backend& cuda_backend() {
             char none;
             staging().to_host(&none, nullptr, 0);
           },
+      .mark = cuda::mark,
+      .between = cuda::between,
+      .drop_mark = cuda::drop_mark,
       .build = cuda::build,
       .symbol = cuda::symbol,
       .unload = cuda::unload,

@@ -13,7 +13,7 @@
 namespace brrr::cuda {
 
 /// Raised whenever anything below changes.
-inline constexpr int kAbi = 5;
+inline constexpr int kAbi = 6;
 
 using Failure = const char*;
 
@@ -49,7 +49,10 @@ struct Driver {
   Failure (*synchronize)(Stream* s);
   Failure (*make_event)(Event** e);
   Failure (*record)(Event* e, Stream* s);
-  Failure (*wait)(Event* e);  ///< The calling thread waits.
+  Failure (*wait)(Event* e);         ///< The calling thread waits.
+  Failure (*make_timer)(Event** e);  ///< An event that knows when it was reached.
+  /// Between two timers that have been waited for.
+  Failure (*elapsed)(Event* from, Event* to, float* milliseconds);
 
   /// Nothing is queued for 0 bytes.
   Failure (*copy)(void* to, const void* from, size_t bytes, Way way, Stream* s);

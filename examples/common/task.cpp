@@ -52,4 +52,28 @@ std::vector<Task> tasks(const std::string& model) {
   return {mlp, gpt};
 }
 
+std::unique_ptr<Trainer> make_trainer(const Task& task, const Batches& batches,
+                                      const std::string& optimizer, Way way) {
+  brrr::manual_seed(42);
+  const Learner learner = task.learner();
+  learner.model->to(batches.x[0].device());
+  return std::make_unique<Trainer>(learner, batches, optimizer, options_of(way));
+}
+
+Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
+  constexpr int64_t warm_up = 3;
+  for (int64_t i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
+  const brrr::Profile profile;
+  for (int64_t i = 0; i < steps; ++i) trainer.scheduled_step(i);
+  const brrr::TimeSplit t = profile.total();
+  Anatomy a;
+  a.split = t.each(static_cast<double>(steps), us);
+  a.steps = steps;
+  a.kinds = profile.kinds();
+  a.kernels = profile.rows();
+  a.profiled_us = t.us;
+  a.kernels_us = profile.kernels_us();
+  return a;
+}
+
 }  // namespace examples

@@ -18,4 +18,35 @@ struct Task {
 /// "mlp", "gpt" or "all".
 std::vector<Task> tasks(const std::string& model);
 
+/// A training run where the batches are, from the same weights every time and everywhere.
+std::unique_ptr<Trainer> make_trainer(const Task& task, const Batches& batches,
+                                      const std::string& optimizer, Way way);
+
+/// What a training step is made of.
+struct Anatomy {
+  brrr::TimeSplit split;  ///< Of a step's time as it was measured without the profile.
+  int64_t steps = 0;      ///< That the profile saw:
+  std::vector<brrr::ProfileRow> kinds, kernels;
+  double profiled_us = 0, kernels_us = 0;  ///< All of its time, and what was spent in kernels.
+
+  double flops() const { return sum(&brrr::ProfileRow::flops); }  ///< Of a step.
+  double bytes() const { return sum(&brrr::ProfileRow::bytes); }
+  /// Of the split's overhead what does not lie in kernels, by the profile's own shares.
+  double between_us() const {
+    double known = 0;
+    for (const auto& row : kinds) known += row.time.compute_us + row.time.memory_us;
+    const double overhead = profiled_us - known;
+    return overhead > 0 ? split.overhead_us() * (profiled_us - kernels_us) / overhead : 0;
+  }
+
+ private:
+  double sum(double brrr::ProfileRow::*part) const {
+    double all = 0;
+    for (const auto& row : kinds) all += row.*part;
+    return all / static_cast<double>(steps);
+  }
+};
+/// Of a step that takes `us`.
+Anatomy dissect(Trainer& trainer, double us, int64_t steps);
+
 }  // namespace examples

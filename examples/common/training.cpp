@@ -174,17 +174,15 @@ void Training::profile_steps(LossLog& losses) {
     flops_ += row.flops / kLooks;
     bytes_ += row.bytes / kLooks;
   }
-  const brrr::TimeSplit all = profile.total();
-  split_ = {all.us / kLooks, all.compute_us / kLooks, all.memory_us / kLooks};
+  split_ = profile.total();
   peak_gflops_ = brrr::device_limits(device).gflops;
 }
 
 // Where the time of a step went, if the run was long enough for it to be looked at.
 std::string Training::summary() const {
   if (flops_ == 0 || pace_.steps == 0) return "";
-  const double us = 1e3 * pace_.step_ms(), known = split_.compute_us + split_.memory_us;
-  const double scale = std::min(1.0, us / known);
-  const brrr::TimeSplit t{us, split_.compute_us * scale, split_.memory_us * scale};
+  const double us = 1e3 * pace_.step_ms();
+  const brrr::TimeSplit t = split_.each(kLooks, us);
   return fmt::format(
       "a step, {:.2f} ms: compute {:.0f} %, memory {:.0f} %, overhead {:.0f} %; {} MFLOP, {} MB "
       "moved; {:.1f} GFLOP/s, {:.0f} % of the peak of {:.0f}\n",

@@ -125,9 +125,9 @@ class Training {
   std::string json_of(const Progress& now) const;
   std::string summary() const;
 
-  Pace pace_;  // Without what was done once.
-  brrr::TimeSplit split_;
-  double flops_ = 0, bytes_ = 0;  // Of a step, once it has been looked at.
+  Pace pace_;                     // Without what was done once.
+  brrr::TimeSplit split_;         // Of the steps that have been looked at.
+  double flops_ = 0, bytes_ = 0;  // Of one of them; 0: none has.
   double peak_gflops_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // What brrr costs and reaches on a GPU: host time per op, bandwidth, products, training steps in
-// every mode, first use of a kernel. peer_torch_gpu.py and peer_jax_gpu.py measure the same.
+// every mode, first use of a kernel. peer_torch.py and peer_jax.py measure the same.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
@@ -7,12 +7,12 @@
 
 #include "core/backend.h"
 #include "tests/bench/figures.h"
-#include "tests/bench/measure/trainer.h"
+#include "tests/bench/steps.h"
 
 namespace {
 
 using namespace brrr;
-using bench::Clock, bench::Learner, bench::median, bench::seconds_since;
+using bench::Clock, bench::StepMode, bench::StepTask, bench::median, bench::seconds_since;
 
 // Sizes small enough for an emulated device, or those that count.
 struct Sizes {
@@ -22,63 +22,21 @@ struct Sizes {
 constexpr Sizes kFull{int64_t{64} << 20, 16384, 4096, 4096, 200, 15, 1024, 4, 16};
 constexpr Sizes kQuick{4096, 8, 64, 64, 2, 3, 32, 1, 1};
 
-struct StepMode {
-  const char* suffix;
-  Mode mode;
-  bool frozen;
-};
 constexpr StepMode kModes[] = {
     {"", Mode::Eager, false}, {", graph", Mode::Graph, false}, {", frozen", Mode::Graph, true}};
 
-// Steps whose losses are compared, here between the modes and by results.py between programs.
-constexpr int kLosses = 10;
 // So few that their launches fit into the device's queue: beyond it the host waits for the device.
 constexpr int kHostSteps = 3;
 
-// A training step: its name, what makes the model at its first weights, the batch.
-struct Task {
-  std::string name, key;
-  std::function<Learner()> make;
-  Tensor x, y;
-};
-
-std::vector<Task> tasks(const Sizes& s) {
+std::vector<StepTask> tasks(const Sizes& s) {
   manual_seed(7);
-  std::vector<Task> all;
+  std::vector<StepTask> all;
   for (int64_t batch : {32, 256, 1024}) {
-    if (batch > s.largest_mlp) continue;
-    const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
-    all.push_back({fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
-                   [=] {
-                     manual_seed(42);
-                     return bench::mlp_learner(options);
-                   },
-                   randn({batch, 784}), randint(0, 10, {batch})});
+    if (batch <= s.largest_mlp) all.push_back(bench::mlp_task(batch));
   }
-  const int64_t block = 64;
-  const models::GPTOptions options{
-      .vocab = 65, .block = block, .layers = s.gpt_layers, .heads = 4, .width = 128};
-  all.push_back({fmt::format("GPT step, {} layers, width 128, batch {}", s.gpt_layers, s.gpt_batch),
-                 "gpt",
-                 [=] {
-                   manual_seed(42);
-                   return bench::gpt_learner(options);
-                 },
-                 randint(0, 65, {s.gpt_batch, block}), randint(0, 65, {s.gpt_batch, block})});
+  all.push_back(bench::gpt_task(
+      {.vocab = 65, .block = 64, .layers = s.gpt_layers, .heads = 4, .width = 128}, s.gpt_batch));
   return all;
-}
-
-// For the peers: weights, under the model's own names, and batches.
-StateDict inputs_of(const std::vector<Task>& all) {
-  StateDict inputs;
-  for (const Task& task : all) {
-    for (const auto& [name, t] : task.make().model->state_dict()) {
-      inputs[task.key + "." + name] = t.detach().clone();
-    }
-    inputs[task.key + ".x"] = task.x;
-    inputs[task.key + ".y"] = task.y;
-  }
-  return inputs;
 }
 
 class Bench {
@@ -93,8 +51,8 @@ class Bench {
     bandwidth();
     products();
   }
-  void steps(const std::vector<Task>& all) {
-    for (const Task& task : all) {
+  void steps(const std::vector<StepTask>& all) {
+    for (const StepTask& task : all) {
       std::vector<float> eager;
       for (const StepMode& mode : kModes) {
         figures_.attempt(task.name + mode.suffix, [&] { train(task, mode, eager); });
@@ -220,25 +178,17 @@ class Bench {
 
   // The step in a mode: from the same weights in each and, to the last bit, with `eager` losses,
   // which the eager mode sets.
-  void train(const Task& task, const StepMode& mode, std::vector<float>& eager) {
-    const Learner learner = task.make();
-    learner.model->to(kCUDA);
-    const bench::Batches batches{{task.x.to(kCUDA)}, {task.y.to(kCUDA)}};
-    bench::Trainer trainer(learner, batches, "adamw", {.mode = mode.mode, .require_graph = true});
-    const auto f = [&] { return trainer.step(0); };
-    std::vector<float> losses;
-    for (int i = 0; i < kLosses; ++i) {
-      if (mode.frozen && i == kLosses / 2) trainer.freeze();
-      losses.push_back(f().item<float>());
-    }
-    if (mode.mode == Mode::Eager) figures_.note_losses(task.name, eager = losses);
-    if (losses != eager) throw Error("the losses are not those of the eager mode");
+  void train(const StepTask& task, const StepMode& mode, std::vector<float>& eager) {
+    bench::StepRun run(task, mode, kCUDA);
+    const auto f = [&] { run.step(); };
+    if (mode.mode == Mode::Eager) figures_.note_losses(task.name, eager = run.losses());
+    if (run.losses() != eager) throw Error("the losses are not those of the eager mode");
     const std::string label = task.name + mode.suffix;
     note(label, queued(f, s_.steps) * 1e6, "us");
     const double host_us = host(f, kHostSteps) * 1e6;
     note(label + ", host", host_us, "us");
     if (mode.mode == Mode::Eager) return;
-    const auto ops = static_cast<double>(trainer.stats().ops_per_replay);
+    const auto ops = static_cast<double>(run.stats().ops_per_replay);
     note(label + ", recorded ops", ops, "");
     note(label + ", host per recorded op", host_us * 1e3 / ops, "ns");
   }
@@ -283,8 +233,8 @@ int main(int argc, char** argv) {
     fmt::print("{} | {:.0f} GiB | {}\n", p.name, static_cast<double>(p.memory_bytes) / 0x1p30,
                p.versions);
     const Sizes& sizes = quick ? kQuick : kFull;
-    const std::vector<Task> all = tasks(sizes);
-    if (!inputs.empty()) save(inputs, inputs_of(all));
+    const std::vector<StepTask> all = tasks(sizes);
+    if (!inputs.empty()) save(inputs, bench::inputs_of(all));
     bench::Figures figures(json, {{"device", p.name}, {"versions", p.versions}});
     Bench bench(sizes, figures);
     bench.first_use_and_host_cost();

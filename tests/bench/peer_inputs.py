@@ -1,4 +1,4 @@
-"""What the peers of bench_gpu share: its weights and batches, timing, figures.
+"""What the peers of bench_gpu and bench_steps share: weights and batches, timing, figures.
 
 A program's figures are in its file from begin() on and after each of them, so that whatever ends it
 leaves those before. With --resume it goes on with the file of a run that was stopped.
@@ -12,21 +12,23 @@ import time
 
 STEPS, ROUNDS, LOSSES = 200, 15, 10
 HOST_STEPS = 3  # As in bench_gpu: so few that the host never waits for the device.
-MLP_BATCHES = (32, 256, 1024)
-GPT_STEP = "GPT step, 4 layers, width 128, batch 16"
-GPT_HEADS = 4
+# On the CPU, as in bench_steps: samples of about a fiftieth of a second, so that a median drops
+# what a preemption hits, and each from the first weights on. Many more steps on one batch would
+# lead to numbers so small that the CPU is slow at them, and not every program rounds them to 0.
+SAMPLE_SECONDS, MOST_STEPS, FEWEST_SAMPLES = 0.02, 100, 5
 figures, losses, failures, done = {}, {}, {}, []
 report = {"figures": figures, "losses": losses, "failures": failures, "done": done}
 report_path = None
 
 
-def mlp_step(batch):
-    return f"MLP step, batch {batch}"
-
-
 def arguments(about, **inputs):
     """A parser with the options that all peers have."""
     parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--threads", type=int, default=1, help="on the CPU; 1 if not given")
+    parser.add_argument("--seconds", type=float, default=0.5,
+                        help="on the CPU: at least, for each figure")
+    parser.add_argument("--only", help="the step of that name")
     parser.add_argument("--json", help="where the figures go, after each of them")
     parser.add_argument("--resume", action="store_true",
                         help="keep what that file has and measure the rest")
@@ -108,24 +110,88 @@ def timed(f, n, wait, until_done):
     return statistics.median(samples)
 
 
-def note_step(name, f, wait):
-    note(name, timed(f, STEPS, wait, True) * 1e6, "us")
-    note(name + ", host", timed(f, HOST_STEPS, wait, False) * 1e6, "us")
+def timed_on_cpu(f, wait, reset, enough):
+    """Seconds of one f(), the median of samples; and how many cores were at work meanwhile."""
+    def sample(n):
+        start = time.perf_counter()
+        for _ in range(n):
+            f()
+        wait()
+        return time.perf_counter() - start
+
+    def prepare():
+        reset()
+        sample(3)
+
+    prepare()
+    fastest = min(sample(1), sample(3) / 3)
+    n = max(1, min(int(SAMPLE_SECONDS / fastest), MOST_STEPS))
+    samples, busy = [], 0.0
+    while sum(samples) < enough or len(samples) < FEWEST_SAMPLES:
+        prepare()
+        before = time.process_time()
+        samples.append(sample(n))
+        busy += time.process_time() - before
+    return statistics.median(samples) / n, busy / sum(samples)
 
 
-def load(path, key):
-    """Name -> (dtype, shape, bytes) of the tensors "<key>.name" in a safetensors file."""
+def note_step(name, f, wait, reset, options):
+    """A step's time; on a GPU also the host's part, on the CPU the cores that it took. `reset`
+    brings the first weights back."""
+    if options.device == "cuda":
+        note(name, timed(f, STEPS, wait, True) * 1e6, "us")
+        note(name + ", host", timed(f, HOST_STEPS, wait, False) * 1e6, "us")
+        return
+    seconds, cores = timed_on_cpu(f, wait, reset, options.seconds)
+    note(name, seconds * 1e6, "us")
+    note(name + ", cores", cores, "")
+
+
+def header(path):
+    """Of a safetensors file: name -> its entry; and where the data begins."""
     if not os.path.exists(path):
-        raise SystemExit(f"{path}: no such file; write it with bench_gpu --inputs")
+        raise SystemExit(f"{path}: no such file; write it with bench_gpu or bench_steps --inputs")
     with open(path, "rb") as f:
-        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-        base, found = f.tell(), {}
-        for name, entry in header.items():
-            if not name.startswith(key + "."):
-                continue
-            begin, end = entry["data_offsets"]
-            f.seek(base + begin)
-            found[name[len(key) + 1:]] = entry["dtype"], entry["shape"], f.read(end - begin)
-    if not found:
-        raise SystemExit(f"{path}: it holds no tensors of {key}; write it with bench_gpu --inputs")
-    return found
+        entries = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        entries.pop("__metadata__", None)
+        return entries, f.tell()
+
+
+class Case:
+    """A training step of a file: its name, which is brrr's, whether it is the GPT's or the MLP's,
+    and its tensors' dtype, shape and bytes."""
+
+    def __init__(self, entries, key):
+        self.key = key
+        shapes = {name[len(key) + 1:]: entry["shape"] for name, entry in entries.items()
+                  if name.startswith(key + ".")}
+        self.gpt, batch = "wte.weight" in shapes, shapes["x"][0]
+        self.sizes = [batch]
+        self.name = f"MLP step, batch {batch}"
+        if self.gpt:
+            layers = sum(name.endswith("ln_1.weight") for name in shapes)
+            width = shapes["wte.weight"][1]
+            self.sizes = [layers, width, batch]
+            self.name = f"GPT step, {layers} layers, width {width}, batch {batch}"
+
+    def load(self, path):
+        entries, base = header(path)
+        found = {}
+        with open(path, "rb") as f:
+            for name, entry in entries.items():
+                if name.startswith(self.key + "."):
+                    begin, end = entry["data_offsets"]
+                    f.seek(base + begin)
+                    data = f.read(end - begin)
+                    found[name[len(self.key) + 1:]] = entry["dtype"], entry["shape"], data
+        # The one size that the weights do not tell.
+        self.heads = struct.unpack("<q", found.pop("heads")[2])[0] if self.gpt else 0
+        return found
+
+
+def cases(path, only=None):
+    """Those of a file, or the one of that name: the MLP's first, the small ones first."""
+    entries, _ = header(path)
+    found = [Case(entries, key) for key in {name.split(".")[0] for name in entries}]
+    return [case for case in sorted(found, key=lambda case: (case.gpt, case.sizes))
+            if only in (None, case.name)]

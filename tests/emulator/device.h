@@ -48,6 +48,8 @@ struct Graph {
 struct Event {
   Stream* stream = nullptr;
   uint64_t until = 0;  // finished when the stream has done so many items
+  bool timer = false;
+  double at_ms = 0;  // of a timer: when it was recorded
 };
 
 struct Function {

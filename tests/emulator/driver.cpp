@@ -1,5 +1,6 @@
 // The device: memory, streams, events, copies.
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
@@ -130,7 +131,10 @@ Failure make_event(Event** e) {
 Failure record(Event* e, Stream* s) {
   return guarded([&](Device& d) {
     Stream& stream = d.stream(s);
-    d.events.get(e, "event") = {&stream, stream.queued};
+    Event& event = d.events.get(e, "event");
+    const std::chrono::duration<double, std::milli> now =
+        std::chrono::steady_clock::now().time_since_epoch();
+    event = {&stream, stream.queued, event.timer, now.count()};
   });
 }
 
@@ -140,6 +144,24 @@ Failure wait(Event* e) {
     ++d.counters.waits;
     if (event.stream) d.wait(*event.stream, event.until);
     d.memory.check();
+  });
+}
+
+Failure make_timer(Event** e) {
+  return guarded([&](Device& d) {
+    *e = d.events.add();
+    d.events.get(*e, "event").timer = true;
+  });
+}
+
+Failure elapsed(Event* from, Event* to, float* milliseconds) {
+  return guarded([&](Device& d) {
+    const Event a = d.events.get(from, "event"), b = d.events.get(to, "event");
+    BRRR_CHECK(a.timer && b.timer, "elapsed: an event without a time");
+    BRRR_CHECK(a.stream && b.stream, "elapsed: an event that was not recorded");
+    BRRR_CHECK(a.stream->done >= a.until && b.stream->done >= b.until,
+               "elapsed: an event that has not been reached; wait for it");
+    *milliseconds = static_cast<float>(b.at_ms - a.at_ms);
   });
 }
 
@@ -236,6 +258,8 @@ const Driver driver = {
     .make_event = make_event,
     .record = record,
     .wait = wait,
+    .make_timer = make_timer,
+    .elapsed = elapsed,
     .copy = copy,
     .fill = fill,
     .load = load,

@@ -69,7 +69,7 @@ echo '{"device": "paper", "versions": "1", "figures": {"matmul: float32": {"valu
 END
   local peer
   for peer in torch jax; do
-    cat >"$tree/tests/bench/peer_${peer}_gpu.py" <<END
+    cat >"$tree/tests/bench/peer_${peer}.py" <<END
 from peer_inputs import arguments, attempt, begin, end, note
 parser = arguments("")
 parser.add_argument("--compile", action="store_true")

@@ -141,7 +141,7 @@ gpu_peer() {
   local options=(--inputs "$record/figures-inputs.safetensors")
   options+=(--json "$record/peers-$1.json" --resume)
   if [[ $1 == torch ]]; then options+=(--compile); fi
-  gpu_part peers "$1" python3 -u "tests/bench/peer_$1_gpu.py" "${options[@]}"
+  gpu_part peers "$1" python3 -u "tests/bench/peer_$1.py" "${options[@]}"
 }
 
 phase_peers() { gpu_each peers gpu_peer torch jax; }

@@ -185,13 +185,15 @@ Failure synchronize(Stream* s) {
   return on_device([&] { BRRR_CALL(cudaStreamSynchronize, stream_of(s)); });
 }
 
-Failure make_event(Event** e) {
+Failure make_event_with(unsigned flags, Event** e) {
   return on_device([&] {
     cudaEvent_t made = nullptr;
-    BRRR_CALL(cudaEventCreateWithFlags, &made, cudaEventDisableTiming);
+    BRRR_CALL(cudaEventCreateWithFlags, &made, flags);
     *e = reinterpret_cast<Event*>(made);
   });
 }
+Failure make_event(Event** e) { return make_event_with(cudaEventDisableTiming, e); }
+Failure make_timer(Event** e) { return make_event_with(cudaEventDefault, e); }
 
 Failure record(Event* e, Stream* s) {
   return on_device([&] { BRRR_CALL(cudaEventRecord, event_of(e), stream_of(s)); });
@@ -199,6 +201,11 @@ Failure record(Event* e, Stream* s) {
 
 Failure wait(Event* e) {
   return on_device([&] { BRRR_CALL(cudaEventSynchronize, event_of(e)); });
+}
+
+Failure elapsed(Event* from, Event* to, float* milliseconds) {
+  return on_device(
+      [&] { BRRR_CALL(cudaEventElapsedTime, milliseconds, event_of(from), event_of(to)); });
 }
 
 // --- Code and launches ---------------------------------------------------------------------------
@@ -281,6 +288,8 @@ constexpr Driver driver{.open = open,
                         .make_event = make_event,
                         .record = record,
                         .wait = wait,
+                        .make_timer = make_timer,
+                        .elapsed = elapsed,
                         .copy = copy,
                         .fill = fill,
                         .load = load,

@@ -1,17 +1,18 @@
-"""What bench_gpu measures, in PyTorch: eagerly and, for the steps, through torch.compile and as one
-CUDA graph captured by hand. AdamW is the fused one throughout.
+"""What bench_gpu measures, in PyTorch: eagerly and, for the steps, through torch.compile and as
+one CUDA graph captured by hand. What bench_steps measures on the CPU: eagerly and through
+torch.compile. AdamW is the fused one throughout.
 
-usage: peer_torch_gpu.py [--inputs FILE] [--json FILE [--resume]] [--compile]
+usage: peer_torch.py [--device cuda|cpu] [--inputs FILE] [--json FILE [--resume]] [--compile]
 """
 import sys
 
-from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, arguments, attempt, begin, end,
-                         load, mlp_step, note, note_losses, note_step, timed as timed_until)
+from peer_inputs import (LOSSES, arguments, attempt, begin, cases, end, note, note_losses,
+                         note_step, timed as timed_until)
 
 try:
     import torch
 except ImportError:
-    sys.exit("peer_torch_gpu: PyTorch is not installed")
+    sys.exit("peer_torch: PyTorch is not installed")
 
 N, COLUMNS, MATRIX = 64 << 20, 4096, 4096
 
@@ -103,12 +104,12 @@ class Block(torch.nn.Module):
 class GPT(torch.nn.Module):
     """Sizes from the weights, whose names are brrr's."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, heads):
         super().__init__()
         (vocab, width), block = weights["wte.weight"].shape, weights["wpe.weight"].shape[0]
         layers = sum(name.endswith("ln_1.weight") for name in weights)
         self.wte, self.wpe = torch.nn.Embedding(vocab, width), torch.nn.Embedding(block, width)
-        self.h = torch.nn.ModuleList(Block(width, GPT_HEADS) for _ in range(layers))
+        self.h = torch.nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.ln_f = torch.nn.LayerNorm(width)
 
     def forward(self, x):
@@ -119,7 +120,7 @@ class GPT(torch.nn.Module):
 
 
 class MLP(torch.nn.Module):
-    def __init__(self, weights):
+    def __init__(self, weights, _):
         super().__init__()
         shapes = [weights[f"fc{i}.weight"].shape for i in (1, 2, 3)]
         self.fc1, self.fc2, self.fc3 = (torch.nn.Linear(i, o) for o, i in shapes)
@@ -128,26 +129,26 @@ class MLP(torch.nn.Module):
         return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
 
 
-def tensors(path, key):
-    kinds = {"F32": torch.float32, "I64": torch.int64}
-    return {name: torch.frombuffer(bytearray(data), dtype=kinds[kind]).reshape(shape)
-            for name, (kind, shape, data) in load(path, key).items()}
-
-
 class Training:
-    """A model with its optimiser, at bench_gpu's weights; `mode` is torch.compile's, or None."""
+    """A case's model with its optimiser, at brrr's weights; `mode` is torch.compile's, or None."""
 
-    def __init__(self, make, values, mode=None, capturable=False):
+    def __init__(self, options, case, mode=None, capturable=False):
         if mode:
             torch.compiler.reset()  # What was compiled for the steps before.
-        values = dict(values)
-        self.x, self.y = values.pop("x").cuda(), values.pop("y").cuda()
-        self.model = make(values)
-        self.model.load_state_dict(values)
-        self.model.cuda()
+        kinds = {"F32": torch.float32, "I64": torch.int64}
+        values = {name: torch.frombuffer(bytearray(data), dtype=kinds[kind]).reshape(shape)
+                  for name, (kind, shape, data) in case.load(options.inputs).items()}
+        self.x, self.y = (values.pop(name).to(options.device) for name in ("x", "y"))
+        self.first = values
+        self.model = (GPT if case.gpt else MLP)(values, case.heads)
+        self.reset()
+        self.model.to(options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=1e-2,
                                            fused=True, capturable=capturable)
         self.loss = torch.compile(self.forward, mode=mode) if mode else self.forward
+
+    def reset(self):
+        self.model.load_state_dict(self.first)
 
     def forward(self, x, y):
         out = self.model(x)
@@ -161,9 +162,9 @@ class Training:
         return loss.detach()
 
 
-def by_hand(make, values):
+def by_hand(options, case):
     """Losses of the first steps, and what replays a whole step as one CUDA graph."""
-    training = Training(make, values, capturable=True)
+    training = Training(options, case, capturable=True)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -182,44 +183,55 @@ def by_hand(make, values):
     return first + [replay().item() for _ in range(LOSSES - len(first))], replay
 
 
-def measure(label, make, values, mode):
-    training = Training(make, values, mode)
+def wait_for(options):
+    """What waits until all is done that was queued."""
+    return torch.cuda.synchronize if options.device == "cuda" else lambda: None
+
+
+def measure(label, options, case, mode):
+    training = Training(options, case, mode)
     note_losses(label, [training.step().item() for _ in range(LOSSES)])
-    note_step(label, training.step, torch.cuda.synchronize)
+    note_step(label, training.step, wait_for(options), training.reset, options)
 
 
-def measure_by_hand(label, make, values):
-    losses, replay = by_hand(make, values)
+def measure_by_hand(label, options, case):
+    losses, replay = by_hand(options, case)
     note_losses(label, losses)
-    note_step(label, replay, torch.cuda.synchronize)
+    note_step(label, replay, wait_for(options), replay.keep.reset, options)
 
 
-def steps(path, compiled):
-    cases = [(mlp_step(batch), MLP, f"mlp-{batch}") for batch in MLP_BATCHES]
-    modes = ("default", "reduce-overhead", "max-autotune") if compiled else ()
-    for name, make, key in cases + [(GPT_STEP, GPT, "gpt")]:
-        values = tensors(path, key)
+def steps(options):
+    modes = ()
+    if options.compile:  # The others are about CUDA graphs, or about choosing GPU kernels.
+        modes = ("default",) + (("reduce-overhead", "max-autotune") * (options.device == "cuda"))
+    for case in cases(options.inputs, options.only):
         for mode in (None, *modes):
-            label = f"{name}, torch.compile {mode}" if mode else name
-            attempt(label, lambda: measure(label, make, values, mode))
-        label = name + ", CUDA graph by hand"
-        attempt(label, lambda: measure_by_hand(label, make, values))
+            label = f"{case.name}, torch.compile {mode}" if mode else case.name
+            attempt(label, lambda: measure(label, options, case, mode))
+        if options.device == "cuda":
+            label = case.name + ", CUDA graph by hand"
+            attempt(label, lambda: measure_by_hand(label, options, case))
 
 
 def main():
-    parser = arguments(__doc__, help="weights and batches that bench_gpu --inputs wrote; without "
-                       "them no step is measured")
+    parser = arguments(__doc__, help="weights and batches that bench_gpu or bench_steps --inputs "
+                       "wrote; without them no step is measured")
     parser.add_argument("--compile", action="store_true",
                         help="the steps through torch.compile too")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("peer_torch_gpu: no GPU here")
-    print(f"{torch.cuda.get_device_name()} | PyTorch {torch.__version__}")
+    on_gpu = options.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        sys.exit("peer_torch: no GPU here")
+    if not on_gpu:
+        torch.set_num_threads(options.threads)
+    where = torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
+    print(f"{where} | PyTorch {torch.__version__}")
     begin(options, {"pytorch": torch.__version__})
-    for name, f in (("host cost", host_cost), ("bandwidth", bandwidth), ("products", products)):
-        attempt(name, f)
+    if on_gpu and not options.only:
+        for name, f in (("host cost", host_cost), ("bandwidth", bandwidth), ("products", products)):
+            attempt(name, f)
     if options.inputs:
-        steps(options.inputs, options.compile)
+        steps(options)
     end()
 
 

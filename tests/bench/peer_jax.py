@@ -1,19 +1,30 @@
-"""The training steps of bench_gpu in JAX: a whole step, AdamW written out, is one jax.jit.
+"""The training steps of bench_gpu or, on the CPU, bench_steps in JAX: a whole step, AdamW written
+out, is one jax.jit.
 
-usage: peer_jax_gpu.py --inputs FILE [--json FILE [--resume]]
+usage: peer_jax.py [--device cuda|cpu] --inputs FILE [--json FILE [--resume]]
 """
+import functools
 import math
+import os
 import sys
 
-from peer_inputs import (GPT_HEADS, GPT_STEP, LOSSES, MLP_BATCHES, arguments, attempt, begin, end,
-                         load, mlp_step, note_losses, note_step)
+from peer_inputs import LOSSES, arguments, attempt, begin, cases, end, note_losses, note_step
+
+OPTIONS = arguments(__doc__, required=True, help="weights and batches that bench_gpu or "
+                    "bench_steps --inputs wrote").parse_args()
+if OPTIONS.device == "cpu":
+    # JAX has no setting for its threads. XLA makes its pool as large as NPROC says when it begins,
+    # else as large as the number of CPUs; what holds the whole process is how many CPUs it may use,
+    # and peers.py lets it use --threads of them.
+    os.environ["NPROC"] = str(OPTIONS.threads)
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 try:
     import jax
     import jax.numpy as jnp
     import numpy
 except ImportError:
-    sys.exit("peer_jax_gpu: JAX is not installed")
+    sys.exit("peer_jax: JAX is not installed")
 
 # float32 products as everybody else's: by itself JAX would round their factors to TF32.
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -44,21 +55,21 @@ def mlp_loss(p, x, y):
     return cross_entropy(linear(p, "fc3", h), y)
 
 
-def attention(p, name, x):
+def attention(p, name, x, heads):
     b, t, w = x.shape
-    qkv = linear(p, name + ".c_attn", x).reshape(b, t, 3, GPT_HEADS, w // GPT_HEADS)
+    qkv = linear(p, name + ".c_attn", x).reshape(b, t, 3, heads, w // heads)
     q, k, v = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
-    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(w // GPT_HEADS)
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(w // heads)
     scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)
     mixed = (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(b, t, w)
     return linear(p, name + ".c_proj", mixed)
 
 
-def gpt_loss(p, x, y):
+def gpt_loss(p, x, y, heads):
     h = p["wte.weight"][x] + p["wpe.weight"][: x.shape[1]]
     for i in range(sum(name.endswith("ln_1.weight") for name in p)):
         at = f"h.{i}."
-        h = h + attention(p, at + "attn", layer_norm(p, at + "ln_1", h))
+        h = h + attention(p, at + "attn", layer_norm(p, at + "ln_1", h), heads)
         up = linear(p, at + "mlp.c_fc", layer_norm(p, at + "ln_2", h))
         up = jax.nn.gelu(up, approximate=True)
         h = h + linear(p, at + "mlp.c_proj", up)
@@ -83,39 +94,38 @@ def compiled_step(loss_of):
     return jax.jit(step, donate_argnums=0)
 
 
-def train(name, loss_of, values):
-    values = dict(values)
+def train(case):
+    kinds = {"F32": numpy.float32, "I64": numpy.int64}  # JAX makes int32 of int64.
+    values = {name: numpy.frombuffer(data, kinds[kind]).reshape(shape)
+              for name, (kind, shape, data) in case.load(OPTIONS.inputs).items()}
     x, y = jnp.asarray(values.pop("x")), jnp.asarray(values.pop("y"))
-    p = {k: jnp.asarray(v) for k, v in values.items()}
-    zeros = [{k: jnp.zeros_like(v) for k, v in p.items()} for _ in range(2)]
-    state, run = (p, *zeros, jnp.float32(0)), compiled_step(loss_of)
-    loss = None
+    loss_of = functools.partial(gpt_loss, heads=case.heads) if case.gpt else mlp_loss
+    zeros = [{k: jnp.zeros(v.shape) for k, v in values.items()} for _ in range(2)]
+    state, loss = (None, *zeros, jnp.float32(0)), None
+    run = compiled_step(loss_of)
+
+    def reset():
+        """A copy: a step gives its state's memory away, and `values` are wanted again."""
+        nonlocal state
+        state = ({k: jnp.array(v) for k, v in values.items()}, *state[1:])
 
     def step():
         nonlocal state, loss
         state, loss = run(state, x, y)
         return loss
 
-    note_losses(name, [step() for _ in range(LOSSES)])
-    note_step(name, step, lambda: jax.block_until_ready((state, loss)))
-
-
-def arrays(path, key):
-    kinds = {"F32": numpy.float32, "I64": numpy.int64}  # JAX makes int32 of int64.
-    return {name: numpy.frombuffer(data, kinds[kind]).reshape(shape)
-            for name, (kind, shape, data) in load(path, key).items()}
+    reset()
+    note_losses(case.name, [step() for _ in range(LOSSES)])
+    note_step(case.name, step, lambda: jax.block_until_ready((state, loss)), reset, OPTIONS)
 
 
 def main():
-    options = arguments(__doc__, required=True,
-                        help="weights and batches that bench_gpu --inputs wrote").parse_args()
-    if jax.default_backend() not in ("gpu", "cuda"):
-        sys.exit("peer_jax_gpu: no GPU here, or JAX is installed without CUDA")
+    if OPTIONS.device == "cuda" and jax.default_backend() not in ("gpu", "cuda"):
+        sys.exit("peer_jax: no GPU here, or JAX is installed without CUDA")
     print(f"{jax.devices()[0].device_kind} | JAX {jax.__version__}")
-    begin(options, {"jax": jax.__version__})
-    cases = [(mlp_step(batch), mlp_loss, f"mlp-{batch}") for batch in MLP_BATCHES]
-    for name, loss_of, key in cases + [(GPT_STEP, gpt_loss, "gpt")]:
-        attempt(name, lambda: train(name, loss_of, arrays(options.inputs, key)))
+    begin(OPTIONS, {"jax": jax.__version__})
+    for case in cases(OPTIONS.inputs, OPTIONS.only):
+        attempt(case.name, lambda: train(case))
     end()
 
 

@@ -1,0 +1,171 @@
+// What bounds a training step: compute, memory bandwidth or overhead? The experiments of Horace
+// He's "Making Deep Learning Go Brrrr From First Principles" in one run, and one page about them.
+#include <brrr/brrr.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <sstream>
+
+#include "backends/cpu/stream.h"
+#include "examples/common/options.h"
+#include "examples/common/page.h"
+#include "examples/lab/lab.h"
+
+using namespace examples;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+CLI::Validator output_folder() {
+  return {[](std::string& text) {
+            std::error_code none;
+            if (!text.empty() && (!fs::exists(text, none) || fs::is_directory(text, none))) {
+              return std::string();
+            }
+            return fmt::format("expected a folder, which is made if need be; got '{}'", text);
+          },
+          ""};
+}
+
+struct Options : CommandLine {
+  std::string out = "out/lab";
+  double seconds = 0.3;
+  bool quick = false;
+
+  Options()
+      : CommandLine(
+            "Shows what bounds a training step: compute, memory bandwidth or overhead. Writes "
+            "lab.html, lab.json and a CSV file for each table.",
+            "lab") {
+    threads = 1;
+    add("--out", out, "the folder to write into", output_folder());
+    add("--threads", threads, "CPU threads", whole_number(1));
+    add("--seconds", seconds, "for each figure, about", real_number(0.001, 1000));
+    app_.add_flag("--quick", quick, "tiny sizes: to see that all of it works");
+  }
+};
+
+struct Experiment {
+  const char* name;
+  std::function<lab::Section(lab::Lab&)> run;
+};
+
+const std::vector<Experiment>& experiments() {
+  static const std::vector<Experiment> all = {{"limits", lab::limits_of_machine},
+                                              {"batch doubling", lab::batch_doubling},
+                                              {"where the step goes", lab::where_time_goes},
+                                              {"roofline", lab::roofline},
+                                              {"fusion", lab::fusion},
+                                              {"activations", lab::activations},
+                                              {"one-element add", lab::one_element_add},
+                                              {"verdicts", lab::verdicts}};
+  return all;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// For a terminal: at most 90 characters a line.
+std::string wrapped(const std::string& line) {
+  std::istringstream words(line);
+  std::string text;
+  size_t column = 0;
+  for (std::string word; words >> word; column += word.size()) {
+    if (column > 0) text += column + 1 + word.size() > 90 ? (column = 0, '\n') : (++column, ' ');
+    text += word;
+  }
+  return text;
+}
+
+void print_section(const lab::Section& s) {
+  for (const std::string& line : lines_of(s.seen)) fmt::print("\n{}\n", wrapped(line));
+  for (const Sheet& sheet : s.sheets) fmt::print("\n{}\n\n{}", sheet.title, sheet.text());
+  std::fflush(stdout);
+}
+
+Page page_of(const lab::Lab& lab, const std::vector<lab::Section>& sections) {
+  Page page("What bounds a training step: compute, memory or overhead?",
+            fmt::format("{}, {} thread{}, float32, measured by brrr's example lab, after Horace "
+                        "He, Making Deep Learning Go Brrrr From First Principles",
+                        lab.limits.cpu, lab.limits.threads, lab.limits.threads > 1 ? "s" : ""));
+  if (lab.quick) page.paragraph("A quick run with tiny sizes: its figures mean nothing.");
+  if (!lab.complaints.empty()) page.lead("Do not use these figures: " + lab.complaints);
+  for (const lab::Section& s : sections) {
+    for (const std::string& line : lines_of(s.answer)) page.lead(line);
+  }
+  if (!disturbance(lab).empty()) page.note(disturbance(lab));
+  for (const lab::Section& s : sections) {
+    page.heading(s.title);
+    for (const std::string& line : lines_of(s.seen)) page.paragraph(line);
+    for (const auto& picture : s.pictures) std::visit([&](auto& c) { page.picture(c); }, picture);
+    if (!s.note.empty()) page.note(s.note);
+    for (const Sheet& sheet : s.sheets) page.table(sheet);
+  }
+  return page;
+}
+
+Json json_of(const lab::Lab& lab, const std::vector<lab::Section>& sections, double seconds) {
+  Json all = Json::array();
+  for (const lab::Section& s : sections) {
+    Json tables = Json::object();
+    for (const Sheet& sheet : s.sheets) tables[sheet.name] = sheet.json();
+    all.push_back(object("title seen tables", s.title, s.seen, tables));
+  }
+  const Limits& l = lab.limits;
+  return object(
+      "program quick cpu threads versions warning seconds "
+      "gflops_of_a_core disturbance complaints sections",
+      "lab", lab.quick, l.cpu, l.threads, versions(), l.blas.warning, seconds, lab.peaks,
+      disturbance(lab), lab.complaints, all);
+}
+
+void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Section>& sections,
+               double seconds) {
+  const fs::path folder = o.out;
+  for (const lab::Section& s : sections) {
+    for (const Sheet& sheet : s.sheets) write_file(folder / (sheet.name + ".csv"), sheet.csv());
+  }
+  write_file(folder / "lab.json", json_of(lab, sections, seconds).dump(2) + "\n");
+  write_file(folder / "lab.html", page_of(lab, sections).html());
+}
+
+int run(const Options& o) {
+  fs::create_directories(o.out);  // Before anything is measured.
+  const auto begin = Clock::now();
+  lab::Lab lab{measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.quick, {}};
+  fmt::print("{}", header_text({lab.limits}));
+  std::vector<lab::Section> sections;
+  for (const Experiment& e : experiments()) {
+    fmt::print("\n[{}/{}] {}, after {:.0f} s\n", sections.size() + 1, experiments().size(), e.name,
+               seconds_since(begin));
+    std::fflush(stdout);
+    lab.peaks.push_back(brrr::cpu::fma_peak_gflops());
+    sections.push_back(e.run(lab));
+    print_section(sections.back());
+  }
+  const double seconds = seconds_since(begin);
+  lab.peaks.push_back(brrr::cpu::fma_peak_gflops());
+  write_all(o, lab, sections, seconds);
+  fmt::print("\n{} s; the page is {}\n", three_figures(seconds),
+             (fs::path(o.out) / "lab.html").string());
+  if (!disturbance(lab).empty()) fmt::print("WARNING: {}\n", disturbance(lab));
+  if (lab.complaints.empty()) {
+    fmt::print("both modes had the same results, bit for bit; no step fell back\n");
+    return 0;
+  }
+  std::fflush(stdout);
+  fmt::print(stderr, "lab: do not use these figures:\n{}", lab.complaints);
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  return o.run(argc, argv, [&] { return run(o); });
+}

@@ -1,0 +1,85 @@
+#include "examples/lab/lab.h"
+
+#include <algorithm>
+
+namespace examples::lab {
+
+std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls,
+                                   double seconds) {
+  constexpr size_t least = 3, most = 1000;
+  std::vector<std::vector<double>> samples(calls.size());
+  for (const auto& call : calls) call();
+  double spent = 0;
+  const double enough = seconds * static_cast<double>(calls.size());
+  while (samples[0].size() < least || (spent < enough && samples[0].size() < most)) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const auto begin = Clock::now();
+      calls[i]();
+      samples[i].push_back(seconds_since(begin));
+      spent += samples[i].back();
+    }
+  }
+  std::vector<double> medians;
+  for (auto& s : samples) medians.push_back(median(std::move(s)));
+  return medians;
+}
+
+std::string disturbance(const Lab& lab) {
+  const auto [lo, hi] = std::minmax_element(lab.peaks.begin(), lab.peaks.end());
+  std::string t;
+  if (*lo < 0.93 * *hi) {
+    t = fmt::format("the peak of a core varied from {:.0f} to {:.0f} GFLOP/s", *lo, *hi);
+  }
+  if (lab.share < 0.97) {
+    t += fmt::format("{}other programs took up to {:.0f} % of the core", t.empty() ? "" : "; ",
+                     100 * (1 - lab.share));
+  }
+  if (t.empty()) return t;
+  return "The machine was not quiet: " + t +
+         ". Times are longer for it, and count as overhead. Repeat this on a quiet machine.";
+}
+
+void check_same(Lab& lab, const std::string& where, const Tensor& graph, const Tensor& eager,
+                const brrr::StepStats& stats) {
+  if (stats.fallbacks > 0) lab.complain(where, stats.last_fallback);
+  if (!same_bits(graph, eager)) lab.complain(where, "graph mode's result is not eager's");
+}
+
+std::string short_name(const Task& task) {
+  return task.name.substr(0, task.name.find_first_of(" ,"));
+}
+
+BarChart split_chart(const std::string& title) {
+  return {.title = title,
+          .x_label = "% of the step",
+          .parts = {"compute", "memory", "overhead"},
+          .group = 2,
+          .most = 100};
+}
+
+BarChart::Bar split_bar(const std::string& label, const brrr::TimeSplit& t) {
+  const auto percent = [&](double part) { return 100 * t.share(part); };
+  return {
+      label, {percent(t.compute_us), percent(t.memory_us), percent(t.overhead_us())}, t.bound()};
+}
+
+BarChart parts_chart(const std::string& title) {
+  BarChart c = split_chart(title);
+  c.parts = {"compute", "memory", "overhead in kernels", "overhead between them"};
+  return c;
+}
+
+BarChart::Bar parts_bar(const std::string& label, const Anatomy& a) {
+  BarChart::Bar bar = split_bar(label, a.split);
+  const double between = 100 * a.split.share(a.between_us());
+  bar.values.back() -= between;
+  bar.values.push_back(between);
+  return bar;
+}
+
+std::string bytes_text(double bytes) {
+  if (bytes >= 1 << 20) return fmt::format("{:.3g} MB", bytes / (1 << 20));
+  return fmt::format("{:.3g} KB", bytes / (1 << 10));
+}
+
+}  // namespace examples::lab

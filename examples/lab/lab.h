@@ -1,0 +1,83 @@
+#pragma once
+// The experiments of `lab`, each of which measures, and says what it has seen.
+
+#include <brrr/brrr.h>
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "examples/common/page.h"
+#include "examples/common/task.h"
+#include "tests/bench/measure/cells.h"
+#include "tests/bench/measure/machine.h"
+
+namespace examples::lab {
+
+using brrr::Tensor;
+
+/// What all experiments share.
+struct Lab {
+  Limits limits;
+  double seconds = 0.3;    ///< For a figure.
+  bool quick = false;      ///< Tiny sizes: the program is tested, the figures mean nothing.
+  std::string complaints;  ///< Why the figures cannot be trusted; empty if they can.
+  double share = 1;        ///< The least, of an experiment's time, that this thread had its core.
+  std::vector<double> peaks = {};  ///< GFLOP/s of one core, before each experiment and after all.
+
+  void complain(const std::string& where, const std::string& what) {
+    complaints += fmt::format("{}: {}\n", where, what);
+  }
+  /// Of a float32 tensor to be measured.
+  int64_t megabytes(int64_t full) const { return quick ? 1 : full; }
+  bool gang() const { return limits.threads > 1; }
+};
+
+/// What an experiment leaves.
+struct Section {
+  std::string title;
+  std::string seen;         ///< A few sentences with this run's figures; a line a paragraph.
+  std::string answer = {};  ///< What of it belongs at the top of the page, likewise.
+  std::vector<std::variant<LineChart, BarChart>> pictures = {};
+  std::vector<Sheet> sheets = {};
+  std::string note = {};  ///< How it was measured.
+};
+
+// --- the experiments, in the order of the page -------------------------------------------------
+
+Section limits_of_machine(const Lab& lab);
+Section batch_doubling(Lab& lab);
+Section where_time_goes(const Lab& lab);
+Section roofline(Lab& lab);
+Section fusion(Lab& lab);
+Section activations(Lab& lab);
+Section one_element_add(Lab& lab);
+Section verdicts(Lab& lab);
+
+// --- what they measure with ----------------------------------------------------------------------
+
+/// Median seconds of each call, in turns, so that what disturbs the machine disturbs all of them.
+std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls, double seconds);
+
+/// Why the machine was not the same all the time; empty if it was.
+std::string disturbance(const Lab& lab);
+
+/// Complains unless both results are the same, bit for bit, and no call fell back.
+void check_same(Lab& lab, const std::string& where, const Tensor& graph, const Tensor& eager,
+                const brrr::StepStats& stats);
+
+/// "MLP" of "MLP 784-256-128-10".
+std::string short_name(const Task& task);
+
+/// Compute, memory and overhead, as shares.
+BarChart split_chart(const std::string& title);
+/// The same with overhead in its two parts.
+BarChart parts_chart(const std::string& title);
+BarChart::Bar parts_bar(const std::string& label, const Anatomy& a);
+BarChart::Bar split_bar(const std::string& label, const brrr::TimeSplit& split);
+
+std::string bytes_text(double bytes);  ///< "16 KB".
+
+}  // namespace examples::lab

@@ -1,0 +1,250 @@
+// Large tensors, element by element: the machine's limits, and what reaches them.
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu/stream.h"
+#include "examples/lab/lab.h"
+
+namespace examples::lab {
+
+namespace {
+
+using brrr::cpu::stream_like;
+
+constexpr int64_t kMB = 1 << 20;
+
+Tensor random_tensor(int64_t bytes) {
+  return brrr::randn({bytes / static_cast<int64_t>(sizeof(float))});
+}
+
+// A factor near 1, so that many of them leave numbers of ordinary size.
+Tensor multiply(const Tensor& x, int64_t times) {
+  Tensor y = x * 0.999;
+  for (int64_t i = 1; i < times; ++i) y = y * 0.999;
+  return y;
+}
+
+struct Timed {
+  double eager = 0, graph = 0;  // Seconds.
+  brrr::StepStats stats;
+};
+
+// The same function in both modes, checked and timed.
+template <class F>
+Timed time_both(Lab& lab, const std::string& where, F fn, const Tensor& x, double seconds) {
+  auto step = brrr::step(fn);
+  for (int i = 0; i < 3; ++i) step(x);
+  check_same(lab, where, step(x), fn(x), step.stats());
+  const auto t = times_in_turns({[&] { fn(x); }, [&] { step(x); }}, seconds);
+  return {t[0], t[1], step.stats()};
+}
+
+struct RoofPoint {
+  double repeats = 0, eager = 0, fused = 0;
+};
+
+// The two ceilings, drawn until they are out of the picture.
+void add_ceilings(LineChart& c, double low, double high, double gflops, double gbs) {
+  const double end = std::min(high, 2 * gflops / gbs);
+  c.lines.push_back({"limit: memory", {{low, low * gbs}, {end, end * gbs}}});
+  c.lines.push_back({"limit: compute", {{low, gflops}, {high, gflops}}});
+  c.limits = 2;
+}
+
+Sheet roofline_sheet(const std::vector<RoofPoint>& points, double bytes, double gflops,
+                     double gbs) {
+  Sheet s{"roofline",
+          "x * 0.999, again and again",
+          {"multiplications", "FLOP/byte", "fused ms", "GFLOP/s", "GB/s", "of the limit",
+           "bound by", "eager ms", "eager/fused"}};
+  for (const RoofPoint& p : points) {
+    const double flops = p.repeats * bytes / 8, compute = flops / gflops * 1e-9,
+                 memory = bytes / gbs * 1e-9;
+    s.rows.push_back(
+        {static_cast<int64_t>(p.repeats), flops / bytes, p.fused * 1e3, flops / p.fused * 1e-9,
+         bytes / p.fused * 1e-9, percent(std::max(compute, memory) / p.fused),
+         compute > memory ? "compute" : "memory", p.eager * 1e3, times(p.eager / p.fused)});
+  }
+  return s;
+}
+
+}  // namespace
+
+Section limits_of_machine(const Lab& lab) {
+  const Limits& l = lab.limits;
+  Section s{.title = "What this machine can do", .seen = {}};
+  s.seen = fmt::format(
+      "{:.0f} GFLOP/s of float32 multiply-adds on {} thread{}; copies at {:.0f} GB/s where they "
+      "fit "
+      "a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float is "
+      "read from main memory and one is written there, {:.0f} operations could be done.",
+      l.gflops, l.threads, l.threads > 1 ? "s" : "", l.copies.front().gb_per_second,
+      bytes_text(l.copies.front().bytes), l.memory_gbs(), bytes_text(l.copies.back().bytes),
+      8 * l.gflops / l.memory_gbs());
+  LineChart c{{"Bandwidth of a copy", "bytes read and written", "GB/s", {{"copy", {}}}, false}};
+  c.x_text = bytes_text;
+  Sheet copies{"copy-bandwidth", "copies by size", {"bytes", "size", "GB/s"}};
+  for (const auto& copy : l.copies) {
+    c.lines[0].points.emplace_back(copy.bytes, copy.gb_per_second);
+    copies.rows.push_back(
+        {static_cast<int64_t>(copy.bytes), bytes_text(copy.bytes), copy.gb_per_second});
+  }
+  Sheet facts{"machine", "the machine", {"what", "figure"}};
+  facts.rows = {{"processor", l.cpu},
+                {"cores, usable", int64_t{l.cores_allowed}},
+                {"threads", int64_t{l.threads}},
+                {"float32 peak, GFLOP/s", l.gflops},
+                {"spin round trip, ns", l.round_trip_ns > 0 ? Datum(l.round_trip_ns) : Datum("-")},
+                {"OpenBLAS core", l.blas.core},
+                {"versions", versions()}};
+  s.pictures = {c};
+  s.sheets = {facts, copies};
+  s.note = l.round_trip_ns > 0
+               ? "The spin round trip is an empty parallel region."
+               : "On one thread nothing is handed to others: there is no spin round trip.";
+  return s;
+}
+
+Section roofline(Lab& lab) {
+  const int64_t mb = lab.megabytes(16);
+  const Tensor x = random_tensor(mb * kMB);
+  const double bytes = 2.0 * static_cast<double>(mb * kMB);
+  // A multiplication is half of what the peak counts as two.
+  const double gflops = lab.limits.gflops / 2, gbs = lab.limits.gb_per_second(bytes);
+  const double knee = gflops / gbs, low = 1.0 / 8;
+  std::vector<RoofPoint> points;
+  for (int64_t k = 1; k <= (lab.quick ? 4 : 256); k *= 2) {
+    const Timed t = time_both(
+        lab, fmt::format("roofline, {} multiplications", k),
+        [k](const Tensor& v) { return multiply(v, k); }, x, lab.seconds);
+    points.push_back({static_cast<double>(k), t.eager, t.graph});
+  }
+  LineChart time{{"Time of a call", "FLOP per byte of the fused kernel", "ms", {}, true}};
+  LineChart rate{{"Arithmetic", "FLOP per byte of the fused kernel", "GFLOP/s", {}, true}};
+  for (const char* mode : {"eager", "fused"}) {
+    time.lines.push_back({mode, {}});
+    rate.lines.push_back({mode, {}});
+    for (const RoofPoint& p : points) {
+      const double seconds = time.lines.size() == 1 ? p.eager : p.fused;
+      time.lines.back().points.emplace_back(p.repeats / 8, seconds * 1e3);
+      rate.lines.back().points.emplace_back(p.repeats / 8, p.repeats * bytes / 8 / seconds * 1e-9);
+    }
+  }
+  add_ceilings(rate, low, points.back().repeats / 8, gflops, gbs);
+  const std::string at = fmt::format("{:.2g} FLOP/byte", knee);
+  time.verticals = rate.verticals = {{knee, at}};
+  Section s{.title = "More arithmetic a byte", .seen = {}};
+  const RoofPoint &first = points.front(), &last = points.back();
+  s.seen = fmt::format(
+      "Each element of {} MB multiplied 1 to {} times. Fused, {} multiplications take {:.1f} times "
+      "as long as one; eager mode, which reads and writes the tensor for each, {:.0f} times. By "
+      "the "
+      "limits of this machine {:.0f} multiplications an element cost nothing beside reading and "
+      "writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
+      mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager, knee * 8,
+      last.repeats * bytes / 8 / last.fused * 1e-9, gflops);
+  s.pictures = {rate, time};
+  s.sheets = {roofline_sheet(points, bytes, gflops, gbs)};
+  s.note = fmt::format(
+      "Limits: half of the peak of multiply-adds, {:.0f} GFLOP/s, and a copy of as many bytes, "
+      "{:.1f} GB/s. The knee, where both take the same time, is at {:.2g} FLOP a byte.",
+      gflops, gbs, knee);
+  return s;
+}
+
+Section fusion(Lab& lab) {
+  const int64_t mb = lab.megabytes(64);
+  const Tensor x = random_tensor(mb * kMB);
+  const auto once = [](const Tensor& v) { return cos(v); };
+  const auto twice = [](const Tensor& v) { return cos(cos(v)); };
+  const Timed one = time_both(lab, "cos(x)", once, x, lab.seconds);
+  const Timed two = time_both(lab, "cos(cos(x))", twice, x, lab.seconds);
+  const double copy = stream_like(1, static_cast<size_t>(mb * kMB), lab.gang()).seconds;
+  Sheet sheet{"fusion",
+              fmt::format("cos of {} MB", mb),
+              {"what", "ms", "GB/s of one reading and writing", "of the copy"}};
+  BarChart c{.title = fmt::format("{} MB, read and written", mb),
+             .x_label = "ms",
+             .parts = {"time"},
+             .mark = copy * 1e3};
+  const std::pair<const char*, double> all[] = {{"copy", copy},
+                                                {"cos(x) eager", one.eager},
+                                                {"cos(x) graph", one.graph},
+                                                {"cos(cos(x)) eager", two.eager},
+                                                {"cos(cos(x)) graph", two.graph}};
+  for (const auto& [name, seconds] : all) {
+    const double gbs = 2 * static_cast<double>(mb * kMB) / seconds * 1e-9;
+    sheet.rows.push_back({name, seconds * 1e3, gbs, times(seconds / copy)});
+    c.bars.push_back({name, {seconds * 1e3}, three_figures(seconds * 1e3)});
+  }
+  Section s{.title = "Fusion", .seen = {}};
+  s.seen = fmt::format(
+      "The second cos of cos(cos(x)) costs {:.2f} times the first in eager mode, and as a graph, "
+      "where both are one kernel, {:.2f} times. The graph takes {:.2f} times as long as copying "
+      "the {} MB, eager mode {:.2f} times.",
+      two.eager / one.eager - 1, two.graph / one.graph - 1, two.graph / copy, mb, two.eager / copy);
+  if (one.graph > 2 * copy) {
+    s.seen += fmt::format(
+        " One cos takes {:.1f} times as long as the copy: on this processor its arithmetic bounds "
+        "it, so that fusion saves the reading and writing only.",
+        one.graph / copy);
+  }
+  s.pictures = {c};
+  s.sheets = {sheet};
+  s.note = "The dashed line is the copy: what any kernel that reads and writes so much takes.";
+  return s;
+}
+
+Section activations(Lab& lab) {
+  using Act = std::function<Tensor(const Tensor&)>;
+  const std::pair<const char*, Act> all[] = {
+      {"none", [](const Tensor& v) { return v; }},
+      {"relu", [](const Tensor& v) { return relu(v); }},
+      {"leaky relu", [](const Tensor& v) { return leaky_relu(v); }},
+      {"sqrt of abs", [](const Tensor& v) { return sqrt(abs(v)); }},
+      {"exp", [](const Tensor& v) { return exp(v); }},
+      {"sigmoid", [](const Tensor& v) { return sigmoid(v); }},
+      {"silu", [](const Tensor& v) { return silu(v); }},
+      {"tanh", [](const Tensor& v) { return tanh(v); }},
+      {"gelu (tanh)", [](const Tensor& v) { return gelu(v, "tanh"); }},
+      {"gelu (erf)", [](const Tensor& v) { return gelu(v); }},
+      {"cos", [](const Tensor& v) { return cos(v); }}};
+  const int64_t mb = lab.megabytes(64), width = 1024, rows = mb * kMB / (4 * width);
+  const Tensor x = brrr::randn({rows, width}), r = brrr::randn({rows, width}),
+               w = brrr::randn({width}), b = brrr::randn({width});
+  const double copy = stream_like(2, static_cast<size_t>(mb * kMB), lab.gang()).seconds;
+  Section s{.title = "Activations", .seen = {}};
+  Sheet sheet{"activations",
+              fmt::format("act(x * w + b) + r, {} MB each of x and r", mb),
+              {"activation", "graph ms", "of the bare sum", "kernels", "eager ms", "eager/graph"}};
+  BarChart c{.title = "act(x * w + b) + r in one kernel",
+             .x_label = "times as long as reading and writing alone",
+             .parts = {"time"},
+             .mark = 1};
+  std::vector<std::pair<double, std::string>> times_of;
+  for (const auto& [name, act] : all) {
+    const auto fn = [&, &act = act](const Tensor& v) { return act(v * w + b) + r; };
+    const Timed t = time_both(lab, name, fn, x, lab.seconds);
+    const auto kernels = static_cast<int64_t>(t.stats.kernels_per_replay);
+    if (kernels != 1) lab.complain(name, fmt::format("{} kernels, not one", kernels));
+    sheet.rows.push_back({name, t.graph * 1e3, times(t.graph / copy), kernels, t.eager * 1e3,
+                          times(t.eager / t.graph)});
+    c.bars.push_back({name, {t.graph / copy}, times(t.graph / copy).text});
+    times_of.emplace_back(t.graph, name);
+  }
+  const auto [lo, hi] = std::minmax_element(times_of.begin(), times_of.end());
+  s.seen = fmt::format(
+      "The slowest, {}, takes {:.2f} times as long as the fastest, {}; {} takes {:.2f} times as "
+      "long as adding the same tensors and nothing else. Where a bar ends near 1, memory hides the "
+      "function's cost.",
+      hi->second, hi->first / lo->first, lo->second, hi->second, hi->first / copy);
+  s.pictures = {c};
+  s.sheets = {sheet};
+  s.note = fmt::format(
+      "Each is one fused kernel that reads two tensors of {} MB and writes one; beside it, in the "
+      "same process, a hand-written loop that reads two and writes one: the dashed line.",
+      mb);
+  return s;
+}
+
+}  // namespace examples::lab

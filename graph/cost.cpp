@@ -1,0 +1,165 @@
+// The cost model: what kernels may hold, what they move, and what fusing them further would take.
+#include "graph/cost.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/check.h"
+#include "graph/group.h"
+#include "ops/kinds/pointwise.h"
+#include "ops/kinds/row.h"
+
+namespace brrr::graph {
+
+// --- sizes ---------------------------------------------------------------------------------------
+
+bool KernelSize::allowed(int ndim, const Target& target) const {
+  // What registers and a compiler's patience are good for. Sixteen polynomials are unrolled four
+  // times; more would save a pass over memory that takes less time than unrolling them less costs.
+  constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
+  return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
+         target.takes(in_memory, numbers, ndim);
+}
+
+KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
+  KernelSize size;
+  std::vector<uint32_t> used;
+  auto add = [&](uint32_t at) {
+    const Instr& i = r.instrs[at];
+    ++size.instrs;
+    size.polynomials += polynomials(r, i);
+    size.numbers += static_cast<size_t>(std::count(r.in(i), r.in(i) + i.n_in, kNone));
+    r.each_operand(i, [&](uint32_t value, bool) { used.push_back(r.value(value).storage); });
+  };
+  for (uint32_t at : s.groups[g].instrs) add(at);
+  for (uint32_t at : s.groups[h].instrs) {
+    if (h != g) add(at);
+  }
+  std::vector<uint32_t> values;
+  for (uint32_t st : distinct(used)) {
+    bool others = r.lasting[st];
+    values.clear();
+    for (const Access& a : r.accesses[st]) {
+      const uint32_t group = s.group_of[a.instr];
+      group == g || group == h ? values.push_back(a.value) : void(others = true);
+    }
+    if (others) size.in_memory += distinct(values).size();
+  }
+  return size;
+}
+
+size_t polynomials(const Recording& r, const Instr& i) {
+  static thread_local std::map<const OpDef*, size_t> known;
+  auto [at, fresh] = known.try_emplace(i.op);
+  if (fresh) {
+    Statements list;
+    SymScope scope(list, kFloat32);
+    if (i.op->pointwise) {
+      Sym in[kMaxOperands];
+      for (Sym& x : in) x = Sym(scope.operand(0));
+      int out[kMaxOutputs];
+      i.op->pointwise->emit(in, out);
+    } else if (i.op->row) {
+      int in[kMaxRowOperands];
+      for (int& x : in) x = scope.operand(0);
+      i.op->row->symbols(in);
+    }
+    for (const Statement& s : list) at->second += s.cost;
+  }
+  size_t conversions = 0;
+  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
+    if (r.operands[k] == kNone) continue;
+    const DType t = r.value(r.operands[k]).dtype;
+    conversions += t == kFloat16 || t == kBFloat16;
+  }
+  return at->second / 2 + (conversions + 1) / 2;
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+std::string bytes_text(double n) {
+  if (n >= 10 << 20) return fmt::format("{:.1f} MiB", n / (1 << 20));
+  if (n >= 10 << 10) return fmt::format("{:.1f} KiB", n / (1 << 10));
+  return fmt::format("{:.0f} bytes", n);
+}
+
+// What a value's memory takes.
+static double bytes_of(const Value& v) {
+  auto n = static_cast<double>(itemsize(v.dtype));
+  for (int d = 0; d < v.ndim; ++d) {
+    n *= v.strides[d] || v.sizes[d] == 0 ? static_cast<double>(v.sizes[d]) : 1;
+  }
+  return n;
+}
+
+Traffic traffic(const Recording& r, const Schedule& s, const Group& g) {
+  Traffic t{group_bytes(r, s, g), 0};
+  for (uint32_t at : g.instrs) {
+    r.each_operand(r.instrs[at],
+                   [&](uint32_t value, bool) { t.apart += bytes_of(r.value(value)); });
+  }
+  return t;
+}
+
+// --- neighbours ----------------------------------------------------------------------------------
+
+namespace {
+
+// What one of two groups writes and the other reads.
+double bytes_between(const Recording& r, const Schedule& s, uint32_t a, uint32_t b) {
+  std::vector<uint32_t> passed;
+  for (uint32_t at : s.groups[b].instrs) {
+    const Instr& i = r.instrs[at];
+    for (int k = 0; k < i.n_in; ++k) {
+      if (r.in(i)[k] == kNone) continue;
+      for (const Access& x : r.accesses[r.value(r.in(i)[k]).storage]) {
+        if (x.write && s.group_of[x.instr] == a) passed.push_back(r.in(i)[k]);
+      }
+    }
+  }
+  double bytes = 0;
+  for (uint32_t value : distinct(passed)) bytes += bytes_of(r.value(value));
+  return bytes;
+}
+
+std::string space_text(const Domain& d) {
+  return to_string(d.space) + (d.row ? fmt::format(" by rows of {}", d.row) : "");
+}
+
+std::string reason(const Recording& r, const Schedule& s, const Target& target, uint32_t a,
+                   uint32_t b) {
+  const Part &x = s.groups[a].parts[0], &y = s.groups[b].parts[0];
+  Domain domain;
+  if (!join(r, target, x.instrs, y.instrs, x.domain, y.domain, domain)) {
+    return fmt::format("one walks over {}, the other over {}", space_text(x.domain),
+                       space_text(y.domain));
+  }
+  if (!passes(r, s, a, b, domain)) {
+    return "it needs what is known only after all rows, or other elements than are made there";
+  }
+  const KernelSize size = kernel_size(r, s, a, b);
+  if (!size.allowed(domain.space.size(), target)) {
+    return fmt::format("one kernel would hold {} ops, {} values in memory, {} long polynomials",
+                       size.instrs, size.in_memory, size.polynomials);
+  }
+  return fmt::format("what lies between would have to wait, or more than {} live longer",
+                     bytes_text(kLittleMemory));
+}
+
+}  // namespace
+
+std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t b) {
+  const auto one_part = [&](uint32_t g) {
+    return s.groups[g].fused && s.groups[g].parts.size() == 1;
+  };
+  if (!one_part(b)) return "";
+  uint32_t from = kNone;
+  for (uint32_t a = 0; a < b; ++a) {
+    if (one_part(a) && bytes_between(r, s, a, b) > 0) from = a;
+  }
+  if (from == kNone) return "";
+  return fmt::format("apart from {}, {} between them: {}", group_name(r, s.groups[from]),
+                     bytes_text(bytes_between(r, s, from, b)), reason(r, s, target, from, b));
+}
+
+}  // namespace brrr::graph

@@ -1,0 +1,40 @@
+#pragma once
+// What fusion costs and saves: the sizes that one kernel may have, the bytes that it moves, and why
+// two kernels are not one.
+
+#include "graph/schedule.h"
+
+namespace brrr::graph {
+
+/// How many polynomials the text of an instruction has, for one vector: what a compiler pays for.
+/// Two conversions of 16-bit floats count as one.
+size_t polynomials(const Recording& r, const Instr& i);
+
+/// What a kernel holds.
+struct KernelSize {
+  size_t instrs = 0;
+  size_t in_memory = 0;  ///< Different values that it loads or stores.
+  size_t numbers = 0;    ///< Operands that are no tensors.
+  size_t polynomials = 0;
+  /// Whether one kernel may hold so much, over a space of so many dims.
+  bool allowed(int ndim, const Target& target) const;
+};
+/// Of groups g and h as one kernel. What only they use stays in its registers.
+KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h);
+/// A move of a kernel that makes values live longer may cost so many bytes.
+constexpr int64_t kLittleMemory = 4096;
+
+/// Bytes that a fused group's kernel loads and stores, and that its ops would one by one.
+struct Traffic {
+  double together = 0, apart = 0;
+};
+Traffic traffic(const Recording& r, const Schedule& s, const Group& g);
+
+/// Why a generated kernel and the last one before it whose results it reads are two, with the bytes
+/// that pass between them through memory; "" where there is no such.
+std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t group);
+
+/// For people: "10.5 MiB".
+std::string bytes_text(double bytes);
+
+}  // namespace brrr::graph

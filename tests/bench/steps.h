@@ -1,0 +1,110 @@
+#pragma once
+
+// The training steps that brrr and its peers in Python make: where they start, who writes that for
+// the peers, and brrr's own run of one. bench_gpu and bench_steps measure them, peer_inputs.py
+// reads what they write.
+
+#include <brrr/brrr.h>
+#include <fmt/format.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/bench/measure/trainer.h"
+
+namespace brrr::bench {
+
+// Steps whose losses are compared, between brrr's modes and between programs.
+inline constexpr int kLosses = 10;
+
+struct StepMode {
+  const char* suffix;
+  Mode mode;
+  bool frozen;
+};
+
+// A training step: its name, what makes the model at its first weights, the batch.
+struct StepTask {
+  std::string name, key;
+  std::function<Learner()> make;
+  Tensor x, y;
+  int64_t heads = 0;  // Of a GPT: the one size that its weights do not tell.
+};
+
+inline StepTask mlp_task(int64_t batch) {
+  const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
+  return {fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
+          [=] {
+            manual_seed(42);
+            return mlp_learner(options);
+          },
+          randn({batch, 784}), randint(0, 10, {batch})};
+}
+
+inline StepTask gpt_task(const models::GPTOptions& options, int64_t batch) {
+  return {
+      fmt::format("GPT step, {} layers, width {}, batch {}", options.layers, options.width, batch),
+      fmt::format("gpt-{}x{}-{}", options.layers, options.width, batch),
+      [=] {
+        manual_seed(42);
+        return gpt_learner(options);
+      },
+      randint(0, options.vocab, {batch, options.block}),
+      randint(0, options.vocab, {batch, options.block}),
+      options.heads};
+}
+
+// For the peers: weights, under the model's own names, batches and heads.
+inline StateDict inputs_of(const std::vector<StepTask>& tasks) {
+  StateDict inputs;
+  for (const StepTask& task : tasks) {
+    for (const auto& [name, t] : task.make().model->state_dict()) {
+      inputs[task.key + "." + name] = t.detach().clone();
+    }
+    inputs[task.key + ".x"] = task.x;
+    inputs[task.key + ".y"] = task.y;
+    if (task.heads > 0) inputs[task.key + ".heads"] = full({1}, task.heads, kInt64);
+  }
+  return inputs;
+}
+
+// A task on a device, the steps behind it whose losses are compared.
+class StepRun {
+ public:
+  StepRun(const StepTask& task, const StepMode& mode, Device device)
+      : batches_{{task.x.to(device)}, {task.y.to(device)}},
+        trainer_(learner_on(task, device), batches_, "adamw",
+                 {.mode = mode.mode, .require_graph = true}) {
+    for (const Tensor& p : trainer_.parameters()) first_.push_back(p.detach().clone());
+    for (int i = 0; i < kLosses; ++i) {
+      if (mode.frozen && i == kLosses / 2) trainer_.freeze();
+      losses_.push_back(step().item<float>());
+    }
+  }
+
+  Tensor step() { return trainer_.step(0); }
+  // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
+  void reset() {
+    const NoGradGuard no_grad;
+    std::vector<Tensor> now = trainer_.parameters();
+    for (size_t i = 0; i < now.size(); ++i) now[i].copy_(first_[i]);
+  }
+  const std::vector<float>& losses() const { return losses_; }
+  StepStats stats() const { return trainer_.stats(); }
+
+ private:
+  static Learner learner_on(const StepTask& task, Device device) {
+    Learner learner = task.make();
+    learner.model->to(device);
+    return learner;
+  }
+
+  Batches batches_;
+  Trainer trainer_;
+  std::vector<Tensor> first_;
+  std::vector<float> losses_;
+};
+
+}  // namespace brrr::bench
