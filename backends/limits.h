@@ -9,8 +9,9 @@
 
 namespace brrr::jit {
 
-/// Those kept under what the fields say of the machine, or what `measure` finds.
+/// Those kept under what the fields say of the machine and the build, or what `measure` finds: it
+/// sets its argument to false for what is not worth keeping.
 DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
-                         const std::function<DeviceLimits()>& measure);
+                         const std::function<DeviceLimits(bool&)>& measure);
 
 }  // namespace brrr::jit

@@ -39,7 +39,10 @@ Device default_device() { return made_on; }
 void synchronize(Device device) { backend(device).synchronize(); }
 
 DeviceProperties device_properties(Device device) { return backend(device).properties(); }
-DeviceLimits device_limits(Device device, bool anew) { return backend(device).limits(anew); }
+DeviceLimits device_limits(Device device, bool anew) {
+  const PlainScope plain;
+  return backend(device).limits(anew);
+}
 
 double DeviceLimits::gb_per_second(double bytes) const {
   if (copies.empty()) return 0;

@@ -31,7 +31,8 @@ struct Observer {
   virtual void failed() {}
   /// The call has run eagerly; its operands are still there. (Views come here without begins().)
   virtual void ran(const OpCall& call) = 0;
-  /// The time since the last kernel went into notes for the observer.
+  /// What comes between the two is done for the observer, who may leave its time out.
+  virtual void pause() {}
   virtual void resume() {}
   /// A replay has run that kernel of its plan.
   virtual void ran(const KernelNote&, Device) {}
@@ -55,6 +56,26 @@ struct Context {
   uint32_t site = 0;               ///< While a replay queues kernels: see GraphBackend::site.
 };
 inline thread_local constinit Context context;
+
+/// While it lives ops run at once and leave no trace: nobody records or observes them, no gradient
+/// is kept, autocast is off.
+class PlainScope : NotCopied {
+ public:
+  PlainScope() : before_(context) {
+    context.recorder = nullptr;
+    context.observer = nullptr;
+    context.grad_enabled = false;
+    context.autocast = kFloat32;
+  }
+  ~PlainScope() {
+    const uint64_t sequence = context.sequence;
+    context = before_;
+    context.sequence = sequence;
+  }
+
+ private:
+  Context before_;
+};
 
 class ScratchScope : NotCopied {
  public:

@@ -78,9 +78,18 @@ static double memory_bytes(const TensorImpl* t) {
   return bytes;
 }
 
+static bool same_window(const TensorImpl* a, const TensorImpl* b) {
+  return a && b && a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype &&
+         a->size_list() == b->size_list() && a->stride_list() == b->stride_list();
+}
+
 double operand_bytes(const OpCall& c) {
   double bytes = 0;
-  for (int i = 0; i < c.n_in; ++i) bytes += memory_bytes(c.in[i]);
+  for (int i = 0; i < c.n_in; ++i) {
+    const bool again =
+        std::any_of(c.in, c.in + i, [&](const TensorImpl* t) { return same_window(t, c.in[i]); });
+    if (!again) bytes += memory_bytes(c.in[i]);
+  }
   for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) bytes += memory_bytes(c.out[k].impl());
   return bytes;
 }

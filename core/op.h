@@ -224,9 +224,10 @@ struct Kernel {
 
 /// What a call does at least, whatever runs it.
 struct Work {
-  double flops = 0;      ///< Floating-point operations, an fma being two.
-  double bytes = 0;      ///< Each element that is needed read once, each result written once.
-  bool product = false;  ///< Nearly all of the operations are those of matrix products.
+  double flops = 0;  ///< Floating-point operations, an fma being two.
+  double bytes = 0;  ///< Each element that is needed read once, each result written once.
+  DType dtype = DType::Float32;  ///< Of the operations.
+  bool product = false;          ///< Nearly all of the operations are those of matrix products.
 };
 
 /// What a row says of its op, beside its name and a line of documentation.

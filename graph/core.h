@@ -72,7 +72,7 @@ class StepCore final : public StepBase {
   std::string explain() override;
   std::string dot() override;
   Tensor input(int index, const IntList& sizes, DType dtype, Device device) override;
-  Mode mode() const override { return options_.mode; }
+  const StepOptions& options() const override { return options_; }
 
  private:
   void forget_last(Session& s);

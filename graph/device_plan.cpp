@@ -201,12 +201,10 @@ void DevicePlan::launch(Launch& l) {
 void DevicePlan::launch_all() {
   Observer* const observer = context.observer;
   const std::vector<KernelNote>* const told = observer ? &notes() : nullptr;
-  if (observer) observer->resume();
   for (size_t k = 0; k < launches_.size(); ++k) {
+    if (observer) observer->begins(kCUDA);
     try {
-      if (observer) observer->begins(kCUDA);
       launch(launches_[k]);
-      if (observer) observer->ran((*told)[k], kCUDA);
     } catch (const Error& e) {
       if (observer) observer->failed();
       const Group& g = schedule_.groups[k];
@@ -214,6 +212,7 @@ void DevicePlan::launch_all() {
       fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
            others ? fmt::format(" and {} more ops", others) : "", e.what());
     }
+    if (observer) observer->ran((*told)[k], kCUDA);
   }
 }
 

@@ -81,21 +81,28 @@ std::string text_of(const Diagnosis& d) {
 
 }  // namespace
 
-Diagnosis diagnose(Mode mode, const Call& call, const std::function<void(StepBase&)>& call_by) {
+Diagnosis diagnose(StepBase& step, const std::function<void(StepBase&)>& call_by) {
   BRRR_CHECK(!context.recorder, "diagnose: call it outside of the step");
-  const bool eager = mode == Mode::Eager;
-  const auto other = make_step({.mode = eager ? Mode::Graph : Mode::Eager});
-  const Call call_other = [&] { call_by(*other); };
+  BRRR_CHECK(!context.observer, "diagnose: end the Profile first; what it measures takes time");
+  StepOptions options = step.options();
+  Diagnosis d{.mode = options.mode, .split = {}, .text = {}};
+  const bool eager = d.mode == Mode::Eager;
+  options.mode = eager ? Mode::Graph : Mode::Eager;
+  const auto other = make_step(options);
+  const Call call = [&] { call_by(step); }, call_other = [&] { call_by(*other); };
   for (int i = 0; i < 3; ++i) {  // Recorded, built, warm.
     call();
     call_other();
   }
-  Diagnosis d{.mode = mode, .split = {}, .text = {}};
+  StepBase& graph = eager ? *other : step;
+  const StepStats before = graph.stats();
   double other_us;
   std::tie(d.us, other_us) = time_in_turns(call, call_other);
-  if (other->stats().fallbacks > 0) other_us = 0;
   d.eager_us = eager ? d.us : other_us;
   d.graph_us = eager ? other_us : d.us;
+  const StepStats now = graph.stats();
+  const uint64_t calls = now.calls - before.calls, replays = now.replays - before.replays;
+  if (replays < calls || now.fallbacks > before.fallbacks) d.graph_us = 0;
   d.split = split_of(call, d.us);
   d.text = text_of(d);
   return d;

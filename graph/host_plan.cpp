@@ -285,13 +285,17 @@ void HostPlan::launch_all(const int64_t* control, size_t first_check) {
   size_t next = first_check;
   Observer* const observer = context.observer;
   const std::vector<KernelNote>* const told = observer ? &notes() : nullptr;
-  if (observer) observer->resume();
   for (size_t k = 0; k < launches_.size(); ++k) {
     Launch& l = launches_[k];
     for (; next < checks_.size() && checks_[next].after < l.group; ++next) check(checks_[next]);
     if (observer && (k == 0 || launches_[k - 1].group != l.group)) [[unlikely]]
       observer->begins(kCPU);
-    launch(l, control);
+    try {
+      launch(l, control);
+    } catch (...) {
+      if (observer) observer->failed();
+      throw;
+    }
     if (observer && (k + 1 == launches_.size() || launches_[k + 1].group != l.group)) [[unlikely]]
       observer->ran((*told)[l.group], kCPU);
   }

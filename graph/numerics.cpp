@@ -61,9 +61,11 @@ std::string CheckNumericsGuard::describe(const OpCall& c) const {
 }
 
 void CheckNumericsGuard::ran(const OpCall& c) {
+  if (previous_) previous_->ran(c);
   check(c);
   const CallStorages touched(c);
-  trail_.ran(touched.in, touched.made, module_path());
+  trail_.ran(touched.all, touched.made, module_path());
+  if (previous_) previous_->resume();
 }
 
 }  // namespace brrr::graph

@@ -16,6 +16,12 @@ class CheckNumericsGuard final : Observer, NotCopied {
   ~CheckNumericsGuard() override { context.observer = previous_; }
 
  private:
+  void begins(Device d) override {
+    if (previous_) previous_->begins(d);
+  }
+  void failed() override {
+    if (previous_) previous_->failed();
+  }
   void ran(const OpCall& call) override;
   void check(const OpCall& call) const;
   std::string describe(const OpCall& call) const;

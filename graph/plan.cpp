@@ -136,20 +136,22 @@ KernelNote Plan::note(const Group& g) const {
 
 const std::vector<KernelNote>& Plan::notes() {
   if (!notes_.empty()) return notes_;
-  for (const Group& g : schedule_.groups) notes_.push_back(note(g));
+  if (context.observer) context.observer->pause();
+  std::vector<KernelNote> all;
+  for (const Group& g : schedule_.groups) all.push_back(note(g));
   ModuleTrail<uint32_t> trail;
-  std::vector<uint32_t> used, made;
+  std::vector<uint32_t> used;
   for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
     used.clear();
     r_.each_operand(r_.instrs[at],
                     [&](uint32_t value, bool) { used.push_back(r_.value(value).storage); });
     const std::string& own = r_.paths[r_.instrs[at].path];
     const uint32_t g = schedule_.group_of[at];
-    if (g != kNone && notes_[g].module.empty()) {
-      notes_[g].module = own.empty() ? trail.near(used) : own;
-    }
-    trail.ran(used, made, own);
+    if (g != kNone && all[g].module.empty()) all[g].module = own.empty() ? trail.near(used) : own;
+    trail.ran(used, {}, own);
   }
+  notes_ = std::move(all);
+  if (context.observer) context.observer->resume();
   return notes_;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -52,8 +53,9 @@ TimeSplit TimeSplit::each(double calls, double one_us) const {
   return {one_us, compute_us / calls * scale, memory_us / calls * scale};
 }
 
-TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits) {
-  const double compute = flops / limits.gflops * 1e-3,
+TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits,
+                     DType dtype) {
+  const double compute = flops / limits.gflops_of(dtype) * 1e-3,
                memory = bytes > 0 ? bytes / limits.gb_per_second(bytes) * 1e-3 : 0;
   TimeSplit t{us};
   (compute >= memory ? t.compute_us : t.memory_us) = std::min(us, std::max(compute, memory));
@@ -70,13 +72,16 @@ struct Profile::Watch final : Observer {
   };
   static constexpr size_t kMostSpans = 1'000'000, kMostPending = 4096;
 
-  Watch() : before(context.observer) {
+  Watch() {
     BRRR_CHECK(!context.recorder, "profile: make it outside of the step, around calls of it");
+    BRRR_CHECK(!context.observer,
+               "profile: this thread has one already, or is in a step that checks numerics; end "
+               "the first, and make it around calls of the step");
     context.observer = this;
     reset();
   }
   ~Watch() override {
-    context.observer = before;
+    if (context.observer == this) context.observer = nullptr;
     drop_pending();
   }
 
@@ -117,8 +122,10 @@ struct Profile::Watch final : Observer {
     open.push_back(o);
     mark = Clock::now();
   }
+  void pause() override { charge(Clock::now()); }
   void resume() override { mark = Clock::now(); }
   void failed() override {
+    if (open.empty()) return;
     charge(Clock::now());
     host_us += open.back().us;
     if (open.back().from) gpu().drop_mark(open.back().from);
@@ -131,7 +138,7 @@ struct Profile::Watch final : Observer {
     const std::string path = module_path();
     const graph::CallStorages touched(c);
     const std::string module = path.empty() ? trail.near(touched.in) : path;
-    trail.ran(touched.in, touched.made, path);
+    trail.ran(touched.all, touched.made, path);
     const std::string name = fmt::format("{}{}", c.op->name, c.into ? "_" : "");
     const Work work = work_of(c);
     note(name, module, kind_of(*c.op, work), work, c.out[0].impl()->device);
@@ -164,7 +171,7 @@ struct Profile::Watch final : Observer {
     mark = Clock::now();
   }
   void count(size_t row, double us, const Work& work, Device device) {
-    const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device));
+    const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device), work.dtype);
     add(rows[row], {{}, {}, {}, 1, work.flops, work.bytes, t});
   }
   void draw(const Span& s) {
@@ -178,7 +185,8 @@ struct Profile::Watch final : Observer {
     if (pending.empty()) return;
     synchronize(kCUDA);
     charge(Clock::now());
-    for (const Pending& p : pending) {
+    for (; !pending.empty(); pending.pop_front()) {
+      const Pending& p = pending.front();
       const double us = gpu().between(p.from, p.to);
       device_us += us;
       draw({p.row, Kernels, base_us + gpu().between(base, p.from), us});
@@ -186,18 +194,13 @@ struct Profile::Watch final : Observer {
       gpu().drop_mark(p.from);
       gpu().drop_mark(p.to);
     }
-    pending.clear();
     mark = Clock::now();
   }
 
   double now_us() const { return us_between(begin, Clock::now()); }
   const DeviceLimits& limits_of(Device device) {
-    const auto [it, fresh] = limits.try_emplace(device.type);
-    if (fresh) {
-      context.observer = nullptr;  // To measure them is no part of what is measured.
-      it->second = device_limits(device);
-      context.observer = this;
-    }
+    auto it = limits.find(device.type);
+    if (it == limits.end()) it = limits.emplace(device.type, device_limits(device)).first;
     return it->second;
   }
 
@@ -210,14 +213,13 @@ struct Profile::Watch final : Observer {
     DeviceMark *from, *to;
     Work work;
   };
-  Observer* before;
   std::vector<ProfileRow> rows;
   std::unordered_map<std::string, size_t> at;  // By name and module.
   std::vector<Span> spans;
   std::vector<Open> open;
-  std::vector<Pending> pending;  // Kernels of a GPU whose times are not known yet.
-  DeviceMark* base = nullptr;    // Where the GPU's time begins,
-  double base_us = 0;            // in that of the host.
+  std::deque<Pending> pending;  // Kernels of a GPU whose times are not known yet.
+  DeviceMark* base = nullptr;   // Where the GPU's time begins,
+  double base_us = 0;           // in that of the host.
   Open closed{};
   double kernels_us = 0, device_us = 0, host_us = 0;
   Clock::time_point begin, mark;
@@ -240,33 +242,39 @@ std::vector<ProfileRow> Profile::rows() const {
   return all;
 }
 
-std::vector<ProfileRow> Profile::kinds() const {
+std::vector<ProfileRow> Profile::sums(std::string ProfileRow::*by) const {
   watch_->settle();
   std::vector<ProfileRow> all;
   for (const ProfileRow& row : watch_->rows) {
-    auto it = std::find_if(all.begin(), all.end(), [&](auto& k) { return k.kind == row.kind; });
-    if (it == all.end()) it = all.insert(it, {{}, {}, row.kind, 0, 0, 0, {}});
+    auto it = std::find_if(all.begin(), all.end(), [&](auto& k) { return k.*by == row.*by; });
+    if (it == all.end()) {
+      it = all.insert(it, ProfileRow{});
+      (*it).*by = row.*by;
+    }
     add(*it, row);
   }
   sort_by_time(all);
   return all;
 }
+std::vector<ProfileRow> Profile::kinds() const { return sums(&ProfileRow::kind); }
+std::vector<ProfileRow> Profile::modules() const { return sums(&ProfileRow::module); }
 
 TimeSplit Profile::total() const {
   watch_->settle();
   ProfileRow sum;
   for (const ProfileRow& row : watch_->rows) add(sum, row);
-  sum.time.us = watch_->kernels_us + watch_->host_us;
+  // A GPU works on while the host writes down what it did.
+  sum.time.us = std::max(watch_->kernels_us + watch_->host_us, watch_->device_us);
   return sum.time;
 }
 
 // --- for people, and for programs ----------------------------------------------------------------
 
 static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
-  const double calls = static_cast<double>(r.calls);
+  const double calls = static_cast<double>(r.calls), us = std::max(r.time.us, 1e-3);
   return fmt::format("{:>7} {:>10.2f} {:>7} {:>10.3f} {:>10.3f} {:>8.1f} {:>7.1f}  {:<9} ", r.calls,
                      r.time.us / calls, percent(all.share(r.time.us)), r.flops / calls * 1e-6,
-                     r.bytes / calls * 1e-6, r.flops / r.time.us * 1e-3, r.bytes / r.time.us * 1e-3,
+                     r.bytes / calls * 1e-6, r.flops / us * 1e-3, r.bytes / us * 1e-3,
                      r.time.bound());
 }
 
@@ -294,6 +302,11 @@ std::string Profile::report(size_t most) const {
                   "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by");
   t += header + "kind\n";
   for (const ProfileRow& r : kinds()) t += row_text(r, all) + r.kind + '\n';
+  t += header + "module\n";
+  const std::vector<ProfileRow> parts = modules();
+  for (size_t k = 0; k < std::min(most / 2, parts.size()); ++k) {
+    t += row_text(parts[k], all) + (parts[k].module.empty() ? "-" : parts[k].module) + '\n';
+  }
   t += header + "op, module\n";
   const std::vector<ProfileRow> list = rows();
   ProfileRow rest;
@@ -329,22 +342,23 @@ static Json json_of(const std::vector<ProfileRow>& rows) {
 }
 
 std::string Profile::json() const {
+  watch_->settle();
   Json limits = Json::object();
   for (const auto& [type, l] : watch_->limits) {
     Json copies = Json::array();
     for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
-    limits[name(Device{type})] = {{"name", device_properties(Device{type}).name},
+    const DeviceProperties p = device_properties(Device{type});
+    limits[name(Device{type})] = {{"name", p.name},
+                                  {"versions", p.versions},
                                   {"threads", l.threads},
                                   {"gflops", l.gflops},
                                   {"round_trip_ns", l.round_trip_ns},
                                   {"copies_bytes_gb_per_s", copies}};
   }
-  Json j = {{"total", json_of(total())},
-            {"kernels_us", kernels_us()},
-            {"limits", limits},
-            {"kinds", json_of(kinds())},
-            {"rows", json_of(rows())}};
-  return j.dump(2) + '\n';
+  Json j = {
+      {"total", json_of(total())}, {"kernels_us", kernels_us()},    {"limits", limits},
+      {"kinds", json_of(kinds())}, {"modules", json_of(modules())}, {"rows", json_of(rows())}};
+  return j.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 
 void Profile::write_trace(const std::string& path) const {
@@ -389,7 +403,9 @@ void Profile::write_trace(const std::string& path) const {
   }
   close();
   std::ofstream out(path);
-  out << Json{{"displayTimeUnit", "ns"}, {"traceEvents", events}}.dump(1) << '\n';
+  out << Json{{"displayTimeUnit", "ns"}, {"traceEvents", events}}.dump(
+             1, ' ', false, Json::error_handler_t::replace)
+      << '\n';
   out.close();
   BRRR_CHECK(out, "profile: {} cannot be written", path);
 }

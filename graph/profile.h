@@ -26,7 +26,8 @@ struct TimeSplit {
   TimeSplit each(double calls, double one_us) const;
 };
 /// Of one kernel, or of something that is like one, on a device with these limits.
-TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits);
+TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& limits,
+                     DType dtype = DType::Float32);
 
 /// Kernels with something in common.
 struct ProfileRow {
@@ -50,7 +51,8 @@ struct ProfileRow {
 ///
 /// Measuring costs time itself: what it takes is left out of all figures, but eager calls take a
 /// longer way than usual, and a GPU runs a replay kernel by kernel, each between two events, and
-/// not as one launch. Headlines come from runs without it. Inside a step it may not be made: throws
+/// not as one launch. Headlines come from runs without it. One at a time on a thread, where it also
+/// ends, made outside of recorded steps and of those that check numerics: else it throws
 /// brrr::Error. Where none lives, a call pays for one branch.
 class Profile {
  public:
@@ -63,8 +65,9 @@ class Profile {
   void reset();
   /// By op and module, the longest first.
   std::vector<ProfileRow> rows() const;
-  /// The same by kind only.
+  /// The same by kind only, and by module only.
   std::vector<ProfileRow> kinds() const;
+  std::vector<ProfileRow> modules() const;
   /// The whole time since the beginning; and how much of it kernels ran, on a GPU beside the host.
   TimeSplit total() const;
   double kernels_us() const;
@@ -74,12 +77,13 @@ class Profile {
   /// All rows and totals.
   std::string json() const;
   /// For chrome://tracing and ui.perfetto.dev: kernels, what the host did for them, modules; gaps
-  /// and how far the host runs ahead can be seen. The first million kernels are kept. Throws
+  /// and how far the host runs ahead can be seen. The first million spans are kept. Throws
   /// brrr::Error where the file cannot be written.
   void write_trace(const std::string& path) const;
 
  private:
   struct Watch;
+  std::vector<ProfileRow> sums(std::string ProfileRow::*by) const;
   std::unique_ptr<Watch> watch_;
 };
 

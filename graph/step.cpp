@@ -250,7 +250,8 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   if (shared) note_fallback(kShared);
   BRRR_CHECK(!shared || !options_.require_graph, "step: require_graph: {}", kShared);
   const bool by_plan = !shared && choose_plan(e, transient);
-  const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials;
+  const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials &&
+                     !context.observer;  // Who looks on takes time.
   // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
   auto time = [&] {
     if (trial) backend(e.plan->device().type).synchronize();

@@ -90,7 +90,7 @@ class StepBase {
   virtual std::string explain() = 0;
   virtual std::string dot() = 0;
   virtual Tensor input(int index, const IntList& sizes, DType dtype, Device device) = 0;
-  virtual Mode mode() const = 0;
+  virtual const StepOptions& options() const = 0;
 };
 std::unique_ptr<StepBase> make_step(StepOptions options);
 
@@ -147,7 +147,7 @@ template <class F> class Step {
   std::string explain() const { return base().explain(); }
   /// The last entry as a graph in DOT.
   std::string dot() const { return base().dot(); }
-  Mode mode() const { return base().mode(); }
+  Mode mode() const { return base().options().mode; }
   /// A tensor for argument `index` to write the next batch into: the same one on every call, so
   /// that nothing has to be copied or bound anew. On a GPU write it with copy_(), which takes a
   /// tensor of the CPU too. Throws for an argument that the calls so far did not have, for negative

@@ -41,15 +41,16 @@ template <class Key> class ModuleTrail {
   std::unordered_map<Key, Touch> touched_;
 };
 
-/// The storages that a call reads, and those of results that it made.
+/// The storages that a call reads; with those that it writes in place; and those of new results.
 struct CallStorages {
-  std::vector<const Storage*> in, made;
+  std::vector<const Storage*> in, all, made;
   explicit CallStorages(const OpCall& c) {
     for (int k = 0; k < c.n_in; ++k) {
       if (c.in[k]) in.push_back(c.in[k]->storage);
     }
-    for (int k = 0; !c.into && !c.op->is_view() && k < c.n_out; ++k) {
-      made.push_back(c.out[k].impl()->storage);
+    all = in;
+    for (int k = 0; !c.op->is_view() && k < c.n_out; ++k) {
+      (c.into ? all : made).push_back(c.out[k].impl()->storage);
     }
   }
 };

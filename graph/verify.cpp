@@ -74,7 +74,10 @@ void StepCore::verify(Entry& e, Session& s) {
     const Ref<Storage>& then = s.pass.first_seen()[k];
     cloned.push_back({then ? then : clone_storage(*bindings[k].storage), bindings[k].base});
   }
-  const auto shadow = walk(r, cloned, s.pass.control());
+  const auto shadow = [&] {
+    const PlainScope plain;  // The shadow is none of the step's work.
+    return walk(r, cloned, s.pass.control());
+  }();
   UndoLog undo;  // A replay that turns out wrong has not happened.
   std::vector<bool> written(bindings.size());
   for (size_t k = 0; k < bindings.size(); ++k) {

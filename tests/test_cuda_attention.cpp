@@ -98,7 +98,7 @@ TEST_CASE("cuda attention: results and gradients are the CPU's") {
       for (const AttentionOptions& o : options_for(s)) {
         ++which;
         CAPTURE(which);
-        if ((turn + which) % (t == kFloat32 ? 3 : 6) && !long_tests()) continue;
+        if ((turn + which) % (t == kFloat32 ? 5 : 9) && !long_tests()) continue;
         check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound_of(t));
       }
     }
@@ -154,7 +154,9 @@ TEST_CASE("cuda attention: what no kernel serves runs as its decomposition") {
       const Tensors in{normal(s.batch, s.queries, s.width, t), normal(s.batch, s.keys, s.width, t),
                        normal(s.batch, s.keys, s.depth, t)};
       const Tensor g = normal(s.batch, s.queries, s.depth, t);
+      int which = 0;
       for (const AttentionOptions& o : options_for(s)) {
+        if ((++which + s.width) % 3 && !long_tests()) continue;
         check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound_of(t));
       }
     }

@@ -95,7 +95,7 @@ Tensors check_row(const char* name, const Tensors& in, const Words& words = {}, 
 // Lengths that every way of sharing out a row has, and where one ends and the next begins.
 std::vector<int64_t> lengths(DType t) {
   if (t != kFloat32) return {33, 5000, 20000};
-  if (!long_tests()) return {1, 9, 32, 33, 65, 1024, 5000, 8193, 16384, 70000};
+  if (!long_tests()) return {1, 32, 65, 1024, 8193, 70000};
   return {1, 2, 8, 9, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000, 8192, 8193, 16384, 16385, 70000};
 }
 // Calls f() ahead, then with all kernels built at once.
@@ -178,7 +178,8 @@ TEST_CASE("cuda rows: 16-bit elements in rows of odd length") {
   if (!have_device()) return;
   with_kernels([] {
     for (DType t : {kBFloat16, kFloat16}) {
-      for (int64_t n : {17, 1023, 4099, 8195, 16383, 16387, 50257}) {
+      for (int64_t n : {17, 1023, 8195, 16383, 50257, 4099, 16387}) {
+        if ((n == 4099 || n == 16387) && !long_tests()) continue;
         if (n % 4 != 3 && t == kFloat16 && !long_tests()) continue;
         CAPTURE(n);
         manual_seed(7);

@@ -70,7 +70,11 @@ TEST_CASE("other rows: graph mode equals eager mode, forward and backward") {
     };
     const auto cases = all_cases();
     std::vector<Bound> bound;
-    for (const Case& c : cases) bound.push_back({&c, inputs_of(c, t)});
+    for (const Case& c : cases) {
+      // In short tests every case in one of the two dtypes.
+      const size_t turn = static_cast<size_t>(&c - cases.data()) + (t == kBFloat16);
+      if (turn % 2 == 0 || long_tests()) bound.push_back({&c, inputs_of(c, t)});
+    }
     check_step([&](Results& r) {
       for (size_t i = 0; i < bound.size(); ++i) {
         const std::string name = fmt::format("{} (case {})", bound[i].c->covers, i);

@@ -263,7 +263,7 @@ TEST_CASE("pointwise rows: graph mode equals eager mode, forward and backward") 
     if (!long_tests() && (t == kFloat64 || t == kFloat16)) continue;
     for (size_t shift = 0; shift < shifts; ++shift) {
       CAPTURE(std::string(name(t)));
-      const auto cases = row_cases(t, shift, long_tests() ? 1 : t == kFloat32 ? 2 : 4);
+      const auto cases = row_cases(t, shift, long_tests() ? 1 : t == kFloat32 ? 3 : 6);
       check_step([&](Results& r) {
         for (const RowCase& c : cases) add_case(r, c);
       });

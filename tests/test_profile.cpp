@@ -4,9 +4,11 @@
 #include <brrr/brrr.h>
 
 #include <fstream>
+#include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "core/context.h"
 #include "ops/kinds/work.h"
@@ -149,6 +151,10 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     CHECK(all.memory_us == doctest::Approx(memory));
     if (default_device() == kCPU) CHECK(all.us > us);  // A GPU runs beside the host.
     CHECK(all.compute_us + all.memory_us + all.overhead_us() == doctest::Approx(all.us));
+    double in_modules = 0;
+    for (const ProfileRow& r : profile.modules()) in_modules += r.time.us;
+    CHECK(in_modules == doctest::Approx(us));
+    CHECK(profile.modules().size() == modules.size());
     CHECK(modules.count("fc1") == 1);
     CHECK(modules.count("fc2") == 1);
     // Forward, and the gradients of both weights and of the second layer's input.
@@ -171,11 +177,52 @@ TEST_CASE("profile: an op that throws leaves it whole, and a step does not take 
   const auto rows = profile.rows();
   CHECK(std::any_of(rows.begin(), rows.end(), [](auto& r) { return r.op == "exp"; }));
   CHECK(profile.total().us >= profile.kernels_us());
+  CHECK_THROWS_WITH_AS(Profile(), doctest::Contains("one already"), Error);
   auto inside = step([&](const Tensor& t) {
     const Profile inner;
     return t + 1.0;
   });
   CHECK_THROWS_WITH_AS(inside(x), doctest::Contains("outside of the step"), Error);
+}
+
+// What the function itself does between two replays is the step's time, too.
+TEST_CASE("profile: the host's time between replays counts, in both modes") {
+  for (Mode mode : {Mode::Eager, Mode::Graph}) {
+    auto s = step(
+        [](const Tensor& x) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          return x * 2.0 + 1.0;
+        },
+        mode);
+    const Tensor x = ones({4});
+    for (int i = 0; i < 3; ++i) s(x);
+    Profile profile;
+    for (int i = 0; i < 10; ++i) s(x);
+    const TimeSplit t = profile.total();
+    CHECK(t.us >= 20e3);
+    CHECK(t.bound() == std::string("overhead"));
+  }
+}
+
+TEST_CASE("profile: a step that checks numerics is seen, and its checks are not counted") {
+  auto s = step([](const Tensor& x) { return exp(x) * 2.0; }, {.check_numerics = true});
+  const Tensor x = ones({64});
+  s(x);
+  Profile profile;
+  s(x);
+  double calls = 0;
+  for (const ProfileRow& r : profile.rows()) calls += static_cast<double>(r.calls);
+  CHECK(calls == 2);
+}
+
+TEST_CASE("profile: a tensor given twice is read once, and float64 has half the peak") {
+  const Tensor x = ones({100}), y = ones({100});
+  CHECK(works_of([&] { x* x; }).at("mul").bytes == 8.0 * 100);
+  CHECK(works_of([&] { x* y; }).at("mul").bytes == 12.0 * 100);
+  DeviceLimits l;
+  l.gflops = 100;
+  l.copies = {{1e6, 50}, {1e9, 10}};
+  CHECK(split_time(100, 1e6, 0, l, kFloat64).compute_us == doctest::Approx(20));
 }
 
 TEST_CASE("profile: its trace is one of the trace event format, with modules on every span") {

@@ -1,6 +1,7 @@
 // The CPU behind core's Backend interface.
 #include "core/backend.h"
 
+#include <cblas.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -36,7 +37,7 @@ DeviceProperties properties() {
   p.multiprocessors = cpu::num_threads();
   p.memory_bytes =
       static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
-  p.versions = std::string("compiler ") + __VERSION__;
+  p.versions = fmt::format("compiler {}, OpenBLAS core {}", __VERSION__, openblas_get_corename());
   return p;
 }
 void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }

@@ -7,9 +7,11 @@
 #include <string>
 
 #include "backends/cpu/pool.h"
+#include "backends/cpu/simd.h"
 #include "backends/cpu/stream.h"
 #include "backends/limits.h"
 #include "core/backend.h"
+#include "core/check.h"
 
 namespace brrr::cpu {
 
@@ -30,12 +32,13 @@ double round_trip_ns() {
   return best;
 }
 
-static DeviceLimits measure() {
+static DeviceLimits measure(bool& whole) {
   DeviceLimits l;
   l.threads = num_threads();
   l.gflops = fma_peak_gflops() * l.threads;
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;
+  whole = !gang || l.round_trip_ns > 0;  // Else somebody has the gang: this is one thread's.
   // In the first caches stores that go past them only lose.
   constexpr size_t kept = size_t{4} << 20;
   for (size_t array = size_t{8} << 10; array <= size_t{256} << 20; array *= 4) {
@@ -47,9 +50,15 @@ static DeviceLimits measure() {
 }
 
 DeviceLimits limits(bool anew) {
-  const std::string name = backend(DeviceType::CPU).properties().name,
-                    threads = std::to_string(num_threads());
-  return jit::kept_limits({"cpu", name, threads}, anew, measure);
+  const DeviceProperties p = backend(DeviceType::CPU).properties();
+  std::string build = fmt::format("{} threads, {} lanes", num_threads(), simd::width);
+#ifndef __OPTIMIZE__
+  build += ", not optimised";
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  build += ", sanitized";
+#endif
+  return jit::kept_limits({"cpu", p.name, p.versions, build}, anew, measure);
 }
 
 }  // namespace brrr::cpu

@@ -7,33 +7,8 @@
 
 namespace brrr::cuda {
 
-namespace {
-
-// The ops inside run now and leave no trace: whoever runs the composite has recorded it already.
-class Plain {
- public:
-  Plain() : before_(context) {
-    context.recorder = nullptr;
-    context.observer = nullptr;
-    context.grad_enabled = false;
-    context.autocast = kFloat32;
-  }
-  ~Plain() {
-    const uint64_t sequence = context.sequence;
-    context = before_;
-    context.sequence = sequence;
-  }
-  Plain(const Plain&) = delete;
-  Plain& operator=(const Plain&) = delete;
-
- private:
-  Context before_;
-};
-
-}  // namespace
-
 void run_decomposition(OpCall& c) {
-  const Plain plain;
+  const PlainScope plain;  // Whoever runs the composite has recorded it already.
   std::vector<Tensor> in;
   for (int i = 0; i < c.n_in; ++i) {
     in.push_back(c.in[i] ? Tensor(Ref<TensorImpl>::share(c.in[i])) : Tensor());

@@ -8,6 +8,7 @@
 
 #include "backends/limits.h"
 #include "core/backend.h"
+#include "core/rng.h"
 #include "core/tensor.h"
 #include "ops/factory_ops.h"
 
@@ -44,9 +45,15 @@ double product_gflops() {
   }
 }
 
-DeviceLimits measure() {
+DeviceLimits measure(bool&) {
   DeviceLimits l;
+  // Neither the stream of draws nor what products may round to is to change for it.
+  const RngState draws = rng_state();
+  const bool tf32 = allow_tf32();
+  set_allow_tf32(false);
   l.gflops = product_gflops();
+  set_allow_tf32(tf32);
+  set_rng_state(draws);
   const Backend& gpu = backend(kCUDA);
   const Tensor one = zeros({1}, kFloat32, kCUDA);
   float got;

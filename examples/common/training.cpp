@@ -198,7 +198,10 @@ int Training::train(const TrainingOptions& o) {
   });
   LossLog losses(o.loss_csv, step);
   std::ofstream log;
-  if (!o.log.empty()) log.open(o.log);
+  if (!o.log.empty()) {
+    log.open(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
+    BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
+  }
   constexpr double worth_a_look = 3;  // Seconds of training.
   const int64_t end = o.end();
   {

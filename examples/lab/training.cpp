@@ -268,7 +268,8 @@ Section where_time_goes(const Lab& lab) {
   const Batches batches = task.batches(batch);
   Anatomy all[2];
   for (size_t m : {0, 1}) {
-    all[m] = dissect(*make_trainer(task, batches, "adamw", m == 0 ? Way::Eager : Way::Graph), 1, steps);
+    all[m] =
+        dissect(*make_trainer(task, batches, "adamw", m == 0 ? Way::Eager : Way::Graph), 1, steps);
   }
   const auto contraction = [&](size_t m, bool time) {
     return 100 * share_of(all[m], "contraction", time);

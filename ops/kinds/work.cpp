@@ -92,19 +92,21 @@ Work work_of(const OpCall& c) {
   if (c.op->is_view()) return {};
   if (c.op->work) return c.op->work(c);
   const double bytes = operand_bytes(c);
+  const DType dtype = compute_type(c.out[0].dtype());
   const auto of = [](const TensorImpl* t) { return static_cast<double>(t->numel); };
   if (c.op->pointwise) {
     uint64_t numbers = 0;
     for (int k = 0; k < c.n_in; ++k) numbers |= uint64_t{!c.in[k] || c.in[k]->ndim == 0} << k;
-    return {known(*c.op, numbers).over(1, of(c.out[0].impl())), bytes};
+    return {known(*c.op, numbers).over(1, of(c.out[0].impl())), bytes, dtype};
   }
   if (c.op->row) {
     const RowShape s(c);
-    return {known(*c.op, 0).over(static_cast<double>(s.rows), static_cast<double>(s.n)), bytes};
+    return {known(*c.op, 0).over(static_cast<double>(s.rows), static_cast<double>(s.n)), bytes,
+            dtype};
   }
   if (c.op->reduction) {
     const double rows = of(c.out[0].impl());
-    return {rows > 0 ? known(*c.op, 0).over(rows, of(c.in[0]) / rows) : 0, bytes};
+    return {rows > 0 ? known(*c.op, 0).over(rows, of(c.in[0]) / rows) : 0, bytes, dtype};
   }
   return {0, bytes};
 }

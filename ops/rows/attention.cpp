@@ -241,7 +241,7 @@ Work attention_work(const OpCall& c, double q_products, double v_products, doubl
              keys = static_cast<double>(k.sizes[k.ndim - 2]),
              width = static_cast<double>(q.sizes[q.ndim - 1]),
              depth = static_cast<double>(v.sizes[v.ndim - 1]);
-  if (q.numel == 0) return {0, operand_bytes(c), true};
+  if (q.numel == 0) return {0, operand_bytes(c), c.in[Q]->dtype, true};
   const double heads = static_cast<double>(q.numel) / (queries * width);
   double pairs = queries * keys;
   if (c.attrs.as<AttentionAttrs>().causal) {
@@ -249,7 +249,7 @@ Work attention_work(const OpCall& c, double q_products, double v_products, doubl
     pairs = corner * (corner + 1) / 2 + std::max(0.0, queries - keys) * keys;
   }
   return {heads * pairs * (2 * width * q_products + 2 * depth * v_products + each),
-          operand_bytes(c), true};
+          operand_bytes(c), c.in[Q]->dtype, true};
 }
 
 const OpDef attention_backward_op{

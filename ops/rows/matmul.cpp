@@ -108,7 +108,8 @@ int64_t linear_scratch(const OpCall& c) {
 Work product_work(const OpCall& c) {
   const TensorImpl& a = *c.in[0];
   const auto length = static_cast<double>(a.sizes[a.ndim - 1]);
-  return {2 * length * static_cast<double>(c.out[0].numel()), operand_bytes(c), true};
+  return {2 * length * static_cast<double>(c.out[0].numel()), operand_bytes(c), c.out[0].dtype(),
+          true};
 }
 
 const OpDef matmul_row{"matmul",
