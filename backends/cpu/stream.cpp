@@ -10,8 +10,8 @@
 #include <new>
 #include <vector>
 
-#include "core/backend.h"
 #include "backends/cpu/simd.h"
+#include "core/backend.h"
 #include "core/check.h"
 
 namespace brrr::cpu {

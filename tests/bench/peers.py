@@ -254,7 +254,10 @@ def main():
     steps = []
     with tempfile.TemporaryDirectory() as folder:
         inputs = os.path.join(folder, "inputs.safetensors")
-        run([options.program, "--inputs", inputs], options)
+        try:
+            run([options.program, "--inputs", inputs], options)
+        except RuntimeError as e:
+            sys.exit(f"peers: {options.program} could not write the weights: {e}")
         programs = commands(options, versions, inputs)
         for case in cases(inputs):
             if options.only and not any(text in case.name for text in options.only):
