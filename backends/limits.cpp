@@ -2,22 +2,30 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <map>
 #include <mutex>
 
 #include "backends/kernel_cache.h"
 #include "core/error.h"
+#include "core/rng.h"
+#include "core/tensor.h"
+#include "ops/factory_ops.h"
 
 namespace brrr::jit {
 
 namespace {
 
-constexpr const char* kForm = "brrr-limits-2";  // Of the text, and of how they are measured.
+constexpr const char* kForm = "brrr-limits-3";  // Of the text, and of how they are measured.
 
 // Whatever the locale is.
 std::string text_of(const DeviceLimits& l) {
-  std::string text = fmt::format("{} {:a} {:a}", l.threads, l.gflops, l.round_trip_ns);
+  std::string text = fmt::format("{} {:a} {}", l.threads, l.round_trip_ns, l.peaks.size());
+  for (const auto& p : l.peaks) {
+    text += fmt::format(" {} {:a} {:a}", static_cast<int>(p.dtype), p.gflops, p.product_gflops);
+  }
   for (const auto& c : l.copies) text += fmt::format(" {:a} {:a}", c.bytes, c.gb_per_second);
   return text;
 }
@@ -36,18 +44,54 @@ DeviceLimits limits_of(const std::string& text) {
     at = read.ptr + (read.ptr < end);
   }
   DeviceLimits l;
-  if (all.size() < 5 || all.size() % 2 == 0 || all[1] <= 0) return {};
+  if (all.size() < 3 || all[2] < 1 || all[2] > 8) return {};
   l.threads = static_cast<int>(all[0]);
-  l.gflops = all[1];
-  l.round_trip_ns = all[2];
-  for (size_t k = 3; k < all.size(); k += 2) {
-    if (all[k + 1] <= 0 || (k > 3 && all[k] <= all[k - 2])) return {};
+  l.round_trip_ns = all[1];
+  size_t k = 3;
+  const size_t copies = k + 3 * static_cast<size_t>(all[2]);
+  if (all.size() < copies + 2 || (all.size() - copies) % 2) return {};
+  for (; k < copies; k += 3) {
+    if (all[k + 1] <= 0 || all[k + 2] <= 0) return {};
+    l.peaks.push_back({static_cast<DType>(all[k]), all[k + 1], all[k + 2]});
+  }
+  for (; k < all.size(); k += 2) {
+    if (all[k + 1] <= 0 || (k > copies && all[k] <= all[k - 2])) return {};
     l.copies.push_back({all[k], all[k + 1]});
   }
   return l;
 }
 
 }  // namespace
+
+double best_seconds(Device device, const std::function<void()>& f) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int queued = 4;
+  double best = 1e9;
+  f();
+  for (int sample = 0; sample < 7; ++sample) {
+    synchronize(device);
+    const auto begin = Clock::now();
+    for (int i = 0; i < queued; ++i) f();
+    synchronize(device);
+    const std::chrono::duration<double> s = Clock::now() - begin;
+    best = std::min(best, s.count() / queued);
+  }
+  return best;
+}
+
+double product_gflops(Device device, DType dtype) {
+  constexpr int64_t largest = 8192;
+  constexpr double long_enough = 2e-3;
+  const RngState draws = rng_state();  // Their stream is not to change for it.
+  for (int64_t n = 256;; n *= 2) {
+    const Tensor a = randn({n, n}, device).to(dtype), b = randn({n, n}, device).to(dtype);
+    const double seconds = best_seconds(device, [&] { a.matmul(b); });
+    if (seconds < long_enough && n < largest) continue;
+    set_rng_state(draws);
+    const auto side = static_cast<double>(n);
+    return 2 * side * side * side / seconds * 1e-9;
+  }
+}
 
 DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
                          const std::function<DeviceLimits(bool&)>& measure) {

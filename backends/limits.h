@@ -9,6 +9,11 @@
 
 namespace brrr::jit {
 
+/// The shortest time in seconds of one f() among four in the device's queue.
+double best_seconds(Device device, const std::function<void()>& f);
+/// Of products of square matrices that grow until one is long enough to use all of the device.
+double product_gflops(Device device, DType dtype);
+
 /// Those kept under what the fields say of the machine and the build, or what `measure` finds: it
 /// sets its argument to false for what is not worth keeping.
 DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,

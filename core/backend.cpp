@@ -55,6 +55,14 @@ double DeviceLimits::gb_per_second(double bytes) const {
   return below.gb_per_second + at * (above->gb_per_second - below.gb_per_second);
 }
 
+double DeviceLimits::gflops_of(DType dtype) const {
+  const Peak* is = nullptr;
+  for (const Peak& p : peaks) {
+    if (p.dtype == dtype || (!is && p.dtype == kFloat32)) is = &p;
+  }
+  return is ? std::max(is->gflops, is->product_gflops) : 0;
+}
+
 MemoryStats memory_stats(Device device) { return backend(device).memory_stats(); }
 void reset_peak_memory(Device device) { backend(device).reset_peak(); }
 void empty_cache(Device device) { backend(device).empty_cache(); }

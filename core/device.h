@@ -39,16 +39,22 @@ struct DeviceLimits {
     double bytes;          ///< Read and written in one pass.
     double gb_per_second;  ///< Of both.
   };
+  struct Peak {
+    DType dtype;
+    double gflops;          ///< Multiply-adds in registers, of all threads; on a GPU as the next.
+    double product_gflops;  ///< A large product of two matrices.
+  };
   int threads = 1;           ///< Of the host.
-  double gflops = 0;         ///< float32: multiply-adds of all threads; on a GPU a large product.
+  std::vector<Peak> peaks;   ///< float32, float64, bfloat16, float16.
   double round_trip_ns = 0;  ///< An empty parallel region, 0 on one thread; on a GPU a copy of one
                              ///< float that is waited for.
   std::vector<Copy> copies;  ///< By size, rising: from the smallest cache to main memory.
 
   /// For so many bytes, read and written; between the sizes measured by their logarithm.
   double gb_per_second(double bytes) const;
-  /// 16-bit floats are computed in float32; float64 is half as fast (on most GPUs far less).
-  double gflops_of(DType dtype) const { return dtype == DType::Float64 ? gflops / 2 : gflops; }
+  /// Of multiply-adds or of a large product, whichever was faster. What is no float is float32.
+  double gflops_of(DType dtype) const;
+  double gflops() const { return gflops_of(DType::Float32); }
 };
 /// Measured at the first call, which takes a second or two, for the threads of the pool as they
 /// are; kept on disk with the kernels, for every later process. With `anew` measured again.

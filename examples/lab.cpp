@@ -1,8 +1,9 @@
 // What bounds a training step: compute, memory bandwidth or overhead? The experiments of Horace
 // He's "Making Deep Learning Go Brrrr From First Principles" in one run, and one page about them.
 #include <brrr/brrr.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 
@@ -28,10 +29,35 @@ CLI::Validator output_folder() {
           ""};
 }
 
+struct Experiment {
+  const char* name;
+  std::function<lab::Section(lab::Lab&)> run;
+};
+
+const std::vector<Experiment>& experiments() {
+  static const std::vector<Experiment> all = {{"limits", lab::limits_of_machine},
+                                              {"doubling", lab::batch_doubling},
+                                              {"classes", lab::where_time_goes},
+                                              {"roofline", lab::roofline},
+                                              {"fusion", lab::fusion},
+                                              {"activations", lab::activations},
+                                              {"rematerialisation", lab::rematerialisation},
+                                              {"anatomy", lab::anatomy},
+                                              {"verdicts", lab::verdicts}};
+  return all;
+}
+
+std::vector<std::string> names_of_experiments() {
+  std::vector<std::string> names;
+  for (const Experiment& e : experiments()) names.push_back(e.name);
+  return names;
+}
+
 struct Options : CommandLine {
   std::string out = "out/lab";
   double seconds = 0.3;
   bool quick = false;
+  std::vector<std::string> only;
 
   Options()
       : CommandLine(
@@ -42,26 +68,12 @@ struct Options : CommandLine {
     add("--out", out, "the folder to write into", output_folder());
     add("--threads", threads, "CPU threads", whole_number(1));
     add("--seconds", seconds, "for each figure, about", real_number(0.001, 1000));
+    app_.add_option("experiments", only,
+                    fmt::format("only these: {}", fmt::join(names_of_experiments(), ", ")))
+        ->check(one_of(names_of_experiments()));
     app_.add_flag("--quick", quick, "tiny sizes: to see that all of it works");
   }
 };
-
-struct Experiment {
-  const char* name;
-  std::function<lab::Section(lab::Lab&)> run;
-};
-
-const std::vector<Experiment>& experiments() {
-  static const std::vector<Experiment> all = {{"limits", lab::limits_of_machine},
-                                              {"batch doubling", lab::batch_doubling},
-                                              {"where the step goes", lab::where_time_goes},
-                                              {"roofline", lab::roofline},
-                                              {"fusion", lab::fusion},
-                                              {"activations", lab::activations},
-                                              {"one-element add", lab::one_element_add},
-                                              {"verdicts", lab::verdicts}};
-  return all;
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -140,8 +152,12 @@ int run(const Options& o) {
   lab::Lab lab{measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.quick, {}};
   fmt::print("{}", header_text({lab.limits}));
   std::vector<lab::Section> sections;
-  for (const Experiment& e : experiments()) {
-    fmt::print("\n[{}/{}] {}, after {:.0f} s\n", sections.size() + 1, experiments().size(), e.name,
+  std::vector<Experiment> chosen = experiments();
+  std::erase_if(chosen, [&](const Experiment& e) {
+    return !o.only.empty() && std::count(o.only.begin(), o.only.end(), e.name) == 0;
+  });
+  for (const Experiment& e : chosen) {
+    fmt::print("\n[{}/{}] {}, after {:.0f} s\n", sections.size() + 1, chosen.size(), e.name,
                seconds_since(begin));
     std::fflush(stdout);
     lab.peaks.push_back(brrr::cpu::fma_peak_gflops());

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "examples/common/options.h"
+#include "examples/common/own.h"
 #include "examples/common/report.h"
 #include "examples/common/task.h"
 #include "tests/bench/measure/temporary.h"
@@ -19,6 +20,7 @@ struct Options : CommandLine {
   std::string model = "mlp", device = "cpu", optimizer = "adamw", json, plot, trace;
   std::vector<int64_t> sizes;  // Empty: the task's own.
   double seconds = 0.5;
+  bool own = false;
 
   Options()
       : CommandLine("Measures a training step in every mode and says where its time goes.",
@@ -26,6 +28,9 @@ struct Options : CommandLine {
     threads = 1;
     add("--model", model, "what is trained: mlp, 784-256-128-10; gpt, 2 layers of width 64; all",
         one_of({"mlp", "gpt", "all"}));
+    app_.add_flag(
+        "--own", own,
+        "your own step instead, which examples/common/own.cpp makes; says what bounds it");
     add("--device", device, "cpu; cuda; all, one after the other", one_of({"cpu", "cuda", kBoth}));
     plain("--sizes", sizes,
           "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]",
@@ -118,6 +123,15 @@ Report measure_task(const Options& o, const Task& task, const Limits& limits,
   return report;
 }
 
+// The step in eager mode, as brrr::diagnose sees it.
+void diagnose_sizes(const Options& o, const Task& task, brrr::Device device) {
+  for (int64_t batch : sizes_of(o, task)) {
+    const Batches batches = task.batches(batch).to(device);
+    const auto trainer = make_trainer(task, batches, o.optimizer, Way::Eager);
+    fmt::print("\nbatch {}: {}\n", batch, trainer->diagnose().c_str());
+  }
+}
+
 bool all_count(const std::vector<Report>& reports) {
   for (const Report& r : reports) {
     for (const SizeResult& s : r.sizes) {
@@ -130,7 +144,7 @@ bool all_count(const std::vector<Report>& reports) {
 }
 
 int run(const Options& o) {
-  const std::vector<Task> all = tasks(o.model);
+  const std::vector<Task> all = o.own ? std::vector{own_task()} : tasks(o.model);
   const std::vector<Limits> devices = measure_limits(devices_of(o));
   fmt::print("{}", header_text(devices));
   std::vector<Report> reports;
@@ -139,6 +153,7 @@ int run(const Options& o) {
     for (const Limits& l : devices) {
       reports.push_back(measure_task(o, task, l, complaints));
       fmt::print("{}", tables_text(reports.back()));
+      if (o.own) diagnose_sizes(o, task, l.device);
     }
   }
   fmt::print("{}{}", devices_text(reports), notes_text(reports));

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "tests/bench/measure/output.h"
 #include "tests/bench/measure/machine.h"
+#include "examples/common/knee.h"
 #include "examples/common/options.h"
 
 using brrr::Tensor;
@@ -112,17 +113,31 @@ std::string table_text(const std::vector<Point>& points, const Roof& roof) {
   return t.text();
 }
 
+std::string knee_text(const std::vector<Point>& points, const Roof& roof) {
+  std::vector<std::pair<double, double>> seconds;
+  for (const Point& p : points) seconds.emplace_back(p.repeats, p.fused);
+  const Knee knee = find_knee(seconds);
+  if (knee.at <= 0) return "";
+  return fmt::format(
+      "The measured knee is at {:.0f} multiplications, {:+.0f} % from where the limits put it; "
+      "below its half\nthe time varies by {:.0f} %.\n",
+      knee.at, 100 * (knee.at / roof.free_repeats() - 1), 100 * knee.uneven);
+}
+
 std::string notes_text(const std::vector<Point>& points, const Roof& roof) {
   const Point &first = points.front(), &last = points.back();
   return fmt::format(
-      "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
-      "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an element "
-      "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is paid "
-      "for.\n"
-      "Eager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
-      "fused, {:.1f} times.\n",
-      roof.gbs, roof.gflops, roof.free_repeats(), last.repeats, last.eager / first.eager,
-      first.repeats, last.fused / first.fused);
+             "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
+             "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an "
+             "element "
+             "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is "
+             "paid "
+             "for.\n"
+             "Eager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
+             "fused, {:.1f} times.\n",
+             roof.gbs, roof.gflops, roof.free_repeats(), last.repeats, last.eager / first.eager,
+             first.repeats, last.fused / first.fused) +
+         knee_text(points, roof);
 }
 
 nlohmann::json json_of(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
@@ -170,7 +185,7 @@ int run(const Options& o) {
   const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
   const Limits limits = measure_limits({device}).front();
   const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
-  const Roof roof{limits.gb_per_second(2.0 * static_cast<double>(mb << 20)), limits.gflops / 2};
+  const Roof roof{limits.gb_per_second(2.0 * static_cast<double>(mb << 20)), limits.gflops() / 2};
   fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",
              header_text({limits}), mb, brrr::name(device), o.threads);
   std::fflush(stdout);

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <mutex>
 #include <tuple>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "autograd/autograd.h"
+#include "ops/factory_ops.h"
+#include "ops/pointwise_ops.h"
 
 namespace brrr::graph {
 
@@ -49,11 +54,68 @@ std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
   return {median(us[0]), median(us[1])};
 }
 
-TimeSplit split_of(const Call& call, double us) {
+// Of one call of several, in the time that a call takes without a profile.
+struct Seen {
+  TimeSplit split;
+  double between_us = 0;  // Of it, outside of kernels.
+  std::vector<ProfileRow> rows;
+};
+Seen look_at(const Call& call, double us) {
   constexpr int calls = 5;
   const Profile profile;
   for (int i = 0; i < calls; ++i) call();
-  return profile.total().each(calls, us);
+  const TimeSplit all = profile.total();
+  const double scale = std::min(1.0, us * calls / all.us) / calls;
+  Seen seen{all.each(calls, us), std::max(0.0, us - profile.kernels_us() * scale), profile.rows()};
+  for (ProfileRow& r : seen.rows) {
+    r.flops /= calls;
+    r.bytes /= calls;
+    r.calls /= calls;
+    for (double* t : {&r.time.us, &r.time.compute_us, &r.time.memory_us}) *t *= scale;
+  }
+  return seen;
+}
+
+// Of kernels that memory bounds: what the limits ask, and how many times that it takes.
+struct Traffic {
+  double us = 0, excess = 1;
+};
+Traffic traffic(const std::vector<ProfileRow>& rows, double launch_us) {
+  Traffic t;
+  double streams = 0, spent = 0;  // Of those that are not mostly overhead.
+  for (const ProfileRow& r : rows) {
+    t.us += r.time.memory_us;
+    if (2 * r.time.memory_us < r.time.us) continue;
+    streams += r.time.memory_us;
+    spent += std::max(r.time.memory_us, r.time.us - static_cast<double>(r.calls) * launch_us);
+  }
+  if (streams > 0) t.excess = spent / streams;
+  return t;
+}
+
+int64_t launches(const std::vector<ProfileRow>& rows) {
+  int64_t n = 0;
+  for (const ProfileRow& r : rows) n += r.calls;
+  return n;
+}
+
+// See Diagnosis::predicted_us. Of the graph it looks at kernels and bytes only, not at times.
+double predict(double us, const Seen& eager, std::vector<ProfileRow> graph,
+               const StepStats& recorded, Device device) {
+  const LaunchCosts costs = launch_costs(device);
+  const DeviceLimits limits = device_limits(device);
+  for (ProfileRow& r : graph) {
+    const auto calls = static_cast<double>(std::max<int64_t>(1, r.calls));
+    r.time.memory_us = calls * split_time(1e12, r.flops / calls, r.bytes / calls, limits).memory_us;
+  }
+  const double launch_us = costs.graph_ns * 1e-3;
+  const Traffic before = traffic(eager.rows, launch_us), after = traffic(graph, launch_us);
+  const double matched =
+      1e-3 * (costs.step_ns + static_cast<double>(recorded.ops_per_replay) * costs.match_ns);
+  const auto fewer = static_cast<double>(launches(eager.rows) - launches(graph));
+  const double now =
+      us - eager.between_us + matched - (before.us - after.us) * before.excess - fewer * launch_us;
+  return std::max(now, us / 20);
 }
 
 std::string text_of(const Diagnosis& d) {
@@ -63,8 +125,11 @@ std::string text_of(const Diagnosis& d) {
   const double most = std::max({s.compute_us, s.memory_us, s.overhead_us()});
   const bool eager = d.mode == Mode::Eager;
   std::string t = fmt::format("{}-bound: {} of the step", bound, percent(most));
-  if (d.graph_us > 0) {
-    t += fmt::format("; graph mode {} about {:.2f}x", eager ? "would give" : "gives", d.gain());
+  if (d.predicted_us > 0) {
+    t += fmt::format("; graph mode would give about {:.2f}x\nit gives {:.2f}x: {:.1f} us a call",
+                     d.predicted_gain(), d.gain(), d.graph_us);
+  } else if (d.graph_us > 0) {
+    t += fmt::format("; graph mode gives {:.2f}x", d.gain());
   }
   t += fmt::format("\n{:.1f} us a call: compute {}, memory {}, overhead {}\n", d.us,
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
@@ -79,9 +144,42 @@ std::string text_of(const Diagnosis& d) {
   return t + "what helps: fewer FLOPs, more threads, a faster machine";
 }
 
+LaunchCosts measure_launches(Device device) {
+  constexpr int forward = 32;
+  const Tensor x = ones({1}, kFloat32, device), one = ones({1}, kFloat32, device);
+  x.set_requires_grad(true);
+  // A training step over one element. Nothing is an argument, so that it can be frozen.
+  const auto small = [=](const Tensor&) {
+    Tensor y = x;
+    for (int i = 0; i < forward; ++i) y = y * one;
+    return std::pair(y.detach(), grad({y}, {x})[0]);
+  };
+  const StepOptions unfused{.fuse = false};
+  auto recorded = step(small, unfused), frozen = step(small, unfused);
+  auto nothing = step([](const Tensor&) {});
+  for (int i = 0; i < 3; ++i) recorded(one), frozen(one), nothing(one);
+  frozen.freeze();
+  const auto ns = [&](const Call& call) {  // The best of series of about a millisecond.
+    constexpr int series = 20, calls = 20;
+    double best = 1e9;
+    for (int s = 0; s < series; ++s) {
+      const auto t = Clock::now();
+      for (int i = 0; i < calls; ++i) call();
+      synchronize(device);
+      best = std::min(best, us_since(t) * 1e3 / calls);
+    }
+    return best;
+  };
+  const auto ops = static_cast<double>(recorded.stats().ops_per_replay);
+  const double eager = ns([&] { small(one); }), whole = ns([&] { recorded(one); }),
+               replay = ns([&] { frozen(one); }), empty = ns([&] { nothing(one); });
+  return {eager / ops, std::max(0.0, whole - replay) / ops, std::max(0.0, replay - empty) / ops,
+          empty};
+}
+
 }  // namespace
 
-Diagnosis diagnose(StepBase& step, const std::function<void(StepBase&)>& call_by) {
+Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepBase&)>& call_by) {
   BRRR_CHECK(!context.recorder, "diagnose: call it outside of the step");
   BRRR_CHECK(!context.observer, "diagnose: end the Profile first; what it measures takes time");
   StepOptions options = step.options();
@@ -103,9 +201,30 @@ Diagnosis diagnose(StepBase& step, const std::function<void(StepBase&)>& call_by
   const StepStats now = graph.stats();
   const uint64_t calls = now.calls - before.calls, replays = now.replays - before.replays;
   if (replays < calls || now.fallbacks > before.fallbacks) d.graph_us = 0;
-  d.split = split_of(call, d.us);
+  const Seen seen = look_at(call, d.us);
+  d.split = seen.split;
+  if (eager && d.graph_us > 0) {
+    d.predicted_us = predict(d.us, seen, look_at(call_other, d.graph_us).rows, now, device);
+  }
   d.text = text_of(d);
   return d;
 }
 
 }  // namespace brrr::graph
+
+namespace brrr {
+
+LaunchCosts launch_costs(Device device) {
+  static std::mutex mutex;
+  static std::map<DeviceType, LaunchCosts> known;
+  const std::lock_guard lock(mutex);
+  const auto [at, fresh] = known.try_emplace(device.type);
+  if (fresh) {
+    const PlainScope plain;
+    context.grad_enabled = true;
+    at->second = graph::measure_launches(device);
+  }
+  return at->second;
+}
+
+}  // namespace brrr

@@ -2,12 +2,24 @@
 // brrr::diagnose: what bounds a step, and what the other mode would make of it.
 
 #include <functional>
+#include <initializer_list>
 #include <string>
 
 #include "graph/profile.h"
 #include "graph/step.h"
 
 namespace brrr {
+
+/// What a call costs whatever it computes, in nanoseconds: of training steps over one element, per
+/// operation.
+struct LaunchCosts {
+  double eager_ns = 0;  ///< Checked, dispatched, run, and recorded for backward.
+  double match_ns = 0;  ///< Compared with the recorded one while the function of a step runs.
+  double graph_ns = 0;  ///< Run by a replay.
+  double step_ns = 0;   ///< A call of a recorded step that does nothing, whole.
+};
+/// Measured at the first call, in some milliseconds.
+LaunchCosts launch_costs(Device device = kCPU);
 
 /// What a step's time is made of. Prints as its text.
 struct Diagnosis {
@@ -17,13 +29,20 @@ struct Diagnosis {
   /// A call in each mode, measured in turns: one of the two is `us`. graph_us is 0 where a replay
   /// could not be had, or Mode::Auto kept eager.
   double eager_us = 0, graph_us = 0;
+  /// Of an eager step, what graph mode was expected to take before it was tried: eager mode's time
+  /// without what lies between its kernels, with launch_costs() instead, and less the bytes and
+  /// the launches that its plan saves. 0 where graph_us is.
+  double predicted_us = 0;
   double gain() const { return graph_us > 0 ? eager_us / graph_us : 0; }
-  std::string text;  ///< "overhead-bound: 71 % of the step; graph mode would give about 3.4x".
+  double predicted_gain() const { return predicted_us > 0 ? eager_us / predicted_us : 0; }
+  /// "overhead-bound: 71 % of the step; graph mode would give about 3.4x"; in the next line what
+  /// it gave, and the parts.
+  std::string text;
   const char* c_str() const { return text.c_str(); }
 };
 
 namespace graph {
-Diagnosis diagnose(StepBase& step, const std::function<void(StepBase&)>& call_by);
+Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepBase&)>& call_by);
 }
 
 /// Runs the step for about a second, and at least two dozen calls (real ones, which train), and
@@ -31,7 +50,9 @@ Diagnosis diagnose(StepBase& step, const std::function<void(StepBase&)>& call_by
 /// run in the other mode, in turns, kernels of its own built for them if need be. Throws what the
 /// step throws, and brrr::Error inside a recorded step or under a Profile.
 template <class F, class... T> Diagnosis diagnose(Step<F>& step, const T&... args) {
-  return graph::diagnose(step.base(),
+  Device device = default_device();
+  for (const Tensor* x : std::initializer_list<const Tensor*>{&args...}) device = x->device();
+  return graph::diagnose(step.base(), device,
                          [&](graph::StepBase& by) { static_cast<void>(step.run_by(by, args...)); });
 }
 

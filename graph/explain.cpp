@@ -8,7 +8,24 @@ namespace brrr::graph {
 
 namespace {
 
-std::string kernels_of(const Recording& r, const Plan& plan) {
+std::string anew_text(const Plan& plan, size_t budget) {
+  const Rematerialised& anew = plan.rematerialised();
+  std::string t;
+  if (anew.instrs) {
+    t = fmt::format("\n  {} ops make anew what could be kept", anew.instrs);
+    if (anew.bytes > 0) t += fmt::format("; it saves moving {}", bytes_text(anew.bytes));
+  }
+  if (budget) {
+    const auto text = [](size_t n) { return bytes_text(static_cast<double>(n)); };
+    t += fmt::format("\n  memory budget {}: temporaries take {} at most, {} before{}", text(budget),
+                     text(anew.arena), text(anew.arena_before),
+                     anew.arena > budget ? "; nothing more can be dropped" : "");
+  }
+  return t;
+}
+
+std::string kernels_of(const Plan& plan) {
+  const Recording& r = plan.recording();
   const Schedule& s = plan.schedule();
   std::string t;
   Traffic all;
@@ -64,6 +81,7 @@ std::string StepCore::explain() {
                        bytes_text(static_cast<double>(m.lower_bound_bytes)),
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
+      t += anew_text(*e.plan, options_.memory_budget);
     }
     if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
       const ReplayCounts& c = e.plan->counts();
@@ -86,7 +104,7 @@ std::string StepCore::explain() {
   }
   if (!entries_.empty() && entries_[0]->plan) {
     t += "kernels of entry 0:\n";
-    t += kernels_of(entries_[0]->recording, *entries_[0]->plan);
+    t += kernels_of(*entries_[0]->plan);
   }
   for (const std::string& line : log_) t += line + "\n";
   if (is_frozen_) t += "frozen: the function is not run any more\n";
@@ -97,7 +115,7 @@ std::string StepCore::dot() {
   std::lock_guard lock(mutex_);
   BRRR_CHECK(!entries_.empty(), "step.dot: call the step at least once before");
   const Entry& e = *entries_[0];
-  const Recording& r = e.recording;
+  const Recording& r = e.plan ? e.plan->recording() : e.recording;
   std::string t = "digraph step {\n  rankdir=TB; node [shape=box, fontname=\"monospace\"];\n";
   for (size_t k = 0; k < r.externals.size(); ++k) {
     t += fmt::format("  s{} [label=\"input {}\", shape=ellipse];\n", r.externals[k], k);

@@ -153,6 +153,14 @@ class Fuser {
     return bytes;
   }
 
+  // What makes values anew shares no kernel with what came before: it would be as if they were
+  // kept.
+  uint32_t anew_from(uint32_t at) {
+    if (r_.again.empty() || !r_.again[at]) return 0;
+    if (at == 0 || !r_.again[at - 1]) anew_from_ = static_cast<uint32_t>(s_.groups.size());
+    return anew_from_;
+  }
+
   void add(uint32_t at) {
     const Instr& i = r_.instrs[at];
     const bool must = i.attrs.dynamic && !target_.calls_read_control;
@@ -160,7 +168,7 @@ class Fuser {
     const bool fused = (fuse_ || must) && fusible(r_, i) && join(r_, target_, {}, own, at);
     uint32_t group = kNone;
     if (fused) {
-      uint32_t first = earliest(at, true);
+      uint32_t first = std::max(earliest(at, true), anew_from(at));
       // A write that moved before something that can fail would cost a copy of the external on
       // every replay, to undo it (HostPlan::find_failures).
       if (writes_external(r_, i)) first = std::max(first, after_fallible_);
@@ -188,6 +196,7 @@ class Fuser {
   const Target& target_;
   Schedule s_;
   uint32_t after_fallible_ = 0;  // No group from here on can fail.
+  uint32_t anew_from_ = 0;       // The first group since values began to be made anew.
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& st
   scratch_.resize(schedule_.groups.size());
   add_launches();
   build_kernels(stats);
-  for (uint32_t st : r.survivors) first_write_.push_back(schedule_.life(r, st).first);
+  for (uint32_t st : r_.survivors) first_write_.push_back(schedule_.life(r_, st).first);
   find_failures();
   plan_around(stats);
   sort_patches();

@@ -29,20 +29,30 @@ std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options,
   return std::make_unique<DevicePlan>(r, options, stats);
 }
 
-std::unique_ptr<Plan> Plan::make_unfused(const Recording& r) {
+std::unique_ptr<Plan> Plan::make_unfused(const Recording& r, const StepOptions& options) {
   if (uses(r, false)) return nullptr;
   StepStats ignored;
-  return std::make_unique<HostPlan>(r, StepOptions{.fuse = false}, ignored);
+  StepOptions unfused = options;
+  unfused.fuse = false;
+  return std::make_unique<HostPlan>(r, unfused, ignored);
+}
+
+static Rematerialised timed(const Recording& r, const StepOptions& options, const Target& target,
+                            StepStats& stats) {
+  const auto t = Clock::now();
+  Rematerialised made = rematerialise(r, options, target);
+  stats.fuse_seconds += seconds_since(t);
+  return made;
 }
 
 Plan::Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats)
-    : r_(r), target_(target) {
-  const auto t = Clock::now();
-  schedule_ = make_schedule(r, options.fuse, target);
+    : target_(target),
+      anew_(timed(r, options, target, stats)),
+      r_(anew_.recording ? *anew_.recording : r),
+      schedule_(std::move(anew_.schedule)) {
   schedule_.fast = options.numerics == Numerics::Fast;
-  stats.fuse_seconds += seconds_since(t);
 #ifndef NDEBUG
-  verify_schedule(r, schedule_);
+  verify_schedule(r_, schedule_);
 #endif
   make_bound_storages();
   kernels_ = schedule_.groups.size();

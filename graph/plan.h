@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "graph/pass.h"
+#include "graph/rematerialise.h"
 #include "graph/schedule.h"
 #include "graph/step.h"
 
@@ -52,7 +53,7 @@ class Plan : NotCopied {
                                     StepStats& stats);
   /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
   /// has the walker for that.
-  static std::unique_ptr<Plan> make_unfused(const Recording& r);
+  static std::unique_ptr<Plan> make_unfused(const Recording& r, const StepOptions& options);
   virtual ~Plan() = default;
 
   /// Runs the step. On throw (memory, an index out of range) externals, and gradients that would
@@ -70,6 +71,9 @@ class Plan : NotCopied {
   /// Launches of a replay, and those of them that are generated.
   size_t kernels() const { return kernels_; }
   size_t generated_kernels() const { return generated_; }
+  /// What it replays: the recording it was made of, or that one rematerialised.
+  const Recording& recording() const { return r_; }
+  const Rematerialised& rematerialised() const { return anew_; }
   const Schedule& schedule() const { return schedule_; }
   const Target& target() const { return target_; }
   const MemoryPlan& memory() const { return memory_; }
@@ -97,8 +101,9 @@ class Plan : NotCopied {
     return static_cast<char*>(bound_[room.owners[0].first]->data);
   }
 
-  const Recording& r_;
   const Target target_;
+  Rematerialised anew_;
+  const Recording& r_;
   Schedule schedule_;
   MemoryPlan memory_;
   std::string source_;

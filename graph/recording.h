@@ -97,6 +97,7 @@ struct Recording {
   std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
   std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
   uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
+  std::vector<bool> again;  ///< By instruction: one made anew what could be kept. Empty: none.
 
   // What follows from the above, once that is complete.
   std::vector<Cue> cues;      ///< Of each instruction, and one more.

@@ -230,7 +230,7 @@ void StepCore::replay(Plan& plan, Session& s) {
 // no more of it than eager mode; else by the walker.
 void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   const bool planned = !shared && !options_.check_numerics;
-  if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording);
+  if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording, options_);
   if (planned && e.unfused) return replay(*e.unfused, s);
   std::optional<CheckNumericsGuard> check;
   if (options_.check_numerics) check.emplace();
@@ -293,6 +293,7 @@ void StepCore::count(Entry& e, bool by_plan, bool watched) {
   stats_.arena_bytes = m.arena_bytes;
   stats_.lower_bound_bytes = m.lower_bound_bytes;
   stats_.in_place = m.in_place;
+  stats_.made_anew = e.plan->rematerialised().instrs;
   stats_.in_place_candidates = m.in_place_candidates;
   const ReplayCounts& c = e.plan->counts();
   stats_.launches_per_replay = c.launches;

@@ -51,6 +51,13 @@ struct StepOptions {
   /// mode a step that throws has changed nothing; in eager mode it has done what came before.
   bool check_numerics = false;
   bool fuse = true;  ///< False: replay without fusion, to measure what fusion brings.
+  /// False: a value that is used again is kept, even where a fused kernel could make it anew with
+  /// fewer bytes moved.
+  bool rematerialise = true;
+  /// Bytes that the temporaries of a replay should fit into; 0: as many as they need. Values are
+  /// made anew instead of kept, those first that cost least, until they fit or no value is left
+  /// whose loss helps: to the same bits, in more time. explain() says what was done.
+  size_t memory_budget = 0;
 };
 
 /// What a step has done so far. Seconds are wall time.
@@ -63,6 +70,7 @@ struct StepStats {
   uint64_t fused_kernels = 0;        ///< Of those, generated ones.
   uint64_t launches_per_replay = 0;  ///< Graph launches: 1 on a GPU, 0 on the CPU.
   uint64_t in_place = 0, in_place_candidates = 0;
+  uint64_t made_anew = 0;        ///< Instructions of a replay that make a value once more.
   size_t arena_bytes = 0;        ///< Temporaries of a replay that fit into no result's memory.
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries.
   double record_seconds = 0, fuse_seconds = 0, plan_seconds = 0, build_seconds = 0,

@@ -243,6 +243,8 @@ TEST_CASE("fuzz: kernels built at the second call, and without fusion") {
   fuzz("second call", same_bits, test::random_cases(2, 1000), 3, 10, 6, true, {}, 2000001);
   fuzz("unfused", same_bits, test::random_cases(100, 4000), 4, 14, 4, true,
        {.build_at_first_call = true, .fuse = false}, 3000001);
+  fuzz("in little memory", same_bits, test::random_cases(100, 4000), 4, 14, 4, true,
+       {.build_at_first_call = true, .fuse = false, .memory_budget = 1}, 9000001);
   fuzz("verified", same_bits, test::random_cases(50, 2000), 4, 14, 4, true,
        {.verify_every = 1, .build_at_first_call = true, .fuse = false}, 4000001);
 }

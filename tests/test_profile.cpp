@@ -99,9 +99,14 @@ TEST_SUITE_BEGIN("host");
 
 TEST_CASE("limits: measured once, the same for every later call, and between sizes in between") {
   const DeviceLimits l = device_limits(kCPU), again = device_limits(kCPU);
-  CHECK(l.gflops > 0);
+  CHECK(l.gflops() > 0);
   REQUIRE(l.copies.size() > 3);
-  CHECK(again.gflops == l.gflops);
+  CHECK(again.gflops() == l.gflops());
+  REQUIRE(l.peaks.size() == again.peaks.size());
+  for (size_t k = 0; k < l.peaks.size(); ++k) {
+    CHECK(l.peaks[k].gflops > 0);
+    CHECK(l.peaks[k].product_gflops == again.peaks[k].product_gflops);
+  }
   for (size_t k = 0; k < l.copies.size(); ++k) {
     CHECK(l.copies[k].gb_per_second > 0);
     CHECK(l.gb_per_second(l.copies[k].bytes) == doctest::Approx(l.copies[k].gb_per_second));
@@ -220,7 +225,7 @@ TEST_CASE("profile: a tensor given twice is read once, and float64 has half the 
   CHECK(works_of([&] { x* x; }).at("mul").bytes == 8.0 * 100);
   CHECK(works_of([&] { x* y; }).at("mul").bytes == 12.0 * 100);
   DeviceLimits l;
-  l.gflops = 100;
+  l.peaks = {{kFloat32, 100, 90}, {kFloat64, 50, 40}};
   l.copies = {{1e6, 50}, {1e9, 10}};
   CHECK(split_time(100, 1e6, 0, l, kFloat64).compute_us == doctest::Approx(20));
 }
@@ -253,6 +258,7 @@ TEST_CASE("profile: its trace is one of the trace event format, with modules on 
     ++kernels;
     CHECK(e["args"]["module"].is_string());
     CHECK(e["args"]["bytes"].get<double>() > 0);
+    CHECK(e["args"]["us_since_the_last"].get<double>() >= 0);
   }
   CHECK(kernels >= 5);
 }
@@ -261,7 +267,7 @@ TEST_SUITE_BEGIN("host");
 
 TEST_CASE("profile: a kernel's time is what its operations or its bytes take, and overhead") {
   DeviceLimits l;
-  l.gflops = 100;
+  l.peaks = {{kFloat32, 100, 90}};
   l.copies = {{1e6, 50}, {1e9, 10}};
   // 20 us of compute, 1 us of memory in 25; 10 us of memory, 1 of compute in 11; 1 of either in 50.
   CHECK(split_time(25, 2e6, 5e4, l).bound() == std::string("compute"));

@@ -35,7 +35,11 @@ double round_trip_ns() {
 static DeviceLimits measure(bool& whole) {
   DeviceLimits l;
   l.threads = num_threads();
-  l.gflops = fma_peak_gflops() * l.threads;
+  const double single = fma_peak_gflops(kFloat32), twice = fma_peak_gflops(kFloat64);
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {  // 16 bits are computed in float32.
+    l.peaks.push_back(
+        {t, (t == kFloat64 ? twice : single) * l.threads, jit::product_gflops(kCPU, t)});
+  }
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;
   whole = !gang || l.round_trip_ns > 0;  // Else somebody has the gang: this is one thread's.

@@ -63,6 +63,17 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
+typedef double DoubleVec __attribute__((vector_size(width * sizeof(float))));
+inline DoubleVec fma(DoubleVec a, DoubleVec b, DoubleVec c) {
+#if defined(__AVX512F__)
+  return (DoubleVec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+  return (DoubleVec)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
 // A store that goes past the caches; p is aligned to the vector. A plain store where there is none.
 inline void store_past_caches(float* p, Vec v) {
 #if defined(__AVX512F__)

@@ -88,21 +88,37 @@ template <Store kind> Pass choose_pass(int reads) {
 // has 32 registers, the others 16.
 constexpr int fma_chain_count = simd::width == 16 ? 16 : 12;
 
-[[gnu::noinline]] float fma_chains(std::int64_t iterations) {
+template <class T> [[gnu::noinline]] T fma_chains(std::int64_t iterations) {
   constexpr int chains = fma_chain_count;
-  Vec acc[chains];
-  for (int k = 0; k < chains; ++k) acc[k] = simd::broadcast(static_cast<float>(k));
-  const Vec scale = simd::broadcast(0.5f), offset = simd::broadcast(1.0f);
+  constexpr std::size_t lanes = simd::width * sizeof(float) / sizeof(T);
+  typedef T Lanes __attribute__((vector_size(simd::width * sizeof(float))));
+  Lanes acc[chains];
+  for (int k = 0; k < chains; ++k) acc[k] = Lanes{} + static_cast<T>(k);
+  const Lanes scale = Lanes{} + T(0.5), offset = Lanes{} + T(1);
   for (std::int64_t i = 0; i < iterations; ++i) {
 #pragma GCC unroll 16
     for (int k = 0; k < chains; ++k) acc[k] = simd::fma(acc[k], scale, offset);
   }
   asm volatile("" ::: "memory");  // a side effect, so that no call of a loop's is left out
-  Vec sum = acc[0];
+  Lanes sum = acc[0];
   for (int k = 1; k < chains; ++k) sum += acc[k];
-  float total = 0.0f;
-  for (std::size_t i = 0; i < simd::width; ++i) total += sum[i];
+  T total = 0;
+  for (std::size_t i = 0; i < lanes; ++i) total += sum[i];
   return total;
+}
+
+template <class T> double fma_peak() {
+  constexpr std::int64_t iterations = 100'000;
+  constexpr double lanes = simd::width * sizeof(float) / sizeof(T);
+  volatile T sink = fma_chains<T>(iterations);
+  double best = 1e9;  // a peak is what the machine can do: the fastest, not the median
+  for (int r = 0; r < 25; ++r) {
+    const auto start = Clock::now();
+    sink = fma_chains<T>(iterations);
+    best = std::min(best, seconds_since(start));
+  }
+  static_cast<void>(sink);
+  return 2.0 * lanes * fma_chain_count * static_cast<double>(iterations) / best * 1e-9;
 }
 
 }  // namespace
@@ -152,17 +168,8 @@ StreamTime stream_like(int n_reads, std::size_t bytes, bool gang) {
   return plain.seconds <= past.seconds ? plain : past;
 }
 
-double fma_peak_gflops() {
-  constexpr std::int64_t iterations = 100'000;
-  volatile float sink = fma_chains(iterations);
-  double best = 1e9;  // a peak is what the machine can do: the fastest, not the median
-  for (int r = 0; r < 25; ++r) {
-    const auto start = Clock::now();
-    sink = fma_chains(iterations);
-    best = std::min(best, seconds_since(start));
-  }
-  static_cast<void>(sink);
-  return 2.0 * simd::width * fma_chain_count * static_cast<double>(iterations) / best * 1e-9;
+double fma_peak_gflops(DType dtype) {
+  return dtype == kFloat64 ? fma_peak<double>() : fma_peak<float>();
 }
 
 }  // namespace brrr::cpu

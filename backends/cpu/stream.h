@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "core/dtype.h"
+
 namespace brrr::cpu {
 
 enum class Store {
@@ -22,7 +24,7 @@ StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang = 
 /// The better of the two stores at this size.
 StreamTime stream_like(int n_reads, std::size_t bytes, bool gang = false);
 
-/// float32 multiply-adds of one core in registers, two operations each, in GFLOP/s.
-double fma_peak_gflops();
+/// Multiply-adds of one core in registers, two operations each, in GFLOP/s: of float64, or float32.
+double fma_peak_gflops(DType dtype = kFloat32);
 
 }  // namespace brrr::cpu

@@ -191,11 +191,17 @@ Json json_of(const SizeResult& s) {
 Json json_of(const Limits& l) {
   Json copies = Json::array();
   for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
+  Json peaks = Json::object();
+  for (const auto& p : l.peaks) {
+    peaks[brrr::name(p.dtype)] = object("multiply_adds product", p.gflops, p.product_gflops);
+  }
+  const brrr::LaunchCosts& c = l.launches;
   return object(
       "cpu cores cores_allowed openblas_core warning copies_bytes_gb_per_s gflops threads "
-      "round_trip_ns",
-      l.cpu, l.cores, l.cores_allowed, l.blas.core, l.blas.warning, copies, l.gflops, l.threads,
-      l.round_trip_ns);
+      "round_trip_ns peaks_gflops launch_ns",
+      l.cpu, l.cores, l.cores_allowed, l.blas.core, l.blas.warning, copies, l.gflops(), l.threads,
+      l.round_trip_ns, peaks,
+      object("eager match graph step", c.eager_ns, c.match_ns, c.graph_ns, c.step_ns));
 }
 
 Json json_of(const Report& r) {
@@ -204,7 +210,7 @@ Json json_of(const Report& r) {
   for (const SizeResult& s : r.sizes) sizes.push_back(json_of(s));
   if (l.on_gpu()) {
     gpu = object("name versions copy_256MB_gb_per_s matmul_gflops", l.gpu.name, l.gpu.versions,
-                 l.memory_gbs(), l.gflops);
+                 l.memory_gbs(), l.gflops());
   }
   return object("model optimizer device threads gpu machine versions sizes", r.model, r.optimizer,
                 brrr::name(l.device), l.threads, gpu, json_of(l), versions(), sizes);
@@ -215,7 +221,7 @@ std::string peaks_text(const std::vector<Report>& all) {
   std::vector<std::string> peaks;
   for (const Report& r : all) {
     std::string peak =
-        fmt::format("{} {:.0f} GFLOP/s", brrr::name(r.limits.device), r.limits.gflops);
+        fmt::format("{} {:.0f} GFLOP/s", brrr::name(r.limits.device), r.limits.gflops());
     if (std::find(peaks.begin(), peaks.end(), peak) == peaks.end()) peaks.push_back(peak);
   }
   return fmt::format("{}", fmt::join(peaks, ", "));

@@ -175,7 +175,7 @@ void Training::profile_steps(LossLog& losses) {
     bytes_ += row.bytes / kLooks;
   }
   split_ = profile.total();
-  peak_gflops_ = brrr::device_limits(device).gflops;
+  peak_gflops_ = brrr::device_limits(device).gflops();
 }
 
 // Where the time of a step went, if the run was long enough for it to be looked at.

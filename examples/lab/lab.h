@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -53,13 +55,19 @@ Section where_time_goes(const Lab& lab);
 Section roofline(Lab& lab);
 Section fusion(Lab& lab);
 Section activations(Lab& lab);
-Section one_element_add(Lab& lab);
+Section rematerialisation(Lab& lab);
+Section anatomy(Lab& lab);
 Section verdicts(Lab& lab);
 
 // --- what they measure with ----------------------------------------------------------------------
 
 /// Median seconds of each call, in turns, so that what disturbs the machine disturbs all of them.
 std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls, double seconds);
+
+/// By function, as the linker calls it; "" for those of shared libraries.
+using Instructions = std::map<std::string, int64_t>;
+/// Of one call in this thread, or nothing where a process may not be traced.
+std::optional<Instructions> instructions(const std::function<void()>& call);
 
 /// Why the machine was not the same all the time; empty if it was.
 std::string disturbance(const Lab& lab);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "backends/cpu/stream.h"
+#include "examples/common/knee.h"
 #include "examples/lab/lab.h"
 
 namespace examples::lab {
@@ -78,9 +79,9 @@ Section limits_of_machine(const Lab& lab) {
       "fit "
       "a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float is "
       "read from main memory and one is written there, {:.0f} operations could be done.",
-      l.gflops, l.threads, l.threads > 1 ? "s" : "", l.copies.front().gb_per_second,
+      l.gflops(), l.threads, l.threads > 1 ? "s" : "", l.copies.front().gb_per_second,
       bytes_text(l.copies.front().bytes), l.memory_gbs(), bytes_text(l.copies.back().bytes),
-      8 * l.gflops / l.memory_gbs());
+      8 * l.gflops() / l.memory_gbs());
   LineChart c{{"Bandwidth of a copy", "bytes read and written", "GB/s", {{"copy", {}}}, false}};
   c.x_text = bytes_text;
   Sheet copies{"copy-bandwidth", "copies by size", {"bytes", "size", "GB/s"}};
@@ -93,12 +94,19 @@ Section limits_of_machine(const Lab& lab) {
   facts.rows = {{"processor", l.cpu},
                 {"cores, usable", int64_t{l.cores_allowed}},
                 {"threads", int64_t{l.threads}},
-                {"float32 peak, GFLOP/s", l.gflops},
+                {"eager launch, ns", l.launches.eager_ns},
+                {"launch in a replay, ns", l.launches.graph_ns},
+                {"matching a recorded op, ns", l.launches.match_ns},
+                {"a recorded step of nothing, ns", l.launches.step_ns},
                 {"spin round trip, ns", l.round_trip_ns > 0 ? Datum(l.round_trip_ns) : Datum("-")},
                 {"OpenBLAS core", l.blas.core},
                 {"versions", versions()}};
+  Sheet peaks{"peaks", "peaks by dtype, GFLOP/s", {"dtype", "multiply-adds", "a large product"}};
+  for (const auto& p : l.peaks) {
+    peaks.rows.push_back({brrr::name(p.dtype), p.gflops, p.product_gflops});
+  }
   s.pictures = {c};
-  s.sheets = {facts, copies};
+  s.sheets = {facts, peaks, copies};
   s.note = l.round_trip_ns > 0
                ? "The spin round trip is an empty parallel region."
                : "On one thread nothing is handed to others: there is no spin round trip.";
@@ -110,7 +118,7 @@ Section roofline(Lab& lab) {
   const Tensor x = random_tensor(mb * kMB);
   const double bytes = 2.0 * static_cast<double>(mb * kMB);
   // A multiplication is half of what the peak counts as two.
-  const double gflops = lab.limits.gflops / 2, gbs = lab.limits.gb_per_second(bytes);
+  const double gflops = lab.limits.gflops() / 2, gbs = lab.limits.gb_per_second(bytes);
   const double knee = gflops / gbs, low = 1.0 / 8;
   std::vector<RoofPoint> points;
   for (int64_t k = 1; k <= (lab.quick ? 4 : 256); k *= 2) {
@@ -143,6 +151,15 @@ Section roofline(Lab& lab) {
       "writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
       mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager, knee * 8,
       last.repeats * bytes / 8 / last.fused * 1e-9, gflops);
+  std::vector<std::pair<double, double>> fused;
+  for (const RoofPoint& p : points) fused.emplace_back(p.repeats, p.fused);
+  if (const Knee measured = find_knee(fused); measured.at > 0) {
+    s.seen += fmt::format(
+        " The measured knee is at {:.0f}, {:+.0f} % from there; up to half of it the time varies "
+        "by "
+        "{:.0f} %.",
+        measured.at, 100 * (measured.at / (8 * knee) - 1), 100 * measured.uneven);
+  }
   s.pictures = {rate, time};
   s.sheets = {roofline_sheet(points, bytes, gflops, gbs)};
   s.note = fmt::format(

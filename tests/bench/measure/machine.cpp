@@ -37,6 +37,7 @@ std::vector<Limits> measure_limits(const std::vector<Device>& devices) {
     l.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
     l.cores_allowed = allowed_cores();
     l.blas = blas_info();
+    l.launches = launch_costs(device);
     if (l.on_gpu()) l.gpu = device_properties(device);
   }
   return all;
@@ -48,12 +49,14 @@ std::string machine_line(const Limits& l) {
   if (!l.on_gpu()) {
     line += fmt::format(
         " | copy {:.0f} GB/s (256 KB), {:.0f} GB/s (128 MB) | FMA peak {:.0f} GFLOP/s a core",
-        l.cached_gbs(), l.memory_gbs(), l.gflops / l.threads);
+        l.cached_gbs(), l.memory_gbs(), l.gflops() / l.threads);
   }
   line += " | OpenBLAS core " + l.blas.core;
   if (!l.on_gpu() && l.round_trip_ns > 0) {
     line += fmt::format(" | spin round trip {:.0f} ns", l.round_trip_ns);
   }
+  line += fmt::format(" | launch {:.0f} ns eager, {:.0f} ns in a graph", l.launches.eager_ns,
+                      l.launches.match_ns + l.launches.graph_ns);
   if (!l.blas.warning.empty()) line += " | WARNING: " + l.blas.warning;
   return line;
 }
@@ -72,7 +75,7 @@ std::string header_text(const std::vector<Limits>& all) {
   for (const Limits& l : all) {
     if (!l.on_gpu()) continue;
     t += fmt::format("{} | {} | copy {:.0f} GB/s (256 MB) | float32 product {:.0f} GFLOP/s\n",
-                     l.gpu.name, l.gpu.versions, l.memory_gbs(), l.gflops);
+                     l.gpu.name, l.gpu.versions, l.memory_gbs(), l.gflops());
   }
   return t;
 }

@@ -22,6 +22,7 @@ struct Limits : DeviceLimits {
   int cores = 0;          ///< Online,
   int cores_allowed = 0;  ///< and in this process's affinity mask.
   BlasInfo blas;
+  LaunchCosts launches;
   DeviceProperties gpu;  ///< Empty for the CPU.
 
   bool on_gpu() const { return device.type == DeviceType::CUDA; }

@@ -53,6 +53,8 @@ class Trainer {
   /// The same at a lr that falls with `i`, as a schedule's does.
   Tensor scheduled_step(int64_t i);
   void freeze() { step_.freeze(); }
+  /// What bounds its step, on the first batch.
+  Diagnosis diagnose() { return brrr::diagnose(step_, batches_.x[0], batches_.y[0]); }
   StepStats stats() const { return step_.stats(); }
   models::Module& model() const { return *learner_.model; }
   std::vector<Tensor> parameters() const { return model().parameters(); }

@@ -1,0 +1,141 @@
+// Values of the forward pass that backward needs: kept in memory, or made anew.
+#include <algorithm>
+
+#include "examples/lab/lab.h"
+
+namespace examples::lab {
+
+namespace {
+
+// One way to run a step, and what it took.
+struct WayOfKeeping {
+  std::string name;
+  std::function<void()> call;
+  std::function<brrr::StepStats()> stats;
+  double seconds = 0, bytes = 0;  // Of a call; the bytes that its kernels move.
+};
+
+void measure_keeping(std::vector<WayOfKeeping>& all, double seconds) {
+  constexpr int looks = 3;
+  std::vector<std::function<void()>> calls;
+  for (WayOfKeeping& w : all) {
+    for (int i = 0; i < looks; ++i) w.call();
+    const brrr::Profile profile;
+    w.call();
+    for (const brrr::ProfileRow& row : profile.kinds()) w.bytes += row.bytes;
+    calls.push_back(w.call);
+  }
+  const std::vector<double> t = times_in_turns(calls, seconds);
+  for (size_t k = 0; k < all.size(); ++k) all[k].seconds = t[k];
+}
+
+const std::pair<const char*, bool> kKeeping[] = {
+    {"kept", false}, {"made anew where it saves bytes", true}};
+
+// A product, then a chain whose every value backward needs, then a product.
+std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tensor>>& results) {
+  const int64_t rows = lab.quick ? 64 : 4096, width = lab.quick ? 64 : 512;
+  const Tensor x = brrr::randn({rows, width}), v = brrr::randn({width, width});
+  const Tensor w = brrr::randn({width, width}) * 0.02;
+  w.set_requires_grad();
+  const auto fn = [=](const Tensor& t) {
+    Tensor y = matmul(t, w);
+    for (int i = 0; i < 4; ++i) y = y * y * 0.1 + y;
+    const Tensor loss = mean(matmul(y, v));
+    return std::pair(loss.detach(), brrr::grad({loss}, {w})[0]);
+  };
+  std::vector<WayOfKeeping> all;
+  size_t arena = 0;
+  const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
+    auto step = std::make_shared<brrr::Step<decltype(fn)>>(fn, options);
+    auto result = results.emplace_back(std::make_shared<Tensor>());
+    all.push_back({name, [=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); }});
+    for (int i = 0; i < 2; ++i) all.back().call();
+    arena = std::max(arena, step->stats().arena_bytes);
+  };
+  for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
+  add("in half of the memory", {.memory_budget = arena / 2});
+  return all;
+}
+
+std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
+                                   std::vector<std::shared_ptr<Trainer>>& trainers) {
+  const Task task = tasks("gpt").front();
+  batches = task.batches(lab.quick ? 1 : 64);
+  std::vector<WayOfKeeping> all;
+  size_t arena = 0;
+  const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
+    brrr::manual_seed(42);
+    auto trainer = trainers.emplace_back(
+        std::make_shared<Trainer>(task.learner(), batches, "adamw", options));
+    all.push_back({name, [=, at = int64_t{0}]() mutable { trainer->step(at++); },
+                   [=] { return trainer->stats(); }});
+    for (int i = 0; i < 2; ++i) all.back().call();
+    arena = std::max(arena, trainer->stats().arena_bytes);
+  };
+  for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
+  add("in half of the memory", {.memory_budget = arena / 2});
+  return all;
+}
+
+Sheet keeping_sheet(const char* file, const std::string& title,
+                    const std::vector<WayOfKeeping>& all) {
+  Sheet s{file, title, {"values of forward", "ms", "of kept", "MB moved", "temporaries, MB",
+                        "made anew", "kernels"}};
+  for (const WayOfKeeping& w : all) {
+    const brrr::StepStats t = w.stats();
+    s.rows.push_back({w.name, w.seconds * 1e3, times(w.seconds / all[0].seconds), w.bytes * 1e-6,
+                      static_cast<double>(t.arena_bytes) * 1e-6, static_cast<int64_t>(t.made_anew),
+                      static_cast<int64_t>(t.kernels_per_replay)});
+  }
+  return s;
+}
+
+}  // namespace
+
+Section rematerialisation(Lab& lab) {
+  std::vector<std::shared_ptr<Tensor>> results;
+  std::vector<std::shared_ptr<Trainer>> trainers;
+  Batches batches;
+  std::vector<WayOfKeeping> chain = keep_chain(lab, results), gpt = keep_gpt(lab, batches, trainers);
+  measure_keeping(chain, lab.seconds);
+  measure_keeping(gpt, lab.seconds);
+  for (size_t k = 1; k < results.size(); ++k) {
+    check_same(lab, "rematerialisation, " + chain[k].name, *results[k], *results[0], chain[k].stats());
+    const auto ours = trainers[k]->parameters(), kept = trainers[0]->parameters();
+    for (size_t p = 0; p < ours.size(); ++p) {
+      check_same(lab, "rematerialisation of a GPT", ours[p], kept[p], gpt[k].stats());
+    }
+  }
+  Section s{.title = "Compute it again, or keep it?", .seen = {}};
+  const auto percent_of = [](const WayOfKeeping& a, const WayOfKeeping& b) {
+    return 100 * static_cast<double>(a.stats().arena_bytes) / static_cast<double>(std::max<size_t>(1, b.stats().arena_bytes));
+  };
+  s.seen = fmt::format(
+      "A chain between two products, whose every value backward needs: made anew there, it moves "
+      "{:.0f} instead of {:.0f} MB and takes {:.2f} times as long as kept, with {:.0f} % of the "
+      "temporary memory. A GPT's step in {:.0f} % of its memory takes {:.2f} times as long. All with "
+      "the same results, bit for bit.",
+      chain[1].bytes * 1e-6, chain[0].bytes * 1e-6, chain[1].seconds / chain[0].seconds,
+      percent_of(chain[1], chain[0]), percent_of(gpt[2], gpt[0]), gpt[2].seconds / gpt[0].seconds);
+  s.sheets = {keeping_sheet("rematerialisation-chain", "a chain of 12 operations between two products", chain),
+              keeping_sheet("rematerialisation-gpt", tasks("gpt").front().name + ", AdamW", gpt)};
+  BarChart time{.title = "Time of a step", .x_label = "times as long as with all kept", .parts = {"time"}, .mark = 1};
+  BarChart memory{.title = "Temporary memory of a step", .x_label = "% of all kept", .parts = {"memory"}, .most = 100};
+  for (const auto& [model, all] : {std::pair{"chain", &chain}, {"GPT", &gpt}}) {
+    for (const WayOfKeeping& w : *all) {
+      const std::string label = fmt::format("{}, {}", model, w.name);
+      const double t = w.seconds / (*all)[0].seconds;
+      time.bars.push_back({label, {t}, times(t).text});
+      memory.bars.push_back({label, {percent_of(w, (*all)[0])}, fmt::format("{:.1f} MB", static_cast<double>(w.stats().arena_bytes) * 1e-6)});
+    }
+  }
+  s.pictures = {time, memory};
+  s.note =
+      "StepOptions::rematerialise and memory_budget, in turns. A value is made anew in the kernel "
+      "that uses it where that moves fewer bytes; under a budget those go that cost least for "
+      "their bytes, products last.";
+  return s;
+}
+
+}  // namespace examples::lab

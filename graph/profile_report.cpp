@@ -1,0 +1,166 @@
+// What a profile found, for people, for programs, and as a trace.
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "graph/diagnose.h"
+#include "graph/watch.h"
+
+namespace brrr {
+
+using Json = nlohmann::ordered_json;
+
+static std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
+
+static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
+  const double calls = static_cast<double>(r.calls), us = std::max(r.time.us, 1e-3);
+  return fmt::format("{:>7} {:>10.2f} {:>7} {:>10.3f} {:>10.3f} {:>8.1f} {:>7.1f}  {:<9} ", r.calls,
+                     r.time.us / calls, percent(all.share(r.time.us)), r.flops / calls * 1e-6,
+                     r.bytes / calls * 1e-6, r.flops / us * 1e-3, r.bytes / us * 1e-3,
+                     r.time.bound());
+}
+
+// What times are compared with, and where that was measured.
+static std::string limits_text(Device device, const DeviceLimits& l) {
+  const DeviceProperties p = device_properties(device);
+  const LaunchCosts c = launch_costs(device);
+  std::string t = fmt::format("{}: {}, {} thread(s), {}\n  GFLOP/s of multiply-adds, products:",
+                              name(device), p.name, l.threads, p.versions);
+  for (const auto& peak : l.peaks) {
+    t += fmt::format(" {} {:.0f}, {:.0f};", name(peak.dtype), peak.gflops, peak.product_gflops);
+  }
+  t += fmt::format(
+      " copies {:.0f} GB/s in caches, {:.0f} beyond; a launch {:.0f} ns eager, {:.0f} in a replay",
+      l.copies.front().gb_per_second, l.copies.back().gb_per_second, c.eager_ns, c.graph_ns);
+  return t + (l.round_trip_ns > 0 ? fmt::format("; round trip {:.0f} ns\n", l.round_trip_ns) : "\n");
+}
+
+std::string Profile::report(size_t most) const {
+  const TimeSplit all = total();
+  const double kernels = kernels_us();
+  std::string t;
+  for (const auto& [type, l] : watch_->limits) t += limits_text(Device{type}, l);
+  int64_t calls = 0;
+  for (const ProfileRow& r : watch_->rows) calls += r.calls;
+  t += fmt::format(
+      "{:.3f} ms, {} kernels: compute {}, memory {}, overhead {} ({} in kernels, {} between "
+      "them); {}-bound\n",
+      all.us * 1e-3, calls, percent(all.share(all.compute_us)), percent(all.share(all.memory_us)),
+      percent(all.overhead_share()), percent(all.share(kernels - all.compute_us - all.memory_us)),
+      percent(all.share(std::max(0.0, all.us - kernels))), all.bound());
+  const std::string header =
+      fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} ", "calls", "us", "share",
+                  "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by");
+  t += header + "kind\n";
+  for (const ProfileRow& r : kinds()) t += row_text(r, all) + r.kind + '\n';
+  t += header + "module\n";
+  const std::vector<ProfileRow> parts = modules();
+  for (size_t k = 0; k < std::min(most / 2, parts.size()); ++k) {
+    t += row_text(parts[k], all) + (parts[k].module.empty() ? "-" : parts[k].module) + '\n';
+  }
+  t += header + "op, module\n";
+  const std::vector<ProfileRow> list = rows();
+  ProfileRow rest;
+  for (size_t k = 0; k < list.size(); ++k) {
+    if (k >= most) {
+      add(rest, list[k]);
+      continue;
+    }
+    const std::string where = list[k].module.empty() ? "" : ", " + list[k].module;
+    t += row_text(list[k], all) + list[k].op + where + '\n';
+  }
+  if (rest.calls) t += row_text(rest, all) + fmt::format("{} more\n", list.size() - most);
+  watch_->mark = Watch::Clock::now();
+  return t;
+}
+
+static Json json_of(const TimeSplit& t) {
+  return {{"us", t.us},
+          {"compute_us", t.compute_us},
+          {"memory_us", t.memory_us},
+          {"overhead_us", t.overhead_us()},
+          {"bound_by", t.bound()}};
+}
+static Json json_of(const std::vector<ProfileRow>& rows) {
+  Json list = Json::array();
+  for (const ProfileRow& r : rows) {
+    Json j = {{"op", r.op},       {"module", r.module}, {"kind", r.kind},
+              {"calls", r.calls}, {"flops", r.flops},   {"bytes", r.bytes}};
+    j.update(json_of(r.time));
+    list.push_back(j);
+  }
+  return list;
+}
+
+std::string Profile::json() const {
+  watch_->settle();
+  Json limits = Json::object();
+  for (const auto& [type, l] : watch_->limits) {
+    Json copies = Json::array();
+    for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
+    const DeviceProperties p = device_properties(Device{type});
+    limits[name(Device{type})] = {{"name", p.name},
+                                  {"versions", p.versions},
+                                  {"threads", l.threads},
+                                  {"gflops", l.gflops()},
+                                  {"round_trip_ns", l.round_trip_ns},
+                                  {"copies_bytes_gb_per_s", copies}};
+  }
+  Json j = {
+      {"total", json_of(total())}, {"kernels_us", kernels_us()},    {"limits", limits},
+      {"kinds", json_of(kinds())}, {"modules", json_of(modules())}, {"rows", json_of(rows())}};
+  return j.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+void Profile::write_trace(const std::string& path) const {
+  watch_->settle();
+  Json events = Json::array();
+  for (const auto& [track, what] : {std::pair{Watch::Host, "host, queueing"},
+                                    {Watch::Kernels, "kernels"},
+                                    {Watch::Modules, "modules"}}) {
+    events.push_back({{"name", "thread_name"},
+                      {"ph", "M"},
+                      {"pid", 1},
+                      {"tid", int{track}},
+                      {"args", {{"name", what}}}});
+  }
+  const auto span = [&](const std::string& name, Watch::Track track, double at,
+                        double us) -> Json& {
+    events.push_back(
+        {{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", int{track}}, {"ts", at}, {"dur", us}});
+    return events.back();
+  };
+  // Neighbours of one module are one span of the last row.
+  double from = 0, to = 0;
+  const std::string* module = nullptr;
+  const auto close = [&] {
+    const std::string name = module && !module->empty() ? *module : "-";
+    if (module) span(name, Watch::Modules, from, to - from)["args"] = {{"module", name}};
+  };
+  for (const Watch::Span& s : watch_->spans) {
+    const ProfileRow& r = watch_->rows[s.row];
+    const double calls = static_cast<double>(std::max<int64_t>(1, r.calls));
+    Json& args = span(r.op, s.track, s.at_us, s.us)["args"];
+    args = {{"module", r.module.empty() ? "-" : r.module},
+            {"kind", r.kind},
+            {"flops", r.flops / calls},
+            {"bytes", r.bytes / calls}};
+    if (s.track != Watch::Kernels) continue;
+    args["us_since_the_last"] = std::max(0.0, s.at_us - to);
+    if (!module || *module != r.module) {
+      close();
+      module = &r.module;
+      from = s.at_us;
+    }
+    to = s.at_us + s.us;
+  }
+  close();
+  std::ofstream out(path);
+  out << Json{{"displayTimeUnit", "ns"}, {"traceEvents", events}}.dump(
+             1, ' ', false, Json::error_handler_t::replace)
+      << '\n';
+  out.close();
+  BRRR_CHECK(out, "profile: {} cannot be written", path);
+}
+
+}  // namespace brrr

@@ -1,0 +1,199 @@
+#pragma once
+// What a Profile keeps while it looks on; for profile.cpp and profile_report.cpp.
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "graph/profile.h"
+#include "graph/trail.h"
+#include "ops/kinds/work.h"
+
+namespace brrr {
+
+inline void add(ProfileRow& to, const ProfileRow& row) {
+  to.calls += row.calls;
+  to.flops += row.flops;
+  to.bytes += row.bytes;
+  to.time.us += row.time.us;
+  to.time.compute_us += row.time.compute_us;
+  to.time.memory_us += row.time.memory_us;
+}
+
+struct Profile::Watch final : Observer {
+  using Clock = std::chrono::steady_clock;
+  static double us_between(Clock::time_point a, Clock::time_point b) {
+    return std::chrono::duration<double, std::micro>(b - a).count();
+  }
+
+  // Where a span is drawn.
+  enum Track : uint8_t { Host = 1, Kernels, Modules };
+  struct Span {
+    size_t row;
+    Track track;
+    double at_us, us;
+  };
+  static constexpr size_t kMostSpans = 1'000'000, kMostPending = 4096;
+
+  Watch() {
+    BRRR_CHECK(!context.recorder, "profile: make it outside of the step, around calls of it");
+    BRRR_CHECK(!context.observer,
+               "profile: this thread has one already, or is in a step that checks numerics; end "
+               "the first, and make it around calls of the step");
+    context.observer = this;
+    reset();
+  }
+  ~Watch() override {
+    if (context.observer == this) context.observer = nullptr;
+    drop_pending();
+  }
+
+  void reset() {
+    drop_pending();
+    rows.clear();
+    at.clear();
+    spans.clear();
+    open.clear();
+    kernels_us = device_us = host_us = 0;
+    begin = mark = Clock::now();
+  }
+  void drop_pending() noexcept {
+    for (const Pending& p : pending) {
+      gpu().drop_mark(p.from);
+      gpu().drop_mark(p.to);
+    }
+    pending.clear();
+    if (base) gpu().drop_mark(std::exchange(base, nullptr));
+  }
+  static const Backend& gpu() { return backend(DeviceType::CUDA); }
+
+  // The time since the last mark belongs to the innermost kernel that is open, else to the host.
+  void charge(Clock::time_point now) {
+    (open.empty() ? host_us : open.back().us) += us_between(mark, now);
+  }
+
+  void begins(Device device) override {
+    charge(Clock::now());
+    Open o{now_us(), 0, nullptr};
+    if (device != kCPU) {
+      if (!base) {
+        base_us = now_us();
+        base = gpu().mark();
+      }
+      o.from = gpu().mark();
+    }
+    open.push_back(o);
+    mark = Clock::now();
+  }
+  void pause() override { charge(Clock::now()); }
+  void resume() override { mark = Clock::now(); }
+  void failed() override {
+    if (open.empty()) return;
+    charge(Clock::now());
+    host_us += open.back().us;
+    if (open.back().from) gpu().drop_mark(open.back().from);
+    open.pop_back();
+    mark = Clock::now();
+  }
+  void ran(const OpCall& c) override {
+    if (c.op->is_view()) return;
+    close();
+    const std::string path = module_path();
+    const graph::CallStorages touched(c);
+    const std::string module = path.empty() ? trail.near(touched.in) : path;
+    trail.ran(touched.all, touched.made, path);
+    const std::string name = fmt::format("{}{}", c.op->name, c.into ? "_" : "");
+    const Work work = work_of(c);
+    note(name, module, kind_of(*c.op, work), work, c.out[0].impl()->device);
+  }
+  void ran(const KernelNote& n, Device device) override {
+    close();
+    note(n.name, n.module, n.kind, n.work, device);
+  }
+
+  // The innermost kernel has run, or is in the queue.
+  void close() {
+    charge(Clock::now());
+    closed = open.back();
+    open.pop_back();
+  }
+  void note(const std::string& name, const std::string& module, const char* kind, const Work& work,
+            Device device) {
+    const auto [it, fresh] = at.try_emplace(name + '\n' + module, rows.size());
+    if (fresh) rows.push_back({name, module, kind, 0, 0, 0, {}});
+    if (closed.from) {
+      host_us += closed.us;
+      draw({it->second, Host, closed.at_us, closed.us});
+      pending.push_back({it->second, closed.from, gpu().mark(), work});
+      if (pending.size() >= kMostPending) settle();
+    } else {
+      kernels_us += closed.us;
+      draw({it->second, Kernels, closed.at_us, closed.us});
+      count(it->second, closed.us, work, device);
+    }
+    mark = Clock::now();
+  }
+  void count(size_t row, double us, const Work& work, Device device) {
+    const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device), work.dtype);
+    add(rows[row], {{}, {}, {}, 1, work.flops, work.bytes, t});
+  }
+  void draw(const Span& s) {
+    if (spans.size() < kMostSpans) spans.push_back(s);
+  }
+
+  // Figures are asked for: the time of what is queued is known once it has run.
+  void settle() {
+    charge(Clock::now());
+    mark = Clock::now();
+    if (pending.empty()) return;
+    synchronize(kCUDA);
+    charge(Clock::now());
+    for (; !pending.empty(); pending.pop_front()) {
+      const Pending& p = pending.front();
+      const double us = gpu().between(p.from, p.to);
+      device_us += us;
+      draw({p.row, Kernels, base_us + gpu().between(base, p.from), us});
+      count(p.row, us, p.work, kCUDA);
+      gpu().drop_mark(p.from);
+      gpu().drop_mark(p.to);
+    }
+    mark = Clock::now();
+  }
+
+  double now_us() const { return us_between(begin, Clock::now()); }
+  const DeviceLimits& limits_of(Device device) {
+    auto it = limits.find(device.type);
+    if (it == limits.end()) it = limits.emplace(device.type, device_limits(device)).first;
+    return it->second;
+  }
+
+  struct Open {
+    double at_us, us;
+    DeviceMark* from;  // Null: the CPU runs it.
+  };
+  struct Pending {
+    size_t row;
+    DeviceMark *from, *to;
+    Work work;
+  };
+  std::vector<ProfileRow> rows;
+  std::unordered_map<std::string, size_t> at;  // By name and module.
+  std::vector<Span> spans;
+  std::vector<Open> open;
+  std::deque<Pending> pending;  // Kernels of a GPU whose times are not known yet.
+  DeviceMark* base = nullptr;   // Where the GPU's time begins,
+  double base_us = 0;           // in that of the host.
+  Open closed{};
+  double kernels_us = 0, device_us = 0, host_us = 0;
+  Clock::time_point begin, mark;
+  graph::ModuleTrail<const Storage*> trail;
+  std::map<DeviceType, DeviceLimits> limits;
+};
+
+}  // namespace brrr

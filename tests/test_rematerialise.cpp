@@ -1,0 +1,169 @@
+// Values that are made anew instead of kept: the same bits, fewer bytes moved or less memory.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <random>
+
+#include "tests/temp_cache.h"
+
+using namespace brrr;
+
+namespace {
+
+struct Ran {
+  std::vector<Tensor> results;
+  StepStats stats;
+  std::string text;
+};
+
+// The results of the last of a few calls.
+template <class F> Ran run(const F& fn, const StepOptions& options, const Tensor& x) {
+  auto s = step(fn, options);
+  Ran ran;
+  const RngState draws{5, 0};
+  for (int k = 0; k < 3; ++k) {
+    set_rng_state(draws);
+    ran.results = s(x);
+  }
+  ran.stats = s.stats();
+  ran.text = s.explain();
+  CHECK(ran.stats.fallbacks == 0);
+  return ran;
+}
+
+void check_same(const Ran& a, const Ran& b) {
+  REQUIRE(a.results.size() == b.results.size());
+  for (size_t k = 0; k < a.results.size(); ++k) CHECK(same_bits(a.results[k], b.results[k]));
+}
+
+double moved(const auto& fn, const StepOptions& options, const Tensor& x) {
+  auto s = step(fn, options);
+  for (int k = 0; k < 3; ++k) s(x);
+  const Profile profile;
+  s(x);
+  double bytes = 0;
+  for (const ProfileRow& r : profile.kinds()) bytes += r.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("rematerialise: a chain that backward needs is made anew, with fewer bytes and the same bits") {
+  const Tensor w = randn({64, 64}), v = randn({64, 64});
+  w.set_requires_grad();
+  const auto fn = [&](const Tensor& x) {
+    Tensor y = matmul(x, w);
+    for (int k = 0; k < 3; ++k) y = y * y * 0.1 + y;
+    const Tensor loss = mean(matmul(y, v));
+    return std::vector<Tensor>{loss.detach(), grad({loss}, {w})[0]};
+  };
+  const Tensor x = randn({128, 64});
+  const Ran eager = run(fn, {.mode = Mode::Eager}, x), kept = run(fn, {.rematerialise = false}, x),
+            anew = run(fn, {}, x);
+  check_same(eager, kept);
+  check_same(eager, anew);
+  CHECK(kept.stats.made_anew == 0);
+  CHECK(anew.stats.made_anew > 0);
+  CHECK(anew.stats.arena_bytes < kept.stats.arena_bytes);
+  CHECK(anew.stats.kernels_per_replay <= kept.stats.kernels_per_replay);
+  CHECK(anew.text.find("make anew what could be kept") != std::string::npos);
+  CHECK(moved(fn, {}, x) < moved(fn, {.rematerialise = false}, x));
+}
+
+TEST_CASE("rematerialise: what a value was made from may have changed since") {
+  const Tensor w = randn({64, 64});
+  const auto fn = [&](const Tensor& x) {
+    Tensor a = matmul(x, w);
+    const Tensor b = a * 2.0 + 1.0;  // Kept: a is overwritten before b is used again.
+    const Tensor c = matmul(b, w);
+    a.mul_(3.0);
+    const Tensor d = matmul(a, c);
+    return std::vector<Tensor>{b * d, matmul(b + d, w)};
+  };
+  const Tensor x = randn({64, 64});
+  const Ran eager = run(fn, {.mode = Mode::Eager}, x);
+  for (const bool fuse : {true, false}) {
+    for (const size_t budget : {size_t{0}, size_t{1}}) {
+      check_same(eager, run(fn, {.fuse = fuse, .memory_budget = budget}, x));
+    }
+  }
+}
+
+TEST_CASE("memory budget: a GPT with dropout trains to the same bits in less memory") {
+  const models::GPTOptions options{
+      .vocab = 17, .block = 16, .layers = 2, .heads = 2, .width = 32, .dropout = 0.1};
+  const auto train = [&](const StepOptions& how, StepStats& stats, std::string& text) {
+    manual_seed(3);
+    models::GPT model(options);
+    optim::AdamW opt(model.parameters(), {.lr = 1e-3});
+    auto s = step(
+        [&](const Tensor& x, const Tensor& y) {
+          const Tensor loss = model.loss(x, y);
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss;
+        },
+        how);
+    for (int k = 0; k < 4; ++k) s(randint(0, 17, {8, 16}), randint(0, 17, {8, 16}));
+    stats = s.stats();
+    text = s.explain();
+    CHECK(stats.fallbacks == 0);
+    return model.parameters();
+  };
+  StepStats all, stats;
+  std::string text;
+  const std::vector<Tensor> kept = train({}, all, text);
+  CHECK(text.find("memory budget") == std::string::npos);
+  for (const bool fuse : {true, false}) {
+    for (const size_t percent : {60, 30, 0}) {
+      CAPTURE(fuse);
+      CAPTURE(percent);
+      const size_t budget = std::max<size_t>(1, all.arena_bytes * percent / 100);
+      const std::vector<Tensor> p = train({.fuse = fuse, .memory_budget = budget}, stats, text);
+      for (size_t k = 0; k < p.size(); ++k) CHECK(same_bits(p[k], kept[k]));
+      CHECK(text.find("memory budget") != std::string::npos);
+      CHECK(stats.made_anew > 0);
+      if (!fuse) continue;
+      CHECK(stats.arena_bytes < all.arena_bytes);
+      if (percent == 0) CHECK(text.find("nothing more can be dropped") != std::string::npos);
+    }
+  }
+}
+
+// Values of one shape made from each other, between two products, in any order.
+TEST_CASE("rematerialise: random chains equal eager to the bit") {
+  test::TempCache cache;
+  for (unsigned seed = 1; seed <= 4; ++seed) {
+    CAPTURE(seed);
+    manual_seed(seed);
+    const Tensor w = randn({32, 32}) * 0.2;
+    w.set_requires_grad();
+    const auto fn = [&](const Tensor& x) {
+      std::mt19937 random(seed);
+      std::vector<Tensor> all = {matmul(x, w)};
+      const auto any = [&]() -> const Tensor& { return all[random() % all.size()]; };
+      for (int k = 0; k < 12; ++k) {
+        switch (random() % 6) {
+          case 0: all.push_back(any() + any()); break;
+          case 1: all.push_back(any() * any() * 0.5); break;
+          case 2: all.push_back(relu(any()) - 0.25); break;
+          case 3: all.push_back(sigmoid(any())); break;
+          case 4: all.push_back(any() - mean(any(), {1}, true)); break;
+          default: all.push_back(dropout(any(), 0.3, true)); break;
+        }
+      }
+      const Tensor loss = mean(matmul(all.back(), w)) + mean(matmul(any() * any(), w));
+      std::vector<Tensor> out = grad({loss}, {w});
+      out.push_back(any() * 1.5);
+      out.push_back(loss.detach());
+      return out;
+    };
+    const Tensor x = randn({128, 32});
+    const Ran eager = run(fn, {.mode = Mode::Eager}, x);
+    check_same(eager, run(fn, {}, x));
+    check_same(eager, run(fn, {.memory_budget = 1}, x));
+    check_same(eager, run(fn, {.fuse = false, .memory_budget = 1}, x));
+  }
+}
