@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "tests/bench/peer_torch.h"
+#include "tests/bench/peer_torch_models.h"
 
 namespace {
 
@@ -21,18 +21,6 @@ constexpr const char* help =
 Prints one JSON line per configuration.
 )";
 
-torch::nn::Sequential make_model() {
-  torch::NoGradGuard no_grad;
-  torch::nn::Sequential model;
-  for (std::size_t l = 0; l + 1 < mlp_sizes.size(); ++l) {
-    torch::nn::Linear linear(mlp_sizes[l], mlp_sizes[l + 1]);
-    init_mlp_layer(l, linear->weight.data_ptr<float>(), linear->bias.data_ptr<float>());
-    model->push_back(linear);
-    if (l + 2 < mlp_sizes.size()) model->push_back(torch::nn::ReLU());
-  }
-  return model;
-}
-
 void run_mlp(const PeerOptions& o) {
   const MlpBatches data = make_mlp_batches(o.batch);
   std::vector<torch::Tensor> x, y;
@@ -43,13 +31,16 @@ void run_mlp(const PeerOptions& o) {
     y.push_back(
         torch::from_blob(const_cast<std::int64_t*>(data.y[b].data()), {o.batch}, torch::kInt64));
   }
-  torch::nn::Sequential model = make_model();
-  const auto optimizer = make_optimizer(o.optimizer, model->parameters());
+  TorchMlp model(mlp_sizes);
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    nn::Linear& layer = model.layers[l];
+    init_mlp_layer(l, layer->weight.data_ptr<float>(), layer->bias.data_ptr<float>());
+  }
+  const auto optimizer = make_optimizer(o.optimizer, model.parameters());
   torch::Tensor loss;
   const auto us = time_steps(o.warmup, o.steps, [&](int i) {
     optimizer->zero_grad();
-    loss = torch::nn::functional::cross_entropy(model->forward(x[i % num_batches]),
-                                                y[i % num_batches]);
+    loss = model.loss(x[i % num_batches], y[i % num_batches]);
     loss.backward();
     optimizer->step();
   });

@@ -1,4 +1,4 @@
-"""Training steps of brrr, PyTorch and JAX on the CPU, as `./brrr bench --peers` runs them.
+"""Training steps of brrr, libtorch, PyTorch, JAX on the CPU, as `./brrr bench --peers` runs them.
 
 Everybody starts from the same weights and batch, which bench_steps writes. For each step, in each
 round, bench_steps and the peers run one after the other, each in a fresh process on the same CPUs.
@@ -22,6 +22,7 @@ ROOT = HERE.parent.parent
 ENVIRONMENT = "build/peers"  # Where a virtual environment with the peers is looked for.
 INSTALL = (f"python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/pip install torch jax"
            "    (torch without CUDA: --index-url https://download.pytorch.org/whl/cpu)")
+INSTALL_LIBTORCH = "apt-get install libtorch-dev    (older than what torch above brings)"
 CLOSE = 1e-3  # Losses that differ by more, relatively, come from another computation.
 WHOLE = 0.9  # With less of a core than this something else had a part of it.
 LIMIT = 900  # Seconds of a process: torch.compile takes its time when it is used first.
@@ -30,10 +31,12 @@ LIMIT = 900  # Seconds of a process: torch.compile takes its time when it is use
 BEST = "brrr graph"
 COLUMNS = {BEST: ("brrr", ", graph"),
            "brrr eager": ("brrr", ""),
+           "libtorch": ("libtorch", ""),
            "PyTorch eager": ("torch", ""),
            "torch.compile": ("torch", ", torch.compile default"),
            "JAX jit": ("jax", "")}
 PACKAGES = {"torch": "PyTorch", "jax": "JAX"}
+NAMES = {"libtorch": "libtorch", **PACKAGES}
 
 
 def options_of(arguments):
@@ -80,9 +83,40 @@ def run(command, options):
     return done.stdout
 
 
+def libtorch_program(options):
+    """libtorch's program, beside brrr's."""
+    return pathlib.Path(options.program).with_name("peer_torch_steps")
+
+
+def build_libtorch(options):
+    """Builds libtorch's program where brrr's was built, with what the PyTorch of --python brings,
+    without one with Debian's; returns the version. Throws RuntimeError with what is missing."""
+    program = libtorch_program(options)
+    build = program.parent.parent
+    if (build / "CMakeCache.txt").exists():
+        code = "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)"
+        try:
+            folder = run([options.python, "-c", code], options).splitlines()[-1]
+        except (OSError, RuntimeError):
+            folder = ""
+        target = ["cmake", "--build", str(build), "--target", program.name]
+        try:
+            run(["cmake", f"-DBRRR_TORCH={folder}", str(build)], options)
+            run(target, options)
+        except RuntimeError:
+            raise RuntimeError(f"its program cannot be built: {' '.join(target)}")
+    if not program.exists():
+        raise RuntimeError(f"neither {options.python} nor Debian's libtorch-dev has it")
+    return run([str(program), "--version"], options).strip()
+
+
 def installed(options):
-    """Module -> its version, of the peers that can be imported; and a line for each that cannot."""
+    """Program -> its version, of the peers that are there; and a line for each that is not."""
     versions, missing = {}, []
+    try:
+        versions["libtorch"] = build_libtorch(options)
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as e:
+        missing.append(f"libtorch is left out: {e}")
     for module, name in PACKAGES.items():
         code = f"import {module}; print({module}.__version__)"
         try:
@@ -96,6 +130,8 @@ def commands(options, versions, inputs):
     """Program -> its command, which --only and --json complete."""
     common = ["--threads", str(options.threads), "--seconds", str(options.seconds)]
     found = {"brrr": [options.program, *common]}
+    if "libtorch" in versions:
+        found["libtorch"] = [str(libtorch_program(options)), "--inputs", inputs, *common]
     for module, more in (("torch", ["--compile"]), ("jax", [])):
         if module in versions:
             found[module] = [options.python, str(HERE / f"peer_{module}.py"), "--device", "cpu",
@@ -243,13 +279,15 @@ def main():
     versions, missing = installed(options)
     about = {"cpu": processor(), "threads": options.threads, "cpus": options.cpus,
              "rounds": options.rounds, "versions": versions, "missing": missing}
-    known = " | ".join(f"{PACKAGES[module]} {version}" for module, version in versions.items())
+    known = " | ".join(f"{NAMES[program]} {version}" for program, version in versions.items())
     print(f"{about['cpu']} | threads: {options.threads} | rounds: {options.rounds}"
           + (f" | {known}" if known else ""))
     for line in missing:
         print(line)
     if missing:
         print(f"To install what is missing: {INSTALL}")
+    if "libtorch" not in versions:
+        print(f"libtorch alone: {INSTALL_LIBTORCH}")
     print("A step's time, median (least .. most of the rounds), how many times brrr's graph")
     steps = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 #pragma once
 
-// The training steps that brrr and its peers in Python make: where they start, who writes that for
-// the peers, and brrr's own run of one. bench_gpu and bench_steps measure them, peer_inputs.py
-// reads what they write.
+// The training steps that brrr and its peers make: where they start, who writes that for the peers,
+// and brrr's own run of one. bench_gpu and bench_steps measure them, peer_inputs.py and
+// peer_torch_steps.cpp read what they write.
 
 #include <brrr/brrr.h>
 #include <fmt/format.h>
@@ -13,11 +13,9 @@
 #include <vector>
 
 #include "tests/bench/measure/trainer.h"
+#include "tests/bench/timed_step.h"
 
 namespace brrr::bench {
-
-// Steps whose losses are compared, between brrr's modes and between programs.
-inline constexpr int kLosses = 10;
 
 struct StepMode {
   const char* suffix;
@@ -35,7 +33,7 @@ struct StepTask {
 
 inline StepTask mlp_task(int64_t batch) {
   const models::MLPOptions options{.sizes = {784, 256, 128, 10}, .activation = "relu"};
-  return {fmt::format("MLP step, batch {}", batch), fmt::format("mlp-{}", batch),
+  return {mlp_step_name(batch), fmt::format("mlp-{}", batch),
           [=] {
             manual_seed(42);
             return mlp_learner(options);
@@ -44,16 +42,15 @@ inline StepTask mlp_task(int64_t batch) {
 }
 
 inline StepTask gpt_task(const models::GPTOptions& options, int64_t batch) {
-  return {
-      fmt::format("GPT step, {} layers, width {}, batch {}", options.layers, options.width, batch),
-      fmt::format("gpt-{}x{}-{}", options.layers, options.width, batch),
-      [=] {
-        manual_seed(42);
-        return gpt_learner(options);
-      },
-      randint(0, options.vocab, {batch, options.block}),
-      randint(0, options.vocab, {batch, options.block}),
-      options.heads};
+  return {gpt_step_name(options.layers, options.width, batch),
+          fmt::format("gpt-{}x{}-{}", options.layers, options.width, batch),
+          [=] {
+            manual_seed(42);
+            return gpt_learner(options);
+          },
+          randint(0, options.vocab, {batch, options.block}),
+          randint(0, options.vocab, {batch, options.block}),
+          options.heads};
 }
 
 // For the peers: weights, under the model's own names, batches and heads.

@@ -1,0 +1,92 @@
+#pragma once
+
+// What programs in C++ that measure training steps for `./brrr bench --peers` share: their options,
+// the steps' names, how a step is timed. peer_inputs.py has the same for those in Python. C++17 and
+// nothing of brrr, for the peers.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "tests/bench/measure/timing.h"
+#include "tests/bench/peer.h"
+
+namespace brrr::bench {
+
+// Steps whose losses are compared, between brrr's modes and between programs.
+inline constexpr int kLosses = 10;
+
+struct StepsOptions {
+  std::string json, inputs, only;
+  int threads = 1;
+  double seconds = 0.5;
+
+  /// Whether `word` is one of them, whose value this keeps.
+  bool take(const std::string& word, const char* value) {
+    if (word == "--only") {
+      only = value;
+    } else if (word == "--json") {
+      json = value;
+    } else if (word == "--inputs") {
+      inputs = value;
+    } else if (word == "--threads") {
+      threads = static_cast<int>(positive_number(word, value));
+    } else if (word == "--seconds") {
+      seconds = std::atof(value);
+    } else {
+      return false;
+    }
+    return true;
+  }
+};
+
+inline std::string mlp_step_name(std::int64_t batch) {
+  return fmt::format("MLP step, batch {}", batch);
+}
+
+inline std::string gpt_step_name(std::int64_t layers, std::int64_t width, std::int64_t batch) {
+  return fmt::format("GPT step, {} layers, width {}, batch {}", layers, width, batch);
+}
+
+struct Timed {
+  double seconds = 0;  // Of a step: the median of the samples.
+  double cores = 0;    // CPU time to time: how many cores were at work.
+};
+
+// Runs run.step() for `enough` seconds in samples, run.reset() before each. As in peer_inputs.py,
+// which says why: samples of about a fiftieth of a second, at most so many steps from the first
+// weights, and no fewer samples.
+template <class Run> Timed timed(Run& run, double enough) {
+  constexpr double sample_seconds = 0.02;
+  constexpr std::int64_t most_steps = 100;
+  constexpr std::size_t fewest_samples = 5;
+  const auto sample = [&](std::int64_t n) {
+    const auto start = Clock::now();
+    for (std::int64_t i = 0; i < n; ++i) run.step();
+    return seconds_since(start);
+  };
+  run.reset();
+  for (int i = 0; i < 3; ++i) run.step();
+  const double fastest = std::min(sample(1), sample(3) / 3);
+  const auto n =
+      std::clamp(static_cast<std::int64_t>(sample_seconds / fastest), std::int64_t{1}, most_steps);
+  std::vector<double> all;
+  double spent = 0, busy = 0;
+  while (spent < enough || all.size() < fewest_samples) {
+    run.reset();
+    for (int i = 0; i < 3; ++i) run.step();
+    const std::clock_t before = std::clock();
+    const double seconds = sample(n);
+    busy += static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+    spent += seconds;
+    all.push_back(seconds / static_cast<double>(n));
+  }
+  return {median(all), busy / spent};
+}
+
+}  // namespace brrr::bench
