@@ -131,14 +131,16 @@ void judge_training(Lab& lab, std::vector<Verdict>& all, const char* model, int6
 Section one_element_add(Lab& lab) {
   const auto [adds, steps] = measure_adds(lab);
   Sheet sheet{"one-element-add", "a one-element add", {"how", "ns an add", "adds a second"}};
-  BarChart c{.title = "Time of a one-element add", .x_label = "ns", .parts = {"time"}};
+  BarChart c{.title = "Time of a one-element add",
+             .x_label = "ns",
+             .parts = {{"eager", kEager}, {"graph", kGraph}}};
   const std::pair<const char*, double> all[] = {
       {"eager, no gradient", adds[0]}, {"eager, gradient", adds[1]},
       {"in an eager step", steps[0]},  {"graph, not fused", steps[1]},
       {"graph, fused", steps[2]},      {"graph, fused, frozen", steps[3]}};
   for (const auto& [name, ns] : all) {
     sheet.rows.push_back({name, ns, {fmt::format("{:.1f} million", 1e3 / ns), 1e9 / ns}});
-    c.bars.push_back({name, {ns}, three_figures(ns)});
+    c.bars.push_back(mode_bar(name, ns));
   }
   Sheet empty{"step-of-nothing", "a step of nothing", {"mode", "ns a call"}};
   empty.rows = {{"eager", adds[2]}, {"graph", adds[3]}};
@@ -151,7 +153,7 @@ Section one_element_add(Lab& lab) {
       "a graph.",
       adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops, kChain, steps[1], steps[2],
       steps[3], adds[2], adds[3]);
-  s.pictures = {c};
+  s.pictures = {draw("one-element-add", c)};
   s.sheets = {sheet, empty};
   s.note = fmt::format(
       "Steps are chains of {} adds, their time divided by as many; the step's own cost is in it. "
@@ -174,15 +176,20 @@ Section verdicts(Lab& lab) {
               "brrr::diagnose of eager steps",
               {"step", "built to be", "verdict", "compute", "memory", "overhead", "eager us",
                "graph us", "gain"}};
-  BarChart c = split_chart("What diagnose finds, eager mode");
-  c.group = 0;
+  BarChart c{.title = "What diagnose finds, eager mode",
+             .x_label = "% of the step",
+             .parts = {{"compute", kCompute}, {"memory", kMemory}, {"overhead", kOverhead}},
+             .most = 100,
+             .figures = true};
   size_t right = 0, built = 0;
   for (const Verdict& v : all) {
     const brrr::TimeSplit& t = v.d.split;
     sheet.rows.push_back({v.name, v.expected, t.bound(), percent(t.share(t.compute_us)),
                           percent(t.share(t.memory_us)), percent(t.overhead_share()), v.d.eager_us,
                           v.d.graph_us, times(v.d.gain())});
-    c.bars.push_back(split_bar(v.name, t));
+    const auto part = [&](double us) { return 100 * t.share(us); };
+    c.bars.push_back(
+        {v.name, {part(t.compute_us), part(t.memory_us), part(t.overhead_us())}, t.bound()});
     built += v.expected != "-";
     right += v.expected == t.bound();
   }
@@ -192,7 +199,7 @@ Section verdicts(Lab& lab) {
       "\"{}\"; of {}, \"{}\".",
       built, right, all[built].name, all[built].d.text.substr(0, all[built].d.text.find('\n')),
       all.back().name, all.back().d.text.substr(0, all.back().d.text.find('\n')));
-  s.pictures = {c};
+  s.pictures = {draw("verdicts", c)};
   s.sheets = {sheet};
   s.note =
       "brrr::diagnose measures both modes in turns, and a profile splits the eager step's time. "

@@ -97,7 +97,7 @@ Section limits_of_machine(const Lab& lab) {
                 {"spin round trip, ns", l.round_trip_ns > 0 ? Datum(l.round_trip_ns) : Datum("-")},
                 {"OpenBLAS core", l.blas.core},
                 {"versions", versions()}};
-  s.pictures = {c};
+  s.pictures = {draw("copy-bandwidth", c)};
   s.sheets = {facts, copies};
   s.note = l.round_trip_ns > 0
                ? "The spin round trip is an empty parallel region."
@@ -143,7 +143,7 @@ Section roofline(Lab& lab) {
       "writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
       mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager, knee * 8,
       last.repeats * bytes / 8 / last.fused * 1e-9, gflops);
-  s.pictures = {rate, time};
+  s.pictures = {draw("roofline", rate), draw("roofline-time", time)};
   s.sheets = {roofline_sheet(points, bytes, gflops, gbs)};
   s.note = fmt::format(
       "Limits: half of the peak of multiply-adds, {:.0f} GFLOP/s, and a copy of as many bytes, "
@@ -163,10 +163,11 @@ Section fusion(Lab& lab) {
   Sheet sheet{"fusion",
               fmt::format("cos of {} MB", mb),
               {"what", "ms", "GB/s of one reading and writing", "of the copy"}};
-  BarChart c{.title = fmt::format("{} MB, read and written", mb),
+  BarChart c{.title = fmt::format("Time of cos(x) and cos(cos(x)), {} MB", mb),
              .x_label = "ms",
-             .parts = {"time"},
-             .mark = copy * 1e3};
+             .parts = {{"eager", kEager}, {"graph", kGraph}},
+             .mark = copy * 1e3,
+             .mark_name = "a copy"};
   const std::pair<const char*, double> all[] = {{"copy", copy},
                                                 {"cos(x) eager", one.eager},
                                                 {"cos(x) graph", one.graph},
@@ -175,7 +176,7 @@ Section fusion(Lab& lab) {
   for (const auto& [name, seconds] : all) {
     const double gbs = 2 * static_cast<double>(mb * kMB) / seconds * 1e-9;
     sheet.rows.push_back({name, seconds * 1e3, gbs, times(seconds / copy)});
-    c.bars.push_back({name, {seconds * 1e3}, three_figures(seconds * 1e3)});
+    c.bars.push_back(mode_bar(name, seconds * 1e3));
   }
   Section s{.title = "Fusion", .seen = {}};
   s.seen = fmt::format(
@@ -189,7 +190,8 @@ Section fusion(Lab& lab) {
         "it, so that fusion saves the reading and writing only.",
         one.graph / copy);
   }
-  s.pictures = {c};
+  c.bars.erase(c.bars.begin());  // The mark shows the copy.
+  s.pictures = {draw("fusion", c)};
   s.sheets = {sheet};
   s.note = "The dashed line is the copy: what any kernel that reads and writes so much takes.";
   return s;
@@ -219,8 +221,9 @@ Section activations(Lab& lab) {
               {"activation", "graph ms", "of the bare sum", "kernels", "eager ms", "eager/graph"}};
   BarChart c{.title = "act(x * w + b) + r in one kernel",
              .x_label = "times as long as reading and writing alone",
-             .parts = {"time"},
-             .mark = 1};
+             .parts = {{"graph", kGraph}},
+             .mark = 1,
+             .mark_name = "reading and writing alone"};
   std::vector<std::pair<double, std::string>> times_of;
   for (const auto& [name, act] : all) {
     const auto fn = [&, &act = act](const Tensor& v) { return act(v * w + b) + r; };
@@ -238,7 +241,7 @@ Section activations(Lab& lab) {
       "long as adding the same tensors and nothing else. Where a bar ends near 1, memory hides the "
       "function's cost.",
       hi->second, hi->first / lo->first, lo->second, hi->second, hi->first / copy);
-  s.pictures = {c};
+  s.pictures = {draw("activations", c)};
   s.sheets = {sheet};
   s.note = fmt::format(
       "Each is one fused kernel that reads two tensors of {} MB and writes one; beside it, in the "
