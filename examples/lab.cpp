@@ -62,7 +62,7 @@ struct Options : CommandLine {
   Options()
       : CommandLine(
             "Shows what bounds a training step: compute, memory bandwidth or overhead. Writes "
-            "lab.html, lab.json and a CSV file for each table.",
+            "lab.html, lab.json, a CSV file for each table and an SVG file for each picture.",
             "lab") {
     threads = 1;
     add("--out", out, "the folder to write into", output_folder());
@@ -108,13 +108,14 @@ Page page_of(const lab::Lab& lab, const std::vector<lab::Section>& sections) {
   if (lab.quick) page.paragraph("A quick run with tiny sizes: its figures mean nothing.");
   if (!lab.complaints.empty()) page.lead("Do not use these figures: " + lab.complaints);
   for (const lab::Section& s : sections) {
+    for (const Picture& p : s.answer_pictures) page.picture(p);
     for (const std::string& line : lines_of(s.answer)) page.lead(line);
   }
   if (!disturbance(lab).empty()) page.note(disturbance(lab));
   for (const lab::Section& s : sections) {
     page.heading(s.title);
     for (const std::string& line : lines_of(s.seen)) page.paragraph(line);
-    for (const auto& picture : s.pictures) std::visit([&](auto& c) { page.picture(c); }, picture);
+    for (const Picture& p : s.pictures) page.picture(p);
     if (!s.note.empty()) page.note(s.note);
     for (const Sheet& sheet : s.sheets) page.table(sheet);
   }
@@ -139,8 +140,14 @@ Json json_of(const lab::Lab& lab, const std::vector<lab::Section>& sections, dou
 void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Section>& sections,
                double seconds) {
   const fs::path folder = o.out;
+  const auto write_picture = [&](const Picture& p) {
+    write_file(folder / (p.name + ".svg"), svg_file({p}));
+  };
   for (const lab::Section& s : sections) {
     for (const Sheet& sheet : s.sheets) write_file(folder / (sheet.name + ".csv"), sheet.csv());
+    for (const Picture& p : s.pictures) write_picture(p);
+    for (const Picture& p : s.answer_pictures) write_picture(p);
+    if (!s.answer_pictures.empty()) write_file(folder / "lab.svg", svg_file(s.answer_pictures));
   }
   write_file(folder / "lab.json", json_of(lab, sections, seconds).dump(2) + "\n");
   write_file(folder / "lab.html", page_of(lab, sections).html());

@@ -24,15 +24,17 @@ static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
 static std::string limits_text(Device device, const DeviceLimits& l) {
   const DeviceProperties p = device_properties(device);
   const LaunchCosts c = launch_costs(device);
-  std::string t = fmt::format("{}: {}, {} thread(s), {}\n  GFLOP/s of multiply-adds, products:",
-                              name(device), p.name, l.threads, p.versions);
+  std::string t =
+      fmt::format("{}: {}, {} thread(s), {}\n  GFLOP/s of multiply-adds, products:", name(device),
+                  p.name, l.threads, p.versions);
   for (const auto& peak : l.peaks) {
     t += fmt::format(" {} {:.0f}, {:.0f};", name(peak.dtype), peak.gflops, peak.product_gflops);
   }
   t += fmt::format(
       " copies {:.0f} GB/s in caches, {:.0f} beyond; a launch {:.0f} ns eager, {:.0f} in a replay",
       l.copies.front().gb_per_second, l.copies.back().gb_per_second, c.eager_ns, c.graph_ns);
-  return t + (l.round_trip_ns > 0 ? fmt::format("; round trip {:.0f} ns\n", l.round_trip_ns) : "\n");
+  return t +
+         (l.round_trip_ns > 0 ? fmt::format("; round trip {:.0f} ns\n", l.round_trip_ns) : "\n");
 }
 
 std::string Profile::report(size_t most) const {

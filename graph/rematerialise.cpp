@@ -145,17 +145,19 @@ class Chooser {
       all.push_back(a.instr);
     }
     for (const Access& a : r_.accesses[st]) {
-      if (!all.empty() && a.instr < all.back() && std::find(all.begin(), all.end(), a.instr) == all.end()) return {};
+      if (!all.empty() && a.instr < all.back() &&
+          std::find(all.begin(), all.end(), a.instr) == all.end())
+        return {};
     }
     return all;
   }
   bool temporary(uint32_t st) const {
-    return r_.storages[st].origin == Origin::Internal && !r_.lasting[st] && !r_.accesses[st].empty();
+    return r_.storages[st].origin == Origin::Internal && !r_.lasting[st] &&
+           !r_.accesses[st].empty();
   }
   bool unchanged(uint32_t st, uint32_t from, uint32_t to) const {
-    return std::none_of(r_.accesses[st].begin(), r_.accesses[st].end(), [&](const Access& a) {
-      return a.write && a.instr > from && a.instr < to;
-    });
+    return std::none_of(r_.accesses[st].begin(), r_.accesses[st].end(),
+                        [&](const Access& a) { return a.write && a.instr > from && a.instr < to; });
   }
   bool used_in(uint32_t st, uint32_t group) const {
     return std::any_of(r_.accesses[st].begin(), r_.accesses[st].end(),
@@ -233,11 +235,13 @@ std::vector<Again> Chooser::fewer_bytes() {
       last = std::max(last, h);
       for (uint32_t leaf : distinct(c.leaves)) {
         const auto at = by_group.find(h);
-        const bool anew = at != by_group.end() && std::count(at->second.storages.begin(), at->second.storages.end(), leaf);
+        const bool anew = at != by_group.end() &&
+                          std::count(at->second.storages.begin(), at->second.storages.end(), leaf);
         if (!anew && !used_in(leaf, h)) gain -= bytes(leaf);
       }
     }
-    for (uint32_t leaf : c.leaves) longer += temporary(leaf) && life_[leaf].second < last ? bytes(leaf) : 0;
+    for (uint32_t leaf : c.leaves)
+      longer += temporary(leaf) && life_[leaf].second < last ? bytes(leaf) : 0;
     if (!can || gain < kLittleMemory || longer > bytes(st)) continue;
     for (const auto& [h, list] : users) {
       Again& a = by_group[h];
@@ -334,7 +338,8 @@ std::vector<Again> Chooser::less_memory(std::set<uint32_t>& banned, int64_t exce
   for (Candidate& x : all) {
     if (excess <= 0) break;
     if (kept.count(x.storage)) continue;
-    if (std::any_of(x.leaves.begin(), x.leaves.end(), [&](uint32_t l) { return dropped.count(l); })) {
+    if (std::any_of(x.leaves.begin(), x.leaves.end(),
+                    [&](uint32_t l) { return dropped.count(l); })) {
       continue;
     }
     dropped.insert(x.storage);
@@ -362,8 +367,7 @@ size_t repeated(const Recording& r) {
 
 }  // namespace
 
-Rematerialised rematerialise(const Recording& r, const StepOptions& options,
-                             const Target& target) {
+Rematerialised rematerialise(const Recording& r, const StepOptions& options, const Target& target) {
   Rematerialised out;
   const auto now = [&]() -> const Recording& { return out.recording ? *out.recording : r; };
   Schedule s = make_schedule(r, options.fuse, target);

@@ -317,6 +317,12 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
   for (const char* outside : {"src=", "<link", "@import", "url(http"}) {
     CHECK_FALSE(contains(page, outside));
   }
+  for (const char* name : {"lab", "batch-doubling-mlp", "classes", "roofline", "verdicts"}) {
+    const std::string svg = read_text(out + "/" + name + ".svg");
+    CHECK(svg.starts_with("<svg xmlns"));
+    CHECK(contains(svg, "prefers-color-scheme"));
+    CHECK(svg.ends_with("</svg>\n"));
+  }
   CHECK(run("lab --out /dev/null").status == 2);
 }
 

@@ -49,7 +49,8 @@ double moved(const auto& fn, const StepOptions& options, const Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("rematerialise: a chain that backward needs is made anew, with fewer bytes and the same bits") {
+TEST_CASE(
+    "rematerialise: a chain that backward needs is made anew, with fewer bytes and the same bits") {
   const Tensor w = randn({64, 64}), v = randn({64, 64});
   w.set_requires_grad();
   const auto fn = [&](const Tensor& x) {
@@ -146,12 +147,24 @@ TEST_CASE("rematerialise: random chains equal eager to the bit") {
       const auto any = [&]() -> const Tensor& { return all[random() % all.size()]; };
       for (int k = 0; k < 12; ++k) {
         switch (random() % 6) {
-          case 0: all.push_back(any() + any()); break;
-          case 1: all.push_back(any() * any() * 0.5); break;
-          case 2: all.push_back(relu(any()) - 0.25); break;
-          case 3: all.push_back(sigmoid(any())); break;
-          case 4: all.push_back(any() - mean(any(), {1}, true)); break;
-          default: all.push_back(dropout(any(), 0.3, true)); break;
+          case 0:
+            all.push_back(any() + any());
+            break;
+          case 1:
+            all.push_back(any() * any() * 0.5);
+            break;
+          case 2:
+            all.push_back(relu(any()) - 0.25);
+            break;
+          case 3:
+            all.push_back(sigmoid(any()));
+            break;
+          case 4:
+            all.push_back(any() - mean(any(), {1}, true));
+            break;
+          default:
+            all.push_back(dropout(any(), 0.3, true));
+            break;
         }
       }
       const Tensor loss = mean(matmul(all.back(), w)) + mean(matmul(any() * any(), w));

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <numeric>
 
 namespace examples {
 
@@ -12,10 +14,42 @@ namespace {
 
 using brrr::bench::Line;
 
-// In units of the view box, which is as wide as a figure on a large screen: text keeps its size
-// there, and on a phone shrinks little.
-constexpr double kWidth = 440, kHeight = 280;
-constexpr double kLetter = 7.1;  // About as wide as a character at the style sheet's size.
+// Colours stay apart for colour-blind people (blue and purple against orange and green), and in
+// black and white: neighbours in a bar differ in lightness.
+constexpr const char* kStyle = R"css(
+:root { color-scheme: light dark; --bg: #fff; --fg: #1b1d21; --dim: #555b66; --rule: #d9dce1;
+  --c0: #a0387a; --c1: #009e73; --c2: #0b4f8a; --c3: #6cb9ec; --c4: #de6a0e; --c5: #f9c978;
+  --c6: #9aa0a8; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --bg: #15171a; --fg: #e6e7e9; --dim: #a3a9b3; --rule: #383c43; --c0: #c766a4;
+    --c1: #2fc49a; --c2: #2873b8; --c3: #8fcdf5; --c4: #dd6a1f; --c5: #ffd796; }
+}
+svg text { font: 13px system-ui, sans-serif; fill: var(--fg); }
+svg .title { font-size: 14px; font-weight: 600; }
+svg .mid { text-anchor: middle; }
+svg .end { text-anchor: end; }
+svg .dim { fill: var(--dim); }
+svg .halo { paint-order: stroke; stroke: var(--bg); stroke-width: 4px; }
+svg .in { font-size: 11px; text-anchor: middle; fill: #111; }
+svg .in.c0, svg .in.c2 { fill: #fff; }
+.paper { fill: var(--bg); }
+.grid { stroke: var(--rule); }
+.axis { stroke: var(--dim); }
+.mark { stroke: var(--fg); stroke-dasharray: 3 3; }
+.line { fill: none; stroke: var(--c); stroke-width: 2; }
+.c1 .line { stroke-dasharray: 7 3; }
+.limit .line { stroke: var(--dim); stroke-width: 1.5; stroke-dasharray: 5 4; }
+.c3.limit .line { stroke-dasharray: 1.5 3; }
+.marks, .bar { fill: var(--c); }
+.bar { stroke: var(--bg); }
+.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
+.c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); }
+)css";
+
+// In units of the view box, which is as wide as a figure on a phone: text keeps its size there, and
+// on a large screen grows little.
+constexpr double kWidth = 400;
+constexpr double kLetter = 7.9;  // As wide as a character of a wide font at the style sheet's size.
 
 // Few figures: of a tick.
 std::string short_text(double v) {
@@ -101,7 +135,7 @@ Axis x_axis(const LineChart& c, double from, double to) {
   return {low / air, high * air, true, from, to};
 }
 
-std::string text_at(double x, double y, const char* look, const std::string& text) {
+std::string text_at(double x, double y, const std::string& look, const std::string& text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\">{}</text>", x, y, look,
                      html_escape(text));
 }
@@ -113,36 +147,29 @@ std::string line_at(double x0, double y0, double x1, double y1, const char* look
 
 // Shapes differ as colours do, for those who cannot tell the colours apart.
 std::string mark_at(size_t i, double x, double y) {
-  switch (i % 4) {
-    case 0:
-      return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.2\"/>", x, y);
-    case 1:
-      return fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"6\" height=\"6\"/>", x - 3,
-                         y - 3);
-    case 2:
-      return fmt::format("<path d=\"M{:.1f} {:.1f}l4 7h-8z\"/>", x, y - 4.5);
-    default:
-      return fmt::format("<path d=\"M{:.1f} {:.1f}l4 4-4 4-4-4z\"/>", x, y - 4);
+  if (i == 0) return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.2\"/>", x, y);
+  return fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"6\" height=\"6\"/>", x - 3, y - 3);
+}
+
+struct Key {
+  std::string sample, name;  // 24 by 12; what it is.
+};
+
+// A picture of its title and its key; what is drawn next begins at its height.
+Picture begin_picture(const std::string& name, const std::string& label, const std::string& title,
+                      const std::vector<Key>& keys) {
+  constexpr double row = 18, after_sample = 29, after_name = 14;
+  Picture p{name, label, text_at(0, 14, "title", title), 26};
+  double x = 0;
+  for (const Key& key : keys) {
+    const double width = after_sample + width_of(key.name);
+    if (x > 0 && x + width > kWidth) x = 0, p.height += row;
+    p.inside += fmt::format("<g transform=\"translate({:.1f} {:.1f})\">{}{}</g>", x, p.height,
+                            key.sample, text_at(after_sample, 11, "", key.name));
+    x += width + after_name;
   }
-}
-
-std::string svg(const std::string& label, double height, const std::string& inside) {
-  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">{}</svg>\n",
-                     kWidth, height, html_escape(label), inside);
-}
-
-std::string figure(const std::string& title, const std::string& picture,
-                   const std::string& legend) {
-  std::string t =
-      fmt::format("<figure><figcaption>{}</figcaption>\n", html_escape(title)) + picture;
-  if (!legend.empty()) t += "<ul class=\"legend\">" + legend + "</ul>\n";
-  return t + "</figure>\n";
-}
-
-std::string legend_item(const std::string& sample, const std::string& name) {
-  return fmt::format(
-      "<li><svg viewBox=\"0 0 30 12\" class=\"sample\" aria-hidden=\"true\">{}</svg>{}</li>",
-      sample, html_escape(name));
+  if (!keys.empty()) p.height += row + 4;
+  return p;
 }
 
 std::string frame_of(const LineChart& c, const Axis& x, const Axis& y) {
@@ -151,24 +178,33 @@ std::string frame_of(const LineChart& c, const Axis& x, const Axis& y) {
     t += line_at(x.from, y.at(v), x.to, y.at(v), "grid");
     t += text_at(x.from - 5, y.at(v) + 4, "end", short_text(v));
   }
-  std::vector<double> ticks;
-  for (const auto& point : c.lines.at(0).points) ticks.push_back(point.first);
-  double free = -kWidth;  // Ticks are the points; those without room have no text.
-  for (double v : ticks) {
-    const std::string text = c.x_text ? c.x_text(v) : short_text(v);
-    const double at = x.at(v), half = width_of(text) / 2;
+  // Ticks are the points; of their texts as many as have room, the last among them.
+  const auto& points = c.lines.at(0).points;
+  const auto text_of = [&](double v) { return c.x_text ? c.x_text(v) : short_text(v); };
+  double widest = 0;
+  for (const auto& point : points) widest = std::max(widest, width_of(text_of(point.first)) + 5);
+  const auto count = static_cast<double>(points.size());
+  const auto every = static_cast<size_t>(std::ceil(widest * count / (x.to - x.from)));
+  for (size_t i = 0; i < points.size(); ++i) {
+    const double at = x.at(points[i].first);
     t += line_at(at, y.from, at, y.from + 4, "axis");
-    if (at - half < free) continue;
-    free = at + half + 5;
-    t += text_at(std::min(at, kWidth - half), y.from + 17, "mid", text);
+    if ((points.size() - 1 - i) % every > 0) continue;
+    const std::string text = text_of(points[i].first);
+    t += text_at(std::min(at, kWidth - width_of(text) / 2), y.from + 17, "mid", text);
   }
   t +=
       line_at(x.from, y.from, x.to, y.from, "axis") + line_at(x.from, y.from, x.from, y.to, "axis");
-  t += text_at((x.from + x.to) / 2, kHeight - 4, "mid dim", c.x_label);
+  t += text_at((x.from + x.to) / 2, y.from + 34, "mid dim", c.x_label);
   return t + fmt::format(
-                 "<text transform=\"translate(10 {:.1f}) rotate(-90)\" "
+                 "<text transform=\"translate(12 {:.1f}) rotate(-90)\" "
                  "class=\"mid dim\">{}</text>",
                  (y.from + y.to) / 2, html_escape(c.y_label));
+}
+
+std::string line_group(size_t i, bool limit, const std::string& path, const std::string& marks) {
+  return fmt::format(
+      "<g class=\"c{}{}\"><path d=\"{}\" class=\"line\"/><g class=\"marks\">{}</g></g>", i,
+      limit ? " limit" : "", path, marks);
 }
 
 std::string line_text(const Line& line, size_t i, bool limit, const Axis& x, const Axis& y) {
@@ -178,130 +214,146 @@ std::string line_text(const Line& line, size_t i, bool limit, const Axis& x, con
     path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x.at(px), y.at(py));
     if (!limit) marks += mark_at(i, x.at(px), y.at(py));
   }
-  return fmt::format(
-      "<g class=\"c{}{}\"><path d=\"{}\" class=\"line\"/><g class=\"marks\">{}</g></g>", i % 6,
-      limit ? " limit" : "", path, marks);
+  return line_group(i, limit, path, marks);
 }
-
-// Where the picture is inside its axes' labels.
-struct Margins {
-  double left = 58, right = 12, top = 10, bottom = 40;
-};
 
 }  // namespace
 
 std::string html_escape(const std::string& text) {
+  static const std::map<char, std::string> names = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
   std::string t;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        t += "&amp;";
-        break;
-      case '<':
-        t += "&lt;";
-        break;
-      case '>':
-        t += "&gt;";
-        break;
-      case '"':
-        t += "&quot;";
-        break;
-      case '\'':
-        t += "&#39;";
-        break;
-      default:
-        t += c;
-    }
-  }
+  for (char c : text) t += names.contains(c) ? names.at(c) : std::string(1, c);
   return t;
 }
 
-std::string figure_html(const LineChart& c) {
-  const Margins m;
-  const Axis x = x_axis(c, m.left, kWidth - m.right), y = y_axis(c, kHeight - m.bottom, m.top);
-  std::string inside = frame_of(c, x, y), legend;
-  double text_y = m.top + 10;
+const char* picture_style() { return kStyle; }
+
+std::string Picture::svg() const {
+  return fmt::format("<svg viewBox=\"0 0 {} {:.0f}\" role=\"img\" aria-label=\"{}\">{}</svg>\n",
+                     kWidth, height, html_escape(label), inside);
+}
+
+std::string svg_file(const std::vector<Picture>& pictures) {
+  constexpr double margin = 12;
+  std::string inside, label;
+  double width = 0, height = 0;
+  for (const Picture& p : pictures) {
+    inside +=
+        fmt::format("<g transform=\"translate({} {})\">{}</g>\n", width + margin, margin, p.inside);
+    label += (label.empty() ? "" : "; ") + p.label;
+    width += kWidth + 2 * margin;
+    height = std::max(height, p.height + 2 * margin);
+  }
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1:.0f}\" "
+      "viewBox=\"0 0 {0} {1:.0f}\" role=\"img\" aria-label=\"{2}\">\n<style>{3}</style>\n"
+      "<rect width=\"100%\" height=\"100%\" class=\"paper\"/>\n{4}</svg>\n",
+      width, height, html_escape(label), kStyle, inside);
+}
+
+Picture draw(const std::string& name, const LineChart& c) {
+  constexpr double left = 58, right = 12, tall = 210, below = 40;
+  const auto is_limit = [&](size_t i) { return i + c.limits >= c.lines.size(); };
+  std::vector<Key> keys;
+  for (size_t i = 0; i < c.lines.size() && c.lines.size() > 1; ++i) {
+    const bool limit = is_limit(i);
+    keys.push_back(
+        {line_group(i, limit, "M0 6H24", limit ? "" : mark_at(i, 12, 6)), c.lines[i].name});
+  }
+  Picture p = begin_picture(name, fmt::format("{}: {} over {}", c.title, c.y_label, c.x_label),
+                            c.title, keys);
+  const Axis x = x_axis(c, left, kWidth - right), y = y_axis(c, p.height + tall, p.height + 4);
+  p.inside += frame_of(c, x, y);
+  double text_y = y.to + 12;
   for (const auto& [at, text] : c.verticals) {
     if (at < x.low || at > x.high) continue;
-    inside += line_at(x.at(at), y.from, x.at(at), y.to, "mark");
-    const bool left = x.at(at) > kWidth / 2;
-    inside += text_at(x.at(at) + (left ? -5 : 5), text_y, left ? "end halo" : "halo", text);
-    text_y += 14;
+    p.inside += line_at(x.at(at), y.from, x.at(at), y.to, "mark");
+    const bool on_left = x.at(at) > kWidth / 2;
+    p.inside += text_at(x.at(at) + (on_left ? -5 : 5), text_y, on_left ? "end halo" : "halo", text);
+    text_y += 15;
   }
   for (size_t i = 0; i < c.lines.size(); ++i) {
-    const bool limit = i + c.limits >= c.lines.size();
-    inside += line_text(c.lines[i], i, limit, x, y);
-    const std::string sample = fmt::format(
-        "<g class=\"c{}{}\"><path d=\"M0 6L30 6\" class=\"line\"/>"
-        "<g class=\"marks\">{}</g></g>",
-        i % 6, limit ? " limit" : "", limit ? "" : mark_at(i, 15, 6));
-    legend += legend_item(sample, c.lines[i].name);
+    p.inside += line_text(c.lines[i], i, is_limit(i), x, y);
   }
-  if (c.lines.size() < 2) legend.clear();
-  return figure(c.title,
-                svg(fmt::format("{}: {} over {}", c.title, c.y_label, c.x_label), kHeight, inside),
-                legend);
+  p.height += tall + below;
+  return p;
 }
 
 namespace {
 
-std::string bar_rect(size_t part, double x0, double x1, double y, double height) {
-  const std::string box =
-      fmt::format("x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"", x0, y,
-                  std::max(0.0, x1 - x0), height);
-  std::string t = fmt::format("<rect {} class=\"c{} bar\"/>", box, part % 6);
-  if (part % 6 > 0) t += fmt::format("<rect {} fill=\"url(#h{})\"/>", box, part % 6);
-  return t;
+std::string bar_rect(Look look, double x, double y, double width, double height) {
+  return fmt::format(
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" class=\"c{} bar\"/>", x,
+      y, width, height, static_cast<int>(look));
 }
 
 double total(const BarChart::Bar& b) {
-  double sum = 0;
-  for (double v : b.values) sum += v;
-  return sum;
+  return std::accumulate(b.values.begin(), b.values.end(), 0.0);
 }
 
+// As long as the texts on both sides of the bars leave it.
 Axis bar_axis(const BarChart& c) {
-  double label = 0, text = 0, most = c.most;
+  double label = width_of(c.y_label), most = c.most;
   for (const BarChart::Bar& b : c.bars) {
     label = std::max(label, width_of(b.label));
-    text = std::max(text, width_of(b.text));
     if (c.most == 0) most = std::max({most, total(b), c.mark});
   }
   if (most <= 0) most = 1;
-  return {0, most, false, std::min(label, 190.0) + 10, kWidth - std::max(text + 8, 16.0)};
+  const double from = std::min(label, 175.0) + 8;
+  double scale = (kWidth - 16 - from) / most;
+  for (const BarChart::Bar& b : c.bars) {
+    if (total(b) > 0) scale = std::min(scale, (kWidth - from - 6 - width_of(b.text)) / total(b));
+  }
+  return {0, most, false, from, from + scale * most};
+}
+
+std::string bar_text(const BarChart& c, const BarChart::Bar& b, const Axis& x, double y,
+                     double thick) {
+  std::string t = text_at(x.from - 6, y + thick - 3, "end", b.label);
+  double sum = 0;
+  for (size_t i = 0; i < b.values.size(); ++i) {
+    const double from = x.at(sum), width = x.at(sum += b.values[i]) - from;
+    const Look look = c.parts[i].second;
+    if (width >= 0.1) t += bar_rect(look, from, y, width, thick);
+    const std::string figure = fmt::format("{:.0f}", b.values[i]);
+    if (!c.figures || width < width_of(figure) + 2) continue;
+    t += text_at(from + width / 2, y + thick - 4, fmt::format("in c{}", int{look}), figure);
+  }
+  if (!b.text.empty()) t += text_at(x.at(sum) + 5, y + thick - 3, "halo", b.text);
+  return t;
 }
 
 }  // namespace
 
-std::string figure_html(const BarChart& c) {
-  constexpr double row = 21, thick = 14, gap = 7, top = 6;
+Picture draw(const std::string& name, const BarChart& c) {
+  constexpr double row = 19, thick = 15, gap = 6;
+  std::vector<Key> keys;
+  for (const auto& [part, look] : c.parts) {
+    if (c.parts.size() > 1) keys.push_back({bar_rect(look, 0, 0, 24, 12), part});
+  }
+  if (c.mark > 0) keys.push_back({line_at(0, 6, 24, 6, "mark"), c.mark_name});
+  Picture p = begin_picture(name, fmt::format("{}: {}", c.title, c.x_label), c.title, keys);
   const Axis x = bar_axis(c);
-  std::string bars, legend;
-  double y = top;
+  if (!c.y_label.empty()) {
+    p.inside += text_at(x.from - 6, p.height + 10, "end dim", c.y_label);
+    p.height += 16;
+  }
+  const double top = p.height - 2;
+  std::string bars;
   for (size_t i = 0; i < c.bars.size(); ++i) {
-    const BarChart::Bar& b = c.bars[i];
-    if (i > 0 && c.group > 0 && i % c.group == 0) y += gap;
-    bars += text_at(x.from - 6, y + thick - 3, "end", b.label);
-    double sum = 0;
-    for (size_t p = 0; p < b.values.size(); ++p) {
-      bars += bar_rect(p, x.at(sum), x.at(sum + b.values[p]), y, thick);
-      sum += b.values[p];
-    }
-    if (!b.text.empty()) bars += text_at(x.at(sum) + 5, y + thick - 3, "", b.text);
-    y += row;
+    if (i > 0 && c.group > 0 && i % c.group == 0) p.height += gap;
+    bars += bar_text(c, c.bars[i], x, p.height, thick);
+    p.height += row;
   }
-  std::string frame;
   for (double v : even_ticks(x, 4)) {
-    frame += line_at(x.at(v), top - 4, x.at(v), y, "grid");
-    frame += text_at(x.at(v), y + 15, "mid", short_text(v));
+    p.inside += line_at(x.at(v), top, x.at(v), p.height, "grid");
+    p.inside += text_at(x.at(v), p.height + 15, "mid", short_text(v));
   }
-  if (c.mark > 0) bars += line_at(x.at(c.mark), top - 4, x.at(c.mark), y, "mark");
-  frame += text_at((x.from + x.to) / 2, y + 32, "mid dim", c.x_label);
-  for (size_t p = 0; p < c.parts.size() && c.parts.size() > 1; ++p) {
-    legend += legend_item(bar_rect(p, 0, 30, 0, 12), c.parts[p]);
-  }
-  return figure(c.title, svg(fmt::format("{}: {}", c.title, c.x_label), y + 38, frame + bars),
-                legend);
+  if (c.mark > 0) bars += line_at(x.at(c.mark), top, x.at(c.mark), p.height, "mark");
+  p.inside += text_at((x.from + x.to) / 2, p.height + 32, "mid dim", c.x_label) + bars;
+  p.height += 38;
+  return p;
 }
 
 }  // namespace examples

@@ -1,5 +1,5 @@
 #pragma once
-// Line and bar charts as inline SVG: colours and dashes come from the style sheet of `Page`.
+// Line and bar charts as SVG, for a page and as files of their own.
 
 #include <functional>
 #include <string>
@@ -20,6 +20,9 @@ struct LineChart : brrr::bench::Panel {
   std::function<std::string(double)> x_text = {};              ///< Of a tick.
 };
 
+/// The colours of the style sheet, by what they stand for everywhere.
+enum Look { kEager, kGraph, kCompute, kMemory, kOverhead, kBetween, kOther };
+
 /// Horizontal bars, each a stack of parts, from 0.
 struct BarChart {
   struct Bar {
@@ -27,16 +30,30 @@ struct BarChart {
     std::vector<double> values;  ///< As `parts`.
     std::string text;            ///< At the bar's end.
   };
-  std::string title, x_label;
-  std::vector<std::string> parts;  ///< One needs no legend.
+  std::string title, x_label, y_label = {};
+  std::vector<std::pair<std::string, Look>> parts;  ///< One needs no key.
   std::vector<Bar> bars = {};
-  size_t group = 0;  ///< A gap after so many bars; 0: none.
-  double most = 0;   ///< End of the axis; 0: by the longest bar.
-  double mark = 0;   ///< A line across all bars; 0: none.
+  size_t group = 0;            ///< A gap after so many bars; 0: none.
+  double most = 0;             ///< End of the axis; 0: by the longest bar.
+  double mark = 0;             ///< A line across all bars; 0: none.
+  std::string mark_name = {};  ///< What it is.
+  bool figures = false;        ///< Parts with room for it show their value.
 };
 
-/// A <figure> with a caption, the picture and its legend.
-std::string figure_html(const LineChart& c);
-std::string figure_html(const BarChart& c);
+/// What is inside an <svg>.
+struct Picture {
+  std::string name;   ///< Of its file: "roofline".
+  std::string label;  ///< For those who cannot see it.
+  std::string inside;
+  double height;  ///< All are as wide.
+
+  std::string svg() const;  ///< For a page whose style has picture_style().
+};
+Picture draw(const std::string& name, const LineChart& c);
+Picture draw(const std::string& name, const BarChart& c);
+
+const char* picture_style();
+/// A file that shows the pictures side by side.
+std::string svg_file(const std::vector<Picture>& pictures);
 
 }  // namespace examples

@@ -10,8 +10,8 @@
 namespace examples {
 
 struct Knee {
-  double at = 0;     ///< Repetitions: where what memory takes and what arithmetic takes are equal.
-  double uneven = 0; ///< By how much of it the time differs, at most, up to half of `at`.
+  double at = 0;      ///< Repetitions: where what memory takes and what arithmetic takes are equal.
+  double uneven = 0;  ///< By how much of it the time differs, at most, up to half of `at`.
 };
 /// Of seconds by repetitions, rising, from far below the knee to far above: the level of the first
 /// half of the points that do not grow, over the slope of the last two.

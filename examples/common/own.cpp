@@ -64,7 +64,8 @@ Task own_task(const OwnOptions& o) {
           own_batches,
           [o] {
             auto model = std::make_shared<Own>(o);
-            return Learner{model, [&m = *model](const Tensor& x, const Tensor& y) { return m.loss(x, y); }};
+            return Learner{
+                model, [&m = *model](const Tensor& x, const Tensor& y) { return m.loss(x, y); }};
           }};
 }
 

@@ -45,8 +45,7 @@ class Page {
   void paragraph(const std::string& text) { element("p", "", text); }
   void note(const std::string& text) { element("p", "note", text); }
   /// Consecutive pictures stand side by side where there is room.
-  void picture(const LineChart& c) { add_figure(figure_html(c)); }
-  void picture(const BarChart& c) { add_figure(figure_html(c)); }
+  void picture(const Picture& p);
   /// Closed at first.
   void table(const Sheet& sheet);
 
@@ -54,7 +53,6 @@ class Page {
 
  private:
   void element(const char* name, const char* look, const std::string& text);
-  void add_figure(const std::string& html);
   void end_figures();
 
   std::string title_, subtitle_, body_;

@@ -208,14 +208,16 @@ double off(const brrr::Diagnosis& d) {
 Section anatomy(Lab& lab) {
   const auto [adds, steps] = measure_adds(lab);
   Sheet sheet{"one-element-add", "a one-element add", {"how", "ns an add", "adds a second"}};
-  BarChart c{.title = "Time of a one-element add", .x_label = "ns", .parts = {"time"}};
+  BarChart c{.title = "Time of a one-element add",
+             .x_label = "ns",
+             .parts = {{"eager", kEager}, {"graph", kGraph}}};
   const std::pair<const char*, double> all[] = {
       {"eager, no gradient", adds[0]}, {"eager, gradient", adds[1]},
       {"in an eager step", steps[0]},  {"graph, not fused", steps[1]},
       {"graph, fused", steps[2]},      {"graph, fused, frozen", steps[3]}};
   for (const auto& [name, ns] : all) {
     sheet.rows.push_back({name, ns, {fmt::format("{:.1f} million", 1e3 / ns), 1e9 / ns}});
-    c.bars.push_back({name, {ns}, three_figures(ns)});
+    c.bars.push_back(mode_bar(name, ns));
   }
   Sheet empty{"step-of-nothing", "a step of nothing", {"mode", "ns a call"}};
   empty.rows = {{"eager", adds[2]}, {"graph", adds[3]}};
@@ -232,7 +234,7 @@ Section anatomy(Lab& lab) {
   const Sheet parts = parts_sheet(add);
   BarChart split{.title = "An add with its gradient recorded, taken apart",
                  .x_label = "instructions",
-                 .parts = {"instructions"}};
+                 .parts = {{"instructions", kGraph}}};
   for (size_t k = 0; add.instructions && k < kAddParts; ++k) {
     const auto n = static_cast<double>((*add.instructions)[k]);
     split.bars.push_back({parts.rows[k][0].text, {n}, parts.rows[k][1].text});
@@ -241,8 +243,8 @@ Section anatomy(Lab& lab) {
       "\nOf the {} instructions of an add with a gradient {} compute it; the others find out what "
       "is to be done, make room for the result and keep what backward needs.",
       parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text);
-  s.pictures = {c};
-  if (add.instructions) s.pictures.insert(s.pictures.begin(), split);
+  s.pictures = {draw("one-element-add", c)};
+  if (add.instructions) s.pictures.insert(s.pictures.begin(), draw("anatomy", split));
   s.sheets = {parts, sheet, empty};
   s.note = fmt::format(
       "Steps are chains of {} adds, their time divided by as many; the step's own cost is in it. "
@@ -272,8 +274,11 @@ Section verdicts(Lab& lab) {
               "brrr::diagnose of eager steps",
               {"step", "built to be", "verdict", "compute", "memory", "overhead", "eager us",
                "graph us", "gain", "predicted", "off by"}};
-  BarChart c = split_chart("What diagnose finds, eager mode");
-  c.group = 0;
+  BarChart c{.title = "What diagnose finds, eager mode",
+             .x_label = "% of the step",
+             .parts = {{"compute", kCompute}, {"memory", kMemory}, {"overhead", kOverhead}},
+             .most = 100,
+             .figures = true};
   size_t right = 0, built = 0;
   double worst = 0;
   for (const Verdict& v : all) {
@@ -283,7 +288,9 @@ Section verdicts(Lab& lab) {
                           v.d.graph_us, times(v.d.gain()), times(v.d.predicted_gain()),
                           percent(off(v.d))});
     if (v.expected == "-") worst = std::max(worst, off(v.d));
-    c.bars.push_back(split_bar(v.name, t));
+    const auto part = [&](double us) { return 100 * t.share(us); };
+    c.bars.push_back(
+        {v.name, {part(t.compute_us), part(t.memory_us), part(t.overhead_us())}, t.bound()});
     built += v.expected != "-";
     right += v.expected == t.bound();
   }
@@ -294,7 +301,7 @@ Section verdicts(Lab& lab) {
       "is off by at most {:.0f} %.",
       built, right, all[built].name, all[built].d.text.substr(0, all[built].d.text.find('\n')),
       all.back().name, all.back().d.text.substr(0, all.back().d.text.find('\n')), 100 * worst);
-  s.pictures = {c};
+  s.pictures = {draw("verdicts", c)};
   s.sheets = {sheet};
   s.note =
       "brrr::diagnose splits the eager step's time by a profile, predicts what graph mode takes "

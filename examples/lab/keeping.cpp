@@ -29,8 +29,8 @@ void measure_keeping(std::vector<WayOfKeeping>& all, double seconds) {
   for (size_t k = 0; k < all.size(); ++k) all[k].seconds = t[k];
 }
 
-const std::pair<const char*, bool> kKeeping[] = {
-    {"kept", false}, {"made anew where it saves bytes", true}};
+const std::pair<const char*, bool> kKeeping[] = {{"kept", false},
+                                                 {"made anew where it saves bytes", true}};
 
 // A product, then a chain whose every value backward needs, then a product.
 std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tensor>>& results) {
@@ -49,7 +49,8 @@ std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tenso
   const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
     auto step = std::make_shared<brrr::Step<decltype(fn)>>(fn, options);
     auto result = results.emplace_back(std::make_shared<Tensor>());
-    all.push_back({name, [=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); }});
+    all.push_back(
+        {name, [=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); }});
     for (int i = 0; i < 2; ++i) all.back().call();
     arena = std::max(arena, step->stats().arena_bytes);
   };
@@ -66,8 +67,8 @@ std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
   size_t arena = 0;
   const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
     brrr::manual_seed(42);
-    auto trainer = trainers.emplace_back(
-        std::make_shared<Trainer>(task.learner(), batches, "adamw", options));
+    auto trainer =
+        trainers.emplace_back(std::make_shared<Trainer>(task.learner(), batches, "adamw", options));
     all.push_back({name, [=, at = int64_t{0}]() mutable { trainer->step(at++); },
                    [=] { return trainer->stats(); }});
     for (int i = 0; i < 2; ++i) all.back().call();
@@ -80,8 +81,10 @@ std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
 
 Sheet keeping_sheet(const char* file, const std::string& title,
                     const std::vector<WayOfKeeping>& all) {
-  Sheet s{file, title, {"values of forward", "ms", "of kept", "MB moved", "temporaries, MB",
-                        "made anew", "kernels"}};
+  Sheet s{file,
+          title,
+          {"values of forward", "ms", "of kept", "MB moved", "temporaries, MB", "made anew",
+           "kernels"}};
   for (const WayOfKeeping& w : all) {
     const brrr::StepStats t = w.stats();
     s.rows.push_back({w.name, w.seconds * 1e3, times(w.seconds / all[0].seconds), w.bytes * 1e-6,
@@ -97,11 +100,13 @@ Section rematerialisation(Lab& lab) {
   std::vector<std::shared_ptr<Tensor>> results;
   std::vector<std::shared_ptr<Trainer>> trainers;
   Batches batches;
-  std::vector<WayOfKeeping> chain = keep_chain(lab, results), gpt = keep_gpt(lab, batches, trainers);
+  std::vector<WayOfKeeping> chain = keep_chain(lab, results),
+                            gpt = keep_gpt(lab, batches, trainers);
   measure_keeping(chain, lab.seconds);
   measure_keeping(gpt, lab.seconds);
   for (size_t k = 1; k < results.size(); ++k) {
-    check_same(lab, "rematerialisation, " + chain[k].name, *results[k], *results[0], chain[k].stats());
+    check_same(lab, "rematerialisation, " + chain[k].name, *results[k], *results[0],
+               chain[k].stats());
     const auto ours = trainers[k]->parameters(), kept = trainers[0]->parameters();
     for (size_t p = 0; p < ours.size(); ++p) {
       check_same(lab, "rematerialisation of a GPT", ours[p], kept[p], gpt[k].stats());
@@ -109,28 +114,41 @@ Section rematerialisation(Lab& lab) {
   }
   Section s{.title = "Compute it again, or keep it?", .seen = {}};
   const auto percent_of = [](const WayOfKeeping& a, const WayOfKeeping& b) {
-    return 100 * static_cast<double>(a.stats().arena_bytes) / static_cast<double>(std::max<size_t>(1, b.stats().arena_bytes));
+    return 100 * static_cast<double>(a.stats().arena_bytes) /
+           static_cast<double>(std::max<size_t>(1, b.stats().arena_bytes));
   };
   s.seen = fmt::format(
       "A chain between two products, whose every value backward needs: made anew there, it moves "
       "{:.0f} instead of {:.0f} MB and takes {:.2f} times as long as kept, with {:.0f} % of the "
-      "temporary memory. A GPT's step in {:.0f} % of its memory takes {:.2f} times as long. All with "
+      "temporary memory. A GPT's step in {:.0f} % of its memory takes {:.2f} times as long. All "
+      "with "
       "the same results, bit for bit.",
       chain[1].bytes * 1e-6, chain[0].bytes * 1e-6, chain[1].seconds / chain[0].seconds,
       percent_of(chain[1], chain[0]), percent_of(gpt[2], gpt[0]), gpt[2].seconds / gpt[0].seconds);
-  s.sheets = {keeping_sheet("rematerialisation-chain", "a chain of 12 operations between two products", chain),
+  s.sheets = {keeping_sheet("rematerialisation-chain",
+                            "a chain of 12 operations between two products", chain),
               keeping_sheet("rematerialisation-gpt", tasks("gpt").front().name + ", AdamW", gpt)};
-  BarChart time{.title = "Time of a step", .x_label = "times as long as with all kept", .parts = {"time"}, .mark = 1};
-  BarChart memory{.title = "Temporary memory of a step", .x_label = "% of all kept", .parts = {"memory"}, .most = 100};
+  BarChart time{.title = "Time of a step",
+                .x_label = "times as long as with all kept",
+                .parts = {{"time", kGraph}},
+                .mark = 1,
+                .mark_name = "all kept"};
+  BarChart memory{.title = "Temporary memory of a step",
+                  .x_label = "% of all kept",
+                  .parts = {{"memory", kMemory}},
+                  .most = 100};
   for (const auto& [model, all] : {std::pair{"chain", &chain}, {"GPT", &gpt}}) {
     for (const WayOfKeeping& w : *all) {
       const std::string label = fmt::format("{}, {}", model, w.name);
       const double t = w.seconds / (*all)[0].seconds;
       time.bars.push_back({label, {t}, times(t).text});
-      memory.bars.push_back({label, {percent_of(w, (*all)[0])}, fmt::format("{:.1f} MB", static_cast<double>(w.stats().arena_bytes) * 1e-6)});
+      memory.bars.push_back(
+          {label,
+           {percent_of(w, (*all)[0])},
+           fmt::format("{:.1f} MB", static_cast<double>(w.stats().arena_bytes) * 1e-6)});
     }
   }
-  s.pictures = {time, memory};
+  s.pictures = {draw("rematerialisation-time", time), draw("rematerialisation-memory", memory)};
   s.note =
       "StepOptions::rematerialise and memory_budget, in turns. A value is made anew in the kernel "
       "that uses it where that moves fewer bytes; under a budget those go that cost least for "

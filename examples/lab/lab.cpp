@@ -49,32 +49,9 @@ std::string short_name(const Task& task) {
   return task.name.substr(0, task.name.find_first_of(" ,"));
 }
 
-BarChart split_chart(const std::string& title) {
-  return {.title = title,
-          .x_label = "% of the step",
-          .parts = {"compute", "memory", "overhead"},
-          .group = 2,
-          .most = 100};
-}
-
-BarChart::Bar split_bar(const std::string& label, const brrr::TimeSplit& t) {
-  const auto percent = [&](double part) { return 100 * t.share(part); };
-  return {
-      label, {percent(t.compute_us), percent(t.memory_us), percent(t.overhead_us())}, t.bound()};
-}
-
-BarChart parts_chart(const std::string& title) {
-  BarChart c = split_chart(title);
-  c.parts = {"compute", "memory", "overhead in kernels", "overhead between them"};
-  return c;
-}
-
-BarChart::Bar parts_bar(const std::string& label, const Anatomy& a) {
-  BarChart::Bar bar = split_bar(label, a.split);
-  const double between = 100 * a.split.share(a.between_us());
-  bar.values.back() -= between;
-  bar.values.push_back(between);
-  return bar;
+BarChart::Bar mode_bar(const std::string& label, double value) {
+  const bool graph = label.find("graph") != std::string::npos;
+  return {label, {graph ? 0 : value, graph ? value : 0}, three_figures(value)};
 }
 
 std::string bytes_text(double bytes) {

@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "examples/common/page.h"
@@ -41,8 +40,8 @@ struct Lab {
 struct Section {
   std::string title;
   std::string seen;         ///< A few sentences with this run's figures; a line a paragraph.
-  std::string answer = {};  ///< What of it belongs at the top of the page, likewise.
-  std::vector<std::variant<LineChart, BarChart>> pictures = {};
+  std::string answer = {};  ///< What of it belongs at the top of the page, likewise:
+  std::vector<Picture> answer_pictures = {}, pictures = {};
   std::vector<Sheet> sheets = {};
   std::string note = {};  ///< How it was measured.
 };
@@ -79,12 +78,8 @@ void check_same(Lab& lab, const std::string& where, const Tensor& graph, const T
 /// "MLP" of "MLP 784-256-128-10".
 std::string short_name(const Task& task);
 
-/// Compute, memory and overhead, as shares.
-BarChart split_chart(const std::string& title);
-/// The same with overhead in its two parts.
-BarChart parts_chart(const std::string& title);
-BarChart::Bar parts_bar(const std::string& label, const Anatomy& a);
-BarChart::Bar split_bar(const std::string& label, const brrr::TimeSplit& split);
+/// Of a chart with the parts eager and graph, by whether the label says graph.
+BarChart::Bar mode_bar(const std::string& label, double value);
 
 std::string bytes_text(double bytes);  ///< "16 KB".
 

@@ -105,7 +105,7 @@ Section limits_of_machine(const Lab& lab) {
   for (const auto& p : l.peaks) {
     peaks.rows.push_back({brrr::name(p.dtype), p.gflops, p.product_gflops});
   }
-  s.pictures = {c};
+  s.pictures = {draw("copy-bandwidth", c)};
   s.sheets = {facts, peaks, copies};
   s.note = l.round_trip_ns > 0
                ? "The spin round trip is an empty parallel region."
@@ -160,7 +160,7 @@ Section roofline(Lab& lab) {
         "{:.0f} %.",
         measured.at, 100 * (measured.at / (8 * knee) - 1), 100 * measured.uneven);
   }
-  s.pictures = {rate, time};
+  s.pictures = {draw("roofline", rate), draw("roofline-time", time)};
   s.sheets = {roofline_sheet(points, bytes, gflops, gbs)};
   s.note = fmt::format(
       "Limits: half of the peak of multiply-adds, {:.0f} GFLOP/s, and a copy of as many bytes, "
@@ -180,10 +180,11 @@ Section fusion(Lab& lab) {
   Sheet sheet{"fusion",
               fmt::format("cos of {} MB", mb),
               {"what", "ms", "GB/s of one reading and writing", "of the copy"}};
-  BarChart c{.title = fmt::format("{} MB, read and written", mb),
+  BarChart c{.title = fmt::format("Time of cos(x) and cos(cos(x)), {} MB", mb),
              .x_label = "ms",
-             .parts = {"time"},
-             .mark = copy * 1e3};
+             .parts = {{"eager", kEager}, {"graph", kGraph}},
+             .mark = copy * 1e3,
+             .mark_name = "a copy"};
   const std::pair<const char*, double> all[] = {{"copy", copy},
                                                 {"cos(x) eager", one.eager},
                                                 {"cos(x) graph", one.graph},
@@ -192,7 +193,7 @@ Section fusion(Lab& lab) {
   for (const auto& [name, seconds] : all) {
     const double gbs = 2 * static_cast<double>(mb * kMB) / seconds * 1e-9;
     sheet.rows.push_back({name, seconds * 1e3, gbs, times(seconds / copy)});
-    c.bars.push_back({name, {seconds * 1e3}, three_figures(seconds * 1e3)});
+    c.bars.push_back(mode_bar(name, seconds * 1e3));
   }
   Section s{.title = "Fusion", .seen = {}};
   s.seen = fmt::format(
@@ -206,7 +207,8 @@ Section fusion(Lab& lab) {
         "it, so that fusion saves the reading and writing only.",
         one.graph / copy);
   }
-  s.pictures = {c};
+  c.bars.erase(c.bars.begin());  // The mark shows the copy.
+  s.pictures = {draw("fusion", c)};
   s.sheets = {sheet};
   s.note = "The dashed line is the copy: what any kernel that reads and writes so much takes.";
   return s;
@@ -236,8 +238,9 @@ Section activations(Lab& lab) {
               {"activation", "graph ms", "of the bare sum", "kernels", "eager ms", "eager/graph"}};
   BarChart c{.title = "act(x * w + b) + r in one kernel",
              .x_label = "times as long as reading and writing alone",
-             .parts = {"time"},
-             .mark = 1};
+             .parts = {{"graph", kGraph}},
+             .mark = 1,
+             .mark_name = "reading and writing alone"};
   std::vector<std::pair<double, std::string>> times_of;
   for (const auto& [name, act] : all) {
     const auto fn = [&, &act = act](const Tensor& v) { return act(v * w + b) + r; };
@@ -255,7 +258,7 @@ Section activations(Lab& lab) {
       "long as adding the same tensors and nothing else. Where a bar ends near 1, memory hides the "
       "function's cost.",
       hi->second, hi->first / lo->first, lo->second, hi->second, hi->first / copy);
-  s.pictures = {c};
+  s.pictures = {draw("activations", c)};
   s.sheets = {sheet};
   s.note = fmt::format(
       "Each is one fused kernel that reads two tensors of {} MB and writes one; beside it, in the "

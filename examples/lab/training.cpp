@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "examples/lab/lab.h"
@@ -14,7 +13,7 @@ namespace {
 using brrr::TimeSplit;
 
 // Indices into kWays: graph mode is with fusion.
-constexpr size_t kEager = 0, kGraph = 2;
+constexpr size_t kEagerWay = 0, kGraphWay = 2;
 constexpr const char* kModes[] = {"eager", "graph"};
 
 struct Point {
@@ -37,7 +36,7 @@ Point measure_batch(Lab& lab, const Task& task, int64_t batch) {
   Point p;
   p.batch = batch;
   for (size_t m : {0, 1}) {
-    p.us[m] = cells.cells[m == 0 ? kEager : kGraph].queued.median;
+    p.us[m] = cells.cells[m == 0 ? kEagerWay : kGraphWay].queued.median;
     // About 50 ms of them: a profile of few short steps sees little but chance.
     const auto steps = static_cast<int64_t>(std::clamp(5e4 / p.us[m], 5.0, 50.0));
     p.anatomy[m] = dissect(*make(m == 0 ? Way::Eager : Way::Graph), p.us[m], steps);
@@ -129,36 +128,42 @@ Sheet sheet_of(const Task& task, const Points& points) {
   return s;
 }
 
-// What is compared stands side by side: the same picture of every model.
-using Pictures = std::array<std::vector<std::variant<LineChart, BarChart>>, 3>;
-
-void add_pictures(Pictures& all, const Task& task, const Points& points) {
-  const std::string name = short_name(task);
-  LineChart times{{name + ": time of a step", "batch", "us a step", {}, true}, 1};
-  LineChart samples{{name + ": time of a sample", "batch", "us a sample", {}, true}};
-  BarChart split = parts_chart(name + ": what a step's time is, by batch");
-  Line bound{"compute + memory alone", {}};
-  for (size_t m : {0, 1}) {
-    Line time{kModes[m], {}}, sample = time;
-    for (const Point& p : points) {
-      const auto x = static_cast<double>(p.batch);
-      time.points.emplace_back(x, p.us[m]);
-      sample.points.emplace_back(x, p.per_sample(m));
+// A bar's length is its step's time beside the eager one's: what graph mode removes is missing.
+BarChart parts_chart(const std::string& name, const Points& points) {
+  BarChart c{.title = name + ": what a training step's time is",
+             .x_label = "% of the eager step's time",
+             .y_label = "batch, mode",
+             .parts = {{"compute", kCompute},
+                       {"memory", kMemory},
+                       {"overhead in kernels", kOverhead},
+                       {"overhead between kernels", kBetween}},
+             .group = 2,
+             .figures = true};
+  for (size_t i = 0; i < points.size(); i += 2) {  // The table has all.
+    const Point& p = points[i];
+    for (size_t m : {0, 1}) {
+      const TimeSplit& t = p.split(m);
+      const double between = p.anatomy[m].between_us();
+      BarChart::Bar bar{
+          m == 0 ? fmt::format("{} eager", p.batch) : "graph",
+          {t.compute_us, t.memory_us, t.overhead_us() - between, between},
+          m == 0 ? three_figures(p.us[0]) + " us" : times(p.us[0] / p.us[1]).text + " as fast"};
+      for (double& v : bar.values) v *= 100 / p.us[0];
+      c.bars.push_back(bar);
     }
-    times.lines.push_back(time);
-    samples.lines.push_back(sample);
   }
+  return c;
+}
+
+LineChart times_chart(const std::string& name, const Points& points) {
+  LineChart c{{name + ": time of a step", "batch", "us a step", {}, true}, 1};
+  c.lines = {{kModes[0], {}}, {kModes[1], {}}, {"compute + memory alone", {}}};
   for (const Point& p : points) {
     const TimeSplit& t = p.split(1);
-    bound.points.emplace_back(static_cast<double>(p.batch), t.compute_us + t.memory_us);
-    for (size_t m : {0, 1}) {
-      split.bars.push_back(parts_bar(fmt::format("{} {}", p.batch, kModes[m]), p.anatomy[m]));
-    }
+    const double us[] = {p.us[0], p.us[1], t.compute_us + t.memory_us};
+    for (size_t i : {0, 1, 2}) c.lines[i].points.emplace_back(static_cast<double>(p.batch), us[i]);
   }
-  times.lines.push_back(bound);
-  all[0].push_back(times);
-  all[1].push_back(samples);
-  all[2].push_back(split);
+  return c;
 }
 
 // --- where the time goes -------------------------------------------------------------------------
@@ -210,8 +215,14 @@ double share_of(const Anatomy& a, const std::string& kind, bool of_time) {
 BarChart shares_chart(const Anatomy& eager, const Anatomy& graph) {
   BarChart c{.title = "Where the FLOPs are, and where the time goes",
              .x_label = "%",
-             .parts = {"contraction", "normalisation", "pointwise", "other", "between kernels"},
-             .most = 100};
+             .parts = {{"contraction", kCompute},
+                       {"pointwise", kMemory},
+                       {"normalisation", kEager},
+                       {"other", kOther},
+                       {"between kernels", kBetween}},
+             .group = 2,
+             .most = 100,
+             .figures = true};
   const std::pair<const char*, const Anatomy*> bars[] = {{"eager FLOPs", &eager},
                                                          {"eager time", &eager},
                                                          {"graph FLOPs", &graph},
@@ -220,12 +231,29 @@ BarChart shares_chart(const Anatomy& eager, const Anatomy& graph) {
     const bool of_time = std::string(label).ends_with("time");
     BarChart::Bar bar{label, {}, ""};
     for (size_t i = 0; i + 1 < c.parts.size(); ++i) {
-      bar.values.push_back(100 * share_of(*a, c.parts[i], of_time));
+      bar.values.push_back(100 * share_of(*a, c.parts[i].first, of_time));
     }
     bar.values.push_back(of_time ? 100 * (1 - a->kernels_us / a->profiled_us) : 0);
     c.bars.push_back(bar);
   }
-  c.group = 2;
+  return c;
+}
+
+// What the sheet's are bound by.
+BarChart kernels_chart(const Anatomy& a) {
+  BarChart c{.title = "The ten longest kernels, graph mode",
+             .x_label = "us a step",
+             .parts = {{"compute", kCompute}, {"memory", kMemory}, {"overhead", kOverhead}}};
+  const auto steps = static_cast<double>(a.steps);
+  for (size_t i = 0; i < std::min<size_t>(10, a.kernels.size()); ++i) {
+    const brrr::ProfileRow& row = a.kernels[i];
+    std::string name = row.module + " " + row.op;
+    if (name.size() > 24) name = name.substr(0, 21) + "...";
+    const TimeSplit& t = row.time;
+    c.bars.push_back({name,
+                      {t.compute_us / steps, t.memory_us / steps, t.overhead_us() / steps},
+                      percent(t.us / a.profiled_us).text});
+  }
   return c;
 }
 
@@ -233,7 +261,6 @@ BarChart shares_chart(const Anatomy& eager, const Anatomy& graph) {
 
 Section batch_doubling(Lab& lab) {
   Section s{.title = "Twice the batch, twice the time?", .seen = {}};
-  Pictures pictures;
   for (const Task& task : tasks("all")) {
     const int64_t most = lab.quick ? 2 : task.sizes.back();
     Points points;
@@ -244,11 +271,10 @@ Section batch_doubling(Lab& lab) {
     }
     s.answer += (s.answer.empty() ? "" : "\n") + answer_text(task, points);
     s.seen += (s.seen.empty() ? "" : "\n") + seen_text(task, points);
-    add_pictures(pictures, task, points);
-    s.sheets.push_back(sheet_of(task, points));
-  }
-  for (const auto& row : pictures) {
-    s.pictures.insert(s.pictures.end(), row.begin(), row.end());
+    const Sheet sheet = sheet_of(task, points);
+    s.answer_pictures.push_back(draw(sheet.name, parts_chart(short_name(task), points)));
+    s.pictures.push_back(draw(sheet.name + "-time", times_chart(short_name(task), points)));
+    s.sheets.push_back(sheet);
   }
   s.note =
       "Training steps with AdamW, back to back, medians; the modes take turns and end with the "
@@ -257,8 +283,9 @@ Section batch_doubling(Lab& lab) {
       "and memory are what a kernel's FLOPs take at the measured peak or its bytes at the measured "
       "bandwidth, whichever is longer; overhead is the rest of the step: in kernels that take "
       "longer than that, and between kernels, "
-      "where the host works. What grows with the batch is of the first kind. The word beside a bar "
-      "names the largest of the three.";
+      "where the host works. What grows with the batch is of the first kind. A bar of graph mode "
+      "is "
+      "shorter by what graph mode removes.";
   return s;
 }
 
@@ -280,17 +307,9 @@ Section where_time_goes(const Lab& lab) {
       "mode, {:.0f} % in graph mode. What is left of the time does {:.1f} % of the arithmetic.",
       short_name(task), batch, contraction(0, false), contraction(0, true), contraction(1, true),
       100 - contraction(0, false));
-  s.pictures = {shares_chart(all[0], all[1])};
-  const Sheet kernels = kernels_sheet(all[1]);
-  BarChart longest{
-      .title = "The ten longest kernels, graph mode", .x_label = "us a step", .parts = {"time"}};
-  for (const auto& row : kernels.rows) {
-    std::string name = row[1].text + " " + row[0].text;
-    if (name.size() > 26) name = name.substr(0, 23) + "...";
-    longest.bars.push_back({name, {row[3].value.get<double>()}, row[4].text});
-  }
-  s.pictures.push_back(longest);
-  s.sheets = {kinds_sheet(all[0], "eager"), kinds_sheet(all[1], "graph"), kernels};
+  s.pictures = {draw("classes", shares_chart(all[0], all[1])),
+                draw("kernels-graph", kernels_chart(all[1]))};
+  s.sheets = {kinds_sheet(all[0], "eager"), kinds_sheet(all[1], "graph"), kernels_sheet(all[1])};
   s.note = fmt::format(
       "A profile of {} steps: it sees every kernel, and eager calls take a longer way than usual "
       "while it looks. A fused kernel belongs to the class of its operations.",
