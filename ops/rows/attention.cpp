@@ -263,7 +263,7 @@ const OpDef attention_backward_op{
      .kernel = {{attention_backward_cpu}, {attention_backward_cuda, attention_on_cuda}},
      .scratch = attention_scratch,
      // q k^T again, dS k, dS^T q; P^T g, g v^T. exp(s * scale - max) / sum; P * (dP - row) * scale.
-     .work = [](const OpCall& c) { return attention_work(c, 3, 2, 28); },
+     .work = [](const OpCall& c) { return attention_work(c, 3, 2, 29); },
      .gradient_row = true,
      .autocast = Autocast::Widen,
      .tolerance = kTolerance}};
@@ -294,7 +294,7 @@ const OpDef attention_op{kName,
                           .kernel = {{attention_cpu}, {attention_cuda, attention_on_cuda}},
                           .scratch = attention_scratch,
                           // Scale, maximum, difference, exp, sum.
-                          .work = [](const OpCall& c) { return attention_work(c, 1, 1, 26); },
+                          .work = [](const OpCall& c) { return attention_work(c, 1, 1, 27); },
                           .vjp = attention_vjp,
                           .saves_inputs = 0b11111,
                           .saves_outputs = 0b111,
