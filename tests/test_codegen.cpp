@@ -70,7 +70,7 @@ TEST_CASE("codegen: every conversion, contiguous and strided") {
     for (const Tensor& x : in) {
       for (int t = 0; t < kNumDTypes; ++t) {
         // What is loaded with strides is converted by the same code.
-        const bool skip = !x.is_contiguous() && (static_cast<int>(x.dtype()) + t) % 8;
+        const bool skip = (static_cast<int>(x.dtype()) + t) % (x.is_contiguous() ? 2 : 8);
         if (!skip || test::long_tests()) out.push_back(x.to(static_cast<DType>(t)).clone());
       }
     }
@@ -142,7 +142,7 @@ TEST_CASE("codegen: many windows, many instructions, several outputs, register p
         Tensor sum = in[0], chain = in[1];
         Tensors out;
         for (const Tensor& t : in) sum = sum * 0.5 + t;
-        for (int k = 0; k < 200; ++k) {
+        for (int k = 0; k < 100; ++k) {
           chain = k % 9 ? chain * 1.01 + in[static_cast<size_t>(k % 40)] : sin(chain);
           if (k % 25 == 0) out.push_back(chain);
         }
@@ -206,9 +206,9 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
                              pow(t, 2.0),
                              pow(t, 3),
                              clamp(t, -1, 2)};
-          // In short tests every dtype with every third of them, and each with several dtypes.
+          // In short tests every dtype with every fourth of them, and each with several dtypes.
           for (size_t k = 0; k < some.size(); ++k) {
-            const bool turn = (k + static_cast<size_t>(t.dtype())) % 3 == 0;
+            const bool turn = (k + static_cast<size_t>(t.dtype())) % 4 == 0;
             if (turn || test::long_tests()) out.push_back(some[k]);
           }
         }
@@ -259,8 +259,8 @@ TEST_CASE("codegen: sines and cosines of bounded results") {
     if (t != kFloat32 && t != kBFloat16 && !test::long_tests()) continue;
     check_same(chain, {edges(t)[0]});
     if (t != kFloat32 && !test::long_tests()) continue;
-    check_same(chain, {edges(t)[1]});
     check_same(chain, {(randn({3000}) * 5.0).to(t)});
+    if (test::long_tests()) check_same(chain, {edges(t)[1]});
   }
 }
 

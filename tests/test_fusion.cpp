@@ -193,14 +193,14 @@ TEST_CASE("fusion: long polynomials and conversions bound a kernel") {
   const Tensor x = randn({19}), half = randn({19}).to(kFloat16);
   CHECK(kernels([&] {
           Tensor y = x;
-          for (int k = 0; k < 60; ++k) y = y.tanh();
+          for (int k = 0; k < 20; ++k) y = y.tanh();
           return Tensors{y};
-        }) > 3);
+        }) > 1);
   CHECK(kernels([&] {
           Tensor y = half;
-          for (int k = 0; k < 60; ++k) y = y * 0.98;
+          for (int k = 0; k < 20; ++k) y = y * 0.98;
           return Tensors{y};
-        }) > 3);
+        }) > 1);
 }
 
 TEST_CASE("fusion: strided operands with numbers of their own fit what a kernel is handed") {
