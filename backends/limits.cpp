@@ -18,7 +18,7 @@ namespace brrr::jit {
 
 namespace {
 
-constexpr const char* kForm = "brrr-limits-3";  // Of the text, and of how they are measured.
+constexpr const char* kForm = "brrr-limits-4";  // Of the text, and of how they are measured.
 
 // Whatever the locale is.
 std::string text_of(const DeviceLimits& l) {

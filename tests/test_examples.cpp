@@ -302,12 +302,12 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
   const std::string out = folder.dir + "/lab";
   const Result r = run("lab --quick --out " + out);
   CHECK(r.status == 0);
-  CHECK(contains(r.text, "[8/8] verdicts"));
+  CHECK(contains(r.text, "[9/9] verdicts"));
   CHECK(contains(r.text, "both modes had the same results, bit for bit; no step fell back"));
   const auto j = nlohmann::json::parse(read_text(out + "/lab.json"));
-  CHECK(j["sections"].size() == 8);
+  CHECK(j["sections"].size() == 9);
   for (const auto& section : j["sections"]) CHECK(!section["seen"].get<std::string>().empty());
-  for (const char* table : {"batch-doubling-gpt", "classes-graph", "roofline", "verdicts"}) {
+  for (const char* table : {"batch-doubling-gpt", "classes-graph", "roofline", "anatomy", "verdicts"}) {
     CHECK(contains(read_text(out + "/" + table + ".csv"), ","));
   }
   const std::string page = read_text(out + "/lab.html");
