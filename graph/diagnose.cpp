@@ -218,13 +218,10 @@ LaunchCosts launch_costs(Device device) {
   static std::mutex mutex;
   static std::map<DeviceType, LaunchCosts> known;
   const std::lock_guard lock(mutex);
-  const auto [at, fresh] = known.try_emplace(device.type);
-  if (fresh) {
-    const PlainScope plain;
-    context.grad_enabled = true;
-    at->second = graph::measure_launches(device);
-  }
-  return at->second;
+  if (const auto at = known.find(device.type); at != known.end()) return at->second;
+  const PlainScope plain;
+  context.grad_enabled = true;
+  return known[device.type] = graph::measure_launches(device);
 }
 
 }  // namespace brrr

@@ -51,7 +51,9 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
 /// step throws, and brrr::Error inside a recorded step or under a Profile.
 template <class F, class... T> Diagnosis diagnose(Step<F>& step, const T&... args) {
   Device device = default_device();
-  for (const Tensor* x : std::initializer_list<const Tensor*>{&args...}) device = x->device();
+  for (const Tensor* x : std::initializer_list<const Tensor*>{&args...}) {
+    if (x->defined()) device = x->device();
+  }
   return graph::diagnose(step.base(), device,
                          [&](graph::StepBase& by) { static_cast<void>(step.run_by(by, args...)); });
 }

@@ -17,9 +17,10 @@ std::string anew_text(const Plan& plan, size_t budget) {
   }
   if (budget) {
     const auto text = [](size_t n) { return bytes_text(static_cast<double>(n)); };
-    t += fmt::format("\n  memory budget {}: temporaries take {} at most, {} before{}", text(budget),
-                     text(anew.arena), text(anew.arena_before),
-                     anew.arena > budget ? "; nothing more can be dropped" : "");
+    t += fmt::format(
+        "\n  memory budget {}: temporaries take {} at most, {} before, kernels' own memory aside{}",
+        text(budget), text(anew.arena), text(anew.arena_before),
+        anew.arena > budget ? "; nothing more can be dropped" : "");
   }
   return t;
 }

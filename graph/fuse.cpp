@@ -156,9 +156,9 @@ class Fuser {
   // What makes values anew shares no kernel with what came before: it would be as if they were
   // kept.
   uint32_t anew_from(uint32_t at) {
-    if (r_.again.empty() || !r_.again[at]) return 0;
-    if (at == 0 || !r_.again[at - 1]) anew_from_ = static_cast<uint32_t>(s_.groups.size());
-    return anew_from_;
+    const bool before = std::exchange(anew_, !r_.again.empty() && r_.again[at]);
+    if (anew_ && !before) anew_from_ = static_cast<uint32_t>(s_.groups.size());
+    return anew_ ? anew_from_ : 0;
   }
 
   void add(uint32_t at) {
@@ -166,9 +166,10 @@ class Fuser {
     const bool must = i.attrs.dynamic && !target_.calls_read_control;
     Domain own{.space = r_.value(r_.out(i)[0]).size_list()};
     const bool fused = (fuse_ || must) && fusible(r_, i) && join(r_, target_, {}, own, at);
+    const uint32_t from = anew_from(at);
     uint32_t group = kNone;
     if (fused) {
-      uint32_t first = std::max(earliest(at, true), anew_from(at));
+      uint32_t first = std::max(earliest(at, true), from);
       // A write that moved before something that can fail would cost a copy of the external on
       // every replay, to undo it (HostPlan::find_failures).
       if (writes_external(r_, i)) first = std::max(first, after_fallible_);
@@ -197,6 +198,7 @@ class Fuser {
   Schedule s_;
   uint32_t after_fallible_ = 0;  // No group from here on can fail.
   uint32_t anew_from_ = 0;       // The first group since values began to be made anew.
+  bool anew_ = false;            // The last instruction was one of those.
 };
 
 }  // namespace

@@ -132,11 +132,16 @@ double group_bytes(const Recording& r, const Schedule& s, const Group& g) {
 
 KernelNote Plan::note(const Group& g) const {
   KernelNote n{group_name(r_, g), "", "", {}};
+  double most = -1;
   for (uint32_t at : g.instrs) {
     const OpDef& op = *r_.instrs[at].op;
     const Work w = work_of(bound_call(r_.instrs[at])->call);
     n.work.flops += w.flops;
     n.work.bytes += w.bytes;
+    if (w.flops > most) {
+      most = w.flops;
+      n.work.dtype = w.dtype;
+    }
     // Of a fused group the kind that says most of it.
     if (!*n.kind || !op.pointwise) n.kind = kind_of(op, w);
   }

@@ -14,107 +14,18 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "graph/cost.h"
 #include "graph/group.h"
+#include "graph/rewrite.h"
 
 namespace brrr::graph {
 
 namespace {
 
-/// Instructions to repeat, before the first of the users, which then read these storages anew.
-struct Again {
-  std::vector<uint32_t> instrs, storages, users;  // Each rising.
-};
-
-class Rewriter {
- public:
-  explicit Rewriter(const Recording& r) : r_(r), out_(std::make_unique<Recording>()) {
-    out_->values = r.values;
-    out_->storages = r.storages;
-    out_->operands = r.operands;
-    out_->paths = r.paths;
-    out_->control = r.control;
-    out_->externals = r.externals;
-    out_->survivors = r.survivors;
-    out_->gradients = r.gradients;
-    out_->draws = r.draws;
-  }
-
-  std::unique_ptr<Recording> run(const std::vector<Again>& all) {
-    maps_.resize(all.size());
-    std::vector<uint32_t> now_at;
-    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
-      for (size_t k = 0; k < all.size(); ++k) {
-        if (all[k].users.front() != at) continue;
-        for (uint32_t again : all[k].instrs) repeat(again, k);
-      }
-      now_at.push_back(static_cast<uint32_t>(out_->instrs.size()));
-      out_->instrs.push_back(r_.instrs[at]);
-      out_->again.push_back(!r_.again.empty() && r_.again[at]);
-      for (size_t k = 0; k < all.size(); ++k) {
-        const std::vector<uint32_t>& users = all[k].users;
-        if (std::binary_search(users.begin(), users.end(), at)) redirect(all[k], k);
-      }
-    }
-    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      StorageInfo& info = out_->storages[st];
-      if (info.origin == Origin::Internal) info.maker = now_at[info.maker];
-    }
-    out_->complete();
-    return std::move(out_);
-  }
-
- private:
-  // The value in the storage's copy of Again number k.
-  uint32_t copy_of(uint32_t value, size_t k) {
-    Value v = out_->values[value];
-    v.storage = maps_[k].at(v.storage);
-    out_->values.push_back(v);
-    return static_cast<uint32_t>(out_->values.size() - 1);
-  }
-
-  template <class F> void replace_operands(Instr& i, const F& f) {
-    const auto first = static_cast<uint32_t>(out_->operands.size());
-    const int n = i.n_in + i.n_out;
-    for (int k = 0; k < n; ++k) {
-      const uint32_t value = out_->operands[i.first_in + static_cast<uint32_t>(k)];
-      out_->operands.push_back(value == kNone ? kNone : f(value, k >= i.n_in));
-    }
-    i.first_in = first;
-    i.first_out = first + i.n_in;
-  }
-
-  void repeat(uint32_t at, size_t k) {
-    Instr i = r_.instrs[at];
-    const auto index = static_cast<uint32_t>(out_->instrs.size());
-    replace_operands(i, [&](uint32_t value, bool made) {
-      const uint32_t st = out_->values[value].storage;
-      if (made && !maps_[k].count(st)) {
-        maps_[k][st] = static_cast<uint32_t>(out_->storages.size());
-        StorageInfo info = out_->storages[st];
-        info.maker = index;
-        out_->storages.push_back(info);
-      }
-      return maps_[k].count(st) ? copy_of(value, k) : value;
-    });
-    out_->instrs.push_back(i);
-    out_->again.push_back(true);
-  }
-
-  void redirect(const Again& a, size_t k) {
-    replace_operands(out_->instrs.back(), [&](uint32_t value, bool made) {
-      const uint32_t st = out_->values[value].storage;
-      const bool anew = !made && std::binary_search(a.storages.begin(), a.storages.end(), st);
-      return anew ? copy_of(value, k) : value;
-    });
-  }
-
-  const Recording& r_;
-  std::unique_ptr<Recording> out_;
-  std::vector<std::map<uint32_t, uint32_t>> maps_;  // By Again: storage -> its copy.
-};
+using Lists = std::vector<std::vector<Anew>>;
 
 void append(std::vector<uint32_t>& list, const std::vector<uint32_t>& more) {
   list.insert(list.end(), more.begin(), more.end());
@@ -126,10 +37,17 @@ class Chooser {
  public:
   Chooser(const Recording& r, const Schedule& s) : r_(r), s_(s) {
     for (uint32_t st = 0; st < r.storages.size(); ++st) life_.push_back(s.life(r, st));
+    writes_.resize(r.storages.size());
+    for (uint32_t at = 0; at < r.instrs.size(); ++at) {
+      if (r.instrs[at].op->is_view()) continue;
+      r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
+        if (write) writes_[r.value(value).storage].push_back(at);
+      });
+    }
   }
 
-  std::vector<Again> fewer_bytes();
-  std::vector<Again> less_memory(std::set<uint32_t>& banned, int64_t excess);
+  Lists fewer_bytes();
+  Lists less_memory(std::set<uint32_t>& banned, int64_t excess);
 
  private:
   // The instructions that write it, if all of them come before it is read and can run twice: one,
@@ -141,7 +59,7 @@ class Chooser {
       const bool last = !all.empty() && all.back() == a.instr;
       if (!a.write || last) continue;
       if (i.op->check_values || is_host_data(i) || i.into == all.empty()) return {};
-      if (i.into && i.n_out > 1) return {};
+      if (i.n_out > 1 && (i.into || !alone(i, st))) return {};
       all.push_back(a.instr);
     }
     for (const Access& a : r_.accesses[st]) {
@@ -151,13 +69,22 @@ class Chooser {
     }
     return all;
   }
+  // Whether nobody else writes what the instruction makes beside this one.
+  bool alone(const Instr& i, uint32_t st) const {
+    return std::all_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t value) {
+      const uint32_t other = r_.value(value).storage;
+      const auto& uses = r_.accesses[other];
+      return other == st ||
+             std::count_if(uses.begin(), uses.end(), [](auto& a) { return a.write; }) == 1;
+    });
+  }
   bool temporary(uint32_t st) const {
     return r_.storages[st].origin == Origin::Internal && !r_.lasting[st] &&
            !r_.accesses[st].empty();
   }
   bool unchanged(uint32_t st, uint32_t from, uint32_t to) const {
-    return std::none_of(r_.accesses[st].begin(), r_.accesses[st].end(),
-                        [&](const Access& a) { return a.write && a.instr > from && a.instr < to; });
+    return std::none_of(writes_[st].begin(), writes_[st].end(),
+                        [&](uint32_t at) { return at > from && at < to; });
   }
   bool used_in(uint32_t st, uint32_t group) const {
     return std::any_of(r_.accesses[st].begin(), r_.accesses[st].end(),
@@ -175,18 +102,30 @@ class Chooser {
   }
   int64_t bytes(uint32_t st) const { return static_cast<int64_t>(r_.storages[st].bytes); }
 
-  // What lies between in registers, and what it is made from.
+  // What lies between in registers, what it is made from, and what of that lives longer for it.
   struct Chain {
-    std::vector<uint32_t> instrs, leaves;
+    std::vector<uint32_t> instrs, leaves, longer;
+  };
+  // A value that nobody needs between two groups.
+  struct Candidate {
+    Anew anew;
+    Chain chain = {};
+    uint32_t from = 0, to = 0;
+    double cost = 0;
   };
   bool chain_in_group(uint32_t st, uint32_t until, Chain& c) const;
-  bool chain_from_living(uint32_t st, uint32_t until, uint32_t group, int depth, Chain& c,
-                         int64_t& extended) const;
+  bool chain_from_living(uint32_t st, uint32_t until, uint32_t group, int depth, Chain& c) const;
+  std::vector<int64_t> bytes_alive() const;
+  std::optional<Candidate> candidate(uint32_t st, uint32_t group) const;
+  std::vector<const Candidate*> candidates(uint32_t peak);
   double cost(const Chain& c) const;
 
   const Recording& r_;
   const Schedule& s_;
   std::vector<std::pair<uint32_t, uint32_t>> life_;
+  std::map<std::pair<uint32_t, uint32_t>, std::optional<Candidate>> known_;
+  // By storage. One without effect has one if the value is read again later.
+  std::vector<std::vector<uint32_t>> writes_;
 };
 
 // The pointwise instructions of its group that make the value from what is in memory.
@@ -210,10 +149,15 @@ bool Chooser::chain_in_group(uint32_t made, uint32_t until, Chain& c) const {
   return true;
 }
 
-std::vector<Again> Chooser::fewer_bytes() {
+Lists Chooser::fewer_bytes() {
   // A polynomial takes about as long as to move so many bytes of each element.
   constexpr int64_t polynomial_bytes = 4;
-  std::map<uint32_t, Again> by_group;
+  std::map<uint32_t, std::vector<Anew>> by_group;
+  const auto anew_in = [&](uint32_t storage, uint32_t group) {
+    const auto at = by_group.find(group);
+    return at != by_group.end() && std::any_of(at->second.begin(), at->second.end(),
+                                               [&](const Anew& a) { return a.storage == storage; });
+  };
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (!temporary(st) || !s_.stored[st]) continue;
     Chain c;
@@ -234,31 +178,23 @@ std::vector<Again> Chooser::fewer_bytes() {
       gain += bytes(st) - static_cast<int64_t>(work) * polynomial_bytes * elements;
       last = std::max(last, h);
       for (uint32_t leaf : distinct(c.leaves)) {
-        const auto at = by_group.find(h);
-        const bool anew = at != by_group.end() &&
-                          std::count(at->second.storages.begin(), at->second.storages.end(), leaf);
-        if (!anew && !used_in(leaf, h)) gain -= bytes(leaf);
+        if (!anew_in(leaf, h) && !used_in(leaf, h)) gain -= bytes(leaf);
       }
     }
     for (uint32_t leaf : c.leaves)
       longer += temporary(leaf) && life_[leaf].second < last ? bytes(leaf) : 0;
     if (!can || gain < kLittleMemory || longer > bytes(st)) continue;
-    for (const auto& [h, list] : users) {
-      Again& a = by_group[h];
-      append(a.instrs, c.instrs);
-      append(a.storages, {st});
-      append(a.users, list);
-    }
+    for (auto& [h, list] : users) by_group[h].push_back({st, c.instrs, distinct(list)});
   }
-  std::vector<Again> all;
-  for (auto& [h, a] : by_group) all.push_back(std::move(a));
+  Lists all;
+  for (auto& [h, list] : by_group) all.push_back(std::move(list));
   return all;
 }
 
 // The instructions that make the value before `until`, from what is alive in that one's group; of
 // what is not, small values live longer, large ones are made anew, too.
-bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth, Chain& c,
-                                int64_t& extended) const {
+bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth,
+                                Chain& c) const {
   constexpr int deepest = 24;
   constexpr int64_t small = 8;
   const std::vector<uint32_t> all = makers(made);
@@ -268,10 +204,10 @@ bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, i
     const std::vector<uint32_t> from = there ? all : makers(st);
     if (there || from.empty() || bytes(st) * small <= bytes(made)) {
       if (!unchanged(st, all[0], until)) return false;
-      if (!there) extended += bytes(st);
+      if (!there) c.longer.push_back(st);
       c.leaves.push_back(st);
     } else if (!std::binary_search(c.instrs.begin(), c.instrs.end(), from[0]) &&
-               !chain_from_living(st, until, group, depth + 1, c, extended)) {
+               !chain_from_living(st, until, group, depth + 1, c)) {
       return false;
     }
   }
@@ -294,61 +230,92 @@ double Chooser::cost(const Chain& c) const {
   return all;
 }
 
-std::vector<Again> Chooser::less_memory(std::set<uint32_t>& banned, int64_t excess) {
-  std::vector<int64_t> change(s_.groups.size() + 1);
+std::vector<int64_t> Chooser::bytes_alive() const {
+  std::vector<int64_t> alive(s_.groups.size() + 1);
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (!temporary(st) || !s_.stored[st]) continue;
-    change[life_[st].first] += bytes(st);
-    change[life_[st].second + 1] -= bytes(st);
+    alive[life_[st].first] += bytes(st);
+    alive[life_[st].second + 1] -= bytes(st);
   }
-  for (size_t g = 1; g < change.size(); ++g) change[g] += change[g - 1];
-  const auto peak =
-      static_cast<uint32_t>(std::max_element(change.begin(), change.end()) - change.begin());
-  struct Candidate {
-    Again again;
-    std::vector<uint32_t> leaves;
-    uint32_t storage;
-    int64_t net;
-    double cost;
-  };
-  std::vector<Candidate> all;
+  for (size_t g = 1; g < alive.size(); ++g) alive[g] += alive[g - 1];
+  return alive;
+}
+
+// The value for those who read it in the group or later, if nobody writes it there.
+std::optional<Chooser::Candidate> Chooser::candidate(uint32_t st, uint32_t group) const {
+  Candidate x{.anew = {st, {}, {}}};
+  for (const Access& a : r_.accesses[st]) {
+    const uint32_t g = s_.group_of[a.instr];
+    if (g < group) {
+      x.from = std::max(x.from, g);
+    } else if (a.write) {
+      return {};
+    } else {
+      x.anew.users.push_back(a.instr);
+    }
+  }
+  const uint32_t until = distinct(x.anew.users).front();
+  x.to = s_.group_of[until];
+  if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
+  int64_t net = bytes(st);
+  for (uint32_t leaf : x.chain.longer) net -= bytes(leaf);
+  if (net <= 0) return {};
+  x.anew.instrs = x.chain.instrs;
+  x.cost = cost(x.chain) / static_cast<double>(net);
+  return x;
+}
+
+// What is alive at the group for those after it alone, the cheapest for its bytes first.
+std::vector<const Chooser::Candidate*> Chooser::candidates(uint32_t peak) {
+  std::vector<const Candidate*> all;
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     const auto [first, last] = life_[st];
-    if (!temporary(st) || !s_.stored[st] || banned.count(st)) continue;
-    if (first >= peak || last <= peak || used_in(st, peak)) continue;
-    Candidate x{{}, {}, st, bytes(st), 0};
+    if (!temporary(st) || !s_.stored[st] || first >= peak || last <= peak) continue;
+    uint32_t next = last;
+    bool used = false;
     for (const Access& a : r_.accesses[st]) {
-      if (s_.group_of[a.instr] > peak) x.again.users.push_back(a.instr);
+      const uint32_t g = s_.group_of[a.instr];
+      used |= g == peak;
+      if (g > peak) next = std::min(next, g);
     }
-    Chain c;
-    int64_t extended = 0;
-    const uint32_t until = distinct(x.again.users).front();
-    if (!chain_from_living(st, until, s_.group_of[until], 0, c, extended)) continue;
-    x.net -= extended;
-    if (x.net <= 0) continue;
-    x.again.storages = {st};
-    x.again.instrs = c.instrs;
-    x.leaves = c.leaves;
-    x.cost = cost(c) / static_cast<double>(x.net);
-    all.push_back(std::move(x));
+    if (used) continue;
+    const auto [at, fresh] = known_.try_emplace({st, next});
+    if (fresh) at->second = candidate(st, next);
+    if (at->second) all.push_back(&*at->second);
   }
-  std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.cost < b.cost; });
-  std::vector<Again> chosen;
+  std::stable_sort(all.begin(), all.end(), [](auto* a, auto* b) { return a->cost < b->cost; });
+  return all;
+}
+
+// Group by group, the fullest first, until one is reached that stays as full.
+Lists Chooser::less_memory(std::set<uint32_t>& banned, int64_t excess) {
+  std::vector<int64_t> alive = bytes_alive();
+  const int64_t most = *std::max_element(alive.begin(), alive.end());
+  const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may want others.
+  Lists chosen;
   std::set<uint32_t> dropped, kept;  // What is made anew now, and what that is made from.
-  for (Candidate& x : all) {
-    if (excess <= 0) break;
-    if (kept.count(x.storage)) continue;
-    if (std::any_of(x.leaves.begin(), x.leaves.end(),
-                    [&](uint32_t l) { return dropped.count(l); })) {
-      continue;
+  for (;;) {
+    const auto fullest = std::max_element(alive.begin(), alive.end());
+    const size_t before = chosen.size();
+    for (const Candidate* c : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
+      if (*fullest <= goal) break;
+      const Candidate& x = *c;
+      const uint32_t st = x.anew.storage;
+      if (banned.count(st)) continue;
+      const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
+      if (kept.count(st) || std::any_of(x.chain.leaves.begin(), x.chain.leaves.end(), gone))
+        continue;
+      dropped.insert(st);
+      banned.insert(st);
+      kept.insert(x.chain.leaves.begin(), x.chain.leaves.end());
+      for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= bytes(st);
+      for (uint32_t leaf : x.chain.longer) {
+        for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += bytes(leaf);
+      }
+      chosen.push_back({x.anew});
     }
-    dropped.insert(x.storage);
-    banned.insert(x.storage);
-    kept.insert(x.leaves.begin(), x.leaves.end());
-    excess -= x.net;
-    chosen.push_back(std::move(x.again));
+    if (*fullest <= goal || chosen.size() == before) return chosen;
   }
-  return chosen;
 }
 
 double moved(const Recording& r, const Schedule& s) {
@@ -356,6 +323,9 @@ double moved(const Recording& r, const Schedule& s) {
   for (const Group& g : s.groups) bytes += g.fused ? group_bytes(r, s, g) : traffic(r, s, g).apart;
   return bytes;
 }
+
+constexpr int kMostInVain = 8;   // Rounds without a gain.
+constexpr size_t kMostWork = 2;  // Times the step's instructions that may run again.
 
 size_t kernels(const Schedule& s) { return s.groups.size(); }
 
@@ -368,40 +338,44 @@ size_t repeated(const Recording& r) {
 }  // namespace
 
 Rematerialised rematerialise(const Recording& r, const StepOptions& options, const Target& target) {
-  Rematerialised out;
-  const auto now = [&]() -> const Recording& { return out.recording ? *out.recording : r; };
-  Schedule s = make_schedule(r, options.fuse, target);
+  Rematerialised out{.schedule = make_schedule(r, options.fuse, target)};
+  const auto of = [&](const Rematerialised& a) -> const Recording& {
+    return a.recording ? *a.recording : r;
+  };
+  const auto changed = [&](const Rematerialised& a, const Lists& lists) {
+    Rematerialised b = a;
+    b.recording = rewrite(of(a), lists);
+    b.schedule = make_schedule(*b.recording, options.fuse, target);
+    return b;
+  };
   if (options.fuse && options.rematerialise) {
-    const std::vector<Again> all = Chooser(r, s).fewer_bytes();
-    if (!all.empty()) {
-      auto with = Rewriter(r).run(all);
-      Schedule then = make_schedule(*with, options.fuse, target);
-      const double saved = moved(r, s) - moved(*with, then);
-      if (saved > 0 && kernels(then) <= kernels(s)) {
-        out.bytes = saved;
-        out.recording = std::move(with);
-        s = std::move(then);
-      }
+    if (const Lists lists = Chooser(r, out.schedule).fewer_bytes(); !lists.empty()) {
+      Rematerialised with = changed(out, lists);
+      with.bytes = moved(r, out.schedule) - moved(*with.recording, with.schedule);
+      if (with.bytes > 0 && kernels(with.schedule) <= kernels(out.schedule)) out = std::move(with);
     }
   }
   if (options.memory_budget) {
-    out.arena = out.arena_before = plan_memory(now(), s).arena_bytes;
+    out.arena = out.arena_before = plan_memory(of(out), out.schedule).arena_bytes;
+    Rematerialised now = out;   // Not less may lead to less: several groups are as full.
     std::set<uint32_t> banned;  // Tried before. Storages keep their numbers.
-    for (int round = 0; round < 256 && out.arena > options.memory_budget; ++round) {
-      const auto excess = static_cast<int64_t>(out.arena - options.memory_budget);
-      const std::vector<Again> all = Chooser(now(), s).less_memory(banned, excess);
-      if (all.empty()) break;
-      auto with = Rewriter(now()).run(all);
-      Schedule then = make_schedule(*with, options.fuse, target);
-      const size_t arena = plan_memory(*with, then).arena_bytes;
-      if (arena > out.arena) continue;  // Not less may lead to less: several groups are as full.
-      out.arena = arena;
-      out.recording = std::move(with);
-      s = std::move(then);
+    int in_vain = 0;
+    while (out.arena > options.memory_budget && in_vain < kMostInVain) {
+      const auto excess = static_cast<int64_t>(now.arena - options.memory_budget);
+      const Lists lists = Chooser(of(now), now.schedule).less_memory(banned, excess);
+      if (lists.empty()) break;
+      Rematerialised with = changed(now, lists);
+      if (repeated(*with.recording) > kMostWork * r.instrs.size()) break;
+      with.arena = plan_memory(*with.recording, with.schedule).arena_bytes;
+      ++in_vain;
+      if (with.arena > now.arena) continue;
+      now = std::move(with);
+      if (now.arena >= out.arena) continue;
+      out = now;
+      in_vain = 0;
     }
   }
   out.instrs = out.recording ? repeated(*out.recording) : 0;
-  out.schedule = std::move(s);
   return out;
 }
 

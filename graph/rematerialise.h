@@ -10,11 +10,12 @@ namespace brrr::graph {
 
 /// A recording that does the same with more instructions and less memory, traffic or both.
 struct Rematerialised {
-  std::unique_ptr<Recording> recording;  ///< Null: it is best as it was.
-  Schedule schedule;                     ///< Of the one or the other.
-  size_t instrs = 0;                     ///< That run again.
-  double bytes = 0;                      ///< Of traffic that is saved, by fused kernels.
-  /// Under a budget: the arena that temporaries need before and after, results' memory aside.
+  std::shared_ptr<const Recording> recording = nullptr;  ///< Null: it is best as it was.
+  Schedule schedule;                                     ///< Of the one or the other.
+  size_t instrs = 0;                                     ///< That run again.
+  double bytes = 0;  ///< Of traffic that is saved, by fused kernels.
+  /// Under a budget: the arena that temporaries need before and after, results' memory and what
+  /// kernels take while they run aside.
   size_t arena_before = 0, arena = 0;
 };
 Rematerialised rematerialise(const Recording& r, const StepOptions& options, const Target& target);

@@ -56,7 +56,8 @@ struct StepOptions {
   bool rematerialise = true;
   /// Bytes that the temporaries of a replay should fit into; 0: as many as they need. Values are
   /// made anew instead of kept, those first that cost least, until they fit or no value is left
-  /// whose loss helps: to the same bits, in more time. explain() says what was done.
+  /// whose loss helps: to the same bits, in more time. What kernels take while they run (packed
+  /// operands of products, attention) comes beside. explain() says what was done.
   size_t memory_budget = 0;
 };
 
@@ -70,7 +71,7 @@ struct StepStats {
   uint64_t fused_kernels = 0;        ///< Of those, generated ones.
   uint64_t launches_per_replay = 0;  ///< Graph launches: 1 on a GPU, 0 on the CPU.
   uint64_t in_place = 0, in_place_candidates = 0;
-  uint64_t made_anew = 0;        ///< Instructions of a replay that make a value once more.
+  uint64_t made_anew = 0;        ///< Instructions of a replay that make values anew.
   size_t arena_bytes = 0;        ///< Temporaries of a replay that fit into no result's memory.
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries.
   double record_seconds = 0, fuse_seconds = 0, plan_seconds = 0, build_seconds = 0,

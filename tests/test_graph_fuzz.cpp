@@ -70,9 +70,10 @@ class Program {
     t.add_leaves(leaves_);
     t.add(kept_);
   }
+  void forget() { kept_ = Tensor(); }
   /// What a step that throws must leave alone; the handle that it assigned itself is forgotten.
   Trace state(const Tensor& a, const Tensor& b) {
-    kept_ = Tensor();
+    forget();
     Trace t;
     log(t);
     t.add({a, b});
@@ -229,6 +230,7 @@ Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
     const Tensor a = data.slice(0, call * 3, call * 3 + 4);
     const Tensor b = call == 3 ? a : randn({4, 6});
     std::vector<Tensor> out;
+    p.forget();  // Not every variant keeps one, and state() forgets it.
     for (unsigned k = 0; sabotage && k < 4 && out.empty(); ++k) {
       const Trace before = p.state(a, b);
       p.throw_at = k == 3 ? static_cast<int>(seed % 7) : -1;

@@ -5,6 +5,9 @@
 
 #include <random>
 
+#include "graph/rematerialise.h"
+#include "tests/recorded.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -45,6 +48,59 @@ double moved(const auto& fn, const StepOptions& options, const Tensor& x) {
   double bytes = 0;
   for (const ProfileRow& r : profile.kinds()) bytes += r.bytes;
   return bytes;
+}
+
+// Products, rows, pointwise ops and draws over values of one shape, some written in place.
+std::vector<Tensor> random_step(unsigned seed, int length, const Tensor& x, const Tensor& w) {
+  std::mt19937 random(seed);
+  std::vector<Tensor> all = {matmul(x, w), x * 2.0};
+  const auto any = [&]() -> Tensor& { return all[random() % all.size()]; };
+  for (int k = 0; k < length; ++k) {
+    switch (random() % 10) {
+      case 0:
+        all.push_back(any() + any());
+        break;
+      case 1:
+        all.push_back(any() * any() * 0.5);
+        break;
+      case 2:
+        all.push_back(relu(any()) - 0.25);
+        break;
+      case 3:
+        all.push_back(sigmoid(any()));
+        break;
+      case 4:
+        all.push_back(any() - mean(any(), {1}, true));
+        break;
+      case 5:
+        all.push_back(dropout(any(), 0.3, true));
+        break;
+      case 6:
+        all.push_back(matmul(any(), w));
+        break;
+      case 7:
+        all.push_back(softmax(any(), 1));
+        break;
+      case 8:
+        all.push_back(any() * mean(any()));
+        break;
+      default: {
+        const NoGradGuard guard;
+        Tensor& t = any();
+        t = t.detach();
+        (random() % 2 ? t.mul_(0.5) : t.add_(any().detach()));
+      }
+    }
+  }
+  const Tensor loss = mean(matmul(all.back(), w)) + mean(matmul(any() * any(), w));
+  std::vector<Tensor> out;
+  try {
+    out = grad({loss}, {w});
+  } catch (const Error&) {  // A value that backward needs was written in place.
+  }
+  out.push_back(any() * 1.5);
+  out.push_back(loss.detach());
+  return out;
 }
 
 }  // namespace
@@ -91,6 +147,72 @@ TEST_CASE("rematerialise: what a value was made from may have changed since") {
   }
 }
 
+TEST_CASE("rematerialise: a value made anew for one user is not read from before it was there") {
+  const Tensor w = randn({64, 64});
+  const auto fn = [&](const Tensor& x) {
+    const Tensor s = x * 2.0, u = x * 7.0;
+    const Tensor r = matmul(x * 3.0, w);
+    const Tensor a = (s + r) * x;  // Where s is made anew, and so is q, which
+    const Tensor later = x + 5.0;  // reads what comes after the first use of s.
+    const Tensor q = u + later;
+    return std::vector<Tensor>{later, a * q};
+  };
+  const Tensor x = randn({64, 64});
+  const Ran eager = run(fn, {.mode = Mode::Eager}, x);
+  check_same(eager, run(fn, {}, x));
+  check_same(eager, run(fn, {.memory_budget = 1}, x));
+}
+
+TEST_CASE("memory budget: of an op's results one is changed in place, another made anew") {
+  const Tensor w = randn({64, 64}), v = randn({16, 4});
+  v.set_requires_grad();
+  const auto fn = [&](const Tensor& x) {
+    const Tensor in = x * v;
+    Tensor y = layer_norm(in, {4});
+    {
+      const NoGradGuard guard;
+      y.mul_(2.0);
+    }
+    const Tensor z = y.detach() + 1.0;
+    Tensor big = matmul(w, w);
+    for (int k = 0; k < 3; ++k) big = matmul(big, w);
+    const Tensor loss = mean(layer_norm(in, {4}) * z) + mean(big);
+    return std::vector<Tensor>{loss.detach(), grad({loss}, {v})[0], z * y.detach()};
+  };
+  const Tensor x = randn({16, 4});
+  const Ran eager = run(fn, {.mode = Mode::Eager}, x);
+  for (const bool fuse : {true, false}) {
+    check_same(eager, run(fn, {.fuse = fuse, .memory_budget = 1}, x));
+  }
+}
+
+// Nothing is built: rewrite() looks at every operand of what it changed, and throws.
+TEST_CASE("rematerialise: in random steps every op sees the values that it saw before") {
+  const Tensor w = randn({32, 32}) * 0.2, x = randn({128, 32});
+  w.set_requires_grad();
+  size_t anew = 0, less = 0;
+  const int programs = test::random_cases(300, 20000);
+  for (int seed = 0; seed < programs; ++seed) {
+    CAPTURE(seed);
+    const graph::Recording r = test::record(
+        [&] { return random_step(static_cast<unsigned>(seed), 10 + seed % 60, x, w); });
+    for (const bool fuse : {true, false}) {
+      for (const size_t budget : {size_t{0}, size_t{1}, size_t{100} << 10}) {
+        const StepOptions options{.fuse = fuse, .memory_budget = budget};
+        graph::Rematerialised made;
+        REQUIRE_NOTHROW(made = graph::rematerialise(r, options, {}));
+        REQUIRE_NOTHROW(
+            graph::verify_schedule(made.recording ? *made.recording : r, made.schedule));
+        CHECK(made.arena <= made.arena_before);
+        anew += made.bytes > 0;
+        less += made.arena < made.arena_before;
+      }
+    }
+  }
+  CHECK(anew * 10 > static_cast<size_t>(programs));
+  CHECK(less > static_cast<size_t>(programs));
+}
+
 TEST_CASE("memory budget: a GPT with dropout trains to the same bits in less memory") {
   const models::GPTOptions options{
       .vocab = 17, .block = 16, .layers = 2, .heads = 2, .width = 32, .dropout = 0.1};
@@ -133,7 +255,6 @@ TEST_CASE("memory budget: a GPT with dropout trains to the same bits in less mem
   }
 }
 
-// Values of one shape made from each other, between two products, in any order.
 TEST_CASE("rematerialise: random chains equal eager to the bit") {
   test::TempCache cache;
   for (unsigned seed = 1; seed <= 4; ++seed) {
@@ -141,38 +262,7 @@ TEST_CASE("rematerialise: random chains equal eager to the bit") {
     manual_seed(seed);
     const Tensor w = randn({32, 32}) * 0.2;
     w.set_requires_grad();
-    const auto fn = [&](const Tensor& x) {
-      std::mt19937 random(seed);
-      std::vector<Tensor> all = {matmul(x, w)};
-      const auto any = [&]() -> const Tensor& { return all[random() % all.size()]; };
-      for (int k = 0; k < 12; ++k) {
-        switch (random() % 6) {
-          case 0:
-            all.push_back(any() + any());
-            break;
-          case 1:
-            all.push_back(any() * any() * 0.5);
-            break;
-          case 2:
-            all.push_back(relu(any()) - 0.25);
-            break;
-          case 3:
-            all.push_back(sigmoid(any()));
-            break;
-          case 4:
-            all.push_back(any() - mean(any(), {1}, true));
-            break;
-          default:
-            all.push_back(dropout(any(), 0.3, true));
-            break;
-        }
-      }
-      const Tensor loss = mean(matmul(all.back(), w)) + mean(matmul(any() * any(), w));
-      std::vector<Tensor> out = grad({loss}, {w});
-      out.push_back(any() * 1.5);
-      out.push_back(loss.detach());
-      return out;
-    };
+    const auto fn = [&](const Tensor& t) { return random_step(seed, 12, t, w); };
     const Tensor x = randn({128, 32});
     const Ran eager = run(fn, {.mode = Mode::Eager}, x);
     check_same(eager, run(fn, {}, x));

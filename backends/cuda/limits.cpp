@@ -2,6 +2,7 @@
 #include "backends/cuda/limits.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "backends/limits.h"
@@ -13,15 +14,21 @@ namespace brrr::cuda {
 
 namespace {
 
+// What products may round to is not to change for a measurement.
+struct NoTf32 {
+  NoTf32() { set_allow_tf32(false); }
+  ~NoTf32() { set_allow_tf32(before); }
+  const bool before = allow_tf32();
+};
+
 DeviceLimits measure(bool&) {
   DeviceLimits l;
-  const bool tf32 = allow_tf32();  // What products may round to is not to change for it.
-  set_allow_tf32(false);
+  std::optional<NoTf32> products(std::in_place);
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
     const double rate = jit::product_gflops(kCUDA, t);
     l.peaks.push_back({t, rate, rate});
   }
-  set_allow_tf32(tf32);
+  products.reset();
   const Backend& gpu = backend(kCUDA);
   const Tensor one = zeros({1}, kFloat32, kCUDA);
   float got;

@@ -141,6 +141,8 @@ AddParts take_apart(const Lab& lab) {
   if (const auto all = instructions(recorded)) {
     p.instructions.emplace();
     for (const auto& [function, n] : *all) (*p.instructions)[part_of(function)] += n;
+    // The library is not in this program's file, or the file has no names.
+    if ((*p.instructions)[Kernel] == 0) p.instructions.reset();
   }
   if (const auto all = instructions(general)) p.general = total(*all);
   return p;
@@ -253,10 +255,12 @@ Section anatomy(Lab& lab) {
     const auto n = static_cast<double>((*add.instructions)[k]);
     split.bars.push_back({parts.rows[k][0].text, {n}, parts.rows[k][1].text});
   }
-  s.seen += fmt::format(
-      "\nOf the {} instructions of an add with a gradient {} compute it; the others find out what "
-      "is to be done, make room for the result and keep what backward needs.",
-      parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text);
+  if (add.instructions)
+    s.seen += fmt::format(
+        "\nOf the {} instructions of an add with a gradient {} compute it; the others find out "
+        "what "
+        "is to be done, make room for the result and keep what backward needs.",
+        parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text);
   s.pictures = {draw("one-element-add", c)};
   if (add.instructions) s.pictures.insert(s.pictures.begin(), draw("anatomy", split));
   s.sheets = {parts, sheet, empty};
@@ -264,9 +268,12 @@ Section anatomy(Lab& lab) {
       "Steps are chains of {} adds, their time divided by as many; the step's own cost is in it. "
       "In "
       "a graph that is not frozen the function runs, too, and each add is compared with the "
-      "recorded one. Instructions are counted by stepping through a copy of the process; the "
-      "parts' times do not add up, as a processor works on several at once.",
-      kChain);
+      "recorded one. {}; the parts' times do not add up, as a processor works on several at once.",
+      kChain,
+      add.instructions
+          ? "Instructions are counted by stepping through a copy of the process"
+          : "Instructions cannot be counted here: that takes Linux on x86-64, leave to "
+            "trace a process, and a program with its symbols");
   return s;
 }
 

@@ -105,6 +105,7 @@ std::optional<Instructions> count(const std::function<void()>& call) {
   Instructions found;
   bool ended = false, breakpoint = false;
   if (stops(child, breakpoint)) {
+    ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_EXITKILL);
     for (int64_t n = 0; n < most && !ended; ++n) {
       user_regs_struct at = {};
       if (ptrace(PTRACE_GETREGS, child, nullptr, &at) != 0) break;
@@ -112,8 +113,11 @@ std::optional<Instructions> count(const std::function<void()>& call) {
       if (!ended) ++found[symbols().name(at.rip)];
     }
   }
-  kill(child, SIGKILL);
-  while (waitpid(child, nullptr, 0) == child) {}
+  siginfo_t is = {};
+  if (waitid(P_PID, static_cast<id_t>(child), &is, WEXITED | WNOHANG | WNOWAIT) == 0) {
+    kill(child, SIGKILL);  // It is not yet gone: the number is still its own.
+    while (waitpid(child, nullptr, 0) == child) {}
+  }
   return ended ? std::optional(found) : std::nullopt;
 }
 

@@ -55,7 +55,7 @@ std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tenso
     arena = std::max(arena, step->stats().arena_bytes);
   };
   for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("in half of the memory", {.memory_budget = arena / 2});
+  add("half of the memory asked", {.memory_budget = std::max<size_t>(1, arena / 2)});
   return all;
 }
 
@@ -75,7 +75,7 @@ std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
     arena = std::max(arena, trainer->stats().arena_bytes);
   };
   for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("in half of the memory", {.memory_budget = arena / 2});
+  add("half of the memory asked", {.memory_budget = std::max<size_t>(1, arena / 2)});
   return all;
 }
 

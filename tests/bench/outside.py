@@ -78,13 +78,14 @@ def main():
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases with TEXT in their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()
+    cases = [c for c in CASES if not options.only or any(text in c for text in options.only)]
+    if not cases:
+        parser.error(f"no case has {' or '.join(options.only)} in its name: {', '.join(CASES)}")
     options.cpu = max(os.sched_getaffinity(0))
     print(f"{'':<16}{'eager ms':>10}{'graph ms':>10}{'outside':>10}{'inside':>10}{'apart':>9}")
     all_figures, far = {}, []
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
-            if options.only and not any(text in case for text in options.only):
-                continue
+        for case in cases:
             outside, inside = measure(case, options, folder)
             there, here = ratio(outside), ratio(inside)
             apart = here / there - 1

@@ -1,0 +1,165 @@
+#include "graph/rewrite.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/check.h"
+
+namespace brrr::graph {
+
+namespace {
+
+class Rewriter {
+ public:
+  explicit Rewriter(const Recording& r) : r_(r), out_(std::make_unique<Recording>()) {
+    out_->values = r.values;
+    out_->storages = r.storages;
+    out_->operands = r.operands;
+    out_->paths = r.paths;
+    out_->control = r.control;
+    out_->externals = r.externals;
+    out_->survivors = r.survivors;
+    out_->gradients = r.gradients;
+    out_->draws = r.draws;
+  }
+
+  std::unique_ptr<Recording> run(const std::vector<std::vector<Anew>>& lists) {
+    std::vector<Copies> copies(lists.size());
+    std::vector<uint32_t> now_at;
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      for (size_t k = 0; k < lists.size(); ++k) {
+        for (const Anew& a : lists[k]) {
+          if (a.users.front() != at) continue;
+          for (uint32_t again : a.instrs) repeat(again, copies[k]);
+        }
+      }
+      now_at.push_back(static_cast<uint32_t>(out_->instrs.size()));
+      add(r_.instrs[at], at, !r_.again.empty() && r_.again[at]);
+      for (size_t k = 0; k < lists.size(); ++k) {
+        for (const Anew& a : lists[k]) {
+          if (std::binary_search(a.users.begin(), a.users.end(), at)) redirect(a, copies[k]);
+        }
+      }
+    }
+    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+      StorageInfo& info = out_->storages[st];
+      if (info.origin == Origin::Internal) info.maker = now_at[info.maker];
+    }
+    out_->complete();
+    check();
+    return std::move(out_);
+  }
+
+ private:
+  struct Copies {
+    std::map<uint32_t, uint32_t> storages;  // To the copy's.
+    std::set<uint32_t> instrs;
+  };
+
+  void add(const Instr& i, uint32_t from, bool again) {
+    out_->instrs.push_back(i);
+    out_->again.push_back(again);
+    from_.push_back(from);
+  }
+
+  // The value in a storage's copy.
+  uint32_t copy_of(uint32_t value, const Copies& copies) {
+    Value v = out_->values[value];
+    v.storage = copies.storages.at(v.storage);
+    out_->values.push_back(v);
+    return static_cast<uint32_t>(out_->values.size() - 1);
+  }
+
+  template <class F> void replace_operands(Instr& i, const F& f) {
+    const auto first = static_cast<uint32_t>(out_->operands.size());
+    const int n = i.n_in + i.n_out;
+    for (int k = 0; k < n; ++k) {
+      const uint32_t value = out_->operands[i.first_in + static_cast<uint32_t>(k)];
+      out_->operands.push_back(value == kNone ? kNone : f(value, k >= i.n_in));
+    }
+    i.first_in = first;
+    i.first_out = first + i.n_in;
+  }
+
+  void repeat(uint32_t at, Copies& copies) {
+    if (!copies.instrs.insert(at).second) return;
+    Instr i = r_.instrs[at];
+    const auto index = static_cast<uint32_t>(out_->instrs.size());
+    replace_operands(i, [&](uint32_t value, bool made) {
+      const uint32_t st = out_->values[value].storage;
+      if (made && !copies.storages.count(st)) {
+        copies.storages[st] = static_cast<uint32_t>(out_->storages.size());
+        StorageInfo info = out_->storages[st];
+        info.maker = index;
+        out_->storages.push_back(info);
+      }
+      return copies.storages.count(st) ? copy_of(value, copies) : value;
+    });
+    add(i, at, true);
+  }
+
+  void redirect(const Anew& a, const Copies& copies) {
+    replace_operands(out_->instrs.back(), [&](uint32_t value, bool made) {
+      const bool anew = !made && out_->values[value].storage == a.storage;
+      return anew ? copy_of(value, copies) : value;
+    });
+  }
+
+  // What its tensor operands hold when an instruction of the recording runs: each write makes a new
+  // content of its storage, which `contents` has by storage. A destination's counts as read.
+  template <class Name>
+  static std::vector<uint64_t> step(const Recording& r, uint32_t at,
+                                    std::vector<uint64_t>& contents, const Name& name) {
+    std::vector<uint64_t> seen;
+    if (!r.live[at]) return seen;
+    const Instr& i = r.instrs[at];
+    r.each_operand(i, [&](uint32_t value, bool write) {
+      if (!write || i.into) seen.push_back(contents[r.value(value).storage]);
+    });
+    uint64_t output = 0;
+    r.each_operand(i, [&](uint32_t value, bool write) {
+      if (write) contents[r.value(value).storage] = name(output++);
+    });
+    return seen;
+  }
+
+  // Every instruction sees what it saw before, one that is repeated what the first one saw, and the
+  // step leaves the same behind.
+  void check() const {
+    const auto contents_before = [](const Recording& r) {
+      std::vector<uint64_t> all(r.storages.size());
+      for (uint32_t st = 0; st < all.size(); ++st) all[st] = st;
+      return all;
+    };
+    const auto name = [&](uint32_t at) {
+      return [at](uint64_t output) { return (uint64_t{at} + 1) << 32 | output; };
+    };
+    std::vector<uint64_t> before = contents_before(r_), now = contents_before(*out_);
+    std::vector<std::vector<uint64_t>> saw;
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at)
+      saw.push_back(step(r_, at, before, name(at)));
+    for (uint32_t at = 0; at < out_->instrs.size(); ++at) {
+      const uint32_t from = from_[at];
+      BRRR_CHECK(!out_->live[at] || step(*out_, at, now, name(from)) == saw[from],
+                 "graph: {}, made anew, would see other values", r_.describe(r_.instrs[from]));
+    }
+    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+      BRRR_CHECK(!r_.lasting[st] || before[st] == now[st], "graph: storage {} would end otherwise",
+                 st);
+    }
+  }
+
+  const Recording& r_;
+  std::unique_ptr<Recording> out_;
+  std::vector<uint32_t> from_;  // By instruction: the one of the old recording.
+};
+
+}  // namespace
+
+std::unique_ptr<Recording> rewrite(const Recording& r,
+                                   const std::vector<std::vector<Anew>>& lists) {
+  return Rewriter(r).run(lists);
+}
+
+}  // namespace brrr::graph
