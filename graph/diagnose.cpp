@@ -2,17 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
-#include <mutex>
 #include <tuple>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "autograd/autograd.h"
-#include "ops/factory_ops.h"
-#include "ops/pointwise_ops.h"
+#include "graph/predict.h"
 
 namespace brrr::graph {
 
@@ -61,12 +57,14 @@ struct Seen {
   std::vector<ProfileRow> rows;
 };
 Seen look_at(const Call& call, double us) {
-  constexpr int calls = 5;
+  const int calls = static_cast<int>(std::clamp(5e4 / us, 5.0, 50.0));
   const Profile profile;
   for (int i = 0; i < calls; ++i) call();
   const TimeSplit all = profile.total();
-  const double scale = std::min(1.0, us * calls / all.us) / calls;
-  Seen seen{all.each(calls, us), std::max(0.0, us - profile.kernels_us() * scale), profile.rows()};
+  // What a profile costs lies between kernels.
+  const double kernels_us = profile.kernels_us(),
+               scale = std::min(1.0, us * calls / kernels_us) / calls;
+  Seen seen{all.each(calls, us), std::max(0.0, us - kernels_us * scale), profile.rows()};
   for (ProfileRow& r : seen.rows) {
     r.flops /= calls;
     r.bytes /= calls;
@@ -74,48 +72,6 @@ Seen look_at(const Call& call, double us) {
     for (double* t : {&r.time.us, &r.time.compute_us, &r.time.memory_us}) *t *= scale;
   }
   return seen;
-}
-
-// Of kernels that memory bounds: what the limits ask, and how many times that it takes.
-struct Traffic {
-  double us = 0, excess = 1;
-};
-Traffic traffic(const std::vector<ProfileRow>& rows, double launch_us) {
-  Traffic t;
-  double streams = 0, spent = 0;  // Of those that are not mostly overhead.
-  for (const ProfileRow& r : rows) {
-    t.us += r.time.memory_us;
-    if (2 * r.time.memory_us < r.time.us) continue;
-    streams += r.time.memory_us;
-    spent += std::max(r.time.memory_us, r.time.us - static_cast<double>(r.calls) * launch_us);
-  }
-  if (streams > 0) t.excess = spent / streams;
-  return t;
-}
-
-int64_t launches(const std::vector<ProfileRow>& rows) {
-  int64_t n = 0;
-  for (const ProfileRow& r : rows) n += r.calls;
-  return n;
-}
-
-// See Diagnosis::predicted_us. Of the graph it looks at kernels and bytes only, not at times.
-double predict(double us, const Seen& eager, std::vector<ProfileRow> graph,
-               const StepStats& recorded, Device device) {
-  const LaunchCosts costs = launch_costs(device);
-  const DeviceLimits limits = device_limits(device);
-  for (ProfileRow& r : graph) {
-    const auto calls = static_cast<double>(std::max<int64_t>(1, r.calls));
-    r.time.memory_us = calls * split_time(1e12, r.flops / calls, r.bytes / calls, limits).memory_us;
-  }
-  const double launch_us = costs.graph_ns * 1e-3;
-  const Traffic before = traffic(eager.rows, launch_us), after = traffic(graph, launch_us);
-  const double matched =
-      1e-3 * (costs.step_ns + static_cast<double>(recorded.ops_per_replay) * costs.match_ns);
-  const auto fewer = static_cast<double>(launches(eager.rows) - launches(graph));
-  const double now =
-      us - eager.between_us + matched - (before.us - after.us) * before.excess - fewer * launch_us;
-  return std::max(now, us / 20);
 }
 
 std::string text_of(const Diagnosis& d) {
@@ -142,39 +98,6 @@ std::string text_of(const Diagnosis& d) {
                       : "what helps: 16-bit floats, which halve the bytes");
   }
   return t + "what helps: fewer FLOPs, more threads, a faster machine";
-}
-
-LaunchCosts measure_launches(Device device) {
-  constexpr int forward = 32;
-  const Tensor x = ones({1}, kFloat32, device), one = ones({1}, kFloat32, device);
-  x.set_requires_grad(true);
-  // A training step over one element. Nothing is an argument, so that it can be frozen.
-  const auto small = [=](const Tensor&) {
-    Tensor y = x;
-    for (int i = 0; i < forward; ++i) y = y * one;
-    return std::pair(y.detach(), grad({y}, {x})[0]);
-  };
-  const StepOptions unfused{.fuse = false};
-  auto recorded = step(small, unfused), frozen = step(small, unfused);
-  auto nothing = step([](const Tensor&) {});
-  for (int i = 0; i < 3; ++i) recorded(one), frozen(one), nothing(one);
-  frozen.freeze();
-  const auto ns = [&](const Call& call) {  // The best of series of about a millisecond.
-    constexpr int series = 20, calls = 20;
-    double best = 1e9;
-    for (int s = 0; s < series; ++s) {
-      const auto t = Clock::now();
-      for (int i = 0; i < calls; ++i) call();
-      synchronize(device);
-      best = std::min(best, us_since(t) * 1e3 / calls);
-    }
-    return best;
-  };
-  const auto ops = static_cast<double>(recorded.stats().ops_per_replay);
-  const double eager = ns([&] { small(one); }), whole = ns([&] { recorded(one); }),
-               replay = ns([&] { frozen(one); }), empty = ns([&] { nothing(one); });
-  return {eager / ops, std::max(0.0, whole - replay) / ops, std::max(0.0, replay - empty) / ops,
-          empty};
 }
 
 }  // namespace
@@ -204,24 +127,11 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   const Seen seen = look_at(call, d.us);
   d.split = seen.split;
   if (eager && d.graph_us > 0) {
-    d.predicted_us = predict(d.us, seen, look_at(call_other, d.graph_us).rows, now, device);
+    const Seen then = look_at(call_other, d.graph_us);  // Of it only what runs, not how long.
+    d.predicted_us = predict_graph_us({seen.rows, seen.between_us}, then.rows, now, device);
   }
   d.text = text_of(d);
   return d;
 }
 
 }  // namespace brrr::graph
-
-namespace brrr {
-
-LaunchCosts launch_costs(Device device) {
-  static std::mutex mutex;
-  static std::map<DeviceType, LaunchCosts> known;
-  const std::lock_guard lock(mutex);
-  if (const auto at = known.find(device.type); at != known.end()) return at->second;
-  const PlainScope plain;
-  context.grad_enabled = true;
-  return known[device.type] = graph::measure_launches(device);
-}
-
-}  // namespace brrr

@@ -10,13 +10,14 @@
 
 namespace brrr {
 
-/// What a call costs whatever it computes, in nanoseconds: of training steps over one element, per
+/// What a call costs whatever it computes, in nanoseconds: of steps over one element, per
 /// operation.
 struct LaunchCosts {
   double eager_ns = 0;  ///< Checked, dispatched, run, and recorded for backward.
   double match_ns = 0;  ///< Compared with the recorded one while the function of a step runs.
   double graph_ns = 0;  ///< Run by a replay.
   double step_ns = 0;   ///< A call of a recorded step that does nothing, whole.
+  double plain_eager_ns = 0, plain_match_ns = 0;  ///< Without gradients.
 };
 /// Measured at the first call, in some milliseconds.
 LaunchCosts launch_costs(Device device = kCPU);
@@ -29,9 +30,8 @@ struct Diagnosis {
   /// A call in each mode, measured in turns: one of the two is `us`. graph_us is 0 where a replay
   /// could not be had, or Mode::Auto kept eager.
   double eager_us = 0, graph_us = 0;
-  /// Of an eager step, what graph mode was expected to take before it was tried: eager mode's time
-  /// without what lies between its kernels, with launch_costs() instead, and less the bytes and
-  /// the launches that its plan saves. 0 where graph_us is.
+  /// Of an eager step, what graph mode was expected to take before it was tried: from eager
+  /// kernels' times, the limits and launch_costs(). 0 where graph_us is.
   double predicted_us = 0;
   double gain() const { return graph_us > 0 ? eager_us / graph_us : 0; }
   double predicted_gain() const { return predicted_us > 0 ? eager_us / predicted_us : 0; }

@@ -1,0 +1,161 @@
+#include "graph/predict.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "autograd/autograd.h"
+#include "core/backend.h"
+#include "core/context.h"
+#include "ops/factory_ops.h"
+#include "ops/pointwise_ops.h"
+
+namespace brrr::graph {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Of one call, of series of some, rising.
+std::vector<double> series_ns(Device device, const std::function<void()>& call, int calls) {
+  constexpr size_t series = 20;
+  std::vector<double> all;
+  while (all.size() < series) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    synchronize(device);
+    const std::chrono::duration<double, std::nano> t = Clock::now() - begin;
+    all.push_back(t.count() / calls);
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+// What a generated kernel takes now over a copy of as many bytes when the limits were measured: a
+// machine that others use is not always as fast.
+double stream_excess(Device device) {
+  constexpr int64_t n = 1 << 20;
+  const Tensor x = ones({n}, kFloat32, device), y = ones({n}, kFloat32, device);
+  auto fused = step([](const Tensor& a, const Tensor& b) { return a * b + a; });
+  for (int i = 0; i < 3; ++i) fused(x, y);
+  const double bytes = 3.0 * 4 * n, copied_ns = bytes / device_limits(device).gb_per_second(bytes);
+  const std::vector<double> ns = series_ns(
+      device, [&] { fused(x, y); }, 1);
+  return std::max(1.0, ns[ns.size() / 2] / copied_ns);
+}
+
+LaunchCosts measure_launches(Device device) {
+  constexpr int forward = 32;
+  const Tensor x = ones({1}, kFloat32, device), one = ones({1}, kFloat32, device);
+  const auto chain = [=](Tensor y) {
+    for (int i = 0; i < forward; ++i) y = y * one;
+    return y;
+  };
+  const Tensor leaf = ones({1}, kFloat32, device);
+  leaf.set_requires_grad(true);
+  // A training step over one element. Nothing is an argument, so that it can be frozen.
+  const auto small = [=](const Tensor&) {
+    const Tensor y = chain(leaf);
+    return std::pair(y.detach(), grad({y}, {leaf})[0]);
+  };
+  const auto plain = [=](const Tensor&) { return chain(x); };
+  const StepOptions unfused{.fuse = false};
+  auto recorded = step(small, unfused), frozen = step(small, unfused);
+  auto plain_recorded = step(plain, unfused), plain_frozen = step(plain, unfused);
+  auto nothing = step([](const Tensor&) {});
+  for (int i = 0; i < 3; ++i) {
+    recorded(one), frozen(one), plain_recorded(one), plain_frozen(one), nothing(one);
+  }
+  frozen.freeze();
+  plain_frozen.freeze();
+  const auto ops = static_cast<double>(recorded.stats().ops_per_replay);
+  const auto of = [&](auto& f) {
+    return series_ns(
+        device, [&] { f(one); }, 20)[0];
+  };
+  const double empty = of(nothing), replay = of(frozen), plain_replay = of(plain_frozen);
+  return {.eager_ns = of(small) / ops,
+          .match_ns = std::max(0.0, of(recorded) - replay) / ops,
+          .graph_ns = std::max(0.0, replay - empty) / ops,
+          .step_ns = empty,
+          .plain_eager_ns = of(plain) / forward,
+          .plain_match_ns = std::max(0.0, of(plain_recorded) - plain_replay) / forward};
+}
+
+// Of one of its calls.
+TimeSplit at_limits(const ProfileRow& r, const DeviceLimits& limits) {
+  constexpr double not_fused = 2;  // Outside of products few additions follow a multiplication.
+  const auto calls = static_cast<double>(r.calls);
+  return split_time(1e12, r.flops / calls * not_fused, r.bytes / calls, limits);
+}
+
+// The number of a row of the same op, module and bytes a call; that of rows if there is none.
+size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
+  constexpr double close = 0.01;
+  const double bytes = r.bytes / static_cast<double>(r.calls);
+  const auto at = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& e) {
+    return e.op == r.op && e.module == r.module && e.calls > 0 &&
+           std::abs(e.bytes / static_cast<double>(e.calls) - bytes) <= close * bytes;
+  });
+  return static_cast<size_t>(at - rows.begin());
+}
+
+}  // namespace
+
+double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& graph,
+                        const StepStats& recorded, Device device) {
+  const LaunchCosts costs = launch_costs(device);
+  const DeviceLimits limits = device_limits(device);
+  const auto ops = static_cast<double>(std::max<uint64_t>(1, recorded.ops_per_replay));
+  // An op that is matched costs its share of what the host does for one eagerly: by the line
+  // through ops with a gradient and without.
+  const double more = std::max(1.0, costs.eager_ns - costs.plain_eager_ns),
+               share = (costs.match_ns - costs.plain_match_ns) / more,
+               of_one = eager.between_us * 1e3 / ops,
+               match = costs.plain_match_ns + share * (of_one - costs.plain_eager_ns);
+  const double host_us = 1e-3 * (costs.step_ns + ops * std::max(0.0, match));
+  const double excess = stream_excess(device);
+  double same_us = 0, least_us = 0;
+  std::vector<bool> replaced(eager.rows.size(), true);
+  for (const ProfileRow& r : graph) {
+    if (r.calls == 0) continue;
+    const auto calls = static_cast<double>(r.calls);
+    same_us += calls * 1e-3 * costs.graph_ns;
+    if (const size_t at = same_kernel(eager.rows, r); at < replaced.size()) {
+      replaced[at] = false;
+      same_us += eager.rows[at].time.us * calls / static_cast<double>(eager.rows[at].calls);
+    } else {
+      const TimeSplit t = at_limits(r, limits);
+      least_us += calls * (t.compute_us + t.memory_us) * excess;
+    }
+  }
+  double beyond_us = 0;
+  for (size_t k = 0; k < replaced.size(); ++k) {
+    const ProfileRow& r = eager.rows[k];
+    if (!replaced[k] || r.calls == 0) continue;
+    const double streams_us =
+        static_cast<double>(r.calls) * at_limits(r, limits).memory_us * excess;
+    if (r.time.us > 2 * streams_us) beyond_us += r.time.us - streams_us;
+  }
+  const double device_us = same_us + least_us + beyond_us / 2;
+  // A GPU works beside the host.
+  return device.type == DeviceType::CPU ? host_us + device_us : std::max(host_us, device_us);
+}
+
+}  // namespace brrr::graph
+
+namespace brrr {
+
+LaunchCosts launch_costs(Device device) {
+  static std::mutex mutex;
+  static std::map<DeviceType, LaunchCosts> known;
+  const std::lock_guard lock(mutex);
+  if (const auto at = known.find(device.type); at != known.end()) return at->second;
+  const PlainScope plain;
+  context.grad_enabled = true;
+  return known[device.type] = graph::measure_launches(device);
+}
+
+}  // namespace brrr
