@@ -184,10 +184,19 @@ Lists Chooser::fewer_bytes() {
     for (uint32_t leaf : c.leaves)
       longer += temporary(leaf) && life_[leaf].second < last ? bytes(leaf) : 0;
     if (!can || gain < kLittleMemory || longer > bytes(st)) continue;
-    for (auto& [h, list] : users) by_group[h].push_back({st, c.instrs, distinct(list)});
+    for (auto& [h, list] : users) by_group[h].push_back({st, c.instrs, distinct(list), 0});
   }
   Lists all;
-  for (auto& [h, list] : by_group) all.push_back(std::move(list));
+  for (auto& [h, list] : by_group) {
+    // In few places: what is repeated in one can be one kernel.
+    std::vector<uint32_t> places;
+    for (const Anew& a : list) places.push_back(a.users.front());
+    distinct(places);
+    for (Anew& a : list) {
+      a.before = *std::upper_bound(places.begin(), places.end(), a.instrs.back());
+    }
+    all.push_back(std::move(list));
+  }
   return all;
 }
 
@@ -243,7 +252,7 @@ std::vector<int64_t> Chooser::bytes_alive() const {
 
 // The value for those who read it in the group or later, if nobody writes it there.
 std::optional<Chooser::Candidate> Chooser::candidate(uint32_t st, uint32_t group) const {
-  Candidate x{.anew = {st, {}, {}}};
+  Candidate x{.anew = {st, {}, {}, 0}};
   for (const Access& a : r_.accesses[st]) {
     const uint32_t g = s_.group_of[a.instr];
     if (g < group) {
@@ -254,7 +263,7 @@ std::optional<Chooser::Candidate> Chooser::candidate(uint32_t st, uint32_t group
       x.anew.users.push_back(a.instr);
     }
   }
-  const uint32_t until = distinct(x.anew.users).front();
+  const uint32_t until = x.anew.before = distinct(x.anew.users).front();
   x.to = s_.group_of[until];
   if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
   int64_t net = bytes(st);

@@ -30,7 +30,7 @@ class Rewriter {
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       for (size_t k = 0; k < lists.size(); ++k) {
         for (const Anew& a : lists[k]) {
-          if (a.users.front() != at) continue;
+          if (a.before != at) continue;
           for (uint32_t again : a.instrs) repeat(again, copies[k]);
         }
       }

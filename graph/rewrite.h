@@ -8,11 +8,11 @@
 
 namespace brrr::graph {
 
-/// A temporary to make once more for some of those who read it: the instructions are repeated right
-/// before the first of these users.
+/// A temporary to make once more for some of those who read it.
 struct Anew {
   uint32_t storage;
   std::vector<uint32_t> instrs, users;  ///< Each rising.
+  uint32_t before;  ///< Where the instructions are repeated: after all of them, before all users.
 };
 
 /// The recording with these changes. Those of one list share what they make: no instruction is
