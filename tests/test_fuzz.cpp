@@ -234,7 +234,7 @@ TEST_CASE("fuzz: recorded and walked programs equal eager ones") {
 
 TEST_CASE("fuzz: replayed programs equal eager ones") {
   test::TempCache cache;
-  fuzz("replay", same_bits, test::random_cases(4, 4000), 5, 12, 3, false,
+  fuzz("replay", same_bits, test::random_cases(3, 4000), 5, 12, 3, false,
        {.build_at_first_call = true}, 1000001);
 }
 
@@ -252,7 +252,7 @@ TEST_CASE("fuzz: kernels built at the second call, and without fusion") {
 TEST_CASE("fuzz: a step that throws has changed nothing") {
   // A step's second whole call, its fourth here, builds kernels.
   fuzz("atomic, walked", atomic, test::random_cases(400, 20000), 1, 16, 3, false, {}, 6000001);
-  fuzz("atomic, built", atomic, test::random_cases(12, 20000), 1, 16, 7, false, {}, 6000001);
+  fuzz("atomic, built", atomic, test::random_cases(8, 20000), 1, 16, 7, false, {}, 6000001);
   fuzz("atomic, replayed", atomic, test::random_cases(200, 20000), 1, 16, 7, false,
        {.build_at_first_call = true, .fuse = false}, 7000001);
 }
