@@ -57,6 +57,21 @@ struct Context {
 };
 inline thread_local constinit Context context;
 
+/// The one place through which kernels pass, of both modes, on every device. Who looks on sees it
+/// begin, and fail; the caller says what it was.
+template <class Run> inline void pass_through(Device device, const Run& run) {
+  Observer* const observer = context.observer;
+  if (!observer) [[likely]]
+    return run();
+  observer->begins(device);
+  try {
+    run();
+  } catch (...) {
+    observer->failed();
+    throw;
+  }
+}
+
 /// While it lives ops run at once and leave no trace: nobody records or observes them, no gradient
 /// is kept, autocast is off.
 class PlainScope : NotCopied {

@@ -98,25 +98,12 @@ int64_t scratch_bytes(const OpCall& c) {
   return c.op->scratch ? c.op->scratch(c) : packed_bytes(c);
 }
 
-[[gnu::cold]] static void launch_observed(OpCall& c, Device device) {
-  Observer* const observer = context.observer;
-  observer->begins(device);
-  try {
-    backend(device.type).launch(c);
-  } catch (...) {
-    observer->failed();
-    throw;
-  }
-}
-
 void execute(OpCall& c) {
   context.running = c.op;
   if (!c.into) make_outputs(c);
   if (c.op->is_view()) return;
   const Device device = c.out[0].impl()->device;
-  if (context.observer) [[unlikely]]
-    return launch_observed(c, device);
-  backend(device.type).launch(c);
+  pass_through(device, [&] { backend(device.type).launch(c); });
 }
 
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that

@@ -18,15 +18,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-CLI::Validator output_folder() {
-  return {[](std::string& text) {
-            std::error_code none;
-            if (!text.empty() && (!fs::exists(text, none) || fs::is_directory(text, none))) {
-              return std::string();
-            }
-            return fmt::format("expected a folder, which is made if need be; got '{}'", text);
-          },
-          ""};
+Check output_folder() {
+  return [](const std::string& text) {
+    std::error_code none;
+    if (!text.empty() && (!fs::exists(text, none) || fs::is_directory(text, none))) {
+      return std::string();
+    }
+    return fmt::format("expected a folder, which is made if need be; got '{}'", text);
+  };
 }
 
 struct Experiment {
@@ -54,7 +53,7 @@ std::vector<std::string> names_of_experiments() {
 }
 
 struct Options : CommandLine {
-  std::string out = "out/lab";
+  std::string out = "out/lab", model = "all";
   double seconds = 0.3;
   bool quick = false;
   std::vector<std::string> only;
@@ -66,12 +65,16 @@ struct Options : CommandLine {
             "lab") {
     threads = 1;
     add("--out", out, "the folder to write into", output_folder());
+    add("--model", model,
+        "whose batches are doubled and whose step is taken apart: mlp, gpt, all; own, your own "
+        "of examples/common/own.cpp",
+        one_of({"mlp", "gpt", "all", "own"}));
     add("--threads", threads, "CPU threads", whole_number(1));
     add("--seconds", seconds, "for each figure, about", real_number(0.001, 1000));
-    app_.add_option("experiments", only,
-                    fmt::format("only these: {}", fmt::join(names_of_experiments(), ", ")))
-        ->check(one_of(names_of_experiments()));
-    app_.add_flag("--quick", quick, "tiny sizes: to see that all of it works");
+    plain("experiments", only,
+          fmt::format("only these: {}", fmt::join(names_of_experiments(), ", ")),
+          one_of(names_of_experiments()));
+    flag("--quick", quick, "tiny sizes: to see that all of it works");
   }
 };
 
@@ -156,7 +159,8 @@ void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Sec
 int run(const Options& o) {
   fs::create_directories(o.out);  // Before anything is measured.
   const auto begin = Clock::now();
-  lab::Lab lab{measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.quick, {}};
+  lab::Lab lab{
+      measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.model, o.quick, {}};
   fmt::print("{}", header_text({lab.limits}));
   std::vector<lab::Section> sections;
   std::vector<Experiment> chosen = experiments();

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "examples/common/options.h"
-#include "examples/common/own.h"
 #include "examples/common/report.h"
 #include "examples/common/task.h"
 #include "tests/bench/measure/temporary.h"
@@ -28,9 +27,8 @@ struct Options : CommandLine {
     threads = 1;
     add("--model", model, "what is trained: mlp, 784-256-128-10; gpt, 2 layers of width 64; all",
         one_of({"mlp", "gpt", "all"}));
-    app_.add_flag(
-        "--own", own,
-        "your own step instead, which examples/common/own.cpp makes; says what bounds it");
+    flag("--own", own,
+         "your own step instead, which examples/common/own.cpp makes; says what bounds it");
     add("--device", device, "cpu; cuda; all, one after the other", one_of({"cpu", "cuda", kBoth}));
     plain("--sizes", sizes,
           "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]",
@@ -144,7 +142,7 @@ bool all_count(const std::vector<Report>& reports) {
 }
 
 int run(const Options& o) {
-  const std::vector<Task> all = o.own ? std::vector{own_task()} : tasks(o.model);
+  const std::vector<Task> all = tasks(o.own ? "own" : o.model);
   const std::vector<Limits> devices = measure_limits(devices_of(o));
   fmt::print("{}", header_text(devices));
   std::vector<Report> reports;

@@ -35,7 +35,7 @@ Options::Options()
   kept_ = {"hidden", "optimizer", "batch", "seed", "steps", "lr", "dropout"};
   add_place();
   plain("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
-        CLI::ExistingDirectory);
+        existing(Place::Folder));
   add("--images", images, "how many digits to generate for training", whole_number(1));
   add("--batch", batch, "images in a step", whole_number(1));
   add("--steps", steps, "steps of the whole run, over which the schedule is laid out",
@@ -53,7 +53,7 @@ Options::Options()
   add("--log-every", log_every, "steps between printed lines", whole_number(1));
   add("--loss-csv", loss_csv, "write every step's loss to this file", output_file());
   add("--threads", threads, "CPU threads (0: all cores)", whole_number(0));
-  app_.add_flag("--explain", explain, "say what graph mode recorded, fused and replayed");
+  flag("--explain", explain, "say what graph mode recorded, fused and replayed");
 }
 
 class Run : public Training {

@@ -199,20 +199,16 @@ void DevicePlan::launch(Launch& l) {
 }
 
 void DevicePlan::launch_all() {
-  Observer* const observer = context.observer;
-  const std::vector<KernelNote>* const told = observer ? &notes() : nullptr;
   for (size_t k = 0; k < launches_.size(); ++k) {
-    if (observer) observer->begins(kCUDA);
     try {
-      launch(launches_[k]);
+      pass_through(kCUDA, [&] { launch(launches_[k]); });
     } catch (const Error& e) {
-      if (observer) observer->failed();
       const Group& g = schedule_.groups[k];
       const size_t others = g.instrs.size() - 1;
       fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
            others ? fmt::format(" and {} more ops", others) : "", e.what());
     }
-    if (observer) observer->ran((*told)[k], kCUDA);
+    if (context.observer) context.observer->ran(notes()[k], kCUDA);
   }
 }
 

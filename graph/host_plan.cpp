@@ -283,21 +283,15 @@ void HostPlan::find_checks() {
 
 void HostPlan::launch_all(const int64_t* control, size_t first_check) {
   size_t next = first_check;
-  Observer* const observer = context.observer;
-  const std::vector<KernelNote>* const told = observer ? &notes() : nullptr;
-  for (size_t k = 0; k < launches_.size(); ++k) {
-    Launch& l = launches_[k];
-    for (; next < checks_.size() && checks_[next].after < l.group; ++next) check(checks_[next]);
-    if (observer && (k == 0 || launches_[k - 1].group != l.group)) [[unlikely]]
-      observer->begins(kCPU);
-    try {
-      launch(l, control);
-    } catch (...) {
-      if (observer) observer->failed();
-      throw;
-    }
-    if (observer && (k + 1 == launches_.size() || launches_[k + 1].group != l.group)) [[unlikely]]
-      observer->ran((*told)[l.group], kCPU);
+  for (size_t k = 0; k < launches_.size();) {
+    const uint32_t group = launches_[k].group;
+    for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
+    pass_through(kCPU, [&] {
+      for (; k < launches_.size() && launches_[k].group == group; ++k)
+        launch(launches_[k], control);
+    });
+    if (context.observer) [[unlikely]]
+      context.observer->ran(notes()[group], kCPU);
   }
 }
 

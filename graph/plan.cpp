@@ -155,15 +155,19 @@ const std::vector<KernelNote>& Plan::notes() {
   std::vector<KernelNote> all;
   for (const Group& g : schedule_.groups) all.push_back(note(g));
   ModuleTrail<uint32_t> trail;
-  std::vector<uint32_t> used;
+  std::vector<uint32_t> used, made;
   for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
     used.clear();
-    r_.each_operand(r_.instrs[at],
-                    [&](uint32_t value, bool) { used.push_back(r_.value(value).storage); });
+    made.clear();
+    r_.each_operand(r_.instrs[at], [&](uint32_t value, bool) {
+      const uint32_t storage = r_.value(value).storage;
+      const StorageInfo& info = r_.storages[storage];
+      (info.origin == Origin::Internal && info.maker == at ? made : used).push_back(storage);
+    });
     const std::string& own = r_.paths[r_.instrs[at].path];
     const uint32_t g = schedule_.group_of[at];
     if (g != kNone && all[g].module.empty()) all[g].module = own.empty() ? trail.near(used) : own;
-    trail.ran(used, {}, own);
+    trail.ran(used, made, own);
   }
   notes_ = std::move(all);
   if (context.observer) context.observer->resume();

@@ -12,6 +12,10 @@ using Json = nlohmann::ordered_json;
 
 static std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 
+static std::string place_of(const std::string& module) {
+  return module.empty() ? "outside of modules" : module;
+}
+
 static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
   const double calls = static_cast<double>(r.calls), us = std::max(r.time.us, 1e-3);
   return fmt::format("{:>7} {:>10.2f} {:>7} {:>10.3f} {:>10.3f} {:>8.1f} {:>7.1f}  {:<9} ", r.calls,
@@ -58,7 +62,7 @@ std::string Profile::report(size_t most) const {
   t += header + "module\n";
   const std::vector<ProfileRow> parts = modules();
   for (size_t k = 0; k < std::min(most / 2, parts.size()); ++k) {
-    t += row_text(parts[k], all) + (parts[k].module.empty() ? "-" : parts[k].module) + '\n';
+    t += row_text(parts[k], all) + place_of(parts[k].module) + '\n';
   }
   t += header + "op, module\n";
   const std::vector<ProfileRow> list = rows();
@@ -100,11 +104,17 @@ std::string Profile::json() const {
   for (const auto& [type, l] : watch_->limits) {
     Json copies = Json::array();
     for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
+    Json peaks = Json::object();
+    for (const auto& peak : l.peaks) {
+      peaks[name(peak.dtype)] = {{"gflops", peak.gflops}, {"product_gflops", peak.product_gflops}};
+    }
     const DeviceProperties p = device_properties(Device{type});
+    const LaunchCosts c = launch_costs(Device{type});
     limits[name(Device{type})] = {{"name", p.name},
                                   {"versions", p.versions},
                                   {"threads", l.threads},
-                                  {"gflops", l.gflops()},
+                                  {"peaks", peaks},
+                                  {"launch_ns", {{"eager", c.eager_ns}, {"graph", c.graph_ns}}},
                                   {"round_trip_ns", l.round_trip_ns},
                                   {"copies_bytes_gb_per_s", copies}};
   }
@@ -136,14 +146,15 @@ void Profile::write_trace(const std::string& path) const {
   double from = 0, to = 0;
   const std::string* module = nullptr;
   const auto close = [&] {
-    const std::string name = module && !module->empty() ? *module : "-";
-    if (module) span(name, Watch::Modules, from, to - from)["args"] = {{"module", name}};
+    if (!module) return;
+    span(place_of(*module), Watch::Modules, from,
+         to - from)["args"] = {{"module", place_of(*module)}};
   };
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];
     const double calls = static_cast<double>(std::max<int64_t>(1, r.calls));
     Json& args = span(r.op, s.track, s.at_us, s.us)["args"];
-    args = {{"module", r.module.empty() ? "-" : r.module},
+    args = {{"module", place_of(r.module)},
             {"kind", r.kind},
             {"flops", r.flops / calls},
             {"bytes", r.bytes / calls}};

@@ -9,34 +9,38 @@
 
 namespace brrr::graph {
 
-/// Remembers which module touched a storage last. A Key names a storage.
+/// Remembers which module touched a storage last, or one that it was computed from. A Key names a
+/// storage.
 template <class Key> class ModuleTrail {
  public:
   /// The module that touched one of them last; "" if none did.
-  std::string near(const std::vector<Key>& storages) const {
-    const Touch* found = nullptr;
-    for (const Key& s : storages) {
-      const auto it = touched_.find(s);
-      if (it != touched_.end() && (!found || it->second.at > found->at)) found = &it->second;
-    }
-    return found ? found->path : "";
-  }
+  std::string near(const std::vector<Key>& storages) const { return newest(storages).path; }
   /// An op has run in that module, or in none; `made` are the storages that are new.
   void ran(const std::vector<Key>& storages, const std::vector<Key>& made,
            const std::string& path) {
     // New tensors may have a storage's address that a module's had.
     for (const Key& s : made) touched_.erase(s);
-    if (path.empty()) return;
-    for (const Key& s : storages) touched_[s] = {at_, path};
-    for (const Key& s : made) touched_[s] = {at_, path};
-    ++at_;
+    const Touch touch = path.empty() ? newest(storages) : Touch{at_++, path};
+    if (touch.path.empty()) return;
+    if (!path.empty()) {
+      for (const Key& s : storages) touched_[s] = touch;
+    }
+    for (const Key& s : made) touched_[s] = touch;
   }
 
  private:
   struct Touch {
-    uint64_t at;
+    uint64_t at = 0;
     std::string path;
   };
+  Touch newest(const std::vector<Key>& storages) const {
+    const Touch* found = nullptr;
+    for (const Key& s : storages) {
+      const auto it = touched_.find(s);
+      if (it != touched_.end() && (!found || it->second.at > found->at)) found = &it->second;
+    }
+    return found ? *found : Touch{};
+  }
   uint64_t at_ = 0;
   std::unordered_map<Key, Touch> touched_;
 };

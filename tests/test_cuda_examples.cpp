@@ -77,7 +77,7 @@ TEST_CASE("examples on a GPU: overhead measures every mode beside the CPU") {
   if (!have_device()) return;
   const TemporaryDirectory folder;
   const std::string json = folder.file("o.json");
-  const Result r = run("overhead --device all --sizes 2 --seconds 0.01 --json " + json);
+  const Result r = run("overhead --own --device all --sizes 2 --seconds 0.01 --json " + json);
   INFO(r.text);
   REQUIRE(r.status == 0);
   CHECK(contains(r.text, "the same parameters, bit for bit"));

@@ -126,7 +126,8 @@ TEST_CASE("cuda: reduction rows: layouts do not change a bit") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kBFloat16, kInt64, kUInt8}) {
-      const std::vector<IntList> shapes = {{5000}, {7, 33}, {3, 1100}, {130, 60}, {5, 70, 18}};
+      std::vector<IntList> shapes = {{5000}, {130, 60}, {3, 1100}, {7, 33}, {5, 70, 18}};
+      if (!long_tests()) shapes.resize(3);
       if (!is_turn(*op, t, {kFloat32}) || !prepare(*op, t, shapes)) continue;
       for (const IntList& shape : shapes) {
         const Tensor x = values_for(*op, shape, t);

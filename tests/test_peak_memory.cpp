@@ -145,6 +145,7 @@ TEST_CASE("memory: a GPT with a large vocabulary" * doctest::test_suite("host"))
   };
   for (const Zero zero : {Zero::First, Zero::BeforeBackward, Zero::Never}) {
     CAPTURE(static_cast<int>(zero));
+    if (zero == Zero::BeforeBackward && !test::long_tests()) continue;
     compare(training<models::GPT>(make, batch, zero));
   }
 }

@@ -30,6 +30,7 @@ TEST_CASE("train_gpt: both modes lose the same, end the same and write the same 
   const Place p;
   for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
     INFO(dtype);
+    if (dtype == "float16" && !brrr::test::long_tests()) continue;
     const std::string command = p.tiny() + "--steps 24 --dropout 0.1 --accumulate 2 --sample 40 " +
                                 "--prompt 'the ' --top-k 5 --top-p 0.9 --dtype " + dtype;
     std::string tails[2];
@@ -69,6 +70,7 @@ TEST_CASE("train_gpt: 15 steps, a checkpoint and 15 steps are 30 steps, also acr
        {"--accumulate 2 --dropout 0.1", "--dtype bfloat16 --dropout 0.1 --tokenizer byte",
         "--dtype float16 --positions rotary --activation swiglu --norm rms --clip 0"}) {
     INFO(kind);
+    if (contains(kind, "bfloat16") && !brrr::test::long_tests()) continue;
     const std::string all = p.tiny() + "--steps 30 " + kind + " --mode ";
     CHECK(run(all + "eager --checkpoint " + p.file("whole")).status == 0);
     for (const std::string first : {"eager", "graph"}) {

@@ -33,21 +33,23 @@ void GptOptions::add_run() {
   add("--loss-csv", loss_csv, "write every step's loss to this file", output_file());
   add("--verify-every", verify_every, "check every n-th replay against eager (0: never)",
       whole_number(0));
-  app_.add_flag("--check-numerics", check_numerics,
-                "slow: stop at the first operation that makes a NaN or infinity, and name it");
-  app_.add_flag("--compile-report", explain,
-                "say what graph mode recorded, fused and replayed, and what it took");
+  flag("--check-numerics", check_numerics,
+       "slow: stop at the first operation that makes a NaN or infinity, and name it");
+  flag("--compile-report", explain,
+       "say what graph mode recorded, fused and replayed, and what it took");
 }
 
 void GptOptions::add_data() {
   add("--data", data,
       "a text, a .bin file of 16-bit tokens (llm.c, nanoGPT), a folder with train.bin and val.bin, "
       "or a folder of sources; without it brrr's own sources, from within their folder",
-      CLI::ExistingPath);
+      existing(Place::Any));
   add("--tokenizer", tokenizer, "char, byte or gpt2 (default: char; gpt2 for .bin)",
       one_of({"char", "byte", "gpt2"}));
-  CLI::Option* words = add("--vocab", vocab, "GPT-2's vocab.json", CLI::ExistingFile);
-  words->needs(add("--merges", merges, "GPT-2's merges.txt", CLI::ExistingFile)->needs(words));
+  add("--vocab", vocab, "GPT-2's vocab.json", existing(Place::File));
+  add("--merges", merges, "GPT-2's merges.txt", existing(Place::File));
+  needs("--vocab", "--merges");
+  needs("--merges", "--vocab");
   add("--eval-every", eval_every, "steps between validation losses (0: at the end)",
       whole_number(0));
   add("--eval-batches", eval_batches,

@@ -1,5 +1,8 @@
 #include "examples/common/options.h"
 
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -33,58 +36,109 @@ std::string explain(const CLI::App* app, const CLI::Error& e) {
 
 }  // namespace
 
-CLI::Validator whole_number(int64_t least) {
-  return {[least](std::string& text) {
-            int64_t v = 0;
-            if (read_number(text, v) && v >= least) return std::string();
-            return fmt::format("expected a whole number of at least {}, got '{}'", least, text);
-          },
-          ""};
+Check whole_number(int64_t least) {
+  return [least](const std::string& text) {
+    int64_t v = 0;
+    if (read_number(text, v) && v >= least) return std::string();
+    return fmt::format("expected a whole number of at least {}, got '{}'", least, text);
+  };
 }
 
-CLI::Validator real_number(double least, double most) {
-  return {[least, most](std::string& text) {
-            double v = 0;  // A NaN fails the comparison.
-            if (read_number(text, v) && v >= least && v <= most) return std::string();
-            return most < std::numeric_limits<double>::max()
-                       ? fmt::format("expected a number from {} to {}, got '{}'", least, most, text)
-                       : fmt::format("expected a number of at least {}, got '{}'", least, text);
-          },
-          ""};
+Check real_number(double least, double most) {
+  return [least, most](const std::string& text) {
+    double v = 0;  // A NaN fails the comparison.
+    if (read_number(text, v) && v >= least && v <= most) return std::string();
+    return most < std::numeric_limits<double>::max()
+               ? fmt::format("expected a number from {} to {}, got '{}'", least, most, text)
+               : fmt::format("expected a number of at least {}, got '{}'", least, text);
+  };
 }
 
-CLI::Validator one_of(std::vector<std::string> choices) {
-  return {[choices = std::move(choices)](std::string& text) {
-            if (std::count(choices.begin(), choices.end(), text)) return std::string();
-            return fmt::format("expected one of {}; got '{}'", fmt::join(choices, ", "), text);
-          },
-          ""};
+Check one_of(std::vector<std::string> choices) {
+  return [choices = std::move(choices)](const std::string& text) {
+    if (std::count(choices.begin(), choices.end(), text)) return std::string();
+    return fmt::format("expected one of {}; got '{}'", fmt::join(choices, ", "), text);
+  };
 }
 
-CLI::Validator output_file() {
-  return {[](std::string& text) {
-            std::error_code none;
-            const fs::path path = text, parent = path.parent_path();
-            if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
-              return fmt::format("expected the name of a file to write, got '{}'", text);
-            }
-            if (parent.empty() || fs::is_directory(parent, none)) return std::string();
-            return fmt::format("expected a file in an existing folder; there is no folder '{}'",
-                               parent.string());
-          },
-          ""};
+Check output_file() {
+  return [](const std::string& text) {
+    std::error_code none;
+    const fs::path path = text, parent = path.parent_path();
+    if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
+      return fmt::format("expected the name of a file to write, got '{}'", text);
+    }
+    if (parent.empty() || fs::is_directory(parent, none)) return std::string();
+    return fmt::format("expected a file in an existing folder; there is no folder '{}'",
+                       parent.string());
+  };
 }
+
+Check existing(Place what) {
+  return [what](const std::string& text) -> std::string {
+    std::error_code none;
+    const bool folder = fs::is_directory(text, none);
+    if (!fs::exists(text, none)) return fmt::format("'{}' does not exist", text);
+    if (what == Place::Folder && !folder) return fmt::format("'{}' is not a folder", text);
+    if (what == Place::File && folder) return fmt::format("'{}' is a folder, not a file", text);
+    return "";
+  };
+}
+
+// --- declaring -----------------------------------------------------------------------------------
+
+CommandLine::CommandLine(const char* about, const char* program)
+    : app_(std::make_unique<CLI::App>(about, program)) {}
+CommandLine::~CommandLine() = default;
+
+template <class T>
+void CommandLine::plain(const std::string& name, T& v, const std::string& text, Check check) {
+  CLI::Option* const option = app_->add_option(name, v, text);
+  if (check) option->check([check = std::move(check)](const std::string& s) { return check(s); });
+  if (!option->nonpositional()) return;
+  texts_[name.substr(2)] = [&v] {
+    if constexpr (requires { v.push_back({}); } && !std::is_same_v<T, std::string>)
+      return fmt::format("{}", fmt::join(v, ","));
+    else
+      return fmt::format("{}", v);
+  };
+  if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
+}
+template <class T>
+void CommandLine::add(const std::string& name, T& v, const std::string& text, Check check) {
+  plain(name, v, text, std::move(check));
+  app_->get_option(name)->capture_default_str();
+}
+#define BRRR_OPTION(...)                                                                         \
+  template void CommandLine::plain(const std::string&, __VA_ARGS__&, const std::string&, Check); \
+  template void CommandLine::add(const std::string&, __VA_ARGS__&, const std::string&, Check);
+BRRR_OPTION(std::string)
+BRRR_OPTION(int64_t)
+BRRR_OPTION(double)
+BRRR_OPTION(std::vector<int64_t>)
+BRRR_OPTION(std::vector<std::string>)
+#undef BRRR_OPTION
+
+void CommandLine::flag(const std::string& name, bool& v, const std::string& text) {
+  app_->add_flag(name, v, text);
+}
+
+void CommandLine::needs(const std::string& option, const std::string& other) {
+  app_->get_option(option)->needs(app_->get_option(other));
+}
+
+// --- reading -------------------------------------------------------------------------------------
 
 // What main returns, if the program ends here.
 std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
-  app_.get_formatter()->column_width(34);
-  app_.failure_message(explain);
+  app_->get_formatter()->column_width(34);
+  app_->failure_message(explain);
   try {
     std::vector<std::string> last_first(words.rbegin(), words.rend());
-    app_.parse(last_first);
+    app_->parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
-    return app_.exit(e) == 0 ? 0 : 2;
+    return app_->exit(e) == 0 ? 0 : 2;
   }
 }
 
@@ -94,11 +148,11 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   if (resume.empty()) return {};
   brrr::load(resume, saved);  // Checks the file before anything is believed.
   const auto take = [&](const std::string& key) {
-    if (app_.count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
+    if (app_->count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
   };
   for (const std::string& key : kept_) {
     BRRR_CHECK(saved.count(key), "--resume {}: it is no checkpoint of {}: it has no {}", resume,
-               app_.get_name(), key);
+               app_->get_name(), key);
     take(key);
   }
   for (const std::string& key : hints_) {
@@ -120,7 +174,7 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
     return body();
   } catch (const std::exception& e) {
     std::fflush(stdout);
-    fmt::print(stderr, "{}: {}\n", app_.get_name(), e.what());
+    fmt::print(stderr, "{}: {}\n", app_->get_name(), e.what());
     return 1;
   }
 }

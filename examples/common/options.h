@@ -2,31 +2,38 @@
 // Command lines that say what was expected, and the main() around them.
 
 #include <brrr/brrr.h>
-#include <fmt/ranges.h>
-
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+namespace CLI {
+class App;
+}
+
 namespace examples {
 
-/// Validators: the value is checked, and a wrong one answered with what was expected.
-CLI::Validator whole_number(int64_t least);
-CLI::Validator real_number(double least, double most = std::numeric_limits<double>::max());
-CLI::Validator one_of(std::vector<std::string> choices);
+/// What a value must be: says what was expected when it is not, and nothing when it is.
+using Check = std::function<std::string(const std::string&)>;
+Check whole_number(int64_t least);
+Check real_number(double least, double most = std::numeric_limits<double>::max());
+Check one_of(std::vector<std::string> choices);
 /// A file that can be written: its folder exists and it is no folder itself.
-CLI::Validator output_file();
+Check output_file();
+enum class Place { File, Folder, Any };
+/// What is there already.
+Check existing(Place what);
 
 /// A program's options. The derived class declares its own in its constructor; a vector's values
 /// are separated by commas.
 class CommandLine : brrr::NotCopied {
  public:
-  CommandLine(const char* about, const char* program) : app_(about, program) {}
-  virtual ~CommandLine() = default;
+  CommandLine(const char* about, const char* program);
+  virtual ~CommandLine();
 
   /// All of main(): reads the options, makes brrr use `threads`, calls body(). Returns what that
   /// returned; 0 after --help, 2 after a wrong option, 1 after an exception, which are explained on
@@ -41,34 +48,26 @@ class CommandLine : brrr::NotCopied {
   brrr::Metadata saved;  ///< What it says.
 
  protected:
+  /// T is std::string, int64_t, double or a vector of the first two. A name without dashes is what
+  /// stands on the command line by itself.
   template <class T>
-  CLI::Option* plain(const std::string& name, T& v, const char* text,
-                     const CLI::Validator& check = {}) {
-    texts_[name.substr(2)] = [&v] { return text_of(v); };
-    CLI::Option* option = app_.add_option(name, v, text)->check(check);
-    if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
-    return option;
-  }
+  void plain(const std::string& name, T& v, const std::string& text, Check check = {});
   /// The same with its default in --help.
-  template <class T>
-  CLI::Option* add(const std::string& name, T& v, const char* text, const CLI::Validator& check) {
-    return plain(name, v, text, check)->capture_default_str();
-  }
+  template <class T> void add(const std::string& name, T& v, const std::string& text, Check check);
+  void flag(const std::string& name, bool& v, const std::string& text);
+  /// Who gives `option` has to give `other`, too.
+  void needs(const std::string& option, const std::string& other);
   /// Checks that need several options; called before `resume` is looked at.
   virtual void check() {}
 
-  CLI::App app_;
   std::vector<std::string> kept_;   ///< Names in kept().
   std::vector<std::string> hints_;  ///< Options that a checkpoint may also say.
 
  private:
-  template <class T> static std::string text_of(const T& v) { return fmt::format("{}", v); }
-  static std::string text_of(const std::vector<int64_t>& v) {
-    return fmt::format("{}", fmt::join(v, ","));
-  }
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);
 
+  std::unique_ptr<CLI::App> app_;
   std::map<std::string, std::function<std::string()>> texts_;
 };
 

@@ -1,5 +1,6 @@
 // Your own step: change the model, the loss and the batches here. `overhead --own` measures it in
-// every mode and says what bounds it; `lab` judges it in three sizes.
+// every mode and says what bounds it; `lab` judges it in three sizes, and `lab --model own` doubles
+// its batches.
 #include "examples/common/own.h"
 
 namespace examples {

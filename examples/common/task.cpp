@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include "examples/common/own.h"
+
 namespace examples {
 
 namespace {
@@ -47,6 +49,7 @@ std::vector<Task> tasks(const std::string& model) {
                  {1, 2, 4, 8, 16, 32, 64},
                  gpt_batches,
                  [] { return gpt_learner(kGpt); }};
+  if (model == "own") return {own_task()};
   if (model == "mlp") return {mlp};
   if (model == "gpt") return {gpt};
   return {mlp, gpt};

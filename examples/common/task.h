@@ -15,7 +15,7 @@ struct Task {
   std::function<Learner()> learner;
 };
 
-/// "mlp", "gpt" or "all".
+/// "mlp", "gpt", both of which are "all", or "own": see own.cpp.
 std::vector<Task> tasks(const std::string& model);
 
 /// A training run where the batches are, from the same weights every time and everywhere.

@@ -34,13 +34,12 @@ void TrainingOptions::add_place() {
 }
 
 void TrainingOptions::add_saving(const std::string& name) {
-  CLI::Option* file =
-      add(name, checkpoint, "checkpoint (safetensors) to write at the end", output_file());
-  add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0))
-      ->needs(file);
+  add(name, checkpoint, "checkpoint (safetensors) to write at the end", output_file());
+  add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
+  needs("--save-every", name);
   add("--log", log, "figures of every line as JSON, a line each", output_file());
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
-      CLI::ExistingFile);
+      existing(Place::File));
 }
 
 // --- what a run prints ---------------------------------------------------------------------------

@@ -22,10 +22,11 @@ using brrr::Tensor;
 /// What all experiments share.
 struct Lab {
   Limits limits;
-  double seconds = 0.3;    ///< For a figure.
-  bool quick = false;      ///< Tiny sizes: the program is tested, the figures mean nothing.
-  std::string complaints;  ///< Why the figures cannot be trusted; empty if they can.
-  double share = 1;        ///< The least, of an experiment's time, that this thread had its core.
+  double seconds = 0.3;       ///< For a figure.
+  std::string model = "all";  ///< Whose batches are doubled, and whose step is taken apart.
+  bool quick = false;         ///< Tiny sizes: the program is tested, the figures mean nothing.
+  std::string complaints;     ///< Why the figures cannot be trusted; empty if they can.
+  double share = 1;  ///< The least, of an experiment's time, that this thread had its core.
   std::vector<double> peaks = {};  ///< GFLOP/s of one core, before each experiment and after all.
 
   void complain(const std::string& where, const std::string& what) {

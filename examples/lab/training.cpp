@@ -266,7 +266,7 @@ BarChart kernels_chart(const Anatomy& a) {
 
 Section batch_doubling(Lab& lab) {
   Section s{.title = "Twice the batch, twice the time?", .seen = {}};
-  for (const Task& task : tasks("all")) {
+  for (const Task& task : tasks(lab.model)) {
     const int64_t most = lab.quick ? 2 : task.sizes.back();
     Points points;
     for (int64_t batch = 1; batch <= most; batch *= 2) {
@@ -295,7 +295,7 @@ Section batch_doubling(Lab& lab) {
 }
 
 Section where_time_goes(const Lab& lab) {
-  const Task task = tasks("gpt").front();
+  const Task task = tasks(lab.model).back();
   const int64_t batch = lab.quick ? 1 : 8, steps = lab.quick ? 2 : 30;
   const Batches batches = task.batches(batch);
   Anatomy all[2];
