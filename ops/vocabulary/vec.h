@@ -39,6 +39,49 @@ template <class T> struct Part { typedef T type __attribute__((vector_size(BRRR_
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int i32x8 __attribute__((vector_size(32)));
 
+// --- registers ------------------------------------------------------------------------
+
+template <class V> auto first_element(V v) { return v[0]; }
+template <class V> using Element = decltype(first_element(V{}));
+
+// A vector as the registers that it takes, for what a loop carries on or a branch decides: where
+// paths meet, g++ 12 puts a vector of several registers into memory, in smaller pieces than it
+// reads back, for which every turn of a loop waits.
+template <class V, int parts = sizeof(V) <= BRRR_VX_BYTES ? 1 : sizeof(V) / BRRR_VX_BYTES>
+struct Parts {
+  using P = typename Part<Element<V>>::type;
+  P p[parts];
+
+  [[gnu::always_inline]] Parts(V v) {  // NOLINT(google-explicit-constructor)
+    P q[parts];
+    __builtin_memcpy(&q, &v, sizeof v);
+    copy(q, p);
+  }
+  [[gnu::always_inline]] V get() const {
+    P q[parts];
+    copy(p, q);
+    V v;
+    __builtin_memcpy(&v, &q, sizeof v);
+    return v;
+  }
+  template <int k = 0> [[gnu::always_inline]] void store(Element<V>* to) const {
+    __builtin_memcpy(to + k * lanes / parts, &p[k], sizeof p[k]);
+    if constexpr (k + 1 < parts) store<k + 1>(to);
+  }
+
+ private:
+  template <int k = 0> [[gnu::always_inline]] static void copy(const P* from, P* to) {
+    to[k] = from[k];
+    if constexpr (k + 1 < parts) copy<k + 1>(from, to);
+  }
+};
+template <class V> struct Parts<V, 1> {
+  V v;
+  Parts(V x) : v(x) {}  // NOLINT(google-explicit-constructor)
+  V get() const { return v; }
+  void store(Element<V>* to) const { __builtin_memcpy(to, &v, sizeof v); }
+};
+
 // --- memory --------------------------------------------------------------------------------------
 
 // Lanes i < n of eight as a mask.
@@ -86,30 +129,6 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
   __builtin_memcpy(p, &v, static_cast<unsigned long>(n) * sizeof(T));
 }
 
-// Lanes at, at + 1, .. of a vector of T, as many as fit one register.
-template <int at, class T, class V> BRRR_VX auto part(V v) {
-  constexpr int n = BRRR_VX_BYTES / sizeof(T);
-  if constexpr (n == 2)
-    return __builtin_shufflevector(v, v, at, at + 1);
-  else if constexpr (n == 4)
-    return __builtin_shufflevector(v, v, at, at + 1, at + 2, at + 3);
-  else
-    return __builtin_shufflevector(v, v, at, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6,
-                                   at + 7);
-}
-
-// Register by register: g++ 12 takes a store of several through the stack.
-template <int at = 0, class V, class T> BRRR_VX void store_whole(T* p, V v) {
-  if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
-    __builtin_memcpy(p, &v, sizeof v);
-  } else {
-    const auto here = part<at, T>(v);
-    __builtin_memcpy(p + at, &here, sizeof here);
-    constexpr int next = at + static_cast<int>(sizeof here / sizeof(T));
-    if constexpr (next < lanes) store_whole<next>(p, v);
-  }
-}
-
 // Writes around the caches. p is aligned to 64 bytes; call fence_nt() before another thread reads.
 template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 #if defined(__clang__)
@@ -151,7 +170,7 @@ BRRR_VX void fence_nt() {
     __builtin_memcpy(&r, p, sizeof r);                                                         \
     return r;                                                                                  \
   }                                                                                            \
-  BRRR_VX void store(T* p, V v) { store_whole(p, v); }                                         \
+  BRRR_VX void store(T* p, V v) { Parts<V>(v).store(p); }                                      \
   BRRR_VX V load_n(const T* p, int n) { return load_first<V>(p, n); }                          \
   BRRR_VX void store_n(T* p, V v, int n) { store_first(p, v, n); }                             \
   BRRR_VX void store_nt(T* p, V v) { store_around(p, v); }                                     \
@@ -219,6 +238,14 @@ template <class Test, class T, class V> BRRR_VX b16 compare(V a, V b) {
 BRRR_VX f32 where(b16 m, f32 a, f32 b) {
 #if defined(__AVX512F__) || defined(__clang__)
   return m ? a : b;
+#elif defined(__AVX2__)
+  f32x8 which[2], x[2], y[2];
+  __builtin_memcpy(&which, &m, sizeof m);
+  __builtin_memcpy(&x, &a, sizeof a);
+  __builtin_memcpy(&y, &b, sizeof b);
+  for (int h = 0; h < 2; ++h) x[h] = __builtin_ia32_blendvps256(y[h], x[h], which[h]);
+  __builtin_memcpy(&a, &x, sizeof x);
+  return a;
 #else
   return (f32)(((i32)a & m) | ((i32)b & ~m));
 #endif

@@ -67,6 +67,13 @@ typedef Lane<unsigned short> u16;
 typedef Lane<unsigned char> u8;
 typedef i32 b16;  // a mask: 0 or -1, for every element type
 
+// What vec.h needs for vectors of several registers.
+template <class V> struct Parts {
+  V v;
+  __device__ __forceinline__ Parts(V x) : v(x) {}  // NOLINT(google-explicit-constructor)
+  __device__ __forceinline__ V get() const { return v; }
+};
+
 // --- memory --------------------------------------------------------------------------------------
 
 #define BRRR_VX_MEMORY(T, V)                   \

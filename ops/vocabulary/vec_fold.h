@@ -10,47 +10,6 @@ namespace brrr::vx {
 
 constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
 
-template <class V> auto first_element(V v) { return v[0]; }
-template <class V> using Element = decltype(first_element(V{}));
-
-/// A vector as the registers that it takes, for what a loop carries on or a branch decides: where
-/// paths meet, g++ 12 puts a vector of several registers into memory, in smaller pieces than it
-/// reads back, for which every turn of a loop waits.
-template <class V, int parts = sizeof(V) <= BRRR_VX_BYTES ? 1 : sizeof(V) / BRRR_VX_BYTES>
-struct Parts {
-  using P = typename Part<Element<V>>::type;
-  P p[parts];
-
-  [[gnu::always_inline]] Parts(V v) {  // NOLINT(google-explicit-constructor)
-    P q[parts];
-    __builtin_memcpy(&q, &v, sizeof v);
-    copy(q, p);
-  }
-  [[gnu::always_inline]] V get() const {
-    P q[parts];
-    copy(p, q);
-    V v;
-    __builtin_memcpy(&v, &q, sizeof v);
-    return v;
-  }
-  template <int k = 0> [[gnu::always_inline]] void store(Element<V>* to) const {
-    __builtin_memcpy(to + k * lanes / parts, &p[k], sizeof p[k]);
-    if constexpr (k + 1 < parts) store<k + 1>(to);
-  }
-
- private:
-  template <int k = 0> [[gnu::always_inline]] static void copy(const P* from, P* to) {
-    to[k] = from[k];
-    if constexpr (k + 1 < parts) copy<k + 1>(from, to);
-  }
-};
-template <class V> struct Parts<V, 1> {
-  V v;
-  Parts(V x) : v(x) {}  // NOLINT(google-explicit-constructor)
-  V get() const { return v; }
-  void store(Element<V>* to) const { vx::store(to, v); }
-};
-
 /// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.
 template <class V, class Combine, class F>
 [[gnu::noinline, gnu::flatten]] Element<V> fold_chunk(long i, long end, V init, Combine combine,

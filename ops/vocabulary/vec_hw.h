@@ -115,6 +115,13 @@ BRRR_VX f32 lesser(f32 a, f32 b) {
   return __builtin_ia32_minps512(a, b, 4);
 #elif defined(__AVX512F__)
   return __builtin_ia32_minps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
+#elif defined(__AVX2__)
+  f32x8 x[2], y[2];
+  __builtin_memcpy(&x, &a, sizeof a);
+  __builtin_memcpy(&y, &b, sizeof b);
+  for (int h = 0; h < 2; ++h) x[h] = __builtin_ia32_minps256(x[h], y[h]);
+  __builtin_memcpy(&a, &x, sizeof x);
+  return a;
 #else
   return where(lt(a, b), a, b);
 #endif
@@ -124,6 +131,13 @@ BRRR_VX f32 greater(f32 a, f32 b) {
   return __builtin_ia32_maxps512(a, b, 4);
 #elif defined(__AVX512F__)
   return __builtin_ia32_maxps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
+#elif defined(__AVX2__)
+  f32x8 x[2], y[2];
+  __builtin_memcpy(&x, &a, sizeof a);
+  __builtin_memcpy(&y, &b, sizeof b);
+  for (int h = 0; h < 2; ++h) x[h] = __builtin_ia32_maxps256(x[h], y[h]);
+  __builtin_memcpy(&a, &x, sizeof x);
+  return a;
 #else
   return where(gt(a, b), a, b);
 #endif

@@ -45,37 +45,57 @@ BRRR_VX_COLD void reduce_huge(const f32* x, f32* r, i32* flip, bool cosine) {
   }
 }
 
-// Through copies, so that the common path need not keep its vectors in memory.
-BRRR_VX void mend_huge(f32 x, f32& near, f32& r, i32& flip, bool cosine) {
+// x - (j + h) pi, `near` before its last correction, and the sign that an odd j gives.
+struct Reduced {
+  f32 near, r;
+  i32 flip;
+};
+BRRR_VX f32 sin_reduced(Reduced v) { return sin_reduced(v.near, v.r, v.flip); }
+// With v replaced where x is huge.
+BRRR_VX f32 sin_of_any(f32 x, Reduced v, bool cosine) {
   if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
-    f32 from = x, to = r;
-    i32 sign = flip;
+    f32 from = x, to = v.r;
+    i32 sign = v.flip;
     reduce_huge(&from, &to, &sign, cosine);
-    near = r = to;
-    flip = sign;
+    v = {to, to, sign};
   }
+  return sin_reduced(v);
 }
 
-BRRR_VX f32 sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
+BRRR_VX Reduced reduce_sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
   f32 k = fma(x, 0x1.45f306p-2f, 0x1.8p+23f), j = k - 0x1.8p+23f;
-  f32 near = fma(j, -pi_2, fma(j, -pi_1, x)), r = fma(j, -pi_3, near);
-  i32 flip = (i32)k << 31;
-  mend_huge(x, near, r, flip, false);
-  return sin_reduced(near, r, flip);
+  f32 near = fma(j, -pi_2, fma(j, -pi_1, x));
+  return {near, fma(j, -pi_3, near), (i32)k << 31};
 }
-// Below pi, where most arguments lie, h is 1/2 or -1/2 and the reduction is additions with the same
-// bits: they do not wait for the fma pipes, which the polynomial fills.
-BRRR_VX f32 cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x), and j is 0 or cos(x) = cos(-x)
-  f32 near = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2, r = near + 0.5f * pi_3;
-  i32 flip = i32{};
-  if (__builtin_expect(any_above(x, cos_near_limit), 0)) {
-    f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
-    near = fma(h, pi_2, fma(h, pi_1, -x));
-    r = fma(h, pi_3, near);
-    flip = (i32)k << 31;
-    mend_huge(x, near, r, flip, true);
+BRRR_VX Reduced reduce_cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
+  f32 k = fma(x, 0x1.45f306p-2f, -0.5f) + 0x1.8p+23f, h = (k - 0x1.8p+23f) + 0.5f;
+  f32 near = fma(h, pi_2, fma(h, pi_1, -x));
+  return {near, fma(h, pi_3, near), (i32)k << 31};
+}
+
+// What usual arguments take is computed for all; where a lane is rare, all are computed again, from
+// registers that were kept, so that the usual path waits for none of it.
+BRRR_VX f32 sin(f32 x) {
+  const Parts<f32> kept = x;
+  Parts<f32> y = sin_reduced(reduce_sin(x));
+  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
+    const f32 again = kept.get();
+    y = sin_of_any(again, reduce_sin(again), false);
   }
-  return sin_reduced(near, r, flip);
+  return y.get();
+}
+// Below pi, where most arguments lie, h is 1/2 or -1/2, j is 0 or cos(x) = cos(-x), and the
+// reduction is additions with the same bits: they do not wait for the fma pipes, which the
+// polynomial fills.
+BRRR_VX f32 cos(f32 x) {
+  const Parts<f32> kept = x;
+  f32 near = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2;
+  Parts<f32> y = sin_reduced(near, near + 0.5f * pi_3, i32{});
+  if (__builtin_expect(any_above(x, cos_near_limit), 0)) {
+    const f32 again = kept.get();
+    y = sin_of_any(again, reduce_cos(again), true);
+  }
+  return y.get();
 }
 
 // The same results for |x| <= 1, where j is 0 or cos(x) = cos(-x) makes it so, and pi_3 is too
