@@ -114,7 +114,7 @@ Section limits_of_machine(const Lab& lab) {
 }
 
 Section roofline(Lab& lab) {
-  const int64_t mb = lab.megabytes(16);
+  const int64_t mb = lab.megabytes(64);
   const Tensor x = random_tensor(mb * kMB);
   const double bytes = 2.0 * static_cast<double>(mb * kMB);
   constexpr double low = 1.0 / 8;

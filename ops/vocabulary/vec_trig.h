@@ -20,48 +20,12 @@ BRRR_VX f32 sin_reduced(f32 near, f32 r, i32 flip) {
   return (f32)((i32)fma(p, fma(s, near, 0.0f), r) ^ flip);
 }
 
-// Huge arguments: the product with the bits of 1/pi that matter, in integers (Payne and Hanek).
-// For cosine `quarter` takes half a turn of sin off first. Rare, so lane by lane and out of line.
-BRRR_VX_COLD void reduce_huge(const f32* x, f32* r, i32* flip, bool cosine) {
-  static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
-                                          0x9e21c820ff28b1d5, 0};
-  for (int k = 0; k < lanes; ++k) {
-    int bits = ((i32)*x)[k], mag = bits & 0x7fffffff;
-    if (mag <= 0x48000000) continue;  // trig_fast_limit
-    if (mag >= 0x7f800000) {
-      (*r)[k] = (*x)[k] - (*x)[k];
-      continue;
-    }
-    int at = 31 + (mag >> 23) - 150, word = at >> 6, shift = at & 63;
-    unsigned long high = inv_pi[word] << shift | inv_pi[word + 1] >> 1 >> (63 - shift);
-    unsigned long low = inv_pi[word + 1] << shift | inv_pi[word + 2] >> 1 >> (63 - shift);
-    unsigned long digits = (unsigned long)((mag & 0x7fffff) | 0x800000);
-    // |x| / pi modulo 2, 63 binary places.
-    unsigned long turns = high * digits + ((low >> 32) * digits >> 32);
-    if (cosine) turns -= 1ul << 62;
-    double t = (double)(long)(turns << 1) * 0x1.921fb54442d18p-63;
-    (*r)[k] = (float)(cosine || bits < 0 ? -t : t);
-    (*flip)[k] = (int)((turns + (1ul << 62)) >> 63 << 31);
-  }
-}
-
 // x - (j + h) pi, `near` before its last correction, and the sign that an odd j gives.
 struct Reduced {
   f32 near, r;
   i32 flip;
 };
 BRRR_VX f32 sin_reduced(Reduced v) { return sin_reduced(v.near, v.r, v.flip); }
-// With v replaced where x is huge.
-BRRR_VX f32 sin_of_any(f32 x, Reduced v, bool cosine) {
-  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
-    f32 from = x, to = v.r;
-    i32 sign = v.flip;
-    reduce_huge(&from, &to, &sign, cosine);
-    v = {to, to, sign};
-  }
-  return sin_reduced(v);
-}
-
 BRRR_VX Reduced reduce_sin(f32 x) {  // sin(x) = (-1)^j sin(x - j pi)
   f32 k = fma(x, 0x1.45f306p-2f, 0x1.8p+23f), j = k - 0x1.8p+23f;
   f32 near = fma(j, -pi_2, fma(j, -pi_1, x));
@@ -73,14 +37,45 @@ BRRR_VX Reduced reduce_cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
   return {near, fma(h, pi_3, near), (i32)k << 31};
 }
 
+// The same where some arguments are huge: the product with the bits of 1/pi that matter, in
+// integers (Payne and Hanek). For cosine half a turn of sin is taken off first. Rare, so lane by
+// lane and out of line.
+BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
+  static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
+                                          0x9e21c820ff28b1d5, 0};
+  Reduced v = cosine ? reduce_cos(*x) : reduce_sin(*x);
+  for (int k = 0; k < lanes; ++k) {
+    int bits = ((i32)*x)[k], mag = bits & 0x7fffffff;
+    if (mag <= 0x48000000) continue;  // trig_fast_limit
+    if (mag >= 0x7f800000) {
+      v.r[k] = (*x)[k] - (*x)[k];
+      v.near[k] = v.r[k];
+      continue;
+    }
+    int at = 31 + (mag >> 23) - 150, word = at >> 6, shift = at & 63;
+    unsigned long high = inv_pi[word] << shift | inv_pi[word + 1] >> 1 >> (63 - shift);
+    unsigned long low = inv_pi[word + 1] << shift | inv_pi[word + 2] >> 1 >> (63 - shift);
+    unsigned long digits = (unsigned long)((mag & 0x7fffff) | 0x800000);
+    // |x| / pi modulo 2, 63 binary places.
+    unsigned long turns = high * digits + ((low >> 32) * digits >> 32);
+    if (cosine) turns -= 1ul << 62;
+    double t = (double)(long)(turns << 1) * 0x1.921fb54442d18p-63;
+    v.r[k] = (float)(cosine || bits < 0 ? -t : t);
+    v.near[k] = v.r[k];
+    v.flip[k] = (int)((turns + (1ul << 62)) >> 63 << 31);
+  }
+  *y = sin_reduced(v);
+}
+
 // What usual arguments take is computed for all; where a lane is rare, all are computed again, from
 // registers that were kept, so that the usual path waits for none of it.
 BRRR_VX f32 sin(f32 x) {
   const Parts<f32> kept = x;
   Parts<f32> y = sin_reduced(reduce_sin(x));
   if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
-    const f32 again = kept.get();
-    y = sin_of_any(again, reduce_sin(again), false);
+    f32 from = kept.get(), to;
+    sin_huge(&from, &to, false);
+    y = to;
   }
   return y.get();
 }
@@ -92,8 +87,12 @@ BRRR_VX f32 cos(f32 x) {
   f32 near = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2;
   Parts<f32> y = sin_reduced(near, near + 0.5f * pi_3, i32{});
   if (__builtin_expect(any_above(x, cos_near_limit), 0)) {
-    const f32 again = kept.get();
-    y = sin_of_any(again, reduce_cos(again), true);
+    y = sin_reduced(reduce_cos(kept.get()));
+    if (__builtin_expect(any_above(kept.get(), trig_fast_limit), 0)) {
+      f32 from = kept.get(), to;
+      sin_huge(&from, &to, true);
+      y = to;
+    }
   }
   return y.get();
 }

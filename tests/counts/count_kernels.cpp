@@ -75,8 +75,8 @@ void functions() {
   one("log1p", log1p, x);
   one("sqrt", sqrt, y, kStreams);
   one("rsqrt", rsqrt, y);
-  one("sin", sin, x, kStreams);
-  one("cos", cos, x, kStreams);
+  one("sin", sin, x);  // They read x once more than by their row, from the first cache.
+  one("cos", cos, x);
   one("tanh", tanh, x);
   one("sigmoid", sigmoid, x);
   one("erf", erf, x, kStreams);
