@@ -34,6 +34,19 @@ TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& 
 Profile::Profile() : watch_(std::make_unique<Watch>()) {}
 Profile::~Profile() = default;
 void Profile::reset() { watch_->reset(); }
+
+void Profile::pause() {
+  BRRR_CHECK(context.observer == watch_.get(),
+             "profile: pause() where it does not look on: it is paused, or another thread's");
+  watch_->charge(Watch::Clock::now());
+  context.observer = nullptr;
+}
+void Profile::resume() {
+  BRRR_CHECK(!context.observer, "profile: resume() where something looks on already");
+  watch_->mark = Watch::Clock::now();
+  context.observer = watch_.get();
+}
+
 double Profile::kernels_us() const {
   watch_->settle();
   return watch_->kernels_us + watch_->device_us;

@@ -63,6 +63,11 @@ class Profile {
 
   /// Begins anew.
   void reset();
+  /// Looks away until resume(): what runs in between, an evaluation say, is in none of its figures.
+  /// Both throw brrr::Error on another thread than the one that made it, and when they do not take
+  /// turns.
+  void pause();
+  void resume();
   /// By op and module, the longest first.
   std::vector<ProfileRow> rows() const;
   /// The same by kind only, and by module only.

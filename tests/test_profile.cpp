@@ -242,6 +242,24 @@ TEST_CASE("profile: the host's time between replays counts, in both modes") {
   }
 }
 
+TEST_CASE("profile: what runs while it is paused is in none of its figures") {
+  Profile profile;
+  const Tensor x = ones({64});
+  exp(x);
+  profile.pause();
+  CHECK_THROWS_AS(profile.pause(), Error);
+  sin(x);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  profile.resume();
+  CHECK_THROWS_AS(profile.resume(), Error);
+  cos(x);
+  std::set<std::string> ops;
+  for (const ProfileRow& r : profile.rows()) ops.insert(r.op);
+  CHECK(ops.count("sin") == 0);
+  CHECK(ops.count("exp") + ops.count("cos") == 2);
+  CHECK(profile.total().us < 20e3);
+}
+
 TEST_CASE("profile: a step that checks numerics is seen, and its checks are not counted") {
   auto s = step([](const Tensor& x) { return exp(x) * 2.0; }, {.check_numerics = true});
   const Tensor x = ones({64});

@@ -66,10 +66,23 @@ std::unique_ptr<Trainer> make_trainer(const Task& task, const Batches& batches,
 Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
   constexpr int64_t warm_up = 3;
   for (int64_t i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
-  const brrr::Profile profile;
-  for (int64_t i = 0; i < steps; ++i) trainer.scheduled_step(i);
+  brrr::Profile profile;
+  std::vector<double> parts, clock;  // In turns: the machine's speed changes from second to second.
+  double before = 0;
+  for (int64_t i = 0; i < steps; ++i) {
+    trainer.scheduled_step(2 * i);
+    const double now = profile.total().us;
+    parts.push_back(now - before);
+    before = now;
+    profile.pause();
+    const auto begin = Clock::now();
+    trainer.scheduled_step(2 * i + 1);
+    clock.push_back(seconds_since(begin));
+    profile.resume();
+  }
   const brrr::TimeSplit t = profile.total();
   Anatomy a;
+  a.of_the_clock = median(parts) / (1e6 * median(clock));
   a.split = t.each(static_cast<double>(steps), us);
   a.steps = steps;
   a.kinds = profile.kinds();

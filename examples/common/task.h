@@ -28,6 +28,8 @@ struct Anatomy {
   int64_t steps = 0;      ///< That the profile saw:
   std::vector<brrr::ProfileRow> kinds, kernels;
   double profiled_us = 0, kernels_us = 0;  ///< All of its time, and what was spent in kernels.
+  /// A profile's parts, kernels and what lies between, of a step over the time of one without it.
+  double of_the_clock = 0;
 
   double flops() const { return sum(&brrr::ProfileRow::flops); }  ///< Of a step.
   double bytes() const { return sum(&brrr::ProfileRow::bytes); }

@@ -21,11 +21,6 @@ struct Point {
   double us[2] = {0, 0};  // A queued step, as kModes.
   Anatomy anatomy[2];
   const TimeSplit& split(size_t mode) const { return anatomy[mode].split; }
-  // A profile's parts, kernels and what lies between, over the time without a profile.
-  double of_the_clock(size_t mode) const {
-    const Anatomy& a = anatomy[mode];
-    return a.profiled_us / static_cast<double>(a.steps) / us[mode];
-  }
   double per_sample(size_t mode) const { return us[mode] / static_cast<double>(batch); }
 };
 using Points = std::vector<Point>;
@@ -127,7 +122,7 @@ Sheet sheet_of(const Task& task, const Points& points) {
                         i > 0 ? times(growth(points, i, m)) : Datum("-"),
                         percent(t.share(t.compute_us)), percent(t.share(t.memory_us)),
                         percent(t.overhead_share()), percent(t.share(p.anatomy[m].between_us())),
-                        t.bound(), times(p.of_the_clock(m))});
+                        t.bound(), times(p.anatomy[m].of_the_clock)});
     }
   }
   return s;

@@ -8,7 +8,7 @@ namespace brrr::vx {
 
 // pi in three parts, all positive, so that sin(-0) keeps its sign.
 constexpr float pi_1 = 0x1.921fb4p+1f, pi_2 = 0x1.4442d0p-23f, pi_3 = 0x1.846988p-47f;
-constexpr float trig_fast_limit = 0x1p+17f, cos_near_limit = 3.140625f;
+constexpr float trig_fast_limit = 0x1p+17f;
 
 // sin(r) for |r| <= pi / 2, with the sign bits of `flip` added. `near` is r before its last
 // correction, and good enough for all but the linear term: the polynomial need not wait for r.
@@ -67,8 +67,8 @@ BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
   *y = sin_reduced(v);
 }
 
-// What usual arguments take is computed for all; where a lane is rare, all are computed again, from
-// registers that were kept, so that the usual path waits for none of it.
+// For all arguments but huge ones without a branch: one that a vector in three takes, as with
+// normal numbers when only those below pi were cheap, costs more than the additions it saves.
 BRRR_VX f32 sin(f32 x) {
   const Parts<f32> kept = x;
   Parts<f32> y = sin_reduced(reduce_sin(x));
@@ -79,20 +79,13 @@ BRRR_VX f32 sin(f32 x) {
   }
   return y.get();
 }
-// Below pi, where most arguments lie, h is 1/2 or -1/2, j is 0 or cos(x) = cos(-x), and the
-// reduction is additions with the same bits: they do not wait for the fma pipes, which the
-// polynomial fills.
 BRRR_VX f32 cos(f32 x) {
   const Parts<f32> kept = x;
-  f32 near = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2;
-  Parts<f32> y = sin_reduced(near, near + 0.5f * pi_3, i32{});
-  if (__builtin_expect(any_above(x, cos_near_limit), 0)) {
-    y = sin_reduced(reduce_cos(kept.get()));
-    if (__builtin_expect(any_above(kept.get(), trig_fast_limit), 0)) {
-      f32 from = kept.get(), to;
-      sin_huge(&from, &to, true);
-      y = to;
-    }
+  Parts<f32> y = sin_reduced(reduce_cos(x));
+  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
+    f32 from = kept.get(), to;
+    sin_huge(&from, &to, true);
+    y = to;
   }
   return y.get();
 }
