@@ -157,13 +157,14 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
     lines += at(id).kind == Statement::Formula;
   }
   const size_t polynomials = (cost + 1) / 2;
+  // Where a vector takes several registers there are but sixteen of them: two vectors' polynomials
+  // fill these, and more would spill and take the compiler two or three times as long.
+  constexpr size_t side_by_side = BRRR_VX_BYTES < 64 ? 2 : 8;
   if (polynomials > 1) {
     const size_t fits = std::max<size_t>(most_polynomials / polynomials, 1);
-    return static_cast<int>(std::min<size_t>(8, std::bit_floor(fits)));
+    return static_cast<int>(std::min(side_by_side, std::bit_floor(fits)));
   }
-  // Where a vector takes several registers there are but sixteen of them: two vectors' polynomials
-  // fill these, and more would spill and take the compiler twice the time.
-  const size_t at_most = polynomials > 0 && BRRR_VX_BYTES < 64 ? 2 : 4;
+  const size_t at_most = polynomials > 0 ? std::min<size_t>(side_by_side, 4) : 4;
   const size_t most = std::min(registers / live_vectors(ids), statements / lines);
   return static_cast<int>(std::clamp<size_t>(most, 1, at_most));
 }
