@@ -33,6 +33,7 @@ class Trainer : public GptRun {
     return {"tokens", tokens, "validation", "{:.4f}"};
   }
   std::string result() override;
+  brrr::DType compute_dtype() const override { return options.compute_dtype(); }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
 

@@ -199,6 +199,7 @@ void DevicePlan::launch(Launch& l) {
 }
 
 void DevicePlan::launch_all() {
+  if (context.observer) notes();  // Before there is a kernel whose time it would be.
   for (size_t k = 0; k < launches_.size(); ++k) {
     try {
       pass_through(kCUDA, [&] { launch(launches_[k]); });

@@ -283,6 +283,8 @@ void HostPlan::find_checks() {
 
 void HostPlan::launch_all(const int64_t* control, size_t first_check) {
   size_t next = first_check;
+  if (context.observer) [[unlikely]]
+    notes();  // Before there is a kernel whose time it would be.
   for (size_t k = 0; k < launches_.size();) {
     const uint32_t group = launches_[k].group;
     for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);

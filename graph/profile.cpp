@@ -36,15 +36,16 @@ Profile::~Profile() = default;
 void Profile::reset() { watch_->reset(); }
 
 void Profile::pause() {
-  BRRR_CHECK(context.observer == watch_.get(),
-             "profile: pause() where it does not look on: it is paused, or another thread's");
-  watch_->charge(Watch::Clock::now());
-  context.observer = nullptr;
+  BRRR_CHECK(std::this_thread::get_id() == watch_->thread && !watch_->away,
+             "profile: pause() of one that is paused already, or of another thread's");
+  watch_->look_away();
 }
 void Profile::resume() {
-  BRRR_CHECK(!context.observer, "profile: resume() where something looks on already");
-  watch_->mark = Watch::Clock::now();
-  context.observer = watch_.get();
+  BRRR_CHECK(std::this_thread::get_id() == watch_->thread && watch_->away,
+             "profile: resume() of one that is not paused, or of another thread's");
+  BRRR_CHECK(!context.recorder && !context.observer,
+             "profile: resume() within a step, or where another profile looks on");
+  watch_->look_again();
 }
 
 double Profile::kernels_us() const {

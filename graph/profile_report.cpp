@@ -42,6 +42,7 @@ static std::string limits_text(Device device, const DeviceLimits& l) {
 }
 
 std::string Profile::report(size_t most) const {
+  const Watch::Away away(*watch_);
   const TimeSplit all = total();
   const double kernels = kernels_us();
   std::string t;
@@ -76,7 +77,6 @@ std::string Profile::report(size_t most) const {
     t += row_text(list[k], all) + list[k].op + where + '\n';
   }
   if (rest.calls) t += row_text(rest, all) + fmt::format("{} more\n", list.size() - most);
-  watch_->mark = Watch::Clock::now();
   return t;
 }
 
@@ -99,7 +99,7 @@ static Json json_of(const std::vector<ProfileRow>& rows) {
 }
 
 std::string Profile::json() const {
-  watch_->settle();
+  const Watch::Away away(*watch_);
   Json limits = Json::object();
   for (const auto& [type, l] : watch_->limits) {
     Json copies = Json::array();
@@ -125,7 +125,7 @@ std::string Profile::json() const {
 }
 
 void Profile::write_trace(const std::string& path) const {
-  watch_->settle();
+  const Watch::Away away(*watch_);
   Json events = Json::array();
   for (const auto& [track, what] : {std::pair{Watch::Host, "host, queueing"},
                                     {Watch::Kernels, "kernels"},

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -75,12 +76,13 @@ struct Profile::Watch final : Observer {
 
   // The time since the last mark belongs to the innermost kernel that is open, else to the host.
   void charge(Clock::time_point now) {
+    if (away) return;
     (open.empty() ? host_us : open.back().us) += us_between(mark, now);
   }
 
   void begins(Device device) override {
     charge(Clock::now());
-    Open o{now_us(), 0, nullptr};
+    Open o{now_us(), 0};
     if (device != kCPU) {
       if (!base) {
         base_us = now_us();
@@ -122,6 +124,7 @@ struct Profile::Watch final : Observer {
     charge(Clock::now());
     closed = open.back();
     open.pop_back();
+    if (closed.from) closed.to = gpu().mark();
   }
   void note(const std::string& name, const std::string& module, const char* kind, const Work& work,
             Device device) {
@@ -130,7 +133,7 @@ struct Profile::Watch final : Observer {
     if (closed.from) {
       host_us += closed.us;
       draw({it->second, Host, closed.at_us, closed.us});
-      pending.push_back({it->second, closed.from, gpu().mark(), work});
+      pending.push_back({it->second, closed.from, closed.to, work});
       if (pending.size() >= kMostPending) settle();
     } else {
       kernels_us += closed.us;
@@ -149,6 +152,7 @@ struct Profile::Watch final : Observer {
 
   // Figures are asked for: the time of what is queued is known once it has run.
   void settle() {
+    if (away) return;  // All has been settled.
     charge(Clock::now());
     mark = Clock::now();
     if (pending.empty()) return;
@@ -166,6 +170,33 @@ struct Profile::Watch final : Observer {
     mark = Clock::now();
   }
 
+  // What a GPU has been given, too, belongs to the one side or the other.
+  void look_away() {
+    settle();
+    away = true;
+    context.observer = nullptr;
+  }
+  void look_again() {
+    if (base) synchronize(kCUDA);
+    away = false;
+    mark = Clock::now();
+    context.observer = this;
+  }
+  // While figures are made, which may measure what they are compared with.
+  class Away : NotCopied {
+   public:
+    explicit Away(Watch& w) : watch_(w), looked_(!w.away) {
+      if (looked_) watch_.look_away();
+    }
+    ~Away() {
+      if (looked_) watch_.look_again();
+    }
+
+   private:
+    Watch& watch_;
+    const bool looked_;
+  };
+
   double now_us() const { return us_between(begin, Clock::now()); }
   const DeviceLimits& limits_of(Device device) {
     auto it = limits.find(device.type);
@@ -175,7 +206,7 @@ struct Profile::Watch final : Observer {
 
   struct Open {
     double at_us, us;
-    DeviceMark* from;  // Null: the CPU runs it.
+    DeviceMark *from = nullptr, *to = nullptr;  // Null: the CPU runs it.
   };
   struct Pending {
     size_t row;
@@ -192,6 +223,8 @@ struct Profile::Watch final : Observer {
   Open closed{};
   double kernels_us = 0, device_us = 0, host_us = 0;
   Clock::time_point begin, mark;
+  bool away = false;  // Paused.
+  const std::thread::id thread = std::this_thread::get_id();
   graph::ModuleTrail<const Storage*> trail;
   std::map<DeviceType, DeviceLimits> limits;
 };

@@ -250,6 +250,17 @@ TEST_CASE("profile: what runs while it is paused is in none of its figures") {
   CHECK_THROWS_AS(profile.pause(), Error);
   sin(x);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(profile.total().us < 20e3);
+  CHECK(!profile.report().empty());
+  bool elsewhere = false;
+  std::thread([&] {
+    try {
+      profile.resume();
+    } catch (const Error&) {
+      elsewhere = true;
+    }
+  }).join();
+  CHECK(elsewhere);
   profile.resume();
   CHECK_THROWS_AS(profile.resume(), Error);
   cos(x);
@@ -258,6 +269,16 @@ TEST_CASE("profile: what runs while it is paused is in none of its figures") {
   CHECK(ops.count("sin") == 0);
   CHECK(ops.count("exp") + ops.count("cos") == 2);
   CHECK(profile.total().us < 20e3);
+}
+
+TEST_CASE("profile: making figures is not in them") {
+  const Tensor x = ones({64});
+  Profile profile;
+  exp(x);
+  const double before = profile.total().us;
+  for (int i = 0; i < 3; ++i) CHECK(Json::parse(profile.json())["total"]["us"] < before + 2e3);
+  profile.report();
+  CHECK(profile.total().us < before + 2e3);
 }
 
 TEST_CASE("profile: a step that checks numerics is seen, and its checks are not counted") {

@@ -68,6 +68,7 @@ Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
   for (int64_t i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
   brrr::Profile profile;
   std::vector<double> parts, clock;  // In turns: the machine's speed changes from second to second.
+  const brrr::Device device = trainer.device();
   double before = 0;
   for (int64_t i = 0; i < steps; ++i) {
     trainer.scheduled_step(2 * i);
@@ -77,6 +78,7 @@ Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
     profile.pause();
     const auto begin = Clock::now();
     trainer.scheduled_step(2 * i + 1);
+    brrr::synchronize(device);
     clock.push_back(seconds_since(begin));
     profile.resume();
   }

@@ -1,5 +1,5 @@
 #pragma once
-// What `overhead` trains.
+// What `overhead` and `lab` train.
 
 #include "tests/bench/measure/trainer.h"
 
@@ -48,7 +48,7 @@ struct Anatomy {
     return all / static_cast<double>(steps);
   }
 };
-/// Of a step that takes `us`.
+/// Of a step that takes `us`; makes twice as many steps, half of them without the profile.
 Anatomy dissect(Trainer& trainer, double us, int64_t steps);
 
 }  // namespace examples

@@ -163,18 +163,26 @@ double Training::one_step(LossLog& losses, bool look) {
   return loss;
 }
 
-// Some steps, once, under a profile: they count for the run, but not for its pace.
-void Training::profile_steps(LossLog& losses) {
+// Some steps, once, are looked at: they count for the run, but not for its pace.
+double Training::watched_step(LossLog& losses, bool look) {
   const Pace before = pace_;
-  const brrr::Profile profile;
-  for (int i = 0; i < kLooks; ++i) one_step(losses, false);
+  if (profile_) {
+    profile_->resume();
+  } else {
+    profile_ = std::make_unique<brrr::Profile>();
+  }
+  const double loss = one_step(losses, look);
+  profile_->pause();
   pace_ = before;
-  for (const brrr::ProfileRow& row : profile.kinds()) {
+  if (++looks_ < kLooks) return loss;
+  for (const brrr::ProfileRow& row : profile_->kinds()) {
     flops_ += row.flops / kLooks;
     bytes_ += row.bytes / kLooks;
   }
-  split_ = profile.total();
-  peak_gflops_ = brrr::device_limits(device).gflops();
+  split_ = profile_->total();
+  profile_.reset();
+  peak_gflops_ = brrr::device_limits(device).gflops_of(compute_dtype());
+  return loss;
 }
 
 // Where the time of a step went, if the run was long enough for it to be looked at.
@@ -207,19 +215,13 @@ int Training::train(const TrainingOptions& o) {
     ProgressLine line(step, end);
     Pace last;
     while (step < end && !interrupted) {
-      // Whether the next step, or one of the next few, is an n-th.
-      const auto due = [&](int64_t every, int64_t steps = 1) {
-        return every > 0 && step / every != (step + steps) / every;
-      };
-      const auto any_due = [&](int64_t steps) {
-        return due(o.log_every, steps) || due(o.eval_every, steps) || due(o.save_every, steps);
-      };
-      if (flops_ == 0 && pace_.seconds > worth_a_look && step + kLooks < end && !any_due(kLooks)) {
-        profile_steps(losses);
-      }
+      // Whether the next step is an n-th.
+      const auto due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
       const bool tests = due(o.eval_every), saves = due(o.save_every),
                  logs = due(o.log_every) || tests || step + 1 == end;
-      const double loss = one_step(losses, logs || saves || line.on_terminal());
+      const bool reads = logs || saves || line.on_terminal(),
+                 watched = flops_ == 0 && pace_.seconds > worth_a_look;
+      const double loss = watched ? watched_step(losses, reads) : one_step(losses, reads);
       Progress now{step, loss, pace_ - last};
       now.has_test = tests && step < end;  // The summary says the last one.
       if (now.has_test) now.tested = test();

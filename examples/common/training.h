@@ -110,6 +110,8 @@ class Training {
     const char* form;    ///< "{:.4f}"
   };
   virtual Unit unit() const = 0;
+  /// Of products: the peak that a share is of.
+  virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
   /// Writes the checkpoint, if there is to be one.
@@ -120,14 +122,16 @@ class Training {
 
  private:
   double one_step(LossLog& losses, bool look);
-  void profile_steps(LossLog& losses);
+  double watched_step(LossLog& losses, bool look);
   std::string text_of(const Progress& now) const;
   std::string json_of(const Progress& now) const;
   std::string summary() const;
 
-  Pace pace_;                     // Without what was done once.
-  brrr::TimeSplit split_;         // Of the steps that have been looked at.
-  double flops_ = 0, bytes_ = 0;  // Of one of them; 0: none has.
+  Pace pace_;                               // Without what was done once.
+  std::unique_ptr<brrr::Profile> profile_;  // Of steps that are looked at,
+  int looks_ = 0;                           // so many so far.
+  brrr::TimeSplit split_;                   // Of the steps that have been looked at.
+  double flops_ = 0, bytes_ = 0;            // Of one of them; 0: none has.
   double peak_gflops_ = 0;
 };
 

@@ -53,6 +53,7 @@ class Trainer {
   /// The same at a lr that falls with `i`, as a schedule's does.
   Tensor scheduled_step(int64_t i);
   void freeze() { step_.freeze(); }
+  Device device() const { return batches_.x[0].device(); }
   /// What bounds its step, on the first batch.
   Diagnosis diagnose() { return brrr::diagnose(step_, batches_.x[0], batches_.y[0]); }
   StepStats stats() const { return step_.stats(); }
