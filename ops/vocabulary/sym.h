@@ -103,11 +103,9 @@ inline Sym sym_emit(const char* text, std::initializer_list<int> args, Effort e 
 inline Sym bounded_emit(const char* text, std::initializer_list<int> args, Effort e) {
   return sym_emit(text, args, e, true);
 }
-/// One that has a cheaper form for an argument from there too, named unit_..., which has little to
-/// do to bring it near 0.
+/// One that has a cheaper form for an argument from there too, named unit_...
 inline Sym wave_emit(const char* text, std::initializer_list<int> args, Effort e) {
   const bool unit = SymScope::current()[*args.begin()].unit;
-  if (unit) e.flops -= 10;
   return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args, e);
 }
 inline SymMask mask_emit(const char* text, std::initializer_list<int> args, Effort e = {}) {
