@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "graph/predict.h"
+#include "graph/watch.h"
 
 namespace brrr::graph {
 
@@ -130,7 +131,7 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
     const Seen then = look_at(call_other, d.graph_us);  // Of it only what runs, not how long.
     d.predicted_us = predict_graph_us({seen.rows, seen.between_us}, then.rows, now, device);
   }
-  d.text = text_of(d);
+  d.text = text_of(d) + '\n' + limits_text(device, device_limits(device));
   return d;
 }
 

@@ -24,8 +24,7 @@ static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
                      r.time.bound());
 }
 
-// What times are compared with, and where that was measured.
-static std::string limits_text(Device device, const DeviceLimits& l) {
+std::string limits_text(Device device, const DeviceLimits& l) {
   const DeviceProperties p = device_properties(device);
   const LaunchCosts c = launch_costs(device);
   std::string t =
@@ -98,10 +97,9 @@ static Json json_of(const std::vector<ProfileRow>& rows) {
   return list;
 }
 
-std::string Profile::json() const {
-  const Watch::Away away(*watch_);
+static Json limits_json(const std::map<DeviceType, DeviceLimits>& all) {
   Json limits = Json::object();
-  for (const auto& [type, l] : watch_->limits) {
+  for (const auto& [type, l] : all) {
     Json copies = Json::array();
     for (const auto& c : l.copies) copies.push_back({c.bytes, c.gb_per_second});
     Json peaks = Json::object();
@@ -118,9 +116,17 @@ std::string Profile::json() const {
                                   {"round_trip_ns", l.round_trip_ns},
                                   {"copies_bytes_gb_per_s", copies}};
   }
-  Json j = {
-      {"total", json_of(total())}, {"kernels_us", kernels_us()},    {"limits", limits},
-      {"kinds", json_of(kinds())}, {"modules", json_of(modules())}, {"rows", json_of(rows())}};
+  return limits;
+}
+
+std::string Profile::json() const {
+  const Watch::Away away(*watch_);
+  Json j = {{"total", json_of(total())},
+            {"kernels_us", kernels_us()},
+            {"limits", limits_json(watch_->limits)},
+            {"kinds", json_of(kinds())},
+            {"modules", json_of(modules())},
+            {"rows", json_of(rows())}};
   return j.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 
@@ -169,9 +175,10 @@ void Profile::write_trace(const std::string& path) const {
   }
   close();
   std::ofstream out(path);
-  out << Json{{"displayTimeUnit", "ns"}, {"traceEvents", events}}.dump(
-             1, ' ', false, Json::error_handler_t::replace)
-      << '\n';
+  const Json all = {{"displayTimeUnit", "ns"},
+                    {"otherData", {{"limits", limits_json(watch_->limits)}}},
+                    {"traceEvents", events}};
+  out << all.dump(1, ' ', false, Json::error_handler_t::replace) << '\n';
   out.close();
   BRRR_CHECK(out, "profile: {} cannot be written", path);
 }

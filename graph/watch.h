@@ -1,5 +1,6 @@
 #pragma once
-// What a Profile keeps while it looks on; for profile.cpp and profile_report.cpp.
+// What a Profile keeps while it looks on, and what reports have in common; for the files of this
+// folder that make them.
 
 #include <chrono>
 #include <deque>
@@ -26,6 +27,9 @@ inline void add(ProfileRow& to, const ProfileRow& row) {
   to.time.compute_us += row.time.compute_us;
   to.time.memory_us += row.time.memory_us;
 }
+
+/// What times are compared with, and where that was measured: two lines.
+std::string limits_text(Device device, const DeviceLimits& limits);
 
 struct Profile::Watch final : Observer {
   using Clock = std::chrono::steady_clock;

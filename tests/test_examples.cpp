@@ -83,6 +83,8 @@ TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step
     CHECK(j["ms_per_step"].get<double>() > 0);
     const double images = j["images_per_s"].get<double>() * j["ms_per_step"].get<double>() / 1e3;
     CHECK(images == doctest::Approx(64));  // A batch, of this interval.
+    CHECK(j.contains("eta_s") == (step < 5000));
+    CHECK(j.contains("gflops_per_s") == j.contains("share_of_peak"));
     CHECK(j["peak_mb"].get<double>() > 0);
     tests += j.contains("accuracy");
   }

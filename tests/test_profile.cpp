@@ -321,6 +321,7 @@ TEST_CASE("profile: its trace is one of the trace event format, with modules on 
     }
     std::ifstream in(path);
     const Json trace = Json::parse(in);
+    CHECK(trace["otherData"]["limits"].size() == 1);
     std::map<int, int64_t> spans;
     double end = 0;
     int seeds = 0;
@@ -383,6 +384,7 @@ TEST_CASE(
     CHECK(d.us == (mode == Mode::Eager ? d.eager_us : d.graph_us));
     CHECK(d.split.compute_us + d.split.memory_us <= d.us * 1.0001);
     CHECK(d.text.find("-bound: ") != std::string::npos);
+    CHECK(d.text.find("OpenBLAS") != std::string::npos);  // What it was compared with, and where.
     CHECK(d.text.find("graph mode") != std::string::npos);
     return d;
   };

@@ -80,12 +80,16 @@ void ProgressLine::show(int64_t at, const std::string& figures, bool milestone) 
   std::fflush(stdout);
 }
 
+double ProgressLine::seconds_left(int64_t at) const {
+  if (at >= total_ || at <= first_) return 0;
+  return seconds_since(begin_) * static_cast<double>(total_ - at) /
+         static_cast<double>(at - first_);
+}
+
 // 75 s as "1:15", 4000 s as "1:06:40".
 std::string ProgressLine::remaining(int64_t at) const {
-  if (at >= total_ || at <= first_) return "";
-  const double left =
-      seconds_since(begin_) * static_cast<double>(total_ - at) / static_cast<double>(at - first_);
-  const auto s = static_cast<int64_t>(std::ceil(left));
+  const auto s = static_cast<int64_t>(std::ceil(seconds_left(at)));
+  if (s == 0) return "";
   if (s >= 3600) return fmt::format("  ETA {}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
   return fmt::format("  ETA {}:{:02}", s / 60, s % 60);
 }
@@ -111,7 +115,9 @@ static uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
 static std::atomic<bool> interrupted{false};
 constexpr int kLooks = 5;  // Steps of a profile.
 
-static double peak_megabytes() {
+// Of the process, or of a GPU's tensors.
+static double peak_megabytes(brrr::Device device) {
+  if (device != brrr::kCPU) return static_cast<double>(brrr::memory_stats(device).peak) / (1 << 20);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) / 1024;
@@ -127,7 +133,7 @@ std::string Training::text_of(const Progress& now) const {
       t += fmt::format("  {:.0f} % of peak", 100 * flops_ * rate * 1e-9 / peak_gflops_);
     }
   }
-  t += fmt::format("  {:.0f} MB", peak_megabytes());
+  t += fmt::format("  {:.0f} MB", peak_megabytes(device));
   if (now.has_test) {
     t += fmt::format("  {} {}", u.tested, fmt::format(fmt::runtime(u.form), now.tested));
   }
@@ -144,9 +150,11 @@ std::string Training::json_of(const Progress& now) const {
   }
   if (flops_ > 0) {
     j["flops_per_step"] = flops_;
+    j["gflops_per_s"] = flops_ * rate * 1e-9;
     j["share_of_peak"] = flops_ * rate * 1e-9 / peak_gflops_;
   }
-  j["peak_mb"] = peak_megabytes();
+  if (now.eta_s > 0) j["eta_s"] = now.eta_s;
+  j["peak_mb"] = peak_megabytes(device);
   if (now.has_test) j[u.tested] = now.tested;
   return j.dump() + '\n';
 }
@@ -222,7 +230,8 @@ int Training::train(const TrainingOptions& o) {
       const bool reads = logs || saves || line.on_terminal(),
                  watched = flops_ == 0 && pace_.seconds > worth_a_look;
       const double loss = watched ? watched_step(losses, reads) : one_step(losses, reads);
-      Progress now{step, loss, pace_ - last};
+      Progress now{.step = step, .loss = loss, .pace = pace_ - last};
+      now.eta_s = line.seconds_left(step);
       now.has_test = tests && step < end;  // The summary says the last one.
       if (now.has_test) now.tested = test();
       // A terminal is slower than a step: it sees every 16th.

@@ -59,6 +59,7 @@ struct Progress {
   int64_t step;
   double loss;
   Pace pace;          ///< Since the last time.
+  double eta_s = 0;   ///< To the end of the run; 0: this is it, or nothing is known yet.
   double tested = 0;  ///< The test's figure, if it was time for one.
   bool has_test = false;
 };
@@ -75,6 +76,8 @@ class ProgressLine : brrr::NotCopied {
   /// are all that is printed where there is no terminal.
   void show(int64_t at, const std::string& figures, bool milestone);
   bool on_terminal() const { return terminal_; }
+  /// After step `at`, by the time that the steps so far took; 0 after the last and the first.
+  double seconds_left(int64_t at) const;
 
  private:
   std::string remaining(int64_t at) const;
