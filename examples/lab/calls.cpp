@@ -157,9 +157,9 @@ Sheet parts_sheet(const AddParts& p) {
     return p.instructions ? std::optional((*p.instructions)[k]) : std::nullopt;
   };
   row("call and checks", part(Checks), "-");
-  row("room for the result, made and freed", part(Room), p.room_ns);
+  row("room for the result", part(Room), p.room_ns);
   row("kernel", part(Kernel), p.kernel_ns);
-  row("tape: a node, made and freed", part(Tape), p.tape_ns);
+  row("a node of the tape", part(Tape), p.tape_ns);
   std::optional<int64_t> all;
   if (p.instructions)
     all = std::accumulate(p.instructions->begin(), p.instructions->end(), int64_t{0});

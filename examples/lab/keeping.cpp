@@ -29,8 +29,7 @@ void measure_keeping(std::vector<WayOfKeeping>& all, double seconds) {
   for (size_t k = 0; k < all.size(); ++k) all[k].seconds = t[k];
 }
 
-const std::pair<const char*, bool> kKeeping[] = {{"kept", false},
-                                                 {"made anew where it saves bytes", true}};
+const std::pair<const char*, bool> kKeeping[] = {{"kept", false}, {"anew, fewer bytes", true}};
 
 // A product, then a chain whose every value backward needs, then a product.
 std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tensor>>& results) {
@@ -55,7 +54,7 @@ std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tenso
     arena = std::max(arena, step->stats().arena_bytes);
   };
   for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("half of the memory asked", {.memory_budget = std::max<size_t>(1, arena / 2)});
+  add("half the memory", {.memory_budget = std::max<size_t>(1, arena / 2)});
   return all;
 }
 
@@ -75,7 +74,7 @@ std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
     arena = std::max(arena, trainer->stats().arena_bytes);
   };
   for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("half of the memory asked", {.memory_budget = std::max<size_t>(1, arena / 2)});
+  add("half the memory", {.memory_budget = std::max<size_t>(1, arena / 2)});
   return all;
 }
 
