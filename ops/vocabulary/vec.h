@@ -39,7 +39,7 @@ template <class T> struct Part { typedef T type __attribute__((vector_size(BRRR_
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int i32x8 __attribute__((vector_size(32)));
 
-// --- registers ------------------------------------------------------------------------
+// --- registers -----------------------------------------------------------------------------------
 
 template <class V> auto first_element(V v) { return v[0]; }
 template <class V> using Element = decltype(first_element(V{}));

@@ -67,8 +67,8 @@ BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
   *y = sin_reduced(v);
 }
 
-// For all arguments but huge ones without a branch: one that a vector in three takes, as with
-// normal numbers when only those below pi were cheap, costs more than the additions it saves.
+// For all arguments but huge ones without a branch: one that two vectors in five take, as of
+// x * w + b of normal numbers when only those below pi were cheap, costs more than it saves.
 BRRR_VX f32 sin(f32 x) {
   const Parts<f32> kept = x;
   Parts<f32> y = sin_reduced(reduce_sin(x));
