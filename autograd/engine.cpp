@@ -1,6 +1,8 @@
 // The backward pass: nodes in falling sequence, no recursion, saved tensors released as it goes.
 #include <algorithm>
 #include <memory>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "autograd/autograd.h"
 #include "core/autocast.h"
@@ -33,7 +35,10 @@ struct Capture {
 class Engine : NotCopied {
  public:
   Engine(GradOptions options, std::vector<Capture>* captures)
-      : options_(options), captures_(captures), heap_(std::move(spare)) {
+      : options_(options),
+        captures_(captures),
+        made_(std::move(spare_made)),
+        heap_(std::move(spare)) {
     if (!captures) return;
     // Nothing older than the oldest input can lead to one.
     oldest_ = UINT64_MAX;
@@ -45,6 +50,8 @@ class Engine : NotCopied {
     for (Node* n : heap_) drop(n);
     heap_.clear();
     spare = std::move(heap_);
+    made_.clear();
+    spare_made = std::move(made_);
   }
 
   void seed(const Tensor& output, const Tensor& g) {
@@ -54,6 +61,7 @@ class Engine : NotCopied {
   }
 
   void run() {
+    if (hook_) count_arrivals();
     while (!heap_.empty()) {
       std::pop_heap(heap_.begin(), heap_.end(), earlier);
       // The heap's reference keeps the node until it has been processed.
@@ -61,9 +69,20 @@ class Engine : NotCopied {
       heap_.pop_back();
       process(*node);
     }
+    for (TensorImpl* leaf : counted_leaves_)
+      complete(*leaf, arrivals_[leaf]);  // More was expected.
+    if (hook_) hook_->finished();
   }
 
  private:
+  /// What a pass still owes a leaf, known where somebody asks for it.
+  struct Arrivals {
+    int left = 0;
+    bool came = false;
+    Tensor held;  ///< Gathered for a leaf that had a gradient before the pass.
+    bool fresh = false;
+  };
+
   static bool earlier(const Node* a, const Node* b) { return a->sequence < b->sequence; }
 
   static void drop(Node* n) {
@@ -117,15 +136,51 @@ class Engine : NotCopied {
     add_up(n->pending->grad[e.output], n->pending->fresh[e.output], std::move(g), fresh);
   }
 
-  // A fresh gradient becomes the leaf's own; one that others may hold is copied first.
+  // A fresh gradient becomes the leaf's own; one that others may hold is copied first. What a leaf
+  // had before the pass gets the pass's sum, not its terms: passes one after the other then give
+  // the bits of passes in different processes whose gradients are added.
   void accumulate(TensorImpl& leaf, const Tensor& g, bool fresh) {
     const Borrowed t(&leaf);
     if (!leaf.grad) {
       t->set_grad(fresh && g.is_contiguous() ? g : g.clone());
+      made_.push_back(&leaf);
     } else if (options_.create_graph) {
       t->set_grad(t->grad() + g);
-    } else {
+    } else if (std::find(made_.begin(), made_.end(), &leaf) != made_.end()) {
       Borrowed(leaf.grad)->add_(g);
+    } else {
+      if (!counted_) count_arrivals();
+      Arrivals& a = arrivals_[&leaf];
+      add_up(a.held, a.fresh, Tensor(g), fresh);
+    }
+    if (!counted_) return;
+    Arrivals& a = arrivals_[&leaf];
+    a.came = true;
+    if (--a.left <= 0) complete(leaf, a);
+  }
+
+  void complete(TensorImpl& leaf, Arrivals& a) {
+    if (a.held.defined()) Borrowed(leaf.grad)->add_(std::exchange(a.held, {}));
+    if (hook_ && std::exchange(a.came, false)) hook_->ready(leaf);
+  }
+
+  // How many gradients are still to come for each leaf: edges of what waits in the heap, of the
+  // node that is being processed, and of all behind them.
+  void count_arrivals() {
+    counted_ = true;
+    std::vector<const Node*> all(heap_.begin(), heap_.end());
+    std::unordered_set<const Node*> seen(all.begin(), all.end());
+    const auto follow = [&](const Edge& e) {
+      if (e.leaf && ++arrivals_[e.leaf].left == 1) counted_leaves_.push_back(e.leaf);
+      if (e.node && seen.insert(e.node).second) all.push_back(e.node);
+    };
+    if (current_) {
+      for (int i = next_; i < current_->n_in; ++i) follow(current_->in[i].edge);
+    }
+    while (!all.empty()) {
+      const Node* n = all.back();
+      all.pop_back();
+      for (int i = 0; i < n->n_in; ++i) follow(n->in[i].edge);
     }
   }
 
@@ -158,7 +213,9 @@ class Engine : NotCopied {
       release_saved(n);
     }
     const bool spent = !options_.retain_graph && !older;
+    current_ = &n;
     for (int i = 0; i < n.n_in; ++i) {
+      next_ = i;
       if (!v.needs(i) || !gin[i].defined()) continue;
       // A pointwise gradient that is g itself, converted or summed, has memory of its own.
       const TensorImpl& made = *gin[i].impl();
@@ -167,6 +224,7 @@ class Engine : NotCopied {
       deliver(n.in[i].edge, std::move(gin[i]), !shared, spent);
       gin[i] = Tensor();
     }
+    current_ = nullptr;
     if (options_.retain_graph) return;
     older ? r->journal(n) : release_node(n);
   }
@@ -176,9 +234,17 @@ class Engine : NotCopied {
   AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;
   std::vector<Capture>* captures_;
+  GradientHook* const hook_ = captures_ ? nullptr : context.gradients;
+  std::vector<TensorImpl*> made_;  // Leaves whose gradient this pass has begun.
+  std::unordered_map<TensorImpl*, Arrivals> arrivals_;
+  std::vector<TensorImpl*> counted_leaves_;
+  bool counted_ = false;
+  const Node* current_ = nullptr;  // Being processed, up to its input next_.
+  int next_ = 0;
   uint64_t oldest_ = 0;
   std::vector<Node*> heap_;                             // Each with a counted reference.
   inline static thread_local std::vector<Node*> spare;  // Its memory between passes.
+  inline static thread_local std::vector<TensorImpl*> spare_made;
 };
 
 void run_engine(const std::vector<Tensor>& outputs, const std::vector<Tensor>& seeds,

@@ -1,15 +1,9 @@
 #include "backends/limits.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <map>
-#include <mutex>
 
-#include "backends/kernel_cache.h"
-#include "core/error.h"
+#include "core/figures.h"
 #include "core/tensor.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
@@ -18,31 +12,20 @@ namespace brrr::jit {
 
 namespace {
 
-constexpr const char* kForm = "brrr-limits-4";  // Of the text, and of how they are measured.
+constexpr const char* kForm = "brrr-limits-5";  // Of the figures, and of how they are measured.
 
-// Whatever the locale is.
-std::string text_of(const DeviceLimits& l) {
-  std::string text = fmt::format("{} {:a} {}", l.threads, l.round_trip_ns, l.peaks.size());
+std::vector<double> figures_of(const DeviceLimits& l) {
+  std::vector<double> all{static_cast<double>(l.threads), l.round_trip_ns,
+                          static_cast<double>(l.peaks.size())};
   for (const auto& p : l.peaks) {
-    text += fmt::format(" {} {:a} {:a}", static_cast<int>(p.dtype), p.gflops, p.product_gflops);
+    all.insert(all.end(), {static_cast<double>(p.dtype), p.gflops, p.product_gflops});
   }
-  for (const auto& c : l.copies) text += fmt::format(" {:a} {:a}", c.bytes, c.gb_per_second);
-  return text;
+  for (const auto& c : l.copies) all.insert(all.end(), {c.bytes, c.gb_per_second});
+  return all;
 }
 
-// Without copies if the text is none of text_of()'s.
-DeviceLimits limits_of(const std::string& text) {
-  std::vector<double> all;
-  const char *at = text.data(), *const end = at + text.size();
-  while (at < end) {
-    const bool hex = end - at > 2 && at[0] == '0' && at[1] == 'x';
-    double v = 0;
-    const auto read = std::from_chars(hex ? at + 2 : at, end, v,
-                                      hex ? std::chars_format::hex : std::chars_format::general);
-    if (read.ec != std::errc() || v < 0) return {};
-    all.push_back(v);
-    at = read.ptr + (read.ptr < end);
-  }
+// Without copies if they are none of figures_of()'s.
+DeviceLimits limits_of(const std::vector<double>& all) {
   DeviceLimits l;
   if (all.size() < 3 || all[2] < 1 || all[2] > 8) return {};
   l.threads = static_cast<int>(all[0]);
@@ -94,27 +77,12 @@ double product_gflops(Device device, DType dtype) {
 
 DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
                          const std::function<DeviceLimits(bool&)>& measure) {
-  static std::mutex mutex;
-  static std::map<std::string, DeviceLimits> known;
   std::vector<std::string_view> all{kForm};
   all.insert(all.end(), fields.begin(), fields.end());
-  const std::string key = fingerprint(all), dir = kernel_cache_dir();
-  const std::lock_guard lock(mutex);
-  if (anew) known.erase(key);
-  if (const auto at = known.find(key); at != known.end()) return at->second;
-  DeviceLimits l;
-  if (const auto text = anew ? std::nullopt : read_kernel(dir, key)) l = limits_of(*text);
-  if (l.copies.empty()) {
-    bool whole = true;
-    l = measure(whole);
-    if (!whole) return l;
-    try {
-      publish_kernel(dir, key, text_of(l));
-    } catch (const Error&) {
-      // A disk that is full costs the next process a second.
-    }
-  }
-  return known[key] = l;
+  const auto figures = [&](bool& keep) { return figures_of(measure(keep)); };
+  const DeviceLimits l = limits_of(kept_figures(all, anew, figures));
+  // A file that is not what its name says.
+  return l.copies.empty() ? limits_of(kept_figures(all, true, figures)) : l;
 }
 
 }  // namespace brrr::jit

@@ -38,6 +38,15 @@ struct Observer {
   virtual void ran(const KernelNote&, Device) {}
 };
 
+/// Follows a backward pass, while it is installed in `context`.
+struct GradientHook {
+  virtual ~GradientHook() = default;
+  /// The pass has nothing more to add to this leaf's gradient.
+  virtual void ready(TensorImpl& leaf) = 0;
+  /// The pass is over.
+  virtual void finished() = 0;
+};
+
 /// Memory planned for the scratch tensors of an op's kernel, as its row asks.
 struct Scratch {
   const OpDef* op = nullptr;  ///< Null: nothing is planned.
@@ -47,6 +56,7 @@ struct Scratch {
 struct Context {
   Recorder* recorder = nullptr;  ///< Set while a step is being recorded or verified.
   Observer* observer = nullptr;
+  GradientHook* gradients = nullptr;  ///< Of the next backward pass into leaves.
   bool grad_enabled = true;
   DType autocast = DType::Float32;  ///< What products round to; float32: autocast is off.
   uint64_t sequence = 1;            ///< Of the next tape node.
@@ -79,6 +89,7 @@ class PlainScope : NotCopied {
   PlainScope() : before_(context) {
     context.recorder = nullptr;
     context.observer = nullptr;
+    context.gradients = nullptr;
     context.grad_enabled = false;
     context.autocast = kFloat32;
   }

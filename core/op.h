@@ -256,6 +256,7 @@ struct OpSpec {
   uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs, by bits.
   uint32_t saves_outputs = 0;
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
+  bool reaches_out = false;   ///< It does more than its results: no plan leaves it out.
   bool gradient_row = false;  ///< Derived from another row; not public itself.
   Autocast autocast = Autocast::Keep;
   /// Largest |kernel - decompose| in float32, relative to the result's largest element; 0: equal to

@@ -42,7 +42,8 @@ const std::vector<Experiment>& experiments() {
                                               {"activations", lab::activations},
                                               {"rematerialisation", lab::rematerialisation},
                                               {"anatomy", lab::anatomy},
-                                              {"verdicts", lab::verdicts}};
+                                              {"verdicts", lab::verdicts},
+                                              {"processes", lab::processes}};
   return all;
 }
 
@@ -114,6 +115,7 @@ Page page_of(const lab::Lab& lab, const std::vector<lab::Section>& sections) {
     for (const Picture& p : s.answer_pictures) page.picture(p);
     for (const std::string& line : lines_of(s.answer)) page.lead(line);
   }
+  page.note(header_text({lab.limits}));
   if (!disturbance(lab).empty()) page.note(disturbance(lab));
   for (const lab::Section& s : sections) {
     page.heading(s.title);

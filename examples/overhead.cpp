@@ -6,6 +6,7 @@
 
 #include "examples/common/options.h"
 #include "examples/common/report.h"
+#include "examples/common/scaling.h"
 #include "examples/common/task.h"
 #include "tests/bench/measure/temporary.h"
 
@@ -19,6 +20,7 @@ struct Options : CommandLine {
   std::string model = "mlp", device = "cpu", optimizer = "adamw", json, plot, trace;
   std::vector<int64_t> sizes;  // Empty: the task's own.
   double seconds = 0.5;
+  int64_t ranks = 0;
   bool own = false;
 
   Options()
@@ -35,6 +37,9 @@ struct Options : CommandLine {
           whole_number(1));
     add("--optimizer", optimizer, "adamw or sgd", one_of({"adamw", "sgd"}));
     add("--threads", threads, "CPU threads", whole_number(1));
+    add("--ranks", ranks,
+        "instead: what a step gains from 2, 3, .. so many processes, which mpirun starts (0: no)",
+        whole_number(0));
     add("--seconds", seconds, "for eager's steps of each size; the other modes make as many",
         real_number(0.01, 1000));
     add("--json", json, "write all figures to this file", output_file());
@@ -173,6 +178,12 @@ int main(int argc, char** argv) {
   return o.run(argc, argv, [&] {
     std::sort(o.sizes.begin(), o.sizes.end());
     o.sizes.erase(std::unique(o.sizes.begin(), o.sizes.end()), o.sizes.end());
-    return run(o);
+    if (o.ranks == 0) return run(o);
+    if (std::getenv("BRRR_SCALING_ROW")) {
+      print_scaling_row(tasks(o.own ? "own" : o.model), o.sizes, o.optimizer, o.seconds);
+    } else {
+      show_scaling(static_cast<int>(o.ranks), {argv + 1, argv + argc});
+    }
+    return 0;
   });
 }

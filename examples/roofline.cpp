@@ -145,6 +145,7 @@ nlohmann::json json_of(const std::vector<Point>& points, const Roof& roof, const
   Json j = object("device cpu threads tensor_bytes copy_gb_per_s multiply_gflop_per_s",
                   brrr::name(limits.device), limits.cpu, limits.threads,
                   static_cast<double>(x.numel()) * sizeof(float), roof.gbs, roof.gflops);
+  j["machine"] = header_text({limits});
   if (limits.on_gpu()) j["gpu"] = limits.gpu.name;
   for (const Point& p : points) {
     j["points"].push_back(object("repeats flop_per_byte fused_ms eager_ms limit_ms", p.repeats,

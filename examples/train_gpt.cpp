@@ -29,7 +29,7 @@ class Trainer : public GptRun {
   double advance(LossLog& losses, bool look) override;
   double test() override { return validation_loss(); }
   Unit unit() const override {
-    const auto tokens = static_cast<double>(options.batch * options.accumulate * options.block);
+    const auto tokens = static_cast<double>(options.batch * options.passes() * options.block);
     return {"tokens", tokens, "validation", "{:.4f}"};
   }
   std::string result() override;
@@ -54,18 +54,19 @@ Tensor Trainer::loss_of(const Tensor& x, const Tensor& y) {
   return model->loss(x.to(device), y.to(device));
 }
 
-/// The gradients of the mean loss of x, in --accumulate parts; returns that loss.
+/// The gradients of the mean loss over all processes, whose part of a batch is x, in --accumulate
+/// passes; returns that loss.
 Tensor Trainer::add_gradients(const Tensor& x, const Tensor& y) {
   Tensor sum;
-  const auto parts = static_cast<double>(options.accumulate);
   for (int64_t i = 0; i < options.accumulate; ++i) {
     const int64_t first = i * options.batch;
+    parallel->begin_pass();
     const Tensor loss =
-        loss_of(x.narrow(0, first, options.batch), y.narrow(0, first, options.batch)) / parts;
+        loss_of(x.narrow(0, first, options.batch), y.narrow(0, first, options.batch));
     (scaler ? scaler->scale(loss) : loss).backward();
     sum = sum.defined() ? sum + loss.detach() : loss.detach();
   }
-  return sum;
+  return mean_of(sum, options);
 }
 
 /// Loss and norm of the gradients. A step in which one of them is not finite changes no parameter,
@@ -90,7 +91,7 @@ std::tuple<Tensor, Tensor> Trainer::training_step(const Tensor& x, const Tensor&
 std::string Trainer::diagnosis(const brrr::data::Batch& batch, brrr::RngState before) {
   brrr::set_rng_state(before);
   optimizer->zero_grad();
-  add_gradients(batch.x, batch.y);
+  add_gradients(parallel->part(batch.x), parallel->part(batch.y));
   const std::string bad = brrr::models::first_nonfinite(*model);
   return bad.empty() ? "the parameters and their gradients are finite" : "first " + bad;
 }
@@ -98,7 +99,7 @@ std::string Trainer::diagnosis(const brrr::data::Batch& batch, brrr::RngState be
 double Trainer::advance(LossLog& losses, bool) {
   const brrr::RngState before = brrr::rng_state();
   const brrr::data::Batch batch = data->next();
-  const auto [loss, norm] = step_(batch.x, batch.y);
+  const auto [loss, norm] = step_(parallel->part(batch.x), parallel->part(batch.y));
   losses.add(loss);
   const double now = losses.read(), size = norm.item<double>();
   BRRR_CHECK(std::isfinite(now) && (scaler || std::isfinite(size)),
@@ -116,8 +117,8 @@ double Trainer::validation_loss() {
   tested_ = 0;
   const GptOptions& o = options;
   const int64_t all = data->validation_batches();
-  // The data set's batches are those of a step: --accumulate times --batch.
-  const int64_t wanted = (o.eval_batches + o.accumulate - 1) / o.accumulate;
+  // The data set's batches are those of a step.
+  const int64_t wanted = (o.eval_batches + o.passes() - 1) / o.passes();
   const int64_t n = wanted > 0 ? std::min(wanted, all) : all;
   for (int64_t i = 0; i < n; ++i) {
     const auto [x, y] = data->validation_batch(i * all / n);
@@ -146,7 +147,7 @@ void Trainer::introduce() const {
              tokenizer ? tokenizer->name() : "unknown tokenizer", model->num_parameters());
   if (data) {
     fmt::print("{} tokens to train on, {} to validate on; {} a step; {} on {}, mode {}\n",
-               data->train().size(), data->validation().size(), o.batch * o.accumulate * o.block,
+               data->train().size(), data->validation().size(), o.batch * o.passes() * o.block,
                o.dtype, brrr::name(device), o.mode);
   }
   if (!o.resume.empty()) fmt::print("resumed {} at step {}\n", o.resume, step);

@@ -32,12 +32,12 @@ Options::Options()
           "Trains an MLP to read digits. Both modes give the same losses to the last bit.",
           "train_mlp") {
   steps = 3000, batch = 64, log_every = 250, lr = 2e-3;
-  kept_ = {"hidden", "optimizer", "batch", "seed", "steps", "lr", "dropout"};
+  kept_ = {"hidden", "optimizer", "batch", "accumulate", "seed", "steps", "lr", "dropout"};
   add_place();
   plain("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
         existing(Place::Folder));
   add("--images", images, "how many digits to generate for training", whole_number(1));
-  add("--batch", batch, "images in a step", whole_number(1));
+  add_batch("images");
   add("--steps", steps, "steps of the whole run, over which the schedule is laid out",
       whole_number(1));
   add("--stop-at", stop_at, "stop after this step, to resume later (0: never)", whole_number(0));
@@ -109,7 +109,11 @@ class Run : public Training {
     }
     schedule = std::make_unique<brrr::optim::WarmupCosineLR>(*optimizer, o.steps / 20, o.steps);
     loader_ = std::make_unique<data::Loader>(
-        train_, data::LoaderOptions{.batch = o.batch, .seed = static_cast<uint64_t>(o.seed)});
+        train_, data::LoaderOptions{.batch = o.batch * o.passes(),
+                                    .seed = static_cast<uint64_t>(o.seed),
+                                    .drop_last = o.passes() > 1});
+    parallel = std::make_unique<brrr::dist::DataParallel>(
+        *model_, brrr::dist::DataParallelOptions{.accumulate = o.accumulate});
   }
 
   brrr::TrainingState parts(brrr::Metadata metadata = {}) const {
@@ -118,16 +122,23 @@ class Run : public Training {
 
   double advance(LossLog& losses, bool look) override {
     const auto [x, y] = loader_->next();
-    losses.add(step_(x, y));
+    losses.add(step_(parallel->part(x), parallel->part(y)));
     return look ? finite(losses.read(), step + 1) : 0;
   }
 
   Tensor training_step(const Tensor& x, const Tensor& y) const {
-    Tensor loss = brrr::cross_entropy((*model_)(x), y);
     optimizer->zero_grad();
-    loss.backward();
+    Tensor sum;
+    for (int64_t i = 0; i < options_.accumulate; ++i) {
+      const auto part = [&](const Tensor& t) {
+        return options_.accumulate == 1 ? t : t.narrow(0, i * options_.batch, options_.batch);
+      };
+      const Tensor loss = brrr::cross_entropy((*parallel)(part(x)), part(y));
+      loss.backward();
+      sum = sum.defined() ? sum + loss.detach() : loss.detach();
+    }
     optimizer->step();
-    return loss.detach();
+    return mean_of(sum, options_);
   }
 
   // A run that has gone wrong ends here, and does not overwrite its last good checkpoint.
@@ -154,15 +165,16 @@ class Run : public Training {
 
   double test() override { return accuracy(); }
   Unit unit() const override {
-    return {"images", static_cast<double>(options_.batch), "accuracy", "{:.2f} %"};
+    return {"images", static_cast<double>(options_.batch * options_.passes()), "accuracy",
+            "{:.2f} %"};
   }
   std::string result() override {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
   }
   void save(LossLog& losses) override {
     finite(losses.read(), step);
-    if (options_.checkpoint.empty()) return;
-    brrr::save_checkpoint(options_.checkpoint, parts(options_.kept()));
+    if (options_.checkpoint.empty() || brrr::dist::rank() > 0) return;
+    brrr::save_checkpoint(options_.checkpoint, parts(options_.to_save()));
   }
   brrr::models::Module& module() const override { return *model_; }
   brrr::StepStats stats() const override { return step_.stats(); }

@@ -11,8 +11,9 @@ static std::vector<bool> live_instructions(const Recording& r) {
   std::vector<bool> live(r.instrs.size()), needed = r.lasting;
   for (size_t at = r.instrs.size(); at-- > 0;) {
     const Instr& i = r.instrs[at];
-    if (i.op->is_view()) continue;             // Views: their window is part of every operand.
-    live[at] = i.op->check_values != nullptr;  // Its error is an effect, in eager mode too.
+    if (i.op->is_view()) continue;  // Views: their window is part of every operand.
+    // Its error is an effect, in eager mode too.
+    live[at] = i.op->reaches_out || i.op->check_values != nullptr;
     for (int k = 0; k < i.n_out; ++k) live[at] = live[at] || needed[r.value(r.out(i)[k]).storage];
     if (!live[at]) continue;
     // A destination keeps what the call does not overwrite, so its earlier writers stay.

@@ -90,6 +90,12 @@ std::string text_of(const Diagnosis& d) {
   }
   t += fmt::format("\n{:.1f} us a call: compute {}, memory {}, overhead {}\n", d.us,
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
+  if (eager && d.graph_us > 0 && d.gain() < 1.02 && bound != "compute") {
+    return t + fmt::format(
+                   "graph mode does not help here ({:.2f}x); what helps: more work a call "
+                   "(larger batches){}",
+                   d.gain(), bound == "memory" ? ", 16-bit floats" : "");
+  }
   if (bound == "overhead") {
     return t + (eager ? "what helps: graph mode, and more work a call (larger batches)"
                       : "what helps: more work a call (larger batches), step.freeze()");

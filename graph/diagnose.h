@@ -19,8 +19,9 @@ struct LaunchCosts {
   double step_ns = 0;   ///< A call of a recorded step that does nothing, whole.
   double plain_eager_ns = 0, plain_match_ns = 0;  ///< Without gradients.
 };
-/// Measured at the first call, in some milliseconds.
-LaunchCosts launch_costs(Device device = kCPU);
+/// Measured at the first call, in some tens of milliseconds; kept on disk with the kernels, for
+/// every later process. With `anew` measured again.
+LaunchCosts launch_costs(Device device = kCPU, bool anew = false);
 
 /// What a step's time is made of. Prints as its text.
 struct Diagnosis {
@@ -52,7 +53,7 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
 template <class F, class... T> Diagnosis diagnose(Step<F>& step, const T&... args) {
   Device device = default_device();
   for (const Tensor* x : std::initializer_list<const Tensor*>{&args...}) {
-    if (x->defined()) device = x->device();
+    if (x->defined() && device == kCPU) device = x->device();
   }
   return graph::diagnose(step.base(), device,
                          [&](graph::StepBase& by) { static_cast<void>(step.run_by(by, args...)); });

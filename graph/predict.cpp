@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <map>
-#include <mutex>
+#include <iterator>
+#include <string_view>
+#include <vector>
 
 #include "autograd/autograd.h"
 #include "core/backend.h"
 #include "core/context.h"
+#include "core/figures.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
 
@@ -45,6 +47,10 @@ double stream_excess(Device device) {
       device, [&] { fused(x, y); }, 1);
   return std::max(1.0, ns[ns.size() / 2] / copied_ns);
 }
+
+constexpr double LaunchCosts::*kCosts[] = {
+    &LaunchCosts::eager_ns, &LaunchCosts::match_ns,       &LaunchCosts::graph_ns,
+    &LaunchCosts::step_ns,  &LaunchCosts::plain_eager_ns, &LaunchCosts::plain_match_ns};
 
 LaunchCosts measure_launches(Device device) {
   constexpr int forward = 32;
@@ -106,7 +112,8 @@ size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
 
 double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& graph,
                         const StepStats& recorded, Device device) {
-  const LaunchCosts costs = launch_costs(device);
+  // As this machine is now, like stream_excess(): beside others it is not always as fast.
+  const LaunchCosts costs = launch_costs(device, true);
   const DeviceLimits limits = device_limits(device);
   const auto ops = static_cast<double>(std::max<uint64_t>(1, recorded.ops_per_replay));
   // An op that is matched costs its share of what the host does for one eagerly: by the line
@@ -148,14 +155,24 @@ double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& g
 
 namespace brrr {
 
-LaunchCosts launch_costs(Device device) {
-  static std::mutex mutex;
-  static std::map<DeviceType, LaunchCosts> known;
-  const std::lock_guard lock(mutex);
-  if (const auto at = known.find(device.type); at != known.end()) return at->second;
+LaunchCosts launch_costs(Device device, bool anew) {
+  using graph::kCosts;
   const PlainScope plain;
   context.grad_enabled = true;
-  return known[device.type] = graph::measure_launches(device);
+  const DeviceProperties p = device_properties(device);
+  const auto measure = [&](bool&) {
+    const LaunchCosts c = graph::measure_launches(device);
+    std::vector<double> figures;
+    for (auto cost : kCosts) figures.push_back(c.*cost);
+    return figures;
+  };
+  const std::string where = name(device), build = build_stamp();
+  const std::vector<std::string_view> of{"brrr-launches-1", where, p.name, p.versions, build};
+  std::vector<double> figures = kept_figures(of, anew, measure);
+  if (figures.size() != std::size(kCosts)) figures = kept_figures(of, true, measure);
+  LaunchCosts c;
+  for (size_t k = 0; k < std::size(kCosts); ++k) c.*kCosts[k] = figures[k];
+  return c;
 }
 
 }  // namespace brrr

@@ -33,7 +33,10 @@ TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& 
 
 Profile::Profile() : watch_(std::make_unique<Watch>()) {}
 Profile::~Profile() = default;
-void Profile::reset() { watch_->reset(); }
+void Profile::reset() {
+  watch_->check_thread();
+  watch_->reset();
+}
 
 void Profile::pause() {
   BRRR_CHECK(std::this_thread::get_id() == watch_->thread && !watch_->away,
@@ -49,11 +52,13 @@ void Profile::resume() {
 }
 
 double Profile::kernels_us() const {
+  watch_->check_thread();
   watch_->settle();
   return watch_->kernels_us + watch_->device_us;
 }
 
 std::vector<ProfileRow> Profile::rows() const {
+  watch_->check_thread();
   watch_->settle();
   std::vector<ProfileRow> all = watch_->rows;
   sort_by_time(all);
@@ -61,6 +66,7 @@ std::vector<ProfileRow> Profile::rows() const {
 }
 
 std::vector<ProfileRow> Profile::sums(std::string ProfileRow::*by) const {
+  watch_->check_thread();
   watch_->settle();
   std::vector<ProfileRow> all;
   for (const ProfileRow& row : watch_->rows) {
@@ -78,6 +84,7 @@ std::vector<ProfileRow> Profile::kinds() const { return sums(&ProfileRow::kind);
 std::vector<ProfileRow> Profile::modules() const { return sums(&ProfileRow::module); }
 
 TimeSplit Profile::total() const {
+  watch_->check_thread();
   watch_->settle();
   ProfileRow sum;
   for (const ProfileRow& row : watch_->rows) add(sum, row);

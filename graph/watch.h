@@ -2,6 +2,7 @@
 // What a Profile keeps while it looks on, and what reports have in common; for the files of this
 // folder that make them.
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -51,8 +52,14 @@ struct Profile::Watch final : Observer {
     BRRR_CHECK(!context.observer,
                "profile: this thread has one already, or is in a step that checks numerics; end "
                "the first, and make it around calls of the step");
+    limits_of(kCPU);  // Which may have to be measured: not amid a step.
     context.observer = this;
     reset();
+  }
+  // Figures are its own thread's: others would look on from then on, too.
+  void check_thread() const {
+    BRRR_CHECK(std::this_thread::get_id() == thread,
+               "profile: another thread's; ask for its figures on the thread that made it");
   }
   ~Watch() override {
     if (context.observer == this) context.observer = nullptr;
@@ -81,7 +88,17 @@ struct Profile::Watch final : Observer {
   // The time since the last mark belongs to the innermost kernel that is open, else to the host.
   void charge(Clock::time_point now) {
     if (away) return;
-    (open.empty() ? host_us : open.back().us) += us_between(mark, now);
+    const double us = std::max(0.0, us_between(mark, now) - clock_us);
+    (open.empty() ? host_us : open.back().us) += us;
+  }
+  // What two looks at the clock, one directly after the other, are apart: each interval has that.
+  static double measure_clock() {
+    double least = 1;
+    for (int i = 0; i < 100; ++i) {
+      const auto before = Clock::now();
+      least = std::min(least, us_between(before, Clock::now()));
+    }
+    return least;
   }
 
   void begins(Device device) override {
@@ -114,13 +131,18 @@ struct Profile::Watch final : Observer {
     const graph::CallStorages touched(c);
     const std::string module = path.empty() ? trail.near(touched.in) : path;
     trail.ran(touched.all, touched.made, path);
-    const std::string name = fmt::format("{}{}", c.op->name, c.into ? "_" : "");
     const Work work = work_of(c);
-    note(name, module, kind_of(*c.op, work), work, c.out[0].impl()->device);
+    note(
+        c.op->index << 1 | uint32_t{c.into}, module,
+        [&] { return fmt::format("{}{}", c.op->name, c.into ? "_" : ""); }, kind_of(*c.op, work),
+        work, c.out[0].impl()->device);
   }
   void ran(const KernelNote& n, Device device) override {
     close();
-    note(n.name, n.module, n.kind, n.work, device);
+    const auto name = names.emplace(n.name, kReplayed + names.size()).first;
+    note(
+        static_cast<uint32_t>(name->second), n.module, [&] { return n.name; }, n.kind, n.work,
+        device);
   }
 
   // The innermost kernel has run, or is in the queue.
@@ -130,10 +152,13 @@ struct Profile::Watch final : Observer {
     open.pop_back();
     if (closed.from) closed.to = gpu().mark();
   }
-  void note(const std::string& name, const std::string& module, const char* kind, const Work& work,
-            Device device) {
-    const auto [it, fresh] = at.try_emplace(name + '\n' + module, rows.size());
-    if (fresh) rows.push_back({name, module, kind, 0, 0, 0, {}});
+  // `number` stands for the name, which is made when it is new: what this takes pushes the kernels'
+  // own code and data out of the caches.
+  template <class Name>
+  void note(uint32_t number, const std::string& module, const Name& name, const char* kind,
+            const Work& work, Device device) {
+    const auto [it, fresh] = at[module].try_emplace(number, rows.size());
+    if (fresh) rows.push_back({name(), module, kind, 0, 0, 0, {}});
     if (closed.from) {
       host_us += closed.us;
       draw({it->second, Host, closed.at_us, closed.us});
@@ -190,6 +215,7 @@ struct Profile::Watch final : Observer {
   class Away : NotCopied {
    public:
     explicit Away(Watch& w) : watch_(w), looked_(!w.away) {
+      w.check_thread();
       if (looked_) watch_.look_away();
     }
     ~Away() {
@@ -218,7 +244,9 @@ struct Profile::Watch final : Observer {
     Work work;
   };
   std::vector<ProfileRow> rows;
-  std::unordered_map<std::string, size_t> at;  // By name and module.
+  std::unordered_map<std::string, std::unordered_map<uint32_t, size_t>> at;  // By module and name.
+  static constexpr size_t kReplayed = size_t{1} << 31;
+  std::unordered_map<std::string, size_t> names;  // Of replays' kernels, from kReplayed on.
   std::vector<Span> spans;
   std::vector<Open> open;
   std::deque<Pending> pending;  // Kernels of a GPU whose times are not known yet.
@@ -228,6 +256,7 @@ struct Profile::Watch final : Observer {
   double kernels_us = 0, device_us = 0, host_us = 0;
   Clock::time_point begin, mark;
   bool away = false;  // Paused.
+  const double clock_us = measure_clock();
   const std::thread::id thread = std::this_thread::get_id();
   graph::ModuleTrail<const Storage*> trail;
   std::map<DeviceType, DeviceLimits> limits;

@@ -105,6 +105,11 @@ std::vector<Case> index_cases() {
          return embedding(x[0].square(), x[1].t()).exp();
        }},
       {"one_hot", {at}, [](const Tensors& x) { return one_hot(x[0], 4); }},
+      // A process alone: every one of them is a copy.
+      {"all_reduce", {m}, [](const Tensors& x) { return dist::all_reduce(x[0].t()) * 2.0; }},
+      {"all_gather", {m}, [](const Tensors& x) { return dist::all_gather(x[0]).exp(); }},
+      {"reduce_scatter", {m}, [](const Tensors& x) { return dist::reduce_scatter(x[0].sin()); }},
+      {"broadcast", {m}, [](const Tensors& x) { return dist::broadcast(x[0]) + x[0]; }},
       {"cat", {m, real({2, 5}, 3)}, [](const Tensors& x) { return cat({x[0], x[1], x[0]}, 0); }},
       {"cat", {m, real({5, 2}, 3)}, [](const Tensors& x) {
          return cat({x[0].exp(), x[1].slice(0, 0, 4)}, -1).square();

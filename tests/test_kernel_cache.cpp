@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backends/cpu/host_compiler.h"
+#include "core/figures.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
@@ -48,6 +49,42 @@ TEST_CASE("kernel cache: a program that hangs is stopped") {
   CHECK(r.output == "begun\n");
   CHECK(cpu::run_process({"/nonesuch"}, 1).end == cpu::ProcessResult::not_started);
   CHECK(cpu::run_process({"/bin/sh", "-c", "exit 7"}, 10).status == 7);
+}
+
+TEST_CASE("kernel cache: figures are kept for later processes, measured anew on request") {
+  const TempCache cache;
+  int measured = 0;
+  const auto measure = [&](bool&) { return std::vector<double>{0.0, 1e-300, 1.0 / ++measured}; };
+  const auto found = [&](bool anew = false) { return kept_figures({"test"}, anew, measure)[2]; };
+  CHECK(found() == 1);
+  CHECK(found() == 1);
+  CHECK(found(true) == 0.5);
+  // What another process would find: the file, in a directory that this one has not read.
+  const auto move_to = [&](const std::string& dir) {
+    fs::create_directory(dir);
+    fs::permissions(dir, fs::perms::owner_all);
+    for (const auto& f : fs::directory_iterator(cache.dir)) {
+      if (f.is_regular_file()) fs::copy(f, dir);
+    }
+    return dir;
+  };
+  {
+    const Env later("BRRR_CACHE_DIR", move_to(cache.dir + "/later").c_str());
+    CHECK(kept_figures({"test"}, false, measure) == std::vector<double>{0.0, 1e-300, 0.5});
+    CHECK(measured == 2);
+  }
+  {
+    const std::string dir = move_to(cache.dir + "/damaged");
+    for (const auto& f : fs::directory_iterator(dir)) fs::resize_file(f, 9);
+    const Env damaged("BRRR_CACHE_DIR", dir.c_str());
+    CHECK(found() == 1.0 / 3);
+  }
+  const auto unsure = [](bool& keep) {
+    keep = false;
+    return std::vector<double>{2};
+  };
+  CHECK(kept_figures({"other"}, false, unsure)[0] == 2);
+  CHECK(kept_figures({"other"}, false, measure)[2] == 0.25);
 }
 
 TEST_CASE("kernel cache: the cache is bounded") {

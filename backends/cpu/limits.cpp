@@ -1,6 +1,8 @@
 // What the processor can do, measured where it is asked for.
 #include "backends/cpu/limits.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -60,13 +62,10 @@ static DeviceLimits measure(bool& whole) {
 
 DeviceLimits limits(bool anew) {
   const DeviceProperties p = backend(DeviceType::CPU).properties();
-  std::string build = fmt::format("{} threads, {} lanes", num_threads(), simd::width);
-#ifndef __OPTIMIZE__
-  build += ", not optimised";
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  build += ", sanitized";
-#endif
+  const std::string build =
+      fmt::format("{} threads, {} lanes, {} cores, caches {}, {}", num_threads(), simd::width,
+                  sysconf(_SC_NPROCESSORS_ONLN), sysconf(_SC_LEVEL2_CACHE_SIZE),
+                  sysconf(_SC_LEVEL3_CACHE_SIZE));
   return jit::kept_limits({"cpu", p.name, p.versions, build}, anew, measure);
 }
 

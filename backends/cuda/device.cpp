@@ -2,13 +2,11 @@
 #include "backends/cuda/device.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
-#include <climits>
-#include <cstdlib>
+#include <string>
 #include <utility>
-#include <vector>
 
+#include "backends/module_path.h"
 #include "core/check.h"
 
 namespace brrr::cuda {
@@ -19,53 +17,25 @@ constexpr const char* kModule = "libbrrr_cuda.so";
 // Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
 constexpr int kLeastMajor = 8;
 
-std::string folder_of(const std::string& path) {
-  return path.substr(0, path.find_last_of('/') + 1);
-}
-
-// Beside the program, beside the library that this code is in, or where the loader looks.
-std::vector<std::string> candidates() {
-  if (const char* own = std::getenv("BRRR_CUDA_MODULE"); own && *own) return {own};
-  std::vector<std::string> all;
-  char self[PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", self, sizeof self);
-  if (n > 0) all.push_back(folder_of(std::string(self, static_cast<size_t>(n))) + kModule);
-  Dl_info here;
-  if (dladdr(reinterpret_cast<const void*>(&folder_of), &here) && here.dli_fname) {
-    all.push_back(folder_of(here.dli_fname) + kModule);
-  }
-  all.push_back(kModule);
-  return all;
-}
-
-const Boundary& open_module() {
-  std::string why;
-  for (const std::string& path : candidates()) {
-    // Never closed: threads of the driver outlive main.
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-      const char* said = dlerror();
-      if (why.empty() || access(path.c_str(), F_OK) == 0) why = said ? said : "unknown reason";
-      continue;
-    }
-    const auto boundary =
-        reinterpret_cast<const Boundary* (*)()>(dlsym(library, "brrr_cuda_boundary"));
-    BRRR_CHECK(boundary, "cuda: {} is no module of brrr; set BRRR_CUDA_MODULE to one", path);
-    const Boundary* b = boundary();
-    BRRR_CHECK(b->abi == kAbi,
-               "cuda: {} is of another build (interface {}, wanted {}); build the module and brrr "
-               "together",
-               path, b->abi, kAbi);
-    return *b;
-  }
-  fail(
-      "cuda: the module {} cannot be loaded ({}); build brrr with the CUDA Toolkit, set "
-      "BRRR_CUDA_MODULE, or use brrr::kCPU",
-      kModule, why);
+const Boundary& open_boundary() {
+  const OpenModule module = open_module(kModule, "BRRR_CUDA_MODULE");
+  BRRR_CHECK(module.library,
+             "cuda: the module {} cannot be loaded ({}); build brrr with the CUDA Toolkit, set "
+             "BRRR_CUDA_MODULE, or use brrr::kCPU",
+             kModule, module.why);
+  const auto boundary =
+      reinterpret_cast<const Boundary* (*)()>(dlsym(module.library, "brrr_cuda_boundary"));
+  BRRR_CHECK(boundary, "cuda: {} is no module of brrr; set BRRR_CUDA_MODULE to one", module.path);
+  const Boundary* b = boundary();
+  BRRR_CHECK(b->abi == kAbi,
+             "cuda: {} is of another build (interface {}, wanted {}); build the module and brrr "
+             "together",
+             module.path, b->abi, kAbi);
+  return *b;
 }
 
 OpenDevice* open() {
-  const Boundary& b = open_module();
+  const Boundary& b = open_boundary();
   auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, {}};
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);

@@ -71,8 +71,7 @@ void GptOptions::add_model() {
   add("--positions", positions, "learned or rotary", one_of({"learned", "rotary"}));
   add("--activation", activation, "gelu or swiglu", one_of({"gelu", "swiglu"}));
   add("--norm", norm, "layer or rms", one_of({"layer", "rms"}));
-  add("--batch", batch, "sequences in a forward pass", whole_number(1));
-  add("--accumulate", accumulate, "forward and backward passes in a step", whole_number(1));
+  add_batch("sequences");
   add("--lr", lr, "highest learning rate; it falls to a tenth along a cosine", real_number(0));
   plain("--warmup", warmup, "steps in which it rises (default: 5 % of all)", whole_number(0));
   add("--weight-decay", weight_decay, "of matrices; nothing else decays", real_number(0));

@@ -84,8 +84,8 @@ int64_t number_of(const brrr::Metadata& saved, const char* key, const std::strin
 
 // A slip of the pen must not fill the memory for minutes before it fails.
 void check_sizes(const GptOptions& o, int64_t vocabulary) {
-  BRRR_CHECK(o.accumulate <= INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX),
-             "--batch {} times --accumulate {} is too much for a step", o.batch, o.accumulate);
+  BRRR_CHECK(o.passes() <= INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX),
+             "--batch {} times {} passes is too much for a step", o.batch, o.passes());
   const auto width = static_cast<double>(o.width);
   const double parameters = 12.0 * static_cast<double>(o.layers) * width * width +
                             static_cast<double>(vocabulary + o.block) * width;
@@ -142,7 +142,7 @@ void GptRun::make_data(const std::string& characters) {
   const GptOptions& o = options;
   const data::TokenDatasetOptions sizes = {.vocab = vocabulary,
                                            .block = o.block,
-                                           .batch = o.batch * o.accumulate,
+                                           .batch = o.batch * o.passes(),
                                            .seed = static_cast<uint64_t>(o.seed)};
   if (has_train_bin(o.data)) {
     text = data::map_tokens(o.data + "/train.bin");
@@ -156,6 +156,8 @@ void GptRun::make_data(const std::string& characters) {
 
 void GptRun::make_training() {
   const GptOptions& o = options;
+  parallel = std::make_unique<brrr::dist::DataParallel>(
+      *model, brrr::dist::DataParallelOptions{.accumulate = o.accumulate});
   optimizer = std::make_unique<brrr::optim::AdamW>(
       model->parameters(),
       brrr::optim::AdamWOptions{.lr = o.lr,
@@ -194,8 +196,8 @@ brrr::TrainingState GptRun::state(brrr::Metadata metadata) const {
 }
 
 void GptRun::save(LossLog&) {
-  if (options.checkpoint.empty()) return;
-  brrr::Metadata metadata = options.kept();
+  if (options.checkpoint.empty() || brrr::dist::rank() > 0) return;
+  brrr::Metadata metadata = options.to_save();
   metadata["data"] = options.data;
   metadata[kVocabulary] = std::to_string(vocabulary);
   if (tokenizer) metadata[kTokenizer] = tokenizer->state();

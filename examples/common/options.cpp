@@ -4,9 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "core/check.h"
 #include "models/file.h"
@@ -138,6 +140,7 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
     app_->parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
+    if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // The first one says it.
     return app_->exit(e) == 0 ? 0 : 2;
   }
 }
@@ -147,6 +150,7 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   check();
   if (resume.empty()) return {};
   brrr::load(resume, saved);  // Checks the file before anything is believed.
+  adapt(saved);
   const auto take = [&](const std::string& key) {
     if (app_->count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
   };
@@ -168,12 +172,26 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
 }
 
 int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
+  namespace dist = brrr::dist;
+  bool joined = false;
   try {
-    if (const auto code = read({argv + 1, argv + argc})) return *code;
+    dist::init();
+    joined = true;
+    if (dist::rank() > 0 && !std::freopen("/dev/null", "w", stdout)) return 1;
+    if (const auto code = read({argv + 1, argv + argc})) {
+      if (*code == 0 || dist::rank() == 0) return *code;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      dist::abort("its command line is wrong");
+    }
     if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
     return body();
   } catch (const std::exception& e) {
     std::fflush(stdout);
+    if (joined && dist::size() > 1) {
+      // What all ranks find wrong the first one says.
+      if (dist::rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      dist::abort(e.what());
+    }
     fmt::print(stderr, "{}: {}\n", app_->get_name(), e.what());
     return 1;
   }

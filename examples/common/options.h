@@ -35,13 +35,16 @@ class CommandLine : brrr::NotCopied {
   CommandLine(const char* about, const char* program);
   virtual ~CommandLine();
 
-  /// All of main(): reads the options, makes brrr use `threads`, calls body(). Returns what that
-  /// returned; 0 after --help, 2 after a wrong option, 1 after an exception, which are explained on
-  /// stderr.
+  /// All of main(): joins the other processes under mpirun, reads the options, makes brrr use
+  /// `threads`, calls body(). Returns what that returned; 0 after --help, 2 after a wrong option, 1
+  /// after an exception, which are explained on stderr. Of several processes only the first prints
+  /// on stdout, and an exception in one of them ends all.
   int run(int argc, char** argv, const std::function<int()>& body);
 
   /// What must be the same when a run goes on from its checkpoint, by the options' names.
   virtual brrr::Metadata kept() const;
+  /// What a checkpoint says, in the terms of this run.
+  virtual void adapt(brrr::Metadata& saved) const { static_cast<void>(saved); }
 
   int64_t threads = 0;   ///< Of the CPU; 0: all cores.
   std::string resume;    ///< A checkpoint, which also says what the command line leaves out.

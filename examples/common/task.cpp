@@ -67,24 +67,27 @@ Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
   constexpr int64_t warm_up = 3;
   for (int64_t i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
   brrr::Profile profile;
-  std::vector<double> parts, clock;  // In turns: the machine's speed changes from second to second.
+  // In turns of about a millisecond, and each turn beside its neighbour: the machine's speed
+  // changes from second to second, and a few short steps show little but chance.
+  const auto a_turn = static_cast<int64_t>(std::clamp(1e3 / us, 1.0, static_cast<double>(steps)));
+  std::vector<double> ratios;
   const brrr::Device device = trainer.device();
   double before = 0;
-  for (int64_t i = 0; i < steps; ++i) {
-    trainer.scheduled_step(2 * i);
+  for (int64_t i = 0; i < steps; i += a_turn) {
+    const int64_t n = std::min(a_turn, steps - i);
+    for (int64_t k = 0; k < n; ++k) trainer.scheduled_step(2 * i + k);
     const double now = profile.total().us;
-    parts.push_back(now - before);
-    before = now;
     profile.pause();
     const auto begin = Clock::now();
-    trainer.scheduled_step(2 * i + 1);
+    for (int64_t k = 0; k < n; ++k) trainer.scheduled_step(2 * i + n + k);
     brrr::synchronize(device);
-    clock.push_back(seconds_since(begin));
+    ratios.push_back((now - before) / (1e6 * seconds_since(begin)));
+    before = now;
     profile.resume();
   }
   const brrr::TimeSplit t = profile.total();
   Anatomy a;
-  a.of_the_clock = median(parts) / (1e6 * median(clock));
+  a.of_the_clock = median(ratios);
   a.split = t.each(static_cast<double>(steps), us);
   a.steps = steps;
   a.kinds = profile.kinds();

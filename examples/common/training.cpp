@@ -1,7 +1,6 @@
 #include "examples/common/training.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <thread>
 
 #include "core/check.h"
 #include "tests/bench/measure/output.h"
@@ -40,6 +40,29 @@ void TrainingOptions::add_saving(const std::string& name) {
   add("--log", log, "figures of every line as JSON, a line each", output_file());
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
       existing(Place::File));
+}
+
+void TrainingOptions::add_batch(const std::string& what) {
+  add("--batch", batch, what + " in a forward pass", whole_number(1));
+  add("--accumulate", accumulate,
+      "forward and backward passes in a step, in each process that mpirun starts", whole_number(1));
+}
+
+brrr::Metadata TrainingOptions::to_save() const {
+  brrr::Metadata all = kept();
+  all["accumulate"] = std::to_string(passes());
+  return all;
+}
+
+void TrainingOptions::adapt(brrr::Metadata& saved) const {
+  const int64_t all = saved.emplace("accumulate", "1").first->second.size() < 9
+                          ? std::atoll(saved["accumulate"].c_str())
+                          : 0;
+  const int ranks = brrr::dist::size();
+  BRRR_CHECK(all > 0 && all % ranks == 0,
+             "--resume {}: a step of it is {} passes, which do not divide among {} processes",
+             resume, saved["accumulate"], ranks);
+  saved["accumulate"] = std::to_string(all / ranks);
 }
 
 // --- what a run prints ---------------------------------------------------------------------------
@@ -115,12 +138,9 @@ static uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
 static std::atomic<bool> interrupted{false};
 constexpr int kLooks = 5;  // Steps of a profile.
 
-// Of the process, or of a GPU's tensors.
+// Of tensors.
 static double peak_megabytes(brrr::Device device) {
-  if (device != brrr::kCPU) return static_cast<double>(brrr::memory_stats(device).peak) / (1 << 20);
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / 1024;
+  return static_cast<double>(brrr::memory_stats(device).peak) / (1 << 20);
 }
 
 std::string Training::text_of(const Progress& now) const {
@@ -148,7 +168,7 @@ std::string Training::json_of(const Progress& now) const {
     j[std::string(u.name) + "_per_s"] = rate * u.a_step;
     j["ms_per_step"] = now.pace.step_ms();
   }
-  if (flops_ > 0) {
+  if (flops_ > 0 && rate > 0) {
     j["flops_per_step"] = flops_;
     j["gflops_per_s"] = flops_ * rate * 1e-9;
     j["share_of_peak"] = flops_ * rate * 1e-9 / peak_gflops_;
@@ -206,18 +226,55 @@ std::string Training::summary() const {
       flops_ / us * 1e-3, 100 * flops_ / us * 1e-3 / peak_gflops_, peak_gflops_);
 }
 
+brrr::Tensor Training::mean_of(const brrr::Tensor& sum, const TrainingOptions& o) const {
+  const brrr::Tensor all = brrr::dist::size() > 1 ? brrr::dist::all_reduce(sum) : sum;
+  return o.passes() > 1 ? all * (1.0 / static_cast<double>(o.passes())) : all;
+}
+
+// What a step exchanges with the other processes.
+static std::string exchange_line(int64_t steps) {
+  const brrr::dist::Stats s = brrr::dist::stats();
+  if (brrr::dist::size() == 1 || steps == 0) return "";
+  const auto n = static_cast<double>(steps);
+  return fmt::format(
+      "{} processes ({}): {:.3g} MB a step sent by each, under way {:.2f} ms, waited for {:.2f} ms "
+      "({:.0f} % hidden)\n",
+      brrr::dist::size(), brrr::dist::transport(), static_cast<double>(s.bytes_sent) / n * 1e-6,
+      1e3 * s.under_way_s / n, 1e3 * s.waited_s / n,
+      100 * std::max(0.0, 1 - s.waited_s / s.under_way_s));
+}
+
 int Training::train(const TrainingOptions& o) {
-  std::signal(SIGINT, [](int) {
-    interrupted = true;
-    std::signal(SIGINT, SIG_DFL);
-  });
-  LossLog losses(o.loss_csv, step);
+  std::vector<std::string> options;
+  for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);
+  brrr::dist::check_alike("the options of the processes", options);
+  try {
+    return run(o);
+  } catch (const std::exception& e) {
+    // While what is on its way to others is still there. What all find wrong the first one says.
+    if (brrr::dist::size() == 1) throw;
+    if (brrr::dist::rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    brrr::dist::abort(e.what());
+  }
+}
+
+int Training::run(const TrainingOptions& o) {
+  // mpirun ends all processes by itself.
+  if (brrr::dist::size() == 1) {
+    std::signal(SIGINT, [](int) {
+      interrupted = true;
+      std::signal(SIGINT, SIG_DFL);
+    });
+  }
+  const bool first_process = brrr::dist::rank() == 0;
+  LossLog losses(first_process ? o.loss_csv : "", step);
+  const int64_t first = step;
   std::ofstream log;
-  if (!o.log.empty()) {
+  if (!o.log.empty() && first_process) {
     log.open(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
     BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
   }
-  constexpr double worth_a_look = 3;  // Seconds of training.
+  constexpr double worth_a_look = 1;  // Seconds of training.
   const int64_t end = o.end();
   {
     ProgressLine line(step, end);
@@ -253,8 +310,8 @@ int Training::train(const TrainingOptions& o) {
     fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",
                s.replays, s.recordings, s.fallbacks, once_seconds(s) * 1e3);
   }
-  fmt::print("\n{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
-             summary(), checksum(module().parameters()));
+  fmt::print("\n{}{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
+             summary(), exchange_line(step - first), checksum(module().parameters()));
   if (o.explain) fmt::print("\n{}", explain());
   return interrupted ? 130 : 0;
 }

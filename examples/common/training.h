@@ -15,17 +15,23 @@ namespace examples {
 struct TrainingOptions : CommandLine {
   using CommandLine::CommandLine;
   std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log;
-  int64_t steps = 0, batch = 0, seed = 1;
+  int64_t steps = 0, batch = 0, accumulate = 1, seed = 1;
   int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
   double lr = 0, dropout = 0;
   bool explain = false;
 
   int64_t end() const { return stop_at > 0 ? std::min(stop_at, steps) : steps; }
   brrr::Mode step_mode() const;
+  /// Backward passes of a step, of all processes: what a checkpoint calls `accumulate`.
+  int64_t passes() const { return accumulate * brrr::dist::size(); }
+  /// kept(), as a checkpoint keeps it.
+  brrr::Metadata to_save() const;
+  void adapt(brrr::Metadata& saved) const override;
 
  protected:
   void add_place();
   void add_saving(const std::string& name);
+  void add_batch(const std::string& what);
 };
 
 /// Losses as they come; they are read only when a line is printed, so that no step waits.
@@ -97,6 +103,7 @@ class Training {
 
   brrr::Device device = brrr::kCPU;
   std::unique_ptr<brrr::optim::Optimizer> optimizer;
+  std::unique_ptr<brrr::dist::DataParallel> parallel;
   std::unique_ptr<brrr::optim::Schedule> schedule;
   int64_t step = 0;  ///< Steps made.
 
@@ -117,13 +124,16 @@ class Training {
   virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
-  /// Writes the checkpoint, if there is to be one.
+  /// The mean over the passes of all processes of what one of them has summed up over its own.
+  brrr::Tensor mean_of(const brrr::Tensor& sum, const TrainingOptions& o) const;
+  /// Writes the checkpoint, if there is to be one: the first process does.
   virtual void save(LossLog& losses) = 0;
   virtual brrr::models::Module& module() const = 0;
   virtual brrr::StepStats stats() const = 0;
   virtual std::string explain() const = 0;
 
  private:
+  int run(const TrainingOptions& o);
   double one_step(LossLog& losses, bool look);
   double watched_step(LossLog& losses, bool look);
   std::string text_of(const Progress& now) const;

@@ -58,6 +58,7 @@ Section activations(Lab& lab);
 Section rematerialisation(Lab& lab);
 Section anatomy(Lab& lab);
 Section verdicts(Lab& lab);
+Section processes(Lab& lab);
 
 // --- what they measure with ----------------------------------------------------------------------
 

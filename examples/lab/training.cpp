@@ -37,8 +37,8 @@ Point measure_batch(Lab& lab, const Task& task, int64_t batch) {
   p.batch = batch;
   for (size_t m : {0, 1}) {
     p.us[m] = cells.cells[m == 0 ? kEagerWay : kGraphWay].queued.median;
-    // About 50 ms of them: a profile of few short steps sees little but chance.
-    const auto steps = static_cast<int64_t>(std::clamp(5e4 / p.us[m], 5.0, 50.0));
+    // A tenth of a second of them, or a few dozen turns.
+    const auto steps = static_cast<int64_t>(std::clamp(1e5 / p.us[m], 21.0, 2000.0));
     p.anatomy[m] = dissect(*make(m == 0 ? Way::Eager : Way::Graph), p.us[m], steps);
   }
   return p;

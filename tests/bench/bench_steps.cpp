@@ -5,6 +5,7 @@
 
 #include "backends/cpu/pool.h"
 #include "tests/bench/figures.h"
+#include "tests/bench/measure/exchange.h"
 #include "tests/bench/measure/machine.h"
 #include "tests/bench/steps.h"
 
@@ -36,19 +37,26 @@ void measure(const StepTask& task, const bench::StepsOptions& o, bench::Figures&
       figures.note_losses(name, run.losses());
       if (mode.mode == Mode::Eager) eager = run.losses();
       if (run.losses() != eager) throw Error("the losses are not those of the eager mode");
-      const bench::Timed t = bench::timed(run, o.seconds);
+      const dist::Stats before = dist::stats();
+      const bench::Timed t = bench::timed(run, o.seconds, bench::first_ranks_clock);
       if (run.stats().fallbacks > 0) throw Error("fell back: " + run.stats().last_fallback);
       figures.note(name, t.seconds * 1e6, "us");
       figures.note(name + ", cores", t.cores, "");
+      if (dist::size() > 1) bench::note_exchange(figures, name, before, run.steps());
     });
   }
 }
 
-int run(const bench::StepsOptions& o) {
+int run(bench::StepsOptions o) {
+  dist::init();  // ranks.py starts several.
+  if (dist::rank() > 0) {
+    o.json = o.inputs = "";
+    if (!std::freopen("/dev/null", "w", stdout)) return 1;
+  }
   cpu::set_num_threads(o.threads);
   const std::vector<StepTask> all = tasks();
   if (!o.inputs.empty()) save(o.inputs, bench::inputs_of(all));
-  if (o.json.empty() && !o.inputs.empty()) return 0;
+  if (o.json.empty() && !o.inputs.empty() && dist::size() == 1) return 0;
   const bench::BlasInfo blas = bench::blas_info();
   if (!blas.warning.empty()) fmt::print("*** {}\n", blas.warning);
   bench::Figures figures(o.json, {{"brrr", bench::versions()}, {"warning", blas.warning}});
@@ -84,6 +92,7 @@ int main(int argc, char** argv) {
     }
     return run(o);
   } catch (const std::exception& e) {
+    if (dist::size() > 1) dist::abort(e.what());
     fmt::print(stderr, "bench_steps: {}\n", e.what());
     return 1;
   }

@@ -110,8 +110,14 @@ def timed(f, n, wait, until_done):
     return statistics.median(samples)
 
 
-def timed_on_cpu(f, wait, reset, enough):
-    """Seconds of one f(), the median of samples; and how many cores were at work meanwhile."""
+def own_clock(seconds):
+    """A program alone decides by its own clock."""
+    return seconds
+
+
+def timed_on_cpu(f, wait, reset, enough, agree=own_clock):
+    """Seconds of one f(), the median of samples; and how many cores were at work meanwhile.
+    Programs that run together must call it as often: what decides it is agree(seconds)."""
     def sample(n):
         start = time.perf_counter()
         for _ in range(n):
@@ -124,25 +130,26 @@ def timed_on_cpu(f, wait, reset, enough):
         sample(3)
 
     prepare()
-    fastest = min(sample(1), sample(3) / 3)
+    fastest = agree(min(sample(1), sample(3) / 3))
     n = max(1, min(int(SAMPLE_SECONDS / fastest), MOST_STEPS))
-    samples, busy = [], 0.0
-    while sum(samples) < enough or len(samples) < FEWEST_SAMPLES:
+    samples, busy, spent = [], 0.0, 0.0
+    while spent < enough or len(samples) < FEWEST_SAMPLES:
         prepare()
         before = time.process_time()
         samples.append(sample(n))
         busy += time.process_time() - before
+        spent += agree(samples[-1])
     return statistics.median(samples) / n, busy / sum(samples)
 
 
-def note_step(name, f, wait, reset, options):
+def note_step(name, f, wait, reset, options, agree=own_clock):
     """A step's time; on a GPU also the host's part, on the CPU the cores that it took. `reset`
     brings the first weights back."""
     if options.device == "cuda":
         note(name, timed(f, STEPS, wait, True) * 1e6, "us")
         note(name + ", host", timed(f, HOST_STEPS, wait, False) * 1e6, "us")
         return
-    seconds, cores = timed_on_cpu(f, wait, reset, options.seconds)
+    seconds, cores = timed_on_cpu(f, wait, reset, options.seconds, agree)
     note(name, seconds * 1e6, "us")
     note(name + ", cores", cores, "")
 

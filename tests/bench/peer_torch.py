@@ -2,8 +2,12 @@
 one CUDA graph captured by hand. What bench_steps measures on the CPU: eagerly and through
 torch.compile. AdamW is the fused one throughout.
 
+Started by torchrun, several processes make the steps together on the CPU: DistributedDataParallel
+over gloo, all of them on the same batch.
+
 usage: peer_torch.py [--device cuda|cpu] [--inputs FILE] [--json FILE [--resume]] [--compile]
 """
+import os
 import sys
 
 from peer_inputs import (LOSSES, arguments, attempt, begin, cases, end, note, note_losses,
@@ -14,6 +18,7 @@ try:
 except ImportError:
     sys.exit("peer_torch: PyTorch is not installed")
 
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 N, COLUMNS, MATRIX = 64 << 20, 4096, 4096
 
 
@@ -143,6 +148,9 @@ class Training:
         self.model = (GPT if case.gpt else MLP)(values, case.heads)
         self.reset()
         self.model.to(options.device)
+        self.run = self.model
+        if RANKS > 1:
+            self.run = torch.nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=1e-2,
                                            fused=True, capturable=capturable)
         self.loss = torch.compile(self.forward, mode=mode) if mode else self.forward
@@ -151,7 +159,7 @@ class Training:
         self.model.load_state_dict(self.first)
 
     def forward(self, x, y):
-        out = self.model(x)
+        out = self.run(x)
         return torch.nn.functional.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))
 
     def step(self):
@@ -188,10 +196,18 @@ def wait_for(options):
     return torch.cuda.synchronize if options.device == "cuda" else lambda: None
 
 
+def first_ranks_clock(seconds):
+    if RANKS > 1:
+        value = torch.tensor([seconds], dtype=torch.float64)
+        torch.distributed.broadcast(value, 0)
+        return value.item()
+    return seconds
+
+
 def measure(label, options, case, mode):
     training = Training(options, case, mode)
     note_losses(label, [training.step().item() for _ in range(LOSSES)])
-    note_step(label, training.step, wait_for(options), training.reset, options)
+    note_step(label, training.step, wait_for(options), training.reset, options, first_ranks_clock)
 
 
 def measure_by_hand(label, options, case):
@@ -224,6 +240,11 @@ def main():
         sys.exit("peer_torch: no GPU here")
     if not on_gpu:
         torch.set_num_threads(options.threads)
+    if RANKS > 1:
+        torch.distributed.init_process_group("gloo")
+        if torch.distributed.get_rank() > 0:
+            options.json = None
+            sys.stdout = open(os.devnull, "w")
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
     print(f"{where} | PyTorch {torch.__version__}")
     begin(options, {"pytorch": torch.__version__})
@@ -233,6 +254,8 @@ def main():
     if options.inputs:
         steps(options)
     end()
+    if RANKS > 1:
+        torch.distributed.destroy_process_group()
 
 
 main()

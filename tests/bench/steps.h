@@ -81,7 +81,11 @@ class StepRun {
     }
   }
 
-  Tensor step() { return trainer_.step(0); }
+  Tensor step() {
+    ++steps_;
+    return trainer_.step(0);
+  }
+  double steps() const { return static_cast<double>(steps_ - kLosses); }  // Beyond those compared.
   // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
   void reset() {
     const NoGradGuard no_grad;
@@ -102,6 +106,7 @@ class StepRun {
   Trainer trainer_;
   std::vector<Tensor> first_;
   std::vector<float> losses_;
+  int64_t steps_ = 0;
 };
 
 }  // namespace brrr::bench

@@ -58,10 +58,14 @@ struct Timed {
   double cores = 0;    // CPU time to time: how many cores were at work.
 };
 
+// A program alone decides by its own clock.
+inline double own_clock(double seconds) { return seconds; }
+
 // Runs run.step() for `enough` seconds in samples, run.reset() before each. As in peer_inputs.py,
 // which says why: samples of about a fiftieth of a second, at most so many steps from the first
-// weights, and no fewer samples.
-template <class Run> Timed timed(Run& run, double enough) {
+// weights, and no fewer samples. Programs that run together must make as many steps: what decides
+// it is agree(seconds).
+template <class Run> Timed timed(Run& run, double enough, double (*agree)(double) = own_clock) {
   constexpr double sample_seconds = 0.02;
   constexpr std::int64_t most_steps = 100;
   constexpr std::size_t fewest_samples = 5;
@@ -72,7 +76,7 @@ template <class Run> Timed timed(Run& run, double enough) {
   };
   run.reset();
   for (int i = 0; i < 3; ++i) run.step();
-  const double fastest = std::min(sample(1), sample(3) / 3);
+  const double fastest = agree(std::min(sample(1), sample(3) / 3));
   const auto n =
       std::clamp(static_cast<std::int64_t>(sample_seconds / fastest), std::int64_t{1}, most_steps);
   std::vector<double> all;
@@ -83,7 +87,7 @@ template <class Run> Timed timed(Run& run, double enough) {
     const std::clock_t before = std::clock();
     const double seconds = sample(n);
     busy += static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
-    spent += seconds;
+    spent += agree(seconds);
     all.push_back(seconds / static_cast<double>(n));
   }
   return {median(all), busy / spent};

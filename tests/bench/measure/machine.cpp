@@ -37,7 +37,7 @@ std::vector<Limits> measure_limits(const std::vector<Device>& devices) {
     l.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
     l.cores_allowed = allowed_cores();
     l.blas = blas_info();
-    l.launches = launch_costs(device);
+    l.launches = launch_costs(device, true);
     if (l.on_gpu()) l.gpu = device_properties(device);
   }
   return all;

@@ -43,6 +43,7 @@ Trainer::Trainer(Learner learner, const Batches& batches, const std::string& opt
     : learner_(std::move(learner)),
       batches_(batches),
       optimizer_(make_optimizer(optimizer, *learner_.model)),
+      parallel_(dist::size() > 1 ? std::make_unique<dist::DataParallel>(*learner_.model) : nullptr),
       lr_(optimizer_->lr()),
       eager_(options.mode == Mode::Eager),
       step_(Body{this}, options) {}
@@ -59,6 +60,7 @@ Tensor Trainer::scheduled_step(int64_t i) {
 
 Tensor Trainer::body(const Tensor& x, const Tensor& y) {
   mark(0);
+  if (parallel_) parallel_->begin_pass();
   Tensor loss = learner_.loss(x, y);
   mark(1);
   optimizer_->zero_grad();

@@ -39,7 +39,7 @@ struct Batches {
 std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name,
                                                  const models::Module& model);
 
-/// Makes the same steps from the same start, whatever the mode.
+/// Makes the same steps from the same start, whatever the mode; with the other processes of a run.
 class Trainer {
  public:
   /// `batches` must outlive it; the learner's model is where they are.
@@ -76,6 +76,7 @@ class Trainer {
   Learner learner_;
   const Batches& batches_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<dist::DataParallel> parallel_;  // Null alone.
   double lr_;
   bool eager_;
   std::array<Trace::Time, 4> marks_;

@@ -1,0 +1,95 @@
+#include "core/figures.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <charconv>
+#include <map>
+#include <mutex>
+
+#include "backends/kernel_cache.h"
+#include "core/error.h"
+
+namespace brrr {
+
+namespace {
+
+// Whatever the locale is.
+std::string text_of(const std::vector<double>& figures) {
+  std::string text;
+  for (double v : figures) text += fmt::format("{:a} ", v);
+  return text;
+}
+
+// None if the text is none of text_of()'s.
+std::vector<double> figures_of(const std::string& text) {
+  std::vector<double> all;
+  const char *at = text.data(), *const end = at + text.size();
+  while (at < end) {
+    if (end - at < 4 || at[0] != '0' || at[1] != 'x') return {};
+    double v = 0;
+    const auto read = std::from_chars(at + 2, end, v, std::chars_format::hex);
+    if (read.ec != std::errc() || read.ptr == end || *read.ptr != ' ') return {};
+    all.push_back(v);
+    at = read.ptr + 1;
+  }
+  return all;
+}
+
+// "" where there is none: then figures last as long as the process.
+std::string folder() {
+  try {
+    return jit::kernel_cache_dir();
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+}  // namespace
+
+std::string build_stamp() {
+  Dl_info here;
+  struct stat file;
+  if (!dladdr(reinterpret_cast<const void*>(&build_stamp), &here) || !here.dli_fname ||
+      stat(here.dli_fname, &file) != 0) {
+    return "";
+  }
+  return fmt::format("{} {}.{}", file.st_size, file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+}
+
+std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,
+                                 const std::function<std::vector<double>(bool&)>& measure) {
+  // What one measures may ask for another's.
+  static std::recursive_mutex mutex;
+  static std::map<std::string, std::vector<double>> known;
+  std::vector<std::string_view> all(of);
+#ifndef __OPTIMIZE__
+  all.emplace_back("not optimised");
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  all.emplace_back("sanitized");
+#endif
+  const std::string key = jit::fingerprint(all), dir = folder();
+  const std::lock_guard lock(mutex);
+  const std::string place = jit::kernel_path(dir, key);
+  if (anew) known.erase(place);
+  if (const auto at = known.find(place); at != known.end()) return at->second;
+  std::vector<double> figures;
+  if (const auto text = anew || dir.empty() ? std::nullopt : jit::read_kernel(dir, key)) {
+    figures = figures_of(*text);
+  }
+  if (figures.empty()) {
+    bool keep = true;
+    figures = measure(keep);
+    if (!keep) return figures;
+    if (!dir.empty()) try {
+        jit::publish_kernel(dir, key, text_of(figures));
+      } catch (const Error&) {
+        // A disk that is full costs the next process a second.
+      }
+  }
+  return known[place] = figures;
+}
+
+}  // namespace brrr

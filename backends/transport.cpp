@@ -1,0 +1,73 @@
+// Finds and opens the module that talks to the other processes.
+#include "core/transport.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "backends/cpu/pool.h"
+#include "backends/module_path.h"
+#include "core/check.h"
+
+namespace brrr {
+
+// By Open MPI, by MPICH and its kin, by SLURM's srun.
+int ranks_of_environment() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+    if (const char* value = std::getenv(name)) return std::max(1, std::atoi(value));
+  }
+  // A batch script sees the number of tasks as well: only srun gives each a number and a step.
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  return tasks && std::getenv("SLURM_PROCID") ? std::max(1, std::atoi(tasks)) : 1;
+}
+
+// Ranks on one machine share its processors: each takes as many threads as there are for it, and
+// keeps to those. A launcher that has bound them has done so already.
+static void share_processors(int rank, int ranks) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  if (std::getenv("BRRR_NUM_THREADS") || sched_getaffinity(0, sizeof all, &all) != 0) return;
+  const int cpus = CPU_COUNT(&all);
+  // Of a mask that is a part of the machine as many are taken to be as fill it evenly.
+  const int sharing = std::max(1, (ranks * cpus + online - 1) / online), each = cpus / sharing;
+  cpu::set_num_threads(std::max(1, each));
+  if (sharing == 1 || each == 0) return;
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  for (int cpu = 0, number = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    if (number++ / each == rank % sharing) CPU_SET(cpu, &own);
+  }
+  sched_setaffinity(getpid(), sizeof own, &own);
+}
+
+const Transport* join_run() {
+  if (ranks_of_environment() == 1) return nullptr;
+  const OpenModule module = open_module("libbrrr_mpi.so", "BRRR_MPI_MODULE");
+  BRRR_CHECK(module.library,
+             "dist: started as one of {} processes, but the module libbrrr_mpi.so cannot be "
+             "loaded ({}); install MPI (on Debian libopenmpi-dev) and build brrr again",
+             ranks_of_environment(), module.why);
+  const auto join =
+      reinterpret_cast<const Transport* (*)(const char**)>(dlsym(module.library, "brrr_mpi_join"));
+  BRRR_CHECK(join, "dist: {} is no module of brrr; set BRRR_MPI_MODULE to one", module.path);
+  const char* failure = nullptr;
+  const Transport* t = join(&failure);
+  BRRR_CHECK(t, "dist: {}", failure ? failure : "MPI did not start");
+  BRRR_CHECK(t->abi == kTransportAbi, "dist: {} is of another build (interface {}, wanted {})",
+             module.path, t->abi, kTransportAbi);
+  BRRR_CHECK(
+      t->size == ranks_of_environment(),
+      "dist: started as one of {} processes, but {} knows of {}: start it with the mpirun of "
+      "that MPI, or srun --mpi=pmix",
+      ranks_of_environment(), t->version, t->size);
+  share_processors(t->local_rank, t->local_size);
+  return t;
+}
+
+}  // namespace brrr

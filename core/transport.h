@@ -1,0 +1,44 @@
+#pragma once
+// What carries bytes between the processes of a run: a module, brrr_mpi, that is opened like a
+// GPU's. One thread calls it.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace brrr {
+
+/// Bytes in a row. A message is a list of them.
+struct Piece {
+  void* at;
+  size_t bytes;
+};
+
+/// The boundary of the module: no exception and no C++ type crosses it.
+struct Transport {
+  uint32_t abi;
+  int rank, size;              ///< Of this process, of the run.
+  int local_rank, local_size;  ///< Among those on this machine.
+  const char* version;         ///< "Open MPI v4.1.4".
+  /// Begin to send to, or receive from, a peer; the memory must stay until test() has said 1.
+  /// Messages of one tag between two ranks arrive in order.
+  void* (*send)(const Piece* pieces, int n, int peer, int tag);
+  void* (*receive)(const Piece* pieces, int n, int peer, int tag);
+  /// 1: done, the request is gone; 0: not yet; -1: it failed, see error().
+  int (*test)(void* request);
+  const char* (*error)();
+  /// A message that nobody waits for any more. One that is on its way is waited for, a while.
+  void (*cancel)(void* request);
+  /// Ends the whole run at once.
+  void (*abort)(int code);
+  /// Every rank does this at its end, and waits for the others.
+  void (*finish)();
+};
+inline constexpr uint32_t kTransportAbi = 1;
+
+/// Joins the run that the environment tells of (mpirun, srun); null outside of one. Throws
+/// brrr::Error, saying what to install, if there is a run and no module. For the one thread.
+const Transport* join_run();
+/// How many processes the environment tells of: 1 outside of a run.
+int ranks_of_environment();
+
+}  // namespace brrr

@@ -1,0 +1,270 @@
+#include "models/data_parallel.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <sstream>
+#include <unordered_map>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/rng.h"
+#include "core/tensor_impl.h"
+#include "ops/dist.h"
+#include "ops/dist_ops.h"
+#include "ops/factory_ops.h"
+#include "ops/kinds/exchange_buckets.h"
+#include "ops/pointwise_ops.h"
+#include "ops/view_ops.h"
+
+namespace brrr::dist {
+
+namespace {
+
+// Draws of a pass: what it numbers below is its own.
+constexpr int kPassBits = 32;
+
+int64_t bucket_bytes(const std::vector<Tensor>& parameters, const DataParallelOptions& o) {
+  if (o.bucket_bytes > 0) return o.bucket_bytes;
+  int64_t all = 0;
+  for (const Tensor& p : parameters) all += p.numel() * static_cast<int64_t>(itemsize(p.dtype()));
+  return std::clamp<int64_t>(all / 8, int64_t{256} << 10, int64_t{25} << 20);
+}
+
+std::vector<Tensor> reversed(std::vector<Tensor> all) {
+  std::reverse(all.begin(), all.end());
+  return all;
+}
+
+// What must be equal on all ranks, line by line.
+std::vector<std::string> features(const models::Module& m, const DataParallelOptions& o) {
+  std::vector<std::string> lines;
+  for (const auto* list : {"parameter", "buffer"}) {
+    for (const auto& [name, t] : *list == 'p' ? m.named_parameters() : m.named_buffers()) {
+      lines.push_back(fmt::format("{} {}, {}{}", list, name, describe(t),
+                                  *list == 'p' && !t.requires_grad() ? " without gradient" : ""));
+    }
+  }
+  lines.push_back(fmt::format("seed {}, draw {}", rng_state().seed, rng_state().draw));
+  lines.push_back(fmt::format("accumulate {}, bucket_bytes {}, in_order {}", o.accumulate,
+                              o.bucket_bytes, o.in_order));
+  return lines;
+}
+
+Tensor bytes_of(const std::string& text) {
+  return from_blob(static_cast<const void*>(text.data()), {static_cast<int64_t>(text.size())},
+                   kUInt8);
+}
+std::string text_of(const Tensor& bytes) {
+  const std::vector<uint8_t> all = bytes.to_vector<uint8_t>();
+  return {all.begin(), std::find(all.begin(), all.end(), 0)};
+}
+
+// Rank 0's values everywhere.
+void make_alike(const models::Module& m) {
+  const NoGradGuard guard;
+  for (const auto& [name, t] : m.state_dict()) {
+    if (t.defined()) t.copy_(broadcast(t));
+  }
+}
+
+}  // namespace
+
+void check_alike(const std::string& what, const std::vector<std::string>& own) {
+  if (size() == 1) return;
+  std::string text = fmt::format("{}\n", fmt::join(own, "\n"));
+  Tensor length = broadcast(full({1}, static_cast<int64_t>(text.size()), kInt64));
+  text.resize(static_cast<size_t>(length.item<int64_t>()), '\0');
+  std::istringstream first(text_of(broadcast(bytes_of(text))));
+  constexpr size_t most = 400;
+  std::string said, line;
+  for (size_t k = 0; said.empty(); ++k) {
+    const bool more = static_cast<bool>(std::getline(first, line));
+    if (!more && k == own.size()) break;
+    const std::string there = more ? line : "nothing more",
+                      here = k < own.size() ? own[k] : "nothing more";
+    if (there != here) said = fmt::format("rank 0 has {}, rank {} has {}", there, rank(), here);
+  }
+  said.resize(most, '\0');
+  const Tensor all = all_gather(bytes_of(said));
+  for (int r = 0; r < size(); ++r) {
+    const auto begin = static_cast<int64_t>(most) * r;
+    const std::string differs = text_of(all.narrow(0, begin, static_cast<int64_t>(most)));
+    BRRR_CHECK(differs.empty(), "{} differ: {}", what, differs);
+  }
+}
+
+struct DataParallel::State final : GradientHook {
+  State(models::Module& m, const DataParallelOptions& o)
+      : module(m),
+        options(o),
+        parameters(reversed(m.parameters())),
+        buckets(parameters, bucket_bytes(parameters, o),
+                o.in_order ? static_cast<int>(o.accumulate) : 1) {
+    for (size_t k = 0; k < parameters.size(); ++k) index.emplace(parameters[k].impl(), k);
+  }
+
+  models::Module& module;
+  DataParallelOptions options;
+  std::vector<Tensor> parameters;  // In the order in which backward comes to them, about.
+  Buckets buckets;
+  std::unordered_map<const TensorImpl*, size_t> index;
+  // The pass of a step, in a cell that a recorded step which throws puts back,
+  const Ref<ControlCell> cell = control_cell(0);
+  uint64_t group = 0;         // whose passes have streams group * passes() and following.
+  std::vector<size_t> begun;  // In this backward pass,
+  bool reached = false;       // which has come to one of the parameters.
+  std::vector<std::vector<Tensor>> earlier;  // Gradients of the step's earlier passes.
+
+  int64_t pass() const { return static_cast<int64_t>(cell->value); }
+  bool last_pass() const { return pass() + 1 == options.accumulate; }
+  uint64_t passes() const { return static_cast<uint64_t>(size() * options.accumulate); }
+
+  // Between steps every rank is at the beginning of a group; what has been drawn from it since, or
+  // by steps of other sizes, is skipped.
+  uint64_t next_group() const {
+    const uint64_t draw = rng_state().draw, stream = draw >> kPassBits;
+    const bool drawn = (draw & ((uint64_t{1} << kPassBits) - 1)) != 0;
+    return (stream + drawn + passes() - 1) / passes();
+  }
+  static void to_stream(uint64_t number) { set_rng_state({rng_state().seed, number << kPassBits}); }
+
+  void begin_pass() {
+    if (passes() == 1) return;
+    if (!begun.empty()) buckets.clear();  // Of a pass that has thrown.
+    begun.clear();
+    reached = false;
+    BRRR_CHECK(!context.gradients || context.gradients == this,
+               "DataParallel: another model's backward pass has not come yet; a thread trains one "
+               "at a time");
+    if (pass() == 0) {
+      group = next_group();
+      earlier.clear();
+    }
+    to_stream(group * passes() + static_cast<uint64_t>(rank() * options.accumulate + pass()));
+    context.gradients = this;
+  }
+
+  void ready(TensorImpl& leaf) override {
+    const auto at = index.find(&leaf);
+    if (at == index.end()) return;
+    reached = true;
+    if (!last_pass() || size() == 1) return;
+    begin(at->second);
+  }
+
+  void begin(size_t k) {
+    buckets.begin(gradient(k), k, before(k));
+    begun.push_back(k);
+  }
+
+  // Whether this rank keeps the gradients of its passes apart.
+  bool apart() const { return options.in_order && rank() > 0; }
+
+  // What adds nothing, to any number's bits.
+  static Tensor nothing(const Tensor& p) { return full_like(p.detach(), -0.0); }
+
+  std::vector<Tensor> before(size_t k) {
+    std::vector<Tensor> all;
+    for (auto& of_pass : earlier) {
+      if (!of_pass[k].defined()) of_pass[k] = nothing(parameters[k]);
+      all.push_back(of_pass[k]);
+    }
+    return all;
+  }
+
+  // The gradients of a pass that is not the last.
+  void set_aside() {
+    auto& all = earlier.emplace_back();
+    for (const Tensor& p : parameters) {
+      all.push_back(p.grad());
+      p.set_grad({});
+    }
+  }
+
+  Tensor gradient(size_t k) const {
+    Tensor g = parameters[k].grad();
+    BRRR_CHECK(g.is_contiguous(), "DataParallel: the gradient of a parameter is not dense");
+    return g;
+  }
+
+  void finished() override {
+    if (!reached) return;  // Another model's pass.
+    context.gradients = nullptr;
+    if (!last_pass()) {
+      if (apart()) set_aside();
+      return set_control(*cell, cell->value + 1);
+    }
+    if (options.accumulate > 1) set_control(*cell, 0);
+    if (size() > 1) exchange();
+    earlier.clear();
+    for (const Tensor& p : parameters) {
+      if (p.grad().defined()) p.grad().mul_(1.0 / static_cast<double>(passes()));
+    }
+    to_stream((group + 1) * passes());
+  }
+
+  void exchange() {
+    // Those that only earlier passes have used.
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      const bool used = std::any_of(earlier.begin(), earlier.end(),
+                                    [&](const auto& of_pass) { return of_pass[k].defined(); }) ||
+                        (!apart() && parameters[k].grad().defined());
+      if (!used || std::find(begun.begin(), begun.end(), k) != begun.end()) continue;
+      if (!parameters[k].grad().defined()) parameters[k].set_grad(nothing(parameters[k]));
+      begin(k);
+    }
+    std::sort(begun.begin(), begun.end());
+    std::vector<size_t> missing;
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      if (!std::binary_search(begun.begin(), begun.end(), k)) missing.push_back(k);
+    }
+    std::vector<Tensor> gradients;
+    for (size_t at = 0; at < begun.size(); ++at) {
+      const size_t k = begun[at];
+      gradients.push_back(gradient(k));
+      const bool first = at == 0 || buckets.bucket_of(begun[at - 1]) != buckets.bucket_of(k);
+      if (first) buckets.begin_without(gradients.back(), k, missing);
+    }
+    buckets.end(gradients, begun, [&](size_t k) { return before(k); });
+    begun.clear();
+  }
+};
+
+DataParallel::DataParallel(models::Module& module, DataParallelOptions options) {
+  BRRR_CHECK(!context.recorder, "DataParallel: make it outside of the step");
+  BRRR_CHECK(options.accumulate > 0 && options.bucket_bytes >= 0,
+             "DataParallel: accumulate must be positive, got {}; bucket_bytes not negative, got {}",
+             options.accumulate, options.bucket_bytes);
+  if (size() > 1) {
+    check_alike("DataParallel: the ranks' models", features(module, options));
+    make_alike(module);
+  }
+  state_ = std::make_unique<State>(module, options);
+  if (state_->passes() > 1) State::to_stream(state_->next_group() * state_->passes());
+}
+
+DataParallel::~DataParallel() {
+  if (context.gradients == state_.get()) context.gradients = nullptr;
+}
+
+void DataParallel::begin_pass() {
+  if (context.grad_enabled) state_->begin_pass();
+}
+
+Tensor DataParallel::operator()(const Tensor& x) {
+  begin_pass();
+  return state_->module(x);
+}
+
+models::Module& DataParallel::module() const { return state_->module; }
+
+Tensor DataParallel::part(const Tensor& batch) const {
+  const int64_t n = batch.dim() > 0 ? batch.size(0) : 0;
+  BRRR_CHECK(n > 0 && n % size() == 0, "DataParallel: a batch of {} does not divide among {} ranks",
+             describe(batch), size());
+  const int64_t own = n / size();
+  return size() == 1 ? batch : batch.narrow(0, rank() * own, own);
+}
+
+}  // namespace brrr::dist

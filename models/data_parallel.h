@@ -1,0 +1,65 @@
+#pragma once
+// One model on several processes: each computes on its part of a batch, gradients are averaged.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/module.h"
+
+namespace brrr::dist {
+
+struct DataParallelOptions {
+  /// Backward passes of this rank that make one step; gradients are exchanged in the last of them
+  /// and are the mean over all passes of all ranks.
+  int64_t accumulate = 1;
+  /// Gradients travel in buckets of about so many bytes, while others are still being computed.
+  /// 0: an eighth of the model, at least 256 KB and at most 25 MB.
+  int64_t bucket_bytes = 0;
+  /// The passes of all ranks are summed in their order, so that any division of the same passes
+  /// among processes gives the same bits. With `accumulate` above 1 that takes a set of gradients a
+  /// pass, and their bytes on the way, on every rank but the first. If false, each rank sums its
+  /// own passes, and then the ranks are summed.
+  bool in_order = true;
+};
+
+/// Throws brrr::Error on every rank, "<what> differ: rank 0 has .., rank 1 has ..", unless all have
+/// the same lines.
+void check_alike(const std::string& what, const std::vector<std::string>& lines);
+
+/// Keeps the copies of a model alike on all ranks:
+///
+///     brrr::dist::DataParallel ddp(model);
+///     Tensor loss = brrr::cross_entropy(ddp(x), y);   // x, y: this rank's part
+///     opt.zero_grad();
+///     loss.backward();                                // gradients: the mean over the ranks
+///     opt.step();
+///
+/// N ranks give the bits of one process that makes N passes over the same parts (`accumulate` = N,
+/// the same DataParallel): sums are taken in rank order, and every pass draws its random numbers
+/// from a stream of its own, so that dropout belongs to the part and not to the rank. Eager or in a
+/// recorded step. Alone it only averages over `accumulate`. Neither copied nor moved; it outlives
+/// the steps that were recorded with it.
+class DataParallel : NotCopied {
+ public:
+  /// Every rank makes the same call at the same point: parameters and buffers become rank 0's.
+  /// Throws brrr::Error, naming what differs, if the ranks' models, dtypes or seeds do.
+  explicit DataParallel(models::Module& module, DataParallelOptions options = {});
+  ~DataParallel();
+
+  /// The module's forward; what backward then gives is exchanged.
+  Tensor operator()(const Tensor& x);
+  /// The same for a model that computes its loss otherwise: before its forward pass.
+  void begin_pass();
+  models::Module& module() const;
+  /// What it makes of a batch of all ranks and passes, dim 0 of which they divide: this rank's
+  /// part.
+  Tensor part(const Tensor& batch) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace brrr::dist

@@ -1,0 +1,154 @@
+#pragma once
+// Collectives between the processes of a run: a thread of their own sends and receives while the
+// others compute. Sums are taken in rank order, so that every transport gives the same bits.
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/transport.h"
+#include "ops/dist.h"
+
+namespace brrr::dist {
+
+/// Elements in a row.
+struct Span {
+  char* at = nullptr;
+  int64_t n = 0;
+};
+
+/// Spans seen as one long row of elements of a dtype.
+class Row {
+ public:
+  Row(DType dtype, std::vector<Span> spans);
+  int64_t size() const { return size_; }
+  DType dtype() const { return dtype_; }
+  /// Elements [begin, end).
+  std::vector<Span> part(int64_t begin, int64_t end) const;
+  /// The part of a rank: as even as whole elements allow.
+  std::vector<Span> shard(int rank, int ranks) const;
+  static int64_t shard_begin(int64_t n, int rank, int ranks) { return n * rank / ranks; }
+
+ private:
+  DType dtype_;
+  std::vector<Span> spans_;
+  int64_t size_ = 0;
+};
+
+/// One collective under way. Its stages follow one another when all messages of the last have come
+/// and gone; those of the peers have the same.
+class Job {
+ public:
+  /// `what` says the call, in messages: "all_reduce of float32[4, 3]". Messages of jobs that may be
+  /// under way together differ in `tag`.
+  Job(std::string what, int tag) : what_(std::move(what)), tag_(tag) {}
+  virtual ~Job() = default;
+  const std::string& what() const { return what_; }
+
+ protected:
+  /// Posts the messages of that stage; false: there is none, the job is done.
+  virtual bool post(int stage) = 0;
+  void send(int peer, const std::vector<Span>& spans, DType dtype);
+  void receive(int peer, const std::vector<Span>& spans, DType dtype);
+
+ private:
+  friend class Exchange;
+  struct Message {
+    void* request;
+    int peer;
+  };
+  void transfer(bool sends, int peer, const Piece* pieces, int n);
+
+  std::string what_;
+  int tag_, stage_ = 0;
+  std::vector<Message> messages_;
+  std::vector<std::string> calls_;  // What the peers say that they call.
+  double began_ = 0;
+  std::atomic<double> waited_since_{0};
+  std::atomic<bool> done_{false};
+  std::string failure_;
+};
+
+/// Whom this process belongs to, and the thread that talks to the others.
+class Exchange {
+ public:
+  /// Of this process: begun by dist::init() or the first collective.
+  static Exchange& get();
+  int rank() const { return transport_ ? transport_->rank : 0; }
+  int size() const { return transport_ ? transport_->size : 1; }
+  const Transport* transport() const { return transport_; }
+
+  /// Begins; the memory that the job names must stay, and nobody else writes it.
+  void start(std::shared_ptr<Job> job);
+  /// Until the job is done; throws brrr::Error if it failed, or took longer than the limit.
+  void wait(Job& job);
+  /// Until nobody uses the job's memory any more, done or failed.
+  void let_go(Job& job) noexcept;
+  /// A tag for a job that all ranks begin in the same order.
+  int next_tag();
+  /// So many tags of its own, for messages that may be under way with others.
+  int reserve_tags(int n);
+  /// Ends the run: says why, with the rank's number, on stderr.
+  [[noreturn]] void abort(const std::string& why);
+
+  Stats stats() const;
+  /// How long wait() waits, 60 s to begin with.
+  void set_limit(double seconds);
+
+ private:
+  Exchange();
+  ~Exchange() = delete;  // The thread outlives main.
+  struct Thread;
+  friend class Job;
+
+  const Transport* transport_ = nullptr;
+  Thread* thread_ = nullptr;
+};
+
+/// What ranks have sent of one shard, dense: one share of the first rank, `passes` of the others.
+class Shares {
+ public:
+  void resize(int ranks, int passes, int64_t n, DType dtype);
+  /// All of a rank's, one after the other.
+  Span of(int rank);
+  /// The sum of all in their order, where `own` are this rank's shares: it goes to the last.
+  void sum(const std::vector<std::vector<Span>>& own, int rank);
+
+ private:
+  int shares_of(int rank) const { return rank == 0 ? 1 : passes_; }
+  int first_of(int rank) const { return rank == 0 ? 0 : 1 + (rank - 1) * passes_; }
+  int ranks_ = 0, passes_ = 1;
+  int64_t n_ = 0;
+  DType dtype_ = kFloat32;
+  std::vector<char> bytes_;
+};
+
+/// Each rank's share is summed in rank order by that rank and sent to all: the bytes of a ring,
+/// 2 (N - 1) / N of the row. In place. It may begin again, with another row.
+class AllReduceJob final : public Job {
+ public:
+  using Job::Job;
+  void set_row(Row row) { set_rows({std::move(row)}, 1); }
+  /// Ranks but the first have `passes` rows of one size each, which are summed one after the other
+  /// where a rank's turn comes; the first has one. The sum goes to the last.
+  void set_rows(std::vector<Row> rows, int passes);
+
+ private:
+  bool post(int stage) override;
+
+  std::vector<Row> rows_;
+  int passes_ = 1;
+  Shares shares_;
+};
+
+/// Rank r's `mine` (of `size` elements, dense) to place r of `all` on every rank.
+std::shared_ptr<Job> all_gather_job(std::string what, int tag, Span mine, char* all, DType dtype);
+/// The sum over ranks of part r of `all`, on rank r, in `mine`.
+std::shared_ptr<Job> reduce_scatter_job(std::string what, int tag, Span mine, char* all,
+                                        DType dtype);
+/// Root's values on every rank, in place.
+std::shared_ptr<Job> broadcast_job(std::string what, int tag, Span values, DType dtype, int root);
+
+}  // namespace brrr::dist

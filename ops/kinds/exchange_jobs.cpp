@@ -1,0 +1,249 @@
+// The collectives, stage by stage.
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "ops/kinds/exchange.h"
+#include "ops/vocabulary/convert.h"
+
+namespace brrr::dist {
+
+namespace {
+
+// into[i] += from[i], each sum rounded to the dtype as add_() rounds it.
+void add_dense(char* into, const char* from, int64_t n, DType dtype) {
+  const DType ct = compute_type(dtype);
+  constexpr int64_t tile = 512;
+  alignas(64) double a[tile], b[tile];  // Of the largest compute type.
+  const auto item = static_cast<int64_t>(itemsize(dtype));
+  const auto add = [&]<class T>(T*) {
+    T* const x = reinterpret_cast<T*>(a);
+    const T* const y = reinterpret_cast<const T*>(b);
+    for (int64_t at = 0; at < n; at += tile) {
+      const int64_t m = std::min(tile, n - at);
+      load_tile(ct, a, dtype, into + at * item, 1, m);
+      load_tile(ct, b, dtype, from + at * item, 1, m);
+      for (int64_t i = 0; i < m; ++i) x[i] = x[i] + y[i];
+      store_tile(dtype, into + at * item, 1, ct, a, m);
+    }
+  };
+  if (dtype == kFloat32) {
+    auto* x = reinterpret_cast<float*>(into);
+    const auto* y = reinterpret_cast<const float*>(from);
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] + y[i];
+  } else if (ct == kFloat64) {
+    add(static_cast<double*>(nullptr));
+  } else if (ct == kFloat32) {
+    add(static_cast<float*>(nullptr));
+  } else if (ct == kInt64) {
+    add(static_cast<uint64_t*>(nullptr));  // Wraps around, as add does.
+  } else {
+    add(static_cast<uint32_t*>(nullptr));
+  }
+}
+
+// From the next one on, so that not all talk to the same first.
+template <class F> void for_peers(const F& f) {
+  const int rank = Exchange::get().rank(), size = Exchange::get().size();
+  for (int k = 1; k < size; ++k) f((rank + k) % size);
+}
+
+class AllGather final : public Job {
+ public:
+  AllGather(std::string what, int tag, Span mine, char* all, DType dtype)
+      : Job(std::move(what), tag), mine_(mine), all_(all), dtype_(dtype) {}
+
+ private:
+  bool post(int stage) override {
+    if (stage > 0) return false;
+    const auto bytes = mine_.n * static_cast<int64_t>(itemsize(dtype_));
+    const int rank = Exchange::get().rank();
+    if (bytes == 0) return false;
+    std::memcpy(all_ + rank * bytes, mine_.at, static_cast<size_t>(bytes));
+    for_peers([&](int peer) {
+      receive(peer, {{all_ + peer * bytes, mine_.n}}, dtype_);
+      send(peer, {mine_}, dtype_);
+    });
+    return true;
+  }
+
+  Span mine_;
+  char* all_;
+  DType dtype_;
+};
+
+class ReduceScatter final : public Job {
+ public:
+  ReduceScatter(std::string what, int tag, Span mine, char* all, DType dtype)
+      : Job(std::move(what), tag), mine_(mine), all_(all), dtype_(dtype) {}
+
+ private:
+  bool post(int stage) override {
+    const auto bytes = mine_.n * static_cast<int64_t>(itemsize(dtype_));
+    if (bytes == 0 || stage > 1) return false;
+    const int rank = Exchange::get().rank(), size = Exchange::get().size();
+    if (stage == 1) {
+      std::memcpy(mine_.at, all_ + rank * bytes, static_cast<size_t>(bytes));
+      shares_.sum({{mine_}}, rank);
+      return false;
+    }
+    shares_.resize(size, 1, mine_.n, dtype_);
+    for_peers([&](int peer) {
+      receive(peer, {shares_.of(peer)}, dtype_);
+      send(peer, {{all_ + peer * bytes, mine_.n}}, dtype_);
+    });
+    return true;
+  }
+
+  Span mine_;
+  char* all_;
+  DType dtype_;
+  Shares shares_;
+};
+
+class Broadcast final : public Job {
+ public:
+  Broadcast(std::string what, int tag, Span values, DType dtype, int root)
+      : Job(std::move(what), tag), values_(values), dtype_(dtype), root_(root) {}
+
+ private:
+  bool post(int stage) override {
+    if (stage > 0 || values_.n == 0) return false;
+    if (Exchange::get().rank() != root_) {
+      receive(root_, {values_}, dtype_);
+    } else {
+      for_peers([&](int peer) { send(peer, {values_}, dtype_); });
+    }
+    return true;
+  }
+
+  Span values_;
+  DType dtype_;
+  int root_;
+};
+
+}  // namespace
+
+Row::Row(DType dtype, std::vector<Span> spans) : dtype_(dtype), spans_(std::move(spans)) {
+  for (const Span& s : spans_) size_ += s.n;
+}
+
+std::vector<Span> Row::part(int64_t begin, int64_t end) const {
+  std::vector<Span> part;
+  const auto item = static_cast<int64_t>(itemsize(dtype_));
+  int64_t at = 0;
+  for (const Span& s : spans_) {
+    const int64_t from = std::max(begin, at), to = std::min(end, at + s.n);
+    if (from < to) part.push_back({s.at + (from - at) * item, to - from});
+    at += s.n;
+  }
+  return part;
+}
+
+std::vector<Span> Row::shard(int rank, int ranks) const {
+  return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
+}
+
+void Shares::resize(int ranks, int passes, int64_t n, DType dtype) {
+  ranks_ = ranks;
+  passes_ = passes;
+  n_ = n;
+  dtype_ = dtype;
+  bytes_.resize(static_cast<size_t>(first_of(ranks)) * static_cast<size_t>(n) * itemsize(dtype));
+}
+
+Span Shares::of(int rank) {
+  const int64_t before = first_of(rank) * n_ * static_cast<int64_t>(itemsize(dtype_));
+  return {bytes_.data() + before, shares_of(rank) * n_};
+}
+
+void Shares::sum(const std::vector<std::vector<Span>>& own, int rank) {
+  const auto item = static_cast<int64_t>(itemsize(dtype_));
+  constexpr int64_t block = 2048;  // Stays in the first cache.
+  // Where element `first` of each own share lies: spans need not be alike.
+  const auto copy = [&](const std::vector<Span>& spans, int64_t first, int64_t n, const auto& f) {
+    for (const Span& s : spans) {
+      const int64_t m = std::min(s.n - first, n);
+      if (m > 0) f(s.at + first * item, m);
+      if (m > 0) n -= m;
+      first = std::max<int64_t>(0, first - s.n);
+    }
+  };
+  std::vector<char> sum(static_cast<size_t>(block * item));
+  for (int64_t at = 0; at < n_; at += block) {
+    const int64_t n = std::min(block, n_ - at);
+    bool any = false;
+    const auto add = [&](const char* x, int64_t begin, int64_t m) {
+      char* const to = sum.data() + begin * item;
+      any ? add_dense(to, x, m, dtype_)
+          : static_cast<void>(std::memcpy(to, x, static_cast<size_t>(m * item)));
+    };
+    for (int r = 0; r < ranks_; ++r) {
+      for (int p = 0; p < shares_of(r); ++p) {
+        if (r != rank) {
+          add(of(r).at + (p * n_ + at) * item, 0, n);
+        } else {
+          int64_t done = 0;
+          copy(own[static_cast<size_t>(p)], at, n, [&](const char* x, int64_t m) {
+            add(x, done, m);
+            done += m;
+          });
+        }
+        any = true;
+      }
+    }
+    const char* from = sum.data();
+    copy(own.back(), at, n, [&](char* x, int64_t m) {
+      std::memcpy(x, from, static_cast<size_t>(m * item));
+      from += m * item;
+    });
+  }
+}
+
+void AllReduceJob::set_rows(std::vector<Row> rows, int passes) {
+  rows_ = std::move(rows);
+  passes_ = passes;
+}
+
+bool AllReduceJob::post(int stage) {
+  const int rank = Exchange::get().rank(), size = Exchange::get().size();
+  const Row& row = rows_.back();
+  if (size == 1 || row.size() == 0 || stage > 1) return false;
+  const DType t = row.dtype();
+  std::vector<std::vector<Span>> own;
+  for (const Row& r : rows_) own.push_back(r.shard(rank, size));
+  if (stage == 0) {
+    int64_t n = 0;
+    for (const Span& s : own[0]) n += s.n;
+    shares_.resize(size, passes_, n, t);
+    for_peers([&](int peer) {
+      if (n > 0) receive(peer, {shares_.of(peer)}, t);
+      std::vector<Span> all;
+      for (const Row& r : rows_) {
+        const auto part = r.shard(peer, size);
+        all.insert(all.end(), part.begin(), part.end());
+      }
+      send(peer, all, t);
+    });
+    return true;
+  }
+  shares_.sum(own, rank);
+  for_peers([&](int peer) {
+    receive(peer, row.shard(peer, size), t);
+    send(peer, own.back(), t);
+  });
+  return true;
+}
+
+std::shared_ptr<Job> all_gather_job(std::string what, int tag, Span mine, char* all, DType dtype) {
+  return std::make_shared<AllGather>(std::move(what), tag, mine, all, dtype);
+}
+std::shared_ptr<Job> reduce_scatter_job(std::string what, int tag, Span mine, char* all,
+                                        DType dtype) {
+  return std::make_shared<ReduceScatter>(std::move(what), tag, mine, all, dtype);
+}
+std::shared_ptr<Job> broadcast_job(std::string what, int tag, Span values, DType dtype, int root) {
+  return std::make_shared<Broadcast>(std::move(what), tag, values, dtype, root);
+}
+
+}  // namespace brrr::dist

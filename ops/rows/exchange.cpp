@@ -1,0 +1,235 @@
+// Rows that sum gradients over the ranks while others are still being computed.
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "core/call.h"
+#include "core/check.h"
+#include "ops/kinds/composite.h"
+#include "ops/kinds/exchange_buckets.h"
+#include "ops/rows/library_kernels.h"
+
+namespace brrr::dist {
+
+/// Members that have come since the last sum, and the job that takes it.
+struct GradientBucket {
+  int64_t id = 0;
+  DType dtype = kFloat32;
+  int passes = 1;                         // Of ranks but the first.
+  std::vector<std::vector<Span>> rows;    // By pass and member; absent ones have no address.
+  std::vector<std::vector<char>> staged;  // By member: the host's copy of one on a GPU.
+  size_t members = 0, arrived = 0;
+  std::shared_ptr<AllReduceJob> job;
+
+  void arrive(size_t n) {
+    BRRR_CHECK(arrived + n <= members,
+               "DataParallel: a gradient comes a second time before its sum was awaited");
+    arrived += n;
+    if (arrived < members) return;
+    std::vector<Row> all;
+    for (const std::vector<Span>& row : rows) {
+      std::vector<Span> there;
+      std::copy_if(row.begin(), row.end(), std::back_inserter(there),
+                   [](const Span& s) { return s.at != nullptr; });
+      all.emplace_back(dtype, std::move(there));
+    }
+    job->set_rows(std::move(all), passes);
+    Exchange::get().start(job);
+  }
+  // What a pass that threw has left: a sum under way is awaited first.
+  void clear() noexcept {
+    if (arrived == members && arrived > 0) Exchange::get().let_go(*job);
+    arrived = 0;
+    for (auto& row : rows) std::fill(row.begin(), row.end(), Span{});
+  }
+};
+
+namespace {
+
+// Recorded steps know buckets by number.
+struct Known {
+  std::mutex mutex;
+  std::map<int64_t, GradientBucket*> all;
+  int64_t next = 0;
+};
+Known& known() {
+  static auto* const k = new Known;
+  return *k;
+}
+
+GradientBucket& bucket_of(int64_t id) {
+  Known& k = known();
+  const std::lock_guard lock(k.mutex);
+  const auto at = k.all.find(id);
+  BRRR_CHECK(at != k.all.end(),
+             "DataParallel: the step was recorded with one that is gone; keep it as long as the "
+             "step");
+  return *at->second;
+}
+
+struct BeginAttrs {
+  int64_t bucket, member, absent;
+};
+struct EndAttrs {
+  int64_t bucket, member;
+};
+
+void in_place_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
+
+// The memory that the sum will be in; the planner has given a copy another one.
+TensorImpl& in_place(OpCall& c) {
+  TensorImpl& out = *c.out[0].impl();
+  if (out.data() != c.in[0]->data()) copy_now(out, *c.in[0]);
+  return out;
+}
+
+void begin_run(OpCall& c) {
+  const auto a = c.attrs.as<BeginAttrs>();
+  GradientBucket& b = bucket_of(a.bucket);
+  TensorImpl& g = in_place(c);
+  if (a.absent > 0) return b.arrive(static_cast<size_t>(a.absent));
+  const auto k = static_cast<size_t>(a.member);
+  if (g.device == kCPU) {
+    // Those of earlier passes stand before the last one's.
+    for (size_t p = 0; p < b.rows.size(); ++p) {
+      const bool last = p + 1 == b.rows.size();
+      b.rows[p][k] = {(last ? g : *c.in[p + 1]).data(), g.numel};
+    }
+    return b.arrive(1);
+  }
+  BRRR_CHECK(b.rows.size() == 1,
+             "DataParallel: on a GPU passes of several ranks cannot be summed in order; set "
+             "in_order = false");
+  b.staged.resize(b.members);
+  b.staged[k].resize(static_cast<size_t>(g.numel) * itemsize(g.dtype));
+  backend(g.device).copy_to_host(b.staged[k].data(), g.data(), b.staged[k].size());
+  b.rows[0][k] = {b.staged[k].data(), g.numel};
+  b.arrive(1);
+}
+
+void end_run(OpCall& c) {
+  const auto a = c.attrs.as<EndAttrs>();
+  GradientBucket& b = bucket_of(a.bucket);
+  TensorImpl& g = in_place(c);
+  if (b.arrived > 0) {  // The first of its members waits.
+    BRRR_CHECK(b.arrived == b.members, "DataParallel: a sum is awaited that was not begun");
+    Exchange::get().wait(*b.job);
+    b.clear();
+  }
+  if (g.device == kCPU) return;
+  const std::vector<char>& sum = b.staged[static_cast<size_t>(a.member)];
+  backend(g.device).copy_from_host(g.data(), sum.data(), sum.size());
+}
+
+Work no_work(const OpCall&) { return {}; }
+// What is sent and what comes, of this gradient.
+Work sum_work(const OpCall& c) {
+  const double n = Exchange::get().size();
+  return {static_cast<double>(c.in[0]->numel) * (n - 1) / n, operand_bytes(c)};
+}
+
+const OpDef begin_row{"exchange_begin",
+                      "a gradient is there to be summed over the ranks",
+                      {.infer = in_place_infer,
+                       .kernel = {{begin_run}, {begin_run}},
+                       .scratch = no_scratch,
+                       .work = sum_work,
+                       .reaches_out = true,
+                       .gradient_row = true}};
+const OpDef end_row{"exchange_end",
+                    "a gradient has been summed over the ranks",
+                    {.infer = in_place_infer,
+                     .kernel = {{end_run}, {end_run}},
+                     .scratch = no_scratch,
+                     .work = no_work,
+                     .reaches_out = true,
+                     .gradient_row = true}};
+
+}  // namespace
+
+Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes)
+    : own_rows_(Exchange::get().rank() == 0 ? 1 : passes) {
+  Known& k = known();
+  const std::lock_guard lock(k.mutex);
+  int64_t bytes = 0;
+  // All of a bucket are operands of one call.
+  const size_t most = std::max(1, Inputs::kMost / passes);
+  for (const Tensor& t : members) {
+    const auto more = t.numel() * static_cast<int64_t>(itemsize(t.dtype()));
+    if (buckets_.empty() || buckets_.back()->members == most || bytes + more > bucket_bytes ||
+        buckets_.back()->dtype != t.dtype()) {
+      GradientBucket& b = *buckets_.emplace_back(std::make_unique<GradientBucket>());
+      b.id = k.next++;
+      b.dtype = t.dtype();
+      b.passes = passes;
+      b.rows.resize(static_cast<size_t>(own_rows_));
+      bytes = 0;
+    }
+    bytes += more;
+    GradientBucket& b = *buckets_.back();
+    place_.emplace_back(buckets_.size() - 1, b.members++);
+    for (auto& row : b.rows) row.emplace_back();
+  }
+  const int first = Exchange::get().reserve_tags(static_cast<int>(buckets_.size()));
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    buckets_[b]->job = std::make_shared<AllReduceJob>(
+        fmt::format("the sum of the gradients in bucket {}", b), first + static_cast<int>(b));
+    k.all[buckets_[b]->id] = buckets_[b].get();
+  }
+}
+
+void Buckets::clear() const noexcept {
+  for (const auto& b : buckets_) b->clear();
+}
+
+Buckets::~Buckets() {
+  clear();
+  Known& k = known();
+  const std::lock_guard lock(k.mutex);
+  for (const auto& b : buckets_) k.all.erase(b->id);
+}
+
+static void put_before(std::vector<Tensor>& all, const std::vector<Tensor>& before) {
+  all.insert(all.end(), before.begin(), before.end());
+}
+
+void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const {
+  BRRR_CHECK(static_cast<int>(before.size()) + 1 == own_rows_,
+             "DataParallel: {} earlier passes instead of {}", before.size(), own_rows_ - 1);
+  const auto [bucket, member] = place_[k];
+  std::vector<Tensor> all{g};
+  put_before(all, before);
+  call_into(g, begin_row, Inputs(all.data(), static_cast<int>(all.size())),
+            BeginAttrs{buckets_[bucket]->id, static_cast<int64_t>(member), 0});
+}
+
+void Buckets::begin_without(const Tensor& g, size_t there,
+                            const std::vector<size_t>& missing) const {
+  const size_t bucket = bucket_of(there);
+  const auto absent = std::count_if(missing.begin(), missing.end(),
+                                    [&](size_t k) { return bucket_of(k) == bucket; });
+  if (absent > 0) call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent});
+}
+
+void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
+                  const std::function<std::vector<Tensor>(size_t)>& before) const {
+  for (size_t at = 0; at < members.size();) {
+    const size_t bucket = bucket_of(members[at]), first = at;
+    std::vector<Tensor> all;
+    for (; at < members.size() && bucket_of(members[at]) == bucket; ++at) {
+      all.push_back(gradients[at]);
+    }
+    const size_t n = all.size();
+    for (size_t k = 0; k < n; ++k) put_before(all, before(members[first + k]));  // Read until now.
+    const auto attrs = [&](size_t k) {
+      return EndAttrs{buckets_[bucket]->id,
+                      static_cast<int64_t>(place_[members[first + k]].second)};
+    };
+    // Every member is an operand of the first call, and that call's result of every other: they
+    // come after all that began, and before all that uses a sum.
+    call_into(all[0], end_row, Inputs(all.data(), static_cast<int>(all.size())), attrs(0));
+    for (size_t k = 1; k < n; ++k) call_into(all[k], end_row, {all[k], all[0]}, attrs(k));
+  }
+}
+
+}  // namespace brrr::dist

@@ -1,0 +1,311 @@
+#include <brrr/brrr.h>
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "core/context.h"
+#include "ops/kinds/exchange.h"
+
+using namespace brrr;
+
+namespace {
+
+int64_t ranks() { return dist::size(); }
+
+// Rank r's tensor of a series: nothing that adds up exactly.
+Tensor of_rank(int r, const IntList& sizes, DType dtype) {
+  int64_t n = 1;
+  for (int64_t s : sizes) n *= s;
+  const Tensor x = (arange(static_cast<double>(n)) * 0.37 + (r + 1) * 1.7).sin() * 100.0;
+  return x.view(sizes).to(dtype);
+}
+
+// The sum as one process takes it that makes the passes one after the other.
+Tensor sum_of_all(const IntList& sizes, DType dtype) {
+  Tensor sum = of_rank(0, sizes, dtype).clone();
+  for (int r = 1; r < dist::size(); ++r) sum.add_(of_rank(r, sizes, dtype));
+  return sum;
+}
+
+bool checks() {
+  const char* set = std::getenv("BRRR_DIST_CHECK");
+  return set && *set;
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("all_reduce: the sum in rank order, to the bit, in every dtype and size, both modes") {
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8}) {
+    for (const IntList& sizes :
+         {IntList{1}, IntList{2}, IntList{3, 5}, IntList{0}, IntList{100003}, IntList{}}) {
+      CAPTURE(name(t));
+      CAPTURE(to_string(sizes));
+      const Tensor x = of_rank(dist::rank(), sizes, t);
+      CHECK(same_bits(dist::all_reduce(x), sum_of_all(sizes, t)));
+    }
+  }
+  const Tensor x = of_rank(dist::rank(), {64, 33}, kFloat32);
+  auto step = brrr::step([](const Tensor& y) { return dist::all_reduce(y * 2.0) + 1.0; });
+  for (int i = 0; i < 3; ++i) CHECK(same_bits(step(x), dist::all_reduce(x * 2.0) + 1.0));
+  CHECK(step.stats().fallbacks == 0);
+  CHECK(same_bits(dist::all_reduce(x.t()), dist::all_reduce(x).t().contiguous()));
+}
+
+TEST_CASE("all_gather, reduce_scatter, broadcast: values, views, errors") {
+  const int me = dist::rank();
+  const Tensor x = of_rank(me, {3, 4}, kFloat32), all = dist::all_gather(x);
+  CHECK(all.sizes() == IntList{3 * ranks(), 4});
+  for (int r = 0; r < dist::size(); ++r) {
+    CHECK(same_bits(all.narrow(0, 3 * r, 3).contiguous(), of_rank(r, {3, 4}, kFloat32)));
+  }
+  CHECK(same_bits(dist::all_gather(x.t()).narrow(0, 4 * me, 4).contiguous(), x.t().contiguous()));
+  const IntList wide{2 * ranks(), 5};
+  const Tensor part = dist::reduce_scatter(of_rank(me, wide, kFloat32));
+  CHECK(same_bits(part, sum_of_all(wide, kFloat32).narrow(0, 2 * me, 2).contiguous()));
+  for (int root = 0; root < dist::size(); ++root) {
+    CHECK(same_bits(dist::broadcast(x, root), of_rank(root, {3, 4}, kFloat32)));
+  }
+  CHECK(error_of([&] { dist::broadcast(x, dist::size()); }).find("there is no rank") !=
+        std::string::npos);
+  if (ranks() > 1) {
+    CHECK(error_of([&] {
+            dist::reduce_scatter(zeros({ranks() + 1, 2}));
+          }).find("does not divide among") != std::string::npos);
+  }
+  CHECK(error_of([&] { dist::all_gather(tensor(1.0)); }).find("without dims") != std::string::npos);
+  dist::barrier();
+}
+
+TEST_CASE("collectives: gradients are those of one function of all ranks' values") {
+  const int me = dist::rank();
+  const auto leaf = [&] {
+    Tensor x = of_rank(me, {2 * ranks(), 3}, kFloat64);
+    x.set_requires_grad(true);
+    return x;
+  };
+  const auto weights = [](int r, const IntList& sizes) { return of_rank(r + 7, sizes, kFloat64); };
+  const auto gradient = [&](const std::function<Tensor(const Tensor&)>& f) {
+    const Tensor x = leaf(), y = f(x);
+    (y * weights(me, y.sizes())).sum().backward();
+    return x.grad();
+  };
+  const IntList sizes = leaf().sizes();
+  const auto weight_sum = [&](const IntList& of) {
+    Tensor sum = weights(0, of).clone();
+    for (int r = 1; r < dist::size(); ++r) sum.add_(weights(r, of));
+    return sum;
+  };
+  CHECK(
+      same_bits(gradient([](const Tensor& x) { return dist::all_reduce(x); }), weight_sum(sizes)));
+  const Tensor own = weight_sum({sizes[0] * ranks(), 3}).narrow(0, me * sizes[0], sizes[0]);
+  CHECK(same_bits(gradient([](const Tensor& x) { return dist::all_gather(x); }), own.contiguous()));
+  Tensor all = weights(0, {2, 3});
+  for (int r = 1; r < dist::size(); ++r) all = cat({all, weights(r, {2, 3})});
+  CHECK(same_bits(gradient([](const Tensor& x) { return dist::reduce_scatter(x); }), all));
+  const Tensor root = gradient([](const Tensor& x) { return dist::broadcast(x, 0); });
+  CHECK(same_bits(root, me == 0 ? weight_sum(sizes) : zeros_like(root)));
+}
+
+TEST_CASE("DataParallel: a model, a seed or an option that differs is named on every rank") {
+  if (ranks() == 1) return;
+  const int64_t odd = dist::rank() == 1;
+  models::Linear a(4, 3 + odd), b(4, 3);
+  std::string said = error_of([&] { dist::DataParallel ddp(a); });
+  CHECK_MESSAGE(said.find("rank 0 has parameter weight, float32[3, 4], rank 1 has parameter "
+                          "weight, float32[4, 4]") != std::string::npos,
+                said);
+  const RngState before = rng_state();
+  set_rng_state({before.seed + static_cast<uint64_t>(odd), before.draw});
+  said = error_of([&] { dist::DataParallel ddp(b); });
+  CHECK_MESSAGE(said.find("has seed") != std::string::npos, said);
+  set_rng_state(before);
+  said = error_of([&] { dist::DataParallel ddp(b, {.accumulate = 1 + odd}); });
+  CHECK_MESSAGE(said.find("accumulate 2") != std::string::npos, said);
+  CHECK(error_of([&] { dist::DataParallel ddp(b, {.accumulate = 0}); }).find("positive") !=
+        std::string::npos);
+}
+
+namespace {
+
+// Two uses of one weight, one parameter that only some steps use, dropout.
+struct Net : models::Module {
+  models::Linear in{12, 16}, out{16, 12}, rare{12, 12};
+  models::Dropout drop{0.25};
+  bool use_rare = true;
+  Net() {
+    register_module("in", in);
+    register_module("out", out);
+    register_module("rare", rare);
+    register_module("drop", drop);
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor h = out(drop(relu(in(x))));
+    h = matmul(drop(relu(in(h))), in.weight);
+    return use_rare ? rare(h) : h;
+  }
+};
+
+struct Run {
+  Net net;
+  dist::DataParallel ddp;
+  optim::AdamW opt;
+  explicit Run(int64_t accumulate, bool rare, int64_t bucket)
+      : ddp(net, {.accumulate = accumulate, .bucket_bytes = bucket}),
+        opt(net.parameters(), {.lr = 1e-2}) {
+    net.use_rare = rare;
+  }
+  // The rows of x are those of as many passes.
+  Tensor train(const Tensor& x) {
+    opt.zero_grad();
+    Tensor loss;
+    for (const Tensor& part : x.split(8, 0)) {
+      loss = (ddp(part) - part).square().mean();
+      loss.backward();
+    }
+    optim::clip_grad_norm_(net.parameters(), 0.5);
+    opt.step();
+    return loss.detach();
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "DataParallel: steps on all ranks are alike, eager and recorded, with buckets of any size") {
+  for (const bool rare : {true, false}) {
+    std::vector<char> expected;
+    for (const int64_t bucket : {0, 1, 700, 1 << 20}) {
+      for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+        CAPTURE(bucket);
+        CAPTURE(static_cast<int>(mode));
+        manual_seed(5);
+        Run run(1, rare, bucket);
+        auto step = brrr::step([&](const Tensor& x) { return run.train(x); }, mode);
+        for (int i = 0; i < 6; ++i) step(of_rank(dist::rank() + 10 * i, {8, 12}, kFloat32) * 0.01);
+        CHECK(step.stats().fallbacks == 0);
+        std::vector<char> bytes;
+        for (const Tensor& p : run.net.parameters()) {
+          const auto more = comparable_bytes(p);
+          bytes.insert(bytes.end(), more.begin(), more.end());
+        }
+        if (expected.empty()) expected = bytes;
+        CHECK(bytes == expected);
+        const Tensor mine = from_blob(static_cast<const void*>(bytes.data()),
+                                      {static_cast<int64_t>(bytes.size())}, kUInt8);
+        CHECK(same_bits(dist::broadcast(mine), mine));
+      }
+    }
+  }
+}
+
+// One rank alone computes what the others would, pass by pass, with the streams of their passes.
+TEST_CASE("DataParallel: N ranks of P passes give the bits of N P passes of one process") {
+  for (const auto& [passes, mode] :
+       {std::pair{1, Mode::Eager}, {1, Mode::Graph}, {3, Mode::Eager}, {3, Mode::Graph}}) {
+    if (ranks() * passes == 1) continue;
+    CAPTURE(passes);
+    manual_seed(5);
+    Net alone;
+    Run run(passes, true, 0);
+    alone.load_state_dict(run.net.state_dict());
+    optim::AdamW opt(alone.parameters(), {.lr = 1e-2});
+    uint64_t group = rng_state().draw >> 32;
+    auto step = brrr::step([&](const Tensor& x) { return run.train(x); }, mode);
+    for (int i = 0; i < 5; ++i) {
+      const auto batch = [&](int r) { return of_rank(r + 10 * i, {8, 12}, kFloat32) * 0.01; };
+      Tensor own = batch(dist::rank() * passes);
+      for (int p = 1; p < passes; ++p) own = cat({own, batch(dist::rank() * passes + p)});
+      step(own);
+      const RngState after = rng_state();
+      std::vector<Tensor> sums;
+      for (int r = 0; r < dist::size() * passes; ++r) {
+        set_rng_state({after.seed, (group + static_cast<uint64_t>(r)) << 32});
+        const Tensor x = batch(r);
+        const auto g = grad({(alone(x) - x).square().mean()}, alone.parameters());
+        for (size_t k = 0; k < g.size(); ++k) {
+          r == 0 ? sums.push_back(g[k].clone()) : static_cast<void>(sums[k].add_(g[k]));
+        }
+      }
+      set_rng_state(after);
+      group = after.draw >> 32;
+      opt.zero_grad();
+      const auto parameters = alone.parameters();
+      for (size_t k = 0; k < sums.size(); ++k) {
+        sums[k].mul_(1.0 / static_cast<double>(ranks() * passes));
+        parameters[k].set_grad(sums[k]);
+      }
+      optim::clip_grad_norm_(parameters, 0.5);
+      opt.step();
+      const auto theirs = run.net.parameters();
+      for (size_t k = 0; k < parameters.size(); ++k) CHECK(same_bits(parameters[k], theirs[k]));
+    }
+  }
+}
+
+TEST_CASE("DataParallel: a step moves 2 (N - 1) / N of the gradients' bytes, and no more") {
+  if (ranks() == 1 || checks()) return;  // The calls' names are sent, too.
+  manual_seed(5);
+  Run run(1, true, 0);
+  auto step = brrr::step([&](const Tensor& x) { return run.train(x); });
+  double bytes = 0;
+  for (const Tensor& p : run.net.parameters()) bytes += 4.0 * static_cast<double>(p.numel());
+  for (int i = 0; i < 4; ++i) {
+    const dist::Stats before = dist::stats();
+    step(of_rank(dist::rank(), {8, 12}, kFloat32) * 0.01);
+    const auto sent = static_cast<double>(dist::stats().bytes_sent - before.bytes_sent);
+    const auto n = static_cast<double>(ranks());
+    // Shards of odd lengths differ by an element a peer and bucket.
+    CHECK(sent <= 2 * (n - 1) / n * bytes + 4 * n * n * 8);
+    CHECK(sent >= 2 * (n - 1) / n * bytes - 4 * n * n * 8);
+  }
+}
+
+TEST_CASE("DataParallel: a recorded step that throws between its passes has changed nothing") {
+  manual_seed(5);
+  Run run(2, true, 0);
+  bool fails = false;
+  auto step = brrr::step([&](const Tensor& x) {
+    run.opt.zero_grad();
+    for (const Tensor& part : x.split(8, 0)) {
+      (run.ddp(part) - part).square().mean().backward();
+      if (fails) throw Error("on purpose");
+    }
+    run.opt.step();
+  });
+  const Tensor x = of_rank(dist::rank(), {16, 12}, kFloat32) * 0.01;
+  step(x);
+  step(x);
+  const StateDict before = run.net.state_dict();
+  const Tensor first = before.begin()->second.clone();
+  fails = true;
+  CHECK(error_of([&] { step(x); }) == "on purpose");
+  CHECK(same_bits(before.begin()->second, first));
+  fails = false;
+  for (int i = 0; i < 3; ++i) step(x);
+  const Tensor mine = run.net.parameters()[0].detach();
+  CHECK(same_bits(dist::broadcast(mine), mine));
+  CHECK(!same_bits(mine, first));
+}
+
+// The last one: what has gone wrong once stays so.
+TEST_CASE("zz: with BRRR_DIST_CHECK calls that differ are both named on every rank") {
+  if (ranks() == 1 || !checks()) return;
+  const Tensor x = ones({4}), y = ones({2, 3});
+  const std::string said =
+      error_of([&] { dist::rank() == 0 ? dist::all_reduce(x) : dist::all_gather(y); });
+  CHECK_MESSAGE(said.find("all_reduce of float32[4]") != std::string::npos, said);
+  CHECK_MESSAGE(said.find("all_gather of float32[2, 3]") != std::string::npos, said);
+  const std::string again = error_of([&] { dist::all_reduce(x); });
+  CHECK_MESSAGE(again.find("an earlier collective failed") != std::string::npos, again);
+}

@@ -1,0 +1,11 @@
+#!/bin/bash
+# launch.sh <mpirun> <ranks> <program> [arguments]: so many processes on this machine, however few
+# cores it has, also as root (containers).
+set -euo pipefail
+mpirun="$1" ranks="$2"
+shift 2
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+options=()
+# Open MPI counts cores; others do not know the option.
+if "$mpirun" --version 2>&1 | grep -q "Open MPI\|OpenRTE"; then options=(--oversubscribe); fi
+exec "$mpirun" "${options[@]}" -np "$ranks" "$@"

@@ -1,0 +1,77 @@
+#!/bin/bash
+# training.sh <mpirun> <programs>: training on N processes against one process that makes N passes,
+# runs that go on with another number of processes, and runs that lose one.
+set -euo pipefail
+mpirun="$1" bin="$2"
+here="$(cd "$(dirname "$0")" && pwd)" root="$(cd "$(dirname "$0")/../.." && pwd)"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+export BRRR_DIST_LIMIT=60
+fail() { echo "FAILED: $*"; exit 1; }
+ranks() { bash "$here/launch.sh" "$mpirun" "$@"; }
+sum_of() { sed -n 's/.*parameters \([0-9a-f]\{16\}\).*/\1/p' "$1"; }
+
+# BRRR_LONG_TESTS: two hundred steps, in both modes everywhere.
+steps="${BRRR_LONG_TESTS:+200}" steps="${steps:-40}"
+mlp=("$bin/train_mlp" --images 2000 --steps "$steps" --batch 8 --dropout 0.1 --log-every 200 --eval-every 0)
+gpt=("$bin/train_gpt" --data "$root/models/gpt.cpp" --steps "$steps" --batch 2 --layers 1 --width 32
+  --dropout 0.1 --clip 1 --log-every 200 --eval-every 0 --eval-batches 2)
+
+# same <name> <ranks> <command...>: the run of so many processes and that of as many passes.
+same() {
+  local name="$1" n="$2" modes="eager graph" mode
+  shift 2
+  case "${BRRR_LONG_TESTS:-}$n$name" in
+    2train_mlp | 3train_gpt | 4train_mlp) return ;;
+    4train_gpt) modes=eager ;;
+    3train_mlp) modes=graph ;;
+  esac
+  for mode in $modes; do
+    ranks "$n" "$@" --mode "$mode" >"$work/ranks" 2>&1 || { cat "$work/ranks"; fail "$name $n $mode"; }
+    "$@" --accumulate "$n" --mode "$mode" >"$work/one"
+    [[ -n "$(sum_of "$work/one")" && "$(sum_of "$work/one")" == "$(sum_of "$work/ranks")" ]] ||
+      { cat "$work/ranks" "$work/one"; fail "$name on $n processes, $mode: other parameters"; }
+    echo "$name, $n processes, $mode: parameters $(sum_of "$work/one") as after $n passes of one"
+  done
+}
+for n in 2 3 4; do
+  same train_mlp "$n" "${mlp[@]}"
+  same train_gpt "$n" "${gpt[@]}"
+done
+
+# Four processes to the half, two of two passes each to the end.
+ranks 4 "${gpt[@]}" --stop-at $((steps / 2)) --checkpoint "$work/half.ck" >/dev/null
+ranks 2 "$bin/train_gpt" --resume "$work/half.ck" --eval-batches 2 --eval-every 0 >"$work/ranks"
+"${gpt[@]}" --accumulate 4 >"$work/one"
+[[ "$(sum_of "$work/one")" == "$(sum_of "$work/ranks")" ]] || fail "resumed on two processes"
+echo "train_gpt, 4 processes and then 2: parameters $(sum_of "$work/one") as after 4 passes of one"
+
+# What all ranks find wrong is said once, and ends all.
+begin=$SECONDS
+if ranks 2 "$bin/train_mlp" --images 2000 --lr 1e30 --log-every 1 >"$work/ranks" 2>&1; then
+  fail "a run with an infinite loss ended well"
+fi
+[[ $(grep -c "^brrr: rank [01]: the loss is" "$work/ranks") == 1 ]] ||
+  { cat "$work/ranks"; fail "not one message"; }
+(( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
+echo "a diverging run: $(grep "^brrr: rank" "$work/ranks")"
+
+# Who waits for a rank that is stuck says for whom; the run ends.
+begin=$SECONDS
+stuck='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then "$0" "$@" & sleep 1.5; kill -STOP $!; sleep 8; kill -9 $!; else exec "$0" "$@"; fi'
+if BRRR_DIST_LIMIT=2 ranks 2 bash -c "$stuck" "$bin/train_mlp" --images 500 --steps 10000000 \
+  --eval-every 0 --log-every 100000 >"$work/ranks" 2>&1; then
+  fail "a run with a stuck process ended well"
+fi
+grep -q "brrr: rank 0: .*waited 2 s for rank 1" "$work/ranks" ||
+  { tail -5 "$work/ranks"; fail "nobody says who is stuck"; }
+(( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
+echo "a stuck process: $(grep -o "brrr: rank 0: .*" "$work/ranks")"
+
+# Calls that differ are both named. What has gone wrong once ends the run.
+BRRR_DIST_CHECK=1 ranks 2 "$bin/brrr_dist_tests" --test-case="zz*" >"$work/ranks" 2>&1 || true
+if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
+  cat "$work/ranks"
+  fail "calls that differ"
+fi
+echo "calls that differ are named"
