@@ -158,7 +158,7 @@ TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stre
       {"allocate: not while", [&] { return v.allocate(&p, 4); }},
       {"release: not while", [&] { return v.release(chain->y); }},
       {"synchronize: not while", [&] { return v.synchronize(s); }},
-      {"record: not while", [&] { return v.record(e, s); }},
+      {"none of the capture", [&] { return v.await(other, e); }},
       {"wait: not while", [&] { return v.wait(e); }},
       {"load: not while", [&] { return v.load("", 0, &chain->module); }},
       {"arena: not while", [&] { return v.arena(4, &p, &done); }},

@@ -182,7 +182,7 @@ TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails an
       {"make_stream: not while", [&] { return v.make_stream(&other); }},
       {"synchronize: not while", [&] { return v.synchronize(d.stream); }},
       {"synchronize: not while", [&] { return v.synchronize(other); }},
-      {"record: not while", [&] { return v.record(e, d.stream); }},
+      {"none of the capture", [&] { return v.await(other, e); }},
       {"wait: not while", [&] { return v.wait(e); }},
       {"load: not while", [&] { return v.load("", 0, &m); }},
       {"function: not while", [&] { return v.function(nullptr, "add", 0, nullptr); }},

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,19 @@ namespace {
 constexpr const char* kModule = "libbrrr_cuda.so";
 // Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
 constexpr int kLeastMajor = 8;
+
+int64_t now_ns() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+std::atomic<int64_t> waiting_since_ns{0};
+
+// While a thread waits for the device.
+struct Waiting {
+  Waiting() { waiting_since_ns = now_ns(); }
+  ~Waiting() { waiting_since_ns = 0; }
+  Waiting(const Waiting&) = delete;
+};
 
 const Boundary& open_boundary() {
   const OpenModule module = open_module(kModule, "BRRR_CUDA_MODULE");
@@ -36,7 +50,7 @@ const Boundary& open_boundary() {
 
 OpenDevice* open() {
   const Boundary& b = open_boundary();
-  auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, {}};
+  auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, nullptr, nullptr, {}};
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
   const Properties& p = d->properties;
@@ -73,8 +87,21 @@ void check(Failure failure, const char* what) {
 
 void synchronize() {
   OpenDevice& d = device();
+  const Waiting waiting;
   d.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
   check(d.driver->synchronize(d.compute), "synchronize");
+}
+
+void wait_for(Event* e, const char* what) {
+  OpenDevice& d = device();
+  const Waiting waiting;
+  d.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
+  check(d.driver->wait(e), what);
+}
+
+double waited_s() {
+  const int64_t since = waiting_since_ns;
+  return since ? 1e-9 * static_cast<double>(now_ns() - since) : 0;
 }
 
 }  // namespace brrr::cuda

@@ -19,11 +19,17 @@ struct OpenDevice {
   const char* module;  ///< "cuda", "emulator".
   Properties properties;
   Stream* compute;  ///< All work is queued here...
-  Stream* capture;  ///< ...but for what is noted by a capture.
+  Stream* capture;  ///< ...but for what is noted by a capture,
+  /// and for what is done beside that or this: exchanges with other processes (link.cpp).
+  Stream *compute_beside = nullptr, *capture_beside = nullptr;
   Counters counters;
   /// The one for this thread at present.
-  Stream* stream() const { return capturing ? capture : compute; }
-  inline static thread_local bool capturing = false;
+  Stream* stream() const {
+    if (beside) return capturing ? capture_beside : compute_beside;
+    return capturing ? capture : compute;
+  }
+  inline static thread_local uint64_t capturing = 0;  ///< The number of this thread's capture.
+  inline static thread_local bool beside = false;
 };
 
 /// The device, opened at the first call. Throws brrr::Error with what is missing: the module, a
@@ -35,5 +41,9 @@ void check(Failure failure, const char* what);
 
 /// The stream has done everything queued so far. Throws for what went wrong there.
 void synchronize();
+/// The calling thread waits for the event.
+void wait_for(Event* e, const char* what);
+/// For how long the thread that began to wait last has been waiting; 0: it is not.
+double waited_s();
 
 }  // namespace brrr::cuda

@@ -13,7 +13,7 @@
 namespace brrr::cuda {
 
 /// Raised whenever anything below changes.
-inline constexpr int kAbi = 6;
+inline constexpr int kAbi = 7;
 
 using Failure = const char*;
 
@@ -31,6 +31,7 @@ struct Properties {
   int shared_bytes;  ///< Of a block, at most (opt-in limit).
   size_t memory_bytes;
   double memory_bandwidth;  ///< Bytes a second by the data sheet's clocks; 0: not known.
+  char uuid[16];            ///< Of the GPU, the same in every process that has opened it.
   int driver_version, runtime_version;  ///< 1000 * major + 10 * minor, as CUDA writes them.
 };
 
@@ -50,6 +51,9 @@ struct Driver {
   Failure (*make_event)(Event** e);
   Failure (*record)(Event* e, Stream* s);
   Failure (*wait)(Event* e);         ///< The calling thread waits.
+  Failure (*reached)(Event* e, bool* yes);
+  /// What is queued on `s` from here on runs after what was queued before the event was recorded.
+  Failure (*await)(Stream* s, Event* e);
   Failure (*make_timer)(Event** e);  ///< An event that knows when it was reached.
   /// Between two timers that have been waited for.
   Failure (*elapsed)(Event* from, Event* to, float* milliseconds);
@@ -71,9 +75,11 @@ struct Driver {
                     size_t shared_bytes, const void* arguments, size_t bytes, Stream* s);
 
   /// From here on what this thread queues on `s` is noted instead of run: launches, copies on the
-  /// device or from and to pinned memory, fills, matrix products. Nothing else may be asked of the
-  /// device by this thread meanwhile: it fails, and any failure of a call of this thread spoils the
-  /// capture. Other threads may ask for anything but this stream.
+  /// device or from and to pinned memory, fills, matrix products. Another stream that awaits an
+  /// event which the capture has recorded belongs to it from then on, until `s` has awaited an event
+  /// of that stream, as it must before the end. Nothing else may be asked of the device by this
+  /// thread meanwhile: it fails, and any failure of a call of this thread spoils the capture. Other
+  /// threads may ask for anything but these streams.
   Failure (*begin_capture)(Stream* s);
   /// The graph of what was noted, with its number of nodes; null if it was spoilt, and the failure
   /// says by what. The stream is as before in either case. By the thread that began it. Takes no

@@ -47,14 +47,15 @@ void begin() {
     capturing().unlock();
     fail("cuda: capture: {}", failure);
   }
-  OpenDevice::capturing = true;
+  static uint64_t captures = 0;
+  OpenDevice::capturing = ++captures;
   pool().hold();
 }
 
 // Leaves the capture, with what it gave or why there is nothing.
 Failure leave(DeviceGraph& g, size_t* nodes) {
   OpenDevice& d = device();
-  OpenDevice::capturing = false;
+  OpenDevice::capturing = 0;
   g.scratch = pool().taken();
   const Failure failure = d.driver->end_capture(d.capture, &g.graph, nodes);
   capturing().unlock();

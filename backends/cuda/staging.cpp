@@ -84,8 +84,7 @@ void Staging::to_host(void* to, const void* from, size_t bytes) {
     const size_t n = std::min(kSlotBytes, bytes - at);
     fetch(down_, static_cast<const char*>(from) + at, n);
     check(driver.record(read_, device_.compute), "event");
-    device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
-    check(driver.wait(read_), "copy to the host");
+    wait_for(read_, "copy to the host");
     check_fault(down_ + n);
     if (n) std::memcpy(static_cast<char*>(to) + at, down_, n);
     at += n;
@@ -134,8 +133,7 @@ HostCopy* Staging::copy_out(const void* from, size_t bytes) {
 }
 
 void Staging::read(HostCopy& c, void* to, size_t offset, size_t bytes) {
-  device_.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
-  check(device_.driver->wait(c.done), "copy to the host");  // Others may queue meanwhile.
+  wait_for(c.done, "copy to the host");  // Others may queue meanwhile.
   const std::lock_guard lock(mutex_);
   check_fault(c.pinned + c.bytes);
   std::memcpy(to, c.pinned + offset, bytes);

@@ -203,6 +203,7 @@ void Exchange::Thread::check_peers(const Job& job) {
 // Whether anything has moved.
 bool Exchange::Thread::advance(Job& job) {
   try {
+    if (job.stage_ == 0 && job.ready_ && !job.ready_()) return false;
     const size_t before = job.messages_.size();
     if (job.stage_ > 0 && !test(job)) {
       check_peers(job);
@@ -426,6 +427,9 @@ void Exchange::set_limit(double seconds) {
   BRRR_CHECK(seconds > 0, "dist: the limit must be positive, got {} s", seconds);
   if (thread_) thread_->limit_s = seconds;
 }
+
+double Exchange::limit() const { return thread_ ? thread_->limit_s.load() : 0; }
+bool Exchange::checks() const { return thread_ && thread_->check; }
 
 Stats Exchange::stats() const {
   if (!thread_) return {};

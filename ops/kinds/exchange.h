@@ -3,6 +3,7 @@
 // others compute. Sums are taken in rank order, so that every transport gives the same bits.
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ class Row {
   DType dtype() const { return dtype_; }
   /// Elements [begin, end).
   std::vector<Span> part(int64_t begin, int64_t end) const;
+  /// The same row in dense memory.
+  Row moved(char* to) const;
   /// The part of a rank: as even as whole elements allow.
   std::vector<Span> shard(int rank, int ranks) const;
   static int64_t shard_begin(int64_t n, int rank, int ranks) { return n * rank / ranks; }
@@ -46,6 +49,8 @@ class Job {
   Job(std::string what, int tag) : what_(std::move(what)), tag_(tag) {}
   virtual ~Job() = default;
   const std::string& what() const { return what_; }
+  /// It begins when that says true: its thread asks again and again.
+  void begin_when(std::function<bool()> ready) { ready_ = std::move(ready); }
 
  protected:
   /// Posts the messages of that stage; false: there is none, the job is done.
@@ -63,6 +68,7 @@ class Job {
 
   std::string what_;
   int tag_, stage_ = 0;
+  std::function<bool()> ready_;
   std::vector<Message> messages_;
   std::vector<std::string> calls_;  // What the peers say that they call.
   double began_ = 0;
@@ -96,6 +102,9 @@ class Exchange {
   Stats stats() const;
   /// How long wait() waits, 60 s to begin with.
   void set_limit(double seconds);
+  double limit() const;
+  /// Whether ranks tell each other what they call (BRRR_DIST_CHECK).
+  bool checks() const;
 
  private:
   Exchange();
@@ -134,6 +143,7 @@ class AllReduceJob final : public Job {
   /// Ranks but the first have `passes` rows of one size each, which are summed one after the other
   /// where a rank's turn comes; the first has one. The sum goes to the last.
   void set_rows(std::vector<Row> rows, int passes);
+  DType dtype() const { return rows_.back().dtype(); }
 
  private:
   bool post(int stage) override;

@@ -140,6 +140,15 @@ std::vector<Span> Row::part(int64_t begin, int64_t end) const {
   return part;
 }
 
+Row Row::moved(char* to) const {
+  Row there = *this;
+  for (Span& s : there.spans_) {
+    s.at = to;
+    to += s.n * static_cast<int64_t>(itemsize(dtype_));
+  }
+  return there;
+}
+
 std::vector<Span> Row::shard(int rank, int ranks) const {
   return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
 }

@@ -5,7 +5,7 @@
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
 #include "ops/kinds/composite.h"
-#include "ops/kinds/exchange_buckets.h"
+#include "ops/kinds/device_exchange.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/pointwise_ops.h"
 
@@ -23,34 +23,56 @@ void run_job(const std::shared_ptr<Job>& job) {
   Exchange::get().wait(*job);
 }
 
-// A tensor's elements as dense memory of the host: its own, or a copy, which a result's
-// destination is written from by give_back().
-class OnHost {
+// Whether the call's tensors are on GPUs that send to each other.
+bool between_gpus(const OpCall& c) { return c.in[0]->device != kCPU && gpus_linked(); }
+
+// A tensor's elements as dense memory: its own, or a copy.
+class Dense {
  public:
-  explicit OnHost(TensorImpl& x, bool reads = true) : x_(x) {
-    const TensorImpl* from = &x;
-    if (!x.contiguous()) {
-      dense_ = raw_empty(x.size_list(), x.dtype, x.device);
-      copy_now(*dense_.impl(), x);
-      from = dense_.impl();
-    }
-    at_ = from->data();
-    if (x.device == kCPU) return;
-    bytes_.resize(static_cast<size_t>(x.numel) * itemsize(x.dtype));
-    if (reads) backend(x.device).copy_to_host(bytes_.data(), at_, bytes_.size());
-    at_ = bytes_.data();
+  explicit Dense(TensorImpl& x) : n_(x.numel), at_(x.data()) {
+    if (x.contiguous()) return;
+    copy_ = raw_empty(x.size_list(), x.dtype, x.device);
+    copy_now(*copy_.impl(), x);
+    at_ = copy_.impl()->data();
   }
-  void give_back() const {
-    if (x_.device == kCPU) return;
-    backend(x_.device).copy_from_host(x_.data(), bytes_.data(), bytes_.size());
-  }
-  Span span() const { return {at_, x_.numel}; }
+  Span span() const { return {at_, n_}; }
 
  private:
-  TensorImpl& x_;
-  Tensor dense_;
-  std::vector<char> bytes_;
+  Tensor copy_;
+  int64_t n_;
   char* at_;
+};
+
+// The same on the host, in pinned memory if they come from a GPU. A result is written from there by
+// give_back().
+class OnHost : NotCopied {
+ public:
+  explicit OnHost(TensorImpl& x, bool reads = true) : x_(x), dense_(x) {
+    if (x.device == kCPU || x.numel == 0) return;
+    refuse_capture("a collective");
+    const DeviceLink& link = device_link();
+    pinned_ = link.take_pinned(bytes());
+    // Also where nothing is read: what had this memory before may be copied from it still.
+    const Point end;
+    beside(end, [&] {
+      if (reads) link.to_pinned(pinned_, dense_.span().at, bytes());
+    });
+    link.wait(end.get());
+  }
+  ~OnHost() {
+    if (pinned_) device_link().give_pinned(pinned_);
+  }
+  void give_back() const {
+    if (pinned_) device_link().from_pinned(x_.data(), pinned_, bytes());
+  }
+  Span span() const { return pinned_ ? Span{pinned_, x_.numel} : dense_.span(); }
+
+ private:
+  size_t bytes() const { return static_cast<size_t>(x_.numel) * itemsize(x_.dtype); }
+
+  TensorImpl& x_;
+  const Dense dense_;
+  char* pinned_ = nullptr;
 };
 
 int64_t dense_scratch(const OpCall& c) {
@@ -74,6 +96,7 @@ void all_reduce_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   copy_now(out, *c.in[0]);
   if (size() == 1) return;
+  if (between_gpus(c)) return device_all_reduce(words(c), {out.data(), out.numel}, out.dtype);
   const OnHost host(out);
   const auto job = std::make_shared<AllReduceJob>(words(c), Exchange::get().next_tag());
   job->set_row(Row(out.dtype, {host.span()}));
@@ -104,6 +127,10 @@ void gather_infer(OpCall& c) {
 void gather_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   if (size() == 1) return copy_now(out, *c.in[0]);
+  if (between_gpus(c)) {
+    const Dense mine(*c.in[0]);
+    return device_all_gather(words(c), mine.span(), out.data(), out.dtype);
+  }
   const OnHost mine(*c.in[0]), all(out, false);
   run_job(
       all_gather_job(words(c), Exchange::get().next_tag(), mine.span(), all.span().at, out.dtype));
@@ -123,6 +150,10 @@ void scatter_infer(OpCall& c) {
 void scatter_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   if (size() == 1) return copy_now(out, *c.in[0]);
+  if (between_gpus(c)) {
+    const Dense all(*c.in[0]);
+    return device_reduce_scatter(words(c), {out.data(), out.numel}, all.span().at, out.dtype);
+  }
   const OnHost mine(out, false), all(*c.in[0]);
   run_job(reduce_scatter_job(words(c), Exchange::get().next_tag(), mine.span(), all.span().at,
                              out.dtype));
@@ -161,9 +192,10 @@ void broadcast_run(OpCall& c) {
   const auto root = static_cast<int>(c.attrs.as<RootAttrs>().rank);
   copy_now(out, *c.in[0]);
   if (size() == 1) return;
+  const std::string what = fmt::format("{} from rank {}", words(c), root);
+  if (between_gpus(c)) return device_broadcast(what, {out.data(), out.numel}, out.dtype, root);
   const OnHost host(out);
-  run_job(broadcast_job(fmt::format("{} from rank {}", words(c), root), Exchange::get().next_tag(),
-                        host.span(), out.dtype, root));
+  run_job(broadcast_job(what, Exchange::get().next_tag(), host.span(), out.dtype, root));
   host.give_back();
 }
 

@@ -6,6 +6,7 @@
 #include "core/call.h"
 #include "core/check.h"
 #include "ops/kinds/composite.h"
+#include "ops/kinds/device_exchange.h"
 #include "ops/kinds/exchange_buckets.h"
 #include "ops/rows/library_kernels.h"
 
@@ -17,10 +18,17 @@ struct GradientBucket {
   DType dtype = kFloat32;
   int passes = 1;                         // Of ranks but the first.
   std::vector<std::vector<Span>> rows;    // By pass and member; absent ones have no address.
-  std::vector<std::vector<char>> staged;  // By member: the host's copy of one on a GPU.
   size_t members = 0, arrived = 0;
   std::shared_ptr<AllReduceJob> job;
+  std::unique_ptr<DeviceSum> on_gpu;  // Of gradients there.
+  uint64_t capture = 0;               // In which they have come; 0: in none.
 
+  // A capture that was given up has run nothing of what it noted.
+  void enter_capture(uint64_t now) {
+    if (capture != now && capture != 0) forget();
+    capture = now;
+    if (!on_gpu) on_gpu = std::make_unique<DeviceSum>();
+  }
   void arrive(size_t n) {
     BRRR_CHECK(arrived + n <= members,
                "DataParallel: a gradient comes a second time before its sum was awaited");
@@ -33,12 +41,19 @@ struct GradientBucket {
                    [](const Span& s) { return s.at != nullptr; });
       all.emplace_back(dtype, std::move(there));
     }
+    if (on_gpu) return on_gpu->begin(all, passes, job);
     job->set_rows(std::move(all), passes);
     Exchange::get().start(job);
   }
+  void wait() { on_gpu ? on_gpu->end() : Exchange::get().wait(*job); }
   // What a pass that threw has left: a sum under way is awaited first.
   void clear() noexcept {
-    if (arrived == members && arrived > 0) Exchange::get().let_go(*job);
+    if (arrived == members && arrived > 0) {
+      on_gpu ? on_gpu->let_go() : Exchange::get().let_go(*job);
+    }
+    forget();
+  }
+  void forget() noexcept {
     arrived = 0;
     for (auto& row : rows) std::fill(row.begin(), row.end(), Span{});
   }
@@ -89,36 +104,24 @@ void begin_run(OpCall& c) {
   TensorImpl& g = in_place(c);
   if (a.absent > 0) return b.arrive(static_cast<size_t>(a.absent));
   const auto k = static_cast<size_t>(a.member);
-  if (g.device == kCPU) {
-    // Those of earlier passes stand before the last one's.
-    for (size_t p = 0; p < b.rows.size(); ++p) {
-      const bool last = p + 1 == b.rows.size();
-      b.rows[p][k] = {(last ? g : *c.in[p + 1]).data(), g.numel};
-    }
-    return b.arrive(1);
+  g.device == kCPU ? b.on_gpu.reset() : b.enter_capture(device_link().capture());
+  // Those of earlier passes stand before the last one's.
+  for (size_t p = 0; p < b.rows.size(); ++p) {
+    const bool last = p + 1 == b.rows.size();
+    b.rows[p][k] = {(last ? g : *c.in[p + 1]).data(), g.numel};
   }
-  BRRR_CHECK(b.rows.size() == 1,
-             "DataParallel: on a GPU passes of several ranks cannot be summed in order; set "
-             "in_order = false");
-  b.staged.resize(b.members);
-  b.staged[k].resize(static_cast<size_t>(g.numel) * itemsize(g.dtype));
-  backend(g.device).copy_to_host(b.staged[k].data(), g.data(), b.staged[k].size());
-  b.rows[0][k] = {b.staged[k].data(), g.numel};
   b.arrive(1);
 }
 
 void end_run(OpCall& c) {
   const auto a = c.attrs.as<EndAttrs>();
   GradientBucket& b = bucket_of(a.bucket);
-  TensorImpl& g = in_place(c);
   if (b.arrived > 0) {  // The first of its members waits.
     BRRR_CHECK(b.arrived == b.members, "DataParallel: a sum is awaited that was not begun");
-    Exchange::get().wait(*b.job);
-    b.clear();
+    b.wait();
+    b.forget();
   }
-  if (g.device == kCPU) return;
-  const std::vector<char>& sum = b.staged[static_cast<size_t>(a.member)];
-  backend(g.device).copy_from_host(g.data(), sum.data(), sum.size());
+  in_place(c);
 }
 
 Work no_work(const OpCall&) { return {}; }

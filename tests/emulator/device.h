@@ -22,10 +22,18 @@
 
 namespace brrr::cuda {
 
-using Nodes = std::vector<std::function<void()>>;
+/// Work that is noted, or an await: of the first `until` nodes of another branch.
+struct Node {
+  std::function<void()> work;
+  size_t branch = 0, until = 0;
+};
+/// A branch for each stream of the capture, its own first.
+using Nodes = std::vector<std::vector<Node>>;
 
 struct Capture {
-  Nodes nodes;
+  Nodes nodes = Nodes(1);
+  std::vector<Stream*> streams;  // by branch
+  std::vector<size_t> joined;    // by branch: so many nodes of it the first one has awaited
   std::set<Module*> modules;
   size_t bytes = 0;
   std::string spoilt;  // by what
@@ -35,7 +43,8 @@ struct Stream {
   std::deque<std::function<void()>> queue;
   uint64_t queued = 0, done = 0;  // items so far
   uint64_t known = 0;             // of those done, what the host has waited for
-  std::unique_ptr<Capture> capture;
+  std::shared_ptr<Capture> capture;
+  size_t branch = 0;  // in it
 };
 
 struct Graph {
@@ -50,6 +59,9 @@ struct Event {
   uint64_t until = 0;  // finished when the stream has done so many items
   bool timer = false;
   double at_ms = 0;  // of a timer: when it was recorded
+  std::weak_ptr<Capture> capture = {};  // in which it was recorded, after `until` nodes of a
+  size_t branch = 0;                    // branch
+  bool captured = false;
 };
 
 struct Function {
@@ -136,7 +148,7 @@ struct Device {
     }
     step("a node");
     s.capture->bytes += sizeof work;
-    s.capture->nodes.push_back(std::move(work));
+    s.capture->nodes[s.branch].push_back({std::move(work)});
   }
   /// Runs work now, or lets it wait in its stream when the device is lazy.
   template <class F> void push(cuda::Stream& s, F work) {

@@ -1,6 +1,7 @@
 // The device: memory, streams, events, copies.
 
-#include <chrono>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -66,8 +67,12 @@ Failure open(int index, Properties* p) {
           most_shared_bytes,
           d.memory.total,
           0,
+          {},
           12000,
           12000};
+    // A device belongs to its process, unless a test wants several to share one.
+    const auto id = static_cast<uint64_t>(std::getenv("BRRR_EMULATOR_SHARED") ? 0 : getpid());
+    std::memcpy(p->uuid, &id, sizeof id);
   });
 }
 
@@ -128,22 +133,23 @@ Failure make_event(Event** e) {
   return guarded([&](Device& d) { *e = d.events.add(); });
 }
 
-Failure record(Event* e, Stream* s) {
-  return guarded([&](Device& d) {
-    Stream& stream = d.stream(s);
-    Event& event = d.events.get(e, "event");
-    const std::chrono::duration<double, std::milli> now =
-        std::chrono::steady_clock::now().time_since_epoch();
-    event = {&stream, stream.queued, event.timer, now.count()};
-  });
-}
-
 Failure wait(Event* e) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
     ++d.counters.waits;
+    BRRR_CHECK(!event.captured, "wait: the event was recorded in a capture");
     if (event.stream) d.wait(*event.stream, event.until);
     d.memory.check();
+  });
+}
+
+// Who asks waits for it, one way or another: what is late enough runs now.
+Failure reached(Event* e, bool* yes) {
+  return guarded([&](Device& d) {
+    const Event event = d.events.get(e, "event");
+    BRRR_CHECK(!event.captured, "reached: the event was recorded in a capture");
+    if (event.stream) d.run(*event.stream, event.until);
+    *yes = true;
   });
 }
 
@@ -258,6 +264,8 @@ const Driver driver = {
     .make_event = make_event,
     .record = record,
     .wait = wait,
+    .reached = reached,
+    .await = await,
     .make_timer = make_timer,
     .elapsed = elapsed,
     .copy = copy,

@@ -1,6 +1,9 @@
-// A capture is a list of the work that its stream would have run; a launch of the graph runs it.
+// A capture is lists of the work that its streams would have run; a launch of the graph runs them.
 
 #include "tests/emulator/graph.h"
+
+#include <algorithm>
+#include <chrono>
 
 #include "tests/emulator/device.h"
 
@@ -26,13 +29,13 @@ Failure keep(const char* words) {
 
 Stream& Device::stream(Stream* s) {
   Stream& found = streams.get(s, "stream");
-  if (found.capture && captured() != s) {
+  if (found.capture && (!captured() || captured()->capture != found.capture)) {
     // CUDA notes what it gets or spoils the capture, depending on the call.
     std::string& spoilt = found.capture->spoilt;
     if (spoilt.empty()) spoilt = "another thread used the stream";
     fail("the stream is captured by another thread");
   }
-  BRRR_CHECK(!captured() || captured() == s, "this thread captures another stream");
+  BRRR_CHECK(!captured() || found.capture, "this thread captures another stream");
   return found;
 }
 
@@ -44,20 +47,100 @@ Failure begin_capture(Stream* s) {
   return guarded([&](Device& d) {
     Stream& stream = d.stream(s);
     d.step("begin_capture");
-    stream.capture = std::make_unique<Capture>();
+    stream.capture = std::make_shared<Capture>();
+    stream.capture->streams = {s};
+    stream.capture->joined = {0};
+    stream.branch = 0;
     captured() = s;
   });
+}
+
+namespace {
+
+// A stream that awaits an event of the capture becomes a branch of it.
+void join_capture(Device& d, Stream* s, const Event& e) {
+  Stream& stream = d.streams.get(s, "stream");
+  const auto capture = captured()->capture;
+  BRRR_CHECK(e.captured && e.capture.lock() == capture, "await: the event is none of the capture");
+  BRRR_CHECK(!stream.capture || stream.capture == capture, "the stream is captured by another");
+  if (!stream.capture) {
+    const auto at = std::find(capture->streams.begin(), capture->streams.end(), s);
+    stream.branch = static_cast<size_t>(at - capture->streams.begin());
+    stream.capture = capture;
+    if (at == capture->streams.end()) {
+      capture->streams.push_back(s);
+      capture->joined.push_back(0);
+      capture->nodes.emplace_back();
+    }
+  }
+  if (stream.branch == e.branch) return;
+  d.step("a node");
+  capture->nodes[stream.branch].push_back({{}, e.branch, e.until});
+  if (stream.branch == 0) capture->joined[e.branch] = std::max(capture->joined[e.branch], e.until);
+}
+
+// Runs a branch until so many of its nodes are done. What another branch does comes when it is
+// awaited and no earlier: of all orders the one in which a missing await is most likely to show.
+void run_branch(const Nodes& nodes, std::vector<size_t>& done, size_t branch, size_t until) {
+  while (done[branch] < until) {
+    const Node& node = nodes[branch][done[branch]++];
+    node.work ? node.work() : run_branch(nodes, done, node.branch, node.until);
+  }
+}
+
+}  // namespace
+
+Failure record(Event* e, Stream* s) {
+  return queueing(s, [&](Device& d, Stream& stream) {
+    Event& event = d.events.get(e, "event");
+    if (stream.capture) {
+      const size_t noted = stream.capture->nodes[stream.branch].size();
+      event = {nullptr, noted, event.timer, 0, stream.capture, stream.branch, true};
+      return;
+    }
+    const std::chrono::duration<double, std::milli> now =
+        std::chrono::steady_clock::now().time_since_epoch();
+    event = {&stream, stream.queued, event.timer, now.count()};
+  });
+}
+
+Failure await(Stream* s, Event* e) {
+  try {
+    Device& d = device();
+    const std::lock_guard lock(d.mutex);
+    const Event& event = d.events.get(e, "event");
+    if (captured()) {
+      join_capture(d, s, event);
+      return nullptr;
+    }
+    Stream& stream = d.stream(s);
+    BRRR_CHECK(!event.captured, "await: the event was recorded in a capture");
+    if (!event.stream || event.stream == &stream) return nullptr;
+    d.push(stream, [&d, from = event.stream, until = event.until] { d.run(*from, until); });
+    return nullptr;
+  } catch (const std::exception& error) {
+    return keep(error.what());
+  }
 }
 
 Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
   *g = nullptr;
   return queueing(s, [&](Device& d, Stream& stream) {
     BRRR_CHECK(stream.capture, "end_capture: the stream is not captured");
-    const auto capture = std::move(stream.capture);
+    const auto capture = stream.capture;
+    for (Stream* member : capture->streams) member->capture.reset();
     captured() = nullptr;
     BRRR_CHECK(capture->spoilt.empty(), "the capture was spoilt: {}", capture->spoilt);
     d.step("end_capture");
-    *nodes = capture->nodes.size();
+    *nodes = 0;
+    for (size_t k = 0; k < capture->nodes.size(); ++k) {
+      BRRR_CHECK(k == 0 || capture->joined[k] == capture->nodes[k].size(),
+                 "end_capture: the stream has not awaited all of another that belongs to the "
+                 "capture");
+      *nodes += static_cast<size_t>(
+          std::count_if(capture->nodes[k].begin(), capture->nodes[k].end(),
+                        [](const Node& node) { return static_cast<bool>(node.work); }));
+    }
     *g = d.graphs.add({std::make_shared<const Nodes>(std::move(capture->nodes)),
                        std::move(capture->modules), capture->bytes});
     ++d.counters.graphs;
@@ -85,7 +168,8 @@ Failure launch_graph(Graph* g, Stream* s) {
     d.step("launch_graph");
     ++d.counters.graph_launches;
     d.push(stream, [nodes = graph.nodes] {
-      for (const auto& node : *nodes) node();
+      std::vector<size_t> done(nodes->size());
+      run_branch(*nodes, done, 0, nodes->front().size());
     });
     for (Module* m : graph.modules) m->used[&stream] = stream.queued;
   });

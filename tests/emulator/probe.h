@@ -12,6 +12,7 @@ struct Counters {
   unsigned long allocations;     ///< Of device and pinned memory, and growths of the arena.
   unsigned long waits;           ///< For a stream or an event, or of a copy to pageable memory.
   unsigned long graphs;          ///< That exist.
+  unsigned long groups;          ///< Of messages to other processes that no capture noted.
 };
 
 }  // namespace brrr::emulator

@@ -2,6 +2,7 @@
 // whose functions are looked up when a device is opened, so that the module loads without one.
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -101,6 +102,8 @@ Properties properties_of(int device) {
   // Two transfers a clock; kHz and bits.
   p.memory_bandwidth = 2e3 * attribute(cudaDevAttrMemoryClockRate) *
                        (attribute(cudaDevAttrGlobalMemoryBusWidth) / 8.0);
+  static_assert(sizeof p.uuid == sizeof found.uuid);
+  std::memcpy(p.uuid, &found.uuid, sizeof p.uuid);
   p.driver_version = driver_version();
   BRRR_CALL(cudaRuntimeGetVersion, &p.runtime_version);
   return p;
@@ -196,11 +199,35 @@ Failure make_event(Event** e) { return make_event_with(cudaEventDisableTiming, e
 Failure make_timer(Event** e) { return make_event_with(cudaEventDefault, e); }
 
 Failure record(Event* e, Stream* s) {
-  return on_device([&] { BRRR_CALL(cudaEventRecord, event_of(e), stream_of(s)); });
+  return in_stream(s, [&](cudaStream_t stream) {
+    BRRR_CALL(cudaEventRecord, event_of(e), stream);
+    note_event(event_of(e));
+  });
+}
+
+Failure await(Stream* s, Event* e) {
+  return guarded([&] {
+    enter();
+    const cudaStream_t stream = stream_of(s);
+    admit_stream(stream, event_of(e));
+    BRRR_CALL(cudaStreamWaitEvent, stream, event_of(e), 0);
+  });
 }
 
 Failure wait(Event* e) {
   return on_device([&] { BRRR_CALL(cudaEventSynchronize, event_of(e)); });
+}
+
+Failure reached(Event* e, bool* yes) {
+  return on_device([&] {
+    const cudaError_t status = cudaEventQuery(event_of(e));
+    *yes = status == cudaSuccess;
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();
+    } else {
+      check(status, "cudaEventQuery");
+    }
+  });
 }
 
 Failure elapsed(Event* from, Event* to, float* milliseconds) {
@@ -288,6 +315,8 @@ constexpr Driver driver{.open = open,
                         .make_event = make_event,
                         .record = record,
                         .wait = wait,
+                        .reached = reached,
+                        .await = await,
                         .make_timer = make_timer,
                         .elapsed = elapsed,
                         .copy = copy,

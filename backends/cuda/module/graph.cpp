@@ -1,12 +1,13 @@
 // Captures and graphs.
 //
 // A capture is thread-local: CUDA then forbids only this thread what would disturb it. What it
-// forbids depends on the call, and some calls (a recorded event, another stream) would be captured
-// or run without a word, so the rule of driver.h is kept here, before CUDA.
+// forbids depends on the call, and some calls (an event of other work, another stream) would be
+// captured or run without a word, so the rule of driver.h is kept here, before CUDA.
 
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "backends/cuda/module/module.h"
 
@@ -31,6 +32,8 @@ thread_local struct {
   cudaStream_t stream = nullptr;  // null: this thread does not capture
   bool spoilt = false;
   std::string words;  // the first failure since the beginning
+  std::vector<cudaStream_t> forked;  // streams that belong to it beside the first
+  std::vector<cudaEvent_t> events;   // recorded in it
 } capture;
 
 // Calls `work`, and returns the device memory that is taken after it and was free before. CUDA
@@ -41,6 +44,10 @@ template <class Work> size_t memory_taken(Work work) {
   work();
   BRRR_CALL(cudaMemGetInfo, &after, &total);
   return before - std::min(before, after);
+}
+
+template <class T> bool holds(const std::vector<T>& all, T one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
 }
 
 }  // namespace
@@ -60,7 +67,18 @@ void refuse_in_capture(const char* call) {
 }
 
 void refuse_other_stream(cudaStream_t stream) {
-  if (capture.stream && capture.stream != stream) fail("this thread captures another stream");
+  if (!capture.stream || capture.stream == stream || holds(capture.forked, stream)) return;
+  fail("this thread captures another stream");
+}
+
+void note_event(cudaEvent_t event) {
+  if (capture.stream && !holds(capture.events, event)) capture.events.push_back(event);
+}
+
+void admit_stream(cudaStream_t stream, cudaEvent_t event) {
+  if (!capture.stream) return;
+  if (!holds(capture.events, event)) fail("await: the event is none of the capture");
+  if (stream != capture.stream && !holds(capture.forked, stream)) capture.forked.push_back(stream);
 }
 
 void refuse_pageable(const void* host) {
@@ -76,6 +94,8 @@ Failure begin_capture(Stream* s) {
     BRRR_CALL(cudaStreamBeginCapture, stream, cudaStreamCaptureModeThreadLocal);
     capture.stream = stream;
     capture.spoilt = false;
+    capture.forked.clear();
+    capture.events.clear();
   });
 }
 

@@ -24,6 +24,10 @@ template <class F> void look_up(F*& function, const char* name) {
 void refuse_in_capture(const char* call);
 void refuse_other_stream(cudaStream_t stream);
 void refuse_pageable(const void* host);
+/// A capture of this thread has recorded the event; a stream that is about to await one belongs to
+/// the capture from then on.
+void note_event(cudaEvent_t event);
+void admit_stream(cudaStream_t stream, cudaEvent_t event);
 
 /// The versions that have to fit each other, for the words of a failure.
 std::string versions(int major, int minor);

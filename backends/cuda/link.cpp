@@ -1,0 +1,231 @@
+// What exchanges between processes ask of this device: a queue beside its other work, pinned
+// memory, and messages by the module brrr_nccl.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "backends/cuda/device.h"
+#include "backends/module_path.h"
+#include "backends/nccl/collective.h"
+#include "core/backend.h"
+#include "core/check.h"
+#include "core/device_link.h"
+
+namespace brrr {
+
+// An event that is recorded in a capture says nothing outside of it.
+struct DevicePoint {
+  cuda::Event *run = nullptr, *noted = nullptr;
+  cuda::Event* now() const { return cuda::OpenDevice::capturing ? noted : run; }
+};
+
+namespace cuda {
+
+namespace {
+
+struct Link {
+  std::mutex mutex;
+  std::vector<DevicePoint*> points;       // That nobody uses.
+  std::multimap<size_t, char*> pinned;    // The same, by size.
+  std::map<char*, size_t> pinned_bytes;   // Of all.
+  const nccl::Boundary* nccl = nullptr;
+  nccl::Communicator* communicator = nullptr;
+  DevicePoint fork;
+};
+
+void make_events(DevicePoint& p) {
+  const Driver& d = *device().driver;
+  check(d.make_event(&p.run), "event");
+  check(d.make_event(&p.noted), "event");
+}
+
+Link& link() {
+  static Link& l = *[] {
+    OpenDevice& d = device();
+    auto made = std::make_unique<Link>();
+    check(d.driver->make_stream(&d.compute_beside), "no stream");
+    check(d.driver->make_stream(&d.capture_beside), "no stream");
+    make_events(made->fork);
+    return made.release();
+  }();
+  return l;
+}
+
+// --- the queue -----------------------------------------------------------------------------------
+
+void enter() {
+  Link& l = link();
+  const OpenDevice& d = device();
+  BRRR_CHECK(!OpenDevice::beside, "cuda: this thread queues beside already");
+  const std::lock_guard lock(l.mutex);  // Of threads that share the one event.
+  check(d.driver->record(l.fork.now(), d.stream()), "event");
+  OpenDevice::beside = true;
+  const Failure failure = d.driver->await(d.stream(), l.fork.now());
+  if (failure) OpenDevice::beside = false;
+  check(failure, "event");
+}
+
+void leave() noexcept { OpenDevice::beside = false; }
+
+DevicePoint* make_point() {
+  Link& l = link();
+  const std::lock_guard lock(l.mutex);
+  if (!l.points.empty()) {
+    DevicePoint* p = l.points.back();
+    l.points.pop_back();
+    return p;
+  }
+  auto p = std::make_unique<DevicePoint>();
+  make_events(*p);
+  return p.release();
+}
+
+void drop_point(DevicePoint* p) noexcept {
+  const std::lock_guard lock(link().mutex);
+  link().points.push_back(p);
+}
+
+void note(DevicePoint* p) {
+  check(device().driver->record(p->now(), device().stream()), "event");
+}
+void await(DevicePoint* p) {
+  check(device().driver->await(device().stream(), p->now()), "event");
+}
+void wait(DevicePoint* p) { wait_for(p->run, "exchange"); }
+bool reached(DevicePoint* p) {
+  bool yes = false;
+  check(device().driver->reached(p->run, &yes), "exchange");
+  return yes;
+}
+
+// --- pinned memory -------------------------------------------------------------------------------
+
+char* take_pinned(size_t bytes) {
+  Link& l = link();
+  const std::lock_guard lock(l.mutex);
+  const auto found = l.pinned.lower_bound(bytes);
+  if (found != l.pinned.end() && found->first / 2 <= bytes) {
+    char* const p = found->second;
+    l.pinned.erase(found);
+    return p;
+  }
+  void* p = nullptr;
+  check(device().driver->allocate_pinned(&p, bytes), "pinned memory");
+  BRRR_CHECK(p, "cuda: no pinned host memory left for an exchange of {} bytes", bytes);
+  l.pinned_bytes[static_cast<char*>(p)] = bytes;
+  return static_cast<char*>(p);
+}
+
+void give_pinned(char* p) noexcept {
+  Link& l = link();
+  const std::lock_guard lock(l.mutex);
+  l.pinned.emplace(l.pinned_bytes.at(p), p);
+}
+
+void to_pinned(char* to, const void* from, size_t bytes) {
+  const OpenDevice& d = device();
+  check(d.driver->copy(to, from, bytes, Way::ToHost, d.stream()), "copy to the host");
+}
+void from_pinned(void* to, const char* from, size_t bytes) {
+  const OpenDevice& d = device();
+  check(d.driver->copy(to, from, bytes, Way::ToDevice, d.stream()), "copy to the device");
+}
+
+// --- messages ------------------------------------------------------------------------------------
+
+const nccl::Boundary* open_boundary(std::string& why) {
+  const OpenModule module = open_module("libbrrr_nccl.so", "BRRR_NCCL_MODULE");
+  if (!module.library) {
+    why = fmt::format("the module libbrrr_nccl.so cannot be loaded: {}", module.why);
+    return nullptr;
+  }
+  const auto boundary =
+      reinterpret_cast<const nccl::Boundary* (*)()>(dlsym(module.library, "brrr_nccl_boundary"));
+  const nccl::Boundary* b = boundary ? boundary() : nullptr;
+  if (b && b->abi == nccl::kAbi) return b;
+  why = fmt::format("{} is {}", module.path, b ? "of another build" : "no module of brrr");
+  return nullptr;
+}
+
+std::string messages(std::string& why) {
+  Link& l = link();
+  const std::lock_guard lock(l.mutex);
+  if (!l.nccl) l.nccl = open_boundary(why);
+  return l.nccl ? l.nccl->version : "";
+}
+
+std::string identity() {
+  const Properties& p = device().properties;
+  return {p.uuid, sizeof p.uuid};
+}
+
+void check_nccl(Failure failure, const char* what) {
+  if (failure) fail("cuda: {} between GPUs: {}", what, failure);
+}
+
+std::string make_id() {
+  std::string id(nccl::kIdBytes, '\0');
+  check_nccl(link().nccl->make_id(id.data()), "an id");
+  return id;
+}
+
+void join(const std::string& id, int rank, int ranks) {
+  Link& l = link();
+  check_nccl(l.nccl->join(id.data(), rank, ranks, &l.communicator), "joining");
+}
+
+// What the stream queues is noted where it is captured, messages too.
+void send(const void* at, size_t bytes, int peer) {
+  const Link& l = link();
+  check_nccl(l.nccl->send(l.communicator, at, bytes, peer, device().stream()), "sending");
+}
+void receive(void* at, size_t bytes, int peer) {
+  const Link& l = link();
+  check_nccl(l.nccl->receive(l.communicator, at, bytes, peer, device().stream()), "receiving");
+}
+
+std::string trouble() {
+  const Link& l = link();
+  const Failure failure = l.communicator ? l.nccl->state(l.communicator) : nullptr;
+  return failure ? failure : "";
+}
+
+}  // namespace
+
+}  // namespace cuda
+
+const DeviceLink& device_link() {
+  using namespace cuda;
+  backend(DeviceType::CUDA);  // Throws what is missing.
+  static const DeviceLink l{
+      .enter = enter,
+      .leave = leave,
+      .make_point = make_point,
+      .drop_point = drop_point,
+      .note = note,
+      .await = cuda::await,
+      .wait = cuda::wait,
+      .reached = reached,
+      .capture = [] { return OpenDevice::capturing; },
+      .waited_s = cuda::waited_s,
+      .take_pinned = take_pinned,
+      .give_pinned = give_pinned,
+      .to_pinned = to_pinned,
+      .from_pinned = from_pinned,
+      .messages = messages,
+      .identity = identity,
+      .make_id = make_id,
+      .join = join,
+      .begin_group = [] { check_nccl(link().nccl->begin_group(), "a group"); },
+      .send = cuda::send,
+      .receive = cuda::receive,
+      .end_group = [] { check_nccl(link().nccl->end_group(), "a group"); },
+      .trouble = trouble,
+  };
+  return l;
+}
+
+}  // namespace brrr

@@ -1,0 +1,100 @@
+// The module brrr_nccl, the only part that needs NCCL.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstring>
+#include <string>
+
+#include "backends/nccl/collective.h"
+
+namespace brrr::nccl {
+
+struct Communicator {
+  ncclComm_t nccl = nullptr;
+};
+
+namespace {
+
+Failure said(const char* call, const char* name, const char* text) {
+  thread_local std::string words;
+  words = std::string(call) + ": " + name + (text && *text ? std::string(" (") + text + ")" : "");
+  return words.c_str();
+}
+Failure check(ncclResult_t result, const char* call, ncclComm_t c = nullptr) {
+  if (result == ncclSuccess) return nullptr;
+  return said(call, ncclGetErrorString(result), ncclGetLastError(c));
+}
+Failure check(cudaError_t result, const char* call) {
+  if (result == cudaSuccess) return nullptr;
+  cudaGetLastError();  // Or a later call would report it again.
+  return said(call, cudaGetErrorName(result), cudaGetErrorString(result));
+}
+
+cudaStream_t stream_of(Stream* s) { return reinterpret_cast<cudaStream_t>(s); }
+
+Failure make_id(char id[kIdBytes]) {
+  static_assert(sizeof(ncclUniqueId) == kIdBytes);
+  ncclUniqueId made;
+  const Failure failure = check(ncclGetUniqueId(&made), "ncclGetUniqueId");
+  if (!failure) std::memcpy(id, &made, kIdBytes);
+  return failure;
+}
+
+Failure join(const char id[kIdBytes], int rank, int ranks, Communicator** c) {
+  ncclUniqueId made;
+  std::memcpy(&made, id, kIdBytes);
+  if (const Failure failure = check(cudaSetDevice(0), "cudaSetDevice")) return failure;
+  ncclComm_t comm = nullptr;
+  const Failure failure = check(ncclCommInitRank(&comm, ranks, made, rank), "ncclCommInitRank");
+  *c = failure ? nullptr : new Communicator{comm};
+  return failure;
+}
+
+Failure begin_group() { return check(ncclGroupStart(), "ncclGroupStart"); }
+Failure end_group() { return check(ncclGroupEnd(), "ncclGroupEnd"); }
+
+// Bytes: sums are not NCCL's.
+Failure send(Communicator* c, const void* at, size_t bytes, int peer, Stream* s) {
+  return check(ncclSend(at, bytes, ncclUint8, peer, c->nccl, stream_of(s)), "ncclSend", c->nccl);
+}
+Failure receive(Communicator* c, void* at, size_t bytes, int peer, Stream* s) {
+  return check(ncclRecv(at, bytes, ncclUint8, peer, c->nccl, stream_of(s)), "ncclRecv", c->nccl);
+}
+
+Failure state(Communicator* c) {
+  ncclResult_t found = ncclSuccess;
+  const Failure failure = check(ncclCommGetAsyncError(c->nccl, &found), "ncclCommGetAsyncError");
+  return failure ? failure : check(found, "NCCL", c->nccl);
+}
+
+const char* version() {
+  static char text[32] = "NCCL";
+  int number = 0;
+  // From 2.9 on 10000 * major + 100 * minor + patch.
+  if (ncclGetVersion(&number) == ncclSuccess) {
+    const std::string words = "NCCL " + std::to_string(number / 10000) + "." +
+                              std::to_string(number / 100 % 100) + "." +
+                              std::to_string(number % 100);
+    words.copy(text, sizeof text - 1);
+  }
+  return text;
+}
+
+}  // namespace
+
+}  // namespace brrr::nccl
+
+/// The module's one exported function.
+extern "C" [[gnu::visibility("default")]] const brrr::nccl::Boundary* brrr_nccl_boundary() {
+  using namespace brrr::nccl;
+  static const Boundary boundary{.abi = kAbi,
+                                 .version = version(),
+                                 .make_id = make_id,
+                                 .join = join,
+                                 .begin_group = begin_group,
+                                 .send = send,
+                                 .receive = receive,
+                                 .end_group = end_group,
+                                 .state = state};
+  return &boundary;
+}

@@ -1,0 +1,72 @@
+#pragma once
+// Collectives of tensors on GPUs. Where there is a module for it (NCCL) GPUs send to each other, in
+// a queue beside the computation, which a capture notes like any work; else bytes go through pinned
+// memory of the host. Sums are taken in rank order by a kernel of ours either way: the bits are
+// those of tensors on the CPU.
+
+#include <functional>
+
+#include "core/device_link.h"
+#include "core/tensor.h"
+#include "ops/kinds/exchange.h"
+
+namespace brrr::dist {
+
+/// Whether the GPUs of this run send to each other. The first call decides, and joins them: every
+/// rank makes it at the same point, outside of a capture. Throws brrr::Error if they share one.
+bool gpus_linked();
+
+/// With BRRR_DIST_CHECK: throws unless all ranks make this call. Replays repeat what was compared.
+void compare_calls(const std::string& what);
+
+/// Throws if what the calling thread queues is noted by a capture.
+void refuse_capture(const std::string& what);
+
+/// A point of the queue beside.
+class Point : NotCopied {
+ public:
+  Point() : point_(device_link().make_point()) {}
+  ~Point() { device_link().drop_point(point_); }
+  DevicePoint* get() const { return point_; }
+
+ private:
+  DevicePoint* point_;
+};
+
+/// Does `work` in the queue beside, up to a point behind it.
+void beside(const Point& end, const std::function<void()>& work);
+
+/// A sum over the ranks that goes on beside the computation. It may begin again, with rows of the
+/// same sizes, in what it has allocated the first time.
+class DeviceSum : NotCopied {
+ public:
+  ~DeviceSum();
+  /// Of rows as AllReduceJob::set_rows() takes them, on the GPU. `job` carries them where GPUs are
+  /// not linked.
+  void begin(const std::vector<Row>& rows, int passes, const std::shared_ptr<AllReduceJob>& job);
+  /// What is queued from here on finds the sum in the last row.
+  void end();
+  /// What is queued from here on may use the rows' memory.
+  void let_go() noexcept;
+
+ private:
+  void begin_linked(const std::vector<Row>& rows, int passes);
+  void begin_pinned(const std::vector<Row>& rows, int passes);
+
+  Point done_;
+  Tensor shares_;                      // Of this rank's shard, from the others.
+  char* pinned_ = nullptr;             // All rows, one after the other.
+  size_t pinned_bytes_ = 0;
+  std::vector<Span> sum_;              // Where it is to be copied from `sum_at_`.
+  const char* sum_at_ = nullptr;
+  std::shared_ptr<AllReduceJob> job_;  // On its way; null: GPUs are linked.
+};
+
+/// The sum over ranks of `values`, in place. These are for linked GPUs, and dense memory.
+void device_all_reduce(const std::string& what, Span values, DType dtype);
+/// See all_gather_job() and the others.
+void device_all_gather(const std::string& what, Span mine, char* all, DType dtype);
+void device_reduce_scatter(const std::string& what, Span mine, char* all, DType dtype);
+void device_broadcast(const std::string& what, Span values, DType dtype, int root);
+
+}  // namespace brrr::dist

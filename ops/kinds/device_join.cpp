@@ -1,0 +1,136 @@
+// How the GPUs of a run find each other, and what watches over them.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "ops/kinds/device_exchange.h"
+
+namespace brrr::dist {
+
+namespace {
+
+// What a rank says of itself, in bytes.
+struct Said {
+  char linked;       // It has a module for messages between GPUs.
+  char identity[16];  // Of its GPU.
+};
+
+void run(const std::shared_ptr<Job>& job) {
+  Exchange::get().start(job);
+  Exchange::get().wait(*job);
+}
+
+std::vector<Said> ask_all(const Said& own) {
+  Exchange& e = Exchange::get();
+  Said mine = own;
+  std::vector<Said> all(static_cast<size_t>(e.size()));
+  run(all_gather_job("the GPUs of all ranks", e.next_tag(),
+                     {reinterpret_cast<char*>(&mine), sizeof mine},
+                     reinterpret_cast<char*>(all.data()), kUInt8));
+  return all;
+}
+
+// NCCL would refuse, in words that say less.
+void check_own_gpus(const std::vector<Said>& all) {
+  for (size_t a = 0; a < all.size(); ++a) {
+    for (size_t b = a + 1; b < all.size(); ++b) {
+      BRRR_CHECK(std::memcmp(all[a].identity, all[b].identity, sizeof all[a].identity) != 0,
+                 "dist: ranks {} and {} use the same GPU, which NCCL does not serve; start each "
+                 "with CUDA_VISIBLE_DEVICES set to its local rank (mpirun has it in "
+                 "OMPI_COMM_WORLD_LOCAL_RANK; srun: --gpus-per-task=1), or all with "
+                 "BRRR_NCCL_MODULE=none, to go through the host's memory",
+                 a, b);
+    }
+  }
+}
+
+// A peer that is stuck leaves this rank's GPU waiting, and whoever waits for that.
+void watch() {
+  struct State {
+    std::mutex mutex;
+    bool over = false;
+  };
+  static State& s = *new State;
+  std::thread([] {
+    for (;;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      const std::lock_guard lock(s.mutex);
+      if (s.over) return;
+      Exchange& e = Exchange::get();
+      const std::string trouble = device_link().trouble();
+      if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
+      if (device_link().waited_s() > e.limit()) {
+        e.abort(fmt::format(
+            "waited {:.0f} s for the GPU, which exchanges with other ranks: one is stuck, or does "
+            "something else (BRRR_DIST_CHECK=1 compares the calls, BRRR_DIST_LIMIT sets the "
+            "seconds)",
+            e.limit()));
+      }
+    }
+  }).detach();
+  std::atexit([] {
+    const std::lock_guard lock(s.mutex);
+    s.over = true;
+  });
+}
+
+bool join_gpus() {
+  Exchange& e = Exchange::get();
+  const DeviceLink& link = device_link();
+  refuse_capture("the first exchange between GPUs");
+  std::string why;
+  Said own{};
+  own.linked = !link.messages(why).empty();
+  const std::string identity = link.identity();
+  identity.copy(own.identity, sizeof own.identity);
+  const std::vector<Said> all = ask_all(own);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].linked) continue;
+    if (e.rank() == 0) {
+      std::fprintf(stderr, "brrr: tensors on GPUs go through the host's memory: rank %zu %s%s\n", r,
+                   "has no NCCL", why.empty() ? "" : (" (" + why + ")").c_str());
+    }
+    return false;
+  }
+  check_own_gpus(all);
+  std::string id = e.rank() == 0 ? link.make_id() : std::string();
+  auto bytes = static_cast<int64_t>(id.size());
+  run(broadcast_job("the size of an id", e.next_tag(), {reinterpret_cast<char*>(&bytes), 1},
+                    kInt64, 0));
+  id.resize(static_cast<size_t>(bytes));
+  run(broadcast_job("the id of all GPUs", e.next_tag(), {id.data(), bytes}, kUInt8, 0));
+  link.join(id, e.rank(), e.size());
+  watch();
+  return true;
+}
+
+// All of it is done before the first message.
+class Announcement final : public Job {
+ public:
+  using Job::Job;
+
+ private:
+  bool post(int) override { return false; }
+};
+
+}  // namespace
+
+bool gpus_linked() {
+  static std::mutex& mutex = *new std::mutex;
+  static int known = -1;
+  const std::lock_guard lock(mutex);
+  if (known < 0) known = join_gpus();
+  return known == 1;
+}
+
+void compare_calls(const std::string& what) {
+  Exchange& e = Exchange::get();
+  if (e.checks() && context.site == 0) run(std::make_shared<Announcement>(what, e.next_tag()));
+}
+
+}  // namespace brrr::dist

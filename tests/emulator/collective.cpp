@@ -1,0 +1,119 @@
+// A stand-in for NCCL: backends/nccl/collective.h on emulated streams. It asks for what NCCL asks
+// for: messages in groups, memory of the device, receives as long as their sends.
+
+#include "tests/emulator/collective.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "backends/nccl/collective.h"
+#include "tests/emulator/device.h"
+
+namespace brrr::nccl {
+
+struct Communicator {
+  std::unique_ptr<emulator::Mesh> mesh;
+  std::string failure;  // After the first one nothing works, as with NCCL.
+};
+
+}  // namespace brrr::nccl
+
+namespace brrr::emulator {
+
+using namespace cuda;
+using nccl::Communicator;
+using nccl::kIdBytes;
+
+namespace {
+
+// What this thread has put into its group.
+thread_local struct {
+  bool open = false;
+  Communicator* communicator = nullptr;
+  Stream* stream = nullptr;
+  std::vector<Message> messages;
+} group;
+
+Failure make_id(char id[kIdBytes]) {
+  static std::atomic<int> number{0};
+  std::memset(id, 0, kIdBytes);
+  fmt::format_to_n(id, kIdBytes - 1, "{}.{}", getpid(), number++);
+  return nullptr;
+}
+
+Failure join(const char id[kIdBytes], int rank, int ranks, Communicator** c) {
+  return guarded([&] {
+    BRRR_CHECK(!captured(), "join: not while this thread captures");
+    *c = new Communicator{std::make_unique<Mesh>(id, rank, ranks), ""};
+  });
+}
+
+Failure begin_group() {
+  return guarded([] {
+    BRRR_CHECK(!group.open, "a group within a group");
+    group = {};
+    group.open = true;
+  });
+}
+
+Failure add(Communicator* c, const Message& m, Stream* s) {
+  return guarded([&] {
+    const char* const what = m.sends ? "send" : "receive";
+    BRRR_CHECK(group.open, "{}: outside of a group two ranks may wait for each other", what);
+    BRRR_CHECK(m.peer >= 0 && m.peer < c->mesh->ranks() && m.peer != c->mesh->rank(),
+               "{}: there is no other rank {}", what, m.peer);
+    BRRR_CHECK(!group.stream || (group.stream == s && group.communicator == c),
+               "{}: a group of two streams", what);
+    Device& d = device();
+    const std::lock_guard lock(d.mutex);
+    d.memory.expect_device(what, m.at, m.bytes);
+    group.communicator = c;
+    group.stream = s;
+    group.messages.push_back(m);
+  });
+}
+
+Failure send(Communicator* c, const void* at, size_t bytes, int peer, Stream* s) {
+  return add(c, {const_cast<char*>(static_cast<const char*>(at)), bytes, peer, true}, s);
+}
+Failure receive(Communicator* c, void* at, size_t bytes, int peer, Stream* s) {
+  return add(c, {static_cast<char*>(at), bytes, peer, false}, s);
+}
+
+void run(Device& d, Communicator& c, const std::vector<Message>& messages) {
+  for (const Message& m : messages) d.memory.expect_device("a message", m.at, m.bytes);
+  BRRR_CHECK(c.failure.empty(), "an earlier group failed: {}", c.failure);
+  try {
+    c.mesh->exchange(messages);
+  } catch (const std::exception& e) {
+    c.failure = e.what();
+    throw;
+  }
+}
+
+Failure end_group() {
+  const auto ended = std::exchange(group, {});
+  if (!ended.open) return keep("the end of a group that was not begun");
+  if (ended.messages.empty()) return nullptr;
+  return queueing(ended.stream, [&](Device& d, Stream& stream) {
+    d.enqueue(stream, d.counters.groups, [&d, c = ended.communicator, all = ended.messages] {
+      run(d, *c, all);
+    });
+  });
+}
+
+// Whoever queues a group, or waits for it, is told what went wrong.
+Failure state(Communicator*) { return nullptr; }
+
+const nccl::Boundary boundary = {nccl::kAbi, "emulated NCCL", make_id, join,      begin_group,
+                                 send,       receive,         end_group, state};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const nccl::Boundary* brrr_nccl_boundary() {
+  return &boundary;
+}
+
+}  // namespace brrr::emulator
