@@ -62,6 +62,7 @@ Failure add(Communicator* c, const Message& m, Stream* s) {
   return guarded([&] {
     const char* const what = m.sends ? "send" : "receive";
     BRRR_CHECK(group.open, "{}: outside of a group two ranks may wait for each other", what);
+    BRRR_CHECK(c->mesh, "an earlier group failed: {}", c->failure);
     BRRR_CHECK(m.peer >= 0 && m.peer < c->mesh->ranks() && m.peer != c->mesh->rank(),
                "{}: there is no other rank {}", what, m.peer);
     BRRR_CHECK(!group.stream || (group.stream == s && group.communicator == c),
@@ -89,6 +90,7 @@ void run(Device& d, Communicator& c, const std::vector<Message>& messages) {
     c.mesh->exchange(messages);
   } catch (const std::exception& e) {
     c.failure = e.what();
+    c.mesh.reset();  // The others are told.
     throw;
   }
 }

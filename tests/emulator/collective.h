@@ -47,6 +47,7 @@ class Mesh {
   int listen_at(const std::string& id) const;
   void connect_to(int peer, const std::string& id);
   void accept_from(int listener);
+  void put(Peer& p);
   void move(int peer);
   void take(int peer);
 

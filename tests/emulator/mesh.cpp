@@ -113,19 +113,7 @@ void Mesh::take(int peer) {
   }
 }
 
-void Mesh::move(int peer) {
-  Peer& p = peers_[static_cast<size_t>(peer)];
-  char block[1 << 16];
-  for (;;) {
-    const ssize_t n = read(p.socket, block, sizeof block);
-    if (n > 0) p.in.append(block, static_cast<size_t>(n));
-    if (n == 0) {
-      take(peer);
-      BRRR_CHECK(!p.busy(), "rank {} is gone", peer);
-    }
-    if (n <= 0) break;
-  }
-  take(peer);
+void Mesh::put(Peer& p) {
   for (; !p.to_send.empty(); p.to_send.pop_front()) {
     const Frame f{kData, p.to_send.front().bytes};
     p.out.append(reinterpret_cast<const char*>(&f), sizeof f);
@@ -137,6 +125,18 @@ void Mesh::move(int peer) {
     if (n <= 0) return;
     p.out.erase(0, static_cast<size_t>(n));
   }
+}
+
+void Mesh::move(int peer) {
+  Peer& p = peers_[static_cast<size_t>(peer)];
+  put(p);
+  char block[1 << 16];
+  ssize_t n = 0;
+  while ((n = read(p.socket, block, sizeof block)) > 0) p.in.append(block, static_cast<size_t>(n));
+  const bool gone = n == 0 || errno != EAGAIN;
+  take(peer);
+  BRRR_CHECK(!gone || !p.busy(), "rank {} is gone", peer);
+  put(p);  // That it has come.
 }
 
 void Mesh::exchange(const std::vector<Message>& all) {

@@ -1,0 +1,174 @@
+// Exchanges between GPUs: emulated devices, which send to each other by a stand-in for NCCL or,
+// without it, go through pinned memory.
+#include <brrr/brrr.h>
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "ops/kinds/device_exchange.h"
+#include "tests/emulator_calls.h"
+
+using namespace brrr;
+
+namespace {
+
+Tensor numbers(int64_t n, int series) {
+  return ((arange(static_cast<double>(n)) * 0.37 + series * 1.7).sin() * 100.0).to(kFloat32);
+}
+
+// The gradient of each parameter is its input, times its own square: nothing that a device computes
+// otherwise than the CPU. Sizes divide among no number of ranks.
+struct Squares : models::Module {
+  std::vector<Tensor> all;
+  explicit Squares(Device device) {
+    int k = 0;
+    for (const int64_t n : {7, 1, 130, 33, 2}) {
+      all.push_back(register_parameter("p" + std::to_string(k), numbers(n, k).to(device)));
+      ++k;
+    }
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor sum = (all[0] * all[0] * x.narrow(0, 0, 7)).sum();
+    for (size_t k = 1; k < all.size(); ++k) {
+      sum = sum + (all[k] * all[k] * x.narrow(0, static_cast<int64_t>(k), all[k].size(0))).sum();
+    }
+    return sum;
+  }
+};
+
+struct Trained {
+  std::vector<Tensor> gradients, parameters;
+  StepStats stats;
+  std::string explained;
+};
+
+Trained train(Device device, Mode mode, int64_t bucket, int passes, int steps) {
+  manual_seed(3);
+  Squares model(device);
+  dist::DataParallel ddp(model, {.accumulate = passes, .bucket_bytes = bucket});
+  optim::SGD opt(model.parameters(), {.lr = 1e-9});
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        opt.zero_grad();
+        for (int p = 0; p < passes; ++p) ddp(x * (p + 1.0)).backward();
+        opt.step();
+      },
+      mode);
+  for (int i = 0; i < steps; ++i) step(numbers(140, dist::rank() + 10 * i).to(device));
+  Trained t;
+  for (const Tensor& p : model.parameters()) {
+    t.gradients.push_back(p.grad().to(kCPU));
+    t.parameters.push_back(p.detach().to(kCPU));
+  }
+  t.stats = step.stats();
+  t.explained = step.explain();
+  return t;
+}
+
+bool linked() { return dist::size() > 1 && dist::gpus_linked(); }
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_SUITE("device") {
+  TEST_CASE("device: gradients have the bits of an exchange on the CPU; linked, it is captured") {
+    if (dist::size() == 1) return;
+    for (const auto& [bucket, passes] : {std::pair{0, 1}, {40, 1}, {0, 2}}) {
+      CAPTURE(bucket);
+      CAPTURE(passes);
+      const Trained cpu = train(kCPU, Mode::Eager, bucket, passes, 6);
+      for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+        CAPTURE(static_cast<int>(mode));
+        const Trained gpu = train(kCUDA, mode, bucket, passes, 6);
+        for (size_t k = 0; k < cpu.gradients.size(); ++k) {
+          CAPTURE(k);
+          CHECK(same_bits(gpu.gradients[k], cpu.gradients[k]));
+          CHECK(same_bits(gpu.parameters[k], cpu.parameters[k]));
+        }
+        CHECK(gpu.stats.fallbacks == 0);
+        if (mode == Mode::Eager) continue;
+        CAPTURE(gpu.explained);
+        CHECK(gpu.stats.launches_per_replay == (linked() ? 1 : 0));
+      }
+    }
+  }
+
+  TEST_CASE("device: a replay is one launch, messages included, and takes no memory") {
+    if (!linked()) return;
+    Squares model(kCUDA);
+    dist::DataParallel ddp(model, {.bucket_bytes = 200});
+    auto step = brrr::step([&](const Tensor& x) {
+      for (const Tensor& p : model.parameters()) p.set_grad({});
+      ddp(dist::all_reduce(x)).backward();
+      return dist::all_gather(model.all[4].grad());
+    });
+    const Tensor x = numbers(140, dist::rank()).to(kCUDA);
+    for (int i = 0; i < 4; ++i) step(x);
+    const auto before = test::counters();
+    const Tensor last = step(x);
+    const auto after = test::counters();
+    if (!after) return;  // A GPU.
+    CHECK(after->graph_launches - before->graph_launches == 1);
+    CHECK(after->groups == before->groups);
+    CHECK(after->kernels == before->kernels);
+    CHECK(after->waits == before->waits);
+    CHECK(after->allocations == before->allocations);
+    CHECK(same_bits(last.narrow(0, 0, 2).clone(), last.narrow(0, 2, 2).clone()));
+  }
+
+  TEST_CASE("device: one rank's capture fails in its middle, another queues kernel by kernel") {
+    const auto fail_at = test::emulated<void(int)>("brrr_emulator_fail");
+    if (!linked() || !fail_at) return;
+    const Trained whole = train(kCUDA, Mode::Eager, 40, 1, 8);
+    for (const int at : {6, 14, 20}) {
+      manual_seed(3);
+      Squares model(kCUDA);
+      dist::DataParallel ddp(model, {.bucket_bytes = 40});
+      optim::SGD opt(model.parameters(), {.lr = 1e-9});
+      auto step = brrr::step([&](const Tensor& x) {
+        opt.zero_grad();
+        ddp(x * 1.0).backward();
+        opt.step();
+      });
+      for (int i = 0; i < 8; ++i) {
+        // The capture of the second call.
+        if (dist::rank() == 0) fail_at(i == 1 ? at : 0);
+        if (i == 5 && dist::rank() == 1) {
+          const Profile watched;
+          step(numbers(140, dist::rank() + 10 * i).to(kCUDA));
+        } else {
+          step(numbers(140, dist::rank() + 10 * i).to(kCUDA));
+        }
+      }
+      const auto parameters = model.parameters();
+      for (size_t k = 0; k < parameters.size(); ++k) {
+        CHECK(same_bits(parameters[k].detach().to(kCPU), whole.parameters[k]));
+      }
+      CHECK(step.stats().launches_per_replay == 1);
+      const std::string explained = step.explain();
+      CHECK_MESSAGE((explained.find("asked for it") != std::string::npos) == (dist::rank() == 0),
+                    explained);
+    }
+  }
+
+  // The last: messages that have failed once fail ever after.
+  TEST_CASE("zz device: a peer that sends another size is an error in words on every rank") {
+    if (!linked() || !test::counters()) return;
+    const int64_t n = dist::rank() == 0 ? 4 : 6;
+    const std::string said = error_of([&] { dist::all_reduce(zeros({n}, kFloat32, kCUDA)); });
+    CHECK_MESSAGE(said.find(dist::rank() == 0 ? "rank 1 sends 12 bytes, 8 are received from it"
+                                              : "rank 0 sends 8 bytes, 12 are received from it") !=
+                      std::string::npos,
+                  said);
+    CHECK(error_of([&] { dist::all_gather(zeros({4}, kFloat32, kCUDA)); })
+              .find("an earlier group failed") != std::string::npos);
+  }
+}
