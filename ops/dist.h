@@ -23,7 +23,7 @@ void barrier();
 /// (BRRR_DIST_LIMIT).
 void set_limit(double seconds);
 
-/// What has been exchanged so far.
+/// What MPI has carried so far; GPUs that send to each other by NCCL are not counted.
 struct Stats {
   uint64_t exchanges = 0, bytes_sent = 0;
   double under_way_s = 0;  ///< While at least one was.

@@ -50,7 +50,7 @@ struct Driver {
   Failure (*synchronize)(Stream* s);
   Failure (*make_event)(Event** e);
   Failure (*record)(Event* e, Stream* s);
-  Failure (*wait)(Event* e);         ///< The calling thread waits.
+  Failure (*wait)(Event* e);  ///< The calling thread waits.
   Failure (*reached)(Event* e, bool* yes);
   /// What is queued on `s` from here on runs after what was queued before the event was recorded.
   Failure (*await)(Stream* s, Event* e);
@@ -76,10 +76,10 @@ struct Driver {
 
   /// From here on what this thread queues on `s` is noted instead of run: launches, copies on the
   /// device or from and to pinned memory, fills, matrix products. Another stream that awaits an
-  /// event which the capture has recorded belongs to it from then on, until `s` has awaited an event
-  /// of that stream, as it must before the end. Nothing else may be asked of the device by this
-  /// thread meanwhile: it fails, and any failure of a call of this thread spoils the capture. Other
-  /// threads may ask for anything but these streams.
+  /// event which the capture has recorded belongs to it from then on, until `s` has awaited an
+  /// event of that stream, as it must before the end. Nothing else may be asked of the device by
+  /// this thread meanwhile: it fails, and any failure of a call of this thread spoils the capture.
+  /// Other threads may ask for anything but these streams.
   Failure (*begin_capture)(Stream* s);
   /// The graph of what was noted, with its number of nodes; null if it was spoilt, and the failure
   /// says by what. The stream is as before in either case. By the thread that began it. Takes no

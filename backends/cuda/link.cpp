@@ -28,9 +28,9 @@ namespace {
 
 struct Link {
   std::mutex mutex;
-  std::vector<DevicePoint*> points;       // That nobody uses.
-  std::multimap<size_t, char*> pinned;    // The same, by size.
-  std::map<char*, size_t> pinned_bytes;   // Of all.
+  std::vector<DevicePoint*> points;      // That nobody uses.
+  std::multimap<size_t, char*> pinned;   // The same, by size.
+  std::map<char*, size_t> pinned_bytes;  // Of all.
   const nccl::Boundary* nccl = nullptr;
   nccl::Communicator* communicator = nullptr;
   DevicePoint fork;
@@ -88,12 +88,8 @@ void drop_point(DevicePoint* p) noexcept {
   link().points.push_back(p);
 }
 
-void note(DevicePoint* p) {
-  check(device().driver->record(p->now(), device().stream()), "event");
-}
-void await(DevicePoint* p) {
-  check(device().driver->await(device().stream(), p->now()), "event");
-}
+void note(DevicePoint* p) { check(device().driver->record(p->now(), device().stream()), "event"); }
+void await(DevicePoint* p) { check(device().driver->await(device().stream(), p->now()), "event"); }
 void wait(DevicePoint* p) { wait_for(p->run, "exchange"); }
 bool reached(DevicePoint* p) {
   bool yes = false;

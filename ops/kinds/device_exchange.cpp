@@ -32,28 +32,24 @@ KERNEL(share_sum, ShareSumArguments, 256) {
   ((T*)p.to)[i] = sum;
 })"}};
 
-// to = from[0] + from[1] + .., in that order. Of more shares than one launch takes the sum so far
-// is kept in `partial`, the first one's memory or that of the result.
-void add_shares(char* to, char* partial, const std::vector<const char*>& from, int64_t n,
-                DType dtype) {
-  for (size_t at = 0; at < from.size();) {
-    ShareSumArguments a{};
-    a.n = static_cast<long>(n);
-    if (at > 0) a.from[a.shares++] = partial;
-    while (a.shares < kShares && at < from.size()) a.from[a.shares++] = from[at++];
-    a.to = at == from.size() ? to : partial;
-    run_kernel(share_sum, {.t = dtype}, {blocks_for(n)}, a);
-  }
-}
-
 // Where a rank's first share is among all that are summed: the first rank has one, others `passes`.
 int64_t first_of(int r, int passes) { return r == 0 ? 0 : 1 + int64_t{r - 1} * passes; }
 
 // All ranks queue the same groups. In one all messages make progress, in whatever order.
 template <class F> void in_group(const F& f) {
-  device_link().begin_group();
-  for (int k = 1; k < size(); ++k) f((rank() + k) % size());
-  device_link().end_group();
+  const DeviceLink& link = device_link();
+  link.begin_group();
+  try {
+    for (int k = 1; k < size(); ++k) f((rank() + k) % size());
+  } catch (...) {
+    try {
+      link.end_group();  // What comes next would be put into it.
+    } catch (const Error&) {
+      // What failed first says more.
+    }
+    throw;
+  }
+  link.end_group();
 }
 
 void send(const std::vector<Span>& spans, DType dtype, int peer) {
@@ -155,6 +151,18 @@ void beside(const Point& end, const std::function<void()>& work) {
 
 // --- sums ----------------------------------------------------------------------------------------
 
+void add_shares(char* to, char* partial, const std::vector<const char*>& from, int64_t n,
+                DType dtype) {
+  for (size_t at = 0; at < from.size();) {
+    ShareSumArguments a{};
+    a.n = static_cast<long>(n);
+    if (at > 0) a.from[a.shares++] = partial;
+    while (a.shares < kShares && at < from.size()) a.from[a.shares++] = from[at++];
+    a.to = at == from.size() ? to : partial;
+    run_kernel(share_sum, {.t = dtype}, {blocks_for(n)}, a);
+  }
+}
+
 DeviceSum::~DeviceSum() {
   if (pinned_) device_link().give_pinned(pinned_);
 }
@@ -234,8 +242,7 @@ void DeviceSum::let_go() noexcept {
 void device_all_reduce(const std::string& what, Span values, DType dtype) {
   const Row row(dtype, {values});
   Tensor shares;
-  char* const at =
-      make_room(shares, elements(row.shard(rank(), size())) * size(), dtype);
+  char* const at = make_room(shares, elements(row.shard(rank(), size())) * size(), dtype);
   at_once(what, [&] {
     queue_sum({row}, 1, at);
     queue_shards(row);

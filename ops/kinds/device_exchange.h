@@ -36,6 +36,11 @@ class Point : NotCopied {
 /// Does `work` in the queue beside, up to a point behind it.
 void beside(const Point& end, const std::function<void()>& work);
 
+/// to = from[0] + from[1] + .., n elements of each, as add_() rounds them in that order. The sum of
+/// those that one kernel takes is kept in `partial`, which may be from[0], unless `to` is another.
+void add_shares(char* to, char* partial, const std::vector<const char*>& from, int64_t n,
+                DType dtype);
+
 /// A sum over the ranks that goes on beside the computation. It may begin again, with rows of the
 /// same sizes, in what it has allocated the first time.
 class DeviceSum : NotCopied {
@@ -54,10 +59,10 @@ class DeviceSum : NotCopied {
   void begin_pinned(const std::vector<Row>& rows, int passes);
 
   Point done_;
-  Tensor shares_;                      // Of this rank's shard, from the others.
-  char* pinned_ = nullptr;             // All rows, one after the other.
+  Tensor shares_;           // Of this rank's shard, from the others.
+  char* pinned_ = nullptr;  // All rows, one after the other.
   size_t pinned_bytes_ = 0;
-  std::vector<Span> sum_;              // Where it is to be copied from `sum_at_`.
+  std::vector<Span> sum_;  // Where it is to be copied from `sum_at_`.
   const char* sum_at_ = nullptr;
   std::shared_ptr<AllReduceJob> job_;  // On its way; null: GPUs are linked.
 };

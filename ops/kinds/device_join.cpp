@@ -16,7 +16,7 @@ namespace {
 
 // What a rank says of itself, in bytes.
 struct Said {
-  char linked;       // It has a module for messages between GPUs.
+  char linked;        // It has a module for messages between GPUs.
   char identity[16];  // Of its GPU.
 };
 
@@ -100,8 +100,8 @@ bool join_gpus() {
   check_own_gpus(all);
   std::string id = e.rank() == 0 ? link.make_id() : std::string();
   auto bytes = static_cast<int64_t>(id.size());
-  run(broadcast_job("the size of an id", e.next_tag(), {reinterpret_cast<char*>(&bytes), 1},
-                    kInt64, 0));
+  run(broadcast_job("the size of an id", e.next_tag(), {reinterpret_cast<char*>(&bytes), 1}, kInt64,
+                    0));
   id.resize(static_cast<size_t>(bytes));
   run(broadcast_job("the id of all GPUs", e.next_tag(), {id.data(), bytes}, kUInt8, 0));
   link.join(id, e.rank(), e.size());

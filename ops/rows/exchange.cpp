@@ -16,8 +16,8 @@ namespace brrr::dist {
 struct GradientBucket {
   int64_t id = 0;
   DType dtype = kFloat32;
-  int passes = 1;                         // Of ranks but the first.
-  std::vector<std::vector<Span>> rows;    // By pass and member; absent ones have no address.
+  int passes = 1;                       // Of ranks but the first.
+  std::vector<std::vector<Span>> rows;  // By pass and member; absent ones have no address.
   size_t members = 0, arrived = 0;
   std::shared_ptr<AllReduceJob> job;
   std::unique_ptr<DeviceSum> on_gpu;  // Of gradients there.

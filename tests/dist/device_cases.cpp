@@ -124,6 +124,26 @@ TEST_SUITE("device") {
     CHECK(same_bits(last.narrow(0, 0, 2).clone(), last.narrow(0, 2, 2).clone()));
   }
 
+  TEST_CASE("device: an eager pass takes no memory that the last one has not, and copies nothing") {
+    if (!linked()) return;
+    Squares model(kCUDA);
+    dist::DataParallel ddp(model, {.bucket_bytes = 200});
+    const auto pass = [&] {
+      for (const Tensor& p : model.parameters()) p.set_grad({});
+      ddp(numbers(140, dist::rank()).to(kCUDA)).backward();
+      dist::barrier();
+      synchronize(kCUDA);
+    };
+    for (int i = 0; i < 3; ++i) pass();
+    const auto before = test::counters();
+    pass();
+    const auto after = test::counters();
+    if (!after) return;
+    CHECK(after->groups - before->groups == 3 * 2);  // Three buckets; their shares, their sums.
+    CHECK(after->allocations == before->allocations);
+    CHECK(after->copies - before->copies == 1);  // The note that synchronize() reads.
+  }
+
   TEST_CASE("device: one rank's capture fails in its middle, another queues kernel by kernel") {
     const auto fail_at = test::emulated<void(int)>("brrr_emulator_fail");
     if (!linked() || !fail_at) return;
@@ -168,7 +188,8 @@ TEST_SUITE("device") {
                                               : "rank 0 sends 8 bytes, 12 are received from it") !=
                       std::string::npos,
                   said);
-    CHECK(error_of([&] { dist::all_gather(zeros({4}, kFloat32, kCUDA)); })
-              .find("an earlier group failed") != std::string::npos);
+    CHECK(error_of([&] {
+            dist::all_gather(zeros({4}, kFloat32, kCUDA));
+          }).find("an earlier group failed") != std::string::npos);
   }
 }

@@ -31,6 +31,7 @@ namespace {
 // What this thread has put into its group.
 thread_local struct {
   bool open = false;
+  std::string failure;  // Of what was put into it.
   Communicator* communicator = nullptr;
   Stream* stream = nullptr;
   std::vector<Message> messages;
@@ -58,21 +59,30 @@ Failure begin_group() {
   });
 }
 
+void check_and_add(Communicator* c, const Message& m, Stream* s) {
+  const char* const what = m.sends ? "send" : "receive";
+  BRRR_CHECK(group.open, "{}: outside of a group two ranks may wait for each other", what);
+  BRRR_CHECK(c->mesh, "an earlier group failed: {}", c->failure);
+  Device& d = device();
+  const std::lock_guard lock(d.mutex);
+  d.memory.expect_device(what, m.at, m.bytes);
+  BRRR_CHECK(m.peer >= 0 && m.peer < c->mesh->ranks() && m.peer != c->mesh->rank(),
+             "{}: there is no other rank {}", what, m.peer);
+  BRRR_CHECK(!group.stream || (group.stream == s && group.communicator == c),
+             "{}: a group of two streams", what);
+  group.communicator = c;
+  group.stream = s;
+  group.messages.push_back(m);
+}
+
 Failure add(Communicator* c, const Message& m, Stream* s) {
   return guarded([&] {
-    const char* const what = m.sends ? "send" : "receive";
-    BRRR_CHECK(group.open, "{}: outside of a group two ranks may wait for each other", what);
-    BRRR_CHECK(c->mesh, "an earlier group failed: {}", c->failure);
-    BRRR_CHECK(m.peer >= 0 && m.peer < c->mesh->ranks() && m.peer != c->mesh->rank(),
-               "{}: there is no other rank {}", what, m.peer);
-    BRRR_CHECK(!group.stream || (group.stream == s && group.communicator == c),
-               "{}: a group of two streams", what);
-    Device& d = device();
-    const std::lock_guard lock(d.mutex);
-    d.memory.expect_device(what, m.at, m.bytes);
-    group.communicator = c;
-    group.stream = s;
-    group.messages.push_back(m);
+    try {
+      check_and_add(c, m, s);
+    } catch (const std::exception& e) {
+      if (group.failure.empty()) group.failure = e.what();
+      throw;
+    }
   });
 }
 
@@ -98,18 +108,18 @@ void run(Device& d, Communicator& c, const std::vector<Message>& messages) {
 Failure end_group() {
   const auto ended = std::exchange(group, {});
   if (!ended.open) return keep("the end of a group that was not begun");
+  if (!ended.failure.empty()) return keep(ended.failure.c_str());
   if (ended.messages.empty()) return nullptr;
   return queueing(ended.stream, [&](Device& d, Stream& stream) {
-    d.enqueue(stream, d.counters.groups, [&d, c = ended.communicator, all = ended.messages] {
-      run(d, *c, all);
-    });
+    d.enqueue(stream, d.counters.groups,
+              [&d, c = ended.communicator, all = ended.messages] { run(d, *c, all); });
   });
 }
 
 // Whoever queues a group, or waits for it, is told what went wrong.
 Failure state(Communicator*) { return nullptr; }
 
-const nccl::Boundary boundary = {nccl::kAbi, "emulated NCCL", make_id, join,      begin_group,
+const nccl::Boundary boundary = {nccl::kAbi, "emulated NCCL", make_id,   join, begin_group,
                                  send,       receive,         end_group, state};
 
 }  // namespace

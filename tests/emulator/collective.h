@@ -37,8 +37,8 @@ class Mesh {
   struct Peer {
     int socket = -1;
     std::deque<Message> to_send, to_receive;
-    std::string out;      // What is to be written.
-    std::string in;       // What was read and not looked at.
+    std::string out;        // What is to be written.
+    std::string in;         // What was read and not looked at.
     size_t unanswered = 0;  // Messages whose receiver has not said that it has them.
     bool busy() const {
       return !to_send.empty() || !to_receive.empty() || !out.empty() || unanswered > 0;

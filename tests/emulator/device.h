@@ -58,7 +58,7 @@ struct Event {
   Stream* stream = nullptr;
   uint64_t until = 0;  // finished when the stream has done so many items
   bool timer = false;
-  double at_ms = 0;  // of a timer: when it was recorded
+  double at_ms = 0;                     // of a timer: when it was recorded
   std::weak_ptr<Capture> capture = {};  // in which it was recorded, after `until` nodes of a
   size_t branch = 0;                    // branch
   bool captured = false;

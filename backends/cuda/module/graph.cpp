@@ -31,7 +31,7 @@ namespace {
 thread_local struct {
   cudaStream_t stream = nullptr;  // null: this thread does not capture
   bool spoilt = false;
-  std::string words;  // the first failure since the beginning
+  std::string words;                 // the first failure since the beginning
   std::vector<cudaStream_t> forked;  // streams that belong to it beside the first
   std::vector<cudaEvent_t> events;   // recorded in it
 } capture;

@@ -1,0 +1,80 @@
+// What exchanges between GPUs are made of, on one: sums of shares, the queue beside the
+// computation, pinned memory. tests/dist runs the whole on several emulated devices.
+#include "ops/kinds/device_exchange.h"
+#include "tests/cuda_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+TEST_CASE("exchange: shares are added in their order, as add_() rounds them, however many") {
+  if (!have_device()) return;
+  constexpr int64_t n = 1000;
+  for (const DType t : {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8}) {
+    for (const int shares : {1, 2, 32, 33, 70}) {
+      CAPTURE(name(t));
+      CAPTURE(shares);
+      Tensor sum;
+      std::vector<Tensor> there;
+      std::vector<const char*> from;
+      for (int k = 0; k < shares; ++k) {
+        const Tensor x = ((arange(double{n}) * 0.37 + k * 1.7).sin() * 100.0).to(t);
+        k == 0 ? void(sum = x.clone()) : void(sum.add_(x));
+        there.push_back(x.to(kCUDA));
+        from.push_back(there.back().impl()->data());
+      }
+      // In place in the last, as a rank's own share is; the first holds what comes before.
+      char* const to = there.back().impl()->data();
+      dist::add_shares(to, there[0].impl()->data(), from, n, t);
+      CHECK(same_bits(there.back().to(kCPU), sum));
+    }
+  }
+}
+
+TEST_CASE("exchange: what is queued beside comes between two points, eagerly and captured") {
+  if (!have_device()) return;
+  const DeviceLink& link = device_link();
+  const Backend& gpu = backend(DeviceType::CUDA);
+  const Tensor x = arange(4096.0).to(kCUDA), y = zeros_like(x), z = zeros_like(x);
+  const size_t bytes = 4096 * sizeof(float);
+  const dist::Point end;
+  const auto work = [&] {
+    gpu.copy(y.impl()->data(), x.impl()->data(), bytes);
+    dist::beside(end, [&] { gpu.copy(z.impl()->data(), y.impl()->data(), bytes); });
+    link.await(end.get());
+    gpu.copy(y.impl()->data(), z.impl()->data(), bytes);
+  };
+  CHECK(link.capture() == 0);
+  work();
+  CHECK(same_bits(z, x));
+  gpu.graphs->begin();
+  CHECK(link.capture() > 0);
+  work();
+  size_t nodes = 0;
+  DeviceGraph* const g = gpu.graphs->end(&nodes);
+  CHECK(nodes == 3);
+  for (int i = 1; i < 4; ++i) {
+    x.add_(1.0);
+    gpu.graphs->launch(g);
+    CHECK(same_bits(z, x));
+    CHECK(same_bits(y, x));
+  }
+  gpu.graphs->release(g);
+}
+
+TEST_CASE("exchange: pinned memory is filled beside the computation, and kept for the next") {
+  if (!have_device()) return;
+  const DeviceLink& link = device_link();
+  const Tensor x = arange(1000.0).to(kCUDA), y = zeros_like(x);
+  const size_t bytes = 1000 * sizeof(float);
+  char* const pinned = link.take_pinned(bytes);
+  const dist::Point end;
+  dist::beside(end, [&] { link.to_pinned(pinned, x.impl()->data(), bytes); });
+  link.wait(end.get());
+  CHECK(link.reached(end.get()));
+  CHECK(reinterpret_cast<const float*>(pinned)[999] == 999.0f);
+  link.from_pinned(y.impl()->data(), pinned, bytes);
+  CHECK(same_bits(x, y));
+  link.give_pinned(pinned);
+  CHECK(link.take_pinned(bytes - 8) == pinned);
+  link.give_pinned(pinned);
+}
