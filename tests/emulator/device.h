@@ -43,6 +43,7 @@ struct Stream {
   std::deque<std::function<void()>> queue;
   uint64_t queued = 0, done = 0;  // items so far
   uint64_t known = 0;             // of those done, what the host has waited for
+  bool first = false;             // of the device's
   std::shared_ptr<Capture> capture;
   size_t branch = 0;  // in it
 };
@@ -117,7 +118,7 @@ template <class T> class Handles {
 /// From the environment, read by open().
 struct Settings {
   size_t memory = size_t{2} << 30;  // BRRR_EMULATOR_MEMORY
-  bool lazy = false;                // BRRR_EMULATOR_LAZY
+  unsigned long lazy = 0;           // BRRR_EMULATOR_LAZY
   unsigned long order = 0;          // BRRR_EMULATOR_ORDER
   unsigned long capability = 90;    // BRRR_EMULATOR_CAPABILITY, times 10
 };
@@ -150,10 +151,10 @@ struct Device {
     s.capture->bytes += sizeof work;
     s.capture->nodes[s.branch].push_back({std::move(work)});
   }
-  /// Runs work now, or lets it wait in its stream when the device is lazy.
+  /// Runs work now, or lets it wait in its stream when the device is lazy, or only that stream.
   template <class F> void push(cuda::Stream& s, F work) {
     ++s.queued;
-    if (!settings.lazy) {
+    if (settings.lazy == 0 || (settings.lazy == 2 && !s.first)) {
       ++s.done;  // also of work that fails
       return work();
     }

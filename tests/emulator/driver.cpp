@@ -56,7 +56,7 @@ Failure open(int index, Properties* p) {
     BRRR_CHECK(index == 0, "no device {}: the emulator has one", index);
     d.wait_all();
     d.settings = {number("BRRR_EMULATOR_MEMORY", Settings().memory),
-                  number("BRRR_EMULATOR_LAZY", 0) != 0, number("BRRR_EMULATOR_ORDER", 0),
+                  number("BRRR_EMULATOR_LAZY", 0), number("BRRR_EMULATOR_ORDER", 0),
                   number("BRRR_EMULATOR_CAPABILITY", Settings().capability)};
     d.memory.total = d.settings.memory;
     const int capability = static_cast<int>(d.settings.capability);
@@ -117,7 +117,12 @@ Failure arena(size_t bytes, void** begin, bool* done) {
 // --- Streams and events --------------------------------------------------------------------------
 
 Failure make_stream(Stream** s) {
-  return guarded([&](Device& d) { *s = d.streams.add(); });
+  return guarded([&](Device& d) {
+    bool first = true;
+    d.streams.each([&](Stream&) { first = false; });
+    *s = d.streams.add();
+    (*s)->first = first;
+  });
 }
 
 Failure synchronize(Stream* s) {
