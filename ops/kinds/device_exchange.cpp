@@ -32,6 +32,13 @@ KERNEL(share_sum, ShareSumArguments, 256) {
   ((T*)p.to)[i] = sum;
 })"}};
 
+BRRR_DEVICE_STRUCT(CountArguments, { long* exchanges; });
+
+constexpr DeviceKernel count{"count", CountArgumentsText, 32, {R"(
+KERNEL(count, CountArguments, 32) {
+  if (threadIdx.x == 0) *p.exchanges += 1;
+})"}};
+
 // Where a rank's first share is among all that are summed: the first rank has one, others `passes`.
 int64_t first_of(int r, int passes) { return r == 0 ? 0 : 1 + int64_t{r - 1} * passes; }
 
@@ -125,11 +132,19 @@ char* make_room(Tensor& memory, int64_t n, DType dtype) {
   return memory.impl()->data();
 }
 
+// An exchange of linked GPUs, beside the computation. Those that watch over it see it done.
+void exchange(const Point& end, const std::function<void()>& work) {
+  beside(end, [&] {
+    work();
+    run_kernel(count, {}, {1}, CountArguments{exchanges_done()});
+  });
+}
+
 // A collective that the computation waits for.
 void at_once(const std::string& what, const std::function<void()>& work) {
   compare_calls(what);
   const Point end;
-  beside(end, work);
+  exchange(end, work);
   device_link().await(end.get());
 }
 
@@ -184,7 +199,7 @@ void DeviceSum::begin_linked(const std::vector<Row>& rows, int passes) {
   const Row& row = rows.back();
   const int64_t n = elements(row.shard(rank(), size()));
   char* const shares = make_room(shares_, first_of(size(), passes) * n, row.dtype());
-  beside(done_, [&] {
+  exchange(done_, [&] {
     queue_sum(rows, passes, shares);
     queue_shards(row);
   });

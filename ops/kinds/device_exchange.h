@@ -19,6 +19,9 @@ bool gpus_linked();
 /// With BRRR_DIST_CHECK: throws unless all ranks make this call. Replays repeat what was compared.
 void compare_calls(const std::string& what);
 
+/// In memory of the host: one more for each exchange that linked GPUs have done.
+long* exchanges_done();
+
 /// Throws if what the calling thread queues is noted by a capture.
 void refuse_capture(const std::string& what);
 

@@ -49,33 +49,46 @@ void check_own_gpus(const std::vector<Said>& all) {
   }
 }
 
-// A peer that is stuck leaves this rank's GPU waiting, and whoever waits for that.
+// What a watch has seen.
+struct Watch {
+  using Clock = std::chrono::steady_clock;
+  std::mutex mutex;
+  bool over = false;
+  long seen = 0;
+  Clock::time_point since = Clock::now();
+
+  // A peer that is stuck leaves this rank's GPU waiting, and whoever waits for that. One that has
+  // much to do goes on with exchanges.
+  void look() {
+    Exchange& e = Exchange::get();
+    const std::string trouble = device_link().trouble();
+    if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
+    const long done = __atomic_load_n(exchanges_done(), __ATOMIC_RELAXED);
+    if (done != seen || device_link().waited_s() == 0) {
+      seen = done;
+      since = Clock::now();
+    } else if (Clock::now() - since > std::chrono::duration<double>(e.limit())) {
+      e.abort(fmt::format(
+          "waited {:.0f} s for the GPU, which exchanges with other ranks: one is stuck, or does "
+          "something else (BRRR_DIST_CHECK=1 compares the calls, BRRR_DIST_LIMIT sets the seconds)",
+          e.limit()));
+    }
+  }
+};
+
 void watch() {
-  struct State {
-    std::mutex mutex;
-    bool over = false;
-  };
-  static State& s = *new State;
+  static Watch& w = *new Watch;
   std::thread([] {
     for (;;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      const std::lock_guard lock(s.mutex);
-      if (s.over) return;
-      Exchange& e = Exchange::get();
-      const std::string trouble = device_link().trouble();
-      if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
-      if (device_link().waited_s() > e.limit()) {
-        e.abort(fmt::format(
-            "waited {:.0f} s for the GPU, which exchanges with other ranks: one is stuck, or does "
-            "something else (BRRR_DIST_CHECK=1 compares the calls, BRRR_DIST_LIMIT sets the "
-            "seconds)",
-            e.limit()));
-      }
+      const std::lock_guard lock(w.mutex);
+      if (w.over) return;
+      w.look();
     }
   }).detach();
   std::atexit([] {
-    const std::lock_guard lock(s.mutex);
-    s.over = true;
+    const std::lock_guard lock(w.mutex);
+    w.over = true;
   });
 }
 
@@ -105,6 +118,7 @@ bool join_gpus() {
   id.resize(static_cast<size_t>(bytes));
   run(broadcast_job("the id of all GPUs", e.next_tag(), {id.data(), bytes}, kUInt8, 0));
   link.join(id, e.rank(), e.size());
+  exchanges_done();  // No capture takes memory.
   watch();
   return true;
 }
@@ -126,6 +140,15 @@ bool gpus_linked() {
   const std::lock_guard lock(mutex);
   if (known < 0) known = join_gpus();
   return known == 1;
+}
+
+long* exchanges_done() {
+  static long* const count = [] {
+    auto* const made = reinterpret_cast<long*>(device_link().take_pinned(sizeof(long)));
+    *made = 0;
+    return made;
+  }();
+  return count;
 }
 
 void compare_calls(const std::string& what) {

@@ -3,7 +3,10 @@
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <functional>
 #include <string>
+#include <thread>
 
 #include "ops/kinds/device_exchange.h"
 #include "tests/emulator_calls.h"
@@ -177,6 +180,16 @@ TEST_SUITE("device") {
       CHECK_MESSAGE((explained.find("asked for it") != std::string::npos) == (dist::rank() == 0),
                     explained);
     }
+  }
+
+  // Ends the run: somebody waits for the GPU, which the stand-in would let wait for longer.
+  TEST_CASE("zz stuck: a rank that does not come ends the run of those whose GPU waits") {
+    if (!linked()) return;
+    const Tensor x = ones({4}, kFloat32, kCUDA);
+    dist::all_reduce(x).to(kCPU);
+    dist::set_limit(1);
+    if (dist::rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(30));
+    dist::all_reduce(x).to(kCPU);
   }
 
   // The last: messages that have failed once fail ever after.
