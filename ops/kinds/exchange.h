@@ -19,21 +19,26 @@ struct Span {
   int64_t n = 0;
 };
 
-/// Spans seen as one long row of elements of a dtype.
+/// Where the parts of one span end that belong to rank 0, 1, ..: size() + 1 numbers from 0 to n.
+using Cuts = std::vector<int64_t>;
+
+/// Spans seen as one long row of elements of a dtype, each of which belongs to a rank.
 class Row {
  public:
-  Row(DType dtype, std::vector<Span> spans);
+  /// `cuts` are those of the spans; without them a rank has as many elements as another.
+  Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts = {});
   int64_t size() const { return size_; }
   DType dtype() const { return dtype_; }
   /// Elements [begin, end).
   std::vector<Span> part(int64_t begin, int64_t end) const;
-  /// The part of a rank: as even as whole elements allow.
+  /// The part of a rank.
   std::vector<Span> shard(int rank, int ranks) const;
   static int64_t shard_begin(int64_t n, int rank, int ranks) { return n * rank / ranks; }
 
  private:
   DType dtype_;
   std::vector<Span> spans_;
+  std::vector<const Cuts*> cuts_;
   int64_t size_ = 0;
 };
 
@@ -125,11 +130,15 @@ class Shares {
   std::vector<char> bytes_;
 };
 
+/// The halves of an all_reduce: the sum of its shard to each rank, and each rank's shard to all.
+enum class Halves { Both, Sum, Share };
+
 /// Each rank's share is summed in rank order by that rank and sent to all: the bytes of a ring,
 /// 2 (N - 1) / N of the row. In place. It may begin again, with another row.
 class AllReduceJob final : public Job {
  public:
-  using Job::Job;
+  AllReduceJob(std::string what, int tag, Halves halves = Halves::Both)
+      : Job(std::move(what), tag), halves_(halves) {}
   void set_row(Row row) { set_rows({std::move(row)}, 1); }
   /// Ranks but the first have `passes` rows of one size each, which are summed one after the other
   /// where a rank's turn comes; the first has one. The sum goes to the last.
@@ -137,7 +146,9 @@ class AllReduceJob final : public Job {
 
  private:
   bool post(int stage) override;
+  bool post_sum(const std::vector<std::vector<Span>>& own);
 
+  Halves halves_;
   std::vector<Row> rows_;
   int passes_ = 1;
   Shares shares_;

@@ -124,7 +124,8 @@ class Broadcast final : public Job {
 
 }  // namespace
 
-Row::Row(DType dtype, std::vector<Span> spans) : dtype_(dtype), spans_(std::move(spans)) {
+Row::Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts)
+    : dtype_(dtype), spans_(std::move(spans)), cuts_(std::move(cuts)) {
   for (const Span& s : spans_) size_ += s.n;
 }
 
@@ -141,6 +142,15 @@ std::vector<Span> Row::part(int64_t begin, int64_t end) const {
 }
 
 std::vector<Span> Row::shard(int rank, int ranks) const {
+  if (!cuts_.empty()) {
+    std::vector<Span> own;
+    const auto item = static_cast<int64_t>(itemsize(dtype_));
+    for (size_t k = 0; k < spans_.size(); ++k) {
+      const int64_t* const at = cuts_[k]->data() + rank;
+      if (at[0] < at[1]) own.push_back({spans_[k].at + at[0] * item, at[1] - at[0]});
+    }
+    return own;
+  }
   return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
 }
 
@@ -205,32 +215,39 @@ void AllReduceJob::set_rows(std::vector<Row> rows, int passes) {
   passes_ = passes;
 }
 
+// All ranks' shares of this one's shard come.
+bool AllReduceJob::post_sum(const std::vector<std::vector<Span>>& own) {
+  const int size = Exchange::get().size();
+  const DType t = rows_.back().dtype();
+  int64_t n = 0;
+  for (const Span& s : own[0]) n += s.n;
+  shares_.resize(size, passes_, n, t);
+  for_peers([&](int peer) {
+    if (n > 0) receive(peer, {shares_.of(peer)}, t);
+    std::vector<Span> all;
+    for (const Row& r : rows_) {
+      const auto part = r.shard(peer, size);
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    send(peer, all, t);
+  });
+  return true;
+}
+
 bool AllReduceJob::post(int stage) {
   const int rank = Exchange::get().rank(), size = Exchange::get().size();
   const Row& row = rows_.back();
-  if (size == 1 || row.size() == 0 || stage > 1) return false;
-  const DType t = row.dtype();
+  if (size == 1 || row.size() == 0) return false;
   std::vector<std::vector<Span>> own;
   for (const Row& r : rows_) own.push_back(r.shard(rank, size));
-  if (stage == 0) {
-    int64_t n = 0;
-    for (const Span& s : own[0]) n += s.n;
-    shares_.resize(size, passes_, n, t);
-    for_peers([&](int peer) {
-      if (n > 0) receive(peer, {shares_.of(peer)}, t);
-      std::vector<Span> all;
-      for (const Row& r : rows_) {
-        const auto part = r.shard(peer, size);
-        all.insert(all.end(), part.begin(), part.end());
-      }
-      send(peer, all, t);
-    });
-    return true;
-  }
-  shares_.sum(own, rank);
+  const int sum_at = halves_ == Halves::Share ? -1 : 0;
+  if (stage == sum_at) return post_sum(own);
+  if (stage > sum_at + 1) return false;
+  if (sum_at == 0) shares_.sum(own, rank);
+  if (halves_ == Halves::Sum) return false;
   for_peers([&](int peer) {
-    receive(peer, row.shard(peer, size), t);
-    send(peer, own.back(), t);
+    receive(peer, row.shard(peer, size), row.dtype());
+    send(peer, own.back(), row.dtype());
   });
   return true;
 }

@@ -17,6 +17,7 @@ struct GradientBucket {
   DType dtype = kFloat32;
   int passes = 1;                         // Of ranks but the first.
   std::vector<std::vector<Span>> rows;    // By pass and member; absent ones have no address.
+  std::vector<Cuts> cuts;                 // By member; none: all share.
   std::vector<std::vector<char>> staged;  // By member: the host's copy of one on a GPU.
   size_t members = 0, arrived = 0;
   std::shared_ptr<AllReduceJob> job;
@@ -29,9 +30,13 @@ struct GradientBucket {
     std::vector<Row> all;
     for (const std::vector<Span>& row : rows) {
       std::vector<Span> there;
-      std::copy_if(row.begin(), row.end(), std::back_inserter(there),
-                   [](const Span& s) { return s.at != nullptr; });
-      all.emplace_back(dtype, std::move(there));
+      std::vector<const Cuts*> theirs;
+      for (size_t k = 0; k < row.size(); ++k) {
+        if (!row[k].at) continue;
+        there.push_back(row[k]);
+        if (!cuts.empty()) theirs.push_back(&cuts[k]);
+      }
+      all.emplace_back(dtype, std::move(there), std::move(theirs));
     }
     job->set_rows(std::move(all), passes);
     Exchange::get().start(job);
@@ -147,7 +152,8 @@ const OpDef end_row{"exchange_end",
 
 }  // namespace
 
-Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes)
+Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes,
+                 const Division& division)
     : own_rows_(Exchange::get().rank() == 0 ? 1 : passes) {
   Known& k = known();
   const std::lock_guard lock(k.mutex);
@@ -169,11 +175,16 @@ Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int p
     GradientBucket& b = *buckets_.back();
     place_.emplace_back(buckets_.size() - 1, b.members++);
     for (auto& row : b.rows) row.emplace_back();
+    if (!division.cuts.empty()) b.cuts.push_back(division.cuts[place_.size() - 1]);
   }
   const int first = Exchange::get().reserve_tags(static_cast<int>(buckets_.size()));
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b]->job = std::make_shared<AllReduceJob>(
-        fmt::format("the sum of the gradients in bucket {}", b), first + static_cast<int>(b));
+        fmt::format(
+            "{} in bucket {}",
+            division.halves == Halves::Share ? "the new parameters" : "the sum of the gradients",
+            b),
+        first + static_cast<int>(b), division.halves);
     k.all[buckets_[b]->id] = buckets_[b].get();
   }
 }
@@ -203,16 +214,20 @@ void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before
             BeginAttrs{buckets_[bucket]->id, static_cast<int64_t>(member), 0});
 }
 
-void Buckets::begin_without(const Tensor& g, size_t there,
-                            const std::vector<size_t>& missing) const {
-  const size_t bucket = bucket_of(there);
-  const auto absent = std::count_if(missing.begin(), missing.end(),
-                                    [&](size_t k) { return bucket_of(k) == bucket; });
-  if (absent > 0) call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent});
-}
+size_t Buckets::members_of(size_t bucket) const { return buckets_[bucket]->members; }
 
 void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
                   const std::function<std::vector<Tensor>(size_t)>& before) const {
+  // All sums are on their way before the first is awaited.
+  for (size_t at = 0; at < members.size();) {
+    const size_t bucket = bucket_of(members[at]), first = at;
+    while (at < members.size() && bucket_of(members[at]) == bucket) ++at;
+    const auto absent = static_cast<int64_t>(buckets_[bucket]->members - (at - first));
+    if (absent > 0) {
+      const Tensor& g = gradients[first];
+      call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent});
+    }
+  }
   for (size_t at = 0; at < members.size();) {
     const size_t bucket = bucket_of(members[at]), first = at;
     std::vector<Tensor> all;
