@@ -124,6 +124,7 @@ struct DataParallel::State final : GradientHook {
   std::vector<size_t> there;       // Of each bucket, so many gradients in this pass.
   std::optional<size_t> complete;  // A bucket whose sum is on its way.
   std::vector<bool> came;          // In this backward pass.
+  bool expected = false;           // A backward pass of a forward pass that has begun.
   std::unordered_map<const TensorImpl*, size_t> index;
   // The pass of a step, in a cell that a recorded step which throws puts back,
   const Ref<ControlCell> cell = control_cell(0);
@@ -156,7 +157,7 @@ struct DataParallel::State final : GradientHook {
       sharding->set_used(parameters[k], false);
     }
     reached = false;
-    BRRR_CHECK(!context.gradients || context.gradients == this,
+    BRRR_CHECK(!context.gradients || context.gradients == this || !context.gradients->awaited(),
                "DataParallel: another model's backward pass has not come yet; a thread trains one "
                "at a time");
     if (pass() == 0) {
@@ -165,11 +166,19 @@ struct DataParallel::State final : GradientHook {
     }
     to_stream(group * passes() + static_cast<uint64_t>(rank() * options.accumulate + pass()));
     context.gradients = this;
+    expected = true;
   }
+
+  bool awaited() const override { return expected; }
 
   void ready(TensorImpl& leaf) override {
     const auto at = index.find(&leaf);
     if (at == index.end()) return;
+    BRRR_CHECK(expected,
+               "DataParallel: a backward pass into {} without a forward pass through ddp(x): it "
+               "would not be exchanged. Add losses and go backward once, or call begin_pass() "
+               "before each pass",
+               describe(parameters[at->second]));
     reached = true;
     if (!last_pass() || size() == 1) return;
     begin(at->second);
@@ -242,7 +251,7 @@ struct DataParallel::State final : GradientHook {
 
   void finished() override {
     if (!reached) return;  // Another model's pass.
-    context.gradients = nullptr;
+    expected = false;
     if (!last_pass()) {
       if (apart()) set_aside();
       return set_control(*cell, cell->value + 1);

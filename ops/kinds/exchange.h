@@ -17,6 +17,7 @@ namespace brrr::dist {
 struct Span {
   char* at = nullptr;
   int64_t n = 0;
+  bool operator==(const Span&) const = default;
 };
 
 /// Where the parts of one span end that belong to rank 0, 1, ..: size() + 1 numbers from 0 to n.
@@ -42,8 +43,8 @@ class Row {
   int64_t size_ = 0;
 };
 
-/// One collective under way. Its stages follow one another when all messages of the last have come
-/// and gone; those of the peers have the same.
+/// One collective. Its stages follow one another when all messages of the last have come and gone;
+/// those of the peers have the same. It may be had many times.
 class Job {
  public:
   /// `what` says the call, in messages: "all_reduce of float32[4, 3]". Messages of jobs that may be
@@ -51,24 +52,38 @@ class Job {
   Job(std::string what, int tag) : what_(std::move(what)), tag_(tag) {}
   virtual ~Job() = default;
   const std::string& what() const { return what_; }
+  int tag() const { return tag_; }
 
  protected:
-  /// Posts the messages of that stage; false: there is none, the job is done.
-  virtual bool post(int stage) = 0;
+  /// Declares the messages of that stage, by send() and receive(); false: there is none. The first
+  /// time, and after forget().
+  virtual bool prepare(int stage) = 0;
+  /// What is computed before that stage's messages start; also for the one after the last.
+  virtual void compute(int) {}
   void send(int peer, const std::vector<Span>& spans, DType dtype);
   void receive(int peer, const std::vector<Span>& spans, DType dtype);
+  /// Its messages are others from now on.
+  void forget() { changed_ = true; }
+  void set_what(std::string what) { what_ = std::move(what); }
 
  private:
   friend class Exchange;
+  static constexpr int kCalls = -1;  // The stage before all others, if calls are compared.
   struct Message {
     void* request;
-    int peer;
+    int peer, stage;
+    size_t sent;  // Bytes; 0: it is received.
+    bool under_way;
   };
-  void transfer(bool sends, int peer, const Piece* pieces, int n);
+  void declare(bool sends, int peer, const Piece* pieces, int n);
 
   std::string what_;
   int tag_, stage_ = 0;
+  int declared_ = 0;    // Stages whose messages are there; the next one's are declared.
+  bool whole_ = false;  // Those are all.
+  bool changed_ = false;
   std::vector<Message> messages_;
+  size_t under_way_ = 0;
   std::vector<std::string> calls_;  // What the peers say that they call.
   double began_ = 0;
   std::atomic<double> waited_since_{0};
@@ -91,10 +106,14 @@ class Exchange {
   void wait(Job& job);
   /// Until nobody uses the job's memory any more, done or failed.
   void let_go(Job& job) noexcept;
+  /// It will not be started again. Every job that has been started comes here.
+  void retire(std::shared_ptr<Job> job);
   /// A tag for a job that all ranks begin in the same order.
   int next_tag();
-  /// So many tags of its own, for messages that may be under way with others.
+  /// The first of so many tags in a row, for messages that may be under way with others; all ranks
+  /// ask in the same order. They come back by return_tags().
   int reserve_tags(int n);
+  void return_tags(int first, int n);
   /// Ends the run: says why, with the rank's number, on stderr.
   [[noreturn]] void abort(const std::string& why);
 
@@ -127,7 +146,7 @@ class Shares {
   int ranks_ = 0, passes_ = 1;
   int64_t n_ = 0;
   DType dtype_ = kFloat32;
-  std::vector<char> bytes_;
+  std::vector<char> bytes_, block_;
 };
 
 /// The halves of an all_reduce: the sum of its shard to each rank, and each rank's shard to all.
@@ -143,14 +162,19 @@ class AllReduceJob final : public Job {
   /// Ranks but the first have `passes` rows of one size each, which are summed one after the other
   /// where a rank's turn comes; the first has one. The sum goes to the last.
   void set_rows(std::vector<Row> rows, int passes);
+  using Job::set_what;
 
  private:
-  bool post(int stage) override;
-  bool post_sum(const std::vector<std::vector<Span>>& own);
+  bool prepare(int stage) override;
+  void compute(int stage) override;
+  void prepare_sum();
+  void prepare_share();
+  int sum_at() const { return halves_ == Halves::Share ? -1 : 0; }
 
   Halves halves_;
   std::vector<Row> rows_;
   int passes_ = 1;
+  std::vector<std::vector<Span>> own_;  // This rank's shard of each row.
   Shares shares_;
 };
 

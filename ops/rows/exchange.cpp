@@ -16,7 +16,9 @@ struct GradientBucket {
   int64_t id = 0;
   DType dtype = kFloat32;
   int passes = 1;                         // Of ranks but the first.
+  std::string what;                       // The job, where no member is absent.
   std::vector<std::vector<Span>> rows;    // By pass and member; absent ones have no address.
+  std::vector<std::vector<Span>> told;    // What the job knows.
   std::vector<Cuts> cuts;                 // By member; none: all share.
   std::vector<std::vector<char>> staged;  // By member: the host's copy of one on a GPU.
   size_t members = 0, arrived = 0;
@@ -27,6 +29,10 @@ struct GradientBucket {
                "DataParallel: a gradient comes a second time before its sum was awaited");
     arrived += n;
     if (arrived < members) return;
+    if (rows != told) tell_job();  // A replay's gradients lie where the last one's did.
+    Exchange::get().start(job);
+  }
+  void tell_job() {
     std::vector<Row> all;
     for (const std::vector<Span>& row : rows) {
       std::vector<Span> there;
@@ -39,7 +45,12 @@ struct GradientBucket {
       all.emplace_back(dtype, std::move(there), std::move(theirs));
     }
     job->set_rows(std::move(all), passes);
-    Exchange::get().start(job);
+    told = rows;
+    std::string absent;
+    for (size_t k = 0; k < members; ++k) {
+      if (!rows.back()[k].at) absent += fmt::format("{} {}", absent.empty() ? "" : ",", k);
+    }
+    job->set_what(absent.empty() ? what : fmt::format("{} without gradients{}", what, absent));
   }
   // What a pass that threw has left: a sum under way is awaited first.
   void clear() noexcept {
@@ -179,12 +190,11 @@ Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int p
   }
   const int first = Exchange::get().reserve_tags(static_cast<int>(buckets_.size()));
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b]->job = std::make_shared<AllReduceJob>(
-        fmt::format(
-            "{} in bucket {}",
-            division.halves == Halves::Share ? "the new parameters" : "the sum of the gradients",
-            b),
-        first + static_cast<int>(b), division.halves);
+    buckets_[b]->what = fmt::format(
+        "{} in bucket {}",
+        division.halves == Halves::Share ? "the new parameters" : "the sum of the gradients", b);
+    buckets_[b]->job = std::make_shared<AllReduceJob>(buckets_[b]->what,
+                                                      first + static_cast<int>(b), division.halves);
     k.all[buckets_[b]->id] = buckets_[b].get();
   }
 }
@@ -197,7 +207,13 @@ Buckets::~Buckets() {
   clear();
   Known& k = known();
   const std::lock_guard lock(k.mutex);
-  for (const auto& b : buckets_) k.all.erase(b->id);
+  for (const auto& b : buckets_) {
+    k.all.erase(b->id);
+    Exchange::get().retire(b->job);
+  }
+  if (!buckets_.empty()) {
+    Exchange::get().return_tags(buckets_[0]->job->tag(), static_cast<int>(buckets_.size()));
+  }
 }
 
 static void put_before(std::vector<Tensor>& all, const std::vector<Tensor>& before) {

@@ -79,9 +79,12 @@ grep -q "brrr: rank 0: .*waited 2 s for rank 1" "$work/ranks" ||
 echo "a stuck process: $(grep -o "brrr: rank 0: .*" "$work/ranks")"
 
 # Calls that differ are both named. What has gone wrong once ends the run.
-BRRR_DIST_CHECK=1 ranks 2 "$bin/brrr_dist_tests" --test-case="zz*" >"$work/ranks" 2>&1 || true
-if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
-  cat "$work/ranks"
-  fail "calls that differ"
-fi
-echo "calls that differ are named"
+for what in calls parameters; do
+  BRRR_DIST_CHECK=1 ranks 2 "$bin/brrr_dist_tests" --test-case="zz: BRRR_DIST_CHECK: $what*" \
+    >"$work/ranks" 2>&1 || true
+  if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
+    cat "$work/ranks"
+    fail "$what that differ"
+  fi
+  echo "$what that differ are named"
+done
