@@ -45,6 +45,8 @@ struct GradientHook {
   virtual void ready(TensorImpl& leaf) = 0;
   /// The pass is over.
   virtual void finished() = 0;
+  /// Whether a pass is still to come; else another hook may take this one's place.
+  virtual bool awaited() const = 0;
 };
 
 /// Memory planned for the scratch tensors of an op's kernel, as its row asks.
@@ -56,7 +58,7 @@ struct Scratch {
 struct Context {
   Recorder* recorder = nullptr;  ///< Set while a step is being recorded or verified.
   Observer* observer = nullptr;
-  GradientHook* gradients = nullptr;  ///< Of the next backward pass into leaves.
+  GradientHook* gradients = nullptr;  ///< Of backward passes into leaves.
   bool grad_enabled = true;
   DType autocast = DType::Float32;  ///< What products round to; float32: autocast is off.
   uint64_t sequence = 1;            ///< Of the next tape node.

@@ -19,21 +19,24 @@ struct Transport {
   int rank, size;              ///< Of this process, of the run.
   int local_rank, local_size;  ///< Among those on this machine.
   const char* version;         ///< "Open MPI v4.1.4".
-  /// Begin to send to, or receive from, a peer; the memory must stay until test() has said 1.
-  /// Messages of one tag between two ranks arrive in order.
+  /// A message to, or from, a peer, which may be sent many times; null: see error(). Messages of
+  /// one tag, at most 32767, arrive in order between two ranks.
   void* (*send)(const Piece* pieces, int n, int peer, int tag);
   void* (*receive)(const Piece* pieces, int n, int peer, int tag);
-  /// 1: done, the request is gone; 0: not yet; -1: it failed, see error().
+  /// Begins; the memory must stay until test() has said 1. False: see error().
+  bool (*start)(void* request);
+  /// 1: done, it may start again; 0: not yet; -1: it failed, see error().
   int (*test)(void* request);
   const char* (*error)();
-  /// A message that nobody waits for any more. One that is on its way is waited for, a while.
+  /// One that is under way and that nobody waits for any more: it is waited for, a while.
   void (*cancel)(void* request);
+  void (*release)(void* request);  ///< One that is not under way.
   /// Ends the whole run at once.
   void (*abort)(int code);
   /// Every rank does this at its end, and waits for the others.
   void (*finish)();
 };
-inline constexpr uint32_t kTransportAbi = 1;
+inline constexpr uint32_t kTransportAbi = 2;
 
 /// Joins the run that the environment tells of (mpirun, srun); null outside of one. Throws
 /// brrr::Error, saying what to install, if there is a run and no module. For the one thread.

@@ -99,6 +99,7 @@ class Run : public Training {
     model_ = std::make_unique<brrr::models::MLP>(
         brrr::models::MLPOptions{.sizes = sizes, .activation = "relu", .dropout = o.dropout});
     model_->to(device);
+    parallel = std::make_unique<brrr::dist::DataParallel>(*model_, o.parallel());
     if (o.optimizer == "adamw") {
       optimizer = std::make_unique<brrr::optim::AdamW>(
           model_->parameters(), brrr::optim::AdamWOptions{.lr = o.lr, .weight_decay = 0.05});
@@ -112,8 +113,6 @@ class Run : public Training {
         train_, data::LoaderOptions{.batch = o.batch * o.passes(),
                                     .seed = static_cast<uint64_t>(o.seed),
                                     .drop_last = o.passes() > 1});
-    parallel = std::make_unique<brrr::dist::DataParallel>(
-        *model_, brrr::dist::DataParallelOptions{.accumulate = o.accumulate});
   }
 
   brrr::TrainingState parts(brrr::Metadata metadata = {}) const {
@@ -173,7 +172,7 @@ class Run : public Training {
   }
   void save(LossLog& losses) override {
     finite(losses.read(), step);
-    if (options_.checkpoint.empty() || brrr::dist::rank() > 0) return;
+    if (options_.checkpoint.empty()) return;
     brrr::save_checkpoint(options_.checkpoint, parts(options_.to_save()));
   }
   brrr::models::Module& module() const override { return *model_; }

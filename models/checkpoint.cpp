@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/rng.h"
+#include "ops/dist.h"
 
 namespace brrr {
 
@@ -27,6 +28,7 @@ void save_checkpoint(const std::string& path, const TrainingState& s) {
   each_part(s, [&](const char* name, const auto& part) {
     add_with_prefix(dict, name, part.state_dict());
   });
+  if (dist::rank() > 0) return;
   Metadata metadata = s.metadata;
   const RngState rng = rng_state();
   metadata[kStep] = std::to_string(s.step);

@@ -21,7 +21,8 @@ struct TrainingState {
   optim::GradScaler* scaler = nullptr;
 };
 
-/// Writes all parts, and the random stream, as save() does. In the file the model's tensors are
+/// Writes all parts, and the random stream, as save() does; in a run of several processes all call
+/// it, and the first one writes. In the file the model's tensors are
 /// called "model.<name>", the others "optimizer.", "schedule.", "loader."
 /// and "scaler.".
 void save_checkpoint(const std::string& path, const TrainingState& state);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <unordered_map>
 
@@ -10,6 +11,7 @@
 #include "core/context.h"
 #include "core/rng.h"
 #include "core/tensor_impl.h"
+#include "models/sharding.h"
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
@@ -46,8 +48,9 @@ std::vector<std::string> features(const models::Module& m, const DataParallelOpt
     }
   }
   lines.push_back(fmt::format("seed {}, draw {}", rng_state().seed, rng_state().draw));
-  lines.push_back(fmt::format("accumulate {}, bucket_bytes {}, in_order {}", o.accumulate,
-                              o.bucket_bytes, o.in_order));
+  lines.push_back(fmt::format(
+      "accumulate {}, bucket_bytes {}, in_order {}, shard_optimizer {}, shard_gradients {}",
+      o.accumulate, o.bucket_bytes, o.in_order, o.shard_optimizer, o.shard_gradients));
   return lines;
 }
 
@@ -70,12 +73,16 @@ void make_alike(const models::Module& m) {
 
 }  // namespace
 
+std::string broadcast_text(const std::string& text, int root) {
+  const Tensor length = broadcast(full({1}, static_cast<int64_t>(text.size()), kInt64), root);
+  std::string own = text;
+  own.resize(static_cast<size_t>(length.item<int64_t>()), '\0');
+  return text_of(broadcast(bytes_of(own), root));
+}
+
 void check_alike(const std::string& what, const std::vector<std::string>& own) {
   if (size() == 1) return;
-  std::string text = fmt::format("{}\n", fmt::join(own, "\n"));
-  Tensor length = broadcast(full({1}, static_cast<int64_t>(text.size()), kInt64));
-  text.resize(static_cast<size_t>(length.item<int64_t>()), '\0');
-  std::istringstream first(text_of(broadcast(bytes_of(text))));
+  std::istringstream first(broadcast_text(fmt::format("{}\n", fmt::join(own, "\n")), 0));
   constexpr size_t most = 400;
   std::string said, line;
   for (size_t k = 0; said.empty(); ++k) {
@@ -99,20 +106,30 @@ struct DataParallel::State final : GradientHook {
       : module(m),
         options(o),
         parameters(reversed(m.parameters())),
+        sharding(o.shard_optimizer || o.shard_gradients
+                     ? Sharding::make(parameters, o.shard_gradients)
+                     : nullptr),
         buckets(parameters, bucket_bytes(parameters, o),
-                o.in_order ? static_cast<int>(o.accumulate) : 1) {
+                o.in_order ? static_cast<int>(o.accumulate) : 1, division()),
+        there(buckets.size()),
+        came(parameters.size()) {
     for (size_t k = 0; k < parameters.size(); ++k) index.emplace(parameters[k].impl(), k);
   }
 
   models::Module& module;
   DataParallelOptions options;
   std::vector<Tensor> parameters;  // In the order in which backward comes to them, about.
+  std::shared_ptr<Sharding> sharding;
   Buckets buckets;
+  std::vector<size_t> there;       // Of each bucket, so many gradients in this pass.
+  std::optional<size_t> complete;  // A bucket whose sum is on its way.
+  std::vector<bool> came;          // In this backward pass.
+  bool expected = false;           // A backward pass of a forward pass that has begun.
   std::unordered_map<const TensorImpl*, size_t> index;
   // The pass of a step, in a cell that a recorded step which throws puts back,
   const Ref<ControlCell> cell = control_cell(0);
   uint64_t group = 0;         // whose passes have streams group * passes() and following.
-  std::vector<size_t> begun;  // In this backward pass,
+  std::vector<size_t> begun;  // In this backward pass, and not awaited yet,
   bool reached = false;       // which has come to one of the parameters.
   std::vector<std::vector<Tensor>> earlier;  // Gradients of the step's earlier passes.
 
@@ -133,8 +150,14 @@ struct DataParallel::State final : GradientHook {
     if (passes() == 1) return;
     if (!begun.empty()) buckets.clear();  // Of a pass that has thrown.
     begun.clear();
+    there.assign(there.size(), 0);
+    complete.reset();
+    came.assign(came.size(), false);
+    for (size_t k = 0; sharding && k < parameters.size(); ++k) {
+      sharding->set_used(parameters[k], false);
+    }
     reached = false;
-    BRRR_CHECK(!context.gradients || context.gradients == this,
+    BRRR_CHECK(!context.gradients || context.gradients == this || !context.gradients->awaited(),
                "DataParallel: another model's backward pass has not come yet; a thread trains one "
                "at a time");
     if (pass() == 0) {
@@ -143,11 +166,19 @@ struct DataParallel::State final : GradientHook {
     }
     to_stream(group * passes() + static_cast<uint64_t>(rank() * options.accumulate + pass()));
     context.gradients = this;
+    expected = true;
   }
+
+  bool awaited() const override { return expected; }
 
   void ready(TensorImpl& leaf) override {
     const auto at = index.find(&leaf);
     if (at == index.end()) return;
+    BRRR_CHECK(expected,
+               "DataParallel: a backward pass into {} without a forward pass through ddp(x): it "
+               "would not be exchanged. Add losses and go backward once, or call begin_pass() "
+               "before each pass",
+               describe(parameters[at->second]));
     reached = true;
     if (!last_pass() || size() == 1) return;
     begin(at->second);
@@ -156,6 +187,36 @@ struct DataParallel::State final : GradientHook {
   void begin(size_t k) {
     buckets.begin(gradient(k), k, before(k));
     begun.push_back(k);
+    came[k] = true;
+    if (!sums_part()) return;
+    sharding->set_used(parameters[k], true);
+    // What is summed need not wait for the end, if it is given away then.
+    const size_t b = buckets.bucket_of(k);
+    if (++there[b] < buckets.members_of(b)) return;
+    if (complete) end([&](size_t j) { return buckets.bucket_of(j) == *complete; });
+    complete = b;
+  }
+
+  bool sums_part() const { return sharding && sharding->gradients() && size() > 1; }
+  Division division() const {
+    if (!sums_part()) return {};
+    Division d{.halves = Halves::Sum};
+    for (const Tensor& p : parameters) d.cuts.push_back(sharding->cuts(p));
+    return d;
+  }
+
+  // Awaits those of the begun that `which` says.
+  template <class F> void end(const F& which) {
+    const auto rest = std::partition(begun.begin(), begun.end(), which);
+    std::vector<size_t> members(begun.begin(), rest);
+    begun.erase(begun.begin(), rest);
+    std::sort(members.begin(), members.end());
+    std::vector<Tensor> gradients;
+    for (const size_t k : members) gradients.push_back(gradient(k));
+    buckets.end(gradients, members, [&](size_t k) { return before(k); });
+    for (const size_t k : members) {
+      if (sums_part()) sharding->keep_own_gradient(parameters[k]);
+    }
   }
 
   // Whether this rank keeps the gradients of its passes apart.
@@ -190,7 +251,7 @@ struct DataParallel::State final : GradientHook {
 
   void finished() override {
     if (!reached) return;  // Another model's pass.
-    context.gradients = nullptr;
+    expected = false;
     if (!last_pass()) {
       if (apart()) set_aside();
       return set_control(*cell, cell->value + 1);
@@ -199,7 +260,8 @@ struct DataParallel::State final : GradientHook {
     if (size() > 1) exchange();
     earlier.clear();
     for (const Tensor& p : parameters) {
-      if (p.grad().defined()) p.grad().mul_(1.0 / static_cast<double>(passes()));
+      const Tensor g = sharding && sharding->gradients() ? sharding->own_gradient(p) : p.grad();
+      if (g.defined()) g.mul_(1.0 / static_cast<double>(passes()));
     }
     to_stream((group + 1) * passes());
   }
@@ -210,24 +272,11 @@ struct DataParallel::State final : GradientHook {
       const bool used = std::any_of(earlier.begin(), earlier.end(),
                                     [&](const auto& of_pass) { return of_pass[k].defined(); }) ||
                         (!apart() && parameters[k].grad().defined());
-      if (!used || std::find(begun.begin(), begun.end(), k) != begun.end()) continue;
+      if (!used || came[k]) continue;
       if (!parameters[k].grad().defined()) parameters[k].set_grad(nothing(parameters[k]));
       begin(k);
     }
-    std::sort(begun.begin(), begun.end());
-    std::vector<size_t> missing;
-    for (size_t k = 0; k < parameters.size(); ++k) {
-      if (!std::binary_search(begun.begin(), begun.end(), k)) missing.push_back(k);
-    }
-    std::vector<Tensor> gradients;
-    for (size_t at = 0; at < begun.size(); ++at) {
-      const size_t k = begun[at];
-      gradients.push_back(gradient(k));
-      const bool first = at == 0 || buckets.bucket_of(begun[at - 1]) != buckets.bucket_of(k);
-      if (first) buckets.begin_without(gradients.back(), k, missing);
-    }
-    buckets.end(gradients, begun, [&](size_t k) { return before(k); });
-    begun.clear();
+    end([](size_t) { return true; });
   }
 };
 

@@ -22,8 +22,19 @@ struct DataParallelOptions {
   /// pass, and their bytes on the way, on every rank but the first. If false, each rank sums its
   /// own passes, and then the ranks are summed.
   bool in_order = true;
+  /// Each rank keeps the optimiser's state of a part of the parameters, about 1 / size() of their
+  /// bytes, updates those and sends them to the others (ZeRO, stage 1). The bits are the same.
+  /// Optimisers are made after the DataParallel; their state_dict(), and save_checkpoint(), are
+  /// calls of all ranks, and rank 0 gets the whole.
+  bool shard_optimizer = false;
+  /// The same for gradients (stage 2), and so for the optimiser: after backward a parameter has a
+  /// gradient on its own rank only. A sum is awaited while the next one is on its way, so that no
+  /// more than two buckets of all gradients are there at a time.
+  bool shard_gradients = false;
 };
 
+/// The text of rank `root`, on every rank.
+std::string broadcast_text(const std::string& text, int root);
 /// Throws brrr::Error on every rank, "<what> differ: rank 0 has .., rank 1 has ..", unless all have
 /// the same lines.
 void check_alike(const std::string& what, const std::vector<std::string>& lines);

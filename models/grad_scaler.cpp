@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "models/sharding.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
@@ -38,8 +39,9 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
     g.mul_(inverse);
     zeros.push_back((g * 0.0).sum().to(kFloat32));
   }
-  if (zeros.empty()) return full({}, false, kBool, options_.device);
-  return isnan(stack(zeros).sum());
+  // Of one rank there may be none where others have some.
+  const Tensor sum = zeros.empty() ? full({}, 0, kFloat32, options_.device) : stack(zeros).sum();
+  return isnan(dist::over_ranks(parameters, sum));
 }
 
 void GradScaler::update(const Tensor& skipped) const {

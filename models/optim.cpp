@@ -35,13 +35,16 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
   }
   lr_ = control_cell(lr);
   weight_decay_ = control_cell(weight_decay);
+  shares_ = dist::ParameterShares::of(parameters_);
 }
 
 Optimizer::~Optimizer() = default;
 
 void Optimizer::zero_grad(bool set_to_none) const {
   NoGradGuard guard;
-  for (const Tensor& p : parameters_) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i];
+    if (own(i).defined() && own(i).impl() != p.impl()) own(i).set_grad({});  // Of a part.
     if (set_to_none) {
       p.set_grad({});
     } else if (p.grad().defined()) {
@@ -56,16 +59,22 @@ void Optimizer::step(const Tensor& skip) {
   BRRR_CHECK(!skip.defined() || (skip.dtype() == kBool && skip.dim() == 0),
              "{}: skip is {}; give a 0-d bool, as GradScaler::unscale_ returns it", name_,
              describe(skip.impl()));
+  BRRR_CHECK((shares_ ? shares_->sharding() : nullptr) == dist::Sharding::of(parameters_),
+             "{}: its parameters were sharded after it was made; make the optimiser after the "
+             "DataParallel",
+             name_);
   NoGradGuard guard;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor &p = parameters_[i], g = p.grad();
+    const Tensor& p = parameters_[i];
+    const Tensor g = shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
     if (!g.defined()) continue;
     BRRR_CHECK(p.device() == devices_[i] || state_.empty(),
                "{}: parameter {} is on {}, its state on {}; make the optimiser after "
                "model.to(device)",
                name_, i, brrr::name(p.device()), brrr::name(devices_[i]));
-    update(i, p, g, skip);
+    update(i, own(i), g, skip);
   }
+  if (shares_) shares_->send();
 }
 
 double Optimizer::lr() const { return lr_->value; }
@@ -87,7 +96,7 @@ Tensor Optimizer::add_state(size_t i, const char* name, const Tensor& t) {
 
 // 16-bit floats hold two or three digits, too few for a mean whose updates are a thousandth of it.
 Tensor Optimizer::zeros_for(size_t i) const {
-  const Tensor& p = parameters_[i];
+  const Tensor& p = own(i);
   return zeros(p.sizes(), promote(p.dtype(), kFloat32), p.device());
 }
 
@@ -98,20 +107,28 @@ std::vector<NamedTensor> Optimizer::numbers() const {
 StateDict Optimizer::state_dict() const {
   StateDict dict = detached(state_);
   for (auto& [name, t] : numbers()) dict[name] = t;
-  return dict;
+  return shares_ ? shares_->gathered(std::move(dict)) : dict;
+}
+
+int64_t Optimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, t] : state_)
+    bytes += t.numel() * static_cast<int64_t>(itemsize(t.dtype()));
+  return bytes;
 }
 
 void Optimizer::check_state_dict(const StateDict& dict) const {
   std::vector<NamedTensor> all = state_;
   for (auto& n : numbers()) all.push_back(n);
-  check_state(std::string(name_) + "::load_state_dict", all, dict, true);
+  check_state(std::string(name_) + "::load_state_dict", all,
+              shares_ ? shares_->own_part(dict) : dict, true);
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
 }
 
 void Optimizer::load_state_dict(const StateDict& dict) {
   check_state_dict(dict);
-  copy_state(state_, dict);
+  copy_state(state_, shares_ ? shares_->own_part(dict) : dict);
   set_lr(dict.at("lr").item<double>());
   set_weight_decay(dict.at("weight_decay").item<double>());
 }
@@ -123,7 +140,7 @@ SGD::SGD(std::vector<Tensor> p, const SGDOptions& o)
   check_number("SGD", "momentum", o.momentum);
   BRRR_CHECK(!o.nesterov || o.momentum > 0, "SGD: nesterov needs a momentum above 0");
   for (size_t i = 0; o.momentum > 0 && i < parameters().size(); ++i) {
-    buffers_.push_back(add_state(i, "momentum_buffer", zeros_for(i)));
+    buffers_.push_back(own(i).defined() ? add_state(i, "momentum_buffer", zeros_for(i)) : Tensor());
   }
 }
 
@@ -149,7 +166,8 @@ Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
   check_number(name, "eps", o.eps);
   for (size_t i = 0; i < parameters().size(); ++i) {
     const Device device = parameters()[i].device();
-    AdamState s;
+    AdamState& s = states_.emplace_back();
+    if (!own(i).defined()) continue;
     s.exp_avg = add_state(i, "exp_avg", zeros_for(i));
     s.exp_avg_sq = add_state(i, "exp_avg_sq", zeros_for(i));
     s.beta1_power = add_state(i, "beta1_power", ones({}, kFloat64, device));
@@ -157,7 +175,6 @@ Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
     // Rewritten from the powers by every step before they are read: nothing to save.
     s.step_factor = zeros({}, s.exp_avg.dtype(), device);
     s.root_factor = zeros({}, s.exp_avg.dtype(), device);
-    states_.push_back(s);
   }
 }
 
@@ -187,9 +204,11 @@ static bool same_memory(const Tensor& a, const Tensor& b) {
 }
 
 std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
+  const auto sharding = dist::Sharding::of(parameters);
   std::vector<Tensor> distinct;
   for (const Tensor& p : parameters) {
-    const Tensor g = p.grad();
+    const bool part = sharding && sharding->gradients();
+    const Tensor g = part ? sharding->own_gradient(p) : p.grad();
     if (!g.defined()) continue;
     const bool known = std::any_of(distinct.begin(), distinct.end(),
                                    [&](const Tensor& d) { return same_memory(d, g); });
@@ -201,17 +220,19 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
 Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   check_number("clip_grad_norm_", "max_norm", max_norm);
   NoGradGuard guard;
+  const auto sharding = dist::Sharding::of(parameters);
+  const bool apart = sharding && sharding->gradients();
   std::vector<Tensor> norms;
   bool all_double = true;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
-    if (!g.defined()) continue;
-    all_double &= g.dtype() == kFloat64;
-    norms.push_back(g.to(promote(g.dtype(), kFloat32)).norm());
+    if (!(apart ? sharding->used(p) : g.defined())) continue;
+    all_double &= (apart ? p : g).dtype() == kFloat64;
+    norms.push_back(apart ? sharding->norm_of_parts(p) : dist::norm_of(g));
   }
   if (norms.empty()) return zeros({});
   for (Tensor& n : norms) n = n.to(all_double ? kFloat64 : kFloat32);
-  const Tensor total = stack(norms).norm();
+  const Tensor total = dist::over_ranks(parameters, stack(norms)).norm();
   // PyTorch's formula: NaN and infinite norms pass through.
   const Tensor scale = minimum(max_norm / (total + 1e-6), 1.0);
   for (const Tensor& g : distinct_gradients(parameters)) g.mul_(scale);

@@ -3,10 +3,12 @@
 // step counts live on the device, so that a frozen step advances them.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "models/sharding.h"
 #include "models/state_dict.h"
 #include "ops/optimizer_ops.h"
 
@@ -15,7 +17,9 @@ namespace brrr::optim {
 /// Throws, naming who wants what, unless v is finite and not negative.
 void check_number(const char* who, const char* what, double v);
 
-/// The base: parameters, the learning rate, and state that can be saved.
+/// The base: parameters, the learning rate, and state that can be saved. Of parameters that a
+/// DataParallel shards each rank has the state of its own ones: step(), state_dict() and what is
+/// below for gradients are calls of all ranks then.
 class Optimizer : NotCopied {
  public:
   virtual ~Optimizer();
@@ -38,20 +42,28 @@ class Optimizer : NotCopied {
   double weight_decay() const;
   void set_weight_decay(double v);
 
-  /// State tensors as "<parameter>.<name>" (they share memory), "lr" and "weight_decay".
+  /// State tensors as "<parameter>.<name>" (they share memory), "lr" and "weight_decay". Where it
+  /// is sharded, rank 0 gets that of all ranks.
   StateDict state_dict() const;
   /// Throws what load_state_dict would throw.
   void check_state_dict(const StateDict& dict) const;
   /// Copies the values in. Names, shapes and dtypes are checked before anything changes.
   void load_state_dict(const StateDict& dict);
+  /// Of the state that this process has.
+  int64_t state_bytes() const;
 
  protected:
   Optimizer(const char* name, std::vector<Tensor> parameters, double lr, double weight_decay);
+  /// What this process updates, and so has the state of: parameter i, a part of it as a row of
+  /// elements, or nothing.
+  const Tensor& own(size_t i) const {
+    return shares_ ? shares_->sharding()->own(parameters_[i]) : parameters_[i];
+  }
   /// Names a tensor of parameter i's state; returns it.
   Tensor add_state(size_t i, const char* name, const Tensor& t);
-  /// Zeros like parameter i, in float32 at least.
+  /// Zeros like own(i), in float32 at least.
   Tensor zeros_for(size_t i) const;
-  /// One parameter's step, or none where `skip`, which may be undefined, holds.
+  /// The step of own(i), p, or none where `skip`, which may be undefined, holds.
   virtual void update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) = 0;
   const ControlCell& lr_cell() const { return *lr_; }
   const ControlCell& weight_decay_cell() const { return *weight_decay_; }
@@ -63,6 +75,7 @@ class Optimizer : NotCopied {
   std::vector<Device> devices_;  ///< Of the parameters, when their state was made.
   std::vector<NamedTensor> state_;
   Ref<ControlCell> lr_, weight_decay_;
+  std::unique_ptr<dist::ParameterShares> shares_;  ///< Null: this process has all state.
 };
 
 struct SGDOptions {

@@ -47,7 +47,7 @@ bool make_type(const Piece* pieces, int n, MPI_Datatype& type) {
          check(MPI_Type_commit(&type));
 }
 
-template <class Post> void* begin(const Piece* pieces, int n, const Post& post) {
+template <class Post> void* prepare(const Piece* pieces, int n, const Post& post) {
   auto* r = new Request;
   const bool plain = n == 1 && pieces[0].bytes <= INT_MAX;
   const bool typed = plain || make_type(pieces, n, r->type);
@@ -59,14 +59,14 @@ template <class Post> void* begin(const Piece* pieces, int n, const Post& post) 
 }
 
 void* send(const Piece* pieces, int n, int peer, int tag) {
-  return begin(pieces, n, [&](void* at, int count, MPI_Datatype type, MPI_Request* r) {
-    return MPI_Isend(at, count, type, peer, tag, MPI_COMM_WORLD, r);
+  return prepare(pieces, n, [&](void* at, int count, MPI_Datatype type, MPI_Request* r) {
+    return MPI_Send_init(at, count, type, peer, tag, MPI_COMM_WORLD, r);
   });
 }
 
 void* receive(const Piece* pieces, int n, int peer, int tag) {
-  void* const r = begin(pieces, n, [&](void* at, int count, MPI_Datatype type, MPI_Request* r) {
-    return MPI_Irecv(at, count, type, peer, tag, MPI_COMM_WORLD, r);
+  void* const r = prepare(pieces, n, [&](void* at, int count, MPI_Datatype type, MPI_Request* r) {
+    return MPI_Recv_init(at, count, type, peer, tag, MPI_COMM_WORLD, r);
   });
   size_t bytes = 0;
   for (int k = 0; k < n; ++k) bytes += pieces[k].bytes;
@@ -74,14 +74,17 @@ void* receive(const Piece* pieces, int n, int peer, int tag) {
   return r;
 }
 
-void release(Request* r) {
+bool start(void* request) { return check(MPI_Start(&static_cast<Request*>(request)->mpi)); }
+
+void release(void* request) {
+  auto* r = static_cast<Request*>(request);
+  MPI_Request_free(&r->mpi);
   if (r->type != MPI_DATATYPE_NULL) MPI_Type_free(&r->type);
   delete r;
 }
 
 int test(void* request) {
   auto* r = static_cast<Request*>(request);
-  if (!r) return -1;
   int done = 0;
   MPI_Status status;
   bool good = check(MPI_Test(&r->mpi, &done, &status));
@@ -92,7 +95,6 @@ int test(void* request) {
     good = false;
     failure = "it has " + std::to_string(got) + " bytes instead of " + std::to_string(r->expected);
   }
-  release(r);
   return good ? 1 : -1;
 }
 
@@ -104,7 +106,7 @@ void cancel(void* request) {
   int done = 0;
   for (int i = 0; i < 100000 && !done; ++i) MPI_Test(&r->mpi, &done, MPI_STATUS_IGNORE);
   if (done) return release(r);
-  MPI_Request_free(&r->mpi);
+  // Its memory may still be written; the rest of it stays as well.
 }
 
 const char* error() { return failure.c_str(); }
@@ -130,9 +132,11 @@ extern "C" [[gnu::visibility("default")]] const brrr::Transport* brrr_mpi_join(c
                            .version = "",
                            .send = send,
                            .receive = receive,
+                           .start = start,
                            .test = test,
                            .error = error,
                            .cancel = cancel,
+                           .release = release,
                            .abort = stop,
                            .finish = finish};
   int given = 0, is_up = 0;

@@ -156,8 +156,7 @@ void GptRun::make_data(const std::string& characters) {
 
 void GptRun::make_training() {
   const GptOptions& o = options;
-  parallel = std::make_unique<brrr::dist::DataParallel>(
-      *model, brrr::dist::DataParallelOptions{.accumulate = o.accumulate});
+  parallel = std::make_unique<brrr::dist::DataParallel>(*model, o.parallel());
   optimizer = std::make_unique<brrr::optim::AdamW>(
       model->parameters(),
       brrr::optim::AdamWOptions{.lr = o.lr,
@@ -196,7 +195,7 @@ brrr::TrainingState GptRun::state(brrr::Metadata metadata) const {
 }
 
 void GptRun::save(LossLog&) {
-  if (options.checkpoint.empty() || brrr::dist::rank() > 0) return;
+  if (options.checkpoint.empty()) return;
   brrr::Metadata metadata = options.to_save();
   metadata["data"] = options.data;
   metadata[kVocabulary] = std::to_string(vocabulary);

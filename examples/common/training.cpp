@@ -46,6 +46,10 @@ void TrainingOptions::add_batch(const std::string& what) {
   add("--batch", batch, what + " in a forward pass", whole_number(1));
   add("--accumulate", accumulate,
       "forward and backward passes in a step, in each process that mpirun starts", whole_number(1));
+  add("--shard", shard,
+      "of what each process that mpirun starts keeps only its part: none, optimizer (the state), "
+      "gradients (and those); the bits are the same",
+      one_of({"none", "optimizer", "gradients"}));
 }
 
 brrr::Metadata TrainingOptions::to_save() const {
@@ -244,6 +248,27 @@ static std::string exchange_line(int64_t steps) {
       100 * std::max(0.0, 1 - s.waited_s / s.under_way_s));
 }
 
+// What each process has of the training state, and how much memory its tensors took.
+std::string Training::kept_line() const {
+  if (brrr::dist::size() == 1) return "";
+  double gradients = 0;
+  for (const brrr::Tensor& g : brrr::optim::distinct_gradients(optimizer->parameters())) {
+    gradients += static_cast<double>(g.numel() * static_cast<int64_t>(itemsize(g.dtype())));
+  }
+  const std::vector<double> mine = {static_cast<double>(optimizer->state_bytes()), gradients,
+                                    static_cast<double>(brrr::memory_stats(device).peak)};
+  const std::vector<double> all = brrr::dist::all_gather(brrr::tensor(mine)).to_vector<double>();
+  std::string text = "MB by process:";
+  const char* const names[] = {"optimiser state", "gradients", "peak of tensors"};
+  for (size_t k = 0; k < mine.size(); ++k) {
+    text += fmt::format("{} {}", k ? ";" : "", names[k]);
+    for (size_t at = k; at < all.size(); at += mine.size()) {
+      text += fmt::format("{} {}", at > k ? "," : "", brrr::bench::three_figures(all[at] * 1e-6));
+    }
+  }
+  return text + "\n";
+}
+
 int Training::train(const TrainingOptions& o) {
   std::vector<std::string> options;
   for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);
@@ -310,8 +335,8 @@ int Training::run(const TrainingOptions& o) {
     fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",
                s.replays, s.recordings, s.fallbacks, once_seconds(s) * 1e3);
   }
-  fmt::print("\n{}{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
-             summary(), exchange_line(step - first), checksum(module().parameters()));
+  fmt::print("\n{}{}{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
+             summary(), exchange_line(step - first), kept_line(), checksum(module().parameters()));
   if (o.explain) fmt::print("\n{}", explain());
   return interrupted ? 130 : 0;
 }

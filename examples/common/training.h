@@ -14,7 +14,7 @@ namespace examples {
 
 struct TrainingOptions : CommandLine {
   using CommandLine::CommandLine;
-  std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log;
+  std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log, shard = "none";
   int64_t steps = 0, batch = 0, accumulate = 1, seed = 1;
   int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
   double lr = 0, dropout = 0;
@@ -24,6 +24,11 @@ struct TrainingOptions : CommandLine {
   brrr::Mode step_mode() const;
   /// Backward passes of a step, of all processes: what a checkpoint calls `accumulate`.
   int64_t passes() const { return accumulate * brrr::dist::size(); }
+  brrr::dist::DataParallelOptions parallel() const {
+    return {.accumulate = accumulate,
+            .shard_optimizer = shard != "none",
+            .shard_gradients = shard == "gradients"};
+  }
   /// kept(), as a checkpoint keeps it.
   brrr::Metadata to_save() const;
   void adapt(brrr::Metadata& saved) const override;
@@ -139,6 +144,7 @@ class Training {
   std::string text_of(const Progress& now) const;
   std::string json_of(const Progress& now) const;
   std::string summary() const;
+  std::string kept_line() const;
 
   Pace pace_;                               // Without what was done once.
   std::unique_ptr<brrr::Profile> profile_;  // Of steps that are looked at,

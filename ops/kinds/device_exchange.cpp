@@ -179,72 +179,72 @@ void add_shares(char* to, char* partial, const std::vector<const char*>& from, i
 }
 
 DeviceSum::~DeviceSum() {
+  if (job_) job_->begin_when({});
   if (pinned_) device_link().give_pinned(pinned_);
 }
 
-void DeviceSum::begin(const std::vector<Row>& rows, int passes,
-                      const std::shared_ptr<AllReduceJob>& job) {
-  const bool linked = gpus_linked();
-  job_ = linked ? nullptr : job;
-  if (linked) {
-    compare_calls(job->what());
-    begin_linked(rows, passes);
-  } else {
-    refuse_capture(job->what());
-    begin_pinned(rows, passes);
-  }
+void DeviceSum::set_rows(std::vector<Row> rows, int passes,
+                         const std::shared_ptr<AllReduceJob>& job) {
+  linked_ = gpus_linked();
+  rows_ = std::move(rows);
+  passes_ = passes;
+  job_ = job;
+  if (!linked_) return place_on_host();
+  const Row& row = rows_.back();
+  make_room(shares_, first_of(size(), passes) * elements(row.shard(rank(), size())), row.dtype());
 }
 
-void DeviceSum::begin_linked(const std::vector<Row>& rows, int passes) {
-  const Row& row = rows.back();
-  const int64_t n = elements(row.shard(rank(), size()));
-  char* const shares = make_room(shares_, first_of(size(), passes) * n, row.dtype());
-  exchange(done_, [&] {
-    queue_sum(rows, passes, shares);
-    queue_shards(row);
-  });
-}
-
-void DeviceSum::begin_pinned(const std::vector<Row>& rows, int passes) {
+void DeviceSum::place_on_host() {
   const DeviceLink& link = device_link();
-  const size_t row_bytes = static_cast<size_t>(rows[0].size()) * itemsize(rows[0].dtype());
-  if (pinned_bytes_ < rows.size() * row_bytes) {
+  refuse_capture(job_->what());
+  const size_t item = itemsize(rows_[0].dtype());
+  const size_t row_bytes = static_cast<size_t>(rows_[0].size()) * item;
+  if (pinned_bytes_ < rows_.size() * row_bytes) {
     if (pinned_) link.give_pinned(std::exchange(pinned_, nullptr));
-    pinned_ = link.take_pinned(rows.size() * row_bytes);
-    pinned_bytes_ = rows.size() * row_bytes;
+    pinned_ = link.take_pinned(rows_.size() * row_bytes);
+    pinned_bytes_ = rows_.size() * row_bytes;
   }
   std::vector<Row> on_host;
-  char* at = pinned_;
-  beside(done_, [&] {
-    for (const Row& row : rows) {
-      sum_at_ = at;
-      sum_ = row.part(0, row.size());
-      for (const Span& s : sum_) {
-        const size_t bytes = static_cast<size_t>(s.n) * itemsize(row.dtype());
-        link.to_pinned(at, s.at, bytes);
-        at += bytes;
-      }
-      on_host.push_back(row.moved(pinned_ + on_host.size() * row_bytes));
+  copies_.clear();
+  for (const Row& row : rows_) {
+    char* at = pinned_ + on_host.size() * row_bytes;
+    on_host.push_back(row.moved(at));
+    const std::vector<Span> spans = row.part(0, row.size());
+    copies_back_ = spans.size();
+    for (const Span& s : spans) {
+      copies_.push_back({s.at, at, static_cast<size_t>(s.n) * item});
+      at += copies_.back().bytes;
     }
-  });
-  job_->set_rows(std::move(on_host), passes);
+  }
+  job_->set_rows(std::move(on_host), passes_);
   job_->begin_when([point = done_.get()] { return device_link().reached(point); });
+}
+
+void DeviceSum::begin() {
+  if (linked_) {
+    compare_calls(job_->what());
+    return exchange(done_, [&] {
+      if (job_->halves() != Halves::Share) queue_sum(rows_, passes_, shares_.impl()->data());
+      if (job_->halves() != Halves::Sum) queue_shards(rows_.back());
+    });
+  }
+  refuse_capture(job_->what());
+  beside(done_, [&] {
+    for (const Copy& c : copies_) device_link().to_pinned(c.pinned, c.there, c.bytes);
+  });
   Exchange::get().start(job_);
 }
 
 void DeviceSum::end() {
-  if (!job_) return device_link().await(done_.get());
+  if (linked_) return device_link().await(done_.get());
   Exchange::get().wait(*job_);
-  const char* at = sum_at_;
-  for (const Span& s : sum_) {
-    const size_t bytes = static_cast<size_t>(s.n) * itemsize(job_->dtype());
-    device_link().from_pinned(s.at, at, bytes);
-    at += bytes;
+  for (size_t k = copies_.size() - copies_back_; k < copies_.size(); ++k) {
+    device_link().from_pinned(copies_[k].there, copies_[k].pinned, copies_[k].bytes);
   }
 }
 
 void DeviceSum::let_go() noexcept {
-  if (job_) Exchange::get().let_go(*job_);
+  if (!linked_) Exchange::get().let_go(*job_);
   try {
     device_link().await(done_.get());
   } catch (const Error&) {

@@ -44,30 +44,37 @@ void beside(const Point& end, const std::function<void()>& work);
 void add_shares(char* to, char* partial, const std::vector<const char*>& from, int64_t n,
                 DType dtype);
 
-/// A sum over the ranks that goes on beside the computation. It may begin again, with rows of the
-/// same sizes, in what it has allocated the first time.
+/// A sum over the ranks, or a half of it, that goes on beside the computation. It may be had many
+/// times, in what it has allocated the first time.
 class DeviceSum : NotCopied {
  public:
   ~DeviceSum();
-  /// Of rows as AllReduceJob::set_rows() takes them, on the GPU. `job` carries them where GPUs are
-  /// not linked.
-  void begin(const std::vector<Row>& rows, int passes, const std::shared_ptr<AllReduceJob>& job);
+  /// Of rows as AllReduceJob::set_rows() takes them, on the GPU. `job` says what of it takes place,
+  /// and carries the rows where GPUs are not linked.
+  void set_rows(std::vector<Row> rows, int passes, const std::shared_ptr<AllReduceJob>& job);
+  void begin();
   /// What is queued from here on finds the sum in the last row.
   void end();
   /// What is queued from here on may use the rows' memory.
   void let_go() noexcept;
 
  private:
-  void begin_linked(const std::vector<Row>& rows, int passes);
-  void begin_pinned(const std::vector<Row>& rows, int passes);
+  struct Copy {
+    char *there, *pinned;
+    size_t bytes;
+  };
+  void place_on_host();
 
   Point done_;
+  bool linked_ = false;
+  std::vector<Row> rows_;
+  int passes_ = 1;
+  std::shared_ptr<AllReduceJob> job_;
   Tensor shares_;           // Of this rank's shard, from the others.
   char* pinned_ = nullptr;  // All rows, one after the other.
   size_t pinned_bytes_ = 0;
-  std::vector<Span> sum_;  // Where it is to be copied from `sum_at_`.
-  const char* sum_at_ = nullptr;
-  std::shared_ptr<AllReduceJob> job_;  // On its way; null: GPUs are linked.
+  std::vector<Copy> copies_;
+  size_t copies_back_ = 0;  // The last ones: of the last row.
 };
 
 /// The sum over ranks of `values`, in place. These are for linked GPUs, and dense memory.

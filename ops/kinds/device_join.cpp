@@ -23,6 +23,7 @@ struct Said {
 void run(const std::shared_ptr<Job>& job) {
   Exchange::get().start(job);
   Exchange::get().wait(*job);
+  Exchange::get().retire(job);
 }
 
 std::vector<Said> ask_all(const Said& own) {
@@ -129,7 +130,7 @@ class Announcement final : public Job {
   using Job::Job;
 
  private:
-  bool post(int) override { return false; }
+  bool prepare(int) override { return false; }
 };
 
 }  // namespace

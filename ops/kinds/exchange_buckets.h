@@ -13,27 +13,33 @@ namespace brrr::dist {
 
 struct GradientBucket;
 
+/// Which part of each member belongs to which rank (empty: all share the work), and what of a sum
+/// takes place: gradients that only their owners need are not shared, parameters are not summed.
+struct Division {
+  std::vector<Cuts> cuts = {};
+  Halves halves = Halves::Both;
+};
+
 /// The buckets of one model. begin() and end() are operations on a gradient, in place: a recorded
 /// step has them where backward makes it and where the update needs it.
 class Buckets : NotCopied {
  public:
   /// Tensors like the gradients to come, in the order in which backward makes them. With `passes`
   /// ranks but the first give the gradients of each of so many passes, to be summed in their order.
-  Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes);
+  Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes,
+          const Division& division = {});
   ~Buckets();
   /// Gradient k is there, in `g`, dense; `before` are those of earlier passes. With the last of
   /// its bucket the sum begins.
   void begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const;
-  /// Nobody gives the gradients `missing`: `there` (in `g`), which has begun, stands for those of
-  /// its bucket.
-  void begin_without(const Tensor& g, size_t there, const std::vector<size_t>& missing) const;
   /// Of the members (rising) that have begun: after this each gradient is the sum over the ranks.
-  /// `before(k)` is what begin() was given.
+  /// Nobody gives the others of their buckets. `before(k)` is what begin() was given.
   void end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
            const std::function<std::vector<Tensor>(size_t)>& before) const;
   /// Forgets what a pass has begun that threw, once nobody reads or writes its gradients any more.
   void clear() const noexcept;
   size_t bucket_of(size_t k) const { return place_[k].first; }
+  size_t members_of(size_t bucket) const;
   size_t size() const { return buckets_.size(); }
 
  private:

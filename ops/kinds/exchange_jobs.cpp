@@ -54,18 +54,20 @@ class AllGather final : public Job {
       : Job(std::move(what), tag), mine_(mine), all_(all), dtype_(dtype) {}
 
  private:
-  bool post(int stage) override {
+  bool prepare(int stage) override {
     if (stage > 0) return false;
-    const auto bytes = mine_.n * static_cast<int64_t>(itemsize(dtype_));
-    const int rank = Exchange::get().rank();
-    if (bytes == 0) return false;
-    std::memcpy(all_ + rank * bytes, mine_.at, static_cast<size_t>(bytes));
+    if (bytes() == 0) return false;
     for_peers([&](int peer) {
-      receive(peer, {{all_ + peer * bytes, mine_.n}}, dtype_);
+      receive(peer, {{all_ + peer * bytes(), mine_.n}}, dtype_);
       send(peer, {mine_}, dtype_);
     });
     return true;
   }
+  void compute(int stage) override {
+    if (stage > 0 || bytes() == 0) return;
+    std::memcpy(all_ + Exchange::get().rank() * bytes(), mine_.at, static_cast<size_t>(bytes()));
+  }
+  int64_t bytes() const { return mine_.n * static_cast<int64_t>(itemsize(dtype_)); }
 
   Span mine_;
   char* all_;
@@ -78,21 +80,21 @@ class ReduceScatter final : public Job {
       : Job(std::move(what), tag), mine_(mine), all_(all), dtype_(dtype) {}
 
  private:
-  bool post(int stage) override {
-    const auto bytes = mine_.n * static_cast<int64_t>(itemsize(dtype_));
-    if (bytes == 0 || stage > 1) return false;
-    const int rank = Exchange::get().rank(), size = Exchange::get().size();
-    if (stage == 1) {
-      std::memcpy(mine_.at, all_ + rank * bytes, static_cast<size_t>(bytes));
-      shares_.sum({{mine_}}, rank);
-      return false;
-    }
-    shares_.resize(size, 1, mine_.n, dtype_);
+  int64_t bytes() const { return mine_.n * static_cast<int64_t>(itemsize(dtype_)); }
+  bool prepare(int stage) override {
+    if (bytes() == 0 || stage > 0) return false;
+    shares_.resize(Exchange::get().size(), 1, mine_.n, dtype_);
     for_peers([&](int peer) {
       receive(peer, {shares_.of(peer)}, dtype_);
-      send(peer, {{all_ + peer * bytes, mine_.n}}, dtype_);
+      send(peer, {{all_ + peer * bytes(), mine_.n}}, dtype_);
     });
     return true;
+  }
+  void compute(int stage) override {
+    if (stage == 0 || bytes() == 0) return;
+    const int rank = Exchange::get().rank();
+    std::memcpy(mine_.at, all_ + rank * bytes(), static_cast<size_t>(bytes()));
+    shares_.sum({{mine_}}, rank);
   }
 
   Span mine_;
@@ -107,7 +109,7 @@ class Broadcast final : public Job {
       : Job(std::move(what), tag), values_(values), dtype_(dtype), root_(root) {}
 
  private:
-  bool post(int stage) override {
+  bool prepare(int stage) override {
     if (stage > 0 || values_.n == 0) return false;
     if (Exchange::get().rank() != root_) {
       receive(root_, {values_}, dtype_);
@@ -124,7 +126,8 @@ class Broadcast final : public Job {
 
 }  // namespace
 
-Row::Row(DType dtype, std::vector<Span> spans) : dtype_(dtype), spans_(std::move(spans)) {
+Row::Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts)
+    : dtype_(dtype), spans_(std::move(spans)), cuts_(std::move(cuts)) {
   for (const Span& s : spans_) size_ += s.n;
 }
 
@@ -150,6 +153,15 @@ Row Row::moved(char* to) const {
 }
 
 std::vector<Span> Row::shard(int rank, int ranks) const {
+  if (!cuts_.empty()) {
+    std::vector<Span> own;
+    const auto item = static_cast<int64_t>(itemsize(dtype_));
+    for (size_t k = 0; k < spans_.size(); ++k) {
+      const int64_t* const at = cuts_[k]->data() + rank;
+      if (at[0] < at[1]) own.push_back({spans_[k].at + at[0] * item, at[1] - at[0]});
+    }
+    return own;
+  }
   return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
 }
 
@@ -178,12 +190,12 @@ void Shares::sum(const std::vector<std::vector<Span>>& own, int rank) {
       first = std::max<int64_t>(0, first - s.n);
     }
   };
-  std::vector<char> sum(static_cast<size_t>(block * item));
+  block_.resize(static_cast<size_t>(block * item));
   for (int64_t at = 0; at < n_; at += block) {
     const int64_t n = std::min(block, n_ - at);
     bool any = false;
     const auto add = [&](const char* x, int64_t begin, int64_t m) {
-      char* const to = sum.data() + begin * item;
+      char* const to = block_.data() + begin * item;
       any ? add_dense(to, x, m, dtype_)
           : static_cast<void>(std::memcpy(to, x, static_cast<size_t>(m * item)));
     };
@@ -201,7 +213,7 @@ void Shares::sum(const std::vector<std::vector<Span>>& own, int rank) {
         any = true;
       }
     }
-    const char* from = sum.data();
+    const char* from = block_.data();
     copy(own.back(), at, n, [&](char* x, int64_t m) {
       std::memcpy(x, from, static_cast<size_t>(m * item));
       from += m * item;
@@ -212,36 +224,51 @@ void Shares::sum(const std::vector<std::vector<Span>>& own, int rank) {
 void AllReduceJob::set_rows(std::vector<Row> rows, int passes) {
   rows_ = std::move(rows);
   passes_ = passes;
+  forget();
 }
 
-bool AllReduceJob::post(int stage) {
-  const int rank = Exchange::get().rank(), size = Exchange::get().size();
-  const Row& row = rows_.back();
-  if (size == 1 || row.size() == 0 || stage > 1) return false;
-  const DType t = row.dtype();
-  std::vector<std::vector<Span>> own;
-  for (const Row& r : rows_) own.push_back(r.shard(rank, size));
-  if (stage == 0) {
-    int64_t n = 0;
-    for (const Span& s : own[0]) n += s.n;
-    shares_.resize(size, passes_, n, t);
-    for_peers([&](int peer) {
-      if (n > 0) receive(peer, {shares_.of(peer)}, t);
-      std::vector<Span> all;
-      for (const Row& r : rows_) {
-        const auto part = r.shard(peer, size);
-        all.insert(all.end(), part.begin(), part.end());
-      }
-      send(peer, all, t);
-    });
-    return true;
-  }
-  shares_.sum(own, rank);
+// All ranks' shares of this one's shard come.
+void AllReduceJob::prepare_sum() {
+  const DType t = rows_.back().dtype();
+  int64_t n = 0;
+  for (const Span& s : own_[0]) n += s.n;
+  shares_.resize(Exchange::get().size(), passes_, n, t);
   for_peers([&](int peer) {
-    receive(peer, row.shard(peer, size), t);
-    send(peer, own.back(), t);
+    if (n > 0) receive(peer, {shares_.of(peer)}, t);
+    std::vector<Span> all;
+    for (const Row& r : rows_) {
+      const auto part = r.shard(peer, Exchange::get().size());
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    send(peer, all, t);
   });
-  return true;
+}
+
+void AllReduceJob::prepare_share() {
+  const Row& row = rows_.back();
+  for_peers([&](int peer) {
+    receive(peer, row.shard(peer, Exchange::get().size()), row.dtype());
+    send(peer, own_.back(), row.dtype());
+  });
+}
+
+bool AllReduceJob::prepare(int stage) {
+  const int rank = Exchange::get().rank(), size = Exchange::get().size();
+  if (size == 1 || rows_.back().size() == 0) return false;
+  if (stage == 0) {
+    own_.clear();
+    for (const Row& r : rows_) own_.push_back(r.shard(rank, size));
+  }
+  if (stage == sum_at()) return prepare_sum(), true;
+  if (stage > sum_at() + 1 || halves_ == Halves::Sum) return false;
+  return prepare_share(), true;
+}
+
+void AllReduceJob::compute(int stage) {
+  const bool summed = stage == sum_at() + 1 && sum_at() == 0;
+  if (summed && Exchange::get().size() > 1 && rows_.back().size() > 0) {
+    shares_.sum(own_, Exchange::get().rank());
+  }
 }
 
 std::shared_ptr<Job> all_gather_job(std::string what, int tag, Span mine, char* all, DType dtype) {

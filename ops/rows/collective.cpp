@@ -21,6 +21,7 @@ std::string words(const OpCall& c) {
 void run_job(const std::shared_ptr<Job>& job) {
   Exchange::get().start(job);
   Exchange::get().wait(*job);
+  Exchange::get().retire(job);
 }
 
 // Whether the call's tensors are on GPUs that send to each other.

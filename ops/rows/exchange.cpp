@@ -17,33 +17,53 @@ struct GradientBucket {
   int64_t id = 0;
   DType dtype = kFloat32;
   int passes = 1;                       // Of ranks but the first.
+  std::string what;                     // The job, where no member is absent.
   std::vector<std::vector<Span>> rows;  // By pass and member; absent ones have no address.
+  std::vector<std::vector<Span>> told;  // What the job knows.
+  std::vector<Cuts> cuts;               // By member; none: all share.
   size_t members = 0, arrived = 0;
   std::shared_ptr<AllReduceJob> job;
   std::unique_ptr<DeviceSum> on_gpu;  // Of gradients there.
   uint64_t capture = 0;               // In which they have come; 0: in none.
 
-  // A capture that was given up has run nothing of what it noted.
-  void enter_capture(uint64_t now) {
+  void move_to(Device device) {
+    if ((device != kCPU) != (on_gpu != nullptr)) {
+      told.clear();
+      on_gpu = device == kCPU ? nullptr : std::make_unique<DeviceSum>();
+    }
+    if (!on_gpu) return;
+    // A capture that was given up has run nothing of what it noted.
+    const uint64_t now = device_link().capture();
     if (capture != now && capture != 0) forget();
     capture = now;
-    if (!on_gpu) on_gpu = std::make_unique<DeviceSum>();
   }
   void arrive(size_t n) {
     BRRR_CHECK(arrived + n <= members,
                "DataParallel: a gradient comes a second time before its sum was awaited");
     arrived += n;
     if (arrived < members) return;
+    if (rows != told) tell_job();  // A replay's gradients lie where the last one's did.
+    on_gpu ? on_gpu->begin() : Exchange::get().start(job);
+  }
+  void tell_job() {
     std::vector<Row> all;
     for (const std::vector<Span>& row : rows) {
       std::vector<Span> there;
-      std::copy_if(row.begin(), row.end(), std::back_inserter(there),
-                   [](const Span& s) { return s.at != nullptr; });
-      all.emplace_back(dtype, std::move(there));
+      std::vector<const Cuts*> theirs;
+      for (size_t k = 0; k < row.size(); ++k) {
+        if (!row[k].at) continue;
+        there.push_back(row[k]);
+        if (!cuts.empty()) theirs.push_back(&cuts[k]);
+      }
+      all.emplace_back(dtype, std::move(there), std::move(theirs));
     }
-    if (on_gpu) return on_gpu->begin(all, passes, job);
-    job->set_rows(std::move(all), passes);
-    Exchange::get().start(job);
+    on_gpu ? on_gpu->set_rows(std::move(all), passes, job) : job->set_rows(std::move(all), passes);
+    told = rows;
+    std::string absent;
+    for (size_t k = 0; k < members; ++k) {
+      if (!rows.back()[k].at) absent += fmt::format("{} {}", absent.empty() ? "" : ",", k);
+    }
+    job->set_what(absent.empty() ? what : fmt::format("{} without gradients{}", what, absent));
   }
   void wait() { on_gpu ? on_gpu->end() : Exchange::get().wait(*job); }
   // What a pass that threw has left: a sum under way is awaited first.
@@ -104,7 +124,7 @@ void begin_run(OpCall& c) {
   TensorImpl& g = in_place(c);
   if (a.absent > 0) return b.arrive(static_cast<size_t>(a.absent));
   const auto k = static_cast<size_t>(a.member);
-  g.device == kCPU ? b.on_gpu.reset() : b.enter_capture(device_link().capture());
+  b.move_to(g.device);
   // Those of earlier passes stand before the last one's.
   for (size_t p = 0; p < b.rows.size(); ++p) {
     const bool last = p + 1 == b.rows.size();
@@ -150,7 +170,8 @@ const OpDef end_row{"exchange_end",
 
 }  // namespace
 
-Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes)
+Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes,
+                 const Division& division)
     : own_rows_(Exchange::get().rank() == 0 ? 1 : passes) {
   Known& k = known();
   const std::lock_guard lock(k.mutex);
@@ -172,11 +193,15 @@ Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int p
     GradientBucket& b = *buckets_.back();
     place_.emplace_back(buckets_.size() - 1, b.members++);
     for (auto& row : b.rows) row.emplace_back();
+    if (!division.cuts.empty()) b.cuts.push_back(division.cuts[place_.size() - 1]);
   }
   const int first = Exchange::get().reserve_tags(static_cast<int>(buckets_.size()));
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b]->job = std::make_shared<AllReduceJob>(
-        fmt::format("the sum of the gradients in bucket {}", b), first + static_cast<int>(b));
+    buckets_[b]->what = fmt::format(
+        "{} in bucket {}",
+        division.halves == Halves::Share ? "the new parameters" : "the sum of the gradients", b);
+    buckets_[b]->job = std::make_shared<AllReduceJob>(buckets_[b]->what,
+                                                      first + static_cast<int>(b), division.halves);
     k.all[buckets_[b]->id] = buckets_[b].get();
   }
 }
@@ -189,7 +214,13 @@ Buckets::~Buckets() {
   clear();
   Known& k = known();
   const std::lock_guard lock(k.mutex);
-  for (const auto& b : buckets_) k.all.erase(b->id);
+  for (const auto& b : buckets_) {
+    k.all.erase(b->id);
+    Exchange::get().retire(b->job);
+  }
+  if (!buckets_.empty()) {
+    Exchange::get().return_tags(buckets_[0]->job->tag(), static_cast<int>(buckets_.size()));
+  }
 }
 
 static void put_before(std::vector<Tensor>& all, const std::vector<Tensor>& before) {
@@ -206,16 +237,20 @@ void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before
             BeginAttrs{buckets_[bucket]->id, static_cast<int64_t>(member), 0});
 }
 
-void Buckets::begin_without(const Tensor& g, size_t there,
-                            const std::vector<size_t>& missing) const {
-  const size_t bucket = bucket_of(there);
-  const auto absent = std::count_if(missing.begin(), missing.end(),
-                                    [&](size_t k) { return bucket_of(k) == bucket; });
-  if (absent > 0) call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent});
-}
+size_t Buckets::members_of(size_t bucket) const { return buckets_[bucket]->members; }
 
 void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
                   const std::function<std::vector<Tensor>(size_t)>& before) const {
+  // All sums are on their way before the first is awaited.
+  for (size_t at = 0; at < members.size();) {
+    const size_t bucket = bucket_of(members[at]), first = at;
+    while (at < members.size() && bucket_of(members[at]) == bucket) ++at;
+    const auto absent = static_cast<int64_t>(buckets_[bucket]->members - (at - first));
+    if (absent > 0) {
+      const Tensor& g = gradients[first];
+      call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent});
+    }
+  }
   for (size_t at = 0; at < members.size();) {
     const size_t bucket = bucket_of(members[at]), first = at;
     std::vector<Tensor> all;

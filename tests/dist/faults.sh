@@ -11,7 +11,7 @@ fail() { echo "FAILED: $*"; exit 1; }
 ranks() { bash "$here/launch.sh" "$mpirun" "$@"; }
 sum_of() { sed -n 's/.*parameters \([0-9a-f]\{16\}\).*/\1/p' "$1"; }
 options=(--eval-every 0 --eval-batches 2 --log-every 100)
-gpt=("$bin/train_gpt" --data "$root/models/gpt.cpp" --steps 600 --batch 2 --layers 1 --width 32
+gpt=("$bin/train_gpt" --data "$root/models/gpt.cpp" --steps 1500 --batch 2 --layers 1 --width 32
   --dropout 0.1 "${options[@]}")
 
 ranks 2 "${gpt[@]}" >"$work/whole"

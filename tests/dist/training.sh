@@ -17,6 +17,9 @@ mlp=("$bin/train_mlp" --images 2000 --steps "$steps" --batch 8 --dropout 0.1 --l
 gpt=("$bin/train_gpt" --data "$root/models/gpt.cpp" --steps "$steps" --batch 2 --layers 1 --width 32
   --dropout 0.1 --clip 1 --log-every 200 --eval-every 0 --eval-batches 2)
 
+# Every third run is whole on each process, the others keep their parts.
+shards=(none optimizer gradients) turn=0
+
 # same <name> <ranks> <command...>: the run of so many processes and that of as many passes.
 same() {
   local name="$1" n="$2" modes="eager graph" mode
@@ -27,11 +30,17 @@ same() {
     3train_mlp) modes=graph ;;
   esac
   for mode in $modes; do
-    ranks "$n" "$@" --mode "$mode" >"$work/ranks" 2>&1 || { cat "$work/ranks"; fail "$name $n $mode"; }
     "$@" --accumulate "$n" --mode "$mode" >"$work/one"
-    [[ -n "$(sum_of "$work/one")" && "$(sum_of "$work/one")" == "$(sum_of "$work/ranks")" ]] ||
-      { cat "$work/ranks" "$work/one"; fail "$name on $n processes, $mode: other parameters"; }
-    echo "$name, $n processes, $mode: parameters $(sum_of "$work/one") as after $n passes of one"
+    local some=("${shards[turn++ % 3]}")
+    [[ -z "${BRRR_LONG_TESTS:-}" ]] || some=("${shards[@]}")
+    for shard in "${some[@]}"; do
+      ranks "$n" "$@" --mode "$mode" --shard "$shard" >"$work/ranks" 2>&1 ||
+        { cat "$work/ranks"; fail "$name $n $mode $shard"; }
+      [[ -n "$(sum_of "$work/one")" && "$(sum_of "$work/one")" == "$(sum_of "$work/ranks")" ]] ||
+        { cat "$work/ranks" "$work/one"; fail "$name on $n processes, $mode, $shard: other parameters"; }
+      echo "$name, $n processes, $mode, shards $shard: parameters $(sum_of "$work/one") as after $n" \
+        "passes of one; $(grep "MB by" "$work/ranks")"
+    done
   done
 }
 for n in 2 3 4; do
@@ -39,9 +48,10 @@ for n in 2 3 4; do
   same train_gpt "$n" "${gpt[@]}"
 done
 
-# Four processes to the half, two of two passes each to the end.
-ranks 4 "${gpt[@]}" --stop-at $((steps / 2)) --checkpoint "$work/half.ck" >/dev/null
-ranks 2 "$bin/train_gpt" --resume "$work/half.ck" --eval-batches 2 --eval-every 0 >"$work/ranks"
+# Four processes to the half, two of two passes each to the end: both with sharded state.
+ranks 4 "${gpt[@]}" --shard gradients --stop-at $((steps / 2)) --checkpoint "$work/half.ck" >/dev/null
+ranks 2 "$bin/train_gpt" --resume "$work/half.ck" --shard optimizer --eval-batches 2 --eval-every 0 \
+  >"$work/ranks"
 "${gpt[@]}" --accumulate 4 >"$work/one"
 [[ "$(sum_of "$work/one")" == "$(sum_of "$work/ranks")" ]] || fail "resumed on two processes"
 echo "train_gpt, 4 processes and then 2: parameters $(sum_of "$work/one") as after 4 passes of one"
@@ -69,9 +79,12 @@ grep -q "brrr: rank 0: .*waited 2 s for rank 1" "$work/ranks" ||
 echo "a stuck process: $(grep -o "brrr: rank 0: .*" "$work/ranks")"
 
 # Calls that differ are both named. What has gone wrong once ends the run.
-BRRR_DIST_CHECK=1 ranks 2 "$bin/brrr_dist_tests" --test-case="zz*" >"$work/ranks" 2>&1 || true
-if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
-  cat "$work/ranks"
-  fail "calls that differ"
-fi
-echo "calls that differ are named"
+for what in calls parameters; do
+  BRRR_DIST_CHECK=1 ranks 2 "$bin/brrr_dist_tests" --test-case="zz: BRRR_DIST_CHECK: $what*" \
+    >"$work/ranks" 2>&1 || true
+  if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
+    cat "$work/ranks"
+    fail "$what that differ"
+  fi
+  echo "$what that differ are named"
+done
