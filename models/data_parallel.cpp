@@ -30,7 +30,7 @@ int64_t bucket_bytes(const std::vector<Tensor>& parameters, const DataParallelOp
   if (o.bucket_bytes > 0) return o.bucket_bytes;
   int64_t all = 0;
   for (const Tensor& p : parameters) all += p.numel() * static_cast<int64_t>(itemsize(p.dtype()));
-  return std::clamp<int64_t>(all / 8, int64_t{256} << 10, int64_t{25} << 20);
+  return std::clamp<int64_t>(all / 4, int64_t{1} << 20, int64_t{25} << 20);
 }
 
 std::vector<Tensor> reversed(std::vector<Tensor> all) {

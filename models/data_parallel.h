@@ -15,7 +15,8 @@ struct DataParallelOptions {
   /// and are the mean over all passes of all ranks.
   int64_t accumulate = 1;
   /// Gradients travel in buckets of about so many bytes, while others are still being computed.
-  /// 0: an eighth of the model, at least 256 KB and at most 25 MB.
+  /// 0: a quarter of the model, at least 1 MB and at most 25 MB: each costs a computation without a
+  /// processor to spare some 100 us.
   int64_t bucket_bytes = 0;
   /// The passes of all ranks are summed in their order, so that any division of the same passes
   /// among processes gives the same bits. With `accumulate` above 1 that takes a set of gradients a

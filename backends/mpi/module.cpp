@@ -2,7 +2,6 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <climits>
 #include <string>
 #include <vector>
 
@@ -14,10 +13,12 @@ using brrr::Piece;
 
 std::string failure;
 
+// A message for each piece: one of many pieces would be packed and unpacked, where these are copied
+// once, or read from the wire to where they belong.
 struct Request {
-  MPI_Request mpi = MPI_REQUEST_NULL;
-  MPI_Datatype type = MPI_DATATYPE_NULL;
-  int expected = -1;  // Bytes of a receive.
+  std::vector<MPI_Request> mpi;
+  std::vector<MPI_Status> status;
+  std::vector<int> expected;  // Bytes of a receive.
 };
 
 bool check(int code) {
@@ -29,84 +30,80 @@ bool check(int code) {
   return false;
 }
 
-// One type for all pieces, from the start of memory. Lengths are an int: long ones are split.
-bool make_type(const Piece* pieces, int n, MPI_Datatype& type) {
+// Lengths are an int: long pieces are split.
+template <class Post> Request* prepare(const Piece* pieces, int n, const Post& post) {
   constexpr size_t most = size_t{1} << 30;
-  std::vector<int> lengths;
-  std::vector<MPI_Aint> places;
+  auto* r = new Request;
   for (int k = 0; k < n; ++k) {
     for (size_t at = 0; at < pieces[k].bytes; at += most) {
-      MPI_Aint place;
-      if (!check(MPI_Get_address(static_cast<char*>(pieces[k].at) + at, &place))) return false;
-      places.push_back(place);
-      lengths.push_back(static_cast<int>(std::min(most, pieces[k].bytes - at)));
+      const auto bytes = static_cast<int>(std::min(most, pieces[k].bytes - at));
+      r->expected.push_back(bytes);
+      if (check(post(static_cast<char*>(pieces[k].at) + at, bytes, &r->mpi.emplace_back())))
+        continue;
+      r->mpi.pop_back();
+      for (MPI_Request& made : r->mpi) MPI_Request_free(&made);
+      delete r;
+      return nullptr;
     }
   }
-  return check(MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(),
-                                        places.data(), MPI_BYTE, &type)) &&
-         check(MPI_Type_commit(&type));
-}
-
-template <class Post> void* prepare(const Piece* pieces, int n, const Post& post) {
-  auto* r = new Request;
-  const bool plain = n == 1 && pieces[0].bytes <= INT_MAX;
-  const bool typed = plain || make_type(pieces, n, r->type);
-  void* const at = plain ? pieces[0].at : MPI_BOTTOM;
-  const int count = plain ? static_cast<int>(pieces[0].bytes) : 1;
-  if (typed && check(post(at, count, plain ? MPI_BYTE : r->type, &r->mpi))) return r;
-  delete r;
-  return nullptr;
-}
-
-void* send(const Piece* pieces, int n, int peer, int tag) {
-  return prepare(pieces, n, [&](void* at, int count, MPI_Datatype type, MPI_Request* r) {
-    return MPI_Send_init(at, count, type, peer, tag, MPI_COMM_WORLD, r);
-  });
-}
-
-void* receive(const Piece* pieces, int n, int peer, int tag) {
-  void* const r = prepare(pieces, n, [&](void* at, int count, MPI_Datatype type, MPI_Request* r) {
-    return MPI_Recv_init(at, count, type, peer, tag, MPI_COMM_WORLD, r);
-  });
-  size_t bytes = 0;
-  for (int k = 0; k < n; ++k) bytes += pieces[k].bytes;
-  if (r && bytes <= INT_MAX) static_cast<Request*>(r)->expected = static_cast<int>(bytes);
+  r->status.resize(r->mpi.size());
   return r;
 }
 
-bool start(void* request) { return check(MPI_Start(&static_cast<Request*>(request)->mpi)); }
+void* send(const Piece* pieces, int n, int peer, int tag) {
+  Request* const r = prepare(pieces, n, [&](void* at, int bytes, MPI_Request* made) {
+    return MPI_Send_init(at, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, made);
+  });
+  if (r) r->expected.clear();
+  return r;
+}
+
+void* receive(const Piece* pieces, int n, int peer, int tag) {
+  return prepare(pieces, n, [&](void* at, int bytes, MPI_Request* made) {
+    return MPI_Recv_init(at, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, made);
+  });
+}
+
+bool start(void* request) {
+  auto* r = static_cast<Request*>(request);
+  return check(MPI_Startall(static_cast<int>(r->mpi.size()), r->mpi.data()));
+}
 
 void release(void* request) {
   auto* r = static_cast<Request*>(request);
-  MPI_Request_free(&r->mpi);
-  if (r->type != MPI_DATATYPE_NULL) MPI_Type_free(&r->type);
+  for (MPI_Request& m : r->mpi) MPI_Request_free(&m);
   delete r;
 }
 
 int test(void* request) {
   auto* r = static_cast<Request*>(request);
   int done = 0;
-  MPI_Status status;
-  bool good = check(MPI_Test(&r->mpi, &done, &status));
+  const int n = static_cast<int>(r->mpi.size());
+  bool good = check(MPI_Testall(n, r->mpi.data(), &done, r->status.data()));
   if (good && !done) return 0;
-  int got = 0;
-  if (good && r->expected >= 0 && check(MPI_Get_count(&status, MPI_BYTE, &got)) &&
-      got != r->expected) {
+  for (size_t k = 0; good && k < r->expected.size(); ++k) {
+    int got = 0;
+    good = check(MPI_Get_count(&r->status[k], MPI_BYTE, &got));
+    if (!good || got == r->expected[k]) continue;
     good = false;
-    failure = "it has " + std::to_string(got) + " bytes instead of " + std::to_string(r->expected);
+    failure =
+        "it has " + std::to_string(got) + " bytes instead of " + std::to_string(r->expected[k]);
   }
   return good ? 1 : -1;
 }
 
 void cancel(void* request) {
   auto* r = static_cast<Request*>(request);
-  MPI_Cancel(&r->mpi);
-  // One whose bytes are on their way already ends like any other; if that takes for ever its memory
-  // must stay as it is, and nobody knows how long: the run is over anyway.
-  int done = 0;
-  for (int i = 0; i < 100000 && !done; ++i) MPI_Test(&r->mpi, &done, MPI_STATUS_IGNORE);
-  if (done) return release(r);
-  // Its memory may still be written; the rest of it stays as well.
+  for (MPI_Request& m : r->mpi) {
+    MPI_Cancel(&m);
+    // One whose bytes are on their way already ends like any other; if that takes for ever its
+    // memory must stay as it is, and nobody knows how long: the run is over anyway.
+    int done = 0;
+    for (int i = 0; i < 100000 && !done; ++i) MPI_Test(&m, &done, MPI_STATUS_IGNORE);
+    if (!done) return;  // The rest of it stays as well.
+    MPI_Request_free(&m);
+  }
+  delete r;
 }
 
 const char* error() { return failure.c_str(); }

@@ -234,8 +234,17 @@ void AllReduceJob::prepare_sum() {
   for (const Span& s : own_[0]) n += s.n;
   shares_.resize(Exchange::get().size(), passes_, n, t);
   for_peers([&](int peer) {
-    if (n > 0) receive(peer, {shares_.of(peer)}, t);
+    // In pieces as they are sent.
     std::vector<Span> all;
+    Span share = shares_.of(peer);
+    while (share.n > 0) {
+      for (const Span& s : own_[0]) {
+        all.push_back({share.at, s.n});
+        share = {share.at + s.n * static_cast<int64_t>(itemsize(t)), share.n - s.n};
+      }
+    }
+    receive(peer, all, t);
+    all.clear();
     for (const Row& r : rows_) {
       const auto part = r.shard(peer, Exchange::get().size());
       all.insert(all.end(), part.begin(), part.end());
