@@ -3,6 +3,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "core/op.h"
@@ -13,15 +14,15 @@ namespace brrr::graph {
 /// storage.
 template <class Key> class ModuleTrail {
  public:
-  /// The module that touched one of them last; "" if none did.
-  std::string near(const std::vector<Key>& storages) const { return newest(storages).path; }
+  /// The module that touched one of them last; "" if none did. It stays where it is.
+  const std::string& near(const std::vector<Key>& storages) const { return *newest(storages).path; }
   /// An op has run in that module, or in none; `made` are the storages that are new.
   void ran(const std::vector<Key>& storages, const std::vector<Key>& made,
            const std::string& path) {
     // New tensors may have a storage's address that a module's had.
     for (const Key& s : made) touched_.erase(s);
-    const Touch touch = path.empty() ? newest(storages) : Touch{at_++, path};
-    if (touch.path.empty()) return;
+    const Touch touch = path.empty() ? newest(storages) : Touch{at_++, &*paths_.insert(path).first};
+    if (touch.path->empty()) return;
     if (!path.empty()) {
       for (const Key& s : storages) touched_[s] = touch;
     }
@@ -29,9 +30,10 @@ template <class Key> class ModuleTrail {
   }
 
  private:
+  inline static const std::string none;
   struct Touch {
     uint64_t at = 0;
-    std::string path;
+    const std::string* path = &none;  // Copies would be most of what a profile writes.
   };
   Touch newest(const std::vector<Key>& storages) const {
     const Touch* found = nullptr;
@@ -43,12 +45,17 @@ template <class Key> class ModuleTrail {
   }
   uint64_t at_ = 0;
   std::unordered_map<Key, Touch> touched_;
+  std::unordered_set<std::string> paths_;
 };
 
 /// The storages that a call reads; with those that it writes in place; and those of new results.
 struct CallStorages {
   std::vector<const Storage*> in, all, made;
-  explicit CallStorages(const OpCall& c) {
+  CallStorages() = default;
+  explicit CallStorages(const OpCall& c) { set(c); }
+  void set(const OpCall& c) {
+    in.clear();
+    made.clear();
     for (int k = 0; k < c.n_in; ++k) {
       if (c.in[k]) in.push_back(c.in[k]->storage);
     }

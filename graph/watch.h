@@ -128,8 +128,8 @@ struct Profile::Watch final : Observer {
     if (c.op->is_view()) return;
     close();
     const std::string path = module_path();
-    const graph::CallStorages touched(c);
-    const std::string module = path.empty() ? trail.near(touched.in) : path;
+    touched.set(c);
+    const std::string& module = path.empty() ? trail.near(touched.in) : path;
     trail.ran(touched.all, touched.made, path);
     const Work work = work_of(c);
     note(
@@ -259,6 +259,7 @@ struct Profile::Watch final : Observer {
   const double clock_us = measure_clock();
   const std::thread::id thread = std::this_thread::get_id();
   graph::ModuleTrail<const Storage*> trail;
+  graph::CallStorages touched;
   std::map<DeviceType, DeviceLimits> limits;
 };
 
