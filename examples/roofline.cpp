@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "tests/bench/measure/output.h"
 #include "tests/bench/measure/machine.h"
-#include "examples/common/knee.h"
+#include "examples/common/roof.h"
 #include "examples/common/options.h"
 
 using brrr::Tensor;
@@ -44,16 +44,9 @@ struct Options : CommandLine {
   }
 };
 
-// A factor near 1, so that many of them leave numbers of ordinary size.
-Tensor multiply(const Tensor& x, int64_t times) {
-  Tensor y = x * 0.999;
-  for (int64_t i = 1; i < times; ++i) y = y * 0.999;
-  return y;
-}
-
 /// What the machine can do, as measured in this run.
 struct Roof {
-  double gbs = 0;     ///< The tensor copied.
+  double gbs = 0;     ///< The tensor copied, in turns with the points.
   double gflops = 0;  ///< Multiplications; a fused multiply-add counts as two elsewhere.
   /// Multiplications for each element that memory leaves time for.
   double free_repeats() const { return gflops / gbs * 2 * sizeof(float); }
@@ -74,9 +67,9 @@ struct Point {
 // In turns, so that what disturbs the machine disturbs both. Throws if graph mode's result is not
 // eager's, bit for bit, or did not come from its kernel.
 Point measure(const Tensor& x, int64_t repeats, double seconds) {
-  auto graph = brrr::step([repeats](const Tensor& t) { return multiply(t, repeats); });
+  auto graph = brrr::step([repeats](const Tensor& t) { return multiplied(t, repeats); });
   const std::function<Tensor()> fused = [&] { return graph(x); };
-  const std::function<Tensor()> eager = [&] { return multiply(x, repeats); };
+  const std::function<Tensor()> eager = [&] { return multiplied(x, repeats); };
   for (int i = 0; i < 3; ++i) fused();
   BRRR_CHECK(same_bits(fused(), eager()), "{} repeats: graph mode's result is not eager's",
              repeats);
@@ -186,12 +179,16 @@ int run(const Options& o) {
   const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
   const Limits limits = measure_limits({device}).front();
   const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
-  const Roof roof{limits.gb_per_second(2.0 * static_cast<double>(mb << 20)), limits.gflops() / 2};
   fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",
              header_text({limits}), mb, brrr::name(device), o.threads);
   std::fflush(stdout);
   std::vector<Point> points;
-  for (int64_t k : o.repeats) points.push_back(measure(x, k, o.seconds));
+  std::vector<double> copies;
+  for (int64_t k : o.repeats) {
+    points.push_back(measure(x, k, o.seconds));
+    copies.push_back(copy_gbs(limits, x));
+  }
+  const Roof roof{median(copies), limits.gflops() / 2};
   fmt::print("{}\n{}", table_text(points, roof), notes_text(points, roof));
   if (!o.json.empty()) write_file(o.json, json_of(points, roof, limits, x).dump(2) + "\n");
   if (!o.plot.empty()) draw(points, roof, limits, o.plot);

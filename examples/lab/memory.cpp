@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "backends/cpu/stream.h"
-#include "examples/common/knee.h"
+#include "examples/common/roof.h"
 #include "examples/lab/lab.h"
 
 namespace examples::lab {
@@ -16,13 +16,6 @@ constexpr int64_t kMB = 1 << 20;
 
 Tensor random_tensor(int64_t bytes) {
   return brrr::randn({bytes / static_cast<int64_t>(sizeof(float))});
-}
-
-// A factor near 1, so that many of them leave numbers of ordinary size.
-Tensor multiply(const Tensor& x, int64_t times) {
-  Tensor y = x * 0.999;
-  for (int64_t i = 1; i < times; ++i) y = y * 0.999;
-  return y;
 }
 
 struct Timed {
@@ -119,13 +112,13 @@ Section roofline(Lab& lab) {
   const double bytes = 2.0 * static_cast<double>(mb * kMB);
   constexpr double low = 1.0 / 8;
   std::vector<RoofPoint> points;
-  std::vector<double> copies;  // In turns with the points: memory is shared with other machines.
+  std::vector<double> copies;
   for (int64_t k = 1; k <= (lab.quick ? 4 : 256); k *= 2) {
-    copies.push_back(stream_like(1, static_cast<size_t>(mb * kMB), lab.gang()).gb_per_second);
     const Timed t = time_both(
         lab, fmt::format("roofline, {} multiplications", k),
-        [k](const Tensor& v) { return multiply(v, k); }, x, lab.seconds);
+        [k](const Tensor& v) { return multiplied(v, k); }, x, lab.seconds);
     points.push_back({static_cast<double>(k), t.eager, t.graph});
+    copies.push_back(copy_gbs(lab.limits, x));
   }
   // A multiplication is half of what the peak counts as two.
   const double gflops = lab.limits.gflops() / 2, gbs = median(copies), knee = gflops / gbs;
@@ -216,24 +209,66 @@ Section fusion(Lab& lab) {
   return s;
 }
 
-Section activations(Lab& lab) {
-  using Act = std::function<Tensor(const Tensor&)>;
-  const std::pair<const char*, Act> all[] = {
-      {"none", [](const Tensor& v) { return v; }},
-      {"relu", [](const Tensor& v) { return relu(v); }},
-      {"leaky relu", [](const Tensor& v) { return leaky_relu(v); }},
-      {"sqrt of abs", [](const Tensor& v) { return sqrt(abs(v)); }},
-      {"exp", [](const Tensor& v) { return exp(v); }},
-      {"sigmoid", [](const Tensor& v) { return sigmoid(v); }},
-      {"silu", [](const Tensor& v) { return silu(v); }},
-      {"tanh", [](const Tensor& v) { return tanh(v); }},
-      {"gelu (tanh)", [](const Tensor& v) { return gelu(v, "tanh"); }},
-      {"gelu (erf)", [](const Tensor& v) { return gelu(v); }},
-      {"cos", [](const Tensor& v) { return cos(v); }}};
-  const int64_t mb = lab.megabytes(64), width = 1024, rows = mb * kMB / (4 * width);
+namespace {
+
+using Function = std::function<Tensor(const Tensor&)>;
+
+std::vector<std::pair<const char*, Function>> activation_functions() {
+  return {{"none", [](const Tensor& v) { return v; }},
+          {"relu", [](const Tensor& v) { return relu(v); }},
+          {"leaky relu", [](const Tensor& v) { return leaky_relu(v); }},
+          {"sqrt of abs", [](const Tensor& v) { return sqrt(abs(v)); }},
+          {"exp", [](const Tensor& v) { return exp(v); }},
+          {"sigmoid", [](const Tensor& v) { return sigmoid(v); }},
+          {"silu", [](const Tensor& v) { return silu(v); }},
+          {"tanh", [](const Tensor& v) { return tanh(v); }},
+          {"gelu (tanh)", [](const Tensor& v) { return gelu(v, "tanh"); }},
+          {"gelu (erf)", [](const Tensor& v) { return gelu(v); }},
+          {"cos", [](const Tensor& v) { return cos(v); }}};
+}
+
+struct ActivationTimes {
+  double bare = 0;                   // Of a loop that adds two tensors, and
+  std::vector<double> graph, eager;  // of act(x * w + b) + r, in seconds.
+  std::vector<int64_t> kernels;
+};
+
+// All activations in turns: they are compared with each other.
+ActivationTimes time_activations(Lab& lab, int64_t mb) {
+  const int64_t width = 1024, rows = mb * kMB / (4 * width);
   const Tensor x = brrr::randn({rows, width}), r = brrr::randn({rows, width}),
                w = brrr::randn({width}), b = brrr::randn({width});
-  const double copy = stream_like(2, static_cast<size_t>(mb * kMB), lab.gang()).seconds;
+  const auto all = activation_functions();
+  std::vector<std::pair<Function, brrr::Step<Function>>> both;
+  ActivationTimes t;
+  for (const auto& [name, act] : all) {
+    const Function fn = [=, act = act](const Tensor& v) { return act(v * w + b) + r; };
+    both.emplace_back(fn, brrr::step(fn));
+    auto& step = both.back().second;
+    for (int i = 0; i < 3; ++i) step(x);
+    check_same(lab, name, step(x), fn(x), step.stats());
+    t.kernels.push_back(static_cast<int64_t>(step.stats().kernels_per_replay));
+    if (t.kernels.back() != 1) {
+      lab.complain(name, fmt::format("{} kernels, not one", t.kernels.back()));
+    }
+  }
+  std::vector<std::function<void()>> graphs, eagers;
+  for (auto& [fn, step] : both) {
+    graphs.emplace_back([&x, &step = step] { step(x); });
+    eagers.emplace_back([&x, &fn = fn] { fn(x); });
+  }
+  t.bare = stream_like(2, static_cast<size_t>(mb * kMB), lab.gang()).seconds;
+  t.graph = times_in_turns(graphs, 2 * lab.seconds);
+  t.eager = times_in_turns(eagers, lab.seconds);
+  return t;
+}
+
+}  // namespace
+
+Section activations(Lab& lab) {
+  const int64_t mb = lab.megabytes(64);
+  const auto all = activation_functions();
+  const ActivationTimes t = time_activations(lab, mb);
   Section s{.title = "Activations", .seen = {}};
   Sheet sheet{"activations",
               fmt::format("act(x * w + b) + r, {} MB each of x and r", mb),
@@ -243,28 +278,26 @@ Section activations(Lab& lab) {
              .parts = {{"graph", kGraph}},
              .mark = 1,
              .mark_name = "reading and writing alone"};
-  std::vector<std::pair<double, std::string>> times_of;
-  for (const auto& [name, act] : all) {
-    const auto fn = [&, &act = act](const Tensor& v) { return act(v * w + b) + r; };
-    const Timed t = time_both(lab, name, fn, x, lab.seconds);
-    const auto kernels = static_cast<int64_t>(t.stats.kernels_per_replay);
-    if (kernels != 1) lab.complain(name, fmt::format("{} kernels, not one", kernels));
-    sheet.rows.push_back({name, t.graph * 1e3, times(t.graph / copy), kernels, t.eager * 1e3,
-                          times(t.eager / t.graph)});
-    c.bars.push_back({name, {t.graph / copy}, times(t.graph / copy).text});
-    times_of.emplace_back(t.graph, name);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Datum of_bare = times(t.graph[i] / t.bare);
+    sheet.rows.push_back({all[i].first, t.graph[i] * 1e3, of_bare, t.kernels[i], t.eager[i] * 1e3,
+                          times(t.eager[i] / t.graph[i])});
+    c.bars.push_back({all[i].first, {t.graph[i] / t.bare}, of_bare.text});
   }
-  const auto [lo, hi] = std::minmax_element(times_of.begin(), times_of.end());
+  const auto [lo, hi] = std::minmax_element(t.graph.begin(), t.graph.end());
+  const char *fastest = all[static_cast<size_t>(lo - t.graph.begin())].first,
+             *slowest = all[static_cast<size_t>(hi - t.graph.begin())].first;
   s.seen = fmt::format(
       "The slowest, {}, takes {:.2f} times as long as the fastest, {}; {} takes {:.2f} times as "
       "long as adding the same tensors and nothing else. Where a bar ends near 1, memory hides the "
       "function's cost.",
-      hi->second, hi->first / lo->first, lo->second, hi->second, hi->first / copy);
+      slowest, *hi / *lo, fastest, slowest, *hi / t.bare);
   s.pictures = {draw("activations", c)};
   s.sheets = {sheet};
   s.note = fmt::format(
       "Each is one fused kernel that reads two tensors of {} MB and writes one; beside it, in the "
-      "same process, a hand-written loop that reads two and writes one: the dashed line.",
+      "same process, a hand-written loop that reads two and writes one: the dashed line. The "
+      "activations are timed in turns.",
       mb);
   return s;
 }

@@ -150,7 +150,8 @@ size_t CpuText::live_vectors(const std::vector<int>& ids) const {
 // time with eight vectors that they took with one. The compiler pays for long text: some 5 ms for
 // a polynomial of one vector.
 int CpuText::choose_unroll(const std::vector<int>& ids) const {
-  constexpr size_t most_polynomials = 64, statements = 2048, registers = 24;
+  constexpr bool whole = BRRR_VX_BYTES == 64;  // A vector is one register.
+  constexpr size_t most_polynomials = 64, statements = 2048, registers = whole ? 32 : 24;
   size_t cost = 0, lines = 1;
   for (int id : ids) {
     cost += at(id).cost;
@@ -159,13 +160,15 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
   const size_t polynomials = (cost + 1) / 2;
   // Where a vector takes several registers there are but sixteen of them: two vectors' polynomials
   // fill these, and more would spill and take the compiler two or three times as long.
-  constexpr size_t side_by_side = BRRR_VX_BYTES < 64 ? 2 : 8;
+  constexpr size_t side_by_side = whole ? 8 : 2;
   if (polynomials > 1) {
     const size_t fits = std::max<size_t>(most_polynomials / polynomials, 1);
     return static_cast<int>(std::min(side_by_side, std::bit_floor(fits)));
   }
-  const size_t at_most = polynomials > 0 ? std::min<size_t>(side_by_side, 4) : 4;
-  const size_t most = std::min(registers / live_vectors(ids), statements / lines);
+  // A long chain of single instructions waits four cycles for each of them; two start in a cycle.
+  const size_t chains = whole && lines >= 10 ? 8 : 4;
+  const size_t at_most = polynomials > 0 ? std::min(side_by_side, chains) : chains;
+  const size_t most = std::min(std::bit_floor(registers / live_vectors(ids)), statements / lines);
   return static_cast<int>(std::clamp<size_t>(most, 1, at_most));
 }
 

@@ -153,9 +153,8 @@ template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 #endif
 }
 
-/// Asks for a cache line, into the second level: the first is full of what is read again, and a
-/// line that it throws out before its use would come from memory twice. The address need not exist.
-BRRR_VX void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+/// Asks for a cache line, into the first level or the second. The address need not exist.
+template <int level> BRRR_VX void prefetch(const void* p) { __builtin_prefetch(p, 0, 4 - level); }
 BRRR_VX void fence_nt() {
 #ifdef __SSE__
   __builtin_ia32_sfence();

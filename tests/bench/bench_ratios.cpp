@@ -228,9 +228,9 @@ void fusion(Report& report) {
     rows_ms = turns.ns(g) / 1e6;
     two_ms = turns.ns(j) / 1e6;
   }
-  report.at_least("gelu(x*w+b)+residual, 64 MB, of the speed of its streams", 85,
+  report.at_least("gelu(x*w+b)+residual, 64 MB, of the speed of its streams", 90,
                   median(narrow_rows), "%", "w, b rows of 1024");
-  report.at_least("the same, w and b rows of 4096", 85, median(rows), "%",
+  report.at_least("the same, w and b rows of 4096", 90, median(rows), "%",
                   fmt::format("{:.2f} ms", rows_ms));
   report.at_least("the same, w and b 64 MB too", 85, median(full), "%");
   report.at_most("cos(cos(x)) fused to one cos, 64 MB", 1.05, median(cos_ratio), "x",
