@@ -16,22 +16,35 @@
 namespace brrr::dist {
 
 /// Which members have come on each rank. A sum has the bits of no model if ranks give it gradients
-/// of different parameters, and sizes may fit: some bytes before the first that may differ say so.
-struct BucketUses {
+/// of different parameters, and their sizes may fit: some bytes beside the sums say so. What they
+/// find wrong fails the sums, which some ranks have not begun.
+struct BucketUses final : Job {
   std::vector<std::string> names;  // Of the members.
   std::vector<std::string> sets;   // That have come in some pass: a bit a member.
-  std::string own, all;            // What this rank says, and all ranks in their order.
-  std::shared_ptr<Job> job;
+  std::string all;                 // What all ranks say, in their order.
+  bool started = false;
 
   BucketUses(std::vector<std::string> members, int tag)
-      : names(std::move(members)), own((names.size() + 7) / 8, '\0') {
-    all.resize(own.size() * static_cast<size_t>(Exchange::get().size()));
-    job = all_gather_job("the comparison of the parameters that ranks use", tag,
-                         {own.data(), static_cast<int64_t>(own.size())}, all.data(), kUInt8);
+      : Job("the comparison of the parameters that ranks use", tag), names(std::move(members)) {
+    all.resize(bytes() * static_cast<size_t>(Exchange::get().size()));
+  }
+  size_t bytes() const { return (names.size() + 7) / 8; }
+  char* of(int rank) { return all.data() + bytes() * static_cast<size_t>(rank); }
+  bool prepare(int stage) override {
+    const int size = Exchange::get().size(), me = Exchange::get().rank();
+    for (int r = 0; r < size && stage == 0; ++r) {
+      if (r == me) continue;
+      receive(r, {{of(r), static_cast<int64_t>(bytes())}}, kUInt8);
+      send(r, {{of(me), static_cast<int64_t>(bytes())}}, kUInt8);
+    }
+    return stage == 0;
+  }
+  void compute(int stage) override {
+    if (stage == 1 && all.compare(bytes(), all.npos, all, 0, all.size() - bytes()) != 0) refuse();
   }
   static bool has(const char* set, size_t k) { return set[k / 8] >> (k % 8) & 1; }
   int64_t number_of(const std::vector<bool>& used) {
-    std::string set(own.size(), '\0');
+    std::string set(bytes(), '\0');
     for (size_t k = 0; k < used.size(); ++k) {
       set[k / 8] = static_cast<char>(set[k / 8] | (used[k] ? 1 << (k % 8) : 0));
     }
@@ -40,14 +53,11 @@ struct BucketUses {
     sets.push_back(std::move(set));
     return static_cast<int64_t>(sets.size()) - 1;
   }
-  void compare(int64_t set) {
+  void begin(const std::shared_ptr<BucketUses>& self, int64_t set) {
+    if (std::exchange(started, true)) Exchange::get().wait(*this);
     const std::string& mine = sets[static_cast<size_t>(set)];
-    std::copy(mine.begin(), mine.end(), own.begin());
-    Exchange::get().start(job);
-    Exchange::get().wait(*job);
-    for (size_t at = 0; at < all.size(); at += own.size()) {
-      if (all.compare(at, own.size(), own) != 0) refuse();
-    }
+    std::copy(mine.begin(), mine.end(), of(Exchange::get().rank()));
+    Exchange::get().start(self);
   }
   [[noreturn]] void refuse() const {
     constexpr int most = 4;
@@ -55,8 +65,8 @@ struct BucketUses {
     int differ = 0;
     for (size_t k = names.size(); k-- > 0;) {  // As the model has them.
       std::vector<size_t> with, without;
-      for (size_t r = 0; r * own.size() < all.size(); ++r) {
-        (has(all.data() + r * own.size(), k) ? with : without).push_back(r);
+      for (size_t r = 0; r * bytes() < all.size(); ++r) {
+        (has(all.data() + r * bytes(), k) ? with : without).push_back(r);
       }
       if (with.empty() || without.empty() || ++differ > most) continue;
       said += fmt::format("{}{} on rank {}, not on {}", said.empty() ? "" : "; ", names[k],
@@ -161,12 +171,13 @@ GradientBucket& bucket_of(int64_t id) {
   return *at->second;
 }
 
-// `used`: which set of members is compared before anything else; -1: none.
+// `used`: which set of members is compared, before a sum of some of a bucket begins; -1: none.
+// `last`: nothing is awaited after it but that.
 struct BeginAttrs {
   int64_t bucket, member, absent, used;
 };
 struct EndAttrs {
-  int64_t bucket, member, used;
+  int64_t bucket, member, used, last;
 };
 
 void in_place_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
@@ -181,7 +192,10 @@ TensorImpl& in_place(OpCall& c) {
 void begin_run(OpCall& c) {
   const auto a = c.attrs.as<BeginAttrs>();
   GradientBucket& b = bucket_of(a.bucket);
-  if (a.used >= 0) b.uses->compare(a.used);
+  if (a.used >= 0) {
+    b.uses->begin(b.uses, a.used);
+    Exchange::get().wait(*b.uses);
+  }
   TensorImpl& g = in_place(c);
   if (a.absent > 0) return b.arrive(static_cast<size_t>(a.absent));
   const auto k = static_cast<size_t>(a.member);
@@ -197,12 +211,13 @@ void begin_run(OpCall& c) {
 void end_run(OpCall& c) {
   const auto a = c.attrs.as<EndAttrs>();
   GradientBucket& b = bucket_of(a.bucket);
-  if (a.used >= 0) b.uses->compare(a.used);
+  if (a.used >= 0) b.uses->begin(b.uses, a.used);
   if (b.arrived > 0) {  // The first of its members waits.
     BRRR_CHECK(b.arrived == b.members, "DataParallel: a sum is awaited that was not begun");
     b.wait();
     b.forget();
   }
+  if (a.last) Exchange::get().wait(*b.uses);
   in_place(c);
 }
 
@@ -283,7 +298,8 @@ Buckets::~Buckets() {
     k.all.erase(b->id);
     Exchange::get().retire(b->job);
   }
-  if (uses_) Exchange::get().retire(uses_->job);
+  if (uses_ && uses_->started) Exchange::get().let_go(*uses_);
+  if (uses_) Exchange::get().retire(uses_);
   if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag(), tags());
 }
 
@@ -309,9 +325,13 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
   int64_t compared = used.empty() || Exchange::get().size() == 1 ? -1 : uses_->number_of(used);
   if (compared >= 0 && gradients[0].device() != kCPU && gpus_linked()) {
     // A replay's work may be a graph of the GPU's, which asks nobody.
-    if (!context.recorder) uses_->compare(compared);
+    if (!context.recorder) {
+      uses_->begin(uses_, compared);
+      Exchange::get().wait(*uses_);
+    }
     compared = -1;
   }
+  const bool compares = compared >= 0;
   const auto once = [&] { return std::exchange(compared, -1); };
   // All sums are on their way before the first is awaited.
   for (size_t at = 0; at < members.size();) {
@@ -333,7 +353,7 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
     for (size_t k = 0; k < n; ++k) put_before(all, before(members[first + k]));  // Read until now.
     const auto attrs = [&](size_t k) {
       return EndAttrs{buckets_[bucket]->id, static_cast<int64_t>(place_[members[first + k]].second),
-                      once()};
+                      once(), compares && first + k + 1 == members.size()};
     };
     // Every member is an operand of the first call, and that call's result of every other: they
     // come after all that began, and before all that uses a sum.
