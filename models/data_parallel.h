@@ -33,8 +33,8 @@ struct DataParallelOptions {
   /// those of its part, which optimisers, clip_grad_norm_ and GradScaler find, and p.grad() is
   /// undefined. Clear them by zero_grad() of the optimiser or the module; p.set_grad({}) does not
   /// reach them. A step sends 2 (N - 1) / N of the gradients' bytes, with clipping some 1 / 4096
-  /// more. A sum is awaited while the next one is on its way, so that no more than two buckets of
-  /// all gradients are there at a time.
+  /// more, on GPUs (N - 1) / N. A sum is awaited while the next one is on its way, so that no more
+  /// than two buckets of all gradients are there at a time.
   bool shard_gradients = false;
 };
 

@@ -39,9 +39,13 @@ Registry& registry() {
 int64_t item(const Tensor& t) { return static_cast<int64_t>(itemsize(t.dtype())); }
 int64_t bytes_of(const Tensor& t) { return t.numel() * item(t); }
 
+// Whether the norm of a gradient is known by sums of chunks of it.
+bool in_chunks(const Tensor& p) { return p.device() == kCPU && p.numel() > kReduceChunk; }
+
 // Of each parameter the elements of each rank. Those of more than a quarter of a rank's share are
 // divided among all; of the rest the largest comes first, each to the rank with the least so far.
-// Parts of gradients consist of whole chunks, whose sums of squares are those of the whole.
+// Parts of gradients consist of whole chunks, whose sums of squares are those of the whole. (GPUs
+// fold a row otherwise than its parts: see norms_of_parts.)
 std::vector<Cuts> divide(const std::vector<Tensor>& parameters, bool gradients) {
   const auto ranks = static_cast<size_t>(size());
   std::vector<size_t> order(parameters.size());
@@ -58,7 +62,7 @@ std::vector<Cuts> divide(const std::vector<Tensor>& parameters, bool gradients) 
     const bool divided = bytes_of(p) * 4 * size() > all;
     const auto owner =
         static_cast<size_t>(std::min_element(bytes.begin(), bytes.end()) - bytes.begin());
-    const int64_t chunk = gradients && p.numel() > kReduceChunk ? kReduceChunk : 1;
+    const int64_t chunk = gradients && in_chunks(p) ? kReduceChunk : 1;
     for (size_t r = 0; r <= ranks; ++r) {
       const int64_t at =
           Row::shard_begin((p.numel() + chunk - 1) / chunk, static_cast<int>(r), size());
@@ -123,6 +127,10 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     // Of one that belongs to one rank the numbers are 0 or n.
     known.divided = std::any_of(known.cuts.begin(), known.cuts.end(),
                                 [&](int64_t at) { return at > 0 && at < p.numel(); });
+    if (known.divided && s->gradients_ && !in_chunks(p)) {
+      const Division share{.cuts = {known.cuts}, .halves = Halves::Share};
+      known.parts = std::make_unique<Buckets>(std::vector<Tensor>{p}, INT64_MAX, 1, share);
+    }
     s->known_.emplace(p.impl(), std::move(known));
   }
   Registry& r = registry();
@@ -175,22 +183,31 @@ Tensor norm_of(const Tensor& gradient) {
   return gradient.to(promote(gradient.dtype(), kFloat32)).norm();
 }
 
-// What is known of a norm before its last fold: sums of squares, chunk by chunk, this rank's and 0
-// for the others. The parts of one that is a single chunk are its elements.
+// The parameter's norm, on one rank and 0 on the others, or where no rank has its whole gradient
+// the sums of squares of this rank's chunks, and 0 for the others'.
 Tensor Sharding::sums_of_own(const Tensor& p) const {
-  const bool elements = divided(p) && p.numel() <= kReduceChunk;
-  const int64_t chunk = elements ? 1 : kReduceChunk;
+  const Tensor mine = own_gradient(p);
   const DType t = promote(p.dtype(), kFloat32);
-  const Tensor sums = zeros({(p.numel() + chunk - 1) / chunk}, t, p.device());
-  if (!own_gradient(p).defined()) return sums;
-  const Tensor g = own_gradient(p).to(t).view({-1});
-  const int64_t first = range_of(cuts(p)).first / chunk, n = g.numel() / chunk, whole = n * chunk;
-  const auto put = [&](int64_t at, int64_t m, const Tensor& x) {
-    if (m > 0) sums.narrow(0, at, m).copy_(elements ? x.view({m}) : x.square().sum({1}));
-  };
-  put(first, n, g.narrow(0, 0, whole).view({n, chunk}));
-  const int64_t rest = g.numel() - whole;
-  put(first + n, rest > 0, g.narrow(0, whole, rest).view({rest > 0, rest}));
+  const Tensor none = zeros({1}, t, p.device());
+  const auto [begin, end] = range_of(cuts(p));
+  if (known(p).parts) {
+    const Tensor whole = zeros(p.sizes(), p.dtype(), p.device());
+    if (mine.defined()) part_of(whole, begin, end).copy_(mine);
+    known(p).parts->begin(whole, 0, {});
+    known(p).parts->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
+    return rank() == 0 ? norm_of(whole).view({1}) : none;
+  }
+  if (!divided(p)) return mine.defined() ? norm_of(mine).view({1}) : none;
+  const Tensor sums = zeros({(p.numel() + kReduceChunk - 1) / kReduceChunk}, t, p.device());
+  if (!mine.defined()) return sums;
+  const Tensor g = mine.to(t);
+  const int64_t first = begin / kReduceChunk, n = g.numel() / kReduceChunk,
+                whole = n * kReduceChunk, rest = g.numel() - whole;
+  if (n > 0) {
+    const Tensor chunks = g.narrow(0, 0, whole).view({n, kReduceChunk});
+    sums.narrow(0, first, n).copy_(chunks.square().sum({1}));
+  }
+  if (rest > 0) sums.select(0, first + n).copy_(g.narrow(0, whole, rest).square().sum());
   return sums;
 }
 
@@ -208,7 +225,7 @@ std::vector<Tensor> Sharding::norms_of_parts(const std::vector<Tensor>& paramete
     const Tensor& p = parameters[k];
     const Tensor s = all.narrow(0, at, sums[k].numel()).to(promote(p.dtype(), kFloat32));
     at += s.numel();
-    norms.push_back(divided(p) && p.numel() <= kReduceChunk ? s.norm() : s.sum().sqrt());
+    norms.push_back(divided(p) && !known(p).parts ? s.sum().sqrt() : s.view({}));
   }
   return norms;
 }

@@ -41,7 +41,9 @@ class Sharding : NotCopied {
   /// modules.
   static void forget_gradients(const std::vector<Tensor>& parameters);
   /// The 2-norms of these used parameters' gradients, whose parts are with their owners, each 0-d:
-  /// the bits of norm_of() the whole, of which only sums of chunks are sent. A call of all ranks.
+  /// the bits of norm_of() the whole, of which only sums of chunks are sent. Where there is one
+  /// chunk, and of GPUs, which fold a row otherwise than its parts, a divided one is gathered. A
+  /// call of all ranks.
   std::vector<Tensor> norms_of_parts(const std::vector<Tensor>& parameters) const;
   /// Throws unless the parameter has the memory that it had when this was made.
   void check_in_place(const char* who, const Tensor& parameter) const;
@@ -55,6 +57,7 @@ class Sharding : NotCopied {
     Tensor made;  // The parameter as it was.
     Tensor own = {};
     bool divided = false, used = false;
+    std::unique_ptr<Buckets> parts = nullptr;  // That norms gather.
   };
   const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
   Tensor sums_of_own(const Tensor& parameter) const;

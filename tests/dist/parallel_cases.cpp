@@ -231,7 +231,8 @@ TEST_CASE("DataParallel: a step with sharded gradients and clipping moves 2 (N -
   }
   const Tensor most = dist::all_gather(full({1}, sent, kFloat64));
   const double share = (static_cast<double>(ranks()) - 1) / static_cast<double>(ranks());
-  CHECK(most.mean().item<double>() <= 1.005 * 2 * share * bytes);
+  const int halves = default_device() == kCPU ? 2 : 3;  // GPUs gather for the norm.
+  CHECK(most.mean().item<double>() <= 1.005 * halves * share * bytes);
 }
 
 // In a run of its own: what has gone wrong once stays so.
