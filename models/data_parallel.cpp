@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -33,8 +34,13 @@ int64_t bucket_bytes(const std::vector<Tensor>& parameters, const DataParallelOp
   return std::clamp<int64_t>(all / 4, int64_t{1} << 20, int64_t{25} << 20);
 }
 
-std::vector<Tensor> reversed(std::vector<Tensor> all) {
+std::vector<NamedTensor> reversed(std::vector<NamedTensor> all) {
   std::reverse(all.begin(), all.end());
+  return all;
+}
+std::vector<Tensor> tensors_of(const std::vector<NamedTensor>& named) {
+  std::vector<Tensor> all;
+  for (const auto& [name, t] : named) all.push_back(t);
   return all;
 }
 
@@ -105,20 +111,25 @@ struct DataParallel::State final : GradientHook {
   State(models::Module& m, const DataParallelOptions& o)
       : module(m),
         options(o),
-        parameters(reversed(m.parameters())),
-        sharding(o.shard_optimizer || o.shard_gradients
-                     ? Sharding::make(parameters, o.shard_gradients)
-                     : nullptr),
+        named(reversed(m.named_parameters())),
+        parameters(tensors_of(named)),
+        sharding(o.shard_optimizer || o.shard_gradients ? Sharding::make(named, o.shard_gradients)
+                                                        : nullptr),
         buckets(parameters, bucket_bytes(parameters, o),
                 o.in_order ? static_cast<int>(o.accumulate) : 1, division()),
         there(buckets.size()),
         came(parameters.size()) {
-    for (size_t k = 0; k < parameters.size(); ++k) index.emplace(parameters[k].impl(), k);
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      index.emplace(parameters[k].impl(), k);
+      dtypes.push_back(parameters[k].dtype());
+    }
   }
 
   models::Module& module;
   DataParallelOptions options;
-  std::vector<Tensor> parameters;  // In the order in which backward comes to them, about.
+  std::vector<NamedTensor> named;  // In the order in which backward comes to them, about.
+  std::vector<Tensor> parameters;
+  std::vector<DType> dtypes;
   std::shared_ptr<Sharding> sharding;
   Buckets buckets;
   std::vector<size_t> there;       // Of each bucket, so many gradients in this pass.
@@ -130,32 +141,37 @@ struct DataParallel::State final : GradientHook {
   const Ref<ControlCell> cell = control_cell(0);
   uint64_t group = 0;         // whose passes have streams group * passes() and following.
   std::vector<size_t> begun;  // In this backward pass, and not awaited yet,
-  bool reached = false;       // which has come to one of the parameters.
+  bool reached = false;       // which has come to one of the parameters, and has not ended.
   std::vector<std::vector<Tensor>> earlier;  // Gradients of the step's earlier passes.
 
   int64_t pass() const { return static_cast<int64_t>(cell->value); }
   bool last_pass() const { return pass() + 1 == options.accumulate; }
   uint64_t passes() const { return static_cast<uint64_t>(size() * options.accumulate); }
 
+  static uint64_t stream() { return rng_state().draw >> kPassBits; }
+  uint64_t own_stream() const {
+    return group * passes() + static_cast<uint64_t>(rank() * options.accumulate + pass());
+  }
   // Between steps every rank is at the beginning of a group; what has been drawn from it since, or
-  // by steps of other sizes, is skipped.
+  // by steps of other sizes, is skipped. After a forward pass that no backward pass has followed
+  // each rank is in a stream of its own, of a group that is the same for all.
   uint64_t next_group() const {
-    const uint64_t draw = rng_state().draw, stream = draw >> kPassBits;
-    const bool drawn = (draw & ((uint64_t{1} << kPassBits) - 1)) != 0;
-    return (stream + drawn + passes() - 1) / passes();
+    const bool drawn = (rng_state().draw & ((uint64_t{1} << kPassBits) - 1)) != 0;
+    if (expected && stream() / passes() == group) return group + drawn;
+    return (stream() + drawn + passes() - 1) / passes();
   }
   static void to_stream(uint64_t number) { set_rng_state({rng_state().seed, number << kPassBits}); }
 
   void begin_pass() {
     if (passes() == 1) return;
+    check_parameters();
+    // Another forward pass for the same backward pass.
+    if (expected && !reached && context.gradients == this && stream() == own_stream()) return;
     if (!begun.empty()) buckets.clear();  // Of a pass that has thrown.
     begun.clear();
     there.assign(there.size(), 0);
     complete.reset();
     came.assign(came.size(), false);
-    for (size_t k = 0; sharding && k < parameters.size(); ++k) {
-      sharding->set_used(parameters[k], false);
-    }
     reached = false;
     BRRR_CHECK(!context.gradients || context.gradients == this || !context.gradients->awaited(),
                "DataParallel: another model's backward pass has not come yet; a thread trains one "
@@ -164,21 +180,32 @@ struct DataParallel::State final : GradientHook {
       group = next_group();
       earlier.clear();
     }
-    to_stream(group * passes() + static_cast<uint64_t>(rank() * options.accumulate + pass()));
+    to_stream(own_stream());
     context.gradients = this;
     expected = true;
   }
 
   bool awaited() const override { return expected; }
 
+  // Buckets have the parameters' dtypes, and a sharding has views of them.
+  void check_parameters() const {
+    for (size_t k = 0; k < named.size(); ++k) {
+      const auto& [name, p] = named[k];
+      BRRR_CHECK(p.dtype() == dtypes[k], "DataParallel: parameter {} was {} and is {} now; {}",
+                 name, brrr::name(dtypes[k]), describe(p), Sharding::kMend);
+      if (sharding) sharding->check_in_place("DataParallel", p);
+    }
+  }
+
   void ready(TensorImpl& leaf) override {
     const auto at = index.find(&leaf);
     if (at == index.end()) return;
-    BRRR_CHECK(expected,
-               "DataParallel: a backward pass into {} without a forward pass through ddp(x): it "
-               "would not be exchanged. Add losses and go backward once, or call begin_pass() "
-               "before each pass",
-               describe(parameters[at->second]));
+    BRRR_CHECK(
+        expected,
+        "DataParallel: a backward pass into parameter {}, {}, without a forward pass through "
+        "ddp(x): it would not be exchanged. Call ddp(x) instead of model(x), add losses and "
+        "go backward once, or call begin_pass() before each pass",
+        named[at->second].first, describe(&leaf));
     reached = true;
     if (!last_pass() || size() == 1) return;
     begin(at->second);
@@ -189,7 +216,7 @@ struct DataParallel::State final : GradientHook {
     begun.push_back(k);
     came[k] = true;
     if (!sums_part()) return;
-    sharding->set_used(parameters[k], true);
+    sharding->set_used(parameters[k]);
     // What is summed need not wait for the end, if it is given away then.
     const size_t b = buckets.bucket_of(k);
     if (++there[b] < buckets.members_of(b)) return;
@@ -199,28 +226,33 @@ struct DataParallel::State final : GradientHook {
 
   bool sums_part() const { return sharding && sharding->gradients() && size() > 1; }
   Division division() const {
-    if (!sums_part()) return {};
-    Division d{.halves = Halves::Sum};
-    for (const Tensor& p : parameters) d.cuts.push_back(sharding->cuts(p));
+    Division d;
+    for (const auto& [name, p] : named) {
+      d.names.push_back(name);
+      if (sums_part()) d.cuts.push_back(sharding->cuts(p));
+    }
+    if (sums_part()) d.halves = Halves::Sum;
     return d;
   }
 
-  // Awaits those of the begun that `which` says.
-  template <class F> void end(const F& which) {
+  // Awaits those of the begun that `which` says; with `used` the ranks compare what they have.
+  template <class F> void end(const F& which, const std::vector<bool>& used = {}) {
     const auto rest = std::partition(begun.begin(), begun.end(), which);
     std::vector<size_t> members(begun.begin(), rest);
     begun.erase(begun.begin(), rest);
     std::sort(members.begin(), members.end());
     std::vector<Tensor> gradients;
     for (const size_t k : members) gradients.push_back(gradient(k));
-    buckets.end(gradients, members, [&](size_t k) { return before(k); });
+    buckets.end(
+        gradients, members, [&](size_t k) { return before(k); }, used);
     for (const size_t k : members) {
-      if (sums_part()) sharding->keep_own_gradient(parameters[k]);
+      if (sums_part()) sharding->keep_own_gradient(parameters[k], part_of_pass());
     }
   }
 
   // Whether this rank keeps the gradients of its passes apart.
   bool apart() const { return options.in_order && rank() > 0; }
+  double part_of_pass() const { return 1.0 / static_cast<double>(passes()); }
 
   // What adds nothing, to any number's bits.
   static Tensor nothing(const Tensor& p) { return full_like(p.detach(), -0.0); }
@@ -250,7 +282,7 @@ struct DataParallel::State final : GradientHook {
   }
 
   void finished() override {
-    if (!reached) return;  // Another model's pass.
+    if (!std::exchange(reached, false)) return;  // Another model's pass.
     expected = false;
     if (!last_pass()) {
       if (apart()) set_aside();
@@ -260,23 +292,22 @@ struct DataParallel::State final : GradientHook {
     if (size() > 1) exchange();
     earlier.clear();
     for (const Tensor& p : parameters) {
-      const Tensor g = sharding && sharding->gradients() ? sharding->own_gradient(p) : p.grad();
-      if (g.defined()) g.mul_(1.0 / static_cast<double>(passes()));
+      if (!sums_part() && p.grad().defined()) p.grad().mul_(part_of_pass());
     }
     to_stream((group + 1) * passes());
   }
 
   void exchange() {
-    // Those that only earlier passes have used.
+    // Those that only earlier passes have used, or that had a gradient before: on all ranks alike.
     for (size_t k = 0; k < parameters.size(); ++k) {
       const bool used = std::any_of(earlier.begin(), earlier.end(),
                                     [&](const auto& of_pass) { return of_pass[k].defined(); }) ||
-                        (!apart() && parameters[k].grad().defined());
+                        parameters[k].grad().defined();
       if (!used || came[k]) continue;
       if (!parameters[k].grad().defined()) parameters[k].set_grad(nothing(parameters[k]));
       begin(k);
     }
-    end([](size_t) { return true; });
+    end([](size_t) { return true; }, came);
   }
 };
 
@@ -290,7 +321,10 @@ DataParallel::DataParallel(models::Module& module, DataParallelOptions options) 
     make_alike(module);
   }
   state_ = std::make_unique<State>(module, options);
-  if (state_->passes() > 1) State::to_stream(state_->next_group() * state_->passes());
+  if (state_->passes() == 1) return;
+  State::to_stream(state_->next_group() * state_->passes());
+  // A backward pass without a forward pass through it is refused from the beginning.
+  if (!context.gradients || !context.gradients->awaited()) context.gradients = state_.get();
 }
 
 DataParallel::~DataParallel() {
@@ -302,8 +336,15 @@ void DataParallel::begin_pass() {
 }
 
 Tensor DataParallel::operator()(const Tensor& x) {
+  const RngState before = rng_state();
   begin_pass();
-  return state_->module(x);
+  const uint64_t begun = rng_state().draw;
+  Tensor y = state_->module(x);
+  // Maybe an evaluation, of which nothing may be left: recorded steps draw from where they start.
+  if (!state_->module.is_training() && rng_state().draw == begun && begun != before.draw) {
+    set_rng_state(before);
+  }
+  return y;
 }
 
 models::Module& DataParallel::module() const { return state_->module; }

@@ -26,11 +26,15 @@ struct DataParallelOptions {
   /// Each rank keeps the optimiser's state of a part of the parameters, about 1 / size() of their
   /// bytes, updates those and sends them to the others (ZeRO, stage 1). The bits are the same.
   /// Optimisers are made after the DataParallel; their state_dict(), and save_checkpoint(), are
-  /// calls of all ranks, and rank 0 gets the whole.
+  /// calls of all ranks, and rank 0 gets the whole. A step sends half as much again as without:
+  /// every rank gets the gradients, 2 (N - 1) / N of their bytes, and then the new parameters.
   bool shard_optimizer = false;
-  /// The same for gradients (stage 2), and so for the optimiser: after backward a parameter has a
-  /// gradient on its own rank only. A sum is awaited while the next one is on its way, so that no
-  /// more than two buckets of all gradients are there at a time.
+  /// The same for gradients (stage 2), and so for the optimiser: after backward each rank keeps
+  /// those of its part, which optimisers, clip_grad_norm_ and GradScaler find, and p.grad() is
+  /// undefined. Clear them by zero_grad() of the optimiser or the module; p.set_grad({}) does not
+  /// reach them. A step sends 2 (N - 1) / N of the gradients' bytes, with clipping some 1 / 4096
+  /// more, on GPUs (N - 1) / N. A sum is awaited while the next one is on its way, so that no more
+  /// than two buckets of all gradients are there at a time.
   bool shard_gradients = false;
 };
 
@@ -53,10 +57,21 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 /// from a stream of its own, so that dropout belongs to the part and not to the rank. Eager or in a
 /// recorded step. Alone it only averages over `accumulate`. Neither copied nor moved; it outlives
 /// the steps that were recorded with it.
+///
+/// All ranks use the same parameters in a step, or all get an Error that names them (steps recorded
+/// for linked GPUs compare only with BRRR_DIST_CHECK=1, when they are recorded). Several forward
+/// passes before one backward pass are one pass; so is one whose result is not used: evaluate under
+/// NoGradGuard, or in eval() mode, where nothing is drawn. Backward passes into the parameters
+/// without ddp(x) are refused in the thread that made the DataParallel; go backward in that thread.
+/// Its limits: without zero_grad() before a step the old gradient is averaged with the passes, and
+/// that is not what accumulation makes of it. Buffers are rank 0's in the beginning only; what a
+/// forward pass writes into them is the rank's own, and rank 0's are saved. Inside another
+/// DataParallel's forward pass it is refused: one backward pass has one that exchanges.
 class DataParallel : NotCopied {
  public:
   /// Every rank makes the same call at the same point: parameters and buffers become rank 0's.
-  /// Throws brrr::Error, naming what differs, if the ranks' models, dtypes or seeds do.
+  /// Throws brrr::Error, naming what differs, if the ranks' models, dtypes or seeds do. Move or
+  /// convert the model before.
   explicit DataParallel(models::Module& module, DataParallelOptions options = {});
   ~DataParallel();
 

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "models/sharding.h"
 #include "ops/pointwise_ops.h"
 
 namespace brrr::models {
@@ -120,7 +121,9 @@ int64_t Module::num_parameters() const {
 }
 
 void Module::zero_grad() const {
-  for (const Tensor& t : parameters()) t.set_grad({});
+  const std::vector<Tensor> all = parameters();
+  dist::Sharding::forget_gradients(all);
+  for (const Tensor& t : all) t.set_grad({});
 }
 
 void Module::train(bool on) {

@@ -42,9 +42,8 @@ Optimizer::~Optimizer() = default;
 
 void Optimizer::zero_grad(bool set_to_none) const {
   NoGradGuard guard;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& p = parameters_[i];
-    if (own(i).defined() && own(i).impl() != p.impl()) own(i).set_grad({});  // Of a part.
+  dist::Sharding::forget_gradients(parameters_);
+  for (const Tensor& p : parameters_) {
     if (set_to_none) {
       p.set_grad({});
     } else if (p.grad().defined()) {
@@ -64,6 +63,9 @@ void Optimizer::step(const Tensor& skip) {
              "DataParallel",
              name_);
   NoGradGuard guard;
+  for (const Tensor& p : parameters_) {
+    if (shares_) shares_->sharding()->check_in_place(name_, p);
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& p = parameters_[i];
     const Tensor g = shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
@@ -91,13 +93,16 @@ void Optimizer::set_weight_decay(double v) {
 // --- state --------------------------------------------------------------------------------------
 
 Tensor Optimizer::add_state(size_t i, const char* name, const Tensor& t) {
-  return state_.emplace_back(fmt::format("{}.{}", i, name), t).second;
+  auto& all = own(i).defined() ? state_ : elsewhere_;
+  return all.emplace_back(fmt::format("{}.{}", i, name), t).second;
 }
 
 // 16-bit floats hold two or three digits, too few for a mean whose updates are a thousandth of it.
 Tensor Optimizer::zeros_for(size_t i) const {
-  const Tensor& p = own(i);
-  return zeros(p.sizes(), promote(p.dtype(), kFloat32), p.device());
+  const Tensor& p = parameters_[i];
+  const DType t = promote(p.dtype(), kFloat32);
+  if (!own(i).defined()) return zeros({}, t, p.device()).expand(p.sizes());
+  return zeros(own(i).sizes(), t, p.device());
 }
 
 std::vector<NamedTensor> Optimizer::numbers() const {
@@ -120,8 +125,14 @@ int64_t Optimizer::state_bytes() const {
 void Optimizer::check_state_dict(const StateDict& dict) const {
   std::vector<NamedTensor> all = state_;
   for (auto& n : numbers()) all.push_back(n);
-  check_state(std::string(name_) + "::load_state_dict", all,
-              shares_ ? shares_->own_part(dict) : dict, true);
+  const std::string who = std::string(name_) + "::load_state_dict";
+  if (!shares_ || !shares_->is_whole(dict)) {
+    check_state(who, all, dict, true);
+  } else {
+    // What this rank has no part of must fit, too, or it would load what others refuse.
+    all.insert(all.end(), elsewhere_.begin(), elsewhere_.end());
+    check_state(who, shares_->whole(std::move(all)), dict, true);
+  }
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
 }
@@ -140,7 +151,7 @@ SGD::SGD(std::vector<Tensor> p, const SGDOptions& o)
   check_number("SGD", "momentum", o.momentum);
   BRRR_CHECK(!o.nesterov || o.momentum > 0, "SGD: nesterov needs a momentum above 0");
   for (size_t i = 0; o.momentum > 0 && i < parameters().size(); ++i) {
-    buffers_.push_back(own(i).defined() ? add_state(i, "momentum_buffer", zeros_for(i)) : Tensor());
+    buffers_.push_back(add_state(i, "momentum_buffer", zeros_for(i)));
   }
 }
 
@@ -167,7 +178,6 @@ Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
   for (size_t i = 0; i < parameters().size(); ++i) {
     const Device device = parameters()[i].device();
     AdamState& s = states_.emplace_back();
-    if (!own(i).defined()) continue;
     s.exp_avg = add_state(i, "exp_avg", zeros_for(i));
     s.exp_avg_sq = add_state(i, "exp_avg_sq", zeros_for(i));
     s.beta1_power = add_state(i, "beta1_power", ones({}, kFloat64, device));
@@ -222,17 +232,18 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   NoGradGuard guard;
   const auto sharding = dist::Sharding::of(parameters);
   const bool apart = sharding && sharding->gradients();
-  std::vector<Tensor> norms;
+  std::vector<Tensor> norms, used;
   bool all_double = true;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
     if (!(apart ? sharding->used(p) : g.defined())) continue;
     all_double &= (apart ? p : g).dtype() == kFloat64;
-    norms.push_back(apart ? sharding->norm_of_parts(p) : dist::norm_of(g));
+    apart ? used.push_back(p) : norms.push_back(dist::norm_of(g));
   }
-  if (norms.empty()) return zeros({});
+  if (norms.empty() && used.empty()) return zeros({});
+  if (apart) norms = sharding->norms_of_parts(used);
   for (Tensor& n : norms) n = n.to(all_double ? kFloat64 : kFloat32);
-  const Tensor total = dist::over_ranks(parameters, stack(norms)).norm();
+  const Tensor total = stack(norms).norm();
   // PyTorch's formula: NaN and infinite norms pass through.
   const Tensor scale = minimum(max_norm / (total + 1e-6), 1.0);
   for (const Tensor& g : distinct_gradients(parameters)) g.mul_(scale);

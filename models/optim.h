@@ -61,7 +61,7 @@ class Optimizer : NotCopied {
   }
   /// Names a tensor of parameter i's state; returns it.
   Tensor add_state(size_t i, const char* name, const Tensor& t);
-  /// Zeros like own(i), in float32 at least.
+  /// Zeros like own(i), in float32 at least; of another rank's parameter without memory.
   Tensor zeros_for(size_t i) const;
   /// The step of own(i), p, or none where `skip`, which may be undefined, holds.
   virtual void update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip) = 0;
@@ -72,8 +72,8 @@ class Optimizer : NotCopied {
   std::vector<NamedTensor> numbers() const;
   const char* name_;
   std::vector<Tensor> parameters_;
-  std::vector<Device> devices_;  ///< Of the parameters, when their state was made.
-  std::vector<NamedTensor> state_;
+  std::vector<Device> devices_;                 ///< Of the parameters, when their state was made.
+  std::vector<NamedTensor> state_, elsewhere_;  // The other ranks', without memory.
   Ref<ControlCell> lr_, weight_decay_;
   std::unique_ptr<dist::ParameterShares> shares_;  ///< Null: this process has all state.
 };

@@ -16,6 +16,7 @@
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
+#include "ops/kinds/reduction.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
@@ -35,11 +36,17 @@ Registry& registry() {
   return *r;
 }
 
-int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<int64_t>(itemsize(t.dtype())); }
+int64_t item(const Tensor& t) { return static_cast<int64_t>(itemsize(t.dtype())); }
+int64_t bytes_of(const Tensor& t) { return t.numel() * item(t); }
+
+// Whether the norm of a gradient is known by sums of chunks of it.
+bool in_chunks(const Tensor& p) { return p.device() == kCPU && p.numel() > kReduceChunk; }
 
 // Of each parameter the elements of each rank. Those of more than a quarter of a rank's share are
 // divided among all; of the rest the largest comes first, each to the rank with the least so far.
-std::vector<Cuts> divide(const std::vector<Tensor>& parameters) {
+// Parts of gradients consist of whole chunks, whose sums of squares are those of the whole. (GPUs
+// fold a row otherwise than its parts: see norms_of_parts.)
+std::vector<Cuts> divide(const std::vector<Tensor>& parameters, bool gradients) {
   const auto ranks = static_cast<size_t>(size());
   std::vector<size_t> order(parameters.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -55,10 +62,12 @@ std::vector<Cuts> divide(const std::vector<Tensor>& parameters) {
     const bool divided = bytes_of(p) * 4 * size() > all;
     const auto owner =
         static_cast<size_t>(std::min_element(bytes.begin(), bytes.end()) - bytes.begin());
-    if (!divided) bytes[owner] += bytes_of(p);
+    const int64_t chunk = gradients && in_chunks(p) ? kReduceChunk : 1;
     for (size_t r = 0; r <= ranks; ++r) {
-      cuts[k][r] = divided ? Row::shard_begin(p.numel(), static_cast<int>(r), size())
-                           : (r > owner ? p.numel() : 0);
+      const int64_t at =
+          Row::shard_begin((p.numel() + chunk - 1) / chunk, static_cast<int>(r), size());
+      cuts[k][r] = divided ? std::min(at * chunk, p.numel()) : (r > owner ? p.numel() : 0);
+      if (r > 0) bytes[r - 1] += (cuts[k][r] - cuts[k][r - 1]) * item(p);
     }
   }
   return cuts;
@@ -98,21 +107,27 @@ StateDict broadcast_state(const StateDict& own, int root) {
 
 // --- Sharding ------------------------------------------------------------------------------------
 
-std::shared_ptr<Sharding> Sharding::make(const std::vector<Tensor>& parameters, bool gradients) {
+std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& parameters,
+                                         bool gradients) {
   const std::shared_ptr<Sharding> s(new Sharding);
-  s->parameters_ = parameters;
-  s->gradients_ = gradients;
-  std::vector<Cuts> cuts = divide(parameters);
+  s->gradients_ = gradients && size() > 1;
+  for (const auto& [name, p] : parameters) {
+    BRRR_CHECK(p.is_contiguous(), "DataParallel: parameter {}, {}, is not dense", name,
+               describe(p));
+    s->parameters_.push_back(p);
+  }
+  std::vector<Cuts> cuts = divide(s->parameters_, s->gradients_);
   for (size_t k = 0; k < parameters.size(); ++k) {
-    const Tensor& p = parameters[k];
-    BRRR_CHECK(p.is_contiguous(), "DataParallel: a parameter, {}, is not dense", describe(p));
-    Known known{.cuts = std::move(cuts[k])};
+    const auto& [name, p] = parameters[k];
+    Known known{.cuts = std::move(cuts[k]), .name = name, .made = p.detach()};
     const auto [begin, end] = range_of(known.cuts);
-    if (begin < end) known.own = end - begin == p.numel() ? p : part_of(p.detach(), begin, end);
+    // A leaf of its own has the gradient that p has on no rank.
+    if (begin < end && end - begin == p.numel()) known.own = s->gradients_ ? p.detach() : p;
+    if (begin < end && end - begin < p.numel()) known.own = part_of(p.detach(), begin, end);
     // Of one that belongs to one rank the numbers are 0 or n.
     known.divided = std::any_of(known.cuts.begin(), known.cuts.end(),
                                 [&](int64_t at) { return at > 0 && at < p.numel(); });
-    if (known.divided && gradients) {
+    if (known.divided && s->gradients_ && !in_chunks(p)) {
       const Division share{.cuts = {known.cuts}, .halves = Halves::Share};
       known.parts = std::make_unique<Buckets>(std::vector<Tensor>{p}, INT64_MAX, 1, share);
     }
@@ -120,43 +135,99 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<Tensor>& parameters, 
   }
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  for (const Tensor& p : parameters) r.all[p.impl()] = s;
+  for (const Tensor& p : s->parameters_) r.all[p.impl()] = s;
   return s;
+}
+
+void Sharding::check_in_place(const char* who, const Tensor& p) const {
+  const Known& k = known(p);
+  BRRR_CHECK(p.impl()->storage == k.made.impl()->storage && p.dtype() == k.made.dtype(),
+             "{}: parameter {}, {}, has other memory than when it was sharded; {}", who, k.name,
+             describe(p), kMend);
 }
 
 Tensor Sharding::own_gradient(const Tensor& parameter) const {
   const Tensor& mine = own(parameter);
   if (!mine.defined()) return {};
-  if (gradients_ || !divided(parameter)) return mine.grad();
+  if (gradients_) return used(parameter) ? mine.grad() : Tensor();
   const Tensor g = parameter.grad();
+  if (!divided(parameter) || !g.defined()) return g;
   const auto [begin, end] = range_of(cuts(parameter));
-  return g.defined() ? part_of(g.contiguous(), begin, end) : g;
+  return part_of(g.contiguous(), begin, end);
 }
 
-void Sharding::keep_own_gradient(const Tensor& parameter) const {
-  const Tensor& mine = own(parameter);
-  if (mine.defined() && !divided(parameter)) return;
-  const auto [begin, end] = range_of(cuts(parameter));
-  if (mine.defined()) mine.set_grad(part_of(parameter.grad(), begin, end).clone());
+void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
+  const Tensor &mine = own(parameter), all = parameter.grad();
+  if (mine.defined()) {
+    const auto [begin, end] = range_of(cuts(parameter));
+    const Tensor g = divided(parameter) ? part_of(all, begin, end) * scale : all.mul_(scale);
+    mine.grad().defined() ? static_cast<void>(mine.grad().add_(g)) : mine.set_grad(g);
+  }
   parameter.set_grad({});
+}
+
+void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  for (size_t k = 0; k < parameters.size() && !r.all.empty(); ++k) {
+    const auto at = r.all.find(parameters[k].impl());
+    const auto its = at == r.all.end() ? nullptr : at->second.lock();
+    if (!its || !its->gradients_) continue;
+    Known& known = its->known_.at(parameters[k].impl());
+    known.used = false;
+    if (known.own.defined()) known.own.set_grad({});
+  }
 }
 
 Tensor norm_of(const Tensor& gradient) {
   return gradient.to(promote(gradient.dtype(), kFloat32)).norm();
 }
 
-Tensor Sharding::norm_of_parts(const Tensor& parameter) const {
-  const Tensor mine = own_gradient(parameter);
-  const Tensor none = zeros({}, promote(parameter.dtype(), kFloat32), parameter.device());
-  if (!divided(parameter)) return mine.defined() ? norm_of(mine) : none;
-  // Its sum has the bits of the whole one's only if it is taken of the whole.
-  const auto [begin, end] = range_of(cuts(parameter));
-  const Tensor whole = zeros(parameter.sizes(), parameter.dtype(), parameter.device());
-  if (mine.defined()) part_of(whole, begin, end).copy_(mine);
-  const Buckets& parts = *known(parameter).parts;
-  parts.begin(whole, 0, {});
-  parts.end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
-  return rank() == 0 ? norm_of(whole) : none;
+// The parameter's norm, on one rank and 0 on the others, or where no rank has its whole gradient
+// the sums of squares of this rank's chunks, and 0 for the others'.
+Tensor Sharding::sums_of_own(const Tensor& p) const {
+  const Tensor mine = own_gradient(p);
+  const DType t = promote(p.dtype(), kFloat32);
+  const Tensor none = zeros({1}, t, p.device());
+  const auto [begin, end] = range_of(cuts(p));
+  if (known(p).parts) {
+    const Tensor whole = zeros(p.sizes(), p.dtype(), p.device());
+    if (mine.defined()) part_of(whole, begin, end).copy_(mine);
+    known(p).parts->begin(whole, 0, {});
+    known(p).parts->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
+    return rank() == 0 ? norm_of(whole).view({1}) : none;
+  }
+  if (!divided(p)) return mine.defined() ? norm_of(mine).view({1}) : none;
+  const Tensor sums = zeros({(p.numel() + kReduceChunk - 1) / kReduceChunk}, t, p.device());
+  if (!mine.defined()) return sums;
+  const Tensor g = mine.to(t);
+  const int64_t first = begin / kReduceChunk, n = g.numel() / kReduceChunk,
+                whole = n * kReduceChunk, rest = g.numel() - whole;
+  if (n > 0) {
+    const Tensor chunks = g.narrow(0, 0, whole).view({n, kReduceChunk});
+    sums.narrow(0, first, n).copy_(chunks.square().sum({1}));
+  }
+  if (rest > 0) sums.select(0, first + n).copy_(g.narrow(0, whole, rest).square().sum());
+  return sums;
+}
+
+std::vector<Tensor> Sharding::norms_of_parts(const std::vector<Tensor>& parameters) const {
+  std::vector<Tensor> sums, norms;
+  DType widest = kFloat32;
+  for (const Tensor& p : parameters) {
+    sums.push_back(sums_of_own(p));
+    widest = promote(widest, sums.back().dtype());
+  }
+  for (Tensor& s : sums) s = s.to(widest);
+  const Tensor all = all_reduce(cat(sums, 0));
+  int64_t at = 0;
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    const Tensor& p = parameters[k];
+    const Tensor s = all.narrow(0, at, sums[k].numel()).to(promote(p.dtype(), kFloat32));
+    at += s.numel();
+    norms.push_back(divided(p) && !known(p).parts ? s.sum().sqrt() : s.view({}));
+  }
+  return norms;
 }
 
 std::shared_ptr<Sharding> Sharding::of(const std::vector<Tensor>& parameters) {
@@ -243,6 +314,22 @@ StateDict ParameterShares::gathered(const StateDict& own) const {
     all[name] = whole ? of_ranks[0] : cat(of_ranks, 0).view(p->sizes());
   }
   return all;
+}
+
+std::vector<NamedTensor> ParameterShares::whole(std::vector<NamedTensor> state) const {
+  for (auto& [name, t] : state) {
+    const Tensor* const p = parameter_of(name);
+    if (p && t.dim() > 0) t = zeros({}, t.dtype(), t.device()).expand(p->sizes());
+  }
+  return state;
+}
+
+bool ParameterShares::is_whole(const StateDict& dict) const {
+  if (rank() == 0) return true;
+  const StateDict own = own_part(dict);
+  return own.size() < dict.size() || std::any_of(own.begin(), own.end(), [&](const auto& entry) {
+           return entry.second.defined() && entry.second.sizes() != dict.at(entry.first).sizes();
+         });
 }
 
 StateDict ParameterShares::own_part(const StateDict& dict) const {

@@ -17,7 +17,7 @@ class Sharding : NotCopied {
  public:
   /// Ranks get about as many bytes each. With `gradients` those, too, are kept by their owners
   /// alone.
-  static std::shared_ptr<Sharding> make(const std::vector<Tensor>& parameters, bool gradients);
+  static std::shared_ptr<Sharding> make(const std::vector<NamedTensor>& parameters, bool gradients);
   /// That of these parameters; null if they have none. Throws brrr::Error if only some have it.
   static std::shared_ptr<Sharding> of(const std::vector<Tensor>& parameters);
   ~Sharding();
@@ -29,25 +29,38 @@ class Sharding : NotCopied {
   /// The gradient of own(), undefined if there is none.
   Tensor own_gradient(const Tensor& parameter) const;
   bool divided(const Tensor& parameter) const { return known(parameter).divided; }
+  /// Whether gradients are kept by their owners, of several ranks.
   bool gradients() const { return gradients_; }
-  /// Whether the step at hand has a gradient of it, on whatever rank.
+  /// Whether there is a gradient of it, on whatever rank.
   bool used(const Tensor& parameter) const { return known(parameter).used; }
-  void set_used(const Tensor& parameter, bool used) { known_.at(parameter.impl()).used = used; }
-  /// Of a parameter's gradient, which has been summed, nothing is left but that of own().
-  void keep_own_gradient(const Tensor& parameter) const;
-  /// The 2-norm of a used parameter's gradient, whose parts are with their owners: 0-d, on one rank
-  /// and 0 on the others. A call of all ranks.
-  Tensor norm_of_parts(const Tensor& parameter) const;
+  void set_used(const Tensor& parameter) { known_.at(parameter.impl()).used = true; }
+  /// Of a parameter's gradient, which has been summed, `scale` times own()'s part is added to what
+  /// own() has, and nothing else is left.
+  void keep_own_gradient(const Tensor& parameter, double scale) const;
+  /// Where a sharding keeps gradients of these, it has none any more: zero_grad() of optimisers and
+  /// modules.
+  static void forget_gradients(const std::vector<Tensor>& parameters);
+  /// The 2-norms of these used parameters' gradients, whose parts are with their owners, each 0-d:
+  /// the bits of norm_of() the whole, of which only sums of chunks are sent. Where there is one
+  /// chunk, and of GPUs, which fold a row otherwise than its parts, a divided one is gathered. A
+  /// call of all ranks.
+  std::vector<Tensor> norms_of_parts(const std::vector<Tensor>& parameters) const;
+  /// Throws unless the parameter has the memory that it had when this was made.
+  void check_in_place(const char* who, const Tensor& parameter) const;
+  static constexpr const char* kMend = "move or convert the model before DataParallel";
 
  private:
   Sharding() = default;
   struct Known {
     Cuts cuts;
+    std::string name;
+    Tensor made;  // The parameter as it was.
     Tensor own = {};
     bool divided = false, used = false;
-    std::unique_ptr<Buckets> parts = nullptr;  // Of one that is divided.
+    std::unique_ptr<Buckets> parts = nullptr;  // That norms gather.
   };
   const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
+  Tensor sums_of_own(const Tensor& parameter) const;
   std::vector<Tensor> parameters_;
   std::unordered_map<const TensorImpl*, Known> known_;
   bool gradients_ = false;
@@ -65,6 +78,10 @@ class ParameterShares : NotCopied {
   void send() const;
   /// State "<i>.<name>" of all ranks, on rank 0; on the others their own. A call of all ranks.
   StateDict gathered(const StateDict& own) const;
+  /// The same state, of all parameters' sizes: what is a part is replaced by zeros without memory.
+  std::vector<NamedTensor> whole(std::vector<NamedTensor> state) const;
+  /// Whether the dict has more than what gathered() gives to a rank but the first.
+  bool is_whole(const StateDict& dict) const;
   /// Of such a dict what this rank has, and the entries of no parameter.
   StateDict own_part(const StateDict& dict) const;
 

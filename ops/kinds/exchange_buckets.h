@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/tensor.h"
@@ -12,12 +13,14 @@
 namespace brrr::dist {
 
 struct GradientBucket;
+struct BucketUses;
 
 /// Which part of each member belongs to which rank (empty: all share the work), and what of a sum
 /// takes place: gradients that only their owners need are not shared, parameters are not summed.
 struct Division {
   std::vector<Cuts> cuts = {};
   Halves halves = Halves::Both;
+  std::vector<std::string> names = {};  ///< Of the members, in messages of end()'s comparison.
 };
 
 /// The buckets of one model. begin() and end() are operations on a gradient, in place: a recorded
@@ -33,9 +36,11 @@ class Buckets : NotCopied {
   /// its bucket the sum begins.
   void begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const;
   /// Of the members (rising) that have begun: after this each gradient is the sum over the ranks.
-  /// Nobody gives the others of their buckets. `before(k)` is what begin() was given.
+  /// Nobody gives the others of their buckets. `before(k)` is what begin() was given. With `used`,
+  /// of every member whether it came, throws brrr::Error on all ranks unless theirs are the same.
   void end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
-           const std::function<std::vector<Tensor>(size_t)>& before) const;
+           const std::function<std::vector<Tensor>(size_t)>& before,
+           const std::vector<bool>& used = {}) const;
   /// Forgets what a pass has begun that threw, once nobody reads or writes its gradients any more.
   void clear() const noexcept;
   size_t bucket_of(size_t k) const { return place_[k].first; }
@@ -43,9 +48,11 @@ class Buckets : NotCopied {
   size_t size() const { return buckets_.size(); }
 
  private:
+  int tags() const { return static_cast<int>(buckets_.size()) + (uses_ ? 1 : 0); }
   int own_rows_;                                  // Of this rank, a gradient.
   std::vector<std::pair<size_t, size_t>> place_;  // Bucket and place in it.
   std::vector<std::unique_ptr<GradientBucket>> buckets_;
+  std::shared_ptr<BucketUses> uses_;
 };
 
 }  // namespace brrr::dist

@@ -1,16 +1,84 @@
 // Rows that sum gradients over the ranks while others are still being computed.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
 
 #include "core/call.h"
 #include "core/check.h"
+#include "core/context.h"
 #include "ops/kinds/composite.h"
 #include "ops/kinds/device_exchange.h"
 #include "ops/kinds/exchange_buckets.h"
 #include "ops/rows/library_kernels.h"
 
 namespace brrr::dist {
+
+/// Which members have come on each rank. A sum has the bits of no model if ranks give it gradients
+/// of different parameters, and their sizes may fit: some bytes beside the sums say so. What they
+/// find wrong fails the sums, which some ranks have not begun.
+struct BucketUses final : Job {
+  std::vector<std::string> names;  // Of the members.
+  std::vector<std::string> sets;   // That have come in some pass: a bit a member.
+  std::string all;                 // What all ranks say, in their order.
+  bool started = false;
+
+  BucketUses(std::vector<std::string> members, int tag)
+      : Job("the comparison of the parameters that ranks use", tag), names(std::move(members)) {
+    all.resize(bytes() * static_cast<size_t>(Exchange::get().size()));
+  }
+  size_t bytes() const { return (names.size() + 7) / 8; }
+  char* of(int rank) { return all.data() + bytes() * static_cast<size_t>(rank); }
+  bool prepare(int stage) override {
+    const int size = Exchange::get().size(), me = Exchange::get().rank();
+    for (int r = 0; r < size && stage == 0; ++r) {
+      if (r == me) continue;
+      receive(r, {{of(r), static_cast<int64_t>(bytes())}}, kUInt8);
+      send(r, {{of(me), static_cast<int64_t>(bytes())}}, kUInt8);
+    }
+    return stage == 0;
+  }
+  void compute(int stage) override {
+    if (stage == 1 && all.compare(bytes(), all.npos, all, 0, all.size() - bytes()) != 0) refuse();
+  }
+  static bool has(const char* set, size_t k) { return set[k / 8] >> (k % 8) & 1; }
+  int64_t number_of(const std::vector<bool>& used) {
+    std::string set(bytes(), '\0');
+    for (size_t k = 0; k < used.size(); ++k) {
+      set[k / 8] = static_cast<char>(set[k / 8] | (used[k] ? 1 << (k % 8) : 0));
+    }
+    const auto at = std::find(sets.begin(), sets.end(), set);
+    if (at != sets.end()) return at - sets.begin();
+    sets.push_back(std::move(set));
+    return static_cast<int64_t>(sets.size()) - 1;
+  }
+  void begin(const std::shared_ptr<BucketUses>& self, int64_t set) {
+    if (std::exchange(started, true)) Exchange::get().wait(*this);
+    const std::string& mine = sets[static_cast<size_t>(set)];
+    std::copy(mine.begin(), mine.end(), of(Exchange::get().rank()));
+    Exchange::get().start(self);
+  }
+  [[noreturn]] void refuse() const {
+    constexpr int most = 4;
+    std::string said;
+    int differ = 0;
+    for (size_t k = names.size(); k-- > 0;) {  // As the model has them.
+      std::vector<size_t> with, without;
+      for (size_t r = 0; r * bytes() < all.size(); ++r) {
+        (has(all.data() + r * bytes(), k) ? with : without).push_back(r);
+      }
+      if (with.empty() || without.empty() || ++differ > most) continue;
+      said += fmt::format("{}{} on rank {}, not on {}", said.empty() ? "" : "; ", names[k],
+                          fmt::join(with, ", "), fmt::join(without, ", "));
+    }
+    if (differ > most) said += fmt::format("; and {} more", differ - most);
+    brrr::fail(
+        "DataParallel: some ranks only have gradients of some parameters: {}. Use the same ones on "
+        "all ranks; 0.0 * p.sum() in the loss uses p and adds nothing",
+        said);
+  }
+};
 
 /// Members that have come since the last sum, and the job that takes it.
 struct GradientBucket {
@@ -25,6 +93,7 @@ struct GradientBucket {
   std::shared_ptr<AllReduceJob> job;
   std::unique_ptr<DeviceSum> on_gpu;  // Of gradients there.
   uint64_t capture = 0;               // In which they have come; 0: in none.
+  std::shared_ptr<BucketUses> uses;   // Of all buckets of the model.
 
   void move_to(Device device) {
     if ((device != kCPU) != (on_gpu != nullptr)) {
@@ -102,11 +171,13 @@ GradientBucket& bucket_of(int64_t id) {
   return *at->second;
 }
 
+// `used`: which set of members is compared, before a sum of some of a bucket begins; -1: none.
+// `last`: nothing is awaited after it but that.
 struct BeginAttrs {
-  int64_t bucket, member, absent;
+  int64_t bucket, member, absent, used;
 };
 struct EndAttrs {
-  int64_t bucket, member;
+  int64_t bucket, member, used, last;
 };
 
 void in_place_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
@@ -121,6 +192,10 @@ TensorImpl& in_place(OpCall& c) {
 void begin_run(OpCall& c) {
   const auto a = c.attrs.as<BeginAttrs>();
   GradientBucket& b = bucket_of(a.bucket);
+  if (a.used >= 0) {
+    b.uses->begin(b.uses, a.used);
+    Exchange::get().wait(*b.uses);
+  }
   TensorImpl& g = in_place(c);
   if (a.absent > 0) return b.arrive(static_cast<size_t>(a.absent));
   const auto k = static_cast<size_t>(a.member);
@@ -136,11 +211,13 @@ void begin_run(OpCall& c) {
 void end_run(OpCall& c) {
   const auto a = c.attrs.as<EndAttrs>();
   GradientBucket& b = bucket_of(a.bucket);
+  if (a.used >= 0) b.uses->begin(b.uses, a.used);
   if (b.arrived > 0) {  // The first of its members waits.
     BRRR_CHECK(b.arrived == b.members, "DataParallel: a sum is awaited that was not begun");
     b.wait();
     b.forget();
   }
+  if (a.last) Exchange::get().wait(*b.uses);
   in_place(c);
 }
 
@@ -195,13 +272,16 @@ Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int p
     for (auto& row : b.rows) row.emplace_back();
     if (!division.cuts.empty()) b.cuts.push_back(division.cuts[place_.size() - 1]);
   }
-  const int first = Exchange::get().reserve_tags(static_cast<int>(buckets_.size()));
+  const int jobs = static_cast<int>(buckets_.size()), compares = division.names.empty() ? 0 : 1;
+  const int first = Exchange::get().reserve_tags(jobs + compares);
+  if (compares) uses_ = std::make_shared<BucketUses>(division.names, first + jobs);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b]->what = fmt::format(
         "{} in bucket {}",
         division.halves == Halves::Share ? "the new parameters" : "the sum of the gradients", b);
     buckets_[b]->job = std::make_shared<AllReduceJob>(buckets_[b]->what,
                                                       first + static_cast<int>(b), division.halves);
+    buckets_[b]->uses = uses_;
     k.all[buckets_[b]->id] = buckets_[b].get();
   }
 }
@@ -218,9 +298,9 @@ Buckets::~Buckets() {
     k.all.erase(b->id);
     Exchange::get().retire(b->job);
   }
-  if (!buckets_.empty()) {
-    Exchange::get().return_tags(buckets_[0]->job->tag(), static_cast<int>(buckets_.size()));
-  }
+  if (uses_ && uses_->started) Exchange::get().let_go(*uses_);
+  if (uses_) Exchange::get().retire(uses_);
+  if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag(), tags());
 }
 
 static void put_before(std::vector<Tensor>& all, const std::vector<Tensor>& before) {
@@ -234,13 +314,25 @@ void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before
   std::vector<Tensor> all{g};
   put_before(all, before);
   call_into(g, begin_row, Inputs(all.data(), static_cast<int>(all.size())),
-            BeginAttrs{buckets_[bucket]->id, static_cast<int64_t>(member), 0});
+            BeginAttrs{buckets_[bucket]->id, static_cast<int64_t>(member), 0, -1});
 }
 
 size_t Buckets::members_of(size_t bucket) const { return buckets_[bucket]->members; }
 
 void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
-                  const std::function<std::vector<Tensor>(size_t)>& before) const {
+                  const std::function<std::vector<Tensor>(size_t)>& before,
+                  const std::vector<bool>& used) const {
+  int64_t compared = used.empty() || Exchange::get().size() == 1 ? -1 : uses_->number_of(used);
+  if (compared >= 0 && gradients[0].device() != kCPU && gpus_linked()) {
+    // A replay's work may be a graph of the GPU's, which asks nobody.
+    if (!context.recorder) {
+      uses_->begin(uses_, compared);
+      Exchange::get().wait(*uses_);
+    }
+    compared = -1;
+  }
+  const bool compares = compared >= 0;
+  const auto once = [&] { return std::exchange(compared, -1); };
   // All sums are on their way before the first is awaited.
   for (size_t at = 0; at < members.size();) {
     const size_t bucket = bucket_of(members[at]), first = at;
@@ -248,7 +340,7 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
     const auto absent = static_cast<int64_t>(buckets_[bucket]->members - (at - first));
     if (absent > 0) {
       const Tensor& g = gradients[first];
-      call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent});
+      call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent, once()});
     }
   }
   for (size_t at = 0; at < members.size();) {
@@ -260,8 +352,8 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
     const size_t n = all.size();
     for (size_t k = 0; k < n; ++k) put_before(all, before(members[first + k]));  // Read until now.
     const auto attrs = [&](size_t k) {
-      return EndAttrs{buckets_[bucket]->id,
-                      static_cast<int64_t>(place_[members[first + k]].second)};
+      return EndAttrs{buckets_[bucket]->id, static_cast<int64_t>(place_[members[first + k]].second),
+                      once(), compares && first + k + 1 == members.size()};
     };
     // Every member is an operand of the first call, and that call's result of every other: they
     // come after all that began, and before all that uses a sum.

@@ -9,6 +9,7 @@
 
 #include "core/context.h"
 #include "ops/kinds/exchange.h"
+#include "tests/dist/dist_cases.h"
 #include "tests/sanitizer.h"
 
 // Of all threads. A sanitizer has its own.
@@ -25,41 +26,7 @@ void* operator new(size_t bytes) {
 #endif
 
 using namespace brrr;
-
-namespace {
-
-int64_t ranks() { return dist::size(); }
-
-// Rank r's tensor of a series: nothing that adds up exactly.
-Tensor of_rank(int r, const IntList& sizes, DType dtype) {
-  int64_t n = 1;
-  for (int64_t s : sizes) n *= s;
-  const Tensor x = (arange(static_cast<double>(n)) * 0.37 + (r + 1) * 1.7).sin() * 100.0;
-  return x.view(sizes).to(dtype);
-}
-
-// The sum as one process takes it that makes the passes one after the other.
-Tensor sum_of_all(const IntList& sizes, DType dtype) {
-  Tensor sum = of_rank(0, sizes, dtype).clone();
-  for (int r = 1; r < dist::size(); ++r) sum.add_(of_rank(r, sizes, dtype));
-  return sum;
-}
-
-bool checks() {
-  const char* set = std::getenv("BRRR_DIST_CHECK");
-  return set && *set;
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-}  // namespace
+using namespace brrr::dist_cases;
 
 TEST_CASE("all_reduce: the sum in rank order, to the bit, in every dtype and size, both modes") {
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8}) {
@@ -152,55 +119,6 @@ TEST_CASE("DataParallel: a model, a seed or an option that differs is named on e
         std::string::npos);
 }
 
-namespace {
-
-// Two uses of one weight, one parameter that only some steps use, dropout.
-struct Net : models::Module {
-  models::Linear in{12, 16}, out{16, 12}, rare{12, 12};
-  models::Dropout drop{0.25};
-  bool use_rare = true;
-  Net() {
-    register_module("in", in);
-    register_module("out", out);
-    register_module("rare", rare);
-    register_module("drop", drop);
-  }
-  Tensor forward(const Tensor& x) override {
-    Tensor h = out(drop(relu(in(x))));
-    h = matmul(drop(relu(in(h))), in.weight);
-    return use_rare ? rare(h) : h;
-  }
-};
-
-struct Run {
-  Net net;
-  dist::DataParallel ddp;
-  optim::AdamW opt;
-  bool clips = true;
-  explicit Run(int64_t accumulate, bool rare, int64_t bucket, int shard = 0)
-      : ddp(net, {.accumulate = accumulate,
-                  .bucket_bytes = bucket,
-                  .shard_optimizer = shard == 1,
-                  .shard_gradients = shard == 2}),
-        opt(net.parameters(), {.lr = 1e-2}) {
-    net.use_rare = rare;
-  }
-  // The rows of x are those of as many passes.
-  Tensor train(const Tensor& x) {
-    opt.zero_grad();
-    Tensor loss;
-    for (const Tensor& part : x.split(8, 0)) {
-      loss = (ddp(part) - part).square().mean();
-      loss.backward();
-    }
-    if (clips) optim::clip_grad_norm_(net.parameters(), 0.5);
-    opt.step();
-    return loss.detach();
-  }
-};
-
-}  // namespace
-
 TEST_CASE(
     "DataParallel: steps on all ranks are alike, eager and recorded, with buckets of any size") {
   for (const bool rare : {true, false}) {
@@ -214,11 +132,7 @@ TEST_CASE(
         auto step = brrr::step([&](const Tensor& x) { return run.train(x); }, mode);
         for (int i = 0; i < 6; ++i) step(of_rank(dist::rank() + 10 * i, {8, 12}, kFloat32) * 0.01);
         CHECK(step.stats().fallbacks == 0);
-        std::vector<char> bytes;
-        for (const Tensor& p : run.net.parameters()) {
-          const auto more = comparable_bytes(p);
-          bytes.insert(bytes.end(), more.begin(), more.end());
-        }
+        const std::vector<char> bytes = bytes_of(run.net);
         if (expected.empty()) expected = bytes;
         CHECK(bytes == expected);
         const Tensor mine = from_blob(static_cast<const void*>(bytes.data()),
@@ -308,11 +222,7 @@ TEST_CASE("DataParallel: each rank keeps its part of the state, and rank 0 saves
     next->net.load_state_dict(whole->net.state_dict());
     next->opt.load_state_dict(expected);
     next->train(x);
-    std::vector<char>& bytes = after.emplace_back();
-    for (const Tensor& p : next->net.parameters()) {
-      const auto more = comparable_bytes(p);
-      bytes.insert(bytes.end(), more.begin(), more.end());
-    }
+    after.push_back(bytes_of(next->net));
     CHECK(after.back() == after.front());
   }
 }
@@ -410,14 +320,6 @@ TEST_CASE("DataParallel: a replay with its exchange allocates nothing from the h
 #endif
 
 // The last ones, each in a run of its own: what has gone wrong once stays so.
-TEST_CASE("zz: BRRR_DIST_CHECK: parameters that only one rank uses are named") {
-  if (ranks() == 1 || !checks()) return;
-  manual_seed(5);
-  Run run(1, dist::rank() == 0, 0);
-  const std::string said = error_of([&] { run.train(of_rank(0, {8, 12}, kFloat32)); });
-  CHECK_MESSAGE(said.find("bucket 0 without gradients 0, 1") != std::string::npos, said);
-}
-
 TEST_CASE("zz: BRRR_DIST_CHECK: calls that differ are both named on every rank") {
   if (ranks() == 1 || !checks()) return;
   const Tensor x = ones({4}), y = ones({2, 3});

@@ -78,13 +78,18 @@ grep -q "brrr: rank 0: .*waited 2 s for rank 1" "$work/ranks" ||
 (( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
 echo "a stuck process: $(grep -o "brrr: rank 0: .*" "$work/ranks")"
 
-# Calls that differ are both named. What has gone wrong once ends the run.
-for what in calls parameters; do
-  BRRR_DIST_CHECK=1 ranks 2 "$bin/brrr_dist_tests" --test-case="zz: BRRR_DIST_CHECK: $what*" \
-    >"$work/ranks" 2>&1 || true
-  if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
-    cat "$work/ranks"
-    fail "$what that differ"
-  fi
-  echo "$what that differ are named"
+# Calls that differ are both named, and parameters that only some ranks use, with or without asking.
+# What has gone wrong once ends the run.
+for what in "BRRR_DIST_CHECK: calls*" "parameters that only some ranks use are named" \
+  "parameters that only some ranks use are named in a replay"; do
+  for check in 0 1; do
+    [[ "$check$what" != 0BRRR* ]] || continue
+    BRRR_DIST_CHECK=$check ranks 2 "$bin/brrr_dist_tests" --test-case="zz: $what" \
+      >"$work/ranks" 2>&1 || true
+    if ! grep -q "1 passed" "$work/ranks" || grep -q "FAILURE" "$work/ranks"; then
+      cat "$work/ranks"
+      fail "$what"
+    fi
+    echo "$what"
+  done
 done
