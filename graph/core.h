@@ -10,6 +10,8 @@
 
 namespace brrr::graph {
 
+inline constexpr int kAutoTrials = 20;  ///< Calls after which Mode::Auto keeps a mode.
+
 /// A recording and what has been made of it.
 struct Entry {
   Recording recording;
@@ -68,6 +70,7 @@ class StepCore final : public StepBase {
   std::vector<Tensor>* run(const Tensor* const* args, size_t n, void (*body)(void*, ResultList&),
                            void* ctx) override;
   void freeze() override;
+  bool is_frozen() const override { return is_frozen_; }
   StepStats stats() override;
   std::string explain() override;
   std::string dot() override;

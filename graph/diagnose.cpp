@@ -8,6 +8,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "graph/core.h"
 #include "graph/predict.h"
 #include "graph/watch.h"
 
@@ -75,21 +76,44 @@ Seen look_at(const Call& call, double us) {
   return seen;
 }
 
-std::string text_of(const Diagnosis& d) {
+// Of a call's kernels those that are no small ones, and take longer than the limits say.
+void find_slow(Diagnosis& d, const std::vector<ProfileRow>& rows) {
+  constexpr double small_us = 2;
+  double most = 0;
+  for (const ProfileRow& r : rows) {
+    if (r.calls == 0 || r.time.us < small_us * static_cast<double>(r.calls)) continue;
+    d.slow_us += r.time.overhead_us();
+    if (r.time.overhead_us() > most) {
+      most = r.time.overhead_us();
+      d.slowest = r.module.empty() ? r.op : r.op + " of " + r.module;
+    }
+  }
+  d.slow_us = std::min(d.slow_us, d.split.overhead_us());
+}
+
+std::string text_of(const Diagnosis& d, bool may_freeze) {
   const TimeSplit& s = d.split;
   const auto percent = [&](double part) { return fmt::format("{:.0f} %", 100 * s.share(part)); };
   const std::string bound = s.bound();
   const double most = std::max({s.compute_us, s.memory_us, s.overhead_us()});
   const bool eager = d.mode == Mode::Eager;
-  std::string t = fmt::format("{}-bound: {} of the step", bound, percent(most));
+  const bool slow = bound == "overhead" && 2 * d.slow_us > s.overhead_us();
+  std::string t = slow ? fmt::format("kernel-bound: {} of the step, in kernels far from the limits",
+                                     percent(d.slow_us))
+                       : fmt::format("{}-bound: {} of the step", bound, percent(most));
   if (d.predicted_us > 0) {
     t += fmt::format("; graph mode would give about {:.2f}x\nit gives {:.2f}x: {:.1f} us a call",
                      d.predicted_gain(), d.gain(), d.graph_us);
   } else if (d.graph_us > 0) {
     t += fmt::format("; graph mode gives {:.2f}x", d.gain());
   }
-  t += fmt::format("\n{:.1f} us a call: compute {}, memory {}, overhead {}\n", d.us,
+  if (!d.refused.empty()) t += "\ngraph mode does not take it: " + d.refused;
+  t += fmt::format("\n{:.3g} us a call: compute {}, memory {}, overhead {}\n", d.us,
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
+  if (slow) {
+    return t + fmt::format("what helps: fewer or other operations than {}, more threads{}",
+                           d.slowest, eager && d.gain() >= 1.02 ? ", graph mode" : "");
+  }
   if (eager && d.graph_us > 0 && d.gain() < 1.02 && bound != "compute") {
     return t + fmt::format(
                    "graph mode does not help here ({:.2f}x); what helps: more work a call "
@@ -98,7 +122,8 @@ std::string text_of(const Diagnosis& d) {
   }
   if (bound == "overhead") {
     return t + (eager ? "what helps: graph mode, and more work a call (larger batches)"
-                      : "what helps: more work a call (larger batches), step.freeze()");
+                      : fmt::format("what helps: more work a call (larger batches){}",
+                                    may_freeze ? ", step.freeze()" : ""));
   }
   if (bound == "memory") {
     return t + (eager ? "what helps: graph mode, which fuses; 16-bit floats, which halve the bytes"
@@ -118,26 +143,36 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   options.mode = eager ? Mode::Graph : Mode::Eager;
   const auto other = make_step(options);
   const Call call = [&] { call_by(step); }, call_other = [&] { call_by(*other); };
-  for (int i = 0; i < 3; ++i) {  // Recorded, built, warm.
+  // Recorded, built, warm; and Auto has decided.
+  const int warm = d.mode == Mode::Auto ? 3 + kAutoTrials : 3;
+  for (int i = 0; i < warm; ++i) {
     call();
-    call_other();
+    if (!d.refused.empty()) continue;
+    try {
+      call_other();
+    } catch (const Error& error) {
+      if (!eager) throw;
+      d.refused = error.what();
+    }
   }
   StepBase& graph = eager ? *other : step;
   const StepStats before = graph.stats();
   double other_us;
-  std::tie(d.us, other_us) = time_in_turns(call, call_other);
+  std::tie(d.us, other_us) = time_in_turns(call, d.refused.empty() ? call_other : call);
   d.eager_us = eager ? d.us : other_us;
   d.graph_us = eager ? other_us : d.us;
   const StepStats now = graph.stats();
   const uint64_t calls = now.calls - before.calls, replays = now.replays - before.replays;
-  if (replays < calls || now.fallbacks > before.fallbacks) d.graph_us = 0;
+  if (replays < calls || calls == 0 || now.fallbacks > before.fallbacks) d.graph_us = 0;
   const Seen seen = look_at(call, d.us);
   d.split = seen.split;
+  find_slow(d, seen.rows);
   if (eager && d.graph_us > 0) {
     const Seen then = look_at(call_other, d.graph_us);  // Of it only what runs, not how long.
     d.predicted_us = predict_graph_us({seen.rows, seen.between_us}, then.rows, now, device);
   }
-  d.text = text_of(d) + '\n' + limits_text(device, device_limits(device));
+  d.text = text_of(d, !step.options().check_numerics && !step.is_frozen()) + '\n' +
+           limits_text(device, device_limits(device));
   return d;
 }
 

@@ -28,9 +28,14 @@ struct Diagnosis {
   Mode mode;        ///< Of the step.
   double us = 0;    ///< Of one call, the median, measured without a profile.
   TimeSplit split;  ///< Of that time: compute and memory as a profile of further calls found them.
+  /// Of its overhead what lies in kernels of 2 us and more, and the one with most of it: no launch,
+  /// but work that is far from the limits, a function of float64 or a sort.
+  double slow_us = 0;
+  std::string slowest;
   /// A call in each mode, measured in turns: one of the two is `us`. graph_us is 0 where a replay
-  /// could not be had, or Mode::Auto kept eager.
+  /// could not be had, or Mode::Auto kept eager; why, if it cannot be recorded.
   double eager_us = 0, graph_us = 0;
+  std::string refused;
   /// Of an eager step, what graph mode was expected to take before it was tried: from eager
   /// kernels' times, the limits and launch_costs(). 0 where graph_us is.
   double predicted_us = 0;

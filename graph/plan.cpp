@@ -166,7 +166,10 @@ const std::vector<KernelNote>& Plan::notes() {
     });
     const std::string& own = r_.paths[r_.instrs[at].path];
     const uint32_t g = schedule_.group_of[at];
-    if (g != kNone && all[g].module.empty()) all[g].module = own.empty() ? trail.near(used) : own;
+    if (g != kNone) {
+      const std::string& module = own.empty() ? trail.near(used) : own;
+      all[g].module = all[g].module.empty() ? module : common_module(all[g].module, module);
+    }
     trail.ran(used, made, own);
   }
   notes_ = std::move(all);

@@ -112,17 +112,19 @@ size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
 
 double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& graph,
                         const StepStats& recorded, Device device) {
+  constexpr double most_dispatches = 8;  // Large operands, cold caches.
   // As this machine is now, like stream_excess(): beside others it is not always as fast.
   const LaunchCosts costs = launch_costs(device, true);
   const DeviceLimits limits = device_limits(device);
   const auto ops = static_cast<double>(std::max<uint64_t>(1, recorded.ops_per_replay));
   // An op that is matched costs its share of what the host does for one eagerly: by the line
   // through ops with a gradient and without.
+  // What no dispatch takes is the function's own, and stays.
   const double more = std::max(1.0, costs.eager_ns - costs.plain_eager_ns),
-               share = (costs.match_ns - costs.plain_match_ns) / more,
-               of_one = eager.between_us * 1e3 / ops,
+               share = (costs.match_ns - costs.plain_match_ns) / more, all = eager.between_us * 1e3,
+               of_one = std::min(all / ops, most_dispatches * costs.eager_ns),
                match = costs.plain_match_ns + share * (of_one - costs.plain_eager_ns);
-  const double host_us = 1e-3 * (costs.step_ns + ops * std::max(0.0, match));
+  const double host_us = 1e-3 * (costs.step_ns + ops * std::max(0.0, match) + all - ops * of_one);
   const double excess = stream_excess(device);
   double same_us = 0, least_us = 0;
   std::vector<bool> replaced(eager.rows.size(), true);
@@ -138,15 +140,16 @@ double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& g
       least_us += calls * (t.compute_us + t.memory_us) * excess;
     }
   }
-  double beyond_us = 0;
+  double beyond_us = 0, replaced_us = 0;
   for (size_t k = 0; k < replaced.size(); ++k) {
     const ProfileRow& r = eager.rows[k];
     if (!replaced[k] || r.calls == 0) continue;
+    replaced_us += r.time.us;
     const double streams_us =
         static_cast<double>(r.calls) * at_limits(r, limits).memory_us * excess;
     if (r.time.us > 2 * streams_us) beyond_us += r.time.us - streams_us;
   }
-  const double device_us = same_us + least_us + beyond_us / 2;
+  const double device_us = same_us + std::min(least_us + beyond_us / 2, replaced_us);
   // A GPU works beside the host.
   return device.type == DeviceType::CPU ? host_us + device_us : std::max(host_us, device_us);
 }

@@ -17,7 +17,8 @@ struct EagerCall {
 /// are looked at, not times. What lies between kernels follows from launch_costs(). A kernel that
 /// eager mode runs, too, takes what it takes there. Those that are generated take at least what
 /// their bytes or their arithmetic take at the limits, and at most that and what eager mode's,
-/// where memory does not bound them, take beyond their bytes: the prediction is the middle.
+/// where memory does not bound them, take beyond their bytes: the prediction is the middle, but no
+/// more than the kernels that they replace.
 double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& graph,
                         const StepStats& recorded, Device device);
 

@@ -54,6 +54,10 @@ std::string Profile::report(size_t most) const {
       all.us * 1e-3, calls, percent(all.share(all.compute_us)), percent(all.share(all.memory_us)),
       percent(all.overhead_share()), percent(all.share(kernels - all.compute_us - all.memory_us)),
       percent(all.share(std::max(0.0, all.us - kernels))), all.bound());
+  if (watch_->once_us > 0.01 * all.us) {
+    t += fmt::format("left out, for it is done once: {:.3f} ms of planning and building kernels\n",
+                     watch_->once_us * 1e-3);
+  }
   const std::string header =
       fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} ", "calls", "us", "share",
                   "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by");
@@ -158,14 +162,13 @@ void Profile::write_trace(const std::string& path) const {
   };
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];
-    const double calls = static_cast<double>(std::max<int64_t>(1, r.calls));
     Json& args = span(r.op, s.track, s.at_us, s.us)["args"];
     args = {{"module", place_of(r.module)},
             {"kind", r.kind},
-            {"flops", r.flops / calls},
-            {"bytes", r.bytes / calls}};
+            {"flops", s.work.flops},
+            {"bytes", s.work.bytes}};
     if (s.track != Watch::Kernels) continue;
-    args["us_since_the_last"] = std::max(0.0, s.at_us - to);
+    args["us_since_the_last"] = s.gap_us < 0 ? std::max(0.0, s.at_us - to) : s.gap_us;
     if (!module || *module != r.module) {
       close();
       module = &r.module;

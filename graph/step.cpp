@@ -13,7 +13,6 @@ namespace brrr::graph {
 
 namespace {
 
-constexpr int kAutoTrials = 20;
 // A plan orders what it does by storages.
 constexpr const char* kShared =
     "two tensors from outside the step lie in the same memory (from_blob without a copy); make one "
@@ -178,6 +177,7 @@ void StepCore::note_fallback(const std::string& why) {
 
 void StepCore::build(Entry& e) {
   StepStats part;
+  if (context.observer) context.observer->pause();
   e.failure.clear();
   e.retry_at = 4 * (e.calls + 1);
   try {
@@ -186,6 +186,7 @@ void StepCore::build(Entry& e) {
   } catch (const Error& error) {
     e.failure = error.what();
   }
+  if (context.observer) context.observer->resume();
   std::lock_guard lock(mutex_);
   stats_.fuse_seconds += part.fuse_seconds;
   stats_.plan_seconds += part.plan_seconds;

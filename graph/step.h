@@ -95,6 +95,7 @@ class StepBase {
   virtual std::vector<Tensor>* run(const Tensor* const* args, size_t n,
                                    void (*body)(void*, ResultList&), void* ctx) = 0;
   virtual void freeze() = 0;
+  virtual bool is_frozen() const = 0;
   virtual StepStats stats() = 0;
   virtual std::string explain() = 0;
   virtual std::string dot() = 0;

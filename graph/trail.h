@@ -1,6 +1,7 @@
 #pragma once
 // Names for what has no module of its own: the ops of backward and of optimisers.
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -10,18 +11,19 @@
 
 namespace brrr::graph {
 
-/// Remembers which module touched a storage last, or one that it was computed from. A Key names a
-/// storage.
+/// Remembers which module touched a storage last, or one that it was computed from. Of several the
+/// first one says where an op belongs: what backward reads, a gradient beside what its layer kept,
+/// comes from that layer and from all that followed it. A Key names a storage.
 template <class Key> class ModuleTrail {
  public:
-  /// The module that touched one of them last; "" if none did. It stays where it is.
-  const std::string& near(const std::vector<Key>& storages) const { return *newest(storages).path; }
+  /// The module they belong to; "" if none has touched any. It stays where it is.
+  const std::string& near(const std::vector<Key>& storages) const { return *first(storages).path; }
   /// An op has run in that module, or in none; `made` are the storages that are new.
   void ran(const std::vector<Key>& storages, const std::vector<Key>& made,
            const std::string& path) {
     // New tensors may have a storage's address that a module's had.
     for (const Key& s : made) touched_.erase(s);
-    const Touch touch = path.empty() ? newest(storages) : Touch{at_++, &*paths_.insert(path).first};
+    const Touch touch = path.empty() ? first(storages) : Touch{at_++, &*paths_.insert(path).first};
     if (touch.path->empty()) return;
     if (!path.empty()) {
       for (const Key& s : storages) touched_[s] = touch;
@@ -35,11 +37,11 @@ template <class Key> class ModuleTrail {
     uint64_t at = 0;
     const std::string* path = &none;  // Copies would be most of what a profile writes.
   };
-  Touch newest(const std::vector<Key>& storages) const {
+  Touch first(const std::vector<Key>& storages) const {
     const Touch* found = nullptr;
     for (const Key& s : storages) {
       const auto it = touched_.find(s);
-      if (it != touched_.end() && (!found || it->second.at > found->at)) found = &it->second;
+      if (it != touched_.end() && (!found || it->second.at < found->at)) found = &it->second;
     }
     return found ? *found : Touch{};
   }
@@ -47,6 +49,18 @@ template <class Key> class ModuleTrail {
   std::unordered_map<Key, Touch> touched_;
   std::unordered_set<std::string> paths_;
 };
+
+/// What holds both modules: "h.0" of "h.0.attn" and "h.0.mlp".
+inline std::string common_module(const std::string& a, const std::string& b) {
+  if (a == b || b.empty()) return a;
+  size_t end = 0;
+  for (size_t k = 0; k <= std::min(a.size(), b.size()); ++k) {
+    const char x = k < a.size() ? a[k] : '.', y = k < b.size() ? b[k] : '.';
+    if (x != y) break;
+    if (x == '.') end = k;
+  }
+  return end ? a.substr(0, end) : "several modules";
+}
 
 /// The storages that a call reads; with those that it writes in place; and those of new results.
 struct CallStorages {

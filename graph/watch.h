@@ -14,6 +14,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "graph/numerics.h"
 #include "graph/profile.h"
 #include "graph/trail.h"
 #include "ops/kinds/work.h"
@@ -44,6 +45,8 @@ struct Profile::Watch final : Observer {
     size_t row;
     Track track;
     double at_us, us;
+    Work work;
+    double gap_us;  // On the host, since the kernel before; -1 where a GPU's clock says it.
   };
   static constexpr size_t kMostSpans = 1'000'000, kMostPending = 4096;
 
@@ -63,6 +66,7 @@ struct Profile::Watch final : Observer {
   }
   ~Watch() override {
     if (context.observer == this) context.observer = nullptr;
+    graph::CheckNumericsGuard::forget(this);
     drop_pending();
   }
 
@@ -72,7 +76,7 @@ struct Profile::Watch final : Observer {
     at.clear();
     spans.clear();
     open.clear();
-    kernels_us = device_us = host_us = 0;
+    kernels_us = device_us = host_us = gap_us = once_us = 0;
     begin = mark = Clock::now();
   }
   void drop_pending() noexcept {
@@ -90,6 +94,7 @@ struct Profile::Watch final : Observer {
     if (away) return;
     const double us = std::max(0.0, us_between(mark, now) - clock_us);
     (open.empty() ? host_us : open.back().us) += us;
+    if (open.empty()) gap_us += us;
   }
   // What two looks at the clock, one directly after the other, are apart: each interval has that.
   static double measure_clock() {
@@ -114,8 +119,16 @@ struct Profile::Watch final : Observer {
     open.push_back(o);
     mark = Clock::now();
   }
-  void pause() override { charge(Clock::now()); }
-  void resume() override { mark = Clock::now(); }
+  void pause() override {
+    paused = Clock::now();
+    charge(paused);
+    mark = paused;
+  }
+  void resume() override {
+    mark = Clock::now();
+    if (paused != Clock::time_point()) once_us += us_between(paused, mark);
+    paused = {};
+  }
   void failed() override {
     if (open.empty()) return;
     charge(Clock::now());
@@ -161,12 +174,12 @@ struct Profile::Watch final : Observer {
     if (fresh) rows.push_back({name(), module, kind, 0, 0, 0, {}});
     if (closed.from) {
       host_us += closed.us;
-      draw({it->second, Host, closed.at_us, closed.us});
+      draw({it->second, Host, closed.at_us, closed.us, work, -1});
       pending.push_back({it->second, closed.from, closed.to, work});
       if (pending.size() >= kMostPending) settle();
     } else {
       kernels_us += closed.us;
-      draw({it->second, Kernels, closed.at_us, closed.us});
+      draw({it->second, Kernels, closed.at_us, closed.us, work, std::exchange(gap_us, 0)});
       count(it->second, closed.us, work, device);
     }
     mark = Clock::now();
@@ -191,7 +204,7 @@ struct Profile::Watch final : Observer {
       const Pending& p = pending.front();
       const double us = gpu().between(p.from, p.to);
       device_us += us;
-      draw({p.row, Kernels, base_us + gpu().between(base, p.from), us});
+      draw({p.row, Kernels, base_us + gpu().between(base, p.from), us, p.work, -1});
       count(p.row, us, p.work, kCUDA);
       gpu().drop_mark(p.from);
       gpu().drop_mark(p.to);
@@ -254,7 +267,8 @@ struct Profile::Watch final : Observer {
   double base_us = 0;           // in that of the host.
   Open closed{};
   double kernels_us = 0, device_us = 0, host_us = 0;
-  Clock::time_point begin, mark;
+  double gap_us = 0, once_us = 0;  // Since the last kernel; left out, what is done but once.
+  Clock::time_point begin, mark, paused;
   bool away = false;  // Paused.
   const double clock_us = measure_clock();
   const std::thread::id thread = std::this_thread::get_id();

@@ -182,13 +182,14 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     const TimeSplit all = profile.total();
     double us = 0, compute = 0, memory = 0, products = 0;
     std::set<std::string> modules;
+    std::map<std::string, double> in_module;  // FLOPs of products.
     for (const ProfileRow& r : profile.rows()) {
       CHECK(r.calls % 4 == 0);
       us += r.time.us;
       compute += r.time.compute_us;
       memory += r.time.memory_us;
       modules.insert(r.module);
-      if (r.kind == "contraction") products += r.flops;
+      if (r.kind == "contraction") products += r.flops, in_module[r.module] += r.flops;
     }
     CHECK(us == doctest::Approx(profile.kernels_us()));
     CHECK(all.compute_us == doctest::Approx(compute));
@@ -201,6 +202,9 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     CHECK(profile.modules().size() == modules.size());
     CHECK(modules.count("fc1") == 1);
     CHECK(modules.count("fc2") == 1);
+    // Forward, the gradients of the weight and of what came in, but of data: 2 M N K each.
+    CHECK(in_module["fc1"] == doctest::Approx(4 * 2 * 2 * 16 * 24 * 48));
+    CHECK(in_module["fc2"] == doctest::Approx(4 * 3 * 2 * 16 * 48 * 10));
     // Forward, and the gradients of both weights and of the second layer's input.
     CHECK(products == 4 * 2.0 * 16 * (2 * 24 * 48 + 3 * 48 * 10));
     const std::string text = profile.report();
@@ -319,7 +323,7 @@ TEST_CASE("profile: a tensor given twice is read once, and float64 has half the 
 TEST_CASE("profile: its trace is one of the trace event format, with modules on every span") {
   const test::TemporaryDirectory folder;
   const std::string path = std::string(folder.path) + "/trace.json";
-  const std::set<std::string> modules = {"fc1", "fc2"};
+  const std::set<std::string> modules = {"fc1", "fc2", "several modules"};
   for (Mode mode : {Mode::Eager, Mode::Graph}) {
     CAPTURE(static_cast<int>(mode));
     Training training(mode);
@@ -368,6 +372,52 @@ TEST_CASE("profile: its trace is one of the trace event format, with modules on 
 
 TEST_SUITE_BEGIN("host");
 
+TEST_CASE("profile: the trace has each call's own work, and gaps that add up to the time between") {
+  const test::TemporaryDirectory folder;
+  const std::string path = std::string(folder.path) + "/trace.json";
+  const Tensor small = randn({8, 8}), large = randn({256, 256});
+  NoGradGuard guard;
+  Profile profile;
+  for (int i = 0; i < 20; ++i) (void)small.matmul(small), (void)large.matmul(large);
+  const double between = profile.total().us - profile.kernels_us();
+  profile.write_trace(path);
+  std::ifstream in(path);
+  std::set<double> flops;
+  double gaps = 0;
+  const Json trace = Json::parse(in);
+  for (const Json& e : trace["traceEvents"]) {
+    if (e["ph"] != "X" || e["tid"] != 2) continue;
+    flops.insert(e["args"]["flops"].get<double>());
+    gaps += e["args"]["us_since_the_last"].get<double>();
+  }
+  CHECK(flops == std::set<double>{2.0 * 8 * 8 * 8, 2.0 * 256 * 256 * 256});
+  if (default_device() == kCPU) CHECK(gaps == doctest::Approx(between).epsilon(0.2));
+}
+
+TEST_CASE("profile: building kernels is done once, and is said beside the figures") {
+  auto s = step([](const Tensor& x) { return (x + 1.25) * x - 0.125; });
+  const Tensor x = ones({1 << 10});
+  const Profile profile;
+  for (int i = 0; i < 4; ++i) s(x);
+  const StepStats stats = s.stats();
+  CHECK(profile.total().us < 1e6 * stats.build_seconds + 1e3);
+  CHECK(profile.report().find("left out, for it is done once") != std::string::npos);
+}
+
+TEST_CASE("profile: one that ends or pauses within a step that checks numerics leaves it whole") {
+  auto profile = std::make_unique<Profile>();
+  auto s = step(
+      [&](const Tensor& x) {
+        CHECK_THROWS_WITH_AS(profile->pause(), doctest::Contains("call it outside"), Error);
+        profile.reset();
+        return exp(x);
+      },
+      StepOptions{.mode = Mode::Eager, .check_numerics = true});
+  s(ones({3}));
+  CHECK(context.observer == nullptr);
+  CHECK(exp(zeros({1})).item<float>() == 1);
+}
+
 TEST_CASE("profile: a kernel's time is what its operations or its bytes take, and overhead") {
   DeviceLimits l;
   l.peaks = {{kFloat32, 100, 90}};
@@ -382,41 +432,6 @@ TEST_CASE("profile: a kernel's time is what its operations or its bytes take, an
   // Faster than the limits allow, because a cache held it: no overhead, and no more than all.
   CHECK(split_time(5, 1e5, 5e5, l).memory_us == 5);
   CHECK(split_time(5, 0, 0, l).overhead_us() == 5);
-}
-
-TEST_CASE(
-    "diagnose: small ops are overhead; products are compute sooner than memory, and copies "
-    "memory sooner than compute") {
-  NoGradGuard guard;
-  const auto ask = [](const auto& f, const Tensor& x, Mode mode) {
-    auto s = step(f, mode);
-    const Diagnosis d = diagnose(s, x);
-    CHECK(d.mode == mode);
-    CHECK(d.eager_us > 0);
-    CHECK(d.graph_us > 0);
-    CHECK(d.us == (mode == Mode::Eager ? d.eager_us : d.graph_us));
-    CHECK(d.split.compute_us + d.split.memory_us <= d.us * 1.0001);
-    CHECK(d.text.find("-bound: ") != std::string::npos);
-    CHECK(d.text.find("OpenBLAS") != std::string::npos);  // What it was compared with, and where.
-    CHECK(d.text.find("graph mode") != std::string::npos);
-    return d;
-  };
-  for (Mode mode : {Mode::Eager, Mode::Graph}) {
-    const auto tiny = [](const Tensor& x) { return (x + 1.0) * x - x; };
-    CHECK(ask(tiny, ones({8}), mode).split.bound() == std::string("overhead"));
-    const auto stream = [](const Tensor& x) { return (x + 1.0) * x; };
-    const TimeSplit memory = ask(stream, ones({4 << 20}), mode).split;
-    CHECK(memory.memory_us > memory.compute_us);
-    const auto product = [](const Tensor& x) { return x.matmul(x); };
-    const TimeSplit compute = ask(product, randn({512, 512}), mode).split;
-    CHECK(compute.compute_us > compute.memory_us);
-  }
-  auto inside = step([&](const Tensor& t) {
-    auto inner = step([](const Tensor& x) { return x + 1.0; });
-    (void)diagnose(inner, t);
-    return t + 1.0;
-  });
-  CHECK_THROWS_WITH_AS(inside(ones({2})), doctest::Contains("outside of the step"), Error);
 }
 
 TEST_SUITE_END();
