@@ -175,7 +175,7 @@ void Exchange::Thread::fail(Job& job, const std::string& why) {
 // Throws if what the job waits for will not come.
 void Exchange::Thread::check_peers(const Job& job) {
   const double since = job.waited_since_, limit = limit_s;
-  const bool late = since > 0 && now_s() - since > limit;
+  const bool late = !job.patient_ && since > 0 && now_s() - since > limit;
   std::string missing;
   std::vector<bool> named(late ? gone.size() : 0);
   for (const auto& m : job.messages_) {
