@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -86,3 +87,42 @@ TEST_CASE("load_checkpoint: ranks that have different files are named, and nothi
   if (odd) std::filesystem::remove(own);
   refused(odd ? "No such file" : "rank 1 cannot load it");
 }
+
+// The last ones, each in a run of its own (messages.sh): they end it.
+TEST_CASE("zz fault: an exception that nobody catches") {
+  if (dist::rank() == 1) std::thread([] { fail("bad thing on purpose"); }).join();
+  sleep_s(20);
+}
+
+TEST_CASE("zz fault: a job that nobody waits for, and whose peer does not come") {
+  auto& e = dist::Exchange::get();
+  static char bytes[2];  // It is still under way when the case ends.
+  const int tag = e.reserve_tags(2) + dist::rank();
+  e.start(dist::all_gather_job("the lost one", tag, {bytes, 1}, bytes, kUInt8));
+}
+
+TEST_CASE("zz fault: a collective of its own while the others are in a bucket") {
+  auto& e = dist::Exchange::get();
+  char bytes[2] = {};
+  const auto job = dist::all_gather_job("bucket 0", e.reserve_tags(1), {bytes, 1}, bytes, kUInt8);
+  const std::string said = message([&] {
+    if (dist::rank() == 1) {
+      sleep_s(0.5);
+      dist::all_reduce(ones({3}));
+    } else {
+      e.start(job);
+      e.wait(*job);
+    }
+  });
+  std::fprintf(stderr, "rank %d: %s\n", dist::rank(), said.c_str());
+  sleep_s(2);  // Whoever ends first ends the other.
+}
+
+static struct Late {
+  bool armed = false;
+  ~Late() {
+    if (armed) dist::abort("too late");
+  }
+} late;
+
+TEST_CASE("zz fault: abort after the last message") { late.armed = dist::rank() == 1; }
