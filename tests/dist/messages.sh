@@ -68,7 +68,7 @@ ends 10 "brrr: rank 0: the loss is .*, on rank 1 by step" "${mlp[@]:0:3}" --resu
 count='"$0" "$@" >/dev/null & sleep 2; grep Threads "/proc/$!/status"; kill -9 $!; exit 0'
 threads() {
   bash "$here/launch.sh" "$mpirun" 2 env -u BRRR_NUM_THREADS bash -c "$count" "$bin/train_mlp" \
-    --steps 10000000 --log-every 10000000 --eval-every 0 --images 100 --threads "$1" \
+    --steps 10000000 --log-every 10000000 --eval-every 0 --images 500 --threads "$1" \
     >"$work/ranks" 2>&1 || true
   sed -n 's/Threads:[^0-9]*//p' "$work/ranks" | sort -n | tail -1
 }
