@@ -25,23 +25,28 @@ int ranks_of_environment() {
   return tasks && std::getenv("SLURM_PROCID") ? std::max(1, std::atoi(tasks)) : 1;
 }
 
-// Ranks on one machine share its processors: each takes as many threads as there are for it, and
-// keeps to those. A launcher that has bound them has done so already.
-static void share_processors(int rank, int ranks) {
+int rank_of_environment() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"}) {
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  }
+  const char* value = std::getenv("SLURM_PROCID");
+  return value ? std::atoi(value) : 0;
+}
+
+// Ranks that may use the same processors share them: each takes as many threads as there are for
+// it, and keeps to those. Where a launcher has bound each to its own, none shares.
+static void share_processors(int place, int sharing) {
   cpu_set_t all;
   CPU_ZERO(&all);
-  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   if (std::getenv("BRRR_NUM_THREADS") || sched_getaffinity(0, sizeof all, &all) != 0) return;
-  const int cpus = CPU_COUNT(&all);
-  // Of a mask that is a part of the machine as many are taken to be as fill it evenly.
-  const int sharing = std::max(1, (ranks * cpus + online - 1) / online), each = cpus / sharing;
+  const int each = CPU_COUNT(&all) / sharing;
   cpu::set_num_threads(std::max(1, each));
   if (sharing == 1 || each == 0) return;
   cpu_set_t own;
   CPU_ZERO(&own);
   for (int cpu = 0, number = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &all)) continue;
-    if (number++ / each == rank % sharing) CPU_SET(cpu, &own);
+    if (number++ / each == place) CPU_SET(cpu, &own);
   }
   sched_setaffinity(getpid(), sizeof own, &own);
 }

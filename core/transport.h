@@ -17,7 +17,7 @@ struct Piece {
 struct Transport {
   uint32_t abi;
   int rank, size;              ///< Of this process, of the run.
-  int local_rank, local_size;  ///< Among those on this machine.
+  int local_rank, local_size;  ///< Among those on this machine that may use the same processors.
   const char* version;         ///< "Open MPI v4.1.4".
   /// A message to, or from, a peer, which may be sent many times; null: see error(). Messages of
   /// one tag, at most 32767, arrive in order between two ranks.
@@ -43,5 +43,7 @@ inline constexpr uint32_t kTransportAbi = 2;
 const Transport* join_run();
 /// How many processes the environment tells of: 1 outside of a run.
 int ranks_of_environment();
+/// This one's number in words of the environment; 0 outside of a run.
+int rank_of_environment();
 
 }  // namespace brrr

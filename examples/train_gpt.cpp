@@ -80,7 +80,7 @@ std::tuple<Tensor, Tensor> Trainer::training_step(const Tensor& x, const Tensor&
   constexpr double any = 1e30;
   const Tensor norm =
       brrr::optim::clip_grad_norm_(parameters, options.clip > 0 ? options.clip : any);
-  if (!scaler) skip = brrr::isnan((loss + norm) * 0.0);
+  if (!scaler) skip = brrr::isnan(((brrr::dist::size() > 1 ? loss.sum() : loss) + norm) * 0.0);
   optimizer->step(skip);
   if (scaler) scaler->update(skip);
   return {loss, norm};
@@ -102,10 +102,11 @@ double Trainer::advance(LossLog& losses, bool) {
   const auto [loss, norm] = step_(parallel->part(batch.x), parallel->part(batch.y));
   losses.add(loss);
   const double now = losses.read(), size = norm.item<double>();
-  BRRR_CHECK(std::isfinite(now) && (scaler || std::isfinite(size)),
-             "step {}: the loss is {}, the norm of the gradients {}: {}; no parameter was changed. "
-             "--check-numerics names the operation; a smaller --lr or --clip 1 may help",
-             step + 1, now, plain(size), diagnosis(batch, before));
+  BRRR_CHECK(
+      std::isfinite(now) && (scaler || std::isfinite(size)),
+      "step {}: the loss is {}{}, the norm of the gradients {}: {}; no parameter was changed. "
+      "--check-numerics names the operation; a smaller --lr or --clip 1 may help",
+      step + 1, now, losses.where(), plain(size), diagnosis(batch, before));
   return now;
 }
 

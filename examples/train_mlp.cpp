@@ -122,7 +122,7 @@ class Run : public Training {
   double advance(LossLog& losses, bool look) override {
     const auto [x, y] = loader_->next();
     losses.add(step_(parallel->part(x), parallel->part(y)));
-    return look ? finite(losses.read(), step + 1) : 0;
+    return look ? finite(losses, step + 1) : 0;
   }
 
   Tensor training_step(const Tensor& x, const Tensor& y) const {
@@ -141,9 +141,10 @@ class Run : public Training {
   }
 
   // A run that has gone wrong ends here, and does not overwrite its last good checkpoint.
-  double finite(double loss, int64_t at) const {
-    BRRR_CHECK(std::isfinite(loss), "the loss is {} by step {}; first {}; try a smaller --lr", loss,
-               at, brrr::models::first_nonfinite(*model_));
+  double finite(LossLog& losses, int64_t at) const {
+    const double loss = losses.read();
+    BRRR_CHECK(std::isfinite(loss), "the loss is {}{} by step {}; first {}; try a smaller --lr",
+               loss, losses.where(), at, brrr::models::first_nonfinite(*model_));
     return loss;
   }
 
@@ -171,10 +172,11 @@ class Run : public Training {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
   }
   void save(LossLog& losses) override {
-    finite(losses.read(), step);
+    finite(losses, step);
     if (options_.checkpoint.empty()) return;
     brrr::save_checkpoint(options_.checkpoint, parts(options_.to_save()));
   }
+  uint64_t data_hash() const override { return checksum({train_.images, train_.labels}); }
   brrr::models::Module& module() const override { return *model_; }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }

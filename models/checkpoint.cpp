@@ -1,10 +1,20 @@
 #include "models/checkpoint.h"
 
+#include <fmt/ranges.h>
+
+#include <bit>
 #include <charconv>
+#include <exception>
+#include <functional>
+#include <string_view>
+#include <vector>
 
 #include "core/check.h"
 #include "core/rng.h"
 #include "ops/dist.h"
+#include "ops/dist_ops.h"
+#include "ops/factory_ops.h"
+#include "ops/kinds/exchange.h"
 
 namespace brrr {
 
@@ -28,13 +38,14 @@ void save_checkpoint(const std::string& path, const TrainingState& s) {
   each_part(s, [&](const char* name, const auto& part) {
     add_with_prefix(dict, name, part.state_dict());
   });
-  if (dist::rank() > 0) return;
-  Metadata metadata = s.metadata;
-  const RngState rng = rng_state();
-  metadata[kStep] = std::to_string(s.step);
-  metadata[kSeed] = std::to_string(rng.seed);
-  metadata[kDraw] = std::to_string(rng.draw);
-  save(path, dict, metadata);
+  dist::on_first_rank("save_checkpoint", [&] {
+    Metadata metadata = s.metadata;
+    const RngState rng = rng_state();
+    metadata[kStep] = std::to_string(s.step);
+    metadata[kSeed] = std::to_string(rng.seed);
+    metadata[kDraw] = std::to_string(rng.draw);
+    save(path, dict, metadata);
+  });
 }
 
 template <class T>
@@ -52,9 +63,55 @@ static T take_number(const std::string& path, Metadata& metadata, const char* ke
   return v;
 }
 
+// Of all that a checkpoint holds.
+static uint64_t content_hash(const StateDict& dict, const Metadata& metadata) {
+  uint64_t hash = 0;
+  const auto add = [&](std::string_view bytes) {
+    hash = (hash ^ std::hash<std::string_view>{}(bytes)) * 0x100000001b3u;
+  };
+  for (const auto& [name, t] : dict) {
+    add(name);
+    add(describe(t));
+    add({static_cast<const char*>(t.data_ptr()),
+         static_cast<size_t>(t.numel()) * itemsize(t.dtype())});
+  }
+  for (const auto& [key, value] : metadata) {
+    add(key);
+    add(value);
+  }
+  return hash;
+}
+
+// Ranks that went on from different files would train different models without a word.
+static StateDict load_alike(const std::string& path, Metadata& metadata) {
+  if (dist::size() == 1) return load(path, metadata);
+  StateDict dict;
+  std::exception_ptr failure;
+  std::vector<int64_t> mine = {0, 0};  // Whether there is one, and its hash.
+  try {
+    dict = load(path, metadata);
+    mine = {1, std::bit_cast<int64_t>(content_hash(dict, metadata))};
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::vector<int64_t> all = dist::all_gather(tensor(mine)).to_vector<int64_t>();
+  if (failure) std::rethrow_exception(failure);
+  std::vector<size_t> none, other;
+  for (size_t r = 0; r < all.size() / 2; ++r) {
+    if (all[2 * r] == 0) none.push_back(r);
+    if (all[2 * r + 1] != all[1]) other.push_back(r);
+  }
+  constexpr const char* mend = "the ranks must read the same file: share its folder or copy it";
+  BRRR_CHECK(none.empty(), "load_checkpoint: {}: rank {} cannot load it; {}", path,
+             fmt::join(none, ", "), mend);
+  BRRR_CHECK(other.empty(), "load_checkpoint: {}: rank {} has another file there than rank 0; {}",
+             path, fmt::join(other, ", "), mend);
+  return dict;
+}
+
 void load_checkpoint(const std::string& path, TrainingState& s) {
   Metadata metadata;
-  const StateDict all = load(path, metadata);
+  const StateDict all = load_alike(path, metadata);
   const auto step = take_number<int64_t>(path, metadata, kStep);
   const auto seed = take_number<uint64_t>(path, metadata, kSeed);
   const auto draw = take_number<uint64_t>(path, metadata, kDraw);

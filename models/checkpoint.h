@@ -22,12 +22,13 @@ struct TrainingState {
 };
 
 /// Writes all parts, and the random stream, as save() does; in a run of several processes all call
-/// it, and the first one writes. In the file the model's tensors are
-/// called "model.<name>", the others "optimizer.", "schedule.", "loader."
-/// and "scaler.".
+/// it, the first one writes, and all come back, or throw, when it has. In the file the model's
+/// tensors are called "model.<name>", the others "optimizer.", "schedule.", "loader." and
+/// "scaler.".
 void save_checkpoint(const std::string& path, const TrainingState& state);
 /// Restores all parts that are not null, `step`, `metadata` and the random stream. The file must
-/// hold what they need, which is checked before anything changes.
+/// hold what they need, which is checked before anything changes; all processes call it, and their
+/// files must be alike.
 void load_checkpoint(const std::string& path, TrainingState& state);
 
 }  // namespace brrr

@@ -1,5 +1,6 @@
 // The module brrr_mpi, the only part that needs MPI: messages of pieces between ranks.
 #include <mpi.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <string>
@@ -120,6 +121,32 @@ const char* version() {
 
 }  // namespace
 
+// Which of the ranks on this machine that may use the same processors this is, and of how many. A
+// mask that all have is the machine's, or a container's; a launcher that binds gives each its own.
+static bool find_place(brrr::Transport& t) {
+  MPI_Comm here = MPI_COMM_NULL;
+  int rank = 0, size = 1;
+  if (!check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, t.rank, MPI_INFO_NULL,
+                                 &here)) ||
+      !check(MPI_Comm_rank(here, &rank)) || !check(MPI_Comm_size(here, &size))) {
+    return false;
+  }
+  std::vector<cpu_set_t> masks(static_cast<size_t>(size));
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  sched_getaffinity(0, sizeof own, &own);
+  if (!check(MPI_Allgather(&own, sizeof own, MPI_BYTE, masks.data(), sizeof own, MPI_BYTE, here))) {
+    return false;
+  }
+  t.local_rank = t.local_size = 0;
+  for (int r = 0; r < size; ++r) {
+    if (!CPU_EQUAL(&masks[static_cast<size_t>(r)], &own)) continue;
+    t.local_rank += r < rank;
+    ++t.local_size;
+  }
+  return check(MPI_Comm_free(&here));
+}
+
 extern "C" [[gnu::visibility("default")]] const brrr::Transport* brrr_mpi_join(const char** why) {
   static brrr::Transport t{.abi = brrr::kTransportAbi,
                            .rank = 0,
@@ -142,15 +169,10 @@ extern "C" [[gnu::visibility("default")]] const brrr::Transport* brrr_mpi_join(c
     *why = "this process has started MPI itself; call brrr::dist::init() instead";
     return nullptr;
   }
-  MPI_Comm here = MPI_COMM_NULL;
   const bool up = check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &given)) &&
                   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN)) &&
                   check(MPI_Comm_rank(MPI_COMM_WORLD, &t.rank)) &&
-                  check(MPI_Comm_size(MPI_COMM_WORLD, &t.size)) &&
-                  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, t.rank,
-                                            MPI_INFO_NULL, &here)) &&
-                  check(MPI_Comm_rank(here, &t.local_rank)) &&
-                  check(MPI_Comm_size(here, &t.local_size)) && check(MPI_Comm_free(&here));
+                  check(MPI_Comm_size(MPI_COMM_WORLD, &t.size)) && find_place(t);
   if (!up || given < MPI_THREAD_FUNNELED) {
     if (up) failure = "this MPI serves no program of several threads";
     *why = failure.c_str();

@@ -25,6 +25,7 @@ class GptRun : public Training {
 
  protected:
   void save(LossLog& losses) override;
+  uint64_t data_hash() const override { return data->hash(); }
   brrr::models::Module& module() const override { return *model; }
   GptOptions& options;
 

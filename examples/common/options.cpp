@@ -140,6 +140,7 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
     app_->parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
+    wrong_ = e.what();
     if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // The first one says it.
     return app_->exit(e) == 0 ? 0 : 2;
   }
@@ -171,19 +172,29 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   return {};
 }
 
+// Processes that join share the processors, unless they know how many threads they are to have.
+void CommandLine::use_threads(std::vector<std::string> words) {
+  try {
+    std::reverse(words.begin(), words.end());
+    app_->parse(words);
+  } catch (const CLI::ParseError&) {
+    return;  // It is said when it is known who says it.
+  }
+  if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
+}
+
 int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
   namespace dist = brrr::dist;
   bool joined = false;
   try {
+    use_threads({argv + 1, argv + argc});
     dist::init();
     joined = true;
     if (dist::rank() > 0 && !std::freopen("/dev/null", "w", stdout)) return 1;
-    if (const auto code = read({argv + 1, argv + argc})) {
-      if (*code == 0 || dist::rank() == 0) return *code;
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      dist::abort("its command line is wrong");
-    }
-    if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
+    const auto code = read({argv + 1, argv + argc});
+    // All that is wrong with one's own the first process has said already.
+    dist::check_alike("the processes' command lines", {wrong_});
+    if (code) return *code;
     return body();
   } catch (const std::exception& e) {
     std::fflush(stdout);

@@ -67,11 +67,13 @@ class CommandLine : brrr::NotCopied {
   std::vector<std::string> hints_;  ///< Options that a checkpoint may also say.
 
  private:
+  void use_threads(std::vector<std::string> words);
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);
 
   std::unique_ptr<CLI::App> app_;
   std::map<std::string, std::function<std::string()>> texts_;
+  std::string wrong_ = "nothing wrong";  // With the command line.
 };
 
 /// The device that --device names, "cpu" or "cuda"; throws, saying what is missing, if it is not

@@ -1,6 +1,7 @@
 #include "examples/common/training.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -75,7 +76,13 @@ double plain(double v) { return std::isnan(v) ? std::numeric_limits<double>::qui
 
 double LossLog::read() {
   for (const brrr::Tensor& t : pending_) {
-    last_ = plain(static_cast<double>(t.item<float>()));
+    const std::vector<float> all = t.to_vector<float>();
+    last_ = plain(static_cast<double>(all[0]));
+    std::vector<size_t> bad;
+    for (size_t k = 1; k < all.size(); ++k) {
+      if (!std::isfinite(all[k])) bad.push_back(k - 1);
+    }
+    if (where_.empty() && !bad.empty()) where_ = fmt::format(", on rank {}", fmt::join(bad, ", "));
     if (!path_.empty()) text_ += fmt::format("{},{:.9g}\n", next_, last_);
     ++next_;
   }
@@ -89,7 +96,9 @@ void LossLog::write() {
 }
 
 ProgressLine::ProgressLine(int64_t first, int64_t total)
-    : first_(first), total_(total), terminal_(isatty(STDOUT_FILENO) != 0) {}
+    : first_(first),
+      total_(total),  // mpirun gives a process a terminal, and takes what comes to a file.
+      terminal_(brrr::dist::size() == 1 && isatty(STDOUT_FILENO) != 0) {}
 
 ProgressLine::~ProgressLine() {
   if (open_) std::fputc('\n', stdout);
@@ -125,9 +134,7 @@ double once_seconds(const brrr::StepStats& s) {
   return s.record_seconds + s.fuse_seconds + s.plan_seconds + s.build_seconds + s.capture_seconds;
 }
 
-// Says in one number that two runs ended with the same bits: FNV-1a (Fowler, Noll and Vo) over the
-// comparable_bytes() of the tensors, one after the other.
-static uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
+uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const brrr::Tensor& t : tensors) {
     for (const char byte : brrr::comparable_bytes(t)) {
@@ -231,8 +238,12 @@ std::string Training::summary() const {
 }
 
 brrr::Tensor Training::mean_of(const brrr::Tensor& sum, const TrainingOptions& o) const {
-  const brrr::Tensor all = brrr::dist::size() > 1 ? brrr::dist::all_reduce(sum) : sum;
-  return o.passes() > 1 ? all * (1.0 / static_cast<double>(o.passes())) : all;
+  const double scale = 1.0 / static_cast<double>(o.passes());
+  if (brrr::dist::size() == 1) return o.passes() > 1 ? sum * scale : sum;
+  const brrr::Tensor each = brrr::dist::all_gather(sum.view({1}));
+  brrr::Tensor all = each.narrow(0, 0, 1);
+  for (int r = 1; r < brrr::dist::size(); ++r) all = all + each.narrow(0, r, 1);
+  return brrr::cat({all * scale, each});
 }
 
 // What a step exchanges with the other processes.
@@ -272,6 +283,8 @@ std::string Training::kept_line() const {
 int Training::train(const TrainingOptions& o) {
   std::vector<std::string> options;
   for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);
+  // Files of one name may differ between machines.
+  if (brrr::dist::size() > 1) options.push_back(fmt::format("data of hash {:016x}", data_hash()));
   brrr::dist::check_alike("the options of the processes", options);
   try {
     return run(o);

@@ -46,9 +46,11 @@ class LossLog {
   void add(const brrr::Tensor& loss) { pending_.push_back(loss); }
   double read();
   void write();
+  /// Of the first loss that is not finite: ", on rank 1", where there are several.
+  const std::string& where() const { return where_; }
 
  private:
-  std::string path_, text_;
+  std::string path_, text_, where_;
   std::vector<brrr::Tensor> pending_;
   double last_ = 0;
   int64_t next_;
@@ -129,10 +131,13 @@ class Training {
   virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
-  /// The mean over the passes of all processes of what one of them has summed up over its own.
+  /// The mean over the passes of all processes of what one of them has summed up over its own; of
+  /// several processes also what each has, after it.
   brrr::Tensor mean_of(const brrr::Tensor& sum, const TrainingOptions& o) const;
   /// Writes the checkpoint, if there is to be one: the first process does.
   virtual void save(LossLog& losses) = 0;
+  /// Of what it trains on: all processes must have the same.
+  virtual uint64_t data_hash() const = 0;
   virtual brrr::models::Module& module() const = 0;
   virtual brrr::StepStats stats() const = 0;
   virtual std::string explain() const = 0;
@@ -153,6 +158,10 @@ class Training {
   double flops_ = 0, bytes_ = 0;            // Of one of them; 0: none has.
   double peak_gflops_ = 0;
 };
+
+/// Says in one number that tensors have the same bits: FNV-1a (Fowler, Noll and Vo) over their
+/// comparable_bytes(), one after the other.
+uint64_t checksum(const std::vector<brrr::Tensor>& tensors);
 
 /// A NaN without its sign, which the modes need not agree on.
 double plain(double v);

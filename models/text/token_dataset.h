@@ -27,6 +27,8 @@ class TokenDataset : public Stateful {
 
   const Tokens& train() const { return moved_.checked(train_); }
   const Tokens& validation() const { return moved_.checked(validation_); }
+  /// Of all tokens, or of the training part if the validation part is one of its own.
+  uint64_t hash() const { return moved_.checked(hash_); }
 
   /// Batch k of the training part; the second form writes into contiguous CPU tensors of that shape
   /// and dtype (step.input(i, {batch, block}, kInt64)) and allocates nothing.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <thread>
 
 #include "core/check.h"
@@ -14,28 +15,63 @@ namespace brrr::dist {
 constexpr int kFirstTag = 3;  // Those before are the thread's own.
 constexpr int kReservedTags = 1 << 14, kOrderedTags = (1 << 14) - kFirstTag;
 
+// An exception that nobody catches ends all ranks, with this one's number. A program that has set a
+// handler of its own gets there after that line.
+static void name_rank_at_terminate() {
+  static const std::terminate_handler before = std::get_terminate();
+  static const bool own = before != __gnu_cxx::__verbose_terminate_handler;
+  std::set_terminate([] {
+    std::string why = "terminated without an exception";
+    try {
+      if (const std::exception_ptr e = std::current_exception()) std::rethrow_exception(e);
+    } catch (const std::exception& e) {
+      why = e.what();
+    } catch (...) {
+      why = "an exception that is no std::exception";
+    }
+    if (!own) Exchange::get().abort(why);
+    std::fprintf(stderr, "brrr: rank %d: %s\n", Exchange::get().rank(), why.c_str());
+    before();
+  });
+}
+
 Exchange::Exchange() {
   if (ranks_of_environment() == 1) return;
   thread_ = new Thread;
-  if (const char* limit = std::getenv("BRRR_DIST_LIMIT")) set_limit(std::atof(limit));
+  if (const char* limit = std::getenv("BRRR_DIST_LIMIT")) {
+    char* end = nullptr;
+    const double seconds = std::strtod(limit, &end);
+    BRRR_CHECK(*limit && !*end && seconds > 0 && seconds < 1e9,
+               "dist: BRRR_DIST_LIMIT is '{}', and must be a positive number of seconds", limit);
+    set_limit(seconds);
+  }
   const char* check = std::getenv("BRRR_DIST_CHECK");
   thread_->check = check && *check && *check != '0';
-  std::string failure;
-  std::thread([this, &failure] {
-    Thread& t = *thread_;
+  std::thread([&t = *thread_] {
+    std::string failure = t.join();
     {
       const std::lock_guard lock(t.mutex);
-      failure = t.join();
-      t.finished = true;  // Of joining.
+      t.id = std::this_thread::get_id();
+      t.failure = std::move(failure);
+      t.joined = true;
       t.done.notify_all();
     }
-    if (t.transport) t.run();
+    if (t.failure.empty()) t.run();
   }).detach();
   std::unique_lock lock(thread_->mutex);
-  thread_->done.wait(lock, [&] { return thread_->finished; });
-  thread_->finished = false;
-  if (!failure.empty()) throw Error(failure);
+  const std::chrono::duration<double> limit(thread_->limit_s);
+  if (!thread_->done.wait_for(lock, limit, [&] { return thread_->joined; })) {
+    // Nobody can be told, nor the wait be ended: the launcher ends the others when this one fails.
+    std::fprintf(stderr,
+                 "brrr: rank %d of %d: waited %g s for the other processes to start; each calls "
+                 "dist::init() at its beginning (BRRR_DIST_LIMIT sets the seconds)\n",
+                 rank_of_environment(), ranks_of_environment(), limit.count());
+    std::fflush(nullptr);
+    std::_Exit(1);
+  }
+  if (!thread_->failure.empty()) throw Error(thread_->failure);
   transport_ = thread_->transport;
+  if (transport_->size > 1) name_rank_at_terminate();
   std::atexit([] {
     Thread& t = *get().thread_;
     std::unique_lock end(t.mutex);
@@ -138,12 +174,13 @@ void Exchange::abort(const std::string& why) {
   std::fflush(nullptr);
   if (!transport_) std::_Exit(1);
   Thread& t = *thread_;
-  {
-    const std::lock_guard lock(t.mutex);
-    t.abort = true;
-    t.work.notify_all();
-  }
-  for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));  // Until the run ends.
+  if (t.id == std::this_thread::get_id()) transport_->abort(1);
+  std::unique_lock lock(t.mutex);
+  t.abort = true;
+  t.work.notify_all();
+  // The run ends meanwhile, unless its thread has ended or waits in MPI: then by the launcher.
+  t.done.wait_for(lock, std::chrono::seconds(5), [&] { return t.finished; });
+  std::_Exit(1);
 }
 
 void Exchange::set_limit(double seconds) {

@@ -58,6 +58,8 @@ class Job {
   int tag() const { return tag_; }
   /// It begins when that says true: its thread asks again and again.
   void begin_when(std::function<bool()> ready) { ready_ = std::move(ready); }
+  /// Who waits for it has no limit: a peer that is alive may have much to do before.
+  void be_patient() { patient_ = true; }
 
  protected:
   /// Declares the messages of that stage, by send() and receive(); false: there is none. The first
@@ -88,6 +90,7 @@ class Job {
   int declared_ = 0;    // Stages whose messages are there; the next one's are declared.
   bool whole_ = false;  // Those are all.
   bool changed_ = false;
+  bool patient_ = false;
   std::vector<Message> messages_;
   size_t under_way_ = 0;
   std::vector<std::string> calls_;  // What the peers say that they call.
@@ -195,5 +198,8 @@ std::shared_ptr<Job> reduce_scatter_job(std::string what, int tag, Span mine, ch
                                         DType dtype);
 /// Root's values on every rank, in place.
 std::shared_ptr<Job> broadcast_job(std::string what, int tag, Span values, DType dtype, int root);
+
+/// Rank 0 does it, however long that takes; the others wait. If it throws, all throw.
+void on_first_rank(const std::string& what, const std::function<void()>& f);
 
 }  // namespace brrr::dist

@@ -4,6 +4,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
@@ -12,8 +14,9 @@ namespace brrr::dist {
 
 namespace {
 
-constexpr int kByeTag = 1, kSettingsTag = 2;
-constexpr size_t kCallBytes = 256;  // Of a call in words.
+constexpr int kTellTag = 0, kByeTag = 1, kSettingsTag = 2;
+constexpr size_t kCallBytes = 256;    // Of a call in words.
+constexpr double kAnswerSeconds = 1;  // So long a peer that is alive takes to answer, at most.
 constexpr std::chrono::microseconds kShortestPause{100}, kLongestPause{2000};
 
 }  // namespace
@@ -167,35 +170,78 @@ void Exchange::Thread::fail(Job& job, const std::string& why) {
   job.failure_ = why;
   {
     const std::lock_guard lock(mutex);
+    // Nobody else would say it any more.
+    if (broken.empty() && ends_since > 0) say(why);
     if (broken.empty()) broken = why;
   }
   finish_job(job);
 }
 
+void Exchange::Thread::say(const std::string& why) const {
+  std::fprintf(stderr, "brrr: rank %d: %s\n", transport ? transport->rank : 0, why.c_str());
+}
+
+// What this rank is in, to all others, once: somebody has waited too long.
+void Exchange::Thread::tell_all() {
+  if (told_at > 0) return;
+  told_at = now_s();
+  for (const bool waited : {true, false}) {
+    for (const auto& job : active) {
+      if ((job->waited_since_ > 0) != waited) continue;
+      own_state += (own_state.empty() ? "in " : ", ") + job->what_;
+    }
+  }
+  if (own_state.empty()) own_state = "in no collective";
+  own_state.resize(kCallBytes - 1);
+  const Piece piece{own_state.data(), kCallBytes};
+  for (int r = 0; r < transport->size; ++r) {
+    // They end when they end: the run is about to.
+    void* const m = r == transport->rank ? nullptr : transport->send(&piece, 1, r, kTellTag);
+    if (m) transport->start(m);
+  }
+}
+
+// Who is told tells, too.
+void Exchange::Thread::hear_all() {
+  for (void*& heard : hears) {
+    if (!heard || !transport->test(heard)) continue;
+    transport->release(std::exchange(heard, nullptr));
+    tell_all();
+  }
+}
+
 // Throws if what the job waits for will not come.
 void Exchange::Thread::check_peers(const Job& job) {
-  const double since = job.waited_since_, limit = limit_s;
-  const bool late = since > 0 && now_s() - since > limit;
-  std::string missing;
-  std::vector<bool> named(late ? gone.size() : 0);
+  const double since = job.waited_since_ > 0 ? job.waited_since_.load() : ends_since;
+  const bool late = !job.patient_ && since > 0 && now_s() - since > limit_s;
+  std::set<size_t> missing;
   for (const auto& m : job.messages_) {
     if (!m.under_way) continue;
     const auto peer = static_cast<size_t>(m.peer);
     BRRR_CHECK(!gone[peer], "{}: rank {} has ended its program", job.what_, peer);
-    if (!late || named[peer]) continue;
-    named[peer] = true;
-    missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
+    if (late) missing.insert(peer);  // Which else would allocate, at every look.
   }
-  BRRR_CHECK(!late,
-             "{}: waited {:.0f} s for rank {}, which is stuck or does something else "
-             "(BRRR_DIST_CHECK=1 compares the calls, BRRR_DIST_LIMIT sets the seconds)",
-             job.what_, limit, missing);
+  if (!late) return;
+  tell_all();
+  std::string words;
+  for (const size_t r : missing) {
+    const char* state = told[r].c_str();
+    if (!*state && now_s() - told_at < kAnswerSeconds) return;
+    words += fmt::format("{}rank {}, which {}{}", words.empty() ? "" : "; ", r, *state ? "is " : "",
+                         *state ? state : "does not answer");
+  }
+  brrr::fail("{}: waited {:.0f} s for {} ({}BRRR_DIST_LIMIT sets the seconds)", job.what_,
+             limit_s.load(), words.empty() ? "this rank's part" : words,
+             check ? "" : "BRRR_DIST_CHECK=1 compares the calls, ");
 }
 
 // Whether anything has moved.
 bool Exchange::Thread::advance(Job& job) {
   try {
-    if (job.stage_ == 0 && job.ready_ && !job.ready_()) return false;
+    if (job.stage_ == 0 && job.ready_ && !job.ready_()) {
+      if (ends_since > 0) check_peers(job);
+      return false;
+    }
     const size_t before = job.under_way_;
     if (job.stage_ > 0 && !test(job)) {
       check_peers(job);
@@ -244,11 +290,16 @@ std::string Exchange::Thread::join() {
   const auto n = static_cast<size_t>(transport->size);
   gone.assign(n, false);
   byes.assign(n, nullptr);
-  for (int r = 0; r < transport->size; ++r) {
-    const Piece piece{&bye, 1};
-    if (r == transport->rank) continue;
-    void* const m = transport->receive(&piece, 1, r, kByeTag);
-    if (m && transport->start(m)) byes[static_cast<size_t>(r)] = m;
+  hears.assign(n, nullptr);
+  told.assign(n, std::string(kCallBytes, '\0'));
+  for (size_t r = 0; r < n; ++r) {
+    if (static_cast<int>(r) == transport->rank) continue;
+    const auto receive = [&](const Piece& piece, int tag) {
+      void* const m = transport->receive(&piece, 1, static_cast<int>(r), tag);
+      return m && transport->start(m) ? m : nullptr;
+    };
+    byes[r] = receive({&bye, 1}, kByeTag);
+    hears[r] = receive({told[r].data(), kCallBytes}, kTellTag);
   }
   return share_settings();
 }
@@ -270,6 +321,7 @@ void Exchange::Thread::step() {
     // What it sent before may be on its way: only the next look finds it missing.
     gone[r] = true;
   }
+  if (!moved) hear_all();
   if (moved) {
     pause = {};
     return;
@@ -288,7 +340,9 @@ void Exchange::Thread::step() {
 
 void Exchange::Thread::end_all() {
   for (int r = 0; r < transport->size; ++r) {
-    if (byes[static_cast<size_t>(r)]) transport->cancel(byes[static_cast<size_t>(r)]);
+    for (void* m : {byes[static_cast<size_t>(r)], hears[static_cast<size_t>(r)]}) {
+      if (m) transport->cancel(m);
+    }
     if (r == transport->rank) continue;
     const Piece piece{&bye, 1};
     void* const message = transport->send(&piece, 1, r, kByeTag);
@@ -310,6 +364,8 @@ void Exchange::Thread::run() {
         work.wait(lock, [&] { return !queue.empty() || !retired.empty() || finish || abort; });
       }
       if (abort) transport->abort(1);
+      // Whatever is still under way is waited for from now on, whether anybody does or not.
+      if (finish && ends_since == 0) ends_since = now_s();
       active.insert(active.end(), queue.begin(), queue.end());
       queue.clear();
       std::swap(ended, retired);

@@ -1,4 +1,7 @@
 // Rows between processes: sums, parts and copies over all ranks.
+#include <array>
+#include <string_view>
+
 #include "core/check.h"
 #include "core/context.h"
 #include "ops/dist.h"
@@ -232,6 +235,23 @@ void barrier() {
   char mine = 0;
   std::vector<char> all(static_cast<size_t>(size()));
   run_job(all_gather_job("barrier", Exchange::get().next_tag(), {&mine, 1}, all.data(), kUInt8));
+}
+
+void on_first_rank(const std::string& what, const std::function<void()>& f) {
+  if (size() == 1) return f();
+  std::array<char, 1024> failure{};
+  if (rank() == 0) {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      std::string_view(e.what()).copy(failure.data(), failure.size() - 1);
+    }
+  }
+  const auto job = broadcast_job(what, Exchange::get().next_tag(),
+                                 {failure.data(), static_cast<int64_t>(failure.size())}, kUInt8, 0);
+  job->be_patient();
+  run_job(job);
+  if (failure[0] != 0) throw Error(failure.data());
 }
 
 Stats stats() { return Exchange::get().stats(); }

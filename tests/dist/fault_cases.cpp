@@ -1,0 +1,128 @@
+// What goes wrong on one rank, or takes long there, is known to all.
+#include <brrr/brrr.h>
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "models/data_parallel.h"
+#include "ops/kinds/exchange.h"
+#include "tests/temp_dir.h"
+
+using namespace brrr;
+using test::message, test::TemporaryDirectory;
+
+namespace {
+
+void sleep_s(double s) { std::this_thread::sleep_for(std::chrono::duration<double>(s)); }
+
+// A folder that all ranks see, until the last has left it.
+struct SharedDirectory {
+  std::optional<TemporaryDirectory> own;
+  std::string path;
+  SharedDirectory() {
+    if (dist::rank() == 0) own.emplace();
+    path = dist::broadcast_text(own ? own->file("") : "", 0);
+  }
+  ~SharedDirectory() { dist::barrier(); }
+};
+
+}  // namespace
+
+TEST_CASE("on_first_rank: all wait, longer than any limit, and throw what it throws") {
+  dist::set_limit(0.3);
+  bool done = false;
+  const auto begin = std::chrono::steady_clock::now();
+  dist::on_first_rank("a nap", [&] { sleep_s(1), done = true; });
+  CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(900));
+  CHECK(done == (dist::rank() == 0));
+  dist::set_limit(60);
+  CHECK(message([] { dist::on_first_rank("x", [] { fail("the disk is full"); }); }) ==
+        "the disk is full");
+}
+
+TEST_CASE("save_checkpoint: all ranks find the file when it returns, or all throw") {
+  const SharedDirectory dir;
+  manual_seed(5);
+  models::Linear model(300, 300);
+  TrainingState state{.model = &model};
+  for (state.step = 1; state.step < 6; ++state.step) {
+    save_checkpoint(dir.path + "ck", state);
+    TrainingState read{.model = &model};
+    load_checkpoint(dir.path + "ck", read);
+    CHECK(read.step == state.step);
+  }
+  const std::string said = message([&] { save_checkpoint(dir.path + "none/ck", state); });
+  CHECK_MESSAGE(said.find("/none/") != std::string::npos, said);
+}
+
+TEST_CASE("load_checkpoint: ranks that have different files are named, and nothing changes") {
+  if (dist::size() == 1) return;
+  const SharedDirectory dir;
+  manual_seed(5);
+  models::Linear model(3, 2);
+  TrainingState state{.model = &model, .step = 4};
+  save_checkpoint(dir.path + "ck", state);
+  Metadata metadata;
+  StateDict dict = load(dir.path + "ck", metadata);
+  const std::string own = dir.path + std::to_string(dist::rank());
+  const auto refused = [&](const char* what) {
+    const Tensor before = model.weight.detach().clone();
+    const std::string said = message([&] { load_checkpoint(own, state); });
+    CHECK_MESSAGE(said.find(what) != std::string::npos, said);
+    CHECK((state.step == 4 && same_bits(before, model.weight)));
+  };
+  const bool odd = dist::rank() == 1;
+  metadata["brrr.step"] = odd ? "5" : "4";
+  save(own, dict, metadata);
+  refused("rank 1 has another file there than rank 0; the ranks must read the same");
+  metadata["brrr.step"] = "4";
+  if (odd) dict["model.weight"] = dict["model.weight"] * 2.0;
+  save(own, dict, metadata);
+  refused("rank 1 has another file there than rank 0");
+  if (odd) std::filesystem::remove(own);
+  refused(odd ? "No such file" : "rank 1 cannot load it");
+}
+
+// The last ones, each in a run of its own (messages.sh): they end it.
+TEST_CASE("zz fault: an exception that nobody catches") {
+  if (dist::rank() == 1) std::thread([] { fail("bad thing on purpose"); }).join();
+  sleep_s(20);
+}
+
+TEST_CASE("zz fault: a job that nobody waits for, and whose peer does not come") {
+  auto& e = dist::Exchange::get();
+  static char bytes[2];  // It is still under way when the case ends.
+  const int tag = e.reserve_tags(2) + dist::rank();
+  e.start(dist::all_gather_job("the lost one", tag, {bytes, 1}, bytes, kUInt8));
+}
+
+TEST_CASE("zz fault: a collective of its own while the others are in a bucket") {
+  auto& e = dist::Exchange::get();
+  char bytes[2] = {};
+  const auto job = dist::all_gather_job("bucket 0", e.reserve_tags(1), {bytes, 1}, bytes, kUInt8);
+  const std::string said = message([&] {
+    if (dist::rank() == 1) {
+      sleep_s(0.5);
+      dist::all_reduce(ones({3}));
+    } else {
+      e.start(job);
+      e.wait(*job);
+    }
+  });
+  std::fprintf(stderr, "rank %d: %s\n", dist::rank(), said.c_str());
+  sleep_s(2);  // Whoever ends first ends the other.
+}
+
+static struct Late {
+  bool armed = false;
+  ~Late() {
+    if (armed) dist::abort("too late");
+  }
+} late;
+
+TEST_CASE("zz fault: abort after the last message") { late.armed = dist::rank() == 1; }
