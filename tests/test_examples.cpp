@@ -303,6 +303,42 @@ TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallb
   CHECK(contains(r.text, "fell back to the reference walker"));
 }
 
+namespace {
+
+// What the sentences say stands in the tables, too.
+void check_lab_texts(const std::string& text, const nlohmann::json& j) {
+  double best = 0;
+  for (const auto& row : j["sections"][3]["tables"]["roofline"]) {
+    best = std::max(best, row["GFLOP/s"].get<double>());
+  }
+  CHECK(contains(j["sections"][3]["seen"].get<std::string>(),
+                 fmt::format("the best point does {:.0f} of", best)));
+  for (const auto& row : j["sections"][0]["tables"]["copy-bandwidth"]) {
+    if (row["size"] != "256 KB") continue;
+    CHECK(contains(text, fmt::format("copy {:.0f} GB/s (256 KB read and written)",
+                                     row["GB/s"].get<double>())));
+  }
+  for (const auto& row : j["sections"][0]["tables"]["machine"]) {
+    if (row["what"] != "launch in a replay, ns") continue;
+    CHECK(contains(text, fmt::format(", {:.0f} ns in a replay", row["figure"].get<double>())));
+  }
+}
+
+// No label before the bars begins outside of the picture; 6.5 is a letter's width.
+void check_labels(const std::string& svg) {
+  size_t labels = 0;
+  for (size_t at = 0; (at = svg.find("<text x=\"", at)) != std::string::npos; ++at) {
+    const size_t begin = svg.find("class=\"end\">", at), close = svg.find('>', at);
+    if (begin > close) continue;
+    const auto letters = static_cast<double>(svg.find('<', close) - close - 1);
+    CHECK(std::stod(svg.substr(at + 9)) >= 6.5 * letters);
+    ++labels;
+  }
+  CHECK(labels >= 4);
+}
+
+}  // namespace
+
 TEST_CASE("lab: every experiment, and a page that asks for nothing outside itself") {
   const brrr::test::TempCache folder;
   const std::string out = folder.dir + "/lab";
@@ -330,6 +366,8 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
     CHECK(contains(svg, "prefers-color-scheme"));
     CHECK(svg.ends_with("</svg>\n"));
   }
+  check_lab_texts(r.text, j);
+  check_labels(read_text(out + "/verdicts.svg"));
   CHECK(run("lab --out /dev/null").status == 2);
 }
 
