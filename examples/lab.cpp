@@ -8,10 +8,11 @@
 #include <sstream>
 
 #include "backends/cpu/stream.h"
-#include "core/wrap.h"
+#include "core/text.h"
 #include "examples/common/options.h"
 #include "examples/common/page.h"
 #include "examples/lab/lab.h"
+#include "models/file.h"
 
 using namespace examples;
 
@@ -151,6 +152,7 @@ void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Sec
 
 int run(const Options& o) {
   fs::create_directories(o.out);  // Before anything is measured.
+  brrr::check_replaceable((fs::path(o.out) / "lab.html").string());
   const auto begin = Clock::now();
   lab::Lab lab{
       measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.model, o.quick, {}};

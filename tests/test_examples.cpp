@@ -3,6 +3,8 @@
 
 #include <brrr/brrr.h>
 
+#include <sched.h>
+
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -91,6 +93,21 @@ TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step
   CHECK(step == 5000);
   CHECK(tests == 2);  // The summary has the last one.
   CHECK(run("train_mlp --steps 1 --log /nonexistent/log").status == 2);
+}
+
+// A run on one CPU leaves nothing that one on several believes.
+TEST_CASE("limits: of the CPUs that a process may use") {
+  cpu_set_t set;
+  REQUIRE(sched_getaffinity(getpid(), sizeof set, &set) == 0);
+  if (CPU_COUNT(&set) < 2) return;
+  const brrr::test::TempCache cache;
+  int first = 0;
+  while (!CPU_ISSET(first, &set)) ++first;
+  const std::string one = fmt::format("taskset -c {} ", first),
+                    words = "train_mlp --images 500 --steps 8000 --threads 2 --eval-every 0";
+  const auto peak = [](const Result& r) { return std::stod(word_after(r, "of the peak of")); };
+  const double alone = peak(run(words, ".", one)), both = peak(run(words));
+  CHECK(both > 1.4 * alone);
 }
 
 TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across modes") {
@@ -204,6 +221,9 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --dropout 1", "expected a number from 0 to 0.99, got '1'"},
       {"train_mlp --hidden 3,x", "expected a whole number of at least 1, got 'x'"},
       {"train_mlp --save /no/such/folder/ck", "there is no folder '/no/such/folder'"},
+      {"overhead --json /proc/brrr.json", "cannot write /proc/"},
+      {"overhead --plot /dev/full", "it is not a regular file"},
+      {"overhead --seconds nan", "expected a number from 0.01"},
       {"train_mlp --save-every 5", "--save-every requires --save"},
       {"train_mlp --resume /no/such/file", "does not exist"},
       {"train_mlp --stps 5", "the options are --help --mode"},
@@ -369,6 +389,10 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
   check_lab_texts(r.text, j);
   check_labels(read_text(out + "/verdicts.svg"));
   CHECK(run("lab --out /dev/null").status == 2);
+  const Result proc = run("lab --quick --out /proc limits");
+  CHECK(proc.status == 1);
+  CHECK(contains(proc.text, "cannot write /proc/"));
+  CHECK(std::count(proc.text.begin(), proc.text.end(), '\n') == 1);  // Nothing was measured.
 }
 
 TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {

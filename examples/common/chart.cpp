@@ -8,7 +8,7 @@
 #include <map>
 #include <numeric>
 
-#include "core/wrap.h"
+#include "core/text.h"
 
 namespace examples {
 

@@ -70,9 +70,16 @@ Check output_file() {
     if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
       return fmt::format("expected the name of a file to write, got '{}'", text);
     }
-    if (parent.empty() || fs::is_directory(parent, none)) return std::string();
-    return fmt::format("expected a file in an existing folder; there is no folder '{}'",
-                       parent.string());
+    if (!parent.empty() && !fs::is_directory(parent, none)) {
+      return fmt::format("expected a file in an existing folder; there is no folder '{}'",
+                         parent.string());
+    }
+    try {
+      brrr::check_replaceable(text);
+    } catch (const brrr::Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
   };
 }
 

@@ -5,7 +5,10 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+
+#include "backends/cpu/pool.h"
 
 namespace brrr::bench {
 
@@ -50,7 +53,8 @@ std::string machine_line(const Limits& l) {
     line += fmt::format(
         " | copy {:.0f} GB/s (256 KB read and written), {:.0f} GB/s (256 MB) | FMA peak {:.0f} "
         "GFLOP/s a core",
-        l.cached_gbs(), l.memory_gbs(), l.gflops() / l.threads);
+        l.cached_gbs(), l.memory_gbs(),
+        l.gflops() / std::min(l.threads, cpu::num_cpus()));
   }
   line += " | OpenBLAS core " + l.blas.core;
   if (!l.on_gpu() && l.round_trip_ns > 0) {

@@ -1,11 +1,18 @@
 #pragma once
-// Lines of text, for a terminal or a picture.
+// Text for people: of messages, of tables, of pictures.
 
 #include <sstream>
 #include <string>
 #include <vector>
 
 namespace brrr {
+
+/// What somebody else wrote, for messages: cut after `most` bytes, control characters as '?'.
+inline std::string shown(const std::string& text, size_t most = 80) {
+  std::string s = text.substr(0, most);
+  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
+  return s.size() < text.size() ? s + "..." : s;
+}
 
 /// The words of `text` in lines of at most `most` characters. A longer word is cut.
 inline std::vector<std::string> wrapped(const std::string& text, size_t most) {
