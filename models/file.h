@@ -54,7 +54,8 @@ struct Bytes {
 /// which is synced and renamed: whatever happens, `path` holds the old content or the new. What
 /// killed processes left of such files for this `path` is removed.
 void replace_file(const std::string& path, const std::vector<Bytes>& parts);
-/// Throws what keeps replace_file() from beginning; to be asked before hours are spent on the parts.
+/// Throws what keeps replace_file() from beginning: to be asked before hours are spent on the
+/// parts.
 void check_replaceable(const std::string& path);
 
 }  // namespace brrr
