@@ -8,9 +8,11 @@
 #include <sstream>
 
 #include "backends/cpu/stream.h"
+#include "core/text.h"
 #include "examples/common/options.h"
 #include "examples/common/page.h"
 #include "examples/lab/lab.h"
+#include "models/file.h"
 
 using namespace examples;
 
@@ -86,20 +88,10 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// For a terminal: at most 90 characters a line.
-std::string wrapped(const std::string& line) {
-  std::istringstream words(line);
-  std::string text;
-  size_t column = 0;
-  for (std::string word; words >> word; column += word.size()) {
-    if (column > 0) text += column + 1 + word.size() > 90 ? (column = 0, '\n') : (++column, ' ');
-    text += word;
-  }
-  return text;
-}
-
 void print_section(const lab::Section& s) {
-  for (const std::string& line : lines_of(s.seen)) fmt::print("\n{}\n", wrapped(line));
+  for (const std::string& line : lines_of(s.seen)) {
+    fmt::print("\n{}\n", fmt::join(brrr::wrapped(line, 90), "\n"));
+  }
   for (const Sheet& sheet : s.sheets) fmt::print("\n{}\n\n{}", sheet.title, sheet.text());
   std::fflush(stdout);
 }
@@ -160,6 +152,7 @@ void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Sec
 
 int run(const Options& o) {
   fs::create_directories(o.out);  // Before anything is measured.
+  brrr::check_replaceable((fs::path(o.out) / "lab.html").string());
   const auto begin = Clock::now();
   lab::Lab lab{
       measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.model, o.quick, {}};

@@ -94,6 +94,7 @@ void find_slow(Diagnosis& d, const std::vector<ProfileRow>& rows) {
 std::string text_of(const Diagnosis& d, bool may_freeze) {
   const TimeSplit& s = d.split;
   const auto percent = [&](double part) { return fmt::format("{:.0f} %", 100 * s.share(part)); };
+  const auto digits = [](double us) { return us < 1 ? 3 : 1; };
   const std::string bound = s.bound();
   const double most = std::max({s.compute_us, s.memory_us, s.overhead_us()});
   const bool eager = d.mode == Mode::Eager;
@@ -102,13 +103,13 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
                                      percent(d.slow_us))
                        : fmt::format("{}-bound: {} of the step", bound, percent(most));
   if (d.predicted_us > 0) {
-    t += fmt::format("; graph mode would give about {:.2f}x\nit gives {:.2f}x: {:.1f} us a call",
-                     d.predicted_gain(), d.gain(), d.graph_us);
+    t += fmt::format("; graph mode would give about {:.2f}x\nit gives {:.2f}x: {:.{}f} us a call",
+                     d.predicted_gain(), d.gain(), d.graph_us, digits(d.graph_us));
   } else if (d.graph_us > 0) {
     t += fmt::format("; graph mode gives {:.2f}x", d.gain());
   }
   if (!d.refused.empty()) t += "\ngraph mode does not take it: " + d.refused;
-  t += fmt::format("\n{:.3g} us a call: compute {}, memory {}, overhead {}\n", d.us,
+  t += fmt::format("\n{:.{}f} us a call: compute {}, memory {}, overhead {}\n", d.us, digits(d.us),
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
   if (slow) {
     return t + fmt::format("what helps: fewer or other operations than {}, more threads{}",

@@ -1,8 +1,12 @@
 // What a profile found, for people, for programs, and as a trace.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "core/text.h"
 #include "graph/diagnose.h"
 #include "graph/watch.h"
 
@@ -24,11 +28,29 @@ static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
                      r.time.bound());
 }
 
+// The longest rows, under their name, and what is left of them in one.
+static std::string table_text(const char* what, const std::vector<ProfileRow>& rows,
+                              const TimeSplit& all, size_t most,
+                              const std::function<std::string(const ProfileRow&)>& name) {
+  std::string t = fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} {}\n", "calls",
+                              "us", "share", "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by", what);
+  ProfileRow rest;
+  for (size_t k = 0; k < rows.size(); ++k) {
+    if (k < most) {
+      t += row_text(rows[k], all) + shown(name(rows[k]), std::string::npos) + '\n';
+    } else {
+      add(rest, rows[k]);
+    }
+  }
+  if (rest.calls) t += row_text(rest, all) + fmt::format("{} more\n", rows.size() - most);
+  return t;
+}
+
 std::string limits_text(Device device, const DeviceLimits& l) {
   const DeviceProperties p = device_properties(device);
   const LaunchCosts c = launch_costs(device);
   std::string t =
-      fmt::format("{}: {}, {} thread(s), {}\n  GFLOP/s of multiply-adds, products:", name(device),
+      fmt::format("{}: {}, {} thread(s), {}; GFLOP/s of multiply-adds, products:", name(device),
                   p.name, l.threads, p.versions);
   for (const auto& peak : l.peaks) {
     t += fmt::format(" {} {:.0f}, {:.0f};", name(peak.dtype), peak.gflops, peak.product_gflops);
@@ -36,8 +58,8 @@ std::string limits_text(Device device, const DeviceLimits& l) {
   t += fmt::format(
       " copies {:.0f} GB/s in caches, {:.0f} beyond; a launch {:.0f} ns eager, {:.0f} in a replay",
       l.copies.front().gb_per_second, l.copies.back().gb_per_second, c.eager_ns, c.graph_ns);
-  return t +
-         (l.round_trip_ns > 0 ? fmt::format("; round trip {:.0f} ns\n", l.round_trip_ns) : "\n");
+  if (l.round_trip_ns > 0) t += fmt::format("; round trip {:.0f} ns", l.round_trip_ns);
+  return fmt::format("{}\n", fmt::join(wrapped(t, 98), "\n  "));
 }
 
 std::string Profile::report(size_t most) const {
@@ -58,29 +80,10 @@ std::string Profile::report(size_t most) const {
     t += fmt::format("left out, for it is done once: {:.3f} ms of planning and building kernels\n",
                      watch_->once_us * 1e-3);
   }
-  const std::string header =
-      fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} ", "calls", "us", "share",
-                  "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by");
-  t += header + "kind\n";
-  for (const ProfileRow& r : kinds()) t += row_text(r, all) + r.kind + '\n';
-  t += header + "module\n";
-  const std::vector<ProfileRow> parts = modules();
-  for (size_t k = 0; k < std::min(most / 2, parts.size()); ++k) {
-    t += row_text(parts[k], all) + place_of(parts[k].module) + '\n';
-  }
-  t += header + "op, module\n";
-  const std::vector<ProfileRow> list = rows();
-  ProfileRow rest;
-  for (size_t k = 0; k < list.size(); ++k) {
-    if (k >= most) {
-      add(rest, list[k]);
-      continue;
-    }
-    const std::string where = list[k].module.empty() ? "" : ", " + list[k].module;
-    t += row_text(list[k], all) + list[k].op + where + '\n';
-  }
-  if (rest.calls) t += row_text(rest, all) + fmt::format("{} more\n", list.size() - most);
-  return t;
+  t += table_text("kind", kinds(), all, most, [](auto& r) { return r.kind; });
+  t += table_text("module", modules(), all, most / 2, [](auto& r) { return place_of(r.module); });
+  return t + table_text("op, module", rows(), all, most,
+                        [](auto& r) { return r.module.empty() ? r.op : r.op + ", " + r.module; });
 }
 
 static Json json_of(const TimeSplit& t) {
@@ -136,39 +139,51 @@ std::string Profile::json() const {
 
 void Profile::write_trace(const std::string& path) const {
   const Watch::Away away(*watch_);
-  Json events = Json::array();
+  const auto text = [](const Json& j) {
+    return j.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  std::ofstream out(path);
+  out << "{\"displayTimeUnit\":\"ns\",\"otherData\":"
+      << text({{"limits", limits_json(watch_->limits)}}) << ",\"traceEvents\":[";
+  // One after the other: all of them as one document would take gigabytes.
+  const char* before = "\n";
+  const auto event = [&](const Json& e) { out << std::exchange(before, ",\n") << text(e); };
   for (const auto& [track, what] : {std::pair{Watch::Host, "host, queueing"},
                                     {Watch::Kernels, "kernels"},
                                     {Watch::Modules, "modules"}}) {
-    events.push_back({{"name", "thread_name"},
-                      {"ph", "M"},
-                      {"pid", 1},
-                      {"tid", int{track}},
-                      {"args", {{"name", what}}}});
+    event({{"name", "thread_name"},
+           {"ph", "M"},
+           {"pid", 1},
+           {"tid", int{track}},
+           {"args", {{"name", what}}}});
   }
-  const auto span = [&](const std::string& name, Watch::Track track, double at,
-                        double us) -> Json& {
-    events.push_back(
-        {{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", int{track}}, {"ts", at}, {"dur", us}});
-    return events.back();
+  const auto span = [&](const std::string& name, Watch::Track track, double at, double us,
+                        const Json& args) {
+    event({{"name", name},
+           {"ph", "X"},
+           {"pid", 1},
+           {"tid", int{track}},
+           {"ts", at},
+           {"dur", us},
+           {"args", args}});
   };
   // Neighbours of one module are one span of the last row.
   double from = 0, to = 0;
   const std::string* module = nullptr;
   const auto close = [&] {
     if (!module) return;
-    span(place_of(*module), Watch::Modules, from,
-         to - from)["args"] = {{"module", place_of(*module)}};
+    span(place_of(*module), Watch::Modules, from, to - from, {{"module", place_of(*module)}});
   };
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];
-    Json& args = span(r.op, s.track, s.at_us, s.us)["args"];
-    args = {{"module", place_of(r.module)},
-            {"kind", r.kind},
-            {"flops", s.work.flops},
-            {"bytes", s.work.bytes}};
-    if (s.track != Watch::Kernels) continue;
-    args["us_since_the_last"] = s.gap_us < 0 ? std::max(0.0, s.at_us - to) : s.gap_us;
+    Json args = {{"module", place_of(r.module)},
+                 {"kind", r.kind},
+                 {"flops", s.work.flops},
+                 {"bytes", s.work.bytes}};
+    const bool kernel = s.track == Watch::Kernels;
+    if (kernel) args["us_since_the_last"] = s.gap_us < 0 ? std::max(0.0, s.at_us - to) : s.gap_us;
+    span(r.op, s.track, s.at_us, s.us, args);
+    if (!kernel) continue;
     if (!module || *module != r.module) {
       close();
       module = &r.module;
@@ -177,11 +192,7 @@ void Profile::write_trace(const std::string& path) const {
     to = s.at_us + s.us;
   }
   close();
-  std::ofstream out(path);
-  const Json all = {{"displayTimeUnit", "ns"},
-                    {"otherData", {{"limits", limits_json(watch_->limits)}}},
-                    {"traceEvents", events}};
-  out << all.dump(1, ' ', false, Json::error_handler_t::replace) << '\n';
+  out << "\n]}\n";
   out.close();
   BRRR_CHECK(out, "profile: {} cannot be written", path);
 }

@@ -56,12 +56,6 @@ std::string InputFile::read(uint64_t offset, uint64_t bytes) const {
   return text;
 }
 
-std::string shown(const std::string& text, size_t most) {
-  std::string s = text.substr(0, most);
-  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
-  return s.size() < text.size() ? s + "..." : s;
-}
-
 // --- mapping -------------------------------------------------------------------------------------
 
 MappedFile::MappedFile(const std::string& path) : file_(path) {
@@ -189,9 +183,9 @@ class TemporaryFile : NotCopied {
 
 }  // namespace
 
-void replace_file(const std::string& path, const std::vector<Bytes>& parts) {
+// A link stays a link: what it points to is replaced.
+static fs::path replaced_by(const std::string& path) {
   std::error_code none;
-  // A link stays a link: what it points to is replaced.
   fs::path target = path;
   if (fs::is_symlink(target, none)) {
     const fs::path real = fs::canonical(target, none);
@@ -201,8 +195,17 @@ void replace_file(const std::string& path, const std::vector<Bytes>& parts) {
   const fs::file_status there = fs::status(target, none);
   BRRR_CHECK(!fs::exists(there) || fs::is_regular_file(there),
              "cannot write {}: it is not a regular file, and would be replaced by one", path);
+  return target;
+}
+
+void check_replaceable(const std::string& path) { const TemporaryFile tried(replaced_by(path)); }
+
+void replace_file(const std::string& path, const std::vector<Bytes>& parts) {
+  const fs::path target = replaced_by(path);
   TemporaryFile file(target);
-  if (fs::exists(there)) file.keep_mode(there.permissions());
+  if (std::error_code none; fs::exists(target, none)) {
+    file.keep_mode(fs::status(target, none).permissions());
+  }
   for (const Bytes& part : parts) file.write(part);
   file.commit();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/moved.h"
+#include "core/text.h"
 
 namespace brrr {
 
@@ -45,9 +46,6 @@ class MappedFile : NotCopied {
   void* data_ = nullptr;
 };
 
-/// What a file holds, for messages: cut after `most` bytes, control characters as '?'.
-std::string shown(const std::string& text, size_t most = 80);
-
 struct Bytes {
   const void* data;
   size_t size;
@@ -56,5 +54,8 @@ struct Bytes {
 /// which is synced and renamed: whatever happens, `path` holds the old content or the new. What
 /// killed processes left of such files for this `path` is removed.
 void replace_file(const std::string& path, const std::vector<Bytes>& parts);
+/// Throws what keeps replace_file() from beginning: to be asked before hours are spent on the
+/// parts.
+void check_replaceable(const std::string& path);
 
 }  // namespace brrr

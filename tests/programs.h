@@ -22,10 +22,12 @@ struct Result {
 
 inline const std::string kPrograms = BRRR_EXAMPLES_DIR;
 
-/// Runs "program options" to its end, in a folder if one is given.
-inline Result run(const std::string& command, const std::string& folder = ".") {
+/// Runs "program options" to its end, in a folder if one is given, by another program likewise.
+inline Result run(const std::string& command, const std::string& folder = ".",
+                  const std::string& by = "") {
   Result r;
-  FILE* pipe = popen(("cd " + folder + " && " + kPrograms + "/" + command + " 2>&1").c_str(), "r");
+  FILE* pipe =
+      popen(("cd " + folder + " && " + by + kPrograms + "/" + command + " 2>&1").c_str(), "r");
   REQUIRE(pipe);
   char part[4096];
   for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) r.text.append(part, n);

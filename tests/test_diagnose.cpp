@@ -82,7 +82,8 @@ TEST_CASE("diagnose: what the function does beside its operations is no graph's 
   CHECK(d.predicted_us > 900);
 }
 
-TEST_CASE("diagnose: Mode::Auto has decided before it is judged; what is frozen is not to be frozen") {
+TEST_CASE(
+    "diagnose: Mode::Auto has decided before it is judged; what is frozen is not to be frozen") {
   NoGradGuard guard;
   auto automatic = step([](const Tensor& x) { return (x + 1.0) * x - x; }, Mode::Auto);
   const Tensor x = ones({1 << 16});

@@ -98,6 +98,7 @@ TEST_CASE("work: operations and bytes of calls are those counted by hand") {
   const Work norm = works_of([&] { layer_norm(x, {64}, scale, shift); }).at("layer_norm");
   CHECK(norm.flops == 32.0 * (64 * 7 + 5));
   CHECK(norm.bytes == 4.0 * (2 * 32 * 64 + 2 * 64 + 2 * 32));
+  CHECK(works_of([&] { layer_norm(x, {64}, {}, {}); }).at("layer_norm").flops == 32 * (64 * 5 + 5));
 
   // Max, difference, exp, sum, product an element; the sum's reciprocal.
   CHECK(works_of([&] { softmax(x, -1); }).at("softmax").flops == 32.0 * (64 * 27 + 1));

@@ -37,10 +37,10 @@ double round_trip_ns() {
 static DeviceLimits measure(bool& whole) {
   DeviceLimits l;
   l.threads = num_threads();
+  const int cores = std::min(l.threads, num_cpus());
   const double single = fma_peak_gflops(kFloat32), twice = fma_peak_gflops(kFloat64);
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {  // 16 bits are computed in float32.
-    l.peaks.push_back(
-        {t, (t == kFloat64 ? twice : single) * l.threads, jit::product_gflops(kCPU, t)});
+    l.peaks.push_back({t, (t == kFloat64 ? twice : single) * cores, jit::product_gflops(kCPU, t)});
   }
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;
@@ -63,8 +63,8 @@ static DeviceLimits measure(bool& whole) {
 DeviceLimits limits(bool anew) {
   const DeviceProperties p = backend(DeviceType::CPU).properties();
   const std::string build =
-      fmt::format("{} threads, {} lanes, {} cores, caches {}, {}", num_threads(), simd::width,
-                  sysconf(_SC_NPROCESSORS_ONLN), sysconf(_SC_LEVEL2_CACHE_SIZE),
+      fmt::format("{} threads, {} lanes, {} of {} cores, caches {}, {}", num_threads(), simd::width,
+                  num_cpus(), sysconf(_SC_NPROCESSORS_ONLN), sysconf(_SC_LEVEL2_CACHE_SIZE),
                   sysconf(_SC_LEVEL3_CACHE_SIZE));
   return jit::kept_limits({"cpu", p.name, p.versions, build}, anew, measure);
 }

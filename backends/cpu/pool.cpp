@@ -264,6 +264,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
+int num_cpus() noexcept { return cpus().count(); }
+
 int num_threads() noexcept {
   const int wanted = wanted_threads.load(std::memory_order_relaxed);
   if (wanted > 0) [[likely]]

@@ -10,6 +10,8 @@ namespace brrr::cpu {
 /// Threads a parallel region uses, the caller included. The start value is BRRR_NUM_THREADS, else
 /// the number of CPUs in the process's affinity mask.
 int num_threads() noexcept;
+/// Those in the affinity mask: threads beyond them take turns.
+int num_cpus() noexcept;
 /// Takes effect from the next region on; values are clamped to [1, 1024].
 void set_num_threads(int n) noexcept;
 using RangeFn = void (*)(void* ctx, int64_t begin, int64_t end);

@@ -8,6 +8,8 @@
 #include <map>
 #include <numeric>
 
+#include "core/text.h"
+
 namespace examples {
 
 namespace {
@@ -292,15 +294,21 @@ double total(const BarChart::Bar& b) {
   return std::accumulate(b.values.begin(), b.values.end(), 0.0);
 }
 
+// Labels have less than half of the picture; longer ones go on below.
+constexpr double kLabel = 175, kLabelLine = 14;
+std::vector<std::string> label_lines(const BarChart::Bar& b) {
+  return brrr::wrapped(b.label, static_cast<size_t>(kLabel / kLetter));
+}
+
 // As long as the texts on both sides of the bars leave it.
 Axis bar_axis(const BarChart& c) {
   double label = width_of(c.y_label), most = c.most;
   for (const BarChart::Bar& b : c.bars) {
-    label = std::max(label, width_of(b.label));
+    for (const std::string& line : label_lines(b)) label = std::max(label, width_of(line));
     if (c.most == 0) most = std::max({most, total(b), c.mark});
   }
   if (most <= 0) most = 1;
-  const double from = std::min(label, 175.0) + 8;
+  const double from = std::min(label, kLabel) + 8;
   double scale = (kWidth - 16 - from) / most;
   for (const BarChart::Bar& b : c.bars) {
     if (total(b) > 0) scale = std::min(scale, (kWidth - from - 6 - width_of(b.text)) / total(b));
@@ -310,7 +318,12 @@ Axis bar_axis(const BarChart& c) {
 
 std::string bar_text(const BarChart& c, const BarChart::Bar& b, const Axis& x, double y,
                      double thick) {
-  std::string t = text_at(x.from - 6, y + thick - 3, "end", b.label);
+  std::string t;
+  const std::vector<std::string> label = label_lines(b);
+  for (size_t i = 0; i < label.size(); ++i) {
+    t += text_at(x.from - 6, y + thick - 3 + kLabelLine * static_cast<double>(i), "end", label[i]);
+  }
+  y += kLabelLine * static_cast<double>(label.size() - 1) / 2;
   double sum = 0;
   for (size_t i = 0; i < b.values.size(); ++i) {
     const double from = x.at(sum), width = x.at(sum += b.values[i]) - from;
@@ -344,7 +357,7 @@ Picture draw(const std::string& name, const BarChart& c) {
   for (size_t i = 0; i < c.bars.size(); ++i) {
     if (i > 0 && c.group > 0 && i % c.group == 0) p.height += gap;
     bars += bar_text(c, c.bars[i], x, p.height, thick);
-    p.height += row;
+    p.height += row + kLabelLine * static_cast<double>(label_lines(c.bars[i]).size() - 1);
   }
   for (double v : even_ticks(x, 4)) {
     p.inside += line_at(x.at(v), top, x.at(v), p.height, "grid");

@@ -138,6 +138,8 @@ Section roofline(Lab& lab) {
   time.verticals = rate.verticals = {{knee, at}};
   Section s{.title = "More arithmetic a byte", .seen = {}};
   const RoofPoint &first = points.front(), &last = points.back();
+  double best = 0;
+  for (const RoofPoint& p : points) best = std::max(best, p.repeats * bytes / 8 / p.fused * 1e-9);
   s.seen = fmt::format(
       "Each element of {} MB multiplied 1 to {} times. Fused, {} multiplications take {:.1f} times "
       "as long as one; eager mode, which reads and writes the tensor for each, {:.0f} times. By "
@@ -145,7 +147,7 @@ Section roofline(Lab& lab) {
       "limits of this machine {:.0f} multiplications an element cost nothing beside reading and "
       "writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
       mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager, knee * 8,
-      last.repeats * bytes / 8 / last.fused * 1e-9, gflops);
+      best, gflops);
   std::vector<std::pair<double, double>> fused;
   for (const RoofPoint& p : points) fused.emplace_back(p.repeats, p.fused);
   if (const Knee measured = find_knee(fused); measured.at > 0) {
@@ -190,12 +192,17 @@ Section fusion(Lab& lab) {
     sheet.rows.push_back({name, seconds * 1e3, gbs, times(seconds / copy)});
     c.bars.push_back(mode_bar(name, seconds * 1e3));
   }
+  const auto second = [](double alone, double both) -> std::string {
+    if (both <= alone) return "nothing that could be measured";
+    return fmt::format("{:.2f} times the first", both / alone - 1);
+  };
   Section s{.title = "Fusion", .seen = {}};
   s.seen = fmt::format(
-      "The second cos of cos(cos(x)) costs {:.2f} times the first in eager mode, and as a graph, "
-      "where both are one kernel, {:.2f} times. The graph takes {:.2f} times as long as copying "
-      "the {} MB, eager mode {:.2f} times.",
-      two.eager / one.eager - 1, two.graph / one.graph - 1, two.graph / copy, mb, two.eager / copy);
+      "The second cos of cos(cos(x)) costs {} in eager mode, and as a graph, where both are one "
+      "kernel, {}. The graph takes {:.2f} times as long as copying the {} MB, eager mode {:.2f} "
+      "times.",
+      second(one.eager, two.eager), second(one.graph, two.graph), two.graph / copy, mb,
+      two.eager / copy);
   if (one.graph > 2 * copy) {
     s.seen += fmt::format(
         " One cos takes {:.1f} times as long as the copy: on this processor its arithmetic bounds "

@@ -248,7 +248,7 @@ BarChart kernels_chart(const Anatomy& a) {
   for (size_t i = 0; i < std::min<size_t>(10, a.kernels.size()); ++i) {
     const brrr::ProfileRow& row = a.kernels[i];
     std::string name = row.module + " " + row.op;
-    if (name.size() > 24) name = name.substr(0, 21) + "...";
+    if (name.size() > 44) name = name.substr(0, 41) + "...";
     const TimeSplit& t = row.time;
     c.bars.push_back({name,
                       {t.compute_us / steps, t.memory_us / steps, t.overhead_us() / steps},

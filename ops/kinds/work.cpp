@@ -1,5 +1,6 @@
 #include "ops/kinds/work.h"
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -16,12 +17,23 @@ struct Counts {
   double over(double rows, double n) const { return once + rows * (row + n * element); }
 };
 
+// What stands for a Weight or a Bias that is not there, in programs, too (ops/program/build.cpp):
+// nothing is done with it. Numbers of formulas have other texts.
+const char* absent_text(Operand kind) { return kind == Operand::Weight ? "1" : "-0.0"; }
+
 Counts count(const Statements& list) {
   Counts all;
+  const auto absent = [&](int k) {
+    const Statement& s = list[static_cast<size_t>(k)];
+    return s.kind == Statement::Constant &&
+           (s.text == absent_text(Operand::Weight) || s.text == absent_text(Operand::Bias));
+  };
   for (const Statement& s : list) {
+    const bool formula = s.kind == Statement::Formula;
+    if (formula && std::any_of(s.args.begin(), s.args.end(), absent)) continue;
     const double at[] = {all.once, all.row, all.element};
     double now[] = {at[0], at[1], at[2]};
-    if (s.kind == Statement::Formula) now[s.varies] += s.flops;
+    if (formula) now[s.varies] += s.flops;
     if (s.kind == Statement::Fold || s.kind == Statement::FoldRows) now[Statement::InRow] += 1;
     if (s.kind == Statement::Total) now[Statement::WithRow] += 1;
     all = {now[0], now[1], now[2]};
@@ -43,8 +55,8 @@ Statement::Varies varies(Operand kind) {
   }
 }
 
-// Bit k: operand k is one number.
-Counts count(const OpDef& op, uint64_t numbers) {
+// Bit k: operand k of a pointwise op is one number, tensor k of a row op is absent.
+Counts count(const OpDef& op, uint64_t bits) {
   Statements list;
   SymScope scope(list, kFloat32);
   const auto operand = [&](int k, Statement::Varies v) {
@@ -53,15 +65,17 @@ Counts count(const OpDef& op, uint64_t numbers) {
   if (op.pointwise) {
     Sym in[kMaxOperands];
     for (int k = 0; k < kMaxOperands; ++k) {
-      in[k] = Sym(operand(k, numbers >> k & 1 ? Statement::Never : Statement::InRow));
+      in[k] = Sym(operand(k, bits >> k & 1 ? Statement::Never : Statement::InRow));
     }
     int out[kMaxOutputs];
     op.pointwise->emit(in, out);
   } else if (op.row) {
     int in[kMaxRowOperands];
     for (size_t k = 0; k < op.row->operands.size(); ++k) {
-      const Operand kind = op.row->operands[k].kind;
-      in[k] = operand(static_cast<int>(k), varies(kind));
+      const auto [kind, input, word] = op.row->operands[k];
+      const bool absent = (kind == Operand::Weight || kind == Operand::Bias) && bits >> input & 1;
+      in[k] = absent ? scope.add({Statement::Constant, kFloat32, -1, absent_text(kind)})
+                     : operand(static_cast<int>(k), varies(kind));
     }
     op.row->symbols(in);
   } else {
@@ -71,10 +85,10 @@ Counts count(const OpDef& op, uint64_t numbers) {
   return count(list);
 }
 
-const Counts& known(const OpDef& op, uint64_t numbers) {
+const Counts& known(const OpDef& op, uint64_t bits) {
   static thread_local std::map<std::pair<const OpDef*, uint64_t>, Counts> all;
-  const auto [at, fresh] = all.try_emplace({&op, numbers});
-  if (fresh) at->second = count(op, numbers);
+  const auto [at, fresh] = all.try_emplace({&op, bits});
+  if (fresh) at->second = count(op, bits);
   return at->second;
 }
 
@@ -94,14 +108,16 @@ Work work_of(const OpCall& c) {
   const double bytes = operand_bytes(c);
   const DType dtype = compute_type(c.out[0].dtype());
   const auto of = [](const TensorImpl* t) { return static_cast<double>(t->numel); };
+  uint64_t bits = 0;
+  for (int k = 0; k < c.n_in; ++k) {
+    bits |= uint64_t{!c.in[k] || (c.op->pointwise && c.in[k]->ndim == 0)} << k;
+  }
   if (c.op->pointwise) {
-    uint64_t numbers = 0;
-    for (int k = 0; k < c.n_in; ++k) numbers |= uint64_t{!c.in[k] || c.in[k]->ndim == 0} << k;
-    return {known(*c.op, numbers).over(1, of(c.out[0].impl())), bytes, dtype};
+    return {known(*c.op, bits).over(1, of(c.out[0].impl())), bytes, dtype};
   }
   if (c.op->row) {
     const RowShape s(c);
-    return {known(*c.op, 0).over(static_cast<double>(s.rows), static_cast<double>(s.n)), bytes,
+    return {known(*c.op, bits).over(static_cast<double>(s.rows), static_cast<double>(s.n)), bytes,
             dtype};
   }
   if (c.op->reduction) {

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+from peers import check_json
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOSE = 0.05
 GPT = ["train_gpt", "--eval-every", "0", "--eval-batches", "1", "--batch"]
@@ -78,6 +80,7 @@ def main():
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases with TEXT in their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()
+    check_json(parser, options.json)
     cases = [c for c in CASES if not options.only or any(text in c for text in options.only)]
     if not cases:
         parser.error(f"no case has {' or '.join(options.only)} in its name: {', '.join(CASES)}")

@@ -39,6 +39,19 @@ PACKAGES = {"torch": "PyTorch", "jax": "JAX"}
 NAMES = {"libtorch": "libtorch", **PACKAGES}
 
 
+def check_json(parser, path):
+    """Ends the program, before it measures anything, where the file could not be written."""
+    if not path:
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        parser.error(f"--json: {path} is no file")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as e:
+        parser.error(f"--json: no file can be written in {folder}: {e.strerror}")
+
+
 def options_of(arguments):
     parser = argparse.ArgumentParser(prog="./brrr bench --peers", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,6 +74,9 @@ def options_of(arguments):
     for name in ("threads", "rounds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name}: a positive number is needed")
+    if not 0 < options.seconds < math.inf:
+        parser.error("--seconds: a positive number is needed")
+    check_json(parser, options.json)
     options.cpus = sorted(os.sched_getaffinity(0))[-options.threads:]
     if len(options.cpus) < options.threads:
         parser.error(f"--threads: this process may use {len(options.cpus)} CPUs")

@@ -5,7 +5,10 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+
+#include "backends/cpu/pool.h"
 
 namespace brrr::bench {
 
@@ -48,15 +51,17 @@ std::string machine_line(const Limits& l) {
                                  l.cores, device_properties(kCPU).multiprocessors);
   if (!l.on_gpu()) {
     line += fmt::format(
-        " | copy {:.0f} GB/s (256 KB), {:.0f} GB/s (128 MB) | FMA peak {:.0f} GFLOP/s a core",
-        l.cached_gbs(), l.memory_gbs(), l.gflops() / l.threads);
+        " | copy {:.0f} GB/s (256 KB read and written), {:.0f} GB/s (256 MB) | FMA peak {:.0f} "
+        "GFLOP/s a core",
+        l.cached_gbs(), l.memory_gbs(), l.gflops() / std::min(l.threads, cpu::num_cpus()));
   }
   line += " | OpenBLAS core " + l.blas.core;
   if (!l.on_gpu() && l.round_trip_ns > 0) {
     line += fmt::format(" | spin round trip {:.0f} ns", l.round_trip_ns);
   }
-  line += fmt::format(" | launch {:.0f} ns eager, {:.0f} ns in a graph", l.launches.eager_ns,
-                      l.launches.match_ns + l.launches.graph_ns);
+  const LaunchCosts& c = l.launches;
+  line += fmt::format(" | launch {:.0f} ns eager, {:.0f} ns in a replay, {:.0f} ns to match its op",
+                      c.eager_ns, c.graph_ns, c.match_ns);
   if (!l.blas.warning.empty()) line += " | WARNING: " + l.blas.warning;
   return line;
 }

@@ -27,8 +27,8 @@ struct Limits : DeviceLimits {
 
   bool on_gpu() const { return device.type == DeviceType::CUDA; }
   std::string processor() const { return on_gpu() ? gpu.name : cpu; }
-  /// Copies within the caches, and beyond them.
-  double cached_gbs() const { return gb_per_second(512e3); }
+  /// Copies within the caches, of 256 KB read and written, and beyond them.
+  double cached_gbs() const { return gb_per_second(256 << 10); }
   double memory_gbs() const { return copies.back().gb_per_second; }
 };
 /// One for each device, for the threads of the pool as they are; throws, saying what is missing,
