@@ -42,7 +42,7 @@ void TrainingOptions::add_saving(const std::string& name) {
   add("--log", log, "figures of every line as JSON, a line each", output_file(false));
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
       existing(Place::File));
-  hints_ = {"log-every", "eval-every"};
+  hints_ = {"log-every"};
 }
 
 void TrainingOptions::add_batch(const std::string& what) {
@@ -59,7 +59,6 @@ brrr::Metadata TrainingOptions::to_save() const {
   brrr::Metadata all = kept();
   all["accumulate"] = std::to_string(passes());
   all["log-every"] = std::to_string(log_every);
-  all["eval-every"] = std::to_string(eval_every);
   return all;
 }
 
