@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "examples/common/options.h"
 #include "examples/common/report.h"
@@ -74,15 +75,23 @@ SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const
 void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device device,
                int64_t batch) {
   const Batches batches = task.batches(batch).to(device);
+  const TemporaryFolder folder;
   for (Way way : kWays) {
     const auto t = make_trainer(task, batches, o.optimizer, way);
-    trace.row(
-        fmt::format("{} on {}, {}, batch {}", task.name, brrr::name(device), name_of(way), batch));
+    const std::string name =
+        fmt::format("{} on {}, {}, batch {}", task.name, brrr::name(device), name_of(way), batch);
+    trace.row(name);
     t->trace = &trace;
     for (int i = 0; i < 12; ++i) {
       if (way == Way::Frozen && i == 4) t->freeze();
       t->scheduled_step(i);
     }
+    t->trace = nullptr;
+    const brrr::Profile profile;  // Its kernels and their modules.
+    for (int i = 12; i < 15; ++i) t->scheduled_step(i);
+    profile.write_trace(folder.file("trace.json"));
+    std::ifstream in(folder.file("trace.json"));
+    trace.add(name, Json::parse(in)["traceEvents"]);
   }
 }
 

@@ -25,6 +25,10 @@ struct Options : TrainingOptions {
     all["data"] = data.empty() ? "digits" : "idx";
     return all;
   }
+  void adapt(brrr::Metadata& saved) const override {
+    TrainingOptions::adapt(saved);
+    saved.emplace("images", std::to_string(images));  // Older checkpoints do not say it.
+  }
 };
 
 Options::Options()
@@ -32,7 +36,8 @@ Options::Options()
           "Trains an MLP to read digits. Both modes give the same losses to the last bit.",
           "train_mlp") {
   steps = 3000, batch = 64, log_every = 250, lr = 2e-3;
-  kept_ = {"hidden", "optimizer", "batch", "accumulate", "seed", "steps", "lr", "dropout"};
+  kept_ = {"hidden", "optimizer", "batch",   "accumulate", "seed",
+           "steps",  "lr",        "dropout", "images"};
   add_place();
   plain("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
         existing(Place::Folder));

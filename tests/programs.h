@@ -26,7 +26,8 @@ inline const std::string kPrograms = BRRR_EXAMPLES_DIR;
 inline Result run(const std::string& command, const std::string& folder = ".",
                   const std::string& by = "") {
   Result r;
-  FILE* pipe = popen(("cd " + folder + " && " + by + kPrograms + "/" + command + " 2>&1").c_str(), "r");
+  FILE* pipe =
+      popen(("cd " + folder + " && " + by + kPrograms + "/" + command + " 2>&1").c_str(), "r");
   REQUIRE(pipe);
   char part[4096];
   for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) r.text.append(part, n);

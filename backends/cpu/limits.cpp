@@ -40,8 +40,7 @@ static DeviceLimits measure(bool& whole) {
   const int cores = std::min(l.threads, num_cpus());
   const double single = fma_peak_gflops(kFloat32), twice = fma_peak_gflops(kFloat64);
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {  // 16 bits are computed in float32.
-    l.peaks.push_back(
-        {t, (t == kFloat64 ? twice : single) * cores, jit::product_gflops(kCPU, t)});
+    l.peaks.push_back({t, (t == kFloat64 ? twice : single) * cores, jit::product_gflops(kCPU, t)});
   }
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;

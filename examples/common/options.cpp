@@ -63,8 +63,8 @@ Check one_of(std::vector<std::string> choices) {
   };
 }
 
-Check output_file() {
-  return [](const std::string& text) {
+Check output_file(bool replaced) {
+  return [replaced](const std::string& text) {
     std::error_code none;
     const fs::path path = text, parent = path.parent_path();
     if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
@@ -74,8 +74,9 @@ Check output_file() {
       return fmt::format("expected a file in an existing folder; there is no folder '{}'",
                          parent.string());
     }
+    const bool special = fs::exists(path, none) && !fs::is_regular_file(path, none);
     try {
-      brrr::check_replaceable(text);
+      if (replaced || !special) brrr::check_replaceable(text);
     } catch (const brrr::Error& e) {
       return std::string(e.what());
     }

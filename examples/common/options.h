@@ -22,8 +22,8 @@ using Check = std::function<std::string(const std::string&)>;
 Check whole_number(int64_t least);
 Check real_number(double least, double most = std::numeric_limits<double>::max());
 Check one_of(std::vector<std::string> choices);
-/// A file that can be written: its folder exists and it is no folder itself.
-Check output_file();
+/// A file that can be written, which is tried. One that is `replaced` as a whole is no device.
+Check output_file(bool replaced = true);
 enum class Place { File, Folder, Any };
 /// What is there already.
 Check existing(Place what);

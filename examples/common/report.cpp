@@ -228,7 +228,8 @@ std::string peaks_text(const std::vector<Report>& all) {
 }
 
 std::string summary_text(const Report& r) {
-  std::string t = fmt::format("\n{}, {} sizes", label(r), r.sizes.size());
+  std::string t =
+      fmt::format("\n{}, {} size{}", label(r), r.sizes.size(), r.sizes.size() == 1 ? "" : "s");
   if (r.sizes.size() < 5) return t + " only: too few to say what graph mode gains\n";
   t += fmt::format(":\n    graph+fusion over eager: queued {}, synchronised {}\n",
                    gain_text(r, &Cell::queued, kFused), gain_text(r, &Cell::latency, kFused));

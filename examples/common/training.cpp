@@ -7,6 +7,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <thread>
@@ -37,9 +38,10 @@ void TrainingOptions::add_saving(const std::string& name) {
   add(name, checkpoint, "checkpoint (safetensors) to write at the end", output_file());
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
   needs("--save-every", name);
-  add("--log", log, "figures of every line as JSON, a line each", output_file());
+  add("--log", log, "figures of every line as JSON, a line each", output_file(false));
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
       existing(Place::File));
+  hints_ = {"log-every"};
 }
 
 void TrainingOptions::add_batch(const std::string& what) {
@@ -55,6 +57,7 @@ void TrainingOptions::add_batch(const std::string& what) {
 brrr::Metadata TrainingOptions::to_save() const {
   brrr::Metadata all = kept();
   all["accumulate"] = std::to_string(passes());
+  all["log-every"] = std::to_string(log_every);
   return all;
 }
 
@@ -283,6 +286,24 @@ int Training::train(const TrainingOptions& o) {
   }
 }
 
+// A run that goes on from a checkpoint makes the steps after it again: lines that one that was
+// killed wrote of those go, and one that it did not end.
+static std::ofstream open_log(const TrainingOptions& o, int64_t step) {
+  if (!o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
+    std::ifstream in(o.log);
+    std::string kept;
+    for (std::string line; std::getline(in, line) && !in.eof();) {
+      const auto j = brrr::bench::Json::parse(line, nullptr, false);
+      const bool says = j.is_object() && j.contains("step") && j["step"].is_number();
+      if (!says || j["step"].get<int64_t>() <= step) kept += line + '\n';
+    }
+    write_file(o.log, kept);
+  }
+  std::ofstream log(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
+  BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
+  return log;
+}
+
 int Training::run(const TrainingOptions& o) {
   // mpirun ends all processes by itself.
   if (brrr::dist::size() == 1) {
@@ -295,10 +316,7 @@ int Training::run(const TrainingOptions& o) {
   LossLog losses(first_process ? o.loss_csv : "", step);
   const int64_t first = step;
   std::ofstream log;
-  if (!o.log.empty() && first_process) {
-    log.open(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
-    BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
-  }
+  if (!o.log.empty() && first_process) log = open_log(o, step);
   constexpr double worth_a_look = 1;  // Seconds of training.
   const int64_t end = o.end();
   {

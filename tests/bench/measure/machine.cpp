@@ -53,8 +53,7 @@ std::string machine_line(const Limits& l) {
     line += fmt::format(
         " | copy {:.0f} GB/s (256 KB read and written), {:.0f} GB/s (256 MB) | FMA peak {:.0f} "
         "GFLOP/s a core",
-        l.cached_gbs(), l.memory_gbs(),
-        l.gflops() / std::min(l.threads, cpu::num_cpus()));
+        l.cached_gbs(), l.memory_gbs(), l.gflops() / std::min(l.threads, cpu::num_cpus()));
   }
   line += " | OpenBLAS core " + l.blas.core;
   if (!l.on_gpu() && l.round_trip_ns > 0) {

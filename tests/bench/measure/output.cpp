@@ -92,8 +92,18 @@ void Trace::span(const std::string& name, Time from, Time to) {
   spans_.push_back({name, rows_.size(), Us(from - start_).count(), Us(to - from).count()});
 }
 
+void Trace::add(const std::string& name, const Json& events) {
+  ++processes_;
+  others_.push_back(
+      object("name ph pid tid args", "process_name", "M", processes_, 0, Json{{"name", name}}));
+  for (const Json& e : events) {
+    others_.push_back(e);
+    others_.back()["pid"] = processes_;
+  }
+}
+
 std::string Trace::json() const {
-  Json events = Json::array();
+  Json events = others_;
   for (size_t r = 0; r < rows_.size(); ++r) {
     events.push_back(
         object("name ph pid tid args", "thread_name", "M", 1, r + 1, Json{{"name", rows_[r]}}));

@@ -64,6 +64,8 @@ class Trace {
   /// A row of the picture; the spans that follow belong to it.
   void row(const std::string& name) { rows_.push_back(name); }
   void span(const std::string& name, Time from, Time to);
+  /// Another trace's, as a process of its own.
+  void add(const std::string& name, const Json& events);
   /// The trace event format, as JSON.
   std::string json() const;
 
@@ -76,6 +78,8 @@ class Trace {
   Time start_ = Clock::now();
   std::vector<std::string> rows_;
   std::vector<Span> spans_;
+  int processes_ = 1;
+  Json others_ = Json::array();
 };
 
 }  // namespace brrr::bench

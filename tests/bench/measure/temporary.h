@@ -2,6 +2,11 @@
 
 // A folder, an environment variable, a kernel cache for as long as something runs.
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -11,6 +16,47 @@
 
 namespace brrr::bench {
 
+// Takes folders away that an interrupted program would leave. A handler may do little more than
+// start a process.
+class Leftovers {
+ public:
+  static void add(const std::string& path) {
+    owner_ = getpid();
+    for (int signal : {SIGINT, SIGTERM}) {
+      const auto before = std::signal(signal, end);
+      if (before != SIG_DFL) std::signal(signal, before);
+    }
+    for (char* slot : paths_) {
+      if (*slot || path.size() >= kLongest) continue;
+      path.copy(slot, path.size());
+      return;
+    }
+  }
+  static void drop(const std::string& path) {
+    for (auto& slot : paths_) {
+      if (path == slot) std::fill(std::begin(slot), std::end(slot), '\0');
+    }
+  }
+
+ private:
+  static void end(int signal) {
+    for (char* path : paths_) {
+      if (!*path || getpid() != owner_) continue;
+      const pid_t child = vfork();
+      if (child == 0) {
+        execl("/bin/rm", "rm", "-rf", path, nullptr);
+        _exit(1);
+      }
+      if (child > 0) waitpid(child, nullptr, 0);
+    }
+    std::signal(signal, SIG_DFL);
+    raise(signal);
+  }
+  static constexpr size_t kLongest = 256;
+  inline static char paths_[8][kLongest] = {};
+  inline static pid_t owner_ = 0;
+};
+
 // A folder of its own that goes away.
 struct TemporaryFolder {
   std::filesystem::path path;
@@ -18,10 +64,12 @@ struct TemporaryFolder {
     std::string name = (std::filesystem::temp_directory_path() / "brrr-XXXXXX").string();
     if (!mkdtemp(name.data())) throw std::runtime_error(name + " cannot be made");
     path = name;
+    Leftovers::add(path);
   }
   ~TemporaryFolder() {
     std::error_code none;
     std::filesystem::remove_all(path, none);
+    Leftovers::drop(path);
   }
   TemporaryFolder(TemporaryFolder&& o) noexcept : path(std::exchange(o.path, {})) {}
   std::string file(const std::string& name) const { return (path / name).string(); }

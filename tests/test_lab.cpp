@@ -1,0 +1,204 @@
+// The example programs that measure, as their users run them.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "tests/programs.h"
+#include "tests/sanitizer.h"
+#include "tests/temp_cache.h"
+
+#ifdef BRRR_EXAMPLES_DIR
+
+using namespace brrr::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+void check_overhead(const nlohmann::json& report, int64_t least_kernels) {
+  REQUIRE(report["sizes"].size() == 2);
+  CHECK(report["sizes"][0]["batch"] == 1);
+  for (const auto& size : report["sizes"]) {
+    CHECK(size["one_time_cold"]["from_cache"] == false);
+    CHECK(size["one_time_warm"]["from_cache"] == true);
+    CHECK(size["flops_analytic"] > 0);
+    CHECK(size["cells"]["eager+fusion"].is_null());
+    for (const char* mode : {"eager", "graph", "graph+fusion", "frozen"}) {
+      CHECK(size["cells"][mode]["queued"]["median_us"] > 0);
+      CHECK(size["cells"][mode]["latency"]["n"] >= 16);
+    }
+    CHECK(size["cells"]["graph+fusion"]["kernels"] >= least_kernels);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallback") {
+  const brrr::test::TempCache folder;
+  const std::string stem = folder.dir + "/o";
+  const auto command = [&](const std::string& model) {
+    return "overhead --sizes 3,1 --seconds 0.01 --model " + model + " --json " + stem +
+           ".json --trace " + stem + ".trace.json --plot " + stem + ".svg";
+  };
+  std::vector<std::string> models = {"mlp"};
+  if (brrr::test::long_tests()) models.insert(models.end(), {"all", "gpt"});
+  for (const std::string& model : models) {
+    fs::remove(stem + ".svg");
+    const Result r = run(command(model));
+    INFO(r.text);
+    CHECK(r.status == 0);
+    CHECK(contains(r.text, "the same parameters, bit for bit; no step fell back"));
+    CHECK(contains(r.text, "2 sizes only"));
+    CHECK(contains(r.text, "OpenBLAS core"));
+    CHECK(contains(r.text, "== MLP 784-256-128-10, adamw") == (model != "gpt"));
+    CHECK(contains(r.text, "== GPT, 2 layers") == (model != "mlp"));
+    const auto json = nlohmann::json::parse(read_text(stem + ".json"));
+    if (model == "all") {
+      REQUIRE(json["models"].size() == 2);
+      check_overhead(json["models"][0], 3);
+      check_overhead(json["models"][1], 20);
+    } else {
+      check_overhead(json, 3);
+    }
+    const auto trace = nlohmann::json::parse(read_text(stem + ".trace.json"));
+    CHECK(trace["traceEvents"].size() > (model == "all" ? 200 : 100));
+    std::set<std::string> modules;
+    for (const auto& e : trace["traceEvents"]) {
+      if (e["pid"] != 1 && e["ph"] == "X") modules.insert(e["args"]["module"].get<std::string>());
+    }
+    CHECK(modules.count("fc1") == (model != "gpt"));
+    CHECK((fs::exists(stem + ".svg") || contains(r.text, "gnuplot is not installed")));
+  }
+
+  const brrr::test::Env off("BRRR_JIT", "off");
+  const Result r = run(command("mlp"));
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "fell back to the reference walker"));
+}
+
+namespace {
+
+// What the sentences say stands in the tables, too.
+void check_lab_texts(const std::string& text, const nlohmann::json& j) {
+  double best = 0;
+  for (const auto& row : j["sections"][3]["tables"]["roofline"]) {
+    best = std::max(best, row["GFLOP/s"].get<double>());
+  }
+  CHECK(contains(j["sections"][3]["seen"].get<std::string>(),
+                 fmt::format("the best point does {:.0f} of", best)));
+  for (const auto& row : j["sections"][0]["tables"]["copy-bandwidth"]) {
+    if (row["size"] != "256 KB") continue;
+    CHECK(contains(text, fmt::format("copy {:.0f} GB/s (256 KB read and written)",
+                                     row["GB/s"].get<double>())));
+  }
+  for (const auto& row : j["sections"][0]["tables"]["machine"]) {
+    if (row["what"] != "launch in a replay, ns") continue;
+    CHECK(contains(text, fmt::format(", {:.0f} ns in a replay", row["figure"].get<double>())));
+  }
+}
+
+// No label before the bars begins outside of the picture; 6.5 is a letter's width.
+void check_labels(const std::string& svg) {
+  size_t labels = 0;
+  for (size_t at = 0; (at = svg.find("<text x=\"", at)) != std::string::npos; ++at) {
+    const size_t begin = svg.find("class=\"end\">", at), close = svg.find('>', at);
+    if (begin > close) continue;
+    const auto letters = static_cast<double>(svg.find('<', close) - close - 1);
+    CHECK(std::stod(svg.substr(at + 9)) >= 6.5 * letters);
+    ++labels;
+  }
+  CHECK(labels >= 4);
+}
+
+}  // namespace
+
+TEST_CASE("overhead: the interrupt key leaves no folder behind") {
+  const brrr::test::TempCache folder;
+  const std::string place = folder.dir + "/tmp";
+  fs::create_directory(place);
+  const brrr::test::Env variable("TMPDIR", place.c_str());
+  const pid_t child = start("overhead", {"--sizes", "1", "--seconds", "100"});
+  for (int wait = 0; wait < 4000 && fs::is_empty(place); ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  CHECK(!fs::is_empty(place));
+  kill(child, SIGINT);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status));
+  CHECK(fs::is_empty(place));
+}
+
+TEST_CASE("lab: every experiment, and a page that asks for nothing outside itself") {
+  const brrr::test::TempCache folder;
+  const std::string out = folder.dir + "/lab";
+  const Result r = run("lab --quick --out " + out);
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "[10/10] processes"));
+  CHECK(contains(r.text, "both modes had the same results, bit for bit; no step fell back"));
+  const auto j = nlohmann::json::parse(read_text(out + "/lab.json"));
+  CHECK(j["sections"].size() == 10);
+  for (const auto& section : j["sections"]) CHECK(!section["seen"].get<std::string>().empty());
+  for (const char* table :
+       {"batch-doubling-gpt", "classes-graph", "roofline", "anatomy", "verdicts"}) {
+    CHECK(contains(read_text(out + "/" + table + ".csv"), ","));
+  }
+  const std::string page = read_text(out + "/lab.html");
+  CHECK(page.starts_with("<!DOCTYPE html>"));
+  CHECK(contains(page, "</html>"));
+  CHECK(contains(page, "prefers-color-scheme"));
+  for (const char* outside : {"src=", "<link", "@import", "url(http"}) {
+    CHECK_FALSE(contains(page, outside));
+  }
+  for (const char* name : {"lab", "batch-doubling-mlp", "classes", "roofline", "verdicts"}) {
+    const std::string svg = read_text(out + "/" + name + ".svg");
+    CHECK(svg.starts_with("<svg xmlns"));
+    CHECK(contains(svg, "prefers-color-scheme"));
+    CHECK(svg.ends_with("</svg>\n"));
+  }
+  check_lab_texts(r.text, j);
+  check_labels(read_text(out + "/verdicts.svg"));
+  CHECK(run("lab --out /dev/null").status == 2);
+  const Result proc = run("lab --quick --out /proc limits");
+  CHECK(proc.status == 1);
+  CHECK(contains(proc.text, "cannot write /proc/"));
+  CHECK(std::count(proc.text.begin(), proc.text.end(), '\n') == 1);  // Nothing was measured.
+}
+
+TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {
+  const brrr::test::TempCache folder;
+  const std::string stem = folder.dir + "/r";
+  const std::string command = "roofline --mb 1 --repeats 64,1,8,8 --seconds 0.01 --json " + stem +
+                              ".json --plot " + stem + ".svg";
+  const Result r = run(command);
+  INFO(r.text);
+  CHECK(r.status == 0);
+  CHECK(contains(r.text, "A float32 tensor of 1 MB on cpu, multiplied, 1 thread(s)"));
+  CHECK(contains(r.text, "limits, measured in this run: copying the tensor "));
+  const auto json = nlohmann::json::parse(read_text(stem + ".json"));
+  REQUIRE(json["points"].size() == 3);
+  const int repeats[] = {1, 8, 64};
+  for (size_t i = 0; i < 3; ++i) {
+    const auto& point = json["points"][i];
+    CHECK(point["repeats"] == repeats[i]);
+    CHECK(point["flop_per_byte"] == repeats[i] / 8.0);
+    for (const char* time : {"fused_ms", "eager_ms", "limit_ms"}) CHECK(point[time] > 0);
+  }
+  CHECK((fs::exists(stem + ".svg") || contains(r.text, "gnuplot is not installed")));
+
+  const Result huge = run("roofline --mb 100000000");
+  INFO(huge.text);
+  CHECK(huge.status == 1);
+  CHECK(contains(huge.text, "roofline: "));
+
+  const brrr::test::Env off("BRRR_JIT", "off");
+  const Result fell = run(command);
+  CHECK(fell.status == 1);
+  CHECK(contains(fell.text, "roofline: "));
+}
+
+#endif
