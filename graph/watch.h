@@ -30,7 +30,7 @@ inline void add(ProfileRow& to, const ProfileRow& row) {
   to.time.memory_us += row.time.memory_us;
 }
 
-/// What times are compared with, and where that was measured: two lines.
+/// What times are compared with, and where that was measured.
 std::string limits_text(Device device, const DeviceLimits& limits);
 
 struct Profile::Watch final : Observer {
