@@ -7,6 +7,13 @@
 #include <new>
 #include <utility>
 
+#if __has_include(<sys/single_threaded.h>)
+#include <sys/single_threaded.h>
+#define BRRR_ONE_THREAD __libc_single_threaded
+#else
+#define BRRR_ONE_THREAD false
+#endif
+
 #if defined(__SANITIZE_ADDRESS__)
 #define BRRR_NO_FREE_LISTS 1
 #elif defined(__has_feature)
@@ -25,15 +32,24 @@ inline constexpr bool kFreeLists = true;
 #endif
 
 /// A count that starts at 1 by plain store: a locked read-modify-write is 4-5 ns, so creation and
-/// the common last release avoid it.
+/// the common last release avoid it, and so does everything while the process has one thread.
 class RefCount {
  public:
   void reset() noexcept { n_.store(1, std::memory_order_relaxed); }
-  void retain() noexcept { n_.fetch_add(1, std::memory_order_relaxed); }
+  void retain() noexcept {
+    if (BRRR_ONE_THREAD) {
+      n_.store(n_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    } else {
+      n_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
   /// True when this was the last reference.
   bool release() noexcept {
-    if (n_.load(std::memory_order_acquire) == 1) return true;
-    return n_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    const uint32_t n = n_.load(std::memory_order_acquire);
+    if (n == 1) return true;
+    if (!BRRR_ONE_THREAD) return n_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    n_.store(n - 1, std::memory_order_relaxed);
+    return false;
   }
   uint32_t get() const noexcept { return n_.load(std::memory_order_acquire); }
 

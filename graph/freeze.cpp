@@ -106,11 +106,14 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     if (leaf->grad && id == kNone) f.refusal = "a grad field is set to a tensor from outside";
     f.effects.gradients.push_back({Tensor(leaf), id, had});
   }
-  auto& cells = f.effects.cells;
-  cells.clear();
-  for (const ControlWord& w : e->recording.control) cells.push_back(w.cell);
-  for (const auto& [word, cell] : s.pass.other_cells()) cells[word] = cell;
-  if (std::any_of(cells.begin(), cells.end(), [](const auto& cell) { return !cell; })) {
+  const std::vector<ControlWord>& control = e->recording.control;
+  const auto& others = f.effects.other_cells = s.pass.other_cells();
+  const auto replaced = std::count_if(others.begin(), others.end(), [&](const auto& other) {
+    return other.second && !control[other.first].cell;
+  });
+  if (std::count_if(control.begin(), control.end(), [](const auto& w) { return !w.cell; }) !=
+          replaced ||
+      std::any_of(others.begin(), others.end(), [](const auto& other) { return !other.second; })) {
     f.refusal = "it makes tensors from host memory, or host numbers in it vary";
   }
   f.effects.written.clear();

@@ -38,8 +38,10 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
   const Recording& r = *expected_;
   moved_to(r);
   bindings_.swap(bindings);
+  auto other = e.other_cells.begin();
   for (size_t k = 0; k < r.control.size(); ++k) {
-    const ControlCell& cell = *e.cells[k];
+    const bool differs = other != e.other_cells.end() && other->first == k;
+    const ControlCell& cell = differs ? *(other++)->second : *r.control[k].cell;
     int64_t& word = control_.emplace_back();
     if (cell.kind == ControlCell::RngSeed) {
       word = static_cast<int64_t>(rng_before_.seed);

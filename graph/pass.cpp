@@ -40,6 +40,7 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   host_bytes_.clear();
   other_cells_.clear();
   host_effect_ = nullptr;
+  if (by_address_.empty()) by_address_.resize(64, kNone);
   active_ = true;
   first_sequence = context.sequence;
   rng_before_ = rng_state();
@@ -68,24 +69,39 @@ void Pass::bind(const TensorImpl& t, int64_t relative) {
   if (watch_) [[unlikely]] {
     first_seen_.push_back(t.device == kCPU ? clone_storage(*t.storage) : Ref<Storage>());
   }
+  by_address_[slot_of(*t.storage)] = static_cast<uint32_t>(bindings_.size());
   bindings_.push_back({Ref<Storage>::share(t.storage), t.offset - relative});
+  if (2 * bindings_.size() > by_address_.size()) number_externals(2 * by_address_.size());
 }
 
-// Takes back bindings made for a call that then did not match.
+// Takes back bindings made for a call that then did not match: the last ones first, beyond which no
+// search goes on.
 void Pass::unbind(size_t count) {
-  bindings_.resize(count);
+  for (; bindings_.size() > count; bindings_.pop_back()) {
+    by_address_[slot_of(*bindings_.back().storage)] = kNone;
+  }
   if (watch_) first_seen_.resize(count);
 }
 
-uint32_t Pass::external_of(const Storage& s) const {
-  const auto at = std::find_if(bindings_.begin(), bindings_.end(),
-                               [&](const Binding& b) { return b.storage.get() == &s; });
-  return at == bindings_.end() ? kNone : static_cast<uint32_t>(at - bindings_.begin());
+// Where the number of a storage is, or would be.
+size_t Pass::slot_of(const Storage& s) const {
+  const size_t mask = by_address_.size() - 1;
+  size_t at = reinterpret_cast<uintptr_t>(&s) / sizeof(Storage) & mask;
+  while (by_address_[at] != kNone && bindings_[by_address_[at]].storage.get() != &s) {
+    at = (at + 1) & mask;
+  }
+  return at;
+}
+
+void Pass::number_externals(size_t slots) {
+  by_address_.assign(slots, kNone);
+  for (uint32_t k = 0; k < bindings_.size(); ++k) by_address_[slot_of(*bindings_[k].storage)] = k;
 }
 
 void Pass::release(std::vector<Binding>* keep) noexcept {
   if (keep) keep->swap(bindings_);
   bindings_.clear();
+  std::fill(by_address_.begin(), by_address_.end(), kNone);
   first_seen_.clear();
   host_bytes_.clear();
   grad_leaves_.clear();

@@ -32,8 +32,9 @@ struct Effects {
   std::vector<Binding> bindings;
   std::vector<uint32_t> results;  ///< Values.
   std::vector<Gradient> gradients;
-  std::vector<uint32_t> written;        ///< External numbers, once per write.
-  std::vector<Ref<ControlCell>> cells;  ///< Where the control words come from.
+  std::vector<uint32_t> written;  ///< External numbers, once per write.
+  /// Control words, in order, that come from another cell than the recording's.
+  std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells;
 };
 
 class Pass final : public Recorder {
@@ -76,8 +77,8 @@ class Pass final : public Recorder {
   const std::vector<int64_t>& control() const { return control_; }
   /// Where the pass stopped matching, one for each candidate that was tried.
   const std::vector<Difference>& differences() const { return differences_; }
-  /// The number of a storage from outside, or kNone. (A step uses hundreds at most.)
-  uint32_t external_of(const Storage& s) const;
+  /// The number of a storage from outside, or kNone.
+  uint32_t external_of(const Storage& s) const { return by_address_[slot_of(s)]; }
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
   /// Calls `f(old, now)` for every grad field that the pass has replaced so far.
@@ -127,6 +128,8 @@ class Pass final : public Recorder {
   Storage* placeholder_storage(uint32_t id, const StorageInfo& info);
   void bind(const TensorImpl& t, int64_t relative);
   void unbind(size_t count);
+  size_t slot_of(const Storage& s) const;
+  void number_externals(size_t slots);
   void journal_storage(Storage& s, Field f);
   void forget_changes() noexcept;
   void drop_unseen() noexcept;
@@ -138,7 +141,8 @@ class Pass final : public Recorder {
   uint16_t vary_ = 0;  // Scalar words of the next recorded call that are known to vary.
   std::vector<Difference> differences_;
 
-  std::vector<Binding> bindings_;  // By external number.
+  std::vector<Binding> bindings_;     // By external number.
+  std::vector<uint32_t> by_address_;  // Their numbers, hashed with linear probing; kNone: free.
   std::vector<Ref<Storage>> first_seen_;
   bool watch_ = false;
   std::vector<Storage*> live_;  // By storage id; null for externals and the dead.

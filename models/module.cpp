@@ -1,5 +1,6 @@
 #include "models/module.h"
 
+#include <algorithm>
 #include <set>
 
 #include "core/check.h"
@@ -100,10 +101,20 @@ std::vector<NamedTensor> Module::named_parameters() const {
   return tensors([&](const Entry& e) { return !e.buffer && seen.insert(e.tensor.impl()).second; });
 }
 
+// Steps ask for them each time: no names are made, and few parameters are sooner searched than
+// sorted.
 std::vector<Tensor> Module::parameters() const {
   std::vector<Tensor> all;
-  for (auto& [name, t] : named_parameters()) all.push_back(t);
+  add_parameters(all);
   return all;
+}
+
+void Module::add_parameters(std::vector<Tensor>& to) const {
+  for (const Entry& e : entries_) {
+    const auto same = [&](const Tensor& t) { return t.impl() == e.tensor.impl(); };
+    if (!e.buffer && std::none_of(to.begin(), to.end(), same)) to.push_back(e.tensor);
+  }
+  for (const auto& [name, child] : children_) child->add_parameters(to);
 }
 
 std::vector<NamedTensor> Module::named_buffers() const {
