@@ -202,7 +202,7 @@ PointwiseCall& PointwiseCall::make(const IntList& sizes, DType dtype, Device dev
   backend(device);                  // Throws when there is no such device.
   call_.attrs.set_dtype(dtype);
   call_.attrs.device = static_cast<uint8_t>(device.type);
-  sizes_ = &sizes;
+  sizes_ = sizes;
   return *this;
 }
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <tuple>
 
 #include "core/call.h"
@@ -456,7 +457,7 @@ class PointwiseCall {
   void go();
   std::array<TensorImpl*, kMaxOperands> in_;
   OpCall call_;
-  const IntList* sizes_ = nullptr;  ///< Of a call without tensors; the caller's.
+  std::optional<IntList> sizes_;  ///< Of a call without tensors.
   int drawn_ = -1;                  ///< The word with the number of a draw.
 };
 
