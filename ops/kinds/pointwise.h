@@ -458,7 +458,7 @@ class PointwiseCall {
   std::array<TensorImpl*, kMaxOperands> in_;
   OpCall call_;
   std::optional<IntList> sizes_;  ///< Of a call without tensors.
-  int drawn_ = -1;                  ///< The word with the number of a draw.
+  int drawn_ = -1;                ///< The word with the number of a draw.
 };
 
 /// dst = src, converted and broadcast; executed at once, never recorded. For kernels' own use.
