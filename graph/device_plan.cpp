@@ -30,7 +30,8 @@ Ref<Storage> device_memory(size_t bytes) {
 // Longer rows a reduction takes in pieces.
 constexpr Target kTarget{.takes = program::cuda_takes,
                          .calls_read_control = false,
-                         .longest_row = program::kLongestPiece};
+                         .longest_row = program::kLongestPiece,
+                         .kernel_bytes = 8 << 20};
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, kTarget, stats),

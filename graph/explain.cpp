@@ -8,19 +8,23 @@ namespace brrr::graph {
 
 namespace {
 
-std::string anew_text(const Plan& plan, size_t budget) {
+std::string anew_text(const Plan& plan, const StepOptions& options) {
   const Rematerialised& anew = plan.rematerialised();
+  const auto text = [](size_t n) { return bytes_text(static_cast<double>(n)); };
   std::string t;
   if (anew.instrs) {
     t = fmt::format("\n  {} ops make anew what could be kept", anew.instrs);
     if (anew.bytes > 0) t += fmt::format("; it saves moving {}", bytes_text(anew.bytes));
   }
-  if (budget) {
-    const auto text = [](size_t n) { return bytes_text(static_cast<double>(n)); };
+  if (options.memory_budget > 0) {
+    const size_t budget = budget_bytes(options, anew.arena_before);
     t += fmt::format(
         "\n  memory budget {}: temporaries take {} at most, {} before, kernels' own memory aside{}",
         text(budget), text(anew.arena), text(anew.arena_before),
         anew.arena > budget ? "; nothing more can be dropped" : "");
+  } else if (anew.arena < anew.arena_before) {
+    t += fmt::format("; temporaries take {} instead of {}", text(anew.arena),
+                     text(anew.arena_before));
   }
   return t;
 }
@@ -82,7 +86,7 @@ std::string StepCore::explain() {
                        bytes_text(static_cast<double>(m.lower_bound_bytes)),
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
-      t += anew_text(*e.plan, options_.memory_budget);
+      t += anew_text(*e.plan, options_);
     }
     if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
       const ReplayCounts& c = e.plan->counts();

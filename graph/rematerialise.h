@@ -14,10 +14,12 @@ struct Rematerialised {
   Schedule schedule;                                     ///< Of the one or the other.
   size_t instrs = 0;                                     ///< That run again.
   double bytes = 0;  ///< Of traffic that is saved, by fused kernels.
-  /// Under a budget: the arena that temporaries need before and after, results' memory and what
-  /// kernels take while they run aside.
+  /// The arena that temporaries need before and after, results' memory and what kernels take while
+  /// they run aside; 0 where nothing was to be saved.
   size_t arena_before = 0, arena = 0;
 };
+/// StepOptions::memory_budget of a step that would need `arena` bytes.
+size_t budget_bytes(const StepOptions& options, size_t arena);
 Rematerialised rematerialise(const Recording& r, const StepOptions& options, const Target& target);
 
 }  // namespace brrr::graph

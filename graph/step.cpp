@@ -2,6 +2,7 @@
 #include "graph/step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "core/check.h"
@@ -25,6 +26,9 @@ StepCore::StepCore(StepOptions options) : options_(options) {
              options.max_entries);
   BRRR_CHECK(options.verify_every == 0 || options.numerics == Numerics::Strict,
              "step: verify_every compares bits, which Numerics::Fast does not keep; use Strict");
+  BRRR_CHECK(options.memory_budget >= 0 && std::isfinite(options.memory_budget),
+             "step: memory_budget is {}; give a part below 1, bytes, or 0 for none",
+             options.memory_budget);
   BRRR_CHECK(options.verify_every >= 0, "step: verify_every is {}; give 0 for never",
              options.verify_every);
 }

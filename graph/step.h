@@ -52,13 +52,14 @@ struct StepOptions {
   bool check_numerics = false;
   bool fuse = true;  ///< False: replay without fusion, to measure what fusion brings.
   /// False: a value that is used again is kept, even where a fused kernel could make it anew with
-  /// fewer bytes moved.
+  /// fewer bytes moved, or where a large one costs less than a hundredth of the step's time.
   bool rematerialise = true;
-  /// Bytes that the temporaries of a replay should fit into; 0: as many as they need. Values are
-  /// made anew instead of kept, those first that cost least, until they fit or no value is left
-  /// whose loss helps: to the same bits, in more time. What kernels take while they run (packed
-  /// operands of products, attention) comes beside. explain() says what was done.
-  size_t memory_budget = 0;
+  /// What the temporaries of a replay should fit into: below 1 a part of what they would need, from
+  /// 1 on bytes; 0: they take what is quickest. Values are made anew instead of kept, those first
+  /// that cost least, until they fit or no value is left whose loss helps: to the same bits, in more
+  /// time. What kernels take while they run (packed operands of products, attention) comes beside.
+  /// explain() says what was done.
+  double memory_budget = 0;
 };
 
 /// What a step has done so far. Seconds are wall time.

@@ -3,8 +3,11 @@
 
 #include <brrr/brrr.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
 
+#include "backends/cpu/allocator.h"
 #include "graph/rematerialise.h"
 #include "tests/recorded.h"
 #include "tests/sanitizer.h"
@@ -141,7 +144,7 @@ TEST_CASE("rematerialise: what a value was made from may have changed since") {
   const Tensor x = randn({64, 64});
   const Ran eager = run(fn, {.mode = Mode::Eager}, x);
   for (const bool fuse : {true, false}) {
-    for (const size_t budget : {size_t{0}, size_t{1}}) {
+    for (const double budget : {0, 1}) {
       check_same(eager, run(fn, {.fuse = fuse, .memory_budget = budget}, x));
     }
   }
@@ -197,10 +200,10 @@ TEST_CASE("rematerialise: in random steps every op sees the values that it saw b
     const graph::Recording r = test::record(
         [&] { return random_step(static_cast<unsigned>(seed), 10 + seed % 60, x, w); });
     for (const bool fuse : {true, false}) {
-      for (const size_t budget : {size_t{0}, size_t{1}, size_t{100} << 10}) {
+      for (const double budget : {0.0, 0.5, 1.0, 1e5}) {
         const StepOptions options{.fuse = fuse, .memory_budget = budget};
         graph::Rematerialised made;
-        REQUIRE_NOTHROW(made = graph::rematerialise(r, options, {}));
+        REQUIRE_NOTHROW(made = graph::rematerialise(r, options, {.kernel_bytes = 1}));
         REQUIRE_NOTHROW(
             graph::verify_schedule(made.recording ? *made.recording : r, made.schedule));
         CHECK(made.arena <= made.arena_before);
@@ -240,18 +243,89 @@ TEST_CASE("memory budget: a GPT with dropout trains to the same bits in less mem
   const std::vector<Tensor> kept = train({}, all, text);
   CHECK(text.find("memory budget") == std::string::npos);
   for (const bool fuse : {true, false}) {
-    for (const size_t percent : {60, 30, 0}) {
+    for (const double budget : {0.6, 0.3, 1e-9}) {
       CAPTURE(fuse);
-      CAPTURE(percent);
-      const size_t budget = std::max<size_t>(1, all.arena_bytes * percent / 100);
+      CAPTURE(budget);
       const std::vector<Tensor> p = train({.fuse = fuse, .memory_budget = budget}, stats, text);
       for (size_t k = 0; k < p.size(); ++k) CHECK(same_bits(p[k], kept[k]));
       CHECK(text.find("memory budget") != std::string::npos);
       CHECK(stats.made_anew > 0);
       if (!fuse) continue;
       CHECK(stats.arena_bytes < all.arena_bytes);
-      if (percent == 0) CHECK(text.find("nothing more can be dropped") != std::string::npos);
+      if (budget < 0.1) CHECK(text.find("nothing more can be dropped") != std::string::npos);
     }
+  }
+}
+
+TEST_CASE("memory budget: a part of what the step would need, or bytes") {
+  const Tensor w = randn({64, 64});
+  const auto fn = [&](const Tensor& x) {
+    Tensor y = matmul(x, w);
+    std::vector<Tensor> all;
+    for (int i = 0; i < 6; ++i) all.push_back(y = matmul((y * 0.5).tanh(), w));
+    for (int i = 5; i >= 0; --i) y = matmul(y + all[static_cast<size_t>(i)], w);
+    return std::vector<Tensor>{y};
+  };
+  const Tensor x = randn({64, 64});
+  const Ran full = run(fn, {}, x);
+  size_t before = full.stats.arena_bytes;
+  for (const double part : {0.75, 0.5}) {
+    const Ran less = run(fn, {.memory_budget = part}, x);
+    check_same(full, less);
+    CHECK(less.stats.arena_bytes < before);
+    CHECK(static_cast<double>(less.stats.arena_bytes) <=
+          part * static_cast<double>(full.stats.arena_bytes));
+    before = less.stats.arena_bytes;
+  }
+  const Ran bytes = run(fn, {.memory_budget = 64 << 10}, x);
+  check_same(full, bytes);
+  CHECK(bytes.stats.arena_bytes <= 64 << 10);
+  CHECK(bytes.text.find("memory budget 64.0 KiB") != std::string::npos);
+  for (const double wrong : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    CHECK_THROWS_WITH_AS(run(fn, {.memory_budget = wrong}, x), doctest::Contains("memory_budget"),
+                         Error);
+  }
+}
+
+TEST_CASE(
+    "rematerialise: large values that cost next to nothing are not kept, first call included") {
+  const auto peaks = [](const StepOptions& how, std::vector<Tensor>& parameters) {
+    const auto others = static_cast<double>(cpu::memory_stats().live);
+    manual_seed(3);
+    models::GPT model({.vocab = 65, .block = 32, .layers = 2, .heads = 4, .width = 64});
+    optim::AdamW opt(model.parameters(), {.lr = 1e-3});
+    auto s = step(
+        [&](const Tensor& x, const Tensor& y) {
+          opt.zero_grad();
+          const Tensor loss = model.loss(x, y);
+          loss.backward();
+          optim::clip_grad_norm_(model.parameters(), 1.0);
+          opt.step();
+          return loss;
+        },
+        how);
+    std::vector<double> megabytes;
+    for (int k = 0; k < 4; ++k) {
+      const Tensor x = randint(0, 65, {64, 32}), y = randint(0, 65, {64, 32});
+      cpu::reset_peak();
+      s(x, y);
+      megabytes.push_back((static_cast<double>(cpu::memory_stats().peak) - others) * 1e-6);
+    }
+    CHECK(s.stats().fallbacks == 0);
+    parameters = model.parameters();
+    return megabytes;
+  };
+  std::vector<Tensor> of_eager, of_graph, of_kept;
+  const auto eager = peaks({.mode = Mode::Eager}, of_eager), graph = peaks({}, of_graph),
+             kept = peaks({.rematerialise = false}, of_kept);
+  for (size_t k = 0; k < of_eager.size(); ++k) {
+    CHECK(same_bits(of_graph[k], of_eager[k]));
+    CHECK(same_bits(of_kept[k], of_eager[k]));
+  }
+  for (size_t k = 0; k < graph.size(); ++k) {
+    CAPTURE(k);
+    if (!test::kAddressSanitizer) CHECK(graph[k] <= 0.85 * eager[k]);
+    CHECK(graph[k] < 0.9 * kept[k]);
   }
 }
 

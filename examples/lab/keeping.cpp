@@ -44,17 +44,15 @@ std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tenso
     return std::pair(loss.detach(), brrr::grad({loss}, {w})[0]);
   };
   std::vector<WayOfKeeping> all;
-  size_t arena = 0;
   const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
     auto step = std::make_shared<brrr::Step<decltype(fn)>>(fn, options);
     auto result = results.emplace_back(std::make_shared<Tensor>());
     all.push_back(
         {name, [=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); }});
     for (int i = 0; i < 2; ++i) all.back().call();
-    arena = std::max(arena, step->stats().arena_bytes);
   };
   for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("half the memory", {.memory_budget = std::max<size_t>(1, arena / 2)});
+  add("half the memory", {.memory_budget = 0.5});
   return all;
 }
 
@@ -63,7 +61,6 @@ std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
   const Task task = tasks("gpt").front();
   batches = task.batches(lab.quick ? 1 : 64);
   std::vector<WayOfKeeping> all;
-  size_t arena = 0;
   const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
     brrr::manual_seed(42);
     auto trainer =
@@ -71,10 +68,9 @@ std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
     all.push_back({name, [=, at = int64_t{0}]() mutable { trainer->step(at++); },
                    [=] { return trainer->stats(); }});
     for (int i = 0; i < 2; ++i) all.back().call();
-    arena = std::max(arena, trainer->stats().arena_bytes);
   };
   for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("half the memory", {.memory_budget = std::max<size_t>(1, arena / 2)});
+  add("half the memory", {.memory_budget = 0.5});
   return all;
 }
 

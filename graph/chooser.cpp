@@ -1,0 +1,228 @@
+// For fewer bytes: a pointwise value that other fused kernels read again costs a store and loads;
+// computed there it costs what it is computed from, if that is not read there anyway. This is the
+// min-cut between what a group makes and what later ones read, taken value by value in program
+// order: values made anew count as there for the next.
+//
+// For less memory: at the group where most is alive, values that are neither made nor used there
+// are dropped, those first that cost least to make for their bytes.
+#include "graph/chooser.h"
+
+#include <algorithm>
+
+#include "graph/cost.h"
+
+namespace brrr::graph {
+
+static void append(std::vector<uint32_t>& list, const std::vector<uint32_t>& more) {
+  list.insert(list.end(), more.begin(), more.end());
+  distinct(list);
+}
+
+// The pointwise instructions of its group that make the value from what is in memory.
+bool Chooser::chain_in_group(uint32_t made, uint32_t until, Chain& c) const {
+  const std::vector<uint32_t> all = makers(made);
+  if (all.empty()) return false;
+  if (std::find(c.instrs.begin(), c.instrs.end(), all[0]) != c.instrs.end()) return true;
+  for (uint32_t at : all) {
+    const bool here = s_.group_of[at] == s_.group_of[all[0]];
+    if (!here || !r_.instrs[at].op->pointwise) return false;
+  }
+  for (uint32_t st : inputs(all, made)) {
+    if (r_.lasting[st] || s_.stored[st]) {
+      if (!unchanged(st, all[0], until)) return false;
+      c.leaves.push_back(st);
+    } else if (!chain_in_group(st, until, c)) {
+      return false;
+    }
+  }
+  append(c.instrs, all);
+  return true;
+}
+
+Lists Chooser::fewer_bytes() {
+  // A polynomial takes about as long as to move so many bytes of each element.
+  constexpr int64_t polynomial_bytes = 4;
+  std::map<uint32_t, std::vector<Anew>> by_group;
+  const auto anew_in = [&](uint32_t storage, uint32_t group) {
+    const auto at = by_group.find(group);
+    return at != by_group.end() && std::any_of(at->second.begin(), at->second.end(),
+                                               [&](const Anew& a) { return a.storage == storage; });
+  };
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    if (!temporary(st) || !s_.stored[st]) continue;
+    Chain c;
+    if (!chain_in_group(st, r_.accesses[st].back().instr, c)) continue;
+    const uint32_t g = s_.group_of[c.instrs.back()];
+    std::map<uint32_t, std::vector<uint32_t>> users;  // By group.
+    for (const Access& a : r_.accesses[st]) {
+      if (s_.group_of[a.instr] != g) users[s_.group_of[a.instr]].push_back(a.instr);
+    }
+    bool can = s_.groups[g].fused && !users.empty();
+    size_t work = 0;
+    for (uint32_t at : c.instrs) work += polynomials(r_, r_.instrs[at]);
+    const int64_t elements = r_.value(r_.out(r_.instrs[c.instrs.back()])[0]).numel;
+    int64_t gain = bytes(st), longer = 0;
+    uint32_t last = 0;
+    for (const auto& [h, list] : users) {
+      can &= s_.groups[h].fused;
+      gain += bytes(st) - static_cast<int64_t>(work) * polynomial_bytes * elements;
+      last = std::max(last, h);
+      for (uint32_t leaf : distinct(c.leaves)) {
+        if (!anew_in(leaf, h) && !used_in(leaf, h)) gain -= bytes(leaf);
+      }
+    }
+    for (uint32_t leaf : c.leaves)
+      longer += temporary(leaf) && life_[leaf].second < last ? bytes(leaf) : 0;
+    if (!can || gain < kLittleMemory || longer > bytes(st)) continue;
+    for (auto& [h, list] : users) by_group[h].push_back({st, c.instrs, distinct(list), 0});
+  }
+  Lists all;
+  for (auto& [h, list] : by_group) {
+    // In few places: what is repeated in one can be one kernel.
+    std::vector<uint32_t> places;
+    for (const Anew& a : list) places.push_back(a.users.front());
+    distinct(places);
+    for (Anew& a : list) {
+      a.before = *std::upper_bound(places.begin(), places.end(), a.instrs.back());
+    }
+    all.push_back(std::move(list));
+  }
+  return all;
+}
+
+// The instructions that make the value before `until`, from what is alive in that one's group; of
+// what is not, small values live longer, large ones are made anew, too.
+bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth,
+                                Chain& c) const {
+  constexpr int deepest = 24;
+  constexpr int64_t small = 8;
+  const std::vector<uint32_t> all = makers(made);
+  if (all.empty() || depth > deepest) return false;
+  for (uint32_t st : inputs(all, made)) {
+    const bool there = !temporary(st) || life_[st].second >= group;
+    const std::vector<uint32_t> from = there ? all : makers(st);
+    if (there || from.empty() || bytes(st) * small <= bytes(made)) {
+      if (!unchanged(st, all[0], until)) return false;
+      if (!there) c.longer.push_back(st);
+      c.leaves.push_back(st);
+    } else if (!std::binary_search(c.instrs.begin(), c.instrs.end(), from[0]) &&
+               !chain_from_living(st, until, group, depth + 1, c)) {
+      return false;
+    }
+  }
+  append(c.instrs, all);
+  return true;
+}
+
+// In bytes moved; a library kernel (a product, attention) counts as many times what it moves.
+double Chooser::cost(const Instr& i) const {
+  constexpr double library = 16;
+  double moved = 0;
+  r_.each_operand(i, [&](uint32_t value, bool) {
+    moved += static_cast<double>(bytes(r_.value(value).storage));
+  });
+  return moved * (i.op->pointwise || i.op->row || i.op->reduction ? 1 : library);
+}
+
+double Chooser::step_cost() const {
+  double all = 0;
+  for (const Group& g : s_.groups) {
+    for (uint32_t at : g.instrs) all += cost(r_.instrs[at]);
+  }
+  return all;
+}
+
+std::vector<int64_t> Chooser::bytes_alive() const {
+  std::vector<int64_t> alive(s_.groups.size() + 1);
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    if (!temporary(st) || !s_.stored[st]) continue;
+    alive[life_[st].first] += bytes(st);
+    alive[life_[st].second + 1] -= bytes(st);
+  }
+  for (size_t g = 1; g < alive.size(); ++g) alive[g] += alive[g - 1];
+  return alive;
+}
+
+// The value for those who read it in the group or later, if nobody writes it there.
+std::optional<Chooser::Candidate> Chooser::candidate(uint32_t st, uint32_t group) const {
+  Candidate x{.anew = {st, {}, {}, 0}};
+  for (const Access& a : r_.accesses[st]) {
+    const uint32_t g = s_.group_of[a.instr];
+    if (g < group) {
+      x.from = std::max(x.from, g);
+    } else if (a.write) {
+      return {};
+    } else {
+      x.anew.users.push_back(a.instr);
+    }
+  }
+  const uint32_t until = x.anew.before = distinct(x.anew.users).front();
+  x.to = s_.group_of[until];
+  if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
+  int64_t net = bytes(st);
+  for (uint32_t leaf : x.chain.longer) net -= bytes(leaf);
+  if (net <= 0) return {};
+  x.anew.instrs = x.chain.instrs;
+  for (uint32_t at : x.chain.instrs) x.cost += cost(r_.instrs[at]);
+  x.per_byte = x.cost / static_cast<double>(net);
+  return x;
+}
+
+// What is alive at the group for those after it alone, the cheapest for its bytes first.
+std::vector<const Chooser::Candidate*> Chooser::candidates(uint32_t peak) {
+  std::vector<const Candidate*> all;
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    const auto [first, last] = life_[st];
+    if (!temporary(st) || !s_.stored[st] || first >= peak || last <= peak) continue;
+    uint32_t next = last;
+    bool used = false;
+    for (const Access& a : r_.accesses[st]) {
+      const uint32_t g = s_.group_of[a.instr];
+      used |= g == peak;
+      if (g > peak) next = std::min(next, g);
+    }
+    if (used) continue;
+    const auto [at, fresh] = known_.try_emplace({st, next});
+    if (fresh) at->second = candidate(st, next);
+    if (at->second) all.push_back(&*at->second);
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](auto* a, auto* b) { return a->per_byte < b->per_byte; });
+  return all;
+}
+
+// Group by group, the fullest first, until one is reached that stays as full.
+Lists Chooser::less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may) {
+  std::vector<int64_t> alive = bytes_alive();
+  const int64_t most = *std::max_element(alive.begin(), alive.end());
+  const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may want others.
+  Lists chosen;
+  std::set<uint32_t> dropped, kept;  // What is made anew now, and what that is made from.
+  for (;;) {
+    const auto fullest = std::max_element(alive.begin(), alive.end());
+    const size_t before = chosen.size();
+    for (const Candidate* c : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
+      if (*fullest <= goal) break;
+      const Candidate& x = *c;
+      const uint32_t st = x.anew.storage;
+      if (banned.count(st) || bytes(st) < may.least) continue;
+      if (x.cost > may.cost || may.values == 0) continue;
+      const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
+      if (kept.count(st) || std::any_of(x.chain.leaves.begin(), x.chain.leaves.end(), gone))
+        continue;
+      dropped.insert(st);
+      banned.insert(st);
+      may.cost -= x.cost;
+      --may.values;
+      kept.insert(x.chain.leaves.begin(), x.chain.leaves.end());
+      for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= bytes(st);
+      for (uint32_t leaf : x.chain.longer) {
+        for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += bytes(leaf);
+      }
+      chosen.push_back({x.anew});
+    }
+    if (*fullest <= goal || chosen.size() == before) return chosen;
+  }
+}
+
+}  // namespace brrr::graph
