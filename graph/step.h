@@ -56,9 +56,9 @@ struct StepOptions {
   bool rematerialise = true;
   /// What the temporaries of a replay should fit into: below 1 a part of what they would need, from
   /// 1 on bytes; 0: they take what is quickest. Values are made anew instead of kept, those first
-  /// that cost least, until they fit or no value is left whose loss helps: to the same bits, in more
-  /// time. What kernels take while they run (packed operands of products, attention) comes beside.
-  /// explain() says what was done.
+  /// that cost least, until they fit or no value is left whose loss helps: to the same bits, in
+  /// more time. What kernels take while they run (packed operands of products, attention) comes
+  /// beside. explain() says what was done.
   double memory_budget = 0;
 };
 

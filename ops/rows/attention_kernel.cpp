@@ -12,23 +12,27 @@ constexpr int64_t kKeys = 128;  // With kQueries the largest tile, multiples of 
 
 template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f64>;
 
+// `size` in equal parts of at most `most`, but for the last one.
+int64_t part_of(int64_t size, int64_t most) {
+  const auto n = static_cast<unsigned>(size), parts = (n - 1) / static_cast<unsigned>(most) + 1;
+  return parts == 1 ? size : (n + parts - 1) / parts;
+}
+
 // C (+)= A B for m rows and n columns; only the last register's columns may be less than a
 // register.
 template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
   constexpr int64_t width = tile::kWidthOf<T>;
-  const int64_t regs = (n + width - 1) / width;
-  const int64_t most = m > tile::kFlatRows ? tile::kRegs : tile::kFlatRegs;
-  const int64_t panels = (regs + most - 1) / most;
+  const int64_t regs = (n + width - 1) / width, height = part_of(m, tile::kRows);
+  const int64_t across = part_of(regs, m > tile::kFlatRows ? tile::kRegs : tile::kFlatRegs);
   const T *a = t.a, *b = t.b;
   T* c = t.c;
-  for (int64_t p = 0; p < panels; ++p) {
-    const int64_t from = regs * p / panels, to = regs * (p + 1) / panels;
+  for (int64_t from = 0, to; from < regs; from = to) {
+    to = std::min(from + across, regs);
     t.last = static_cast<int>(std::min(n, to * width) - (to - 1) * width);
     t.b = b + from * width;
-    const int64_t heights = (m + tile::kRows - 1) / tile::kRows;
     const auto& table = t.last < width ? tile::kTailTiles<T> : tile::kTiles<T>;
-    for (int64_t i = 0; i < heights; ++i) {
-      const int64_t top = m * i / heights, end = m * (i + 1) / heights;
+    for (int64_t top = 0, end; top < m; top = end) {
+      end = std::min(top + height, m);
       t.a = a + top * t.a_row;
       t.c = c + top * t.c_row + from * width;
       table[static_cast<size_t>(end - top - 1)][static_cast<size_t>(to - from - 1)](t);
@@ -64,9 +68,23 @@ struct Place {
   int64_t row, rows, lanes, col, cols;
 };
 
-// How many of the tile's keys any of the 16 queries from `lane` on may see.
-template <class T> int64_t seen(const AttentionHead<T>& h, const Place& p, int64_t lane) {
-  return h.causal ? std::clamp<int64_t>(p.row + lane + 16 - p.col, 0, p.cols) : p.cols;
+// How many of the tile's keys any of the `n` queries from `lane` on may see.
+template <class T>
+int64_t seen(const AttentionHead<T>& h, const Place& p, int64_t lane, int64_t n = 16) {
+  return h.causal ? std::clamp<int64_t>(p.row + lane + n - p.col, 0, p.cols) : p.cols;
+}
+
+// Under the causal rule so many rows of a product go together: two tiles of a CPU with 512-bit
+// registers. One would compute less of what queries do not see, and takes as long.
+constexpr int64_t kTogether = 16;
+
+// Calls f(key, n, lane) for each n keys that are taken together; queries before `lane` see none of
+// them.
+template <class T, class F> void for_keys(const AttentionHead<T>& h, const Place& p, const F& f) {
+  const int64_t apart = p.row - p.col, group = h.causal ? kTogether : p.cols;
+  for (int64_t key = 0; key < p.cols; key += group) {
+    f(key, std::min(group, p.cols - key), h.causal ? std::max<int64_t>(0, key - apart) : 0);
+  }
 }
 
 // Values of a [queries, keys] tensor for a tile, brought from rows to lanes.
@@ -158,28 +176,43 @@ BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Place& p, int64
   return x;
 }
 
-// C += S B, where S is the tile by queries: [rows, cols] x [cols, n].
+// The tile: products of its keys, or values, with the queries' columns q: [cols, width] x [width,
+// lanes].
+template <class T>
+void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<T>& a, const T* q,
+              int64_t width, T* s) {
+  for_keys(h, p, [&](int64_t key, int64_t n, int64_t lane) {
+    const int64_t from = lane / 16 * 16;
+    const T* left = a.data + (p.col + key) * a.row;
+    product<T>(
+        {width, left, a.row, 1, q + from, p.lanes, s + key * p.lanes + from, p.lanes, 0, false}, n,
+        p.lanes - from);
+  });
+}
+
+// C (+)= S B, where S is the tile by queries: [rows, cols] x [cols, n].
 template <class T>
 void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b,
                 const RowOutput<T>& c, int64_t n, bool add) {
-  for (int64_t lane = 0; lane < p.rows; lane += 16) {
-    const int64_t keys = seen(h, p, lane), rows = std::min<int64_t>(16, p.rows - lane);
-    if (keys || !add)
-      product<T>({keys, s + lane, 1, p.lanes, b.data, b.row, c.at(lane), c.row, 0, add}, rows, n);
+  const int64_t group = h.causal ? kTogether : p.rows;
+  for (int64_t lane = 0; lane < p.rows; lane += group) {
+    const int64_t keys = seen(h, p, lane, group);
+    if (!keys && add) continue;
+    product<T>({keys, s + lane, 1, p.lanes, b.data, b.row, c.at(lane), c.row, 0, add},
+               std::min(group, p.rows - lane), n);
   }
 }
 
-// C += S B, where S is the tile by keys: [cols, rows] x [rows, n].
+// C (+)= S B, where S is the tile by keys: [cols, rows] x [rows, n]. The first `known` rows of C
+// are added to.
 template <class T>
 void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b,
-             const RowOutput<T>& c, int64_t n) {
-  const int64_t apart = p.row - p.col, group = h.causal && p.cols > apart + 16 ? 16 : p.cols;
-  for (int64_t key = 0; key < p.cols; key += group) {
-    const int64_t from = h.causal ? std::max<int64_t>(0, (key - apart) / 16 * 16) : 0;
-    const T *a = s + key * p.lanes + from, *right = b.data + from * b.row;
-    product<T>({p.rows - from, a, p.lanes, 1, right, b.row, c.at(key), c.row, 0, true},
-               std::min(group, p.cols - key), n);
-  }
+             const RowOutput<T>& c, int64_t n, int64_t known) {
+  for_keys(h, p, [&](int64_t key, int64_t keys, int64_t lane) {
+    const T *a = s + key * p.lanes + lane, *right = b.data + lane * b.row;
+    product<T>({p.rows - lane, a, p.lanes, 1, right, b.row, c.at(key), c.row, 0, key < known}, keys,
+               n);
+  });
 }
 
 // --- forward -------------------------------------------------------------------------------------
@@ -249,8 +282,7 @@ void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* s
     if (keys == 0) clear(o, rows, h.depth);
     for (int64_t col = 0; col < keys; col += kKeys) {
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
-      const T* k = h.k.data + col * h.k.row;
-      product<T>({h.width, k, h.k.row, 1, q, lanes, s, lanes, 0, false}, p.cols, lanes);
+      by_pairs(h, p, h.k, q, h.width, s);
       by.fill(h, p);
       weigh(h, p, by, s, now);
       for (int64_t r = 0; col && r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
@@ -319,29 +351,29 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
   alignas(64) T ds[kQueries * kKeys];
   Transposed<T> queries(h.width, h.room), gradients(h.depth, h.room + kQueries * h.width);
   Modifiers<T> by;
-  clear(d.dq, h.queries, h.width);
-  clear(d.dk, h.keys, h.width);
-  clear(d.dv, h.keys, h.depth);
+  if (h.keys == 0) clear(d.dq, h.queries, h.width);
   if (h.keys > kKeys) along_weights(h, d);
   for (int64_t col = 0; col < h.keys; col += kKeys) {
-    const T *k = h.k.data + col * h.k.row, *v = h.v.data + col * h.v.row;
     const RowOutput<T> dk{d.dk.at(col), d.dk.row}, dv{d.dv.at(col), d.dv.row};
+    int64_t known = 0;  // Keys of these that have gradients already.
     for (int64_t row = h.causal ? col : 0; row < h.queries; row += kQueries) {
       const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
       const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
       const T *q = h.q.data + row * h.q.row, *g = d.g.data + row * d.g.row;
-      const T* qt = queries.fill(h.q, row, rows, h.width, lanes);
-      const T* gt = gradients.fill(d.g, row, rows, h.depth, lanes);
-      product<T>({h.width, k, h.k.row, 1, qt, lanes, s, lanes, 0, false}, p.cols, lanes);
-      product<T>({h.depth, v, h.v.row, 1, gt, lanes, ds, lanes, 0, false}, p.cols, lanes);
+      by_pairs(h, p, h.k, queries.fill(h.q, row, rows, h.width, lanes), h.width, s);
+      by_pairs(h, p, h.v, gradients.fill(d.g, row, rows, h.depth, lanes), h.depth, ds);
       by.fill(h, p);
       weigh_backward(h, d, p, by, s, ds);
-      const RowOutput<T> dq{d.dq.at(row), d.dq.row};
-      by_keys(h, p, s, {g, d.g.row}, dv, h.depth);
-      by_keys(h, p, ds, {q, h.q.row}, dk, h.width);
-      by_queries(h, p, ds, {k, h.k.row}, dq, h.width, true);
+      by_keys(h, p, s, {g, d.g.row}, dv, h.depth, known);
+      by_keys(h, p, ds, {q, h.q.row}, dk, h.width, known);
+      by_queries(h, p, ds, {h.k.data + col * h.k.row, h.k.row}, {d.dq.at(row), d.dq.row}, h.width,
+                 col > 0);
+      known = p.cols;
     }
+    const int64_t unseen = std::min(kKeys, h.keys - col) - known;
+    clear(RowOutput<T>{dk.at(known), dk.row}, unseen, h.width);
+    clear(RowOutput<T>{dv.at(known), dv.row}, unseen, h.depth);
   }
 }
 
