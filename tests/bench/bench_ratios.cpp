@@ -11,6 +11,7 @@
 #include "tests/bench/mlp_figures.h"
 #include "tests/bench/probes.h"
 #include "tests/bench/report.h"
+#include "tests/bench/row_figures.h"
 #include "tests/bench/scale_figures.h"
 #include "tests/bench/tiny_steps.h"
 
@@ -23,15 +24,17 @@ using brrr::Tensor;
 
 constexpr const char* help =
     R"(bench_ratios: the figures brrr promises, measured in one run
-  --only NAME       one part: dispatch, verify, replay, mlp, fusion, memory, build, gpt or scale
+  --only NAME       one part: dispatch, verify, replay, fusion, rows, memory, build, mlp, gpt
+                    or scale
   --threads N       threads of brrr (1); the floors and the peer have one
   --cpu N           CPU of the main thread (the last one allowed)
   --json FILE       the tables as JSON
   --instr WHAT N    nothing but N times add, add_grad, verify, verify_grad or frozen, for callgrind
   --first-replay O  prints the milliseconds from a first call to the end of the first compiled
                     replay, optimizer O = sgd or adamw
-  --scale NAME MODE prints what a GPT (2x64, 4x128, 6x512, 12x768) takes in a mode (eager, graph):
-                    megabytes handed out, megabytes resident, seconds to build
+  --scale NAME MODE prints what a GPT (2x64,8 4x128,12 6x512,2 12x768,1: layers, width, batch) takes
+                    in a mode (eager, graph): megabytes handed out, megabytes resident, seconds to
+                    build
 Exit status: 0, 1 after an error, 2 if the modes disagree or a replay fell back. A bar that is
 missed changes nothing: machines differ.
 )";
@@ -172,6 +175,9 @@ void mlp(Report& report, json& table) {
                        {"eager_to_floor", m.to_floor[0]},
                        {"graph_to_floor", m.to_floor[1]},
                        {"frozen_to_floor", m.to_floor[2]}});
+      if (batch >= 32) {
+        report_limit(report, fmt::format("MLP batch {}, {}, ", batch, optimizer), m.us[1], m.limit);
+      }
       if (batch != 32) continue;
       const std::string name = fmt::format("MLP batch 32, {}", optimizer);
       const auto us = [&](double t) {
@@ -201,8 +207,10 @@ void fusion(Report& report) {
   auto gelu_narrow = brrr::step(GeluChain::Fn(GeluChain::apply));
   auto one = brrr::step([](const Tensor& x) { return x.cos(); });
   auto two = brrr::step([](const Tensor& x) { return x.cos().cos(); });
+  auto two_near = brrr::step([](const Tensor& x) { return x.cos().cos(); });
+  const Tensor near = brrr::randn({side * side / 512});
   std::vector<double> rows, narrow_rows, full, cos_ratio;
-  double rows_ms = 0, two_ms = 0;
+  double rows_ms = 0, two_ms = 0, arithmetic_ms = 0;
   for (int r = 0; r < 7; ++r) {
     Turns turns;
     const int g = turns.add([&](std::int64_t n) {
@@ -220,11 +228,17 @@ void fusion(Report& report) {
     const int j = turns.add([&](std::int64_t n) {
       while (n-- > 0) two(c.x);
     });
+    const int l = turns.add([&](std::int64_t n) {
+      while (n-- > 0) two_near(near);
+    });
     turns.measure(3, 20);
     rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(g));
     narrow_rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(k));
     full.push_back(100e9 * brrr::cpu::stream_like(4, side_bytes).seconds / turns.ns(h));
-    cos_ratio.push_back(turns.ratio(j, i));
+    // In the second level nothing waits for memory: what the multiply-add pipes take.
+    const double arithmetic = turns.ns(l) * static_cast<double>(side * side / near.numel());
+    arithmetic_ms = arithmetic / 1e6;
+    cos_ratio.push_back(turns.ns(j) / std::max(turns.ns(i), arithmetic));
     rows_ms = turns.ns(g) / 1e6;
     two_ms = turns.ns(j) / 1e6;
   }
@@ -233,8 +247,9 @@ void fusion(Report& report) {
   report.at_least("the same, w and b rows of 4096", 90, median(rows), "%",
                   fmt::format("{:.2f} ms", rows_ms));
   report.at_least("the same, w and b 64 MB too", 85, median(full), "%");
-  report.at_most("cos(cos(x)) fused to one cos, 64 MB", 1.05, median(cos_ratio), "x",
-                 fmt::format("{:.2f} ms", two_ms));
+  report.at_most("cos(cos(x)) fused, 64 MB, to the longer of one cos and its arithmetic", 1.1,
+                 median(cos_ratio), "x",
+                 fmt::format("{:.2f} ms, arithmetic {:.2f} ms", two_ms, arithmetic_ms));
   if (gelu.stats().fallbacks + one.stats().fallbacks + two.stats().fallbacks > 0) {
     report.wrong("fusion: a replay fell back");
   }
@@ -302,15 +317,11 @@ int run_parts(const RunOptions& o, const std::string& only) {
   Report report;
   json table = json::array();
   const std::vector<std::pair<std::string, std::function<void()>>> parts = {
-      {"dispatch", [&] { dispatch(report); }},
-      {"verify", [&] { verify(report); }},
-      {"replay", [&] { replay(report); }},
-      {"fusion", [&] { fusion(report); }},
-      {"memory", [&] { memory(report); }},
-      {"build", [&] { build(report); }},
-      {"mlp", [&] { mlp(report, table); }},
-      {"gpt", [&] { gpt_part(report); }},
-      {"scale", [&] { scale_part(report, o.threads); }}};
+      {"dispatch", [&] { dispatch(report); }}, {"verify", [&] { verify(report); }},
+      {"replay", [&] { replay(report); }},     {"fusion", [&] { fusion(report); }},
+      {"rows", [&] { rows_part(report); }},    {"memory", [&] { memory(report); }},
+      {"build", [&] { build(report); }},       {"mlp", [&] { mlp(report, table); }},
+      {"gpt", [&] { gpt_part(report); }},      {"scale", [&] { scale_part(report, o.threads); }}};
   const auto named = [&](const auto& part) { return only.empty() || part.first == only; };
   if (std::none_of(parts.begin(), parts.end(), named)) {
     throw std::invalid_argument("--only: there is no part '" + only + "', see --help");

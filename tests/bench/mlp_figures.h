@@ -8,6 +8,7 @@
 
 #include "backends/cpu/allocator.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/limit.h"
 #include "tests/bench/report.h"
 
 namespace brrr::bench {
@@ -74,6 +75,7 @@ inline void report_memory(Report& report, const std::string& name, const MakeRun
 struct MlpFigures {
   double floor_us = 0, torch_us = 0;
   std::array<double, 3> us{}, to_floor{};
+  StepLimit limit;
 };
 
 inline MlpFigures measure_mlp(const std::string& optimizer, std::int64_t batch, int rounds) {
@@ -100,6 +102,7 @@ inline MlpFigures measure_mlp(const std::string& optimizer, std::int64_t batch, 
   MlpFigures m;
   m.floor_us = turns.ns(f) / 1e3;
   m.torch_us = median(torch);
+  m.limit = step_limit([&](std::int64_t n) { runs[1]->run(n); }, 20);
   for (std::size_t k = 0; k < ways.size(); ++k) {
     m.us[k] = turns.ns(at[k]) / 1e3;
     m.to_floor[k] = turns.ratio(at[k], f);

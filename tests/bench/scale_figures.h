@@ -3,6 +3,7 @@
 // GPTs from a character model's size to GPT-2's: graph mode beside eager, in time and in memory
 // from the first call on, and what building their kernels takes.
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <array>
@@ -13,6 +14,7 @@
 #include "models/optim.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/measure/temporary.h"
+#include "tests/bench/limit.h"
 #include "tests/bench/report.h"
 
 namespace brrr::bench {
@@ -21,17 +23,23 @@ struct Scale {
   const char* name;
   models::GPTOptions model;
   std::int64_t batch;
-  int rounds;  // of timings
+  int rounds;                       // of timings
+  double gain = 1.0, memory = 1.0;  // Bars: graph over eager, graph's memory to eager's.
+  bool limit = false;               // Whether the step's limit is one, too.
+
+  std::string id() const { return fmt::format("{},{}", name, batch); }
 };
 
-inline std::array<Scale, 4> scales() {
+inline std::array<Scale, 6> scales() {
   const auto gpt = [](std::int64_t vocab, std::int64_t block, std::int64_t layers,
                       std::int64_t heads, std::int64_t width) {
     return models::GPTOptions{
         .vocab = vocab, .block = block, .layers = layers, .heads = heads, .width = width};
   };
-  return {{{"2x64", gpt(65, 32, 2, 4, 64), 8, 60},
-           {"4x128", gpt(65, 64, 4, 4, 128), 12, 30},
+  return {{{"2x64", gpt(65, 32, 2, 4, 64), 1, 90},
+           {"2x64", gpt(65, 32, 2, 4, 64), 8, 60, 1.25, 1.0, true},
+           {"2x64", gpt(65, 32, 2, 4, 64), 64, 30, 1.15, 0.85, true},
+           {"4x128", gpt(65, 64, 4, 4, 128), 12, 30, 1.0, 1.0, true},
            {"6x512", gpt(8192, 128, 6, 8, 512), 2, 10},
            {"12x768", gpt(50257, 256, 12, 12, 768), 1, 7}}};
 }
@@ -75,7 +83,7 @@ class ScaledGpt {
 
 inline Scale scale_named(const std::string& name) {
   for (const Scale& s : scales()) {
-    if (s.name == name) return s;
+    if (s.id() == name) return s;
   }
   throw std::invalid_argument("--scale: there is no model '" + name + "'");
 }
@@ -106,7 +114,7 @@ inline ScaleChild run_scale_child(const Scale& s, const char* mode, const std::s
                                   int threads) {
   ScaleChild c;
   const auto lines = run_child(fmt::format("BRRR_CACHE_DIR='{}' '{}' --threads {} --scale {} {}",
-                                           cache, own_path().string(), threads, s.name, mode));
+                                           cache, own_path().string(), threads, s.id(), mode));
   if (!lines.empty()) {
     std::sscanf(lines[0].c_str(), "%lf %lf %lf", &c.live, &c.resident, &c.build);
   }
@@ -123,7 +131,7 @@ inline void scale_children(Report& report, const Scale& s, const std::string& na
     return report.wrong(name + ": a process that measures memory failed");
   }
   const auto both = [](double a, double b) { return fmt::format("{:.1f} and {:.1f} MB", a, b); };
-  report.at_most(name + "graph's memory to eager's, from the first call on", 1.0,
+  report.at_most(name + "graph's memory to eager's, from the first call on", s.memory,
                  cold.live / eager.live, "x", both(cold.live, eager.live));
   report.show(name + "the same, resident, kernels and all", cold.resident / eager.resident, "x",
               both(cold.resident, eager.resident));
@@ -146,8 +154,10 @@ inline void scale_part(Report& report, int threads) {
     eager.run(2);
     if (eager.loss() != graph.loss()) report.wrong(name + "the modes' losses differ");
     turns.measure(s.rounds, 1.0, 1.0);
-    report.at_least(name + "graph over eager", 1.0, 1 / turns.ratio(g, e), "x",
+    report.at_least(name + "graph over eager", s.gain, 1 / turns.ratio(g, e), "x",
                     fmt::format("{:.3f} and {:.3f} ms", turns.ns(g) / 1e6, turns.ns(e) / 1e6));
+    const auto limit = step_limit([&](std::int64_t n) { graph.run(n); }, 8);
+    if (s.limit) report_limit(report, name, turns.ns(g) / 1e3, limit);
     if (graph.stats().fallbacks > 0) report.wrong(name + graph.stats().last_fallback);
   }
 }

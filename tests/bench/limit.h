@@ -1,0 +1,41 @@
+#pragma once
+
+// What a step costs at least: its products at the measured peak, the bytes of all its other kernels
+// at the measured bandwidth for so many.
+
+#include "tests/bench/bench.h"
+#include "tests/bench/report.h"
+
+namespace brrr::bench {
+
+// Microseconds of a step at its limits, from a profile of `steps` of them: those of the products
+// and of the bytes.
+struct StepLimit {
+  double products_us = 0, bytes_us = 0;
+  double us() const { return products_us + bytes_us; }
+};
+
+template <class Run> StepLimit step_limit(const Run& run, int steps) {
+  const DeviceLimits limits = device_limits();
+  Profile profile;
+  run(steps);
+  StepLimit least;
+  for (const ProfileRow& row : profile.rows()) {
+    const auto calls = static_cast<double>(row.calls);
+    if (row.kind == "contraction") {
+      least.products_us += row.flops / limits.gflops() * 1e-3 / steps;
+    } else if (row.bytes > 0) {
+      least.bytes_us += row.bytes / limits.gb_per_second(row.bytes / calls) * 1e-3 / steps;
+    }
+  }
+  return least;
+}
+
+inline void report_limit(Report& report, const std::string& name, double us,
+                         const StepLimit& least) {
+  report.at_most(
+      name + "to its products and bytes at their limits", 1.15, us / least.us(), "x",
+      fmt::format("{:.1f} us, {:.1f} and {:.1f} us", us, least.products_us, least.bytes_us));
+}
+
+}  // namespace brrr::bench

@@ -1,0 +1,96 @@
+#pragma once
+
+// Rows over 64 MB beside streams of as much: softmax, layer norm, and its backward with the
+// gradients of its weights.
+
+#include "tests/bench/bench.h"
+#include "tests/bench/report.h"
+
+namespace brrr::bench {
+
+struct RowFigure {
+  const char* what;
+  const char* op;  // Of the profile's rows.
+  int reads;       // Streams in, beside one out.
+  double bar;      // Percent of the streams' speed.
+};
+
+// Microseconds that kernels of this name take a call.
+inline double kernel_us(const Profile& profile, const std::string& op) {
+  double us = 0, calls = 0;
+  for (const ProfileRow& row : profile.rows()) {
+    if (row.op.find(op) == std::string::npos) continue;
+    us += row.time.us;
+    calls += static_cast<double>(row.calls);
+  }
+  return us / calls;
+}
+
+class RowSteps {
+ public:
+  static constexpr std::int64_t width = 1024, rows = 16384;
+
+  explicit RowSteps(Mode mode)
+      : softmax_([](const Tensor& x) { return x.softmax(-1); }, {.mode = mode}),
+        norm_([](const Tensor& x, const Tensor& w,
+                 const Tensor& b) { return layer_norm(x, {width}, w, b); },
+              {.mode = mode}),
+        gradient_(
+            [](const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& g) {
+              for (const Tensor& t : {x, w, b}) t.set_grad({});
+              const Tensor y = layer_norm(x, {width}, w, b);
+              y.backward(g);
+              return y.detach();
+            },
+            {.mode = mode}) {
+    for (const Tensor& t : {x_, w_, b_}) leaves_.push_back(t.clone().set_requires_grad(true));
+  }
+  void run(int which) {
+    NoGradGuard guard;
+    if (which == 0) softmax_(x_);
+    if (which == 1) norm_(x_, w_, b_);
+    if (which == 2) {
+      EnableGradGuard enabled;
+      gradient_(leaves_[0], leaves_[1], leaves_[2], g_);
+    }
+  }
+  StepStats stats(int which) const {
+    return which == 0 ? softmax_.stats() : which == 1 ? norm_.stats() : gradient_.stats();
+  }
+
+ private:
+  Tensor x_ = randn({rows, width}), g_ = randn({rows, width}), w_ = randn({width}),
+         b_ = randn({width});
+  std::vector<Tensor> leaves_;
+  Step<std::function<Tensor(const Tensor&)>> softmax_;
+  Step<std::function<Tensor(const Tensor&, const Tensor&, const Tensor&)>> norm_;
+  Step<std::function<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>> gradient_;
+};
+
+inline void rows_part(Report& report) {
+  constexpr RowFigure figures[] = {
+      {"softmax", "softmax", 1, 80},
+      {"layer norm", "layer_norm", 1, 85},
+      {"layer norm's backward, weights too", "layer_norm_backward", 2, 80}};
+  constexpr std::size_t bytes = RowSteps::rows * RowSteps::width * sizeof(float);
+  RowSteps eager(Mode::Eager), graph(Mode::Graph);
+  for (int which = 0; which < 3; ++which) {
+    const RowFigure& f = figures[which];
+    std::vector<double> of_eager, of_graph;
+    for (int round = 0; round < 7; ++round) {
+      for (auto* side : {&eager, &graph}) {
+        for (int k = 0; k < 3; ++k) side->run(which);
+        Profile profile;
+        for (int k = 0; k < 5; ++k) side->run(which);
+        const double least = cpu::stream_like(f.reads, bytes).seconds * 1e6;
+        (side == &eager ? of_eager : of_graph).push_back(100 * least / kernel_us(profile, f.op));
+      }
+    }
+    report.at_least(fmt::format("{} over 64 MB, of the speed of its streams", f.what), f.bar,
+                    median(of_graph), "%", fmt::format("eager {:.1f} %", median(of_eager)));
+    if (graph.stats(which).fallbacks > 0)
+      report.wrong(std::string(f.what) + ": a replay fell back");
+  }
+}
+
+}  // namespace brrr::bench
