@@ -1,6 +1,7 @@
 #include "graph/device_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <cstdlib>
 #include <mutex>
 
@@ -31,6 +32,7 @@ Ref<Storage> device_memory(size_t bytes) {
 constexpr Target kTarget{.takes = program::cuda_takes,
                          .calls_read_control = false,
                          .longest_row = program::kLongestPiece,
+                         .worth_own_kernel = std::numeric_limits<double>::infinity(),
                          .kernel_bytes = 8 << 20};
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)

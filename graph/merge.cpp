@@ -253,8 +253,10 @@ void make_parts(const Recording& r, Schedule& s, const Target& target) {
     if (g.fused) g.parts = independent_parts(r, g);
   }
   Merger(r, s, target).gather();
-  for (Group& g : s.groups) {  // What the library has a kernel for needs no other.
-    g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise);
+  // What the library has a kernel for needs no other, unless one of its own is quicker.
+  for (Group& g : s.groups) {
+    g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise ||
+                          traffic(r, s, g).apart >= target.worth_own_kernel);
   }
 }
 

@@ -93,6 +93,8 @@ struct Target {
   bool calls_read_control = true;
   /// The longest row that a kernel folds as eager kernels do.
   int64_t longest_row = 1 << 16;
+  /// A row op or reduction that moves so many bytes is worth a kernel for its shape.
+  double worth_own_kernel = 4 << 20;
   /// A smaller value is not worth a kernel that makes it anew, if nobody has asked for the memory.
   int64_t kernel_bytes = 512 << 10;
 };

@@ -1,7 +1,5 @@
 #include "ops/program/cpu.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "ops/program/cpu_text.h"
@@ -10,9 +8,6 @@ namespace brrr::program {
 
 namespace {
 
-// A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
-// goes around the caches saves reading the lines it overwrites.
-constexpr int64_t kStreaming = int64_t{64} << 20;
 // How far ahead they are asked for: 4 KB is late, 16 KB begins to push out what is in use.
 constexpr int64_t kAhead = 8 << 10;
 // Operands that every row reads again, below which the prefetcher keeps up by itself: with 8 KB of
@@ -26,10 +21,9 @@ class Text : public CpuText {
 
   CpuKernel run() {
     out_.arguments = cpu_arguments(p_);
-    choose_stores();
+    ask_ahead();
     out_.body = "(char* const* a, long begin, long end) {\n";
     pointers();
-    check_addresses();
     emit(all(Statement::Never), 1, false, "  ");
     const std::vector<int> elements = all(Statement::InRow);
     const int unroll = choose_unroll(elements), inner = ndim_ - 1;
@@ -57,60 +51,32 @@ class Text : public CpuText {
   }
 
  private:
-  // Every element of the space has a place of its own.
-  bool streams(const Window& w) const {
-    return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
-  }
-
-  // Streamed stores need whole, aligned cache lines: the rows' distances are checked here, the
-  // addresses when the kernel starts. Streamed loads are asked for ahead of time beside operands
-  // that are read again and again: rows of 4096 weights keep the hardware from doing so in time.
-  void choose_stores() {
-    int64_t bytes = 0, reread = 0;
+  // Streamed loads are asked for ahead of time beside operands that are read again and again: rows
+  // of 4096 weights keep the hardware from doing so in time.
+  void ask_ahead() {
+    int64_t reread = 0;
     for (size_t w = 0; w < ahead_.size(); ++w) {
-      if (!window(w).in_memory()) continue;
-      int64_t own = window(w).item();
-      for (int d = 0; d < ndim_; ++d) own *= window(w).stride[d] ? size_[d] : 1;
-      bytes += own;
-      if (window(w).loaded && inner_stride(w) != 0 && !streams(window(w))) reread += own;
+      if (window(w).loaded && inner_stride(w) != 0 && !streams(window(w))) {
+        reread += bytes_of(window(w));
+      }
     }
-    for (size_t w = 0; w < ahead_.size() && bytes >= kStreaming; ++w) {
+    for (size_t w = 0; w < ahead_.size() && streaming_ && reread > kReread; ++w) {
       const Window& x = window(w);
-      const bool dense = x.in_memory() && inner_stride(w) == 1;
-      ahead_[w] = dense && reread > kReread && x.loaded && streams(x);
-      bool around = dense && x.stored && !x.loaded && x.item() >= 4;
-      for (int d = 0; d < ndim_ - 1; ++d) around &= x.stride[d] * x.item() % 64 == 0;
-      around_[w] = around;
-      any_around_ |= around;
+      ahead_[w] = x.in_memory() && inner_stride(w) == 1 && x.loaded && streams(x);
     }
-  }
-
-  void check_addresses() {
-    if (!any_around_) return;
-    std::string together = "0";
-    for (size_t w = 0; w < around_.size(); ++w) {
-      if (!around_[w]) continue;
-      together +=
-          ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
-    }
-    out_.body += fmt::format("  const bool around = ({}) % 64 == 0;\n", together);
   }
 
   void at_body(int unroll, const std::string& indent) override {
-    // A first level of 32 KB is full of what is read again, and a line that it throws out before
-    // its use would come from memory twice; in one of 48 KB there is room.
-    static const int level = sysconf(_SC_LEVEL1_DCACHE_SIZE) < (48 << 10) ? 2 : 1;
     for (size_t w = 0; w < ahead_.size(); ++w) {
       const int64_t bytes = 16 * unroll * window(w).item();
       for (int64_t line = 0; ahead_[w] && line < bytes; line += 64) {
-        out_.body += fmt::format("{}prefetch<{}>((const char*)(p{} + i) + {});\n", indent, level, w,
-                                 kAhead + line);
+        out_.body += fmt::format("{}prefetch<{}>((const char*)(p{} + i) + {});\n", indent,
+                                 prefetch_level(), w, kAhead + line);
       }
     }
   }
 
   std::vector<bool> ahead_;  // By window: its loads are asked for ahead of time.
-  bool any_around_ = false;
 };
 
 }  // namespace

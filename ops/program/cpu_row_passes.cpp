@@ -7,12 +7,16 @@ namespace brrr::program {
 
 // Of values that a pass leaves for later ones.
 constexpr int64_t kKeptBytes = 64 << 10;
+// Elements of the rows that are taken together: short rows' steps wait for each other, long ones
+// have to stay in the first level, where rows on their way from memory and back need room as well.
+constexpr int64_t kTogether = 4096, kTogetherStreaming = 1024;
 
 RowPasses::RowPasses(const Program& p)
     : CpuText(p),
       n_(p.row),
       rows_(p.space.numel() / p.row),
-      block_(std::bit_floor<uint64_t>(std::clamp<int64_t>(4096 / n_, 1, 16))),
+      block_(std::bit_floor<uint64_t>(
+          std::clamp<int64_t>((streaming_ ? kTogetherStreaming : kTogether) / n_, 1, 16))),
       padded_((n_ + 15) / 16 * 16),
       states_(p.statements.size()) {
   sort_out();

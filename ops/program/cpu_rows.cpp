@@ -46,7 +46,9 @@ class RowWalk : public RowPasses {
       }
     }
     store_numbers();
-    out_.body += "    }\n  }\n}\n";
+    out_.body += "    }\n  }\n";
+    if (any_around_) out_.body += "  fence_nt();\n";
+    out_.body += "}\n";
     if (!columns_.empty() || !totals_.empty()) finish();
     return std::move(out_);
   }
@@ -313,6 +315,25 @@ class RowWalk : public RowPasses {
     out_.body += "      }\n";
   }
 
+  // The next block's rows are asked for: a pass over what a cache holds would leave memory idle,
+  // and the hardware does not look beyond a page. Twice, because some come too early for the first
+  // level and others too late; not in the last of many passes, whose stores keep memory busy.
+  void at_body(int unroll, const std::string& indent) override {
+    const bool asks = streaming_ && current_ <= std::max(1, deepest_ - 1);
+    for (size_t w = 0; w < p_.windows.size() && asks; ++w) {
+      const Window& x = window(w);
+      if (!x.in_memory() || !x.loaded || inner_stride(w) != 1 || !streams(x)) continue;
+      bool dense = true;
+      for (int d = 0; d + 2 < ndim_; ++d) dense &= x.stride[d] == x.stride[d + 1] * size_[d + 1];
+      const int64_t row = x.stride[ndim_ - 2];
+      const int level = block_ * n_ * x.item() > (8 << 10) ? 2 : prefetch_level();
+      for (int64_t at = 0; dense && at < 16 * unroll; at += 64 / x.item()) {
+        out_.body += fmt::format("{}prefetch<{}>((const char*)(o{} + (q + {}) * {} + i + {}));\n",
+                                 indent, level, w, block_, row, at);
+      }
+    }
+  }
+
   // Element `id` of the row, computed where it is.
   void pick(int id) {
     const Statement& s = at(id);
@@ -372,6 +393,7 @@ class RowWalk : public RowPasses {
     out_.body += fmt::format("{}long i = {};\n", indent, first);
     if (n_ >= 64) {
       out_.body += fmt::format("{0}for (; i + 64 <= {1}; i += 64) {{\n", indent, last);
+      at_body(4, indent + "  ");
       emit(list, 4, false, indent + "  ");
       for (int u = 0; u < 4; ++u) take(folds, u, u, false, indent + "  ");
       out_.body += indent + "}\n";

@@ -1,5 +1,7 @@
 #include "ops/program/cpu_text.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -7,6 +9,58 @@
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
+
+// A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
+// goes around the caches saves reading the lines it overwrites.
+constexpr int64_t kStreaming = int64_t{64} << 20;
+
+int prefetch_level() {
+  static const int level = sysconf(_SC_LEVEL1_DCACHE_SIZE) < (48 << 10) ? 2 : 1;
+  return level;
+}
+
+CpuText::CpuText(const Program& p)
+    : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {
+  int64_t bytes = 0;
+  for (const Window& w : p.windows) bytes += bytes_of(w);
+  streaming_ = bytes >= kStreaming;
+  if (streaming_) choose_stores();
+}
+
+bool CpuText::streams(const Window& w) const {
+  return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
+}
+
+int64_t CpuText::bytes_of(const Window& w) const {
+  if (!w.in_memory()) return 0;
+  int64_t bytes = w.item();
+  for (int d = 0; d < ndim_; ++d) bytes *= w.stride[d] ? size_[d] : 1;
+  return bytes;
+}
+
+// They need whole, aligned cache lines: the rows' distances are checked here, the addresses when
+// the kernel starts.
+void CpuText::choose_stores() {
+  for (size_t w = 0; w < around_.size(); ++w) {
+    const Window& x = window(w);
+    bool around = x.in_memory() && inner_stride(w) == 1 && x.stored && !x.loaded && x.item() >= 4 &&
+                  streams(x);
+    for (int d = 0; d < ndim_ - 1; ++d) around &= x.stride[d] * x.item() % 64 == 0;
+    around_[w] = around;
+    any_around_ |= around;
+  }
+}
+
+void CpuText::check_addresses() {
+  if (!any_around_) return;
+  std::string together = "0";
+  for (size_t w = 0; w < around_.size(); ++w) {
+    if (!around_[w]) continue;
+    together +=
+        ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
+  }
+  out_.body += fmt::format("  const bool around = ({}) % 64 == 0;\n", together);
+}
 
 std::vector<int> CpuText::all(Statement::Varies which) const {
   std::vector<int> ids;
@@ -32,6 +86,7 @@ void CpuText::pointers() {
     if (window(w).touched() && !window(w).in_memory())
       out_.body += fmt::format("  const long {}{} = 0;\n", origin(), w);
   }
+  check_addresses();
 }
 
 void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& windows,

@@ -8,12 +8,16 @@ namespace brrr::program {
 
 inline constexpr int64_t kGrain = 1 << 15;  ///< Elements worth a thread.
 
+/// The level that lines are asked for into ahead of time: a first level of 32 KB is full of what is
+/// read again, and a line that it throws out before its use would come from memory twice; in one of
+/// 48 KB there is room.
+int prefetch_level();
+
 /// Names of the text: `o<w>` is where window w begins, `p<w>` where it does in the row; `v<id>` a
 /// statement's value, that of elements `v<id>_<u>` in vector u of an unrolled body.
 class CpuText {
  public:
-  explicit CpuText(const Program& p)
-      : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {}
+  explicit CpuText(const Program& p);
 
  protected:
   const Window& window(size_t w) const { return p_.windows[w]; }
@@ -31,7 +35,10 @@ class CpuText {
 
   const char* origin() const { return ndim_ > 1 ? "o" : "p"; }
   static std::string pointer_type(const Window& w);
-  /// The arguments as pointers.
+  /// Every element of the space has a place of its own there.
+  bool streams(const Window& w) const;
+  int64_t bytes_of(const Window& w) const;
+  /// The arguments as pointers, and whether stores may go around the caches.
   void pointers();
   /// `p<w>` of windows in row `r`, a number.
   void row_pointers(const std::string& r, const std::vector<size_t>& windows,
@@ -61,10 +68,14 @@ class CpuText {
   const Program& p_;
   const int ndim_;
   const int64_t* const size_;
+  bool streaming_;            // It moves more than the caches keep.
   std::vector<bool> around_;  // By window: may be stored around the caches.
+  bool any_around_ = false;
   CpuKernel out_;
 
  private:
+  void choose_stores();
+  void check_addresses();
   std::string load(const Statement& x, int u, bool tail) const;
   std::string store(const Statement& x, int u, bool tail) const;
   bool is_literal(const Statement& s) const {

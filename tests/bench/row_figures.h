@@ -39,7 +39,8 @@ class RowSteps {
             [](const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& g) {
               for (const Tensor& t : {x, w, b}) t.set_grad({});
               const Tensor y = layer_norm(x, {width}, w, b);
-              y.backward(g);
+              // Known after all of y only: backward is a kernel of its own, as in a model.
+              y.backward(g * (1.0 + 1e-3 * y.detach().mean()));
               return y.detach();
             },
             {.mode = mode}) {
