@@ -87,7 +87,7 @@ TEST_CASE("emulator streams: what the stand-in for NCCL asks for") {
   const auto& nccl = *exported<const brrr::nccl::Boundary*()>("brrr_nccl_boundary")();
   CHECK(nccl.abi == brrr::nccl::kAbi);
   char id[brrr::nccl::kIdBytes];
-  brrr::nccl::Communicator* c = nullptr;
+  static brrr::nccl::Communicator* c = nullptr;  // The process's until it ends: nothing leaves one.
   GOOD(nccl.make_id(id));
   GOOD(nccl.join(id, 0, 1, &c));
   float* x = d.device(std::vector<float>(n));

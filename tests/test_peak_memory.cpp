@@ -77,8 +77,12 @@ void compare(const Training& train) {
   table +=
       fmt::format("resident: eager {:.1f} MB, graph {:.1f} MB", eager.resident, graph.resident);
   INFO(table);
-  // Numbers and tables of a few hundred bytes each.
-  for (int k = 0; k < kCalls; ++k) CHECK(graph.by_call[k] <= eager.by_call[k] + 0.02);
+  // Numbers and tables of a few hundred bytes each. AddressSanitizer's blocks cannot be parted, so
+  // gradients are apart there, and nothing larger than one lives where they will be written.
+  for (int k = 0; k < kCalls; ++k) {
+    const double more = kAddressSanitizer ? eager.by_call[k] / 10 : 0.02;
+    CHECK(graph.by_call[k] <= eager.by_call[k] + more);
+  }
   // Kernels, which are built by now, huge pages at the ends of segments.
   const double resident = peaks_of(train, Mode::Graph).resident;
   if (!kAddressSanitizer && !kThreadSanitizer) CHECK(resident <= eager.resident + 10);

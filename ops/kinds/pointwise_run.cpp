@@ -182,7 +182,8 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, in
 bool run_small(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const TensorImpl& first = *c.out[0].impl();
-  if (c.into || first.numel > kSmall) return false;
+  // No elements may have no memory, which a loop would write nothing to: that is undefined.
+  if (c.into || first.numel == 0 || first.numel > kSmall) return false;
   const DType compute = pointwise_compute_dtype(c);
   char* out[kMaxOutputs];
   for (int k = 0; k < c.n_out; ++k) {
