@@ -270,3 +270,31 @@ TEST_CASE("row fusion: sums over rows of any number, on threads") {
     });
   }
 }
+
+// More than the caches keep: results go around them where their rows are whole cache lines, and the
+// next rows are asked for, also those that are not there.
+TEST_CASE("row fusion: rows that stream") {
+  const test::TempCache cache;
+  const auto steps = [](const Tensor& x, const Tensor& g, int64_t n) {
+    const Tensor w = ones({n}) * 1.5, b = ones({n}) * 0.5;
+    CHECK(kernels([&] { return Tensors{softmax(x, -1)}; }) == 1);
+    CHECK(kernels([&] { return Tensors{layer_norm(x * 1.5, {n}, w, b) + g}; }) == 1);
+    const auto backward = [&] {
+      std::vector<Tensor> leaves;
+      for (const Tensor& t : {x, w, b}) leaves.push_back(t.detach().set_requires_grad(true));
+      const Tensor y = layer_norm(leaves[0], {n}, leaves[1], leaves[2]);
+      return grad({(y * g).sum()}, leaves);
+    };
+    kernels(backward);
+  };
+  const Tensor all = randn({8'500'016}), other = randn({8'500'016});
+  const auto rows = [&](const Tensor& t, int64_t from, IntList sizes) {
+    return t.slice(0, from, from + numel_of(sizes)).view(sizes);
+  };
+  for (const int64_t n : {1024, 1000, 72}) {
+    CAPTURE(n);
+    const int64_t count = 8'500'000 / n;
+    steps(rows(all, 0, {count, n}), rows(other, 0, {count, n}), n);
+  }
+  steps(rows(all, 16, {5, 415, 4096}), rows(other, 1, {5, 415, 4096}), 4096);
+}
