@@ -89,7 +89,8 @@ DevicePlan::Batch& DevicePlan::batch_of(Launch& l, const std::string& name, bool
   return *same;
 }
 
-void DevicePlan::add_word(const GroupProgram& g, program::Word w, int64_t value, Batch& b) {
+void DevicePlan::add_word(const GroupProgram& g, const Part& part, program::Word w, int64_t value,
+                          Batch& b) {
   using program::Word;
   const auto k = static_cast<size_t>(w.which);
   if (w.kind == Word::Address) {
@@ -100,13 +101,15 @@ void DevicePlan::add_word(const GroupProgram& g, program::Word w, int64_t value,
     b.scratch.emplace_back(b.words.size(), value);
   } else if (w.kind == Word::Fault) {
     value = reinterpret_cast<int64_t>(device_fault());
+  } else if (w.kind == Word::Op) {
+    value = fault_op_of(part);
   }
   b.words.push_back(value);
 }
 
 void DevicePlan::add_part(const Part& part, bool table, Launch& l) {
   GroupProgram g = program_of(r_, part, schedule_);
-  g.program.row ? add_rows(g, part, table, l) : add_pointwise(g, table, l);
+  g.program.row ? add_rows(g, part, table, l) : add_pointwise(g, part, table, l);
 }
 
 // Of one more part.
@@ -116,17 +119,18 @@ void DevicePlan::Batch::add_blocks(size_t kernel, std::string name, int64_t bloc
   kernels[kernel].blocks += blocks;
 }
 
-void DevicePlan::add_pointwise(GroupProgram& g, bool table, Launch& l) {
+void DevicePlan::add_pointwise(GroupProgram& g, const Part& part, bool table, Launch& l) {
   program::Program& p = g.program;
   const int windows = static_cast<int>(p.windows.size());
-  const program::Walk walk = plan_walk(p.space, p.windows.data(), windows);
+  program::Walk walk = plan_walk(p.space, p.windows.data(), windows);
+  walk.notes = fault_op_of(part) >= 0;
   const std::string name =
       named([&](const std::string& as) { return cuda_text(p, walk, as, table); });
   Batch& b = batch_of(l, name, table);
   b.add_blocks(0, name, walk.blocks(p.space), program::kDeviceThreads);
   each_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
             static_cast<int>(p.numbers.size()),
-            [&](program::Word w, int64_t value) { add_word(g, w, value, b); });
+            [&](program::Word w, int64_t value) { add_word(g, part, w, value, b); });
 }
 
 void DevicePlan::add_rows(GroupProgram& g, const Part& part, bool table, Launch& l) {
@@ -149,8 +153,7 @@ void DevicePlan::add_rows(GroupProgram& g, const Part& part, bool table, Launch&
   const int64_t before = std::exchange(scratch_.back(), scratch_.back() + walk.scratch_bytes());
   each_row_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
                 static_cast<int>(p.numbers.size()), [&](Word w, int64_t value) {
-                  if (w.kind == Word::Op) value = fault_op_of(part);
-                  add_word(g, w, w.kind == Word::Scratch ? before + value : value, b);
+                  add_word(g, part, w, w.kind == Word::Scratch ? before + value : value, b);
                 });
 }
 
@@ -166,12 +169,12 @@ void DevicePlan::place_tables() {
   }
 }
 
-// What a note of an id that is out of range says of where it was met.
+// What a note of an id that is out of range says of where it was met; -1: none is met.
 int64_t DevicePlan::fault_op_of(const Part& part) const {
   const auto at = std::find_if(part.instrs.begin(), part.instrs.end(), [&](uint32_t at) {
     return r_.instrs[at].op->check_values != nullptr;
   });
-  if (at == part.instrs.end()) return 0;
+  if (at == part.instrs.end()) return -1;
   const Instr& i = r_.instrs[*at];
   return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
 }

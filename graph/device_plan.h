@@ -87,10 +87,10 @@ class DevicePlan final : public Plan {
   void build_kernels(StepStats& stats);
   void add_host_data(const Instr& i);
   void add_part(const Part& part, bool table, Launch& l);
-  void add_pointwise(GroupProgram& g, bool table, Launch& l);
+  void add_pointwise(GroupProgram& g, const Part& part, bool table, Launch& l);
   void add_rows(GroupProgram& g, const Part& part, bool table, Launch& l);
   Batch& batch_of(Launch& l, const std::string& name, bool table);
-  void add_word(const GroupProgram& g, program::Word w, int64_t value, Batch& b);
+  void add_word(const GroupProgram& g, const Part& part, program::Word w, int64_t value, Batch& b);
   void place_tables();
   int64_t fault_op_of(const Part& part) const;
   void resolve(Batch& b, size_t group);

@@ -84,6 +84,25 @@ TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
   CHECK_MESSAGE(error.find("cross_entropy: index 33 is out of range") == 0, error);
 }
 
+TEST_CASE("cuda fusion: one_hot in a kernel with and without rows tells of ids out of range") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const Tensor x = on_gpu(randn({70, 33}));
+  for (const bool rows : {false, true}) {
+    const Tensor ids = on_gpu(randint(0, 33, {70}));
+    const auto fn = [&] {
+      const Tensor hit = where(one_hot(ids, 33) != 0, x, 0.0);
+      return rows ? hit.sum({-1}) : hit * 2.0;
+    };
+    CHECK(kernels([&] { return Tensors{fn()}; }) == 1);
+    auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
+    step();
+    ids.slice(0, 5, 6).fill_(int64_t{-1});
+    const std::string error = error_of([&] { on_cpu(step()); });
+    CHECK_MESSAGE(error.find("one_hot: index -1 is out of range") == 0, error);
+  }
+}
+
 TEST_CASE(
     "cuda fusion: ids beside a sum over wide rows, numbers written in place, values of no row") {
   if (!have_device()) return;

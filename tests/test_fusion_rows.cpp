@@ -108,6 +108,30 @@ TEST_CASE("row fusion: a loss over rows, its check of ids before anything is wri
   CHECK(kept.sum().item<double>() == doctest::Approx(2.0 * 130 * 65));
 }
 
+TEST_CASE(
+    "row fusion: one_hot is what its ids and places make, checked before anything is written") {
+  const test::TempCache cache;
+  const Tensor x = randn({130, 65}), ids = randint(0, 65, {130}), kept = zeros({130, 65});
+  const auto hit = [&] { return where(one_hot(ids, 65) != 0, x, 0.0); };
+  const auto each = [&] { return Tensors{hit() * 2.0}; };
+  const auto rows = [&] { return Tensors{hit().sum({-1})}; };
+  CHECK(kernels(each) == 1);
+  CHECK(kernels(rows) == 1);
+  auto step = brrr::step(
+      [&] {
+        kept.add_(1.0);
+        return hit();
+      },
+      {.require_graph = true, .build_at_first_call = true});
+  step();
+  step();
+  ids.slice(0, 7, 8).fill_(int64_t{65});
+  CHECK_THROWS_WITH_AS(
+      step(), "one_hot: index 65 is out of range: dim 1 has size 65, so indices are in [0, 65)",
+      Error);
+  CHECK(kept.sum().item<double>() == doctest::Approx(2.0 * 130 * 65));
+}
+
 TEST_CASE("row fusion: what only looks alike stays apart") {
   const test::TempCache cache;
   const Tensor x = randn({33, 33}), y = randn({12, 40});

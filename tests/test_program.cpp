@@ -4,9 +4,11 @@
 #include "backends/cpu/jit.h"
 #include "graph/group.h"
 #include "ops/library_ops.h"
+#include "ops/nn_ops.h"
 #include "ops/program/cpu.h"
 #include "ops/program/scalar.h"
 #include "tests/recorded.h"
+#include "tests/row_cases.h"
 #include "tests/special_values.h"
 #include "tests/temp_cache.h"
 
@@ -127,6 +129,69 @@ void check_rows(const std::vector<std::pair<const OpDef*, Tensors>>& calls) {
   }
 }
 
+// The row op over `rows` rows of n elements: outputs, then inputs.
+Program program_of_row_op(const OpDef& op, const nn_test::RowCase& c, const Tensors& out,
+                          int64_t rows, int64_t n) {
+  Program p;
+  p.space = {2, {rows, n}};
+  p.row = n;
+  const auto window = [&](const Tensor& t, bool in_row, bool per_row, bool stored) {
+    p.windows.push_back({.dtype = t.dtype(), .loaded = !stored, .stored = stored});
+    p.windows.back().stride[0] = per_row ? (in_row ? n : 1) : 0;
+    p.windows.back().stride[1] = in_row;
+    return static_cast<int>(p.windows.size()) - 1;
+  };
+  const auto number = [&](DType t, int word) {
+    p.numbers.push_back({t, c.words.v[word]});
+    return static_cast<int>(p.numbers.size()) - 1;
+  };
+  program::Step step{&op, compute_type(out[0].dtype()), {}, {}};
+  for (size_t k = 0; k < out.size(); ++k) {
+    const RowResult r = op.row->results[k];
+    const bool each = r == RowResult::Each;
+    step.out.push_back(
+        window(out[k], each || r == RowResult::Column, each || r == RowResult::PerRow, true));
+  }
+  for (const RowOperand& o : op.row->operands) {
+    const bool each = o.kind == Operand::Each, id = o.kind == Operand::Id;
+    step.ignored.push_back(id ? number(kInt64, o.word) : 0);
+    step.in.push_back(o.kind == Operand::Scalar
+                          ? ~number(kFloat64, o.word)
+                          : window(c.in[static_cast<size_t>(o.input)],
+                                   each || o.kind == Operand::Weight || o.kind == Operand::Bias,
+                                   each || id || o.kind == Operand::PerRow, false));
+  }
+  append_steps(p, {step}, false);
+  return p;
+}
+
+void check_row_ops(DType t, int64_t rows, int64_t n) {
+  Scalars scalars;
+  struct Called {
+    std::string what;
+    Tensors want, got, in;
+  };
+  std::vector<Called> calls;
+  nn_test::for_row_ops([&](const OpDef& op) {
+    const nn_test::RowCase c = nn_test::make_case(*op.row, rows, n, t);
+    Called call{fmt::format("{} of {} rows of {}", op.name, rows, n), run(op, c, false), {}, c.in};
+    for (const Tensor& y : call.want) call.got.push_back(empty_like(y));
+    scalars.add(program_of_row_op(op, c, call.got, rows, n));
+    calls.push_back(std::move(call));
+  });
+  for (size_t k = 0; k < calls.size(); ++k) {
+    const Called& c = calls[k];
+    std::vector<char*> arguments;
+    for (const Tensors* list : {&c.got, &c.in}) {
+      for (const Tensor& x : *list) arguments.push_back(bytes_of(x));
+    }
+    scalars.run(k, arguments);
+    for (size_t o = 0; o < c.got.size(); ++o) {
+      check_near(c.got[o], c.want[o], 1, itemsize(c.want[o].dtype()) == 2 ? 2 : 64, c.what);
+    }
+  }
+}
+
 // The step's groups, in order, on memory of their own; `inputs` in the order of their first use.
 std::vector<char> run_groups(const graph::Recording& r, const Tensors& inputs) {
   const graph::Schedule s = graph::make_schedule(r, true);
@@ -187,6 +252,19 @@ TEST_CASE("program: every pointwise row in plain C has the eager kernel's values
   }
 }
 
+// A few rows, and more than a block of those that are folded over.
+TEST_CASE("program: every row op in plain C has the eager kernel's values") {
+  const TempCache cache;
+  const NoGradGuard guard;
+  manual_seed(3);
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
+    CAPTURE(std::string(name(t)));
+    check_row_ops(t, 5, 37);
+    check_row_ops(t, 70, 18);
+    check_row_ops(t, 1, 1);
+  }
+}
+
 TEST_CASE("program: fused groups in plain C") {
   const TempCache cache;
   const NoGradGuard guard;
@@ -206,6 +284,24 @@ TEST_CASE("program: fused groups in plain C") {
     return b + gelu(x[2]) * 3;
   };
   check_step(curved, {in[0], in[1], in[2]}, 64);
+}
+
+TEST_CASE("program: fused groups with rows in plain C") {
+  const TempCache cache;
+  const NoGradGuard guard;
+  const Tensors in{randn({40, 17}), randn({17}), randint(0, 17, {40})};
+  const auto over = [](const Tensors& x) { return softmax(x[0] * 2 + x[1], -1) * x[1]; };
+  check_step(over, {in[0], in[1]}, 64);
+  const auto columns = [](const Tensors& x) { return sum((x[0] * x[1]).exp(), {0}); };
+  check_step(columns, {in[0], in[1]}, 256);
+  const auto whole = [](const Tensors& x) { return mse_loss(x[0] * 3, x[1]); };
+  check_step(whole, {in[0], in[0].exp()}, 64);
+  const auto ids = [](const Tensors& x) { return cross_entropy(x[0] * 2, x[1]); };
+  check_step(ids, {in[0], in[2]}, 64);
+  const auto hot = [](const Tensors& x) {
+    return sum(where(one_hot(x[0], 17) != 0, x[1], 0.0), {-1}) + 1;
+  };
+  check_step(hot, {in[2], in[0]}, 64);
 }
 
 // An index window is no memory: its element is the offset itself.

@@ -42,6 +42,7 @@ PointwiseForm form_of(const OpDef& op, const Iteration& it, Operands& o) {
   f.n_out = it.n_out;
   f.n_in = it.n_in;
   f.walk = plan_walk(o.space, o.windows, o.n_windows);
+  f.walk.notes = op.check_values != nullptr;
   for (int k = 0, w = 0; k < f.count(); ++k) {
     f.dtype[k] = it.operands[k].dtype;
     f.reach[k] = PointwiseForm::kNumber;
@@ -92,7 +93,8 @@ std::string pointwise_text(const PointwiseForm& f) {
     }
   }
   append_steps(p, {step}, false);
-  return cuda_text(p, f.walk, "k");
+  const std::string text = cuda_text(p, f.walk, "k");
+  return f.walk.notes ? with_support(text) : text;
 }
 
 void run_pointwise(OpCall& c) {
@@ -104,7 +106,7 @@ void run_pointwise(OpCall& c) {
   Function* k = find_kernel(f.key(), "k", 0, [&] { return pointwise_text(f); });
   Words words;
   each_word(f.walk, o.space, o.windows, o.n_windows, o.numbers, o.n_numbers,
-            [&](Word, int64_t value) { words.push(value); });
+            [&](Word w, int64_t value) { words.push(w, value, c); });
   launch(k, c.op->name, {f.walk.blocks(o.space)}, kDeviceThreads, words.data(), words.bytes());
 }
 

@@ -221,9 +221,7 @@ void RowsCall::launch(const OpCall& c) const {
     if (w.kind == Word::Scratch && bytes) {
       value += reinterpret_cast<int64_t>(scratch.impl()->data());
     }
-    if (w.kind == Word::Fault) value = reinterpret_cast<int64_t>(device_fault());
-    if (w.kind == Word::Op) value = fault_op(c);
-    words.push(value);
+    words.push(w, value, c);
   });
   each_row_launch(walk, [&](RowKernel which, int64_t blocks, int threads) {
     if (blocks == 0) return;

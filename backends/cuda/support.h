@@ -43,6 +43,8 @@ BRRR_VX bool in_range(char* fault, long i, long limit, long op) {
   note_fault(fault, 1, op, i, limit);
   return false;
 }
+// In a program's text: the index i, which is noted where it is not in [0, n).
+#define checked(i, n) (in_range(p.fault, (i)[0], (n)[0], p.op), (i))
 // A block of a draw whose seed and number lie in memory, `stride` words apart, or else are given.
 BRRR_VX Words4 draw_words(const char* key, long stride, long seed, long draw, long block) {
   const long* words = (const long*)key;

@@ -59,6 +59,7 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
             {.kind = OpKind::Pointwise,
              .n_out = i.n_out,
              .infer = pointwise_infer,
+             .check_values = i.traits.check,
              .kernel = {{pointwise_run}},
              .scratch = pointwise_scratch,
              .pointwise = &info}),

@@ -70,6 +70,8 @@ struct PointwiseTraits {
   uint32_t condition = 0;         ///< Operands that take no part in promotion.
   bool wide = false;              ///< Is computed in float64, or int64.
   double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
+  /// See OpSpec::check_values: of what the row takes to be m::checked().
+  void (*check)(const OpCall&) = nullptr;
 };
 
 struct PointwiseInfo {
@@ -443,7 +445,7 @@ class PointwiseCall {
   PointwiseCall& add(ControlCell& cell);
   /// Seed and number of the next draw of the random stream. A call that throws gives it back.
   PointwiseCall& draw();
-  /// Of a call without tensors: what it makes. Throws if that cannot be, before a draw is used up.
+  /// What it makes, where tensors do not tell. Throws if that cannot be, before a draw is used up.
   PointwiseCall& make(const IntList& sizes, DType dtype, Device device);
   PointwiseCall& dtype(DType t) {
     call_.attrs.set_dtype(t);

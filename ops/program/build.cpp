@@ -220,25 +220,4 @@ std::string splat(DType type, const std::string& value) {
   return fmt::format("splat(({})({}))", spelling(type).element, value);
 }
 
-std::string lines(const Statements& list, const std::string& indent,
-                  const std::function<std::string(const Statement&)>& leaf,
-                  std::vector<std::string>& names) {
-  std::string text;
-  for (const Statement& s : list) {
-    std::vector<std::string> args;
-    for (int a : s.args) args.push_back(names[static_cast<size_t>(a)]);
-    std::string name = fmt::format("v{}", names.size());
-    if (s.kind == Statement::Store) {
-      text += indent + fill(leaf(s), args) + ";\n";
-    } else if (s.kind == Statement::Formula || s.kind == Statement::Load) {
-      const std::string what = s.kind == Statement::Load ? leaf(s) : fill(s.text, args);
-      text += fmt::format("{}const auto {} = {};\n", indent, name, what);
-    } else {
-      name = s.kind == Statement::Constant ? splat(s.type, s.text) : leaf(s);
-    }
-    names.push_back(std::move(name));
-  }
-  return text;
-}
-
 }  // namespace brrr::program

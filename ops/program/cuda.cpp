@@ -174,6 +174,7 @@ class Text {
   void compute(const std::string& group, const std::string& indent) {
     std::vector<std::string> names;
     const auto leaf = [&](const Statement& s) {
+      if (s.kind == Statement::Constant) return splat(s.type, s.text);
       if (s.kind == Statement::Number) {
         const bool control = p_.numbers[static_cast<size_t>(s.which)].control;
         return splat(s.type, fmt::format("{}p.c{}", control ? "*" : "", s.which));
@@ -185,7 +186,18 @@ class Text {
       return s.kind == Statement::Load ? fill(how.load, {fmt::format("load(&{})", x)})
                                        : fmt::format("store(&{}, {})", x, how.store);
     };
-    out_ += lines(p_.statements, indent, leaf, names);
+    for (const Statement& s : p_.statements) {
+      std::vector<std::string> args;
+      for (int a : s.args) args.push_back(names[static_cast<size_t>(a)]);
+      const std::string text = s.kind == Statement::Formula ? fill(s.text, args) : leaf(s);
+      names.push_back(fmt::format("v{}", names.size()));
+      if (s.kind == Statement::Store)
+        out_ += indent + fill(text, args) + ";\n";
+      else if (s.kind == Statement::Formula || s.kind == Statement::Load)
+        out_ += fmt::format("{}const auto {} = {};\n", indent, names.back(), text);
+      else
+        names.back() = text;
+    }
   }
 
   // --- the walks ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ struct Walk {
   int vector = 1;        ///< Elements of a group.
   bool in_rows = false;  ///< No group goes beyond its row, the innermost dim.
   bool wide = false;     ///< Element numbers need 64 bits.
+  bool notes = false;    ///< It notes indices that are out of range.
   int turned = -1;       ///< The dim along which what is Turned is dense; -1: no tiles.
 
   int groups() const { return vector < kDeviceEach ? kDeviceEach / vector : 1; }
@@ -106,6 +107,10 @@ void each_word(const Walk& walk, const Space& space, const Window* windows, int 
       word(Word{Word::Stride, w, d}, windows[w].stride[d] * item);
     }
   }
+  if (walk.notes) {
+    word(Word{Word::Fault}, 0);
+    word(Word{Word::Op}, 0);
+  }
 }
 
 /// The words of a call.
@@ -115,6 +120,11 @@ class Words {
   void push(int64_t w) {
     BRRR_CHECK(n_ < kMost, "cuda: a kernel with too many operands");
     words_[n_++] = w;
+  }
+  /// Of a call, which may note faults.
+  void push(Word w, int64_t value, const OpCall& c) {
+    if (w.kind == Word::Fault) value = reinterpret_cast<int64_t>(device_fault());
+    push(w.kind == Word::Op ? fault_op(c) : value);
   }
   void set(size_t word, const void* p) { words_[word] = reinterpret_cast<int64_t>(p); }
   size_t size() const { return n_; }

@@ -106,14 +106,13 @@ template <class F> void each_row_launch(const RowWalk& w, const F& launch) {
 template <class F>
 void each_row_word(const RowWalk& walk, const Space& space, const Window* windows, int n_windows,
                    const Number* numbers, int n_numbers, const F& word) {
-  each_word(Walk{.ndim = space.ndim}, space, windows, n_windows, numbers, n_numbers, word);
+  each_word(Walk{.ndim = space.ndim, .notes = true}, space, windows, n_windows, numbers, n_numbers,
+            word);
   int k = 0;
   for (const auto& number : RowWalk::numbers) word(Word{Word::Rows, k++}, walk.*number.value);
   for (k = 0; k < walk.traits.columns + walk.traits.totals; ++k) {
     word(Word{Word::Scratch, k}, walk.scratch(k));
   }
-  word(Word{Word::Fault}, 0);
-  word(Word{Word::Op}, 0);
 }
 
 }  // namespace brrr::program

@@ -5,7 +5,6 @@
 // of a recording) and printed by targets: cpu.h, cuda.h, scalar.h.
 
 #include <climits>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -109,11 +108,5 @@ inline bool ends_pass(const Statement& s) {
 std::string literal(const Number& n);
 /// A scalar, cast to `type`, for all lanes.
 std::string splat(DType type, const std::string& value);
-/// The statements in the vector dialect, a line each: what targets share that compute one element
-/// after the other. `leaf` gives the expressions of loads, numbers and operands, and of stores,
-/// where $0 is what is stored. `names`, empty at first, gets the statements' names.
-std::string lines(const Statements& list, const std::string& indent,
-                  const std::function<std::string(const Statement&)>& leaf,
-                  std::vector<std::string>& names);
 
 }  // namespace brrr::program

@@ -93,12 +93,6 @@ void index_add_infer(OpCall& c) {
   set_sum_meta(c, sizes);
 }
 
-void one_hot_infer(OpCall& c) {
-  IntList sizes = c.in[0]->size_list();
-  sizes.push_back(c.attrs.as<OneHotAttrs>().classes);
-  set_meta(c, 0, kInt64, sizes);
-}
-
 void check_positions(const OpCall& c) {
   const IntList sizes = indexed_sizes(c);
   const int dim = dim_of(c.attrs);
@@ -164,7 +158,7 @@ template <MakeWalk kWalk> OpSpec pick_spec(Infer infer, Vjp vjp) {
   return {.infer = infer,
           .check_values = check_positions,
           .kernel = {{run}, {run}},
-          .scratch = [](const OpCall& c) { return pick_scratch(c, 1); },
+          .scratch = pick_scratch,
           .work = pick_work,
           .vjp = vjp,
           .saves_inputs = 0b10};
@@ -177,15 +171,15 @@ const OpDef index_select_row{"index_select", "the slices that index names along 
 const OpDef embedding_row{"embedding", "the rows of a table that ids name",
                           pick_spec<slice_walk>(embedding_infer, slices_vjp)};
 
-const OpDef one_hot_row{"one_hot",
-                        "a 1 at the position of each id, else 0",
-                        {.infer = one_hot_infer,
-                         .check_values =
-                             [](const OpCall& c) {
-                               check_index(c, 0, c.in[0]->ndim, c.attrs.as<OneHotAttrs>().classes);
-                             },
-                         .kernel = {{one_hot_cpu}, {one_hot_cuda}},
-                         .scratch = [](const OpCall& c) { return pick_scratch(c, 0); }}};
+// An id that is out of range is the place of no element: zeros where a GPU has noted it.
+const NumberOp one_hot_row{
+    "one_hot",
+    "a 1 at the position of each id, else 0",
+    {.check = [](const OpCall& c) { check_index(c, 0, c.in[0]->ndim - 1, c.attrs.v[0]); }},
+    Integers<0, 1>{},
+    [](auto id, auto classes, auto place) {
+      return m::where(m::checked(id, classes) == m::like(id, place), 1.0, 0.0);
+    }};
 
 // --- arguments -----------------------------------------------------------------------------------
 
@@ -246,7 +240,10 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
 
 Tensor one_hot(const Tensor& ids, int64_t classes) {
   BRRR_CHECK(classes > 0, "one_hot: classes must be positive, got {}", classes);
-  return call(one_hot_row, {index64("one_hot", ids)}, OneHotAttrs{classes});
+  const Tensor at = index64("one_hot", ids).unsqueeze(-1);
+  IntList sizes = ids.sizes();
+  sizes.push_back(classes);
+  return PointwiseCall(one_hot_row).make(sizes, kInt64, ids.device()).add(at).add(classes).run();
 }
 
 }  // namespace brrr

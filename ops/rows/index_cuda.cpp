@@ -165,21 +165,6 @@ KERNEL(index_entries, EntryArguments, 256) {
 }
 )"}};
 
-BRRR_DEVICE_STRUCT(OneHotArguments, {
-  const char* index;
-  char *to, *fault;
-  long op, n, classes;
-});
-
-constexpr DeviceKernel one_hot_kernel{"one_hot", OneHotArgumentsText, 256, {R"(
-KERNEL(one_hot, OneHotArguments, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.n) return;
-  const long k = ((const long*)p.index)[i / p.classes];
-  ((long*)p.to)[i] = in_range(p.fault, k, p.classes, p.op) && k == i % p.classes;
-}
-)"}};
-
 // --- calls ---------------------------------------------------------------------------------------
 
 // Elements of the largest unit, 16 bytes at most, that both tensors consist of: several only where
@@ -260,14 +245,6 @@ void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& out, const Tenso
   const Tensor order = sorted(a, w, *c.in[1], wide);
   if (wide) v.n |= kWideEntries;
   run_kernel(add_sorted_kernel, v, {blocks_for(a.n)}, a);
-}
-
-void one_hot_cuda(OpCall& c) {
-  const TensorImpl& out = *c.out[0].impl();
-  const Index index(c, *c.in[0]);
-  run_kernel(one_hot_kernel, {}, {blocks_for(out.numel)},
-             OneHotArguments{reinterpret_cast<const char*>(index.at), out.data(), device_fault(),
-                             fault_op(c), out.numel, c.attrs.as<OneHotAttrs>().classes});
 }
 
 }  // namespace brrr

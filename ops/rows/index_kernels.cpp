@@ -167,22 +167,13 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   }
 }
 
-void one_hot_cpu(OpCall& c) {
-  TensorImpl& out = *c.out[0].impl();
-  const int64_t classes = c.attrs.as<OneHotAttrs>().classes;
-  const Index index(c, *c.in[0]);
-  auto* to = reinterpret_cast<int64_t*>(out.data());
-  fill_zero(out);
-  for (int64_t i = 0; i < c.in[0]->numel; ++i) to[i * classes + index.at[i]] = 1;
-}
-
-int64_t pick_scratch(const OpCall& c, int index) {
-  const TensorImpl& at = *c.in[index];
+int64_t pick_scratch(const OpCall& c) {
+  const TensorImpl& at = *c.in[1];
   return at.contiguous() && !c.into ? 0 : scratch_for(at.numel, sizeof(int64_t));
 }
 int64_t sum_scratch(const OpCall& c) {
   const TensorImpl& out = *c.out[0].impl();
-  int64_t bytes = pick_scratch(c, 1);
+  int64_t bytes = pick_scratch(c);
   if (itemsize(out.dtype) == 2) bytes += scratch_for(out.numel, 4) + scratch_for(c.in[2]->numel, 4);
   if (!c.into) return bytes;
   for (const TensorImpl* t : {c.in[0], c.in[2]}) bytes += t ? scratch_for(t->numel, 8) : 0;

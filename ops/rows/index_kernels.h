@@ -101,14 +101,9 @@ void pick_cuda(const OpCall& c, const Walk& w, const TensorImpl& x, const Tensor
 void accumulate(OpCall& c, int dim, MakeWalk make_walk);
 void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& out, const TensorImpl& src,
               int dim);
-struct OneHotAttrs {
-  int64_t classes;
-};
-void one_hot_cpu(OpCall& c);
-void one_hot_cuda(OpCall& c);
 /// What they take: a dense index; a sum its terms besides, where they have another dtype or memory
 /// than it.
-int64_t pick_scratch(const OpCall& c, int index);
+int64_t pick_scratch(const OpCall& c);
 int64_t sum_scratch(const OpCall& c);
 
 }  // namespace brrr

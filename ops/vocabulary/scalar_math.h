@@ -108,6 +108,10 @@ inline Sym like(Sym, SymIndex i) {
   return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id}, {0});
 }
 
+/// i, an index that is to be in [0, n): see PointwiseTraits::check. A GPU notes one that is not.
+template <class V> Num<V> checked(Num<V> i, std::type_identity_t<Num<V>>) { return i; }
+inline Sym checked(Sym i, Sym n) { return sym_emit("checked($0, $1)", {i.id, n.id}, {0}); }
+
 // Philox is long: the compiler would not inline what stands around it by itself.
 
 /// The lanes of an integer, and what lanes are as one: of a vector itself, of a number the first.

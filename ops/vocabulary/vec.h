@@ -292,6 +292,9 @@ BRRR_VX b16 first_lanes(int n) {
   return lt(i32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, splat(n));
 }
 
+// i, which checks before the kernel found in [0, n); a GPU's kernel looks itself (support.h there).
+template <class V> BRRR_VX V checked(V i, V) { return i; }
+
 // --- reduction -----------------------------------------------------------------------------------
 
 // The fixed tree: lane i with lane i + 8, then + 4, + 2, + 1. `op` takes and returns whole
