@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "core/rng.h"
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
@@ -65,10 +66,8 @@ static T take_number(const std::string& path, Metadata& metadata, const char* ke
 
 // Of all that a checkpoint holds.
 static uint64_t content_hash(const StateDict& dict, const Metadata& metadata) {
-  uint64_t hash = 0;
-  const auto add = [&](std::string_view bytes) {
-    hash = (hash ^ std::hash<std::string_view>{}(bytes)) * 0x100000001b3u;
-  };
+  Fnv sum;
+  const auto add = [&](std::string_view bytes) { sum.add(std::hash<std::string_view>{}(bytes)); };
   for (const auto& [name, t] : dict) {
     add(name);
     add(describe(t));
@@ -79,7 +78,7 @@ static uint64_t content_hash(const StateDict& dict, const Metadata& metadata) {
     add(key);
     add(value);
   }
-  return hash;
+  return sum.hash;
 }
 
 // Ranks that went on from different files would train different models without a word.

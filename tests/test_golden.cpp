@@ -20,6 +20,7 @@
 #include <limits>
 #include <map>
 
+#include "core/hash.h"
 #include "tests/golden_calls.h"
 #include "tests/library_cases.h"
 #include "tests/reduction_cases.h"
@@ -34,19 +35,13 @@ const std::string kPath = std::string(BRRR_SOURCE_DIR) + "/tests/golden_sums.txt
 
 // --- lines ---------------------------------------------------------------------------------------
 
-// FNV-1a (Fowler, Noll and Vo) over dtypes, sizes and comparable_bytes().
-struct Sum {
-  uint64_t hash = 0xcbf29ce484222325u;
-  void take(const void* bytes, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      hash = (hash ^ static_cast<const unsigned char*>(bytes)[i]) * 0x100000001b3u;
-    }
-  }
+// Of dtypes, sizes and comparable_bytes().
+struct Sum : Fnv {
   void take(const Tensor& t) {
     const std::string kind = t.defined() ? name(t.dtype()) + to_string(t.sizes()) : "undefined";
-    take(kind.data(), kind.size());
+    add(kind.data(), kind.size());
     const auto bytes = comparable_bytes(t);
-    take(bytes.data(), bytes.size());
+    add(bytes.data(), bytes.size());
   }
 };
 

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "tests/bench/measure/output.h"
 
 namespace examples {
@@ -138,13 +139,12 @@ double once_seconds(const brrr::StepStats& s) {
 }
 
 uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
-  uint64_t hash = 0xcbf29ce484222325u;
+  brrr::Fnv sum;
   for (const brrr::Tensor& t : tensors) {
-    for (const char byte : brrr::comparable_bytes(t)) {
-      hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
-    }
+    const auto bytes = brrr::comparable_bytes(t);
+    sum.add(bytes.data(), bytes.size());
   }
-  return hash;
+  return sum.hash;
 }
 
 // --- the loop ------------------------------------------------------------------------------------

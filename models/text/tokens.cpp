@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "models/file.h"
 
 namespace brrr::data {
@@ -145,10 +146,8 @@ template <class F> static void for_each_chunk(const Tokens& tokens, F f) {
 }
 
 uint64_t check_tokens(const Tokens& tokens, int64_t vocab) {
-  // FNV-1a, a token at a time, in four lanes: one multiplication need not wait for the other.
-  constexpr uint64_t kPrime = 0x100000001b3u;
-  std::array<uint64_t, 4> hash;
-  hash.fill(0xcbf29ce484222325u);
+  // A token at a time, in four lanes: one multiplication need not wait for the other.
+  std::array<Fnv, 4> lanes;
   for_each_chunk(tokens, [&](const int64_t* ids, int64_t n, int64_t at) {
     int64_t bad = 0;
     for (int64_t i = 0; i < n; ++i) bad += ids[i] >= vocab;
@@ -158,13 +157,12 @@ uint64_t check_tokens(const Tokens& tokens, int64_t vocab) {
            *first, at + (first - ids), vocab);
     }
     for (int64_t i = 0; i < n; ++i) {
-      uint64_t& lane = hash[static_cast<size_t>(i % 4)];
-      lane = (lane ^ static_cast<uint64_t>(ids[i])) * kPrime;
+      lanes[static_cast<size_t>(i % 4)].add(static_cast<uint64_t>(ids[i]));
     }
   });
-  auto all = static_cast<uint64_t>(tokens.size());
-  for (uint64_t lane : hash) all = (all ^ lane) * kPrime;
-  return all;
+  Fnv all{static_cast<uint64_t>(tokens.size())};
+  for (const Fnv& lane : lanes) all.add(lane.hash);
+  return all.hash;
 }
 
 double unigram_entropy(const Tokens& tokens) {
