@@ -18,8 +18,11 @@ namespace {
 constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the right operand.
 constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
+constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
 // rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
+// (With 512 bits a tile of a transposed left operand takes three lines of a row in 12 cycles, and
+// the second cache gives them: a copy costs more, up to a tenth at k = 2048.)
 constexpr int64_t kFarRows = kWidth == 16 ? 512 : 128;
 constexpr int64_t kFarElements = kWidth == 16 ? std::numeric_limits<int64_t>::max() : 4096;
 
@@ -81,14 +84,14 @@ void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t 
   }
 }
 
-// Panels [first, last), of each the tiles [begin, end).
-void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
+// Panels [first, last), of each the tiles [begin, end), for all terms: the results stay in a cache.
+void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   alignas(64) float scratch[kScratch];
-  const int64_t depth = p.pack && !p.c_trans ? kDepth : p.k;
-  for (int64_t i = first; i < last; ++i) {
-    const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
-    const int64_t cols = std::min(width, p.n - col);
-    for (int64_t from = 0; from < p.k; from += depth) {
+  const int64_t depth = p.c_trans ? p.k : kDepth;
+  for (int64_t from = 0; from < p.k; from += depth) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
+      const int64_t cols = std::min(width, p.n - col);
       Tile<float> t{.k = std::min(depth, p.k - from),
                     .a_row = p.a_row,
                     .a_k = p.a_k,
@@ -103,6 +106,17 @@ void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end)
         t.b_k = width;
       }
       run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end);
+    }
+  }
+}
+
+// The same in blocks, of which the second cache holds what several panels read.
+void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
+  for (int64_t top = begin; top < end; top += kTall) {
+    const int64_t stop = std::min(top + kTall, end);
+    const int64_t wide = std::max<int64_t>(1, kResults / ((stop - top) * kRows * kRegs * kWidth));
+    for (int64_t i = first; i < last; i += wide) {
+      run_block(p, i, std::min(i + wide, last), top, stop);
     }
   }
 }
@@ -147,7 +161,8 @@ Plan plan_for(const Gemm& g) {
          .b = static_cast<const float*>(g.b),
          .b_ld = g.ldb,
          .b_trans = g.trans_b,
-         .pack = g.trans_b || (g.m >= 64 && (g.k > kFarRows || g.k * g.ldb > kFarElements)),
+         .pack = g.trans_b || (!(g.trans_a && kWidth == 16) && g.m >= 64 &&
+                               (g.k > kFarRows || g.k * g.ldb > kFarElements)),
          .c_trans = swap,
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
@@ -165,9 +180,11 @@ Plan plan_for(const Gemm& g) {
 
 bool small_gemm_wins(const Gemm& g) {
 #ifdef __FMA__
-  // OpenBLAS is good at four rows; at large sizes its blocking for the caches pays.
-  constexpr double kLarge = kWidth == 16 ? 0x1p30 : 0x1p27;
-  if (g.dtype != kFloat32 || g.m == 4 || g.k > 1024 || multiplications(g) > kLarge) return false;
+  // OpenBLAS is good at four rows, and at large sizes: with 512-bit registers only where the left
+  // operand is transposed. The chain of a sum must not become too long for its rounding either.
+  constexpr bool wide = kWidth == 16;
+  if (g.dtype != kFloat32 || g.m == 4 || g.k > (wide ? 8192 : 1024)) return false;
+  if ((g.trans_a || !wide) && multiplications(g) > (wide ? 0x1p30 : 0x1p27)) return false;
   // A library call's fixed cost is more than what the smallest products waste in lanes: 1.3 to 2
   // times at [20, 20] x [20, 20].
   if (g.m > 1 && multiplications(g) <= 0x1p15 && !(g.trans_a && g.trans_b)) return true;
