@@ -28,6 +28,8 @@ struct Gemm {
   int64_t ldb;
   void* c;
   int64_t ldc;
+  bool chain = false;  ///< As is_chain() says of the product that this is a part of.
+  bool add = false;    ///< The sums of a chain go on from what C holds.
 };
 
 /// Generated kernels after building: `symbols[i]` is the address of the i-th name asked for.
@@ -101,6 +103,9 @@ struct Backend {
   /// of values where those can be seen.
   void (*launch)(OpCall& call);
   void (*gemm)(const Gemm& problem);
+  /// Whether each element is one chain of multiply-adds: rows may be computed apart, and terms
+  /// added later, without a change of bits. Null on a GPU.
+  bool (*is_chain)(const Gemm& problem);
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
   /// elements after A, B and C. Each has the bits that gemm would give it.
   void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);

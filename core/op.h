@@ -111,12 +111,17 @@ struct OutMeta {
   int64_t offset = 0;  ///< Views only.
 };
 
+/// Whether a call is one of the equal parts of another (see OpSpec::cut). Its elements have the
+/// bits that the whole gives them; sums of a later part go on in `out`.
+enum class Share : uint8_t { All, First, Later };
+
 /// One call of an op. Inputs are borrowed; a null input of a pointwise op is a scalar operand.
 struct OpCall {
   const OpDef* op;
   TensorImpl* const* in;
   int n_in;
   bool into = false;  ///< `out` is given by the caller and written in place.
+  Share share = Share::All;
   const uint8_t n_out;
   Attrs attrs;
   union {
@@ -230,6 +235,14 @@ struct Work {
   bool product = false;          ///< Nearly all of the operations are those of matrix products.
 };
 
+/// What equal parts of a call, run one after the other, need of one of its operands: a number >= 0
+/// is the dim of it of which each has its share.
+enum Cut : int {
+  kWhole = -1,  ///< An input: all of it.
+  kSum = -2,    ///< A result: each part adds to it.
+  kUncut = -3,  ///< The call cannot be cut so.
+};
+
 /// What a row says of its op, beside its name and a line of documentation.
 struct OpSpec {
   OpKind kind = OpKind::Library;
@@ -248,6 +261,10 @@ struct OpSpec {
   /// Bytes that the CPU's kernel takes beside its outputs, at most; negative: it cannot be said.
   /// Looks at dtypes and layouts only. Null: packed_bytes().
   int64_t (*scratch)(const OpCall&) = nullptr;
+  /// Of a library row: how its operands, results after inputs, are cut into so many parts whose
+  /// elements get the bits that those of the whole get. Looks at dtypes and layouts only; null: the
+  /// CPU's kernel cannot be cut. See Share.
+  int (*cut)(const OpCall&, int operand, int64_t parts) = nullptr;
   /// Of a library row. Null: no operations, every operand and result as a whole. See work_of().
   Work (*work)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;

@@ -101,7 +101,7 @@ bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, i
   for (uint32_t st : inputs(all, made)) {
     const bool there = !temporary(st) || life_[st].second >= group;
     const std::vector<uint32_t> from = there ? all : makers(st);
-    if (there || from.empty() || bytes(st) * small <= bytes(made)) {
+    if (there || from.empty() || room(st) * small <= room(made)) {
       if (!unchanged(st, all[0], until)) return false;
       if (!there) c.longer.push_back(st);
       c.leaves.push_back(st);
@@ -136,8 +136,9 @@ std::vector<int64_t> Chooser::bytes_alive() const {
   std::vector<int64_t> alive(s_.groups.size() + 1);
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (!temporary(st) || !s_.stored[st]) continue;
-    alive[life_[st].first] += bytes(st);
-    alive[life_[st].second + 1] -= bytes(st);
+    const auto [first, last] = s_.strips.life(st, life_[st].first, life_[st].second);
+    alive[first] += room(st);
+    alive[last + 1] -= room(st);
   }
   for (size_t g = 1; g < alive.size(); ++g) alive[g] += alive[g - 1];
   return alive;
@@ -159,8 +160,8 @@ std::optional<Chooser::Candidate> Chooser::candidate(uint32_t st, uint32_t group
   const uint32_t until = x.anew.before = distinct(x.anew.users).front();
   x.to = s_.group_of[until];
   if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
-  int64_t net = bytes(st);
-  for (uint32_t leaf : x.chain.longer) net -= bytes(leaf);
+  int64_t net = room(st);
+  for (uint32_t leaf : x.chain.longer) net -= room(leaf);
   if (net <= 0) return {};
   x.anew.instrs = x.chain.instrs;
   for (uint32_t at : x.chain.instrs) x.cost += cost(r_.instrs[at]);
@@ -205,7 +206,8 @@ Lists Chooser::less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance
       if (*fullest <= goal) break;
       const Candidate& x = *c;
       const uint32_t st = x.anew.storage;
-      if (banned.count(st) || bytes(st) < may.least) continue;
+      if (banned.count(st) || room(st) < may.least) continue;
+      if (may.only_whole && s_.strips.parts(st) > 1) continue;
       if (x.cost > may.cost || may.values == 0) continue;
       const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
       if (kept.count(st) || std::any_of(x.chain.leaves.begin(), x.chain.leaves.end(), gone))
@@ -215,9 +217,9 @@ Lists Chooser::less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance
       may.cost -= x.cost;
       --may.values;
       kept.insert(x.chain.leaves.begin(), x.chain.leaves.end());
-      for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= bytes(st);
+      for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= room(st);
       for (uint32_t leaf : x.chain.longer) {
-        for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += bytes(leaf);
+        for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += room(leaf);
       }
       chosen.push_back({x.anew});
     }

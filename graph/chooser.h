@@ -35,6 +35,7 @@ class Chooser {
     size_t values = std::numeric_limits<size_t>::max();
     int64_t least = 0;
     double cost = std::numeric_limits<double>::infinity();
+    bool only_whole = false;  ///< Nothing of which there is memory for one part.
   };
   Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may);
   /// Of all instructions with effect together.
@@ -92,6 +93,8 @@ class Chooser {
     return distinct(list);
   }
   int64_t bytes(uint32_t st) const { return static_cast<int64_t>(r_.storages[st].bytes); }
+  // Of memory.
+  int64_t room(uint32_t st) const { return bytes(st) / s_.strips.parts(st); }
 
   // What lies between in registers, what it is made from, and what of that lives longer for it.
   struct Chain {

@@ -41,7 +41,7 @@ void DevicePlan::generate_kernels() {
                "{} has attributes that vary from step to step, which its kernel cannot read on the "
                "device",
                i.op->name);
-    l.call = bound_call(i);
+    l.call = make_call(r_, i, bound_);
     l.site = device_.graphs->site(r_.paths[i.path]);
   }
   kernels_ += generated_;

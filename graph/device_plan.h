@@ -57,7 +57,7 @@ class DevicePlan final : public Plan {
   };
   /// What a group is: batches, or one library call that queues kernels of its own.
   struct Launch {
-    std::unique_ptr<Call> call;
+    std::unique_ptr<LibraryCall> call;
     std::vector<Batch> batches;
     int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
     uint32_t site = 0;   ///< Of the call, for notes of faults.

@@ -29,6 +29,21 @@ std::string anew_text(const Plan& plan, const StepOptions& options) {
   return t;
 }
 
+// Before the first kernel of a strip.
+std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
+  const Strip* const strip = s.strips.of(group);
+  if (!strip || strip->first != group) return "";
+  double bytes = 0;
+  for (uint32_t st = 0; st < r.storages.size(); ++st) {
+    const bool own =
+        s.stored[st] && s.strips.home[st] != kNone && &s.strips.all[s.strips.home[st]] == strip;
+    bytes += own ? static_cast<double>(r.storages[st].bytes) : 0;
+  }
+  return fmt::format(
+      "  the next {} kernels run in {} parts, one after the other; {} of values are never whole\n",
+      strip->last - strip->first + 1, strip->parts, bytes_text(bytes));
+}
+
 std::string kernels_of(const Plan& plan) {
   const Recording& r = plan.recording();
   const Schedule& s = plan.schedule();
@@ -36,6 +51,7 @@ std::string kernels_of(const Plan& plan) {
   Traffic all;
   for (uint32_t k = 0; k < s.groups.size(); ++k) {
     const Group& g = s.groups[k];
+    t += strip_text(r, s, k);
     const Instr& first = r.instrs[g.instrs[0]];
     const std::string& path = r.paths[first.path];
     t += fmt::format("  {:9} {}{}{}", g.fused ? "generated" : name(first.op->kind), path,

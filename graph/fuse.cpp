@@ -225,6 +225,17 @@ bool allocates(const Recording& r, const Instr& i) {
   return false;
 }
 
+std::vector<uint32_t> checked_values(const Recording& r, const Instr& i) {
+  std::vector<uint32_t> all, ids;
+  for (int n = 0; n < i.n_in; ++n) {
+    const uint32_t id = r.in(i)[n];
+    if (id == kNone) continue;
+    all.push_back(id);
+    if (!is_floating(r.value(id).dtype)) ids.push_back(id);
+  }
+  return ids.empty() ? all : ids;
+}
+
 bool can_fail(const Recording& r, const Instr& i) {
   const bool on_cpu = r.storages[r.value(r.out(i)[0]).storage].device == kCPU;
   return on_cpu ? i.op->check_values != nullptr : allocates(r, i);
@@ -244,6 +255,7 @@ Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
   if (fuse) merge_groups(r, s, target);
   make_parts(r, s, target);
   mark_stored(r, s);
+  if (fuse && target.part_bytes) find_strips(r, s, target.part_bytes);
   return s;
 }
 

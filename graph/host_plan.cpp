@@ -11,8 +11,16 @@
 
 namespace brrr::graph {
 
+static Target target_of(const StepOptions& options) {
+  // About what a second cache holds, and half as much again, because a value is read soon after it
+  // is written; smaller parts cost more in products than the larger cache behind it does.
+  constexpr int64_t suits = 3 << 19;
+  const int64_t each = std::max<int64_t>(0, options.part_bytes ? options.part_bytes : suits);
+  return {.part_bytes = each * backend(DeviceType::CPU).properties().multiprocessors};
+}
+
 HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, Target{}, stats) {
+    : Plan(r, options, target_of(options), stats) {
   scratch_.resize(schedule_.groups.size());
   add_launches();
   build_kernels(stats);
@@ -34,7 +42,12 @@ void HostPlan::add_launches() {
     if (!group.fused) {
       Launch& l = launches_.emplace_back();
       l.group = g;
-      l.call = bound_call(r_.instrs[group.instrs[0]]);
+      const Instr& i = r_.instrs[group.instrs[0]];
+      l.call = make_call(r_, i, bound_);
+      const Strip* const strip = schedule_.strips.of(g);
+      for (int64_t part = 0; strip && part < strip->parts; ++part) {
+        l.parts.push_back(make_call(r_, i, bound_, schedule_.strips, part, strip->parts));
+      }
       continue;
     }
     for (const Part& part : group.parts) add_kernel(g, part, names);
@@ -69,7 +82,7 @@ void HostPlan::add_kernel(uint32_t group, const Part& part,
   l.extent += text.extent;
   for (uint32_t at : part.instrs) {
     const Instr& i = r_.instrs[at];
-    if (i.op->check_values) l.checked.emplace_back(at, bound_call(i));
+    if (i.op->check_values) l.checked.emplace_back(at, make_call(r_, i, bound_));
   }
   using program::CpuArgument;
   for (const auto [kind, which] : text.arguments) {
@@ -116,9 +129,15 @@ void HostPlan::sort_patches() {
   moving_.clear();
   arena_patches_.clear();
   guests_.clear();
+  const Strips& strips = schedule_.strips;
+  part_patches_.assign(strips.all.size(), {});
   auto in_arena = [&](uint32_t st) { return memory_.offset[st] >= 0 && memory_.host[st] == kNone; };
   for (const Patch& p : patches_) {
     const uint32_t id = p.value;
+    if (id != kNone && strips.parts(r_.values[id].storage) > 1) {
+      part_patches_[strips.home[r_.values[id].storage]].push_back(p);
+      continue;
+    }
     (id != kNone && in_arena(r_.values[id].storage) ? arena_patches_ : moving_).push_back(p);
   }
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
@@ -131,7 +150,9 @@ void HostPlan::sort_patches() {
 // atomic: of externals that are written before another check the old contents are kept.
 void HostPlan::find_failures() {
   find_checks();
-  if (!checks_.empty()) last_fallible_ = checks_.back().after;
+  if (!checks_.empty() && checks_.back().after >= 0) {  // It comes when all of a strip is done.
+    last_fallible_ = last_of(static_cast<uint32_t>(checks_.back().after));
+  }
   for (uint32_t k = 0; k < r_.externals.size(); ++k) {
     for (const Access& a : r_.accesses[r_.externals[k]]) {
       if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undone_.push_back(k);
@@ -171,7 +192,8 @@ void HostPlan::plan_around(StepStats& stats) {
       .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
   make_rooms(rules);
   for (const Launch& l : launches_) {
-    if (l.call) rules.scratch[l.group] = scratch_bytes(l.call->call);
+    if (l.call)
+      rules.scratch[l.group] = scratch_bytes((l.parts.empty() ? l.call : l.parts[0])->call);
   }
   plan_temporaries(rules, stats);
 }
@@ -211,25 +233,30 @@ void HostPlan::bind(const Replay& now, char* arena) {
   }
 }
 
-Scratch HostPlan::scratch(const Launch& l) const {
-  const OpDef* const op = l.call->call.op;
-  const int64_t at = memory_.scratch_offset[l.group];
+Scratch HostPlan::scratch(uint32_t group, const OpDef* op) const {
+  const int64_t at = memory_.scratch_offset[group];
   if (at < 0) return {op};
-  char* const from = scratch_of(l.group);
-  return {op, from, from + memory_.scratch_bytes[l.group]};
+  char* const from = scratch_of(group);
+  return {op, from, from + memory_.scratch_bytes[group]};
 }
 
-void HostPlan::launch(Launch& l, const int64_t* control) {
-  if (l.call) {
-    for (const auto& [word, from] : l.call->dynamic) l.call->call.attrs.v[word] = control[from];
-    const ScratchScope room(scratch(l));
-    l.call->call.op->on(DeviceType::CPU).run(l.call->call);
-  } else if (l.extent <= l.grain) {
-    run_table(l, 0, l.extent);
+void HostPlan::run_call(LibraryCall& c, uint32_t group, const int64_t* control) const {
+  for (const auto& [word, from] : c.dynamic) c.call.attrs.v[word] = control[from];
+  const ScratchScope room(scratch(group, c.call.op));
+  c.call.op->on(DeviceType::CPU).run(c.call);
+}
+
+void HostPlan::launch(Launch& l, const int64_t* control, int64_t part, int64_t parts) {
+  const auto at = static_cast<size_t>(part);
+  if (l.call) return run_call(parts > 1 ? *l.parts[at] : *l.call, l.group, control);
+  const int64_t first = l.extent / parts * part, extent = l.extent / parts;
+  if (extent <= l.grain) {
+    run_table(l, first, first + extent);
   } else {
-    parallel_for(l.extent, l.grain, [&](int64_t begin, int64_t end) { run_table(l, begin, end); });
+    parallel_for(extent, l.grain,
+                 [&](int64_t begin, int64_t end) { run_table(l, first + begin, first + end); });
   }
-  for (size_t k = 0; l.last && k < l.table.size(); ++k) {
+  for (size_t k = 0; l.last && part + 1 == parts && k < l.table.size(); ++k) {
     l.last(arguments_.data() + l.table[k].first_argument, 0, 0);
   }
 }
@@ -244,25 +271,16 @@ void HostPlan::run_table(const Launch& l, int64_t begin, int64_t end) const {
   }
 }
 
-// The group after which the values that a check reads are there; -1: from the beginning. It reads
-// the operands that are not floating, or all if there is no such.
+// The group after which the values that a check reads are there; -1: from the beginning.
 int64_t HostPlan::ready(const Instr& i, uint32_t group) const {
-  int64_t ids = -1, all = -1;
-  bool any = false;
-  for (int n = 0; n < i.n_in; ++n) {
-    if (r_.in(i)[n] == kNone) continue;
-    const Value& v = r_.value(r_.in(i)[n]);
-    int64_t ready = -1;
-    for (const Access& a : r_.accesses[v.storage]) {
+  int64_t ready = -1;
+  for (uint32_t id : checked_values(r_, i)) {
+    for (const Access& a : r_.accesses[r_.value(id).storage]) {
       const uint32_t g = schedule_.group_of[a.instr];
       if (a.write && g < group) ready = std::max<int64_t>(ready, g);
     }
-    all = std::max(all, ready);
-    if (is_floating(v.dtype)) continue;
-    any = true;
-    ids = std::max(ids, ready);
   }
-  return any ? ids : all;
+  return ready;
 }
 
 // A check of values runs as soon as they are there, before anything if they come from outside the
@@ -285,15 +303,43 @@ void HostPlan::launch_all(const int64_t* control, size_t first_check) {
   size_t next = first_check;
   if (context.observer) [[unlikely]]
     notes();  // Before there is a kernel whose time it would be.
-  for (size_t k = 0; k < launches_.size();) {
+  for (size_t k = 0, end; k < launches_.size(); k = end) {
     const uint32_t group = launches_[k].group;
     for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
+    const Strip* const strip = schedule_.strips.of(group);
+    const uint32_t last = strip ? strip->last : group;
+    for (end = k + 1; end < launches_.size() && launches_[end].group <= last;) ++end;
+    const int64_t parts = strip ? strip->parts : 1;
+    for (int64_t part = 0; part < parts; ++part) {
+      if (strip) move_to_part(static_cast<size_t>(strip - schedule_.strips.all.data()), part);
+      launch_part(k, end, control, part, parts);
+    }
+  }
+}
+
+// Kernels count rows from the first of the whole: where there is memory for one part, its address
+// is that of a whole whose part it would be.
+void HostPlan::move_to_part(size_t strip, int64_t part) {
+  for (const Patch& p : part_patches_[strip]) {
+    const Storage& s = *bound_[r_.values[p.value].storage];
+    const auto bytes = static_cast<int64_t>(s.bytes) / schedule_.strips.all[strip].parts;
+    arguments_[p.argument] = static_cast<char*>(s.data) + p.bytes - part * bytes;
+  }
+}
+
+void HostPlan::launch_part(size_t from, size_t to, const int64_t* control, int64_t part,
+                           int64_t parts) {
+  for (size_t k = from; k < to;) {
+    const uint32_t group = launches_[k].group;
     pass_through(kCPU, [&] {
-      for (; k < launches_.size() && launches_[k].group == group; ++k)
-        launch(launches_[k], control);
+      for (; k < to && launches_[k].group == group; ++k) launch(launches_[k], control, part, parts);
     });
-    if (context.observer) [[unlikely]]
-      context.observer->ran(notes()[group], kCPU);
+    if (!context.observer) [[likely]]
+      continue;
+    KernelNote note = notes()[group];
+    note.work.flops /= static_cast<double>(parts);
+    note.work.bytes /= static_cast<double>(parts);
+    context.observer->ran(note, kCPU);
   }
 }
 

@@ -26,9 +26,10 @@ class HostPlan final : public Plan {
   };
   struct Launch {
     uint32_t group = 0;
-    std::unique_ptr<Call> call;  ///< Null: a generated kernel.
+    std::unique_ptr<LibraryCall> call;                ///< Null: a generated kernel.
+    std::vector<std::unique_ptr<LibraryCall>> parts;  ///< Of a call in a strip.
     /// Instructions in that which check values, as calls.
-    std::vector<std::pair<uint32_t, std::unique_ptr<Call>>> checked;
+    std::vector<std::pair<uint32_t, std::unique_ptr<LibraryCall>>> checked;
     std::string name;  ///< Of a generated one,
     KernelFn fn = nullptr, last = nullptr;
     bool has_last = false;
@@ -37,7 +38,7 @@ class HostPlan final : public Plan {
   };
   /// Of values, by the kernel that needs it.
   struct Check {
-    const Call* call;
+    const LibraryCall* call;
     int64_t after;  ///< The group after which it runs; -1: before the replay starts.
   };
   /// Where an argument comes from when it is not fixed.
@@ -65,14 +66,22 @@ class HostPlan final : public Plan {
   void plan_around(StepStats& stats);
   void sort_patches();
   void bind(const Replay& now, char* arena);
-  Scratch scratch(const Launch& l) const;
-  void launch(Launch& l, const int64_t* control);
+  Scratch scratch(uint32_t group, const OpDef* op) const;
+  void launch(Launch& l, const int64_t* control, int64_t part, int64_t parts);
+  void run_call(LibraryCall& c, uint32_t group, const int64_t* control) const;
   void run_table(const Launch& l, int64_t begin, int64_t end) const;
   char* scratch_of(uint32_t group) const {
     return base_of(memory_.scratch_host[group]) + memory_.scratch_offset[group];
   }
   static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
   void launch_all(const int64_t* control, size_t first_check);
+  /// Launches [from, to), of which some may be of one group, in one part of a strip.
+  void launch_part(size_t from, size_t to, const int64_t* control, int64_t part, int64_t parts);
+  void move_to_part(size_t strip, int64_t part);
+  uint32_t last_of(uint32_t group) const {
+    const Strip* const strip = schedule_.strips.of(group);
+    return strip ? strip->last : group;
+  }
   /// Nothing can fail any more once survivor k is written.
   bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
 
@@ -84,8 +93,9 @@ class HostPlan final : public Plan {
   std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
   std::vector<Patch> patches_;    // All; the two below are those that move on each call or rarely.
   std::vector<Patch> moving_, arena_patches_;
-  std::vector<uint32_t> guests_;  // Temporaries in rooms.
-  std::vector<size_t> row_;       // Gradients that lie side by side, by their number, in order;
+  std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
+  std::vector<uint32_t> guests_;                  // Temporaries in rooms.
+  std::vector<size_t> row_;  // Gradients that lie side by side, by their number, in order;
   std::vector<size_t> row_bytes_, row_offset_;  // the sizes and places of each.
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
   /// eager mode, which frees them first.

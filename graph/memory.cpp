@@ -21,6 +21,7 @@ struct Block {
   uint32_t first, last;
   int64_t offset = -1;
   uint32_t host = kNone;
+  uint32_t group = kNone;  // Of scratch memory.
 };
 
 bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
@@ -50,8 +51,11 @@ bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st)
 // the last time.
 bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t before,
                 uint32_t after) {
-  if (r.storages[before].bytes != r.storages[after].bytes || !elementwise(r, s, g, before) ||
-      !elementwise(r, s, g, after)) {
+  // In a strip only what is there for one part at a time comes and goes with its groups.
+  const Strip* const strip = s.strips.of(g);
+  const auto goes = [&](uint32_t st) { return !strip || s.strips.parts(st) == strip->parts; };
+  if (r.storages[before].bytes != r.storages[after].bytes || !goes(before) || !goes(after) ||
+      !elementwise(r, s, g, before) || !elementwise(r, s, g, after)) {
     return false;
   }
   auto any = [&](uint32_t st, const auto& f) {
@@ -93,7 +97,7 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
     }
     m.in_place_candidates += candidate;
     m.in_place += joined;
-    if (!joined) blocks.push_back({{st}, aligned(r.storages[st].bytes), at, m.last[st]});
+    if (!joined) blocks.push_back({{st}, aligned(m.bytes[st]), at, m.last[st]});
   }
   return blocks;
 }
@@ -153,11 +157,9 @@ int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
 }
 
 // What the block really takes, without what rounds it up, ends within the room.
-bool fits(const Recording& r, const Block& b, int64_t at, const Room& room) {
+bool fits(const MemoryPlan& m, const Block& b, int64_t at, const Room& room) {
   int64_t bytes = b.storages.empty() ? b.bytes : 0;
-  for (uint32_t st : b.storages) {
-    bytes = std::max(bytes, static_cast<int64_t>(r.storages[st].bytes));
-  }
+  for (uint32_t st : b.storages) bytes = std::max(bytes, static_cast<int64_t>(m.bytes[st]));
   return at + bytes <= static_cast<int64_t>(room.bytes);
 }
 
@@ -169,8 +171,7 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
     const Room& room = rules.rooms[h];
     std::vector<Block> owners;
     for (const auto& [st, at] : room.owners) {
-      owners.push_back(
-          {{st}, aligned(r.storages[st].bytes), m.first[st], kNone, static_cast<int64_t>(at)});
+      owners.push_back({{st}, aligned(m.bytes[st]), m.first[st], kNone, static_cast<int64_t>(at)});
     }
     std::vector<const Block*> placed;
     for (const Block& o : owners) placed.push_back(&o);
@@ -180,7 +181,7 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
       int64_t at = heir_offset(r, s, b, owners, placed);
       if (at < 0) {
         at = tightest_gap(b, placed);
-        if (!fits(r, b, at, room)) continue;
+        if (!fits(m, b, at, room)) continue;
       }
       b.host = h;
       b.offset = at;
@@ -240,15 +241,23 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
   MemoryPlan m;
   m.rooms = rules.rooms;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    const auto [first, last] = s.life(r, st);
+    const auto [begin, end] = s.life(r, st);
+    const auto [first, last] = s.strips.life(st, begin, end);
     m.first.push_back(first);
     m.last.push_back(last);
+    m.bytes.push_back(r.storages[st].bytes / static_cast<size_t>(s.strips.parts(st)));
   }
   std::vector<Block> blocks = make_blocks(r, s, m);
   const size_t scratch_from = blocks.size();
   for (uint32_t g = 0; g < rules.scratch.size(); ++g) {
     if (rules.scratch[g]) {
-      blocks.push_back({{}, aligned(static_cast<size_t>(rules.scratch[g])), g, g});
+      // Of a generated kernel it holds what comes of all parts.
+      const Strip* const strip = s.groups[g].fused ? s.strips.of(g) : nullptr;
+      blocks.push_back({.storages = {},
+                        .bytes = aligned(static_cast<size_t>(rules.scratch[g])),
+                        .first = strip ? strip->first : g,
+                        .last = strip ? strip->last : g,
+                        .group = g});
     }
   }
   m.arena_bytes = choose_offsets(r, s, m, blocks, rules);
@@ -265,9 +274,9 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
       m.hosted += b.host != kNone;
     }
     if (n < scratch_from) continue;
-    m.scratch_offset[b.first] = b.offset;
-    m.scratch_host[b.first] = b.host;
-    m.scratch_bytes[b.first] = b.bytes;
+    m.scratch_offset[b.group] = b.offset;
+    m.scratch_host[b.group] = b.host;
+    m.scratch_bytes[b.group] = b.bytes;
   }
   for (uint32_t g = 0; g < s.groups.size(); ++g) {
     int64_t live = 0;
@@ -288,12 +297,14 @@ static std::vector<Block> occupants(const Recording& r, const Schedule& s, const
   std::vector<Block> all;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (!planned(r, s, m, st)) continue;
-    const auto bytes = static_cast<int64_t>(r.storages[st].bytes);
+    const auto bytes = static_cast<int64_t>(m.bytes[st]);
     all.push_back({{st}, bytes, m.first[st], m.last[st], m.offset[st], m.host[st]});
   }
   for (uint32_t g = 0; g < s.groups.size(); ++g) {
     if (!m.scratch_bytes[g]) continue;
-    all.push_back({{}, m.scratch_bytes[g], g, g, m.scratch_offset[g], m.scratch_host[g]});
+    const Strip* const strip = s.groups[g].fused ? s.strips.of(g) : nullptr;
+    const uint32_t first = strip ? strip->first : g, last = strip ? strip->last : g;
+    all.push_back({{}, m.scratch_bytes[g], first, last, m.scratch_offset[g], m.scratch_host[g]});
   }
   for (uint32_t h = 0; h < m.rooms.size(); ++h) {
     for (const auto& [st, at] : m.rooms[h].owners) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "graph/call.h"
 #include "graph/device_plan.h"
 #include "graph/group.h"
 #include "graph/host_plan.h"
@@ -83,32 +84,6 @@ void Plan::make_bound_storages() {
   }
 }
 
-std::unique_ptr<Plan::Call> Plan::bound_call(const Instr& i) const {
-  auto bound = std::make_unique<Call>(*i.op, i.n_in, i.n_out);
-  Call& c = *bound;
-  auto tensor = [&](uint32_t id) {
-    const Value& v = r_.values[id];
-    Ref<Storage> none;  // Of what is never in memory; a check of a fused call's ids sees its shape.
-    if (!bound_[v.storage]) {
-      none = Ref<Storage>::adopt(new_storage(r_.storages[v.storage].device, 0));
-    }
-    Storage& s = none ? *none : *bound_[v.storage];
-    return c.keep.emplace_back(tensor_on(s, v.dtype, v.size_list(), v.stride_list(), v.offset));
-  };
-  c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
-  c.call.attrs = i.attrs;
-  for (int k = 0; k < i.n_in; ++k) {
-    const uint32_t id = r_.in(i)[k];
-    c.in[static_cast<size_t>(k)] = id == kNone ? nullptr : tensor(id).impl();
-  }
-  c.call.into = i.into;
-  for (int k = 0; k < i.n_out; ++k) c.call.out[k] = tensor(r_.out(i)[k]);
-  c.call.infer();
-  uint32_t control = i.control;
-  i.attrs.each_dynamic([&](int w) { c.dynamic.emplace_back(w, control++); });
-  return bound;
-}
-
 // --- notes for observers -------------------------------------------------------------------------
 
 // "add relu sum", of several alike "12 times adamw".
@@ -135,7 +110,7 @@ KernelNote Plan::note(const Group& g) const {
   double most = -1;
   for (uint32_t at : g.instrs) {
     const OpDef& op = *r_.instrs[at].op;
-    const Work w = work_of(bound_call(r_.instrs[at])->call);
+    const Work w = work_of(make_call(r_, r_.instrs[at], bound_)->call);
     n.work.flops += w.flops;
     n.work.bytes += w.bytes;
     if (w.flops > most) {

@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "graph/pass.h"
+#include "graph/call.h"
 #include "graph/rematerialise.h"
 #include "graph/schedule.h"
 #include "graph/step.h"
@@ -83,19 +84,8 @@ class Plan : NotCopied {
   const std::vector<KernelNote>& notes();
 
  protected:
-  /// A library kernel with its operands bound to the plan's storages.
-  struct Call {
-    std::vector<TensorImpl*> in;
-    std::vector<Tensor> keep;
-    OpCall call;
-    std::vector<std::pair<int, uint32_t>> dynamic;  ///< Attribute word, control word.
-    Call(const OpDef& op, int n, int outputs)
-        : in(static_cast<size_t>(n)), call(op, in.data(), n, outputs) {}
-  };
-
   Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats);
   void plan_temporaries(const MemoryRules& rules, StepStats& stats);
-  std::unique_ptr<Call> bound_call(const Instr& i) const;
   /// Of a room whose owners are bound.
   char* room_begin(const Room& room) const {
     return static_cast<char*>(bound_[room.owners[0].first]->data);
@@ -109,7 +99,7 @@ class Plan : NotCopied {
   std::string source_;
   BuildReport report_;
   ReplayCounts counts_;
-  std::vector<Ref<Storage>> bound_;    // By storage id; null where nothing is stored.
+  Storages bound_;                     // Null where nothing is stored.
   std::vector<size_t> external_item_;  // By external number: bytes of an element.
   size_t kernels_ = 0, generated_ = 0;
 

@@ -102,7 +102,7 @@ Rematerialised rematerialise(const Recording& r, const StepOptions& options, con
     Chooser::Allowance may;
     if (!asked) {
       may = {kernels(out.schedule) / kKernelsForOneMore, target.kernel_bytes,
-             Chooser(of(out), out.schedule).step_cost() * kNextToNothing};
+             Chooser(of(out), out.schedule).step_cost() * kNextToNothing, true};
     }
     save_memory(r, out, budget_bytes(options, out.arena), may, changed);
   }

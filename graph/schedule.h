@@ -60,6 +60,29 @@ bool join(const Recording& r, const Target& target, const std::vector<uint32_t>&
 /// the same elements in the same order.
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w);
 
+/// Neighbouring kernels that take their rows in equal parts, all of them one part before the next,
+/// so that what one leaves is still in a cache when another needs it: groups [first, last].
+struct Strip {
+  uint32_t first, last;
+  int64_t parts;
+};
+struct Strips {
+  std::vector<Strip> all;  ///< In their order.
+  /// By storage: the strip, into `all`, that alone needs it, part by part; kNone. Of such a storage
+  /// there is memory for one part. Empty: there are none.
+  std::vector<uint32_t> home;
+
+  /// The strip of a group; null: it is in none.
+  const Strip* of(uint32_t group) const;
+  /// Parts of which a storage has memory for one.
+  int64_t parts(uint32_t storage) const {
+    const uint32_t at = home.empty() ? kNone : home[storage];
+    return at == kNone ? 1 : all[at].parts;
+  }
+  /// The groups between which a storage is live, from those of its first and last use.
+  std::pair<uint32_t, uint32_t> life(uint32_t storage, uint32_t first, uint32_t last) const;
+};
+
 struct Schedule {
   std::vector<Group> groups;
   std::vector<uint32_t> group_of;  ///< By instruction; kNone: it has no effect.
@@ -67,6 +90,7 @@ struct Schedule {
   std::vector<uint8_t> alike;      ///< By instruction: several do the same to different tensors.
   size_t removed = 0;              ///< Instructions without effect.
   bool fast = false;               ///< Numerics::Fast: 16-bit floats are rounded only when stored.
+  Strips strips;                   ///< On a CPU.
 
   /// Fills `group_of` from `groups`.
   void number_groups(size_t instrs);
@@ -79,6 +103,9 @@ bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const
 
 /// Whether the instruction's kernel may take memory beside its outputs.
 bool allocates(const Recording& r, const Instr& i);
+/// The operands that a check of values looks at: those that are not floating, or all if there is no
+/// such.
+std::vector<uint32_t> checked_values(const Recording& r, const Instr& i);
 /// Whether running the instruction can throw: for its values, and on a GPU for want of memory. On
 /// the CPU a plan has memory for all that its kernels take.
 bool can_fail(const Recording& r, const Instr& i);
@@ -97,6 +124,8 @@ struct Target {
   double worth_own_kernel = 4 << 20;
   /// A smaller value is not worth a kernel that makes it anew, if nobody has asked for the memory.
   int64_t kernel_bytes = 512 << 10;
+  /// What a part of a strip should move at most; 0: there are no strips.
+  int64_t part_bytes = 0;
 };
 
 /// Orders the live instructions into groups; with `fuse` those that programs can be of share
@@ -115,6 +144,10 @@ std::string likeness(const Recording& r, const Part& p);
 /// Takes the fused groups apart into parts, and makes one group of those that do the same to
 /// different tensors, where the order allows it: the update of a model's parameters is one kernel.
 void make_parts(const Recording& r, Schedule& s, const Target& target);
+
+/// Where a kernel moves more than `part_bytes`, it and its neighbours become a strip of parts of
+/// about that size. A row op or reduction that has the library's kernel gets one of its own there.
+void find_strips(const Recording& r, Schedule& s, int64_t part_bytes);
 
 /// Memory of survivors, side by side, where temporaries may live until those are written.
 struct Room {
@@ -135,6 +168,7 @@ struct MemoryPlan {
   size_t in_place = 0, in_place_candidates = 0;
   size_t hosted = 0;                  ///< Temporaries in rooms.
   std::vector<uint32_t> first, last;  ///< By storage: groups between which it is live.
+  std::vector<size_t> bytes;          ///< By storage: what it takes.
 };
 /// What a plan's memory has to respect.
 struct MemoryRules {

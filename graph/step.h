@@ -60,6 +60,11 @@ struct StepOptions {
   /// more time. What kernels take while they run (packed operands of products, attention) comes
   /// beside. explain() says what was done.
   double memory_budget = 0;
+  /// On a CPU, kernels that move more run in equal parts of about so many bytes a thread, together
+  /// with their neighbours and one part after the other: what one leaves is in a cache when the
+  /// next needs it, and what nobody else needs is never there as a whole. To the same bits. 0: as
+  /// much as suits the caches; below 0: never. explain() says which kernels those are.
+  int64_t part_bytes = 0;
 };
 
 /// What a step has done so far. Seconds are wall time.

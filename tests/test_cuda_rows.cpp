@@ -152,8 +152,8 @@ void check_cross_entropy(const Tensor& x, const Tensor& ids, int64_t ignored = -
                          double smoothing = 0) {
   const std::string row = smoothing != 0 ? "smooth_cross_entropy" : "cross_entropy";
   const Words words{{1, ignored}, {1 - smoothing, smoothing / static_cast<double>(x.size(1))}};
-  Tensors in{x, ids};
-  for (const Tensor& y : check_row(row.c_str(), {x, ids}, words)) in.push_back(y);
+  Tensors in{x, ids, sum((ids != ignored).to(compute_type(x.dtype())))};
+  for (const Tensor& y : check_row(row.c_str(), Tensors(in), words)) in.push_back(y);
   in.push_back(full({}, 0.75, x.dtype()));
   const std::string gradient = row + "_backward";
   check_row(gradient.c_str(), in, words);

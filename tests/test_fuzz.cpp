@@ -236,6 +236,8 @@ TEST_CASE("fuzz: replayed programs equal eager ones") {
   test::TempCache cache;
   fuzz("replay", same_bits, test::random_cases(3, 4000), 5, 12, 3, false,
        {.build_at_first_call = true}, 1000001);
+  fuzz("in parts", same_bits, test::random_cases(3, 4000), 5, 12, 3, false,
+       {.build_at_first_call = true, .part_bytes = 64}, 10000001);
 }
 
 TEST_CASE("fuzz: kernels built at the second call, and without fusion") {

@@ -268,5 +268,6 @@ TEST_CASE("graph: random steps equal eager to the bit") {
     CHECK(first_difference(eager, play(seed, early, true)) == -1);
     CHECK(first_difference(eager, play(seed, {.fuse = false}, true)) == -1);
     CHECK(first_difference(eager, play(seed, {.verify_every = 2})) == -1);
+    CHECK(first_difference(eager, play(seed, {.max_entries = 3, .part_bytes = 32}, true)) == -1);
   }
 }

@@ -317,7 +317,7 @@ TEST_CASE(
   };
   std::vector<Tensor> of_eager, of_graph, of_kept;
   const auto eager = peaks({.mode = Mode::Eager}, of_eager), graph = peaks({}, of_graph),
-             kept = peaks({.rematerialise = false}, of_kept);
+             kept = peaks({.rematerialise = false, .part_bytes = -1}, of_kept);
   for (size_t k = 0; k < of_eager.size(); ++k) {
     CHECK(same_bits(of_graph[k], of_eager[k]));
     CHECK(same_bits(of_kept[k], of_eager[k]));
@@ -331,7 +331,9 @@ TEST_CASE(
 
 TEST_CASE("rematerialise: random chains equal eager to the bit") {
   test::TempCache cache;
-  for (unsigned seed = 1; seed <= 4; ++seed) {
+  const int cases = test::random_cases(4, 200);
+  for (int k = 0; k < cases; ++k) {
+    const auto seed = static_cast<unsigned>(k + 1);
     CAPTURE(seed);
     manual_seed(seed);
     const Tensor w = randn({32, 32}) * 0.2;
@@ -342,5 +344,7 @@ TEST_CASE("rematerialise: random chains equal eager to the bit") {
     check_same(eager, run(fn, {}, x));
     check_same(eager, run(fn, {.memory_budget = 1}, x));
     check_same(eager, run(fn, {.fuse = false, .memory_budget = 1}, x));
+    check_same(eager, run(fn, {.part_bytes = 8 << 10}, x));
+    check_same(eager, run(fn, {.memory_budget = 0.5, .part_bytes = 1 << 10}, x));
   }
 }

@@ -12,6 +12,7 @@
 #include "backends/cpu/jit.h"
 #include "backends/cpu/limits.h"
 #include "backends/cpu/pool.h"
+#include "backends/cpu/small_gemm.h"
 #include "core/op.h"
 
 namespace brrr {
@@ -66,6 +67,7 @@ const Backend& cpu_backend() {
       .copy = copy_bytes,
       .launch = launch,
       .gemm = cpu::gemm,
+      .is_chain = cpu::is_chain,
       .gemm_batch = cpu::gemm_batch,
       .parallel_for = cpu::run_ranges,
       .synchronize = [] {},

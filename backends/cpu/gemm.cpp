@@ -141,7 +141,7 @@ void gemm(const Gemm& g) {
   if (g.k == 0) return fill_zero(g);
   BRRR_CHECK(g.dtype == kFloat32 || g.dtype == kFloat64,
              "gemm: takes float32 and float64, got {}; convert first", name(g.dtype));
-  if (small_gemm_wins(g)) return small_gemm(g);
+  if (g.chain || small_gemm_wins(g)) return small_gemm(g);
   const Block block = block_of(g);
   check_limits(g);
   const int64_t blocks =

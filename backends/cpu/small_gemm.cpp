@@ -47,6 +47,7 @@ struct Plan {
   float* c;
   int64_t c_ld;
   Split panels, tiles;  // Across, in registers; down, in rows.
+  bool add;
 };
 
 // The tiles [begin, end) of one panel for the terms [from, from + t.k) of the sums.
@@ -99,7 +100,7 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
                     .b_k = p.b_ld,
                     .c_row = p.c_trans ? kRegs * kWidth : p.c_ld,
                     .last = static_cast<int>(cols - width + kWidth),
-                    .add = from > 0};
+                    .add = p.add || from > 0};
       if (p.pack) {
         pack_panel(p, col, cols, from, t.k, scratch, width);
         t.b = scratch;
@@ -150,7 +151,8 @@ double swapped_cost(const Gemm& g) {
 }
 
 Plan plan_for(const Gemm& g) {
-  const bool swap = swapped_cost(g) < direct_cost(g);
+  // What is transposed on the way out cannot go on from what is there.
+  const bool swap = !g.add && swapped_cost(g) < direct_cost(g);
   const int64_t m = swap ? g.n : g.m, n = swap ? g.m : g.n;
   Plan p{.m = m,
          .n = n,
@@ -167,7 +169,8 @@ Plan plan_for(const Gemm& g) {
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
          .panels{regs_of(n), m > kFlatRows || swap ? kRegs : kFlatRegs},
-         .tiles{m, kRows}};
+         .tiles{m, kRows},
+         .add = g.add};
   if (swap) {
     std::swap(p.a, p.b);
     p.a_row = g.trans_b ? g.ldb : 1, p.a_k = g.trans_b ? 1 : g.ldb;
@@ -180,11 +183,12 @@ Plan plan_for(const Gemm& g) {
 
 bool small_gemm_wins(const Gemm& g) {
 #ifdef __FMA__
-  // OpenBLAS is good at four rows, and at large sizes: with 512-bit registers only where the left
-  // operand is transposed. The chain of a sum must not become too long for its rounding either.
-  constexpr bool wide = kWidth == 16;
-  if (g.dtype != kFloat32 || g.m == 4 || g.k > (wide ? 8192 : 1024)) return false;
-  if ((g.trans_a || !wide) && multiplications(g) > (wide ? 0x1p30 : 0x1p27)) return false;
+  // With 512-bit registers OpenBLAS is ahead only where the left operand is transposed and large.
+  // The chain of a sum must not become too long for its rounding either.
+  if (g.dtype != kFloat32) return false;
+  if (kWidth == 16) return g.k <= 8192 && (!g.trans_a || multiplications(g) <= 0x1p30);
+  // With 256 it is good at four rows and at large sizes.
+  if (g.m == 4 || g.k > 1024 || multiplications(g) > 0x1p27) return false;
   // A library call's fixed cost is more than what the smallest products waste in lanes: 1.3 to 2
   // times at [20, 20] x [20, 20].
   if (g.m > 1 && multiplications(g) <= 0x1p15 && !(g.trans_a && g.trans_b)) return true;

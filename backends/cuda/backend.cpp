@@ -107,6 +107,7 @@ const Backend& cuda_backend() {
       .copy = copy_on_device,
       .launch = launch_op,
       .gemm = cuda::gemm,
+      .is_chain = nullptr,
       .gemm_batch = cuda::gemm_batch,
       .parallel_for = parallel,
       .synchronize =

@@ -278,7 +278,7 @@ RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
   const auto as_row = [&](const Tensor& t) {
     return RowTensor{.t = t, .dims = s.dims, .n = static_cast<double>(s.n)};
   };
-  return {as_row(where(counted, given, 0)), as_row(counted), compute_type(s.x->dtype)};
+  return {as_row(where(counted, given, 0)), as_row(counted)};
 }
 
 void row_decompose(OpCall& c, const Tensor* in) {

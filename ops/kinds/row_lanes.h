@@ -220,7 +220,6 @@ template <class V> struct Reading {
     return {to, &b};
   }
   static Counts<V> counts(const Ids<V>& ids) { return Counts<V>(ids); }
-  static auto weight(const Ids<V>& ids) { return lift<lifted::where>(Counts<V>(ids), 1.0, 0.0); }
   static IsAt<V> is_at(const Ids<V>& ids) { return IsAt<V>(ids); }
   template <class E> static Columns<E> over_rows(const E& e) { return {e}; }
   template <class E> static Total<V, E> total(const E& e) { return Total<V, E>(e); }

@@ -32,7 +32,6 @@ struct RowTensor {
 struct RowTensorIds {
   using Reading = RowTensor::Reading;
   RowTensor at, counted;
-  DType dtype;  ///< Of the arithmetic.
 };
 
 struct RowTensor::Reading {
@@ -64,9 +63,6 @@ struct RowTensor::Reading {
     return with(x, where(ids.counted.t, gather(x.t, -1, ids.at.t), 0.0));
   }
   static RowTensor counts(const RowTensorIds& ids) { return ids.counted; }
-  static RowTensor weight(const RowTensorIds& ids) {
-    return with(ids.counted, ids.counted.t.to(ids.dtype));
-  }
   static RowTensor is_at(const RowTensorIds& ids) {
     return with(ids.at, one_hot(squeeze(ids.at.t, -1), static_cast<int64_t>(ids.at.n)) != 0);
   }
@@ -112,7 +108,6 @@ struct RowNumbers::Reading {
   static RowNumbers constant(const RowNumbers& x) { return x; }
   static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids);
   static RowNumbers counts(const RowNumberIds& ids);
-  static RowNumbers weight(const RowNumberIds& ids) { return counts(ids); }
   static RowNumbers is_at(const RowNumberIds& ids);
   static RowNumbers over_rows(const RowNumbers& x);
   static RowNumbers total(const RowNumbers& x);
@@ -203,7 +198,6 @@ struct RowSym::Reading {
                                       .which = ids.which,
                                       .varies = Statement::WithRow})}};
   }
-  static RowSym weight(const RowSymIds& ids) { return lift<lifted::where>(counts(ids), 1.0, 0.0); }
   static RowSymMask is_at(const RowSymIds& ids) {
     return {{SymScope::current().add(
         {.kind = Statement::IsAt, .type = kBool, .which = ids.which, .varies = Statement::InRow})}};

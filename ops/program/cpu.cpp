@@ -34,6 +34,7 @@ class Text : public CpuText {
     } else {
       out_.extent = 1;
       for (int d = 0; d < inner; ++d) out_.extent *= size_[d];
+      out_.unit = size_[inner];
       out_.grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(size_[inner], 1));
       std::vector<size_t> touched;
       for (size_t w = 0; w < p_.windows.size(); ++w) {

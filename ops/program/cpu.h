@@ -16,6 +16,7 @@ struct CpuKernel {
   std::string last;  ///< The same, run once after that with 0, 0; empty: there is nothing to do.
   std::vector<CpuArgument> arguments;
   int64_t extent = 0;   ///< Of the dim that a launch splits.
+  int64_t unit = 1;     ///< Elements of the space that one of it takes; the last may take fewer.
   int64_t grain = 1;    ///< Least part of it worth a thread.
   int64_t scratch = 0;  ///< Bytes of memory that it takes.
 };

@@ -23,6 +23,7 @@ class RowWalk : public RowPasses {
     plan_scratch();
     const int64_t unit = columns_.empty() ? block_ : kReduceBlock;
     out_.extent = (rows_ + unit - 1) / unit;
+    out_.unit = unit * n_;
     out_.grain = std::max<int64_t>(1, kGrain / (unit * n_));
     plan_passes();
     out_.body = "(char* const* a, long begin, long end) {\n";

@@ -32,6 +32,7 @@ class WholeWalk : public CpuText {
     out_.arguments.push_back({CpuArgument::Length});
     out_.arguments.push_back({CpuArgument::Scratch});
     out_.extent = chunks;
+    out_.unit = kReduceChunk;
     out_.grain = kGrain / kReduceChunk;
     for (int id : folds_) {
       out_.scratch += (chunks * static_cast<int64_t>(itemsize(at(id).type)) + 63) / 64 * 64;

@@ -145,6 +145,15 @@ int64_t attention_scratch(const OpCall& c) {
   return bytes;
 }
 
+// Heads are independent; which elements of a dropout mask are theirs depends on their number.
+int attention_cut(const OpCall& c, int operand, int64_t) {
+  const TensorImpl& q = *c.in[Q];
+  const bool heads_outside = q.ndim > (c.attrs.as<AttentionAttrs>().by_length ? 3 : 2);
+  const bool alike = cut_beside(*c.in[K], q) == 0 && cut_beside(*c.in[V], q) == 0;
+  if (!heads_outside || !alike || c.in[Key]) return kUncut;
+  return operand == Mask ? cut_beside(*c.in[Mask], q) : 0;
+}
+
 // --- decompositions ------------------------------------------------------------------------------
 
 // Softmax over the keys that a query may see. A row without any is zeros: its sum is taken as 1.
@@ -262,6 +271,7 @@ const OpDef attention_backward_op{
      .decompose = attention_backward_decompose,
      .kernel = {{attention_backward_cpu}, {attention_backward_cuda, attention_on_cuda}},
      .scratch = attention_scratch,
+     .cut = attention_cut,
      // q k^T again, dS k, dS^T q; P^T g, g v^T. exp(s * scale - max) / sum; P * (dP - row) * scale.
      .work = [](const OpCall& c) { return attention_work(c, 3, 2, 29); },
      .gradient_row = true,
@@ -293,6 +303,7 @@ const OpDef attention_op{kName,
                           .decompose = attention_decompose,
                           .kernel = {{attention_cpu}, {attention_cuda, attention_on_cuda}},
                           .scratch = attention_scratch,
+                          .cut = attention_cut,
                           // Scale, maximum, difference, exp, sum.
                           .work = [](const OpCall& c) { return attention_work(c, 1, 1, 27); },
                           .vjp = attention_vjp,

@@ -153,12 +153,17 @@ void slices_vjp(VjpCall& v) {
   v.gin[0] =
       call(index_add_row, {Tensor(), index, v.gout[0].reshape(picked)}, DimAttrs{dim}, sizes);
 }
-template <MakeWalk kWalk> OpSpec pick_spec(Infer infer, Vjp vjp) {
+// Each id has its row.
+int embedding_cut(const OpCall&, int operand, int64_t) { return operand == 0 ? kWhole : 0; }
+
+template <MakeWalk kWalk>
+OpSpec pick_spec(Infer infer, Vjp vjp, decltype(OpSpec::cut) cut = nullptr) {
   const auto run = [](OpCall& c) { pick(c, dim_of(c.attrs), kWalk); };
   return {.infer = infer,
           .check_values = check_positions,
           .kernel = {{run}, {run}},
           .scratch = pick_scratch,
+          .cut = cut,
           .work = pick_work,
           .vjp = vjp,
           .saves_inputs = 0b10};
@@ -169,7 +174,7 @@ const OpDef gather_row{"gather", "the elements that index names along a dim",
 const OpDef index_select_row{"index_select", "the slices that index names along a dim",
                              pick_spec<slice_walk>(select_infer, slices_vjp)};
 const OpDef embedding_row{"embedding", "the rows of a table that ids name",
-                          pick_spec<slice_walk>(embedding_infer, slices_vjp)};
+                          pick_spec<slice_walk>(embedding_infer, slices_vjp, embedding_cut)};
 
 // An id that is out of range is the place of no element: zeros where a GPU has noted it.
 const NumberOp one_hot_row{

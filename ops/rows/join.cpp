@@ -57,6 +57,8 @@ void cat_cpu(OpCall& c) {
   }
 }
 
+int cat_cut(const OpCall& c, int, int64_t) { return dim_of(c.attrs) > 0 ? 0 : kUncut; }
+
 // One kernel for all that lie dense in the result's dtype.
 //
 // In units: `begin` of each part within a row of the result, and where the last one ends. Parts
@@ -133,6 +135,7 @@ const OpDef cat_row{"cat",
                     {.infer = cat_infer,
                      .kernel = {{cat_cpu}, {cat_cuda}},
                      .scratch = no_scratch,
+                     .cut = cat_cut,
                      .vjp = cat_vjp,
                      .grad_aliases = 0xffffffff}};
 

@@ -35,6 +35,11 @@ inline void copy_into_part(const TensorImpl& out, const TensorImpl& t, int dim, 
   copy_now(*memory_view(out, t.size_list(), strides, offset).impl(), t);
 }
 
+/// How an operand that broadcasts to `all` is cut where dim 0 of that is (see OpSpec::cut).
+inline int cut_beside(const TensorImpl& t, const TensorImpl& all) {
+  return t.ndim == all.ndim && t.sizes[0] == all.sizes[0] ? 0 : kWhole;
+}
+
 /// Integers wrap.
 template <class T> T wrapping_sum(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) return a + b;
@@ -61,7 +66,11 @@ template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
 
 /// out = left right. Shapes are matmul's (one or more dims, batch dims broadcast); `out` is
 /// contiguous.
-void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out);
+void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out,
+              Share share = Share::All);
+/// How multiply() is cut into parts (see OpSpec::cut); its operands are left, right and out.
+int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out, int operand,
+                int64_t parts);
 /// Bytes of the copies that multiply() makes on the CPU.
 int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out);
 

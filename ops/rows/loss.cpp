@@ -2,11 +2,16 @@
 #include "core/check.h"
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
+#include "ops/pointwise_ops.h"
+#include "ops/reduction_ops.h"
 
 namespace brrr {
 
 namespace {
 
+// How many ids count is an operand: nothing of the gradient waits for a sum over the rows then, and
+// one kernel can have both.
+//
 // Of each row the maximum and sum(exp(x - max)) are kept, not one logsumexp: beside a large maximum
 // a float has no room for the logarithm of the sum.
 //
@@ -14,38 +19,39 @@ namespace {
 // L - (hit d[id] + miss sum(d)) where hit is 1 - e and miss e / C, as the targets sum to 1. Without
 // smoothing d[id] is all that is read of d, so that other classes may have logits of -inf.
 template <bool smooth> struct CrossEntropy {
-  template <class X, class Id, class S> auto operator()(X x, Id id, S hit, S miss) const {
+  template <class X, class Id, class N, class S>
+  auto operator()(X x, Id id, N count, S hit, S miss) const {
     const auto max = m::constant(row::max(x));
     const auto d = x - max;
     const auto sum = row::sum(m::exp(d));
-    const auto count = row::total(row::weight(id));
     const auto loss = [&](const auto& wanted) {
       return row::total(m::where(row::counts(id), m::log(sum) - wanted, 0.0)) / count;
     };
     const auto at_id = row::pick(x, id) - max;
     if constexpr (smooth)
-      return std::tuple{loss(at_id * hit + row::sum(d) * miss), max, sum, count};
+      return std::tuple{loss(at_id * hit + row::sum(d) * miss), max, sum};
     else
-      return std::tuple{loss(at_id), max, sum, count};
+      return std::tuple{loss(at_id), max, sum};
   }
 };
 // (softmax - targets) * g / count; 0 in rows that do not count. The softmax does not depend on the
 // maximum, so neither does its gradient.
-constexpr auto cross_entropy_gradient = [](auto x, auto id, auto hit, auto miss, auto, auto max,
-                                           auto sum, auto count, auto g) {
+constexpr auto cross_entropy_gradient = [](auto x, auto id, auto count, auto hit, auto miss, auto,
+                                           auto max, auto sum, auto g) {
   const auto p = m::exp(x - m::constant(max)) * (1.0 / sum);
   const auto target = m::where(row::is_at(id), hit + miss, miss);
   return m::where(row::counts(id), (p - target) * (g / m::max(count, 1.0)), 0.0);
 };
 
-using CrossEntropyOperands = Operands<Operand::Each, Operand::Id, Operand::Scalar, Operand::Scalar>;
+using CrossEntropyOperands =
+    Operands<Operand::Each, Operand::Id, Operand::Number, Operand::Scalar, Operand::Scalar>;
 const RowOp cross_entropy_row{
     "cross_entropy",        "mean of -log softmax(logits)[i, ids[i]] over counted rows",
-    CrossEntropyOperands{}, {"logits", "ids"},
+    CrossEntropyOperands{}, {"logits", "ids", "count"},
     CrossEntropy<false>{},  cross_entropy_gradient};
 const RowOp smooth_cross_entropy_row{
     "smooth_cross_entropy", "the same with a part of each target spread over the classes",
-    CrossEntropyOperands{}, {"logits", "ids"},
+    CrossEntropyOperands{}, {"logits", "ids", "count"},
     CrossEntropy<true>{},   cross_entropy_gradient};
 
 // --- the others ----------------------------------------------------------------------------------
@@ -82,8 +88,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropy
              "dims with reshape",
              describe(&x), describe(&at));
   const double e = options.label_smoothing;
-  return call(e != 0 ? smooth_cross_entropy_row : cross_entropy_row, {logits, ids}, RowAttrs{1},
-              options.ignore_index, 1 - e, e / static_cast<double>(x.sizes[1]));
+  const Tensor count = sum((ids != options.ignore_index).to(compute_type(x.dtype)));
+  return call(e != 0 ? smooth_cross_entropy_row : cross_entropy_row, {logits, ids, count},
+              RowAttrs{1}, options.ignore_index, 1 - e, e / static_cast<double>(x.sizes[1]));
 }
 
 Tensor mse_loss(const Tensor& a, const Tensor& b) {

@@ -91,7 +91,10 @@ void linear_vjp(VjpCall& v) {
   if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
 }
 
-void run_matmul(OpCall& c) { multiply(*c.in[0], *c.in[1], *c.out[0].impl()); }
+void run_matmul(OpCall& c) { multiply(*c.in[0], *c.in[1], *c.out[0].impl(), c.share); }
+int matmul_cut(const OpCall& c, int operand, int64_t parts) {
+  return product_cut(*c.in[0], *c.in[1], *c.out[0].impl(), operand, parts);
+}
 int64_t matmul_scratch(const OpCall& c) {
   return product_scratch(*c.in[0], *c.in[1], *c.out[0].impl());
 }
@@ -99,7 +102,12 @@ int64_t matmul_scratch(const OpCall& c) {
 Tensor transposed(const TensorImpl& w) {
   return memory_view(w, {w.sizes[1], w.sizes[0]}, {w.strides[1], w.strides[0]}, w.offset);
 }
-void run_linear(OpCall& c) { multiply(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl()); }
+void run_linear(OpCall& c) {
+  multiply(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl(), c.share);
+}
+int linear_cut(const OpCall& c, int operand, int64_t parts) {
+  return product_cut(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl(), operand, parts);
+}
 int64_t linear_scratch(const OpCall& c) {
   return product_scratch(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
 }
@@ -117,6 +125,7 @@ const OpDef matmul_row{"matmul",
                        {.infer = matmul_infer,
                         .kernel = {{run_matmul}, {run_matmul}},
                         .scratch = matmul_scratch,
+                        .cut = matmul_cut,
                         .work = product_work,
                         .vjp = matmul_vjp,
                         .saves_inputs = 0b11,
@@ -127,6 +136,7 @@ const OpDef linear_row{"linear",
                        {.infer = linear_infer,
                         .kernel = {{run_linear}, {run_linear}},
                         .scratch = linear_scratch,
+                        .cut = linear_cut,
                         .work = product_work,
                         .vjp = linear_vjp,
                         .saves_inputs = 0b11,

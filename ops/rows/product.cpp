@@ -218,9 +218,17 @@ void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType 
   dtype == kInt64 ? run(int64_t{}) : run(int32_t{});
 }
 
-void product(const Operand& a, const Operand& b, DType dtype, char* c) {
+// Whether parts of the product are some of the terms of its sums, not some of its rows.
+bool is_cut_by_terms(const TensorImpl& left) {
+  return left.ndim == 2 && left.strides[0] < left.strides[1];
+}
+
+void product(const Operand& a, const Operand& b, DType dtype, char* c, Share share) {
   if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
-  backend(a.t->device.type).gemm(gemm_of(a, b, dtype, c));
+  Gemm g = gemm_of(a, b, dtype, c);
+  g.chain = share != Share::All;
+  g.add = share == Share::Later && is_cut_by_terms(*a.t);
+  backend(a.t->device.type).gemm(g);
 }
 
 /// Products [begin, end) of a batch.
@@ -285,7 +293,7 @@ void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
 
 }  // namespace
 
-void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out) {
+void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, Share share) {
   if (out.numel == 0) return;
   Operand a(left, true), b(right, false);
   const DType dtype = product_dtype(out);
@@ -301,7 +309,7 @@ void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out) 
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
   char* c = scratch.defined() ? scratch.impl()->data() : out.data();
   if (batch_dims == 0) {
-    product(a, b, dtype, c);
+    product(a, b, dtype, c, share);
   } else {
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
@@ -330,6 +338,23 @@ int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const T
     bytes += readable(a) ? 0 : copy_of(left);
   }
   return out.dtype != product_dtype(out) ? bytes + copy_of(out) : bytes;
+}
+
+// By rows of the left operand or, where it is a transposed matrix, by terms of the sums.
+int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out, int operand,
+                int64_t parts) {
+  Operand a(left, true), b(right, false);
+  if (left.device != kCPU || left.ndim < 2 || right.ndim != 2 || out.numel == 0) return kUncut;
+  const bool terms = is_cut_by_terms(left);
+  if (!readable(b) || (terms ? !readable(a) || out.dtype != left.dtype : !join_rows(a))) {
+    return kUncut;
+  }
+  const DType dtype = product_dtype(out);
+  if (!is_floating(dtype)) return kUncut;
+  const Gemm g = gemm_of(a, b, dtype, nullptr);
+  if (!backend(DeviceType::CPU).is_chain(g) || (terms ? g.k : g.m) % parts != 0) return kUncut;
+  const int by_rows[] = {0, kWhole, 0}, by_terms[] = {1, 0, kSum};
+  return (terms ? by_terms : by_rows)[operand];
 }
 
 }  // namespace brrr

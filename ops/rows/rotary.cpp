@@ -130,6 +130,10 @@ const OpDef rotary_row{
     {.infer = [](OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); },
      .kernel = {{rotary_run}, {rotary_run}},
      .scratch = no_scratch,
+     .cut =
+         [](const OpCall& c, int operand, int64_t) {
+           return operand == 1 || operand == 2 ? cut_beside(*c.in[operand], *c.in[0]) : 0;
+         },
      .work =
          [](const OpCall& c) {
            return Work{3 * static_cast<double>(c.out[0].numel()), operand_bytes(c)};

@@ -61,6 +61,10 @@ void write_slice(OpCall& c) {
   copy_into_part(out, *c.in[0], static_cast<int>(a.dim), a.start, a.step);
 }
 
+int slice_grad_cut(const OpCall& c, int, int64_t) {
+  return c.attrs.as<SliceGradAttrs>().dim > 0 ? 0 : kUncut;
+}
+
 void slice_grad_vjp(VjpCall& v) {
   const auto a = v.attrs().as<SliceGradAttrs>();
   const int64_t length = v.meta(0).sizes[static_cast<int>(a.dim)];
@@ -72,6 +76,7 @@ const OpDef slice_grad_row{"slice_backward",
                            {.infer = slice_grad_infer,
                             .kernel = {{write_slice}, {write_slice}},
                             .scratch = no_scratch,
+                            .cut = slice_grad_cut,
                             .vjp = slice_grad_vjp,
                             .grad_aliases = 1,
                             .gradient_row = true}};

@@ -135,9 +135,8 @@ template <RowValue A, RowValue Id> auto pick(const A& a, const Id& id) {
 }
 /// Whether an element is the row's `id`-th.
 template <RowValue Id> auto is_at(const Id& id) { return Id::Reading::is_at(id); }
-/// Whether the id counts: it is not the one to be ignored. As a mask, and as 1 or 0.
+/// Whether the id counts: it is not the one to be ignored. As a mask.
 template <RowValue Id> auto counts(const Id& id) { return Id::Reading::counts(id); }
-template <RowValue Id> auto weight(const Id& id) { return Id::Reading::weight(id); }
 /// The sum over all rows, of each element of them: what the gradient of something that the rows
 /// share is made of. A result only.
 template <RowValue A> auto over_rows(const A& a) { return A::Reading::over_rows(a); }

@@ -1,0 +1,30 @@
+#pragma once
+// Calls of library kernels as a plan replays them.
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/op.h"
+#include "graph/schedule.h"
+
+namespace brrr::graph {
+
+/// A library kernel with its operands.
+struct LibraryCall {
+  std::vector<TensorImpl*> in;
+  std::vector<Tensor> keep;
+  OpCall call;
+  std::vector<std::pair<int, uint32_t>> dynamic;  ///< Attribute word, control word.
+  LibraryCall(const OpDef& op, int n, int outputs)
+      : in(static_cast<size_t>(n)), call(op, in.data(), n, outputs) {}
+};
+
+/// By storage id; null, or nothing at all: an operand has its layout and no memory.
+using Storages = std::vector<Ref<Storage>>;
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages);
+/// Of one part of a strip's instruction.
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
+                                const Strips& strips, int64_t part, int64_t parts);
+
+}  // namespace brrr::graph
