@@ -15,7 +15,8 @@ namespace {
 /// One random program: the same seed gives the same sequence of ops.
 class Program {
  public:
-  explicit Program(unsigned seed, Trace& t) : seed_(seed), trace_(t) {
+  Program(unsigned seed, Trace& t, DType other = kBFloat16)
+      : seed_(seed), other_(other), trace_(t) {
     std::mt19937 r(seed);
     for (int i = 0; i < 3; ++i) {
       state_.push_back(randn(shape(r)) * 0.5);
@@ -158,7 +159,7 @@ class Program {
       case 24:
         return f ? x + randn(x.sizes()) * 0.25 : Tensor();
       case 25:
-        return f ? x.to(arg % 2 ? kFloat64 : kBFloat16) : x.to(kFloat32);
+        return f ? x.to(arg % 2 ? kFloat64 : other_) : x.to(kFloat32);
       case 26:
         return broadcasts(x, y) ? where(x > y, x, y * 0.5) : Tensor();
       case 27:
@@ -210,6 +211,7 @@ class Program {
   }
 
   unsigned seed_;
+  DType other_;  ///< What float32 is cast to beside float64.
   Trace& trace_;
   std::vector<Tensor> state_, leaves_;
   Tensor kept_;
@@ -220,7 +222,8 @@ class Program {
 Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
   Trace t;
   manual_seed(seed);
-  Program p(seed, t);
+  // Strict alone promises bits for 16-bit floats.
+  Program p(seed, t, options.numerics == Numerics::Fast ? kFloat32 : kBFloat16);
   int variant = 0;
   auto step =
       brrr::step([&](const Tensor& a, const Tensor& b) { return p.run(a, b, variant); }, options);
@@ -269,5 +272,8 @@ TEST_CASE("graph: random steps equal eager to the bit") {
     CHECK(first_difference(eager, play(seed, {.fuse = false}, true)) == -1);
     CHECK(first_difference(eager, play(seed, {.verify_every = 2})) == -1);
     CHECK(first_difference(eager, play(seed, {.max_entries = 3, .part_bytes = 32}, true)) == -1);
+    constexpr Numerics fast = Numerics::Fast;
+    const Trace wide = play(seed, {.mode = Mode::Eager, .numerics = fast});
+    CHECK(first_difference(wide, play(seed, {.numerics = fast})) == -1);
   }
 }

@@ -41,7 +41,9 @@ DeviceProperties properties() {
   p.versions = fmt::format("compiler {}, OpenBLAS core {}", __VERSION__, openblas_get_corename());
   return p;
 }
-void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+void copy_bytes(void* dst, const void* src, size_t bytes) {
+  if (bytes) std::memcpy(dst, src, bytes);  // Nothing may lie at null.
+}
 void launch(OpCall& call) {
   if (call.op->check_values) call.op->check_values(call);
   call.op->on(DeviceType::CPU).run(call);
