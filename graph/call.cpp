@@ -11,7 +11,7 @@ struct Cutting {
 };
 
 std::unique_ptr<LibraryCall> made(const Recording& r, const Instr& i, const Storages& storages,
-                           const LibraryCall* whole, const Cutting& now) {
+                                  const LibraryCall* whole, const Cutting& now) {
   auto bound = std::make_unique<LibraryCall>(*i.op, i.n_in, i.n_out);
   LibraryCall& c = *bound;
   if (whole) c.call.share = now.part ? Share::Later : Share::First;
@@ -47,12 +47,13 @@ std::unique_ptr<LibraryCall> made(const Recording& r, const Instr& i, const Stor
 
 }  // namespace
 
-std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages) {
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i,
+                                       const Storages& storages) {
   return made(r, i, storages, nullptr, {});
 }
 
 std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
-                                const Strips& strips, int64_t part, int64_t parts) {
+                                       const Strips& strips, int64_t part, int64_t parts) {
   const auto whole = make_call(r, i, storages);
   return made(r, i, storages, whole.get(), {&strips, part, parts});
 }

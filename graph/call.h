@@ -22,9 +22,10 @@ struct LibraryCall {
 
 /// By storage id; null, or nothing at all: an operand has its layout and no memory.
 using Storages = std::vector<Ref<Storage>>;
-std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages);
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i,
+                                       const Storages& storages);
 /// Of one part of a strip's instruction.
 std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
-                                const Strips& strips, int64_t part, int64_t parts);
+                                       const Strips& strips, int64_t part, int64_t parts);
 
 }  // namespace brrr::graph

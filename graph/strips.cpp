@@ -13,9 +13,8 @@
 namespace brrr::graph {
 
 const Strip* Strips::of(uint32_t group) const {
-  const auto at = std::find_if(all.begin(), all.end(), [&](const Strip& s) {
-    return s.first <= group && group <= s.last;
-  });
+  const auto at = std::find_if(all.begin(), all.end(),
+                               [&](const Strip& s) { return s.first <= group && group <= s.last; });
   return at == all.end() ? nullptr : &*at;
 }
 
@@ -71,8 +70,8 @@ class Finder {
 
  private:
   struct Kernel {
-    std::vector<Reach> reach;  // Of a generated one.
-    int64_t extent = 0;        // Of its launch; 0: it cannot be cut.
+    std::vector<Reach> reach;                     // Of a generated one.
+    int64_t extent = 0;                           // Of its launch; 0: it cannot be cut.
     std::unique_ptr<LibraryCall> call = nullptr;  // Of the library's, that can be cut.
   };
 
@@ -223,9 +222,8 @@ class Finder {
   }
   // What needs all parts of results, and nothing else that could be there for a part only.
   bool goes_after(uint32_t group, const Uses& uses) const {
-    return is_quiet(group) && all_of(group, uses, [](const Use& use, bool) {
-             return use.uneven || !use.written;
-           });
+    return is_quiet(group) &&
+           all_of(group, uses, [](const Use& use, bool) { return use.uneven || !use.written; });
   }
   void add_whole(uint32_t group, Uses& uses) const {
     for (uint32_t at : s_.groups[group].instrs) {
@@ -280,8 +278,8 @@ class Finder {
   double house(const std::vector<uint32_t>& in, const Uses& uses, Strips& strips) const {
     double bytes = 0;
     for (const auto& [st, use] : uses) {
-      const bool inside = std::all_of(
-          r_.accesses[st].begin(), r_.accesses[st].end(), [&](const Access& a) {
+      const bool inside =
+          std::all_of(r_.accesses[st].begin(), r_.accesses[st].end(), [&](const Access& a) {
             const uint32_t g = s_.group_of[a.instr];
             return g == kNone || std::binary_search(in.begin(), in.end(), g);
           });

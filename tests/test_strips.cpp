@@ -29,12 +29,8 @@ struct Ask {
 
 Trained train_gpt(const Ask& ask, const StepOptions& options) {
   manual_seed(3);
-  models::GPT model({.vocab = 29,
-                     .block = 16,
-                     .layers = 2,
-                     .heads = 2,
-                     .width = 32,
-                     .dropout = ask.dropout});
+  models::GPT model(
+      {.vocab = 29, .block = 16, .layers = 2, .heads = 2, .width = 32, .dropout = ask.dropout});
   if (ask.dtype != kFloat32) model.to(ask.dtype);
   optim::AdamW opt(model.parameters(), {.lr = 1e-2});
   auto s = step(
