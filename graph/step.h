@@ -1,6 +1,7 @@
 #pragma once
 // brrr::step: the same training step, run eagerly or recorded, fused and replayed.
 
+#include <concepts>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -208,10 +209,11 @@ template <class F> class Step {
 };
 
 /// Wraps `fn`, which takes Tensors and returns void, a Tensor, or a tuple or vector of Tensors.
-template <class F> Step<F> step(F fn, StepOptions options) {
+template <class F> Step<F> step(F fn, StepOptions options = {}) {
   return Step<F>(std::move(fn), options);
 }
-template <class F> Step<F> step(F fn, Mode mode = Mode::Graph) {
+// A template, so that {} are options: as a mode it would be the first one, Eager.
+template <class F, std::same_as<Mode> M> Step<F> step(F fn, M mode) {
   return Step<F>(std::move(fn), StepOptions{.mode = mode});
 }
 

@@ -90,3 +90,11 @@ TEST_CASE("step: temporaries of a verified replay stay within the results that t
     CHECK(same_bits(others[static_cast<size_t>(k)], full({256 << (k % 4), 256}, k)));
   }
 }
+
+TEST_CASE("graph: a step given braces is given options, and records") {
+  const auto twice = [](const Tensor& x) { return x * 2.0; };
+  CHECK(step(twice).mode() == Mode::Graph);
+  CHECK(step(twice, {}).mode() == Mode::Graph);
+  CHECK(step(twice, {.fuse = false}).mode() == Mode::Graph);
+  CHECK(step(twice, Mode::Eager).mode() == Mode::Eager);
+}

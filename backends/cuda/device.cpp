@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -50,7 +51,8 @@ const Boundary& open_boundary() {
 
 OpenDevice* open() {
   const Boundary& b = open_boundary();
-  auto* d = new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, nullptr, nullptr, {}};
+  std::unique_ptr<OpenDevice> d(
+      new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, nullptr, nullptr, {}});
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
   const Properties& p = d->properties;
@@ -60,7 +62,7 @@ OpenDevice* open() {
              p.name, p.major, p.minor, kLeastMajor);
   check(d->driver->make_stream(&d->compute), "no stream");
   check(d->driver->make_stream(&d->capture), "no stream");
-  return d;
+  return d.release();  // Never closed: what is destroyed last may still ask for it.
 }
 
 }  // namespace
