@@ -1,9 +1,4 @@
-// For fewer bytes: a pointwise value that other fused kernels read again costs a store and loads;
-// computed there it costs what it is computed from, if that is not read there anyway. This is the
-// min-cut between what a group makes and what later ones read, taken value by value in program
-// order: values made anew count as there for the next.
-//
-// For less memory: at the group where most is alive, values that are neither made nor used there
+// At the group where most is alive, values that are neither made nor used there
 // are dropped, those first that cost least to make for their bytes.
 #include "graph/chooser.h"
 
@@ -16,78 +11,6 @@ namespace brrr::graph {
 static void append(std::vector<uint32_t>& list, const std::vector<uint32_t>& more) {
   list.insert(list.end(), more.begin(), more.end());
   distinct(list);
-}
-
-// The pointwise instructions of its group that make the value from what is in memory.
-bool Chooser::chain_in_group(uint32_t made, uint32_t until, Chain& c) const {
-  const std::vector<uint32_t> all = makers(made);
-  if (all.empty()) return false;
-  if (std::find(c.instrs.begin(), c.instrs.end(), all[0]) != c.instrs.end()) return true;
-  for (uint32_t at : all) {
-    const bool here = s_.group_of[at] == s_.group_of[all[0]];
-    if (!here || !r_.instrs[at].op->pointwise) return false;
-  }
-  for (uint32_t st : inputs(all, made)) {
-    if (r_.lasting[st] || s_.stored[st]) {
-      if (!unchanged(st, all[0], until)) return false;
-      c.leaves.push_back(st);
-    } else if (!chain_in_group(st, until, c)) {
-      return false;
-    }
-  }
-  append(c.instrs, all);
-  return true;
-}
-
-Lists Chooser::fewer_bytes() {
-  // A polynomial takes about as long as to move so many bytes of each element.
-  constexpr int64_t polynomial_bytes = 4;
-  std::map<uint32_t, std::vector<Anew>> by_group;
-  const auto anew_in = [&](uint32_t storage, uint32_t group) {
-    const auto at = by_group.find(group);
-    return at != by_group.end() && std::any_of(at->second.begin(), at->second.end(),
-                                               [&](const Anew& a) { return a.storage == storage; });
-  };
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    if (!temporary(st) || !s_.stored[st]) continue;
-    Chain c;
-    if (!chain_in_group(st, r_.accesses[st].back().instr, c)) continue;
-    const uint32_t g = s_.group_of[c.instrs.back()];
-    std::map<uint32_t, std::vector<uint32_t>> users;  // By group.
-    for (const Access& a : r_.accesses[st]) {
-      if (s_.group_of[a.instr] != g) users[s_.group_of[a.instr]].push_back(a.instr);
-    }
-    bool can = s_.groups[g].fused && !users.empty();
-    size_t work = 0;
-    for (uint32_t at : c.instrs) work += polynomials(r_, r_.instrs[at]);
-    const int64_t elements = r_.value(r_.out(r_.instrs[c.instrs.back()])[0]).numel;
-    int64_t gain = bytes(st), longer = 0;
-    uint32_t last = 0;
-    for (const auto& [h, list] : users) {
-      can &= s_.groups[h].fused;
-      gain += bytes(st) - static_cast<int64_t>(work) * polynomial_bytes * elements;
-      last = std::max(last, h);
-      for (uint32_t leaf : distinct(c.leaves)) {
-        if (!anew_in(leaf, h) && !used_in(leaf, h)) gain -= bytes(leaf);
-      }
-    }
-    for (uint32_t leaf : c.leaves)
-      longer += temporary(leaf) && life_[leaf].second < last ? bytes(leaf) : 0;
-    if (!can || gain < kLittleMemory || longer > bytes(st)) continue;
-    for (auto& [h, list] : users) by_group[h].push_back({st, c.instrs, distinct(list), 0});
-  }
-  Lists all;
-  for (auto& [h, list] : by_group) {
-    // In few places: what is repeated in one can be one kernel.
-    std::vector<uint32_t> places;
-    for (const Anew& a : list) places.push_back(a.users.front());
-    distinct(places);
-    for (Anew& a : list) {
-      a.before = *std::upper_bound(places.begin(), places.end(), a.instrs.back());
-    }
-    all.push_back(std::move(list));
-  }
-  return all;
 }
 
 // The instructions that make the value before `until`, from what is alive in that one's group; of

@@ -13,10 +13,10 @@ namespace brrr::graph {
 
 using Lists = std::vector<std::vector<Anew>>;
 
-// What of a step may be made anew.
-class Chooser {
+/// What is known of a step's values, for those who ask which to make anew.
+class Values {
  public:
-  Chooser(const Recording& r, const Schedule& s) : r_(r), s_(s) {
+  Values(const Recording& r, const Schedule& s) : r_(r), s_(s) {
     for (uint32_t st = 0; st < r.storages.size(); ++st) life_.push_back(s.life(r, st));
     writes_.resize(r.storages.size());
     for (uint32_t at = 0; at < r.instrs.size(); ++at) {
@@ -27,23 +27,8 @@ class Chooser {
     }
   }
 
-  Lists fewer_bytes();
-
-  /// What may be dropped: so many values of at least so many bytes, while what makes them costs so
-  /// much at most.
-  struct Allowance {
-    size_t values = std::numeric_limits<size_t>::max();
-    int64_t least = 0;
-    double cost = std::numeric_limits<double>::infinity();
-    bool only_whole = false;  ///< Nothing of which there is memory for one part.
-  };
-  Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may);
-  /// Of all instructions with effect together.
-  double step_cost() const;
-
- private:
-  // The instructions that write it, if all of them come before it is read and can run twice: one,
-  // and what changes its result in place. Else none.
+  /// The instructions that write it, if all of them come before it is read and can run twice: one,
+  /// and what changes its result in place. Else none.
   std::vector<uint32_t> makers(uint32_t st) const {
     std::vector<uint32_t> all;
     for (const Access& a : r_.accesses[st]) {
@@ -61,15 +46,6 @@ class Chooser {
     }
     return all;
   }
-  // Whether nobody else writes what the instruction makes beside this one.
-  bool alone(const Instr& i, uint32_t st) const {
-    return std::all_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t value) {
-      const uint32_t other = r_.value(value).storage;
-      const auto& uses = r_.accesses[other];
-      return other == st ||
-             std::count_if(uses.begin(), uses.end(), [](auto& a) { return a.write; }) == 1;
-    });
-  }
   bool temporary(uint32_t st) const {
     return r_.storages[st].origin == Origin::Internal && !r_.lasting[st] &&
            !r_.accesses[st].empty();
@@ -82,7 +58,7 @@ class Chooser {
     return std::any_of(r_.accesses[st].begin(), r_.accesses[st].end(),
                        [&](const Access& a) { return s_.group_of[a.instr] == group; });
   }
-  // Other storages that the makers of one read.
+  /// Other storages that the makers of one read.
   std::vector<uint32_t> inputs(const std::vector<uint32_t>& makers, uint32_t made) const {
     std::vector<uint32_t> list;
     for (uint32_t at : makers) {
@@ -93,9 +69,48 @@ class Chooser {
     return distinct(list);
   }
   int64_t bytes(uint32_t st) const { return static_cast<int64_t>(r_.storages[st].bytes); }
-  // Of memory.
+  /// Of memory.
   int64_t room(uint32_t st) const { return bytes(st) / s_.strips.parts(st); }
 
+ protected:
+  const Recording& r_;
+  const Schedule& s_;
+  std::vector<std::pair<uint32_t, uint32_t>> life_;
+
+ private:
+  // Whether nobody else writes what the instruction makes beside this one.
+  bool alone(const Instr& i, uint32_t st) const {
+    return std::all_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t value) {
+      const uint32_t other = r_.value(value).storage;
+      const auto& uses = r_.accesses[other];
+      return other == st ||
+             std::count_if(uses.begin(), uses.end(), [](auto& a) { return a.write; }) == 1;
+    });
+  }
+  // By storage. One without effect has one if the value is read again later.
+  std::vector<std::vector<uint32_t>> writes_;
+};
+
+/// Values that later kernels compute instead of loading them, because that moves fewer bytes.
+Lists fewer_bytes(const Recording& r, const Schedule& s);
+
+/// Values that are dropped where most is alive, and made again.
+class Chooser : public Values {
+ public:
+  using Values::Values;
+  /// What may be dropped: so many values of at least so many bytes, while what makes them costs so
+  /// much at most.
+  struct Allowance {
+    size_t values = std::numeric_limits<size_t>::max();
+    int64_t least = 0;
+    double cost = std::numeric_limits<double>::infinity();
+    bool only_whole = false;  ///< Nothing of which there is memory for one part.
+  };
+  Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may);
+  /// Of all instructions with effect together.
+  double step_cost() const;
+
+ private:
   // What lies between in registers, what it is made from, and what of that lives longer for it.
   struct Chain {
     std::vector<uint32_t> instrs, leaves, longer;
@@ -107,19 +122,13 @@ class Chooser {
     uint32_t from = 0, to = 0;
     double cost = 0, per_byte = 0;
   };
-  bool chain_in_group(uint32_t st, uint32_t until, Chain& c) const;
   bool chain_from_living(uint32_t st, uint32_t until, uint32_t group, int depth, Chain& c) const;
   std::vector<int64_t> bytes_alive() const;
   std::optional<Candidate> candidate(uint32_t st, uint32_t group) const;
   std::vector<const Candidate*> candidates(uint32_t peak);
   double cost(const Instr& i) const;
 
-  const Recording& r_;
-  const Schedule& s_;
-  std::vector<std::pair<uint32_t, uint32_t>> life_;
   std::map<std::pair<uint32_t, uint32_t>, std::optional<Candidate>> known_;
-  // By storage. One without effect has one if the value is read again later.
-  std::vector<std::vector<uint32_t>> writes_;
 };
 
 }  // namespace brrr::graph

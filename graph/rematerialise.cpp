@@ -90,7 +90,7 @@ Rematerialised rematerialise(const Recording& r, const StepOptions& options, con
     return b;
   };
   if (options.fuse && options.rematerialise) {
-    if (const Lists lists = Chooser(r, out.schedule).fewer_bytes(); !lists.empty()) {
+    if (const Lists lists = fewer_bytes(r, out.schedule); !lists.empty()) {
       Rematerialised with = changed(out, lists);
       with.bytes = moved(r, out.schedule) - moved(*with.recording, with.schedule);
       if (with.bytes > 0 && kernels(with.schedule) <= kernels(out.schedule)) out = std::move(with);

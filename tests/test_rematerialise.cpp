@@ -8,6 +8,7 @@
 #include <random>
 
 #include "backends/cpu/allocator.h"
+#include "graph/min_cut.h"
 #include "graph/rematerialise.h"
 #include "tests/recorded.h"
 #include "tests/sanitizer.h"
@@ -129,6 +130,62 @@ TEST_CASE(
   CHECK(anew.stats.kernels_per_replay <= kept.stats.kernels_per_replay);
   CHECK(anew.text.find("make anew what could be kept") != std::string::npos);
   CHECK(moved(fn, {}, x) < moved(fn, {.rematerialise = false}, x));
+}
+
+TEST_CASE("rematerialise: of a cut between memory and a kernel no other costs less") {
+  std::mt19937 random(3);
+  for (int graph = 0; graph < 200; ++graph) {
+    const uint32_t nodes = 4 + random() % 5;  // The first is the source, the last the sink.
+    struct Edge {
+      uint32_t from, to;
+      int64_t cost;
+    };
+    std::vector<Edge> edges;
+    for (uint32_t k = 0; k < 3 * nodes; ++k) {
+      edges.push_back({static_cast<uint32_t>(random() % nodes),
+                       static_cast<uint32_t>(random() % nodes),
+                       static_cast<int64_t>(random() % 9)});
+    }
+    const auto cost = [&](const auto& on_sink_side) {
+      int64_t sum = 0;
+      for (const Edge& e : edges) {
+        if (!on_sink_side(e.from) && on_sink_side(e.to)) sum += e.cost;
+      }
+      return sum;
+    };
+    graph::MinCut cut(nodes);
+    for (const Edge& e : edges) cut.edge(e.from, e.to, e.cost);
+    const std::vector<bool> sinks = cut.sink_side(0, nodes - 1);
+    REQUIRE(!sinks[0]);
+    REQUIRE(sinks[nodes - 1]);
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (uint32_t set = 0; set < 1u << (nodes - 2); ++set) {
+      least = std::min(least, cost([&](uint32_t n) {
+                         return n == nodes - 1 || (n > 0 && (set >> (n - 1) & 1));
+                       }));
+    }
+    CHECK(cost([&](uint32_t n) { return sinks[n]; }) == least);
+  }
+}
+
+TEST_CASE("rematerialise: values of the same operands are made anew together") {
+  const Tensor v = randn({64, 64}), w = randn({64, 64});
+  const auto fn = [&](const Tensor& in) {
+    const Tensor x = matmul(in, v), y = matmul(in, w);
+    // One of these alone would cost the loads of x and y, which are its store and its load.
+    const Tensor a = x + y, b = x * y, c = x - y;
+    const Tensor z = matmul(a * b * c, v);
+    return std::vector<Tensor>{z * a + z * b + z * c};
+  };
+  const Tensor x = randn({128, 64});
+  const Ran eager = run(fn, {.mode = Mode::Eager}, x), kept = run(fn, {.rematerialise = false}, x),
+            anew = run(fn, {}, x);
+  check_same(eager, kept);
+  check_same(eager, anew);
+  CHECK(anew.stats.made_anew == 3);
+  CHECK(anew.stats.arena_bytes < kept.stats.arena_bytes);
+  const double value = 128 * 64 * sizeof(float);  // Three stores and loads, for two loads.
+  CHECK(moved(fn, {.rematerialise = false}, x) - moved(fn, {}, x) == 4 * value);
 }
 
 TEST_CASE("rematerialise: what a value was made from may have changed since") {
