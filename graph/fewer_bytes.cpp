@@ -83,9 +83,9 @@ void FewerBytes::add(uint32_t st, uint32_t group) {
 int64_t FewerBytes::load(uint32_t st, uint32_t group) const {
   if (used_in(st, group)) return 0;
   const auto there = anew_.find(group);
-  const bool anew = there != anew_.end() &&
-                    std::any_of(there->second.begin(), there->second.end(),
-                                [&](const Anew& a) { return a.storage == st; });
+  const bool anew =
+      there != anew_.end() && std::any_of(there->second.begin(), there->second.end(),
+                                          [&](const Anew& a) { return a.storage == st; });
   return anew ? 0 : bytes(st);
 }
 
@@ -139,8 +139,8 @@ void FewerBytes::extend(Chain& c, uint32_t st) const {
   c.instrs.insert(c.instrs.end(), v.makers.begin(), v.makers.end());
   for (uint32_t in : v.inputs) {
     const auto found = inner_.find(in);
-    const bool there = found == inner_.end() || loaded_.count(in) ||
-                       (s_.stored[in] && !found->second.passed);
+    const bool there =
+        found == inner_.end() || loaded_.count(in) || (s_.stored[in] && !found->second.passed);
     if (there)
       c.leaves.push_back(in);
     else

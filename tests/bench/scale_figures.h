@@ -135,7 +135,8 @@ inline void scale_children(Report& report, const Scale& s, const std::string& na
                  cold.live / eager.live, "x", both(cold.live, eager.live));
   report.show(name + "the same, resident, kernels and all", cold.resident / eager.resident, "x",
               both(cold.resident, eager.resident));
-  report.at_most(name + "kernels built, cold", s.model.layers > 2 ? 800 : 600, cold.build * 1e3, "ms");
+  report.at_most(name + "kernels built, cold", s.model.layers > 2 ? 800 : 600, cold.build * 1e3,
+                 "ms");
   report.at_most(name + "kernels built, from the disk cache", 30, warm.build * 1e3, "ms");
 }
 
