@@ -108,18 +108,19 @@ class Fuser {
     return first;
   }
 
-  // Whether a pass over memory serves both. To read the same number is none, where a table makes
-  // one kernel of those that do.
-  bool shares_data(uint32_t at, uint32_t group) const {
-    bool shares = false;
+  // The groups whose pass over memory would serve the instruction, too. To read the same number is
+  // no such thing, where a table makes one kernel of those that do.
+  std::vector<uint32_t> sharing(uint32_t at) const {
+    std::vector<uint32_t> groups;
     r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
+      const bool number = r_.value(value).numel == 1;
       for (const Access& a : accesses(value)) {
-        if (s_.group_of[a.instr] != group) continue;
-        const bool number = r_.value(value).numel == 1;
-        shares |= !number || ((write || a.write) && !s_.alike[at]);
+        if (a.instr >= at) break;
+        if (number && (!(write || a.write) || s_.alike[at])) continue;
+        groups.push_back(s_.group_of[a.instr]);
       }
     });
-    return shares;
+    return distinct(groups);
   }
 
   bool fits(const Instr& i, uint32_t group, const Domain& domain) const {
@@ -173,8 +174,8 @@ class Fuser {
       // A write that moved before something that can fail would cost a copy of the external on
       // every replay, to undo it (HostPlan::find_failures).
       if (writes_external(r_, i)) first = std::max(first, after_fallible_);
-      for (uint32_t g = first; fuse_ && g < s_.groups.size() && group == kNone; ++g) {
-        if (!s_.groups[g].fused || !shares_data(at, g)) continue;
+      for (uint32_t g : sharing(at)) {
+        if (!fuse_ || g < first || group != kNone || !s_.groups[g].fused) continue;
         Domain domain = s_.groups[g].domain;
         if (join(r_, target_, s_.groups[g].instrs, domain, at) && fits(i, g, domain) &&
             growth(at, g) <= kLittleMemory) {

@@ -102,36 +102,40 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
   return blocks;
 }
 
+// Blocks that have an offset, rising by it.
+using Placed = std::vector<const Block*>;
+
+void place(Placed& placed, const Block& b) {
+  placed.insert(std::upper_bound(placed.begin(), placed.end(), &b,
+                                 [](auto* x, auto* y) { return x->offset < y->offset; }),
+                &b);
+}
+
 // The start of the tightest gap for `b` between those of `placed` that are alive with it, or the
 // end of them.
-int64_t tightest_gap(const Block& b, const std::vector<const Block*>& placed) {
-  std::vector<std::pair<int64_t, int64_t>> taken;
-  for (const Block* o : placed) {
-    if (o->first <= b.last && b.first <= o->last)
-      taken.emplace_back(o->offset, o->offset + o->bytes);
-  }
-  std::sort(taken.begin(), taken.end());
+int64_t tightest_gap(const Block& b, const Placed& placed) {
   int64_t at = 0, best = -1, best_gap = INT64_MAX;
-  for (const auto& [from, to] : taken) {
-    if (from - at >= b.bytes && from - at < best_gap) {
+  for (const Block* o : placed) {
+    if (o->first > b.last || b.first > o->last) continue;
+    if (o->offset - at >= b.bytes && o->offset - at < best_gap) {
       best = at;
-      best_gap = from - at;
+      best_gap = o->offset - at;
     }
-    at = std::max(at, to);
+    at = std::max(at, o->offset + o->bytes);
   }
   return best >= 0 ? best : at;
 }
 
 // Gives blocks offsets in the given order; the size of the arena.
 int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order) {
-  std::vector<const Block*> placed;
+  Placed placed;
   int64_t top = 0;
   for (size_t n : order) {
     Block& b = blocks[n];
     if (b.host != kNone) continue;
     b.offset = tightest_gap(b, placed);
     top = std::max(top, b.offset + b.bytes);
-    placed.push_back(&b);
+    place(placed, b);
   }
   return top;
 }
@@ -141,7 +145,7 @@ constexpr int64_t kLeastGuest = 4096;
 
 // Where a survivor lies that is written element by element over the block, which dies there.
 int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
-                    const std::vector<Block>& owners, const std::vector<const Block*>& placed) {
+                    const std::vector<Block>& owners, const Placed& placed) {
   for (const Block& o : owners) {
     if (b.storages.empty() || o.first != b.last ||
         !takes_over(r, s, b.last, b.storages.back(), o.storages[0])) {
@@ -173,8 +177,8 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
     for (const auto& [st, at] : room.owners) {
       owners.push_back({{st}, aligned(m.bytes[st]), m.first[st], kNone, static_cast<int64_t>(at)});
     }
-    std::vector<const Block*> placed;
-    for (const Block& o : owners) placed.push_back(&o);
+    Placed placed;
+    for (const Block& o : owners) place(placed, o);
     for (size_t n : order) {
       Block& b = blocks[n];
       if (b.host != kNone || b.first < rules.from || b.bytes < kLeastGuest) continue;
@@ -185,7 +189,7 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
       }
       b.host = h;
       b.offset = at;
-      placed.push_back(&b);
+      place(placed, b);
     }
   }
 }

@@ -4,6 +4,7 @@
 // from one to the other a register. Last of all, groups that do the same to different tensors
 // become parts of one.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -16,7 +17,9 @@ namespace {
 class Merger {
  public:
   Merger(const Recording& r, Schedule& s, const Target& target)
-      : r_(r), target_(target), s_(s), groups_(s.groups) {}
+      : r_(r), target_(target), s_(s), groups_(s.groups) {
+    for (const Group& g : groups_) storages_.push_back(storages(g));
+  }
 
   void run() {
     for (uint32_t b = 0; b < groups_.size(); ++b) {
@@ -56,7 +59,8 @@ class Merger {
   }
 
   bool independent(uint32_t a, uint32_t b) const {
-    for (uint32_t st : storages(groups_[a])) {
+    const bool fewer = storages_[a].size() < storages_[b].size();
+    for (uint32_t st : storages_[fewer ? a : b]) {
       bool used[2] = {}, written = false;
       for (const Access& x : r_.accesses[st]) {
         if (group(x) != a && group(x) != b) continue;
@@ -139,7 +143,7 @@ class Merger {
   // it on that, and no more bytes are alive there than before.
   bool can_move(uint32_t g, uint32_t a, uint32_t b) const {
     int64_t growth = 0;
-    for (uint32_t st : storages(groups_[g])) {
+    for (uint32_t st : storages_[g]) {
       bool writes = false, between = false, written_between = false;
       uint32_t first = kNone, last = 0;  // Of the other groups that use it.
       for (const Access& x : r_.accesses[st]) {
@@ -170,16 +174,25 @@ class Merger {
   void move(uint32_t from, uint32_t to) {
     Group &x = groups_[from], &y = groups_[to];
     for (uint32_t at : x.instrs) s_.group_of[at] = to;
-    y.instrs.insert(y.instrs.end(), x.instrs.begin(), x.instrs.end());
-    std::sort(y.instrs.begin(), y.instrs.end());
-    x.instrs.clear();
+    unite(y.instrs, x.instrs);
+    unite(storages_[to], storages_[from]);
     x.fused = false;
+  }
+
+  // All of both in `to`; each rises, and so do they.
+  static void unite(std::vector<uint32_t>& to, std::vector<uint32_t>& from) {
+    std::vector<uint32_t> all;
+    all.reserve(to.size() + from.size());
+    std::set_union(to.begin(), to.end(), from.begin(), from.end(), std::back_inserter(all));
+    to = std::move(all);
+    from.clear();
   }
 
   const Recording& r_;
   const Target& target_;
   Schedule& s_;
   std::vector<Group>& groups_;
+  std::vector<std::vector<uint32_t>> storages_;  // By group, until they are numbered anew.
 };
 
 // The instructions of a fused group taken apart.

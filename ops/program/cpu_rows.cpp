@@ -7,16 +7,16 @@
 #include <functional>
 
 #include "ops/kinds/reduction.h"
-#include "ops/program/cpu_row_passes.h"
+#include "ops/program/cpu_row_totals.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
 namespace {
 
-class RowWalk : public RowPasses {
+class RowWalk : public RowTotals {
  public:
-  explicit RowWalk(const Program& p) : RowPasses(p) {}
+  explicit RowWalk(const Program& p) : RowTotals(p) {}
 
   CpuKernel run() {
     out_.arguments = cpu_arguments(p_);
@@ -55,33 +55,8 @@ class RowWalk : public RowPasses {
   }
 
  private:
-  // Columns' sums of each block of rows, then a number of each row for each total.
-  void plan_scratch() {
-    const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
-    const auto room = [&](int id, int64_t count) {
-      scratch_of_.emplace_back(id, out_.scratch);
-      const auto item = static_cast<int64_t>(itemsize(at(id).type));
-      out_.scratch += (count * item + 63) / 64 * 64;
-    };
-    for (int id : columns_) room(id, blocks * padded_);
-    for (int id : totals_) room(id, rows_ + 16);
-    if (out_.scratch) out_.arguments.push_back({CpuArgument::Scratch});
-  }
-
   // --- the beginning -----------------------------------------------------------------------------
 
-  void begin() {
-    pointers();
-    for (const auto& [id, offset] : scratch_of_) {
-      out_.body += fmt::format("  {0}* const s{1} = ({0}*)(a[{2}] + {3});\n", element(id), id,
-                               out_.arguments.size() - 1, offset);
-    }
-    std::vector<int> never = all(Statement::Never);
-    std::erase_if(never, [&](int id) {
-      return !of(id).live || of(id).after || at(id).kind == Statement::Store;
-    });
-    emit(never, 1, false, "  ");
-  }
   // Numbers that depend on no row.
   void store_for_all() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
@@ -108,14 +83,6 @@ class RowWalk : public RowPasses {
       }
     }
   }
-  void clear_columns() {
-    for (int id : columns_) {
-      out_.body +=
-          fmt::format("    for (long i = 0; i < {0}; i += 16) store(s{1} + k * {0} + i, {2});\n",
-                      padded_, id, name(at(id).args[1], 0));
-    }
-  }
-
   // --- numbers of rows ---------------------------------------------------------------------------
 
   std::string from_memory(int id, const std::string& x) const {
@@ -211,12 +178,6 @@ class RowWalk : public RowPasses {
   }
 
   // --- passes over elements ----------------------------------------------------------------------
-
-  std::string line_value(int id, int u) const {
-    std::vector<std::string> args;
-    for (int a : at(id).args) args.push_back(name(a, u));
-    return fill(at(id).text, args);
-  }
 
   std::string line(int id, int u, bool tail) const override {
     const Statement& s = at(id);
@@ -436,69 +397,7 @@ class RowWalk : public RowPasses {
     }
     out_.body += indent + "}\n";
   }
-  // --- after all rows ----------------------------------------------------------------------------
-
-  void finish() {
-    std::swap(out_.body, out_.last);
-    out_.body = "(char* const* a, long, long) {\n";
-    begin();
-    for (int id : totals_) {
-      const std::string array = fmt::format("s{}", id);
-      out_.body += fold_array(id, array, fmt::format("{}", rows_), "  ");
-      out_.body += fmt::format("  const auto v{} = splat(*{});\n", id, array);
-    }
-    std::vector<int> places;  // Statements of each place in the rows.
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
-      const Statement& s = at(id);
-      if (!of(id).live || !of(id).after) continue;
-      const bool store = s.kind == Statement::Store;
-      if (store ? inner_stride(static_cast<size_t>(s.which)) != 0 : in_row(id)) {
-        places.push_back(id);
-      } else if (s.kind == Statement::Formula) {
-        out_.body += fmt::format("  const auto v{} = {};\n", id, line_value(id, 0));
-      } else if (store) {
-        const DType t = window(static_cast<size_t>(s.which)).dtype;
-        out_.body += fmt::format("  store_n(o{}, {}, 1);\n", s.which,
-                                 fill(spelling(t).store, {name(s.args[0], 0)}));
-      }
-    }
-    if (!columns_.empty()) finish_columns(places);
-    out_.body += "}\n";
-    std::swap(out_.body, out_.last);
-  }
-  // The blocks one after the other.
-  void finish_columns(const std::vector<int>& places) {
-    const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
-    for (int id : places) {
-      if (at(id).kind != Statement::Store) continue;
-      out_.body +=
-          fmt::format("  {0} const p{1} = o{1};\n",
-                      pointer_type(window(static_cast<size_t>(at(id).which))), at(id).which);
-    }
-    out_.body += fmt::format(
-        "  for (long i = 0; i < {0}; i += 16) {{\n    const int n = {0} - i < 16 ? (int)({0} - i) "
-        ": 16;\n",
-        n_);
-    for (int id : columns_) {
-      out_.body += fmt::format(
-          "    Parts<{3}> c{0} = load(s{0} + i);\n    for (long b = 1; b < {1}; ++b) c{0} = "
-          "{2};\n"
-          "    const auto v{0}_0 = c{0}.get();\n",
-          id, blocks,
-          combined(id, fmt::format("c{}.get()", id),
-                   fmt::format("load(s{} + b * {} + i)", id, padded_)),
-          vector(id));
-    }
-    for (int id : places) {
-      if (at(id).kind != Statement::FoldRows) {
-        out_.body += "    " + CpuText::line(id, 0, true) + ";\n";
-      }
-    }
-    out_.body += "  }\n";
-  }
-
-  int current_ = 0;                                  // The pass that is printed.
-  std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements and places in scratch memory.
+  int current_ = 0;  // The pass that is printed.
 };
 
 }  // namespace

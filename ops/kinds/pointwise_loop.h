@@ -1,0 +1,251 @@
+#pragma once
+// What a pointwise row's lambda takes and gives, and the loop over vectors that it becomes on a
+// CPU.
+
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "core/op.h"
+#include "ops/vocabulary/scalar_math.h"
+
+namespace brrr {
+
+inline constexpr int kMaxOperands = kMaxAttrs;
+inline constexpr int kMaxMade = 2;
+/// Operands that are int64 whatever their row computes in. Of those that a call gives, the bits
+/// `Given` say which: seeds, counters, diagonals, which all elements share. Behind all given ones
+/// come those that no call gives, because each element makes them of its place: kNumber is the
+/// element's number in row-major order, 1 its place in the last dim, 2 in the one before. They
+/// stand between a row's traits and its lambdas:
+///
+///   const NumberOp tril{"tril", "...", {}, Integers<0b10, 2, 1>{},
+///                       [](auto x, auto diagonal, auto row, auto column) {
+///                         return m::where(column <= row + diagonal, x, 0.0);
+///                       }};
+///
+/// A gradient's lambda has its y and g before the places, and may use numbers and g alone.
+template <uint32_t Given = 0, int... Made> struct Integers {
+  static constexpr uint32_t given = Given;
+  static constexpr int made = sizeof...(Made);
+  static constexpr int place[kMaxMade + 1] = {Made...};
+  static constexpr bool any = Given || made;
+};
+inline constexpr int kNumber = 0;
+
+template <class X> inline constexpr bool kIsMask = false;
+template <class V> inline constexpr bool kIsMask<Mask<V>> = true;
+template <> inline constexpr bool kIsMask<SymMask> = true;
+
+/// The type of an int64 operand where the others are T.
+template <class T> struct IndexTypeOf;
+template <class V> struct IndexTypeOf<Num<V>> { using type = m::IndexOf<V>; };
+template <> struct IndexTypeOf<Sym> { using type = SymIndex; };
+template <> struct IndexTypeOf<Tensor> { using type = Tensor; };
+
+/// The operands of a lambda: N of them, those that are made included.
+template <int N, class P> struct RowOperands {
+  static constexpr int count = N, given = N - P::made;
+  using Kinds = P;
+  static constexpr auto all = std::make_index_sequence<N>{};
+  static constexpr bool is_made(size_t i) { return i >= static_cast<size_t>(given); }
+  static constexpr bool is_integer(size_t i) { return is_made(i) || (P::given >> i & 1); }
+  static constexpr uint32_t integers = P::given | ((1u << P::made) - 1) << given;
+  template <class T, size_t I>
+  using Type = std::conditional_t<is_integer(I), typename IndexTypeOf<T>::type, T>;
+  /// With an output and its gradient before what is made: those of a gradient.
+  using Gradient = RowOperands<N + 2, P>;
+};
+
+template <class F, class O, class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
+  return std::is_invocable_v<F, typename O::template Type<T, I>...>;
+}
+/// The operands of the lambda F.
+template <class F, class P, int N = P::made> constexpr auto operands_of_lambda() {
+  using O = RowOperands<N, P>;
+  if constexpr (takes<F, O, Num<vx::f32>>(O::all))
+    return O{};
+  else
+    return operands_of_lambda<F, P, N + 1>();
+}
+template <class F, class P> using OperandsOf = decltype(operands_of_lambda<F, P>());
+
+template <class R> [[gnu::always_inline]] inline auto as_tuple(R r) {
+  if constexpr (requires { std::tuple_size<R>::value; })
+    return r;
+  else
+    return std::tuple{r};
+}
+template <size_t I> using Nth = std::integral_constant<size_t, I>;
+template <class F, class X, size_t... I>
+[[gnu::always_inline]] inline auto apply_row(const X& operand, std::index_sequence<I...>) {
+  return F{}(operand(Nth<I>{})...);
+}
+/// f(operand(Nth<0>), ...) as a tuple.
+template <class F, class O, class X> [[gnu::always_inline]] inline auto row_outputs(const X& x) {
+  return as_tuple(apply_row<F>(x, O::all));
+}
+template <class F, class O, class T, size_t... I> auto outputs_type(std::index_sequence<I...>) {
+  return as_tuple(F{}(typename O::template Type<T, I>{}...));
+}
+/// The outputs as a tuple, where operands are T.
+template <class F, class O, class T> using OutputsType = decltype(outputs_type<F, O, T>(O::all));
+
+template <class V, bool Tail, class X>
+[[gnu::always_inline]] inline void store_lane(char* out, int64_t i, X x, int n) {
+  const auto store = [=](auto* p, auto v) __attribute__((always_inline)) {
+    if constexpr (Tail)
+      vx::store_n(p, v, n);
+    else
+      vx::store(p, v);
+  };
+  if constexpr (kIsMask<X>)
+    store(reinterpret_cast<unsigned char*>(out) + i, vx::b16_to_bool(x.m));
+  else
+    store(reinterpret_cast<Lane<V>*>(out) + i, x.v);
+}
+
+template <class V, size_t... K, class Y>
+[[gnu::always_inline]] inline void store_lanes(char* const* out, int64_t i, const Y& y,
+                                               std::index_sequence<K...>) {
+  (store_lane<V, false>(out[K], i, std::get<K>(y), 16), ...);
+}
+
+/// Rows of so many operands may be many tensors and numbers, such as Adam's: numbers stay in
+/// registers. Loaded anew for each vector they fill the processor's list of loads, and what is
+/// independent waits (AdamW took 8 ns for 16 elements instead of 2).
+template <class O> inline constexpr bool kLongRow = O::given > 8 && O::Kinds::made == 0;
+inline constexpr int kLongTensors = 4;
+
+template <class F, class V, class O> struct LongRow {
+  static constexpr int given = O::given;
+  /// Whether the first kLongTensors operands go along, and all others stay.
+  static bool fits(const int64_t* step) {
+    bool fits = true;
+    for (int k = 0; k < given; ++k) fits &= step[k] == (k < kLongTensors ? 1 : 0);
+    return fits;
+  }
+  /// As many whole vectors as there are; returns their elements.
+  [[gnu::flatten]] static int64_t run(char* const* out, const char* const* in, int64_t n) {
+    return run(out, in, n, std::make_index_sequence<given - kLongTensors>{});
+  }
+
+ private:
+  template <size_t... K>
+  [[gnu::always_inline]] static int64_t run(char* const* out, const char* const* in, int64_t n,
+                                            std::index_sequence<K...>) {
+    using Type = Num<V>;
+    const std::tuple numbers{
+        Type(vx::load(reinterpret_cast<const Lane<V>*>(in[K + kLongTensors])))...};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+      const auto operand = [&](auto k) __attribute__((always_inline)) {
+        if constexpr (k < kLongTensors)
+          return Type(vx::load(reinterpret_cast<const Lane<V>*>(in[k]) + i));
+        else
+          return std::get<k - kLongTensors>(numbers);
+      };
+      const auto y = row_outputs<F, O>(operand);
+      store_lanes<V>(
+          out, i, y,
+          std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
+    }
+    return i;
+  }
+};
+
+// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `integers`
+// are the operands that are.
+template <class F, class V, class O, bool Tail>
+[[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
+                                                    const vx::Line* integers, int64_t i, int n) {
+  const auto operand = [&](auto k) __attribute__((always_inline)) {
+    using Type = typename O::template Type<Num<V>, k>;
+    if constexpr (O::is_integer(k)) {
+      return Type(integers[k]);
+    } else {
+      const auto* p = reinterpret_cast<const Lane<V>*>(in[k]);
+      if constexpr (Tail)
+        return Type(vx::load_n(p, n));
+      else
+        return Type(vx::load(p));
+    }
+  };
+  const auto y = row_outputs<F, O>(operand);
+  [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
+    (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
+  }
+  (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
+}
+
+/// Whether elements stand as they nearly always do: side by side, from a multiple of 16 on.
+template <class O> bool usual_places(const char* const* in) {
+  bool usual = true;
+  for (int k = 0; k < O::Kinds::made; ++k) {
+    const auto& p = *reinterpret_cast<const vx::Line*>(in[O::given + k]);
+    usual &= O::Kinds::place[k] == 2 ? p.step == 0 : p.step == 1 && p.first % 16 == 0;
+  }
+  return usual;
+}
+
+/// Operand K as a line, if it is an integer. `Usual` places are told to the compiler.
+template <class O, bool Usual, size_t K>
+[[gnu::always_inline]] inline vx::Line integer_operand(const char* const* in) {
+  if constexpr (!O::is_integer(K)) {
+    return 0;
+  } else if constexpr (!O::is_made(K)) {
+    return *reinterpret_cast<const int64_t*>(in[K]);
+  } else {
+    const auto p = *reinterpret_cast<const vx::Line*>(in[K]);
+    if constexpr (!Usual)
+      return p;
+    else if constexpr (O::Kinds::place[K - O::given] == 2)
+      return p.first;
+    else
+      return {p.first & ~15L, 1};
+  }
+}
+template <class O, bool Usual, size_t... K>
+[[gnu::always_inline]] inline void integer_operands(const char* const* in, vx::Line* to,
+                                                    std::index_sequence<K...>) {
+  ((to[K] = integer_operand<O, Usual, K>(in)), ...);
+}
+
+// Flat: a row with a draw is so long that its lambda would be called, with vectors in memory.
+template <class F, class V, class O, bool Usual>
+[[gnu::flatten]] void pointwise_places(char* const* out, const char* const* in, const int64_t* step,
+                                       int64_t n) {
+  vx::Line integers[O::count + 1];
+  integer_operands<O, Usual>(in, integers, O::all);
+  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, integers, 0, static_cast<int>(n));
+  // Copies that no store can alias: the compiler keeps what it can in registers.
+  const char* at[O::given + 1];
+  int64_t bytes[O::given + 1];
+  char* to[kMaxOutputs];
+  for (int k = 0; k < O::given; ++k) {
+    at[k] = in[k];
+    bytes[k] = step[k] * static_cast<int64_t>(16 * sizeof(Lane<V>));
+  }
+  for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
+  int64_t i = 0;
+  if constexpr (kLongRow<O>) {
+    if (LongRow<F, V, O>::fits(step)) i = LongRow<F, V, O>::run(to, at, n);
+    for (int k = 0; k < O::given; ++k) at[k] += i / 16 * bytes[k];
+  }
+  for (; i + 16 <= n; i += 16) {
+    pointwise_vector<F, V, O, false>(to, at, integers, i, 16);
+    for (int k = 0; k < O::given; ++k) at[k] += bytes[k];
+    for (int k = O::given; k < O::count; ++k) integers[k].first += 16 * integers[k].step;
+  }
+  if (i < n) pointwise_vector<F, V, O, true>(to, at, integers, i, static_cast<int>(n - i));
+}
+
+template <class F, class V, class O>
+void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
+  if (usual_places<O>(in))
+    pointwise_places<F, V, O, true>(out, in, step, n);
+  else
+    pointwise_places<F, V, O, false>(out, in, step, n);
+}
+
+}  // namespace brrr
