@@ -19,12 +19,16 @@ constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the 
 constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
 constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
+constexpr int64_t kLine = 16;                         // Floats that a cache moves at once.
+constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
 // rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
-// (With 512 bits a tile of a transposed left operand takes three lines of a row in 12 cycles, and
-// the second cache gives them: a copy costs more, up to a tenth at k = 2048.)
+// With 512 bits a tile beside a transposed left operand takes three lines of a row in 12 cycles,
+// and the second cache gives them: a copy would cost more, up to a tenth at k = 2048, until rows
+// lie whole kilobytes apart, more than two of them, and so share sets of that cache, too.
 constexpr int64_t kFarRows = kWidth == 16 ? 512 : 128;
 constexpr int64_t kFarElements = kWidth == 16 ? std::numeric_limits<int64_t>::max() : 4096;
+constexpr int64_t kFarApart = 512, kSharedSets = 256;
 
 // `size` units in `count` parts, equal up to one unit.
 struct Split {
@@ -48,13 +52,43 @@ struct Plan {
   int64_t c_ld;
   Split panels, tiles;  // Across, in registers; down, in rows.
   bool add;
+  bool ahead;  // Ask for operands before they are needed.
 };
+
+// What is asked for while a panel is at work: the rows that the next one will be copied from.
+// (Asking is inlined by force: g++ takes a call of a function that does nothing else for needless.)
+struct Ahead {
+  const float* at = nullptr;
+  int64_t row = 0, rows = 0, cols = 0;
+
+  Ahead() = default;
+  // A panel's columns [col, col + width) of the terms [from, from + k).
+  Ahead(const Plan& p, int64_t col, int64_t width, int64_t from, int64_t k)
+      : at(p.b_trans ? p.b + col * p.b_ld + from : p.b + from * p.b_ld + col),
+        row(p.b_ld),
+        rows(p.b_trans ? width : k),
+        cols(p.b_trans ? k : width) {}
+
+  // Part i of n.
+  __attribute__((always_inline)) void ask(int64_t i, int64_t n) const {
+    for (int64_t r = rows * i / n; r < rows * (i + 1) / n; ++r) {
+      for (int64_t c = 0; c < cols; c += kLine) vx::prefetch<2>(at + r * row + c);
+      vx::prefetch<2>(at + r * row + cols - 1);
+    }
+  }
+};
+BRRR_VX void ask_for_result(const float* c, int64_t row, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < cols; j += kLine) __builtin_prefetch(c + r * row + j, 1);
+  }
+}
 
 // The tiles [begin, end) of one panel for the terms [from, from + t.k) of the sums.
 void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from, int64_t begin,
-               int64_t end) {
+               int64_t end, const Ahead& ahead) {
   alignas(64) float block[2 * kRows][kRegs * kWidth];
   const int64_t cols = (regs - 1) * kWidth + t.last;
+  const int64_t first = begin, tiles = end - begin;
   const auto& table = t.last < kWidth && !p.pack ? kTailTiles<float> : kTiles<float>;
   for (int64_t i = begin; i < end;) {
     const int64_t row = p.tiles.at(i), stop = p.c_trans ? std::min(i + 2, end) : i + 1;
@@ -64,6 +98,11 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
       next = p.tiles.at(i + 1);
       t.a = p.a + top * p.a_row + from * p.a_k;
       t.c = p.c_trans ? block[top - row] : p.c + top * p.c_ld + col;
+      if (p.ahead) {
+        ahead.ask(i - first, tiles);
+        const int64_t rows = p.c_trans || i + 1 == end ? 0 : p.tiles.at(i + 2) - next;
+        ask_for_result(t.c + (next - top) * p.c_ld, p.c_ld, rows, cols);
+      }
       table[static_cast<size_t>(next - top - 1)][static_cast<size_t>(regs - 1)](t);
     }
     if (p.c_trans) {
@@ -89,6 +128,11 @@ void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t 
 void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   alignas(64) float scratch[kScratch];
   const int64_t depth = p.c_trans ? p.k : kDepth;
+  const auto source = [&](int64_t panel, int64_t from) {
+    const int64_t col = p.panels.at(panel) * kWidth;
+    const int64_t cols = std::min(p.panels.at(panel + 1) * kWidth, p.n) - col;
+    return Ahead(p, col, cols, from, std::min(depth, p.k - from));
+  };
   for (int64_t from = 0; from < p.k; from += depth) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
@@ -100,13 +144,19 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
                     .b_k = p.b_ld,
                     .c_row = p.c_trans ? kRegs * kWidth : p.c_ld,
                     .last = static_cast<int>(cols - width + kWidth),
-                    .add = p.add || from > 0};
+                    .add = p.add || from > 0,
+                    .at_end = p.k > kLongestChain && from > 0};
       if (p.pack) {
         pack_panel(p, col, cols, from, t.k, scratch, width);
         t.b = scratch;
         t.b_k = width;
       }
-      run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end);
+      Ahead ahead;
+      if (p.pack && p.ahead && i + 1 < last) ahead = source(i + 1, from);
+      if (p.pack && p.ahead && i + 1 == last && from + depth < p.k) {
+        ahead = source(first, from + depth);
+      }
+      run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end, ahead);
     }
   }
 }
@@ -142,12 +192,18 @@ double swapped_cost(const Gemm& g) {
   const int64_t regs = regs_of(g.m);
   const Split panels(regs, kRegs);
   const int64_t widest = panels.least + (panels.longer > 0);
-  if (g.n < kRows || (!g.trans_a && g.k * widest * kWidth > kScratch)) {
+  if (g.n < kRows || g.k > kLongestChain || (!g.trans_a && g.k * widest * kWidth > kScratch)) {
     return std::numeric_limits<double>::infinity();
   }
   const double lanes = static_cast<double>(regs * kWidth) / static_cast<double>(g.m);
   return lanes * (regs == 1 ? 1.2 : 1.0) *
          (1 + (g.trans_a ? 0.0 : 9.0 / static_cast<double>(g.n)) + 12.0 / static_cast<double>(g.k));
+}
+
+// Whether rows of a right operand that is not transposed are better read from a copy.
+bool far_apart(const Gemm& g) {
+  if (g.trans_a && kWidth == 16) return g.ldb > kFarApart && g.ldb % kSharedSets == 0;
+  return g.k > kFarRows || g.k * g.ldb > kFarElements;
 }
 
 Plan plan_for(const Gemm& g) {
@@ -163,14 +219,14 @@ Plan plan_for(const Gemm& g) {
          .b = static_cast<const float*>(g.b),
          .b_ld = g.ldb,
          .b_trans = g.trans_b,
-         .pack = g.trans_b || (!(g.trans_a && kWidth == 16) && g.m >= 64 &&
-                               (g.k > kFarRows || g.k * g.ldb > kFarElements)),
+         .pack = g.trans_b || (g.m >= 64 && far_apart(g)),
          .c_trans = swap,
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
          .panels{regs_of(n), m > kFlatRows || swap ? kRegs : kFlatRegs},
          .tiles{m, kRows},
-         .add = g.add};
+         .add = g.add,
+         .ahead = g.n * g.k > kDistant};
   if (swap) {
     std::swap(p.a, p.b);
     p.a_row = g.trans_b ? g.ldb : 1, p.a_k = g.trans_b ? 1 : g.ldb;
@@ -183,10 +239,8 @@ Plan plan_for(const Gemm& g) {
 
 bool small_gemm_wins(const Gemm& g) {
 #ifdef __FMA__
-  // With 512-bit registers OpenBLAS is ahead only where the left operand is transposed and large.
-  // The chain of a sum must not become too long for its rounding either.
   if (g.dtype != kFloat32) return false;
-  if (kWidth == 16) return g.k <= 8192 && (!g.trans_a || multiplications(g) <= 0x1p30);
+  if (kWidth == 16) return true;
   // With 256 it is good at four rows and at large sizes.
   if (g.m == 4 || g.k > 1024 || multiplications(g) > 0x1p27) return false;
   // A library call's fixed cost is more than what the smallest products waste in lanes: 1.3 to 2

@@ -72,6 +72,8 @@ inline constexpr int kRows = BRRR_VX_BYTES == 64 ? 8 : 6, kRegs = BRRR_VX_BYTES 
 inline constexpr int kFlatRows = BRRR_VX_BYTES == 64 ? 2 : 3,
                      kFlatRegs = BRRR_VX_BYTES == 64 ? 8 : 4;
 
+inline constexpr int64_t kTermsAhead = 16;  // Hundreds of cycles: what a third cache takes.
+
 // The left operand by strides (so a transpose costs nothing), the right one by rows of contiguous
 // elements. `last` lanes of the last register are columns of C.
 template <class T> struct Tile {
@@ -83,7 +85,8 @@ template <class T> struct Tile {
   T* c = nullptr;
   int64_t c_row;
   int last;
-  bool add;  // Go on from what C holds.
+  bool add;             // Go on from what C holds, or,
+  bool at_end = false;  // from zero, and add that to what C holds.
 };
 
 template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t) {
@@ -98,13 +101,15 @@ template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
       const T* at = c + j * kWidth;
-      sum[i][j] = !t.add ? R{} : j + 1 < regs ? load(at) : load_n(at, t.last);
+      sum[i][j] = !t.add || t.at_end ? R{} : j + 1 < regs ? load(at) : load_n(at, t.last);
     }
   }
   const T* b = t.b;
   const int64_t a_k = t.a_k, b_k = t.b_k;
   const int last = t.last;
   for (int64_t k = t.k, at = 0; k > 0; --k, at += a_k, b += b_k) {
+    // Of a transposed left operand each term is a line of its own.
+    vx::prefetch<1>(t.a + at + kTermsAhead * a_k);
     R right[regs];
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
@@ -122,10 +127,13 @@ template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t
   for (int i = 0; i < rows; ++i, c += t.c_row) {
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
-      if (j + 1 < regs || last == kWidth) {
-        store(c + j * kWidth, sum[i][j]);
+      T* const to = c + j * kWidth;
+      const bool whole = j + 1 < regs || last == kWidth;
+      if (t.at_end) sum[i][j] = (whole ? load(to) : load_n(to, last)) + sum[i][j];
+      if (whole) {
+        store(to, sum[i][j]);
       } else {
-        store_n(c + j * kWidth, sum[i][j], last);
+        store_n(to, sum[i][j], last);
       }
     }
   }
