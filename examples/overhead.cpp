@@ -44,7 +44,7 @@ struct Options : CommandLine {
     add("--seconds", seconds, "for eager's steps of each size; the other modes make as many",
         real_number(0.01, 1000));
     add("--json", json, "write all figures to this file", output_file());
-    add("--plot", plot, "draw us a step over batch size (SVG, needs gnuplot)", output_file());
+    add("--plot", plot, "draw us a step over batch size (SVG)", output_file());
     add("--trace", trace, "write a few steps of each mode for chrome://tracing", output_file());
   }
 };
@@ -102,7 +102,7 @@ const std::vector<int64_t>& sizes_of(const Options& o, const Task& task) {
 void write_files(const Options& o, const std::vector<Task>& all, const std::vector<Limits>& devices,
                  const std::vector<Report>& reports) {
   if (!o.json.empty()) write_file(o.json, json_text(reports));
-  if (!o.plot.empty()) draw(reports, o.plot);
+  if (!o.plot.empty()) write_file(o.plot, charts_svg(reports));
   if (o.trace.empty()) return;
   Trace trace;
   for (const Task& task : all) {

@@ -1,19 +1,13 @@
-// The experiment of "Making Deep Learning Go Brrrr From First Principles": the same tensor is
-// multiplied again and again. In one fused kernel it is read and written once, so more repetitions
-// are more arithmetic per byte: free while memory bounds the kernel, paid for once arithmetic does.
+// Where memory stops being what bounds a kernel: see examples/common/roof.h.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "core/check.h"
-#include "tests/bench/measure/output.h"
-#include "tests/bench/measure/machine.h"
-#include "examples/common/roof.h"
 #include "examples/common/options.h"
+#include "examples/common/roof.h"
 
-using brrr::Tensor;
 using namespace brrr::bench;
 using namespace examples;
 
@@ -39,159 +33,55 @@ struct Options : CommandLine {
     plain("--seconds", seconds, "for each mode and number of multiplications [0.3]",
           real_number(0.01, 1000));
     plain("--json", json, "write all figures to this file", output_file());
-    plain("--plot", plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG, needs gnuplot)",
+    plain("--plot", plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG)",
           output_file());
   }
 };
 
-/// What the machine can do, as measured in this run.
-struct Roof {
-  double gbs = 0;     ///< The tensor copied, in turns with the points.
-  double gflops = 0;  ///< Multiplications; a fused multiply-add counts as two elsewhere.
-  /// Multiplications for each element that memory leaves time for.
-  double free_repeats() const { return gflops / gbs * 2 * sizeof(float); }
-};
-
-struct Point {
-  int64_t repeats = 0;
-  double elements = 0;
-  double fused = 0, eager = 0;  ///< Seconds of one call, medians.
-  double flops() const { return static_cast<double>(repeats) * elements; }
-  /// One kernel reads and writes every element once; eager mode's kernels do so one after the
-  /// other.
-  double bytes() const { return 2 * sizeof(float) * elements; }
-  double intensity() const { return flops() / bytes(); }
-  double bound(const Roof& r) const { return std::max(bytes() / r.gbs, flops() / r.gflops) * 1e-9; }
-};
-
-// In turns, so that what disturbs the machine disturbs both. Throws if graph mode's result is not
-// eager's, bit for bit, or did not come from its kernel.
-Point measure(const Tensor& x, int64_t repeats, double seconds) {
-  auto graph = brrr::step([repeats](const Tensor& t) { return multiplied(t, repeats); });
-  const std::function<Tensor()> fused = [&] { return graph(x); };
-  const std::function<Tensor()> eager = [&] { return multiplied(x, repeats); };
-  for (int i = 0; i < 3; ++i) fused();
-  BRRR_CHECK(same_bits(fused(), eager()), "{} repeats: graph mode's result is not eager's",
-             repeats);
-  if (graph.stats().fallbacks > 0) throw brrr::Error(graph.stats().last_fallback);
-  const auto wait = [&](const std::function<Tensor()>& f) {
-    const auto begin = Clock::now();
-    const Tensor y = f();
-    brrr::synchronize(x.device());
-    return seconds_since(begin);
-  };
-  constexpr int least = 5, most = 1001;
-  std::vector<double> fused_s, eager_s;
-  double spent = 0;
-  while (fused_s.size() < least || (spent < 2 * seconds && fused_s.size() < most)) {
-    fused_s.push_back(wait(fused));
-    eager_s.push_back(wait(eager));
-    spent += fused_s.back() + eager_s.back();
+std::string notes_text(const Roofline& r) {
+  const RoofPoint &first = r.points.front(), &last = r.points.back();
+  std::string t = fmt::format(
+      "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
+      "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an element "
+      "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is paid "
+      "for.\nEager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
+      "fused, {:.1f} times.\n",
+      r.gbs, r.gflops, r.free_repeats(), last.repeats, last.eager / first.eager, first.repeats,
+      last.fused / first.fused);
+  if (const Knee knee = r.knee(); knee.at > 0) {
+    t += fmt::format(
+        "The measured knee is at {:.0f} multiplications, {:+.0f} % from where the limits put it; "
+        "below its half\nthe time varies by {:.0f} %.\n",
+        knee.at, 100 * (knee.at / r.free_repeats() - 1), 100 * knee.uneven);
   }
-  return {repeats, static_cast<double>(x.numel()), median(fused_s), median(eager_s)};
+  return t;
 }
 
-std::string table_text(const std::vector<Point>& points, const Roof& roof) {
-  Table t({"repeats", "FLOP/byte", "fused ms", "GFLOP/s", "GB/s", "of the limit", "bound by",
-           "eager ms", "GFLOP/s", "eager/fused"});
-  for (const Point& p : points) {
-    const bool memory = static_cast<double>(p.repeats) <= roof.free_repeats();
-    t.row({fmt::format("{}", p.repeats), fmt::format("{:.3g}", p.intensity()),
-           three_figures(p.fused * 1e3), three_figures(p.flops() / p.fused * 1e-9),
-           three_figures(p.bytes() / p.fused * 1e-9),
-           fmt::format("{:.0f} %", 100 * p.bound(roof) / p.fused), memory ? "memory" : "compute",
-           three_figures(p.eager * 1e3), three_figures(p.flops() / p.eager * 1e-9),
-           fmt::format("{:.2f}x", p.eager / p.fused)});
-  }
-  return t.text();
-}
-
-std::string knee_text(const std::vector<Point>& points, const Roof& roof) {
-  std::vector<std::pair<double, double>> seconds;
-  for (const Point& p : points) seconds.emplace_back(p.repeats, p.fused);
-  const Knee knee = find_knee(seconds);
-  if (knee.at <= 0) return "";
-  return fmt::format(
-      "The measured knee is at {:.0f} multiplications, {:+.0f} % from where the limits put it; "
-      "below its half\nthe time varies by {:.0f} %.\n",
-      knee.at, 100 * (knee.at / roof.free_repeats() - 1), 100 * knee.uneven);
-}
-
-std::string notes_text(const std::vector<Point>& points, const Roof& roof) {
-  const Point &first = points.front(), &last = points.back();
-  return fmt::format(
-             "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
-             "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an "
-             "element "
-             "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is "
-             "paid "
-             "for.\n"
-             "Eager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
-             "fused, {:.1f} times.\n",
-             roof.gbs, roof.gflops, roof.free_repeats(), last.repeats, last.eager / first.eager,
-             first.repeats, last.fused / first.fused) +
-         knee_text(points, roof);
-}
-
-nlohmann::json json_of(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
-                       const Tensor& x) {
-  Json j = object("device cpu threads tensor_bytes copy_gb_per_s multiply_gflop_per_s",
+Json json_of(const Roofline& r, const Limits& limits) {
+  Json j = object("device cpu threads tensor_bytes copy_gb_per_s multiply_gflop_per_s machine",
                   brrr::name(limits.device), limits.cpu, limits.threads,
-                  static_cast<double>(x.numel()) * sizeof(float), roof.gbs, roof.gflops);
-  j["machine"] = header_text({limits});
+                  r.points.front().bytes() / 2, r.gbs, r.gflops, header_text({limits}));
   if (limits.on_gpu()) j["gpu"] = limits.gpu.name;
-  for (const Point& p : points) {
+  for (const RoofPoint& p : r.points) {
     j["points"].push_back(object("repeats flop_per_byte fused_ms eager_ms limit_ms", p.repeats,
-                                 p.intensity(), p.fused * 1e3, p.eager * 1e3, p.bound(roof) * 1e3));
+                                 p.intensity(), p.fused * 1e3, p.eager * 1e3, r.bound(p) * 1e3));
   }
-  return j;  // In the order of the names.
-}
-
-void draw(const std::vector<Point>& points, const Roof& roof, const Limits& limits,
-          const std::string& path) {
-  using Figure = std::function<double(const Point&, double seconds)>;
-  const auto panel = [&](const char* title, const char* unit, const Figure& figure) {
-    Panel panel{title,
-                "FLOP per byte of the fused kernel",
-                unit,
-                {{"fused", {}}, {"eager", {}}, {"limit", {}}}};
-    for (const Point& p : points) {
-      const double seconds[] = {p.fused, p.eager, p.bound(roof)};
-      for (size_t i = 0; i < 3; ++i) {
-        panel.lines[i].points.emplace_back(p.intensity(), figure(p, seconds[i]));
-      }
-    }
-    return panel;
-  };
-  Panel traffic = panel("traffic of the fused kernel", "GB/s",
-                        [](const Point& p, double s) { return p.bytes() / s * 1e-9; });
-  traffic.falls = true;
-  plot_svg(path, fmt::format("x * 0.999, again and again, {}", limits.processor()),
-           {panel("runtime", "ms", [](const Point&, double s) { return s * 1e3; }),
-            panel("arithmetic", "GFLOP/s",
-                  [](const Point& p, double s) { return p.flops() / s * 1e-9; }),
-            traffic},
-           3);
+  return j;
 }
 
 int run(const Options& o) {
   const brrr::Device device = device_of(o.device);
   const int64_t mb = o.mb ? o.mb : device == brrr::kCPU ? 64 : 512;
   const Limits limits = measure_limits({device}).front();
-  const Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
+  const brrr::Tensor x = brrr::randn({(mb << 20) / static_cast<int64_t>(sizeof(float))}, device);
   fmt::print("{}\nA float32 tensor of {} MB on {}, multiplied, {} thread(s); medians\n\n",
              header_text({limits}), mb, brrr::name(device), o.threads);
   std::fflush(stdout);
-  std::vector<Point> points;
-  std::vector<double> copies;
-  for (int64_t k : o.repeats) {
-    points.push_back(measure(x, k, o.seconds));
-    copies.push_back(copy_gbs(limits, x));
-  }
-  const Roof roof{median(copies), limits.gflops() / 2};
-  fmt::print("{}\n{}", table_text(points, roof), notes_text(points, roof));
-  if (!o.json.empty()) write_file(o.json, json_of(points, roof, limits, x).dump(2) + "\n");
-  if (!o.plot.empty()) draw(points, roof, limits, o.plot);
+  const Roofline r(limits, x, o.repeats, o.seconds);
+  BRRR_CHECK(r.complaint.empty(), "{}", r.complaint);
+  fmt::print("{}\n{}", r.sheet().text(), notes_text(r));
+  if (!o.json.empty()) write_file(o.json, json_of(r, limits).dump(2) + "\n");
+  if (!o.plot.empty()) write_file(o.plot, svg_file(r.pictures()));
   return 0;
 }
 

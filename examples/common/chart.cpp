@@ -14,8 +14,6 @@ namespace examples {
 
 namespace {
 
-using brrr::bench::Line;
-
 // Colours stay apart for colour-blind people (blue and purple against orange and green), and in
 // black and white: neighbours in a bar differ in lightness.
 constexpr const char* kStyle = R"css(
@@ -236,16 +234,19 @@ std::string Picture::svg() const {
                      kWidth, height, html_escape(label), inside);
 }
 
-std::string svg_file(const std::vector<Picture>& pictures) {
+std::string svg_file(const std::vector<Picture>& pictures, size_t columns) {
   constexpr double margin = 12;
   std::string inside, label;
-  double width = 0, height = 0;
-  for (const Picture& p : pictures) {
-    inside +=
-        fmt::format("<g transform=\"translate({} {})\">{}</g>\n", width + margin, margin, p.inside);
+  double width = 0, height = 0, x = 0, y = 0;
+  for (size_t i = 0; i < pictures.size(); ++i) {
+    const Picture& p = pictures[i];
+    if (i % columns == 0) x = 0, y = height;
+    inside += fmt::format("<g transform=\"translate({} {:.0f})\">{}</g>\n", x + margin, y + margin,
+                          p.inside);
     label += (label.empty() ? "" : "; ") + p.label;
-    width += kWidth + 2 * margin;
-    height = std::max(height, p.height + 2 * margin);
+    x += kWidth + 2 * margin;
+    width = std::max(width, x);
+    height = std::max(height, y + p.height + 2 * margin);
   }
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1:.0f}\" "

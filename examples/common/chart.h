@@ -6,15 +6,20 @@
 #include <utility>
 #include <vector>
 
-#include "tests/bench/measure/output.h"
-
 namespace examples {
 
 /// `text` with what HTML would read as markup replaced.
 std::string html_escape(const std::string& text);
 
-/// A panel's lines over a logarithmic x axis.
-struct LineChart : brrr::bench::Panel {
+struct Line {
+  std::string name;
+  std::vector<std::pair<double, double>> points = {};  ///< Rising.
+};
+/// Lines over a logarithmic x axis.
+struct LineChart {
+  std::string title, x_label, y_label;
+  std::vector<Line> lines = {};
+  bool log_y = true;
   size_t limits = 0;  ///< So many of the last lines are limits: dashed, without marks.
   std::vector<std::pair<double, std::string>> verticals = {};  ///< Where, and what is there.
   std::function<std::string(double)> x_text = {};              ///< Of a tick.
@@ -53,7 +58,7 @@ Picture draw(const std::string& name, const LineChart& c);
 Picture draw(const std::string& name, const BarChart& c);
 
 const char* picture_style();
-/// A file that shows the pictures side by side.
-std::string svg_file(const std::vector<Picture>& pictures);
+/// A file that shows the pictures, so many side by side.
+std::string svg_file(const std::vector<Picture>& pictures, size_t columns = 100);
 
 }  // namespace examples

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "examples/common/chart.h"
+#include "tests/bench/measure/output.h"
 
 namespace examples {
 
@@ -24,9 +25,9 @@ Datum times(double factor);   ///< "1.23x".
 
 /// A table that can be shown everywhere.
 struct Sheet {
-  std::string name;   ///< Of its file: "roofline".
-  std::string title;  ///< For people.
-  std::vector<std::string> header;
+  std::string name = {};   ///< Of its file: "roofline".
+  std::string title = {};  ///< For people.
+  std::vector<std::string> header = {};
   std::vector<std::vector<Datum>> rows = {};
 
   std::string text() const;

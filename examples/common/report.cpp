@@ -22,18 +22,20 @@ double speed_up(const SizeResult& s, Pick pick, size_t mode) {
   return (s.cells[kEager].*pick).median / (s.cells[mode].*pick).median;
 }
 
+Datum gain(const SizeResult& s, Pick pick) { return times(speed_up(s, pick, kFused)); }
+
 std::string times_table(const Report& r, Pick pick) {
-  Table t({"batch", "eager", "eager+fusion", "graph", "graph+fusion", "frozen", "gain", "n"});
+  Sheet t{
+      .header = {"batch", "eager", "eager+fusion", "graph", "graph+fusion", "frozen", "gain", "n"}};
   for (const SizeResult& s : r.sizes) {
-    std::vector<std::string> row = {std::to_string(s.batch)};
+    std::vector<Datum>& row = t.rows.emplace_back();
+    row.push_back(s.batch);
     for (size_t m = 0; m < s.cells.size(); ++m) {
       const Cell& c = s.cells[m];
       row.push_back(c.counts() ? cell_text(c.*pick) : "- [3]");
       if (m == kEager) row.push_back("- [1]");
     }
-    row.push_back(fmt::format("{:.2f}x", speed_up(s, pick, kFused)));
-    row.push_back(std::to_string((s.cells[kEager].*pick).n));
-    t.row(row);
+    row.insert(row.end(), {gain(s, pick), static_cast<int64_t>((s.cells[kEager].*pick).n)});
   }
   return t.text();
 }
@@ -45,28 +47,26 @@ std::string break_even(const SizeResult& s, const OneTime& once) {
 }
 
 std::string once_table(const Report& r) {
-  Table t({"batch", "record", "fuse", "plan", "build cold", "warm", "capture", "total cold", "warm",
-           "break-even step cold", "warm"});
+  Sheet t{.header = {"batch", "record", "fuse", "plan", "build cold", "warm", "capture",
+                     "total cold", "warm", "break-even step cold", "warm"}};
   for (const SizeResult& s : r.sizes) {
-    auto ms = [](double v) { return three_figures(v); };
-    t.row({std::to_string(s.batch), ms(s.cold.record), ms(s.cold.fuse), ms(s.cold.plan),
-           ms(s.cold.build), ms(s.warm.build), r.limits.on_gpu() ? ms(s.cold.capture) : "-",
-           ms(s.cold.total()), ms(s.warm.total()), break_even(s, s.cold), break_even(s, s.warm)});
+    t.rows.push_back({s.batch, s.cold.record, s.cold.fuse, s.cold.plan, s.cold.build, s.warm.build,
+                      r.limits.on_gpu() ? Datum(s.cold.capture) : "-", s.cold.total(),
+                      s.warm.total(), break_even(s, s.cold), break_even(s, s.warm)});
   }
   return t.text();
 }
 
 std::string split_table(const Report& r) {
-  Table t({"batch", "MFLOP", "MB eager", "graph", "compute", "memory", "eager overhead",
-           "is mostly", "graph's memory", "overhead", "is mostly"});
+  Sheet t{.header = {"batch", "MFLOP", "MB eager", "graph", "compute", "memory", "eager overhead",
+                     "is mostly", "graph's memory", "overhead", "is mostly"}};
   for (const SizeResult& s : r.sizes) {
     auto overhead = [](const brrr::TimeSplit& p) {
       return fmt::format("{} ({:.0f} %)", three_figures(p.overhead_us()), 100 * p.overhead_share());
     };
-    t.row({std::to_string(s.batch), three_figures(s.flops * 1e-6), three_figures(s.bytes * 1e-6),
-           three_figures(s.graph_bytes * 1e-6), three_figures(s.eager.compute_us),
-           three_figures(s.eager.memory_us), overhead(s.eager), s.eager.bound(),
-           three_figures(s.graph.memory_us), overhead(s.graph), s.graph.bound()});
+    t.rows.push_back({s.batch, s.flops * 1e-6, s.bytes * 1e-6, s.graph_bytes * 1e-6,
+                      s.eager.compute_us, s.eager.memory_us, overhead(s.eager), s.eager.bound(),
+                      s.graph.memory_us, overhead(s.graph), s.graph.bound()});
   }
   return t.text();
 }
@@ -79,6 +79,8 @@ std::string gain_text(const Report& r, Pick pick, size_t mode) {
   return fmt::format("{:.2f}x (batch {}) .. {:.2f}x (batch {})", speed_up(*lo, pick, mode),
                      lo->batch, speed_up(*hi, pick, mode), hi->batch);
 }
+
+std::string short_name(const Report& r) { return r.model.substr(0, r.model.find_first_of(" ,")); }
 
 std::string label(const Report& r) {
   return fmt::format("{} on {}", r.model, brrr::name(r.limits.device));
@@ -104,20 +106,17 @@ std::string devices_table(const std::vector<const Report*>& reports) {
     }
     header.insert(header.end(), {"gain", "overhead eager", "graph+fusion"});
   }
-  Table t(header);
+  Sheet t{.header = header};
   for (size_t i = 0; i < reports[0]->sizes.size(); ++i) {
-    std::vector<std::string> row = {std::to_string(reports[0]->sizes[i].batch)};
+    std::vector<Datum>& row = t.rows.emplace_back();
+    row.push_back(reports[0]->sizes[i].batch);
     for (const Report* r : reports) {
       const SizeResult& s = r->sizes[i];
-      for (size_t m : {kEager, kFused, kFused + 1}) {
-        row.push_back(three_figures(s.cells[m].queued.median));
-      }
-      row.push_back(fmt::format("{:.2f}x", speed_up(s, &Cell::queued, kFused)));
-      for (const brrr::TimeSplit& p : {s.eager, s.graph}) {
-        row.push_back(fmt::format("{:.0f} %", 100 * p.overhead_share()));
-      }
+      for (size_t m : {kEager, kFused, kFused + 1}) row.push_back(s.cells[m].queued.median);
+      row.push_back(gain(s, &Cell::queued));
+      for (const brrr::TimeSplit& p : {s.eager, s.graph})
+        row.push_back(percent(p.overhead_share()));
     }
-    t.row(row);
   }
   return t.text();
 }
@@ -239,11 +238,17 @@ std::string summary_text(const Report& r) {
 }
 
 // Queued times, and the gains over eager.
-void add_panels(const Report& r, std::vector<Panel>& panels) {
-  Panel times{label(r), "batch", "us a step, queued", {}, true};
-  Panel gains{"gain over eager", "batch", "times faster", {}, false};
+void add_charts(const Report& r, std::vector<Picture>& pictures) {
+  LineChart times{.title = fmt::format("{} on {}, {}, {} thread(s)", short_name(r),
+                                       brrr::name(r.limits.device), r.optimizer, r.limits.threads),
+                  .x_label = "batch, " + r.limits.processor(),
+                  .y_label = "us a step, queued"},
+      gains{.title = "gain over eager",
+            .x_label = "batch",
+            .y_label = "times faster",
+            .log_y = false};
   for (size_t m = 0; m < kWays.size(); ++m) {
-    Line time{name_of(kWays[m]), {}}, gain = time;
+    Line time{name_of(kWays[m])}, gain = time;
     for (const SizeResult& s : r.sizes) {
       if (!s.cells[m].counts()) continue;
       const auto x = static_cast<double>(s.batch);
@@ -254,13 +259,13 @@ void add_panels(const Report& r, std::vector<Panel>& panels) {
     times.lines.push_back(time);
     gains.lines.push_back(gain);
   }
-  Line bound{"compute + memory", {}};
+  Line& bound = times.lines.emplace_back(Line{"compute + memory"});
+  times.limits = 1;
   for (const SizeResult& s : r.sizes) {
     bound.points.emplace_back(static_cast<double>(s.batch), s.eager.compute_us + s.eager.memory_us);
   }
-  times.lines.push_back(bound);
-  panels.push_back(times);
-  panels.push_back(gains);
+  pictures.push_back(draw("times", times));
+  pictures.push_back(draw("gains", gains));
 }
 
 }  // namespace
@@ -307,7 +312,7 @@ std::string notes_text(const std::vector<Report>& all) {
   std::string last;
   for (const Report& r : all) {
     if (r.model == last) continue;
-    t += fmt::format("    {}: {}.\n", r.model.substr(0, r.model.find_first_of(" ,")), r.one_kernel);
+    t += fmt::format("    {}: {}.\n", short_name(r), r.one_kernel);
     last = r.model;
   }
   t += fmt::format(
@@ -331,17 +336,10 @@ std::string json_text(const std::vector<Report>& all) {
   return Json{{"models", models}}.dump(2) + "\n";
 }
 
-void draw(const std::vector<Report>& all, const std::string& path) {
-  std::vector<Panel> panels;
-  for (const Report& r : all) add_panels(r, panels);
-  const Report& r = all.front();
-  std::string processors = r.limits.cpu;
-  for (const Report& other : all) {
-    if (other.limits.on_gpu()) processors = r.limits.cpu + ", " + other.limits.gpu.name;
-  }
-  plot_svg(path,
-           fmt::format("a step, {}, {} thread(s), {}", r.optimizer, r.limits.threads, processors),
-           panels, 2);
+std::string charts_svg(const std::vector<Report>& all) {
+  std::vector<Picture> pictures;
+  for (const Report& r : all) add_charts(r, pictures);
+  return svg_file(pictures, 2);
 }
 
 }  // namespace examples

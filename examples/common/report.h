@@ -1,6 +1,7 @@
 #pragma once
 // The tables, the JSON and the picture of an overhead measurement.
 
+#include "examples/common/page.h"
 #include "tests/bench/measure/cells.h"
 #include "tests/bench/measure/machine.h"
 
@@ -33,7 +34,7 @@ std::string devices_text(const std::vector<Report>& all);
 std::string notes_text(const std::vector<Report>& all);
 /// One report is an object, several (of models or devices) are the array "models" in one.
 std::string json_text(const std::vector<Report>& all);
-/// A row of panels for each model.
-void draw(const std::vector<Report>& all, const std::string& path);
+/// A file with a row of pictures for each report.
+std::string charts_svg(const std::vector<Report>& all);
 
 }  // namespace examples

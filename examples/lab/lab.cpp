@@ -4,26 +4,6 @@
 
 namespace examples::lab {
 
-std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls,
-                                   double seconds) {
-  constexpr size_t least = 3, most = 1000;
-  std::vector<std::vector<double>> samples(calls.size());
-  for (const auto& call : calls) call();
-  double spent = 0;
-  const double enough = seconds * static_cast<double>(calls.size());
-  while (samples[0].size() < least || (spent < enough && samples[0].size() < most)) {
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const auto begin = Clock::now();
-      calls[i]();
-      samples[i].push_back(seconds_since(begin));
-      spent += samples[i].back();
-    }
-  }
-  std::vector<double> medians;
-  for (auto& s : samples) medians.push_back(median(std::move(s)));
-  return medians;
-}
-
 std::string disturbance(const Lab& lab) {
   const auto [lo, hi] = std::minmax_element(lab.peaks.begin(), lab.peaks.end());
   std::string t;

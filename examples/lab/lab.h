@@ -62,9 +62,6 @@ Section processes(Lab& lab);
 
 // --- what they measure with ----------------------------------------------------------------------
 
-/// Median seconds of each call, in turns, so that what disturbs the machine disturbs all of them.
-std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls, double seconds);
-
 /// By function, as the linker calls it; "" for those of shared libraries.
 using Instructions = std::map<std::string, int64_t>;
 /// Of one call in this thread, or nothing where a process may not be traced.

@@ -33,35 +33,6 @@ Timed time_both(Lab& lab, const std::string& where, F fn, const Tensor& x, doubl
   return {t[0], t[1], step.stats()};
 }
 
-struct RoofPoint {
-  double repeats = 0, eager = 0, fused = 0;
-};
-
-// The two ceilings, drawn until they are out of the picture.
-void add_ceilings(LineChart& c, double low, double high, double gflops, double gbs) {
-  const double end = std::min(high, 2 * gflops / gbs);
-  c.lines.push_back({"limit: memory", {{low, low * gbs}, {end, end * gbs}}});
-  c.lines.push_back({"limit: compute", {{low, gflops}, {high, gflops}}});
-  c.limits = 2;
-}
-
-Sheet roofline_sheet(const std::vector<RoofPoint>& points, double bytes, double gflops,
-                     double gbs) {
-  Sheet s{"roofline",
-          "x * 0.999, again and again",
-          {"multiplications", "FLOP/byte", "fused ms", "GFLOP/s", "GB/s", "of the limit",
-           "bound by", "eager ms", "eager/fused"}};
-  for (const RoofPoint& p : points) {
-    const double flops = p.repeats * bytes / 8, compute = flops / gflops * 1e-9,
-                 memory = bytes / gbs * 1e-9;
-    s.rows.push_back(
-        {static_cast<int64_t>(p.repeats), flops / bytes, p.fused * 1e3, flops / p.fused * 1e-9,
-         bytes / p.fused * 1e-9, percent(std::max(compute, memory) / p.fused),
-         compute > memory ? "compute" : "memory", p.eager * 1e3, times(p.eager / p.fused)});
-  }
-  return s;
-}
-
 }  // namespace
 
 Section limits_of_machine(const Lab& lab) {
@@ -75,8 +46,12 @@ Section limits_of_machine(const Lab& lab) {
       l.gflops(), l.threads, l.threads > 1 ? "s" : "", l.copies.front().gb_per_second,
       bytes_text(l.copies.front().bytes), l.memory_gbs(), bytes_text(l.copies.back().bytes),
       8 * l.gflops() / l.memory_gbs());
-  LineChart c{{"Bandwidth of a copy", "bytes read and written", "GB/s", {{"copy", {}}}, false}};
-  c.x_text = bytes_text;
+  LineChart c{.title = "Bandwidth of a copy",
+              .x_label = "bytes read and written",
+              .y_label = "GB/s",
+              .lines = {{"copy"}},
+              .log_y = false,
+              .x_text = bytes_text};
   Sheet copies{"copy-bandwidth", "copies by size", {"bytes", "size", "GB/s"}};
   for (const auto& copy : l.copies) {
     c.lines[0].points.emplace_back(copy.bytes, copy.gb_per_second);
@@ -108,61 +83,33 @@ Section limits_of_machine(const Lab& lab) {
 
 Section roofline(Lab& lab) {
   const int64_t mb = lab.megabytes(64);
-  const Tensor x = random_tensor(mb * kMB);
-  const double bytes = 2.0 * static_cast<double>(mb * kMB);
-  constexpr double low = 1.0 / 8;
-  std::vector<RoofPoint> points;
-  std::vector<double> copies;
-  for (int64_t k = 1; k <= (lab.quick ? 4 : 256); k *= 2) {
-    const Timed t = time_both(
-        lab, fmt::format("roofline, {} multiplications", k),
-        [k](const Tensor& v) { return multiplied(v, k); }, x, lab.seconds);
-    points.push_back({static_cast<double>(k), t.eager, t.graph});
-    copies.push_back(copy_gbs(lab.limits, x));
-  }
-  // A multiplication is half of what the peak counts as two.
-  const double gflops = lab.limits.gflops() / 2, gbs = median(copies), knee = gflops / gbs;
-  LineChart time{{"Time of a call", "FLOP per byte of the fused kernel", "ms", {}, true}};
-  LineChart rate{{"Arithmetic", "FLOP per byte of the fused kernel", "GFLOP/s", {}, true}};
-  for (const char* mode : {"eager", "fused"}) {
-    time.lines.push_back({mode, {}});
-    rate.lines.push_back({mode, {}});
-    for (const RoofPoint& p : points) {
-      const double seconds = time.lines.size() == 1 ? p.eager : p.fused;
-      time.lines.back().points.emplace_back(p.repeats / 8, seconds * 1e3);
-      rate.lines.back().points.emplace_back(p.repeats / 8, p.repeats * bytes / 8 / seconds * 1e-9);
-    }
-  }
-  add_ceilings(rate, low, points.back().repeats / 8, gflops, gbs);
-  const std::string at = fmt::format("{:.2g} FLOP/byte", knee);
-  time.verticals = rate.verticals = {{knee, at}};
+  std::vector<int64_t> repeats;
+  for (int64_t k = 1; k <= (lab.quick ? 4 : 256); k *= 2) repeats.push_back(k);
+  const Roofline r(lab.limits, random_tensor(mb * kMB), repeats, lab.seconds);
+  if (!r.complaint.empty()) lab.complain("roofline", r.complaint);
   Section s{.title = "More arithmetic a byte", .seen = {}};
-  const RoofPoint &first = points.front(), &last = points.back();
+  const RoofPoint &first = r.points.front(), &last = r.points.back();
   double best = 0;
-  for (const RoofPoint& p : points) best = std::max(best, p.repeats * bytes / 8 / p.fused * 1e-9);
+  for (const RoofPoint& p : r.points) best = std::max(best, p.flops() / p.fused * 1e-9);
   s.seen = fmt::format(
       "Each element of {} MB multiplied 1 to {} times. Fused, {} multiplications take {:.1f} times "
       "as long as one; eager mode, which reads and writes the tensor for each, {:.0f} times. By "
-      "the "
-      "limits of this machine {:.0f} multiplications an element cost nothing beside reading and "
-      "writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
-      mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager, knee * 8,
-      best, gflops);
-  std::vector<std::pair<double, double>> fused;
-  for (const RoofPoint& p : points) fused.emplace_back(p.repeats, p.fused);
-  if (const Knee measured = find_knee(fused); measured.at > 0) {
+      "the limits of this machine {:.0f} multiplications an element cost nothing beside reading "
+      "and writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
+      mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager,
+      r.free_repeats(), best, r.gflops);
+  if (const Knee knee = r.knee(); knee.at > 0) {
     s.seen += fmt::format(
         " The measured knee is at {:.0f}, {:+.0f} % from there; up to half of it the time varies "
-        "by "
-        "{:.0f} %.",
-        measured.at, 100 * (measured.at / (8 * knee) - 1), 100 * measured.uneven);
+        "by {:.0f} %.",
+        knee.at, 100 * (knee.at / r.free_repeats() - 1), 100 * knee.uneven);
   }
-  s.pictures = {draw("roofline", rate), draw("roofline-time", time)};
-  s.sheets = {roofline_sheet(points, bytes, gflops, gbs)};
+  s.pictures = r.pictures();
+  s.sheets = {r.sheet()};
   s.note = fmt::format(
       "Limits: half of the peak of multiply-adds, {:.0f} GFLOP/s, and a copy of as many bytes, "
       "{:.1f} GB/s. The knee, where both take the same time, is at {:.2g} FLOP a byte.",
-      gflops, gbs, knee);
+      r.gflops, r.gbs, r.free_repeats() / 8);
   return s;
 }
 

@@ -156,8 +156,11 @@ BarChart parts_chart(const std::string& name, const Points& points) {
 }
 
 LineChart times_chart(const std::string& name, const Points& points) {
-  LineChart c{{name + ": time of a step", "batch", "us a step", {}, true}, 1};
-  c.lines = {{kModes[0], {}}, {kModes[1], {}}, {"compute + memory alone", {}}};
+  LineChart c{.title = name + ": time of a step",
+              .x_label = "batch",
+              .y_label = "us a step",
+              .lines = {{kModes[0]}, {kModes[1]}, {"compute + memory alone"}},
+              .limits = 1};
   for (const Point& p : points) {
     const TimeSplit& t = p.split(1);
     const double us[] = {p.us[0], p.us[1], t.compute_us + t.memory_us};

@@ -1,10 +1,9 @@
 #pragma once
-// What figures are shown in: tables, JSON, pictures, traces.
+// What figures are shown in: tables, JSON, traces.
 
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tests/bench/measure/timing.h"
@@ -39,23 +38,6 @@ template <class... T> Json object(const char* names, const T&... values) {
   (add(values), ...);
   return all;
 }
-
-struct Line {
-  std::string name;
-  std::vector<std::pair<double, double>> points;
-};
-struct Panel {
-  std::string title, x_label, y_label;
-  std::vector<Line> lines;
-  bool log_y = true;
-  bool falls = false;  ///< Its lines begin high: the key stands below them.
-};
-
-/// Panels over a logarithmic x axis, so many side by side, as an SVG file drawn by gnuplot; says so
-/// on stdout where that is not installed. Each panel has a line, whose points ascend. Throws
-/// std::runtime_error if gnuplot fails.
-void plot_svg(const std::string& path, const std::string& title, const std::vector<Panel>& panels,
-              size_t columns);
 
 /// Spans of time for chrome://tracing and ui.perfetto.dev.
 class Trace {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 namespace brrr::bench {
@@ -31,6 +32,27 @@ inline Quantiles quantiles(std::vector<double> samples) {
 // 0 of none.
 inline double median(std::vector<double> samples) {
   return samples.empty() ? 0 : quantiles(std::move(samples)).median;
+}
+
+// Median seconds of each call, in turns, so that what disturbs the machine disturbs all of them.
+inline std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls,
+                                          double seconds) {
+  constexpr std::size_t least = 3, most = 1000;
+  std::vector<std::vector<double>> samples(calls.size());
+  for (const auto& call : calls) call();
+  double spent = 0;
+  const double enough = seconds * static_cast<double>(calls.size());
+  while (samples[0].size() < least || (spent < enough && samples[0].size() < most)) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const auto begin = Clock::now();
+      calls[i]();
+      samples[i].push_back(seconds_since(begin));
+      spent += samples[i].back();
+    }
+  }
+  std::vector<double> medians;
+  for (auto& s : samples) medians.push_back(median(std::move(s)));
+  return medians;
 }
 
 }  // namespace brrr::bench

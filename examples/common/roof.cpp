@@ -1,0 +1,117 @@
+#include "examples/common/roof.h"
+
+#include <algorithm>
+
+#include "backends/cpu/stream.h"
+
+namespace examples {
+
+using brrr::Tensor;
+
+namespace {
+
+// By a factor near 1, so that many of them leave numbers of ordinary size.
+Tensor multiplied(const Tensor& x, int64_t times) {
+  Tensor y = x * 0.999;
+  for (int64_t i = 1; i < times; ++i) y = y * 0.999;
+  return y;
+}
+
+// On the CPU it is measured now, for memory is shared with other machines: what is to be compared
+// with it runs directly before.
+double copy_gbs(const brrr::bench::Limits& limits, const Tensor& x) {
+  const auto bytes = static_cast<size_t>(x.numel()) * sizeof(float);
+  if (limits.on_gpu()) return limits.gb_per_second(2.0 * static_cast<double>(bytes));
+  return brrr::cpu::stream_like(1, bytes, limits.threads > 1).gb_per_second;
+}
+
+}  // namespace
+
+Roofline::Roofline(const brrr::bench::Limits& limits, const Tensor& x,
+                   const std::vector<int64_t>& repeats, double seconds)
+    : gflops(limits.gflops() / 2) {
+  std::vector<double> copies;
+  for (int64_t k : repeats) {
+    auto graph = brrr::step([k](const Tensor& t) { return multiplied(t, k); });
+    for (int i = 0; i < 3; ++i) graph(x);
+    if (!brrr::same_bits(graph(x), multiplied(x, k))) {
+      complaint = fmt::format("{} multiplications: graph mode's result is not eager's", k);
+    }
+    if (graph.stats().fallbacks > 0) complaint = graph.stats().last_fallback;
+    const auto t = brrr::bench::times_in_turns({[&] {
+                                                  const Tensor y = multiplied(x, k);
+                                                  brrr::synchronize(x.device());
+                                                },
+                                                [&] {
+                                                  const Tensor y = graph(x);
+                                                  brrr::synchronize(x.device());
+                                                }},
+                                               seconds);
+    points.push_back({k, static_cast<double>(x.numel()), t[0], t[1]});
+    copies.push_back(copy_gbs(limits, x));
+  }
+  gbs = brrr::bench::median(copies);
+}
+
+Knee Roofline::knee() const {
+  if (points.size() < 4) return {};
+  const RoofPoint &last = points.back(), &before = points[points.size() - 2];
+  const double slope =
+      (last.fused - before.fused) / static_cast<double>(last.repeats - before.repeats);
+  std::vector<double> level;
+  for (const RoofPoint& p : points) {
+    if (2 * static_cast<double>(p.repeats) * slope <= points[0].fused) level.push_back(p.fused);
+  }
+  if (level.empty() || slope <= 0) return {};
+  const auto [lo, hi] = std::minmax_element(level.begin(), level.end());
+  const double uneven = *hi / *lo - 1;
+  return {brrr::bench::median(level) / slope, uneven};
+}
+
+Sheet Roofline::sheet() const {
+  Sheet s{"roofline",
+          "x * 0.999, again and again",
+          {"multiplications", "FLOP/byte", "fused ms", "GFLOP/s", "GB/s", "of the limit",
+           "bound by", "eager ms", "eager GFLOP/s", "eager/fused"}};
+  for (const RoofPoint& p : points) {
+    const bool memory = static_cast<double>(p.repeats) <= free_repeats();
+    s.rows.push_back({p.repeats,
+                      {fmt::format("{:.3g}", p.intensity()), p.intensity()},
+                      p.fused * 1e3,
+                      p.flops() / p.fused * 1e-9,
+                      p.bytes() / p.fused * 1e-9,
+                      percent(bound(p) / p.fused),
+                      memory ? "memory" : "compute",
+                      p.eager * 1e3,
+                      p.flops() / p.eager * 1e-9,
+                      times(p.eager / p.fused)});
+  }
+  return s;
+}
+
+std::vector<Picture> Roofline::pictures() const {
+  using Figure = double (*)(const RoofPoint& p, double seconds);
+  const double knee = free_repeats() / 8;
+  const auto draw_chart = [&](const char* name, const char* title, const char* unit,
+                              Figure figure) {
+    LineChart c{
+        title, "FLOP per byte of the fused kernel", unit, {{"eager"}, {"fused"}, {"limit"}}};
+    c.limits = 1;
+    for (const RoofPoint& p : points) {
+      const double seconds[] = {p.eager, p.fused, bound(p)};
+      for (size_t i : {0, 1, 2}) {
+        c.lines[i].points.emplace_back(p.intensity(), figure(p, seconds[i]));
+      }
+    }
+    c.verticals = {{knee, fmt::format("{:.2g} FLOP/byte", knee)}};
+    return draw(name, c);
+  };
+  return {draw_chart("roofline-time", "Time of a call", "ms",
+                     [](const RoofPoint&, double s) { return s * 1e3; }),
+          draw_chart("roofline", "Arithmetic", "GFLOP/s",
+                     [](const RoofPoint& p, double s) { return p.flops() / s * 1e-9; }),
+          draw_chart("roofline-traffic", "Traffic of the fused kernel", "GB/s",
+                     [](const RoofPoint& p, double s) { return p.bytes() / s * 1e-9; })};
+}
+
+}  // namespace examples
