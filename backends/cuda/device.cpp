@@ -1,8 +1,6 @@
 // Finds and opens the module that talks to the device.
 #include "backends/cuda/device.h"
 
-#include <dlfcn.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
@@ -15,7 +13,6 @@ namespace brrr::cuda {
 
 namespace {
 
-constexpr const char* kModule = "libbrrr_cuda.so";
 // Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
 constexpr int kLeastMajor = 8;
 
@@ -32,27 +29,16 @@ struct Waiting {
   Waiting(const Waiting&) = delete;
 };
 
-const Boundary& open_boundary() {
-  const OpenModule module = open_module(kModule, "BRRR_CUDA_MODULE");
-  BRRR_CHECK(module.library,
-             "cuda: the module {} cannot be loaded ({}); build brrr with the CUDA Toolkit, set "
-             "BRRR_CUDA_MODULE, or use brrr::kCPU",
-             kModule, module.why);
-  const auto boundary =
-      reinterpret_cast<const Boundary* (*)()>(dlsym(module.library, "brrr_cuda_boundary"));
-  BRRR_CHECK(boundary, "cuda: {} is no module of brrr; set BRRR_CUDA_MODULE to one", module.path);
-  const Boundary* b = boundary();
-  BRRR_CHECK(b->abi == kAbi,
-             "cuda: {} is of another build (interface {}, wanted {}); build the module and brrr "
-             "together",
-             module.path, b->abi, kAbi);
-  return *b;
-}
-
 OpenDevice* open() {
-  const Boundary& b = open_boundary();
+  std::string why;
+  const Boundary* const b = open_boundary<Boundary>("libbrrr_cuda.so", "BRRR_CUDA_MODULE",
+                                                    "brrr_cuda_boundary", kAbi, why);
+  BRRR_CHECK(b,
+             "cuda: {}; build brrr and the module together, with the CUDA Toolkit, set "
+             "BRRR_CUDA_MODULE to one, or use brrr::kCPU",
+             why);
   std::unique_ptr<OpenDevice> d(
-      new OpenDevice{b.driver, b.tools, b.name, {}, nullptr, nullptr, nullptr, nullptr, {}});
+      new OpenDevice{b->driver, b->tools, b->name, {}, nullptr, nullptr, nullptr, nullptr, {}});
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
   const Properties& p = d->properties;

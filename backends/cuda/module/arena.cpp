@@ -9,13 +9,14 @@ namespace brrr::cuda {
 namespace {
 
 struct DriverCalls {
-  decltype(&::cuMemGetAllocationGranularity) granularity;
-  decltype(&::cuMemAddressReserve) reserve;
-  decltype(&::cuMemCreate) create;
-  decltype(&::cuMemRelease) release;
-  decltype(&::cuMemMap) map;
-  decltype(&::cuMemUnmap) unmap;
-  decltype(&::cuMemSetAccess) set_access;
+  decltype(&::cuMemGetAllocationGranularity) granularity =
+      DriverFunction{"cuMemGetAllocationGranularity"};
+  decltype(&::cuMemAddressReserve) reserve = DriverFunction{"cuMemAddressReserve"};
+  decltype(&::cuMemCreate) create = DriverFunction{"cuMemCreate"};
+  decltype(&::cuMemRelease) release = DriverFunction{"cuMemRelease"};
+  decltype(&::cuMemMap) map = DriverFunction{"cuMemMap"};
+  decltype(&::cuMemUnmap) unmap = DriverFunction{"cuMemUnmap"};
+  decltype(&::cuMemSetAccess) set_access = DriverFunction{"cuMemSetAccess"};
 };
 
 // How memory is made, and where.
@@ -28,13 +29,6 @@ struct Arena {
   size_t reserved = 0, mapped = 0;  // in whole steps
 
   Arena() {
-    look_up(calls.granularity, "cuMemGetAllocationGranularity");
-    look_up(calls.reserve, "cuMemAddressReserve");
-    look_up(calls.create, "cuMemCreate");
-    look_up(calls.release, "cuMemRelease");
-    look_up(calls.map, "cuMemMap");
-    look_up(calls.unmap, "cuMemUnmap");
-    look_up(calls.set_access, "cuMemSetAccess");
     kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     kind.location = {CU_MEM_LOCATION_TYPE_DEVICE, open_device()};
     check(calls.granularity(&step, &kind, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "backends/cuda/module/module.h"
@@ -17,43 +18,28 @@ constexpr size_t log_bytes = 4096;
 
 // What the module uses of the driver itself.
 struct DriverCalls {
-  decltype(&::cuCtxGetCurrent) current_context;
-  decltype(&::cuGetErrorName) error_name;
-  decltype(&::cuGetErrorString) error_text;
-  decltype(&::cuModuleLoadDataEx) load;
-  decltype(&::cuModuleUnload) unload;
-  decltype(&::cuModuleGetFunctionCount) count;      // Null in drivers for less than CUDA 12.4,
-  decltype(&::cuModuleEnumerateFunctions) kernels;  // as are these.
-  decltype(&::cuFuncLoad) load_function;
-  decltype(&::cuModuleGetFunction) function;
-  decltype(&::cuFuncGetAttribute) attribute;
-  decltype(&::cuFuncSetAttribute) set_attribute;
-  decltype(&::cuLaunchKernel) launch;
+  decltype(&::cuCtxGetCurrent) current_context = DriverFunction{"cuCtxGetCurrent"};
+  decltype(&::cuGetErrorName) error_name = DriverFunction{"cuGetErrorName"};
+  decltype(&::cuGetErrorString) error_text = DriverFunction{"cuGetErrorString"};
+  decltype(&::cuModuleLoadDataEx) load = DriverFunction{"cuModuleLoadDataEx"};
+  decltype(&::cuModuleUnload) unload = DriverFunction{"cuModuleUnload"};
+  // Not in drivers for less than CUDA 12.4.
+  decltype(&::cuModuleGetFunctionCount) count = NewerDriverFunction{"cuModuleGetFunctionCount"};
+  decltype(&::cuModuleEnumerateFunctions) kernels =
+      NewerDriverFunction{"cuModuleEnumerateFunctions"};
+  decltype(&::cuFuncLoad) load_function = NewerDriverFunction{"cuFuncLoad"};
+  decltype(&::cuModuleGetFunction) function = DriverFunction{"cuModuleGetFunction"};
+  decltype(&::cuFuncGetAttribute) attribute = DriverFunction{"cuFuncGetAttribute"};
+  decltype(&::cuFuncSetAttribute) set_attribute = DriverFunction{"cuFuncSetAttribute"};
+  decltype(&::cuLaunchKernel) launch = DriverFunction{"cuLaunchKernel"};
 };
 
 // Written once, by open(), which comes before everything else.
 struct {
-  DriverCalls calls;
+  std::optional<DriverCalls> calls;
   int device = -1, major = 0, minor = 0;
   CUcontext context = nullptr;
 } here;
-
-DriverCalls look_up_calls() {
-  DriverCalls e;
-  look_up(e.current_context, "cuCtxGetCurrent");
-  look_up(e.error_name, "cuGetErrorName");
-  look_up(e.error_text, "cuGetErrorString");
-  look_up(e.load, "cuModuleLoadDataEx");
-  look_up(e.unload, "cuModuleUnload");
-  look_up_newer(e.count, "cuModuleGetFunctionCount", 12040);
-  look_up_newer(e.kernels, "cuModuleEnumerateFunctions", 12040);
-  look_up_newer(e.load_function, "cuFuncLoad", 12040);
-  look_up(e.function, "cuModuleGetFunction");
-  look_up(e.attribute, "cuFuncGetAttribute");
-  look_up(e.set_attribute, "cuFuncSetAttribute");
-  look_up(e.launch, "cuLaunchKernel");
-  return e;
-}
 
 std::string written(int version) {
   return fmt::format("{}.{}", version / 1000, version / 10 % 100);
@@ -124,11 +110,11 @@ Failure open(int device, Properties* properties) {
     const Properties found = properties_of(device);
     if (!here.context) {
       BRRR_CALL(cudaSetDevice, device);
-      here.calls = look_up_calls();
+      here.calls.emplace();
       here.device = device;
       here.major = found.major;
       here.minor = found.minor;
-      check(here.calls.current_context(&here.context), "cuCtxGetCurrent");
+      check(here.calls->current_context(&here.context), "cuCtxGetCurrent");
     }
     *properties = found;
   });
@@ -241,7 +227,7 @@ Failure elapsed(Event* from, Event* to, float* milliseconds) {
 // that is not loaded has no attributes: all are loaded now. Drivers that know no such calls load a
 // kernel when it is looked up.
 bool load_kernels(CUmodule module) {
-  const DriverCalls& e = here.calls;
+  const DriverCalls& e = *here.calls;
   if (!e.count || !e.kernels || !e.load_function) return true;
   unsigned count = 0;
   check(e.count(&count, module), "cuModuleGetFunctionCount");
@@ -259,34 +245,34 @@ Failure load(const void* image, size_t bytes, Module** m) {
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void* values[] = {log, reinterpret_cast<void*>(log_bytes)};
     CUmodule loaded = nullptr;
-    const CUresult status = here.calls.load(&loaded, code.c_str(), 2, options, values);
+    const CUresult status = here.calls->load(&loaded, code.c_str(), 2, options, values);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) return;
     if (status != CUDA_SUCCESS) {
       const char* name = nullptr;
-      here.calls.error_name(status, &name);
+      here.calls->error_name(status, &name);
       fail("cuModuleLoadDataEx: {}; {}\n{}", name ? name : "unknown error",
            versions(here.major, here.minor), log);
     }
-    std::unique_ptr<CUmod_st, decltype(here.calls.unload)> owner(loaded, here.calls.unload);
+    std::unique_ptr<CUmod_st, decltype(DriverCalls::unload)> owner(loaded, here.calls->unload);
     if (load_kernels(loaded)) *m = reinterpret_cast<Module*>(owner.release());
   });
 }
 
 Failure unload(Module* m) {
   return on_device(
-      [&] { check(here.calls.unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
+      [&] { check(here.calls->unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
 }
 
 Failure function(Module* m, const char* name, size_t shared_bytes, Function** f) {
   return on_device([&] {
     CUfunction found = nullptr;
-    check(here.calls.function(&found, reinterpret_cast<CUmodule>(m), name), "cuModuleGetFunction");
+    check(here.calls->function(&found, reinterpret_cast<CUmodule>(m), name), "cuModuleGetFunction");
     // More than 48 KB a block, the kernel's own included, is to be asked for.
     constexpr CUfunction_attribute most = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     int allowed = 0;
-    check(here.calls.attribute(&allowed, most, found), "cuFuncGetAttribute");
+    check(here.calls->attribute(&allowed, most, found), "cuFuncGetAttribute");
     if (shared_bytes > static_cast<size_t>(allowed)) {
-      check(here.calls.set_attribute(found, most, static_cast<int>(shared_bytes)),
+      check(here.calls->set_attribute(found, most, static_cast<int>(shared_bytes)),
             "cuFuncSetAttribute");
     }
     *f = reinterpret_cast<Function*>(found);
@@ -298,9 +284,9 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
                const void* arguments, size_t /*bytes*/, Stream* s) {
   return in_stream(s, [&](cudaStream_t stream) {
     void* parameters[] = {const_cast<void*>(arguments)};
-    check(here.calls.launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
-                            block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
-                            parameters, nullptr),
+    check(here.calls->launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
+                             block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
+                             parameters, nullptr),
           "cuLaunchKernel");
   });
 }
@@ -361,7 +347,7 @@ void enter() {
   if (!here.context) fail("no GPU is open");
   // Asked for each time, because the thread may be new or other code may have changed it.
   CUcontext current = nullptr;
-  check(here.calls.current_context(&current), "cuCtxGetCurrent");
+  check(here.calls->current_context(&current), "cuCtxGetCurrent");
   if (current != here.context) BRRR_CALL(cudaSetDevice, here.device);
 }
 
@@ -380,8 +366,8 @@ std::string versions(int major, int minor) {
 void check(CUresult status, const char* call) {
   if (status == CUDA_SUCCESS) return;
   const char *name = nullptr, *text = nullptr;
-  here.calls.error_name(status, &name);
-  here.calls.error_text(status, &text);
+  here.calls->error_name(status, &name);
+  here.calls->error_text(status, &text);
   fail("{}: {} ({})", call, name ? name : "unknown error", text ? text : "no text");
 }
 

@@ -12,13 +12,22 @@ cudaStream_t stream_of(Stream* s);
 /// A function of the driver, which the module does not link, as of a version of CUDA; null where
 /// the driver is older.
 void* find_in_driver(const char* name, int version);
-template <class F> void look_up_newer(F*& function, const char* name, int version) {
-  function = reinterpret_cast<F*>(find_in_driver(name, version));
-}
-template <class F> void look_up(F*& function, const char* name) {
-  look_up_newer(function, name, 12000);
-  if (!function) fail("the NVIDIA driver has no function {}", name);
-}
+/// One that a pointer to it is made from: it fails where there is none.
+struct DriverFunction {
+  const char* name;
+  template <class F> operator F*() const {  // NOLINT(google-explicit-constructor)
+    void* const found = find_in_driver(name, 12000);
+    if (!found) fail("the NVIDIA driver has no function {}", name);
+    return reinterpret_cast<F*>(found);
+  }
+};
+/// The same: null where there is none.
+struct NewerDriverFunction {
+  const char* name;
+  template <class F> operator F*() const {  // NOLINT(google-explicit-constructor)
+    return reinterpret_cast<F*>(find_in_driver(name, 12040));
+  }
+};
 
 /// What a thread may not ask for while it captures fails in words, before CUDA sees it.
 void refuse_in_capture(const char* call);
