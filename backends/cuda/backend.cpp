@@ -1,7 +1,6 @@
 // A GPU behind core's Backend interface.
 #include "core/backend.h"
 
-#include "backends/cuda/composite.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/graphs.h"
@@ -14,6 +13,7 @@
 #include "backends/cuda/staging.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "ops/kinds/pointwise.h"
 
 namespace brrr {
 
@@ -59,6 +59,23 @@ bool touches_lent(const OpCall& c) {
     if (is_lent(*c.out[k].impl()->storage)) return true;
   }
   return false;
+}
+
+// Runs a composite row as the ops it stands for, unrecorded: whoever runs it has recorded it
+// already.
+void run_decomposition(OpCall& c) {
+  const PlainScope plain;
+  std::vector<Tensor> in;
+  for (int i = 0; i < c.n_in; ++i) {
+    in.push_back(c.in[i] ? Tensor(Ref<TensorImpl>::share(c.in[i])) : Tensor());
+  }
+  OpCall inner(*c.op, c.in, c.n_in, c.n_out);
+  inner.attrs = c.attrs;
+  c.op->decompose(inner, in.data());
+  for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) {
+    // A copy of the results, not the results: they may be views, or the inputs themselves.
+    copy_now(*c.out[k].impl(), *inner.out[k].impl());
+  }
 }
 
 void launch_op(OpCall& c) {
