@@ -11,46 +11,44 @@ namespace brrr {
 /// A point in the queue beside.
 struct DevicePoint;
 
-struct DeviceLink {
-  // --- the queue -------------------------------------------------------------------------------
-  /// What this thread queues from here on goes to a queue beside, behind all that it has queued
-  /// until now, up to leave().
-  void (*enter)();
-  void (*leave)() noexcept;
-  DevicePoint* (*make_point)();
-  void (*drop_point)(DevicePoint* p) noexcept;
-  void (*note)(DevicePoint* p);   ///< Between enter() and leave(): behind what is queued there.
-  void (*await)(DevicePoint* p);  ///< What this thread queues from here on comes after the point.
-  void (*wait)(DevicePoint* p);   ///< The calling thread waits.
-  bool (*reached)(DevicePoint* p);
-  /// The number of the capture that notes what this thread queues; 0: it runs.
-  uint64_t (*capture)();
-  /// For how long a thread has been waiting for the device; 0: none is.
-  double (*waited_s)();
-  // --- memory of the host ----------------------------------------------------------------------
-  char* (*take_pinned)(size_t bytes);
-  void (*give_pinned)(char* p) noexcept;
-  void (*to_pinned)(char* to, const void* from, size_t bytes);    ///< Queued.
-  void (*from_pinned)(void* to, const char* from, size_t bytes);  ///< Queued.
-  // --- messages --------------------------------------------------------------------------------
-  /// "NCCL 2.27.3"; "" where there is no module for them, and why.
-  std::string (*messages)(std::string& why);
-  /// Of the GPU, the same in every process that uses it.
-  std::string (*identity)();
-  /// One for all ranks; each then joins at the same time.
-  std::string (*make_id)();
-  void (*join)(const std::string& id, int rank, int ranks);
-  /// Messages of a group make progress together; they are queued at its end. Both sides have the
-  /// same bytes in the same order.
-  void (*begin_group)();
-  void (*send)(const void* at, size_t bytes, int peer);
-  void (*receive)(void* at, size_t bytes, int peer);
-  void (*end_group)();
-  /// What has gone wrong with them meanwhile, on its own or a peer's side. Any thread may ask.
-  std::string (*trouble)();
-};
-
-/// Of the GPU that backend(kCUDA) stands for.
-const DeviceLink& device_link();
+/// Of the GPU that backend(kCUDA) stands for. Defined by backends/cuda.
+namespace device_link {
+// --- the queue -------------------------------------------------------------------------------
+/// What this thread queues from here on goes to a queue beside, behind all that it has queued
+/// until now, up to leave().
+void enter();
+void leave() noexcept;
+DevicePoint* make_point();
+void drop_point(DevicePoint* p) noexcept;
+void note(DevicePoint* p);   ///< Between enter() and leave(): behind what is queued there.
+void await(DevicePoint* p);  ///< What this thread queues from here on comes after the point.
+void wait(DevicePoint* p);   ///< The calling thread waits.
+bool reached(DevicePoint* p);
+/// The number of the capture that notes what this thread queues; 0: it runs.
+uint64_t capture();
+/// For how long a thread has been waiting for the device; 0: none is.
+double waited_s();
+// --- memory of the host ----------------------------------------------------------------------
+char* take_pinned(size_t bytes);
+void give_pinned(char* p) noexcept;
+void to_pinned(char* to, const void* from, size_t bytes);    ///< Queued.
+void from_pinned(void* to, const char* from, size_t bytes);  ///< Queued.
+// --- messages --------------------------------------------------------------------------------
+/// "NCCL 2.27.3"; "" where there is no module for them, and why.
+std::string messages(std::string& why);
+/// Of the GPU, the same in every process that uses it.
+std::string identity();
+/// One for all ranks; each then joins at the same time.
+std::string make_id();
+void join(const std::string& id, int rank, int ranks);
+/// Messages of a group make progress together; they are queued at its end. Both sides have the
+/// same bytes in the same order.
+void begin_group();
+void send(const void* at, size_t bytes, int peer);
+void receive(void* at, size_t bytes, int peer);
+void end_group();
+/// What has gone wrong with them meanwhile, on its own or a peer's side. Any thread may ask.
+std::string trouble();
+}  // namespace device_link
 
 }  // namespace brrr

@@ -32,7 +32,6 @@ TEST_CASE("exchange: shares are added in their order, as add_() rounds them, how
 
 TEST_CASE("exchange: what is queued beside comes between two points, eagerly and captured") {
   if (!have_device()) return;
-  const DeviceLink& link = device_link();
   const Backend& gpu = backend(DeviceType::CUDA);
   const Tensor x = arange(4096.0).to(kCUDA), y = zeros_like(x), z = zeros_like(x);
   const size_t bytes = 4096 * sizeof(float);
@@ -40,14 +39,14 @@ TEST_CASE("exchange: what is queued beside comes between two points, eagerly and
   const auto work = [&] {
     gpu.copy(y.impl()->data(), x.impl()->data(), bytes);
     dist::beside(end, [&] { gpu.copy(z.impl()->data(), y.impl()->data(), bytes); });
-    link.await(end.get());
+    device_link::await(end.get());
     gpu.copy(y.impl()->data(), z.impl()->data(), bytes);
   };
-  CHECK(link.capture() == 0);
+  CHECK(device_link::capture() == 0);
   work();
   CHECK(same_bits(z, x));
   gpu.graphs->begin();
-  CHECK(link.capture() > 0);
+  CHECK(device_link::capture() > 0);
   work();
   size_t nodes = 0;
   DeviceGraph* const g = gpu.graphs->end(&nodes);
@@ -63,18 +62,17 @@ TEST_CASE("exchange: what is queued beside comes between two points, eagerly and
 
 TEST_CASE("exchange: pinned memory is filled beside the computation, and kept for the next") {
   if (!have_device()) return;
-  const DeviceLink& link = device_link();
   const Tensor x = arange(1000.0).to(kCUDA), y = zeros_like(x);
   const size_t bytes = 1000 * sizeof(float);
-  char* const pinned = link.take_pinned(bytes);
+  char* const pinned = device_link::take_pinned(bytes);
   const dist::Point end;
-  dist::beside(end, [&] { link.to_pinned(pinned, x.impl()->data(), bytes); });
-  link.wait(end.get());
-  CHECK(link.reached(end.get()));
+  dist::beside(end, [&] { device_link::to_pinned(pinned, x.impl()->data(), bytes); });
+  device_link::wait(end.get());
+  CHECK(device_link::reached(end.get()));
   CHECK(reinterpret_cast<const float*>(pinned)[999] == 999.0f);
-  link.from_pinned(y.impl()->data(), pinned, bytes);
+  device_link::from_pinned(y.impl()->data(), pinned, bytes);
   CHECK(same_bits(x, y));
-  link.give_pinned(pinned);
-  CHECK(link.take_pinned(bytes - 8) == pinned);
-  link.give_pinned(pinned);
+  device_link::give_pinned(pinned);
+  CHECK(device_link::take_pinned(bytes - 8) == pinned);
+  device_link::give_pinned(pinned);
 }

@@ -1,7 +1,5 @@
 // What exchanges between processes ask of this device: a queue beside its other work, pinned
 // memory, and messages by the module brrr_nccl.
-#include <dlfcn.h>
-
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -10,7 +8,6 @@
 #include "backends/cuda/device.h"
 #include "backends/module_path.h"
 #include "backends/nccl/collective.h"
-#include "core/backend.h"
 #include "core/check.h"
 #include "core/device_link.h"
 
@@ -22,7 +19,9 @@ struct DevicePoint {
   cuda::Event* now() const { return cuda::OpenDevice::capturing ? noted : run; }
 };
 
-namespace cuda {
+namespace device_link {
+
+using namespace cuda;
 
 namespace {
 
@@ -53,6 +52,8 @@ Link& link() {
   }();
   return l;
 }
+
+}  // namespace
 
 // --- the queue -----------------------------------------------------------------------------------
 
@@ -97,6 +98,9 @@ bool reached(DevicePoint* p) {
   return yes;
 }
 
+uint64_t capture() { return OpenDevice::capturing; }
+double waited_s() { return cuda::waited_s(); }
+
 // --- pinned memory -------------------------------------------------------------------------------
 
 char* take_pinned(size_t bytes) {
@@ -132,24 +136,13 @@ void from_pinned(void* to, const char* from, size_t bytes) {
 
 // --- messages ------------------------------------------------------------------------------------
 
-const nccl::Boundary* open_boundary(std::string& why) {
-  const OpenModule module = open_module("libbrrr_nccl.so", "BRRR_NCCL_MODULE");
-  if (!module.library) {
-    why = fmt::format("the module libbrrr_nccl.so cannot be loaded: {}", module.why);
-    return nullptr;
-  }
-  const auto boundary =
-      reinterpret_cast<const nccl::Boundary* (*)()>(dlsym(module.library, "brrr_nccl_boundary"));
-  const nccl::Boundary* b = boundary ? boundary() : nullptr;
-  if (b && b->abi == nccl::kAbi) return b;
-  why = fmt::format("{} is {}", module.path, b ? "of another build" : "no module of brrr");
-  return nullptr;
-}
-
 std::string messages(std::string& why) {
   Link& l = link();
   const std::lock_guard lock(l.mutex);
-  if (!l.nccl) l.nccl = open_boundary(why);
+  if (!l.nccl) {
+    l.nccl = open_boundary<nccl::Boundary>("libbrrr_nccl.so", "BRRR_NCCL_MODULE",
+                                           "brrr_nccl_boundary", nccl::kAbi, why);
+  }
   return l.nccl ? l.nccl->version : "";
 }
 
@@ -158,7 +151,7 @@ std::string identity() {
   return {p.uuid, sizeof p.uuid};
 }
 
-void check_nccl(Failure failure, const char* what) {
+static void check_nccl(Failure failure, const char* what) {
   if (failure) fail("cuda: {} between GPUs: {}", what, failure);
 }
 
@@ -183,45 +176,15 @@ void receive(void* at, size_t bytes, int peer) {
   check_nccl(l.nccl->receive(l.communicator, at, bytes, peer, device().stream()), "receiving");
 }
 
+void begin_group() { check_nccl(link().nccl->begin_group(), "a group"); }
+void end_group() { check_nccl(link().nccl->end_group(), "a group"); }
+
 std::string trouble() {
   const Link& l = link();
   const Failure failure = l.communicator ? l.nccl->state(l.communicator) : nullptr;
   return failure ? failure : "";
 }
 
-}  // namespace
-
-}  // namespace cuda
-
-const DeviceLink& device_link() {
-  using namespace cuda;
-  backend(DeviceType::CUDA);  // Throws what is missing.
-  static const DeviceLink l{
-      .enter = enter,
-      .leave = leave,
-      .make_point = make_point,
-      .drop_point = drop_point,
-      .note = note,
-      .await = cuda::await,
-      .wait = cuda::wait,
-      .reached = reached,
-      .capture = [] { return OpenDevice::capturing; },
-      .waited_s = cuda::waited_s,
-      .take_pinned = take_pinned,
-      .give_pinned = give_pinned,
-      .to_pinned = to_pinned,
-      .from_pinned = from_pinned,
-      .messages = messages,
-      .identity = identity,
-      .make_id = make_id,
-      .join = join,
-      .begin_group = [] { check_nccl(link().nccl->begin_group(), "a group"); },
-      .send = cuda::send,
-      .receive = cuda::receive,
-      .end_group = [] { check_nccl(link().nccl->end_group(), "a group"); },
-      .trouble = trouble,
-  };
-  return l;
-}
+}  // namespace device_link
 
 }  // namespace brrr

@@ -44,29 +44,28 @@ int64_t first_of(int r, int passes) { return r == 0 ? 0 : 1 + int64_t{r - 1} * p
 
 // All ranks queue the same groups. In one all messages make progress, in whatever order.
 template <class F> void in_group(const F& f) {
-  const DeviceLink& link = device_link();
-  link.begin_group();
+  device_link::begin_group();
   try {
     for (int k = 1; k < size(); ++k) f((rank() + k) % size());
   } catch (...) {
     try {
-      link.end_group();  // What comes next would be put into it.
+      device_link::end_group();  // What comes next would be put into it.
     } catch (const Error&) {
       // What failed first says more.
     }
     throw;
   }
-  link.end_group();
+  device_link::end_group();
 }
 
 void send(const std::vector<Span>& spans, DType dtype, int peer) {
   for (const Span& s : spans) {
-    device_link().send(s.at, static_cast<size_t>(s.n) * itemsize(dtype), peer);
+    device_link::send(s.at, static_cast<size_t>(s.n) * itemsize(dtype), peer);
   }
 }
 void receive(const std::vector<Span>& spans, DType dtype, int peer) {
   for (const Span& s : spans) {
-    device_link().receive(s.at, static_cast<size_t>(s.n) * itemsize(dtype), peer);
+    device_link::receive(s.at, static_cast<size_t>(s.n) * itemsize(dtype), peer);
   }
 }
 
@@ -145,23 +144,23 @@ void at_once(const std::string& what, const std::function<void()>& work) {
   compare_calls(what);
   const Point end;
   exchange(end, work);
-  device_link().await(end.get());
+  device_link::await(end.get());
 }
 
 }  // namespace
 
 void refuse_capture(const std::string& what) {
-  BRRR_CHECK(device_link().capture() == 0,
+  BRRR_CHECK(device_link::capture() == 0,
              "{}: what goes through the host's memory is no part of a captured step", what);
 }
 
 void beside(const Point& end, const std::function<void()>& work) {
   struct Scope {
-    Scope() { device_link().enter(); }
-    ~Scope() { device_link().leave(); }
+    Scope() { device_link::enter(); }
+    ~Scope() { device_link::leave(); }
   } scope;
   work();
-  device_link().note(end.get());
+  device_link::note(end.get());
 }
 
 // --- sums ----------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ void add_shares(char* to, char* partial, const std::vector<const char*>& from, i
 
 DeviceSum::~DeviceSum() {
   if (job_) job_->begin_when({});
-  if (pinned_) device_link().give_pinned(pinned_);
+  if (pinned_) device_link::give_pinned(pinned_);
 }
 
 void DeviceSum::set_rows(std::vector<Row> rows, int passes,
@@ -195,13 +194,12 @@ void DeviceSum::set_rows(std::vector<Row> rows, int passes,
 }
 
 void DeviceSum::place_on_host() {
-  const DeviceLink& link = device_link();
   refuse_capture(job_->what());
   const size_t item = itemsize(rows_[0].dtype());
   const size_t row_bytes = static_cast<size_t>(rows_[0].size()) * item;
   if (pinned_bytes_ < rows_.size() * row_bytes) {
-    if (pinned_) link.give_pinned(std::exchange(pinned_, nullptr));
-    pinned_ = link.take_pinned(rows_.size() * row_bytes);
+    if (pinned_) device_link::give_pinned(std::exchange(pinned_, nullptr));
+    pinned_ = device_link::take_pinned(rows_.size() * row_bytes);
     pinned_bytes_ = rows_.size() * row_bytes;
   }
   std::vector<Row> on_host;
@@ -217,7 +215,7 @@ void DeviceSum::place_on_host() {
     }
   }
   job_->set_rows(std::move(on_host), passes_);
-  job_->begin_when([point = done_.get()] { return device_link().reached(point); });
+  job_->begin_when([point = done_.get()] { return device_link::reached(point); });
 }
 
 void DeviceSum::begin() {
@@ -230,23 +228,23 @@ void DeviceSum::begin() {
   }
   refuse_capture(job_->what());
   beside(done_, [&] {
-    for (const Copy& c : copies_) device_link().to_pinned(c.pinned, c.there, c.bytes);
+    for (const Copy& c : copies_) device_link::to_pinned(c.pinned, c.there, c.bytes);
   });
   Exchange::get().start(job_);
 }
 
 void DeviceSum::end() {
-  if (linked_) return device_link().await(done_.get());
+  if (linked_) return device_link::await(done_.get());
   Exchange::get().wait(*job_);
   for (size_t k = copies_.size() - copies_back_; k < copies_.size(); ++k) {
-    device_link().from_pinned(copies_[k].there, copies_[k].pinned, copies_[k].bytes);
+    device_link::from_pinned(copies_[k].there, copies_[k].pinned, copies_[k].bytes);
   }
 }
 
 void DeviceSum::let_go() noexcept {
   if (!linked_) Exchange::get().let_go(*job_);
   try {
-    device_link().await(done_.get());
+    device_link::await(done_.get());
   } catch (const Error&) {
     // The device is gone, and with it whatever used the memory.
   }

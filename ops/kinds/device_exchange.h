@@ -28,8 +28,8 @@ void refuse_capture(const std::string& what);
 /// A point of the queue beside.
 class Point : NotCopied {
  public:
-  Point() : point_(device_link().make_point()) {}
-  ~Point() { device_link().drop_point(point_); }
+  Point() : point_(device_link::make_point()) {}
+  ~Point() { device_link::drop_point(point_); }
   DevicePoint* get() const { return point_; }
 
  private:

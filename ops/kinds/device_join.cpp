@@ -20,19 +20,13 @@ struct Said {
   char identity[16];  // Of its GPU.
 };
 
-void run(const std::shared_ptr<Job>& job) {
-  Exchange::get().start(job);
-  Exchange::get().wait(*job);
-  Exchange::get().retire(job);
-}
-
 std::vector<Said> ask_all(const Said& own) {
   Exchange& e = Exchange::get();
   Said mine = own;
   std::vector<Said> all(static_cast<size_t>(e.size()));
-  run(all_gather_job("the GPUs of all ranks", e.next_tag(),
-                     {reinterpret_cast<char*>(&mine), sizeof mine},
-                     reinterpret_cast<char*>(all.data()), kUInt8));
+  e.run(all_gather_job("the GPUs of all ranks", e.next_tag(),
+                       {reinterpret_cast<char*>(&mine), sizeof mine},
+                       reinterpret_cast<char*>(all.data()), kUInt8));
   return all;
 }
 
@@ -62,10 +56,10 @@ struct Watch {
   // much to do goes on with exchanges.
   void look() {
     Exchange& e = Exchange::get();
-    const std::string trouble = device_link().trouble();
+    const std::string trouble = device_link::trouble();
     if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
     const long done = __atomic_load_n(exchanges_done(), __ATOMIC_RELAXED);
-    if (done != seen || device_link().waited_s() == 0) {
+    if (done != seen || device_link::waited_s() == 0) {
       seen = done;
       since = Clock::now();
     } else if (Clock::now() - since > std::chrono::duration<double>(e.limit())) {
@@ -95,12 +89,11 @@ void watch() {
 
 bool join_gpus() {
   Exchange& e = Exchange::get();
-  const DeviceLink& link = device_link();
   refuse_capture("the first exchange between GPUs");
   std::string why;
   Said own{};
-  own.linked = !link.messages(why).empty();
-  const std::string identity = link.identity();
+  own.linked = !device_link::messages(why).empty();
+  const std::string identity = device_link::identity();
   identity.copy(own.identity, sizeof own.identity);
   const std::vector<Said> all = ask_all(own);
   for (size_t r = 0; r < all.size(); ++r) {
@@ -112,26 +105,17 @@ bool join_gpus() {
     return false;
   }
   check_own_gpus(all);
-  std::string id = e.rank() == 0 ? link.make_id() : std::string();
+  std::string id = e.rank() == 0 ? device_link::make_id() : std::string();
   auto bytes = static_cast<int64_t>(id.size());
-  run(broadcast_job("the size of an id", e.next_tag(), {reinterpret_cast<char*>(&bytes), 1}, kInt64,
-                    0));
+  e.run(broadcast_job("the size of an id", e.next_tag(), {reinterpret_cast<char*>(&bytes), 1},
+                      kInt64, 0));
   id.resize(static_cast<size_t>(bytes));
-  run(broadcast_job("the id of all GPUs", e.next_tag(), {id.data(), bytes}, kUInt8, 0));
-  link.join(id, e.rank(), e.size());
+  e.run(broadcast_job("the id of all GPUs", e.next_tag(), {id.data(), bytes}, kUInt8, 0));
+  device_link::join(id, e.rank(), e.size());
   exchanges_done();  // No capture takes memory.
   watch();
   return true;
 }
-
-// All of it is done before the first message.
-class Announcement final : public Job {
- public:
-  using Job::Job;
-
- private:
-  bool prepare(int) override { return false; }
-};
 
 }  // namespace
 
@@ -145,7 +129,7 @@ bool gpus_linked() {
 
 long* exchanges_done() {
   static long* const count = [] {
-    auto* const made = reinterpret_cast<long*>(device_link().take_pinned(sizeof(long)));
+    auto* const made = reinterpret_cast<long*>(device_link::take_pinned(sizeof(long)));
     *made = 0;
     return made;
   }();
@@ -154,7 +138,9 @@ long* exchanges_done() {
 
 void compare_calls(const std::string& what) {
   Exchange& e = Exchange::get();
-  if (e.checks() && context.site == 0) run(std::make_shared<Announcement>(what, e.next_tag()));
+  if (!e.checks() || context.site != 0) return;
+  // All of it is done before the first message.
+  e.run(std::make_shared<OneStage>(what, e.next_tag(), false, nullptr));
 }
 
 }  // namespace brrr::dist

@@ -136,6 +136,12 @@ void Exchange::retire(std::shared_ptr<Job> job) {
   thread_->work.notify_all();
 }
 
+void Exchange::run(const std::shared_ptr<Job>& job) {
+  start(job);
+  wait(*job);
+  retire(job);
+}
+
 int Exchange::next_tag() {
   static std::atomic<uint32_t> next{0};
   return kFirstTag + kReservedTags + static_cast<int>(next++ % kOrderedTags);

@@ -100,6 +100,31 @@ class Job {
   std::string failure_;
 };
 
+/// A job whose messages are one stage; nothing is done where there are no elements.
+class OneStage final : public Job {
+ public:
+  using Part = std::function<void(OneStage&)>;
+  OneStage(std::string what, int tag, bool any, Part messages, Part before = {}, Part after = {})
+      : Job(std::move(what), tag),
+        any_(any),
+        messages_(std::move(messages)),
+        compute_{std::move(before), std::move(after)} {}
+  using Job::receive;
+  using Job::send;
+
+ private:
+  bool prepare(int stage) override {
+    if (stage > 0 || !any_) return false;
+    messages_(*this);
+    return true;
+  }
+  void compute(int stage) override {
+    if (any_ && compute_[stage]) compute_[stage](*this);
+  }
+  bool any_;
+  Part messages_, compute_[2];
+};
+
 /// Whom this process belongs to, and the thread that talks to the others.
 class Exchange {
  public:
@@ -117,6 +142,8 @@ class Exchange {
   void let_go(Job& job) noexcept;
   /// It will not be started again. Every job that has been started comes here.
   void retire(std::shared_ptr<Job> job);
+  /// All three, one after the other.
+  void run(const std::shared_ptr<Job>& job);
   /// A tag for a job that all ranks begin in the same order.
   int next_tag();
   /// The first of so many tags in a row, for messages that may be under way with others; all ranks

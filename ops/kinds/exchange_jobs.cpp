@@ -48,82 +48,6 @@ template <class F> void for_peers(const F& f) {
   for (int k = 1; k < size; ++k) f((rank + k) % size);
 }
 
-class AllGather final : public Job {
- public:
-  AllGather(std::string what, int tag, Span mine, char* all, DType dtype)
-      : Job(std::move(what), tag), mine_(mine), all_(all), dtype_(dtype) {}
-
- private:
-  bool prepare(int stage) override {
-    if (stage > 0) return false;
-    if (bytes() == 0) return false;
-    for_peers([&](int peer) {
-      receive(peer, {{all_ + peer * bytes(), mine_.n}}, dtype_);
-      send(peer, {mine_}, dtype_);
-    });
-    return true;
-  }
-  void compute(int stage) override {
-    if (stage > 0 || bytes() == 0) return;
-    std::memcpy(all_ + Exchange::get().rank() * bytes(), mine_.at, static_cast<size_t>(bytes()));
-  }
-  int64_t bytes() const { return mine_.n * static_cast<int64_t>(itemsize(dtype_)); }
-
-  Span mine_;
-  char* all_;
-  DType dtype_;
-};
-
-class ReduceScatter final : public Job {
- public:
-  ReduceScatter(std::string what, int tag, Span mine, char* all, DType dtype)
-      : Job(std::move(what), tag), mine_(mine), all_(all), dtype_(dtype) {}
-
- private:
-  int64_t bytes() const { return mine_.n * static_cast<int64_t>(itemsize(dtype_)); }
-  bool prepare(int stage) override {
-    if (bytes() == 0 || stage > 0) return false;
-    shares_.resize(Exchange::get().size(), 1, mine_.n, dtype_);
-    for_peers([&](int peer) {
-      receive(peer, {shares_.of(peer)}, dtype_);
-      send(peer, {{all_ + peer * bytes(), mine_.n}}, dtype_);
-    });
-    return true;
-  }
-  void compute(int stage) override {
-    if (stage == 0 || bytes() == 0) return;
-    const int rank = Exchange::get().rank();
-    std::memcpy(mine_.at, all_ + rank * bytes(), static_cast<size_t>(bytes()));
-    shares_.sum({{mine_}}, rank);
-  }
-
-  Span mine_;
-  char* all_;
-  DType dtype_;
-  Shares shares_;
-};
-
-class Broadcast final : public Job {
- public:
-  Broadcast(std::string what, int tag, Span values, DType dtype, int root)
-      : Job(std::move(what), tag), values_(values), dtype_(dtype), root_(root) {}
-
- private:
-  bool prepare(int stage) override {
-    if (stage > 0 || values_.n == 0) return false;
-    if (Exchange::get().rank() != root_) {
-      receive(root_, {values_}, dtype_);
-    } else {
-      for_peers([&](int peer) { send(peer, {values_}, dtype_); });
-    }
-    return true;
-  }
-
-  Span values_;
-  DType dtype_;
-  int root_;
-};
-
 }  // namespace
 
 Row::Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts)
@@ -281,14 +205,44 @@ void AllReduceJob::compute(int stage) {
 }
 
 std::shared_ptr<Job> all_gather_job(std::string what, int tag, Span mine, char* all, DType dtype) {
-  return std::make_shared<AllGather>(std::move(what), tag, mine, all, dtype);
+  const auto bytes = mine.n * static_cast<int64_t>(itemsize(dtype));
+  const auto messages = [=](OneStage& job) {
+    for_peers([&](int peer) {
+      job.receive(peer, {{all + peer * bytes, mine.n}}, dtype);
+      job.send(peer, {mine}, dtype);
+    });
+  };
+  const auto own = [=](OneStage&) {
+    std::memcpy(all + Exchange::get().rank() * bytes, mine.at, static_cast<size_t>(bytes));
+  };
+  return std::make_shared<OneStage>(std::move(what), tag, mine.n > 0, messages, own);
 }
+
 std::shared_ptr<Job> reduce_scatter_job(std::string what, int tag, Span mine, char* all,
                                         DType dtype) {
-  return std::make_shared<ReduceScatter>(std::move(what), tag, mine, all, dtype);
+  const auto bytes = mine.n * static_cast<int64_t>(itemsize(dtype));
+  const auto shares = std::make_shared<Shares>();
+  const auto messages = [=](OneStage& job) {
+    shares->resize(Exchange::get().size(), 1, mine.n, dtype);
+    for_peers([&](int peer) {
+      job.receive(peer, {shares->of(peer)}, dtype);
+      job.send(peer, {{all + peer * bytes, mine.n}}, dtype);
+    });
+  };
+  const auto sum = [=](OneStage&) {
+    const int rank = Exchange::get().rank();
+    std::memcpy(mine.at, all + rank * bytes, static_cast<size_t>(bytes));
+    shares->sum({{mine}}, rank);
+  };
+  return std::make_shared<OneStage>(std::move(what), tag, mine.n > 0, messages, nullptr, sum);
 }
+
 std::shared_ptr<Job> broadcast_job(std::string what, int tag, Span values, DType dtype, int root) {
-  return std::make_shared<Broadcast>(std::move(what), tag, values, dtype, root);
+  const auto messages = [=](OneStage& job) {
+    if (Exchange::get().rank() != root) return job.receive(root, {values}, dtype);
+    for_peers([&](int peer) { job.send(peer, {values}, dtype); });
+  };
+  return std::make_shared<OneStage>(std::move(what), tag, values.n > 0, messages);
 }
 
 }  // namespace brrr::dist

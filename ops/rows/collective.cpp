@@ -9,6 +9,7 @@
 #include "ops/factory_ops.h"
 #include "ops/kinds/composite.h"
 #include "ops/kinds/device_exchange.h"
+#include "ops/kinds/row_kernel.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/pointwise_ops.h"
 
@@ -20,62 +21,42 @@ std::string words(const OpCall& c) {
   return fmt::format("{} of {}", c.op->name, describe(c.in[0]));
 }
 
-// Starts the call's job and waits for it.
-void run_job(const std::shared_ptr<Job>& job) {
-  Exchange::get().start(job);
-  Exchange::get().wait(*job);
-  Exchange::get().retire(job);
-}
-
 // Whether the call's tensors are on GPUs that send to each other.
 bool between_gpus(const OpCall& c) { return c.in[0]->device != kCPU && gpus_linked(); }
 
 // A tensor's elements as dense memory: its own, or a copy.
-class Dense {
- public:
-  explicit Dense(TensorImpl& x) : n_(x.numel), at_(x.data()) {
-    if (x.contiguous()) return;
-    copy_ = raw_empty(x.size_list(), x.dtype, x.device);
-    copy_now(*copy_.impl(), x);
-    at_ = copy_.impl()->data();
-  }
-  Span span() const { return {at_, n_}; }
-
- private:
-  Tensor copy_;
-  int64_t n_;
-  char* at_;
-};
+Span span_of(const DenseInput& dense, const TensorImpl& x) {
+  return {const_cast<char*>(dense.as<char>()), x.numel};
+}
 
 // The same on the host, in pinned memory if they come from a GPU. A result is written from there by
 // give_back().
 class OnHost : NotCopied {
  public:
-  explicit OnHost(TensorImpl& x, bool reads = true) : x_(x), dense_(x) {
+  explicit OnHost(TensorImpl& x, bool reads = true) : x_(x), dense_(&x, x.dtype) {
     if (x.device == kCPU || x.numel == 0) return;
     refuse_capture("a collective");
-    const DeviceLink& link = device_link();
-    pinned_ = link.take_pinned(bytes());
+    pinned_ = device_link::take_pinned(bytes());
     // Also where nothing is read: what had this memory before may be copied from it still.
     const Point end;
     beside(end, [&] {
-      if (reads) link.to_pinned(pinned_, dense_.span().at, bytes());
+      if (reads) device_link::to_pinned(pinned_, dense_.as<char>(), bytes());
     });
-    link.wait(end.get());
+    device_link::wait(end.get());
   }
   ~OnHost() {
-    if (pinned_) device_link().give_pinned(pinned_);
+    if (pinned_) device_link::give_pinned(pinned_);
   }
   void give_back() const {
-    if (pinned_) device_link().from_pinned(x_.data(), pinned_, bytes());
+    if (pinned_) device_link::from_pinned(x_.data(), pinned_, bytes());
   }
-  Span span() const { return pinned_ ? Span{pinned_, x_.numel} : dense_.span(); }
+  Span span() const { return pinned_ ? Span{pinned_, x_.numel} : span_of(dense_, x_); }
 
  private:
   size_t bytes() const { return static_cast<size_t>(x_.numel) * itemsize(x_.dtype); }
 
   TensorImpl& x_;
-  const Dense dense_;
+  const DenseInput dense_;
   char* pinned_ = nullptr;
 };
 
@@ -86,6 +67,16 @@ int64_t dense_scratch(const OpCall& c) {
 
 // Each rank sends at least its part to every other and takes as much.
 Work exchange_work(const OpCall& c) { return {0, operand_bytes(c)}; }
+
+OpSpec collective_spec(void (*infer)(OpCall&), void (*run)(OpCall&),
+                       int64_t (*scratch)(const OpCall&), void (*vjp)(VjpCall&)) {
+  return {.infer = infer,
+          .kernel = {{run}, {run}},
+          .scratch = scratch,
+          .work = exchange_work,
+          .vjp = vjp,
+          .reaches_out = true};
+}
 
 void check_dims(const OpCall& c) {
   BRRR_CHECK(c.in[0]->ndim > 0, "{}: a tensor without dims has no parts; give it one with view",
@@ -104,20 +95,14 @@ void all_reduce_run(OpCall& c) {
   const OnHost host(out);
   const auto job = std::make_shared<AllReduceJob>(words(c), Exchange::get().next_tag());
   job->set_row(Row(out.dtype, {host.span()}));
-  run_job(job);
+  Exchange::get().run(job);
   host.give_back();
 }
 
 void all_reduce_vjp(VjpCall& v) { v.gin[0] = all_reduce(v.gout[0]); }
 
-const OpDef all_reduce_row{"all_reduce",
-                           "the sum over all ranks, in rank order",
-                           {.infer = same_infer,
-                            .kernel = {{all_reduce_run}, {all_reduce_run}},
-                            .scratch = no_scratch,
-                            .work = exchange_work,
-                            .vjp = all_reduce_vjp,
-                            .reaches_out = true}};
+const OpDef all_reduce_row{"all_reduce", "the sum over all ranks, in rank order",
+                           collective_spec(same_infer, all_reduce_run, no_scratch, all_reduce_vjp)};
 
 // --- all_gather, reduce_scatter ------------------------------------------------------------------
 
@@ -132,11 +117,11 @@ void gather_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   if (size() == 1) return copy_now(out, *c.in[0]);
   if (between_gpus(c)) {
-    const Dense mine(*c.in[0]);
-    return device_all_gather(words(c), mine.span(), out.data(), out.dtype);
+    const DenseInput mine(c.in[0], out.dtype);
+    return device_all_gather(words(c), span_of(mine, *c.in[0]), out.data(), out.dtype);
   }
   const OnHost mine(*c.in[0]), all(out, false);
-  run_job(
+  Exchange::get().run(
       all_gather_job(words(c), Exchange::get().next_tag(), mine.span(), all.span().at, out.dtype));
   all.give_back();
 }
@@ -155,35 +140,25 @@ void scatter_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   if (size() == 1) return copy_now(out, *c.in[0]);
   if (between_gpus(c)) {
-    const Dense all(*c.in[0]);
-    return device_reduce_scatter(words(c), {out.data(), out.numel}, all.span().at, out.dtype);
+    const DenseInput all(c.in[0], out.dtype);
+    return device_reduce_scatter(words(c), {out.data(), out.numel}, span_of(all, *c.in[0]).at,
+                                 out.dtype);
   }
   const OnHost mine(out, false), all(*c.in[0]);
-  run_job(reduce_scatter_job(words(c), Exchange::get().next_tag(), mine.span(), all.span().at,
-                             out.dtype));
+  Exchange::get().run(reduce_scatter_job(words(c), Exchange::get().next_tag(), mine.span(),
+                                         all.span().at, out.dtype));
   mine.give_back();
 }
 
 void gather_vjp(VjpCall& v) { v.gin[0] = reduce_scatter(v.gout[0]); }
 void scatter_vjp(VjpCall& v) { v.gin[0] = all_gather(v.gout[0]); }
 
-const OpDef all_gather_row{"all_gather",
-                           "the tensors of all ranks, one after the other",
-                           {.infer = gather_infer,
-                            .kernel = {{gather_run}, {gather_run}},
-                            .scratch = dense_scratch,
-                            .work = exchange_work,
-                            .vjp = gather_vjp,
-                            .reaches_out = true}};
+const OpDef all_gather_row{"all_gather", "the tensors of all ranks, one after the other",
+                           collective_spec(gather_infer, gather_run, dense_scratch, gather_vjp)};
 
-const OpDef reduce_scatter_row{"reduce_scatter",
-                               "this rank's part of the sum over all ranks",
-                               {.infer = scatter_infer,
-                                .kernel = {{scatter_run}, {scatter_run}},
-                                .scratch = dense_scratch,
-                                .work = exchange_work,
-                                .vjp = scatter_vjp,
-                                .reaches_out = true}};
+const OpDef reduce_scatter_row{
+    "reduce_scatter", "this rank's part of the sum over all ranks",
+    collective_spec(scatter_infer, scatter_run, dense_scratch, scatter_vjp)};
 
 // --- broadcast -----------------------------------------------------------------------------------
 
@@ -199,7 +174,8 @@ void broadcast_run(OpCall& c) {
   const std::string what = fmt::format("{} from rank {}", words(c), root);
   if (between_gpus(c)) return device_broadcast(what, {out.data(), out.numel}, out.dtype, root);
   const OnHost host(out);
-  run_job(broadcast_job(what, Exchange::get().next_tag(), host.span(), out.dtype, root));
+  Exchange::get().run(
+      broadcast_job(what, Exchange::get().next_tag(), host.span(), out.dtype, root));
   host.give_back();
 }
 
@@ -208,14 +184,8 @@ void broadcast_vjp(VjpCall& v) {
   v.gin[0] = v.attrs().as<RootAttrs>().rank == rank() ? sum : zeros_like(sum);
 }
 
-const OpDef broadcast_row{"broadcast",
-                          "the values of one rank on all",
-                          {.infer = same_infer,
-                           .kernel = {{broadcast_run}, {broadcast_run}},
-                           .scratch = no_scratch,
-                           .work = exchange_work,
-                           .vjp = broadcast_vjp,
-                           .reaches_out = true}};
+const OpDef broadcast_row{"broadcast", "the values of one rank on all",
+                          collective_spec(same_infer, broadcast_run, no_scratch, broadcast_vjp)};
 
 }  // namespace
 
@@ -234,7 +204,8 @@ void barrier() {
   check_host_access("barrier", nullptr);
   char mine = 0;
   std::vector<char> all(static_cast<size_t>(size()));
-  run_job(all_gather_job("barrier", Exchange::get().next_tag(), {&mine, 1}, all.data(), kUInt8));
+  Exchange::get().run(
+      all_gather_job("barrier", Exchange::get().next_tag(), {&mine, 1}, all.data(), kUInt8));
 }
 
 void on_first_rank(const std::string& what, const std::function<void()>& f) {
@@ -250,7 +221,7 @@ void on_first_rank(const std::string& what, const std::function<void()>& f) {
   const auto job = broadcast_job(what, Exchange::get().next_tag(),
                                  {failure.data(), static_cast<int64_t>(failure.size())}, kUInt8, 0);
   job->be_patient();
-  run_job(job);
+  Exchange::get().run(job);
   if (failure[0] != 0) throw Error(failure.data());
 }
 

@@ -102,7 +102,7 @@ struct GradientBucket {
     }
     if (!on_gpu) return;
     // A capture that was given up has run nothing of what it noted.
-    const uint64_t now = device_link().capture();
+    const uint64_t now = device_link::capture();
     if (capture != now && capture != 0) forget();
     capture = now;
   }
@@ -228,22 +228,18 @@ Work sum_work(const OpCall& c) {
   return {static_cast<double>(c.in[0]->numel) * (n - 1) / n, operand_bytes(c)};
 }
 
-const OpDef begin_row{"exchange_begin",
-                      "a gradient is there to be summed over the ranks",
-                      {.infer = in_place_infer,
-                       .kernel = {{begin_run}, {begin_run}},
-                       .scratch = no_scratch,
-                       .work = sum_work,
-                       .reaches_out = true,
-                       .gradient_row = true}};
-const OpDef end_row{"exchange_end",
-                    "a gradient has been summed over the ranks",
-                    {.infer = in_place_infer,
-                     .kernel = {{end_run}, {end_run}},
-                     .scratch = no_scratch,
-                     .work = no_work,
-                     .reaches_out = true,
-                     .gradient_row = true}};
+OpSpec in_place_spec(void (*run)(OpCall&), Work (*work)(const OpCall&)) {
+  return {.infer = in_place_infer,
+          .kernel = {{run}, {run}},
+          .scratch = no_scratch,
+          .work = work,
+          .reaches_out = true,
+          .gradient_row = true};
+}
+const OpDef begin_row{"exchange_begin", "a gradient is there to be summed over the ranks",
+                      in_place_spec(begin_run, sum_work)};
+const OpDef end_row{"exchange_end", "a gradient has been summed over the ranks",
+                    in_place_spec(end_run, no_work)};
 
 }  // namespace
 
