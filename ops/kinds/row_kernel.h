@@ -62,10 +62,10 @@ template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
 class DenseInput {
  public:
   DenseInput() = default;
-  /// `alignment`, at most 64, is of the first element's address.
-  DenseInput(const TensorImpl* t, DType compute, uintptr_t alignment = 1) {
+  /// `alignment`, at most 64, is of the first element's address. A copy in any case if `anew`.
+  DenseInput(const TensorImpl* t, DType compute, uintptr_t alignment = 1, bool anew = false) {
     if (!t) return;
-    if (t->dtype != compute || !t->contiguous() ||
+    if (anew || t->dtype != compute || !t->contiguous() ||
         reinterpret_cast<uintptr_t>(t->data()) % alignment != 0) {
       copy_ = raw_empty(t->size_list(), compute, t->device);
       copy_now(*copy_.impl(), *t);

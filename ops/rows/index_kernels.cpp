@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/check.h"
+#include "ops/kinds/row_kernel.h"
 #include "ops/rows/library_kernels.h"
 
 namespace brrr {
@@ -118,21 +119,26 @@ bool same_memory(const TensorImpl& a, const TensorImpl& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
+DenseInput index_of(const OpCall& c) {
+  const bool overwritten = c.into && c.out[0].impl()->storage == c.in[1]->storage;
+  return {c.in[1], kInt64, 1, overwritten};
+}
+
 }  // namespace
 
 void pick(OpCall& c, int dim, MakeWalk make_walk) {
   const TensorImpl& x = *c.in[0];
   TensorImpl& out = *c.out[0].impl();
   if (out.numel == 0) return;
-  const Index index(c, *c.in[1]);
-  const Walk w = make_walk(x, out, index.at, dim);
+  const DenseInput index = index_of(c);
+  const Walk w = make_walk(x, out, index.as<int64_t>(), dim);
   out.device == kCPU ? move(w, x, out) : pick_cuda(c, w, x, out, dim);
 }
 
 void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
   TensorImpl& out = *c.out[0].impl();
   const TensorImpl *base = c.in[0], *src = c.in[2];
-  const Index index(c, *c.in[1]);
+  const DenseInput index = index_of(c);
   const bool on_cpu = out.device == kCPU;
   const bool narrow = on_cpu && itemsize(out.dtype) == 2;  // 16-bit floats are summed in float32.
   Tensor total, source;
@@ -148,22 +154,23 @@ void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
     copy_now(sum, *base);
   }
   if (src->numel > 0) {
-    const Walk w = make_walk(sum, *src, index.at, dim);
+    const Walk w = make_walk(sum, *src, index.as<int64_t>(), dim);
     on_cpu ? add(w, sum, *src) : add_cuda(c, w, sum, *src, dim);
   }
   if (narrow) copy_now(out, sum);
 }
 
 void check_index(const OpCall& c, int operand, int dim, int64_t size) {
-  const Index index(*c.in[operand], false);
+  const DenseInput dense(c.in[operand], kInt64);
+  const auto* const index = dense.as<int64_t>();
   const int64_t n = c.in[operand]->numel;
   const auto limit = static_cast<uint64_t>(size);
   uint64_t bad = 0;
-  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index.at[i]) >= limit;
+  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index[i]) >= limit;
   for (int64_t i = 0; bad && i < n; ++i) {
-    BRRR_CHECK(static_cast<uint64_t>(index.at[i]) < limit,
+    BRRR_CHECK(static_cast<uint64_t>(index[i]) < limit,
                "{}: index {} is out of range: dim {} has size {}, so indices are in [0, {})",
-               c.op->name, index.at[i], dim, size, size);
+               c.op->name, index[i], dim, size, size);
   }
 }
 

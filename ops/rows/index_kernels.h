@@ -8,21 +8,6 @@
 
 namespace brrr {
 
-/// The index as contiguous memory.
-struct Index {
-  const int64_t* at;
-  Tensor copy;
-
-  Index(const TensorImpl& t, bool overwritten) {
-    at = reinterpret_cast<const int64_t*>(t.data());
-    if (t.contiguous() && !overwritten) return;
-    copy = copied(t, kInt64);
-    at = reinterpret_cast<const int64_t*>(copy.impl()->data());
-  }
-  Index(const OpCall& c, const TensorImpl& t)
-      : Index(t, c.into && c.out[0].impl()->storage == t.storage) {}
-};
-
 /// Element (i0, i1, ..) of the small tensor belongs to element (i0, .., index(i0, i1, ..), ..) of
 /// the big one, the index replacing the coordinate of `dim`. Sizes are the small one's; strides
 /// count elements. Neighbouring dims that all walk alike are merged; the order stays row-major.

@@ -91,25 +91,20 @@ void linear_vjp(VjpCall& v) {
   if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
 }
 
-void run_matmul(OpCall& c) { multiply(*c.in[0], *c.in[1], *c.out[0].impl(), c.share); }
-int matmul_cut(const OpCall& c, int operand, int64_t parts) {
-  return product_cut(*c.in[0], *c.in[1], *c.out[0].impl(), operand, parts);
-}
-int64_t matmul_scratch(const OpCall& c) {
-  return product_scratch(*c.in[0], *c.in[1], *c.out[0].impl());
-}
-
-Tensor transposed(const TensorImpl& w) {
+// The right factor: of linear, whose weight is [out, in], its transpose.
+template <bool transposed> Tensor right_of(const OpCall& c) {
+  const TensorImpl& w = *c.in[1];
+  if (!transposed) return Tensor(Ref<TensorImpl>::share(c.in[1]));
   return memory_view(w, {w.sizes[1], w.sizes[0]}, {w.strides[1], w.strides[0]}, w.offset);
 }
-void run_linear(OpCall& c) {
-  multiply(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl(), c.share);
+template <bool transposed> void run_product(OpCall& c) {
+  multiply(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), c.share);
 }
-int linear_cut(const OpCall& c, int operand, int64_t parts) {
-  return product_cut(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl(), operand, parts);
+template <bool transposed> int cut_product(const OpCall& c, int operand, int64_t parts) {
+  return product_cut(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), operand, parts);
 }
-int64_t linear_scratch(const OpCall& c) {
-  return product_scratch(*c.in[0], *transposed(*c.in[1]).impl(), *c.out[0].impl());
+template <bool transposed> int64_t scratch_of_product(const OpCall& c) {
+  return product_scratch(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl());
 }
 
 // Two operations for each pair of factors.
@@ -120,27 +115,21 @@ Work product_work(const OpCall& c) {
           true};
 }
 
-const OpDef matmul_row{"matmul",
-                       "matrix product; batch dims broadcast",
-                       {.infer = matmul_infer,
-                        .kernel = {{run_matmul}, {run_matmul}},
-                        .scratch = matmul_scratch,
-                        .cut = matmul_cut,
-                        .work = product_work,
-                        .vjp = matmul_vjp,
-                        .saves_inputs = 0b11,
-                        .autocast = Autocast::Round}};
+template <bool transposed> OpSpec product_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
+  return {.infer = infer,
+          .kernel = {{run_product<transposed>}, {run_product<transposed>}},
+          .scratch = scratch_of_product<transposed>,
+          .cut = cut_product<transposed>,
+          .work = product_work,
+          .vjp = vjp,
+          .saves_inputs = 0b11,
+          .autocast = Autocast::Round};
+}
 
-const OpDef linear_row{"linear",
-                       "x W^T over the last dim",
-                       {.infer = linear_infer,
-                        .kernel = {{run_linear}, {run_linear}},
-                        .scratch = linear_scratch,
-                        .cut = linear_cut,
-                        .work = product_work,
-                        .vjp = linear_vjp,
-                        .saves_inputs = 0b11,
-                        .autocast = Autocast::Round}};
+const OpDef matmul_row{"matmul", "matrix product; batch dims broadcast",
+                       product_spec<false>(matmul_infer, matmul_vjp)};
+const OpDef linear_row{"linear", "x W^T over the last dim",
+                       product_spec<true>(linear_infer, linear_vjp)};
 
 }  // namespace
 

@@ -45,22 +45,20 @@ template <size_t... Kept> class Update {
 const Update<0> sgd_update{"sgd_step", "sgd_step_unless", "p - lr * (g + weight_decay * p)",
                            [](auto p, auto g, auto lr, auto wd) { return p - lr * (g + wd * p); }};
 
-const Update<0, 2> sgd_momentum_update{
-    "sgd_momentum_step", "sgd_momentum_step_unless",
-    "gradient descent with momentum: p and its buffer",
-    [](auto p, auto g, auto buffer, auto lr, auto momentum, auto wd) {
-      auto b = momentum * buffer + (g + wd * p);
-      return std::tuple{p - lr * b, b};
-    }};
-
+template <bool nesterov> struct Momentum {
+  template <class T> auto operator()(T p, T g, T buffer, T lr, T momentum, T wd) const {
+    auto d = g + wd * p;
+    auto b = momentum * buffer + d;
+    if constexpr (nesterov) d = d + momentum * b;
+    return std::tuple{p - lr * (nesterov ? d : b), b};
+  }
+};
+const Update<0, 2> sgd_momentum_update{"sgd_momentum_step", "sgd_momentum_step_unless",
+                                       "gradient descent with momentum: p and its buffer",
+                                       Momentum<false>{}};
 const Update<0, 2> sgd_nesterov_update{
     "sgd_nesterov_step", "sgd_nesterov_step_unless",
-    "gradient descent with Nesterov's momentum: p and its buffer",
-    [](auto p, auto g, auto buffer, auto lr, auto momentum, auto wd) {
-      auto d = g + wd * p;
-      auto b = momentum * buffer + d;
-      return std::tuple{p - lr * (d + momentum * b), b};
-    }};
+    "gradient descent with Nesterov's momentum: p and its buffer", Momentum<true>{}};
 
 // Powers by products, not by pow: exact to the bit on every device, and cheap. The corrections are
 // those of the step that may be skipped; nothing reads them then.
