@@ -20,16 +20,15 @@ class Trainer : public GptRun {
   void sample() const;
 
  private:
-  Tensor loss_of(const Tensor& x, const Tensor& y);
-  Tensor add_gradients(const Tensor& x, const Tensor& y);
   std::tuple<Tensor, Tensor> training_step(const Tensor& x, const Tensor& y);
   std::string diagnosis(const brrr::data::Batch& batch, brrr::RngState before);
   double validation_loss();
 
+  Tensor loss_of(const Tensor& x, const Tensor& y) override;
   double advance(LossLog& losses, bool look) override;
   double test() override { return validation_loss(); }
   Unit unit() const override {
-    const auto tokens = static_cast<double>(options.batch * options.passes() * options.block);
+    const auto tokens = static_cast<double>(options.batch * options.passes() * options.model.block);
     return {"tokens", tokens, "validation", "{:.4f}"};
   }
   std::string result() override;
@@ -52,21 +51,6 @@ class Trainer : public GptRun {
 Tensor Trainer::loss_of(const Tensor& x, const Tensor& y) {
   const brrr::AutocastGuard guard(options.compute_dtype());
   return model->loss(x.to(device), y.to(device));
-}
-
-/// The gradients of the mean loss over all processes, whose part of a batch is x, in --accumulate
-/// passes; returns that loss.
-Tensor Trainer::add_gradients(const Tensor& x, const Tensor& y) {
-  Tensor sum;
-  for (int64_t i = 0; i < options.accumulate; ++i) {
-    const int64_t first = i * options.batch;
-    parallel->begin_pass();
-    const Tensor loss =
-        loss_of(x.narrow(0, first, options.batch), y.narrow(0, first, options.batch));
-    (scaler ? scaler->scale(loss) : loss).backward();
-    sum = sum.defined() ? sum + loss.detach() : loss.detach();
-  }
-  return mean_of(sum, options);
 }
 
 /// Loss and norm of the gradients. A step in which one of them is not finite changes no parameter,
@@ -126,8 +110,8 @@ double Trainer::validation_loss() {
     for (int64_t row = 0; row < x.size(0); row += o.batch) {
       const int64_t rows = std::min(o.batch, x.size(0) - row);
       const Tensor part = evaluation_(x.narrow(0, row, rows), y.narrow(0, row, rows));
-      sum += part.item<double>() * static_cast<double>(rows * o.block);
-      tested_ += rows * o.block;
+      sum += part.item<double>() * static_cast<double>(rows * o.model.block);
+      tested_ += rows * o.model.block;
     }
   }
   model->train();
@@ -144,12 +128,12 @@ std::string Trainer::result() {
 void Trainer::introduce() const {
   const GptOptions& o = options;
   fmt::print("GPT {} layers, {} heads, width {}, block {}, vocabulary {} ({}): {} parameters\n",
-             o.layers, o.heads, o.width, o.block, vocabulary,
+             o.model.layers, o.model.heads, o.model.width, o.model.block, vocabulary,
              tokenizer ? tokenizer->name() : "unknown tokenizer", model->num_parameters());
   if (data) {
     fmt::print("{} tokens to train on, {} to validate on; {} a step; {} on {}, mode {}\n",
-               data->train().size(), data->validation().size(), o.batch * o.passes() * o.block,
-               o.dtype, brrr::name(device), o.mode);
+               data->train().size(), data->validation().size(),
+               o.batch * o.passes() * o.model.block, o.dtype, brrr::name(device), o.mode);
   }
   if (!o.resume.empty()) fmt::print("resumed {} at step {}\n", o.resume, step);
   std::fflush(stdout);
@@ -175,7 +159,7 @@ int main(int argc, char** argv) {
   return o.run(argc, argv, [&] {
     Trainer trainer(o);
     trainer.introduce();
-    const int status = trainer.data ? trainer.train(o) : 0;
+    const int status = trainer.data ? trainer.train() : 0;
     if (status == 0) trainer.sample();
     return status;
   });

@@ -18,6 +18,7 @@ struct Options : TrainingOptions {
   std::string data, optimizer = "adamw";
   std::vector<int64_t> hidden = {256, 128};
   int64_t images = 20000;
+  double dropout = 0;
 
   Options();
   brrr::Metadata kept() const override {
@@ -43,9 +44,7 @@ Options::Options()
         existing(Place::Folder));
   add("--images", images, "how many digits to generate for training", whole_number(1));
   add_batch("images");
-  add("--steps", steps, "steps of the whole run, over which the schedule is laid out",
-      whole_number(1));
-  add("--stop-at", stop_at, "stop after this step, to resume later (0: never)", whole_number(0));
+  add_steps("steps of the whole run, over which the schedule is laid out", 1);
   add("--lr", lr, "highest learning rate; it rises for 5 % of the steps, then falls to 0",
       real_number(0));
   add("--seed", seed, "of weights, order and dropout", whole_number(0));
@@ -55,24 +54,19 @@ Options::Options()
   add_saving("--save");
   add("--eval-every", eval_every, "steps between tests on held-out images (0: at the end)",
       whole_number(0));
-  add("--log-every", log_every, "steps between printed lines", whole_number(1));
-  add("--loss-csv", loss_csv, "write every step's loss to this file", output_file());
-  add("--threads", threads, "CPU threads (0: all cores)", whole_number(0));
   flag("--explain", explain, "say what graph mode recorded, fused and replayed");
 }
 
 class Run : public Training {
  public:
-  explicit Run(const Options& o) : options_(o) {
+  explicit Run(const Options& o) : Training(o), options_(o) {
     device = device_of(o.device);
     brrr::manual_seed(static_cast<uint64_t>(o.seed));
     read_data();
     make_model();
-    if (o.resume.empty()) return;
-    brrr::TrainingState state = parts();
-    brrr::load_checkpoint(o.resume, state);
-    step = state.step;
-    fmt::print("resumed {} at step {}\n", o.resume, step);
+    set_parts(*model_, loader_.get());
+    resume();
+    if (!o.resume.empty()) fmt::print("resumed {} at step {}\n", o.resume, step);
   }
 
   void introduce() const {
@@ -120,29 +114,20 @@ class Run : public Training {
                                     .drop_last = o.passes() > 1});
   }
 
-  brrr::TrainingState parts(brrr::Metadata metadata = {}) const {
-    return {model_.get(), optimizer.get(), schedule.get(), loader_.get(), step, metadata};
-  }
-
   double advance(LossLog& losses, bool look) override {
     const auto [x, y] = loader_->next();
     losses.add(step_(parallel->part(x), parallel->part(y)));
     return look ? finite(losses, step + 1) : 0;
   }
 
-  Tensor training_step(const Tensor& x, const Tensor& y) const {
+  Tensor training_step(const Tensor& x, const Tensor& y) {
     optimizer->zero_grad();
-    Tensor sum;
-    for (int64_t i = 0; i < options_.accumulate; ++i) {
-      const auto part = [&](const Tensor& t) {
-        return options_.accumulate == 1 ? t : t.narrow(0, i * options_.batch, options_.batch);
-      };
-      const Tensor loss = brrr::cross_entropy((*parallel)(part(x)), part(y));
-      loss.backward();
-      sum = sum.defined() ? sum + loss.detach() : loss.detach();
-    }
+    const Tensor loss = add_gradients(x, y);
     optimizer->step();
-    return mean_of(sum, options_);
+    return loss;
+  }
+  Tensor loss_of(const Tensor& x, const Tensor& y) override {
+    return brrr::cross_entropy((*model_)(x), y);
   }
 
   // A run that has gone wrong ends here, and does not overwrite its last good checkpoint.
@@ -176,13 +161,8 @@ class Run : public Training {
   std::string result() override {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
   }
-  void save(LossLog& losses) override {
-    finite(losses, step);
-    if (options_.checkpoint.empty()) return;
-    brrr::save_checkpoint(options_.checkpoint, parts(options_.to_save()));
-  }
+  void check_losses(LossLog& losses) override { finite(losses, step); }
   uint64_t data_hash() const override { return checksum({train_.images, train_.labels}); }
-  brrr::models::Module& module() const override { return *model_; }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
 
@@ -202,6 +182,6 @@ int main(int argc, char** argv) {
   return o.run(argc, argv, [&] {
     Run run(o);
     run.introduce();
-    return run.train(o);
+    return run.train();
   });
 }

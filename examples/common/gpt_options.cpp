@@ -22,15 +22,9 @@ void GptOptions::add_run() {
   add_place();
   add("--dtype", dtype, "of matrix products; weights stay float32",
       one_of({"float32", "bfloat16", "float16"}));
-  add("--steps", steps,
-      "steps of the whole run, over which the schedule is laid out (0: only sample)",
-      whole_number(0));
-  add("--stop-at", stop_at, "stop after this step, to resume later (0: never)", whole_number(0));
+  add_steps("steps of the whole run, over which the schedule is laid out (0: only sample)", 0);
   add_saving("--checkpoint");
   add("--seed", seed, "of weights, batches, dropout and samples", whole_number(0));
-  add("--threads", threads, "CPU threads (0: all cores)", whole_number(0));
-  add("--log-every", log_every, "steps between printed lines", whole_number(1));
-  add("--loss-csv", loss_csv, "write every step's loss to this file", output_file());
   add("--verify-every", verify_every, "check every n-th replay against eager (0: never)",
       whole_number(0));
   flag("--check-numerics", check_numerics,
@@ -63,14 +57,14 @@ void GptOptions::add_data() {
 }
 
 void GptOptions::add_model() {
-  add("--layers", layers, "transformer blocks", whole_number(1));
-  add("--heads", heads, "attention heads in each", whole_number(1));
-  add("--width", width, "of the residual stream", whole_number(1));
-  add("--block", block, "the longest context, in tokens", whole_number(1));
-  add("--dropout", dropout, "probability", real_number(0, 0.99));
-  add("--positions", positions, "learned or rotary", one_of({"learned", "rotary"}));
-  add("--activation", activation, "gelu or swiglu", one_of({"gelu", "swiglu"}));
-  add("--norm", norm, "layer or rms", one_of({"layer", "rms"}));
+  add("--layers", model.layers, "transformer blocks", whole_number(1));
+  add("--heads", model.heads, "attention heads in each", whole_number(1));
+  add("--width", model.width, "of the residual stream", whole_number(1));
+  add("--block", model.block, "the longest context, in tokens", whole_number(1));
+  add("--dropout", model.dropout, "probability", real_number(0, 0.99));
+  add("--positions", model.positions, "learned or rotary", one_of({"learned", "rotary"}));
+  add("--activation", model.activation, "gelu or swiglu", one_of({"gelu", "swiglu"}));
+  add("--norm", model.norm, "layer or rms", one_of({"layer", "rms"}));
   add_batch("sequences");
   add("--lr", lr, "highest learning rate; it falls to a tenth along a cosine", real_number(0));
   plain("--warmup", warmup, "steps in which it rises (default: 5 % of all)", whole_number(0));
@@ -93,18 +87,6 @@ brrr::DType GptOptions::compute_dtype() const {
   return dtype == "bfloat16"  ? brrr::kBFloat16
          : dtype == "float16" ? brrr::kFloat16
                               : brrr::kFloat32;
-}
-
-brrr::models::GPTOptions GptOptions::model(int64_t vocabulary) const {
-  return {.vocab = vocabulary,
-          .block = block,
-          .layers = layers,
-          .heads = heads,
-          .width = width,
-          .dropout = dropout,
-          .positions = positions,
-          .activation = activation,
-          .norm = norm};
 }
 
 }  // namespace examples

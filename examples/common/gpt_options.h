@@ -8,15 +8,13 @@ namespace examples {
 struct GptOptions : TrainingOptions {
   GptOptions();
   std::string dtype = "float32", data, tokenizer, vocab, merges, prompt;
-  std::string positions = "learned", activation = "gelu", norm = "layer";
-  int64_t block = 32, layers = 2, heads = 4, width = 64;
+  brrr::models::GPTOptions model = {.block = 32, .layers = 2, .heads = 4, .width = 64};
   int64_t warmup = -1;  ///< -1 on the command line: 5 % of the steps.
   int64_t eval_batches = 200, sample = 0, top_k = 0, verify_every = 0;
   double weight_decay = 0.1, clip = 1.0, temperature = 0.8, top_p = 1.0;
   bool check_numerics = false;
 
   brrr::DType compute_dtype() const;
-  brrr::models::GPTOptions model(int64_t vocabulary) const;
 
  private:
   void check() override;

@@ -86,9 +86,9 @@ int64_t number_of(const brrr::Metadata& saved, const char* key, const std::strin
 void check_sizes(const GptOptions& o, int64_t vocabulary) {
   BRRR_CHECK(o.passes() <= INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX),
              "--batch {} times {} passes is too much for a step", o.batch, o.passes());
-  const auto width = static_cast<double>(o.width);
-  const double parameters = 12.0 * static_cast<double>(o.layers) * width * width +
-                            static_cast<double>(vocabulary + o.block) * width;
+  const auto width = static_cast<double>(o.model.width);
+  const double parameters = 12.0 * static_cast<double>(o.model.layers) * width * width +
+                            static_cast<double>(vocabulary + o.model.block) * width;
   // Weight, gradient and AdamW's two moments, four bytes each.
   const double needed = 16 * parameters;
   const double memory =
@@ -96,12 +96,12 @@ void check_sizes(const GptOptions& o, int64_t vocabulary) {
   BRRR_CHECK(needed <= memory,
              "--layers {}, --width {}: about {:.3g} parameters take {:.3g} GB in training; this "
              "machine has {:.3g} GB",
-             o.layers, o.width, parameters, needed * 1e-9, memory * 1e-9);
+             o.model.layers, o.model.width, parameters, needed * 1e-9, memory * 1e-9);
 }
 
 }  // namespace
 
-GptRun::GptRun(GptOptions& o) : options(o) {
+GptRun::GptRun(GptOptions& o) : Training(o), options(o) {
   device = device_of(o.device);
   if (o.tokenizer.empty()) o.tokenizer = is_tokens(o.data) ? "gpt2" : "char";
   BRRR_CHECK(o.tokenizer == "gpt2" || o.vocab.empty(),
@@ -113,13 +113,12 @@ GptRun::GptRun(GptOptions& o) : options(o) {
   check_sizes(o, vocabulary);
   if (trains) make_data(characters);
   brrr::manual_seed(static_cast<uint64_t>(o.seed));
-  model = std::make_unique<brrr::models::GPT>(o.model(vocabulary));
+  o.model.vocab = vocabulary;
+  model = std::make_unique<brrr::models::GPT>(o.model);
   model->to(device);
   if (trains) make_training();
-  if (o.resume.empty()) return;
-  brrr::TrainingState all = state();
-  brrr::load_checkpoint(o.resume, all);
-  step = all.step;
+  set_parts(*model, data.get());
+  resume();
 }
 
 void GptRun::find_tokenizer(const std::string& characters) {
@@ -141,7 +140,7 @@ void GptRun::find_tokenizer(const std::string& characters) {
 void GptRun::make_data(const std::string& characters) {
   const GptOptions& o = options;
   const data::TokenDatasetOptions sizes = {.vocab = vocabulary,
-                                           .block = o.block,
+                                           .block = o.model.block,
                                            .batch = o.batch * o.passes(),
                                            .seed = static_cast<uint64_t>(o.seed)};
   if (has_train_bin(o.data)) {
@@ -184,23 +183,10 @@ std::vector<int64_t> GptRun::encode_prompt() const {
   return {0};
 }
 
-brrr::TrainingState GptRun::state(brrr::Metadata metadata) const {
-  return {.model = model.get(),
-          .optimizer = optimizer.get(),
-          .schedule = schedule.get(),
-          .loader = data.get(),
-          .step = step,
-          .metadata = std::move(metadata),
-          .scaler = scaler.get()};
-}
-
-void GptRun::save(LossLog&) {
-  if (options.checkpoint.empty()) return;
-  brrr::Metadata metadata = options.to_save();
-  metadata["data"] = options.data;
-  metadata[kVocabulary] = std::to_string(vocabulary);
-  if (tokenizer) metadata[kTokenizer] = tokenizer->state();
-  brrr::save_checkpoint(options.checkpoint, state(std::move(metadata)));
+brrr::Metadata GptRun::notes() const {
+  brrr::Metadata notes = {{"data", options.data}, {kVocabulary, std::to_string(vocabulary)}};
+  if (tokenizer) notes[kTokenizer] = tokenizer->state();
+  return notes;
 }
 
 std::string GptRun::decoded(const std::vector<int64_t>& ids) const {

@@ -18,15 +18,13 @@ class GptRun : public Training {
   // The rest is null in a run that only samples.
   brrr::data::Tokens text;
   std::unique_ptr<brrr::data::TokenDataset> data;
-  std::unique_ptr<brrr::optim::GradScaler> scaler;  ///< With float16 only.
 
   /// What a sampled id stands for; numbers where the tokenizer is not known.
   std::string decoded(const std::vector<int64_t>& ids) const;
 
  protected:
-  void save(LossLog& losses) override;
+  brrr::Metadata notes() const override;
   uint64_t data_hash() const override { return data->hash(); }
-  brrr::models::Module& module() const override { return *model; }
   GptOptions& options;
 
  private:
@@ -34,7 +32,6 @@ class GptRun : public Training {
   void make_data(const std::string& characters);
   void make_training();
   std::vector<int64_t> encode_prompt() const;
-  brrr::TrainingState state(brrr::Metadata metadata = {}) const;
 };
 
 }  // namespace examples

@@ -36,6 +36,14 @@ void TrainingOptions::add_place() {
   add("--device", device, "cpu or cuda", one_of({"cpu", "cuda"}));
 }
 
+void TrainingOptions::add_steps(const std::string& what, int64_t least) {
+  add("--steps", steps, what, whole_number(least));
+  add("--stop-at", stop_at, "stop after this step, to resume later (0: never)", whole_number(0));
+  add("--log-every", log_every, "steps between printed lines", whole_number(1));
+  add("--loss-csv", loss_csv, "write every step's loss to this file", output_file());
+  add("--threads", threads, "CPU threads (0: all cores)", whole_number(0));
+}
+
 void TrainingOptions::add_saving(const std::string& name) {
   add(name, checkpoint, "checkpoint (safetensors) to write at the end", output_file());
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
@@ -240,7 +248,41 @@ std::string Training::summary() const {
       flops_ / us * 1e-3, 100 * flops_ / us * 1e-3 / peak_gflops_, peak_gflops_);
 }
 
-brrr::Tensor Training::mean_of(const brrr::Tensor& sum, const TrainingOptions& o) const {
+void Training::set_parts(brrr::models::Module& model, brrr::Stateful* data) {
+  parts_ = {.model = &model,
+            .optimizer = optimizer.get(),
+            .schedule = schedule.get(),
+            .loader = data,
+            .scaler = scaler.get()};
+}
+
+void Training::resume() {
+  if (options_.resume.empty()) return;
+  brrr::load_checkpoint(options_.resume, parts_);
+  step = parts_.step;
+}
+
+void Training::save(LossLog& losses) {
+  check_losses(losses);
+  if (options_.checkpoint.empty()) return;
+  parts_.step = step;
+  parts_.metadata = options_.to_save();
+  parts_.metadata.merge(notes());
+  brrr::save_checkpoint(options_.checkpoint, parts_);
+}
+
+brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& y) {
+  const TrainingOptions& o = options_;
+  brrr::Tensor sum;
+  for (int64_t i = 0; i < o.accumulate; ++i) {
+    const auto part = [&](const brrr::Tensor& t) {
+      return o.accumulate == 1 ? t : t.narrow(0, i * o.batch, o.batch);
+    };
+    parallel->begin_pass();
+    const brrr::Tensor loss = loss_of(part(x), part(y));
+    (scaler ? scaler->scale(loss) : loss).backward();
+    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+  }
   const double scale = 1.0 / static_cast<double>(o.passes());
   if (brrr::dist::size() == 1) return o.passes() > 1 ? sum * scale : sum;
   const brrr::Tensor each = brrr::dist::all_gather(sum.view({1}));
@@ -283,14 +325,14 @@ std::string Training::kept_line() const {
   return text + "\n";
 }
 
-int Training::train(const TrainingOptions& o) {
+int Training::train() {
   std::vector<std::string> options;
-  for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);
+  for (const auto& [name, value] : options_.kept()) options.push_back("--" + name + " " + value);
   // Files of one name may differ between machines.
   if (brrr::dist::size() > 1) options.push_back(fmt::format("data of hash {:016x}", data_hash()));
   brrr::dist::check_alike("the options of the processes", options);
   try {
-    return run(o);
+    return run();
   } catch (const std::exception& e) {
     // While what is on its way to others is still there. What all find wrong the first one says.
     if (brrr::dist::size() == 1) throw;
@@ -317,7 +359,8 @@ static std::ofstream open_log(const TrainingOptions& o, int64_t step) {
   return log;
 }
 
-int Training::run(const TrainingOptions& o) {
+int Training::run() {
+  const TrainingOptions& o = options_;
   // mpirun ends all processes by itself.
   if (brrr::dist::size() == 1) {
     std::signal(SIGINT, [](int) {
@@ -367,7 +410,8 @@ int Training::run(const TrainingOptions& o) {
                s.replays, s.recordings, s.fallbacks, once_seconds(s) * 1e3);
   }
   fmt::print("\n{}{}{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
-             summary(), exchange_line(step - first), kept_line(), checksum(module().parameters()));
+             summary(), exchange_line(step - first), kept_line(),
+             checksum(parts_.model->parameters()));
   if (o.explain) fmt::print("\n{}", explain());
   return interrupted ? 130 : 0;
 }

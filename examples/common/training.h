@@ -17,7 +17,7 @@ struct TrainingOptions : CommandLine {
   std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log, shard = "none";
   int64_t steps = 0, batch = 0, accumulate = 1, seed = 1;
   int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
-  double lr = 0, dropout = 0;
+  double lr = 0;
   bool explain = false;
 
   int64_t end() const { return stop_at > 0 ? std::min(stop_at, steps) : steps; }
@@ -35,6 +35,7 @@ struct TrainingOptions : CommandLine {
 
  protected:
   void add_place();
+  void add_steps(const std::string& what, int64_t least);
   void add_saving(const std::string& name);
   void add_batch(const std::string& what);
 };
@@ -106,15 +107,28 @@ class Training {
   /// From the present step to the last: steps, lines, tests, checkpoints, the summary. The first
   /// Ctrl-C ends it after the current step, with its checkpoint; the second kills. What main
   /// returns.
-  int train(const TrainingOptions& o);
+  int train();
 
   brrr::Device device = brrr::kCPU;
   std::unique_ptr<brrr::optim::Optimizer> optimizer;
   std::unique_ptr<brrr::dist::DataParallel> parallel;
   std::unique_ptr<brrr::optim::Schedule> schedule;
-  int64_t step = 0;  ///< Steps made.
+  std::unique_ptr<brrr::optim::GradScaler> scaler;  ///< With float16 only.
+  int64_t step = 0;                                 ///< Steps made.
 
  protected:
+  explicit Training(const TrainingOptions& o) : options_(o) {}
+  /// What its checkpoints hold: the run's own parts, before it goes on from one.
+  void set_parts(brrr::models::Module& model, brrr::Stateful* data);
+  /// The parts from --resume, if that is given.
+  void resume();
+  /// Of a checkpoint beside the options.
+  virtual brrr::Metadata notes() const { return {}; }
+  /// Of a part of a batch, on the device.
+  virtual brrr::Tensor loss_of(const brrr::Tensor& x, const brrr::Tensor& y) = 0;
+  /// The gradients of the mean loss over all processes, whose part of a batch is x, in --accumulate
+  /// passes. Returns that loss; of several processes also what each has, after it.
+  brrr::Tensor add_gradients(const brrr::Tensor& x, const brrr::Tensor& y);
   /// The next step, whose loss goes to `losses`. Returns it if it is to be looked at; throws if it
   /// is not finite.
   virtual double advance(LossLog& losses, bool look) = 0;
@@ -131,19 +145,16 @@ class Training {
   virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
-  /// The mean over the passes of all processes of what one of them has summed up over its own; of
-  /// several processes also what each has, after it.
-  brrr::Tensor mean_of(const brrr::Tensor& sum, const TrainingOptions& o) const;
-  /// Writes the checkpoint, if there is to be one: the first process does.
-  virtual void save(LossLog& losses) = 0;
+  /// Throws if the run has gone wrong and must not overwrite its last good checkpoint.
+  virtual void check_losses(LossLog&) {}
   /// Of what it trains on: all processes must have the same.
   virtual uint64_t data_hash() const = 0;
-  virtual brrr::models::Module& module() const = 0;
   virtual brrr::StepStats stats() const = 0;
   virtual std::string explain() const = 0;
 
  private:
-  int run(const TrainingOptions& o);
+  int run();
+  void save(LossLog& losses);
   double one_step(LossLog& losses, bool look);
   double watched_step(LossLog& losses, bool look);
   std::string text_of(const Progress& now) const;
@@ -151,6 +162,8 @@ class Training {
   std::string summary() const;
   std::string kept_line() const;
 
+  const TrainingOptions& options_;
+  brrr::TrainingState parts_;
   Pace pace_;                               // Without what was done once.
   std::unique_ptr<brrr::Profile> profile_;  // Of steps that are looked at,
   int looks_ = 0;                           // so many so far.

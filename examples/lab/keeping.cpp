@@ -29,7 +29,20 @@ void measure_keeping(std::vector<WayOfKeeping>& all, double seconds) {
   for (size_t k = 0; k < all.size(); ++k) all[k].seconds = t[k];
 }
 
-const std::pair<const char*, bool> kKeeping[] = {{"kept", false}, {"anew, fewer bytes", true}};
+// make(options) for each way to keep the values, as a call and its stats.
+template <class Make> std::vector<WayOfKeeping> ways_of_keeping(const Make& make) {
+  const std::pair<const char*, brrr::StepOptions> ways[] = {
+      {"kept", {.rematerialise = false}},
+      {"anew, fewer bytes", {.rematerialise = true}},
+      {"half the memory", {.memory_budget = 0.5}}};
+  std::vector<WayOfKeeping> all;
+  for (const auto& [name, options] : ways) {
+    auto [call, stats] = make(options);
+    all.push_back({name, call, stats});
+    for (int i = 0; i < 2; ++i) all.back().call();
+  }
+  return all;
+}
 
 // A product, then a chain whose every value backward needs, then a product.
 std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tensor>>& results) {
@@ -43,35 +56,24 @@ std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tenso
     const Tensor loss = mean(matmul(y, v));
     return std::pair(loss.detach(), brrr::grad({loss}, {w})[0]);
   };
-  std::vector<WayOfKeeping> all;
-  const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
+  return ways_of_keeping([&](const brrr::StepOptions& options) {
     auto step = std::make_shared<brrr::Step<decltype(fn)>>(fn, options);
     auto result = results.emplace_back(std::make_shared<Tensor>());
-    all.push_back(
-        {name, [=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); }});
-    for (int i = 0; i < 2; ++i) all.back().call();
-  };
-  for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("half the memory", {.memory_budget = 0.5});
-  return all;
+    return std::pair([=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); });
+  });
 }
 
 std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
                                    std::vector<std::shared_ptr<Trainer>>& trainers) {
   const Task task = tasks("gpt").front();
   batches = task.batches(lab.quick ? 1 : 64);
-  std::vector<WayOfKeeping> all;
-  const auto add = [&](const std::string& name, const brrr::StepOptions& options) {
+  return ways_of_keeping([&](const brrr::StepOptions& options) {
     brrr::manual_seed(42);
     auto trainer =
         trainers.emplace_back(std::make_shared<Trainer>(task.learner(), batches, "adamw", options));
-    all.push_back({name, [=, at = int64_t{0}]() mutable { trainer->step(at++); },
-                   [=] { return trainer->stats(); }});
-    for (int i = 0; i < 2; ++i) all.back().call();
-  };
-  for (const auto& [name, anew] : kKeeping) add(name, {.rematerialise = anew});
-  add("half the memory", {.memory_budget = 0.5});
-  return all;
+    return std::pair([=, at = int64_t{0}]() mutable { trainer->step(at++); },
+                     [=] { return trainer->stats(); });
+  });
 }
 
 Sheet keeping_sheet(const char* file, const std::string& title,
