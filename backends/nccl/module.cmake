@@ -20,26 +20,17 @@ endfunction()
 
 if(BRRR_NCCL)
   brrr_find_nccl(nccl_missing)
-  if(nccl_missing AND BRRR_NCCL STREQUAL "AUTO")
-    message(STATUS "brrr: for NCCL not found: ${nccl_missing}; brrr_nccl is left out: GPUs of "
-      "several processes go through pinned memory")
-  elseif(nccl_missing)
-    message(FATAL_ERROR "brrr: BRRR_NCCL=${BRRR_NCCL}, but not found: ${nccl_missing}\n"
-      "Set NCCL_ROOT to where NCCL is, or BRRR_NCCL=OFF.")
+  if(nccl_missing)
+    brrr_leave_out(BRRR_NCCL "brrr_nccl (GPUs of several processes go through pinned memory)"
+      "${nccl_missing}" "Set NCCL_ROOT to where NCCL is")
   endif()
 endif()
 if(BRRR_NCCL AND NOT nccl_missing)
   get_filename_component(nccl_libraries "${BRRR_nccl_LIBRARY_nccl}" DIRECTORY)
   message(STATUS "brrr: the module brrr_nccl is built with NCCL in ${nccl_libraries}")
-  add_library(brrr_nccl MODULE backends/nccl/module.cpp)
-  target_compile_options(brrr_nccl PRIVATE ${brrr_options} ${sanitize})
-  target_link_options(brrr_nccl PRIVATE ${sanitize})
-  target_include_directories(brrr_nccl PRIVATE "${PROJECT_SOURCE_DIR}")
+  brrr_add_module(brrr_nccl backends/nccl/module.cpp)
   target_include_directories(brrr_nccl SYSTEM PRIVATE "${BRRR_cuda_INCLUDE_cuda_runtime_api_h}")
   target_link_libraries(brrr_nccl PRIVATE brrr::nccl "${BRRR_cuda_LIBRARY_cudart}")
   set_target_properties(brrr_nccl PROPERTIES
-    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
-    LIBRARY_OUTPUT_DIRECTORY "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}"
-    BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN;${nccl_libraries};${cuda_libraries}")
-  install(TARGETS brrr_nccl LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    INSTALL_RPATH "$ORIGIN;${nccl_libraries};${cuda_libraries}")
 endif()

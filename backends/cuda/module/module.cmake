@@ -1,5 +1,6 @@
 # The module brrr_cuda, the only part that needs the CUDA Toolkit, of which it takes headers and
 # libraries, no nvcc. brrr looks for it beside itself when a GPU is asked for.
+include(backends/module.cmake)
 
 # brrr_find_cuda(<result>): defines brrr::cuda and sets <result> to "", or to what is missing.
 function(brrr_find_cuda result)
@@ -22,26 +23,18 @@ endfunction()
 
 if(BRRR_CUDA)
   brrr_find_cuda(cuda_missing)
-  if(cuda_missing AND BRRR_CUDA STREQUAL "AUTO")
-    message(STATUS "brrr: of the CUDA Toolkit not found: ${cuda_missing}; brrr_cuda is left out")
-  elseif(cuda_missing)
-    message(FATAL_ERROR "brrr: BRRR_CUDA=${BRRR_CUDA}, but of the CUDA Toolkit not found: "
-      "${cuda_missing}\nSet CUDAToolkit_ROOT to where it is, or BRRR_CUDA=OFF.")
+  if(cuda_missing)
+    brrr_leave_out(BRRR_CUDA brrr_cuda "${cuda_missing} (of the CUDA Toolkit)"
+      "Set CUDAToolkit_ROOT to where it is")
   endif()
 endif()
 if(BRRR_CUDA AND NOT cuda_missing)
   get_filename_component(cuda_libraries "${BRRR_cuda_LIBRARY_cudart}" DIRECTORY)
   message(STATUS "brrr: the module brrr_cuda is built with the CUDA Toolkit in ${cuda_libraries}")
   file(GLOB cuda_sources CONFIGURE_DEPENDS backends/cuda/module/*.cpp)
-  add_library(brrr_cuda MODULE ${cuda_sources})
-  target_compile_options(brrr_cuda PRIVATE ${brrr_options} ${sanitize})
+  brrr_add_module(brrr_cuda ${cuda_sources})
   # RPATH and not RUNPATH: it also holds for what NVRTC opens itself, libnvrtc-builtins.
-  target_link_options(brrr_cuda PRIVATE ${sanitize} LINKER:--disable-new-dtags)
-  target_include_directories(brrr_cuda PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_options(brrr_cuda PRIVATE LINKER:--disable-new-dtags)
   target_link_libraries(brrr_cuda PRIVATE brrr::cuda brrr::fmt)
-  set_target_properties(brrr_cuda PROPERTIES
-    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
-    LIBRARY_OUTPUT_DIRECTORY "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}"
-    BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN;${cuda_libraries}")
-  install(TARGETS brrr_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  set_target_properties(brrr_cuda PROPERTIES INSTALL_RPATH "$ORIGIN;${cuda_libraries}")
 endif()

@@ -1,0 +1,24 @@
+# What the modules have in common that brrr opens when they are asked for, each the only part that
+# needs its library.
+
+# brrr_leave_out(<option> <module> <missing> <mend>): says so or, where the option is ON, ends.
+function(brrr_leave_out option module missing mend)
+  if(${option} STREQUAL "AUTO")
+    message(STATUS "brrr: ${module} is left out, not found: ${missing}")
+  else()
+    message(FATAL_ERROR "brrr: ${option}=${${option}}, but not found: ${missing}\n"
+      "${mend}, or set ${option}=OFF.")
+  endif()
+endfunction()
+
+# brrr_add_module(<name> <source>..), which lies beside the programs.
+function(brrr_add_module name)
+  add_library(${name} MODULE ${ARGN})
+  target_compile_options(${name} PRIVATE ${brrr_options} ${sanitize})
+  target_link_options(${name} PRIVATE ${sanitize})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
+  set_target_properties(${name} PROPERTIES
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    LIBRARY_OUTPUT_DIRECTORY "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}" BUILD_RPATH "$ORIGIN")
+  install(TARGETS ${name} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endfunction()
