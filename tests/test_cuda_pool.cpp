@@ -114,10 +114,10 @@ TEST_CASE("cuda pool: without memory nothing changes, and what is freed can be h
   Pool pool(device.driver);
   void* a = pool.allocate(4 * kMiB, "matmul");
   void* b = pool.allocate(3 * kMiB, "softmax");
-  const PoolStats before = pool.stats();
+  const MemoryStats before = pool.stats();
   CHECK(pool.allocate(2 * kMiB, "exp") == nullptr);
   CHECK(pool.allocate(64 * kMiB, "exp") == nullptr);
-  const PoolStats after = pool.stats();
+  const MemoryStats after = pool.stats();
   CHECK(after.live == before.live);
   CHECK(after.peak == before.peak);
   CHECK(after.reserved == before.reserved);

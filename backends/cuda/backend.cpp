@@ -112,7 +112,7 @@ const Backend& cuda_backend() {
       .block_bytes = nullptr,
       .allocate_row = nullptr,
       .describe_memory = [] { return pool().describe(); },
-      .memory_stats = []() -> MemoryStats { return pool().stats(); },
+      .memory_stats = [] { return pool().stats(); },
       .reset_peak = [] { pool().reset_peak(); },
       .empty_cache = [] { pool().trim(); },
       .properties = properties,

@@ -33,7 +33,6 @@ Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
   }
   if (!p) return blocks_.end();
   auto* at = static_cast<char*>(p);
-  ++stats_.device_allocations;
   stats_.reserved += size;
   return blocks_.insert({at, Block{size, at, size, nullptr}}).first;
 }
@@ -147,7 +146,7 @@ void Pool::trim() {
   trim_locked();
 }
 
-PoolStats Pool::stats() const {
+MemoryStats Pool::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
 }

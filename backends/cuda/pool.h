@@ -14,10 +14,6 @@
 
 namespace brrr::cuda {
 
-struct PoolStats : MemoryStats {
-  size_t device_allocations = 0;
-};
-
 /// What takes memory of the device, `attempt`, is tried once more after `trim` has given back what
 /// nobody uses. Whether it succeeded.
 template <class Attempt, class Trim> bool try_twice(Attempt attempt, Trim trim) {
@@ -48,7 +44,7 @@ class Pool {
   template <class Attempt> bool make_room(Attempt attempt) {
     return try_twice(attempt, [this] { trim(); });
   }
-  PoolStats stats() const;
+  MemoryStats stats() const;
   void reset_peak();
   /// Small blocks count for whoever asked first:
   /// "512 bytes held by tensors, 0 cached, ... free; the largest: 1 x 512 of matmul".
@@ -79,7 +75,7 @@ class Pool {
   /// Small blocks given back, by size / kUnit, to be handed out again as they are: most steps ask
   /// for the same sizes over and over. To `blocks_` they are in use.
   std::vector<void*> recent_[kSmall / kUnit + 1];
-  PoolStats stats_;
+  MemoryStats stats_;
 
   struct Held {
     bool on = false;

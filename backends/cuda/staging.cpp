@@ -70,21 +70,21 @@ void Staging::to_device(void* to, const HostPart* parts, size_t n) {
   }
 }
 
-void Staging::open_download() {
+// To down_, with the note of faults as it is then; copies of it that are on their way are older.
+void Staging::fetch_now(const void* from, size_t bytes) {
   if (!down_) down_ = pinned(kSlotBytes + sizeof(Fault));
   if (!read_) check(device_.driver->make_event(&read_), "event");
+  fetch(down_, from, bytes);
+  check(device_.driver->record(read_, device_.compute), "event");
+  wait_for(read_, "copy to the host");
 }
 
 void Staging::to_host(void* to, const void* from, size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const Driver& driver = *device_.driver;
-  open_download();
   size_t at = 0;
   do {
     const size_t n = std::min(kSlotBytes, bytes - at);
-    fetch(down_, static_cast<const char*>(from) + at, n);
-    check(driver.record(read_, device_.compute), "event");
-    wait_for(read_, "copy to the host");
+    fetch_now(static_cast<const char*>(from) + at, n);
     check_fault(down_ + n);
     if (n) std::memcpy(static_cast<char*>(to) + at, down_, n);
     at += n;
@@ -187,17 +187,6 @@ void Staging::raise(long set, long op, long value, long limit) const {
        value, limit, limit, found);
 }
 
-// The note as it is now; copies of it that are on their way are older.
-Fault Staging::present_fault() {
-  const Driver& driver = *device_.driver;
-  Fault f;
-  fetch(down_, nullptr, 0);
-  check(driver.record(read_, device_.compute), "event");
-  check(driver.wait(read_), "copy to the host");
-  std::memcpy(&f, down_, sizeof f);
-  return f;
-}
-
 // Each fault is told of once, by the first read that finds it.
 void Staging::check_fault(const char* note) {
   Fault f;
@@ -207,8 +196,9 @@ void Staging::check_fault(const char* note) {
     raise(l.last_set, l.last_op, l.last_value, l.last_limit);
   }
   if (!f.set || f.serial != serial_) return;
-  open_download();
-  const Fault now = present_fault();
+  fetch_now(nullptr, 0);
+  Fault now;
+  std::memcpy(&now, down_, sizeof now);
   Fault clear{};
   clear.serial = ++serial_;
   char* through = room(sizeof clear);

@@ -54,10 +54,9 @@ class Staging {
   char* pinned(size_t bytes);
   char* fault_locked();
   void fetch(char* pinned, const void* from, size_t bytes);
+  void fetch_now(const void* from, size_t bytes);
   void check_fault(const char* note);
   [[noreturn]] void raise(long set, long op, long value, long limit) const;
-  Fault present_fault();
-  void open_download();
   bool more_copies();
 
   static constexpr size_t kSlotBytes = size_t{4} << 20;
