@@ -19,6 +19,9 @@ inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
   m.sizes = sizes;
 }
 
+/// A shape rule: one result like the first input, in memory of its own.
+inline void same_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
+
 /// A dim of the tensor, counted from 0.
 int dim_arg(const char* op, const Tensor& t, int64_t dim);
 /// Throws unless all inputs live on one device, or on the given one.

@@ -87,12 +87,6 @@ Exchange& Exchange::get() {
 }
 
 void Exchange::start(std::shared_ptr<Job> job) {
-  const auto arm = [&] {
-    job->began_ = now_s();
-    job->stage_ = 0;
-    job->waited_since_ = 0;
-    job->done_ = false;
-  };
   if (!transport_ || transport_->size == 1) {  // Alone: a sum is there already.
     job->done_ = true;
     return;
@@ -100,7 +94,10 @@ void Exchange::start(std::shared_ptr<Job> job) {
   Thread& t = *thread_;
   const std::lock_guard lock(t.mutex);
   if (!t.broken.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what_, t.broken);
-  arm();
+  job->began_ = now_s();
+  job->stage_ = 0;
+  job->waited_since_ = 0;
+  job->done_ = false;
   t.queue.push_back(std::move(job));
   t.work.notify_all();
 }

@@ -85,8 +85,6 @@ void check_dims(const OpCall& c) {
 
 // --- all_reduce ----------------------------------------------------------------------------------
 
-void same_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
-
 void all_reduce_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   copy_now(out, *c.in[0]);

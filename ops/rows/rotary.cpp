@@ -127,7 +127,7 @@ void rotary_vjp(VjpCall& v);
 const OpDef rotary_row{
     "rotary_embedding",
     "halves of each row turned by position * base^(-2i / D)",
-    {.infer = [](OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); },
+    {.infer = same_infer,
      .kernel = {{rotary_run}, {rotary_run}},
      .scratch = no_scratch,
      .cut =
