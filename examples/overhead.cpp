@@ -61,13 +61,8 @@ SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const
   r.warm = measure_one_time(make);
   static_cast<Cells&>(r) = measure(make, o.seconds);
   constexpr int64_t looks = 5;
-  const Anatomy eager = dissect(*make(Way::Eager), r.cells[0].queued.median, looks),
-                graph = dissect(*make(Way::Graph), r.cells[2].queued.median, looks);
-  r.eager = eager.split;
-  r.graph = graph.split;
-  r.flops = eager.flops();
-  r.bytes = eager.bytes();
-  r.graph_bytes = graph.bytes();
+  r.eager = dissect(*make(Way::Eager), r.cells[0].queued.median, looks);
+  r.graph = dissect(*make(Way::Graph), r.cells[2].queued.median, looks);
   return r;
 }
 
@@ -185,8 +180,7 @@ int run(const Options& o) {
 int main(int argc, char** argv) {
   Options o;
   return o.run(argc, argv, [&] {
-    std::sort(o.sizes.begin(), o.sizes.end());
-    o.sizes.erase(std::unique(o.sizes.begin(), o.sizes.end()), o.sizes.end());
+    o.sizes = distinct(o.sizes);
     if (o.ranks == 0) return run(o);
     if (std::getenv("BRRR_SCALING_ROW")) {
       print_scaling_row(tasks(o.own ? "own" : o.model), o.sizes, o.optimizer, o.seconds);

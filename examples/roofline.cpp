@@ -90,8 +90,7 @@ int run(const Options& o) {
 int main(int argc, char** argv) {
   Options o;
   return o.run(argc, argv, [&] {
-    std::sort(o.repeats.begin(), o.repeats.end());
-    o.repeats.erase(std::unique(o.repeats.begin(), o.repeats.end()), o.repeats.end());
+    o.repeats = distinct(o.repeats);
     return run(o);
   });
 }

@@ -232,6 +232,12 @@ brrr::Device device_of(const std::string& name) {
   return brrr::kCUDA;
 }
 
+std::vector<int64_t> distinct(std::vector<int64_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
 void write_file(const std::string& path, const std::string& text) {
   brrr::replace_file(path, {{text.data(), text.size()}});
 }

@@ -80,6 +80,9 @@ class CommandLine : brrr::NotCopied {
 /// here.
 brrr::Device device_of(const std::string& name);
 
+/// Each of the numbers once, rising.
+std::vector<int64_t> distinct(std::vector<int64_t> numbers);
+
 /// Writes a text file whole or not at all; throws std::runtime_error naming the file.
 void write_file(const std::string& path, const std::string& text);
 

@@ -64,9 +64,10 @@ std::string split_table(const Report& r) {
     auto overhead = [](const brrr::TimeSplit& p) {
       return fmt::format("{} ({:.0f} %)", three_figures(p.overhead_us()), 100 * p.overhead_share());
     };
-    t.rows.push_back({s.batch, s.flops * 1e-6, s.bytes * 1e-6, s.graph_bytes * 1e-6,
-                      s.eager.compute_us, s.eager.memory_us, overhead(s.eager), s.eager.bound(),
-                      s.graph.memory_us, overhead(s.graph), s.graph.bound()});
+    t.rows.push_back({s.batch, s.eager.flops() * 1e-6, s.eager.bytes() * 1e-6,
+                      s.graph.bytes() * 1e-6, s.eager.split.compute_us, s.eager.split.memory_us,
+                      overhead(s.eager.split), s.eager.split.bound(), s.graph.split.memory_us,
+                      overhead(s.graph.split), s.graph.split.bound()});
   }
   return t.text();
 }
@@ -87,10 +88,10 @@ std::string label(const Report& r) {
 }
 
 // The smallest batch from which on overhead is less than half of a queued step.
-std::string turning_point(const Report& r, brrr::TimeSplit SizeResult::*split) {
+std::string turning_point(const Report& r, Anatomy SizeResult::*anatomy) {
   int64_t from = 0;
   for (auto s = r.sizes.rbegin(); s != r.sizes.rend(); ++s) {
-    if (((*s).*split).overhead_share() >= 0.5) break;
+    if (((*s).*anatomy).split.overhead_share() >= 0.5) break;
     from = s->batch;
   }
   return from > 0 ? fmt::format("from batch {} on", from) : "at none of these sizes";
@@ -114,8 +115,8 @@ std::string devices_table(const std::vector<const Report*>& reports) {
       const SizeResult& s = r->sizes[i];
       for (size_t m : {kEager, kFused, kFused + 1}) row.push_back(s.cells[m].queued.median);
       row.push_back(gain(s, &Cell::queued));
-      for (const brrr::TimeSplit& p : {s.eager, s.graph})
-        row.push_back(percent(p.overhead_share()));
+      for (const Anatomy* a : {&s.eager, &s.graph})
+        row.push_back(percent(a->split.overhead_share()));
     }
   }
   return t.text();
@@ -183,8 +184,9 @@ Json json_of(const SizeResult& s) {
   return object(
       "batch steps_per_mode core_share complaint cells one_time_cold one_time_warm flops_analytic "
       "bytes_analytic bytes_graph_fusion split_eager split_graph_fusion",
-      s.batch, s.steps, s.share, s.complaint, cells, json_of(s.cold), json_of(s.warm), s.flops,
-      s.bytes, s.graph_bytes, json_of(s.eager), json_of(s.graph));
+      s.batch, s.steps, s.share, s.complaint, cells, json_of(s.cold), json_of(s.warm),
+      s.eager.flops(), s.eager.bytes(), s.graph.bytes(), json_of(s.eager.split),
+      json_of(s.graph.split));
 }
 
 Json json_of(const Limits& l) {
@@ -262,7 +264,8 @@ void add_charts(const Report& r, std::vector<Picture>& pictures) {
   Line& bound = times.lines.emplace_back(Line{"compute + memory"});
   times.limits = 1;
   for (const SizeResult& s : r.sizes) {
-    bound.points.emplace_back(static_cast<double>(s.batch), s.eager.compute_us + s.eager.memory_us);
+    bound.points.emplace_back(static_cast<double>(s.batch),
+                              s.eager.split.compute_us + s.eager.split.memory_us);
   }
   pictures.push_back(draw("times", times));
   pictures.push_back(draw("gains", gains));

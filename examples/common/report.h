@@ -2,6 +2,7 @@
 // The tables, the JSON and the picture of an overhead measurement.
 
 #include "examples/common/page.h"
+#include "examples/common/task.h"
 #include "tests/bench/measure/cells.h"
 #include "tests/bench/measure/machine.h"
 
@@ -12,9 +13,7 @@ using namespace brrr::bench;
 struct SizeResult : Cells {
   int64_t batch = 0;
   OneTime cold, warm;
-  double flops = 0;                   ///< Of a step, counted by its ops' rows.
-  double bytes = 0, graph_bytes = 0;  ///< Moved by eager mode and, fused, by graph mode.
-  brrr::TimeSplit eager, graph;       ///< Of the queued times; graph is with fusion.
+  Anatomy eager, graph;  ///< Of the queued times; graph is with fusion.
 };
 
 struct Report {

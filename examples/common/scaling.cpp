@@ -7,15 +7,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "tests/bench/measure/exchange.h"
 #include "tests/bench/timed_step.h"
 
 namespace examples {
-
-using nlohmann::json;
 
 namespace {
 
@@ -39,8 +36,8 @@ struct Repeated {
   }
 };
 
-json measure_row(const Task& task, const Batches& batches, const std::string& optimizer, Way way,
-                 double seconds) {
+ScalingRow measure_row(const Task& task, const Batches& batches, const std::string& optimizer,
+                       Way way, double seconds) {
   const auto trainer = make_trainer(task, batches, optimizer, way);
   for (int i = 0; i < 3; ++i) trainer->step(0);
   Repeated run(*trainer);
@@ -111,18 +108,13 @@ void measure_scaling(const std::string& program, int most,
   std::map<std::string, double> alone;
   for (int ranks = 1; ranks <= most; ++ranks) {
     for (const std::string& line : lines_of(command_of(program, ranks, arguments))) {
-      const json j = json::parse(line);
-      ScalingRow r{.task = j["task"],
-                   .mode = j["mode"],
-                   .batch = j["batch"],
-                   .ranks = ranks,
-                   .ms = j["ms"],
-                   .megabytes = j["mb"],
-                   .under_way_ms = j["under_way_ms"],
-                   .waited_ms = j["waited_ms"]};
-      r.samples_per_s = ranks * static_cast<double>(r.batch) / r.ms * 1e3;
-      const std::string key = fmt::format("{} {} {}", r.task, r.batch, r.mode);
-      r.gain = r.samples_per_s / alone.emplace(key, r.samples_per_s).first->second;
+      ScalingRow r = ScalingRow::parse(line);
+      const double rate = ranks * r["batch"].get<double>() / r["ms"].get<double>() * 1e3;
+      const std::string key =
+          fmt::format("{} {} {}", r["task"].dump(), r["batch"].dump(), r["mode"].dump());
+      r["ranks"] = ranks;
+      r["samples_per_s"] = rate;
+      r["gain"] = rate / alone.emplace(key, rate).first->second;
       f(r);
     }
   }
@@ -140,10 +132,11 @@ void show_scaling(int most, const std::vector<std::string>& arguments) {
              "ms", "samples/s", "gain", "MB sent", "under way ms", "waited ms");
   std::string task;
   measure_scaling(program_file("overhead"), most, arguments, [&](const ScalingRow& r) {
-    if (r.task != task) fmt::print("{}\n", task = r.task);
+    if (r["task"] != task) fmt::print("{}\n", task = r["task"].get<std::string>());
+    const auto v = [&](const char* key) { return r[key].get<double>(); };
     fmt::print("{:<6} {:<12} {:>5} {:>8.2f} {:>10.0f} {:>6.2f}x {:>8.3f} {:>12.2f} {:>9.2f}\n",
-               r.batch, r.mode, r.ranks, r.ms, r.samples_per_s, r.gain, r.megabytes, r.under_way_ms,
-               r.waited_ms);
+               v("batch"), r["mode"].get<std::string>(), v("ranks"), v("ms"), v("samples_per_s"),
+               v("gain"), v("mb"), v("under_way_ms"), v("waited_ms"));
     std::fflush(stdout);
   });
 }

@@ -14,17 +14,10 @@ namespace examples {
 void print_scaling_row(const std::vector<Task>& tasks, const std::vector<int64_t>& sizes,
                        const std::string& optimizer, double seconds);
 
-/// A step on so many processes.
-struct ScalingRow {
-  std::string task, mode;
-  int64_t batch = 0;
-  int ranks = 1;
-  double ms = 0, samples_per_s = 0;
-  double gain = 1;          ///< In samples a second, over one process.
-  double megabytes = 0;     ///< Sent by each.
-  double under_way_ms = 0;  ///< While at least one exchange was.
-  double waited_ms = 0;     ///< By the computation.
-};
+/// A step on so many processes: task, mode, batch, ranks, ms, samples_per_s, the gain in those over
+/// one process, the mb that each sends, under_way_ms while at least one exchange was, waited_ms by
+/// the computation.
+using ScalingRow = brrr::bench::Json;
 /// Starts `program`, which is overhead, 1, 2, .. `most` times under mpirun, with `arguments`; calls
 /// f(row) for what each says. Throws brrr::Error if there is no mpirun or a run fails.
 void measure_scaling(const std::string& program, int most,

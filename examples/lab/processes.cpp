@@ -25,12 +25,15 @@ Section processes(Lab& lab) {
   double waited = 0, ms = 1;
   try {
     measure_scaling(program_file("overhead"), 2, arguments, [&](const ScalingRow& r) {
-      s.rows.push_back({r.batch, r.mode, int64_t{r.ranks}, r.ms, r.samples_per_s, times(r.gain),
-                        r.megabytes, r.under_way_ms, r.waited_ms});
-      if (r.ranks == 1) return;
-      gains += fmt::format("{}{:.2f} times ({})", gains.empty() ? "" : ", ", r.gain, r.mode);
-      waited = r.waited_ms;
-      ms = r.ms;
+      const auto v = [&](const char* key) { return r[key].get<double>(); };
+      const auto mode = r["mode"].get<std::string>();
+      s.rows.push_back({r["batch"].get<int64_t>(), mode, r["ranks"].get<int64_t>(), v("ms"),
+                        v("samples_per_s"), times(v("gain")), v("mb"), v("under_way_ms"),
+                        v("waited_ms")});
+      if (r["ranks"] == 1) return;
+      gains += fmt::format("{}{:.2f} times ({})", gains.empty() ? "" : ", ", v("gain"), mode);
+      waited = v("waited_ms");
+      ms = v("ms");
     });
   } catch (const brrr::Error& e) {
     section.seen = fmt::format("Not measured: {}.", e.what());
