@@ -153,8 +153,11 @@ void slices_vjp(VjpCall& v) {
   v.gin[0] =
       call(index_add_row, {Tensor(), index, v.gout[0].reshape(picked)}, DimAttrs{dim}, sizes);
 }
-// Each id has its row.
-int embedding_cut(const OpCall&, int operand, int64_t) { return operand == 0 ? kWhole : 0; }
+// Each id has its row; one of no dims is nothing to cut.
+int embedding_cut(const OpCall& c, int operand, int64_t) {
+  if (c.in[1]->ndim == 0) return kUncut;
+  return operand == 0 ? kWhole : 0;
+}
 
 template <MakeWalk kWalk>
 OpSpec pick_spec(Infer infer, Vjp vjp, decltype(OpSpec::cut) cut = nullptr) {

@@ -101,7 +101,9 @@ template <bool transposed> void run_product(OpCall& c) {
   multiply(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), c.share);
 }
 template <bool transposed> int cut_product(const OpCall& c, int operand, int64_t parts) {
-  return product_cut(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), operand, parts);
+  const Tensor right = right_of<transposed>(c);
+  const int cut = product_cut(*c.in[0], *right.impl(), *c.out[0].impl(), operand, parts);
+  return transposed && operand == 1 && cut >= 0 ? 1 - cut : cut;  // The weight's own dim.
 }
 template <bool transposed> int64_t scratch_of_product(const OpCall& c) {
   return product_scratch(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl());
