@@ -97,9 +97,9 @@ void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& wind
     if (d == 0) {
       out_.body += fmt::format("{}const long j0 = {};\n", indent, rest);
     } else {
-      out_.body += fmt::format("{0}const long j{1} = {2} % {3}, k{1} = {2} / {3};\n", indent, d,
+      out_.body += fmt::format("{0}const long j{1} = {2} % {3}, rest{1} = {2} / {3};\n", indent, d,
                                rest, size_[d]);
-      rest = fmt::format("k{}", d);
+      rest = fmt::format("rest{}", d);
     }
   }
   for (size_t w : windows) {
