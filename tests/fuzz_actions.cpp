@@ -15,6 +15,9 @@ const std::vector<const OpDef*>& pointwise_rows() {
   return rows;
 }
 
+void layer(Machine& m, const Ins& i);  // fuzz_nets.cpp
+void train(Machine& m, const Ins& i);
+
 namespace {
 
 Scalar scalar(const Machine& m, const Ins& i, uint32_t bits) {
@@ -451,24 +454,26 @@ void wrong(Machine& m, const Ins& i) {
 
 const std::vector<NamedAction>& actions() {
   static const std::vector<NamedAction> all{
-      {"pointwise", pointwise, 24},
-      {"pointwise_into", pointwise_into, 4},
-      {"in_place", in_place, 8},
-      {"shift", shift, 2},
-      {"view", view, 12},
-      {"join", join, 2},
-      {"reduce", reduce, 6},
-      {"product", product, 6},
-      {"index", index, 4},
-      {"network", network, 6},
-      {"create", create, 5},
-      {"convert", convert, 5},
-      {"differentiate", differentiate, 5},
-      {"use_grad", use_grad, 2},
-      {"optimise", optimise, 2},
-      {"keep", keep, 4},
-      {"new_leaf", new_leaf, 1},
-      {"wrong", wrong, 1},
+      {"pointwise", pointwise, 24, 4},
+      {"pointwise_into", pointwise_into, 4, 1},
+      {"in_place", in_place, 8, 1},
+      {"shift", shift, 2, 1},
+      {"view", view, 12, 3},
+      {"join", join, 2, 1},
+      {"reduce", reduce, 6, 3},
+      {"product", product, 6, 2},
+      {"index", index, 4, 1},
+      {"network", network, 6, 2},
+      {"create", create, 5, 0},
+      {"convert", convert, 5, 1},
+      {"differentiate", differentiate, 5, 1},
+      {"use_grad", use_grad, 2, 1},
+      {"optimise", optimise, 2, 3},
+      {"keep", keep, 4, 1},
+      {"new_leaf", new_leaf, 1, 0},
+      {"wrong", wrong, 1, 0},
+      {"layer", layer, 0, 60},
+      {"train", train, 0, 8},
   };
   return all;
 }

@@ -57,38 +57,51 @@ inline Tensor typed(const IntList& sizes, DType t) {
   return is_floating(t) ? randn(sizes).to(t) : randint(t == kUInt8 ? 0 : -5, 9, sizes).to(t);
 }
 
+/// What programs work on: small tensors of all kinds, or what nets are made of.
+enum class Kind : uint8_t { Anything, Net };
+constexpr int64_t kWidth = 8;  ///< Of a net's rows.
+
+/// Most nets are of float32.
+inline DType net_dtype(uint64_t seed) {
+  constexpr DType all[] = {kFloat32, kBFloat16, kFloat32, kFloat32, kFloat16, kFloat32, kFloat64};
+  return all[seed % std::size(all)];
+}
+
 /// The same state for the same seed.
-inline State make_state(uint64_t seed) {
+inline State make_state(uint64_t seed, Kind kind = Kind::Anything) {
   manual_seed(seed);
   State s;
-  for (const auto& [sizes, dtype] : std::vector<std::pair<IntList, DType>>{{{6, 4}, kFloat32},
-                                                                           {{4}, kFloat32},
-                                                                           {{5, 6}, kFloat32},
-                                                                           {{4, 4}, kBFloat16},
-                                                                           {{2, 3}, kFloat64}}) {
+  using List = std::vector<std::pair<IntList, DType>>;
+  const DType d = net_dtype(seed);
+  const List leaves_of_nets{
+      {{kWidth, kWidth}, d}, {{kWidth, kWidth}, d}, {{5, kWidth}, d}, {{kWidth}, d}, {{kWidth}, d}};
+  const List leaves_of_all{{{6, 4}, kFloat32},
+                           {{4}, kFloat32},
+                           {{5, 6}, kFloat32},
+                           {{4, 4}, kBFloat16},
+                           {{2, 3}, kFloat64}};
+  for (const auto& [sizes, dtype] : kind == Kind::Net ? leaves_of_nets : leaves_of_all) {
     s.leaves.push_back(typed(sizes, dtype).set_requires_grad());
     s.momentum.push_back(zeros(sizes, dtype));
     AdamState a{zeros(sizes, dtype), zeros(sizes, dtype), ones({}, kFloat64),
                 ones({}, kFloat64),  zeros({}),           zeros({})};
     s.adam.push_back(a);
   }
-  for (const auto& [sizes, dtype] : std::vector<std::pair<IntList, DType>>{{{4}, kFloat32},
-                                                                           {{5, 6}, kFloat32},
-                                                                           {{3, 4}, kBFloat16},
-                                                                           {{}, kFloat64},
-                                                                           {{3}, kInt64},
-                                                                           {{4}, kBool},
-                                                                           {{2, 2}, kUInt8},
-                                                                           {{7}, kInt32},
-                                                                           {{4, 1}, kFloat16},
-                                                                           {{0, 3}, kFloat32},
-                                                                           {{1, 17}, kFloat32}}) {
+  const List held_of_nets{{{512, kWidth}, d}, {{512, 1}, d}, {{512, 2 * kWidth}, d}, {{}, d}};
+  const List held_of_all{{{4}, kFloat32},    {{5, 6}, kFloat32}, {{3, 4}, kBFloat16},
+                         {{}, kFloat64},     {{3}, kInt64},      {{4}, kBool},
+                         {{2, 2}, kUInt8},   {{7}, kInt32},      {{4, 1}, kFloat16},
+                         {{0, 3}, kFloat32}, {{1, 17}, kFloat32}};
+  for (const auto& [sizes, dtype] : kind == Kind::Net ? held_of_nets : held_of_all) {
     s.held.push_back(typed(sizes, dtype));
   }
+  if (kind == Kind::Net) return s;
   s.held.push_back(randn({4, 6}).t());
   s.held.push_back(randn({9, 4}).slice(0, 1, 9, 2));
   return s;
 }
+
+constexpr int64_t kMostElements = 8192;  ///< Of a tensor that a program goes on with.
 
 /// Interprets a program over one state and the step's arguments.
 struct Machine {
@@ -110,7 +123,7 @@ struct Machine {
     return find(n, [](const Tensor& t) { return is_floating(t.dtype()) && t.numel() > 0; });
   }
   void push(const Tensor& t) {
-    if (t.defined() && t.numel() <= 4096 && t.dim() <= 6) pool.push_back(t);
+    if (t.defined() && t.numel() <= kMostElements && t.dim() <= 6) pool.push_back(t);
   }
   /// `t`, or where it does not broadcast with `sizes` (to exactly them if `to`) a 0-d part of it.
   static Tensor fit(const Tensor& t, const IntList& sizes, bool to = false) {
@@ -156,7 +169,7 @@ struct Machine {
 struct NamedAction {
   const char* name;
   Action action;
-  int weight;
+  int weight, in_nets;  ///< How often, in programs of each kind.
 };
 const std::vector<NamedAction>& actions();
 
@@ -188,10 +201,12 @@ inline std::string to_string(const Program& p) {
 }
 
 /// Without `branches` every call does the same, so that a step makes one recording.
-inline Program generate(uint64_t seed, int length, bool branches) {
+inline Program generate(uint64_t seed, int length, bool branches, Kind kind = Kind::Anything) {
   std::mt19937_64 random(seed);
   std::vector<const NamedAction*> bag;
-  for (const NamedAction& a : actions()) bag.insert(bag.end(), static_cast<size_t>(a.weight), &a);
+  for (const NamedAction& a : actions()) {
+    bag.insert(bag.end(), static_cast<size_t>(kind == Kind::Net ? a.in_nets : a.weight), &a);
+  }
   constexpr double numbers[] = {0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -0.25, 0.1, 1e-3, 7.0};
   Program p;
   const auto draw = [&] { return static_cast<uint32_t>(random() % 100003); };
@@ -203,7 +218,12 @@ inline Program generate(uint64_t seed, int length, bool branches) {
     if (op.starts_with("pointwise")) {
       op += std::string(":") + pointwise_rows()[random() % pointwise_rows().size()]->name;
     }
-    p.push_back(ins(op, draw(), draw(), draw(), draw(), s, when, random() % 4 == 0));
+    p.push_back(ins(op, draw(), draw(), draw(), draw(), s, when,
+                    random() % (kind == Kind::Net ? 16 : 4) == 0));
+  }
+  if (kind == Kind::Net) {
+    for (const char* op : {"train", "optimise"})
+      p.push_back(ins(op, draw(), draw(), draw(), draw()));
   }
   return p;
 }

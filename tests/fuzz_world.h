@@ -73,10 +73,17 @@ struct World {
   std::vector<int> errors;
   size_t stop = SIZE_MAX;  ///< Throws before the instruction of that number.
 
-  World(size_t programs, uint64_t seed) {
-    for (size_t k = 0; k < programs; ++k) states.push_back(make_state(seed + k));
-    data = randn({16, 6});
-    ids = randint(0, 4, {16});
+  int64_t rows;  ///< Of a batch, which is a slice of the data that moves.
+
+  World(size_t programs, uint64_t seed, Kind kind = Kind::Anything) {
+    for (size_t k = 0; k < programs; ++k) states.push_back(make_state(seed + k, kind));
+    rows = kind == Kind::Net ? 512 : 4;
+    data = randn({4 * rows, kind == Kind::Net ? kWidth : 6});
+    ids = randint(0, 4, {4 * rows});
+  }
+  std::vector<Tensor> batch(int which, bool smaller = false) const {
+    const int64_t n = smaller ? rows - 1 : rows;
+    return {data.narrow(0, which % 3 * rows, n), ids.narrow(0, which % 3 * rows, n)};
   }
   std::vector<Tensor> run(const std::vector<Program>& programs, const Tensor& x, const Tensor& y) {
     std::vector<Tensor> results;

@@ -21,7 +21,8 @@ namespace {
 
 struct Count {
   int instructions = 0, errors = 0;
-  uint64_t replays = 0, recordings = 0;
+  uint64_t replays = 0, recordings = 0, made_anew = 0;
+  int in_parts = 0;  ///< Steps of which some kernels ran part by part.
 };
 
 struct Setup;
@@ -32,27 +33,28 @@ struct Setup {
   uint64_t seed;
   int calls;
   bool branches;  ///< The host branches and batches change from call to call.
+  Kind kind;
   StepOptions options;
 };
 
 // What differs first when the graph world's calls are replays, or "".
 std::string same_bits(const std::vector<Program>& programs, const Setup& setup, Count* count) {
-  World eager(programs.size(), setup.seed), graph(programs.size(), setup.seed);
+  World eager(programs.size(), setup.seed, setup.kind);
+  World graph(programs.size(), setup.seed, setup.kind);
   auto fn = [&](const Tensor& x, const Tensor& y) { return graph.run(programs, x, y); };
   auto step = brrr::step(fn, setup.options);
   for (int call = 0; call < setup.calls; ++call) {
     const std::string at = "call " + std::to_string(call) + ": ";
-    // A batch is a slice of the data that moves; now and then it is a smaller one.
-    const int64_t from = call % 3 * 4,
-                  size = setup.branches && (setup.seed + call) % 5 == 0 ? 3 : 4;
+    const bool smaller = setup.branches && (setup.seed + static_cast<uint64_t>(call)) % 5 == 0;
+    const auto mine = eager.batch(call, smaller), its = graph.batch(call, smaller);
     const RngState random{setup.seed, static_cast<uint64_t>(call) * 1000};
     eager.call = graph.call = call;
     set_rng_state(random);
-    eager.run(programs, eager.data.narrow(0, from, size), eager.ids.narrow(0, from, size));
+    eager.run(programs, mine[0], mine[1]);
     const RngState after = rng_state();
     set_rng_state(random);
     try {
-      step(graph.data.narrow(0, from, size), graph.ids.narrow(0, from, size));
+      step(its[0], its[1]);
     } catch (const Error& e) {
       return at + "the graph step threw: " + e.what();
     }
@@ -65,12 +67,14 @@ std::string same_bits(const std::vector<Program>& programs, const Setup& setup, 
   const StepStats stats = step.stats();
   count->replays += stats.replays;
   count->recordings += stats.recordings;
+  count->made_anew += stats.made_anew;
+  count->in_parts += step.explain().find("parts, one after the other") != std::string::npos;
   return stats.fallbacks ? "fallback: " + stats.last_fallback : "";
 }
 
 // What a call that throws in its middle, or whose kernels fail at its end, leaves behind, or "".
 std::string atomic(const std::vector<Program>& programs, const Setup& setup, Count* count) {
-  World graph(1, setup.seed), untouched(1, setup.seed);
+  World graph(1, setup.seed, setup.kind), untouched(1, setup.seed, setup.kind);
   const Program& p = programs[0];
   bool bad_index = false;
   auto fn = [&](const Tensor& x, const Tensor& y) {
@@ -85,10 +89,10 @@ std::string atomic(const std::vector<Program>& programs, const Setup& setup, Cou
     const RngState random = rng_state();
     graph.stop = SIZE_MAX;
     if (call % 2) {  // Between the failures the step gets on.
-      untouched.run(programs, untouched.data.narrow(0, 4, 4), untouched.ids.narrow(0, 4, 4));
+      untouched.run(programs, untouched.batch(1)[0], untouched.batch(1)[1]);
       set_rng_state(random);
       bad_index = false;
-      step(graph.data.narrow(0, 4, 4), graph.ids.narrow(0, 4, 4));
+      step(graph.batch(1)[0], graph.batch(1)[1]);
       if (auto d = compare(untouched, graph); !d.empty()) return at + d;
       continue;
     }
@@ -96,7 +100,7 @@ std::string atomic(const std::vector<Program>& programs, const Setup& setup, Cou
     graph.stop = bad_index ? SIZE_MAX : (setup.seed + static_cast<uint64_t>(call)) % (p.size() + 1);
     bool threw = false;
     try {
-      step(graph.data.narrow(0, 4, 4), graph.ids.narrow(0, 4, 4));
+      step(graph.batch(1)[0], graph.batch(1)[1]);
     } catch (const std::exception&) {
       threw = true;
     }
@@ -114,7 +118,7 @@ std::string frozen(const std::vector<Program>& all, const Setup& setup, Count* c
   std::vector<Program> programs = all;
   // A frozen step does not run the function, so handles that it assigns stay as they are.
   std::erase_if(programs[0], [](const Ins& i) { return i.op == "keep"; });
-  World eager(1, setup.seed), graph(1, setup.seed);
+  World eager(1, setup.seed, setup.kind), graph(1, setup.seed, setup.kind);
   auto fn = [&](const Tensor& x, const Tensor& y) {
     auto results = graph.run(programs, x, y);
     graph.states[0].results.clear();
@@ -123,14 +127,14 @@ std::string frozen(const std::vector<Program>& all, const Setup& setup, Count* c
   auto step = brrr::step(fn, setup.options);
   for (int call = 0; call < setup.calls; ++call) {
     const std::string at = "call " + std::to_string(call) + ": ";
-    const int64_t from = call % 3 * 4;
+    const auto mine = eager.batch(call), its = graph.batch(call);
     const RngState random{setup.seed, static_cast<uint64_t>(call) * 1000};
     set_rng_state(random);
-    const auto a = eager.run(programs, eager.data.narrow(0, from, 4), eager.ids.narrow(0, from, 4));
+    const auto a = eager.run(programs, mine[0], mine[1]);
     const RngState after = rng_state();
     eager.states[0].results.clear();
     set_rng_state(random);
-    const auto b = step(graph.data.narrow(0, from, 4), graph.ids.narrow(0, from, 4));
+    const auto b = step(its[0], its[1]);
     if (rng_state().draw != after.draw) return at + "another number of draws";
     if (auto d = compare(eager, graph, true); !d.empty()) return at + d;
     for (size_t k = 0; k < a.size(); ++k) {
@@ -201,19 +205,20 @@ std::string shrink(std::vector<Program> programs, Setup setup) {
 
 // `packs` step functions of `per_pack` programs each.
 void fuzz(const std::string& what, Check check, int packs, int per_pack, int length, int calls,
-          bool branches, StepOptions options, uint64_t first) {
+          bool branches, StepOptions options, uint64_t first, Kind kind = Kind::Anything) {
   Count count;
   if (const char* from = std::getenv("BRRR_FUZZ_SEED")) first = std::strtoull(from, nullptr, 10);
+  if (const char* n = std::getenv("BRRR_FUZZ_PACKS")) packs = std::atoi(n);
   int failures = 0;
   for (int pack = 0; pack < packs && failures < 3; ++pack) {
-    const Setup setup{check, first + static_cast<uint64_t>(pack * per_pack), calls, branches,
+    const Setup setup{check,  first + static_cast<uint64_t>(pack * per_pack), calls, branches, kind,
                       options};
     if (std::getenv("BRRR_FUZZ_TRACE")) {
       std::fprintf(stderr, "%s seed %s\n", what.c_str(), std::to_string(setup.seed).c_str());
     }
     std::vector<Program> programs;
     for (int k = 0; k < per_pack; ++k) {
-      programs.push_back(generate(setup.seed + static_cast<uint64_t>(k), length, branches));
+      programs.push_back(generate(setup.seed + static_cast<uint64_t>(k), length, branches, kind));
     }
     const bool apart = std::getenv("BRRR_FUZZ_FORK") != nullptr;  // To find what crashes.
     if (apart ? outcome(programs, setup).empty() : setup.check(programs, setup, &count).empty()) {
@@ -223,7 +228,8 @@ void fuzz(const std::string& what, Check check, int packs, int per_pack, int len
     FAIL_CHECK(what << " " << shrink(programs, setup));
   }
   MESSAGE(what << ": " << count.instructions << " instructions, " << count.errors << " errors, "
-               << count.recordings << " recordings, " << count.replays << " replays");
+               << count.recordings << " recordings, " << count.replays << " replays, "
+               << count.in_parts << " steps in parts, " << count.made_anew << " made anew");
 }
 
 }  // namespace
@@ -238,6 +244,25 @@ TEST_CASE("fuzz: replayed programs equal eager ones") {
        {.build_at_first_call = true}, 1000001);
   fuzz("in parts", same_bits, test::random_cases(3, 4000), 5, 12, 3, false,
        {.build_at_first_call = true, .part_bytes = 64}, 10000001);
+}
+
+TEST_CASE("fuzz: nets, in parts and in little memory, equal eager ones") {
+  test::TempCache cache;
+  const int nets = test::random_cases(4, 2000);
+  fuzz("nets", same_bits, nets, 1, 12, 3, false, {.build_at_first_call = true}, 11000001,
+       Kind::Net);
+  fuzz("nets in parts", same_bits, nets, 1, 12, 3, false,
+       {.verify_every = 2, .build_at_first_call = true, .part_bytes = 16 << 10}, 12000001,
+       Kind::Net);
+  fuzz("nets in small parts", same_bits, nets, 1, 12, 3, true, {.part_bytes = 1 << 10}, 13000001,
+       Kind::Net);
+  fuzz("nets in little memory", same_bits, nets, 1, 12, 3, false,
+       {.build_at_first_call = true, .memory_budget = 0.5, .part_bytes = 16 << 10}, 14000001,
+       Kind::Net);
+  fuzz("nets, atomic", atomic, nets, 1, 10, 3, false,
+       {.build_at_first_call = true, .part_bytes = 16 << 10}, 15000001, Kind::Net);
+  fuzz("nets, frozen", frozen, nets, 1, 10, 4, false,
+       {.build_at_first_call = true, .part_bytes = 16 << 10}, 16000001, Kind::Net);
 }
 
 TEST_CASE("fuzz: kernels built at the second call, and without fusion") {
