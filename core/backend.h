@@ -28,8 +28,9 @@ struct Gemm {
   int64_t ldb;
   void* c;
   int64_t ldc;
-  bool chain = false;  ///< As is_chain() says of the product that this is a part of.
-  bool add = false;    ///< The sums of a chain go on from what C holds.
+  bool chain = false;            ///< As is_chain() says of the product that this is a part of.
+  bool add = false;              ///< The sums of a chain go on from what C holds.
+  const void* packed = nullptr;  ///< What Backend::pack_right made of B.
 };
 
 /// Generated kernels after building: `symbols[i]` is the address of the i-th name asked for.
@@ -106,6 +107,10 @@ struct Backend {
   /// Whether each element is one chain of multiply-adds: rows may be computed apart, and terms
   /// added later, without a change of bits. Null on a GPU.
   bool (*is_chain)(const Gemm& problem);
+  /// Bytes of B as the product's kernel reads it, where that is a copy; 0: it reads B. Null on a
+  /// GPU, as is the next, which makes that copy, for as many products of these sizes as there are.
+  int64_t (*packed_bytes)(const Gemm& problem);
+  void (*pack_right)(const Gemm& problem, void* to);
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
   /// elements after A, B and C. Each has the bits that gemm would give it.
   void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);

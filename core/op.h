@@ -122,6 +122,7 @@ struct OpCall {
   int n_in;
   bool into = false;  ///< `out` is given by the caller and written in place.
   Share share = Share::All;
+  void* kept = nullptr;  ///< Of a part: OpSpec::keeps bytes that the first fills and all read.
   const uint8_t n_out;
   Attrs attrs;
   union {
@@ -265,6 +266,8 @@ struct OpSpec {
   /// elements get the bits that those of the whole get. Looks at dtypes and layouts only; null: the
   /// CPU's kernel cannot be cut. See Share.
   int (*cut)(const OpCall&, int operand, int64_t parts) = nullptr;
+  /// Bytes of what the first of many parts can make for all, of the call for one part. Null: none.
+  int64_t (*keeps)(const OpCall&) = nullptr;
   /// Of a library row. Null: no operations, every operand and result as a whole. See work_of().
   Work (*work)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;

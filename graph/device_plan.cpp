@@ -166,7 +166,7 @@ void DevicePlan::resolve(Batch& b, size_t group) {
     b.words[word] = reinterpret_cast<int64_t>(to);
   };
   for (const auto& [word, at] : b.scratch) {
-    set(word, base_of(memory_.scratch_host[group]) + memory_.scratch_offset[group] + at);
+    set(word, base_of(memory_.scratch[group].host) + memory_.scratch[group].offset + at);
   }
   for (const auto& [word, id] : b.addresses) {
     const Value& v = r_.value(id);

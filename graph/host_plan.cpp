@@ -225,7 +225,7 @@ void HostPlan::bind(const Replay& now, char* arena) {
       const uint32_t st = r_.values[p.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
     } else if (p.scratch != kNone) {
-      arguments_[p.argument] = scratch_of(p.scratch) + p.bytes;
+      arguments_[p.argument] = address(memory_.scratch[p.scratch]) + p.bytes;
     } else {
       arguments_[p.argument] =
           const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
@@ -234,14 +234,15 @@ void HostPlan::bind(const Replay& now, char* arena) {
 }
 
 Scratch HostPlan::scratch(uint32_t group, const OpDef* op) const {
-  const int64_t at = memory_.scratch_offset[group];
-  if (at < 0) return {op};
-  char* const from = scratch_of(group);
-  return {op, from, from + memory_.scratch_bytes[group]};
+  const MemoryPlan::Piece& piece = memory_.scratch[group];
+  if (!piece.bytes) return {op};
+  char* const from = address(piece);
+  return {op, from, from + piece.bytes};
 }
 
 void HostPlan::run_call(LibraryCall& c, uint32_t group, const int64_t* control) const {
   for (const auto& [word, from] : c.dynamic) c.call.attrs.v[word] = control[from];
+  if (const auto& kept = memory_.kept[group]; kept.bytes) c.call.kept = address(kept);
   const ScratchScope room(scratch(group, c.call.op));
   c.call.op->on(DeviceType::CPU).run(c.call);
 }

@@ -70,9 +70,7 @@ class HostPlan final : public Plan {
   void launch(Launch& l, const int64_t* control, int64_t part, int64_t parts);
   void run_call(LibraryCall& c, uint32_t group, const int64_t* control) const;
   void run_table(const Launch& l, int64_t begin, int64_t end) const;
-  char* scratch_of(uint32_t group) const {
-    return base_of(memory_.scratch_host[group]) + memory_.scratch_offset[group];
-  }
+  char* address(const MemoryPlan::Piece& x) const { return base_of(x.host) + x.offset; }
   static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
   void launch_all(const int64_t* control, size_t first_check);
   /// Launches [from, to), of which some may be of one group, in one part of a strip.

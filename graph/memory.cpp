@@ -14,14 +14,14 @@ int64_t aligned(size_t bytes) {
   return (static_cast<int64_t>(bytes) + kAlign - 1) / kAlign * kAlign;
 }
 
-// Neighbours in time that share memory, or a kernel's scratch memory, which is no storage.
+// Neighbours in time that share memory, or memory of a kernel's own, which is no storage.
 struct Block {
   std::vector<uint32_t> storages;  // More than one: each is written in place over the one before.
   int64_t bytes;
   uint32_t first, last;
   int64_t offset = -1;
   uint32_t host = kNone;
-  uint32_t group = kNone;  // Of scratch memory.
+  MemoryPlan::Piece* piece = nullptr;  // What becomes of such.
 };
 
 bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
@@ -252,35 +252,33 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
     m.bytes.push_back(r.storages[st].bytes / static_cast<size_t>(s.strips.parts(st)));
   }
   std::vector<Block> blocks = make_blocks(r, s, m);
-  const size_t scratch_from = blocks.size();
-  for (uint32_t g = 0; g < rules.scratch.size(); ++g) {
-    if (rules.scratch[g]) {
-      // Of a generated kernel it holds what comes of all parts.
-      const Strip* const strip = s.groups[g].fused ? s.strips.of(g) : nullptr;
+  m.scratch.resize(s.groups.size());
+  m.kept.resize(s.groups.size());
+  const auto add = [&](std::vector<MemoryPlan::Piece>& pieces, const std::vector<int64_t>& bytes,
+                       const auto& lasts) {
+    for (uint32_t g = 0; g < bytes.size(); ++g) {
+      if (!bytes[g]) continue;
+      const Strip* const strip = lasts(g) ? s.strips.of(g) : nullptr;
       blocks.push_back({.storages = {},
-                        .bytes = aligned(static_cast<size_t>(rules.scratch[g])),
+                        .bytes = aligned(static_cast<size_t>(bytes[g])),
                         .first = strip ? strip->first : g,
                         .last = strip ? strip->last : g,
-                        .group = g});
+                        .piece = &pieces[g]});
     }
-  }
+  };
+  // A generated kernel's scratch holds what comes of all parts.
+  add(m.scratch, rules.scratch, [&](uint32_t g) { return s.groups[g].fused; });
+  add(m.kept, s.strips.kept, [](uint32_t) { return true; });
   m.arena_bytes = choose_offsets(r, s, m, blocks, rules);
   m.offset.assign(r.storages.size(), -1);
   m.host.assign(r.storages.size(), kNone);
-  m.scratch_offset.assign(s.groups.size(), -1);
-  m.scratch_bytes.assign(s.groups.size(), 0);
-  m.scratch_host.assign(s.groups.size(), kNone);
-  for (size_t n = 0; n < blocks.size(); ++n) {
-    const Block& b = blocks[n];
+  for (const Block& b : blocks) {
     for (uint32_t st : b.storages) {
       m.offset[st] = b.offset;
       m.host[st] = b.host;
       m.hosted += b.host != kNone;
     }
-    if (n < scratch_from) continue;
-    m.scratch_offset[b.group] = b.offset;
-    m.scratch_host[b.group] = b.host;
-    m.scratch_bytes[b.group] = b.bytes;
+    if (b.piece) *b.piece = {b.offset, b.bytes, b.host, b.first, b.last};
   }
   for (uint32_t g = 0; g < s.groups.size(); ++g) {
     int64_t live = 0;
@@ -291,7 +289,7 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
 }
 
 static std::string describe(const Block& b) {
-  return b.storages.empty() ? fmt::format("scratch of kernel {}", b.first)
+  return b.storages.empty() ? fmt::format("memory of a kernel from {} on", b.first)
                             : fmt::format("storage {}", b.storages[0]);
 }
 
@@ -304,11 +302,10 @@ static std::vector<Block> occupants(const Recording& r, const Schedule& s, const
     const auto bytes = static_cast<int64_t>(m.bytes[st]);
     all.push_back({{st}, bytes, m.first[st], m.last[st], m.offset[st], m.host[st]});
   }
-  for (uint32_t g = 0; g < s.groups.size(); ++g) {
-    if (!m.scratch_bytes[g]) continue;
-    const Strip* const strip = s.groups[g].fused ? s.strips.of(g) : nullptr;
-    const uint32_t first = strip ? strip->first : g, last = strip ? strip->last : g;
-    all.push_back({{}, m.scratch_bytes[g], first, last, m.scratch_offset[g], m.scratch_host[g]});
+  for (const auto* pieces : {&m.scratch, &m.kept}) {
+    for (const MemoryPlan::Piece& x : *pieces) {
+      if (x.bytes) all.push_back({{}, x.bytes, x.first, x.last, x.offset, x.host});
+    }
   }
   for (uint32_t h = 0; h < m.rooms.size(); ++h) {
     for (const auto& [st, at] : m.rooms[h].owners) {

@@ -71,6 +71,8 @@ struct Strips {
   /// By storage: the strip, into `all`, that alone needs it, part by part; kNone. Of such a storage
   /// there is memory for one part. Empty: there are none.
   std::vector<uint32_t> home;
+  /// By group: bytes that a call's first part makes for all of them. Empty: none does.
+  std::vector<int64_t> kept;
 
   /// The strip of a group; null: it is in none.
   const Strip* of(uint32_t group) const;
@@ -160,9 +162,13 @@ struct MemoryPlan {
   std::vector<int64_t> offset;  ///< By storage; -1: it is no temporary.
   std::vector<uint32_t> host;   ///< By storage: the room it lives in; kNone: the arena.
   std::vector<Room> rooms;
-  /// The same for the scratch memory of a group's kernel, by group; -1: it takes none.
-  std::vector<int64_t> scratch_offset, scratch_bytes;
-  std::vector<uint32_t> scratch_host;
+  /// The same for memory that is no storage.
+  struct Piece {
+    int64_t offset = -1, bytes = 0;
+    uint32_t host = kNone, first = 0, last = 0;
+  };
+  /// By group: its kernel's scratch memory, and what its parts keep.
+  std::vector<Piece> scratch, kept;
   size_t arena_bytes = 0;
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
   size_t in_place = 0, in_place_candidates = 0;

@@ -310,6 +310,19 @@ class Finder {
   int64_t largest_bytes_ = 0;
 };
 
+// What the calls of strips can keep from part to part, by group.
+std::vector<int64_t> kept_bytes(const Recording& r, const Schedule& s) {
+  std::vector<int64_t> all(s.groups.size());
+  for (const Strip& strip : s.strips.all) {
+    for (uint32_t g = strip.first; g <= strip.last; ++g) {
+      const Instr& i = r.instrs[s.groups[g].instrs[0]];
+      if (s.groups[g].fused || !i.op->keeps) continue;
+      all[g] = i.op->keeps(make_call(r, i, {}, s.strips, 0, strip.parts)->call);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 void find_strips(const Recording& r, Schedule& s, int64_t part_bytes) {
@@ -317,7 +330,13 @@ void find_strips(const Recording& r, Schedule& s, int64_t part_bytes) {
   Finder(r, cut).run(part_bytes);
   if (cut.strips.all.empty()) return;
   // What all parts of a strip need is there for all of it.
-  if (plan_memory(r, cut).arena_bytes < plan_memory(r, s).arena_bytes) s = std::move(cut);
+  const size_t whole = plan_memory(r, s).arena_bytes, parts = plan_memory(r, cut).arena_bytes;
+  if (parts >= whole) return;
+  // What a first part makes for all may take half of what is won.
+  Schedule keeping = cut;
+  keeping.strips.kept = kept_bytes(r, cut);
+  const size_t with = plan_memory(r, keeping).arena_bytes;
+  s = std::move(2 * with <= whole + parts ? keeping : cut);
 }
 
 }  // namespace brrr::graph

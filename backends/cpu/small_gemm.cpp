@@ -47,12 +47,20 @@ struct Plan {
   int64_t b_ld;
   bool b_trans;  // Element (k, j) of the right operand is b[j * b_ld + k], else b[k * b_ld + j].
   bool pack;     // Copy a panel of the right operand so that its columns are contiguous.
-  bool c_trans;  // Element (i, j) goes to c[j * c_ld + i], else c[i * c_ld + j].
+  const float* packed;  // Such copies of all panels.
+  bool c_trans;         // Element (i, j) goes to c[j * c_ld + i], else c[i * c_ld + j].
   float* c;
   int64_t c_ld;
   Split panels, tiles;  // Across, in registers; down, in rows.
   bool add;
   bool ahead;  // Ask for operands before they are needed.
+
+  // Terms that are taken before the next panel.
+  int64_t depth() const { return c_trans ? k : kDepth; }
+  // Where in a copy of all panels one begins, for `terms` terms of the sums.
+  int64_t place(int64_t col, int64_t from, int64_t terms) const {
+    return from * panels.at(panels.count) * kWidth + col * terms;
+  }
 };
 
 // What is asked for while a panel is at work: the rows that the next one will be copied from.
@@ -127,7 +135,7 @@ void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t 
 // Panels [first, last), of each the tiles [begin, end), for all terms: the results stay in a cache.
 void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   alignas(64) float scratch[kScratch];
-  const int64_t depth = p.c_trans ? p.k : kDepth;
+  const int64_t depth = p.depth();
   const auto source = [&](int64_t panel, int64_t from) {
     const int64_t col = p.panels.at(panel) * kWidth;
     const int64_t cols = std::min(p.panels.at(panel + 1) * kWidth, p.n) - col;
@@ -147,9 +155,9 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
                     .add = p.add || from > 0,
                     .at_end = p.k > kLongestChain && from > 0};
       if (p.pack) {
-        pack_panel(p, col, cols, from, t.k, scratch, width);
-        t.b = scratch;
+        t.b = p.packed ? p.packed + p.place(col, from, t.k) : scratch;
         t.b_k = width;
+        if (!p.packed) pack_panel(p, col, cols, from, t.k, scratch, width);
       }
       Ahead ahead;
       if (p.pack && p.ahead && i + 1 < last) ahead = source(i + 1, from);
@@ -220,13 +228,14 @@ Plan plan_for(const Gemm& g) {
          .b_ld = g.ldb,
          .b_trans = g.trans_b,
          .pack = g.trans_b || (g.m >= 64 && far_apart(g)),
+         .packed = static_cast<const float*>(g.packed),
          .c_trans = swap,
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
          .panels{regs_of(n), m > kFlatRows || swap ? kRegs : kFlatRegs},
          .tiles{m, kRows},
          .add = g.add,
-         .ahead = g.n * g.k > kDistant};
+         .ahead = !g.packed && g.n * g.k > kDistant};
   if (swap) {
     std::swap(p.a, p.b);
     p.a_row = g.trans_b ? g.ldb : 1, p.a_k = g.trans_b ? 1 : g.ldb;
@@ -270,6 +279,27 @@ void small_gemm(const Gemm& g) {
     parallel_for(tiles, grain(tiles),
                  [&](int64_t begin, int64_t end) { run(p, 0, panels, begin, end); });
   }
+}
+
+int64_t packed_bytes(const Gemm& g) {
+  if (!is_chain(g)) return 0;
+  const Plan p = plan_for(g);
+  if (!p.pack || p.c_trans) return 0;
+  return p.place(0, p.k, 0) * static_cast<int64_t>(sizeof(float));
+}
+
+void pack_right(const Gemm& g, void* to) {
+  const Plan p = plan_for(g);
+  parallel_for(p.panels.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t from = 0; from < p.k; from += p.depth()) {
+      const int64_t k = std::min(p.depth(), p.k - from);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
+        pack_panel(p, col, std::min(width, p.n - col), from, k,
+                   static_cast<float*>(to) + p.place(col, from, k), width);
+      }
+    }
+  });
 }
 
 void small_gemm(const Gemm& first, int64_t n, const int64_t* at) {

@@ -98,12 +98,15 @@ template <bool transposed> Tensor right_of(const OpCall& c) {
   return memory_view(w, {w.sizes[1], w.sizes[0]}, {w.strides[1], w.strides[0]}, w.offset);
 }
 template <bool transposed> void run_product(OpCall& c) {
-  multiply(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), c.share);
+  multiply(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), c.share, c.kept);
 }
 template <bool transposed> int cut_product(const OpCall& c, int operand, int64_t parts) {
   const Tensor right = right_of<transposed>(c);
   const int cut = product_cut(*c.in[0], *right.impl(), *c.out[0].impl(), operand, parts);
   return transposed && operand == 1 && cut >= 0 ? 1 - cut : cut;  // The weight's own dim.
+}
+template <bool transposed> int64_t keeps_of_product(const OpCall& c) {
+  return product_keeps(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl());
 }
 template <bool transposed> int64_t scratch_of_product(const OpCall& c) {
   return product_scratch(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl());
@@ -122,6 +125,7 @@ template <bool transposed> OpSpec product_spec(void (*infer)(OpCall&), void (*vj
           .kernel = {{run_product<transposed>}, {run_product<transposed>}},
           .scratch = scratch_of_product<transposed>,
           .cut = cut_product<transposed>,
+          .keeps = keeps_of_product<transposed>,
           .work = product_work,
           .vjp = vjp,
           .saves_inputs = 0b11,

@@ -223,12 +223,15 @@ bool is_cut_by_terms(const TensorImpl& left) {
   return left.ndim == 2 && left.strides[0] < left.strides[1];
 }
 
-void product(const Operand& a, const Operand& b, DType dtype, char* c, Share share) {
+void product(const Operand& a, const Operand& b, DType dtype, char* c, Share share, void* kept) {
   if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
+  const Backend& device = backend(a.t->device.type);
   Gemm g = gemm_of(a, b, dtype, c);
   g.chain = share != Share::All;
   g.add = share == Share::Later && is_cut_by_terms(*a.t);
-  backend(a.t->device.type).gemm(g);
+  if (kept && share == Share::First) device.pack_right(g, kept);
+  g.packed = kept;
+  device.gemm(g);
 }
 
 /// Products [begin, end) of a batch.
@@ -293,7 +296,8 @@ void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
 
 }  // namespace
 
-void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, Share share) {
+void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, Share share,
+              void* kept) {
   if (out.numel == 0) return;
   Operand a(left, true), b(right, false);
   const DType dtype = product_dtype(out);
@@ -309,7 +313,7 @@ void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, 
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
   char* c = scratch.defined() ? scratch.impl()->data() : out.data();
   if (batch_dims == 0) {
-    product(a, b, dtype, c, share);
+    product(a, b, dtype, c, share, kept);
   } else {
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
@@ -355,6 +359,13 @@ int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImp
   if (!backend(DeviceType::CPU).is_chain(g) || (terms ? g.k : g.m) % parts != 0) return kUncut;
   const int by_rows[] = {0, kWhole, 0}, by_terms[] = {1, 0, kSum};
   return (terms ? by_terms : by_rows)[operand];
+}
+
+// The right operand, packed, where parts are rows of the left one.
+int64_t product_keeps(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out) {
+  Operand a(left, true), b(right, false);
+  if (is_cut_by_terms(left) || !readable(b) || !join_rows(a)) return 0;
+  return backend(DeviceType::CPU).packed_bytes(gemm_of(a, b, product_dtype(out), nullptr));
 }
 
 }  // namespace brrr
