@@ -62,6 +62,9 @@ void HostPlan::add_kernel(uint32_t group, const Part& part,
   const program::CpuKernel text = program::cpu_kernel(made.program);
   const auto [it, fresh] =
       names.emplace(text.body + text.last, fmt::format("brrr_k{}", names.size()));
+  for (const std::string& f : text.functions) {
+    if (source_.find(f) == std::string::npos) source_ += f;
+  }
   if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
   if (fresh && !text.last.empty()) {
     source_ += fmt::format("extern \"C\" void {}_last{}\n", it->second, text.last);

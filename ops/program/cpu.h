@@ -14,6 +14,7 @@ struct CpuArgument {
 struct CpuKernel {
   std::string body;  ///< Function text after its name: "(char* const* a, long begin, long end) {".
   std::string last;  ///< The same, run once after that with 0, 0; empty: there is nothing to do.
+  std::vector<std::string> functions;  ///< Definitions of what they call; equal ones are one.
   std::vector<CpuArgument> arguments;
   int64_t extent = 0;   ///< Of the dim that a launch splits.
   int64_t unit = 1;     ///< Elements of the space that one of it takes; the last may take fewer.

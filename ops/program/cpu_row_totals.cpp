@@ -32,9 +32,12 @@ void RowTotals::begin() {
 
 void RowTotals::clear_columns() {
   for (int id : columns_) {
-    out_.body +=
-        fmt::format("    for (long i = 0; i < {0}; i += 16) store(s{1} + k * {0} + i, {2});\n",
-                    padded_, id, name(at(id).args[1], 0));
+    const std::string clear =
+        function(fmt::format("static __attribute__((noinline)) void $0({}* x, long n, {} v) {{\n"
+                             "  for (long i = 0; i < n; i += 16) store(x + i, v);\n}}\n",
+                             element(id), vector(id)));
+    out_.body += fmt::format("    {0}(s{1} + k * {2}, {2}, {3});\n", clear, id, padded_,
+                             name(at(id).args[1], 0));
   }
 }
 
@@ -81,19 +84,23 @@ void RowTotals::finish_columns(const std::vector<int>& places) {
     out_.body += fmt::format("  {0} const p{1} = o{1};\n",
                              pointer_type(window(static_cast<size_t>(at(id).which))), at(id).which);
   }
+  for (int id : columns_) {
+    if (blocks == 1) continue;
+    const std::string add = function(
+        fmt::format("static __attribute__((noinline)) void $0({}* x, long n, long blocks) {{\n"
+                    "  for (long i = 0; i < n; i += 16) {{\n"
+                    "    Parts<{}> c = load(x + i);\n"
+                    "    for (long b = 1; b < blocks; ++b) c = {};\n"
+                    "    c.store(x + i);\n  }}\n}}\n",
+                    element(id), vector(id), combined(id, "c.get()", "load(x + b * n + i)")));
+    out_.body += fmt::format("  {}(s{}, {}, {});\n", add, id, padded_, blocks);
+  }
   out_.body += fmt::format(
       "  for (long i = 0; i < {0}; i += 16) {{\n    const int n = {0} - i < 16 ? (int)({0} - i) "
       ": 16;\n",
       n_);
   for (int id : columns_) {
-    out_.body += fmt::format(
-        "    Parts<{3}> c{0} = load(s{0} + i);\n    for (long b = 1; b < {1}; ++b) c{0} = "
-        "{2};\n"
-        "    const auto v{0}_0 = c{0}.get();\n",
-        id, blocks,
-        combined(id, fmt::format("c{}.get()", id),
-                 fmt::format("load(s{} + b * {} + i)", id, padded_)),
-        vector(id));
+    out_.body += fmt::format("    const auto v{0}_0 = load(s{0} + i);\n", id);
   }
   for (int id : places) {
     if (at(id).kind != Statement::FoldRows) {

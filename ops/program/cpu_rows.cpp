@@ -35,10 +35,12 @@ class RowWalk : public RowTotals {
         "(k + 1) * {0} : {1};\n",
         unit, rows_);
     clear_columns();
-    out_.body += fmt::format(
-        "    for (long r0 = k * {0}; r0 < last; r0 += {1}) {{\n      const int rows = last - r0 < "
-        "{1} ? (int)(last - r0) : {1};\n",
-        unit, block_);
+    out_.body +=
+        unit == block_
+            ? fmt::format("    {{\n      const long r0 = k * {};\n", unit)
+            : fmt::format("    for (long r0 = k * {}; r0 < last; r0 += {}) {{\n", unit, block_);
+    out_.body +=
+        fmt::format("      const int rows = last - r0 < {0} ? (int)(last - r0) : {0};\n", block_);
     for (int d = 0; d <= deepest_; ++d) {
       numbers(d);
       if (!passes_[static_cast<size_t>(d)].list.empty() ||
@@ -179,29 +181,26 @@ class RowWalk : public RowTotals {
 
   // --- passes over elements ----------------------------------------------------------------------
 
-  std::string line(int id, int u, bool tail) const override {
+  std::string line(int id, int u, bool tail) override {
     const Statement& s = at(id);
-    const std::string place = tail ? "i" : fmt::format("i + {}", 16 * u);
     if (s.kind == Statement::Length) {
       return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
     }
     if (s.kind == Statement::IsAt) {
       return fmt::format(
           "const auto {} = eq(i32{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}, "
-          "splat((int)(id{} - ({}))))",
-          name(id, u), s.which, place);
+          "splat((int)(id{} - (i + {}))))",
+          name(id, u), s.which, 16 * u);
     }
     if (s.kind == Statement::FoldRows) {
-      const std::string to = fmt::format("c{} + {}", id, place);
+      const std::string to = address(fmt::format("c{}", id), u, tail);
       return fmt::format("store({0}, {1})", to,
                          combined(id, fmt::format("load({})", to), "(" + name(s.args[0], u) + ")"));
     }
     if (!of(id).kept) return CpuText::line(id, u, tail);
-    if (of(id).pass < current_) {
-      return fmt::format("const auto {} = load(q{} + {})", name(id, u), id, place);
-    }
-    return fmt::format("{}; store(q{} + {}, {})", CpuText::line(id, u, tail), id, place,
-                       name(id, u));
+    const std::string kept = address(fmt::format("q{}", id), u, tail);
+    if (of(id).pass < current_) return fmt::format("const auto {} = load({})", name(id, u), kept);
+    return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
   }
 
   // Pointers and numbers of row r that a pass reads.
@@ -354,23 +353,18 @@ class RowWalk : public RowTotals {
                    : fmt::format("{}", n_);
     out_.body += fmt::format("{}long i = {};\n", indent, first);
     if (n_ >= 64) {
-      out_.body += fmt::format("{0}for (; i + 64 <= {1}; i += 64) {{\n", indent, last);
-      at_body(4, indent + "  ");
-      emit(list, 4, false, indent + "  ");
-      for (int u = 0; u < 4; ++u) take(folds, u, u, false, indent + "  ");
-      out_.body += indent + "}\n";
+      bodies(64, last, chunks > 1 ? 0 : n_, indent, [&](const std::string& inner) {
+        at_body(4, inner);
+        emit(list, 4, false, inner);
+        for (int u = 0; u < 4; ++u) take(folds, u, u, false, inner);
+      });
     }
     rest(list, folds, chunks, indent);
     out_.body += indent + "}\n";
     for (int f : folds) {
-      const auto all = [&](const char* op) {
-        return fmt::format(
-            "reduce({0}({0}(a{1}_0.get(), a{1}_1.get()), {0}(a{1}_2.get(), a{1}_3.get())), {0})",
-            op, f);
-      };
-      out_.body +=
-          fmt::format("{}{{ const auto op = {}; {} = {}; }}\n", indent, combiner(f),
-                      chunks > 1 ? fmt::format("c{}[c]", f) : fmt::format("w{}[r]", f), all("op"));
+      out_.body += fmt::format("{}{} = {};\n", indent,
+                               chunks > 1 ? fmt::format("c{}[c]", f) : fmt::format("w{}[r]", f),
+                               fold_four(f, fmt::format("a{}_$0", f)));
     }
     if (chunks == 1) return;
     out_.body += "        }\n";

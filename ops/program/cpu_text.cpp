@@ -115,10 +115,10 @@ void CpuText::loops(const std::vector<int>& ids, const std::string& from, const 
                     int unroll, const std::string& indent, int64_t length) {
   out_.body += fmt::format("{}long i = {};\n", indent, from);
   if (size_[ndim_ - 1] > 1) {
-    out_.body += fmt::format("{0}for (; i + {1} <= {2}; i += {1}) {{\n", indent, 16 * unroll, to);
-    at_body(unroll, indent + "  ");
-    emit(ids, unroll, false, indent + "  ");
-    out_.body += indent + "}\n";
+    bodies(16 * unroll, to, length, indent, [&](const std::string& inner) {
+      at_body(unroll, inner);
+      emit(ids, unroll, false, inner);
+    });
   }
   if (length && length % (16 * unroll) == 0) return;
   out_.body += fmt::format("{}for (; i < {}; i += 16) {{\n", indent, to);
@@ -127,7 +127,25 @@ void CpuText::loops(const std::vector<int>& ids, const std::string& from, const 
   out_.body += indent + "}\n";
 }
 
-std::string CpuText::load(const Statement& x, int u, bool tail) const {
+void CpuText::bodies(int64_t step, const std::string& to, int64_t length, const std::string& indent,
+                     const std::function<void(const std::string&)>& body) {
+  const bool once = length / step == 1;
+  out_.body += indent;
+  out_.body += once ? "{\n" : fmt::format("for (; i + {0} <= {1}; i += {0}) {{\n", step, to);
+  body(indent + "  ");
+  if (once) out_.body += fmt::format("{}  i += {};\n", indent, step);
+  out_.body += indent + "}\n";
+}
+
+std::string CpuText::address(const std::string& pointer, int u, bool tail) {
+  if (tail) return pointer + " + i";
+  if (std::find(addressed_.begin(), addressed_.end(), pointer) == addressed_.end()) {
+    addressed_.push_back(pointer);
+  }
+  return fmt::format("i{} + {}", pointer, 16 * u);
+}
+
+std::string CpuText::load(const Statement& x, int u, bool tail) {
   const auto w = static_cast<size_t>(x.which);
   const int64_t s = inner_stride(w);
   const bool index = window(w).source == Window::Index;
@@ -142,7 +160,8 @@ std::string CpuText::load(const Statement& x, int u, bool tail) const {
   }
   std::string vector = fmt::format("splat(*{}{})", base, w);
   if (s == 1) {
-    vector = tail ? fmt::format("load_n(p{} + i, n)", w) : fmt::format("load(p{} + {})", w, place);
+    const std::string from = address(fmt::format("p{}", w), u, tail);
+    vector = tail ? fmt::format("load_n({}, n)", from) : fmt::format("load({})", from);
   } else if (s != 0) {
     vector = tail ? fmt::format("load_strided_n(p{0} + i * {1}, {1}l, n)", w, s)
                   : fmt::format("load_strided(p{0} + ({1}) * {2}, {2}l)", w, place, s);
@@ -150,7 +169,7 @@ std::string CpuText::load(const Statement& x, int u, bool tail) const {
   return fill(spelling(window(w).dtype).load, {vector});
 }
 
-std::string CpuText::store(const Statement& x, int u, bool tail) const {
+std::string CpuText::store(const Statement& x, int u, bool tail) {
   const auto w = static_cast<size_t>(x.which);
   const std::string v = fill(spelling(window(w).dtype).store, {name(x.args[0], u)});
   const int64_t s = inner_stride(w);
@@ -161,7 +180,7 @@ std::string CpuText::store(const Statement& x, int u, bool tail) const {
   }
   if (s > 1)
     return fmt::format("store_strided(p{0} + (i + {1}) * {2}, {3}, {2}l)", w, 16 * u, s, v);
-  const std::string to = fmt::format("p{} + i + {}, {}", w, 16 * u, v);
+  const std::string to = address(fmt::format("p{}", w), u, tail) + ", " + v;
   return around_[w] ? fmt::format("around ? store_nt({0}) : store({0})", to)
                     : fmt::format("store({})", to);
 }
@@ -228,12 +247,18 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
 }
 
 void CpuText::emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent) {
+  std::string lines;
+  addressed_.clear();
   for (int id : ids) {
     if (is_literal(at(id))) continue;
-    for (int u = 0; u < unroll; ++u) out_.body += indent + line(id, u, tail) + ";\n";
+    for (int u = 0; u < unroll; ++u) lines += indent + line(id, u, tail) + ";\n";
   }
+  for (const std::string& pointer : addressed_) {
+    out_.body += fmt::format("{0}auto* const i{1} = {1} + i;\n", indent, pointer);
+  }
+  out_.body += lines;
 }
-std::string CpuText::line(int id, int u, bool tail) const {
+std::string CpuText::line(int id, int u, bool tail) {
   const Statement& s = at(id);
   if (s.kind == Statement::Store) return store(s, u, tail);
   std::vector<std::string> args;
@@ -252,25 +277,43 @@ std::string CpuText::combined(int fold, const std::string& x, const std::string&
 std::string CpuText::combiner(int fold) const {
   return fmt::format("[](auto x, auto y) {{ return {}; }}", combined(fold, "(x)", "(y)"));
 }
+std::string CpuText::function(const std::string& text) {
+  const std::string name = fmt::format("f{:x}", std::hash<std::string>{}(text));
+  out_.functions.push_back(fill(text, {name}));
+  return name;
+}
+std::string CpuText::fold_four(int fold, const std::string& names) {
+  const std::string name =
+      function(fmt::format("BRRR_VX auto $0({0} a, {0} b, {0} c, {0} d) {{\n"
+                           "  const auto op = {1};\n"
+                           "  return reduce(op(op(a, b), op(c, d)), op);\n}}\n",
+                           vector(fold), combiner(fold)));
+  std::string all;
+  for (const char* k : {"0", "1", "2", "3"}) {
+    all += fmt::format("{}{}.get()", all.empty() ? "" : ", ", fill(names, {k}));
+  }
+  return fmt::format("{}({})", name, all);
+}
 std::string CpuText::fold_array(int fold, const std::string& array, const std::string& count,
-                                const std::string& indent) const {
-  const std::string each = fmt::format("where(first_lanes(n), load_n({} + i, n), init)", array);
-  return fmt::format(
-      "{0}for (long m = {1}, t; m > 1; m = t) {{\n"
-      "{0}  t = (m + {2}) / {3};\n"
-      "{0}  for (long c = 0; c < t; ++c) {{\n"
-      "{0}    const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
-      "{0}    const auto init = {4};\n"
-      "{0}    Parts<{5}> r[4] = {{init, init, init, init}};\n"
-      "{0}    for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
-      "{0}      const int n = to - i < 16 ? (int)(to - i) : 16;\n"
-      "{0}      r[k] = {6};\n"
-      "{0}    }}\n"
-      "{0}    const auto op = {7};\n"
-      "{0}    {8}[c] = reduce(op(op(r[0].get(), r[1].get()), op(r[2].get(), r[3].get())), op);\n"
-      "{0}  }}\n{0}}}\n",
-      indent, count, kReduceChunk - 1, kReduceChunk, name(at(fold).args[1], 0), vector(fold),
-      combined(fold, "r[k].get()", each), combiner(fold), array);
+                                const std::string& indent) {
+  const std::string each = "where(first_lanes(n), load_n(x + i, n), init)";
+  const std::string name = function(
+      fmt::format("static __attribute__((noinline)) void $0({0}* x, long m, {1} init) {{\n"
+                  "  for (long t; m > 1; m = t) {{\n"
+                  "    t = (m + {2}) / {3};\n"
+                  "    for (long c = 0; c < t; ++c) {{\n"
+                  "      const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
+                  "      Parts<{1}> r[4] = {{init, init, init, init}};\n"
+                  "      for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
+                  "        const int n = to - i < 16 ? (int)(to - i) : 16;\n"
+                  "        r[k] = {4};\n"
+                  "      }}\n"
+                  "      x[c] = {5};\n"
+                  "    }}\n  }}\n}}\n",
+                  element(fold), vector(fold), kReduceChunk - 1, kReduceChunk,
+                  combined(fold, "r[k].get()", each), fold_four(fold, "r[$0]")));
+  return fmt::format("{}{}({}, {}, {});\n", indent, name, array, count,
+                     CpuText::name(at(fold).args[1], 0));
 }
 
 }  // namespace brrr::program

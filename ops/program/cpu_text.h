@@ -2,6 +2,8 @@
 // What the CPU's kernels of all walks (cpu.cpp, cpu_rows.cpp, cpu_whole.cpp) spell alike: loads,
 // stores and statements over vectors.
 
+#include <functional>
+
 #include "ops/program/cpu.h"
 
 namespace brrr::program {
@@ -47,9 +49,15 @@ class CpuText {
   /// is left for that if a known length is made of whole vectors.
   void loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
              int unroll, const std::string& indent, int64_t length = 0);
+  /// `body` for `step` elements after the other while they reach up to `to`. Where a known length
+  /// leaves one turn there is no loop: one costs the compiler two milliseconds, whatever it does.
+  void bodies(int64_t step, const std::string& to, int64_t length, const std::string& indent,
+              const std::function<void(const std::string&)>& body);
   /// Statement by statement over all vectors of an unrolled body: independent chains side by side.
   void emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent);
-  virtual std::string line(int id, int u, bool tail) const;
+  virtual std::string line(int id, int u, bool tail);
+  /// Where vector u of a body begins for a pointer of the row; a body adds `i` to each but once.
+  std::string address(const std::string& pointer, int u, bool tail);
   virtual void at_body(int /*unroll*/, const std::string& /*indent*/) {}
   /// What the name of a statement's value is in vector u.
   std::string name(int id, int u) const;
@@ -58,10 +66,15 @@ class CpuText {
   std::string combiner(int fold) const;
   std::string vector(int id) const;   ///< The type of a statement's value,
   std::string element(int id) const;  ///< and of an element of it.
-  /// Folds the first `count` elements of an array, as a row does, into its first: loops, which
-  /// compile in a tenth of the time of a call of fold_row().
+  /// The name of a function of that text, whose `$0` is the name: what several kernels call is
+  /// compiled once for all of them.
+  std::string function(const std::string& text);
+  /// Of the fold's four accumulators, whose names are `names` with 0 to 3 for `$0`, what all their
+  /// lanes come to.
+  std::string fold_four(int fold, const std::string& names);
+  /// Folds the first `count` elements of an array, as a row does, into its first.
   std::string fold_array(int fold, const std::string& array, const std::string& count,
-                         const std::string& indent) const;
+                         const std::string& indent);
   /// How many vectors the body of such statements takes at once.
   int choose_unroll(const std::vector<int>& ids) const;
 
@@ -76,13 +89,15 @@ class CpuText {
  private:
   void choose_stores();
   void check_addresses();
-  std::string load(const Statement& x, int u, bool tail) const;
-  std::string store(const Statement& x, int u, bool tail) const;
+  std::string load(const Statement& x, int u, bool tail);
+  std::string store(const Statement& x, int u, bool tail);
   bool is_literal(const Statement& s) const {
     return s.kind == Statement::Constant || (s.kind == Statement::Number && !number(s).control);
   }
   std::string value(const Statement& s) const;
   size_t live_vectors(const std::vector<int>& ids) const;
+
+  std::vector<std::string> addressed_;  // Pointers of the body that is printed.
 };
 
 /// The kernel of a program with rows: cpu_rows.cpp; with one: cpu_whole.cpp.

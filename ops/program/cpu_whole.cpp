@@ -71,7 +71,7 @@ class WholeWalk : public CpuText {
     emit(all(Statement::Never), 1, false, "  ");
   }
 
-  std::string line(int id, int u, bool tail) const override {
+  std::string line(int id, int u, bool tail) override {
     if (at(id).kind != Statement::Length) return CpuText::line(id, u, tail);
     return fmt::format("const auto {} = {}", name(id, u), splat(at(id).type, "length"));
   }
@@ -113,10 +113,7 @@ class WholeWalk : public CpuText {
     for (int f : folds_) take(f, 0, fmt::format("r{}[k]", f), true, "      ");
     out_.body += "    }\n";
     for (int f : folds_) {
-      out_.body += fmt::format(
-          "    {{ const auto op = {0}; s{1}[c] = reduce(op(op(r{1}[0].get(), r{1}[1].get()), "
-          "op(r{1}[2].get(), r{1}[3].get())), op); }}\n",
-          combiner(f), f);
+      out_.body += fmt::format("    s{}[c] = {};\n", f, fold_four(f, fmt::format("r{}[$0]", f)));
     }
     out_.body += "  }\n";
   }
