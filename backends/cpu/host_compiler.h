@@ -9,6 +9,7 @@ namespace brrr::cpu {
 struct HostCompiler {
   std::vector<std::string> command;  // the program's path and the user's words, "ccache g++"
   std::string version;               // the first line of --version
+  bool gnu = false;                  // it is g++, and takes that one's flags
 };
 
 // $BRRR_CXX alone if it is set, else the first that works of $CXX, c++, g++ and clang++. Looked up
@@ -27,7 +28,7 @@ const char* jit_flags();
 
 // All flags but the names of the files. They reset what the words of $CXX may have asked for, and
 // what results depend on is in jit_flags().
-std::vector<std::string> host_compiler_flags();
+std::vector<std::string> host_compiler_flags(const HostCompiler& compiler);
 
 struct ProcessResult {
   enum End { finished, not_started, timed_out } end = finished;
