@@ -89,10 +89,11 @@ void RowTotals::finish_columns(const std::vector<int>& places) {
     const std::string add = function(
         fmt::format("static __attribute__((noinline)) void $0({}* x, long n, long blocks) {{\n"
                     "  for (long i = 0; i < n; i += 16) {{\n"
-                    "    Parts<{}> c = load(x + i);\n"
+                    "    {} c = load(x + i);\n"
                     "    for (long b = 1; b < blocks; ++b) c = {};\n"
-                    "    c.store(x + i);\n  }}\n}}\n",
-                    element(id), vector(id), combined(id, "c.get()", "load(x + b * n + i)")));
+                    "    store(x + i, {});\n  }}\n}}\n",
+                    element(id), carried(id),
+                    combined(id, value_of(id, "c"), "load(x + b * n + i)"), value_of(id, "c")));
     out_.body += fmt::format("  {}(s{}, {}, {});\n", add, id, padded_, blocks);
   }
   out_.body += fmt::format(

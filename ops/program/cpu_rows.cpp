@@ -324,7 +324,7 @@ class RowWalk : public RowTotals {
       const std::string sum = fmt::format("a{}_{}", f, to), x = name(at(f).args[0], u);
       out_.body += fmt::format(
           "{}{} = {};\n", indent, sum,
-          combined(f, sum + ".get()",
+          combined(f, value_of(f, sum),
                    tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
                         : "(" + x + ")"));
     }
@@ -342,8 +342,8 @@ class RowWalk : public RowTotals {
     }
     for (int f : folds) {
       for (int u = 0; u < 4; ++u) {
-        out_.body += fmt::format("{}Parts<{}> a{}_{} = {};\n", indent, vector(f), f, u,
-                                 name(at(f).args[1], 0));
+        out_.body +=
+            fmt::format("{}{} a{}_{} = {};\n", indent, carried(f), f, u, name(at(f).args[1], 0));
       }
     }
     out_.body += indent + "{\n";

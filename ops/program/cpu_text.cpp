@@ -271,6 +271,16 @@ std::string CpuText::line(int id, int u, bool tail) {
 
 std::string CpuText::element(int id) const { return spelling(at(id).type).element; }
 std::string CpuText::vector(int id) const { return spelling(at(id).type).vector; }
+// Lanes have four bytes at least.
+bool CpuText::fits(int id) const {
+  return 16 * std::max<size_t>(itemsize(at(id).type), 4) <= BRRR_VX_BYTES;
+}
+std::string CpuText::carried(int id) const {
+  return fits(id) ? vector(id) : "Parts<" + vector(id) + ">";
+}
+std::string CpuText::value_of(int id, const std::string& carried) const {
+  return fits(id) ? carried : carried + ".get()";
+}
 std::string CpuText::combined(int fold, const std::string& x, const std::string& y) const {
   return fill(at(fold).text, {x, y});
 }
@@ -290,28 +300,28 @@ std::string CpuText::fold_four(int fold, const std::string& names) {
                            vector(fold), combiner(fold)));
   std::string all;
   for (const char* k : {"0", "1", "2", "3"}) {
-    all += fmt::format("{}{}.get()", all.empty() ? "" : ", ", fill(names, {k}));
+    all += (all.empty() ? "" : ", ") + value_of(fold, fill(names, {k}));
   }
   return fmt::format("{}({})", name, all);
 }
 std::string CpuText::fold_array(int fold, const std::string& array, const std::string& count,
                                 const std::string& indent) {
   const std::string each = "where(first_lanes(n), load_n(x + i, n), init)";
-  const std::string name = function(
-      fmt::format("static __attribute__((noinline)) void $0({0}* x, long m, {1} init) {{\n"
-                  "  for (long t; m > 1; m = t) {{\n"
-                  "    t = (m + {2}) / {3};\n"
-                  "    for (long c = 0; c < t; ++c) {{\n"
-                  "      const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
-                  "      Parts<{1}> r[4] = {{init, init, init, init}};\n"
-                  "      for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
-                  "        const int n = to - i < 16 ? (int)(to - i) : 16;\n"
-                  "        r[k] = {4};\n"
-                  "      }}\n"
-                  "      x[c] = {5};\n"
-                  "    }}\n  }}\n}}\n",
-                  element(fold), vector(fold), kReduceChunk - 1, kReduceChunk,
-                  combined(fold, "r[k].get()", each), fold_four(fold, "r[$0]")));
+  const std::string name = function(fmt::format(
+      "static __attribute__((noinline)) void $0({0}* x, long m, {1} init) {{\n"
+      "  for (long t; m > 1; m = t) {{\n"
+      "    t = (m + {2}) / {3};\n"
+      "    for (long c = 0; c < t; ++c) {{\n"
+      "      const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
+      "      {6} r[4] = {{init, init, init, init}};\n"
+      "      for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
+      "        const int n = to - i < 16 ? (int)(to - i) : 16;\n"
+      "        r[k] = {4};\n"
+      "      }}\n"
+      "      x[c] = {5};\n"
+      "    }}\n  }}\n}}\n",
+      element(fold), vector(fold), kReduceChunk - 1, kReduceChunk,
+      combined(fold, value_of(fold, "r[k]"), each), fold_four(fold, "r[$0]"), carried(fold)));
   return fmt::format("{}{}({}, {}, {});\n", indent, name, array, count,
                      CpuText::name(at(fold).args[1], 0));
 }

@@ -66,6 +66,10 @@ class CpuText {
   std::string combiner(int fold) const;
   std::string vector(int id) const;   ///< The type of a statement's value,
   std::string element(int id) const;  ///< and of an element of it.
+  /// What a loop carries on of such values, and the value of that. Where it fits a register that is
+  /// the vector itself, which compiles faster than Parts of it.
+  std::string carried(int id) const;
+  std::string value_of(int id, const std::string& carried) const;
   /// The name of a function of that text, whose `$0` is the name: what several kernels call is
   /// compiled once for all of them.
   std::string function(const std::string& text);
@@ -95,6 +99,7 @@ class CpuText {
     return s.kind == Statement::Constant || (s.kind == Statement::Number && !number(s).control);
   }
   std::string value(const Statement& s) const;
+  bool fits(int id) const;
   size_t live_vectors(const std::vector<int>& ids) const;
 
   std::vector<std::string> addressed_;  // Pointers of the body that is printed.

@@ -82,7 +82,7 @@ class WholeWalk : public CpuText {
     const std::string in =
         tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(fold).args[1], 0))
              : "(" + x + ")";
-    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(fold, sum + ".get()", in));
+    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(fold, value_of(fold, sum), in));
   }
 
   void chunk() {
@@ -92,9 +92,9 @@ class WholeWalk : public CpuText {
         kReduceChunk);
     for (int f : folds_) {
       out_.body += fmt::format(
-          "    Parts<{0}> a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
+          "    {0} a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
           "a{1}_3 = a{1}_0;\n",
-          vector(f), f, name(at(f).args[1], 0));
+          carried(f), f, name(at(f).args[1], 0));
     }
     out_.body += "    for (; i + 64 <= to; i += 64) {\n";
     emit(elements_, 4, false, "      ");
@@ -103,8 +103,8 @@ class WholeWalk : public CpuText {
     }
     out_.body += "    }\n";
     for (int f : folds_) {
-      out_.body += fmt::format("    Parts<{0}> r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n",
-                               vector(f), f);
+      out_.body +=
+          fmt::format("    {0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", carried(f), f);
     }
     out_.body +=
         "    for (int k = 0; i < to; i += 16, ++k) {\n"
