@@ -203,9 +203,9 @@ std::vector<std::string> host_compiler_flags(const HostCompiler& compiler) {
   // -ftree-slp-vectorize vectors of two registers go through memory.
   const char* const spared =
       "--param=sccvn-max-alias-queries-per-access=10 -fno-tree-pre -fno-code-hoisting "
-      "-fno-tree-vrp -fno-tree-dominator-opts -fno-thread-jumps -fno-expensive-optimizations "
-      "-fno-rerun-cse-after-loop -fno-cse-follow-jumps -fno-crossjumping -fno-tree-tail-merge "
-      "-fira-region=one";
+      "-fno-tree-vrp -fno-tree-bit-ccp -fno-tree-dominator-opts -fno-thread-jumps "
+      "-fno-expensive-optimizations -fno-rerun-cse-after-loop -fno-cse-follow-jumps "
+      "-fno-crossjumping -fno-tree-tail-merge -fira-region=one";
   return split_words(
       fmt::format("-fno-fast-math {} {} -shared -fPIC -nostdlib -Wl,-Bsymbolic -pipe -w -g0 "
                   "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables "
