@@ -310,6 +310,18 @@ TEST_CASE("row fusion: rows that stream") {
       return grad({(y * g).sum()}, leaves);
     };
     kernels(backward);
+    // Passes without elements of their own, elements picked by an id, sums over the rows.
+    kernels([&] {
+      const Tensor h = x * g, s = (h - h.mean({-1}, true)).exp().sum({-1}, true);
+      return Tensors{s.log(), (h * s).sum({0}), (x - s).mean({-1})};
+    });
+    if (x.dim() != 2) return;
+    const Tensor ids = randint(0, n, {x.size(0)});
+    kernels([&] {
+      const Tensor leaf = x.detach().set_requires_grad(true);
+      const Tensor loss = cross_entropy(leaf, ids);
+      return Tensors{loss.detach(), grad({loss}, {leaf})[0]};
+    });
   };
   const Tensor all = randn({8'500'016}), other = randn({8'500'016});
   const auto rows = [&](const Tensor& t, int64_t from, IntList sizes) {

@@ -1,6 +1,7 @@
 #include "ops/program/cpu.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/program/cpu_text.h"
 
@@ -8,11 +9,10 @@ namespace brrr::program {
 
 namespace {
 
-// How far ahead they are asked for: 4 KB is late, 16 KB begins to push out what is in use.
-constexpr int64_t kAhead = 8 << 10;
-// Operands that every row reads again, below which the prefetcher keeps up by itself: with 8 KB of
-// them asking takes a fifth longer, with 32 KB not asking up to twice as long.
-constexpr int64_t kReread = 16 << 10;
+// Bytes that every row reads again, up to which the prefetcher keeps up by itself. Beside a first
+// level of 48 KB asking takes a fifth longer with 8 KB of them, and not asking up to twice as long
+// with 32; beside one of 32 KB not asking takes a sixth longer with 8 KB already.
+int64_t reread_limit() { return prefetch_level() == 1 ? 16 << 10 : 4 << 10; }
 
 // A walk over elements.
 class Text : public CpuText {
@@ -61,18 +61,23 @@ class Text : public CpuText {
         reread += bytes_of(window(w));
       }
     }
-    for (size_t w = 0; w < ahead_.size() && streaming_ && reread > kReread; ++w) {
+    for (size_t w = 0; w < ahead_.size() && streaming_ && reread > reread_limit(); ++w) {
       const Window& x = window(w);
       ahead_[w] = x.in_memory() && inner_stride(w) == 1 && x.loaded && streams(x);
     }
   }
 
+  // Twice, because some lines are late the first time: from memory, then into the level they are
+  // used from.
   void at_body(int unroll, const std::string& indent) override {
-    for (size_t w = 0; w < ahead_.size(); ++w) {
-      const int64_t bytes = 16 * unroll * window(w).item();
-      for (int64_t line = 0; ahead_[w] && line < bytes; line += 64) {
-        out_.body += fmt::format("{}prefetch<{}>((const char*)(p{} + i) + {});\n", indent,
-                                 prefetch_level(), w, kAhead + line);
+    const std::pair<int, int64_t> asks[] = {{2, 2 * kAhead}, {prefetch_level(), kAhead}};
+    for (const auto& [level, distance] : asks) {
+      for (size_t w = 0; w < ahead_.size(); ++w) {
+        const int64_t bytes = 16 * unroll * window(w).item();
+        for (int64_t line = 0; ahead_[w] && line < bytes; line += 64) {
+          out_.body += fmt::format("{}prefetch<{}>((const char*)(p{} + i) + {});\n", indent, level,
+                                   w, distance + line);
+        }
       }
     }
   }

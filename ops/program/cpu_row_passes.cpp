@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/kinds/reduction.h"
+
 namespace brrr::program {
 
 // Of values that a pass leaves for later ones.
@@ -32,6 +34,9 @@ void RowPasses::sort_out() {
     if (kind == Statement::FoldRows) columns_.push_back(static_cast<int>(id));
     if (kind == Statement::Total) totals_.push_back(static_cast<int>(id));
   }
+  // Where a vector takes several registers the sums of two passes would not fit in all of them.
+  constexpr bool whole = BRRR_VX_BYTES == 64;
+  pipelined_ = whole && streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
 }
 
 // Loads and polynomials that a value of elements is made of.
@@ -49,8 +54,7 @@ bool RowPasses::is_worth_keeping(int id) {
   std::vector<bool> seen(p_.statements.size());
   int loads = 0, cost = 0;
   weigh(id, seen, loads, cost);
-  const int64_t bytes = block_ * padded_ * static_cast<int64_t>(itemsize(t));
-  return (loads > 2 || cost > 1) && kept_bytes_ + bytes <= kKeptBytes;
+  return (loads > 2 || cost > 1) && kept_bytes_ + bytes_kept(id) <= kKeptBytes;
 }
 void RowPasses::need(int id, int d, std::vector<bool>& in) {
   if (!in_row(id) || in[static_cast<size_t>(id)]) return;
@@ -58,9 +62,7 @@ void RowPasses::need(int id, int d, std::vector<bool>& in) {
   int& first = of(id).pass;
   const bool before = first >= 0 && first < d;
   if (before && (of(id).kept || is_worth_keeping(id))) {
-    if (!of(id).kept) {
-      kept_bytes_ += block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
-    }
+    if (!of(id).kept) kept_bytes_ += bytes_kept(id);
     of(id).kept = true;
     return;
   }

@@ -25,6 +25,8 @@ class RowPasses : public CpuText {
     return at(id).kind == Statement::Store && !of(id).after &&
            inner_stride(static_cast<size_t>(at(id).which)) != 0;
   }
+  /// Of how many blocks a value that is kept is there at a time.
+  int64_t blocks_kept(int id) const { return pipelined_ ? deepest_ - of(id).pass + 1 : 1; }
   /// Fills `passes_`.
   void plan_passes();
 
@@ -39,12 +41,16 @@ class RowPasses : public CpuText {
   const int64_t block_;   // Rows that a pass takes before the next begins.
   const int64_t padded_;  // The length of a row in the kernel's own memory.
   int deepest_ = 0;
+  bool pipelined_ = false;  // Passes run side by side, each a block behind the one before.
   std::vector<int> columns_, totals_;
   std::vector<Pass> passes_;
 
  private:
   void sort_out();
   void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const;
+  int64_t bytes_kept(int id) const {
+    return blocks_kept(id) * block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
+  }
   bool is_worth_keeping(int id);
   void need(int id, int d, std::vector<bool>& in);
 

@@ -1,22 +1,22 @@
 // The CPU's kernel of a program with a row. A few rows at a time, pass by pass: each pass walks all
 // of them and ends in numbers of each row, which are then computed with a row a lane; the last pass
-// stores elements. A row's fold is in the order of ops/kinds/reduction.h ("rows"), that over the
-// rows in blocks of 64 ("columns"), so that bits are those of eager kernels.
+// stores elements. Where rows stream from memory the passes run side by side. A row's fold is in
+// the order of ops/kinds/reduction.h ("rows"), that over the rows in blocks of 64 ("columns"), so
+// that bits are those of eager kernels.
 #include <algorithm>
 #include <bit>
-#include <functional>
 
 #include "ops/kinds/reduction.h"
-#include "ops/program/cpu_row_totals.h"
+#include "ops/program/cpu_row_bodies.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
 namespace {
 
-class RowWalk : public RowTotals {
+class RowWalk : public RowBodies {
  public:
-  explicit RowWalk(const Program& p) : RowTotals(p) {}
+  explicit RowWalk(const Program& p) : RowBodies(p) {}
 
   CpuKernel run() {
     out_.arguments = cpu_arguments(p_);
@@ -30,6 +30,15 @@ class RowWalk : public RowTotals {
     begin();
     store_for_all();
     arrays();
+    pipelined_ ? pipeline(unit) : pass_by_pass(unit);
+    if (any_around_) out_.body += "  fence_nt();\n";
+    out_.body += "}\n";
+    if (!columns_.empty() || !totals_.empty()) finish();
+    return std::move(out_);
+  }
+
+ private:
+  void pass_by_pass(int64_t unit) {
     out_.body += fmt::format(
         "  for (long k = begin; k < end; ++k) {{\n    const long last = (k + 1) * {0} < {1} ? "
         "(k + 1) * {0} : {1};\n",
@@ -43,20 +52,12 @@ class RowWalk : public RowTotals {
         fmt::format("      const int rows = last - r0 < {0} ? (int)(last - r0) : {0};\n", block_);
     for (int d = 0; d <= deepest_; ++d) {
       numbers(d);
-      if (!passes_[static_cast<size_t>(d)].list.empty() ||
-          !passes_[static_cast<size_t>(d)].folds.empty()) {
-        pass(d);
-      }
+      if (walks(d) || !passes_[static_cast<size_t>(d)].folds.empty()) pass(d);
     }
     store_numbers();
     out_.body += "    }\n  }\n";
-    if (any_around_) out_.body += "  fence_nt();\n";
-    out_.body += "}\n";
-    if (!columns_.empty() || !totals_.empty()) finish();
-    return std::move(out_);
   }
 
- private:
   // --- the beginning -----------------------------------------------------------------------------
 
   // Numbers that depend on no row.
@@ -73,26 +74,23 @@ class RowWalk : public RowTotals {
     const Window& w = window(static_cast<size_t>(s.which));
     return std::all_of(w.stride, w.stride + ndim_, [](int64_t x) { return x == 0; });
   }
-  // Of each row a number, and what later passes load again.
+  // Of each row a number, and what later passes load again; in a pipeline those of all blocks that
+  // are on their way.
   void arrays() {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const std::string type = element(id);
+      const char* all = pipelined_ ? "all_" : "";
       if (of(id).live && at(id).varies == Statement::WithRow) {
-        out_.body += fmt::format("  alignas(64) {} w{}[16] = {{}};\n", type, id);
+        out_.body += fmt::format("  alignas(64) {} {}w{}[{}] = {{}};\n", type, all, id,
+                                 16 * blocks_of_numbers());
       }
       if (of(id).kept) {
-        out_.body += fmt::format("  alignas(64) {} k{}[{}];\n", type, id, block_ * padded_);
+        out_.body += fmt::format("  alignas(64) {} {}k{}[{}];\n", type, all, id,
+                                 blocks_kept(id) * block_ * padded_);
       }
     }
   }
   // --- numbers of rows ---------------------------------------------------------------------------
-
-  std::string from_memory(int id, const std::string& x) const {
-    return fill(spelling(at(id).type).load, {x});
-  }
-  std::string to_memory(int id, const std::string& x) const {
-    return fill(spelling(at(id).type).store, {x});
-  }
 
   bool is_dense(const Window& w) const {
     int64_t next = 1;
@@ -181,154 +179,61 @@ class RowWalk : public RowTotals {
 
   // --- passes over elements ----------------------------------------------------------------------
 
-  std::string line(int id, int u, bool tail) override {
-    const Statement& s = at(id);
-    if (s.kind == Statement::Length) {
-      return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
-    }
-    if (s.kind == Statement::IsAt) {
-      return fmt::format(
-          "const auto {} = eq(i32{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}, "
-          "splat((int)(id{} - (i + {}))))",
-          name(id, u), s.which, 16 * u);
-    }
-    if (s.kind == Statement::FoldRows) {
-      const std::string to = address(fmt::format("c{}", id), u, tail);
-      return fmt::format("store({0}, {1})", to,
-                         combined(id, fmt::format("load({})", to), "(" + name(s.args[0], u) + ")"));
-    }
-    if (!of(id).kept) return CpuText::line(id, u, tail);
-    const std::string kept = address(fmt::format("q{}", id), u, tail);
-    if (of(id).pass < current_) return fmt::format("const auto {} = load({})", name(id, u), kept);
-    return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
-  }
-
-  // Pointers and numbers of row r that a pass reads.
-  void begin_row(const Pass& pass) {
-    std::vector<int> used = pass.list;
-    for (int id : pass.folds) {
-      if (at(id).kind == Statement::Pick) picked(at(id).args[0], used);
-    }
-    std::vector<size_t> windows, ids;
-    std::vector<int> given, statements = used;
-    statements.insert(statements.end(), pass.folds.begin(), pass.folds.end());
-    for (int id : statements) {
-      const Statement& s = at(id);
-      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
-        ids.push_back(static_cast<size_t>(s.which));
-      }
-      const bool reads = s.kind == Statement::Load && !(of(id).kept && of(id).pass < current_);
-      if (reads || s.kind == Statement::Store) windows.push_back(static_cast<size_t>(s.which));
-      for (int a : s.args) {
-        if (at(a).varies == Statement::WithRow) given.push_back(a);
-      }
-    }
-    distinct(windows), distinct(ids), distinct(given), distinct(used);
-    out_.body += "      for (long r = 0; r < rows; ++r) {\n        const long q = r0 + r;\n";
-    row_pointers("q", windows, "        ");
-    for (size_t w : ids) out_.body += fmt::format("        const long id{0} = o{0}[q];\n", w);
-    for (int id : given) {
-      if (is_fold(id) && of(id).depth > current_) continue;
-      out_.body += fmt::format("        const auto v{} = {};\n", id,
-                               from_memory(id, fmt::format("splat(w{}[r])", id)));
-    }
-    for (int id : used) {
-      if (of(id).kept) {
-        out_.body +=
-            fmt::format("        {0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_);
-      }
-      if (at(id).kind == Statement::FoldRows) {
-        out_.body +=
-            fmt::format("        {0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_);
-      }
-    }
-  }
-  template <class T> static void distinct(std::vector<T>& list) {
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-  }
-  void picked(int id, std::vector<int>& list) const {
-    if (!in_row(id)) return;
-    list.push_back(id);
-    for (int a : at(id).args) picked(a, list);
-  }
-
   void pass(int d) {
     current_ = d;
     const Pass& pass = passes_[static_cast<size_t>(d)];
-    begin_row(pass);
-    std::vector<int> folds;
-    for (int id : pass.folds) {
-      if (at(id).kind == Statement::Pick)
-        pick(id);
-      else
-        folds.push_back(id);
-    }
+    out_.body += "      for (long r = 0; r < rows; ++r) {\n";
+    row_names(pass, "        ");
+    picks(pass);
     if (d == deepest_) {
       int unroll = choose_unroll(pass.list);
       while (unroll > 1 && n_ % (16 * unroll) != 0 && (n_ % 16 == 0 || n_ < 16 * unroll)) {
         unroll /= 2;
       }
       loops(pass.list, "0", fmt::format("{}", n_), unroll, "        ", n_);
-    } else if (!folds.empty()) {
-      fold(pass.list, folds);
+    } else if (!folds(pass).empty()) {
+      fold(pass.list, folds(pass));
     }
     out_.body += "      }\n";
   }
-
-  // The next block's rows are asked for: a pass over what a cache holds would leave memory idle,
-  // and the hardware does not look beyond a page. Twice, because some come too early for the first
-  // level and others too late; not in the last of many passes, whose stores keep memory busy.
+  // Rows to come are asked for: a pass over what a cache holds would leave memory idle, and the
+  // hardware does not look beyond a page. Twice, because some come too early for the first level
+  // and others too late. In a pipeline by the pass that reads them first, so many bytes ahead;
+  // else the next block, not in the last of many passes, whose stores keep memory busy.
   void at_body(int unroll, const std::string& indent) override {
     const bool asks = streaming_ && current_ <= std::max(1, deepest_ - 1);
-    for (size_t w = 0; w < p_.windows.size() && asks; ++w) {
+    for (size_t w = 0; w < p_.windows.size(); ++w) {
       const Window& x = window(w);
       if (!x.in_memory() || !x.loaded || inner_stride(w) != 1 || !streams(x)) continue;
       bool dense = true;
       for (int d = 0; d + 2 < ndim_; ++d) dense &= x.stride[d] == x.stride[d + 1] * size_[d + 1];
-      const int64_t row = x.stride[ndim_ - 2];
+      if (!dense) continue;
       const int level = block_ * n_ * x.item() > (8 << 10) ? 2 : prefetch_level();
-      for (int64_t at = 0; dense && at < 16 * unroll; at += 64 / x.item()) {
-        out_.body += fmt::format("{}prefetch<{}>((const char*)(o{} + (q + {}) * {} + i + {}));\n",
-                                 indent, level, w, block_, row, at);
-      }
+      if (!pipelined_ && asks) ask(w, level, block_ * n_, unroll, indent);
+      if (!pipelined_ || first_pass(w) != current_) continue;
+      ask(w, 2, 2 * kAhead / x.item(), unroll, indent);
+      ask(w, level, kAhead / x.item(), unroll, indent);
     }
   }
-
-  // Element `id` of the row, computed where it is.
-  void pick(int id) {
-    const Statement& s = at(id);
-    const std::function<std::string(int)> value = [&](int x) -> std::string {
-      const Statement& e = at(x);
-      if (!in_row(x)) return name(x, 0);
-      if (e.kind == Statement::Load) {
-        const auto w = static_cast<size_t>(e.which);
-        const std::string place = fmt::format("id{} * {}", s.which, inner_stride(w));
-        const std::string v = window(w).source == Window::Index
-                                  ? fmt::format("splat(p{} + {})", w, place)
-                                  : fmt::format("splat(p{}[{}])", w, place);
-        return fill(spelling(window(w).dtype).load, {v});
-      }
-      if (e.kind == Statement::IsAt) return "first_lanes(16)";
-      std::vector<std::string> args;
-      for (int a : e.args) args.push_back("(" + value(a) + ")");
-      return fill(e.text, args);
-    };
-    out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which,
-                             ignored(s), value(s.args[0]));
-  }
-
-  // Adds the u-th vector of the body to accumulator `to`.
-  void take(const std::vector<int>& folds, int u, int to, bool tail, const std::string& indent) {
-    for (int f : folds) {
-      const std::string sum = fmt::format("a{}_{}", f, to), x = name(at(f).args[0], u);
-      out_.body += fmt::format(
-          "{}{} = {};\n", indent, sum,
-          combined(f, value_of(f, sum),
-                   tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
-                        : "(" + x + ")"));
+  // The lines of a body so many elements ahead.
+  void ask(size_t w, int level, int64_t ahead, int unroll, const std::string& indent) {
+    const Window& x = window(w);
+    const int64_t row = x.stride[ndim_ - 2], to = ahead / n_ * row + ahead % n_;
+    for (int64_t at = 0; at < 16 * unroll; at += 64 / x.item()) {
+      out_.body += fmt::format("{}prefetch<{}>((const char*)(o{} + q * {} + i + {}));\n", indent,
+                               level, w, row, to + at);
     }
   }
+  // The first pass that loads from a window.
+  int first_pass(size_t w) const {
+    int first = deepest_ + 1;
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      const bool loads = at(id).kind == Statement::Load && at(id).which == static_cast<int>(w);
+      if (loads && of(id).pass >= 0) first = std::min(first, of(id).pass);
+    }
+    return first;
+  }
+
   // All folds in one walk over the row: chunks of kReduceChunk, in each four accumulators.
   void fold(const std::vector<int>& list, const std::vector<int>& folds) {
     const int64_t chunks = (n_ + kReduceChunk - 1) / kReduceChunk;
@@ -340,12 +245,7 @@ class RowWalk : public RowTotals {
       out_.body += fmt::format("{}for (long c = 0; c < {}; ++c) {{\n", indent, chunks);
       indent += "  ";
     }
-    for (int f : folds) {
-      for (int u = 0; u < 4; ++u) {
-        out_.body +=
-            fmt::format("{}{} a{}_{} = {};\n", indent, carried(f), f, u, name(at(f).args[1], 0));
-      }
-    }
+    accumulators(folds, indent);
     out_.body += indent + "{\n";
     const std::string first = chunks > 1 ? fmt::format("c * {}", kReduceChunk) : "0";
     const std::string last =
@@ -353,19 +253,12 @@ class RowWalk : public RowTotals {
                    : fmt::format("{}", n_);
     out_.body += fmt::format("{}long i = {};\n", indent, first);
     if (n_ >= 64) {
-      bodies(64, last, chunks > 1 ? 0 : n_, indent, [&](const std::string& inner) {
-        at_body(4, inner);
-        emit(list, 4, false, inner);
-        for (int u = 0; u < 4; ++u) take(folds, u, u, false, inner);
-      });
+      bodies(64, last, chunks > 1 ? 0 : n_, indent,
+             [&](const std::string& inner) { fold_body(list, folds, inner); });
     }
     rest(list, folds, chunks, indent);
     out_.body += indent + "}\n";
-    for (int f : folds) {
-      out_.body += fmt::format("{}{} = {};\n", indent,
-                               chunks > 1 ? fmt::format("c{}[c]", f) : fmt::format("w{}[r]", f),
-                               fold_four(f, fmt::format("a{}_$0", f)));
-    }
+    reduced(folds, chunks > 1 ? "c{}[c]" : "w{}[r]", indent);
     if (chunks == 1) return;
     out_.body += "        }\n";
     for (int f : folds) {
@@ -374,24 +267,117 @@ class RowWalk : public RowTotals {
       out_.body += fmt::format("        w{}[r] = *{};\n", f, array);
     }
   }
-  // What is left of a row, or of its last chunk, behind whole bodies.
-  void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
-            const std::string& indent) {
-    if (n_ % 64 == 0) return;
-    const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
-    out_.body += indent + (chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n");
-    emit(list, whole, false, indent + "  ");
-    for (int u = 0; u < whole; ++u) take(folds, u, u, false, indent + "  ");
-    if (left) {
-      out_.body += fmt::format("{0}  i += {1};\n{0}  const int n = {2};\n{0}  {{\n", indent,
-                               16 * whole, left);
-      emit(list, 1, true, indent + "    ");
-      take(folds, 0, whole, true, indent + "    ");
-      out_.body += indent + "  }\n";
+
+  // --- passes over several blocks at a time ------------------------------------------------------
+
+  int blocks_of_numbers() const { return pipelined_ ? deepest_ + 1 : 1; }
+
+  // The passes go over the same elements of different blocks: while one reads what comes from
+  // memory another computes and a third one stores, so that neither memory nor any unit waits for
+  // a pass to end. In turn t pass d is at block t - d.
+  void pipeline(int64_t unit) {
+    out_.body += fmt::format(
+        "  const long first = begin * {0}, last = end * {0} < {1} ? end * {0} : {1};\n"
+        "  for (long t = 0; first + (t - {2}) * {3} < last; ++t) {{\n"
+        "    const auto count = [&](long at) {{\n"
+        "      return at < first || at >= last ? 0 : last - at < {3} ? (int)(last - at) : {3};\n"
+        "    }};\n",
+        unit, rows_, deepest_, block_);
+    std::string together;
+    for (int d = 0; d <= deepest_; ++d) {
+      out_.body += fmt::format(
+          "    const long at{0} = first + (t - {0}) * {1};\n    const int rows{0} = "
+          "count(at{0});\n",
+          d, block_);
+      together += fmt::format("{}rows{} == {}", d ? " && " : "", d, block_);
     }
-    out_.body += indent + "}\n";
+    out_.body += fmt::format("    const bool together = {};\n", together);
+    for (int d = 0; d <= deepest_; ++d) {
+      out_.body += "    {\n";
+      names_of_block(d);
+      numbers(d);
+      if (d == deepest_ && !columns_.empty()) {
+        out_.body += fmt::format("    if (rows && r0 % {} == 0) {{\n", kReduceBlock);
+        clear_columns();
+        out_.body += "    }\n";
+      }
+      out_.body += "    }\n";
+    }
+    out_.body += fmt::format("    for (long r = 0; r < {}; ++r) {{\n", block_);
+    std::string whole, apart, scopes;
+    for (int d = 0; d <= deepest_; ++d) {
+      if (!walks(d)) continue;
+      body(d);
+      scopes += "}";
+      whole += fmt::format(" body{}(i);", d);
+      apart +=
+          fmt::format("        for (long i = 0; r < rows{0} && i < {1}; i += 64) body{0}(i);\n", d,
+                      n_ / 64 * 64);
+    }
+    out_.body += fmt::format(
+        "      if (together) {{\n        for (long i = 0; i < {}; i += 64) {{{} }}\n      }} else "
+        "{{\n{}      }}\n",
+        n_ / 64 * 64, whole, apart);
+    for (int d = 0; d <= deepest_; ++d) end_of_row(d);
+    out_.body += fmt::format("      {}\n    }}\n    {{\n", scopes);
+    names_of_block(deepest_);
+    store_numbers();
+    out_.body += "    }\n  }\n";
   }
-  int current_ = 0;  // The pass that is printed.
+  // Whether a pass goes over elements.
+  bool walks(int d) const {
+    const Pass& pass = passes_[static_cast<size_t>(d)];
+    return !pass.list.empty() || !folds(pass).empty();
+  }
+
+  // What a pass calls the rows that it is at, their numbers and what is kept of them.
+  void names_of_block(int d) {
+    out_.body += fmt::format("      const long r0 = at{0};\n      const int rows = rows{0};\n", d);
+    if (!columns_.empty())
+      out_.body += fmt::format("      const long k = r0 / {};\n", kReduceBlock);
+    const std::string turn = fmt::format("(t + {})", deepest_ - d);
+    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+      if (of(id).live && at(id).varies == Statement::WithRow) {
+        out_.body += fmt::format("      {0}* const w{1} = all_w{1} + {2} % {3} * 16;\n",
+                                 element(id), id, turn, blocks_of_numbers());
+      }
+      if (of(id).kept && of(id).pass <= d) {
+        out_.body += fmt::format("      {0}* const k{1} = all_k{1} + {2} % {3} * {4};\n",
+                                 element(id), id, turn, blocks_kept(id), block_ * padded_);
+      }
+    }
+  }
+  // A pass over sixty-four elements of row r, as a function of their place. What it names is in a
+  // scope that stays open, inside those of the passes before it.
+  void body(int d) {
+    current_ = d;
+    const Pass& pass = passes_[static_cast<size_t>(d)];
+    out_.body += "      {\n";
+    names_of_block(d);
+    row_names(pass, "      ");
+    accumulators(folds(pass), "      ");
+    out_.body +=
+        fmt::format("      const auto body{} = [&](long i) __attribute__((always_inline)) {{\n", d);
+    fold_body(pass.list, folds(pass), "        ");
+    out_.body += "      };\n";
+  }
+  // What a pass does behind whole bodies.
+  void end_of_row(int d) {
+    current_ = d;
+    const Pass& pass = passes_[static_cast<size_t>(d)];
+    const bool rest_of_row = n_ % 64 != 0 && walks(d);
+    if (!rest_of_row && pass.folds.empty()) return;
+    out_.body += fmt::format("      if (r < rows{}) {{\n", d);
+    names_of_block(d);
+    row_names(pass, "        ");
+    picks(pass);
+    if (rest_of_row) {
+      out_.body += fmt::format("        long i = {};\n", n_ / 64 * 64);
+      rest(pass.list, folds(pass), 1, "        ");
+    }
+    reduced(folds(pass), "w{}[r]", "        ");
+    out_.body += "      }\n";
+  }
 };
 
 }  // namespace

@@ -10,6 +10,10 @@ namespace brrr::program {
 
 inline constexpr int64_t kGrain = 1 << 15;  ///< Elements worth a thread.
 
+/// How many bytes ahead of time lines are asked for into the level that they are used from: 4 KB is
+/// late, 16 KB begins to push out what is in use. Into the second level it is twice as far.
+inline constexpr int64_t kAhead = 8 << 10;
+
 /// The level that lines are asked for into ahead of time: a first level of 32 KB is full of what is
 /// read again, and a line that it throws out before its use would come from memory twice; in one of
 /// 48 KB there is room.

@@ -1,0 +1,185 @@
+#include "ops/program/cpu_row_bodies.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "ops/kinds/reduction.h"
+#include "ops/vocabulary/spelling.h"
+
+namespace brrr::program {
+
+namespace {
+
+template <class T> void distinct(std::vector<T>& list) {
+  std::sort(list.begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+}
+
+}  // namespace
+
+std::string RowBodies::from_memory(int id, const std::string& x) const {
+  return fill(spelling(at(id).type).load, {x});
+}
+std::string RowBodies::to_memory(int id, const std::string& x) const {
+  return fill(spelling(at(id).type).store, {x});
+}
+
+std::string RowBodies::line(int id, int u, bool tail) {
+  const Statement& s = at(id);
+  if (s.kind == Statement::Length) {
+    return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
+  }
+  if (s.kind == Statement::IsAt) {
+    return fmt::format(
+        "const auto {} = eq(i32{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}, "
+        "splat((int)(id{} - (i + {}))))",
+        name(id, u), s.which, 16 * u);
+  }
+  if (s.kind == Statement::FoldRows) {
+    const std::string to = address(fmt::format("c{}", id), u, tail);
+    return fmt::format("store({0}, {1})", to,
+                       combined(id, fmt::format("load({})", to), "(" + name(s.args[0], u) + ")"));
+  }
+  if (!of(id).kept) return CpuText::line(id, u, tail);
+  const std::string kept = address(fmt::format("q{}", id), u, tail);
+  if (of(id).pass < current_) return fmt::format("const auto {} = load({})", name(id, u), kept);
+  return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
+}
+
+void RowBodies::row_names(const Pass& pass, const std::string& indent) {
+  std::vector<int> used = pass.list;
+  for (int id : pass.folds) {
+    if (at(id).kind == Statement::Pick) picked(at(id).args[0], used);
+  }
+  std::vector<size_t> windows, ids;
+  std::vector<int> given, statements = used;
+  statements.insert(statements.end(), pass.folds.begin(), pass.folds.end());
+  for (int id : statements) {
+    const Statement& s = at(id);
+    if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
+      ids.push_back(static_cast<size_t>(s.which));
+    }
+    const bool reads = s.kind == Statement::Load && !(of(id).kept && of(id).pass < current_);
+    if (reads || s.kind == Statement::Store) windows.push_back(static_cast<size_t>(s.which));
+    for (int a : s.args) {
+      if (at(a).varies == Statement::WithRow) given.push_back(a);
+    }
+  }
+  distinct(windows), distinct(ids), distinct(given), distinct(used);
+  out_.body += indent + "const long q = r0 + r;\n";
+  row_pointers("q", windows, indent);
+  // Before the first row and behind the last a pipelined pass has none.
+  const std::string guard = pipelined_ ? "r >= rows ? 0 : " : "";
+  for (size_t w : ids) {
+    out_.body += fmt::format("{0}const long id{1} = {2}o{1}[q];\n", indent, w, guard);
+  }
+  for (int id : given) {
+    if (is_fold(id) && of(id).depth > current_) continue;
+    out_.body += fmt::format("{}const auto v{} = {};\n", indent, id,
+                             from_memory(id, fmt::format("splat(w{}[r])", id)));
+  }
+  for (int id : used) {
+    if (of(id).kept) {
+      out_.body +=
+          fmt::format("{3}{0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_, indent);
+    }
+    if (at(id).kind == Statement::FoldRows) {
+      out_.body +=
+          fmt::format("{3}{0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_, indent);
+    }
+  }
+}
+void RowBodies::picked(int id, std::vector<int>& list) const {
+  if (!in_row(id)) return;
+  list.push_back(id);
+  for (int a : at(id).args) picked(a, list);
+}
+
+void RowBodies::picks(const Pass& pass) {
+  for (int id : pass.folds) {
+    if (at(id).kind == Statement::Pick) pick(id);
+  }
+}
+// Element `id` of the row, computed where it is.
+void RowBodies::pick(int id) {
+  const Statement& s = at(id);
+  const std::function<std::string(int)> value = [&](int x) -> std::string {
+    const Statement& e = at(x);
+    if (!in_row(x)) return name(x, 0);
+    if (e.kind == Statement::Load) {
+      const auto w = static_cast<size_t>(e.which);
+      const std::string place = fmt::format("id{} * {}", s.which, inner_stride(w));
+      const std::string v = window(w).source == Window::Index
+                                ? fmt::format("splat(p{} + {})", w, place)
+                                : fmt::format("splat(p{}[{}])", w, place);
+      return fill(spelling(window(w).dtype).load, {v});
+    }
+    if (e.kind == Statement::IsAt) return "first_lanes(16)";
+    std::vector<std::string> args;
+    for (int a : e.args) args.push_back("(" + value(a) + ")");
+    return fill(e.text, args);
+  };
+  out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s),
+                           value(s.args[0]));
+}
+
+std::vector<int> RowBodies::folds(const Pass& pass) const {
+  std::vector<int> list;
+  for (int id : pass.folds) {
+    if (at(id).kind != Statement::Pick) list.push_back(id);
+  }
+  return list;
+}
+
+void RowBodies::accumulators(const std::vector<int>& folds, const std::string& indent) {
+  for (int f : folds) {
+    for (int u = 0; u < 4; ++u) {
+      out_.body +=
+          fmt::format("{}{} a{}_{} = {};\n", indent, carried(f), f, u, name(at(f).args[1], 0));
+    }
+  }
+}
+// Adds the u-th vector of the body to accumulator `to`.
+void RowBodies::take(const std::vector<int>& folds, int u, int to, bool tail,
+                     const std::string& indent) {
+  for (int f : folds) {
+    const std::string sum = fmt::format("a{}_{}", f, to), x = name(at(f).args[0], u);
+    out_.body += fmt::format(
+        "{}{} = {};\n", indent, sum,
+        combined(f, value_of(f, sum),
+                 tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
+                      : "(" + x + ")"));
+  }
+}
+void RowBodies::fold_body(const std::vector<int>& list, const std::vector<int>& folds,
+                          const std::string& indent) {
+  at_body(4, indent);
+  emit(list, 4, false, indent);
+  for (int u = 0; u < 4; ++u) take(folds, u, u, false, indent);
+}
+// What is left of a row, or of its last chunk, behind whole bodies.
+void RowBodies::rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
+                     const std::string& indent) {
+  if (n_ % 64 == 0) return;
+  const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
+  out_.body += indent + (chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n");
+  emit(list, whole, false, indent + "  ");
+  for (int u = 0; u < whole; ++u) take(folds, u, u, false, indent + "  ");
+  if (left) {
+    out_.body +=
+        fmt::format("{0}  i += {1};\n{0}  const int n = {2};\n{0}  {{\n", indent, 16 * whole, left);
+    emit(list, 1, true, indent + "    ");
+    take(folds, 0, whole, true, indent + "    ");
+    out_.body += indent + "  }\n";
+  }
+  out_.body += indent + "}\n";
+}
+void RowBodies::reduced(const std::vector<int>& folds, const std::string& to,
+                        const std::string& indent) {
+  for (int f : folds) {
+    out_.body += fmt::format("{}{} = {};\n", indent, fmt::format(fmt::runtime(to), f),
+                             fold_four(f, fmt::format("a{}_$0", f)));
+  }
+}
+
+}  // namespace brrr::program
