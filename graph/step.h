@@ -25,9 +25,13 @@ enum class Mode : uint8_t {
 enum class Numerics : uint8_t {
   Strict,  ///< Graph equals eager to the last bit, as same_bits() compares: where one has a NaN,
            ///< so has the other, but its sign and payload may differ.
-  Fast,    ///< Fused bfloat16 and float16 chains round once, at the end, instead of after each op:
-           ///< every result is within one rounding (2^-8, 2^-11) an op of Strict, relative to the
-           ///< chain's largest intermediate. float32 and float64 are as in Strict.
+  Fast,    ///< Fused bfloat16 and float16 chains are rounded where a value is stored, not after
+           ///< each op (casts included). A result differs from Strict's by the roundings, each 2^-8
+           ///< (2^-11) of what is rounded, that one has and the other has not, as what follows
+           ///< passes them on: at most two an op, of the largest value before, where nothing
+           ///< enlarges a difference. Sums and products add up those of their terms, exp and
+           ///< division may enlarge them, comparisons fall either way for values so near. What
+           ///< float32 and float64 ops alone compute has the bits of Strict.
 };
 /// What to do with a call that matches no recording, after the first.
 enum class Policy : uint8_t {
