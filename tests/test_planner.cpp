@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -10,6 +11,7 @@
 
 #include "graph/group.h"
 #include "graph/plan.h"
+#include "graph/rematerialise.h"
 #include "ops/program/cpu.h"
 #include "tests/fuzz_steps.h"
 #include "tests/recorded.h"
@@ -22,10 +24,12 @@ using test::record;
 
 namespace {
 
-graph::Recording record_program(uint64_t seed, int length) {
-  fuzz::State s = fuzz::make_state(seed);
-  const fuzz::Program p = fuzz::generate(seed, length, true);
-  const Tensor x = randn({4, 6}), y = randint(0, 4, {4});
+graph::Recording record_program(uint64_t seed, int length, fuzz::Kind kind) {
+  fuzz::State s = fuzz::make_state(seed, kind);
+  const fuzz::Program p = fuzz::generate(seed, length, true, kind);
+  const bool net = kind == fuzz::Kind::Net;
+  const Tensor x = net ? randn({512, fuzz::kWidth}) : randn({4, 6});
+  const Tensor y = randint(0, 4, {x.size(0)});
   return record([&] {
     fuzz::Machine m{s, 0, {x, y}};
     for (const auto* list : {&s.leaves, &s.held}) {
@@ -133,102 +137,157 @@ bool dense_in(const graph::Recording& r, const graph::Schedule& s, const std::ve
   });
 }
 
+// Groups in the order in which they run: those of a strip once for each part.
+std::vector<uint32_t> runs_of(const graph::Schedule& s) {
+  std::vector<uint32_t> runs;
+  for (uint32_t g = 0; g < s.groups.size();) {
+    const graph::Strip* const strip = s.strips.of(g);
+    const uint32_t end = strip ? strip->last + 1 : g + 1;
+    for (int64_t part = 0; part < (strip ? strip->parts : 1); ++part) {
+      for (uint32_t k = g; k < end; ++k) runs.push_back(k);
+    }
+    g = end;
+  }
+  return runs;
+}
+
 // Plays the schedule over owned lines: of the arena, and of each survivor that takes guests in.
 bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
                       const graph::MemoryPlan& m) {
   const auto uses = uses_of(r, s);
+  const std::vector<uint32_t> runs = runs_of(s);
   std::map<uint32_t, std::vector<uint32_t>> owners;
   std::vector<uint32_t> first(uses.size(), kNone), last(uses.size(), 0);
   auto room = [&](uint32_t host) { return host == kNone ? m.arena_bytes : m.rooms[host].bytes; };
-  for (size_t st = 0; st < uses.size(); ++st) {
-    for (const Use& u : uses[st]) {
-      first[st] = std::min(first[st], u.group);
-      last[st] = std::max(last[st], u.group);
+  auto bytes = [&](uint32_t st) {
+    return r.storages[st].bytes / static_cast<size_t>(s.strips.parts(st));
+  };
+  // What is there for one part begins anew with each.
+  auto find_lives = [&](size_t begin, size_t end, uint32_t home) {
+    for (uint32_t st = 0; st < uses.size(); ++st) {
+      if ((s.strips.home.empty() ? kNone : s.strips.home[st]) != home) continue;
+      first[st] = kNone, last[st] = 0;
+      for (size_t at = begin; at < end; ++at) {
+        for (const Use& u : uses[st]) {
+          if (u.group != runs[at]) continue;
+          first[st] = std::min(first[st], static_cast<uint32_t>(at));
+          last[st] = std::max(last[st], static_cast<uint32_t>(at));
+        }
+      }
     }
-  }
-  for (uint32_t g = 0; g < s.groups.size(); ++g) {
+  };
+  find_lives(0, runs.size(), kNone);
+  for (uint32_t at = 0; at < runs.size(); ++at) {
+    const uint32_t g = runs[at];
+    if (const graph::Strip* const strip = s.strips.of(g); strip && g == strip->first) {
+      const auto home = static_cast<uint32_t>(strip - s.strips.all.data());
+      find_lives(at, at + strip->last - strip->first + 1, home);
+    }
     for (uint32_t st = 0; st < uses.size(); ++st) {
       if (m.offset[st] < 0 || uses[st].empty()) continue;
       const uint32_t host = m.host[st];
-      const auto begin = static_cast<size_t>(m.offset[st]), end = begin + r.storages[st].bytes;
+      const auto begin = static_cast<size_t>(m.offset[st]), end = begin + bytes(st);
       if (begin % 64 || end > room(host)) return false;
       for (size_t n = 0; host != kNone && n < m.rooms[host].owners.size(); ++n) {
-        const auto [o, at] = m.rooms[host].owners[n];
-        if (end <= at || at + r.storages[o].bytes <= begin || last[st] < first[o]) continue;
+        const auto [o, from] = m.rooms[host].owners[n];
+        if (end <= from || from + r.storages[o].bytes <= begin || last[st] < first[o]) continue;
         // Where it dies in the kernel that writes the survivor, that writes over it.
-        if (last[st] > first[o] || begin != at || r.storages[st].bytes != r.storages[o].bytes ||
-            !dense_in(r, s, uses[st], last[st], st) || !dense_in(r, s, uses[o], last[st], o)) {
+        if (last[st] > first[o] || begin != from || bytes(st) != r.storages[o].bytes ||
+            !dense_in(r, s, uses[st], runs[last[st]], st) ||
+            !dense_in(r, s, uses[o], runs[last[st]], o)) {
           return false;
         }
       }
       std::vector<uint32_t>& owner = owners[host];
       owner.resize(room(host) / 64 + 1, kNone);
       const auto from = static_cast<size_t>(m.offset[st] / 64);
-      const size_t to = from + (r.storages[st].bytes + 63) / 64;
+      const size_t to = from + (bytes(st) + 63) / 64;
       uint32_t replaced = kNone;
-      for (size_t line = from; line < to && first[st] == g; ++line) {
+      for (size_t line = from; line < to && first[st] == at; ++line) {
         const uint32_t o = std::exchange(owner[line], st);
-        if (o == kNone || o == replaced) continue;  // As in the line before, which was looked at.
+        if (o == kNone || o == st || o == replaced) continue;  // It was looked at before.
         replaced = o;
-        if (o != kNone && last[o] >= g &&
-            (last[o] > g || first[o] == g || m.offset[o] != m.offset[st] ||
+        if (first[o] <= at && last[o] >= at &&
+            (last[o] > at || first[o] == at || m.offset[o] != m.offset[st] ||
              !dense_in(r, s, uses[o], g, o) || !dense_in(r, s, uses[st], g, st))) {
           return false;
         }
       }
-      for (size_t line = from; line < to && first[st] < g && g <= last[st]; ++line) {
-        if (owner[line] != st && !(g == last[st] && first[owner[line]] == g)) return false;
+      for (size_t line = from; line < to && first[st] < at && at <= last[st]; ++line) {
+        if (owner[line] != st && !(at == last[st] && first[owner[line]] == at)) return false;
       }
     }
   }
   return true;
 }
 
-void check_passes(const graph::Recording& r) {
-  for (const bool fuse : {true, false}) {
-    const graph::Schedule s = graph::make_schedule(r, fuse);
-    CHECK_NOTHROW(graph::verify_schedule(r, s));
-    CHECK(keeps_order(r, s));
-    CHECK(drops_only_the_dead(r, s));
-    const graph::MemoryPlan m = graph::plan_memory(r, s);
-    CHECK_NOTHROW(graph::verify_memory(r, s, m));
-    CHECK(overlaps_nothing(r, s, m));
-    CHECK(m.lower_bound_bytes <= m.arena_bytes);
-    const auto from = static_cast<uint32_t>(s.groups.size() / 3);
-    graph::MemoryRules rules{.rooms = {}, .from = from, .scratch = {}};
-    graph::Room row;  // Every other survivor has a room of its own, the rest share one.
-    for (size_t k = 0; k < r.survivors.size(); ++k) {
-      const uint32_t st = r.survivors[k];
-      if (k % 2) {
-        rules.rooms.push_back({r.storages[st].bytes, {{st, 0}}});
-        continue;
-      }
-      row.owners.emplace_back(st, row.bytes);
-      row.bytes += (r.storages[st].bytes + 4095) / 4096 * 4096;
+void check_schedule(const graph::Recording& r, const graph::Schedule& s) {
+  CHECK_NOTHROW(graph::verify_schedule(r, s));
+  CHECK(keeps_order(r, s));
+  CHECK(drops_only_the_dead(r, s));
+  const graph::MemoryPlan m = graph::plan_memory(r, s);
+  CHECK_NOTHROW(graph::verify_memory(r, s, m));
+  CHECK(overlaps_nothing(r, s, m));
+  CHECK(m.lower_bound_bytes <= m.arena_bytes);
+  const auto from = static_cast<uint32_t>(s.groups.size() / 3);
+  graph::MemoryRules rules{.rooms = {}, .from = from, .scratch = {}};
+  graph::Room row;  // Every other survivor has a room of its own, the rest share one.
+  for (size_t k = 0; k < r.survivors.size(); ++k) {
+    const uint32_t st = r.survivors[k];
+    if (k % 2) {
+      rules.rooms.push_back({r.storages[st].bytes, {{st, 0}}});
+      continue;
     }
-    rules.rooms.push_back(row);
-    const graph::MemoryPlan hosted = graph::plan_memory(r, s, rules);
-    CHECK_NOTHROW(graph::verify_memory(r, s, hosted));
-    CHECK(overlaps_nothing(r, s, hosted));
-    for (size_t st = 0; st < hosted.host.size(); ++st) {
-      CHECK((hosted.host[st] == kNone || hosted.first[st] >= from));
+    row.owners.emplace_back(st, row.bytes);
+    row.bytes += (r.storages[st].bytes + 4095) / 4096 * 4096;
+  }
+  rules.rooms.push_back(row);
+  const graph::MemoryPlan hosted = graph::plan_memory(r, s, rules);
+  CHECK_NOTHROW(graph::verify_memory(r, s, hosted));
+  CHECK(overlaps_nothing(r, s, hosted));
+  for (size_t st = 0; st < hosted.host.size(); ++st) {
+    CHECK((hosted.host[st] == kNone || hosted.first[st] >= from));
+  }
+  for (const graph::Group& g : s.groups) {
+    for (const graph::Part& part : g.parts) {
+      CHECK_NOTHROW(program::cpu_kernel(graph::program_of(r, part, s).program));
     }
-    for (const graph::Group& g : s.groups) {
-      for (const graph::Part& part : g.parts) {
-        CHECK_NOTHROW(program::cpu_kernel(graph::program_of(r, part, s).program));
-      }
-    }
+  }
+}
+
+struct Planned {
+  int in_parts = 0, anew = 0;
+};
+
+void check_passes(const graph::Recording& r, Planned* planned = nullptr) {
+  for (const bool fuse : {true, false}) check_schedule(r, graph::make_schedule(r, fuse));
+  for (const int64_t part_bytes : {64, 16 << 10}) {
+    const graph::Target target{.part_bytes = part_bytes};
+    const graph::Schedule s = graph::make_schedule(r, true, target);
+    check_schedule(r, s);
+    const graph::Rematerialised less = rematerialise(r, {.memory_budget = 0.5}, target);
+    check_schedule(less.recording ? *less.recording : r, less.schedule);
+    if (!planned) continue;
+    planned->in_parts += !s.strips.all.empty();
+    planned->anew += less.recording != nullptr;
   }
 }
 
 }  // namespace
 
 TEST_CASE("planner: fuzzed recordings keep dependences and overlap nothing") {
-  const int programs = test::random_cases(150, 5000);
+  const char *from = std::getenv("BRRR_FUZZ_SEED"), *count = std::getenv("BRRR_FUZZ_PACKS");
+  const uint64_t first = from ? std::strtoull(from, nullptr, 10) : 5000001;
+  const int programs = count ? std::atoi(count) : test::random_cases(150, 5000);
+  Planned planned;
   for (int k = 0; k < programs; ++k) {
     CAPTURE(k);
-    check_passes(record_program(5000001 + static_cast<uint64_t>(k), 10 + k % 30));
+    const fuzz::Kind kind = k % 3 ? fuzz::Kind::Anything : fuzz::Kind::Net;
+    check_passes(record_program(first + static_cast<uint64_t>(k), 10 + k % 30, kind), &planned);
   }
+  MESSAGE(planned.in_parts << " schedules in parts, " << planned.anew << " with values made anew");
+  CHECK(planned.in_parts > programs / 8);
+  CHECK(planned.anew > programs / 8);
 }
 
 TEST_CASE("planner: random sizes and lifetimes fit into little more than their bound") {
