@@ -303,7 +303,10 @@ void Engine::differentiate_decomposition(VjpCall& v) {
     impls[i] = in[i].impl();
   }
   OpCall c(*n.op, impls.data(), n.n_in);
-  c.attrs = n.attrs;
+  std::copy_n(n.attrs.v, n.attrs.n, c.attrs.v);
+  c.attrs.n = n.attrs.n;
+  c.attrs.dtype = n.attrs.dtype;
+  c.attrs.kinds = n.attrs.kinds;
   n.op->decompose(c, in.data());
   const std::vector<Tensor> outputs(c.out, c.out + c.n_out);
   const std::vector<Tensor> seeds(v.gout, v.gout + c.n_out);

@@ -1,5 +1,5 @@
-// Every row op by itself, from its row: kernels against the decomposition, on every dtype
-// and on lengths of every kind. (Against plain C: test_program.cpp.)
+// Every row op by itself, from its row: kernels against the decomposition and the float64 oracle,
+// on every dtype and on lengths of every kind.
 #include "tests/row_cases.h"
 
 using namespace brrr;
@@ -17,6 +17,32 @@ TEST_CASE("row ops: kernels equal the decompositions") {
           CAPTURE(rows);
           const RowCase c = make_case(*op.row, rows, n, t);
           check_same({run(op, c, false), run(op, c, true)});
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("row ops: kernels agree with the oracle") {
+  manual_seed(2);
+  const NoGradGuard guard;
+  for_row_ops([](const OpDef& op) {
+    for (int64_t n : {3, 40, 5000}) {
+      const RowCase c = make_case(*op.row, 5, n, kFloat64);
+      const Tensors got = run(op, c, false);
+      const auto want = op.row->oracle(c.numbers.data(), c.ids.data());
+      for (size_t k = 0; k < got.size(); ++k) {
+        CAPTURE(k);
+        const auto values = got[k].to(kFloat64).to_vector<double>();
+        const int64_t columns =
+            op.row->results[k] == RowResult::Each || op.row->results[k] == RowResult::Column ? n
+                                                                                             : 1;
+        for (size_t i = 0; i < values.size(); ++i) {
+          const auto at = static_cast<int64_t>(i);
+          const double exact = want[k].at(at / columns, at % columns);
+          if (!(std::fabs(values[i] - exact) <= 1e-9 * (1 + std::fabs(exact)))) {
+            REQUIRE(values[i] == exact);
+          }
         }
       }
     }

@@ -315,7 +315,8 @@ void row_vjp(VjpCall& v) {
   }
   in[n.n_in + results] = g.impl();
   OpCall c(row, in, n.n_in + results + 1, last_wanted ? row.n_out : 1);
-  c.attrs = n.attrs;
+  std::copy_n(n.attrs.v, n.attrs.n, c.attrs.v);
+  c.attrs.n = n.attrs.n;
   dispatch(c);
   for (int k = 0; k < c.n_out; ++k) {
     if (!v.needs(k)) continue;
@@ -325,28 +326,18 @@ void row_vjp(VjpCall& v) {
 
 // --- rows ----------------------------------------------------------------------------------------
 
-// Runs the lambda on symbols once, to learn which operands it really needs. What reads an id says
-// which.
+// Runs the lambda on numbers once, to learn which operands it really needs.
 static uint64_t uses_of(const RowInfo& info) {
-  Statements list;
-  SymScope scope(list, kFloat32);
-  int in[kMaxRowOperands];
-  for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) {
-    in[k] = info.operands[static_cast<size_t>(k)].kind == Operand::Id ? k : scope.operand(k);
+  std::vector<RowNumbers> in;
+  std::vector<RowNumberIds> ids;
+  for (const RowOperand& o : info.operands) {
+    const uint64_t bit = o.kind == Operand::Scalar ? 0 : uint64_t{1} << o.input;
+    in.push_back({.uses = bit, .v = {0.5}});
+    ids.push_back({.at = {0}, .uses = bit});
   }
-  const std::vector<int> results = info.symbols(in);
-  std::vector<uint64_t> uses;
-  for (const Statement& s : list) {
-    uint64_t& own = uses.emplace_back(0);
-    if (s.which >= 0) {
-      const RowOperand& o = info.operands[static_cast<size_t>(s.which)];
-      if (o.kind != Operand::Scalar) own = uint64_t{1} << o.input;
-    }
-    for (int a : s.args) own |= uses[static_cast<size_t>(a)];
-  }
-  uint64_t all = 0;
-  for (int id : results) all |= uses[static_cast<size_t>(id)];
-  return all;
+  uint64_t uses = 0;
+  for (const RowNumbers& r : info.oracle(in.data(), ids.data())) uses |= r.uses;
+  return uses;
 }
 
 void RowOp::finish() {
@@ -379,6 +370,48 @@ void RowOp::attach(RowOp* gradient) {
   vjp = row_vjp;
   vjp_outputs = 1;
   grad_aliases = 0;
+}
+
+// --- the oracle ----------------------------------------------------------------------------------
+
+RowNumbers RowNumbers::Reading::pick(const RowNumbers& x, const RowNumberIds& ids) {
+  RowNumbers y{
+      .rows = static_cast<int64_t>(ids.at.size()), .n = x.n, .uses = x.uses | ids.uses, .v = {}};
+  for (int64_t r = 0; r < y.rows; ++r) {
+    const int64_t id = ids.at[static_cast<size_t>(r)];
+    y.v.push_back(id < 0 ? 0 : x.at(r, id));
+  }
+  return y;
+}
+RowNumbers RowNumbers::Reading::counts(const RowNumberIds& ids) {
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = ids.n, .uses = ids.uses, .v = {}};
+  for (int64_t id : ids.at) y.v.push_back(id >= 0);
+  return y;
+}
+RowNumbers RowNumbers::Reading::is_at(const RowNumberIds& ids) {
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()),
+               .columns = ids.n,
+               .n = ids.n,
+               .uses = ids.uses,
+               .v = {}};
+  for (int64_t id : ids.at) {
+    for (int64_t i = 0; i < ids.n; ++i) y.v.push_back(i == id);
+  }
+  return y;
+}
+RowNumbers RowNumbers::Reading::over_rows(const RowNumbers& x) {
+  RowNumbers y{.columns = x.n, .n = x.n, .uses = x.uses, .v = {}};
+  for (int64_t i = 0; i < x.n; ++i) {
+    double sum = 0;
+    for (int64_t r = 0; r < x.rows; ++r) sum += x.at(r, i);
+    y.v.push_back(sum);
+  }
+  return y;
+}
+RowNumbers RowNumbers::Reading::total(const RowNumbers& x) {
+  RowNumbers y{.n = x.n, .uses = x.uses, .v = {0}};
+  for (int64_t r = 0; r < x.rows; ++r) y.v[0] += x.at(r, 0);
+  return y;
 }
 
 }  // namespace brrr

@@ -13,8 +13,8 @@
 // row::over_rows. Gradients of other results, and second derivatives, come from differentiating the
 // lambdas as tensors. 16-bit floats are widened first and rounded once, at the end.
 //
-// From the lambdas come the CPU's vector kernels, the programs of other targets, the differentiable
-// form and the tests. See ops/vocabulary/row.h for what they may say.
+// From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
+// the tests. See ops/vocabulary/row.h for what they may say.
 
 #include "ops/kinds/row_lanes.h"
 #include "ops/kinds/row_readings.h"
@@ -77,6 +77,8 @@ struct RowInfo {
   RowLoops loops[2];                ///< By compute_index.
   const OpDef* gradient = nullptr;  ///< The row of the first operands' gradients.
   std::vector<RowTensor> (*tensors)(const OpCall& c, const Tensor* in) = nullptr;
+  /// Operand k is in[k], or ids[k] for an Id.
+  std::vector<RowNumbers> (*oracle)(const RowNumbers* in, const RowNumberIds* ids) = nullptr;
   /// Writes the statements over the operands' ones; an Id's is what `which` of those that read it
   /// will say. The results' places.
   std::vector<int> (*symbols)(const int* operands) = nullptr;
@@ -346,7 +348,7 @@ class RowOp : public OpDef {
     name = own_name_.c_str();
   }
   template <class F, size_t... I> static constexpr bool takes_rows(std::index_sequence<I...>) {
-    return std::is_invocable_v<F, decltype(static_cast<void>(I), RowTensor{})...>;
+    return std::is_invocable_v<F, decltype(static_cast<void>(I), RowNumbers{})...>;
   }
   template <class F, int N = 1> static constexpr int arity() {
     if constexpr (takes_rows<F>(std::make_index_sequence<N>{}))
@@ -364,6 +366,7 @@ class RowOp : public OpDef {
     info.loops[0] = {Kernels::template block<vx::f32>, Kernels::template finish<vx::f32>};
     info.loops[1] = {Kernels::template block<vx::f64>, Kernels::template finish<vx::f64>};
     info.tensors = tensors<F, O...>;
+    info.oracle = oracle<F, O...>;
     info.symbols = symbols<F, O...>;
     finish();
   }
@@ -397,6 +400,19 @@ class RowOp : public OpDef {
   static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {
     return [&]<size_t... K>(std::index_sequence<K...>) {
       return as_vector(F{}(tensor_operand<O>(c, in, static_cast<int>(K))...));
+    }
+    (std::make_index_sequence<sizeof...(O)>{});
+  }
+  template <class F, Operand... O>
+  static std::vector<RowNumbers> oracle(const RowNumbers* in, const RowNumberIds* ids) {
+    const auto operand = [&]<Operand Kind>(size_t k) {
+      if constexpr (Kind == Operand::Id)
+        return ids[k];
+      else
+        return in[k];
+    };
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      return as_vector(F{}(operand.template operator()<O>(K)...));
     }
     (std::make_index_sequence<sizeof...(O)>{});
   }

@@ -1,6 +1,6 @@
 #pragma once
-// A row op's lambda read as tensors, which is its differentiable form, and as symbols: its text,
-// and which operands matter.
+// A row op's lambda read as tensors, which is its differentiable form, and as numbers in double,
+// which is the oracle and tells which operands matter.
 
 #include <algorithm>
 #include <vector>
@@ -71,6 +71,91 @@ struct RowTensor::Reading {
     return with(x, sum_to(x.t, {sizes.end() - x.dims, static_cast<size_t>(x.dims)}));
   }
   static RowTensor total(const RowTensor& x) { return with(x, brrr::sum(x.t)); }
+};
+
+// --- numbers -------------------------------------------------------------------------------------
+
+/// rows x columns numbers, either of which may be 1 for a value that does not vary so. Masks are 1
+/// and 0.
+struct RowNumbers {
+  struct Reading;
+  int64_t rows = 1, columns = 1, n = 1;  ///< n: of elements in a row.
+  uint64_t uses = 0;                     ///< Bit k: depends on operand k.
+  std::vector<double> v;
+  bool mask = false;
+  double at(int64_t r, int64_t i) const {
+    return v[static_cast<size_t>((rows > 1 ? r * columns : 0) + (columns > 1 ? i : 0))];
+  }
+};
+/// Places of elements, one a row; negative: it does not count.
+struct RowNumberIds {
+  using Reading = RowNumbers::Reading;
+  std::vector<int64_t> at;
+  int64_t n = 1;
+  uint64_t uses = 0;
+};
+
+struct RowNumbers::Reading {
+  static RowNumbers term(const RowNumbers& a) { return a; }
+  static RowNumbers term(double a) { return {.v = {a}}; }
+  template <class F, class... A> static RowNumbers lift(const A&... a) {
+    return elementwise<F>(term(a)...);
+  }
+  static RowNumbers sum(const RowNumbers& x) { return fold<lifted::Add>(x, 0.0); }
+  static RowNumbers max(const RowNumbers& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
+  static RowNumbers min(const RowNumbers& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
+  static double count(const RowNumbers& x) { return static_cast<double>(x.n); }
+  static RowNumbers constant(const RowNumbers& x) { return x; }
+  static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids);
+  static RowNumbers counts(const RowNumberIds& ids);
+  static RowNumbers is_at(const RowNumberIds& ids);
+  static RowNumbers over_rows(const RowNumbers& x);
+  static RowNumbers total(const RowNumbers& x);
+
+ private:
+  static Num<double> number(double x) { return x; }
+  template <bool mask> static auto element(const RowNumbers& x, int64_t r, int64_t i) {
+    if constexpr (mask)
+      return Mask<double>{x.at(r, i) != 0};
+    else
+      return Num<double>(x.at(r, i));
+  }
+  // The first operand of a choice is a mask, and so are both of & and |.
+  template <class F, class... A> static RowNumbers elementwise(const A&... a) {
+    RowNumbers y;
+    y.rows = std::max({a.rows...});
+    y.columns = std::max({a.columns...});
+    y.n = std::max({a.n...});
+    y.uses = (a.uses | ...);
+    y.v.resize(static_cast<size_t>(y.rows * y.columns));
+    for (int64_t r = 0; r < y.rows; ++r) {
+      for (int64_t i = 0; i < y.columns; ++i) {
+        y.v[static_cast<size_t>(r * y.columns + i)] = one<F>(y.mask, r, i, a...);
+      }
+    }
+    return y;
+  }
+  template <class F, class A, class... B>
+  static double one(bool& mask, int64_t r, int64_t i, const A& a, const B&... b) {
+    constexpr bool logic = std::is_same_v<F, lifted::And> || std::is_same_v<F, lifted::Or>;
+    constexpr bool first = logic || std::is_same_v<F, lifted::where>;
+    const auto y = F{}(element<first>(a, r, i), element<logic>(b, r, i)...);
+    if constexpr (requires { y.m; }) {
+      mask = true;
+      return y.m;
+    } else {
+      return y.v;
+    }
+  }
+  template <class F> static RowNumbers fold(const RowNumbers& x, double init) {
+    RowNumbers y{.rows = x.rows, .n = x.n, .uses = x.uses, .v = {}};
+    for (int64_t r = 0; r < x.rows; ++r) {
+      Num<double> all = init;
+      for (int64_t i = 0; i < x.n; ++i) all = F{}(all, number(x.at(r, i)));
+      y.v.push_back(all.v);
+    }
+    return y;
+  }
 };
 
 // --- symbols -------------------------------------------------------------------------------------
