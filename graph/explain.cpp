@@ -39,9 +39,15 @@ std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
         s.stored[st] && s.strips.home[st] != kNone && &s.strips.all[s.strips.home[st]] == strip;
     bytes += own ? static_cast<double>(r.storages[st].bytes) : 0;
   }
-  return fmt::format(
+  std::string text = fmt::format(
       "  the next {} kernels run in {} parts, one after the other; {} of values are never whole\n",
       strip->last - strip->first + 1, strip->parts, bytes_text(bytes));
+  double kept = 0;
+  for (uint32_t g = strip->first; g <= strip->last && !s.strips.kept.empty(); ++g) {
+    kept += static_cast<double>(s.strips.kept[g]);
+  }
+  if (kept > 0) text += fmt::format("  {} of weights are copied once for all\n", bytes_text(kept));
+  return text;
 }
 
 std::string kernels_of(const Plan& plan) {

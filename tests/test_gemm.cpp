@@ -167,6 +167,36 @@ TEST_CASE("small gemm: each element is one chain of fused multiply-adds, whateve
   }
 }
 
+TEST_CASE("small gemm: a right operand that was copied once serves all products of its sizes") {
+  const Shape shapes[] = {{256, 300, 128}, {40, 60, 1300}, {70, 1100, 520}, {64, 97, 33}};
+  size_t copied = 0;
+  for (const Shape& s : shapes) {
+    for_all_transposes([&](bool ta, bool tb) {
+      CAPTURE(s.k);
+      const Matrix b = random_matrix(s.k, s.n, 2), right = stored(b, tb, 3, 1);
+      const std::vector<float> zeros(right.data.size());
+      std::vector<char> copy;
+      for (unsigned seed : {1, 9}) {
+        const Matrix a = random_matrix(s.m, s.k, seed), left = stored(a, ta, 0, 0);
+        Matrix c(s.m, s.n);
+        Gemm g{kFloat32,       ta,       tb,         s.m, s.n, s.k, left.at(0, 0), left.ld,
+               right.at(0, 0), right.ld, c.at(0, 0), c.ld};
+        if (copy.empty()) {
+          copy.resize(static_cast<size_t>(cpu::packed_bytes(g)));
+          if (copy.empty()) return;
+          cpu::pack_right(g, copy.data());
+          ++copied;
+        }
+        g.packed = copy.data();
+        g.b = zeros.data();  // The copy is all it reads.
+        cpu::small_gemm(g);
+        CHECK(same_bits(c, chain(a, b)));
+      }
+    });
+  }
+  CHECK(copied >= 4);
+}
+
 TEST_CASE("gemm: the bits do not depend on threads") {
   const Shape shapes[] = {{32, 256, 300}, {256, 40, 128},  {200, 300, 64},
                           {64, 130, 700}, {300, 96, 1100}, {4, 2000, 300}};

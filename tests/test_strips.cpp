@@ -162,6 +162,8 @@ TEST_CASE("strips: one covers forward and backward, and its values are never who
     ++strips;
   }
   CHECK(strips == 1);
+  // The first part makes the copies that products read weights from.
+  CHECK(cut.text.find("of weights are copied once for all") != std::string::npos);
 }
 
 TEST_CASE("strips: dropout, 16-bit floats, several batches a step") {
