@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/hash.h"
 #include "ops/kinds/reduction.h"
 #include "ops/vocabulary/spelling.h"
 
@@ -288,7 +289,9 @@ std::string CpuText::combiner(int fold) const {
   return fmt::format("[](auto x, auto y) {{ return {}; }}", combined(fold, "(x)", "(y)"));
 }
 std::string CpuText::function(const std::string& text) {
-  const std::string name = fmt::format("f{:x}", std::hash<std::string>{}(text));
+  Fnv of_text;
+  of_text.add(text.data(), text.size());
+  const std::string name = fmt::format("f{:x}", of_text.hash);
   out_.functions.push_back(fill(text, {name}));
   return name;
 }
