@@ -109,7 +109,7 @@ struct Backend {
   bool (*is_chain)(const Gemm& problem);
   /// Bytes of B as the product's kernel reads it, where that is a copy; 0: it reads B. Null on a
   /// GPU, as is the next, which makes that copy, for as many products of these sizes as there are.
-  int64_t (*packed_bytes)(const Gemm& problem);
+  int64_t (*packed_right_bytes)(const Gemm& problem);
   void (*pack_right)(const Gemm& problem, void* to);
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
   /// elements after A, B and C. Each has the bits that gemm would give it.

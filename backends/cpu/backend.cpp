@@ -70,7 +70,7 @@ const Backend& cpu_backend() {
       .launch = launch,
       .gemm = cpu::gemm,
       .is_chain = cpu::is_chain,
-      .packed_bytes = cpu::packed_bytes,
+      .packed_right_bytes = cpu::packed_right_bytes,
       .pack_right = cpu::pack_right,
       .gemm_batch = cpu::gemm_batch,
       .parallel_for = cpu::run_ranges,

@@ -281,7 +281,7 @@ void small_gemm(const Gemm& g) {
   }
 }
 
-int64_t packed_bytes(const Gemm& g) {
+int64_t packed_right_bytes(const Gemm& g) {
   if (!is_chain(g)) return 0;
   const Plan p = plan_for(g);
   if (!p.pack || p.c_trans) return 0;

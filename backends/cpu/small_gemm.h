@@ -23,8 +23,8 @@ inline bool is_chain(const Gemm& g) {
 /// Takes 130 KB of stack and no heap.
 void small_gemm(const Gemm& problem);
 /// Of a product that small_gemm takes, and of as many others of its shape as read the same B: see
-/// Backend::packed_bytes.
-int64_t packed_bytes(const Gemm& problem);
+/// Backend::packed_right_bytes.
+int64_t packed_right_bytes(const Gemm& problem);
 void pack_right(const Gemm& problem, void* to);
 /// n products of the first one's shape, planned once and run by this thread; see
 /// Backend::gemm_batch.

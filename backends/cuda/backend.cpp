@@ -125,7 +125,7 @@ const Backend& cuda_backend() {
       .launch = launch_op,
       .gemm = cuda::gemm,
       .is_chain = nullptr,
-      .packed_bytes = nullptr,
+      .packed_right_bytes = nullptr,
       .pack_right = nullptr,
       .gemm_batch = cuda::gemm_batch,
       .parallel_for = parallel,

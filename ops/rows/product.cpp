@@ -365,7 +365,7 @@ int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImp
 int64_t product_keeps(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out) {
   Operand a(left, true), b(right, false);
   if (is_cut_by_terms(left) || !readable(b) || !join_rows(a)) return 0;
-  return backend(DeviceType::CPU).packed_bytes(gemm_of(a, b, product_dtype(out), nullptr));
+  return backend(DeviceType::CPU).packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
 }
 
 }  // namespace brrr
