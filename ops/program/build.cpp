@@ -68,13 +68,13 @@ class Builder {
 
   int convert(int id, const std::string& pattern, DType type, DType rounded) {
     if (pattern == "$0") return id;
-    const bool keeps = at(id).unit && is_floating(rounded);  // uint8 would wrap around.
+    const bool keeps = is_floating(rounded);  // uint8 would wrap around.
     return add({.kind = Statement::Formula,
                 .type = type,
                 .text = pattern,
                 .args = {id},
                 .cost = conversion_cost(rounded),
-                .unit = keeps});
+                .known = keeps ? at(id).known : Statement::Anything});
   }
 
   // Operand k in compute type `type`.

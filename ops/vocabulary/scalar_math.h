@@ -32,7 +32,7 @@ namespace brrr::m {
   }                                                                        \
   inline Sym fn(Sym x, Sym y) { return sym_emit(#fn "($0, $1)", {x.id, y.id}, {flops, chains}); }
 
-BRRR_M1(exp, 23, 1, sym_emit, Num)
+BRRR_M1(exp, 23, 1, rising_emit, Num)
 BRRR_M1(expm1, 27, 1, sym_emit, Num)
 BRRR_M1(log, 30, 1, sym_emit, Num)
 BRRR_M1(log1p, 31, 1, sym_emit, Num)

@@ -19,6 +19,11 @@ int append(Statements& list, Statement s) {
   return static_cast<int>(list.size()) - 1;
 }
 
+bool is_largest_of(const Statement& s, int x) {
+  if (s.kind != Statement::Fold || s.args[0] != x) return false;
+  return s.text == "max($0, $1)" || s.text == "where((lt($0, $1)), $1, $0)";
+}
+
 Sym::Sym(double v) {
   SymScope& s = SymScope::current();
   id = s.add({Statement::Constant, s.compute(), -1, literal(v)});

@@ -34,6 +34,8 @@ struct Statement {
   };
   /// Where the value is the same.
   enum Varies : uint8_t { Never, WithRow, InRow };
+  /// What holds for every value that is not NaN: functions may have a cheaper form for such.
+  enum Known : uint8_t { Anything, Unit /* in [-1, 1] */, NotPositive };
 
   Kind kind;
   DType type;  ///< Of the register; kBool: a mask.
@@ -42,7 +44,7 @@ struct Statement {
   std::vector<int> args = {};
   uint8_t cost = 0;   ///< Twice the long chains of dependent operations (polynomials) that it is.
   uint8_t flops = 0;  ///< Floating-point operations of an element, an fma being two.
-  bool unit = false;  ///< Known to lie in [-1, 1], or to be NaN.
+  Known known = Anything;
   Varies varies = Never;
 };
 using Statements = std::vector<Statement>;
@@ -71,6 +73,8 @@ class SymScope : NotCopied {
   inline static thread_local SymScope* current_ = nullptr;
 };
 
+/// Whether s is the largest of the elements x over their row.
+bool is_largest_of(const Statement& s, int x);
 /// Statement `id`, a formula of operands alone, as a pattern: operand k is $k.
 std::string pattern(const Statements& list, int id);
 /// Bit k is set: statement `id` depends on operand k.
@@ -94,19 +98,25 @@ struct Effort {
   int flops = 1, chains = 0;
 };
 inline Sym sym_emit(const char* text, std::initializer_list<int> args, Effort e = {},
-                    bool unit = false) {
+                    Statement::Known known = Statement::Anything) {
   SymScope& s = SymScope::current();
   return Sym(s.add({Statement::Formula, s.compute(), -1, text, args,
-                    static_cast<uint8_t>(2 * e.chains), static_cast<uint8_t>(e.flops), unit}));
+                    static_cast<uint8_t>(2 * e.chains), static_cast<uint8_t>(e.flops), known}));
 }
 /// One whose results lie in [-1, 1].
 inline Sym bounded_emit(const char* text, std::initializer_list<int> args, Effort e) {
-  return sym_emit(text, args, e, true);
+  return sym_emit(text, args, e, Statement::Unit);
 }
+inline Statement::Known known_of(int id) { return SymScope::current()[id].known; }
 /// One that has a cheaper form for an argument from there too, named unit_...
 inline Sym wave_emit(const char* text, std::initializer_list<int> args, Effort e) {
-  const bool unit = SymScope::current()[*args.begin()].unit;
+  const bool unit = known_of(*args.begin()) == Statement::Unit;
   return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args, e);
+}
+/// One that has a cheaper form for an argument that is not positive, named falling_...
+inline Sym rising_emit(const char* text, std::initializer_list<int> args, Effort e) {
+  const bool falls = known_of(*args.begin()) == Statement::NotPositive;
+  return sym_emit(falls ? (std::string("falling_") + text).c_str() : text, args, e);
 }
 inline SymMask mask_emit(const char* text, std::initializer_list<int> args, Effort e = {}) {
   return {SymScope::current().add(
@@ -129,7 +139,11 @@ Sym fold_emit(Statement::Kind kind, const F& combine, Sym x, const std::string& 
 }
 
 inline Sym operator+(Sym a, Sym b) { return sym_emit("$0 + $1", {a.id, b.id}); }
-inline Sym operator-(Sym a, Sym b) { return sym_emit("$0 - $1", {a.id, b.id}); }
+inline Sym operator-(Sym a, Sym b) {
+  const bool below = is_largest_of(SymScope::current()[b.id], a.id);
+  return sym_emit("$0 - $1", {a.id, b.id}, {},
+                  below ? Statement::NotPositive : Statement::Anything);
+}
 inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }
 inline Sym operator/(Sym a, Sym b) { return sym_emit("$0 / $1", {a.id, b.id}); }
 inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}, {0}); }

@@ -85,6 +85,9 @@ BRRR_VX f32 exp_in_range(f32 x) {
   return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, x)), i);
 }
 BRRR_VX f32 exp(f32 x) { return exp_in_range(at_least(at_most(x, 89.0f), -104.0f)); }
+// The same results for x <= 0. Generated code calls it where x is an element less its row's
+// largest.
+BRRR_VX f32 falling_exp(f32 x) { return exp_in_range(at_least(x, -104.0f)); }
 
 // e^x - 1 = 2^i (e^f - 1) + (2^i - 1); halved, so that 2^128 need not be represented.
 BRRR_VX f32 expm1(f32 x) {
