@@ -62,9 +62,16 @@ struct TemporaryFolder {
   std::filesystem::path path;
   TemporaryFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "brrr-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw std::runtime_error(name + " cannot be made");
+    // A signal between the two would leave it behind.
+    sigset_t keys, before;
+    sigemptyset(&keys);
+    for (int signal : {SIGINT, SIGTERM}) sigaddset(&keys, signal);
+    pthread_sigmask(SIG_BLOCK, &keys, &before);
+    const bool made = mkdtemp(name.data());
+    if (made) Leftovers::add(name);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!made) throw std::runtime_error(name + " cannot be made");
     path = name;
-    Leftovers::add(path);
   }
   ~TemporaryFolder() {
     std::error_code none;
