@@ -22,7 +22,6 @@ DevicePoint* make_point();
 void drop_point(DevicePoint* p) noexcept;
 void note(DevicePoint* p);   ///< Between enter() and leave(): behind what is queued there.
 void await(DevicePoint* p);  ///< What this thread queues from here on comes after the point.
-void wait(DevicePoint* p);   ///< The calling thread waits.
 bool reached(DevicePoint* p);
 /// The number of the capture that notes what this thread queues; 0: it runs.
 uint64_t capture();

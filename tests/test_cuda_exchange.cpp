@@ -15,16 +15,16 @@ TEST_CASE("exchange: shares are added in their order, as add_() rounds them, how
       CAPTURE(shares);
       Tensor sum;
       std::vector<Tensor> there;
-      std::vector<const char*> from;
+      dist::SumPlan::Addition all{nullptr, {}, n};
       for (int k = 0; k < shares; ++k) {
         const Tensor x = ((arange(double{n}) * 0.37 + k * 1.7).sin() * 100.0).to(t);
         k == 0 ? void(sum = x.clone()) : void(sum.add_(x));
         there.push_back(x.to(kCUDA));
-        from.push_back(there.back().impl()->data());
+        all.from.push_back(there.back().impl()->data());
       }
       // In place in the last, as a rank's own share is; the first holds what comes before.
-      char* const to = there.back().impl()->data();
-      dist::add_shares(to, there[0].impl()->data(), from, n, t);
+      all.to = all.from.back();
+      dist::add_on_device(all, t);
       CHECK(same_bits(there.back().to(kCPU), sum));
     }
   }
@@ -67,7 +67,8 @@ TEST_CASE("exchange: pinned memory is filled beside the computation, and kept fo
   char* const pinned = device_link::take_pinned(bytes);
   const dist::Point end;
   dist::beside(end, [&] { device_link::to_pinned(pinned, x.impl()->data(), bytes); });
-  device_link::wait(end.get());
+  device_link::await(end.get());
+  synchronize(kCUDA);
   CHECK(device_link::reached(end.get()));
   CHECK(reinterpret_cast<const float*>(pinned)[999] == 999.0f);
   device_link::from_pinned(y.impl()->data(), pinned, bytes);

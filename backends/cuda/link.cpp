@@ -91,7 +91,6 @@ void drop_point(DevicePoint* p) noexcept {
 
 void note(DevicePoint* p) { check(device().driver->record(p->now(), device().stream()), "event"); }
 void await(DevicePoint* p) { check(device().driver->await(device().stream(), p->now()), "event"); }
-void wait(DevicePoint* p) { wait_for(p->run, "exchange"); }
 bool reached(DevicePoint* p) {
   bool yes = false;
   check(device().driver->reached(p->run, &yes), "exchange");

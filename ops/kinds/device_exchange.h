@@ -39,19 +39,18 @@ class Point : NotCopied {
 /// Does `work` in the queue beside, up to a point behind it.
 void beside(const Point& end, const std::function<void()>& work);
 
-/// to = from[0] + from[1] + .., n elements of each, as add_() rounds them in that order. The sum of
-/// those that one kernel takes is kept in `partial`, which may be from[0], unless `to` is another.
-void add_shares(char* to, char* partial, const std::vector<const char*>& from, int64_t n,
-                DType dtype);
+/// Each sum is rounded as add_() rounds it. What one kernel has taken is kept in from[0] for the
+/// next.
+void add_on_device(const SumPlan::Addition& sum, DType dtype);
 
 /// A sum over the ranks, or a half of it, that goes on beside the computation. It may be had many
 /// times, in what it has allocated the first time.
 class DeviceSum : NotCopied {
  public:
   ~DeviceSum();
-  /// Of rows as AllReduceJob::set_rows() takes them, on the GPU. `job` says what of it takes place,
-  /// and carries the rows where GPUs are not linked.
-  void set_rows(std::vector<Row> rows, int passes, const std::shared_ptr<AllReduceJob>& job);
+  /// Of rows as plan_sum() takes them, on the GPU. `job` says what of it takes place, and carries
+  /// the rows where GPUs are not linked.
+  void set_rows(const std::vector<Row>& rows, int passes, const std::shared_ptr<Job>& job);
   void begin();
   /// What is queued from here on finds the sum in the last row.
   void end();
@@ -63,25 +62,18 @@ class DeviceSum : NotCopied {
     char *there, *pinned;
     size_t bytes;
   };
-  void place_on_host();
+  void place_on_host(const std::vector<Row>& rows, int passes);
+  char* take_shares(int64_t n);
 
   Point done_;
   bool linked_ = false;
-  std::vector<Row> rows_;
-  int passes_ = 1;
-  std::shared_ptr<AllReduceJob> job_;
+  DType dtype_ = kFloat32;
+  std::shared_ptr<Job> job_;
+  SumPlan plan_;            // Of linked GPUs.
   Tensor shares_;           // Of this rank's shard, from the others.
   char* pinned_ = nullptr;  // All rows, one after the other.
   size_t pinned_bytes_ = 0;
-  std::vector<Copy> copies_;
-  size_t copies_back_ = 0;  // The last ones: of the last row.
+  std::vector<Copy> to_host_, back_;
 };
-
-/// The sum over ranks of `values`, in place. These are for linked GPUs, and dense memory.
-void device_all_reduce(const std::string& what, Span values, DType dtype);
-/// See all_gather_job() and the others.
-void device_all_gather(const std::string& what, Span mine, char* all, DType dtype);
-void device_reduce_scatter(const std::string& what, Span mine, char* all, DType dtype);
-void device_broadcast(const std::string& what, Span values, DType dtype, int root);
 
 }  // namespace brrr::dist

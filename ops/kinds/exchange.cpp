@@ -144,26 +144,24 @@ int Exchange::next_tag() {
   return kFirstTag + kReservedTags + static_cast<int>(next++ % kOrderedTags);
 }
 
-// By number - kFirstTag: whether it is in use.
-static std::pair<std::mutex, std::vector<bool>>& reserved() {
-  static auto* const r = new std::pair<std::mutex, std::vector<bool>>;
-  return *r;
+struct Reserved {
+  std::mutex mutex;
+  std::vector<bool> used = std::vector<bool>(kReservedTags);  // By number - kFirstTag.
+};
+static Reserved& reserved() {
+  static Reserved& r = *new Reserved;
+  return r;
 }
 
 int Exchange::reserve_tags(int n) {
   auto& [mutex, used] = reserved();
   const std::lock_guard lock(mutex);
-  size_t first = 0, row = 0;
-  for (size_t at = 0; row < static_cast<size_t>(n); ++at) {
-    if (at == used.size()) used.push_back(false);
-    row = used[at] ? 0 : row + 1;
-    if (row == 0) first = at + 1;
-  }
-  BRRR_CHECK(used.size() <= kReservedTags,
+  const auto first = std::search_n(used.begin(), used.end(), n, false);
+  BRRR_CHECK(first != used.end(),
              "dist: {} buckets of gradients in this process are too many; set bucket_bytes higher",
-             used.size());
-  std::fill_n(used.begin() + static_cast<ptrdiff_t>(first), n, true);
-  return kFirstTag + static_cast<int>(first);
+             std::count(used.begin(), used.end(), true) + n);
+  std::fill_n(first, n, true);
+  return kFirstTag + static_cast<int>(first - used.begin());
 }
 
 void Exchange::return_tags(int first, int n) {

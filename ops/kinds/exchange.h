@@ -46,32 +46,56 @@ class Row {
   int64_t size_ = 0;
 };
 
-/// One collective. Its stages follow one another when all messages of the last have come and gone;
-/// those of the peers have the same. It may be had many times.
+/// The halves of an all_reduce: the sum of its shard to each rank, and each rank's shard to all. A
+/// reduce_scatter is the first one alone, an all_gather and a broadcast are the second.
+enum class Halves { Both, Sum, Share };
+
+/// What this rank does for a sum over the ranks, or a half of it, wherever the rows lie. Each
+/// rank's shard is summed in rank order by that rank and sent to all: the bytes of a ring,
+/// 2 (N - 1) / N of the row.
+struct SumPlan {
+  struct Message {
+    int peer;
+    std::vector<Span> to, from;  // What the peer is sent; where what it sends goes.
+  };
+  /// to = from[0] + from[1] + .., n elements of each. `to` is one of them; from[0] may be written.
+  struct Addition {
+    char* to;
+    std::vector<char*> from;
+    int64_t n;
+  };
+  std::vector<std::vector<Message>> stages;  // Each after all messages of the one before.
+  std::vector<Addition> additions;           // After the first stage.
+};
+/// Ranks but the first have `passes` rows of one size each, which are summed one after the other
+/// where a rank's turn comes; the first has one. The sum goes to the last. `shares` gives memory
+/// for so many elements, what others send of this rank's shard.
+SumPlan plan_sum(const std::vector<Row>& rows, int passes, Halves halves,
+                 const std::function<char*(int64_t)>& shares);
+
+/// One collective in the host's memory, in place. Its stages follow one another when all messages
+/// of the last have come and gone; those of the peers have the same. It may be had many times.
 class Job {
  public:
   /// `what` says the call, in messages: "all_reduce of float32[4, 3]". Messages of jobs that may be
   /// under way together differ in `tag`.
-  Job(std::string what, int tag) : what_(std::move(what)), tag_(tag) {}
+  Job(std::string what, int tag, Halves halves)
+      : what_(std::move(what)), tag_(tag), halves_(halves) {}
   virtual ~Job() = default;
   const std::string& what() const { return what_; }
+  void set_what(std::string what) { what_ = std::move(what); }
   int tag() const { return tag_; }
+  Halves halves() const { return halves_; }
+  /// As plan_sum() takes them; also others, the next time.
+  void set_rows(std::vector<Row> rows, int passes = 1);
   /// It begins when that says true: its thread asks again and again.
   void begin_when(std::function<bool()> ready) { ready_ = std::move(ready); }
   /// Who waits for it has no limit: a peer that is alive may have much to do before.
   void be_patient() { patient_ = true; }
 
  protected:
-  /// Declares the messages of that stage, by send() and receive(); false: there is none. The first
-  /// time, and after forget().
-  virtual bool prepare(int stage) = 0;
-  /// What is computed before that stage's messages start; also for the one after the last.
-  virtual void compute(int) {}
-  void send(int peer, const std::vector<Span>& spans, DType dtype);
-  void receive(int peer, const std::vector<Span>& spans, DType dtype);
-  /// Its messages are others from now on.
-  void forget() { changed_ = true; }
-  void set_what(std::string what) { what_ = std::move(what); }
+  /// What is computed after the first stage's messages.
+  virtual void compute();
 
  private:
   friend class Exchange;
@@ -82,14 +106,18 @@ class Job {
     size_t sent;  // Bytes; 0: it is received.
     bool under_way;
   };
-  void declare(bool sends, int peer, const Piece* pieces, int n);
+  void declare();
+  void declare(int stage, bool sends, int peer, const std::vector<Piece>& pieces);
 
   std::string what_;
   int tag_, stage_ = 0;
+  Halves halves_;
+  std::vector<Row> rows_;
+  int passes_ = 1;
+  SumPlan plan_;
+  std::vector<char> shares_;
   std::function<bool()> ready_;
-  int declared_ = 0;    // Stages whose messages are there; the next one's are declared.
-  bool whole_ = false;  // Those are all.
-  bool changed_ = false;
+  bool changed_ = false;  // Its messages are others than those that are declared.
   bool patient_ = false;
   std::vector<Message> messages_;
   size_t under_way_ = 0;
@@ -98,31 +126,6 @@ class Job {
   std::atomic<double> waited_since_{0};
   std::atomic<bool> done_{false};
   std::string failure_;
-};
-
-/// A job whose messages are one stage; nothing is done where there are no elements.
-class OneStage final : public Job {
- public:
-  using Part = std::function<void(OneStage&)>;
-  OneStage(std::string what, int tag, bool any, Part messages, Part before = {}, Part after = {})
-      : Job(std::move(what), tag),
-        any_(any),
-        messages_(std::move(messages)),
-        compute_{std::move(before), std::move(after)} {}
-  using Job::receive;
-  using Job::send;
-
- private:
-  bool prepare(int stage) override {
-    if (stage > 0 || !any_) return false;
-    messages_(*this);
-    return true;
-  }
-  void compute(int stage) override {
-    if (any_ && compute_[stage]) compute_[stage](*this);
-  }
-  bool any_;
-  Part messages_, compute_[2];
 };
 
 /// Whom this process belongs to, and the thread that talks to the others.
@@ -170,61 +173,10 @@ class Exchange {
   Thread* thread_ = nullptr;
 };
 
-/// What ranks have sent of one shard, dense: one share of the first rank, `passes` of the others.
-class Shares {
- public:
-  void resize(int ranks, int passes, int64_t n, DType dtype);
-  /// All of a rank's, one after the other.
-  Span of(int rank);
-  /// The sum of all in their order, where `own` are this rank's shares: it goes to the last.
-  void sum(const std::vector<std::vector<Span>>& own, int rank);
-
- private:
-  int shares_of(int rank) const { return rank == 0 ? 1 : passes_; }
-  int first_of(int rank) const { return rank == 0 ? 0 : 1 + (rank - 1) * passes_; }
-  int ranks_ = 0, passes_ = 1;
-  int64_t n_ = 0;
-  DType dtype_ = kFloat32;
-  std::vector<char> bytes_, block_;
-};
-
-/// The halves of an all_reduce: the sum of its shard to each rank, and each rank's shard to all.
-enum class Halves { Both, Sum, Share };
-
-/// Each rank's share is summed in rank order by that rank and sent to all: the bytes of a ring,
-/// 2 (N - 1) / N of the row. In place. It may begin again, with another row.
-class AllReduceJob final : public Job {
- public:
-  AllReduceJob(std::string what, int tag, Halves halves = Halves::Both)
-      : Job(std::move(what), tag), halves_(halves) {}
-  void set_row(Row row) { set_rows({std::move(row)}, 1); }
-  /// Ranks but the first have `passes` rows of one size each, which are summed one after the other
-  /// where a rank's turn comes; the first has one. The sum goes to the last.
-  void set_rows(std::vector<Row> rows, int passes);
-  using Job::set_what;
-  Halves halves() const { return halves_; }
-
- private:
-  bool prepare(int stage) override;
-  void compute(int stage) override;
-  void prepare_sum();
-  void prepare_share();
-  int sum_at() const { return halves_ == Halves::Share ? -1 : 0; }
-
-  Halves halves_;
-  std::vector<Row> rows_;
-  int passes_ = 1;
-  std::vector<std::vector<Span>> own_;  // This rank's shard of each row.
-  Shares shares_;
-};
-
-/// Rank r's `mine` (of `size` elements, dense) to place r of `all` on every rank.
-std::shared_ptr<Job> all_gather_job(std::string what, int tag, Span mine, char* all, DType dtype);
-/// The sum over ranks of part r of `all`, on rank r, in `mine`.
-std::shared_ptr<Job> reduce_scatter_job(std::string what, int tag, Span mine, char* all,
-                                        DType dtype);
-/// Root's values on every rank, in place.
-std::shared_ptr<Job> broadcast_job(std::string what, int tag, Span values, DType dtype, int root);
+/// Cuts of n elements that belong to one rank: what all others get of it is a broadcast.
+Cuts owned_by(int rank, int64_t n);
+/// Each rank's part of the row to all, waited for.
+void share(std::string what, Row row);
 
 /// Rank 0 does it, however long that takes; the others wait. If it throws, all throw.
 void on_first_rank(const std::string& what, const std::function<void()>& f);

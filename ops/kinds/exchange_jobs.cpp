@@ -42,6 +42,21 @@ void add_dense(char* into, const char* from, int64_t n, DType dtype) {
   }
 }
 
+void add_all(const SumPlan::Addition& sum, DType dtype) {
+  constexpr int64_t block = 2048;  // Stays in the first cache.
+  alignas(64) char total[block * 8];
+  const auto item = static_cast<int64_t>(itemsize(dtype));
+  for (int64_t at = 0; at < sum.n; at += block) {
+    const int64_t n = std::min(block, sum.n - at);
+    const auto bytes = static_cast<size_t>(n * item);
+    std::memcpy(total, sum.from[0] + at * item, bytes);
+    for (size_t k = 1; k < sum.from.size(); ++k) {
+      add_dense(total, sum.from[k] + at * item, n, dtype);
+    }
+    std::memcpy(sum.to + at * item, total, bytes);
+  }
+}
+
 // From the next one on, so that not all talk to the same first.
 template <class F> void for_peers(const F& f) {
   const int rank = Exchange::get().rank(), size = Exchange::get().size();
@@ -89,160 +104,120 @@ std::vector<Span> Row::shard(int rank, int ranks) const {
   return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
 }
 
-void Shares::resize(int ranks, int passes, int64_t n, DType dtype) {
-  ranks_ = ranks;
-  passes_ = passes;
-  n_ = n;
-  dtype_ = dtype;
-  bytes_.resize(static_cast<size_t>(first_of(ranks)) * static_cast<size_t>(n) * itemsize(dtype));
-}
-
-Span Shares::of(int rank) {
-  const int64_t before = first_of(rank) * n_ * static_cast<int64_t>(itemsize(dtype_));
-  return {bytes_.data() + before, shares_of(rank) * n_};
-}
-
-void Shares::sum(const std::vector<std::vector<Span>>& own, int rank) {
-  const auto item = static_cast<int64_t>(itemsize(dtype_));
-  constexpr int64_t block = 2048;  // Stays in the first cache.
-  // Where element `first` of each own share lies: spans need not be alike.
-  const auto copy = [&](const std::vector<Span>& spans, int64_t first, int64_t n, const auto& f) {
-    for (const Span& s : spans) {
-      const int64_t m = std::min(s.n - first, n);
-      if (m > 0) f(s.at + first * item, m);
-      if (m > 0) n -= m;
-      first = std::max<int64_t>(0, first - s.n);
-    }
+// All ranks' shares of this one's shard come, dense, in pieces as they are sent: one of the first
+// rank, `passes` of the others.
+static void plan_shares(SumPlan& plan, const std::vector<Row>& rows, int passes,
+                        const std::vector<std::vector<Span>>& own,
+                        const std::function<char*(int64_t)>& shares) {
+  const int me = Exchange::get().rank(), size = Exchange::get().size();
+  const auto item = static_cast<int64_t>(itemsize(rows.back().dtype()));
+  const auto shares_of = [&](int r) { return r == 0 ? 1 : passes; };
+  const auto first_of = [&](int r) { return r == 0 ? 0 : 1 + int64_t{r - 1} * passes; };
+  int64_t n = 0;
+  for (const Span& s : own[0]) n += s.n;
+  char* const memory = shares(first_of(size) * n);
+  const auto share_at = [&](int r, int pass, int64_t at) {
+    return memory + ((first_of(r) + pass) * n + at) * item;
   };
-  block_.resize(static_cast<size_t>(block * item));
-  for (int64_t at = 0; at < n_; at += block) {
-    const int64_t n = std::min(block, n_ - at);
-    bool any = false;
-    const auto add = [&](const char* x, int64_t begin, int64_t m) {
-      char* const to = block_.data() + begin * item;
-      any ? add_dense(to, x, m, dtype_)
-          : static_cast<void>(std::memcpy(to, x, static_cast<size_t>(m * item)));
-    };
-    for (int r = 0; r < ranks_; ++r) {
-      for (int p = 0; p < shares_of(r); ++p) {
-        if (r != rank) {
-          add(of(r).at + (p * n_ + at) * item, 0, n);
-        } else {
-          int64_t done = 0;
-          copy(own[static_cast<size_t>(p)], at, n, [&](const char* x, int64_t m) {
-            add(x, done, m);
-            done += m;
-          });
-        }
-        any = true;
+  auto& messages = plan.stages.emplace_back();
+  for_peers([&](int peer) {
+    SumPlan::Message m{peer, {}, {}};
+    for (const Row& row : rows) {
+      const std::vector<Span> theirs = row.shard(peer, size);
+      m.to.insert(m.to.end(), theirs.begin(), theirs.end());
+    }
+    for (int p = 0; p < shares_of(peer); ++p) {
+      int64_t at = 0;
+      for (const Span& s : own[0]) {
+        m.from.push_back({share_at(peer, p, at), s.n});
+        at += s.n;
       }
     }
-    const char* from = block_.data();
-    copy(own.back(), at, n, [&](char* x, int64_t m) {
-      std::memcpy(x, from, static_cast<size_t>(m * item));
-      from += m * item;
-    });
+    messages.push_back(std::move(m));
+  });
+  int64_t at = 0;
+  for (size_t k = 0; k < own[0].size(); ++k) {
+    SumPlan::Addition sum{own.back()[k].at, {}, own[0][k].n};
+    for (int r = 0; r < size; ++r) {
+      for (int p = 0; p < shares_of(r); ++p) {
+        sum.from.push_back(r == me ? own[static_cast<size_t>(p)][k].at : share_at(r, p, at));
+      }
+    }
+    at += sum.n;
+    plan.additions.push_back(std::move(sum));
   }
 }
 
-void AllReduceJob::set_rows(std::vector<Row> rows, int passes) {
+SumPlan plan_sum(const std::vector<Row>& rows, int passes, Halves halves,
+                 const std::function<char*(int64_t)>& shares) {
+  const int me = Exchange::get().rank(), size = Exchange::get().size();
+  const Row& last = rows.back();
+  SumPlan plan;
+  if (last.size() == 0) return plan;
+  std::vector<std::vector<Span>> own;
+  for (const Row& row : rows) own.push_back(row.shard(me, size));
+  if (halves != Halves::Share) plan_shares(plan, rows, passes, own, shares);
+  if (halves != Halves::Sum) {
+    auto& messages = plan.stages.emplace_back();
+    for_peers([&](int peer) { messages.push_back({peer, own.back(), last.shard(peer, size)}); });
+  }
+  return plan;
+}
+
+void Job::set_rows(std::vector<Row> rows, int passes) {
   rows_ = std::move(rows);
   passes_ = passes;
-  forget();
+  changed_ = true;
 }
 
-// All ranks' shares of this one's shard come.
-void AllReduceJob::prepare_sum() {
+static std::vector<Piece> pieces_of(const std::vector<Span>& spans, DType dtype) {
+  std::vector<Piece> pieces;
+  for (const Span& s : spans) {
+    pieces.push_back({s.at, static_cast<size_t>(s.n) * itemsize(dtype)});
+  }
+  return pieces;
+}
+
+void Job::declare() {
   const DType t = rows_.back().dtype();
-  int64_t n = 0;
-  for (const Span& s : own_[0]) n += s.n;
-  shares_.resize(Exchange::get().size(), passes_, n, t);
-  for_peers([&](int peer) {
-    // In pieces as they are sent.
-    std::vector<Span> all;
-    Span share = shares_.of(peer);
-    while (share.n > 0) {
-      for (const Span& s : own_[0]) {
-        all.push_back({share.at, s.n});
-        share = {share.at + s.n * static_cast<int64_t>(itemsize(t)), share.n - s.n};
-      }
-    }
-    receive(peer, all, t);
-    all.clear();
-    for (const Row& r : rows_) {
-      const auto part = r.shard(peer, Exchange::get().size());
-      all.insert(all.end(), part.begin(), part.end());
-    }
-    send(peer, all, t);
+  plan_ = plan_sum(rows_, passes_, halves_, [&](int64_t n) {
+    shares_.resize(static_cast<size_t>(n) * itemsize(t));
+    return shares_.data();
   });
-}
-
-void AllReduceJob::prepare_share() {
-  const Row& row = rows_.back();
-  for_peers([&](int peer) {
-    receive(peer, row.shard(peer, Exchange::get().size()), row.dtype());
-    send(peer, own_.back(), row.dtype());
-  });
-}
-
-bool AllReduceJob::prepare(int stage) {
-  const int rank = Exchange::get().rank(), size = Exchange::get().size();
-  if (size == 1 || rows_.back().size() == 0) return false;
-  if (stage == 0) {
-    own_.clear();
-    for (const Row& r : rows_) own_.push_back(r.shard(rank, size));
-  }
-  if (stage == sum_at()) return prepare_sum(), true;
-  if (stage > sum_at() + 1 || halves_ == Halves::Sum) return false;
-  return prepare_share(), true;
-}
-
-void AllReduceJob::compute(int stage) {
-  const bool summed = stage == sum_at() + 1 && sum_at() == 0;
-  if (summed && Exchange::get().size() > 1 && rows_.back().size() > 0) {
-    shares_.sum(own_, Exchange::get().rank());
+  for (int stage = 0; stage < static_cast<int>(plan_.stages.size()); ++stage) {
+    for (const SumPlan::Message& m : plan_.stages[static_cast<size_t>(stage)]) {
+      declare(stage, false, m.peer, pieces_of(m.from, t));
+      declare(stage, true, m.peer, pieces_of(m.to, t));
+    }
   }
 }
 
-std::shared_ptr<Job> all_gather_job(std::string what, int tag, Span mine, char* all, DType dtype) {
-  const auto bytes = mine.n * static_cast<int64_t>(itemsize(dtype));
-  const auto messages = [=](OneStage& job) {
-    for_peers([&](int peer) {
-      job.receive(peer, {{all + peer * bytes, mine.n}}, dtype);
-      job.send(peer, {mine}, dtype);
-    });
-  };
-  const auto own = [=](OneStage&) {
-    std::memcpy(all + Exchange::get().rank() * bytes, mine.at, static_cast<size_t>(bytes));
-  };
-  return std::make_shared<OneStage>(std::move(what), tag, mine.n > 0, messages, own);
+void Job::declare(int stage, bool sends, int peer, const std::vector<Piece>& pieces) {
+  if (pieces.empty()) return;
+  const Transport& t = *Exchange::get().transport();
+  void* r =
+      (sends ? t.send : t.receive)(pieces.data(), static_cast<int>(pieces.size()), peer, tag_);
+  BRRR_CHECK(r, "{}: no message to or from rank {}: {}", what_, peer, t.error());
+  size_t bytes = 0;
+  for (const Piece& p : pieces) bytes += p.bytes;
+  messages_.push_back({r, peer, stage, sends ? bytes : 0, false});
 }
 
-std::shared_ptr<Job> reduce_scatter_job(std::string what, int tag, Span mine, char* all,
-                                        DType dtype) {
-  const auto bytes = mine.n * static_cast<int64_t>(itemsize(dtype));
-  const auto shares = std::make_shared<Shares>();
-  const auto messages = [=](OneStage& job) {
-    shares->resize(Exchange::get().size(), 1, mine.n, dtype);
-    for_peers([&](int peer) {
-      job.receive(peer, {shares->of(peer)}, dtype);
-      job.send(peer, {{all + peer * bytes, mine.n}}, dtype);
-    });
-  };
-  const auto sum = [=](OneStage&) {
-    const int rank = Exchange::get().rank();
-    std::memcpy(mine.at, all + rank * bytes, static_cast<size_t>(bytes));
-    shares->sum({{mine}}, rank);
-  };
-  return std::make_shared<OneStage>(std::move(what), tag, mine.n > 0, messages, nullptr, sum);
+void Job::compute() {
+  for (const SumPlan::Addition& sum : plan_.additions) add_all(sum, rows_.back().dtype());
 }
 
-std::shared_ptr<Job> broadcast_job(std::string what, int tag, Span values, DType dtype, int root) {
-  const auto messages = [=](OneStage& job) {
-    if (Exchange::get().rank() != root) return job.receive(root, {values}, dtype);
-    for_peers([&](int peer) { job.send(peer, {values}, dtype); });
-  };
-  return std::make_shared<OneStage>(std::move(what), tag, values.n > 0, messages);
+Cuts owned_by(int rank, int64_t n) {
+  Cuts cuts(static_cast<size_t>(Exchange::get().size()) + 1, n);
+  std::fill_n(cuts.begin(), rank + 1, 0);
+  return cuts;
+}
+
+void share(std::string what, Row row) {
+  Exchange& e = Exchange::get();
+  const auto job = std::make_shared<Job>(std::move(what), e.next_tag(), Halves::Share);
+  job->set_rows({std::move(row)});
+  e.run(job);
 }
 
 }  // namespace brrr::dist

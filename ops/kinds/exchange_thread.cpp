@@ -1,4 +1,4 @@
-// Messages, and the thread that sends and receives them.
+// The thread that sends and receives.
 #include "ops/kinds/exchange_thread.h"
 
 #include <sched.h>
@@ -20,37 +20,6 @@ constexpr double kAnswerSeconds = 1;  // So long a peer that is alive takes to a
 constexpr std::chrono::microseconds kShortestPause{100}, kLongestPause{2000};
 
 }  // namespace
-
-// --- messages ------------------------------------------------------------------------------------
-
-void Job::declare(bool sends, int peer, const Piece* pieces, int n) {
-  const Transport& t = *Exchange::get().transport();
-  void* r = (sends ? t.send : t.receive)(pieces, n, peer, tag_);
-  BRRR_CHECK(r, "{}: no message to or from rank {}: {}", what_, peer, t.error());
-  size_t bytes = 0;
-  for (int k = 0; sends && k < n; ++k) bytes += pieces[k].bytes;
-  messages_.push_back({r, peer, declared_, bytes, false});
-}
-
-static std::vector<Piece> pieces_of(const std::vector<Span>& spans, DType dtype) {
-  std::vector<Piece> pieces;
-  for (const Span& s : spans) {
-    pieces.push_back({s.at, static_cast<size_t>(s.n) * itemsize(dtype)});
-  }
-  return pieces;
-}
-
-void Job::send(int peer, const std::vector<Span>& spans, DType dtype) {
-  const auto pieces = pieces_of(spans, dtype);
-  if (!pieces.empty()) declare(true, peer, pieces.data(), static_cast<int>(pieces.size()));
-}
-
-void Job::receive(int peer, const std::vector<Span>& spans, DType dtype) {
-  const auto pieces = pieces_of(spans, dtype);
-  if (!pieces.empty()) declare(false, peer, pieces.data(), static_cast<int>(pieces.size()));
-}
-
-// --- the thread ----------------------------------------------------------------------------------
 
 // Whether all messages of the job's stage are through.
 bool Exchange::Thread::test(Job& job) {
@@ -80,10 +49,10 @@ void Exchange::Thread::start(Job& job, int stage) {
   }
 }
 
-// Messages of that stage and of those after it, none of which is under way.
-void Exchange::Thread::release(Job& job, int from_stage) {
+// Its messages, none of which is under way; with `calls` only those that compare them.
+void Exchange::Thread::release(Job& job, bool calls) {
   std::erase_if(job.messages_, [&](const Job::Message& m) {
-    if (m.stage < from_stage) return false;
+    if (calls && m.stage != Job::kCalls) return false;
     transport->release(m.request);
     return true;
   });
@@ -95,23 +64,17 @@ void Exchange::Thread::say_calls(Job& job) {
   job.calls_.assign(static_cast<size_t>(n), std::string(kCallBytes, '\0'));
   std::string& own = job.calls_[static_cast<size_t>(transport->rank)];
   own.replace(0, std::min(job.what_.size(), kCallBytes - 1), job.what_, 0, kCallBytes - 1);
-  const int declared = std::exchange(job.declared_, Job::kCalls);
   for (int peer = 0; peer < n; ++peer) {
     if (peer == transport->rank) continue;
-    const Piece to{own.data(), kCallBytes},
-        from{job.calls_[static_cast<size_t>(peer)].data(), kCallBytes};
-    job.declare(true, peer, &to, 1);
-    job.declare(false, peer, &from, 1);
+    job.declare(Job::kCalls, true, peer, {{own.data(), kCallBytes}});
+    job.declare(Job::kCalls, false, peer,
+                {{job.calls_[static_cast<size_t>(peer)].data(), kCallBytes}});
   }
-  job.declared_ = declared;
   start(job, Job::kCalls);
 }
 
 void Exchange::Thread::check_calls(Job& job) {
-  std::erase_if(job.messages_, [&](const Job::Message& m) {
-    if (m.stage == Job::kCalls) transport->release(m.request);
-    return m.stage == Job::kCalls;
-  });
+  release(job, true);
   for (size_t peer = 0; peer < job.calls_.size(); ++peer) {
     const char* said = job.calls_[peer].c_str();
     if (job.what_.compare(0, kCallBytes - 1, said) == 0) continue;
@@ -125,9 +88,8 @@ void Exchange::Thread::check_calls(Job& job) {
 // Starts the next stage that has messages; false: the job is done.
 bool Exchange::Thread::stage(Job& job) {
   if (std::exchange(job.changed_, false)) {
-    release(job, 0);
-    job.declared_ = 0;
-    job.whole_ = false;
+    release(job);
+    job.declare();
   }
   const int calls = check ? 1 : 0;
   do {
@@ -138,12 +100,8 @@ bool Exchange::Thread::stage(Job& job) {
     }
     if (check && number == 1) check_calls(job);
     const int at = number - calls;
-    job.compute(at);
-    if (at == job.declared_ && !job.whole_) {
-      job.whole_ = !job.prepare(at);
-      job.declared_ += !job.whole_;
-    }
-    if (at == job.declared_) return false;
+    if (at == 1) job.compute();
+    if (at == static_cast<int>(job.plan_.stages.size())) return false;
     start(job, at);
   } while (job.under_way_ == 0);
   return true;
@@ -371,7 +329,7 @@ void Exchange::Thread::run() {
       std::swap(ended, retired);
       if (active.empty() && finish) break;
     }
-    for (const auto& job : ended) release(*job, 0);
+    for (const auto& job : ended) release(*job);
     ended.clear();
     step();
   }

@@ -56,7 +56,7 @@ struct Exchange::Thread {
   bool test(Job& job);
   bool stage(Job& job);
   void start(Job& job, int stage);
-  void release(Job& job, int from_stage);
+  void release(Job& job, bool calls = false);
   void check_calls(Job& job);
   bool exchange_now(const Piece& piece, bool sends, int peer, int tag);
   std::string share_settings();

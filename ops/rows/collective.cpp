@@ -1,7 +1,9 @@
 // Rows between processes: sums, parts and copies over all ranks.
 #include <array>
 #include <string_view>
+#include <utility>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "ops/dist.h"
@@ -21,44 +23,28 @@ std::string words(const OpCall& c) {
   return fmt::format("{} of {}", c.op->name, describe(c.in[0]));
 }
 
-// Whether the call's tensors are on GPUs that send to each other.
-bool between_gpus(const OpCall& c) { return c.in[0]->device != kCPU && gpus_linked(); }
-
-// A tensor's elements as dense memory: its own, or a copy.
-Span span_of(const DenseInput& dense, const TensorImpl& x) {
-  return {const_cast<char*>(dense.as<char>()), x.numel};
+// A sum over the ranks of a row on the result's device, or a half of it, waited for.
+void exchange(const OpCall& c, const std::string& what, const Row& row, Halves halves) {
+  if (size() == 1) return;
+  Exchange& e = Exchange::get();
+  const bool on_gpu = c.out[0].device() != kCPU;
+  // Linked GPUs need no tag: a replay asks for none either.
+  const int tag = on_gpu && gpus_linked() ? 0 : e.next_tag();
+  const auto job = std::make_shared<Job>(what, tag, halves);
+  if (!on_gpu) {
+    job->set_rows({row});
+    return e.run(job);
+  }
+  DeviceSum sum;
+  sum.set_rows({row}, 1, job);
+  sum.begin();
+  sum.end();
+  e.retire(job);
 }
 
-// The same on the host, in pinned memory if they come from a GPU. A result is written from there by
-// give_back().
-class OnHost : NotCopied {
- public:
-  explicit OnHost(TensorImpl& x, bool reads = true) : x_(x), dense_(&x, x.dtype) {
-    if (x.device == kCPU || x.numel == 0) return;
-    refuse_capture("a collective");
-    pinned_ = device_link::take_pinned(bytes());
-    // Also where nothing is read: what had this memory before may be copied from it still.
-    const Point end;
-    beside(end, [&] {
-      if (reads) device_link::to_pinned(pinned_, dense_.as<char>(), bytes());
-    });
-    device_link::wait(end.get());
-  }
-  ~OnHost() {
-    if (pinned_) device_link::give_pinned(pinned_);
-  }
-  void give_back() const {
-    if (pinned_) device_link::from_pinned(x_.data(), pinned_, bytes());
-  }
-  Span span() const { return pinned_ ? Span{pinned_, x_.numel} : span_of(dense_, x_); }
-
- private:
-  size_t bytes() const { return static_cast<size_t>(x_.numel) * itemsize(x_.dtype); }
-
-  TensorImpl& x_;
-  const DenseInput dense_;
-  char* pinned_ = nullptr;
-};
+Row row_of(const TensorImpl& x, std::vector<const Cuts*> cuts = {}) {
+  return Row(x.dtype, {{x.data(), x.numel}}, std::move(cuts));
+}
 
 int64_t dense_scratch(const OpCall& c) {
   const TensorImpl& x = *c.in[0];
@@ -88,13 +74,7 @@ void check_dims(const OpCall& c) {
 void all_reduce_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   copy_now(out, *c.in[0]);
-  if (size() == 1) return;
-  if (between_gpus(c)) return device_all_reduce(words(c), {out.data(), out.numel}, out.dtype);
-  const OnHost host(out);
-  const auto job = std::make_shared<AllReduceJob>(words(c), Exchange::get().next_tag());
-  job->set_row(Row(out.dtype, {host.span()}));
-  Exchange::get().run(job);
-  host.give_back();
+  exchange(c, words(c), row_of(out), Halves::Both);
 }
 
 void all_reduce_vjp(VjpCall& v) { v.gin[0] = all_reduce(v.gout[0]); }
@@ -112,16 +92,9 @@ void gather_infer(OpCall& c) {
 }
 
 void gather_run(OpCall& c) {
-  TensorImpl& out = *c.out[0].impl();
-  if (size() == 1) return copy_now(out, *c.in[0]);
-  if (between_gpus(c)) {
-    const DenseInput mine(c.in[0], out.dtype);
-    return device_all_gather(words(c), span_of(mine, *c.in[0]), out.data(), out.dtype);
-  }
-  const OnHost mine(*c.in[0]), all(out, false);
-  Exchange::get().run(
-      all_gather_job(words(c), Exchange::get().next_tag(), mine.span(), all.span().at, out.dtype));
-  all.give_back();
+  const TensorImpl &out = *c.out[0].impl(), &mine = *c.in[0];
+  copy_into_part(out, mine, 0, rank() * mine.sizes[0]);
+  exchange(c, words(c), row_of(out), Halves::Share);
 }
 
 void scatter_infer(OpCall& c) {
@@ -134,25 +107,26 @@ void scatter_infer(OpCall& c) {
   set_meta(c, 0, c.in[0]->dtype, sizes);
 }
 
+// The operand is the caller's: in its place the sum has this rank's part as the result.
 void scatter_run(OpCall& c) {
-  TensorImpl& out = *c.out[0].impl();
-  if (size() == 1) return copy_now(out, *c.in[0]);
-  if (between_gpus(c)) {
-    const DenseInput all(c.in[0], out.dtype);
-    return device_reduce_scatter(words(c), {out.data(), out.numel}, span_of(all, *c.in[0]).at,
-                                 out.dtype);
+  const TensorImpl& out = *c.out[0].impl();
+  const DenseInput dense(c.in[0], out.dtype);
+  const size_t bytes = static_cast<size_t>(out.numel) * itemsize(out.dtype);
+  std::vector<Span> parts;
+  for (int r = 0; r < size(); ++r) {
+    parts.push_back(
+        {const_cast<char*>(dense.as<char>()) + static_cast<size_t>(r) * bytes, out.numel});
   }
-  const OnHost mine(out, false), all(*c.in[0]);
-  Exchange::get().run(reduce_scatter_job(words(c), Exchange::get().next_tag(), mine.span(),
-                                         all.span().at, out.dtype));
-  mine.give_back();
+  char* const mine = std::exchange(parts[static_cast<size_t>(rank())].at, out.data());
+  if (bytes) backend(out.device.type).copy(out.data(), mine, bytes);
+  exchange(c, words(c), Row(out.dtype, std::move(parts)), Halves::Sum);
 }
 
 void gather_vjp(VjpCall& v) { v.gin[0] = reduce_scatter(v.gout[0]); }
 void scatter_vjp(VjpCall& v) { v.gin[0] = all_gather(v.gout[0]); }
 
 const OpDef all_gather_row{"all_gather", "the tensors of all ranks, one after the other",
-                           collective_spec(gather_infer, gather_run, dense_scratch, gather_vjp)};
+                           collective_spec(gather_infer, gather_run, no_scratch, gather_vjp)};
 
 const OpDef reduce_scatter_row{
     "reduce_scatter", "this rank's part of the sum over all ranks",
@@ -168,13 +142,8 @@ void broadcast_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   const auto root = static_cast<int>(c.attrs.as<RootAttrs>().rank);
   copy_now(out, *c.in[0]);
-  if (size() == 1) return;
-  const std::string what = fmt::format("{} from rank {}", words(c), root);
-  if (between_gpus(c)) return device_broadcast(what, {out.data(), out.numel}, out.dtype, root);
-  const OnHost host(out);
-  Exchange::get().run(
-      broadcast_job(what, Exchange::get().next_tag(), host.span(), out.dtype, root));
-  host.give_back();
+  const Cuts cuts = owned_by(root, out.numel);
+  exchange(c, fmt::format("{} from rank {}", words(c), root), row_of(out, {&cuts}), Halves::Share);
 }
 
 void broadcast_vjp(VjpCall& v) {
@@ -200,10 +169,8 @@ std::string transport() {
 
 void barrier() {
   check_host_access("barrier", nullptr);
-  char mine = 0;
   std::vector<char> all(static_cast<size_t>(size()));
-  Exchange::get().run(
-      all_gather_job("barrier", Exchange::get().next_tag(), {&mine, 1}, all.data(), kUInt8));
+  share("barrier", Row(kUInt8, {{all.data(), size()}}));
 }
 
 void on_first_rank(const std::string& what, const std::function<void()>& f) {
@@ -216,8 +183,10 @@ void on_first_rank(const std::string& what, const std::function<void()>& f) {
       std::string_view(e.what()).copy(failure.data(), failure.size() - 1);
     }
   }
-  const auto job = broadcast_job(what, Exchange::get().next_tag(),
-                                 {failure.data(), static_cast<int64_t>(failure.size())}, kUInt8, 0);
+  const auto n = static_cast<int64_t>(failure.size());
+  const Cuts cuts = owned_by(0, n);
+  const auto job = std::make_shared<Job>(what, Exchange::get().next_tag(), Halves::Share);
+  job->set_rows({Row(kUInt8, {{failure.data(), n}}, {&cuts})});
   job->be_patient();
   Exchange::get().run(job);
   if (failure[0] != 0) throw Error(failure.data());

@@ -25,22 +25,14 @@ struct BucketUses final : Job {
   bool started = false;
 
   BucketUses(std::vector<std::string> members, int tag)
-      : Job("the comparison of the parameters that ranks use", tag), names(std::move(members)) {
+      : Job("the comparison of the parameters that ranks use", tag, Halves::Share),
+        names(std::move(members)) {
     all.resize(bytes() * static_cast<size_t>(Exchange::get().size()));
+    set_rows({Row(kUInt8, {{all.data(), static_cast<int64_t>(all.size())}})});
   }
   size_t bytes() const { return (names.size() + 7) / 8; }
-  char* of(int rank) { return all.data() + bytes() * static_cast<size_t>(rank); }
-  bool prepare(int stage) override {
-    const int size = Exchange::get().size(), me = Exchange::get().rank();
-    for (int r = 0; r < size && stage == 0; ++r) {
-      if (r == me) continue;
-      receive(r, {{of(r), static_cast<int64_t>(bytes())}}, kUInt8);
-      send(r, {{of(me), static_cast<int64_t>(bytes())}}, kUInt8);
-    }
-    return stage == 0;
-  }
-  void compute(int stage) override {
-    if (stage == 1 && all.compare(bytes(), all.npos, all, 0, all.size() - bytes()) != 0) refuse();
+  void compute() override {
+    if (all.compare(bytes(), all.npos, all, 0, all.size() - bytes()) != 0) refuse();
   }
   static bool has(const char* set, size_t k) { return set[k / 8] >> (k % 8) & 1; }
   int64_t number_of(const std::vector<bool>& used) {
@@ -56,7 +48,7 @@ struct BucketUses final : Job {
   void begin(const std::shared_ptr<BucketUses>& self, int64_t set) {
     if (std::exchange(started, true)) Exchange::get().wait(*this);
     const std::string& mine = sets[static_cast<size_t>(set)];
-    std::copy(mine.begin(), mine.end(), of(Exchange::get().rank()));
+    mine.copy(all.data() + bytes() * static_cast<size_t>(Exchange::get().rank()), bytes());
     Exchange::get().start(self);
   }
   [[noreturn]] void refuse() const {
@@ -90,7 +82,7 @@ struct GradientBucket {
   std::vector<std::vector<Span>> told;  // What the job knows.
   std::vector<Cuts> cuts;               // By member; none: all share.
   size_t members = 0, arrived = 0;
-  std::shared_ptr<AllReduceJob> job;
+  std::shared_ptr<Job> job;
   std::unique_ptr<DeviceSum> on_gpu;  // Of gradients there.
   uint64_t capture = 0;               // In which they have come; 0: in none.
   std::shared_ptr<BucketUses> uses;   // Of all buckets of the model.
@@ -126,7 +118,7 @@ struct GradientBucket {
       }
       all.emplace_back(dtype, std::move(there), std::move(theirs));
     }
-    on_gpu ? on_gpu->set_rows(std::move(all), passes, job) : job->set_rows(std::move(all), passes);
+    on_gpu ? on_gpu->set_rows(all, passes, job) : job->set_rows(std::move(all), passes);
     told = rows;
     std::string absent;
     for (size_t k = 0; k < members; ++k) {
@@ -273,8 +265,8 @@ Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int p
     buckets_[b]->what = fmt::format(
         "{} in bucket {}",
         division.halves == Halves::Share ? "the new parameters" : "the sum of the gradients", b);
-    buckets_[b]->job = std::make_shared<AllReduceJob>(buckets_[b]->what,
-                                                      first + static_cast<int>(b), division.halves);
+    buckets_[b]->job =
+        std::make_shared<Job>(buckets_[b]->what, first + static_cast<int>(b), division.halves);
     buckets_[b]->uses = uses_;
     k.all[buckets_[b]->id] = buckets_[b].get();
   }

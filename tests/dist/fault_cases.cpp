@@ -94,17 +94,23 @@ TEST_CASE("zz fault: an exception that nobody catches") {
   sleep_s(20);
 }
 
+static std::shared_ptr<dist::Job> share_job(const char* what, int tag, char* bytes) {
+  const auto job = std::make_shared<dist::Job>(what, tag, dist::Halves::Share);
+  job->set_rows({dist::Row(kUInt8, {{bytes, 2}})});
+  return job;
+}
+
 TEST_CASE("zz fault: a job that nobody waits for, and whose peer does not come") {
   auto& e = dist::Exchange::get();
   static char bytes[2];  // It is still under way when the case ends.
   const int tag = e.reserve_tags(2) + dist::rank();
-  e.start(dist::all_gather_job("the lost one", tag, {bytes, 1}, bytes, kUInt8));
+  e.start(share_job("the lost one", tag, bytes));
 }
 
 TEST_CASE("zz fault: a collective of its own while the others are in a bucket") {
   auto& e = dist::Exchange::get();
   char bytes[2] = {};
-  const auto job = dist::all_gather_job("bucket 0", e.reserve_tags(1), {bytes, 1}, bytes, kUInt8);
+  const auto job = share_job("bucket 0", e.reserve_tags(1), bytes);
   const std::string said = message([&] {
     if (dist::rank() == 1) {
       sleep_s(0.5);
