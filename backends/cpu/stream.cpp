@@ -10,14 +10,14 @@
 #include <new>
 #include <vector>
 
-#include "backends/cpu/simd.h"
 #include "core/backend.h"
 #include "core/check.h"
+#include "ops/vocabulary/gemm_tile.h"
 
 namespace brrr::cpu {
 namespace {
 
-using simd::Vec;
+using tile::Reg, tile::RegOf;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
@@ -57,22 +57,22 @@ class Arrays {
 template <int reads, Store kind>
 [[gnu::noinline]] void pass(float* out, const std::array<const float*, max_reads>& in,
                             std::size_t count) {
-  constexpr std::size_t unroll = 4;
+  constexpr std::size_t unroll = 4, width = tile::kWidth;
   const auto arrays = in;  // pointers in registers: the stores cannot change a local
-  for (std::size_t i = 0; i < count; i += unroll * simd::width) {
+  for (std::size_t i = 0; i < count; i += unroll * width) {
 #pragma GCC unroll 4
     for (std::size_t u = 0; u < unroll; ++u) {
-      const std::size_t at = i + u * simd::width;
-      Vec sum = simd::load(arrays[0] + at);
-      for (int k = 1; k < reads; ++k) sum += simd::load(arrays[k] + at);
+      const std::size_t at = i + u * width;
+      Reg sum = tile::load(arrays[0] + at);
+      for (int k = 1; k < reads; ++k) sum += tile::load(arrays[k] + at);
       if constexpr (kind == Store::Plain) {
-        simd::store(out + at, sum);
+        tile::store(out + at, sum);
       } else {
-        simd::store_past_caches(out + at, sum);
+        vx::store_around(out + at, sum);
       }
     }
   }
-  if constexpr (kind == Store::PastCaches) simd::store_fence();
+  if constexpr (kind == Store::PastCaches) vx::fence_nt();
 }
 
 using Pass = void (*)(float*, const std::array<const float*, max_reads>&, std::size_t);
@@ -86,30 +86,39 @@ template <Store kind> Pass choose_pass(int reads) {
 
 // Chains of multiply-adds kept in registers: two units of latency four need at least eight; AVX-512
 // has 32 registers, the others 16.
-constexpr int fma_chain_count = simd::width == 16 ? 16 : 12;
+constexpr int fma_chain_count = tile::kWidth == 16 ? 16 : 12;
+
+// In one rounding where the machine has it. Written out, because the project is built with
+// -ffp-contract=off.
+template <class Lanes> BRRR_VX Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+#ifdef __FMA__
+  return tile::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 template <class T> [[gnu::noinline]] T fma_chains(std::int64_t iterations) {
   constexpr int chains = fma_chain_count;
-  constexpr std::size_t lanes = simd::width * sizeof(float) / sizeof(T);
-  typedef T Lanes __attribute__((vector_size(simd::width * sizeof(float))));
+  using Lanes = RegOf<T>;
   Lanes acc[chains];
   for (int k = 0; k < chains; ++k) acc[k] = Lanes{} + static_cast<T>(k);
   const Lanes scale = Lanes{} + T(0.5), offset = Lanes{} + T(1);
   for (std::int64_t i = 0; i < iterations; ++i) {
 #pragma GCC unroll 16
-    for (int k = 0; k < chains; ++k) acc[k] = simd::fma(acc[k], scale, offset);
+    for (int k = 0; k < chains; ++k) acc[k] = multiply_add(acc[k], scale, offset);
   }
   asm volatile("" ::: "memory");  // a side effect, so that no call of a loop's is left out
   Lanes sum = acc[0];
   for (int k = 1; k < chains; ++k) sum += acc[k];
   T total = 0;
-  for (std::size_t i = 0; i < lanes; ++i) total += sum[i];
+  for (int i = 0; i < tile::kWidthOf<T>; ++i) total += sum[i];
   return total;
 }
 
 template <class T> double fma_peak() {
   constexpr std::int64_t iterations = 100'000;
-  constexpr double lanes = simd::width * sizeof(float) / sizeof(T);
+  constexpr double lanes = tile::kWidthOf<T>;
   volatile T sink = fma_chains<T>(iterations);
   double best = 1e9;  // a peak is what the machine can do: the fastest, not the median
   for (int r = 0; r < 25; ++r) {

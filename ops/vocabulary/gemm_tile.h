@@ -43,6 +43,8 @@ BRRR_VX Reg fma(Reg a, Reg b, Reg c) {
 BRRR_VX RegOf<double> fma(RegOf<double> a, RegOf<double> b, RegOf<double> c) {
 #if BRRR_VX_BYTES == 64
   return __builtin_ia32_vfmaddpd512_mask(a, b, c, static_cast<unsigned char>(-1), 4);
+#elif BRRR_VX_BYTES == 32 && defined(__FMA__)
+  return __builtin_ia32_vfmaddpd256(a, b, c);
 #else
   for (int i = 0; i < kWidthOf<double>; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
   return c;
