@@ -10,9 +10,9 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <mutex>
-#include <unordered_map>
 
 #include "backends/cpu/host_compiler.h"
 #include "backends/kernel_cache.h"
@@ -27,26 +27,6 @@ namespace {
 // To be raised when generated code starts to assume something new of the library.
 constexpr const char* kernel_abi = "brrr-cpu-1";
 constexpr int shown_lines = 15;
-
-// What a KernelModule* of this backend points to. A type of its own: another backend in another
-// shared object has modules too.
-struct Loaded {
-  std::string key;
-  int users = 0;        // those included that wait for it
-  std::mutex building;  // held while there is no library yet
-  void* library = nullptr;
-};
-Loaded* loaded(KernelModule* module) { return reinterpret_cast<Loaded*>(module); }
-
-// All modules of the process. Never destroyed: modules may be unloaded while the process ends.
-struct Table {
-  std::mutex mutex;
-  std::unordered_map<std::string, Loaded*> modules;
-};
-Table& table() {
-  static Table& t = *new Table;
-  return t;
-}
 
 std::atomic<bool> fail_once{false};
 
@@ -146,14 +126,10 @@ void* load(const std::string& key, const std::string& source, const HostCompiler
   return library;
 }
 
-// The module of that key, which the caller is a user of.
-Loaded* join(const std::string& key) {
-  Table& t = table();
-  const std::lock_guard lock(t.mutex);
-  Loaded*& m = t.modules[key];
-  if (!m) m = new Loaded{key, 0, {}, nullptr};
-  ++m->users;
-  return m;
+// Of builds of equal text by several threads one runs the compiler, and the others find its file.
+std::mutex& building(const std::string& key) {
+  static std::mutex all[64];
+  return all[std::hash<std::string>{}(key) % std::size(all)];
 }
 
 }  // namespace
@@ -167,37 +143,21 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   }
   const HostCompiler compiler = find_host_compiler();
   report.compiler = compiler.version;
-  Loaded* const m = join(make_key(source, compiler));
-  auto* const module = reinterpret_cast<KernelModule*>(m);
-  try {
-    const std::lock_guard lock(m->building);  // if this fails whoever waits for it tries, too
-    report.cached = m->library;
-    if (!m->library) m->library = load(m->key, source, compiler, report);
-  } catch (...) {
-    unload(module);
-    throw;
-  }
+  const std::string key = make_key(source, compiler);
+  const std::lock_guard lock(building(key));
+  void* const library = load(key, source, compiler, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return module;
+  return static_cast<KernelModule*>(library);
 }
 
 void* symbol(KernelModule* module, const char* name) {
-  void* address = dlsym(loaded(module)->library, name);
+  void* address = dlsym(module, name);
   BRRR_CHECK(address, "jit: the generated kernels have no function {}", name);
   return address;
 }
 
 void unload(KernelModule* module) noexcept {
-  if (!module) return;
-  Loaded* m = loaded(module);
-  {
-    Table& t = table();
-    const std::lock_guard lock(t.mutex);
-    if (--m->users > 0) return;
-    t.modules.erase(m->key);
-  }
-  if (m->library) dlclose(m->library);
-  delete m;
+  if (module) dlclose(module);
 }
 
 void fail_next_build() { fail_once = true; }

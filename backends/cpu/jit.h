@@ -12,9 +12,10 @@
 
 namespace brrr::cpu {
 
-// Builds extern "C" functions written against the prelude, or finds them built. Modules of equal
-// text are one. Throws Error, with the first lines of what the compiler said, having kept nothing.
-// May be called by several threads; equal text is then built once.
+// Builds extern "C" functions written against the prelude, or finds them built. A module is what
+// dlopen() gives, which counts those of equal text as one. Throws Error, with the first lines of
+// what the compiler said, having kept nothing. May be called by several threads; equal text is then
+// built once.
 KernelModule* build(const std::string& source, BuildReport& report);
 
 // The address of a function of the module. Throws Error if it has none of that name.
