@@ -112,7 +112,7 @@ std::vector<NamedTensor> Optimizer::numbers() const {
 StateDict Optimizer::state_dict() const {
   StateDict dict = detached(state_);
   for (auto& [name, t] : numbers()) dict[name] = t;
-  return shares_ ? shares_->gathered(std::move(dict)) : dict;
+  return shares_ ? shares_->gathered(dict, elsewhere_) : dict;
 }
 
 int64_t Optimizer::state_bytes() const {

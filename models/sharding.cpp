@@ -1,13 +1,10 @@
 #include "models/sharding.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <charconv>
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <sstream>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -79,28 +76,6 @@ Tensor part_of(const Tensor& t, int64_t begin, int64_t end) {
 std::pair<int64_t, int64_t> range_of(const Cuts& cuts) {
   const auto r = static_cast<size_t>(rank());
   return {cuts[r], cuts[r + 1]};
-}
-
-// The dict of rank `root`, on every rank.
-StateDict broadcast_state(const StateDict& own, int root) {
-  std::string text;
-  for (const auto& [name, t] : own) {
-    text += fmt::format("{} {} {} {}\n", name, static_cast<int>(t.dtype()), t.dim(),
-                        fmt::join(t.sizes(), " "));
-  }
-  std::istringstream lines(broadcast_text(text, root));
-  StateDict all;
-  std::string name;
-  for (int dtype, dims; lines >> name >> dtype >> dims;) {
-    std::vector<int64_t> sizes(static_cast<size_t>(dims));
-    for (int64_t& n : sizes) lines >> n;
-    const auto mine = own.find(name);
-    const Tensor t = rank() == root
-                         ? mine->second
-                         : zeros(IntList(sizes.data(), dims), static_cast<DType>(dtype), kCPU);
-    all[name] = broadcast(t.to(kCPU), root);
-  }
-  return all;
 }
 
 }  // namespace
@@ -296,22 +271,28 @@ const Tensor* ParameterShares::parameter_of(const std::string& name) const {
   return fits ? &parameters_[i] : nullptr;
 }
 
-StateDict ParameterShares::gathered(const StateDict& own) const {
+StateDict ParameterShares::gathered(const StateDict& own,
+                                    const std::vector<NamedTensor>& elsewhere) const {
   BRRR_CHECK(!context.recorder, "an optimiser's state is gathered outside of the step");
   if (size() == 1) return own;
-  std::map<std::string, std::vector<Tensor>> parts;
-  for (int r = 0; r < size(); ++r) {
-    const StateDict theirs = broadcast_state(own, r);
-    if (rank() > 0) continue;
-    for (const auto& [name, t] : theirs) parts[name].push_back(t);
-  }
-  if (rank() > 0) return own;
-  StateDict all;
-  for (const auto& [name, of_ranks] : parts) {
+  StateDict all = own, known = own;  // In one order on all ranks.
+  known.insert(elsewhere.begin(), elsewhere.end());
+  for (const auto& [name, t] : known) {
     const Tensor* const p = parameter_of(name);
-    // Numbers, which have no dims, are alike.
-    const bool whole = !p || !sharding_->divided(*p) || of_ranks[0].dim() == 0;
-    all[name] = whole ? of_ranks[0] : cat(of_ranks, 0).view(p->sizes());
+    if (!p) continue;
+    const Cuts& cuts = sharding_->cuts(*p);
+    std::vector<Tensor> parts;
+    for (size_t r = 0; r + 1 < cuts.size(); ++r) {
+      const int64_t n = cuts[r + 1] - cuts[r];
+      // Numbers, which have no dims, are alike.
+      if (n == 0 || (t.dim() == 0 && !parts.empty())) continue;
+      const bool mine = static_cast<int>(r) == rank();
+      const IntList part = t.dim() == 0 ? IntList{} : IntList{n};
+      const Tensor sent = mine ? t.to(kCPU).view(part) : zeros(part, t.dtype(), kCPU);
+      parts.push_back(broadcast(sent, static_cast<int>(r)));
+    }
+    if (rank() > 0 || parts.empty()) continue;
+    all[name] = t.dim() == 0 ? parts[0] : cat(parts, 0).view(p->sizes());
   }
   return all;
 }

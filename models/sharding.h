@@ -77,7 +77,8 @@ class ParameterShares : NotCopied {
   /// The owners' values of those that have a gradient, on every rank; in place.
   void send() const;
   /// State "<i>.<name>" of all ranks, on rank 0; on the others their own. A call of all ranks.
-  StateDict gathered(const StateDict& own) const;
+  /// `elsewhere` is what the other ranks have.
+  StateDict gathered(const StateDict& own, const std::vector<NamedTensor>& elsewhere) const;
   /// The same state, of all parameters' sizes: what is a part is replaced by zeros without memory.
   std::vector<NamedTensor> whole(std::vector<NamedTensor> state) const;
   /// Whether the dict has more than what gathered() gives to a rank but the first.
