@@ -35,7 +35,8 @@ class Values {
       const Instr& i = r_.instrs[a.instr];
       const bool last = !all.empty() && all.back() == a.instr;
       if (!a.write || last) continue;
-      if (i.op->check_values || is_host_data(i) || i.into == all.empty()) return {};
+      if (i.op->check_values || i.op->reaches_out || is_host_data(i)) return {};
+      if (i.into == all.empty()) return {};
       if (i.n_out > 1 && (i.into || !alone(i, st))) return {};
       all.push_back(a.instr);
     }

@@ -100,6 +100,23 @@ TEST_CASE("collectives: gradients are those of one function of all ranks' values
   CHECK(same_bits(root, me == 0 ? weight_sum(sizes) : zeros_like(root)));
 }
 
+TEST_CASE("collectives: no memory budget has one made anew") {
+  const auto function = [](const Tensor& x) {
+    const Tensor sum = dist::all_reduce(x * 2.0);
+    Tensor h = matmul(sum, x);
+    for (int i = 0; i < 3; ++i) h = matmul(h.sin(), x.cos() + static_cast<double>(i));
+    return (h * sum).sum();
+  };
+  const Tensor x = (of_rank(dist::rank(), {128, 128}, kFloat32) * 1e-3).to(kCPU);
+  const Tensor expected = function(x);
+  auto step = brrr::step(function, {.memory_budget = 1});
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t before = dist::stats().exchanges;
+    CHECK(same_bits(step(x), expected));
+    CHECK(dist::stats().exchanges - before == (ranks() > 1 ? 1 : 0));
+  }
+}
+
 TEST_CASE("DataParallel: a model, a seed or an option that differs is named on every rank") {
   if (ranks() == 1) return;
   const int64_t odd = dist::rank() == 1;
