@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "core/check.h"
-#include "ops/kinds/exchange_thread.h"
 
 namespace brrr::dist {
 
@@ -35,9 +34,8 @@ static void name_rank_at_terminate() {
   });
 }
 
-Exchange::Exchange() {
+void Exchange::begin() {
   if (ranks_of_environment() == 1) return;
-  thread_ = new Thread;
   if (const char* limit = std::getenv("BRRR_DIST_LIMIT")) {
     char* end = nullptr;
     const double seconds = std::strtod(limit, &end);
@@ -46,21 +44,21 @@ Exchange::Exchange() {
     set_limit(seconds);
   }
   const char* check = std::getenv("BRRR_DIST_CHECK");
-  thread_->check = check && *check && *check != '0';
-  std::thread([&t = *thread_] {
-    std::string failure = t.join();
+  check_ = check && *check && *check != '0';
+  std::thread([this] {
+    std::string failure = join();
     {
-      const std::lock_guard lock(t.mutex);
-      t.id = std::this_thread::get_id();
-      t.failure = std::move(failure);
-      t.joined = true;
-      t.done.notify_all();
+      const std::lock_guard lock(mutex_);
+      id_ = std::this_thread::get_id();
+      failure_ = std::move(failure);
+      joined_ = true;
+      done_.notify_all();
     }
-    if (t.failure.empty()) t.run();
+    if (failure_.empty()) serve();
   }).detach();
-  std::unique_lock lock(thread_->mutex);
-  const std::chrono::duration<double> limit(thread_->limit_s);
-  if (!thread_->done.wait_for(lock, limit, [&] { return thread_->joined; })) {
+  std::unique_lock lock(mutex_);
+  const std::chrono::duration<double> limit(limit_s_);
+  if (!done_.wait_for(lock, limit, [&] { return joined_; })) {
     // Nobody can be told, nor the wait be ended: the launcher ends the others when this one fails.
     std::fprintf(stderr,
                  "brrr: rank %d of %d: waited %g s for the other processes to start; each calls "
@@ -69,20 +67,23 @@ Exchange::Exchange() {
     std::fflush(nullptr);
     std::_Exit(1);
   }
-  if (!thread_->failure.empty()) throw Error(thread_->failure);
-  transport_ = thread_->transport;
+  if (!failure_.empty()) throw Error(failure_);
   if (transport_->size > 1) name_rank_at_terminate();
   std::atexit([] {
-    Thread& t = *get().thread_;
-    std::unique_lock end(t.mutex);
-    t.finish = true;
-    t.work.notify_all();
-    t.done.wait(end, [&] { return t.finished; });
+    Exchange& e = get();
+    std::unique_lock end(e.mutex_);
+    e.finish_ = true;
+    e.work_.notify_all();
+    e.done_.wait(end, [&] { return e.finished_; });
   });
 }
 
 Exchange& Exchange::get() {
-  static Exchange* const e = new Exchange;
+  static Exchange* const e = [] {
+    auto* const made = new Exchange;  // Its thread may be there even where this throws.
+    made->begin();
+    return made;
+  }();
   return *e;
 }
 
@@ -91,29 +92,27 @@ void Exchange::start(std::shared_ptr<Job> job) {
     job->done_ = true;
     return;
   }
-  Thread& t = *thread_;
-  const std::lock_guard lock(t.mutex);
-  if (!t.broken.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what_, t.broken);
+  const std::lock_guard lock(mutex_);
+  if (!broken_.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what_, broken_);
   job->began_ = now_s();
-  job->stage_ = 0;
+  job->stage_ = first_stage();
   job->waited_since_ = 0;
   job->done_ = false;
-  t.queue.push_back(std::move(job));
-  t.work.notify_all();
+  queue_.push_back(std::move(job));
+  work_.notify_all();
 }
 
 void Exchange::wait(Job& job) {
   if (!transport_) return;
-  Thread& t = *thread_;
   if (!job.done_) {
     const double begin = now_s();
-    std::unique_lock lock(t.mutex);
-    ++t.waiting;
-    t.work.notify_all();
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    work_.notify_all();
     job.waited_since_ = begin;
-    t.done.wait(lock, [&] { return job.done_.load(); });
-    --t.waiting;
-    t.waited_ns += static_cast<int64_t>((now_s() - begin) * 1e9);
+    done_.wait(lock, [&] { return job.done_.load(); });
+    --waiting_;
+    waited_ns_ += static_cast<int64_t>((now_s() - begin) * 1e9);
   }
   if (!job.failure_.empty()) throw Error(job.failure_);
 }
@@ -127,10 +126,10 @@ void Exchange::let_go(Job& job) noexcept {
 }
 
 void Exchange::retire(std::shared_ptr<Job> job) {
-  if (!thread_) return;
-  const std::lock_guard lock(thread_->mutex);
-  thread_->retired.push_back(std::move(job));
-  thread_->work.notify_all();
+  if (!transport_) return;
+  const std::lock_guard lock(mutex_);
+  retired_.push_back(std::move(job));
+  work_.notify_all();
 }
 
 void Exchange::run(const std::shared_ptr<Job>& job) {
@@ -174,28 +173,23 @@ void Exchange::abort(const std::string& why) {
   std::fprintf(stderr, "brrr: rank %d: %s\n", rank(), why.c_str());
   std::fflush(nullptr);
   if (!transport_) std::_Exit(1);
-  Thread& t = *thread_;
-  if (t.id == std::this_thread::get_id()) transport_->abort(1);
-  std::unique_lock lock(t.mutex);
-  t.abort = true;
-  t.work.notify_all();
+  if (id_ == std::this_thread::get_id()) transport_->abort(1);
+  std::unique_lock lock(mutex_);
+  aborts_ = true;
+  work_.notify_all();
   // The run ends meanwhile, unless its thread has ended or waits in MPI: then by the launcher.
-  t.done.wait_for(lock, std::chrono::seconds(5), [&] { return t.finished; });
+  done_.wait_for(lock, std::chrono::seconds(5), [&] { return finished_; });
   std::_Exit(1);
 }
 
 void Exchange::set_limit(double seconds) {
   BRRR_CHECK(seconds > 0, "dist: the limit must be positive, got {} s", seconds);
-  if (thread_) thread_->limit_s = seconds;
+  limit_s_ = seconds;
 }
 
-double Exchange::limit() const { return thread_ ? thread_->limit_s.load() : 0; }
-bool Exchange::checks() const { return thread_ && thread_->check; }
-
 Stats Exchange::stats() const {
-  if (!thread_) return {};
-  return {thread_->jobs, thread_->bytes, 1e-9 * static_cast<double>(thread_->under_way_ns),
-          1e-9 * static_cast<double>(thread_->waited_ns)};
+  return {jobs_, bytes_, 1e-9 * static_cast<double>(under_way_ns_),
+          1e-9 * static_cast<double>(waited_ns_)};
 }
 
 }  // namespace brrr::dist

@@ -3,9 +3,13 @@
 // others compute. Sums are taken in rank order, so that every transport gives the same bits.
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/dtype.h"
@@ -159,19 +163,72 @@ class Exchange {
   Stats stats() const;
   /// How long wait() waits, 60 s to begin with.
   void set_limit(double seconds);
-  double limit() const;
+  double limit() const { return limit_s_; }
   /// Whether ranks tell each other what they call (BRRR_DIST_CHECK).
-  bool checks() const;
+  bool checks() const { return check_; }
 
  private:
-  Exchange();
+  Exchange() = default;
   ~Exchange() = delete;  // The thread outlives main.
-  struct Thread;
   friend class Job;
+  void begin();
 
-  const Transport* transport_ = nullptr;
-  Thread* thread_ = nullptr;
+  // --- the thread's ---
+  // Joins the run; returns what failed.
+  std::string join();
+  void serve();
+  void step();
+  void end_all();
+  bool advance(Job& job);
+  void check_peers(const Job& job);
+  void tell_all();
+  void hear_all();
+  bool test(Job& job);
+  bool stage(Job& job);
+  void start_messages(Job& job, int stage);
+  void release(Job& job, bool calls = false);
+  void check_calls(Job& job);
+  bool exchange_now(const Piece& piece, bool sends, int peer, int tag);
+  std::string share_settings();
+  void say(const std::string& why) const;
+  void fail(Job& job, const std::string& why);
+  void finish_job(Job& job);
+  void say_calls(Job& job);
+  int first_stage() const { return check_ ? Job::kCalls : 0; }
+
+  // What both sides see under the mutex, and the thread's own.
+  const Transport* transport_ = nullptr;  // Null: alone.
+  std::mutex mutex_;
+  std::condition_variable work_, done_;
+  std::vector<std::shared_ptr<Job>> queue_, retired_;
+  int waiting_ = 0;
+  bool joined_ = false, finish_ = false, finished_ = false, aborts_ = false;
+  std::string failure_;  // To join.
+  std::string broken_;   // Why no collective can be had any more.
+  std::thread::id id_;
+  std::atomic<uint64_t> bytes_{0}, jobs_{0};
+  std::atomic<int64_t> under_way_ns_{0}, waited_ns_{0};
+
+  std::atomic<double> limit_s_{60};
+  std::atomic<bool> check_{false};
+
+  std::vector<std::shared_ptr<Job>> active_, ended_;
+  std::vector<void*> byes_;  // By rank: a receive that ends when that rank does.
+  std::vector<bool> gone_;
+  double ends_since_ = 0;  // Nothing else is computed.
+  // Once somebody has waited too long, all tell each other what they are in.
+  std::vector<void*> hears_;       // By rank: a receive of it.
+  std::vector<std::string> told_;  // By them.
+  std::string own_state_;
+  double told_at_ = 0;                  // When this rank has.
+  double counted_to_ = 0;               // Seconds of under_way_ns.
+  std::chrono::microseconds pause_{0};  // Before the next look.
+  char bye_ = 0;
 };
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// Cuts of n elements that belong to one rank: what all others get of it is a broadcast.
 Cuts owned_by(int rank, int64_t n);

@@ -1,5 +1,5 @@
 // The thread that sends and receives.
-#include "ops/kinds/exchange_thread.h"
+#include "ops/kinds/exchange.h"
 
 #include <sched.h>
 
@@ -22,10 +22,10 @@ constexpr std::chrono::microseconds kShortestPause{100}, kLongestPause{2000};
 }  // namespace
 
 // Whether all messages of the job's stage are through.
-bool Exchange::Thread::test(Job& job) {
+bool Exchange::test(Job& job) {
   for (Job::Message& m : job.messages_) {
     if (!m.under_way) continue;
-    const int state = transport->test(m.request);
+    const int state = transport_->test(m.request);
     if (state == 0) continue;
     m.under_way = false;
     --job.under_way_;
@@ -33,47 +33,46 @@ bool Exchange::Thread::test(Job& job) {
     brrr::fail(
         "{}: a message to or from rank {} failed: {}; do all ranks make the same calls, "
         "and use the same parameters? (BRRR_DIST_CHECK=1 compares the calls)",
-        job.what_, m.peer, transport->error());
+        job.what_, m.peer, transport_->error());
   }
   return job.under_way_ == 0;
 }
 
-void Exchange::Thread::start(Job& job, int stage) {
+void Exchange::start_messages(Job& job, int stage) {
   for (Job::Message& m : job.messages_) {
     if (m.stage != stage) continue;
-    BRRR_CHECK(transport->start(m.request), "{}: no message to or from rank {}: {}", job.what_,
-               m.peer, transport->error());
+    BRRR_CHECK(transport_->start(m.request), "{}: no message to or from rank {}: {}", job.what_,
+               m.peer, transport_->error());
     m.under_way = true;
     ++job.under_way_;
-    bytes += m.sent;
+    bytes_ += m.sent;
   }
 }
 
 // Its messages, none of which is under way; with `calls` only those that compare them.
-void Exchange::Thread::release(Job& job, bool calls) {
+void Exchange::release(Job& job, bool calls) {
   std::erase_if(job.messages_, [&](const Job::Message& m) {
     if (calls && m.stage != Job::kCalls) return false;
-    transport->release(m.request);
+    transport_->release(m.request);
     return true;
   });
 }
 
 // With `check` the peers first tell each other what they call.
-void Exchange::Thread::say_calls(Job& job) {
-  const int n = transport->size;
+void Exchange::say_calls(Job& job) {
+  const int n = transport_->size;
   job.calls_.assign(static_cast<size_t>(n), std::string(kCallBytes, '\0'));
-  std::string& own = job.calls_[static_cast<size_t>(transport->rank)];
+  std::string& own = job.calls_[static_cast<size_t>(transport_->rank)];
   own.replace(0, std::min(job.what_.size(), kCallBytes - 1), job.what_, 0, kCallBytes - 1);
   for (int peer = 0; peer < n; ++peer) {
-    if (peer == transport->rank) continue;
+    if (peer == transport_->rank) continue;
     job.declare(Job::kCalls, true, peer, {{own.data(), kCallBytes}});
     job.declare(Job::kCalls, false, peer,
                 {{job.calls_[static_cast<size_t>(peer)].data(), kCallBytes}});
   }
-  start(job, Job::kCalls);
 }
 
-void Exchange::Thread::check_calls(Job& job) {
+void Exchange::check_calls(Job& job) {
   release(job, true);
   for (size_t peer = 0; peer < job.calls_.size(); ++peer) {
     const char* said = job.calls_[peer].c_str();
@@ -81,127 +80,122 @@ void Exchange::Thread::check_calls(Job& job) {
     brrr::fail(
         "rank {} calls {}, rank {} calls {}: all ranks must make the same collectives in "
         "the same order",
-        transport->rank, job.what_, peer, said);
+        transport_->rank, job.what_, peer, said);
   }
 }
 
 // Starts the next stage that has messages; false: the job is done.
-bool Exchange::Thread::stage(Job& job) {
+bool Exchange::stage(Job& job) {
   if (std::exchange(job.changed_, false)) {
     release(job);
     job.declare();
   }
-  const int calls = check ? 1 : 0;
   do {
-    const int number = job.stage_++;
-    if (check && number == 0) {
-      say_calls(job);
-      return true;
-    }
-    if (check && number == 1) check_calls(job);
-    const int at = number - calls;
+    const int at = job.stage_++;
+    if (at == Job::kCalls) say_calls(job);
+    if (at == 0 && check_) check_calls(job);
     if (at == 1) job.compute();
     if (at == static_cast<int>(job.plan_.stages.size())) return false;
-    start(job, at);
+    start_messages(job, at);
   } while (job.under_way_ == 0);
   return true;
 }
 
-void Exchange::Thread::finish_job(Job& job) {
+void Exchange::finish_job(Job& job) {
   // Of those under way at once each moment counts once.
   const double now = now_s();
-  under_way_ns += static_cast<int64_t>((now - std::max(job.began_, counted_to)) * 1e9);
-  counted_to = now;
-  ++jobs;
+  under_way_ns_ += static_cast<int64_t>((now - std::max(job.began_, counted_to_)) * 1e9);
+  counted_to_ = now;
+  ++jobs_;
   // The last touch: whoever waits may begin it again.
-  std::erase_if(active, [&](const auto& j) { return j.get() == &job; });
-  const std::lock_guard lock(mutex);
+  std::erase_if(active_, [&](const auto& j) { return j.get() == &job; });
+  const std::lock_guard lock(mutex_);
   job.done_ = true;
-  done.notify_all();
+  done_.notify_all();
 }
 
-void Exchange::Thread::fail(Job& job, const std::string& why) {
+void Exchange::fail(Job& job, const std::string& why) {
   for (const auto& m : job.messages_)
-    (m.under_way ? transport->cancel : transport->release)(m.request);
+    (m.under_way ? transport_->cancel : transport_->release)(m.request);
   job.messages_.clear();
   job.under_way_ = 0;
   job.failure_ = why;
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(mutex_);
     // Nobody else would say it any more.
-    if (broken.empty() && ends_since > 0) say(why);
-    if (broken.empty()) broken = why;
+    if (broken_.empty() && ends_since_ > 0) say(why);
+    if (broken_.empty()) broken_ = why;
   }
   finish_job(job);
 }
 
-void Exchange::Thread::say(const std::string& why) const {
-  std::fprintf(stderr, "brrr: rank %d: %s\n", transport ? transport->rank : 0, why.c_str());
+void Exchange::say(const std::string& why) const {
+  std::fprintf(stderr, "brrr: rank %d: %s\n", transport_ ? transport_->rank : 0, why.c_str());
 }
 
 // What this rank is in, to all others, once: somebody has waited too long.
-void Exchange::Thread::tell_all() {
-  if (told_at > 0) return;
-  told_at = now_s();
+void Exchange::tell_all() {
+  if (told_at_ > 0) return;
+  told_at_ = now_s();
   for (const bool waited : {true, false}) {
-    for (const auto& job : active) {
+    for (const auto& job : active_) {
       if ((job->waited_since_ > 0) != waited) continue;
-      own_state += (own_state.empty() ? "in " : ", ") + job->what_;
+      own_state_ += (own_state_.empty() ? "in " : ", ") + job->what_;
     }
   }
-  if (own_state.empty()) own_state = "in no collective";
-  own_state.resize(kCallBytes - 1);
-  const Piece piece{own_state.data(), kCallBytes};
-  for (int r = 0; r < transport->size; ++r) {
+  if (own_state_.empty()) own_state_ = "in no collective";
+  own_state_.resize(kCallBytes - 1);
+  const Piece piece{own_state_.data(), kCallBytes};
+  for (int r = 0; r < transport_->size; ++r) {
     // They end when they end: the run is about to.
-    void* const m = r == transport->rank ? nullptr : transport->send(&piece, 1, r, kTellTag);
-    if (m) transport->start(m);
+    void* const m = r == transport_->rank ? nullptr : transport_->send(&piece, 1, r, kTellTag);
+    if (m) transport_->start(m);
   }
 }
 
 // Who is told tells, too.
-void Exchange::Thread::hear_all() {
-  for (void*& heard : hears) {
-    if (!heard || !transport->test(heard)) continue;
-    transport->release(std::exchange(heard, nullptr));
+void Exchange::hear_all() {
+  for (void*& heard : hears_) {
+    if (!heard || !transport_->test(heard)) continue;
+    transport_->release(std::exchange(heard, nullptr));
     tell_all();
   }
 }
 
 // Throws if what the job waits for will not come.
-void Exchange::Thread::check_peers(const Job& job) {
-  const double since = job.waited_since_ > 0 ? job.waited_since_.load() : ends_since;
-  const bool late = !job.patient_ && since > 0 && now_s() - since > limit_s;
+void Exchange::check_peers(const Job& job) {
+  const double since = job.waited_since_ > 0 ? job.waited_since_.load() : ends_since_;
+  const bool late = !job.patient_ && since > 0 && now_s() - since > limit_s_;
   std::set<size_t> missing;
   for (const auto& m : job.messages_) {
     if (!m.under_way) continue;
     const auto peer = static_cast<size_t>(m.peer);
-    BRRR_CHECK(!gone[peer], "{}: rank {} has ended its program", job.what_, peer);
+    BRRR_CHECK(!gone_[peer], "{}: rank {} has ended its program", job.what_, peer);
     if (late) missing.insert(peer);  // Which else would allocate, at every look.
   }
   if (!late) return;
   tell_all();
   std::string words;
   for (const size_t r : missing) {
-    const char* state = told[r].c_str();
-    if (!*state && now_s() - told_at < kAnswerSeconds) return;
+    const char* state = told_[r].c_str();
+    if (!*state && now_s() - told_at_ < kAnswerSeconds) return;
     words += fmt::format("{}rank {}, which {}{}", words.empty() ? "" : "; ", r, *state ? "is " : "",
                          *state ? state : "does not answer");
   }
   brrr::fail("{}: waited {:.0f} s for {} ({}BRRR_DIST_LIMIT sets the seconds)", job.what_,
-             limit_s.load(), words.empty() ? "this rank's part" : words,
-             check ? "" : "BRRR_DIST_CHECK=1 compares the calls, ");
+             limit_s_.load(), words.empty() ? "this rank's part" : words,
+             check_ ? "" : "BRRR_DIST_CHECK=1 compares the calls, ");
 }
 
 // Whether anything has moved.
-bool Exchange::Thread::advance(Job& job) {
+bool Exchange::advance(Job& job) {
   try {
-    if (job.stage_ == 0 && job.ready_ && !job.ready_()) {
-      if (ends_since > 0) check_peers(job);
+    if (job.stage_ == first_stage() && job.ready_ && !job.ready_()) {
+      if (ends_since_ > 0) check_peers(job);
       return false;
     }
     const size_t before = job.under_way_;
-    if (job.stage_ > 0 && !test(job)) {
+    if (job.stage_ > first_stage() && !test(job)) {
       check_peers(job);
       return job.under_way_ != before;
     }
@@ -213,130 +207,131 @@ bool Exchange::Thread::advance(Job& job) {
 }
 
 // One message, waited for.
-bool Exchange::Thread::exchange_now(const Piece& piece, bool sends, int peer, int tag) {
-  void* const m = (sends ? transport->send : transport->receive)(&piece, 1, peer, tag);
+bool Exchange::exchange_now(const Piece& piece, bool sends, int peer, int tag) {
+  void* const m = (sends ? transport_->send : transport_->receive)(&piece, 1, peer, tag);
   if (!m) return false;
-  int state = transport->start(m) ? 0 : -1;
+  int state = transport_->start(m) ? 0 : -1;
   while (state == 0) {
-    state = transport->test(m);
+    state = transport_->test(m);
     sched_yield();
   }
-  transport->release(m);
+  transport_->release(m);
   return state > 0;
 }
 
 // Rank 0's limit and check hold for all, who may not see its environment. Returns what failed.
-std::string Exchange::Thread::share_settings() {
-  double settings[] = {limit_s, check ? 1.0 : 0.0};
+std::string Exchange::share_settings() {
+  double settings[] = {limit_s_, check_ ? 1.0 : 0.0};
   const Piece piece{settings, sizeof settings};
-  const bool first = transport->rank == 0;
-  for (int r = first ? 1 : 0; r < (first ? transport->size : 1); ++r) {
+  const bool first = transport_->rank == 0;
+  for (int r = first ? 1 : 0; r < (first ? transport_->size : 1); ++r) {
     if (exchange_now(piece, first, r, kSettingsTag)) continue;
-    return fmt::format("dist: no message between ranks: {}", transport->error());
+    return fmt::format("dist: no message between ranks: {}", transport_->error());
   }
-  limit_s = settings[0];
-  check = settings[1] != 0;
+  limit_s_ = settings[0];
+  check_ = settings[1] != 0;
   return "";
 }
 
-std::string Exchange::Thread::join() {
+std::string Exchange::join() {
   try {
-    transport = join_run();
+    transport_ = join_run();
   } catch (const Error& e) {
     return e.what();
   }
-  const auto n = static_cast<size_t>(transport->size);
-  gone.assign(n, false);
-  byes.assign(n, nullptr);
-  hears.assign(n, nullptr);
-  told.assign(n, std::string(kCallBytes, '\0'));
+  const auto n = static_cast<size_t>(transport_->size);
+  gone_.assign(n, false);
+  byes_.assign(n, nullptr);
+  hears_.assign(n, nullptr);
+  told_.assign(n, std::string(kCallBytes, '\0'));
   for (size_t r = 0; r < n; ++r) {
-    if (static_cast<int>(r) == transport->rank) continue;
+    if (static_cast<int>(r) == transport_->rank) continue;
     const auto receive = [&](const Piece& piece, int tag) {
-      void* const m = transport->receive(&piece, 1, static_cast<int>(r), tag);
-      return m && transport->start(m) ? m : nullptr;
+      void* const m = transport_->receive(&piece, 1, static_cast<int>(r), tag);
+      return m && transport_->start(m) ? m : nullptr;
     };
-    byes[r] = receive({&bye, 1}, kByeTag);
-    hears[r] = receive({told[r].data(), kCallBytes}, kTellTag);
+    byes_[r] = receive({&bye_, 1}, kByeTag);
+    hears_[r] = receive({told_[r].data(), kCallBytes}, kTellTag);
   }
   return share_settings();
 }
 
-void Exchange::Thread::step() {
+void Exchange::step() {
   bool moved = false;
-  for (size_t k = 0; k < active.size();) {
-    const std::shared_ptr<Job> job = active[k];
+  for (size_t k = 0; k < active_.size();) {
+    const std::shared_ptr<Job> job = active_[k];
     moved |= advance(*job);
-    if (k < active.size() && active[k] == job) ++k;  // Else it is done.
+    if (k < active_.size() && active_[k] == job) ++k;  // Else it is done.
   }
-  if (!broken.empty()) {
-    while (!active.empty()) fail(*std::shared_ptr<Job>(active.front()), broken);
+  if (!broken_.empty()) {
+    while (!active_.empty()) fail(*std::shared_ptr<Job>(active_.front()), broken_);
   }
-  for (size_t r = 0; r < byes.size() && !moved; ++r) {
-    if (!byes[r] || !transport->test(byes[r])) continue;
-    transport->release(byes[r]);
-    byes[r] = nullptr;
+  for (size_t r = 0; r < byes_.size() && !moved; ++r) {
+    if (!byes_[r] || !transport_->test(byes_[r])) continue;
+    transport_->release(byes_[r]);
+    byes_[r] = nullptr;
     // What it sent before may be on its way: only the next look finds it missing.
-    gone[r] = true;
+    gone_[r] = true;
   }
   if (!moved) hear_all();
   if (moved) {
-    pause = {};
+    pause_ = {};
     return;
   }
-  std::unique_lock lock(mutex);
-  if (!queue.empty() || abort) return;
-  if (waiting > 0) {
+  std::unique_lock lock(mutex_);
+  if (!queue_.empty() || aborts_) return;
+  if (waiting_ > 0) {
     lock.unlock();
     sched_yield();  // Others may have to run for this to end.
   } else {
     // Nobody waits: this core is the computation's, and every look takes it away for a while.
-    pause = std::clamp(2 * pause, kShortestPause, kLongestPause);
-    work.wait_for(lock, pause);
+    pause_ = std::clamp(2 * pause_, kShortestPause, kLongestPause);
+    work_.wait_for(lock, pause_);
   }
 }
 
-void Exchange::Thread::end_all() {
-  for (int r = 0; r < transport->size; ++r) {
-    for (void* m : {byes[static_cast<size_t>(r)], hears[static_cast<size_t>(r)]}) {
-      if (m) transport->cancel(m);
+void Exchange::end_all() {
+  for (int r = 0; r < transport_->size; ++r) {
+    for (void* m : {byes_[static_cast<size_t>(r)], hears_[static_cast<size_t>(r)]}) {
+      if (m) transport_->cancel(m);
     }
-    if (r == transport->rank) continue;
-    const Piece piece{&bye, 1};
-    void* const message = transport->send(&piece, 1, r, kByeTag);
-    if (message && transport->start(message)) {
+    if (r == transport_->rank) continue;
+    const Piece piece{&bye_, 1};
+    void* const message = transport_->send(&piece, 1, r, kByeTag);
+    if (message && transport_->start(message)) {
       // One byte is on its way at once, or its receiver is gone.
-      for (int i = 0; i < 1000 && transport->test(message) == 0; ++i) sched_yield();
+      for (int i = 0; i < 1000 && transport_->test(message) == 0; ++i) sched_yield();
     }
   }
   // What has gone wrong here the others would wait for.
-  if (!broken.empty()) transport->abort(1);
-  transport->finish();
+  if (!broken_.empty()) transport_->abort(1);
+  transport_->finish();
 }
 
-void Exchange::Thread::run() {
+void Exchange::serve() {
   for (;;) {
     {
-      std::unique_lock lock(mutex);
-      if (active.empty()) {
-        work.wait(lock, [&] { return !queue.empty() || !retired.empty() || finish || abort; });
+      std::unique_lock lock(mutex_);
+      if (active_.empty()) {
+        work_.wait(lock,
+                   [&] { return !queue_.empty() || !retired_.empty() || finish_ || aborts_; });
       }
-      if (abort) transport->abort(1);
+      if (aborts_) transport_->abort(1);
       // Whatever is still under way is waited for from now on, whether anybody does or not.
-      if (finish && ends_since == 0) ends_since = now_s();
-      active.insert(active.end(), queue.begin(), queue.end());
-      queue.clear();
-      std::swap(ended, retired);
-      if (active.empty() && finish) break;
+      if (finish_ && ends_since_ == 0) ends_since_ = now_s();
+      active_.insert(active_.end(), queue_.begin(), queue_.end());
+      queue_.clear();
+      std::swap(ended_, retired_);
+      if (active_.empty() && finish_) break;
     }
-    for (const auto& job : ended) release(*job);
-    ended.clear();
+    for (const auto& job : ended_) release(*job);
+    ended_.clear();
     step();
   }
   end_all();
-  const std::lock_guard lock(mutex);
-  finished = true;
-  done.notify_all();
+  const std::lock_guard lock(mutex_);
+  finished_ = true;
+  done_.notify_all();
 }
 
 }  // namespace brrr::dist
