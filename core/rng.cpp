@@ -9,11 +9,6 @@ namespace brrr {
 namespace {
 // Each on its own: reseeding while another thread draws has no order to keep.
 std::atomic<uint64_t> seed{0}, draw{0};
-ControlCell* make_cell(ControlCell::Kind kind) {
-  auto* c = new ControlCell;
-  c->kind = kind;
-  return c;
-}
 }  // namespace
 
 void manual_seed(uint64_t seed) {
@@ -36,8 +31,8 @@ void return_draw(uint64_t number) {
 }
 
 void mark_draw(OpCall& call, ControlCell::Kind kind) {
-  static ControlCell* const seed_cell = make_cell(ControlCell::RngSeed);
-  static ControlCell* const draw_cell = make_cell(ControlCell::RngDraw);
+  static ControlCell* const seed_cell = new ControlCell{.refs = {}, .kind = ControlCell::RngSeed};
+  static ControlCell* const draw_cell = new ControlCell{.refs = {}, .kind = ControlCell::RngDraw};
   Attrs& a = call.attrs;
   a.dynamic |= static_cast<uint16_t>(1u << a.n);
   call.cells[a.n] = kind == ControlCell::RngSeed ? seed_cell : draw_cell;

@@ -15,8 +15,8 @@ namespace {
 thread_local constinit Node* pending = nullptr;
 thread_local constinit bool draining = false;
 
-void drop(TensorImpl* t) noexcept {
-  if (t && t->refs.release()) destroy(t);
+template <class T> void drop(T* held) noexcept {
+  if (held && held->refs.release()) destroy(held);
 }
 
 inline void drop_saved(Node& n) noexcept {
@@ -29,11 +29,8 @@ inline void drop_saved(Node& n) noexcept {
 
 inline void drop_edges(Node& n) noexcept {
   for (NodeInput *slot = n.in, *end = slot + n.n_in; slot != end; ++slot) {
-    if (TensorImpl* leaf = std::exchange(slot->edge.leaf, nullptr)) {
-      if (leaf->refs.release()) destroy(leaf);
-    } else if (Node* from = std::exchange(slot->edge.node, nullptr)) {
-      if (from->refs.release()) destroy(from);
-    }
+    drop(std::exchange(slot->edge.leaf, nullptr));
+    drop(std::exchange(slot->edge.node, nullptr));
   }
 }
 
@@ -166,8 +163,7 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
     cut_cycles(*n, o);
   if (taken) n->refs.retain();
   taken = true;
-  Node* old = std::exchange(o.grad_fn, n);
-  if (old && old->refs.release()) destroy(old);
+  drop(std::exchange(o.grad_fn, n));
   o.output = static_cast<uint8_t>(k);
   o.flags |= kRequiresGrad;
   if (op.kind == OpKind::View) {

@@ -193,8 +193,7 @@ void Tensor::set_grad(const Tensor& g) const {
   before_change(t, Field::Grad);
   if (g.defined()) g.impl()->storage->gradient = true;
   Tensor keep = g;
-  TensorImpl* old = std::exchange(t.grad, keep.detach_impl());
-  if (old && old->refs.release()) destroy(old);
+  Ref<TensorImpl>::adopt(std::exchange(t.grad, keep.detach_impl())).reset();
 }
 
 Tensor Tensor::detach() const {
