@@ -9,9 +9,7 @@
 namespace brrr {
 
 Ref<ControlCell> control_cell(double v) {
-  auto* c = new ControlCell;
-  c->value = v;
-  return Ref<ControlCell>::adopt(c);
+  return Ref<ControlCell>::adopt(new ControlCell{.refs = {}, .value = v});
 }
 
 const char* name(OpKind k) {
@@ -99,11 +97,10 @@ int64_t scratch_bytes(const OpCall& c) {
 }
 
 void execute(OpCall& c) {
-  context.running = c.op;
-  if (!c.into) make_outputs(c);
-  if (c.op->is_view()) return;
   const Device device = c.out[0].impl()->device;
-  pass_through(device, [&] { backend(device.type).launch(c); });
+  if (!c.op->is_view()) pass_through(device, [&] { backend(device.type).launch(c); });
+  if (context.observer) [[unlikely]]
+    context.observer->ran(c);
 }
 
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that
@@ -195,9 +192,9 @@ void after_write(OpCall& c, bool grads) {
 void run_now(OpCall& c) {
   check_readable(c);
   c.infer();
+  context.running = c.op;
+  if (!c.into) make_outputs(c);
   execute(c);
-  if (context.observer) [[unlikely]]
-    context.observer->ran(c);
 }
 
 }  // namespace detail

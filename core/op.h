@@ -342,7 +342,7 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
                 const Tensor* out, int n_out, bool into);
 /// Throws if an operand is a placeholder of another recording, or one that outlived its own.
 void check_readable(const OpCall& call);
-/// Executes on real memory only: no recording, no tape. The reference walker's and replay's entry.
+/// Runs a call whose outputs have memory, for those who look on, too: no recording, no tape.
 void execute(OpCall& call);
 /// Outputs for `call.meta`: views of the inputs or fresh memory.
 void make_outputs(OpCall& call);

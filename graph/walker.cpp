@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "core/backend.h"
-#include "core/check.h"
-#include "graph/schedule.h"
 #include "core/context.h"
+#include "graph/call.h"
 
 namespace brrr::graph {
 
@@ -13,15 +12,11 @@ void UndoLog::save(Storage& s) {
   for (const auto& [storage, copy] : saved_) {
     if (storage.get() == &s) return;
   }
-  Tensor copy = raw_empty({static_cast<int64_t>(s.bytes)}, kUInt8, s.device);
-  backend(s.device.type).copy(copy.impl()->data(), s.data, s.bytes);
-  saved_.emplace_back(Ref<Storage>::share(&s), std::move(copy));
+  saved_.emplace_back(Ref<Storage>::share(&s), clone_storage(s));
 }
 
 void UndoLog::restore() noexcept {
-  for (const auto& [s, copy] : saved_) {
-    backend(s->device.type).copy(s->data, copy.impl()->data(), s->bytes);
-  }
+  for (const auto& [s, copy] : saved_) backend(s->device.type).copy(s->data, copy->data, s->bytes);
 }
 
 namespace {
@@ -33,15 +28,16 @@ class Walk {
       : r_(r),
         bindings_(bindings),
         control_(control),
-        values_(r.values.size()),
-        last_use_(r.values.size(), 0),
-        survivors_(r.survivors.size()) {
+        storages_(r.storages.size()),
+        last_use_(r.storages.size()) {
+    for (size_t k = 0; k < bindings.size(); ++k) storages_[r.externals[k]] = bindings[k].storage;
     for (size_t at = 0; at < r.instrs.size(); ++at) {
       const Instr& i = r.instrs[at];
-      r.each_operand(i, [&](uint32_t id, bool) { last_use_[id] = at; });
+      r.each_operand(i, [&](uint32_t id, bool) { last_use_[r.value(id).storage] = at; });
       const bool takes_memory = !i.op->is_view() && (!i.into || allocates(r, i));
       if (takes_memory || can_fail(r, i) || context.observer) last_fallible_ = at;
     }
+    for (uint32_t st : r.survivors) last_use_[st] = r.instrs.size();
   }
 
   ~Walk() { context.scope = outer_; }
@@ -56,63 +52,46 @@ class Walk {
       undo_.restore();
       throw;
     }
-    values_.clear();
-    return std::move(survivors_);
+    std::vector<Ref<Storage>> survivors;
+    for (uint32_t st : r_.survivors) survivors.push_back(std::move(storages_[st]));
+    return survivors;
   }
 
  private:
-  TensorImpl* value(uint32_t id) {
-    if (id == kNone) return nullptr;
-    if (!values_[id].defined()) {
-      const Value& v = r_.values[id];
-      const Binding& b = bindings_[r_.storages[v.storage].maker];
-      values_[id] =
-          tensor_on(*b.storage, v.dtype, v.size_list(), v.stride_list(), v.offset + b.base);
-    }
-    return values_[id].impl();
-  }
-
   void step(size_t at) {
     const Instr& i = r_.instrs[at];
-    std::vector<TensorImpl*> in(i.n_in);
-    for (int k = 0; k < i.n_in; ++k) in[static_cast<size_t>(k)] = value(r_.in(i)[k]);
-    OpCall call(*i.op, in.data(), i.n_in, i.n_out);
-    call.into = i.into;
-    call.attrs = i.attrs;
-    uint32_t word = i.control;
-    i.attrs.each_dynamic([&](int w) { call.attrs.v[w] = control_[word++]; });
-    for (int k = 0; i.into && k < i.n_out; ++k) {
-      TensorImpl* t = value(r_.out(i)[k]);
-      call.out[k] = Tensor(Ref<TensorImpl>::share(t));
-      const StorageInfo& info = r_.storages[r_.values[r_.out(i)[k]].storage];
-      if (info.origin == Origin::External && at <= last_fallible_) {
-        undo_.save(*t->storage);
+    context.running = i.op;
+    r_.each_operand(i, [&](uint32_t id, bool write) {
+      const StorageInfo& info = r_.storages[r_.value(id).storage];
+      Ref<Storage>& s = storages_[r_.value(id).storage];
+      if (info.origin == Origin::External) {
+        if (i.into && write && at <= last_fallible_) undo_.save(*s);
+      } else if (info.maker == at) {
+        s = Ref<Storage>::adopt(new_storage(info.device, info.bytes));
+        allocate(*s);
       }
-    }
-    module_.name = &r_.paths[i.path];
-    detail::run_now(call);
-    for (int k = 0; !i.into && k < i.n_out; ++k) {
-      const uint32_t id = r_.out(i)[k];
-      const uint32_t storage = r_.values[id].storage;
-      const auto slot = std::lower_bound(r_.survivors.begin(), r_.survivors.end(), storage);
-      if (slot != r_.survivors.end() && *slot == storage && r_.storages[storage].maker == at) {
-        survivors_[static_cast<size_t>(slot - r_.survivors.begin())] =
-            Ref<Storage>::share(call.out[k].impl()->storage);
-      }
-      values_[id] = std::move(call.out[k]);
-    }
+    });
+    const auto made = make_call(r_, i, storages_);
+    auto tensor = made->keep.begin();
     r_.each_operand(i, [&](uint32_t id, bool) {
-      if (last_use_[id] == at) values_[id] = Tensor();
+      const StorageInfo& info = r_.storages[r_.value(id).storage];
+      if (info.origin == Origin::External) tensor->impl()->offset += bindings_[info.maker].base;
+      ++tensor;
+    });
+    for (const auto& [word, from] : made->dynamic) made->call.attrs.v[word] = control_[from];
+    module_.name = &r_.paths[i.path];
+    execute(made->call);
+    r_.each_operand(i, [&](uint32_t id, bool) {
+      if (last_use_[r_.value(id).storage] == at) storages_[r_.value(id).storage].reset();
     });
   }
 
   const Recording& r_;
   const std::vector<Binding>& bindings_;
   const std::vector<int64_t>& control_;
-  std::vector<Tensor> values_;
+  Storages storages_;
   std::vector<size_t> last_use_;
   size_t last_fallible_ = 0;
-  std::vector<Ref<Storage>> survivors_;
   UndoLog undo_;
   Scope module_{nullptr, nullptr};
   const Scope* const outer_ = context.scope;

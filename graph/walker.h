@@ -13,7 +13,7 @@ class UndoLog {
   void restore() noexcept;
 
  private:
-  std::vector<std::pair<Ref<Storage>, Tensor>> saved_;
+  std::vector<std::pair<Ref<Storage>, Ref<Storage>>> saved_;
 };
 
 /// Runs `r`. `bindings` and `control` are those of a pass that matched it. Returns, for every
