@@ -14,8 +14,7 @@ constexpr const char* kSharedArgument =
 // A survivor may be held by the call's results and by grad fields only: then a replay can hand out
 // new ones. `seen` is scratch.
 bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
-                   const ResultList& results,
-                   const std::vector<std::pair<Ref<TensorImpl>, bool>>& leaves,
+                   const ResultList& results, const std::vector<Effects::Gradient>& gradients,
                    std::vector<TensorImpl*>& seen) {
   for (const Storage* s : survivors) {
     uint32_t objects = plan ? plan->holders(s) : 0;
@@ -26,7 +25,7 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
       seen.push_back(t);
     };
     for (const Tensor* t : results) count(t->impl());
-    for (const auto& [leaf, had] : leaves) count(leaf->grad);
+    for (const Effects::Gradient& g : gradients) count(g.leaf.impl()->grad);
     if (seen.empty() || s->refs.get() != objects) return false;
     for (TensorImpl* t : seen) {
       const auto handles = static_cast<uint32_t>(std::count(seen.begin(), seen.end(), t));
@@ -34,11 +33,6 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
     }
   }
   return true;
-}
-
-uint32_t value_of(const TensorImpl& t, const std::vector<Storage*>& survivors) {
-  const bool made = std::find(survivors.begin(), survivors.end(), t.storage) != survivors.end();
-  return made ? t.value : kNone;
 }
 
 }  // namespace
@@ -90,24 +84,25 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   Frozen& f = last_;
   f.entry = e;
   f.refusal = s.pass.host_effect();
-  if (!holders_known(s.plan, s.survivors, s.results, s.pass.grad_leaves(), s.seen)) {
+  f.effects.clear();
+  s.pass.release(&f.effects);
+  if (!holders_known(s.plan, s.survivors, s.results, f.effects.gradients, s.seen)) {
     f.refusal =
         "a tensor that it makes is held by more than its results and grad fields (a "
         "captured handle, or history that detach() would drop)";
   }
-  f.effects.results.clear();
   for (const Tensor* t : s.results) {
-    f.effects.results.push_back(t->defined() ? value_of(*t->impl(), s.survivors) : kNone);
-    if (f.effects.results.back() == kNone) f.refusal = "a result is not made by the step";
+    const bool made = t->defined() && std::find(s.survivors.begin(), s.survivors.end(),
+                                                t->impl()->storage) != s.survivors.end();
+    f.effects.results.push_back(made ? t->impl()->value : kNone);
+    if (!made) f.refusal = "a result is not made by the step";
   }
-  f.effects.gradients.clear();
-  for (const auto& [leaf, had] : s.pass.grad_leaves()) {
-    const uint32_t id = leaf->grad ? value_of(*leaf->grad, s.survivors) : kNone;
-    if (leaf->grad && id == kNone) f.refusal = "a grad field is set to a tensor from outside";
-    f.effects.gradients.push_back({Tensor(leaf), id, had});
+  for (const Effects::Gradient& g : f.effects.gradients) {
+    const bool foreign = g.leaf.impl()->grad && g.value == kNone;
+    if (foreign) f.refusal = "a grad field is set to a tensor from outside";
   }
   const std::vector<ControlWord>& control = e->recording.control;
-  const auto& others = f.effects.other_cells = s.pass.other_cells();
+  const auto& others = f.effects.other_cells;
   const auto replaced = std::count_if(others.begin(), others.end(), [&](const auto& other) {
     return other.second && !control[other.first].cell;
   });
@@ -116,9 +111,6 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
       std::any_of(others.begin(), others.end(), [](const auto& other) { return !other.second; })) {
     f.refusal = "it makes tensors from host memory, or host numbers in it vary";
   }
-  f.effects.written.clear();
-  for (const auto& t : s.pass.written()) f.effects.written.push_back(s.pass.external_of(*t));
-  s.pass.release(&f.effects.bindings);
   note_arguments(f, args, n);
   // Gradients could not be frozen with, and a step that kept them would keep their memory.
   for (Binding& b : f.effects.bindings) {

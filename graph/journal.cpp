@@ -15,17 +15,20 @@ void Pass::forget_changes() noexcept {
 }
 
 void Pass::commit() noexcept {
-  for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
-    if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
-  }
   for (const Change& c : changes_) {
     if (c.field == Field::Grad &&
-        std::none_of(grad_leaves_.begin(), grad_leaves_.end(),
-                     [&](const auto& known) { return known.first == c.tensor; })) {
-      grad_leaves_.emplace_back(c.tensor, static_cast<bool>(c.grad));
+        std::none_of(effects_.gradients.begin(), effects_.gradients.end(),
+                     [&](const auto& known) { return known.leaf.impl() == c.tensor.get(); })) {
+      const TensorImpl* now = c.tensor->grad;
+      const bool made = now && now->storage->pass == this;
+      effects_.gradients.push_back(
+          {Tensor(c.tensor), made ? now->value : kNone, static_cast<bool>(c.grad)});
     }
-    if (c.field == Field::Version) written_.push_back(c.storage);
+    if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
+  }
+  for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
+    if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
   }
   for (const auto& n : used_nodes_) release_node(*n);
   if (!used_nodes_.empty()) host_effect_ = "it runs backward through a tape from before the step";

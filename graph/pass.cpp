@@ -38,7 +38,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   differences_.clear();
   control_.clear();
   host_bytes_.clear();
-  other_cells_.clear();
   host_effect_ = nullptr;
   if (by_address_.empty()) by_address_.resize(64, kNone);
   active_ = true;
@@ -98,27 +97,29 @@ void Pass::number_externals(size_t slots) {
   for (uint32_t k = 0; k < bindings_.size(); ++k) by_address_[slot_of(*bindings_[k].storage)] = k;
 }
 
-void Pass::release(std::vector<Binding>* keep) noexcept {
-  if (keep) keep->swap(bindings_);
+void Effects::clear() noexcept {
+  bindings.clear();
+  results.clear();
+  gradients.clear();
+  written.clear();
+  other_cells.clear();
+}
+
+void Pass::release(Effects* keep) noexcept {
+  if (keep) {
+    std::swap(*keep, effects_);
+    keep->bindings.swap(bindings_);
+  }
+  effects_.clear();
   bindings_.clear();
   std::fill(by_address_.begin(), by_address_.end(), kNone);
   first_seen_.clear();
   host_bytes_.clear();
-  grad_leaves_.clear();
-  written_.clear();
 }
 
 void Pass::moved_to(const Recording& r) { expect(&r, r.instrs.size()); }
 
 // --- comparing -----------------------------------------------------------------------------------
-
-[[gnu::always_inline]] static inline bool same_layout(const Value& v, const TensorImpl& t) {
-  if (v.dtype != t.dtype || v.ndim != t.ndim) return false;
-  for (int i = 0; i < v.ndim; ++i) {
-    if (v.sizes[i] != t.sizes[i] || v.strides[i] != t.strides[i]) return false;
-  }
-  return true;
-}
 
 // An operand that is a placeholder, a scalar, or an external that has been met before.
 [[gnu::always_inline]] inline bool Pass::match_met(uint32_t id, const TensorImpl* t) const {
@@ -130,7 +131,7 @@ void Pass::moved_to(const Recording& r) { expect(&r, r.instrs.size()); }
   const StorageInfo& s = expected_->storages[v.storage];
   if (s.origin != Origin::External || s.maker >= bindings_.size()) return false;
   const Binding& b = bindings_[s.maker];
-  return b.storage.get() == t->storage && t->offset - b.base == v.offset && same_layout(v, *t);
+  return b.storage.get() == t->storage && t->offset - b.base == v.offset && v.is_like(*t);
 }
 
 bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
@@ -139,7 +140,7 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   const Value& v = expected_->values[id];
   const StorageInfo& s = expected_->storages[v.storage];
   if (s.origin != Origin::External || s.maker != bindings_.size() || s.device != t->device ||
-      !same_layout(v, *t) || external_of(*t->storage) != kNone) {
+      !v.is_like(*t) || external_of(*t->storage) != kNone) {
     return false;
   }
   bind(*t, v.offset);
@@ -159,25 +160,24 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   return !e.into || match_met(e.out, c.out[0].impl());
 }
 
-bool Pass::matches(const Instr& e, const OpCall& c, uint16_t ignored_words) {
+Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c, uint16_t ignored_words) {
   const Attrs &a = e.attrs, &b = c.attrs;
-  if (e.op != c.op || e.n_in != c.n_in || e.into != c.into || a.n != b.n || a.kinds != b.kinds ||
-      a.dtype != b.dtype || (b.dynamic & ~a.dynamic)) {
-    return false;
-  }
+  if (e.op != c.op || e.n_in != c.n_in || e.into != c.into) return {Mismatch::Op};
   const uint16_t skip = a.dynamic | ignored_words;
-  for (int w = 0; w < a.n; ++w) {
-    if (a.v[w] != b.v[w] && !(skip >> w & 1)) return false;
+  for (int w = 0; w < std::min(a.n, b.n); ++w) {
+    if (a.v[w] != b.v[w] && !(skip >> w & 1)) return {Mismatch::Word, w};
   }
-  if (a.device != b.device) return false;
+  if (a.n != b.n || a.kinds != b.kinds || a.dtype != b.dtype || a.device != b.device ||
+      (b.dynamic & ~a.dynamic)) {
+    return {Mismatch::Attributes};
+  }
   const size_t bound = bindings_.size();
-  const uint32_t* in = expected_->in(e);
-  bool same = true;
-  for (int i = 0; i < c.n_in && same; ++i) same = match_operand(in[i], c.in[i]);
-  const uint32_t* out = expected_->out(e);
-  for (int k = 0; e.into && k < c.n_out && same; ++k) same = match_operand(out[k], c.out[k].impl());
-  if (!same) unbind(bound);
-  return same;
+  for (int k = 0; k < c.n_in + (c.into ? c.n_out : 0); ++k) {
+    if (match_operand(expected_->in(e)[k], operand(c, k))) continue;
+    unbind(bound);
+    return {Mismatch::Operand, k};
+  }
+  return {};
 }
 
 // --- answering -----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ void Pass::note_control(const Instr& e, const OpCall& c) {
   e.attrs.each_dynamic([&](int w) {
     ControlCell* cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
     if (cell != expected_->control[control_.size()].cell.get()) [[unlikely]] {
-      other_cells_.emplace_back(control_.size(), Ref<ControlCell>::share(cell));
+      effects_.other_cells.emplace_back(control_.size(), Ref<ControlCell>::share(cell));
     }
     control_.push_back(c.attrs.v[w]);
   });
@@ -266,7 +266,7 @@ uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
     ++w;
   }
   const size_t bound = bindings_.size();
-  const bool same = words && matches(e, c, words);
+  const bool same = words && !mismatch(e, c, words);
   unbind(bound);  // The call is about to be recorded, which binds anew.
   return same ? words : 0;
 }
@@ -293,7 +293,7 @@ void Pass::general_op(OpCall& c) {
     return;
   }
   if (!expected_) return record(c);
-  if (cursor() == expected_->instrs.size() || !matches(expected_->instrs[cursor()], c)) {
+  if (cursor() == expected_->instrs.size() || mismatch(expected_->instrs[cursor()], c)) {
     check_readable(c);
     c.infer();  // A call that throws is no difference: the user may catch it and go on.
     if (!switch_candidate(&c)) {
@@ -323,7 +323,7 @@ bool Pass::switch_candidate(const OpCall* c) {
   for (const Recording* r : candidates_) {
     if (!same_prefix(r)) continue;
     expect(r, at);
-    if (c ? at < r->instrs.size() && matches(r->instrs[at], *c)
+    if (c ? at < r->instrs.size() && !mismatch(r->instrs[at], *c)
           : at == r->instrs.size() && survivors_match(*r)) {
       return true;
     }

@@ -35,6 +35,8 @@ struct Effects {
   std::vector<uint32_t> written;  ///< External numbers, once per write.
   /// Control words, in order, that come from another cell than the recording's.
   std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells;
+
+  void clear() noexcept;
 };
 
 class Pass final : public Recorder {
@@ -57,8 +59,9 @@ class Pass final : public Recorder {
   void abort() noexcept;
   /// Survivors have their memory now: placeholders become ordinary tensors.
   void commit() noexcept;
-  /// Lets go of everything from outside; `keep` takes the externals over if given.
-  void release(std::vector<Binding>* keep) noexcept;
+  /// Lets go of everything from outside; `keep`, which is empty, takes it over if given: all
+  /// effects but the results.
+  void release(Effects* keep) noexcept;
 
   // --- Recorder ----------------------------------------------------------------------------------
   void op(OpCall& call) override;
@@ -87,24 +90,26 @@ class Pass final : public Recorder {
       if (c.field == Field::Grad && c.grad && c.tensor->grad) f(*c.grad, *c.tensor->grad);
     }
   }
-  /// Leaves whose grad field was assigned, each once, in order, and whether they had a gradient
-  /// when the step began.
-  const std::vector<std::pair<Ref<TensorImpl>, bool>>& grad_leaves() const { return grad_leaves_; }
-  /// Tensors that existed before the step and were written in place, once per write.
-  const std::vector<Ref<Storage>>& written() const { return written_; }
-  /// Control words for which this call used another cell than the recording's.
-  const std::vector<std::pair<size_t, Ref<ControlCell>>>& other_cells() const {
-    return other_cells_;
-  }
   /// What the function did that a replay without it would not; null if nothing.
   const char* host_effect() const { return host_effect_; }
 
  private:
+  /// Where a call first differs from an instruction.
+  struct Mismatch {
+    enum Kind : uint8_t { None, Op, Word, Attributes, Operand } kind = None;
+    int at = 0;  ///< The attribute word; the operand, counted on through the destinations.
+    explicit operator bool() const { return kind != None; }
+  };
+
   size_t cursor() const;
   void expect(const Recording* r, size_t cursor = 0);
   void make_slots(size_t count);
   bool matches(const Cue& e, const OpCall& c) const;
-  bool matches(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
+  /// What the operands bind stays bound if there is none.
+  Mismatch mismatch(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
+  static const TensorImpl* operand(const OpCall& c, int k) {
+    return k < c.n_in ? c.in[k] : c.out[k - c.n_in].impl();
+  }
   bool match_operand(uint32_t id, const TensorImpl* t);
   bool match_met(uint32_t id, const TensorImpl* t) const;
   void answer(const Cue& e, OpCall& c);
@@ -163,9 +168,7 @@ class Pass final : public Recorder {
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;
   std::vector<Ref<Node>> used_nodes_;
-  std::vector<std::pair<Ref<TensorImpl>, bool>> grad_leaves_;
-  std::vector<Ref<Storage>> written_;
-  std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells_;
+  Effects effects_;  // Without bindings and results.
   const char* host_effect_ = nullptr;
 };
 

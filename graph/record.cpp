@@ -113,8 +113,8 @@ void Pass::begin_recording() {
   fresh_.paths = r.paths;
   fresh_.control.assign(r.control.begin(),
                         r.control.begin() + static_cast<int64_t>(control_.size()));
-  for (const auto& [word, cell] : other_cells_) fresh_.control[word].cell = cell;
-  other_cells_.clear();
+  for (const auto& [word, cell] : effects_.other_cells) fresh_.control[word].cell = cell;
+  effects_.other_cells.clear();
   uint32_t operands = 0, values = 0, storages = 0;
   for (const Instr& i : fresh_.instrs) {
     operands = std::max({operands, i.first_in + i.n_in, i.first_out + i.n_out});
@@ -160,11 +160,7 @@ uint32_t Pass::operand_id(const TensorImpl* t) {
   const int64_t offset = t->offset - bindings_[number].base;
   for (uint32_t id = 0; id < fresh_.values.size(); ++id) {
     const Value& v = fresh_.values[id];
-    if (v.storage == storage && v.offset == offset && v.ndim == t->ndim && v.dtype == t->dtype &&
-        std::equal(v.sizes, v.sizes + v.ndim, t->sizes) &&
-        std::equal(v.strides, v.strides + v.ndim, t->strides)) {
-      return id;
-    }
+    if (v.storage == storage && v.offset == offset && v.is_like(*t)) return id;
   }
   return add_value(t->dtype, t->size_list(), t->stride_list(), offset, storage);
 }
@@ -247,66 +243,51 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   return "expected " + expected + ", found " + found;
 }
 
-Difference Pass::describe_difference(const OpCall* c) {
-  Difference d;
-  d.at = cursor();
-  if (cursor() >= expected_->instrs.size()) {
-    d.field = c ? "length" : "results";
-    d.text = c ? fmt::format("the recording ends after {} ops, this call goes on with {}", cursor(),
-                             c->op->name)
-               : "other tensors outlive the step than when it was recorded";
-    return d;
+// What a word was, and what it is in the call.
+static std::string describe_word(const Attrs& was, const OpCall& c, int word) {
+  int seen = 0, kind = 2;
+  for (int i = 0; i < c.n_in && c.op->kind == OpKind::Pointwise; ++i) {
+    if (c.attrs.kind(i) && seen++ == word) kind = c.attrs.kind(i);
   }
-  const Instr& e = expected_->instrs[cursor()];
+  return kind == 3 ? fmt::format("scalar was {}, now {}", was.d(word), c.attrs.d(word))
+                   : fmt::format("attribute {} was {}, now {}", word, was.v[word], c.attrs.v[word]);
+}
+
+Difference Pass::describe_difference(const OpCall* c) {
+  const size_t at = cursor();
+  if (at >= expected_->instrs.size()) {
+    return {
+        at, 0,
+        c ? fmt::format("length differs: the recording ends after {} ops, this call goes on with "
+                        "{}",
+                        at, c->op->name)
+          : "results differs: other tensors outlive the step than when it was recorded"};
+  }
+  const Instr& e = expected_->instrs[at];
   const std::string& path = expected_->paths[e.path];
   const std::string where =
-      fmt::format("op {} ({}{}{})", cursor(), path, path.empty() ? "" : ": ", e.op->name);
-  if (!c) {
-    d.field = "length";
-    d.text = fmt::format("{}: this call ended before it", where);
-    return d;
+      fmt::format("op {} ({}{}{})", at, path, path.empty() ? "" : ": ", e.op->name);
+  if (!c) return {at, 0, fmt::format("length differs: {}: this call ended before it", where)};
+  const auto [kind, k] = mismatch(e, *c);
+  if (kind == Mismatch::Op) {
+    return {
+        at, 0,
+        fmt::format("op differs: {}: found {}{} instead", where, c->op->name, c->into ? "_" : "")};
   }
-  if (e.op != c->op || e.into != c->into || e.n_in != c->n_in) {
-    d.field = "op";
-    d.text = fmt::format("{}: found {}{} instead", where, c->op->name, c->into ? "_" : "");
-    return d;
+  if (kind == Mismatch::Word) {
+    return {at, 3,
+            fmt::format("attribute {} differs: {}: {}", k, where, describe_word(e.attrs, *c, k))};
   }
-  for (int w = 0; w < std::min(e.attrs.n, c->attrs.n); ++w) {
-    if (e.attrs.v[w] == c->attrs.v[w] || (e.attrs.dynamic >> w & 1)) continue;
-    d.field = fmt::format("attribute {}", w);
-    d.closeness = 3;
-    int seen = 0, kind = 2;
-    for (int i = 0; i < c->n_in && c->op->kind == OpKind::Pointwise; ++i) {
-      if (c->attrs.kind(i) && seen++ == w) kind = c->attrs.kind(i);
-    }
-    d.text =
-        kind == 3
-            ? fmt::format("{}: scalar was {}, now {}", where, e.attrs.d(w), c->attrs.d(w))
-            : fmt::format("{}: attribute {} was {}, now {}", where, w, e.attrs.v[w], c->attrs.v[w]);
-    return d;
+  if (kind == Mismatch::Attributes) {
+    return {at, 0, fmt::format("attributes differs: {}: other attributes", where)};
   }
-  if (e.attrs.n != c->attrs.n || e.attrs.kinds != c->attrs.kinds ||
-      e.attrs.dtype != c->attrs.dtype || (c->attrs.dynamic & ~e.attrs.dynamic)) {
-    d.field = "attributes";
-    d.text = fmt::format("{}: other attributes", where);
-    return d;
-  }
-  const size_t bound = bindings_.size();
-  auto check = [&](uint32_t id, const TensorImpl* t, const std::string& role) {
-    if (!d.field.empty() || match_operand(id, t)) return;
-    d.field = role;
-    const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
-    d.closeness = same ? 2 : 1;
-    d.text = fmt::format("{}, {}: {}", where, role, describe_operand(id, t));
-  };
-  for (int i = 0; i < c->n_in; ++i) {
-    check(expected_->in(e)[i], c->in[i], fmt::format("operand {}", i));
-  }
-  for (int k = 0; c->into && k < c->n_out; ++k) {
-    check(expected_->out(e)[k], c->out[k].impl(), fmt::format("destination {}", k));
-  }
-  unbind(bound);
-  return d;
+  const uint32_t id = expected_->in(e)[k];
+  const TensorImpl* const t = operand(*c, k);
+  const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
+  const std::string role =
+      k < c->n_in ? fmt::format("operand {}", k) : fmt::format("destination {}", k - c->n_in);
+  return {at, same ? 2 : 1,
+          fmt::format("{} differs: {}, {}: {}", role, where, role, describe_operand(id, t))};
 }
 
 }  // namespace brrr::graph

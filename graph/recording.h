@@ -24,6 +24,14 @@ struct Value {
 
   /// Same elements of the same storage in the same row-major order (shapes may differ).
   bool same_elements(const Value& o) const;
+  /// Dtype, sizes and strides are those of the tensor.
+  [[gnu::always_inline]] bool is_like(const TensorImpl& t) const {
+    if (dtype != t.dtype || ndim != t.ndim) return false;
+    for (int i = 0; i < ndim; ++i) {
+      if (sizes[i] != t.sizes[i] || strides[i] != t.strides[i]) return false;
+    }
+    return true;
+  }
   IntList size_list() const { return {sizes, ndim}; }
   IntList stride_list() const { return {strides, ndim}; }
 };
@@ -137,10 +145,9 @@ bool is_host_data(const Instr& i);
 
 /// Why a call did not match a recording, for people.
 struct Difference {
-  size_t at = 0;      ///< Instruction number.
-  int closeness = 0;  ///< Of two at the same instruction the greater is the smaller difference.
-  std::string field;  ///< "op", "shape of operand 1", "attribute 0", "results", ...
-  std::string text;   ///< Expected and found, with the module path.
+  size_t at;         ///< Instruction number.
+  int closeness;     ///< Of two at the same instruction the greater is the smaller difference.
+  std::string text;  ///< What differs; expected and found, with the module path.
 };
 
 }  // namespace brrr::graph

@@ -136,10 +136,9 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& tr
   std::string why;
   if (!all.empty()) {
     // The closest recording is the one that matched longest.
-    const auto& d = *std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.at, a.closeness) < std::pair(b.at, b.closeness);
-    });
-    why = fmt::format("{} differs: {}", d.field, d.text);
+    why = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
+            return std::pair(a.at, a.closeness) < std::pair(b.at, b.closeness);
+          })->text;
   }
   BRRR_CHECK(entries_.empty() || options_.on_new_entry != Policy::Error,
              "step: this call matches no recording and on_new_entry is Error: {}", why);
