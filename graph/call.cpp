@@ -2,27 +2,20 @@
 
 namespace brrr::graph {
 
-namespace {
-
-// Which part of each operand a call gets.
-struct Cutting {
-  const Strips* strips = nullptr;
-  int64_t part = 0, parts = 1;
-};
-
-std::unique_ptr<LibraryCall> made(const Recording& r, const Instr& i, const Storages& storages,
-                                  const LibraryCall* whole, const Cutting& now) {
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
+                                       const PartOf& of) {
+  const auto whole = of.strips ? make_call(r, i, storages) : nullptr;
   auto bound = std::make_unique<LibraryCall>(*i.op, i.n_in, i.n_out);
   LibraryCall& c = *bound;
-  if (whole) c.call.share = now.part ? Share::Later : Share::First;
+  if (whole) c.call.share = of.part ? Share::Later : Share::First;
   const auto tensor = [&](uint32_t id, int k) {
     const Value& v = r.values[id];
     IntList sizes = v.size_list();
     int64_t offset = v.offset;
-    if (const int dim = whole ? i.op->cut(whole->call, k, now.parts) : kWhole; dim >= 0) {
-      sizes[dim] /= now.parts;
-      const bool own = now.strips->parts(v.storage) > 1;
-      if (!own) offset += now.part * sizes[dim] * v.strides[dim];
+    if (const int dim = whole ? i.op->cut(whole->call, k, of.parts) : kWhole; dim >= 0) {
+      sizes[dim] /= of.parts;
+      const bool own = of.strips->parts(v.storage) > 1;
+      if (!own) offset += of.part * sizes[dim] * v.strides[dim];
     }
     Ref<Storage> none;
     if (storages.empty() || !storages[v.storage]) {
@@ -43,19 +36,6 @@ std::unique_ptr<LibraryCall> made(const Recording& r, const Instr& i, const Stor
   uint32_t control = i.control;
   i.attrs.each_dynamic([&](int w) { c.dynamic.emplace_back(w, control++); });
   return bound;
-}
-
-}  // namespace
-
-std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i,
-                                       const Storages& storages) {
-  return made(r, i, storages, nullptr, {});
-}
-
-std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
-                                       const Strips& strips, int64_t part, int64_t parts) {
-  const auto whole = make_call(r, i, storages);
-  return made(r, i, storages, whole.get(), {&strips, part, parts});
 }
 
 }  // namespace brrr::graph

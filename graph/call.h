@@ -22,10 +22,12 @@ struct LibraryCall {
 
 /// By storage id; null, or nothing at all: an operand has its layout and no memory.
 using Storages = std::vector<Ref<Storage>>;
-std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i,
-                                       const Storages& storages);
-/// Of one part of a strip's instruction.
+/// Which of the parts of an instruction in a strip a call is.
+struct PartOf {
+  const Strips* strips = nullptr;  ///< Null: it is the whole.
+  int64_t part = 0, parts = 1;
+};
 std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
-                                       const Strips& strips, int64_t part, int64_t parts);
+                                       const PartOf& of = {});
 
 }  // namespace brrr::graph

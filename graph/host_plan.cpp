@@ -27,7 +27,7 @@ HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& st
   for (uint32_t st : r_.survivors) first_write_.push_back(schedule_.life(r_, st).first);
   find_failures();
   plan_around(stats);
-  sort_patches();
+  find_part_patches();
 }
 
 HostPlan::~HostPlan() {
@@ -46,7 +46,7 @@ void HostPlan::add_launches() {
       l.call = make_call(r_, i, bound_);
       const Strip* const strip = schedule_.strips.of(g);
       for (int64_t part = 0; strip && part < strip->parts; ++part) {
-        l.parts.push_back(make_call(r_, i, bound_, schedule_.strips, part, strip->parts));
+        l.parts.push_back(make_call(r_, i, bound_, {&schedule_.strips, part, strip->parts}));
       }
       continue;
     }
@@ -83,10 +83,6 @@ void HostPlan::add_kernel(uint32_t group, const Part& part,
   l.has_last = !text.last.empty();
   l.table.push_back({arguments_.size(), text.extent});
   l.extent += text.extent;
-  for (uint32_t at : part.instrs) {
-    const Instr& i = r_.instrs[at];
-    if (i.op->check_values) l.checked.emplace_back(at, make_call(r_, i, bound_));
-  }
   using program::CpuArgument;
   for (const auto [kind, which] : text.arguments) {
     Patch p{.argument = arguments_.size()};
@@ -117,9 +113,7 @@ void HostPlan::build_kernels(StepStats& stats) {
   stats.build_seconds += report_.seconds;
   stats.build_cached = report_.cached;
   const auto find = [&](const std::string& name) {
-    void* fn = b.symbol(module_, name.c_str());
-    BRRR_CHECK(fn, "graph: the built module lacks {}", name);
-    return reinterpret_cast<KernelFn>(fn);
+    return reinterpret_cast<KernelFn>(b.symbol(module_, name.c_str()));
   };
   for (Launch& l : launches_) {
     if (l.call) continue;
@@ -128,25 +122,13 @@ void HostPlan::build_kernels(StepStats& stats) {
   }
 }
 
-void HostPlan::sort_patches() {
-  moving_.clear();
-  arena_patches_.clear();
-  guests_.clear();
+void HostPlan::find_part_patches() {
   const Strips& strips = schedule_.strips;
-  part_patches_.assign(strips.all.size(), {});
-  auto in_arena = [&](uint32_t st) { return memory_.offset[st] >= 0 && memory_.host[st] == kNone; };
+  part_patches_.resize(strips.all.size());
   for (const Patch& p : patches_) {
-    const uint32_t id = p.value;
-    if (id != kNone && strips.parts(r_.values[id].storage) > 1) {
-      part_patches_[strips.home[r_.values[id].storage]].push_back(p);
-      continue;
-    }
-    (id != kNone && in_arena(r_.values[id].storage) ? arena_patches_ : moving_).push_back(p);
+    const uint32_t st = p.value == kNone ? kNone : r_.values[p.value].storage;
+    if (st != kNone && strips.parts(st) > 1) part_patches_[strips.home[st]].push_back(p);
   }
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    if (memory_.host[st] != kNone) guests_.push_back(st);
-  }
-  arena_ = nullptr;
 }
 
 // What fails is a check of values, of which most are done before a replay starts. A step must be
@@ -199,6 +181,10 @@ void HostPlan::plan_around(StepStats& stats) {
       rules.scratch[l.group] = scratch_bytes((l.parts.empty() ? l.call : l.parts[0])->call);
   }
   plan_temporaries(rules, stats);
+  temporaries_.clear();
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    if (memory_.offset[st] >= 0) temporaries_.push_back(st);
+  }
 }
 
 void HostPlan::bind(const Replay& now, char* arena) {
@@ -209,21 +195,11 @@ void HostPlan::bind(const Replay& now, char* arena) {
   }
   for (size_t k = 0; k < r_.survivors.size(); ++k)
     bound_[r_.survivors[k]]->data = now.survivors[k]->data;
-  if (arena != arena_) {
-    arena_ = arena;
-    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      if (memory_.offset[st] < 0 || memory_.host[st] != kNone) continue;
-      bound_[st]->data = arena + memory_.offset[st];
-    }
-    for (const Patch& p : arena_patches_) {
-      const uint32_t st = r_.values[p.value].storage;
-      arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
-    }
-  }
-  for (uint32_t st : guests_) {
+  arena_ = arena;
+  for (uint32_t st : temporaries_) {
     bound_[st]->data = base_of(memory_.host[st]) + memory_.offset[st];
   }
-  for (const Patch& p : moving_) {
+  for (const Patch& p : patches_) {
     if (p.value != kNone) {
       const uint32_t st = r_.values[p.value].storage;
       arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
@@ -290,14 +266,11 @@ int64_t HostPlan::ready(const Instr& i, uint32_t group) const {
 // A check of values runs as soon as they are there, before anything if they come from outside the
 // step: the earlier it fails, the less has to be kept for that case.
 void HostPlan::find_checks() {
-  for (const Launch& l : launches_) {
-    const Instr& first = r_.instrs[schedule_.groups[l.group].instrs[0]];
-    if (l.call && first.op->check_values) {
-      checks_.push_back({l.call.get(), ready(first, l.group)});
-    }
-    for (const auto& [at, call] : l.checked) {
-      checks_.push_back({call.get(), ready(r_.instrs[at], l.group)});
-    }
+  for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+    const Instr& i = r_.instrs[at];
+    const uint32_t group = schedule_.group_of[at];
+    if (group == kNone || !i.op->check_values) continue;
+    checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
   }
   std::stable_sort(checks_.begin(), checks_.end(),
                    [](const Check& a, const Check& b) { return a.after < b.after; });
@@ -375,7 +348,6 @@ void HostPlan::check_row(Storage* const* survivors) {
   in_row_ = false;
   StepStats ignored;
   plan_around(ignored);
-  sort_patches();
 }
 
 void HostPlan::allocate_survivors(Storage* const* survivors) const {

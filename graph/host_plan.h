@@ -28,17 +28,15 @@ class HostPlan final : public Plan {
     uint32_t group = 0;
     std::unique_ptr<LibraryCall> call;                ///< Null: a generated kernel.
     std::vector<std::unique_ptr<LibraryCall>> parts;  ///< Of a call in a strip.
-    /// Instructions in that which check values, as calls.
-    std::vector<std::pair<uint32_t, std::unique_ptr<LibraryCall>>> checked;
-    std::string name;  ///< Of a generated one,
+    std::string name;                                 ///< Of a generated one,
     KernelFn fn = nullptr, last = nullptr;
     bool has_last = false;
     std::vector<Operands> table;
     int64_t extent = 0, grain = 1;  ///< Of the whole table.
   };
-  /// Of values, by the kernel that needs it.
+  /// Of values that an instruction's kernel needs.
   struct Check {
-    const LibraryCall* call;
+    std::unique_ptr<LibraryCall> call;
     int64_t after;  ///< The group after which it runs; -1: before the replay starts.
   };
   /// Where an argument comes from when it is not fixed.
@@ -64,7 +62,7 @@ class HostPlan final : public Plan {
     return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
   }
   void plan_around(StepStats& stats);
-  void sort_patches();
+  void find_part_patches();
   void bind(const Replay& now, char* arena);
   Scratch scratch(uint32_t group, const OpDef* op) const;
   void launch(Launch& l, const int64_t* control, int64_t part, int64_t parts);
@@ -89,10 +87,9 @@ class HostPlan final : public Plan {
   std::vector<Check> checks_;     // In their order.
   std::vector<uint32_t> undone_;  // External numbers that a failure may come after a write of.
   std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
-  std::vector<Patch> patches_;    // All; the two below are those that move on each call or rarely.
-  std::vector<Patch> moving_, arena_patches_;
+  std::vector<Patch> patches_;
   std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
-  std::vector<uint32_t> guests_;                  // Temporaries in rooms.
+  std::vector<uint32_t> temporaries_;             // Storages in the arena and in rooms.
   std::vector<size_t> row_;  // Gradients that lie side by side, by their number, in order;
   std::vector<size_t> row_bytes_, row_offset_;  // the sizes and places of each.
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than

@@ -317,7 +317,7 @@ std::vector<int64_t> kept_bytes(const Recording& r, const Schedule& s) {
     for (uint32_t g = strip.first; g <= strip.last; ++g) {
       const Instr& i = r.instrs[s.groups[g].instrs[0]];
       if (s.groups[g].fused || !i.op->keeps) continue;
-      all[g] = i.op->keeps(make_call(r, i, {}, s.strips, 0, strip.parts)->call);
+      all[g] = i.op->keeps(make_call(r, i, {}, {&s.strips, 0, strip.parts})->call);
     }
   }
   return all;
