@@ -92,13 +92,12 @@ static double bytes_of(const Value& v) {
   return n;
 }
 
-Traffic traffic(const Recording& r, const Schedule& s, const Group& g) {
-  Traffic t{group_bytes(r, s, g), 0};
+double bytes_apart(const Recording& r, const Group& g) {
+  double bytes = 0;
   for (uint32_t at : g.instrs) {
-    r.each_operand(r.instrs[at],
-                   [&](uint32_t value, bool) { t.apart += bytes_of(r.value(value)); });
+    r.each_operand(r.instrs[at], [&](uint32_t value, bool) { bytes += bytes_of(r.value(value)); });
   }
-  return t;
+  return bytes;
 }
 
 // --- neighbours ----------------------------------------------------------------------------------

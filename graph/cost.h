@@ -24,11 +24,8 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
 /// A move of a kernel that makes values live longer may cost so many bytes.
 constexpr int64_t kLittleMemory = 4096;
 
-/// Bytes that a fused group's kernel loads and stores, and that its ops would one by one.
-struct Traffic {
-  double together = 0, apart = 0;
-};
-Traffic traffic(const Recording& r, const Schedule& s, const Group& g);
+/// Bytes that a group's ops load and store one by one; what its kernel does: group_bytes().
+double bytes_apart(const Recording& r, const Group& g);
 
 /// Why a generated kernel and the last one before it whose results it reads are two, with the bytes
 /// that pass between them through memory; "" where there is no such.

@@ -54,7 +54,7 @@ std::string kernels_of(const Plan& plan) {
   const Recording& r = plan.recording();
   const Schedule& s = plan.schedule();
   std::string t;
-  Traffic all;
+  double together = 0, apart = 0;
   for (uint32_t k = 0; k < s.groups.size(); ++k) {
     const Group& g = s.groups[k];
     t += strip_text(r, s, k);
@@ -63,20 +63,19 @@ std::string kernels_of(const Plan& plan) {
     t += fmt::format("  {:9} {}{}{}", g.fused ? "generated" : name(first.op->kind), path,
                      path.empty() ? "" : ": ", group_name(r, g));
     if (g.fused) {
-      const Traffic moved = traffic(r, s, g);
-      all.together += moved.together;
-      all.apart += moved.apart;
-      if (moved.together != moved.apart) {
-        t += fmt::format(", {} moved instead of {}", bytes_text(moved.together),
-                         bytes_text(moved.apart));
+      const double moved = group_bytes(r, s, g), alone = bytes_apart(r, g);
+      together += moved;
+      apart += alone;
+      if (moved != alone) {
+        t += fmt::format(", {} moved instead of {}", bytes_text(moved), bytes_text(alone));
       }
     }
     const std::string why = why_apart(r, s, plan.target(), k);
     t += why.empty() ? "\n" : fmt::format("\n            {}\n", why);
   }
-  if (all.together < all.apart) {
+  if (together < apart) {
     t += fmt::format("fusion moves {} a replay where its ops one by one would move {}\n",
-                     bytes_text(all.together), bytes_text(all.apart));
+                     bytes_text(together), bytes_text(apart));
   }
   return t;
 }

@@ -194,22 +194,25 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
   }
 }
 
-// The group with the largest sum of live bytes.
-uint32_t busiest(const Schedule& s, const std::vector<Block>& blocks) {
+// By group: the sum of live bytes.
+std::vector<int64_t> live_bytes(const Schedule& s, const std::vector<Block>& blocks) {
   std::vector<int64_t> change(s.groups.size() + 1);
   for (const Block& b : blocks) {
     change[b.first] += b.bytes;
     change[b.last + 1] -= b.bytes;
   }
   std::partial_sum(change.begin(), change.end(), change.begin());
-  return static_cast<uint32_t>(std::max_element(change.begin(), change.end()) - change.begin());
+  return change;
 }
 
 // Gives all blocks offsets in the best of a few orders, each good for some steps; the size of the
-// arena.
-size_t choose_offsets(const Recording& r, const Schedule& s, const MemoryPlan& m,
+// arena, beside which it notes the lower bound.
+size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
                       std::vector<Block>& blocks, const MemoryRules& rules) {
-  const uint32_t peak = busiest(s, blocks);
+  const std::vector<int64_t> live = live_bytes(s, blocks);
+  const auto busiest = std::max_element(live.begin(), live.end());
+  const auto peak = static_cast<uint32_t>(busiest - live.begin());
+  m.lower_bound_bytes = static_cast<size_t>(*busiest);
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
     std::iota(list.begin(), list.end(), size_t{0});
@@ -279,11 +282,6 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
       m.hosted += b.host != kNone;
     }
     if (b.piece) *b.piece = {b.offset, b.bytes, b.host, b.first, b.last};
-  }
-  for (uint32_t g = 0; g < s.groups.size(); ++g) {
-    int64_t live = 0;
-    for (const Block& b : blocks) live += b.first <= g && g <= b.last ? b.bytes : 0;
-    m.lower_bound_bytes = std::max(m.lower_bound_bytes, static_cast<size_t>(live));
   }
   return m;
 }

@@ -269,7 +269,7 @@ void make_parts(const Recording& r, Schedule& s, const Target& target) {
   // What the library has a kernel for needs no other, unless one of its own is quicker.
   for (Group& g : s.groups) {
     g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise ||
-                          traffic(r, s, g).apart >= target.worth_own_kernel);
+                          bytes_apart(r, g) >= target.worth_own_kernel);
   }
 }
 

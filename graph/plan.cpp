@@ -49,7 +49,7 @@ static Rematerialised timed(const Recording& r, const StepOptions& options, cons
 Plan::Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats)
     : target_(target),
       anew_(timed(r, options, target, stats)),
-      r_(anew_.recording ? *anew_.recording : r),
+      r_(anew_.of(r)),
       schedule_(std::move(anew_.schedule)) {
   schedule_.fast = options.numerics == Numerics::Fast;
 #ifndef NDEBUG

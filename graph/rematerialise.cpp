@@ -19,7 +19,7 @@ namespace {
 
 double moved(const Recording& r, const Schedule& s) {
   double bytes = 0;
-  for (const Group& g : s.groups) bytes += g.fused ? group_bytes(r, s, g) : traffic(r, s, g).apart;
+  for (const Group& g : s.groups) bytes += g.fused ? group_bytes(r, s, g) : bytes_apart(r, g);
   return bytes;
 }
 
@@ -29,32 +29,23 @@ constexpr size_t kMostWork = 2;  // Times the step's instructions that may run a
 constexpr double kNextToNothing = 1.0 / 128;
 constexpr size_t kKernelsForOneMore = 24;
 
-size_t kernels(const Schedule& s) { return s.groups.size(); }
-
 size_t repeated(const Recording& r) {
   size_t n = 0;
   for (size_t at = 0; at < r.again.size(); ++at) n += r.again[at] && r.live[at];
   return n;
 }
 
-}  // namespace
-
-namespace {
-
 // Makes values anew until the arena has `budget` bytes, or nothing more may be dropped.
 void save_memory(
     const Recording& r, Rematerialised& out, size_t budget, Chooser::Allowance may,
     const std::function<Rematerialised(const Rematerialised&, const Lists&)>& changed) {
-  const auto of = [&](const Rematerialised& a) -> const Recording& {
-    return a.recording ? *a.recording : r;
-  };
   Rematerialised now = out;   // Not less may lead to less: several groups are as full.
   std::set<uint32_t> banned;  // Tried before. Storages keep their numbers.
   int in_vain = 0;
   while (out.arena > budget && in_vain < kMostInVain) {
     const auto excess = static_cast<int64_t>(now.arena - budget);
     const Chooser::Allowance left = may;
-    const Lists lists = Chooser(of(now), now.schedule).less_memory(banned, excess, may);
+    const Lists lists = Chooser(now.of(r), now.schedule).less_memory(banned, excess, may);
     if (lists.empty()) break;
     Rematerialised with = changed(now, lists);
     if (repeated(*with.recording) > kMostWork * r.instrs.size()) break;
@@ -80,12 +71,9 @@ size_t budget_bytes(const StepOptions& options, size_t arena) {
 
 Rematerialised rematerialise(const Recording& r, const StepOptions& options, const Target& target) {
   Rematerialised out{.schedule = make_schedule(r, options.fuse, target)};
-  const auto of = [&](const Rematerialised& a) -> const Recording& {
-    return a.recording ? *a.recording : r;
-  };
   const auto changed = [&](const Rematerialised& a, const Lists& lists) {
     Rematerialised b = a;
-    b.recording = rewrite(of(a), lists);
+    b.recording = rewrite(a.of(r), lists);
     b.schedule = make_schedule(*b.recording, options.fuse, target);
     return b;
   };
@@ -93,16 +81,17 @@ Rematerialised rematerialise(const Recording& r, const StepOptions& options, con
     if (const Lists lists = fewer_bytes(r, out.schedule); !lists.empty()) {
       Rematerialised with = changed(out, lists);
       with.bytes = moved(r, out.schedule) - moved(*with.recording, with.schedule);
-      if (with.bytes > 0 && kernels(with.schedule) <= kernels(out.schedule)) out = std::move(with);
+      const bool more = with.schedule.groups.size() > out.schedule.groups.size();
+      if (with.bytes > 0 && !more) out = std::move(with);
     }
   }
   const bool asked = options.memory_budget > 0;
   if (asked || options.rematerialise) {
-    out.arena = out.arena_before = plan_memory(of(out), out.schedule).arena_bytes;
+    out.arena = out.arena_before = plan_memory(out.of(r), out.schedule).arena_bytes;
     Chooser::Allowance may;
     if (!asked) {
-      may = {kernels(out.schedule) / kKernelsForOneMore, target.kernel_bytes,
-             Chooser(of(out), out.schedule).step_cost() * kNextToNothing, true};
+      may = {out.schedule.groups.size() / kKernelsForOneMore, target.kernel_bytes,
+             Chooser(out.of(r), out.schedule).step_cost() * kNextToNothing, true};
     }
     save_memory(r, out, budget_bytes(options, out.arena), may, changed);
   }

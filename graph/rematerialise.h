@@ -17,6 +17,9 @@ struct Rematerialised {
   /// The arena that temporaries need before and after, results' memory and what kernels take while
   /// they run aside; 0 where nothing was to be saved.
   size_t arena_before = 0, arena = 0;
+
+  /// `r`, whose it is, or what does the same.
+  const Recording& of(const Recording& r) const { return recording ? *recording : r; }
 };
 /// StepOptions::memory_budget of a step that would need `arena` bytes.
 size_t budget_bytes(const StepOptions& options, size_t arena);

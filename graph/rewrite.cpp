@@ -12,16 +12,9 @@ namespace {
 
 class Rewriter {
  public:
-  explicit Rewriter(const Recording& r) : r_(r), out_(std::make_unique<Recording>()) {
-    out_->values = r.values;
-    out_->storages = r.storages;
-    out_->operands = r.operands;
-    out_->paths = r.paths;
-    out_->control = r.control;
-    out_->externals = r.externals;
-    out_->survivors = r.survivors;
-    out_->gradients = r.gradients;
-    out_->draws = r.draws;
+  explicit Rewriter(const Recording& r) : r_(r), out_(std::make_unique<Recording>(r)) {
+    out_->instrs.clear();
+    out_->again.clear();
   }
 
   std::unique_ptr<Recording> run(const std::vector<std::vector<Anew>>& lists) {
