@@ -1,7 +1,6 @@
 #include "graph/diagnose.h"
 
 #include <algorithm>
-#include <chrono>
 #include <tuple>
 #include <vector>
 
@@ -16,12 +15,7 @@ namespace brrr::graph {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Call = std::function<void()>;
-
-double us_since(Clock::time_point t) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - t).count();
-}
 
 double median(std::vector<double> all) {
   const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
@@ -36,17 +30,17 @@ void finish() {
 
 // Medians of both in microseconds, in turns, so that what disturbs the machine disturbs both.
 std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
-  constexpr double enough_us = 5e5;
+  constexpr double enough_s = 0.5;
   constexpr size_t least = 7, most = 5000;
   const Call* const calls[] = {&a, &b};
   std::vector<double> us[2];
   const auto begin = Clock::now();
-  while (us[0].size() < least || (us_since(begin) < enough_us && us[0].size() < most)) {
+  while (us[0].size() < least || (seconds_since(begin) < enough_s && us[0].size() < most)) {
     for (size_t k : {0, 1}) {
       const auto t = Clock::now();
       (*calls[k])();
       finish();
-      us[k].push_back(us_since(t));
+      us[k].push_back(1e6 * seconds_since(t));
     }
   }
   return {median(us[0]), median(us[1])};
@@ -170,7 +164,7 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   find_slow(d, seen.rows);
   if (eager && d.graph_us > 0) {
     const Seen then = look_at(call_other, d.graph_us);  // Of it only what runs, not how long.
-    d.predicted_us = predict_graph_us({seen.rows, seen.between_us}, then.rows, now, device);
+    d.predicted_us = predict_graph_us(seen.rows, seen.between_us, then.rows, now, device);
   }
   d.text = text_of(d, !step.options().check_numerics && !step.is_frozen()) + '\n' +
            limits_text(device, device_limits(device));

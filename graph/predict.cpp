@@ -1,7 +1,6 @@
 #include "graph/predict.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <string_view>
@@ -11,14 +10,13 @@
 #include "core/backend.h"
 #include "core/context.h"
 #include "core/figures.h"
+#include "graph/plan.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
 
 namespace brrr::graph {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Of one call, of series of some, rising.
 std::vector<double> series_ns(Device device, const std::function<void()>& call, int calls) {
@@ -28,8 +26,7 @@ std::vector<double> series_ns(Device device, const std::function<void()>& call, 
     const auto begin = Clock::now();
     for (int i = 0; i < calls; ++i) call();
     synchronize(device);
-    const std::chrono::duration<double, std::nano> t = Clock::now() - begin;
-    all.push_back(t.count() / calls);
+    all.push_back(1e9 * seconds_since(begin) / calls);
   }
   std::sort(all.begin(), all.end());
   return all;
@@ -110,8 +107,9 @@ size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
 
 }  // namespace
 
-double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& graph,
-                        const StepStats& recorded, Device device) {
+double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
+                        const std::vector<ProfileRow>& graph, const StepStats& recorded,
+                        Device device) {
   constexpr double most_dispatches = 8;  // Large operands, cold caches.
   // As this machine is now, like stream_excess(): beside others it is not always as fast.
   const LaunchCosts costs = launch_costs(device, true);
@@ -121,20 +119,20 @@ double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& g
   // through ops with a gradient and without.
   // What no dispatch takes is the function's own, and stays.
   const double more = std::max(1.0, costs.eager_ns - costs.plain_eager_ns),
-               share = (costs.match_ns - costs.plain_match_ns) / more, all = eager.between_us * 1e3,
+               share = (costs.match_ns - costs.plain_match_ns) / more, all = between_us * 1e3,
                of_one = std::min(all / ops, most_dispatches * costs.eager_ns),
                match = costs.plain_match_ns + share * (of_one - costs.plain_eager_ns);
   const double host_us = 1e-3 * (costs.step_ns + ops * std::max(0.0, match) + all - ops * of_one);
   const double excess = stream_excess(device);
   double same_us = 0, least_us = 0;
-  std::vector<bool> replaced(eager.rows.size(), true);
+  std::vector<bool> replaced(eager.size(), true);
   for (const ProfileRow& r : graph) {
     if (r.calls == 0) continue;
     const auto calls = static_cast<double>(r.calls);
     same_us += calls * 1e-3 * costs.graph_ns;
-    if (const size_t at = same_kernel(eager.rows, r); at < replaced.size()) {
+    if (const size_t at = same_kernel(eager, r); at < replaced.size()) {
       replaced[at] = false;
-      same_us += eager.rows[at].time.us * calls / static_cast<double>(eager.rows[at].calls);
+      same_us += eager[at].time.us * calls / static_cast<double>(eager[at].calls);
     } else {
       const TimeSplit t = at_limits(r, limits);
       least_us += calls * (t.compute_us + t.memory_us) * excess;
@@ -142,7 +140,7 @@ double predict_graph_us(const EagerCall& eager, const std::vector<ProfileRow>& g
   }
   double beyond_us = 0, replaced_us = 0;
   for (size_t k = 0; k < replaced.size(); ++k) {
-    const ProfileRow& r = eager.rows[k];
+    const ProfileRow& r = eager[k];
     if (!replaced[k] || r.calls == 0) continue;
     replaced_us += r.time.us;
     const double streams_us =

@@ -9,35 +9,30 @@ namespace brrr::graph {
 
 namespace {
 
-// What a step uses of one storage: what else lies there may change while the step runs.
-struct Window {
-  uint32_t value;  // Some value that lies in it; kNone: nothing does.
-  DType dtype;
-  size_t begin, end;  // Bytes.
-};
-
-Window window_of(const Recording& r, uint32_t storage, int64_t base) {
-  const Extent e = r.extent(storage);
-  if (e.value == kNone) return {kNone, kFloat32, 0, 0};
-  const DType t = r.value(e.value).dtype;
-  const int64_t begin = base * static_cast<int64_t>(itemsize(t));
-  return {e.value, t, static_cast<size_t>(begin + e.low), static_cast<size_t>(begin + e.high)};
+// What a step uses of one storage, from its beginning on: what else lies there may change while the
+// step runs.
+Extent extent_from(const Recording& r, uint32_t storage, int64_t base) {
+  Extent e = r.extent(storage);
+  if (e.value == kNone) return e;
+  const int64_t begin = base * static_cast<int64_t>(itemsize(r.value(e.value).dtype));
+  return {e.low + begin, e.high + begin, e.value};
 }
 
-std::vector<char> on_host(const Storage& s, const Window& w) {
-  std::vector<char> bytes(w.end - w.begin);
+std::vector<char> on_host(const Storage& s, const Extent& e, DType t) {
+  std::vector<char> bytes(static_cast<size_t>(e.high - e.low));
   backend(s.device.type)
-      .copy_to_host(bytes.data(), static_cast<const char*>(s.data) + w.begin, bytes.size());
-  unify_nans(w.dtype, bytes.data(), bytes.size() / itemsize(w.dtype));
+      .copy_to_host(bytes.data(), static_cast<const char*>(s.data) + e.low, bytes.size());
+  unify_nans(t, bytes.data(), bytes.size() / itemsize(t));
   return bytes;
 }
 
-// The first element of the window in which the two differ, or -1.
-int64_t first_difference(const Window& w, const Storage& a, const Storage& b) {
-  if (w.value == kNone) return -1;
-  const std::vector<char> x = on_host(a, w), y = on_host(b, w);
+// The first element in which the two differ there, or -1.
+int64_t first_difference(const Recording& r, const Extent& e, const Storage& a, const Storage& b) {
+  if (e.value == kNone) return -1;
+  const DType t = r.value(e.value).dtype;
+  const std::vector<char> x = on_host(a, e, t), y = on_host(b, e, t);
   const auto at = std::mismatch(x.begin(), x.end(), y.begin()).first;
-  return at == x.end() ? -1 : (at - x.begin()) / static_cast<int64_t>(itemsize(w.dtype));
+  return at == x.end() ? -1 : (at - x.begin()) / static_cast<int64_t>(itemsize(t));
 }
 
 }  // namespace
@@ -53,15 +48,15 @@ void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
     const Ref<Storage>& then = pass.first_seen()[k];
     if (!then) continue;
     const Binding& now = pass.bindings()[k];
-    const Window w = window_of(r, r.externals[k], now.base);
-    const int64_t at = first_difference(w, *then, *now.storage);
+    const Extent used = extent_from(r, r.externals[k], now.base);
+    const int64_t at = first_difference(r, used, *then, *now.storage);
     BRRR_CHECK(at < 0,
                "step: verify_every: while the function ran, element {} of {}, an input or state, "
                "was written by something that is no operation (through a pointer, or into a buffer "
                "that from_blob shows without a copy) after an operation had used it; graph mode "
                "reads such memory once, after the function: write it before the call, or with "
                "copy_()",
-               at, r.describe(w.value));
+               at, r.describe(used.value));
   }
 }
 
@@ -90,11 +85,11 @@ void StepCore::verify(Entry& e, Session& s) {
     backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
   }
   e.plan->run({bindings, s.pass.control().data(), s.survivors.data(), {}});
-  auto compare = [&](uint32_t storage, const Window& w, const Storage& got,
+  auto compare = [&](uint32_t storage, const Extent& e, const Storage& got,
                      const Storage& expected) {
-    const int64_t at = first_difference(w, got, expected);
+    const int64_t at = first_difference(r, e, got, expected);
     BRRR_CHECK(at < 0, "step: verify_every: replay and eager differ in {} of {}, element {}",
-               r.describe(w.value),
+               r.describe(e.value),
                r.storages[storage].origin == Origin::External
                    ? "an input or state"
                    : r.instrs[r.storages[storage].maker].op->name,
@@ -102,13 +97,14 @@ void StepCore::verify(Entry& e, Session& s) {
   };
   try {
     for (size_t k = 0; k < shadow.size(); ++k) {
-      const Window w = window_of(r, r.survivors[k], 0);
-      compare(r.survivors[k], w, *s.survivors[k], *shadow[k]);
+      compare(r.survivors[k], r.extent(r.survivors[k]), *s.survivors[k], *shadow[k]);
     }
     for (size_t k = 0; k < cloned.size(); ++k) {
-      Window w = window_of(r, r.externals[k], bindings[k].base);
-      if (written[k]) w.begin = 0, w.end = bindings[k].storage->bytes;  // Nothing else there, too.
-      compare(r.externals[k], w, *bindings[k].storage, *cloned[k].storage);
+      Extent e = extent_from(r, r.externals[k], bindings[k].base);
+      if (written[k]) {  // Nothing else there, too.
+        e.low = 0, e.high = static_cast<int64_t>(bindings[k].storage->bytes);
+      }
+      compare(r.externals[k], e, *bindings[k].storage, *cloned[k].storage);
     }
   } catch (...) {
     undo.restore();

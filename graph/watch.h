@@ -194,6 +194,7 @@ struct Profile::Watch final : Observer {
 
   // Figures are asked for: the time of what is queued is known once it has run.
   void settle() {
+    check_thread();
     if (away) return;  // All has been settled.
     charge(Clock::now());
     mark = Clock::now();
