@@ -247,12 +247,12 @@ class Engine : NotCopied {
   inline static thread_local std::vector<TensorImpl*> spare_made;
 };
 
-void run_engine(const std::vector<Tensor>& outputs, const std::vector<Tensor>& seeds,
-                GradOptions options, std::vector<Capture>* captures) {
+void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOptions options,
+                std::vector<Capture>* captures) {
   NoGradGuard no_grad;
   context.grad_enabled = options.create_graph;
   Engine engine(options, captures);
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  for (size_t i = 0; i < n; ++i) {
     if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
   }
   engine.run();
@@ -262,7 +262,7 @@ std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vect
                              const std::vector<Tensor>& seeds, GradOptions options) {
   std::vector<Capture> captures;
   for (const Tensor& t : inputs) captures.push_back({t.impl(), {}});
-  run_engine(outputs, seeds, options, &captures);
+  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &captures);
   std::vector<Tensor> grads;
   for (Capture& c : captures) grads.push_back(std::move(c.grad));
   return grads;
@@ -303,10 +303,8 @@ void Engine::differentiate_decomposition(VjpCall& v) {
     impls[i] = in[i].impl();
   }
   OpCall c(*n.op, impls.data(), n.n_in);
-  std::copy_n(n.attrs.v, n.attrs.n, c.attrs.v);
-  c.attrs.n = n.attrs.n;
-  c.attrs.dtype = n.attrs.dtype;
-  c.attrs.kinds = n.attrs.kinds;
+  c.attrs = n.attrs;
+  c.attrs.dynamic = 0;
   n.op->decompose(c, in.data());
   const std::vector<Tensor> outputs(c.out, c.out + c.n_out);
   const std::vector<Tensor> seeds(v.gout, v.gout + c.n_out);
@@ -367,17 +365,15 @@ std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outp
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs,
               GradOptions options) {
   options.retain_graph |= options.create_graph;
-  run_engine(outputs, make_seeds("backward", outputs, grad_outputs), options, nullptr);
+  const auto seeds = make_seeds("backward", outputs, grad_outputs);
+  run_engine(outputs.data(), seeds.data(), outputs.size(), options, nullptr);
 }
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
   BRRR_CHECK(defined(), "backward: the tensor is undefined");
   const Tensor seed = make_seed("backward", *this, gradient);
   check_any_requires_grad("backward", requires_grad());
-  NoGradGuard no_grad;
-  Engine engine({.retain_graph = retain_graph}, nullptr);
-  engine.seed(*this, seed);
-  engine.run();
+  run_engine(this, &seed, 1, {.retain_graph = retain_graph}, nullptr);
 }
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
