@@ -103,6 +103,8 @@ const std::map<std::string, std::string> kCompositions = {
     {"transpose", "permute"},
     {"reshape", "view, after a copy where that is needed"},
     {"flatten", "view"},
+    {"squeeze", "view"},
+    {"unsqueeze", "view"},
     {"chunk", "slice"},
     {"split", "slice"}};
 

@@ -56,41 +56,25 @@ IntList indexed_sizes(const OpCall& c) {
   return c.in[0] ? c.in[0]->size_list() : c.attrs.after<DimAttrs>();
 }
 
-void check_sum(const OpCall& c) {
-  const TensorImpl& src = *c.in[2];
+/// A sum has the dtype of src.
+void sum_infer(OpCall& c) {
+  OutMeta& m = c.meta[0];
+  m.dtype = c.in[2]->dtype;
+  m.device = c.in[2]->device;
+  m.sizes = indexed_sizes(c);
+}
+
+void scatter_add_infer(OpCall& c) {
+  const TensorImpl &index = *c.in[1], &src = *c.in[2];
   check_devices(c);
   BRRR_CHECK(src.dtype != kBool, "{}: no sums of bool; convert with to(dtype)", c.op->name);
   BRRR_CHECK(!c.in[0] || c.in[0]->dtype == src.dtype,
              "{}: dtypes differ: {} and src {}; convert one with to(dtype)", c.op->name,
              describe(c.in[0]), describe(&src));
-}
-
-void set_sum_meta(OpCall& c, const IntList& sizes) {
-  c.meta[0].dtype = c.in[2]->dtype;
-  c.meta[0].device = c.in[2]->device;
-  c.meta[0].sizes = sizes;
-}
-
-void scatter_add_infer(OpCall& c) {
-  const TensorImpl &index = *c.in[1], &src = *c.in[2];
-  check_sum(c);
-  const IntList sizes = indexed_sizes(c);
-  check_fits(c, index, sizes);
+  check_fits(c, index, indexed_sizes(c));
   BRRR_CHECK(index.same_shape(src), "scatter_add: index {} and src {} must have the same shape",
              to_string(index.size_list()), to_string(src.size_list()));
-  set_sum_meta(c, sizes);
-}
-
-void index_add_infer(OpCall& c) {
-  const TensorImpl &index = *c.in[1], &src = *c.in[2];
-  check_sum(c);
-  IntList sizes = indexed_sizes(c), expected = sizes;
-  BRRR_CHECK(index.ndim == 1 && sizes.size() > 0, "index_add: index {} must have one dim",
-             to_string(index.size_list()));
-  expected[dim_of(c.attrs)] = index.numel;
-  BRRR_CHECK(src.size_list() == expected, "index_add: src {} must be {}",
-             to_string(src.size_list()), to_string(expected));
-  set_sum_meta(c, sizes);
+  sum_infer(c);
 }
 
 void check_positions(const OpCall& c) {
@@ -117,11 +101,10 @@ Work pick_work(const OpCall& c) {
 }
 Work sum_work(const OpCall& c) { return {static_cast<double>(c.in[2]->numel), operand_bytes(c)}; }
 
-template <MakeWalk kWalk> OpSpec sum_spec(Infer infer, Vjp vjp, bool gradient_row) {
-  const auto run = [](OpCall& c) { accumulate(c, dim_of(c.attrs), kWalk); };
+OpSpec sum_spec(Infer infer, Vjp vjp, bool gradient_row) {
   return {.infer = infer,
           .check_values = check_positions,
-          .kernel = {{run}, {run}},
+          .kernel = {{accumulate}, {accumulate}},
           .scratch = sum_scratch,
           .work = sum_work,
           .vjp = vjp,
@@ -132,10 +115,10 @@ template <MakeWalk kWalk> OpSpec sum_spec(Infer infer, Vjp vjp, bool gradient_ro
 
 const OpDef scatter_add_row{"scatter_add",
                             "src added at the positions that index names along a dim",
-                            sum_spec<element_walk>(scatter_add_infer, sum_vjp<gather>, false)};
+                            sum_spec(scatter_add_infer, sum_vjp<gather>, false)};
 const OpDef index_add_row{"index_add",
                           "slices of src added to the slices that index names along a dim",
-                          sum_spec<slice_walk>(index_add_infer, sum_vjp<index_select>, true)};
+                          sum_spec(sum_infer, sum_vjp<index_select>, true)};
 
 // Of x at the picked positions: zeros with g added there.
 void gather_vjp(VjpCall& v) {
@@ -159,12 +142,10 @@ int embedding_cut(const OpCall& c, int operand, int64_t) {
   return operand == 0 ? kWhole : 0;
 }
 
-template <MakeWalk kWalk>
 OpSpec pick_spec(Infer infer, Vjp vjp, decltype(OpSpec::cut) cut = nullptr) {
-  const auto run = [](OpCall& c) { pick(c, dim_of(c.attrs), kWalk); };
   return {.infer = infer,
           .check_values = check_positions,
-          .kernel = {{run}, {run}},
+          .kernel = {{pick}, {pick}},
           .scratch = pick_scratch,
           .cut = cut,
           .work = pick_work,
@@ -173,11 +154,11 @@ OpSpec pick_spec(Infer infer, Vjp vjp, decltype(OpSpec::cut) cut = nullptr) {
 }
 
 const OpDef gather_row{"gather", "the elements that index names along a dim",
-                       pick_spec<element_walk>(gather_infer, gather_vjp)};
+                       pick_spec(gather_infer, gather_vjp)};
 const OpDef index_select_row{"index_select", "the slices that index names along a dim",
-                             pick_spec<slice_walk>(select_infer, slices_vjp)};
+                             pick_spec(select_infer, slices_vjp)};
 const OpDef embedding_row{"embedding", "the rows of a table that ids name",
-                          pick_spec<slice_walk>(embedding_infer, slices_vjp, embedding_cut)};
+                          pick_spec(embedding_infer, slices_vjp, embedding_cut)};
 
 // An id that is out of range is the place of no element: zeros where a GPU has noted it.
 const NumberOp one_hot_row{

@@ -13,6 +13,31 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
 
+/// How the index walks along with the tensors: an index of the small tensor's shape names elements,
+/// any other slices along `dim`, which may be several dims of the small tensor then: those of the
+/// index of an embedding.
+Walk walk_of(const TensorImpl& big, const TensorImpl& small, const TensorImpl& index,
+             const int64_t* positions, int dim) {
+  Walk w;
+  w.dim = -1;
+  w.at = positions;
+  const bool elements = index.same_shape(small);
+  const IntList steps = contiguous_strides(small.size_list());
+  const int extra = small.ndim - big.ndim;  // The small tensor is contiguous if there are any.
+  for (int d = 0; d < big.ndim; ++d) {
+    const int own = d < dim ? d : d + extra;
+    if (d != dim) {
+      w.push(small.sizes[own], big.strides[d], small.strides[own], elements ? steps[own] : 0,
+             false);
+    } else {
+      w.push(elements ? small.sizes[d] : index.numel, big.strides[d],
+             own < dim ? 0 : small.strides[own], elements ? steps[d] : 1, true);
+    }
+  }
+  if (big.ndim == 0) w.push(1, 1, 1, 1, true);
+  return w;
+}
+
 /// small = big.
 struct Move {
   template <class T> static void one(const T& big, T& small) { small = big; }
@@ -126,16 +151,18 @@ DenseInput index_of(const OpCall& c) {
 
 }  // namespace
 
-void pick(OpCall& c, int dim, MakeWalk make_walk) {
+void pick(OpCall& c) {
   const TensorImpl& x = *c.in[0];
+  const int dim = dim_of(c.attrs);
   TensorImpl& out = *c.out[0].impl();
   if (out.numel == 0) return;
   const DenseInput index = index_of(c);
-  const Walk w = make_walk(x, out, index.as<int64_t>(), dim);
+  const Walk w = walk_of(x, out, *c.in[1], index.as<int64_t>(), dim);
   out.device == kCPU ? move(w, x, out) : pick_cuda(c, w, x, out, dim);
 }
 
-void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
+void accumulate(OpCall& c) {
+  const int dim = dim_of(c.attrs);
   TensorImpl& out = *c.out[0].impl();
   const TensorImpl *base = c.in[0], *src = c.in[2];
   const DenseInput index = index_of(c);
@@ -154,7 +181,7 @@ void accumulate(OpCall& c, int dim, MakeWalk make_walk) {
     copy_now(sum, *base);
   }
   if (src->numel > 0) {
-    const Walk w = make_walk(sum, *src, index.as<int64_t>(), dim);
+    const Walk w = walk_of(sum, *src, *c.in[1], index.as<int64_t>(), dim);
     on_cpu ? add(w, sum, *src) : add_cuda(c, w, sum, *src, dim);
   }
   if (narrow) copy_now(out, sum);

@@ -64,16 +64,8 @@ template <> struct UnitOf<8> { using type = unsigned long; };
 template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
 )";
 
-/// out = left right. Shapes are matmul's (one or more dims, batch dims broadcast); `out` is
-/// contiguous.
-void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out,
-              Share share = Share::All, void* kept = nullptr);
-/// How multiply() is cut into parts (see OpSpec::cut); its operands are left, right and out.
-int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out, int operand,
-                int64_t parts);
-/// What its parts can keep (see OpSpec::keeps), of the operands of one.
-int64_t product_keeps(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out);
-/// Bytes of the copies that multiply() makes on the CPU.
-int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out);
+/// A row of matrix products on any device: its first operand times its second, or the transpose of
+/// that, shapes as matmul's.
+OpSpec product_spec(bool transposed, void (*infer)(OpCall&), void (*vjp)(VjpCall&));
 
 }  // namespace brrr

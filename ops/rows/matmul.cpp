@@ -91,51 +91,10 @@ void linear_vjp(VjpCall& v) {
   if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
 }
 
-// The right factor: of linear, whose weight is [out, in], its transpose.
-template <bool transposed> Tensor right_of(const OpCall& c) {
-  const TensorImpl& w = *c.in[1];
-  if (!transposed) return Tensor(Ref<TensorImpl>::share(c.in[1]));
-  return memory_view(w, {w.sizes[1], w.sizes[0]}, {w.strides[1], w.strides[0]}, w.offset);
-}
-template <bool transposed> void run_product(OpCall& c) {
-  multiply(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl(), c.share, c.kept);
-}
-template <bool transposed> int cut_product(const OpCall& c, int operand, int64_t parts) {
-  const Tensor right = right_of<transposed>(c);
-  const int cut = product_cut(*c.in[0], *right.impl(), *c.out[0].impl(), operand, parts);
-  return transposed && operand == 1 && cut >= 0 ? 1 - cut : cut;  // The weight's own dim.
-}
-template <bool transposed> int64_t keeps_of_product(const OpCall& c) {
-  return product_keeps(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl());
-}
-template <bool transposed> int64_t scratch_of_product(const OpCall& c) {
-  return product_scratch(*c.in[0], *right_of<transposed>(c).impl(), *c.out[0].impl());
-}
-
-// Two operations for each pair of factors.
-Work product_work(const OpCall& c) {
-  const TensorImpl& a = *c.in[0];
-  const auto length = static_cast<double>(a.sizes[a.ndim - 1]);
-  return {2 * length * static_cast<double>(c.out[0].numel()), operand_bytes(c), c.out[0].dtype(),
-          true};
-}
-
-template <bool transposed> OpSpec product_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
-  return {.infer = infer,
-          .kernel = {{run_product<transposed>}, {run_product<transposed>}},
-          .scratch = scratch_of_product<transposed>,
-          .cut = cut_product<transposed>,
-          .keeps = keeps_of_product<transposed>,
-          .work = product_work,
-          .vjp = vjp,
-          .saves_inputs = 0b11,
-          .autocast = Autocast::Round};
-}
-
 const OpDef matmul_row{"matmul", "matrix product; batch dims broadcast",
-                       product_spec<false>(matmul_infer, matmul_vjp)};
+                       product_spec(false, matmul_infer, matmul_vjp)};
 const OpDef linear_row{"linear", "x W^T over the last dim",
-                       product_spec<true>(linear_infer, linear_vjp)};
+                       product_spec(true, linear_infer, linear_vjp)};
 
 }  // namespace
 

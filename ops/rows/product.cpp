@@ -18,9 +18,15 @@ struct Operand {
   const TensorImpl* t;
   int64_t rows, cols, row_stride, col_stride;
   int64_t batch_stride[kMaxDims];
-  Tensor copy;  ///< What `t` points to where the input's own memory would not do.
+  Tensor copy;  ///< What `t` points to where the input as it is would not do.
 
   Operand(const TensorImpl& from, bool is_left) { set(from, is_left); }
+  /// The right operand of a call, or its transpose.
+  Operand(const OpCall& c, bool transposed) : Operand(*c.in[1], false) {
+    if (!transposed) return;
+    copy = memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset);
+    set(*copy.impl(), false);
+  }
   void set(const TensorImpl& from, bool is_left) {
     t = &from;
     const int n = from.ndim;
@@ -294,12 +300,11 @@ void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
   set_batch(o, out, dims);
 }
 
-}  // namespace
-
-void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, Share share,
-              void* kept) {
+void multiply(OpCall& call, bool transposed) {
+  const TensorImpl &left = *call.in[0], &right = *call.in[1];
+  TensorImpl& out = *call.out[0].impl();
   if (out.numel == 0) return;
-  Operand a(left, true), b(right, false);
+  Operand a(left, true), b(call, transposed);
   const DType dtype = product_dtype(out);
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
   if (!readable(b)) make_copy(b, false);
@@ -313,7 +318,7 @@ void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, 
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
   char* c = scratch.defined() ? scratch.impl()->data() : out.data();
   if (batch_dims == 0) {
-    product(a, b, dtype, c, share, kept);
+    product(a, b, dtype, c, call.share, call.kept);
   } else {
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
@@ -329,11 +334,13 @@ void multiply(const TensorImpl& left, const TensorImpl& right, TensorImpl& out, 
   if (scratch.defined()) copy_now(out, *scratch.impl());
 }
 
-int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out) {
+/// Bytes of the copies that multiply() makes on the CPU.
+int64_t product_scratch(const OpCall& c, bool transposed) {
+  const TensorImpl &left = *c.in[0], &right = *c.in[1], &out = *c.out[0].impl();
   auto copy_of = [](const TensorImpl& t) {
     return scratch_for(t.numel, static_cast<int64_t>(itemsize(product_dtype(t))));
   };
-  Operand a(left, true), b(right, false);
+  Operand a(left, true), b(c, transposed);
   int64_t bytes = readable(b) ? 0 : copy_of(right);
   if (right.ndim <= 2 && left.ndim > 2) {
     bytes += left.dtype != product_dtype(out) ? copy_of(left) : 0;
@@ -345,9 +352,9 @@ int64_t product_scratch(const TensorImpl& left, const TensorImpl& right, const T
 }
 
 // By rows of the left operand or, where it is a transposed matrix, by terms of the sums.
-int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out, int operand,
-                int64_t parts) {
-  Operand a(left, true), b(right, false);
+int product_cut(const OpCall& c, bool transposed, int operand, int64_t parts) {
+  const TensorImpl &left = *c.in[0], &right = *c.in[1], &out = *c.out[0].impl();
+  Operand a(left, true), b(c, transposed);
   if (left.device != kCPU || left.ndim < 2 || right.ndim != 2 || out.numel == 0) return kUncut;
   const bool terms = is_cut_by_terms(left);
   if (!readable(b) || (terms ? !readable(a) || out.dtype != left.dtype : !join_rows(a))) {
@@ -357,15 +364,44 @@ int product_cut(const TensorImpl& left, const TensorImpl& right, const TensorImp
   if (!is_floating(dtype)) return kUncut;
   const Gemm g = gemm_of(a, b, dtype, nullptr);
   if (!backend(DeviceType::CPU).is_chain(g) || (terms ? g.k : g.m) % parts != 0) return kUncut;
-  const int by_rows[] = {0, kWhole, 0}, by_terms[] = {1, 0, kSum};
+  const int by_rows[] = {0, kWhole, 0}, by_terms[] = {1, transposed ? 1 : 0, kSum};
   return (terms ? by_terms : by_rows)[operand];
 }
 
 // The right operand, packed, where parts are rows of the left one.
-int64_t product_keeps(const TensorImpl& left, const TensorImpl& right, const TensorImpl& out) {
-  Operand a(left, true), b(right, false);
+int64_t product_keeps(const OpCall& c, bool transposed) {
+  const TensorImpl &left = *c.in[0], &out = *c.out[0].impl();
+  Operand a(left, true), b(c, transposed);
   if (is_cut_by_terms(left) || !readable(b) || !join_rows(a)) return 0;
   return backend(DeviceType::CPU).packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
+}
+
+// Two operations for each pair of factors.
+Work product_work(const OpCall& c) {
+  const TensorImpl& a = *c.in[0];
+  const auto length = static_cast<double>(a.sizes[a.ndim - 1]);
+  return {2 * length * static_cast<double>(c.out[0].numel()), operand_bytes(c), c.out[0].dtype(),
+          true};
+}
+
+template <bool transposed> OpSpec spec_of(void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
+  const auto run = [](OpCall& c) { multiply(c, transposed); };
+  return {.infer = infer,
+          .kernel = {{run}, {run}},
+          .scratch = [](const OpCall& c) { return product_scratch(c, transposed); },
+          .cut = [](const OpCall& c, int operand,
+                    int64_t parts) { return product_cut(c, transposed, operand, parts); },
+          .keeps = [](const OpCall& c) { return product_keeps(c, transposed); },
+          .work = product_work,
+          .vjp = vjp,
+          .saves_inputs = 0b11,
+          .autocast = Autocast::Round};
+}
+
+}  // namespace
+
+OpSpec product_spec(bool transposed, void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
+  return (transposed ? spec_of<true> : spec_of<false>)(infer, vjp);
 }
 
 }  // namespace brrr

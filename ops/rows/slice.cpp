@@ -17,9 +17,6 @@ struct SliceAttrs {
 struct SelectAttrs {
   int64_t dim, index;
 };
-struct SliceGradAttrs {
-  int64_t dim, start, step;
-};  // The input's sizes follow.
 
 void slice_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
@@ -48,27 +45,23 @@ const OpDef select_row{"select", "one index of a dim, which goes away",
                        view_spec(select_shape, select_vjp)};
 
 // --- the gradient: zeros of the input's shape with g written where the view was. A row of its own,
-// so that it is out of place and differentiable.
+// so that it is out of place and differentiable. The input's sizes follow the slice's words.
 
-void slice_grad_infer(OpCall& c) {
-  set_meta(c, 0, c.in[0]->dtype, c.attrs.after<SliceGradAttrs>());
-}
+void slice_grad_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.attrs.after<SliceAttrs>()); }
 
 void write_slice(OpCall& c) {
   const TensorImpl& out = *c.out[0].impl();
-  const auto a = c.attrs.as<SliceGradAttrs>();
+  const auto a = c.attrs.as<SliceAttrs>();
   fill_zero(out);
   copy_into_part(out, *c.in[0], static_cast<int>(a.dim), a.start, a.step);
 }
 
 int slice_grad_cut(const OpCall& c, int, int64_t) {
-  return c.attrs.as<SliceGradAttrs>().dim > 0 ? 0 : kUncut;
+  return c.attrs.as<SliceAttrs>().dim > 0 ? 0 : kUncut;
 }
 
 void slice_grad_vjp(VjpCall& v) {
-  const auto a = v.attrs().as<SliceGradAttrs>();
-  const int64_t length = v.meta(0).sizes[static_cast<int>(a.dim)];
-  v.gin[0] = call(slice_row, {v.gout[0]}, SliceAttrs{a.dim, a.start, length, a.step});
+  v.gin[0] = call(slice_row, {v.gout[0]}, v.attrs().as<SliceAttrs>());
 }
 
 const OpDef slice_grad_row{"slice_backward",
@@ -82,14 +75,12 @@ const OpDef slice_grad_row{"slice_backward",
                             .gradient_row = true}};
 
 void slice_vjp(VjpCall& v) {
-  const auto a = v.attrs().as<SliceAttrs>();
-  v.gin[0] =
-      call(slice_grad_row, {v.gout[0]}, SliceGradAttrs{a.dim, a.start, a.step}, v.meta(0).sizes);
+  v.gin[0] = call(slice_grad_row, {v.gout[0]}, v.attrs().as<SliceAttrs>(), v.meta(0).sizes);
 }
 
 void select_vjp(VjpCall& v) {
   const auto a = v.attrs().as<SelectAttrs>();
-  v.gin[0] = call(slice_grad_row, {v.gout[0].unsqueeze(a.dim)}, SliceGradAttrs{a.dim, a.index, 1},
+  v.gin[0] = call(slice_grad_row, {v.gout[0].unsqueeze(a.dim)}, SliceAttrs{a.dim, a.index, 1, 1},
                   v.meta(0).sizes);
 }
 

@@ -74,21 +74,6 @@ void expand_shape(OpCall& c) {
   }
 }
 
-void unsqueeze_shape(OpCall& c) {
-  OutMeta& m = view_meta(c);
-  const int d = dim_of(c.attrs);
-  const int64_t stride = d < m.sizes.size() ? m.sizes[d] * m.strides[d] : 1;
-  m.sizes.insert(d, 1);
-  m.strides.insert(d, stride);
-}
-
-void squeeze_shape(OpCall& c) {
-  OutMeta& m = view_meta(c);
-  const int d = dim_of(c.attrs);
-  m.sizes.erase(d);
-  m.strides.erase(d);
-}
-
 // Sizes and strides follow.
 struct AsStridedAttrs {
   int64_t shift;  ///< From the tensor's own offset: a recorded step's inputs move.
@@ -138,10 +123,6 @@ const OpDef view_row{"view", "other sizes over the same elements",
                      view_spec(view_shape, reshape_vjp)};
 const OpDef expand_row{"expand", "dims of size 1 repeated without a copy",
                        view_spec(expand_shape, expand_vjp)};
-const OpDef unsqueeze_row{"unsqueeze", "a new dim of size 1",
-                          view_spec(unsqueeze_shape, reshape_vjp)};
-const OpDef squeeze_row{"squeeze", "a dim of size 1 removed",
-                        view_spec(squeeze_shape, reshape_vjp)};
 const OpDef as_strided_row{"as_strided", "any strides over the storage",
                            view_spec(as_strided_shape, nullptr)};
 
@@ -238,14 +219,18 @@ Tensor Tensor::expand(const IntList& wanted) const {
 }
 
 Tensor Tensor::unsqueeze(int64_t d) const {
-  return call(unsqueeze_row, {*this},
-              DimAttrs{wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1)});
+  const int at = wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1);
+  IntList sizes = this->sizes();
+  sizes.insert(at, 1);
+  return call(view_row, {*this}, sizes);
 }
 
 Tensor Tensor::squeeze(int64_t d) const {
   const int at = wrap_dim("squeeze", d, static_cast<int>(dim()));
   if (dim() == 0 || size(at) != 1) return *this;
-  return call(squeeze_row, {*this}, DimAttrs{at});
+  IntList sizes = this->sizes();
+  sizes.erase(at);
+  return call(view_row, {*this}, sizes);
 }
 
 Tensor Tensor::flatten(int64_t start, int64_t end) const {
