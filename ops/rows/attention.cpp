@@ -26,38 +26,15 @@ using enum attention::Operand;
 
 // --- kernels -------------------------------------------------------------------------------------
 
-template <class T> RowMatrix<T> matrix(const MatrixInput& m, int64_t head) {
-  return {m.at<T>(head), m.row()};
-}
-
-template <class T>
-AttentionHead<T> head_of(const AttentionOperands& o, int64_t i, const DropoutDraw* dropout) {
-  return {.queries = o.queries,
-          .keys = o.keys,
-          .width = o.width,
-          .depth = o.depth,
-          .q = matrix<T>(o.q, i),
-          .k = matrix<T>(o.k, i),
-          .v = matrix<T>(o.v, i),
-          .allowed = o.bool_mask ? o.mask.at<uint8_t>(i) : nullptr,
-          .bias = o.bool_mask ? nullptr : o.mask.at<T>(i),
-          .mask_row = o.mask.row(),
-          .mask_col = o.mask.col(),
-          .causal = o.causal,
-          .scale = static_cast<T>(o.scale),
-          .dropout = dropout,
-          .element = i * o.queries * o.keys};
-}
-
 std::optional<DropoutDraw> dropout_of(const OpCall& c) {
   const TensorImpl* key = c.in[Key];
   if (!key) return std::nullopt;
   const auto* words = reinterpret_cast<const int64_t*>(key->data());
-  const int64_t pair[] = {words[0], words[key->strides[0]]};
-  return DropoutDraw(pair, c.attrs.as<AttentionAttrs>().dropout);
+  const DropoutRate rate(c.attrs.as<AttentionAttrs>().dropout);
+  return DropoutDraw{rate, words[0], words[key->strides[0]]};
 }
 
-// f(T{}, head, dropout) for all heads, one task each where that pays.
+// f(T{}, head, its number) for all heads, one task each where that pays.
 template <class F>
 void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const F& f) {
   const auto draw = dropout_of(c);
@@ -68,7 +45,7 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
     using T = Lane<decltype(v)>;
     parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        AttentionHead<T> head = head_of<T>(o, i, draw ? &*draw : nullptr);
+        AttentionHead<T> head(o, i, draw ? &*draw : nullptr);
         if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
         f(T{}, head, i);
       }
@@ -82,7 +59,7 @@ struct HeadsOutput : DenseOutput {
       : DenseOutput(t, compute),
         view(heads_view(memory(), attrs)),
         matrices(view.impl(), compute) {}
-  template <class T> RowOutput<T> of(int64_t head) const {
+  template <class T> RowMatrix<T> of(int64_t head) const {
     return {const_cast<T*>(matrices.at<T>(head)), matrices.row()};
   }
   Tensor view;
@@ -112,8 +89,8 @@ void attention_backward_cpu(OpCall& c) {
   for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
     using T = decltype(t);
     attention_backward<T>(head,
-                          {.g = matrix<T>(o.g, i),
-                           .out = matrix<T>(o.out, i),
+                          {.g = matrix_of<T>(o.g, i),
+                           .out = matrix_of<T>(o.out, i),
                            .max = max.as<T>() + i * o.queries,
                            .sum = sum.as<T>() + i * o.queries,
                            .dq = dq.of<T>(i),

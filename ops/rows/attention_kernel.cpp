@@ -47,11 +47,12 @@ template <class T> class Transposed {
   Transposed(int64_t cols, T* room) {
     if (cols > kWide) at_ = room;
   }
-  const T* fill(const RowMatrix<T>& from, int64_t row, int64_t rows, int64_t cols, int64_t lanes) {
+  const T* fill(const RowMatrix<const T>& from, int64_t row, int64_t rows, int64_t cols,
+                int64_t lanes) {
     for (int64_t j = 0; rows < lanes && j < cols; ++j) {
       std::fill(at_ + j * lanes + rows, at_ + (j + 1) * lanes, T(0));
     }
-    tile::transpose(from.data + row * from.row, from.row, rows, cols, at_, lanes, false);
+    tile::transpose(from.at(row), from.row, rows, cols, at_, lanes, false);
     return at_;
   }
 
@@ -133,10 +134,7 @@ template <class T> void fill_keep(const AttentionHead<T>& h, const Place& p, Spr
   to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = h.element + (p.row + r) * h.keys + p.col, skip = at % 16;
     for (int64_t j = 0; j < skip + n; j += 16) {
-      if constexpr (sizeof(T) == 4)
-        vx::store(row + j, h.dropout->mask(at - skip + j));
-      else
-        vx::store(row + j, h.dropout->mask64(at - skip + j));
+      vx::store(row + j, h.dropout->template mask<Vec<T>>(at - skip + j));
     }
     if (skip) std::copy(row + skip, row + skip + n, row);
   });
@@ -179,11 +177,11 @@ BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Place& p, int64
 // The tile: products of its keys, or values, with the queries' columns q: [cols, width] x [width,
 // lanes].
 template <class T>
-void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<T>& a, const T* q,
+void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<const T>& a, const T* q,
               int64_t width, T* s) {
   for_keys(h, p, [&](int64_t key, int64_t n, int64_t lane) {
     const int64_t from = lane / 16 * 16;
-    const T* left = a.data + (p.col + key) * a.row;
+    const T* left = a.at(p.col + key);
     product<T>(
         {width, left, a.row, 1, q + from, p.lanes, s + key * p.lanes + from, p.lanes, 0, false}, n,
         p.lanes - from);
@@ -192,8 +190,8 @@ void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<T>& a, 
 
 // C (+)= S B, where S is the tile by queries: [rows, cols] x [cols, n].
 template <class T>
-void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b,
-                const RowOutput<T>& c, int64_t n, bool add) {
+void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<const T>& b,
+                const RowMatrix<T>& c, int64_t n, bool add) {
   const int64_t group = h.causal ? kTogether : p.rows;
   for (int64_t lane = 0; lane < p.rows; lane += group) {
     const int64_t keys = seen(h, p, lane, group);
@@ -206,10 +204,10 @@ void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const Row
 // C (+)= S B, where S is the tile by keys: [cols, rows] x [rows, n]. The first `known` rows of C
 // are added to.
 template <class T>
-void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<T>& b,
-             const RowOutput<T>& c, int64_t n, int64_t known) {
+void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<const T>& b,
+             const RowMatrix<T>& c, int64_t n, int64_t known) {
   for_keys(h, p, [&](int64_t key, int64_t keys, int64_t lane) {
-    const T *a = s + key * p.lanes + lane, *right = b.data + lane * b.row;
+    const T *a = s + key * p.lanes + lane, *right = b.at(lane);
     product<T>({p.rows - lane, a, p.lanes, 1, right, b.row, c.at(key), c.row, 0, key < known}, keys,
                n);
   });
@@ -217,18 +215,14 @@ void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMat
 
 // --- forward -------------------------------------------------------------------------------------
 
-template <class T> BRRR_VX void scale_row(T* x, T factor, int64_t n) {
+template <class T> void scale_row(T* x, T factor, int64_t n) {
   using V = Vec<T>;
-  const V by = vx::splat(factor);
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) vx::store(x + i, vx::load(x + i) * by);
-  if (i < n) {
-    const int lanes = static_cast<int>(n - i);
-    vx::store_n(x + i, vx::load_n(x + i, lanes) * by, lanes);
-  }
+  map_row(n, [x, by = vx::splat(factor)](int64_t i, int lanes) {
+    put<V>(x + i, take<V>(x + i, lanes) * by, lanes);
+  });
 }
 
-template <class T> void clear(const RowOutput<T>& c, int64_t rows, int64_t n) {
+template <class T> void clear(const RowMatrix<T>& c, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r) std::fill_n(c.at(r), n, T(0));
 }
 
@@ -267,7 +261,7 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
 }  // namespace
 
 template <class T>
-void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* sum) {
+void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* sum) {
   alignas(64) T s[kQueries * kKeys];
   Transposed<T> queries(h.width, h.room);
   Modifiers<T> by;
@@ -276,7 +270,7 @@ void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* s
     const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
     const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
     const T* q = queries.fill(h.q, row, rows, h.width, lanes);
-    const RowOutput<T> o{out.at(row), out.row};
+    const RowMatrix<T> o{out.at(row), out.row};
     std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
     std::fill_n(now.sum, kQueries, T(0));
     if (keys == 0) clear(o, rows, h.depth);
@@ -286,8 +280,7 @@ void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* s
       by.fill(h, p);
       weigh(h, p, by, s, now);
       for (int64_t r = 0; col && r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
-      const T* v = h.v.data + col * h.v.row;
-      by_queries(h, p, s, {v, h.v.row}, o, h.depth, col > 0);
+      by_queries(h, p, s, {h.v.at(col), h.v.row}, o, h.depth, col > 0);
     }
     for (int64_t lane = 0; lane < lanes; lane += 16) {
       vx::store(now.fade + lane, vx::inverse(vx::load(now.sum + lane)));
@@ -306,7 +299,7 @@ namespace {
 // no tile holds all of a query's weights.
 template <class T> void along_weights(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
   for (int64_t i = 0; i < h.queries; ++i) {
-    const T *g = d.g.data + i * d.g.row, *o = d.out.data + i * d.out.row;
+    const T *g = d.g.at(i), *o = d.out.at(i);
     d.along[i] = sum_row<Vec<T>>(h.depth, [=](int64_t j, int lanes) {
       return take<Vec<T>>(g + j, lanes) * take<Vec<T>>(o + j, lanes);
     });
@@ -354,31 +347,29 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
   if (h.keys == 0) clear(d.dq, h.queries, h.width);
   if (h.keys > kKeys) along_weights(h, d);
   for (int64_t col = 0; col < h.keys; col += kKeys) {
-    const RowOutput<T> dk{d.dk.at(col), d.dk.row}, dv{d.dv.at(col), d.dv.row};
+    const RowMatrix<T> dk{d.dk.at(col), d.dk.row}, dv{d.dv.at(col), d.dv.row};
     int64_t known = 0;  // Keys of these that have gradients already.
     for (int64_t row = h.causal ? col : 0; row < h.queries; row += kQueries) {
       const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
       const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
-      const T *q = h.q.data + row * h.q.row, *g = d.g.data + row * d.g.row;
       by_pairs(h, p, h.k, queries.fill(h.q, row, rows, h.width, lanes), h.width, s);
       by_pairs(h, p, h.v, gradients.fill(d.g, row, rows, h.depth, lanes), h.depth, ds);
       by.fill(h, p);
       weigh_backward(h, d, p, by, s, ds);
-      by_keys(h, p, s, {g, d.g.row}, dv, h.depth, known);
-      by_keys(h, p, ds, {q, h.q.row}, dk, h.width, known);
-      by_queries(h, p, ds, {h.k.data + col * h.k.row, h.k.row}, {d.dq.at(row), d.dq.row}, h.width,
-                 col > 0);
+      by_keys(h, p, s, {d.g.at(row), d.g.row}, dv, h.depth, known);
+      by_keys(h, p, ds, {h.q.at(row), h.q.row}, dk, h.width, known);
+      by_queries(h, p, ds, {h.k.at(col), h.k.row}, {d.dq.at(row), d.dq.row}, h.width, col > 0);
       known = p.cols;
     }
     const int64_t unseen = std::min(kKeys, h.keys - col) - known;
-    clear(RowOutput<T>{dk.at(known), dk.row}, unseen, h.width);
-    clear(RowOutput<T>{dv.at(known), dv.row}, unseen, h.depth);
+    clear(RowMatrix<T>{dk.at(known), dk.row}, unseen, h.width);
+    clear(RowMatrix<T>{dv.at(known), dv.row}, unseen, h.depth);
   }
 }
 
-template void attention_forward(const AttentionHead<float>&, RowOutput<float>, float*, float*);
-template void attention_forward(const AttentionHead<double>&, RowOutput<double>, double*, double*);
+template void attention_forward(const AttentionHead<float>&, RowMatrix<float>, float*, float*);
+template void attention_forward(const AttentionHead<double>&, RowMatrix<double>, double*, double*);
 template void attention_backward(const AttentionHead<float>&, const AttentionGradient<float>&);
 template void attention_backward(const AttentionHead<double>&, const AttentionGradient<double>&);
 

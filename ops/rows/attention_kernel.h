@@ -114,15 +114,13 @@ struct AttentionOperands : AttentionSizes {
 
 /// A matrix whose rows are contiguous and `row` elements apart.
 template <class T> struct RowMatrix {
-  const T* data;
-  int64_t row;
-};
-
-template <class T> struct RowOutput {
   T* data;
   int64_t row;
   T* at(int64_t k) const { return data + k * row; }
 };
+template <class T> RowMatrix<const T> matrix_of(const MatrixInput& m, int64_t head) {
+  return {m.at<T>(head), m.row()};
+}
 
 /// The CPU's kernels transpose kQueries rows at a time: on the stack, or where a head is wider than
 /// kWide in AttentionHead::room.
@@ -132,27 +130,40 @@ constexpr int64_t attention_room(int64_t width, int64_t depth) {
   return width > kWide || depth > kWide ? kQueries * (width + depth) : 0;
 }
 
-template <class T> struct AttentionHead {
-  int64_t queries, keys, width, depth;
-  RowMatrix<T> q, k, v;              ///< [queries, width], [keys, width], [keys, depth]
-  const uint8_t* allowed = nullptr;  ///< Of each score whether it counts, or
-  const T* bias = nullptr;           ///< what is added to it, or neither.
-  int64_t mask_row = 0, mask_col = 0;
+template <class T> struct AttentionHead : AttentionSizes {
+  RowMatrix<const T> q, k, v;  ///< [queries, width], [keys, width], [keys, depth]
+  const uint8_t* allowed;      ///< Of each score whether it counts, or
+  const T* bias;               ///< what is added to it, or neither.
+  int64_t mask_row, mask_col;
   bool causal;
   T scale;
   T* room = nullptr;  ///< attention_room() elements, if any.
-  const DropoutDraw* dropout = nullptr;
-  int64_t element = 0;  ///< Of the dropout mask's elements the head's first.
+  const DropoutDraw* dropout;
+  int64_t element;  ///< Of the dropout mask's elements the head's first.
+
+  AttentionHead(const AttentionOperands& o, int64_t head, const DropoutDraw* draw)
+      : AttentionSizes(o),
+        q(matrix_of<T>(o.q, head)),
+        k(matrix_of<T>(o.k, head)),
+        v(matrix_of<T>(o.v, head)),
+        allowed(o.bool_mask ? o.mask.at<uint8_t>(head) : nullptr),
+        bias(o.bool_mask ? nullptr : o.mask.at<T>(head)),
+        mask_row(o.mask.row()),
+        mask_col(o.mask.col()),
+        causal(o.causal),
+        scale(static_cast<T>(o.scale)),
+        dropout(draw),
+        element(head * queries * keys) {}
 };
 
 /// out [queries, depth]; max and sum [queries] are what backward needs of each row's softmax.
 template <class T>
-void attention_forward(const AttentionHead<T>& h, RowOutput<T> out, T* max, T* sum);
+void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* sum);
 
 template <class T> struct AttentionGradient {
-  RowMatrix<T> g, out;  ///< [queries, depth]
+  RowMatrix<const T> g, out;  ///< [queries, depth]
   const T *max, *sum;
-  RowOutput<T> dq, dk, dv;
+  RowMatrix<T> dq, dk, dv;
   T* along;  ///< Room for [queries].
 };
 template <class T>

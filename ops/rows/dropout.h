@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/vocabulary/num.h"
 #include "ops/vocabulary/vec_draw.h"
 
 namespace brrr {
@@ -21,17 +22,12 @@ struct DropoutRate {
 /// One draw's mask.
 struct DropoutDraw : DropoutRate {
   int64_t seed, number;
-  /// From the two words of a draw.
-  DropoutDraw(const int64_t* words, double p) : DropoutRate(p), seed(words[0]), number(words[1]) {}
 
   /// Elements i .. i + 15.
-  vx::f32 mask(int64_t i) const {
-    return vx::where(keeps(i), vx::splat(static_cast<float>(kept)), vx::f32{});
+  template <class V> V mask(int64_t i) const {
+    const vx::b16 keeps = vx::draw_keeps<vx::Line>(limit, seed, number, {i, 1});
+    return vx::where(keeps, vx::splat(static_cast<Lane<V>>(kept)), V{});
   }
-  vx::f64 mask64(int64_t i) const { return vx::where(keeps(i), vx::splat(kept), vx::f64{}); }
-
- private:
-  vx::b16 keeps(int64_t i) const { return vx::draw_keeps<vx::Line>(limit, seed, number, {i, 1}); }
 };
 
 }  // namespace brrr
