@@ -16,18 +16,19 @@ namespace {
 /// batch dims (0 where it is broadcast).
 struct Operand {
   const TensorImpl* t;
+  bool is_left;
   int64_t rows, cols, row_stride, col_stride;
   int64_t batch_stride[kMaxDims];
   Tensor copy;  ///< What `t` points to where the input as it is would not do.
 
-  Operand(const TensorImpl& from, bool is_left) { set(from, is_left); }
+  Operand(const TensorImpl& from, bool left) : is_left(left) { set(from); }
   /// The right operand of a call, or its transpose.
   Operand(const OpCall& c, bool transposed) : Operand(*c.in[1], false) {
     if (!transposed) return;
     copy = memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset);
-    set(*copy.impl(), false);
+    set(*copy.impl());
   }
-  void set(const TensorImpl& from, bool is_left) {
+  void set(const TensorImpl& from) {
     t = &from;
     const int n = from.ndim;
     if (n >= 2) {
@@ -68,7 +69,7 @@ DType product_dtype(const TensorImpl& t) {
 /// Contiguous memory of the operand's shape in its product dtype. A transposed matrix stays one
 /// (unless its rows will be joined): the product's bits depend on that, and must not depend on
 /// whether a copy was made.
-void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
+void make_copy(Operand& o, bool may_transpose = true) {
   const TensorImpl& t = *o.t;
   int64_t ld;
   bool trans;
@@ -82,7 +83,7 @@ void make_copy(Operand& o, bool is_left, bool may_transpose = true) {
   Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
   copy_now(*copy.impl(), *from.impl());
   o.copy = std::move(copy);
-  o.set(*o.copy.impl(), is_left);
+  o.set(*o.copy.impl());
   if (flip) {
     std::swap(o.rows, o.cols);
     std::swap(o.row_stride, o.col_stride);
@@ -114,7 +115,7 @@ bool join_rows(Operand& o) {
 
 void fold_rows(Operand& o) {
   if (join_rows(o)) return;
-  make_copy(o, true, false);
+  make_copy(o, false);
   join_rows(o);
 }
 
@@ -285,7 +286,7 @@ bool even_steps(const Operand& o, const TensorImpl& out, int dims) {
 }
 
 /// The operand once for each index of the batch, one after the other.
-void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
+void spread(Operand& o, const TensorImpl& out, int dims) {
   if (out.device == kCPU || even_steps(o, out, dims)) return;
   const TensorImpl& t = *o.t;
   IntList sizes = out.size_list(), strides;
@@ -296,7 +297,7 @@ void spread(Operand& o, const TensorImpl& out, int dims, bool is_left) {
   }
   const Tensor all = memory_view(t, sizes, strides, t.offset);
   o.t = all.impl();
-  make_copy(o, is_left);
+  make_copy(o);
   set_batch(o, out, dims);
 }
 
@@ -307,12 +308,12 @@ void multiply(OpCall& call, bool transposed) {
   Operand a(left, true), b(call, transposed);
   const DType dtype = product_dtype(out);
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
-  if (!readable(b)) make_copy(b, false);
+  if (!readable(b)) make_copy(b);
   if (right.ndim <= 2 && left.ndim > 2) {
-    if (left.dtype != dtype) make_copy(a, true, false);
+    if (left.dtype != dtype) make_copy(a, false);
     fold_rows(a);
   } else if (!readable(a)) {
-    make_copy(a, true);
+    make_copy(a);
   }
   Tensor scratch;
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
@@ -322,8 +323,8 @@ void multiply(OpCall& call, bool transposed) {
   } else {
     set_batch(a, out, batch_dims);
     set_batch(b, out, batch_dims);
-    spread(a, out, batch_dims, true);
-    spread(b, out, batch_dims, false);
+    spread(a, out, batch_dims);
+    spread(b, out, batch_dims);
     const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);
     const bool alone = out.device.type == DeviceType::CUDA;  // The CPU only queues.
     const int64_t n = out.numel / area, grain = alone ? n : std::max<int64_t>(1, kGrain / work);
