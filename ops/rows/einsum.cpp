@@ -1,6 +1,7 @@
 // Einstein summation, as permute, reshape, slice, mul, sum and matmul: operands are taken in pairs
 // from the left, and an index is summed as soon as nothing further on names it.
 #include <algorithm>
+#include <map>
 #include <string_view>
 
 #include "core/autocast.h"
@@ -155,21 +156,18 @@ Term take_diagonals(const Equation& e, Term x, size_t k) {
 class Sizes {
  public:
   Sizes(const Equation& e, const std::vector<Term>& terms) {
-    std::fill(std::begin(size_), std::end(size_), -1);
-    size_t from[128] = {};  // The operand that a size comes from.
     for (size_t k = 0; k < terms.size(); ++k) {
       for (size_t d = 0; d < terms[k].indices.size(); ++d) {
         const char c = terms[k].indices[d];
-        const auto i = static_cast<size_t>(c);
-        const int64_t n = terms[k].t.size(static_cast<int64_t>(d)), known = size_[i];
-        check_sizes(known < 0 || known == 1 || n == 1 || n == known, e, c, n, k, known, from[i]);
-        if (known >= 0 && known != 1) continue;
-        size_[i] = n;
-        from[i] = k;
+        const int64_t n = terms[k].t.size(static_cast<int64_t>(d));
+        Known& known = known_.try_emplace(c, Known{n, k}).first->second;
+        check_sizes(known.size == 1 || n == 1 || n == known.size, e, c, n, k, known.size,
+                    known.operand);
+        if (known.size == 1) known = {n, k};
       }
     }
   }
-  int64_t operator[](char c) const { return size_[static_cast<size_t>(c)]; }
+  int64_t operator[](char c) const { return known_.at(c).size; }
   IntList of(std::string_view indices) const {
     IntList sizes;
     for (char c : indices) sizes.push_back((*this)[c]);
@@ -178,7 +176,11 @@ class Sizes {
   int64_t product(std::string_view indices) const { return numel_of(of(indices), "einsum"); }
 
  private:
-  int64_t size_[128];
+  struct Known {
+    int64_t size;
+    size_t operand;  // That it comes from.
+  };
+  std::map<char, Known> known_;
 };
 
 /// Without the dims of size 1 that stretch: what an operand does not name, it does not depend on.
@@ -191,26 +193,24 @@ void drop_stretched(Term& x, const Sizes& sizes) {
   }
 }
 
+/// The dims that have the indices, in their order.
+IntList dims_of(const Term& x, const Indices& indices) {
+  IntList dims;
+  for (char c : indices) dims.push_back(static_cast<int64_t>(x.indices.find(c)));
+  return dims;
+}
+
 /// Without the dims that nobody needs.
 void sum_out(Term& x, const Indices& needed) {
-  IntList dims;
-  Indices kept;
-  for (char c : x.indices) {
-    if (has(needed, c))
-      kept += c;
-    else
-      dims.push_back(static_cast<int64_t>(x.indices.find(c)));
-  }
-  if (dims.empty()) return;
-  x.t = sum(x.t, dims).to(x.t.dtype());
+  Indices kept, rest;
+  for (char c : x.indices) (has(needed, c) ? kept : rest) += c;
+  if (rest.empty()) return;
+  x.t = sum(x.t, dims_of(x, rest)).to(x.t.dtype());
   x.indices = kept;
 }
 
 Tensor in_order(const Term& x, const Indices& order) {
-  if (x.indices == order) return x.t;
-  IntList dims;
-  for (char c : order) dims.push_back(static_cast<int64_t>(x.indices.find(c)));
-  return x.t.permute(dims);
+  return x.indices == order ? x.t : x.t.permute(dims_of(x, order));
 }
 
 // --- products ------------------------------------------------------------------------------------
@@ -251,12 +251,13 @@ Term product(Term a, Term b, const Indices& needed, const Sizes& sizes, const st
              "einsum: a product in \"{}\" has {} dims, at most {} are possible; order the operands "
              "so that indices are summed sooner",
              text, all.size(), kMaxDims);
-  if (summed.empty()) return {outer_product(a, b, batch, only_a, only_b), all};
-  // A batch of single sums. 16-bit products would be rounded before they are added.
+  // Nothing to sum, or a batch of single sums. 16-bit products would be rounded before they are
+  // added.
   const bool exact = a.t.dtype() == kFloat32 || a.t.dtype() == kFloat64;
-  if (all == batch && !batch.empty() && exact) {
-    Term p{mul(in_order(a, batch + summed), in_order(b, batch + summed)), batch + summed};
-    sum_out(p, batch);
+  if (summed.empty() || (all == batch && !batch.empty() && exact)) {
+    const Indices both = batch + summed;
+    Term p{outer_product(a, b, both, only_a, only_b), both + only_a + only_b};
+    sum_out(p, all);
     return p;
   }
   return {inner_product(a, b, batch, only_a, only_b, summed, sizes), all};
