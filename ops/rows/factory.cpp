@@ -181,35 +181,30 @@ NestedList::NestedList(std::initializer_list<NestedList> items) {
 }
 
 template <class T, class F>
-static Tensor pack(const NestedList& list, DType dtype, const F& value) {
+static Tensor pack(const std::vector<Scalar>& v, const IntList& sizes, DType dtype,
+                   const F& value) {
   std::vector<T> data;
-  data.reserve(list.values().size());
-  for (Scalar s : list.values()) data.push_back(value(s));
-  return from_host(data.data(), list.sizes(), dtype);
+  data.reserve(v.size());
+  for (Scalar s : v) data.push_back(value(s));
+  return from_host(data.data(), sizes, dtype);
 }
 
-static Tensor from_list(const NestedList& list) {
-  const auto& v = list.values();
+static Tensor from_scalars(const std::vector<Scalar>& v, const IntList& sizes) {
   if (v.empty() || std::any_of(v.begin(), v.end(), [](Scalar s) { return s.is_floating(); })) {
-    return pack<float>(list, kFloat32, [](Scalar s) { return static_cast<float>(s.to_double()); });
+    return pack<float>(v, sizes, kFloat32,
+                       [](Scalar s) { return static_cast<float>(s.to_double()); });
   }
   if (std::all_of(v.begin(), v.end(), [](Scalar s) { return s.dtype() == kBool; })) {
-    return pack<uint8_t>(list, kBool, [](Scalar s) { return uint8_t{s.to_int() != 0}; });
+    return pack<uint8_t>(v, sizes, kBool, [](Scalar s) { return uint8_t{s.to_int() != 0}; });
   }
-  return pack<int64_t>(list, kInt64, [](Scalar s) { return s.to_int(); });
+  return pack<int64_t>(v, sizes, kInt64, [](Scalar s) { return s.to_int(); });
 }
 
-Tensor tensor(std::initializer_list<NestedList> items) { return from_list(NestedList(items)); }
-
-Tensor tensor(Scalar v) {
-  if (v.is_floating()) {
-    const auto x = static_cast<float>(v.to_double());
-    return from_host(&x, {}, kFloat32);
-  }
-  const int64_t x = v.to_int();
-  const uint8_t bit = x != 0;
-  return v.dtype() == kBool ? from_host(&bit, {}, kBool) : from_host(&x, {}, kInt64);
+Tensor tensor(std::initializer_list<NestedList> items) {
+  const NestedList list(items);
+  return from_scalars(list.values(), list.sizes());
 }
+Tensor tensor(Scalar v) { return from_scalars({v}, {}); }
 
 template <class T> static Tensor from_vector(const std::vector<T>& v) {
   return from_host(v.data(), {static_cast<int64_t>(v.size())}, DTypeOf<T>::value);

@@ -14,9 +14,6 @@ namespace {
 struct SliceAttrs {
   int64_t dim, start, length, step;
 };
-struct SelectAttrs {
-  int64_t dim, index;
-};
 
 void slice_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
@@ -27,13 +24,12 @@ void slice_shape(OpCall& c) {
   m.strides[d] *= a.step;
 }
 
+// The only index of a slice, whose dim goes away.
 void select_shape(OpCall& c) {
-  OutMeta& m = view_meta(c);
-  const auto a = c.attrs.as<SelectAttrs>();
-  const int d = static_cast<int>(a.dim);
-  m.offset += a.index * m.strides[d];
-  m.sizes.erase(d);
-  m.strides.erase(d);
+  slice_shape(c);
+  const int d = static_cast<int>(c.attrs.as<SliceAttrs>().dim);
+  c.meta[0].sizes.erase(d);
+  c.meta[0].strides.erase(d);
 }
 
 void slice_vjp(VjpCall& v);
@@ -74,14 +70,12 @@ const OpDef slice_grad_row{"slice_backward",
                             .grad_aliases = 1,
                             .gradient_row = true}};
 
-void slice_vjp(VjpCall& v) {
-  v.gin[0] = call(slice_grad_row, {v.gout[0]}, v.attrs().as<SliceAttrs>(), v.meta(0).sizes);
+void grad_of_slice(VjpCall& v, const Tensor& g) {
+  v.gin[0] = call(slice_grad_row, {g}, v.attrs().as<SliceAttrs>(), v.meta(0).sizes);
 }
-
+void slice_vjp(VjpCall& v) { grad_of_slice(v, v.gout[0]); }
 void select_vjp(VjpCall& v) {
-  const auto a = v.attrs().as<SelectAttrs>();
-  v.gin[0] = call(slice_grad_row, {v.gout[0].unsqueeze(a.dim)}, SliceAttrs{a.dim, a.index, 1, 1},
-                  v.meta(0).sizes);
+  grad_of_slice(v, v.gout[0].unsqueeze(v.attrs().as<SliceAttrs>().dim));
 }
 
 int cut_dim(const char* op, const Tensor& t, int64_t dim) {
@@ -116,7 +110,7 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
   const int64_t n = size(at);
   BRRR_CHECK(index >= -n && index < n, "select: index {} is out of range for dim {} of {}", index,
              at, describe(impl()));
-  return call(select_row, {*this}, SelectAttrs{at, index < 0 ? index + n : index});
+  return call(select_row, {*this}, SliceAttrs{at, index < 0 ? index + n : index, 1, 1});
 }
 
 std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
