@@ -55,14 +55,23 @@ bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.sam
 
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
-/// Uniforms i .. i + 7; i is a multiple of 8.
-struct Uniforms {
-  double v[8];
-  Uniforms(const DrawAttrs& draw, int64_t i) {
-    const vx::u32 w = vx::philox16(static_cast<uint64_t>(2 * i), draw.seed, draw.number);
-    for (int k = 0; k < 8; ++k) v[k] = vx::uniform53(w[2 * k], w[2 * k + 1]);
+/// Uniforms i .. i + 15; i is a multiple of 16.
+vx::f64 uniforms(const DrawAttrs& draw, int64_t i) {
+  vx::f64 u{};
+  for (int half : {0, 8}) {
+    const vx::u32 w = vx::philox16(static_cast<uint64_t>(2 * (i + half)), draw.seed, draw.number);
+    for (int k = 0; k < 8; ++k) u[half + k] = vx::uniform53(w[2 * k], w[2 * k + 1]);
   }
-};
+  return u;
+}
+/// f(i, lanes, uniforms i .. i + 15) for n numbers.
+template <class F> void for_uniforms(const DrawAttrs& draw, int64_t n, const F& f) {
+  parallel_for((n + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * 16; i < std::min(end * 16, n); i += 16) {
+      f(i, static_cast<int>(std::min<int64_t>(16, n - i)), uniforms(draw, i));
+    }
+  });
+}
 
 struct Problem {
   double* weights;
@@ -110,14 +119,10 @@ void sum_up(const Problem& p) {
 
 void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
   sum_up(p);
-  const int64_t all = p.rows * p.samples;
-  parallel_for((all + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * 8; i < std::min(end * 8, all); i += 8) {
-      const Uniforms u(draw, i);
-      for (int64_t k = 0; k < std::min<int64_t>(8, all - i); ++k) {
-        const double* sums = p.weights + (i + k) / p.samples * p.n;
-        p.out[i + k] = vx::drawn([=](long at) { return sums[at]; }, p.n, sums[p.n - 1], u.v[k]);
-      }
+  for_uniforms(draw, p.rows * p.samples, [&](int64_t i, int lanes, const vx::f64& u) {
+    for (int k = 0; k < lanes; ++k) {
+      const double* sums = p.weights + (i + k) / p.samples * p.n;
+      p.out[i + k] = vx::drawn([=](long at) { return sums[at]; }, p.n, sums[p.n - 1], u[k]);
     }
   });
 }
@@ -129,18 +134,11 @@ void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
 // logarithms, the Gumbel form (Kool et al., "Stochastic beams and where to find them", 2019), which
 // neither overflow nor underflow.
 void start_clocks(const DrawAttrs& draw, const Problem& p, Wide* entries) {
-  const int64_t all = p.rows * p.n;
-  parallel_for((all + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * 16; i < std::min(end * 16, all); i += 16) {
-      const Uniforms low(draw, i), high(draw, i + 8);
-      const int lanes = static_cast<int>(std::min<int64_t>(16, all - i));
-      vx::f64 u{};
-      for (int k = 0; k < 16; ++k) u[k] = k < 8 ? low.v[k] : high.v[k - 8];
-      const auto w = take<vx::f64>(p.weights + i, lanes), time = vx::ringing(u, w);
-      for (int k = 0; k < lanes; ++k) {
-        const double at = w[k] > 0 ? time[k] : __builtin_inf();
-        set_entry(entries[i + k], order_key(at), (i + k) % p.n);
-      }
+  for_uniforms(draw, p.rows * p.n, [&](int64_t i, int lanes, const vx::f64& u) {
+    const auto w = take<vx::f64>(p.weights + i, lanes), time = vx::ringing(u, w);
+    for (int k = 0; k < lanes; ++k) {
+      const double at = w[k] > 0 ? time[k] : __builtin_inf();
+      set_entry(entries[i + k], order_key(at), (i + k) % p.n);
     }
   });
 }
