@@ -59,14 +59,22 @@ std::string csv_field(const std::string& text) {
 Datum percent(double share) { return {fmt::format("{:.0f} %", 100 * share), share}; }
 Datum times(double factor) { return {fmt::format("{:.2f}x", factor), factor}; }
 
+// Right-aligned columns.
 std::string Sheet::text() const {
-  brrr::bench::Table table(header);
+  std::vector<size_t> width;
+  for (const std::string& h : header) width.push_back(h.size());
   for (const auto& row : rows) {
-    std::vector<std::string> cells;
-    for (const Datum& d : row) cells.push_back(d.text);
-    table.row(cells);
+    for (size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].text.size());
   }
-  return table.text();
+  const auto line = [&](const auto& cell) {
+    std::string t;
+    for (size_t c = 0; c < width.size(); ++c) t += fmt::format("  {:>{}}", cell(c), width[c]);
+    return t + '\n';
+  };
+  std::string t = line([&](size_t c) { return header[c]; });
+  t += line([&](size_t c) { return std::string(width[c], '-'); });
+  for (const auto& row : rows) t += line([&](size_t c) { return row[c].text; });
+  return t;
 }
 
 std::string Sheet::csv() const {

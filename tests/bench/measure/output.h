@@ -1,5 +1,5 @@
 #pragma once
-// What figures are shown in: tables, JSON, traces.
+// What figures are written as: JSON, traces.
 
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -9,17 +9,6 @@
 #include "tests/bench/measure/timing.h"
 
 namespace brrr::bench {
-
-/// Right-aligned columns.
-class Table {
- public:
-  explicit Table(std::vector<std::string> header) { row(std::move(header)); }
-  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text() const;
-
- private:
-  std::vector<std::vector<std::string>> rows_;
-};
 
 /// A time in microseconds with three figures: "7.42", "74.2", "742", "7420".
 std::string three_figures(double v);
@@ -44,7 +33,7 @@ class Trace {
  public:
   using Time = Clock::time_point;
   /// A row of the picture; the spans that follow belong to it.
-  void row(const std::string& name) { rows_.push_back(name); }
+  void row(const std::string& name);
   void span(const std::string& name, Time from, Time to);
   /// Another trace's, as a process of its own.
   void add(const std::string& name, const Json& events);
@@ -52,16 +41,10 @@ class Trace {
   std::string json() const;
 
  private:
-  struct Span {
-    std::string name;
-    size_t row;
-    double at_us, us;
-  };
+  void label(const char* what, int process, int row, const std::string& name);
   Time start_ = Clock::now();
-  std::vector<std::string> rows_;
-  std::vector<Span> spans_;
-  int processes_ = 1;
-  Json others_ = Json::array();
+  int rows_ = 0, processes_ = 1;
+  Json events_ = Json::array();
 };
 
 }  // namespace brrr::bench
