@@ -1,61 +1,255 @@
 // Trains a GPT on a text, eagerly or as a graph: the same code, the same bits.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 
 #include "core/check.h"
-#include "examples/common/gpt_run.h"
+#include "examples/common/gpt_options.h"
 
 using brrr::Tensor;
 using namespace examples;
+namespace data = brrr::data;
+namespace fs = std::filesystem;
 
 namespace {
 
-class Trainer : public GptRun {
+// Metadata of a checkpoint beside the options.
+constexpr const char* kVocabulary = "vocabulary";
+constexpr const char* kTokenizer = "tokenizer-state";
+
+bool has_train_bin(const std::string& path) {
+  return fs::is_directory(path) && fs::exists(fs::path(path) / "train.bin");
+}
+bool is_tokens(const std::string& path) {
+  return fs::path(path).extension() == ".bin" || has_train_bin(path);
+}
+
+std::string read_text(const GptOptions& o) {
+  if (o.data.empty()) {
+    BRRR_CHECK(fs::exists("brrr.h") && fs::exists("models/gpt.h"),
+               "no --data, and brrr's own sources are not here: give a text with --data, or start "
+               "train_gpt in brrr's folder");
+    return data::load_sources(".");
+  }
+  if (fs::is_directory(o.data)) return data::load_sources(o.data);
+  return o.tokenizer == "byte" ? data::load_bytes(o.data) : data::load_text(o.data);
+}
+
+// The tokenizer of a new run; null if only the size of the vocabulary is known.
+std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::string& text) {
+  if (o.tokenizer == "byte") return std::make_unique<data::ByteTokenizer>();
+  if (o.tokenizer == "gpt2") {
+    if (!o.vocab.empty()) return std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
+    BRRR_CHECK(is_tokens(o.data),
+               "--tokenizer gpt2 needs its files: --vocab vocab.json --merges merges.txt");
+    return nullptr;
+  }
+  BRRR_CHECK(!is_tokens(o.data),
+             "--data {}: it holds token ids, which a char tokenizer does not explain; use "
+             "--tokenizer gpt2 or byte",
+             o.data);
+  return std::make_unique<data::CharTokenizer>(text);
+}
+
+// The tokenizer that a checkpoint was made with; files that are given must be the same.
+std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vocabulary) {
+  const auto state = o.saved.find(kTokenizer);
+  const bool known = state != o.saved.end();
+  auto tokenizer = known ? data::tokenizer_from_state(state->second) : nullptr;
+  if (!o.vocab.empty()) {
+    auto given = std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
+    BRRR_CHECK(given->vocab_size() <= vocabulary,
+               "--vocab {}: {} tokens, but the model in {} has only {}", o.vocab,
+               given->vocab_size(), o.resume, vocabulary);
+    BRRR_CHECK(!known || given->state() == tokenizer->state(),
+               "--vocab {}: {} was made with another vocabulary or other merges; leave the two "
+               "files out",
+               o.vocab, o.resume);
+    return given;
+  }
+  BRRR_CHECK(!tokenizer || tokenizer->vocab_size() <= vocabulary,
+             "{}: its tokenizer has {} tokens, its model only {}", o.resume,
+             tokenizer->vocab_size(), vocabulary);
+  return tokenizer;
+}
+
+// A slip of the pen must not fill the memory for minutes before it fails.
+void check_sizes(const GptOptions& o, int64_t vocabulary) {
+  BRRR_CHECK(o.passes() <= INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX),
+             "--batch {} times {} passes is too much for a step", o.batch, o.passes());
+  const auto width = static_cast<double>(o.model.width);
+  const double parameters =
+      12.0 * static_cast<double>(o.model.layers) * width * width +
+      (static_cast<double>(vocabulary) + static_cast<double>(o.model.block)) * width;
+  // Weight, gradient and AdamW's two moments, four bytes each.
+  const double needed = 16 * parameters;
+  const double memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  BRRR_CHECK(needed <= memory,
+             "--layers {}, --width {}: about {:.3g} parameters take {:.3g} GB in training; this "
+             "machine has {:.3g} GB",
+             o.model.layers, o.model.width, parameters, needed * 1e-9, memory * 1e-9);
+}
+
+// --- the run -------------------------------------------------------------------------------------
+
+class Run : public Training {
  public:
-  explicit Trainer(GptOptions& o) : GptRun(o) {}
+  /// Makes everything, and restores it from o.resume if that is given. Whatever is wrong with files
+  /// and options throws here. Sets o.tokenizer if that was left open.
+  explicit Run(GptOptions& o);
+  bool trains() const { return options_.steps > 0; }
   void introduce() const;
   void sample() const;
 
  private:
+  void find_tokenizer(const std::string& characters);
+  void make_data(const std::string& characters);
+  void make_training();
+  std::vector<int64_t> encode_prompt() const;
   std::tuple<Tensor, Tensor> training_step(const Tensor& x, const Tensor& y);
-  std::string diagnosis(const brrr::data::Batch& batch, brrr::RngState before);
+  std::string diagnosis(const data::Batch& batch, brrr::RngState before);
   double validation_loss();
 
   Tensor loss_of(const Tensor& x, const Tensor& y) override;
   double advance(LossLog& losses, bool look) override;
   double test() override { return validation_loss(); }
   Unit unit() const override {
-    const auto tokens = static_cast<double>(options.batch * options.passes() * options.model.block);
-    return {"tokens", tokens, "validation", "{:.4f}"};
+    const GptOptions& o = options_;
+    return {"tokens", static_cast<double>(o.batch * o.passes() * o.model.block), "validation",
+            "{:.4f}"};
   }
   std::string result() override;
-  brrr::DType compute_dtype() const override { return options.compute_dtype(); }
+  brrr::Metadata notes() const override;
+  uint64_t data_hash() const override { return data_->hash(); }
+  brrr::DType compute_dtype() const override { return options_.compute_dtype(); }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
 
+  GptOptions& options_;
+  std::unique_ptr<data::Tokenizer> tokenizer_;  // Null if a .bin's is not known.
+  int64_t vocabulary_ = 0;
+  std::vector<int64_t> prompt_;
+  std::unique_ptr<brrr::models::GPT> model_;
+  // The rest is empty in a run that only samples.
+  data::Tokens text_;
+  std::unique_ptr<data::TokenDataset> data_;
   brrr::Step<std::function<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&)>> step_{
       [this](const Tensor& x, const Tensor& y) { return training_step(x, y); },
-      {.mode = options.step_mode(),
-       .verify_every = static_cast<int>(options.verify_every),
-       .check_numerics = options.check_numerics}};
+      {.mode = options_.step_mode(),
+       .verify_every = static_cast<int>(options_.verify_every),
+       .check_numerics = options_.check_numerics}};
   brrr::Step<std::function<Tensor(const Tensor&, const Tensor&)>> evaluation_{
       [this](const Tensor& x, const Tensor& y) { return loss_of(x, y); },
-      {.mode = options.step_mode()}};
+      {.mode = options_.step_mode()}};
   int64_t tested_ = 0;  // Tokens of the last test.
 };
 
+Run::Run(GptOptions& o) : Training(o), options_(o) {
+  device = device_of(o.device);
+  if (o.tokenizer.empty()) o.tokenizer = is_tokens(o.data) ? "gpt2" : "char";
+  BRRR_CHECK(o.tokenizer == "gpt2" || o.vocab.empty(),
+             "--vocab and --merges are gpt2's, the tokenizer is {}", o.tokenizer);
+  const std::string characters = trains() && !is_tokens(o.data) ? read_text(o) : "";
+  find_tokenizer(characters);
+  prompt_ = encode_prompt();
+  check_sizes(o, vocabulary_);
+  if (trains()) make_data(characters);
+  brrr::manual_seed(static_cast<uint64_t>(o.seed));
+  o.model.vocab = vocabulary_;
+  model_ = std::make_unique<brrr::models::GPT>(o.model);
+  model_->to(device);
+  if (trains()) make_training();
+  set_parts(*model_, data_.get());
+  resume();
+}
+
+void Run::find_tokenizer(const std::string& characters) {
+  const GptOptions& o = options_;
+  if (o.resume.empty()) {
+    tokenizer_ = new_tokenizer(o, characters);
+    vocabulary_ = tokenizer_ ? tokenizer_->vocab_size() : 50257;
+    return;
+  }
+  vocabulary_ = o.saved.count(kVocabulary) ? number_of(o.saved.at(kVocabulary)) : -1;
+  BRRR_CHECK(vocabulary_ >= 0, "{}: it is no checkpoint of train_gpt: {} is missing or no number",
+             o.resume, kVocabulary);
+  tokenizer_ = saved_tokenizer(o, vocabulary_);
+  BRRR_CHECK(tokenizer_ || o.steps == 0 || is_tokens(o.data),
+             "--resume {}: no tokenizer is known for a text; give --vocab and --merges, or the "
+             ".bin file with --data",
+             o.resume);
+}
+
+// Texts become tokens, and tokens windows.
+void Run::make_data(const std::string& characters) {
+  const GptOptions& o = options_;
+  const data::TokenDatasetOptions sizes = {.vocab = vocabulary_,
+                                           .block = o.model.block,
+                                           .batch = o.batch * o.passes(),
+                                           .seed = static_cast<uint64_t>(o.seed)};
+  if (has_train_bin(o.data)) {
+    text_ = data::map_tokens(o.data + "/train.bin");
+    const data::Tokens validation = data::map_tokens(o.data + "/val.bin");
+    data_ = std::make_unique<data::TokenDataset>(text_, validation, sizes);
+    return;
+  }
+  text_ =
+      is_tokens(o.data) ? data::map_tokens(o.data) : data::Tokens(tokenizer_->encode(characters));
+  data_ = std::make_unique<data::TokenDataset>(text_, sizes);
+}
+
+void Run::make_training() {
+  const GptOptions& o = options_;
+  parallel = std::make_unique<brrr::dist::DataParallel>(*model_, o.parallel());
+  optimizer = std::make_unique<brrr::optim::AdamW>(
+      model_->parameters(),
+      brrr::optim::AdamWOptions{.lr = o.lr,
+                                .betas = {0.9, 0.99},
+                                .weight_decay = o.weight_decay,
+                                .decay = [](const Tensor& p) { return p.dim() >= 2; }});
+  schedule =
+      std::make_unique<brrr::optim::WarmupCosineLR>(*optimizer, o.warmup, o.steps, o.lr / 10);
+  if (o.dtype != "float16") return;
+  scaler =
+      std::make_unique<brrr::optim::GradScaler>(brrr::optim::GradScalerOptions{.device = device});
+}
+
+// Before the first step, so that a prompt that cannot be taken costs no run.
+std::vector<int64_t> Run::encode_prompt() const {
+  const std::string& given = options_.prompt;
+  if (options_.sample == 0) return {};
+  BRRR_CHECK(tokenizer_ || given.empty(),
+             "--prompt: no tokenizer is known; give --vocab and --merges");
+  try {
+    if (tokenizer_) return tokenizer_->encode(given.empty() ? "\n" : given);
+  } catch (const brrr::Error& e) {
+    if (!given.empty()) brrr::fail("--prompt: {}", e.what());
+  }
+  return {0};
+}
+
+brrr::Metadata Run::notes() const {
+  brrr::Metadata notes = {{"data", options_.data}, {kVocabulary, std::to_string(vocabulary_)}};
+  if (tokenizer_) notes[kTokenizer] = tokenizer_->state();
+  return notes;
+}
+
 /// The batch moves to the device inside the step: with what else a replay takes from the host.
-Tensor Trainer::loss_of(const Tensor& x, const Tensor& y) {
-  const brrr::AutocastGuard guard(options.compute_dtype());
-  return model->loss(x.to(device), y.to(device));
+Tensor Run::loss_of(const Tensor& x, const Tensor& y) {
+  const brrr::AutocastGuard guard(options_.compute_dtype());
+  return model_->loss(x.to(device), y.to(device));
 }
 
 /// Loss and norm of the gradients. A step in which one of them is not finite changes no parameter,
 /// so that what went wrong can be looked at, and with float16 tried again at a smaller scale.
-std::tuple<Tensor, Tensor> Trainer::training_step(const Tensor& x, const Tensor& y) {
+std::tuple<Tensor, Tensor> Run::training_step(const Tensor& x, const Tensor& y) {
   optimizer->zero_grad();
   const Tensor loss = add_gradients(x, y);
   const std::vector<Tensor>& parameters = optimizer->parameters();
@@ -63,7 +257,7 @@ std::tuple<Tensor, Tensor> Trainer::training_step(const Tensor& x, const Tensor&
   if (scaler) skip = scaler->unscale_(parameters);
   constexpr double any = 1e30;
   const Tensor norm =
-      brrr::optim::clip_grad_norm_(parameters, options.clip > 0 ? options.clip : any);
+      brrr::optim::clip_grad_norm_(parameters, options_.clip > 0 ? options_.clip : any);
   if (!scaler) skip = brrr::isnan(((brrr::dist::size() > 1 ? loss.sum() : loss) + norm) * 0.0);
   optimizer->step(skip);
   if (scaler) scaler->update(skip);
@@ -72,17 +266,17 @@ std::tuple<Tensor, Tensor> Trainer::training_step(const Tensor& x, const Tensor&
 
 /// The first bad tensor of a step that has changed nothing: it is run again, without clipping,
 /// which would spread one NaN to all gradients.
-std::string Trainer::diagnosis(const brrr::data::Batch& batch, brrr::RngState before) {
+std::string Run::diagnosis(const data::Batch& batch, brrr::RngState before) {
   brrr::set_rng_state(before);
   optimizer->zero_grad();
   add_gradients(parallel->part(batch.x), parallel->part(batch.y));
-  const std::string bad = brrr::models::first_nonfinite(*model);
+  const std::string bad = brrr::models::first_nonfinite(*model_);
   return bad.empty() ? "the parameters and their gradients are finite" : "first " + bad;
 }
 
-double Trainer::advance(LossLog& losses, bool) {
+double Run::advance(LossLog& losses, bool) {
   const brrr::RngState before = brrr::rng_state();
-  const brrr::data::Batch batch = data->next();
+  const data::Batch batch = data_->next();
   const auto [loss, norm] = step_(parallel->part(batch.x), parallel->part(batch.y));
   losses.add(loss);
   const double now = losses.read(), size = norm.item<double>();
@@ -95,18 +289,18 @@ double Trainer::advance(LossLog& losses, bool) {
 }
 
 /// Mean loss per token, over batches spread evenly over the validation part, without gradients.
-double Trainer::validation_loss() {
+double Run::validation_loss() {
   const brrr::NoGradGuard guard;
-  model->eval();
+  model_->eval();
   double sum = 0;
   tested_ = 0;
-  const GptOptions& o = options;
-  const int64_t all = data->validation_batches();
+  const GptOptions& o = options_;
+  const int64_t all = data_->validation_batches();
   // The data set's batches are those of a step.
   const int64_t wanted = (o.eval_batches + o.passes() - 1) / o.passes();
   const int64_t n = wanted > 0 ? std::min(wanted, all) : all;
   for (int64_t i = 0; i < n; ++i) {
-    const auto [x, y] = data->validation_batch(i * all / n);
+    const auto [x, y] = data_->validation_batch(i * all / n);
     for (int64_t row = 0; row < x.size(0); row += o.batch) {
       const int64_t rows = std::min(o.batch, x.size(0) - row);
       const Tensor part = evaluation_(x.narrow(0, row, rows), y.narrow(0, row, rows));
@@ -114,42 +308,44 @@ double Trainer::validation_loss() {
       tested_ += rows * o.model.block;
     }
   }
-  model->train();
+  model_->train();
   return sum / static_cast<double>(tested_);
 }
 
-std::string Trainer::result() {
+std::string Run::result() {
   const double loss = validation_loss();
   return fmt::format(
       "validation loss {:.4f}, unigram entropy of the text {:.4f} (nats a token; {} tokens)", loss,
-      brrr::data::unigram_entropy(text), tested_);
+      data::unigram_entropy(text_), tested_);
 }
 
-void Trainer::introduce() const {
-  const GptOptions& o = options;
+void Run::introduce() const {
+  const GptOptions& o = options_;
   fmt::print("GPT {} layers, {} heads, width {}, block {}, vocabulary {} ({}): {} parameters\n",
-             o.model.layers, o.model.heads, o.model.width, o.model.block, vocabulary,
-             tokenizer ? tokenizer->name() : "unknown tokenizer", model->num_parameters());
-  if (data) {
+             o.model.layers, o.model.heads, o.model.width, o.model.block, vocabulary_,
+             tokenizer_ ? tokenizer_->name() : "unknown tokenizer", model_->num_parameters());
+  if (trains()) {
     fmt::print("{} tokens to train on, {} to validate on; {} a step; {} on {}, mode {}\n",
-               data->train().size(), data->validation().size(),
+               data_->train().size(), data_->validation().size(),
                o.batch * o.passes() * o.model.block, o.dtype, brrr::name(device), o.mode);
   }
   if (!o.resume.empty()) fmt::print("resumed {} at step {}\n", o.resume, step);
   std::fflush(stdout);
 }
 
-void Trainer::sample() const {
-  const GptOptions& o = options;
+void Run::sample() const {
+  const GptOptions& o = options_;
   if (o.sample == 0) return;
-  const std::vector<int64_t> ids = brrr::models::generate(*model, prompt,
+  const std::vector<int64_t> ids = brrr::models::generate(*model_, prompt_,
                                                           {.tokens = o.sample,
                                                            .temperature = o.temperature,
                                                            .top_k = o.top_k,
                                                            .top_p = o.top_p,
                                                            .seed = static_cast<uint64_t>(o.seed),
                                                            .mode = o.step_mode()});
-  fmt::print("sample of {} tokens:\n{}{}\n", o.sample, o.prompt, decoded(ids));
+  // Numbers where the tokenizer is not known.
+  fmt::print("sample of {} tokens:\n{}{}\n", o.sample, o.prompt,
+             tokenizer_ ? tokenizer_->decode(ids) : fmt::format("{}", fmt::join(ids, " ")));
 }
 
 }  // namespace
@@ -157,10 +353,10 @@ void Trainer::sample() const {
 int main(int argc, char** argv) {
   GptOptions o;
   return o.run(argc, argv, [&] {
-    Trainer trainer(o);
-    trainer.introduce();
-    const int status = trainer.data ? trainer.train() : 0;
-    if (status == 0) trainer.sample();
+    Run run(o);
+    run.introduce();
+    const int status = run.trains() ? run.train() : 0;
+    if (status == 0) run.sample();
     return status;
   });
 }

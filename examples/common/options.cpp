@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "core/check.h"
@@ -85,13 +86,10 @@ Check output_file(bool replaced) {
 }
 
 Check existing(Place what) {
-  return [what](const std::string& text) -> std::string {
-    std::error_code none;
-    const bool folder = fs::is_directory(text, none);
-    if (!fs::exists(text, none)) return fmt::format("'{}' does not exist", text);
-    if (what == Place::Folder && !folder) return fmt::format("'{}' is not a folder", text);
-    if (what == Place::File && folder) return fmt::format("'{}' is a folder, not a file", text);
-    return "";
+  return [what](const std::string& text) {
+    const CLI::Validator* const as_place[] = {&CLI::ExistingFile, &CLI::ExistingDirectory,
+                                              &CLI::ExistingPath};
+    return (*as_place[static_cast<int>(what)])(text);
   };
 }
 
@@ -206,11 +204,7 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
     return body();
   } catch (const std::exception& e) {
     std::fflush(stdout);
-    if (joined && dist::size() > 1) {
-      // What all ranks find wrong the first one says.
-      if (dist::rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      dist::abort(e.what());
-    }
+    if (joined && dist::size() > 1) end_all(e.what());
     fmt::print(stderr, "{}: {}\n", app_->get_name(), e.what());
     return 1;
   }
@@ -220,6 +214,16 @@ brrr::Metadata CommandLine::kept() const {
   brrr::Metadata all;
   for (const std::string& key : kept_) all[key] = texts_.at(key)();
   return all;
+}
+
+void end_all(const std::string& why) {
+  if (brrr::dist::rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  brrr::dist::abort(why);
+}
+
+int64_t number_of(const std::string& text) {
+  int64_t v = 0;
+  return read_number(text, v) && v >= 0 ? v : -1;
 }
 
 brrr::Device device_of(const std::string& name) {
@@ -232,10 +236,9 @@ brrr::Device device_of(const std::string& name) {
   return brrr::kCUDA;
 }
 
-std::vector<int64_t> distinct(std::vector<int64_t> numbers) {
-  std::sort(numbers.begin(), numbers.end());
-  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
-  return numbers;
+std::vector<int64_t> distinct(const std::vector<int64_t>& numbers) {
+  const std::set<int64_t> each(numbers.begin(), numbers.end());
+  return {each.begin(), each.end()};
 }
 
 void write_file(const std::string& path, const std::string& text) {

@@ -76,12 +76,18 @@ class CommandLine : brrr::NotCopied {
   std::string wrong_ = "nothing wrong";  // With the command line.
 };
 
+/// Ends all processes of the run; what all of them find wrong only the first one says.
+[[noreturn]] void end_all(const std::string& why);
+
+/// The whole number that `text` is; -1 if it is none, or negative.
+int64_t number_of(const std::string& text);
+
 /// The device that --device names, "cpu" or "cuda"; throws, saying what is missing, if it is not
 /// here.
 brrr::Device device_of(const std::string& name);
 
 /// Each of the numbers once, rising.
-std::vector<int64_t> distinct(std::vector<int64_t> numbers);
+std::vector<int64_t> distinct(const std::vector<int64_t>& numbers);
 
 /// Writes a text file whole or not at all; throws std::runtime_error naming the file.
 void write_file(const std::string& path, const std::string& text);

@@ -11,10 +11,10 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <thread>
 
 #include "core/check.h"
 #include "core/hash.h"
+#include "tests/bench/measure/exchange.h"
 #include "tests/bench/measure/output.h"
 
 namespace examples {
@@ -72,9 +72,7 @@ brrr::Metadata TrainingOptions::to_save() const {
 }
 
 void TrainingOptions::adapt(brrr::Metadata& saved) const {
-  const int64_t all = saved.emplace("accumulate", "1").first->second.size() < 9
-                          ? std::atoll(saved["accumulate"].c_str())
-                          : 0;
+  const int64_t all = number_of(saved.emplace("accumulate", "1").first->second);
   const int ranks = brrr::dist::size();
   BRRR_CHECK(all > 0 && all % ranks == 0,
              "--resume {}: a step of it is {} passes, which do not divide among {} processes",
@@ -293,15 +291,13 @@ brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& 
 
 // What a step exchanges with the other processes.
 static std::string exchange_line(int64_t steps) {
-  const brrr::dist::Stats s = brrr::dist::stats();
   if (brrr::dist::size() == 1 || steps == 0) return "";
-  const auto n = static_cast<double>(steps);
+  const auto cost = brrr::bench::exchange_cost({}, static_cast<double>(steps));
   return fmt::format(
       "{} processes ({}): {:.3g} MB a step sent by each, under way {:.2f} ms, waited for {:.2f} ms "
       "({:.0f} % hidden)\n",
-      brrr::dist::size(), brrr::dist::transport(), static_cast<double>(s.bytes_sent) / n * 1e-6,
-      1e3 * s.under_way_s / n, 1e3 * s.waited_s / n,
-      100 * std::max(0.0, 1 - s.waited_s / s.under_way_s));
+      brrr::dist::size(), brrr::dist::transport(), cost.megabytes, cost.under_way_ms,
+      cost.waited_ms, 100 * cost.hidden());
 }
 
 // What each process has of the training state, and how much memory its tensors took.
@@ -334,10 +330,8 @@ int Training::train() {
   try {
     return run();
   } catch (const std::exception& e) {
-    // While what is on its way to others is still there. What all find wrong the first one says.
     if (brrr::dist::size() == 1) throw;
-    if (brrr::dist::rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    brrr::dist::abort(e.what());
+    end_all(e.what());  // While what is on its way to others is still there.
   }
 }
 
