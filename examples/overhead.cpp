@@ -184,8 +184,11 @@ int main(int argc, char** argv) {
     if (o.ranks == 0) return run(o);
     if (std::getenv("BRRR_SCALING_ROW")) {
       print_scaling_row(tasks(o.own ? "own" : o.model), o.sizes, o.optimizer, o.seconds);
-    } else {
-      show_scaling(static_cast<int>(o.ranks), {argv + 1, argv + argc});
+      return 0;
+    }
+    for (const Sheet& s :
+         scaling_sheets(measure_scaling(static_cast<int>(o.ranks), {argv + 1, argv + argc}))) {
+      fmt::print("{}\n\n{}\n", s.title, s.text());
     }
     return 0;
   });

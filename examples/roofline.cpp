@@ -1,10 +1,12 @@
 // Where memory stops being what bounds a kernel: see examples/common/roof.h.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/text.h"
 #include "examples/common/options.h"
 #include "examples/common/roof.h"
 
@@ -38,25 +40,6 @@ struct Options : CommandLine {
   }
 };
 
-std::string notes_text(const Roofline& r) {
-  const RoofPoint &first = r.points.front(), &last = r.points.back();
-  std::string t = fmt::format(
-      "limits, measured in this run: copying the tensor {:.0f} GB/s; multiplications {:.0f} "
-      "GFLOP/s,\nhalf of the peak of fused multiply-adds. Up to {:.0f} multiplications an element "
-      "cost no time\nbeside reading and writing it; beyond that the arithmetic is what is paid "
-      "for.\nEager mode reads and writes the tensor for each: {} take {:.1f} times as long as {}; "
-      "fused, {:.1f} times.\n",
-      r.gbs, r.gflops, r.free_repeats(), last.repeats, last.eager / first.eager, first.repeats,
-      last.fused / first.fused);
-  if (const Knee knee = r.knee(); knee.at > 0) {
-    t += fmt::format(
-        "The measured knee is at {:.0f} multiplications, {:+.0f} % from where the limits put it; "
-        "below its half\nthe time varies by {:.0f} %.\n",
-        knee.at, 100 * (knee.at / r.free_repeats() - 1), 100 * knee.uneven);
-  }
-  return t;
-}
-
 Json json_of(const Roofline& r, const Limits& limits) {
   Json j = object("device cpu threads tensor_bytes copy_gb_per_s multiply_gflop_per_s machine",
                   brrr::name(limits.device), limits.cpu, limits.threads,
@@ -79,7 +62,10 @@ int run(const Options& o) {
   std::fflush(stdout);
   const Roofline r(limits, x, o.repeats, o.seconds);
   BRRR_CHECK(r.complaint.empty(), "{}", r.complaint);
-  fmt::print("{}\n{}", r.sheet().text(), notes_text(r));
+  fmt::print("{}", r.sheet().text());
+  for (const std::string& text : {r.seen(), r.note()}) {
+    fmt::print("\n{}\n", fmt::join(brrr::wrapped(text, 90), "\n"));
+  }
   if (!o.json.empty()) write_file(o.json, json_of(r, limits).dump(2) + "\n");
   if (!o.plot.empty()) write_file(o.plot, svg_file(r.pictures()));
   return 0;

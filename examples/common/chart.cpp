@@ -106,14 +106,19 @@ std::vector<double> even_ticks(const Axis& a, int about) {
   return all;
 }
 
-Axis y_axis(const LineChart& c, double from, double to) {
+// The least and the greatest of the points' positive coordinates.
+std::pair<double, double> range_of(const LineChart& c, double std::pair<double, double>::*of) {
   double low = std::numeric_limits<double>::infinity(), high = 0;
   for (const Line& line : c.lines) {
-    for (const auto& [x, y] : line.points) {
-      if (y > 0) low = std::min(low, y);
-      high = std::max(high, y);
+    for (const auto& point : line.points) {
+      if (point.*of > 0) low = std::min(low, point.*of), high = std::max(high, point.*of);
     }
   }
+  return {low, high};
+}
+
+Axis y_axis(const LineChart& c, double from, double to) {
+  auto [low, high] = range_of(c, &std::pair<double, double>::second);
   if (high <= 0) low = high = 1;
   if (!c.log_y) {
     const double step = round_number(high / 5, false);
@@ -125,10 +130,7 @@ Axis y_axis(const LineChart& c, double from, double to) {
 }
 
 Axis x_axis(const LineChart& c, double from, double to) {
-  double low = std::numeric_limits<double>::infinity(), high = 0;
-  for (const Line& line : c.lines) {
-    for (const auto& [x, y] : line.points) low = std::min(low, x), high = std::max(high, x);
-  }
+  const auto [low, high] = range_of(c, &std::pair<double, double>::first);
   if (!(high > low)) return {low / 2, low * 2, true, from, to};
   // A little air, so that no mark lies on the frame.
   const double air = std::pow(high / low, 0.03);
@@ -268,13 +270,12 @@ Picture draw(const std::string& name, const LineChart& c) {
                             c.title, keys);
   const Axis x = x_axis(c, left, kWidth - right), y = y_axis(c, p.height + tall, p.height + 4);
   p.inside += frame_of(c, x, y);
-  double text_y = y.to + 12;
-  for (const auto& [at, text] : c.verticals) {
-    if (at < x.low || at > x.high) continue;
-    p.inside += line_at(x.at(at), y.from, x.at(at), y.to, "mark");
-    const bool on_left = x.at(at) > kWidth / 2;
-    p.inside += text_at(x.at(at) + (on_left ? -5 : 5), text_y, on_left ? "end halo" : "halo", text);
-    text_y += 15;
+  if (c.mark >= x.low && c.mark <= x.high) {
+    const double at = x.at(c.mark);
+    const bool on_left = at > kWidth / 2;
+    p.inside += line_at(at, y.from, at, y.to, "mark");
+    p.inside +=
+        text_at(at + (on_left ? -5 : 5), y.to + 12, on_left ? "end halo" : "halo", c.mark_name);
   }
   for (size_t i = 0; i < c.lines.size(); ++i) {
     p.inside += line_text(c.lines[i], i, is_limit(i), x, y);

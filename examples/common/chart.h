@@ -20,9 +20,10 @@ struct LineChart {
   std::string title, x_label, y_label;
   std::vector<Line> lines = {};
   bool log_y = true;
-  size_t limits = 0;  ///< So many of the last lines are limits: dashed, without marks.
-  std::vector<std::pair<double, std::string>> verticals = {};  ///< Where, and what is there.
-  std::function<std::string(double)> x_text = {};              ///< Of a tick.
+  size_t limits = 0;           ///< So many of the last lines are limits: dashed, without marks.
+  double mark = 0;             ///< A vertical line there; 0: none.
+  std::string mark_name = {};  ///< What it is.
+  std::function<std::string(double)> x_text = {};  ///< Of a tick.
 };
 
 /// The colours of the style sheet, by what they stand for everywhere.

@@ -46,13 +46,11 @@ class Own : public brrr::models::Module {
 };
 
 Batches own_batches(int64_t batch) {
-  brrr::manual_seed(7);
-  Batches b;
-  for (size_t i = 0; i < kBatches; ++i) {
-    b.x.push_back(brrr::randn({batch, kInputs}));
-    b.y.push_back(brrr::randint(0, kClasses, {batch}));
-  }
-  return b;
+  return make_batches(
+      [&] {
+        return brrr::randn({batch, kInputs});
+      },
+      [&] { return brrr::randint(0, kClasses, {batch}); });
 }
 
 }  // namespace

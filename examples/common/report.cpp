@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 namespace examples {
 
@@ -81,8 +82,6 @@ std::string gain_text(const Report& r, Pick pick, size_t mode) {
                      lo->batch, speed_up(*hi, pick, mode), hi->batch);
 }
 
-std::string short_name(const Report& r) { return r.model.substr(0, r.model.find_first_of(" ,")); }
-
 std::string label(const Report& r) {
   return fmt::format("{} on {}", r.model, brrr::name(r.limits.device));
 }
@@ -124,20 +123,18 @@ std::string devices_table(const std::vector<const Report*>& reports) {
 
 // Why cells have no figures; each reason once.
 std::string fallbacks_text(const std::vector<Report>& all) {
-  std::vector<std::string> reasons;
+  std::set<std::string> reasons;
   for (const Report& r : all) {
     for (const SizeResult& s : r.sizes) {
       for (size_t m = 0; m < kWays.size(); ++m) {
         const Cell& c = s.cells[m];
         if (c.counts()) continue;
-        reasons.push_back(fmt::format("    {} on {}: {}\n", name_of(kWays[m]),
-                                      brrr::name(r.limits.device), c.stats.last_fallback));
+        reasons.insert(fmt::format("    {} on {}: {}\n", name_of(kWays[m]),
+                                   brrr::name(r.limits.device), c.stats.last_fallback));
       }
     }
   }
   if (reasons.empty()) return "";
-  std::sort(reasons.begin(), reasons.end());
-  reasons.erase(std::unique(reasons.begin(), reasons.end()), reasons.end());
   return fmt::format("[3] No figure, because steps fell back to the reference walker:\n{}",
                      fmt::join(reasons, ""));
 }
@@ -241,7 +238,7 @@ std::string summary_text(const Report& r) {
 
 // Queued times, and the gains over eager.
 void add_charts(const Report& r, std::vector<Picture>& pictures) {
-  LineChart times{.title = fmt::format("{} on {}, {}, {} thread(s)", short_name(r),
+  LineChart times{.title = fmt::format("{} on {}, {}, {} thread(s)", short_name(r.model),
                                        brrr::name(r.limits.device), r.optimizer, r.limits.threads),
                   .x_label = "batch, " + r.limits.processor(),
                   .y_label = "us a step, queued"},
@@ -315,7 +312,7 @@ std::string notes_text(const std::vector<Report>& all) {
   std::string last;
   for (const Report& r : all) {
     if (r.model == last) continue;
-    t += fmt::format("    {}: {}.\n", short_name(r), r.one_kernel);
+    t += fmt::format("    {}: {}.\n", short_name(r.model), r.one_kernel);
     last = r.model;
   }
   t += fmt::format(

@@ -68,6 +68,34 @@ Knee Roofline::knee() const {
   return {brrr::bench::median(level) / slope, uneven};
 }
 
+std::string Roofline::seen() const {
+  const RoofPoint &first = points.front(), &last = points.back();
+  double best = 0;
+  for (const RoofPoint& p : points) best = std::max(best, p.flops() / p.fused * 1e-9);
+  std::string t = fmt::format(
+      "Each element of {:.0f} MB multiplied {} to {} times. Fused, {} multiplications take {:.1f} "
+      "times as long as {}; eager mode, which reads and writes the tensor for each, {:.0f} times. "
+      "By the limits of this machine {:.0f} multiplications an element cost nothing beside reading "
+      "and writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
+      first.bytes() / (2 << 20), first.repeats, last.repeats, last.repeats,
+      last.fused / first.fused, first.repeats, last.eager / first.eager, free_repeats(), best,
+      gflops);
+  if (const Knee measured = knee(); measured.at > 0) {
+    t += fmt::format(
+        " The measured knee is at {:.0f}, {:+.0f} % from there; up to half of it the time varies "
+        "by {:.0f} %.",
+        measured.at, 100 * (measured.at / free_repeats() - 1), 100 * measured.uneven);
+  }
+  return t;
+}
+
+std::string Roofline::note() const {
+  return fmt::format(
+      "Limits: half of the peak of multiply-adds, {:.0f} GFLOP/s, and a copy of as many bytes, "
+      "{:.1f} GB/s. The knee, where both take the same time, is at {:.2g} FLOP a byte.",
+      gflops, gbs, free_repeats() / 8);
+}
+
 Sheet Roofline::sheet() const {
   Sheet s{"roofline",
           "x * 0.999, again and again",
@@ -103,7 +131,8 @@ std::vector<Picture> Roofline::pictures() const {
         c.lines[i].points.emplace_back(p.intensity(), figure(p, seconds[i]));
       }
     }
-    c.verticals = {{knee, fmt::format("{:.2g} FLOP/byte", knee)}};
+    c.mark = knee;
+    c.mark_name = fmt::format("{:.2g} FLOP/byte", knee);
     return draw(name, c);
   };
   return {draw_chart("roofline-time", "Time of a call", "ms",

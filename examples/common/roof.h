@@ -41,6 +41,8 @@ struct Roofline {
   /// As measured: of points from far below the knee to far above, the level of the first half of
   /// those that do not grow, over the slope of the last two.
   Knee knee() const;
+  std::string seen() const;  ///< A paragraph with its figures,
+  std::string note() const;  ///< and one with the limits.
   Sheet sheet() const;
   /// The time of a call, FLOP/s and bytes a second over FLOP per byte.
   std::vector<Picture> pictures() const;

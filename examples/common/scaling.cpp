@@ -1,15 +1,14 @@
 #include "examples/common/scaling.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <map>
 
 #include "core/check.h"
 #include "tests/bench/measure/exchange.h"
+#include "tests/bench/report.h"
 #include "tests/bench/timed_step.h"
 
 namespace examples {
@@ -44,30 +43,10 @@ ScalingRow measure_row(const Task& task, const Batches& batches, const std::stri
   const brrr::dist::Stats before = brrr::dist::stats();
   const Timed t = timed(run, seconds, first_ranks_clock);
   const ExchangeCost cost = exchange_cost(before, static_cast<double>(run.steps));
-  return {{"task", task.name},
-          {"batch", batches.x[0].size(0)},
-          {"mode", name_of(way)},
-          {"ms", t.seconds * 1e3},
-          {"mb", cost.megabytes},
-          {"under_way_ms", cost.under_way_ms},
-          {"waited_ms", cost.waited_ms},
-          {"hidden", cost.hidden()},
-          {"threads", brrr::device_properties(brrr::kCPU).multiprocessors}};
-}
-
-// The lines that a command writes on stdout.
-std::vector<std::string> lines_of(const std::string& command) {
-  FILE* const pipe = popen(command.c_str(), "r");
-  BRRR_CHECK(pipe, "--ranks: {} cannot be started", command);
-  std::string text;
-  char part[4096];
-  for (size_t n; (n = std::fread(part, 1, sizeof part, pipe)) > 0;) text.append(part, n);
-  BRRR_CHECK(pclose(pipe) == 0, "mpirun is not here, or this failed: {}", command);
-  std::vector<std::string> lines;
-  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-    lines.push_back(text.substr(at, end - at));
-  }
-  return lines;
+  return {{"task", task.name},          {"batch", batches.x[0].size(0)},
+          {"mode", name_of(way)},       {"ms", t.seconds * 1e3},
+          {"mb", cost.megabytes},       {"under_way_ms", cost.under_way_ms},
+          {"waited_ms", cost.waited_ms}};
 }
 
 // One word of a shell's command.
@@ -77,11 +56,11 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
-std::string command_of(const std::string& program, int ranks,
-                       const std::vector<std::string>& arguments) {
+std::string command_of(int ranks, const std::vector<std::string>& arguments) {
   // Containers run as root, which Open MPI asks to confirm.
   std::string command =
       geteuid() == 0 ? "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " : "";
+  const auto program = own_path().parent_path() / "overhead";
   command += fmt::format("BRRR_SCALING_ROW=1 mpirun -np {} {}", ranks, quoted(program));
   for (const std::string& a : arguments) command += ' ' + quoted(a);
   return command;
@@ -102,43 +81,44 @@ void print_scaling_row(const std::vector<Task>& tasks, const std::vector<int64_t
   }
 }
 
-void measure_scaling(const std::string& program, int most,
-                     const std::vector<std::string>& arguments,
-                     const std::function<void(const ScalingRow&)>& f) {
+std::vector<ScalingRow> measure_scaling(int most, const std::vector<std::string>& arguments) {
+  std::vector<ScalingRow> rows;
   std::map<std::string, double> alone;
   for (int ranks = 1; ranks <= most; ++ranks) {
-    for (const std::string& line : lines_of(command_of(program, ranks, arguments))) {
-      ScalingRow r = ScalingRow::parse(line);
+    const std::string command = command_of(ranks, arguments);
+    const std::vector<std::string> lines = run_child(command);
+    BRRR_CHECK(!lines.empty(), "mpirun is not here, or this failed: {}", command);
+    for (const std::string& line : lines) {
+      ScalingRow& r = rows.emplace_back(ScalingRow::parse(line));
       const double rate = ranks * r["batch"].get<double>() / r["ms"].get<double>() * 1e3;
       const std::string key =
           fmt::format("{} {} {}", r["task"].dump(), r["batch"].dump(), r["mode"].dump());
       r["ranks"] = ranks;
       r["samples_per_s"] = rate;
       r["gain"] = rate / alone.emplace(key, rate).first->second;
-      f(r);
     }
   }
+  return rows;
 }
 
-std::string program_file(const std::string& name) {
-  char self[4096];
-  const ssize_t n = readlink("/proc/self/exe", self, sizeof self);
-  const std::string path(self, static_cast<size_t>(std::max<ssize_t>(n, 0)));
-  return path.substr(0, path.find_last_of('/') + 1) + name;
-}
-
-void show_scaling(int most, const std::vector<std::string>& arguments) {
-  fmt::print("{:<6} {:<12} {:>5} {:>8} {:>10} {:>7} {:>8} {:>12} {:>9}\n", "batch", "mode", "ranks",
-             "ms", "samples/s", "gain", "MB sent", "under way ms", "waited ms");
-  std::string task;
-  measure_scaling(program_file("overhead"), most, arguments, [&](const ScalingRow& r) {
-    if (r["task"] != task) fmt::print("{}\n", task = r["task"].get<std::string>());
+std::vector<Sheet> scaling_sheets(const std::vector<ScalingRow>& rows) {
+  std::vector<Sheet> sheets;
+  std::map<std::string, size_t> by_task;
+  for (const ScalingRow& r : rows) {
+    const auto task = r["task"].get<std::string>();
+    const size_t at = by_task.emplace(task, sheets.size()).first->second;
+    if (at == sheets.size()) {
+      sheets.push_back({"processes",
+                        task + ", samples a second of all processes",
+                        {"batch", "mode", "processes", "ms a step", "samples/s", "gain", "MB sent",
+                         "under way ms", "waited ms"}});
+    }
     const auto v = [&](const char* key) { return r[key].get<double>(); };
-    fmt::print("{:<6} {:<12} {:>5} {:>8.2f} {:>10.0f} {:>6.2f}x {:>8.3f} {:>12.2f} {:>9.2f}\n",
-               v("batch"), r["mode"].get<std::string>(), v("ranks"), v("ms"), v("samples_per_s"),
-               v("gain"), v("mb"), v("under_way_ms"), v("waited_ms"));
-    std::fflush(stdout);
-  });
+    sheets[at].rows.push_back({r["batch"].get<int64_t>(), r["mode"].get<std::string>(),
+                               r["ranks"].get<int64_t>(), v("ms"), v("samples_per_s"),
+                               times(v("gain")), v("mb"), v("under_way_ms"), v("waited_ms")});
+  }
+  return sheets;
 }
 
 }  // namespace examples

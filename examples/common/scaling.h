@@ -1,10 +1,10 @@
 #pragma once
 // What a step gains from more processes: `overhead --ranks`.
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "examples/common/page.h"
 #include "examples/common/task.h"
 
 namespace examples {
@@ -18,14 +18,10 @@ void print_scaling_row(const std::vector<Task>& tasks, const std::vector<int64_t
 /// one process, the mb that each sends, under_way_ms while at least one exchange was, waited_ms by
 /// the computation.
 using ScalingRow = brrr::bench::Json;
-/// Starts `program`, which is overhead, 1, 2, .. `most` times under mpirun, with `arguments`; calls
-/// f(row) for what each says. Throws brrr::Error if there is no mpirun or a run fails.
-void measure_scaling(const std::string& program, int most,
-                     const std::vector<std::string>& arguments,
-                     const std::function<void(const ScalingRow&)>& f);
-/// The same as a table, of this program.
-void show_scaling(int most, const std::vector<std::string>& arguments);
-/// The file of a program of this folder: beside this one.
-std::string program_file(const std::string& name);
+/// Starts the program overhead, beside this one, on 1, 2, .. `most` processes under mpirun, with
+/// `arguments`. Returns what they say; throws brrr::Error if there is no mpirun or a run fails.
+std::vector<ScalingRow> measure_scaling(int most, const std::vector<std::string>& arguments);
+/// A table for each task.
+std::vector<Sheet> scaling_sheets(const std::vector<ScalingRow>& rows);
 
 }  // namespace examples

@@ -12,16 +12,6 @@ const std::vector<int64_t> kLayers = {784, 256, 128, 10};
 const brrr::models::GPTOptions kGpt = {
     .vocab = 65, .block = 32, .layers = 2, .heads = 4, .width = 64};
 
-template <class X, class Y> Batches make_batches(const X& x, const Y& y) {
-  brrr::manual_seed(7);
-  Batches b;
-  for (size_t i = 0; i < kBatches; ++i) {
-    b.x.push_back(x());
-    b.y.push_back(y());
-  }
-  return b;
-}
-
 Batches mlp_batches(int64_t batch) {
   return make_batches(
       [&] {
@@ -36,6 +26,19 @@ Batches gpt_batches(int64_t batch) {
 }
 
 }  // namespace
+
+Batches make_batches(const std::function<brrr::Tensor()>& x,
+                     const std::function<brrr::Tensor()>& y) {
+  brrr::manual_seed(7);
+  Batches b;
+  for (size_t i = 0; i < kBatches; ++i) {
+    b.x.push_back(x());
+    b.y.push_back(y());
+  }
+  return b;
+}
+
+std::string short_name(const std::string& task) { return task.substr(0, task.find_first_of(" ,")); }
 
 std::vector<Task> tasks(const std::string& model) {
   const Task mlp{fmt::format("MLP {}", fmt::join(kLayers, "-")),

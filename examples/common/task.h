@@ -15,6 +15,13 @@ struct Task {
   std::function<Learner()> learner;
 };
 
+/// Of a task: each x() and y() is one.
+Batches make_batches(const std::function<brrr::Tensor()>& x,
+                     const std::function<brrr::Tensor()>& y);
+
+/// "MLP" of "MLP 784-256-128-10".
+std::string short_name(const std::string& task);
+
 /// "mlp", "gpt", both of which are "all", or "own": see own.cpp.
 std::vector<Task> tasks(const std::string& model);
 

@@ -90,7 +90,7 @@ AddPart part_of(const std::string& function) {
 }
 
 struct AddParts {
-  double plain_ns = 0, tape_ns = 0, room_ns = 0, kernel_ns = 0, general_ns = 0;
+  double room_ns = 0, kernel_ns = 0, general_ns = 0;
   std::optional<std::array<int64_t, kAddParts>> instructions;
   std::optional<int64_t> general;
 };
@@ -120,13 +120,11 @@ AddParts take_apart(const Lab& lab) {
   leaf.set_requires_grad(true);
   const auto& add = static_cast<const brrr::PointwiseOp&>(row_of_add(x, one));
   const auto kernel = add.direct[static_cast<int>(brrr::kFloat32)];
-  const auto plain = [&](const Tensor& a) {
-    return [&] {
-      const brrr::NoGradGuard guard;
-      (void)(a + one);
-    };
+  const std::function<void()> recorded = [&] { (void)(leaf + one); };
+  const std::function<void()> general = [&] {
+    const brrr::NoGradGuard guard;
+    (void)(column + one);
   };
-  const std::function<void()> recorded = [&] { (void)(leaf + one); }, general = plain(column);
   const std::function<void()> room = [&] { brrr::raw_empty({1}, brrr::kFloat32, brrr::kCPU); };
   const std::function<void()> alone = [&, in = x.data<float>(), other = one.data<float>()] {
     static constexpr int64_t step[] = {1, 1};
@@ -135,9 +133,8 @@ AddParts take_apart(const Lab& lab) {
     auto* to = reinterpret_cast<char*>(&out);
     kernel(&to, from, step, 1);
   };
-  const std::vector<double> ns =
-      call_times({plain(x), recorded, room, alone, general}, lab.seconds);
-  AddParts p{ns[0], ns[1] - ns[0], ns[2], ns[3], ns[4], {}, {}};
+  const std::vector<double> ns = call_times({room, alone, general}, lab.seconds);
+  AddParts p{ns[0], ns[1], ns[2], {}, {}};
   if (const auto all = instructions(recorded)) {
     p.instructions.emplace();
     for (const auto& [function, n] : *all) (*p.instructions)[part_of(function)] += n;
@@ -148,7 +145,7 @@ AddParts take_apart(const Lab& lab) {
   return p;
 }
 
-Sheet parts_sheet(const AddParts& p) {
+Sheet parts_sheet(const AddParts& p, double plain_ns, double recorded_ns) {
   Sheet s{"anatomy", "an add of two numbers taken apart", {"part", "instructions", "ns by itself"}};
   const auto row = [&](const char* name, std::optional<int64_t> n, const Datum& ns) {
     s.rows.push_back({name, n ? Datum(*n) : Datum("-"), ns});
@@ -159,11 +156,11 @@ Sheet parts_sheet(const AddParts& p) {
   row("call and checks", part(Checks), "-");
   row("room for the result", part(Room), p.room_ns);
   row("kernel", part(Kernel), p.kernel_ns);
-  row("a node of the tape", part(Tape), p.tape_ns);
+  row("a node of the tape", part(Tape), recorded_ns - plain_ns);
   std::optional<int64_t> all;
   if (p.instructions)
     all = std::accumulate(p.instructions->begin(), p.instructions->end(), int64_t{0});
-  row("all of it", all, p.plain_ns + p.tape_ns);
+  row("all of it", all, recorded_ns);
   row("of shapes that differ, no gradient", p.general, p.general_ns);
   return s;
 }
@@ -175,44 +172,41 @@ struct Verdict {
   brrr::Diagnosis d;
 };
 
-template <class F>
 void judge(Lab& lab, std::vector<Verdict>& all, const std::string& name,
-           const std::string& expected, F fn, const Tensor& x, const Tensor& y) {
+           const std::string& expected, const brrr::Diagnosis& d) {
+  if (d.graph_us == 0) lab.complain(name, "its graph fell back");
+  all.push_back({name, expected, d});
+}
+
+template <class F> brrr::Diagnosis diagnose_eager(F fn, const Tensor& x, const Tensor& y) {
   auto step = brrr::step(std::move(fn), brrr::Mode::Eager);
-  Verdict v{name, expected, diagnose(step, x, y)};
-  if (v.d.graph_us == 0) lab.complain(name, "its graph fell back");
-  all.push_back(std::move(v));
+  return diagnose(step, x, y);
 }
 
 void judge_constructed(Lab& lab, std::vector<Verdict>& all) {
+  const auto adds = [](const Tensor& x, const Tensor& y) {
+    Tensor sum = x + y;
+    for (int i = 1; i < 64; ++i) sum = sum + y;
+    return sum;
+  };
   const Tensor one = brrr::ones({1});
-  judge(
-      lab, all, "64 adds of one element", "overhead",
-      [](const Tensor& x, const Tensor& y) {
-        Tensor sum = x + y;
-        for (int i = 1; i < 64; ++i) sum = sum + y;
-        return sum;
-      },
-      one, one);
+  judge(lab, all, "64 adds of one element", "overhead", diagnose_eager(adds, one, one));
+  const auto chain = [](const Tensor& x, const Tensor& y) { return relu(x * y + 1.0); };
   const int64_t mb = lab.megabytes(64);
-  judge(
-      lab, all, fmt::format("relu(x * y + 1) of {} MB", mb), "memory",
-      [](const Tensor& x, const Tensor& y) { return relu(x * y + 1.0); }, brrr::randn({mb << 18}),
-      brrr::randn({mb << 18}));
+  judge(lab, all, fmt::format("relu(x * y + 1) of {} MB", mb), "memory",
+        diagnose_eager(chain, brrr::randn({mb << 18}), brrr::randn({mb << 18})));
+  const auto product = [](const Tensor& x, const Tensor& y) { return matmul(x, y); };
   const int64_t n = lab.quick ? 128 : 1024;
-  judge(
-      lab, all, fmt::format("product of {0} x {0}", n), "compute",
-      [](const Tensor& x, const Tensor& y) { return matmul(x, y); }, brrr::randn({n, n}),
-      brrr::randn({n, n}));
+  judge(lab, all, fmt::format("product of {0} x {0}", n), "compute",
+        diagnose_eager(product, brrr::randn({n, n}), brrr::randn({n, n})));
 }
 
 void judge_training(Lab& lab, std::vector<Verdict>& all, const Task& task, int64_t batch,
                     const std::string& expected = "-") {
   const Batches batches = task.batches(batch);
-  Verdict v{fmt::format("{}, batch {}", expected == "-" ? short_name(task) : task.name, batch),
-            expected, make_trainer(task, batches, "adamw", Way::Eager)->diagnose()};
-  if (v.d.graph_us == 0) lab.complain(v.name, "its graph fell back");
-  all.push_back(std::move(v));
+  judge(lab, all,
+        fmt::format("{}, batch {}", expected == "-" ? short_name(task.name) : task.name, batch),
+        expected, make_trainer(task, batches, "adamw", Way::Eager)->diagnose());
 }
 
 double off(const brrr::Diagnosis& d) {
@@ -247,7 +241,7 @@ Section anatomy(Lab& lab) {
       adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops(), kChain, steps[1], steps[2],
       steps[3], adds[2], adds[3]);
   const AddParts add = take_apart(lab);
-  const Sheet parts = parts_sheet(add);
+  const Sheet parts = parts_sheet(add, adds[0], adds[1]);
   BarChart split{.title = "An add with its gradient recorded, taken apart",
                  .x_label = "instructions",
                  .parts = {{"instructions", kGraph}}};

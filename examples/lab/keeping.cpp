@@ -12,24 +12,11 @@ struct WayOfKeeping {
   std::string name;
   std::function<void()> call;
   std::function<brrr::StepStats()> stats;
-  double seconds = 0, bytes = 0;  // Of a call; the bytes that its kernels move.
+  std::function<std::vector<Tensor>()> results;  // Of all calls so far.
+  double seconds = 0, bytes = 0;                 // Of a call; the bytes that its kernels move.
 };
 
-void measure_keeping(std::vector<WayOfKeeping>& all, double seconds) {
-  constexpr int looks = 3;
-  std::vector<std::function<void()>> calls;
-  for (WayOfKeeping& w : all) {
-    for (int i = 0; i < looks; ++i) w.call();
-    const brrr::Profile profile;
-    w.call();
-    for (const brrr::ProfileRow& row : profile.kinds()) w.bytes += row.bytes;
-    calls.push_back(w.call);
-  }
-  const std::vector<double> t = times_in_turns(calls, seconds);
-  for (size_t k = 0; k < all.size(); ++k) all[k].seconds = t[k];
-}
-
-// make(options) for each way to keep the values, as a call and its stats.
+// make(options) for each way to keep the values, as a call, its stats and its results.
 template <class Make> std::vector<WayOfKeeping> ways_of_keeping(const Make& make) {
   const std::pair<const char*, brrr::StepOptions> ways[] = {
       {"kept", {.rematerialise = false}},
@@ -37,15 +24,14 @@ template <class Make> std::vector<WayOfKeeping> ways_of_keeping(const Make& make
       {"half the memory", {.memory_budget = 0.5}}};
   std::vector<WayOfKeeping> all;
   for (const auto& [name, options] : ways) {
-    auto [call, stats] = make(options);
-    all.push_back({name, call, stats});
-    for (int i = 0; i < 2; ++i) all.back().call();
+    auto [call, stats, results] = make(options);
+    all.push_back({name, call, stats, results});
   }
   return all;
 }
 
 // A product, then a chain whose every value backward needs, then a product.
-std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tensor>>& results) {
+std::vector<WayOfKeeping> keep_chain(const Lab& lab) {
   const int64_t rows = lab.quick ? 64 : 4096, width = lab.quick ? 64 : 512;
   const Tensor x = brrr::randn({rows, width}), v = brrr::randn({width, width});
   const Tensor w = brrr::randn({width, width}) * 0.02;
@@ -58,22 +44,45 @@ std::vector<WayOfKeeping> keep_chain(Lab& lab, std::vector<std::shared_ptr<Tenso
   };
   return ways_of_keeping([&](const brrr::StepOptions& options) {
     auto step = std::make_shared<brrr::Step<decltype(fn)>>(fn, options);
-    auto result = results.emplace_back(std::make_shared<Tensor>());
-    return std::pair([=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); });
+    auto result = std::make_shared<Tensor>();
+    return std::tuple([=] { *result = std::get<1>((*step)(x)); }, [=] { return step->stats(); },
+                      [=] { return std::vector{*result}; });
   });
 }
 
-std::vector<WayOfKeeping> keep_gpt(Lab& lab, Batches& batches,
-                                   std::vector<std::shared_ptr<Trainer>>& trainers) {
+std::vector<WayOfKeeping> keep_gpt(const Lab& lab) {
   const Task task = tasks("gpt").front();
-  batches = task.batches(lab.quick ? 1 : 64);
+  const auto batches = std::make_shared<Batches>(task.batches(lab.quick ? 1 : 64));
   return ways_of_keeping([&](const brrr::StepOptions& options) {
     brrr::manual_seed(42);
-    auto trainer =
-        trainers.emplace_back(std::make_shared<Trainer>(task.learner(), batches, "adamw", options));
-    return std::pair([=, at = int64_t{0}]() mutable { trainer->step(at++); },
-                     [=] { return trainer->stats(); });
+    auto trainer = std::make_shared<Trainer>(task.learner(), *batches, "adamw", options);
+    return std::tuple([=, at = int64_t{0}]() mutable { trainer->step(at++); },
+                      [=] { return trainer->stats(); },
+                      [trainer, batches] { return trainer->parameters(); });
   });
+}
+
+// In turns; all must have the results of the first.
+void measure_keeping(Lab& lab, const char* model, std::vector<WayOfKeeping>& all) {
+  constexpr int looks = 5;
+  std::vector<std::function<void()>> calls;
+  for (WayOfKeeping& w : all) {
+    for (int i = 0; i < looks; ++i) w.call();
+    const brrr::Profile profile;
+    w.call();
+    for (const brrr::ProfileRow& row : profile.kinds()) w.bytes += row.bytes;
+    calls.push_back([&w] { w.call(); });
+  }
+  const std::vector<double> t = times_in_turns(calls, lab.seconds);
+  const std::vector<Tensor> kept = all[0].results();
+  for (size_t k = 0; k < all.size(); ++k) {
+    all[k].seconds = t[k];
+    const std::vector<Tensor> results = all[k].results();
+    for (size_t i = 0; i < kept.size(); ++i) {
+      check_same(lab, fmt::format("rematerialisation of a {}, {}", model, all[k].name), results[i],
+                 kept[i], all[k].stats());
+    }
+  }
 }
 
 Sheet keeping_sheet(const char* file, const std::string& title,
@@ -94,21 +103,9 @@ Sheet keeping_sheet(const char* file, const std::string& title,
 }  // namespace
 
 Section rematerialisation(Lab& lab) {
-  std::vector<std::shared_ptr<Tensor>> results;
-  std::vector<std::shared_ptr<Trainer>> trainers;
-  Batches batches;
-  std::vector<WayOfKeeping> chain = keep_chain(lab, results),
-                            gpt = keep_gpt(lab, batches, trainers);
-  measure_keeping(chain, lab.seconds);
-  measure_keeping(gpt, lab.seconds);
-  for (size_t k = 1; k < results.size(); ++k) {
-    check_same(lab, "rematerialisation, " + chain[k].name, *results[k], *results[0],
-               chain[k].stats());
-    const auto ours = trainers[k]->parameters(), kept = trainers[0]->parameters();
-    for (size_t p = 0; p < ours.size(); ++p) {
-      check_same(lab, "rematerialisation of a GPT", ours[p], kept[p], gpt[k].stats());
-    }
-  }
+  std::vector<WayOfKeeping> chain = keep_chain(lab), gpt = keep_gpt(lab);
+  measure_keeping(lab, "chain", chain);
+  measure_keeping(lab, "GPT", gpt);
   Section s{.title = "Compute it again, or keep it?", .seen = {}};
   const auto percent_of = [](const WayOfKeeping& a, const WayOfKeeping& b) {
     return 100 * static_cast<double>(a.stats().arena_bytes) /

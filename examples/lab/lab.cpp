@@ -25,10 +25,6 @@ void check_same(Lab& lab, const std::string& where, const Tensor& graph, const T
   if (!same_bits(graph, eager)) lab.complain(where, "graph mode's result is not eager's");
 }
 
-std::string short_name(const Task& task) {
-  return task.name.substr(0, task.name.find_first_of(" ,"));
-}
-
 BarChart::Bar mode_bar(const std::string& label, double value) {
   const bool graph = label.find("graph") != std::string::npos;
   return {label, {graph ? 0 : value, graph ? value : 0}, three_figures(value)};

@@ -74,9 +74,6 @@ std::string disturbance(const Lab& lab);
 void check_same(Lab& lab, const std::string& where, const Tensor& graph, const Tensor& eager,
                 const brrr::StepStats& stats);
 
-/// "MLP" of "MLP 784-256-128-10".
-std::string short_name(const Task& task);
-
 /// Of a chart with the parts eager and graph, by whether the label says graph.
 BarChart::Bar mode_bar(const std::string& label, double value);
 

@@ -88,28 +88,10 @@ Section roofline(Lab& lab) {
   const Roofline r(lab.limits, random_tensor(mb * kMB), repeats, lab.seconds);
   if (!r.complaint.empty()) lab.complain("roofline", r.complaint);
   Section s{.title = "More arithmetic a byte", .seen = {}};
-  const RoofPoint &first = r.points.front(), &last = r.points.back();
-  double best = 0;
-  for (const RoofPoint& p : r.points) best = std::max(best, p.flops() / p.fused * 1e-9);
-  s.seen = fmt::format(
-      "Each element of {} MB multiplied 1 to {} times. Fused, {} multiplications take {:.1f} times "
-      "as long as one; eager mode, which reads and writes the tensor for each, {:.0f} times. By "
-      "the limits of this machine {:.0f} multiplications an element cost nothing beside reading "
-      "and writing it; the best point does {:.0f} of {:.0f} GFLOP/s.",
-      mb, last.repeats, last.repeats, last.fused / first.fused, last.eager / first.eager,
-      r.free_repeats(), best, r.gflops);
-  if (const Knee knee = r.knee(); knee.at > 0) {
-    s.seen += fmt::format(
-        " The measured knee is at {:.0f}, {:+.0f} % from there; up to half of it the time varies "
-        "by {:.0f} %.",
-        knee.at, 100 * (knee.at / r.free_repeats() - 1), 100 * knee.uneven);
-  }
+  s.seen = r.seen();
   s.pictures = r.pictures();
   s.sheets = {r.sheet()};
-  s.note = fmt::format(
-      "Limits: half of the peak of multiply-adds, {:.0f} GFLOP/s, and a copy of as many bytes, "
-      "{:.1f} GB/s. The knee, where both take the same time, is at {:.2g} FLOP a byte.",
-      r.gflops, r.gbs, r.free_repeats() / 8);
+  s.note = r.note();
   return s;
 }
 

@@ -78,7 +78,7 @@ std::string answer_text(const Task& task, const Points& points) {
       "{}: eager mode is bound by {}; graph mode by {}. Graph mode is {:.2f} (batch {}) to {:.2f} "
       "(batch {}) times as fast. Of a step with batch {}, {:.0f} % lies between kernels in eager "
       "mode, {:.0f} % in graph mode.",
-      short_name(task), bounds_text(points, 0), bounds_text(points, 1), lo->us[0] / lo->us[1],
+      short_name(task.name), bounds_text(points, 0), bounds_text(points, 1), lo->us[0] / lo->us[1],
       lo->batch, hi->us[0] / hi->us[1], hi->batch, first.batch, between(0), between(1));
 }
 
@@ -101,13 +101,13 @@ std::string seen_text(const Task& task, const Points& points) {
       "{}: twice the samples take {:.2f} times as long from batch {} to {} in eager mode ({:.2f} "
       "as a graph), and {:.2f} times ({:.2f}) from {} to {}; what does not grow is overhead. A "
       "doubling first costs 1.5 times or more {} in eager mode, {} as a graph.",
-      short_name(task), growth(points, 1, 0), points[0].batch, points[1].batch,
+      short_name(task.name), growth(points, 1, 0), points[0].batch, points[1].batch,
       growth(points, 1, 1), growth(points, last, 0), growth(points, last, 1),
       points[last - 1].batch, points[last].batch, paid_from(points, 0), paid_from(points, 1));
 }
 
 Sheet sheet_of(const Task& task, const Points& points) {
-  std::string file = short_name(task);
+  std::string file = short_name(task.name);
   std::transform(file.begin(), file.end(), file.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   Sheet s{"batch-doubling-" + file,
@@ -268,15 +268,15 @@ Section batch_doubling(Lab& lab) {
     const int64_t most = lab.quick ? 2 : task.sizes.back();
     Points points;
     for (int64_t batch = 1; batch <= most; batch *= 2) {
-      fmt::print("  {}, batch {}\n", short_name(task), batch);
+      fmt::print("  {}, batch {}\n", short_name(task.name), batch);
       std::fflush(stdout);
       points.push_back(measure_batch(lab, task, batch));
     }
     s.answer += (s.answer.empty() ? "" : "\n") + answer_text(task, points);
     s.seen += (s.seen.empty() ? "" : "\n") + seen_text(task, points);
     const Sheet sheet = sheet_of(task, points);
-    s.answer_pictures.push_back(draw(sheet.name, parts_chart(short_name(task), points)));
-    s.pictures.push_back(draw(sheet.name + "-time", times_chart(short_name(task), points)));
+    s.answer_pictures.push_back(draw(sheet.name, parts_chart(short_name(task.name), points)));
+    s.pictures.push_back(draw(sheet.name + "-time", times_chart(short_name(task.name), points)));
     s.sheets.push_back(sheet);
   }
   s.note =
@@ -308,8 +308,8 @@ Section where_time_goes(const Lab& lab) {
   s.seen = fmt::format(
       "{} at batch {}: contractions are {:.1f} % of the FLOPs, and {:.0f} % of the time in eager "
       "mode, {:.0f} % in graph mode. What is left of the time does {:.1f} % of the arithmetic.",
-      short_name(task), batch, contraction(0, false), contraction(0, true), contraction(1, true),
-      100 - contraction(0, false));
+      short_name(task.name), batch, contraction(0, false), contraction(0, true),
+      contraction(1, true), 100 - contraction(0, false));
   s.pictures = {draw("classes", shares_chart(all[0], all[1])),
                 draw("kernels-graph", kernels_chart(all[1]))};
   s.sheets = {kinds_sheet(all[0], "eager"), kinds_sheet(all[1], "graph"), kernels_sheet(all[1])};

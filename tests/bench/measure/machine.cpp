@@ -2,7 +2,6 @@
 
 #include <cblas.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,12 +10,6 @@
 #include "backends/cpu/pool.h"
 
 namespace brrr::bench {
-
-static int allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-}
 
 BlasInfo blas_info() {
   BlasInfo info{openblas_get_corename(), openblas_get_config(), ""};
@@ -38,7 +31,7 @@ std::vector<Limits> measure_limits(const std::vector<Device>& devices) {
     l.device = device;
     l.cpu = device_properties(kCPU).name;
     l.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-    l.cores_allowed = allowed_cores();
+    l.cores_allowed = cpu::num_cpus();
     l.blas = blas_info();
     l.launches = launch_costs(device, true);
     if (l.on_gpu()) l.gpu = device_properties(device);
