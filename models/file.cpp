@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 
 #include "core/check.h"
 
@@ -123,7 +124,7 @@ class TemporaryFile : NotCopied {
   // False if another process took the new file for one of those before it was locked.
   bool create() {
     static std::atomic<unsigned> counter{0};
-    const std::string name = fmt::format("{}{}-{}{}", prefix(), ::getpid(), counter++, kEnding);
+    const std::string name = fmt::format("{}{}-{}.tmp", prefix(), ::getpid(), counter++);
     path_ = (target_.parent_path() / name).string();
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     // A name that is taken belongs to a killed process of the same number.
@@ -148,17 +149,12 @@ class TemporaryFile : NotCopied {
     }
   }
 
-  // prefix, digits, dash, digits, ending.
   bool is_ours(const std::string& name) const {
-    const std::string before = prefix(), digits = "0123456789";
-    if (!name.starts_with(before)) return false;
-    const size_t dash = name.find_first_not_of(digits, before.size());
-    if (dash == name.npos || dash == before.size() || name[dash] != '-') return false;
-    const size_t dot = name.find_first_not_of(digits, dash + 1);
-    return dot != name.npos && dot > dash + 1 && name.substr(dot) == kEnding;
+    static const std::regex ending("[0-9]+-[0-9]+\\.tmp");
+    const std::string before = prefix();
+    return name.starts_with(before) && std::regex_match(name.substr(before.size()), ending);
   }
 
-  static constexpr const char* kEnding = ".tmp";
   std::string prefix() const { return "." + target_.filename().string() + "."; }
 
   [[noreturn]] void give_up(const char* what) const {

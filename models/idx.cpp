@@ -1,7 +1,6 @@
 #include "models/data.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 
 #include "core/check.h"
@@ -28,14 +27,6 @@ constexpr Element kElements[] = {
 void swap_bytes(char* data, int64_t n, size_t size) {
   if (size == 1) return;
   for (int64_t i = 0; i < n; ++i) std::reverse(data + i * size, data + (i + 1) * size);
-}
-
-template <class T> void widen(const std::vector<char>& from, int32_t* to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    T v;
-    std::memcpy(&v, from.data() + i * sizeof v, sizeof v);
-    to[i] = v;
-  }
 }
 
 const Element& element_of(const std::string& path, const unsigned char* magic) {
@@ -82,20 +73,20 @@ Tensor read_idx(const std::string& path) {
 
   Tensor t = raw_empty(sizes, element.dtype, kCPU);
   const int64_t n = t.numel();
+  const size_t wide = itemsize(element.dtype), bytes = element.bytes;
   auto* to = static_cast<char*>(t.data_ptr());
-  if (element.bytes == itemsize(element.dtype)) {
+  if (bytes == wide) {
     file.read(to, data, have);
-    swap_bytes(to, n, element.bytes);
+    swap_bytes(to, n, wide);
     return t;
   }
-  std::vector<char> narrow(have);
-  file.read(narrow.data(), data, have);
-  swap_bytes(narrow.data(), n, element.bytes);
-  auto* wide = reinterpret_cast<int32_t*>(to);
-  if (element.bytes == 1)
-    widen<int8_t>(narrow, wide, n);
-  else
-    widen<int16_t>(narrow, wide, n);
+  // A narrow integer in the high bytes of a wide one is moved down, with its sign.
+  const std::string narrow = file.read(data, have);
+  std::fill_n(to, static_cast<size_t>(n) * wide, '\0');
+  for (int64_t i = 0; i < n; ++i) std::copy_n(narrow.data() + i * bytes, bytes, to + i * wide);
+  swap_bytes(to, n, wide);
+  auto* v = reinterpret_cast<int32_t*>(to);
+  for (int64_t i = 0; i < n; ++i) v[i] >>= 8 * (wide - bytes);
   return t;
 }
 

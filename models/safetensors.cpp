@@ -5,6 +5,8 @@
 #include <cstring>
 #include <set>
 
+#include <fmt/ranges.h>
+
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -172,12 +174,11 @@ class Reader {
   DType read_dtype(const std::string& name, const json& value) const {
     if (!value.is_string()) bad_tensor(name, "dtype is not a string");
     const auto& text = value.get_ref<const std::string&>();
-    std::string known;
     for (int i = 0; i < kNumDTypes; ++i) {
       if (text == kNames[i]) return static_cast<DType>(i);
-      known += fmt::format(" {}", kNames[i]);
     }
-    bad_tensor(name, "dtype {} is not supported; known are{}", shown(text), known);
+    bad_tensor(name, "dtype {} is not supported; known are {}", shown(text),
+               fmt::join(kNames, " "));
   }
 
   Entry read_entry(const std::string& name, const json& value) const {

@@ -1,6 +1,10 @@
 #include "models/state_dict.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <set>
+#include <span>
 
 #include "core/check.h"
 #include "core/tensor_impl.h"
@@ -18,10 +22,8 @@ StateDict detached(const std::vector<NamedTensor>& tensors) {
 static void list(std::string& text, const char* label, const std::vector<std::string>& items) {
   constexpr size_t kMost = 10;
   if (items.empty()) return;
-  text += fmt::format("\n  {}:", label);
-  for (size_t i = 0; i < items.size() && i < kMost; ++i) {
-    text += fmt::format("{} {}", i ? "," : "", items[i]);
-  }
+  const std::span first(items.data(), std::min(items.size(), kMost));
+  text += fmt::format("\n  {}: {}", label, fmt::join(first, ", "));
   if (items.size() > kMost) text += fmt::format(" and {} more", items.size() - kMost);
 }
 

@@ -65,35 +65,35 @@ std::string unspell(const std::string& where, const std::string& token) {
 }
 
 // An object of token -> id, as the tokens by id.
-std::vector<std::string> read_vocabulary(const std::string& path) {
+std::vector<std::string> tokens_by_id(const std::string& where, const std::string& text) {
   std::set<std::string> keys;
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
     using Event = json::parse_event_t;
     const bool start = event == Event::object_start || event == Event::array_start;
     BRRR_CHECK(!start || depth == 0, "{}: a vocabulary is one object of token and id, this nests",
-               path);
+               where);
     if (event == Event::key) {
       const auto& key = value.get_ref<const std::string&>();
-      BRRR_CHECK(keys.insert(key).second, "{}: the token {} appears twice", path, in_quotes(key));
+      BRRR_CHECK(keys.insert(key).second, "{}: the token {} appears twice", where, in_quotes(key));
     }
     return true;
   };
   json vocabulary;
   try {
-    vocabulary = json::parse(load_text(path), watch);
+    vocabulary = json::parse(text, watch);
   } catch (const json::exception& e) {
-    fail("{}: not JSON ({})", path, e.what());
+    fail("{}: not JSON ({})", where, e.what());
   }
-  BRRR_CHECK(vocabulary.is_object(), "{}: not an object of token and id", path);
+  BRRR_CHECK(vocabulary.is_object(), "{}: not an object of token and id", where);
   std::vector<std::string> tokens(vocabulary.size());
   std::vector<bool> taken(tokens.size());
   for (const auto& [token, value] : vocabulary.items()) {
     BRRR_CHECK(value.is_number_unsigned() && value.get<uint64_t>() < tokens.size(),
                "{}: the id {} of the token {} is not a whole number below {}, the number of "
                "tokens: there is a gap or a wrong id",
-               path, value.dump(-1, ' ', true).substr(0, 40), in_quotes(token), tokens.size());
+               where, value.dump(-1, ' ', true).substr(0, 40), in_quotes(token), tokens.size());
     const size_t id = value.get<size_t>();
-    BRRR_CHECK(!taken[id], "{}: the tokens {} and {} have the same id {}", path,
+    BRRR_CHECK(!taken[id], "{}: the tokens {} and {} have the same id {}", where,
                in_quotes(tokens[id]), in_quotes(token), id);
     taken[id] = true;
     tokens[id] = token;
@@ -112,18 +112,17 @@ constexpr uint64_t pair_key(int32_t left, int32_t right) {
 GPT2Tokenizer::GPT2Tokenizer(const std::string& vocab_json, const std::string& merges_txt,
                              GPT2TokenizerOptions options)
     : options_(options) {
-  set_tokens(vocab_json, read_vocabulary(vocab_json));
-  read_merges(merges_txt);
-  check_complete(merges_txt);
+  read_vocabulary(vocab_json, load_text(vocab_json));
+  read_merges(merges_txt, load_text(merges_txt));
 }
 
-void GPT2Tokenizer::set_tokens(const std::string& where, const std::vector<std::string>& spelled) {
+void GPT2Tokenizer::read_vocabulary(const std::string& where, const std::string& text) {
+  const std::vector<std::string> spelled = tokens_by_id(where, text);
   BRRR_CHECK(spelled.size() <= kMostTokens, "{}: {} tokens are too many", where, spelled.size());
   for (const std::string& token : spelled) {
     BRRR_CHECK(!token.empty(), "{}: the token with id {} is empty", where, tokens_.size());
     tokens_.push_back(unspell(where, token));
-    BRRR_CHECK(ids_.emplace(tokens_.back(), static_cast<int32_t>(tokens_.size() - 1)).second,
-               "{}: the token {} appears twice", where, in_quotes(token));
+    ids_.emplace(tokens_.back(), static_cast<int32_t>(tokens_.size() - 1));
   }
   for (int b = 0; b < 256; ++b) {
     byte_ids_[static_cast<size_t>(b)] = find(std::string(1, static_cast<char>(b)));
@@ -163,8 +162,7 @@ void GPT2Tokenizer::check_complete(const std::string& where) const {
              in_quotes(spell(tokens_[static_cast<size_t>(it - made.begin())])), it - made.begin());
 }
 
-void GPT2Tokenizer::read_merges(const std::string& path) {
-  const std::string text = load_text(path);
+void GPT2Tokenizer::read_merges(const std::string& path, const std::string& text) {
   const size_t lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   BRRR_CHECK(lines < kMostTokens, "{}: {} lines are too many", path, lines);
   std::string_view rest = text;
@@ -190,19 +188,20 @@ void GPT2Tokenizer::read_merges(const std::string& path) {
     }
     add_merge(where, parts[0], parts[1]);
   }
+  check_complete(path);
 }
 
+// The texts of its two files.
 std::string GPT2Tokenizer::state() const {
   moved_.check();
-  json tokens = json::array(), merges = json::array();
-  for (const std::string& token : tokens_) tokens.push_back(spell(token));
-  for (const auto& [left, right] : merges_) {
-    merges.push_back(left);
-    merges.push_back(right);
-  }
+  json vocabulary = json::object();
+  for (size_t id = 0; id < tokens_.size(); ++id) vocabulary[spell(tokens_[id])] = id;
+  const auto spelled = [&](int32_t id) { return spell(tokens_[static_cast<size_t>(id)]); };
+  std::string merges;
+  for (const auto& [left, right] : merges_) merges += spelled(left) + ' ' + spelled(right) + '\n';
   return json{{"tokenizer", name()},
-              {"tokens", std::move(tokens)},
-              {"merges", std::move(merges)},
+              {"vocabulary", vocabulary.dump()},
+              {"merges", merges},
               {"parse_special", options_.parse_special}}
       .dump();
 }
@@ -210,27 +209,15 @@ std::string GPT2Tokenizer::state() const {
 GPT2Tokenizer GPT2Tokenizer::from_state(const std::string& state) {
   const std::string where = "GPT2Tokenizer::from_state";
   const json value = json::parse(state, nullptr, false);
-  BRRR_CHECK(value.is_object() && value.contains("tokens") && value["tokens"].is_array() &&
-                 value.contains("merges") && value["merges"].is_array() &&
+  BRRR_CHECK(value.is_object() && value.contains("vocabulary") && value["vocabulary"].is_string() &&
+                 value.contains("merges") && value["merges"].is_string() &&
                  value.contains("parse_special") && value["parse_special"].is_boolean(),
-             "{}: {} bytes that are not JSON with tokens, merges and parse_special", where,
+             "{}: {} bytes that are not JSON with vocabulary, merges and parse_special", where,
              state.size());
   GPT2Tokenizer t;
   t.options_.parse_special = value["parse_special"].get<bool>();
-  std::vector<std::string> tokens;
-  for (const json& token : value["tokens"]) {
-    BRRR_CHECK(token.is_string(), "{}: token {} is not a string", where, tokens.size());
-    tokens.push_back(token.get<std::string>());
-  }
-  t.set_tokens(where, tokens);
-  const json& merges = value["merges"];
-  BRRR_CHECK(merges.size() % 2 == 0, "{}: an odd number of ids in the merges", where);
-  for (size_t i = 0; i < merges.size(); ++i) {
-    BRRR_CHECK(merges[i].is_number_unsigned() && merges[i].get<uint64_t>() < t.tokens_.size(),
-               "{}: merge {} names no token", where, i / 2);
-    if (i % 2) t.add_merge(where, merges[i - 1].get<int32_t>(), merges[i].get<int32_t>());
-  }
-  t.check_complete(where);
+  t.read_vocabulary(where, value["vocabulary"].get_ref<const std::string&>());
+  t.read_merges(where, value["merges"].get_ref<const std::string&>());
   return t;
 }
 

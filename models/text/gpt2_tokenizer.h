@@ -42,10 +42,10 @@ class GPT2Tokenizer final : public Tokenizer {
     int32_t rank, id;
   };
   GPT2Tokenizer() = default;
-  void set_tokens(const std::string& where, const std::vector<std::string>& spelled);
+  void read_vocabulary(const std::string& where, const std::string& text);
   void add_merge(const std::string& where, int32_t left, int32_t right);
   void check_complete(const std::string& where) const;
-  void read_merges(const std::string& path);
+  void read_merges(const std::string& path, const std::string& text);
   int32_t find(const std::string& bytes) const;
   void encode_text(std::string_view text, std::vector<int64_t>& ids) const;
   void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const;
