@@ -22,7 +22,6 @@ gpu_built() {
 
 # gpu_build [CMake options], then gpu_compile, then gpu_stamp.
 gpu_build() {
-  setup "${base[@]}" libbenchmark-dev
   rm -f "$built/gpu-built.txt"
   configure release "tests examples bench" -DBRRR_CUDA=ON -DBRRR_TEST_ON_GPU=ON "$@"
 }
