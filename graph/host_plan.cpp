@@ -43,11 +43,10 @@ void HostPlan::add_launches() {
       Launch& l = launches_.emplace_back();
       l.group = g;
       const Instr& i = r_.instrs[group.instrs[0]];
-      l.call = make_call(r_, i, bound_);
       const Strip* const strip = schedule_.strips.of(g);
-      for (int64_t part = 0; strip && part < strip->parts; ++part) {
-        l.parts.push_back(make_call(r_, i, bound_, {&schedule_.strips, part, strip->parts}));
-      }
+      PartOf of;
+      if (strip) of = {&schedule_.strips, 0, strip->parts};
+      for (; of.part < of.parts; ++of.part) l.calls.push_back(make_call(r_, i, bound_, of));
       continue;
     }
     for (const Part& part : group.parts) add_kernel(g, part, names);
@@ -71,7 +70,7 @@ void HostPlan::add_kernel(uint32_t group, const Part& part,
   }
   // Of one group, what has one text is one launch.
   auto same = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& l) {
-    return l.group == group && !l.call && l.name == it->second;
+    return l.group == group && l.name == it->second;
   });
   if (same == launches_.end()) {
     same = launches_.emplace(launches_.end());
@@ -116,7 +115,7 @@ void HostPlan::build_kernels(StepStats& stats) {
     return reinterpret_cast<KernelFn>(b.symbol(module_, name.c_str()));
   };
   for (Launch& l : launches_) {
-    if (l.call) continue;
+    if (!l.calls.empty()) continue;
     l.fn = find(l.name);
     if (l.has_last) l.last = find(l.name + "_last");
   }
@@ -159,7 +158,6 @@ void HostPlan::make_rooms(MemoryRules& rules) {
     if (block) {
       row_.push_back(k);
       row_bytes_.push_back(bytes);
-      row_offset_.push_back(row.bytes);
       row.owners.emplace_back(st, row.bytes);
       row.bytes += block;
     } else {
@@ -177,8 +175,7 @@ void HostPlan::plan_around(StepStats& stats) {
       .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
   make_rooms(rules);
   for (const Launch& l : launches_) {
-    if (l.call)
-      rules.scratch[l.group] = scratch_bytes((l.parts.empty() ? l.call : l.parts[0])->call);
+    if (!l.calls.empty()) rules.scratch[l.group] = scratch_bytes(l.calls[0]->call);
   }
   plan_temporaries(rules, stats);
   temporaries_.clear();
@@ -228,7 +225,7 @@ void HostPlan::run_call(LibraryCall& c, uint32_t group, const int64_t* control) 
 
 void HostPlan::launch(Launch& l, const int64_t* control, int64_t part, int64_t parts) {
   const auto at = static_cast<size_t>(part);
-  if (l.call) return run_call(parts > 1 ? *l.parts[at] : *l.call, l.group, control);
+  if (!l.calls.empty()) return run_call(*l.calls[at], l.group, control);
   const int64_t first = l.extent / parts * part, extent = l.extent / parts;
   if (extent <= l.grain) {
     run_table(l, first, first + extent);
@@ -341,7 +338,7 @@ void HostPlan::check_row(Storage* const* survivors) {
   bool whole = true;
   for (size_t n = 0; n < row_.size(); ++n) {
     const auto* at = static_cast<const char*>(survivors[row_[n]]->data);
-    whole &= at == (begin ? begin + row_offset_[n] : nullptr);
+    whole &= at == (begin ? begin + memory_.rooms[0].owners[n].second : nullptr);
   }
   if (whole) return;
   row_.clear();
@@ -355,7 +352,8 @@ void HostPlan::allocate_survivors(Storage* const* survivors) const {
     auto* begin =
         static_cast<char*>(backend(DeviceType::CPU).allocate_row(row_bytes_.data(), row_.size()));
     if (!begin) out_of_memory(*survivors[row_[0]]);
-    for (size_t n = 0; n < row_.size(); ++n) survivors[row_[n]]->data = begin + row_offset_[n];
+    for (size_t n = 0; n < row_.size(); ++n)
+      survivors[row_[n]]->data = begin + memory_.rooms[0].owners[n].second;
   }
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     if (!survivors[k]->data) allocate(*survivors[k]);

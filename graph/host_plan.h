@@ -15,7 +15,6 @@ class HostPlan final : public Plan {
 
   void run(const Replay& now) override;
   Device device() const override { return kCPU; }
-  uint32_t holders(const Storage*) const override { return 0; }
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
@@ -26,8 +25,7 @@ class HostPlan final : public Plan {
   };
   struct Launch {
     uint32_t group = 0;
-    std::unique_ptr<LibraryCall> call;                ///< Null: a generated kernel.
-    std::vector<std::unique_ptr<LibraryCall>> parts;  ///< Of a call in a strip.
+    std::vector<std::unique_ptr<LibraryCall>> calls;  ///< By part; none: a generated kernel.
     std::string name;                                 ///< Of a generated one,
     KernelFn fn = nullptr, last = nullptr;
     bool has_last = false;
@@ -90,8 +88,8 @@ class HostPlan final : public Plan {
   std::vector<Patch> patches_;
   std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
   std::vector<uint32_t> temporaries_;             // Storages in the arena and in rooms.
-  std::vector<size_t> row_;  // Gradients that lie side by side, by their number, in order;
-  std::vector<size_t> row_bytes_, row_offset_;  // the sizes and places of each.
+  std::vector<size_t> row_;        // Gradients that lie side by side, by their number, in order;
+  std::vector<size_t> row_bytes_;  // the sizes of each; their places: the first room's owners'.
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
   /// eager mode, which frees them first.
   std::vector<std::pair<Storage*, Storage*>> lent_;
