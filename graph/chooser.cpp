@@ -8,11 +8,6 @@
 
 namespace brrr::graph {
 
-static void append(std::vector<uint32_t>& list, const std::vector<uint32_t>& more) {
-  list.insert(list.end(), more.begin(), more.end());
-  distinct(list);
-}
-
 // The instructions that make the value before `until`, from what is alive in that one's group; of
 // what is not, small values live longer, large ones are made anew, too.
 bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth,
@@ -33,7 +28,8 @@ bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, i
       return false;
     }
   }
-  append(c.instrs, all);
+  c.instrs.insert(c.instrs.end(), all.begin(), all.end());
+  distinct(c.instrs);
   return true;
 }
 

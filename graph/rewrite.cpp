@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "core/check.h"
@@ -100,19 +101,19 @@ class Rewriter {
   }
 
   // What its tensor operands hold when an instruction of the recording runs: each write makes a new
-  // content of its storage, which `contents` has by storage. A destination's counts as read.
-  template <class Name>
-  static std::vector<uint64_t> step(const Recording& r, uint32_t at,
-                                    std::vector<uint64_t>& contents, const Name& name) {
+  // content of its storage, named after `original`, which `contents` has by storage. A
+  // destination's counts as read.
+  static std::vector<uint64_t> step(const Recording& r, uint32_t at, uint32_t original,
+                                    std::vector<uint64_t>& contents) {
     std::vector<uint64_t> seen;
     if (!r.live[at]) return seen;
     const Instr& i = r.instrs[at];
     r.each_operand(i, [&](uint32_t value, bool write) {
       if (!write || i.into) seen.push_back(contents[r.value(value).storage]);
     });
-    uint64_t output = 0;
+    uint64_t name = (uint64_t{original} + 1) << 32;
     r.each_operand(i, [&](uint32_t value, bool write) {
-      if (write) contents[r.value(value).storage] = name(output++);
+      if (write) contents[r.value(value).storage] = name++;
     });
     return seen;
   }
@@ -120,21 +121,14 @@ class Rewriter {
   // Every instruction sees what it saw before, one that is repeated what the first one saw, and the
   // step leaves the same behind.
   void check() const {
-    const auto contents_before = [](const Recording& r) {
-      std::vector<uint64_t> all(r.storages.size());
-      for (uint32_t st = 0; st < all.size(); ++st) all[st] = st;
-      return all;
-    };
-    const auto name = [&](uint32_t at) {
-      return [at](uint64_t output) { return (uint64_t{at} + 1) << 32 | output; };
-    };
-    std::vector<uint64_t> before = contents_before(r_), now = contents_before(*out_);
+    std::vector<uint64_t> before(r_.storages.size()), now(out_->storages.size());
+    std::iota(before.begin(), before.end(), uint64_t{0});
+    std::iota(now.begin(), now.end(), uint64_t{0});
     std::vector<std::vector<uint64_t>> saw;
-    for (uint32_t at = 0; at < r_.instrs.size(); ++at)
-      saw.push_back(step(r_, at, before, name(at)));
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) saw.push_back(step(r_, at, at, before));
     for (uint32_t at = 0; at < out_->instrs.size(); ++at) {
       const uint32_t from = from_[at];
-      BRRR_CHECK(!out_->live[at] || step(*out_, at, now, name(from)) == saw[from],
+      BRRR_CHECK(!out_->live[at] || step(*out_, at, from, now) == saw[from],
                  "graph: {}, made anew, would see other values", r_.describe(r_.instrs[from]));
     }
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {

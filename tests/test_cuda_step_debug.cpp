@@ -175,6 +175,16 @@ TEST_CASE("cuda step: pitfall E3: check_numerics waits for the device before it 
   CHECK(counters()->waits - before == 2);  // One for each op.
 }
 
+TEST_CASE("cuda step: a tensor that is made on another device is a difference with a name") {
+  if (!have_device()) return;
+  Device device = kCUDA;
+  auto step = brrr::step([&] { return zeros({3}, kFloat32, device); },
+                         StepOptions{.on_new_entry = Policy::Error});
+  step();
+  device = kCPU;
+  CHECK_THROWS_WITH_AS(step(), doctest::Contains("attributes differs: op 0"), Error);
+}
+
 TEST_CASE("cuda step: explain and dot show a step on the device") {
   if (!have_device()) return;
   Root root;
