@@ -107,11 +107,6 @@ void DevicePlan::add_word(const GroupProgram& g, const Part& part, program::Word
   b.words.push_back(value);
 }
 
-void DevicePlan::add_part(const Part& part, bool table, Launch& l) {
-  GroupProgram g = program_of(r_, part, schedule_);
-  g.program.row ? add_rows(g, part, table, l) : add_pointwise(g, part, table, l);
-}
-
 // Of one more part.
 void DevicePlan::Batch::add_blocks(size_t kernel, std::string name, int64_t blocks, int threads) {
   if (kernels.size() == kernel) kernels.push_back({std::move(name), threads});
@@ -119,42 +114,38 @@ void DevicePlan::Batch::add_blocks(size_t kernel, std::string name, int64_t bloc
   kernels[kernel].blocks += blocks;
 }
 
-void DevicePlan::add_pointwise(GroupProgram& g, const Part& part, bool table, Launch& l) {
-  program::Program& p = g.program;
-  const int windows = static_cast<int>(p.windows.size());
-  program::Walk walk = plan_walk(p.space, p.windows.data(), windows);
-  walk.notes = fault_op_of(part) >= 0;
-  const std::string name =
-      named([&](const std::string& as) { return cuda_text(p, walk, as, table); });
-  Batch& b = batch_of(l, name, table);
-  b.add_blocks(0, name, walk.blocks(p.space), program::kDeviceThreads);
-  each_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
-            static_cast<int>(p.numbers.size()),
-            [&](program::Word w, int64_t value) { add_word(g, part, w, value, b); });
-}
-
-void DevicePlan::add_rows(GroupProgram& g, const Part& part, bool table, Launch& l) {
+template <class Walk>
+void DevicePlan::add_kernels(const GroupProgram& g, const Part& part, const Walk& walk, bool table,
+                             Launch& l) {
   using namespace program;
-  Program& p = g.program;
-  const int windows = static_cast<int>(p.windows.size());
-  const bool whole = p.row == p.space.numel();
-  const RowWalk walk = plan_rows(p.space, p.windows.data(), windows, row_traits(p, whole));
+  const Program& p = g.program;
   const std::string name = named([&](const std::string& as) {
-    std::string all = cuda_row_argument(p, walk, as);
-    each_row_launch(walk,
-                    [&](RowKernel k, int64_t, int) { all += cuda_rows(p, walk, as, k, table); });
+    std::string all = cuda_argument(p, walk, as);
+    each_launch(walk, p.space,
+                [&](Stage s, int64_t, int) { all += cuda_text(p, walk, as, s, table); });
     return all;
   });
   Batch& b = batch_of(l, name, table);
   size_t at = 0;
-  each_row_launch(walk, [&](RowKernel k, int64_t blocks, int threads) {
-    b.add_blocks(at++, name + suffix(k), blocks, threads);
+  each_launch(walk, p.space, [&](Stage s, int64_t blocks, int threads) {
+    b.add_blocks(at++, name + suffix(s), blocks, threads);
   });
   const int64_t before = std::exchange(scratch_.back(), scratch_.back() + walk.scratch_bytes());
-  each_row_word(walk, p.space, p.windows.data(), windows, p.numbers.data(),
-                static_cast<int>(p.numbers.size()), [&](Word w, int64_t value) {
-                  add_word(g, part, w, w.kind == Word::Scratch ? before + value : value, b);
-                });
+  each_word(walk, p.space, p.windows, p.numbers, [&](Word w, int64_t value) {
+    add_word(g, part, w, w.kind == Word::Scratch ? before + value : value, b);
+  });
+}
+
+void DevicePlan::add_part(const Part& part, bool table, Launch& l) {
+  GroupProgram g = program_of(r_, part, schedule_);
+  program::Program& p = g.program;
+  if (p.row) {
+    const bool whole = p.row == p.space.numel();
+    return add_kernels(g, part, plan_rows(p.space, p.windows, row_traits(p, whole)), table, l);
+  }
+  program::Walk walk = plan_walk(p.space, p.windows);
+  walk.notes = fault_op_of(part) >= 0;
+  add_kernels(g, part, walk, table, l);
 }
 
 // Behind the control words and host data: a batch's words, then of each kernel the first blocks.

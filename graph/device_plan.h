@@ -87,8 +87,9 @@ class DevicePlan final : public Plan {
   void build_kernels(StepStats& stats);
   void add_host_data(const Instr& i);
   void add_part(const Part& part, bool table, Launch& l);
-  void add_pointwise(GroupProgram& g, const Part& part, bool table, Launch& l);
-  void add_rows(GroupProgram& g, const Part& part, bool table, Launch& l);
+  template <class Walk>
+  void add_kernels(const GroupProgram& g, const Part& part, const Walk& walk, bool table,
+                   Launch& l);
   Batch& batch_of(Launch& l, const std::string& name, bool table);
   void add_word(const GroupProgram& g, const Part& part, program::Word w, int64_t value, Batch& b);
   void place_tables();

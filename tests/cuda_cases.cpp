@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "backends/cuda/device.h"
-#include "backends/cuda/rows.h"
 #include "backends/kernel_cache.h"
 #include "core/backend.h"
 #include "core/check.h"
@@ -56,7 +55,7 @@ const Backend* library = nullptr;
 struct Ran {
   std::mutex mutex;
   std::map<std::pair<const DeviceKernel*, DType>, std::map<uint32_t, Variant>> variants;
-  std::map<std::tuple<const void*, uint64_t, uint64_t>, KernelText> rows;  ///< By key.
+  std::map<KernelKey, KernelText> rows;
 };
 Ran& ran() {
   static Ran all;
@@ -79,9 +78,9 @@ std::vector<KernelText> rows_kernels(const OpCall& c) {
   again.attrs = c.attrs;
   for (int k = 0; k < c.n_out; ++k) again.out[k] = c.out[k];
   each_rows_call(again, [&](const RowsCall& call) {
-    each_row_launch(call.walk, [&](program::RowKernel which, int64_t, int) {
+    each_launch(call.walk, call.space, [&](program::Stage stage, int64_t, int) {
       static constexpr const char* names[] = {"k", "k_columns", "k_numbers"};
-      kernels.push_back({call.key(which), names[static_cast<int>(which)], 0, call.text(which)});
+      kernels.push_back({call.key(stage), names[static_cast<int>(stage)], 0, call.text(stage)});
     });
   });
   return kernels;
@@ -93,7 +92,7 @@ void launch_noted(OpCall& c) {
   if (!gpu_compiler() || !has_rows(*c.op)) return;
   for (KernelText& k : rows_kernels(c)) {
     const std::lock_guard lock(ran().mutex);
-    ran().rows.try_emplace({k.key.owner, k.key.variant, k.key.more}, std::move(k));
+    ran().rows.try_emplace(k.key, std::move(k));
   }
 }
 
@@ -225,11 +224,11 @@ std::string device_difference(const Tensor& gpu, const Tensor& cpu) {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-void FormsNeeded::ran(const OpCall& c) {
+void KernelsNeeded::ran(const OpCall& c) {
   Iteration it;
   Tensor copies[kMaxOperands];
   if (c.op->pointwise && pointwise_iteration(c, it, copies)) {
-    forms.push_back(pointwise_form(*c.op, it));
+    calls.push_back(pointwise_call(*c.op, it));
   }
   if (has_rows(*c.op)) {
     const std::vector<KernelText> more = rows_kernels(c);
@@ -237,9 +236,9 @@ void FormsNeeded::ran(const OpCall& c) {
   }
 }
 
-std::vector<KernelText> kernels_of(const std::vector<PointwiseForm>& forms) {
+std::vector<KernelText> kernels_of(const std::vector<cuda::PointwiseCall>& calls) {
   std::vector<KernelText> kernels;
-  for (const PointwiseForm& f : forms) kernels.push_back({f.key(), "k", 0, pointwise_text(f)});
+  for (const cuda::PointwiseCall& c : calls) kernels.push_back({c.key(), "k", 0, c.text()});
   return kernels;
 }
 

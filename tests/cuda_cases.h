@@ -2,7 +2,7 @@
 // What tests of the CUDA backend share. They run on whatever device the module in
 // $BRRR_CUDA_MODULE offers, the emulator or a GPU, and compare with the CPU.
 
-#include "backends/cuda/pointwise.h"
+#include "backends/cuda/calls.h"
 #include "core/context.h"
 #include "tests/op_cases.h"
 #include "tests/temp_cache.h"
@@ -42,19 +42,19 @@ Tensors on_gpu(const Tensors& all);
 std::string device_difference(const Tensor& gpu, const Tensor& cpu);
 
 /// Collects what pointwise kernels calls would need on a device, while they run on the CPU.
-class FormsNeeded : Observer {
+class KernelsNeeded : Observer {
  public:
-  FormsNeeded() { context.observer = this; }
-  ~FormsNeeded() { context.observer = nullptr; }
-  FormsNeeded(const FormsNeeded&) = delete;
-  FormsNeeded& operator=(const FormsNeeded&) = delete;
-  std::vector<cuda::PointwiseForm> forms;
+  KernelsNeeded() { context.observer = this; }
+  ~KernelsNeeded() { context.observer = nullptr; }
+  KernelsNeeded(const KernelsNeeded&) = delete;
+  KernelsNeeded& operator=(const KernelsNeeded&) = delete;
+  std::vector<cuda::PointwiseCall> calls;
   std::vector<KernelText> rows;  ///< Of row ops and reductions.
 
  private:
   void ran(const OpCall& call) override;
 };
-std::vector<KernelText> kernels_of(const std::vector<cuda::PointwiseForm>& forms);
+std::vector<KernelText> kernels_of(const std::vector<cuda::PointwiseCall>& calls);
 /// In programs of many kernels, which saves most of the time.
 void build_all(const std::vector<KernelText>& kernels);
 

@@ -16,25 +16,25 @@ using namespace brrr::cuda;
 namespace {
 
 // A row's kernels for operands of dtype t, by layout.
-std::array<std::vector<PointwiseForm>, 7> forms_of(const OpDef& op, DType t) {
+std::array<std::vector<cuda::PointwiseCall>, 7> calls_of(const OpDef& op, DType t) {
   using W = program::Window;
   const Tensors in = operands_of(op, {16}, t);
-  FormsNeeded needed;
+  KernelsNeeded needed;
   run_row(op, in);
-  std::array<std::vector<PointwiseForm>, 7> all;
-  for (const PointwiseForm& dense : needed.forms) {
+  std::array<std::vector<cuda::PointwiseCall>, 7> all;
+  for (const cuda::PointwiseCall& dense : needed.calls) {
     const int vector = dense.walk.vector;
-    // Operand k of the walk is reached in way k of these, in turn.
-    const auto add = [&](size_t layout, const program::Walk& walk, std::vector<uint8_t> ways) {
-      PointwiseForm f = dense;
-      f.walk = walk;
-      for (int k = 0; k < f.count(); ++k) {
-        if (f.reach[k] == PointwiseForm::kNumber) continue;
-        f.reach[k] = ways[static_cast<size_t>(k) % ways.size()];
-        const bool written = k < f.n_out && (f.reach[k] == W::Held || f.reach[k] == W::Turned);
-        if (written || k > 4) f.reach[k] = ways[0];  // Tiles are four at most.
+    // Window k of the walk is reached in way k of these, in turn.
+    const auto add = [&](size_t layout, const program::Walk& walk, std::vector<W::Reach> ways) {
+      cuda::PointwiseCall c = dense;
+      c.walk = walk;
+      for (int k = 0; k < c.n_windows; ++k) {
+        W& w = c.windows[k];
+        w.reach = ways[static_cast<size_t>(k) % ways.size()];
+        const bool written = w.stored && (w.reach == W::Held || w.reach == W::Turned);
+        if (written || k > 4) w.reach = ways[0];  // Tiles are four at most.
       }
-      all[layout].push_back(f);
+      all[layout].push_back(c);
     };
     all[0].push_back(dense);
     add(1, {}, {W::Dense});
@@ -66,7 +66,7 @@ constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
 TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
   if (!have_compiler()) return;
   constexpr size_t kCount = std::size(kArchitectures);
-  std::vector<PointwiseForm> chosen[kCount];
+  std::vector<cuda::PointwiseCall> chosen[kCount];
   for (size_t d = 0; d < std::size(kDTypes); ++d) {
     const DType t = kDTypes[d];
     size_t row = 0;
@@ -74,14 +74,14 @@ TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
       ++row;
       const bool own = is_floating(t) || op->pointwise->loops[compute_index(kInt64)];
       if (!own && !long_tests()) continue;  // Integers become float32.
-      const auto forms = forms_of(*op, t);
+      const auto calls = calls_of(*op, t);
       for (size_t a = 0; a < kCount; ++a) {
-        for (size_t layout = 0; layout < forms.size(); ++layout) {
+        for (size_t layout = 0; layout < calls.size(); ++layout) {
           // In short tests one layout for one architecture, by turns.
           const bool turn =
-              layout == row % forms.size() && a == (row + d) % kCount && (row + d) % 3 == 0;
+              layout == row % calls.size() && a == (row + d) % kCount && (row + d) % 3 == 0;
           if (!turn && !long_tests()) continue;
-          chosen[a].insert(chosen[a].end(), forms[layout].begin(), forms[layout].end());
+          chosen[a].insert(chosen[a].end(), calls[layout].begin(), calls[layout].end());
         }
       }
     }
@@ -97,7 +97,7 @@ TEST_CASE("cuda cubin: every reduction row compiles for every architecture") {
     const DType t = kDTypes[d];
     for (const OpDef* op : rows_of(OpKind::Reduction)) {
       if (!error_of([&] { reduce(*op, ones({2}, t), {}, false); }).empty()) continue;
-      FormsNeeded needed;
+      KernelsNeeded needed;
       for (const IntList& shape : {IntList{7}, {70, 33}, {40, 64}, {3, 1100}, {40000}}) {
         for (int64_t dim : {0, -1}) reduce(*op, ones(shape, t), {dim}, false);
       }

@@ -66,13 +66,13 @@ TEST_CASE("cuda: views, library ops, composites, factories and draws") {
     std::vector<Tensors> moved;
     std::vector<Results> want;
     {
-      FormsNeeded needed;
+      KernelsNeeded needed;
       for (const Case& c : cases) {
         const Tensors in = inputs_of(c, t);
         moved.push_back(on_gpu(in));
         want.push_back(run(c, in));
       }
-      build_all(kernels_of(needed.forms));
+      build_all(kernels_of(needed.calls));
     }
     for (size_t i = 0; i < cases.size(); ++i) {
       CAPTURE(std::string(cases[i].covers));

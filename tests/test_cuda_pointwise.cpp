@@ -144,9 +144,9 @@ void check_rows(DType t, size_t turns = 1) {
   std::vector<Tensors> moved, want;
   for (const RowCall& c : calls) moved.push_back(on_gpu(c.in));
   {
-    const FormsNeeded needed;
+    const KernelsNeeded needed;
     for (const RowCall& c : calls) want.push_back(c.run(c.in));
-    build_all(kernels_of(needed.forms));
+    build_all(kernels_of(needed.calls));
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     const RowCall& c = calls[i];

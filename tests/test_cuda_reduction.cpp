@@ -24,7 +24,7 @@ const std::vector<IntList> kEnds = {{31},      {32},        {33},       {1023}, 
 // such dtype.
 bool prepare(const OpDef& op, DType t, const std::vector<IntList>& shapes) {
   if (!has_kernel(op, t)) return false;
-  FormsNeeded needed;
+  KernelsNeeded needed;
   for (const IntList& shape : shapes) {
     const Tensor x = zeros(shape, t);
     for (const IntList& dims : dims_of(shape.size())) {

@@ -102,7 +102,7 @@ std::vector<int64_t> lengths(DType t) {
 // Calls f() ahead, then with all kernels built at once.
 template <class F> void with_kernels(const F& f) {
   {
-    FormsNeeded needed;
+    KernelsNeeded needed;
     ahead = true;
     f();
     ahead = false;

@@ -13,13 +13,17 @@ namespace {
 using W = program::Window;
 
 // The walk of the last pointwise call that `call` makes on the CPU, and its operands' reaches.
-template <class Call> cuda::PointwiseForm form_of(const Call& call) {
-  FormsNeeded needed;
+template <class Call> cuda::PointwiseCall call_of(const Call& call) {
+  KernelsNeeded needed;
   call();
-  REQUIRE(!needed.forms.empty());
-  return needed.forms.back();
+  REQUIRE(!needed.calls.empty());
+  return needed.calls.back();
 }
-std::vector<int> reaches(const cuda::PointwiseForm& f) { return {f.reach, f.reach + f.count()}; }
+std::vector<int> reaches(const cuda::PointwiseCall& f) {
+  std::vector<int> all;
+  for (int w = 0; w < f.n_windows; ++w) all.push_back(f.windows[w].reach);
+  return all;
+}
 
 Tensor of(const IntList& sizes, DType t = kFloat32) {
   return sampled(sizes, t, -2, 2, static_cast<uint64_t>(sizes[0]));
@@ -43,7 +47,7 @@ size_t count_of(const std::string& text, const std::string& word) {
   return n;
 }
 
-std::string ptx_of_form(const cuda::PointwiseForm& f) { return ptx_of(kernels_of({f}).front()); }
+std::string ptx_of_call(const cuda::PointwiseCall& f) { return ptx_of(kernels_of({f}).front()); }
 bool reads_before_it_writes(const std::string& ptx) {
   const size_t read = ptx.rfind("ld.global"), write = ptx.find("st.global");
   return read != ptx.npos && write != ptx.npos && read < write;
@@ -53,44 +57,44 @@ bool reads_before_it_writes(const std::string& ptx) {
 
 TEST_CASE("cuda walk: rows that are dense are moved 16 bytes at a time") {
   const Tensor x = of({20, 48}), b = of({48}), column = of({20, 1});
-  auto f = form_of([&] { x + b; });
+  auto f = call_of([&] { x + b; });
   CHECK(f.walk.vector == 4);
   CHECK(f.walk.in_rows);
   CHECK(reaches(f) == std::vector<int>{W::Dense, W::Dense, W::Row});
-  f = form_of([&] { x* column; });
+  f = call_of([&] { x* column; });
   CHECK(f.walk.vector == 4);
   CHECK(reaches(f) == std::vector<int>{W::Dense, W::Dense, W::Held});
-  f = form_of([&] { x.slice(1, 4, 24) * x.slice(1, 8, 28); });
+  f = call_of([&] { x.slice(1, 4, 24) * x.slice(1, 8, 28); });
   CHECK(f.walk.vector == 4);
   CHECK(reaches(f) == std::vector<int>{W::Dense, W::Row, W::Row});
   // 8 bytes where that is all that the addresses allow; one by one where nothing is.
-  f = form_of([&] { x.slice(1, 2, 22) * x.slice(1, 6, 26); });
+  f = call_of([&] { x.slice(1, 2, 22) * x.slice(1, 6, 26); });
   CHECK(f.walk.vector == 2);
-  f = form_of([&] { x.slice(1, 1, 20) * x.slice(1, 2, 21); });
+  f = call_of([&] { x.slice(1, 1, 20) * x.slice(1, 2, 21); });
   CHECK(f.walk.vector == 1);
   // A row is no whole number of groups: the dense operands still are.
-  f = form_of([&] { of({20, 13}) + of({13}); });
+  f = call_of([&] { of({20, 13}) + of({13}); });
   CHECK(f.walk.vector == 4);
   CHECK(!f.walk.in_rows);
   CHECK(reaches(f) == std::vector<int>{W::Dense, W::Dense, W::Strided});
-  f = form_of([&] { of({20, 48}, kBFloat16) + of({48}, kBFloat16); });
+  f = call_of([&] { of({20, 48}, kBFloat16) + of({48}, kBFloat16); });
   CHECK(f.walk.vector == 8);
 }
 
 TEST_CASE("cuda walk: what is dense along another dim is read by tiles") {
   const Tensor x = of({40, 24}), y = of({24, 40});
-  auto f = form_of([&] { x.t().contiguous(); });
+  auto f = call_of([&] { x.t().contiguous(); });
   CHECK(f.walk.turned == 0);
   CHECK(reaches(f) == std::vector<int>{W::Strided, W::Turned});
-  f = form_of([&] { x.t() + y; });
+  f = call_of([&] { x.t() + y; });
   CHECK(reaches(f) == std::vector<int>{W::Strided, W::Turned, W::Strided});
-  f = form_of([&] { y.t().add_(x); });  // What is written lies as it lies.
+  f = call_of([&] { y.t().add_(x); });  // What is written lies as it lies.
   CHECK(reaches(f) == std::vector<int>{W::Strided, W::Strided, W::Turned});
-  f = form_of([&] { of({3, 40, 24}).permute({2, 0, 1}).contiguous(); });
+  f = call_of([&] { of({3, 40, 24}).permute({2, 0, 1}).contiguous(); });
   CHECK(f.walk.turned == 0);
-  f = form_of([&] { of({40, 3}).t().contiguous(); });  // Too narrow.
+  f = call_of([&] { of({40, 3}).t().contiguous(); });  // Too narrow.
   CHECK(f.walk.turned == -1);
-  f = form_of([&] { of({4, 20, 3, 32}).transpose(1, 2).contiguous(); });  // Heads: dense rows.
+  f = call_of([&] { of({4, 20, 3, 32}).transpose(1, 2).contiguous(); });  // Heads: dense rows.
   CHECK(f.walk.turned == -1);
   CHECK(f.walk.vector == 4);
 }
@@ -160,26 +164,26 @@ TEST_CASE("cuda walk: a step writes through a transposed view") {
 TEST_CASE("cuda walk: PTX moves vectors, and reads before it writes") {
   if (!gpu_compiler()) return;
   const Tensor x = of({64, 48}), half = of({64, 48}, kBFloat16), odd = of({64, 49});
-  const auto check = [&](const cuda::PointwiseForm& f, const char* read, size_t reads,
+  const auto check = [&](const cuda::PointwiseCall& f, const char* read, size_t reads,
                          const char* write) {
-    const std::string ptx = ptx_of_form(f);
+    const std::string ptx = ptx_of_call(f);
     CHECK_MESSAGE(count_of(ptx, read) == reads, read, "\n", ptx);
     CHECK_MESSAGE(count_of(ptx, write) > 0, write, "\n", ptx);
     CHECK_MESSAGE(reads_before_it_writes(ptx), ptx);
   };
-  check(form_of([&] { x + x; }), "ld.global.v4.f32", 2, "st.global.v4.f32");
-  check(form_of([&] { x + x.select(0, 3); }), "ld.global.v4.f32", 2, "st.global.v4.f32");
-  check(form_of([&] { x + of({64, 1}); }), "ld.global.v4.f32", 1, "st.global.v4.f32");
-  check(form_of([&] { half + half; }), "ld.global.v4.u32", 2, "st.global.v4.u32");
-  check(form_of([&] { half + half.select(0, 3); }), "ld.global.v4.u32", 2, "st.global.v4.u32");
-  check(form_of([&] { x.to(kFloat64) + 1.0; }), "ld.global.v2.f64", 2, "st.global.v2.f64");
-  check(form_of([&] { odd + odd.select(0, 3); }), "ld.global.v4.f32", 1, "st.global.v4.f32");
+  check(call_of([&] { x + x; }), "ld.global.v4.f32", 2, "st.global.v4.f32");
+  check(call_of([&] { x + x.select(0, 3); }), "ld.global.v4.f32", 2, "st.global.v4.f32");
+  check(call_of([&] { x + of({64, 1}); }), "ld.global.v4.f32", 1, "st.global.v4.f32");
+  check(call_of([&] { half + half; }), "ld.global.v4.u32", 2, "st.global.v4.u32");
+  check(call_of([&] { half + half.select(0, 3); }), "ld.global.v4.u32", 2, "st.global.v4.u32");
+  check(call_of([&] { x.to(kFloat64) + 1.0; }), "ld.global.v2.f64", 2, "st.global.v2.f64");
+  check(call_of([&] { odd + odd.select(0, 3); }), "ld.global.v4.f32", 1, "st.global.v4.f32");
   // Four elements of each of two operands are under way at once.
-  check(form_of([&] { odd.slice(1, 0, 47) + odd.slice(1, 2, 49); }), "ld.global.f32", 8,
+  check(call_of([&] { odd.slice(1, 0, 47) + odd.slice(1, 2, 49); }), "ld.global.f32", 8,
         "st.global.f32");
-  const auto tiled = form_of([&] { x.t() + of({48, 64}); });
+  const auto tiled = call_of([&] { x.t() + of({48, 64}); });
   check(tiled, "ld.global.f32", 8, "st.global.f32");
-  const std::string ptx = ptx_of_form(tiled);
+  const std::string ptx = ptx_of_call(tiled);
   CHECK(count_of(ptx, "st.shared.f32") == 4);
   CHECK(count_of(ptx, "ld.shared.f32") == 4);
   CHECK(count_of(ptx, "bar.sync") == 1);

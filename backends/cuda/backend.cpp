@@ -1,19 +1,17 @@
 // A GPU behind core's Backend interface.
 #include "core/backend.h"
 
+#include "backends/cuda/calls.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/limits.h"
 #include "backends/cuda/marks.h"
-#include "backends/cuda/pointwise.h"
 #include "backends/cuda/pool.h"
-#include "backends/cuda/rows.h"
 #include "backends/cuda/staging.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "ops/kinds/pointwise.h"
 
 namespace brrr {
 
@@ -83,8 +81,7 @@ void launch_op(OpCall& c) {
   if (touches_lent(c)) lock = std::unique_lock(lending());
   const Kernel& own = c.op->on(DeviceType::CUDA);
   if (own.run && (!own.serves || own.serves(c))) return own.run(c);
-  if (c.op->pointwise) return run_pointwise(c);
-  if (c.op->reduction || c.op->row) return run_rows(c);
+  if (c.op->pointwise || c.op->reduction || c.op->row) return run_row(c);
   BRRR_CHECK(c.op->decompose, "{}: has no kernel for {}; move the operands with to(kCPU)",
              c.op->name, name(c.out[0].device()));
   run_decomposition(c);
@@ -92,7 +89,7 @@ void launch_op(OpCall& c) {
 
 void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
               size_t bytes) {
-  const KernelKey key{&k, v.bits(), static_cast<uint64_t>(g.shared_bytes)};
+  const KernelKey key{&k, v.bits() | static_cast<uint64_t>(g.shared_bytes) << 32};
   Function* f =
       find_kernel(key, k.name, static_cast<size_t>(g.shared_bytes), [&] { return text_of(k, v); });
   cuda::launch(f, k.name, g, k.threads, arguments, bytes);

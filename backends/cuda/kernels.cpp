@@ -20,7 +20,7 @@ constexpr const char* kKernelAbi = "brrr-cuda-1";
 struct KeyHash {
   size_t operator()(const KernelKey& k) const {
     const auto h = (reinterpret_cast<uintptr_t>(k.owner) >> 4) ^
-                   (k.variant * 31 + k.more) * 0x9e3779b97f4a7c15u;
+                   ((k.variant * 31 + k.reaches) * 31 + k.dtypes) * 0x9e3779b97f4a7c15u;
     return h ^ h >> 29;
   }
 };
@@ -127,7 +127,7 @@ static std::string variant_text(const Variant& v) {
 }
 
 std::string with_support(const std::string& text) {
-  return std::string(FaultText) + kSupportText + text;
+  return fmt::format("{}{}{}", FaultText, kSupportText, text);
 }
 
 std::string text_of(const DeviceKernel& k, const Variant& v) {

@@ -1,6 +1,7 @@
 #pragma once
 // Kernels from text: compiled once, through the disk cache, kept for the life of the process.
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -13,8 +14,9 @@ namespace brrr::cuda {
 /// What a kernel is found by. Two texts have different keys: the caller sees to that.
 struct KernelKey {
   const void* owner;  ///< A row, or a DeviceKernel.
-  uint64_t variant, more = 0;
-  bool operator==(const KernelKey&) const = default;
+  uint64_t variant;
+  uint64_t reaches = 0, dtypes = 0;  ///< Of a call's operands.
+  auto operator<=>(const KernelKey&) const = default;
 };
 
 /// The kernel of that key, made from `text()` (without the prelude) when it is first asked for.

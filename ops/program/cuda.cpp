@@ -12,7 +12,6 @@ class Text {
       : p_(p), walk_(walk), name_(name), table_(table) {}
 
   std::string run() {
-    argument();
     group();
     if (walk_.turned < 0)
       groups();
@@ -36,14 +35,6 @@ class Text {
   static bool loaded(const Window& w) { return w.loaded; }
   static bool stored(const Window& w) { return w.stored; }
   static bool turned(const Window& w) { return w.reach == Window::Turned; }
-
-  void argument() {
-    out_ += fmt::format("struct A_{} {{\n", name_);
-    each_word(walk_, p_.space, p_.windows.data(), count(), p_.numbers.data(),
-              static_cast<int>(p_.numbers.size()),
-              [&](Word w, int64_t) { out_ += "  " + declaration(w, p_.numbers) + ";\n"; });
-    out_ += "};\n";
-  }
 
   // --- a group -----------------------------------------------------------------------------------
 
@@ -69,21 +60,6 @@ class Text {
 
   const char* index() const { return walk_.ndim && !walk_.wide ? "unsigned" : "unsigned long"; }
 
-  // An element's number `r` taken apart, the last dim fastest: `j<d>`; of tiled dims, of the tile.
-  void take_apart(const char* type, const char* indent) {
-    for (int d = walk_.ndim - 1; d > 0; --d) {
-      const std::string count =
-          walk_.tiled(d) ? fmt::format("((p.size{} + {}) / {})", d, kDeviceTile - 1, kDeviceTile)
-                         : fmt::format("p.size{}", d);
-      const std::string quotient =
-          walk_.wide ? fmt::format("r / {}", count)
-                     : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
-      out_ += fmt::format("{0}const {1} q{2} = {3}, j{2} = r - q{2} * ({1}){4};\n{0}r = q{2};\n",
-                          indent, type, d, quotient, count);
-    }
-    out_ += fmt::format("{}const {} j0 = r;\n", indent, type);
-  }
-
   // `O`: how many bytes into each window an element lies.
   void offsets() {
     if (walk_.ndim == 0) return;
@@ -92,13 +68,10 @@ class Text {
     for_windows(strided, [&](int w) { return fmt::format("  long o{};\n", w); });
     out_ +=
         fmt::format("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
-    take_apart(index(), "  ");
+    out_ += take_apart(walk_, index(), "  ");
     out_ += fmt::format("  O_{} o;\n", name_);
-    for_windows(strided, [&](int w) {
-      std::string sum = fmt::format("  o.o{} = 0", w);
-      for (int d = 0; d < walk_.ndim; ++d) sum += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
-      return sum + ";\n";
-    });
+    for_windows(strided,
+                [&](int w) { return fmt::format("  o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
     out_ += "  return o;\n}\n";
   }
 
@@ -263,16 +236,13 @@ class Text {
     out_ += fmt::format("  const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n",
                         kDeviceTile);
     out_ += "  unsigned r = block;\n";
-    take_apart("unsigned", "  ");
+    out_ += take_apart(walk_, "unsigned", "  ");
     out_ += fmt::format("  const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n",
                         kDeviceTile, walk_.turned, last);
     for_windows([&](const Window& w) { return walk_.by_strides(w); },
                 [&](int w) {
-                  std::string begin = fmt::format("  const long b{} = 0", w);
-                  for (int d = 0; d < last; ++d) {
-                    if (d != walk_.turned) begin += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
-                  }
-                  return begin + ";\n";
+                  return fmt::format("  const long b{} = {};\n", w,
+                                     offset_of(w, last, walk_.turned));
                 });
   }
 
@@ -302,35 +272,17 @@ class Text {
 }  // namespace
 
 std::string declaration(Word w, const std::vector<Number>& numbers) {
-  switch (w.kind) {
-    case Word::Address:
-      return fmt::format("char* a{}", w.which);
-    case Word::Number: {
-      const Number& c = numbers[static_cast<size_t>(w.which)];
-      const char* type = spelling(c.dtype).element;
-      return c.control ? fmt::format("const {}* c{}", type, w.which)
-                       : fmt::format("{} c{}", type, w.which);
-    }
-    case Word::Numel:
-      return "long n";
-    case Word::Size:
-      return fmt::format("long size{}", w.which);
-    case Word::Mul:
-      return fmt::format("long mul{}", w.which);
-    case Word::Shift:
-      return fmt::format("long shift{}", w.which);
-    case Word::Stride:
-      return fmt::format("long s{}_{}", w.which, w.dim);
-    case Word::Rows:
-      return fmt::format("long {}", RowWalk::numbers[w.which].name);
-    case Word::Scratch:
-      return fmt::format("char* t{}", w.which);
-    case Word::Fault:
-      return "char* fault";
-    case Word::Op:
-      break;
+  if (w.kind == Word::Number) {
+    const Number& c = numbers[static_cast<size_t>(w.which)];
+    return fmt::format(fmt::runtime(c.control ? "const {}* c{}" : "{} c{}"),
+                       spelling(c.dtype).element, w.which);
   }
-  return "long op";
+  if (w.kind == Word::Rows) return fmt::format("long {}", RowWalk::numbers[w.which].name);
+  // By kind; those two are left out.
+  static constexpr const char* others[] = {
+      "char* a{}",   "", "long n",    "long size{}", "long mul{}", "long shift{}",
+      "long s{}_{}", "", "char* t{}", "char* fault", "long op"};
+  return fmt::format(fmt::runtime(others[w.kind]), w.which, w.dim);
 }
 
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
@@ -352,7 +304,32 @@ std::string kernel_head(const char* macro, const std::string& name, const char* 
       macro, name, suffix, threads);
 }
 
-std::string cuda_text(const Program& p, const Walk& walk, const std::string& name, bool table) {
+std::string take_apart(const Walk& walk, const char* type, const std::string& indent) {
+  std::string out;
+  for (int d = walk.ndim - 1; d > 0; --d) {
+    const std::string count =
+        walk.tiled(d) ? fmt::format("((p.size{} + {}) / {})", d, kDeviceTile - 1, kDeviceTile)
+                      : fmt::format("p.size{}", d);
+    const std::string quotient =
+        walk.wide ? fmt::format("r / {}", count)
+                  : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
+    out += fmt::format("{0}const {1} q{2} = {3}, j{2} = r - q{2} * ({1}){4};\n{0}r = q{2};\n",
+                       indent, type, d, quotient, count);
+  }
+  if (walk.ndim > 0) out += fmt::format("{}const {} j0 = r;\n", indent, type);
+  return out;
+}
+
+std::string offset_of(int w, int ndim, int but) {
+  std::string sum = "0";
+  for (int d = 0; d < ndim; ++d) {
+    if (d != but) sum += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
+  }
+  return sum;
+}
+
+std::string cuda_text(const Program& p, const Walk& walk, const std::string& name, Stage,
+                      bool table) {
   return Text(p, walk, name, table).run();
 }
 

@@ -2,7 +2,10 @@
 // A program for a GPU: how its threads share out the elements, the text of the kernel, and the
 // struct that a launch hands over.
 
-#include "core/check.h"
+#include <fmt/format.h>
+
+#include <span>
+
 #include "core/device_kernel.h"
 #include "ops/program/program.h"
 
@@ -29,19 +32,32 @@ struct Walk {
     return tiled(d) ? (size + kDeviceTile - 1) / kDeviceTile : size;
   }
   int64_t blocks(const Space& space) const;  ///< Of the launch.
+  int64_t scratch_bytes() const { return 0; }
+  /// What tells the text apart from that of other walks of the same program.
+  uint64_t bits() const;
   bool by_strides(const Window& w) const {
     return w.touched() && w.reach != Window::Dense && w.reach != Window::Splat;
   }
 };
 
 /// The walk; it sets the windows' reaches. Bits do not depend on it.
-Walk plan_walk(const Space& space, Window* windows, int count);
+Walk plan_walk(const Space& space, std::span<Window> windows);
 
-/// The kernel as text, without the prelude. A thread reads all its elements before it writes one.
-/// With `table` its argument is a CallTable of those of several calls, the text of which goes
-/// before.
+/// The launches of a program, in their order. Only the first is there without folds.
+enum class Stage : uint8_t {
+  Elements,  ///< What elements and rows have, and what each walker has of a fold over rows.
+  Columns,   ///< Folds over the rows of each place, and what is made of them.
+  Numbers,   ///< The same of totals.
+};
+inline const char* suffix(Stage s) {
+  return s == Stage::Elements ? "" : s == Stage::Columns ? "_columns" : "_numbers";
+}
+
+/// The kernel of a stage as text, without the prelude and its argument. A thread reads all its
+/// elements before it writes one. With `table` its argument is a CallTable of those of several
+/// calls, the text of which goes before.
 std::string cuda_text(const Program& p, const Walk& walk, const std::string& name,
-                      bool table = false);
+                      Stage stage = Stage::Elements, bool table = false);
 /// The same program with several sets of operands: their arguments, one after the other, and of
 /// each the number of its first block.
 BRRR_DEVICE_STRUCT(CallTable, {
@@ -49,9 +65,20 @@ BRRR_DEVICE_STRUCT(CallTable, {
   const long* first;
   long count;
 });
-/// How such kernels begin: with the argument as `p` and the number of the call's block as `block`.
+/// Calls launch(stage, blocks, threads of a block) for what is to be launched.
+template <class F> void each_launch(const Walk& walk, const Space& space, const F& launch) {
+  launch(Stage::Elements, walk.blocks(space), kDeviceThreads);
+}
+
+// --- what kernels of all walks spell alike -------------------------------------------------------
+
+/// How a kernel begins: with the argument as `p` and the number of the call's block as `block`.
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
                         bool table);
+/// The number `r` taken apart, the walk's last dim fastest: `j<d>`; of tiled dims, of the tile.
+std::string take_apart(const Walk& walk, const char* type, const std::string& indent);
+/// How many bytes into window w the element at `j<d>` lies, without those of dim `but`.
+std::string offset_of(int w, int ndim, int but = -1);
 
 // --- the kernel's argument -----------------------------------------------------------------------
 
@@ -86,14 +113,15 @@ std::string declaration(Word w, const std::vector<Number>& numbers);
 /// Calls word(Word, value) for each word, in the order of the struct. Addresses are the windows';
 /// of a number that is read from a control word the value is which.
 template <class F>
-void each_word(const Walk& walk, const Space& space, const Window* windows, int n_windows,
-               const Number* numbers, int n_numbers, const F& word) {
-  for (int w = 0; w < n_windows; ++w) {
-    if (windows[w].in_memory()) {
-      word(Word{Word::Address, w}, static_cast<int64_t>(windows[w].address));
-    }
+void each_word(const Walk& walk, const Space& space, std::span<const Window> windows,
+               std::span<const Number> numbers, const F& word) {
+  int which = 0;
+  for (const Window& w : windows) {
+    if (w.in_memory()) word(Word{Word::Address, which}, static_cast<int64_t>(w.address));
+    ++which;
   }
-  for (int k = 0; k < n_numbers; ++k) word(Word{Word::Number, k}, numbers[k].bits);
+  which = 0;
+  for (const Number& number : numbers) word(Word{Word::Number, which++}, number.bits);
   word(Word{Word::Numel}, space.numel());
   for (int d = 0; d < walk.ndim; ++d) {
     const Divisor by(walk.parts(d, space.size[d]));
@@ -101,11 +129,13 @@ void each_word(const Walk& walk, const Space& space, const Window* windows, int 
     word(Word{Word::Mul, d}, by.mul);
     word(Word{Word::Shift, d}, by.shift);
   }
-  for (int w = 0; w < n_windows; ++w) {
-    const int64_t item = windows[w].source == Window::Index ? 1 : windows[w].item();
-    for (int d = 0; d < walk.ndim && walk.by_strides(windows[w]); ++d) {
-      word(Word{Word::Stride, w, d}, windows[w].stride[d] * item);
+  which = 0;
+  for (const Window& w : windows) {
+    const int64_t item = w.source == Window::Index ? 1 : w.item();
+    for (int d = 0; d < walk.ndim && walk.by_strides(w); ++d) {
+      word(Word{Word::Stride, which, d}, w.stride[d] * item);
     }
+    ++which;
   }
   if (walk.notes) {
     word(Word{Word::Fault}, 0);
@@ -113,34 +143,21 @@ void each_word(const Walk& walk, const Space& space, const Window* windows, int 
   }
 }
 
-/// The words of a call.
-class Words {
- public:
-  static constexpr size_t kMost = 512;  ///< 4 KB, all that a kernel takes.
-  void push(int64_t w) {
-    BRRR_CHECK(n_ < kMost, "cuda: a kernel with too many operands");
-    words_[n_++] = w;
-  }
-  /// Of a call, which may note faults.
-  void push(Word w, int64_t value, const OpCall& c) {
-    if (w.kind == Word::Fault) value = reinterpret_cast<int64_t>(device_fault());
-    push(w.kind == Word::Op ? fault_op(c) : value);
-  }
-  void set(size_t word, const void* p) { words_[word] = reinterpret_cast<int64_t>(p); }
-  size_t size() const { return n_; }
-  const int64_t* data() const { return words_; }
-  size_t bytes() const { return n_ * sizeof words_[0]; }
+/// The struct of a program's words as text: the argument of all its kernels.
+template <class W>
+std::string cuda_argument(const Program& p, const W& walk, const std::string& name) {
+  std::string out = fmt::format("struct A_{} {{\n", name);
+  each_word(walk, p.space, p.windows, p.numbers,
+            [&](Word w, int64_t) { out += "  " + declaration(w, p.numbers) + ";\n"; });
+  return out + "};\n";
+}
 
- private:
-  size_t n_ = 0;
-  int64_t words_[kMost];  // Uninitialised: calls are hot.
-};
-
+inline constexpr size_t kMostWords = 512;  ///< 4 KB, all that a kernel takes.
 /// Whether a kernel's argument has room for so many windows and numbers over so many dims.
 inline bool cuda_takes(size_t windows, size_t numbers, int ndim) {
   // Rows may take one more dim, and words of their own.
   const auto n = static_cast<size_t>(ndim) + 1;
-  return windows * (1 + n) + numbers + 1 + 3 * n + 24 <= Words::kMost;
+  return windows * (1 + n) + numbers + 1 + 3 * n + 24 <= kMostWords;
 }
 
 }  // namespace brrr::program

@@ -26,7 +26,7 @@ int64_t steps_of(int64_t matrix) {
 }
 
 // Cuts rows into pieces of so many elements, the outermost dim but `outer`.
-void cut(RowWalk& walk, Space& space, Window* windows, int count, int outer, int64_t piece) {
+void cut(RowWalk& walk, Space& space, std::span<Window> windows, int outer, int64_t piece) {
   BRRR_CHECK(space.ndim < kMaxDims, "cuda: a kernel over rows of too many dims");
   const int last = space.ndim++;
   const auto insert = [&](int64_t* all, int64_t outermost, int64_t innermost) {
@@ -39,8 +39,8 @@ void cut(RowWalk& walk, Space& space, Window* windows, int count, int outer, int
   walk.rows *= walk.pieces;
   walk.n = piece;
   insert(space.size, walk.pieces, piece);
-  for (Window* w = windows; w < windows + count; ++w) {
-    insert(w->stride, w->stride[last - 1] * piece, w->stride[last - 1]);
+  for (Window& w : windows) {
+    insert(w.stride, w.stride[last - 1] * piece, w.stride[last - 1]);
   }
 }
 
@@ -68,10 +68,11 @@ uint64_t RowWalk::bits() const {
   const auto lg = static_cast<uint64_t>(std::bit_width(static_cast<unsigned>(slots)));
   return static_cast<uint64_t>(ndim) | static_cast<uint64_t>(log_group) << 4 |
          static_cast<uint64_t>(log_lanes) << 6 | lg << 10 | uint64_t{wide} << 13 |
-         uint64_t{ragged()} << 14 | uint64_t{traits.split} << 15;
+         uint64_t{ragged()} << 14 | uint64_t{traits.split} << 15 |
+         uint64_t{traits.columns > 0} << 16;
 }
 
-RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& traits, int outer,
+RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& traits, int outer,
                   int64_t longest) {
   RowWalk walk{.traits = traits};
   walk.rows = 1;
@@ -86,13 +87,13 @@ RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& tra
   // Places that do not depend on each other: a lane has a group. A number of a row that is read and
   // written is one walker's.
   const bool apart = traits.columns && !traits.folds &&
-                     std::none_of(windows, windows + count, [&](const Window& w) {
+                     std::none_of(windows.begin(), windows.end(), [&](const Window& w) {
                        return w.loaded && w.stored && w.stride[space.ndim - 1] == 0;
                      });
   if (apart) longest = kWarp * walk.group();
   if (traits.split) longest = kLongestPiece;
   if (traits.split || (longest && walk.n > longest)) {
-    cut(walk, space, windows, count, outer, longest);
+    cut(walk, space, windows, outer, longest);
   }
   const auto groups = static_cast<uint64_t>(walk.n / walk.group());
   walk.log_lanes = apart   ? std::countr_zero(std::bit_ceil(groups))
@@ -109,8 +110,8 @@ RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& tra
   if (kept && !traits.split && walk.n <= kLongestKept && kept <= room) {
     walk.slots = static_cast<int>(slots);
   }
-  for (Window* w = windows; w < windows + count; ++w) {
-    w->reach = in_groups(*w, space, walk) ? Window::Row : Window::Strided;
+  for (Window& w : windows) {
+    w.reach = in_groups(w, space, walk) ? Window::Row : Window::Strided;
   }
   return walk;
 }

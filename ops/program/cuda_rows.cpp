@@ -24,40 +24,21 @@ class RowText : DeviceRowPasses {
     }
   }
 
-  std::string run(RowKernel which) {
-    switch (which) {
-      case RowKernel::Rows:
-        rows();
-        break;
-      case RowKernel::Columns:
-        columns();
-        break;
-      case RowKernel::Numbers:
-        numbers();
-    }
-    return out_ + (table_ ? "}\n}\n" : "}\n");
-  }
-
-  std::string argument() {
-    out_ += fmt::format("struct A_{} {{\n", name_);
-    each_row_word(walk_, p_.space, p_.windows.data(), static_cast<int>(p_.windows.size()),
-                  p_.numbers.data(), static_cast<int>(p_.numbers.size()),
-                  [&](Word w, int64_t) { out_ += "  " + declaration(w, p_.numbers) + ";\n"; });
-    return out_ + "};\n";
-  }
-
- private:
-  void begin(RowKernel which, int threads) {
+  std::string run(Stage stage) {
+    const int threads = stage == Stage::Elements ? walk_.threads() : 1024;
     names_.assign(static_cast<size_t>(count()), "");
-    out_ += kernel_head("BLOCK_KERNEL", name_, suffix(which), threads, table_);
+    out_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_);
     lines(
         [&](int id) {
           return at(id).varies == Statement::Never && !of(id).after &&
                  at(id).kind != Statement::Store;
         },
         "  ");
+    stage == Stage::Elements ? rows() : stage == Stage::Columns ? columns() : numbers();
+    return out_ + (table_ ? "}\n}\n" : "}\n");
   }
 
+ private:
   // --- values ------------------------------------------------------------------------------------
 
   const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
@@ -162,37 +143,26 @@ class RowText : DeviceRowPasses {
 
   // --- a row -------------------------------------------------------------------------------------
 
-  // Row number `r` taken apart: `o<w>` is how many bytes into window w it begins.
-  void offsets(const std::string& indent) {
+  // Where it is, `o<w>` bytes into window w, and how many elements it has.
+  void find_row(const std::string& row, const std::string& matrix, const std::string& indent) {
     const char* const type = walk_.wide ? "long" : "unsigned";
-    for (int d = last_ - 1; d > 0; --d) {
-      const std::string quotient =
-          walk_.wide ? fmt::format("r / p.size{}", d)
-                     : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
-      out_ +=
-          fmt::format("{0}const {1} q{2} = {3}, j{2} = r - q{2} * ({1})p.size{2};\n{0}r = q{2};\n",
-                      indent, type, d, quotient);
-    }
-    if (last_ > 0) out_ += fmt::format("{}const {} j0 = r;\n", indent, type);
-    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
-      if (!window(w).touched()) continue;
-      std::string sum = fmt::format("{}const long o{} = 0", indent, w);
-      for (int d = 0; d < last_; ++d) sum += fmt::format(" + (long)j{0} * p.s{1}_{0}", d, w);
-      out_ += sum + ";\n";
-    }
-  }
-  // Where it is, and how many elements it has.
-  void find_row(const std::string& indent) {
-    out_ += fmt::format("{}{} r = on ? row : 0;\n", indent, walk_.wide ? "long" : "unsigned");
+    out_ += fmt::format("{}{} r = {};\n", indent, type, row);
     if (walk_.ragged()) {
       out_ += fmt::format(
-          "{0}const long left = p.length - r / p.matrix % p.pieces * p.size{1};\n"
+          "{0}const long left = p.length - {2} % p.pieces * p.size{1};\n"
           "{0}const long n = left < p.size{1} ? left : p.size{1};\n",
-          indent, last_);
+          indent, last_, matrix);
     } else {
       out_ += fmt::format("{}const long n = p.size{};\n", indent, last_);
     }
-    offsets(indent);
+    out_ += take_apart({.ndim = last_, .wide = walk_.wide}, type, indent);
+    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
+      if (!window(w).touched()) continue;
+      out_ += fmt::format("{}const long o{} = {};\n", indent, w, offset_of(w, last_));
+    }
+  }
+  // The positions that it names, and whether they count.
+  void find_ids(const std::string& indent) {
     std::vector<std::string> ids, all;
     for (int id = 0; id < count(); ++id) {
       const Statement& s = at(id);
@@ -214,7 +184,6 @@ class RowText : DeviceRowPasses {
   }
 
   void rows() {
-    begin(RowKernel::Rows, walk_.threads());
     out_ += fmt::format(
         "  const int lane = threadIdx.x % {0};\n"
         "  const long walker = (long)block * {1} + threadIdx.x / {0};\n",
@@ -259,7 +228,8 @@ class RowText : DeviceRowPasses {
   }
 
   void one_row(const std::string& indent) {
-    find_row(indent);
+    find_row("on ? row : 0", "r / p.matrix", indent);
+    find_ids(indent);
     for (int w : reused_) {
       if (is_kept(w)) {
         out_ +=
@@ -446,7 +416,6 @@ class RowText : DeviceRowPasses {
 
   // A block has 32 columns of a matrix and 32 slots for walkers.
   void columns() {
-    begin(RowKernel::Columns, 1024);
     out_ += fmt::format(
         "  const int slot = threadIdx.x / 32;\n"
         "  const long across = (p.size{0} + 31) / 32, m = block / across;\n"
@@ -454,7 +423,7 @@ class RowText : DeviceRowPasses {
         "  const long walkers = (p.matrix + p.steps - 1) / p.steps, row = m * p.matrix;\n"
         "  const bool on = true;\n",
         last_);
-    find_row_of_matrix();
+    find_row("row", "m", "  ");
     for (int id : columns_) {
       out_ += fmt::format(
           "  {0} v{1} = {2};\n  if (i < n) {{\n#pragma unroll 8\n"
@@ -487,19 +456,9 @@ class RowText : DeviceRowPasses {
     }
     return false;
   }
-  void find_row_of_matrix() {
-    out_ += fmt::format("  {} r = row;\n", walk_.wide ? "long" : "unsigned");
-    out_ += walk_.ragged() ? fmt::format(
-                                 "  const long left = p.length - m % p.pieces * p.size{0};\n"
-                                 "  const long n = left < p.size{0} ? left : p.size{0};\n",
-                                 last_)
-                           : fmt::format("  const long n = p.size{};\n", last_);
-    offsets("  ");
-  }
 
   // One block: each total as a row of its own, then what is made of them.
   void numbers() {
-    begin(RowKernel::Numbers, 1024);
     for (size_t k = 0; k < totals_.size(); ++k) {
       const int id = totals_[k];
       out_ += fmt::format(
@@ -536,12 +495,9 @@ class RowText : DeviceRowPasses {
 
 }  // namespace
 
-std::string cuda_row_argument(const Program& p, const RowWalk& walk, const std::string& name) {
-  return RowText(p, walk, name, false).argument();
-}
-std::string cuda_rows(const Program& p, const RowWalk& walk, const std::string& name,
-                      RowKernel which, bool table) {
-  return RowText(p, walk, name, table).run(which);
+std::string cuda_text(const Program& p, const RowWalk& walk, const std::string& name, Stage stage,
+                      bool table) {
+  return RowText(p, walk, name, table).run(stage);
 }
 
 }  // namespace brrr::program

@@ -75,39 +75,26 @@ inline constexpr RowWalk::Named RowWalk::numbers[6] = {
 /// The walk of a program whose row is the last dim; `outer` of the dims before it count matrices.
 /// It sets the windows' reaches. Rows longer than `longest`, if that is not 0, and those that are
 /// folded over rows alone become pieces: one more dim, behind the outer ones.
-RowWalk plan_rows(Space& space, Window* windows, int count, const RowTraits& traits, int outer = 0,
+RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& traits, int outer = 0,
                   int64_t longest = 0);
 
-/// The kernels of a program: each has the struct A_<name> as its argument.
-enum class RowKernel : uint8_t {
-  Rows,     ///< What elements and rows have, and what each walker has of a fold over rows.
-  Columns,  ///< Folds over the rows of each place, and what is made of them.
-  Numbers,  ///< The same of totals.
-};
-inline const char* suffix(RowKernel k) {
-  return k == RowKernel::Rows ? "" : k == RowKernel::Columns ? "_columns" : "_numbers";
-}
-/// Texts, without the prelude and kRowText.
-std::string cuda_row_argument(const Program& p, const RowWalk& walk, const std::string& name);
-std::string cuda_rows(const Program& p, const RowWalk& walk, const std::string& name,
-                      RowKernel which, bool table = false);
+/// As of a Walk. What such kernels are written in goes before: kRowText.
+std::string cuda_text(const Program& p, const RowWalk& walk, const std::string& name, Stage stage,
+                      bool table = false);
 extern const char kRowText[];
 
-/// Calls launch(which, blocks, threads of a block) for what is to be launched, in order.
-template <class F> void each_row_launch(const RowWalk& w, const F& launch) {
+template <class F> void each_launch(const RowWalk& w, const Space&, const F& launch) {
   const int64_t all = w.matrices * w.walkers(), across = (w.n + 31) / 32;
-  if (w.rows > 0) launch(RowKernel::Rows, (all + w.side() - 1) / w.side(), w.threads());
-  if (w.traits.columns) launch(RowKernel::Columns, w.matrices * across, 1024);
-  if (w.traits.totals) launch(RowKernel::Numbers, int64_t{1}, 1024);
+  if (w.rows > 0) launch(Stage::Elements, (all + w.side() - 1) / w.side(), w.threads());
+  if (w.traits.columns) launch(Stage::Columns, w.matrices * across, 1024);
+  if (w.traits.totals) launch(Stage::Numbers, int64_t{1}, 1024);
 }
 
-/// Calls word(Word, value) for each word of the argument, in order; as each_word() does. Of scratch
-/// memory the value is the place in it.
+/// Of scratch memory the value is the place in it.
 template <class F>
-void each_row_word(const RowWalk& walk, const Space& space, const Window* windows, int n_windows,
-                   const Number* numbers, int n_numbers, const F& word) {
-  each_word(Walk{.ndim = space.ndim, .notes = true}, space, windows, n_windows, numbers, n_numbers,
-            word);
+void each_word(const RowWalk& walk, const Space& space, std::span<const Window> windows,
+               std::span<const Number> numbers, const F& word) {
+  each_word(Walk{.ndim = space.ndim, .notes = true}, space, windows, numbers, word);
   int k = 0;
   for (const auto& number : RowWalk::numbers) word(Word{Word::Rows, k++}, walk.*number.value);
   for (k = 0; k < walk.traits.columns + walk.traits.totals; ++k) {

@@ -15,22 +15,22 @@ constexpr int64_t kStaticShared = 48 << 10;  // Bytes that a block may have with
 constexpr int64_t kWorthTurning = 16;        // Elements of a dim that is walked by tiles.
 
 // How an operand is reached, looking at it alone.
-Window::Reach reach_of(const Window& o, int ndim, const int64_t* size, int64_t n) {
+Window::Reach reach_of(const Window& o, const Space& space) {
   bool dense = true, splat = !o.stored;
   int64_t step = 1;
-  for (int d = ndim - 1; d >= 0; --d) {
-    dense &= size[d] == 1 || o.stride[d] == step;
-    splat &= size[d] == 1 || o.stride[d] == 0;
-    step *= size[d];
+  for (int d = space.ndim - 1; d >= 0; --d) {
+    dense &= space.size[d] == 1 || o.stride[d] == step;
+    splat &= space.size[d] == 1 || o.stride[d] == 0;
+    step *= space.size[d];
   }
-  return dense || n == 1 ? Window::Dense : splat ? Window::Splat : Window::Strided;
+  return dense ? Window::Dense : splat ? Window::Splat : Window::Strided;
 }
 
 // Whether a group of the operand, which is dense along the innermost dim, is one aligned access.
-bool packs(const Window& o, int64_t vector, int ndim, const int64_t* size) {
+bool packs(const Window& o, int64_t vector, const Space& space) {
   bool aligned = o.address % static_cast<uintptr_t>(vector * o.item()) == 0;
-  for (int d = 0; o.reach != Window::Dense && d < ndim - 1; ++d) {
-    aligned &= size[d] == 1 || o.stride[d] % vector == 0;
+  for (int d = 0; o.reach != Window::Dense && d < space.ndim - 1; ++d) {
+    aligned &= space.size[d] == 1 || o.stride[d] % vector == 0;
   }
   return aligned;
 }
@@ -38,29 +38,25 @@ bool packs(const Window& o, int64_t vector, int ndim, const int64_t* size) {
 // The most elements that are one aligned access of each of the operands for which `which` holds.
 // Unless `row` is 0, rows of that length consist of such groups.
 template <class Which>
-int widest(int ndim, const int64_t* size, const Window* all, int count, int64_t row, Which which) {
-  int64_t largest = kWidest;
-  bool any = false;
-  for (int k = 0; k < count; ++k) {
-    if (!which(all[k])) continue;
-    largest = any ? std::max(largest, all[k].item()) : all[k].item();
-    any = true;
+int widest(const Space& space, std::span<const Window> all, int64_t row, const Which& which) {
+  int64_t largest = 0;
+  for (const Window& o : all) {
+    if (which(o)) largest = std::max(largest, o.item());
   }
-  for (int64_t v = kWidest / largest; v > 1; v /= 2) {
-    bool good = row % v == 0;
-    for (int k = 0; k < count && good; ++k) good = !which(all[k]) || packs(all[k], v, ndim, size);
-    if (good) return static_cast<int>(v);
+  for (int64_t v = largest ? kWidest / largest : 1; v > 1; v /= 2) {
+    const auto fits = [&](const Window& o) { return !which(o) || packs(o, v, space); };
+    if (row % v == 0 && std::all_of(all.begin(), all.end(), fits)) return static_cast<int>(v);
   }
   return 1;
 }
 
 // Goes by tiles where an operand that is read is dense along another dim than the innermost one:
 // neighbouring threads would each read a line of memory for one element.
-bool turn(Walk& walk, const int64_t* size, Window* all, int count) {
+bool turn(Walk& walk, const int64_t* size, std::span<Window> all) {
   const int last = walk.ndim - 1;
+  if (size[last] < kWorthTurning) return false;
   int64_t shared = 0;
-  for (int k = 0; k < count && size[last] >= kWorthTurning; ++k) {
-    Window& o = all[k];
+  for (Window& o : all) {
     const bool walked = o.in_memory() && o.reach == Window::Strided && !o.stored;
     if (!walked || o.stride[last] == 0 || o.stride[last] == 1) continue;
     for (int d = last - 1; d >= 0 && walk.turned < 0; --d) {
@@ -72,8 +68,8 @@ bool turn(Walk& walk, const int64_t* size, Window* all, int count) {
     shared += bytes;
   }
   if (walk.turned < 0) return false;
-  for (int k = 0; k < count; ++k) {
-    if (all[k].reach == Window::Dense) all[k].reach = Window::Strided;
+  for (Window& o : all) {
+    if (o.reach == Window::Dense) o.reach = Window::Strided;
   }
   walk.wide = false;  // Tiles are numbered, not elements.
   return true;
@@ -81,40 +77,37 @@ bool turn(Walk& walk, const int64_t* size, Window* all, int count) {
 
 }  // namespace
 
-Walk plan_walk(const Space& space, Window* all, int count) {
+Walk plan_walk(const Space& space, std::span<Window> all) {
   using W = Window;
   Walk walk;
-  const int ndim = space.ndim;
-  const int64_t* const size = space.size;
-  const int64_t n = space.numel();
   bool strided = false;
-  for (int k = 0; k < count; ++k) {
-    all[k].reach = all[k].touched() ? reach_of(all[k], ndim, size, n) : W::Dense;
-    strided |= all[k].reach == W::Strided;
+  for (Window& o : all) {
+    o.reach = o.touched() ? reach_of(o, space) : W::Dense;
+    strided |= o.reach == W::Strided;
   }
   const auto dense = [&](const Window& o) { return o.in_memory() && o.reach == W::Dense; };
   if (!strided) {
-    walk.vector = widest(ndim, size, all, count, 0, dense);
+    walk.vector = widest(space, all, 0, dense);
     return walk;
   }
-  walk.ndim = ndim;
-  walk.wide = n >= int64_t{1} << 31;
-  if (turn(walk, size, all, count)) return walk;
-  const int last = ndim - 1;
+  walk.ndim = space.ndim;
+  walk.wide = space.numel() >= int64_t{1} << 31;
+  if (turn(walk, space.size, all)) return walk;
+  const int last = space.ndim - 1;
   const auto in_row = [&](const Window& o) {
     return dense(o) || (o.in_memory() && o.reach == W::Strided && o.stride[last] == 1);
   };
-  walk.vector = widest(ndim, size, all, count, size[last], in_row);
+  walk.vector = widest(space, all, space.size[last], in_row);
   // Rows that cannot be moved in groups keep neighbouring threads at neighbouring elements, unless
   // more operands gain by groups than lose by them.
   int gain = 0;
-  for (int k = 0; k < count; ++k) gain += dense(all[k]) ? 1 : in_row(all[k]) ? -1 : 0;
-  if (walk.vector == 1 && gain > 0) walk.vector = widest(ndim, size, all, count, 0, dense);
-  walk.in_rows = size[last] % walk.vector == 0;
-  for (int k = 0; k < count && walk.in_rows && walk.vector > 1; ++k) {
-    Window& o = all[k];
+  for (const Window& o : all) gain += dense(o) ? 1 : in_row(o) ? -1 : 0;
+  if (walk.vector == 1 && gain > 0) walk.vector = widest(space, all, 0, dense);
+  walk.in_rows = space.size[last] % walk.vector == 0;
+  if (!walk.in_rows || walk.vector == 1) return walk;
+  for (Window& o : all) {
     if (o.reach != W::Strided) continue;
-    if (in_row(o) && packs(o, walk.vector, ndim, size)) o.reach = W::Row;
+    if (in_row(o) && packs(o, walk.vector, space)) o.reach = W::Row;
     if (o.stride[last] == 0 && !o.stored) o.reach = W::Held;
   }
   return walk;
@@ -125,6 +118,12 @@ int64_t Walk::blocks(const Space& space) const {
   int64_t all = 1;
   for (int d = 0; d < ndim; ++d) all *= parts(d, space.size[d]);
   return all;
+}
+
+uint64_t Walk::bits() const {
+  return static_cast<uint64_t>(ndim) | uint64_t{wide} << 4 | uint64_t{in_rows} << 5 |
+         static_cast<uint64_t>(std::countr_zero(static_cast<unsigned>(vector))) << 6 |
+         static_cast<uint64_t>(turned + 1) << 9;
 }
 
 Divisor::Divisor(int64_t count) {
