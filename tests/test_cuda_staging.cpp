@@ -106,7 +106,7 @@ TEST_CASE("cuda: only reading waits") {
   const Tensor x = on_gpu(sampled({100, 30}, kFloat32));
   x.exp();  // Kernels are there.
   x.sum({0});
-  const auto before = device().counters.synchronisations.load();
+  const auto before = device().waits.load();
   for (int i = 0; i < 10; ++i) {
     Tensor y = x.exp();
     y = y + 1.0;
@@ -114,9 +114,9 @@ TEST_CASE("cuda: only reading waits") {
     y.to(kCUDA);
     on_gpu(sampled({100, 30}, kFloat32, -1, 1, i));
   }
-  CHECK(device().counters.synchronisations.load() == before);
+  CHECK(device().waits.load() == before);
   x.sum().item<float>();
-  CHECK(device().counters.synchronisations.load() == before + 1);
+  CHECK(device().waits.load() == before + 1);
 }
 
 TEST_CASE("cuda: a number and what went wrong come to the host as one copy") {

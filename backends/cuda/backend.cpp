@@ -1,13 +1,9 @@
 // A GPU behind core's Backend interface.
-#include "core/backend.h"
+#include "backends/cuda/backend.h"
 
 #include "backends/cuda/calls.h"
 #include "backends/cuda/device.h"
-#include "backends/cuda/gemm.h"
-#include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
-#include "backends/cuda/limits.h"
-#include "backends/cuda/marks.h"
 #include "backends/cuda/pool.h"
 #include "backends/cuda/staging.h"
 #include "core/check.h"

@@ -24,7 +24,10 @@ std::atomic<int64_t> waiting_since_ns{0};
 
 // While a thread waits for the device.
 struct Waiting {
-  Waiting() { waiting_since_ns = now_ns(); }
+  explicit Waiting(OpenDevice& d) {
+    d.waits.fetch_add(1, std::memory_order_relaxed);
+    waiting_since_ns = now_ns();
+  }
   ~Waiting() { waiting_since_ns = 0; }
   Waiting(const Waiting&) = delete;
 };
@@ -37,8 +40,7 @@ OpenDevice* open() {
              "cuda: {}; build brrr and the module together, with the CUDA Toolkit, set "
              "BRRR_CUDA_MODULE to one, or use brrr::kCPU",
              why);
-  std::unique_ptr<OpenDevice> d(
-      new OpenDevice{b->driver, b->tools, b->name, {}, nullptr, nullptr, nullptr, nullptr, {}});
+  std::unique_ptr<OpenDevice> d(new OpenDevice{b->driver, b->tools, b->name});
   const Failure failure = d->driver->open(0, &d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
   const Properties& p = d->properties;
@@ -75,15 +77,13 @@ void check(Failure failure, const char* what) {
 
 void synchronize() {
   OpenDevice& d = device();
-  const Waiting waiting;
-  d.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
+  const Waiting waiting(d);
   check(d.driver->synchronize(d.compute), "synchronize");
 }
 
 void wait_for(Event* e, const char* what) {
   OpenDevice& d = device();
-  const Waiting waiting;
-  d.counters.synchronisations.fetch_add(1, std::memory_order_relaxed);
+  const Waiting waiting(d);
   check(d.driver->wait(e), what);
 }
 

@@ -2,27 +2,23 @@
 // The device behind the boundary: opened once, with one stream for all work.
 
 #include <atomic>
-#include <string>
+#include <mutex>
+#include <vector>
 
 #include "backends/cuda/driver.h"
 
 namespace brrr::cuda {
 
-/// Counts of what the process has asked of the device.
-struct Counters {
-  std::atomic<uint64_t> launches{0}, graph_launches{0}, synchronisations{0};
-};
-
 struct OpenDevice {
   const Driver* driver;
   const Tools* tools;
   const char* module;  ///< "cuda", "emulator".
-  Properties properties;
-  Stream* compute;  ///< All work is queued here...
-  Stream* capture;  ///< ...but for what is noted by a capture,
+  Properties properties{};
+  Stream* compute = nullptr;  ///< All work is queued here...
+  Stream* capture = nullptr;  ///< ...but for what is noted by a capture,
   /// and for what is done beside that or this: exchanges with other processes (link.cpp).
   Stream *compute_beside = nullptr, *capture_beside = nullptr;
-  Counters counters;
+  std::atomic<uint64_t> waits{0};  ///< How often a thread has waited for it.
   /// The one for this thread at present.
   Stream* stream() const {
     if (beside) return capturing ? capture_beside : compute_beside;
@@ -45,5 +41,26 @@ void synchronize();
 void wait_for(Event* e, const char* what);
 /// For how long the thread that began to wait last has been waiting; 0: it is not.
 double waited_s();
+
+/// What a driver makes slowly, kept for whoever asks next.
+template <class T> class Spares {
+ public:
+  /// Null: there is none.
+  T* take() {
+    const std::lock_guard lock(mutex_);
+    if (all_.empty()) return nullptr;
+    T* const one = all_.back();
+    all_.pop_back();
+    return one;
+  }
+  void give(T* one) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(one);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<T*> all_;
+};
 
 }  // namespace brrr::cuda

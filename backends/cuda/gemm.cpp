@@ -1,8 +1,7 @@
-#include "backends/cuda/gemm.h"
-
 #include <map>
 #include <mutex>
 
+#include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
 #include "core/check.h"
@@ -60,7 +59,7 @@ class Aligned {
 };
 
 void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, void* c) {
-  OpenDevice& d = device();
+  const OpenDevice& d = device();
   if (s.k == 0) {  // A sum of nothing; ldc is n, and batches follow one another.
     const auto bytes = static_cast<size_t>(s.batch * s.m * s.n) * itemsize(dtype);
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
@@ -72,7 +71,6 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
   if (!p.workspace && p.bytes) reserve_workspace(p);
   cuda::Gemm*& chosen = p.by_shape[s];
   if (!chosen) check(d.tools->choose(&s, p.bytes, &chosen), "matmul");
-  d.counters.launches.fetch_add(1, std::memory_order_relaxed);
   check(d.tools->multiply(chosen, left.get(), right.get(), c, p.workspace, p.bytes, d.stream()),
         "matmul");
 }

@@ -1,8 +1,7 @@
-#include "backends/cuda/graphs.h"
-
 #include <chrono>
 #include <mutex>
 
+#include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pool.h"
@@ -23,10 +22,6 @@ struct DeviceGraph {
     if (graph) cuda::device().driver->release_graph(graph);
     for (const auto& [p, size] : scratch) cuda::pool().deallocate(p, size);
   }
-};
-
-struct KernelModule {
-  cuda::Module* module;
 };
 
 namespace cuda {
@@ -85,8 +80,7 @@ void abandon() noexcept {
 }
 
 void launch_graph(DeviceGraph* g) {
-  OpenDevice& d = device();
-  d.counters.graph_launches.fetch_add(1, std::memory_order_relaxed);
+  const OpenDevice& d = device();
   check(d.driver->launch_graph(g->graph, d.compute), "graph");
 }
 
@@ -134,15 +128,17 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   report = {};
   const std::string code = machine_code(*d.tools, with_support(source), "step", d.properties.major,
                                         d.properties.minor, &report.cached);
-  auto m = std::make_unique<KernelModule>(load_module(code, "step"));
+  Module* const module = load_module(code, "step");
   report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return m.release();
+  return reinterpret_cast<KernelModule*>(module);
 }
+
+static Module* module_of(KernelModule* m) { return reinterpret_cast<Module*>(m); }
 
 void* symbol(KernelModule* m, const char* name) {
   Function* f = nullptr;
-  check(device().driver->function(m->module, name, 0, &f), name);
+  check(device().driver->function(module_of(m), name, 0, &f), name);
   return f;
 }
 
@@ -150,8 +146,7 @@ void unload(KernelModule* m) noexcept {
   if (!m) return;
   const OpenDevice& d = device();
   d.driver->synchronize(d.compute);  // Replays that run still use it.
-  d.driver->unload(m->module);
-  delete m;
+  d.driver->unload(module_of(m));
 }
 
 }  // namespace cuda

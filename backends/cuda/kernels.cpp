@@ -93,7 +93,7 @@ void keep_kernel(const KernelKey& key, Function* f) {
 
 void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
             size_t bytes) {
-  OpenDevice& d = device();
+  const OpenDevice& d = device();
   constexpr int64_t kMost = 0x7fffffff, kMostOther = 65535;  // Of CUDA's grids.
   BRRR_CHECK(grid.x <= kMost && grid.y <= kMostOther && grid.z <= kMostOther,
              "cuda: {} needs a grid of {} x {} x {} blocks; use smaller tensors", name, grid.x,
@@ -101,7 +101,6 @@ void launch(Function* f, const char* name, const Grid& grid, int threads, const 
   const unsigned blocks[3] = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                               static_cast<unsigned>(grid.z)};
   const unsigned block[3] = {static_cast<unsigned>(threads), 1, 1};
-  d.counters.launches.fetch_add(1, std::memory_order_relaxed);
   const Failure failure = d.driver->launch(f, blocks, block, static_cast<size_t>(grid.shared_bytes),
                                            arguments, bytes, d.stream());
   if (failure) fail("cuda: kernel {}: {}", name, failure);

@@ -1,12 +1,8 @@
-// What a GPU can do, measured where it is asked for.
-#include "backends/cuda/limits.h"
+#include "backends/limits.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 
-#include "backends/limits.h"
-#include "core/backend.h"
+#include "backends/cuda/backend.h"
 #include "core/tensor.h"
 #include "ops/factory_ops.h"
 
@@ -23,12 +19,11 @@ struct NoTf32 {
 
 DeviceLimits measure(bool&) {
   DeviceLimits l;
-  std::optional<NoTf32> products(std::in_place);
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
+    const NoTf32 products;
     const double rate = jit::product_gflops(kCUDA, t);
     l.peaks.push_back({t, rate, rate});
   }
-  products.reset();
   const Backend& gpu = backend(kCUDA);
   const Tensor one = zeros({1}, kFloat32, kCUDA);
   float got;

@@ -1,9 +1,7 @@
 // What exchanges between processes ask of this device: a queue beside its other work, pinned
 // memory, and messages by the module brrr_nccl.
-#include <cstring>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "backends/cuda/device.h"
 #include "backends/module_path.h"
@@ -27,8 +25,8 @@ namespace {
 
 struct Link {
   std::mutex mutex;
-  std::vector<DevicePoint*> points;      // That nobody uses.
-  std::multimap<size_t, char*> pinned;   // The same, by size.
+  Spares<DevicePoint> points;
+  std::multimap<size_t, char*> pinned;   // That nobody uses, by size.
   std::map<char*, size_t> pinned_bytes;  // Of all.
   const nccl::Boundary* nccl = nullptr;
   nccl::Communicator* communicator = nullptr;
@@ -72,22 +70,13 @@ void enter() {
 void leave() noexcept { OpenDevice::beside = false; }
 
 DevicePoint* make_point() {
-  Link& l = link();
-  const std::lock_guard lock(l.mutex);
-  if (!l.points.empty()) {
-    DevicePoint* p = l.points.back();
-    l.points.pop_back();
-    return p;
-  }
+  if (DevicePoint* const spare = link().points.take()) return spare;
   auto p = std::make_unique<DevicePoint>();
   make_events(*p);
   return p.release();
 }
 
-void drop_point(DevicePoint* p) noexcept {
-  const std::lock_guard lock(link().mutex);
-  link().points.push_back(p);
-}
+void drop_point(DevicePoint* p) noexcept { link().points.give(p); }
 
 void note(DevicePoint* p) { check(device().driver->record(p->now(), device().stream()), "event"); }
 void await(DevicePoint* p) { check(device().driver->await(device().stream(), p->now()), "event"); }

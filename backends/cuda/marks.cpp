@@ -1,66 +1,34 @@
-#include "backends/cuda/marks.h"
-
-#include <mutex>
-#include <vector>
-
+#include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 
-namespace brrr {
+namespace brrr::cuda {
 
-struct DeviceMark {
-  cuda::Event* event;
-};
-
-namespace cuda {
-
-namespace {
-
-// Events are kept for the next profile: a driver makes them slowly.
-struct Spare {
-  std::mutex mutex;
-  std::vector<DeviceMark*> marks;
-};
-Spare& spare() {
-  static Spare& s = *new Spare;
+// A mark is an event. They are kept for the next profile.
+static Event* event_of(DeviceMark* m) { return reinterpret_cast<Event*>(m); }
+static Spares<Event>& spares() {
+  static Spares<Event>& s = *new Spares<Event>;
   return s;
 }
 
-}  // namespace
-
 DeviceMark* mark() {
   const OpenDevice& d = device();
-  DeviceMark* m = nullptr;
-  {
-    const std::lock_guard lock(spare().mutex);
-    if (!spare().marks.empty()) {
-      m = spare().marks.back();
-      spare().marks.pop_back();
-    }
-  }
-  if (!m) {
-    Event* event = nullptr;
-    check(d.driver->make_timer(&event), "timer");
-    m = new DeviceMark{event};
-  }
-  check(d.driver->record(m->event, d.compute), "timer");
-  return m;
+  Event* event = spares().take();
+  if (!event) check(d.driver->make_timer(&event), "timer");
+  check(d.driver->record(event, d.compute), "timer");
+  return reinterpret_cast<DeviceMark*>(event);
 }
 
 double between(DeviceMark* from, DeviceMark* to) {
   const Driver& d = *device().driver;
-  check(d.wait(from->event), "timer");
-  check(d.wait(to->event), "timer");
+  check(d.wait(event_of(from)), "timer");
+  check(d.wait(event_of(to)), "timer");
   float milliseconds = 0;
-  check(d.elapsed(from->event, to->event, &milliseconds), "timer");
+  check(d.elapsed(event_of(from), event_of(to), &milliseconds), "timer");
   return 1e3 * static_cast<double>(milliseconds);
 }
 
 void drop_mark(DeviceMark* m) noexcept {
-  if (!m) return;
-  const std::lock_guard lock(spare().mutex);
-  spare().marks.push_back(m);
+  if (m) spares().give(event_of(m));
 }
 
-}  // namespace cuda
-
-}  // namespace brrr
+}  // namespace brrr::cuda

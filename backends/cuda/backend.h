@@ -1,0 +1,35 @@
+#pragma once
+// What backend.cpp fills core's Backend with, by the file where it is.
+
+#include "core/backend.h"
+
+namespace brrr::cuda {
+
+// --- gemm.cpp: matrix products through the module's library --------------------------------------
+
+/// One algorithm per problem, chosen when it is first met and kept; both modes share it. Float32
+/// is computed in float32 unless allow_tf32 says otherwise; 16-bit floats accumulate in float32.
+/// Factors may begin anywhere, the result at a multiple of 16 bytes, as memory of its own does.
+void gemm(const brrr::Gemm& g);
+/// Products that lie at even distances go to the library as one call.
+void gemm_batch(const brrr::Gemm& first, int64_t n, const int64_t* at);
+
+// --- graphs.cpp: captured work, and built kernels of a recorded step -----------------------------
+
+const GraphBackend& graph_backend();
+KernelModule* build(const std::string& source, BuildReport& report);
+void* symbol(KernelModule* m, const char* name);
+void unload(KernelModule* m) noexcept;
+
+// --- marks.cpp: points in the device's queue that know their time --------------------------------
+
+DeviceMark* mark();
+/// Microseconds.
+double between(DeviceMark* from, DeviceMark* to);
+void drop_mark(DeviceMark* m) noexcept;
+
+// --- limits.cpp: what a GPU can do, measured where it is asked for -------------------------------
+
+DeviceLimits limits(bool anew);
+
+}  // namespace brrr::cuda

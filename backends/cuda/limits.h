@@ -1,8 +1,0 @@
-#pragma once
-#include "core/device.h"
-
-namespace brrr::cuda {
-
-DeviceLimits limits(bool anew);
-
-}  // namespace brrr::cuda
