@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
-#include <charconv>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -15,26 +15,14 @@ namespace brrr {
 
 namespace {
 
-// Whatever the locale is.
-std::string text_of(const std::vector<double>& figures) {
-  std::string text;
-  for (double v : figures) text += fmt::format("{:a} ", v);
-  return text;
+std::string bytes_of(const std::vector<double>& figures) {
+  return {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof(double)};
 }
 
-// None if the text is none of text_of()'s.
-std::vector<double> figures_of(const std::string& text) {
-  std::vector<double> all;
-  const char *at = text.data(), *const end = at + text.size();
-  while (at < end) {
-    if (end - at < 4 || at[0] != '0' || at[1] != 'x') return {};
-    double v = 0;
-    const auto read = std::from_chars(at + 2, end, v, std::chars_format::hex);
-    if (read.ec != std::errc() || read.ptr == end || *read.ptr != ' ') return {};
-    all.push_back(v);
-    at = read.ptr + 1;
-  }
-  return all;
+std::vector<double> figures_of(const std::string& bytes) {
+  std::vector<double> figures(bytes.size() / sizeof(double));
+  std::memcpy(figures.data(), bytes.data(), figures.size() * sizeof(double));
+  return figures;
 }
 
 // "" where there is none: then figures last as long as the process.
@@ -64,6 +52,7 @@ std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool a
   static std::recursive_mutex mutex;
   static std::map<std::string, std::vector<double>> known;
   std::vector<std::string_view> all(of);
+  all.emplace_back("bytes");  // Figures were kept as text before.
 #ifndef __OPTIMIZE__
   all.emplace_back("not optimised");
 #endif
@@ -76,15 +65,15 @@ std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool a
   if (anew) known.erase(place);
   if (const auto at = known.find(place); at != known.end()) return at->second;
   std::vector<double> figures;
-  if (const auto text = anew || dir.empty() ? std::nullopt : jit::read_kernel(dir, key)) {
-    figures = figures_of(*text);
+  if (const auto kept = anew || dir.empty() ? std::nullopt : jit::read_kernel(dir, key)) {
+    figures = figures_of(*kept);
   }
   if (figures.empty()) {
     bool keep = true;
     figures = measure(keep);
     if (!keep) return figures;
     if (!dir.empty()) try {
-        jit::publish_kernel(dir, key, text_of(figures));
+        jit::publish_kernel(dir, key, bytes_of(figures));
       } catch (const Error&) {
         // A disk that is full costs the next process a second.
       }

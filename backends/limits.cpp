@@ -24,23 +24,16 @@ std::vector<double> figures_of(const DeviceLimits& l) {
   return all;
 }
 
-// Without copies if they are none of figures_of()'s.
+// Such figures' own.
 DeviceLimits limits_of(const std::vector<double>& all) {
   DeviceLimits l;
-  if (all.size() < 3 || all[2] < 1 || all[2] > 8) return {};
   l.threads = static_cast<int>(all[0]);
   l.round_trip_ns = all[1];
   size_t k = 3;
-  const size_t copies = k + 3 * static_cast<size_t>(all[2]);
-  if (all.size() < copies + 2 || (all.size() - copies) % 2) return {};
-  for (; k < copies; k += 3) {
-    if (all[k + 1] <= 0 || all[k + 2] <= 0) return {};
+  for (const size_t end = k + 3 * static_cast<size_t>(all[2]); k < end; k += 3) {
     l.peaks.push_back({static_cast<DType>(all[k]), all[k + 1], all[k + 2]});
   }
-  for (; k < all.size(); k += 2) {
-    if (all[k + 1] <= 0 || (k > copies && all[k] <= all[k - 2])) return {};
-    l.copies.push_back({all[k], all[k + 1]});
-  }
+  for (; k < all.size(); k += 2) l.copies.push_back({all[k], all[k + 1]});
   return l;
 }
 
@@ -79,10 +72,7 @@ DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
                          const std::function<DeviceLimits(bool&)>& measure) {
   std::vector<std::string_view> all{kForm};
   all.insert(all.end(), fields.begin(), fields.end());
-  const auto figures = [&](bool& keep) { return figures_of(measure(keep)); };
-  const DeviceLimits l = limits_of(kept_figures(all, anew, figures));
-  // A file that is not what its name says.
-  return l.copies.empty() ? limits_of(kept_figures(all, true, figures)) : l;
+  return limits_of(kept_figures(all, anew, [&](bool& keep) { return figures_of(measure(keep)); }));
 }
 
 }  // namespace brrr::jit
