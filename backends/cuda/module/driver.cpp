@@ -24,10 +24,10 @@ struct DriverCalls {
   decltype(&::cuModuleLoadDataEx) load = DriverFunction{"cuModuleLoadDataEx"};
   decltype(&::cuModuleUnload) unload = DriverFunction{"cuModuleUnload"};
   // Not in drivers for less than CUDA 12.4.
-  decltype(&::cuModuleGetFunctionCount) count = NewerDriverFunction{"cuModuleGetFunctionCount"};
+  decltype(&::cuModuleGetFunctionCount) count = DriverFunction{"cuModuleGetFunctionCount", 12040};
   decltype(&::cuModuleEnumerateFunctions) kernels =
-      NewerDriverFunction{"cuModuleEnumerateFunctions"};
-  decltype(&::cuFuncLoad) load_function = NewerDriverFunction{"cuFuncLoad"};
+      DriverFunction{"cuModuleEnumerateFunctions", 12040};
+  decltype(&::cuFuncLoad) load_function = DriverFunction{"cuFuncLoad", 12040};
   decltype(&::cuModuleGetFunction) function = DriverFunction{"cuModuleGetFunction"};
   decltype(&::cuFuncGetAttribute) attribute = DriverFunction{"cuFuncGetAttribute"};
   decltype(&::cuFuncSetAttribute) set_attribute = DriverFunction{"cuFuncSetAttribute"};

@@ -12,20 +12,16 @@ cudaStream_t stream_of(Stream* s);
 /// A function of the driver, which the module does not link, as of a version of CUDA; null where
 /// the driver is older.
 void* find_in_driver(const char* name, int version);
-/// One that a pointer to it is made from: it fails where there is none.
+/// One that a pointer to it is made from: null where a driver is older than `since`, if that is
+/// not what all drivers are; else it fails where there is none.
 struct DriverFunction {
+  static constexpr int kAll = 12000;
   const char* name;
+  int since = kAll;
   template <class F> operator F*() const {  // NOLINT(google-explicit-constructor)
-    void* const found = find_in_driver(name, 12000);
-    if (!found) fail("the NVIDIA driver has no function {}", name);
+    void* const found = find_in_driver(name, since);
+    if (!found && since == kAll) fail("the NVIDIA driver has no function {}", name);
     return reinterpret_cast<F*>(found);
-  }
-};
-/// The same: null where there is none.
-struct NewerDriverFunction {
-  const char* name;
-  template <class F> operator F*() const {  // NOLINT(google-explicit-constructor)
-    return reinterpret_cast<F*>(find_in_driver(name, 12040));
   }
 };
 
