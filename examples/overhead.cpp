@@ -61,8 +61,8 @@ SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const
   r.warm = measure_one_time(make);
   static_cast<Cells&>(r) = measure(make, o.seconds);
   constexpr int64_t looks = 5;
-  r.eager = dissect(*make(Way::Eager), r.cells[0].queued.median, looks);
-  r.graph = dissect(*make(Way::Graph), r.cells[2].queued.median, looks);
+  r.eager = dissect(*make(Way::Eager), r.of(Way::Eager).queued.median, looks);
+  r.graph = dissect(*make(Way::Graph), r.of(Way::Graph).queued.median, looks);
   return r;
 }
 

@@ -10,20 +10,17 @@ namespace examples {
 
 namespace {
 
-// Indices into kWays.
-constexpr size_t kEager = 0, kFused = 2;
-
 using Pick = Quantiles Cell::*;
 
 std::string cell_text(const Quantiles& s) {
   return fmt::format("{} ({})", three_figures(s.median), three_figures(s.p95));
 }
 
-double speed_up(const SizeResult& s, Pick pick, size_t mode) {
-  return (s.cells[kEager].*pick).median / (s.cells[mode].*pick).median;
+double speed_up(const SizeResult& s, Pick pick, Way way) {
+  return (s.of(Way::Eager).*pick).median / (s.of(way).*pick).median;
 }
 
-Datum gain(const SizeResult& s, Pick pick) { return times(speed_up(s, pick, kFused)); }
+Datum gain(const SizeResult& s, Pick pick) { return times(speed_up(s, pick, Way::Graph)); }
 
 std::string times_table(const Report& r, Pick pick) {
   Sheet t{
@@ -31,19 +28,19 @@ std::string times_table(const Report& r, Pick pick) {
   for (const SizeResult& s : r.sizes) {
     std::vector<Datum>& row = t.rows.emplace_back();
     row.push_back(s.batch);
-    for (size_t m = 0; m < s.cells.size(); ++m) {
-      const Cell& c = s.cells[m];
+    for (Way way : kWays) {
+      const Cell& c = s.of(way);
       row.push_back(c.counts() ? cell_text(c.*pick) : "- [3]");
-      if (m == kEager) row.push_back("- [1]");
+      if (way == Way::Eager) row.push_back("- [1]");
     }
-    row.insert(row.end(), {gain(s, pick), static_cast<int64_t>((s.cells[kEager].*pick).n)});
+    row.insert(row.end(), {gain(s, pick), static_cast<int64_t>((s.of(Way::Eager).*pick).n)});
   }
   return t.text();
 }
 
 // Milliseconds once over microseconds gained in every step.
 std::string break_even(const SizeResult& s, const OneTime& once) {
-  const double gain = s.cells[kEager].queued.median - s.cells[kFused].queued.median;
+  const double gain = s.of(Way::Eager).queued.median - s.of(Way::Graph).queued.median;
   return gain > 0 ? fmt::format("{:.0f}", std::ceil(once.total() * 1e3 / gain)) : "never";
 }
 
@@ -73,13 +70,13 @@ std::string split_table(const Report& r) {
   return t.text();
 }
 
-std::string gain_text(const Report& r, Pick pick, size_t mode) {
+std::string gain_text(const Report& r, Pick pick, Way way) {
   auto less = [&](const SizeResult& a, const SizeResult& b) {
-    return speed_up(a, pick, mode) < speed_up(b, pick, mode);
+    return speed_up(a, pick, way) < speed_up(b, pick, way);
   };
   const auto [lo, hi] = std::minmax_element(r.sizes.begin(), r.sizes.end(), less);
-  return fmt::format("{:.2f}x (batch {}) .. {:.2f}x (batch {})", speed_up(*lo, pick, mode),
-                     lo->batch, speed_up(*hi, pick, mode), hi->batch);
+  return fmt::format("{:.2f}x (batch {}) .. {:.2f}x (batch {})", speed_up(*lo, pick, way),
+                     lo->batch, speed_up(*hi, pick, way), hi->batch);
 }
 
 std::string label(const Report& r) {
@@ -112,7 +109,9 @@ std::string devices_table(const std::vector<const Report*>& reports) {
     row.push_back(reports[0]->sizes[i].batch);
     for (const Report* r : reports) {
       const SizeResult& s = r->sizes[i];
-      for (size_t m : {kEager, kFused, kFused + 1}) row.push_back(s.cells[m].queued.median);
+      for (Way way : {Way::Eager, Way::Graph, Way::Frozen}) {
+        row.push_back(s.of(way).queued.median);
+      }
       row.push_back(gain(s, &Cell::queued));
       for (const Anatomy* a : {&s.eager, &s.graph})
         row.push_back(percent(a->split.overhead_share()));
@@ -126,11 +125,11 @@ std::string fallbacks_text(const std::vector<Report>& all) {
   std::set<std::string> reasons;
   for (const Report& r : all) {
     for (const SizeResult& s : r.sizes) {
-      for (size_t m = 0; m < kWays.size(); ++m) {
-        const Cell& c = s.cells[m];
+      for (Way way : kWays) {
+        const Cell& c = s.of(way);
         if (c.counts()) continue;
-        reasons.insert(fmt::format("    {} on {}: {}\n", name_of(kWays[m]),
-                                   brrr::name(r.limits.device), c.stats.last_fallback));
+        reasons.insert(fmt::format("    {} on {}: {}\n", name_of(way), brrr::name(r.limits.device),
+                                   c.stats.last_fallback));
       }
     }
   }
@@ -174,9 +173,9 @@ Json json_of(const Cell& c) {
 
 Json json_of(const SizeResult& s) {
   Json cells = Json::object();
-  for (size_t m = 0; m < s.cells.size(); ++m) {
-    cells[name_of(kWays[m])] = json_of(s.cells[m]);
-    if (m == kEager) cells["eager+fusion"] = nullptr;
+  for (Way way : kWays) {
+    cells[name_of(way)] = json_of(s.of(way));
+    if (way == Way::Eager) cells["eager+fusion"] = nullptr;
   }
   return object(
       "batch steps_per_mode core_share complaint cells one_time_cold one_time_warm flops_analytic "
@@ -230,10 +229,11 @@ std::string summary_text(const Report& r) {
       fmt::format("\n{}, {} size{}", label(r), r.sizes.size(), r.sizes.size() == 1 ? "" : "s");
   if (r.sizes.size() < 5) return t + " only: too few to say what graph mode gains\n";
   t += fmt::format(":\n    graph+fusion over eager: queued {}, synchronised {}\n",
-                   gain_text(r, &Cell::queued, kFused), gain_text(r, &Cell::latency, kFused));
+                   gain_text(r, &Cell::queued, Way::Graph),
+                   gain_text(r, &Cell::latency, Way::Graph));
   return t + fmt::format("    frozen       over eager: queued {}, synchronised {}\n",
-                         gain_text(r, &Cell::queued, kFused + 1),
-                         gain_text(r, &Cell::latency, kFused + 1));
+                         gain_text(r, &Cell::queued, Way::Frozen),
+                         gain_text(r, &Cell::latency, Way::Frozen));
 }
 
 // Queued times, and the gains over eager.
@@ -246,13 +246,13 @@ void add_charts(const Report& r, std::vector<Picture>& pictures) {
             .x_label = "batch",
             .y_label = "times faster",
             .log_y = false};
-  for (size_t m = 0; m < kWays.size(); ++m) {
-    Line time{name_of(kWays[m])}, gain = time;
+  for (Way way : kWays) {
+    Line time{name_of(way)}, gain = time;
     for (const SizeResult& s : r.sizes) {
-      if (!s.cells[m].counts()) continue;
+      if (!s.of(way).counts()) continue;
       const auto x = static_cast<double>(s.batch);
-      time.points.emplace_back(x, s.cells[m].queued.median);
-      gain.points.emplace_back(x, speed_up(s, &Cell::queued, m));
+      time.points.emplace_back(x, s.of(way).queued.median);
+      gain.points.emplace_back(x, speed_up(s, &Cell::queued, way));
     }
     if (time.points.empty()) continue;
     times.lines.push_back(time);

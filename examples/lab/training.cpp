@@ -12,8 +12,7 @@ namespace {
 
 using brrr::TimeSplit;
 
-// Indices into kWays: graph mode is with fusion.
-constexpr size_t kEagerWay = 0, kGraphWay = 2;
+constexpr Way kModeWays[] = {Way::Eager, Way::Graph};  // With fusion.
 constexpr const char* kModes[] = {"eager", "graph"};
 
 struct Point {
@@ -36,10 +35,10 @@ Point measure_batch(Lab& lab, const Task& task, int64_t batch) {
   Point p;
   p.batch = batch;
   for (size_t m : {0, 1}) {
-    p.us[m] = cells.cells[m == 0 ? kEagerWay : kGraphWay].queued.median;
+    p.us[m] = cells.of(kModeWays[m]).queued.median;
     // A tenth of a second of them, or a few dozen turns.
     const auto steps = static_cast<int64_t>(std::clamp(1e5 / p.us[m], 21.0, 2000.0));
-    p.anatomy[m] = dissect(*make(m == 0 ? Way::Eager : Way::Graph), p.us[m], steps);
+    p.anatomy[m] = dissect(*make(kModeWays[m]), p.us[m], steps);
   }
   return p;
 }
@@ -298,8 +297,7 @@ Section where_time_goes(const Lab& lab) {
   const Batches batches = task.batches(batch);
   Anatomy all[2];
   for (size_t m : {0, 1}) {
-    all[m] =
-        dissect(*make_trainer(task, batches, "adamw", m == 0 ? Way::Eager : Way::Graph), 1, steps);
+    all[m] = dissect(*make_trainer(task, batches, "adamw", kModeWays[m]), 1, steps);
   }
   const auto contraction = [&](size_t m, bool time) {
     return 100 * share_of(all[m], "contraction", time);

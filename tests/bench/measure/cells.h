@@ -18,7 +18,8 @@ struct Cell {
 /// All modes at one size.
 struct Cells {
   std::vector<Cell> cells;  ///< As kWays.
-  int64_t steps = 0;        ///< That each of them made.
+  const Cell& of(Way way) const { return cells[static_cast<size_t>(way)]; }
+  int64_t steps = 0;  ///< That each of them made.
   /// Of the time, that the thread had a core: less is a busy machine, or one that waits for a GPU.
   double share = 1;
   std::string complaint;  ///< Why the figures cannot be trusted; empty if they can.
