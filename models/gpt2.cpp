@@ -82,11 +82,14 @@ class Config {
                "gpt2_options: {}: {} must be a positive size, got {}", path_, key, shown(it));
     return it->get<int64_t>();
   }
-  double number(const char* key, double otherwise) const {
-    return optional(key, otherwise, &json::is_number, "a number");
-  }
-  bool flag(const char* key, bool otherwise) const {
-    return optional(key, otherwise, &json::is_boolean, "true or false");
+  /// A number or, where that is a bool, a flag; `otherwise` if the field is absent.
+  template <class T> T get(const char* key, T otherwise) const {
+    constexpr bool flag = std::is_same_v<T, bool>;
+    const auto it = value_.find(key);
+    if (it == value_.end()) return otherwise;
+    BRRR_CHECK(flag ? it->is_boolean() : it->is_number(), "gpt2_options: {}: {} must be {}, got {}",
+               path_, key, flag ? "true or false" : "a number", shown(it));
+    return it->get<T>();
   }
   /// Throws unless the field is absent or one of `known`; null is a value.
   void expect(const char* key, const std::vector<json>& known) const {
@@ -96,15 +99,6 @@ class Config {
   }
 
  private:
-  template <class T>
-  T optional(const char* key, T otherwise, bool (json::*fits)() const noexcept,
-             const char* wanted) const {
-    const auto it = value_.find(key);
-    if (it == value_.end()) return otherwise;
-    BRRR_CHECK(((*it).*fits)(), "gpt2_options: {}: {} must be {}, got {}", path_, key, wanted,
-               shown(it));
-    return it->get<T>();
-  }
   std::string shown(const json::const_iterator& it) const {
     if (it == value_.end()) return "nothing";
     return it->dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);
@@ -123,8 +117,8 @@ GPTOptions gpt2_options(const std::string& path) {
   o.layers = config.size("n_layer");
   o.heads = config.size("n_head");
   o.width = config.size("n_embd");
-  o.dropout = config.number("resid_pdrop", 0.1);
-  o.tie_weights = config.flag("tie_word_embeddings", true);
+  o.dropout = config.get("resid_pdrop", 0.1);
+  o.tie_weights = config.get("tie_word_embeddings", true);
   config.expect("model_type", {"gpt2"});
   config.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
   config.expect("n_inner", {nullptr, 4 * o.width});

@@ -89,7 +89,7 @@ class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path), file_(path) {}
 
-  StateDict read(Metadata* metadata) {
+  StateDict read(Metadata& metadata) {
     const json header = parse(header_text());
     std::vector<Entry> entries;
     for (const auto& [name, value] : header.items()) {
@@ -152,11 +152,11 @@ class Reader {
     }
   }
 
-  void read_metadata(const json& value, Metadata* metadata) const {
+  void read_metadata(const json& value, Metadata& metadata) const {
     if (!value.is_object()) bad("{} is not an object", kMetadataKey);
     for (const auto& [key, text] : value.items()) {
       if (!text.is_string()) bad("{}: \"{}\" is not a string", kMetadataKey, shown(key));
-      if (metadata) (*metadata)[key] = text.get<std::string>();
+      metadata[key] = text.get<std::string>();
     }
   }
 
@@ -259,14 +259,14 @@ void save(const std::string& path, const StateDict& dict, const Metadata& metada
 }
 
 StateDict load(const std::string& path) {
-  check_host_access("load", nullptr);
-  return Reader(path).read(nullptr);
+  Metadata unused;
+  return load(path, unused);
 }
 
 StateDict load(const std::string& path, Metadata& metadata) {
   check_host_access("load", nullptr);
   Metadata found;
-  StateDict dict = Reader(path).read(&found);
+  StateDict dict = Reader(path).read(found);
   metadata = std::move(found);
   return dict;
 }
