@@ -1,8 +1,5 @@
 #include "examples/common/options.h"
 
-#include <fmt/ranges.h>
-
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -93,62 +90,20 @@ Check existing(Place what) {
   };
 }
 
-// --- declaring -----------------------------------------------------------------------------------
-
-CommandLine::CommandLine(const char* about, const char* program)
-    : app_(std::make_unique<CLI::App>(about, program)) {}
-CommandLine::~CommandLine() = default;
-
-template <class T>
-void CommandLine::plain(const std::string& name, T& v, const std::string& text, Check check) {
-  CLI::Option* const option = app_->add_option(name, v, text);
-  if (check) option->check([check = std::move(check)](const std::string& s) { return check(s); });
-  if (!option->nonpositional()) return;
-  texts_[name.substr(2)] = [&v] {
-    if constexpr (requires { v.push_back({}); } && !std::is_same_v<T, std::string>)
-      return fmt::format("{}", fmt::join(v, ","));
-    else
-      return fmt::format("{}", v);
-  };
-  if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
-}
-template <class T>
-void CommandLine::add(const std::string& name, T& v, const std::string& text, Check check) {
-  plain(name, v, text, std::move(check));
-  app_->get_option(name)->capture_default_str();
-}
-#define BRRR_OPTION(...)                                                                         \
-  template void CommandLine::plain(const std::string&, __VA_ARGS__&, const std::string&, Check); \
-  template void CommandLine::add(const std::string&, __VA_ARGS__&, const std::string&, Check);
-BRRR_OPTION(std::string)
-BRRR_OPTION(int64_t)
-BRRR_OPTION(double)
-BRRR_OPTION(std::vector<int64_t>)
-BRRR_OPTION(std::vector<std::string>)
-#undef BRRR_OPTION
-
-void CommandLine::flag(const std::string& name, bool& v, const std::string& text) {
-  app_->add_flag(name, v, text);
-}
-
-void CommandLine::needs(const std::string& option, const std::string& other) {
-  app_->get_option(option)->needs(app_->get_option(other));
-}
-
 // --- reading -------------------------------------------------------------------------------------
 
 // What main returns, if the program ends here.
 std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
-  app_->get_formatter()->column_width(34);
-  app_->failure_message(explain);
+  app_.get_formatter()->column_width(34);
+  app_.failure_message(explain);
   try {
     std::vector<std::string> last_first(words.rbegin(), words.rend());
-    app_->parse(last_first);
+    app_.parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
     wrong_ = e.what();
     if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // The first one says it.
-    return app_->exit(e) == 0 ? 0 : 2;
+    return app_.exit(e) == 0 ? 0 : 2;
   }
 }
 
@@ -159,11 +114,11 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   brrr::load(resume, saved);  // Checks the file before anything is believed.
   adapt(saved);
   const auto take = [&](const std::string& key) {
-    if (app_->count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
+    if (app_.count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
   };
   for (const std::string& key : kept_) {
     BRRR_CHECK(saved.count(key), "--resume {}: it is no checkpoint of {}: it has no {}", resume,
-               app_->get_name(), key);
+               app_.get_name(), key);
     take(key);
   }
   for (const std::string& key : hints_) {
@@ -182,7 +137,7 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
 void CommandLine::use_threads(std::vector<std::string> words) {
   try {
     std::reverse(words.begin(), words.end());
-    app_->parse(words);
+    app_.parse(words);
   } catch (const CLI::ParseError&) {
     return;  // It is said when it is known who says it.
   }
@@ -205,7 +160,7 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
   } catch (const std::exception& e) {
     std::fflush(stdout);
     if (joined && dist::size() > 1) end_all(e.what());
-    fmt::print(stderr, "{}: {}\n", app_->get_name(), e.what());
+    fmt::print(stderr, "{}: {}\n", app_.get_name(), e.what());
     return 1;
   }
 }

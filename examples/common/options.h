@@ -2,18 +2,16 @@
 // Command lines that say what was expected, and the main() around them.
 
 #include <brrr/brrr.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-
-namespace CLI {
-class App;
-}
 
 namespace examples {
 
@@ -32,8 +30,8 @@ Check existing(Place what);
 /// are separated by commas.
 class CommandLine : brrr::NotCopied {
  public:
-  CommandLine(const char* about, const char* program);
-  virtual ~CommandLine();
+  CommandLine(const char* about, const char* program) : app_(about, program) {}
+  virtual ~CommandLine() = default;
 
   /// All of main(): joins the other processes under mpirun, reads the options, makes brrr use
   /// `threads`, calls body(). Returns what that returned; 0 after --help, 2 after a wrong option, 1
@@ -54,12 +52,33 @@ class CommandLine : brrr::NotCopied {
   /// T is std::string, int64_t, double or a vector of the first two. A name without dashes is what
   /// stands on the command line by itself.
   template <class T>
-  void plain(const std::string& name, T& v, const std::string& text, Check check = {});
+  CLI::Option* plain(const std::string& name, T& v, const std::string& text,
+                     const Check& check = {}) {
+    CLI::Option* const option = app_.add_option(name, v, text);
+    if (check) option->check([check](const std::string& s) { return check(s); });
+    if (!option->nonpositional()) return option;
+    constexpr bool list = !std::is_arithmetic_v<T> && !std::is_same_v<T, std::string>;
+    texts_[name.substr(2)] = [&v] {
+      if constexpr (list)
+        return fmt::format("{}", fmt::join(v, ","));
+      else
+        return fmt::format("{}", v);
+    };
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
+    return option;
+  }
   /// The same with its default in --help.
-  template <class T> void add(const std::string& name, T& v, const std::string& text, Check check);
-  void flag(const std::string& name, bool& v, const std::string& text);
+  template <class T>
+  void add(const std::string& name, T& v, const std::string& text, const Check& check) {
+    plain(name, v, text, check)->capture_default_str();
+  }
+  void flag(const std::string& name, bool& v, const std::string& text) {
+    app_.add_flag(name, v, text);
+  }
   /// Who gives `option` has to give `other`, too.
-  void needs(const std::string& option, const std::string& other);
+  void needs(const std::string& option, const std::string& other) {
+    app_.get_option(option)->needs(app_.get_option(other));
+  }
   /// Checks that need several options; called before `resume` is looked at.
   virtual void check() {}
 
@@ -71,7 +90,7 @@ class CommandLine : brrr::NotCopied {
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);
 
-  std::unique_ptr<CLI::App> app_;
+  CLI::App app_;
   std::map<std::string, std::function<std::string()>> texts_;
   std::string wrong_ = "nothing wrong";  // With the command line.
 };
