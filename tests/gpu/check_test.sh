@@ -43,7 +43,11 @@ echo "ERROR SUMMARY: 0 errors"
 END
   script "$tree/fake/cmake" <<END
 #!/usr/bin/env bash
-if [[ \$1 == --preset ]]; then echo "\$@" >"$tree/configured.txt"; exit 0; fi
+if [[ \$1 == --preset ]]; then
+  echo "\$@" >"$tree/configured.txt"
+  if [[ -f "$behave/configure" ]]; then . "$behave/configure"; fi
+  exit 0
+fi
 [[ -f "$behave/cmake" ]] && . "$behave/cmake"
 cd "$tree" && mkdir -p build/release/bin && cd build/release
 for name in brrr_tests bench_gpu overhead roofline train_mlp train_gpt; do
@@ -324,23 +328,31 @@ carried() {
   says "make that a link to here: ln -s '$tree' '/built/elsewhere'"
 }
 
-# What lies under BRRR_PREFIX is enough: nothing is installed. Something missing is named.
+# What CMake finds, also under BRRR_PREFIX, is enough: nothing is installed. Something missing is, or
+# is named where it cannot be.
 prefix() {
   fresh prefix
-  local p="$tree/p/usr" tool
-  mkdir -p "$p"/include/{benchmark,doctest,CLI,nlohmann,fmt} "$p/lib/some/openblas-openmp"
-  touch "$p"/include/{benchmark/benchmark.h,doctest/doctest.h,CLI/CLI.hpp,nlohmann/json.hpp} \
-    "$p/include/fmt/core.h" "$p"/lib/some/{libbenchmark.so,libfmt.a} \
-    "$p/lib/some/openblas-openmp/libopenblas.so"
+  local found="$tree/p/usr/lib/libbenchmark.so" tool
+  mkdir -p "${found%/*}"
+  touch "$found"
+  cat >"$behave/configure" <<'END'
+if [[ ! -e "${CMAKE_PREFIX_PATH#*:}/lib/libbenchmark.so" ]]; then
+  mkdir -p build/release && echo "libbenchmark-dev" >build/release/missing-packages.txt
+  exit 1
+fi
+END
   for tool in g++ ninja git; do echo 'exit 1' | script "$tree/fake/$tool"; done
   echo 'echo "apt-get was asked"; exit 1' | script "$tree/fake/apt-get"
-  sed -i 's|:/usr:/usr/local"|"|' "$tree/brrr"  # As on a machine that has none of them.
   BRRR_PREFIX="$tree/p" check_brrr 0 build
-  rm "$p/lib/some/libbenchmark.so"
+  rm "$found"
   echo new >"$tree/core/new.cpp"
   BRRR_PREFIX="$tree/p" check_brrr 1 build
   says "apt-get was asked"
-  says "libbenchmark-dev"
+  says "please install: libbenchmark-dev"
+  echo "case \"\$*\" in *install*libbenchmark-dev) touch '$found' ;; esac" |
+    script "$tree/fake/apt-get"
+  BRRR_PREFIX="$tree/p" check_brrr 0 build
+  says "installing libbenchmark-dev"
 }
 
 for case in no_card no_module skipped all_well failing_figure over_limit resume stopped \
