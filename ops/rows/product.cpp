@@ -16,35 +16,38 @@ namespace {
 /// batch dims (0 where it is broadcast).
 struct Operand {
   const TensorImpl* t;
-  bool is_left;
   int64_t rows, cols, row_stride, col_stride;
   int64_t batch_stride[kMaxDims];
-  Tensor copy;  ///< What `t` points to where the input as it is would not do.
+  Tensor own;  ///< What `t` points to where the input as it is would not do.
 
-  Operand(const TensorImpl& from, bool left) : is_left(left) { set(from); }
+  /// A single dim is a row of the left operand, a column of the right one.
+  Operand(const TensorImpl& from, bool is_left) {
+    if (from.ndim >= 2) {
+      set(from);
+      return;
+    }
+    const int64_t n = from.sizes[0], stride = from.strides[0];
+    set_own(is_left ? memory_view(from, {1, n}, {n, stride}, from.offset)
+                    : memory_view(from, {n, 1}, {stride, 1}, from.offset));
+  }
   /// The right operand of a call, or its transpose.
   Operand(const OpCall& c, bool transposed) : Operand(*c.in[1], false) {
     if (!transposed) return;
-    copy = memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset);
-    set(*copy.impl());
+    set_own(memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset));
   }
+  void set_own(const Tensor& other) {
+    own = other;
+    set(*own.impl());
+  }
+
+ private:
   void set(const TensorImpl& from) {
-    t = &from;
     const int n = from.ndim;
-    if (n >= 2) {
-      rows = from.sizes[n - 2];
-      cols = from.sizes[n - 1];
-      row_stride = from.strides[n - 2];
-      col_stride = from.strides[n - 1];
-    } else if (is_left) {
-      rows = 1;
-      cols = row_stride = from.sizes[0];
-      col_stride = from.strides[0];
-    } else {
-      rows = from.sizes[0];
-      cols = col_stride = 1;
-      row_stride = from.strides[0];
-    }
+    t = &from;
+    rows = from.sizes[n - 2];
+    cols = from.sizes[n - 1];
+    row_stride = from.strides[n - 2];
+    col_stride = from.strides[n - 1];
   }
 };
 
@@ -73,17 +76,16 @@ void make_copy(Operand& o, bool may_transpose = true) {
   const TensorImpl& t = *o.t;
   int64_t ld;
   bool trans;
-  const bool flip = gemm_layout(o, ld, trans) && trans && t.ndim >= 2 && may_transpose;
+  const bool flip = gemm_layout(o, ld, trans) && trans && may_transpose;
   IntList sizes = t.size_list(), strides = t.stride_list();
   if (flip) {
     std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
     std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
   }
   const Tensor from = memory_view(t, sizes, strides, t.offset);
-  Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
+  const Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
   copy_now(*copy.impl(), *from.impl());
-  o.copy = std::move(copy);
-  o.set(*o.copy.impl());
+  o.set_own(copy);
   if (flip) {
     std::swap(o.rows, o.cols);
     std::swap(o.row_stride, o.col_stride);
@@ -120,7 +122,7 @@ void fold_rows(Operand& o) {
 }
 
 void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
-  const int own = std::max(o.t->ndim - 2, 0), shift = batch_dims - own;
+  const int shift = batch_dims - (o.t->ndim - 2);
   for (int d = 0; d < batch_dims; ++d) {
     const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
     o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
