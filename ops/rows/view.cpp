@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "ops/kinds/merge_dims.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
 
@@ -26,22 +27,16 @@ void permute_shape(OpCall& c) {
   }
 }
 
-// The strides that view `t` as `sizes`, if there are any (a run of old dims that is contiguous in
-// itself must be cut into a run of new dims).
+// The strides that view `t` as `sizes`, if there are any: a run of old dims that is contiguous in
+// itself must be cut into a run of new dims.
 bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
   strides = contiguous_strides(sizes);
   if (t.contiguous() || t.numel == 0) return true;
+  IntList run = t.size_list(), own = t.stride_list();
+  const int runs = merge_dims(t.ndim, run.begin(), 1, -1, [&](int) { return own.begin(); });
   int to = sizes.size() - 1;
-  for (int d = t.ndim - 1; d >= 0;) {
-    int64_t run = t.sizes[d], step = t.strides[d];
-    int first = d;
-    while (first > 0 && t.sizes[first - 1] != 1 &&
-           t.strides[first - 1] == t.strides[first] * t.sizes[first]) {
-      run *= t.sizes[--first];
-    }
-    d = first - 1;
-    if (run == 1) continue;
-    int64_t left = run;
+  for (int r = runs - 1; r >= 0; --r) {
+    int64_t left = run[r], step = own[r];
     while (to >= 0 && (left > 1 || sizes[to] == 1)) {
       if (left % sizes[to]) return false;
       strides[to] = step;
