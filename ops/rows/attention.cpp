@@ -222,20 +222,16 @@ constexpr double kTolerance = 4e-6;
 // Pairs of a query and a key that the causal rule allows; each costs two operations an element of q
 // and of v in every product, and `each` in the softmax. (An explicit mask is a matter of values.)
 Work attention_work(const OpCall& c, double q_products, double v_products, double each) {
-  const TensorImpl &q = *c.in[Q], &k = *c.in[K], &v = *c.in[V];
-  const auto queries = static_cast<double>(q.sizes[q.ndim - 2]),
-             keys = static_cast<double>(k.sizes[k.ndim - 2]),
-             width = static_cast<double>(q.sizes[q.ndim - 1]),
-             depth = static_cast<double>(v.sizes[v.ndim - 1]);
-  if (q.numel == 0) return {0, operand_bytes(c), c.in[Q]->dtype, true};
-  const double heads = static_cast<double>(q.numel) / (queries * width);
+  const AttentionSizes s(c);
+  const auto queries = static_cast<double>(s.queries), keys = static_cast<double>(s.keys);
+  const auto width = static_cast<double>(s.width), depth = static_cast<double>(s.depth);
   double pairs = queries * keys;
   if (c.attrs.as<AttentionAttrs>().causal) {
     const double corner = std::min(queries, keys);
     pairs = corner * (corner + 1) / 2 + std::max(0.0, queries - keys) * keys;
   }
-  return {heads * pairs * (2 * width * q_products + 2 * depth * v_products + each),
-          operand_bytes(c), c.in[Q]->dtype, true};
+  const double flops = pairs * (2 * width * q_products + 2 * depth * v_products + each);
+  return {static_cast<double>(s.heads) * flops, operand_bytes(c), c.in[Q]->dtype, true};
 }
 
 const OpDef attention_backward_op{

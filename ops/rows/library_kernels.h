@@ -20,6 +20,12 @@ inline Lines lines_along(const TensorImpl& x, int dim) {
   return l;
 }
 
+/// f of x whose dim `dim` has been made the last one, and back: of rows that take the last.
+template <class F> Tensor over_dim(const Tensor& x, int dim, const F& f) {
+  if (dim + 1 >= x.dim()) return f(x);
+  return f(x.transpose(dim, -1)).transpose(dim, -1).contiguous();
+}
+
 /// Other sizes and strides over the memory of `t`, in elements.
 inline Tensor memory_view(const TensorImpl& t, const IntList& sizes, const IntList& strides,
                           int64_t offset) {

@@ -1,7 +1,7 @@
 // Softmax and its logarithm over the last dim; other dims are moved there and back.
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
-#include "ops/view_ops.h"
+#include "ops/rows/library_kernels.h"
 
 namespace brrr {
 
@@ -21,16 +21,14 @@ const RowOp log_softmax_row{"log_softmax", "x - max - log(sum(exp(x - max)))",
                             },
                             [](auto, auto y, auto g) { return g - m::exp(y) * row::sum(g); }};
 
-Tensor over_dim(const RowOp& op, const Tensor& x, int64_t dim) {
-  const int d = dim_arg(op.name, x, dim);
-  if (d + 1 >= x.dim()) return op(x);
-  return transpose(op(transpose(x, d, -1)), d, -1).contiguous();
+Tensor call_over(const RowOp& op, const Tensor& x, int64_t dim) {
+  return over_dim(x, dim_arg(op.name, x, dim), op);
 }
 
 }  // namespace
 
-Tensor softmax(const Tensor& x, int64_t dim) { return over_dim(softmax_row, x, dim); }
-Tensor log_softmax(const Tensor& x, int64_t dim) { return over_dim(log_softmax_row, x, dim); }
+Tensor softmax(const Tensor& x, int64_t dim) { return call_over(softmax_row, x, dim); }
+Tensor log_softmax(const Tensor& x, int64_t dim) { return call_over(log_softmax_row, x, dim); }
 Tensor Tensor::softmax(int64_t dim) const { return brrr::softmax(*this, dim); }
 Tensor Tensor::log_softmax(int64_t dim) const { return brrr::log_softmax(*this, dim); }
 

@@ -5,9 +5,9 @@
 #include "core/call.h"
 #include "core/check.h"
 #include "ops/library_ops.h"
+#include "ops/rows/library_kernels.h"
 #include "ops/rows/order.h"
 #include "ops/kinds/row_kernel.h"
-#include "ops/view_ops.h"
 
 namespace brrr {
 
@@ -113,10 +113,7 @@ const OpDef topk_row{
     {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
 
 Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {
-  const bool last = dim + 1 >= x.dim();
-  const Tensor from = last ? x : transpose(x, dim, -1);
-  Tensor at = call(op, {from}, attrs);
-  return last ? at : transpose(at, dim, -1).contiguous();
+  return over_dim(x, dim, [&](const Tensor& rows) { return call(op, {rows}, attrs); });
 }
 
 }  // namespace
