@@ -83,3 +83,10 @@ TEST_CASE("other rows: graph mode equals eager mode, forward and backward") {
     });
   }
 }
+
+TEST_CASE("view: a dim of size 1 does not part what is one run") {
+  const Tensor x = sampled({3, 1, 8}, kFloat32).slice(2, 0, 8, 2);
+  CHECK(x.view({12}).strides() == IntList{2});
+  CHECK(x.reshape({2, 6}).strides() == IntList{12, 2});
+  check_same(x.view({12}), x.contiguous().view({12}));
+}
