@@ -56,15 +56,6 @@ template <class T> BRRR_VX RegOf<T> load_n(const T* p, int n) {
   return vx::load_first<RegOf<T>>(p, n);
 }
 template <class T> BRRR_VX void store_n(T* p, RegOf<T> v, int n) { vx::store_first(p, v, n); }
-#if BRRR_VX_BYTES == 32
-BRRR_VX vx::i32x8 mask(int n) { return vx::i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n; }
-BRRR_VX Reg load_n(const float* p, int n) {
-  return __builtin_ia32_maskloadps256(reinterpret_cast<const Reg*>(p), mask(n));
-}
-BRRR_VX void store_n(float* p, Reg v, int n) {
-  __builtin_ia32_maskstoreps256(reinterpret_cast<Reg*>(p), mask(n), v);
-}
-#endif
 
 // --- the tile ------------------------------------------------------------------------------------
 

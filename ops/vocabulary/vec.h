@@ -82,6 +82,22 @@ template <class V> struct Parts<V, 1> {
   void store(Element<V>* to) const { __builtin_memcpy(to, &v, sizeof v); }
 };
 
+#if BRRR_VX_BYTES == 32
+// Of sixteen lanes of four bytes.
+template <int which, class V> BRRR_VX f32x8 half(V v) {
+  f32x8 h[2];
+  __builtin_memcpy(&h, &v, sizeof v);
+  return h[which];
+}
+// f of the lower halves and of the upper ones.
+template <class F, class... V> BRRR_VX f32 by_halves(F f, V... v) {
+  const f32x8 r[2] = {f(half<0>(v)...), f(half<1>(v)...)};
+  f32 all;
+  __builtin_memcpy(&all, &r, sizeof all);
+  return all;
+}
+#endif
+
 // --- memory --------------------------------------------------------------------------------------
 
 // Lanes i < n of eight as a mask.
@@ -96,9 +112,10 @@ template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
     return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, (i32)r, mask);
   }
 #elif defined(__AVX2__)
-  if constexpr (sizeof(T) == 4 && sizeof(V) == 64) {
-    i32x8 part[2];
-    for (int h = 0; h < 2; ++h) {
+  if constexpr (sizeof(T) == 4) {
+    constexpr int parts = sizeof(V) / 32;
+    i32x8 part[parts];
+    for (int h = 0; h < parts; ++h) {
       part[h] = __builtin_ia32_maskloadd256((const i32x8*)p + h, first_lanes8(n - 8 * h));
     }
     __builtin_memcpy(&r, &part, sizeof r);
@@ -117,10 +134,11 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
     return;
   }
 #elif defined(__AVX2__)
-  if constexpr (sizeof(T) == 4 && sizeof(V) == 64) {
-    i32x8 part[2];
+  if constexpr (sizeof(T) == 4) {
+    constexpr int parts = sizeof(V) / 32;
+    i32x8 part[parts];
     __builtin_memcpy(&part, &v, sizeof v);
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < parts; ++h) {
       __builtin_ia32_maskstored256((i32x8*)p + h, first_lanes8(n - 8 * h), part[h]);
     }
     return;
@@ -238,13 +256,9 @@ BRRR_VX f32 where(b16 m, f32 a, f32 b) {
 #if defined(__AVX512F__) || defined(__clang__)
   return m ? a : b;
 #elif defined(__AVX2__)
-  f32x8 which[2], x[2], y[2];
-  __builtin_memcpy(&which, &m, sizeof m);
-  __builtin_memcpy(&x, &a, sizeof a);
-  __builtin_memcpy(&y, &b, sizeof b);
-  for (int h = 0; h < 2; ++h) x[h] = __builtin_ia32_blendvps256(y[h], x[h], which[h]);
-  __builtin_memcpy(&a, &x, sizeof x);
-  return a;
+  return by_halves(
+      [](f32x8 which, f32x8 x, f32x8 y) { return __builtin_ia32_blendvps256(y, x, which); }, m, a,
+      b);
 #else
   return (f32)(((i32)a & m) | ((i32)b & ~m));
 #endif

@@ -29,18 +29,12 @@ BRRR_VX f32 lookup(f32 table, i32 k) {
 #elif defined(__AVX512F__)
   return __builtin_ia32_permvarsf512_mask(table, k, table, static_cast<unsigned short>(-1));
 #elif defined(__AVX2__)
-  f32x8 t[2], upper[2];
-  i32x8 at[2];
-  i32 bit_3 = k << 28;  // as the sign, which is all that the selection looks at
-  __builtin_memcpy(&t, &table, sizeof t);
-  __builtin_memcpy(&at, &k, sizeof at);
-  __builtin_memcpy(&upper, &bit_3, sizeof upper);
-  for (int h = 0; h < 2; ++h) {
-    upper[h] = __builtin_ia32_blendvps256(__builtin_ia32_permvarsf256(t[0], at[h]),
-                                          __builtin_ia32_permvarsf256(t[1], at[h]), upper[h]);
-  }
-  __builtin_memcpy(&table, &upper, sizeof upper);
-  return table;
+  const f32x8 low = half<0>(table), high = half<1>(table);
+  const auto of = [=](f32x8 at, f32x8 bit_3) {
+    return __builtin_ia32_blendvps256(__builtin_ia32_permvarsf256(low, (i32x8)at),
+                                      __builtin_ia32_permvarsf256(high, (i32x8)at), bit_3);
+  };
+  return by_halves(of, k, k << 28);  // Bit 3 as the sign, which is all that the selection looks at.
 #else
   f32 r;
   for (int i = 0; i < lanes; ++i) r[i] = table[k[i] & 15];
@@ -52,14 +46,9 @@ BRRR_VX f32 lookup(f32 table, i32 k) {
 BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
 #if defined(__AVX512F__)
   return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
-#elif defined(__FMA__)
-  f32x8 x[2], y[2], z[2];
-  __builtin_memcpy(&x, &a, sizeof x);
-  __builtin_memcpy(&y, &b, sizeof y);
-  __builtin_memcpy(&z, &c, sizeof z);
-  for (int i = 0; i < 2; ++i) z[i] = __builtin_ia32_vfmaddps256(x[i], y[i], z[i]);
-  __builtin_memcpy(&c, &z, sizeof z);
-  return c;
+#elif BRRR_VX_BYTES == 32 && defined(__FMA__)
+  return by_halves([](f32x8 x, f32x8 y, f32x8 z) { return __builtin_ia32_vfmaddps256(x, y, z); }, a,
+                   b, c);
 #else
   for (int i = 0; i < lanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
@@ -76,11 +65,7 @@ BRRR_VX f32 sqrt(f32 x) {
 #elif defined(__AVX512F__)
   return __builtin_ia32_sqrtps512_mask(x, x, static_cast<unsigned short>(-1), 4);
 #elif defined(__AVX2__)
-  f32x8 h[2];
-  __builtin_memcpy(&h, &x, sizeof h);
-  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_sqrtps256(h[i]);
-  __builtin_memcpy(&x, &h, sizeof x);
-  return x;
+  return by_halves([](f32x8 h) { return __builtin_ia32_sqrtps256(h); }, x);
 #else
   for (int i = 0; i < lanes; ++i) x[i] = __builtin_sqrtf(x[i]);
   return x;
@@ -94,11 +79,7 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
   return __builtin_ia32_rndscaleps_mask(x, static_cast<int>(mode), x,
                                         static_cast<unsigned short>(-1), 4);
 #elif defined(__AVX2__)
-  f32x8 h[2];
-  __builtin_memcpy(&h, &x, sizeof h);
-  for (int i = 0; i < 2; ++i) h[i] = __builtin_ia32_roundps256(h[i], static_cast<int>(mode));
-  __builtin_memcpy(&x, &h, sizeof x);
-  return x;
+  return by_halves([](f32x8 h) { return __builtin_ia32_roundps256(h, static_cast<int>(mode)); }, x);
 #else
   for (int i = 0; i < lanes; ++i)
     x[i] = mode == Round::even   ? __builtin_nearbyintf(x[i])
@@ -116,12 +97,7 @@ BRRR_VX f32 lesser(f32 a, f32 b) {
 #elif defined(__AVX512F__)
   return __builtin_ia32_minps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
 #elif defined(__AVX2__)
-  f32x8 x[2], y[2];
-  __builtin_memcpy(&x, &a, sizeof a);
-  __builtin_memcpy(&y, &b, sizeof b);
-  for (int h = 0; h < 2; ++h) x[h] = __builtin_ia32_minps256(x[h], y[h]);
-  __builtin_memcpy(&a, &x, sizeof x);
-  return a;
+  return by_halves([](f32x8 x, f32x8 y) { return __builtin_ia32_minps256(x, y); }, a, b);
 #else
   return where(lt(a, b), a, b);
 #endif
@@ -132,12 +108,7 @@ BRRR_VX f32 greater(f32 a, f32 b) {
 #elif defined(__AVX512F__)
   return __builtin_ia32_maxps512_mask(a, b, b, static_cast<unsigned short>(-1), 4);
 #elif defined(__AVX2__)
-  f32x8 x[2], y[2];
-  __builtin_memcpy(&x, &a, sizeof a);
-  __builtin_memcpy(&y, &b, sizeof b);
-  for (int h = 0; h < 2; ++h) x[h] = __builtin_ia32_maxps256(x[h], y[h]);
-  __builtin_memcpy(&a, &x, sizeof x);
-  return a;
+  return by_halves([](f32x8 x, f32x8 y) { return __builtin_ia32_maxps256(x, y); }, a, b);
 #else
   return where(gt(a, b), a, b);
 #endif
