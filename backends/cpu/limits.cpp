@@ -13,7 +13,7 @@
 #include "backends/limits.h"
 #include "core/backend.h"
 #include "core/check.h"
-#include "ops/vocabulary/vec.h"
+#include "ops/vocabulary/gemm_tile.h"
 
 namespace brrr::cpu {
 
@@ -63,9 +63,9 @@ static DeviceLimits measure(bool& whole) {
 DeviceLimits limits(bool anew) {
   const DeviceProperties p = backend(DeviceType::CPU).properties();
   const std::string build =
-      fmt::format("{} threads, {} lanes, {} of {} cores, caches {}, {}", num_threads(), BRRR_VX_BYTES / 4,
-                  num_cpus(), sysconf(_SC_NPROCESSORS_ONLN), sysconf(_SC_LEVEL2_CACHE_SIZE),
-                  sysconf(_SC_LEVEL3_CACHE_SIZE));
+      fmt::format("{} threads, {} lanes, {} of {} cores, caches {}, {}", num_threads(),
+                  tile::kWidth, num_cpus(), sysconf(_SC_NPROCESSORS_ONLN),
+                  sysconf(_SC_LEVEL2_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE));
   return jit::kept_limits({"cpu", p.name, p.versions, build}, anew, measure);
 }
 

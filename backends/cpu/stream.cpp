@@ -17,7 +17,6 @@
 namespace brrr::cpu {
 namespace {
 
-using tile::Reg, tile::RegOf;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
@@ -63,7 +62,7 @@ template <int reads, Store kind>
 #pragma GCC unroll 4
     for (std::size_t u = 0; u < unroll; ++u) {
       const std::size_t at = i + u * width;
-      Reg sum = tile::load(arrays[0] + at);
+      tile::Reg sum = tile::load(arrays[0] + at);
       for (int k = 1; k < reads; ++k) sum += tile::load(arrays[k] + at);
       if constexpr (kind == Store::Plain) {
         tile::store(out + at, sum);
@@ -88,25 +87,15 @@ template <Store kind> Pass choose_pass(int reads) {
 // has 32 registers, the others 16.
 constexpr int fma_chain_count = tile::kWidth == 16 ? 16 : 12;
 
-// In one rounding where the machine has it. Written out, because the project is built with
-// -ffp-contract=off.
-template <class Lanes> BRRR_VX Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
-#ifdef __FMA__
-  return tile::fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 template <class T> [[gnu::noinline]] T fma_chains(std::int64_t iterations) {
   constexpr int chains = fma_chain_count;
-  using Lanes = RegOf<T>;
+  using Lanes = tile::RegOf<T>;
   Lanes acc[chains];
   for (int k = 0; k < chains; ++k) acc[k] = Lanes{} + static_cast<T>(k);
   const Lanes scale = Lanes{} + T(0.5), offset = Lanes{} + T(1);
   for (std::int64_t i = 0; i < iterations; ++i) {
 #pragma GCC unroll 16
-    for (int k = 0; k < chains; ++k) acc[k] = multiply_add(acc[k], scale, offset);
+    for (int k = 0; k < chains; ++k) acc[k] = tile::fma(acc[k], scale, offset);
   }
   asm volatile("" ::: "memory");  // a side effect, so that no call of a loop's is left out
   Lanes sum = acc[0];

@@ -12,17 +12,17 @@
 #include <type_traits>
 #include <utility>
 
-#include "ops/vocabulary/gemm_tile.h"
+#include "ops/vocabulary/vec_math.h"
 
 namespace brrr::bench {
 namespace {
 
-using tile::Reg, tile::load, tile::store;
+using Vec = vx::f32;
 
-constexpr std::int64_t lanes = tile::kWidth;
+constexpr std::int64_t lanes = vx::lanes;
 
 // 0 where x <= 0, else v; so a NaN in x passes, as relu's must.
-Reg zero_where_nonpositive(Reg x, Reg v) { return x <= Reg{} ? Reg{} : v; }
+inline Vec zero_where_nonpositive(Vec x, Vec v) { return vx::where(vx::le(x, Vec{}), Vec{}, v); }
 
 // y[r, :] = relu(y[r, :] + bias) or y[r, :] + bias.
 template <bool relu>
@@ -30,9 +30,9 @@ void add_bias(float* y, const float* bias, std::int64_t rows, std::int64_t cols)
   for (std::int64_t r = 0; r < rows; ++r, y += cols) {
     std::int64_t c = 0;
     for (; c + lanes <= cols; c += lanes) {
-      Reg v = load(y + c) + load(bias + c);
+      Vec v = vx::load(y + c) + vx::load(bias + c);
       if constexpr (relu) v = zero_where_nonpositive(v, v);
-      store(y + c, v);
+      vx::store(y + c, v);
     }
     for (; c < cols; ++c) {
       const float v = y[c] + bias[c];
@@ -49,17 +49,17 @@ void relu_mask_and_bias_grad(float* grad, const float* output, float* bias_grad,
   const auto block = [&](auto count) {
     constexpr int n = decltype(count)::value;
     for (; c + n * lanes <= cols; c += n * lanes) {
-      Reg sum[n] = {};
+      Vec sum[n] = {};
       for (std::int64_t r = 0; r < rows; ++r) {
         float* g = grad + r * cols + c;
         const float* y = output + r * cols + c;
         for (int k = 0; k < n; ++k) {
-          const Reg v = zero_where_nonpositive(load(y + k * lanes), load(g + k * lanes));
-          store(g + k * lanes, v);
+          const Vec v = zero_where_nonpositive(vx::load(y + k * lanes), vx::load(g + k * lanes));
+          vx::store(g + k * lanes, v);
           sum[k] += v;
         }
       }
-      for (int k = 0; k < n; ++k) store(bias_grad + c + k * lanes, sum[k]);
+      for (int k = 0; k < n; ++k) vx::store(bias_grad + c + k * lanes, sum[k]);
     }
   };
   block(std::integral_constant<int, 4>{});
@@ -76,10 +76,10 @@ void relu_mask_and_bias_grad(float* grad, const float* output, float* bias_grad,
 }
 
 void sgd_update(float* value, const float* grad, std::int64_t size, float lr) {
-  const Reg vlr = tile::splat(lr);
+  const Vec vlr = vx::splat(lr);
   std::int64_t i = 0;
   for (; i + lanes <= size; i += lanes) {
-    store(value + i, load(value + i) - vlr * load(grad + i));
+    vx::store(value + i, vx::load(value + i) - vlr * vx::load(grad + i));
   }
   for (; i < size; ++i) value[i] -= lr * grad[i];
 }
@@ -110,11 +110,11 @@ AdamWFactors adamw_factors(const FloorHyper& hyper, std::int64_t t) {
 void adamw_update(float* value, const float* grad, float* mean, float* square, std::int64_t size,
                   const AdamWFactors& f) {
   std::int64_t i = 0;
-  for (; i + vx::lanes <= size; i += vx::lanes) {
-    const vx::f32 g = vx::load(grad + i);
-    const vx::f32 m = f.beta1 * vx::load(mean + i) + f.one_minus_beta1 * g;
-    const vx::f32 s = f.beta2 * vx::load(square + i) + f.one_minus_beta2 * g * g;
-    const vx::f32 denominator = vx::sqrt(s) * f.inverse_root + f.eps;
+  for (; i + lanes <= size; i += lanes) {
+    const Vec g = vx::load(grad + i);
+    const Vec m = f.beta1 * vx::load(mean + i) + f.one_minus_beta1 * g;
+    const Vec s = f.beta2 * vx::load(square + i) + f.one_minus_beta2 * g * g;
+    const Vec denominator = vx::sqrt(s) * f.inverse_root + f.eps;
     vx::store(mean + i, m);
     vx::store(square + i, s);
     vx::store(value + i, f.keep * vx::load(value + i) - f.step_size * (m / denominator));
