@@ -6,7 +6,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
-#include "ops/kinds/pointwise.h"
+#include "ops/kinds/composite.h"
 #include "ops/kinds/reduction_layout.h"
 #include "ops/view_ops.h"
 
@@ -63,8 +63,8 @@ int64_t reduced_count(const IntList& sizes, int64_t mask) {
 DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x) {
   const ReductionKernels* kernels = op.reduction->kernels;
   const DType t = compute_type(x.dtype);
-  if (kernels[compute_index(t)].rows) return t;
-  BRRR_CHECK(!is_floating(x.dtype) && kernels[compute_index(kInt64)].rows,
+  if (kernels[compute_index(t)].elements.rows) return t;
+  BRRR_CHECK(!is_floating(x.dtype) && kernels[compute_index(kInt64)].elements.rows,
              "{}: takes floating dtypes, got {}; convert with to(kFloat32)", op.name, describe(&x));
   return kInt64;
 }
@@ -78,12 +78,9 @@ void reduction_infer(OpCall& c) {
   BRRR_CHECK(!traits.needs_elements || reduced_count(sizes, a.mask) > 0,
              "{}: {} has no elements to reduce, and no elements have no {}; give a shape without 0",
              c.op->name, describe(&x), c.op->name);
-  OutMeta& m = c.meta[0];
-  m.alias = -1;
-  m.device = x.device;
-  m.sizes = reduced_sizes(sizes, a);
   const bool widen = traits.result == ReductionResult::Wide && !is_floating(x.dtype);
-  m.dtype = traits.result == ReductionResult::Bool ? kBool : widen ? kInt64 : x.dtype;
+  const DType t = traits.result == ReductionResult::Bool ? kBool : widen ? kInt64 : x.dtype;
+  set_meta(c, 0, t, reduced_sizes(sizes, a));
 }
 
 Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim) {
@@ -130,9 +127,9 @@ constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks 
 // What is reduced, with the CPU's kernels and the addresses of the results.
 struct Layout : ReductionLayout {
   const ReductionKernels* kernels;
-  bool map;
-  char* acc;  // Results in the compute type...
-  char* out;  // ...and where they go: the same, or converted at the end.
+  const ReductionFolds* fold;  // The kernels' folds of elements, or of results.
+  char* acc;                   // Results in the compute type...
+  char* out;                   // ...and where they go: the same, or converted at the end.
   DType out_dtype;
 
   int64_t width() const { return static_cast<int64_t>(itemsize(compute)); }
@@ -158,7 +155,7 @@ void finish_range(const Layout& l, int64_t begin, int64_t n) {
 // to[r] = rows [begin, begin + n) of at most a chunk of elements each.
 void run_rows(const Layout& l, const char* p, int64_t length, int64_t n, char* to) {
   if (l.dtype == l.compute) {
-    l.kernels->rows(p, l.outer_stride, length, n, l.map, l.end, to);
+    l.fold->rows(p, l.outer_stride, length, n, l.end, to);
     return;
   }
   Tile tile;
@@ -167,7 +164,7 @@ void run_rows(const Layout& l, const char* p, int64_t length, int64_t n, char* t
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
     load_tile(l.compute, tile.data, l.dtype, p + r * l.outer_stride * size, 1, m * length);
-    l.kernels->rows(tile.data, length, length, m, l.map, tile.end(), to + r * l.width());
+    l.fold->rows(tile.data, length, length, m, tile.end(), to + r * l.width());
   }
 }
 
@@ -190,7 +187,7 @@ void drive_rows(Layout l) {
     l.end = to + l.outer * chunks * l.width();
     l.dtype = l.compute;
     l.rows = l.outer_stride = chunks;
-    l.map = false;
+    l.fold = &l.kernels->results;
   }
   const int64_t grain = std::max<int64_t>(1, kGrain / l.rows);
   parallel_for(l.outer, grain, [&](int64_t begin, int64_t end) {
@@ -202,7 +199,7 @@ void drive_rows(Layout l) {
 // to[cols] = at most a block of rows, `cols` columns from `p`.
 void run_block(const Layout& l, const char* p, int64_t rows, int64_t cols, char* to) {
   if (l.dtype == l.compute) {
-    l.kernels->columns(p, l.row_stride, rows, cols, true, l.end, to);
+    l.fold->columns(p, l.row_stride, rows, cols, true, l.end, to);
     return;
   }
   Tile tile;
@@ -214,67 +211,53 @@ void run_block(const Layout& l, const char* p, int64_t rows, int64_t cols, char*
       load_tile(l.compute, tile.data + i * cols * l.width(), l.dtype, p + (r + i) * row_bytes, 1,
                 cols);
     }
-    l.kernels->columns(tile.data, cols, m, cols, r == 0, tile.end(), to);
+    l.fold->columns(tile.data, cols, m, cols, r == 0, tile.end(), to);
   }
 }
 
-// Tile `t` of the columns under outer index `o`: all blocks, one after the other.
-void run_columns(const Layout& l, int64_t o, int64_t t) {
+// to[cols] = `rows` rows of a tile of columns from `p`: their blocks one after the other.
+void run_columns(const Layout& l, const char* p, int64_t rows, int64_t cols, char* to) {
   alignas(64) char block[kColumnTile * 8];
-  const int64_t c = t * kColumnTile, n = std::min(kColumnTile, l.cols - c);
-  char* acc = l.acc + (o * l.cols + c) * l.width();
-  for (int64_t r = 0; r < l.rows; r += kReduceBlock) {
-    const int64_t rows = std::min(kReduceBlock, l.rows - r);
-    const char* p = l.at(o * l.outer_stride + r * l.row_stride + c);
-    run_block(l, p, rows, n, r == 0 ? acc : block);
-    if (r > 0) l.kernels->merge(acc, block, n);
+  const int64_t bytes = kReduceBlock * l.row_stride * static_cast<int64_t>(itemsize(l.dtype));
+  for (int64_t r = 0; r < rows; r += kReduceBlock, p += bytes) {
+    run_block(l, p, std::min(kReduceBlock, rows - r), cols, r == 0 ? to : block);
+    if (r > 0) l.kernels->results.columns(block, 0, 1, cols, false, block + sizeof block, to);
   }
-  finish_range(l, o * l.cols + c, n);
 }
 
 int64_t column_tiles(const ReductionLayout& l) { return (l.cols + kColumnTile - 1) / kColumnTile; }
 
-// Into how many blocks of rows few columns of many are cut for the threads; 0: they are not.
-int64_t column_blocks(const ReductionLayout& l) {
-  const bool few = l.outer * column_tiles(l) < kEnoughUnits && l.rows > kReduceBlock &&
-                   l.outer * l.rows * l.cols > kGrain;
-  return few ? (l.rows + kReduceBlock - 1) / kReduceBlock : 0;
-}
-
-// The same as run_columns, with the blocks in parallel.
-void drive_blocks(const Layout& l, int64_t blocks) {
-  const int64_t tiles = column_tiles(l);
-  const Tensor partials = raw_empty({l.outer * blocks * l.cols}, l.compute, Device{});
-  char* to = partials.impl()->data();
-  const int64_t work = kReduceBlock * std::min(kColumnTile, l.cols);
-  parallel_for(l.outer * blocks * tiles, std::max<int64_t>(1, kGrain / work),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t u = begin; u < end; ++u) {
-                   const int64_t ob = u / tiles, o = ob / blocks, r = ob % blocks * kReduceBlock;
-                   const int64_t c = u % tiles * kColumnTile;
-                   const char* p = l.at(o * l.outer_stride + r * l.row_stride + c);
-                   run_block(l, p, std::min(kReduceBlock, l.rows - r),
-                             std::min(kColumnTile, l.cols - c), to + (ob * l.cols + c) * l.width());
-                 }
-               });
-  for (int64_t o = 0; o < l.outer; ++o) {
-    const int64_t bytes = l.cols * l.width();
-    char* acc = l.acc + o * bytes;
-    std::copy_n(to + o * blocks * bytes, bytes, acc);
-    for (int64_t b = 1; b < blocks; ++b) {
-      l.kernels->merge(acc, to + (o * blocks + b) * bytes, l.cols);
-    }
-  }
-  finish_range(l, 0, l.outer * l.cols);
+// Few columns of many rows are cut for the threads, into blocks of rows.
+int64_t column_parts(const ReductionLayout& l) {
+  const bool few = l.outer * column_tiles(l) < kEnoughUnits && l.outer * l.rows * l.cols > kGrain;
+  return few ? (l.rows + kReduceBlock - 1) / kReduceBlock : 1;
 }
 
 void drive_columns(const Layout& l) {
-  if (const int64_t blocks = column_blocks(l)) return drive_blocks(l, blocks);
-  const int64_t tiles = column_tiles(l), units = l.outer * tiles;
-  const int64_t all = l.outer * l.rows * l.cols;
-  parallel_for(units, std::max<int64_t>(1, kGrain * units / all), [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) run_columns(l, u / tiles, u % tiles);
+  const int64_t tiles = column_tiles(l), parts = column_parts(l), units = l.outer * parts * tiles;
+  const int64_t height = parts > 1 ? kReduceBlock : l.rows, row = l.cols * l.width();
+  Tensor partials;
+  char* to = l.acc;
+  if (parts > 1) {
+    partials = raw_empty({l.outer * parts * l.cols}, l.compute, Device{});
+    to = partials.impl()->data();
+  }
+  const int64_t grain = std::max<int64_t>(1, kGrain * units / (l.outer * l.rows * l.cols));
+  parallel_for(units, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t part = u / tiles, r = part % parts * height;
+      const int64_t c = u % tiles * kColumnTile, n = std::min(kColumnTile, l.cols - c);
+      const char* p = l.at(part / parts * l.outer_stride + r * l.row_stride + c);
+      run_columns(l, p, std::min(height, l.rows - r), n, to + part * row + c * l.width());
+      if (parts == 1) finish_range(l, part * l.cols + c, n);
+    }
   });
+  if (parts == 1) return;
+  for (int64_t o = 0; o < l.outer; ++o) {
+    const char* p = to + o * parts * row;
+    l.kernels->results.columns(p, l.cols, parts, l.cols, true, p + parts * row, l.acc + o * row);
+  }
+  finish_range(l, 0, l.outer * l.cols);
 }
 
 }  // namespace
@@ -287,8 +270,10 @@ int64_t reduction_scratch(const OpCall& c) {
   const auto item = static_cast<int64_t>(itemsize(l.compute));
   int64_t bytes = l.copy.defined() ? scratch_for(l.copy.numel(), item) : 0;
   if (y.dtype != l.compute) bytes += scratch_for(y.numel, item);
-  if (l.count == 0) return bytes;
-  if (l.cols) return bytes + scratch_for(l.outer * column_blocks(l) * l.cols, item);
+  if (l.cols) {
+    const int64_t parts = column_parts(l);
+    return bytes + (parts > 1 ? scratch_for(l.outer * parts * l.cols, item) : 0);
+  }
   for (int64_t rows = l.rows; rows > kReduceChunk;) {
     rows = (rows + kReduceChunk - 1) / kReduceChunk;
     bytes += scratch_for(l.outer * rows, item);
@@ -302,7 +287,7 @@ void reduction_run(OpCall& c) {
   Layout l;
   static_cast<ReductionLayout&>(l) = reduction_layout(c);
   l.kernels = &c.op->reduction->kernels[compute_index(l.compute)];
-  l.map = c.op->reduction->maps;
+  l.fold = &l.kernels->elements;
   l.out = l.acc = y.data();
   l.out_dtype = y.dtype;
   Tensor results;
@@ -310,8 +295,8 @@ void reduction_run(OpCall& c) {
     results = raw_empty({y.numel}, l.compute, y.device);
     l.acc = results.impl()->data();
   }
-  if (l.count == 0) {
-    l.kernels->fill(l.acc, y.numel);
+  if (l.count == 0) {  // Rows of nothing, which lie anywhere.
+    l.fold->rows(l.acc, 0, 0, y.numel, l.acc, l.acc);
     finish_range(l, 0, y.numel);
   } else if (l.cols) {
     drive_columns(l);

@@ -57,26 +57,25 @@ struct ReductionGrad {
   double count;   ///< Elements per output.
 };
 
-/// Kernels of one compute type. `end` is where the readable memory behind `in` ends; strides are
-/// in elements; innermost elements are adjacent.
-struct ReductionKernels {
-  /// out[r] = row r of n <= kReduceChunk elements, mapped if `map`, not finished.
-  void (*rows)(const void* in, int64_t stride, int64_t n, int64_t rows, bool map, const void* end,
+/// Folds of one compute type. `end` is where the readable memory behind `in` ends; strides are in
+/// elements; innermost elements are adjacent.
+struct ReductionFolds {
+  /// out[r] = row r of n <= kReduceChunk elements, not finished.
+  void (*rows)(const void* in, int64_t stride, int64_t n, int64_t rows, const void* end,
                void* out) = nullptr;
   /// Takes `rows` rows of `cols` columns into out[cols], from init if `first`.
   void (*columns)(const void* in, int64_t stride, int64_t rows, int64_t cols, bool first,
                   const void* end, void* out) = nullptr;
-  /// acc[i] = combine(acc[i], x[i]).
-  void (*merge)(void* acc, const void* x, int64_t n) = nullptr;
-  void (*fill)(void* acc, int64_t n) = nullptr;  ///< acc[i] = init
+};
+struct ReductionKernels {
+  ReductionFolds elements;  ///< Each mapped first.
+  ReductionFolds results;   ///< Of chunks and blocks.
   /// acc[i] = finish(acc[i], count); null when that changes nothing.
   void (*finish)(void* acc, int64_t n, int64_t count) = nullptr;
 };
 
 struct ReductionInfo {
   ReductionTraits traits;
-  double init = 0;                   ///< Integers take the nearest value they have.
-  bool maps = false;                 ///< map is more than the identity.
   ReductionKernels kernels[4] = {};  ///< By compute_index; null if not instantiated.
   /// Writes the statements to the current SymScope: x mapped, combined by a statement of kind
   /// `fold`, finished with the count. The result's place.
@@ -139,7 +138,7 @@ template <class T> constexpr T reduction_init(double init) {
 template <class T> inline auto load_lanes(const T* p, int lanes, const T* end) {
   using V = decltype(vx::load(p));
   vx::Parts<V> v = V{};
-  if (std::is_floating_point_v<T> && p + 16 <= end)
+  if (lanes == 16 || (std::is_floating_point_v<T> && p + 16 <= end))
     v = vx::load(p);
   else
     v = vx::load_n(p, lanes);
@@ -147,52 +146,19 @@ template <class T> inline auto load_lanes(const T* p, int lanes, const T* end) {
 }
 
 template <class Init, class Map, class Combine, class V>
-Lane<V> reduce_row(const Lane<V>* p, int64_t length, const Lane<V>* end) {
+[[gnu::flatten]] void reduce_rows(const void* in, int64_t stride, int64_t n, int64_t rows,
+                                  const void* end, void* out) {
   using N = Num<V>;
-  int64_t n = length;
-  const N init = reduction_init<Lane<V>>(Init{}());
-  vx::Parts<V> a0 = init.v, a1 = init.v, a2 = init.v, a3 = init.v;
-  auto whole = [&](vx::Parts<V>& a, const Lane<V>* q) {
-    a = Combine{}(N(a.get()), Map{}(N(vx::load(q)))).v;
-  };
-  auto tail = [&](vx::Parts<V>& a) {
-    if (n <= 0) return;
-    const int lanes = n < 16 ? static_cast<int>(n) : 16;
-    const N x = Map{}(N(load_lanes(p, lanes, end)));
-    a = Combine{}(N(a.get()), N(vx::where(vx::first_lanes(lanes), x.v, init.v))).v;
-    p += 16;
-    n -= 16;
-  };
-  for (; n >= 64; n -= 64, p += 64) {
-    whole(a0, p);
-    whole(a1, p + 16);
-    whole(a2, p + 32);
-    whole(a3, p + 48);
-  }
-  const bool single = n == length && n <= 16;  // The other three would stay at init.
-  if (n > 0) tail(a0);
-  if (n > 0) {
-    tail(a1);
-    tail(a2);
-    tail(a3);
-  }
-  const N first = a0.get();
-  const N a = single
-                  ? first
-                  : Combine{}(Combine{}(first, N(a1.get())), Combine{}(N(a2.get()), N(a3.get())));
-  return vx::reduce(a.v, [](V x, V y) { return Combine{}(N(x), N(y)).v; });
-}
-
-template <class Init, class Map, class Combine, class V>
-void reduce_rows(const void* in, int64_t stride, int64_t n, int64_t rows, bool map, const void* end,
-                 void* out) {
   using T = Lane<V>;
   const T* p = static_cast<const T*>(in);
   T* o = static_cast<T*>(out);
   const T* stop = static_cast<const T*>(end);
+  const N init = reduction_init<T>(Init{}());
+  const auto combine = [](V a, V b) { return Combine{}(N(a), N(b)).v; };
   for (int64_t r = 0; r < rows; ++r, p += stride) {
-    o[r] = map ? reduce_row<Init, Map, Combine, V>(p, n, stop)
-               : reduce_row<Init, Keep, Combine, V>(p, n, stop);
+    o[r] = vx::fold_chunk_inline(0L, n, init.v, combine, [=](long i, int lanes) {
+      return Map{}(N(load_lanes(p + i, lanes, stop))).v;
+    });
   }
 }
 
@@ -233,29 +199,14 @@ void reduce_columns(const void* in, int64_t stride, int64_t rows, int64_t cols, 
   }
 }
 
-/// acc[i] = f(acc[i], x[i]) by vectors.
-template <class V, class F> void update_lanes(void* acc, const void* x, int64_t n, const F& f) {
-  auto* a = static_cast<Lane<V>*>(acc);
-  auto* b = static_cast<const Lane<V>*>(x);
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) vx::store(a + i, f(vx::load(a + i), vx::load(b + i)).v);
-  if (i == n) return;
-  const int lanes = static_cast<int>(n - i);
-  vx::store_n(a + i, f(vx::load_n(a + i, lanes), vx::load_n(b + i, lanes)).v, lanes);
-}
-
-template <class Combine, class V> void reduce_merge(void* acc, const void* x, int64_t n) {
-  update_lanes<V>(acc, x, n, [](V a, V b) { return Combine{}(Num<V>(a), Num<V>(b)); });
-}
-
-template <class Init, class V> void reduce_fill(void* acc, int64_t n) {
-  auto* a = static_cast<Lane<V>*>(acc);
-  for (int64_t i = 0; i < n; ++i) a[i] = reduction_init<Lane<V>>(Init{}());
-}
-
 template <class Finish, class V> void reduce_finish(void* acc, int64_t n, int64_t count) {
   const Num<V> elements = count;
-  update_lanes<V>(acc, acc, n, [&](V a, V) { return Finish{}(Num<V>(a), elements); });
+  auto* a = static_cast<Lane<V>*>(acc);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) vx::store(a + i, Finish{}(Num<V>(vx::load(a + i)), elements).v);
+  if (i == n) return;
+  const int lanes = static_cast<int>(n - i);
+  vx::store_n(a + i, Finish{}(Num<V>(vx::load_n(a + i, lanes)), elements).v, lanes);
 }
 
 template <class Init, class Map, class Combine, class Finish>
@@ -269,10 +220,8 @@ double reduction_oracle(const double* x, int64_t n) {
 template <class V, class Init, class Map, class Combine, class Finish>
 void add_reduction_kernels(ReductionInfo& info) {
   ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
-  k.rows = reduce_rows<Init, Map, Combine, V>;
-  k.columns = reduce_columns<Init, Map, Combine, V>;
-  k.merge = reduce_merge<Combine, V>;
-  k.fill = reduce_fill<Init, V>;
+  k.elements = {reduce_rows<Init, Map, Combine, V>, reduce_columns<Init, Map, Combine, V>};
+  k.results = {reduce_rows<Init, Keep, Combine, V>, reduce_columns<Init, Keep, Combine, V>};
   if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
 }
 
@@ -291,8 +240,6 @@ template <class Init, class Map, class Combine, class Finish, class... V>
 ReductionInfo reduction_info(const ReductionTraits& traits,
                              Tensor (*gradient)(const ReductionGrad&)) {
   ReductionInfo info{.traits = traits,
-                     .init = Init{}(),
-                     .maps = !std::is_same_v<Map, Keep>,
                      .symbols = reduction_symbols<Init, Map, Combine, Finish>,
                      .oracle = reduction_oracle<Init, Map, Combine, Finish>,
                      .gradient = gradient};

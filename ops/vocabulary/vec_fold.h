@@ -1,8 +1,7 @@
-#ifndef BRRR_OPS_VEC_FOLD_H
-#define BRRR_OPS_VEC_FOLD_H
-// A row's elements combined, in the order of ops/kinds/reduction.h ("rows"). Header-free: the build
-// embeds this text in front of generated kernels. fold_chunk is one function per lambda, which is
-// inlined at its several call sites.
+#pragma once
+// A row's elements combined, in the order of ops/kinds/reduction.h ("rows"). Generated kernels have
+// texts of their own for it (ops/program/cpu_text.h), which compile in a fraction of the time.
+// fold_chunk is one function per lambda, which fold_row calls at several places.
 
 #include "ops/vocabulary/vec.h"
 
@@ -12,8 +11,8 @@ constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
 
 /// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.
 template <class V, class Combine, class F>
-[[gnu::noinline, gnu::flatten]] Element<V> fold_chunk(long i, long end, V init, Combine combine,
-                                                      const F& f) {
+[[gnu::always_inline]] inline Element<V> fold_chunk_inline(long i, long end, V init,
+                                                           Combine combine, const F& f) {
   if (end - i <= 16) {
     const int lanes = static_cast<int>(end - i);
     return reduce(combine(init, where(first_lanes(lanes), f(i, lanes), init)), combine);
@@ -36,6 +35,11 @@ template <class V, class Combine, class F>
   tail(a2);
   tail(a3);
   return reduce(combine(combine(a0.get(), a1.get()), combine(a2.get(), a3.get())), combine);
+}
+template <class V, class Combine, class F>
+[[gnu::noinline, gnu::flatten]] Element<V> fold_chunk(long i, long end, V init, Combine combine,
+                                                      const F& f) {
+  return fold_chunk_inline(i, end, init, combine, f);
 }
 
 /// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
@@ -74,5 +78,3 @@ Element<V> fold_row(long n, V init, Combine combine, const F& f) {
 }
 
 }  // namespace brrr::vx
-
-#endif  // BRRR_OPS_VEC_FOLD_H
