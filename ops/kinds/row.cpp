@@ -167,13 +167,7 @@ namespace {
 
 // Results of columns add up in the order of a column reduction: blocks of rows, then the blocks.
 template <class V>
-void add_blocks(const Lane<V>* in, int64_t stride, int64_t blocks, Lane<V>* out, int64_t n) {
-  map_row(n, [&](int64_t i, int lanes) {
-    V sum = take<V>(in + i, lanes);
-    for (int64_t b = 1; b < blocks; ++b) sum = sum + take<V>(in + b * stride + i, lanes);
-    put<V>(out + i, sum, lanes);
-  });
-}
+constexpr auto kAddBlocks = reduce_columns<decltype([] { return 0.0; }), Keep, lifted::Add, V>;
 
 void run_columns(const OpCall& c, const RowShape& s, const RowLoops& loops, const RowSource& source,
                  DType compute, void* const* out) {
@@ -199,15 +193,13 @@ void run_columns(const OpCall& c, const RowShape& s, const RowLoops& loops, cons
                    }
                  }
                });
-  with_vector(compute, [&](auto v) {
-    using T = Lane<decltype(v)>;
-    const auto* from = reinterpret_cast<const T*>(part);
-    for (int o = 0; o < c.n_out; ++o) {
-      if (!is_result(info, c, o, RowResult::Column)) continue;
-      add_blocks<decltype(v)>(from, stride, blocks, static_cast<T*>(out[o]), s.n);
-      from += s.n;
-    }
-  });
+  const auto add_blocks = compute == kFloat64 ? kAddBlocks<vx::f64> : kAddBlocks<vx::f32>;
+  const char* from = part;
+  for (int o = 0; o < c.n_out; ++o) {
+    if (!is_result(info, c, o, RowResult::Column)) continue;
+    add_blocks(from, stride, blocks, s.n, true, part + blocks * stride * item, out[o]);
+    from += s.n * item;
+  }
 }
 
 }  // namespace
@@ -326,17 +318,20 @@ void row_vjp(VjpCall& v) {
 
 // --- rows ----------------------------------------------------------------------------------------
 
-// Runs the lambda on numbers once, to learn which operands it really needs.
+// Runs the lambda on symbols once, to learn which operands it really needs.
 static uint64_t uses_of(const RowInfo& info) {
-  std::vector<RowNumbers> in;
-  std::vector<RowNumberIds> ids;
-  for (const RowOperand& o : info.operands) {
-    const uint64_t bit = o.kind == Operand::Scalar ? 0 : uint64_t{1} << o.input;
-    in.push_back({.uses = bit, .v = {0.5}});
-    ids.push_back({.at = {0}, .uses = bit});
+  Statements list;
+  SymScope scope(list, kFloat32);
+  int in[kMaxRowOperands];
+  for (size_t k = 0; k < info.operands.size(); ++k) {
+    const RowOperand& o = info.operands[k];
+    if (o.kind == Operand::Scalar)
+      in[k] = Sym(0.0).id;
+    else
+      in[k] = o.kind == Operand::Id ? o.input : scope.operand(o.input);
   }
   uint64_t uses = 0;
-  for (const RowNumbers& r : info.oracle(in.data(), ids.data())) uses |= r.uses;
+  for (int id : info.symbols(in)) uses |= operands_used(list, id);
   return uses;
 }
 
@@ -375,8 +370,7 @@ void RowOp::attach(RowOp* gradient) {
 // --- the oracle ----------------------------------------------------------------------------------
 
 RowNumbers RowNumbers::Reading::pick(const RowNumbers& x, const RowNumberIds& ids) {
-  RowNumbers y{
-      .rows = static_cast<int64_t>(ids.at.size()), .n = x.n, .uses = x.uses | ids.uses, .v = {}};
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = x.n, .v = {}};
   for (int64_t r = 0; r < y.rows; ++r) {
     const int64_t id = ids.at[static_cast<size_t>(r)];
     y.v.push_back(id < 0 ? 0 : x.at(r, id));
@@ -384,23 +378,19 @@ RowNumbers RowNumbers::Reading::pick(const RowNumbers& x, const RowNumberIds& id
   return y;
 }
 RowNumbers RowNumbers::Reading::counts(const RowNumberIds& ids) {
-  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = ids.n, .uses = ids.uses, .v = {}};
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = ids.n, .v = {}};
   for (int64_t id : ids.at) y.v.push_back(id >= 0);
   return y;
 }
 RowNumbers RowNumbers::Reading::is_at(const RowNumberIds& ids) {
-  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()),
-               .columns = ids.n,
-               .n = ids.n,
-               .uses = ids.uses,
-               .v = {}};
+  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .columns = ids.n, .n = ids.n, .v = {}};
   for (int64_t id : ids.at) {
     for (int64_t i = 0; i < ids.n; ++i) y.v.push_back(i == id);
   }
   return y;
 }
 RowNumbers RowNumbers::Reading::over_rows(const RowNumbers& x) {
-  RowNumbers y{.columns = x.n, .n = x.n, .uses = x.uses, .v = {}};
+  RowNumbers y{.columns = x.n, .n = x.n, .v = {}};
   for (int64_t i = 0; i < x.n; ++i) {
     double sum = 0;
     for (int64_t r = 0; r < x.rows; ++r) sum += x.at(r, i);
@@ -409,7 +399,7 @@ RowNumbers RowNumbers::Reading::over_rows(const RowNumbers& x) {
   return y;
 }
 RowNumbers RowNumbers::Reading::total(const RowNumbers& x) {
-  RowNumbers y{.n = x.n, .uses = x.uses, .v = {0}};
+  RowNumbers y{.n = x.n, .v = {0}};
   for (int64_t r = 0; r < x.rows; ++r) y.v[0] += x.at(r, 0);
   return y;
 }

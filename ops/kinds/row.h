@@ -58,7 +58,7 @@ struct RowLoops {
   /// Rows first .. first + rows - 1, at most kRowBlock. `out` has the beginning of each result,
   /// null for one that nobody wants; columns are added to.
   void (*block)(const RowSource& s, int64_t first, int64_t rows, void* const* out) = nullptr;
-  /// The results that are one number, after all rows.
+  /// The results that are one number, after all rows; null if there are no totals.
   void (*finish)(const RowSource& s, void* const* out) = nullptr;
 };
 
@@ -118,9 +118,6 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
   else
     return Ids<V>(static_cast<const int64_t*>(s.in[k]) + first, s.ignored[k], &b);
 }
-
-template <class... R> std::tuple<R...> as_tuple(const std::tuple<R...>& r) { return r; }
-template <class R> std::tuple<R> as_tuple(const R& r) { return {r}; }
 
 template <class R> inline constexpr bool kIsColumns = false;
 template <class E> inline constexpr bool kIsColumns<Columns<E>> = true;
@@ -199,6 +196,7 @@ template <class F, Operand... O> struct RowKernels {
 
   template <class V> static void finish(const RowSource& s, void* const* out) {
     Block<V> none(0, s.n, nullptr);
+    std::fill_n(none.numbers, none.kMostNumbers, V{});  // Of no rows: else the compiler warns.
     const auto r = results<V>(s, 0, none);
     int total = 0;
     [&]<size_t... K>(std::index_sequence<K...>) {
@@ -309,7 +307,7 @@ void row_vjp(VjpCall& v);
 /// The gradients that several lambdas return, as those of one.
 template <class... G> struct Joined {
   template <class... A> auto operator()(const A&... a) const {
-    return std::tuple_cat(lanes::as_tuple(G{}(a...))...);
+    return std::tuple_cat(as_tuple(G{}(a...))...);
   }
 };
 
@@ -363,8 +361,12 @@ class RowOp : public OpDef {
     (add_operand(O), ...);
     info.results = Kernels::kinds();
     info.totals = Kernels::totals();
-    info.loops[0] = {Kernels::template block<vx::f32>, Kernels::template finish<vx::f32>};
-    info.loops[1] = {Kernels::template block<vx::f64>, Kernels::template finish<vx::f64>};
+    info.loops[0].block = Kernels::template block<vx::f32>;
+    info.loops[1].block = Kernels::template block<vx::f64>;
+    if constexpr (Kernels::totals() > 0) {
+      info.loops[0].finish = Kernels::template finish<vx::f32>;
+      info.loops[1].finish = Kernels::template finish<vx::f64>;
+    }
     info.tensors = tensors<F, O...>;
     info.oracle = oracle<F, O...>;
     info.symbols = symbols<F, O...>;
@@ -394,7 +396,7 @@ class RowOp : public OpDef {
       return row_tensor(c, in, k);
   }
   template <class R> static auto as_vector(const R& results) {
-    return std::apply([](const auto&... r) { return std::vector{r...}; }, lanes::as_tuple(results));
+    return std::apply([](const auto&... r) { return std::vector{r...}; }, as_tuple(results));
   }
   template <class F, Operand... O>
   static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {

@@ -32,7 +32,6 @@ template <class V> void put(Lane<V>* p, V v, int lanes) {
   else
     vx::store_n(p, v, lanes);
 }
-template <class V> V spread(double x) { return vx::splat(static_cast<Lane<V>>(x)); }
 
 /// f(i, lanes) for all vectors of a row.
 template <class F> void map_row(int64_t n, const F& f) {
@@ -43,32 +42,20 @@ template <class F> void map_row(int64_t n, const F& f) {
 
 using vx::fold_row;
 
-struct AddLanes {
-  template <class V> V operator()(V a, V b) const { return a + b; }
-};
-// Passes over NaN, at half the cost of vx::max: it reaches the results through the sums.
-struct MaxLanes {
-  template <class V> V operator()(V a, V b) const { return vx::where(vx::lt(a, b), b, a); }
-};
-
-struct MinLanes {
-  template <class V> V operator()(V a, V b) const { return vx::where(vx::lt(b, a), b, a); }
-};
-
 template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
-  return fold_row(n, V{}, AddLanes{}, f);
+  return fold_row(
+      n, V{}, [](V a, V b) { return a + b; }, f);
 }
+
 /// Dense elements of a tensor in a compute type: its own, or converted and packed. Null for null.
 class DenseInput {
  public:
   DenseInput() = default;
-  /// `alignment`, at most 64, is of the first element's address. A copy in any case if `anew`.
-  DenseInput(const TensorImpl* t, DType compute, uintptr_t alignment = 1, bool anew = false) {
+  /// A copy in any case if `anew`.
+  DenseInput(const TensorImpl* t, DType compute, bool anew = false) {
     if (!t) return;
-    if (anew || t->dtype != compute || !t->contiguous() ||
-        reinterpret_cast<uintptr_t>(t->data()) % alignment != 0) {
-      copy_ = raw_empty(t->size_list(), compute, t->device);
-      copy_now(*copy_.impl(), *t);
+    if (anew || t->dtype != compute || !t->contiguous()) {
+      copy_ = copied(*t, compute);
       t = copy_.impl();
     }
     data_ = t->data();
@@ -104,8 +91,7 @@ class MatrixInput {
   }
   MatrixInput(const TensorImpl* t, DType compute, bool any_columns = false) : t_(t) {
     if (!is_copied(t, compute, any_columns)) return;
-    copy_ = raw_empty(t->size_list(), compute, t->device);
-    copy_now(*copy_.impl(), *t);
+    copy_ = copied(*t, compute);
     t_ = copy_.impl();
   }
   template <class T> const T* at(int64_t matrix) const {

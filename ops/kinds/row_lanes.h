@@ -184,9 +184,7 @@ template <class E> struct Columns { E x; };
 template <class V, class E> struct Total : Expression<V, Level::Number> {
   E x;
   explicit Total(const E& e) : x(e) {}
-  /// Where each row's number goes, and what they add up to.
-  mutable Lane<V>* rows = nullptr;
-  mutable Num<V> sum{};
+  mutable Num<V> sum{};  ///< What the rows' numbers add up to.
   Block<V>* block() const { return x.block(); }
   Num<V> across() const { return sum; }
 };
@@ -200,12 +198,12 @@ template <class V> struct Reading {
   }
   template <class F, class... A> static auto lift(const A&... a) { return apply<F>(term(a)...); }
 
-  template <class E> static auto sum(E&& e) { return fold(std::forward<E>(e), V{}, AddLanes{}); }
+  template <class E> static auto sum(E&& e) { return fold<lifted::Add>(std::forward<E>(e), 0.0); }
   template <class E> static auto max(E&& e) {
-    return fold(std::forward<E>(e), spread<V>(-__builtin_inf()), MaxLanes{});
+    return fold<lifted::Larger>(std::forward<E>(e), -__builtin_inf());
   }
   template <class E> static auto min(E&& e) {
-    return fold(std::forward<E>(e), spread<V>(__builtin_inf()), MinLanes{});
+    return fold<lifted::Smaller>(std::forward<E>(e), __builtin_inf());
   }
   template <class E> static Number<V> count(const E& e) {
     return Number<V>(static_cast<Lane<V>>(e.block()->n));
@@ -247,6 +245,9 @@ template <class V> struct Reading {
     return {to, &b};
   }
 
+  template <class F> struct Combined {
+    V operator()(V a, V b) const { return F{}(Num<V>(a), Num<V>(b)).v; }
+  };
   // `e` is a copy, which no store can be to.
   template <bool Kept, class E, class Combine>
   static void fold_rows(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to) {
@@ -270,8 +271,10 @@ template <class V> struct Reading {
                        });
     }
   }
-  template <class E, class Combine> static PerRow<V> fold(E&& e, V init, Combine combine) {
+  template <class F, class E> static PerRow<V> fold(E&& e, double identity) {
     using T = std::decay_t<E>;
+    const V init = vx::splat(static_cast<Lane<V>>(identity));
+    const Combined<F> combine;
     Block<V>& b = *e.block();
     Lane<V>* const to = b.take_numbers();
     if constexpr (kIsChain<T> && std::is_lvalue_reference_v<E>) {

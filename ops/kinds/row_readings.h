@@ -1,6 +1,6 @@
 #pragma once
 // A row op's lambda read as tensors, which is its differentiable form, and as numbers in double,
-// which is the oracle and tells which operands matter.
+// which is the oracle.
 
 #include <algorithm>
 #include <vector>
@@ -80,7 +80,6 @@ struct RowTensor::Reading {
 struct RowNumbers {
   struct Reading;
   int64_t rows = 1, columns = 1, n = 1;  ///< n: of elements in a row.
-  uint64_t uses = 0;                     ///< Bit k: depends on operand k.
   std::vector<double> v;
   bool mask = false;
   double at(int64_t r, int64_t i) const {
@@ -92,7 +91,6 @@ struct RowNumberIds {
   using Reading = RowNumbers::Reading;
   std::vector<int64_t> at;
   int64_t n = 1;
-  uint64_t uses = 0;
 };
 
 struct RowNumbers::Reading {
@@ -126,7 +124,6 @@ struct RowNumbers::Reading {
     y.rows = std::max({a.rows...});
     y.columns = std::max({a.columns...});
     y.n = std::max({a.n...});
-    y.uses = (a.uses | ...);
     y.v.resize(static_cast<size_t>(y.rows * y.columns));
     for (int64_t r = 0; r < y.rows; ++r) {
       for (int64_t i = 0; i < y.columns; ++i) {
@@ -148,7 +145,7 @@ struct RowNumbers::Reading {
     }
   }
   template <class F> static RowNumbers fold(const RowNumbers& x, double init) {
-    RowNumbers y{.rows = x.rows, .n = x.n, .uses = x.uses, .v = {}};
+    RowNumbers y{.rows = x.rows, .n = x.n, .v = {}};
     for (int64_t r = 0; r < x.rows; ++r) {
       Num<double> all = init;
       for (int64_t i = 0; i < x.n; ++i) all = F{}(all, number(x.at(r, i)));

@@ -125,9 +125,7 @@ class Builder {
     for (size_t id = first; id < p_.statements.size(); ++id) {
       Statement& x = p_.statements[id];
       for (size_t k = 0; k < s.in.size(); ++k) {
-        const bool reads =
-            x.kind == Statement::Pick || x.kind == Statement::Counts || x.kind == Statement::IsAt;
-        if (reads && info.operands[k].kind == Operand::Id && x.which == s.in[k]) {
+        if (reads_id(x) && info.operands[k].kind == Operand::Id && x.which == s.in[k]) {
           x.text = std::to_string(s.ignored[k]);
         }
       }

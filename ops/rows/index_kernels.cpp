@@ -146,7 +146,7 @@ bool same_memory(const TensorImpl& a, const TensorImpl& b) {
 
 DenseInput index_of(const OpCall& c) {
   const bool overwritten = c.into && c.out[0].impl()->storage == c.in[1]->storage;
-  return {c.in[1], kInt64, 1, overwritten};
+  return {c.in[1], kInt64, overwritten};
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ uint64_t operands_used(const Statements& list, int id) {
   std::vector<uint64_t> used;
   for (int at = 0; at <= id; ++at) {
     const Statement& s = list[static_cast<size_t>(at)];
-    used.push_back(s.kind == Statement::Operand ? uint64_t{1} << s.which : 0);
+    const bool reads = s.kind == Statement::Operand || reads_id(s);
+    used.push_back(reads ? uint64_t{1} << s.which : 0);
     for (int a : s.args) used.back() |= used[static_cast<size_t>(a)];
   }
   return used.back();

@@ -48,6 +48,9 @@ struct Statement {
   Varies varies = Never;
 };
 using Statements = std::vector<Statement>;
+inline bool reads_id(const Statement& s) {
+  return s.kind == Statement::Pick || s.kind == Statement::Counts || s.kind == Statement::IsAt;
+}
 /// Adds one, which varies as its arguments do, too; returns its place.
 int append(Statements& list, Statement s);
 
@@ -147,12 +150,6 @@ inline Sym operator-(Sym a, Sym b) {
 inline Sym operator*(Sym a, Sym b) { return sym_emit("$0 * $1", {a.id, b.id}); }
 inline Sym operator/(Sym a, Sym b) { return sym_emit("$0 / $1", {a.id, b.id}); }
 inline Sym operator-(Sym a) { return sym_emit("-$0", {a.id}, {0}); }
-inline SymMask operator<(Sym a, Sym b) { return mask_emit("lt($0, $1)", {a.id, b.id}); }
-inline SymMask operator<=(Sym a, Sym b) { return mask_emit("le($0, $1)", {a.id, b.id}); }
-inline SymMask operator>(Sym a, Sym b) { return mask_emit("gt($0, $1)", {a.id, b.id}); }
-inline SymMask operator>=(Sym a, Sym b) { return mask_emit("ge($0, $1)", {a.id, b.id}); }
-inline SymMask operator==(Sym a, Sym b) { return mask_emit("eq($0, $1)", {a.id, b.id}); }
-inline SymMask operator!=(Sym a, Sym b) { return mask_emit("ne($0, $1)", {a.id, b.id}); }
 inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.id, b.id}, {0}); }
 inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}, {0}); }
 inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}, {0}); }
@@ -178,23 +175,18 @@ inline SymIndex operator+(SymIndex a, SymIndex b) { return index_emit("$0 + $1",
 inline SymIndex operator-(SymIndex a, SymIndex b) { return index_emit("$0 - $1", {a.id, b.id}); }
 inline SymIndex operator*(SymIndex a, SymIndex b) { return index_emit("$0 * $1", {a.id, b.id}); }
 inline SymIndex operator>>(SymIndex a, SymIndex b) { return index_emit("$0 >> $1", {a.id, b.id}); }
-inline SymMask operator<(SymIndex a, SymIndex b) {
-  return mask_emit("lt($0, $1)", {a.id, b.id}, {0});
-}
-inline SymMask operator<=(SymIndex a, SymIndex b) {
-  return mask_emit("le($0, $1)", {a.id, b.id}, {0});
-}
-inline SymMask operator>(SymIndex a, SymIndex b) {
-  return mask_emit("gt($0, $1)", {a.id, b.id}, {0});
-}
-inline SymMask operator>=(SymIndex a, SymIndex b) {
-  return mask_emit("ge($0, $1)", {a.id, b.id}, {0});
-}
-inline SymMask operator==(SymIndex a, SymIndex b) {
-  return mask_emit("eq($0, $1)", {a.id, b.id}, {0});
-}
-inline SymMask operator!=(SymIndex a, SymIndex b) {
-  return mask_emit("ne($0, $1)", {a.id, b.id}, {0});
-}
+
+#define BRRR_COMPARE(sign, fn)                                                                   \
+  inline SymMask operator sign(Sym a, Sym b) { return mask_emit(#fn "($0, $1)", {a.id, b.id}); } \
+  inline SymMask operator sign(SymIndex a, SymIndex b) {                                         \
+    return mask_emit(#fn "($0, $1)", {a.id, b.id}, {0});                                         \
+  }
+BRRR_COMPARE(<, lt)
+BRRR_COMPARE(<=, le)
+BRRR_COMPARE(>, gt)
+BRRR_COMPARE(>=, ge)
+BRRR_COMPARE(==, eq)
+BRRR_COMPARE(!=, ne)
+#undef BRRR_COMPARE
 
 }  // namespace brrr
