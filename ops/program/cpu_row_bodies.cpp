@@ -1,4 +1,4 @@
-#include "ops/program/cpu_row_bodies.h"
+#include "ops/program/cpu_row_text.h"
 
 #include <algorithm>
 #include <functional>
@@ -17,14 +17,14 @@ template <class T> void distinct(std::vector<T>& list) {
 
 }  // namespace
 
-std::string RowBodies::from_memory(int id, const std::string& x) const {
+std::string RowText::from_memory(int id, const std::string& x) const {
   return fill(spelling(at(id).type).load, {x});
 }
-std::string RowBodies::to_memory(int id, const std::string& x) const {
+std::string RowText::to_memory(int id, const std::string& x) const {
   return fill(spelling(at(id).type).store, {x});
 }
 
-std::string RowBodies::line(int id, int u, bool tail) {
+std::string RowText::line(int id, int u, bool tail) {
   const Statement& s = at(id);
   if (s.kind == Statement::Length) {
     return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
@@ -46,7 +46,7 @@ std::string RowBodies::line(int id, int u, bool tail) {
   return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
 }
 
-void RowBodies::row_names(const Pass& pass, const std::string& indent) {
+void RowText::row_names(const Pass& pass, const std::string& indent) {
   std::vector<int> used = pass.list;
   for (int id : pass.folds) {
     if (at(id).kind == Statement::Pick) picked(at(id).args[0], used);
@@ -89,19 +89,19 @@ void RowBodies::row_names(const Pass& pass, const std::string& indent) {
     }
   }
 }
-void RowBodies::picked(int id, std::vector<int>& list) const {
+void RowText::picked(int id, std::vector<int>& list) const {
   if (!in_row(id)) return;
   list.push_back(id);
   for (int a : at(id).args) picked(a, list);
 }
 
-void RowBodies::picks(const Pass& pass) {
+void RowText::picks(const Pass& pass) {
   for (int id : pass.folds) {
     if (at(id).kind == Statement::Pick) pick(id);
   }
 }
 // Element `id` of the row, computed where it is.
-void RowBodies::pick(int id) {
+void RowText::pick(int id) {
   const Statement& s = at(id);
   const std::function<std::string(int)> value = [&](int x) -> std::string {
     const Statement& e = at(x);
@@ -123,7 +123,7 @@ void RowBodies::pick(int id) {
                            value(s.args[0]));
 }
 
-std::vector<int> RowBodies::folds(const Pass& pass) const {
+std::vector<int> RowText::folds(const Pass& pass) const {
   std::vector<int> list;
   for (int id : pass.folds) {
     if (at(id).kind != Statement::Pick) list.push_back(id);
@@ -131,51 +131,31 @@ std::vector<int> RowBodies::folds(const Pass& pass) const {
   return list;
 }
 
-void RowBodies::accumulators(const std::vector<int>& folds, const std::string& indent) {
-  for (int f : folds) {
-    for (int u = 0; u < 4; ++u) {
-      out_.body +=
-          fmt::format("{}{} a{}_{} = {};\n", indent, carried(f), f, u, name(at(f).args[1], 0));
-    }
-  }
-}
-// Adds the u-th vector of the body to accumulator `to`.
-void RowBodies::take(const std::vector<int>& folds, int u, int to, bool tail,
-                     const std::string& indent) {
-  for (int f : folds) {
-    const std::string sum = fmt::format("a{}_{}", f, to), x = name(at(f).args[0], u);
-    out_.body += fmt::format(
-        "{}{} = {};\n", indent, sum,
-        combined(f, value_of(f, sum),
-                 tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
-                      : "(" + x + ")"));
-  }
-}
-void RowBodies::fold_body(const std::vector<int>& list, const std::vector<int>& folds,
-                          const std::string& indent) {
+void RowText::fold_body(const std::vector<int>& list, const std::vector<int>& folds,
+                        const std::string& indent) {
   at_body(4, indent);
   emit(list, 4, false, indent);
-  for (int u = 0; u < 4; ++u) take(folds, u, u, false, indent);
+  for (int u = 0; u < 4; ++u) take(folds, u, fmt::format("a$0_{}", u), false, indent);
 }
 // What is left of a row, or of its last chunk, behind whole bodies.
-void RowBodies::rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
-                     const std::string& indent) {
+void RowText::rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
+                   const std::string& indent) {
   if (n_ % 64 == 0) return;
   const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
   out_.body += indent + (chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n");
   emit(list, whole, false, indent + "  ");
-  for (int u = 0; u < whole; ++u) take(folds, u, u, false, indent + "  ");
+  for (int u = 0; u < whole; ++u) take(folds, u, fmt::format("a$0_{}", u), false, indent + "  ");
   if (left) {
     out_.body +=
         fmt::format("{0}  i += {1};\n{0}  const int n = {2};\n{0}  {{\n", indent, 16 * whole, left);
     emit(list, 1, true, indent + "    ");
-    take(folds, 0, whole, true, indent + "    ");
+    take(folds, 0, fmt::format("a$0_{}", whole), true, indent + "    ");
     out_.body += indent + "  }\n";
   }
   out_.body += indent + "}\n";
 }
-void RowBodies::reduced(const std::vector<int>& folds, const std::string& to,
-                        const std::string& indent) {
+void RowText::reduced(const std::vector<int>& folds, const std::string& to,
+                      const std::string& indent) {
   for (int f : folds) {
     out_.body += fmt::format("{}{} = {};\n", indent, fmt::format(fmt::runtime(to), f),
                              fold_four(f, fmt::format("a{}_$0", f)));

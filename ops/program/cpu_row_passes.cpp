@@ -1,4 +1,4 @@
-#include "ops/program/cpu_row_passes.h"
+#include "ops/program/cpu_row_text.h"
 
 #include <algorithm>
 #include <bit>
@@ -13,7 +13,7 @@ constexpr int64_t kKeptBytes = 64 << 10;
 // have to stay in the first level, where rows on their way from memory and back need room as well.
 constexpr int64_t kTogether = 4096, kTogetherStreaming = 1024;
 
-RowPasses::RowPasses(const Program& p)
+RowText::RowText(const Program& p)
     : CpuText(p),
       n_(p.row),
       rows_(p.space.numel() / p.row),
@@ -24,7 +24,7 @@ RowPasses::RowPasses(const Program& p)
   sort_out();
 }
 
-void RowPasses::sort_out() {
+void RowText::sort_out() {
   const std::vector<RowState> states = row_states(p_);
   for (size_t id = states.size(); id-- > 0;) {
     static_cast<RowState&>(states_[id]) = states[id];
@@ -39,8 +39,16 @@ void RowPasses::sort_out() {
   pipelined_ = whole && streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
 }
 
+std::vector<int> RowText::live() const {
+  std::vector<int> ids;
+  for (int id = 0; id < static_cast<int>(states_.size()); ++id) {
+    if (of(id).live) ids.push_back(id);
+  }
+  return ids;
+}
+
 // Loads and polynomials that a value of elements is made of.
-void RowPasses::weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
+void RowText::weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
   if (!in_row(id) || seen[static_cast<size_t>(id)]) return;
   seen[static_cast<size_t>(id)] = true;
   loads += at(id).kind == Statement::Load;
@@ -48,7 +56,7 @@ void RowPasses::weigh(int id, std::vector<bool>& seen, int& loads, int& cost) co
   for (int a : at(id).args) weigh(a, seen, loads, cost);
 }
 // Whether a later pass would rather load it than compute it again.
-bool RowPasses::is_worth_keeping(int id) {
+bool RowText::is_worth_keeping(int id) {
   const DType t = at(id).type;
   if (at(id).kind != Statement::Formula || !is_floating(t)) return false;
   std::vector<bool> seen(p_.statements.size());
@@ -56,7 +64,7 @@ bool RowPasses::is_worth_keeping(int id) {
   weigh(id, seen, loads, cost);
   return (loads > 2 || cost > 1) && kept_bytes_ + bytes_kept(id) <= kKeptBytes;
 }
-void RowPasses::need(int id, int d, std::vector<bool>& in) {
+void RowText::need(int id, int d, std::vector<bool>& in) {
   if (!in_row(id) || in[static_cast<size_t>(id)]) return;
   in[static_cast<size_t>(id)] = true;
   int& first = of(id).pass;
@@ -69,13 +77,12 @@ void RowPasses::need(int id, int d, std::vector<bool>& in) {
   for (int a : at(id).args) need(a, d, in);
   if (first < 0) first = d;
 }
-void RowPasses::plan_passes() {
+void RowText::plan_passes() {
   passes_.resize(static_cast<size_t>(deepest_) + 1);
   for (int d = 0; d <= deepest_; ++d) {
     Pass& pass = passes_[static_cast<size_t>(d)];
     std::vector<bool> in(p_.statements.size());
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
-      if (!of(id).live) continue;
+    for (int id : live()) {
       if (is_fold(id) && of(id).depth == d + 1) {
         pass.folds.push_back(id);
         if (at(id).kind == Statement::Fold) need(at(id).args[0], d, in);

@@ -1,11 +1,10 @@
-#include "ops/program/cpu_row_totals.h"
+#include "ops/program/cpu_row_text.h"
 
 #include "ops/kinds/reduction.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
-void RowTotals::plan_scratch() {
+void RowText::plan_scratch() {
   const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
   const auto room = [&](int id, int64_t count) {
     scratch_of_.emplace_back(id, out_.scratch);
@@ -17,7 +16,7 @@ void RowTotals::plan_scratch() {
   if (out_.scratch) out_.arguments.push_back({CpuArgument::Scratch});
 }
 
-void RowTotals::begin() {
+void RowText::begin() {
   pointers();
   for (const auto& [id, offset] : scratch_of_) {
     out_.body += fmt::format("  {0}* const s{1} = ({0}*)(a[{2}] + {3});\n", element(id), id,
@@ -30,7 +29,7 @@ void RowTotals::begin() {
   emit(never, 1, false, "  ");
 }
 
-void RowTotals::clear_columns() {
+void RowText::clear_columns() {
   for (int id : columns_) {
     const std::string clear =
         function(fmt::format("static __attribute__((noinline)) void $0({}* x, long n, {} v) {{\n"
@@ -41,13 +40,7 @@ void RowTotals::clear_columns() {
   }
 }
 
-std::string RowTotals::line_value(int id, int u) const {
-  std::vector<std::string> args;
-  for (int a : at(id).args) args.push_back(name(a, u));
-  return fill(at(id).text, args);
-}
-
-void RowTotals::finish() {
+void RowText::finish() {
   std::swap(out_.body, out_.last);
   out_.body = "(char* const* a, long, long) {\n";
   begin();
@@ -57,18 +50,16 @@ void RowTotals::finish() {
     out_.body += fmt::format("  const auto v{} = splat(*{});\n", id, array);
   }
   std::vector<int> places;  // Statements of each place in the rows.
-  for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+  for (int id : live()) {
     const Statement& s = at(id);
-    if (!of(id).live || !of(id).after) continue;
+    if (!of(id).after) continue;
     const bool store = s.kind == Statement::Store;
-    if (store ? inner_stride(static_cast<size_t>(s.which)) != 0 : in_row(id)) {
+    if (store ? inner_stride(s) != 0 : in_row(id)) {
       places.push_back(id);
     } else if (s.kind == Statement::Formula) {
-      out_.body += fmt::format("  const auto v{} = {};\n", id, line_value(id, 0));
+      out_.body += fmt::format("  const auto v{} = {};\n", id, formula(id, 0));
     } else if (store) {
-      const DType t = window(static_cast<size_t>(s.which)).dtype;
-      out_.body += fmt::format("  store_n(o{}, {}, 1);\n", s.which,
-                               fill(spelling(t).store, {name(s.args[0], 0)}));
+      out_.body += "  " + store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
     }
   }
   if (!columns_.empty()) finish_columns(places);
@@ -77,12 +68,12 @@ void RowTotals::finish() {
 }
 
 // The blocks one after the other.
-void RowTotals::finish_columns(const std::vector<int>& places) {
+void RowText::finish_columns(const std::vector<int>& places) {
   const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
   for (int id : places) {
     if (at(id).kind != Statement::Store) continue;
-    out_.body += fmt::format("  {0} const p{1} = o{1};\n",
-                             pointer_type(window(static_cast<size_t>(at(id).which))), at(id).which);
+    out_.body +=
+        fmt::format("  {0} const p{1} = o{1};\n", pointer_type(window(at(id))), at(id).which);
   }
   for (int id : columns_) {
     if (blocks == 1) continue;

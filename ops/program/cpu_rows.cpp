@@ -7,16 +7,16 @@
 #include <bit>
 
 #include "ops/kinds/reduction.h"
-#include "ops/program/cpu_row_bodies.h"
+#include "ops/program/cpu_row_text.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
 namespace {
 
-class RowWalk : public RowBodies {
+class RowWalk : public RowText {
  public:
-  explicit RowWalk(const Program& p) : RowBodies(p) {}
+  using RowText::RowText;
 
   CpuKernel run() {
     out_.arguments = cpu_arguments(p_);
@@ -54,7 +54,7 @@ class RowWalk : public RowBodies {
       numbers(d);
       if (walks(d) || !passes_[static_cast<size_t>(d)].folds.empty()) pass(d);
     }
-    store_numbers();
+    store_row_numbers();
     out_.body += "    }\n  }\n";
   }
 
@@ -62,25 +62,24 @@ class RowWalk : public RowBodies {
 
   // Numbers that depend on no row.
   void store_for_all() {
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+    for (int id : live()) {
       const Statement& s = at(id);
       if (s.kind != Statement::Store || !is_for_all(s) || of(id).after) continue;
-      const DType t = window(static_cast<size_t>(s.which)).dtype;
-      out_.body += fmt::format("  if (begin == 0) store_n(o{}, {}, 1);\n", s.which,
-                               fill(spelling(t).store, {name(s.args[0], 0)}));
+      out_.body += "  if (begin == 0) " +
+                   store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
     }
   }
   bool is_for_all(const Statement& s) const {
-    const Window& w = window(static_cast<size_t>(s.which));
+    const Window& w = window(s);
     return std::all_of(w.stride, w.stride + ndim_, [](int64_t x) { return x == 0; });
   }
   // Of each row a number, and what later passes load again; in a pipeline those of all blocks that
   // are on their way.
   void arrays() {
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+    for (int id : live()) {
       const std::string type = element(id);
       const char* all = pipelined_ ? "all_" : "";
-      if (of(id).live && at(id).varies == Statement::WithRow) {
+      if (at(id).varies == Statement::WithRow) {
         out_.body += fmt::format("  alignas(64) {} {}w{}[{}] = {{}};\n", type, all, id,
                                  16 * blocks_of_numbers());
       }
@@ -104,12 +103,10 @@ class RowWalk : public RowBodies {
   // Those of depth d that are no folds, a row a lane.
   void numbers(int d) {
     std::vector<int> list, given;
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+    for (int id : live()) {
       const Statement& s = at(id);
-      if (!of(id).live || s.varies != Statement::WithRow || is_fold(id) ||
-          s.kind == Statement::Store || of(id).depth != d) {
-        continue;
-      }
+      const bool of_row = s.varies == Statement::WithRow && s.kind != Statement::Store;
+      if (!of_row || is_fold(id) || of(id).depth != d) continue;
       list.push_back(id);
       for (int a : s.args) {
         if (at(a).varies == Statement::WithRow && (is_fold(a) || of(a).depth < d)) {
@@ -138,16 +135,16 @@ class RowWalk : public RowBodies {
       return fmt::format("ne(load_n(o{} + r0, rows), splat({}))", s.which, ignored(s));
     }
     if (s.kind == Statement::Load) {
-      const Window& w = window(static_cast<size_t>(s.which));
+      const Window& w = window(s);
       if (!is_dense(w)) return from_memory(id, fmt::format("load(w{})", id));
       return fill(spelling(w.dtype).load, {fmt::format("load_n(o{} + r0, rows)", s.which)});
     }
-    return line_value(id, 0);
+    return formula(id, 0);
   }
   // Numbers that do not lie one after the other are gathered first.
   void scattered(int id) {
     const Statement& s = at(id);
-    if (s.kind != Statement::Load || is_dense(window(static_cast<size_t>(s.which)))) return;
+    if (s.kind != Statement::Load || is_dense(window(s))) return;
     const auto w = static_cast<size_t>(s.which);
     out_.body += "        for (long r = 0; r < rows; ++r) {\n          const long q = r0 + r;\n";
     row_pointers("q", {w}, "          ");
@@ -156,10 +153,9 @@ class RowWalk : public RowBodies {
     out_.body += fmt::format("          w{}[r] = {}[0];\n        }}\n", id,
                              to_memory(id, fill(spelling(window(w).dtype).load, {x})));
   }
-  void store_numbers() {
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+  void store_row_numbers() {
+    for (int id : live()) {
       const Statement& s = at(id);
-      if (!of(id).live) continue;
       const bool total = s.kind == Statement::Total;
       if (!total && (s.kind != Statement::Store || is_element_store(id) || is_for_all(s))) continue;
       if (!total && of(s.args[0]).after) continue;
@@ -170,9 +166,7 @@ class RowWalk : public RowBodies {
       if (total) {
         out_.body += fmt::format("      store_n(s{} + r0, {}, rows);\n", id, v);
       } else {
-        const DType t = window(static_cast<size_t>(s.which)).dtype;
-        out_.body += fmt::format("      store_n(o{} + r0, {}, rows);\n", s.which,
-                                 fill(spelling(t).store, {v}));
+        out_.body += "      " + store_numbers(s, fmt::format("o{} + r0", s.which), v, "rows");
       }
     }
   }
@@ -321,7 +315,7 @@ class RowWalk : public RowBodies {
     for (int d = 0; d <= deepest_; ++d) end_of_row(d);
     out_.body += fmt::format("      {}\n    }}\n    {{\n", scopes);
     names_of_block(deepest_);
-    store_numbers();
+    store_row_numbers();
     out_.body += "    }\n  }\n";
   }
   // Whether a pass goes over elements.
@@ -336,8 +330,8 @@ class RowWalk : public RowBodies {
     if (!columns_.empty())
       out_.body += fmt::format("      const long k = r0 / {};\n", kReduceBlock);
     const std::string turn = fmt::format("(t + {})", deepest_ - d);
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
-      if (of(id).live && at(id).varies == Statement::WithRow) {
+    for (int id : live()) {
+      if (at(id).varies == Statement::WithRow) {
         out_.body += fmt::format("      {0}* const w{1} = all_w{1} + {2} % {3} * 16;\n",
                                  element(id), id, turn, blocks_of_numbers());
       }

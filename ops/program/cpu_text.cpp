@@ -262,12 +262,20 @@ void CpuText::emit(const std::vector<int>& ids, int unroll, bool tail, const std
 std::string CpuText::line(int id, int u, bool tail) {
   const Statement& s = at(id);
   if (s.kind == Statement::Store) return store(s, u, tail);
-  std::vector<std::string> args;
-  for (int a : s.args) args.push_back(name(a, u));
   return fmt::format("const auto {} = {}", name(id, u),
                      s.kind == Statement::Load      ? load(s, u, tail)
-                     : s.kind == Statement::Formula ? fill(s.text, args)
+                     : s.kind == Statement::Formula ? formula(id, u)
                                                     : value(s));
+}
+std::string CpuText::formula(int id, int u) const {
+  std::vector<std::string> args;
+  for (int a : at(id).args) args.push_back(name(a, u));
+  return fill(at(id).text, args);
+}
+std::string CpuText::store_numbers(const Statement& s, const std::string& place,
+                                   const std::string& value, const std::string& count) const {
+  return fmt::format("store_n({}, {}, {});\n", place,
+                     fill(spelling(window(s).dtype).store, {value}), count);
 }
 
 std::string CpuText::element(int id) const { return spelling(at(id).type).element; }
@@ -294,6 +302,24 @@ std::string CpuText::function(const std::string& text) {
   const std::string name = fmt::format("f{:x}", of_text.hash);
   out_.functions.push_back(fill(text, {name}));
   return name;
+}
+void CpuText::accumulators(const std::vector<int>& folds, const std::string& indent) {
+  for (int f : folds) {
+    for (int u = 0; u < 4; ++u) {
+      out_.body +=
+          fmt::format("{}{} a{}_{} = {};\n", indent, carried(f), f, u, name(at(f).args[1], 0));
+    }
+  }
+}
+void CpuText::take(const std::vector<int>& folds, int u, const std::string& names, bool tail,
+                   const std::string& indent) {
+  for (int f : folds) {
+    const std::string sum = fill(names, {std::to_string(f)}), x = name(at(f).args[0], u);
+    const std::string in =
+        tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
+             : "(" + x + ")";
+    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(f, value_of(f, sum), in));
+  }
 }
 std::string CpuText::fold_four(int fold, const std::string& names) {
   const std::string name =

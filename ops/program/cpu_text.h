@@ -27,6 +27,7 @@ class CpuText {
 
  protected:
   const Window& window(size_t w) const { return p_.windows[w]; }
+  const Window& window(const Statement& s) const { return p_.window(s); }
   const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
   const Number& number(const Statement& s) const {
     return p_.numbers[static_cast<size_t>(s.which)];
@@ -35,7 +36,9 @@ class CpuText {
   std::string ignored(const Statement& s) const {
     return literal(p_.numbers[static_cast<size_t>(p_.ignored(s))]);
   }
-  int64_t inner_stride(size_t w) const { return window(w).stride[ndim_ - 1]; }
+  int64_t inner_stride(const Window& w) const { return w.stride[ndim_ - 1]; }
+  int64_t inner_stride(size_t w) const { return inner_stride(window(w)); }
+  int64_t inner_stride(const Statement& s) const { return inner_stride(window(s)); }
   /// The statements that vary so, but for literals.
   std::vector<int> all(Statement::Varies which) const;
 
@@ -60,6 +63,11 @@ class CpuText {
   /// Statement by statement over all vectors of an unrolled body: independent chains side by side.
   void emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent);
   virtual std::string line(int id, int u, bool tail);
+  /// A formula of the operands' `u`-th vectors.
+  std::string formula(int id, int u) const;
+  /// The line that stores `count` numbers, lanes of `value`, from `place` on.
+  std::string store_numbers(const Statement& s, const std::string& place, const std::string& value,
+                            const std::string& count) const;
   /// Where vector u of a body begins for a pointer of the row; a body adds `i` to each but once.
   std::string address(const std::string& pointer, int u, bool tail);
   virtual void at_body(int /*unroll*/, const std::string& /*indent*/) {}
@@ -77,6 +85,11 @@ class CpuText {
   /// The name of a function of that text, whose `$0` is the name: what several kernels call is
   /// compiled once for all of them.
   std::string function(const std::string& text);
+  /// The folds' accumulators, four each, and the lines that add vector u of a body to theirs of
+  /// those names, where $0 is the fold.
+  void accumulators(const std::vector<int>& folds, const std::string& indent);
+  void take(const std::vector<int>& folds, int u, const std::string& names, bool tail,
+            const std::string& indent);
   /// Of the fold's four accumulators, whose names are `names` with 0 to 3 for `$0`, what all their
   /// lanes come to.
   std::string fold_four(int fold, const std::string& names);

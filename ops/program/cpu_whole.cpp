@@ -14,8 +14,7 @@ class WholeWalk : public CpuText {
   explicit WholeWalk(const Program& p) : CpuText(p) {
     for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
       const Statement& s = at(id);
-      const bool number =
-          s.kind == Statement::Store && inner_stride(static_cast<size_t>(s.which)) == 0;
+      const bool number = s.kind == Statement::Store && inner_stride(s) == 0;
       if (s.kind == Statement::Fold) {
         folds_.push_back(id);
       } else if (s.varies == Statement::InRow && !number) {
@@ -76,31 +75,15 @@ class WholeWalk : public CpuText {
     return fmt::format("const auto {} = {}", name(id, u), splat(at(id).type, "length"));
   }
 
-  // Adds vector u of a body to the accumulator.
-  void take(int fold, int u, const std::string& sum, bool tail, const std::string& indent) {
-    const std::string x = name(at(fold).args[0], u);
-    const std::string in =
-        tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(fold).args[1], 0))
-             : "(" + x + ")";
-    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(fold, value_of(fold, sum), in));
-  }
-
   void chunk() {
     out_.body += fmt::format(
         "  for (long c = begin; c < end; ++c) {{\n    long i = c * {0};\n"
         "    const long to = i + {0} < length ? i + {0} : length;\n",
         kReduceChunk);
-    for (int f : folds_) {
-      out_.body += fmt::format(
-          "    {0} a{1}_0 = {2}, a{1}_1 = a{1}_0, a{1}_2 = a{1}_0, "
-          "a{1}_3 = a{1}_0;\n",
-          carried(f), f, name(at(f).args[1], 0));
-    }
+    accumulators(folds_, "    ");
     out_.body += "    for (; i + 64 <= to; i += 64) {\n";
     emit(elements_, 4, false, "      ");
-    for (int f : folds_) {
-      for (int u = 0; u < 4; ++u) take(f, u, fmt::format("a{}_{}", f, u), false, "      ");
-    }
+    for (int u = 0; u < 4; ++u) take(folds_, u, fmt::format("a$0_{}", u), false, "      ");
     out_.body += "    }\n";
     for (int f : folds_) {
       out_.body +=
@@ -110,7 +93,7 @@ class WholeWalk : public CpuText {
         "    for (int k = 0; i < to; i += 16, ++k) {\n"
         "      const int n = to - i < 16 ? (int)(to - i) : 16;\n";
     emit(elements_, 1, true, "      ");
-    for (int f : folds_) take(f, 0, fmt::format("r{}[k]", f), true, "      ");
+    take(folds_, 0, "r$0[k]", true, "      ");
     out_.body += "    }\n";
     for (int f : folds_) {
       out_.body += fmt::format("    s{}[c] = {};\n", f, fold_four(f, fmt::format("r{}[$0]", f)));
@@ -130,9 +113,7 @@ class WholeWalk : public CpuText {
         out_.body += "  " + line(id, 0, false) + ";\n";
         continue;
       }
-      const std::string v =
-          fill(spelling(window(static_cast<size_t>(s.which)).dtype).store, {name(s.args[0], 0)});
-      out_.body += fmt::format("  store_n(o{}, {}, 1);\n", s.which, v);
+      out_.body += "  " + store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
     }
   }
 
