@@ -45,15 +45,6 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   info.grads[i] = row;
 }
 
-static void fill_direct_table(PointwiseOp& op, std::initializer_list<DType> types) {
-  for (DType t : types) {
-    const int i = static_cast<int>(t);
-    op.direct[i] = op.info.loops[compute_index(t)];
-    op.direct_out[i] = op.info.mask_out[0] ? kBool : t;
-    op.direct_bytes[i] = static_cast<uint8_t>(itemsize(op.direct_out[i]));
-  }
-}
-
 PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
     : OpDef(n, d,
             {.kind = OpKind::Pointwise,
@@ -64,12 +55,12 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
              .scratch = pointwise_scratch,
              .pointwise = &info}),
       info(i) {
-  if (n_out == 1) fill_direct_table(*this, {kFloat32, kFloat64});
-}
-
-void NumberOp::fill_direct() {
-  if (n_out == 1 && info.traits.result != Result::Float) {
-    fill_direct_table(*this, {kInt64, kInt32});
+  for (DType t : {kFloat32, kFloat64, kInt64, kInt32}) {
+    if (n_out > 1 || (!is_floating(t) && i.traits.result == Result::Float)) continue;
+    const auto k = static_cast<size_t>(t);
+    direct[k] = i.loops[compute_index(t)];
+    direct_out[k] = i.mask_out[0] ? kBool : t;
+    direct_bytes[k] = static_cast<uint8_t>(itemsize(direct_out[k]));
   }
 }
 

@@ -28,9 +28,7 @@ inline constexpr int64_t kSmall = 1 << 15;
 using PointwiseLoop = void (*)(char* const* out, const char* const* in, const int64_t* step,
                                int64_t n);
 
-/// The compute types a row is instantiated for.
-enum class Types : uint8_t { Floating, Number };
-/// Its result dtype: promoted; promoted with integers turned to float32; bool.
+/// A row's result dtype: promoted; promoted with integers turned to float32; bool.
 enum class Result : uint8_t { Promoted, Float, Bool };
 
 /// What an integer among the operands means that the result's integer dtype does not hold.
@@ -41,7 +39,6 @@ enum class Beyond : uint8_t {
 };
 
 struct PointwiseTraits {
-  Types types = Types::Floating;
   Result result = Result::Promoted;
   Beyond beyond = Beyond::Exact;
   const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
@@ -111,7 +108,8 @@ template <class F, class O> void pointwise_decompose(OpCall& c, const Tensor* in
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);
 }
 
-template <class F, class O> PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
+template <bool Numbers, class F, class O>
+PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
   PointwiseInfo info{.n_in = O::given,
                      .n_made = O::Kinds::made,
                      .integers = O::integers,
@@ -119,13 +117,16 @@ template <class F, class O> PointwiseInfo pointwise_info(const PointwiseTraits& 
                      .loops = {pointwise_loop<F, vx::f32, O>, pointwise_loop<F, vx::f64, O>},
                      .emit = pointwise_emit<F, O>,
                      .oracle = pointwise_oracle<F, O>};
-  std::copy_n(O::Kinds::place, info.n_made, info.place);
-  using R = OutputsType<F, O, Num<vx::f32>>;
-  info.n_out = std::tuple_size_v<R>;
-  [&]<size_t... K>(std::index_sequence<K...>) {
-    ((info.mask_out[K] = kIsMask<std::tuple_element_t<K, R>>), ...);
+  if constexpr (Numbers) {
+    info.loops[2] = pointwise_loop<F, vx::i64, O>;
+    info.loops[3] = pointwise_loop<F, vx::i32, O>;
   }
-  (std::make_index_sequence<std::tuple_size_v<R>>{});
+  std::copy_n(O::Kinds::place, info.n_made, info.place);
+  [&]<class... R>(std::type_identity<std::tuple<R...>>) {
+    info.n_out = sizeof...(R);
+    int k = 0;
+    ((info.mask_out[k++] = kIsMask<R>), ...);
+  }(std::type_identity<OutputsType<F, O, Num<vx::f32>>>{});
   return info;
 }
 
@@ -137,9 +138,21 @@ class PointwiseOp : public OpDef {
   PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
       : PointwiseOp(n, d, traits, Integers<>{}, F{}, G{}...) {}
   template <uint32_t Given, int... Made, class F, class... G>
-  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, Integers<Given, Made...>,
-              F, G...)
-      : PointwiseOp(n, d, pointwise_info<F, OperandsOf<F, Integers<Given, Made...>>>(traits)) {
+  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits,
+              Integers<Given, Made...> p, F, G...)
+      : PointwiseOp(std::false_type{}, n, d, traits, p, F{}, G{}...) {}
+
+  PointwiseInfo info;
+  PointwiseLoop direct[kNumDTypes] = {};  ///< Storage is the compute type: no conversion.
+  DType direct_out[kNumDTypes] = {};
+  uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
+
+ protected:
+  template <bool Numbers, uint32_t Given, int... Made, class F, class... G>
+  PointwiseOp(std::bool_constant<Numbers>, const char* n, const char* d,
+              const PointwiseTraits& traits, Integers<Given, Made...>, F, G...)
+      : PointwiseOp(n, d,
+                    pointwise_info<Numbers, F, OperandsOf<F, Integers<Given, Made...>>>(traits)) {
     using O = OperandsOf<F, Integers<Given, Made...>>;
     int i = 0;
     (add_gradient<G, typename O::Gradient>(i++), ...);
@@ -149,24 +162,13 @@ class PointwiseOp : public OpDef {
     }
   }
 
-  PointwiseInfo info;
-  PointwiseLoop direct[kNumDTypes] = {};  ///< Storage is the compute type: no conversion.
-  DType direct_out[kNumDTypes] = {};
-  uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
-
- protected:
-  /// A row that states integer loops (see NumberOp) has them from here.
-  template <class F, class O> void add_integer_loops() {
-    info.loops[2] = pointwise_loop<F, vx::i64, O>;
-    info.loops[3] = pointwise_loop<F, vx::i32, O>;
-  }
-
  private:
   PointwiseOp(const char* n, const char* d, const PointwiseInfo& i);
   template <class G, class O> void add_gradient(int i) {
     const PointwiseTraits traits{
         .condition = info.traits.condition, .lo = info.traits.lo, .hi = info.traits.hi};
-    auto* row = new PointwiseOp("", doc, pointwise_info<G, O>(traits));  // For ever, as its row.
+    auto* row =
+        new PointwiseOp("", doc, pointwise_info<false, G, O>(traits));  // For ever, as its row.
     if constexpr (O::Kinds::any)
       row->vjp = linear_vjp;
     else
@@ -186,17 +188,7 @@ class NumberOp : public PointwiseOp {
   template <uint32_t Given, int... Made, class F, class... G>
   NumberOp(const char* n, const char* d, const PointwiseTraits& traits, Integers<Given, Made...> p,
            F, G...)
-      : PointwiseOp(n, d, with_numbers(traits), p, F{}, G{}...) {
-    add_integer_loops<F, OperandsOf<F, Integers<Given, Made...>>>();
-    fill_direct();
-  }
-
- private:
-  static PointwiseTraits with_numbers(PointwiseTraits t) {
-    t.types = Types::Number;
-    return t;
-  }
-  void fill_direct();
+      : PointwiseOp(std::true_type{}, n, d, traits, p, F{}, G{}...) {}
 };
 
 /// Collects the operands of a pointwise call.

@@ -105,10 +105,13 @@ template <class V, bool Tail, class X>
     store(reinterpret_cast<Lane<V>*>(out) + i, x.v);
 }
 
-template <class V, size_t... K, class Y>
-[[gnu::always_inline]] inline void store_lanes(char* const* out, int64_t i, const Y& y,
-                                               std::index_sequence<K...>) {
-  (store_lane<V, false>(out[K], i, std::get<K>(y), 16), ...);
+template <class V, bool Tail, class... Y>
+[[gnu::always_inline]] inline void store_lanes(char* const* out, int64_t i,
+                                               const std::tuple<Y...>& y, int n) {
+  [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
+    (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
+  }
+  (std::index_sequence_for<Y...>{});
 }
 
 /// Rows of so many operands may be many tensors and numbers, such as Adam's: numbers stay in
@@ -145,10 +148,7 @@ template <class F, class V, class O> struct LongRow {
         else
           return std::get<k - kLongTensors>(numbers);
       };
-      const auto y = row_outputs<F, O>(operand);
-      store_lanes<V>(
-          out, i, y,
-          std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
+      store_lanes<V, false>(out, i, row_outputs<F, O>(operand), 16);
     }
     return i;
   }
@@ -171,11 +171,7 @@ template <class F, class V, class O, bool Tail>
         return Type(vx::load(p));
     }
   };
-  const auto y = row_outputs<F, O>(operand);
-  [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
-    (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
-  }
-  (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(y)>>>{});
+  store_lanes<V, Tail>(out, i, row_outputs<F, O>(operand), n);
 }
 
 /// Whether elements stand as they nearly always do: side by side, from a multiple of 16 on.

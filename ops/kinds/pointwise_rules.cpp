@@ -53,10 +53,10 @@ DType pointwise_common_dtype(const OpCall& c) {
 }
 
 static DType arithmetic_dtype(const OpCall& c) {
-  const PointwiseTraits& traits = c.op->pointwise->traits;
+  const PointwiseInfo& info = *c.op->pointwise;
   const DType common = pointwise_common_dtype(c);
   if (is_floating(common)) return common;
-  const bool to_float = traits.result == Result::Float || traits.types == Types::Floating;
+  const bool to_float = info.traits.result == Result::Float || !info.loops[compute_index(kInt64)];
   return to_float ? kFloat32 : common;
 }
 
