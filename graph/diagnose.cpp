@@ -133,7 +133,8 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   BRRR_CHECK(!context.recorder, "diagnose: call it outside of the step");
   BRRR_CHECK(!context.observer, "diagnose: end the Profile first; what it measures takes time");
   StepOptions options = step.options();
-  Diagnosis d{.mode = options.mode, .split = {}, .text = {}};
+  Diagnosis d;
+  d.mode = options.mode;
   const bool eager = d.mode == Mode::Eager;
   options.mode = eager ? Mode::Graph : Mode::Eager;
   const auto other = make_step(options);

@@ -33,7 +33,10 @@ std::string Recording::describe(const Instr& i) const {
 // The blocks are copied from objects that the ordinary constructors have made.
 static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cue) {
   cue.op = nullptr;
-  if (i.n_out != 1 || i.n_in == 0 || i.n_in > Cue::kOperands || i.attrs.dynamic ||
+  // What has no operand in memory says on which device it is made, which no cue compares.
+  const auto in_memory = [](uint32_t id) { return id != kNone; };
+  const bool made = !i.into && std::none_of(r.in(i), r.in(i) + i.n_in, in_memory);
+  if (i.n_out != 1 || i.n_in == 0 || made || i.n_in > Cue::kOperands || i.attrs.dynamic ||
       i.attrs.n > Cue::kWords) {
     return;
   }
