@@ -60,14 +60,21 @@ std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::s
 // The tokenizer that a checkpoint was made with; files that are given must be the same.
 std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vocabulary) {
   const auto state = o.saved.find(kTokenizer);
-  const bool known = state != o.saved.end();
-  auto tokenizer = known ? data::tokenizer_from_state(state->second) : nullptr;
+  std::unique_ptr<data::Tokenizer> tokenizer;
+  try {
+    if (state != o.saved.end()) tokenizer = data::tokenizer_from_state(state->second);
+  } catch (const brrr::Error& e) {
+    BRRR_CHECK(!o.vocab.empty(),
+               "--resume {}: its tokenizer cannot be read ({}); if it is of another version, give "
+               "--vocab and --merges",
+               o.resume, e.what());
+  }
   if (!o.vocab.empty()) {
     auto given = std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
     BRRR_CHECK(given->vocab_size() <= vocabulary,
                "--vocab {}: {} tokens, but the model in {} has only {}", o.vocab,
                given->vocab_size(), o.resume, vocabulary);
-    BRRR_CHECK(!known || given->state() == tokenizer->state(),
+    BRRR_CHECK(!tokenizer || given->state() == tokenizer->state(),
                "--vocab {}: {} was made with another vocabulary or other merges; leave the two "
                "files out",
                o.vocab, o.resume);

@@ -26,6 +26,10 @@ struct Options : TrainingOptions {
     all["data"] = data.empty() ? "digits" : "idx";
     return all;
   }
+  void adapt(brrr::Metadata& saved) const override {
+    TrainingOptions::adapt(saved);
+    saved.emplace("images", std::to_string(images));  // Older checkpoints do not say it.
+  }
 };
 
 Options::Options()

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/hash.h"
 #include "core/rng.h"
-#include "models/file.h"
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
@@ -64,8 +64,21 @@ static T take_number(const std::string& path, Metadata& metadata, const char* ke
   return v;
 }
 
-static size_t hash_of(const MappedFile& file) {
-  return std::hash<std::string_view>{}({static_cast<const char*>(file.data()), file.size()});
+// Of all that a checkpoint holds.
+static uint64_t content_hash(const StateDict& dict, const Metadata& metadata) {
+  Fnv sum;
+  const auto add = [&](std::string_view bytes) { sum.add(std::hash<std::string_view>{}(bytes)); };
+  for (const auto& [name, t] : dict) {
+    add(name);
+    add(describe(t));
+    add({static_cast<const char*>(t.data_ptr()),
+         static_cast<size_t>(t.numel()) * itemsize(t.dtype())});
+  }
+  for (const auto& [key, value] : metadata) {
+    add(key);
+    add(value);
+  }
+  return sum.hash;
 }
 
 // Ranks that went on from different files would train different models without a word.
@@ -76,7 +89,7 @@ static StateDict load_alike(const std::string& path, Metadata& metadata) {
   std::vector<int64_t> mine = {0, 0};  // Whether there is one, and its hash.
   try {
     dict = load(path, metadata);
-    mine = {1, std::bit_cast<int64_t>(hash_of(MappedFile(path)))};
+    mine = {1, std::bit_cast<int64_t>(content_hash(dict, metadata))};
   } catch (...) {
     failure = std::current_exception();
   }

@@ -173,6 +173,17 @@ TEST_CASE("train_gpt: GPT-2's vocabulary goes into the checkpoint, and another o
   r = run(resume + files);
   CHECK(r.status == 1);
   CHECK(contains(r.text, "another vocabulary or other merges"));
+  // What another version wrote there is replaced by the files.
+  write_vocabulary(p.dir(), {"th", "at"});
+  brrr::Metadata saved;
+  const brrr::StateDict all = brrr::load(ck, saved);
+  saved["tokenizer-state"] = R"({"tokenizer": "gpt2", "tokens": []})";
+  brrr::save(ck, all, saved);
+  r = run(resume);
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "its tokenizer cannot be read"));
+  CHECK(contains(r.text, "give --vocab and --merges"));
+  CHECK(run(resume + files).status == 0);
   write_vocabulary(p.dir(), {"th", "at", "og"});
   r = run(resume + files);
   CHECK(r.status == 1);

@@ -47,13 +47,23 @@ CharTokenizer::CharTokenizer(std::string_view text) {
 
 std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
   moved_.check();
-  std::vector<int32_t> by_character(vocab_.back() + 1, -1);
-  for (size_t i = 0; i < vocab_.size(); ++i) by_character[vocab_[i]] = static_cast<int32_t>(i);
+  // ASCII, most of most texts, is looked up; the rest is searched.
+  int64_t ascii[128];
+  std::fill_n(ascii, 128, -1);
+  for (size_t i = 0; i < vocab_.size() && vocab_[i] < 128; ++i) {
+    ascii[vocab_[i]] = static_cast<int64_t>(i);
+  }
   std::vector<int64_t> ids;
   ids.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = next_character(text, at);
-    const int64_t id = c.value < by_character.size() ? by_character[c.value] : -1;
+    int64_t id = -1;
+    if (c.value < 128) {
+      id = ascii[c.value];
+    } else {
+      const auto it = std::lower_bound(vocab_.begin(), vocab_.end(), c.value);
+      if (it != vocab_.end() && *it == c.value) id = it - vocab_.begin();
+    }
     BRRR_CHECK(id >= 0,
                "CharTokenizer: the character U+{:04X}{} at offset {} is not one of the {} of the "
                "text this tokenizer was made from",

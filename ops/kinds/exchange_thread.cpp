@@ -191,7 +191,11 @@ void Exchange::check_peers(const Job& job) {
 bool Exchange::advance(Job& job) {
   try {
     if (job.stage_ == first_stage() && job.ready_ && !job.ready_()) {
-      if (ends_since_ > 0) check_peers(job);
+      // While this rank's GPU computes nobody is waited for, unless the process ends.
+      if (ends_since_ > 0)
+        check_peers(job);
+      else if (job.waited_since_ > 0)
+        job.waited_since_ = now_s();
       return false;
     }
     const size_t before = job.under_way_;
