@@ -19,6 +19,8 @@ int append(Statements& list, Statement s) {
   return static_cast<int>(list.size()) - 1;
 }
 
+// As the two that there are write it: reductions' maximum, which keeps NaN, and rows', which passes
+// over it.
 bool is_largest_of(const Statement& s, int x) {
   if (s.kind != Statement::Fold || s.args[0] != x) return false;
   return s.text == "max($0, $1)" || s.text == "where((lt($0, $1)), $1, $0)";
