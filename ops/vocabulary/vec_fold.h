@@ -24,7 +24,7 @@ template <class V, class Combine, class F>
     a2 = combine(a2.get(), f(i + 32, 16));
     a3 = combine(a3.get(), f(i + 48, 16));
   }
-  auto tail = [&](Parts<V>& a) {
+  auto tail = [&](Parts<V>& a) __attribute__((always_inline)) {
     if (i >= end) return;
     const int lanes = end - i < 16 ? static_cast<int>(end - i) : 16;
     a = combine(a.get(), where(first_lanes(lanes), f(i, lanes), init));
