@@ -169,8 +169,29 @@ namespace {
 template <class V>
 constexpr auto kAddBlocks = reduce_columns<decltype([] { return 0.0; }), Keep, lifted::Add, V>;
 
+// A kernel takes each step for several rows, because one short row's steps wait for each other;
+// what it reads and writes of them has to stay in a first-level cache.
+constexpr int64_t kBlockBytes = 32 << 10;
+int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
+  const RowInfo& info = info_of(c);
+  int64_t own = 0, shared = columns_of(info, c);  // What has elements, of a row or for all.
+  for (const RowOperand& o : info.operands) own += o.kind == Operand::Each, shared += is_shared(o);
+  for (int k = 0; k < c.n_out; ++k) own += is_result(info, c, k, RowResult::Each);
+  const auto line = std::max<int64_t>(1, s.n * static_cast<int64_t>(itemsize(compute)));
+  return std::clamp<int64_t>((kBlockBytes / line - shared) / std::max<int64_t>(own, 1), 1,
+                             kRowBlock);
+}
+
+// Calls the kernel for rows [begin, end).
+void run_rows(const RowLoops& loops, const RowSource& source, int64_t block, int64_t begin,
+              int64_t end, void* const* out) {
+  for (int64_t r = begin; r < end; r += block) {
+    loops.block(source, r, std::min(block, end - r), out);
+  }
+}
+
 void run_columns(const OpCall& c, const RowShape& s, const RowLoops& loops, const RowSource& source,
-                 DType compute, void* const* out) {
+                 int64_t block, DType compute, void* const* out) {
   const RowInfo& info = info_of(c);
   const int columns = columns_of(info, c);
   const int64_t blocks = row_blocks(s), item = static_cast<int64_t>(itemsize(compute));
@@ -187,10 +208,8 @@ void run_columns(const OpCall& c, const RowShape& s, const RowLoops& loops, cons
                      const bool sums = is_result(info, c, o, RowResult::Column);
                      to[o] = sums ? own + column++ * s.n * item : out[o];
                    }
-                   const int64_t last = std::min((k + 1) * kReduceBlock, s.rows);
-                   for (int64_t r = k * kReduceBlock; r < last; r += row_block(s.n)) {
-                     loops.block(source, r, std::min(row_block(s.n), last - r), to);
-                   }
+                   run_rows(loops, source, block, k * kReduceBlock,
+                            std::min((k + 1) * kReduceBlock, s.rows), to);
                  }
                });
   const auto add_blocks = compute == kFloat64 ? kAddBlocks<vx::f64> : kAddBlocks<vx::f32>;
@@ -235,11 +254,16 @@ void row_cpu(OpCall& c) {
     out[k] = results[k].emplace(c.out[k], compute).as<void>();
   }
   const RowLoops& loops = info.loops[compute_index(compute)];
+  const int64_t block = row_block(c, s, compute);
   if (columns_of(info, c)) {
-    run_columns(c, s, loops, source, compute, out);
+    run_columns(c, s, loops, source, block, compute, out);
   } else {
-    for_rows(s.rows, s.n,
-             [&](int64_t first, int64_t rows) { loops.block(source, first, rows, out); });
+    parallel_for((s.rows + block - 1) / block,
+                 std::max<int64_t>(1, kRowGrain / std::max<int64_t>(1, s.n * block)),
+                 [&](int64_t begin, int64_t end) {
+                   run_rows(loops, source, block, begin * block, std::min(end * block, s.rows),
+                            out);
+                 });
   }
   if (info.totals) loops.finish(source, out);
   for (int k = 0; k < c.n_out; ++k) results[k]->finish();

@@ -53,6 +53,8 @@ struct RowSource {
   int64_t rows, n;
   void* totals[kMaxOutputs];  ///< Where each row leaves what is summed over all.
 };
+/// The most rows that a kernel gets at once: a number of each is a lane.
+inline constexpr int64_t kRowBlock = 16;
 /// Kernels of one compute type.
 struct RowLoops {
   /// Rows first .. first + rows - 1, at most kRowBlock. `out` has the beginning of each result,

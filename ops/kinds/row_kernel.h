@@ -40,11 +40,10 @@ template <class F> void map_row(int64_t n, const F& f) {
   if (i < n) f(i, static_cast<int>(n - i));
 }
 
-using vx::fold_row;
-
 template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
-  return fold_row(
-      n, V{}, [](V a, V b) { return a + b; }, f);
+  Lane<V> sum;
+  vx::fold_rows([&f](long) { return f; }, 1, n, V{}, [](V a, V b) { return a + b; }, &sum);
+  return sum;
 }
 
 /// Dense elements of a tensor in a compute type: its own, or converted and packed. Null for null.
@@ -136,25 +135,6 @@ template <class F> void with_vector(DType t, const F& f) {
     f(vx::f64{});
   else
     f(vx::f32{});
-}
-
-/// How many rows a kernel gets at once. It takes each step for all of them, because one short
-/// row's steps wait for each other; the rows have to stay in the first-level cache.
-inline constexpr int64_t kRowBlock = 8;
-inline int64_t row_block(int64_t n) {
-  return std::clamp<int64_t>(2048 / std::max<int64_t>(n, 1), 1, kRowBlock);
-}
-
-/// f(first, count) for blocks of rows, in parallel where it pays.
-template <class F> void for_rows(int64_t rows, int64_t n, const F& f) {
-  const int64_t block = row_block(n);
-  const int64_t grain = kRowGrain / std::max<int64_t>(1, n * block);
-  parallel_for((rows + block - 1) / block, std::max<int64_t>(1, grain),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t r = begin * block; r < std::min(end * block, rows); r += block) {
-                   f(r, std::min(block, rows - r));
-                 }
-               });
 }
 
 }  // namespace brrr

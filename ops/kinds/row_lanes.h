@@ -251,25 +251,25 @@ template <class V> struct Reading {
   // `e` is a copy, which no store can be to.
   template <bool Kept, class E, class Combine>
   static void fold_rows(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to) {
-    const int64_t rows = b.rows, n = b.n;
-    for (int64_t r = 0; r < rows; ++r) {
-      to[r] = fold_row(n, init, combine, [x = e.template bind<Kept>(r, n)](int64_t i, int lanes) {
-        return x.at(i, lanes).v;
-      });
-    }
+    vx::fold_rows(
+        [e, n = b.n](long r) {
+          return
+              [x = e.template bind<Kept>(r, n)](int64_t i, int lanes) { return x.at(i, lanes).v; };
+        },
+        b.rows, b.n, init, combine, to);
   }
   template <class E, class Combine>
   static void fold_keeping(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to,
                            Lane<V>* keep) {
-    const int64_t rows = b.rows, n = b.n;
-    for (int64_t r = 0; r < rows; ++r, keep += n) {
-      to[r] = fold_row(n, init, combine,
-                       [x = e.template bind<false>(r, n), keep](int64_t i, int lanes) {
-                         const V v = x.at(i, lanes).v;
-                         put<V>(keep + i, v, lanes);
-                         return v;
-                       });
-    }
+    vx::fold_rows(
+        [e, keep, n = b.n](long r) {
+          return [x = e.template bind<false>(r, n), keep = keep + r * n](int64_t i, int lanes) {
+            const V v = x.at(i, lanes).v;
+            put<V>(keep + i, v, lanes);
+            return v;
+          };
+        },
+        b.rows, b.n, init, combine, to);
   }
   template <class F, class E> static PerRow<V> fold(E&& e, double identity) {
     using T = std::decay_t<E>;

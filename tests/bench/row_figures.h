@@ -1,7 +1,7 @@
 #pragma once
 
 // Rows over 64 MB beside streams of as much: softmax, layer norm, and its backward with the
-// gradients of its weights.
+// gradients of its weights. And what is lost where rows are short.
 
 #include "tests/bench/bench.h"
 #include "tests/bench/report.h"
@@ -68,6 +68,43 @@ class RowSteps {
   Step<std::function<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>> gradient_;
 };
 
+// Eager kernels, forward and backward, of as many elements in rows of 64 as in rows of 1024.
+inline void short_rows(Report& report) {
+  using Op = std::function<Tensor(const Tensor& x)>;
+  const auto figure = [&](const char* op, double bar, const std::function<Op(std::int64_t)>& make) {
+    double us[2];
+    for (const bool wide : {false, true}) {
+      const std::int64_t n = wide ? 1024 : 64;
+      const Op run = make(n);
+      const Tensor x = randn({65536 / n, n}).set_requires_grad(true);
+      std::vector<double> each;
+      for (int round = 0; round < 15; ++round) {
+        Profile profile;
+        for (int k = 0; k < 10; ++k) run(x).backward();
+        each.push_back(kernel_us(profile, op));
+      }
+      us[wide] = median(each);
+    }
+    report.at_most(
+        fmt::format("{} in rows of 64, over rows of 1024", op), bar, us[0] / us[1], "x",
+        fmt::format("eager, 65,536 elements, {:.1f} and {:.1f} us a kernel", us[0], us[1]));
+  };
+  // Of nothing but the row: any gradient of y will do.
+  const auto summed = [](const Tensor& y) { return sum(y); };
+  figure("softmax", 1.5,
+         [&](std::int64_t) { return [&](const Tensor& x) { return summed(x.softmax(-1)); }; });
+  figure("log_softmax", 1.5,
+         [&](std::int64_t) { return [&](const Tensor& x) { return summed(x.log_softmax(-1)); }; });
+  figure("layer_norm", 1.6, [&](std::int64_t n) {
+    return [&, n, w = randn({n}), b = randn({n})](const Tensor& x) {
+      return summed(layer_norm(x, {n}, w, b));
+    };
+  });
+  figure("cross_entropy", 1.6, [](std::int64_t n) {
+    return [ids = randint(0, n, {65536 / n})](const Tensor& x) { return cross_entropy(x, ids); };
+  });
+}
+
 inline void rows_part(Report& report) {
   constexpr RowFigure figures[] = {
       {"softmax", "softmax", 1, 80},
@@ -92,6 +129,7 @@ inline void rows_part(Report& report) {
     if (graph.stats(which).fallbacks > 0)
       report.wrong(std::string(f.what) + ": a replay fell back");
   }
+  short_rows(report);
 }
 
 }  // namespace brrr::bench
