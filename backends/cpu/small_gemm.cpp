@@ -36,6 +36,7 @@ struct Split {
   Split(int64_t size, int64_t most)
       : count((size + most - 1) / most), least(size / count), longer(size % count) {}
   int64_t at(int64_t i) const { return i * least + std::min(i, longer); }
+  int64_t widest() const { return least + (longer > 0); }
 };
 
 // C or, if that is cheaper to read, its transpose: C^T = op(B)^T op(A)^T.
@@ -94,10 +95,12 @@ BRRR_VX void ask_for_result(const float* c, int64_t row, int64_t rows, int64_t c
 // The tiles [begin, end) of one panel for the terms [from, from + t.k) of the sums.
 void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from, int64_t begin,
                int64_t end, const Ahead& ahead) {
-  alignas(64) float block[2 * kRows][kRegs * kWidth];
+  alignas(64) float block[2 * kTallest][kRegs * kWidth];
   const int64_t cols = (regs - 1) * kWidth + t.last;
   const int64_t first = begin, tiles = end - begin;
-  const auto& table = t.last < kWidth && !p.pack ? kTailTiles<float> : kTiles<float>;
+  const auto& tiles_by_rows =
+      (t.last < kWidth && !p.pack ? kTailTiles<float>
+                                  : kTiles<float>)[static_cast<size_t>(regs - 1)];
   for (int64_t i = begin; i < end;) {
     const int64_t row = p.tiles.at(i), stop = p.c_trans ? std::min(i + 2, end) : i + 1;
     int64_t next = row;
@@ -111,7 +114,7 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
         const int64_t rows = p.c_trans || i + 1 == end ? 0 : p.tiles.at(i + 2) - next;
         ask_for_result(t.c + (next - top) * p.c_ld, p.c_ld, rows, cols);
       }
-      table[static_cast<size_t>(next - top - 1)][static_cast<size_t>(regs - 1)](t);
+      tiles_by_rows[static_cast<size_t>(next - top - 1)](t);
     }
     if (p.c_trans) {
       transpose(block[0], t.c_row, next - row, cols, p.c + col * p.c_ld + row, p.c_ld, false);
@@ -173,7 +176,8 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
 void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   for (int64_t top = begin; top < end; top += kTall) {
     const int64_t stop = std::min(top + kTall, end);
-    const int64_t wide = std::max<int64_t>(1, kResults / ((stop - top) * kRows * kRegs * kWidth));
+    const int64_t wide =
+        std::max<int64_t>(1, kResults / ((stop - top) * tile_rows(kRegs) * kRegs * kWidth));
     for (int64_t i = first; i < last; i += wide) {
       run_block(p, i, std::min(i + wide, last), top, stop);
     }
@@ -199,8 +203,8 @@ double direct_cost(const Gemm& g) {
 double swapped_cost(const Gemm& g) {
   const int64_t regs = regs_of(g.m);
   const Split panels(regs, kRegs);
-  const int64_t widest = panels.least + (panels.longer > 0);
-  if (g.n < kRows || g.k > kLongestChain || (!g.trans_a && g.k * widest * kWidth > kScratch)) {
+  if (g.n < tile_rows(kRegs) || g.k > kLongestChain ||
+      (!g.trans_a && g.k * panels.widest() * kWidth > kScratch)) {
     return std::numeric_limits<double>::infinity();
   }
   const double lanes = static_cast<double>(regs * kWidth) / static_cast<double>(g.m);
@@ -218,6 +222,7 @@ Plan plan_for(const Gemm& g) {
   // What is transposed on the way out cannot go on from what is there.
   const bool swap = !g.add && swapped_cost(g) < direct_cost(g);
   const int64_t m = swap ? g.n : g.m, n = swap ? g.m : g.n;
+  const Split panels(regs_of(n), m > kFlatRows || swap ? kRegs : kFlatRegs);
   Plan p{.m = m,
          .n = n,
          .k = g.k,
@@ -232,8 +237,8 @@ Plan plan_for(const Gemm& g) {
          .c_trans = swap,
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
-         .panels{regs_of(n), m > kFlatRows || swap ? kRegs : kFlatRegs},
-         .tiles{m, kRows},
+         .panels = panels,
+         .tiles{m, tile_rows(static_cast<int>(panels.widest()))},
          .add = g.add,
          .ahead = !g.packed && g.n * g.k > kDistant};
   if (swap) {

@@ -12,30 +12,35 @@ constexpr int64_t kKeys = 128;  // With kQueries the largest tile, multiples of 
 
 template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f64>;
 
-// `size` in equal parts of at most `most`, but for the last one.
+// `size` in equal parts of at most `most`, but for the last one. (Most are one or two, for which a
+// division would take as long as an eighth of a tile.)
 int64_t part_of(int64_t size, int64_t most) {
-  const auto n = static_cast<unsigned>(size), parts = (n - 1) / static_cast<unsigned>(most) + 1;
-  return parts == 1 ? size : (n + parts - 1) / parts;
+  if (size <= most) return size;
+  if (size <= 2 * most) return (size + 1) / 2;
+  const int64_t parts = (size - 1) / most + 1;
+  return (size + parts - 1) / parts;
 }
 
 // C (+)= A B for m rows and n columns; only the last register's columns may be less than a
 // register.
 template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
   constexpr int64_t width = tile::kWidthOf<T>;
-  const int64_t regs = (n + width - 1) / width, height = part_of(m, tile::kRows);
+  const int64_t regs = (n + width - 1) / width;
   const int64_t across = part_of(regs, m > tile::kFlatRows ? tile::kRegs : tile::kFlatRegs);
+  const int64_t height = part_of(m, tile::tile_rows(static_cast<int>(across)));
   const T *a = t.a, *b = t.b;
   T* c = t.c;
   for (int64_t from = 0, to; from < regs; from = to) {
     to = std::min(from + across, regs);
     t.last = static_cast<int>(std::min(n, to * width) - (to - 1) * width);
     t.b = b + from * width;
-    const auto& table = t.last < width ? tile::kTailTiles<T> : tile::kTiles<T>;
+    const auto& tiles = (t.last < width ? tile::kTailTiles<T>
+                                        : tile::kTiles<T>)[static_cast<size_t>(to - from - 1)];
     for (int64_t top = 0, end; top < m; top = end) {
       end = std::min(top + height, m);
       t.a = a + top * t.a_row;
       t.c = c + top * t.c_row + from * width;
-      table[static_cast<size_t>(end - top - 1)][static_cast<size_t>(to - from - 1)](t);
+      tiles[static_cast<size_t>(end - top - 1)](t);
     }
   }
 }

@@ -60,10 +60,17 @@ template <class T> BRRR_VX void store_n(T* p, RegOf<T> v, int n) { vx::store_fir
 // --- the tile ------------------------------------------------------------------------------------
 
 // A tile keeps rows x regs sums in registers; on top come regs of B and a broadcast element of A.
-// Two FMAs a cycle of four cycles' latency need eight sums at least.
-inline constexpr int kRows = BRRR_VX_BYTES == 64 ? 8 : 6, kRegs = BRRR_VX_BYTES == 64 ? 3 : 2;
+// Two FMAs a cycle of four cycles' latency need eight sums at least; the more there are the less
+// often a tile begins and ends. Of few rows a tile is wider.
+inline constexpr int kRegs = BRRR_VX_BYTES == 64 ? 3 : 2;
 inline constexpr int kFlatRows = BRRR_VX_BYTES == 64 ? 2 : 3,
                      kFlatRegs = BRRR_VX_BYTES == 64 ? 8 : 4;
+/// The most rows of a tile that is `regs` wide.
+constexpr int tile_rows(int regs) {
+  if (regs > kRegs) return kFlatRows;
+  return BRRR_VX_BYTES == 64 ? 24 / std::max(regs, 2) : 12 / regs;
+}
+inline constexpr int kTallest = tile_rows(1);
 
 inline constexpr int64_t kTermsAhead = 16;  // Hundreds of cycles: what a third cache takes.
 
@@ -85,73 +92,90 @@ template <class T> struct Tile {
 template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t) {
   using R = RegOf<T>;
   constexpr int kWidth = kWidthOf<T>;
+  // By three: an address of x86 is a base and once or twice a stride.
+  constexpr int kBases = (rows + 2) / 3;
   R sum[rows][regs];
-  const T* row[rows];
+  const T* base[kBases];
+  const int64_t a_row = t.a_row, a_k = t.a_k, b_k = t.b_k, c_row = t.c_row;
+  const int last = t.last;
 #pragma GCC unroll 8
+  for (int i = 0; i < kBases; ++i) base[i] = t.a + 3 * i * a_row;
+  const bool from_zero = !t.add || t.at_end;
+  T* c = t.c;
+#pragma GCC unroll 24
   for (int i = 0; i < rows; ++i) {
-    row[i] = i == 0 ? t.a : row[i - 1] + t.a_row;
-    const T* c = t.c + i * t.c_row;
 #pragma GCC unroll 8
-    for (int j = 0; j < regs; ++j) {
-      const T* at = c + j * kWidth;
-      sum[i][j] = !t.add || t.at_end ? R{} : j + 1 < regs ? load(at) : load_n(at, t.last);
+    for (int j = 0; j < regs; ++j) sum[i][j] = R{};
+  }
+  if (!from_zero) {
+#pragma GCC unroll 24
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < regs; ++j) {
+        const T* const at = c + i * c_row + j * kWidth;
+        sum[i][j] = j + 1 < regs ? load(at) : load_n(at, last);
+      }
     }
   }
   const T* b = t.b;
-  const int64_t a_k = t.a_k, b_k = t.b_k;
-  const int last = t.last;
-  for (int64_t k = t.k, at = 0; k > 0; --k, at += a_k, b += b_k) {
+  for (int64_t k = t.k; k > 0; --k, b += b_k) {
     // Of a transposed left operand each term is a line of its own.
-    vx::prefetch<1>(t.a + at + kTermsAhead * a_k);
+    vx::prefetch<1>(base[0] + kTermsAhead * a_k);
     R right[regs];
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
       right[j] = tail && j + 1 == regs ? load_n(b + j * kWidth, last) : load(b + j * kWidth);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 24
     for (int i = 0; i < rows; ++i) {
-      const R left = splat(row[i][at]);
+      const R left = splat(base[i / 3][i % 3 * a_row]);
 #pragma GCC unroll 8
       for (int j = 0; j < regs; ++j) sum[i][j] = fma(left, right[j], sum[i][j]);
     }
-  }
-  T* c = t.c;
 #pragma GCC unroll 8
-  for (int i = 0; i < rows; ++i, c += t.c_row) {
+    for (int i = 0; i < kBases; ++i) base[i] += a_k;
+  }
+  if (last == kWidth && !t.at_end) {
+#pragma GCC unroll 24
+    for (int i = 0; i < rows; ++i, c += c_row) {
+#pragma GCC unroll 8
+      for (int j = 0; j < regs; ++j) store(c + j * kWidth, sum[i][j]);
+    }
+    return;
+  }
+  const bool at_end = t.at_end;
+#pragma GCC unroll 24
+  for (int i = 0; i < rows; ++i, c += c_row) {
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
       T* const to = c + j * kWidth;
-      const bool whole = j + 1 < regs || last == kWidth;
-      if (t.at_end) sum[i][j] = (whole ? load(to) : load_n(to, last)) + sum[i][j];
-      if (whole) {
-        store(to, sum[i][j]);
-      } else {
-        store_n(to, sum[i][j], last);
-      }
+      const int lanes = j + 1 < regs ? kWidth : last;
+      if (at_end) sum[i][j] = load_n(to, lanes) + sum[i][j];
+      store_n(to, sum[i][j], lanes);
     }
   }
 }
 
 template <class T> using TileFn = void (*)(const Tile<T>&);
+/// By registers - 1 and rows - 1.
+template <class T> using Tiles = std::array<std::array<TileFn<T>, kTallest>, kFlatRegs>;
 
-template <class T, bool tail, int rows, int... regs>
-constexpr std::array<TileFn<T>, kFlatRegs> tile_row(std::integer_sequence<int, regs...>) {
-  return {run_tile<T, rows, regs + 1, tail>...};
+template <class T, bool tail, int regs, int... row>
+constexpr void fill_tiles(Tiles<T>& all, std::integer_sequence<int, row...>) {
+  ((all[regs - 1][row] = run_tile<T, row + 1, regs, tail>), ...);
+}
+template <class T, bool tail, int... reg>
+constexpr Tiles<T> tiles(std::integer_sequence<int, reg...>) {
+  Tiles<T> all{};
+  (fill_tiles<T, tail, reg + 1>(all, std::make_integer_sequence<int, tile_rows(reg + 1)>{}), ...);
+  return all;
 }
 
-template <class T, bool tail, int... row>
-constexpr std::array<std::array<TileFn<T>, kFlatRegs>, kRows> tiles(
-    std::integer_sequence<int, row...>) {
-  return {tile_row<T, tail, row + 1>(std::make_integer_sequence < int,
-                                     row<kFlatRows ? kFlatRegs : kRegs>{})...};
-}
-
-// By rows - 1 and registers - 1; kTailTiles reads no more than `last` lanes of the right operand's
-// last register.
+// kTailTiles reads no more than `last` lanes of the right operand's last register.
 template <class T>
-inline constexpr auto kTiles = tiles<T, false>(std::make_integer_sequence<int, kRows>{});
+inline constexpr auto kTiles = tiles<T, false>(std::make_integer_sequence<int, kFlatRegs>{});
 template <class T>
-inline constexpr auto kTailTiles = tiles<T, true>(std::make_integer_sequence<int, kRows>{});
+inline constexpr auto kTailTiles = tiles<T, true>(std::make_integer_sequence<int, kFlatRegs>{});
 
 // --- transposition -------------------------------------------------------------------------------
 
@@ -207,6 +231,31 @@ template <int width> BRRR_VX void transpose(Reg (&r)[width]) {
   }
 }
 
+// A whole block. A function of its own: in the loop over blocks g++ 12 would keep the addresses of
+// all rows and columns, on the stack.
+[[gnu::noinline]] inline void transpose_block(const float* from, int64_t from_row, float* to,
+                                              int64_t to_row) {
+  Reg r[kWidth];
+#pragma GCC unroll 16
+  for (int c = 0; c < kWidth; ++c, from += from_row) r[c] = load(from);
+  transpose(r);
+#pragma GCC unroll 16
+  for (int c = 0; c < kWidth; ++c, to += to_row) store(to, r[c]);
+}
+[[gnu::noinline]] inline void transpose_part(const float* from, int64_t from_row, int height,
+                                             int width, float* to, int64_t to_row, int lanes) {
+  Reg r[kWidth];
+#pragma GCC unroll 16
+  for (int c = 0; c < kWidth; ++c, from += from_row) {
+    r[c] = c < height ? load_n(from, width) : Reg{};
+  }
+  transpose(r);
+#pragma GCC unroll 16
+  for (int c = 0; c < kWidth; ++c, to += to_row) {
+    if (c < width) store_n(to, r[c], lanes);
+  }
+}
+
 // to[c][r] = from[r][c]. With `pad` whole registers are written, zeros after the last row.
 inline void transpose(const float* from, int64_t from_row, int64_t rows, int64_t cols, float* to,
                       int64_t to_row, bool pad) {
@@ -214,29 +263,12 @@ inline void transpose(const float* from, int64_t from_row, int64_t rows, int64_t
     const int height = static_cast<int>(std::min<int64_t>(kWidth, rows - i));
     for (int64_t j = 0; j < cols; j += kWidth) {
       const int width = static_cast<int>(std::min<int64_t>(kWidth, cols - j));
-      const float* src = from + i * from_row + j;
-      Reg r[kWidth];
-      if (height == kWidth && width == kWidth) {
-#pragma GCC unroll 16
-        for (int c = 0; c < kWidth; ++c) r[c] = load(src + c * from_row);
-      } else {
-#pragma GCC unroll 16
-        for (int c = 0; c < kWidth; ++c) {
-          r[c] = c < height ? load_n(src + c * from_row, width) : Reg{};
-        }
-      }
-      transpose(r);
-      float* dst = to + j * to_row + i;
-      if (width == kWidth && (pad || height == kWidth)) {
-#pragma GCC unroll 16
-        for (int c = 0; c < kWidth; ++c) store(dst + c * to_row, r[c]);
-      } else {
-        const int lanes = pad ? kWidth : height;
-#pragma GCC unroll 16
-        for (int c = 0; c < kWidth; ++c) {
-          if (c < width) store_n(dst + c * to_row, r[c], lanes);
-        }
-      }
+      const float* const src = from + i * from_row + j;
+      float* const dst = to + j * to_row + i;
+      if (height == kWidth && width == kWidth)
+        transpose_block(src, from_row, dst, to_row);
+      else
+        transpose_part(src, from_row, height, width, dst, to_row, pad ? kWidth : height);
     }
   }
 }
