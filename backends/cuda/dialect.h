@@ -27,14 +27,15 @@ template <class T> BRRR_VX T shuffle_down(T x, unsigned delta) {
 // A macro, because CUDA still declares a function ballot().
 #define ballot(yes) __ballot_sync(0xffffffffu, yes)
 
-// c[16, 8] += a[16, 16] b[16, 8] with the elements spread over the warp as PTX has them.
-#define BRRR_VX_MMA(name, type)                                              \
-  BRRR_VX void name(float* c, const unsigned* a, const unsigned* b) {        \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type               \
-        ".f32 "                                                              \
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"    \
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                     \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
+// c[16, 8] += a[16, 16] b[16, 8] with the elements spread over the warp as PTX has them. Volatile:
+// all of the warp has to be there, so a compiler must not move it to where the result is used.
+#define BRRR_VX_MMA(name, type)                                                       \
+  BRRR_VX void name(float* c, const unsigned* a, const unsigned* b) {                 \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type               \
+                 ".f32 "                                                              \
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"    \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
   }
 BRRR_VX_MMA(mma_bf16, "bf16")
 BRRR_VX_MMA(mma_f16, "f16")

@@ -25,7 +25,7 @@ BRRR_DEVICE_STRUCT(Fault, {
 
 inline constexpr char kSupportText[] = R"(
 BRRR_VX void note_fault(char* fault, long set, long op, long value, long limit) {
-  Fault* f = (Fault*)fault;
+  volatile Fault* f = (volatile Fault*)fault;  // Threads of other blocks write it as well.
   if (!f->set) {
     f->op = op;
     f->value = value;
@@ -36,7 +36,7 @@ BRRR_VX void note_fault(char* fault, long set, long op, long value, long limit) 
   f->last_value = value;
   f->last_limit = limit;
   f->last_set = set;
-  f->count += 1;
+  f->count = f->count + 1;
 }
 BRRR_VX bool in_range(char* fault, long i, long limit, long op) {
   if ((unsigned long)i < (unsigned long)limit) return true;

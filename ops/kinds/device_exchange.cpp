@@ -35,7 +35,8 @@ BRRR_DEVICE_STRUCT(CountArguments, { long* exchanges; });
 
 constexpr DeviceKernel count{"count", CountArgumentsText, 32, {R"(
 KERNEL(count, CountArguments, 32) {
-  if (threadIdx.x == 0) *p.exchanges += 1;
+  volatile long* const done = p.exchanges;  // The host looks at it meanwhile.
+  if (threadIdx.x == 0) *done = *done + 1;
 })"}};
 
 // All ranks queue the same groups. In one all messages make progress, in whatever order.
@@ -101,12 +102,13 @@ void DeviceSum::set_rows(const std::vector<Row>& rows, int passes,
   plan_ = plan_sum(rows, passes, job->halves(), [&](int64_t n) { return take_shares(n); });
 }
 
-// What there is stays where it is large enough.
+// What there is stays where it is large enough. What is not large enough stays as well: a captured
+// step may write to it whenever it is replayed.
 char* DeviceSum::take_shares(int64_t n) {
-  if (!shares_.defined() || shares_.dtype() != dtype_ || shares_.numel() < n) {
-    shares_ = raw_empty({n}, dtype_, kCUDA);
+  if (shares_.empty() || shares_.back().dtype() != dtype_ || shares_.back().numel() < n) {
+    shares_.push_back(raw_empty({n}, dtype_, kCUDA));
   }
-  return shares_.impl()->data();
+  return shares_.back().impl()->data();
 }
 
 void DeviceSum::place_on_host(const std::vector<Row>& rows, int passes) {

@@ -69,8 +69,9 @@ class DeviceSum : NotCopied {
   bool linked_ = false;
   DType dtype_ = kFloat32;
   std::shared_ptr<Job> job_;
-  SumPlan plan_;            // Of linked GPUs.
-  Tensor shares_;           // Of this rank's shard, from the others.
+  SumPlan plan_;  // Of linked GPUs.
+  std::vector<Tensor>
+      shares_;              // Of this rank's shard, from the others: the last one, and former ones.
   char* pinned_ = nullptr;  // All rows, one after the other.
   size_t pinned_bytes_ = 0;
   std::vector<Copy> to_host_, back_;

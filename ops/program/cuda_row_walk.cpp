@@ -84,11 +84,11 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   const bool whole = walk.rows == 1 && !traits.columns;
   if (whole) walk.log_group = 0;
   if (traits.columns) walk.steps = steps_of(walk.matrix);
-  // Places that do not depend on each other: a lane has a group. A number of a row that is read and
-  // written is one walker's.
+  // Places that do not depend on each other: a lane has a group. A number of a row that is written
+  // is one walker's.
   const bool apart = traits.columns && !traits.folds &&
                      std::none_of(windows.begin(), windows.end(), [&](const Window& w) {
-                       return w.loaded && w.stored && w.stride[space.ndim - 1] == 0;
+                       return w.stored && w.stride[space.ndim - 1] == 0;
                      });
   if (apart) longest = kWarp * walk.group();
   if (traits.split) longest = kLongestPiece;

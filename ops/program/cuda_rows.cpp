@@ -143,17 +143,18 @@ class RowText : DeviceRowPasses {
 
   // --- a row -------------------------------------------------------------------------------------
 
-  // Where it is, `o<w>` bytes into window w, and how many elements it has.
+  // Where it is, `o<w>` bytes into window w, and how many elements it has: none if no row is left,
+  // as others may be writing to the one that stands for it.
   void find_row(const std::string& row, const std::string& matrix, const std::string& indent) {
     const char* const type = walk_.wide ? "long" : "unsigned";
     out_ += fmt::format("{}{} r = {};\n", indent, type, row);
     if (walk_.ragged()) {
       out_ += fmt::format(
           "{0}const long left = p.length - {2} % p.pieces * p.size{1};\n"
-          "{0}const long n = left < p.size{1} ? left : p.size{1};\n",
+          "{0}const long n = !on ? 0 : left < p.size{1} ? left : p.size{1};\n",
           indent, last_, matrix);
     } else {
-      out_ += fmt::format("{}const long n = p.size{};\n", indent, last_);
+      out_ += fmt::format("{}const long n = on ? p.size{} : 0;\n", indent, last_);
     }
     out_ += take_apart({.ndim = last_, .wide = walk_.wide}, type, indent);
     for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {

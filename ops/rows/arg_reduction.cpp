@@ -182,21 +182,24 @@ BLOCK_KERNEL(arg_rows, ArgArguments, 256) {
 constexpr DeviceKernel arg_columns_kernel{
     "arg_columns", ArgArgumentsText, 256, {kBeatsText, kArgText, R"(
 BLOCK_KERNEL(arg_columns, ArgArguments, 256) {
-  __shared__ Best rows[8][32];
+  __shared__ TC values[8][32];
+  __shared__ long places[8][32];
   const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
   const long tiles = (p.inner + 31) / 32, column = blockIdx.x % tiles * 32 + tx;
   const long line = blockIdx.x / tiles / p.chunks, chunk = blockIdx.x / tiles % p.chunks;
   const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
-  if (column < p.inner) {
-    rows[ty][tx] = take(p, line * p.n * p.inner + column, begin + ty, 8, end);
-  }
+  Best best = {0, -1};
+  if (column < p.inner) best = take(p, line * p.n * p.inner + column, begin + ty, 8, end);
+  values[ty][tx] = best.x;
+  places[ty][tx] = best.at;
   for (int d = 4; d > 0; d /= 2) {
     __syncthreads();
-    if (ty < d && column < p.inner) rows[ty][tx] = better(rows[ty][tx], rows[ty + d][tx]);
+    if (ty >= d) continue;
+    best = better(best, {values[ty + d][tx], places[ty + d][tx]});
+    values[ty][tx] = best.x;
+    places[ty][tx] = best.at;
   }
-  if (ty == 0 && column < p.inner) {
-    give(p, (line * p.chunks + chunk) * p.inner + column, rows[0][tx]);
-  }
+  if (ty == 0 && column < p.inner) give(p, (line * p.chunks + chunk) * p.inner + column, best);
 }
 )"}};
 

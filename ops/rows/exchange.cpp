@@ -83,14 +83,16 @@ struct GradientBucket {
   std::vector<Cuts> cuts;               // By member; none: all share.
   size_t members = 0, arrived = 0;
   std::shared_ptr<Job> job;
-  std::unique_ptr<DeviceSum> on_gpu;  // Of gradients there.
-  uint64_t capture = 0;               // In which they have come; 0: in none.
-  std::shared_ptr<BucketUses> uses;   // Of all buckets of the model.
+  std::unique_ptr<DeviceSum> gpu;    // Of gradients there; captured steps know its memory.
+  DeviceSum* on_gpu = nullptr;       // That, while they are there.
+  uint64_t capture = 0;              // In which they have come; 0: in none.
+  std::shared_ptr<BucketUses> uses;  // Of all buckets of the model.
 
   void move_to(Device device) {
     if ((device != kCPU) != (on_gpu != nullptr)) {
       told.clear();
-      on_gpu = device == kCPU ? nullptr : std::make_unique<DeviceSum>();
+      if (device != kCPU && !gpu) gpu = std::make_unique<DeviceSum>();
+      on_gpu = device == kCPU ? nullptr : gpu.get();
     }
     if (!on_gpu) return;
     // A capture that was given up has run nothing of what it noted.

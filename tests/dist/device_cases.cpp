@@ -147,6 +147,41 @@ TEST_SUITE("device") {
     CHECK(after->copies - before->copies == 1);  // The note that synchronize() reads.
   }
 
+  TEST_CASE("device: a captured step's messages keep their memory when another needs more of it") {
+    if (!linked()) return;
+    // Steps use different parameters of one bucket; what the first one receives is less.
+    struct Two : models::Module {
+      Tensor small = register_parameter("small", ones({15000}).to(kCUDA));
+      Tensor other = register_parameter("other", ones({5000}).to(kCUDA));
+      Tensor large = register_parameter("large", ones({90000}).to(kCUDA));
+      bool all = false;
+      Tensor forward(const Tensor& x) override {
+        const Tensor y =
+            (small * x.narrow(0, 0, 15000)).sum() + (other * x.narrow(0, 0, 5000)).sum();
+        return all ? y + (large * x).sum() : y;
+      }
+    } model;
+    dist::DataParallel ddp(model, {});
+    const auto make = [&](bool all) {
+      return brrr::step([&, all](const Tensor& x) {
+        model.all = all;
+        for (const Tensor& p : model.parameters()) p.set_grad({});
+        ddp(x).backward();
+        return model.small.grad() * 1.0;
+      });
+    };
+    auto some = make(false), everything = make(true);
+    const Tensor x = full({90000}, 1.0 + dist::rank()).to(kCUDA);
+    for (int i = 0; i < 4; ++i) some(x);
+    for (int i = 0; i < 4; ++i) everything(x);
+    std::vector<Tensor> own;  // In what was given back, if anything was.
+    for (int i = 0; i < 24; ++i) own.push_back(full({20000}, 7.0).to(kCUDA));
+    const auto recordings = some.stats().recordings;
+    some(x);
+    CHECK(some.stats().recordings == recordings);
+    for (const Tensor& t : own) CHECK(all(t == 7.0).item<bool>());
+  }
+
   TEST_CASE("device: one rank's capture fails in its middle, another queues kernel by kernel") {
     const auto fail_at = test::emulated<void(int)>("brrr_emulator_fail");
     if (!linked() || !fail_at) return;
