@@ -37,6 +37,10 @@ struct Split {
       : count((size + most - 1) / most), least(size / count), longer(size % count) {}
   int64_t at(int64_t i) const { return i * least + std::min(i, longer); }
   int64_t widest() const { return least + (longer > 0); }
+  // How many from part i on, before `end`, are as long.
+  int64_t alike(int64_t i, int64_t end) const {
+    return (i < longer ? std::min(longer, end) : end) - i;
+  }
 };
 
 // C or, if that is cheaper to read, its transpose: C^T = op(B)^T op(A)^T.
@@ -56,8 +60,15 @@ struct Plan {
   bool add;
   bool ahead;  // Ask for operands before they are needed.
 
-  // Terms that are taken before the next panel.
-  int64_t depth() const { return c_trans ? k : kDepth; }
+  // Terms that are taken before the next panel: parts of about kDepth, none of them short. (Where a
+  // sum is one of chains they are what is a chain.)
+  int64_t depth() const {
+    if (c_trans) return k;
+    if (k > kLongestChain) return kDepth;
+    const int64_t parts = std::max<int64_t>(1, (k + kDepth / 2) / kDepth);
+    const int64_t part = (k - 1) / parts + 1;
+    return part * panels.widest() * kWidth <= kScratch ? part : kDepth;
+  }
   // Where in a copy of all panels one begins, for `terms` terms of the sums.
   int64_t place(int64_t col, int64_t from, int64_t terms) const {
     return from * panels.at(panels.count) * kWidth + col * terms;
@@ -102,11 +113,12 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
       (t.last < kWidth && !p.pack ? kTailTiles<float>
                                   : kTiles<float>)[static_cast<size_t>(regs - 1)];
   for (int64_t i = begin; i < end;) {
-    const int64_t row = p.tiles.at(i), stop = p.c_trans ? std::min(i + 2, end) : i + 1;
+    const int64_t row = p.tiles.at(i), stop = p.c_trans ? std::min(i + 2, end) : end;
     int64_t next = row;
-    for (; i < stop; ++i) {
+    for (; i < stop; i += t.count) {
       const int64_t top = next;
-      next = p.tiles.at(i + 1);
+      t.count = p.ahead ? 1 : p.tiles.alike(i, stop);
+      next = p.tiles.at(i + t.count);
       t.a = p.a + top * p.a_row + from * p.a_k;
       t.c = p.c_trans ? block[top - row] : p.c + top * p.c_ld + col;
       if (p.ahead) {
@@ -114,7 +126,7 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
         const int64_t rows = p.c_trans || i + 1 == end ? 0 : p.tiles.at(i + 2) - next;
         ask_for_result(t.c + (next - top) * p.c_ld, p.c_ld, rows, cols);
       }
-      tiles_by_rows[static_cast<size_t>(next - top - 1)](t);
+      tiles_by_rows[static_cast<size_t>((next - top) / t.count - 1)](t);
     }
     if (p.c_trans) {
       transpose(block[0], t.c_row, next - row, cols, p.c + col * p.c_ld + row, p.c_ld, false);

@@ -36,11 +36,12 @@ template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
     t.b = b + from * width;
     const auto& tiles = (t.last < width ? tile::kTailTiles<T>
                                         : tile::kTiles<T>)[static_cast<size_t>(to - from - 1)];
-    for (int64_t top = 0, end; top < m; top = end) {
-      end = std::min(top + height, m);
+    for (int64_t top = 0, high; top < m; top += high * t.count) {
+      high = std::min(height, m - top);
+      t.count = (m - top) / high;
       t.a = a + top * t.a_row;
       t.c = c + top * t.c_row + from * width;
-      tiles[static_cast<size_t>(end - top - 1)](t);
+      tiles[static_cast<size_t>(high - 1)](t);
     }
   }
 }

@@ -75,7 +75,7 @@ inline constexpr int kTallest = tile_rows(1);
 inline constexpr int64_t kTermsAhead = 16;  // Hundreds of cycles: what a third cache takes.
 
 // The left operand by strides (so a transpose costs nothing), the right one by rows of contiguous
-// elements. `last` lanes of the last register are columns of C.
+// elements. `last` lanes of the last register are columns of C. `count` tiles one below the other.
 template <class T> struct Tile {
   int64_t k;
   const T* a = nullptr;
@@ -87,27 +87,27 @@ template <class T> struct Tile {
   int last;
   bool add;             // Go on from what C holds, or,
   bool at_end = false;  // from zero, and add that to what C holds.
+  int64_t count = 1;
 };
 
-template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t) {
+// One of them, its left operand from `a` on, its result to `c`.
+template <class T, int rows, int regs, bool tail>
+BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t a_k, int64_t b_k,
+                      int64_t c_row, int last) {
   using R = RegOf<T>;
   constexpr int kWidth = kWidthOf<T>;
   // By three: an address of x86 is a base and once or twice a stride.
   constexpr int kBases = (rows + 2) / 3;
   R sum[rows][regs];
   const T* base[kBases];
-  const int64_t a_row = t.a_row, a_k = t.a_k, b_k = t.b_k, c_row = t.c_row;
-  const int last = t.last;
 #pragma GCC unroll 8
-  for (int i = 0; i < kBases; ++i) base[i] = t.a + 3 * i * a_row;
-  const bool from_zero = !t.add || t.at_end;
-  T* c = t.c;
+  for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * a_row;
 #pragma GCC unroll 24
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) sum[i][j] = R{};
   }
-  if (!from_zero) {
+  if (t.add && !t.at_end) {
 #pragma GCC unroll 24
     for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
@@ -153,6 +153,18 @@ template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t
       if (at_end) sum[i][j] = load_n(to, lanes) + sum[i][j];
       store_n(to, sum[i][j], lanes);
     }
+  }
+}
+
+template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t) {
+  int64_t a_row = t.a_row, a_k = t.a_k, b_k = t.b_k, c_row = t.c_row;
+  const int last = t.last;
+  const T* a = t.a;
+  T* c = t.c;
+  for (int64_t n = t.count; n > 0; --n, a += rows * a_row, c += rows * c_row) {
+    // What g++ could compute of these before the loop it would keep on the stack.
+    asm("" : "+r"(a_row), "+r"(a_k), "+r"(c_row));
+    one_tile<T, rows, regs, tail>(t, a, c, a_row, a_k, b_k, c_row, last);
   }
 }
 
