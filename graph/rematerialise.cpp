@@ -11,6 +11,7 @@
 #include "graph/chooser.h"
 #include "graph/cost.h"
 #include "graph/group.h"
+#include "graph/join.h"
 #include "graph/rewrite.h"
 
 namespace brrr::graph {
@@ -69,8 +70,11 @@ size_t budget_bytes(const StepOptions& options, size_t arena) {
   return static_cast<size_t>(n < 1 ? n * static_cast<double>(arena) : n);
 }
 
-Rematerialised rematerialise(const Recording& r, const StepOptions& options, const Target& target) {
-  Rematerialised out{.schedule = make_schedule(r, options.fuse, target)};
+Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& options,
+                             const Target& target) {
+  const std::shared_ptr<const Recording> joined = options.fuse ? write_joined(as_it_is) : nullptr;
+  const Recording& r = joined ? *joined : as_it_is;
+  Rematerialised out{.recording = joined, .schedule = make_schedule(r, options.fuse, target)};
   const auto changed = [&](const Rematerialised& a, const Lists& lists) {
     Rematerialised b = a;
     b.recording = rewrite(a.of(r), lists);

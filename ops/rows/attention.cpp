@@ -247,6 +247,7 @@ const OpDef attention_backward_op{
      .cut = attention_cut,
      // q k^T again, dS k, dS^T q; P^T g, g v^T. exp(s * scale - max) / sum; P * (dP - row) * scale.
      .work = [](const OpCall& c) { return attention_work(c, 3, 2, 29); },
+     .apart = true,
      .gradient_row = true,
      .autocast = Autocast::Widen,
      .tolerance = kTolerance}};

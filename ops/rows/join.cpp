@@ -137,7 +137,8 @@ const OpDef cat_row{"cat",
                      .scratch = no_scratch,
                      .cut = cat_cut,
                      .vjp = cat_vjp,
-                     .grad_aliases = 0xffffffff}};
+                     .grad_aliases = 0xffffffff,
+                     .joins = true}};
 
 }  // namespace
 
