@@ -2,7 +2,8 @@
 // Row ops of one's own: forward, gradient, both modes, both devices, from a lambda each.
 //
 //   #include <brrr/row.h>
-//   const brrr::RowOp softmin{"softmin", "exp(min - x) / sum",
+//   using namespace brrr;
+//   const RowOp softmin{"softmin", "exp(min - x) / sum",
 //       [](auto x) { auto e = m::exp(row::min(x) - x); return e / row::sum(e); },
 //       [](auto, auto y, auto g) { return y * (row::sum(g * y) - g); }};
 //   Tensor y = softmin(x);

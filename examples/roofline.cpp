@@ -28,9 +28,10 @@ struct Options : CommandLine {
             "roofline") {
     threads = 1;
     plain("--device", device, "cpu or cuda [cpu]", one_of({"cpu", "cuda"}));
-    plain("--repeats", repeats, "multiplications of each element [1,2,4,...,256]", whole_number(1));
+    plain("--repeats", repeats, "multiplications of each element [1,2,4,...,256]",
+          whole_number(1, 4096));
     plain("--mb", mb, "size of the tensor; beyond every cache, to measure memory [64; cuda: 512]",
-          whole_number(1));
+          whole_number(1, 1 << 20));
     plain("--threads", threads, "CPU threads [1]", whole_number(1));
     plain("--seconds", seconds, "for each mode and number of multiplications [0.3]",
           real_number(0.01, 1000));

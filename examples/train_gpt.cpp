@@ -88,8 +88,7 @@ std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vo
 
 // A slip of the pen must not fill the memory for minutes before it fails.
 void check_sizes(const GptOptions& o, int64_t vocabulary) {
-  BRRR_CHECK(o.passes() <= INT32_MAX / std::min<int64_t>(o.batch, INT32_MAX),
-             "--batch {} times {} passes is too much for a step", o.batch, o.passes());
+  o.check_batch();
   const auto width = static_cast<double>(o.model.width);
   const double parameters =
       12.0 * static_cast<double>(o.model.layers) * width * width +

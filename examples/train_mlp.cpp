@@ -97,6 +97,7 @@ class Run : public Training {
     sizes.push_back(std::max(train_.classes, test_.classes));
     model_ = std::make_unique<brrr::models::MLP>(
         brrr::models::MLPOptions{.sizes = sizes, .activation = "relu", .dropout = o.dropout});
+    o.check_batch();
     model_->to(device);
     parallel = std::make_unique<brrr::dist::DataParallel>(*model_, o.parallel());
     if (o.optimizer == "adamw") {

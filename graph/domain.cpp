@@ -220,8 +220,17 @@ Role role(const Recording& r, const Access& a, const Domain& w) {
   return role(r, i, k, w);
 }
 
+// Whether a CPU looks at what `b` reads before the kernel of `b`, which therefore cannot make it.
+static bool checked_before(const Recording& r, const Access& b) {
+  const Instr& i = r.instrs[b.instr];
+  if (!i.op->check_values || r.storages[r.value(b.value).storage].device != kCPU) return false;
+  const std::vector<uint32_t> all = checked_values(r, i);
+  return std::find(all.begin(), all.end(), b.value) != all.end();
+}
+
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w) {
   if (!r.value(a.value).same_elements(r.value(b.value))) return false;
+  if (a.write && !b.write && checked_before(r, b)) return false;
   if (!w.row) return true;
   const Role from = role(r, a, w);
   if (from != role(r, b, w)) return false;

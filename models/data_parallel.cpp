@@ -313,9 +313,10 @@ struct DataParallel::State final : GradientHook {
 
 DataParallel::DataParallel(models::Module& module, DataParallelOptions options) {
   BRRR_CHECK(!context.recorder, "DataParallel: make it outside of the step");
-  BRRR_CHECK(options.accumulate > 0 && options.bucket_bytes >= 0,
-             "DataParallel: accumulate must be positive, got {}; bucket_bytes not negative, got {}",
-             options.accumulate, options.bucket_bytes);
+  BRRR_CHECK(options.accumulate > 0 && options.accumulate <= INT32_MAX && options.bucket_bytes >= 0,
+             "DataParallel: accumulate must be from 1 to {}, got {}; bucket_bytes not negative, "
+             "got {}",
+             INT32_MAX, options.accumulate, options.bucket_bytes);
   if (size() > 1) {
     check_alike("DataParallel: the ranks' models", features(module, options));
     make_alike(module);

@@ -250,8 +250,12 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"overhead --sizes 8,0", "expected a whole number of at least 1, got '0'"},
       {"overhead --device gpu", "expected one of cpu, cuda, all; got 'gpu'"},
       {"overhead --optimizer adam", "expected one of adamw, sgd; got 'adam'"},
-      {"roofline --repeats 4,0", "expected a whole number of at least 1, got '0'"},
-      {"roofline --mb 0", "expected a whole number of at least 1, got '0'"},
+      {"roofline --repeats 4,0", "expected a whole number from 1 to 4096, got '0'"},
+      {"roofline --mb 0", "expected a whole number from 1 to 1048576, got '0'"},
+      {"roofline --mb 17592186044417", "expected a whole number from 1 to 1048576"},
+      {"roofline --repeats 100000", "expected a whole number from 1 to 4096, got '100000'"},
+      {"train_mlp --batch 4611686018427387904", "expected a whole number from 1 to 2147483647"},
+      {"train_mlp --accumulate 4294967296", "expected a whole number from 1 to 2147483647"},
   };
   for (const Wrong& w : wrong) {
     const Result r = run(w.command);
@@ -260,6 +264,9 @@ TEST_CASE("examples: a wrong option says what was expected") {
     CHECK(contains(r.text, w.expected));
     CHECK(contains(r.text, "--help"));
   }
+  const Result large = run("train_mlp --images 50 --batch 65536 --accumulate 65536");
+  CHECK(large.status == 1);
+  CHECK(contains(large.text, "--batch 65536 times 65536 passes is too much for a step"));
   if (!brrr::cuda_available()) {
     for (const std::string program :
          {"train_mlp --device cuda", "train_gpt --device cuda", "overhead --device cuda",

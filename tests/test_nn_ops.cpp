@@ -192,6 +192,9 @@ TEST_CASE("nn ops: errors name the op, the shapes and the mend") {
   CHECK(error_of([&] { rms_norm(x, {10}, zeros({4})); }) ==
         "rms_norm: weight is float32[4], but the normalized shape of float32[4, 10] is [10]; give "
         "one weight for each normalized element");
+  CHECK(error_of([&] { layer_norm(x, {10}, x); }) ==
+        "layer_norm: weight is float32[4, 10], but the normalized shape of float32[4, 10] is "
+        "[10]; give one weight for each normalized element");
   CHECK(error_of([&] { layer_norm(x, {10}, zeros({10}, kFloat64)); }) ==
         "layer_norm: weight is float64[10] and x is float32[4, 10]; convert one with to(dtype)");
   CHECK(error_of([&] { mse_loss(x, zeros({4})); }) ==

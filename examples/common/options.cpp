@@ -36,11 +36,13 @@ std::string explain(const CLI::App* app, const CLI::Error& e) {
 
 }  // namespace
 
-Check whole_number(int64_t least) {
-  return [least](const std::string& text) {
+Check whole_number(int64_t least, int64_t most) {
+  return [least, most](const std::string& text) {
     int64_t v = 0;
-    if (read_number(text, v) && v >= least) return std::string();
-    return fmt::format("expected a whole number of at least {}, got '{}'", least, text);
+    if (read_number(text, v) && v >= least && v <= most) return std::string();
+    return most < std::numeric_limits<int64_t>::max()
+               ? fmt::format("expected a whole number from {} to {}, got '{}'", least, most, text)
+               : fmt::format("expected a whole number of at least {}, got '{}'", least, text);
   };
 }
 

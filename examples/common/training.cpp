@@ -55,13 +55,19 @@ void TrainingOptions::add_saving(const std::string& name) {
 }
 
 void TrainingOptions::add_batch(const std::string& what) {
-  add("--batch", batch, what + " in a forward pass", whole_number(1));
+  add("--batch", batch, what + " in a forward pass", whole_number(1, INT32_MAX));
   add("--accumulate", accumulate,
-      "forward and backward passes in a step, in each process that mpirun starts", whole_number(1));
+      "forward and backward passes in a step, in each process that mpirun starts",
+      whole_number(1, INT32_MAX));
   add("--shard", shard,
       "of what each process that mpirun starts keeps only its part: none, optimizer (the state), "
       "gradients (and those); the bits are the same",
       one_of({"none", "optimizer", "gradients"}));
+}
+
+void TrainingOptions::check_batch() const {
+  BRRR_CHECK(passes() <= INT32_MAX / batch, "--batch {} times {} passes is too much for a step",
+             batch, passes());
 }
 
 brrr::Metadata TrainingOptions::to_save() const {

@@ -24,6 +24,8 @@ struct TrainingOptions : CommandLine {
   brrr::Mode step_mode() const;
   /// Backward passes of a step, of all processes: what a checkpoint calls `accumulate`.
   int64_t passes() const { return accumulate * brrr::dist::size(); }
+  /// Throws where a step's batch is a slip of the pen.
+  void check_batch() const;
   brrr::dist::DataParallelOptions parallel() const {
     return {.accumulate = accumulate,
             .shard_optimizer = shard != "none",

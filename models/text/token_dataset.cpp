@@ -31,8 +31,8 @@ void TokenDataset::check_options() const {
   BRRR_CHECK(o.vocab > 0, "TokenDataset: vocab must be positive, got {}", o.vocab);
   BRRR_CHECK(o.block > 0 && o.block <= INT32_MAX, "TokenDataset: block must be positive, got {}",
              o.block);
-  BRRR_CHECK(o.batch > 0 && o.batch <= INT32_MAX, "TokenDataset: batch must be positive, got {}",
-             o.batch);
+  BRRR_CHECK(o.batch > 0 && o.batch <= INT32_MAX,
+             "TokenDataset: batch must be from 1 to {}, got {}", INT32_MAX, o.batch);
   BRRR_CHECK(o.validation == 0 || (o.validation >= 1e-6 && o.validation <= 1 - 1e-6),
              "TokenDataset: validation must be 0 or a fraction between 0 and 1, got {}",
              o.validation);

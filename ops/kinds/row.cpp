@@ -1,6 +1,7 @@
 // Shapes, kernels' drivers and gradients that all row ops share.
 #include "ops/kinds/row.h"
 
+#include <limits>
 #include <optional>
 
 #include "core/check.h"
@@ -78,8 +79,11 @@ static std::string name_of(const RowInfo& info, int k) {
 static void check_operand(const OpCall& c, const RowShape& s, int k) {
   const RowInfo& info = info_of(c);
   const RowOperand& o = info.operands[static_cast<size_t>(k)];
-  const TensorImpl* t = o.kind == Operand::Scalar ? nullptr : c.in[o.input];
-  if (!t || t == s.x) return;
+  if (o.kind == Operand::Scalar) return;
+  const TensorImpl* t = c.in[o.input];
+  BRRR_CHECK(t || is_shared(o) || !(info.uses >> o.input & 1),
+             "{}: {} is undefined; assign a tensor first", c.op->name, name_of(info, k));
+  if (!t || (t == s.x && o.kind == Operand::Each)) return;
   BRRR_CHECK(t->device == s.x->device, "{}: operands live on {} and {}; move one with to(device)",
              c.op->name, name(s.x->device), name(t->device));
   if (is_shared(o)) {
@@ -92,6 +96,13 @@ static void check_operand(const OpCall& c, const RowShape& s, int k) {
     BRRR_CHECK(t->size_list() == s.x->size_list(),
                "{}: {} is {} and x is {}; reshape or expand one", c.op->name, name_of(info, k),
                describe(t), describe(s.x));
+  } else if (o.kind == Operand::PerRow) {
+    BRRR_CHECK(t->size_list() == s.numbers(),
+               "{}: {} is {}, but takes a number for each row of {}, {}; reshape it", c.op->name,
+               name_of(info, k), describe(t), describe(s.x), to_string(s.numbers()));
+  } else if (o.kind == Operand::Number) {
+    BRRR_CHECK(t->ndim == 0, "{}: {} is {}, but takes a single number; reshape it to {{}}",
+               c.op->name, name_of(info, k), describe(t));
   } else if (o.kind == Operand::Id) {
     const IntList all = s.x->size_list();
     BRRR_CHECK(t->dtype == kInt64 &&
@@ -378,6 +389,30 @@ void RowOp::add_operand(Operand o) {
   info.operands.push_back({o, inputs_, words_});
   inputs_ += o != Operand::Scalar;
   words_ += o == Operand::Scalar || o == Operand::Id;
+}
+
+Tensor RowOp::run(std::initializer_list<Given> operands) const {
+  BRRR_CHECK(operands.size() == info.operands.size(), "{}: takes {} operands, got {}", name,
+             info.operands.size(), operands.size());
+  TensorImpl* in[kMaxRowOperands] = {};
+  OpCall c(*this, in, inputs_);
+  c.attrs.push(RowAttrs{.dims = 1});
+  int k = 0;
+  for (const Given& given : operands) {
+    const RowOperand& o = info.operands[static_cast<size_t>(k)];
+    const bool number = o.kind == Operand::Scalar;
+    BRRR_CHECK(number == !given.tensor, "{}: {} is a {}; give {}", name, name_of(info, k),
+               given.tensor ? "tensor" : "number", number ? "a number" : "a tensor");
+    if (number)
+      c.attrs.push(given.number);
+    else
+      in[o.input] = given.tensor->impl();
+    constexpr int64_t none = std::numeric_limits<int64_t>::min();
+    if (o.kind == Operand::Id) c.attrs.push(none);
+    ++k;
+  }
+  dispatch(c);
+  return std::move(c.out[0]);
 }
 
 void RowOp::attach(RowOp* gradient) {

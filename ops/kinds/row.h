@@ -1,6 +1,7 @@
 #pragma once
 // The row op: a composite over rows, one generic lambda forward and one for its gradient.
 //
+//   using namespace brrr;
 //   const RowOp softmin{"softmin", "exp(min - x) / sum",
 //       [](auto x) { auto e = m::exp(row::min(x) - x); return e / row::sum(e); },
 //       [](auto, auto y, auto g) { return y * (row::sum(g * y) - g); }};
@@ -335,13 +336,18 @@ class RowOp : public OpDef {
   }
   RowInfo info;
 
-  /// The first result, the rows being the last dim. Throws brrr::Error for operands that do not
-  /// fit.
-  template <class... T> Tensor operator()(const T&... operands) const {
-    return call(*this, {operands...}, RowAttrs{.dims = 1});
-  }
+  /// The first result, the rows being the last dim. Operands are tensors, of a Scalar numbers; the
+  /// place of every Id counts. Throws brrr::Error for operands that do not fit.
+  template <class... T> Tensor operator()(const T&... operands) const { return run({operands...}); }
 
  private:
+  struct Given {
+    const Tensor* tensor = nullptr;
+    double number = 0;
+    Given(const Tensor& t) : tensor(&t) {}  // NOLINT(google-explicit-constructor)
+    Given(double x) : number(x) {}          // NOLINT(google-explicit-constructor)
+  };
+  Tensor run(std::initializer_list<Given> operands) const;
   RowOp(std::string own_name, const char* d)
       : OpDef("", d, {.kind = OpKind::Composite, .gradient_row = true}),
         own_name_(std::move(own_name)) {

@@ -20,11 +20,58 @@ const RowOp hinge_loss{"hinge_loss", "mean over rows of sum(max(1 - x t, 0))", [
                          return row::total(loss) / row::total(loss * 0.0 + 1.0);
                        }};
 
+// Operands of every other kind.
+const RowOp scaled{"scaled", "x p + n",
+                   Operands<Operand::Each, Operand::PerRow, Operand::Number>{},
+                   {"x", "p", "n"},
+                   [](auto x, auto p, auto n) { return x * p + n; }};
+const RowOp picked{"picked", "2 x at the id, x elsewhere, and that element added",
+                   Operands<Operand::Each, Operand::Id>{},
+                   {"x", "id"},
+                   [](auto x, auto id) {
+                     return m::where(row::is_at(id), x * 2.0, x) + row::pick(x, id);
+                   }};
+const RowOp shifted{"shifted", "x + a", Operands<Operand::Each, Operand::Scalar>{}, {"x", "a"},
+                    [](auto x, auto a) { return x + a; }};
+
+// The words of the error that f throws.
+template <class F> static std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
 #define CHECK(...)                                                      \
   if (!(__VA_ARGS__)) {                                                 \
     std::printf("line %d: %s does not hold\n", __LINE__, #__VA_ARGS__); \
     return 1;                                                           \
   }
+
+static int check_operands() {
+  const Tensor a = tensor({{1.0f, 2.0f, 3.0f}, {4.0f, 5.0f, 6.0f}}), none;
+  const Tensor p = tensor({{2.0f}, {3.0f}}), n = tensor(1.0f), ids = tensor({0, 0});
+  CHECK(scaled(a, p, n).to_vector<float>() == std::vector<float>{3, 5, 7, 13, 16, 19});
+  CHECK(picked(a, ids).to_vector<float>() == std::vector<float>{3, 3, 4, 12, 9, 10});
+  CHECK(shifted(a, 1).to_vector<float>() == std::vector<float>{2, 3, 4, 5, 6, 7});
+  const auto fails = [](const auto& f, const std::string& part) {
+    const std::string words = error_of(f);
+    if (words.find(part) == words.npos) std::printf("said: %s\n", words.c_str());
+    return words.find(part) != words.npos;
+  };
+  CHECK(fails([&] { scaled(a, full({1, 1}, 2.0), n); }, "scaled: p is float32[1, 1], but takes"));
+  CHECK(fails([&] { scaled(a, a, n); }, "scaled: p is float32[2, 3], but takes a number for each"));
+  CHECK(fails([&] { scaled(a, none, n); }, "scaled: p is undefined"));
+  CHECK(fails([&] { scaled(a, p, p); }, "scaled: n is float32[2, 1], but takes a single number"));
+  CHECK(fails([&] { scaled(a, p); }, "scaled: takes 3 operands, got 2"));
+  CHECK(fails([&] { picked(a, none); }, "picked: id is undefined"));
+  CHECK(fails([&] { picked(a, tensor({0, 3})); }, "id 3 at position 1 is out of range"));
+  CHECK(fails([&] { shifted(a, a); }, "shifted: a is a tensor; give a number"));
+  CHECK(fails([&] { softmin(2.0); }, "softmin: operand 0 is a number; give a tensor"));
+  return 0;
+}
 
 static Tensor train(Mode mode) {
   manual_seed(1);
@@ -58,6 +105,11 @@ int main() {
   const Tensor a = randn({4, 7}).to(kFloat64), b = sign(randn({4, 7})).to(kFloat64);
   CHECK(checked(softmin, {a}));
   CHECK(checked(hinge_loss, {a, b}));
+  const Tensor ids = randint(0, 7, {4});
+  const auto r = gradcheck([&](const std::vector<Tensor>& v) { return picked(v[0], ids); }, {a},
+                           {.second_order = true});
+  CHECK(r);
+  if (check_operands()) return 1;
   const Tensor eager = train(Mode::Eager), graph = train(Mode::Graph);
   CHECK(eager.to_vector<float>() == graph.to_vector<float>());
   return 0;
