@@ -277,7 +277,7 @@ struct OpSpec {
   uint32_t saves_outputs = 0;
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
   bool joins = false;         ///< Its result is its operands, one after the other along a dim.
-  bool apart = false;         ///< The CPU's kernel writes results whose rows lie apart, too.
+  bool apart = false;         ///< Its kernels write results whose rows lie apart, too.
   bool reaches_out = false;   ///< It does more than its results: no plan leaves it out.
   bool gradient_row = false;  ///< Derived from another row; not public itself.
   Autocast autocast = Autocast::Keep;

@@ -17,8 +17,8 @@ bool whole(const Recording& r, const Value& v) {
          static_cast<size_t>(v.numel) * itemsize(v.dtype) == r.storages[v.storage].bytes;
 }
 
-// The elements of `v` in runs of `run`, of which each begins `step` after the one before it. Its last
-// dim stays in one piece.
+// The elements of `v` in runs of `run`, each of which begins `step` after the one before it; the
+// last dim stays in one piece.
 bool spread(Value& v, int64_t run, int64_t step) {
   int64_t inner = 1;
   int d = v.ndim;
@@ -51,9 +51,7 @@ std::optional<Placed> place(const Recording& r, uint32_t join, uint32_t operand,
 std::vector<Placed> places(const Recording& r, uint32_t join) {
   const Instr& i = r.instrs[join];
   const Value& out = r.value(r.out(i)[0]);
-  if (i.into || !whole(r, out) || out.numel == 0 || r.storages[out.storage].device != kCPU) {
-    return {};
-  }
+  if (i.into || !whole(r, out) || out.numel == 0) return {};
   const Value& first = r.value(r.in(i)[0]);
   int dim = 0;
   while (dim + 1 < out.ndim && first.sizes[dim] == out.sizes[dim]) ++dim;
@@ -84,7 +82,8 @@ std::unique_ptr<Recording> write_joined(const Recording& r) {
     if (!out) out = std::make_unique<Recording>(r);
     StorageInfo& joined = out->storages[all[0].window.storage];
     for (const Placed& p : all) {
-      out->operands[r.instrs[p.maker].first_out + p.out] = static_cast<uint32_t>(out->values.size());
+      const auto window = static_cast<uint32_t>(out->values.size());
+      out->operands[r.instrs[p.maker].first_out + p.out] = window;
       out->values.push_back(p.window);
       joined.maker = std::min(joined.maker, p.maker);
     }

@@ -141,9 +141,9 @@ template <class R> R pack_results(std::vector<Tensor>& v) {
 
 struct Diagnosis;
 
-/// A training step made by brrr::step. Where the function only reads what threads share, several may
-/// call it at the same time; where it changes that (parameters, gradients), as in eager mode, one
-/// after the other. It can be moved; everything throws that is then asked of the one that it was
+/// A training step made by brrr::step. Where the function only reads what threads share, several
+/// may call it at the same time; where it changes that (parameters, gradients), as in eager mode,
+/// one after the other. It can be moved; everything throws that is then asked of the one that it was
 /// moved from.
 ///
 /// In graph mode the operations run once the function has returned. What it writes to memory behind

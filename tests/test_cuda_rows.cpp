@@ -315,7 +315,7 @@ TEST_CASE("cuda rows: ids out of range raise at the next read") {
                       bad));
     CHECK(error_of([&] {
             on_cpu(run("cross_entropy_backward",
-                       {device_x, ids, g, device_stats, device_stats, g, g},
+                       {device_x, ids, g, g, device_stats, device_stats, g},
                        {{1, -100}, {1, 0}})[0]);
           }).find(fmt::format("cross_entropy_backward: index {} is out of range", bad)) == 0);
   }

@@ -234,7 +234,7 @@ class RowText : DeviceRowPasses {
     for (int w : reused_) {
       if (is_kept(w)) {
         out_ +=
-            fmt::format("{}{} h{}[{}][{}];\n", indent, memory(w), w, walk_.slots, walk_.group());
+            fmt::format("{}{} h{}[{}][{}] = {{}};\n", indent, memory(w), w, walk_.slots, walk_.group());
       }
     }
     kept_.clear();

@@ -131,7 +131,7 @@ KERNEL(add_sorted, WalkArguments, 256) {
   Sum sum = sum_from(to);
   int found = 4;
   for (long j = q.at; found == 4; j += 4) {
-    Unit x[4];  // Loads that do not wait for each other.
+    Unit x[4] = {};  // Loads that do not wait for each other.
     found = 0;
     for (int u = 0; u < 4; ++u) {
       if (found < u || j + u >= p.count || (long)key_of(list[j + u]) != k) continue;

@@ -21,18 +21,21 @@ const RowOp hinge_loss{"hinge_loss", "mean over rows of sum(max(1 - x t, 0))", [
                        }};
 
 // Operands of every other kind.
-const RowOp scaled{"scaled", "x p + n",
+const RowOp scaled{"scaled",
+                   "x p + n",
                    Operands<Operand::Each, Operand::PerRow, Operand::Number>{},
                    {"x", "p", "n"},
                    [](auto x, auto p, auto n) { return x * p + n; }};
-const RowOp picked{"picked", "2 x at the id, x elsewhere, and that element added",
-                   Operands<Operand::Each, Operand::Id>{},
-                   {"x", "id"},
-                   [](auto x, auto id) {
-                     return m::where(row::is_at(id), x * 2.0, x) + row::pick(x, id);
-                   }};
-const RowOp shifted{"shifted", "x + a", Operands<Operand::Each, Operand::Scalar>{}, {"x", "a"},
-                    [](auto x, auto a) { return x + a; }};
+const RowOp picked{
+    "picked",
+    "2 x at the id, x elsewhere, and that element added",
+    Operands<Operand::Each, Operand::Id>{},
+    {"x", "id"},
+    [](auto x, auto id) { return m::where(row::is_at(id), x * 2.0, x) + row::pick(x, id); }};
+const RowOp shifted{
+    "shifted", "x + a", Operands<Operand::Each, Operand::Scalar>{}, {"x", "a"}, [](auto x, auto a) {
+      return x + a;
+    }};
 
 // The words of the error that f throws.
 template <class F> static std::string error_of(const F& f) {
