@@ -12,6 +12,7 @@
 #include "backends/cpu/host_compiler.h"
 #include "tests/emulator/device.h"
 #include "tests/emulator/gemm.h"
+#include "tests/emulator/ptx.h"
 
 namespace brrr::emulator {
 
@@ -97,8 +98,15 @@ std::string whole_text(const std::string& source, size_t prelude, const char* na
                      1 + std::count(source.begin(), end, '\n'), quoted, source.substr(prelude));
 }
 
-Failure compile(const char* source, const char* name, int, int, void** image, size_t* bytes) {
+Failure compile(const char* source, const char* name, int major, int minor, void** image,
+                size_t* bytes) {
   return guarded([&] {
+    if (ptx::wanted()) {
+      if (const Failure words = ptx::compile(source, name, major, minor, image, bytes)) {
+        fail("{}", words);
+      }
+      return;
+    }
     const Folder folder;
     const std::string all = source, file = folder.path + "/program.cpp",
                       object = folder.path + "/program.so";
@@ -119,6 +127,7 @@ Failure compile(const char* source, const char* name, int, int, void** image, si
 
 // Not a version of CUDA's: a number that changes with whatever images depend on.
 int compiler_version() {
+  if (ptx::wanted()) return ptx::compiler_version();
   std::string all = dialect;
   for (const char* flag : flags) all += flag;
   try {

@@ -19,6 +19,7 @@
 #include "tests/emulator/interface.h"
 #include "tests/emulator/memory.h"
 #include "tests/emulator/probe.h"
+#include "tests/emulator/ptx.h"
 
 namespace brrr::cuda {
 
@@ -69,12 +70,14 @@ struct Function {
   Module* module;
   const brrr_emulator::Program* program;
   const brrr_emulator::Kernel* kernel;
+  const emulator::ptx::Kernel* ptx;  // where it is PTX
   size_t shared_bytes;
 };
 
 struct Module {
   void* handle;
   const brrr_emulator::Program* program;
+  std::shared_ptr<emulator::ptx::Program> ptx;  // instead of the two
   size_t bytes;
   std::vector<Function*> functions;
   std::map<Stream*, uint64_t> used;  // up to which item

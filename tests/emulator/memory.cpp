@@ -149,6 +149,12 @@ bool Memory::holds(const void* p, size_t bytes, Kind kind) const {
   return bytes <= it->second.bytes - (reinterpret_cast<uintptr_t>(p) - it->first);
 }
 
+std::pair<uintptr_t, uintptr_t> Memory::range(const void* p) const {
+  const auto it = find(p);
+  if (it == allocations_.end()) return {0, 0};
+  return {it->first, it->first + it->second.bytes};
+}
+
 void Memory::expect_device(const char* what, const void* p, size_t bytes) const {
   BRRR_CHECK(holds(p, bytes, Kind::Device), "{}: {} bytes at {} are not within device memory", what,
              bytes, p);

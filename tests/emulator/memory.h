@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace brrr::emulator {
 
@@ -39,6 +40,8 @@ class Memory {
 
   /// Whether the whole range lies in one allocation of that kind.
   bool holds(const void* p, size_t bytes, Kind kind) const;
+  /// Where the allocation that holds `p` begins and ends; twice 0 where there is none.
+  std::pair<uintptr_t, uintptr_t> range(const void* p) const;
   /// Fails unless the whole range is device memory. `what` names it.
   void expect_device(const char* what, const void* p, size_t bytes) const;
   /// Fails if any of the range is device memory, or if it is pinned only in part.

@@ -11,6 +11,7 @@
 
 #include "tests/emulator/block.h"
 #include "tests/emulator/device.h"
+#include "tests/emulator/ptx.h"
 
 namespace brrr::emulator {
 
@@ -67,12 +68,18 @@ Failure load(const void* image, size_t bytes, Module** m) {
   *m = nullptr;
   return guarded([&](Device& d) {
     if (bytes > d.memory.left()) return;
+    if (ptx::is_ptx(image, bytes)) {
+      auto program = ptx::parse(image, bytes);
+      d.memory.used += bytes;
+      *m = d.modules.add({nullptr, nullptr, std::move(program), bytes, {}, {}});
+      return;
+    }
     void* handle = open_image(image, bytes);
     const void* program = dlsym(handle, "brrr_emulated_program");
     BRRR_CHECK(program, "load: the image is no program of the emulator");
     d.memory.used += bytes;
-    *m =
-        d.modules.add({handle, static_cast<const brrr_emulator::Program*>(program), bytes, {}, {}});
+    *m = d.modules.add(
+        {handle, static_cast<const brrr_emulator::Program*>(program), nullptr, bytes, {}, {}});
   });
 }
 
@@ -85,7 +92,7 @@ Failure unload(Module* m) {
     for (Function* f : module.functions) d.functions.remove(f, "function");
     d.modules.remove(m, "module");
     d.memory.used -= module.bytes;
-    dlclose(module.handle);
+    if (module.handle) dlclose(module.handle);
   });
 }
 
@@ -93,13 +100,22 @@ Failure function(Module* m, const char* name, size_t shared_bytes, Function** f)
   return guarded([&](Device& d) {
     Module& module = d.modules.get(m, "module");
     const auto* program = module.program;
-    const auto found = std::find_if(program->kernels, program->kernels_end,
-                                    [&](const auto* k) { return std::strcmp(k->name, name) == 0; });
-    BRRR_CHECK(found != program->kernels_end, "function: the module has no kernel {}", name);
+    const brrr_emulator::Kernel* kernel = nullptr;
+    const ptx::Kernel* parsed = nullptr;
+    if (module.ptx) {
+      parsed = ptx::find_kernel(*module.ptx, name);
+      if (parsed) kernel = &ptx::description(*parsed);
+    } else {
+      const auto found =
+          std::find_if(program->kernels, program->kernels_end,
+                       [&](const auto* k) { return std::strcmp(k->name, name) == 0; });
+      if (found != program->kernels_end) kernel = *found;
+    }
+    BRRR_CHECK(kernel, "function: the module has no kernel {}", name);
     BRRR_CHECK(shared_bytes <= most_shared_bytes,
                "function: {} bytes of shared memory for {}; {} at most", shared_bytes, name,
                most_shared_bytes);
-    *f = d.functions.add({m, program, *found, shared_bytes});
+    *f = d.functions.add({m, program, kernel, parsed, shared_bytes});
     module.functions.push_back(*f);
   });
 }
@@ -119,7 +135,11 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
       work.program = function.program;
       work.kernel = function.kernel;
       work.params = copied.data();
-      run_blocks(work, d.settings.order);
+      if (function.ptx) {
+        ptx::run(*function.ptx, work, d.memory, d.settings.order);
+      } else {
+        run_blocks(work, d.settings.order);
+      }
     });
     if (stream.capture) {
       stream.capture->modules.insert(module);

@@ -1,0 +1,135 @@
+// Instructions on floats, as exact as the ISA says.
+
+#include <cfenv>
+#include <cmath>
+#include <limits>
+
+#include "tests/emulator/ptx_warp.h"
+
+namespace brrr::emulator::ptx {
+
+namespace {
+
+// A result that is NaN is the canonical one in float32. Payloads of float64 are the host's.
+template <class T> T made(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return std::isnan(x) ? std::bit_cast<float>(0x7fffffffu) : x;
+  } else {
+    return x;
+  }
+}
+
+float flush(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+
+float fma_to_zero(float a, float b, float c) {
+  const volatile float x = a, y = b, z = c;
+  const int before = std::fegetround();
+  std::fesetround(FE_TOWARDZERO);
+  const volatile float r = std::fma(x, y, z);
+  std::fesetround(before);
+  return made<float>(r);
+}
+
+// Where the divisor is so large that its reciprocal is subnormal, the ISA says what comes out.
+float divide_roughly(float a, float b) {
+  const float size = std::fabs(b);
+  if (size > 0x1p126f && std::isfinite(size)) {
+    return std::isinf(a) ? made(std::numeric_limits<float>::quiet_NaN()) : std::copysign(0.0f, a * b);
+  }
+  return made(static_cast<float>(static_cast<double>(a) / b));
+}
+
+// The upper half of the result's bits.
+double reciprocal_roughly(double x) {
+  if (std::fpclassify(x) == FP_SUBNORMAL) x = std::copysign(0.0, x);
+  double r = std::bit_cast<double>(std::bit_cast<uint64_t>(1 / x) & ~uint64_t{0xffffffff});
+  if (std::isnan(x)) r = x;
+  return std::fpclassify(r) == FP_SUBNORMAL ? std::copysign(0.0, r) : r;
+}
+
+// Of two numbers the one that is no NaN; -0 is less than 0.
+template <class T, bool greater> T choose(T a, T b) {
+  if (std::isnan(a)) return made(b);
+  if (std::isnan(b)) return a;
+  if (a == b) return std::signbit(a) == greater ? b : a;
+  return (a > b) == greater ? a : b;
+}
+
+template <class T, auto f> void compare(Warp& w, const Insn& i, Mask m) {
+  const Operand &d = w.operand(i, 0), &a = w.operand(i, 1), &b = w.operand(i, 2);
+  const uint64_t *x = w.row(a), *y = w.row(b);
+  Mask yes = 0;
+  each(m, [&](int l) { yes |= static_cast<Mask>(f(get<T>(x[l]), get<T>(y[l]))) << l; });
+  w.set_truth(d, m, yes, w.known_of(a) & w.known_of(b));
+}
+
+template <class T> void add_comparisons(Table& t, const char* type) {
+  const auto name = [&](const char* what) { return std::string("setp.") + what + type; };
+  t[name("eq")] = {compare<T, [](T a, T b) { return (a == b); }>};
+  t[name("ne")] = {compare<T, [](T a, T b) { return (a < b || a > b); }>};
+  t[name("lt")] = {compare<T, [](T a, T b) { return (a < b); }>};
+  t[name("le")] = {compare<T, [](T a, T b) { return (a <= b); }>};
+  t[name("gt")] = {compare<T, [](T a, T b) { return (a > b); }>};
+  t[name("ge")] = {compare<T, [](T a, T b) { return (a >= b); }>};
+  t[name("equ")] = {compare<T, [](T a, T b) { return (!(a < b || a > b)); }>};
+  t[name("neu")] = {compare<T, [](T a, T b) { return (!(a == b)); }>};
+  t[name("ltu")] = {compare<T, [](T a, T b) { return (!(a >= b)); }>};
+  t[name("leu")] = {compare<T, [](T a, T b) { return (!(a > b)); }>};
+  t[name("gtu")] = {compare<T, [](T a, T b) { return (!(a <= b)); }>};
+  t[name("geu")] = {compare<T, [](T a, T b) { return (!(a < b)); }>};
+  t[name("num")] = {compare<T, [](T a, T b) { return (!std::isnan(a) && !std::isnan(b)); }>};
+  t[name("nan")] = {compare<T, [](T a, T b) { return (std::isnan(a) || std::isnan(b)); }>};
+}
+
+template <class T> void add_type(Table& t, const char* type) {
+  const auto both = [&](const char* what, Op op) {  // .rn is what no rounding means
+    t[std::string(what) + ".rn" + type] = op;
+    t[std::string(what) + type] = op;
+  };
+  both("add", {binary<T, T, T, [](T a, T b) { return made<T>(a + b); }>});
+  both("sub", {binary<T, T, T, [](T a, T b) { return made<T>(a - b); }>});
+  both("mul", {binary<T, T, T, [](T a, T b) { return made<T>(a * b); }>});
+  both("div", {binary<T, T, T, [](T a, T b) { return made<T>(a / b); }>});
+  both("fma", {ternary<T, T, T, [](T a, T b, T c) { return made<T>(std::fma(a, b, c)); }>});
+  both("sqrt", {unary<T, T, [](T a) { return made<T>(std::sqrt(a)); }>});
+  both("rcp", {unary<T, T, [](T a) { return made<T>(1 / a); }>});
+  t[std::string("neg") + type] = {unary<T, T, [](T a) { return -a; }>};
+  t[std::string("abs") + type] = {unary<T, T, [](T a) { return std::fabs(a); }>};
+  t[std::string("min") + type] = {binary<T, T, T, choose<T, false>>};
+  t[std::string("max") + type] = {binary<T, T, T, choose<T, true>>};
+  t[std::string("copysign") + type] = {
+      binary<T, T, T, [](T a, T b) { return std::copysign(b, a); }>};
+  add_comparisons<T>(t, type);
+}
+
+// An approximation is the double result rounded; where there is .ftz, subnormals are zeros.
+template <auto f> void add_rough(Table& t, const std::string& name) {
+  using F = float;
+  t[name + ".approx.f32"] = {
+      unary<F, F, [](F x) { return made(static_cast<F>(f(static_cast<double>(x)))); }>};
+  t[name + ".approx.ftz.f32"] = {unary<F, F, [](F x) {
+    return flush(made(static_cast<F>(f(static_cast<double>(flush(x))))));
+  }>};
+}
+
+}  // namespace
+
+void add_float(Table& t) {
+  add_type<float>(t, ".f32");
+  add_type<double>(t, ".f64");
+  t["fma.rz.f32"] = {ternary<float, float, float, fma_to_zero>};
+  t["div.approx.f32"] = {binary<float, float, float, divide_roughly>};
+  t["rcp.approx.ftz.f64"] = {unary<double, double, reciprocal_roughly>};
+  add_rough<[](double x) { return 1 / x; }>(t, "rcp");
+  add_rough<[](double x) { return 1 / std::sqrt(x); }>(t, "rsqrt");
+  add_rough<[](double x) { return std::sqrt(x); }>(t, "sqrt");
+  add_rough<[](double x) { return std::exp2(x); }>(t, "ex2");
+  add_rough<[](double x) { return std::log2(x); }>(t, "lg2");
+  add_rough<[](double x) { return std::sin(x); }>(t, "sin");
+  add_rough<[](double x) { return std::cos(x); }>(t, "cos");
+  add_rough<[](double x) { return std::tanh(x); }>(t, "tanh");
+}
+
+}  // namespace brrr::emulator::ptx

@@ -1,0 +1,252 @@
+// ld, st, and the parameters of calls: each access is checked before it is done.
+
+#include <algorithm>
+
+#include "tests/emulator/ptx_warp.h"
+
+namespace brrr::emulator::ptx {
+
+namespace {
+
+Access access_of(const Warp& w, int lane) {
+  return {w.block->serial, w.block->epoch, w.epoch, static_cast<uint16_t>(w.number * lanes + lane),
+          0};
+}
+
+std::string name_of(const Warp& w, const Access& who) {
+  if (who.block == w.block->serial) return fmt::format("thread {}", who.thread);
+  return fmt::format("thread {} of block {} in the order that they run", who.thread,
+                     who.block - w.block->first_serial);
+}
+
+[[noreturn]] void fail_race(const Warp& w, const Insn& i, int lane, const char* words,
+                            const Access& who, const char* space, uint64_t at) {
+  fail_at(w, i, lane, fmt::format("{}: {} at {} {:#x}", words, name_of(w, who), space, at));
+}
+
+void expect_inside(const Warp& w, const Insn& i, int lane, const char* space, uint64_t at,
+                   uint64_t bytes, uint64_t all) {
+  if (at <= all && bytes <= all - at) return;
+  fail_at(w, i, lane, fmt::format("accesses {} bytes at {} of {}, which has {} bytes", bytes,
+                                  static_cast<int64_t>(at), space, all));
+}
+
+// The allocation, the last one being the next one most of the time.
+void expect_global(const Warp& w, const Insn& i, int lane, uint64_t at, uint64_t bytes) {
+  Block& b = *w.block;
+  if (at >= b.begin && at + bytes <= b.end) return;
+  for (const GlobalVariable& v : b.kernel->program->variables) {
+    if (at < v.begin || at >= v.begin + v.bytes) continue;
+    b.begin = v.begin;
+    b.end = v.begin + v.bytes;
+  }
+  if (at < b.begin || at >= b.end) {
+    const auto [begin, end] = b.memory->range(reinterpret_cast<const void*>(at));
+    if (begin == end) {
+      fail_at(w, i, lane, fmt::format("accesses {} bytes at {:#x}, where no memory is", bytes, at));
+    }
+    b.begin = begin;
+    b.end = end;
+  }
+  if (at + bytes > b.end) {
+    fail_at(w, i, lane,
+            fmt::format("accesses {} bytes at {:#x}, {} bytes before the end of an allocation of "
+                        "{} bytes",
+                        bytes, at, b.end - at, b.end - b.begin));
+  }
+}
+
+struct Place {
+  Space space;
+  uint64_t at;
+};
+
+// What a generic address means.
+Place resolve(const Warp& w, const Insn& i, int lane, uint64_t address) {
+  if (i.space != Space::Generic) return {i.space, address};
+  switch (address >> 60) {
+    case 1:
+      return {Space::Shared, address - shared_window};
+    case 2:
+      return {Space::Local, address - own_window};
+    case 3:
+      return {Space::Parameter, address - parameter_window};
+    case 0:
+      return {Space::Global, address};
+    default:
+      fail_at(w, i, lane, fmt::format("accesses the generic address {:#x}", address));
+  }
+}
+
+uint64_t address_of(const Warp& w, const Insn& i, int lane, const Operand& base, Mask known) {
+  if (!(known >> lane & 1)) {
+    fail_at(w, i, lane, "takes its address from a register that was never written");
+  }
+  const uint64_t at = w.row(base)[lane] + static_cast<uint64_t>(i.offset);
+  const uint64_t bytes = uint64_t{i.bytes} * i.vector;
+  if (at % bytes != 0) {
+    fail_at(w, i, lane, fmt::format("accesses {} bytes at {:#x}, which is not aligned to them",
+                                    bytes, at));
+  }
+  return at;
+}
+
+// Where the bytes are in the host's memory, after all checks of a read.
+const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t bytes) {
+  Block& b = *w.block;
+  Access who;
+  switch (p.space) {
+    case Space::Shared: {
+      expect_inside(w, i, lane, "shared memory", p.at, bytes, b.shared.size());
+      if (!b.shared_shadow.written(p.at, bytes, b.serial)) {
+        fail_at(w, i, lane, fmt::format("reads shared memory at {} that no thread of the block has "
+                                        "written", p.at));
+      }
+      if (i.is_volatile) return b.shared.data() + p.at;
+      const char* words =
+          b.shared_shadow.read(p.at, bytes, access_of(w, lane), b.serial, false, &who);
+      if (words) fail_race(w, i, lane, words, who, "shared memory", p.at);
+      return b.shared.data() + p.at;
+    }
+    case Space::Local:
+      return nullptr;
+    case Space::Parameter:
+      expect_inside(w, i, lane, "the parameters", p.at, bytes, b.kernel->description.params_bytes);
+      return static_cast<const unsigned char*>(b.work->params) + p.at;
+    default: {
+      expect_global(w, i, lane, p.at, bytes);
+      const auto* from = reinterpret_cast<const unsigned char*>(p.at);
+      if (i.is_volatile) return from;
+      const char* words = b.global_shadow->read(p.at, bytes, access_of(w, lane), b.first_serial,
+                                                i.read_only, &who);
+      if (words) fail_race(w, i, lane, words, who, "address", p.at);
+      return from;
+    }
+  }
+}
+
+uint64_t element(const unsigned char* from, const Insn& i) {
+  uint64_t x = 0;
+  std::memcpy(&x, from, i.bytes);
+  if (i.is_signed && i.bytes < 8 && x >> (i.bytes * 8 - 1) & 1) x |= ~uint64_t{0} << (i.bytes * 8);
+  return x;
+}
+
+void load(Warp& w, const Insn& i, Mask m) {
+  const Operand base = w.operand(i, i.vector);
+  const Mask known = w.known_of(base);
+  const uint32_t bytes = uint32_t{i.bytes} * i.vector;
+  uint64_t values[4][lanes];
+  Mask defined[4] = {everyone, everyone, everyone, everyone};
+  each(m, [&](int l) {
+    const Place p = resolve(w, i, l, address_of(w, i, l, base, known));
+    const unsigned char* from = reading(w, i, l, p, bytes);
+    if (!from) {
+      const uint64_t all = w.own.size() / lanes;
+      expect_inside(w, i, l, "local memory", p.at, bytes, all);
+      from = w.own.data() + static_cast<uint64_t>(l) * all + p.at;
+      const unsigned char* written = w.own_known.data() + static_cast<uint64_t>(l) * all + p.at;
+      for (uint32_t k = 0; k < bytes; ++k) {
+        if (!written[k]) defined[k / i.bytes] &= ~(Mask{1} << l);
+      }
+    }
+    for (uint32_t k = 0; k < i.vector; ++k) values[k][l] = element(from + k * i.bytes, i);
+  });
+  for (int k = 0; k < i.vector; ++k) {
+    const Operand& d = w.operand(i, k);
+    uint64_t* to = w.row_of(d);
+    each(m, [&](int l) { to[l] = values[k][l]; });
+    w.define(d, m, defined[k]);
+  }
+}
+
+// Shared or global memory of which other threads may know.
+void write_common(Warp& w, const Insn& i, int lane, Place p, const unsigned char* bytes,
+                  uint32_t count) {
+  Block& b = *w.block;
+  Access who;
+  unsigned char* to = nullptr;
+  const char *words = nullptr, *space = "address";
+  if (p.space == Space::Shared) {
+    expect_inside(w, i, lane, "shared memory", p.at, count, b.shared.size());
+    to = b.shared.data() + p.at;
+    space = "shared memory";
+    words = b.shared_shadow.write(p.at, count, access_of(w, lane), b.serial,
+                                  i.is_volatile || std::memcmp(to, bytes, count) == 0, &who);
+  } else {
+    expect_global(w, i, lane, p.at, count);
+    to = reinterpret_cast<unsigned char*>(p.at);
+    if (!i.is_volatile) {
+      words = b.global_shadow->write(p.at, count, access_of(w, lane), b.first_serial,
+                                     std::memcmp(to, bytes, count) == 0, &who);
+    }
+  }
+  if (words) fail_race(w, i, lane, words, who, space, p.at);
+  std::memcpy(to, bytes, count);
+}
+
+void store(Warp& w, const Insn& i, Mask m) {
+  const Operand base = w.operand(i, 0);
+  const Mask known = w.known_of(base);
+  const uint32_t bytes = uint32_t{i.bytes} * i.vector;
+  each(m, [&](int l) {
+    const Place p = resolve(w, i, l, address_of(w, i, l, base, known));
+    unsigned char values[32];
+    bool defined[4] = {};
+    for (int k = 0; k < i.vector; ++k) {
+      const Operand& a = w.operand(i, 1 + k);
+      std::memcpy(values + k * i.bytes, &w.row(a)[l], i.bytes);
+      defined[k] = w.known_of(a) >> l & 1;
+      if (!defined[k] && p.space != Space::Local) {
+        fail_at(w, i, l, "stores a register that was never written");
+      }
+    }
+    if (p.space == Space::Parameter) fail_at(w, i, l, "stores to the kernel's parameters");
+    if (p.space != Space::Local) return write_common(w, i, l, p, values, bytes);
+    const uint64_t all = w.own.size() / lanes;
+    expect_inside(w, i, l, "local memory", p.at, bytes, all);
+    const uint64_t at = static_cast<uint64_t>(l) * all + p.at;
+    std::memcpy(w.own.data() + at, values, bytes);
+    for (uint32_t k = 0; k < bytes; ++k) w.own_known[at + k] = defined[k / i.bytes];
+  });
+}
+
+}  // namespace
+
+void copy_own(Warp& w, const Insn& i, Mask m) {
+  const uint64_t all = w.own.size() / lanes;
+  each(m, [&](int l) {
+    const uint64_t to = static_cast<uint64_t>(l) * all + static_cast<uint64_t>(i.offset),
+                   from = static_cast<uint64_t>(l) * all + i.target;
+    std::memcpy(w.own.data() + to, w.own.data() + from, i.bytes);
+    std::memcpy(w.own_known.data() + to, w.own_known.data() + from, i.bytes);
+  });
+}
+
+bool make_memory(std::string_view mnemonic, Insn& i) {
+  const bool loads = mnemonic.starts_with("ld."), stores = mnemonic.starts_with("st.");
+  if (!loads && !stores) return false;
+  i.run = loads ? load : store;
+  i.vector = 1;
+  for (size_t from = 3; from <= mnemonic.size();) {
+    const size_t dot = std::min(mnemonic.find('.', from), mnemonic.size());
+    const std::string_view part = mnemonic.substr(from, dot - from);
+    from = dot + 1;
+    if (part == "global") i.space = Space::Global;
+    else if (part == "shared") i.space = Space::Shared;
+    else if (part == "local") i.space = Space::Local;
+    else if (part == "param") i.space = Space::Parameter;
+    else if (part == "volatile" || part == "relaxed") i.is_volatile = true;
+    else if (part == "nc") i.read_only = true;
+    else if (part == "v2" || part == "v4") i.vector = part == "v2" ? 2 : 4;
+    else if (part.size() >= 2 && std::string_view("busf").find(part[0]) != std::string_view::npos) {
+      i.is_signed = part[0] == 's';
+      i.bytes = static_cast<uint8_t>(std::atoi(part.data() + 1) / 8);
+    } else {
+      return false;
+    }
+  }
+  return i.bytes > 0;
+}
+
+}  // namespace brrr::emulator::ptx
