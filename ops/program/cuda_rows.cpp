@@ -127,6 +127,14 @@ class RowText : DeviceRowPasses {
     as = fmt::format("v{}", id);
     out_ += fmt::format("{}const auto {} = {};\n", indent, as, value(id, place, own));
   }
+  // What a row has one of; where no row is left, the one of another row may be written meanwhile.
+  void line_of_row(int id, const std::string& indent) {
+    const Statement& s = at(id);
+    if (s.kind != Statement::Load || !window(s.which).in_memory()) return line(id, indent);
+    names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
+    out_ += fmt::format("{}const auto v{} = on ? {} : {}{{}};\n", indent, id, loaded(id, ""),
+                        vector(id));
+  }
   template <class Which> void lines(const Which& which, const std::string& indent) {
     for (int id = 0; id < count(); ++id) {
       if (of(id).live && which(id)) line(id, indent);
@@ -172,7 +180,7 @@ class RowText : DeviceRowPasses {
       if (!of(id).live || !reads) continue;
       if (std::find(ids.begin(), ids.end(), id_of(s)) == ids.end()) {
         ids.push_back(id_of(s));
-        out_ += fmt::format("{}const long {} = *(const long*)({});\n", indent, ids.back(),
+        out_ += fmt::format("{}const long {} = on ? *(const long*)({}) : 0;\n", indent, ids.back(),
                             address(s.which));
       }
       if (std::find(all.begin(), all.end(), counts(s)) == all.end()) {
@@ -239,13 +247,13 @@ class RowText : DeviceRowPasses {
     }
     kept_.clear();
     for (int d = 0; d <= deepest_; ++d) {
-      lines(
-          [&](int id) {
-            const Statement& s = at(id);
-            return of(id).depth == d && s.varies == Statement::WithRow && !ends_pass(s) &&
-                   !of(id).after && s.kind != Statement::Store && !is_total(id);
-          },
-          indent);
+      for (int id = 0; id < count(); ++id) {
+        const Statement& s = at(id);
+        if (of(id).live && of(id).depth == d && s.varies == Statement::WithRow && !ends_pass(s) &&
+            !of(id).after && s.kind != Statement::Store && !is_total(id)) {
+          line_of_row(id, indent);
+        }
+      }
       pass(passes_[static_cast<size_t>(d)], d == deepest_, indent);
     }
     numbers_of_row(indent);
