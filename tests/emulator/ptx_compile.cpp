@@ -1,8 +1,14 @@
 // Kernels as PTX: by the compiler of the module for GPUs, with its options.
 
 #include <dlfcn.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
 
 #include "tests/emulator/device.h"
 #include "tests/emulator/ptx.h"
@@ -41,14 +47,51 @@ const Tools& compiler() {
   return *tools;
 }
 
+// Where the PTX of a program is kept from one process to the next: in the folder that
+// BRRR_EMULATOR_PTX names, if it does, with the text beside it.
+std::string kept_at(const std::string& source, const std::string& name, int major, int minor) {
+  const std::string folder = std::getenv("BRRR_EMULATOR_PTX");
+  if (folder.find('/') == folder.npos) return "";
+  const size_t hash = std::hash<std::string>()(
+      fmt::format("{} {}{} {} {}", compiler_version(), major, minor, name, source));
+  return fmt::format("{}/{:016x}", folder, hash);
+}
+
+bool read_kept(const std::string& path, void** image, size_t* bytes) {
+  std::ifstream in(path.empty() ? path : path + ".ptx", std::ios::binary);
+  if (path.empty() || !in) return false;
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  *image = std::malloc(text.size());
+  BRRR_CHECK(*image, "compile: no memory for {} bytes", text.size());
+  std::memcpy(*image, text.data(), text.size());
+  *bytes = text.size();
+  return true;
+}
+
+// Written under another name first, because several processes may do it at once.
+void keep(const std::string& path, const char* source, const void* image, size_t bytes) {
+  if (path.empty()) return;
+  std::ofstream(path + ".cu") << source;
+  const std::string part = fmt::format("{}.{}", path, getpid());
+  std::ofstream(part, std::ios::binary).write(static_cast<const char*>(image),
+                                              static_cast<std::streamsize>(bytes));
+  std::rename(part.c_str(), (path + ".ptx").c_str());
+}
+
 }  // namespace
 
 // For a capability that it does not know the module's compiler makes PTX of the one before.
 Failure compile(const char* source, const char* name, int major, int minor, void** image,
                 size_t* bytes) {
+  const std::string kept = kept_at(source, name, major, minor);
+  if (read_kept(kept, image, bytes)) return nullptr;
   for (int next = minor + 1; next < 10; ++next) {
     const Failure words = compiler().compile(source, name, major, next, image, bytes);
-    if (words || is_ptx(*image, *bytes)) return words;
+    if (words) return words;
+    if (is_ptx(*image, *bytes)) {
+      keep(kept, source, *image, *bytes);
+      return nullptr;
+    }
     compiler().release_image(*image);
   }
   return "BRRR_EMULATOR_PTX: the compiler makes no PTX for this capability";

@@ -124,29 +124,33 @@ class Runner {
 
   void wait_for_block(const Insn&, Mask m) { w_.waiting |= m; }
 
+  static bool named(const Insn& i) { return i.count < 14; }  // all but mma have a member mask
+  Mask needed_by(const Insn& i, int lane) const {
+    return named(i) ? static_cast<Mask>(w_.row(w_.operand(i, i.count - 1))[lane]) : everyone;
+  }
+  void expect_live(const Insn& i, int lane, Mask needed) const {
+    const Mask gone = needed & ~w_.live;
+    if (!gone) return;
+    const bool existed = w_.existing >> first_of(gone) & 1;
+    fail_at(w_, i, lane, fmt::format("needs lane {}, which {}", first_of(gone),
+                                     existed ? "has exited" : "does not exist"));
+  }
+
   // Lanes wait until all that the member mask names are at the same instruction.
   void meet(const Insn& i, Mask m, uint32_t at) {
-    Mask needed = w_.existing;
-    const bool named = i.count < 14;  // all but mma have a mask
-    if (named) {
+    const Mask needed = needed_by(i, first_of(m));
+    if (named(i)) {
       const Operand& o = w_.operand(i, i.count - 1);
-      needed = static_cast<Mask>(w_.row(o)[first_of(m)]);
       each(m, [&](int l) {
         if (!(w_.known_of(o) >> l & 1)) fail_at(w_, i, l, "has a member mask never written");
         const auto own = static_cast<Mask>(w_.row(o)[l]);
         if (!(own >> l & 1)) fail_at(w_, i, l, "is not in its own member mask");
         if (own != needed) fail_at(w_, i, l, "has another member mask than other lanes");
       });
-    }
-    if (!named && w_.existing != everyone) {
+    } else if (w_.existing != everyone) {
       fail_at(w_, i, first_of(m), "needs 32 lanes, which its warp does not have");
     }
-    if (needed & ~w_.live) {
-      fail_at(w_, i, first_of(m),
-              fmt::format("names lane {}, which {}", first_of(needed & ~w_.live),
-                          w_.existing >> first_of(needed & ~w_.live) & 1 ? "has exited"
-                                                                         : "does not exist"));
-    }
+    expect_live(i, first_of(m), needed);
     Mask here = m;
     each(w_.waiting, [&](int l) { here |= Mask{w_.at[l] == at} << l; });
     if ((here & needed) != needed) {
@@ -162,6 +166,10 @@ class Runner {
   void check_waiting() {
     const int one = first_of(w_.live);
     const Insn& i = code_[w_.at[one]];
+    each(w_.live, [&](int l) {
+      const Insn& other = code_[w_.at[l]];
+      if (other.kind == Kind::Collective) expect_live(other, l, needed_by(other, l));
+    });
     each(w_.live, [&](int l) {
       const Insn& other = code_[w_.at[l]];
       const bool barrier = i.kind == Kind::BlockBarrier;

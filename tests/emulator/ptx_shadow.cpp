@@ -7,6 +7,9 @@ namespace brrr::emulator::ptx {
 
 namespace {
 
+// Half a gigabyte. What one launch touches beyond them is not looked at.
+constexpr size_t most_pages = 50'000;
+
 enum Flag : uint8_t { many_lanes = 1, many_warps = 2, many_blocks = 4, not_coherent = 8 };
 
 bool one_warp(const Access& a, const Access& b) { return a.thread / 32 == b.thread / 32; }
@@ -49,22 +52,24 @@ bool still_reads(const Access& r, const Access& me) {
 
 }  // namespace
 
-Shadow::Page& Shadow::page(uint64_t number) {
-  if (number == last_number_) return *last_;
-  auto& found = pages_[number];
-  if (!found) {
+Shadow::Page* Shadow::page(uint64_t number) {
+  if (number == last_number_) return last_;
+  auto it = pages_.find(number);
+  if (it == pages_.end()) {
+    if (pages_.size() >= most_pages) return nullptr;
+    auto& found = pages_[number];
     found = std::make_unique<Page>();
     found->shift = static_cast<uint32_t>(std::countr_zero(most_));
     found->cells.resize(page_bytes >> found->shift);
+    it = pages_.find(number);
   }
   last_number_ = number;
-  last_ = found.get();
-  return *last_;
+  last_ = it->second.get();
+  return last_;
 }
 
 void Shadow::trim() {
-  constexpr size_t most_pages = 50'000;  // half a gigabyte
-  if (pages_.size() < most_pages) return;
+  if (pages_.size() < most_pages / 2) return;
   pages_.clear();
   last_number_ = ~uint64_t{0};
 }
@@ -72,7 +77,9 @@ void Shadow::trim() {
 template <class F> const char* Shadow::visit(uint64_t at, uint32_t bytes, F f) {
   const auto fits = static_cast<uint32_t>(std::countr_zero(at | bytes | page_bytes));
   while (bytes > 0) {
-    Page& p = page(at / page_bytes);
+    Page* const found = page(at / page_bytes);
+    if (!found) return nullptr;
+    Page& p = *found;
     if (p.shift > fits) {
       std::vector<Cell> finer(page_bytes >> fits);
       for (size_t k = 0; k < finer.size(); ++k) finer[k] = p.cells[k >> (p.shift - fits)];

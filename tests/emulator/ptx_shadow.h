@@ -42,7 +42,7 @@ class Shadow {
     std::vector<Cell> cells;
   };
   static constexpr uint32_t page_bytes = 1024;
-  Page& page(uint64_t number);
+  Page* page(uint64_t number);  // null when there are too many
   template <class F> const char* visit(uint64_t at, uint32_t bytes, F f);
 
   uint32_t most_;
