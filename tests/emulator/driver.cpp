@@ -9,6 +9,7 @@
 #include "tests/emulator/device.h"
 #include "tests/emulator/graph.h"
 #include "tests/emulator/program.h"
+#include "tests/emulator/ptx.h"
 
 namespace brrr::emulator {
 
@@ -54,6 +55,7 @@ unsigned long number(const char* name, unsigned long otherwise) {
 Failure open(int index, Properties* p) {
   return guarded([&](Device& d) {
     BRRR_CHECK(index == 0, "no device {}: the emulator has one", index);
+    if (ptx::wanted()) ptx::expect_compiler();
     d.wait_all();
     d.settings = {number("BRRR_EMULATOR_MEMORY", Settings().memory),
                   number("BRRR_EMULATOR_LAZY", 0), number("BRRR_EMULATOR_ORDER", 0),

@@ -14,6 +14,9 @@ namespace brrr::emulator::ptx {
 /// Whether BRRR_EMULATOR_PTX asks for it.
 bool wanted();
 
+/// Fails where the module for GPUs or what it needs is not there.
+void expect_compiler();
+
 /// Kernel text to PTX, by the compiler of the module for GPUs with its own options.
 cuda::Failure compile(const char* source, const char* name, int major, int minor, void** image,
                       size_t* bytes);

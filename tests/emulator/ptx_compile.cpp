@@ -53,7 +53,7 @@ std::string kept_at(const std::string& source, const std::string& name, int majo
   const std::string folder = std::getenv("BRRR_EMULATOR_PTX");
   if (folder.find('/') == folder.npos) return "";
   const size_t hash = std::hash<std::string>()(
-      fmt::format("{} {}{} {} {}", compiler_version(), major, minor, name, source));
+      fmt::format("{} {}.{} {} {}", compiler_version(), major, minor, name, source));
   return fmt::format("{}/{:016x}", folder, hash);
 }
 
@@ -83,6 +83,7 @@ void keep(const std::string& path, const char* source, const void* image, size_t
 // For a capability that it does not know the module's compiler makes PTX of the one before.
 Failure compile(const char* source, const char* name, int major, int minor, void** image,
                 size_t* bytes) {
+  expect_compiler();
   const std::string kept = kept_at(source, name, major, minor);
   if (read_kept(kept, image, bytes)) return nullptr;
   for (int next = minor + 1; next < 10; ++next) {
@@ -97,6 +98,15 @@ Failure compile(const char* source, const char* name, int major, int minor, void
   return "BRRR_EMULATOR_PTX: the compiler makes no PTX for this capability";
 }
 
-int compiler_version() { return compiler().compiler_version() + 1'000'000; }
+void expect_compiler() { compiler(); }
+
+// Other than that of machine code, so that images of the two are not taken for each other.
+int compiler_version() {
+  try {
+    return compiler().compiler_version() + 1'000'000;
+  } catch (const std::exception&) {
+    return 0;  // compile() will say why.
+  }
+}
 
 }  // namespace brrr::emulator::ptx

@@ -36,7 +36,8 @@ float fma_to_zero(float a, float b, float c) {
 float divide_roughly(float a, float b) {
   const float size = std::fabs(b);
   if (size > 0x1p126f && std::isfinite(size)) {
-    return std::isinf(a) ? made(std::numeric_limits<float>::quiet_NaN()) : std::copysign(0.0f, a * b);
+    if (std::isinf(a)) return made(std::numeric_limits<float>::quiet_NaN());
+    return std::copysign(0.0f, a * b);
   }
   return made(static_cast<float>(static_cast<double>(a) / b));
 }

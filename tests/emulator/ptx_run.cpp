@@ -274,6 +274,16 @@ struct State {
   uint32_t serial = 0;
 };
 
+void expect_shared(const Kernel& kernel, const Work& work) {
+  constexpr uint64_t most_static = 48 << 10;
+  BRRR_CHECK(kernel.shared_bytes <= most_static,
+             "launch of {}: {} bytes of static shared memory; {} at most", kernel.name,
+             kernel.shared_bytes, most_static);
+  BRRR_CHECK(kernel.shared_bytes + work.shared_bytes <= most_shared_bytes,
+             "launch of {}: {} bytes of shared memory, static and dynamic; {} at most", kernel.name,
+             kernel.shared_bytes + work.shared_bytes, most_shared_bytes);
+}
+
 }  // namespace
 
 void fail_at(const Warp& w, const Insn& i, int lane, const std::string& what) {
@@ -287,6 +297,7 @@ void fail_at(const Warp& w, const Insn& i, int lane, const std::string& what) {
 void run(const Kernel& kernel, const Work& work, const Memory& memory, unsigned long order) {
   static State& s = *new State;
   Block& b = s.block;
+  expect_shared(kernel, work);
   b.kernel = &kernel;
   b.work = &work;
   b.memory = &memory;
