@@ -152,7 +152,9 @@ TEST_CASE("emulator ptx: shared memory is read when it has been written, with a 
 TEST_CASE("emulator ptx: blocks do not meet in global memory") {
   CHECK_GOOD("st.global.f32 [%rd6], %f1;", 32, 2);  // the same values
   CHECK_BROKEN("other bytes than another block", "st.global.u32 [%rd6], %r2;", 32, 2);
-  CHECK_GOOD("st.volatile.global.u32 [%rd6], %r2;", 32, 2);
+  CHECK_GOOD("st.volatile.global.u32 [%rd6], %r2;\nld.volatile.global.u32 %r5, [%rd3];", 32, 2);
+  CHECK_BROKEN("what another thread has written", "st.volatile.global.u32 [%rd6], %r2;\n"
+               "ld.global.u32 %r5, [%rd3];", 32, 2);
   CHECK_BROKEN("reads what another block writes",
                "setp.eq.u32 %p2, %r2, 0;\n@%p2 st.global.f32 [%rd6], %f1;\n"
                "@!%p2 ld.global.f32 %f2, [%rd6];", 32, 2);

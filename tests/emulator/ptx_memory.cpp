@@ -8,9 +8,9 @@ namespace brrr::emulator::ptx {
 
 namespace {
 
-Access access_of(const Warp& w, int lane) {
+Access access_of(const Warp& w, const Insn& i, int lane) {
   return {w.block->serial, w.block->epoch, w.epoch, static_cast<uint16_t>(w.number * lanes + lane),
-          0};
+          i.is_volatile ? Access::strong : uint8_t{0}};
 }
 
 std::string name_of(const Warp& w, const Access& who) {
@@ -102,9 +102,8 @@ const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t
         fail_at(w, i, lane, fmt::format("reads shared memory at {} that no thread of the block has "
                                         "written", p.at));
       }
-      if (i.is_volatile) return b.shared.data() + p.at;
       const char* words =
-          b.shared_shadow.read(p.at, bytes, access_of(w, lane), b.serial, false, &who);
+          b.shared_shadow.read(p.at, bytes, access_of(w, i, lane), b.serial, false, &who);
       if (words) fail_race(w, i, lane, words, who, "shared memory", p.at);
       return b.shared.data() + p.at;
     }
@@ -116,8 +115,7 @@ const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t
     default: {
       expect_global(w, i, lane, p.at, bytes);
       const auto* from = reinterpret_cast<const unsigned char*>(p.at);
-      if (i.is_volatile) return from;
-      const char* words = b.global_shadow->read(p.at, bytes, access_of(w, lane), b.first_serial,
+      const char* words = b.global_shadow->read(p.at, bytes, access_of(w, i, lane), b.first_serial,
                                                 i.read_only, &who);
       if (words) fail_race(w, i, lane, words, who, "address", p.at);
       return from;
@@ -171,15 +169,13 @@ void write_common(Warp& w, const Insn& i, int lane, Place p, const unsigned char
     expect_inside(w, i, lane, "shared memory", p.at, count, b.shared.size());
     to = b.shared.data() + p.at;
     space = "shared memory";
-    words = b.shared_shadow.write(p.at, count, access_of(w, lane), b.serial,
-                                  i.is_volatile || std::memcmp(to, bytes, count) == 0, &who);
+    words = b.shared_shadow.write(p.at, count, access_of(w, i, lane), b.serial,
+                                  std::memcmp(to, bytes, count) == 0, &who);
   } else {
     expect_global(w, i, lane, p.at, count);
     to = reinterpret_cast<unsigned char*>(p.at);
-    if (!i.is_volatile) {
-      words = b.global_shadow->write(p.at, count, access_of(w, lane), b.first_serial,
-                                     std::memcmp(to, bytes, count) == 0, &who);
-    }
+    words = b.global_shadow->write(p.at, count, access_of(w, i, lane), b.first_serial,
+                                   std::memcmp(to, bytes, count) == 0, &who);
   }
   if (words) fail_race(w, i, lane, words, who, space, p.at);
   std::memcpy(to, bytes, count);

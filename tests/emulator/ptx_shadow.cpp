@@ -10,7 +10,16 @@ namespace {
 // Half a gigabyte. What one launch touches beyond them is not looked at.
 constexpr size_t most_pages = 50'000;
 
-enum Flag : uint8_t { many_lanes = 1, many_warps = 2, many_blocks = 4, not_coherent = 8 };
+enum Flag : uint8_t {
+  many_lanes = 1,
+  many_warps = 2,
+  many_blocks = 4,
+  not_coherent = 8,
+  strong = Access::strong
+};
+
+// Volatile accesses race with others, not with each other.
+bool both_strong(const Access& a, const Access& b) { return a.flags & b.flags & strong; }
 
 bool one_warp(const Access& a, const Access& b) { return a.thread / 32 == b.thread / 32; }
 
@@ -22,9 +31,10 @@ bool ordered(const Access& before, const Access& me) {
 
 // The readers of a cell are kept as the last one and what others there have been besides.
 void note_reader(Access& r, const Access& me, uint32_t first, bool read_only) {
-  uint8_t flags = 0;
+  uint8_t flags = me.flags;
   if (r.block >= first) {
-    flags = r.flags & (many_blocks | not_coherent);
+    if (me.flags & strong && !(r.flags & strong)) return;  // The others are the ones to look at.
+    flags |= r.flags & (many_blocks | not_coherent);
     if (r.block != me.block) {
       flags |= many_blocks;
     } else if (r.block_epoch == me.block_epoch) {
@@ -104,6 +114,7 @@ const char* Shadow::read(uint64_t at, uint32_t bytes, const Access& me, uint32_t
     const Access& w = cell.writer;
     if (w.block >= first) {
       *who = w;
+      if (both_strong(w, me)) return nullptr;
       if (read_only) return "reads by ld.global.nc what this launch writes";
       if (w.block != me.block) return "reads what another block writes";
       if (w.thread != me.thread && !ordered(w, me)) {
@@ -119,7 +130,7 @@ const char* Shadow::write(uint64_t at, uint32_t bytes, const Access& me, uint32_
                           Access* who) {
   return visit(at, bytes, [&](Cell& cell) -> const char* {
     const Access &w = cell.writer, &r = cell.reader;
-    if (r.block >= first) {
+    if (r.block >= first && !both_strong(r, me)) {
       *who = r;
       if (r.flags & not_coherent) return "writes what this launch reads by ld.global.nc";
       if (still_reads(r, me)) {
@@ -128,7 +139,7 @@ const char* Shadow::write(uint64_t at, uint32_t bytes, const Access& me, uint32_
                    : "writes, with no barrier between, what another thread has read";
       }
     }
-    if (w.block >= first && !same) {
+    if (w.block >= first && !same && !both_strong(w, me)) {
       *who = w;
       if (w.block != me.block) return "writes other bytes than another block at the same place";
       if (w.thread != me.thread && !ordered(w, me)) {

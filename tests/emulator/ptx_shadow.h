@@ -13,7 +13,8 @@ struct Access {
   uint32_t block = 0;  // 0: none
   uint32_t block_epoch = 0, warp_epoch = 0;
   uint16_t thread = 0;
-  uint8_t flags = 0;
+  static constexpr uint8_t strong = 16;  // volatile
+  uint8_t flags = 0;                     // strong, or what else the shadow notes
 };
 
 class Shadow {
