@@ -67,7 +67,8 @@ struct Vectors4 {
 
 std::vector<float> results;
 
-// What the launch says. a and c have 65 elements, those of a being 0, 1, 2 ...
+// What the launch says. a and c have 65 elements, those of a being 0, 1, 2 ...; nobody
+// has written b, which has one.
 std::string run(const std::string& body, unsigned threads = 32, unsigned blocks = 1) {
   Device d;
   const std::string text = begin + body + "\nDONE:\n\tret;\n}\n";
@@ -78,7 +79,10 @@ std::string run(const std::string& body, unsigned threads = 32, unsigned blocks 
   std::vector<float> a(65);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i);
   float* const c = d.device(std::vector<float>(65));
-  const Vectors4 p{d.device(a), nullptr, c, 0};
+  void* b = nullptr;
+  GOOD(driver().allocate(&b, sizeof(float)));
+  d.allocated.push_back(b);
+  const Vectors4 p{d.device(a), static_cast<float*>(b), c, 0};
   const std::string said = words(d.launch(f, blocks, threads, p));
   if (said == "no failure") results = d.host(c, 65);
   GOOD(driver().synchronize(d.stream));
@@ -112,7 +116,7 @@ TEST_CASE("emulator ptx: accesses lie within memory and are aligned to all of th
   CHECK_BROKEN("4 bytes before the end of an allocation of 260 bytes",
                "ld.global.v2.f32 {%f2, %f3}, [%rd1+256];");
   CHECK_BROKEN("where no memory is", "ld.global.f32 %f2, [%rd1+260];");
-  CHECK_BROKEN("where no memory is", "ld.global.f32 %f2, [%rd2];");
+  CHECK_BROKEN("where no memory is", "mov.u64 %rd10, 64;\nld.global.f32 %f2, [%rd10];");
   CHECK_BROKEN("of shared memory, which has 256 bytes", "st.shared.f32 [%rd7+256], %f1;");
   CHECK_BROKEN("of shared memory, which has", "st.shared.f32 [%rd7+-4], %f1;");
   CHECK_BROKEN("of the parameters, which has 32 bytes",
@@ -204,11 +208,16 @@ TEST_CASE("emulator ptx: what decides, is an address or is stored has been writt
   CHECK_BROKEN("depends on a predicate that was never written", "@%p5 bra DONE;");
   CHECK_BROKEN("depends on a predicate", "setp.eq.u32 %p2, %r20, 0;\n@%p2 bra DONE;");
   CHECK_BROKEN("takes its address from", "ld.global.f32 %f2, [%rd20];");
-  CHECK_BROKEN("stores a register that was never written",
+  CHECK_BROKEN("stores what nobody has written",
                "add.s32 %r5, %r1, %r20;\nst.global.u32 [%rd6], %r5;");
-  CHECK_BROKEN("stores a register", "@%p1 mov.u32 %r5, 1;\nst.global.u32 [%rd6], %r5;");
-  CHECK_BROKEN("stores a register",
+  CHECK_BROKEN("stores what nobody", "@%p1 mov.u32 %r5, 1;\nst.global.u32 [%rd6], %r5;");
+  CHECK_BROKEN("stores what nobody",
                "mov.u64 %rd10, depot;\nld.local.u32 %r5, [%rd10];\nst.global.u32 [%rd6], %r5;");
+  CHECK_BROKEN("stores what nobody has", "ld.global.f32 %f2, [%rd2];\nst.global.f32 [%rd6], %f2;");
+  CHECK_BROKEN("depends on a predicate that was never written",
+               "ld.global.f32 %f2, [%rd2];\nsetp.lt.f32 %p2, %f2, %f1;\n@%p2 bra DONE;");
+  CHECK_GOOD("st.global.f32 [%rd2], 0f3F800000;\nld.global.f32 %f2, [%rd2];\n"
+             "st.global.f32 [%rd2], %f2;", 1);
   CHECK_GOOD("selp.b32 %r5, %r1, %r20, %p1;\n@%p1 st.global.u32 [%rd6], %r5;");
 }
 

@@ -98,6 +98,9 @@ void run(Device& d, Communicator& c, const std::vector<Message>& messages) {
   BRRR_CHECK(c.failure.empty(), "an earlier group failed: {}", c.failure);
   try {
     c.mesh->exchange(messages);
+    for (const Message& m : messages) {
+      if (!m.sends) d.memory.marks.set(reinterpret_cast<uintptr_t>(m.at), m.bytes, true);
+    }
   } catch (const std::exception& e) {
     c.failure = e.what();
     c.mesh.reset();  // The others are told.

@@ -189,16 +189,18 @@ void copy_to_device(Device& d, Stream& s, void* to, const void* from, size_t byt
   };
   check();
   if (d.memory.holds(from, bytes, Memory::Kind::Pinned)) {
-    return d.enqueue(s, d.counters.copies, [=] {
+    return d.enqueue(s, d.counters.copies, [=, &d] {
       check();
       std::memcpy(to, from, bytes);
+      d.memory.marks.set(reinterpret_cast<uintptr_t>(to), bytes, true);
     });
   }
   BRRR_CHECK(!s.capture, "copy: a capture takes no copy from pageable memory");
   // Pageable memory may change as soon as this returns.
   const char* first = static_cast<const char*>(from);
-  d.enqueue(s, d.counters.copies, [to, staged = std::vector<char>(first, first + bytes)] {
+  d.enqueue(s, d.counters.copies, [&d, to, staged = std::vector<char>(first, first + bytes)] {
     std::memcpy(to, staged.data(), staged.size());
+    d.memory.marks.set(reinterpret_cast<uintptr_t>(to), staged.size(), true);
   });
 }
 
@@ -227,9 +229,10 @@ void copy_on_device(Device& d, Stream& s, void* to, const void* from, size_t byt
     d.memory.expect_device("copy: the target", to, bytes);
   };
   check();
-  d.enqueue(s, d.counters.copies, [=] {
+  d.enqueue(s, d.counters.copies, [=, &d] {
     check();
     std::memmove(to, from, bytes);
+    d.memory.marks.set(reinterpret_cast<uintptr_t>(to), bytes, true);
   });
 }
 
@@ -253,9 +256,10 @@ Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
     if (bytes == 0) return;
     const auto check = [=, &d] { d.memory.expect_device("fill", to, bytes); };
     check();
-    d.enqueue(stream, d.counters.copies, [=] {
+    d.enqueue(stream, d.counters.copies, [=, &d] {
       check();
       std::memset(to, value, bytes);
+      d.memory.marks.set(reinterpret_cast<uintptr_t>(to), bytes, true);
     });
   });
 }

@@ -177,7 +177,7 @@ Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* worksp
                gemm.workspace_bytes);
     const auto check = [=, &d] { check_memory(d, g, a, b, c, workspace, workspace_bytes); };
     check();
-    d.enqueue(stream, d.counters.kernels, [=] {
+    d.enqueue(stream, d.counters.kernels, [=, &d] {
       check();
       // Whatever else was kept there is lost, as on a GPU.
       constexpr size_t most_poisoned = 4096;
@@ -185,6 +185,8 @@ Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* worksp
         std::memset(workspace, poison, std::min(workspace_bytes, most_poisoned));
       }
       run_gemm(g, a, b, c);
+      const size_t made = static_cast<size_t>(matrix_c(g).extent(g.batch)) * element_bytes(g.type);
+      d.memory.marks.set(reinterpret_cast<uintptr_t>(c), made, true);
     });
   });
 }

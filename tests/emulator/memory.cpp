@@ -63,6 +63,7 @@ void* Memory::allocate(size_t bytes, Kind kind) {
   std::memset(p, poison, bytes);
   draw_red_zone(p + bytes);
   allocations_.emplace(reinterpret_cast<uintptr_t>(p), Allocation{bytes, kind});
+  marks.set(reinterpret_cast<uintptr_t>(p), bytes, kind == Kind::Pinned);
   if (kind == Kind::Device) used += bytes;
   return p;
 }

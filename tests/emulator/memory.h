@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "tests/emulator/written.h"
+
 namespace brrr::emulator {
 
 constexpr unsigned char poison = 0xff;  // a NaN of every float type
@@ -46,6 +48,8 @@ class Memory {
   void expect_device(const char* what, const void* p, size_t bytes) const;
   /// Fails if any of the range is device memory, or if it is pinned only in part.
   void expect_host(const char* what, const void* p, size_t bytes) const;
+
+  Marks marks;  // of the bytes that were written; all pinned ones count as such
 
   size_t total = 0, used = 0;  // of the device, in bytes; programs and graphs are charged here too
   size_t left() const { return total - std::min(total, used); }

@@ -35,6 +35,6 @@ const brrr_emulator::Kernel& description(const Kernel& kernel);
 
 /// Runs all blocks of a launch. Fails with the kernel, block, thread and line of PTX where a rule
 /// is broken.
-void run(const Kernel& kernel, const Work& work, const Memory& memory, unsigned long order);
+void run(const Kernel& kernel, const Work& work, Memory& memory, unsigned long order);
 
 }  // namespace brrr::emulator::ptx

@@ -39,6 +39,7 @@ void expect_global(const Warp& w, const Insn& i, int lane, uint64_t at, uint64_t
     if (at < v.begin || at >= v.begin + v.bytes) continue;
     b.begin = v.begin;
     b.end = v.begin + v.bytes;
+    b.is_variable = true;
   }
   if (at < b.begin || at >= b.end) {
     const auto [begin, end] = b.memory->range(reinterpret_cast<const void*>(at));
@@ -47,6 +48,7 @@ void expect_global(const Warp& w, const Insn& i, int lane, uint64_t at, uint64_t
     }
     b.begin = begin;
     b.end = end;
+    b.is_variable = false;
   }
   if (at + bytes > b.end) {
     fail_at(w, i, lane,
@@ -139,6 +141,14 @@ void load(Warp& w, const Insn& i, Mask m) {
   each(m, [&](int l) {
     const Place p = resolve(w, i, l, address_of(w, i, l, base, known));
     const unsigned char* from = reading(w, i, l, p, bytes);
+    if (p.space == Space::Global && !w.block->is_variable &&
+        !w.block->memory->marks.all(p.at, bytes)) {
+      for (uint32_t k = 0; k < i.vector; ++k) {
+        if (!w.block->memory->marks.all(p.at + k * i.bytes, i.bytes)) {
+          defined[k] &= ~(Mask{1} << l);
+        }
+      }
+    }
     if (!from) {
       const uint64_t all = w.own.size() / lanes;
       expect_inside(w, i, l, "local memory", p.at, bytes, all);
@@ -176,6 +186,7 @@ void write_common(Warp& w, const Insn& i, int lane, Place p, const unsigned char
     to = reinterpret_cast<unsigned char*>(p.at);
     words = b.global_shadow->write(p.at, count, access_of(w, i, lane), b.first_serial,
                                    std::memcmp(to, bytes, count) == 0, &who);
+    if (!b.is_variable) b.memory->marks.set(p.at, count, true);
   }
   if (words) fail_race(w, i, lane, words, who, space, p.at);
   std::memcpy(to, bytes, count);
@@ -194,7 +205,7 @@ void store(Warp& w, const Insn& i, Mask m) {
       std::memcpy(values + k * i.bytes, &w.row(a)[l], i.bytes);
       defined[k] = w.known_of(a) >> l & 1;
       if (!defined[k] && p.space != Space::Local) {
-        fail_at(w, i, l, "stores a register that was never written");
+        fail_at(w, i, l, "stores what nobody has written: a register or memory");
       }
     }
     if (p.space == Space::Parameter) fail_at(w, i, l, "stores to the kernel's parameters");

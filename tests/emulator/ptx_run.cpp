@@ -294,7 +294,7 @@ void fail_at(const Warp& w, const Insn& i, int lane, const std::string& what) {
        line_of(b.kernel->program->text, i.line), what);
 }
 
-void run(const Kernel& kernel, const Work& work, const Memory& memory, unsigned long order) {
+void run(const Kernel& kernel, const Work& work, Memory& memory, unsigned long order) {
   static State& s = *new State;
   Block& b = s.block;
   expect_shared(kernel, work);
@@ -303,6 +303,7 @@ void run(const Kernel& kernel, const Work& work, const Memory& memory, unsigned 
   b.memory = &memory;
   b.global_shadow = &s.global;
   b.begin = b.end = 0;
+  b.is_variable = false;
   b.first_serial = s.serial + 1;
   s.global.trim();
   const uint64_t row = work.grid.x, slice = row * work.grid.y, all = slice * work.grid.z;

@@ -109,7 +109,7 @@ template <class D, class A, class C, auto f> void ternary(Warp& w, const Insn& i
 struct Block {
   const Kernel* kernel = nullptr;
   const Work* work = nullptr;
-  const Memory* memory = nullptr;
+  Memory* memory = nullptr;
   brrr_emulator::Index index{};
   uint32_t serial = 0, first_serial = 0;  // of all launches' blocks; of this launch's first
   uint32_t epoch = 0;                     // barriers so far
@@ -117,6 +117,7 @@ struct Block {
   Shadow shared_shadow{4};
   Shadow* global_shadow = nullptr;
   uintptr_t begin = 0, end = 0;  // the allocation that was last used
+  bool is_variable = false;      // of the program, and no allocation
 };
 
 }  // namespace brrr::emulator::ptx
