@@ -178,10 +178,10 @@ void entry(Program& p, Reader& r) {
   k.description = {k.name.c_str(), 1024, bytes, nullptr, nullptr};
   for (std::string_view w = r.word(); w != "{"; w = r.word()) {
     if (w != ".maxntid") continue;
-    uint64_t threads = 1;
-    for (int i = 0; i < 3; ++i) {
+    uint64_t threads = number(r.word());  // of one dimension, or of up to three
+    while (r.peek() == ",") {
+      r.word();
       threads *= number(r.word());
-      if (r.peek() == ",") r.word();
     }
     k.description.most_threads = static_cast<unsigned>(threads);
   }
