@@ -31,7 +31,7 @@ struct Options : CommandLine {
     plain("--repeats", repeats, "multiplications of each element [1,2,4,...,256]",
           whole_number(1, 4096));
     plain("--mb", mb, "size of the tensor; beyond every cache, to measure memory [64; cuda: 512]",
-          whole_number(1, 1 << 20));
+          whole_number(1, 1 << 30));
     plain("--threads", threads, "CPU threads [1]", whole_number(1));
     plain("--seconds", seconds, "for each mode and number of multiplications [0.3]",
           real_number(0.01, 1000));

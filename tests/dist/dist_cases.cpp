@@ -132,8 +132,10 @@ TEST_CASE("DataParallel: a model, a seed or an option that differs is named on e
   set_rng_state(before);
   said = error_of([&] { dist::DataParallel ddp(b, {.accumulate = 1 + odd}); });
   CHECK_MESSAGE(said.find("accumulate 2") != std::string::npos, said);
-  CHECK(error_of([&] { dist::DataParallel ddp(b, {.accumulate = 0}); }).find("positive") !=
-        std::string::npos);
+  for (const int64_t passes : {int64_t{0}, int64_t{1} << 32}) {
+    said = error_of([&] { dist::DataParallel ddp(b, {.accumulate = passes}); });
+    CHECK_MESSAGE(said.find("accumulate must be from 1") != std::string::npos, said);
+  }
 }
 
 TEST_CASE(
