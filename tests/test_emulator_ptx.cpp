@@ -104,8 +104,9 @@ TEST_CASE("emulator ptx: a failure names kernel, block, thread, line and instruc
   CHECK(results[31] == 31);
   const std::string said = run("setp.eq.u32 %p2, %r1, 5;\n@%p2 st.global.f32 [%rd6+2], %f1;");
   CAPTURE(said);
-  CHECK(said.starts_with("kernel k, block (0, 0, 0), thread (5, 0, 0), PTX line 43, "
-                         "`@%p2 st.global.f32 [%rd6+2], %f1;`: accesses 4 bytes at "));
+  CHECK(
+      said.starts_with("kernel k, block (0, 0, 0), thread (5, 0, 0), PTX line 43, "
+                       "`@%p2 st.global.f32 [%rd6+2], %f1;`: accesses 4 bytes at "));
   CHECK(said.ends_with("which is not aligned to them"));
   CHECK_BROKEN("no instruction sparkle.f32", "sparkle.f32 %f1, %f1;");
 }
@@ -157,15 +158,20 @@ TEST_CASE("emulator ptx: blocks do not meet in global memory") {
   CHECK_GOOD("st.global.f32 [%rd6], %f1;", 32, 2);  // the same values
   CHECK_BROKEN("other bytes than another block", "st.global.u32 [%rd6], %r2;", 32, 2);
   CHECK_GOOD("st.volatile.global.u32 [%rd6], %r2;\nld.volatile.global.u32 %r5, [%rd3];", 32, 2);
-  CHECK_BROKEN("what another thread has written", "st.volatile.global.u32 [%rd6], %r2;\n"
-               "ld.global.u32 %r5, [%rd3];", 32, 2);
+  CHECK_BROKEN("what another thread has written",
+               "st.volatile.global.u32 [%rd6], %r2;\n"
+               "ld.global.u32 %r5, [%rd3];",
+               32, 2);
   CHECK_BROKEN("reads what another block writes",
                "setp.eq.u32 %p2, %r2, 0;\n@%p2 st.global.f32 [%rd6], %f1;\n"
-               "@!%p2 ld.global.f32 %f2, [%rd6];", 32, 2);
+               "@!%p2 ld.global.f32 %f2, [%rd6];",
+               32, 2);
   CHECK_BROKEN("writes what another block reads",
                "setp.eq.u32 %p2, %r2, 0;\n@!%p2 st.global.f32 [%rd6], %f1;\n"
-               "@%p2 ld.global.f32 %f2, [%rd6];", 32, 2);
-  CHECK_BROKEN("what another thread has written", "st.global.f32 [%rd6], %f1;\n"
+               "@%p2 ld.global.f32 %f2, [%rd6];",
+               32, 2);
+  CHECK_BROKEN("what another thread has written",
+               "st.global.f32 [%rd6], %f1;\n"
                "ld.global.f32 %f2, [%rd3];");
   CHECK_BROKEN("by ld.global.nc", "ld.global.nc.f32 %f2, [%rd6];\nst.global.f32 [%rd6], %f2;");
   CHECK_BROKEN("by ld.global.nc", "st.global.f32 [%rd6], %f1;\nld.global.nc.f32 %f2, [%rd6];");
@@ -179,10 +185,12 @@ TEST_CASE("emulator ptx: all threads that have not exited reach the same barrier
                "@%p1 bra OTHER;\nbar.sync 0;\nbra DONE;\nOTHER:\nbar.warp.sync -1;");
   CHECK_BROKEN("another barrier than other warps",
                "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra OTHER;\nbar.sync 1;\nbra DONE;\nOTHER:\n"
-               "bar.sync 0;", 64);
+               "bar.sync 0;",
+               64);
   // Lanes that part meet again.
-  CHECK_GOOD("@%p1 bra OTHER;\nadd.s32 %r1, %r1, 1;\nbra MEET;\nOTHER:\nadd.s32 %r1, %r1, 2;\n"
-             "MEET:\nbar.sync 0;");
+  CHECK_GOOD(
+      "@%p1 bra OTHER;\nadd.s32 %r1, %r1, 1;\nbra MEET;\nOTHER:\nadd.s32 %r1, %r1, 2;\n"
+      "MEET:\nbar.sync 0;");
 }
 
 TEST_CASE("emulator ptx: lanes that a member mask names are there") {
@@ -197,8 +205,9 @@ TEST_CASE("emulator ptx: lanes that a member mask names are there") {
                "@%p1 shfl.sync.idx.b32 %r5|%p3, %r1, 16, 31, 65535;");
   CHECK_GOOD("vote.sync.ballot.b32 %r5, %p1, -1;" + store);
   CHECK(std::signbit(results[0]) == false);
-  const std::string mma = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2, %f3, %f4, %f5}, "
-                          "{%r1, %r1, %r1, %r1}, {%r1, %r1}, {%f1, %f1, %f1, %f1};";
+  const std::string mma =
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2, %f3, %f4, %f5}, "
+      "{%r1, %r1, %r1, %r1}, {%r1, %r1}, {%f1, %f1, %f1, %f1};";
   CHECK_GOOD(mma);
   CHECK_BROKEN("needs 32 lanes", mma, 16);
   CHECK_BROKEN("has exited", "@%p1 bra DONE;\n" + mma + "\nret;");
@@ -216,8 +225,10 @@ TEST_CASE("emulator ptx: what decides, is an address or is stored has been writt
   CHECK_BROKEN("stores what nobody has", "ld.global.f32 %f2, [%rd2];\nst.global.f32 [%rd6], %f2;");
   CHECK_BROKEN("depends on a predicate that was never written",
                "ld.global.f32 %f2, [%rd2];\nsetp.lt.f32 %p2, %f2, %f1;\n@%p2 bra DONE;");
-  CHECK_GOOD("st.global.f32 [%rd2], 0f3F800000;\nld.global.f32 %f2, [%rd2];\n"
-             "st.global.f32 [%rd2], %f2;", 1);
+  CHECK_GOOD(
+      "st.global.f32 [%rd2], 0f3F800000;\nld.global.f32 %f2, [%rd2];\n"
+      "st.global.f32 [%rd2], %f2;",
+      1);
   CHECK_GOOD("selp.b32 %r5, %r1, %r20, %p1;\n@%p1 st.global.u32 [%rd6], %r5;");
 }
 

@@ -241,8 +241,8 @@ class RowText : DeviceRowPasses {
     find_ids(indent);
     for (int w : reused_) {
       if (is_kept(w)) {
-        out_ +=
-            fmt::format("{}{} h{}[{}][{}] = {{}};\n", indent, memory(w), w, walk_.slots, walk_.group());
+        out_ += fmt::format("{}{} h{}[{}][{}] = {{}};\n", indent, memory(w), w, walk_.slots,
+                            walk_.group());
       }
     }
     kept_.clear();

@@ -98,8 +98,10 @@ class Body {
       instruction(word(), i);
     } else {
       const std::string w = word();
-      if (take(':')) labels_[w] = static_cast<uint32_t>(p_.code.size());
-      else instruction(w, Insn());
+      if (take(':'))
+        labels_[w] = static_cast<uint32_t>(p_.code.size());
+      else
+        instruction(w, Insn());
     }
   }
 
@@ -113,8 +115,10 @@ class Body {
   void declare_registers() {
     const std::string type = word();
     Operand o{Operand::Register, 0, 0};
-    if (type == ".pred") o.kind = Operand::Predicate;
-    else o.bits = static_cast<uint8_t>(std::atoi(type.c_str() + 2));
+    if (type == ".pred")
+      o.kind = Operand::Predicate;
+    else
+      o.bits = static_cast<uint8_t>(std::atoi(type.c_str() + 2));
     do {
       const std::string name = word();
       uint32_t count = 1;
@@ -126,8 +130,10 @@ class Body {
       uint32_t& first = o.kind == Operand::Predicate ? predicates_ : registers_;
       o.at = first;
       first += count;
-      if (many) scopes_.back().ranges[name] = {o, count};
-      else scopes_.back().registers[name] = o;
+      if (many)
+        scopes_.back().ranges[name] = {o, count};
+      else
+        scopes_.back().registers[name] = o;
     } while (take(','));
     take(';');
   }
@@ -136,8 +142,10 @@ class Body {
     uint64_t align = 1, element = 1;
     std::string w = word();
     for (; w[0] == '.'; w = word()) {
-      if (w == ".align") align = std::strtoull(word().c_str(), nullptr, 10);
-      else element = std::strtoull(w.c_str() + 2, nullptr, 10) / 8;
+      if (w == ".align")
+        align = std::strtoull(word().c_str(), nullptr, 10);
+      else
+        element = std::strtoull(w.c_str() + 2, nullptr, 10) / 8;
     }
     uint64_t bytes = element;
     if (take('[')) {
@@ -202,8 +210,8 @@ class Body {
   }
 
   Operand constant(uint64_t value) {
-    const auto [it, added] = p_.constant_rows.try_emplace(
-        value, static_cast<uint32_t>(p_.constants.size() / lanes));
+    const auto [it, added] =
+        p_.constant_rows.try_emplace(value, static_cast<uint32_t>(p_.constants.size() / lanes));
     if (added) p_.constants.insert(p_.constants.end(), lanes, value);
     return {Operand::Constant, 64, it->second};
   }

@@ -47,8 +47,8 @@ template <Shuffle how> void shuffle(Warp& w, const Insn& i, Mask m) {
     }
     if (!inside) source = lane;
     if (!(m >> source & 1)) {
-      fail_at(w, i, lane, fmt::format("takes the value of lane {}, which does not take part",
-                                      source));
+      fail_at(w, i, lane,
+              fmt::format("takes the value of lane {}, which does not take part", source));
     }
     to[lane] = from[source] & 0xffffffff;
     yes |= Mask{inside} << lane;
@@ -118,8 +118,7 @@ void add_collectives(Table& t) {
   t["vote.sync.all.pred"] = {vote<true>, Kind::Collective};
   t["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {multiply<widen_bf16>,
                                                               Kind::Collective};
-  t["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"] = {multiply<widen_f16>,
-                                                            Kind::Collective};
+  t["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"] = {multiply<widen_f16>, Kind::Collective};
   t["bar.warp.sync"] = {meet, Kind::Collective};
   t["bar.sync"] = t["barrier.sync"] = t["barrier.sync.aligned"] = {nullptr, Kind::BlockBarrier};
   t["bra"] = t["bra.uni"] = {nullptr, Kind::Branch};
@@ -127,8 +126,8 @@ void add_collectives(Table& t) {
   t["exit"] = {nullptr, Kind::Exit};
   const auto nothing = [](Warp&, const Insn&, Mask) {};
   t["membar.gl"] = t["membar.cta"] = t["membar.sys"] = {nothing};
-  t["fence.acq_rel.cta"] = t["fence.acq_rel.gpu"] = t["fence.sc.gpu"] = t["fence.sc.cta"] = {
-      nothing};
+  t["fence.acq_rel.cta"] = t["fence.acq_rel.gpu"] = t["fence.sc.gpu"] =
+      t["fence.sc.cta"] = {nothing};
 }
 
 const Op* find_op(const std::string& mnemonic) {

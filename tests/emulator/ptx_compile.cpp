@@ -34,7 +34,8 @@ namespace {
 const Tools& compiler() {
   static const Tools* const tools = [] {
     const std::string path = BRRR_EMULATOR_NVRTC;
-    BRRR_CHECK(!path.empty(), "BRRR_EMULATOR_PTX: the module brrr_cuda, which calls NVRTC, was "
+    BRRR_CHECK(!path.empty(),
+               "BRRR_EMULATOR_PTX: the module brrr_cuda, which calls NVRTC, was "
                "not built");
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     BRRR_CHECK(handle, "BRRR_EMULATOR_PTX: {}", dlerror());
@@ -73,8 +74,8 @@ void keep(const std::string& path, const char* source, const void* image, size_t
   if (path.empty()) return;
   std::ofstream(path + ".cu") << source;
   const std::string part = fmt::format("{}.{}", path, getpid());
-  std::ofstream(part, std::ios::binary).write(static_cast<const char*>(image),
-                                              static_cast<std::streamsize>(bytes));
+  std::ofstream(part, std::ios::binary)
+      .write(static_cast<const char*>(image), static_cast<std::streamsize>(bytes));
   std::rename(part.c_str(), (path + ".ptx").c_str());
 }
 

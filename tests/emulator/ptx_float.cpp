@@ -19,9 +19,7 @@ template <class T> T made(T x) {
   }
 }
 
-float flush(float x) {
-  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
-}
+float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
 float fma_to_zero(float a, float b, float c) {
   const volatile float x = a, y = b, z = c;
@@ -56,14 +54,6 @@ template <class T, bool greater> T choose(T a, T b) {
   if (std::isnan(b)) return a;
   if (a == b) return std::signbit(a) == greater ? b : a;
   return (a > b) == greater ? a : b;
-}
-
-template <class T, auto f> void compare(Warp& w, const Insn& i, Mask m) {
-  const Operand &d = w.operand(i, 0), &a = w.operand(i, 1), &b = w.operand(i, 2);
-  const uint64_t *x = w.row(a), *y = w.row(b);
-  Mask yes = 0;
-  each(m, [&](int l) { yes |= static_cast<Mask>(f(get<T>(x[l]), get<T>(y[l]))) << l; });
-  w.set_truth(d, m, yes, w.known_of(a) & w.known_of(b));
 }
 
 template <class T> void add_comparisons(Table& t, const char* type) {

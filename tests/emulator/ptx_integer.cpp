@@ -45,8 +45,10 @@ template <class T, bool remainder> void divide(Warp& w, const Insn& i, Mask m) {
     if (q == 0 && known >> l & 1) fail_at(w, i, l, "divides an integer by zero");
     // Of the least number by -1, too, the CPU would make a fault.
     const bool minus = q == 0 || (std::is_signed_v<T> && q == static_cast<T>(-1));
-    if (remainder) to[l] = put<T>(minus ? T{0} : static_cast<T>(p % q));
-    else to[l] = put<T>(minus ? wrap<T>(-static_cast<uint64_t>(p)) : static_cast<T>(p / q));
+    if (remainder)
+      to[l] = put<T>(minus ? T{0} : static_cast<T>(p % q));
+    else
+      to[l] = put<T>(minus ? wrap<T>(-static_cast<uint64_t>(p)) : static_cast<T>(p / q));
   });
   w.define(d, m, known);
 }
@@ -130,8 +132,7 @@ void insert_bits(Warp& w, const Insn& i, Mask m) {
 
 template <class T> T extract(T a, T position, uint32_t length) {
   const uint32_t p = position & 0xff, n = length & 0xff;
-  const bool negative = std::is_signed_v<T> && n > 0 &&
-                        a >> std::min(p + n - 1, width<T> - 1) & 1;
+  const bool negative = std::is_signed_v<T> && n > 0 && a >> std::min(p + n - 1, width<T> - 1) & 1;
   Unsigned<T> r = 0;
   for (uint32_t k = 0; k < width<T>; ++k) {
     const bool bit = k < n && p + k < width<T> ? a >> (p + k) & 1 : negative;
@@ -194,8 +195,9 @@ void carried(Warp& w, const Operand& d, Mask m, Mask known, const T& x, const ui
 template <bool subtracts, bool reads, bool writes> void add_carry(Warp& w, const Insn& i, Mask m) {
   const Operand &a = w.operand(i, 1), &b = w.operand(i, 2);
   const uint64_t* x = w.row(a);
-  carried<subtracts, reads, writes>(w, w.operand(i, 0), m, w.known_of(a) & w.known_of(b),
-                                    [&](int l) { return x[l] & 0xffffffff; }, w.row(b));
+  carried<subtracts, reads, writes>(
+      w, w.operand(i, 0), m, w.known_of(a) & w.known_of(b),
+      [&](int l) { return x[l] & 0xffffffff; }, w.row(b));
 }
 template <bool upper, bool reads, bool writes> void mad_carry(Warp& w, const Insn& i, Mask m) {
   const Operand &a = w.operand(i, 1), &b = w.operand(i, 2), &c = w.operand(i, 3);
@@ -208,13 +210,6 @@ template <bool upper, bool reads, bool writes> void mad_carry(Warp& w, const Ins
                                 w.known_of(a) & w.known_of(b) & w.known_of(c), product, w.row(c));
 }
 
-template <class T, auto f> void compare(Warp& w, const Insn& i, Mask m) {
-  const Operand &d = w.operand(i, 0), &a = w.operand(i, 1), &b = w.operand(i, 2);
-  const uint64_t *x = w.row(a), *y = w.row(b);
-  Mask yes = 0;
-  each(m, [&](int l) { yes |= static_cast<Mask>(f(get<T>(x[l]), get<T>(y[l]))) << l; });
-  w.set_truth(d, m, yes, w.known_of(a) & w.known_of(b));
-}
 template <class T> void add_comparisons(Table& t, const char* type) {
   const auto name = [&](const char* what) { return std::string("setp.") + what + type; };
   t[name("eq")] = {compare<T, [](T a, T b) { return (a == b); }>};

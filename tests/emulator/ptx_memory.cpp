@@ -27,8 +27,9 @@ std::string name_of(const Warp& w, const Access& who) {
 void expect_inside(const Warp& w, const Insn& i, int lane, const char* space, uint64_t at,
                    uint64_t bytes, uint64_t all) {
   if (at <= all && bytes <= all - at) return;
-  fail_at(w, i, lane, fmt::format("accesses {} bytes at {} of {}, which has {} bytes", bytes,
-                                  static_cast<int64_t>(at), space, all));
+  fail_at(w, i, lane,
+          fmt::format("accesses {} bytes at {} of {}, which has {} bytes", bytes,
+                      static_cast<int64_t>(at), space, all));
 }
 
 // The allocation, the last one being the next one most of the time.
@@ -87,8 +88,8 @@ uint64_t address_of(const Warp& w, const Insn& i, int lane, const Operand& base,
   const uint64_t at = w.row(base)[lane] + static_cast<uint64_t>(i.offset);
   const uint64_t bytes = uint64_t{i.bytes} * i.vector;
   if (at % bytes != 0) {
-    fail_at(w, i, lane, fmt::format("accesses {} bytes at {:#x}, which is not aligned to them",
-                                    bytes, at));
+    fail_at(w, i, lane,
+            fmt::format("accesses {} bytes at {:#x}, which is not aligned to them", bytes, at));
   }
   return at;
 }
@@ -101,8 +102,10 @@ const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t
     case Space::Shared: {
       expect_inside(w, i, lane, "shared memory", p.at, bytes, b.shared.size());
       if (!b.shared_shadow.written(p.at, bytes, b.serial)) {
-        fail_at(w, i, lane, fmt::format("reads shared memory at {} that no thread of the block has "
-                                        "written", p.at));
+        fail_at(w, i, lane,
+                fmt::format("reads shared memory at {} that no thread of the block has "
+                            "written",
+                            p.at));
       }
       const char* words =
           b.shared_shadow.read(p.at, bytes, access_of(w, i, lane), b.serial, false, &who);
@@ -239,13 +242,20 @@ bool make_memory(std::string_view mnemonic, Insn& i) {
     const size_t dot = std::min(mnemonic.find('.', from), mnemonic.size());
     const std::string_view part = mnemonic.substr(from, dot - from);
     from = dot + 1;
-    if (part == "global") i.space = Space::Global;
-    else if (part == "shared") i.space = Space::Shared;
-    else if (part == "local") i.space = Space::Local;
-    else if (part == "param") i.space = Space::Parameter;
-    else if (part == "volatile" || part == "relaxed") i.is_volatile = true;
-    else if (part == "nc") i.read_only = true;
-    else if (part == "v2" || part == "v4") i.vector = part == "v2" ? 2 : 4;
+    if (part == "global")
+      i.space = Space::Global;
+    else if (part == "shared")
+      i.space = Space::Shared;
+    else if (part == "local")
+      i.space = Space::Local;
+    else if (part == "param")
+      i.space = Space::Parameter;
+    else if (part == "volatile" || part == "relaxed")
+      i.is_volatile = true;
+    else if (part == "nc")
+      i.read_only = true;
+    else if (part == "v2" || part == "v4")
+      i.vector = part == "v2" ? 2 : 4;
     else if (part.size() >= 2 && std::string_view("busf").find(part[0]) != std::string_view::npos) {
       i.is_signed = part[0] == 's';
       i.bytes = static_cast<uint8_t>(std::atoi(part.data() + 1) / 8);

@@ -34,12 +34,12 @@ struct Insn {
   Run run = nullptr;
   Kind kind = Kind::Plain;
   bool guarded = false, negated = false;
-  uint8_t count = 0;            // operands
+  uint8_t count = 0;                 // operands
   uint8_t targets = 1, sources = 1;  // operands of the first and the second group in braces
   Space space = Space::Generic;
   uint8_t bytes = 0, vector = 1;  // of a memory access: of one element, and how many
   bool is_signed = false, is_volatile = false, read_only = false;
-  uint32_t first = 0;   // operand
+  uint32_t first = 0;  // operand
   Operand guard;
   uint32_t target = 0;  // of a branch or call
   uint32_t line = 0;    // in the PTX
@@ -98,9 +98,9 @@ struct Kernel {
   brrr_emulator::Kernel description{};
   Program* program = nullptr;
   bool ready = false;
-  bool waits = false;                          // has barriers
-  uint32_t registers = 0, predicates = 0;      // of a warp
-  uint64_t shared_bytes = 0, own_bytes = 0;    // static, and a thread's own
+  bool waits = false;                        // has barriers
+  uint32_t registers = 0, predicates = 0;    // of a warp
+  uint64_t shared_bytes = 0, own_bytes = 0;  // static, and a thread's own
 };
 
 struct GlobalVariable {

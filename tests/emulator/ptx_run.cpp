@@ -132,8 +132,9 @@ class Runner {
     const Mask gone = needed & ~w_.live;
     if (!gone) return;
     const bool existed = w_.existing >> first_of(gone) & 1;
-    fail_at(w_, i, lane, fmt::format("needs lane {}, which {}", first_of(gone),
-                                     existed ? "has exited" : "does not exist"));
+    fail_at(w_, i, lane,
+            fmt::format("needs lane {}, which {}", first_of(gone),
+                        existed ? "has exited" : "does not exist"));
   }
 
   // Lanes wait until all that the member mask names are at the same instruction.
@@ -177,10 +178,10 @@ class Runner {
       const int lane = barrier ? l : one;
       const Insn& stuck = barrier ? other : i;
       const int rest = lane == one ? last_other(one) : one;
-      fail_at(w_, stuck, lane,
-              fmt::format("waits in vain: lane {} is at line {}, `{}`", rest,
-                          code_[w_.at[rest]].line,
-                          line_of(b_.kernel->program->text, code_[w_.at[rest]].line)));
+      fail_at(
+          w_, stuck, lane,
+          fmt::format("waits in vain: lane {} is at line {}, `{}`", rest, code_[w_.at[rest]].line,
+                      line_of(b_.kernel->program->text, code_[w_.at[rest]].line)));
     });
   }
   int last_other(int one) const {
@@ -217,8 +218,8 @@ void prepare(Warp& w, Block& b, unsigned number) {
   w.epoch = b.epoch;
   const auto size = b.work->block, grid = b.work->grid;
   const unsigned threads = size.x * size.y * size.z;
-  const unsigned uniform[] = {size.x, size.y, size.z, b.index.x, b.index.y, b.index.z,
-                              grid.x, grid.y, grid.z};
+  const unsigned uniform[] = {size.x,    size.y, size.z, b.index.x, b.index.y,
+                              b.index.z, grid.x, grid.y, grid.z};
   for (uint32_t u = 0; u < 9; ++u) fill_row(w, ntid + u, uniform[u]);
   for (uint32_t u : {0u, 1u, 2u, static_cast<uint32_t>(laneid)}) fill_row(w, u, 0);
   for (unsigned l = 0; l < lanes; ++l) {
@@ -289,9 +290,8 @@ void expect_shared(const Kernel& kernel, const Work& work) {
 void fail_at(const Warp& w, const Insn& i, int lane, const std::string& what) {
   const Block& b = *w.block;
   fail("kernel {}, block ({}, {}, {}), {}, PTX line {}, `{}`: {}", b.kernel->name, b.index.x,
-       b.index.y, b.index.z,
-       thread_name(*b.work, w.number * lanes + static_cast<unsigned>(lane)), i.line,
-       line_of(b.kernel->program->text, i.line), what);
+       b.index.y, b.index.z, thread_name(*b.work, w.number * lanes + static_cast<unsigned>(lane)),
+       i.line, line_of(b.kernel->program->text, i.line), what);
 }
 
 void run(const Kernel& kernel, const Work& work, Memory& memory, unsigned long order) {

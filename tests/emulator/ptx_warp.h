@@ -22,8 +22,8 @@ struct Warp {
   unsigned number = 0;
   const Operand* operands = nullptr;
   const uint64_t* constants = nullptr;
-  std::vector<uint64_t> file;   // registers, rows of 32
-  std::vector<Mask> known;      // of each register: lanes that have written it
+  std::vector<uint64_t> file;            // registers, rows of 32
+  std::vector<Mask> known;               // of each register: lanes that have written it
   std::vector<Mask> truth, truth_known;  // predicates
   Mask carry = 0;
   Mask live = 0, waiting = 0, existing = 0;
@@ -32,7 +32,7 @@ struct Warp {
   std::vector<unsigned char> own;        // memory, lane after lane
   std::vector<unsigned char> own_known;  // by byte: written
   uint32_t epoch = 0;                    // barriers so far
-  Mask needed = 0;  // by a collective instruction that runs
+  Mask needed = 0;                       // by a collective instruction that runs
 
   const Operand& operand(const Insn& i, int k) const { return operands[i.first + k]; }
   const uint64_t* row(const Operand& o) const {
@@ -72,15 +72,21 @@ template <class F> inline void each(Mask m, F f) {
 }
 
 template <class T> inline T get(uint64_t x) {
-  if constexpr (std::is_same_v<T, float>) return std::bit_cast<float>(static_cast<uint32_t>(x));
-  else if constexpr (std::is_same_v<T, double>) return std::bit_cast<double>(x);
-  else return static_cast<T>(x);
+  if constexpr (std::is_same_v<T, float>)
+    return std::bit_cast<float>(static_cast<uint32_t>(x));
+  else if constexpr (std::is_same_v<T, double>)
+    return std::bit_cast<double>(x);
+  else
+    return static_cast<T>(x);
 }
 // Registers are as wide as 64 bits, so what is read from them is cut to the type's width.
 template <class T> inline uint64_t put(T x) {
-  if constexpr (std::is_same_v<T, float>) return std::bit_cast<uint32_t>(x);
-  else if constexpr (std::is_same_v<T, double>) return std::bit_cast<uint64_t>(x);
-  else return static_cast<uint64_t>(static_cast<int64_t>(x));
+  if constexpr (std::is_same_v<T, float>)
+    return std::bit_cast<uint32_t>(x);
+  else if constexpr (std::is_same_v<T, double>)
+    return std::bit_cast<uint64_t>(x);
+  else
+    return static_cast<uint64_t>(static_cast<int64_t>(x));
 }
 
 template <class D, class A, auto f> void unary(Warp& w, const Insn& i, Mask m) {
@@ -104,6 +110,14 @@ template <class D, class A, class C, auto f> void ternary(Warp& w, const Insn& i
   uint64_t* to = w.row_of(d);
   each(m, [&](int l) { to[l] = put<D>(f(get<A>(x[l]), get<A>(y[l]), get<C>(z[l]))); });
   w.define(d, m, w.known_of(a) & w.known_of(b) & w.known_of(c));
+}
+
+template <class T, auto f> void compare(Warp& w, const Insn& i, Mask m) {
+  const Operand &d = w.operand(i, 0), &a = w.operand(i, 1), &b = w.operand(i, 2);
+  const uint64_t *x = w.row(a), *y = w.row(b);
+  Mask yes = 0;
+  each(m, [&](int l) { yes |= static_cast<Mask>(f(get<T>(x[l]), get<T>(y[l]))) << l; });
+  w.set_truth(d, m, yes, w.known_of(a) & w.known_of(b));
 }
 
 struct Block {
