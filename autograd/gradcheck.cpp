@@ -84,6 +84,7 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
 
 GradcheckResult gradcheck(const Function& fn, const std::vector<Tensor>& inputs,
                           GradcheckOptions options) {
+  BRRR_CHECK(fn, "gradcheck: the function is empty; give one that takes the inputs");
   std::vector<Tensor> in;
   for (const Tensor& t : inputs) {
     BRRR_CHECK(!is_floating(t.dtype()) || t.dtype() == kFloat64,

@@ -255,4 +255,6 @@ TEST_CASE("gradcheck finds a wrong gradient") {
   CHECK(
       gradcheck([](const Tensors& in) { return in[0].pow(3.0); }, {x}, {.second_order = true}).ok);
   CHECK(!gradcheck(second, {x}, {.second_order = true}).ok);
+  CHECK_THROWS_WITH_AS(gradcheck({}, {randn({2}).to(kFloat64)}),
+                       "gradcheck: the function is empty; give one that takes the inputs", Error);
 }
