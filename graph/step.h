@@ -143,8 +143,8 @@ struct Diagnosis;
 
 /// A training step made by brrr::step. Where the function only reads what threads share, several
 /// may call it at the same time; where it changes that (parameters, gradients), as in eager mode,
-/// one after the other. It can be moved; everything throws that is then asked of the one that it was
-/// moved from.
+/// one after the other. It can be moved; everything throws that is then asked of the one that it
+/// was moved from.
 ///
 /// In graph mode the operations run once the function has returned. What it writes to memory behind
 /// brrr's back, through a pointer taken before the step (data_ptr(), data<T>()) or into a buffer

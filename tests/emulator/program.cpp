@@ -106,9 +106,9 @@ Failure function(Module* m, const char* name, size_t shared_bytes, Function** f)
       parsed = ptx::find_kernel(*module.ptx, name);
       if (parsed) kernel = &ptx::description(*parsed);
     } else {
-      const auto found =
-          std::find_if(program->kernels, program->kernels_end,
-                       [&](const auto* k) { return std::strcmp(k->name, name) == 0; });
+      const auto found = std::find_if(program->kernels, program->kernels_end, [&](const auto* k) {
+        return std::strcmp(k->name, name) == 0;
+      });
       if (found != program->kernels_end) kernel = *found;
     }
     BRRR_CHECK(kernel, "function: the module has no kernel {}", name);
