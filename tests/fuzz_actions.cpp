@@ -15,7 +15,9 @@ const std::vector<const OpDef*>& pointwise_rows() {
   return rows;
 }
 
-// In fuzz_nets.cpp and fuzz_state.cpp.
+// In fuzz_index.cpp, fuzz_nets.cpp and fuzz_state.cpp.
+void index(Machine& m, const Ins& i);
+void computed_index(Machine& m, const Ins& i);
 void layer(Machine& m, const Ins& i);
 void train(Machine& m, const Ins& i);
 void differentiate(Machine& m, const Ins& i);
@@ -262,30 +264,6 @@ void product(Machine& m, const Ins& i) {
   m.push(b.defined() ? matmul(a, b) : matmul(a, a.dim() == 1 ? a : a.transpose(-1, -2)));
 }
 
-void index(Machine& m, const Ins& i) {
-  const Tensor t = m.pick(i.a);
-  if (t.dim() == 0) return;
-  const int64_t d = some_dim(t, i.c);
-  if (t.size(d) == 0) return;
-  switch (i.n % 6) {
-    case 0:
-      return m.push(index_select(t, d, m.indices(i.b, t.size(d)).reshape({-1})));
-    case 1:
-      return m.push(embedding(m.state.leaves[2], m.indices(i.b, 5)));
-    case 2:
-      return m.push(one_hot(m.indices(i.b, 4), 4));
-    case 3:
-      return m.push(gather(t, d, argmax(t, d, true)));
-    case 4: {
-      const Tensor at = remainder(zeros(t.sizes(), kInt64) + 7, t.size(d));
-      return m.push(scatter_add(
-          t, d, at, Machine::fit(m.pick(i.b), t.sizes(), true).to(t.dtype()).expand(t.sizes())));
-    }
-    default:
-      t.scatter_add_(d, remainder(zeros(t.sizes(), kInt64) + 3, t.size(d)), t * 0.5);
-  }
-}
-
 void network(Machine& m, const Ins& i) {
   const Tensor t = m.floating(i.a);
   const int64_t d = some_dim(t, i.b);
@@ -382,6 +360,7 @@ const std::vector<NamedAction>& actions() {
       {"reduce", reduce, 6, 3},
       {"product", product, 6, 2},
       {"index", index, 4, 1},
+      {"computed_index", computed_index, 3, 2},
       {"network", network, 6, 2},
       {"create", create, 5, 0},
       {"convert", convert, 5, 1},
