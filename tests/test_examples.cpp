@@ -278,11 +278,32 @@ TEST_CASE("examples: a wrong option says what was expected") {
       CHECK(std::count(r.text.begin(), r.text.end(), '\n') == 1);
     }
   }
+  for (const std::string words : {"--help", "--images 200 --batch 8 --steps 2"}) {
+    const Result full = run("train_mlp " + words, ".", "sh -c '\"$@\" > /dev/full' sh ");
+    CHECK(full.status == 1);
+    CHECK(full.text == "train_mlp: standard output cannot be written\n");
+  }
   for (const char* program : {"train_mlp", "overhead", "roofline"}) {
     const Result r = run(program + std::string(" --help"));
     CHECK(r.status == 0);
     CHECK(contains(r.text, "--threads"));
   }
+}
+
+TEST_CASE("examples: numbers are decimal and rounded once") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  const Result r =
+      run("train_mlp --images 0200 --batch 08 --steps 010 --hidden 016,08 --threads 1 "
+          "--mode eager --lr 0.0028770 --save " +
+          ck);
+  INFO(r.text);
+  CHECK(contains(r.text, "784-16-8-10"));
+  CHECK(contains(r.text, "step 10/10"));
+  brrr::Metadata saved;
+  brrr::load(ck, saved);
+  CHECK(saved["lr"] == "0.002877");
+  CHECK(saved["batch"] == "8");
 }
 
 TEST_CASE("quickstart: one recording serves a thousand steps") {

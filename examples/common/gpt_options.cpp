@@ -26,7 +26,7 @@ void GptOptions::add_run() {
   add_saving("--checkpoint");
   add("--seed", seed, "of weights, batches, dropout and samples", whole_number(0));
   add("--verify-every", verify_every, "check every n-th replay against eager (0: never)",
-      whole_number(0));
+      whole_number(0, INT32_MAX));
   flag("--check-numerics", check_numerics,
        "slow: stop at the first operation that makes a NaN or infinity, and name it");
   flag("--compile-report", explain,

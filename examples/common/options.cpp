@@ -1,6 +1,5 @@
 #include "examples/common/options.h"
 
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,13 +15,6 @@ namespace examples {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Locale-free, and the whole text has to be the number.
-template <class T> bool read_number(const std::string& text, T& v) {
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, v);
-  return error == std::errc() && at == end;
-}
 
 std::string explain(const CLI::App* app, const CLI::Error& e) {
   std::string text = fmt::format("{}: {}\n", app->get_name(), e.what());
@@ -146,6 +138,18 @@ void CommandLine::use_threads(std::vector<std::string> words) {
   if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
 }
 
+// Nobody is left to hear that this failed.
+static void say(const std::string& program, const std::string& what) {
+  std::fputs(fmt::format("{}: {}\n", program, what).c_str(), stderr);
+}
+
+// What is printed into a full disk is not taken for a result.
+static int after_output(const std::string& program, int code) {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;
+  say(program, "standard output cannot be written");
+  return code == 0 ? 1 : code;
+}
+
 int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
   namespace dist = brrr::dist;
   bool joined = false;
@@ -157,12 +161,11 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
     const auto code = read({argv + 1, argv + argc});
     // All that is wrong with one's own the first process has said already.
     dist::check_alike("the processes' command lines", {wrong_});
-    if (code) return *code;
-    return body();
+    return after_output(app_.get_name(), code ? *code : body());
   } catch (const std::exception& e) {
     std::fflush(stdout);
     if (joined && dist::size() > 1) end_all(e.what());
-    fmt::print(stderr, "{}: {}\n", app_.get_name(), e.what());
+    say(app_.get_name(), e.what());
     return 1;
   }
 }

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -14,6 +15,13 @@
 #include <vector>
 
 namespace examples {
+
+/// The decimal number that is the whole text, in every locale.
+template <class T> bool read_number(const std::string& text, T& v) {
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, v);
+  return error == std::errc() && at == end;
+}
 
 /// What a value must be: says what was expected when it is not, and nothing when it is.
 using Check = std::function<std::string(const std::string&)>;
@@ -55,7 +63,7 @@ class CommandLine : brrr::NotCopied {
   CLI::Option* plain(const std::string& name, T& v, const std::string& text,
                      const Check& check = {}) {
     CLI::Option* const option = app_.add_option(name, v, text);
-    if (check) option->check([check](const std::string& s) { return check(s); });
+    if (check) option->transform(validator<T>(check));
     if (!option->nonpositional()) return option;
     constexpr bool list = !std::is_arithmetic_v<T> && !std::is_same_v<T, std::string>;
     texts_[name.substr(2)] = [&v] {
@@ -86,6 +94,19 @@ class CommandLine : brrr::NotCopied {
   std::vector<std::string> hints_;  ///< Options that a checkpoint may also say.
 
  private:
+  // Also writes a number as CLI11 reads it, to which 010 is eight, and which rounds reals twice.
+  template <class T> static CLI::Validator validator(const Check& check) {
+    const auto read = [check](std::string& text) {
+      std::string wrong = check(text);
+      if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::vector<int64_t>>) {
+        if (int64_t v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{}", v);
+      } else if constexpr (std::is_same_v<T, double>) {
+        if (double v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{:a}", v);
+      }
+      return wrong;
+    };
+    return CLI::Validator(read, "");
+  }
   void use_threads(std::vector<std::string> words);
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);

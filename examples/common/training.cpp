@@ -401,6 +401,7 @@ int Training::run() {
   }
   save(losses);
   losses.write();
+  if (brrr::dist::size() == 1) std::signal(SIGINT, SIG_DFL);  // What follows can be broken off.
   BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", o.log);
   if (interrupted) fmt::print("stopped by the user after step {}\n", step);
   fmt::print("{}\n{:.0f} steps/s", result(), pace_.rate());
