@@ -45,6 +45,8 @@ struct Session {
   std::vector<TensorImpl*> seen;  ///< Scratch.
   std::vector<Binding> bindings;  ///< Scratch.
   Plan* plan = nullptr;           ///< The entry's after this call, if it has one: it lives as long.
+  bool transient = false;         ///< The entry is new and not kept.
+  std::string difference;         ///< Why it is new.
 };
 
 /// Everything a call needs when the function is not run.
@@ -81,9 +83,9 @@ class StepCore final : public StepBase {
   void forget_last(Session& s);
   std::unique_ptr<Session> open_session(size_t arguments);
   void close_session(std::unique_ptr<Session> s);
-  std::shared_ptr<Entry> find_entry(Session& s, double seconds, bool& transient);
-  void execute(Entry& e, Session& s, bool transient);
-  bool choose_plan(Entry& e, bool transient);
+  std::shared_ptr<Entry> find_entry(Session& s, double seconds);
+  void execute(Entry& e, Session& s);
+  bool choose_plan(Entry& e, const Session& s);
   void build(Entry& e);
   bool log(const std::string& line);
   void note_fallback(const std::string& why);

@@ -234,6 +234,20 @@ void Pass::note_control(const Instr& e, const OpCall& c) {
   });
 }
 
+// After a switch: the cells of the words so far, told apart from `from`, are told apart from the
+// expected recording instead.
+void Pass::compare_cells(const Recording& from) {
+  const auto others = std::exchange(effects_.other_cells, {});
+  auto other = others.begin();
+  for (size_t k = 0; k < control_.size(); ++k) {
+    const bool differs = other != others.end() && other->first == k;
+    const Ref<ControlCell>& cell = differs ? (other++)->second : from.control[k].cell;
+    if (cell.get() != expected_->control[k].cell.get()) {
+      effects_.other_cells.emplace_back(k, cell);
+    }
+  }
+}
+
 void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c) {
   if (e.into) return;
   const uint32_t* out = r.out(e);
@@ -325,6 +339,7 @@ bool Pass::switch_candidate(const OpCall* c) {
     expect(r, at);
     if (c ? at < r->instrs.size() && !mismatch(r->instrs[at], *c)
           : at == r->instrs.size() && survivors_match(*r)) {
+      compare_cells(*from);
       return true;
     }
   }

@@ -115,6 +115,7 @@ class Pass final : public Recorder {
   void answer(const Cue& e, OpCall& c);
   void general_op(OpCall& c);
   void note_control(const Instr& e, const OpCall& c);
+  void compare_cells(const Recording& from);
   void make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c);
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);

@@ -49,6 +49,7 @@ std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
   s->results.clear();
   s->replaced.clear();
+  s->transient = false;
   // To be known before the call: what the function writes behind our back shows only against what
   // was there before. At 1 a recording that is yet to be made is due, too.
   s->watch =
@@ -89,11 +90,12 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
   results.clear();
   auto s = open_session(n);
   bool played = false;
+  std::shared_ptr<Entry> e;  // Outlives its plan's report, whoever evicts it meanwhile.
   try {
-    std::shared_ptr<Entry> e = play(*s, args, n, results);
+    e = play(*s, args, n, results);
     played = e != nullptr;
     if (played) {
-      execute(*e, *s, false);
+      execute(*e, *s);
       s->pass.commit();
       s->pass.release(nullptr);
     } else {
@@ -104,10 +106,9 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
         RecorderScope scope(&s->pass);
         body(ctx, s->results);
       }
-      bool transient = false;
-      e = find_entry(*s, seconds_since(begin), transient);
+      e = find_entry(*s, seconds_since(begin));
       check_unwritten(e->recording, s->pass);
-      execute(*e, *s, transient);
+      execute(*e, *s);
       remember(e, *s, args, n);
     }
   } catch (...) {
@@ -123,7 +124,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
 }
 
 // The entry of this call: a verified one, or a new one.
-std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& transient) {
+std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
   if (match >= 0) {
@@ -152,8 +153,9 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds, bool& tr
     stats_.last_difference = why;
     log("new recording: " + why);
   }
-  transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
-  if (transient) return e;
+  s.difference = why;
+  s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
+  if (s.transient) return e;
   entries_.insert(entries_.begin(), e);
   if (entries_.size() > static_cast<size_t>(options_.max_entries)) {
     entries_.pop_back();
@@ -199,12 +201,13 @@ void StepCore::build(Entry& e) {
 
 // Whether this call is a replay. Kernels are built on an entry's second call, because many entries
 // never see one.
-bool StepCore::choose_plan(Entry& e, bool transient) {
+bool StepCore::choose_plan(Entry& e, const Session& s) {
   if (options_.check_numerics) return false;
-  if (transient) {
-    note_fallback("a new shape of the step runs eagerly (on_new_entry is Eager): " +
-                  stats_.last_difference);
-    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", stats_.last_fallback);
+  if (s.transient) {
+    const std::string why =
+        "a new shape of the step runs eagerly (on_new_entry is Eager): " + s.difference;
+    note_fallback(why);
+    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", why);
     return false;
   }
   // What failed once may have lacked memory: it is tried again, ever more rarely.
@@ -245,7 +248,7 @@ void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   }
 }
 
-void StepCore::execute(Entry& e, Session& s, bool transient) {
+void StepCore::execute(Entry& e, Session& s) {
   std::lock_guard lock(e.mutex);
   const Recording& r = e.recording;
   s.survivors.clear();
@@ -253,7 +256,7 @@ void StepCore::execute(Entry& e, Session& s, bool transient) {
   const bool shared = share_memory(s.pass.bindings());
   if (shared) note_fallback(kShared);
   BRRR_CHECK(!shared || !options_.require_graph, "step: require_graph: {}", kShared);
-  const bool by_plan = !shared && choose_plan(e, transient);
+  const bool by_plan = !shared && choose_plan(e, s);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials &&
                      !context.observer;  // Who looks on takes time.
   // What a GPU has queued before is not to be counted, what is queued now is to be waited for.

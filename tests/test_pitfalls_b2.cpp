@@ -112,6 +112,26 @@ TEST_CASE("pitfall B11: steps inside steps, recursion and repeated arguments") {
   }
 }
 
+TEST_CASE("pitfall B11: threads that evict each other's entries") {
+  for (const Policy policy : {Policy::Recompile, Policy::Eager}) {
+    auto step = brrr::step(
+        [](const Tensor& x) { return x * 2.0; },
+        {.on_new_entry = policy, .max_entries = 1, .build_at_first_call = true, .fuse = false});
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 300; ++i) {
+          const int64_t n = 1 + (i + t) % 7;
+          wrong += step(ones({n})).sum().item<double>() != 2.0 * static_cast<double>(n);
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("pitfall B11: two threads, one step or shared parameters") {
   models::MLP model(small_mlp());
   const Tensor data = randn({64, 4, 6});

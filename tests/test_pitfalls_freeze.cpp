@@ -158,6 +158,39 @@ TEST_CASE("pitfall A25: an optimiser made anew keeps its own learning rate when 
   CHECK(same_bits(w[0], w[1]));
 }
 
+TEST_CASE("pitfall A25: of two recordings that begin alike, each keeps the call's own numbers") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    Tensor p = zeros({2});
+    p.set_requires_grad(true);
+    optim::SGD slow({p}, {.lr = 1.0}), fast({p}, {.lr = 100.0});
+    bool is_fast = false, ends_so = false;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          p.set_grad({});
+          (p * x).sum().backward();
+          (is_fast ? fast : slow).step();
+          return ends_so ? x * 2.0 : x + 1.0;
+        },
+        mode);
+    const auto moved = [&](bool fast_one, bool end) {
+      is_fast = fast_one;
+      ends_so = end;
+      const float before = p.to_vector<float>()[0];
+      step(ones({2}));
+      return before - p.to_vector<float>()[0];
+    };
+    CHECK(moved(false, false) == 1);
+    CHECK(moved(true, true) == 100);
+    CHECK(moved(false, false) == 1);
+    CHECK(moved(false, true) ==
+          1);  // Begins as one recording does, with its rate, ends as the other.
+    if (mode == Mode::Graph) step.freeze();
+    CHECK(moved(false, true) == 1);
+    slow.set_lr(2.0);
+    CHECK(moved(false, true) == 2);
+  }
+}
+
 TEST_CASE("pitfall A25: an argument that a frozen step writes") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     const Tensor first = ones({3}), second = ones({3});
