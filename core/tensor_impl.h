@@ -120,6 +120,13 @@ class Borrowed : NotCopied {
   Tensor t_;
 };
 
+/// `t`, the only view of what nobody else can reach: a write to it leaves no other history wrong.
+inline Tensor sole_view(const Tensor& t) {
+  t.impl()->is_view = false;
+  t.impl()->storage->grad_views = false;
+  return t;
+}
+
 /// Shape, dtype and device of a tensor without its data.
 struct Meta {
   IntList sizes;

@@ -144,28 +144,33 @@ void HostPlan::find_failures() {
   }
 }
 
-// Large gradients lie side by side, so that one temporary may live where several will be written;
-// other survivors are rooms of their own.
+// Large gradients lie side by side, and large results, so that one temporary may live where several
+// will be written; other survivors are rooms of their own.
 void HostPlan::make_rooms(MemoryRules& rules) {
   constexpr size_t least = 4096;
-  Room row;
+  Room rooms[2];
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     const uint32_t st = r_.survivors[k];
     const size_t bytes = r_.storages[st].bytes;
     if (!safe_to_overwrite(k) || bytes < least) continue;
-    const size_t block =
-        in_row_ && r_.gradients[k] ? backend(DeviceType::CPU).block_bytes(bytes) : 0;
+    Row& row = rows_[r_.gradients[k]];
+    const size_t block = row.broken ? 0 : backend(DeviceType::CPU).block_bytes(bytes);
     if (block) {
-      row_.push_back(k);
-      row_bytes_.push_back(bytes);
-      row.owners.emplace_back(st, row.bytes);
-      row.bytes += block;
+      Room& room = rooms[r_.gradients[k]];
+      row.members.push_back(k);
+      row.bytes.push_back(bytes);
+      room.owners.emplace_back(st, room.bytes);
+      room.bytes += block;
     } else {
       // What the allocator hands out are whole cache lines.
       rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
     }
   }
-  if (!row_.empty()) rules.rooms.insert(rules.rooms.begin(), std::move(row));
+  for (int k = 0; k < 2; ++k) {  // Temporaries try the largest rooms first.
+    if (rows_[k].members.empty()) continue;
+    rules.rooms.insert(rules.rooms.begin(), std::move(rooms[k]));
+  }
+  rows_[0].room = !rows_[1].members.empty();
 }
 
 // Temporaries that come after the last failure move into survivors that come after them: a survivor
@@ -332,28 +337,31 @@ void HostPlan::borrow(const Replay& now) {
 }
 
 // Gradients that somebody holds, or has replaced, break the row: from then on each stands alone.
-void HostPlan::check_row(Storage* const* survivors) {
-  if (row_.empty()) return;
-  const auto* begin = static_cast<const char*>(survivors[row_[0]]->data);
+void HostPlan::check_rows(Storage* const* survivors) {
   bool whole = true;
-  for (size_t n = 0; n < row_.size(); ++n) {
-    const auto* at = static_cast<const char*>(survivors[row_[n]]->data);
-    whole &= at == (begin ? begin + memory_.rooms[0].owners[n].second : nullptr);
+  for (Row& row : rows_) {
+    if (row.members.empty()) continue;
+    const auto* begin = static_cast<const char*>(survivors[row.members[0]]->data);
+    for (size_t n = 0; n < row.members.size(); ++n) {
+      const auto* at = static_cast<const char*>(survivors[row.members[n]]->data);
+      row.broken |= at != (begin ? begin + memory_.rooms[row.room].owners[n].second : nullptr);
+    }
+    whole &= !row.broken;
   }
   if (whole) return;
-  row_.clear();
-  in_row_ = false;
+  for (Row& row : rows_) row = {.members = {}, .bytes = {}, .broken = row.broken};
   StepStats ignored;
   plan_around(ignored);
 }
 
 void HostPlan::allocate_survivors(Storage* const* survivors) const {
-  if (!row_.empty() && !survivors[row_[0]]->data) {
-    auto* begin =
-        static_cast<char*>(backend(DeviceType::CPU).allocate_row(row_bytes_.data(), row_.size()));
-    if (!begin) out_of_memory(*survivors[row_[0]]);
-    for (size_t n = 0; n < row_.size(); ++n)
-      survivors[row_[n]]->data = begin + memory_.rooms[0].owners[n].second;
+  for (const Row& row : rows_) {
+    if (row.members.empty() || survivors[row.members[0]]->data) continue;
+    const Backend& cpu = backend(DeviceType::CPU);
+    auto* begin = static_cast<char*>(cpu.allocate_row(row.bytes.data(), row.members.size()));
+    if (!begin) out_of_memory(*survivors[row.members[0]]);
+    for (size_t n = 0; n < row.members.size(); ++n)
+      survivors[row.members[n]]->data = begin + memory_.rooms[row.room].owners[n].second;
   }
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     if (!survivors[k]->data) allocate(*survivors[k]);
@@ -364,7 +372,7 @@ void HostPlan::run(const Replay& now) {
   UndoLog undo;
   borrow(now);
   try {
-    check_row(now.survivors);
+    check_rows(now.survivors);
     allocate_survivors(now.survivors);
     // The arena is borrowed for the replay: one piece of memory serves all entries and eager code.
     auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));

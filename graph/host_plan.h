@@ -54,7 +54,7 @@ class HostPlan final : public Plan {
   void find_failures();
   void make_rooms(MemoryRules& rules);
   void borrow(const Replay& now);
-  void check_row(Storage* const* survivors);
+  void check_rows(Storage* const* survivors);
   void allocate_survivors(Storage* const* survivors) const;
   char* base_of(uint32_t host) const {
     return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
@@ -88,15 +88,18 @@ class HostPlan final : public Plan {
   std::vector<Patch> patches_;
   std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
   std::vector<uint32_t> temporaries_;             // Storages in the arena and in rooms.
-  std::vector<size_t> row_;        // Gradients that lie side by side, by their number, in order;
-  std::vector<size_t> row_bytes_;  // the sizes of each; their places: the first room's owners'.
+  struct Row {
+    std::vector<size_t> members, bytes;  // By their number, and the sizes of each.
+    size_t room = 0;                     // Its owners say where each begins.
+    bool broken = false;
+  };
+  Row rows_[2];  // Large results that lie side by side; and gradients.
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
   /// eager mode, which frees them first.
   std::vector<std::pair<Storage*, Storage*>> lent_;
   char* arena_ = nullptr;
   std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
   int64_t last_fallible_ = -1;         // After it nothing can fail any more.
-  bool in_row_ = true;                 // Large gradients lie side by side.
 };
 
 }  // namespace brrr::graph

@@ -78,6 +78,46 @@ TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refus
   CHECK(b.to_vector<float>() == std::vector<float>{1, 1, 0, 0});
 }
 
+TEST_CASE("pitfall A19: what an op gives is no view of what it keeps to itself") {
+  using Op = std::function<Tensor(const Tensor&)>;
+  const Tensor b = tensor({{1.f, 2.f}, {3.f, 4.f}});
+  const Op ops[] = {[](const Tensor& x) { return x.logsumexp({-1}); },
+                    [](const Tensor& x) { return x.logsumexp({0}); },
+                    [](const Tensor& x) { return x.var({-1}); },
+                    [](const Tensor& x) { return x.var({}); },
+                    [](const Tensor& x) { return max_with_indices(x, 0).first; },
+                    [&](const Tensor& x) {
+                      return einsum("ij,jk->ki", {x, b});
+                    },
+                    [](const Tensor& x) { return x.t().reshape({-1}); }};
+  for (const Op& op : ops) {
+    for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+      Tensor x = tensor({{1.f, 5.f}, {2.f, -3.f}});
+      x.set_requires_grad();
+      const auto of = [&](bool in_place) {
+        return brrr::step(
+            [&x, &op, in_place](const Tensor& by) {
+              const Tensor y = op(x);
+              x.set_grad({});
+              (in_place ? y.mul_(by).add_(1.0) : y * by + 1.0).square().sum().backward();
+              return x.grad().clone();
+            },
+            mode);
+      };
+      auto plain = of(false), in_place = of(true);
+      for (const float by : {2.f, 3.f, 4.f}) {
+        const std::vector<float> expected = plain(tensor(by)).to_vector<float>();
+        CHECK(in_place(tensor(by)).to_vector<float>() == expected);
+      }
+    }
+  }
+  Tensor x = ones({2, 2});
+  x.set_requires_grad();
+  const Tensor y = x * 1.0;
+  CHECK_THROWS_AS(y.reshape({4}).mul_(2.0), Error);
+  CHECK_THROWS_AS(einsum("ij->ji", {y}).mul_(2.0), Error);
+}
+
 TEST_CASE("pitfall A19: eager and graph agree on overwritten history") {
   auto run = [](Mode mode) {
     Tensor w = tensor({1.f, 2.f});

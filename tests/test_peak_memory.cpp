@@ -205,6 +205,28 @@ TEST_CASE("memory: a softmax over a middle dim, a sort" * doctest::test_suite("h
   });
 }
 
+TEST_CASE("memory: results that come after what is larger than each of them" *
+          doctest::test_suite("host")) {
+  compare([](Mode mode, const std::function<void(int)>& call) {
+    const Tensor x = randn({1 << 18});
+    auto step = brrr::step(
+        [](const Tensor& t) {
+          Tensor number;
+          {
+            const Tensor sums = cumsum(cat({t, t}), 0);
+            number = sums.select(0, 77).clone();
+          }
+          return std::pair(t * number, t + number);
+        },
+        StepOptions{.mode = mode});
+    for (int k = 0; k < kCalls; ++k) {
+      call(k);
+      step(x);
+    }
+    call(kCalls);
+  });
+}
+
 TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::test_suite("host")) {
   const auto make = [] {
     return std::make_unique<models::GPT>(

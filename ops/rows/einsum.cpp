@@ -300,7 +300,8 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& given) {
     result = product(std::move(result), terms[k], needed, sizes, equation);
   }
   sum_out(result, e.output);
-  return in_order(result, e.output);
+  const Tensor y = in_order(result, e.output);
+  return terms.size() > 1 ? sole_view(y) : y;  // Of one operand it may be a view.
 }
 
 }  // namespace brrr

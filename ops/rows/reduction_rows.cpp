@@ -174,7 +174,7 @@ Tensor over_last(const RowOp& op, const Tensor& x, const ReductionAttrs& a, Numb
   if (a.mask + lowest != beyond || (lowest == 1 && x.numel() > 1 << 17)) return {};
   const Tensor y =
       call(op, {x}, RowAttrs{std::popcount(static_cast<uint64_t>(a.mask))}, numbers...);
-  return reshape(y, reduced_sizes(x.sizes(), a));
+  return sole_view(reshape(y, reduced_sizes(x.sizes(), a)));
 }
 
 // What a composite computes in: 16-bit floats would be rounded between its ops.
@@ -219,7 +219,7 @@ Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   const Tensor s = sum(exp(wide - c), dims, true);
   const Tensor empty = s == 0.0;
   const Tensor y = where(empty, -kInfinity, log(where(empty, 1.0, s)) + c);
-  return rounded(reshape(y, reduced_sizes(x.sizes(), {mask, keepdim})), x);
+  return sole_view(rounded(reshape(y, reduced_sizes(x.sizes(), {mask, keepdim})), x));
 }
 
 std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool keepdim) {
@@ -227,7 +227,7 @@ std::pair<Tensor, Tensor> max_with_indices(const Tensor& x, int64_t dim, bool ke
   if (x.impl()->ndim == 0) return {amax(x), index};
   const Tensor values = gather(x, dim, index);
   if (keepdim) return {values, index};
-  return {squeeze(values, dim), squeeze(index, dim)};
+  return {sole_view(squeeze(values, dim)), sole_view(squeeze(index, dim))};
 }
 
 // --- members ------------------------------------------------------------------------------------

@@ -167,8 +167,8 @@ Tensor Tensor::reshape(const IntList& wanted) const {
   const IntList sizes = resolve_sizes("reshape", wanted, *this);
   if (sizes == this->sizes()) return *this;
   IntList strides;
-  const Tensor source = view_strides(*impl(), sizes, strides) ? *this : contiguous();
-  return call(view_row, {source}, sizes);
+  if (view_strides(*impl(), sizes, strides)) return call(view_row, {*this}, sizes);
+  return sole_view(call(view_row, {contiguous()}, sizes));
 }
 
 Tensor Tensor::permute(const IntList& dims) const {
