@@ -112,7 +112,7 @@ class ScratchScope : NotCopied {
 };
 
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
-enum class Field : uint8_t { Grad, RequiresGrad, History, Version, GradViews };
+enum class Field : uint8_t { Grad, RequiresGrad, History, Version };
 
 /// A step's recorder, called by core while it is installed in `context`.
 struct Recorder : Placeholders {

@@ -43,12 +43,18 @@ const OpDef* find_op(const std::string& n) {
 
 // --- execution -----------------------------------------------------------------------------------
 
+void note_view(OpCall& c, int k, const TensorImpl& of) {
+  const bool cut = of.view == View::Cut || (!context.grad_enabled && of.requires_grad());
+  c.out[k].impl()->view = cut ? View::Cut : View::Yes;
+  of.storage->views.retain();
+}
+
 void make_outputs(OpCall& c) {
   for (int k = 0; k < c.n_out; ++k) {
     const OutMeta& m = c.meta[k];
     if (m.alias >= 0) {
       c.out[k] = tensor_on(*c.in[m.alias]->storage, m.dtype, m.sizes, m.strides, m.offset);
-      c.out[k].impl()->is_view = true;
+      note_view(c, k, *c.in[m.alias]);
     } else {
       c.out[k] = raw_empty(m.sizes, m.dtype, m.device);
     }
@@ -134,13 +140,18 @@ void detail::check_in_place(const OpCall& c, bool grads) {
     BRRR_CHECK(!(o.requires_grad() && !o.grad_fn),
                "{}_: a leaf that requires grad is changed in place; do it under NoGradGuard",
                c.op->name);
-    // Histories do not follow memory: where a view and what it views have histories of their own, a
-    // write to one would leave the other's wrong. Known from the ops that made them, never from a
-    // count of holders, which differs between the modes.
-    BRRR_CHECK(!((grads || o.requires_grad()) && (o.is_view || o.storage->grad_views)),
-               "{}_: {} shares memory with a view of it or is one, and gradients flow; use the "
-               "out-of-place op (cat, stack, where) or clone() first",
+    // Histories do not follow memory: where a view and what it views are both there, a write to one
+    // would leave the other's wrong. Of views that others hold only those count that view ops have
+    // made: the two modes have the same.
+    BRRR_CHECK(o.view != View::Cut,
+               "{}_: {} is a view, made under NoGradGuard, of a tensor that requires grad, whose "
+               "gradient would miss the write; write under NoGradGuard too",
                c.op->name, describe(&o));
+    BRRR_CHECK(
+        !((grads || o.requires_grad()) && (o.view != View::No || o.storage->views.get() > 1)),
+        "{}_: {} shares memory with a view of it or is one, and gradients flow; use the "
+        "out-of-place op (cat, stack, where) or clone() first",
+        c.op->name, describe(&o));
   }
 }
 

@@ -348,5 +348,7 @@ void check_readable(const OpCall& call);
 void execute(OpCall& call);
 /// Outputs for `call.meta`: views of the inputs or fresh memory.
 void make_outputs(OpCall& call);
+/// Output k, which a view op has made of `of`, counts as a view from now on.
+void note_view(OpCall& call, int k, const TensorImpl& of);
 
 }  // namespace brrr

@@ -166,16 +166,6 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
   drop(std::exchange(o.grad_fn, n));
   o.output = static_cast<uint8_t>(k);
   o.flags |= kRequiresGrad;
-  if (op.kind == OpKind::View) {
-    o.is_view = true;
-    if (!o.storage->grad_views) {
-      // An alias without history, which the journal would keep alive.
-      if (context.recorder) {
-        before_change(*Tensor(Ref<TensorImpl>::share(&o)).detach().impl(), Field::GradViews);
-      }
-      o.storage->grad_views = true;
-    }
-  }
 }
 
 void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& attrs,

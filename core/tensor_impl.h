@@ -27,9 +27,10 @@ struct Storage {
   void* data = nullptr;
   size_t bytes = 0;
   uint32_t version = 0;  ///< Counts in-place writes; saved tensors remember it.
+  uint32_t number = 0;   ///< Among its thread's: tells it from an earlier one at its address.
   Device device;
-  bool owned = true;        ///< From the backend's allocator (else `release` tells).
-  bool grad_views = false;  ///< A differentiable view of it exists.
+  bool owned = true;  ///< From the backend's allocator (else `release` tells).
+  RefCount views;     ///< Tensors that view ops made of it and that are still there; 1: none.
   // A pass copies everything above as one block (Cue in graph/recording.h).
   Placeholders* pass = nullptr;              ///< The recording it is a placeholder of.
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
@@ -60,6 +61,10 @@ enum TensorFlag : uint8_t {
   kForeign = 4,       ///< Not on the CPU.
 };
 
+/// Whether a view op made a tensor. A Cut one was made under NoGradGuard of what requires grad,
+/// whose gradient would miss a write to it.
+enum class View : uint8_t { No, Yes, Cut };
+
 void drop_history(TensorImpl& t) noexcept;
 void drop_grad(TensorImpl& t) noexcept;
 
@@ -69,8 +74,8 @@ struct TensorImpl {
   Device device;
   uint8_t ndim;
   uint8_t flags;
-  uint8_t output = 0;       ///< Which output of grad_fn this is.
-  bool is_view = false;     ///< Made by a view op.
+  uint8_t output = 0;  ///< Which output of grad_fn this is.
+  View view = View::No;
   std::atomic<bool> saved;  ///< A tape node has saved this very object.
   uint32_t value;           ///< Number in the pass of the storage (placeholders only).
   int64_t offset;           ///< Elements from the start of the storage.
@@ -103,6 +108,7 @@ inline void destroy(TensorImpl* t) noexcept {
     drop_history(*t);
   if (t->grad) [[unlikely]]
     drop_grad(*t);
+  if (t->view != View::No) t->storage->views.release();
   if (t->storage->refs.release()) destroy(t->storage);
   FreeList<TensorImpl>::give(t);
 }
@@ -122,8 +128,7 @@ class Borrowed : NotCopied {
 
 /// `t`, the only view of what nobody else can reach: a write to it leaves no other history wrong.
 inline Tensor sole_view(const Tensor& t) {
-  t.impl()->is_view = false;
-  t.impl()->storage->grad_views = false;
+  if (std::exchange(t.impl()->view, View::No) != View::No) t.impl()->storage->views.release();
   return t;
 }
 
@@ -137,6 +142,8 @@ struct Meta {
 /// A storage object without memory (count 1).
 inline Storage* new_storage(Device device, size_t bytes) {
   auto* s = new (FreeList<Storage>::take()) Storage;
+  static thread_local uint32_t made = 0;
+  s->number = ++made;
   s->device = device;
   s->bytes = bytes;
   return s;
@@ -167,7 +174,7 @@ inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device devi
   t->ndim = static_cast<uint8_t>(ndim);
   t->flags = device.type == DeviceType::CPU ? 0 : kForeign;
   t->output = 0;
-  t->is_view = false;
+  t->view = View::No;
   new (&t->saved) std::atomic<bool>(false);
   t->value = 0;
   t->offset = 0;

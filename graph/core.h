@@ -26,6 +26,19 @@ struct Entry {
   double walk_seconds = 0, replay_seconds = 0;
   int trials = 0;
   bool prefer_walk = false;
+  /// Of the arguments of the last call that ran the function.
+  struct Argument {
+    uint32_t external = kNone;
+    const void* storage = nullptr;  ///< Only compared,
+    uint32_t number = 0;            ///< with its number.
+    int64_t offset = 0;
+    bool moves = false;  ///< Another tensor has been seen there: nothing captured is the same one.
+    bool is(const TensorImpl& t) const {
+      return storage == t.storage && number == t.storage->number && offset == t.offset;
+    }
+  };
+  std::vector<Argument> arguments;
+  void note_argument(size_t k, uint32_t external, const TensorImpl& t);
 };
 
 struct RecorderScope {
@@ -85,6 +98,7 @@ class StepCore final : public StepBase {
   void close_session(std::unique_ptr<Session> s);
   std::shared_ptr<Entry> find_entry(Session& s, double seconds);
   void execute(Entry& e, Session& s);
+  std::vector<std::shared_ptr<Entry>> all_entries();
   bool choose_plan(Entry& e, const Session& s);
   void build(Entry& e);
   bool log(const std::string& line);

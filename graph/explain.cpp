@@ -82,19 +82,26 @@ std::string kernels_of(const Plan& plan) {
 
 }  // namespace
 
+// Whoever replays one has its lock and then takes that of all.
+std::vector<std::shared_ptr<Entry>> StepCore::all_entries() {
+  const std::lock_guard lock(mutex_);
+  return entries_;
+}
+
 std::string StepCore::explain() {
   const StepStats s = stats();
-  std::lock_guard lock(mutex_);
+  const auto entries = all_entries();
   std::string t = fmt::format(
       "step: {} calls, {} recordings, {} replays, {} fallbacks, {} entries (most {}), {} evicted\n",
-      s.calls, s.recordings, s.replays, s.fallbacks, entries_.size(), options_.max_entries,
+      s.calls, s.recordings, s.replays, s.fallbacks, entries.size(), options_.max_entries,
       s.evictions);
   t += fmt::format("once: record {:.2f} ms, fuse {:.2f} ms, plan {:.2f} ms, build {:.1f} ms{}\n",
                    s.record_seconds * 1e3, s.fuse_seconds * 1e3, s.plan_seconds * 1e3,
                    s.build_seconds * 1e3, s.build_cached ? " (from the disk cache)" : "");
   if (s.verified) t += fmt::format("verified against eager: {} replays, all equal\n", s.verified);
-  for (size_t k = 0; k < entries_.size(); ++k) {
-    const Entry& e = *entries_[k];
+  for (size_t k = 0; k < entries.size(); ++k) {
+    Entry& e = *entries[k];
+    const std::lock_guard lock(e.mutex);
     t += fmt::format("entry {}: {} ops, {} calls, {} replays", k, e.recording.instrs.size(),
                      e.calls, e.replays);
     if (!e.failure.empty()) t += ", no plan: " + e.failure.substr(0, e.failure.find('\n'));
@@ -128,19 +135,21 @@ std::string StepCore::explain() {
     }
     t += "\n";
   }
-  if (!entries_.empty() && entries_[0]->plan) {
-    t += "kernels of entry 0:\n";
-    t += kernels_of(*entries_[0]->plan);
+  if (!entries.empty()) {
+    const std::lock_guard lock(entries[0]->mutex);
+    if (entries[0]->plan) t += "kernels of entry 0:\n" + kernels_of(*entries[0]->plan);
   }
+  const std::lock_guard lock(mutex_);
   for (const std::string& line : log_) t += line + "\n";
   if (is_frozen_) t += "frozen: the function is not run any more\n";
   return t;
 }
 
 std::string StepCore::dot() {
-  std::lock_guard lock(mutex_);
-  BRRR_CHECK(!entries_.empty(), "step.dot: call the step at least once before");
-  const Entry& e = *entries_[0];
+  const auto entries = all_entries();
+  BRRR_CHECK(!entries.empty(), "step.dot: call the step at least once before");
+  Entry& e = *entries[0];
+  const std::lock_guard lock(e.mutex);
   const Recording& r = e.plan ? e.plan->recording() : e.recording;
   std::string t = "digraph step {\n  rankdir=TB; node [shape=box, fontname=\"monospace\"];\n";
   for (size_t k = 0; k < r.externals.size(); ++k) {

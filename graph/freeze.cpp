@@ -37,6 +37,13 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
 
 }  // namespace
 
+void Entry::note_argument(size_t k, uint32_t external, const TensorImpl& t) {
+  if (arguments.size() <= k) arguments.resize(k + 1);
+  const Argument& was = arguments[k];
+  const bool moves = was.storage && was.external == external && (was.moves || !was.is(t));
+  arguments[k] = {external, t.storage, t.storage->number, t.offset, moves};
+}
+
 // Of the arguments what the next ones have to be like. What they were is none of the step's
 // business any more.
 static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
@@ -53,6 +60,7 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
       if (bindings[x].storage.get() == t.storage) a.external = x;
     }
     if (a.external != kNone && bindings[a.external].base != t.offset) f.refusal = kSharedArgument;
+    f.entry->note_argument(k, a.external, t);
   }
   for (const Frozen::Argument& a : f.arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
@@ -155,6 +163,9 @@ static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
     if (a.external == kNone) continue;
     const TensorImpl& t = *args[k]->impl();
     if (t.storage->pass || t.storage->lost || t.requires_grad()) return false;
+    // One that was the same on every call may be captured, too: then this call is another one.
+    const Entry::Argument& last = f.entry->arguments[k];
+    if (!last.moves && !last.is(t)) return false;
     for (size_t x = 0; x < bindings.size(); ++x) {
       if (x != a.external && bindings[x].storage.get() == t.storage) return false;
     }

@@ -14,6 +14,18 @@ void Pass::forget_changes() noexcept {
   used_nodes_.clear();
 }
 
+// Whether the call has drawn where the recording did, counted from the call's beginning.
+bool Pass::draws_in_turn() const {
+  const RngState now = rng_state();
+  bool same = now.seed == rng_before_.seed && now.draw == rng_before_.draw + expected_->draws;
+  for (size_t k = 0; k < control_.size(); ++k) {
+    const ControlWord& c = expected_->control[k];
+    if (!c.cell || c.cell->kind != ControlCell::RngDraw) continue;
+    same &= control_[k] == static_cast<int64_t>(rng_before_.draw) + c.relative;
+  }
+  return same;
+}
+
 void Pass::commit() noexcept {
   for (const Change& c : changes_) {
     if (c.field == Field::Grad &&
@@ -26,7 +38,11 @@ void Pass::commit() noexcept {
     }
     if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
+    if (c.field == Field::RequiresGrad && c.flags != c.tensor->flags) {
+      host_effect_ = "it changes whether a tensor from outside requires grad";
+    }
   }
+  if (!draws_in_turn()) host_effect_ = "it sets the random stream itself";
   for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
     if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
   }
@@ -66,7 +82,7 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
   }
   for (uint32_t x : e.written) {
     Storage& s = *bindings_[x].storage;
-    journal_storage(s, Field::Version);
+    journal_version(s);
     ++s.version;
   }
   for (uint32_t id : e.results) results.push_back(tensor(id));
@@ -88,14 +104,10 @@ void Pass::abort() noexcept {
         auto now = Ref<Node>::adopt(std::exchange(t->grad_fn, it->grad_fn.detach()));
         t->flags = it->flags;
         t->output = it->output;
-        t->is_view = it->is_view;
         break;
       }
       case Field::Version:
         it->storage->version = it->version;
-        break;
-      case Field::GradViews:
-        it->storage->grad_views = false;
         break;
     }
   }
@@ -117,12 +129,12 @@ void Pass::abort() noexcept {
   release(nullptr);
 }
 
-void Pass::journal_storage(Storage& s, Field f) {
-  changes_.push_back({f, {}, {}, {}, 0, 0, false, s.version, Ref<Storage>::share(&s)});
+void Pass::journal_version(Storage& s) {
+  changes_.push_back({Field::Version, {}, {}, {}, 0, 0, s.version, Ref<Storage>::share(&s)});
 }
 
 void Pass::journal(TensorImpl& t, Field f) {
-  if (f == Field::Version || f == Field::GradViews) return journal_storage(*t.storage, f);
+  if (f == Field::Version) return journal_version(*t.storage);
   // What the step itself has put there is nothing to go back to, and held here it would outlive
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
@@ -133,7 +145,6 @@ void Pass::journal(TensorImpl& t, Field f) {
                       f == Field::History ? Ref<Node>::share(t.grad_fn) : Ref<Node>(),
                       t.flags,
                       t.output,
-                      t.is_view,
                       0,
                       {}});
 }

@@ -54,8 +54,7 @@ class Merger {
     if (!down && (is_early(a, b) || !can_move(b, a, b))) return;
     Group &from = groups_[down ? a : b], &to = groups_[down ? b : a];
     move(down ? a : b, down ? b : a);
-    to.parts.insert(to.parts.end(), from.parts.begin(), from.parts.end());
-    from.parts.clear();
+    for (Part& part : std::exchange(from.parts, {})) to.parts.push_back(std::move(part));
   }
 
   bool independent(uint32_t a, uint32_t b) const {
@@ -184,8 +183,9 @@ class Merger {
     std::vector<uint32_t> all;
     all.reserve(to.size() + from.size());
     std::set_union(to.begin(), to.end(), from.begin(), from.end(), std::back_inserter(all));
-    to = std::move(all);
     from.clear();
+    to = std::move(all);
+    from.shrink_to_fit();  // There are as many groups as ops.
   }
 
   const Recording& r_;

@@ -44,6 +44,7 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   first_sequence = context.sequence;
   rng_before_ = rng_state();
   if (!fresh_.paths.empty()) fresh_ = Recording();
+  forget_windows();
   expect(candidates_.empty() ? nullptr : candidates_[0]);
   if (!expected_) fresh_.paths.push_back("");
 }
@@ -265,7 +266,7 @@ void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index,
       s->refs.retain();
     }
     c.out[k] = placeholder(v, out[k], s);
-    c.out[k].impl()->is_view = e.op->kind == OpKind::View;
+    if (e.op->is_view()) note_view(c, k, *c.in[0]);
   }
 }
 

@@ -136,14 +136,21 @@ class Pass final : public Recorder {
   void unbind(size_t count);
   size_t slot_of(const Storage& s) const;
   void number_externals(size_t slots);
-  void journal_storage(Storage& s, Field f);
+  void journal_version(Storage& s);
   void forget_changes() noexcept;
   void drop_unseen() noexcept;
+  void forget_windows() {
+    windows_.clear();
+    sorted_ = 0;
+  }
+  bool draws_in_turn() const;
 
   std::vector<const Recording*> candidates_;
   const Recording* expected_ = nullptr;  // Null while recording.
   const Cue* next_ = nullptr;            // Of `expected_`; one without op while recording.
   Recording fresh_;
+  std::vector<std::vector<uint32_t>> windows_;  // By storage: its values in fresh_, of which the
+  uint32_t sorted_ = 0;                         // first so many are in there.
   uint16_t vary_ = 0;  // Scalar words of the next recorded call that are known to vary.
   std::vector<Difference> differences_;
 
@@ -162,9 +169,8 @@ class Pass final : public Recorder {
     Ref<TensorImpl> tensor, grad;
     Ref<Node> grad_fn;
     uint8_t flags, output;
-    bool is_view;
     uint32_t version;
-    Ref<Storage> storage;  ///< Of Version and GradViews, which are its fields: no tensor then.
+    Ref<Storage> storage;  ///< Of Version, which is its field: no tensor then.
   };
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;

@@ -107,6 +107,7 @@ Tensor Pass::host_values(const TensorImpl& t) {
 void Pass::begin_recording() {
   const Recording& r = *expected_;
   fresh_ = Recording();
+  forget_windows();
   fresh_.instrs.assign(r.instrs.begin(), r.instrs.begin() + static_cast<int64_t>(cursor()));
   fresh_.prefix_hash.assign(r.prefix_hash.begin(),
                             r.prefix_hash.begin() + static_cast<int64_t>(cursor()));
@@ -158,9 +159,13 @@ uint32_t Pass::operand_id(const TensorImpl* t) {
   }
   const uint32_t storage = fresh_.externals[number];
   const int64_t offset = t->offset - bindings_[number].base;
-  for (uint32_t id = 0; id < fresh_.values.size(); ++id) {
+  windows_.resize(fresh_.storages.size());
+  for (; sorted_ < fresh_.values.size(); ++sorted_) {
+    windows_[fresh_.values[sorted_].storage].push_back(sorted_);
+  }
+  for (uint32_t id : windows_[storage]) {
     const Value& v = fresh_.values[id];
-    if (v.storage == storage && v.offset == offset && v.is_like(*t)) return id;
+    if (v.offset == offset && v.is_like(*t)) return id;
   }
   return add_value(t->dtype, t->size_list(), t->stride_list(), offset, storage);
 }

@@ -76,6 +76,97 @@ TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refus
   CHECK(y.to_vector<float>() == std::vector<float>(2, 1.f));
   b.select(0, 0).copy_(w.detach());  // No gradient flows: fine.
   CHECK(b.to_vector<float>() == std::vector<float>{1, 1, 0, 0});
+
+  // A view without a history would not get the one that its base gets.
+  const Tensor c = zeros({2});
+  {
+    const Tensor v = c.slice(0, 0, 1);
+    CHECK(error_of([&] { c.copy_(w); }).find("view") != std::string::npos);
+    CHECK(error_of([&] { c.add_(w); }).find("view") != std::string::npos);
+    c.add_(1.0);  // No gradient flows.
+    CHECK(v.item<float>() == 1);
+  }
+  c.add_(w);  // Nobody is left to miss it.
+  CHECK(c.requires_grad());
+  const Tensor z = w * 2.0;
+  Tensor cut;
+  {
+    const NoGradGuard guard;
+    cut = z.select(0, 0).unsqueeze(0);
+    cut.mul_(1.0);
+  }
+  CHECK(error_of([&] { cut.mul_(5.0); }).find("NoGradGuard") != std::string::npos);
+  cut.detach().mul_(5.0);  // Who says so.
+}
+
+TEST_CASE("pitfall A19: what ops view for themselves is in nobody's way") {
+  const std::vector<std::function<Tensor(const Tensor&)>> ops = {
+      [](const Tensor& h) {
+        return stack({h, h});
+      },
+      [](const Tensor& h) { return softmax(h, 0); },
+      [](const Tensor& h) { return log_softmax(h, 0); },
+      [](const Tensor& h) { return sort(h, 0).first; },
+      [](const Tensor& h) {
+        return einsum("ij,kj->ik", {h, ones({2, 2})});
+      }};
+  for (const auto& op : ops) {
+    for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+      Tensor w = tensor({{1.f, 2.f}, {3.f, 5.f}});
+      w.set_requires_grad();
+      auto step = brrr::step(
+          [&] {
+            w.set_grad({});
+            const Tensor h = w * 1.0, y = op(h).sum();
+            h.add_(1.0);
+            (y + h.sum()).backward();
+            return w.grad().clone();
+          },
+          mode);
+      for (int call = 0; call < 3; ++call) CHECK(step().sizes() == IntList{2, 2});
+    }
+  }
+}
+
+TEST_CASE("pitfall A19: a gradient that reads what is overwritten") {
+  const auto of = [](const std::function<Tensor(const Tensor&, const Tensor&)>& fn, Mode mode) {
+    Tensor x = tensor({1.f, -2.f}), w = tensor({3.f, 0.5f});
+    x.set_requires_grad();
+    w.set_requires_grad();
+    auto step = brrr::step(
+        [&] {
+          x.set_grad({});
+          w.set_grad({});
+          fn(x, w).sum().backward();
+          return std::pair(x.grad().clone(), w.grad().clone());
+        },
+        mode);
+    for (int call = 0; call < 2; ++call) step();
+    const auto [gx, gw] = step();
+    std::vector<float> all = gx.to_vector<float>();
+    for (const float g : gw.to_vector<float>()) all.push_back(g);
+    return all;
+  };
+  using All = std::vector<float>;
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    CHECK(of([](auto& x, auto& w) { return (x + 1.0).mul_(w); }, mode) == All{3, 0.5, 2, -1});
+    CHECK(of([](auto& x, auto& w) { return ones({2}).mul_(w) + x; }, mode) == All{1, 1, 1, 1});
+    CHECK(of(
+              [](auto& x, auto& w) {
+                Tensor h = x + 1.0;
+                h *= w;
+                return h * w;
+              },
+              mode) == All{9, 0.25, 12, -1});
+    CHECK(of(
+              [](auto& x, auto& w) {
+                Tensor h = x + w;
+                return h.mul_(h);
+              },
+              mode) == All{8, -3, 8, -3});
+    CHECK(of([](auto& x, auto& w) { return (x * x).clamp_(0.0, 2.0) + w; }, mode) ==
+          All{2, 0, 1, 1});
+  }
 }
 
 TEST_CASE("pitfall A19: what an op gives is no view of what it keeps to itself") {

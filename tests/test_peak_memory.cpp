@@ -227,6 +227,33 @@ TEST_CASE("memory: results that come after what is larger than each of them" *
   });
 }
 
+TEST_CASE("memory: what planning many parameters takes grows as they do" *
+          doctest::test_suite("host")) {
+  const auto resident = [](int64_t n) {
+    return peaks_of(
+               [n](Mode mode, const std::function<void(int)>&) {
+                 std::vector<Tensor> all;
+                 for (int64_t k = 0; k < n; ++k) all.push_back(ones({4}).set_requires_grad());
+                 optim::SGD opt(all, {.lr = 0.1});
+                 auto step = brrr::step(
+                     [&](const Tensor& x) {
+                       opt.zero_grad();
+                       Tensor sum = zeros({});
+                       for (const Tensor& t : all) sum = sum + (t * x).sum();
+                       sum.backward();
+                       opt.step();
+                     },
+                     StepOptions{.mode = mode});
+                 for (int k = 0; k < 3; ++k) step(ones({4}));
+               },
+               Mode::Graph)
+        .resident;
+  };
+  const double few = resident(100), more = resident(400), most = resident(1600);
+  INFO(fmt::format("resident: {:.1f}, {:.1f}, {:.1f} MB", few, more, most));
+  if (!kAddressSanitizer && !kThreadSanitizer) CHECK(most - more < 6 * (more - few) + 10);
+}
+
 TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::test_suite("host")) {
   const auto make = [] {
     return std::make_unique<models::GPT>(

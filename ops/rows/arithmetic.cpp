@@ -121,16 +121,25 @@ template <class B> static const Tensor& into(const PointwiseOp& op, const Tensor
   call_into(op, a, b);
   return a;
 }
+// What is overwritten, for a gradient that reads it.
+static Tensor as_it_was(const Tensor& a, const Tensor& differentiated) {
+  return grad_enabled() && differentiated.requires_grad() ? a.clone() : a;
+}
 const Tensor& Tensor::add_(const Tensor& o) const { return into(add_row, *this, o); }
 const Tensor& Tensor::sub_(const Tensor& o) const { return into(sub_row, *this, o); }
-const Tensor& Tensor::mul_(const Tensor& o) const { return into(mul_row, *this, o); }
+const Tensor& Tensor::mul_(const Tensor& o) const {
+  const Tensor was = as_it_was(*this, o);
+  PointwiseCall(mul_row).add(was).add(o.impl() == impl() ? was : o).run_into({*this});
+  return *this;
+}
 const Tensor& Tensor::div_(const Tensor& o) const { return into(div_row, *this, o); }
 const Tensor& Tensor::add_(Scalar o) const { return into(add_row, *this, o); }
 const Tensor& Tensor::sub_(Scalar o) const { return into(sub_row, *this, o); }
 const Tensor& Tensor::mul_(Scalar o) const { return into(mul_row, *this, o); }
 const Tensor& Tensor::div_(Scalar o) const { return into(div_row, *this, o); }
 const Tensor& Tensor::clamp_(Scalar lo, Scalar hi) const {
-  PointwiseCall(clamp_row).add(*this).add(lo).add(hi).run_into({*this});
+  const Tensor was = as_it_was(*this, *this);
+  PointwiseCall(clamp_row).add(was).add(lo).add(hi).run_into({*this});
   return *this;
 }
 

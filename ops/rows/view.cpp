@@ -252,9 +252,14 @@ Tensor sum_to(const Tensor& t, const IntList& sizes) {
   if (t.sizes() == sizes) return t;
   const int shift = static_cast<int>(t.dim()) - sizes.size();
   IntList dims;
-  for (int i = 0; i < t.dim(); ++i) {
-    if (i < shift || (sizes[i - shift] == 1 && t.size(i) != 1)) dims.push_back(i);
+  bool fits = shift >= 0;
+  for (int i = 0; i < t.dim() && fits; ++i) {
+    const int64_t to = i < shift ? 1 : sizes[i - shift];
+    fits = to == 1 || to == t.size(i);
+    if (i < shift || (to == 1 && t.size(i) != 1)) dims.push_back(i);
   }
+  BRRR_CHECK(fits, "sum_to: {} cannot be summed to {}, which does not broadcast to it",
+             describe(t.impl()), to_string(sizes));
   if (dims.size() == shift) return t.sum(dims);  // Without a view, so that a leaf can keep it.
   return t.sum(dims, /*keepdim=*/true).reshape(sizes);
 }
