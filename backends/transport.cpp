@@ -56,7 +56,8 @@ const Transport* join_run() {
   const OpenModule module = open_module("libbrrr_mpi.so", "BRRR_MPI_MODULE");
   BRRR_CHECK(module.library,
              "dist: started as one of {} processes, but the module libbrrr_mpi.so cannot be "
-             "loaded ({}); install MPI (on Debian libopenmpi-dev) and build brrr again",
+             "loaded ({}); install MPI (on Debian libopenmpi-dev) and build brrr again, or set "
+             "BRRR_MPI_MODULE to where it is",
              ranks_of_environment(), module.why);
   const auto join =
       reinterpret_cast<const Transport* (*)(const char**)>(dlsym(module.library, "brrr_mpi_join"));

@@ -27,7 +27,7 @@ struct Storage {
   void* data = nullptr;
   size_t bytes = 0;
   uint32_t version = 0;  ///< Counts in-place writes; saved tensors remember it.
-  uint32_t number = 0;   ///< Among its thread's: tells it from an earlier one at its address.
+  uint32_t number = 0;   ///< Of an argument of a step: tells it from others at its address.
   Device device;
   bool owned = true;  ///< From the backend's allocator (else `release` tells).
   RefCount views;     ///< Tensors that view ops made of it and that are still there; 1: none.
@@ -142,8 +142,6 @@ struct Meta {
 /// A storage object without memory (count 1).
 inline Storage* new_storage(Device device, size_t bytes) {
   auto* s = new (FreeList<Storage>::take()) Storage;
-  static thread_local uint32_t made = 0;
-  s->number = ++made;
   s->device = device;
   s->bytes = bytes;
   return s;

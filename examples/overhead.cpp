@@ -40,12 +40,12 @@ struct Options : CommandLine {
     add("--threads", threads, "CPU threads", whole_number(1));
     add("--ranks", ranks,
         "instead: what a step gains from 2, 3, .. so many processes, which mpirun starts (0: no)",
-        whole_number(0));
+        whole_number(0, 4096));
     add("--seconds", seconds, "for eager's steps of each size; the other modes make as many",
         real_number(0.01, 1000));
-    add("--json", json, "write all figures to this file", output_file());
-    add("--plot", plot, "draw us a step over batch size (SVG)", output_file());
-    add("--trace", trace, "write a few steps of each mode for chrome://tracing", output_file());
+    add_output("--json", json, "write all figures to this file");
+    add_output("--plot", plot, "draw us a step over batch size (SVG)");
+    add_output("--trace", trace, "write a few steps of each mode for chrome://tracing");
   }
 };
 

@@ -35,9 +35,8 @@ struct Options : CommandLine {
     plain("--threads", threads, "CPU threads [1]", whole_number(1));
     plain("--seconds", seconds, "for each mode and number of multiplications [0.3]",
           real_number(0.01, 1000));
-    plain("--json", json, "write all figures to this file", output_file());
-    plain("--plot", plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG)",
-          output_file());
+    add_output("--json", json, "write all figures to this file");
+    add_output("--plot", plot, "draw time, FLOP/s and bandwidth over FLOP per byte (SVG)");
   }
 };
 

@@ -14,6 +14,8 @@ namespace data = brrr::data;
 
 namespace {
 
+constexpr const char* kDataHash = "data-hash";  // In a checkpoint.
+
 struct Options : TrainingOptions {
   std::string data, optimizer = "adamw";
   std::vector<int64_t> hidden = {256, 128};
@@ -40,8 +42,8 @@ Options::Options()
   kept_ = {"hidden", "optimizer", "batch",   "accumulate", "seed",
            "steps",  "lr",        "dropout", "images"};
   add_place();
-  plain("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
-        existing(Place::Folder));
+  add_input("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
+            Place::Folder);
   add("--images", images, "how many digits to generate for training", whole_number(1));
   add_batch("images");
   add_steps("steps of the whole run, over which the schedule is laid out", 1);
@@ -63,6 +65,7 @@ class Run : public Training {
     device = device_of(o.device);
     brrr::manual_seed(static_cast<uint64_t>(o.seed));
     read_data();
+    check_data();
     make_model();
     set_parts(*model_, loader_.get());
     resume();
@@ -163,12 +166,25 @@ class Run : public Training {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
   }
   void check_losses(LossLog& losses) override { finite(losses, step); }
-  uint64_t data_hash() const override { return checksum({train_.images, train_.labels}); }
+  uint64_t data_hash() const override {
+    if (!hash_) hash_ = checksum({train_.images, train_.labels});
+    return *hash_;
+  }
+  brrr::Metadata notes() const override {
+    return {{kDataHash, fmt::format("{:016x}", data_hash())}};
+  }
+  void check_data() const {
+    const auto was = options_.saved.find(kDataHash);
+    BRRR_CHECK(was == options_.saved.end() || was->second == notes()[kDataHash],
+               "--resume {}: it was trained on other images; give the --data that it had",
+               options_.resume);
+  }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
 
   const Options& options_;
   data::Dataset train_, test_;
+  mutable std::optional<uint64_t> hash_;
   std::unique_ptr<brrr::models::MLP> model_;
   std::unique_ptr<data::Loader> loader_;
   brrr::Step<std::function<Tensor(const Tensor&, const Tensor&)>> step_{

@@ -29,12 +29,11 @@ struct Entry {
   /// Of the arguments of the last call that ran the function.
   struct Argument {
     uint32_t external = kNone;
-    const void* storage = nullptr;  ///< Only compared,
-    uint32_t number = 0;            ///< with its number.
+    uint32_t number = 0;  ///< Its storage's.
     int64_t offset = 0;
     bool moves = false;  ///< Another tensor has been seen there: nothing captured is the same one.
     bool is(const TensorImpl& t) const {
-      return storage == t.storage && number == t.storage->number && offset == t.offset;
+      return number == std::atomic_ref(t.storage->number).load() && offset == t.offset;
     }
   };
   std::vector<Argument> arguments;

@@ -38,10 +38,13 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
 }  // namespace
 
 void Entry::note_argument(size_t k, uint32_t external, const TensorImpl& t) {
+  static std::atomic<uint32_t> numbers{0};
+  std::atomic_ref number(t.storage->number);  // Other steps may have the same argument.
+  if (uint32_t none = 0; !number.load()) number.compare_exchange_strong(none, ++numbers);
   if (arguments.size() <= k) arguments.resize(k + 1);
   const Argument& was = arguments[k];
-  const bool moves = was.storage && was.external == external && (was.moves || !was.is(t));
-  arguments[k] = {external, t.storage, t.storage->number, t.offset, moves};
+  const bool moves = was.number && was.external == external && (was.moves || !was.is(t));
+  arguments[k] = {external, number.load(), t.offset, moves};
 }
 
 // Of the arguments what the next ones have to be like. What they were is none of the step's

@@ -255,6 +255,7 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"roofline --mb 17592186044417", "expected a whole number from 1 to 1073741824"},
       {"roofline --repeats 100000", "expected a whole number from 1 to 4096, got '100000'"},
       {"train_mlp --batch 4611686018427387904", "expected a whole number from 1 to 2147483647"},
+      {"overhead --ranks 4294967297", "expected a whole number from 0 to 4096"},
       {"train_mlp --accumulate 4294967296", "expected a whole number from 1 to 2147483647"},
   };
   for (const Wrong& w : wrong) {
@@ -288,6 +289,45 @@ TEST_CASE("examples: a wrong option says what was expected") {
     CHECK(r.status == 0);
     CHECK(contains(r.text, "--threads"));
   }
+}
+
+TEST_CASE("examples: what one option writes no other reads or writes") {
+  const brrr::test::TempCache folder;
+  const std::string f = folder.dir + "/f", other = folder.dir + "/./f";
+  write_text(f, "mine");
+  const std::string commands[] = {
+      "train_mlp --save " + f + " --loss-csv " + other, "train_mlp --log " + f + " --loss-csv " + f,
+      "train_gpt --data " + f + " --checkpoint " + other,
+      "roofline --json " + f + " --plot " + other, "overhead --json " + f + " --trace " + other};
+  for (const std::string& command : commands) {
+    const Result r = run(command);
+    INFO(command << "\n" << r.text);
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, "are one file"));
+    CHECK(read_text(f) == "mine");
+  }
+}
+
+TEST_CASE("train_mlp: a run goes on with the images that it had") {
+  const brrr::test::TempCache folder;
+  const std::string data = folder.dir + "/idx", ck = folder.dir + "/ck";
+  fs::create_directory(data);
+  write_digits(data);
+  const std::string begin = "train_mlp --hidden 8 --batch 64 --steps 6 --mode eager --data " + data;
+  REQUIRE(run(begin + " --stop-at 3 --save " + ck).status == 0);
+  const Result none = run("train_mlp --mode eager --resume " + ck);
+  INFO(none.text);
+  CHECK(none.status == 1);
+  CHECK(contains(none.text, "give --data"));
+  const std::string resume = "train_mlp --mode eager --resume " + ck + " --data " + data;
+  CHECK(run(resume).status == 0);
+  const auto labels = data + "/train-labels-idx1-ubyte";
+  std::string bytes = read_text(labels);
+  bytes.back() = bytes.back() == 1 ? 2 : 1;
+  write_text(labels, bytes);
+  const Result changed = run(resume);
+  CHECK(changed.status == 1);
+  CHECK(contains(changed.text, "it was trained on other images"));
 }
 
 TEST_CASE("examples: numbers are decimal and rounded once") {

@@ -26,6 +26,11 @@ std::string explain(const CLI::App* app, const CLI::Error& e) {
   return text + fmt::format("{} --help explains them\n", app->get_name());
 }
 
+// Nobody is left to hear that this failed.
+void say(const std::string& program, const std::string& what) {
+  std::fputs(fmt::format("{}: {}\n", program, what).c_str(), stderr);
+}
+
 }  // namespace
 
 Check whole_number(int64_t least, int64_t most) {
@@ -95,15 +100,32 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
     app_.parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
-    wrong_ = e.what();
+    wrong_ = e.get_exit_code() == 0 ? "a request for help" : e.what();
     if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // The first one says it.
     return app_.exit(e) == 0 ? 0 : 2;
+  }
+}
+
+// What one option writes would be what another reads or writes.
+void CommandLine::check_files() const {
+  std::error_code none;
+  for (size_t k = 0; k < files_.size(); ++k) {
+    const fs::path path = *files_[k].name;
+    for (size_t n = 0; n < k && !path.empty(); ++n) {
+      const fs::path other = *files_[n].name;
+      const bool written = files_[k].is_written || files_[n].is_written;
+      if (!written || other.empty() || fs::is_character_file(path, none)) continue;
+      BRRR_CHECK(fs::weakly_canonical(path, none) != fs::weakly_canonical(other, none),
+                 "{} and {} are one file, {}; give each its own", files_[n].option,
+                 files_[k].option, path.string());
+    }
   }
 }
 
 std::optional<int> CommandLine::read(std::vector<std::string> words) {
   if (const auto code = parse(words)) return code;
   check();
+  check_files();
   if (resume.empty()) return {};
   brrr::load(resume, saved);  // Checks the file before anything is believed.
   adapt(saved);
@@ -118,11 +140,20 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   for (const std::string& key : hints_) {
     if (!saved[key].empty()) take(key);
   }
-  if (const auto code = parse(words)) return code;
+  std::vector<std::string> given;
+  for (const auto& [key, value] : texts_) {
+    if (app_.count("--" + key)) given.push_back(key);
+  }
+  if (const auto code = parse(words)) {
+    say(app_.get_name(), "what the command line leaves out is as in " + resume);
+    return code;
+  }
+  check_files();
   for (const auto& [key, value] : kept()) {
+    const bool is_given = std::count(given.begin(), given.end(), key);
     BRRR_CHECK(!saved.count(key) || saved[key] == value,
-               "--resume {}: it was made with {} {}, not {}; leave that out", resume, key,
-               saved[key], value);
+               "--resume {}: it was made with {} {}, not {}; {}", resume, key, saved[key], value,
+               is_given ? "leave that out" : fmt::format("give --{} {}", key, saved[key]));
   }
   return {};
 }
@@ -136,11 +167,6 @@ void CommandLine::use_threads(std::vector<std::string> words) {
     return;  // It is said when it is known who says it.
   }
   if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
-}
-
-// Nobody is left to hear that this failed.
-static void say(const std::string& program, const std::string& what) {
-  std::fputs(fmt::format("{}: {}\n", program, what).c_str(), stderr);
 }
 
 // What is printed into a full disk is not taken for a result.

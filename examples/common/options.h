@@ -80,6 +80,17 @@ class CommandLine : brrr::NotCopied {
   void add(const std::string& name, T& v, const std::string& text, const Check& check) {
     plain(name, v, text, check)->capture_default_str();
   }
+  /// The name of a file or folder that is read, of a file that is written. One that is written is
+  /// no other that is given.
+  void add_input(const std::string& name, std::string& v, const std::string& text, Place what) {
+    add(name, v, text, existing(what));
+    files_.push_back({name, &v, false});
+  }
+  void add_output(const std::string& name, std::string& v, const std::string& text,
+                  bool replaced = true) {
+    add(name, v, text, output_file(replaced));
+    files_.push_back({name, &v, true});
+  }
   void flag(const std::string& name, bool& v, const std::string& text) {
     app_.add_flag(name, v, text);
   }
@@ -107,12 +118,19 @@ class CommandLine : brrr::NotCopied {
     };
     return CLI::Validator(read, "");
   }
+  struct File {
+    std::string option;
+    const std::string* name;
+    bool is_written;
+  };
+  void check_files() const;
   void use_threads(std::vector<std::string> words);
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);
 
   CLI::App app_;
   std::map<std::string, std::function<std::string()>> texts_;
+  std::vector<File> files_;
   std::string wrong_ = "nothing wrong";  // With the command line.
 };
 

@@ -40,15 +40,15 @@ void TrainingOptions::add_steps(const std::string& what, int64_t least) {
   add("--steps", steps, what, whole_number(least));
   add("--stop-at", stop_at, "stop after this step, to resume later (0: never)", whole_number(0));
   add("--log-every", log_every, "steps between printed lines", whole_number(1));
-  add("--loss-csv", loss_csv, "write every step's loss to this file", output_file());
+  add_output("--loss-csv", loss_csv, "write every step's loss to this file");
   add("--threads", threads, "CPU threads (0: all cores)", whole_number(0));
 }
 
 void TrainingOptions::add_saving(const std::string& name) {
-  add(name, checkpoint, "checkpoint (safetensors) to write at the end", output_file());
+  add_output(name, checkpoint, "checkpoint (safetensors) to write at the end");
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
   needs("--save-every", name);
-  add("--log", log, "figures of every line as JSON, a line each", output_file(false));
+  add_output("--log", log, "figures of every line as JSON, a line each", false);
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
       existing(Place::File));
   hints_ = {"log-every"};

@@ -12,4 +12,7 @@ run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${work}/build" -G "${G
   "-Dbrrr_ROOT=${work}/prefix")
 run("${CMAKE_COMMAND}" --build "${work}/build" --config "${CONFIG}")
 run("${work}/build/consumer")
+if(MPIEXEC)  # The installed module is found.
+  run(bash "${CMAKE_CURRENT_LIST_DIR}/../dist/launch.sh" "${MPIEXEC}" 2 "${work}/build/consumer")
+endif()
 run("${work}/build/rows")
