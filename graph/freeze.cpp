@@ -105,7 +105,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   for (const Tensor* t : s.results) {
     const bool made = t->defined() && std::find(s.survivors.begin(), s.survivors.end(),
                                                 t->impl()->storage) != s.survivors.end();
-    f.effects.results.push_back(made ? t->impl()->value : kNone);
+    if (made) f.effects.results.push_back({t->impl()->value, t->impl()->view});
     if (!made) f.refusal = "a result is not made by the step";
   }
   for (const Effects::Gradient& g : f.effects.gradients) {
@@ -135,6 +135,10 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.autocast = context.autocast;
   f.epoch = settings_epoch();
   if (is_frozen_) refuse_bindings(f);
+  if (f.refusal) {  // For nothing they would keep alive what the function has let go of.
+    f.effects.gradients.clear();
+    f.effects.results.clear();
+  }
 }
 
 void StepCore::freeze() {
@@ -192,7 +196,7 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
     return nullptr;
   }
   // What a backward pass does, set a gradient or add to it, depends on there being one.
-  for (const auto& [leaf, id, had] : f.effects.gradients) {
+  for (const auto& [leaf, id, had, view] : f.effects.gradients) {
     if ((leaf.impl()->grad != nullptr) != had) return nullptr;
   }
   s.bindings = f.effects.bindings;

@@ -27,18 +27,23 @@ bool Pass::draws_in_turn() const {
 }
 
 void Pass::commit() noexcept {
+  const auto first = [&](const Change& c) {  // Of its field: what there was before the step.
+    return std::none_of(std::as_const(changes_).data(), &c, [&](const Change& other) {
+      return other.field == c.field && other.tensor.get() == c.tensor.get();
+    });
+  };
   for (const Change& c : changes_) {
     if (c.field == Field::Grad &&
         std::none_of(effects_.gradients.begin(), effects_.gradients.end(),
                      [&](const auto& known) { return known.leaf.impl() == c.tensor.get(); })) {
       const TensorImpl* now = c.tensor->grad;
       const bool made = now && now->storage->pass == this;
-      effects_.gradients.push_back(
-          {Tensor(c.tensor), made ? now->value : kNone, static_cast<bool>(c.grad)});
+      effects_.gradients.push_back({Tensor(c.tensor), made ? now->value : kNone,
+                                    static_cast<bool>(c.grad), made ? now->view : View::No});
     }
     if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
-    if (c.field == Field::RequiresGrad && c.flags != c.tensor->flags) {
+    if (c.field == Field::RequiresGrad && first(c) && c.flags != c.tensor->flags) {
       host_effect_ = "it changes whether a tensor from outside requires grad";
     }
   }
@@ -71,21 +76,23 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
     }
   }
   set_rng_state({rng_before_.seed, rng_before_.draw + r.draws});
-  auto tensor = [&](uint32_t id) {
+  auto tensor = [&](uint32_t id, View view) {
     const Value& v = r.values[id];
     Storage* s = live_[v.storage];
     s ? s->refs.retain() : void(s = placeholder_storage(v.storage, r.storages[v.storage]));
-    return placeholder(v, id, s);
+    Tensor t = placeholder(v, id, s);
+    if ((t.impl()->view = view) != View::No) s->views.retain();
+    return t;
   };
-  for (const auto& [leaf, id, had] : e.gradients) {
-    leaf.set_grad(id == kNone ? Tensor() : tensor(id));
+  for (const auto& [leaf, id, had, view] : e.gradients) {
+    leaf.set_grad(id == kNone ? Tensor() : tensor(id, view));
   }
   for (uint32_t x : e.written) {
     Storage& s = *bindings_[x].storage;
     journal_version(s);
     ++s.version;
   }
-  for (uint32_t id : e.results) results.push_back(tensor(id));
+  for (const auto& [id, view] : e.results) results.push_back(tensor(id, view));
 }
 
 void Pass::abort() noexcept {

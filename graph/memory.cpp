@@ -140,9 +140,6 @@ int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order) {
   return top;
 }
 
-// Small temporaries are not worth an address that changes with every replay.
-constexpr int64_t kLeastGuest = 4096;
-
 // Where a survivor lies that is written element by element over the block, which dies there.
 int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
                     const std::vector<Block>& owners, const Placed& placed) {
@@ -181,7 +178,7 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
     for (const Block& o : owners) place(placed, o);
     for (size_t n : order) {
       Block& b = blocks[n];
-      if (b.host != kNone || b.first < rules.from || b.bytes < kLeastGuest) continue;
+      if (b.host != kNone || b.first < rules.from) continue;
       int64_t at = heir_offset(r, s, b, owners, placed);
       if (at < 0) {
         at = tightest_gap(b, placed);
@@ -225,9 +222,11 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
   const auto by_area = order([](const Block& b) { return -b.bytes * (b.last - b.first + 1); });
   const auto at_peak =
       order([&](const Block& b) { return std::pair(b.first > peak || b.last < peak, -b.bytes); });
+  // Rooms that are written late are few: they are for what is used late.
+  const auto latest = order([](const Block& b) { return std::pair(-int64_t{b.last}, -b.bytes); });
   std::vector<Block> best;
   int64_t least = INT64_MAX;
-  for (const auto* hosting : {&by_size, &at_peak, &by_area}) {
+  for (const auto* hosting : {&by_size, &at_peak, &by_area, &latest}) {
     std::vector<Block> hosted = blocks;
     host_blocks(r, s, m, hosted, *hosting, rules);
     for (const auto* placing : {&by_size, &by_time, &by_area}) {

@@ -28,9 +28,14 @@ struct Effects {
     Tensor leaf;
     uint32_t value;  ///< kNone: it was taken away.
     bool had;        ///< There was one before the call.
+    View view;
+  };
+  struct Result {
+    uint32_t value;
+    View view;
   };
   std::vector<Binding> bindings;
-  std::vector<uint32_t> results;  ///< Values.
+  std::vector<Result> results;
   std::vector<Gradient> gradients;
   std::vector<uint32_t> written;  ///< External numbers, once per write.
   /// Control words, in order, that come from another cell than the recording's.

@@ -180,6 +180,9 @@ TEST_CASE("pitfall A19: what an op gives is no view of what it keeps to itself")
                     [&](const Tensor& x) {
                       return einsum("ij,jk->ki", {x, b});
                     },
+                    [](const Tensor& x) {
+                      return sum_to(x.unsqueeze(0), {1, 2});
+                    },
                     [](const Tensor& x) { return x.t().reshape({-1}); }};
   for (const Op& op : ops) {
     for (const Mode mode : {Mode::Eager, Mode::Graph}) {

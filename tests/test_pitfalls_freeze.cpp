@@ -212,6 +212,42 @@ TEST_CASE("pitfall A25: an argument that was the captured tensor until the step 
   }
 }
 
+TEST_CASE("pitfall A25: what requires grad again at the end may be frozen") {
+  const Tensor p = ones({3});
+  p.set_requires_grad();
+  auto step = brrr::step([&](const Tensor& x) {
+    p.set_requires_grad(false);
+    const Tensor y = p * x;
+    p.set_requires_grad(true);
+    return y;
+  });
+  for (int call = 0; call < 3; ++call) step(randn({3}));
+  step.freeze();
+  CHECK(step(full({3}, 2.0)).to_vector<float>() == std::vector<float>(3, 2.f));
+}
+
+TEST_CASE("pitfall A25: a result that is a view is one when frozen, too") {
+  const Tensor w = full({6}, 2.0);
+  w.set_requires_grad();
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    auto step = brrr::step(
+        [](const Tensor& x) {
+          const Tensor y = x * 2.0;
+          return std::pair(y, y.view({2, 3}));
+        },
+        mode);
+    for (int call = 0; call < 3; ++call) step(randn({6}));
+    if (mode == Mode::Graph) step.freeze();
+    for (int call = 0; call < 2; ++call) {
+      auto [y, v] = step(ones({6}));
+      CHECK(contains(error_of([&] { y.mul_(w); }), "view"));
+      CHECK(contains(error_of([&] { v.mul_(w.view({2, 3})); }), "view"));
+      v = Tensor();
+      CHECK(y.mul_(w).to_vector<float>() == std::vector<float>(6, 4.f));
+    }
+  }
+}
+
 TEST_CASE("pitfall A25: what sets the random stream, or what requires grad, refuses to freeze") {
   const auto refused = [](const std::function<Tensor(const Tensor&)>& fn, const char* why) {
     auto step = brrr::step(fn);

@@ -261,7 +261,7 @@ Tensor sum_to(const Tensor& t, const IntList& sizes) {
   BRRR_CHECK(fits, "sum_to: {} cannot be summed to {}, which does not broadcast to it",
              describe(t.impl()), to_string(sizes));
   if (dims.size() == shift) return t.sum(dims);  // Without a view, so that a leaf can keep it.
-  return t.sum(dims, /*keepdim=*/true).reshape(sizes);
+  return sole_view(t.sum(dims, /*keepdim=*/true).reshape(sizes));
 }
 
 }  // namespace brrr
