@@ -1,5 +1,6 @@
 #include "models/layers.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
@@ -32,8 +33,16 @@ Embedding::Embedding(int64_t n, int64_t width) {
 
 Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
 
+static void check_normalized(const char* layer, const IntList& sizes) {
+  BRRR_CHECK(
+      sizes.size() > 0 && std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n > 0; }),
+      "{}: normalizes over the last dims, whose sizes must be positive, got {}", layer,
+      to_string(sizes));
+}
+
 LayerNorm::LayerNorm(const IntList& normalized, double eps, bool with_bias)
     : normalized_(normalized), eps_(eps) {
+  check_normalized("LayerNorm", normalized);
   weight = register_parameter("weight", ones(normalized));
   if (with_bias) bias = register_parameter("bias", zeros(normalized));
 }
@@ -43,6 +52,7 @@ Tensor LayerNorm::forward(const Tensor& x) {
 }
 
 RMSNorm::RMSNorm(const IntList& normalized, double eps) : normalized_(normalized), eps_(eps) {
+  check_normalized("RMSNorm", normalized);
   weight = register_parameter("weight", ones(normalized));
 }
 

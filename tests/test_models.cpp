@@ -144,6 +144,12 @@ TEST_CASE("mlp: activations come from one table, errors list it") {
   CHECK_THROWS_AS(models::MLP({.sizes = {2}}), Error);
 }
 
+TEST_CASE("layers: norms over no dims, or dims of no size, are refused when they are made") {
+  CHECK_THROWS_AS(models::LayerNorm(IntList{}), Error);
+  CHECK_THROWS_AS(models::LayerNorm(IntList{4, 0}), Error);
+  CHECK_THROWS_AS(models::RMSNorm(IntList{-3}), Error);
+}
+
 TEST_CASE("layers: embedding, norms, dropout") {
   models::Embedding e(7, 3);
   CHECK(e(tensor({{1, 2}, {6, 0}})).sizes() == IntList{2, 2, 3});
