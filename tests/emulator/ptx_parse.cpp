@@ -15,8 +15,6 @@ namespace {
 
 constexpr std::string_view spaces = " \t\r\n", name_end = " \t\r\n,;[](){}=<>|";
 
-uint64_t round_up(uint64_t x, uint64_t step) { return (x + step - 1) / step * step; }
-
 // Top-level text, cut into words.
 class Reader {
  public:

@@ -12,6 +12,8 @@
 
 namespace brrr::emulator::ptx {
 
+inline uint64_t round_up(uint64_t x, uint64_t step) { return (x + step - 1) / step * step; }
+
 constexpr int lanes = 32;
 using Mask = uint32_t;  // of a warp's lanes
 constexpr Mask everyone = ~Mask{0};
