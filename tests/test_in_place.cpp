@@ -166,6 +166,15 @@ TEST_CASE("pitfall A19: a gradient that reads what is overwritten") {
               mode) == All{8, -3, 8, -3});
     CHECK(of([](auto& x, auto& w) { return (x * x).clamp_(0.0, 2.0) + w; }, mode) ==
           All{2, 0, 1, 1});
+    CHECK(of([](auto& x, auto& w) { return (x + 1.0).div_(w); }, mode) ==
+          All{1.f / 3, 2, -(2.f / 3) / 3, 4});
+    CHECK(of([](auto& x, auto& w) { return (x / w).mul_(w); }, mode) == All{1, 1, 0, 0});
+    CHECK(of(
+              [](auto& x, auto& w) {
+                Tensor h = x + w;
+                return h.div_(h) + x;
+              },
+              mode) == All{1, 1, 0, 0});
   }
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -253,11 +254,15 @@ class Gang {
 constinit Gang gang;
 
 int start_threads() {
-  if (const char* text = std::getenv("BRRR_NUM_THREADS")) {
-    const long n = std::strtol(text, nullptr, 10);
-    if (n > 0) return static_cast<int>(std::min<long>(n, kMaxThreads));
+  const int all = std::min(cpus().count(), kMaxThreads);
+  if (const char* text = std::getenv("BRRR_NUM_THREADS"); text && *text) {
+    char* end = nullptr;
+    const long n = std::strtol(text, &end, 10);
+    if (!*end && n > 0) return static_cast<int>(std::min<long>(n, kMaxThreads));
+    std::fprintf(stderr, "brrr: BRRR_NUM_THREADS is '%s', not a number from 1 to %d; using %d\n",
+                 text, kMaxThreads, all);
   }
-  return std::min(cpus().count(), kMaxThreads);
+  return all;
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }

@@ -29,7 +29,8 @@ const PointwiseOp div_row{"div",
                           {.result = Result::Float, .lo = 0.5, .hi = 2.0},
                           [](auto a, auto b) { return a / b; },
                           [](auto, auto b, auto, auto g) { return g / b; },
-                          [](auto, auto b, auto y, auto g) { return -(g * y) / b; }};
+                          // Not the quotient, which the caller may overwrite, as PyTorch lets them.
+                          [](auto a, auto b, auto, auto g) { return -(g * (a / b)) / b; }};
 
 const NumberOp floor_div_row{"floor_div", "floor(a / b); integers by zero give 0", kPlain,
                              [](auto a, auto b) { return m::floor_div(a, b); }};
@@ -127,12 +128,13 @@ static Tensor as_it_was(const Tensor& a, const Tensor& differentiated) {
 }
 const Tensor& Tensor::add_(const Tensor& o) const { return into(add_row, *this, o); }
 const Tensor& Tensor::sub_(const Tensor& o) const { return into(sub_row, *this, o); }
-const Tensor& Tensor::mul_(const Tensor& o) const {
-  const Tensor was = as_it_was(*this, o);
-  PointwiseCall(mul_row).add(was).add(o.impl() == impl() ? was : o).run_into({*this});
-  return *this;
+static const Tensor& into_keeping(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
+  const Tensor was = as_it_was(a, b);
+  PointwiseCall(op).add(was).add(b.impl() == a.impl() ? was : b).run_into({a});
+  return a;
 }
-const Tensor& Tensor::div_(const Tensor& o) const { return into(div_row, *this, o); }
+const Tensor& Tensor::mul_(const Tensor& o) const { return into_keeping(mul_row, *this, o); }
+const Tensor& Tensor::div_(const Tensor& o) const { return into_keeping(div_row, *this, o); }
 const Tensor& Tensor::add_(Scalar o) const { return into(add_row, *this, o); }
 const Tensor& Tensor::sub_(Scalar o) const { return into(sub_row, *this, o); }
 const Tensor& Tensor::mul_(Scalar o) const { return into(mul_row, *this, o); }
