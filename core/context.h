@@ -47,6 +47,8 @@ struct GradientHook {
   virtual void finished() = 0;
   /// Whether a pass is still to come; else another hook may take this one's place.
   virtual bool awaited() const = 0;
+  /// zero_grad() drops the gradients of these.
+  virtual void dropped(const std::vector<Tensor>& parameters) = 0;
 };
 
 /// Memory planned for the scratch tensors of an op's kernel, as its row asks.
@@ -131,6 +133,8 @@ struct Recorder : Placeholders {
   /// A backward pass has used up a tape node that existed before the step: it keeps what it saved
   /// until the step has run.
   virtual void journal(Node& node) = 0;
+  /// How many views of `s` are still there for what was journalled alone.
+  virtual uint32_t kept_views(const Storage& s) = 0;
   uint64_t first_sequence = 0;  ///< Of tape nodes made inside the step (by this thread).
 };
 

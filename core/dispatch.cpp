@@ -129,6 +129,12 @@ static bool overlaps_itself(const TensorImpl& t) {
   return false;
 }
 
+// Whether view ops have made others of it that are there, as eager mode would have them.
+static bool has_views(const Storage& s) {
+  const uint32_t views = s.views.get() - 1;
+  return views && (!context.recorder || views > context.recorder->kept_views(s));
+}
+
 // What must hold before anything is written in place; nothing has changed when this throws.
 void detail::check_in_place(const OpCall& c, bool grads) {
   for (int k = 0; k < c.n_out; ++k) {
@@ -147,11 +153,10 @@ void detail::check_in_place(const OpCall& c, bool grads) {
                "{}_: {} is a view, made under NoGradGuard, of a tensor that requires grad, whose "
                "gradient would miss the write; write under NoGradGuard too",
                c.op->name, describe(&o));
-    BRRR_CHECK(
-        !((grads || o.requires_grad()) && (o.view != View::No || o.storage->views.get() > 1)),
-        "{}_: {} shares memory with a view of it or is one, and gradients flow; use the "
-        "out-of-place op (cat, stack, where) or clone() first",
-        c.op->name, describe(&o));
+    BRRR_CHECK(!((grads || o.requires_grad()) && (o.view != View::No || has_views(*o.storage))),
+               "{}_: {} shares memory with a view of it or is one, and gradients flow; use the "
+               "out-of-place op (cat, stack, where) or clone() first",
+               c.op->name, describe(&o));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <cstring>
+#include <map>
 
 #include "graph/pass.h"
 
@@ -168,6 +169,26 @@ void Pass::drop_unseen() noexcept {
     changes_.erase(std::remove_if(changes_.begin(), changes_.end(), same), changes_.end());
     k = static_cast<size_t>(-1);  // Others may have hung on it.
   }
+}
+
+uint32_t Pass::kept_views(const Storage& s) {
+  std::map<const TensorImpl*, uint32_t> held;
+  const auto count = [&](const TensorImpl* t) {
+    if (t && t->storage == &s && t->view != View::No) ++held[t];
+  };
+  for (const Change& c : changes_) {
+    count(c.tensor.get());
+    count(c.grad.get());
+  }
+  for (const auto& n : used_nodes_) {
+    for (int i = 0; i < n->n_in; ++i) {
+      if (n->op->saves_inputs) count(n->in[i].saved);
+      count(n->in[i].edge.leaf);
+    }
+    for (int k = 0; n->op->saves_outputs && k < n->n_out; ++k) count(n->out[k].saved);
+  }
+  return static_cast<uint32_t>(std::count_if(
+      held.begin(), held.end(), [](const auto& h) { return h.first->refs.get() == h.second; }));
 }
 
 void Pass::journal(Node& node) {

@@ -75,6 +75,7 @@ class Pass final : public Recorder {
   void journal(TensorImpl& t, Field f) override;
   void journal(ControlCell& cell) override;
   void journal(Node& node) override;
+  uint32_t kept_views(const Storage& s) override;
 
   Recording& recording() { return fresh_; }
   const std::vector<Binding>& bindings() const { return bindings_; }

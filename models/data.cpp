@@ -60,15 +60,31 @@ StateDict Loader::state_dict() const {
           {"position", number(position_)},
           {"seed", number(std::bit_cast<int64_t>(options_.seed))},
           {"batch", number(options_.batch)},
-          {"size", number(dataset_.size())}};
+          {"size", number(dataset_.size())},
+          {"shuffle", number(int64_t{options_.shuffle})},
+          {"drop_last", number(int64_t{options_.drop_last})}};
 }
 
 void Loader::check_state_dict(const StateDict& dict) const {
-  check_same_numbers("Loader::load_state_dict", "loader", state_dict(), dict,
-                     {{"seed", "seed"}, {"batch", "batch"}, {"size", "size"}});
+  const StateDict mine = state_dict();
+  StateDict whole = dict;
+  for (const char* later : {"shuffle", "drop_last"}) {  // What older files lack.
+    whole.emplace(later, mine.at(later));
+  }
+  check_same_numbers("Loader::load_state_dict", "loader", mine, whole,
+                     {{"seed", "seed"},
+                      {"batch", "batch"},
+                      {"size", "size"},
+                      {"shuffle", "shuffle"},
+                      {"drop_last", "drop_last"}});
+  const int64_t epoch = dict.at("epoch").item<int64_t>();
   const int64_t position = dict.at("position").item<int64_t>();
-  BRRR_CHECK(dict.at("epoch").item<int64_t>() >= 0 && position >= 0 && position < dataset_.size(),
-             "Loader::load_state_dict: position {} lies outside the data set", position);
+  const int64_t last = dataset_.size() - (options_.drop_last ? options_.batch : 1);
+  BRRR_CHECK(epoch >= 0 && epoch < INT64_MAX, "Loader::load_state_dict: epoch {} does not exist",
+             epoch);
+  BRRR_CHECK(position >= 0 && position <= last && position % options_.batch == 0,
+             "Loader::load_state_dict: no batch of {} begins at position {} of {} examples",
+             options_.batch, position, dataset_.size());
 }
 
 void Loader::load_state_dict(const StateDict& dict) {

@@ -187,6 +187,16 @@ struct DataParallel::State final : GradientHook {
 
   bool awaited() const override { return expected; }
 
+  // Between the passes of a step: one of them has thrown, and what follows is a step anew.
+  void dropped(const std::vector<Tensor>& all) override {
+    if (pass() == 0) return;
+    const auto own = std::count_if(all.begin(), all.end(),
+                                   [&](const Tensor& t) { return index.count(t.impl()) > 0; });
+    if (static_cast<size_t>(own) < parameters.size()) return;
+    set_control(*cell, 0);
+    earlier.clear();
+  }
+
   // Buckets have the parameters' dtypes, and a sharding has views of them.
   void check_parameters() const {
     for (size_t k = 0; k < named.size(); ++k) {

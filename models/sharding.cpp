@@ -142,6 +142,7 @@ void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
 }
 
 void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
+  if (context.gradients) context.gradients->dropped(parameters);
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   for (size_t k = 0; k < parameters.size() && !r.all.empty(); ++k) {

@@ -99,6 +99,40 @@ TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refus
   cut.detach().mul_(5.0);  // Who says so.
 }
 
+TEST_CASE("pitfall A19: views that only a step's journal keeps are in nobody's way") {
+  const auto run = [](Mode mode, bool old_tape, bool held) {
+    Tensor w = ones({4}), buffer = zeros({4}), loss, kept;
+    w.set_requires_grad();
+    if (old_tape) {
+      Tensor v = buffer.reshape({2, 2});
+      v.set_requires_grad();
+      loss = (v * v).sum();
+      if (held) kept = v;
+    }
+    auto step = brrr::step(
+        [&] {
+          if (old_tape) {
+            loss.backward();
+            loss = {};
+          } else {
+            Tensor v = buffer.reshape({2, 2});
+            v.set_requires_grad();
+            if (held) kept = v;
+          }
+          buffer.add_(w);
+          return buffer * 2.0;
+        },
+        mode);
+    return error_of([&] { step(); });
+  };
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const bool old_tape : {false, true}) {
+      CHECK(run(mode, old_tape, false) == "");
+      CHECK(run(mode, old_tape, true).find("view") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("pitfall A19: what ops view for themselves is in nobody's way") {
   const std::vector<std::function<Tensor(const Tensor&)>> ops = {
       [](const Tensor& h) {
@@ -267,6 +301,8 @@ TEST_CASE("views: sizes, strides and steps at the edge of the integers") {
                                                 {{2}, {4}}}) {
     CHECK(error_of([&] { as_strided(a, sizes, strides, 0); }).find("as_strided") == 0);
   }
+  const IntList ones(std::vector<int64_t>(7, 1));
+  CHECK(error_of([&] { as_strided(a, ones, ones, 0); }).find("at most 6") != std::string::npos);
   CHECK(error_of([&] { as_strided(a, {1}, {1}, INT64_MAX); }).find("as_strided") == 0);
   CHECK(a.slice(0, INT64_MIN, INT64_MAX, INT64_MAX).to_vector<float>() == std::vector<float>{0});
   CHECK(a.slice(0, 1, 4, INT64_MAX).to_vector<float>() == std::vector<float>{1});

@@ -19,6 +19,7 @@
 #include "ops/factory_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
+#include "tests/op_cases.h"
 #include "tests/temp_dir.h"
 
 using namespace brrr;
@@ -419,6 +420,26 @@ TEST_CASE("loader: every example once an epoch, in a seeded order that can be re
   data::Loader other(set, {.batch = 4, .seed = 4});
   CHECK_THROWS_AS(other.load_state_dict(one.state_dict()), Error);
   CHECK_THROWS_AS(data::Loader(set, {.batch = 0}), Error);
+  const auto refused = [&](const data::LoaderOptions& options, StateDict dict) {
+    data::Loader loader(set, options);
+    return error_of([&] { loader.load_state_dict(dict); });
+  };
+  StateDict state = two.state_dict();
+  CHECK(refused({.batch = 4, .shuffle = false, .seed = 3}, state).find("shuffle") !=
+        std::string::npos);
+  CHECK(refused({.batch = 4, .seed = 3, .drop_last = true}, state).find("drop_last") !=
+        std::string::npos);
+  for (const int64_t position : {-4, 3, 10, 12}) {
+    state["position"] = full({}, position, kInt64);
+    CHECK(refused({.batch = 4, .seed = 3}, state).find("position") != std::string::npos);
+  }
+  state["position"] = full({}, 8, kInt64);
+  CHECK(refused({.batch = 4, .seed = 3}, state) == "");
+  state["epoch"] = full({}, INT64_MAX, kInt64);
+  CHECK(refused({.batch = 4, .seed = 3}, state).find("epoch") != std::string::npos);
+  state = two.state_dict();
+  state.erase("shuffle");  // As older files.
+  CHECK(refused({.batch = 4, .seed = 3}, state) == "");
   CHECK_THROWS_AS(data::Loader(set, {.batch = 11, .drop_last = true}), Error);
   data::Loader dropping(set, {.batch = 4, .shuffle = false, .drop_last = true});
   dropping.next();

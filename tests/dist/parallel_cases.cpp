@@ -90,6 +90,40 @@ TEST_CASE("DataParallel: what backward passes one after the other give is added 
   }
 }
 
+TEST_CASE("DataParallel: a step that throws between its passes leaves nothing to the next one") {
+  const auto train = [](Mode mode, int shard, bool disturbed) {
+    manual_seed(5);
+    Two model;
+    dist::DataParallel ddp(model, {.accumulate = 2, .shard_gradients = shard == 1});
+    optim::SGD opt(model.parameters(), {.lr = 0.1});
+    bool throws = false;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          for (int k = 0; k < 2; ++k) {
+            if (throws && k == 1) throw std::runtime_error("a bad batch");
+            ddp(x.narrow(0, 4 * k, 4)).square().mean().backward();
+          }
+          opt.step();
+        },
+        mode);
+    for (int i = 0; i < 4; ++i) {
+      const Tensor x = batch(dist::rank(), i).narrow(1, 0, 2).contiguous();
+      throws = disturbed && i == 2;
+      if (throws) CHECK_THROWS_AS(step(x * 3.0), std::runtime_error);
+      throws = false;
+      step(x);
+    }
+    return bytes_of(model);
+  };
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const int shard : {0, 1}) {
+      CAPTURE(shard);
+      CHECK(train(mode, shard, true) == train(mode, shard, false));
+    }
+  }
+}
+
 TEST_CASE("DataParallel: forward passes for one backward pass, and evaluations, keep the bits") {
   for (int way = 0; way < 4; ++way) {
     CAPTURE(way);
