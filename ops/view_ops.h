@@ -12,7 +12,8 @@ namespace brrr {
 Tensor sum_to(const Tensor& t, const IntList& sizes);
 /// A view that differs from `t` in nothing but identity.
 Tensor alias(const Tensor& t);
-/// Strided access to the storage that `t` views; sizes, strides and offset in elements.
+/// Strided access to the storage that `t` views, in at most 6 dims; sizes, strides and offset in
+/// elements.
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset);
 
 Tensor transpose(const Tensor& t, int64_t a, int64_t b);

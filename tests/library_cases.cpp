@@ -37,6 +37,9 @@ std::vector<Case> view_cases() {
       {"as_strided", {m}, [](const Tensors& x) {
          return as_strided(x[0].detach(), {2, 3}, {1, 2}, 1) * 2.0;
        }},
+      {"as_strided", {m}, [](const Tensors& x) {
+         return as_strided(x[0].detach(), {1, 2, 1, 2, 3, 1}, {9, 6, 5, 3, 1, 2}, 0) * 2.0;
+       }},
       {"chunk", {m}, [](const Tensors& x) { return x[0].chunk(2, 1)[0] * chunk(x[0], 2, 1)[1]; }},
       {"split", {m}, [](const Tensors& x) { return split(x[0], 2, 1)[1] - x[0].split(2, 1)[0]; }},
       {"unbind", {t}, [](const Tensors& x) {

@@ -53,6 +53,10 @@ std::vector<Case> cases(DType t) {
       {"shared factor", {base({2, 7}).slice(0, 1, 2), rows.transpose(1, 2)}, product},
       {"uneven batch", {heads.transpose(1, 2).slice(2, 1, 3), shifted({7, 4}, t)}, product},
       {"batches of both", {heads.slice(2, 1, 4), heads.slice(2, 2, 5).transpose(2, 3)}, product},
+      {"one index in between",
+       {base({2, 1, 5, 3, 3}).slice(2, 0, 3), base({2, 1, 3, 3, 3})},
+       product},
+      {"keys of several queries", {base({3, 1, 1, 9, 1}), base({3, 1, 2, 1, 3})}, product},
       {"long batch", {shifted({1100, 1, 3}, t), shifted({1100, 3, 1}, t)}, product},
       {"einsum",
        {rows.slice(1, 1, 4), shifted({4, 7, 5}, t)},
@@ -128,5 +132,25 @@ TEST_CASE("cuda step: products of operands that are not aligned") {
       CHECK(s.launches_per_replay == 1);
       CHECK_MESSAGE(s.fallbacks == 0, s.last_fallback);
     }
+  }
+}
+
+TEST_CASE("cuda attention step: gradients are written joined, from any element on") {
+  if (!have_device()) return;
+  for (const DType t : {kFloat32, kBFloat16}) {
+    CAPTURE(static_cast<int>(t));
+    manual_seed(5);
+    const Tensor g = randn({2, 2, 33, 33}).to(t).to(kCUDA);
+    const auto joined = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      Tensors in;
+      for (const Tensor& x : {q, k, v}) in.push_back(x.detach().set_requires_grad());
+      const Tensor y = scaled_dot_product_attention(in[0], in[1], in[2]);
+      const Tensors d = grad({y}, in, {}, {g});
+      return cat({d[2], d[0], d[1]}, -1);
+    };
+    const Tensor q = randn({2, 2, 33, 64}).to(t).to(kCUDA), k = q * 0.5, v = g * 0.7;
+    auto step = brrr::step(joined, StepOptions{.require_graph = true});
+    const Tensor want = joined(q, k, v);
+    for (int call = 0; call < 3; ++call) CHECK(same_bits(step(q, k, v), want));
   }
 }

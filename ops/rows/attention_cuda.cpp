@@ -75,7 +75,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
     p.max[head * p.queries + query] = state[r].max.v;
     p.sum[head * p.queries + query] = sum.v;
   }
-  store_tile(p, p.to, head, out, factor, mine, p.queries, p.depth);
+  store_tile(p, p.to, p.to_quads, head, out, factor, mine, p.queries, p.depth);
 }
 )"}};
 
@@ -147,7 +147,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
     }
     accumulate(dq, ds, k, room);
   }
-  store_tile(p, p.to, head, dq, scale, mine, p.queries, p.width);
+  store_tile(p, p.to, p.to_quads, head, dq, scale, mine, p.queries, p.width);
 }
 )"}};
 
@@ -201,8 +201,8 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
   }
   float scale[kOwn], one[kOwn];
   for (int r = 0; r < kOwn; ++r) scale[r] = p.scale, one[r] = 1;
-  store_tile(p, p.dk, head, dk, scale, mine, p.keys, p.width);
-  store_tile(p, p.dv, head, dv, one, mine, p.keys, p.depth);
+  store_tile(p, p.dk, p.dk_quads, head, dk, scale, mine, p.keys, p.width);
+  store_tile(p, p.dv, p.dv_quads, head, dv, one, mine, p.keys, p.depth);
 }
 )"}};
 
@@ -230,8 +230,9 @@ class DeviceOperands {
     a.mask = matrix(o_.mask);
     a.g = matrix(o_.g);
     a.out = matrix(o_.out);
-    a.packed = in_packs(a.q, a.width) && in_packs(a.k, a.width) && in_packs(a.v, a.depth) &&
-               in_packs(a.g, a.depth);
+    const int64_t each = 16 / static_cast<int64_t>(itemsize(dtype_));
+    a.packed = in_packs(a.q, a.width, each) && in_packs(a.k, a.width, each) &&
+               in_packs(a.v, a.depth, each) && in_packs(a.g, a.depth, each);
     if (const TensorImpl* key = c.in[Key]) {
       const DropoutRate rate(c.attrs.as<AttentionAttrs>().dropout);
       a.key = key->data();
@@ -264,9 +265,12 @@ class DeviceOperands {
   }
 
   using Matrix = AttentionArguments::Matrix;
-  Matrix result(const OpCall& c, int k) const {
+  // Where result k is written; it may lie in a wider tensor, at any element.
+  Matrix result(const OpCall& c, int k, int& quads) const {
     const Tensor t = heads_view(*c.out[k].impl(), c.attrs.as<AttentionAttrs>());
-    return matrix(MatrixInput(t.impl(), dtype_));
+    const Matrix m = matrix(MatrixInput(t.impl(), dtype_));
+    quads = in_packs(m, static_cast<int>(t.size(-1)), 4);
+    return m;
   }
 
   AttentionArguments arguments{};
@@ -282,11 +286,11 @@ class DeviceOperands {
     for (int d = 0; d < t->ndim - 2; ++d) to.head[d] = t->strides[d];
     return to;
   }
-  // Whether 16 bytes at a time can be read.
-  bool in_packs(const Matrix& m, int columns) const {
-    const int64_t each = 16 / static_cast<int64_t>(itemsize(dtype_));
+  // Whether so many elements at a time can be read or written.
+  bool in_packs(const Matrix& m, int columns, int64_t each) const {
     bool yes =
-        reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && columns % each == 0 && m.row % each == 0;
+        reinterpret_cast<uintptr_t>(m.data) % (static_cast<size_t>(each) * itemsize(dtype_)) == 0 &&
+        columns % each == 0 && m.row % each == 0;
     for (int64_t stride : m.head) yes = yes && stride % each == 0;
     return yes;
   }
@@ -307,7 +311,7 @@ bool attention_on_cuda(const OpCall& c) {
 
 void attention_cuda(OpCall& c) {
   DeviceOperands o(c);
-  o.arguments.to = o.result(c, 0);
+  o.arguments.to = o.result(c, 0, o.arguments.to_quads);
   o.arguments.max = floats(c.out[1].impl());
   o.arguments.sum = floats(c.out[2].impl());
   o.run(forward_kernel, o.arguments.queries, 1);
@@ -319,9 +323,9 @@ void attention_backward_cuda(OpCall& c) {
   AttentionArguments& a = o.arguments;
   a.max = const_cast<float*>(max.as<float>());
   a.sum = const_cast<float*>(sum.as<float>());
-  a.to = o.result(c, 0);
-  a.dk = o.result(c, 1);
-  a.dv = o.result(c, 2);
+  a.to = o.result(c, 0, a.to_quads);
+  a.dk = o.result(c, 1, a.dk_quads);
+  a.dv = o.result(c, 2, a.dv_quads);
   a.along = floats(c.out[3].impl());
   o.run_along();
   o.run(queries_kernel, a.queries, 2);

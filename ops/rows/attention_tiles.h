@@ -22,6 +22,7 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
   Matrix q, k, v, mask, g, out, to, dk, dv;
   long sizes[6];
   int dims, queries, keys, width, depth, causal, bool_mask, packed;
+  int to_quads, dk_quads, dv_quads;
   float scale;
   long limit;
   float kept;
@@ -235,8 +236,9 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int row
   }
 }
 
-// The warp's rows from `first` on of a dense matrix, each times its factor.
-BRRR_VX void store_tile(const AttentionArguments& p, const Matrix& m, long head,
+// The warp's rows from `first` on of a matrix, each times its factor. `quads`: four elements at a
+// time can be written.
+BRRR_VX void store_tile(const AttentionArguments& p, const Matrix& m, bool quads, long head,
                         const Part<kWidth>& c, const float* factor, int first, int end,
                         int columns) {
   T* const matrix = (T*)of_head<T>(p, m, head);
@@ -251,7 +253,7 @@ BRRR_VX void store_tile(const AttentionArguments& p, const Matrix& m, long head,
       Pack<T, 4> x;
 #pragma unroll
       for (int e = 0; e < 4; ++e) put(x.v + e, f32(c.v[quad_at(r, q, e)] * factor[r]));
-      if (columns % 4 == 0) {
+      if (quads) {
         if (col < columns) *(Pack<T, 4>*)(to + col) = x;
       } else {
 #pragma unroll

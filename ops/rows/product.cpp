@@ -280,9 +280,12 @@ bool readable(const Operand& o) {
 
 /// Whether the batch is one walk with even steps, as a GPU's library takes it.
 bool even_steps(const Operand& o, const TensorImpl& out, int dims) {
-  for (int d = 0; d + 1 < dims; ++d) {
-    const int64_t inner = o.batch_stride[d + 1] * out.sizes[d + 1];
-    if (out.sizes[d] > 1 && o.batch_stride[d] != inner) return false;
+  int inner = -1;  // The dim walked before, of more than one index: nobody steps in others.
+  for (int d = dims; d-- > 0;) {
+    if (out.sizes[d] == 1) continue;
+    const int64_t step = inner < 0 ? 0 : o.batch_stride[inner] * out.sizes[inner];
+    if (inner >= 0 && o.batch_stride[d] != step) return false;
+    inner = d;
   }
   return true;
 }

@@ -72,14 +72,15 @@ void expand_shape(OpCall& c) {
 // Sizes and strides follow.
 struct AsStridedAttrs {
   int64_t shift;  ///< From the tensor's own offset: a recorded step's inputs move.
-};
+};                // Sizes and strides follow.
+constexpr int kMostStrided = (kMaxAttrs - 1) / 2;
+
 void as_strided_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
   bool overflow = __builtin_add_overflow(m.offset, c.attrs.as<AsStridedAttrs>().shift, &m.offset);
-  const IntList both = c.attrs.after<AsStridedAttrs>();
-  const int n = both.size() / 2;
-  m.sizes = IntList(both.data(), static_cast<size_t>(n));
-  m.strides = IntList(both.data() + n, static_cast<size_t>(n));
+  const int n = (c.attrs.n - 1) / 2;
+  m.sizes = IntList(c.attrs.v + 1, static_cast<size_t>(n));
+  m.strides = IntList(c.attrs.v + 1 + n, static_cast<size_t>(n));
   int64_t last = m.offset;
   for (int i = 0; i < n; ++i) {
     BRRR_CHECK(m.strides[i] >= 0, "as_strided: strides must not be negative: {}",
@@ -151,9 +152,9 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 Tensor alias(const Tensor& t) { return call(alias_row, {t}); }
 
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
-  BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= 5,
-             "as_strided: {} sizes and {} strides; give as many of both, at most 5", sizes.size(),
-             strides.size());
+  BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= kMostStrided,
+             "as_strided: {} sizes and {} strides; give as many of both, at most {}", sizes.size(),
+             strides.size(), kMostStrided);
   BRRR_CHECK(!t.requires_grad() || !grad_enabled(),
              "as_strided: has no gradient; use slice, permute or expand");
   return call(as_strided_row, {t}, AsStridedAttrs{offset - t.storage_offset()}, sizes, strides);
