@@ -21,7 +21,7 @@ const char* name(OpKind k) {
 // --- registry ------------------------------------------------------------------------------------
 
 static std::vector<const OpDef*>& rows() {
-  static std::vector<const OpDef*> all;
+  static auto& all = *new std::vector<const OpDef*>;  // Threads may ask while the process ends.
   return all;
 }
 const std::vector<const OpDef*>& registry() { return rows(); }

@@ -46,7 +46,7 @@ Tensor sample(const Tensor& logits, const SampleOptions& o) {
   auto [values, ids] = topk(scaled, k, 1);
   Tensor p = softmax(values, 1);
   // Tokens after those that reach top_p; the first always stays.
-  if (o.top_p < 1) p = where(cumsum(p, 1) - p < o.top_p, p, 0.0);
+  if (o.top_p < 1) p = where(cumsum(p, 1) - p >= o.top_p, 0.0, p);
   return gather(ids, 1, multinomial(p, 1)).squeeze(1);
 }
 

@@ -26,7 +26,8 @@ const GPTOptions& checked(const GPTOptions& o) {
   BRRR_CHECK(o.width % o.heads == 0,
              "GPT: a width of {} does not divide among {} heads; make it a multiple of them",
              o.width, o.heads);
-  BRRR_CHECK(o.dropout >= 0 && o.dropout < 1, "GPT: dropout must be in [0, 1), got {}", o.dropout);
+  BRRR_CHECK(o.dropout >= 0 && o.dropout <= 1, "GPT: dropout is a probability in [0, 1], got {}",
+             o.dropout);
   check_choice("positions", o.positions, "learned", "rotary");
   check_choice("activation", o.activation, "gelu", "swiglu");
   check_choice("norm", o.norm, "layer", "rms");

@@ -59,7 +59,7 @@ RMSNorm::RMSNorm(const IntList& normalized, double eps) : normalized_(normalized
 Tensor RMSNorm::forward(const Tensor& x) { return rms_norm(x, normalized_, weight, eps_); }
 
 Dropout::Dropout(double p) : p_(p) {
-  BRRR_CHECK(p >= 0 && p < 1, "Dropout: p must be in [0, 1), got {}", p);
+  BRRR_CHECK(p >= 0 && p <= 1, "Dropout: p is a probability in [0, 1], got {}", p);
 }
 
 Tensor Dropout::forward(const Tensor& x) { return dropout(x, p_, is_training()); }

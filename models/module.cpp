@@ -101,20 +101,19 @@ std::vector<NamedTensor> Module::named_parameters() const {
   return tensors([&](const Entry& e) { return !e.buffer && seen.insert(e.tensor.impl()).second; });
 }
 
-// Steps ask for them each time: no names are made, and few parameters are sooner searched than
-// sorted.
+// Steps ask for them each time: no names are made.
 std::vector<Tensor> Module::parameters() const {
   std::vector<Tensor> all;
-  add_parameters(all);
+  AddressSet seen;
+  add_parameters(all, seen);
   return all;
 }
 
-void Module::add_parameters(std::vector<Tensor>& to) const {
+void Module::add_parameters(std::vector<Tensor>& to, AddressSet& seen) const {
   for (const Entry& e : entries_) {
-    const auto same = [&](const Tensor& t) { return t.impl() == e.tensor.impl(); };
-    if (!e.buffer && std::none_of(to.begin(), to.end(), same)) to.push_back(e.tensor);
+    if (!e.buffer && seen.insert(e.tensor.impl())) to.push_back(e.tensor);
   }
-  for (const auto& [name, child] : children_) child->add_parameters(to);
+  for (const auto& [name, child] : children_) child->add_parameters(to, seen);
 }
 
 std::vector<NamedTensor> Module::named_buffers() const {

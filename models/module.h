@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/address_set.h"
 #include "models/state_dict.h"
 
 namespace brrr::models {
@@ -71,7 +72,7 @@ class Module : NotCopied {
   template <class F> void visit(const std::string& path, const F& f) const;
   template <class F> void convert(const char* what, const F& f) const;
   std::vector<NamedTensor> state() const;
-  void add_parameters(std::vector<Tensor>& to) const;
+  void add_parameters(std::vector<Tensor>& to, AddressSet& seen) const;
   void check_name(const char* what, const std::string& name) const;
 
   std::string name_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/address_set.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "ops/factory_ops.h"
@@ -32,6 +33,7 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
                "{}: parameter {} ({}) must be a floating leaf", name, i, describe(p.impl()));
     BRRR_CHECK(seen.insert(p.impl()).second, "{}: parameter {} is listed twice", name, i);
     devices_.push_back(p.device());
+    dtypes_.push_back(p.dtype());
   }
   lr_ = control_cell(lr);
   weight_decay_ = control_cell(weight_decay);
@@ -74,6 +76,10 @@ void Optimizer::step(const Tensor& skip) {
                "{}: parameter {} is on {}, its state on {}; make the optimiser after "
                "model.to(device)",
                name_, i, brrr::name(p.device()), brrr::name(devices_[i]));
+    BRRR_CHECK(p.dtype() == dtypes_[i] || state_.empty(),
+               "{}: parameter {} is {}, its state is of {}; make the optimiser after "
+               "model.to(dtype)",
+               name_, i, brrr::name(p.dtype()), brrr::name(dtypes_[i]));
     update(i, own(i), g, skip);
   }
   if (shares_) shares_->send();
@@ -216,11 +222,13 @@ static bool same_memory(const Tensor& a, const Tensor& b) {
 std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
   const auto sharding = dist::Sharding::of(parameters);
   std::vector<Tensor> distinct;
+  AddressSet storages;
   for (const Tensor& p : parameters) {
     const bool part = sharding && sharding->gradients();
     const Tensor g = part ? sharding->own_gradient(p) : p.grad();
     if (!g.defined()) continue;
-    const bool known = std::any_of(distinct.begin(), distinct.end(),
+    const bool known = !storages.insert(g.impl()->storage) &&
+                       std::any_of(distinct.begin(), distinct.end(),
                                    [&](const Tensor& d) { return same_memory(d, g); });
     if (!known) distinct.push_back(g);
   }

@@ -73,6 +73,7 @@ class Optimizer : NotCopied {
   const char* name_;
   std::vector<Tensor> parameters_;
   std::vector<Device> devices_;                 ///< Of the parameters, when their state was made.
+  std::vector<DType> dtypes_;                   ///< The same.
   std::vector<NamedTensor> state_, elsewhere_;  // The other ranks', without memory.
   Ref<ControlCell> lr_, weight_decay_;
   std::unique_ptr<dist::ParameterShares> shares_;  ///< Null: this process has all state.

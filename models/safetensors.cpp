@@ -53,18 +53,18 @@ std::vector<Item> on_host(const std::string& path, const StateDict& dict) {
 
 std::string make_header(const std::string& path, const std::vector<Item>& items,
                         const Metadata& metadata) {
-  ordered_json header = ordered_json::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  ordered_json::object_t header;  // Names differ: looking for each would take its time.
+  if (!metadata.empty()) header.emplace_back(kMetadataKey, metadata);
   size_t at = 0;
   for (const Item& i : items) {
-    header[*i.name] = {{"dtype", kNames[static_cast<int>(i.host.dtype())]},
-                       {"shape", i.host.sizes().vec()},
-                       {"data_offsets", {at, at + i.bytes()}}};
+    header.emplace_back(*i.name, ordered_json{{"dtype", kNames[static_cast<int>(i.host.dtype())]},
+                                              {"shape", i.host.sizes().vec()},
+                                              {"data_offsets", {at, at + i.bytes()}}});
     at += i.bytes();
   }
   std::string text;
   try {
-    text = header.dump();
+    text = ordered_json(std::move(header)).dump();
   } catch (const json::exception& e) {
     fail("save: {}: a name or a metadata text is not UTF-8 ({})", path, e.what());
   }
@@ -83,6 +83,44 @@ struct Entry {
   DType dtype;
   IntList sizes;
   uint64_t begin, end;
+};
+
+// What a finished document would hide: names that come twice, and how deep it nests before it is
+// built. (json::parse() with a callback takes a time quadratic in the number of objects.)
+struct Checker final : json::json_sax_t {
+  std::string wrong;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return begin(); }
+  bool start_array(size_t) override { return begin(); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(string_t& name) override {
+    if (!names_.back().insert(name).second) {
+      wrong = fmt::format("the name \"{}\" appears twice", shown(name));
+    }
+    return wrong.empty();
+  }
+  // The parser says the same of it.
+  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
+
+ private:
+  bool begin() {
+    if (names_.size() > 2) wrong = "the header nests deeper than the format does";
+    names_.emplace_back();
+    return wrong.empty();
+  }
+  bool end() {
+    names_.pop_back();
+    return true;
+  }
+  std::vector<std::set<std::string>> names_;
 };
 
 class Reader {
@@ -128,25 +166,13 @@ class Reader {
     return text;
   }
 
-  // The callback sees what the finished document would hide: duplicate names; and it stops deep
-  // nesting before it is built.
   json parse(const std::string& text) const {
-    std::vector<std::set<std::string>> keys;
-    const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-      using Event = json::parse_event_t;
-      if (event == Event::object_start || event == Event::array_start) {
-        if (depth > 2) bad("the header nests deeper than the format does");
-        if (event == Event::object_start) keys.emplace_back();
-      } else if (event == Event::object_end) {
-        keys.pop_back();
-      } else if (event == Event::key) {
-        const std::string& key = value.get_ref<const std::string&>();
-        if (!keys.back().insert(key).second) bad("the name \"{}\" appears twice", shown(key));
-      }
-      return true;
-    };
+    // The parser would take it for the end.
+    if (text.find('\0') != std::string::npos) bad("a byte 0 in the header");
+    Checker check;
+    if (!json::sax_parse(text, &check) && !check.wrong.empty()) bad("{}", check.wrong);
     try {
-      return json::parse(text, watch);
+      return json::parse(text);
     } catch (const json::exception& e) {
       bad("the header is not JSON ({})", e.what());
     }

@@ -190,7 +190,7 @@ TEST_CASE("gpt: wrong options and inputs say what was expected") {
         "GPT: a width of 32 does not divide among 5 heads; make it a multiple of them");
   CHECK(with([](GPTOptions& o) { o.vocab = 0; }).find("vocab 0") != std::string::npos);
   CHECK(with([](GPTOptions& o) { o.layers = -1; }).find("layers -1") != std::string::npos);
-  CHECK(with([](GPTOptions& o) { o.dropout = 1; }).find("[0, 1), got 1") != std::string::npos);
+  CHECK(with([](GPTOptions& o) { o.dropout = 1.5; }).find("[0, 1], got 1.5") != std::string::npos);
   CHECK(with([](GPTOptions& o) { o.dropout = std::nan(""); }).find("got nan") != std::string::npos);
   CHECK(with([](GPTOptions& o) { o.positions = "alibi"; }) ==
         "GPT: unknown positions \"alibi\"; known are learned and rotary");

@@ -178,9 +178,10 @@ ProcessResult run_process(const std::vector<std::string>& command, double limit_
 }
 
 HostCompiler find_host_compiler() {
+  // Never destroyed: a thread may build while the process ends.
   static std::mutex mutex;
-  static std::string known_for;
-  static HostCompiler known;
+  static std::string& known_for = *new std::string;
+  static HostCompiler& known = *new HostCompiler;
   const std::string own = jit::env_or_empty("BRRR_CXX"), cxx = jit::env_or_empty("CXX");
   const char* path = std::getenv("PATH");
   const std::string environment = own + '\0' + cxx + '\0' + (path ? path : "\1");

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace brrr {
+
+/// A set of addresses, for those who ask thousands of times in a step whether one came before. It
+/// keeps its memory when it is cleared.
+class AddressSet {
+ public:
+  /// Whether it was not there.
+  bool insert(const void* p) {
+    if (2 * ++count_ > slots_.size()) grow();
+    const void** const at = find(p);
+    if (*at) {
+      --count_;
+      return false;
+    }
+    *at = p;
+    return true;
+  }
+  void clear() {
+    slots_.assign(slots_.size(), nullptr);
+    count_ = 0;
+  }
+
+ private:
+  // Where it is, or is to be: linear probing from a multiplicative hash (Knuth, "The Art of
+  // Computer Programming", 6.4).
+  const void** find(const void* p) {
+    const size_t mask = slots_.size() - 1;
+    size_t at = (reinterpret_cast<uintptr_t>(p) * 0x9e3779b97f4a7c15u) >> 32 & mask;
+    while (slots_[at] && slots_[at] != p) at = (at + 1) & mask;
+    return &slots_[at];
+  }
+  void grow() {
+    const std::vector<const void*> old =
+        std::exchange(slots_, std::vector<const void*>(slots_.empty() ? 64 : 2 * slots_.size()));
+    for (const void* p : old) {
+      if (p) *find(p) = p;
+    }
+  }
+
+  std::vector<const void*> slots_;  // Null where none is; a power of two.
+  size_t count_ = 0;
+};
+
+}  // namespace brrr
