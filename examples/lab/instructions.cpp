@@ -5,7 +5,6 @@
 #include "examples/lab/lab.h"
 
 #if defined(__linux__) && defined(__x86_64__)
-#include <elf.h>
 #include <link.h>
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -14,8 +13,9 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <sstream>
+
+#include "tests/bench/report.h"
 #endif
 
 namespace examples::lab {
@@ -24,55 +24,31 @@ namespace examples::lab {
 
 namespace {
 
-// The functions of this program, from its own file.
-class Symbols {
- public:
-  Symbols() {
-    std::ifstream file("/proc/self/exe", std::ios::binary);
-    image_.assign(std::istreambuf_iterator<char>(file), {});
-    if (image_.size() < sizeof(Elf64_Ehdr)) return;
-    const auto* head = at<Elf64_Ehdr>(0);
-    const auto* sections = at<Elf64_Shdr>(head->e_shoff);
-    for (int k = 0; k < head->e_shnum; ++k) {
-      if (sections[k].sh_type == SHT_SYMTAB) add(sections[k], sections[sections[k].sh_link]);
+// Functions by address: where each ends, and its mangled name.
+using Functions = std::map<uintptr_t, std::pair<uintptr_t, std::string>>;
+
+// Those of this program, as nm knows them.
+const Functions& functions() {
+  static const Functions all = [] {
+    Functions found;
+    for (const auto& line : run_child(fmt::format("nm -S /proc/{}/exe 2>/dev/null", getpid()))) {
+      std::istringstream words(line);
+      std::string address, size, type, name;
+      if (!(words >> address >> size >> type >> name) || !std::strchr("tTwWi", type[0])) continue;
+      const uintptr_t begin = _r_debug.r_map->l_addr + std::stoul(address, nullptr, 16);
+      found[begin] = {begin + std::stoul(size, nullptr, 16), name};
     }
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, size_t, void* base) {
-          *static_cast<uintptr_t*>(base) = info->dlpi_addr;
-          return 1;  // The program itself is the first.
-        },
-        &base_);
-  }
-
-  // Mangled; "" where no function of this program is.
-  std::string name(uintptr_t address) const {
-    const uintptr_t place = address - base_;
-    auto it = functions_.upper_bound(place);
-    if (it == functions_.begin()) return "";
-    --it;
-    return place < it->first + it->second.first ? it->second.second : "";
-  }
-
- private:
-  template <class T> const T* at(size_t offset) const {
-    return reinterpret_cast<const T*>(image_.data() + offset);
-  }
-  void add(const Elf64_Shdr& symbols, const Elf64_Shdr& names) {
-    const auto* all = at<Elf64_Sym>(symbols.sh_offset);
-    for (size_t k = 0; k < symbols.sh_size / sizeof(Elf64_Sym); ++k) {
-      if (ELF64_ST_TYPE(all[k].st_info) != STT_FUNC || all[k].st_size == 0) continue;
-      functions_[all[k].st_value] = {all[k].st_size, at<char>(names.sh_offset + all[k].st_name)};
-    }
-  }
-
-  std::string image_;
-  uintptr_t base_ = 0;
-  std::map<uintptr_t, std::pair<size_t, std::string>> functions_;  // By address: size, name.
-};
-
-const Symbols& symbols() {
-  static const Symbols all;
+    return found;
+  }();
   return all;
+}
+
+// "" where no function of this program is.
+std::string function_at(uintptr_t address) {
+  const auto next = functions().upper_bound(address);
+  if (next == functions().begin()) return "";
+  const auto& [end, name] = std::prev(next)->second;
+  return address < end ? name : "";
 }
 
 // What is counted lies between two breakpoints.
@@ -110,7 +86,7 @@ std::optional<Instructions> count(const std::function<void()>& call) {
       user_regs_struct at = {};
       if (ptrace(PTRACE_GETREGS, child, nullptr, &at) != 0) break;
       if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0 || !stops(child, ended)) break;
-      if (!ended) ++found[symbols().name(at.rip)];
+      if (!ended) ++found[function_at(at.rip)];
     }
   }
   siginfo_t is = {};
