@@ -43,7 +43,7 @@ Options::Options()
            "steps",  "lr",        "dropout", "images"};
   add_place();
   add_input("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
-            Place::Folder);
+            CLI::ExistingDirectory);
   add("--images", images, "how many digits to generate for training", whole_number(1));
   add_batch("images");
   add_steps("steps of the whole run, over which the schedule is laid out", 1);

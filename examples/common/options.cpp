@@ -81,14 +81,6 @@ Check output_file(bool replaced) {
   };
 }
 
-Check existing(Place what) {
-  return [what](const std::string& text) {
-    const CLI::Validator* const as_place[] = {&CLI::ExistingFile, &CLI::ExistingDirectory,
-                                              &CLI::ExistingPath};
-    return (*as_place[static_cast<int>(what)])(text);
-  };
-}
-
 // --- reading -------------------------------------------------------------------------------------
 
 // What main returns, if the program ends here.

@@ -30,9 +30,6 @@ Check real_number(double least, double most = std::numeric_limits<double>::max()
 Check one_of(std::vector<std::string> choices);
 /// A file that can be written, which is tried. One that is `replaced` as a whole is no device.
 Check output_file(bool replaced = true);
-enum class Place { File, Folder, Any };
-/// What is there already.
-Check existing(Place what);
 
 /// A program's options. The derived class declares its own in its constructor; a vector's values
 /// are separated by commas.
@@ -80,10 +77,11 @@ class CommandLine : brrr::NotCopied {
   void add(const std::string& name, T& v, const std::string& text, const Check& check) {
     plain(name, v, text, check)->capture_default_str();
   }
-  /// The name of a file or folder that is read, of a file that is written. One that is written is
-  /// no other that is given.
-  void add_input(const std::string& name, std::string& v, const std::string& text, Place what) {
-    add(name, v, text, existing(what));
+  /// The name of a file or folder that is read, `existing` as CLI11 has it, or of a file that is
+  /// written. One that is written is no other that is given.
+  void add_input(const std::string& name, std::string& v, const std::string& text,
+                 const CLI::Validator& existing) {
+    add(name, v, text, existing);
     files_.push_back({name, &v, false});
   }
   void add_output(const std::string& name, std::string& v, const std::string& text,

@@ -50,7 +50,7 @@ void TrainingOptions::add_saving(const std::string& name) {
   needs("--save-every", name);
   add_output("--log", log, "figures of every line as JSON, a line each", false);
   add("--resume", resume, "checkpoint to go on from, with the options it was made with",
-      existing(Place::File));
+      CLI::ExistingFile);
   hints_ = {"log-every"};
 }
 
