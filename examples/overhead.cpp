@@ -139,17 +139,6 @@ void diagnose_sizes(const Options& o, const Task& task, brrr::Device device) {
   }
 }
 
-bool all_count(const std::vector<Report>& reports) {
-  for (const Report& r : reports) {
-    for (const SizeResult& s : r.sizes) {
-      if (!std::all_of(s.cells.begin(), s.cells.end(), [](auto& c) { return c.counts(); })) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
 int run(const Options& o) {
   const std::vector<Task> all = tasks(o.own ? "own" : o.model);
   const std::vector<Limits> devices = measure_limits(devices_of(o));
@@ -171,7 +160,7 @@ int run(const Options& o) {
     return 1;
   }
   fmt::print("all modes ended with the same parameters, bit for bit; no step {}fell back\n",
-             all_count(reports) ? "" : "that has a figure ");
+             fallbacks_text(reports).empty() ? "" : "that has a figure ");
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 
 namespace examples {
 
@@ -79,10 +80,6 @@ std::string gain_text(const Report& r, Pick pick, Way way) {
                      lo->batch, speed_up(*hi, pick, way), hi->batch);
 }
 
-std::string label(const Report& r) {
-  return fmt::format("{} on {}", r.model, brrr::name(r.limits.device));
-}
-
 // The smallest batch from which on overhead is less than half of a queued step.
 std::string turning_point(const Report& r, Anatomy SizeResult::*anatomy) {
   int64_t from = 0;
@@ -94,21 +91,18 @@ std::string turning_point(const Report& r, Anatomy SizeResult::*anatomy) {
 }
 
 // One model; the reports differ in their devices.
-std::string devices_table(const std::vector<const Report*>& reports) {
-  std::vector<std::string> header = {"batch"};
-  for (const Report* r : reports) {
-    const std::string device = brrr::name(r->limits.device);
-    for (const char* column : {" eager", " graph+fusion", " frozen"}) {
-      header.push_back(device + column);
-    }
-    header.insert(header.end(), {"gain", "overhead eager", "graph+fusion"});
+std::string devices_table(std::span<const Report> reports) {
+  Sheet t{.header = {"batch"}};
+  for (const Report& r : reports) {
+    const std::string device = brrr::name(r.limits.device);
+    t.header.insert(t.header.end(), {device + " eager", device + " graph+fusion",
+                                     device + " frozen", "gain", "overhead eager", "graph+fusion"});
   }
-  Sheet t{.header = header};
-  for (size_t i = 0; i < reports[0]->sizes.size(); ++i) {
+  for (size_t i = 0; i < reports[0].sizes.size(); ++i) {
     std::vector<Datum>& row = t.rows.emplace_back();
-    row.push_back(reports[0]->sizes[i].batch);
-    for (const Report* r : reports) {
-      const SizeResult& s = r->sizes[i];
+    row.push_back(reports[0].sizes[i].batch);
+    for (const Report& r : reports) {
+      const SizeResult& s = r.sizes[i];
       for (Way way : {Way::Eager, Way::Graph, Way::Frozen}) {
         row.push_back(s.of(way).queued.median);
       }
@@ -118,24 +112,6 @@ std::string devices_table(const std::vector<const Report*>& reports) {
     }
   }
   return t.text();
-}
-
-// Why cells have no figures; each reason once.
-std::string fallbacks_text(const std::vector<Report>& all) {
-  std::set<std::string> reasons;
-  for (const Report& r : all) {
-    for (const SizeResult& s : r.sizes) {
-      for (Way way : kWays) {
-        const Cell& c = s.of(way);
-        if (c.counts()) continue;
-        reasons.insert(fmt::format("    {} on {}: {}\n", name_of(way), brrr::name(r.limits.device),
-                                   c.stats.last_fallback));
-      }
-    }
-  }
-  if (reasons.empty()) return "";
-  return fmt::format("[3] No figure, because steps fell back to the reference walker:\n{}",
-                     fmt::join(reasons, ""));
 }
 
 // Other programs on the cores make every figure worse, and unequally so. Waiting for a GPU is no
@@ -225,8 +201,8 @@ std::string peaks_text(const std::vector<Report>& all) {
 }
 
 std::string summary_text(const Report& r) {
-  std::string t =
-      fmt::format("\n{}, {} size{}", label(r), r.sizes.size(), r.sizes.size() == 1 ? "" : "s");
+  std::string t = fmt::format("\n{} on {}, {} size{}", r.model, brrr::name(r.limits.device),
+                              r.sizes.size(), r.sizes.size() == 1 ? "" : "s");
   if (r.sizes.size() < 5) return t + " only: too few to say what graph mode gains\n";
   t += fmt::format(":\n    graph+fusion over eager: queued {}, synchronised {}\n",
                    gain_text(r, &Cell::queued, Way::Graph),
@@ -284,31 +260,43 @@ std::string tables_text(const Report& r) {
 }
 
 std::string devices_text(const std::vector<Report>& all) {
+  const auto devices = static_cast<size_t>(std::count_if(
+      all.begin(), all.end(), [&](const Report& r) { return r.model == all[0].model; }));
   std::string t;
-  std::vector<const Report*> same;
-  for (size_t i = 0; i < all.size(); ++i) {
-    same.push_back(&all[i]);
-    if (i + 1 < all.size() && all[i + 1].model == all[i].model) continue;
-    if (same.size() > 1) {
-      t += fmt::format("\n== {}: queued us a step, device by device\n\n{}\n", all[i].model,
-                       devices_table(same));
-      for (const Report* r : same) {
-        t +=
-            fmt::format("    {}: overhead is less than half of a step, eager {}, graph+fusion {}\n",
-                        brrr::name(r->limits.device), turning_point(*r, &SizeResult::eager),
-                        turning_point(*r, &SizeResult::graph));
-      }
+  for (size_t i = 0; devices > 1 && i < all.size(); i += devices) {
+    const std::span same(&all[i], devices);
+    t += fmt::format("\n== {}: queued us a step, device by device\n\n{}\n", all[i].model,
+                     devices_table(same));
+    for (const Report& r : same) {
+      t += fmt::format("    {}: overhead is less than half of a step, eager {}, graph+fusion {}\n",
+                       brrr::name(r.limits.device), turning_point(r, &SizeResult::eager),
+                       turning_point(r, &SizeResult::graph));
     }
-    same.clear();
   }
   return t;
 }
 
+std::string fallbacks_text(const std::vector<Report>& all) {
+  std::set<std::string> reasons;
+  for (const Report& r : all) {
+    for (const SizeResult& s : r.sizes) {
+      for (Way way : kWays) {
+        const Cell& c = s.of(way);
+        if (c.counts()) continue;
+        reasons.insert(fmt::format("    {} on {}: {}\n", name_of(way), brrr::name(r.limits.device),
+                                   c.stats.last_fallback));
+      }
+    }
+  }
+  if (reasons.empty()) return "";
+  return fmt::format("[3] No figure, because steps fell back to the reference walker:\n{}",
+                     fmt::join(reasons, ""));
+}
+
 std::string notes_text(const std::vector<Report>& all) {
   std::string t =
-      "\n[1] Eager is eager+fusion already, as far as it goes: what is one kernel there is the "
-      "same\n"
-      "    kernel in every column.\n";
+      "\n[1] Eager is eager+fusion already, as far as it goes: what is one kernel there is the\n"
+      "    same kernel in every column.\n";
   std::string last;
   for (const Report& r : all) {
     if (r.model == last) continue;

@@ -29,6 +29,8 @@ std::string tables_text(const Report& r);
 /// A model on several devices in one table, and from which size on overhead is the lesser part of
 /// a step; empty for one device.
 std::string devices_text(const std::vector<Report>& all);
+/// Why cells have no figures, each reason once; empty if all have.
+std::string fallbacks_text(const std::vector<Report>& all);
 /// What belongs under the tables of all models: explanations, then the gains.
 std::string notes_text(const std::vector<Report>& all);
 /// One report is an object, several (of models or devices) are the array "models" in one.
