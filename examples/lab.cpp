@@ -32,28 +32,18 @@ Check output_folder() {
 
 struct Experiment {
   const char* name;
-  std::function<lab::Section(lab::Lab&)> run;
+  lab::Section (*run)(lab::Lab&);
 };
-
-const std::vector<Experiment>& experiments() {
-  static const std::vector<Experiment> all = {{"limits", lab::limits_of_machine},
-                                              {"doubling", lab::batch_doubling},
-                                              {"classes", lab::where_time_goes},
-                                              {"roofline", lab::roofline},
-                                              {"fusion", lab::fusion},
-                                              {"activations", lab::activations},
-                                              {"rematerialisation", lab::rematerialisation},
-                                              {"anatomy", lab::anatomy},
-                                              {"verdicts", lab::verdicts},
-                                              {"processes", lab::processes}};
-  return all;
-}
-
-std::vector<std::string> names_of_experiments() {
-  std::vector<std::string> names;
-  for (const Experiment& e : experiments()) names.push_back(e.name);
-  return names;
-}
+constexpr Experiment kExperiments[] = {{"limits", lab::limits_of_machine},
+                                       {"doubling", lab::batch_doubling},
+                                       {"classes", lab::where_time_goes},
+                                       {"roofline", lab::roofline},
+                                       {"fusion", lab::fusion},
+                                       {"activations", lab::activations},
+                                       {"rematerialisation", lab::rematerialisation},
+                                       {"anatomy", lab::anatomy},
+                                       {"verdicts", lab::verdicts},
+                                       {"processes", lab::processes}};
 
 struct Options : CommandLine {
   std::string out = "out/lab", model = "all";
@@ -74,9 +64,10 @@ struct Options : CommandLine {
         one_of({"mlp", "gpt", "all", "own"}));
     add("--threads", threads, "CPU threads", whole_number(1));
     add("--seconds", seconds, "for each figure, about", real_number(0.001, 1000));
-    plain("experiments", only,
-          fmt::format("only these: {}", fmt::join(names_of_experiments(), ", ")),
-          one_of(names_of_experiments()));
+    std::vector<std::string> names;
+    for (const Experiment& e : kExperiments) names.emplace_back(e.name);
+    plain("experiments", only, fmt::format("only these: {}", fmt::join(names, ", ")),
+          one_of(names));
     flag("--quick", quick, "tiny sizes: to see that all of it works");
   }
 };
@@ -158,10 +149,11 @@ int run(const Options& o) {
       measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.model, o.quick, {}};
   fmt::print("{}", header_text({lab.limits}));
   std::vector<lab::Section> sections;
-  std::vector<Experiment> chosen = experiments();
-  std::erase_if(chosen, [&](const Experiment& e) {
-    return !o.only.empty() && std::count(o.only.begin(), o.only.end(), e.name) == 0;
-  });
+  std::vector<Experiment> chosen;
+  std::copy_if(std::begin(kExperiments), std::end(kExperiments), std::back_inserter(chosen),
+               [&](const Experiment& e) {
+                 return o.only.empty() || std::count(o.only.begin(), o.only.end(), e.name);
+               });
   for (const Experiment& e : chosen) {
     fmt::print("\n[{}/{}] {}, after {:.0f} s\n", sections.size() + 1, chosen.size(), e.name,
                seconds_since(begin));

@@ -1,7 +1,7 @@
 // Your own step: change the model, the loss and the batches here. `overhead --own` measures it in
 // every mode and says what bounds it; `lab` judges it in three sizes, and `lab --model own` doubles
 // its batches.
-#include "examples/common/own.h"
+#include "examples/common/task.h"
 
 namespace examples {
 

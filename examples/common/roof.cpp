@@ -27,27 +27,32 @@ double copy_gbs(const brrr::bench::Limits& limits, const Tensor& x) {
 
 }  // namespace
 
+BothModes time_both(const std::function<Tensor(const Tensor&)>& f, const Tensor& x,
+                    double seconds) {
+  auto graph = brrr::step(f);
+  for (int i = 0; i < 3; ++i) graph(x);
+  BothModes t;
+  if (!brrr::same_bits(graph(x), f(x))) t.complaint = "graph mode's result is not eager's";
+  if (graph.stats().fallbacks > 0) t.complaint = graph.stats().last_fallback;
+  const auto waited = [&](auto& call) {
+    return [&] {
+      const Tensor y = call(x);
+      brrr::synchronize(x.device());
+    };
+  };
+  const auto median = brrr::bench::times_in_turns({waited(f), waited(graph)}, seconds);
+  t.eager = median[0], t.graph = median[1];
+  return t;
+}
+
 Roofline::Roofline(const brrr::bench::Limits& limits, const Tensor& x,
                    const std::vector<int64_t>& repeats, double seconds)
     : gflops(limits.gflops() / 2) {
   std::vector<double> copies;
   for (int64_t k : repeats) {
-    auto graph = brrr::step([k](const Tensor& t) { return multiplied(t, k); });
-    for (int i = 0; i < 3; ++i) graph(x);
-    if (!brrr::same_bits(graph(x), multiplied(x, k))) {
-      complaint = fmt::format("{} multiplications: graph mode's result is not eager's", k);
-    }
-    if (graph.stats().fallbacks > 0) complaint = graph.stats().last_fallback;
-    const auto t = brrr::bench::times_in_turns({[&] {
-                                                  const Tensor y = multiplied(x, k);
-                                                  brrr::synchronize(x.device());
-                                                },
-                                                [&] {
-                                                  const Tensor y = graph(x);
-                                                  brrr::synchronize(x.device());
-                                                }},
-                                               seconds);
-    points.push_back({k, static_cast<double>(x.numel()), t[0], t[1]});
+    const auto t = time_both([k](const Tensor& v) { return multiplied(v, k); }, x, seconds);
+    if (!t.complaint.empty()) complaint = fmt::format("{} multiplications: {}", k, t.complaint);
+    points.push_back({k, static_cast<double>(x.numel()), t.eager, t.graph});
     copies.push_back(copy_gbs(limits, x));
   }
   gbs = brrr::bench::median(copies);

@@ -10,6 +10,16 @@
 
 namespace examples {
 
+/// Seconds of one call in either mode, medians, and why they cannot be trusted; empty if they can.
+struct BothModes {
+  double eager = 0, graph = 0;
+  std::string complaint = {};
+};
+/// The results are compared, then the modes timed in turns, so that what disturbs the machine
+/// disturbs both. `seconds`: for each of them.
+BothModes time_both(const std::function<brrr::Tensor(const brrr::Tensor&)>& f,
+                    const brrr::Tensor& x, double seconds);
+
 /// So many multiplications of each element.
 struct RoofPoint {
   int64_t repeats;
@@ -28,8 +38,7 @@ struct Knee {
 };
 
 struct Roofline {
-  /// Measures `repeats` on a tensor, in turns, so that what disturbs the machine disturbs both
-  /// modes. `seconds`: for each of them and each mode.
+  /// Measures `repeats` on a tensor. `seconds`: for each of them and each mode.
   Roofline(const brrr::bench::Limits& limits, const brrr::Tensor& x,
            const std::vector<int64_t>& repeats, double seconds);
   /// Multiplications for each element that memory leaves time for.

@@ -2,8 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include "examples/common/own.h"
-
 namespace examples {
 
 namespace {
@@ -95,6 +93,7 @@ Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
   a.steps = steps;
   a.kinds = profile.kinds();
   a.kernels = profile.rows();
+  a.kernels.resize(std::min<size_t>(10, a.kernels.size()));
   a.profiled_us = t.us;
   a.kernels_us = profile.kernels_us();
   return a;

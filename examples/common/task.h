@@ -19,10 +19,17 @@ struct Task {
 Batches make_batches(const std::function<brrr::Tensor()>& x,
                      const std::function<brrr::Tensor()>& y);
 
+struct OwnOptions {
+  int64_t width = 64;
+  int64_t scales = 0;  ///< Numbers of a vector that is scaled and shifted, too; 0: none is.
+};
+/// See own.cpp: change it to what you train, then `overhead --own` takes it apart.
+Task own_task(const OwnOptions& options = {});
+
 /// "MLP" of "MLP 784-256-128-10".
 std::string short_name(const std::string& task);
 
-/// "mlp", "gpt", both of which are "all", or "own": see own.cpp.
+/// "mlp", "gpt", both of which are "all", or "own".
 std::vector<Task> tasks(const std::string& model);
 
 /// A training run where the batches are, from the same weights every time and everywhere.
@@ -33,7 +40,7 @@ std::unique_ptr<Trainer> make_trainer(const Task& task, const Batches& batches,
 struct Anatomy {
   brrr::TimeSplit split;  ///< Of a step's time as it was measured without the profile.
   int64_t steps = 0;      ///< That the profile saw:
-  std::vector<brrr::ProfileRow> kinds, kernels;
+  std::vector<brrr::ProfileRow> kinds, kernels;  ///< Of these the ten longest.
   double profiled_us = 0, kernels_us = 0;  ///< All of its time, and what was spent in kernels.
   /// A profile's parts, kernels and what lies between, of a step over the time of one without it.
   double of_the_clock = 0;

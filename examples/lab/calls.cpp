@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "core/context.h"
-#include "examples/common/own.h"
 #include "examples/lab/lab.h"
 #include "ops/kinds/pointwise.h"
 
@@ -89,17 +88,22 @@ AddPart part_of(const std::string& function) {
   return Checks;
 }
 
+using Parts = std::array<int64_t, kAddParts>;
+
+// Nothing where they cannot be counted: the library is not in this program's file, say, or the file
+// has no names.
+std::optional<Parts> count_parts(const std::function<void()>& call) {
+  Parts parts{};
+  for (const auto& [function, n] : instructions(call).value_or(Instructions())) {
+    parts[part_of(function)] += n;
+  }
+  return parts[Kernel] > 0 ? std::optional(parts) : std::nullopt;
+}
+
 struct AddParts {
   double room_ns = 0, kernel_ns = 0, general_ns = 0;
-  std::optional<std::array<int64_t, kAddParts>> instructions;
-  std::optional<int64_t> general;
+  std::optional<Parts> instructions, general;
 };
-
-int64_t total(const Instructions& all) {
-  int64_t n = 0;
-  for (const auto& [name, count] : all) n += count;
-  return n;
-}
 
 // The row of the op that x + y runs.
 const brrr::OpDef& row_of_add(const Tensor& x, const Tensor& y) {
@@ -120,13 +124,13 @@ AddParts take_apart(const Lab& lab) {
   leaf.set_requires_grad(true);
   const auto& add = static_cast<const brrr::PointwiseOp&>(row_of_add(x, one));
   const auto kernel = add.direct[static_cast<int>(brrr::kFloat32)];
-  const std::function<void()> recorded = [&] { (void)(leaf + one); };
-  const std::function<void()> general = [&] {
+  const auto recorded = [&] { (void)(leaf + one); };
+  const auto general = [&] {
     const brrr::NoGradGuard guard;
     (void)(column + one);
   };
-  const std::function<void()> room = [&] { brrr::raw_empty({1}, brrr::kFloat32, brrr::kCPU); };
-  const std::function<void()> alone = [&, in = x.data<float>(), other = one.data<float>()] {
+  const auto room = [&] { brrr::raw_empty({1}, brrr::kFloat32, brrr::kCPU); };
+  const auto alone = [&, in = x.data<float>(), other = one.data<float>()] {
     static constexpr int64_t step[] = {1, 1};
     float out;
     const char* from[] = {reinterpret_cast<const char*>(in), reinterpret_cast<const char*>(other)};
@@ -134,34 +138,23 @@ AddParts take_apart(const Lab& lab) {
     kernel(&to, from, step, 1);
   };
   const std::vector<double> ns = call_times({room, alone, general}, lab.seconds);
-  AddParts p{ns[0], ns[1], ns[2], {}, {}};
-  if (const auto all = instructions(recorded)) {
-    p.instructions.emplace();
-    for (const auto& [function, n] : *all) (*p.instructions)[part_of(function)] += n;
-    // The library is not in this program's file, or the file has no names.
-    if ((*p.instructions)[Kernel] == 0) p.instructions.reset();
-  }
-  if (const auto all = instructions(general)) p.general = total(*all);
-  return p;
+  return {ns[0], ns[1], ns[2], count_parts(recorded), count_parts(general)};
 }
 
 Sheet parts_sheet(const AddParts& p, double plain_ns, double recorded_ns) {
   Sheet s{"anatomy", "an add of two numbers taken apart", {"part", "instructions", "ns by itself"}};
-  const auto row = [&](const char* name, std::optional<int64_t> n, const Datum& ns) {
-    s.rows.push_back({name, n ? Datum(*n) : Datum("-"), ns});
-  };
   const auto part = [&](AddPart k) {
-    return p.instructions ? std::optional((*p.instructions)[k]) : std::nullopt;
+    return p.instructions ? Datum((*p.instructions)[k]) : Datum("-");
   };
-  row("call and checks", part(Checks), "-");
-  row("room for the result", part(Room), p.room_ns);
-  row("kernel", part(Kernel), p.kernel_ns);
-  row("a node of the tape", part(Tape), recorded_ns - plain_ns);
-  std::optional<int64_t> all;
-  if (p.instructions)
-    all = std::accumulate(p.instructions->begin(), p.instructions->end(), int64_t{0});
-  row("all of it", all, recorded_ns);
-  row("of shapes that differ, no gradient", p.general, p.general_ns);
+  const auto all = [](const std::optional<Parts>& parts) {
+    return parts ? Datum(std::accumulate(parts->begin(), parts->end(), int64_t{0})) : Datum("-");
+  };
+  s.rows = {{"call and checks", part(Checks), "-"},
+            {"room for the result", part(Room), p.room_ns},
+            {"kernel", part(Kernel), p.kernel_ns},
+            {"a node of the tape", part(Tape), recorded_ns - plain_ns},
+            {"all of it", all(p.instructions), recorded_ns},
+            {"of shapes that differ, no gradient", all(p.general), p.general_ns}};
   return s;
 }
 

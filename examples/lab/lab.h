@@ -49,9 +49,9 @@ struct Section {
 
 // --- the experiments, in the order of the page -------------------------------------------------
 
-Section limits_of_machine(const Lab& lab);
+Section limits_of_machine(Lab& lab);
 Section batch_doubling(Lab& lab);
-Section where_time_goes(const Lab& lab);
+Section where_time_goes(Lab& lab);
 Section roofline(Lab& lab);
 Section fusion(Lab& lab);
 Section activations(Lab& lab);

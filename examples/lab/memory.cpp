@@ -18,24 +18,16 @@ Tensor random_tensor(int64_t bytes) {
   return brrr::randn({bytes / static_cast<int64_t>(sizeof(float))});
 }
 
-struct Timed {
-  double eager = 0, graph = 0;  // Seconds.
-  brrr::StepStats stats;
-};
-
-// The same function in both modes, checked and timed.
-template <class F>
-Timed time_both(Lab& lab, const std::string& where, F fn, const Tensor& x, double seconds) {
-  auto step = brrr::step(fn);
-  for (int i = 0; i < 3; ++i) step(x);
-  check_same(lab, where, step(x), fn(x), step.stats());
-  const auto t = times_in_turns({[&] { fn(x); }, [&] { step(x); }}, seconds);
-  return {t[0], t[1], step.stats()};
+// The same function in both modes.
+BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tensor&), const Tensor& x) {
+  const BothModes t = time_both(f, x, lab.seconds);
+  if (!t.complaint.empty()) lab.complain(what, t.complaint);
+  return t;
 }
 
 }  // namespace
 
-Section limits_of_machine(const Lab& lab) {
+Section limits_of_machine(Lab& lab) {
   const Limits& l = lab.limits;
   Section s{.title = "What this machine can do", .seen = {}};
   s.seen = fmt::format(
@@ -98,10 +90,9 @@ Section roofline(Lab& lab) {
 Section fusion(Lab& lab) {
   const int64_t mb = lab.megabytes(64);
   const Tensor x = random_tensor(mb * kMB);
-  const auto once = [](const Tensor& v) { return cos(v); };
-  const auto twice = [](const Tensor& v) { return cos(cos(v)); };
-  const Timed one = time_both(lab, "cos(x)", once, x, lab.seconds);
-  const Timed two = time_both(lab, "cos(cos(x))", twice, x, lab.seconds);
+  const BothModes one = time_checked(lab, "cos(x)", brrr::cos, x);
+  const BothModes two = time_checked(
+      lab, "cos(cos(x))", [](const Tensor& v) { return cos(cos(v)); }, x);
   const double copy = stream_like(1, static_cast<size_t>(mb * kMB), lab.gang()).seconds;
   Sheet sheet{"fusion",
               fmt::format("cos of {} MB", mb),

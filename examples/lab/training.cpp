@@ -194,8 +194,7 @@ Sheet kernels_sheet(const Anatomy& a) {
           "the ten longest kernels, graph mode",
           {"kernel", "module", "calls a step", "us a step", "time", "GFLOP/s", "GB/s", "bound by"}};
   const auto steps = static_cast<double>(a.steps);
-  for (size_t i = 0; i < std::min<size_t>(10, a.kernels.size()); ++i) {
-    const brrr::ProfileRow& row = a.kernels[i];
+  for (const brrr::ProfileRow& row : a.kernels) {
     s.rows.push_back({row.op, row.module.empty() ? "-" : row.module, row.calls / a.steps,
                       row.time.us / steps, percent(row.time.us / a.profiled_us),
                       row.flops / row.time.us * 1e-3, row.bytes / row.time.us * 1e-3,
@@ -247,8 +246,7 @@ BarChart kernels_chart(const Anatomy& a) {
              .x_label = "us a step",
              .parts = {{"compute", kCompute}, {"memory", kMemory}, {"overhead", kOverhead}}};
   const auto steps = static_cast<double>(a.steps);
-  for (size_t i = 0; i < std::min<size_t>(10, a.kernels.size()); ++i) {
-    const brrr::ProfileRow& row = a.kernels[i];
+  for (const brrr::ProfileRow& row : a.kernels) {
     std::string name = row.module + " " + row.op;
     if (name.size() > 44) name = name.substr(0, 41) + "...";
     const TimeSplit& t = row.time;
@@ -284,14 +282,13 @@ Section batch_doubling(Lab& lab) {
       "parameters, bit for bit, or this page says that they did not. Graph is with fusion. Compute "
       "and memory are what a kernel's FLOPs take at the measured peak or its bytes at the measured "
       "bandwidth, whichever is longer; overhead is the rest of the step: in kernels that take "
-      "longer than that, and between kernels, "
-      "where the host works. What grows with the batch is of the first kind. A bar of graph mode "
-      "is "
-      "shorter by what graph mode removes.";
+      "longer than that, and between kernels, where the host works. What grows with the batch is "
+      "of "
+      "the first kind. A bar of graph mode is shorter by what graph mode removes.";
   return s;
 }
 
-Section where_time_goes(const Lab& lab) {
+Section where_time_goes(Lab& lab) {
   const Task task = tasks(lab.model).back();
   const int64_t batch = lab.quick ? 1 : 8, steps = lab.quick ? 2 : 30;
   const Batches batches = task.batches(batch);
