@@ -194,6 +194,17 @@ HostCompiler find_host_compiler() {
   return known;
 }
 
+const char* prelude() {
+  // Adjacent raw string literals: the build splits the text, since long literals are not portable.
+  static const char text[] =
+#include "cpu_prelude.inc"
+      ;
+  return text;
+}
+
+// BRRR_JIT_FLAGS comes from CMakeLists.txt, from the same list that compiled this file.
+const char* jit_flags() { return BRRR_JIT_FLAGS; }
+
 std::vector<std::string> host_compiler_flags(const HostCompiler& compiler) {
   // No start files and no C++ library: a quarter of the time to build a small kernel, and nothing
   // of -ffast-math's that would change the floating-point mode of the process.

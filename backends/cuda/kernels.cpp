@@ -42,6 +42,13 @@ std::string cache_key(const Tools& tools, const std::string& text, int major, in
 
 }  // namespace
 
+const std::string& prelude() {
+  static const std::string text =
+#include "cuda_prelude.inc"
+      ;
+  return text;
+}
+
 std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
                          int minor, bool* cached) {
   const std::string dir = jit::kernel_cache_dir();
