@@ -40,17 +40,6 @@ bool is_program(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
 }
 
-// The path of a program as a shell would find it; empty when there is none.
-std::string find_program(const std::string& name) {
-  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
-  const char* path = std::getenv("PATH");
-  std::istringstream dirs(path ? path : "/usr/local/bin:/usr/bin:/bin");
-  for (std::string dir; std::getline(dirs, dir, ':');) {
-    if (!dir.empty() && is_program(dir + "/" + name)) return dir + "/" + name;
-  }
-  return "";
-}
-
 // A nameless file for the output. Above the standard descriptors even if those are closed, so that
 // setting these up in the child cannot overwrite it.
 int open_output() {
@@ -89,7 +78,7 @@ int spawn(const std::vector<std::string>& command, const std::string& temp_dir, 
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  const int error = posix_spawn(child, argv[0], &files, &attributes, argv.data(), env.data());
+  const int error = posix_spawnp(child, argv[0], &files, &attributes, argv.data(), env.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   return error;
@@ -129,12 +118,10 @@ HostCompiler try_compiler(const std::string& label, const std::string& text, std
   found.command = split_words(text);
   if (is_program(text)) found.command = {text};  // a path that contains blanks
   if (found.command.empty()) return {};
-  const std::string program = find_program(found.command[0]);
-  if (program.empty()) return reject("not found");
-  found.command[0] = program;
   std::vector<std::string> ask = found.command;
   ask.push_back("--version");
   const ProcessResult answer = run_process(ask, version_limit_s);
+  if (answer.end == ProcessResult::not_started) return reject("not found");
   if (answer.end != ProcessResult::finished || answer.status != 0 || answer.output.empty()) {
     return reject("does not run");
   }

@@ -7,7 +7,7 @@
 namespace brrr::cpu {
 
 struct HostCompiler {
-  std::vector<std::string> command;  // the program's path and the user's words, "ccache g++"
+  std::vector<std::string> command;  // the user's words, "ccache g++"
   std::string version;               // the first line of --version
   bool gnu = false;                  // it is g++, and takes that one's flags
 };
@@ -36,8 +36,9 @@ struct ProcessResult {
   int error = 0;       // errno when it could not be started
   std::string output;  // the start of stdout and stderr together
 };
-// Runs a program without a shell, with nothing to read, in a process group of its own. Its
-// temporary files go to `temp_dir` unless that is empty. After `limit_s` seconds it is killed.
+// Runs a program, found as a shell would, without one, with nothing to read, in a process group of
+// its own. Its temporary files go to `temp_dir` unless that is empty. After `limit_s` seconds it is
+// killed.
 ProcessResult run_process(const std::vector<std::string>& command, double limit_s,
                           const std::string& temp_dir = "");
 
