@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "backends/cpu/pool.h"
-#include "backends/cpu/small_gemm.h"
 
 using namespace brrr;
 

@@ -10,9 +10,8 @@
 #include "backends/cpu/allocator.h"
 #include "backends/cpu/gemm.h"
 #include "backends/cpu/jit.h"
-#include "backends/cpu/limits.h"
 #include "backends/cpu/pool.h"
-#include "backends/cpu/small_gemm.h"
+#include "backends/cpu/stream.h"
 #include "core/op.h"
 
 namespace brrr {

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "backends/cpu/pool.h"
-#include "backends/cpu/small_gemm.h"
 #include "core/check.h"
 
 namespace brrr::cpu {

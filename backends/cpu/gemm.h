@@ -11,4 +11,32 @@ void gemm(const Gemm& problem);
 /// Backend::gemm_batch.
 void gemm_batch(const Gemm& first, int64_t n, const int64_t* at);
 
+// --- small_gemm.cpp: of our own, for the sizes at which OpenBLAS leaves speed on the table
+// --------
+
+/// Whether small_gemm is to take this product: a function of dtype, shape and transposes alone.
+bool small_gemm_wins(const Gemm& problem);
+/// Longer sums are taken as sums of chains of 256 terms, one after the other: what rounding costs
+/// grows with a chain's length.
+inline constexpr int64_t kLongestChain = 8192;
+/// Whether it will, and every element will be one chain.
+inline bool is_chain(const Gemm& g) {
+  return g.m > 0 && g.n > 0 && g.k > 0 && g.k <= kLongestChain && small_gemm_wins(g);
+}
+
+/// C = op(A) op(B) for float32 and any m, n, k >= 1; C does not overlap A or B. Every element is
+/// one chain of fused multiply-adds in the order of k that starts from zero or, with `add`, from C,
+/// so that its bits depend on a row of op(A) and a column of op(B) and on nothing else: not on the
+/// shape, the transposes, leading dimensions, alignment, threads or the machine's vector width
+/// (which of two NaNs goes on excepted). Beyond kLongestChain terms the same holds of their sum.
+/// Takes 130 KB of stack and no heap.
+void small_gemm(const Gemm& problem);
+/// Of a product that small_gemm takes, and of as many others of its shape as read the same B: see
+/// Backend::packed_right_bytes.
+int64_t packed_right_bytes(const Gemm& problem);
+void pack_right(const Gemm& problem, void* to);
+/// n products of the first one's shape, planned once and run by this thread; see
+/// Backend::gemm_batch.
+void small_gemm(const Gemm& first, int64_t n, const int64_t* at);
+
 }  // namespace brrr::cpu

@@ -1,6 +1,4 @@
 // What the processor can do, measured where it is asked for.
-#include "backends/cpu/limits.h"
-
 #include <unistd.h>
 
 #include <algorithm>

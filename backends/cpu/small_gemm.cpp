@@ -1,4 +1,4 @@
-#include "backends/cpu/small_gemm.h"
+#include "backends/cpu/gemm.h"
 
 #include <algorithm>
 #include <limits>

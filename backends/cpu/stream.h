@@ -1,9 +1,9 @@
 #pragma once
-// Loops that measure what a core can do: how fast bytes and multiply-adds go at best.
+// What the processor can do: loops that measure how fast bytes and multiply-adds go at best.
 
 #include <cstddef>
 
-#include "core/dtype.h"
+#include "core/device.h"
 
 namespace brrr::cpu {
 
@@ -26,5 +26,12 @@ StreamTime stream_like(int n_reads, std::size_t bytes, bool gang = false);
 
 /// Multiply-adds of one core in registers, two operations each, in GFLOP/s: of float64, or float32.
 double fma_peak_gflops(DType dtype = kFloat32);
+
+/// Time of an empty parallel region on all threads of the pool; 0 with one, or where the gang is
+/// not to be had.
+double round_trip_ns();
+
+/// What the processor can do, by these: as kept, or measured anew.
+DeviceLimits limits(bool anew);
 
 }  // namespace brrr::cpu

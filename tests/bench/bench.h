@@ -14,7 +14,6 @@
 #include <fstream>
 #include <functional>
 
-#include "backends/cpu/limits.h"
 #include "backends/cpu/pool.h"
 #include "backends/cpu/stream.h"
 #include "tests/bench/floor_mlp.h"
