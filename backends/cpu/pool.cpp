@@ -35,15 +35,12 @@ class alignas(64) Signal {
  public:
   uint32_t value() const { return value_.load(std::memory_order_relaxed); }
 
-  /// Returns whether the waiter had to be woken.
-  bool post(uint32_t value) {
+  void post(uint32_t value) {
     // Sequentially consistent on both sides: either the poster sees the sleeper, or the sleeper
     // sees the new value before it sleeps.
     value_.store(value, std::memory_order_seq_cst);
-    if (sleeper_.load(std::memory_order_seq_cst) == 0) [[likely]]
-      return false;
-    value_.notify_one();
-    return true;
+    if (sleeper_.load(std::memory_order_seq_cst) != 0) [[unlikely]]
+      value_.notify_one();
   }
 
   /// Waits until the value differs from `old`; returns the new value.
@@ -175,12 +172,11 @@ class Gang {
   /// Runs the task on threads [0, threads), thread 0 being the caller. The gang is held.
   void run(int threads, const Task& task) {
     const bool spin = threads <= cpus().count();  // else spinning keeps others from working
-    regions_.store(regions_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     for (int i = 0; i < threads - 1; ++i) {
       Worker& worker = *workers_[i];
       worker.task = &task;
       worker.spin.store(spin, std::memory_order_relaxed);
-      if (worker.go.post(worker.go.value() + 1)) count_wake();
+      worker.go.post(worker.go.value() + 1);
     }
     std::exception_ptr error;
     in_region = true;
@@ -202,10 +198,6 @@ class Gang {
     }
     if (error) [[unlikely]]
       std::rethrow_exception(error);
-  }
-
-  PoolStats stats() const {
-    return {regions_.load(std::memory_order_relaxed), wakes_.load(std::memory_order_relaxed)};
   }
 
  private:
@@ -234,19 +226,12 @@ class Gang {
     const int* end = ids + cpus().known;
     const int* at = std::find(ids, end, sched_getcpu());
     first_ = at == end ? 0 : static_cast<int>(at - ids);
-    const char* pin_main = std::getenv("BRRR_PIN");
-    if (pin_main && *pin_main == '1' && ids != end) pin(pthread_self(), ids[first_]);
     pthread_atfork(nullptr, nullptr, [] { inline_only.store(true); });
-  }
-
-  void count_wake() {
-    wakes_.store(wakes_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 
   std::atomic<bool> busy_{false};
   int size_ = 0;  // the holder's
   int first_ = 0;
-  std::atomic<uint64_t> regions_{0}, wakes_{0};
   Worker* workers_[kMaxThreads - 1] = {};
 };
 
@@ -297,7 +282,5 @@ void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   const int64_t chunk = ceil_div(grains, gang.grow(most)) * grain;
   gang.run(static_cast<int>(ceil_div(n, chunk)), {fn, ctx, n, chunk});
 }
-
-PoolStats pool_stats() noexcept { return gang.stats(); }
 
 }  // namespace brrr::cpu

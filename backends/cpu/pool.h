@@ -22,10 +22,4 @@ using RangeFn = void (*)(void* ctx, int64_t begin, int64_t end);
 /// chunk is rethrown after all chunks have ended.
 void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx);
 
-struct PoolStats {
-  uint64_t regions = 0;  // regions that the gang ran
-  uint64_t wakes = 0;    // futex wakes: each costs some 20 us
-};
-PoolStats pool_stats() noexcept;
-
 }  // namespace brrr::cpu
