@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -27,8 +26,6 @@ namespace {
 // To be raised when generated code starts to assume something new of the library.
 constexpr const char* kernel_abi = "brrr-cpu-1";
 constexpr int shown_lines = 15;
-
-std::atomic<bool> fail_once{false};
 
 // What -march=native depends on. The cache may be in a home directory that many machines share.
 std::string cpu_identity() {
@@ -138,9 +135,8 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   const auto start = std::chrono::steady_clock::now();
   report = {};
   if (env_or_empty("BRRR_JIT") == "off") fail("no compiler: BRRR_JIT=off");
-  if (fail_once.exchange(false) || env_or_empty("BRRR_JIT_FAIL") == "1") {
-    fail("jit: this build was told to fail (BRRR_JIT_FAIL=1 or fail_next_build)");
-  }
+  if (env_or_empty("BRRR_JIT_FAIL") == "1")
+    fail("jit: BRRR_JIT_FAIL=1: this build was told to fail");
   const HostCompiler compiler = find_host_compiler();
   report.compiler = compiler.version;
   const std::string key = make_key(source, compiler);
@@ -159,7 +155,5 @@ void* symbol(KernelModule* module, const char* name) {
 void unload(KernelModule* module) noexcept {
   if (module) dlclose(module);
 }
-
-void fail_next_build() { fail_once = true; }
 
 }  // namespace brrr::cpu

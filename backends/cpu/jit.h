@@ -24,7 +24,4 @@ void* symbol(KernelModule* module, const char* name);
 // Once for each `build`; the code is gone after the last of them.
 void unload(KernelModule* module) noexcept;
 
-// For tests of what happens then: the next build, on any thread, throws.
-void fail_next_build();
-
 }  // namespace brrr::cpu
