@@ -14,15 +14,14 @@ void gemm(const brrr::Gemm& g);
 /// Products that lie at even distances go to the library as one call.
 void gemm_batch(const brrr::Gemm& first, int64_t n, const int64_t* at);
 
-// --- graphs.cpp: captured work, and built kernels of a recorded step -----------------------------
+// --- graphs.cpp: captured work, built kernels of a recorded step, and marks in the queue ---------
 
 const GraphBackend& graph_backend();
 KernelModule* build(const std::string& source, BuildReport& report);
 void* symbol(KernelModule* m, const char* name);
 void unload(KernelModule* m) noexcept;
 
-// --- marks.cpp: points in the device's queue that know their time --------------------------------
-
+/// A point in the device's queue that knows its time.
 DeviceMark* mark();
 /// Microseconds.
 double between(DeviceMark* from, DeviceMark* to);
