@@ -83,6 +83,10 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   RowsCall call;
   Builder b(call, *c.op, compute_type(s.x->dtype));
   b.space({s.rows, s.n});
+  // Of what each element has, each row, or each column; else there is one for all.
+  const auto strides = [&](bool element, bool row, bool column) -> IntList {
+    return {element ? s.n : row ? 1 : 0, element || column ? 1 : 0};
+  };
   DenseInput dense[kMaxRowOperands];
   for (size_t k = 0; k < c.op->row->operands.size(); ++k) {
     const RowOperand& o = c.op->row->operands[k];
@@ -94,25 +98,16 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
       b.absent();
     } else {
       dense[k] = DenseInput(t, t->dtype);
-      const bool each = o.kind == Operand::Each, number = o.kind == Operand::Number;
       const bool shared = o.kind == Operand::Weight || o.kind == Operand::Bias;
-      b.window(t->dtype, dense[k].as<char>(),
-               {each               ? s.n
-                : shared || number ? 0
-                                   : 1,
-                each || shared ? 1 : 0},
-               false);
+      const bool row = !shared && o.kind != Operand::Number;
+      b.window(t->dtype, dense[k].as<char>(), strides(o.kind == Operand::Each, row, shared), false);
     }
   }
   for (int k = 0; k < c.n_out; ++k) {
     const TensorImpl& t = *c.out[k].impl();
     const RowResult kind = c.op->row->results[static_cast<size_t>(k)];
-    const bool each = kind == RowResult::Each;
     b.window(t.dtype, t.data(),
-             {each                        ? s.n
-              : kind == RowResult::PerRow ? 1
-                                          : 0,
-              each || kind == RowResult::Column ? 1 : 0},
+             strides(kind == RowResult::Each, kind == RowResult::PerRow, kind == RowResult::Column),
              true);
   }
   plan(call, b, traits_of(call), 0, 0);

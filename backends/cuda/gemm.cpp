@@ -107,19 +107,16 @@ void gemm_batch(const brrr::Gemm& g, int64_t n, const int64_t* at) {
   };
   // Runs of products at even distances.
   for (int64_t first = 0, last; first < n; first = last) {
-    last = first + 1;
-    auto step = [&](int64_t i, int operand) {
-      return at[3 * i + operand] - at[3 * i - 3 + operand];
+    const auto even = [&](int64_t i) {
+      const auto step = [&](int64_t j, int operand) {
+        return at[3 * j + operand] - at[3 * j - 3 + operand];
+      };
+      bool yes = true;
+      for (int k = 0; k < 3; ++k) yes &= step(i, k) >= 0 && step(i, k) == step(first + 1, k);
+      return yes;
     };
-    while (last < n) {
-      bool even = true;
-      for (int k = 0; k < 3; ++k) {
-        const int64_t s = step(last, k);
-        even &= s >= 0 && (last == first + 1 || s == step(first + 1, k));
-      }
-      if (!even) break;
-      ++last;
-    }
+    last = first + 1;
+    while (last < n && even(last)) ++last;
     run(first, last - first);
   }
 }
