@@ -60,15 +60,6 @@ std::vector<std::string> features(const models::Module& m, const DataParallelOpt
   return lines;
 }
 
-Tensor bytes_of(const std::string& text) {
-  return from_blob(static_cast<const void*>(text.data()), {static_cast<int64_t>(text.size())},
-                   kUInt8);
-}
-std::string text_of(const Tensor& bytes) {
-  const std::vector<uint8_t> all = bytes.to_vector<uint8_t>();
-  return {all.begin(), std::find(all.begin(), all.end(), 0)};
-}
-
 // Rank 0's values everywhere.
 void make_alike(const models::Module& m) {
   const NoGradGuard guard;
@@ -81,15 +72,16 @@ void make_alike(const models::Module& m) {
 
 std::string broadcast_text(const std::string& text, int root) {
   const Tensor length = broadcast(full({1}, static_cast<int64_t>(text.size()), kInt64), root);
+  const auto n = length.item<int64_t>();
   std::string own = text;
-  own.resize(static_cast<size_t>(length.item<int64_t>()), '\0');
-  return text_of(broadcast(bytes_of(own), root));
+  own.resize(static_cast<size_t>(n));
+  const auto all = broadcast(from_blob(own.data(), {n}, kUInt8), root).to_vector<uint8_t>();
+  return {all.begin(), all.end()};
 }
 
 void check_alike(const std::string& what, const std::vector<std::string>& own) {
   if (size() == 1) return;
   std::istringstream first(broadcast_text(fmt::format("{}\n", fmt::join(own, "\n")), 0));
-  constexpr size_t most = 400;
   std::string said, line;
   for (size_t k = 0; said.empty(); ++k) {
     const bool more = static_cast<bool>(std::getline(first, line));
@@ -98,11 +90,8 @@ void check_alike(const std::string& what, const std::vector<std::string>& own) {
                       here = k < own.size() ? own[k] : "nothing more";
     if (there != here) said = fmt::format("rank 0 has {}, rank {} has {}", there, rank(), here);
   }
-  said.resize(most, '\0');
-  const Tensor all = all_gather(bytes_of(said));
   for (int r = 0; r < size(); ++r) {
-    const auto begin = static_cast<int64_t>(most) * r;
-    const std::string differs = text_of(all.narrow(0, begin, static_cast<int64_t>(most)));
+    const std::string differs = broadcast_text(said, r);
     BRRR_CHECK(differs.empty(), "{} differ: {}", what, differs);
   }
 }
