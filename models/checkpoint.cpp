@@ -34,10 +34,20 @@ template <class F> static void each_part(const TrainingState& s, const F& f) {
   if (s.scaler) f("scaler", *s.scaler);
 }
 
+// The entries "prefix.name" of `dict`, as "name".
+static StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
+  StateDict part;
+  const std::string start = prefix + ".";
+  for (auto it = dict.lower_bound(start); it != dict.end() && it->first.starts_with(start); ++it) {
+    part[it->first.substr(start.size())] = it->second;
+  }
+  return part;
+}
+
 void save_checkpoint(const std::string& path, const TrainingState& s) {
   StateDict dict;
-  each_part(s, [&](const char* name, const auto& part) {
-    add_with_prefix(dict, name, part.state_dict());
+  each_part(s, [&](const std::string& name, const auto& part) {
+    for (const auto& [key, t] : part.state_dict()) dict[name + "." + key] = t;
   });
   dist::on_first_rank("save_checkpoint", [&] {
     Metadata metadata = s.metadata;

@@ -84,20 +84,6 @@ void check_same_numbers(const std::string& what, const char* kind, const StateDi
   }
 }
 
-void add_with_prefix(StateDict& to, const std::string& prefix, const StateDict& dict) {
-  for (const auto& [name, t] : dict) to[prefix + "." + name] = t;
-}
-
-StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
-  StateDict part;
-  const std::string start = prefix + ".";
-  for (auto it = dict.lower_bound(start); it != dict.end(); ++it) {
-    if (it->first.compare(0, start.size(), start) != 0) break;
-    part[it->first.substr(start.size())] = it->second;
-  }
-  return part;
-}
-
 Tensor number(double v) { return full({}, v, kFloat64, kCPU); }
 Tensor number(int64_t v) { return full({}, v, kInt64, kCPU); }
 

@@ -40,11 +40,6 @@ void check_same_numbers(const std::string& what, const char* kind, const StateDi
                         const StateDict& dict,
                         const std::vector<std::pair<const char*, const char*>>& names);
 
-/// Adds dict's entries to `to` as "prefix.name".
-void add_with_prefix(StateDict& to, const std::string& prefix, const StateDict& dict);
-/// The entries "prefix.name" of `dict`, as "name".
-StateDict with_prefix(const StateDict& dict, const std::string& prefix);
-
 /// A number as a 0-d float64 or int64 tensor, which keeps it exactly.
 Tensor number(double v);
 Tensor number(int64_t v);
