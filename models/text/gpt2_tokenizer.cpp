@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <queue>
 #include <set>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -165,28 +166,24 @@ void GPT2Tokenizer::check_complete(const std::string& where) const {
 void GPT2Tokenizer::read_merges(const std::string& path, const std::string& text) {
   const size_t lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   BRRR_CHECK(lines < kMostTokens, "{}: {} lines are too many", path, lines);
-  std::string_view rest = text;
-  for (int64_t number = 1; !rest.empty(); ++number) {
-    const size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  std::istringstream in(text);
+  std::string line;
+  for (int64_t number = 1; std::getline(in, line); ++number) {
     // A checkout on Windows may have changed the ends of lines.
-    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.ends_with('\r')) line.pop_back();
     if (number == 1 && line.starts_with("#version")) continue;
     const std::string where = fmt::format("{}, line {}", path, number);
     const size_t blank = line.find(' ');
     BRRR_CHECK(blank != line.npos && blank > 0 && blank + 1 < line.size() &&
                    line.find(' ', blank + 1) == line.npos,
-               "{}: not two tokens with one blank between them: {}", where,
-               in_quotes(std::string(line)));
-    int32_t parts[2];
-    const std::string_view spelled[] = {line.substr(0, blank), line.substr(blank + 1)};
-    for (int i = 0; i < 2; ++i) {
-      const std::string token(spelled[i]);
-      parts[i] = find(unspell(where, token));
-      BRRR_CHECK(parts[i] >= 0, "{}: {} is not in the vocabulary", where, in_quotes(token));
-    }
-    add_merge(where, parts[0], parts[1]);
+               "{}: not two tokens with one blank between them: {}", where, in_quotes(line));
+    const auto known = [&](const std::string& token) {
+      const int32_t id = find(unspell(where, token));
+      BRRR_CHECK(id >= 0, "{}: {} is not in the vocabulary", where, in_quotes(token));
+      return id;
+    };
+    const int32_t left = known(line.substr(0, blank));
+    add_merge(where, left, known(line.substr(blank + 1)));
   }
   check_complete(path);
 }

@@ -47,23 +47,13 @@ CharTokenizer::CharTokenizer(std::string_view text) {
 
 std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
   moved_.check();
-  // ASCII, most of most texts, is looked up; the rest is searched.
-  int64_t ascii[128];
-  std::fill_n(ascii, 128, -1);
-  for (size_t i = 0; i < vocab_.size() && vocab_[i] < 128; ++i) {
-    ascii[vocab_[i]] = static_cast<int64_t>(i);
-  }
+  std::vector<int32_t> id_of(vocab_.back() + 1, -1);
+  for (size_t i = 0; i < vocab_.size(); ++i) id_of[vocab_[i]] = static_cast<int32_t>(i);
   std::vector<int64_t> ids;
   ids.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = next_character(text, at);
-    int64_t id = -1;
-    if (c.value < 128) {
-      id = ascii[c.value];
-    } else {
-      const auto it = std::lower_bound(vocab_.begin(), vocab_.end(), c.value);
-      if (it != vocab_.end() && *it == c.value) id = it - vocab_.begin();
-    }
+    const int32_t id = c.value < id_of.size() ? id_of[c.value] : -1;
     BRRR_CHECK(id >= 0,
                "CharTokenizer: the character U+{:04X}{} at offset {} is not one of the {} of the "
                "text this tokenizer was made from",
