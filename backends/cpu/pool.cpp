@@ -13,6 +13,7 @@
 #include <memory>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace brrr::cpu {
 namespace {
@@ -76,9 +77,15 @@ struct Task {
   RangeFn fn;
   void* ctx;
   int64_t n, chunk;
-  void run(int thread) const {
+  // Returns what it threw, if anything.
+  std::exception_ptr run(int thread) const {
     const int64_t begin = thread * chunk;
-    fn(ctx, begin, begin + std::min(chunk, n - begin));
+    try {
+      fn(ctx, begin, begin + std::min(chunk, n - begin));
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
   }
 };
 
@@ -128,11 +135,7 @@ struct Worker {
     for (uint32_t seen = 0;;) {
       seen = go.wait_while(seen, spin.load(std::memory_order_relaxed));
       if (!task) return;
-      try {
-        task->run(index);
-      } catch (...) {
-        error = std::current_exception();
-      }
+      error = task->run(index);
       done.post(seen);
     }
   }
@@ -178,23 +181,15 @@ class Gang {
       worker.spin.store(spin, std::memory_order_relaxed);
       worker.go.post(worker.go.value() + 1);
     }
-    std::exception_ptr error;
     in_region = true;
-    try {
-      task.run(0);
-    } catch (...) {
-      error = std::current_exception();
-    }
+    std::exception_ptr error = task.run(0);
     in_region = false;
     for (int i = 0; i < threads - 1; ++i) {
       Worker& worker = *workers_[i];
       const uint32_t ticket = worker.go.value();
       worker.done.wait_while(ticket - 1, spin);
-      if (worker.error) [[unlikely]] {
-        std::exception_ptr caught = std::move(worker.error);
-        worker.error = nullptr;
-        if (!error) error = std::move(caught);
-      }
+      std::exception_ptr caught = std::exchange(worker.error, nullptr);
+      if (!error) error = std::move(caught);
     }
     if (error) [[unlikely]]
       std::rethrow_exception(error);
