@@ -104,15 +104,14 @@ void* load(const std::string& key, const std::string& source, const HostCompiler
   const std::string dir = kernel_cache_dir(), path = kernel_path(dir, key);
   const std::string kept = env_or_empty("BRRR_KEEP_SOURCE") == "1" ? dir + "/" + key + ".cpp" : "";
   if (!kept.empty()) write_source(kept, source);
-  if (read_kernel(dir, key)) {
-    // May fail: another process that trims the cache could remove it at this moment.
-    if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-      report.cached = true;
-      return library;
-    }
+  const auto open = [&] { return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); };
+  // May fail: another process that trims the cache could remove it at this moment.
+  void* library = read_kernel(dir, key) ? open() : nullptr;
+  report.cached = library != nullptr;
+  if (!library) {
+    compile(dir, key, source, compiler, kept);
+    library = open();
   }
-  compile(dir, key, source, compiler, kept);
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = dlerror();
     fail(
