@@ -206,6 +206,38 @@ std::vector<RowState> row_states(const Program& p) {
   return states;
 }
 
+std::vector<RowPass> row_passes(const Program& p, const std::vector<RowState>& states, int deepest,
+                                const std::function<bool(int id, int d)>& loads) {
+  std::vector<RowPass> passes;
+  for (int d = 0; d <= deepest; ++d) {
+    RowPass& pass = passes.emplace_back();
+    std::vector<bool> in(p.statements.size());
+    const std::function<void(int)> need = [&](int id) {
+      const Statement& s = p.statements[static_cast<size_t>(id)];
+      if (s.varies != Statement::InRow || in[static_cast<size_t>(id)]) return;
+      in[static_cast<size_t>(id)] = true;
+      if (!loads(id, d)) std::for_each(s.args.begin(), s.args.end(), need);
+    };
+    for (int id = 0; id < static_cast<int>(in.size()); ++id) {
+      const Statement& s = p.statements[static_cast<size_t>(id)];
+      const RowState& state = states[static_cast<size_t>(id)];
+      if (!state.live) continue;
+      if (ends_pass(s) && state.depth == d + 1) {
+        (s.kind == Statement::Fold ? pass.folds : pass.picks).push_back(id);
+        if (s.kind == Statement::Fold) need(s.args[0]);
+      }
+      // All stores come last: what is read again may lie where they go.
+      const bool stores =
+          s.kind == Statement::Store && !state.after && p.window(s).stride[p.space.ndim - 1] != 0;
+      if (d == deepest && (stores || s.kind == Statement::FoldRows)) need(id);
+    }
+    for (int id = 0; id < static_cast<int>(in.size()); ++id) {
+      if (in[static_cast<size_t>(id)]) pass.list.push_back(id);
+    }
+  }
+  return passes;
+}
+
 void append_steps(Program& p, const std::vector<Step>& steps, bool fast) {
   Builder(p, fast).run(steps);
 }

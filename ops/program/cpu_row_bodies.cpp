@@ -46,14 +46,13 @@ std::string RowText::line(int id, int u, bool tail) {
   return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
 }
 
-void RowText::row_names(const Pass& pass, const std::string& indent) {
+void RowText::row_names(const RowPass& pass, const std::string& indent) {
   std::vector<int> used = pass.list;
-  for (int id : pass.folds) {
-    if (at(id).kind == Statement::Pick) picked(at(id).args[0], used);
-  }
+  for (int id : pass.picks) picked(at(id).args[0], used);
   std::vector<size_t> windows, ids;
   std::vector<int> given, statements = used;
   statements.insert(statements.end(), pass.folds.begin(), pass.folds.end());
+  statements.insert(statements.end(), pass.picks.begin(), pass.picks.end());
   for (int id : statements) {
     const Statement& s = at(id);
     if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
@@ -95,11 +94,6 @@ void RowText::picked(int id, std::vector<int>& list) const {
   for (int a : at(id).args) picked(a, list);
 }
 
-void RowText::picks(const Pass& pass) {
-  for (int id : pass.folds) {
-    if (at(id).kind == Statement::Pick) pick(id);
-  }
-}
 // Element `id` of the row, computed where it is.
 void RowText::pick(int id) {
   const Statement& s = at(id);
@@ -121,14 +115,6 @@ void RowText::pick(int id) {
   };
   out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s),
                            value(s.args[0]));
-}
-
-std::vector<int> RowText::folds(const Pass& pass) const {
-  std::vector<int> list;
-  for (int id : pass.folds) {
-    if (at(id).kind != Statement::Pick) list.push_back(id);
-  }
-  return list;
 }
 
 void RowText::fold_body(const std::vector<int>& list, const std::vector<int>& folds,

@@ -20,23 +20,17 @@ RowText::RowText(const Program& p)
       block_(std::bit_floor<uint64_t>(
           std::clamp<int64_t>((streaming_ ? kTogetherStreaming : kTogether) / n_, 1, 16))),
       padded_((n_ + 15) / 16 * 16),
-      states_(p.statements.size()) {
-  sort_out();
-}
-
-void RowText::sort_out() {
-  const std::vector<RowState> states = row_states(p_);
-  for (size_t id = states.size(); id-- > 0;) {
-    static_cast<RowState&>(states_[id]) = states[id];
-    if (!states[id].live) continue;
-    deepest_ = std::max(deepest_, states[id].depth);
-    const Statement::Kind kind = p_.statements[id].kind;
-    if (kind == Statement::FoldRows) columns_.push_back(static_cast<int>(id));
-    if (kind == Statement::Total) totals_.push_back(static_cast<int>(id));
+      states_(row_states(p)) {
+  for (int id = static_cast<int>(states_.size()); id-- > 0;) {
+    if (!of(id).live) continue;
+    deepest_ = std::max(deepest_, of(id).depth);
+    if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
+    if (at(id).kind == Statement::Total) totals_.push_back(id);
   }
   // Where a vector takes several registers the sums of two passes would not fit in all of them.
   constexpr bool whole = BRRR_VX_BYTES == 64;
   pipelined_ = whole && streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
+  passes_ = row_passes(p, states_, deepest_, [&](int id, int d) { return loads(id, d); });
 }
 
 std::vector<int> RowText::live() const {
@@ -64,39 +58,15 @@ bool RowText::is_worth_keeping(int id) {
   weigh(id, seen, loads, cost);
   return (loads > 2 || cost > 1) && kept_bytes_ + bytes_kept(id) <= kKeptBytes;
 }
-void RowText::need(int id, int d, std::vector<bool>& in) {
-  if (!in_row(id) || in[static_cast<size_t>(id)]) return;
-  in[static_cast<size_t>(id)] = true;
-  int& first = of(id).pass;
-  const bool before = first >= 0 && first < d;
-  if (before && (of(id).kept || is_worth_keeping(id))) {
-    if (!of(id).kept) kept_bytes_ += bytes_kept(id);
-    of(id).kept = true;
-    return;
+bool RowText::loads(int id, int d) {
+  RowState& state = of(id);
+  if (state.pass < 0) state.pass = d;
+  if (state.pass == d) return false;
+  if (!state.kept && is_worth_keeping(id)) {
+    kept_bytes_ += bytes_kept(id);
+    state.kept = true;
   }
-  for (int a : at(id).args) need(a, d, in);
-  if (first < 0) first = d;
-}
-void RowText::plan_passes() {
-  passes_.resize(static_cast<size_t>(deepest_) + 1);
-  for (int d = 0; d <= deepest_; ++d) {
-    Pass& pass = passes_[static_cast<size_t>(d)];
-    std::vector<bool> in(p_.statements.size());
-    for (int id : live()) {
-      if (is_fold(id) && of(id).depth == d + 1) {
-        pass.folds.push_back(id);
-        if (at(id).kind == Statement::Fold) need(at(id).args[0], d, in);
-      }
-      // All stores come last: what is read again may lie where they go.
-      if (d == deepest_ && (is_element_store(id) || at(id).kind == Statement::FoldRows)) {
-        need(at(id).args[0], d, in);
-        in[static_cast<size_t>(id)] = true;
-      }
-    }
-    for (int id = 0; id < static_cast<int>(in.size()); ++id) {
-      if (in[static_cast<size_t>(id)]) pass.list.push_back(id);
-    }
-  }
+  return state.kept;
 }
 
 }  // namespace brrr::program

@@ -14,16 +14,8 @@ class RowText : public CpuText {
   explicit RowText(const Program& p);
 
  protected:
-  // What is done with all elements of a row, one after the other.
-  struct Pass {
-    std::vector<int> folds, list;  // Folds and picks that end it; statements of elements.
-  };
-  struct State : RowState {
-    bool kept = false;  ///< Its first pass leaves it for later ones.
-    int pass = -1;      ///< The pass that computes it first.
-  };
-  State& of(int id) { return states_[static_cast<size_t>(id)]; }
-  const State& of(int id) const { return states_[static_cast<size_t>(id)]; }
+  RowState& of(int id) { return states_[static_cast<size_t>(id)]; }
+  const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
   /// The statements that a result depends on.
   std::vector<int> live() const;
 
@@ -34,8 +26,6 @@ class RowText : public CpuText {
   }
   /// Of how many blocks a value that is kept is there at a time.
   int64_t blocks_kept(int id) const { return pipelined_ ? deepest_ - of(id).pass + 1 : 1; }
-  /// Fills `passes_`.
-  void plan_passes();
 
   /// Columns' sums of each block of rows, then a number of each row for each total.
   void plan_scratch();
@@ -50,11 +40,9 @@ class RowText : public CpuText {
   std::string from_memory(int id, const std::string& x) const;
   std::string to_memory(int id, const std::string& x) const;
   /// Pointers and numbers that the pass reads in row r.
-  void row_names(const Pass& pass, const std::string& indent);
-  /// Numbers that are elements, each computed where it is.
-  void picks(const Pass& pass);
-  /// The pass's folds, but for those.
-  std::vector<int> folds(const Pass& pass) const;
+  void row_names(const RowPass& pass, const std::string& indent);
+  /// A number that is an element, computed where it is.
+  void pick(int id);
   /// Of a fold of one row, or of a chunk of it: a body that adds a vector to each accumulator, what
   /// is left behind whole bodies, and the number that comes of them.
   void fold_body(const std::vector<int>& list, const std::vector<int>& folds,
@@ -69,22 +57,20 @@ class RowText : public CpuText {
   int deepest_ = 0;
   bool pipelined_ = false;  // Passes run side by side, each a block behind the one before.
   std::vector<int> columns_, totals_;
-  std::vector<Pass> passes_;
+  std::vector<RowPass> passes_;
   int current_ = 0;  // The pass that is printed.
 
  private:
-  void sort_out();
   void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const;
   int64_t bytes_kept(int id) const {
     return blocks_kept(id) * block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
   }
   bool is_worth_keeping(int id);
-  void need(int id, int d, std::vector<bool>& in);
+  bool loads(int id, int d);
   void finish_columns(const std::vector<int>& places);
-  void pick(int id);
   void picked(int id, std::vector<int>& list) const;
 
-  std::vector<State> states_;
+  std::vector<RowState> states_;
   int64_t kept_bytes_ = 0;
   std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements and places in scratch memory.
 };

@@ -25,7 +25,6 @@ class RowWalk : public RowText {
     out_.extent = (rows_ + unit - 1) / unit;
     out_.unit = unit * n_;
     out_.grain = std::max<int64_t>(1, kGrain / (unit * n_));
-    plan_passes();
     out_.body = "(char* const* a, long begin, long end) {\n";
     begin();
     store_for_all();
@@ -52,7 +51,7 @@ class RowWalk : public RowText {
         fmt::format("      const int rows = last - r0 < {0} ? (int)(last - r0) : {0};\n", block_);
     for (int d = 0; d <= deepest_; ++d) {
       numbers(d);
-      if (walks(d) || !passes_[static_cast<size_t>(d)].folds.empty()) pass(d);
+      if (walks(d) || !passes_[static_cast<size_t>(d)].picks.empty()) pass(d);
     }
     store_row_numbers();
     out_.body += "    }\n  }\n";
@@ -175,18 +174,18 @@ class RowWalk : public RowText {
 
   void pass(int d) {
     current_ = d;
-    const Pass& pass = passes_[static_cast<size_t>(d)];
+    const RowPass& pass = passes_[static_cast<size_t>(d)];
     out_.body += "      for (long r = 0; r < rows; ++r) {\n";
     row_names(pass, "        ");
-    picks(pass);
+    for (int id : pass.picks) pick(id);
     if (d == deepest_) {
       int unroll = choose_unroll(pass.list);
       while (unroll > 1 && n_ % (16 * unroll) != 0 && (n_ % 16 == 0 || n_ < 16 * unroll)) {
         unroll /= 2;
       }
       loops(pass.list, "0", fmt::format("{}", n_), unroll, "        ", n_);
-    } else if (!folds(pass).empty()) {
-      fold(pass.list, folds(pass));
+    } else if (!pass.folds.empty()) {
+      fold(pass.list, pass.folds);
     }
     out_.body += "      }\n";
   }
@@ -320,8 +319,8 @@ class RowWalk : public RowText {
   }
   // Whether a pass goes over elements.
   bool walks(int d) const {
-    const Pass& pass = passes_[static_cast<size_t>(d)];
-    return !pass.list.empty() || !folds(pass).empty();
+    const RowPass& pass = passes_[static_cast<size_t>(d)];
+    return !pass.list.empty() || !pass.folds.empty();
   }
 
   // What a pass calls the rows that it is at, their numbers and what is kept of them.
@@ -345,31 +344,31 @@ class RowWalk : public RowText {
   // scope that stays open, inside those of the passes before it.
   void body(int d) {
     current_ = d;
-    const Pass& pass = passes_[static_cast<size_t>(d)];
+    const RowPass& pass = passes_[static_cast<size_t>(d)];
     out_.body += "      {\n";
     names_of_block(d);
     row_names(pass, "      ");
-    accumulators(folds(pass), "      ");
+    accumulators(pass.folds, "      ");
     out_.body +=
         fmt::format("      const auto body{} = [&](long i) __attribute__((always_inline)) {{\n", d);
-    fold_body(pass.list, folds(pass), "        ");
+    fold_body(pass.list, pass.folds, "        ");
     out_.body += "      };\n";
   }
   // What a pass does behind whole bodies.
   void end_of_row(int d) {
     current_ = d;
-    const Pass& pass = passes_[static_cast<size_t>(d)];
+    const RowPass& pass = passes_[static_cast<size_t>(d)];
     const bool rest_of_row = n_ % 64 != 0 && walks(d);
-    if (!rest_of_row && pass.folds.empty()) return;
+    if (!rest_of_row && pass.folds.empty() && pass.picks.empty()) return;
     out_.body += fmt::format("      if (r < rows{}) {{\n", d);
     names_of_block(d);
     row_names(pass, "        ");
-    picks(pass);
+    for (int id : pass.picks) pick(id);
     if (rest_of_row) {
       out_.body += fmt::format("        long i = {};\n", n_ / 64 * 64);
-      rest(pass.list, folds(pass), 1, "        ");
+      rest(pass.list, pass.folds, 1, "        ");
     }
-    reduced(folds(pass), "w{}[r]", "        ");
+    reduced(pass.folds, "w{}[r]", "        ");
     out_.body += "      }\n";
   }
 };

@@ -10,11 +10,6 @@ class DeviceRowPasses {
  public:
   DeviceRowPasses(const Program& p, bool split);
 
-  /// What is done with all elements of a row, one after the other.
-  struct Pass {
-    std::vector<int> ends, list;  ///< Folds and picks after it; statements of elements.
-  };
-
   int count() const { return static_cast<int>(p_.statements.size()); }
   const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
   const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
@@ -29,11 +24,8 @@ class DeviceRowPasses {
   const Program& p_;
   std::vector<RowState> states_;
   int deepest_ = 0;
-  std::vector<Pass> passes_;
+  std::vector<RowPass> passes_;
   std::vector<int> reused_;  ///< Windows that several passes read.
-
- private:
-  std::vector<int> in_row(const std::vector<int>& wanted) const;
 };
 
 }  // namespace brrr::program

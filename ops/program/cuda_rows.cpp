@@ -273,18 +273,13 @@ class RowText : DeviceRowPasses {
   }
 
   // The elements of a pass, one group after the other.
-  void pass(const Pass& pass, bool is_last, const std::string& indent) {
-    for (int f : pass.ends) {
-      if (at(f).kind == Statement::Pick) {
-        line(f, indent);
-      } else {
-        out_ += fmt::format("{}{} v{} = {};\n", indent, vector(f), f, init(f));
-        names_[static_cast<size_t>(f)] = fmt::format("v{}", f);
-      }
+  void pass(const RowPass& pass, bool is_last, const std::string& indent) {
+    for (int id : pass.picks) line(id, indent);
+    for (int f : pass.folds) {
+      out_ += fmt::format("{}{} v{} = {};\n", indent, vector(f), f, init(f));
+      names_[static_cast<size_t>(f)] = fmt::format("v{}", f);
     }
-    const bool folds = std::any_of(pass.ends.begin(), pass.ends.end(),
-                                   [&](int f) { return at(f).kind == Statement::Fold; });
-    if (pass.list.empty() && !folds) return;
+    if (pass.list.empty() && pass.folds.empty()) return;
     // A lane may overwrite what another one still wants of this row.
     const bool stores = std::any_of(pass.list.begin(), pass.list.end(),
                                     [&](int id) { return is_element_store(id); });
@@ -301,14 +296,13 @@ class RowText : DeviceRowPasses {
     }
     group(pass, indent + "  ");
     out_ += indent + "}\n";
-    for (int f : pass.ends) {
-      if (at(f).kind == Statement::Pick) continue;
+    for (int f : pass.folds) {
       out_ +=
           fmt::format("{0}v{1} = across<{2}>(v{1}, {3});\n", indent, f, walk_.lanes(), combine(f));
     }
   }
 
-  void group(const Pass& pass, const std::string& indent) {
+  void group(const RowPass& pass, const std::string& indent) {
     for (int id : pass.list) {
       const Statement& s = at(id);
       const bool load = s.kind == Statement::Load && window(s.which).in_memory();
@@ -330,8 +324,7 @@ class RowText : DeviceRowPasses {
         line(id, indent + "  ", "i + u", s.kind == Statement::Load ? own(s.which) : "");
       }
     }
-    for (int f : pass.ends) {
-      if (at(f).kind == Statement::Pick) continue;
+    for (int f : pass.folds) {
       out_ += fmt::format("{}  v{} = {};\n", indent, f, combined(f, fmt::format("v{}", f)));
     }
     out_ += indent + "}\n";

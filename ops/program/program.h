@@ -5,6 +5,7 @@
 // of a recording) and printed by targets: cpu.h, cuda.h, scalar.h.
 
 #include <climits>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -97,12 +98,22 @@ struct RowState {
   int depth = 0;       ///< How many folds lie behind it.
   bool after = false;  ///< It is known after all rows only.
   bool live = false;   ///< A result depends on it.
+  bool kept = false;   ///< Its first pass leaves it for later ones (on a CPU),
+  int pass = -1;       ///< and that is the first.
 };
 std::vector<RowState> row_states(const Program& p);
 /// Whether it ends a pass over the elements of a row.
 inline bool ends_pass(const Statement& s) {
   return s.kind == Statement::Fold || s.kind == Statement::Pick;
 }
+
+/// What is done with all elements of a row, one after the other: a pass for each depth of folds.
+struct RowPass {
+  std::vector<int> folds, picks, list;  ///< What ends it; statements of elements.
+};
+/// The passes up to a depth, where pass d takes `loads(id, d)` from an earlier one.
+std::vector<RowPass> row_passes(const Program& p, const std::vector<RowState>& states, int deepest,
+                                const std::function<bool(int id, int d)>& loads);
 
 /// The number's value as text; of one that is not read from a control word.
 std::string literal(const Number& n);
