@@ -1,9 +1,9 @@
 #pragma once
 // What the walk over rows (cpu_rows.cpp) is made of: a pass for each depth of folds, values that
-// later passes load instead of computing them again (cpu_row_passes.cpp); the text of a pass over
-// the elements of a row (cpu_row_bodies.cpp); and what is left when all rows are done: sums over
-// the rows and of whole tensors, which every thread leaves in the kernel's own memory and a second
-// launch brings together (cpu_row_totals.cpp).
+// later passes load instead of computing them again, the text of a pass over the elements of a row
+// (cpu_row_text.cpp); and what is left when all rows are done: sums over the rows and of whole
+// tensors, which every thread leaves in the kernel's own memory and a second launch brings together
+// (cpu_row_totals.cpp).
 
 #include "ops/program/cpu_text.h"
 

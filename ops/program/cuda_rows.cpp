@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "ops/program/cuda_row_passes.h"
+#include "ops/program/cuda_rows.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
