@@ -1,5 +1,6 @@
 // argmax and argmin: the index of the first extremum along one dim. NaN counts as the extremum, as
 // in PyTorch. The result does not depend on the order of comparison, so none is laid down.
+#include <algorithm>
 #include <vector>
 
 #include "core/check.h"
@@ -100,8 +101,6 @@ template <bool kMax, class V> void arg_of_lines(const void* data, const Lines& l
   });
 }
 
-Lines lines_of(const OpCall& c) { return lines_along(*c.in[0], reduced_dim(c.attrs)); }
-
 template <bool kMax> void arg_cpu(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return;
@@ -110,31 +109,36 @@ template <bool kMax> void arg_cpu(OpCall& c) {
   constexpr decltype(&arg_of_lines<kMax, vx::f32>) kernels[] = {
       arg_of_lines<kMax, vx::f32>, arg_of_lines<kMax, vx::f64>, arg_of_lines<kMax, vx::i64>,
       arg_of_lines<kMax, vx::i32>};
-  kernels[compute_index(compute)](in.as<char>(), lines_of(c), reinterpret_cast<int64_t*>(y.data()));
+  kernels[compute_index(compute)](in.as<char>(), lines_along(x, reduced_dim(c.attrs)),
+                                  reinterpret_cast<int64_t*>(y.data()));
 }
 
 // --- on a GPU ------------------------------------------------------------------------------------
 
-// Elements of a line that a warp takes, or a column of a block's threads. Longer lines are done in
-// chunks, whose winners are lines in turn.
-constexpr int64_t kChunk = 1024, kColumnChunk = 256;
+// The tensor with a dim moved behind the others.
+Tensor with_last(const TensorImpl& t, int dim) {
+  IntList sizes = t.size_list(), strides = t.stride_list();
+  if (dim < t.ndim) {
+    std::rotate(sizes.begin() + dim, sizes.begin() + dim + 1, sizes.end());
+    std::rotate(strides.begin() + dim, strides.begin() + dim + 1, strides.end());
+  }
+  return memory_view(t, sizes, strides, t.offset);
+}
 
-// [outer, n, inner], dense. `at` are the elements' numbers, where they are not their places in the
-// line. The winners' numbers and, if wanted, values are [outer, chunks, inner].
+// Elements of a row that a warp takes. Longer rows are done in chunks, whose winners are rows in
+// turn.
+constexpr int64_t kChunk = 1024;
+
+// [rows, n], dense. `at` are the elements' numbers, where they are not their places in the row. The
+// winners' numbers and, if wanted, values are [rows, chunks].
 BRRR_DEVICE_STRUCT(ArgArguments, {
-  const char* x;
-  const char* at;
-  char* winner;
-  char* value;
-  long outer;
-  long n;
-  long inner;
-  long chunk;
-  long chunks;
+  const char *x, *at;
+  char *winner, *value;
+  long rows, n, chunks;
 });
 
 // N: the maximum is asked for.
-constexpr char kArgText[] = R"(
+constexpr DeviceKernel arg_rows_kernel{"arg_rows", ArgArgumentsText, 256, {kBeatsText, R"(
 struct Best {
   TC x;
   long at;  // -1: nothing yet
@@ -143,102 +147,52 @@ BRRR_VX Best better(const Best& a, const Best& b) {
   if (a.at < 0 || b.at < 0) return b.at < 0 ? a : b;
   return comes_first<N != 0>(a.x, a.at, b.x, b.at) ? a : b;
 }
-BRRR_VX Best element(const ArgArguments& p, long offset, long i) {
-  return {get((const T*)p.x + offset)[0], p.at ? ((const long*)p.at)[offset] : i};
-}
-// Elements begin, begin + step, ... below end of the line at `line`.
-BRRR_VX Best take(const ArgArguments& p, long line, long begin, long step, long end) {
-  Best best = {0, -1};
-  long i = begin;
-  for (; i + 3 * step < end; i += 4 * step) {
-    Best e[4];
-    for (int u = 0; u < 4; ++u) e[u] = element(p, line + (i + u * step) * p.inner, i + u * step);
-    for (int u = 0; u < 4; ++u) best = better(best, e[u]);
-  }
-  for (; i < end; i += step) best = better(best, element(p, line + i * p.inner, i));
-  return best;
-}
-BRRR_VX void give(const ArgArguments& p, long to, const Best& best) {
-  ((long*)p.winner)[to] = best.at;
-  if (p.value) ((TC*)p.value)[to] = best.x;
-}
-)";
-
-constexpr DeviceKernel arg_rows_kernel{"arg_rows", ArgArgumentsText, 256, {kBeatsText, kArgText, R"(
 BLOCK_KERNEL(arg_rows, ArgArguments, 256) {
-  const long at = (long)blockIdx.x * 8 + threadIdx.x / 32;
-  if (at >= p.outer * p.chunks) return;
-  const long row = at / p.chunks, begin = at % p.chunks * p.chunk;
-  const long end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
-  Best best = take(p, row * p.n, begin + threadIdx.x % 32, 32, end);
+  const long to = (long)blockIdx.x * 8 + threadIdx.x / 32;
+  if (to >= p.rows * p.chunks) return;
+  const long row = to / p.chunks * p.n, begin = to % p.chunks * 1024;
+  const long end = p.n - begin < 1024 ? p.n : begin + 1024;
+  Best best = {0, -1};
+#pragma unroll 4
+  for (long i = begin + threadIdx.x % 32; i < end; i += 32) {
+    best = better(best, {get((const T*)p.x + row + i)[0], p.at ? ((const long*)p.at)[row + i] : i});
+  }
   for (int d = 16; d > 0; d /= 2) {
     const Best other = {shuffle_down(best.x, d), shuffle_down(best.at, d)};
     best = better(best, other);
   }
-  if (threadIdx.x % 32 == 0) give(p, at, best);
+  if (threadIdx.x % 32 != 0) return;
+  ((long*)p.winner)[to] = best.at;
+  if (p.value) ((TC*)p.value)[to] = best.x;
 }
 )"}};
-
-constexpr DeviceKernel arg_columns_kernel{
-    "arg_columns", ArgArgumentsText, 256, {kBeatsText, kArgText, R"(
-BLOCK_KERNEL(arg_columns, ArgArguments, 256) {
-  __shared__ TC values[8][32];
-  __shared__ long places[8][32];
-  const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-  const long tiles = (p.inner + 31) / 32, column = blockIdx.x % tiles * 32 + tx;
-  const long line = blockIdx.x / tiles / p.chunks, chunk = blockIdx.x / tiles % p.chunks;
-  const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
-  Best best = {0, -1};
-  if (column < p.inner) best = take(p, line * p.n * p.inner + column, begin + ty, 8, end);
-  values[ty][tx] = best.x;
-  places[ty][tx] = best.at;
-  for (int d = 4; d > 0; d /= 2) {
-    __syncthreads();
-    if (ty >= d) continue;
-    best = better(best, {values[ty + d][tx], places[ty + d][tx]});
-    values[ty][tx] = best.x;
-    places[ty][tx] = best.at;
-  }
-  if (ty == 0 && column < p.inner) give(p, (line * p.chunks + chunk) * p.inner + column, best);
-}
-)"}};
-
-void run_pass(ArgArguments& a, const Variant& v) {
-  if (a.inner > 1) {
-    run_kernel(arg_columns_kernel, v, {a.outer * a.chunks * ((a.inner + 31) / 32)}, a);
-  } else {
-    run_kernel(arg_rows_kernel, v, {blocks_for(a.outer * a.chunks, 8)}, a);
-  }
-}
 
 template <bool kMax> void arg_cuda(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return;
-  const DenseInput in(&x, x.dtype);
-  const Lines l = lines_of(c);
+  const Tensor last = with_last(x, reduced_dim(c.attrs));
+  const DenseInput in(last.impl(), x.dtype);
   const DType compute = compute_type(x.dtype);
   Variant v{.t = x.dtype, .n = kMax};
-  ArgArguments a{in.as<char>(), nullptr, nullptr, nullptr, l.outer, l.n, l.inner, 0, 1};
-  a.chunk = l.inner > 1 ? kColumnChunk : kChunk;
+  ArgArguments a{in.as<char>(), nullptr, nullptr, nullptr, y.numel, x.numel / y.numel, 1};
   std::vector<Tensor> winners;
-  while (a.n > a.chunk) {
-    a.chunks = (a.n + a.chunk - 1) / a.chunk;
-    const IntList sizes = {a.outer, a.chunks, a.inner};
-    const Tensor at = raw_empty(sizes, kInt64, x.device),
-                 value = raw_empty(sizes, compute, x.device);
+  while (a.n > kChunk) {
+    a.chunks = (a.n + kChunk - 1) / kChunk;
+    const Tensor at = raw_empty({a.rows, a.chunks}, kInt64, x.device),
+                 value = raw_empty({a.rows, a.chunks}, compute, x.device);
     a.winner = at.impl()->data();
     a.value = value.impl()->data();
-    run_pass(a, v);
+    run_kernel(arg_rows_kernel, v, {blocks_for(a.rows * a.chunks, 8)}, a);
     winners.insert(winners.end(), {at, value});
     a.at = a.winner;
     a.x = a.value;
     a.n = a.chunks;
-    a.chunks = 1;
     v.t = compute;
   }
+  a.chunks = 1;
   a.winner = y.data();
   a.value = nullptr;
-  run_pass(a, v);
+  run_kernel(arg_rows_kernel, v, {blocks_for(a.rows, 8)}, a);
 }
 
 // --- rows ----------------------------------------------------------------------------------------
