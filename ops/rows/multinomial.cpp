@@ -133,28 +133,21 @@ void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
 // (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006); compared by their
 // logarithms, the Gumbel form (Kool et al., "Stochastic beams and where to find them", 2019), which
 // neither overflow nor underflow.
-void start_clocks(const DrawAttrs& draw, const Problem& p, Wide* entries) {
+void start_clocks(const DrawAttrs& draw, const Problem& p) {
   for_uniforms(draw, p.rows * p.n, [&](int64_t i, int lanes, const vx::f64& u) {
-    const auto w = take<vx::f64>(p.weights + i, lanes), time = vx::ringing(u, w);
-    for (int k = 0; k < lanes; ++k) {
-      const double at = w[k] > 0 ? time[k] : __builtin_inf();
-      set_entry(entries[i + k], order_key(at), (i + k) % p.n);
-    }
+    const auto w = take<vx::f64>(p.weights + i, lanes);
+    const auto never = vx::f64{} + __builtin_inf();
+    put(p.weights + i, vx::where(vx::gt(w, vx::f64{}), vx::ringing(u, w), never), lanes);
   });
 }
 
-void draw_without_replacement(const DrawAttrs& draw, const Problem& p) {
-  const Tensor scratch = raw_empty({p.rows * p.n * 2}, kInt64, kCPU);
-  auto* entries = reinterpret_cast<Wide*>(scratch.impl()->data());
-  start_clocks(draw, p, entries);
-  parallel_for(p.rows, std::max<int64_t>(1, kGrain / p.n), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      smallest_first(entries + r * p.n, p.n, p.samples);
-      for (int64_t s = 0; s < p.samples; ++s) {
-        p.out[r * p.samples + s] = position_of(entries[r * p.n + s]);
-      }
-    }
-  });
+// Which clocks ring first, on any device: as many of each row as are drawn.
+void draw_first(const OpCall& c, const Tensor& clocks, void (*order)(OpCall&)) {
+  TensorImpl* in[] = {clocks.impl()};
+  OpCall first(*c.op, in, 1);
+  first.attrs.push(OrderAttrs{.descending = false});
+  first.out[0] = c.out[0];
+  order(first);
 }
 
 void multinomial_cpu(OpCall& c) {
@@ -165,7 +158,9 @@ void multinomial_cpu(OpCall& c) {
   const auto a = c.attrs.as<MultinomialAttrs>();
   const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
                   reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n, a.samples};
-  with_replacement(a) ? draw_with_replacement(a.draw, p) : draw_without_replacement(a.draw, p);
+  if (with_replacement(a)) return draw_with_replacement(a.draw, p);
+  start_clocks(a.draw, p);
+  draw_first(c, weights, order_cpu);
 }
 
 // --- on a GPU ------------------------------------------------------------------------------------
@@ -240,26 +235,23 @@ KERNEL(draw, DrawByWeight, 256) {
 )"}};
 
 constexpr DeviceKernel clocks_kernel{
-    "clocks", DrawByWeightText, 256, {kEntryText, OrderKeyText, vx::kDrawText, kUniformText, R"(
+    "clocks", DrawByWeightText, 256, {vx::kDrawText, kUniformText, R"(
 KERNEL(clocks, DrawByWeight, 256) {
   const long i = (long)blockIdx.x * 256 + threadIdx.x;
   if (i >= p.rows * p.n) return;
   const f64 w = to_f64(get((const T*)p.weights + i));
   if (!valid_weight(w[0])) bad_row(p.fault, i / p.n, p.op);
-  const double at = w[0] > 0 ? ringing(f64(uniform_at(i, p)), w)[0] : (double)infinity;
-  set_entry(((Wide*)p.sums)[i], order_key(at), i % p.n);
+  ((double*)p.sums)[i] = w[0] > 0 ? ringing(f64(uniform_at(i, p)), w)[0] : (double)infinity;
 }
 )"}};
 
 // A clock that never rings has been drawn if there are fewer positive weights than samples.
-constexpr DeviceKernel take_kernel{"take", DrawByWeightText, 256, {kEntryText, OrderKeyText, R"(
-KERNEL(take, DrawByWeight, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.rows * p.samples) return;
-  const Wide e = ((const Wide*)p.sums)[i];
-  const bool rings = e.key < order_key((double)infinity);
-  if (!rings) bad_row(p.fault, i / p.samples, p.op);
-  ((long*)p.out)[i] = rings ? e.at : 0;
+constexpr DeviceKernel last_kernel{"last_clock", DrawByWeightText, 64, {R"(
+KERNEL(last_clock, DrawByWeight, 64) {
+  const long row = (long)blockIdx.x * 64 + threadIdx.x;
+  if (row >= p.rows) return;
+  const long at = ((const long*)p.out)[(row + 1) * p.samples - 1];
+  if (!(((const double*)p.sums)[row * p.n + at] < (double)infinity)) bad_row(p.fault, row, p.op);
 }
 )"}};
 
@@ -274,13 +266,12 @@ void draw_with_replacement_cuda(DrawByWeight& a, DType dtype, Device device) {
   run_kernel(draw_kernel, {}, {blocks_for(a.rows * a.samples)}, a);
 }
 
-void draw_without_replacement_cuda(DrawByWeight& a, DType dtype, Device device) {
-  const EntryRows entries(true, a.rows, a.n, device);
-  a.sums = entries.data();
+void draw_without_replacement_cuda(const OpCall& c, DrawByWeight& a, DType dtype) {
+  const Tensor clocks = raw_empty({a.rows, a.n}, kFloat64, c.out[0].device());
+  a.sums = clocks.impl()->data();
   run_kernel(clocks_kernel, {.t = dtype}, {blocks_for(a.rows * a.n)}, a);
-  const Tensor first = sort_entries(entries, a.samples);
-  a.sums = first.impl()->data();
-  run_kernel(take_kernel, {}, {blocks_for(a.rows * a.samples)}, a);
+  draw_first(c, clocks, order_cuda);
+  run_kernel(last_kernel, {}, {blocks_for(a.rows, 64)}, a);
 }
 
 void multinomial_cuda(OpCall& c) {
@@ -299,8 +290,8 @@ void multinomial_cuda(OpCall& c) {
   a.draw = static_cast<int64_t>(attrs.draw.number);
   a.key = c.control;
   a.samples = attrs.samples;
-  (with_replacement(attrs) ? draw_with_replacement_cuda : draw_without_replacement_cuda)(a, x.dtype,
-                                                                                         x.device);
+  if (with_replacement(attrs)) return draw_with_replacement_cuda(a, x.dtype, x.device);
+  draw_without_replacement_cuda(c, a, x.dtype);
 }
 
 // --- the row: attribute words are seed, draw, number of samples, replacement ---------------------
@@ -334,7 +325,7 @@ void check_weights(const OpCall& c) {
   }
 }
 
-// Weights in double, and an entry for each without replacement.
+// Weights in double, and what putting them in order takes.
 int64_t multinomial_scratch(const OpCall& c) {
   return scratch_for(c.in[0]->numel, sizeof(double)) + scratch_for(c.in[0]->numel, sizeof(Wide));
 }

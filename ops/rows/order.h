@@ -3,7 +3,6 @@
 // with the position in the lower part, so that no two entries are equal and every way of sorting
 // them gives the same result: ties in order of position.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/device_kernel.h"
@@ -59,14 +58,9 @@ struct OrderAttrs {
   int64_t most = -1;  ///< Elements that are asked for; -1: all.
 };
 
-/// Moves the k smallest of n entries to the front, in order.
-template <class E> void smallest_first(E* e, int64_t n, int64_t k) {
-  const auto less = [](E a, E b) { return before(a, b); };
-  if (k == 0) return;
-  if (k < n && k <= n / 16) return std::partial_sort(e, e + k, e + n, less);
-  if (k < n) std::nth_element(e, e + k - 1, e + n, less);
-  std::sort(e, e + k, less);
-}
+/// The kernels of argsort and topk: of each row, positions of as many elements as the result has.
+void order_cpu(OpCall& c);
+void order_cuda(OpCall& c);
 
 // --- on a GPU (sort_cuda.cpp) --------------------------------------------------------------------
 
@@ -87,7 +81,5 @@ struct EntryRows {
 /// The first k > 0 entries of each row in order, [rows, k]; or only their positions, to
 /// `positions`.
 Tensor sort_entries(const EntryRows& e, int64_t k, char* positions = nullptr);
-/// The kernel of argsort and topk.
-void order_cuda(OpCall& c);
 
 }  // namespace brrr

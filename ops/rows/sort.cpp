@@ -1,4 +1,5 @@
 // Order along a dim: rows give positions, values are gathered by them, which is the gradient too.
+#include <algorithm>
 #include <array>
 
 #include "core/backend.h"
@@ -39,6 +40,15 @@ Narrow* radix_sort(Narrow* e, Narrow* other, int64_t n) {
 // A few of many are found faster than all are sorted.
 bool sorts_by_digits(int64_t n, int64_t k) { return n >= kRadixFrom && k > n / 16; }
 
+// Moves the k smallest of n entries to the front, in order.
+template <class E> void smallest_first(E* e, int64_t n, int64_t k) {
+  const auto less = [](E a, E b) { return before(a, b); };
+  if (k == 0) return;
+  if (k < n && k <= n / 16) return std::partial_sort(e, e + k, e + n, less);
+  if (k < n) std::nth_element(e, e + k - 1, e + n, less);
+  std::sort(e, e + k, less);
+}
+
 int64_t row_length(const TensorImpl& x) { return x.ndim ? x.sizes[x.ndim - 1] : 1; }
 
 // `x` is dense, [rows, n].
@@ -75,12 +85,16 @@ template <class T> void order_dense(OpCall& c) {
   order_rows<Wide>(c, x.as<T>());
 }
 
+}  // namespace
+
 void order_cpu(OpCall& c) {
   if (c.out[0].impl()->numel == 0) return;
   constexpr void (*kernels[])(OpCall&) = {order_dense<float>, order_dense<double>,
                                           order_dense<int64_t>, order_dense<int32_t>};
   kernels[compute_index(compute_type(c.in[0]->dtype))](c);
 }
+
+namespace {
 
 // Entries, twice where they are sorted by digits, and the dense copy.
 int64_t order_scratch(const OpCall& c) {
