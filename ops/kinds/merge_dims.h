@@ -1,10 +1,44 @@
 #pragma once
 // Dims as a kernel walks them: as few as the operands' strides allow.
 
+#include <array>
 #include <cstdint>
 #include <utility>
 
+#include "core/int_list.h"
+
 namespace brrr {
+
+/// A walk over dims, the last one innermost: where each of N operands is.
+template <size_t N> class DimWalk {
+ public:
+  /// From element `first` on. Of each operand the strides over the dims.
+  DimWalk(int ndim, const int64_t* size, const std::array<const int64_t*, N>& stride, int64_t first)
+      : ndim_(ndim), size_(size), stride_(stride) {
+    for (int d = ndim - 1; d >= 0; --d) {
+      index_[d] = first % size[d];
+      first /= size[d];
+      move(d, index_[d]);
+    }
+  }
+  void next() {
+    for (int d = ndim_ - 1; d >= 0; --d) {
+      move(d, 1);
+      if (++index_[d] < size_[d]) return;
+      move(d, -std::exchange(index_[d], 0));
+    }
+  }
+  int64_t at[N] = {};
+
+ private:
+  void move(int d, int64_t steps) {
+    for (size_t k = 0; k < N; ++k) at[k] += steps * stride_[k][d];
+  }
+  const int ndim_;
+  const int64_t* const size_;
+  const std::array<const int64_t*, N> stride_;
+  int64_t index_[kMaxDims];
+};
 
 /// Drops dims of size 1, puts the larger strides of operand `written` outside (none is moved where
 /// that is -1), and makes one dim of neighbours that all of `count` operands walk alike.

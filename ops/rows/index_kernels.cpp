@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/check.h"
+#include "ops/kinds/merge_dims.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/rows/library_kernels.h"
 
@@ -77,21 +78,12 @@ template <class Op, class T> void run_row(const Walk& w, T* big, T* small, const
 /// Rows [begin, end) of all dims but the innermost.
 template <class Op, class T>
 void run_rows(const Walk& w, T* big, T* small, int64_t begin, int64_t end) {
-  const int outer = w.ndim - 1;
-  int64_t at[kMaxDims], rest = begin;
-  for (int d = outer - 1; d >= 0; --d) {
-    at[d] = rest % w.size[d];
-    rest /= w.size[d];
-  }
-  for (int64_t row = begin; row < end; ++row) {
-    int64_t b = 0, s = 0, i = 0;
-    for (int d = 0; d < outer; ++d) {
-      if (d != w.dim) b += at[d] * w.big[d];
-      s += at[d] * w.small[d];
-      i += at[d] * w.index[d];
-    }
-    run_row<Op>(w, big + b, small + s, w.at + i);
-    for (int d = outer - 1; d >= 0 && ++at[d] == w.size[d]; --d) at[d] = 0;
+  int64_t across[kMaxDims];  // Over the big tensor, but for the indexed dim.
+  std::copy_n(w.big, w.ndim, across);
+  across[w.dim] = 0;
+  DimWalk<3> walk(w.ndim - 1, w.size, {across, w.small, w.index}, begin);
+  for (; begin < end; ++begin, walk.next()) {
+    run_row<Op>(w, big + walk.at[0], small + walk.at[1], w.at + walk.at[2]);
   }
 }
 

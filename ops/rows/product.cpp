@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/backend.h"
+#include "ops/kinds/merge_dims.h"
 #include "ops/rows/library_kernels.h"
 
 namespace brrr {
@@ -115,12 +116,6 @@ bool join_rows(Operand& o) {
   return dense && step >= cols;
 }
 
-void fold_rows(Operand& o) {
-  if (join_rows(o)) return;
-  make_copy(o, false);
-  join_rows(o);
-}
-
 void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
   const int shift = batch_dims - (o.t->ndim - 2);
   for (int d = 0; d < batch_dims; ++d) {
@@ -128,37 +123,6 @@ void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
     o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
   }
 }
-
-// Where the matrices of each index of the batch begin, one index after the other.
-class BatchWalk {
- public:
-  BatchWalk(const Operand& a, const Operand& b, const TensorImpl& out, int dims, int64_t first)
-      : a_(a), b_(b), out_(out), dims_(dims) {
-    for (int d = dims - 1; d >= 0; --d) {
-      index_[d] = first % out.sizes[d];
-      first /= out.sizes[d];
-      at_a += index_[d] * a.batch_stride[d];
-      at_b += index_[d] * b.batch_stride[d];
-    }
-  }
-  void next() {
-    for (int d = dims_ - 1; d >= 0; --d) {
-      at_a += a_.batch_stride[d];
-      at_b += b_.batch_stride[d];
-      if (++index_[d] < out_.sizes[d]) return;
-      at_a -= index_[d] * a_.batch_stride[d];
-      at_b -= index_[d] * b_.batch_stride[d];
-      index_[d] = 0;
-    }
-  }
-  int64_t at_a = 0, at_b = 0;
-
- private:
-  const Operand &a_, &b_;
-  const TensorImpl& out_;
-  int dims_;
-  int64_t index_[kMaxDims];
-};
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -248,11 +212,11 @@ void products(const Operand& a, const Operand& b, const TensorImpl& out, int dim
               char* c, int64_t begin, int64_t end) {
   constexpr int64_t kAtOnce = 1024;
   const int64_t area = a.rows * b.cols;
-  BatchWalk walk(a, b, out, dims, begin);
+  DimWalk<2> walk(dims, out.sizes, {a.batch_stride, b.batch_stride}, begin);
   if (!is_floating(dtype)) {
     const int64_t step = area * static_cast<int64_t>(itemsize(dtype));
     for (; begin < end; ++begin, walk.next()) {
-      integers(a, b, walk.at_a, walk.at_b, dtype, c + begin * step);
+      integers(a, b, walk.at[0], walk.at[1], dtype, c + begin * step);
     }
     return;
   }
@@ -262,8 +226,8 @@ void products(const Operand& a, const Operand& b, const TensorImpl& out, int dim
   while (begin < end) {
     int64_t n = 0;
     for (; n < kAtOnce && begin < end; ++n, ++begin, walk.next()) {
-      at[3 * n] = walk.at_a;
-      at[3 * n + 1] = walk.at_b;
+      at[3 * n] = walk.at[0];
+      at[3 * n + 1] = walk.at[1];
       at[3 * n + 2] = begin * area;
     }
     gemm_batch(g, n, at);
@@ -276,6 +240,15 @@ bool readable(const Operand& o) {
   bool trans;
   const DType dtype = o.t->dtype;
   return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o, ld, trans));
+}
+
+/// Whether the right operand has no batch: that of the left one becomes rows.
+bool joins_rows(const OpCall& c) { return c.in[1]->ndim <= 2 && c.in[0]->ndim > 2; }
+
+/// Whether the left operand, whose rows are joined where that is so, is to be copied.
+bool is_copied(const OpCall& c, Operand& left) {
+  if (!joins_rows(c)) return !readable(left);
+  return left.t->dtype != product_dtype(*c.out[0].impl()) || !join_rows(left);
 }
 
 /// Whether the batch is one walk with even steps, as a GPU's library takes it.
@@ -314,11 +287,9 @@ void multiply(OpCall& call, bool transposed) {
   const DType dtype = product_dtype(out);
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
   if (!readable(b)) make_copy(b);
-  if (right.ndim <= 2 && left.ndim > 2) {
-    if (left.dtype != dtype) make_copy(a, false);
-    fold_rows(a);
-  } else if (!readable(a)) {
-    make_copy(a);
+  if (is_copied(call, a)) {
+    make_copy(a, !joins_rows(call));
+    if (joins_rows(call)) join_rows(a);
   }
   Tensor scratch;
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
@@ -347,14 +318,8 @@ int64_t product_scratch(const OpCall& c, bool transposed) {
     return scratch_for(t.numel, static_cast<int64_t>(itemsize(product_dtype(t))));
   };
   Operand a(left, true), b(c, transposed);
-  int64_t bytes = readable(b) ? 0 : copy_of(right);
-  if (right.ndim <= 2 && left.ndim > 2) {
-    bytes += left.dtype != product_dtype(out) ? copy_of(left) : 0;
-    bytes += join_rows(a) ? 0 : copy_of(left);
-  } else {
-    bytes += readable(a) ? 0 : copy_of(left);
-  }
-  return out.dtype != product_dtype(out) ? bytes + copy_of(out) : bytes;
+  return (readable(b) ? 0 : copy_of(right)) + (is_copied(c, a) ? copy_of(left) : 0) +
+         (out.dtype != product_dtype(out) ? copy_of(out) : 0);
 }
 
 // By rows of the left operand or, where it is a transposed matrix, by terms of the sums.
