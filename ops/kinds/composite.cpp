@@ -28,7 +28,6 @@ void check_composite(const OpCall& c) {
   check_devices(c);
 }
 
-Tensor converted(const Tensor& x, DType t) { return x.dtype() == t ? x : x.to(t); }
-Tensor widened(const Tensor& x) { return converted(x, compute_type(x.dtype())); }
+Tensor widened(const Tensor& x) { return x.to(compute_type(x.dtype())); }
 
 }  // namespace brrr

@@ -31,7 +31,5 @@ void check_devices(const OpCall& c, Device where);
 void check_composite(const OpCall& c);
 /// x in the dtype it is computed in: 16-bit floats become float32.
 Tensor widened(const Tensor& x);
-/// x in dtype `t`, itself where it has that already.
-Tensor converted(const Tensor& x, DType t);
 
 }  // namespace brrr

@@ -193,43 +193,42 @@ int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
                              kRowBlock);
 }
 
-// Calls the kernel for rows [begin, end).
-void run_rows(const RowLoops& loops, const RowSource& source, int64_t block, int64_t begin,
-              int64_t end, void* const* out) {
-  for (int64_t r = begin; r < end; r += block) {
-    loops.block(source, r, std::min(block, end - r), out);
-  }
-}
-
-void run_columns(const OpCall& c, const RowShape& s, const RowLoops& loops, const RowSource& source,
-                 int64_t block, DType compute, void* const* out) {
+// All rows, block by block. Each unit of them has its own parts of the columns' results, which are
+// added up last.
+void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType compute,
+              void* const* out) {
   const RowInfo& info = info_of(c);
+  const RowLoops& loops = info.loops[compute_index(compute)];
   const int columns = columns_of(info, c);
-  const int64_t blocks = row_blocks(s), item = static_cast<int64_t>(itemsize(compute));
-  const int64_t stride = columns * s.n;
-  const Tensor parts = raw_empty({blocks, columns, s.n}, compute, s.x->device);
-  char* const part = parts.impl()->data();
-  parallel_for(blocks, std::max<int64_t>(1, kRowGrain / (kReduceBlock * s.n + 1)),
+  const int64_t block = row_block(c, s, compute), unit = columns ? kReduceBlock : block;
+  const int64_t units = columns ? row_blocks(s) : (s.rows + block - 1) / block;
+  const int64_t bytes = s.n * static_cast<int64_t>(itemsize(compute));  // Of a column's results.
+  const Tensor parts = columns ? raw_empty({units, columns, s.n}, compute, s.x->device) : Tensor();
+  char* const part = columns ? parts.impl()->data() : nullptr;
+  parallel_for(units, std::max<int64_t>(1, kRowGrain / (unit * s.n + 1)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t k = begin; k < end; ++k) {
-                   char* const own = part + k * stride * item;
-                   std::memset(own, 0, static_cast<size_t>(stride * item));
+                   char* own = part + k * columns * bytes;
+                   if (columns) std::memset(own, 0, static_cast<size_t>(columns * bytes));
                    void* to[kMaxOutputs];
-                   for (int o = 0, column = 0; o < kMaxOutputs; ++o) {
+                   for (int o = 0; o < kMaxOutputs; ++o) {
                      const bool sums = is_result(info, c, o, RowResult::Column);
-                     to[o] = sums ? own + column++ * s.n * item : out[o];
+                     to[o] = sums ? std::exchange(own, own + bytes) : out[o];
                    }
-                   run_rows(loops, source, block, k * kReduceBlock,
-                            std::min((k + 1) * kReduceBlock, s.rows), to);
+                   const int64_t last = std::min((k + 1) * unit, s.rows);
+                   for (int64_t r = k * unit; r < last; r += block) {
+                     loops.block(source, r, std::min(block, last - r), to);
+                   }
                  }
                });
   const auto add_blocks = compute == kFloat64 ? kAddBlocks<vx::f64> : kAddBlocks<vx::f32>;
   const char* from = part;
   for (int o = 0; o < c.n_out; ++o) {
     if (!is_result(info, c, o, RowResult::Column)) continue;
-    add_blocks(from, stride, blocks, s.n, true, part + blocks * stride * item, out[o]);
-    from += s.n * item;
+    add_blocks(from, columns * s.n, units, s.n, true, part + units * columns * bytes, out[o]);
+    from += bytes;
   }
+  if (info.totals) loops.finish(source, out);
 }
 
 }  // namespace
@@ -264,19 +263,7 @@ void row_cpu(OpCall& c) {
   for (int k = 0; k < c.n_out; ++k) {
     out[k] = results[k].emplace(c.out[k], compute).as<void>();
   }
-  const RowLoops& loops = info.loops[compute_index(compute)];
-  const int64_t block = row_block(c, s, compute);
-  if (columns_of(info, c)) {
-    run_columns(c, s, loops, source, block, compute, out);
-  } else {
-    parallel_for((s.rows + block - 1) / block,
-                 std::max<int64_t>(1, kRowGrain / std::max<int64_t>(1, s.n * block)),
-                 [&](int64_t begin, int64_t end) {
-                   run_rows(loops, source, block, begin * block, std::min(end * block, s.rows),
-                            out);
-                 });
-  }
-  if (info.totals) loops.finish(source, out);
+  run_rows(c, s, source, compute, out);
   for (int k = 0; k < c.n_out; ++k) results[k]->finish();
 }
 
@@ -313,7 +300,7 @@ void row_decompose(OpCall& c, const Tensor* in) {
   const RowShape s(c);
   const std::vector<RowTensor> results = info.tensors(c, in);
   for (int k = 0; k < c.n_out; ++k) {
-    c.out[k] = converted(results[static_cast<size_t>(k)].t, result_dtype(info, c, *s.x, k));
+    c.out[k] = results[static_cast<size_t>(k)].t.to(result_dtype(info, c, *s.x, k));
   }
 }
 
@@ -347,7 +334,7 @@ void row_vjp(VjpCall& v) {
   dispatch(c);
   for (int k = 0; k < c.n_out; ++k) {
     if (!v.needs(k)) continue;
-    v.gin[k] = converted(c.out[k], v.meta(k).dtype);
+    v.gin[k] = c.out[k].to(v.meta(k).dtype);
   }
 }
 
@@ -424,43 +411,6 @@ void RowOp::attach(RowOp* gradient) {
   vjp = row_vjp;
   vjp_outputs = 1;
   grad_aliases = 0;
-}
-
-// --- the oracle ----------------------------------------------------------------------------------
-
-RowNumbers RowNumbers::Reading::pick(const RowNumbers& x, const RowNumberIds& ids) {
-  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = x.n, .v = {}};
-  for (int64_t r = 0; r < y.rows; ++r) {
-    const int64_t id = ids.at[static_cast<size_t>(r)];
-    y.v.push_back(id < 0 ? 0 : x.at(r, id));
-  }
-  return y;
-}
-RowNumbers RowNumbers::Reading::counts(const RowNumberIds& ids) {
-  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .n = ids.n, .v = {}};
-  for (int64_t id : ids.at) y.v.push_back(id >= 0);
-  return y;
-}
-RowNumbers RowNumbers::Reading::is_at(const RowNumberIds& ids) {
-  RowNumbers y{.rows = static_cast<int64_t>(ids.at.size()), .columns = ids.n, .n = ids.n, .v = {}};
-  for (int64_t id : ids.at) {
-    for (int64_t i = 0; i < ids.n; ++i) y.v.push_back(i == id);
-  }
-  return y;
-}
-RowNumbers RowNumbers::Reading::over_rows(const RowNumbers& x) {
-  RowNumbers y{.columns = x.n, .n = x.n, .v = {}};
-  for (int64_t i = 0; i < x.n; ++i) {
-    double sum = 0;
-    for (int64_t r = 0; r < x.rows; ++r) sum += x.at(r, i);
-    y.v.push_back(sum);
-  }
-  return y;
-}
-RowNumbers RowNumbers::Reading::total(const RowNumbers& x) {
-  RowNumbers y{.n = x.n, .v = {0}};
-  for (int64_t r = 0; r < x.rows; ++r) y.v[0] += x.at(r, 0);
-  return y;
 }
 
 }  // namespace brrr

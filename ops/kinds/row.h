@@ -113,7 +113,7 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
   else if constexpr (O == Operand::PerRow)
     return PerRow<V>(p + first, &b);
   else if constexpr (O == Operand::Weight || O == Operand::Bias)
-    return Shared<V>(p, &b);
+    return Elements<V, true>(p, &b);
   else if constexpr (O == Operand::Number)
     return Number<V>(p ? *p : Lane<V>(0));
   else if constexpr (O == Operand::Scalar)
@@ -163,12 +163,10 @@ template <class F, Operand... O> struct RowKernels {
     return []<size_t... K>(std::index_sequence<K...>) { return std::vector<RowResult>{kind<K>...}; }
     (kAll);
   }
-  static constexpr int totals() {
-    return []<size_t... K>(std::index_sequence<K...>) {
-      return (kTotals<std::tuple_element_t<K, Results<vx::f32>>> + ...);
-    }
-    (kAll);
+  template <class... R> static constexpr int totals_of(std::type_identity<std::tuple<R...>>) {
+    return (kTotals<R> + ...);
   }
+  static constexpr int totals() { return totals_of(std::type_identity<Results<vx::f32>>{}); }
 
   // The first result of elements: what its rows are written to may hold other elements before.
   template <class V, size_t... K>
@@ -397,48 +395,44 @@ class RowOp : public OpDef {
   }
   void attach(RowOp* gradient);
 
-  template <Operand O> static auto tensor_operand(const OpCall& c, const Tensor* in, int k) {
-    if constexpr (O == Operand::Id)
-      return row_tensor_ids(c, in, k);
-    else
-      return row_tensor(c, in, k);
-  }
   template <class R> static auto as_vector(const R& results) {
     return std::apply([](const auto&... r) { return std::vector{r...}; }, as_tuple(results));
   }
-  template <class F, Operand... O>
-  static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {
+  /// The results of F over the operands, `operand<kind>(k)` being the k-th.
+  template <class F, Operand... O, class X> static auto results(const X& operand) {
     return [&]<size_t... K>(std::index_sequence<K...>) {
-      return as_vector(F{}(tensor_operand<O>(c, in, static_cast<int>(K))...));
+      return as_vector(F{}(operand.template operator()<O>(static_cast<int>(K))...));
     }
     (std::make_index_sequence<sizeof...(O)>{});
   }
   template <class F, Operand... O>
+  static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {
+    return results<F, O...>([&]<Operand Kind>(int k) {
+      if constexpr (Kind == Operand::Id)
+        return row_tensor_ids(c, in, k);
+      else
+        return row_tensor(c, in, k);
+    });
+  }
+  template <class F, Operand... O>
   static std::vector<RowNumbers> oracle(const RowNumbers* in, const RowNumberIds* ids) {
-    const auto operand = [&]<Operand Kind>(size_t k) {
+    return results<F, O...>([&]<Operand Kind>(int k) {
       if constexpr (Kind == Operand::Id)
         return ids[k];
       else
         return in[k];
-    };
-    return [&]<size_t... K>(std::index_sequence<K...>) {
-      return as_vector(F{}(operand.template operator()<O>(K)...));
-    }
-    (std::make_index_sequence<sizeof...(O)>{});
-  }
-  template <Operand O> static auto symbol(int operand) {
-    if constexpr (O == Operand::Id)
-      return RowSymIds{operand};
-    else
-      return RowSym{Sym(operand)};
+    });
   }
   template <class F, Operand... O> static std::vector<int> symbols(const int* operands) {
-    return [&]<size_t... K>(std::index_sequence<K...>) {
-      std::vector<int> ids;
-      for (const RowSym& r : as_vector(F{}(symbol<O>(operands[K])...))) ids.push_back(r.s.id);
-      return ids;
-    }
-    (std::make_index_sequence<sizeof...(O)>{});
+    const auto made = results<F, O...>([&]<Operand Kind>(int k) {
+      if constexpr (Kind == Operand::Id)
+        return RowSymIds{operands[k]};
+      else
+        return RowSym{Sym(operands[k])};
+    });
+    std::vector<int> ids;
+    for (const RowSym& r : made) ids.push_back(r.s.id);
+    return ids;
   }
   std::string own_name_;
   int inputs_ = 0, words_ = 1;

@@ -55,8 +55,8 @@ template <class V> struct Number : Expression<V, Level::Number> {
   Num<V> across() const { return vx::splat(x); }
 };
 
-/// Elements in memory, row after row.
-template <class V> struct Elements : Expression<V, Level::Element> {
+/// Elements in memory, row after row, or the same ones for all rows.
+template <class V, bool shared = false> struct Elements : Expression<V, Level::Element> {
   const Lane<V>* p;
   Block<V>* rows;
   Elements(const Lane<V>* from, Block<V>* b) : p(from), rows(b) {}
@@ -65,16 +65,7 @@ template <class V> struct Elements : Expression<V, Level::Element> {
     Num<V> at(int64_t i, int n) const { return take<V>(p + i, n); }
   };
   Block<V>* block() const { return rows; }
-  template <bool> Bound bind(int64_t r, int64_t n) const { return {p + r * n}; }
-};
-
-/// Elements that all rows share.
-template <class V> struct Shared : Expression<V, Level::Element> {
-  const Lane<V>* p;
-  Block<V>* rows;
-  Shared(const Lane<V>* from, Block<V>* b) : p(from), rows(b) {}
-  Block<V>* block() const { return rows; }
-  template <bool> typename Elements<V>::Bound bind(int64_t, int64_t) const { return {p}; }
+  template <bool> Bound bind(int64_t r, int64_t n) const { return {shared ? p : p + r * n}; }
 };
 
 /// A number of each row: in memory, or computed.
@@ -248,24 +239,15 @@ template <class V> struct Reading {
   template <class F> struct Combined {
     V operator()(V a, V b) const { return F{}(Num<V>(a), Num<V>(b)).v; }
   };
-  // `e` is a copy, which no store can be to.
-  template <bool Kept, class E, class Combine>
-  static void fold_rows(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to) {
-    vx::fold_rows(
-        [e, n = b.n](long r) {
-          return
-              [x = e.template bind<Kept>(r, n)](int64_t i, int lanes) { return x.at(i, lanes).v; };
-        },
-        b.rows, b.n, init, combine, to);
-  }
-  template <class E, class Combine>
-  static void fold_keeping(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to,
-                           Lane<V>* keep) {
+  // `e` is a copy, which no store can be to. `keep`: where to leave its elements, if anywhere.
+  template <bool Kept, class E, class Combine, class Keep = std::nullptr_t>
+  static void fold_rows(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to,
+                        Keep keep = nullptr) {
     vx::fold_rows(
         [e, keep, n = b.n](long r) {
-          return [x = e.template bind<false>(r, n), keep = keep + r * n](int64_t i, int lanes) {
+          return [x = e.template bind<Kept>(r, n), keep, first = r * n](int64_t i, int lanes) {
             const V v = x.at(i, lanes).v;
-            put<V>(keep + i, v, lanes);
+            if constexpr (std::is_pointer_v<Keep>) put<V>(keep + first + i, v, lanes);
             return v;
           };
         },
@@ -280,7 +262,7 @@ template <class V> struct Reading {
     if constexpr (kIsChain<T> && std::is_lvalue_reference_v<E>) {
       if (b.spare && !e.at) {
         e.at = std::exchange(b.spare, nullptr);
-        fold_keeping(e.x, b, init, combine, to, const_cast<Lane<V>*>(e.at));
+        fold_rows<false>(e.x, b, init, combine, to, const_cast<Lane<V>*>(e.at));
         return {to, &b};
       }
     }

@@ -91,6 +91,8 @@ struct RowNumberIds {
   using Reading = RowNumbers::Reading;
   std::vector<int64_t> at;
   int64_t n = 1;
+  int64_t rows() const { return static_cast<int64_t>(at.size()); }
+  int64_t operator[](int64_t r) const { return at[static_cast<size_t>(r)]; }
 };
 
 struct RowNumbers::Reading {
@@ -104,32 +106,38 @@ struct RowNumbers::Reading {
   static RowNumbers min(const RowNumbers& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
   static double count(const RowNumbers& x) { return static_cast<double>(x.n); }
   static RowNumbers constant(const RowNumbers& x) { return x; }
-  static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids);
-  static RowNumbers counts(const RowNumberIds& ids);
-  static RowNumbers is_at(const RowNumberIds& ids);
-  static RowNumbers over_rows(const RowNumbers& x);
-  static RowNumbers total(const RowNumbers& x);
+  static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids) {
+    return each(ids.rows(), 1, x.n,
+                [&](int64_t r, int64_t) { return ids[r] < 0 ? 0.0 : x.at(r, ids[r]); });
+  }
+  static RowNumbers counts(const RowNumberIds& ids) {
+    return each(ids.rows(), 1, ids.n, [&](int64_t r, int64_t) { return ids[r] >= 0; });
+  }
+  static RowNumbers is_at(const RowNumberIds& ids) {
+    return each(ids.rows(), ids.n, ids.n, [&](int64_t r, int64_t i) { return i == ids[r]; });
+  }
+  static RowNumbers over_rows(const RowNumbers& x) { return down(x, x.n); }
+  static RowNumbers total(const RowNumbers& x) { return down(x, 1); }
 
  private:
-  static Num<double> number(double x) { return x; }
   template <bool mask> static auto element(const RowNumbers& x, int64_t r, int64_t i) {
     if constexpr (mask)
       return Mask<double>{x.at(r, i) != 0};
     else
       return Num<double>(x.at(r, i));
   }
+  /// f(row, column) of all.
+  template <class F> static RowNumbers each(int64_t rows, int64_t columns, int64_t n, const F& f) {
+    RowNumbers y{.rows = rows, .columns = columns, .n = n, .v = {}};
+    for (int64_t k = 0; k < rows * columns; ++k) y.v.push_back(f(k / columns, k % columns));
+    return y;
+  }
   // The first operand of a choice is a mask, and so are both of & and |.
   template <class F, class... A> static RowNumbers elementwise(const A&... a) {
-    RowNumbers y;
-    y.rows = std::max({a.rows...});
-    y.columns = std::max({a.columns...});
-    y.n = std::max({a.n...});
-    y.v.resize(static_cast<size_t>(y.rows * y.columns));
-    for (int64_t r = 0; r < y.rows; ++r) {
-      for (int64_t i = 0; i < y.columns; ++i) {
-        y.v[static_cast<size_t>(r * y.columns + i)] = one<F>(y.mask, r, i, a...);
-      }
-    }
+    bool mask = false;
+    RowNumbers y = each(std::max({a.rows...}), std::max({a.columns...}), std::max({a.n...}),
+                        [&](int64_t r, int64_t i) { return one<F>(mask, r, i, a...); });
+    y.mask = mask;
     return y;
   }
   template <class F, class A, class... B>
@@ -145,13 +153,18 @@ struct RowNumbers::Reading {
     }
   }
   template <class F> static RowNumbers fold(const RowNumbers& x, double init) {
-    RowNumbers y{.rows = x.rows, .n = x.n, .v = {}};
-    for (int64_t r = 0; r < x.rows; ++r) {
+    return each(x.rows, 1, x.n, [&](int64_t r, int64_t) {
       Num<double> all = init;
-      for (int64_t i = 0; i < x.n; ++i) all = F{}(all, number(x.at(r, i)));
-      y.v.push_back(all.v);
-    }
-    return y;
+      for (int64_t i = 0; i < x.n; ++i) all = F{}(all, Num<double>(x.at(r, i)));
+      return all.v;
+    });
+  }
+  static RowNumbers down(const RowNumbers& x, int64_t columns) {
+    return each(1, columns, x.n, [&](int64_t, int64_t i) {
+      double sum = 0;
+      for (int64_t r = 0; r < x.rows; ++r) sum += x.at(r, i);
+      return sum;
+    });
   }
 };
 

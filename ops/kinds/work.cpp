@@ -11,10 +11,10 @@ namespace brrr {
 
 namespace {
 
-// Operations once, for each row and for each element.
+// Operations by what varies: once, for each row and for each element.
 struct Counts {
-  double once = 0, row = 0, element = 0;
-  double over(double rows, double n) const { return once + rows * (row + n * element); }
+  double of[3] = {};
+  double over(double rows, double n) const { return of[0] + rows * (of[1] + n * of[2]); }
 };
 
 // What stands for a Weight or a Bias that is not there, in programs, too (ops/program/build.cpp):
@@ -31,12 +31,9 @@ Counts count(const Statements& list) {
   for (const Statement& s : list) {
     const bool formula = s.kind == Statement::Formula;
     if (formula && std::any_of(s.args.begin(), s.args.end(), absent)) continue;
-    const double at[] = {all.once, all.row, all.element};
-    double now[] = {at[0], at[1], at[2]};
-    if (formula) now[s.varies] += s.flops;
-    if (s.kind == Statement::Fold || s.kind == Statement::FoldRows) now[Statement::InRow] += 1;
-    if (s.kind == Statement::Total) now[Statement::WithRow] += 1;
-    all = {now[0], now[1], now[2]};
+    if (formula) all.of[s.varies] += s.flops;
+    if (s.kind == Statement::Fold || s.kind == Statement::FoldRows) all.of[Statement::InRow] += 1;
+    if (s.kind == Statement::Total) all.of[Statement::WithRow] += 1;
   }
   return all;
 }
@@ -99,8 +96,6 @@ const char* kind_of(const OpDef& op, const Work& work) {
   if (op.row || op.reduction) return "normalisation";
   return op.pointwise ? "pointwise" : "other";
 }
-
-double flops_of(const Statements& list, double rows, double n) { return count(list).over(rows, n); }
 
 Work work_of(const OpCall& c) {
   if (c.op->is_view()) return {};

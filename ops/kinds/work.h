@@ -15,7 +15,4 @@ Work work_of(const OpCall& call);
 /// Its class: "contraction" (products), "normalisation" (what folds), "pointwise" or "other".
 const char* kind_of(const OpDef& op, const Work& work);
 
-/// Operations of the statements over `rows` rows of `n` elements.
-double flops_of(const Statements& list, double rows, double n);
-
 }  // namespace brrr

@@ -170,7 +170,7 @@ Tensor heads_outside(const Tensor& t, const AttentionAttrs& attrs) {
 void attention_decompose(OpCall& c, const Tensor* in) {
   const auto attrs = c.attrs.as<AttentionAttrs>();
   const Weights w(attrs, in);
-  c.out[0] = laid_out(converted(matmul(w.dropped(w.p), widened(in[V])), in[Q].dtype()), attrs);
+  c.out[0] = laid_out(matmul(w.dropped(w.p), widened(in[V])).to(in[Q].dtype()), attrs);
   c.out[1] = w.max;
   c.out[2] = w.sum;
 }
@@ -181,10 +181,9 @@ void attention_backward_decompose(OpCall& c, const Tensor* in) {
   const Weights w(attrs, in);
   const DType t = in[Q].dtype();
   const Tensor ds = w.gradient(in, in[G]) * attrs.scale;
-  c.out[0] = laid_out(converted(matmul(ds, widened(in[K])), t), attrs);
-  c.out[1] = laid_out(converted(matmul(ds.transpose(-2, -1), widened(in[Q])), t), attrs);
-  c.out[2] =
-      laid_out(converted(matmul(w.dropped(w.p).transpose(-2, -1), widened(in[G])), t), attrs);
+  c.out[0] = laid_out(matmul(ds, widened(in[K])).to(t), attrs);
+  c.out[1] = laid_out(matmul(ds.transpose(-2, -1), widened(in[Q])).to(t), attrs);
+  c.out[2] = laid_out(matmul(w.dropped(w.p).transpose(-2, -1), widened(in[G])).to(t), attrs);
 }
 
 // --- rows ----------------------------------------------------------------------------------------
@@ -339,7 +338,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
                c = broadcast(v, batch, keys, v.size(-1));
   Tensor mask = o.mask;
   if (mask.defined()) {
-    if (mask.dtype() != kBool) mask = converted(mask, compute_type(q.dtype()));
+    if (mask.dtype() != kBool) mask = mask.to(compute_type(q.dtype()));
     IntList scores = batch;
     scores.push_back(queries);
     scores.push_back(keys);
