@@ -135,12 +135,8 @@ PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
 class PointwiseOp : public OpDef {
  public:
   template <class F, class... G>
-  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
-      : PointwiseOp(n, d, traits, Integers<>{}, F{}, G{}...) {}
-  template <uint32_t Given, int... Made, class F, class... G>
-  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits,
-              Integers<Given, Made...> p, F, G...)
-      : PointwiseOp(std::false_type{}, n, d, traits, p, F{}, G{}...) {}
+  PointwiseOp(const char* n, const char* d, const PointwiseTraits& traits, F f, G... g)
+      : PointwiseOp(std::false_type{}, n, d, traits, f, g...) {}
 
   PointwiseInfo info;
   PointwiseLoop direct[kNumDTypes] = {};  ///< Storage is the compute type: no conversion.
@@ -148,6 +144,10 @@ class PointwiseOp : public OpDef {
   uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
 
  protected:
+  template <bool Numbers, class F, class... G>
+  PointwiseOp(std::bool_constant<Numbers> numbers, const char* n, const char* d,
+              const PointwiseTraits& traits, F f, G... g)
+      : PointwiseOp(numbers, n, d, traits, Integers<>{}, f, g...) {}
   template <bool Numbers, uint32_t Given, int... Made, class F, class... G>
   PointwiseOp(std::bool_constant<Numbers>, const char* n, const char* d,
               const PointwiseTraits& traits, Integers<Given, Made...>, F, G...)
@@ -183,12 +183,8 @@ class PointwiseOp : public OpDef {
 class NumberOp : public PointwiseOp {
  public:
   template <class F, class... G>
-  NumberOp(const char* n, const char* d, const PointwiseTraits& traits, F, G...)
-      : NumberOp(n, d, traits, Integers<>{}, F{}, G{}...) {}
-  template <uint32_t Given, int... Made, class F, class... G>
-  NumberOp(const char* n, const char* d, const PointwiseTraits& traits, Integers<Given, Made...> p,
-           F, G...)
-      : PointwiseOp(std::true_type{}, n, d, traits, p, F{}, G{}...) {}
+  NumberOp(const char* n, const char* d, const PointwiseTraits& traits, F f, G... g)
+      : PointwiseOp(std::true_type{}, n, d, traits, f, g...) {}
 };
 
 /// Collects the operands of a pointwise call.
