@@ -437,13 +437,16 @@ class RowText : DeviceRowPasses {
       names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
     }
     out_ += "  if (slot != 0 || i >= n) return;\n";
+    after_folds([&](int id) { return of_column(id); }, "i");
+  }
+  template <class Which> void after_folds(const Which& which, const std::string& place) {
     for (int id = 0; id < count(); ++id) {
       const Statement& s = at(id);
-      if (!of(id).live || !of_column(id) || s.kind == Statement::FoldRows) continue;
+      if (!of(id).live || s.kind == Statement::FoldRows || !which(id)) continue;
       if (s.kind == Statement::Store)
-        out_ += fmt::format("  {};\n", stored(id, "i"));
+        out_ += fmt::format("  {};\n", stored(id, place));
       else
-        line(id, "  ", "i");
+        line(id, "  ", place);
     }
   }
   // Whether it is made of columns' folds; or an operand of such, an element that all rows share.
@@ -474,15 +477,7 @@ class RowText : DeviceRowPasses {
     }
     out_ += "  if (threadIdx.x != 0) return;\n";
     store_numbers("  ");
-    for (int id = 0; id < count(); ++id) {
-      const Statement& s = at(id);
-      if (!of(id).live || !of(id).after || of_column(id) || is_total(id)) continue;
-      if (s.kind == Statement::FoldRows) continue;
-      if (s.kind == Statement::Store)
-        out_ += fmt::format("  {};\n", stored(id));
-      else
-        line(id, "  ");
-    }
+    after_folds([&](int id) { return of(id).after && !of_column(id) && !is_total(id); }, "");
   }
 
   const RowWalk& walk_;

@@ -34,38 +34,6 @@ template <bool kMax, class V> vx::b16 better(V a, V b) {
   return m;
 }
 
-// Lane k sees elements k, k + 16, ...; the earliest of the lanes' best ones wins.
-template <bool kMax, class V> int64_t arg_of_row(const Lane<V>* p, int64_t n) {
-  using T = Lane<V>;
-  int64_t at = 0, i = 0;
-  T best = p[0];
-  if (n >= 32) {
-    V top = vx::load(p);
-    vx::i64 step{}, vector_step{};  // Which load each lane's best came from.
-    for (i = 16; i + 16 <= n; i += 16) {
-      const V x = vx::load(p + i);
-      vector_step += 1;
-      const vx::b16 m = better<kMax, V>(x, top);
-      top = vx::where(m, x, top);
-      step = vx::where(m, vector_step, step);
-    }
-    best = top[0];
-    at = step[0] * 16;
-    for (int k = 1; k < 16; ++k) {
-      const int64_t where = step[k] * 16 + k;
-      if (!comes_first<kMax, T>(top[k], where, best, at)) continue;
-      best = top[k];
-      at = where;
-    }
-  }
-  for (; i < n; ++i) {
-    if (!beats<kMax, T>(p[i], best)) continue;
-    best = p[i];
-    at = i;
-  }
-  return at;
-}
-
 // 16 columns from `p`, `lanes` of them real; rows are `stride` apart.
 template <bool kMax, class V>
 void arg_of_columns(const Lane<V>* p, int64_t stride, int64_t n, int lanes, int64_t* out) {
@@ -79,6 +47,23 @@ void arg_of_columns(const Lane<V>* p, int64_t stride, int64_t n, int lanes, int6
     at = vx::where(m, index, at);
   }
   vx::store_n(reinterpret_cast<long*>(out), at, lanes);
+}
+
+// As sixteen columns; the earliest of their best ones wins.
+template <bool kMax, class V> int64_t arg_of_row(const Lane<V>* p, int64_t n) {
+  int64_t at = 0, i = 1;
+  const auto meet = [&](int64_t j) {
+    if (comes_first<kMax>(p[j], j, p[at], at)) at = j;
+  };
+  if (n >= 32) {
+    int64_t row[16];  // Of each column's best.
+    arg_of_columns<kMax, V>(p, 16, n / 16, 16, row);
+    at = row[0] * 16;
+    for (int k = 1; k < 16; ++k) meet(row[k] * 16 + k);
+    i = n / 16 * 16;
+  }
+  for (; i < n; ++i) meet(i);
+  return at;
 }
 
 // Units of work are an outer index and 16 of the inner ones, of [outer, n, inner].
