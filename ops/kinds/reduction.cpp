@@ -141,7 +141,6 @@ struct Layout : ReductionLayout {
 // A buffer for elements on their way to the compute type.
 struct Tile {
   alignas(64) char data[kReduceChunk * 8];
-  const char* end() const { return data + sizeof data; }
 };
 
 void finish_range(const Layout& l, int64_t begin, int64_t n) {
@@ -155,7 +154,7 @@ void finish_range(const Layout& l, int64_t begin, int64_t n) {
 // to[r] = rows [begin, begin + n) of at most a chunk of elements each.
 void run_rows(const Layout& l, const char* p, int64_t length, int64_t n, char* to) {
   if (l.dtype == l.compute) {
-    l.fold->rows(p, l.outer_stride, length, n, l.end, to);
+    l.fold->rows(p, l.outer_stride, length, n, to);
     return;
   }
   Tile tile;
@@ -164,7 +163,7 @@ void run_rows(const Layout& l, const char* p, int64_t length, int64_t n, char* t
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
     load_tile(l.compute, tile.data, l.dtype, p + r * l.outer_stride * size, 1, m * length);
-    l.fold->rows(tile.data, length, length, m, tile.end(), to + r * l.width());
+    l.fold->rows(tile.data, length, length, m, to + r * l.width());
   }
 }
 
@@ -184,7 +183,6 @@ void drive_rows(Layout l) {
       }
     });
     l.base = to;
-    l.end = to + l.outer * chunks * l.width();
     l.dtype = l.compute;
     l.rows = l.outer_stride = chunks;
     l.fold = &l.kernels->results;
@@ -199,7 +197,7 @@ void drive_rows(Layout l) {
 // to[cols] = at most a block of rows, `cols` columns from `p`.
 void run_block(const Layout& l, const char* p, int64_t rows, int64_t cols, char* to) {
   if (l.dtype == l.compute) {
-    l.fold->columns(p, l.row_stride, rows, cols, true, l.end, to);
+    l.fold->columns(p, l.row_stride, rows, cols, true, to);
     return;
   }
   Tile tile;
@@ -211,7 +209,7 @@ void run_block(const Layout& l, const char* p, int64_t rows, int64_t cols, char*
       load_tile(l.compute, tile.data + i * cols * l.width(), l.dtype, p + (r + i) * row_bytes, 1,
                 cols);
     }
-    l.fold->columns(tile.data, cols, m, cols, r == 0, tile.end(), to);
+    l.fold->columns(tile.data, cols, m, cols, r == 0, to);
   }
 }
 
@@ -221,7 +219,7 @@ void run_columns(const Layout& l, const char* p, int64_t rows, int64_t cols, cha
   const int64_t bytes = kReduceBlock * l.row_stride * static_cast<int64_t>(itemsize(l.dtype));
   for (int64_t r = 0; r < rows; r += kReduceBlock, p += bytes) {
     run_block(l, p, std::min(kReduceBlock, rows - r), cols, r == 0 ? to : block);
-    if (r > 0) l.kernels->results.columns(block, 0, 1, cols, false, block + sizeof block, to);
+    if (r > 0) l.kernels->results.columns(block, 0, 1, cols, false, to);
   }
 }
 
@@ -255,7 +253,7 @@ void drive_columns(const Layout& l) {
   if (parts == 1) return;
   for (int64_t o = 0; o < l.outer; ++o) {
     const char* p = to + o * parts * row;
-    l.kernels->results.columns(p, l.cols, parts, l.cols, true, p + parts * row, l.acc + o * row);
+    l.kernels->results.columns(p, l.cols, parts, l.cols, true, l.acc + o * row);
   }
   finish_range(l, 0, l.outer * l.cols);
 }
@@ -296,7 +294,7 @@ void reduction_run(OpCall& c) {
     l.acc = results.impl()->data();
   }
   if (l.count == 0) {  // Rows of nothing, which lie anywhere.
-    l.fold->rows(l.acc, 0, 0, y.numel, l.acc, l.acc);
+    l.fold->rows(l.acc, 0, 0, y.numel, l.acc);
     finish_range(l, 0, y.numel);
   } else if (l.cols) {
     drive_columns(l);

@@ -57,15 +57,13 @@ struct ReductionGrad {
   double count;   ///< Elements per output.
 };
 
-/// Folds of one compute type. `end` is where the readable memory behind `in` ends; strides are in
-/// elements; innermost elements are adjacent.
+/// Folds of one compute type. Strides are in elements; innermost elements are adjacent.
 struct ReductionFolds {
   /// out[r] = row r of n <= kReduceChunk elements, not finished.
-  void (*rows)(const void* in, int64_t stride, int64_t n, int64_t rows, const void* end,
-               void* out) = nullptr;
+  void (*rows)(const void* in, int64_t stride, int64_t n, int64_t rows, void* out) = nullptr;
   /// Takes `rows` rows of `cols` columns into out[cols], from init if `first`.
   void (*columns)(const void* in, int64_t stride, int64_t rows, int64_t cols, bool first,
-                  const void* end, void* out) = nullptr;
+                  void* out) = nullptr;
 };
 struct ReductionKernels {
   ReductionFolds elements;  ///< Each mapped first.
@@ -133,45 +131,47 @@ template <class T> constexpr T reduction_init(double init) {
   return static_cast<T>(init);
 }
 
-/// `lanes` elements; the other lanes hold anything. A whole vector is read where there is memory,
-/// but not of integers: what is there could overflow, which is undefined.
-template <class T> inline auto load_lanes(const T* p, int lanes, const T* end) {
-  using V = decltype(vx::load(p));
+/// `lanes` elements, the first of a vector.
+template <class V> V take(const Lane<V>* p, int lanes) {
   vx::Parts<V> v = V{};
-  if (lanes == 16 || (std::is_floating_point_v<T> && p + 16 <= end))
+  if (lanes == 16)
     v = vx::load(p);
   else
     v = vx::load_n(p, lanes);
   return v.get();
+}
+template <class V> void put(Lane<V>* p, V v, int lanes) {
+  if (lanes == 16)
+    vx::store(p, v);
+  else
+    vx::store_n(p, v, lanes);
 }
 
 // Flat: where a vector takes several registers g++ 12 would call a long combine, such as that of
 // amax, with vectors in memory, which takes thirty times as long.
 template <class Init, class Map, class Combine, class V>
 [[gnu::flatten]] void reduce_rows(const void* in, int64_t stride, int64_t n, int64_t rows,
-                                  const void* end, void* out) {
+                                  void* out) {
   using N = Num<V>;
   using T = Lane<V>;
   const T* p = static_cast<const T*>(in);
   T* o = static_cast<T*>(out);
-  const T* stop = static_cast<const T*>(end);
   const N init = reduction_init<T>(Init{}());
   const auto combine = [](V a, V b) { return Combine{}(N(a), N(b)).v; };
   for (int64_t r = 0; r < rows; ++r, p += stride) {
     o[r] = vx::fold_chunk_inline(0L, n, init.v, combine, [=](long i, int lanes) {
-      return Map{}(N(load_lanes(p + i, lanes, stop))).v;
+      return Map{}(N(take<V>(p + i, lanes))).v;
     });
   }
 }
 
 template <class Init, class Map, class Combine, class V>
 [[gnu::flatten]] void reduce_columns(const void* in, int64_t stride, int64_t rows, int64_t cols,
-                                     bool first, const void* end, void* out) {
+                                     bool first, void* out) {
   using N = Num<V>;
   using T = Lane<V>;
   const N init = reduction_init<T>(Init{}());
   T* o = static_cast<T*>(out);
-  const T* stop = static_cast<const T*>(end);
   // Eight rows at a time: eight streams for the prefetcher, an eighth of the accumulator traffic.
   for (int64_t r = 0; r < rows; r += 8) {
     const T* p = static_cast<const T*>(in) + r * stride;
@@ -195,7 +195,7 @@ template <class Init, class Map, class Combine, class V>
     const int lanes = static_cast<int>(cols - c);
     N a = fresh ? init : N(vx::load_n(o + c, lanes));
     for (int64_t i = 0; i < m; ++i) {
-      a = Combine{}(a, Map{}(N(load_lanes(p + c + i * stride, lanes, stop))));
+      a = Combine{}(a, Map{}(N(take<V>(p + c + i * stride, lanes))));
     }
     vx::store_n(o + c, a.v, lanes);
   }

@@ -61,13 +61,6 @@ bool is_columns(const Runs& r) { return r.n == 0 || (!r.reduced[r.n - 1] && r.n 
 bool is_shaped(const Runs& r) { return is_rows(r) || is_columns(r); }
 bool is_gathered(const Runs& r) { return !is_shaped(r) || !r.direct; }
 
-void set_memory(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
-  int64_t reach = 1;
-  for (int i = 0; i < r.n; ++i) reach += (r.size[i] - 1) * r.stride[i];
-  l.base = x.data();
-  l.end = l.base + reach * static_cast<int64_t>(itemsize(x.dtype));
-}
-
 void set_extents(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
   l.dtype = x.dtype;
   const int last = r.n - 1;
@@ -107,7 +100,7 @@ ReductionLayout reduction_layout(const OpCall& c, bool filled) {
     runs = find_runs(*x, mask);
   }
   set_extents(l, *x, runs);
-  if (filled) set_memory(l, *x, runs);
+  if (filled) l.base = x->data();
   return l;
 }
 

@@ -10,7 +10,6 @@ namespace brrr {
 struct ReductionLayout {
   DType compute, dtype;  ///< Of the arithmetic, and of the elements in memory.
   const char* base;
-  const char* end;  ///< Of the memory that may be read.
   int64_t outer = 1, rows = 1, cols = 0;
   int64_t outer_stride = 0, row_stride = 0;
   int64_t count = 1;  ///< Elements per output; 0 where the input is empty, and nothing else is set.

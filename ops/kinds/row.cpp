@@ -225,7 +225,7 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
   const char* from = part;
   for (int o = 0; o < c.n_out; ++o) {
     if (!is_result(info, c, o, RowResult::Column)) continue;
-    add_blocks(from, columns * s.n, units, s.n, true, part + units * columns * bytes, out[o]);
+    add_blocks(from, columns * s.n, units, s.n, true, out[o]);
     from += bytes;
   }
   if (info.totals) loops.finish(source, out);

@@ -18,21 +18,6 @@ namespace brrr {
 
 inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements worth a thread.
 
-template <class V> V take(const Lane<V>* p, int lanes) {
-  vx::Parts<V> v = V{};
-  if (lanes == 16)
-    v = vx::load(p);
-  else
-    v = vx::load_n(p, lanes);
-  return v.get();
-}
-template <class V> void put(Lane<V>* p, V v, int lanes) {
-  if (lanes == 16)
-    vx::store(p, v);
-  else
-    vx::store_n(p, v, lanes);
-}
-
 /// f(i, lanes) for all vectors of a row.
 template <class F> void map_row(int64_t n, const F& f) {
   int64_t i = 0;
