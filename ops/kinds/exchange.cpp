@@ -143,30 +143,20 @@ int Exchange::next_tag() {
   return kFirstTag + kReservedTags + static_cast<int>(next++ % kOrderedTags);
 }
 
-struct Reserved {
-  std::mutex mutex;
-  std::vector<bool> used = std::vector<bool>(kReservedTags);  // By number - kFirstTag.
-};
-static Reserved& reserved() {
-  static Reserved& r = *new Reserved;
-  return r;
-}
-
 int Exchange::reserve_tags(int n) {
-  auto& [mutex, used] = reserved();
-  const std::lock_guard lock(mutex);
-  const auto first = std::search_n(used.begin(), used.end(), n, false);
-  BRRR_CHECK(first != used.end(),
+  const std::lock_guard lock(mutex_);
+  reserved_.resize(kReservedTags);
+  const auto first = std::search_n(reserved_.begin(), reserved_.end(), n, false);
+  BRRR_CHECK(first != reserved_.end(),
              "dist: {} buckets of gradients in this process are too many; set bucket_bytes higher",
-             std::count(used.begin(), used.end(), true) + n);
+             std::count(reserved_.begin(), reserved_.end(), true) + n);
   std::fill_n(first, n, true);
-  return kFirstTag + static_cast<int>(first - used.begin());
+  return kFirstTag + static_cast<int>(first - reserved_.begin());
 }
 
 void Exchange::return_tags(int first, int n) {
-  auto& [mutex, used] = reserved();
-  const std::lock_guard lock(mutex);
-  std::fill_n(used.begin() + (first - kFirstTag), n, false);
+  const std::lock_guard lock(mutex_);
+  std::fill_n(reserved_.begin() + (first - kFirstTag), n, false);
 }
 
 void Exchange::abort(const std::string& why) {

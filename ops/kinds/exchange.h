@@ -201,6 +201,7 @@ class Exchange {
   std::mutex mutex_;
   std::condition_variable work_, done_;
   std::vector<std::shared_ptr<Job>> queue_, retired_;
+  std::vector<bool> reserved_;  // Tags, from the first.
   int waiting_ = 0;
   bool joined_ = false, finish_ = false, finished_ = false, aborts_ = false;
   std::string failure_;  // To join.
@@ -213,12 +214,14 @@ class Exchange {
   std::atomic<bool> check_{false};
 
   std::vector<std::shared_ptr<Job>> active_, ended_;
-  std::vector<void*> byes_;  // By rank: a receive that ends when that rank does.
-  std::vector<bool> gone_;
-  double ends_since_ = 0;  // Nothing else is computed.
-  // Once somebody has waited too long, all tell each other what they are in.
-  std::vector<void*> hears_;       // By rank: a receive of it.
-  std::vector<std::string> told_;  // By them.
+  struct Peer {
+    void* bye = nullptr;  // A receive that ends when that rank does.
+    bool gone = false;
+    void* hears = nullptr;  // Once somebody has waited too long, all tell each other what they are
+    std::string told;       // in: a receive of it.
+  };
+  std::vector<Peer> peers_;  // By rank.
+  double ends_since_ = 0;    // Nothing else is computed.
   std::string own_state_;
   double told_at_ = 0;                  // When this rank has.
   double counted_to_ = 0;               // Seconds of under_way_ns.

@@ -155,9 +155,9 @@ void Exchange::tell_all() {
 
 // Who is told tells, too.
 void Exchange::hear_all() {
-  for (void*& heard : hears_) {
-    if (!heard || !transport_->test(heard)) continue;
-    transport_->release(std::exchange(heard, nullptr));
+  for (Peer& p : peers_) {
+    if (!p.hears || !transport_->test(p.hears)) continue;
+    transport_->release(std::exchange(p.hears, nullptr));
     tell_all();
   }
 }
@@ -170,14 +170,14 @@ void Exchange::check_peers(const Job& job) {
   for (const auto& m : job.messages_) {
     if (!m.under_way) continue;
     const auto peer = static_cast<size_t>(m.peer);
-    BRRR_CHECK(!gone_[peer], "{}: rank {} has ended its program", job.what_, peer);
+    BRRR_CHECK(!peers_[peer].gone, "{}: rank {} has ended its program", job.what_, peer);
     if (late) missing.insert(peer);  // Which else would allocate, at every look.
   }
   if (!late) return;
   tell_all();
   std::string words;
   for (const size_t r : missing) {
-    const char* state = told_[r].c_str();
+    const char* state = peers_[r].told.c_str();
     if (!*state && now_s() - told_at_ < kAnswerSeconds) return;
     words += fmt::format("{}rank {}, which {}{}", words.empty() ? "" : "; ", r, *state ? "is " : "",
                          *state ? state : "does not answer");
@@ -243,19 +243,16 @@ std::string Exchange::join() {
   } catch (const Error& e) {
     return e.what();
   }
-  const auto n = static_cast<size_t>(transport_->size);
-  gone_.assign(n, false);
-  byes_.assign(n, nullptr);
-  hears_.assign(n, nullptr);
-  told_.assign(n, std::string(kCallBytes, '\0'));
-  for (size_t r = 0; r < n; ++r) {
+  peers_.resize(static_cast<size_t>(transport_->size));
+  for (size_t r = 0; r < peers_.size(); ++r) {
     if (static_cast<int>(r) == transport_->rank) continue;
     const auto receive = [&](const Piece& piece, int tag) {
       void* const m = transport_->receive(&piece, 1, static_cast<int>(r), tag);
       return m && transport_->start(m) ? m : nullptr;
     };
-    byes_[r] = receive({&bye_, 1}, kByeTag);
-    hears_[r] = receive({told_[r].data(), kCallBytes}, kTellTag);
+    peers_[r].told.resize(kCallBytes);
+    peers_[r].bye = receive({&bye_, 1}, kByeTag);
+    peers_[r].hears = receive({peers_[r].told.data(), kCallBytes}, kTellTag);
   }
   return share_settings();
 }
@@ -270,18 +267,17 @@ void Exchange::step() {
   if (!broken_.empty()) {
     while (!active_.empty()) fail(*std::shared_ptr<Job>(active_.front()), broken_);
   }
-  for (size_t r = 0; r < byes_.size() && !moved; ++r) {
-    if (!byes_[r] || !transport_->test(byes_[r])) continue;
-    transport_->release(byes_[r]);
-    byes_[r] = nullptr;
-    // What it sent before may be on its way: only the next look finds it missing.
-    gone_[r] = true;
-  }
-  if (!moved) hear_all();
   if (moved) {
     pause_ = {};
     return;
   }
+  for (Peer& p : peers_) {
+    if (!p.bye || !transport_->test(p.bye)) continue;
+    transport_->release(std::exchange(p.bye, nullptr));
+    // What it sent before may be on its way: only the next look finds it missing.
+    p.gone = true;
+  }
+  hear_all();
   std::unique_lock lock(mutex_);
   if (!queue_.empty() || aborts_) return;
   if (waiting_ > 0) {
@@ -296,7 +292,8 @@ void Exchange::step() {
 
 void Exchange::end_all() {
   for (int r = 0; r < transport_->size; ++r) {
-    for (void* m : {byes_[static_cast<size_t>(r)], hears_[static_cast<size_t>(r)]}) {
+    const Peer& p = peers_[static_cast<size_t>(r)];
+    for (void* m : {p.bye, p.hears}) {
       if (m) transport_->cancel(m);
     }
     if (r == transport_->rank) continue;
