@@ -1,12 +1,14 @@
-// Fused groups that became one kernel each because they began apart: a * 2 and b * 3 share nothing,
-// but their sum reads both. A group moves to the place of one that reads its results, or that one
-// to its place, if nothing in between stands in the way; then they share a kernel, and what passes
-// from one to the other a register. Last of all, groups that do the same to different tensors
-// become parts of one.
+// Groups of ops that share a kernel, in the order in which they will run. A group moves to the
+// place of an earlier one that it shares values with, or that one to its place, if nothing in
+// between stands in the way; then they are one, and what passes from one to the other does so in a
+// register. First each op joins what is there before it, so that one pass over memory serves both;
+// then groups that began apart follow: a * 2 and b * 3 share nothing, but their sum reads both.
+// Every dependence is kept at each move, and no cycle can arise. Last of all, groups that do the
+// same to different tensors become parts of one.
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <numeric>
+#include <set>
 
 #include "graph/cost.h"
 
@@ -18,10 +20,11 @@ class Merger {
  public:
   Merger(const Recording& r, Schedule& s, const Target& target)
       : r_(r), target_(target), s_(s), groups_(s.groups) {
-    for (const Group& g : groups_) storages_.push_back(storages(g));
+    number();
   }
 
-  void run() {
+  void merge() {
+    join_earlier();
     for (uint32_t b = 0; b < groups_.size(); ++b) {
       while (groups_[b].fused && merge_with_a_producer(b)) {}
     }
@@ -47,6 +50,39 @@ class Merger {
   void number() {
     std::erase_if(groups_, [](const Group& g) { return g.instrs.empty(); });
     s_.number_groups(r_.instrs.size());
+    storages_.clear();
+    for (const Group& g : groups_) storages_.push_back(storages(g));
+  }
+
+  // Each instruction moves to the first group whose pass over memory serves it, too.
+  void join_earlier() {
+    // What makes values anew shares no kernel with what came before: it would be as if they were
+    // kept.
+    uint32_t from = 0;
+    bool anew = false;
+    for (uint32_t b = 0; b < groups_.size(); ++b) {
+      const uint32_t at = groups_[b].instrs[0];
+      const bool before = std::exchange(anew, !r_.again.empty() && r_.again[at]);
+      if (anew != before) from = anew ? b : 0;
+      const std::vector<uint32_t> earlier = sharing(at);
+      std::any_of(earlier.begin(), earlier.end(),
+                  [&](uint32_t a) { return a >= from && merge(a, b, false); });
+    }
+  }
+
+  // To read the same number is no reason to be one pass, where a table makes one kernel of those
+  // that do.
+  std::vector<uint32_t> sharing(uint32_t at) const {
+    std::vector<uint32_t> groups;
+    r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
+      const bool number = r_.value(value).numel == 1;
+      for (const Access& a : r_.accesses[r_.value(value).storage]) {
+        if (a.instr >= at) break;
+        if (number && (!(write || a.write) || s_.alike[at])) continue;
+        groups.push_back(group(a));
+      }
+    });
+    return distinct(groups);
   }
 
   void gather(uint32_t a, uint32_t b) {
@@ -111,16 +147,17 @@ class Merger {
     return false;
   }
 
-  bool merge(uint32_t a, uint32_t b) {
+  bool merge(uint32_t a, uint32_t b, bool at_either = true) {
     Domain domain;
     const Group &x = groups_[a], &y = groups_[b];
-    if (!join(r_, target_, x.instrs, y.instrs, x.domain, y.domain, domain) ||
+    if (!x.fused || !y.fused ||
+        !join(r_, target_, x.instrs, y.instrs, x.domain, y.domain, domain) ||
         !passes(r_, s_, a, b, domain) ||
         !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }
-    const bool down = can_move(a, a, b);
-    if (!down && (is_early(a, b) || !can_move(b, a, b))) return false;
+    const bool down = at_either && can_move(a, a, b);
+    if (!down && (!can_move(b, a, b) || is_early(a, b))) return false;
     down ? move(a, b) : move(b, a);
     groups_[down ? b : a].domain = domain;
     return true;
@@ -195,42 +232,41 @@ class Merger {
   std::vector<std::vector<uint32_t>> storages_;  // By group, until they are numbered anew.
 };
 
-// The instructions of a fused group taken apart.
+// The instructions of a fused group taken apart: together stay those that use a storage which one
+// of them writes, or walks over.
 std::vector<Part> independent_parts(const Recording& r, const Group& g) {
   if (g.domain.row) return {{g.instrs, g.domain}};
   const int64_t n = numel_of(g.domain.space);
-  struct Users {
-    std::vector<size_t> all;
-    bool one_pass = false;
+  std::set<uint32_t> binding;
+  const auto each_operand = [&](size_t k, const auto& f) {
+    r.each_operand(r.instrs[g.instrs[k]], f);
   };
-  std::map<uint32_t, Users> users;  // By storage.
   for (size_t k = 0; k < g.instrs.size(); ++k) {
-    const Instr& i = r.instrs[g.instrs[k]];
-    for (uint32_t o = i.first_in; o < i.first_out + i.n_out; ++o) {
-      if (r.operands[o] == kNone) continue;
-      const Value& v = r.value(r.operands[o]);
-      Users& u = users[v.storage];
-      u.all.push_back(k);
-      u.one_pass |= o >= i.first_out || (v.numel == n && n > 1);
-    }
+    each_operand(k, [&](uint32_t id, bool write) {
+      const Value& v = r.value(id);
+      if (write || (v.numel == n && n > 1)) binding.insert(v.storage);
+    });
   }
-  std::vector<size_t> part(g.instrs.size());  // Of instructions joined the first.
-  std::iota(part.begin(), part.end(), size_t{0});
-  for (const auto& [storage, u] : users) {
-    for (size_t k = 1; u.one_pass && k < u.all.size(); ++k) {
-      const size_t x = part[u.all[0]], y = part[u.all[k]];
+  std::vector<size_t> part;          // By instruction: the first of its part.
+  std::map<uint32_t, size_t> first;  // By storage: who uses it first.
+  for (size_t k = 0; k < g.instrs.size(); ++k) {
+    part.push_back(k);
+    each_operand(k, [&](uint32_t id, bool) {
+      const uint32_t st = r.value(id).storage;
+      if (!binding.count(st)) return;
+      const size_t x = part[first.try_emplace(st, k).first->second], y = part[k];
       for (size_t& p : part) p = p == x || p == y ? std::min(x, y) : p;
-    }
+    });
   }
-  std::vector<Part> parts;
-  for (size_t first = 0; first < part.size(); ++first) {
-    Part p{{}, g.domain};
-    for (size_t k = first; k < part.size(); ++k) {
-      if (part[k] == first) p.instrs.push_back(g.instrs[k]);
-    }
-    if (!p.instrs.empty()) parts.push_back(std::move(p));
+  std::map<size_t, Part> parts;
+  for (size_t k = 0; k < part.size(); ++k) {
+    Part& p = parts[part[k]];
+    p.domain = g.domain;
+    p.instrs.push_back(g.instrs[k]);
   }
-  return parts;
+  std::vector<Part> all;
+  for (auto& [k, p] : parts) all.push_back(std::move(p));
+  return all;
 }
 
 }  // namespace
@@ -261,20 +297,18 @@ std::string likeness(const Recording& r, const Part& p) {
   return like;
 }
 
-void make_parts(const Recording& r, Schedule& s, const Target& target) {
+void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& target) {
+  Merger merger(r, s, target);
+  if (fuse) merger.merge();
   for (Group& g : s.groups) {
     if (g.fused) g.parts = independent_parts(r, g);
   }
-  Merger(r, s, target).gather();
+  merger.gather();
   // What the library has a kernel for needs no other, unless one of its own is quicker.
   for (Group& g : s.groups) {
     g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise ||
                           bytes_apart(r, g) >= target.worth_own_kernel);
   }
-}
-
-void merge_groups(const Recording& r, Schedule& s, const Target& target) {
-  Merger(r, s, target).run();
 }
 
 }  // namespace brrr::graph

@@ -137,15 +137,13 @@ Schedule make_schedule(const Recording& r, bool fuse, const Target& target = {})
 /// The list, sorted, each once.
 std::vector<uint32_t>& distinct(std::vector<uint32_t>& list);
 bool writes_external(const Recording& r, const Instr& i);
-/// Makes one kernel of a fused group and one that reads its results, where the order allows it and
-/// no more memory is needed.
-void merge_groups(const Recording& r, Schedule& s, const Target& target);
 /// The same for parts whose kernels have one text, but for their operands' sizes; empty for what
 /// depends on a shape.
 std::string likeness(const Recording& r, const Part& p);
-/// Takes the fused groups apart into parts, and makes one group of those that do the same to
-/// different tensors, where the order allows it: the update of a model's parameters is one kernel.
-void make_parts(const Recording& r, Schedule& s, const Target& target);
+/// With `fuse` makes one kernel of fused groups that share values, where the order allows it and no
+/// more memory is needed. Takes fused groups apart into parts, and makes one group of those that do
+/// the same to different tensors: the update of a model's parameters is one kernel.
+void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& target);
 
 /// Where a kernel moves more than `part_bytes`, it and its neighbours become a strip of parts of
 /// about that size. A row op or reduction that has the library's kernel gets one of its own there.
