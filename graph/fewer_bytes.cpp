@@ -15,7 +15,27 @@ namespace {
 class FewerBytes : public Values {
  public:
   using Values::Values;
-  Lists choose();
+
+  Lists choose() {
+    for (uint32_t g = 0; g < s_.groups.size(); ++g) {
+      if (!s_.groups[g].fused) continue;
+      find_inner(g);
+      for (uint32_t h : readers_) cut(h);
+      drop();
+    }
+    Lists all;
+    for (auto& [h, list] : anew_) {
+      // In few places: what is repeated in one can be one kernel.
+      std::vector<uint32_t> places;
+      for (const Anew& a : list) places.push_back(a.users.front());
+      distinct(places);
+      for (Anew& a : list) {
+        a.before = *std::upper_bound(places.begin(), places.end(), a.instrs.back());
+      }
+      all.push_back(std::move(list));
+    }
+    return all;
+  }
 
  private:
   // A value of the group at hand that later ones can compute, too.
@@ -30,14 +50,149 @@ class FewerBytes : public Values {
     std::vector<uint32_t> instrs, leaves;
   };
 
-  void find_inner(uint32_t group);
-  void add(uint32_t st, uint32_t group);
-  int64_t load(uint32_t st, uint32_t group) const;
-  int64_t keep(uint32_t st, uint32_t group) const;
-  void cut(uint32_t group);
-  void extend(Chain& c, uint32_t st) const;
-  bool pays(const std::map<uint32_t, Chain>& by_group) const;
-  void drop();
+  void find_inner(uint32_t group) {
+    inner_.clear(), readers_.clear(), loaded_.clear();
+    for (uint32_t at : s_.groups[group].instrs) {
+      const Instr& i = r_.instrs[at];
+      for (int k = 0; k < i.n_out; ++k) add(r_.value(r_.out(i)[k]).storage, group);
+    }
+  }
+
+  void add(uint32_t st, uint32_t group) {
+    if (!temporary(st) || inner_.count(st)) return;
+    Inner v;
+    v.makers = makers(st);
+    for (uint32_t at : v.makers) {
+      if (s_.group_of[at] != group || !r_.instrs[at].op->pointwise) return;
+      // A polynomial takes about as long as to move so many bytes of each element.
+      constexpr int64_t polynomial_bytes = 4;
+      v.work += static_cast<int64_t>(polynomials(r_, r_.instrs[at])) * polynomial_bytes *
+                r_.value(r_.out(r_.instrs[at])[0]).numel;
+    }
+    if (v.makers.empty()) return;
+    v.inputs = inputs(v.makers, st);
+    for (const Access& a : r_.accesses[st]) {
+      if (s_.group_of[a.instr] != group) v.users[s_.group_of[a.instr]].push_back(a.instr);
+    }
+    v.passed = !v.users.empty() && std::all_of(v.users.begin(), v.users.end(), [&](const auto& u) {
+      return s_.groups[u.first].fused;
+    });
+    if (v.passed) {
+      for (auto& [h, list] : v.users) readers_.insert(h), distinct(list);
+    }
+    inner_.emplace(st, std::move(v));
+  }
+
+  // What it costs the group to read a value that is in memory anyway.
+  int64_t load(uint32_t st, uint32_t group) const {
+    if (used_in(st, group)) return 0;
+    const auto there = anew_.find(group);
+    const bool anew =
+        there != anew_.end() && std::any_of(there->second.begin(), there->second.end(),
+                                            [&](const Anew& a) { return a.storage == st; });
+    return anew ? 0 : bytes(st);
+  }
+
+  // And one of this group's, which need not be there: its store is shared by those who read it.
+  int64_t keep(uint32_t st, uint32_t group) const {
+    const Inner& v = inner_.at(st);
+    if (v.passed) return bytes(st) + bytes(st) / static_cast<int64_t>(v.users.size());
+    return s_.stored[st] ? load(st, group) : 2 * bytes(st);
+  }
+
+  void cut(uint32_t group) {
+    std::map<uint32_t, uint32_t> node;  // Two each: before and after the value is loaded.
+    for (const auto& [st, v] : inner_) {
+      node.try_emplace(st, static_cast<uint32_t>(2 * node.size()));
+      for (uint32_t in : v.inputs) node.try_emplace(in, static_cast<uint32_t>(2 * node.size()));
+    }
+    const auto source = static_cast<uint32_t>(2 * node.size()), sink = source + 1;
+    MinCut cut(sink + 1);
+    uint32_t until = 0;
+    for (const auto& [st, v] : inner_) {
+      const auto users = v.users.find(group);
+      if (v.passed && users != v.users.end()) until = std::max(until, users->second.back());
+    }
+    for (const auto& [st, at] : node) {
+      const auto found = inner_.find(st);
+      const bool is_inner = found != inner_.end();
+      cut.edge(at, at + 1, is_inner ? keep(st, group) : load(st, group));
+      if (!is_inner) {
+        cut.edge(source, at, MinCut::kNever);
+        continue;
+      }
+      const Inner& v = found->second;
+      bool can = true;
+      for (uint32_t in : v.inputs) {
+        cut.edge(node[in] + 1, at, MinCut::kNever);
+        const bool there = r_.lasting[in] || s_.stored[in] || inner_.count(in);
+        can &= there && unchanged(in, v.makers[0], until);
+      }
+      cut.edge(source, at, can ? v.work : MinCut::kNever);
+      if (v.passed && v.users.count(group)) cut.edge(at + 1, sink, MinCut::kNever);
+    }
+    const std::vector<bool> sinks = cut.sink_side(source, sink);
+    for (const auto& [st, v] : inner_) {
+      if (!sinks[node[st]] && sinks[node[st] + 1]) loaded_.insert(st);
+    }
+  }
+
+  void extend(Chain& c, uint32_t st) const {
+    const Inner& v = inner_.at(st);
+    if (std::find(c.instrs.begin(), c.instrs.end(), v.makers[0]) != c.instrs.end()) return;
+    c.instrs.insert(c.instrs.end(), v.makers.begin(), v.makers.end());
+    for (uint32_t in : v.inputs) {
+      const auto found = inner_.find(in);
+      const bool there =
+          found == inner_.end() || loaded_.count(in) || (s_.stored[in] && !found->second.passed);
+      if (there)
+        c.leaves.push_back(in);
+      else
+        extend(c, in);
+    }
+  }
+
+  // Whether fewer bytes are moved, and what has to live longer is not more than what is dropped.
+  bool pays(const std::map<uint32_t, Chain>& by_group) const {
+    int64_t gain = 0, dropped = 0;
+    uint32_t last = 0;
+    std::set<uint32_t> longer;
+    for (const auto& [st, v] : inner_) {
+      if (!v.passed || loaded_.count(st)) continue;
+      dropped += bytes(st);
+      gain += bytes(st) * static_cast<int64_t>(1 + v.users.size());
+      last = std::max(last, v.users.rbegin()->first);
+    }
+    for (const auto& [h, c] : by_group) {
+      for (uint32_t leaf : c.leaves) {
+        gain -= s_.stored[leaf] || !inner_.count(leaf) ? load(leaf, h) : keep(leaf, h);
+        if (temporary(leaf) && life_[leaf].second < last) longer.insert(leaf);
+      }
+      for (const auto& [st, v] : inner_) {
+        if (std::binary_search(c.instrs.begin(), c.instrs.end(), v.makers[0])) gain -= v.work;
+      }
+    }
+    for (uint32_t st : longer) dropped -= bytes(st);
+    return gain >= kLittleMemory && dropped >= 0;
+  }
+
+  void drop() {
+    std::map<uint32_t, Chain> by_group;
+    const auto each_dropped = [&](const auto& f) {
+      for (const auto& [st, v] : inner_) {
+        if (!v.passed || loaded_.count(st)) continue;
+        for (const auto& [h, users] : v.users) f(st, h, users);
+      }
+    };
+    each_dropped([&](uint32_t st, uint32_t h, auto&) { extend(by_group[h], st); });
+    for (auto& [h, c] : by_group) distinct(c.instrs), distinct(c.leaves);
+    if (by_group.empty() || !pays(by_group)) return;
+    each_dropped([&](uint32_t st, uint32_t h, const std::vector<uint32_t>& users) {
+      Chain own;
+      extend(own, st);
+      anew_[h].push_back({st, distinct(own.instrs), users, 0});
+    });
+  }
 
   std::map<uint32_t, std::vector<Anew>> anew_;  // By the group that computes them.
   // Of the group at hand.
@@ -45,171 +200,6 @@ class FewerBytes : public Values {
   std::set<uint32_t> readers_;  // Groups that what is passed is passed to.
   std::set<uint32_t> loaded_;   // Of what is inner, by any of them.
 };
-
-void FewerBytes::find_inner(uint32_t group) {
-  inner_.clear(), readers_.clear(), loaded_.clear();
-  for (uint32_t at : s_.groups[group].instrs) {
-    const Instr& i = r_.instrs[at];
-    for (int k = 0; k < i.n_out; ++k) add(r_.value(r_.out(i)[k]).storage, group);
-  }
-}
-
-void FewerBytes::add(uint32_t st, uint32_t group) {
-  if (!temporary(st) || inner_.count(st)) return;
-  Inner v;
-  v.makers = makers(st);
-  for (uint32_t at : v.makers) {
-    if (s_.group_of[at] != group || !r_.instrs[at].op->pointwise) return;
-    // A polynomial takes about as long as to move so many bytes of each element.
-    constexpr int64_t polynomial_bytes = 4;
-    v.work += static_cast<int64_t>(polynomials(r_, r_.instrs[at])) * polynomial_bytes *
-              r_.value(r_.out(r_.instrs[at])[0]).numel;
-  }
-  if (v.makers.empty()) return;
-  v.inputs = inputs(v.makers, st);
-  for (const Access& a : r_.accesses[st]) {
-    if (s_.group_of[a.instr] != group) v.users[s_.group_of[a.instr]].push_back(a.instr);
-  }
-  v.passed = !v.users.empty() && std::all_of(v.users.begin(), v.users.end(), [&](const auto& u) {
-    return s_.groups[u.first].fused;
-  });
-  if (v.passed) {
-    for (auto& [h, list] : v.users) readers_.insert(h), distinct(list);
-  }
-  inner_.emplace(st, std::move(v));
-}
-
-// What it costs the group to read a value that is in memory anyway.
-int64_t FewerBytes::load(uint32_t st, uint32_t group) const {
-  if (used_in(st, group)) return 0;
-  const auto there = anew_.find(group);
-  const bool anew =
-      there != anew_.end() && std::any_of(there->second.begin(), there->second.end(),
-                                          [&](const Anew& a) { return a.storage == st; });
-  return anew ? 0 : bytes(st);
-}
-
-// And one of this group's, which need not be there: its store is shared by those who read it.
-int64_t FewerBytes::keep(uint32_t st, uint32_t group) const {
-  const Inner& v = inner_.at(st);
-  if (v.passed) return bytes(st) + bytes(st) / static_cast<int64_t>(v.users.size());
-  return s_.stored[st] ? load(st, group) : 2 * bytes(st);
-}
-
-void FewerBytes::cut(uint32_t group) {
-  std::map<uint32_t, uint32_t> node;  // Two each: before and after the value is loaded.
-  for (const auto& [st, v] : inner_) {
-    node.try_emplace(st, static_cast<uint32_t>(2 * node.size()));
-    for (uint32_t in : v.inputs) node.try_emplace(in, static_cast<uint32_t>(2 * node.size()));
-  }
-  const auto source = static_cast<uint32_t>(2 * node.size()), sink = source + 1;
-  MinCut cut(sink + 1);
-  uint32_t until = 0;
-  for (const auto& [st, v] : inner_) {
-    const auto users = v.users.find(group);
-    if (v.passed && users != v.users.end()) until = std::max(until, users->second.back());
-  }
-  for (const auto& [st, at] : node) {
-    const auto found = inner_.find(st);
-    const bool is_inner = found != inner_.end();
-    cut.edge(at, at + 1, is_inner ? keep(st, group) : load(st, group));
-    if (!is_inner) {
-      cut.edge(source, at, MinCut::kNever);
-      continue;
-    }
-    const Inner& v = found->second;
-    bool can = true;
-    for (uint32_t in : v.inputs) {
-      cut.edge(node[in] + 1, at, MinCut::kNever);
-      const bool there = r_.lasting[in] || s_.stored[in] || inner_.count(in);
-      can &= there && unchanged(in, v.makers[0], until);
-    }
-    cut.edge(source, at, can ? v.work : MinCut::kNever);
-    if (v.passed && v.users.count(group)) cut.edge(at + 1, sink, MinCut::kNever);
-  }
-  const std::vector<bool> sinks = cut.sink_side(source, sink);
-  for (const auto& [st, v] : inner_) {
-    if (!sinks[node[st]] && sinks[node[st] + 1]) loaded_.insert(st);
-  }
-}
-
-void FewerBytes::extend(Chain& c, uint32_t st) const {
-  const Inner& v = inner_.at(st);
-  if (std::find(c.instrs.begin(), c.instrs.end(), v.makers[0]) != c.instrs.end()) return;
-  c.instrs.insert(c.instrs.end(), v.makers.begin(), v.makers.end());
-  for (uint32_t in : v.inputs) {
-    const auto found = inner_.find(in);
-    const bool there =
-        found == inner_.end() || loaded_.count(in) || (s_.stored[in] && !found->second.passed);
-    if (there)
-      c.leaves.push_back(in);
-    else
-      extend(c, in);
-  }
-}
-
-// Whether fewer bytes are moved, and what has to live longer is not more than what is dropped.
-bool FewerBytes::pays(const std::map<uint32_t, Chain>& by_group) const {
-  int64_t gain = 0, dropped = 0;
-  uint32_t last = 0;
-  std::set<uint32_t> longer;
-  for (const auto& [st, v] : inner_) {
-    if (!v.passed || loaded_.count(st)) continue;
-    dropped += bytes(st);
-    gain += bytes(st) * static_cast<int64_t>(1 + v.users.size());
-    last = std::max(last, v.users.rbegin()->first);
-  }
-  for (const auto& [h, c] : by_group) {
-    for (uint32_t leaf : c.leaves) {
-      gain -= s_.stored[leaf] || !inner_.count(leaf) ? load(leaf, h) : keep(leaf, h);
-      if (temporary(leaf) && life_[leaf].second < last) longer.insert(leaf);
-    }
-    for (const auto& [st, v] : inner_) {
-      if (std::binary_search(c.instrs.begin(), c.instrs.end(), v.makers[0])) gain -= v.work;
-    }
-  }
-  for (uint32_t st : longer) dropped -= bytes(st);
-  return gain >= kLittleMemory && dropped >= 0;
-}
-
-void FewerBytes::drop() {
-  std::map<uint32_t, Chain> by_group;
-  const auto each_dropped = [&](const auto& f) {
-    for (const auto& [st, v] : inner_) {
-      if (!v.passed || loaded_.count(st)) continue;
-      for (const auto& [h, users] : v.users) f(st, h, users);
-    }
-  };
-  each_dropped([&](uint32_t st, uint32_t h, auto&) { extend(by_group[h], st); });
-  for (auto& [h, c] : by_group) distinct(c.instrs), distinct(c.leaves);
-  if (by_group.empty() || !pays(by_group)) return;
-  each_dropped([&](uint32_t st, uint32_t h, const std::vector<uint32_t>& users) {
-    Chain own;
-    extend(own, st);
-    anew_[h].push_back({st, distinct(own.instrs), users, 0});
-  });
-}
-
-Lists FewerBytes::choose() {
-  for (uint32_t g = 0; g < s_.groups.size(); ++g) {
-    if (!s_.groups[g].fused) continue;
-    find_inner(g);
-    for (uint32_t h : readers_) cut(h);
-    drop();
-  }
-  Lists all;
-  for (auto& [h, list] : anew_) {
-    // In few places: what is repeated in one can be one kernel.
-    std::vector<uint32_t> places;
-    for (const Anew& a : list) places.push_back(a.users.front());
-    distinct(places);
-    for (Anew& a : list) {
-      a.before = *std::upper_bound(places.begin(), places.end(), a.instrs.back());
-    }
-    all.push_back(std::move(list));
-  }
-  return all;
-}
 
 }  // namespace
 

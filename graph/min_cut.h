@@ -26,46 +26,44 @@ class MinCut {
   /// By node: whether it is on the sink's side, which is the smallest of those that cost least.
   /// Some set of edges has to be possible.
   std::vector<bool> sink_side(uint32_t source, uint32_t sink) {
-    while (augment(source, sink)) continue;
-    std::vector<bool> sinks(edges_of_.size());
-    std::queue<uint32_t> next({sink});
-    for (sinks[sink] = true; !next.empty(); next.pop()) {
-      for (uint32_t e : edges_of_[next.front()]) {  // Against what may still flow.
-        const uint32_t from = edges_[e].to;
-        if (sinks[from] || edges_[e ^ 1].left == 0) continue;
-        sinks[from] = true;
-        next.push(from);
+    for (;;) {
+      const std::vector<uint32_t> by = edges_towards(source, sink);
+      if (by[source] == kNone) {
+        std::vector<bool> sinks(by.size());
+        std::transform(by.begin(), by.end(), sinks.begin(), [](auto e) { return e != kNone; });
+        sinks[sink] = true;
+        return sinks;
+      }
+      int64_t flow = kNever;
+      for (uint32_t n = source; n != sink; n = edges_[by[n]].to)
+        flow = std::min(flow, edges_[by[n]].left);
+      for (uint32_t n = source; n != sink; n = edges_[by[n]].to) {
+        edges_[by[n]].left -= flow;
+        edges_[by[n] ^ 1].left += flow;
       }
     }
-    return sinks;
   }
 
  private:
+  static constexpr uint32_t kNone = ~0u;
   struct Edge {
     uint32_t to;
     int64_t left;
   };
-  bool augment(uint32_t source, uint32_t sink) {
-    constexpr uint32_t none = ~0u;
-    std::vector<uint32_t> by(edges_of_.size(), none);
-    std::queue<uint32_t> next({source});
-    for (; by[sink] == none && !next.empty(); next.pop()) {
-      for (uint32_t e : edges_of_[next.front()]) {
-        const uint32_t to = edges_[e].to;
-        if (to == source || by[to] != none || edges_[e].left == 0) continue;
-        by[to] = e;
-        next.push(to);
+  // By node from which something may still flow to the sink: the first edge of the shortest way.
+  // Looks no further than the source.
+  std::vector<uint32_t> edges_towards(uint32_t source, uint32_t sink) const {
+    std::vector<uint32_t> by(edges_of_.size(), kNone);
+    std::queue<uint32_t> next({sink});
+    for (; by[source] == kNone && !next.empty(); next.pop()) {
+      for (uint32_t back : edges_of_[next.front()]) {
+        const uint32_t from = edges_[back].to, there = back ^ 1;
+        if (from == sink || by[from] != kNone || edges_[there].left == 0) continue;
+        by[from] = there;
+        next.push(from);
       }
     }
-    if (by[sink] == none) return false;
-    int64_t flow = kNever;
-    for (uint32_t n = sink; n != source; n = edges_[by[n] ^ 1].to)
-      flow = std::min(flow, edges_[by[n]].left);
-    for (uint32_t n = sink; n != source; n = edges_[by[n] ^ 1].to) {
-      edges_[by[n]].left -= flow;
-      edges_[by[n] ^ 1].left += flow;
-    }
-    return true;
+    return by;
   }
 
   std::vector<std::vector<uint32_t>> edges_of_;
