@@ -26,9 +26,11 @@ struct Entry {
   double walk_seconds = 0, replay_seconds = 0;
   int trials = 0;
   bool prefer_walk = false;
-  /// Of the arguments of the last call that ran the function.
+  /// Of the last call that ran the function: what the next one's have to be like to be frozen.
   struct Argument {
-    uint32_t external = kNone;
+    uint32_t external = kNone;  ///< kNone: the step does not use it.
+    DType dtype = kFloat32;
+    IntList sizes = {}, strides = {};
     uint32_t number = 0;  ///< Its storage's.
     int64_t offset = 0;
     bool moves = false;  ///< Another tensor has been seen there: nothing captured is the same one.
@@ -37,7 +39,6 @@ struct Entry {
     }
   };
   std::vector<Argument> arguments;
-  void note_argument(size_t k, uint32_t external, const TensorImpl& t);
 };
 
 struct RecorderScope {
@@ -64,13 +65,7 @@ struct Session {
 /// Everything a call needs when the function is not run.
 struct Frozen {
   std::shared_ptr<Entry> entry;
-  Effects effects;  ///< Bindings of arguments are null: they are bound anew.
-  struct Argument {
-    uint32_t external;  ///< kNone: the step does not use it.
-    DType dtype;
-    IntList sizes, strides;
-  };
-  std::vector<Argument> arguments;
+  Effects effects;                ///< Bindings of arguments are null: they are bound anew.
   const char* refusal = nullptr;  ///< Why it cannot be frozen; null if it can.
   bool grad_enabled = true;
   DType autocast = kFloat32;
@@ -101,7 +96,7 @@ class StepCore final : public StepBase {
   bool choose_plan(Entry& e, const Session& s);
   void build(Entry& e);
   bool log(const std::string& line);
-  void note_fallback(const std::string& why);
+  void fall_back(const std::string& why);
   bool verification_due(const Entry& e) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
   void verify(Entry& e, Session& s);

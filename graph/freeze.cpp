@@ -37,42 +37,43 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
 
 }  // namespace
 
-void Entry::note_argument(size_t k, uint32_t external, const TensorImpl& t) {
+// The one after `was`.
+static Entry::Argument next_argument(const Entry::Argument& was, uint32_t external,
+                                     const TensorImpl& t) {
   static std::atomic<uint32_t> numbers{0};
   std::atomic_ref number(t.storage->number);  // Other steps may have the same argument.
   if (uint32_t none = 0; !number.load()) number.compare_exchange_strong(none, ++numbers);
-  if (arguments.size() <= k) arguments.resize(k + 1);
-  const Argument& was = arguments[k];
   const bool moves = was.number && was.external == external && (was.moves || !was.is(t));
-  arguments[k] = {external, number.load(), t.offset, moves};
+  return {external, t.dtype, t.size_list(), t.stride_list(), number.load(), t.offset, moves};
 }
 
 // Of the arguments what the next ones have to be like. What they were is none of the step's
 // business any more.
 static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
   auto& bindings = f.effects.bindings;
-  f.arguments.clear();
+  f.entry->arguments.resize(n);
   for (size_t k = 0; k < n; ++k) {
-    Frozen::Argument& a = f.arguments.emplace_back(Frozen::Argument{kNone, kFloat32, {}, {}});
-    if (!args[k]->defined()) continue;
-    const TensorImpl& t = *args[k]->impl();
-    a.dtype = t.dtype;
-    a.sizes = t.size_list();
-    a.strides = t.stride_list();
-    for (uint32_t x = 0; x < bindings.size(); ++x) {
-      if (bindings[x].storage.get() == t.storage) a.external = x;
+    Entry::Argument& a = f.entry->arguments[k];
+    if (!args[k]->defined()) {
+      a = {};
+      continue;
     }
-    if (a.external != kNone && bindings[a.external].base != t.offset) f.refusal = kSharedArgument;
-    f.entry->note_argument(k, a.external, t);
+    const TensorImpl& t = *args[k]->impl();
+    uint32_t external = kNone;
+    for (uint32_t x = 0; x < bindings.size(); ++x) {
+      if (bindings[x].storage.get() == t.storage) external = x;
+    }
+    if (external != kNone && bindings[external].base != t.offset) f.refusal = kSharedArgument;
+    a = next_argument(a, external, t);
   }
-  for (const Frozen::Argument& a : f.arguments) {
+  for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
   }
 }
 
 // Whether the step touches an argument's storage outside the argument: then something else of the
 // step lives there, and the next argument would be taken for it.
-static bool strays(const Recording& r, const Frozen::Argument& a) {
+static bool strays(const Recording& r, const Entry::Argument& a) {
   int64_t end = 1;
   for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
   const Extent touched = r.extent(r.externals[a.external]);
@@ -82,7 +83,7 @@ static bool strays(const Recording& r, const Frozen::Argument& a) {
 // Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary
 // call has replaced what it was frozen with.
 static void refuse_bindings(Frozen& f) {
-  for (const Frozen::Argument& a : f.arguments) {
+  for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone && strays(f.entry->recording, a)) f.refusal = kSharedArgument;
   }
 }
@@ -112,14 +113,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     const bool foreign = g.leaf.impl()->grad && g.value == kNone;
     if (foreign) f.refusal = "a grad field is set to a tensor from outside";
   }
-  const std::vector<ControlWord>& control = e->recording.control;
-  const auto& others = f.effects.other_cells;
-  const auto replaced = std::count_if(others.begin(), others.end(), [&](const auto& other) {
-    return other.second && !control[other.first].cell;
-  });
-  if (std::count_if(control.begin(), control.end(), [](const auto& w) { return !w.cell; }) !=
-          replaced ||
-      std::any_of(others.begin(), others.end(), [](const auto& other) { return !other.second; })) {
+  if (std::count(f.effects.cells.begin(), f.effects.cells.end(), Ref<ControlCell>())) {
     f.refusal = "it makes tensors from host memory, or host numbers in it vary";
   }
   note_arguments(f, args, n);
@@ -154,7 +148,7 @@ void StepCore::freeze() {
   is_frozen_ = true;
 }
 
-static bool same_argument(const Frozen::Argument& a, const Tensor& t) {
+static bool same_argument(const Entry::Argument& a, const Tensor& t) {
   if (!t.defined()) return a.external == kNone;
   const TensorImpl& x = *t.impl();
   return x.dtype == a.dtype && x.size_list() == a.sizes && x.stride_list() == a.strides;
@@ -163,16 +157,15 @@ static bool same_argument(const Frozen::Argument& a, const Tensor& t) {
 // Takes the arguments into the bindings of a call; false if they are not such as were frozen.
 static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
                            std::vector<Binding>& bindings) {
-  if (n != f.arguments.size()) return false;
+  if (n != f.entry->arguments.size()) return false;
   for (size_t k = 0; k < n; ++k) {
-    const Frozen::Argument& a = f.arguments[k];
+    const Entry::Argument& a = f.entry->arguments[k];
     if (!same_argument(a, *args[k])) return false;
     if (a.external == kNone) continue;
     const TensorImpl& t = *args[k]->impl();
     if (t.storage->pass || t.storage->lost || t.requires_grad()) return false;
     // One that was the same on every call may be captured, too: then this call is another one.
-    const Entry::Argument& last = f.entry->arguments[k];
-    if (!last.moves && !last.is(t)) return false;
+    if (!a.moves && !a.is(t)) return false;
     for (size_t x = 0; x < bindings.size(); ++x) {
       if (x != a.external && bindings[x].storage.get() == t.storage) return false;
     }

@@ -19,10 +19,10 @@ void Pass::forget_changes() noexcept {
 bool Pass::draws_in_turn() const {
   const RngState now = rng_state();
   bool same = now.seed == rng_before_.seed && now.draw == rng_before_.draw + expected_->draws;
-  for (size_t k = 0; k < control_.size(); ++k) {
-    const ControlWord& c = expected_->control[k];
-    if (!c.cell || c.cell->kind != ControlCell::RngDraw) continue;
-    same &= control_[k] == static_cast<int64_t>(rng_before_.draw) + c.relative;
+  for (size_t k = 0; k < effects_.cells.size(); ++k) {
+    const ControlCell* const cell = effects_.cells[k].get();
+    if (!cell || cell->kind != ControlCell::RngDraw) continue;
+    same &= control_[k] == static_cast<int64_t>(rng_before_.draw) + expected_->control[k];
   }
   return same;
 }
@@ -63,15 +63,13 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
   const Recording& r = *expected_;
   moved_to(r);
   bindings_.swap(bindings);
-  auto other = e.other_cells.begin();
   for (size_t k = 0; k < r.control.size(); ++k) {
-    const bool differs = other != e.other_cells.end() && other->first == k;
-    const ControlCell& cell = differs ? *(other++)->second : *r.control[k].cell;
+    const ControlCell& cell = *e.cells[k];
     int64_t& word = control_.emplace_back();
     if (cell.kind == ControlCell::RngSeed) {
       word = static_cast<int64_t>(rng_before_.seed);
     } else if (cell.kind == ControlCell::RngDraw) {
-      word = static_cast<int64_t>(rng_before_.draw) + r.control[k].relative;
+      word = static_cast<int64_t>(rng_before_.draw) + r.control[k];
     } else {
       std::memcpy(&word, &cell.value, sizeof(double));
     }

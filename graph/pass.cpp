@@ -103,7 +103,7 @@ void Effects::clear() noexcept {
   results.clear();
   gradients.clear();
   written.clear();
-  other_cells.clear();
+  cells.clear();
 }
 
 void Pass::release(Effects* keep) noexcept {
@@ -227,26 +227,10 @@ Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
 
 void Pass::note_control(const Instr& e, const OpCall& c) {
   e.attrs.each_dynamic([&](int w) {
-    ControlCell* cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
-    if (cell != expected_->control[control_.size()].cell.get()) [[unlikely]] {
-      effects_.other_cells.emplace_back(control_.size(), Ref<ControlCell>::share(cell));
-    }
+    ControlCell* const cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
+    effects_.cells.push_back(Ref<ControlCell>::share(cell));
     control_.push_back(c.attrs.v[w]);
   });
-}
-
-// After a switch: the cells of the words so far, told apart from `from`, are told apart from the
-// expected recording instead.
-void Pass::compare_cells(const Recording& from) {
-  const auto others = std::exchange(effects_.other_cells, {});
-  auto other = others.begin();
-  for (size_t k = 0; k < control_.size(); ++k) {
-    const bool differs = other != others.end() && other->first == k;
-    const Ref<ControlCell>& cell = differs ? (other++)->second : from.control[k].cell;
-    if (cell.get() != expected_->control[k].cell.get()) {
-      effects_.other_cells.emplace_back(k, cell);
-    }
-  }
 }
 
 void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c) {
@@ -340,7 +324,6 @@ bool Pass::switch_candidate(const OpCall* c) {
     expect(r, at);
     if (c ? at < r->instrs.size() && !mismatch(r->instrs[at], *c)
           : at == r->instrs.size() && survivors_match(*r)) {
-      compare_cells(*from);
       return true;
     }
   }

@@ -38,8 +38,8 @@ struct Effects {
   std::vector<Result> results;
   std::vector<Gradient> gradients;
   std::vector<uint32_t> written;  ///< External numbers, once per write.
-  /// Control words, in order, that come from another cell than the recording's.
-  std::vector<std::pair<size_t, Ref<ControlCell>>> other_cells;
+  /// Where each control word comes from; null: host data or a number that was seen to vary.
+  std::vector<Ref<ControlCell>> cells;
 
   void clear() noexcept;
 };
@@ -121,7 +121,6 @@ class Pass final : public Recorder {
   void answer(const Cue& e, OpCall& c);
   void general_op(OpCall& c);
   void note_control(const Instr& e, const OpCall& c);
-  void compare_cells(const Recording& from);
   void make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c);
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
@@ -135,7 +134,6 @@ class Pass final : public Recorder {
   uint32_t add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
                      uint32_t storage);
   uint32_t path_id();
-  void add_control(const OpCall& c, Instr& i);
   Tensor placeholder(const Value& v, uint32_t id, Storage* storage);
   Storage* placeholder_storage(uint32_t id, const StorageInfo& info);
   void bind(const TensorImpl& t, int64_t relative);

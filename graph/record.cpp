@@ -105,30 +105,24 @@ Tensor Pass::host_values(const TensorImpl& t) {
 
 // Copies what has been verified of the expected recording; the pass goes on recording after it.
 void Pass::begin_recording() {
-  const Recording& r = *expected_;
-  fresh_ = Recording();
+  fresh_ = *expected_;
   forget_windows();
-  fresh_.instrs.assign(r.instrs.begin(), r.instrs.begin() + static_cast<int64_t>(cursor()));
-  fresh_.prefix_hash.assign(r.prefix_hash.begin(),
-                            r.prefix_hash.begin() + static_cast<int64_t>(cursor()));
-  fresh_.paths = r.paths;
-  fresh_.control.assign(r.control.begin(),
-                        r.control.begin() + static_cast<int64_t>(control_.size()));
-  for (const auto& [word, cell] : effects_.other_cells) fresh_.control[word].cell = cell;
-  effects_.other_cells.clear();
+  fresh_.instrs.resize(cursor());
+  fresh_.prefix_hash.resize(cursor());
+  fresh_.control.resize(control_.size());
+  fresh_.externals.resize(bindings_.size());
+  fresh_.survivors.clear();
+  fresh_.gradients.clear();
+  // Operands, values and storages are numbered by first use.
   uint32_t operands = 0, values = 0, storages = 0;
-  for (const Instr& i : fresh_.instrs) {
-    operands = std::max({operands, i.first_in + i.n_in, i.first_out + i.n_out});
-  }
-  fresh_.operands.assign(r.operands.begin(), r.operands.begin() + operands);
+  for (const Instr& i : fresh_.instrs) operands = i.first_out + i.n_out;
+  fresh_.operands.resize(operands);
   for (uint32_t id : fresh_.operands) {
     if (id != kNone) values = std::max(values, id + 1);
   }
-  fresh_.values.assign(r.values.begin(), r.values.begin() + values);
+  fresh_.values.resize(values);
   for (const Value& v : fresh_.values) storages = std::max(storages, v.storage + 1);
-  fresh_.storages.assign(r.storages.begin(), r.storages.begin() + storages);
-  fresh_.externals.assign(r.externals.begin(),
-                          r.externals.begin() + static_cast<int64_t>(bindings_.size()));
+  fresh_.storages.resize(storages);
   expect(nullptr);
 }
 
@@ -178,19 +172,6 @@ uint32_t Pass::path_id() {
   return static_cast<uint32_t>(fresh_.paths.size() - 1);
 }
 
-void Pass::add_control(const OpCall& c, Instr& i) {
-  i.control = static_cast<uint32_t>(control_.size());
-  i.attrs.each_dynamic([&](int w) {
-    ControlWord word;
-    if (c.attrs.dynamic >> w & 1) word.cell = Ref<ControlCell>::share(c.cells[w]);
-    if (word.cell && word.cell->kind == ControlCell::RngDraw) {
-      word.relative = c.attrs.v[w] - static_cast<int64_t>(rng_before_.draw);
-    }
-    fresh_.control.push_back(std::move(word));
-    control_.push_back(c.attrs.v[w]);
-  });
-}
-
 void Pass::record(OpCall& c) {
   check_readable(c);
   c.infer();
@@ -225,7 +206,13 @@ void Pass::record(OpCall& c) {
   i.first_in = static_cast<uint32_t>(fresh_.operands.size());
   i.first_out = i.first_in + i.n_in;
   fresh_.operands.insert(fresh_.operands.end(), ids.begin(), ids.end());
-  add_control(c, i);
+  i.control = static_cast<uint32_t>(control_.size());
+  note_control(i, c);
+  for (size_t k = i.control; k < control_.size(); ++k) {
+    const ControlCell* const cell = effects_.cells[k].get();
+    const bool draw = cell && cell->kind == ControlCell::RngDraw;
+    fresh_.control.push_back(draw ? control_[k] - static_cast<int64_t>(rng_before_.draw) : 0);
+  }
   make_placeholders(fresh_, i, index, c);
   fresh_.instrs.push_back(i);
   const uint64_t before = index ? fresh_.prefix_hash.back() : 0;

@@ -93,8 +93,4 @@ Extent Recording::extent(uint32_t storage) const {
   return e;
 }
 
-bool Recording::survives(uint32_t storage) const {
-  return std::binary_search(survivors.begin(), survivors.end(), storage);
-}
-
 }  // namespace brrr::graph

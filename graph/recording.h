@@ -88,11 +88,6 @@ struct alignas(64) Cue {
   int64_t sizes[kDims], strides[kDims];
 };
 
-struct ControlWord {
-  Ref<ControlCell> cell;  ///< Null: host data or a number that was seen to vary.
-  int64_t relative = 0;   ///< Of draws: counted from the step's first.
-};
-
 struct Recording {
   std::vector<Value> values;
   std::vector<StorageInfo> storages;
@@ -100,11 +95,11 @@ struct Recording {
   std::vector<uint32_t> operands;
   std::vector<uint64_t> prefix_hash;  ///< After each instruction.
   std::vector<std::string> paths;     ///< Distinct module paths; [0] is "".
-  std::vector<ControlWord> control;
-  std::vector<uint32_t> externals;  ///< External number -> storage.
-  std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
-  std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
-  uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
+  std::vector<int64_t> control;       ///< By control word. Of draws: counted from the step's first.
+  std::vector<uint32_t> externals;    ///< External number -> storage.
+  std::vector<uint32_t> survivors;    ///< Storages alive after the step, rising.
+  std::vector<bool> gradients;        ///< By survivor: it became a leaf's gradient.
+  uint64_t draws = 0;                 ///< Numbers of the random stream that a step consumes.
   std::vector<bool> again;  ///< By instruction: one made anew what could be kept. Empty: none.
 
   // What follows from the above, once that is complete.
@@ -130,7 +125,9 @@ struct Recording {
   std::string describe(uint32_t value) const;
   /// "mlp.fc1: relu(%3 ...) -> %4 ...".
   std::string describe(const Instr& i) const;
-  bool survives(uint32_t storage) const;
+  bool survives(uint32_t storage) const {
+    return lasting[storage] && storages[storage].origin == Origin::Internal;
+  }
   /// Whether a live instruction writes the storage.
   bool writes(uint32_t storage) const;
   Extent extent(uint32_t storage) const;

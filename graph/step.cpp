@@ -171,7 +171,8 @@ bool StepCore::log(const std::string& line) {
   return true;
 }
 
-void StepCore::note_fallback(const std::string& why) {
+void StepCore::fall_back(const std::string& why) {
+  BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", why);
   std::lock_guard lock(mutex_);
   ++stats_.fallbacks;
   stats_.last_fallback = why;
@@ -204,18 +205,14 @@ void StepCore::build(Entry& e) {
 bool StepCore::choose_plan(Entry& e, const Session& s) {
   if (options_.check_numerics) return false;
   if (s.transient) {
-    const std::string why =
-        "a new shape of the step runs eagerly (on_new_entry is Eager): " + s.difference;
-    note_fallback(why);
-    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", why);
+    fall_back("a new shape of the step runs eagerly (on_new_entry is Eager): " + s.difference);
     return false;
   }
   // What failed once may have lacked memory: it is tried again, ever more rarely.
   const uint64_t due = e.failure.empty() ? !options_.build_at_first_call : e.retry_at;
   if (!e.plan && e.calls >= due) build(e);
   if (!e.failure.empty()) {
-    BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", e.failure);
-    note_fallback(e.failure);
+    fall_back(e.failure);
     return false;
   }
   if (!e.plan) return false;
@@ -254,8 +251,7 @@ void StepCore::execute(Entry& e, Session& s) {
   s.survivors.clear();
   for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
   const bool shared = share_memory(s.pass.bindings());
-  if (shared) note_fallback(kShared);
-  BRRR_CHECK(!shared || !options_.require_graph, "step: require_graph: {}", kShared);
+  if (shared) fall_back(kShared);
   const bool by_plan = !shared && choose_plan(e, s);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials &&
                      !context.observer;  // Who looks on takes time.
