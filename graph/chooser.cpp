@@ -3,147 +3,179 @@
 #include "graph/chooser.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 
 #include "graph/cost.h"
 
 namespace brrr::graph {
 
-// The instructions that make the value before `until`, from what is alive in that one's group; of
-// what is not, small values live longer, large ones are made anew, too.
-bool Chooser::chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth,
-                                Chain& c) const {
-  constexpr int deepest = 24;
-  constexpr int64_t small = 8;
-  const std::vector<uint32_t> all = makers(made);
-  if (all.empty() || depth > deepest) return false;
-  for (uint32_t st : inputs(all, made)) {
-    const bool there = !temporary(st) || life_[st].second >= group;
-    const std::vector<uint32_t> from = there ? all : makers(st);
-    if (there || from.empty() || room(st) * small <= room(made)) {
-      if (!unchanged(st, all[0], until)) return false;
-      if (!there) c.longer.push_back(st);
-      c.leaves.push_back(st);
-    } else if (!std::binary_search(c.instrs.begin(), c.instrs.end(), from[0]) &&
-               !chain_from_living(st, until, group, depth + 1, c)) {
-      return false;
+namespace {
+
+class Chooser : public Values {
+ public:
+  using Values::Values;
+
+  double step_cost() const {
+    double all = 0;
+    for (const Group& g : s_.groups) {
+      for (uint32_t at : g.instrs) all += cost(r_.instrs[at]);
+    }
+    return all;
+  }
+
+  // Group by group, the fullest first, until one is reached that stays as full.
+  Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may) {
+    std::vector<int64_t> alive = bytes_alive();
+    const int64_t most = *std::max_element(alive.begin(), alive.end());
+    const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may want others.
+    Lists chosen;
+    std::set<uint32_t> dropped, kept;  // What is made anew now, and what that is made from.
+    for (;;) {
+      const auto fullest = std::max_element(alive.begin(), alive.end());
+      const size_t before = chosen.size();
+      for (const Candidate* c : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
+        if (*fullest <= goal) break;
+        const Candidate& x = *c;
+        const uint32_t st = x.anew.storage;
+        if (banned.count(st) || room(st) < may.least) continue;
+        if (may.only_whole && s_.strips.parts(st) > 1) continue;
+        if (x.cost > may.cost || may.values == 0) continue;
+        const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
+        if (kept.count(st) || std::any_of(x.chain.leaves.begin(), x.chain.leaves.end(), gone))
+          continue;
+        dropped.insert(st);
+        banned.insert(st);
+        may.cost -= x.cost;
+        --may.values;
+        kept.insert(x.chain.leaves.begin(), x.chain.leaves.end());
+        for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= room(st);
+        for (uint32_t leaf : x.chain.longer) {
+          for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += room(leaf);
+        }
+        chosen.push_back({x.anew});
+      }
+      if (*fullest <= goal || chosen.size() == before) return chosen;
     }
   }
-  c.instrs.insert(c.instrs.end(), all.begin(), all.end());
-  distinct(c.instrs);
-  return true;
-}
 
-// In bytes moved; a library kernel (a product, attention) counts as many times what it moves.
-double Chooser::cost(const Instr& i) const {
-  constexpr double library = 16;
-  double moved = 0;
-  r_.each_operand(i, [&](uint32_t value, bool) {
-    moved += static_cast<double>(bytes(r_.value(value).storage));
-  });
-  return moved * (i.op->pointwise || i.op->row || i.op->reduction ? 1 : library);
-}
+ private:
+  // What lies between in registers, what it is made from, and what of that lives longer for it.
+  struct Chain {
+    std::vector<uint32_t> instrs, leaves, longer;
+  };
+  // A value that nobody needs between two groups.
+  struct Candidate {
+    Anew anew;
+    Chain chain = {};
+    uint32_t from = 0, to = 0;
+    double cost = 0, per_byte = 0;
+  };
 
-double Chooser::step_cost() const {
-  double all = 0;
-  for (const Group& g : s_.groups) {
-    for (uint32_t at : g.instrs) all += cost(r_.instrs[at]);
-  }
-  return all;
-}
-
-std::vector<int64_t> Chooser::bytes_alive() const {
-  std::vector<int64_t> alive(s_.groups.size() + 1);
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    if (!temporary(st) || !s_.stored[st]) continue;
-    const auto [first, last] = s_.strips.life(st, life_[st].first, life_[st].second);
-    alive[first] += room(st);
-    alive[last + 1] -= room(st);
-  }
-  for (size_t g = 1; g < alive.size(); ++g) alive[g] += alive[g - 1];
-  return alive;
-}
-
-// The value for those who read it in the group or later, if nobody writes it there.
-std::optional<Chooser::Candidate> Chooser::candidate(uint32_t st, uint32_t group) const {
-  Candidate x{.anew = {st, {}, {}, 0}};
-  for (const Access& a : r_.accesses[st]) {
-    const uint32_t g = s_.group_of[a.instr];
-    if (g < group) {
-      x.from = std::max(x.from, g);
-    } else if (a.write) {
-      return {};
-    } else {
-      x.anew.users.push_back(a.instr);
+  // The instructions that make the value before `until`, from what is alive in that one's group; of
+  // what is not, small values live longer, large ones are made anew, too.
+  bool chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth, Chain& c) const {
+    constexpr int deepest = 24;
+    constexpr int64_t small = 8;
+    const std::vector<uint32_t> all = makers(made);
+    if (all.empty() || depth > deepest) return false;
+    for (uint32_t st : inputs(all, made)) {
+      const bool there = !temporary(st) || life_[st].second >= group;
+      const std::vector<uint32_t> from = there ? all : makers(st);
+      if (there || from.empty() || room(st) * small <= room(made)) {
+        if (!unchanged(st, all[0], until)) return false;
+        if (!there) c.longer.push_back(st);
+        c.leaves.push_back(st);
+      } else if (!std::binary_search(c.instrs.begin(), c.instrs.end(), from[0]) &&
+                 !chain_from_living(st, until, group, depth + 1, c)) {
+        return false;
+      }
     }
+    c.instrs.insert(c.instrs.end(), all.begin(), all.end());
+    distinct(c.instrs);
+    return true;
   }
-  const uint32_t until = x.anew.before = distinct(x.anew.users).front();
-  x.to = s_.group_of[until];
-  if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
-  int64_t net = room(st);
-  for (uint32_t leaf : x.chain.longer) net -= room(leaf);
-  if (net <= 0) return {};
-  x.anew.instrs = x.chain.instrs;
-  for (uint32_t at : x.chain.instrs) x.cost += cost(r_.instrs[at]);
-  x.per_byte = x.cost / static_cast<double>(net);
-  return x;
-}
 
-// What is alive at the group for those after it alone, the cheapest for its bytes first.
-std::vector<const Chooser::Candidate*> Chooser::candidates(uint32_t peak) {
-  std::vector<const Candidate*> all;
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    const auto [first, last] = life_[st];
-    if (!temporary(st) || !s_.stored[st] || first >= peak || last <= peak) continue;
-    uint32_t next = last;
-    bool used = false;
+  // In bytes moved; a library kernel (a product, attention) counts as many times what it moves.
+  double cost(const Instr& i) const {
+    constexpr double library = 16;
+    double moved = 0;
+    r_.each_operand(i, [&](uint32_t value, bool) {
+      moved += static_cast<double>(bytes(r_.value(value).storage));
+    });
+    return moved * (i.op->pointwise || i.op->row || i.op->reduction ? 1 : library);
+  }
+
+  std::vector<int64_t> bytes_alive() const {
+    std::vector<int64_t> alive(s_.groups.size() + 1);
+    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+      if (!temporary(st) || !s_.stored[st]) continue;
+      const auto [first, last] = s_.strips.life(st, life_[st].first, life_[st].second);
+      alive[first] += room(st);
+      alive[last + 1] -= room(st);
+    }
+    for (size_t g = 1; g < alive.size(); ++g) alive[g] += alive[g - 1];
+    return alive;
+  }
+
+  // The value for those who read it in the group or later, if nobody writes it there.
+  std::optional<Candidate> candidate(uint32_t st, uint32_t group) const {
+    Candidate x{.anew = {st, {}, {}, 0}};
     for (const Access& a : r_.accesses[st]) {
       const uint32_t g = s_.group_of[a.instr];
-      used |= g == peak;
-      if (g > peak) next = std::min(next, g);
+      if (g < group) {
+        x.from = std::max(x.from, g);
+      } else if (a.write) {
+        return {};
+      } else {
+        x.anew.users.push_back(a.instr);
+      }
     }
-    if (used) continue;
-    const auto [at, fresh] = known_.try_emplace({st, next});
-    if (fresh) at->second = candidate(st, next);
-    if (at->second) all.push_back(&*at->second);
+    const uint32_t until = x.anew.before = distinct(x.anew.users).front();
+    x.to = s_.group_of[until];
+    if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
+    int64_t net = room(st);
+    for (uint32_t leaf : x.chain.longer) net -= room(leaf);
+    if (net <= 0) return {};
+    x.anew.instrs = x.chain.instrs;
+    for (uint32_t at : x.chain.instrs) x.cost += cost(r_.instrs[at]);
+    x.per_byte = x.cost / static_cast<double>(net);
+    return x;
   }
-  std::stable_sort(all.begin(), all.end(),
-                   [](auto* a, auto* b) { return a->per_byte < b->per_byte; });
-  return all;
+
+  // What is alive at the group for those after it alone, the cheapest for its bytes first.
+  std::vector<const Candidate*> candidates(uint32_t peak) {
+    std::vector<const Candidate*> all;
+    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+      const auto [first, last] = life_[st];
+      if (!temporary(st) || !s_.stored[st] || first >= peak || last <= peak) continue;
+      uint32_t next = last;
+      bool used = false;
+      for (const Access& a : r_.accesses[st]) {
+        const uint32_t g = s_.group_of[a.instr];
+        used |= g == peak;
+        if (g > peak) next = std::min(next, g);
+      }
+      if (used) continue;
+      const auto [at, fresh] = known_.try_emplace({st, next});
+      if (fresh) at->second = candidate(st, next);
+      if (at->second) all.push_back(&*at->second);
+    }
+    std::stable_sort(all.begin(), all.end(),
+                     [](auto* a, auto* b) { return a->per_byte < b->per_byte; });
+    return all;
+  }
+
+  std::map<std::pair<uint32_t, uint32_t>, std::optional<Candidate>> known_;
+};
+
+}  // namespace
+
+Lists less_memory(const Recording& r, const Schedule& s, std::set<uint32_t>& banned, int64_t excess,
+                  Allowance& may) {
+  return Chooser(r, s).less_memory(banned, excess, may);
 }
 
-// Group by group, the fullest first, until one is reached that stays as full.
-Lists Chooser::less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may) {
-  std::vector<int64_t> alive = bytes_alive();
-  const int64_t most = *std::max_element(alive.begin(), alive.end());
-  const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may want others.
-  Lists chosen;
-  std::set<uint32_t> dropped, kept;  // What is made anew now, and what that is made from.
-  for (;;) {
-    const auto fullest = std::max_element(alive.begin(), alive.end());
-    const size_t before = chosen.size();
-    for (const Candidate* c : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
-      if (*fullest <= goal) break;
-      const Candidate& x = *c;
-      const uint32_t st = x.anew.storage;
-      if (banned.count(st) || room(st) < may.least) continue;
-      if (may.only_whole && s_.strips.parts(st) > 1) continue;
-      if (x.cost > may.cost || may.values == 0) continue;
-      const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
-      if (kept.count(st) || std::any_of(x.chain.leaves.begin(), x.chain.leaves.end(), gone))
-        continue;
-      dropped.insert(st);
-      banned.insert(st);
-      may.cost -= x.cost;
-      --may.values;
-      kept.insert(x.chain.leaves.begin(), x.chain.leaves.end());
-      for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= room(st);
-      for (uint32_t leaf : x.chain.longer) {
-        for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += room(leaf);
-      }
-      chosen.push_back({x.anew});
-    }
-    if (*fullest <= goal || chosen.size() == before) return chosen;
-  }
-}
+double step_cost(const Recording& r, const Schedule& s) { return Chooser(r, s).step_cost(); }
 
 }  // namespace brrr::graph

@@ -2,8 +2,6 @@
 // What of a step may be made anew, and what that costs.
 
 #include <limits>
-#include <map>
-#include <optional>
 #include <set>
 
 #include "graph/rewrite.h"
@@ -95,41 +93,19 @@ class Values {
 /// Values that later kernels compute instead of loading them, because that moves fewer bytes.
 Lists fewer_bytes(const Recording& r, const Schedule& s);
 
-/// Values that are dropped where most is alive, and made again.
-class Chooser : public Values {
- public:
-  using Values::Values;
-  /// What may be dropped: so many values of at least so many bytes, while what makes them costs so
-  /// much at most.
-  struct Allowance {
-    size_t values = std::numeric_limits<size_t>::max();
-    int64_t least = 0;
-    double cost = std::numeric_limits<double>::infinity();
-    bool only_whole = false;  ///< Nothing of which there is memory for one part.
-  };
-  Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may);
-  /// Of all instructions with effect together.
-  double step_cost() const;
-
- private:
-  // What lies between in registers, what it is made from, and what of that lives longer for it.
-  struct Chain {
-    std::vector<uint32_t> instrs, leaves, longer;
-  };
-  // A value that nobody needs between two groups.
-  struct Candidate {
-    Anew anew;
-    Chain chain = {};
-    uint32_t from = 0, to = 0;
-    double cost = 0, per_byte = 0;
-  };
-  bool chain_from_living(uint32_t st, uint32_t until, uint32_t group, int depth, Chain& c) const;
-  std::vector<int64_t> bytes_alive() const;
-  std::optional<Candidate> candidate(uint32_t st, uint32_t group) const;
-  std::vector<const Candidate*> candidates(uint32_t peak);
-  double cost(const Instr& i) const;
-
-  std::map<std::pair<uint32_t, uint32_t>, std::optional<Candidate>> known_;
+/// What less_memory() may drop: so many values of at least so many bytes, while what makes them
+/// costs so much at most.
+struct Allowance {
+  size_t values = std::numeric_limits<size_t>::max();
+  int64_t least = 0;
+  double cost = std::numeric_limits<double>::infinity();
+  bool only_whole = false;  ///< Nothing of which there is memory for one part.
 };
+/// Values that are dropped where most is alive, and made again, to take `excess` bytes off that; no
+/// banned ones, to which they are added. What they cost is taken off the allowance.
+Lists less_memory(const Recording& r, const Schedule& s, std::set<uint32_t>& banned, int64_t excess,
+                  Allowance& may);
+/// What all instructions with effect cost together.
+double step_cost(const Recording& r, const Schedule& s);
 
 }  // namespace brrr::graph

@@ -8,7 +8,6 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "graph/core.h"
-#include "graph/predict.h"
 #include "graph/watch.h"
 
 namespace brrr::graph {

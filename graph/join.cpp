@@ -1,6 +1,7 @@
-#include "graph/join.h"
-
+// What is joined is written where it is joined.
 #include <optional>
+
+#include "graph/rewrite.h"
 
 namespace brrr::graph {
 

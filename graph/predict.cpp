@@ -1,5 +1,4 @@
-#include "graph/predict.h"
-
+// What a step would take as a graph, told before it is one.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -10,7 +9,9 @@
 #include "core/backend.h"
 #include "core/context.h"
 #include "core/figures.h"
+#include "graph/diagnose.h"
 #include "graph/plan.h"
+#include "graph/watch.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
 

@@ -11,7 +11,6 @@
 #include "graph/chooser.h"
 #include "graph/cost.h"
 #include "graph/group.h"
-#include "graph/join.h"
 #include "graph/rewrite.h"
 
 namespace brrr::graph {
@@ -38,15 +37,15 @@ size_t repeated(const Recording& r) {
 
 // Makes values anew until the arena has `budget` bytes, or nothing more may be dropped.
 void save_memory(
-    const Recording& r, Rematerialised& out, size_t budget, Chooser::Allowance may,
+    const Recording& r, Rematerialised& out, size_t budget, Allowance may,
     const std::function<Rematerialised(const Rematerialised&, const Lists&)>& changed) {
   Rematerialised now = out;   // Not less may lead to less: several groups are as full.
   std::set<uint32_t> banned;  // Tried before. Storages keep their numbers.
   int in_vain = 0;
   while (out.arena > budget && in_vain < kMostInVain) {
     const auto excess = static_cast<int64_t>(now.arena - budget);
-    const Chooser::Allowance left = may;
-    const Lists lists = Chooser(now.of(r), now.schedule).less_memory(banned, excess, may);
+    const Allowance left = may;
+    const Lists lists = less_memory(now.of(r), now.schedule, banned, excess, may);
     if (lists.empty()) break;
     Rematerialised with = changed(now, lists);
     if (repeated(*with.recording) > kMostWork * r.instrs.size()) break;
@@ -92,10 +91,10 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
   const bool asked = options.memory_budget > 0;
   if (asked || options.rematerialise) {
     out.arena = out.arena_before = plan_memory(out.of(r), out.schedule).arena_bytes;
-    Chooser::Allowance may;
+    Allowance may;
     if (!asked) {
       may = {out.schedule.groups.size() / kKernelsForOneMore, target.kernel_bytes,
-             Chooser(out.of(r), out.schedule).step_cost() * kNextToNothing, true};
+             step_cost(out.of(r), out.schedule) * kNextToNothing, true};
     }
     save_memory(r, out, budget_bytes(options, out.arena), may, changed);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Recordings in which instructions run once more.
+// Recordings that do the same: with instructions that run once more, and with joins that need none.
 
 #include <memory>
 #include <vector>
@@ -19,5 +19,10 @@ struct Anew {
 /// repeated twice for them. Storages keep their numbers, new ones follow. Throws where a repeated
 /// instruction or a user would see other values than before.
 std::unique_ptr<Recording> rewrite(const Recording& r, const std::vector<std::vector<Anew>>& lists);
+
+/// The recording without those joins (OpSpec::joins) whose operands' makers can write them into the
+/// result (OpSpec::apart): temporaries that nobody else reads. Null: there are none. Instructions
+/// and storages keep their numbers; one that went has no operands.
+std::unique_ptr<Recording> write_joined(const Recording& r);
 
 }  // namespace brrr::graph

@@ -16,6 +16,7 @@
 #include "core/context.h"
 #include "graph/numerics.h"
 #include "graph/profile.h"
+#include "graph/step.h"
 #include "graph/trail.h"
 #include "ops/kinds/work.h"
 
@@ -32,6 +33,21 @@ inline void add(ProfileRow& to, const ProfileRow& row) {
 
 /// What times are compared with, and where that was measured.
 std::string limits_text(Device device, const DeviceLimits& limits);
+
+namespace graph {
+
+/// Microseconds of a call of the recorded step, from an eager call's kernels and its time outside
+/// of them. Of the graph's kernels only operations and bytes are looked at, not times. What lies
+/// between kernels follows from launch_costs(). A kernel that eager mode runs, too, takes what it
+/// takes there. Those that are generated take at least what their bytes or their arithmetic take at
+/// the limits, and at most that and what eager mode's, where memory does not bound them, take
+/// beyond their bytes: the prediction is the middle, but no more than the kernels that they
+/// replace.
+double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
+                        const std::vector<ProfileRow>& graph, const StepStats& recorded,
+                        Device device);
+
+}  // namespace graph
 
 struct Profile::Watch final : Observer {
   using Clock = std::chrono::steady_clock;
