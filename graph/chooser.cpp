@@ -110,7 +110,7 @@ class Chooser : public Values {
     std::vector<int64_t> alive(s_.groups.size() + 1);
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
       if (!temporary(st) || !s_.stored[st]) continue;
-      const auto [first, last] = s_.strips.life(st, life_[st].first, life_[st].second);
+      const auto [first, last] = s_.stay(r_, st);
       alive[first] += room(st);
       alive[last + 1] -= room(st);
     }

@@ -49,14 +49,10 @@ void DevicePlan::generate_kernels() {
 }
 
 void DevicePlan::build_kernels(StepStats& stats) {
-  if (source_.empty()) return;
-  source_ = program::CallTableText + (program::kRowText + source_);
-  module_ = device_.build(source_, report_);
-  stats.build_seconds += report_.seconds;
-  stats.build_cached = report_.cached;
+  build_source(std::string(program::CallTableText) + program::kRowText, device_, stats);
   for (Launch& l : launches_) {
     for (Batch& b : l.batches) {
-      for (Kernel& k : b.kernels) k.fn = device_.symbol(module_, k.name.c_str());
+      for (Kernel& k : b.kernels) k.fn = symbol(k.name);
     }
   }
 }
@@ -68,13 +64,6 @@ void DevicePlan::add_host_data(const Instr& i) {
   block_bytes_ = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
   host_data_.push_back({i.control, v.storage, {nullptr, block_bytes_, bytes}});
   block_bytes_ += bytes;
-}
-
-// The name of kernels whose text depends on it; they are added to the source unless they are there.
-std::string DevicePlan::named(const std::function<std::string(const std::string&)>& text) {
-  const auto [it, fresh] = names_.emplace(text("k"), fmt::format("brrr_k{}", names_.size()));
-  if (fresh) source_ += text(it->second);
-  return it->second;
 }
 
 // Of a group, what has one text is one batch.
@@ -178,12 +167,6 @@ void DevicePlan::allocate_fixed() {
   arena_ = device_.graphs->arena(memory_.arena_bytes);
   BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
              memory_.arena_bytes);
-}
-
-void DevicePlan::free_built() noexcept {
-  if (graph_) device_.graphs->release(graph_);
-  launches_.clear();
-  if (module_) device_.unload(module_);
 }
 
 }  // namespace brrr::graph

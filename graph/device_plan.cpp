@@ -48,14 +48,9 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
   plan_temporaries(rules, stats);
   handed_.resize(r.survivors.size());
   find_externals();
-  try {
-    build_kernels(stats);
-    allocate_fixed();
-    counts_.upload_bytes = block_bytes_;
-  } catch (...) {
-    free_built();
-    throw;
-  }
+  build_kernels(stats);
+  allocate_fixed();
+  counts_.upload_bytes = block_bytes_;
 }
 
 DevicePlan::~DevicePlan() {
@@ -66,7 +61,7 @@ DevicePlan::~DevicePlan() {
     }
   }
   handed_.clear();
-  free_built();
+  if (graph_) device_.graphs->release(graph_);
 }
 
 uint32_t DevicePlan::holders(const Storage* s) const {
@@ -145,10 +140,7 @@ void DevicePlan::resolve() {
     }
   }
   for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k]->data;
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    if (memory_.offset[st] < 0) continue;
-    bound_[st]->data = base_of(memory_.host[st]) + memory_.offset[st];
-  }
+  bind_temporaries();
   for (const HostData& d : host_data_) {
     if (!r_.survives(d.storage)) bound_[d.storage]->data = block_ + d.part.at;
   }
@@ -166,7 +158,7 @@ void DevicePlan::resolve(Batch& b, size_t group) {
     b.words[word] = reinterpret_cast<int64_t>(to);
   };
   for (const auto& [word, at] : b.scratch) {
-    set(word, base_of(memory_.scratch[group].host) + memory_.scratch[group].offset + at);
+    set(word, address(memory_.scratch[group]) + at);
   }
   for (const auto& [word, id] : b.addresses) {
     const Value& v = r_.value(id);

@@ -8,9 +8,6 @@
 // than when the step was captured is copied into a slot before, and back afterwards if the step
 // writes it; the first time that happens to an input the step is captured anew, with the slot.
 
-#include <functional>
-#include <map>
-
 #include "graph/group.h"
 #include "graph/plan.h"
 #include "core/device_kernel.h"
@@ -96,12 +93,7 @@ class DevicePlan final : public Plan {
   int64_t fault_op_of(const Part& part) const;
   void resolve(Batch& b, size_t group);
   void run_kernels(const Batch& b);
-  std::string named(const std::function<std::string(const std::string&)>& text);
-  char* base_of(uint32_t host) const {
-    return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
-  }
   void allocate_fixed();
-  void free_built() noexcept;
   void keep_results(const Replay& now);
   void bind(const std::vector<Binding>& bindings);
   void upload(const int64_t* control);
@@ -115,17 +107,14 @@ class DevicePlan final : public Plan {
   void hand_out(Storage* const* survivors);
 
   const Backend& device_;
-  KernelModule* module_ = nullptr;
   DeviceGraph* graph_ = nullptr;
-  std::vector<Launch> launches_;              // By group.
-  std::map<std::string, std::string> names_;  // Text -> name: equal kernels are one.
-  std::vector<int64_t> scratch_;              // By group: bytes that its kernels take.
+  std::vector<Launch> launches_;  // By group.
+  std::vector<int64_t> scratch_;  // By group: bytes that its kernels take.
   std::vector<External> externals_;
   std::vector<HostData> host_data_;
   std::vector<HostPart> parts_;       // Of the block: the control words, host data, tables.
   std::vector<Ref<Storage>> slots_;   // By survivor.
   std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
-  char* arena_ = nullptr;
   Ref<Storage> block_memory_;
   char* block_ = nullptr;  // The control words on the device, host data, tables.
   size_t block_bytes_ = 0;

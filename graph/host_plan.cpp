@@ -2,7 +2,6 @@
 #include "graph/host_plan.h"
 
 #include <algorithm>
-#include <map>
 
 #include "core/check.h"
 #include "graph/group.h"
@@ -30,13 +29,7 @@ HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& st
   find_part_patches();
 }
 
-HostPlan::~HostPlan() {
-  launches_.clear();
-  if (module_) backend(DeviceType::CPU).unload(module_);
-}
-
 void HostPlan::add_launches() {
-  std::map<std::string, std::string> names;  // Function text -> name: equal kernels are one.
   for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
     const Group& group = schedule_.groups[g];
     if (!group.fused) {
@@ -49,33 +42,30 @@ void HostPlan::add_launches() {
       for (; of.part < of.parts; ++of.part) l.calls.push_back(make_call(r_, i, bound_, of));
       continue;
     }
-    for (const Part& part : group.parts) add_kernel(g, part, names);
+    for (const Part& part : group.parts) add_kernel(g, part);
   }
   generated_ += launches_.size() - kernels_;
   kernels_ = launches_.size();
 }
 
-void HostPlan::add_kernel(uint32_t group, const Part& part,
-                          std::map<std::string, std::string>& names) {
+void HostPlan::add_kernel(uint32_t group, const Part& part) {
   const GroupProgram made = program_of(r_, part, schedule_);
   const program::CpuKernel text = program::cpu_kernel(made.program);
-  const auto [it, fresh] =
-      names.emplace(text.body + text.last, fmt::format("brrr_k{}", names.size()));
   for (const std::string& f : text.functions) {
     if (source_.find(f) == std::string::npos) source_ += f;
   }
-  if (fresh) source_ += fmt::format("extern \"C\" void {}{}\n", it->second, text.body);
-  if (fresh && !text.last.empty()) {
-    source_ += fmt::format("extern \"C\" void {}_last{}\n", it->second, text.last);
-  }
-  // Of one group, what has one text is one launch.
-  auto same = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& l) {
-    return l.group == group && l.name == it->second;
+  const std::string name = named([&](const std::string& as) {
+    std::string all = fmt::format("extern \"C\" void {}{}\n", as, text.body);
+    if (!text.last.empty()) all += fmt::format("extern \"C\" void {}_last{}\n", as, text.last);
+    return all;
   });
+  // Of one group, what has one text is one launch.
+  auto same = std::find_if(launches_.begin(), launches_.end(),
+                           [&](const Launch& l) { return l.group == group && l.name == name; });
   if (same == launches_.end()) {
     same = launches_.emplace(launches_.end());
     same->group = group;
-    same->name = it->second;
+    same->name = name;
     same->grain = text.grain;
   }
   Launch& l = *same;
@@ -105,19 +95,11 @@ void HostPlan::add_kernel(uint32_t group, const Part& part,
 }
 
 void HostPlan::build_kernels(StepStats& stats) {
-  if (source_.empty()) return;
-  source_ = "using namespace brrr::vx;\n" + source_;
-  const Backend& b = backend(DeviceType::CPU);
-  module_ = b.build(source_, report_);
-  stats.build_seconds += report_.seconds;
-  stats.build_cached = report_.cached;
-  const auto find = [&](const std::string& name) {
-    return reinterpret_cast<KernelFn>(b.symbol(module_, name.c_str()));
-  };
+  build_source("using namespace brrr::vx;\n", backend(DeviceType::CPU), stats);
   for (Launch& l : launches_) {
     if (!l.calls.empty()) continue;
-    l.fn = find(l.name);
-    if (l.has_last) l.last = find(l.name + "_last");
+    l.fn = reinterpret_cast<KernelFn>(symbol(l.name));
+    if (l.has_last) l.last = reinterpret_cast<KernelFn>(symbol(l.name + "_last"));
   }
 }
 
@@ -159,6 +141,7 @@ void HostPlan::make_rooms(MemoryRules& rules) {
       Room& room = rooms[r_.gradients[k]];
       row.members.push_back(k);
       row.bytes.push_back(bytes);
+      row.begins.push_back(room.bytes);
       room.owners.emplace_back(st, room.bytes);
       room.bytes += block;
     } else {
@@ -166,11 +149,9 @@ void HostPlan::make_rooms(MemoryRules& rules) {
       rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
     }
   }
-  for (int k = 0; k < 2; ++k) {  // Temporaries try the largest rooms first.
-    if (rows_[k].members.empty()) continue;
-    rules.rooms.insert(rules.rooms.begin(), std::move(rooms[k]));
+  for (Room& room : rooms) {  // Temporaries try the largest rooms first.
+    if (room.bytes) rules.rooms.insert(rules.rooms.begin(), std::move(room));
   }
-  rows_[0].room = !rows_[1].members.empty();
 }
 
 // Temporaries that come after the last failure move into survivors that come after them: a survivor
@@ -183,10 +164,6 @@ void HostPlan::plan_around(StepStats& stats) {
     if (!l.calls.empty()) rules.scratch[l.group] = scratch_bytes(l.calls[0]->call);
   }
   plan_temporaries(rules, stats);
-  temporaries_.clear();
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    if (memory_.offset[st] >= 0) temporaries_.push_back(st);
-  }
 }
 
 void HostPlan::bind(const Replay& now, char* arena) {
@@ -198,9 +175,7 @@ void HostPlan::bind(const Replay& now, char* arena) {
   for (size_t k = 0; k < r_.survivors.size(); ++k)
     bound_[r_.survivors[k]]->data = now.survivors[k]->data;
   arena_ = arena;
-  for (uint32_t st : temporaries_) {
-    bound_[st]->data = base_of(memory_.host[st]) + memory_.offset[st];
-  }
+  bind_temporaries();
   for (const Patch& p : patches_) {
     if (p.value != kNone) {
       const uint32_t st = r_.values[p.value].storage;
@@ -286,7 +261,7 @@ void HostPlan::launch_all(const int64_t* control, size_t first_check) {
     const uint32_t group = launches_[k].group;
     for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
     const Strip* const strip = schedule_.strips.of(group);
-    const uint32_t last = strip ? strip->last : group;
+    const uint32_t last = last_of(group);
     for (end = k + 1; end < launches_.size() && launches_[end].group <= last;) ++end;
     const int64_t parts = strip ? strip->parts : 1;
     for (int64_t part = 0; part < parts; ++part) {
@@ -344,12 +319,12 @@ void HostPlan::check_rows(Storage* const* survivors) {
     const auto* begin = static_cast<const char*>(survivors[row.members[0]]->data);
     for (size_t n = 0; n < row.members.size(); ++n) {
       const auto* at = static_cast<const char*>(survivors[row.members[n]]->data);
-      row.broken |= at != (begin ? begin + memory_.rooms[row.room].owners[n].second : nullptr);
+      row.broken |= at != (begin ? begin + row.begins[n] : nullptr);
     }
     whole &= !row.broken;
   }
   if (whole) return;
-  for (Row& row : rows_) row = {.members = {}, .bytes = {}, .broken = row.broken};
+  for (Row& row : rows_) row = {{}, {}, {}, row.broken};
   StepStats ignored;
   plan_around(ignored);
 }
@@ -361,7 +336,7 @@ void HostPlan::allocate_survivors(Storage* const* survivors) const {
     auto* begin = static_cast<char*>(cpu.allocate_row(row.bytes.data(), row.members.size()));
     if (!begin) out_of_memory(*survivors[row.members[0]]);
     for (size_t n = 0; n < row.members.size(); ++n)
-      survivors[row.members[n]]->data = begin + memory_.rooms[row.room].owners[n].second;
+      survivors[row.members[n]]->data = begin + row.begins[n];
   }
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     if (!survivors[k]->data) allocate(*survivors[k]);

@@ -1,8 +1,6 @@
 #pragma once
 // Replays on the CPU: a walk over kernels, whose operands' addresses are patched where they moved.
 
-#include <map>
-
 #include "core/context.h"
 #include "graph/plan.h"
 
@@ -11,7 +9,6 @@ namespace brrr::graph {
 class HostPlan final : public Plan {
  public:
   HostPlan(const Recording& r, const StepOptions& options, StepStats& stats);
-  ~HostPlan() override;
 
   void run(const Replay& now) override;
   Device device() const override { return kCPU; }
@@ -47,7 +44,7 @@ class HostPlan final : public Plan {
   };
 
   void add_launches();
-  void add_kernel(uint32_t group, const Part& part, std::map<std::string, std::string>& names);
+  void add_kernel(uint32_t group, const Part& part);
   void build_kernels(StepStats& stats);
   void find_checks();
   int64_t ready(const Instr& i, uint32_t group) const;
@@ -56,9 +53,6 @@ class HostPlan final : public Plan {
   void borrow(const Replay& now);
   void check_rows(Storage* const* survivors);
   void allocate_survivors(Storage* const* survivors) const;
-  char* base_of(uint32_t host) const {
-    return host == kNone ? arena_ : room_begin(memory_.rooms[host]);
-  }
   void plan_around(StepStats& stats);
   void find_part_patches();
   void bind(const Replay& now, char* arena);
@@ -66,7 +60,6 @@ class HostPlan final : public Plan {
   void launch(Launch& l, const int64_t* control, int64_t part, int64_t parts);
   void run_call(LibraryCall& c, uint32_t group, const int64_t* control) const;
   void run_table(const Launch& l, int64_t begin, int64_t end) const;
-  char* address(const MemoryPlan::Piece& x) const { return base_of(x.host) + x.offset; }
   static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
   void launch_all(const int64_t* control, size_t first_check);
   /// Launches [from, to), of which some may be of one group, in one part of a strip.
@@ -79,7 +72,6 @@ class HostPlan final : public Plan {
   /// Nothing can fail any more once survivor k is written.
   bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
 
-  KernelModule* module_ = nullptr;
   std::vector<Launch> launches_;
   std::vector<int64_t> scratch_;  // By group: bytes that its generated kernels take.
   std::vector<Check> checks_;     // In their order.
@@ -87,17 +79,14 @@ class HostPlan final : public Plan {
   std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
   std::vector<Patch> patches_;
   std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
-  std::vector<uint32_t> temporaries_;             // Storages in the arena and in rooms.
   struct Row {
-    std::vector<size_t> members, bytes;  // By their number, and the sizes of each.
-    size_t room = 0;                     // Its owners say where each begins.
+    std::vector<size_t> members, bytes, begins;  // By their number; of each.
     bool broken = false;
   };
   Row rows_[2];  // Large results that lie side by side; and gradients.
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
   /// eager mode, which frees them first.
   std::vector<std::pair<Storage*, Storage*>> lent_;
-  char* arena_ = nullptr;
   std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
   int64_t last_fallible_ = -1;         // After it nothing can fail any more.
 };

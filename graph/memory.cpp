@@ -10,23 +10,18 @@ namespace brrr::graph {
 namespace {
 
 constexpr int64_t kAlign = 64;
-int64_t aligned(size_t bytes) {
-  return (static_cast<int64_t>(bytes) + kAlign - 1) / kAlign * kAlign;
-}
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 // Neighbours in time that share memory, or memory of a kernel's own, which is no storage.
-struct Block {
-  std::vector<uint32_t> storages;  // More than one: each is written in place over the one before.
-  int64_t bytes;
-  uint32_t first, last;
-  int64_t offset = -1;
-  uint32_t host = kNone;
-  MemoryPlan::Piece* piece = nullptr;  // What becomes of such.
+struct Block : MemoryPlan::Piece {
+  std::vector<uint32_t> storages;    // More than one: each is written in place over the one before.
+  MemoryPlan::Piece* own = nullptr;  // What becomes of a kernel's.
 };
 
 bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
   const StorageInfo& info = r.storages[st];
-  if (info.origin != Origin::Internal || !s.stored[st] || m.first[st] == kNone) return false;
+  if (info.origin != Origin::Internal || !s.stored[st] || m.storages[st].first == kNone)
+    return false;
   // On a GPU host data stay where they were uploaded to.
   const bool uploaded = info.device != kCPU && is_host_data(r.instrs[info.maker]);
   return !uploaded && !r.survives(st);
@@ -79,25 +74,27 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (planned(r, s, m, st)) order.push_back(st);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return m.first[a] < m.first[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return m.storages[a].first < m.storages[b].first;
+  });
   for (uint32_t st : order) {
-    const uint32_t at = m.first[st];
+    const MemoryPlan::Piece& x = m.storages[st];
+    const uint32_t at = x.first;
     const bool pointwise = elementwise(r, s, at, st);
     bool joined = false, candidate = false;
     for (Block& b : blocks) {
       const uint32_t before = b.storages.back();
-      if (!pointwise || b.last != at || m.first[before] == at) continue;
+      if (!pointwise || b.last != at || m.storages[before].first == at) continue;
       candidate = true;
       if (!takes_over(r, s, at, before, st)) continue;
       b.storages.push_back(st);
-      b.last = m.last[st];
+      b.last = x.last;
       joined = true;
       break;
     }
     m.in_place_candidates += candidate;
     m.in_place += joined;
-    if (!joined) blocks.push_back({{st}, aligned(m.bytes[st]), at, m.last[st]});
+    if (!joined) blocks.push_back({{-1, aligned(x.bytes), kNone, at, x.last}, {st}});
   }
   return blocks;
 }
@@ -160,7 +157,7 @@ int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
 // What the block really takes, without what rounds it up, ends within the room.
 bool fits(const MemoryPlan& m, const Block& b, int64_t at, const Room& room) {
   int64_t bytes = b.storages.empty() ? b.bytes : 0;
-  for (uint32_t st : b.storages) bytes = std::max(bytes, static_cast<int64_t>(m.bytes[st]));
+  for (uint32_t st : b.storages) bytes = std::max(bytes, m.storages[st].bytes);
   return at + bytes <= static_cast<int64_t>(room.bytes);
 }
 
@@ -172,7 +169,9 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
     const Room& room = rules.rooms[h];
     std::vector<Block> owners;
     for (const auto& [st, at] : room.owners) {
-      owners.push_back({{st}, aligned(m.bytes[st]), m.first[st], kNone, static_cast<int64_t>(at)});
+      owners.push_back({{static_cast<int64_t>(at), aligned(m.storages[st].bytes), kNone,
+                         m.storages[st].first, kNone},
+                        {st}});
     }
     Placed placed;
     for (const Block& o : owners) place(placed, o);
@@ -247,11 +246,9 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
   MemoryPlan m;
   m.rooms = rules.rooms;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    const auto [begin, end] = s.life(r, st);
-    const auto [first, last] = s.strips.life(st, begin, end);
-    m.first.push_back(first);
-    m.last.push_back(last);
-    m.bytes.push_back(r.storages[st].bytes / static_cast<size_t>(s.strips.parts(st)));
+    const auto [first, last] = s.stay(r, st);
+    const auto bytes = static_cast<int64_t>(r.storages[st].bytes) / s.strips.parts(st);
+    m.storages.push_back({-1, bytes, kNone, first, last});
   }
   std::vector<Block> blocks = make_blocks(r, s, m);
   m.scratch.resize(s.groups.size());
@@ -261,26 +258,21 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
     for (uint32_t g = 0; g < bytes.size(); ++g) {
       if (!bytes[g]) continue;
       const Strip* const strip = lasts(g) ? s.strips.of(g) : nullptr;
-      blocks.push_back({.storages = {},
-                        .bytes = aligned(static_cast<size_t>(bytes[g])),
-                        .first = strip ? strip->first : g,
-                        .last = strip ? strip->last : g,
-                        .piece = &pieces[g]});
+      const uint32_t first = strip ? strip->first : g, last = strip ? strip->last : g;
+      blocks.push_back({{-1, aligned(bytes[g]), kNone, first, last}, {}, &pieces[g]});
     }
   };
   // A generated kernel's scratch holds what comes of all parts.
   add(m.scratch, rules.scratch, [&](uint32_t g) { return s.groups[g].fused; });
   add(m.kept, s.strips.kept, [](uint32_t) { return true; });
   m.arena_bytes = choose_offsets(r, s, m, blocks, rules);
-  m.offset.assign(r.storages.size(), -1);
-  m.host.assign(r.storages.size(), kNone);
   for (const Block& b : blocks) {
     for (uint32_t st : b.storages) {
-      m.offset[st] = b.offset;
-      m.host[st] = b.host;
+      m.storages[st].offset = b.offset;
+      m.storages[st].host = b.host;
       m.hosted += b.host != kNone;
     }
-    if (b.piece) *b.piece = {b.offset, b.bytes, b.host, b.first, b.last};
+    if (b.own) *b.own = b;
   }
   return m;
 }
@@ -295,19 +287,17 @@ static std::string describe(const Block& b) {
 static std::vector<Block> occupants(const Recording& r, const Schedule& s, const MemoryPlan& m) {
   std::vector<Block> all;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    if (!planned(r, s, m, st)) continue;
-    const auto bytes = static_cast<int64_t>(m.bytes[st]);
-    all.push_back({{st}, bytes, m.first[st], m.last[st], m.offset[st], m.host[st]});
+    if (planned(r, s, m, st)) all.push_back({m.storages[st], {st}});
   }
   for (const auto* pieces : {&m.scratch, &m.kept}) {
     for (const MemoryPlan::Piece& x : *pieces) {
-      if (x.bytes) all.push_back({{}, x.bytes, x.first, x.last, x.offset, x.host});
+      if (x.bytes) all.push_back({x, {}});
     }
   }
   for (uint32_t h = 0; h < m.rooms.size(); ++h) {
     for (const auto& [st, at] : m.rooms[h].owners) {
       const auto bytes = static_cast<int64_t>(r.storages[st].bytes);
-      all.push_back({{st}, bytes, m.first[st], kNone, static_cast<int64_t>(at), h});
+      all.push_back({{static_cast<int64_t>(at), bytes, h, m.storages[st].first, kNone}, {st}});
     }
   }
   return all;

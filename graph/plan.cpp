@@ -63,10 +63,33 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target,
 void Plan::plan_temporaries(const MemoryRules& rules, StepStats& stats) {
   const auto t = Clock::now();
   memory_ = plan_memory(r_, schedule_, rules);
+  temporaries_.clear();
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    if (memory_.storages[st].offset >= 0) temporaries_.push_back(st);
+  }
   stats.plan_seconds += seconds_since(t);
 #ifndef NDEBUG
   verify_memory(r_, schedule_, memory_);
 #endif
+}
+
+Plan::~Plan() {
+  if (module_) built_by_->unload(module_);
+}
+
+std::string Plan::named(const std::function<std::string(const std::string&)>& text) {
+  const auto [it, fresh] = names_.emplace(text("k"), fmt::format("brrr_k{}", names_.size()));
+  if (fresh) source_ += text(it->second);
+  return it->second;
+}
+
+void Plan::build_source(const std::string& prelude, const Backend& by, StepStats& stats) {
+  if (source_.empty()) return;
+  source_ = prelude + source_;
+  built_by_ = &by;
+  module_ = by.build(source_, report_);
+  stats.build_seconds += report_.seconds;
+  stats.build_cached = report_.cached;
 }
 
 void Plan::make_bound_storages() {

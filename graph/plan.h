@@ -3,6 +3,8 @@
 // What plans of all devices share; HostPlan and DevicePlan replay.
 
 #include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
 
 #include "core/backend.h"
@@ -55,7 +57,7 @@ class Plan : NotCopied {
   /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
   /// has the walker for that.
   static std::unique_ptr<Plan> make_unfused(const Recording& r, const StepOptions& options);
-  virtual ~Plan() = default;
+  virtual ~Plan();
 
   /// Runs the step. On throw (memory, an index out of range) externals, and gradients that would
   /// have been replaced, are as before.
@@ -86,9 +88,18 @@ class Plan : NotCopied {
  protected:
   Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats);
   void plan_temporaries(const MemoryRules& rules, StepStats& stats);
-  /// Of a room whose owners are bound.
-  char* room_begin(const Room& room) const {
-    return static_cast<char*>(bound_[room.owners[0].first]->data);
+  /// The name of kernels whose text depends on it; it is added to the source unless it is there.
+  std::string named(const std::function<std::string(const std::string&)>& text);
+  /// Builds the source, if there is any, behind `prelude`.
+  void build_source(const std::string& prelude, const Backend& by, StepStats& stats);
+  void* symbol(const std::string& name) const { return built_by_->symbol(module_, name.c_str()); }
+  /// In the arena, or in a room whose owners are bound.
+  char* address(const MemoryPlan::Piece& x) const {
+    if (x.host == kNone) return arena_ + x.offset;
+    return static_cast<char*>(bound_[memory_.rooms[x.host].owners[0].first]->data) + x.offset;
+  }
+  void bind_temporaries() {
+    for (uint32_t st : temporaries_) bound_[st]->data = address(memory_.storages[st]);
   }
 
   const Target target_;
@@ -96,6 +107,7 @@ class Plan : NotCopied {
   const Recording& r_;
   Schedule schedule_;
   MemoryPlan memory_;
+  char* arena_ = nullptr;
   std::string source_;
   BuildReport report_;
   ReplayCounts counts_;
@@ -105,7 +117,11 @@ class Plan : NotCopied {
 
  private:
   KernelNote note(const Group& g) const;
+  const Backend* built_by_ = nullptr;
+  KernelModule* module_ = nullptr;
+  std::map<std::string, std::string> names_;  // Text -> name: equal kernels are one.
   std::vector<KernelNote> notes_;
+  std::vector<uint32_t> temporaries_;  // Storages in the arena and in rooms.
   void make_bound_storages();
 };
 

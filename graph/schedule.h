@@ -81,8 +81,6 @@ struct Strips {
     const uint32_t at = home.empty() ? kNone : home[storage];
     return at == kNone ? 1 : all[at].parts;
   }
-  /// The groups between which a storage is live, from those of its first and last use.
-  std::pair<uint32_t, uint32_t> life(uint32_t storage, uint32_t first, uint32_t last) const;
 };
 
 struct Schedule {
@@ -98,6 +96,9 @@ struct Schedule {
   void number_groups(size_t instrs);
   /// The first and the last group that uses a storage, kNone and 0 if none does.
   std::pair<uint32_t, uint32_t> life(const Recording& r, uint32_t storage) const;
+  /// Those between which it needs memory: what is not cut to one part of a strip lasts as long as
+  /// any part is run.
+  std::pair<uint32_t, uint32_t> stay(const Recording& r, uint32_t storage) const;
 };
 
 /// Whether all that one of two groups writes and the other uses can be passed on in registers.
@@ -157,22 +158,20 @@ struct Room {
 
 /// Where temporaries live: in the arena, or in a room.
 struct MemoryPlan {
-  std::vector<int64_t> offset;  ///< By storage; -1: it is no temporary.
-  std::vector<uint32_t> host;   ///< By storage: the room it lives in; kNone: the arena.
-  std::vector<Room> rooms;
-  /// The same for memory that is no storage.
+  /// A place in memory for the groups from `first` to `last`.
   struct Piece {
     int64_t offset = -1, bytes = 0;
-    uint32_t host = kNone, first = 0, last = 0;
+    uint32_t host = kNone;  ///< The room; kNone: the arena.
+    uint32_t first = 0, last = 0;
   };
+  std::vector<Piece> storages;  ///< By storage; offset -1: it is no temporary.
   /// By group: its kernel's scratch memory, and what its parts keep.
   std::vector<Piece> scratch, kept;
+  std::vector<Room> rooms;
   size_t arena_bytes = 0;
   size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
   size_t in_place = 0, in_place_candidates = 0;
-  size_t hosted = 0;                  ///< Temporaries in rooms.
-  std::vector<uint32_t> first, last;  ///< By storage: groups between which it is live.
-  std::vector<size_t> bytes;          ///< By storage: what it takes.
+  size_t hosted = 0;  ///< Temporaries in rooms.
 };
 /// What a plan's memory has to respect.
 struct MemoryRules {

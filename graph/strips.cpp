@@ -18,10 +18,10 @@ const Strip* Strips::of(uint32_t group) const {
   return at == all.end() ? nullptr : &*at;
 }
 
-// What is not cut to one part has to last as long as any part is run.
-std::pair<uint32_t, uint32_t> Strips::life(uint32_t storage, uint32_t first, uint32_t last) const {
-  if (first == kNone || all.empty() || home[storage] != kNone) return {first, last};
-  const Strip *const from = of(first), *const to = of(last);
+std::pair<uint32_t, uint32_t> Schedule::stay(const Recording& r, uint32_t storage) const {
+  const auto [first, last] = life(r, storage);
+  if (first == kNone || strips.parts(storage) > 1) return {first, last};
+  const Strip *const from = strips.of(first), *const to = strips.of(last);
   return {from ? from->first : first, to ? to->last : last};
 }
 
@@ -73,6 +73,10 @@ class Finder {
     std::vector<Reach> reach;                     // Of a generated one.
     int64_t extent = 0;                           // Of its launch; 0: it cannot be cut.
     std::unique_ptr<LibraryCall> call = nullptr;  // Of the library's, that can be cut.
+    std::map<uint32_t, bool> touched = {};        // Storages, and whether they are written.
+    std::vector<uint32_t> checked = {};           // Storages of values that are checked.
+    bool quiet = true;                            // It does no more than its results.
+    bool writes_external = false;
   };
 
   // Bytes of which each part has its share.
@@ -94,6 +98,15 @@ class Finder {
 
   Kernel kernel(const Group& g) {
     Kernel k;
+    for (uint32_t at : g.instrs) {
+      const Instr& i = r_.instrs[at];
+      r_.each_operand(
+          i, [&](uint32_t value, bool write) { k.touched[r_.value(value).storage] |= write; });
+      k.writes_external |= writes_external(r_, i);
+      k.quiet &= !i.op->check_values && !i.op->reaches_out;
+      if (!i.op->check_values) continue;
+      for (uint32_t id : checked_values(r_, i)) k.checked.push_back(r_.value(id).storage);
+    }
     const Instr& i = r_.instrs[g.instrs[0]];
     if (g.parts.empty() && i.op->cut) k.call = make_call(r_, i, {});
     if (g.parts.size() == 1) {
@@ -164,14 +177,11 @@ class Finder {
 
   // Values that are checked have to be there before the first part.
   bool checks_own(uint32_t group, const Uses& uses) const {
-    for (uint32_t at : s_.groups[group].instrs) {
-      if (!r_.instrs[at].op->check_values) continue;
-      for (uint32_t id : checked_values(r_, r_.instrs[at])) {
-        const auto use = uses.find(r_.value(id).storage);
-        if (use != uses.end() && use->second.written) return true;
-      }
-    }
-    return false;
+    const std::vector<uint32_t>& checked = kernels_[group].checked;
+    return std::any_of(checked.begin(), checked.end(), [&](uint32_t st) {
+      const auto use = uses.find(st);
+      return use != uses.end() && use->second.written;
+    });
   }
 
   bool add(uint32_t group, int64_t parts, Uses& uses) const {
@@ -194,43 +204,27 @@ class Finder {
   // Whether `may` says so of all that the group touches.
   bool all_of(uint32_t group, const Uses& uses,
               const std::function<bool(const Use&, bool write)>& may) const {
-    bool all = true;
-    for (uint32_t at : s_.groups[group].instrs) {
-      r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
-        const auto use = uses.find(r_.value(value).storage);
-        all &= use == uses.end() || may(use->second, write);
-      });
-    }
-    return all;
+    const auto& touched = kernels_[group].touched;
+    return std::all_of(touched.begin(), touched.end(), [&](const auto& t) {
+      const auto use = uses.find(t.first);
+      return use == uses.end() || may(use->second, t.second);
+    });
   }
   // Whether the group may change places with those that have these uses, by what they touch.
   bool passes(uint32_t group, const Uses& uses) const {
     return all_of(group, uses, [](const Use& use, bool write) { return !write && !use.written; });
   }
-  // Whether the group does no more than its results.
-  bool is_quiet(uint32_t group) const {
-    const auto& instrs = s_.groups[group].instrs;
-    return std::none_of(instrs.begin(), instrs.end(), [&](uint32_t at) {
-      return r_.instrs[at].op->check_values || r_.instrs[at].op->reaches_out;
-    });
-  }
   bool goes_before(uint32_t group, const Uses& uses) const {
-    const auto& instrs = s_.groups[group].instrs;
-    return is_quiet(group) && passes(group, uses) &&
-           std::none_of(instrs.begin(), instrs.end(),
-                        [&](uint32_t at) { return writes_external(r_, r_.instrs[at]); });
+    const Kernel& k = kernels_[group];
+    return k.quiet && passes(group, uses) && !k.writes_external;
   }
   // What needs all parts of results, and nothing else that could be there for a part only.
   bool goes_after(uint32_t group, const Uses& uses) const {
-    return is_quiet(group) &&
+    return kernels_[group].quiet &&
            all_of(group, uses, [](const Use& use, bool) { return use.uneven || !use.written; });
   }
   void add_whole(uint32_t group, Uses& uses) const {
-    for (uint32_t at : s_.groups[group].instrs) {
-      r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
-        uses[r_.value(value).storage].written |= write;
-      });
-    }
+    for (const auto& [st, write] : kernels_[group].touched) uses[st].written |= write;
   }
 
   // Groups in the order in which they are to run; the strips, by their places in it.
@@ -280,8 +274,7 @@ class Finder {
     for (const auto& [st, use] : uses) {
       const bool inside =
           std::all_of(r_.accesses[st].begin(), r_.accesses[st].end(), [&](const Access& a) {
-            const uint32_t g = s_.group_of[a.instr];
-            return g == kNone || std::binary_search(in.begin(), in.end(), g);
+            return std::binary_search(in.begin(), in.end(), s_.group_of[a.instr]);
           });
       if (!inside || use.uneven || r_.lasting[st]) continue;
       strips.home[st] = static_cast<uint32_t>(strips.all.size());

@@ -184,9 +184,9 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
       find_lives(at, at + strip->last - strip->first + 1, home);
     }
     for (uint32_t st = 0; st < uses.size(); ++st) {
-      if (m.offset[st] < 0 || uses[st].empty()) continue;
-      const uint32_t host = m.host[st];
-      const auto begin = static_cast<size_t>(m.offset[st]), end = begin + bytes(st);
+      if (m.storages[st].offset < 0 || uses[st].empty()) continue;
+      const uint32_t host = m.storages[st].host;
+      const auto begin = static_cast<size_t>(m.storages[st].offset), end = begin + bytes(st);
       if (begin % 64 || end > room(host)) return false;
       for (size_t n = 0; host != kNone && n < m.rooms[host].owners.size(); ++n) {
         const auto [o, from] = m.rooms[host].owners[n];
@@ -200,7 +200,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
       }
       std::vector<uint32_t>& owner = owners[host];
       owner.resize(room(host) / 64 + 1, kNone);
-      const auto from = static_cast<size_t>(m.offset[st] / 64);
+      const auto from = static_cast<size_t>(m.storages[st].offset / 64);
       const size_t to = from + (bytes(st) + 63) / 64;
       uint32_t replaced = kNone;
       for (size_t line = from; line < to && first[st] == at; ++line) {
@@ -208,7 +208,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
         if (o == kNone || o == st || o == replaced) continue;  // It was looked at before.
         replaced = o;
         if (first[o] <= at && last[o] >= at &&
-            (last[o] > at || first[o] == at || m.offset[o] != m.offset[st] ||
+            (last[o] > at || first[o] == at || m.storages[o].offset != m.storages[st].offset ||
              !dense_in(r, s, uses[o], g, o) || !dense_in(r, s, uses[st], g, st))) {
           return false;
         }
@@ -245,8 +245,8 @@ void check_schedule(const graph::Recording& r, const graph::Schedule& s) {
   const graph::MemoryPlan hosted = graph::plan_memory(r, s, rules);
   CHECK_NOTHROW(graph::verify_memory(r, s, hosted));
   CHECK(overlaps_nothing(r, s, hosted));
-  for (size_t st = 0; st < hosted.host.size(); ++st) {
-    CHECK((hosted.host[st] == kNone || hosted.first[st] >= from));
+  for (size_t st = 0; st < hosted.storages.size(); ++st) {
+    CHECK((hosted.storages[st].host == kNone || hosted.storages[st].first >= from));
   }
   for (const graph::Group& g : s.groups) {
     for (const graph::Part& part : g.parts) {
