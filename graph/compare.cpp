@@ -1,5 +1,6 @@
 #include "graph/compare.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
@@ -56,11 +57,8 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!same_bits(a[i], b[i])) return false;
-  }
-  return true;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Tensor& x, const Tensor& y) { return same_bits(x, y); });
 }
 
 }  // namespace brrr

@@ -67,11 +67,10 @@ size_t polynomials(const Recording& r, const Instr& i) {
     for (const Statement& s : list) at->second += s.cost;
   }
   size_t conversions = 0;
-  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-    if (r.operands[k] == kNone) continue;
-    const DType t = r.value(r.operands[k]).dtype;
+  r.each_operand(i, [&](uint32_t value, bool) {
+    const DType t = r.value(value).dtype;
     conversions += t == kFloat16 || t == kBFloat16;
-  }
+  });
   return at->second / 2 + (conversions + 1) / 2;
 }
 
@@ -108,13 +107,11 @@ namespace {
 double bytes_between(const Recording& r, const Schedule& s, uint32_t a, uint32_t b) {
   std::vector<uint32_t> passed;
   for (uint32_t at : s.groups[b].instrs) {
-    const Instr& i = r.instrs[at];
-    for (int k = 0; k < i.n_in; ++k) {
-      if (r.in(i)[k] == kNone) continue;
-      for (const Access& x : r.accesses[r.value(r.in(i)[k]).storage]) {
-        if (x.write && s.group_of[x.instr] == a) passed.push_back(r.in(i)[k]);
+    r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
+      for (const Access& x : r.accesses[r.value(value).storage]) {
+        if (!write && x.write && s.group_of[x.instr] == a) passed.push_back(value);
       }
-    }
+    });
   }
   double bytes = 0;
   for (uint32_t value : distinct(passed)) bytes += bytes_of(r.value(value));

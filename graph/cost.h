@@ -2,6 +2,8 @@
 // What fusion costs and saves: the sizes that one kernel may have, the bytes that it moves, and why
 // two kernels are not one.
 
+#include <concepts>
+
 #include "graph/schedule.h"
 
 namespace brrr::graph {
@@ -33,5 +35,8 @@ std::string why_apart(const Recording& r, const Schedule& s, const Target& targe
 
 /// For people: "10.5 MiB".
 std::string bytes_text(double bytes);
+template <std::integral N> std::string bytes_text(N bytes) {
+  return bytes_text(static_cast<double>(bytes));
+}
 
 }  // namespace brrr::graph

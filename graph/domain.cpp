@@ -78,14 +78,8 @@ Role row_op_role(const Recording& r, const Instr& i, int k, const Rows& is) {
   const Value& v = r.value(r.operands[i.first_in + static_cast<uint32_t>(k)]);
   if (v.strided) return Role::Other;
   if (k >= i.n_in) {
-    switch (info.results[static_cast<size_t>(k - i.n_in)]) {
-      case RowResult::Each:
-        return Role::Each;
-      case RowResult::PerRow:
-        return Role::PerRow;
-      default:
-        return Role::Sum;
-    }
+    const RowResult is = info.results[static_cast<size_t>(k - i.n_in)];
+    return is == RowResult::Each ? Role::Each : is == RowResult::PerRow ? Role::PerRow : Role::Sum;
   }
   for (const RowOperand& o : info.operands) {
     if (o.input != k || o.kind == Operand::Scalar) continue;
@@ -239,18 +233,16 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
 }
 
 bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w) {
+  bool all = true;
   for (uint32_t at : s.groups[a].instrs) {
-    const Instr& i = r.instrs[at];
-    for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-      if (r.operands[k] == kNone) continue;
-      const Access x{at, r.operands[k], k >= i.first_out};
-      for (const Access& y : r.accesses[r.value(x.value).storage]) {
-        if (s.group_of[y.instr] != b || !(x.write || y.write)) continue;
-        if (!passes(r, x, y, w)) return false;
+    r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
+      for (const Access& y : r.accesses[r.value(value).storage]) {
+        const bool apart = s.group_of[y.instr] != b || !(write || y.write);
+        all = all && (apart || passes(r, {at, value, write}, y, w));
       }
-    }
+    });
   }
-  return true;
+  return all;
 }
 
 }  // namespace brrr::graph

@@ -10,7 +10,6 @@ namespace {
 
 std::string anew_text(const Plan& plan, const StepOptions& options) {
   const Rematerialised& anew = plan.rematerialised();
-  const auto text = [](size_t n) { return bytes_text(static_cast<double>(n)); };
   std::string t;
   if (anew.instrs) {
     t = fmt::format("\n  {} ops make anew what could be kept", anew.instrs);
@@ -20,11 +19,11 @@ std::string anew_text(const Plan& plan, const StepOptions& options) {
     const size_t budget = budget_bytes(options, anew.arena_before);
     t += fmt::format(
         "\n  memory budget {}: temporaries take {} at most, {} before, kernels' own memory aside{}",
-        text(budget), text(anew.arena), text(anew.arena_before),
+        bytes_text(budget), bytes_text(anew.arena), bytes_text(anew.arena_before),
         anew.arena > budget ? "; nothing more can be dropped" : "");
   } else if (anew.arena < anew.arena_before) {
-    t += fmt::format("; temporaries take {} instead of {}", text(anew.arena),
-                     text(anew.arena_before));
+    t += fmt::format("; temporaries take {} instead of {}", bytes_text(anew.arena),
+                     bytes_text(anew.arena_before));
   }
   return t;
 }
@@ -33,18 +32,18 @@ std::string anew_text(const Plan& plan, const StepOptions& options) {
 std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
   const Strip* const strip = s.strips.of(group);
   if (!strip || strip->first != group) return "";
-  double bytes = 0;
+  size_t bytes = 0;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    const bool own =
-        s.stored[st] && s.strips.home[st] != kNone && &s.strips.all[s.strips.home[st]] == strip;
-    bytes += own ? static_cast<double>(r.storages[st].bytes) : 0;
+    const uint32_t home = s.strips.home[st];
+    if (s.stored[st] && home != kNone && &s.strips.all[home] == strip)
+      bytes += r.storages[st].bytes;
   }
   std::string text = fmt::format(
       "  the next {} kernels run in {} parts, one after the other; {} of values are never whole\n",
       strip->last - strip->first + 1, strip->parts, bytes_text(bytes));
-  double kept = 0;
+  int64_t kept = 0;
   for (uint32_t g = strip->first; g <= strip->last && !s.strips.kept.empty(); ++g) {
-    kept += static_cast<double>(s.strips.kept[g]);
+    kept += s.strips.kept[g];
   }
   if (kept > 0) text += fmt::format("  {} of weights are copied once for all\n", bytes_text(kept));
   return text;
@@ -110,8 +109,7 @@ std::string StepCore::explain() {
       t += fmt::format(", {} kernels ({} generated), {} ops without effect removed\n",
                        e.plan->kernels(), e.plan->generated_kernels(), e.plan->schedule().removed);
       t += fmt::format("  arena {} (lower bound {}{}), in place {} of {}",
-                       bytes_text(static_cast<double>(m.arena_bytes)),
-                       bytes_text(static_cast<double>(m.lower_bound_bytes)),
+                       bytes_text(m.arena_bytes), bytes_text(m.lower_bound_bytes),
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
       t += anew_text(*e.plan, options_);
@@ -121,9 +119,8 @@ std::string StepCore::explain() {
       t += fmt::format(
           "\n  captured {} times in {:.1f} ms: {} nodes, {}; inputs copied {}, results "
           "moved away {}, {} from the host in one copy a replay",
-          c.captures, c.capture_seconds * 1e3, c.nodes,
-          bytes_text(static_cast<double>(c.graph_bytes)), c.copied_in, c.moved_away,
-          bytes_text(static_cast<double>(c.upload_bytes)));
+          c.captures, c.capture_seconds * 1e3, c.nodes, bytes_text(c.graph_bytes), c.copied_in,
+          c.moved_away, bytes_text(c.upload_bytes));
       if (c.direct) {
         t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
       }
@@ -161,34 +158,30 @@ std::string StepCore::dot() {
     return fmt::format("    i{} [label=\"{}{}\\n{}{}\"];\n", at, i.op->name, i.into ? "_" : "",
                        name(v.dtype), to_string(v.size_list()));
   };
-  std::vector<bool> drawn(r.instrs.size());
-  if (e.plan) {
-    const auto& groups = e.plan->schedule().groups;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      if (groups[g].fused)
-        t += fmt::format("  subgraph cluster_{} {{ style=filled; color=lightgrey;\n", g);
-      for (uint32_t at : groups[g].instrs) {
-        t += node(at);
-        drawn[at] = true;
-      }
-      if (groups[g].fused) t += "  }\n";
-    }
+  std::vector<Group> alone;
+  for (uint32_t at = 0; !e.plan && at < r.instrs.size(); ++at) {
+    if (r.live[at]) alone.push_back({false, {at}, {}, {}});
+  }
+  const std::vector<Group>& groups = e.plan ? e.plan->schedule().groups : alone;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].fused)
+      t += fmt::format("  subgraph cluster_{} {{ style=filled; color=lightgrey;\n", g);
+    for (uint32_t at : groups[g].instrs) t += node(at);
+    if (groups[g].fused) t += "  }\n";
   }
   std::vector<std::string> maker(r.storages.size());
   for (size_t k = 0; k < r.externals.size(); ++k) {
     maker[r.externals[k]] = fmt::format("s{}", r.externals[k]);
   }
   for (size_t at = 0; at < r.instrs.size(); ++at) {
-    const Instr& i = r.instrs[at];
-    if (i.op->is_view() || (e.plan && !drawn[at])) continue;
-    if (!e.plan) t += node(at);
-    for (int k = 0; k < i.n_in; ++k) {
-      if (r.in(i)[k] == kNone) continue;
-      t += fmt::format("  {} -> i{};\n", maker[r.value(r.in(i)[k]).storage], at);
-    }
-    for (int k = 0; k < i.n_out; ++k) {
-      maker[r.value(r.out(i)[k]).storage] = fmt::format("i{}", at);
-    }
+    if (!r.live[at]) continue;
+    r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
+      std::string& by = maker[r.value(value).storage];
+      if (write)
+        by = fmt::format("i{}", at);
+      else
+        t += fmt::format("  {} -> i{};\n", by, at);
+    });
   }
   for (uint32_t s : r.survivors) {
     t += fmt::format("  {} -> out{}; out{} [label=\"output\", shape=ellipse];\n", maker[s], s, s);

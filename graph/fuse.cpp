@@ -16,24 +16,31 @@ std::vector<uint32_t>& distinct(std::vector<uint32_t>& list) {
 
 namespace {
 
+// Whether it overwrites an operand that it reads otherwise than as `same` says: the eager driver
+// copies that first.
+template <class Same> bool clobbers(const Recording& r, const Instr& i, const Same& same) {
+  const auto any = [](const uint32_t* ids, int n, const auto& f) {
+    return std::any_of(ids, ids + n, f);
+  };
+  return i.into && any(r.out(i), i.n_out, [&](uint32_t out) {
+           return any(r.in(i), i.n_in, [&](uint32_t in) {
+             return in != kNone && r.value(in).storage == r.value(out).storage &&
+                    !same(r.value(in), r.value(out));
+           });
+         });
+}
+
 // Whether the instruction can be text at all.
 bool fusible(const Recording& r, const Instr& i) {
   const Value& o = r.value(r.out(i)[0]);
   if (o.numel == 0) return false;
   if (!i.op->pointwise) return !i.into && (i.op->row || i.op->reduction);
   for (int k = 0; i.into && k < i.n_out; ++k) {
-    const Value& out = r.value(r.out(i)[k]);
-    for (int n = 0; n < i.n_in; ++n) {
-      if (r.in(i)[n] == kNone) continue;
-      const Value& in = r.value(r.in(i)[n]);
-      // Reads what it overwrites in another order: the eager driver copies first.
-      if (in.storage == out.storage && !in.same_elements(out)) return false;
-    }
     for (int n = 0; n < k; ++n) {
-      if (r.value(r.out(i)[n]).storage == out.storage) return false;
+      if (r.value(r.out(i)[n]).storage == r.value(r.out(i)[k]).storage) return false;
     }
   }
-  return true;
+  return !clobbers(r, i, [](const Value& in, const Value& out) { return in.same_elements(out); });
 }
 
 // By instruction: whether several do the same to several tensors with the same number. Of these a
@@ -75,18 +82,10 @@ bool writes_external(const Recording& r, const Instr& i) {
 
 bool allocates(const Recording& r, const Instr& i) {
   if (i.op->kind != OpKind::Pointwise) return true;
-  for (int k = 0; i.into && k < i.n_out; ++k) {
-    const Value& out = r.value(r.out(i)[k]);
-    for (int n = 0; n < i.n_in; ++n) {
-      if (r.in(i)[n] == kNone) continue;
-      const Value& in = r.value(r.in(i)[n]);
-      const bool same = in.offset == out.offset && in.size_list() == out.size_list() &&
-                        in.stride_list() == out.stride_list();
-      // The eager driver copies what it would overwrite too early.
-      if (in.storage == out.storage && !same) return true;
-    }
-  }
-  return false;
+  return clobbers(r, i, [](const Value& in, const Value& out) {
+    return in.offset == out.offset && in.size_list() == out.size_list() &&
+           in.stride_list() == out.stride_list();
+  });
 }
 
 std::vector<uint32_t> checked_values(const Recording& r, const Instr& i) {

@@ -110,15 +110,23 @@ class Builder {
     const IntList strides = contiguous_strides(g_.domain.space);
     if (place == kNumber) std::copy(strides.begin(), strides.end(), w.stride);
     if (place != kNumber) w.stride[g_.domain.space.size() - place] = 1;
+    return shared(
+        w, [](uint32_t known) { return known == kNone; }, kNone);
+  }
+
+  // The window, or one there is that is like it, of a value that `same` says so of.
+  template <class Same> int shared(const program::Window& w, const Same& same, uint32_t id) {
     std::vector<program::Window>& all = out_.program.windows;
-    for (size_t k = 0; k < all.size(); ++k) {
-      if (all[k].source == w.source && std::equal(w.stride, w.stride + kMaxDims, all[k].stride)) {
-        return static_cast<int>(k);
-      }
+    size_t n = 0;
+    const auto is = [&] {
+      return same(out_.values[n]) && std::equal(w.stride, w.stride + kMaxDims, all[n].stride);
+    };
+    while (n < all.size() && !is()) ++n;
+    if (n == all.size()) {
+      all.push_back(w);
+      out_.values.push_back(id);
     }
-    all.push_back(w);
-    out_.values.push_back(kNone);
-    return static_cast<int>(all.size()) - 1;
+    return static_cast<int>(n);
   }
 
   // The strides of a value over the space, as its role is in it.
@@ -159,18 +167,8 @@ class Builder {
     program::Window w{.dtype = v.dtype};
     w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
     lay_out(w, v, as);
-    std::vector<program::Window>& all = out_.program.windows;
-    size_t n = 0;
-    const auto is = [&](size_t n) {
-      return out_.values[n] != kNone && r_.values[out_.values[n]].same_elements(v) &&
-             std::equal(w.stride, w.stride + kMaxDims, all[n].stride);
-    };
-    while (n < all.size() && !is(n)) ++n;
-    if (n == all.size()) {
-      all.push_back(w);
-      out_.values.push_back(id);
-    }
-    return by_value_[{id, as}] = static_cast<int>(n);
+    const auto same = [&](uint32_t k) { return k != kNone && r_.values[k].same_elements(v); };
+    return by_value_[{id, as}] = shared(w, same, id);
   }
 
   const Recording& r_;
