@@ -22,6 +22,7 @@ class AddressSet {
     *at = p;
     return true;
   }
+  bool contains(const void* p) const { return count_ && *const_cast<AddressSet*>(this)->find(p); }
   void clear() {
     slots_.assign(slots_.size(), nullptr);
     count_ = 0;

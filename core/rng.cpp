@@ -1,6 +1,7 @@
 #include "core/rng.h"
 
 #include <atomic>
+#include <utility>
 
 #include "core/context.h"
 
@@ -9,7 +10,12 @@ namespace brrr {
 namespace {
 // Each on its own: reseeding while another thread draws has no order to keep.
 std::atomic<uint64_t> seed{0}, draw{0};
+constinit thread_local RngState* own = nullptr;
+constinit thread_local uint64_t taken = 0;
 }  // namespace
+
+RngScope::RngScope(uint64_t seed) : stream_{seed, 0}, before_(std::exchange(own, &stream_)) {}
+RngScope::~RngScope() { own = before_; }
 
 void manual_seed(uint64_t seed) {
   check_host_access("manual_seed", nullptr);
@@ -17,18 +23,37 @@ void manual_seed(uint64_t seed) {
 }
 
 RngState rng_state() {
+  if (own) return *own;
   return {seed.load(std::memory_order_relaxed), draw.load(std::memory_order_relaxed)};
 }
 
 void set_rng_state(RngState s) {
+  if (context.recorder) context.recorder->sets_rng = true;
+  if (own) {
+    *own = s;
+    return;
+  }
   seed.store(s.seed, std::memory_order_relaxed);
   draw.store(s.draw, std::memory_order_relaxed);
 }
 
-void return_draw(uint64_t number) {
-  uint64_t next = number + 1;
-  draw.compare_exchange_strong(next, number, std::memory_order_relaxed);
+RngState take_draws(uint64_t n) {
+  taken += n;
+  if (own) return {own->seed, std::exchange(own->draw, own->draw + n)};
+  return {seed.load(std::memory_order_relaxed), draw.fetch_add(n, std::memory_order_relaxed)};
 }
+
+void return_draws(uint64_t first, uint64_t n) {
+  taken -= n;
+  uint64_t next = first + n;
+  if (!own) {
+    draw.compare_exchange_strong(next, first, std::memory_order_relaxed);
+  } else if (own->draw == next) {
+    own->draw = first;
+  }
+}
+
+uint64_t draws_taken() { return taken; }
 
 void mark_draw(OpCall& call, ControlCell::Kind kind) {
   static ControlCell* const seed_cell = new ControlCell{.refs = {}, .kind = ControlCell::RngSeed};
@@ -39,8 +64,7 @@ void mark_draw(OpCall& call, ControlCell::Kind kind) {
 }
 
 void push_draw(OpCall& call) {
-  const RngState now{seed.load(std::memory_order_relaxed),
-                     draw.fetch_add(1, std::memory_order_relaxed)};
+  const RngState now = take_draws(1);
   mark_draw(call, ControlCell::RngSeed);
   call.attrs.push(static_cast<int64_t>(now.seed));
   mark_draw(call, ControlCell::RngDraw);

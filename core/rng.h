@@ -28,7 +28,22 @@ struct DrawAttrs {
 void push_draw(OpCall& call);
 /// The next word of the call is a draw's seed or number: a recorded step has another on every call.
 void mark_draw(OpCall& call, ControlCell::Kind kind);
-/// Gives a draw back that an eager call took and then threw, unless another one followed it.
-void return_draw(uint64_t number);
+/// The stream as it was; n draws of it are the caller's.
+RngState take_draws(uint64_t n);
+/// Gives draws back that somebody took and then threw, unless others followed them: no thread is to
+/// draw a number twice.
+void return_draws(uint64_t first, uint64_t n);
+/// How many this thread has taken so far.
+uint64_t draws_taken();
+
+/// While it lives this thread draws from a stream of its own, which begins at the seed.
+class RngScope : NotCopied {
+ public:
+  explicit RngScope(uint64_t seed);
+  ~RngScope();
+
+ private:
+  RngState stream_, *before_;
+};
 
 }  // namespace brrr

@@ -100,7 +100,7 @@ class StepCore final : public StepBase {
   bool verification_due(const Entry& e) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
   void verify(Entry& e, Session& s);
-  void replay(Plan& plan, Session& s);
+  void replay(const Recording& r, Plan& plan, Session& s);
   void walk_ops(Entry& e, Session& s, bool shared);
   void count(Entry& e, bool replay, bool watched);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);

@@ -37,6 +37,8 @@ void DevicePlan::generate_kernels() {
       add_host_data(i);
       continue;
     }
+    // Of no elements: nothing is to be done.
+    if (i.op->pointwise && r_.value(r_.out(i)[0]).numel == 0) continue;
     BRRR_CHECK(!i.attrs.dynamic || i.op->kind == OpKind::Random,
                "{} has attributes that vary from step to step, which its kernel cannot read on the "
                "device",

@@ -64,23 +64,21 @@ DevicePlan::~DevicePlan() {
   if (graph_) device_.graphs->release(graph_);
 }
 
-uint32_t DevicePlan::holders(const Storage* s) const {
+bool DevicePlan::holds(size_t survivor, const Storage* s) const {
   std::lock_guard lock(lending());  // Another thread may be replaying.
-  return static_cast<uint32_t>(
-      std::count_if(handed_.begin(), handed_.end(), [&](const auto& h) { return h.get() == s; }));
+  return handed_[survivor].get() == s;
 }
 
 // What is still held of the last replay's results gets memory of its own. A gradient that is about
 // to be replaced may stay: until the replay is queued it is the leaf's again if something fails.
 void DevicePlan::keep_results(const Replay& now) {
+  replaced_.clear();
+  for (const auto& r : now.replaced) replaced_.insert(r.old->storage);
   for (Ref<Storage>& handed : handed_) {
     Storage* s = handed.get();
     if (!s) continue;
     // Its holders are the old gradient and this plan.
-    if (s->refs.get() == 2 && std::any_of(now.replaced.begin(), now.replaced.end(),
-                                          [&](const auto& r) { return r.old->storage == s; })) {
-      continue;
-    }
+    if (s->refs.get() == 2 && replaced_.contains(s)) continue;
     if (s->lent && s->refs.get() > 1) {
       own_memory(*s);
       ++counts_.moved_away;

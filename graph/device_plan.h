@@ -8,6 +8,7 @@
 // than when the step was captured is copied into a slot before, and back afterwards if the step
 // writes it; the first time that happens to an input the step is captured anew, with the slot.
 
+#include "core/address_set.h"
 #include "graph/group.h"
 #include "graph/plan.h"
 #include "core/device_kernel.h"
@@ -28,7 +29,7 @@ class DevicePlan final : public Plan {
 
   void run(const Replay& now) override;
   Device device() const override { return kCUDA; }
-  uint32_t holders(const Storage* s) const override;
+  bool holds(size_t survivor, const Storage* s) const override;
   void report_faults() const override;
 
  private:
@@ -115,6 +116,7 @@ class DevicePlan final : public Plan {
   std::vector<HostPart> parts_;       // Of the block: the control words, host data, tables.
   std::vector<Ref<Storage>> slots_;   // By survivor.
   std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
+  AddressSet replaced_;               // Storages of gradients that a call replaces.
   Ref<Storage> block_memory_;
   char* block_ = nullptr;  // The control words on the device, host data, tables.
   size_t block_bytes_ = 0;

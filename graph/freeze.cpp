@@ -1,5 +1,6 @@
 // Frozen steps: a replay with the recorded effects, without running the function.
 #include <algorithm>
+#include <functional>
 
 #include "core/check.h"
 #include "graph/core.h"
@@ -16,21 +17,23 @@ constexpr const char* kSharedArgument =
 bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
                    const ResultList& results, const std::vector<Effects::Gradient>& gradients,
                    std::vector<TensorImpl*>& seen) {
-  for (const Storage* s : survivors) {
-    uint32_t objects = plan ? plan->holders(s) : 0;
-    seen.clear();
-    auto count = [&](TensorImpl* t) {
-      if (!t || t->storage != s) return;
-      if (std::find(seen.begin(), seen.end(), t) == seen.end()) ++objects;
-      seen.push_back(t);
-    };
-    for (const Tensor* t : results) count(t->impl());
-    for (const Effects::Gradient& g : gradients) count(g.leaf.impl()->grad);
-    if (seen.empty() || s->refs.get() != objects) return false;
-    for (TensorImpl* t : seen) {
-      const auto handles = static_cast<uint32_t>(std::count(seen.begin(), seen.end(), t));
-      if (t->refs.get() != handles || (t->grad_fn && !t->grad_fn->released)) return false;
+  seen.clear();
+  for (const Tensor* t : results) seen.push_back(t->impl());
+  for (const Effects::Gradient& g : gradients) seen.push_back(g.leaf.impl()->grad);
+  std::erase(seen, nullptr);
+  // Handles of one tensor, and tensors of one storage, side by side.
+  const auto storage_of = [](const TensorImpl* t) -> const Storage* { return t->storage; };
+  std::ranges::sort(seen, {}, [](TensorImpl* t) { return std::pair(t->storage, t); });
+  for (size_t k = 0; k < survivors.size(); ++k) {
+    const Storage* const s = survivors[k];
+    uint32_t objects = plan && plan->holds(k, s);
+    const auto [from, to] = std::ranges::equal_range(seen, s, std::less<>(), storage_of);
+    for (auto at = from, next = at; at != to; at = next, ++objects) {
+      TensorImpl* const t = *at;
+      next = std::find_if(at, to, [&](const TensorImpl* other) { return other != t; });
+      if (t->refs.get() != next - at || (t->grad_fn && !t->grad_fn->released)) return false;
     }
+    if (from == to || s->refs.get() != objects) return false;
   }
   return true;
 }

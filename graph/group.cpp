@@ -119,7 +119,8 @@ class Builder {
     std::vector<program::Window>& all = out_.program.windows;
     size_t n = 0;
     const auto is = [&] {
-      return same(out_.values[n]) && std::equal(w.stride, w.stride + kMaxDims, all[n].stride);
+      return same(out_.values[n]) &&
+             std::equal(w.stride, w.stride + program::kSpaceDims, all[n].stride);
     };
     while (n < all.size() && !is()) ++n;
     if (n == all.size()) {

@@ -33,10 +33,9 @@ void Pass::commit() noexcept {
       return other.field == c.field && other.tensor.get() == c.tensor.get();
     });
   };
+  leaves_.clear();
   for (const Change& c : changes_) {
-    if (c.field == Field::Grad &&
-        std::none_of(effects_.gradients.begin(), effects_.gradients.end(),
-                     [&](const auto& known) { return known.leaf.impl() == c.tensor.get(); })) {
+    if (c.field == Field::Grad && leaves_.insert(c.tensor.get())) {
       const TensorImpl* now = c.tensor->grad;
       const bool made = now && now->storage->pass == this;
       effects_.gradients.push_back({Tensor(c.tensor), made ? now->value : kNone,
@@ -48,7 +47,7 @@ void Pass::commit() noexcept {
       host_effect_ = "it changes whether a tensor from outside requires grad";
     }
   }
-  if (!draws_in_turn()) host_effect_ = "it sets the random stream itself";
+  if (sets_rng && !draws_in_turn()) host_effect_ = "it sets the random stream itself";
   for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
     if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
   }
@@ -62,6 +61,7 @@ void Pass::commit() noexcept {
 void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results) {
   const Recording& r = *expected_;
   moved_to(r);
+  rng_before_ = take_draws(r.draws);
   bindings_.swap(bindings);
   for (size_t k = 0; k < r.control.size(); ++k) {
     const ControlCell& cell = *e.cells[k];
@@ -74,7 +74,6 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
       std::memcpy(&word, &cell.value, sizeof(double));
     }
   }
-  set_rng_state({rng_before_.seed, rng_before_.draw + r.draws});
   auto tensor = [&](uint32_t id, View view) {
     const Value& v = r.values[id];
     Storage* s = live_[v.storage];
@@ -119,7 +118,8 @@ void Pass::abort() noexcept {
   }
   for (auto it = cells_.rbegin(); it != cells_.rend(); ++it) it->first->value = it->second;
   for (const auto& n : used_nodes_) n->released = false;
-  set_rng_state(rng_before_);
+  sets_rng ? set_rng_state(rng_before_)
+           : return_draws(rng_before_.draw, draws_taken() - drawn_before_);
   forget_changes();
   const Recording& r = expected_ ? *expected_ : fresh_;
   for (size_t k = 0; k < live_.size(); ++k) {

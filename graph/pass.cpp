@@ -43,6 +43,8 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   active_ = true;
   first_sequence = context.sequence;
   rng_before_ = rng_state();
+  drawn_before_ = draws_taken();
+  sets_rng = false;
   if (!fresh_.paths.empty()) fresh_ = Recording();
   forget_windows();
   expect(candidates_.empty() ? nullptr : candidates_[0]);

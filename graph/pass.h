@@ -2,6 +2,7 @@
 // One call of a step's function in metadata-only mode. Every op is compared with a recording while
 // one matches; from the first difference on, the same pass records. The function never runs twice.
 
+#include "core/address_set.h"
 #include "core/context.h"
 #include "core/rng.h"
 #include "core/tensor.h"
@@ -143,11 +144,11 @@ class Pass final : public Recorder {
   void journal_version(Storage& s);
   void forget_changes() noexcept;
   void drop_unseen() noexcept;
+  bool draws_in_turn() const;
   void forget_windows() {
     windows_.clear();
     sorted_ = 0;
   }
-  bool draws_in_turn() const;
 
   std::vector<const Recording*> candidates_;
   const Recording* expected_ = nullptr;  // Null while recording.
@@ -166,7 +167,8 @@ class Pass final : public Recorder {
   std::vector<int64_t> control_;
   std::vector<std::pair<Tensor, uint32_t>> host_bytes_;  // Of host data, and its storage's number.
   RngState rng_before_;
-  bool active_ = false;  // Between begin and commit or abort.
+  uint64_t drawn_before_ = 0;  // Draws of this thread.
+  bool active_ = false;        // Between begin and commit or abort.
 
   struct Change {
     Field field;
@@ -178,6 +180,7 @@ class Pass final : public Recorder {
   };
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;
+  AddressSet leaves_;  // Whose gradients have changed.
   std::vector<Ref<Node>> used_nodes_;
   Effects effects_;  // Without bindings and results.
   const char* host_effect_ = nullptr;

@@ -69,7 +69,7 @@ class Plan : NotCopied {
   /// device and throws what it found wrong. The step has happened.
   virtual void report_faults() const {}
   /// References to a survivor that the plan keeps for itself.
-  virtual uint32_t holders(const Storage*) const { return 0; }
+  virtual bool holds(size_t, const Storage*) const { return false; }
 
   /// Launches of a replay, and those of them that are generated.
   size_t kernels() const { return kernels_; }

@@ -220,12 +220,13 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
 }
 
-void StepCore::replay(Plan& plan, Session& s) {
+void StepCore::replay(const Recording& r, Plan& plan, Session& s) {
   s.replaced.clear();
   s.pass.for_replaced_gradients([&](TensorImpl& old, const TensorImpl& now) {
-    const auto at = std::find(s.survivors.begin(), s.survivors.end(), now.storage);
-    if (at == s.survivors.end() || old.refs.get() != 1) return;
-    s.replaced.push_back({&old, static_cast<size_t>(at - s.survivors.begin())});
+    if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
+    // What the pass has made and is still there is a survivor; they rise.
+    const auto at = std::lower_bound(r.survivors.begin(), r.survivors.end(), now.storage->slot);
+    s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin())});
   });
   plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
@@ -235,7 +236,7 @@ void StepCore::replay(Plan& plan, Session& s) {
 void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   const bool planned = !shared && !options_.check_numerics;
   if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording, options_);
-  if (planned && e.unfused) return replay(*e.unfused, s);
+  if (planned && e.unfused) return replay(e.recording, *e.unfused, s);
   std::optional<CheckNumericsGuard> check;
   if (options_.check_numerics) check.emplace();
   auto made = walk(e.recording, s.pass.bindings(), s.pass.control());
@@ -266,7 +267,7 @@ void StepCore::execute(Entry& e, Session& s) {
     if (s.watch && verification_due(e)) {
       verify(e, s);
     } else {
-      replay(*e.plan, s);
+      replay(r, *e.plan, s);
     }
   } else {
     walk_ops(e, s, shared);

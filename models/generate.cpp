@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/autocast.h"
 #include "core/check.h"
+#include "core/context.h"
 #include "core/rng.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
@@ -72,12 +74,15 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
                o.vocab);
   }
   const NoGradGuard no_grad;
-  const AtEnd restore([&, trained = gpt_.is_training(), stream = rng_state()] {
+  const AtEnd restore([&, trained = gpt_.is_training()] {
     if (trained) gpt_.train();
-    if (options_.seed) set_rng_state(stream);
   });
   if (gpt_.is_training()) gpt_.eval();
-  if (options_.seed) manual_seed(*options_.seed);
+  std::optional<RngScope> own;
+  if (options_.seed) {
+    check_host_access("generate", nullptr);
+    own.emplace(*options_.seed);
+  }
   const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
   // Ids stay on the device until the end: nothing waits for a token to arrive.

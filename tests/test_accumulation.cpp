@@ -147,3 +147,15 @@ TEST_CASE("zero_grad(false) fills gradients, and makes those that are missing") 
   opt.zero_grad();
   CHECK_FALSE(model.parameters()[1].grad().defined());
 }
+
+TEST_CASE("an optimiser made before the model has another dtype says so") {
+  models::Linear layer(3, 2);
+  optim::AdamW adam(layer.parameters(), {});
+  optim::SGD plain(layer.parameters(), {.lr = 0.5});
+  layer.to(kFloat64);
+  layer(randn({4, 3}).to(kFloat64)).sum().backward();
+  CHECK(error_of([&] { adam.step(); }) ==
+        "AdamW: parameter 0 is float64, its state is of float32; make the optimiser after "
+        "model.to(dtype)");
+  plain.step();  // It has no state.
+}

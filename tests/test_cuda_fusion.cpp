@@ -165,3 +165,36 @@ TEST_CASE("cuda fusion: a GPT's step has the CPU's plan") {
   CHECK(groups(kCUDA, on_device) == groups(kCPU, on_cpu));
   CHECK(on_device <= on_cpu + 9);  // Sums over rows and whole tensors end in a launch of their own.
 }
+
+TEST_CASE("cuda fusion: rows of as many dims as there are, and of no elements") {
+  if (!have_device()) return;
+  const TempCache cache;
+  // Sums over long rows are taken in pieces, which are a dim more.
+  const Tensor base = randn({2, 2, 2, 2, 2, 2, 2, 200}).to(kCUDA), w = on_gpu(randn({200}));
+  const Tensor x = base.permute({6, 5, 4, 3, 2, 1, 0, 7});
+  kernels([&] {
+    const Tensor y = x * w + 1.0;
+    return Tensors{(y * x).sum({0, 1, 2, 3, 4, 5, 6}), exp(y * 0.1)};
+  });
+  auto step = brrr::step(
+      [](const Tensor& none, const Tensor& some) {
+        return std::pair(dropout(none, 0.5, true) + rand({0, 5}, kCUDA), some * 2.0);
+      },
+      StepOptions{.require_graph = true});
+  for (int call = 0; call < 3; ++call) {
+    const auto [none, some] = step(on_gpu(zeros({0, 5})), on_gpu(ones({3})));
+    CHECK(none.sizes() == IntList{0, 5});
+    check_same(on_cpu(some), full({3}, 2.0));
+  }
+}
+
+TEST_CASE("cuda fusion: a whole tensor's fold beside what it stores, in few registers") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const Tensor x = on_gpu(randn({1, 40000}).to(kBFloat16)),
+               y = on_gpu(randn({1, 40000}).to(kBFloat16));
+  kernels([&] {
+    const Tensor e = x * 0.5;
+    return Tensors{mse_loss(e, y), e + y, e * 3.0, y * 0.25};
+  });
+}

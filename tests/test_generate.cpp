@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <thread>
 
 #include "models/generate.h"
 #include "ops/library_ops.h"
@@ -200,6 +201,26 @@ TEST_CASE("sample: draws by the weights that are left") {
   CHECK(sample(eye(4) * 100.0, {.top_k = 3}).to_vector<int64_t>() == Ids{0, 1, 2, 3});
 }
 
+TEST_CASE("generate: with a seed each thread has its own stream, and the global one goes on") {
+  GPT gpt(kinds(16)[0]);
+  sharpen(gpt);
+  gpt.eval();
+  const auto of = [&](uint64_t seed) { return generate(gpt, {1}, {.tokens = 12, .seed = seed}); };
+  const Ids alone[] = {of(7), of(8)};
+  manual_seed(3);
+  const float next = rand({1}).item<float>();
+  manual_seed(3);
+  int differ = 0;
+  std::thread other([&] {
+    for (int k = 0; k < 20; ++k) differ += of(8) != alone[1];
+  });
+  int mine = 0;
+  for (int k = 0; k < 20; ++k) mine += of(7) != alone[0];
+  other.join();
+  CHECK(differ + mine == 0);
+  CHECK(rand({1}).item<float>() == next);
+}
+
 TEST_CASE("generate: wrong requests say what was expected") {
   GPT gpt(kinds(16)[0]);
   const auto with = [&](const GenerateOptions& o) {
@@ -218,6 +239,10 @@ TEST_CASE("generate: wrong requests say what was expected") {
   CHECK(with({.top_p = 0}).find("top_p must be in (0, 1], got 0") != std::string::npos);
   CHECK(with({.top_p = 1.5}).find("got 1.5") != std::string::npos);
   CHECK(error_of([&] { sample(ones({3})); }).find("[rows, vocab]") != std::string::npos);
+  const Tensor bad = full({1, 4}, std::nan(""));
+  for (const double p : {0.5, 1.0}) {
+    CHECK(error_of([&] { sample(bad, {.top_p = p}); }).find("nan") != std::string::npos);
+  }
   const auto cache = gpt.make_cache();
   CHECK(error_of([&] { gpt.forward(zeros({1, 2}, kInt64), zeros({1}, kInt64), cache); }) != "");
   CHECK(error_of([&] { gpt.forward(zeros({1, 1}, kInt64), zeros({}, kInt64), cache); }) != "");

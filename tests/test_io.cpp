@@ -149,6 +149,8 @@ TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
     CHECK(text.find(c.expected) != std::string::npos);
     CHECK(text.find("bad.safetensors") != std::string::npos);
   }
+  write(path, safetensors(std::string("{}\0{\"a\":", 8), 0));
+  CHECK(message([&] { load(path); }).find("a byte 0") != std::string::npos);
   write(path, "");
   CHECK_THROWS_AS(load(path), Error);
   write(path, std::string(8, '\xff'));
@@ -160,6 +162,19 @@ TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
   CHECK_THROWS_AS(load(dir.file("none")), Error);
   CHECK_THROWS_AS(load(dir.path.string()), Error);
   CHECK_THROWS_AS(load("/dev/zero"), Error);
+}
+
+TEST_CASE("safetensors: a file of a hundred thousand tensors") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("many.safetensors");
+  StateDict all;  // Each costs the same: once loading them took a time that grew with their square.
+  for (int k = 0; k < 100000; ++k) all.emplace(std::to_string(k), full({1}, k, kInt32));
+  save(path, all);
+  const StateDict back = load(path);
+  REQUIRE(back.size() == all.size());
+  for (int k = 0; k < 100000; k += 9999) {
+    CHECK(back.at(std::to_string(k)).item<int>() == k);
+  }
 }
 
 TEST_CASE("safetensors: no cut and no changed byte of a file crashes the reader") {

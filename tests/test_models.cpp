@@ -80,7 +80,8 @@ TEST_CASE("module: registering twice, dots, cycles and missing forward are error
   CHECK_THROWS_AS(net.register_buffer("scale", ones({2})), Error);
   models::Module plain;
   CHECK_THROWS_AS(plain(ones({1})), Error);
-  CHECK_THROWS_AS(models::Dropout(1.0), Error);
+  CHECK_THROWS_AS(models::Dropout(1.5), Error);
+  CHECK(models::Dropout(1.0)(ones({2})).to_vector<float>() == std::vector<float>{0, 0});
   CHECK_THROWS_AS(models::Linear(0, 3), Error);
 }
 

@@ -264,3 +264,25 @@ TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::t
   };
   compare(training<models::GPT>(make, batch, Zero::First));
 }
+
+// What is computed in another dtype is converted first: of that much memory, and no more.
+TEST_CASE("memory: the place of the largest, and order, of narrow numbers" *
+          doctest::test_suite("host")) {
+  for (const DType t : {kBool, kUInt8, kInt32, kBFloat16, kFloat32}) {
+    CAPTURE(std::string(name(t)));
+    compare([=](Mode mode, const std::function<void(int)>& call) {
+      const Tensor x = (rand({512, 512}) * 2.0).to(t);
+      auto step = brrr::step(
+          [&](const Tensor& in) {
+            const Tensor a = argmax(in, 1), b = argmin(in, 0);
+            return std::tuple(a, b, topk(in, 3, 1).second);
+          },
+          StepOptions{.mode = mode});
+      for (int k = 0; k < kCalls; ++k) {
+        call(k);
+        step(x);
+      }
+      call(kCalls);
+    });
+  }
+}

@@ -1,5 +1,8 @@
 // Frozen steps: what changes between steps goes on changing; what cannot be right is refused.
 #include <memory>
+#include <set>
+#include <stdexcept>
+#include <thread>
 
 #include "backends/cpu/allocator.h"
 #include "pitfalls.h"
@@ -271,6 +274,38 @@ TEST_CASE("pitfall A25: what sets the random stream, or what requires grad, refu
         return x.detach() + 1.0;
       },
       "requires grad");
+}
+
+TEST_CASE("pitfall A25: no two threads draw one number, frozen or thrown out of a step") {
+  for (const int way : {0, 1, 2}) {
+    CAPTURE(way);
+    constexpr int calls = 3000;
+    std::vector<float> drawn[2];
+    const auto draw = [&](std::vector<float>& all) {
+      bool throws = false;
+      auto step = brrr::step([&](const Tensor& x) {
+        const Tensor y = x + rand({4});
+        if (throws) throw std::runtime_error("thrown out");
+        return y;
+      });
+      const Tensor x = zeros({4});
+      for (int call = 0; call < calls; ++call) {
+        throws = way == 2 && call % 2 == 1;
+        try {
+          all.push_back(step(x).to_vector<float>()[0]);
+        } catch (const std::runtime_error&) {}
+        if (way == 1 && call == 3) step.freeze();
+      }
+    };
+    manual_seed(7);
+    std::thread other([&] { draw(drawn[1]); });
+    draw(drawn[0]);
+    other.join();
+    drawn[0].insert(drawn[0].end(), drawn[1].begin(), drawn[1].end());
+    const std::set<float> distinct(drawn[0].begin(), drawn[0].end());
+    // Of so many multiples of 2^-24 one or two are equal by chance.
+    CHECK(distinct.size() + 12 >= drawn[0].size());
+  }
 }
 
 TEST_CASE("pitfall A25: an argument that a frozen step writes") {

@@ -205,7 +205,7 @@ void PointwiseCall::go() {
     dispatch(call_);
   } catch (...) {  // Most likely there was no memory: whoever tries again gets the same numbers.
     if (drawn_ >= 0 && !context.recorder) {
-      return_draw(static_cast<uint64_t>(call_.attrs.v[drawn_]));
+      return_draws(static_cast<uint64_t>(call_.attrs.v[drawn_]), 1);
     }
     throw;
   }

@@ -56,6 +56,11 @@ class DenseInput {
     d.data_ = to;
     return d;
   }
+  /// What it takes of planned scratch memory.
+  static int64_t bytes(const TensorImpl& t, DType compute) {
+    const bool copied = t.dtype != compute || !t.contiguous();
+    return copied ? scratch_for(t.numel, static_cast<int64_t>(itemsize(compute))) : 0;
+  }
   template <class T> const T* as() const { return static_cast<const T*>(data_); }
 
  private:

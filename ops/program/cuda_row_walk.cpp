@@ -27,7 +27,7 @@ int64_t steps_of(int64_t matrix) {
 
 // Cuts rows into pieces of so many elements, the outermost dim but `outer`.
 void cut(RowWalk& walk, Space& space, std::span<Window> windows, int outer, int64_t piece) {
-  BRRR_CHECK(space.ndim < kMaxDims, "cuda: a kernel over rows of too many dims");
+  BRRR_CHECK(space.ndim < kSpaceDims, "cuda: a kernel over rows of too many dims");
   const int last = space.ndim++;
   const auto insert = [&](int64_t* all, int64_t outermost, int64_t innermost) {
     std::copy_backward(all + outer, all + last, all + last + 1);

@@ -260,10 +260,17 @@ class RowText : DeviceRowPasses {
   }
 
   // Groups that a lane asks for before it takes the first. A thread of a large block has but 64
-  // registers.
-  int ahead() const {
-    if (walk_.threads() > kDeviceThreads && walk_.traits.item > 4) return 1;
-    return walk_.group() == 1 ? 8 : 2;
+  // registers, for the addresses too.
+  int ahead(const RowPass& pass) const {
+    const int groups = walk_.group() == 1 ? 8 : 2;
+    if (walk_.threads() <= kDeviceThreads) return groups;
+    if (walk_.traits.item > 4) return 1;
+    const auto windows = std::count_if(pass.list.begin(), pass.list.end(), [&](int id) {
+      const Statement::Kind kind = at(id).kind;
+      return (kind == Statement::Load || kind == Statement::Store) &&
+             window(at(id).which).in_memory();
+    });
+    return std::max(1, groups / std::max(1, static_cast<int>(windows)));
   }
   // Until all of them have what they want of the row's memory.
   void wait_for_lanes(const std::string& indent) {
@@ -292,7 +299,7 @@ class RowText : DeviceRowPasses {
           indent, walk_.slots, walk_.lanes(), walk_.group());
     } else {
       out_ += fmt::format("#pragma unroll {0}\n{1}for (long i = lane * {2}; i < n; i += {3}) {{\n",
-                          ahead(), indent, walk_.group(), step);
+                          ahead(pass), indent, walk_.group(), step);
     }
     group(pass, indent + "  ");
     out_ += indent + "}\n";

@@ -14,9 +14,10 @@
 namespace brrr::program {
 
 /// What is walked, dim by dim, the last one innermost.
+inline constexpr int kSpaceDims = kMaxDims + 1;  ///< A GPU cuts long rows in pieces.
 struct Space {
   int ndim = 0;
-  int64_t size[kMaxDims] = {};
+  int64_t size[kSpaceDims] = {};
   int64_t numel() const {
     int64_t n = 1;
     for (int d = 0; d < ndim; ++d) n *= size[d];
@@ -45,8 +46,8 @@ struct Window {
   bool stored = false;  ///< Written, and wanted afterwards.
   Source source = Memory;
   Reach reach = Dense;
-  uintptr_t address = 0;          ///< Or what it leaves modulo 16.
-  int64_t stride[kMaxDims] = {};  ///< Over the space's dims, in elements.
+  uintptr_t address = 0;            ///< Or what it leaves modulo 16.
+  int64_t stride[kSpaceDims] = {};  ///< Over the space's dims, in elements.
 
   bool touched() const { return loaded || stored; }
   bool in_memory() const { return touched() && source == Memory; }

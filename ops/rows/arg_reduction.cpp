@@ -194,12 +194,18 @@ void arg_infer(OpCall& c) {
   set_meta(c, 0, kInt64, reduced_sizes(x.size_list(), a));
 }
 
-const OpDef argmax_row{"argmax",
-                       "Index of the first maximum along a dim; NaN wins",
-                       {.infer = arg_infer, .kernel = {{arg_cpu<true>}, {arg_cuda<true>}}}};
-const OpDef argmin_row{"argmin",
-                       "Index of the first minimum along a dim; NaN wins",
-                       {.infer = arg_infer, .kernel = {{arg_cpu<false>}, {arg_cuda<false>}}}};
+int64_t arg_scratch(const OpCall& c) {
+  return DenseInput::bytes(*c.in[0], compute_type(c.in[0]->dtype));
+}
+
+const OpDef argmax_row{
+    "argmax",
+    "Index of the first maximum along a dim; NaN wins",
+    {.infer = arg_infer, .kernel = {{arg_cpu<true>}, {arg_cuda<true>}}, .scratch = arg_scratch}};
+const OpDef argmin_row{
+    "argmin",
+    "Index of the first minimum along a dim; NaN wins",
+    {.infer = arg_infer, .kernel = {{arg_cpu<false>}, {arg_cuda<false>}}, .scratch = arg_scratch}};
 
 }  // namespace
 

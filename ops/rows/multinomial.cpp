@@ -353,7 +353,7 @@ Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement) {
   try {
     dispatch(c);
   } catch (...) {
-    if (!context.recorder) return_draw(c.attrs.as<DrawAttrs>().number);
+    if (!context.recorder) return_draws(c.attrs.as<DrawAttrs>().number, 1);
     throw;
   }
   return std::move(c.out[0]);

@@ -101,10 +101,11 @@ int64_t order_scratch(const OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return 0;
   const int64_t n = row_length(x), k = y.numel / (x.numel / n);
-  const bool narrow = n <= kNarrow && itemsize(compute_type(x.dtype)) == 4;
+  const DType compute = compute_type(x.dtype);
+  const bool narrow = n <= kNarrow && itemsize(compute) == 4;
   const int64_t runs = narrow && sorts_by_digits(n, k) ? 2 : 1;
   const size_t entry = narrow ? sizeof(Narrow) : sizeof(Wide);
-  return packed_bytes(c) + scratch_for(runs * x.numel, static_cast<int64_t>(entry));
+  return DenseInput::bytes(x, compute) + scratch_for(runs * x.numel, static_cast<int64_t>(entry));
 }
 
 // --- rows: over the last dim ---------------------------------------------------------------------

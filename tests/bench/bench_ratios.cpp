@@ -135,6 +135,14 @@ void replay(Report& report) {
   report.show("frozen call, one kernel of 16 elements", turns.ns(a), "ns");
   report.at_most("frozen call, six tiny parameters with SGD, kernels included", 500, turns.ns(b),
                  "ns", fmt::format("{} kernels", s.kernels_per_replay));
+  ChainStep few(tiny_training_fn(100), false), many(tiny_training_fn(2000), false);
+  Turns grow;
+  const int c = grow.add([&](std::int64_t n) { few.run(n); });
+  const int d = grow.add([&](std::int64_t n) { many.run(n); });
+  grow.measure(9);
+  report.at_most("a parameter of 2,000 in a replay, over one of 100", 1.5,
+                 grow.ns(d) / 20 / grow.ns(c), "x",
+                 fmt::format("{:.0f} and {:.0f} us a call", grow.ns(d) / 1e3, grow.ns(c) / 1e3));
   ChainStep verified(tiny_training_fn(), false);
   count_calls(report, "tiny step frozen", [&] { six.run(1); });
   count_calls(report, "tiny step verified", [&] { verified.run(1); });

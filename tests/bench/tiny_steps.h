@@ -51,9 +51,9 @@ inline ChainFn chain_fn(bool gradient) {
 
 // Six tiny parameters with SGD: as many externals and survivors as the MLP has, next to no kernel
 // time. What its kernels take is left in, so that the figure is an upper bound of the host's part.
-inline ChainFn tiny_training_fn() {
+inline ChainFn tiny_training_fn(int n = 6) {
   std::vector<Tensor> parameters;
-  for (int k = 0; k < 6; ++k) {
+  for (int k = 0; k < n; ++k) {
     parameters.push_back(ones({16}).clone());
     parameters.back().set_requires_grad();
   }
