@@ -245,9 +245,11 @@ template <class V> struct Reading {
                         Keep keep = nullptr) {
     vx::fold_rows(
         [e, keep, n = b.n](long r) {
-          return [x = e.template bind<Kept>(r, n), keep, first = r * n](int64_t i, int lanes) {
+          Keep own = keep;  // Of this row.
+          if constexpr (std::is_pointer_v<Keep>) own += r * n;
+          return [x = e.template bind<Kept>(r, n), own](int64_t i, int lanes) {
             const V v = x.at(i, lanes).v;
-            if constexpr (std::is_pointer_v<Keep>) put<V>(keep + first + i, v, lanes);
+            if constexpr (std::is_pointer_v<Keep>) put<V>(own + i, v, lanes);
             return v;
           };
         },

@@ -43,37 +43,49 @@ template <class V, class Combine, class Row>
   for (long r = first; r < last; ++r) *to++ = fold_chunk_inline(i, end, init, combine, row(r));
 }
 
-/// Elements [begin, begin + span) of row r as far as it has them, `span` being a power of
-/// kFoldChunk: its chunks' results are reduced as a row of their own.
-template <class V, class Combine, class Row>
-[[gnu::noinline]] Element<V> fold_span(const Row& row, long r, long begin, long span, long n,
-                                       V init, Combine combine) {
-  Element<V> all;
-  const long end = begin + span < n ? begin + span : n, part = span / kFoldChunk;
-  if (part == 1) {
-    fold_chunk(row, r, r + 1, begin, end, init, combine, &all);
-    return all;
-  }
+/// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
+/// behind a pointer, so that the recursion has one type.
+template <class V, class Combine>
+Element<V> fold_chunks(long chunks, V init, Combine combine, const void* context,
+                       Element<V> (*chunk)(const void*, long)) {
   auto results = [&](long) {
     return [&](long i, int lanes) {
       V v = init;
-      for (int j = 0; j < lanes; ++j) {
-        v[j] = fold_span(row, r, begin + (i + j) * part, part, n, init, combine);
-      }
+      for (int j = 0; j < lanes; ++j) v[j] = chunk(context, i + j);
       return v;
     };
   };
-  fold_chunk(results, 0, 1, 0, (end - begin + part - 1) / part, init, combine, &all);
-  return all;
+  auto level = [&](long k) {
+    const long begin = k * kFoldChunk;
+    Element<V> all;
+    fold_chunk(results, 0, 1, begin, begin + kFoldChunk < chunks ? begin + kFoldChunk : chunks,
+               init, combine, &all);
+    return all;
+  };
+  if (chunks <= kFoldChunk) return level(0);
+  using Level = decltype(level);
+  return fold_chunks<V, Combine>(
+      (chunks + kFoldChunk - 1) / kFoldChunk, init, combine, &level,
+      [](const void* l, long k) { return (*static_cast<const Level*>(l))(k); });
 }
 
 /// All n elements of each row combined from `init`, an identity of `combine`.
 template <class V, class Combine, class Row>
 void fold_rows(const Row& row, long rows, long n, V init, Combine combine, Element<V>* to) {
   if (n <= kFoldChunk) return fold_chunk(row, 0, rows, 0, n, init, combine, to);
-  long span = kFoldChunk;
-  while (span < n) span *= kFoldChunk;
-  for (long r = 0; r < rows; ++r) to[r] = fold_span(row, r, 0, span, n, init, combine);
+  for (long r = 0; r < rows; ++r) {
+    auto chunk = [&](long k) {
+      const long begin = k * kFoldChunk;
+      Element<V> all;
+      fold_chunk(row, r, r + 1, begin, begin + kFoldChunk < n ? begin + kFoldChunk : n, init,
+                 combine, &all);
+      return all;
+    };
+    using Chunk = decltype(chunk);
+    to[r] = fold_chunks<V, Combine>(
+        (n + kFoldChunk - 1) / kFoldChunk, init, combine, &chunk,
+        [](const void* c, long k) { return (*static_cast<const Chunk*>(c))(k); });
+  }
 }
 
 }  // namespace brrr::vx
