@@ -11,8 +11,7 @@ void gemm(const Gemm& problem);
 /// Backend::gemm_batch.
 void gemm_batch(const Gemm& first, int64_t n, const int64_t* at);
 
-// --- small_gemm.cpp: of our own, for the sizes at which OpenBLAS leaves speed on the table
-// --------
+// --- small_gemm.cpp: our own, where OpenBLAS leaves speed on the table ---------------------------
 
 /// Whether small_gemm is to take this product: a function of dtype, shape and transposes alone.
 bool small_gemm_wins(const Gemm& problem);
