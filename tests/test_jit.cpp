@@ -7,11 +7,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "backends/cpu/host_compiler.h"
+#include "brrr.h"
 #include "core/error.h"
 #include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
@@ -309,4 +312,27 @@ TEST_CASE("jit: a build that is told to fail") {
     CHECK(error_of(source_of(15)).find("told to fail") != std::string::npos);
   }
   CHECK(error_of(source_of(15)) == "no error");
+}
+
+// In a process of its own, which it makes of this program.
+TEST_CASE("jit: a process may end while threads build") {
+  if (std::getenv("BRRR_TEST_ENDS")) {
+    static std::atomic<int> built{0};
+    for (int thread = 0; thread < 3; ++thread) {
+      std::thread([thread] {
+        for (int k = 0;; ++k, ++built) {
+          const double by = thread + 1000.0 * k;
+          auto step = brrr::step([by](const brrr::Tensor& x) { return (x * by).exp().sum({-1}); },
+                                 brrr::StepOptions{.build_at_first_call = true});
+          step(brrr::ones({64, 512}));
+        }
+      }).detach();
+    }
+    while (built < 20) usleep(1000);
+    std::exit(0);
+  }
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string again = "BRRR_TEST_ENDS=1 BRRR_NUM_THREADS=2 '" + self +
+                            "' '--test-case=jit: a process may end*' > /dev/null 2>&1";
+  for (int run = 0; run < 3; ++run) CHECK(std::system(again.c_str()) == 0);
 }
