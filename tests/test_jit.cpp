@@ -322,9 +322,10 @@ TEST_CASE("jit: a process may end while threads build") {
       std::thread([thread] {
         for (int k = 0;; ++k, ++built) {
           const double by = thread + 1000.0 * k;
-          auto step = brrr::step([by](const brrr::Tensor& x) { return (x * by).exp().sum({-1}); },
-                                 brrr::StepOptions{.build_at_first_call = true});
-          step(brrr::ones({64, 512}));
+          auto step = brrr::step(
+              [by](const brrr::Tensor& x) { return (matmul(x, x) * by).exp().sum({-1}); },
+              brrr::StepOptions{.build_at_first_call = true});
+          step(brrr::ones({256, 256}));
         }
       }).detach();
     }
