@@ -49,7 +49,9 @@ std::string cpu_identity() {
 }
 
 std::string make_key(const std::string& source, const HostCompiler& compiler) {
-  static const std::string machine = std::strstr(jit_flags(), "=native") ? cpu_identity() : "";
+  // Never destroyed: a thread may build while the process ends.
+  static const std::string& machine =
+      *new std::string(std::strstr(jit_flags(), "=native") ? cpu_identity() : "");
   const std::vector<std::string> flags = host_compiler_flags(compiler);
   std::vector<std::string_view> fields{kernel_abi, prelude(), machine, compiler.version, source};
   fields.insert(fields.end(), flags.begin(), flags.end());

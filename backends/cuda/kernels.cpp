@@ -43,9 +43,10 @@ std::string cache_key(const Tools& tools, const std::string& text, int major, in
 }  // namespace
 
 const std::string& prelude() {
-  static const std::string text =
+  // Never destroyed: a thread may build while the process ends.
+  static const std::string& text = *new std::string(
 #include "cuda_prelude.inc"
-      ;
+  );
   return text;
 }
 

@@ -168,7 +168,9 @@ KERNEL(integer_product, IntegerProduct, 256) {
 )"}};
 
 Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
-  Gemm g{dtype, false, false, a.rows, b.cols, a.cols, a.t->data(), 0, b.t->data(), 0, c, b.cols};
+  // A plan asks for what is nowhere yet.
+  const auto at = [](const Operand& o) { return o.t->storage->data ? o.t->data() : nullptr; };
+  Gemm g{dtype, false, false, a.rows, b.cols, a.cols, at(a), 0, at(b), 0, c, b.cols};
   gemm_layout(a, g.lda, g.trans_a);
   gemm_layout(b, g.ldb, g.trans_b);
   return g;
