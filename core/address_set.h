@@ -14,15 +14,15 @@ class AddressSet {
   /// Whether it was not there.
   bool insert(const void* p) {
     if (2 * ++count_ > slots_.size()) grow();
-    const void** const at = find(p);
-    if (*at) {
+    const void*& slot = slots_[find(p)];
+    if (slot) {
       --count_;
       return false;
     }
-    *at = p;
+    slot = p;
     return true;
   }
-  bool contains(const void* p) const { return count_ && *const_cast<AddressSet*>(this)->find(p); }
+  bool contains(const void* p) const { return count_ && slots_[find(p)]; }
   void clear() {
     slots_.assign(slots_.size(), nullptr);
     count_ = 0;
@@ -31,17 +31,17 @@ class AddressSet {
  private:
   // Where it is, or is to be: linear probing from a multiplicative hash (Knuth, "The Art of
   // Computer Programming", 6.4).
-  const void** find(const void* p) {
+  size_t find(const void* p) const {
     const size_t mask = slots_.size() - 1;
     size_t at = (reinterpret_cast<uintptr_t>(p) * 0x9e3779b97f4a7c15u) >> 32 & mask;
     while (slots_[at] && slots_[at] != p) at = (at + 1) & mask;
-    return &slots_[at];
+    return at;
   }
   void grow() {
     const std::vector<const void*> old =
         std::exchange(slots_, std::vector<const void*>(slots_.empty() ? 64 : 2 * slots_.size()));
     for (const void* p : old) {
-      if (p) *find(p) = p;
+      if (p) slots_[find(p)] = p;
     }
   }
 

@@ -218,6 +218,22 @@ std::string describe(const TensorImpl* t);
 std::string describe(const Tensor& t);
 /// The tensor; throws, naming `op`, unless it is defined.
 const Tensor& defined(const char* op, const Tensor& t);
+/// From the first byte of its storage that a window of at least one element touches to beyond the
+/// last.
+struct ByteSpan {
+  int64_t low, high;
+};
+template <class Window> ByteSpan byte_span(const Window& w) {
+  int64_t high = w.offset + 1;
+  for (int d = 0; d < w.ndim; ++d) high += (w.sizes[d] - 1) * w.strides[d];
+  const auto item = static_cast<int64_t>(itemsize(w.dtype));
+  return {w.offset * item, high * item};
+}
+/// Whether two windows on one storage surely touch none of the same bytes.
+template <class Window> bool apart(const Window& a, const Window& b) {
+  const ByteSpan x = byte_span(a), y = byte_span(b);
+  return x.high <= y.low || y.high <= x.low;
+}
 /// Whether the layout is row-major without gaps.
 bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim);
 

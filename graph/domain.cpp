@@ -223,7 +223,8 @@ static bool checked_before(const Recording& r, const Access& b) {
 }
 
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w) {
-  if (!r.value(a.value).same_elements(r.value(b.value))) return false;
+  const Value &x = r.value(a.value), &y = r.value(b.value);
+  if (!x.same_elements(y)) return apart(x, y);
   if (a.write && !b.write && checked_before(r, b)) return false;
   if (!w.row) return true;
   const Role from = role(r, a, w);

@@ -16,16 +16,16 @@ std::vector<uint32_t>& distinct(std::vector<uint32_t>& list) {
 
 namespace {
 
-// Whether it overwrites an operand that it reads otherwise than as `same` says: the eager driver
-// copies that first.
+// Whether it may overwrite bytes that it reads otherwise than as `same` says: the eager driver
+// copies those first.
 template <class Same> bool clobbers(const Recording& r, const Instr& i, const Same& same) {
   const auto any = [](const uint32_t* ids, int n, const auto& f) {
     return std::any_of(ids, ids + n, f);
   };
   return i.into && any(r.out(i), i.n_out, [&](uint32_t out) {
            return any(r.in(i), i.n_in, [&](uint32_t in) {
-             return in != kNone && r.value(in).storage == r.value(out).storage &&
-                    !same(r.value(in), r.value(out));
+             if (in == kNone || r.value(in).storage != r.value(out).storage) return false;
+             return !same(r.value(in), r.value(out)) && !apart(r.value(in), r.value(out));
            });
          });
 }

@@ -1,5 +1,7 @@
 #include "graph/numerics.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/check.h"
@@ -7,43 +9,85 @@
 
 namespace brrr::graph {
 
-// The first element that is not finite, or -1.
-static int64_t first_bad(const TensorImpl& t) {
-  if (!is_floating(t.dtype)) return -1;
+namespace {
+
+// Where the first NaN and the first infinity of a tensor are; -1: nowhere.
+struct NotFinite {
+  int64_t nan = -1, infinite = -1;
+  bool above = false;  // One is +inf.
+  int64_t first() const {
+    return nan < 0 || infinite < 0 ? std::max(nan, infinite) : std::min(nan, infinite);
+  }
+};
+NotFinite not_finite(const TensorImpl& t) {
+  NotFinite found;
+  if (!is_floating(t.dtype)) return found;
   Tensor dense = raw_empty(t.size_list(), kFloat64, t.device);
   copy_now(*dense.impl(), t);
   dense = dense.to(kCPU);
   const auto* x = reinterpret_cast<const double*>(dense.impl()->data());
-  for (int64_t i = 0; i < t.numel; ++i) {
-    if (!std::isfinite(x[i])) return i;
+  for (int64_t i = t.numel - 1; i >= 0; --i) {
+    if (std::isnan(x[i])) found.nan = i;
+    if (!std::isinf(x[i])) continue;
+    found.infinite = i;
+    found.above |= x[i] > 0;
   }
-  return -1;
+  return found;
+}
+
+// What an operand was before the op is known no more.
+bool overwritten(const OpCall& c, const TensorImpl& operand) {
+  for (int o = 0; c.into && o < c.n_out; ++o) {
+    if (c.out[o].impl()->storage == operand.storage) return true;
+  }
+  return false;
 }
 
 // The ops before this one have made nothing bad: such an operand came from outside.
-static std::string bad_operands(const OpCall& c) {
+std::string bad_operands(const OpCall& c) {
   std::string text;
   for (int k = 0; k < c.n_in; ++k) {
-    if (!c.in[k]) continue;
-    bool overwritten = false;
-    for (int o = 0; c.into && o < c.n_out; ++o) {
-      overwritten |= c.out[o].impl()->storage == c.in[k]->storage;
-    }
-    if (overwritten || first_bad(*c.in[k]) < 0) continue;
+    if (!c.in[k] || overwritten(c, *c.in[k]) || not_finite(*c.in[k]).first() < 0) continue;
     text += fmt::format("; its operand {}, {}, was not finite when the step began", k,
                         describe(c.in[k]));
   }
   return text;
 }
 
-void CheckNumericsGuard::check(const OpCall& c) const {
+}  // namespace
+
+// A mask's infinity is no fault: a number of the op puts it there, an operand brings it on, or it
+// comes from outside, if it is -inf. -inf alone never makes +inf: a masked target's loss is one.
+bool CheckNumericsGuard::masked(const OpCall& c, bool above) const {
+  for (int k = 0, word = 0; k < c.n_in; ++k) {
+    const TensorImpl* t = c.in[k];
+    if (!t) {
+      const bool number = c.op->pointwise && c.attrs.kind(k) == 3;
+      const auto x = std::bit_cast<double>(c.attrs.v[word++]);
+      if (number && std::isinf(x) && (x > 0 || !above)) return true;
+      continue;
+    }
+    const auto it = masks_.find(t->storage);
+    if (it != masks_.end() && (it->second || !above)) return true;
+    if (above || overwritten(c, *t)) continue;
+    const NotFinite x = not_finite(*t);
+    if (x.infinite >= 0 && x.nan < 0 && !x.above) return true;
+  }
+  return false;
+}
+
+void CheckNumericsGuard::check(const OpCall& c) {
   // Views make no values, and creation ops may hand out memory that is yet to be written.
   if (c.op->kind == OpKind::View || c.n_in == 0) return;
   for (int k = 0; k < c.n_out; ++k) {
-    const int64_t bad = first_bad(*c.out[k].impl());
-    BRRR_CHECK(bad < 0,
-               "step: the first value that is not finite is element {} of the result of {}{}", bad,
-               describe(c), bad_operands(c));
+    const Storage* const storage = c.out[k].impl()->storage;
+    const NotFinite bad = not_finite(*c.out[k].impl());
+    if (bad.infinite < 0) masks_.erase(storage);
+    if (bad.first() < 0) continue;
+    BRRR_CHECK(bad.nan < 0 && masked(c, bad.above),
+               "step: the first value that is not finite is element {} of the result of {}{}",
+               bad.nan < 0 ? bad.infinite : bad.nan, describe(c), bad_operands(c));
+    masks_[storage] = bad.above;
   }
 }
 

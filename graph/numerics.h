@@ -2,14 +2,15 @@
 // StepOptions::check_numerics: finding the op that made the first NaN or infinity.
 
 #include <string>
+#include <unordered_map>
 
 #include "core/context.h"
 #include "graph/trail.h"
 
 namespace brrr::graph {
 
-/// While it lives, whatever this thread runs op by op throws brrr::Error if a floating result is
-/// not finite.
+/// While it lives, whatever this thread runs op by op throws brrr::Error if a floating result has a
+/// NaN, or an infinity that is no mask's.
 class CheckNumericsGuard final : public Observer, NotCopied {
  public:
   CheckNumericsGuard() : previous_(context.observer) { context.observer = this; }
@@ -31,10 +32,12 @@ class CheckNumericsGuard final : public Observer, NotCopied {
     if (previous_) previous_->failed();
   }
   void ran(const OpCall& call) override;
-  void check(const OpCall& call) const;
+  void check(const OpCall& call);
+  bool masked(const OpCall& call, bool above) const;
   std::string describe(const OpCall& call) const;
 
   Observer* previous_;
+  std::unordered_map<const Storage*, bool> masks_;  // What holds infinities; whether +inf.
   ModuleTrail<const Storage*> trail_;
 };
 

@@ -81,14 +81,10 @@ Extent Recording::extent(uint32_t storage) const {
   for (uint32_t id = 0; id < values.size(); ++id) {
     const Value& v = values[id];
     if (v.storage != storage || v.numel == 0) continue;
-    int64_t low = v.offset, high = v.offset + 1;
-    for (int d = 0; d < v.ndim; ++d) {
-      (v.strides[d] < 0 ? low : high) += (v.sizes[d] - 1) * v.strides[d];
-    }
-    const auto item = static_cast<int64_t>(itemsize(v.dtype));
+    const auto [low, high] = byte_span(v);
     const bool fresh = std::exchange(e.value, id) == kNone;
-    e.low = fresh ? low * item : std::min(e.low, low * item);
-    e.high = fresh ? high * item : std::max(e.high, high * item);
+    e.low = fresh ? low : std::min(e.low, low);
+    e.high = fresh ? high : std::max(e.high, high);
   }
   return e;
 }

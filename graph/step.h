@@ -52,8 +52,10 @@ struct StepOptions {
   int max_entries = 8;               ///< Least recently used recordings beyond it are dropped.
   bool build_at_first_call = false;  ///< Build kernels at an entry's first call, not its second.
   /// Debug, in every mode: op by op, throw at the first NaN or infinity that an op makes, naming
-  /// it, its module (for backward's ops the one whose values they use) and its operands. In graph
-  /// mode a step that throws has changed nothing; in eager mode it has done what came before.
+  /// it, its module (for backward's ops the one whose values they use) and its operands. A mask's
+  /// infinity passes: one that a number of the step puts there (`where(keep, scores, -inf)`), or
+  /// -inf in an operand from outside. In graph mode a step that throws has changed nothing; in
+  /// eager mode it has done what came before.
   bool check_numerics = false;
   bool fuse = true;  ///< False: replay without fusion, to measure what fusion brings.
   /// False: a value that is used again is kept, even where a fused kernel could make it anew with

@@ -100,6 +100,45 @@ TEST_CASE("check_numerics in eager mode: host reads work, and it ends with the s
   CHECK(std::isnan(recorded(bad).to_vector<float>()[0]));
 }
 
+TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not") {
+  const Tensor keep = tensor({{1.0, 0.0}, {1.0, 1.0}}) > 0.5;
+  const Tensor bias = where(keep, zeros({2, 2}), -kInf);  // From outside.
+  const Tensor x = tensor({{0.5, 2.0}, {-1.0, 3.0}});
+  const auto error = [&](Mode mode, const auto& f) {
+    auto s = step([&](const Tensor& a) { return f(a); },
+                  StepOptions{.mode = mode, .check_numerics = true});
+    return error_of([&] { s(x), s(x); });
+  };
+  for (Mode mode : kModes) {
+    CHECK(error(mode, [&](const Tensor& a) {
+            Tensor scores = where(keep, a, -kInf);
+            scores.mul_(0.5);
+            return softmax(scores, -1) + softmax(a + bias, -1);
+          }).empty());
+    CHECK(error(mode, [&](const Tensor& a) {
+            return amin(where(keep, a, kInf), -1, false) + triu(full({2, 2}, -kInf), 1).exp().sum();
+          }).empty());
+    // A target that the mask hides, a row that it hides altogether, an infinity of the op's own.
+    const Tensor hidden = tensor(std::vector<int64_t>{1, 1});
+    CHECK(contains(error(mode, [&](const Tensor& a) { return cross_entropy(a + bias, hidden); }),
+                   "cross_entropy("));
+    CHECK(
+        contains(error(mode, [&](const Tensor& a) { return softmax(a - kInf, -1); }), "softmax("));
+    CHECK(contains(error(mode,
+                         [&](const Tensor& a) {
+                           return (a + bias) / zeros({2, 2});
+                         }),
+                   "div("));
+    // Attention's gradient of the second order masks scores itself.
+    CHECK(error(mode, [&](const Tensor& a) {
+            Tensor q = a.detach().view({1, 2, 2}).requires_grad_();
+            const Tensor y = scaled_dot_product_attention(q, q, q, {.causal = true}).pow(2.0).sum();
+            const auto g = grad({y}, {q}, {.create_graph = true});
+            return grad({g[0].pow(2.0).sum()}, {q})[0];
+          }).empty());
+  }
+}
+
 TEST_CASE("first_nonfinite: parameters and gradients in module order") {
   manual_seed(2);
   Root root;

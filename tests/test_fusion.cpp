@@ -93,6 +93,28 @@ TEST_CASE("fusion: what began apart is one kernel where nothing stands between")
         }) == 3);
 }
 
+TEST_CASE("fusion: windows that lie apart in one buffer are written without a copy") {
+  const test::TempCache cache;
+  const Tensor buffer = randn({4, 1024});
+  const auto row = [&](int64_t k) { return buffer.select(0, k); };
+  const Tensor last = row(3), alone = randn({1024}), from = randn({1024});
+  const auto update = [&](const Tensor& p, const Tensor& g) {
+    return [=] {
+      p.copy_((from - g.sigmoid() * 0.1) * 0.5);
+      return Tensors{p + 1.0};
+    };
+  };
+  CHECK(kernels(update(row(0), row(1))) == kernels(update(alone, row(1))));
+  CHECK(peak([&] { return row(0).add_(last); }, Mode::Eager) == 0);
+  // What touches the same bytes reads what was there before.
+  const Tensor flat = buffer.view({4096}), before = flat.clone();
+  flat.slice(0, 1, 4096).add_(flat.slice(0, 0, 4095));
+  check_same(flat.slice(0, 1, 4096), before.slice(0, 1, 4096) + before.slice(0, 0, 4095));
+  const Tensor columns = buffer.slice(1, 0, 2), pairs = columns.clone();
+  columns.select(1, 0).sub_(columns.select(1, 1));
+  check_same(columns.select(1, 0), pairs.select(1, 0) - pairs.select(1, 1));
+}
+
 TEST_CASE("fusion: places and draws are made in the kernel that uses them") {
   const Tensor a = randn({33, 40});
   // Shapes meet in one kernel where a place in a dim is that of its own shape.

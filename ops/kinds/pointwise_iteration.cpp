@@ -49,12 +49,12 @@ bool same_layout(const TensorImpl& a, const TensorImpl& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
-// The first output that shares memory with the input in another layout, or null. Such an input is
+// The first output that may share bytes with the input in another layout, or null. Such an input is
 // copied first, so that x[1:].copy_(x[:-1]) reads what was there.
 const TensorImpl* overwriter(const OpCall& c, const TensorImpl& t) {
   for (int k = 0; c.into && k < c.n_out; ++k) {
     const TensorImpl& out = *c.out[k].impl();
-    if (out.storage == t.storage && !same_layout(out, t)) return &out;
+    if (out.storage == t.storage && !same_layout(out, t) && !apart(out, t)) return &out;
   }
   return nullptr;
 }
