@@ -340,7 +340,8 @@ Tensor make_seed(const char* what, const Tensor& o, const Tensor& given) {
 void check_any_requires_grad(const char* what, bool any) {
   BRRR_CHECK(any,
              "{}: nothing requires grad; call set_requires_grad(true) on a leaf before the "
-             "forward pass, outside NoGradGuard",
+             "forward pass, outside NoGradGuard, and make gradients that are to be differentiated "
+             "with create_graph",
              what);
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <utility>
 
+#include "core/check.h"
 #include "core/context.h"
 
 namespace brrr {
@@ -18,7 +19,9 @@ RngScope::RngScope(uint64_t seed) : stream_{seed, 0}, before_(std::exchange(own,
 RngScope::~RngScope() { own = before_; }
 
 void manual_seed(uint64_t seed) {
-  check_host_access("manual_seed", nullptr);
+  BRRR_CHECK(!context.recorder,
+             "manual_seed: a graph-mode step draws where its calls before ended; call it before the "
+             "step");
   set_rng_state({seed, 0});
 }
 

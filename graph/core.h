@@ -33,6 +33,7 @@ struct Entry {
     IntList sizes = {}, strides = {};
     uint32_t number = 0;  ///< Its storage's.
     int64_t offset = 0;
+    int64_t base = 0;    ///< From its first element to where the step first uses the storage.
     bool moves = false;  ///< Another tensor has been seen there: nothing captured is the same one.
     bool is(const TensorImpl& t) const {
       return number == std::atomic_ref(t.storage->number).load() && offset == t.offset;
@@ -96,6 +97,7 @@ class StepCore final : public StepBase {
   bool choose_plan(Entry& e, const Session& s);
   void build(Entry& e);
   bool log(const std::string& line);
+  void warn(const std::string& line);
   void fall_back(const std::string& why);
   bool verification_due(const Entry& e) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
@@ -117,6 +119,7 @@ class StepCore final : public StepBase {
   std::atomic<bool> is_frozen_ = false;
   std::vector<std::pair<int, Tensor>> inputs_;
   size_t arguments_ = 0;  // Of the calls so far, at most.
+  int in_a_row_ = 0;      // The last calls, each of which was recorded.
 };
 
 }  // namespace brrr::graph

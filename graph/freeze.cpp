@@ -40,14 +40,15 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
 
 }  // namespace
 
-// The one after `was`.
-static Entry::Argument next_argument(const Entry::Argument& was, uint32_t external,
+// The one after `was`. `base` is where the step first uses its storage.
+static Entry::Argument next_argument(const Entry::Argument& was, uint32_t external, int64_t base,
                                      const TensorImpl& t) {
   static std::atomic<uint32_t> numbers{0};
   std::atomic_ref number(t.storage->number);  // Other steps may have the same argument.
   if (uint32_t none = 0; !number.load()) number.compare_exchange_strong(none, ++numbers);
   const bool moves = was.number && was.external == external && (was.moves || !was.is(t));
-  return {external, t.dtype, t.size_list(), t.stride_list(), number.load(), t.offset, moves};
+  return {external,      t.dtype,  t.size_list(),   t.stride_list(),
+          number.load(), t.offset, base - t.offset, moves};
 }
 
 // Of the arguments what the next ones have to be like. What they were is none of the step's
@@ -66,8 +67,7 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
     for (uint32_t x = 0; x < bindings.size(); ++x) {
       if (bindings[x].storage.get() == t.storage) external = x;
     }
-    if (external != kNone && bindings[external].base != t.offset) f.refusal = kSharedArgument;
-    a = next_argument(a, external, t);
+    a = next_argument(a, external, external == kNone ? t.offset : bindings[external].base, t);
   }
   for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
@@ -77,10 +77,11 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
 // Whether the step touches an argument's storage outside the argument: then something else of the
 // step lives there, and the next argument would be taken for it.
 static bool strays(const Recording& r, const Entry::Argument& a) {
-  int64_t end = 1;
-  for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
   const Extent touched = r.extent(r.externals[a.external]);
-  return touched.low < 0 || touched.high > end * static_cast<int64_t>(itemsize(a.dtype));
+  const auto item = static_cast<int64_t>(itemsize(a.dtype));
+  int64_t end = 1 - a.base;
+  for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
+  return touched.low < -a.base * item || touched.high > end * item;
 }
 
 // Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary
@@ -174,8 +175,9 @@ static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
     }
     Binding& b = bindings[a.external];
     // An earlier argument may have been the same tensor.
-    if (b.storage && (b.storage.get() != t.storage || b.base != t.offset)) return false;
-    b = {Ref<Storage>::share(t.storage), t.offset};
+    const int64_t base = t.offset + a.base;
+    if (b.storage && (b.storage.get() != t.storage || b.base != base)) return false;
+    b = {Ref<Storage>::share(t.storage), base};
   }
   return true;
 }

@@ -34,7 +34,7 @@ Pass::~Pass() { abort(); }
 void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   candidates_ = candidates;
   watch_ = watch;
-  vary_ = 0;
+  left_ = nullptr;
   differences_.clear();
   control_.clear();
   host_bytes_.clear();
@@ -163,12 +163,11 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   return !e.into || match_met(e.out, c.out[0].impl());
 }
 
-Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c, uint16_t ignored_words) {
+Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
   const Attrs &a = e.attrs, &b = c.attrs;
   if (e.op != c.op || e.n_in != c.n_in || e.into != c.into) return {Mismatch::Op};
-  const uint16_t skip = a.dynamic | ignored_words;
   for (int w = 0; w < std::min(a.n, b.n); ++w) {
-    if (a.v[w] != b.v[w] && !(skip >> w & 1)) return {Mismatch::Word, w};
+    if (a.v[w] != b.v[w] && !(a.dynamic >> w & 1)) return {Mismatch::Word, w};
   }
   if (a.n != b.n || a.kinds != b.kinds || a.dtype != b.dtype || a.device != b.device ||
       (b.dynamic & ~a.dynamic)) {
@@ -256,22 +255,6 @@ void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index,
   }
 }
 
-// The words of a pointwise call's floating scalars that alone differ; 0 if anything else does.
-uint16_t Pass::varying_words(const Instr& e, const OpCall& c) {
-  if (c.op->kind != OpKind::Pointwise || e.op != c.op || e.attrs.kinds != c.attrs.kinds) return 0;
-  uint16_t words = 0;
-  for (int i = 0, w = 0; i < c.n_in; ++i) {
-    const int kind = c.attrs.kind(i);
-    if (!kind) continue;
-    if (kind == 3 && e.attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
-    ++w;
-  }
-  const size_t bound = bindings_.size();
-  const bool same = words && !mismatch(e, c, words);
-  unbind(bound);  // The call is about to be recorded, which binds anew.
-  return same ? words : 0;
-}
-
 // Calls nothing that comes back, so that it needs no stack frame: what is met for the first time
 // and what differs goes the general way.
 void Pass::op(OpCall& c) {
@@ -335,7 +318,6 @@ bool Pass::switch_candidate(const OpCall* c) {
     differences_.push_back(describe_difference(c));
   }
   expect(from, at);
-  if (c && at < from->instrs.size()) vary_ = varying_words(from->instrs[at], *c);
   return false;
 }
 

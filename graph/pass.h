@@ -113,7 +113,7 @@ class Pass final : public Recorder {
   void make_slots(size_t count);
   bool matches(const Cue& e, const OpCall& c) const;
   /// What the operands bind stays bound if there is none.
-  Mismatch mismatch(const Instr& e, const OpCall& c, uint16_t ignored_words = 0);
+  Mismatch mismatch(const Instr& e, const OpCall& c);
   static const TensorImpl* operand(const OpCall& c, int k) {
     return k < c.n_in ? c.in[k] : c.out[k - c.n_in].impl();
   }
@@ -126,11 +126,11 @@ class Pass final : public Recorder {
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
   void begin_recording();
-  uint16_t varying_words(const Instr& e, const OpCall& c);
   Difference describe_difference(const OpCall* c);
   std::string describe_operand(uint32_t id, const TensorImpl* t) const;
 
   void record(OpCall& c);
+  uint16_t varying_words(const OpCall& c, const std::vector<uint32_t>& ids);
   uint32_t operand_id(const TensorImpl* t);
   uint32_t add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
                      uint32_t storage);
@@ -156,7 +156,7 @@ class Pass final : public Recorder {
   Recording fresh_;
   std::vector<std::vector<uint32_t>> windows_;  // By storage: its values in fresh_, of which the
   uint32_t sorted_ = 0;                         // first so many are in there.
-  uint16_t vary_ = 0;  // Scalar words of the next recorded call that are known to vary.
+  const Recording* left_ = nullptr;             // Whose ops those recorded now have been so far.
   std::vector<Difference> differences_;
 
   std::vector<Binding> bindings_;     // By external number.

@@ -123,7 +123,31 @@ void Pass::begin_recording() {
   fresh_.values.resize(values);
   for (const Value& v : fresh_.values) storages = std::max(storages, v.storage + 1);
   fresh_.storages.resize(storages);
+  left_ = expected_;
   expect(nullptr);
+}
+
+// The words of a pointwise call's numbers that have varied in the recording that the pass has left,
+// or do now and nothing else of the call: the next call may have others again, and so may those
+// that come after it.
+uint16_t Pass::varying_words(const OpCall& c, const std::vector<uint32_t>& ids) {
+  const size_t at = fresh_.instrs.size();
+  const Instr* const e = left_ && at < left_->instrs.size() ? &left_->instrs[at] : nullptr;
+  const bool goes_on = e && e->op == c.op && e->into == c.into && e->n_in == c.n_in;
+  if (!goes_on) left_ = nullptr;
+  if (!goes_on || c.op->kind != OpKind::Pointwise || e->attrs.kinds != c.attrs.kinds) return 0;
+  uint16_t words = e->attrs.dynamic;
+  for (size_t k = 0; k < ids.size(); ++k) {
+    const TensorImpl* const t = operand(c, static_cast<int>(k));
+    if (ids[k] != left_->in(*e)[k] || (t && !left_->values[ids[k]].is_like(*t))) return words;
+  }
+  for (int i = 0, w = 0; i < c.n_in; ++i) {
+    const int kind = c.attrs.kind(i);
+    if (!kind) continue;
+    if (kind >= 2 && e->attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
+    ++w;
+  }
+  return words;
 }
 
 uint32_t Pass::add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
@@ -182,11 +206,11 @@ void Pass::record(OpCall& c) {
   i.into = c.into;
   i.path = path_id();
   i.attrs = c.attrs;
-  i.attrs.dynamic |= std::exchange(vary_, 0);
   const auto index = static_cast<uint32_t>(fresh_.instrs.size());
   std::vector<uint32_t> ids;
   for (int k = 0; k < c.n_in; ++k) ids.push_back(operand_id(c.in[k]));
   for (int k = 0; c.into && k < c.n_out; ++k) ids.push_back(operand_id(c.out[k].impl()));
+  i.attrs.dynamic |= varying_words(c, ids);
   for (int k = 0; !c.into && k < c.n_out; ++k) {
     const OutMeta& m = c.meta[k];
     uint32_t storage;
@@ -235,14 +259,17 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   return "expected " + expected + ", found " + found;
 }
 
+// Words have no types: what is huge as an integer are the bits of a double.
+static std::string word_text(const Attrs& a, int word) {
+  const bool huge = a.v[word] >> 52 != 0 && a.v[word] >> 52 != -1;
+  return huge ? fmt::format("{}", a.d(word)) : fmt::format("{}", a.v[word]);
+}
+
 // What a word was, and what it is in the call.
 static std::string describe_word(const Attrs& was, const OpCall& c, int word) {
-  int seen = 0, kind = 2;
-  for (int i = 0; i < c.n_in && c.op->kind == OpKind::Pointwise; ++i) {
-    if (c.attrs.kind(i) && seen++ == word) kind = c.attrs.kind(i);
-  }
-  return kind == 3 ? fmt::format("scalar was {}, now {}", was.d(word), c.attrs.d(word))
-                   : fmt::format("attribute {} was {}, now {}", word, was.v[word], c.attrs.v[word]);
+  const std::string what =
+      c.op->kind == OpKind::Pointwise ? "scalar" : fmt::format("attribute {}", word);
+  return fmt::format("{} was {}, now {}", what, word_text(was, word), word_text(c.attrs, word));
 }
 
 Difference Pass::describe_difference(const OpCall* c) {

@@ -128,6 +128,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
   if (match >= 0) {
+    in_a_row_ = 0;
     const auto e = s.entries[static_cast<size_t>(match)];
     const auto at = std::find(entries_.begin(), entries_.end(), e);
     if (at != entries_.end()) std::rotate(entries_.begin(), at, at + 1);
@@ -153,6 +154,12 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
     stats_.last_difference = why;
     log("new recording: " + why);
   }
+  if (++in_a_row_ == 2 * options_.max_entries) {
+    warn(
+        fmt::format("{} calls in a row made a recording each, which takes longer than an eager "
+                    "call; fewer shapes, a larger max_entries or Mode::Eager would help",
+                    in_a_row_));
+  }
   s.difference = why;
   s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
   if (s.transient) return e;
@@ -171,14 +178,16 @@ bool StepCore::log(const std::string& line) {
   return true;
 }
 
+void StepCore::warn(const std::string& line) {
+  if (log(line)) std::fprintf(stderr, "brrr: step: %s\n", line.c_str());
+}
+
 void StepCore::fall_back(const std::string& why) {
   BRRR_CHECK(!options_.require_graph, "step: require_graph: {}", why);
   std::lock_guard lock(mutex_);
   ++stats_.fallbacks;
   stats_.last_fallback = why;
-  if (log("fallback to the reference walker: " + why)) {
-    std::fprintf(stderr, "brrr: step: %s\n", log_.back().c_str());
-  }
+  warn("fallback to the reference walker: " + why);
 }
 
 void StepCore::build(Entry& e) {

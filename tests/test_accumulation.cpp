@@ -134,6 +134,23 @@ TEST_CASE("pitfall A20: micro-steps that alternate with updates make few recordi
   }
 }
 
+TEST_CASE("backward: of several outputs, weighted, again, and into gradients with history") {
+  const Tensor w = tensor({1.0, 2.0, 3.0}).set_requires_grad();
+  const auto values = [](const Tensor& t) { return t.to_vector<float>(); };
+  const Tensor a = w.square(), b = (w * 2.0).sum();
+  backward({a, b}, {tensor({1.0, 0.0, 10.0}), {}}, {.retain_graph = true});
+  CHECK(values(w.grad()) == std::vector<float>{4, 2, 62});
+  backward({b});
+  CHECK(values(w.grad()) == std::vector<float>{6, 4, 64});
+  CHECK(error_of([&] { backward({b}); }).starts_with("backward: "));
+  CHECK(error_of([&] { backward({w.square()}); }).find("more than one element") !=
+        std::string::npos);
+  w.set_grad({});
+  for (int k = 0; k < 2; ++k) backward({w.pow(3.0).sum()}, {}, {.create_graph = true});
+  CHECK(values(w.grad()) == std::vector<float>{6, 24, 54});
+  CHECK(values(grad({w.grad().sum()}, {w})[0]) == std::vector<float>{12, 24, 36});
+}
+
 TEST_CASE("zero_grad(false) fills gradients, and makes those that are missing") {
   models::MLP model(small_mlp());
   optim::SGD opt(model.parameters(), {});

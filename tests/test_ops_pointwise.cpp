@@ -141,6 +141,34 @@ TEST_CASE("pointwise rows: gradients of both orders agree with differences") {
   }
 }
 
+TEST_CASE("pow: second derivatives where a first one is 0 by choice") {
+  for (DType t : {kFloat32, kFloat64}) {
+    const Tensor x = tensor({0.0, 2.0}).to(t), e = tensor({0.0, 3.0}).to(t);
+    x.set_requires_grad(), e.set_requires_grad();
+    const auto second = [&](const Tensor& y, const Tensor& a, const Tensor& b) {
+      const Tensor first = grad({y.sum()}, {a}, {.create_graph = true})[0];
+      return grad({first.sum()}, {b})[0].to(kFloat32).to_vector<float>();
+    };
+    CHECK(second(pow(x, 0.0), x, x) == std::vector<float>{0, 0});
+    CHECK(second(pow(x, e), x, x) == std::vector<float>{0, 12});
+    CHECK(second(pow(x, int64_t{4}), x, x) == std::vector<float>{0, 48});
+    CHECK(second(pow(x, e), e, e)[0] == 0);
+    CHECK(second(pow(x, e), e, e)[1] == doctest::Approx(8 * std::log(2.0) * std::log(2.0)));
+  }
+}
+
+TEST_CASE("minimum, maximum: an infinity that is not chosen has gradient 0, a NaN has a NaN") {
+  const double inf = std::numeric_limits<double>::infinity();
+  const Tensor a = tensor({-inf, inf, -inf, std::nan("")}).set_requires_grad();
+  const auto gradient = [&](const Tensor& y) { return grad({y.sum()}, {a})[0].to_vector<float>(); };
+  const auto low = gradient(maximum(a, 0.0)), high = gradient(minimum(a, zeros({4})));
+  for (size_t k = 0; k < 3; ++k) {
+    CHECK(low[k] == (k == 1));
+    CHECK(high[k] == (k != 1));
+  }
+  CHECK((std::isnan(low[3]) && std::isnan(high[3])));
+}
+
 TEST_CASE("pointwise rows: values agree with the oracle") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));

@@ -93,6 +93,42 @@ TEST_CASE("pitfall A3: a branch or number that changed is seen on the very next 
   CHECK(step.stats().recordings == before);
 }
 
+TEST_CASE("pitfall A3: whole numbers vary like others, and those of draws and masks") {
+  int64_t n = 0;
+  double p = 0;
+  const std::function<Tensor(const Tensor&)> functions[] = {
+      [&](const Tensor& x) { return x * n + (x > n - 4).to(kFloat32); },
+      [&](const Tensor& x) { return where(arange(x.size(-1)) <= n, x, 0.0).sum(-1, false); },
+      [&](const Tensor& x) { return x.pow(n).tril(n - 3); },
+      [&](const Tensor& x) { return dropout(x, p, true).sum(); },
+      [&](const Tensor& x) { return x.index_select(0, randint(0, n + 1, {5})); },
+      [&](const Tensor&) {
+        return randint(-n, 3 * n + 1, {4, 4}) * (n + 1);
+      },
+      [&](const Tensor&) { return full({3}, n, kInt64) / (n + 1) + rand({3}) * n; },
+  };
+  const Tensor x = randn({13, 9}), w = x.clone().set_requires_grad();
+  for (size_t k = 0; k < std::size(functions); ++k) {
+    CAPTURE(k);
+    const auto body = [&](const Tensor& in) {
+      Tensor y = functions[k](in), g = functions[k](w);
+      return std::pair(y, g.requires_grad() ? grad({g.sum()}, {w})[0] : g);
+    };
+    auto step = brrr::step(body, kEarly);
+    for (n = 0; n < 12; ++n) {
+      p = 0.05 * static_cast<double>(n);
+      manual_seed(static_cast<uint64_t>(n));
+      const auto want = body(x);
+      manual_seed(static_cast<uint64_t>(n));
+      const auto got = step(x);
+      CHECK(same_bits(got.first, want.first));
+      CHECK(same_bits(got.second, want.second));
+    }
+    INFO(step.explain());
+    CHECK(step.stats().recordings <= 4);  // pow(2) is square.
+  }
+}
+
 TEST_CASE("pitfall A4: inputs at other addresses, strides, offsets and dtypes") {
   bool wide = false;
   auto body = [&](const Tensor& x) {

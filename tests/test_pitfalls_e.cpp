@@ -142,6 +142,29 @@ TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the modu
   CHECK(contains(lives.stats().last_difference, "outlive"));
 }
 
+TEST_CASE(
+    "pitfall E1: a number of any op is written as a number; recordings without end are told of") {
+  double smoothing = 0.125;
+  const Tensor buffer = zeros({64, 4}), ids = arange(4);
+  int64_t at = 0;
+  auto loss = brrr::step(
+      [&](const Tensor& x) { return cross_entropy(x, ids, {.label_smoothing = smoothing}); });
+  loss(randn({4, 4}));
+  smoothing = 0.25;
+  loss(randn({4, 4}));
+  CHECK(contains(loss.stats().last_difference, "was 0.875, now 0.75"));
+  auto ring = brrr::step(
+      [&](const Tensor& x) {
+        buffer.select(0, at++ % 64).copy_(x);
+        return buffer.sum(0);
+      },
+      StepOptions{.max_entries = 4});
+  for (int call = 0; call < 7; ++call) ring(randn({4}));
+  CHECK(!contains(ring.explain(), "in a row"));
+  ring(randn({4}));
+  CHECK(contains(ring.explain(), "8 calls in a row made a recording each"));
+}
+
 TEST_CASE("pitfall E3: a debug run names the first op that is not finite") {
   Net net;
   models::Module root;

@@ -110,6 +110,38 @@ TEST_CASE("pitfall A25: a frozen step sees that arguments alias differently, or 
   }
 }
 
+TEST_CASE("pitfall A25: frozen, a step may use its argument from the middle on, or backwards") {
+  using Fn = std::function<Tensor(const Tensor&, const Tensor&)>;
+  const Fn functions[] = {
+      [](const Tensor& x, const Tensor&) { return x.select(0, -1).sum(); },
+      [](const Tensor& x, const Tensor&) { return x.slice(0, 2, 4) + x.slice(0, 0, 2); },
+      [](const Tensor& x, const Tensor& y) { return x.select(0, 3) * y.select(0, 2) + y; },
+      [](const Tensor& x, const Tensor&) {
+        return x.slice(0, 1, 3).add_(1.0).sum() + x.select(0, 0);
+      },
+  };
+  const Tensor many = randn({64, 4});
+  for (const Fn& fn : functions) {
+    int runs = 0;
+    auto step =
+        brrr::step([&](const Tensor& x, const Tensor& y) { return ++runs, fn(x, y); }, kEarly);
+    for (int64_t call = 0; call < 8; ++call) {
+      if (call == 3) step.freeze();
+      const Tensor x = call % 2 ? randn({4, 4}) : many.slice(0, 4 * call, 4 * call + 4);
+      const Tensor y = call == 7 ? x : randn({4, 4}), copy = x.clone();
+      const Tensor want = fn(copy, call == 7 ? copy : y);
+      CHECK(same_bits(step(x, y), want));
+      CHECK(same_bits(x, copy));
+    }
+    CHECK(runs <= 4);  // The last one's arguments are one tensor.
+    const Tensor pair = randn({8, 4}), x = pair.slice(0, 0, 4), y = pair.slice(0, 4, 8);
+    CHECK(same_bits(step(y.clone(), x.clone()), fn(y.clone(), x.clone())));
+    const Tensor both = pair.clone();
+    CHECK(same_bits(step(y, x), fn(both.slice(0, 4, 8), both.slice(0, 0, 4))));
+    CHECK(same_bits(pair, both));
+  }
+}
+
 TEST_CASE("pitfall A25: what a frozen step meets later and could not freeze runs the function") {
   Tensor kept;
   int runs = 0;

@@ -408,6 +408,19 @@ TEST_CASE("profile: building kernels is done once, and is said beside the figure
   CHECK(profile.report().find("left out, for it is done once") != std::string::npos);
 }
 
+TEST_CASE("profile: reset() begins anew") {
+  const Tensor x = ones({3});
+  Profile profile;
+  exp(x), exp(x);
+  REQUIRE(profile.rows().size() == 1);
+  CHECK(profile.rows()[0].calls == 2);
+  profile.reset();
+  CHECK(profile.rows().empty());
+  log(x);
+  REQUIRE(profile.rows().size() == 1);
+  CHECK(profile.rows()[0].op == "log");
+}
+
 TEST_CASE("profile: one that ends or pauses within a step that checks numerics leaves it whole") {
   auto profile = std::make_unique<Profile>();
   auto s = step(

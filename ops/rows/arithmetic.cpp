@@ -49,9 +49,9 @@ const NumberOp neg_row{"neg", "-a", kDifference, [](auto a) { return -a; },
 constexpr PointwiseTraits kBound{.beyond = Beyond::Saturate};
 
 // What reaches the first of two operands where it is the chosen one; a tie shares the gradient
-// evenly, as PyTorch's.
+// evenly, as PyTorch's. Of a NaN the gradient is one, of an infinity not.
 constexpr auto kShare = [](auto chosen, auto tie, auto a, auto g) {
-  return g * m::where(chosen, 1.0, m::where(tie, 0.5, a * 0.0));
+  return g * m::where(chosen, 1.0, m::where(tie, 0.5, m::min(m::max(a, -1.0), 1.0) * 0.0));
 };
 
 const NumberOp minimum_row{

@@ -51,16 +51,19 @@ const NumberOp round_row{"round", "nearest integer, halves to even", kPlain,
                          [](auto x) { return m::round(x); }, kNone};
 const NumberOp trunc_row{"trunc", "nearest integer towards zero", kPlain,
                          [](auto x) { return m::trunc(x); }, kNone};
-// d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0.
+// d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0. What is chosen away is finite as well: its
+// derivative is multiplied by 0.
 const NumberOp pow_row{"pow",
                        "x^e",
                        {.lo = 0.3, .hi = 3.0},
                        [](auto x, auto e) { return m::pow(x, e); },
                        [](auto x, auto e, auto, auto g) {
-                         return m::where(e == 0.0, 0.0, g * e * m::pow(x, e - 1.0));
+                         const auto power = m::where(e == 0.0, 1.0, e) - 1.0;
+                         return m::where(e == 0.0, 0.0, g * e * m::pow(x, power));
                        },
                        [](auto x, auto e, auto y, auto g) {
-                         return m::where((x == 0.0) & (e >= 0.0), 0.0, g * y * m::log(x));
+                         const auto flat = (x == 0.0) & (e >= 0.0);
+                         return m::where(flat, 0.0, g * y * m::log(m::where(flat, 1.0, x)));
                        }};
 
 }  // namespace

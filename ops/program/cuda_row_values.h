@@ -1,0 +1,132 @@
+#pragma once
+// How the text of a GPU's kernel over rows spells the values of its statements, one a line.
+#include <algorithm>
+
+#include "ops/program/cuda_rows.h"
+#include "ops/vocabulary/spelling.h"
+
+namespace brrr::program {
+
+class RowValues : protected DeviceRowPasses {
+ protected:
+  RowValues(const Program& p, const RowWalk& walk)
+      : DeviceRowPasses(p, walk.traits.split),
+        walk_(walk),
+        last_(p.space.ndim - 1),
+        names_(p.statements.size()) {}
+
+  const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
+  const char* element(int id) const { return spelling(at(id).type).element; }
+  const char* vector(int id) const { return spelling(at(id).type).vector; }
+  const char* memory(int w) const { return spelling(window(w).dtype).element; }
+  bool is_kept(int w) const {
+    return walk_.slots && std::find(reused_.begin(), reused_.end(), w) != reused_.end();
+  }
+  bool split() const { return walk_.traits.split; }
+  bool is_total(int id) const {
+    return at(id).kind == (split() ? Statement::Fold : Statement::Total);
+  }
+  static bool in_row(const Statement& s) { return s.varies == Statement::InRow; }
+
+  // An element that a row has once, or element `place` of its elements, in memory.
+  std::string address(int w, const std::string& place = "") const {
+    const int64_t* const stride = window(w).stride;
+    const bool varies = std::any_of(stride, stride + last_ + 1, [](int64_t s) { return s != 0; });
+    return fmt::format("p.a{}", w) + (varies && last_ > 0 ? fmt::format(" + o{}", w) : "") +
+           along(w, place);
+  }
+  std::string along(int w, const std::string& place) const {
+    return place.empty() || !inner_stride(w) ? ""
+                                             : fmt::format(" + ({}) * p.s{}_{}", place, w, last_);
+  }
+  // The element as a register; where it is part of a group, `own` is its name.
+  std::string loaded(int id, const std::string& place, const std::string& own = "") const {
+    const int w = at(id).which;
+    if (window(w).source == Window::Index) {
+      if (at(id).varies == Statement::Never) return "i64(0l)";
+      return fmt::format("i64(o{}{})", w, along(w, place));
+    }
+    const std::string from =
+        own.empty() ? fmt::format("(const {}*)({})", memory(w), address(w, place)) : "&" + own;
+    return fill(spelling(window(w).dtype).load, {fmt::format("load({})", from)});
+  }
+  std::string id_of(const Statement& s) const { return fmt::format("id{}", s.which); }
+  std::string counts(const Statement& s) const {
+    return fmt::format("counts{}_{}", s.which, s.text);
+  }
+  std::string number(size_t k) const {
+    return fmt::format("{}p.c{}", p_.numbers[k].control ? "*" : "", k);
+  }
+  std::string formula(int id) const {
+    std::vector<std::string> args;
+    for (int a : at(id).args) args.push_back(name(a));
+    return fill(at(id).text, args);
+  }
+  // Of a statement that is neither a fold nor a store.
+  std::string value(int id, const std::string& place, const std::string& own) const {
+    const Statement& s = at(id);
+    switch (s.kind) {
+      case Statement::Number:
+        return splat(s.type, number(static_cast<size_t>(s.which)));
+      case Statement::Length:
+        return splat(s.type, "p.length");
+      case Statement::Counts:
+        return fmt::format("b16(-(int){})", counts(s));
+      case Statement::IsAt:
+        return fmt::format("b16(-(int)({} == {}))", place, id_of(s));
+      case Statement::Pick:
+        return fmt::format("{} ? {} : {}{{}}", counts(s), picked(s.args[0], id_of(s)), vector(id));
+      case Statement::Load:
+        return loaded(id, place, own);
+      default:
+        return formula(id);
+    }
+  }
+  // An element of the row, computed where it is.
+  std::string picked(int id, const std::string& place) const {
+    const Statement& s = at(id);
+    if (!in_row(s)) return name(id);
+    if (s.kind != Statement::Formula) return value(id, place, "");
+    std::vector<std::string> args;
+    for (int a : s.args) args.push_back("(" + picked(a, place) + ")");
+    return fill(s.text, args);
+  }
+  void line(int id, const std::string& indent, const std::string& place = "",
+            const std::string& own = "") {
+    std::string& as = names_[static_cast<size_t>(id)];
+    if (at(id).kind == Statement::Constant) {
+      as = splat(at(id).type, at(id).text);
+      return;
+    }
+    as = fmt::format("v{}", id);
+    out_ += fmt::format("{}const auto {} = {};\n", indent, as, value(id, place, own));
+  }
+  // What a row has one of; where no row is left, the one of another row may be written meanwhile.
+  void line_of_row(int id, const std::string& indent) {
+    const Statement& s = at(id);
+    if (s.kind != Statement::Load || !window(s.which).in_memory()) return line(id, indent);
+    names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
+    out_ += fmt::format("{}const auto v{} = on ? {} : {}{{}};\n", indent, id, loaded(id, ""),
+                        vector(id));
+  }
+  template <class Which> void lines(const Which& which, const std::string& indent) {
+    for (int id = 0; id < count(); ++id) {
+      if (of(id).live && which(id)) line(id, indent);
+    }
+  }
+  std::string combine(int fold) const {
+    return fmt::format("[]({0} a, {0} b) {{ return {1}; }}", vector(fold),
+                       fill(at(fold).text, {"a", "b"}));
+  }
+  std::string combined(int fold, const std::string& x) const {
+    return fill(at(fold).text, {x, name(at(fold).args[0])});
+  }
+  const std::string& init(int fold) const { return name(at(fold).args[1]); }
+
+  const RowWalk& walk_;
+  const int last_;
+  std::vector<std::string> names_;  // By statement: what it is called in the text.
+  std::string out_;
+};
+
+}  // namespace brrr::program
