@@ -15,7 +15,7 @@
 #ifndef BRRR_ROW_FLAGS
 #error "brrr: a file that defines row ops needs the flags of brrr's kernels; link brrr::row"
 #endif
-#ifdef __FAST_MATH__
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__)
 #error "brrr: -ffast-math changes results; remove it from the file that defines row ops"
 #endif
 

@@ -69,7 +69,7 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
       const double a = analytic[static_cast<size_t>(i)];
       double error = std::fabs(a - numeric) / (1 + std::fabs(numeric));
       if (std::isnan(error)) error = INFINITY;
-      if (error > o.tolerance) result.ok = false;
+      if (!(error <= o.tolerance)) result.ok = false;
       if (error >= result.worst) {
         result.worst = error;
         result.report =

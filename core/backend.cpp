@@ -20,6 +20,11 @@ const Backend& detail::find_backend(DeviceType type) {
   return b;
 }
 
+void detail::no_such(Device device) {
+  fail("there is no {}: a process has one GPU, {}; CUDA_VISIBLE_DEVICES chooses which",
+       name(device), name(kCUDA));
+}
+
 bool cuda_available() {
   try {
     backend(DeviceType::CUDA);

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "core/check.h"
 #include "core/device.h"
 #include "core/dtype.h"
 
@@ -138,6 +137,7 @@ namespace detail {
 inline const Backend* backends[kDeviceTypes] =
     {};  // Set once each, before first use of the device.
 const Backend& find_backend(DeviceType type);
+[[noreturn]] void no_such(Device device);
 }  // namespace detail
 /// The backend of a device; throws brrr::Error, saying what is missing, when there is none.
 inline const Backend& backend(DeviceType type) {
@@ -147,9 +147,8 @@ inline const Backend& backend(DeviceType type) {
 
 /// The same for a device that a user names: there is one GPU, the first that the process sees.
 inline const Backend& backend(Device device) {
-  BRRR_CHECK(device.index == 0,
-             "there is no {}: a process has one GPU, {}; CUDA_VISIBLE_DEVICES chooses which",
-             name(device), name(kCUDA));
+  if (device.index != 0) [[unlikely]]
+    detail::no_such(device);
   return backend(device.type);
 }
 

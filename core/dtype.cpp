@@ -24,7 +24,8 @@ DType promote(DType a, DType b) {
 }
 
 std::string name(Device d) {
-  return d.type == DeviceType::CPU ? "cpu" : fmt::format("cuda:{}", d.index);
+  const bool cpu = d.type == DeviceType::CPU;
+  return cpu && d.index == 0 ? "cpu" : fmt::format("{}:{}", cpu ? "cpu" : "cuda", d.index);
 }
 
 }  // namespace brrr

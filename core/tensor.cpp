@@ -218,8 +218,8 @@ NoGradGuard::~NoGradGuard() { context.grad_enabled = previous_; }
 void check_host_access(const char* what, const TensorImpl* t) {
   if (t && t->storage->lost) {
     fail(
-        "{}: {} is a temporary of a recorded step (made by {}) that has no data outside it; "
-        "return it from the step instead",
+        "{}: {} is a temporary of a recorded step (made by {}) that threw before it was computed; "
+        "give the handle what it held before, or use it after a call that does not throw",
         what, describe(t), t->storage->lost);
   }
   if (context.recorder) {

@@ -23,13 +23,9 @@ struct Options : TrainingOptions {
   double dropout = 0;
 
   Options();
-  brrr::Metadata kept() const override {
-    brrr::Metadata all = TrainingOptions::kept();
-    all["data"] = data.empty() ? "digits" : "idx";
-    return all;
-  }
   void adapt(brrr::Metadata& saved) const override {
     TrainingOptions::adapt(saved);
+    if (saved["data"] == "digits" || saved["data"] == "idx") saved["data"].clear();  // Older ones.
     saved.emplace("images", std::to_string(images));  // Older checkpoints do not say it.
   }
 };
@@ -57,6 +53,7 @@ Options::Options()
   add("--eval-every", eval_every, "steps between tests on held-out images (0: at the end)",
       whole_number(0));
   flag("--explain", explain, "say what graph mode recorded, fused and replayed");
+  hints_.emplace_back("data");
 }
 
 class Run : public Training {
@@ -159,8 +156,9 @@ class Run : public Training {
 
   double test() override { return accuracy(); }
   Unit unit() const override {
-    return {"images", static_cast<double>(options_.batch * options_.passes()), "accuracy",
-            "{:.2f} %"};
+    return {"images",
+            static_cast<double>(std::min(options_.batch, train_.size()) * options_.passes()),
+            "accuracy", "{:.2f} %"};
   }
   std::string result() override {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
@@ -171,11 +169,11 @@ class Run : public Training {
     return *hash_;
   }
   brrr::Metadata notes() const override {
-    return {{kDataHash, fmt::format("{:016x}", data_hash())}};
+    return {{"data", options_.data}, {kDataHash, fmt::format("{:016x}", data_hash())}};
   }
   void check_data() const {
     const auto was = options_.saved.find(kDataHash);
-    BRRR_CHECK(was == options_.saved.end() || was->second == notes()[kDataHash],
+    BRRR_CHECK(was == options_.saved.end() || was->second == fmt::format("{:016x}", data_hash()),
                "--resume {}: it was trained on other images; give the --data that it had",
                options_.resume);
   }

@@ -23,27 +23,28 @@ bool KernelSize::allowed(int ndim, const Target& target) const {
 
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
   KernelSize size;
-  std::vector<uint32_t> used;
+  std::vector<std::pair<uint32_t, uint32_t>> used;  // Storages and values, once per access.
   auto add = [&](uint32_t at) {
     const Instr& i = r.instrs[at];
     ++size.instrs;
     size.polynomials += polynomials(r, i);
     size.numbers += static_cast<size_t>(std::count(r.in(i), r.in(i) + i.n_in, kNone));
-    r.each_operand(i, [&](uint32_t value, bool) { used.push_back(r.value(value).storage); });
+    r.each_operand(i,
+                   [&](uint32_t value, bool) { used.emplace_back(r.value(value).storage, value); });
   };
   for (uint32_t at : s.groups[g].instrs) add(at);
   for (uint32_t at : s.groups[h].instrs) {
     if (h != g) add(at);
   }
-  std::vector<uint32_t> values;
-  for (uint32_t st : distinct(used)) {
-    bool others = r.lasting[st];
-    values.clear();
-    for (const Access& a : r.accesses[st]) {
-      const uint32_t group = s.group_of[a.instr];
-      group == g || group == h ? values.push_back(a.value) : void(others = true);
+  std::sort(used.begin(), used.end());
+  for (auto at = used.begin(), next = at; at != used.end(); at = next) {
+    const uint32_t st = at->first;
+    size_t values = 0;
+    for (; next != used.end() && next->first == st; ++next) {
+      values += next == at || next->second != (next - 1)->second;
     }
-    if (others) size.in_memory += distinct(values).size();
+    const bool others = next - at < static_cast<ptrdiff_t>(r.accesses[st].size());
+    if (others || r.lasting[st]) size.in_memory += values;
   }
   return size;
 }

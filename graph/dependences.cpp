@@ -30,10 +30,12 @@ void Recording::find_accesses() {
   for (uint32_t st : externals) lasting[st] = true;
   live = live_instructions(*this);
   accesses.assign(storages.size(), {});
+  written.assign(storages.size(), false);
   for (uint32_t at = 0; at < instrs.size(); ++at) {
     if (!live[at]) continue;
     each_operand(instrs[at], [&](uint32_t id, bool write) {
       accesses[value(id).storage].push_back({at, id, write});
+      if (write) written[value(id).storage] = true;
     });
   }
 }

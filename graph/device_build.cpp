@@ -13,7 +13,7 @@ static constexpr size_t kBlockAlign = 64;
 void DevicePlan::find_externals() {
   for (uint32_t st : r_.externals) {
     External& x = externals_.emplace_back();
-    x.written = r_.writes(st);
+    x.written = r_.written[st];
     if (r_.storages[st].device == kCPU) continue;
     const Extent touched = r_.extent(st);
     x.low = touched.low;

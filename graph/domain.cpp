@@ -234,15 +234,19 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
 }
 
 bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w) {
+  // A weight may be read thousands of times, but a group has few operands.
+  const auto each = [&](uint32_t group, const auto& f) {
+    for (uint32_t at : s.groups[group].instrs) {
+      r.each_operand(r.instrs[at], [&](uint32_t id, bool write) { f(Access{at, id, write}); });
+    }
+  };
   bool all = true;
-  for (uint32_t at : s.groups[a].instrs) {
-    r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
-      for (const Access& y : r.accesses[r.value(value).storage]) {
-        const bool apart = s.group_of[y.instr] != b || !(write || y.write);
-        all = all && (apart || passes(r, {at, value, write}, y, w));
-      }
+  each(a, [&](const Access& x) {
+    each(b, [&](const Access& y) {
+      const bool same = r.value(x.value).storage == r.value(y.value).storage;
+      if (all && same && (x.write || y.write)) all = passes(r, x, y, w);
     });
-  }
+  });
   return all;
 }
 

@@ -1,6 +1,8 @@
 // Memory of temporaries: offline best fit by lifetime, in survivors not yet written and the arena.
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "core/check.h"
 #include "graph/schedule.h"
@@ -77,24 +79,33 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     return m.storages[a].first < m.storages[b].first;
   });
+  std::map<uint32_t, std::set<size_t>> ending;  // By the group that they are used last in.
   for (uint32_t st : order) {
     const MemoryPlan::Piece& x = m.storages[st];
     const uint32_t at = x.first;
-    const bool pointwise = elementwise(r, s, at, st);
-    bool joined = false, candidate = false;
-    for (Block& b : blocks) {
-      const uint32_t before = b.storages.back();
-      if (!pointwise || b.last != at || m.storages[before].first == at) continue;
-      candidate = true;
-      if (!takes_over(r, s, at, before, st)) continue;
-      b.storages.push_back(st);
-      b.last = x.last;
-      joined = true;
-      break;
+    size_t in = blocks.size();
+    bool candidate = false;
+    if (elementwise(r, s, at, st)) {
+      for (size_t k : ending[at]) {
+        const uint32_t before = blocks[k].storages.back();
+        if (m.storages[before].first == at) continue;
+        candidate = true;
+        if (!takes_over(r, s, at, before, st)) continue;
+        in = k;
+        break;
+      }
     }
+    const bool joined = in < blocks.size();
     m.in_place_candidates += candidate;
     m.in_place += joined;
-    if (!joined) blocks.push_back({{-1, aligned(x.bytes), kNone, at, x.last}, {st}});
+    if (joined) {
+      blocks[in].storages.push_back(st);
+      blocks[in].last = x.last;
+      ending[at].erase(in);
+    } else {
+      blocks.push_back({{-1, aligned(x.bytes), kNone, at, x.last}, {st}});
+    }
+    ending[x.last].insert(in);
   }
   return blocks;
 }

@@ -96,6 +96,7 @@ class Merger {
   bool independent(uint32_t a, uint32_t b) const {
     const bool fewer = storages_[a].size() < storages_[b].size();
     for (uint32_t st : storages_[fewer ? a : b]) {
+      if (!r_.written[st]) continue;
       bool used[2] = {}, written = false;
       for (const Access& x : r_.accesses[st]) {
         if (group(x) != a && group(x) != b) continue;
@@ -122,6 +123,7 @@ class Merger {
   // The last group before b that wrote this value.
   uint32_t producer(uint32_t value, uint32_t b) const {
     uint32_t last = kNone;
+    if (!r_.written[r_.value(value).storage]) return last;
     for (const Access& x : r_.accesses[r_.value(value).storage]) {
       if (!x.write || group(x) >= b || !groups_[group(x)].fused) continue;
       if (last != kNone && group(x) <= last) continue;
@@ -180,6 +182,7 @@ class Merger {
   bool can_move(uint32_t g, uint32_t a, uint32_t b) const {
     int64_t growth = 0;
     for (uint32_t st : storages_[g]) {
+      if (r_.lasting[st] && !r_.written[st]) continue;  // Of these there may be thousands of uses.
       bool writes = false, between = false, written_between = false;
       uint32_t first = kNone, last = 0;  // Of the other groups that use it.
       for (const Access& x : r_.accesses[st]) {

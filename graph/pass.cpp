@@ -35,7 +35,7 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   candidates_ = candidates;
   watch_ = watch;
   left_ = nullptr;
-  differences_.clear();
+  difference_ = {};
   control_.clear();
   host_bytes_.clear();
   host_effect_ = nullptr;
@@ -297,7 +297,6 @@ void Pass::general_op(OpCall& c) {
 
 // Another candidate with the same verified prefix that goes on as this pass does.
 bool Pass::switch_candidate(const OpCall* c) {
-  differences_.push_back(describe_difference(c));
   const Recording* from = expected_;
   const size_t at = cursor();
   auto same_prefix = [&](const Recording* r) {
@@ -312,10 +311,13 @@ bool Pass::switch_candidate(const OpCall* c) {
       return true;
     }
   }
-  for (const Recording* r : candidates_) {  // For people: which of them is the closest.
+  // For people: which of them is the closest.
+  expect(from, at);
+  note_difference(c);
+  for (const Recording* r : candidates_) {
     if (!same_prefix(r)) continue;
     expect(r, at);
-    differences_.push_back(describe_difference(c));
+    note_difference(c);
   }
   expect(from, at);
   return false;

@@ -85,8 +85,8 @@ class Pass final : public Recorder {
   const std::vector<Ref<Storage>>& first_seen() const { return first_seen_; }
   /// Dynamic attribute words in order of use.
   const std::vector<int64_t>& control() const { return control_; }
-  /// Where the pass stopped matching, one for each candidate that was tried.
-  const std::vector<Difference>& differences() const { return differences_; }
+  /// Where the pass stopped matching the candidate that it matched longest; "" if it never did.
+  const std::string& difference() const { return difference_.text; }
   /// The number of a storage from outside, or kNone.
   uint32_t external_of(const Storage& s) const { return by_address_[slot_of(s)]; }
   /// The placeholder of a storage; null if it died.
@@ -126,7 +126,8 @@ class Pass final : public Recorder {
   bool survivors_match(const Recording& r) const;
   bool switch_candidate(const OpCall* c);
   void begin_recording();
-  Difference describe_difference(const OpCall* c);
+  void note_difference(const OpCall* c);
+  std::string describe_difference(const OpCall* c, const Mismatch& m) const;
   std::string describe_operand(uint32_t id, const TensorImpl* t) const;
 
   void record(OpCall& c);
@@ -157,7 +158,7 @@ class Pass final : public Recorder {
   std::vector<std::vector<uint32_t>> windows_;  // By storage: its values in fresh_, of which the
   uint32_t sorted_ = 0;                         // first so many are in there.
   const Recording* left_ = nullptr;             // Whose ops those recorded now have been so far.
-  std::vector<Difference> differences_;
+  Difference difference_;
 
   std::vector<Binding> bindings_;     // By external number.
   std::vector<uint32_t> by_address_;  // Their numbers, hashed with linear probing; kNone: free.

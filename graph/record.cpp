@@ -272,41 +272,53 @@ static std::string describe_word(const Attrs& was, const OpCall& c, int word) {
   return fmt::format("{} was {}, now {}", what, word_text(was, word), word_text(c.attrs, word));
 }
 
-Difference Pass::describe_difference(const OpCall* c) {
+std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const {
   const size_t at = cursor();
   if (at >= expected_->instrs.size()) {
-    return {
-        at, 0,
-        c ? fmt::format("length differs: the recording ends after {} ops, this call goes on with "
-                        "{}",
-                        at, c->op->name)
-          : "results differs: other tensors outlive the step than when it was recorded"};
+    return c ? fmt::format(
+                   "length differs: the recording ends after {} ops, this call goes on "
+                   "with {}",
+                   at, c->op->name)
+             : "results differs: other tensors outlive the step than when it was recorded";
   }
   const Instr& e = expected_->instrs[at];
   const std::string& path = expected_->paths[e.path];
   const std::string where =
       fmt::format("op {} ({}{}{})", at, path, path.empty() ? "" : ": ", e.op->name);
-  if (!c) return {at, 0, fmt::format("length differs: {}: this call ended before it", where)};
-  const auto [kind, k] = mismatch(e, *c);
-  if (kind == Mismatch::Op) {
-    return {
-        at, 0,
-        fmt::format("op differs: {}: found {}{} instead", where, c->op->name, c->into ? "_" : "")};
+  if (!c) return fmt::format("length differs: {}: this call ended before it", where);
+  switch (m.kind) {
+    case Mismatch::Op:
+      return fmt::format("op differs: {}: found {}{} instead", where, c->op->name,
+                         c->into ? "_" : "");
+    case Mismatch::Word:
+      return fmt::format("attribute {} differs: {}: {}", m.at, where,
+                         describe_word(e.attrs, *c, m.at));
+    case Mismatch::Operand: {
+      const std::string role = m.at < c->n_in ? fmt::format("operand {}", m.at)
+                                              : fmt::format("destination {}", m.at - c->n_in);
+      return fmt::format("{} differs: {}, {}: {}", role, where, role,
+                         describe_operand(expected_->in(e)[m.at], operand(*c, m.at)));
+    }
+    default:
+      return fmt::format("attributes differs: {}: other attributes", where);
   }
-  if (kind == Mismatch::Word) {
-    return {at, 3,
-            fmt::format("attribute {} differs: {}: {}", k, where, describe_word(e.attrs, *c, k))};
+}
+
+// Keeps it, if this candidate is closer than those before it.
+void Pass::note_difference(const OpCall* c) {
+  const size_t at = cursor();
+  const Instr* const e = c && at < expected_->instrs.size() ? &expected_->instrs[at] : nullptr;
+  const Mismatch m = e ? mismatch(*e, *c) : Mismatch{};
+  int closeness = m.kind == Mismatch::Word ? 3 : 0;
+  if (m.kind == Mismatch::Operand) {
+    const uint32_t id = expected_->in(*e)[m.at];
+    const TensorImpl* const t = operand(*c, m.at);
+    const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
+    closeness = same ? 2 : 1;
   }
-  if (kind == Mismatch::Attributes) {
-    return {at, 0, fmt::format("attributes differs: {}: other attributes", where)};
-  }
-  const uint32_t id = expected_->in(e)[k];
-  const TensorImpl* const t = operand(*c, k);
-  const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
-  const std::string role =
-      k < c->n_in ? fmt::format("operand {}", k) : fmt::format("destination {}", k - c->n_in);
-  return {at, same ? 2 : 1,
-          fmt::format("{} differs: {}, {}: {}", role, where, role, describe_operand(id, t))};
+  const bool closer = difference_.text.empty() ||
+                      std::pair(at, closeness) > std::pair(difference_.at, difference_.closeness);
+  if (closer) difference_ = {at, closeness, describe_difference(c, m)};
 }
 
 }  // namespace brrr::graph

@@ -71,11 +71,6 @@ void Recording::make_cues() {
   for (uint32_t k = 0; k < instrs.size(); ++k) make_cue(*this, instrs[k], k, cues[k]);
 }
 
-bool Recording::writes(uint32_t storage) const {
-  return std::any_of(accesses[storage].begin(), accesses[storage].end(),
-                     [](const Access& a) { return a.write; });
-}
-
 Extent Recording::extent(uint32_t storage) const {
   Extent e;
   for (uint32_t id = 0; id < values.size(); ++id) {

@@ -107,6 +107,7 @@ struct Recording {
   std::vector<bool> live;     ///< By instruction: it has an effect; views never do by themselves.
   std::vector<bool> lasting;  ///< By storage: it is there after the step.
   std::vector<std::vector<Access>> accesses;  ///< By storage, in program order.
+  std::vector<bool> written;                  ///< By storage: a live instruction writes it.
 
   void complete() {
     make_cues();
@@ -128,8 +129,6 @@ struct Recording {
   bool survives(uint32_t storage) const {
     return lasting[storage] && storages[storage].origin == Origin::Internal;
   }
-  /// Whether a live instruction writes the storage.
-  bool writes(uint32_t storage) const;
   Extent extent(uint32_t storage) const;
 
  private:
@@ -142,9 +141,9 @@ bool is_host_data(const Instr& i);
 
 /// Why a call did not match a recording, for people.
 struct Difference {
-  size_t at;         ///< Instruction number.
-  int closeness;     ///< Of two at the same instruction the greater is the smaller difference.
-  std::string text;  ///< What differs; expected and found, with the module path.
+  size_t at = 0;      ///< Instruction number.
+  int closeness = 0;  ///< Of two at the same instruction the greater is the smaller difference.
+  std::string text;   ///< What differs; expected and found, with the module path. "": nothing.
 };
 
 }  // namespace brrr::graph

@@ -134,14 +134,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
     if (at != entries_.end()) std::rotate(entries_.begin(), at, at + 1);
     return e;
   }
-  const std::vector<Difference>& all = s.pass.differences();
-  std::string why;
-  if (!all.empty()) {
-    // The closest recording is the one that matched longest.
-    why = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
-            return std::pair(a.at, a.closeness) < std::pair(b.at, b.closeness);
-          })->text;
-  }
+  const std::string why = s.pass.difference();
   BRRR_CHECK(entries_.empty() || options_.on_new_entry != Policy::Error,
              "step: this call matches no recording and on_new_entry is Error: {}", why);
   auto e = std::make_shared<Entry>();

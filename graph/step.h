@@ -158,7 +158,8 @@ template <class F> class Step {
   Step(F fn, StepOptions options) : fn_(std::move(fn)), base_(graph::make_step(options)) {}
 
   /// Calls the function (exactly once, or not at all once frozen) and returns what it returned.
-  /// If it throws, nothing of the step has happened.
+  /// If it throws, nothing of the step has happened: every tensor is what it was. (A handle from
+  /// outside that the function has given another tensor keeps that one, which was never computed.)
   template <class... T> auto operator()(const T&... args) { return run_by(base(), args...); }
 
   /// From the next call on `fn` is not run any more: the recorded step is replayed with its

@@ -76,7 +76,7 @@ void StepCore::verify(Entry& e, Session& s) {
   UndoLog undo;  // A replay that turns out wrong has not happened.
   std::vector<bool> written(bindings.size());
   for (size_t k = 0; k < bindings.size(); ++k) {
-    written[k] = r.writes(r.externals[k]);
+    written[k] = r.written[r.externals[k]];
     if (written[k]) undo.save(*bindings[k].storage);
   }
   for (Storage* out : s.survivors) {

@@ -45,6 +45,7 @@ static StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
 }
 
 void save_checkpoint(const std::string& path, const TrainingState& s) {
+  BRRR_CHECK(s.step >= 0, "save_checkpoint: {}: the step is {}", path, s.step);
   StateDict dict;
   each_part(s, [&](const std::string& name, const auto& part) {
     for (const auto& [key, t] : part.state_dict()) dict[name + "." + key] = t;

@@ -78,7 +78,7 @@ class GPT : public Module {
   KeyValueCache make_cache(int64_t batch = 1) const;
   /// The next token: ids int64 [batch, 1] at `position`, int64 [1] in [0, block), after those that
   /// the cache holds -> logits [batch, vocab], without gradients. What later slots hold does not
-  /// matter.
+  /// matter. Throws where a position is out of range, or an id.
   Tensor forward(const Tensor& ids, const Tensor& position, const KeyValueCache& cache);
 
   const GPTOptions& options() const { return options_; }

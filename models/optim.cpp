@@ -236,7 +236,7 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
 }
 
 Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
-  check_number("clip_grad_norm_", "max_norm", max_norm);
+  BRRR_CHECK(max_norm >= 0, "clip_grad_norm_: max_norm must not be negative, got {}", max_norm);
   NoGradGuard guard;
   const auto sharding = dist::Sharding::of(parameters);
   const bool apart = sharding && sharding->gradients();
@@ -252,6 +252,7 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   if (apart) norms = sharding->norms_of_parts(used);
   for (Tensor& n : norms) n = n.to(all_double ? kFloat64 : kFloat32);
   const Tensor total = stack(norms).norm();
+  if (std::isinf(max_norm)) return total;
   // PyTorch's formula: NaN and infinite norms pass through.
   const Tensor scale = minimum(max_norm / (total + 1e-6), 1.0);
   for (const Tensor& g : distinct_gradients(parameters)) g.mul_(scale);

@@ -141,7 +141,8 @@ class AdamW : public Adam {
 std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters);
 
 /// Scales the gradients so that their common 2-norm is at most `max_norm`; returns the norm before,
-/// 0-d. Nothing is read on the host. A gradient tensor that several leaves share is scaled once.
+/// 0-d. Where `max_norm` is infinite it only measures. Nothing is read on the host. A gradient
+/// tensor that several leaves share is scaled once.
 Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm);
 
 }  // namespace brrr::optim

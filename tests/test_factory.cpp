@@ -355,6 +355,7 @@ TEST_CASE("factories: a second GPU is refused, not taken for the first") {
   refused([&] { set_default_device(second); });
   refused([&] { synchronize(second); });
   refused([&] { memory_stats(second); });
+  CHECK(has(error_of([] { zeros({2}, Device{DeviceType::CPU, 3}); }), "there is no cpu:3"));
 }
 
 TEST_CASE("random: a call that throws uses no draw") {

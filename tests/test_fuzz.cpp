@@ -85,7 +85,8 @@ std::string atomic(const std::vector<Program>& programs, const Setup& setup, Cou
   auto step = brrr::step(fn, setup.options);
   for (int call = 0; call < setup.calls; ++call) {
     const std::string at = "call " + std::to_string(call) + ": ";
-    const std::vector<State> handles = graph.states;  // The user's own; no step can undo those.
+    // The user's own; no step can undo those. Held for both, as views that are there forbid writes.
+    const std::vector<State> handles = graph.states, others = untouched.states;
     const RngState random = rng_state();
     graph.stop = SIZE_MAX;
     if (call % 2) {  // Between the failures the step gets on.

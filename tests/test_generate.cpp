@@ -64,6 +64,19 @@ Ids greedy(GPT& gpt, Ids context, int64_t tokens) {
 
 }  // namespace
 
+TEST_CASE("generate: a position for which the cache has no slot is refused") {
+  for (const GPTOptions& o : kinds(4)) {
+    GPT gpt(o);
+    const auto cache = gpt.make_cache();
+    const Tensor id = zeros({1, 1}, kInt64);
+    for (const int64_t at : {int64_t{-1}, int64_t{4}}) {
+      CHECK_THROWS_AS(gpt.forward(id, full({1}, at, kInt64), cache), Error);
+    }
+    CHECK(cache.layers[0].keys.abs().sum().item<float>() == 0);
+    gpt.forward(id, full({1}, 3, kInt64), cache);
+  }
+}
+
 TEST_CASE("generate: logits with a cache are those without") {
   for (const GPTOptions& o : kinds(12)) {
     GPT gpt(o);

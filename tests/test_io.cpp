@@ -327,6 +327,8 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   CHECK(same_bytes(one.model.parameters()[0], other.parameters()[0]));
   save(path, one.model.state_dict());
   CHECK_THROWS_AS(load_checkpoint(path, only_model), Error);
+  one.state.step = -1;  // Not to be found out by who loads it.
+  CHECK_THROWS_AS(save_checkpoint(path, one.state), Error);
 }
 
 // --- IDX and data sets --------------------------------------------------------------------------

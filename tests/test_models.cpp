@@ -324,6 +324,11 @@ TEST_CASE("pitfall A24: clip_grad_norm_ scales a shared gradient once") {
   CHECK(p.grad().to_vector<double>()[0] == doctest::Approx(3 / std::sqrt(50.0)).epsilon(1e-6));
   CHECK(optim::clip_grad_norm_({r}, 1.0).item<float>() == 0.0f);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, -1.0), Error);
+  CHECK_THROWS_AS(optim::clip_grad_norm_({p}, std::nan("")), Error);
+  // To measure alone: whatever the norm is, nothing changes.
+  p.set_grad(full({2}, INFINITY, kFloat64));
+  CHECK(std::isinf(optim::clip_grad_norm_({p}, INFINITY).item<double>()));
+  CHECK(std::isinf(p.grad().to_vector<double>()[1]));
 }
 
 TEST_CASE("schedules are closed formulas of the step") {

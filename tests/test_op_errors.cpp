@@ -146,6 +146,16 @@ std::vector<Wrong> wrong_calls(const Operands& o) {
          einsum("ij,jk", {o.x, o.x});
        }},
       {"mse_loss", [&] { mse_loss(o.x, o.v); }},
+      {"mse_loss", [&] { mse_loss(o.i, o.i); }},
+      {"mse_loss", [&] { mse_loss(o.i > 0, o.i > 0); }},
+      {"split", [&] { o.x.split(1, 2); }},
+      {"chunk", [&] { o.x.chunk(2, -3); }},
+      {"zeros", [&] { zeros({-1}); }},
+      {"ones",
+       [&] {
+         ones({2, -1}, kInt64);
+       }},
+      {"full_like", [&] { full_like(o.x.to(kUInt8), 300); }},
       {"bce_with_logits", [&] { bce_with_logits(o.x, o.none); }},
       {"full", [&] { full({-1}, 1.0); }},
       {"full", [&] { full({1}, 300, kUInt8); }},

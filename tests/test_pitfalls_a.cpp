@@ -106,6 +106,7 @@ TEST_CASE("pitfall A3: whole numbers vary like others, and those of draws and ma
         return randint(-n, 3 * n + 1, {4, 4}) * (n + 1);
       },
       [&](const Tensor&) { return full({3}, n, kInt64) / (n + 1) + rand({3}) * n; },
+      [&](const Tensor&) { return one_hot(arange(3), n % 2 + 3) * n + arange(n % 2 + 3) * n; },
   };
   const Tensor x = randn({13, 9}), w = x.clone().set_requires_grad();
   for (size_t k = 0; k < std::size(functions); ++k) {

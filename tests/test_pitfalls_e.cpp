@@ -351,7 +351,8 @@ TEST_CASE("pitfall E8: a placeholder read after its step says what it was") {
     for (const auto& use : uses) {
       CAPTURE(n++);
       const std::string text = error_of(use);
-      CHECK(contains(text, "temporary of a recorded step"));
+      CHECK(contains(text, "temporary of a recorded step (made by"));
+      CHECK(contains(text, "that threw"));
       CHECK(contains(text, "made by mul"));
     }
     CHECK(leaked.numel() == 3);  // Metadata stays readable.

@@ -236,6 +236,18 @@ template <class F> void check_step(const F& fn, const Tensors& inputs, double un
 
 }  // namespace
 
+TEST_CASE("program: numbers are written alike in every locale") {
+  const char* const names[] = {"C", "de_DE.UTF-8", "de_DE", "fr_FR.UTF-8", "fr_FR", "cs_CZ.UTF-8"};
+  const std::string before = std::setlocale(LC_NUMERIC, nullptr);
+  for (const char* name : names) {
+    if (!std::setlocale(LC_NUMERIC, name)) continue;  // Most machines have few.
+    CHECK(literal(0.1) == "0x1.999999999999ap-4");
+    CHECK(literal(-3.0) == "-0x1.8p+1");
+    CHECK(literal(-0.0) == "-0x0p+0");
+  }
+  std::setlocale(LC_NUMERIC, before.c_str());
+}
+
 TEST_CASE("program: every pointwise row in plain C has the eager kernel's values") {
   const TempCache cache;
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8, kBool}) {

@@ -238,7 +238,7 @@ int start_threads() {
   if (const char* text = std::getenv("BRRR_NUM_THREADS"); text && *text) {
     char* end = nullptr;
     const long n = std::strtol(text, &end, 10);
-    if (!*end && n > 0) return static_cast<int>(std::min<long>(n, kMaxThreads));
+    if (!*end && n > 0 && n <= kMaxThreads) return static_cast<int>(n);
     std::fprintf(stderr, "brrr: BRRR_NUM_THREADS is '%s', not a number from 1 to %d; using %d\n",
                  text, kMaxThreads, all);
   }

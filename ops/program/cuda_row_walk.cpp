@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/check.h"
 #include "ops/program/cuda_rows.h"
 
 namespace brrr::program {

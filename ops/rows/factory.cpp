@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/backend.h"
+#include "core/check.h"
 #include "core/moved.h"
 #include "ops/vocabulary/convert.h"
 #include "ops/kinds/pointwise.h"
@@ -87,21 +88,25 @@ Tensor empty(const IntList& sizes, DType dtype, Device device) {
   return std::move(c.out[0]);
 }
 
-Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device) {
-  check_holds("full", v, dtype);
+static Tensor filled(const char* op, const IntList& sizes, Scalar v, DType dtype, Device device) {
+  numel_of(sizes, op);
+  check_holds(op, v, dtype);
   if (dtype == kBool) v = v.to_double() != 0;
   return PointwiseCall(full_row).make(sizes, dtype, device).add(v).run();
+}
+Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device) {
+  return filled("full", sizes, v, dtype, device);
 }
 Tensor full(const IntList& sizes, Scalar v) { return full(sizes, v, v.dtype()); }
 
 Tensor zeros(const IntList& sizes, DType dtype, Device device) {
-  return full(sizes, 0, dtype, device);
+  return filled("zeros", sizes, 0, dtype, device);
 }
-Tensor zeros(const IntList& sizes, Device device) { return full(sizes, 0, kFloat32, device); }
+Tensor zeros(const IntList& sizes, Device device) { return zeros(sizes, kFloat32, device); }
 Tensor ones(const IntList& sizes, DType dtype, Device device) {
-  return full(sizes, 1, dtype, device);
+  return filled("ones", sizes, 1, dtype, device);
 }
-Tensor ones(const IntList& sizes, Device device) { return full(sizes, 1, kFloat32, device); }
+Tensor ones(const IntList& sizes, Device device) { return ones(sizes, kFloat32, device); }
 
 Tensor empty_like(const Tensor& t) {
   defined("empty_like", t);
@@ -109,7 +114,7 @@ Tensor empty_like(const Tensor& t) {
 }
 static Tensor fill_like(const char* op, const Tensor& t, Scalar v) {
   defined(op, t);
-  return full(t.sizes(), v, t.dtype(), t.device());
+  return filled(op, t.sizes(), v, t.dtype(), t.device());
 }
 Tensor full_like(const Tensor& t, Scalar v) { return fill_like("full_like", t, v); }
 Tensor zeros_like(const Tensor& t) { return fill_like("zeros_like", t, 0); }

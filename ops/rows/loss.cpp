@@ -95,6 +95,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropy
 
 Tensor mse_loss(const Tensor& a, const Tensor& b) {
   check_pair("mse_loss", a, b);
+  BRRR_CHECK(is_floating(a.dtype()) || is_floating(b.dtype()),
+             "mse_loss: takes floating dtypes, got {} and {}; convert one with to(kFloat32)",
+             describe(a), describe(b));
   // A mask may be a target, but bool has no differences.
   const auto number = [](const Tensor& x, const Tensor& other) {
     return x.dtype() == kBool ? x.to(other.dtype()) : x;

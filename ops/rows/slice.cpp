@@ -116,7 +116,7 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
 std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
   BRRR_CHECK(length > 0, "split: size {} must be positive", length);
   std::vector<Tensor> parts;
-  const int64_t n = size(d);
+  const int64_t n = size(dim_arg("split", *this, d));
   for (int64_t at = 0; at < n || at == 0; at += length) {
     parts.push_back(narrow(d, at, std::min(length, n - at)));
   }
@@ -125,7 +125,7 @@ std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
 
 std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
-  const int64_t n = size(d);
+  const int64_t n = size(dim_arg("chunk", *this, d));
   if (n > 0) return split((n - 1) / chunks + 1, d);
   // There is no length that gives as many: all are empty, as PyTorch's.
   constexpr int64_t most = 1 << 20;

@@ -9,7 +9,8 @@ namespace {
 constexpr PointwiseTraits kPlain{};
 constexpr PointwiseTraits kFloat{.result = Result::Float};
 constexpr PointwiseTraits kPositive{.result = Result::Float, .lo = 0.3, .hi = 3.0};
-constexpr auto kNone = [](auto, auto, auto g) { return g * 0.0; };  // A gradient of steps.
+// A gradient of steps: 0 of whatever sign, whatever follows.
+constexpr auto kNone = [](auto, auto, auto g) { return m::min(m::max(g, -1.0), 1.0) * 0.0; };
 
 const PointwiseOp exp_row{"exp", "e^x", kFloat, [](auto x) { return m::exp(x); },
                           [](auto, auto y, auto g) { return g * y; }};

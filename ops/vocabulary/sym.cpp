@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "core/check.h"
@@ -61,7 +62,9 @@ std::string literal(double v) {
   if (std::isinf(v)) {
     return std::string(v < 0 ? "-" : "") + "__builtin_bit_cast(double, 0x7ff0000000000000l)";
   }
-  return fmt::format("{:a}", v);
+  char text[32];  // A locale has no say in it, as it has in what printf writes.
+  const auto end = std::to_chars(text, text + sizeof text, std::abs(v), std::chars_format::hex);
+  return (std::signbit(v) ? "-0x" : "0x") + std::string(text, end.ptr);
 }
 
 std::string literal(int64_t v) {

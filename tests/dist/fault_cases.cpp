@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "core/check.h"
 #include "models/data_parallel.h"
 #include "ops/kinds/exchange.h"
 #include "tests/temp_dir.h"
