@@ -130,6 +130,43 @@ TEST_CASE("pitfall A3: whole numbers vary like others, and those of draws and ma
   }
 }
 
+TEST_CASE("pitfall A3: whole numbers that vary may grow beyond their tensor's dtype") {
+  int64_t n = 0;
+  const Tensor wide = tensor({INT32_MIN, -7, -1, 0, 5, INT32_MAX}).to(kInt32);
+  const Tensor narrow = tensor({0, 1, 7, 255}).to(kUInt8);
+  const std::function<Tensor(const Tensor&)> functions[] = {
+      [&](const Tensor& x) { return x == n; },
+      [&](const Tensor& x) { return x + n; },
+      [&](const Tensor& x) { return x * n - n; },
+      [&](const Tensor& x) { return floor_div(x, n) + remainder(x, n); },
+      [&](const Tensor& x) { return clamp(x, -n, n); },
+      [&](const Tensor& x) { return maximum(x, n) + minimum(x, n); },
+      [&](const Tensor& x) { return (x > n).to(kInt64) * n + x.to(kInt64); },
+      [&](const Tensor& x) { return where(x > 0, x, n); },
+      [&](const Tensor& x) { return x.clone().fill_(n); },
+  };
+  for (size_t k = 0; k < std::size(functions); ++k) {
+    for (const Tensor& x : {wide, narrow, wide.select(0, 1)}) {
+      CAPTURE(k);
+      CAPTURE(x.to_string());
+      auto step = brrr::step(functions[k], kEarly);
+      for (int64_t value : {1, 2, 3, 0, -3, 300, INT32_MAX}) {
+        for (int64_t factor : {int64_t{1}, int64_t{1} << 20, int64_t{-1} << 31}) {
+          n = value * factor;
+          CAPTURE(n);
+          Tensor want;
+          const std::string error = error_of([&] { want = functions[k](x); });
+          if (error.empty()) {
+            CHECK(same_bits(step(x), want));
+          } else {
+            CHECK(error_of([&] { step(x); }) == error);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("pitfall A4: inputs at other addresses, strides, offsets and dtypes") {
   bool wide = false;
   auto body = [&](const Tensor& x) {

@@ -60,15 +60,16 @@ static DType arithmetic_dtype(const OpCall& c) {
   return to_float ? kFloat32 : common;
 }
 
-// Whether an operand of integer arithmetic may be beyond int32: a number, a 0-d tensor, a
-// condition.
+// Whether an operand of integer arithmetic may be beyond int32: a number, one that varies in a
+// step, a 0-d tensor, a condition.
 static bool exceeds_int32(const OpCall& c) {
   const uint32_t exact = c.op->pointwise->integers;
   for (int i = 0, word = 0; i < c.n_in; ++i) {
     if (exact >> i & 1) {
     } else if (const TensorImpl* t = c.in[i]) {
       if (t->dtype == kInt64) return true;
-    } else if (c.attrs.kind(i) != 3 && c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word])) {
+    } else if (c.attrs.kind(i) != 3 && ((c.attrs.dynamic >> word & 1) ||
+                                        c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word]))) {
       return true;
     }
     word += !c.in[i];
