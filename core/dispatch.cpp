@@ -28,6 +28,9 @@ const std::vector<const OpDef*>& registry() { return rows(); }
 
 OpDef::OpDef(const char* n, const char* d, const OpSpec& spec)
     : OpSpec(spec), name(n), doc(d), index(static_cast<uint32_t>(rows().size())) {
+  for (const OpDef* other : rows()) {
+    BRRR_CHECK(std::strcmp(other->name, n) != 0, "{}: an op of this name is there already", n);
+  }
   if (is_view()) grad_aliases = 1;
   // What a decomposition's gradient reads, and shares memory with, is not known.
   if (kind == OpKind::Composite && !vjp) saves_inputs = grad_aliases = ~0u;

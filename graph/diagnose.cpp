@@ -104,6 +104,12 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
   if (!d.refused.empty()) t += "\ngraph mode does not take it: " + d.refused;
   t += fmt::format("\n{:.{}f} us a call: compute {}, memory {}, overhead {}\n", d.us, digits(d.us),
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
+  if (!eager && d.graph_us > 0 && d.gain() < 0.98) {
+    return t + fmt::format(
+                   "what helps: Mode::Eager, which takes {:.2f}x as long here, or more "
+                   "work a call (larger batches)",
+                   d.gain());
+  }
   if (slow) {
     return t + fmt::format("what helps: fewer or other operations than {}, more threads{}",
                            d.slowest, eager && d.gain() >= 1.02 ? ", graph mode" : "");

@@ -40,13 +40,15 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
 
 }  // namespace
 
-// The one after `was`. `base` is where the step first uses its storage.
+// The one after `was`. `base` is where the step first uses its storage: what a window of a captured
+// tensor's memory is passed for, moves as little as that one does.
 static Entry::Argument next_argument(const Entry::Argument& was, uint32_t external, int64_t base,
                                      const TensorImpl& t) {
   static std::atomic<uint32_t> numbers{0};
   std::atomic_ref number(t.storage->number);  // Other steps may have the same argument.
   if (uint32_t none = 0; !number.load()) number.compare_exchange_strong(none, ++numbers);
-  const bool moves = was.number && was.external == external && (was.moves || !was.is(t));
+  const bool moved = was.number != number.load() || was.offset + was.base != base;
+  const bool moves = was.number && was.external == external && (was.moves || moved);
   return {external,      t.dtype,  t.size_list(),   t.stride_list(),
           number.load(), t.offset, base - t.offset, moves};
 }

@@ -259,17 +259,22 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   return "expected " + expected + ", found " + found;
 }
 
-// Words have no types: what is huge as an integer are the bits of a double.
-static std::string word_text(const Attrs& a, int word) {
-  const bool huge = a.v[word] >> 52 != 0 && a.v[word] >> 52 != -1;
-  return huge ? fmt::format("{}", a.d(word)) : fmt::format("{}", a.v[word]);
-}
-
-// What a word was, and what it is in the call.
+// What a word was, and what it is in the call. Numbers say what they are; of other words those are
+// the bits of a double that would be huge as integers.
 static std::string describe_word(const Attrs& was, const OpCall& c, int word) {
-  const std::string what =
-      c.op->kind == OpKind::Pointwise ? "scalar" : fmt::format("attribute {}", word);
-  return fmt::format("{} was {}, now {}", what, word_text(was, word), word_text(c.attrs, word));
+  const auto is_huge = [&](int64_t v) { return v >> 52 != 0 && v >> 52 != -1; };
+  bool real = is_huge(was.v[word]) || is_huge(c.attrs.v[word]);
+  bool scalar = false;
+  for (int i = 0, seen = 0; i < c.n_in && c.op->kind == OpKind::Pointwise; ++i) {
+    if (!c.attrs.kind(i) || seen++ != word) continue;
+    scalar = true;
+    real = c.attrs.kind(i) == 3;
+  }
+  const auto text = [&](const Attrs& a) {
+    return real ? fmt::format("{}", a.d(word)) : fmt::format("{}", a.v[word]);
+  };
+  return fmt::format("{} was {}, now {}", scalar ? "scalar" : fmt::format("attribute {}", word),
+                     text(was), text(c.attrs));
 }
 
 std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const {

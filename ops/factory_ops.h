@@ -32,8 +32,8 @@ Tensor tensor(const std::vector<float>& v);
 Tensor tensor(const std::vector<double>& v);  ///< float64
 Tensor tensor(const std::vector<int64_t>& v);
 Tensor tensor(const std::vector<int32_t>& v);
-/// A tensor of host memory, on the CPU: a copy, or with `copy` false the memory itself, which must
-/// outlive it.
+/// A tensor of host memory, on the CPU: a copy, or with `copy` false, outside of graph-mode steps
+/// only, the memory itself, which must outlive it.
 Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy = true);
 Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy = true);
 

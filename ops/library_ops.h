@@ -26,7 +26,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands);
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim = 0);
 Tensor stack(const std::vector<Tensor>& tensors, int64_t dim = 0);
 
-// --- indexing: index.cpp; indices are int64 and range checked ------------------------------------
+// --- indexing: index.cpp; indices are int64 or int32, and range checked --------------------------
 /// out[i][j] = x[index[i][j]][j] (dim 0); index has x's number of dims.
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
 /// x with src added at index along dim; duplicates add up in index order.

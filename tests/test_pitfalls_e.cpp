@@ -153,6 +153,13 @@ TEST_CASE(
   smoothing = 0.25;
   loss(randn({4, 4}));
   CHECK(contains(loss.stats().last_difference, "was 0.875, now 0.75"));
+  // Of a whole number all digits, however large.
+  int64_t far = -1;
+  auto whole = brrr::step([&](const Tensor& x) { return x + far; });
+  whole(arange(3));
+  far = -(int64_t{1} << 60) - 1;
+  whole(arange(3));
+  CHECK(contains(whole.stats().last_difference, "scalar was -1, now -1152921504606846977"));
   auto ring = brrr::step(
       [&](const Tensor& x) {
         buffer.select(0, at++ % 64).copy_(x);

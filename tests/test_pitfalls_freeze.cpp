@@ -247,6 +247,40 @@ TEST_CASE("pitfall A25: an argument that was the captured tensor until the step 
   }
 }
 
+TEST_CASE("pitfall A25: windows of a captured tensor, passed as arguments, are not what it is") {
+  using Pattern = std::vector<int>;
+  const Pattern patterns[] = {{2, 0, -1, 1, 1}, {0, 3, -1, 4, 4},       {3, 5, -1, 4, 5, 3},
+                              {3, 3, -1, 4, 4}, {0, 0, -1, 2, 0, 1, 1}, {2, 3, 5, -1, 4, 0}};
+  for (const bool reads : {false, true}) {
+    for (const Pattern& pattern : patterns) {
+      std::vector<float> all[2];
+      for (const bool frozen : {false, true}) {
+        const Tensor captured = zeros({6, 8}), other = full({6, 8}, 10.0), few = full({3, 8}, 50.0);
+        auto step = brrr::step([&](const Tensor& x) {
+          captured.add_(1.0);
+          return reads ? x + captured.sum() : captured * 2.0;
+        });
+        for (const int which : pattern) {
+          if (which < 0) {
+            if (frozen) error_of([&] { step.freeze(); });
+            continue;
+          }
+          const Tensor list[] = {captured,
+                                 other,
+                                 captured.slice(0, 1, 4),
+                                 captured.slice(0, 0, 3),
+                                 few,
+                                 captured.slice(0, 3, 6)};
+          for (const Tensor& t : {step(list[which]), captured, other, few}) {
+            all[frozen].push_back(t.sum().item<float>());
+          }
+        }
+      }
+      CHECK(all[0] == all[1]);
+    }
+  }
+}
+
 TEST_CASE("pitfall A25: what requires grad again at the end may be frozen") {
   const Tensor p = ones({3});
   p.set_requires_grad();

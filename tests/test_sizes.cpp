@@ -21,7 +21,7 @@ std::vector<Wrong> wrong_factories() {
   return {
       {"empty", [] { empty(huge); }},
       {"empty", [] { empty(with_zero); }},
-      {"full", [] { zeros(huge); }},
+      {"zeros", [] { zeros(huge); }},
       {"full", [] { full(huge, 1, kUInt8); }},
       {"rand", [] { rand(huge); }},
       {"randn", [] { randn(with_zero); }},

@@ -8,11 +8,12 @@
 //   Tensor y = softmin(x);
 //
 // A row is the last dim of its operands, or the last few. The lambda takes the operands and returns
-// one result or a tuple of them: elements, a number of each row, or (row::total) a single number.
-// The gradient takes the operands, the results and the gradient of the first result, and returns
-// the gradients of the first operands, in order; that of an operand that all rows share is a
-// row::over_rows. Gradients of other results, and second derivatives, come from differentiating the
-// lambdas as tensors. 16-bit floats are widened first and rounded once, at the end.
+// one result or up to four in a tuple: elements, a number of each row, or (row::total, of which
+// there are at most four) a single number. The gradient takes the operands, the results and the
+// gradient of the first result, and returns the gradients of the first operands, in order; that of
+// an operand that all rows share is a row::over_rows. Gradients of other results, and second
+// derivatives, come from differentiating the lambdas as tensors. 16-bit floats are widened first
+// and rounded once, at the end.
 //
 // From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
 // the tests. See ops/vocabulary/row.h for what they may say.
@@ -362,7 +363,9 @@ class RowOp : public OpDef {
   }
   template <class F, Operand... O> void define() {
     using Kernels = lanes::RowKernels<F, O...>;
-    static_assert(sizeof...(O) <= kMaxRowOperands);
+    static_assert(sizeof...(O) <= kMaxRowOperands, "too many operands of a row op");
+    static_assert(Kernels::kResults <= kMaxOutputs, "a row op gives at most four results");
+    static_assert(Kernels::totals() <= kMaxOutputs, "a row op takes at most four row::total()");
     n_out = Kernels::kResults;
     (add_operand(O), ...);
     info.results = Kernels::kinds();

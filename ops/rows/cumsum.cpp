@@ -249,10 +249,14 @@ void cumsum_infer(OpCall& c) { set_meta(c, 0, sum_dtype(c.in[0]->dtype), c.in[0]
 
 void cumsum_vjp(VjpCall& v);
 
-const OpDef cumsum_row{
-    "cumsum",
-    "running sums along a dim; integers and bool give int64",
-    {.infer = cumsum_infer, .kernel = {{cumsum_cpu}, {cumsum_cuda}}, .vjp = cumsum_vjp}};
+const OpDef cumsum_row{"cumsum",
+                       "running sums along a dim; integers and bool give int64",
+                       {.infer = cumsum_infer,
+                        .kernel = {{cumsum_cpu}, {cumsum_cuda}},
+                        .work = [](const OpCall& c) -> Work {
+                          return {static_cast<double>(c.in[0]->numel), operand_bytes(c)};
+                        },
+                        .vjp = cumsum_vjp}};
 
 void cumsum_vjp(VjpCall& v) {
   const auto a = v.attrs().as<CumsumAttrs>();

@@ -175,7 +175,7 @@ const NumberOp one_hot_row{
 Tensor index64(const char* op, const Tensor& index) {
   const DType dtype = defined(op, index).dtype();
   BRRR_CHECK(dtype == kInt64 || dtype == kInt32,
-             "{}: indices must be int64, got {}; convert with to(kInt64)", op,
+             "{}: indices must be int64 or int32, got {}; convert with to(kInt64)", op,
              describe(index.impl()));
   return index.to(kInt64);
 }

@@ -73,7 +73,9 @@ Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y, std::type_identity_t<Num<V>
   return vx::fma(x.v, y.v, z.v);
 }
 inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}, {2}); }
-inline Tensor fma(const Tensor& x, const Tensor& y, const Tensor& z) { return x * y + z; }
+template <class Y, class Z> Tensor fma(const Tensor& x, const Y& y, const Z& z) {
+  return x * y + z;
+}
 
 /// a where the mask holds, else b; both sides are computed.
 template <class V>
