@@ -257,6 +257,9 @@ template <class V> struct Reading {
   }
   template <class F, class E> static PerRow<V> fold(E&& e, double identity) {
     using T = std::decay_t<E>;
+    static_assert(T::level != Level::Number,
+                  "a number of the whole call has no row to fold; for a "
+                  "sum multiply it by row::count() of an operand");
     const V init = vx::splat(static_cast<Lane<V>>(identity));
     const Combined<F> combine;
     Block<V>& b = *e.block();

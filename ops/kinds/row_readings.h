@@ -50,7 +50,13 @@ struct RowTensor::Reading {
   }
   static RowTensor with(const RowTensor& like, const Tensor& t) { return {t, like.dims, like.n}; }
 
-  static RowTensor sum(const RowTensor& x) { return with(x, brrr::sum(x.t, x.along(), true)); }
+  // Of what does not vary along the row, or along one of its dims, as often as there are elements.
+  static RowTensor sum(const RowTensor& x) {
+    double here = 1;
+    for (int64_t d : x.along()) here *= static_cast<double>(x.t.size(d));
+    const Tensor all = brrr::sum(x.t, x.along(), true);
+    return with(x, here == x.n ? all : all * (x.n / here));
+  }
   static RowTensor max(const RowTensor& x) {
     return x.t.numel() ? with(x, amax(x.t, x.along(), true)) : sum(x);
   }

@@ -37,6 +37,16 @@ const RowOp shifted{
       return x + a;
     }};
 
+// Folds of what a row has one of count it as often as the row has elements.
+const RowOp nested{
+    "nested",
+    "x times the sum of p, and the mean of the sum",
+    Operands<Operand::Each, Operand::PerRow>{},
+    {"x", "p"},
+    [](auto x, auto p) { return x * row::sum(p) + row::mean(row::sum(m::square(x))); }};
+const RowOp fused{"fused", "x^3 + 1, each product and sum as one",
+                  [](auto x) { return m::fma(m::square(x), x, 1.0); }};
+
 // The words of the error that f throws.
 template <class F> static std::string error_of(const F& f) {
   try {
@@ -108,6 +118,8 @@ int main() {
   const Tensor a = randn({4, 7}).to(kFloat64), b = sign(randn({4, 7})).to(kFloat64);
   CHECK(checked(softmin, {a}));
   CHECK(checked(hinge_loss, {a, b}));
+  CHECK(checked(nested, {a, rand({4, 1}).to(kFloat64)}));
+  CHECK(checked(fused, {a}));
   const Tensor ids = randint(0, 7, {4});
   const auto r = gradcheck([&](const std::vector<Tensor>& v) { return picked(v[0], ids); }, {a},
                            {.second_order = true});
