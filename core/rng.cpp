@@ -19,10 +19,7 @@ RngScope::RngScope(uint64_t seed) : stream_{seed, 0}, before_(std::exchange(own,
 RngScope::~RngScope() { own = before_; }
 
 void manual_seed(uint64_t seed) {
-  BRRR_CHECK(
-      !context.recorder,
-      "manual_seed: a graph-mode step draws where its calls before ended; call it before the "
-      "step");
+  BRRR_CHECK(!context.recorder, "manual_seed: call it before a graph-mode step, not inside of it");
   set_rng_state({seed, 0});
 }
 

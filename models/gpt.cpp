@@ -188,8 +188,10 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
   BRRR_CHECK(cache.layers[0].keys.size(0) == ids.size(0),
              "GPT: ids {} for a cache of {} sequences; make one with make_cache({})",
              describe(ids.impl()), cache.layers[0].keys.size(0), ids.size(0));
-  const NoGradGuard guard;                                // Else the cache would grow a history.
-  const Tensor slot = one_hot(position, options_.block);  // Throws where there is none.
+  // Else the cache would grow a history.
+  const NoGradGuard guard;
+  // Throws where there is none.
+  const Tensor slot = one_hot(position, options_.block);
   const CachePosition at{position, slot.t(), (cache.slots <= position).unsqueeze(0)};
   Tensor x = wte_(ids);
   if (wpe_) x = x + (*wpe_)(position);
