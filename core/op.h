@@ -276,6 +276,7 @@ struct OpSpec {
   uint32_t saves_inputs = 0;  ///< Inputs whose value the gradient needs, by bits.
   uint32_t saves_outputs = 0;
   uint32_t grad_aliases = 0;  ///< Inputs whose gradient may share memory with another tensor.
+  uint16_t numbers = 0;       ///< Words that the CPU's kernel takes for no more than numbers.
   bool joins = false;         ///< Its result is its operands, one after the other along a dim.
   bool apart = false;         ///< Its kernels write results whose rows lie apart, too.
   bool reaches_out = false;   ///< It does more than its results: no plan leaves it out.

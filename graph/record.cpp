@@ -1,5 +1,6 @@
 // The recording half of a pass.
 #include <algorithm>
+#include <bit>
 
 #include "core/check.h"
 #include "graph/pass.h"
@@ -127,25 +128,39 @@ void Pass::begin_recording() {
   expect(nullptr);
 }
 
-// The words of a pointwise call's numbers that have varied in the recording that the pass has left,
-// or do now and nothing else of the call: the next call may have others again, and so may those
-// that come after it.
+// The attribute words of a call that are numbers which a replay can read anew.
+static uint16_t numbers_of(const OpCall& c) {
+  uint16_t words = 0;
+  if (c.op->kind != OpKind::Pointwise) {
+    const TensorImpl* const x = c.n_in ? c.in[0] : nullptr;
+    return x && x->device == kCPU ? c.op->numbers : words;
+  }
+  for (int i = 0, w = 0; i < c.n_in; ++i) {
+    const int kind = c.attrs.kind(i);
+    if (kind >= 2) words |= static_cast<uint16_t>(1u << w);
+    w += kind != 0;
+  }
+  return words;
+}
+
+// The words of a call's numbers that have varied in the recording that the pass has left, or do now
+// and nothing else of the call: the next call may have others again, and so may those that come
+// after it.
 uint16_t Pass::varying_words(const OpCall& c, const std::vector<uint32_t>& ids) {
   const size_t at = fresh_.instrs.size();
   const Instr* const e = left_ && at < left_->instrs.size() ? &left_->instrs[at] : nullptr;
   const bool goes_on = e && e->op == c.op && e->into == c.into && e->n_in == c.n_in;
   if (!goes_on) left_ = nullptr;
-  if (!goes_on || c.op->kind != OpKind::Pointwise || e->attrs.kinds != c.attrs.kinds) return 0;
+  const uint16_t numbers = goes_on && e->attrs.kinds == c.attrs.kinds ? numbers_of(c) : 0;
+  if (!numbers) return 0;
   uint16_t words = e->attrs.dynamic;
   for (size_t k = 0; k < ids.size(); ++k) {
     const TensorImpl* const t = operand(c, static_cast<int>(k));
     if (ids[k] != left_->in(*e)[k] || (t && !left_->values[ids[k]].is_like(*t))) return words;
   }
-  for (int i = 0, w = 0; i < c.n_in; ++i) {
-    const int kind = c.attrs.kind(i);
-    if (!kind) continue;
-    if (kind >= 2 && e->attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
-    ++w;
+  for (unsigned bits = numbers; bits; bits &= bits - 1) {
+    const int w = std::countr_zero(bits);
+    if (e->attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
   }
   return words;
 }

@@ -375,6 +375,7 @@ void RowOp::finish() {
 void RowOp::add_operand(Operand o) {
   info.operands.push_back({o, inputs_, words_});
   inputs_ += o != Operand::Scalar;
+  if (o == Operand::Scalar) numbers |= static_cast<uint16_t>(1u << words_);
   words_ += o == Operand::Scalar || o == Operand::Id;
 }
 
