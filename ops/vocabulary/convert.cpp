@@ -61,18 +61,30 @@ template <class To, class From> To convert(From x) {
   }
 }
 
-// Sixteen at once, where vectors can.
-BRRR_VX void convert16(float* to, const BF16* x) {
-  vx::store(to, vx::bf16_to_f32(vx::load(&x->bits)));
+// Sixteen of them in the vector that holds them best, and back; bool as 0 and 1.
+BRRR_VX auto widened(const BF16* x) { return vx::bf16_to_f32(vx::load(&x->bits)); }
+BRRR_VX auto widened(const F16* x) { return vx::f16_to_f32(vx::load(&x->bits)); }
+BRRR_VX auto widened(const uint8_t* x) { return vx::u8_to_i32(vx::load(x)); }
+BRRR_VX auto widened(const bool* x) {
+  return vx::mask_to_i32(vx::bool_to_b16(vx::load(reinterpret_cast<const uint8_t*>(x))));
 }
-BRRR_VX void convert16(float* to, const F16* x) {
-  vx::store(to, vx::f16_to_f32(vx::load(&x->bits)));
+template <class T> BRRR_VX auto widened(const T* x) { return vx::load(x); }
+
+template <class V> BRRR_VX void narrowed(float* to, V x) { vx::store(to, vx::to_f32(x)); }
+template <class V> BRRR_VX void narrowed(double* to, V x) { vx::store(to, vx::to_f64(x)); }
+template <class V> BRRR_VX void narrowed(int32_t* to, V x) { vx::store(to, vx::to_i32(x)); }
+template <class V> BRRR_VX void narrowed(int64_t* to, V x) { vx::store(to, vx::to_i64(x)); }
+template <class V> BRRR_VX void narrowed(BF16* to, V x) {
+  vx::store(&to->bits, vx::f32_to_bf16(vx::to_f32(x)));
 }
-BRRR_VX void convert16(BF16* to, const float* x) {
-  vx::store(&to->bits, vx::f32_to_bf16(vx::load(x)));
+template <class V> BRRR_VX void narrowed(F16* to, V x) {
+  vx::store(&to->bits, vx::f32_to_f16(vx::to_f32(x)));
 }
-BRRR_VX void convert16(F16* to, const float* x) {
-  vx::store(&to->bits, vx::f32_to_f16(vx::load(x)));
+template <class V> BRRR_VX void narrowed(uint8_t* to, V x) {
+  vx::store(to, vx::i32_to_u8(vx::to_i32(vx::to_i64(x))));
+}
+template <class V> BRRR_VX void narrowed(bool* to, V x) {
+  vx::store(reinterpret_cast<uint8_t*>(to), vx::b16_to_bool(vx::to_b16(x)));
 }
 
 template <class To, class From>
@@ -83,9 +95,7 @@ void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(To));
   } else {
     int64_t i = 0;
-    if constexpr (requires { convert16(dst, src); }) {
-      for (; i + 16 <= n; i += 16) convert16(dst + i, src + i);
-    }
+    for (; i + 16 <= n; i += 16) narrowed(dst + i, widened(src + i));
     for (; i < n; ++i) dst[i] = convert<To>(src[i]);
   }
 }

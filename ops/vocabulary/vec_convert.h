@@ -52,13 +52,13 @@ BRRR_VX i32 mask_to_i32(b16 m) { return m & 1; }
 BRRR_VX i64 mask_to_i64(b16 m) { return to_i64(m & 1); }
 
 // uint8 wraps modulo 256; a stored bool is 0 or 1 (any nonzero byte reads as true).
-BRRR_VX i32 u8_to_i32(u8 x) { return convert<i32>(x); }
-BRRR_VX u8 i32_to_u8(i32 x) { return convert<u8>(x & 255); }
+BRRR_VX i32 u8_to_i32(u8 x) { return widen(x); }
+BRRR_VX u8 i32_to_u8(i32 x) { return low_bytes(x); }
 BRRR_VX b16 bool_to_b16(u8 x) { return to_b16(u8_to_i32(x)); }
 BRRR_VX u8 b16_to_bool(b16 m) { return i32_to_u8(m & 1); }
 
 // bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
-BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(convert<u32>(h) << 16); }
+BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(widen(h) << 16); }
 BRRR_VX u32 bf16_bits(f32 x) {
   u32 b = (u32)x;
   u32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
@@ -69,6 +69,11 @@ BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
 
 // IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
 // denormal is made by one float addition that puts its last bit at the bottom of the sum.
+#ifdef BRRR_VX_HALF
+BRRR_VX f32 f16_to_f32(u16 h) { return half_to_f32(h); }
+BRRR_VX u16 f32_to_f16(f32 x) { return f32_to_half(x); }
+BRRR_VX f32 round_f16(f32 x) { return half_to_f32(f32_to_half(x)); }
+#else
 BRRR_VX u32 f16_bits(f32 x) {
   u32 b = (u32)x, mag = b & 0x7fffffffu;
   u32 normal = (mag + 0xc8000fffu + ((mag >> 13) & 1u)) >> 13;
@@ -88,9 +93,10 @@ BRRR_VX f32 f16_value(u32 h) {
   r = where(eq((i32)exponent, splat(0x0f800000)), (i32)(o + 0x70000000u), r);
   return (f32)((u32)r | ((h & 0x8000u) << 16));
 }
-BRRR_VX f32 f16_to_f32(u16 h) { return f16_value(convert<u32>(h)); }
+BRRR_VX f32 f16_to_f32(u16 h) { return f16_value(widen(h)); }
 BRRR_VX u16 f32_to_f16(f32 x) { return convert<u16>(f16_bits(x)); }
 BRRR_VX f32 round_f16(f32 x) { return f16_value(f16_bits(x)); }
+#endif
 
 }  // namespace brrr::vx
 

@@ -26,6 +26,10 @@ template <class To, class From> BRRR_VX To convert(From x) {
   return To(static_cast<decltype(To::v)>(x.v));
 }
 
+BRRR_VX i32 widen(u8 x) { return convert<i32>(x); }
+BRRR_VX u32 widen(u16 x) { return convert<u32>(x); }
+BRRR_VX u8 low_bytes(i32 x) { return convert<u8>(x & 255); }
+
 struct alignas(64) Table {
   float v[16];
 };

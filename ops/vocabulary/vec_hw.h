@@ -22,6 +22,65 @@ template <class To, class From> BRRR_VX To convert(From x) {
   return __builtin_convertvector(x, To);
 }
 
+// Bytes and 16-bit words as integers, and the low bytes of integers. What changes its width by more
+// than twice g++ 12 takes apart lane by lane, but not in steps.
+BRRR_VX i32 widen(u8 x) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef char bytes __attribute__((vector_size(16)));
+  return __builtin_ia32_pmovzxbd512_mask((bytes)x, i32{}, static_cast<unsigned short>(-1));
+#else
+  return convert<i32>(convert<u16>(x));
+#endif
+}
+BRRR_VX u32 widen(u16 x) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef short words __attribute__((vector_size(32)));
+  return (u32)__builtin_ia32_pmovzxwd512_mask((words)x, i32{}, static_cast<unsigned short>(-1));
+#else
+  return convert<u32>(x);
+#endif
+}
+BRRR_VX u8 low_bytes(i32 x) {
+#if defined(__AVX512F__)
+  return convert<u8>(x & 255);
+#else
+  return convert<u8>(convert<u16>(x & 255));
+#endif
+}
+
+// IEEE half to float and back, to nearest even: with denormals, whatever the process does with
+// them.
+#ifdef __F16C__
+#define BRRR_VX_HALF
+BRRR_VX f32 half_to_f32(u16 h) {
+#ifdef __AVX512F__
+  typedef short words __attribute__((vector_size(32)));
+  return __builtin_ia32_vcvtph2ps512_mask((words)h, f32{}, static_cast<unsigned short>(-1), 4);
+#else
+  typedef short words __attribute__((vector_size(16)));
+  words w[2];
+  __builtin_memcpy(&w, &h, sizeof h);
+  const f32x8 r[2] = {__builtin_ia32_vcvtph2ps256(w[0]), __builtin_ia32_vcvtph2ps256(w[1])};
+  f32 all;
+  __builtin_memcpy(&all, &r, sizeof all);
+  return all;
+#endif
+}
+BRRR_VX u16 f32_to_half(f32 x) {
+#ifdef __AVX512F__
+  typedef short words __attribute__((vector_size(32)));
+  return (u16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (words)u16{}, static_cast<unsigned short>(-1));
+#else
+  typedef short words __attribute__((vector_size(16)));
+  const words w[2] = {__builtin_ia32_vcvtps2ph256(half<0>(x), 0),
+                      __builtin_ia32_vcvtps2ph256(half<1>(x), 0)};
+  u16 all;
+  __builtin_memcpy(&all, &w, sizeof all);
+  return all;
+#endif
+}
+#endif
+
 // Lane i is table[k[i] mod 16].
 BRRR_VX f32 lookup(f32 table, i32 k) {
 #if defined(__AVX512F__) && defined(__clang__)
