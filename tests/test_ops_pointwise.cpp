@@ -237,22 +237,23 @@ TEST_CASE("pointwise rows: integers") {
 TEST_CASE("pointwise rows: layouts do not change a bit") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));
+    const IntList shape = {20, 70};  // Beyond one block of what lies across the walk.
     for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8}) {
       CAPTURE(std::string(name(t)));
       for (size_t l = 0; l < 5; ++l) {
         Tensors in, dense;
-        for (const Tensor& x : operands_of(*op, {5, 19}, t)) {
+        for (const Tensor& x : operands_of(*op, shape, t)) {
           in.push_back(laid_out(x, kLayouts[(l + in.size()) % 5]));
           dense.push_back(in.back().clone());
         }
         check_same(run_row(*op, in), run_row(*op, dense));
       }
       // One row of values for all: a splat along the other dim, and operands of fewer dims.
-      Tensors in = operands_of(*op, {5, 19}, t), full = in;
+      Tensors in = operands_of(*op, shape, t), full = in;
       for (size_t i = 0; i < in.size(); ++i) {
         if (i % 3 == 0) continue;
         in[i] = i % 3 == 1 ? in[i].select(0, 0) : in[i].slice(1, 0, 1);
-        full[i] = in[i].expand({5, 19}).clone();
+        full[i] = in[i].expand(shape).clone();
       }
       check_same(run_row(*op, in), run_row(*op, full));
     }

@@ -1,6 +1,10 @@
 // Promotion, broadcasting, views and in-place calls against a table of what PyTorch's documented
 // rules give (torch.promote_types, torch.result_type, "In-place semantics" of broadcasting).
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
 #include "brrr.h"
 #include "tests/op_cases.h"
 
@@ -124,6 +128,53 @@ TEST_CASE("promotion: values of integers, conversions and Python's division") {
   const int64_t big = (int64_t{1} << 60) + 1;
   check_same(full({2}, big) + 2, full({2}, big + 2));
   CHECK((full({2}, big) * 1).select(0, 0).item<int64_t>() == big);
+}
+
+TEST_CASE("conversions: many elements are what each alone is") {
+  const Tensor numbers =
+      cat({tensor({0.0,  -0.0,    1.0,     -1.5, 2.5,   255.0,    256.0,     -1.0, 3e9, -3e9,
+                   1e19, 65504.0, 65520.0, 6e-8, 1e-40, INFINITY, -INFINITY, NAN,  0.1, 1e300}),
+           arange(-9.0, 9.0)})
+          .to(kFloat64);
+  for (DType from : kTypes) {
+    const Tensor x = numbers.to(from);
+    for (DType to : kTypes) {
+      CAPTURE(name(from));
+      CAPTURE(name(to));
+      std::vector<Tensor> alone;
+      for (int64_t i = 0; i < x.numel(); ++i) alone.push_back(x.slice(0, i, i + 1).to(to));
+      check_same(x.to(to), cat(alone));
+    }
+  }
+}
+
+TEST_CASE("copies: any order of dims, in eager and graph mode") {
+  for (const IntList& sizes : {IntList{37, 130}, IntList{16, 64, 33}, IntList{3, 8, 17, 70}}) {
+    IntList order = sizes;
+    std::iota(order.begin(), order.end(), 0);
+    do {
+      CAPTURE(to_string(order));
+      for (DType t : {kFloat32, kInt64, kBFloat16, kBool}) {
+        const Tensor x = (randn(sizes) * 3.0).to(t), y = x.permute(order);
+        const std::vector<double> all = x.to(kFloat64).to_vector<double>();
+        std::vector<double> want;
+        for (int64_t n = 0; n < y.numel(); ++n) {
+          int64_t at = 0, rest = n;
+          for (int d = y.dim() - 1; d >= 0; rest /= y.size(d--))
+            at += rest % y.size(d) * y.strides()[d];
+          want.push_back(all[static_cast<size_t>(at)]);
+        }
+        CHECK(y.clone().to(kFloat64).to_vector<double>() == want);
+        CHECK(y.to(kFloat64).to_vector<double>() == want);
+        Tensor into = empty(sizes, t);
+        into.permute(order).copy_(y);
+        check_same(into, x);
+        auto step = brrr::step([&](const Tensor& in) { return (in.permute(order) + 1) * 2; },
+                               StepOptions{.build_at_first_call = true});
+        check_same(step(x), (y.clone() + 1) * 2);
+      }
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
 }
 
 TEST_CASE("broadcasting: shapes") {

@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "ops/vocabulary/convert.h"
+#include "ops/vocabulary/gemm_tile.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/pointwise_iteration.h"
 
@@ -158,6 +159,104 @@ class Rows {
   int64_t index_[kMaxDims], bytes_[kMaxDims][kMost];
 };
 
+// Of an operand that lies across the walk, elements side by side belong to rows one after the
+// other. They are read a line of a cache at a time, for as many rows at once.
+constexpr int64_t kAcrossRows = 16, kAcross = 64;  // Rows and elements of a block.
+constexpr int kMostAcross = 4;
+
+bool lies_across(const Iteration& it, int k, int dim) {
+  const PointwiseOperand& o = it.operands[k];
+  return k >= it.n_out && !o.number && !o.made && o.stride[dim] == 1 && it.size[dim] >= 8 &&
+         o.stride[it.ndim - 1] >= 8;
+}
+
+// Makes the dim along which an operand lies across the walk the last but one, if there is any.
+bool turn_across(Iteration& it) {
+  if (it.info->n_made) return false;
+  for (int k = it.n_out; k < it.count(); ++k) {
+    for (int d = it.ndim - 2; d >= 0; --d) {
+      if (!lies_across(it, k, d)) continue;
+      const auto last_but_one = [&](int64_t* of) {
+        std::rotate(of + d, of + d + 1, of + it.ndim - 1);
+      };
+      last_but_one(it.size);
+      for (int o = 0; o < it.count(); ++o) last_but_one(it.operands[o].stride);
+      return true;
+    }
+  }
+  return false;
+}
+
+// to[r][i] = from[i * stride + r], for `rows` and n of them, in compute type `ct`.
+void load_across(DType ct, char* to, DType dtype, const char* from, int64_t stride, int64_t rows,
+                 int64_t n) {
+  alignas(64) char columns[kAcross * kAcrossRows * 8];
+  const auto item = static_cast<int64_t>(itemsize(dtype)),
+             width = static_cast<int64_t>(itemsize(ct));
+  for (int64_t i = n; i < 2 * n; ++i) {  // The block after this one.
+    for (int64_t line = 0; line < rows * item; line += 64) {
+      vx::prefetch<1>(from + i * stride * item + line);
+    }
+  }
+  if (dtype != ct) {
+    for (int64_t i = 0; i < n; ++i) {
+      load_tile(ct, columns + i * kAcrossRows * width, dtype, from + i * stride * item, 1, rows);
+    }
+    from = columns;
+    stride = kAcrossRows;
+  }
+  const auto turn = [&](const auto* in, auto* out) {
+    tile::transpose(in, stride, n, rows, out, kAcross, false);
+  };
+  if (width == 4)
+    turn(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+  else
+    turn(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+}
+
+// Rows [begin, end) of the outer dims, of each all n elements, some operands lying across them.
+void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
+  Way way[kMost];
+  choose_ways(it, way);
+  const int inner = it.ndim - 1;
+  struct {
+    alignas(64) char data[kMostAcross][kAcrossRows * kAcross * 8];
+  } blocks;
+  int64_t step[2][kMost];  // In bytes, of each operand: from element to element and row to row.
+  char* block[kMost] = {};
+  for (int k = 0, used = 0; k < it.count(); ++k) {
+    const PointwiseOperand& o = it.operands[k];
+    for (int d : {0, 1}) step[d][k] = o.stride[inner - d] * static_cast<int64_t>(itemsize(o.dtype));
+    if (used == kMostAcross || !lies_across(it, k, inner - 1)) continue;
+    way[k] = Way::Direct;
+    block[k] = blocks.data[used++];
+  }
+  Buffers buf;
+  Rows rows(it, begin, 0);
+  for (int64_t row = begin, height; row < end; row += height) {
+    height = std::min({kAcrossRows, end - row, it.size[inner - 1] - row % it.size[inner - 1]});
+    for (int64_t i = 0; i < n; i += kAcross) {
+      const int64_t m = std::min(kAcross, n - i);
+      for (int k = it.n_out; k < it.count(); ++k) {
+        const PointwiseOperand& o = it.operands[k];
+        if (block[k]) {
+          load_across(it.compute, block[k], o.dtype, rows.at[k] + i * step[0][k], o.stride[inner],
+                      height, m);
+        }
+      }
+      for (int64_t r = 0; r < height; ++r) {
+        char* at[kMost];
+        for (int k = 0; k < it.count(); ++k) {
+          at[k] = block[k] ? block[k] + r * kAcross * static_cast<int64_t>(itemsize(it.compute))
+                           : rows.at[k] + i * step[0][k] + r * step[1][k];
+        }
+        run_inner(it, at, m, m, way, &buf);
+      }
+    }
+    for (int64_t r = 0; r < height; ++r) rows.next();
+  }
+}
+
 // Rows [begin, end) of the outer dims, of each the n elements of the innermost one from `first` on.
 void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, int64_t n) {
   Way way[kMost];
@@ -230,12 +329,14 @@ void pointwise_run(OpCall& c) {
     load_splat(it.compute, splats.data[i], o.dtype, o.base);
     o.base = splats.data[i];
   }
+  const bool across = turn_across(it);
   const int64_t n = it.size[it.ndim - 1];
   if (it.ndim == 1) {
     return parallel_for(n, kGrain, [&](int64_t b, int64_t e) { run_rows(it, 0, 1, b, e - b); });
   }
-  parallel_for(it.numel / n, std::max<int64_t>(1, kGrain / n),
-               [&](int64_t b, int64_t e) { run_rows(it, b, e, 0, n); });
+  parallel_for(it.numel / n, std::max<int64_t>(1, kGrain / n), [&](int64_t b, int64_t e) {
+    across ? run_across(it, b, e, n) : run_rows(it, b, e, 0, n);
+  });
 }
 
 }  // namespace brrr
