@@ -160,7 +160,7 @@ void gemm(const Gemm& g) {
 void gemm_batch(const Gemm& first, int64_t n, const int64_t* at) {
   const Gemm& g = first;
   const bool floats = g.dtype == kFloat32 && g.m > 0 && g.n > 0 && g.k > 0;
-  if (floats && n > 1 && small_gemm_wins(g)) return small_gemm(g, n, at);
+  if (floats && n > 1 && small_gemm_wins(g) && !has_few_rows(g)) return small_gemm(g, n, at);
   const auto size = static_cast<int64_t>(itemsize(g.dtype));
   for (int64_t i = 0; i < n; ++i, at += 3) {
     Gemm one = g;

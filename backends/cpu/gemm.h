@@ -30,6 +30,11 @@ inline bool is_chain(const Gemm& g) {
 /// (which of two NaNs goes on excepted). Beyond kLongestChain terms the same holds of their sum.
 /// Takes 130 KB of stack and no heap.
 void small_gemm(const Gemm& problem);
+/// The same where one side has so few rows that it is no use to copy what the other has, whose
+/// terms are contiguous: a function of the shape and transposes.
+inline constexpr int64_t kFewRows = 8;
+bool has_few_rows(const Gemm& problem);
+void few_gemm(const Gemm& problem);
 /// Of a product that small_gemm takes, and of as many others of its shape as read the same B: see
 /// Backend::packed_right_bytes.
 int64_t packed_right_bytes(const Gemm& problem);

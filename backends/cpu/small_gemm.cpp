@@ -280,7 +280,23 @@ bool small_gemm_wins(const Gemm& g) {
 #endif
 }
 
+// One column of results, side by side, of a transposed matrix is a row of results of that matrix.
+static bool is_row(const Gemm& g) {
+  return g.n == 1 && g.ldc == 1 && g.trans_a && g.m > 1 && !g.packed;
+}
+static Gemm as_row(Gemm g) {
+  std::swap(g.m, g.n);
+  std::swap(g.a, g.b);
+  std::swap(g.lda, g.ldb);
+  g.trans_a = !g.trans_b;
+  g.trans_b = false;
+  g.ldc = g.n;
+  return g;
+}
+
 void small_gemm(const Gemm& g) {
+  if (has_few_rows(g)) return few_gemm(g);
+  if (is_row(g)) return small_gemm(as_row(g));
   const Plan p = plan_for(g);
   const int64_t panels = p.panels.count, tiles = p.tiles.count;
   // A thread starts for half a million multiplications, some four microseconds.
@@ -299,7 +315,7 @@ void small_gemm(const Gemm& g) {
 }
 
 int64_t packed_right_bytes(const Gemm& g) {
-  if (!is_chain(g)) return 0;
+  if (!is_chain(g) || has_few_rows(g)) return 0;
   const Plan p = plan_for(g);
   if (!p.pack || p.c_trans) return 0;
   return p.place(0, p.k, 0) * static_cast<int64_t>(sizeof(float));

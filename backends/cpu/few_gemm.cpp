@@ -1,0 +1,133 @@
+// Products of a few rows with a matrix that is read along its terms, such as a token's state and a
+// weight [outputs, inputs]: all the time goes into reading the matrix once.
+#include "backends/cpu/gemm.h"
+
+#include <algorithm>
+
+#include "backends/cpu/pool.h"
+#include "ops/vocabulary/gemm_tile.h"
+
+namespace brrr::cpu {
+
+using namespace tile;  // NOLINT: load, store and transposition
+
+namespace {
+
+constexpr int64_t kChain = 256;  // Terms of each chain of a longer sum.
+constexpr int64_t kFewestTerms = 32;
+constexpr int64_t kAheadTerms = 8;  // Registers of a row that are asked for before they are read.
+
+// C = A op(B) or, where A is the large one, C^T = op(B)^T A^T: `rows` rows of the small operand
+// beside `n` of the large one, whose terms are contiguous.
+struct Few {
+  int64_t rows, n, k;
+  const float* a;
+  int64_t a_row, a_k;
+  const float* b;
+  int64_t b_row;
+  float* c;
+  int64_t c_row, c_col;  // From row to row of the small operand, and of the large one.
+  bool add;
+
+  explicit Few(const Gemm& g) : k(g.k), c(static_cast<float*>(g.c)), add(g.add) {
+    const bool swap = !reads_right(g);
+    rows = swap ? g.n : g.m, n = swap ? g.m : g.n;
+    a = static_cast<const float*>(swap ? g.b : g.a),
+    b = static_cast<const float*>(swap ? g.a : g.b);
+    a_row = g.trans_a ? 1 : g.lda, a_k = g.trans_a ? g.lda : 1;
+    if (swap) a_row = g.trans_b ? g.ldb : 1, a_k = g.trans_b ? 1 : g.ldb;
+    b_row = swap ? g.lda : g.ldb;
+    c_row = swap ? 1 : g.ldc, c_col = swap ? g.ldc : 1;
+  }
+  static bool reads_right(const Gemm& g) { return g.trans_b && g.m <= kFewRows; }
+};
+
+// The terms [from, to) of `cols` columns, in sum[0..rows): a square of the matrix at a time is
+// turned in registers, so that its rows are lanes. Beyond the last column it is met again.
+template <int rows, bool all_columns>
+BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, int64_t to,
+                       Reg* sum) {
+  const float* b = f.b + col * f.b_row + from;
+  const float* a = f.a + from * f.a_k;
+  const auto row = [&](int j) {
+    return b + (all_columns ? j : std::min<int64_t>(j, cols - 1)) * f.b_row;
+  };
+  Reg square[kWidth];
+  int64_t k = from;
+  for (; k + kWidth <= to; k += kWidth, b += kWidth, a += kWidth * f.a_k) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kWidth; ++j) {
+      vx::prefetch<1>(row(j) + kAheadTerms * kWidth);
+      square[j] = load(row(j));
+    }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int t = 0; t < kWidth; ++t) {
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        sum[r] = fma(splat(a[r * f.a_row + t * f.a_k]), square[t], sum[r]);
+      }
+    }
+  }
+  if (k == to) return;
+  const auto terms = static_cast<int>(to - k);
+#pragma GCC unroll 16
+  for (int j = 0; j < kWidth; ++j) square[j] = load_n(row(j), terms);
+  transpose(square);
+#pragma GCC unroll 16
+  for (int t = 0; t < kWidth; ++t) {
+    for (int r = 0; t < terms && r < rows; ++r) {
+      sum[r] = fma(splat(a[r * f.a_row + t * f.a_k]), square[t], sum[r]);
+    }
+  }
+}
+
+template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
+  for (int64_t col = begin; col < end; col += kWidth) {
+    const auto cols = static_cast<int>(std::min<int64_t>(kWidth, f.n - col));
+    float* const c = f.c + col * f.c_col;
+    const int64_t chain = f.k > kLongestChain ? kChain : f.k;
+    Reg total[rows] = {};
+    for (int r = 0; f.add && r < rows; ++r) {
+      for (int j = 0; j < cols; ++j) total[r][j] = c[r * f.c_row + j * f.c_col];
+    }
+    for (int64_t from = 0; from < f.k; from += chain) {
+      Reg sum[rows] = {};
+      if (from == 0) std::copy_n(total, rows, sum);
+      const int64_t to = std::min(from + chain, f.k);
+      if (cols == kWidth)
+        add_terms<rows, true>(f, col, cols, from, to, sum);
+      else
+        add_terms<rows, false>(f, col, cols, from, to, sum);
+      for (int r = 0; r < rows; ++r) total[r] = from ? total[r] + sum[r] : sum[r];
+    }
+    for (int r = 0; r < rows; ++r) {
+      if (f.c_col == 1) {
+        store_n(c + r * f.c_row, total[r], cols);
+      } else {
+        for (int j = 0; j < cols; ++j) c[r * f.c_row + j * f.c_col] = total[r][j];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool has_few_rows(const Gemm& g) {
+  return g.k >= kFewestTerms && (Few::reads_right(g) || (!g.trans_a && g.n <= kFewRows));
+}
+
+void few_gemm(const Gemm& g) {
+  const Few f(g);
+  static constexpr auto runs = []<size_t... r>(std::index_sequence<r...>) {
+    return std::array{run<r + 1>...};
+  }
+  (std::make_index_sequence<kFewRows>{});
+  // A thread starts for what takes some four microseconds.
+  const int64_t grain = std::max<int64_t>(1, (1 << 17) / (kWidth * f.k));
+  parallel_for((f.n + kWidth - 1) / kWidth, grain, [&](int64_t begin, int64_t end) {
+    runs[static_cast<size_t>(f.rows - 1)](f, begin * kWidth, std::min(end * kWidth, f.n));
+  });
+}
+
+}  // namespace brrr::cpu
