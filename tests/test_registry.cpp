@@ -111,6 +111,7 @@ const std::map<std::string, std::string> kCompositions = {
 // Rows that no public function has the name of, and who calls them.
 const std::map<std::string, std::string> kOtherDoors = {
     {"copy", "clone, contiguous, to, copy_ and fill_"},
+    {"cube", "pow(x, 3)"},
     {"gelu_tanh", "gelu(x, \"tanh\")"},
     {"smooth_cross_entropy", "cross_entropy with label_smoothing"},
     {"host_data", "tensor, from_blob and to(device) inside a step"},

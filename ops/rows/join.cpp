@@ -34,8 +34,11 @@ void cat_infer(OpCall& c) {
 
 void place(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
   if (t.numel == 0) return;
-  if (t.dtype != out.dtype || !t.contiguous()) return copy_into_part(out, t, dim, begin);
   const int64_t outer = lines_along(t, dim).outer;
+  // (Runs of one element, as stack() makes them, are a walk with a stride.)
+  if (t.dtype != out.dtype || !t.contiguous() || t.numel == outer) {
+    return copy_into_part(out, t, dim, begin);
+  }
   const auto size = static_cast<int64_t>(itemsize(t.dtype));
   const int64_t bytes = t.numel / outer * size;   // One run of t.
   const int64_t step = out.numel / outer * size;  // From run to run in out.

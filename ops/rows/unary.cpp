@@ -39,6 +39,8 @@ const PointwiseOp erf_row{
     [](auto x, auto, auto g) { return g * 1.1283791670955126 * m::exp(-(x * x)); }};
 const NumberOp square_row{"square", "x * x", kPlain, [](auto x) { return x * x; },
                           [](auto x, auto, auto g) { return g * (x + x); }};
+const NumberOp cube_row{"cube", "x * x * x", kPlain, [](auto x) { return x * x * x; },
+                        [](auto x, auto, auto g) { return g * (x * x * 3.0); }};
 const PointwiseOp reciprocal_row{"reciprocal", "1 / x", kPositive, [](auto x) { return 1.0 / x; },
                                  [](auto, auto y, auto g) { return -(g * y * y); }};
 const NumberOp abs_row{"abs", "absolute value", kPlain, [](auto x) { return m::abs(x); },
@@ -100,6 +102,7 @@ Tensor pow(const Tensor& x, Scalar e) {
              e.to_int(), e.to_int());
   // Exact and cheap where the exponent is a small constant, as PyTorch does.
   if (floating && e.to_double() == 2.0) return square(x);
+  if (floating && e.to_double() == 3.0) return call(cube_row, x);
   return call(pow_row, x, e);
 }
 
