@@ -217,6 +217,27 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
       inputs);
 }
 
+// What a compiler may take for granted where overflow is undefined: x + 1 > x, x * x >= 0.
+TEST_CASE("codegen: integers wrap around in what is computed from them, too") {
+  test::TempCache cache;
+  for (const DType t : {kInt32, kInt64}) {
+    const bool narrow = t == kInt32;
+    const int64_t most = narrow ? INT32_MAX : INT64_MAX, root = narrow ? 46341 : 3037000500;
+    check_same(
+        [](const Tensors& in) {
+          const Tensor& x = in[0];
+          Tensors out;
+          for (const Tensor& y : {-x, x + 1, x - 1, x * -1, square(x), 0 - x}) {
+            for (const Tensor& z : {y, y >= 1, y<0, y> x, y == x, sign(y), abs(y), relu(y),
+                                    maximum(y, x), floor_div(y, 2), remainder(y, 3)})
+              out.push_back(z);
+          }
+          return out;
+        },
+        {tensor(std::vector<int64_t>{-most - 1, most, -most, root, -root, -1, 0, 1, -7}).to(t)});
+  }
+}
+
 TEST_CASE("codegen: numbers that change between calls are read from the control block") {
   test::TempCache cache;
   double k = 0.5;
