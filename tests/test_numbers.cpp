@@ -169,6 +169,25 @@ TEST_CASE("numbers beyond a dtype: what would become an element is refused") {
   });
 }
 
+TEST_CASE("numbers beyond float32: filled into a tensor they keep every digit") {
+  const Operands o;
+  const Tensor far = o.i.to(kInt64), no = zeros({3}, kBool);
+  const int64_t odd = (int64_t{1} << 53) - 1;
+  check_cases({
+      {"int32", [&] { return o.i.clone().fill_(16777217.0); }, kInt32, Ints(3, 16777217)},
+      {"the last int32", [&] { return o.i.clone().fill_(kHigh + 0.5); }, kInt32, Ints(3, kHigh)},
+      {"int64", [&] { return far.clone().fill_(double(odd)); }, kInt64, Ints(3, odd)},
+      {"below zero", [&] { return far.clone().fill_(-double(odd)); }, kInt64, Ints(3, -odd)},
+      {"bool", [&] { return no.clone().fill_(1e-50); }, kBool, {1, 1, 1}},
+  });
+  double v = 0;  // One that varies, too.
+  auto filled = step([&] { return far.clone().fill_(v); });
+  for (int call = 1; call <= 5; ++call) {
+    v = double(odd) - 2 * call;
+    CHECK(filled().to_vector<int64_t>() == Ints(3, odd - 2 * call));
+  }
+}
+
 TEST_CASE("where: a condition is true unless it is 0, whatever the dtype of the choice") {
   const Operands o;
   const Tensor wide = tensor({kTwo32, int64_t{0}, int64_t{-1}}), part = tensor({0.5, 0.0, NAN});

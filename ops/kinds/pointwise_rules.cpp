@@ -18,9 +18,9 @@ DType pointwise_common_dtype(const OpCall& c) {
     return !((info.traits.condition | info.integers) >> i & 1);
   };
   // Numbers alone are computed in what is made of them: as far as precision matters where they are
-  // written into a tensor (fill_).
+  // written into a tensor (fill_), since float32 has neither all doubles nor all integers.
   const auto made = static_cast<DType>(c.attrs.dtype);
-  if (c.attrs.dtype != 0xff && (!c.into || made == kFloat64)) {
+  if (c.attrs.dtype != 0xff && (!c.into || made == kFloat64 || is_integer(made))) {
     bool numbers = true;
     for (int i = 0; i < c.n_in; ++i) numbers &= !c.in[i] || !takes_part(i);
     if (numbers) return made;

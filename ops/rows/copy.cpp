@@ -49,6 +49,7 @@ const Tensor& Tensor::copy_(const Tensor& src) const {
 
 const Tensor& Tensor::fill_(Scalar v) const {
   check_holds("fill_", v, dtype());
+  if (dtype() == kBool) v = v.to_double() != 0;
   PointwiseCall(copy_row).add(v).dtype(dtype()).run_into({*this});
   return *this;
 }
