@@ -7,9 +7,11 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
 #include "core/device.h"
+#include "core/device_kernel.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
 #include "tests/cuda_cases.h"
+#include "tests/emulator_calls.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -58,6 +60,17 @@ struct Counting {
   static inline std::map<void*, size_t> sizes;
 };
 
+BRRR_DEVICE_STRUCT(BeyondArguments, {
+  const char* x;
+  char* y;
+});
+
+constexpr DeviceKernel beyond{"beyond", BeyondArgumentsText, 128, {R"(
+KERNEL(beyond, BeyondArguments, 128) {
+  ((float*)p.y)[threadIdx.x] = ((const float*)p.x)[threadIdx.x + 1];
+}
+)"}};
+
 bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != text.npos;
 }
@@ -86,6 +99,46 @@ TEST_CASE("cuda pool: small blocks share segments, large ones have their own") {
   CHECK(Counting::calls == 2);
   CHECK(pool.allocate(SIZE_MAX, "op") == nullptr);
   CHECK(pool.allocate(SIZE_MAX - 600, "op") == nullptr);
+}
+
+TEST_CASE("cuda pool: blocks that lie apart are as long as asked and new, but within a capture") {
+  Counting device(64 * kMiB);
+  Pool pool(device.driver, true);
+  void *a = pool.allocate(700, "op"), *b = pool.allocate(700, "op");
+  CHECK(Counting::sizes.at(a) == 700);
+  CHECK(Counting::sizes.at(b) == 700);
+  void* large = pool.allocate(5 * kMiB + 1, "op");
+  CHECK(Counting::sizes.at(large) == 5 * kMiB + 1);
+  pool.deallocate(large, 5 * kMiB + 1);
+  pool.deallocate(a, 700);
+  CHECK(pool.stats().live == 700);
+  CHECK(pool.stats().reserved == 5 * kMiB + 1 + 2 * 700);  // For captures.
+  size_t calls = Counting::calls;
+  pool.hold();
+  CHECK(pool.allocate(700, "op") == a);
+  CHECK(Counting::calls == calls);
+  pool.deallocate(a, 700);
+  for (const auto& [p, bytes] : pool.taken()) pool.deallocate(p, bytes);
+  pool.deallocate(b, 700);
+  void* c = pool.allocate(700, "op");  // What it held before is the device's again.
+  CHECK(Counting::calls == calls + 1);
+  CHECK(Counting::sizes.at(c) == 700);
+  CHECK(pool.stats().reserved == 5 * kMiB + 1 + 2 * 700);
+  pool.trim();
+  CHECK(Counting::used == 700);
+}
+
+TEST_CASE("cuda pool: with BRRR_POISON=1 the emulator sees what is read beyond a tensor") {
+  const char* const poison = std::getenv("BRRR_POISON");
+  if (!poison || *poison != '1' || !std::getenv("BRRR_EMULATOR_PTX")) return;
+  if (!have_device() || !counters()) return;
+  const Tensor x = ones({128}, kCUDA), behind = ones({128}, kCUDA), y = ones({128}, kCUDA);
+  const std::string said = error_of([&] {
+    const auto data = [](const Tensor& t) { return static_cast<char*>(t.data_ptr()); };
+    run_kernel(beyond, {}, {1}, BeyondArguments{data(x), data(y)});
+  });
+  CHECK_MESSAGE(holds(said, "thread (127, 0, 0)"), said);
+  CHECK_MESSAGE(holds(said, "accesses 4 bytes"), said);
 }
 
 TEST_CASE("cuda pool: a block given back is handed out again, and neighbours are joined") {

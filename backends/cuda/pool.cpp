@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,22 @@
 namespace brrr::cuda {
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+size_t Pool::rounded(size_t bytes) const {
+  return round_up(std::max<size_t>(bytes, 1), apart_ ? 1 : kUnit);
+}
+
+// A block of just these bytes for a capture. Otherwise it is given back to the device, so that what
+// comes next knows nothing of what it held.
+Pool::Blocks::iterator Pool::find_apart(size_t bytes) {
+  Free& list = free_[bytes > kSegment];
+  const auto it = list.lower_bound({bytes, nullptr});
+  if (it == list.end() || it->first != bytes) return blocks_.end();
+  if (!held_.on) return release(list, it), blocks_.end();
+  const auto block = blocks_.find(it->second);
+  list.erase(it);
+  return block;
+}
 
 // Best fit: the smallest block that is large enough, out of its list.
 Pool::Blocks::iterator Pool::find_free(size_t bytes) {
@@ -24,6 +41,7 @@ Pool::Blocks::iterator Pool::find_free(size_t bytes) {
 
 Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
   size_t size = bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
+  if (apart_) size = bytes;
   if (size < bytes) return blocks_.end();  // Rounded beyond the end of all numbers.
   void* p = nullptr;
   check(driver_.allocate(&p, size), "allocate");
@@ -40,7 +58,7 @@ Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
 void* Pool::take(size_t bytes, const char* owner) {
   auto block = blocks_.end();
   const auto find = [&] {  // Blocks of other sizes that were kept as they are: trimming joins them.
-    block = find_free(bytes);
+    block = apart_ ? find_apart(bytes) : find_free(bytes);
     if (block == blocks_.end()) block = new_segment(bytes);
     return block != blocks_.end();
   };
@@ -56,7 +74,7 @@ void* Pool::take(size_t bytes, const char* owner) {
 }
 
 void* Pool::allocate(size_t asked, const char* owner) {
-  const size_t bytes = round_up(std::max<size_t>(asked, 1), kUnit);
+  const size_t bytes = rounded(asked);
   if (bytes < asked) return nullptr;
   if (held_.on) {
     const auto same = [&](const auto& b) { return b.second == bytes; };
@@ -69,7 +87,7 @@ void* Pool::allocate(size_t asked, const char* owner) {
   }
   const std::lock_guard lock(mutex_);
   void* p = nullptr;
-  if (bytes <= kSmall && !recent_[bytes / kUnit].empty()) {
+  if (!apart_ && bytes <= kSmall && !recent_[bytes / kUnit].empty()) {
     p = recent_[bytes / kUnit].back();
     recent_[bytes / kUnit].pop_back();
   } else {
@@ -84,11 +102,11 @@ void* Pool::allocate(size_t asked, const char* owner) {
 
 void Pool::deallocate(void* p, size_t asked) noexcept {
   if (!p) return;
-  const size_t bytes = round_up(std::max<size_t>(asked, 1), kUnit);
+  const size_t bytes = rounded(asked);
   if (held_.on) return held_.blocks.emplace_back(p, bytes), void();
   const std::lock_guard lock(mutex_);
   stats_.live -= bytes;
-  if (bytes <= kSmall)
+  if (!apart_ && bytes <= kSmall)
     recent_[bytes / kUnit].push_back(p);
   else
     give(static_cast<char*>(p));
@@ -123,13 +141,17 @@ void Pool::trim_locked() {
         ++it;
         continue;
       }
-      // Queued work may still use it: release waits for the device.
-      check(driver_.release(it->second), "release");
-      stats_.reserved -= it->first;
-      blocks_.erase(it->second);
-      it = list.erase(it);
+      it = release(list, it);
     }
   }
+}
+
+// Queued work may still use it: the driver waits for the device.
+Pool::Free::iterator Pool::release(Free& list, Free::iterator it) {
+  check(driver_.release(it->second), "release");
+  stats_.reserved -= it->first;
+  blocks_.erase(it->second);
+  return list.erase(it);
 }
 
 thread_local Pool::Held Pool::held_;
@@ -183,7 +205,10 @@ std::string Pool::describe() const {
 }
 
 Pool& pool() {
-  static Pool& p = *new Pool(*device().driver);
+  static Pool& p = *[] {
+    const char* const poison = std::getenv("BRRR_POISON");
+    return new Pool(*device().driver, poison && *poison && *poison != '0');
+  }();
   return p;
 }
 

@@ -27,7 +27,9 @@ template <class Attempt, class Trim> bool try_twice(Attempt attempt, Trim trim) 
 /// segment is kept, and joined with its neighbours when they are free.
 class Pool {
  public:
-  explicit Pool(const Driver& driver) : driver_(driver) {}
+  /// `apart`, for tools that watch memory: every block is the device's own allocation, of the bytes
+  /// that were asked for. What was given back serves captures only, which may take no memory.
+  explicit Pool(const Driver& driver, bool apart = false) : driver_(driver), apart_(apart) {}
   /// Null when the device has no more; unused segments were given back before the last attempt.
   /// `owner` says who asks, for out-of-memory messages; the text must live for ever.
   void* allocate(size_t bytes, const char* owner);
@@ -60,15 +62,19 @@ class Pool {
   using Blocks = std::map<char*, Block>;  ///< Neighbours in a segment are neighbours here.
   using Free = std::set<std::pair<size_t, char*>>;
 
+  size_t rounded(size_t bytes) const;
   void* take(size_t bytes, const char* owner);
   void give(char* p);
   Blocks::iterator find_free(size_t bytes);
+  Blocks::iterator find_apart(size_t bytes);
   Blocks::iterator new_segment(size_t bytes);
   void trim_locked();
+  Free::iterator release(Free& list, Free::iterator it);
   Free& free_of(const Block& b) { return free_[b.segment_bytes > kSegment]; }
 
   static constexpr size_t kUnit = 512, kSmall = size_t{1} << 20, kSegment = size_t{2} << 20;
   const Driver& driver_;
+  const bool apart_;
   mutable std::mutex mutex_;
   Blocks blocks_;
   Free free_[2];  ///< By size; of small segments, of large ones.
@@ -84,7 +90,8 @@ class Pool {
   static thread_local Held held_;
 };
 
-/// The device's own. Never destroyed: tensors may be dropped while the process ends.
+/// The device's own; with BRRR_POISON=1 its blocks lie apart. Never destroyed: tensors may be
+/// dropped while the process ends.
 Pool& pool();
 
 }  // namespace brrr::cuda
