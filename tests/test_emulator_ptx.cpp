@@ -69,8 +69,9 @@ std::vector<float> results;
 
 // What the launch says. a and c have 65 elements, those of a being 0, 1, 2 ...; nobody
 // has written b, which has one.
-std::string run(const std::string& body, unsigned threads = 32, unsigned blocks = 1) {
-  Device d;
+std::string run(const std::string& body, unsigned threads = 32, unsigned blocks = 1,
+                const std::string& order = "") {
+  Device d("BRRR_EMULATOR_ORDER", order.c_str());
   const std::string text = begin + body + "\nDONE:\n\tret;\n}\n";
   Module* module = nullptr;
   Function* f = nullptr;
@@ -211,6 +212,25 @@ TEST_CASE("emulator ptx: lanes that a member mask names are there") {
   CHECK_GOOD(mma);
   CHECK_BROKEN("needs 32 lanes", mma, 16);
   CHECK_BROKEN("has exited", "@%p1 bra DONE;\n" + mma + "\nret;");
+}
+
+TEST_CASE("emulator ptx: of lanes that went different ways any go first, and meet to shuffle") {
+  const std::string part =
+      "@%p1 bra LOW;\nst.volatile.global.f32 [%rd3], %f1;\nbra.uni MET;\n"
+      "LOW:\nst.volatile.global.f32 [%rd3], %f1;\nMET:\n";
+  const std::string meet =
+      "add.rn.f32 %f2, %f1, %f1;\nmov.b32 %r4, %f2;\n"
+      "shfl.sync.idx.b32 %r5|%p3, %r4, 31, 31, -1;\nst.global.u32 [%rd6+4], %r5;";
+  bool upper = false, lower = false;
+  for (int order = 0; order < 20; ++order) {
+    CHECK_GOOD(part + meet, 32, 1, std::to_string(order));
+    CHECK((results[0] == 31 || results[0] == 15));
+    (results[0] == 31 ? upper : lower) = true;
+    CHECK(results[1] == 62);
+    CHECK(results[32] == 62);
+  }
+  CHECK(upper);
+  CHECK(lower);
 }
 
 TEST_CASE("emulator ptx: what decides, is an address or is stored has been written") {

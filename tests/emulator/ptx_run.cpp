@@ -1,5 +1,6 @@
 // Runs the blocks of a launch: a warp at a time, of which always the lanes with the smallest
-// program counter, so that lanes that went different ways meet again.
+// program counter, so that lanes that went different ways meet again. In another order they do so
+// only where they wait for each other, and any of them go first.
 
 #include <algorithm>
 #include <numeric>
@@ -27,20 +28,21 @@ std::string line_of(const std::string& text, uint32_t line) {
 
 class Runner {
  public:
-  Runner(Block& block, Warp& warp, const std::vector<Insn>& code)
-      : b_(block), w_(warp), code_(code) {}
+  /// `random`: null for the first order.
+  Runner(Block& block, Warp& warp, const std::vector<Insn>& code, std::mt19937_64* random)
+      : b_(block), w_(warp), code_(code), random_(random) {}
 
   /// Runs until all lanes have exited or wait for the block; whether there is one that waits.
   bool run(uint64_t& steps) {
     while (const Mask ready = w_.live & ~w_.waiting) {
-      uint32_t at = ~0u, next = ~0u;
+      uint32_t at = random_ ? any_of(ready) : ~0u, next = ~0u;
       Mask m = 0;
       each(ready, [&](int l) {
-        if (w_.at[l] < at) {
+        if (!random_ && w_.at[l] < at) {
           next = at;
           at = w_.at[l];
           m = 0;
-        } else if (w_.at[l] > at) {
+        } else if (!random_ && w_.at[l] > at) {
           next = std::min(next, w_.at[l]);
         }
         if (w_.at[l] == at) m |= Mask{1} << l;
@@ -60,6 +62,12 @@ class Runner {
   }
 
  private:
+  uint32_t any_of(Mask lanes) {
+    for (uint64_t k = (*random_)() % static_cast<uint64_t>(std::popcount(lanes)); k > 0; --k) {
+      lanes &= lanes - 1;
+    }
+    return w_.at[first_of(lanes)];
+  }
   void leave(Mask m, uint32_t at) {
     each(m, [&](int l) { w_.at[l] = at; });
   }
@@ -194,6 +202,7 @@ class Runner {
   Block& b_;
   Warp& w_;
   const std::vector<Insn>& code_;
+  std::mt19937_64* random_;
 };
 
 void fill_row(Warp& w, uint32_t at, uint64_t value) {
@@ -236,7 +245,8 @@ void prepare(Warp& w, Block& b, unsigned number) {
 }
 
 // What runs a block: each warp to the next barrier, then all on from there.
-void run_block(Block& b, std::vector<Warp>& warps, const std::vector<unsigned>& order) {
+void run_block(Block& b, std::vector<Warp>& warps, const std::vector<unsigned>& order,
+               std::mt19937_64* random) {
   const auto size = b.work->block;
   const unsigned count = (size.x * size.y * size.z + lanes - 1) / lanes;
   const std::vector<Insn>& code = b.kernel->program->code;
@@ -244,7 +254,7 @@ void run_block(Block& b, std::vector<Warp>& warps, const std::vector<unsigned>& 
   if (!b.kernel->waits) {
     for (unsigned k = 0; k < count; ++k) {
       prepare(warps[0], b, order[k]);
-      Runner(b, warps[0], code).run(steps);
+      Runner(b, warps[0], code, random).run(steps);
     }
     return;
   }
@@ -253,7 +263,7 @@ void run_block(Block& b, std::vector<Warp>& warps, const std::vector<unsigned>& 
     Warp* waits = nullptr;
     for (unsigned k = 0; k < count; ++k) {
       Warp& w = warps[order[k]];
-      if (!w.live || !Runner(b, w, code).run(steps)) continue;
+      if (!w.live || !Runner(b, w, code, random).run(steps)) continue;
       const auto at = [&](const Warp& v) -> const Insn& { return code[v.at[first_of(v.live)]]; };
       if (waits && at(*waits).offset != at(w).offset) {
         fail_at(w, at(w), first_of(w.live), "waits at another barrier than other warps");
@@ -263,7 +273,7 @@ void run_block(Block& b, std::vector<Warp>& warps, const std::vector<unsigned>& 
     if (!waits) return;
     ++b.epoch;
     for (unsigned k = 0; k < count; ++k) {
-      if (warps[k].live) Runner(b, warps[k], code).release();
+      if (warps[k].live) Runner(b, warps[k], code, random).release();
     }
   }
 }
@@ -313,8 +323,8 @@ void run(const Kernel& kernel, const Work& work, Memory& memory, unsigned long o
   const unsigned threads = work.block.x * work.block.y * work.block.z;
   warps.resize((threads + lanes - 1) / lanes);
   std::iota(warps.begin(), warps.end(), 0u);
+  std::mt19937_64 generator(order);
   if (order) {
-    std::mt19937_64 generator(order);
     std::shuffle(blocks.begin(), blocks.end(), generator);
     std::shuffle(warps.begin(), warps.end(), generator);
   }
@@ -324,7 +334,7 @@ void run(const Kernel& kernel, const Work& work, Memory& memory, unsigned long o
     b.serial = ++s.serial;
     b.epoch = 0;
     b.shared.assign(kernel.shared_bytes + work.shared_bytes, poison);
-    run_block(b, s.warps, warps);
+    run_block(b, s.warps, warps, order ? &generator : nullptr);
   }
 }
 
