@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kChain = 256;  // Terms of each chain of a longer sum.
 constexpr int64_t kFewestTerms = 32;
-constexpr int64_t kAheadTerms = 8;  // Registers of a row that are asked for before they are read.
+constexpr int64_t kFar = 1 << 19;  // Elements of a matrix that no near cache holds.
 
 // C = A op(B) or, where A is the large one, C^T = op(B)^T A^T: `rows` rows of the small operand
 // beside `n` of the large one, whose terms are contiguous.
@@ -44,7 +44,7 @@ struct Few {
 
 // The terms [from, to) of `cols` columns, in sum[0..rows): a square of the matrix at a time is
 // turned in registers, so that its rows are lanes. Beyond the last column it is met again.
-template <int rows, bool all_columns>
+template <int rows, bool all_columns, bool far>
 BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, int64_t to,
                        Reg* sum) {
   const float* b = f.b + col * f.b_row + from;
@@ -57,7 +57,8 @@ BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, in
   for (; k + kWidth <= to; k += kWidth, b += kWidth, a += kWidth * f.a_k) {
 #pragma GCC unroll 16
     for (int j = 0; j < kWidth; ++j) {
-      vx::prefetch<1>(row(j) + kAheadTerms * kWidth);
+      // Its place in the next columns; from a cache it comes in time without.
+      if (far) vx::prefetch<2>(row(j) + kWidth * f.b_row);
       square[j] = load(row(j));
     }
     transpose(square);
@@ -95,10 +96,12 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
       Reg sum[rows] = {};
       if (from == 0) std::copy_n(total, rows, sum);
       const int64_t to = std::min(from + chain, f.k);
-      if (cols == kWidth)
-        add_terms<rows, true>(f, col, cols, from, to, sum);
+      if (cols < kWidth)
+        add_terms<rows, false, false>(f, col, cols, from, to, sum);
+      else if (f.n * f.k > kFar)
+        add_terms<rows, true, true>(f, col, cols, from, to, sum);
       else
-        add_terms<rows, false>(f, col, cols, from, to, sum);
+        add_terms<rows, true, false>(f, col, cols, from, to, sum);
       for (int r = 0; r < rows; ++r) total[r] = from ? total[r] + sum[r] : sum[r];
     }
     for (int r = 0; r < rows; ++r) {

@@ -19,7 +19,8 @@ constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the 
 constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
 constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
-constexpr int64_t kLine = 16;                         // Floats that a cache moves at once.
+constexpr int64_t kFlatTerms = 4;
+constexpr int64_t kLine = 16;             // Floats that a cache moves at once.
 constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
 // rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
@@ -234,7 +235,8 @@ Plan plan_for(const Gemm& g) {
   // What is transposed on the way out cannot go on from what is there.
   const bool swap = !g.add && swapped_cost(g) < direct_cost(g);
   const int64_t m = swap ? g.n : g.m, n = swap ? g.m : g.n;
-  const Split panels(regs_of(n), m > kFlatRows || swap ? kRegs : kFlatRegs);
+  const bool flat = !swap && (m <= kFlatRows || g.k <= kFlatTerms);
+  const Split panels(regs_of(n), flat ? kFlatRegs : kRegs);
   Plan p{.m = m,
          .n = n,
          .k = g.k,
