@@ -160,8 +160,9 @@ class Rows {
 };
 
 // Of an operand that lies across the walk, elements side by side belong to rows one after the
-// other. They are read a line of a cache at a time, for as many rows at once.
-constexpr int64_t kAcrossRows = 16, kAcross = 64;  // Rows and elements of a block.
+// other. They are read a line of a cache at a time, for as many rows at once; for more where rows
+// are short.
+constexpr int64_t kAcross = 64, kBlock = 16 * kAcross;  // Elements of a row, and of a block.
 constexpr int kMostAcross = 4;
 
 bool lies_across(const Iteration& it, int k, int dim) {
@@ -187,10 +188,10 @@ bool turn_across(Iteration& it) {
   return false;
 }
 
-// to[r][i] = from[i * stride + r], for `rows` and n of them, in compute type `ct`.
-void load_across(DType ct, char* to, DType dtype, const char* from, int64_t stride, int64_t rows,
-                 int64_t n) {
-  alignas(64) char columns[kAcross * kAcrossRows * 8];
+// to[r * pitch + i] = from[i * stride + r], for `rows` and n of them, in compute type `ct`.
+void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* from, int64_t stride,
+                 int64_t rows, int64_t n) {
+  alignas(64) char columns[kBlock * 8];
   const auto item = static_cast<int64_t>(itemsize(dtype)),
              width = static_cast<int64_t>(itemsize(ct));
   for (int64_t i = n; i < 2 * n; ++i) {  // The block after this one.
@@ -200,13 +201,13 @@ void load_across(DType ct, char* to, DType dtype, const char* from, int64_t stri
   }
   if (dtype != ct) {
     for (int64_t i = 0; i < n; ++i) {
-      load_tile(ct, columns + i * kAcrossRows * width, dtype, from + i * stride * item, 1, rows);
+      load_tile(ct, columns + i * rows * width, dtype, from + i * stride * item, 1, rows);
     }
     from = columns;
-    stride = kAcrossRows;
+    stride = rows;
   }
   const auto turn = [&](const auto* in, auto* out) {
-    tile::transpose(in, stride, n, rows, out, kAcross, false);
+    tile::transpose(in, stride, n, rows, out, pitch, false);
   };
   if (width == 4)
     turn(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
@@ -220,37 +221,45 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
   choose_ways(it, way);
   const int inner = it.ndim - 1;
   struct {
-    alignas(64) char data[kMostAcross][kAcrossRows * kAcross * 8];
+    alignas(64) char data[kMostAcross][kBlock * 8];
   } blocks;
+  const int64_t pitch = std::min(n, kAcross);
+  bool flat = n == pitch, tiles = false;  // A block's rows follow one another in every operand.
   int64_t step[2][kMost];  // In bytes, of each operand: from element to element and row to row.
   char* block[kMost] = {};
   for (int k = 0, used = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     for (int d : {0, 1}) step[d][k] = o.stride[inner - d] * static_cast<int64_t>(itemsize(o.dtype));
-    if (used == kMostAcross || !lies_across(it, k, inner - 1)) continue;
-    way[k] = Way::Direct;
-    block[k] = blocks.data[used++];
+    if (used < kMostAcross && lies_across(it, k, inner - 1)) {
+      way[k] = Way::Direct;
+      block[k] = blocks.data[used++];
+    } else {
+      flat &= way[k] == Way::Number || (o.stride[inner] == 1 && o.stride[inner - 1] == n);
+      tiles |= way[k] == Way::Tile;
+    }
   }
+  const int64_t most = (flat && tiles ? kTile : kBlock) / pitch;
   Buffers buf;
   Rows rows(it, begin, 0);
   for (int64_t row = begin, height; row < end; row += height) {
-    height = std::min({kAcrossRows, end - row, it.size[inner - 1] - row % it.size[inner - 1]});
+    height = std::min({most, end - row, it.size[inner - 1] - row % it.size[inner - 1]});
     for (int64_t i = 0; i < n; i += kAcross) {
       const int64_t m = std::min(kAcross, n - i);
       for (int k = it.n_out; k < it.count(); ++k) {
         const PointwiseOperand& o = it.operands[k];
         if (block[k]) {
-          load_across(it.compute, block[k], o.dtype, rows.at[k] + i * step[0][k], o.stride[inner],
-                      height, m);
+          load_across(it.compute, block[k], pitch, o.dtype, rows.at[k] + i * step[0][k],
+                      o.stride[inner], height, m);
         }
       }
-      for (int64_t r = 0; r < height; ++r) {
+      const int64_t together = flat ? height * m : m;
+      for (int64_t r = 0; r < (flat ? 1 : height); ++r) {
         char* at[kMost];
         for (int k = 0; k < it.count(); ++k) {
-          at[k] = block[k] ? block[k] + r * kAcross * static_cast<int64_t>(itemsize(it.compute))
+          at[k] = block[k] ? block[k] + r * pitch * static_cast<int64_t>(itemsize(it.compute))
                            : rows.at[k] + i * step[0][k] + r * step[1][k];
         }
-        run_inner(it, at, m, m, way, &buf);
+        run_inner(it, at, together, together, way, &buf);
       }
     }
     for (int64_t r = 0; r < height; ++r) rows.next();
