@@ -83,6 +83,29 @@ BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, in
   }
 }
 
+// Of one long sum the chains are lanes, kWidth of them at a time. Returns how many terms `total`
+// has.
+int64_t add_chains(const Few& f, float& total) {
+  int64_t from = 0;
+  for (; from + kWidth * kChain <= f.k; from += kWidth * kChain) {
+    Reg sum{};
+    for (int64_t k = from; k < from + kChain; k += kWidth) {
+      Reg a[kWidth], b[kWidth];
+#pragma GCC unroll 16
+      for (int j = 0; j < kWidth; ++j) {
+        a[j] = load(f.a + k + j * kChain);
+        b[j] = load(f.b + k + j * kChain);
+      }
+      transpose(a);
+      transpose(b);
+#pragma GCC unroll 16
+      for (int t = 0; t < kWidth; ++t) sum = fma(a[t], b[t], sum);
+    }
+    for (int j = 0; j < kWidth; ++j) total = from + j ? total + sum[j] : sum[0];
+  }
+  return from;
+}
+
 template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
   for (int64_t col = begin; col < end; col += kWidth) {
     const auto cols = static_cast<int>(std::min<int64_t>(kWidth, f.n - col));
@@ -92,7 +115,13 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
     for (int r = 0; f.add && r < rows; ++r) {
       for (int j = 0; j < cols; ++j) total[r][j] = c[r * f.c_row + j * f.c_col];
     }
-    for (int64_t from = 0; from < f.k; from += chain) {
+    int64_t from = 0;
+    if (f.n == 1 && rows == 1 && chain < f.k && f.a_k == 1 && !f.add) {
+      float sum = 0;
+      from = add_chains(f, sum);
+      total[0][0] = sum;
+    }
+    for (; from < f.k; from += chain) {
       Reg sum[rows] = {};
       if (from == 0) std::copy_n(total, rows, sum);
       const int64_t to = std::min(from + chain, f.k);
