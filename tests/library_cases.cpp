@@ -42,6 +42,10 @@ std::vector<Case> view_cases() {
        }},
       {"chunk", {m}, [](const Tensors& x) { return x[0].chunk(2, 1)[0] * chunk(x[0], 2, 1)[1]; }},
       {"split", {m}, [](const Tensors& x) { return split(x[0], 2, 1)[1] - x[0].split(2, 1)[0]; }},
+      {"split", {t}, [](const Tensors& x) {  // A shorter one at the end, and one without gradient.
+         const Tensors parts = split(x[0], 3, -1);
+         return parts[0] * parts[0] + parts.back().sum() * split(x[0].transpose(0, 1), 1, 1)[1].sum();
+       }},
       {"unbind", {t}, [](const Tensors& x) {
          const Tensors parts = unbind(x[0], 1);
          return parts[0].exp() * parts[2] + parts[1];

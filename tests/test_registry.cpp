@@ -105,8 +105,7 @@ const std::map<std::string, std::string> kCompositions = {
     {"flatten", "view"},
     {"squeeze", "view"},
     {"unsqueeze", "view"},
-    {"chunk", "slice"},
-    {"split", "slice"}};
+    {"chunk", "split"}};
 
 // Rows that no public function has the name of, and who calls them.
 const std::map<std::string, std::string> kOtherDoors = {

@@ -113,30 +113,4 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
   return call(select_row, {*this}, SliceAttrs{at, index < 0 ? index + n : index, 1, 1});
 }
 
-std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
-  BRRR_CHECK(length > 0, "split: size {} must be positive", length);
-  std::vector<Tensor> parts;
-  const int64_t n = size(dim_arg("split", *this, d));
-  for (int64_t at = 0; at < n || at == 0; at += length) {
-    parts.push_back(narrow(d, at, std::min(length, n - at)));
-  }
-  return parts;
-}
-
-std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
-  BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
-  const int64_t n = size(dim_arg("chunk", *this, d));
-  if (n > 0) return split((n - 1) / chunks + 1, d);
-  // There is no length that gives as many: all are empty, as PyTorch's.
-  constexpr int64_t most = 1 << 20;
-  BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
-             chunks, d, describe(impl()), most);
-  std::vector<Tensor> parts(static_cast<size_t>(chunks));
-  for (Tensor& part : parts) part = narrow(d, 0, 0);
-  return parts;
-}
-
-std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) { return t.chunk(n, dim); }
-std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) { return t.split(size, dim); }
-
 }  // namespace brrr

@@ -1,7 +1,10 @@
-// Taking a tensor apart along a dim: one row with as many outputs as a call may have.
+// Taking a tensor apart along a dim: rows with as many outputs as a call may have.
+#include <algorithm>
+
 #include "core/check.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
+#include "ops/kinds/composite.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/view.h"
 #include "ops/view_ops.h"
@@ -20,23 +23,64 @@ void unbind_shape(OpCall& c) {
   }
 }
 
-// The parts' gradients side by side: one pass over memory, where as many selects would each write
-// a tensor of the whole size and then be added up.
+// All parts' gradients, to be put side by side: one pass over memory, where as many selects or
+// slices would each write a tensor of the whole size and then be added up.
+template <class Sizes>
+std::vector<Tensor> gradients_of_parts(const VjpCall& v, const Sizes& sizes) {
+  const Meta& m = v.meta(0);
+  std::vector<Tensor> parts(v.gout, v.gout + v.node.n_out);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    if (!parts[k].defined()) parts[k] = zeros(sizes(static_cast<int64_t>(k)), m.dtype, m.device);
+  }
+  return parts;
+}
+
 void unbind_vjp(VjpCall& v) {
   const int d = dim_of(v.attrs());
   const Meta& m = v.meta(0);
-  const auto n = static_cast<size_t>(m.sizes[d]);
   IntList part = m.sizes;
   part.erase(d);
-  std::vector<Tensor> parts(v.gout, v.gout + n);
-  for (Tensor& g : parts) {
-    if (!g.defined()) g = zeros(part, m.dtype, m.device);
-  }
+  const auto parts = gradients_of_parts(v, [&](int64_t) { return part; });
   v.gin[0] = d < part.size() ? cat(parts, d).view(m.sizes) : stack(parts, d);
 }
 
 const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
                        view_spec(unbind_shape, unbind_vjp)};
+
+struct SplitAttrs {
+  int64_t dim, length;
+  /// Of the whole's `sizes` what part k has.
+  IntList part(IntList sizes, int64_t k) const {
+    const int d = static_cast<int>(dim);
+    sizes[d] = std::min(length, sizes[d] - k * length);
+    return sizes;
+  }
+};
+
+void split_shape(OpCall& c) {
+  const auto a = c.attrs.as<SplitAttrs>();
+  for (int k = 0; k < c.n_out; ++k) {
+    OutMeta& m = view_meta(c, k);
+    m.offset += k * a.length * m.strides[static_cast<int>(a.dim)];
+    m.sizes = a.part(m.sizes, k);
+  }
+}
+
+void split_vjp(VjpCall& v) {
+  const auto a = v.attrs().as<SplitAttrs>();
+  v.gin[0] =
+      cat(gradients_of_parts(v, [&](int64_t k) { return a.part(v.meta(0).sizes, k); }), a.dim);
+}
+
+const OpDef split_row{"split", "parts of one length along a dim, the last as long as it is",
+                      view_spec(split_shape, split_vjp)};
+
+// The outputs of a row that has `count` of them in this call.
+template <class A>
+std::vector<Tensor> first_of(int64_t count, const OpDef& row, const Tensor& t, const A& attrs) {
+  const Outputs all = call_outputs(row, static_cast<int>(count), {t}, attrs);
+  return {all.begin(), all.begin() + count};
+}
 
 }  // namespace
 
@@ -50,8 +94,37 @@ std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
     for (int64_t i = 0; i < n; ++i) parts.push_back(t.select(d, i));
     return parts;
   }
-  const Outputs all = call_outputs(unbind_row, static_cast<int>(n), {t}, DimAttrs{d});
-  return {all.begin(), all.begin() + n};
+  return first_of(n, unbind_row, t, DimAttrs{d});
 }
+
+std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
+  BRRR_CHECK(length > 0, "split: size {} must be positive", length);
+  const int dim = dim_arg("split", *this, d);
+  const int64_t n = size(dim), count = n / length + (n % length != 0);
+  if (count > 1 && count <= kMaxOutputs) {
+    return first_of(count, split_row, *this, SplitAttrs{dim, length});
+  }
+  std::vector<Tensor> parts;
+  for (int64_t at = 0; at < n || at == 0; at += length) {
+    parts.push_back(narrow(d, at, std::min(length, n - at)));
+  }
+  return parts;
+}
+
+std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
+  BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
+  const int64_t n = size(dim_arg("chunk", *this, d));
+  if (n > 0) return split((n - 1) / chunks + 1, d);
+  // There is no length that gives as many: all are empty, as PyTorch's.
+  constexpr int64_t most = 1 << 20;
+  BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
+             chunks, d, describe(impl()), most);
+  std::vector<Tensor> parts(static_cast<size_t>(chunks));
+  for (Tensor& part : parts) part = narrow(d, 0, 0);
+  return parts;
+}
+
+std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) { return t.chunk(n, dim); }
+std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) { return t.split(size, dim); }
 
 }  // namespace brrr
