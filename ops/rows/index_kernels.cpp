@@ -66,6 +66,10 @@ template <class Op, class T> void run_row(const Walk& w, T* big, T* small, const
   const int last = w.ndim - 1;
   const int64_t n = w.size[last], s = w.small[last], i = w.index[last], step = w.big[w.dim];
   const int64_t b = w.dim == last ? 0 : w.big[last];
+  if (i == 1 && s == 1 && step == 1 && b == 0) {  // Along the last dim: no multiplications.
+    for (int64_t j = 0; j < n; ++j) Op::one(big[at[j]], small[j]);
+    return;
+  }
   if (i != 0) {
     for (int64_t j = 0; j < n; ++j) Op::one(big[at[j * i] * step + j * b], small[j * s]);
     return;
