@@ -143,8 +143,9 @@ uint16_t float_to_bfloat16(float x) {
 }
 
 // The one definition of the 16-bit formats is the vector one; a single value is one lane of it.
-float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
-uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
+// (Inlined into loops over single values with AVX2, these end g++ 12 by an internal error.)
+[[gnu::noinline]] float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
+[[gnu::noinline]] uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
 
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
   with_compute(ct, [&](auto to) {
