@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kChain = 256;  // Terms of each chain of a longer sum.
 constexpr int64_t kFewestTerms = 32;
 constexpr int64_t kFar = 1 << 19;  // Elements of a matrix that no near cache holds.
+constexpr int64_t kTurning = 4;    // Rows whose multiplications take as long as turning a square.
 
 // C = A op(B) or, where A is the large one, C^T = op(B)^T A^T: `rows` rows of the small operand
 // beside `n` of the large one, whose terms are contiguous.
@@ -145,8 +146,15 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
 
 }  // namespace
 
+// Fitted to measurements on Zen 5. A right operand would have to be copied; the left one would not,
+// and lanes without a row of it, or terms beyond the last, then take longer than its tiles do.
 bool has_few_rows(const Gemm& g) {
-  return g.k >= kFewestTerms && (Few::reads_right(g) || (!g.trans_a && g.n <= kFewRows));
+  if (g.m == 1 && g.n == 1) return g.k > kLongestChain;
+  if (Few::reads_right(g)) return g.k >= kWidth * std::max<int64_t>(g.m, 3);
+  if (g.trans_a || g.n > kFewRows || g.k < kFewestTerms) return false;
+  const auto squares = [](int64_t size) { return (size + kWidth - 1) / kWidth; };
+  return squares(g.m) * (squares(g.k) + 1) * kWidth * (kTurning + g.n) <=
+         std::max<int64_t>(g.m, 4) * g.k;
 }
 
 void few_gemm(const Gemm& g) {
