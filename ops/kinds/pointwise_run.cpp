@@ -167,7 +167,7 @@ constexpr int kMostAcross = 4;
 
 bool lies_across(const Iteration& it, int k, int dim) {
   const PointwiseOperand& o = it.operands[k];
-  return k >= it.n_out && !o.number && !o.made && o.stride[dim] == 1 && it.size[dim] >= 8 &&
+  return k >= it.n_out && !o.number && !o.made && o.stride[dim] == 1 && it.size[dim] >= 16 &&
          o.stride[it.ndim - 1] >= 8;
 }
 
