@@ -35,8 +35,9 @@ void cat_infer(OpCall& c) {
 void place(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
   if (t.numel == 0) return;
   const int64_t outer = lines_along(t, dim).outer;
-  // (Runs of one element, as stack() makes them, are a walk with a stride.)
-  if (t.dtype != out.dtype || !t.contiguous() || t.numel == outer) {
+  // (Many runs of one element, as stack() makes them, are a walk with a stride.)
+  constexpr int64_t many = 32;
+  if (t.dtype != out.dtype || !t.contiguous() || (t.numel == outer && outer >= many)) {
     return copy_into_part(out, t, dim, begin);
   }
   const auto size = static_cast<int64_t>(itemsize(t.dtype));
