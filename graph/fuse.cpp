@@ -34,7 +34,7 @@ template <class Same> bool clobbers(const Recording& r, const Instr& i, const Sa
 // Whether elements of the operand that follow each other in the result lie whole kilobytes apart,
 // more of them than a cache has lines for: the few sets that they share have lost a line before its
 // next element is read. The CPU's loops read such an operand by blocks, in a fifth of the time that
-// a generated kernel takes, which reads it element by element; any other is better read in there.
+// a generated kernel takes, which reads it element by element; all others are better read in there.
 bool shares_sets(const Value& v, const Value& out) {
   constexpr int64_t many = 1 << 14, rows = 16, lines = 256, apart = 2048;
   const int shift = out.ndim - v.ndim;
@@ -46,8 +46,8 @@ bool shares_sets(const Value& v, const Value& out) {
     if (inner < 0 || out.strides[d] <= out.strides[inner]) inner = d;
     across |= out.sizes[d] >= rows && stride(d) == 1;
   }
-  return across && out.numel >= many && out.sizes[inner] >= lines && stride(inner) > 1 &&
-         stride(inner) * static_cast<int64_t>(itemsize(v.dtype)) % apart == 0;
+  return across && itemsize(v.dtype) > 1 && out.numel >= many && out.sizes[inner] >= lines &&
+         stride(inner) > 1 && stride(inner) * static_cast<int64_t>(itemsize(v.dtype)) % apart == 0;
 }
 
 // Whether the instruction can be text at all.
