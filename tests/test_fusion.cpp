@@ -253,3 +253,20 @@ TEST_CASE("fusion: operands of many dims fit what a kernel is handed") {
     return Tensors{y};
   });
 }
+
+// A CPU's generated kernels read an operand in whatever order it lies, but where a cache has lost
+// its lines before they are used up, the library's loops turn it by blocks.
+TEST_CASE("fusion: operands across the walk, unless their lines share few sets of a cache") {
+  const test::TempCache cache;
+  const auto chain = [](const IntList& sizes, const IntList& order, DType t) {
+    const Tensor x = (randn(sizes) * 3.0).to(t), y = x.permute(order).clone() + 1;
+    return kernels([&] { return Tensors{(x.permute(order) * 2.0 + y) * y}; });
+  };
+  CHECK(chain({2, 3, 72, 80}, {0, 2, 3, 1}, kFloat32) == 1);
+  CHECK(chain({128, 128}, {1, 0}, kFloat32) == 1);
+  CHECK(chain({300, 500}, {1, 0}, kFloat32) == 1);
+  CHECK(chain({300, 2048}, {1, 0}, kUInt8) == 1);
+  const int apart = default_device() == kCPU ? 2 : 1;
+  CHECK(chain({300, 512}, {1, 0}, kFloat32) == apart);
+  CHECK(chain({300, 256}, {1, 0}, kFloat64) == apart);
+}
