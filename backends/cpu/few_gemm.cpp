@@ -149,7 +149,7 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
 // Fitted to measurements on Zen 5. A right operand would have to be copied; the left one would not,
 // and lanes without a row of it, or terms beyond the last, then take longer than its tiles do.
 bool has_few_rows(const Gemm& g) {
-  if (g.m == 1 && g.n == 1) return g.k > kLongestChain;
+  if (g.m == 1 && g.n == 1) return g.k > kLongestChain && (g.trans_b || !g.trans_a);
   if (Few::reads_right(g)) return g.k >= kWidth * std::max<int64_t>(g.m, 3);
   if (g.trans_a || g.n > kFewRows || g.k < kFewestTerms) return false;
   const auto squares = [](int64_t size) { return (size + kWidth - 1) / kWidth; };
