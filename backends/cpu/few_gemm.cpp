@@ -146,7 +146,7 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Fitted to measurements on Zen 5. A right operand would have to be copied; the left one would not,
+// Fitted to measurements on Zen 4. A right operand would have to be copied; the left one would not,
 // and lanes without a row of it, or terms beyond the last, then take longer than its tiles do.
 bool has_few_rows(const Gemm& g) {
   if (g.m == 1 && g.n == 1) return g.k > kLongestChain && (g.trans_b || !g.trans_a);
