@@ -31,23 +31,44 @@ template <class Same> bool clobbers(const Recording& r, const Instr& i, const Sa
          });
 }
 
-// Whether elements of the operand that follow each other in the result lie whole kilobytes apart,
-// more of them than a cache has lines for: the few sets that they share have lost a line before its
-// next element is read. The CPU's loops read such an operand by blocks, in a fifth of the time that
-// a generated kernel takes, which reads it element by element; all others are better read in there.
-bool shares_sets(const Value& v, const Value& out) {
-  constexpr int64_t many = 1 << 14, rows = 16, lines = 256, apart = 2048;
+// Of an operand that lies across the result, what lies side by side belongs to elements that are
+// far from each other. The CPU's loops read it by blocks, a generated kernel element by element.
+struct Across {
+  int64_t length = 0, apart = 0;  // Elements that follow each other in the result, bytes apart.
+};
+Across across(const Value& v, const Value& out) {
+  constexpr int64_t rows = 16, several = 8;
   const int shift = out.ndim - v.ndim;
   const auto stride = [&](int d) { return d < shift ? 0 : v.strides[d - shift]; };
   int inner = -1;
-  bool across = false;
+  bool side_by_side = false;
   for (int d = 0; d < out.ndim; ++d) {
     if (out.sizes[d] == 1) continue;
     if (inner < 0 || out.strides[d] <= out.strides[inner]) inner = d;
-    across |= out.sizes[d] >= rows && stride(d) == 1;
+    side_by_side |= out.sizes[d] >= rows && stride(d) == 1;
   }
-  return across && itemsize(v.dtype) > 1 && out.numel >= many && out.sizes[inner] >= lines &&
-         stride(inner) > 1 && stride(inner) * static_cast<int64_t>(itemsize(v.dtype)) % apart == 0;
+  if (!side_by_side || itemsize(v.dtype) == 1 || stride(inner) < several) return {};
+  return {out.sizes[inner], stride(inner) * static_cast<int64_t>(itemsize(v.dtype))};
+}
+
+// Whether f(across) says so of an operand that the CPU's kernel of the instruction reads by blocks,
+// if its result has as many elements.
+template <class F> bool any_across(const Recording& r, const Instr& i, int64_t many, const F& f) {
+  const Value& out = r.value(r.out(i)[0]);
+  const bool can = i.op->pointwise && i.op->pointwise->n_made == 0 && out.numel >= many &&
+                   r.storages[out.storage].device == kCPU;
+  return can && std::any_of(r.in(i), r.in(i) + i.n_in, [&](uint32_t in) {
+           const Across a = in == kNone ? Across{} : across(r.value(in), out);
+           return a.length > 0 && f(a);
+         });
+}
+
+// Where elements lie whole kilobytes apart, more of them than a cache has lines for, the few sets
+// that they share have lost a line before its next element is read: that takes a generated kernel
+// five times as long as blocks.
+bool shares_sets(const Recording& r, const Instr& i) {
+  return any_across(r, i, 1 << 14,
+                    [](const Across& a) { return a.length >= 256 && a.apart % 2048 == 0; });
 }
 
 // Whether the instruction can be text at all.
@@ -60,10 +81,7 @@ bool fusible(const Recording& r, const Instr& i) {
       if (r.value(r.out(i)[n]).storage == r.value(r.out(i)[k]).storage) return false;
     }
   }
-  const bool in_blocks = r.storages[o.storage].device == kCPU && i.op->pointwise->n_made == 0;
-  for (int k = 0; in_blocks && k < i.n_in; ++k) {
-    if (r.in(i)[k] != kNone && shares_sets(r.value(r.in(i)[k]), o)) return false;
-  }
+  if (shares_sets(r, i)) return false;
   return !clobbers(r, i, [](const Value& in, const Value& out) { return in.same_elements(out); });
 }
 
@@ -102,6 +120,10 @@ bool writes_external(const Recording& r, const Instr& i) {
   return std::any_of(r.out(i), r.out(i) + i.n_out, [&](uint32_t value) {
     return r.storages[r.value(value).storage].origin == Origin::External;
   });
+}
+
+bool better_alone(const Recording& r, const Instr& i) {
+  return any_across(r, i, 1 << 17, [](const Across&) { return true; });
 }
 
 bool allocates(const Recording& r, const Instr& i) {

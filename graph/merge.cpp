@@ -309,8 +309,10 @@ void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& targ
   merger.gather();
   // What the library has a kernel for needs no other, unless one of its own is quicker.
   for (Group& g : s.groups) {
-    g.fused = g.fused && (g.instrs.size() > 1 || r.instrs[g.instrs[0]].op->pointwise ||
-                          bytes_apart(r, g) >= target.worth_own_kernel);
+    const Instr& first = r.instrs[g.instrs[0]];
+    g.fused = g.fused && (g.instrs.size() > 1 ||
+                          (first.op->pointwise ? !better_alone(r, first)
+                                               : bytes_apart(r, g) >= target.worth_own_kernel));
   }
 }
 

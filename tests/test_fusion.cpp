@@ -269,4 +269,13 @@ TEST_CASE("fusion: operands across the walk, unless their lines share few sets o
   const int apart = default_device() == kCPU ? 2 : 1;
   CHECK(chain({300, 512}, {1, 0}, kFloat32) == apart);
   CHECK(chain({300, 256}, {1, 0}, kFloat64) == apart);
+  // Alone such an op has the library's kernel.
+  const auto generated = [](const IntList& sizes) {
+    const Tensor x = randn(sizes).t();
+    auto step = brrr::step([&] { return x * 2.0; }, StepOptions{.build_at_first_call = true});
+    CHECK(same_bits(step(), x * 2.0));
+    return step.stats().fused_kernels;
+  };
+  CHECK(generated({100, 300}) == 1);
+  if (default_device() == kCPU) CHECK(generated({400, 500}) == 0);
 }
