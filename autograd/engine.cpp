@@ -180,7 +180,8 @@ class Engine : NotCopied {
     while (!all.empty()) {
       const Node* n = all.back();
       all.pop_back();
-      for (int i = 0; i < n->n_in; ++i) follow(n->in[i].edge);
+      // (Behind a released one nothing comes, though a recorded step keeps it until its end.)
+      for (int i = 0; !n->released && i < n->n_in; ++i) follow(n->in[i].edge);
     }
   }
 
