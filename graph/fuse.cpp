@@ -5,7 +5,7 @@
 #include <string>
 
 #include "graph/cost.h"
-#include "ops/kinds/pointwise.h"
+#include "ops/kinds/pointwise_iteration.h"
 
 namespace brrr::graph {
 
@@ -37,17 +37,18 @@ struct Across {
   int64_t length = 0, apart = 0;  // Elements that follow each other in the result, bytes apart.
 };
 Across across(const Value& v, const Value& out) {
-  constexpr int64_t rows = 16, several = 8;
   const int shift = out.ndim - v.ndim;
-  const auto stride = [&](int d) { return d < shift ? 0 : v.strides[d - shift]; };
+  const auto stride = [&](int d) {
+    return d < shift || v.sizes[d - shift] == 1 ? 0 : v.strides[d - shift];
+  };
   int inner = -1;
   bool side_by_side = false;
   for (int d = 0; d < out.ndim; ++d) {
     if (out.sizes[d] == 1) continue;
     if (inner < 0 || out.strides[d] <= out.strides[inner]) inner = d;
-    side_by_side |= out.sizes[d] >= rows && stride(d) == 1;
+    side_by_side |= out.sizes[d] >= kAcrossRows && stride(d) == 1;
   }
-  if (!side_by_side || itemsize(v.dtype) == 1 || stride(inner) < several) return {};
+  if (!side_by_side || itemsize(v.dtype) == 1 || stride(inner) < kAcrossApart) return {};
   return {out.sizes[inner], stride(inner) * static_cast<int64_t>(itemsize(v.dtype))};
 }
 

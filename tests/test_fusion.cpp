@@ -269,6 +269,9 @@ TEST_CASE("fusion: operands across the walk, unless their lines share few sets o
   const int apart = default_device() == kCPU ? 2 : 1;
   CHECK(chain({300, 512}, {1, 0}, kFloat32) == apart);
   CHECK(chain({300, 256}, {1, 0}, kFloat64) == apart);
+  // A column does not, however far apart its elements' neighbours are.
+  const Tensor a = randn({512, 300}), column = randn({300, 512}).t().slice(1, 0, 1);
+  CHECK(kernels([&] { return Tensors{(a + column) * a}; }) == 1);
   // Alone such an op has the library's kernel.
   const auto generated = [](const IntList& sizes) {
     const Tensor x = randn(sizes).t();

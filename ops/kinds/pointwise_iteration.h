@@ -6,6 +6,10 @@
 
 namespace brrr {
 
+/// An operand lies across the walk where elements that follow each other are so many apart in it,
+/// and so many rows one after the other have elements side by side: less is not worth a block.
+inline constexpr int64_t kAcrossApart = 8, kAcrossRows = 16;
+
 inline constexpr int kMostPointwise = kMaxOperands + kMaxOutputs;
 
 struct PointwiseOperand {

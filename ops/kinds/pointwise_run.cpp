@@ -162,14 +162,13 @@ class Rows {
 // Of an operand that lies across the walk, elements side by side belong to rows one after the
 // other. They are read a line of a cache at a time, for as many rows at once; for more where rows
 // are short. (Of bytes a line has more than that, and is there for the next rows as well.)
-constexpr int64_t kAcrossRows = 16, kAcross = 64;  // The least rows, and elements of a block's.
-constexpr int64_t kBlock = kAcrossRows * kAcross;  // Elements of a block.
+constexpr int64_t kAcross = 64, kBlock = kAcrossRows * kAcross;  // Elements of a row, of a block.
 constexpr int kMostAcross = 4;
 
 bool lies_across(const Iteration& it, int k, int dim) {
   const PointwiseOperand& o = it.operands[k];
   return k >= it.n_out && !o.number && !o.made && itemsize(o.dtype) > 1 && o.stride[dim] == 1 &&
-         it.size[dim] >= kAcrossRows && o.stride[it.ndim - 1] >= 8;
+         it.size[dim] >= kAcrossRows && o.stride[it.ndim - 1] >= kAcrossApart;
 }
 
 // Makes the dim along which an operand lies across the walk the last but one, if there is any.
