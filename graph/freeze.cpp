@@ -127,9 +127,8 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   for (Binding& b : f.effects.bindings) {
     if (!b.storage || !b.storage->gradient) continue;
     f.refusal =
-        "it uses a gradient from before the step, which zero_grad() outside it would replace; "
-        "inside "
-        "it call zero_grad(), which takes gradients away instead of setting them to 0";
+        "it uses a gradient from before the step, which zero_grad() outside it would replace; call "
+        "zero_grad() inside, which takes gradients away instead of setting them to 0";
     b.storage.reset();
   }
   f.grad_enabled = context.grad_enabled;

@@ -130,11 +130,11 @@ void Pass::begin_recording() {
 
 // The attribute words of a call that are numbers which a replay can read anew.
 static uint16_t numbers_of(const OpCall& c) {
-  uint16_t words = 0;
   if (c.op->kind != OpKind::Pointwise) {
-    const TensorImpl* const x = c.n_in ? c.in[0] : nullptr;
-    return x && x->device == kCPU ? c.op->numbers : words;
+    const bool on_cpu = c.n_in && c.in[0] && c.in[0]->device == kCPU;
+    return on_cpu ? c.op->numbers : uint16_t{0};
   }
+  uint16_t words = 0;
   for (int i = 0, w = 0; i < c.n_in; ++i) {
     const int kind = c.attrs.kind(i);
     if (kind >= 2) words |= static_cast<uint16_t>(1u << w);

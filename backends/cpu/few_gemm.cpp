@@ -13,7 +13,6 @@ using namespace tile;  // NOLINT: load, store and transposition
 
 namespace {
 
-constexpr int64_t kChain = 256;  // Terms of each chain of a longer sum.
 constexpr int64_t kFewestTerms = 32;
 constexpr int64_t kFar = 1 << 19;  // Elements of a matrix that no near cache holds.
 constexpr int64_t kTurning = 4;    // Rows whose multiplications take as long as turning a square.

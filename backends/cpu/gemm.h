@@ -17,7 +17,7 @@ void gemm_batch(const Gemm& first, int64_t n, const int64_t* at);
 bool small_gemm_wins(const Gemm& problem);
 /// Longer sums are taken as sums of chains of 256 terms, one after the other: what rounding costs
 /// grows with a chain's length.
-inline constexpr int64_t kLongestChain = 8192;
+inline constexpr int64_t kLongestChain = 8192, kChain = 256;
 /// Whether it will, and every element will be one chain.
 inline bool is_chain(const Gemm& g) {
   return g.m > 0 && g.n > 0 && g.k > 0 && g.k <= kLongestChain && small_gemm_wins(g);

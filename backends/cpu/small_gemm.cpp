@@ -61,11 +61,11 @@ struct Plan {
   bool add;
   bool ahead;  // Ask for operands before they are needed.
 
-  // Terms that are taken before the next panel: parts of about kDepth, none of them short. (Where a
-  // sum is one of chains they are what is a chain.)
+  // Terms that are taken before the next panel: parts of about kDepth, none of them short, or, of a
+  // long sum, a chain.
   int64_t depth() const {
     if (c_trans) return k;
-    if (k > kLongestChain) return kDepth;
+    if (k > kLongestChain) return kChain;
     const int64_t parts = std::max<int64_t>(1, (k + kDepth / 2) / kDepth);
     const int64_t part = (k - 1) / parts + 1;
     return part * panels.widest() * kWidth <= kScratch ? part : kDepth;
