@@ -16,6 +16,7 @@ inline constexpr int kAutoTrials = 20;  ///< Calls after which Mode::Auto keeps 
 struct Entry {
   Recording recording;
   std::unique_ptr<Plan> plan;
+  std::atomic<const Plan*> built = nullptr;  ///< The same, for who does not hold the mutex.
   std::unique_ptr<Plan> unfused;  ///< Serves until there is a plan, in memory as well planned.
   std::string failure;            ///< Why there is no plan although there should be one.
   uint64_t calls = 0, replays = 0;

@@ -23,8 +23,10 @@ HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& st
   scratch_.resize(schedule_.groups.size());
   add_launches();
   build_kernels(stats);
-  for (uint32_t st : r_.survivors) first_write_.push_back(schedule_.life(r_, st).first);
   find_failures();
+  for (uint32_t st : r_.survivors) {
+    safe_to_overwrite_.push_back(schedule_.life(r_, st).first > last_fallible_);
+  }
   plan_around(stats);
   find_part_patches();
 }
@@ -134,7 +136,7 @@ void HostPlan::make_rooms(MemoryRules& rules) {
   for (size_t k = 0; k < r_.survivors.size(); ++k) {
     const uint32_t st = r_.survivors[k];
     const size_t bytes = r_.storages[st].bytes;
-    if (!safe_to_overwrite(k) || bytes < least) continue;
+    if (!safe_to_overwrite_[k] || bytes < least) continue;
     Row& row = rows_[r_.gradients[k]];
     const size_t block = row.broken ? 0 : backend(DeviceType::CPU).block_bytes(bytes);
     if (block) {
@@ -302,7 +304,7 @@ void HostPlan::borrow(const Replay& now) {
   lent_.clear();
   for (const auto& [old, k] : now.replaced) {
     Storage &from = *old->storage, &to = *now.survivors[k];
-    if (from.refs.get() != 1 || !safe_to_overwrite(k) || !from.owned || !from.data || to.data ||
+    if (from.refs.get() != 1 || !safe_to_overwrite_[k] || !from.owned || !from.data || to.data ||
         from.bytes != to.bytes) {
       continue;
     }

@@ -12,6 +12,7 @@ class HostPlan final : public Plan {
 
   void run(const Replay& now) override;
   Device device() const override { return kCPU; }
+  const std::vector<bool>& safe_to_overwrite() const override { return safe_to_overwrite_; }
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
@@ -69,8 +70,6 @@ class HostPlan final : public Plan {
     const Strip* const strip = schedule_.strips.of(group);
     return strip ? strip->last : group;
   }
-  /// Nothing can fail any more once survivor k is written.
-  bool safe_to_overwrite(size_t k) const { return first_write_[k] > last_fallible_; }
 
   std::vector<Launch> launches_;
   std::vector<int64_t> scratch_;  // By group: bytes that its generated kernels take.
@@ -87,8 +86,8 @@ class HostPlan final : public Plan {
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
   /// eager mode, which frees them first.
   std::vector<std::pair<Storage*, Storage*>> lent_;
-  std::vector<uint32_t> first_write_;  // By survivor: the group that writes it first.
-  int64_t last_fallible_ = -1;         // After it nothing can fail any more.
+  std::vector<bool> safe_to_overwrite_;  // By survivor.
+  int64_t last_fallible_ = -1;           // After it nothing can fail any more.
 };
 
 }  // namespace brrr::graph

@@ -27,7 +27,7 @@ bool Pass::draws_in_turn() const {
   return same;
 }
 
-void Pass::commit() noexcept {
+void Pass::note_effects() {
   const auto first = [&](const Change& c) {  // Of its field: what there was before the step.
     return std::none_of(std::as_const(changes_).data(), &c, [&](const Change& other) {
       return other.field == c.field && other.tensor.get() == c.tensor.get();
@@ -48,19 +48,49 @@ void Pass::commit() noexcept {
     }
   }
   if (sets_rng && !draws_in_turn()) host_effect_ = "it sets the random stream itself";
+  if (!used_nodes_.empty()) host_effect_ = "it runs backward through a tape from before the step";
+  if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
+}
+
+void Pass::commit() noexcept {
+  if (played_) {
+    for (uint32_t x : effects_.written) ++bindings_[x].storage->version;
+  } else {
+    note_effects();
+  }
   for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
     if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
   }
   for (const auto& n : used_nodes_) release_node(*n);
-  if (!used_nodes_.empty()) host_effect_ = "it runs backward through a tape from before the step";
-  if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
   active_ = false;
   forget_changes();
 }
 
-void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results) {
+// Such a gradient nobody can tell from a new one: most of what a frozen call of small kernels would
+// take is to make these, to journal them and to let go of the old.
+bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>& safe) {
+  if (!old || safe.empty() || id == kNone) return false;
+  const Value& v = expected_->values[id];
+  const auto& survivors = expected_->survivors;
+  const auto at = std::lower_bound(survivors.begin(), survivors.end(), v.storage);
+  Storage& s = *old->storage;
+  const bool same = old->view == view && old->offset == v.offset && v.is_like(*old) &&
+                    s.bytes == expected_->storages[v.storage].bytes;
+  const bool alone = old->refs.get() == 1 && s.refs.get() == 1 && s.owned && s.data && !s.pass &&
+                     !s.number && !old->saved && !old->grad_fn && !old->requires_grad();
+  if (!same || !alone || live_[v.storage] || !safe[static_cast<size_t>(at - survivors.begin())]) {
+    return false;
+  }
+  live_[v.storage] = &s;
+  return true;
+}
+
+void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results,
+                const std::vector<bool>& safe) {
   const Recording& r = *expected_;
   moved_to(r);
+  played_ = true;
+  effects_.written = e.written;
   rng_before_ = take_draws(r.draws);
   bindings_.swap(bindings);
   for (size_t k = 0; k < r.control.size(); ++k) {
@@ -83,12 +113,8 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
     return t;
   };
   for (const auto& [leaf, id, had, view] : e.gradients) {
+    if (keeps_gradient(leaf.impl()->grad, id, view, safe)) continue;
     leaf.set_grad(id == kNone ? Tensor() : tensor(id, view));
-  }
-  for (uint32_t x : e.written) {
-    Storage& s = *bindings_[x].storage;
-    journal_version(s);
-    ++s.version;
   }
   for (const auto& [id, view] : e.results) results.push_back(tensor(id, view));
 }
@@ -123,11 +149,10 @@ void Pass::abort() noexcept {
   forget_changes();
   const Recording& r = expected_ ? *expected_ : fresh_;
   for (size_t k = 0; k < live_.size(); ++k) {
-    Storage* s = live_[k];
-    if (!s) continue;
+    Storage* s = std::exchange(live_[k], nullptr);
+    if (!s || s->pass != this) continue;  // A gradient that stayed is none.
     s->lost = r.instrs[r.storages[k].maker].op->name;
     s->pass = nullptr;
-    live_[k] = nullptr;
   }
   live_.clear();
   expect(nullptr);

@@ -39,6 +39,7 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   control_.clear();
   host_bytes_.clear();
   host_effect_ = nullptr;
+  played_ = false;
   if (by_address_.empty()) by_address_.resize(64, kNone);
   active_ = true;
   first_sequence = context.sequence;

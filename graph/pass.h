@@ -54,8 +54,11 @@ class Pass final : public Recorder {
   /// `watch` it keeps what host memory from outside holds when the function first uses it.
   void begin(const std::vector<const Recording*>& candidates, bool watch = false);
   /// In place of the function, whose recording is the first candidate: the effects, journalled, and
-  /// the results that it would return. Takes over `bindings`, which are those of this call.
-  void play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results);
+  /// the results that it would return. Takes over `bindings`, which are those of this call. A
+  /// gradient that only its leaf has, and whose memory is `safe` to write (by
+  /// survivor; empty: none is), stays where it is and becomes the new one.
+  void play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results,
+            const std::vector<bool>& safe);
   /// The function has returned: the index of the candidate that it matched, or -1 when
   /// `recording()` is a new one.
   int finish();
@@ -142,7 +145,9 @@ class Pass final : public Recorder {
   void unbind(size_t count);
   size_t slot_of(const Storage& s) const;
   void number_externals(size_t slots);
+  bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>& safe);
   void journal_version(Storage& s);
+  void note_effects();
   void forget_changes() noexcept;
   void drop_unseen() noexcept;
   bool draws_in_turn() const;
@@ -184,6 +189,7 @@ class Pass final : public Recorder {
   AddressSet leaves_;  // Whose gradients have changed.
   std::vector<Ref<Node>> used_nodes_;
   Effects effects_;  // Without bindings and results.
+  bool played_ = false;
   const char* host_effect_ = nullptr;
 };
 

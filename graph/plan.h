@@ -68,6 +68,9 @@ class Plan : NotCopied {
   /// After a step's effects are there: where BRRR_SYNC_AFTER_REPLAY asks for it, waits for the
   /// device and throws what it found wrong. The step has happened.
   virtual void report_faults() const {}
+  /// By survivor: nothing can fail any more once it is written, so that an old gradient's memory
+  /// may be its. Empty where a replay has its own ways.
+  virtual const std::vector<bool>& safe_to_overwrite() const;
   /// References to a survivor that the plan keeps for itself.
   virtual bool holds(size_t, const Storage*) const { return false; }
 

@@ -190,6 +190,7 @@ void StepCore::build(Entry& e) {
   e.retry_at = 4 * (e.calls + 1);
   try {
     e.plan = Plan::make(e.recording, options_, part);
+    e.built = e.plan.get();
     if (options_.mode != Mode::Auto) e.unfused.reset();
   } catch (const Error& error) {
     e.failure = error.what();
@@ -243,7 +244,7 @@ void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   if (options_.check_numerics) check.emplace();
   auto made = walk(e.recording, s.pass.bindings(), s.pass.control());
   for (size_t k = 0; k < made.size(); ++k) {
-    s.survivors[k]->data = std::exchange(made[k]->data, nullptr);
+    std::swap(s.survivors[k]->data, made[k]->data);
     s.survivors[k]->bytes = made[k]->bytes;
   }
 }

@@ -448,3 +448,42 @@ TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no 
   CHECK(failures > 0);
   CHECK(step(ones({4})).numel() == 4);
 }
+
+TEST_CASE("pitfall A25: a frozen step writes gradients where they are unless somebody has them" *
+          doctest::test_suite("host")) {
+  const Tensor w = randn({8});
+  w.set_requires_grad();
+  auto step = brrr::step(
+      [&](const Tensor& x, const Tensor& ids) {
+        w.set_grad({});
+        const Tensor loss = (w * x).gather(0, ids).sum();
+        loss.backward();
+        return loss.detach();
+      },
+      kEarly);
+  const Tensor ids = arange(8);
+  const auto gradient_of = [&](const Tensor& x) {
+    step(x, ids);
+    return same_bits(w.grad(), x);
+  };
+  CHECK(gradient_of(randn({8})));
+  CHECK(gradient_of(randn({8})));
+  step.freeze();
+  CHECK(gradient_of(randn({8})));
+  const auto* const stays = w.grad().impl();
+  CHECK(gradient_of(randn({8})));
+  w.grad().mul_(3.0);
+  CHECK(gradient_of(randn({8})));
+  CHECK(w.grad().impl() == stays);
+  for (const bool view : {false, true}) {
+    const Tensor held = view ? w.grad().slice(0, 2, 6) : w.grad(), was = held.clone();
+    CHECK(gradient_of(randn({8})));
+    CHECK(same_bits(held, was));
+  }
+  const Tensor was = w.grad().clone();
+  step(w.grad(), ids);
+  CHECK(same_bits(w.grad(), was));
+  CHECK(contains(error_of([&] { step(randn({8}), full({8}, 8.0, kInt64)); }), "out of range"));
+  CHECK(same_bits(w.grad(), was));
+  CHECK(gradient_of(randn({8})));
+}
