@@ -24,10 +24,11 @@ const PointwiseOp elu_row{
     [](auto x, auto alpha) { return m::where(x > 0.0, x, m::expm1(x) * alpha); },
     [](auto x, auto alpha, auto, auto g) { return m::where(x > 0.0, g, g * alpha * m::exp(x)); }};
 
+// (1 + erf) / 2 as one fma, which is exact but for its one rounding.
 const PointwiseOp gelu_row{"gelu", "x * Phi(x)", kPlain,
-                           [](auto x) { return x * 0.5 * (m::erf(x * kInvSqrt2) + 1.0); },
+                           [](auto x) { return x * m::fma(m::erf(x * kInvSqrt2), 0.5, 0.5); },
                            [](auto x, auto, auto g) {
-                             auto cdf = (m::erf(x * kInvSqrt2) + 1.0) * 0.5;
+                             auto cdf = m::fma(m::erf(x * kInvSqrt2), 0.5, 0.5);
                              auto pdf = m::exp(x * x * -0.5) * kInvSqrt2Pi;
                              return g * (cdf + x * pdf);
                            }};

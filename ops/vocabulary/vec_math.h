@@ -171,7 +171,7 @@ BRRR_VX f32 erf(f32 x) {
   p = fma(p, u, lookup(c3, at));
   p = fma(p, u, lookup(c2, at));
   p = fma(p, u, lookup(c1, at));
-  f32 r = fma(p, u, where(eq(n, f32{}), t, lookup(c0, at)));
+  f32 r = fma(p, u, lookup_above(0x1.074b40p-3f, t, c0, at));  // Up to there n is 0.
   return (f32)((i32)r | sign_bits(x));
 }
 
