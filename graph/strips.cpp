@@ -65,7 +65,11 @@ class Finder {
       const double worth = found.bytes / std::max(1.0, large);
       if (worth > most) most = worth, best = std::move(found);
     }
-    if (!best.strips.all.empty()) arrange(std::move(best));
+    if (best.strips.all.empty()) return;
+    // Halves of these, if what each part needs beside its own, weights as a rule, is little.
+    Found halves = strips(2 * best.strips.all[0].parts);
+    if (halves.bytes >= best.bytes && 8 * halves.common <= halves.own) best = std::move(halves);
+    arrange(std::move(best));
   }
 
  private:
@@ -231,7 +235,8 @@ class Finder {
   struct Found {
     std::vector<uint32_t> order;
     Strips strips;
-    double bytes = 0;  // Of values that are never whole.
+    double bytes = 0;             // Of values that are never whole.
+    int64_t common = 0, own = 0;  // Bytes that a part's kernels move: of all parts, and its own.
   };
   // From each group on as many as may be, those aside that have to be whole and can come before or
   // after.
@@ -263,6 +268,11 @@ class Finder {
       order.insert(order.end(), after.begin(), after.end());
       const double bytes = house(in, uses, found.strips);
       if (bytes > 0) found.strips.all.push_back({first, last, parts});
+      for (size_t k = 0; bytes > 0 && k < in.size(); ++k) {
+        const auto all = *reach(in[k], parts);
+        found.common += common(all);
+        found.own += shared_out(all) / parts;
+      }
       found.bytes += bytes;
     }
     return found;
