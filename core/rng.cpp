@@ -13,10 +13,16 @@ namespace {
 std::atomic<uint64_t> seed{0}, draw{0};
 constinit thread_local RngState* own = nullptr;
 constinit thread_local uint64_t taken = 0;
+constinit thread_local int in_step = 0;  // Streams that a recorded step has begun itself.
 }  // namespace
 
-RngScope::RngScope(uint64_t seed) : stream_{seed, 0}, before_(std::exchange(own, &stream_)) {}
-RngScope::~RngScope() { own = before_; }
+RngScope::RngScope(uint64_t seed) : stream_{seed, 0}, before_(std::exchange(own, &stream_)) {
+  in_step += context.recorder != nullptr;
+}
+RngScope::~RngScope() {
+  own = before_;
+  in_step -= context.recorder != nullptr;
+}
 
 void manual_seed(uint64_t seed) {
   BRRR_CHECK(!context.recorder, "manual_seed: call it before a graph-mode step, not inside of it");
@@ -39,7 +45,7 @@ void set_rng_state(RngState s) {
 }
 
 RngState take_draws(uint64_t n) {
-  taken += n;
+  if (!in_step) taken += n;
   if (own) return {own->seed, std::exchange(own->draw, own->draw + n)};
   return {seed.load(std::memory_order_relaxed), draw.fetch_add(n, std::memory_order_relaxed)};
 }
@@ -61,7 +67,8 @@ void mark_draw(OpCall& call, ControlCell::Kind kind) {
   static ControlCell* const draw_cell = new ControlCell{.refs = {}, .kind = ControlCell::RngDraw};
   Attrs& a = call.attrs;
   a.dynamic |= static_cast<uint16_t>(1u << a.n);
-  call.cells[a.n] = kind == ControlCell::RngSeed ? seed_cell : draw_cell;
+  // (Draws of a stream of the step's own do not follow those of the stream that a frozen step has.)
+  call.cells[a.n] = in_step ? nullptr : kind == ControlCell::RngSeed ? seed_cell : draw_cell;
 }
 
 void push_draw(OpCall& call) {

@@ -41,6 +41,8 @@ struct Entry {
     }
   };
   std::vector<Argument> arguments;
+  /// The same of everything else from outside: its storage's number, and where it begins there.
+  std::vector<std::pair<uint32_t, int64_t>> captured;
 };
 
 struct RecorderScope {

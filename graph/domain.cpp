@@ -13,6 +13,13 @@ namespace {
 
 bool dense(const Value& v, int64_t numel) { return !v.strided && v.numel == numel; }
 
+// One element, however often it is expanded to be seen.
+bool is_number(const Value& v) {
+  int d = 0;
+  while (d < v.ndim && (v.sizes[d] == 1 || v.strides[d] == 0)) ++d;
+  return d == v.ndim;
+}
+
 // Longer rows, or few of them, are better taken apart: a row is one thread's. Shorter ones leave
 // most of a vector empty, which costs the pointwise ops more than a pass over memory. A single row
 // is a whole tensor, which a kernel takes in chunks (cpu_whole.cpp): only reductions have one, and
@@ -133,11 +140,11 @@ Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
   }
   const Value& out = r.value(r.out(i)[0]);
   if (w.row && out.numel == rows) {  // A number of each row.
-    return dense(v, rows) ? Role::PerRow : v.numel == 1 ? Role::One : Role::Other;
+    return dense(v, rows) ? Role::PerRow : is_number(v) ? Role::One : Role::Other;
   }
   if (w.row && out.numel == 1) return Role::One;  // A number for all rows.
   if (dense(v, out.numel)) return Role::Each;
-  if (v.numel == 1) return Role::One;
+  if (is_number(v)) return Role::One;
   return w.row ? broadcast_role(v, out.size_list(), w.row) : Role::Other;
 }
 

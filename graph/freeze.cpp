@@ -40,17 +40,23 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
 
 }  // namespace
 
+// Tells a storage from others that were or will be at its address.
+static uint32_t number_of(Storage& s) {
+  static std::atomic<uint32_t> numbers{0};
+  std::atomic_ref number(s.number);  // Other steps may have the same argument.
+  if (uint32_t none = 0; !number.load()) number.compare_exchange_strong(none, ++numbers);
+  return number.load();
+}
+
 // The one after `was`. `base` is where the step first uses its storage: what a window of a captured
 // tensor's memory is passed for, moves as little as that one does.
 static Entry::Argument next_argument(const Entry::Argument& was, uint32_t external, int64_t base,
                                      const TensorImpl& t) {
-  static std::atomic<uint32_t> numbers{0};
-  std::atomic_ref number(t.storage->number);  // Other steps may have the same argument.
-  if (uint32_t none = 0; !number.load()) number.compare_exchange_strong(none, ++numbers);
-  const bool moved = was.number != number.load() || was.offset + was.base != base;
+  const uint32_t number = number_of(*t.storage);
+  const bool moved = was.number != number || was.offset + was.base != base;
   const bool moves = was.number && was.external == external && (was.moves || moved);
   return {external,      t.dtype,  t.size_list(),   t.stride_list(),
-          number.load(), t.offset, base - t.offset, moves};
+          number,        t.offset, base - t.offset, moves};
 }
 
 // Of the arguments what the next ones have to be like. What they were is none of the step's
@@ -73,6 +79,24 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
   }
   for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
+  }
+}
+
+// A frozen step would go on with what the function's handles hold now.
+static void note_captured(Frozen& f) {
+  const auto& bindings = f.effects.bindings;
+  auto& captured = f.entry->captured;
+  const bool known = !captured.empty();
+  captured.resize(bindings.size());
+  for (size_t x = 0; x < bindings.size(); ++x) {
+    if (!bindings[x].storage || bindings[x].storage->gradient) continue;  // An argument.
+    const auto now = std::pair(number_of(*bindings[x].storage), bindings[x].base);
+    const auto was = std::exchange(captured[x], now);
+    if (known && was.first && was != now) {
+      f.refusal =
+          "a tensor that it captures was another one, or another part of it, in the call before; "
+          "pass it as an argument";
+    }
   }
 }
 
@@ -113,16 +137,22 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     const bool made = t->defined() && std::find(s.survivors.begin(), s.survivors.end(),
                                                 t->impl()->storage) != s.survivors.end();
     if (made) f.effects.results.push_back({t->impl()->value, t->impl()->view});
-    if (!made) f.refusal = "a result is not made by the step";
+    if (!made) f.refusal = "a result is undefined, or not made by the step";
+    if (made && t->impl()->requires_grad() && !t->impl()->grad_fn) {
+      f.refusal = "a result is a leaf that requires grad; set that outside, on what it returns";
+    }
   }
   for (const Effects::Gradient& g : f.effects.gradients) {
     const bool foreign = g.leaf.impl()->grad && g.value == kNone;
     if (foreign) f.refusal = "a grad field is set to a tensor from outside";
   }
   if (std::count(f.effects.cells.begin(), f.effects.cells.end(), Ref<ControlCell>())) {
-    f.refusal = "it makes tensors from host memory, or host numbers in it vary";
+    f.refusal =
+        "it makes tensors from host memory, draws from a random stream of its own, or host numbers "
+        "in it vary";
   }
   note_arguments(f, args, n);
+  note_captured(f);
   // Gradients could not be frozen with, and a step that kept them would keep their memory.
   for (Binding& b : f.effects.bindings) {
     if (!b.storage || !b.storage->gradient) continue;

@@ -134,13 +134,15 @@ int64_t tightest_gap(const Block& b, const Placed& placed) {
   return best >= 0 ? best : at;
 }
 
-// Gives blocks offsets in the given order; the size of the arena.
-int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order) {
+// Gives blocks offsets in the given order; the size of the arena. If they come `in_time`, those that
+// are over are in nobody's way any more.
+int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order, bool in_time) {
   Placed placed;
   int64_t top = 0;
   for (size_t n : order) {
     Block& b = blocks[n];
     if (b.host != kNone) continue;
+    if (in_time) std::erase_if(placed, [&](const Block* o) { return o->last < b.first; });
     b.offset = tightest_gap(b, placed);
     top = std::max(top, b.offset + b.bytes);
     place(placed, b);
@@ -234,18 +236,21 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
       order([&](const Block& b) { return std::pair(b.first > peak || b.last < peak, -b.bytes); });
   // Rooms that are written late are few: they are for what is used late.
   const auto latest = order([](const Block& b) { return std::pair(-int64_t{b.last}, -b.bytes); });
+  // Of many blocks only the order that does not take the square of their number.
+  const bool many = blocks.size() > 2000;
   std::vector<Block> best;
   int64_t least = INT64_MAX;
   for (const auto* hosting : {&by_size, &at_peak, &by_area, &latest}) {
     std::vector<Block> hosted = blocks;
     host_blocks(r, s, m, hosted, *hosting, rules);
     for (const auto* placing : {&by_size, &by_time, &by_area}) {
-      const int64_t top = stack_up(hosted, *placing);
+      if (many && placing != &by_time) continue;
+      const int64_t top = stack_up(hosted, *placing, placing == &by_time);
       if (top >= least) continue;
       least = top;
       best = hosted;
     }
-    if (rules.rooms.empty()) break;
+    if (rules.rooms.empty() || many) break;
   }
   blocks = std::move(best);
   return static_cast<size_t>(least);

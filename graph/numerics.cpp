@@ -79,11 +79,13 @@ bool CheckNumericsGuard::masked(const OpCall& c, bool above) const {
 void CheckNumericsGuard::check(const OpCall& c) {
   // Views make no values, and creation ops may hand out memory that is yet to be written.
   if (c.op->kind == OpKind::View || c.n_in == 0) return;
-  for (int k = 0; k < c.n_out; ++k) {
+  for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) {
     const Storage* const storage = c.out[k].impl()->storage;
     const NotFinite bad = not_finite(*c.out[k].impl());
     if (bad.infinite < 0) masks_.erase(storage);
     if (bad.first() < 0) continue;
+    // What an op keeps for its gradient: the largest score of a query that sees no key.
+    if (k > 0 && c.op->saves_outputs >> k & 1 && bad.nan < 0 && !bad.above) continue;
     BRRR_CHECK(bad.nan < 0 && masked(c, bad.above),
                "step: the first value that is not finite is element {} of the result of {}{}",
                bad.nan < 0 ? bad.infinite : bad.nan, describe(c), bad_operands(c));

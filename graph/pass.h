@@ -163,6 +163,7 @@ class Pass final : public Recorder {
   std::vector<std::vector<uint32_t>> windows_;  // By storage: its values in fresh_, of which the
   uint32_t sorted_ = 0;                         // first so many are in there.
   const Recording* left_ = nullptr;             // Whose ops those recorded now have been so far.
+  bool resized_ = false;                        // One of them had operands of other sizes.
   Difference difference_;
 
   std::vector<Binding> bindings_;     // By external number.

@@ -125,6 +125,7 @@ void Pass::begin_recording() {
   for (const Value& v : fresh_.values) storages = std::max(storages, v.storage + 1);
   fresh_.storages.resize(storages);
   left_ = expected_;
+  resized_ = false;
   expect(nullptr);
 }
 
@@ -151,13 +152,20 @@ uint16_t Pass::varying_words(const OpCall& c, const std::vector<uint32_t>& ids) 
   const Instr* const e = left_ && at < left_->instrs.size() ? &left_->instrs[at] : nullptr;
   const bool goes_on = e && e->op == c.op && e->into == c.into && e->n_in == c.n_in;
   if (!goes_on) left_ = nullptr;
-  const uint16_t numbers = goes_on && e->attrs.kinds == c.attrs.kinds ? numbers_of(c) : 0;
+  if (!goes_on) return 0;
+  bool same = true;
+  for (size_t k = 0; k < ids.size() && same; ++k) {
+    const TensorImpl* const t = operand(c, static_cast<int>(k));
+    same = ids[k] == left_->in(*e)[k] && (!t || left_->values[ids[k]].is_like(*t));
+    if (!same && t && ids[k] == left_->in(*e)[k]) {
+      resized_ |= left_->values[ids[k]].size_list() != t->size_list();
+    }
+  }
+  const uint16_t numbers = e->attrs.kinds == c.attrs.kinds ? numbers_of(c) : 0;
   if (!numbers) return 0;
   uint16_t words = e->attrs.dynamic;
-  for (size_t k = 0; k < ids.size(); ++k) {
-    const TensorImpl* const t = operand(c, static_cast<int>(k));
-    if (ids[k] != left_->in(*e)[k] || (t && !left_->values[ids[k]].is_like(*t))) return words;
-  }
+  // Where there are other sizes a number may come from one: 1 / n in the gradient of a mean.
+  if (!same || resized_) return words;
   for (unsigned bits = numbers; bits; bits &= bits - 1) {
     const int w = std::countr_zero(bits);
     if (e->attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);

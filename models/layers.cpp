@@ -17,44 +17,50 @@ static Tensor uniform(const IntList& sizes, double bound) {
   return rand(sizes) * (2 * bound) - bound;
 }
 
-Linear::Linear(int64_t in, int64_t out, bool with_bias) {
+static double linear_bound(int64_t in, int64_t out) {
   BRRR_CHECK(in > 0 && out > 0, "Linear: sizes must be positive, got {} and {}", in, out);
-  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
-  weight = register_parameter("weight", uniform({out, in}, bound));
-  if (with_bias) bias = register_parameter("bias", uniform({out}, bound));
+  return 1.0 / std::sqrt(static_cast<double>(in));
 }
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias)
+    : weight(register_parameter("weight", uniform({out, in}, linear_bound(in, out)))),
+      bias(with_bias ? register_parameter("bias", uniform({out}, linear_bound(in, out)))
+                     : Tensor()) {}
 
 Tensor Linear::forward(const Tensor& x) { return linear(x, weight, bias); }
 
-Embedding::Embedding(int64_t n, int64_t width) {
+static IntList table_sizes(int64_t n, int64_t width) {
   BRRR_CHECK(n > 0 && width > 0, "Embedding: sizes must be positive, got {} and {}", n, width);
-  weight = register_parameter("weight", randn({n, width}));
+  return {n, width};
 }
+
+Embedding::Embedding(int64_t n, int64_t width)
+    : weight(register_parameter("weight", randn(table_sizes(n, width)))) {}
 
 Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
 
-static void check_normalized(const char* layer, const IntList& sizes) {
+static const IntList& check_normalized(const char* layer, const IntList& sizes) {
   BRRR_CHECK(
       sizes.size() > 0 && std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n > 0; }),
       "{}: normalizes over the last dims, whose sizes must be positive, got {}", layer,
       to_string(sizes));
+  return sizes;
 }
 
 LayerNorm::LayerNorm(const IntList& normalized, double eps, bool with_bias)
-    : normalized_(normalized), eps_(eps) {
-  check_normalized("LayerNorm", normalized);
-  weight = register_parameter("weight", ones(normalized));
-  if (with_bias) bias = register_parameter("bias", zeros(normalized));
-}
+    : weight(register_parameter("weight", ones(check_normalized("LayerNorm", normalized)))),
+      bias(with_bias ? register_parameter("bias", zeros(normalized)) : Tensor()),
+      normalized_(normalized),
+      eps_(eps) {}
 
 Tensor LayerNorm::forward(const Tensor& x) {
   return layer_norm(x, normalized_, weight, bias, eps_);
 }
 
-RMSNorm::RMSNorm(const IntList& normalized, double eps) : normalized_(normalized), eps_(eps) {
-  check_normalized("RMSNorm", normalized);
-  weight = register_parameter("weight", ones(normalized));
-}
+RMSNorm::RMSNorm(const IntList& normalized, double eps)
+    : weight(register_parameter("weight", ones(check_normalized("RMSNorm", normalized)))),
+      normalized_(normalized),
+      eps_(eps) {}
 
 Tensor RMSNorm::forward(const Tensor& x) { return rms_norm(x, normalized_, weight, eps_); }
 

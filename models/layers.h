@@ -1,5 +1,7 @@
 #pragma once
-// Layers: modules around one op. Weights have PyTorch's layout and initial distribution.
+// Layers: modules around one op. Weights have PyTorch's layout and initial distribution. To set
+// one, write it (weight.copy_(..) under NoGradGuard): the module knows the tensor, not the member,
+// so that another tensor in its place would be neither trained nor saved.
 
 #include "models/module.h"
 
@@ -11,7 +13,7 @@ class Linear : public Module {
  public:
   Linear(int64_t in, int64_t out, bool bias = true);
   Tensor forward(const Tensor& x) override;
-  Tensor weight, bias;  ///< bias is undefined without one.
+  const Tensor weight, bias;  ///< bias is undefined without one.
 };
 
 /// Rows of a table [n, width] by int64 ids: [..] -> [.., width]. Starts standard normal.
@@ -19,7 +21,7 @@ class Embedding : public Module {
  public:
   Embedding(int64_t n, int64_t width);
   Tensor forward(const Tensor& ids) override;
-  Tensor weight;
+  const Tensor weight;
 };
 
 /// Normalises over the trailing dims `normalized` (one size, or IntList{2, 3}), then scales and
@@ -28,7 +30,7 @@ class LayerNorm : public Module {
  public:
   explicit LayerNorm(const IntList& normalized, double eps = 1e-5, bool bias = true);
   Tensor forward(const Tensor& x) override;
-  Tensor weight, bias;  ///< bias is undefined without one.
+  const Tensor weight, bias;  ///< bias is undefined without one.
 
  private:
   IntList normalized_;
@@ -40,7 +42,7 @@ class RMSNorm : public Module {
  public:
   explicit RMSNorm(const IntList& normalized, double eps = 1e-5);
   Tensor forward(const Tensor& x) override;
-  Tensor weight;
+  const Tensor weight;
 
  private:
   IntList normalized_;

@@ -228,7 +228,7 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
     add_blocks(from, columns * s.n, units, s.n, true, out[o]);
     from += bytes;
   }
-  if (info.totals) loops.finish(source, out);
+  if (loops.finish) loops.finish(source, out);
 }
 
 }  // namespace
@@ -306,6 +306,40 @@ void row_decompose(OpCall& c, const Tensor* in) {
 
 // --- gradients -----------------------------------------------------------------------------------
 
+static std::string name_of_input(const RowInfo& info, int input) {
+  int k = 0;
+  while (info.operands[static_cast<size_t>(k)].kind == Operand::Scalar ||
+         info.operands[static_cast<size_t>(k)].input != input) {
+    ++k;
+  }
+  return name_of(info, k);
+}
+
+// A lambda may give one number for all elements of a row, or of the call.
+static Tensor as_large_as(const Tensor& g, const IntList& sizes, const OpDef& op, int input) {
+  const IntList own = g.sizes();
+  if (own == sizes) return g;
+  bool fits = own.empty() || own.size() == sizes.size();
+  for (int d = 0; fits && d < own.size(); ++d) fits = own[d] == sizes[d] || own[d] == 1;
+  BRRR_CHECK(fits,
+             "{}: the gradient lambda gives {} for {}, which is {}; sum up with row::over_rows what "
+             "the rows share, with row::sum a number of each row, with row::total a single one",
+             op.name, describe(g.impl()), name_of_input(*op.row, input), to_string(sizes));
+  return expand(g, sizes).contiguous();
+}
+
+// The input that a gradient which reads no elements needs to know the rows by, as a bit.
+static uint64_t shape_bit(const RowInfo& info) {
+  const RowInfo& gradient = *info.gradient->row;
+  uint64_t first = 0;
+  for (const RowOperand& o : gradient.operands) {
+    if (o.kind != Operand::Each) continue;
+    if (gradient.uses >> o.input & 1) return 0;
+    if (!first) first = uint64_t{1} << o.input;
+  }
+  return first;
+}
+
 // The gradient of the first result. Those of others are left to the decomposition.
 void row_vjp(VjpCall& v) {
   const Node& n = v.node;
@@ -317,10 +351,16 @@ void row_vjp(VjpCall& v) {
   Tensor held[kMaxRowOperands + kMaxOutputs];
   const int results = static_cast<int>(info.results.size());
   int last_wanted = 0;
+  const uint64_t uses = info.gradient->row->uses | shape_bit(info);
   for (int i = 0; i < n.n_in; ++i) {
-    const bool used = info.gradient->row->uses >> i & 1 && n.in[i].saved;
+    const bool used = uses >> i & 1 && n.in[i].saved;
     in[i] = used ? v.borrow_input(i) : nullptr;
-    if (v.needs(i)) last_wanted = i;
+    if (!v.needs(i)) continue;
+    BRRR_CHECK(i < row.n_out,
+               "{}: its gradient lambda returns none for {}; return one for each of the first "
+               "operands, up to it, or detach() it",
+               n.op->name, name_of_input(info, i));
+    last_wanted = i;
   }
   for (int k = 0; k < results; ++k) {
     const bool used = info.gradient->row->uses >> (n.n_in + k) & 1;
@@ -334,7 +374,7 @@ void row_vjp(VjpCall& v) {
   dispatch(c);
   for (int k = 0; k < c.n_out; ++k) {
     if (!v.needs(k)) continue;
-    v.gin[k] = c.out[k].to(v.meta(k).dtype);
+    v.gin[k] = as_large_as(c.out[k], v.meta(k).sizes, *n.op, k).to(v.meta(k).dtype);
   }
 }
 
@@ -404,8 +444,8 @@ Tensor RowOp::run(std::initializer_list<Given> operands) const {
 }
 
 void RowOp::attach(RowOp* gradient) {
-  const uint64_t uses = gradient->info.uses;
   info.gradient = gradient;
+  const uint64_t uses = gradient->info.uses | shape_bit(info);
   // Other results are differentiated as tensors, which takes the operands.
   if (n_out == 1) saves_inputs = static_cast<uint32_t>(uses & ((1u << inputs_) - 1));
   saves_outputs = static_cast<uint32_t>(uses >> inputs_ & ((1u << n_out) - 1));

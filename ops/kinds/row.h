@@ -62,7 +62,7 @@ struct RowLoops {
   /// Rows first .. first + rows - 1, at most kRowBlock. `out` has the beginning of each result,
   /// null for one that nobody wants; columns are added to.
   void (*block)(const RowSource& s, int64_t first, int64_t rows, void* const* out) = nullptr;
-  /// The results that are one number, after all rows; null if there are no totals.
+  /// The results that are one number, after all rows; null if there are none.
   void (*finish)(const RowSource& s, void* const* out) = nullptr;
 };
 
@@ -166,6 +166,12 @@ template <class F, Operand... O> struct RowKernels {
   }
   template <class... R> static constexpr int totals_of(std::type_identity<std::tuple<R...>>) {
     return (kTotals<R> + ...);
+  }
+  static constexpr bool numbers() {
+    return []<size_t... K>(std::index_sequence<K...>) {
+      return ((kind<K> == RowResult::Number) || ...);
+    }
+    (kAll);
   }
   static constexpr int totals() { return totals_of(std::type_identity<Results<vx::f32>>{}); }
 
@@ -372,7 +378,7 @@ class RowOp : public OpDef {
     info.totals = Kernels::totals();
     info.loops[0].block = Kernels::template block<vx::f32>;
     info.loops[1].block = Kernels::template block<vx::f64>;
-    if constexpr (Kernels::totals() > 0) {
+    if constexpr (Kernels::numbers()) {
       info.loops[0].finish = Kernels::template finish<vx::f32>;
       info.loops[1].finish = Kernels::template finish<vx::f64>;
     }

@@ -66,7 +66,14 @@ struct RowTensor::Reading {
   static double count(const RowTensor& x) { return x.n; }
   static RowTensor constant(const RowTensor& x) { return with(x, x.t.detach()); }
   static RowTensor pick(const RowTensor& x, const RowTensorIds& ids) {
-    return with(x, where(ids.counted.t, gather(x.t, -1, ids.at.t), 0.0));
+    IntList sizes = ids.at.t.sizes();
+    Tensor all = x.t;
+    if (all.dim() == 0 || all.size(-1) != static_cast<int64_t>(x.n)) {  // The same along the row.
+      return with(x, where(ids.counted.t, all, 0.0));
+    }
+    sizes[sizes.size() - 1] = all.size(-1);
+    if (all.dim() != sizes.size()) all = expand(all, sizes);  // What the rows share.
+    return with(x, where(ids.counted.t, gather(all, -1, ids.at.t), 0.0));
   }
   static RowTensor counts(const RowTensorIds& ids) { return ids.counted; }
   static RowTensor is_at(const RowTensorIds& ids) {
