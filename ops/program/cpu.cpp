@@ -22,15 +22,15 @@ class Text : public CpuText {
   CpuKernel run() {
     out_.arguments = cpu_arguments(p_);
     ask_ahead();
-    out_.body = "(char* const* a, long begin, long end) {\n";
+    text_ = "(char* const* a, long begin, long end) {\n";
     pointers();
-    emit(all(Statement::Never), 1, false, "  ");
+    emit(all(Statement::Never), 1, false);
     const std::vector<int> elements = all(Statement::InRow);
     const int unroll = choose_unroll(elements), inner = ndim_ - 1;
     if (ndim_ == 1) {
       out_.extent = size_[0];
       out_.grain = kGrain;
-      loops(elements, "begin", "end", unroll, "  ");
+      loops(elements, "begin", "end", unroll);
     } else {
       out_.extent = 1;
       for (int d = 0; d < inner; ++d) out_.extent *= size_[d];
@@ -40,14 +40,15 @@ class Text : public CpuText {
       for (size_t w = 0; w < p_.windows.size(); ++w) {
         if (window(w).touched()) touched.push_back(w);
       }
-      out_.body += "  for (long r = begin; r < end; ++r) {\n";
-      row_pointers("r", touched, "    ");
-      emit(all(Statement::WithRow), 1, false, "    ");
-      loops(elements, "0", fmt::format("{}", size_[inner]), unroll, "    ", size_[inner]);
-      out_.body += "  }\n";
+      text_ += "for (long r = begin; r < end; ++r) {\n";
+      row_pointers("r", touched);
+      emit(all(Statement::WithRow), 1, false);
+      loops(elements, "0", std::to_string(size_[inner]), unroll, size_[inner]);
+      text_ += "}\n";
     }
-    if (any_around_) out_.body += "  fence_nt();\n";
-    out_.body += "}\n";
+    if (any_around_) text_ += "fence_nt();\n";
+    text_ += "}\n";
+    out_.body = printed();
     return std::move(out_);
   }
 
@@ -69,14 +70,13 @@ class Text : public CpuText {
 
   // Twice, because some lines are late the first time: from memory, then into the level they are
   // used from.
-  void at_body(int unroll, const std::string& indent) override {
+  void at_body(int unroll) override {
     const std::pair<int, int64_t> asks[] = {{2, 2 * kAhead}, {prefetch_level(), kAhead}};
     for (const auto& [level, distance] : asks) {
       for (size_t w = 0; w < ahead_.size(); ++w) {
         const int64_t bytes = 16 * unroll * window(w).item();
         for (int64_t line = 0; ahead_[w] && line < bytes; line += 64) {
-          out_.body += fmt::format("{}prefetch<{}>((const char*)(p{} + i) + {});\n", indent, level,
-                                   w, distance + line);
+          print("prefetch<{}>((const char*)(p{} + i) + {});\n", level, w, distance + line);
         }
       }
     }

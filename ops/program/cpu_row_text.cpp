@@ -17,11 +17,6 @@ constexpr int64_t kKeptBytes = 64 << 10;
 // have to stay in the first level, where rows on their way from memory and back need room as well.
 constexpr int64_t kTogether = 4096, kTogetherStreaming = 1024;
 
-template <class T> void distinct(std::vector<T>& list) {
-  std::sort(list.begin(), list.end());
-  list.erase(std::unique(list.begin(), list.end()), list.end());
-}
-
 }  // namespace
 
 RowText::RowText(const Program& p)
@@ -111,7 +106,7 @@ std::string RowText::line(int id, int u, bool tail) {
   return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
 }
 
-void RowText::row_names(const RowPass& pass, const std::string& indent) {
+void RowText::row_names(const RowPass& pass) {
   std::vector<int> used = pass.list;
   for (int id : pass.picks) picked(at(id).args[0], used);
   std::vector<size_t> windows, ids;
@@ -130,26 +125,19 @@ void RowText::row_names(const RowPass& pass, const std::string& indent) {
     }
   }
   distinct(windows), distinct(ids), distinct(given), distinct(used);
-  out_.body += indent + "const long q = r0 + r;\n";
-  row_pointers("q", windows, indent);
+  text_ += "const long q = r0 + r;\n";
+  row_pointers("q", windows);
   // Before the first row and behind the last a pipelined pass has none.
   const std::string guard = pipelined_ ? "r >= rows ? 0 : " : "";
-  for (size_t w : ids) {
-    out_.body += fmt::format("{0}const long id{1} = {2}o{1}[q];\n", indent, w, guard);
-  }
+  for (size_t w : ids) print("const long id{0} = {1}o{0}[q];\n", w, guard);
   for (int id : given) {
     if (is_fold(id) && of(id).depth > current_) continue;
-    out_.body += fmt::format("{}const auto v{} = {};\n", indent, id,
-                             from_memory(id, fmt::format("splat(w{}[r])", id)));
+    print("const auto v{} = {};\n", id, from_memory(id, fmt::format("splat(w{}[r])", id)));
   }
   for (int id : used) {
-    if (of(id).kept) {
-      out_.body +=
-          fmt::format("{3}{0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_, indent);
-    }
+    if (of(id).kept) print("{0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_);
     if (at(id).kind == Statement::FoldRows) {
-      out_.body +=
-          fmt::format("{3}{0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_, indent);
+      print("{0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_);
     }
   }
 }
@@ -178,38 +166,32 @@ void RowText::pick(int id) {
     for (int a : e.args) args.push_back("(" + value(a) + ")");
     return fill(e.text, args);
   };
-  out_.body += fmt::format("        w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s),
-                           value(s.args[0]));
+  print("w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s), value(s.args[0]));
 }
 
-void RowText::fold_body(const std::vector<int>& list, const std::vector<int>& folds,
-                        const std::string& indent) {
-  at_body(4, indent);
-  emit(list, 4, false, indent);
-  for (int u = 0; u < 4; ++u) take(folds, u, fmt::format("a$0_{}", u), false, indent);
+void RowText::fold_body(const std::vector<int>& list, const std::vector<int>& folds) {
+  at_body(4);
+  emit(list, 4, false);
+  for (int u = 0; u < 4; ++u) take(folds, u, fmt::format("a$0_{}", u), false);
 }
 // What is left of a row, or of its last chunk, behind whole bodies.
-void RowText::rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
-                   const std::string& indent) {
+void RowText::rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks) {
   if (n_ % 64 == 0) return;
   const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
-  out_.body += indent + (chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n");
-  emit(list, whole, false, indent + "  ");
-  for (int u = 0; u < whole; ++u) take(folds, u, fmt::format("a$0_{}", u), false, indent + "  ");
+  text_ += chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n";
+  emit(list, whole, false);
+  for (int u = 0; u < whole; ++u) take(folds, u, fmt::format("a$0_{}", u), false);
   if (left) {
-    out_.body +=
-        fmt::format("{0}  i += {1};\n{0}  const int n = {2};\n{0}  {{\n", indent, 16 * whole, left);
-    emit(list, 1, true, indent + "    ");
-    take(folds, 0, fmt::format("a$0_{}", whole), true, indent + "    ");
-    out_.body += indent + "  }\n";
+    print("i += {};\nconst int n = {};\n{{\n", 16 * whole, left);
+    emit(list, 1, true);
+    take(folds, 0, fmt::format("a$0_{}", whole), true);
+    text_ += "}\n";
   }
-  out_.body += indent + "}\n";
+  text_ += "}\n";
 }
-void RowText::reduced(const std::vector<int>& folds, const std::string& to,
-                      const std::string& indent) {
+void RowText::reduced(const std::vector<int>& folds, const std::string& to) {
   for (int f : folds) {
-    out_.body += fmt::format("{}{} = {};\n", indent, fmt::format(fmt::runtime(to), f),
-                             fold_four(f, fmt::format("a{}_$0", f)));
+    print("{} = {};\n", fmt::format(fmt::runtime(to), f), fold_four(f, fmt::format("a{}_$0", f)));
   }
 }
 

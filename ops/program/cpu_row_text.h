@@ -5,6 +5,8 @@
 // tensors, which every thread leaves in the kernel's own memory and a second launch brings together
 // (cpu_row_totals.cpp).
 
+#include <algorithm>
+
 #include "ops/program/cpu_text.h"
 
 namespace brrr::program {
@@ -37,19 +39,21 @@ class RowText : public CpuText {
   void finish();
 
   std::string line(int id, int u, bool tail) override;
+  template <class T> static void distinct(std::vector<T>& list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+  }
   std::string from_memory(int id, const std::string& x) const;
   std::string to_memory(int id, const std::string& x) const;
   /// Pointers and numbers that the pass reads in row r.
-  void row_names(const RowPass& pass, const std::string& indent);
+  void row_names(const RowPass& pass);
   /// A number that is an element, computed where it is.
   void pick(int id);
   /// Of a fold of one row, or of a chunk of it: a body that adds a vector to each accumulator, what
   /// is left behind whole bodies, and the number that comes of them.
-  void fold_body(const std::vector<int>& list, const std::vector<int>& folds,
-                 const std::string& indent);
-  void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks,
-            const std::string& indent);
-  void reduced(const std::vector<int>& folds, const std::string& to, const std::string& indent);
+  void fold_body(const std::vector<int>& list, const std::vector<int>& folds);
+  void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks);
+  void reduced(const std::vector<int>& folds, const std::string& to);
 
   const int64_t n_, rows_;
   const int64_t block_;   // Rows that a pass takes before the next begins.

@@ -25,36 +25,35 @@ class RowWalk : public RowText {
     out_.extent = (rows_ + unit - 1) / unit;
     out_.unit = unit * n_;
     out_.grain = std::max<int64_t>(1, kGrain / (unit * n_));
-    out_.body = "(char* const* a, long begin, long end) {\n";
+    text_ = "(char* const* a, long begin, long end) {\n";
     begin();
     store_for_all();
     arrays();
     pipelined_ ? pipeline(unit) : pass_by_pass(unit);
-    if (any_around_) out_.body += "  fence_nt();\n";
-    out_.body += "}\n";
+    if (any_around_) text_ += "fence_nt();\n";
+    text_ += "}\n";
+    out_.body = printed();
     if (!columns_.empty() || !totals_.empty()) finish();
     return std::move(out_);
   }
 
  private:
   void pass_by_pass(int64_t unit) {
-    out_.body += fmt::format(
-        "  for (long k = begin; k < end; ++k) {{\n    const long last = (k + 1) * {0} < {1} ? "
+    print(
+        "for (long k = begin; k < end; ++k) {{\nconst long last = (k + 1) * {0} < {1} ? "
         "(k + 1) * {0} : {1};\n",
         unit, rows_);
     clear_columns();
-    out_.body +=
-        unit == block_
-            ? fmt::format("    {{\n      const long r0 = k * {};\n", unit)
-            : fmt::format("    for (long r0 = k * {}; r0 < last; r0 += {}) {{\n", unit, block_);
-    out_.body +=
-        fmt::format("      const int rows = last - r0 < {0} ? (int)(last - r0) : {0};\n", block_);
+    text_ += unit == block_
+                 ? fmt::format("{{\nconst long r0 = k * {};\n", unit)
+                 : fmt::format("for (long r0 = k * {}; r0 < last; r0 += {}) {{\n", unit, block_);
+    print("const int rows = last - r0 < {0} ? (int)(last - r0) : {0};\n", block_);
     for (int d = 0; d <= deepest_; ++d) {
       numbers(d);
       if (walks(d) || !passes_[static_cast<size_t>(d)].picks.empty()) pass(d);
     }
     store_row_numbers();
-    out_.body += "    }\n  }\n";
+    text_ += "}\n}\n";
   }
 
   // --- the beginning -----------------------------------------------------------------------------
@@ -64,8 +63,8 @@ class RowWalk : public RowText {
     for (int id : live()) {
       const Statement& s = at(id);
       if (s.kind != Statement::Store || !is_for_all(s) || of(id).after) continue;
-      out_.body += "  if (begin == 0) " +
-                   store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
+      text_ += "if (begin == 0) ";
+      store_number(s);
     }
   }
   bool is_for_all(const Statement& s) const {
@@ -79,12 +78,10 @@ class RowWalk : public RowText {
       const std::string type = element(id);
       const char* all = pipelined_ ? "all_" : "";
       if (at(id).varies == Statement::WithRow) {
-        out_.body += fmt::format("  alignas(64) {} {}w{}[{}] = {{}};\n", type, all, id,
-                                 16 * blocks_of_numbers());
+        print("alignas(64) {} {}w{}[{}] = {{}};\n", type, all, id, 16 * blocks_of_numbers());
       }
       if (of(id).kept) {
-        out_.body += fmt::format("  alignas(64) {} {}k{}[{}];\n", type, all, id,
-                                 blocks_kept(id) * block_ * padded_);
+        print("alignas(64) {} {}k{}[{}];\n", type, all, id, blocks_kept(id) * block_ * padded_);
       }
     }
   }
@@ -114,19 +111,17 @@ class RowWalk : public RowText {
       }
     }
     if (list.empty()) return;
-    std::sort(given.begin(), given.end());
-    given.erase(std::unique(given.begin(), given.end()), given.end());
-    out_.body += "      {\n";
+    distinct(given);
+    text_ += "{\n";
     for (int id : given) {
-      out_.body += fmt::format("        const auto v{} = {};\n", id,
-                               from_memory(id, fmt::format("load(w{})", id)));
+      print("const auto v{} = {};\n", id, from_memory(id, fmt::format("load(w{})", id)));
     }
     for (int id : list) {
       scattered(id);
-      out_.body += fmt::format("        const auto v{} = {};\n", id, number_of_row(id));
-      out_.body += fmt::format("        store(w{}, {});\n", id, to_memory(id, name(id, 0)));
+      print("const auto v{} = {};\n", id, number_of_row(id));
+      print("store(w{}, {});\n", id, to_memory(id, name(id, 0)));
     }
-    out_.body += "      }\n";
+    text_ += "}\n";
   }
   std::string number_of_row(int id) const {
     const Statement& s = at(id);
@@ -145,12 +140,11 @@ class RowWalk : public RowText {
     const Statement& s = at(id);
     if (s.kind != Statement::Load || is_dense(window(s))) return;
     const auto w = static_cast<size_t>(s.which);
-    out_.body += "        for (long r = 0; r < rows; ++r) {\n          const long q = r0 + r;\n";
-    row_pointers("q", {w}, "          ");
+    text_ += "for (long r = 0; r < rows; ++r) {\nconst long q = r0 + r;\n";
+    row_pointers("q", {w});
     const std::string x = window(w).source == Window::Index ? fmt::format("splat(p{})", w)
                                                             : fmt::format("splat(*p{})", w);
-    out_.body += fmt::format("          w{}[r] = {}[0];\n        }}\n", id,
-                             to_memory(id, fill(spelling(window(w).dtype).load, {x})));
+    print("w{}[r] = {}[0];\n}}\n", id, to_memory(id, fill(spelling(window(w).dtype).load, {x})));
   }
   void store_row_numbers() {
     for (int id : live()) {
@@ -163,9 +157,9 @@ class RowWalk : public RowText {
                                 ? from_memory(arg, fmt::format("load(w{})", arg))
                                 : name(arg, 0);
       if (total) {
-        out_.body += fmt::format("      store_n(s{} + r0, {}, rows);\n", id, v);
+        print("store_n(s{} + r0, {}, rows);\n", id, v);
       } else {
-        out_.body += "      " + store_numbers(s, fmt::format("o{} + r0", s.which), v, "rows");
+        store_numbers(s, fmt::format("o{} + r0", s.which), v, "rows");
       }
     }
   }
@@ -175,25 +169,25 @@ class RowWalk : public RowText {
   void pass(int d) {
     current_ = d;
     const RowPass& pass = passes_[static_cast<size_t>(d)];
-    out_.body += "      for (long r = 0; r < rows; ++r) {\n";
-    row_names(pass, "        ");
+    text_ += "for (long r = 0; r < rows; ++r) {\n";
+    row_names(pass);
     for (int id : pass.picks) pick(id);
     if (d == deepest_) {
       int unroll = choose_unroll(pass.list);
       while (unroll > 1 && n_ % (16 * unroll) != 0 && (n_ % 16 == 0 || n_ < 16 * unroll)) {
         unroll /= 2;
       }
-      loops(pass.list, "0", fmt::format("{}", n_), unroll, "        ", n_);
+      loops(pass.list, "0", std::to_string(n_), unroll, n_);
     } else if (!pass.folds.empty()) {
       fold(pass.list, pass.folds);
     }
-    out_.body += "      }\n";
+    text_ += "}\n";
   }
   // Rows to come are asked for: a pass over what a cache holds would leave memory idle, and the
   // hardware does not look beyond a page. Twice, because some come too early for the first level
   // and others too late. In a pipeline by the pass that reads them first, so many bytes ahead;
   // else the next block, not in the last of many passes, whose stores keep memory busy.
-  void at_body(int unroll, const std::string& indent) override {
+  void at_body(int unroll) override {
     const bool asks = streaming_ && current_ <= std::max(1, deepest_ - 1);
     for (size_t w = 0; w < p_.windows.size(); ++w) {
       const Window& x = window(w);
@@ -202,19 +196,18 @@ class RowWalk : public RowText {
       for (int d = 0; d + 2 < ndim_; ++d) dense &= x.stride[d] == x.stride[d + 1] * size_[d + 1];
       if (!dense) continue;
       const int level = block_ * n_ * x.item() > (8 << 10) ? 2 : prefetch_level();
-      if (!pipelined_ && asks) ask(w, level, block_ * n_, unroll, indent);
+      if (!pipelined_ && asks) ask(w, level, block_ * n_, unroll);
       if (!pipelined_ || first_pass(w) != current_) continue;
-      ask(w, 2, 2 * kAhead / x.item(), unroll, indent);
-      ask(w, level, kAhead / x.item(), unroll, indent);
+      ask(w, 2, 2 * kAhead / x.item(), unroll);
+      ask(w, level, kAhead / x.item(), unroll);
     }
   }
   // The lines of a body so many elements ahead.
-  void ask(size_t w, int level, int64_t ahead, int unroll, const std::string& indent) {
+  void ask(size_t w, int level, int64_t ahead, int unroll) {
     const Window& x = window(w);
     const int64_t row = x.stride[ndim_ - 2], to = ahead / n_ * row + ahead % n_;
     for (int64_t at = 0; at < 16 * unroll; at += 64 / x.item()) {
-      out_.body += fmt::format("{}prefetch<{}>((const char*)(o{} + q * {} + i + {}));\n", indent,
-                               level, w, row, to + at);
+      print("prefetch<{}>((const char*)(o{} + q * {} + i + {}));\n", level, w, row, to + at);
     }
   }
   // The first pass that loads from a window.
@@ -230,34 +223,28 @@ class RowWalk : public RowText {
   // All folds in one walk over the row: chunks of kReduceChunk, in each four accumulators.
   void fold(const std::vector<int>& list, const std::vector<int>& folds) {
     const int64_t chunks = (n_ + kReduceChunk - 1) / kReduceChunk;
-    std::string indent = "        ";
     if (chunks > 1) {
-      for (int f : folds) {
-        out_.body += fmt::format("{}{} c{}[{}];\n", indent, element(f), f, chunks);
-      }
-      out_.body += fmt::format("{}for (long c = 0; c < {}; ++c) {{\n", indent, chunks);
-      indent += "  ";
+      for (int f : folds) print("{} c{}[{}];\n", element(f), f, chunks);
+      print("for (long c = 0; c < {}; ++c) {{\n", chunks);
     }
-    accumulators(folds, indent);
-    out_.body += indent + "{\n";
+    accumulators(folds);
+    text_ += "{\n";
     const std::string first = chunks > 1 ? fmt::format("c * {}", kReduceChunk) : "0";
     const std::string last =
         chunks > 1 ? fmt::format("(c + 1 < {0} ? (c + 1) * {1} : {2})", chunks, kReduceChunk, n_)
-                   : fmt::format("{}", n_);
-    out_.body += fmt::format("{}long i = {};\n", indent, first);
+                   : std::to_string(n_);
+    print("long i = {};\n", first);
     if (n_ >= 64) {
-      bodies(64, last, chunks > 1 ? 0 : n_, indent,
-             [&](const std::string& inner) { fold_body(list, folds, inner); });
+      bodies(64, last, chunks > 1 ? 0 : n_, [&] { fold_body(list, folds); });
     }
-    rest(list, folds, chunks, indent);
-    out_.body += indent + "}\n";
-    reduced(folds, chunks > 1 ? "c{}[c]" : "w{}[r]", indent);
+    rest(list, folds, chunks);
+    text_ += "}\n";
+    reduced(folds, chunks > 1 ? "c{}[c]" : "w{}[r]");
     if (chunks == 1) return;
-    out_.body += "        }\n";
+    text_ += "}\n";
     for (int f : folds) {
-      const std::string array = fmt::format("c{}", f);
-      out_.body += fold_array(f, array, fmt::format("{}", chunks), "        ");
-      out_.body += fmt::format("        w{}[r] = *{};\n", f, array);
+      fold_array(f, fmt::format("c{}", f), std::to_string(chunks));
+      print("w{0}[r] = *c{0};\n", f);
     }
   }
 
@@ -269,53 +256,52 @@ class RowWalk : public RowText {
   // memory another computes and a third one stores, so that neither memory nor any unit waits for
   // a pass to end. In turn t pass d is at block t - d.
   void pipeline(int64_t unit) {
-    out_.body += fmt::format(
-        "  const long first = begin * {0}, last = end * {0} < {1} ? end * {0} : {1};\n"
-        "  for (long t = 0; first + (t - {2}) * {3} < last; ++t) {{\n"
-        "    const auto count = [&](long at) {{\n"
-        "      return at < first || at >= last ? 0 : last - at < {3} ? (int)(last - at) : {3};\n"
-        "    }};\n",
+    print(
+        "const long first = begin * {0}, last = end * {0} < {1} ? end * {0} : {1};\n"
+        "for (long t = 0; first + (t - {2}) * {3} < last; ++t) {{\n"
+        "const auto count = [&](long at) {{\n"
+        "return at < first || at >= last ? 0 : last - at < {3} ? (int)(last - at) : {3};\n"
+        "}};\n",
         unit, rows_, deepest_, block_);
     std::string together;
     for (int d = 0; d <= deepest_; ++d) {
-      out_.body += fmt::format(
-          "    const long at{0} = first + (t - {0}) * {1};\n    const int rows{0} = "
+      print(
+          "const long at{0} = first + (t - {0}) * {1};\nconst int rows{0} = "
           "count(at{0});\n",
           d, block_);
       together += fmt::format("{}rows{} == {}", d ? " && " : "", d, block_);
     }
-    out_.body += fmt::format("    const bool together = {};\n", together);
+    print("const bool together = {};\n", together);
     for (int d = 0; d <= deepest_; ++d) {
-      out_.body += "    {\n";
+      text_ += "{\n";
       names_of_block(d);
       numbers(d);
       if (d == deepest_ && !columns_.empty()) {
-        out_.body += fmt::format("    if (rows && r0 % {} == 0) {{\n", kReduceBlock);
+        print("if (rows && r0 % {} == 0) {{\n", kReduceBlock);
         clear_columns();
-        out_.body += "    }\n";
+        text_ += "}\n";
       }
-      out_.body += "    }\n";
+      text_ += "}\n";
     }
-    out_.body += fmt::format("    for (long r = 0; r < {}; ++r) {{\n", block_);
+    print("for (long r = 0; r < {}; ++r) {{\n", block_);
     std::string whole, apart, scopes;
     for (int d = 0; d <= deepest_; ++d) {
       if (!walks(d)) continue;
       body(d);
       scopes += "}";
       whole += fmt::format(" body{}(i);", d);
-      apart +=
-          fmt::format("        for (long i = 0; r < rows{0} && i < {1}; i += 64) body{0}(i);\n", d,
-                      n_ / 64 * 64);
+      apart += fmt::format("for (long i = 0; r < rows{0} && i < {1}; i += 64) body{0}(i);\n", d,
+                           n_ / 64 * 64);
     }
-    out_.body += fmt::format(
-        "      if (together) {{\n        for (long i = 0; i < {}; i += 64) {{{} }}\n      }} else "
-        "{{\n{}      }}\n",
+    print(
+        "if (together) {{\nfor (long i = 0; i < {}; i += 64) {{{} }}\n}} else "
+        "{{\n{}}}\n",
         n_ / 64 * 64, whole, apart);
     for (int d = 0; d <= deepest_; ++d) end_of_row(d);
-    out_.body += fmt::format("      {}\n    }}\n    {{\n", scopes);
+    print("{}\n}}\n{{\n", scopes);
     names_of_block(deepest_);
     store_row_numbers();
-    out_.body += "    }\n  }\n";
+    text_ += "}\n}\n";
   }
   // Whether a pass goes over elements.
   bool walks(int d) const {
@@ -325,18 +311,17 @@ class RowWalk : public RowText {
 
   // What a pass calls the rows that it is at, their numbers and what is kept of them.
   void names_of_block(int d) {
-    out_.body += fmt::format("      const long r0 = at{0};\n      const int rows = rows{0};\n", d);
-    if (!columns_.empty())
-      out_.body += fmt::format("      const long k = r0 / {};\n", kReduceBlock);
+    print("const long r0 = at{0};\nconst int rows = rows{0};\n", d);
+    if (!columns_.empty()) print("const long k = r0 / {};\n", kReduceBlock);
     const std::string turn = fmt::format("(t + {})", deepest_ - d);
     for (int id : live()) {
       if (at(id).varies == Statement::WithRow) {
-        out_.body += fmt::format("      {0}* const w{1} = all_w{1} + {2} % {3} * 16;\n",
-                                 element(id), id, turn, blocks_of_numbers());
+        print("{0}* const w{1} = all_w{1} + {2} % {3} * 16;\n", element(id), id, turn,
+              blocks_of_numbers());
       }
       if (of(id).kept && of(id).pass <= d) {
-        out_.body += fmt::format("      {0}* const k{1} = all_k{1} + {2} % {3} * {4};\n",
-                                 element(id), id, turn, blocks_kept(id), block_ * padded_);
+        print("{0}* const k{1} = all_k{1} + {2} % {3} * {4};\n", element(id), id, turn,
+              blocks_kept(id), block_ * padded_);
       }
     }
   }
@@ -345,14 +330,13 @@ class RowWalk : public RowText {
   void body(int d) {
     current_ = d;
     const RowPass& pass = passes_[static_cast<size_t>(d)];
-    out_.body += "      {\n";
+    text_ += "{\n";
     names_of_block(d);
-    row_names(pass, "      ");
-    accumulators(pass.folds, "      ");
-    out_.body +=
-        fmt::format("      const auto body{} = [&](long i) __attribute__((always_inline)) {{\n", d);
-    fold_body(pass.list, pass.folds, "        ");
-    out_.body += "      };\n";
+    row_names(pass);
+    accumulators(pass.folds);
+    print("const auto body{} = [&](long i) __attribute__((always_inline)) {{\n", d);
+    fold_body(pass.list, pass.folds);
+    text_ += "};\n";
   }
   // What a pass does behind whole bodies.
   void end_of_row(int d) {
@@ -360,16 +344,16 @@ class RowWalk : public RowText {
     const RowPass& pass = passes_[static_cast<size_t>(d)];
     const bool rest_of_row = n_ % 64 != 0 && walks(d);
     if (!rest_of_row && pass.folds.empty() && pass.picks.empty()) return;
-    out_.body += fmt::format("      if (r < rows{}) {{\n", d);
+    print("if (r < rows{}) {{\n", d);
     names_of_block(d);
-    row_names(pass, "        ");
+    row_names(pass);
     for (int id : pass.picks) pick(id);
     if (rest_of_row) {
-      out_.body += fmt::format("        long i = {};\n", n_ / 64 * 64);
-      rest(pass.list, pass.folds, 1, "        ");
+      print("long i = {};\n", n_ / 64 * 64);
+      rest(pass.list, pass.folds, 1);
     }
-    reduced(pass.folds, "w{}[r]", "        ");
-    out_.body += "      }\n";
+    reduced(pass.folds, "w{}[r]");
+    text_ += "}\n";
   }
 };
 

@@ -60,7 +60,7 @@ void CpuText::check_addresses() {
     together +=
         ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
   }
-  out_.body += fmt::format("  const bool around = ({}) % 64 == 0;\n", together);
+  print("const bool around = ({}) % 64 == 0;\n", together);
 }
 
 std::vector<int> CpuText::all(Statement::Varies which) const {
@@ -81,25 +81,22 @@ void CpuText::pointers() {
     const CpuArgument& a = out_.arguments[k];
     if (a.kind != CpuArgument::Window) continue;
     const std::string type = pointer_type(window(static_cast<size_t>(a.which)));
-    out_.body += fmt::format("  {} const {}{} = ({})a[{}];\n", type, origin(), a.which, type, k);
+    print("{} const {}{} = ({})a[{}];\n", type, origin(), a.which, type, k);
   }
   for (size_t w = 0; w < p_.windows.size(); ++w) {
-    if (window(w).touched() && !window(w).in_memory())
-      out_.body += fmt::format("  const long {}{} = 0;\n", origin(), w);
+    if (window(w).touched() && !window(w).in_memory()) print("const long {}{} = 0;\n", origin(), w);
   }
   check_addresses();
 }
 
-void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& windows,
-                           const std::string& indent) {
+void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& windows) {
   // The row number taken apart into the outer dims, the last of them fastest.
   std::string rest = r;
   for (int d = ndim_ - 2; d >= 0; --d) {
     if (d == 0) {
-      out_.body += fmt::format("{}const long j0 = {};\n", indent, rest);
+      print("const long j0 = {};\n", rest);
     } else {
-      out_.body += fmt::format("{0}const long j{1} = {2} % {3}, rest{1} = {2} / {3};\n", indent, d,
-                               rest, size_[d]);
+      print("const long j{0} = {1} % {2}, rest{0} = {1} / {2};\n", d, rest, size_[d]);
       rest = fmt::format("rest{}", d);
     }
   }
@@ -108,34 +105,33 @@ void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& wind
     for (int d = 0; d < ndim_ - 1; ++d) {
       if (window(w).stride[d]) from += fmt::format(" + j{} * {}", d, window(w).stride[d]);
     }
-    out_.body += fmt::format("{}{} const p{} = {};\n", indent, pointer_type(window(w)), w, from);
+    print("{} const p{} = {};\n", pointer_type(window(w)), w, from);
   }
 }
 
 void CpuText::loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
-                    int unroll, const std::string& indent, int64_t length) {
-  out_.body += fmt::format("{}long i = {};\n", indent, from);
+                    int unroll, int64_t length) {
+  print("long i = {};\n", from);
   if (size_[ndim_ - 1] > 1) {
-    bodies(16 * unroll, to, length, indent, [&](const std::string& inner) {
-      at_body(unroll, inner);
-      emit(ids, unroll, false, inner);
+    bodies(16 * unroll, to, length, [&] {
+      at_body(unroll);
+      emit(ids, unroll, false);
     });
   }
   if (length && length % (16 * unroll) == 0) return;
-  out_.body += fmt::format("{}for (; i < {}; i += 16) {{\n", indent, to);
-  out_.body += fmt::format("{0}  const int n = {1} - i < 16 ? (int)({1} - i) : 16;\n", indent, to);
-  emit(ids, 1, true, indent + "  ");
-  out_.body += indent + "}\n";
+  print("for (; i < {}; i += 16) {{\n", to);
+  print("const int n = {0} - i < 16 ? (int)({0} - i) : 16;\n", to);
+  emit(ids, 1, true);
+  text_ += "}\n";
 }
 
-void CpuText::bodies(int64_t step, const std::string& to, int64_t length, const std::string& indent,
-                     const std::function<void(const std::string&)>& body) {
+void CpuText::bodies(int64_t step, const std::string& to, int64_t length,
+                     const std::function<void()>& body) {
   const bool once = length / step == 1;
-  out_.body += indent;
-  out_.body += once ? "{\n" : fmt::format("for (; i + {0} <= {1}; i += {0}) {{\n", step, to);
-  body(indent + "  ");
-  if (once) out_.body += fmt::format("{}  i += {};\n", indent, step);
-  out_.body += indent + "}\n";
+  text_ += once ? "{\n" : fmt::format("for (; i + {0} <= {1}; i += {0}) {{\n", step, to);
+  body();
+  if (once) print("i += {};\n", step);
+  text_ += "}\n";
 }
 
 std::string CpuText::address(const std::string& pointer, int u, bool tail) {
@@ -247,17 +243,15 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
   return static_cast<int>(std::clamp<size_t>(most, 1, at_most));
 }
 
-void CpuText::emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent) {
+void CpuText::emit(const std::vector<int>& ids, int unroll, bool tail) {
   std::string lines;
   addressed_.clear();
   for (int id : ids) {
     if (is_literal(at(id))) continue;
-    for (int u = 0; u < unroll; ++u) lines += indent + line(id, u, tail) + ";\n";
+    for (int u = 0; u < unroll; ++u) lines += line(id, u, tail) + ";\n";
   }
-  for (const std::string& pointer : addressed_) {
-    out_.body += fmt::format("{0}auto* const i{1} = {1} + i;\n", indent, pointer);
-  }
-  out_.body += lines;
+  for (const std::string& pointer : addressed_) print("auto* const i{0} = {0} + i;\n", pointer);
+  text_ += lines;
 }
 std::string CpuText::line(int id, int u, bool tail) {
   const Statement& s = at(id);
@@ -272,10 +266,12 @@ std::string CpuText::formula(int id, int u) const {
   for (int a : at(id).args) args.push_back(name(a, u));
   return fill(at(id).text, args);
 }
-std::string CpuText::store_numbers(const Statement& s, const std::string& place,
-                                   const std::string& value, const std::string& count) const {
-  return fmt::format("store_n({}, {}, {});\n", place,
-                     fill(spelling(window(s).dtype).store, {value}), count);
+void CpuText::store_numbers(const Statement& s, const std::string& place, const std::string& value,
+                            const std::string& count) {
+  print("store_n({}, {}, {});\n", place, fill(spelling(window(s).dtype).store, {value}), count);
+}
+void CpuText::store_number(const Statement& s) {
+  store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
 }
 
 std::string CpuText::element(int id) const { return spelling(at(id).type).element; }
@@ -300,32 +296,30 @@ std::string CpuText::function(const std::string& text) {
   Fnv of_text;
   of_text.add(text.data(), text.size());
   const std::string name = fmt::format("f{:x}", of_text.hash);
-  out_.functions.push_back(fill(text, {name}));
+  out_.functions.push_back(indented(fill(text, {name})));
   return name;
 }
-void CpuText::accumulators(const std::vector<int>& folds, const std::string& indent) {
+void CpuText::accumulators(const std::vector<int>& folds) {
   for (int f : folds) {
     for (int u = 0; u < 4; ++u) {
-      out_.body +=
-          fmt::format("{}{} a{}_{} = {};\n", indent, carried(f), f, u, name(at(f).args[1], 0));
+      print("{} a{}_{} = {};\n", carried(f), f, u, name(at(f).args[1], 0));
     }
   }
 }
-void CpuText::take(const std::vector<int>& folds, int u, const std::string& names, bool tail,
-                   const std::string& indent) {
+void CpuText::take(const std::vector<int>& folds, int u, const std::string& names, bool tail) {
   for (int f : folds) {
     const std::string sum = fill(names, {std::to_string(f)}), x = name(at(f).args[0], u);
     const std::string in =
         tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
              : "(" + x + ")";
-    out_.body += fmt::format("{}{} = {};\n", indent, sum, combined(f, value_of(f, sum), in));
+    print("{} = {};\n", sum, combined(f, value_of(f, sum), in));
   }
 }
 std::string CpuText::fold_four(int fold, const std::string& names) {
   const std::string name =
       function(fmt::format("BRRR_VX auto $0({0} a, {0} b, {0} c, {0} d) {{\n"
-                           "  const auto op = {1};\n"
-                           "  return reduce(op(op(a, b), op(c, d)), op);\n}}\n",
+                           "const auto op = {1};\n"
+                           "return reduce(op(op(a, b), op(c, d)), op);\n}}\n",
                            vector(fold), combiner(fold)));
   std::string all;
   for (const char* k : {"0", "1", "2", "3"}) {
@@ -333,26 +327,28 @@ std::string CpuText::fold_four(int fold, const std::string& names) {
   }
   return fmt::format("{}({})", name, all);
 }
-std::string CpuText::fold_array(int fold, const std::string& array, const std::string& count,
-                                const std::string& indent) {
+void CpuText::fold_array(int fold, const std::string& array, const std::string& count) {
   const std::string each = "where(first_lanes(n), load_n(x + i, n), init)";
   const std::string name = function(fmt::format(
       "static __attribute__((noinline)) void $0({0}* x, long m, {1} init) {{\n"
-      "  for (long t; m > 1; m = t) {{\n"
-      "    t = (m + {2}) / {3};\n"
-      "    for (long c = 0; c < t; ++c) {{\n"
-      "      const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
-      "      {6} r[4] = {{init, init, init, init}};\n"
-      "      for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
-      "        const int n = to - i < 16 ? (int)(to - i) : 16;\n"
-      "        r[k] = {4};\n"
-      "      }}\n"
-      "      x[c] = {5};\n"
-      "    }}\n  }}\n}}\n",
+      "for (long t; m > 1; m = t) {{\n"
+      "t = (m + {2}) / {3};\n"
+      "for (long c = 0; c < t; ++c) {{\n"
+      "const long to = (c + 1) * {3} < m ? (c + 1) * {3} : m;\n"
+      "{6} r[4] = {{init, init, init, init}};\n"
+      "for (long i = c * {3}, k = 0; i < to; i += 16, k = (k + 1) % 4) {{\n"
+      "const int n = to - i < 16 ? (int)(to - i) : 16;\n"
+      "r[k] = {4};\n"
+      "}}\n"
+      "x[c] = {5};\n"
+      "}}\n}}\n}}\n",
       element(fold), vector(fold), kReduceChunk - 1, kReduceChunk,
       combined(fold, value_of(fold, "r[k]"), each), fold_four(fold, "r[$0]"), carried(fold)));
-  return fmt::format("{}{}({}, {}, {});\n", indent, name, array, count,
-                     CpuText::name(at(fold).args[1], 0));
+  print("{}({}, {}, {});\n", name, array, count, CpuText::name(at(fold).args[1], 0));
+}
+void CpuText::fold_all(int fold, const std::string& count) {
+  fold_array(fold, fmt::format("s{}", fold), count);
+  print("const auto v{0} = splat(*s{0});\n", fold);
 }
 
 }  // namespace brrr::program

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "ops/program/cpu.h"
+#include "ops/program/printer.h"
 
 namespace brrr::program {
 
@@ -21,7 +22,7 @@ int prefetch_level();
 
 /// Names of the text: `o<w>` is where window w begins, `p<w>` where it does in the row; `v<id>` a
 /// statement's value, that of elements `v<id>_<u>` in vector u of an unrolled body.
-class CpuText {
+class CpuText : protected Printer {
  public:
   explicit CpuText(const Program& p);
 
@@ -50,27 +51,27 @@ class CpuText {
   /// The arguments as pointers, and whether stores may go around the caches.
   void pointers();
   /// `p<w>` of windows in row `r`, a number.
-  void row_pointers(const std::string& r, const std::vector<size_t>& windows,
-                    const std::string& indent);
+  void row_pointers(const std::string& r, const std::vector<size_t>& windows);
   /// The innermost dim from `from` to `to`, `unroll` vectors at a time, then under a mask; nothing
   /// is left for that if a known length is made of whole vectors.
   void loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
-             int unroll, const std::string& indent, int64_t length = 0);
+             int unroll, int64_t length = 0);
   /// `body` for `step` elements after the other while they reach up to `to`. Where a known length
   /// leaves one turn there is no loop: one costs the compiler two milliseconds, whatever it does.
-  void bodies(int64_t step, const std::string& to, int64_t length, const std::string& indent,
-              const std::function<void(const std::string&)>& body);
+  void bodies(int64_t step, const std::string& to, int64_t length,
+              const std::function<void()>& body);
   /// Statement by statement over all vectors of an unrolled body: independent chains side by side.
-  void emit(const std::vector<int>& ids, int unroll, bool tail, const std::string& indent);
+  void emit(const std::vector<int>& ids, int unroll, bool tail);
   virtual std::string line(int id, int u, bool tail);
   /// A formula of the operands' `u`-th vectors.
   std::string formula(int id, int u) const;
-  /// The line that stores `count` numbers, lanes of `value`, from `place` on.
-  std::string store_numbers(const Statement& s, const std::string& place, const std::string& value,
-                            const std::string& count) const;
+  /// Stores `count` numbers, lanes of `value`, from `place` on; the one number that a window has.
+  void store_numbers(const Statement& s, const std::string& place, const std::string& value,
+                     const std::string& count);
+  void store_number(const Statement& s);
   /// Where vector u of a body begins for a pointer of the row; a body adds `i` to each but once.
   std::string address(const std::string& pointer, int u, bool tail);
-  virtual void at_body(int /*unroll*/, const std::string& /*indent*/) {}
+  virtual void at_body(int /*unroll*/) {}
   /// What the name of a statement's value is in vector u.
   std::string name(int id, int u) const;
   /// The fold's combine of two expressions, and as a function.
@@ -87,15 +88,15 @@ class CpuText {
   std::string function(const std::string& text);
   /// The folds' accumulators, four each, and the lines that add vector u of a body to theirs of
   /// those names, where $0 is the fold.
-  void accumulators(const std::vector<int>& folds, const std::string& indent);
-  void take(const std::vector<int>& folds, int u, const std::string& names, bool tail,
-            const std::string& indent);
+  void accumulators(const std::vector<int>& folds);
+  void take(const std::vector<int>& folds, int u, const std::string& names, bool tail);
   /// Of the fold's four accumulators, whose names are `names` with 0 to 3 for `$0`, what all their
   /// lanes come to.
   std::string fold_four(int fold, const std::string& names);
   /// Folds the first `count` elements of an array, as a row does, into its first.
-  std::string fold_array(int fold, const std::string& array, const std::string& count,
-                         const std::string& indent);
+  void fold_array(int fold, const std::string& array, const std::string& count);
+  /// The same of the fold's own array, which gives its value.
+  void fold_all(int fold, const std::string& count);
   /// How many vectors the body of such statements takes at once.
   int choose_unroll(const std::vector<int>& ids) const;
 

@@ -36,16 +36,16 @@ class WholeWalk : public CpuText {
     for (int id : folds_) {
       out_.scratch += (chunks * static_cast<int64_t>(itemsize(at(id).type)) + 63) / 64 * 64;
     }
-    out_.body = "(char* const* a, long begin, long end) {\n";
+    text_ = "(char* const* a, long begin, long end) {\n";
     begin();
     chunk();
-    out_.body += "}\n";
-    std::swap(out_.body, out_.last);
-    out_.body = "(char* const* a, long, long) {\n";
+    text_ += "}\n";
+    out_.body = printed();
+    text_ = "(char* const* a, long, long) {\n";
     begin();
     finish();
-    out_.body += "}\n";
-    std::swap(out_.body, out_.last);
+    text_ += "}\n";
+    out_.last = printed();
     return std::move(out_);
   }
 
@@ -53,21 +53,19 @@ class WholeWalk : public CpuText {
   void begin() {
     pointers();
     for (size_t w = 0; w < p_.windows.size(); ++w) {
-      if (window(w).touched()) {
-        out_.body += fmt::format("  {0} const p{1} = o{1};\n", pointer_type(window(w)), w);
-      }
+      if (window(w).touched()) print("{0} const p{1} = o{1};\n", pointer_type(window(w)), w);
     }
-    out_.body += fmt::format(
-        "  const long length = (long)a[{}], chunks = (length + {}) / {};\n"
-        "  char* scratch = a[{}];\n",
+    print(
+        "const long length = (long)a[{}], chunks = (length + {}) / {};\n"
+        "char* scratch = a[{}];\n",
         out_.arguments.size() - 2, kReduceChunk - 1, kReduceChunk, out_.arguments.size() - 1);
     for (int f : folds_) {
-      out_.body += fmt::format(
-          "  {0}* const s{1} = ({0}*)scratch;\n"
-          "  scratch += (chunks * (long)sizeof({0}) + 63) / 64 * 64;\n",
+      print(
+          "{0}* const s{1} = ({0}*)scratch;\n"
+          "scratch += (chunks * (long)sizeof({0}) + 63) / 64 * 64;\n",
           element(f), f);
     }
-    emit(all(Statement::Never), 1, false, "  ");
+    emit(all(Statement::Never), 1, false);
   }
 
   std::string line(int id, int u, bool tail) override {
@@ -76,44 +74,36 @@ class WholeWalk : public CpuText {
   }
 
   void chunk() {
-    out_.body += fmt::format(
-        "  for (long c = begin; c < end; ++c) {{\n    long i = c * {0};\n"
-        "    const long to = i + {0} < length ? i + {0} : length;\n",
+    print(
+        "for (long c = begin; c < end; ++c) {{\nlong i = c * {0};\n"
+        "const long to = i + {0} < length ? i + {0} : length;\n",
         kReduceChunk);
-    accumulators(folds_, "    ");
-    out_.body += "    for (; i + 64 <= to; i += 64) {\n";
-    emit(elements_, 4, false, "      ");
-    for (int u = 0; u < 4; ++u) take(folds_, u, fmt::format("a$0_{}", u), false, "      ");
-    out_.body += "    }\n";
+    accumulators(folds_);
+    text_ += "for (; i + 64 <= to; i += 64) {\n";
+    emit(elements_, 4, false);
+    for (int u = 0; u < 4; ++u) take(folds_, u, fmt::format("a$0_{}", u), false);
+    text_ += "}\n";
     for (int f : folds_) {
-      out_.body +=
-          fmt::format("    {0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", carried(f), f);
+      print("{0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", carried(f), f);
     }
-    out_.body +=
-        "    for (int k = 0; i < to; i += 16, ++k) {\n"
-        "      const int n = to - i < 16 ? (int)(to - i) : 16;\n";
-    emit(elements_, 1, true, "      ");
-    take(folds_, 0, "r$0[k]", true, "      ");
-    out_.body += "    }\n";
-    for (int f : folds_) {
-      out_.body += fmt::format("    s{}[c] = {};\n", f, fold_four(f, fmt::format("r{}[$0]", f)));
-    }
-    out_.body += "  }\n";
+    text_ +=
+        "for (int k = 0; i < to; i += 16, ++k) {\n"
+        "const int n = to - i < 16 ? (int)(to - i) : 16;\n";
+    emit(elements_, 1, true);
+    take(folds_, 0, "r$0[k]", true);
+    text_ += "}\n";
+    for (int f : folds_) print("s{}[c] = {};\n", f, fold_four(f, fmt::format("r{}[$0]", f)));
+    text_ += "}\n";
   }
 
   void finish() {
-    for (int f : folds_) {
-      const std::string array = fmt::format("s{}", f);
-      out_.body += fold_array(f, array, "chunks", "  ");
-      out_.body += fmt::format("  const auto v{} = splat(*{});\n", f, array);
-    }
+    for (int f : folds_) fold_all(f, "chunks");
     for (int id : numbers_) {
       const Statement& s = at(id);
-      if (s.kind != Statement::Store) {
-        out_.body += "  " + line(id, 0, false) + ";\n";
-        continue;
-      }
-      out_.body += "  " + store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
+      if (s.kind == Statement::Store)
+        store_number(s);
+      else
+        text_ += line(id, 0, false) + ";\n";
     }
   }
 

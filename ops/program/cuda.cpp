@@ -1,12 +1,13 @@
 // The text of a program's kernel for a GPU.
 #include "ops/program/cuda_rows.h"
+#include "ops/program/printer.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
 namespace {
 
-class Text {
+class Text : Printer {
  public:
   Text(const Program& p, const Walk& walk, const std::string& name, bool table)
       : p_(p), walk_(walk), name_(name), table_(table) {}
@@ -17,7 +18,8 @@ class Text {
       groups();
     else
       tiles();
-    return out_ + (table_ ? "}\n}\n" : "}\n");
+    text_ += table_ ? "}\n}\n" : "}\n";
+    return printed();
   }
 
  private:
@@ -29,7 +31,7 @@ class Text {
   bool by_strides(int w) const { return walk_.by_strides(window(w)); }
   template <class Which, class F> void for_windows(const Which& which, const F& text) {
     for (int w = 0; w < count(); ++w) {
-      if (which(window(w))) out_ += text(w);
+      if (which(window(w))) text_ += text(w);
     }
   }
   static bool loaded(const Window& w) { return w.loaded; }
@@ -40,7 +42,7 @@ class Text {
 
   // What a thread has of a group: `x<w>`, its elements of each window.
   void group() {
-    out_ += fmt::format("struct G_{} {{\n", name_);
+    print("struct G_{} {{\n", name_);
     for (int w = 0; w < count(); ++w) {
       if (!window(w).touched() || splat_of_all(w)) continue;
       std::string type = memory(w);
@@ -49,9 +51,9 @@ class Text {
       } else if (reach(w) != Window::Held) {  // As many, but they may be more than an access.
         type = fmt::format("struct {{ {} v[{}]; }}", type, walk_.vector);
       }
-      out_ += fmt::format("  {} x{};\n", type, w);
+      print("{} x{};\n", type, w);
     }
-    out_ += "};\n";
+    text_ += "};\n";
   }
   std::string pack(int w) const { return fmt::format("Pack<{}, {}>", memory(w), walk_.vector); }
 
@@ -64,15 +66,14 @@ class Text {
   void offsets() {
     if (walk_.ndim == 0) return;
     const auto strided = [&](const Window& w) { return walk_.by_strides(w); };
-    out_ += fmt::format("struct O_{} {{\n", name_);
-    for_windows(strided, [&](int w) { return fmt::format("  long o{};\n", w); });
-    out_ +=
-        fmt::format("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
-    out_ += take_apart(walk_, index(), "  ");
-    out_ += fmt::format("  O_{} o;\n", name_);
+    print("struct O_{} {{\n", name_);
+    for_windows(strided, [&](int w) { return fmt::format("long o{};\n", w); });
+    print("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
+    text_ += take_apart(walk_, index());
+    print("O_{} o;\n", name_);
     for_windows(strided,
-                [&](int w) { return fmt::format("  o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
-    out_ += "  return o;\n}\n";
+                [&](int w) { return fmt::format("o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
+    text_ += "return o;\n}\n";
   }
 
   // The element of window w that lies `offset` bytes into it.
@@ -85,11 +86,10 @@ class Text {
   void move(bool store) {
     const int vector = walk_.vector;
     const bool rows = walk_.ndim && walk_.in_rows;
-    out_ += fmt::format("BRRR_VX void {1}_{0}(const A_{0}& p, const {2} e, {3}G_{0}& g) {{\n",
-                        name_, store ? "write" : "read", index(), store ? "const " : "");
-    if (rows) out_ += fmt::format("  const O_{0} o = offsets_{0}(p, e);\n", name_);
-    const std::string unroll =
-        fmt::format("#pragma unroll\n  for (int u = 0; u < {}; ++u) ", vector);
+    print("BRRR_VX void {1}_{0}(const A_{0}& p, const {2} e, {3}G_{0}& g) {{\n", name_,
+          store ? "write" : "read", index(), store ? "const " : "");
+    if (rows) print("const O_{0} o = offsets_{0}(p, e);\n", name_);
+    const std::string unroll = fmt::format("#pragma unroll\nfor (int u = 0; u < {}; ++u) ", vector);
     // Beyond the end a thread reads its own first element again, and writes nothing.
     const std::string each = unroll + (partial() && store ? "if (e + u < p.n) " : "");
     const std::string at = partial() && !store ? "(e + u < p.n ? e + u : e)" : "(e + u)";
@@ -105,46 +105,46 @@ class Text {
       switch (reach(w)) {
         case Window::Dense:
           if (window(w).source == Window::Index) {
-            out_ += each + one("", "e + u", ".v[u]");
+            text_ += each + one("", "e + u", ".v[u]");
             break;
           }
-          whole += "  " + one(pack(w), fmt::format("(long)e * {}", window(w).item()), "");
+          whole += one(pack(w), fmt::format("(long)e * {}", window(w).item()), "");
           single += each + one(memory(w), dense, ".v[u]");
           break;
         case Window::Row:
-          out_ += "  " + one(pack(w), row, "");
+          text_ += one(pack(w), row, "");
           break;
         case Window::Held:
-          out_ += "  " + one(memory(w), row, "");
+          text_ += one(memory(w), row, "");
           break;
         default:
           if (rows) {
             const std::string step = fmt::format(" + u * p.s{}_{}", w, walk_.ndim - 1);
-            out_ += unroll + one(memory(w), vector > 1 ? row + step : row, ".v[u]");
+            text_ += unroll + one(memory(w), vector > 1 ? row + step : row, ".v[u]");
           } else {
-            out_ += fmt::format("{0}{{\n    const O_{1} o = offsets_{1}(p, {2});\n    {3}  }}\n",
-                                each, name_, at, one(memory(w), row, ".v[u]"));
+            print("{0}{{\nconst O_{1} o = offsets_{1}(p, {2});\n{3}}}\n", each, name_, at,
+                  one(memory(w), row, ".v[u]"));
           }
       }
     }
-    out_ += !partial() || whole.empty()
-                ? whole
-                : fmt::format("  if (e + {} <= p.n) {{\n{}  }} else {{\n{}  }}\n", vector, whole,
-                              single);
-    out_ += "}\n";
+    text_ +=
+        !partial() || whole.empty()
+            ? whole
+            : fmt::format("if (e + {} <= p.n) {{\n{}}} else {{\n{}}}\n", vector, whole, single);
+    text_ += "}\n";
   }
 
   // The elements of the window that are the same for all.
   void splats() {
     for_windows([](const Window& w) { return w.loaded && w.reach == Window::Splat; },
                 [&](int w) {
-                  return fmt::format("  const {} x{} = {};\n", memory(w), w,
+                  return fmt::format("const {} x{} = {};\n", memory(w), w,
                                      element(w, "0", memory(w)));
                 });
   }
 
   // Element u of `group`: from what has been read of it to what will be written.
-  void compute(const std::string& group, const std::string& indent) {
+  void compute(const std::string& group) {
     std::vector<std::string> names;
     const auto leaf = [&](const Statement& s) {
       if (s.kind == Statement::Constant) return splat(s.type, s.text);
@@ -165,9 +165,9 @@ class Text {
       const std::string text = s.kind == Statement::Formula ? fill(s.text, args) : leaf(s);
       names.push_back(fmt::format("v{}", names.size()));
       if (s.kind == Statement::Store)
-        out_ += indent + fill(text, args) + ";\n";
+        text_ += fill(text, args) + ";\n";
       else if (s.kind == Statement::Formula || s.kind == Statement::Load)
-        out_ += fmt::format("{}const auto {} = {};\n", indent, names.back(), text);
+        print("const auto {} = {};\n", names.back(), text);
       else
         names.back() = text;
     }
@@ -182,78 +182,71 @@ class Text {
     move(true);
     const int vector = walk_.vector, each = walk_.groups(), step = kDeviceThreads * vector;
     const std::string unroll =
-        fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", each);
-    out_ += kernel_head("KERNEL", name_, "", kDeviceThreads, table_);
-    out_ += fmt::format("  const {0} first = ({0})block * {1} + threadIdx.x * {2};\n", index(),
-                        step * each, vector);
-    out_ += "  if (first >= p.n) return;\n";
+        fmt::format("#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n", each);
+    text_ += kernel_head("KERNEL", name_, "", kDeviceThreads, table_);
+    print("const {0} first = ({0})block * {1} + threadIdx.x * {2};\n", index(), step * each,
+          vector);
+    text_ += "if (first >= p.n) return;\n";
     splats();
-    out_ += fmt::format("  G_{} g[{}];\n{}", name_, each, unroll);
+    print("G_{} g[{}];\n{}", name_, each, unroll);
     // Beyond the end a thread reads its first group again.
-    out_ += fmt::format("    const {} e = first + k * {};\n", index(), step);
-    out_ += fmt::format("    read_{}(p, e < p.n ? e : first, g[k]);\n  }}\n{}", name_, unroll);
-    out_ += fmt::format("#pragma unroll\n    for (int u = 0; u < {}; ++u) {{\n", vector);
-    compute("g[k]", "      ");
-    out_ +=
-        fmt::format("    }}\n  }}\n{}    const {} e = first + k * {};\n", unroll, index(), step);
-    out_ += fmt::format("    if (e < p.n) write_{}(p, e, g[k]);\n  }}\n", name_);
+    print("const {} e = first + k * {};\n", index(), step);
+    print("read_{}(p, e < p.n ? e : first, g[k]);\n}}\n{}", name_, unroll);
+    print("#pragma unroll\nfor (int u = 0; u < {}; ++u) {{\n", vector);
+    compute("g[k]");
+    print("}}\n}}\n{}const {} e = first + k * {};\n", unroll, index(), step);
+    print("if (e < p.n) write_{}(p, e, g[k]);\n}}\n", name_);
   }
 
   // A block has a square of the innermost dim and the one that other windows are dense along. These
   // are read along that one into shared memory, and from there across.
   void tiles() {
-    out_ += kernel_head("BLOCK_KERNEL", name_, "", kDeviceThreads, table_);
+    text_ += kernel_head("BLOCK_KERNEL", name_, "", kDeviceThreads, table_);
     for_windows(turned, [&](int w) {
-      return fmt::format("  __shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
+      return fmt::format("__shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
                          kDeviceTile + 1);
     });
     find_tile();
     splats();
-    out_ += fmt::format("  G_{} g[{}];\n", name_, kDeviceTile / kTileRows);
+    print("G_{} g[{}];\n", name_, kDeviceTile / kTileRows);
     tile_loop("across", "other");
-    for_windows(turned, [&](int w) {
-      return fmt::format("    tile{}[other][across] = {};\n", w, in_tile(w));
-    });
-    out_ += "  }\n";
+    for_windows(turned,
+                [&](int w) { return fmt::format("tile{}[other][across] = {};\n", w, in_tile(w)); });
+    text_ += "}\n";
     tile_loop("other", "across");
     for_windows([&](const Window& w) { return w.loaded && walk_.by_strides(w) && !turned(w); },
-                [&](int w) { return fmt::format("    g[k].x{}.v[0] = {};\n", w, in_tile(w)); });
-    out_ += "  }\n  __syncthreads();\n";
+                [&](int w) { return fmt::format("g[k].x{}.v[0] = {};\n", w, in_tile(w)); });
+    text_ += "}\n__syncthreads();\n";
     tile_loop("other", "across");
-    out_ += "    constexpr int u = 0;\n";
+    text_ += "constexpr int u = 0;\n";
     for_windows(turned, [&](int w) {
-      return fmt::format("    g[k].x{0}.v[u] = tile{0}[across][other];\n", w);
+      return fmt::format("g[k].x{0}.v[u] = tile{0}[across][other];\n", w);
     });
-    compute("g[k]", "    ");
-    for_windows(stored,
-                [&](int w) { return fmt::format("    {} = g[k].x{}.v[u];\n", in_tile(w), w); });
-    out_ += "  }\n";
+    compute("g[k]");
+    for_windows(stored, [&](int w) { return fmt::format("{} = g[k].x{}.v[u];\n", in_tile(w), w); });
+    text_ += "}\n";
   }
 
   // Where the block's tile is, and the thread in it: `b<w>` is where its other dims begin.
   void find_tile() {
     const int last = walk_.ndim - 1;
-    out_ += fmt::format("  const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n",
-                        kDeviceTile);
-    out_ += "  unsigned r = block;\n";
-    out_ += take_apart(walk_, "unsigned", "  ");
-    out_ += fmt::format("  const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n",
-                        kDeviceTile, walk_.turned, last);
+    print("const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n", kDeviceTile);
+    text_ += "unsigned r = block;\n";
+    text_ += take_apart(walk_, "unsigned");
+    print("const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n", kDeviceTile,
+          walk_.turned, last);
     for_windows([&](const Window& w) { return walk_.by_strides(w); },
                 [&](int w) {
-                  return fmt::format("  const long b{} = {};\n", w,
-                                     offset_of(w, last, walk_.turned));
+                  return fmt::format("const long b{} = {};\n", w, offset_of(w, last, walk_.turned));
                 });
   }
 
   // For each of the thread's elements, t in the turned dim and c in the innermost one.
   void tile_loop(const char* t, const char* c) {
-    out_ +=
-        fmt::format("#pragma unroll\n  for (int k = 0; k < {}; ++k) {{\n", kDeviceTile / kTileRows);
-    out_ += fmt::format("    const int other = down + {} * k;\n", kTileRows);
-    out_ += fmt::format("    const long t = first_t + {}, c = first_c + {};\n", t, c);
-    out_ += fmt::format("    if (t >= p.size{} || c >= p.size{}) continue;\n", walk_.turned,
-                        walk_.ndim - 1);
+    print("#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n", kDeviceTile / kTileRows);
+    print("const int other = down + {} * k;\n", kTileRows);
+    print("const long t = first_t + {}, c = first_c + {};\n", t, c);
+    print("if (t >= p.size{} || c >= p.size{}) continue;\n", walk_.turned, walk_.ndim - 1);
   }
   std::string in_tile(int w) const {
     return element(
@@ -266,7 +259,6 @@ class Text {
   const Walk& walk_;
   const std::string& name_;
   const bool table_;
-  std::string out_;
 };
 
 }  // namespace
@@ -288,23 +280,23 @@ std::string declaration(Word w, const std::vector<Number>& numbers) {
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
                         bool table) {
   if (!table) {
-    return fmt::format("{0}({1}{2}, A_{1}, {3}) {{\n  const unsigned block = blockIdx.x;\n", macro,
+    return fmt::format("{0}({1}{2}, A_{1}, {3}) {{\nconst unsigned block = blockIdx.x;\n", macro,
                        name, suffix, threads);
   }
   // The argument is copied: what a thread stores might lie there, for all that a compiler knows.
   return fmt::format(
       "{0}({1}{2}, CallTable, {3}) {{\n"
-      "  int low = 0;\n"
-      "  for (int high = p.count; high - low > 1;) {{\n"
-      "    const int middle = (low + high) / 2;\n"
-      "    if (p.first[middle] <= blockIdx.x) low = middle; else high = middle;\n  }}\n"
-      "  const unsigned block = blockIdx.x - p.first[low];\n"
-      "  const A_{1} own = ((const A_{1}*)p.arguments)[low];\n"
-      "  {{\n  const A_{1}& p = own;\n",
+      "int low = 0;\n"
+      "for (int high = p.count; high - low > 1;) {{\n"
+      "const int middle = (low + high) / 2;\n"
+      "if (p.first[middle] <= blockIdx.x) low = middle; else high = middle;\n}}\n"
+      "const unsigned block = blockIdx.x - p.first[low];\n"
+      "const A_{1} own = ((const A_{1}*)p.arguments)[low];\n"
+      "{{\nconst A_{1}& p = own;\n",
       macro, name, suffix, threads);
 }
 
-std::string take_apart(const Walk& walk, const char* type, const std::string& indent) {
+std::string take_apart(const Walk& walk, const char* type) {
   std::string out;
   for (int d = walk.ndim - 1; d > 0; --d) {
     const std::string count =
@@ -313,10 +305,10 @@ std::string take_apart(const Walk& walk, const char* type, const std::string& in
     const std::string quotient =
         walk.wide ? fmt::format("r / {}", count)
                   : fmt::format("(unsigned)(((unsigned long)r * p.mul{0}) >> p.shift{0})", d);
-    out += fmt::format("{0}const {1} q{2} = {3}, j{2} = r - q{2} * ({1}){4};\n{0}r = q{2};\n",
-                       indent, type, d, quotient, count);
+    out += fmt::format("const {0} q{1} = {2}, j{1} = r - q{1} * ({0}){3};\nr = q{1};\n", type, d,
+                       quotient, count);
   }
-  if (walk.ndim > 0) out += fmt::format("{}const {} j0 = r;\n", indent, type);
+  if (walk.ndim > 0) out += fmt::format("const {} j0 = r;\n", type);
   return out;
 }
 

@@ -76,7 +76,7 @@ template <class F> void each_launch(const Walk& walk, const Space& space, const 
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
                         bool table);
 /// The number `r` taken apart, the walk's last dim fastest: `j<d>`; of tiled dims, of the tile.
-std::string take_apart(const Walk& walk, const char* type, const std::string& indent);
+std::string take_apart(const Walk& walk, const char* type);
 /// How many bytes into window w the element at `j<d>` lies, without those of dim `but`.
 std::string offset_of(int w, int ndim, int but = -1);
 

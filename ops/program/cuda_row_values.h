@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "ops/program/cuda_rows.h"
+#include "ops/program/printer.h"
 #include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
-class RowValues : protected DeviceRowPasses {
+class RowValues : protected DeviceRowPasses, protected Printer {
  protected:
   RowValues(const Program& p, const RowWalk& walk)
       : DeviceRowPasses(p, walk.traits.split),
@@ -16,6 +17,9 @@ class RowValues : protected DeviceRowPasses {
         names_(p.statements.size()) {}
 
   const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
+  const std::string& named(int id) {
+    return names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
+  }
   const char* element(int id) const { return spelling(at(id).type).element; }
   const char* vector(int id) const { return spelling(at(id).type).vector; }
   const char* memory(int w) const { return spelling(window(w).dtype).element; }
@@ -91,27 +95,21 @@ class RowValues : protected DeviceRowPasses {
     for (int a : s.args) args.push_back("(" + picked(a, place) + ")");
     return fill(s.text, args);
   }
-  void line(int id, const std::string& indent, const std::string& place = "",
-            const std::string& own = "") {
-    std::string& as = names_[static_cast<size_t>(id)];
-    if (at(id).kind == Statement::Constant) {
-      as = splat(at(id).type, at(id).text);
-      return;
-    }
-    as = fmt::format("v{}", id);
-    out_ += fmt::format("{}const auto {} = {};\n", indent, as, value(id, place, own));
+  void line(int id, const std::string& place = "", const std::string& own = "") {
+    if (at(id).kind == Statement::Constant)
+      names_[static_cast<size_t>(id)] = splat(at(id).type, at(id).text);
+    else
+      print("const auto {} = {};\n", named(id), value(id, place, own));
   }
   // What a row has one of; where no row is left, the one of another row may be written meanwhile.
-  void line_of_row(int id, const std::string& indent) {
+  void line_of_row(int id) {
     const Statement& s = at(id);
-    if (s.kind != Statement::Load || !window(s.which).in_memory()) return line(id, indent);
-    names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
-    out_ += fmt::format("{}const auto v{} = on ? {} : {}{{}};\n", indent, id, loaded(id, ""),
-                        vector(id));
+    if (s.kind != Statement::Load || !window(s.which).in_memory()) return line(id);
+    print("const auto {} = on ? {} : {}{{}};\n", named(id), loaded(id, ""), vector(id));
   }
-  template <class Which> void lines(const Which& which, const std::string& indent) {
+  template <class Which> void lines(const Which& which) {
     for (int id = 0; id < count(); ++id) {
-      if (of(id).live && which(id)) line(id, indent);
+      if (of(id).live && which(id)) line(id);
     }
   }
   std::string combine(int fold) const {
@@ -126,7 +124,6 @@ class RowValues : protected DeviceRowPasses {
   const RowWalk& walk_;
   const int last_;
   std::vector<std::string> names_;  // By statement: what it is called in the text.
-  std::string out_;
 };
 
 }  // namespace brrr::program
