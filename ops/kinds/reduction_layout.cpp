@@ -63,22 +63,14 @@ bool is_gathered(const Runs& r) { return !is_shaped(r) || !r.direct; }
 
 void set_extents(ReductionLayout& l, const TensorImpl& x, const Runs& r) {
   l.dtype = x.dtype;
-  const int last = r.n - 1;
-  if (is_rows(r)) {
-    l.rows = r.size[last];
+  int left = r.n;
+  if (is_columns(r)) l.cols = left ? r.size[--left] : 1;
+  if (left) {
+    l.rows = r.size[--left];
+    l.row_stride = r.stride[left];
     l.outer_stride = l.rows;
-    if (last == 1) {
-      l.outer = r.size[0];
-      l.outer_stride = r.stride[0];
-    }
-    return;
   }
-  l.cols = r.n ? r.size[last] : 1;
-  if (last >= 1) {
-    l.rows = r.size[last - 1];
-    l.row_stride = r.stride[last - 1];
-  }
-  if (last == 2) {
+  if (left) {
     l.outer = r.size[0];
     l.outer_stride = r.stride[0];
   }
