@@ -128,20 +128,10 @@ void row_infer(OpCall& c) {
     OutMeta& m = c.meta[k];
     m.dtype = result_dtype(info, c, *s.x, k);
     m.device = s.x->device;
-    m.alias = -1;
-    switch (info.results[static_cast<size_t>(k)]) {
-      case RowResult::Each:
-        m.sizes = s.x->size_list();
-        break;
-      case RowResult::PerRow:
-        m.sizes = s.numbers();
-        break;
-      case RowResult::Column:
-        m.sizes = s.row();
-        break;
-      case RowResult::Number:
-        m.sizes = {};
-    }
+    const RowResult kind = info.results[static_cast<size_t>(k)];
+    if (kind == RowResult::Each) m.sizes = s.x->size_list();
+    if (kind == RowResult::PerRow) m.sizes = s.numbers();
+    if (kind == RowResult::Column) m.sizes = s.row();
   }
 }
 
