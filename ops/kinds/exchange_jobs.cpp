@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "ops/kinds/exchange.h"
+#include "ops/kinds/pointwise.h"
 #include "ops/vocabulary/convert.h"
 
 namespace brrr::dist {
@@ -12,33 +13,23 @@ namespace {
 
 // into[i] += from[i], each sum rounded to the dtype as add_() rounds it.
 void add_dense(char* into, const char* from, int64_t n, DType dtype) {
+  static const PointwiseInfo& add = *find_op("add")->pointwise;
   const DType ct = compute_type(dtype);
-  constexpr int64_t tile = 512;
-  alignas(64) double a[tile], b[tile];  // Of the largest compute type.
-  const auto item = static_cast<int64_t>(itemsize(dtype));
-  const auto add = [&]<class T>(T*) {
-    T* const x = reinterpret_cast<T*>(a);
-    const T* const y = reinterpret_cast<const T*>(b);
-    for (int64_t at = 0; at < n; at += tile) {
-      const int64_t m = std::min(tile, n - at);
-      load_tile(ct, a, dtype, into + at * item, 1, m);
-      load_tile(ct, b, dtype, from + at * item, 1, m);
-      for (int64_t i = 0; i < m; ++i) x[i] = x[i] + y[i];
-      store_tile(dtype, into + at * item, 1, ct, a, m);
-    }
+  const auto add_to = [&](char* x, const char* y, int64_t count) {
+    const char* const in[] = {x, y};
+    constexpr int64_t step[] = {1, 1};
+    add.loops[compute_index(ct)](&x, in, step, count);
   };
-  if (dtype == kFloat32) {
-    auto* x = reinterpret_cast<float*>(into);
-    const auto* y = reinterpret_cast<const float*>(from);
-    for (int64_t i = 0; i < n; ++i) x[i] = x[i] + y[i];
-  } else if (ct == kFloat64) {
-    add(static_cast<double*>(nullptr));
-  } else if (ct == kFloat32) {
-    add(static_cast<float*>(nullptr));
-  } else if (ct == kInt64) {
-    add(static_cast<uint64_t*>(nullptr));  // Wraps around, as add does.
-  } else {
-    add(static_cast<uint32_t*>(nullptr));
+  if (dtype == ct) return add_to(into, from, n);
+  constexpr int64_t tile = 512;
+  alignas(64) char a[tile * 8], b[tile * 8];  // Of the largest compute type.
+  const auto item = static_cast<int64_t>(itemsize(dtype));
+  for (int64_t at = 0; at < n; at += tile) {
+    const int64_t m = std::min(tile, n - at);
+    load_tile(ct, a, dtype, into + at * item, 1, m);
+    load_tile(ct, b, dtype, from + at * item, 1, m);
+    add_to(a, b, m);
+    store_tile(dtype, into + at * item, 1, ct, a, m);
   }
 }
 
