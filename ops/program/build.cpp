@@ -41,8 +41,7 @@ class Builder {
     const Window& w = p_.windows[static_cast<size_t>(which)];
     const int last = p_.space.ndim - 1;
     if (w.stride[last] != 0) return Statement::InRow;
-    const bool rows = std::any_of(w.stride, w.stride + last, [](int64_t s) { return s != 0; });
-    return rows ? Statement::WithRow : Statement::Never;
+    return w.varies(last) ? Statement::WithRow : Statement::Never;
   }
 
   // Two conversions of 16-bit floats cost what a polynomial does.
@@ -175,13 +174,14 @@ void merge_dims(Program& p) {
                        written == p.windows.end() ? -1 : static_cast<int>(written - all), strides);
 }
 
+int64_t Program::bytes_of(const Window& w) const {
+  int64_t bytes = w.in_memory() ? w.item() : 0;
+  for (int d = 0; d < space.ndim; ++d) bytes *= w.stride[d] ? space.size[d] : 1;
+  return bytes;
+}
 int64_t Program::bytes() const {
   int64_t all = 0;
-  for (const Window& w : windows) {
-    int64_t own = w.in_memory() ? w.item() * (w.loaded + w.stored) : 0;
-    for (int d = 0; d < space.ndim; ++d) own *= w.stride[d] ? space.size[d] : 1;
-    all += own;
-  }
+  for (const Window& w : windows) all += bytes_of(w) * (w.loaded + w.stored);
   return all;
 }
 

@@ -59,7 +59,7 @@ class Text : public CpuText {
     int64_t reread = 0;
     for (size_t w = 0; w < ahead_.size(); ++w) {
       if (window(w).loaded && inner_stride(w) != 0 && !streams(window(w))) {
-        reread += bytes_of(window(w));
+        reread += p_.bytes_of(window(w));
       }
     }
     for (size_t w = 0; w < ahead_.size() && streaming_ && reread > reread_limit(); ++w) {

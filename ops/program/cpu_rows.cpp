@@ -67,10 +67,7 @@ class RowWalk : public RowText {
       store_number(s);
     }
   }
-  bool is_for_all(const Statement& s) const {
-    const Window& w = window(s);
-    return std::all_of(w.stride, w.stride + ndim_, [](int64_t x) { return x == 0; });
-  }
+  bool is_for_all(const Statement& s) const { return !window(s).varies(ndim_); }
   // Of each row a number, and what later passes load again; in a pipeline those of all blocks that
   // are on their way.
   void arrays() {

@@ -23,20 +23,13 @@ int prefetch_level() {
 CpuText::CpuText(const Program& p)
     : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {
   int64_t bytes = 0;
-  for (const Window& w : p.windows) bytes += bytes_of(w);
+  for (const Window& w : p.windows) bytes += p.bytes_of(w);
   streaming_ = bytes >= kStreaming;
   if (streaming_) choose_stores();
 }
 
 bool CpuText::streams(const Window& w) const {
   return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
-}
-
-int64_t CpuText::bytes_of(const Window& w) const {
-  if (!w.in_memory()) return 0;
-  int64_t bytes = w.item();
-  for (int d = 0; d < ndim_; ++d) bytes *= w.stride[d] ? size_[d] : 1;
-  return bytes;
 }
 
 // They need whole, aligned cache lines: the rows' distances are checked here, the addresses when

@@ -47,7 +47,6 @@ class CpuText : protected Printer {
   static std::string pointer_type(const Window& w);
   /// Every element of the space has a place of its own there.
   bool streams(const Window& w) const;
-  int64_t bytes_of(const Window& w) const;
   /// The arguments as pointers, and whether stores may go around the caches.
   void pointers();
   /// `p<w>` of windows in row `r`, a number.

@@ -34,10 +34,8 @@ class RowValues : protected DeviceRowPasses, protected Printer {
 
   // An element that a row has once, or element `place` of its elements, in memory.
   std::string address(int w, const std::string& place = "") const {
-    const int64_t* const stride = window(w).stride;
-    const bool varies = std::any_of(stride, stride + last_ + 1, [](int64_t s) { return s != 0; });
-    return fmt::format("p.a{}", w) + (varies && last_ > 0 ? fmt::format(" + o{}", w) : "") +
-           along(w, place);
+    const bool varies = last_ > 0 && window(w).varies(last_ + 1);
+    return fmt::format("p.a{}{}", w, varies ? fmt::format(" + o{}", w) : "") + along(w, place);
   }
   std::string along(int w, const std::string& place) const {
     return place.empty() || !inner_stride(w) ? ""

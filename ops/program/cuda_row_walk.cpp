@@ -73,9 +73,8 @@ DeviceRowPasses::DeviceRowPasses(const Program& p, bool split) : p_(p), states_(
     }
   }
   for (size_t w = 0; w < reads.size(); ++w) {  // What all rows share is near anyway.
-    const int64_t* const stride = p.windows[w].stride;
-    const bool shared = std::all_of(stride, stride + p.space.ndim - 1, [](auto s) { return !s; });
-    if (reads[w] > 1 && p.windows[w].in_memory() && !shared) reused_.push_back(static_cast<int>(w));
+    const bool own = p.windows[w].in_memory() && p.windows[w].varies(p.space.ndim - 1);
+    if (reads[w] > 1 && own) reused_.push_back(static_cast<int>(w));
   }
 }
 

@@ -101,10 +101,7 @@ class RowText : RowValues {
   bool is_number_store(int id) const {
     return of(id).live && at(id).kind == Statement::Store && !of(id).after && !is_element_store(id);
   }
-  bool is_for_all(int id) const {
-    const int64_t* const stride = window(at(id).which).stride;
-    return std::all_of(stride, stride + last_, [](int64_t s) { return s == 0; });
-  }
+  bool is_for_all(int id) const { return !window(at(id).which).varies(last_); }
   std::string stored(int id, const std::string& place = "") const {
     const int w = at(id).which;
     return fmt::format("store(({}*)({}), {})", memory(w), address(w, place),

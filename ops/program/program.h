@@ -4,6 +4,7 @@
 // over a row, over all of them. It is built from rows of ops (an eager call's, or a fused group's
 // of a recording) and printed by targets: cpu.h, cuda.h, scalar.h.
 
+#include <algorithm>
 #include <climits>
 #include <functional>
 #include <string>
@@ -52,6 +53,10 @@ struct Window {
   bool touched() const { return loaded || stored; }
   bool in_memory() const { return touched() && source == Memory; }
   int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
+  /// Whether its place depends on any of the space's first so many dims.
+  bool varies(int dims) const {
+    return std::any_of(stride, stride + dims, [](int64_t s) { return s != 0; });
+  }
 };
 
 /// A number given with the call; or, in a recorded step, read from its control word.
@@ -83,6 +88,8 @@ struct Program {
   const Window& window(const Statement& s) const { return windows[static_cast<size_t>(s.which)]; }
   /// Of a statement that reads an id.
   int ignored(const Statement& s) const { return std::stoi(s.text); }
+  /// Of the window's elements in memory.
+  int64_t bytes_of(const Window& w) const;
   /// What a kernel loads and stores at least: each element in memory once.
   int64_t bytes() const;
 };
