@@ -151,22 +151,20 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
 template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 #if defined(__clang__)
   __builtin_nontemporal_store(v, (V*)p);
-#elif defined(__AVX__)
-  Part<float>::type part[sizeof(V) < BRRR_VX_BYTES ? 1 : sizeof(V) / BRRR_VX_BYTES];
+#else
+#ifdef __AVX2__
   if constexpr (sizeof(V) >= BRRR_VX_BYTES) {
+    Part<float>::type part[sizeof(V) / BRRR_VX_BYTES];
     __builtin_memcpy(&part, &v, sizeof v);
     for (unsigned i = 0; i < sizeof(V) / BRRR_VX_BYTES; ++i)
 #ifdef __AVX512F__
       __builtin_ia32_movntps512((float*)p + 16 * i, part[i]);
-#elif defined(__AVX2__)
+#else
       __builtin_ia32_movntps256((float*)p + 8 * i, part[i]);
-#else
-      __builtin_memcpy((float*)p + 4 * i, &part[i], sizeof part[i]);
 #endif
-  } else {
-    __builtin_memcpy(p, &v, sizeof v);
+    return;
   }
-#else
+#endif
   __builtin_memcpy(p, &v, sizeof v);
 #endif
 }

@@ -6,18 +6,10 @@
 
 namespace brrr::vx {
 
-BRRR_VX f32 to_f32(f32 x) { return x; }
-BRRR_VX f32 to_f32(f64 x) { return convert<f32>(x); }
-BRRR_VX f32 to_f32(i32 x) { return convert<f32>(x); }
-BRRR_VX f32 to_f32(i64 x) { return convert<f32>(x); }
-BRRR_VX f64 to_f64(f32 x) { return convert<f64>(x); }
-BRRR_VX f64 to_f64(f64 x) { return x; }
-BRRR_VX f64 to_f64(i32 x) { return convert<f64>(x); }
-BRRR_VX f64 to_f64(i64 x) { return convert<f64>(x); }
-BRRR_VX i32 to_i32(i32 x) { return x; }
-BRRR_VX i32 to_i32(i64 x) { return convert<i32>(x); }
-BRRR_VX i64 to_i64(i32 x) { return convert<i64>(x); }
-BRRR_VX i64 to_i64(i64 x) { return x; }
+template <class V> BRRR_VX f32 to_f32(V x) { return convert<f32>(x); }
+template <class V> BRRR_VX f64 to_f64(V x) { return convert<f64>(x); }
+template <class V> BRRR_VX i32 to_i32(V x) { return convert<i32>(x); }
+template <class V> BRRR_VX i64 to_i64(V x) { return convert<i64>(x); }
 
 // By its bits: to answer x != x, g++ looks through all that x was made of, 40 ms in a long kernel.
 BRRR_VX b16 isnan(f32 x) { return gt((i32)x & 0x7fffffff, splat(0x7f800000)); }
@@ -42,10 +34,7 @@ BRRR_VX i64 to_i64(f64 x) {
 BRRR_VX i64 to_i64(f32 x) { return to_i64(to_f64(x)); }
 
 // Named, because a mask and an i32 are one type: nonzero -> true, and true -> 1.
-BRRR_VX b16 to_b16(f32 x) { return ne(x, f32{}); }
-BRRR_VX b16 to_b16(f64 x) { return ne(x, f64{}); }
-BRRR_VX b16 to_b16(i32 x) { return ne(x, i32{}); }
-BRRR_VX b16 to_b16(i64 x) { return ne(x, i64{}); }
+template <class V> BRRR_VX b16 to_b16(V x) { return ne(x, V{}); }
 BRRR_VX f32 mask_to_f32(b16 m) { return (f32)(m & 0x3f800000); }
 BRRR_VX f64 mask_to_f64(b16 m) { return to_f64(m & 1); }
 BRRR_VX i32 mask_to_i32(b16 m) { return m & 1; }

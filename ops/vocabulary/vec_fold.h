@@ -43,6 +43,10 @@ template <class V, class Combine, class Row>
   for (long r = first; r < last; ++r) *to++ = fold_chunk_inline(i, end, init, combine, row(r));
 }
 
+/// All n elements of each row combined from `init`, an identity of `combine`.
+template <class V, class Combine, class Row>
+void fold_rows(const Row& row, long rows, long n, V init, Combine combine, Element<V>* to);
+
 /// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
 /// behind a pointer, so that the recursion has one type.
 template <class V, class Combine>
@@ -55,21 +59,11 @@ Element<V> fold_chunks(long chunks, V init, Combine combine, const void* context
       return v;
     };
   };
-  auto level = [&](long k) {
-    const long begin = k * kFoldChunk;
-    Element<V> all;
-    fold_chunk(results, 0, 1, begin, begin + kFoldChunk < chunks ? begin + kFoldChunk : chunks,
-               init, combine, &all);
-    return all;
-  };
-  if (chunks <= kFoldChunk) return level(0);
-  using Level = decltype(level);
-  return fold_chunks<V, Combine>(
-      (chunks + kFoldChunk - 1) / kFoldChunk, init, combine, &level,
-      [](const void* l, long k) { return (*static_cast<const Level*>(l))(k); });
+  Element<V> all;
+  fold_rows(results, 1, chunks, init, combine, &all);
+  return all;
 }
 
-/// All n elements of each row combined from `init`, an identity of `combine`.
 template <class V, class Combine, class Row>
 void fold_rows(const Row& row, long rows, long n, V init, Combine combine, Element<V>* to) {
   if (n <= kFoldChunk) return fold_chunk(row, 0, rows, 0, n, init, combine, to);

@@ -50,12 +50,8 @@ BRRR_VX f64 sigmoid(f64 x) {
   f64 e = exp(-abs(x));
   return where(lt(x, f64{}), e, splat(1.0)) / (1.0 + e);
 }
-BRRR_VX f64 pow(f64 x, f64 y) {
-  for (int i = 0; i < lanes; ++i) x[i] = BRRR_VX_LIBM(pow)(x[i], y[i]);
-  return x;
-}
 
-// --- division ------------------------------------------------------------------------------------
+// --- division and powers -------------------------------------------------------------------------
 
 // floor(a / b) and what it leaves, with the sign of b as in Python and torch.remainder. Integers:
 // division by zero gives 0 for both, and the smallest number over -1 wraps; neither may trap.
@@ -67,18 +63,6 @@ template <class T> BRRR_VX T divide_lane(T a, T b, bool want_remainder) {
   bool below = r != 0 && (r < 0) != (b < 0);
   return want_remainder ? (below ? r + b : r) : (below ? q - 1 : q);
 }
-#define BRRR_VX_DIVIDE(V)                                                  \
-  BRRR_VX V floor_div(V a, V b) {                                          \
-    for (int i = 0; i < lanes; ++i) a[i] = divide_lane(a[i], b[i], false); \
-    return a;                                                              \
-  }                                                                        \
-  BRRR_VX V remainder(V a, V b) {                                          \
-    for (int i = 0; i < lanes; ++i) a[i] = divide_lane(a[i], b[i], true);  \
-    return a;                                                              \
-  }
-BRRR_VX_DIVIDE(i32)
-BRRR_VX_DIVIDE(i64)
-#undef BRRR_VX_DIVIDE
 
 // a^b modulo 2^64, whose low bits are the narrower power's. To a negative power 1 / a^-b cut off,
 // and 0 for 0, as in PyTorch.
@@ -92,14 +76,24 @@ template <class T> BRRR_VX T power_lane(T a, T b) {
   }
   return T(y);
 }
-BRRR_VX i32 pow(i32 a, i32 b) {
-  for (int i = 0; i < lanes; ++i) a[i] = power_lane(a[i], b[i]);
-  return a;
-}
-BRRR_VX i64 pow(i64 a, i64 b) {
-  for (int i = 0; i < lanes; ++i) a[i] = power_lane(a[i], b[i]);
-  return a;
-}
+
+#define BRRR_VX_LANES(V, name, expression) \
+  BRRR_VX V name(V a, V b) {               \
+    for (int i = 0; i < lanes; ++i) {      \
+      const auto x = a[i], y = b[i];       \
+      a[i] = expression;                   \
+    }                                      \
+    return a;                              \
+  }
+BRRR_VX_LANES(i32, floor_div, divide_lane(x, y, false))
+BRRR_VX_LANES(i64, floor_div, divide_lane(x, y, false))
+BRRR_VX_LANES(i32, remainder, divide_lane(x, y, true))
+BRRR_VX_LANES(i64, remainder, divide_lane(x, y, true))
+BRRR_VX_LANES(i32, pow, power_lane(x, y))
+BRRR_VX_LANES(i64, pow, power_lane(x, y))
+BRRR_VX_LANES(f64, pow, BRRR_VX_LIBM(pow)(x, y))
+BRRR_VX_LANES(f64, fmod, BRRR_VX_LIBM(fmod)(x, y))
+#undef BRRR_VX_LANES
 
 BRRR_VX_COLD void fmod_lanes(f32* a, const f32* b) {
   for (int i = 0; i < lanes; ++i) (*a)[i] = BRRR_VX_LIBM(fmodf)((*a)[i], (*b)[i]);
@@ -119,10 +113,6 @@ BRRR_VX f32 fmod(f32 a, f32 b) {
   f32 back = (f32)((i32)abs(b) | sign_bits(a));
   r = where(beyond, r + back, r);
   return (f32)(((i32)r & 0x7fffffff) | sign_bits(a));
-}
-BRRR_VX f64 fmod(f64 a, f64 b) {
-  for (int i = 0; i < lanes; ++i) a[i] = BRRR_VX_LIBM(fmod)(a[i], b[i]);
-  return a;
 }
 
 #define BRRR_VX_DIVIDE(V, one, half)                                                  \

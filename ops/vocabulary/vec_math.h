@@ -147,22 +147,10 @@ BRRR_VX f32 erf(f32 x) {
                       0x1.913306p-2f,  0x1.ba918ep-3f,  0x1.abbc9cp-4f,  0x1.6a332ap-5f,
                       0x1.0cb7a0p-6f,  0x1.5d5716p-8f,  0x1.8de728p-10f, 0x1.8d1546p-12f,
                       0x1.5b2f6ep-14f, 0x1.09f5d6p-16f, 0x1.65020ep-19f, 0x1.a3deb6p-22f};
-  BRRR_VX_TABLE c0 = {0,
-                      0x1.22ad10p-2f,
-                      0x1.10dc20p-1f,
-                      0x1.73088ap-1f,
-                      0x1.b558f4p-1f,
-                      0x1.dca650p-1f,
-                      0x1.f1163ep-1f,
-                      0x1.fa6944p-1f,
-                      0x1.fe24c6p-1f,
-                      0x1.ff7458p-1f,
-                      0x1.ffdbbep-1f,
-                      0x1.fff7b2p-1f,
-                      0x1.fffe52p-1f,
-                      0x1.ffffb4p-1f,
-                      0x1.fffff4p-1f,
-                      1};
+  BRRR_VX_TABLE c0 = {0x0.000000p+0f, 0x1.22ad10p-2f, 0x1.10dc20p-1f, 0x1.73088ap-1f,
+                      0x1.b558f4p-1f, 0x1.dca650p-1f, 0x1.f1163ep-1f, 0x1.fa6944p-1f,
+                      0x1.fe24c6p-1f, 0x1.ff7458p-1f, 0x1.ffdbbep-1f, 0x1.fff7b2p-1f,
+                      0x1.fffe52p-1f, 0x1.ffffb4p-1f, 0x1.fffff4p-1f, 0x1.000000p+0f};
   f32 t = at_most(abs(x), 3.98f);
   f32 k = fma(t, 0x1.f1d0f4p+1f, 0x1.8p+23f), n = k - 0x1.8p+23f;
   f32 u = fma(n, -0x1.074b40p-2f, t);

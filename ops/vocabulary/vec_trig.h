@@ -69,26 +69,18 @@ BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
 
 // For all arguments but huge ones without a branch: one that two vectors in five take, as of
 // x * w + b of normal numbers when only those below pi were cheap, costs more than it saves.
-BRRR_VX f32 sin(f32 x) {
+template <bool cosine> BRRR_VX f32 wave(f32 x) {
   const Parts<f32> kept = x;
-  Parts<f32> y = sin_reduced(reduce_sin(x));
+  Parts<f32> y = sin_reduced(cosine ? reduce_cos(x) : reduce_sin(x));
   if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
     f32 from = kept.get(), to;
-    sin_huge(&from, &to, false);
+    sin_huge(&from, &to, cosine);
     y = to;
   }
   return y.get();
 }
-BRRR_VX f32 cos(f32 x) {
-  const Parts<f32> kept = x;
-  Parts<f32> y = sin_reduced(reduce_cos(x));
-  if (__builtin_expect(any_above(x, trig_fast_limit), 0)) {
-    f32 from = kept.get(), to;
-    sin_huge(&from, &to, true);
-    y = to;
-  }
-  return y.get();
-}
+BRRR_VX f32 sin(f32 x) { return wave<false>(x); }
+BRRR_VX f32 cos(f32 x) { return wave<true>(x); }
 
 // The same results for |x| <= 1, where j is 0 or cos(x) = cos(-x) makes it so, and pi_3 is too
 // small to count. Generated code calls them where the argument is the result of a bounded function.
