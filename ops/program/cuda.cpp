@@ -28,14 +28,13 @@ class Text : Printer {
   const char* memory(int w) const { return spelling(window(w).dtype).element; }
   Window::Reach reach(int w) const { return window(w).reach; }
   bool splat_of_all(int w) const { return reach(w) == Window::Splat; }
-  bool by_strides(int w) const { return walk_.by_strides(window(w)); }
-  template <class Which, class F> void for_windows(const Which& which, const F& text) {
+  template <class Which, class F> void for_windows(const Which& which, const F& f) {
     for (int w = 0; w < count(); ++w) {
-      if (which(window(w))) text_ += text(w);
+      if (which(window(w))) f(w);
     }
   }
-  static bool loaded(const Window& w) { return w.loaded; }
   static bool stored(const Window& w) { return w.stored; }
+  static bool strided(const Window& w) { return w.by_strides(); }
   static bool turned(const Window& w) { return w.reach == Window::Turned; }
 
   // --- a group -----------------------------------------------------------------------------------
@@ -65,14 +64,12 @@ class Text : Printer {
   // `O`: how many bytes into each window an element lies.
   void offsets() {
     if (walk_.ndim == 0) return;
-    const auto strided = [&](const Window& w) { return walk_.by_strides(w); };
     print("struct O_{} {{\n", name_);
-    for_windows(strided, [&](int w) { return fmt::format("long o{};\n", w); });
+    for_windows(strided, [&](int w) { print("long o{};\n", w); });
     print("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
     text_ += take_apart(walk_, index());
     print("O_{} o;\n", name_);
-    for_windows(strided,
-                [&](int w) { return fmt::format("o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
+    for_windows(strided, [&](int w) { print("o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
     text_ += "return o;\n}\n";
   }
 
@@ -136,11 +133,9 @@ class Text : Printer {
 
   // The elements of the window that are the same for all.
   void splats() {
-    for_windows([](const Window& w) { return w.loaded && w.reach == Window::Splat; },
-                [&](int w) {
-                  return fmt::format("const {} x{} = {};\n", memory(w), w,
-                                     element(w, "0", memory(w)));
-                });
+    for_windows(
+        [](const Window& w) { return w.loaded && w.reach == Window::Splat; },
+        [&](int w) { print("const {} x{} = {};\n", memory(w), w, element(w, "0", memory(w))); });
   }
 
   // Element u of `group`: from what has been read of it to what will be written.
@@ -203,27 +198,23 @@ class Text : Printer {
   void tiles() {
     text_ += kernel_head("BLOCK_KERNEL", name_, "", kDeviceThreads, table_);
     for_windows(turned, [&](int w) {
-      return fmt::format("__shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile,
-                         kDeviceTile + 1);
+      print("__shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile, kDeviceTile + 1);
     });
     find_tile();
     splats();
     print("G_{} g[{}];\n", name_, kDeviceTile / kTileRows);
     tile_loop("across", "other");
-    for_windows(turned,
-                [&](int w) { return fmt::format("tile{}[other][across] = {};\n", w, in_tile(w)); });
+    for_windows(turned, [&](int w) { print("tile{}[other][across] = {};\n", w, in_tile(w)); });
     text_ += "}\n";
     tile_loop("other", "across");
-    for_windows([&](const Window& w) { return w.loaded && walk_.by_strides(w) && !turned(w); },
-                [&](int w) { return fmt::format("g[k].x{}.v[0] = {};\n", w, in_tile(w)); });
+    for_windows([&](const Window& w) { return w.loaded && w.by_strides() && !turned(w); },
+                [&](int w) { print("g[k].x{}.v[0] = {};\n", w, in_tile(w)); });
     text_ += "}\n__syncthreads();\n";
     tile_loop("other", "across");
     text_ += "constexpr int u = 0;\n";
-    for_windows(turned, [&](int w) {
-      return fmt::format("g[k].x{0}.v[u] = tile{0}[across][other];\n", w);
-    });
+    for_windows(turned, [&](int w) { print("g[k].x{0}.v[u] = tile{0}[across][other];\n", w); });
     compute("g[k]");
-    for_windows(stored, [&](int w) { return fmt::format("{} = g[k].x{}.v[u];\n", in_tile(w), w); });
+    for_windows(stored, [&](int w) { print("{} = g[k].x{}.v[u];\n", in_tile(w), w); });
     text_ += "}\n";
   }
 
@@ -235,10 +226,9 @@ class Text : Printer {
     text_ += take_apart(walk_, "unsigned");
     print("const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n", kDeviceTile,
           walk_.turned, last);
-    for_windows([&](const Window& w) { return walk_.by_strides(w); },
-                [&](int w) {
-                  return fmt::format("const long b{} = {};\n", w, offset_of(w, last, walk_.turned));
-                });
+    for_windows(strided, [&](int w) {
+      print("const long b{} = {};\n", w, offset_of(w, last, walk_.turned));
+    });
   }
 
   // For each of the thread's elements, t in the turned dim and c in the innermost one.

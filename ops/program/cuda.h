@@ -35,9 +35,6 @@ struct Walk {
   int64_t scratch_bytes() const { return 0; }
   /// What tells the text apart from that of other walks of the same program.
   uint64_t bits() const;
-  bool by_strides(const Window& w) const {
-    return w.touched() && w.reach != Window::Dense && w.reach != Window::Splat;
-  }
 };
 
 /// The walk; it sets the windows' reaches. Bits do not depend on it.
@@ -132,7 +129,7 @@ void each_word(const Walk& walk, const Space& space, std::span<const Window> win
   which = 0;
   for (const Window& w : windows) {
     const int64_t item = w.source == Window::Index ? 1 : w.item();
-    for (int d = 0; d < walk.ndim && walk.by_strides(w); ++d) {
+    for (int d = 0; d < walk.ndim && w.by_strides(); ++d) {
       word(Word{Word::Stride, which, d}, w.stride[d] * item);
     }
     ++which;

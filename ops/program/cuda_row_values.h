@@ -105,11 +105,6 @@ class RowValues : protected DeviceRowPasses, protected Printer {
     if (s.kind != Statement::Load || !window(s.which).in_memory()) return line(id);
     print("const auto {} = on ? {} : {}{{}};\n", named(id), loaded(id, ""), vector(id));
   }
-  template <class Which> void lines(const Which& which) {
-    for (int id = 0; id < count(); ++id) {
-      if (of(id).live && which(id)) line(id);
-    }
-  }
   std::string combine(int fold) const {
     return fmt::format("[]({0} a, {0} b) {{ return {1}; }}", vector(fold),
                        fill(at(fold).text, {"a", "b"}));

@@ -19,9 +19,10 @@ class RowText : RowValues {
   std::string run(Stage stage) {
     const int threads = stage == Stage::Elements ? walk_.threads() : 1024;
     text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_);
-    lines([&](int id) {
-      return at(id).varies == Statement::Never && !of(id).after && at(id).kind != Statement::Store;
-    });
+    for (int id = 0; id < count(); ++id) {
+      const bool computed = of(id).live && !of(id).after && at(id).kind != Statement::Store;
+      if (computed && at(id).varies == Statement::Never) line(id);
+    }
     stage == Stage::Elements ? rows() : stage == Stage::Columns ? columns() : numbers();
     text_ += table_ ? "}\n}\n" : "}\n";
     return printed();

@@ -52,6 +52,8 @@ struct Window {
 
   bool touched() const { return loaded || stored; }
   bool in_memory() const { return touched() && source == Memory; }
+  /// Whether that walk reaches it by strides.
+  bool by_strides() const { return touched() && reach != Dense && reach != Splat; }
   int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
   /// Whether its place depends on any of the space's first so many dims.
   bool varies(int dims) const {
