@@ -54,10 +54,10 @@ BRRR_OPERATOR(And, &)
 BRRR_OPERATOR(Or, |)
 #undef BRRR_OPERATOR
 
-#define BRRR_FUNCTION(name, is_chain)                                                        \
+#define BRRR_FUNCTION(name, flops, chains, ...)                                              \
   namespace lifted {                                                                         \
   struct name {                                                                              \
-    static constexpr bool chain = is_chain;                                                  \
+    static constexpr bool chain = chains > 0;                                                \
     template <class... A> auto operator()(const A&... a) const { return m::name(a...); }     \
   };                                                                                         \
   }                                                                                          \
@@ -65,27 +65,13 @@ BRRR_OPERATOR(Or, |)
   template <RowTerm... A>                                                                    \
   requires(RowValue<A> || ...) auto name(const A&... a) { return lift<lifted::name>(a...); } \
   }
-BRRR_FUNCTION(exp, true)
-BRRR_FUNCTION(expm1, true)
-BRRR_FUNCTION(log, true)
-BRRR_FUNCTION(log1p, true)
-BRRR_FUNCTION(sqrt, false)
-BRRR_FUNCTION(rsqrt, false)
-BRRR_FUNCTION(sin, true)
-BRRR_FUNCTION(cos, true)
-BRRR_FUNCTION(tanh, true)
-BRRR_FUNCTION(sigmoid, true)
-BRRR_FUNCTION(erf, true)
-BRRR_FUNCTION(abs, false)
-BRRR_FUNCTION(sign, false)
-BRRR_FUNCTION(isnan, false)
-BRRR_FUNCTION(isfinite, false)
-BRRR_FUNCTION(pow, true)
-BRRR_FUNCTION(min, false)
-BRRR_FUNCTION(max, false)
-BRRR_FUNCTION(fma, false)
-BRRR_FUNCTION(where, false)
+BRRR_FUNCTIONS_OF_ONE(BRRR_FUNCTION)
+BRRR_FUNCTIONS_OF_TWO(BRRR_FUNCTION)
+BRRR_FUNCTION(fma, 2, 0)
+BRRR_FUNCTION(where, 0, 0)
 #undef BRRR_FUNCTION
+#undef BRRR_FUNCTIONS_OF_ONE
+#undef BRRR_FUNCTIONS_OF_TWO
 
 namespace lifted {
 struct Negate {

@@ -21,6 +21,33 @@ namespace brrr::m {
 // which scales by a power of 2 in one instead of two. Selections, tables, conversions, signs and
 // whatever is done with integers are none. tests/counts holds the numbers to the instructions
 // executed.
+#define BRRR_FUNCTIONS_OF_ONE(F)       \
+  F(exp, 23, 1, rising_emit, Num)      \
+  F(expm1, 27, 1, sym_emit, Num)       \
+  F(log, 30, 1, sym_emit, Num)         \
+  F(log1p, 31, 1, sym_emit, Num)       \
+  F(sqrt, 1, 0, sym_emit, Num)         \
+  F(rsqrt, 2, 0, sym_emit, Num)        \
+  F(sin, 21, 1, wave_emit, Num)        \
+  F(cos, 23, 1, wave_emit, Num)        \
+  F(tanh, 39, 1, bounded_emit, Num)    \
+  F(sigmoid, 25, 1, bounded_emit, Num) \
+  F(erf, 17, 1, bounded_emit, Num)     \
+  F(floor, 1, 0, sym_emit, Num)        \
+  F(ceil, 1, 0, sym_emit, Num)         \
+  F(round, 1, 0, sym_emit, Num)        \
+  F(trunc, 1, 0, sym_emit, Num)        \
+  F(abs, 0, 0, sym_emit, Num)          \
+  F(sign, 2, 0, sym_emit, Num)         \
+  F(isnan, 0, 0, mask_emit, Mask)      \
+  F(isfinite, 1, 0, mask_emit, Mask)
+#define BRRR_FUNCTIONS_OF_TWO(F) \
+  F(pow, 96, 4)                  \
+  F(min, 1, 0)                   \
+  F(max, 1, 0)                   \
+  F(remainder, 12, 1)            \
+  F(floor_div, 20, 1)
+
 #define BRRR_M1(fn, flops, chains, emit, Result)                              \
   template <class V> Result<V> fn(Num<V> x) { return {vx::fn(x.v)}; }         \
   inline auto fn(Sym x) { return emit(#fn "($0)", {x.id}, {flops, chains}); } \
@@ -32,30 +59,8 @@ namespace brrr::m {
   }                                                                        \
   inline Sym fn(Sym x, Sym y) { return sym_emit(#fn "($0, $1)", {x.id, y.id}, {flops, chains}); }
 
-BRRR_M1(exp, 23, 1, rising_emit, Num)
-BRRR_M1(expm1, 27, 1, sym_emit, Num)
-BRRR_M1(log, 30, 1, sym_emit, Num)
-BRRR_M1(log1p, 31, 1, sym_emit, Num)
-BRRR_M1(sqrt, 1, 0, sym_emit, Num)
-BRRR_M1(rsqrt, 2, 0, sym_emit, Num)
-BRRR_M1(sin, 21, 1, wave_emit, Num)
-BRRR_M1(cos, 23, 1, wave_emit, Num)
-BRRR_M1(tanh, 39, 1, bounded_emit, Num)
-BRRR_M1(sigmoid, 25, 1, bounded_emit, Num)
-BRRR_M1(erf, 17, 1, bounded_emit, Num)
-BRRR_M1(floor, 1, 0, sym_emit, Num)
-BRRR_M1(ceil, 1, 0, sym_emit, Num)
-BRRR_M1(round, 1, 0, sym_emit, Num)
-BRRR_M1(trunc, 1, 0, sym_emit, Num)
-BRRR_M1(abs, 0, 0, sym_emit, Num)
-BRRR_M1(sign, 2, 0, sym_emit, Num)
-BRRR_M1(isnan, 0, 0, mask_emit, Mask)
-BRRR_M1(isfinite, 1, 0, mask_emit, Mask)
-BRRR_M2(pow, 96, 4)
-BRRR_M2(min, 1, 0)
-BRRR_M2(max, 1, 0)
-BRRR_M2(remainder, 12, 1)
-BRRR_M2(floor_div, 20, 1)
+BRRR_FUNCTIONS_OF_ONE(BRRR_M1)
+BRRR_FUNCTIONS_OF_TWO(BRRR_M2)
 #undef BRRR_M1
 #undef BRRR_M2
 
