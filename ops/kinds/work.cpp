@@ -39,17 +39,8 @@ Counts count(const Statements& list) {
 }
 
 Statement::Varies varies(Operand kind) {
-  switch (kind) {
-    case Operand::Each:
-    case Operand::Weight:
-    case Operand::Bias:
-      return Statement::InRow;
-    case Operand::PerRow:
-    case Operand::Id:
-      return Statement::WithRow;
-    default:
-      return Statement::Never;
-  }
+  if (kind == Operand::PerRow || kind == Operand::Id) return Statement::WithRow;
+  return kind == Operand::Number || kind == Operand::Scalar ? Statement::Never : Statement::InRow;
 }
 
 // Bit k: operand k of a pointwise op is one number, tensor k of a row op is absent.
