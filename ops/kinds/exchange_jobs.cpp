@@ -163,9 +163,7 @@ void Job::set_rows(std::vector<Row> rows, int passes) {
 
 static std::vector<Piece> pieces_of(const std::vector<Span>& spans, DType dtype) {
   std::vector<Piece> pieces;
-  for (const Span& s : spans) {
-    pieces.push_back({s.at, static_cast<size_t>(s.n) * itemsize(dtype)});
-  }
+  for (const Span& s : spans) pieces.push_back({s.at, static_cast<size_t>(s.n) * itemsize(dtype)});
   return pieces;
 }
 

@@ -82,9 +82,7 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
   it.size[0] = 1;
   std::copy_n(first.sizes, first.ndim, it.size);
   it.compute = pointwise_compute_dtype(c);
-  for (int k = 0; k < c.n_out; ++k) {
-    set_tensor(it.operands[k], *c.out[k].impl(), it.ndim);
-  }
+  for (int k = 0; k < c.n_out; ++k) set_tensor(it.operands[k], *c.out[k].impl(), it.ndim);
   for (int i = 0, word = 0; i < c.n_in; ++i) {
     PointwiseOperand& o = it.operands[c.n_out + i];
     const TensorImpl* t = c.in[i];

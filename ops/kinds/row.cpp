@@ -250,9 +250,7 @@ void row_cpu(OpCall& c) {
   }
   std::optional<DenseOutput> results[kMaxOutputs];
   void* out[kMaxOutputs] = {};
-  for (int k = 0; k < c.n_out; ++k) {
-    out[k] = results[k].emplace(c.out[k], compute).as<void>();
-  }
+  for (int k = 0; k < c.n_out; ++k) out[k] = results[k].emplace(c.out[k], compute).as<void>();
   run_rows(c, s, source, compute, out);
   for (int k = 0; k < c.n_out; ++k) results[k]->finish();
 }

@@ -98,9 +98,7 @@ Work work_of(const OpCall& c) {
   for (int k = 0; k < c.n_in; ++k) {
     bits |= uint64_t{!c.in[k] || (c.op->pointwise && c.in[k]->ndim == 0)} << k;
   }
-  if (c.op->pointwise) {
-    return {known(*c.op, bits).over(1, of(c.out[0].impl())), bytes, dtype};
-  }
+  if (c.op->pointwise) return {known(*c.op, bits).over(1, of(c.out[0].impl())), bytes, dtype};
   if (c.op->row) {
     const RowShape s(c);
     return {known(*c.op, bits).over(static_cast<double>(s.rows), static_cast<double>(s.n)), bytes,

@@ -231,9 +231,7 @@ class RowWalk : public RowText {
         chunks > 1 ? fmt::format("(c + 1 < {0} ? (c + 1) * {1} : {2})", chunks, kReduceChunk, n_)
                    : std::to_string(n_);
     print("long i = {};\n", first);
-    if (n_ >= 64) {
-      bodies(64, last, chunks > 1 ? 0 : n_, [&] { fold_body(list, folds); });
-    }
+    if (n_ >= 64) bodies(64, last, chunks > 1 ? 0 : n_, [&] { fold_body(list, folds); });
     rest(list, folds, chunks);
     text_ += "}\n";
     reduced(folds, chunks > 1 ? "c{}[c]" : "w{}[r]");

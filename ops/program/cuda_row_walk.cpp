@@ -40,9 +40,7 @@ void cut(RowWalk& walk, Space& space, std::span<Window> windows, int outer, int6
   walk.rows *= walk.pieces;
   walk.n = piece;
   insert(space.size, walk.pieces, piece);
-  for (Window& w : windows) {
-    insert(w.stride, w.stride[last - 1] * piece, w.stride[last - 1]);
-  }
+  for (Window& w : windows) insert(w.stride, w.stride[last - 1] * piece, w.stride[last - 1]);
 }
 
 // Whether each group of the window is one aligned piece of memory.
@@ -135,9 +133,7 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
                      });
   if (apart) longest = kWarp * walk.group();
   if (traits.split) longest = kLongestPiece;
-  if (traits.split || (longest && walk.n > longest)) {
-    cut(walk, space, windows, outer, longest);
-  }
+  if (traits.split || (longest && walk.n > longest)) cut(walk, space, windows, outer, longest);
   const auto groups = static_cast<uint64_t>(walk.n / walk.group());
   walk.log_lanes = apart   ? std::countr_zero(std::bit_ceil(groups))
                    : whole ? 10
@@ -153,9 +149,7 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   if (kept && !traits.split && walk.n <= kLongestKept && kept <= room) {
     walk.slots = static_cast<int>(slots);
   }
-  for (Window& w : windows) {
-    w.reach = in_groups(w, space, walk) ? Window::Row : Window::Strided;
-  }
+  for (Window& w : windows) w.reach = in_groups(w, space, walk) ? Window::Row : Window::Strided;
   return walk;
 }
 

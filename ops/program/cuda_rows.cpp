@@ -154,9 +154,7 @@ class RowText : RowValues {
   // The elements of a pass, one group after the other.
   void pass(const RowPass& pass, bool is_last) {
     for (int id : pass.picks) line(id);
-    for (int f : pass.folds) {
-      print("{} {} = {};\n", vector(f), named(f), init(f));
-    }
+    for (int f : pass.folds) print("{} {} = {};\n", vector(f), named(f), init(f));
     if (pass.list.empty() && pass.folds.empty()) return;
     // A lane may overwrite what another one still wants of this row.
     const bool stores = std::any_of(pass.list.begin(), pass.list.end(),
@@ -200,9 +198,7 @@ class RowText : RowValues {
         line(id, "i + u", s.kind == Statement::Load ? own(s.which) : "");
       }
     }
-    for (int f : pass.folds) {
-      print("{} = {};\n", name(f), combined(f, name(f)));
-    }
+    for (int f : pass.folds) print("{} = {};\n", name(f), combined(f, name(f)));
     text_ += "}\n";
     for (int id : pass.list) {
       const Statement& s = at(id);
@@ -285,9 +281,7 @@ class RowText : RowValues {
         "const int i = (k * {1} + lane) * {2};\nif (i >= p.size{3}) continue;\n"
         "#pragma unroll\nfor (int u = 0; u < {2}; ++u) {{\n",
         walk_.slots, walk_.lanes(), walk_.group(), last_);
-    for (int id : columns_) {
-      print("store({}, c{}[k][u]);\n", part(id, "walker", "i + u"), id);
-    }
+    for (int id : columns_) print("store({}, c{}[k][u]);\n", part(id, "walker", "i + u"), id);
     text_ += "}\n}\n";
   }
 
