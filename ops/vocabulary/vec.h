@@ -233,11 +233,11 @@ struct NotEqual {
 BRRR_VX b16 to_mask(i32 m) { return m; }
 BRRR_VX b16 to_mask(i64 m) { return __builtin_convertvector(m, i32); }
 
-template <class Test, class T, class V> BRRR_VX b16 compare(V a, V b) {
+template <class Test, class V> BRRR_VX b16 compare(V a, V b) {
   if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
     return Test::test(a, b);
   } else {
-    using P = typename Part<T>::type;
+    using P = typename Part<Element<V>>::type;
     constexpr int parts = sizeof(V) / BRRR_VX_BYTES;
     decltype(P{} < P{}) m[parts];
     P x[parts], y[parts];
@@ -268,18 +268,12 @@ BRRR_VX i64 where(b16 m, i64 a, i64 b) {
 }
 BRRR_VX f64 where(b16 m, f64 a, f64 b) { return (f64)where(m, (i64)a, (i64)b); }
 
-#define BRRR_VX_COMPARE(T, V)                                      \
-  BRRR_VX b16 lt(V a, V b) { return compare<Less, T>(a, b); }      \
-  BRRR_VX b16 le(V a, V b) { return compare<LessEqual, T>(a, b); } \
-  BRRR_VX b16 gt(V a, V b) { return compare<Less, T>(b, a); }      \
-  BRRR_VX b16 ge(V a, V b) { return compare<LessEqual, T>(b, a); } \
-  BRRR_VX b16 eq(V a, V b) { return compare<Equal, T>(a, b); }     \
-  BRRR_VX b16 ne(V a, V b) { return compare<NotEqual, T>(a, b); }
-BRRR_VX_COMPARE(float, f32)
-BRRR_VX_COMPARE(double, f64)
-BRRR_VX_COMPARE(int, i32)
-BRRR_VX_COMPARE(long, i64)
-#undef BRRR_VX_COMPARE
+template <class V> BRRR_VX b16 lt(V a, V b) { return compare<Less>(a, b); }
+template <class V> BRRR_VX b16 le(V a, V b) { return compare<LessEqual>(a, b); }
+template <class V> BRRR_VX b16 gt(V a, V b) { return compare<Less>(b, a); }
+template <class V> BRRR_VX b16 ge(V a, V b) { return compare<LessEqual>(b, a); }
+template <class V> BRRR_VX b16 eq(V a, V b) { return compare<Equal>(a, b); }
+template <class V> BRRR_VX b16 ne(V a, V b) { return compare<NotEqual>(a, b); }
 
 // Bit i of the result is the mask of lane i.
 BRRR_VX unsigned mask_bits(b16 m) {

@@ -76,18 +76,9 @@ template <class V> struct Parts {
 
 // --- memory --------------------------------------------------------------------------------------
 
-#define BRRR_VX_MEMORY(T, V)                   \
-  BRRR_VX V load(const T* p) { return V(*p); } \
-  BRRR_VX void store(T* p, V x) { *p = x.v; }  \
-  BRRR_VX V splat(T x) { return V(x); }
-BRRR_VX_MEMORY(float, f32)
-BRRR_VX_MEMORY(double, f64)
-BRRR_VX_MEMORY(int, i32)
-BRRR_VX_MEMORY(long, i64)
-BRRR_VX_MEMORY(unsigned, u32)
-BRRR_VX_MEMORY(unsigned short, u16)
-BRRR_VX_MEMORY(unsigned char, u8)
-#undef BRRR_VX_MEMORY
+template <class T> BRRR_VX Lane<T> load(const T* p) { return Lane<T>(*p); }
+template <class T> BRRR_VX void store(T* p, Lane<T> x) { *p = x.v; }
+template <class T> BRRR_VX Lane<T> splat(T x) { return Lane<T>(x); }
 
 // N elements side by side, at most 16 bytes: memory is fast when a thread moves all 16 at once.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
@@ -97,19 +88,13 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
 
 // --- comparisons and selection -------------------------------------------------------------------
 
-#define BRRR_VX_COMPARE(V)                                \
-  BRRR_VX b16 lt(V a, V b) { return b16(-(a.v < b.v)); }  \
-  BRRR_VX b16 le(V a, V b) { return b16(-(a.v <= b.v)); } \
-  BRRR_VX b16 gt(V a, V b) { return b16(-(a.v > b.v)); }  \
-  BRRR_VX b16 ge(V a, V b) { return b16(-(a.v >= b.v)); } \
-  BRRR_VX b16 eq(V a, V b) { return b16(-(a.v == b.v)); } \
-  BRRR_VX b16 ne(V a, V b) { return b16(-(a.v != b.v)); } \
-  BRRR_VX V where(b16 m, V a, V b) { return m.v != 0 ? a : b; }
-BRRR_VX_COMPARE(f32)
-BRRR_VX_COMPARE(f64)
-BRRR_VX_COMPARE(i32)
-BRRR_VX_COMPARE(i64)
-#undef BRRR_VX_COMPARE
+template <class V> BRRR_VX b16 lt(V a, V b) { return b16(-(a.v < b.v)); }
+template <class V> BRRR_VX b16 le(V a, V b) { return b16(-(a.v <= b.v)); }
+template <class V> BRRR_VX b16 gt(V a, V b) { return b16(-(a.v > b.v)); }
+template <class V> BRRR_VX b16 ge(V a, V b) { return b16(-(a.v >= b.v)); }
+template <class V> BRRR_VX b16 eq(V a, V b) { return b16(-(a.v == b.v)); }
+template <class V> BRRR_VX b16 ne(V a, V b) { return b16(-(a.v != b.v)); }
+template <class V> BRRR_VX V where(b16 m, V a, V b) { return m.v != 0 ? a : b; }
 
 BRRR_VX bool any(b16 m) { return m.v != 0; }
 BRRR_VX bool all(b16 m) { return m.v != 0; }
