@@ -6,9 +6,9 @@
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/program/cpu.h"
-#include "ops/program/scalar.h"
 #include "tests/recorded.h"
 #include "tests/row_cases.h"
+#include "tests/scalar_target.h"
 #include "tests/special_values.h"
 #include "tests/temp_cache.h"
 

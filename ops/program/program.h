@@ -2,7 +2,7 @@
 // A kernel that is no library call, as a program: windows on memory over an iteration space, and
 // statements, for each element the same, in the vocabulary `m::`. A program with rows folds, too:
 // over a row, over all of them. It is built from rows of ops (an eager call's, or a fused group's
-// of a recording) and printed by targets: cpu.h, cuda.h, scalar.h.
+// of a recording) and printed by targets: cpu.h, cuda.h.
 
 #include <algorithm>
 #include <climits>

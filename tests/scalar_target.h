@@ -1,6 +1,6 @@
 #pragma once
 // A program as plain C, one statement and one element after the other: the shortest target, which
-// shares no function with the others and so reads their kernels independently.
+// shares no function with the library's and so reads their kernels independently.
 
 #include "ops/program/program.h"
 

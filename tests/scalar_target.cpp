@@ -1,4 +1,4 @@
-#include "ops/program/scalar.h"
+#include "tests/scalar_target.h"
 
 #include "ops/program/cpu.h"
 #include "ops/vocabulary/spelling.h"
