@@ -1,6 +1,5 @@
 #include "backends/module_path.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <climits>

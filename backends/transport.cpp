@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <string>
 
 #include "backends/cpu/pool.h"
 #include "backends/module_path.h"

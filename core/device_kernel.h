@@ -15,7 +15,6 @@
 // argument `p`, and the threads of a block.
 
 #include <cstdint>
-#include <string>
 
 #include "core/backend.h"
 

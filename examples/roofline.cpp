@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-
 #include "core/check.h"
 #include "core/text.h"
 #include "examples/common/options.h"

@@ -6,8 +6,6 @@
 #include <map>
 #include <optional>
 
-#include "graph/cost.h"
-
 namespace brrr::graph {
 
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/check.h"
 #include "core/context.h"
 
 namespace brrr {

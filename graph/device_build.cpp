@@ -1,6 +1,5 @@
 // Building a DevicePlan: its kernels, and what has one address for its life.
 #include <algorithm>
-#include <bit>
 
 #include "core/check.h"
 #include "graph/device_plan.h"

@@ -1,6 +1,5 @@
 #include "graph/device_plan.h"
 
-#include <algorithm>
 #include <limits>
 #include <cstdlib>
 #include <mutex>

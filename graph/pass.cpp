@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "core/check.h"
-
 namespace brrr::graph {
 
 Ref<Storage> clone_storage(const Storage& s) {

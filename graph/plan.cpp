@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "graph/call.h"
 #include "graph/device_plan.h"
 #include "graph/group.h"
 #include "graph/host_plan.h"

@@ -5,7 +5,6 @@
 // next to no time, which less traffic between the caches gives back.
 #include "graph/rematerialise.h"
 
-#include <algorithm>
 #include <functional>
 
 #include "graph/chooser.h"

@@ -1,7 +1,5 @@
 #include "graph/walker.h"
 
-#include <algorithm>
-
 #include "core/backend.h"
 #include "core/context.h"
 #include "graph/call.h"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "backends/cpu/pool.h"
 #include "ops/vocabulary/gemm_tile.h"
 
 namespace brrr::cpu {

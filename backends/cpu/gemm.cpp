@@ -8,7 +8,6 @@
 #include <climits>
 #include <cstring>
 
-#include "backends/cpu/pool.h"
 #include "core/check.h"
 
 namespace brrr::cpu {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
-#include <vector>
 
 #include "backends/cuda/device.h"
 

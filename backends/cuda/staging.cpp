@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "backends/cuda/pool.h"
-#include "backends/cuda/support.h"
 #include "core/check.h"
 #include "core/op.h"
 

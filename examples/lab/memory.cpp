@@ -1,6 +1,5 @@
 // Large tensors, element by element: the machine's limits, and what reaches them.
 #include <algorithm>
-#include <cmath>
 
 #include "backends/cpu/stream.h"
 #include "examples/common/roof.h"
