@@ -78,9 +78,8 @@ std::string private_dir(const std::string& refused, const std::string& why) {
   const std::string temp = env_or_empty("TMPDIR");
   std::string path = (temp.starts_with('/') ? temp : "/tmp") + "/brrr-XXXXXX";
   BRRR_CHECK(mkdtemp(path.data()),
-             "kernel cache: {}: {}, and {} cannot be made: {}; "
-             "set BRRR_CACHE_DIR",
-             refused, why, path, std::strerror(errno));
+             "kernel cache: {}: {}, and {} cannot be made: {}; set BRRR_CACHE_DIR", refused, why,
+             path, std::strerror(errno));
   fmt::print(stderr, "brrr: kernel cache {} is not used: {}; kernels of this process go to {}\n",
              refused, why, path);
   dir.path = path;

@@ -275,9 +275,8 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   std::string expected = fmt::format("{}{}", name(v.dtype), to_string(v.size_list()));
   if (t && expected == found) {
     return fmt::format(
-        "expected {} with strides {}, found strides {} or another tensor of that "
-        "shape",
-        expected, to_string(v.stride_list()), to_string(t->stride_list()));
+        "expected {} with strides {}, found strides {} or another tensor of that shape", expected,
+        to_string(v.stride_list()), to_string(t->stride_list()));
   }
   return "expected " + expected + ", found " + found;
 }
@@ -304,9 +303,8 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
   const size_t at = cursor();
   if (at >= expected_->instrs.size()) {
     return c ? fmt::format(
-                   "length differs: the recording ends after {} ops, this call goes on "
-                   "with {}",
-                   at, c->op->name)
+                   "length differs: the recording ends after {} ops, this call goes on with {}", at,
+                   c->op->name)
              : "results differs: other tensors outlive the step than when it was recorded";
   }
   const Instr& e = expected_->instrs[at];

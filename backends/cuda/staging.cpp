@@ -178,9 +178,8 @@ void Staging::raise(long set, long op, long value, long limit) const {
     found += fmt::format(", in a replay{}{}", path.empty() ? "" : ": ", path);
   }
   BRRR_CHECK(set == 1,
-             "{}: row {} has values that it cannot take ({}; on the CPU the call says "
-             "which)",
-             name, value, found);
+             "{}: row {} has values that it cannot take ({}; on the CPU the call says which)", name,
+             value, found);
   fail("{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) ({})", name,
        value, limit, limit, found);
 }

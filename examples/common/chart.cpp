@@ -198,8 +198,7 @@ std::string frame_of(const LineChart& c, const Axis& x, const Axis& y) {
       line_at(x.from, y.from, x.to, y.from, "axis") + line_at(x.from, y.from, x.from, y.to, "axis");
   t += text_at((x.from + x.to) / 2, y.from + 34, "mid dim", c.x_label);
   return t + fmt::format(
-                 "<text transform=\"translate(12 {:.1f}) rotate(-90)\" "
-                 "class=\"mid dim\">{}</text>",
+                 "<text transform=\"translate(12 {:.1f}) rotate(-90)\" class=\"mid dim\">{}</text>",
                  (y.from + y.to) / 2, html_escape(c.y_label));
 }
 

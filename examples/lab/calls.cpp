@@ -227,10 +227,9 @@ Section anatomy(Lab& lab) {
   Section s{.title = "Anatomy of a small call", .seen = {}};
   s.seen = fmt::format(
       "Adding two numbers takes {:.0f} ns eagerly, {:.0f} ns with its gradient recorded: {:.1f} "
-      "million adds a second; in the time of one the processor could do {:.0f} float operations.\n"
-      "In a graph of {} adds each takes {:.0f} ns unfused, {:.1f} ns "
-      "fused and {:.1f} ns frozen. A step that does nothing costs {:.0f} ns eagerly, {:.0f} ns as "
-      "a graph.",
+      "million adds a second; in the time of one the processor could do {:.0f} float "
+      "operations.\nIn a graph of {} adds each takes {:.0f} ns unfused, {:.1f} ns fused and {:.1f} "
+      "ns frozen. A step that does nothing costs {:.0f} ns eagerly, {:.0f} ns as a graph.",
       adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops(), kChain, steps[1], steps[2],
       steps[3], adds[2], adds[3]);
   const AddParts add = take_apart(lab);
@@ -245,16 +244,14 @@ Section anatomy(Lab& lab) {
   if (add.instructions)
     s.seen += fmt::format(
         "\nOf the {} instructions of an add with a gradient {} compute it; the others find out "
-        "what "
-        "is to be done, make room for the result and keep what backward needs.",
+        "what is to be done, make room for the result and keep what backward needs.",
         parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text);
   s.pictures = {draw("one-element-add", c)};
   if (add.instructions) s.pictures.insert(s.pictures.begin(), draw("anatomy", split));
   s.sheets = {parts, sheet, empty};
   s.note = fmt::format(
       "Steps are chains of {} adds, their time divided by as many; the step's own cost is in it. "
-      "In "
-      "a graph that is not frozen the function runs, too, and each add is compared with the "
+      "In a graph that is not frozen the function runs, too, and each add is compared with the "
       "recorded one. {}; the parts' times do not add up, as a processor works on several at once.",
       kChain,
       add.instructions
@@ -306,9 +303,8 @@ Section verdicts(Lab& lab) {
   Section s{.title = "Verdicts", .seen = {}};
   s.seen = fmt::format(
       "Of {} steps built to be bound by one thing, {} are found to be. Of {} brrr::diagnose says "
-      "\"{}\"; of {}, \"{}\". The gain that it predicts for models before graph mode is tried "
-      "is off by at most {:.0f} %, for the steps built to be bound by one thing by at most {:.0f} "
-      "%.",
+      "\"{}\"; of {}, \"{}\". The gain that it predicts for models before graph mode is tried is "
+      "off by at most {:.0f} %, for the steps built to be bound by one thing by at most {:.0f} %.",
       built, right, all[built].name, all[built].d.text.substr(0, all[built].d.text.find('\n')),
       all.back().name, all.back().d.text.substr(0, all.back().d.text.find('\n')), 100 * worst,
       100 * worst_built);
@@ -316,8 +312,7 @@ Section verdicts(Lab& lab) {
   s.sheets = {sheet};
   s.note =
       "brrr::diagnose splits the eager step's time by a profile, predicts what graph mode takes "
-      "from "
-      "what eager kernels reach of the limits, the bytes of the fused ones and the cost of "
+      "from what eager kernels reach of the limits, the bytes of the fused ones and the cost of "
       "launches, and then measures both modes in turns: the gain is eager mode's time over graph "
       "mode's.";
   return s;

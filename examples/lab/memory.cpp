@@ -31,9 +31,8 @@ Section limits_of_machine(Lab& lab) {
   Section s{.title = "What this machine can do", .seen = {}};
   s.seen = fmt::format(
       "{:.0f} GFLOP/s of float32 multiply-adds on {} thread{}; copies at {:.0f} GB/s where they "
-      "fit "
-      "a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float is "
-      "read from main memory and one is written there, {:.0f} operations could be done.",
+      "fit a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float "
+      "is read from main memory and one is written there, {:.0f} operations could be done.",
       l.gflops(), l.threads, l.threads > 1 ? "s" : "", l.copies.front().gb_per_second,
       bytes_text(l.copies.front().bytes), l.memory_gbs(), bytes_text(l.copies.back().bytes),
       8 * l.gflops() / l.memory_gbs());

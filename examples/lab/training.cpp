@@ -277,13 +277,11 @@ Section batch_doubling(Lab& lab) {
   }
   s.note =
       "Training steps with AdamW, back to back, medians; the modes take turns and end with the "
-      "same "
-      "parameters, bit for bit, or this page says that they did not. Graph is with fusion. Compute "
-      "and memory are what a kernel's FLOPs take at the measured peak or its bytes at the measured "
-      "bandwidth, whichever is longer; overhead is the rest of the step: in kernels that take "
-      "longer than that, and between kernels, where the host works. What grows with the batch is "
-      "of "
-      "the first kind. A bar of graph mode is shorter by what graph mode removes.";
+      "same parameters, bit for bit, or this page says that they did not. Graph is with fusion. "
+      "Compute and memory are what a kernel's FLOPs take at the measured peak or its bytes at the "
+      "measured bandwidth, whichever is longer; overhead is the rest of the step: in kernels that "
+      "take longer than that, and between kernels, where the host works. What grows with the batch "
+      "is of the first kind. A bar of graph mode is shorter by what graph mode removes.";
   return s;
 }
 
