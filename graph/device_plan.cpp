@@ -154,16 +154,12 @@ void DevicePlan::resolve(Batch& b, size_t group) {
   const auto set = [&](size_t word, const char* to) {
     b.words[word] = reinterpret_cast<int64_t>(to);
   };
-  for (const auto& [word, at] : b.scratch) {
-    set(word, address(memory_.scratch[group]) + at);
-  }
+  for (const auto& [word, at] : b.scratch) set(word, address(memory_.scratch[group]) + at);
   for (const auto& [word, id] : b.addresses) {
     const Value& v = r_.value(id);
     set(word, static_cast<char*>(bound_[v.storage]->data) + v.offset * item(v));
   }
-  for (const auto& [word, control] : b.controls) {
-    set(word, block_ + control * sizeof(int64_t));
-  }
+  for (const auto& [word, control] : b.controls) set(word, block_ + control * sizeof(int64_t));
 }
 
 void DevicePlan::run_kernels(const Batch& b) {

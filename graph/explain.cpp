@@ -121,9 +121,7 @@ std::string StepCore::explain() {
           "moved away {}, {} from the host in one copy a replay",
           c.captures, c.capture_seconds * 1e3, c.nodes, bytes_text(c.graph_bytes), c.copied_in,
           c.moved_away, bytes_text(c.upload_bytes));
-      if (c.direct) {
-        t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
-      }
+      if (c.direct) t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
     }
     if (options_.mode == Mode::Auto && e.trials > 0) {
       t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",

@@ -137,9 +137,7 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
 
 void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t k, float* to,
                 int64_t to_row) {
-  if (p.b_trans) {
-    return transpose(p.b + col * p.b_ld + from, p.b_ld, cols, k, to, to_row, true);
-  }
+  if (p.b_trans) return transpose(p.b + col * p.b_ld + from, p.b_ld, cols, k, to, to_row, true);
   const float* b = p.b + from * p.b_ld + col;
   for (; k > 0; --k, b += p.b_ld, to += to_row) {
     int64_t j = 0;

@@ -141,9 +141,7 @@ StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang) {
   const auto steps = static_cast<std::int64_t>(bytes / step);
   const auto time = [&](std::size_t repeats) {
     const auto start = Clock::now();
-    for (std::size_t r = 0; r < repeats; ++r) {
-      gang ? parallel_for(steps, 1, part) : part(0, steps);
-    }
+    for (std::size_t r = 0; r < repeats; ++r) gang ? parallel_for(steps, 1, part) : part(0, steps);
     return seconds_since(start) / static_cast<double>(repeats);
   };
   // Small arrays: many passes per sample, so that reading the clock does not count.

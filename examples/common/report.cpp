@@ -103,9 +103,7 @@ std::string devices_table(std::span<const Report> reports) {
     row.push_back(reports[0].sizes[i].batch);
     for (const Report& r : reports) {
       const SizeResult& s = r.sizes[i];
-      for (Way way : {Way::Eager, Way::Graph, Way::Frozen}) {
-        row.push_back(s.of(way).queued.median);
-      }
+      for (Way way : {Way::Eager, Way::Graph, Way::Frozen}) row.push_back(s.of(way).queued.median);
       row.push_back(gain(s, &Cell::queued));
       for (const Anatomy* a : {&s.eager, &s.graph})
         row.push_back(percent(a->split.overhead_share()));
