@@ -116,7 +116,7 @@ struct OutMeta {
 enum class Share : uint8_t { All, First, Later };
 
 /// One call of an op. Inputs are borrowed; a null input of a pointwise op is a scalar operand.
-struct OpCall {
+struct OpCall : NotCopied {
   const OpDef* op;
   TensorImpl* const* in;
   int n_in;
@@ -140,8 +140,6 @@ struct OpCall {
   /// With `outputs` of them, for rows that have more or fewer from one call to the next.
   OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs);
   ~OpCall();
-  OpCall(const OpCall&) = delete;
-  OpCall& operator=(const OpCall&) = delete;
   /// Checks the call and fills `meta`, whose sizes then pass numel_of().
   void infer();
 };

@@ -19,7 +19,7 @@ void UndoLog::restore() noexcept {
 
 namespace {
 
-class Walk {
+class Walk : NotCopied {
  public:
   Walk(const Recording& r, const std::vector<Binding>& bindings,
        const std::vector<int64_t>& control)
@@ -39,8 +39,6 @@ class Walk {
   }
 
   ~Walk() { context.scope = outer_; }
-  Walk(const Walk&) = delete;
-  Walk& operator=(const Walk&) = delete;
 
   std::vector<Ref<Storage>> run() {
     context.scope = &module_;

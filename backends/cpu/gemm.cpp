@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/moved.h"
 
 namespace brrr::cpu {
 
@@ -35,7 +36,7 @@ struct OpenMP {
   }
 };
 
-class OneThread {
+class OneThread : NotCopied {
  public:
   OneThread() : omp_(openmp()) {
     if (!omp_.get) return;
@@ -45,8 +46,6 @@ class OneThread {
   ~OneThread() {
     if (before_ != 1) omp_.set(before_);
   }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
 
  private:
   static const OpenMP& openmp() {

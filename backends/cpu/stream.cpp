@@ -12,6 +12,7 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "core/moved.h"
 #include "ops/vocabulary/gemm_tile.h"
 
 namespace brrr::cpu {
@@ -28,7 +29,7 @@ constexpr int max_reads = 8;
 // `count` arrays in one allocation on huge pages, touched beforehand: the first touch of a page
 // costs more than everything that is measured here. The arrays start at different offsets within a
 // page, because loads behind stores with the same low 12 address bits wait for them.
-class Arrays {
+class Arrays : NotCopied {
  public:
   Arrays(int count, std::size_t bytes)
       : stride_((bytes + page - 1) / page * page + 17 * 64),
@@ -39,8 +40,6 @@ class Arrays {
     std::fill_n(reinterpret_cast<float*>(base_), size_ / sizeof(float), 1.0f);
   }
   ~Arrays() { std::free(base_); }
-  Arrays(const Arrays&) = delete;
-  Arrays& operator=(const Arrays&) = delete;
 
   float* operator[](int i) const {
     return reinterpret_cast<float*>(base_ + static_cast<std::size_t>(i) * stride_);

@@ -7,17 +7,16 @@
 #include "backends/cuda/pool.h"
 #include "backends/cuda/staging.h"
 #include "core/check.h"
+#include "core/moved.h"
 
 namespace brrr {
 
 // A graph and the memory that its kernels take for themselves.
-struct DeviceGraph {
+struct DeviceGraph : NotCopied {
   cuda::Graph* graph = nullptr;
   size_t bytes = 0;
   std::vector<std::pair<void*, size_t>> scratch;
 
-  DeviceGraph() = default;
-  DeviceGraph(const DeviceGraph&) = delete;
   ~DeviceGraph() {
     if (graph) cuda::device().driver->release_graph(graph);
     for (const auto& [p, size] : scratch) cuda::pool().deallocate(p, size);

@@ -12,15 +12,13 @@ namespace {
 
 constexpr int log_lines = 15;
 
-struct Program {
+struct Program : NotCopied {
   nvrtcProgram handle = nullptr;
 
   Program(const char* source, const char* name) {
     BRRR_CALL(nvrtcCreateProgram, &handle, source, name, 0, nullptr, nullptr);
   }
   ~Program() { nvrtcDestroyProgram(&handle); }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
 };
 
 struct Target {

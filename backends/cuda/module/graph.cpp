@@ -13,13 +13,11 @@
 
 namespace brrr::cuda {
 
-struct Graph {
+struct Graph : NotCopied {
   cudaGraph_t noted = nullptr;     // what was captured, until it is
   cudaGraphExec_t exec = nullptr;  // a graph that runs
   size_t bytes = 0;
 
-  Graph() = default;
-  Graph(const Graph&) = delete;
   ~Graph() {
     if (noted) cudaGraphDestroy(noted);
     if (exec) cudaGraphExecDestroy(exec);

@@ -5,13 +5,11 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 #include <nvrtc.h>
 
-#include <stdexcept>
-#include <string>
-
 #include "backends/cuda/driver.h"
+#include "core/check.h"
+#include "core/moved.h"
 
 namespace brrr::cuda {
 
@@ -24,11 +22,6 @@ void check(cublasStatus_t status, const char* call);
 /// The same, but false when there was not enough memory.
 bool enough(cudaError_t status, const char* call);
 bool enough(CUresult status, const char* call);
-
-template <class... A>
-[[noreturn, gnu::noinline, gnu::cold]] void fail(fmt::format_string<A...> text, A&&... args) {
-  throw std::runtime_error(fmt::format(text, std::forward<A>(args)...));
-}
 
 /// `words` until the thread's next failure.
 Failure keep(const char* words) noexcept;
