@@ -180,8 +180,7 @@ void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_
   }
   size_t files = kernels.size();
   if (files <= most_files && bytes <= most_bytes) return;
-  std::sort(kernels.begin(), kernels.end(),
-            [](const Kernel& a, const Kernel& b) { return a.used < b.used; });
+  std::ranges::sort(kernels, {}, &Kernel::used);
   for (const Kernel& kernel : kernels) {
     if (files <= most_files && bytes <= most_bytes) break;
     fs::remove(kernel.path, error);

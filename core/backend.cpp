@@ -51,8 +51,7 @@ DeviceLimits device_limits(Device device, bool anew) {
 
 double DeviceLimits::gb_per_second(double bytes) const {
   if (copies.empty()) return 0;
-  const auto above =
-      std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.bytes >= bytes; });
+  const auto above = std::ranges::find_if(copies, [&](const Copy& c) { return c.bytes >= bytes; });
   if (above == copies.begin()) return above->gb_per_second;
   if (above == copies.end()) return copies.back().gb_per_second;
   const Copy& below = above[-1];

@@ -150,10 +150,9 @@ int run(const Options& o) {
   fmt::print("{}", header_text({lab.limits}));
   std::vector<lab::Section> sections;
   std::vector<Experiment> chosen;
-  std::copy_if(std::begin(kExperiments), std::end(kExperiments), std::back_inserter(chosen),
-               [&](const Experiment& e) {
-                 return o.only.empty() || std::count(o.only.begin(), o.only.end(), e.name);
-               });
+  std::ranges::copy_if(kExperiments, std::back_inserter(chosen), [&](const Experiment& e) {
+    return o.only.empty() || std::ranges::count(o.only, e.name);
+  });
   for (const Experiment& e : chosen) {
     fmt::print("\n[{}/{}] {}, after {:.0f} s\n", sections.size() + 1, chosen.size(), e.name,
                seconds_since(begin));

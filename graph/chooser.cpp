@@ -25,12 +25,12 @@ class Chooser : public Values {
   // Group by group, the fullest first, until one is reached that stays as full.
   Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may) {
     std::vector<int64_t> alive = bytes_alive();
-    const int64_t most = *std::max_element(alive.begin(), alive.end());
+    const int64_t most = *std::ranges::max_element(alive);
     const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may want others.
     Lists chosen;
     std::set<uint32_t> dropped, kept;  // What is made anew now, and what that is made from.
     for (;;) {
-      const auto fullest = std::max_element(alive.begin(), alive.end());
+      const auto fullest = std::ranges::max_element(alive);
       const size_t before = chosen.size();
       for (const Candidate* c : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
         if (*fullest <= goal) break;
@@ -40,8 +40,7 @@ class Chooser : public Values {
         if (may.only_whole && s_.strips.parts(st) > 1) continue;
         if (x.cost > may.cost || may.values == 0) continue;
         const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
-        if (kept.count(st) || std::any_of(x.chain.leaves.begin(), x.chain.leaves.end(), gone))
-          continue;
+        if (kept.count(st) || std::ranges::any_of(x.chain.leaves, gone)) continue;
         dropped.insert(st);
         banned.insert(st);
         may.cost -= x.cost;
@@ -84,7 +83,7 @@ class Chooser : public Values {
         if (!unchanged(st, all[0], until)) return false;
         if (!there) c.longer.push_back(st);
         c.leaves.push_back(st);
-      } else if (!std::binary_search(c.instrs.begin(), c.instrs.end(), from[0]) &&
+      } else if (!std::ranges::binary_search(c.instrs, from[0]) &&
                  !chain_from_living(st, until, group, depth + 1, c)) {
         return false;
       }
@@ -159,8 +158,7 @@ class Chooser : public Values {
       if (fresh) at->second = candidate(st, next);
       if (at->second) all.push_back(&*at->second);
     }
-    std::stable_sort(all.begin(), all.end(),
-                     [](auto* a, auto* b) { return a->per_byte < b->per_byte; });
+    std::ranges::stable_sort(all, {}, &Candidate::per_byte);
     return all;
   }
 

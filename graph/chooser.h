@@ -39,8 +39,7 @@ class Values {
       all.push_back(a.instr);
     }
     for (const Access& a : r_.accesses[st]) {
-      if (!all.empty() && a.instr < all.back() &&
-          std::find(all.begin(), all.end(), a.instr) == all.end())
+      if (!all.empty() && a.instr < all.back() && std::ranges::find(all, a.instr) == all.end())
         return {};
     }
     return all;
@@ -50,12 +49,11 @@ class Values {
            !r_.accesses[st].empty();
   }
   bool unchanged(uint32_t st, uint32_t from, uint32_t to) const {
-    return std::none_of(writes_[st].begin(), writes_[st].end(),
-                        [&](uint32_t at) { return at > from && at < to; });
+    return std::ranges::none_of(writes_[st], [&](uint32_t at) { return at > from && at < to; });
   }
   bool used_in(uint32_t st, uint32_t group) const {
-    return std::any_of(r_.accesses[st].begin(), r_.accesses[st].end(),
-                       [&](const Access& a) { return s_.group_of[a.instr] == group; });
+    return std::ranges::any_of(r_.accesses[st],
+                               [&](const Access& a) { return s_.group_of[a.instr] == group; });
   }
   /// Other storages that the makers of one read.
   std::vector<uint32_t> inputs(const std::vector<uint32_t>& makers, uint32_t made) const {
@@ -82,8 +80,7 @@ class Values {
     return std::all_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t value) {
       const uint32_t other = r_.value(value).storage;
       const auto& uses = r_.accesses[other];
-      return other == st ||
-             std::count_if(uses.begin(), uses.end(), [](auto& a) { return a.write; }) == 1;
+      return other == st || std::ranges::count_if(uses, [](auto& a) { return a.write; }) == 1;
     });
   }
   // By storage. One without effect has one if the value is read again later.

@@ -56,8 +56,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const Tensor& x, const Tensor& y) { return same_bits(x, y); });
+  return std::ranges::equal(a, b, [](const Tensor& x, const Tensor& y) { return same_bits(x, y); });
 }
 
 }  // namespace brrr

@@ -69,8 +69,8 @@ void DevicePlan::add_host_data(const Instr& i) {
 
 // Of a group, what has one text is one batch.
 DevicePlan::Batch& DevicePlan::batch_of(Launch& l, const std::string& name, bool table) {
-  auto same = std::find_if(l.batches.begin(), l.batches.end(),
-                           [&](const Batch& b) { return b.kernels[0].name == name; });
+  auto same =
+      std::ranges::find_if(l.batches, [&](const Batch& b) { return b.kernels[0].name == name; });
   if (same == l.batches.end()) {
     same = l.batches.emplace(l.batches.end());
     same->table = table;
@@ -152,9 +152,8 @@ void DevicePlan::place_tables() {
 
 // What a note of an id that is out of range says of where it was met; -1: none is met.
 int64_t DevicePlan::fault_op_of(const Part& part) const {
-  const auto at = std::find_if(part.instrs.begin(), part.instrs.end(), [&](uint32_t at) {
-    return r_.instrs[at].op->check_values != nullptr;
-  });
+  const auto at = std::ranges::find_if(
+      part.instrs, [&](uint32_t at) { return r_.instrs[at].op->check_values != nullptr; });
   if (at == part.instrs.end()) return -1;
   const Instr& i = r_.instrs[*at];
   return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));

@@ -62,8 +62,8 @@ void HostPlan::add_kernel(uint32_t group, const Part& part) {
     return all;
   });
   // Of one group, what has one text is one launch.
-  auto same = std::find_if(launches_.begin(), launches_.end(),
-                           [&](const Launch& l) { return l.group == group && l.name == name; });
+  auto same = std::ranges::find_if(
+      launches_, [&](const Launch& l) { return l.group == group && l.name == name; });
   if (same == launches_.end()) {
     same = launches_.emplace(launches_.end());
     same->group = group;
@@ -251,8 +251,7 @@ void HostPlan::find_checks() {
     if (group == kNone || !i.op->check_values) continue;
     checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
   }
-  std::stable_sort(checks_.begin(), checks_.end(),
-                   [](const Check& a, const Check& b) { return a.after < b.after; });
+  std::ranges::stable_sort(checks_, {}, &Check::after);
 }
 
 void HostPlan::launch_all(const int64_t* control, size_t first_check) {

@@ -34,7 +34,7 @@ bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_
 bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st) {
   const Group& group = s.groups[g];
   if (!group.fused && !r.instrs[group.instrs[0]].op->pointwise) return false;
-  return std::all_of(r.accesses[st].begin(), r.accesses[st].end(), [&](const Access& a) {
+  return std::ranges::all_of(r.accesses[st], [&](const Access& a) {
     if (s.group_of[a.instr] != g) return true;
     const Value& v = r.value(a.value);
     const auto held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
@@ -55,14 +55,12 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
       !elementwise(r, s, g, before) || !elementwise(r, s, g, after)) {
     return false;
   }
-  auto any = [&](uint32_t st, const auto& f) {
-    return std::any_of(r.accesses[st].begin(), r.accesses[st].end(), f);
-  };
+  auto any = [&](uint32_t st, const auto& f) { return std::ranges::any_of(r.accesses[st], f); };
   if (any(before, [&](const Access& a) { return a.write && s.group_of[a.instr] == g; })) {
     return false;
   }
   const std::vector<Part>& parts = s.groups[g].parts;
-  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
+  return std::ranges::all_of(parts, [&](const Part& part) {
     auto inside = [&](const Access& a) { return part.has(a.instr); };
     return any(before, inside) == any(after, inside);
   });
@@ -76,9 +74,7 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (planned(r, s, m, st)) order.push_back(st);
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return m.storages[a].first < m.storages[b].first;
-  });
+  std::ranges::stable_sort(order, {}, [&](uint32_t st) { return m.storages[st].first; });
   std::map<uint32_t, std::set<size_t>> ending;  // By the group that they are used last in.
   for (uint32_t st : order) {
     const MemoryPlan::Piece& x = m.storages[st];
@@ -114,9 +110,7 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
 using Placed = std::vector<const Block*>;
 
 void place(Placed& placed, const Block& b) {
-  placed.insert(std::upper_bound(placed.begin(), placed.end(), &b,
-                                 [](auto* x, auto* y) { return x->offset < y->offset; }),
-                &b);
+  placed.insert(std::ranges::upper_bound(placed, b.offset, {}, &Block::offset), &b);
 }
 
 // The start of the tightest gap for `b` between those of `placed` that are alive with it, or the
@@ -158,7 +152,7 @@ int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
         !takes_over(r, s, b.last, b.storages.back(), o.storages[0])) {
       continue;
     }
-    const bool taken = std::any_of(placed.begin(), placed.end(), [&](const Block* p) {
+    const bool taken = std::ranges::any_of(placed, [&](const Block* p) {
       return p != &o && p->first <= b.last && b.first <= p->last &&
              p->offset < o.offset + o.bytes && o.offset < p->offset + p->bytes;
     });
@@ -219,14 +213,13 @@ std::vector<int64_t> live_bytes(const Schedule& s, const std::vector<Block>& blo
 size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
                       std::vector<Block>& blocks, const MemoryRules& rules) {
   const std::vector<int64_t> live = live_bytes(s, blocks);
-  const auto busiest = std::max_element(live.begin(), live.end());
+  const auto busiest = std::ranges::max_element(live);
   const auto peak = static_cast<uint32_t>(busiest - live.begin());
   m.lower_bound_bytes = static_cast<size_t>(*busiest);
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
     std::iota(list.begin(), list.end(), size_t{0});
-    std::stable_sort(list.begin(), list.end(),
-                     [&](size_t a, size_t b) { return key(blocks[a]) < key(blocks[b]); });
+    std::ranges::stable_sort(list, {}, [&](size_t n) { return key(blocks[n]); });
     return list;
   };
   const auto by_time = order([](const Block& b) { return int64_t{b.first}; });

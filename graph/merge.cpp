@@ -65,8 +65,7 @@ class Merger {
       const bool before = std::exchange(anew, !r_.again.empty() && r_.again[at]);
       if (anew != before) from = anew ? b : 0;
       const std::vector<uint32_t> earlier = sharing(at);
-      std::any_of(earlier.begin(), earlier.end(),
-                  [&](uint32_t a) { return a >= from && merge(a, b, false); });
+      std::ranges::any_of(earlier, [&](uint32_t a) { return a >= from && merge(a, b, false); });
     }
   }
 
@@ -141,7 +140,7 @@ class Merger {
         // To take a number over is no reason to leave the table that makes them one kernel.
         if (s_.alike[at] && r_.value(r_.in(i)[k]).numel == 1) continue;
         const uint32_t a = producer(r_.in(i)[k], b);
-        if (a == kNone || std::find(tried.begin(), tried.end(), a) != tried.end()) continue;
+        if (a == kNone || std::ranges::find(tried, a) != tried.end()) continue;
         if (merge(a, b)) return true;
         tried.push_back(a);
       }
@@ -169,8 +168,8 @@ class Merger {
   // it does.
   bool is_early(uint32_t a, uint32_t b) const {
     const auto any = [&](uint32_t g, auto f) {
-      return std::any_of(groups_[g].instrs.begin(), groups_[g].instrs.end(),
-                         [&](uint32_t at) { return f(r_, r_.instrs[at]); });
+      return std::ranges::any_of(groups_[g].instrs,
+                                 [&](uint32_t at) { return f(r_, r_.instrs[at]); });
     };
     bool fails = false;
     for (uint32_t g = a; g < b; ++g) fails |= any(g, can_fail);

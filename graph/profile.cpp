@@ -2,14 +2,14 @@
 #include "graph/profile.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "graph/watch.h"
 
 namespace brrr {
 
 static void sort_by_time(std::vector<ProfileRow>& rows) {
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const auto& a, const auto& b) { return a.time.us > b.time.us; });
+  std::ranges::stable_sort(rows, std::greater<>(), [](const auto& r) { return r.time.us; });
 }
 
 const char* TimeSplit::bound() const {
@@ -69,7 +69,7 @@ std::vector<ProfileRow> Profile::sums(std::string ProfileRow::*by) const {
   watch_->settle();
   std::vector<ProfileRow> all;
   for (const ProfileRow& row : watch_->rows) {
-    auto it = std::find_if(all.begin(), all.end(), [&](auto& k) { return k.*by == row.*by; });
+    auto it = std::ranges::find_if(all, [&](auto& k) { return k.*by == row.*by; });
     if (it == all.end()) {
       it = all.insert(it, ProfileRow{});
       (*it).*by = row.*by;

@@ -52,10 +52,9 @@ std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   s->transient = false;
   // To be known before the call: what the function writes behind our back shows only against what
   // was there before. At 1 a recording that is yet to be made is due, too.
-  s->watch =
-      options_.verify_every && (options_.verify_every == 1 ||
-                                std::any_of(entries_.begin(), entries_.end(),
-                                            [&](const auto& e) { return verification_due(*e); }));
+  s->watch = options_.verify_every &&
+             (options_.verify_every == 1 ||
+              std::ranges::any_of(entries_, [&](const auto& e) { return verification_due(*e); }));
   return s;
 }
 
@@ -130,7 +129,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   if (match >= 0) {
     in_a_row_ = 0;
     const auto e = s.entries[static_cast<size_t>(match)];
-    const auto at = std::find(entries_.begin(), entries_.end(), e);
+    const auto at = std::ranges::find(entries_, e);
     if (at != entries_.end()) std::rotate(entries_.begin(), at, at + 1);
     return e;
   }
@@ -166,7 +165,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
 
 // Whether the line is new.
 bool StepCore::log(const std::string& line) {
-  if (log_.size() >= 64 || std::find(log_.begin(), log_.end(), line) != log_.end()) return false;
+  if (log_.size() >= 64 || std::ranges::find(log_, line) != log_.end()) return false;
   log_.push_back(line);
   return true;
 }
@@ -228,7 +227,7 @@ void StepCore::replay(const Recording& r, Plan& plan, Session& s) {
   s.pass.for_replaced_gradients([&](TensorImpl& old, const TensorImpl& now) {
     if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
     // What the pass has made and is still there is a survivor; they rise.
-    const auto at = std::lower_bound(r.survivors.begin(), r.survivors.end(), now.storage->slot);
+    const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
     s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin())});
   });
   plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
@@ -326,7 +325,7 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
   BRRR_CHECK(stats_.calls == 0 || index < static_cast<int>(arguments_),
              "step.input: argument {} does not exist: the step has been called with {}", index,
              arguments_);
-  auto at = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& slot) {
+  auto at = std::ranges::find_if(inputs_, [&](const auto& slot) {
     const Tensor& t = slot.second;
     return slot.first == index && t.sizes() == sizes && t.dtype() == dtype && t.device() == device;
   });
@@ -334,8 +333,8 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
     at = inputs_.insert(at, {index, zeros(sizes, dtype, device)});
     // As many as there may be recordings: the argument's oldest goes.
     const auto same = [&](const auto& slot) { return slot.first == index; };
-    if (std::count_if(inputs_.begin(), inputs_.end(), same) > options_.max_entries) {
-      inputs_.erase(std::find_if(inputs_.begin(), inputs_.end(), same));
+    if (std::ranges::count_if(inputs_, same) > options_.max_entries) {
+      inputs_.erase(std::ranges::find_if(inputs_, same));
       at = inputs_.end() - 1;
     }
   }

@@ -13,8 +13,8 @@
 namespace brrr::graph {
 
 const Strip* Strips::of(uint32_t group) const {
-  const auto at = std::find_if(all.begin(), all.end(),
-                               [&](const Strip& s) { return s.first <= group && group <= s.last; });
+  const auto at = std::ranges::find_if(
+      all, [&](const Strip& s) { return s.first <= group && group <= s.last; });
   return at == all.end() ? nullptr : &*at;
 }
 
@@ -182,7 +182,7 @@ class Finder {
   // Values that are checked have to be there before the first part.
   bool checks_own(uint32_t group, const Uses& uses) const {
     const std::vector<uint32_t>& checked = kernels_[group].checked;
-    return std::any_of(checked.begin(), checked.end(), [&](uint32_t st) {
+    return std::ranges::any_of(checked, [&](uint32_t st) {
       const auto use = uses.find(st);
       return use != uses.end() && use->second.written;
     });
@@ -209,7 +209,7 @@ class Finder {
   bool all_of(uint32_t group, const Uses& uses,
               const std::function<bool(const Use&, bool write)>& may) const {
     const auto& touched = kernels_[group].touched;
-    return std::all_of(touched.begin(), touched.end(), [&](const auto& t) {
+    return std::ranges::all_of(touched, [&](const auto& t) {
       const auto use = uses.find(t.first);
       return use == uses.end() || may(use->second, t.second);
     });
@@ -282,10 +282,9 @@ class Finder {
   double house(const std::vector<uint32_t>& in, const Uses& uses, Strips& strips) const {
     double bytes = 0;
     for (const auto& [st, use] : uses) {
-      const bool inside =
-          std::all_of(r_.accesses[st].begin(), r_.accesses[st].end(), [&](const Access& a) {
-            return std::binary_search(in.begin(), in.end(), s_.group_of[a.instr]);
-          });
+      const bool inside = std::ranges::all_of(r_.accesses[st], [&](const Access& a) {
+        return std::ranges::binary_search(in, s_.group_of[a.instr]);
+      });
       if (!inside || use.uneven || r_.lasting[st]) continue;
       strips.home[st] = static_cast<uint32_t>(strips.all.size());
       bytes += static_cast<double>(r_.storages[st].bytes);
