@@ -5,7 +5,6 @@
 #include <map>
 
 #include "core/check.h"
-#include "graph/group.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/row.h"
 

@@ -3,7 +3,6 @@
 
 #include "core/check.h"
 #include "graph/device_plan.h"
-#include "graph/group.h"
 
 namespace brrr::graph {
 

@@ -9,7 +9,6 @@
 // writes it; the first time that happens to an input the step is captured anew, with the slot.
 
 #include "core/address_set.h"
-#include "graph/group.h"
 #include "graph/plan.h"
 #include "core/device_kernel.h"
 #include "ops/program/cuda_rows.h"

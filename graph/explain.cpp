@@ -2,7 +2,6 @@
 #include "core/check.h"
 #include "graph/core.h"
 #include "graph/cost.h"
-#include "graph/group.h"
 
 namespace brrr::graph {
 

@@ -1,9 +1,10 @@
-#include "graph/group.h"
+// A part of a fused group as a program.
 
 #include <algorithm>
 #include <bit>
 #include <map>
 
+#include "graph/schedule.h"
 #include "ops/kinds/reduction.h"
 #include "ops/kinds/row.h"
 

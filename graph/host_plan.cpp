@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "graph/group.h"
 #include "graph/walker.h"
 #include "ops/program/cpu.h"
 

@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "graph/device_plan.h"
-#include "graph/group.h"
 #include "graph/host_plan.h"
 #include "graph/trail.h"
 #include "ops/kinds/work.h"

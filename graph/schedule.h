@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "graph/recording.h"
+#include "ops/program/program.h"
 
 namespace brrr::graph {
 
@@ -152,6 +153,18 @@ void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& targ
 /// Where a kernel moves more than `part_bytes`, it and its neighbours become a strip of parts of
 /// about that size. A row op or reduction that has the library's kernel gets one of its own there.
 void find_strips(const Recording& r, Schedule& s, int64_t part_bytes);
+
+/// A part of a fused group as a program.
+struct GroupProgram {
+  program::Program program;
+  std::vector<uint32_t> values;  ///< By window: a value that it is; of places kNone.
+};
+/// One window for values that are the same elements walked alike: x and x.view({n, 1}) are not.
+GroupProgram program_of(const Recording& r, const Part& g, const Schedule& s);
+/// For people: "add relu sum", of several alike "12 times adamw".
+std::string group_name(const Recording& r, const Group& g);
+/// What the kernels of a fused group load and store.
+double group_bytes(const Recording& r, const Schedule& s, const Group& g);
 
 /// Memory of survivors, side by side, where temporaries may live until those are written.
 struct Room {

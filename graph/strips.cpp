@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "graph/call.h"
-#include "graph/group.h"
 #include "ops/program/cpu.h"
 
 namespace brrr::graph {

@@ -9,7 +9,6 @@
 #include <numeric>
 #include <utility>
 
-#include "graph/group.h"
 #include "graph/plan.h"
 #include "graph/rematerialise.h"
 #include "ops/program/cpu.h"

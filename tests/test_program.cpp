@@ -2,7 +2,7 @@
 // kernels and of generated ones.
 
 #include "backends/cpu/jit.h"
-#include "graph/group.h"
+#include "graph/schedule.h"
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/program/cpu.h"
