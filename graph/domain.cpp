@@ -90,18 +90,10 @@ Role row_op_role(const Recording& r, const Instr& i, int k, const Rows& is) {
   }
   for (const RowOperand& o : info.operands) {
     if (o.input != k || o.kind == Operand::Scalar) continue;
-    switch (o.kind) {
-      case Operand::Each:
-        return dense(v, is.rows * is.n) ? Role::Each : Role::Other;
-      case Operand::PerRow:
-        return dense(v, is.rows) ? Role::PerRow : Role::Other;
-      case Operand::Id:
-        return Role::Id;
-      case Operand::Number:
-        return Role::One;
-      default:
-        return Role::Shared;
-    }
+    if (o.kind == Operand::Each) return dense(v, is.rows * is.n) ? Role::Each : Role::Other;
+    if (o.kind == Operand::PerRow) return dense(v, is.rows) ? Role::PerRow : Role::Other;
+    if (o.kind == Operand::Id) return Role::Id;
+    return o.kind == Operand::Number ? Role::One : Role::Shared;
   }
   return Role::Other;
 }

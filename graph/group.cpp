@@ -135,23 +135,12 @@ class Builder {
   void lay_out(program::Window& w, const Value& v, Role role) const {
     const IntList &space = g_.domain.space, dense = contiguous_strides(space);
     const int last = space.size() - 1;
-    switch (role) {
-      case Role::Each:
-        std::copy(dense.begin(), dense.end(), w.stride);
-        return;
-      case Role::PerRow:
-      case Role::Id:
-        for (int d = 0; d < last; ++d) w.stride[d] = dense[d] / space[last];
-        return;
-      case Role::Shared:
-      case Role::Sum:
-        w.stride[last] = v.numel > 1;
-        return;
-      case Role::One:
-        return;
-      case Role::Other:
-        break;
+    if (role == Role::Each) std::copy(dense.begin(), dense.end(), w.stride);
+    if (role == Role::PerRow || role == Role::Id) {
+      for (int d = 0; d < last; ++d) w.stride[d] = dense[d] / space[last];
     }
+    if (role == Role::Shared || role == Role::Sum) w.stride[last] = v.numel > 1;
+    if (role != Role::Other) return;  // One: it stays where it is.
     const IntList own = v.stride_list(), shape = v.size_list();
     const int shift = space.size() - shape.size();
     for (int d = 0; d < space.size(); ++d) {

@@ -32,16 +32,9 @@ struct Types {
 };
 
 Types types_of(const GemmShape& shape) {
-  switch (shape.type) {
-    case GemmShape::Float64:
-      return {CUDA_R_64F, CUBLAS_COMPUTE_64F, CUDA_R_64F};
-    case GemmShape::BFloat16:
-      return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F};
-    case GemmShape::Float16:
-      return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
-    case GemmShape::Float32:
-      break;
-  }
+  if (shape.type == GemmShape::Float64) return {CUDA_R_64F, CUBLAS_COMPUTE_64F, CUDA_R_64F};
+  if (shape.type == GemmShape::BFloat16) return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+  if (shape.type == GemmShape::Float16) return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
   return {CUDA_R_32F, shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F};
 }
 
