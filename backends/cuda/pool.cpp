@@ -16,23 +16,14 @@ size_t Pool::rounded(size_t bytes) const {
   return round_up(std::max<size_t>(bytes, 1), apart_ ? 1 : kUnit);
 }
 
-// A block of just these bytes for a capture. Otherwise it is given back to the device, so that what
-// comes next knows nothing of what it held.
-Pool::Blocks::iterator Pool::find_apart(size_t bytes) {
-  Free& list = free_[bytes > kSegment];
+// Best fit: the smallest block that is large enough, out of its list. Where blocks lie apart, one
+// of just these bytes for a capture; otherwise it is given back to the device, so that what comes
+// next knows nothing of what it held.
+Pool::Blocks::iterator Pool::find(size_t bytes) {
+  Free& list = free_[bytes > (apart_ ? kSegment : kSmall)];
   const auto it = list.lower_bound({bytes, nullptr});
-  if (it == list.end() || it->first != bytes) return blocks_.end();
-  if (!held_.on) return release(list, it), blocks_.end();
-  const auto block = blocks_.find(it->second);
-  list.erase(it);
-  return block;
-}
-
-// Best fit: the smallest block that is large enough, out of its list.
-Pool::Blocks::iterator Pool::find_free(size_t bytes) {
-  Free& list = free_[bytes > kSmall];
-  const auto it = list.lower_bound({bytes, nullptr});
-  if (it == list.end()) return blocks_.end();
+  if (it == list.end() || (apart_ && it->first != bytes)) return blocks_.end();
+  if (apart_ && !held_.on) return release(list, it), blocks_.end();
   const auto block = blocks_.find(it->second);
   list.erase(it);
   return block;
@@ -56,12 +47,12 @@ Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
 
 void* Pool::take(size_t bytes, const char* owner) {
   auto block = blocks_.end();
-  const auto find = [&] {  // Blocks of other sizes that were kept as they are: trimming joins them.
-    block = apart_ ? find_apart(bytes) : find_free(bytes);
+  const auto any = [&] {  // Blocks of other sizes that were kept as they are: trimming joins them.
+    block = find(bytes);
     if (block == blocks_.end()) block = new_segment(bytes);
     return block != blocks_.end();
   };
-  if (!try_twice(find, [this] { trim_locked(); })) return nullptr;
+  if (!try_twice(any, [this] { trim_locked(); })) return nullptr;
   if (const size_t left = block->second.bytes - bytes; left >= kUnit) {
     const auto rest = blocks_.insert({block->first + bytes, block->second}).first;
     rest->second.bytes = left;

@@ -65,8 +65,7 @@ class Pool {
   size_t rounded(size_t bytes) const;
   void* take(size_t bytes, const char* owner);
   void give(char* p);
-  Blocks::iterator find_free(size_t bytes);
-  Blocks::iterator find_apart(size_t bytes);
+  Blocks::iterator find(size_t bytes);
   Blocks::iterator new_segment(size_t bytes);
   void trim_locked();
   Free::iterator release(Free& list, Free::iterator it);
