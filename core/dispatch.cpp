@@ -191,9 +191,7 @@ void check_readable(const OpCall& c) {
   for (int k = 0; c.into && k < c.n_out; ++k) check(*c.out[k].impl());
 }
 
-namespace detail {
-
-void after_write(OpCall& c, bool grads) {
+void detail::after_write(OpCall& c, bool grads) {
   for (int k = 0; k < c.n_out; ++k) {
     TensorImpl& o = *c.out[k].impl();
     if (!grads && context.grad_enabled && o.grad_fn) {
@@ -208,15 +206,13 @@ void after_write(OpCall& c, bool grads) {
   }
 }
 
-void run_now(OpCall& c) {
+void detail::run_now(OpCall& c) {
   check_readable(c);
   c.infer();
   context.running = c.op;
   if (!c.into) make_outputs(c);
   execute(c);
 }
-
-}  // namespace detail
 
 void dispatch(OpCall& c) {
   if (context.autocast != kFloat32 && c.op->autocast != Autocast::Keep) [[unlikely]]

@@ -7,8 +7,6 @@
 
 namespace brrr {
 
-namespace graph {
-
 // Of a floating format stored in a U: what lies above the bits of infinity is not a number.
 template <class U> static void unify(U infinity, void* elements, size_t n) {
   const U sign = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
@@ -20,14 +18,12 @@ template <class U> static void unify(U infinity, void* elements, size_t n) {
   }
 }
 
-void unify_nans(DType t, void* elements, size_t n) {
+void graph::unify_nans(DType t, void* elements, size_t n) {
   if (t == kFloat64) unify<uint64_t>(0x7ff0000000000000u, elements, n);
   if (t == kFloat32) unify<uint32_t>(0x7f800000u, elements, n);
   if (t == kBFloat16) unify<uint16_t>(0x7f80u, elements, n);
   if (t == kFloat16) unify<uint16_t>(0x7c00u, elements, n);
 }
-
-}  // namespace graph
 
 std::vector<char> comparable_bytes(const Tensor& t) {
   if (!t.defined()) return {};
