@@ -87,8 +87,8 @@ struct Backend {
   void (*deallocate)(void* p, size_t bytes) noexcept;
   /// What a block of `bytes` takes in a row, 0 if it cannot be in one; and a row of n blocks, so
   /// far apart, each to be deallocated by itself, or null. Both null on a GPU.
-  size_t (*block_bytes)(size_t bytes) noexcept;
-  void* (*allocate_row)(const size_t* bytes, size_t n) noexcept;
+  size_t (*block_bytes)(size_t bytes) noexcept = nullptr;
+  void* (*allocate_row)(const size_t* bytes, size_t n) noexcept = nullptr;
   /// Text for an out-of-memory error: bytes held, cached and free.
   std::string (*describe_memory)();
   MemoryStats (*memory_stats)();
@@ -105,21 +105,21 @@ struct Backend {
   void (*gemm)(const Gemm& problem);
   /// Whether each element is one chain of multiply-adds: rows may be computed apart, and terms
   /// added later, without a change of bits. Null on a GPU.
-  bool (*is_chain)(const Gemm& problem);
+  bool (*is_chain)(const Gemm& problem) = nullptr;
   /// Bytes of B as the product's kernel reads it, where that is a copy; 0: it reads B. Null on a
   /// GPU, as is the next, which makes that copy, for as many products of these sizes as there are.
-  int64_t (*packed_right_bytes)(const Gemm& problem);
-  void (*pack_right)(const Gemm& problem, void* to);
+  int64_t (*packed_right_bytes)(const Gemm& problem) = nullptr;
+  void (*pack_right)(const Gemm& problem, void* to) = nullptr;
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
   /// elements after A, B and C. Each has the bits that gemm would give it.
   void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);
   void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx);
   void (*synchronize)();
   /// Notes a point in the device's queue. Null on the CPU, as is the next.
-  DeviceMark* (*mark)();
+  DeviceMark* (*mark)() = nullptr;
   /// Microseconds from one mark to another, both of which it waits for. They may be asked again.
-  double (*between)(DeviceMark* from, DeviceMark* to);
-  void (*drop_mark)(DeviceMark* m) noexcept;
+  double (*between)(DeviceMark* from, DeviceMark* to) = nullptr;
+  void (*drop_mark)(DeviceMark* m) noexcept = nullptr;
   /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws
   /// brrr::Error with the compiler's words when that fails or there is no compiler.
   KernelModule* (*build)(const std::string& source, BuildReport& report);
@@ -127,10 +127,10 @@ struct Backend {
   void (*unload)(KernelModule* m) noexcept;
   /// Queues a kernel given as text (core/device_kernel.h). Null on the CPU.
   void (*run_kernel)(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
-                     size_t bytes);
+                     size_t bytes) = nullptr;
   /// Where kernels note an index that is out of range (core/device_kernel.h). Null on the CPU.
-  char* (*fault)();
-  const GraphBackend* graphs;  ///< Null on the CPU.
+  char* (*fault)() = nullptr;
+  const GraphBackend* graphs = nullptr;  ///< Null on the CPU.
 };
 
 namespace detail {

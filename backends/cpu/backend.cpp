@@ -80,15 +80,9 @@ const Backend& cpu_backend() {
       .gemm_batch = cpu::gemm_batch,
       .parallel_for = cpu::run_ranges,
       .synchronize = [] {},
-      .mark = nullptr,
-      .between = nullptr,
-      .drop_mark = nullptr,
       .build = cpu::build,
       .symbol = cpu::symbol,
       .unload = cpu::unload,
-      .run_kernel = nullptr,
-      .fault = nullptr,
-      .graphs = nullptr,
   };
   return b;
 }

@@ -102,8 +102,6 @@ const Backend& cuda_backend() {
       .name = "cuda",
       .allocate = allocate,
       .deallocate = deallocate,
-      .block_bytes = nullptr,
-      .allocate_row = nullptr,
       .describe_memory = [] { return pool().describe(); },
       .memory_stats = [] { return pool().stats(); },
       .reset_peak = [] { pool().reset_peak(); },
@@ -117,9 +115,6 @@ const Backend& cuda_backend() {
       .copy = copy_on_device,
       .launch = launch_op,
       .gemm = cuda::gemm,
-      .is_chain = nullptr,
-      .packed_right_bytes = nullptr,
-      .pack_right = nullptr,
       .gemm_batch = cuda::gemm_batch,
       .parallel_for = parallel,
       .synchronize =
