@@ -17,10 +17,8 @@
 
 namespace brrr::graph {
 
-namespace {
-
 // Of one call, of series of some, rising.
-std::vector<double> series_ns(Device device, const std::function<void()>& call, int calls) {
+static std::vector<double> series_ns(Device device, const std::function<void()>& call, int calls) {
   constexpr size_t series = 20;
   std::vector<double> all;
   while (all.size() < series) {
@@ -35,7 +33,7 @@ std::vector<double> series_ns(Device device, const std::function<void()>& call, 
 
 // What a generated kernel takes now over a copy of as many bytes when the limits were measured: a
 // machine that others use is not always as fast.
-double stream_excess(Device device) {
+static double stream_excess(Device device) {
   constexpr int64_t n = 1 << 20;
   const Tensor x = ones({n}, kFloat32, device), y = ones({n}, kFloat32, device);
   auto fused = step([](const Tensor& a, const Tensor& b) { return a * b + a; });
@@ -50,7 +48,7 @@ constexpr double LaunchCosts::*kCosts[] = {
     &LaunchCosts::eager_ns, &LaunchCosts::match_ns,       &LaunchCosts::graph_ns,
     &LaunchCosts::step_ns,  &LaunchCosts::plain_eager_ns, &LaunchCosts::plain_match_ns};
 
-LaunchCosts measure_launches(Device device) {
+static LaunchCosts measure_launches(Device device) {
   constexpr int forward = 32;
   const Tensor x = ones({1}, kFloat32, device), one = ones({1}, kFloat32, device);
   const auto chain = [=](Tensor y) {
@@ -89,14 +87,14 @@ LaunchCosts measure_launches(Device device) {
 }
 
 // Of one of its calls.
-TimeSplit at_limits(const ProfileRow& r, const DeviceLimits& limits) {
+static TimeSplit at_limits(const ProfileRow& r, const DeviceLimits& limits) {
   constexpr double not_fused = 2;  // Outside of products few additions follow a multiplication.
   const auto calls = static_cast<double>(r.calls);
   return split_time(1e12, r.flops / calls * not_fused, r.bytes / calls, limits);
 }
 
 // The number of a row of the same op, module and bytes a call; that of rows if there is none.
-size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
+static size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
   constexpr double close = 0.01;
   const double bytes = r.bytes / static_cast<double>(r.calls);
   const auto at = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& e) {
@@ -105,8 +103,6 @@ size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
   });
   return static_cast<size_t>(at - rows.begin());
 }
-
-}  // namespace
 
 double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
                         const std::vector<ProfileRow>& graph, const StepStats& recorded,

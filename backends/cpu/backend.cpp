@@ -16,14 +16,12 @@
 
 namespace brrr {
 
-namespace {
-
-std::string describe_memory() {
+static std::string describe_memory() {
   const MemoryStats s = cpu::memory_stats();
   return fmt::format("{} bytes held by tensors, {} cached, {} reserved", s.live,
                      s.reserved - s.live, s.reserved);
 }
-std::string processor_name() {
+static std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
     const size_t colon = line.find(": ");
@@ -31,7 +29,7 @@ std::string processor_name() {
   }
   return "cpu";
 }
-DeviceProperties machine() {
+static DeviceProperties machine() {
   DeviceProperties p;
   p.name = processor_name();
   p.memory_bytes =
@@ -40,21 +38,19 @@ DeviceProperties machine() {
   return p;
 }
 // Every plan asks. The machine stays what it is; to read its name is 30 us.
-DeviceProperties properties() {
+static DeviceProperties properties() {
   static const DeviceProperties& all = *new DeviceProperties(machine());
   DeviceProperties p = all;
   p.multiprocessors = cpu::num_threads();
   return p;
 }
-void copy_bytes(void* dst, const void* src, size_t bytes) {
+static void copy_bytes(void* dst, const void* src, size_t bytes) {
   if (bytes) std::memcpy(dst, src, bytes);  // Nothing may lie at null.
 }
-void launch(OpCall& call) {
+static void launch(OpCall& call) {
   if (call.op->check_values) call.op->check_values(call);
   call.op->on(DeviceType::CPU).run(call);
 }
-
-}  // namespace
 
 const Backend& cpu_backend() {
   static const Backend b{

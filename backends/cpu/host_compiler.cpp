@@ -23,34 +23,32 @@ extern char** environ;
 
 namespace brrr::cpu {
 
-namespace {
-
 constexpr double compile_limit_s = 120, version_limit_s = 20;
 constexpr size_t most_output = 64 << 10;
 
-std::vector<std::string> split_words(const std::string& text) {
+static std::vector<std::string> split_words(const std::string& text) {
   std::istringstream in(text);
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   return words;
 }
 
-bool is_program(const std::string& path) {
+static bool is_program(const std::string& path) {
   struct stat info;
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
 }
 
 // A nameless file for the output. Above the standard descriptors even if those are closed, so that
 // setting these up in the child cannot overwrite it.
-int open_output() {
+static int open_output() {
   const int fd = memfd_create("brrr-output", MFD_CLOEXEC);
   const int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (fd >= 0) close(fd);
   return high;
 }
 
-int spawn(const std::vector<std::string>& command, const std::string& temp_dir, int output,
-          pid_t* child) {
+static int spawn(const std::vector<std::string>& command, const std::string& temp_dir, int output,
+                 pid_t* child) {
   std::vector<char*> argv, env;
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
@@ -85,7 +83,7 @@ int spawn(const std::vector<std::string>& command, const std::string& temp_dir, 
 }
 
 // Polls, because a signal handler or thread of the user's may own SIGCHLD.
-void wait_for(pid_t child, double limit_s, ProcessResult& result) {
+static void wait_for(pid_t child, double limit_s, ProcessResult& result) {
   using clock = std::chrono::steady_clock;
   const auto end = clock::now() + std::chrono::duration<double>(limit_s);
   auto pause = std::chrono::microseconds(100);
@@ -109,7 +107,8 @@ void wait_for(pid_t child, double limit_s, ProcessResult& result) {
 }
 
 // The version of a command that works; empty, with the reason added to `tried`, otherwise.
-HostCompiler try_compiler(const std::string& label, const std::string& text, std::string& tried) {
+static HostCompiler try_compiler(const std::string& label, const std::string& text,
+                                 std::string& tried) {
   HostCompiler found;
   auto reject = [&](const std::string& why) {
     tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", label, why);
@@ -130,7 +129,7 @@ HostCompiler try_compiler(const std::string& label, const std::string& text, std
   return found;
 }
 
-HostCompiler search_compiler(const std::string& own, const std::string& cxx) {
+static HostCompiler search_compiler(const std::string& own, const std::string& cxx) {
   std::string tried;
   std::vector<std::pair<std::string, std::string>> candidates{{"BRRR_CXX=" + own, own}};
   if (own.empty()) {
@@ -142,8 +141,6 @@ HostCompiler search_compiler(const std::string& own, const std::string& cxx) {
   }
   fail("no compiler: tried {}; install g++ or set CXX to a C++20 compiler", tried);
 }
-
-}  // namespace
 
 ProcessResult run_process(const std::vector<std::string>& command, double limit_s,
                           const std::string& temp_dir) {

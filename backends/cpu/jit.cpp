@@ -21,14 +21,12 @@ namespace brrr::cpu {
 
 using namespace jit;
 
-namespace {
-
 // To be raised when generated code starts to assume something new of the library.
 constexpr const char* kernel_abi = "brrr-cpu-1";
 constexpr int shown_lines = 15;
 
 // What -march=native depends on. The cache may be in a home directory that many machines share.
-std::string cpu_identity() {
+static std::string cpu_identity() {
   std::ifstream in("/proc/cpuinfo");
   std::string text;
   for (std::string line; std::getline(in, line) && !line.empty();) {
@@ -48,7 +46,7 @@ std::string cpu_identity() {
   return text;
 }
 
-std::string make_key(const std::string& source, const HostCompiler& compiler) {
+static std::string make_key(const std::string& source, const HostCompiler& compiler) {
   // Never destroyed: a thread may build while the process ends.
   static const std::string& machine =
       *new std::string(std::strstr(jit_flags(), "=native") ? cpu_identity() : "");
@@ -59,7 +57,7 @@ std::string make_key(const std::string& source, const HostCompiler& compiler) {
   return fingerprint(fields);
 }
 
-void write_source(const std::string& path, const std::string& source) {
+static void write_source(const std::string& path, const std::string& source) {
   std::ofstream out(path, std::ios::binary);
   // So that the compiler's messages count from the first line of the kernels.
   out << "#line 1 \"prelude\"\n" << prelude() << "\n#line 1 \"kernels\"\n" << source << '\n';
@@ -68,7 +66,7 @@ void write_source(const std::string& path, const std::string& source) {
              std::strerror(errno));
 }
 
-std::string first_lines(const std::string& text) {
+static std::string first_lines(const std::string& text) {
   size_t end = 0;
   for (int line = 0; line < shown_lines && end < text.size(); ++line) {
     end = std::min(text.find('\n', end), text.size() - 1) + 1;
@@ -76,8 +74,8 @@ std::string first_lines(const std::string& text) {
   return text.substr(0, end) + (end < text.size() ? "[...]\n" : "");
 }
 
-[[noreturn]] void fail_compile(const HostCompiler& compiler, const ProcessResult& result,
-                               const std::string& kept) {
+[[noreturn]] static void fail_compile(const HostCompiler& compiler, const ProcessResult& result,
+                                      const std::string& kept) {
   std::string what = fmt::format("exit status {}", result.status);
   if (result.end == ProcessResult::timed_out) what = "it took too long and was stopped";
   if (result.end == ProcessResult::not_started) what = std::strerror(result.error);
@@ -86,8 +84,8 @@ std::string first_lines(const std::string& text) {
        kept.empty() ? "BRRR_KEEP_SOURCE=1 keeps their source" : "source: " + kept);
 }
 
-void compile(const std::string& dir, const std::string& key, const std::string& source,
-             const HostCompiler& compiler, const std::string& kept) {
+static void compile(const std::string& dir, const std::string& key, const std::string& source,
+                    const HostCompiler& compiler, const std::string& kept) {
   const ScratchDir scratch(dir);
   const std::string text = scratch.path() + "/kernels.cpp", object = scratch.path() + "/kernels.so";
   write_source(text, source);
@@ -101,8 +99,8 @@ void compile(const std::string& dir, const std::string& key, const std::string& 
 }
 
 // The shared object from the cache, or built.
-void* load(const std::string& key, const std::string& source, const HostCompiler& compiler,
-           BuildReport& report) {
+static void* load(const std::string& key, const std::string& source, const HostCompiler& compiler,
+                  BuildReport& report) {
   const std::string dir = kernel_cache_dir(), path = kernel_path(dir, key);
   const std::string kept = env_or_empty("BRRR_KEEP_SOURCE") == "1" ? dir + "/" + key + ".cpp" : "";
   if (!kept.empty()) write_source(kept, source);
@@ -125,12 +123,10 @@ void* load(const std::string& key, const std::string& source, const HostCompiler
 }
 
 // Of builds of equal text by several threads one runs the compiler, and the others find its file.
-std::mutex& building(const std::string& key) {
+static std::mutex& building(const std::string& key) {
   static std::mutex all[64];
   return all[std::hash<std::string>{}(key) % std::size(all)];
 }
-
-}  // namespace
 
 KernelModule* build(const std::string& source, BuildReport& report) {
   const auto start = std::chrono::steady_clock::now();

@@ -25,15 +25,13 @@ struct DeviceGraph : NotCopied {
 
 namespace cuda {
 
-namespace {
-
 // The capture stream is one; captures of several threads take turns.
-std::mutex& capturing() {
+static std::mutex& capturing() {
   static std::mutex& m = *new std::mutex;
   return m;
 }
 
-void begin() {
+static void begin() {
   OpenDevice& d = device();
   capturing().lock();
   const Failure failure = d.driver->begin_capture(d.capture);
@@ -47,7 +45,7 @@ void begin() {
 }
 
 // Leaves the capture, with what it gave or why there is nothing.
-Failure leave(DeviceGraph& g, size_t* nodes) {
+static Failure leave(DeviceGraph& g, size_t* nodes) {
   OpenDevice& d = device();
   OpenDevice::capturing = 0;
   g.scratch = pool().taken();
@@ -56,7 +54,7 @@ Failure leave(DeviceGraph& g, size_t* nodes) {
   return failure;
 }
 
-DeviceGraph* end(size_t* nodes) {
+static DeviceGraph* end(size_t* nodes) {
   const OpenDevice& d = device();
   auto g = std::make_unique<DeviceGraph>();
   if (const Failure failure = leave(*g, nodes)) fail("cuda: capture: {}", failure);
@@ -71,24 +69,24 @@ DeviceGraph* end(size_t* nodes) {
   return g.release();
 }
 
-void abandon() noexcept {
+static void abandon() noexcept {
   if (!OpenDevice::capturing) return;
   DeviceGraph g;
   size_t nodes = 0;
   leave(g, &nodes);
 }
 
-void launch_graph(DeviceGraph* g) {
+static void launch_graph(DeviceGraph* g) {
   const OpenDevice& d = device();
   check(d.driver->launch_graph(g->graph, d.compute), "graph");
 }
 
-void run(void* kernel, const char* name, const Grid& g, int threads, const void* arguments,
-         size_t bytes) {
+static void run(void* kernel, const char* name, const Grid& g, int threads, const void* arguments,
+                size_t bytes) {
   cuda::launch(static_cast<Function*>(kernel), name, g, threads, arguments, bytes);
 }
 
-char* arena(size_t bytes) {
+static char* arena(size_t bytes) {
   void* begin = nullptr;
   const bool there = pool().make_room([&] {
     bool done = false;
@@ -97,8 +95,6 @@ char* arena(size_t bytes) {
   });
   return there ? static_cast<char*>(begin) : nullptr;
 }
-
-}  // namespace
 
 const GraphBackend& graph_backend() {
   static const GraphBackend b{

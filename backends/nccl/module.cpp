@@ -13,26 +13,24 @@ struct Communicator {
   ncclComm_t nccl = nullptr;
 };
 
-namespace {
-
-Failure said(const char* call, const char* name, const char* text) {
+static Failure said(const char* call, const char* name, const char* text) {
   thread_local std::string words;
   words = std::string(call) + ": " + name + (text && *text ? std::string(" (") + text + ")" : "");
   return words.c_str();
 }
-Failure check(ncclResult_t result, const char* call, ncclComm_t c = nullptr) {
+static Failure check(ncclResult_t result, const char* call, ncclComm_t c = nullptr) {
   if (result == ncclSuccess) return nullptr;
   return said(call, ncclGetErrorString(result), ncclGetLastError(c));
 }
-Failure check(cudaError_t result, const char* call) {
+static Failure check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return nullptr;
   cudaGetLastError();  // Or a later call would report it again.
   return said(call, cudaGetErrorName(result), cudaGetErrorString(result));
 }
 
-cudaStream_t stream_of(Stream* s) { return reinterpret_cast<cudaStream_t>(s); }
+static cudaStream_t stream_of(Stream* s) { return reinterpret_cast<cudaStream_t>(s); }
 
-Failure make_id(char id[kIdBytes]) {
+static Failure make_id(char id[kIdBytes]) {
   static_assert(sizeof(ncclUniqueId) == kIdBytes);
   ncclUniqueId made;
   const Failure failure = check(ncclGetUniqueId(&made), "ncclGetUniqueId");
@@ -40,7 +38,7 @@ Failure make_id(char id[kIdBytes]) {
   return failure;
 }
 
-Failure join(const char id[kIdBytes], int rank, int ranks, Communicator** c) {
+static Failure join(const char id[kIdBytes], int rank, int ranks, Communicator** c) {
   ncclUniqueId made;
   std::memcpy(&made, id, kIdBytes);
   if (const Failure failure = check(cudaSetDevice(0), "cudaSetDevice")) return failure;
@@ -50,24 +48,24 @@ Failure join(const char id[kIdBytes], int rank, int ranks, Communicator** c) {
   return failure;
 }
 
-Failure begin_group() { return check(ncclGroupStart(), "ncclGroupStart"); }
-Failure end_group() { return check(ncclGroupEnd(), "ncclGroupEnd"); }
+static Failure begin_group() { return check(ncclGroupStart(), "ncclGroupStart"); }
+static Failure end_group() { return check(ncclGroupEnd(), "ncclGroupEnd"); }
 
 // Bytes: sums are not NCCL's.
-Failure send(Communicator* c, const void* at, size_t bytes, int peer, Stream* s) {
+static Failure send(Communicator* c, const void* at, size_t bytes, int peer, Stream* s) {
   return check(ncclSend(at, bytes, ncclUint8, peer, c->nccl, stream_of(s)), "ncclSend", c->nccl);
 }
-Failure receive(Communicator* c, void* at, size_t bytes, int peer, Stream* s) {
+static Failure receive(Communicator* c, void* at, size_t bytes, int peer, Stream* s) {
   return check(ncclRecv(at, bytes, ncclUint8, peer, c->nccl, stream_of(s)), "ncclRecv", c->nccl);
 }
 
-Failure state(Communicator* c) {
+static Failure state(Communicator* c) {
   ncclResult_t found = ncclSuccess;
   const Failure failure = check(ncclCommGetAsyncError(c->nccl, &found), "ncclCommGetAsyncError");
   return failure ? failure : check(found, "NCCL", c->nccl);
 }
 
-const char* version() {
+static const char* version() {
   static char text[32] = "NCCL";
   int number = 0;
   // From 2.9 on 10000 * major + 100 * minor + patch.
@@ -79,8 +77,6 @@ const char* version() {
   }
   return text;
 }
-
-}  // namespace
 
 }  // namespace brrr::nccl
 
