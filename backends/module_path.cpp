@@ -2,25 +2,23 @@
 
 #include <unistd.h>
 
-#include <climits>
 #include <cstdlib>
+#include <filesystem>
 #include <vector>
 
 namespace brrr {
 
-static std::string folder_of(const std::string& path) {
-  return path.substr(0, path.find_last_of('/') + 1);
-}
+namespace fs = std::filesystem;
 
 static std::vector<std::string> candidates(const std::string& file, const char* variable) {
   if (const char* own = std::getenv(variable); own && *own) return {own};
   std::vector<std::string> all;
-  char self[PATH_MAX];
-  const ssize_t n = readlink("/proc/self/exe", self, sizeof self);
-  if (n > 0) all.push_back(folder_of(std::string(self, static_cast<size_t>(n))) + file);
+  std::error_code none;
+  const fs::path self = fs::read_symlink("/proc/self/exe", none);
+  if (!none) all.push_back(self.parent_path() / file);
   Dl_info here;
-  if (dladdr(reinterpret_cast<const void*>(&folder_of), &here) && here.dli_fname) {
-    all.push_back(folder_of(here.dli_fname) + file);
+  if (dladdr(reinterpret_cast<const void*>(&candidates), &here) && here.dli_fname) {
+    all.push_back(fs::path(here.dli_fname).parent_path() / file);
   }
   all.push_back(file);
   return all;

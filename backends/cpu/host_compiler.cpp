@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -34,8 +34,8 @@ static std::vector<std::string> split_words(const std::string& text) {
 }
 
 static bool is_program(const std::string& path) {
-  struct stat info;
-  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+  std::error_code none;
+  return std::filesystem::is_regular_file(path, none) && access(path.c_str(), X_OK) == 0;
 }
 
 // A nameless file for the output. Above the standard descriptors even if those are closed, so that

@@ -27,17 +27,11 @@ std::string version_text(int v) { return fmt::format("{}.{}", v / 1000, v % 1000
 DeviceProperties properties() {
   const OpenDevice& d = device();
   const Properties& p = d.properties;
-  DeviceProperties out;
-  out.name = p.name;
-  out.major = p.major;
-  out.minor = p.minor;
-  out.multiprocessors = p.multiprocessors;
-  out.memory_bytes = p.memory_bytes;
-  out.memory_bandwidth = p.memory_bandwidth;
-  out.versions = fmt::format("module {}, driver {}, runtime {}, compiler {}", d.module,
-                             version_text(p.driver_version), version_text(p.runtime_version),
-                             version_text(d.tools->compiler_version()));
-  return out;
+  const std::string versions = fmt::format(
+      "module {}, driver {}, runtime {}, compiler {}", d.module, version_text(p.driver_version),
+      version_text(p.runtime_version), version_text(d.tools->compiler_version()));
+  return {p.name,  p.major, p.minor, p.multiprocessors, p.memory_bytes, p.memory_bandwidth,
+          versions};
 }
 
 void copy_on_device(void* to, const void* from, size_t bytes) {

@@ -20,10 +20,6 @@ struct Algorithms {
   void* workspace = nullptr;
   size_t bytes = kWorkspace;
 };
-Algorithms& algorithms() {
-  static Algorithms& p = *new Algorithms;
-  return p;
-}
 
 // Once for the process, so that both modes and all steps have the same algorithms. Where there is
 // no memory for it, algorithms that need none do.
@@ -66,7 +62,7 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
   }
   const Aligned left(a, dtype, s.trans_a, s.m, s.k, s.lda, s.batch, s.stride_a);
   const Aligned right(b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
-  Algorithms& p = algorithms();
+  static Algorithms& p = *new Algorithms;
   const std::lock_guard lock(p.mutex);
   if (!p.workspace && p.bytes) reserve_workspace(p);
   cuda::Gemm*& chosen = p.by_shape[s];
