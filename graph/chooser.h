@@ -4,12 +4,9 @@
 #include <limits>
 #include <set>
 
-#include "graph/rewrite.h"
-#include "graph/schedule.h"
+#include "graph/rematerialise.h"
 
 namespace brrr::graph {
-
-using Lists = std::vector<std::vector<Anew>>;
 
 /// What is known of a step's values, for those who ask which to make anew.
 class Values {

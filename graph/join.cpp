@@ -1,7 +1,7 @@
 // What is joined is written where it is joined.
 #include <optional>
 
-#include "graph/rewrite.h"
+#include "graph/rematerialise.h"
 
 namespace brrr::graph {
 

@@ -9,7 +9,6 @@
 
 #include "graph/chooser.h"
 #include "graph/cost.h"
-#include "graph/rewrite.h"
 
 namespace brrr::graph {
 

@@ -1,12 +1,31 @@
 #pragma once
-// Rematerialisation: values that are computed anew where they are used again instead of being kept.
+// Recordings that do the same: with joins that need none, and with instructions that run once more,
+// where their values are used again, so that these need not be kept.
 
 #include <memory>
+#include <vector>
 
 #include "graph/schedule.h"
 #include "graph/step.h"
 
 namespace brrr::graph {
+
+/// The recording without those joins (OpSpec::joins) whose operands' makers can write them into the
+/// result (OpSpec::apart): temporaries that nobody else reads. Null: there are none. Instructions
+/// and storages keep their numbers; one that went has no operands.
+std::unique_ptr<Recording> write_joined(const Recording& r);
+
+/// A temporary to make once more for some of those who read it.
+struct Anew {
+  uint32_t storage;
+  std::vector<uint32_t> instrs, users;  ///< Each rising.
+  uint32_t before;  ///< Where the instructions are repeated: after all of them, before all users.
+};
+using Lists = std::vector<std::vector<Anew>>;
+/// The recording with these changes. Those of one list share what they make: no instruction is
+/// repeated twice for them. Storages keep their numbers, new ones follow. Throws where a repeated
+/// instruction or a user would see other values than before.
+std::unique_ptr<Recording> rewrite(const Recording& r, const Lists& lists);
 
 /// A recording that does the same with more instructions and less memory, traffic or both.
 struct Rematerialised {

@@ -1,11 +1,11 @@
-#include "graph/rewrite.h"
-
+// Makes values once more where a list says so, and checks that nothing else changes.
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
 
 #include "core/check.h"
+#include "graph/rematerialise.h"
 
 namespace brrr::graph {
 
@@ -18,7 +18,7 @@ class Rewriter {
     out_->again.clear();
   }
 
-  std::unique_ptr<Recording> run(const std::vector<std::vector<Anew>>& lists) {
+  std::unique_ptr<Recording> run(const Lists& lists) {
     std::vector<Copies> copies(lists.size());
     std::vector<uint32_t> now_at;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
@@ -144,8 +144,7 @@ class Rewriter {
 
 }  // namespace
 
-std::unique_ptr<Recording> rewrite(const Recording& r,
-                                   const std::vector<std::vector<Anew>>& lists) {
+std::unique_ptr<Recording> rewrite(const Recording& r, const Lists& lists) {
   return Rewriter(r).run(lists);
 }
 
