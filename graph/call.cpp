@@ -1,4 +1,5 @@
-#include "graph/call.h"
+// Calls of library kernels, and of parts of them.
+#include "graph/schedule.h"
 
 namespace brrr::graph {
 

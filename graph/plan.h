@@ -9,7 +9,6 @@
 
 #include "core/backend.h"
 #include "graph/pass.h"
-#include "graph/call.h"
 #include "graph/rematerialise.h"
 #include "graph/schedule.h"
 #include "graph/step.h"

@@ -3,6 +3,7 @@
 // made; a schedule is a list of groups in an order that respects every dependence.
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -165,6 +166,25 @@ GroupProgram program_of(const Recording& r, const Part& g, const Schedule& s);
 std::string group_name(const Recording& r, const Group& g);
 /// What the kernels of a fused group load and store.
 double group_bytes(const Recording& r, const Schedule& s, const Group& g);
+
+/// A library kernel with its operands, as a plan replays it.
+struct LibraryCall {
+  std::vector<TensorImpl*> in;
+  std::vector<Tensor> keep;
+  OpCall call;
+  std::vector<std::pair<int, uint32_t>> dynamic;  ///< Attribute word, control word.
+  LibraryCall(const OpDef& op, int n, int outputs)
+      : in(static_cast<size_t>(n)), call(op, in.data(), n, outputs) {}
+};
+/// By storage id; null, or nothing at all: an operand has its layout and no memory.
+using Storages = std::vector<Ref<Storage>>;
+/// Which of the parts of an instruction in a strip a call is.
+struct PartOf {
+  const Strips* strips = nullptr;  ///< Null: it is the whole.
+  int64_t part = 0, parts = 1;
+};
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
+                                       const PartOf& of = {});
 
 /// Memory of survivors, side by side, where temporaries may live until those are written.
 struct Room {

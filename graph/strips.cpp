@@ -6,7 +6,7 @@
 #include <map>
 #include <optional>
 
-#include "graph/call.h"
+#include "graph/schedule.h"
 #include "ops/program/cpu.h"
 
 namespace brrr::graph {

@@ -2,7 +2,7 @@
 
 #include "core/backend.h"
 #include "core/context.h"
-#include "graph/call.h"
+#include "graph/schedule.h"
 
 namespace brrr::graph {
 
