@@ -170,14 +170,10 @@ void Pass::journal(TensorImpl& t, Field f) {
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
   if (f == Field::History && t.grad_fn && t.grad_fn->sequence >= first_sequence) return;
-  changes_.push_back({f,
-                      Ref<TensorImpl>::share(&t),
-                      f == Field::Grad ? Ref<TensorImpl>::share(t.grad) : Ref<TensorImpl>(),
-                      f == Field::History ? Ref<Node>::share(t.grad_fn) : Ref<Node>(),
-                      t.flags,
-                      t.output,
-                      0,
-                      {}});
+  changes_.push_back({f, Ref<TensorImpl>::share(&t),
+                      Ref<TensorImpl>::share(f == Field::Grad ? t.grad : nullptr),
+                      Ref<Node>::share(f == Field::History ? t.grad_fn : nullptr), t.flags,
+                      t.output, 0, Ref<Storage>()});
 }
 
 // Changes of tensors that nobody but the journal holds any more: leaves that the function made

@@ -122,13 +122,8 @@ class Finder {
         const program::Window& x = p.windows[w];
         if (!x.in_memory()) continue;
         const Value& v = r_.value(made.values[w]);
-        k.reach.push_back({v.storage,
-                           x.stored,
-                           x.item(),
-                           v.offset,
-                           {p.space.size, dims},
-                           {x.stride, dims},
-                           x.stride[0] ? 0 : kWhole});
+        k.reach.push_back({v.storage, x.stored, x.item(), v.offset, IntList(p.space.size, dims),
+                           IntList(x.stride, dims), x.stride[0] ? 0 : kWhole});
       }
     }
     return k;

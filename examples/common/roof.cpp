@@ -108,16 +108,10 @@ Sheet Roofline::sheet() const {
            "bound by", "eager ms", "eager GFLOP/s", "eager/fused"}};
   for (const RoofPoint& p : points) {
     const bool memory = static_cast<double>(p.repeats) <= free_repeats();
-    s.rows.push_back({p.repeats,
-                      {fmt::format("{:.3g}", p.intensity()), p.intensity()},
-                      p.fused * 1e3,
-                      p.flops() / p.fused * 1e-9,
-                      p.bytes() / p.fused * 1e-9,
-                      percent(bound(p) / p.fused),
-                      memory ? "memory" : "compute",
-                      p.eager * 1e3,
-                      p.flops() / p.eager * 1e-9,
-                      times(p.eager / p.fused)});
+    s.rows.push_back({p.repeats, Datum(fmt::format("{:.3g}", p.intensity()), p.intensity()),
+                      p.fused * 1e3, p.flops() / p.fused * 1e-9, p.bytes() / p.fused * 1e-9,
+                      percent(bound(p) / p.fused), memory ? "memory" : "compute", p.eager * 1e3,
+                      p.flops() / p.eager * 1e-9, times(p.eager / p.fused)});
   }
   return s;
 }
