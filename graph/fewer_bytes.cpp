@@ -145,10 +145,7 @@ class FewerBytes : public Values {
       const auto found = inner_.find(in);
       const bool there =
           found == inner_.end() || loaded_.count(in) || (s_.stored[in] && !found->second.passed);
-      if (there)
-        c.leaves.push_back(in);
-      else
-        extend(c, in);
+      there ? c.leaves.push_back(in) : extend(c, in);
     }
   }
 

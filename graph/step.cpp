@@ -266,11 +266,7 @@ void StepCore::execute(Entry& e, Session& s) {
   const auto begin = time();
   if (by_plan) {
     ++e.replays;
-    if (s.watch && verification_due(e)) {
-      verify(e, s);
-    } else {
-      replay(r, *e.plan, s);
-    }
+    s.watch&& verification_due(e) ? verify(e, s) : replay(r, *e.plan, s);
   } else {
     walk_ops(e, s, shared);
   }

@@ -96,10 +96,8 @@ void Pool::deallocate(void* p, size_t asked) noexcept {
   if (held_.on) return held_.blocks.emplace_back(p, bytes), void();
   const std::lock_guard lock(mutex_);
   stats_.live -= bytes;
-  if (!apart_ && bytes <= kSmall)
-    recent_[bytes / kUnit].push_back(p);
-  else
-    give(static_cast<char*>(p));
+  const bool recent = !apart_ && bytes <= kSmall;
+  recent ? recent_[bytes / kUnit].push_back(p) : give(static_cast<char*>(p));
 }
 
 void Pool::give(char* p) {
