@@ -167,9 +167,7 @@ std::string StepCore::dot() {
     if (groups[g].fused) t += "  }\n";
   }
   std::vector<std::string> maker(r.storages.size());
-  for (size_t k = 0; k < r.externals.size(); ++k) {
-    maker[r.externals[k]] = fmt::format("s{}", r.externals[k]);
-  }
+  for (uint32_t s : r.externals) maker[s] = fmt::format("s{}", s);
   for (size_t at = 0; at < r.instrs.size(); ++at) {
     if (!r.live[at]) continue;
     r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {

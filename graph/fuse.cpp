@@ -74,8 +74,7 @@ bool shares_sets(const Recording& r, const Instr& i) {
 
 // Whether the instruction can be text at all.
 bool fusible(const Recording& r, const Instr& i) {
-  const Value& o = r.value(r.out(i)[0]);
-  if (o.numel == 0) return false;
+  if (r.value(r.out(i)[0]).numel == 0) return false;
   if (!i.op->pointwise) return !i.into && (i.op->row || i.op->reduction);
   for (int k = 0; i.into && k < i.n_out; ++k) {
     for (int n = 0; n < k; ++n) {

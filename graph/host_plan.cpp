@@ -205,8 +205,7 @@ void HostPlan::run_call(LibraryCall& c, uint32_t group, const int64_t* control) 
 }
 
 void HostPlan::launch(Launch& l, const int64_t* control, int64_t part, int64_t parts) {
-  const auto at = static_cast<size_t>(part);
-  if (!l.calls.empty()) return run_call(*l.calls[at], l.group, control);
+  if (!l.calls.empty()) return run_call(*l.calls[static_cast<size_t>(part)], l.group, control);
   const int64_t first = l.extent / parts * part, extent = l.extent / parts;
   if (extent <= l.grain) {
     run_table(l, first, first + extent);

@@ -59,8 +59,7 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
   if (any(before, [&](const Access& a) { return a.write && s.group_of[a.instr] == g; })) {
     return false;
   }
-  const std::vector<Part>& parts = s.groups[g].parts;
-  return std::ranges::all_of(parts, [&](const Part& part) {
+  return std::ranges::all_of(s.groups[g].parts, [&](const Part& part) {
     auto inside = [&](const Access& a) { return part.has(a.instr); };
     return any(before, inside) == any(after, inside);
   });

@@ -64,8 +64,7 @@ class Merger {
       const uint32_t at = groups_[b].instrs[0];
       const bool before = std::exchange(anew, !r_.again.empty() && r_.again[at]);
       if (anew != before) from = anew ? b : 0;
-      const std::vector<uint32_t> earlier = sharing(at);
-      std::ranges::any_of(earlier, [&](uint32_t a) { return a >= from && merge(a, b, false); });
+      std::ranges::any_of(sharing(at), [&](uint32_t a) { return a >= from && merge(a, b, false); });
     }
   }
 

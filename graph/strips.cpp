@@ -175,8 +175,7 @@ class Finder {
 
   // Values that are checked have to be there before the first part.
   bool checks_own(uint32_t group, const Uses& uses) const {
-    const std::vector<uint32_t>& checked = kernels_[group].checked;
-    return std::ranges::any_of(checked, [&](uint32_t st) {
+    return std::ranges::any_of(kernels_[group].checked, [&](uint32_t st) {
       const auto use = uses.find(st);
       return use != uses.end() && use->second.written;
     });
@@ -202,8 +201,7 @@ class Finder {
   // Whether `may` says so of all that the group touches.
   bool all_of(uint32_t group, const Uses& uses,
               const std::function<bool(const Use&, bool write)>& may) const {
-    const auto& touched = kernels_[group].touched;
-    return std::ranges::all_of(touched, [&](const auto& t) {
+    return std::ranges::all_of(kernels_[group].touched, [&](const auto& t) {
       const auto use = uses.find(t.first);
       return use == uses.end() || may(use->second, t.second);
     });
