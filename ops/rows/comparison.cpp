@@ -7,12 +7,6 @@ namespace {
 
 constexpr PointwiseTraits kBoolean{.result = Result::Bool};
 
-const NumberOp lt_row{"lt", "a < b", kBoolean, [](auto a, auto b) { return a < b; }};
-const NumberOp le_row{"le", "a <= b", kBoolean, [](auto a, auto b) { return a <= b; }};
-const NumberOp gt_row{"gt", "a > b", kBoolean, [](auto a, auto b) { return a > b; }};
-const NumberOp ge_row{"ge", "a >= b", kBoolean, [](auto a, auto b) { return a >= b; }};
-const NumberOp eq_row{"eq", "a == b", kBoolean, [](auto a, auto b) { return a == b; }};
-const NumberOp ne_row{"ne", "a != b", kBoolean, [](auto a, auto b) { return a != b; }};
 const NumberOp logical_and_row{"logical_and", "a and b", kBoolean,
                                [](auto a, auto b) { return (a != 0.0) & (b != 0.0); }};
 const NumberOp logical_or_row{"logical_or", "a or b", kBoolean,
@@ -28,15 +22,16 @@ const PointwiseOp isfinite_row{"isfinite", "x is neither infinite nor NaN", kBoo
 
 }  // namespace
 
-#define BRRR_COMPARISON(name)                                                      \
-  Tensor name(const Tensor& a, const Tensor& b) { return call(name##_row, a, b); } \
+#define BRRR_COMPARISON(name, holds)                                                               \
+  static const NumberOp name##_row{#name, #holds, kBoolean, [](auto a, auto b) { return holds; }}; \
+  Tensor name(const Tensor& a, const Tensor& b) { return call(name##_row, a, b); }                 \
   Tensor name(const Tensor& a, Scalar b) { return call(name##_row, a, b); }
-BRRR_COMPARISON(lt)
-BRRR_COMPARISON(le)
-BRRR_COMPARISON(gt)
-BRRR_COMPARISON(ge)
-BRRR_COMPARISON(eq)
-BRRR_COMPARISON(ne)
+BRRR_COMPARISON(lt, a < b)
+BRRR_COMPARISON(le, a <= b)
+BRRR_COMPARISON(gt, a > b)
+BRRR_COMPARISON(ge, a >= b)
+BRRR_COMPARISON(eq, a == b)
+BRRR_COMPARISON(ne, a != b)
 #undef BRRR_COMPARISON
 Tensor logical_and(const Tensor& a, const Tensor& b) { return call(logical_and_row, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return call(logical_or_row, a, b); }
