@@ -21,6 +21,8 @@ constexpr ReductionTraits kExtremum{
     .needs_elements = true, .saves_input = true, .saves_output = true};
 constexpr auto kZero = [] { return 0.0; };
 constexpr auto kOne = [] { return 1.0; };
+constexpr auto kLowest = [] { return -kInfinity; };
+constexpr auto kHighest = [] { return kInfinity; };
 constexpr auto kAdd = [](auto a, auto b) { return a + b; };
 constexpr auto kLarger = [](auto a, auto b) { return m::max(a, b); };
 constexpr auto kSmaller = [](auto a, auto b) { return m::min(a, b); };
@@ -58,23 +60,15 @@ Tensor shared_by_ties(const ReductionGrad& r) {
   return ties * (r.g / sum(ties, r.dims, true));
 }
 
-const ReductionOp amax_row{"amax",
-                           "Maximum; NaN wins; ties share the gradient",
-                           kNumbers,
-                           kExtremum,
-                           [] { return -kInfinity; },
-                           Keep{},
-                           kLarger,
-                           Keep{},
+const ReductionOp amax_row{"amax",        "Maximum; NaN wins; ties share the gradient",
+                           kNumbers,      kExtremum,
+                           kLowest,       Keep{},
+                           kLarger,       Keep{},
                            shared_by_ties};
-const ReductionOp amin_row{"amin",
-                           "Minimum; NaN wins; ties share the gradient",
-                           kNumbers,
-                           kExtremum,
-                           [] { return kInfinity; },
-                           Keep{},
-                           kSmaller,
-                           Keep{},
+const ReductionOp amin_row{"amin",        "Minimum; NaN wins; ties share the gradient",
+                           kNumbers,      kExtremum,
+                           kHighest,      Keep{},
+                           kSmaller,      Keep{},
                            shared_by_ties};
 const ReductionOp any_row{
     "any", "Whether an element is not 0", kNumbers, kBoolean, kZero, kTruth, kLarger, Keep{}};

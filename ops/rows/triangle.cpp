@@ -1,5 +1,6 @@
 // The lower or upper triangle of matrices, in the last two dims.
 #include <algorithm>
+#include <functional>
 
 #include "core/check.h"
 #include "ops/kinds/pointwise.h"
@@ -9,27 +10,20 @@ namespace brrr {
 
 namespace {
 
-// What is left out is never read as a number: a NaN there gives 0.
-const NumberOp tril_row{"tril",
-                        "elements up to a diagonal, else 0",
-                        {},
-                        Integers<0b10, 2, 1>{},
-                        [](auto x, auto diagonal, auto row, auto column) {
-                          return m::where(column <= row + diagonal, x, 0.0);
-                        },
-                        [](auto, auto diagonal, auto, auto g, auto row, auto column) {
-                          return m::where(column <= row + diagonal, g, 0.0);
-                        }};
-const NumberOp triu_row{"triu",
-                        "elements from a diagonal on, else 0",
-                        {},
-                        Integers<0b10, 2, 1>{},
-                        [](auto x, auto diagonal, auto row, auto column) {
-                          return m::where(column >= row + diagonal, x, 0.0);
-                        },
-                        [](auto, auto diagonal, auto, auto g, auto row, auto column) {
-                          return m::where(column >= row + diagonal, g, 0.0);
-                        }};
+// What is left out is never read as a number: a NaN there gives 0. The gradient is one of g.
+template <class Within> struct Triangle {
+  auto operator()(auto x, auto diagonal, auto row, auto column) const {
+    return m::where(Within{}(column, row + diagonal), x, 0.0);
+  }
+  auto operator()(auto, auto diagonal, auto, auto g, auto row, auto column) const {
+    return (*this)(g, diagonal, row, column);
+  }
+};
+constexpr Triangle<std::less_equal<>> kLower;
+constexpr Triangle<std::greater_equal<>> kUpper;
+constexpr Integers<0b10, 2, 1> kPlaces;
+const NumberOp tril_row{"tril", "elements up to a diagonal, else 0", {}, kPlaces, kLower, kLower};
+const NumberOp triu_row{"triu", "elements from a diagonal on, else 0", {}, kPlaces, kUpper, kUpper};
 
 Tensor triangle(const PointwiseOp& op, const Tensor& x, int64_t diagonal) {
   BRRR_CHECK(defined(op.name, x).dim() >= 2,
