@@ -93,27 +93,27 @@ void make_copy(Operand& o, bool may_transpose = true) {
   }
 }
 
+/// Whether `n` dims are one walk with even steps, and that.
+bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size, int64_t& step) {
+  int64_t all[kMaxDims], steps[kMaxDims];
+  std::copy_n(sizes, n, all);
+  std::copy_n(strides, n, steps);
+  const bool one = merge_dims(n, all, 1, -1, [&](int) { return steps; }) == 1;
+  size = all[0];
+  step = steps[0];
+  return one;
+}
+
 /// The leading dims joined into rows: one product instead of a batch of them. False where their
 /// strides would not do.
 bool join_rows(Operand& o) {
   const TensorImpl& t = *o.t;
   const int last = t.ndim - 1;
-  const int64_t cols = t.sizes[last];
-  bool dense = t.strides[last] == 1 || cols == 1;
-  int64_t step = cols, rows = 1;  // Of the dims joined so far.
-  for (int d = last - 1; d >= 0; --d) {
-    if (t.sizes[d] == 1) continue;
-    if (rows == 1)
-      step = t.strides[d];
-    else
-      dense &= t.strides[d] == step * rows;
-    rows *= t.sizes[d];
-  }
-  o.rows = rows;
-  o.cols = cols;
-  o.row_stride = step;
+  const bool joined = join_dims(last, t.sizes, t.strides, o.rows, o.row_stride);
+  o.cols = t.sizes[last];
   o.col_stride = 1;
-  return dense && step >= cols;
+  if (o.rows == 1) o.row_stride = o.cols;
+  return joined && (t.strides[last] == 1 || o.cols == 1) && o.row_stride >= o.cols;
 }
 
 void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
@@ -253,24 +253,13 @@ bool is_copied(const OpCall& c, Operand& left) {
   return left.t->dtype != product_dtype(*c.out[0].impl()) || !join_rows(left);
 }
 
-/// Whether the batch is one walk with even steps, as a GPU's library takes it.
-bool even_steps(const Operand& o, const TensorImpl& out, int dims) {
-  int inner = -1;  // The dim walked before, of more than one index: nobody steps in others.
-  for (int d = dims; d-- > 0;) {
-    if (out.sizes[d] == 1) continue;
-    const int64_t step = inner < 0 ? 0 : o.batch_stride[inner] * out.sizes[inner];
-    if (inner >= 0 && o.batch_stride[d] != step) return false;
-    inner = d;
-  }
-  return true;
-}
-
-/// The operand once for each index of the batch, one after the other.
+/// The operand once for each index of the batch, one after the other, unless the batch is one walk,
+/// as a GPU's library takes it.
 void spread(Operand& o, const TensorImpl& out, int dims) {
-  if (out.device == kCPU || even_steps(o, out, dims)) return;
+  int64_t n, step;
+  if (out.device == kCPU || join_dims(dims, out.sizes, o.batch_stride, n, step)) return;
   const TensorImpl& t = *o.t;
-  IntList sizes = out.size_list(), strides;
-  for (int d = 0; d < dims; ++d) strides.push_back(o.batch_stride[d]);
+  IntList sizes = out.size_list(), strides(o.batch_stride, static_cast<size_t>(dims));
   for (int d = 0; d < 2; ++d) {
     sizes[dims + d] = t.sizes[t.ndim - 2 + d];
     strides.push_back(t.strides[t.ndim - 2 + d]);
