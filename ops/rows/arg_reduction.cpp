@@ -198,14 +198,11 @@ int64_t arg_scratch(const OpCall& c) {
   return DenseInput::bytes(*c.in[0], compute_type(c.in[0]->dtype));
 }
 
-const OpDef argmax_row{
-    "argmax",
-    "Index of the first maximum along a dim; NaN wins",
-    {.infer = arg_infer, .kernel = {{arg_cpu<true>}, {arg_cuda<true>}}, .scratch = arg_scratch}};
-const OpDef argmin_row{
-    "argmin",
-    "Index of the first minimum along a dim; NaN wins",
-    {.infer = arg_infer, .kernel = {{arg_cpu<false>}, {arg_cuda<false>}}, .scratch = arg_scratch}};
+template <bool kMax>
+constexpr OpSpec kArg{
+    .infer = arg_infer, .kernel = {{arg_cpu<kMax>}, {arg_cuda<kMax>}}, .scratch = arg_scratch};
+const OpDef argmax_row{"argmax", "Index of the first maximum along a dim; NaN wins", kArg<true>};
+const OpDef argmin_row{"argmin", "Index of the first minimum along a dim; NaN wins", kArg<false>};
 
 }  // namespace
 

@@ -13,7 +13,6 @@
 #include "ops/kinds/device_exchange.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/rows/library_kernels.h"
-#include "ops/pointwise_ops.h"
 
 namespace brrr::dist {
 
@@ -46,10 +45,7 @@ Row row_of(const TensorImpl& x, std::vector<const Cuts*> cuts = {}) {
   return Row(x.dtype, {{x.data(), x.numel}}, std::move(cuts));
 }
 
-int64_t dense_scratch(const OpCall& c) {
-  const TensorImpl& x = *c.in[0];
-  return x.contiguous() ? 0 : scratch_for(x.numel, static_cast<int64_t>(itemsize(x.dtype)));
-}
+int64_t dense_scratch(const OpCall& c) { return DenseInput::bytes(*c.in[0], c.in[0]->dtype); }
 
 // Each rank sends at least its part to every other and takes as much.
 Work exchange_work(const OpCall& c) { return {0, operand_bytes(c)}; }

@@ -10,7 +10,6 @@
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
-#include "ops/view_ops.h"
 
 namespace brrr {
 
@@ -43,16 +42,14 @@ constexpr char kEllipsis = '.';  // Stands for "..." until an operand says how m
 Indices read_term(const std::string& text, std::string_view term) {
   Indices found;
   for (size_t i = 0; i < term.size(); ++i) {
-    if (term.substr(i, 3) == "...") {
-      BRRR_CHECK(!has(found, kEllipsis), "einsum: \"{}\" has two ellipses in one term", text);
-      found += kEllipsis;
-      i += 2;
-      continue;
-    }
-    BRRR_CHECK(is_letter(term[i]),
+    const bool ellipsis = term.substr(i, 3) == "...";
+    BRRR_CHECK(!ellipsis || !has(found, kEllipsis), "einsum: \"{}\" has two ellipses in one term",
+               text);
+    BRRR_CHECK(ellipsis || is_letter(term[i]),
                "einsum: '{}' in \"{}\" is no index; write letters, '...', ',' and one '->'",
                term[i], text);
-    found += term[i];
+    found += ellipsis ? kEllipsis : term[i];
+    if (ellipsis) i += 2;
   }
   return found;
 }

@@ -1,8 +1,6 @@
 #pragma once
 // How the rows of index.cpp walk their tensors, and their kernels, on any device.
 
-#include <algorithm>
-
 #include "core/op.h"
 #include "ops/kinds/pointwise.h"
 
@@ -19,16 +17,11 @@ struct Walk {
   void push(int64_t n, int64_t b, int64_t s, int64_t i, bool indexed) {
     const int last = ndim - 1;
     if (!indexed && n == 1) return;
-    if (indexed) {
+    if (indexed)
       dim = ndim;
-    } else if (ndim > 0 && dim != last && big[last] == b * n && small[last] == s * n &&
-               index[last] == i * n) {
-      size[last] *= n;
-      big[last] = b;
-      small[last] = s;
-      index[last] = i;
-      return;
-    }
+    else if (ndim > 0 && dim != last && big[last] == b * n && small[last] == s * n &&
+             index[last] == i * n)
+      n *= size[--ndim];
     size[ndim] = n;
     big[ndim] = b;
     small[ndim] = s;

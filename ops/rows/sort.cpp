@@ -118,14 +118,10 @@ void order_infer(OpCall& c) {
   set_meta(c, 0, kInt64, sizes);
 }
 
-const OpDef argsort_row{
-    "argsort",
-    "positions in the order of the elements along a dim",
-    {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
-const OpDef topk_row{
-    "topk",
-    "the largest or smallest k elements along a dim, in order",
-    {.infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch}};
+constexpr OpSpec kOrder{
+    .infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch};
+const OpDef argsort_row{"argsort", "positions in the order of the elements along a dim", kOrder};
+const OpDef topk_row{"topk", "the largest or smallest k elements along a dim, in order", kOrder};
 
 Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {
   return over_dim(x, dim, [&](const Tensor& rows) { return call(op, {rows}, attrs); });

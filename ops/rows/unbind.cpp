@@ -5,7 +5,6 @@
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/kinds/composite.h"
-#include "ops/kinds/pointwise.h"
 #include "ops/kinds/view.h"
 #include "ops/view_ops.h"
 
@@ -13,47 +12,12 @@ namespace brrr {
 
 namespace {
 
-void unbind_shape(OpCall& c) {
-  const int d = dim_of(c.attrs);
-  for (int k = 0; k < c.n_out; ++k) {
-    OutMeta& m = view_meta(c, k);
-    m.offset += k * m.strides[d];
-    m.sizes.erase(d);
-    m.strides.erase(d);
-  }
-}
-
-// All parts' gradients, to be put side by side: one pass over memory, where as many selects or
-// slices would each write a tensor of the whole size and then be added up.
-template <class Sizes>
-std::vector<Tensor> gradients_of_parts(const VjpCall& v, const Sizes& sizes) {
-  const Meta& m = v.meta(0);
-  std::vector<Tensor> parts(v.gout, v.gout + v.node.n_out);
-  for (size_t k = 0; k < parts.size(); ++k) {
-    if (!parts[k].defined()) parts[k] = zeros(sizes(static_cast<int64_t>(k)), m.dtype, m.device);
-  }
-  return parts;
-}
-
-void unbind_vjp(VjpCall& v) {
-  const int d = dim_of(v.attrs());
-  const Meta& m = v.meta(0);
-  IntList part = m.sizes;
-  part.erase(d);
-  const auto parts = gradients_of_parts(v, [&](int64_t) { return part; });
-  v.gin[0] = d < part.size() ? cat(parts, d).view(m.sizes) : stack(parts, d);
-}
-
-const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
-                       view_spec(unbind_shape, unbind_vjp)};
-
 struct SplitAttrs {
   int64_t dim, length;
-  /// Of the whole's `sizes` what part k has.
-  IntList part(IntList sizes, int64_t k) const {
-    const int d = static_cast<int>(dim);
-    sizes[d] = std::min(length, sizes[d] - k * length);
-    return sizes;
+  /// Makes of the whole's `sizes` those of part k.
+  void cut(IntList& sizes, int64_t k) const {
+    int64_t& n = sizes[static_cast<int>(dim)];
+    n = std::min(length, n - k * length);
   }
 };
 
@@ -62,22 +26,51 @@ void split_shape(OpCall& c) {
   for (int k = 0; k < c.n_out; ++k) {
     OutMeta& m = view_meta(c, k);
     m.offset += k * a.length * m.strides[static_cast<int>(a.dim)];
-    m.sizes = a.part(m.sizes, k);
+    a.cut(m.sizes, k);
   }
 }
 
-void split_vjp(VjpCall& v) {
-  const auto a = v.attrs().as<SplitAttrs>();
-  v.gin[0] =
-      cat(gradients_of_parts(v, [&](int64_t k) { return a.part(v.meta(0).sizes, k); }), a.dim);
+// Parts of length 1, whose dim goes away.
+void unbind_shape(OpCall& c) {
+  split_shape(c);
+  const int d = dim_of(c.attrs);
+  for (int k = 0; k < c.n_out; ++k) {
+    c.meta[k].sizes.erase(d);
+    c.meta[k].strides.erase(d);
+  }
 }
 
+// All parts' gradients, to be put side by side: one pass over memory, where as many selects or
+// slices would each write a tensor of the whole size and then be added up.
+std::vector<Tensor> gradients_of_parts(const VjpCall& v, bool unbound) {
+  const auto a = v.attrs().as<SplitAttrs>();
+  const Meta& m = v.meta(0);
+  std::vector<Tensor> parts(v.gout, v.gout + v.node.n_out);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    IntList sizes = m.sizes;
+    a.cut(sizes, static_cast<int64_t>(k));
+    if (unbound) sizes.erase(static_cast<int>(a.dim));
+    if (!parts[k].defined()) parts[k] = zeros(sizes, m.dtype, m.device);
+  }
+  return parts;
+}
+
+void split_vjp(VjpCall& v) { v.gin[0] = cat(gradients_of_parts(v, false), dim_of(v.attrs())); }
+
+void unbind_vjp(VjpCall& v) {
+  const int d = dim_of(v.attrs());
+  const IntList& whole = v.meta(0).sizes;
+  const auto parts = gradients_of_parts(v, true);
+  v.gin[0] = d + 1 < whole.size() ? cat(parts, d).view(whole) : stack(parts, d);
+}
+
+const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
+                       view_spec(unbind_shape, unbind_vjp)};
 const OpDef split_row{"split", "parts of one length along a dim, the last as long as it is",
                       view_spec(split_shape, split_vjp)};
 
 // The outputs of a row that has `count` of them in this call.
-template <class A>
-std::vector<Tensor> first_of(int64_t count, const OpDef& row, const Tensor& t, const A& attrs) {
+std::vector<Tensor> first_of(int64_t count, const OpDef& row, const Tensor& t, SplitAttrs attrs) {
   const Outputs all = call_outputs(row, static_cast<int>(count), {t}, attrs);
   return {all.begin(), all.begin() + count};
 }
@@ -94,7 +87,7 @@ std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
     for (int64_t i = 0; i < n; ++i) parts.push_back(t.select(d, i));
     return parts;
   }
-  return first_of(n, unbind_row, t, DimAttrs{d});
+  return first_of(n, unbind_row, t, SplitAttrs{d, 1});
 }
 
 std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
