@@ -17,8 +17,6 @@
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
 #include "ops/kinds/exchange_buckets.h"
-#include "ops/pointwise_ops.h"
-#include "ops/view_ops.h"
 
 namespace brrr::dist {
 

@@ -12,7 +12,6 @@
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
-#include "ops/reduction_ops.h"
 
 namespace brrr::models {
 

@@ -8,7 +8,6 @@
 #include "models/file.h"
 #include "models/safetensors.h"
 #include "ops/pointwise_ops.h"
-#include "ops/reduction_ops.h"
 
 namespace brrr::models {
 

@@ -9,15 +9,12 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_impl.h"
-#include "models/data_parallel.h"
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
 #include "ops/kinds/reduction.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
-#include "ops/reduction_ops.h"
-#include "ops/view_ops.h"
 
 namespace brrr::dist {
 

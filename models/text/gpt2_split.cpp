@@ -1,6 +1,5 @@
 #include "models/text/gpt2_split.h"
 
-#include <array>
 #include <cstdint>
 #include <vector>
 

@@ -5,7 +5,6 @@
 // GPU has an order of its own, see below.
 #include <utility>
 
-#include "core/check.h"
 #include "core/device_kernel.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/library_ops.h"

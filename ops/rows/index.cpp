@@ -4,7 +4,6 @@
 #include "ops/kinds/composite.h"
 #include "ops/rows/index_kernels.h"
 #include "ops/library_ops.h"
-#include "ops/view_ops.h"
 
 namespace brrr {
 

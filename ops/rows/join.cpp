@@ -5,7 +5,6 @@
 #include "ops/kinds/composite.h"
 #include "ops/library_ops.h"
 #include "ops/rows/library_kernels.h"
-#include "ops/view_ops.h"
 
 namespace brrr {
 

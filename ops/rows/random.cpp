@@ -5,7 +5,6 @@
 #include "ops/kinds/pointwise.h"
 #include "ops/library_ops.h"
 #include "ops/rows/dropout.h"
-#include "ops/view_ops.h"
 #include "ops/vocabulary/convert.h"
 
 namespace brrr {

@@ -7,7 +7,6 @@
 #include "core/device_kernel.h"
 #include "ops/kinds/composite.h"
 #include "ops/kinds/pointwise.h"
-#include "ops/library_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/rows/library_kernels.h"

@@ -6,7 +6,6 @@
 
 #include "core/check.h"
 #include "ops/kinds/merge_dims.h"
-#include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
 
 namespace brrr {
