@@ -13,28 +13,24 @@
 
 namespace brrr {
 
-namespace {
-
-std::string bytes_of(const std::vector<double>& figures) {
+static std::string bytes_of(const std::vector<double>& figures) {
   return {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof(double)};
 }
 
-std::vector<double> figures_of(const std::string& bytes) {
+static std::vector<double> figures_of(const std::string& bytes) {
   std::vector<double> figures(bytes.size() / sizeof(double));
   std::memcpy(figures.data(), bytes.data(), figures.size() * sizeof(double));
   return figures;
 }
 
 // "" where there is none: then figures last as long as the process.
-std::string folder() {
+static std::string folder() {
   try {
     return jit::kernel_cache_dir();
   } catch (const Error&) {
     return "";
   }
 }
-
-}  // namespace
 
 std::string build_stamp() {
   Dl_info here;

@@ -10,11 +10,9 @@
 
 namespace brrr::jit {
 
-namespace {
-
 constexpr const char* kForm = "brrr-limits-5";  // Of the figures, and of how they are measured.
 
-std::vector<double> figures_of(const DeviceLimits& l) {
+static std::vector<double> figures_of(const DeviceLimits& l) {
   std::vector<double> all{static_cast<double>(l.threads), l.round_trip_ns,
                           static_cast<double>(l.peaks.size())};
   for (const auto& p : l.peaks) {
@@ -25,7 +23,7 @@ std::vector<double> figures_of(const DeviceLimits& l) {
 }
 
 // Such figures' own.
-DeviceLimits limits_of(const std::vector<double>& all) {
+static DeviceLimits limits_of(const std::vector<double>& all) {
   DeviceLimits l;
   l.threads = static_cast<int>(all[0]);
   l.round_trip_ns = all[1];
@@ -36,8 +34,6 @@ DeviceLimits limits_of(const std::vector<double>& all) {
   for (; k < all.size(); k += 2) l.copies.push_back({all[k], all[k + 1]});
   return l;
 }
-
-}  // namespace
 
 double best_seconds(Device device, const std::function<void()>& f) {
   using Clock = std::chrono::steady_clock;

@@ -8,20 +8,19 @@
 
 namespace brrr {
 
-namespace {
 // Each on its own: reseeding while another thread draws has no order to keep.
-std::atomic<uint64_t> seed{0}, draw{0};
-constinit thread_local RngState* own = nullptr;
-constinit thread_local uint64_t taken = 0;
-constinit thread_local int in_step = 0;  // Streams that a recorded step has begun itself.
-}  // namespace
+static std::atomic<uint64_t> seed{0}, draw{0};
+static constinit thread_local RngState* own = nullptr;
+static constinit thread_local uint64_t taken = 0;
+static constinit thread_local int in_step = 0;  // Streams that a recorded step has begun itself.
 
-RngScope::RngScope(uint64_t seed) : stream_{seed, 0}, before_(std::exchange(own, &stream_)) {
-  in_step += context.recorder != nullptr;
+RngScope::RngScope(uint64_t seed)
+    : stream_{seed, 0}, before_(std::exchange(own, &stream_)), in_step_(context.recorder) {
+  in_step += in_step_;
 }
 RngScope::~RngScope() {
   own = before_;
-  in_step -= context.recorder != nullptr;
+  in_step -= in_step_;
 }
 
 void manual_seed(uint64_t seed) {

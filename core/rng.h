@@ -36,7 +36,8 @@ void return_draws(uint64_t first, uint64_t n);
 /// How many this thread has taken so far.
 uint64_t draws_taken();
 
-/// While it lives this thread draws from a stream of its own, which begins at the seed.
+/// While it lives this thread draws from a stream of its own, which begins at the seed. A recorded
+/// step that has one inside cannot be frozen.
 class RngScope : NotCopied {
  public:
   explicit RngScope(uint64_t seed);
@@ -44,6 +45,7 @@ class RngScope : NotCopied {
 
  private:
   RngState stream_, *before_;
+  bool in_step_;
 };
 
 }  // namespace brrr

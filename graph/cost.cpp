@@ -101,10 +101,8 @@ double bytes_apart(const Recording& r, const Group& g) {
 
 // --- neighbours ----------------------------------------------------------------------------------
 
-namespace {
-
 // What one of two groups writes and the other reads.
-double bytes_between(const Recording& r, const Schedule& s, uint32_t a, uint32_t b) {
+static double bytes_between(const Recording& r, const Schedule& s, uint32_t a, uint32_t b) {
   std::vector<uint32_t> passed;
   for (uint32_t at : s.groups[b].instrs) {
     r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
@@ -118,12 +116,12 @@ double bytes_between(const Recording& r, const Schedule& s, uint32_t a, uint32_t
   return bytes;
 }
 
-std::string space_text(const Domain& d) {
+static std::string space_text(const Domain& d) {
   return to_string(d.space) + (d.row ? fmt::format(" by rows of {}", d.row) : "");
 }
 
-std::string reason(const Recording& r, const Schedule& s, const Target& target, uint32_t a,
-                   uint32_t b) {
+static std::string reason(const Recording& r, const Schedule& s, const Target& target, uint32_t a,
+                          uint32_t b) {
   const Part &x = s.groups[a].parts[0], &y = s.groups[b].parts[0];
   Domain domain;
   if (!join(r, target, x.instrs, y.instrs, x.domain, y.domain, domain)) {
@@ -141,8 +139,6 @@ std::string reason(const Recording& r, const Schedule& s, const Target& target, 
   return fmt::format("what lies between would have to wait, or more than {} live longer",
                      bytes_text(kLittleMemory));
 }
-
-}  // namespace
 
 std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t b) {
   const auto one_part = [&](uint32_t g) {

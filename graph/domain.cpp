@@ -140,10 +140,8 @@ Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
   return w.row ? broadcast_role(v, out.size_list(), w.row) : Role::Other;
 }
 
-namespace {
-
 // Whether it is a window on just the instruction's own shape.
-bool is_exact(const Recording& r, const Instr& i, const Domain& w) {
+static bool is_exact(const Recording& r, const Instr& i, const Domain& w) {
   for (int k = 0; k < i.n_in + i.n_out; ++k) {
     const bool given = r.operands[i.first_in + static_cast<uint32_t>(k)] != kNone;
     if (given && role(r, i, k, w) == Role::Other) return true;
@@ -154,7 +152,7 @@ bool is_exact(const Recording& r, const Instr& i, const Domain& w) {
 }
 
 // Into a domain that has a shape, and rows if any of its instructions has.
-bool take(const Recording& r, const Target& target, Domain& w, const Instr& i) {
+static bool take(const Recording& r, const Target& target, Domain& w, const Instr& i) {
   const Value& out = r.value(r.out(i)[0]);
   const int64_t numel = numel_of(w.space);
   const bool exact = is_exact(r, i, w);
@@ -171,8 +169,6 @@ bool take(const Recording& r, const Target& target, Domain& w, const Instr& i) {
   w.exact = true;
   return true;
 }
-
-}  // namespace
 
 bool join(const Recording& r, const Target& target, const std::vector<uint32_t>& others,
           Domain& domain, uint32_t instr) {

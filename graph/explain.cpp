@@ -5,9 +5,7 @@
 
 namespace brrr::graph {
 
-namespace {
-
-std::string anew_text(const Plan& plan, const StepOptions& options) {
+static std::string anew_text(const Plan& plan, const StepOptions& options) {
   const Rematerialised& anew = plan.rematerialised();
   std::string t;
   if (anew.instrs) {
@@ -28,7 +26,7 @@ std::string anew_text(const Plan& plan, const StepOptions& options) {
 }
 
 // Before the first kernel of a strip.
-std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
+static std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
   const Strip* const strip = s.strips.of(group);
   if (!strip || strip->first != group) return "";
   size_t bytes = 0;
@@ -48,7 +46,7 @@ std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
   return text;
 }
 
-std::string kernels_of(const Plan& plan) {
+static std::string kernels_of(const Plan& plan) {
   const Recording& r = plan.recording();
   const Schedule& s = plan.schedule();
   std::string t;
@@ -77,8 +75,6 @@ std::string kernels_of(const Plan& plan) {
   }
   return t;
 }
-
-}  // namespace
 
 // Whoever replays one has its lock and then takes that of all.
 std::vector<std::shared_ptr<Entry>> StepCore::all_entries() {

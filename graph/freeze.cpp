@@ -7,16 +7,15 @@
 
 namespace brrr::graph {
 
-namespace {
-
 constexpr const char* kSharedArgument =
     "an argument shares its memory with another tensor of the step";
 
 // A survivor may be held by the call's results and by grad fields only: then a replay can hand out
 // new ones. `seen` is scratch.
-bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
-                   const ResultList& results, const std::vector<Effects::Gradient>& gradients,
-                   std::vector<TensorImpl*>& seen) {
+static bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
+                          const ResultList& results,
+                          const std::vector<Effects::Gradient>& gradients,
+                          std::vector<TensorImpl*>& seen) {
   seen.clear();
   for (const Tensor* t : results) seen.push_back(t->impl());
   for (const Effects::Gradient& g : gradients) seen.push_back(g.leaf.impl()->grad);
@@ -37,8 +36,6 @@ bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
   }
   return true;
 }
-
-}  // namespace
 
 // Tells a storage from others that were or will be at its address.
 static uint32_t number_of(Storage& s) {

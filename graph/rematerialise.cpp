@@ -12,9 +12,7 @@
 
 namespace brrr::graph {
 
-namespace {
-
-double moved(const Recording& r, const Schedule& s) {
+static double moved(const Recording& r, const Schedule& s) {
   double bytes = 0;
   for (const Group& g : s.groups) bytes += g.fused ? group_bytes(r, s, g) : bytes_apart(r, g);
   return bytes;
@@ -26,14 +24,14 @@ constexpr size_t kMostWork = 2;  // Times the step's instructions that may run a
 constexpr double kNextToNothing = 1.0 / 128;
 constexpr size_t kKernelsForOneMore = 24;
 
-size_t repeated(const Recording& r) {
+static size_t repeated(const Recording& r) {
   size_t n = 0;
   for (size_t at = 0; at < r.again.size(); ++at) n += r.again[at] && r.live[at];
   return n;
 }
 
 // Makes values anew until the arena has `budget` bytes, or nothing more may be dropped.
-void save_memory(
+static void save_memory(
     const Recording& r, Rematerialised& out, size_t budget, Allowance may,
     const std::function<Rematerialised(const Rematerialised&, const Lists&)>& changed) {
   Rematerialised now = out;   // Not less may lead to less: several groups are as full.
@@ -58,8 +56,6 @@ void save_memory(
     in_vain = 0;
   }
 }
-
-}  // namespace
 
 size_t budget_bytes(const StepOptions& options, size_t arena) {
   const double n = options.memory_budget;

@@ -12,14 +12,10 @@
 
 namespace brrr::graph {
 
-namespace {
-
 // A plan orders what it does by storages.
 constexpr const char* kShared =
     "two tensors from outside the step lie in the same memory (from_blob without a copy); make one "
     "a view of the other";
-
-}  // namespace
 
 StepCore::StepCore(StepOptions options) : options_(options) {
   BRRR_CHECK(options.max_entries >= 1, "step: max_entries is {}; at least 1 recording is needed",

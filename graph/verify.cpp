@@ -7,18 +7,16 @@
 
 namespace brrr::graph {
 
-namespace {
-
 // What a step uses of one storage, from its beginning on: what else lies there may change while the
 // step runs.
-Extent extent_from(const Recording& r, uint32_t storage, int64_t base) {
+static Extent extent_from(const Recording& r, uint32_t storage, int64_t base) {
   Extent e = r.extent(storage);
   if (e.value == kNone) return e;
   const int64_t begin = base * static_cast<int64_t>(itemsize(r.value(e.value).dtype));
   return {e.low + begin, e.high + begin, e.value};
 }
 
-std::vector<char> on_host(const Storage& s, const Extent& e, DType t) {
+static std::vector<char> on_host(const Storage& s, const Extent& e, DType t) {
   std::vector<char> bytes(static_cast<size_t>(e.high - e.low));
   backend(s.device.type)
       .copy_to_host(bytes.data(), static_cast<const char*>(s.data) + e.low, bytes.size());
@@ -27,15 +25,14 @@ std::vector<char> on_host(const Storage& s, const Extent& e, DType t) {
 }
 
 // The first element in which the two differ there, or -1.
-int64_t first_difference(const Recording& r, const Extent& e, const Storage& a, const Storage& b) {
+static int64_t first_difference(const Recording& r, const Extent& e, const Storage& a,
+                                const Storage& b) {
   if (e.value == kNone) return -1;
   const DType t = r.value(e.value).dtype;
   const std::vector<char> x = on_host(a, e, t), y = on_host(b, e, t);
   const auto at = std::mismatch(x.begin(), x.end(), y.begin()).first;
   return at == x.end() ? -1 : (at - x.begin()) / static_cast<int64_t>(itemsize(t));
 }
-
-}  // namespace
 
 bool StepCore::verification_due(const Entry& e) const {
   return options_.verify_every && e.turn >= static_cast<uint64_t>(options_.verify_every);

@@ -12,11 +12,9 @@
 
 namespace examples {
 
-namespace {
-
 namespace fs = std::filesystem;
 
-std::string explain(const CLI::App* app, const CLI::Error& e) {
+static std::string explain(const CLI::App* app, const CLI::Error& e) {
   std::string text = fmt::format("{}: {}\n", app->get_name(), e.what());
   if (dynamic_cast<const CLI::ExtrasError*>(&e)) {
     text += "the options are";
@@ -27,11 +25,9 @@ std::string explain(const CLI::App* app, const CLI::Error& e) {
 }
 
 // Nobody is left to hear that this failed.
-void say(const std::string& program, const std::string& what) {
+static void say(const std::string& program, const std::string& what) {
   std::fputs(fmt::format("{}: {}\n", program, what).c_str(), stderr);
 }
-
-}  // namespace
 
 Check whole_number(int64_t least, int64_t most) {
   return [least, most](const std::string& text) {

@@ -4,8 +4,6 @@
 
 namespace examples {
 
-namespace {
-
 // Beside the pictures' style, whose colours it uses.
 constexpr const char* kStyle = R"css(
 * { box-sizing: border-box; }
@@ -47,14 +45,12 @@ td.word { text-align: left; }
 )css";
 
 // As RFC 4180 has it.
-std::string csv_field(const std::string& text) {
+static std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n") == std::string::npos) return text;
   std::string t = "\"";
   for (char c : text) t += c == '"' ? "\"\"" : std::string(1, c);
   return t + "\"";
 }
-
-}  // namespace
 
 Datum percent(double share) { return {fmt::format("{:.0f} %", 100 * share), share}; }
 Datum times(double factor) { return {fmt::format("{:.2f}x", factor), factor}; }

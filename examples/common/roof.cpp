@@ -8,10 +8,8 @@ namespace examples {
 
 using brrr::Tensor;
 
-namespace {
-
 // By a factor near 1, so that many of them leave numbers of ordinary size.
-Tensor multiplied(const Tensor& x, int64_t times) {
+static Tensor multiplied(const Tensor& x, int64_t times) {
   Tensor y = x * 0.999;
   for (int64_t i = 1; i < times; ++i) y = y * 0.999;
   return y;
@@ -19,13 +17,11 @@ Tensor multiplied(const Tensor& x, int64_t times) {
 
 // On the CPU it is measured now, for memory is shared with other machines: what is to be compared
 // with it runs directly before.
-double copy_gbs(const brrr::bench::Limits& limits, const Tensor& x) {
+static double copy_gbs(const brrr::bench::Limits& limits, const Tensor& x) {
   const auto bytes = static_cast<size_t>(x.numel()) * sizeof(float);
   if (limits.on_gpu()) return limits.gb_per_second(2.0 * static_cast<double>(bytes));
   return brrr::cpu::stream_like(1, bytes, limits.threads > 1).gb_per_second;
 }
-
-}  // namespace
 
 BothModes time_both(const std::function<Tensor(const Tensor&)>& f, const Tensor& x,
                     double seconds) {

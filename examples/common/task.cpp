@@ -4,13 +4,11 @@
 
 namespace examples {
 
-namespace {
-
 const std::vector<int64_t> kLayers = {784, 256, 128, 10};
 const brrr::models::GPTOptions kGpt = {
     .vocab = 65, .block = 32, .layers = 2, .heads = 4, .width = 64};
 
-Batches mlp_batches(int64_t batch) {
+static Batches mlp_batches(int64_t batch) {
   return make_batches(
       [&] {
         return brrr::randn({batch, kLayers.front()});
@@ -18,12 +16,10 @@ Batches mlp_batches(int64_t batch) {
       [&] { return brrr::randint(0, kLayers.back(), {batch}); });
 }
 
-Batches gpt_batches(int64_t batch) {
+static Batches gpt_batches(int64_t batch) {
   const auto ids = [&] { return brrr::randint(0, kGpt.vocab, {batch, kGpt.block}); };
   return make_batches(ids, ids);
 }
-
-}  // namespace
 
 Batches make_batches(const std::function<brrr::Tensor()>& x,
                      const std::function<brrr::Tensor()>& y) {

@@ -7,24 +7,21 @@
 
 namespace examples::lab {
 
-namespace {
-
 using brrr::cpu::stream_like;
 
 constexpr int64_t kMB = 1 << 20;
 
-Tensor random_tensor(int64_t bytes) {
+static Tensor random_tensor(int64_t bytes) {
   return brrr::randn({bytes / static_cast<int64_t>(sizeof(float))});
 }
 
 // The same function in both modes.
-BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tensor&), const Tensor& x) {
+static BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tensor&),
+                              const Tensor& x) {
   const BothModes t = time_both(f, x, lab.seconds);
   if (!t.complaint.empty()) lab.complain(what, t.complaint);
   return t;
 }
-
-}  // namespace
 
 Section limits_of_machine(Lab& lab) {
   const Limits& l = lab.limits;
