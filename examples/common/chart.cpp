@@ -218,6 +218,59 @@ std::string line_text(const Line& line, size_t i, bool limit, const Axis& x, con
   return line_group(i, limit, path, marks);
 }
 
+std::string bar_rect(Look look, double x, double y, double width, double height) {
+  return fmt::format(
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" class=\"c{} bar\"/>", x,
+      y, width, height, static_cast<int>(look));
+}
+
+double total(const BarChart::Bar& b) {
+  return std::accumulate(b.values.begin(), b.values.end(), 0.0);
+}
+
+// Labels have less than half of the picture; longer ones go on below.
+constexpr double kLabel = 175, kLabelLine = 14;
+std::vector<std::string> label_lines(const BarChart::Bar& b) {
+  return brrr::wrapped(b.label, static_cast<size_t>(kLabel / kLetter));
+}
+
+// As long as the texts on both sides of the bars leave it.
+Axis bar_axis(const BarChart& c) {
+  double label = width_of(c.y_label), most = c.most;
+  for (const BarChart::Bar& b : c.bars) {
+    for (const std::string& line : label_lines(b)) label = std::max(label, width_of(line));
+    if (c.most == 0) most = std::max({most, total(b), c.mark});
+  }
+  if (most <= 0) most = 1;
+  const double from = std::min(label, kLabel) + 8;
+  double scale = (kWidth - 16 - from) / most;
+  for (const BarChart::Bar& b : c.bars) {
+    if (total(b) > 0) scale = std::min(scale, (kWidth - from - 6 - width_of(b.text)) / total(b));
+  }
+  return {0, most, false, from, from + scale * most};
+}
+
+std::string bar_text(const BarChart& c, const BarChart::Bar& b, const Axis& x, double y,
+                     double thick) {
+  std::string t;
+  const std::vector<std::string> label = label_lines(b);
+  for (size_t i = 0; i < label.size(); ++i) {
+    t += text_at(x.from - 6, y + thick - 3 + kLabelLine * static_cast<double>(i), "end", label[i]);
+  }
+  y += kLabelLine * static_cast<double>(label.size() - 1) / 2;
+  double sum = 0;
+  for (size_t i = 0; i < b.values.size(); ++i) {
+    const double from = x.at(sum), width = x.at(sum += b.values[i]) - from;
+    const Look look = c.parts[i].second;
+    if (width >= 0.1) t += bar_rect(look, from, y, width, thick);
+    const std::string figure = fmt::format("{:.0f}", b.values[i]);
+    if (!c.figures || width < width_of(figure) + 2) continue;
+    t += text_at(from + width / 2, y + thick - 4, fmt::format("in c{}", int{look}), figure);
+  }
+  if (!b.text.empty()) t += text_at(x.at(sum) + 5, y + thick - 3, "halo", b.text);
+  return t;
+}
+
 }  // namespace
 
 std::string html_escape(const std::string& text) {
@@ -282,63 +335,6 @@ Picture draw(const std::string& name, const LineChart& c) {
   p.height += tall + below;
   return p;
 }
-
-namespace {
-
-std::string bar_rect(Look look, double x, double y, double width, double height) {
-  return fmt::format(
-      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" class=\"c{} bar\"/>", x,
-      y, width, height, static_cast<int>(look));
-}
-
-double total(const BarChart::Bar& b) {
-  return std::accumulate(b.values.begin(), b.values.end(), 0.0);
-}
-
-// Labels have less than half of the picture; longer ones go on below.
-constexpr double kLabel = 175, kLabelLine = 14;
-std::vector<std::string> label_lines(const BarChart::Bar& b) {
-  return brrr::wrapped(b.label, static_cast<size_t>(kLabel / kLetter));
-}
-
-// As long as the texts on both sides of the bars leave it.
-Axis bar_axis(const BarChart& c) {
-  double label = width_of(c.y_label), most = c.most;
-  for (const BarChart::Bar& b : c.bars) {
-    for (const std::string& line : label_lines(b)) label = std::max(label, width_of(line));
-    if (c.most == 0) most = std::max({most, total(b), c.mark});
-  }
-  if (most <= 0) most = 1;
-  const double from = std::min(label, kLabel) + 8;
-  double scale = (kWidth - 16 - from) / most;
-  for (const BarChart::Bar& b : c.bars) {
-    if (total(b) > 0) scale = std::min(scale, (kWidth - from - 6 - width_of(b.text)) / total(b));
-  }
-  return {0, most, false, from, from + scale * most};
-}
-
-std::string bar_text(const BarChart& c, const BarChart::Bar& b, const Axis& x, double y,
-                     double thick) {
-  std::string t;
-  const std::vector<std::string> label = label_lines(b);
-  for (size_t i = 0; i < label.size(); ++i) {
-    t += text_at(x.from - 6, y + thick - 3 + kLabelLine * static_cast<double>(i), "end", label[i]);
-  }
-  y += kLabelLine * static_cast<double>(label.size() - 1) / 2;
-  double sum = 0;
-  for (size_t i = 0; i < b.values.size(); ++i) {
-    const double from = x.at(sum), width = x.at(sum += b.values[i]) - from;
-    const Look look = c.parts[i].second;
-    if (width >= 0.1) t += bar_rect(look, from, y, width, thick);
-    const std::string figure = fmt::format("{:.0f}", b.values[i]);
-    if (!c.figures || width < width_of(figure) + 2) continue;
-    t += text_at(from + width / 2, y + thick - 4, fmt::format("in c{}", int{look}), figure);
-  }
-  if (!b.text.empty()) t += text_at(x.at(sum) + 5, y + thick - 3, "halo", b.text);
-  return t;
-}
-
-}  // namespace
 
 Picture draw(const std::string& name, const BarChart& c) {
   constexpr double row = 19, thick = 15, gap = 6;

@@ -46,11 +46,8 @@ class Own : public brrr::models::Module {
 };
 
 Batches own_batches(int64_t batch) {
-  return make_batches(
-      [&] {
-        return brrr::randn({batch, kInputs});
-      },
-      [&] { return brrr::randint(0, kClasses, {batch}); });
+  const auto y = [&] { return brrr::randint(0, kClasses, {batch}); };
+  return make_batches([&] { return brrr::randn({batch, kInputs}); }, y);
 }
 
 }  // namespace

@@ -9,11 +9,8 @@ const brrr::models::GPTOptions kGpt = {
     .vocab = 65, .block = 32, .layers = 2, .heads = 4, .width = 64};
 
 static Batches mlp_batches(int64_t batch) {
-  return make_batches(
-      [&] {
-        return brrr::randn({batch, kLayers.front()});
-      },
-      [&] { return brrr::randint(0, kLayers.back(), {batch}); });
+  const auto y = [&] { return brrr::randint(0, kLayers.back(), {batch}); };
+  return make_batches([&] { return brrr::randn({batch, kLayers.front()}); }, y);
 }
 
 static Batches gpt_batches(int64_t batch) {

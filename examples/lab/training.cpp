@@ -169,18 +169,26 @@ LineChart times_chart(const std::string& name, const Points& points) {
 
 // --- where the time goes -------------------------------------------------------------------------
 
+// Shares of one class; 0 if the mode has none of it.
+double share_of(const Anatomy& a, const std::string& kind, bool of_time) {
+  double all = of_time ? a.profiled_us : 0, own = 0;
+  for (const auto& row : a.kinds) {
+    if (!of_time) all += row.flops;
+    if (row.kind == kind) own = of_time ? row.time.us : row.flops;
+  }
+  return all > 0 ? own / all : 0;
+}
+
 Sheet kinds_sheet(const Anatomy& a, const char* mode) {
   Sheet s{fmt::format("classes-{}", mode),
           fmt::format("classes of operations, {} mode", mode),
           {"class", "kernels a step", "us a step", "FLOPs", "time", "GFLOP/s", "GB/s", "bound by"}};
-  double flops = 0;
-  for (const auto& row : a.kinds) flops += row.flops;
   const auto steps = static_cast<double>(a.steps);
   for (const auto& row : a.kinds) {
     s.rows.push_back({row.kind, row.calls / a.steps, row.time.us / steps,
-                      percent(flops > 0 ? row.flops / flops : 0),
-                      percent(row.time.us / a.profiled_us), row.flops / row.time.us * 1e-3,
-                      row.bytes / row.time.us * 1e-3, row.time.bound()});
+                      percent(share_of(a, row.kind, false)), percent(row.time.us / a.profiled_us),
+                      row.flops / row.time.us * 1e-3, row.bytes / row.time.us * 1e-3,
+                      row.time.bound()});
   }
   const double between = a.profiled_us - a.kernels_us;
   s.rows.push_back({"between kernels", int64_t{0}, between / steps, percent(0),
@@ -200,16 +208,6 @@ Sheet kernels_sheet(const Anatomy& a) {
                       row.time.bound()});
   }
   return s;
-}
-
-// Shares of one class; 0 if the mode has none of it.
-double share_of(const Anatomy& a, const std::string& kind, bool of_time) {
-  double all = of_time ? a.profiled_us : 0, own = 0;
-  for (const auto& row : a.kinds) {
-    if (!of_time) all += row.flops;
-    if (row.kind == kind) own = of_time ? row.time.us : row.flops;
-  }
-  return all > 0 ? own / all : 0;
 }
 
 BarChart shares_chart(const Anatomy& eager, const Anatomy& graph) {
