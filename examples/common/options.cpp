@@ -29,25 +29,17 @@ static void say(const std::string& program, const std::string& what) {
   std::fputs(fmt::format("{}: {}\n", program, what).c_str(), stderr);
 }
 
-Check whole_number(int64_t least, int64_t most) {
-  return [least, most](const std::string& text) {
-    int64_t v = 0;
+template <class T> static Check number(const char* what, T least, T most) {
+  return [=](const std::string& text) {
+    T v = 0;  // A NaN fails the comparison.
     if (read_number(text, v) && v >= least && v <= most) return std::string();
-    return most < std::numeric_limits<int64_t>::max()
-               ? fmt::format("expected a whole number from {} to {}, got '{}'", least, most, text)
-               : fmt::format("expected a whole number of at least {}, got '{}'", least, text);
+    return most < std::numeric_limits<T>::max()
+               ? fmt::format("expected {} from {} to {}, got '{}'", what, least, most, text)
+               : fmt::format("expected {} of at least {}, got '{}'", what, least, text);
   };
 }
-
-Check real_number(double least, double most) {
-  return [least, most](const std::string& text) {
-    double v = 0;  // A NaN fails the comparison.
-    if (read_number(text, v) && v >= least && v <= most) return std::string();
-    return most < std::numeric_limits<double>::max()
-               ? fmt::format("expected a number from {} to {}, got '{}'", least, most, text)
-               : fmt::format("expected a number of at least {}, got '{}'", least, text);
-  };
-}
+Check whole_number(int64_t least, int64_t most) { return number("a whole number", least, most); }
+Check real_number(double least, double most) { return number("a number", least, most); }
 
 Check one_of(std::vector<std::string> choices) {
   return [choices = std::move(choices)](const std::string& text) {
