@@ -222,11 +222,15 @@ void check_host_access(const char* what, const TensorImpl* t) {
         "give the handle what it held before, or use it after a call that does not throw",
         what, describe(t), t->storage->lost);
   }
+  if (context.recorder && !t) {
+    fail("{}: cannot run inside a graph-mode step, whose tensors have no data yet; call it before",
+         what);
+  }
   if (context.recorder) {
     fail(
         "{}: {} cannot be read inside a graph-mode step, where tensors have no data yet; return "
         "it from the step and read it afterwards",
-        what, t ? describe(t) : std::string("a value"));
+        what, describe(t));
   }
   BRRR_CHECK(!t || !t->storage->pass, "{}: {} belongs to a step that another thread is recording",
              what, describe(t));

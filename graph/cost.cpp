@@ -141,9 +141,8 @@ static std::string reason(const Recording& r, const Schedule& s, const Target& t
 }
 
 std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t b) {
-  const auto one_part = [&](uint32_t g) {
-    return s.groups[g].fused && s.groups[g].parts.size() == 1;
-  };
+  // Also what is left to the library's kernel because it is alone.
+  const auto one_part = [&](uint32_t g) { return s.groups[g].parts.size() == 1; };
   if (!one_part(b)) return "";
   uint32_t from = kNone;
   for (uint32_t a = 0; a < b; ++a) {

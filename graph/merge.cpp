@@ -181,7 +181,7 @@ class Merger {
     int64_t growth = 0;
     for (uint32_t st : storages_[g]) {
       if (r_.lasting[st] && !r_.written[st]) continue;  // Of these there may be thousands of uses.
-      bool writes = false, between = false, written_between = false;
+      bool writes = false, between = false;
       uint32_t first = kNone, last = 0;  // Of the other groups that use it.
       for (const Access& x : r_.accesses[st]) {
         const uint32_t at = group(x);
@@ -191,10 +191,11 @@ class Merger {
         }
         first = std::min(first, at);
         last = std::max(last, at);
-        between |= at > a && at < b;
-        written_between |= at > a && at < b && x.write;
+        if (at <= a || at >= b) continue;
+        if (x.write) return false;
+        between = true;
       }
-      if (written_between || (writes && between)) return false;
+      if (writes && between) return false;
       if (r_.lasting[st] || first == kNone) continue;
       const bool alive = g == a ? last >= b : first <= a;
       const bool then = g == a ? first < b : last > a;

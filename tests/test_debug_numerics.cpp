@@ -139,6 +139,22 @@ TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not")
   }
 }
 
+TEST_CASE("check_numerics: the largest score of a query that sees no key is no result") {
+  const Tensor mask = ones({4, 4}, kBool), q = randn({1, 4, 8}).set_requires_grad();
+  mask.select(0, 1).fill_(false);
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    auto step = brrr::step(
+        [&] {
+          q.set_grad({});
+          const Tensor loss = scaled_dot_product_attention(q, q, q, {.mask = mask}).sum();
+          loss.backward();
+          return loss.detach();
+        },
+        {.mode = mode, .check_numerics = true});
+    CHECK(error_of([&] { step(); }) == "");
+  }
+}
+
 TEST_CASE("first_nonfinite: parameters and gradients in module order") {
   manual_seed(2);
   Root root;

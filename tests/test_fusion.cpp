@@ -282,3 +282,24 @@ TEST_CASE("fusion: operands across the walk, unless their lines share few sets o
   CHECK(generated({100, 300}) == 1);
   if (default_device() == kCPU) CHECK(generated({400, 500}) == 0);
 }
+
+TEST_CASE("fusion: what all parameters share as a number, expanded, keeps their tables") {
+  const auto launches = [](int parameters) {
+    std::vector<Tensor> all;
+    for (int k = 0; k < parameters; ++k) all.push_back(randn({16, 4}).set_requires_grad());
+    const auto opt = std::make_shared<optim::AdamW>(all, optim::AdamWOptions{});
+    auto step = brrr::step(
+        [=] {
+          Tensor loss = zeros({});
+          for (const Tensor& p : all) loss = loss + p.square().sum();
+          opt->zero_grad();
+          loss.backward();
+          opt->step();
+          return loss.detach();
+        },
+        StepOptions{.build_at_first_call = true});
+    step();
+    return step.stats().kernels_per_replay;
+  };
+  CHECK(launches(160) <= 16);
+}

@@ -19,6 +19,9 @@ using namespace brrr;
 
 namespace {
 
+// Another tensor in a member's place would be neither trained nor saved.
+static_assert(!std::is_assignable_v<decltype((std::declval<models::Linear&>().weight)), Tensor>);
+
 struct Net : models::Module {
   models::Linear fc1{5, 4}, fc2{4, 3};
   Net() {

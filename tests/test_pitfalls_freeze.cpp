@@ -487,3 +487,46 @@ TEST_CASE("pitfall A25: a frozen step writes gradients where they are unless som
   CHECK(same_bits(w.grad(), was));
   CHECK(gradient_of(randn({8})));
 }
+
+TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws of its own") {
+  const auto refusal = [](auto& step) { return error_of([&] { step.freeze(); }); };
+  const Tensor data = arange(8).to(kFloat32);
+  int64_t at = 0;
+  Tensor held = ones({2});
+  auto moves = brrr::step([&] { return data.slice(0, at, at + 2) * 2.0; }, kEarly);
+  for (; at < 3; ++at) moves();
+  CHECK(contains(refusal(moves), "was another one, or another part"));
+  at = 2;
+  moves();
+  moves();
+  CHECK(refusal(moves) == "");  // It has come to rest.
+  auto carries = brrr::step([&](const Tensor& x) { return held * x; }, kEarly);
+  for (int k = 0; k < 4; ++k) held = carries(full({2}, 0.5));
+  CHECK(contains(refusal(carries), "pass it as an argument"));
+  auto draws = brrr::step(
+      [&] {
+        const RngScope own(123);
+        return randn({2});
+      },
+      kEarly);
+  const Tensor first = draws();
+  CHECK(same_bits(draws(), first));
+  CHECK(contains(refusal(draws), "a random stream of its own"));
+  auto leaf = brrr::step([] { return randn({2}).set_requires_grad(); }, kEarly);
+  leaf();
+  CHECK(contains(refusal(leaf), "a leaf that requires grad"));
+}
+
+TEST_CASE("pitfall A25: a batch of another size makes no number one that varies") {
+  const Tensor w = randn({3, 4}).set_requires_grad();
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        w.set_grad({});
+        const Tensor loss = mse_loss(linear(x, w), ones({x.size(0), 3}));
+        loss.backward();
+        return loss.detach();
+      },
+      kEarly);
+  for (const int64_t n : {8, 8, 8, 3, 3}) step(randn({n, 4}));
+  CHECK(error_of([&] { step.freeze(); }) == "");
+}

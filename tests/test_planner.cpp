@@ -355,3 +355,23 @@ TEST_CASE("planner: the text of a step does not grow with the number of paramete
   CHECK(text[0] > 1000);
   CHECK(text[1] < text[0] + 100);  // Names and numbers of arguments have more digits.
 }
+
+TEST_CASE("planner: thousands of blocks are placed in the order of time") {
+  const auto run = [](Mode mode) {
+    manual_seed(3);
+    const Tensor w = (randn({4, 4}) * 0.5).set_requires_grad(), x = randn({2, 4});
+    auto step = brrr::step(
+        [&] {
+          w.set_grad({});
+          Tensor h = x;
+          for (int t = 0; t < 1200; ++t) h = h.matmul(w).tanh() + x;
+          const Tensor loss = h.sum();
+          loss.backward();
+          return loss.detach();
+        },
+        mode);
+    const Tensor loss = step();
+    return std::pair(loss.to_vector<float>(), w.grad().to_vector<float>());
+  };
+  CHECK(run(Mode::Eager) == run(Mode::Graph));
+}

@@ -28,7 +28,11 @@ struct Splats {
 };
 
 void load_splat(DType ct, char* to, DType from, const char* src) {
-  load_tile(ct, to, from, src, 0, 16);
+  load_tile(ct, to, from, src, 0, 1);
+  if (itemsize(ct) == 4)
+    vx::store(reinterpret_cast<int*>(to), vx::splat(*reinterpret_cast<int*>(to)));
+  else
+    vx::store(reinterpret_cast<long*>(to), vx::splat(*reinterpret_cast<long*>(to)));
 }
 
 // One run along the innermost dim, from the addresses `at`, at most `tile` elements at a time.

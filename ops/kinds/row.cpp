@@ -309,10 +309,11 @@ static Tensor as_large_as(const Tensor& g, const IntList& sizes, const OpDef& op
   if (own == sizes) return g;
   bool fits = own.empty() || own.size() == sizes.size();
   for (int d = 0; fits && d < own.size(); ++d) fits = own[d] == sizes[d] || own[d] == 1;
-  BRRR_CHECK(fits,
-             "{}: the gradient lambda gives {} for {}, which is {}; sum up with row::over_rows what "
-             "the rows share, with row::sum a number of each row, with row::total a single one",
-             op.name, describe(g.impl()), name_of_input(*op.row, input), to_string(sizes));
+  BRRR_CHECK(
+      fits,
+      "{}: the gradient lambda gives {} for {}, which is {}; sum up with row::over_rows what "
+      "the rows share, with row::sum a number of each row, with row::total a single one",
+      op.name, describe(g.impl()), name_of_input(*op.row, input), to_string(sizes));
   return expand(g, sizes).contiguous();
 }
 

@@ -20,10 +20,6 @@ struct BF16 {
 struct F16 {
   uint16_t bits;
 };
-// What an element is in memory.
-template <class T>
-using Raw = std::conditional_t<sizeof(T) == 2, uint16_t,
-                               std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>>;
 
 template <class F> void with_compute(DType t, const F& f) {
   const int i = compute_index(t);
@@ -37,51 +33,70 @@ template <class F> void with_storage(DType t, const F& f) {
   with_compute(t, f);
 }
 
-// Sixteen of them in the vector that holds them best, and back; bool as 0 and 1.
-BRRR_VX auto widened(BF16, vx::u16 x) { return vx::bf16_to_f32(x); }
-BRRR_VX auto widened(F16, vx::u16 x) { return vx::f16_to_f32(x); }
-BRRR_VX auto widened(uint8_t, vx::u8 x) { return vx::u8_to_i32(x); }
-BRRR_VX auto widened(bool, vx::u8 x) { return vx::mask_to_i32(vx::bool_to_b16(x)); }
-template <class T, class V> BRRR_VX V widened(T, V x) { return x; }
-
-template <class V> BRRR_VX auto narrowed(float, V x) { return vx::to_f32(x); }
-template <class V> BRRR_VX auto narrowed(double, V x) { return vx::to_f64(x); }
-template <class V> BRRR_VX auto narrowed(int32_t, V x) { return vx::to_i32(x); }
-template <class V> BRRR_VX auto narrowed(int64_t, V x) { return vx::to_i64(x); }
-template <class V> BRRR_VX auto narrowed(BF16, V x) { return vx::f32_to_bf16(vx::to_f32(x)); }
-template <class V> BRRR_VX auto narrowed(F16, V x) { return vx::f32_to_f16(vx::to_f32(x)); }
-template <class V> BRRR_VX auto narrowed(uint8_t, V x) {
-  return vx::i32_to_u8(vx::to_i32(vx::to_i64(x)));
+// Out-of-range and NaN float-to-integer conversions give the smallest integer, as x86 does; the
+// cast itself would be undefined.
+template <class To, class From> To to_integer(From x) {
+  constexpr From limit = static_cast<From>(sizeof(To) == 8 ? 0x1p63 : 0x1p31);
+  if (x >= -limit && x < limit) return static_cast<To>(x);
+  return sizeof(To) == 8 ? static_cast<To>(INT64_MIN) : static_cast<To>(INT32_MIN);
 }
-template <class V> BRRR_VX auto narrowed(bool, V x) { return vx::b16_to_bool(vx::to_b16(x)); }
+
+template <class To, class From> To convert(From x) {
+  if constexpr (std::is_same_v<From, BF16>) {
+    return convert<To>(bfloat16_to_float(x.bits));
+  } else if constexpr (std::is_same_v<From, F16>) {
+    return convert<To>(float16_to_float(x.bits));
+  } else if constexpr (std::is_same_v<To, BF16>) {
+    return {float_to_bfloat16(static_cast<float>(x))};
+  } else if constexpr (std::is_same_v<To, F16>) {
+    return {float_to_float16(static_cast<float>(x))};
+  } else if constexpr (std::is_same_v<To, bool>) {
+    return x != From{};
+  } else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>) {
+    return static_cast<uint8_t>(to_integer<int64_t>(x));
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    return to_integer<To>(x);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+// Sixteen of them in the vector that holds them best, and back; bool as 0 and 1.
+BRRR_VX auto widened(const BF16* x) { return vx::bf16_to_f32(vx::load(&x->bits)); }
+BRRR_VX auto widened(const F16* x) { return vx::f16_to_f32(vx::load(&x->bits)); }
+BRRR_VX auto widened(const uint8_t* x) { return vx::u8_to_i32(vx::load(x)); }
+BRRR_VX auto widened(const bool* x) {
+  return vx::mask_to_i32(vx::bool_to_b16(vx::load(reinterpret_cast<const uint8_t*>(x))));
+}
+template <class T> BRRR_VX auto widened(const T* x) { return vx::load(x); }
+
+template <class V> BRRR_VX void narrowed(float* to, V x) { vx::store(to, vx::to_f32(x)); }
+template <class V> BRRR_VX void narrowed(double* to, V x) { vx::store(to, vx::to_f64(x)); }
+template <class V> BRRR_VX void narrowed(int32_t* to, V x) { vx::store(to, vx::to_i32(x)); }
+template <class V> BRRR_VX void narrowed(int64_t* to, V x) { vx::store(to, vx::to_i64(x)); }
+template <class V> BRRR_VX void narrowed(BF16* to, V x) {
+  vx::store(&to->bits, vx::f32_to_bf16(vx::to_f32(x)));
+}
+template <class V> BRRR_VX void narrowed(F16* to, V x) {
+  vx::store(&to->bits, vx::f32_to_f16(vx::to_f32(x)));
+}
+template <class V> BRRR_VX void narrowed(uint8_t* to, V x) {
+  vx::store(to, vx::i32_to_u8(vx::to_i32(vx::to_i64(x))));
+}
+template <class V> BRRR_VX void narrowed(bool* to, V x) {
+  vx::store(reinterpret_cast<uint8_t*>(to), vx::b16_to_bool(vx::to_b16(x)));
+}
 
 template <class To, class From>
-void run(To to, char* dst, int64_t dst_stride, From from, const char* src, int64_t src_stride,
-         int64_t n) {
-  auto* out = reinterpret_cast<Raw<To>*>(dst);
-  const auto* in = reinterpret_cast<const Raw<From>*>(src);
-  const bool dense = dst_stride == 1 && src_stride == 1;
-  int64_t i = 0;
-  if constexpr (std::is_same_v<To, From>) {
-    if (dense) {
-      std::memcpy(out, in, static_cast<size_t>(n) * sizeof *out);
-      return;
-    }
-    for (; src_stride != 0 && i < n; ++i) out[i * dst_stride] = in[i * src_stride];
+void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t n) {
+  if (dst_stride != 1 || src_stride != 1) {
+    for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
+  } else if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(To));
   } else {
-    for (; dense && i + 16 <= n; i += 16) {
-      vx::store(out + i, narrowed(to, widened(from, vx::load(in + i))));
-    }
-  }
-  for (; i < n; i += 16) {
-    const auto lanes = static_cast<int>(std::min<int64_t>(16, n - i));
-    const auto x = narrowed(
-        to, widened(from, src_stride ? vx::load_strided_n(in + i * src_stride, src_stride, lanes)
-                                     : vx::splat(*in)));
-    if (dst_stride == 1 && lanes == 16)
-      vx::store(out + i, x);
-    else
-      vx::store_strided_n(out + i * dst_stride, x, dst_stride, lanes);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) narrowed(dst + i, widened(src + i));
+    for (; i < n; ++i) dst[i] = convert<To>(src[i]);
   }
 }
 
@@ -134,17 +149,21 @@ uint16_t float_to_bfloat16(float x) {
 
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
   with_compute(ct, [&](auto to) {
-    with_storage(from, [&](auto s) { run(to, static_cast<char*>(dst), 1, s, src, stride, n); });
+    with_storage(from, [&](auto s) {
+      run(static_cast<decltype(to)*>(dst), 1, reinterpret_cast<const decltype(s)*>(src), stride, n);
+    });
   });
 }
 
 void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n) {
-  const auto* in = static_cast<const char*>(src);
   with_storage(to, [&](auto t) {
-    if (from == kBool)
-      run(t, dst, stride, bool{}, in, 1, n);
-    else
-      with_compute(from, [&](auto f) { run(t, dst, stride, f, in, 1, n); });
+    auto* out = reinterpret_cast<decltype(t)*>(dst);
+    if (from == kBool) {
+      run(out, stride, static_cast<const bool*>(src), 1, n);
+    } else {
+      with_compute(from,
+                   [&](auto f) { run(out, stride, static_cast<const decltype(f)*>(src), 1, n); });
+    }
   });
 }
 

@@ -5,6 +5,7 @@
 // later ones.
 
 #include "ops/vocabulary/num.h"
+#include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/vocabulary/spelling.h"
 #include "ops/vocabulary/sym.h"
@@ -71,6 +72,10 @@ inline Tensor min(const Tensor& a, const Tensor& b) { return brrr::minimum(a, b)
 inline Tensor min(const Tensor& a, Scalar b) { return brrr::minimum(a, b); }
 inline Tensor max(const Tensor& a, const Tensor& b) { return brrr::maximum(a, b); }
 inline Tensor max(const Tensor& a, Scalar b) { return brrr::maximum(a, b); }
+#define BRRR_NUMBER_FIRST(fn, flops, chains) \
+  inline Tensor fn(double a, const Tensor& b) { return fn(full({}, a, b.dtype(), b.device()), b); }
+BRRR_FUNCTIONS_OF_TWO(BRRR_NUMBER_FIRST)
+#undef BRRR_NUMBER_FIRST
 
 /// x * y + z, rounded once: the only contraction there is.
 template <class V>
@@ -81,6 +86,8 @@ inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, 
 template <class Y, class Z> Tensor fma(const Tensor& x, const Y& y, const Z& z) {
   return x * y + z;
 }
+template <class Z> Tensor fma(double x, const Tensor& y, const Z& z) { return y * x + z; }
+inline Tensor fma(double x, double y, const Tensor& z) { return z + x * y; }
 
 /// a where the mask holds, else b; both sides are computed.
 template <class V>

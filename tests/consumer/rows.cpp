@@ -47,6 +47,30 @@ const RowOp nested{
 const RowOp fused{"fused", "x^3 + 1, each product and sum as one",
                   [](auto x) { return m::fma(m::square(x), x, 1.0); }};
 
+// Gradients that read no elements, are a number of each row, or are not given.
+const RowOp row_sum{"row_sum", "sum", [](auto x) { return row::sum(x); },
+                    [](auto, auto, auto g) { return g; }};
+const RowOp weighted{"weighted",
+                     "sum(x w)",
+                     Operands<Operand::Each, Operand::Weight>{},
+                     {"x", "w"},
+                     [](auto x, auto w) { return row::sum(x * w); },
+                     [](auto, auto w, auto, auto g) { return g * w; }};
+const RowOp twice{
+    "twice", "2 n", Operands<Operand::Each, Operand::Number>{}, {"x", "n"}, [](auto, auto n) {
+      return n * 2.0;
+    }};
+const RowOp class_weighted{"class_weighted",
+                           "-log softmax(x)[id] weight[id]",
+                           Operands<Operand::Each, Operand::Id, Operand::Weight>{},
+                           {"x", "id", "w"},
+                           [](auto x, auto id, auto w) {
+                             const auto lp = x - m::log(row::sum(m::exp(x)));
+                             return -(row::pick(lp, id) * row::pick(w, id));
+                           }};
+const RowOp number_first{"number_first", "max(0.3, 2^x) + 2 x + x",
+                         [](auto x) { return m::max(0.3, m::pow(2.0, x)) + m::fma(2.0, x, x); }};
+
 // The words of the error that f throws.
 template <class F> static std::string error_of(const F& f) {
   try {
@@ -83,6 +107,27 @@ static int check_operands() {
   CHECK(fails([&] { picked(a, tensor({0, 3})); }, "id 3 at position 1 is out of range"));
   CHECK(fails([&] { shifted(a, a); }, "shifted: a is a tensor; give a number"));
   CHECK(fails([&] { softmin(2.0); }, "softmin: operand 0 is a number; give a tensor"));
+  return 0;
+}
+
+static int check_gradients() {
+  const Tensor x = tensor({{1.0f, 2.0f, 3.0f}, {4.0f, 5.0f, 6.0f}}).set_requires_grad();
+  const Tensor w = tensor({1.0f, 2.0f, 4.0f}), ids = tensor({2, 0});
+  const std::vector<float> ones_of_2{1, 1, 0, 1, 1, 0};
+  row_sum(x.slice(1, 0, 2)).sum().backward();
+  CHECK(x.grad().to_vector<float>() == ones_of_2);
+  CHECK(twice(x.detach(), tensor(7.0f)).item<float>() == 14.0f);
+  x.set_grad({});
+  weighted(x, w).sum().backward();
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{1, 2, 4, 1, 2, 4});
+  const std::string none =
+      error_of([&] { weighted(x, w.clone().set_requires_grad()).sum().backward(); });
+  CHECK(none.find("weighted: its gradient lambda returns none for w") != none.npos);
+  const auto r =
+      gradcheck([&](const std::vector<Tensor>& v) { return class_weighted(v[0], ids, v[1]); },
+                {x.detach().to(kFloat64), w.to(kFloat64)}, {.second_order = true});
+  if (!r) std::puts(r.report.c_str());
+  CHECK(r);
   return 0;
 }
 
@@ -123,11 +168,12 @@ int main() {
   CHECK(checked(hinge_loss, {a, b}));
   CHECK(checked(nested, {a, rand({4, 1}).to(kFloat64)}));
   CHECK(checked(fused, {a}));
+  CHECK(checked(number_first, {a}));
   const Tensor ids = randint(0, 7, {4});
   const auto r = gradcheck([&](const std::vector<Tensor>& v) { return picked(v[0], ids); }, {a},
                            {.second_order = true});
   CHECK(r);
-  if (check_operands()) return 1;
+  if (check_operands() || check_gradients()) return 1;
   const Tensor eager = train(Mode::Eager), graph = train(Mode::Graph);
   CHECK(graph.defined());
   CHECK(eager.to_vector<float>() == graph.to_vector<float>());
