@@ -12,7 +12,8 @@
 //
 // The dialect is CUDA C++ without headers after the device prelude (ops/vocabulary/vec_device.h):
 // KERNEL, or BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one
-// argument `p`, and the threads of a block.
+// argument `p`, and the threads of a block. EACH_KERNEL besides names what it runs over, and how
+// many of them there are.
 
 #include <cstdint>
 

@@ -24,6 +24,14 @@ BRRR_DEVICE_STRUCT(Fault, {
 });
 
 inline constexpr char kSupportText[] = R"(
+// A KERNEL whose threads have a number i each, those beyond `count` of them nothing to do.
+#define EACH_KERNEL(name, Params, threads, i, count)         \
+  BRRR_VX void name##_of(const Params& p, long i);           \
+  KERNEL(name, Params, threads) {                            \
+    const long i = (long)blockIdx.x * threads + threadIdx.x; \
+    if (i < count) name##_of(p, i);                          \
+  }                                                          \
+  BRRR_VX void name##_of(const Params& p, long i)
 BRRR_VX void note_fault(char* fault, long set, long op, long value, long limit) {
   volatile Fault* f = (volatile Fault*)fault;  // Threads of other blocks write it as well.
   if (!f->set) {

@@ -138,9 +138,7 @@ BRRR_VX long place(const CumsumArguments& p, long i) { return p.reverse ? p.n - 
 
 // A thread takes a chunk of a line.
 constexpr DeviceKernel columns_kernel{"cumsum_columns", CumsumArgumentsText, 256, {kCumsumText, R"(
-KERNEL(cumsum_columns, CumsumArguments, 256) {
-  const long at = (long)blockIdx.x * 256 + threadIdx.x;
-  if (at >= p.outer * p.chunks * p.inner) return;
+EACH_KERNEL(cumsum_columns, CumsumArguments, 256, at, p.outer * p.chunks * p.inner) {
   const long chunk = at / p.inner % p.chunks;
   const long line = at / p.inner / p.chunks * p.n * p.inner + at % p.inner;
   const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;

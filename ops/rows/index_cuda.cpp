@@ -59,9 +59,7 @@ BRRR_VX Place place(const WalkArguments& p, Number i) {
 constexpr DeviceKernel pick_kernel{"pick", WalkArgumentsText, 256, {kUnitText, kPlaceText, R"(
 using Unit = UnitOf<N & 255>::type;
 
-KERNEL(pick, WalkArguments, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.n) return;
+EACH_KERNEL(pick, WalkArguments, 256, i, p.n) {
   const Place q = place(p, (Number)i);
   const long k = ((const long*)p.list)[q.list + q.at * p.list_step];
   Unit x = {};
@@ -95,9 +93,7 @@ BRRR_VX void put_sum(Unit* to, const Sum& s) {
 
 constexpr DeviceKernel add_few_kernel{
     "add_few", WalkArgumentsText, 256, {kPlaceText, kUnitSumText, R"(
-KERNEL(add_few, WalkArguments, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.n) return;
+EACH_KERNEL(add_few, WalkArguments, 256, i, p.n) {
   const Place q = place(p, (Number)i);
   const long* list = (const long*)p.list + q.list;
   const long k = list[q.at * p.list_step];
@@ -119,9 +115,7 @@ KERNEL(add_few, WalkArguments, 256) {
 constexpr DeviceKernel add_sorted_kernel{
     "add_sorted", WalkArgumentsText, 256, {kEntryText, kPlaceText, kUnitSumText, R"(
 using Entry = EntryOf<(N & 512) != 0>::type;
-KERNEL(add_sorted, WalkArguments, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.n) return;
+EACH_KERNEL(add_sorted, WalkArguments, 256, i, p.n) {
   const Place q = place(p, (Number)i);
   const Entry* list = (const Entry*)p.list + q.list;
   const long k = (long)key_of(list[q.at]);
@@ -154,9 +148,7 @@ BRRR_DEVICE_STRUCT(EntryArguments, {
 
 // The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones.
 constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256, {kEntryText, R"(
-KERNEL(index_entries, EntryArguments, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.n) return;
+EACH_KERNEL(index_entries, EntryArguments, 256, i, p.n) {
   const long line = i / (p.count * p.inner) * p.inner + i % p.inner;
   const long at = i / p.inner % p.count;
   long k = ((const long*)p.index)[i];

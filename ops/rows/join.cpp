@@ -74,10 +74,8 @@ BRRR_DEVICE_STRUCT(CatArguments, {
 });
 
 constexpr DeviceKernel cat_kernel{"cat", CatArgumentsText, 256, {kUnitText, R"(
-KERNEL(cat, CatArguments, 256) {
+EACH_KERNEL(cat, CatArguments, 256, at, p.units) {
   using Unit = UnitOf<N>::type;
-  const long at = (long)blockIdx.x * 256 + threadIdx.x;
-  if (at >= p.units) return;
   const long row = at / p.row, i = at % p.row;
   long part = 0, end = p.parts;
   while (end - part > 1) {

@@ -186,9 +186,7 @@ BRRR_VX double uniform_at(long i, const DrawByWeight& p) {
 )";
 
 constexpr DeviceKernel sums_kernel{"part_sums", DrawByWeightText, 64, {vx::kDrawText, R"(
-KERNEL(part_sums, DrawByWeight, 64) {
-  const long i = (long)blockIdx.x * 64 + threadIdx.x;
-  if (i >= p.rows * p.parts) return;
+EACH_KERNEL(part_sums, DrawByWeight, 64, i, p.rows * p.parts) {
   const long row = i / p.parts * p.n, begin = i % p.parts * 256;
   const long end = begin + 256 < p.n ? begin + 256 : p.n;
   double* sums = (double*)p.sums + row;
@@ -204,9 +202,7 @@ KERNEL(part_sums, DrawByWeight, 64) {
 )"}};
 
 constexpr DeviceKernel totals_kernel{"row_sums", DrawByWeightText, 64, {R"(
-KERNEL(row_sums, DrawByWeight, 64) {
-  const long row = (long)blockIdx.x * 64 + threadIdx.x;
-  if (row >= p.rows) return;
+EACH_KERNEL(row_sums, DrawByWeight, 64, row, p.rows) {
   double* before = (double*)p.before + row * (p.parts + 1);
   before[0] = 0;
   for (long part = 0; part < p.parts; ++part) {
@@ -217,9 +213,7 @@ KERNEL(row_sums, DrawByWeight, 64) {
 )"}};
 
 constexpr DeviceKernel draw_kernel{"draw", DrawByWeightText, 256, {vx::kDrawText, kUniformText, R"(
-KERNEL(draw, DrawByWeight, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.rows * p.samples) return;
+EACH_KERNEL(draw, DrawByWeight, 256, i, p.rows * p.samples) {
   const long row = i / p.samples;
   const double* sums = (const double*)p.sums + row * p.n;
   const double* before = (const double*)p.before + row * (p.parts + 1);
@@ -236,9 +230,7 @@ KERNEL(draw, DrawByWeight, 256) {
 
 constexpr DeviceKernel clocks_kernel{
     "clocks", DrawByWeightText, 256, {vx::kDrawText, kUniformText, R"(
-KERNEL(clocks, DrawByWeight, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.rows * p.n) return;
+EACH_KERNEL(clocks, DrawByWeight, 256, i, p.rows * p.n) {
   const f64 w = to_f64(get((const T*)p.weights + i));
   if (!valid_weight(w[0])) bad_row(p.fault, i / p.n, p.op);
   ((double*)p.sums)[i] = w[0] > 0 ? ringing(f64(uniform_at(i, p)), w)[0] : (double)infinity;
@@ -247,9 +239,7 @@ KERNEL(clocks, DrawByWeight, 256) {
 
 // A clock that never rings has been drawn if there are fewer positive weights than samples.
 constexpr DeviceKernel last_kernel{"last_clock", DrawByWeightText, 64, {R"(
-KERNEL(last_clock, DrawByWeight, 64) {
-  const long row = (long)blockIdx.x * 64 + threadIdx.x;
-  if (row >= p.rows) return;
+EACH_KERNEL(last_clock, DrawByWeight, 64, row, p.rows) {
   const long at = ((const long*)p.out)[(row + 1) * p.samples - 1];
   if (!(((const double*)p.sums)[row * p.n + at] < (double)infinity)) bad_row(p.fault, row, p.op);
 }

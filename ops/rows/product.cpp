@@ -154,9 +154,7 @@ BRRR_DEVICE_STRUCT(IntegerProduct, {
 });
 
 constexpr DeviceKernel integer_product_kernel{"integer_product", IntegerProductText, 256, {R"(
-KERNEL(integer_product, IntegerProduct, 256) {
-  const long at = (long)blockIdx.x * 256 + threadIdx.x;
-  if (at >= p.m * p.n) return;
+EACH_KERNEL(integer_product, IntegerProduct, 256, at, p.m * p.n) {
   const T* a = (const T*)p.a + at / p.n * p.a_row;
   const T* b = (const T*)p.b + at % p.n * p.b_col;
   unsigned long sum = 0;

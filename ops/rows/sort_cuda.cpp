@@ -134,9 +134,7 @@ BRRR_DEVICE_STRUCT(OrderArguments, {
 // N: 1 for wide entries, plus 2 for the greatest first.
 constexpr DeviceKernel keys_kernel{
     "order_entries", OrderArgumentsText, 256, {kEntryText, OrderKeyText, R"(
-KERNEL(order_entries, OrderArguments, 256) {
-  const long i = (long)blockIdx.x * 256 + threadIdx.x;
-  if (i >= p.n) return;
+EACH_KERNEL(order_entries, OrderArguments, 256, i, p.n) {
   const auto key = order_key(get((const T*)p.x + i)[0]);
   set_entry(((EntryOf<(N & 1) != 0>::type*)p.to)[i], N & 2 ? ~key : key, i % p.columns);
 }
