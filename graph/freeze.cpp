@@ -52,8 +52,8 @@ static Entry::Argument next_argument(const Entry::Argument& was, uint32_t extern
   const uint32_t number = number_of(*t.storage);
   const bool moved = was.number != number || was.offset + was.base != base;
   const bool moves = was.number && was.external == external && (was.moves || moved);
-  return {external,      t.dtype,  t.size_list(),   t.stride_list(),
-          number,        t.offset, base - t.offset, moves};
+  return {external, t.dtype,  t.size_list(),   t.stride_list(),
+          number,   t.offset, base - t.offset, moves};
 }
 
 // Of the arguments what the next ones have to be like. What they were is none of the step's

@@ -127,8 +127,8 @@ int64_t tightest_gap(const Block& b, const Placed& placed) {
   return best >= 0 ? best : at;
 }
 
-// Gives blocks offsets in the given order; the size of the arena. If they come `in_time`, those that
-// are over are in nobody's way any more.
+// Gives blocks offsets in the given order; the size of the arena. If they come `in_time`, those
+// that are over are in nobody's way any more.
 int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order, bool in_time) {
   Placed placed;
   int64_t top = 0;

@@ -1,6 +1,5 @@
 // Shape and dtype rules that all pointwise rows share.
 #include <bit>
-#include <optional>
 
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
@@ -26,9 +25,10 @@ DType pointwise_common_dtype(const OpCall& c) {
     for (int i = 0; i < c.n_in; ++i) numbers &= !c.in[i] || !takes_part(i);
     if (numbers) return made;
   }
-  std::optional<DType> best[3];  // Among dims, 0-d, scalars.
-  const auto merge = [&](int level, DType t) {
-    best[level] = best[level] ? promote(*best[level], t) : t;
+  int best[3] = {-1, -1, -1};  // dtype among dims, 0-d, scalars
+  auto merge = [&](int level, DType t) {
+    best[level] = best[level] < 0 ? static_cast<int>(t)
+                                  : static_cast<int>(promote(static_cast<DType>(best[level]), t));
   };
   for (int i = 0; i < c.n_in; ++i) {
     if (!takes_part(i)) continue;
@@ -39,13 +39,17 @@ DType pointwise_common_dtype(const OpCall& c) {
       merge(2, kinds[c.attrs.kind(i)]);
     }
   }
-  std::optional<DType> result;
-  for (const auto& t : best) {
-    if (t && (!result || category(*t) > category(*result))) {
-      result = result ? promote(*t, *result) : *t;
+  int result = -1;
+  for (int b : best) {
+    if (b < 0) continue;
+    const DType t = static_cast<DType>(b);
+    if (result < 0) {
+      result = b;
+    } else if (category(t) > category(static_cast<DType>(result))) {
+      result = static_cast<int>(promote(t, static_cast<DType>(result)));
     }
   }
-  return result.value_or(kFloat32);
+  return result < 0 ? kFloat32 : static_cast<DType>(result);
 }
 
 static DType arithmetic_dtype(const OpCall& c) {
@@ -122,6 +126,7 @@ void pointwise_infer(OpCall& c) {
     OutMeta& m = c.meta[k];
     m.sizes = shape;
     m.device = where;
+    m.alias = -1;
     m.dtype = info.mask_out[k] ? kBool : dtype;
     if (c.attrs.dtype != 0xff) m.dtype = static_cast<DType>(c.attrs.dtype);
     if (!c.into) continue;
