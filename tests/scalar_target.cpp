@@ -13,10 +13,9 @@ namespace scalar {
   static float name(float x) { return (float)name((double)x); }
 #define LIB(name) F1(name, __builtin_##name(x))
 LIB(exp) LIB(expm1) LIB(log) LIB(log1p) LIB(sqrt) LIB(sin) LIB(cos) LIB(tanh) LIB(erf) LIB(floor)
-LIB(ceil) LIB(trunc) F1(round, __builtin_nearbyint(x)) F1(unit_sin, sin(x)) F1(unit_cos, cos(x))
-F1(falling_exp, __builtin_exp(x))
+LIB(ceil) LIB(trunc) F1(falling_exp, exp(x)) F1(unit_sin, sin(x)) F1(unit_cos, cos(x))
 F1(sigmoid, x < 0 ? __builtin_exp(x) / (1 + __builtin_exp(x)) : 1 / (1 + __builtin_exp(-x)))
-template <class T> static T rsqrt(T x) { return 1 / sqrt(x); }
+F1(round, __builtin_nearbyint(x)) template <class T> static T rsqrt(T x) { return 1 / sqrt(x); }
 template <class T> static bool turns(T r, T y) { return r != 0 && (r < 0) != (y < 0); }
 template <class T> static T turned(T r, T y) { return turns(r, y) ? r + y : r; }
 static double modulo(double x, double y) { return turned(__builtin_fmod(x, y), y); }
@@ -63,8 +62,8 @@ static int to_i32(double x) { return x < 0x1p31 && x > -0x1.00000002p31 ? (int)x
 MASK(f32, float) MASK(f64, double) MASK(i32, int) MASK(i64, long)
 template <class T> static int load(const T* p) { return *p; }  // Of bytes and 16-bit floats.
 template <class T> static void store(T* p, int x) { *p = (T)x; }
-static int u8_to_i32(int x) { return x; } static int i32_to_u8(int x) { return x & 255; }
-static int bool_to_b16(int x) { return -(x != 0); } static int b16_to_bool(int m) { return m & 1; }
+static int u8_to_i32(int x) { return x; } static int bool_to_b16(int x) { return -(x != 0); }
+static int i32_to_u8(int x) { return x & 255; } static int b16_to_bool(int m) { return m & 1; }
 // A sign, exponents from 1 - bias in a field above `digits` of the significand; ties to even.
 static float of_half(int h, int digits, int bias) {
   const int last = (32768 >> digits) - 1, field = h >> digits & last, m = h & ((1 << digits) - 1);
