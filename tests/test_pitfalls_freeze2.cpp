@@ -1,0 +1,116 @@
+// Frozen steps: failures, gradients that stay where they are, what was seen to differ before.
+#include "backends/cpu/allocator.h"
+#include "pitfalls.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no further" *
+          doctest::test_suite("host")) {
+  Tensor sum = zeros({4});
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        sum.add_(x);
+        return dropout(x, 0.5, true) + randn({4});
+      },
+      kEarly);
+  step(ones({4}));
+  step.freeze();
+  step(ones({4}));
+  int failures = 0;
+  for (int k = 0; k < 8; ++k) {
+    const Tensor old = sum.clone(), x = ones({4});
+    const RngState rng = rng_state();
+    cpu::fail_after(k);
+    const std::string text = error_of([&] { step(x); });
+    cpu::fail_after(-1);
+    if (text.empty()) break;
+    ++failures;
+    CHECK(same_bits(sum, old));
+    CHECK(rng_state().draw == rng.draw);
+  }
+  CHECK(failures > 0);
+  CHECK(step(ones({4})).numel() == 4);
+}
+
+TEST_CASE("pitfall A25: a frozen step writes gradients where they are unless somebody has them" *
+          doctest::test_suite("host")) {
+  const Tensor w = randn({8});
+  w.set_requires_grad();
+  auto step = brrr::step(
+      [&](const Tensor& x, const Tensor& ids) {
+        w.set_grad({});
+        const Tensor loss = (w * x).gather(0, ids).sum();
+        loss.backward();
+        return loss.detach();
+      },
+      kEarly);
+  const Tensor ids = arange(8);
+  const auto gradient_of = [&](const Tensor& x) {
+    step(x, ids);
+    return same_bits(w.grad(), x);
+  };
+  CHECK(gradient_of(randn({8})));
+  CHECK(gradient_of(randn({8})));
+  step.freeze();
+  CHECK(gradient_of(randn({8})));
+  const auto* const stays = w.grad().impl();
+  CHECK(gradient_of(randn({8})));
+  w.grad().mul_(3.0);
+  CHECK(gradient_of(randn({8})));
+  CHECK(w.grad().impl() == stays);
+  for (const bool view : {false, true}) {
+    const Tensor held = view ? w.grad().slice(0, 2, 6) : w.grad(), was = held.clone();
+    CHECK(gradient_of(randn({8})));
+    CHECK(same_bits(held, was));
+  }
+  const Tensor was = w.grad().clone();
+  step(w.grad(), ids);
+  CHECK(same_bits(w.grad(), was));
+  CHECK(contains(error_of([&] { step(randn({8}), full({8}, 8.0, kInt64)); }), "out of range"));
+  CHECK(same_bits(w.grad(), was));
+  CHECK(gradient_of(randn({8})));
+}
+
+TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws of its own") {
+  const auto refusal = [](auto& step) { return error_of([&] { step.freeze(); }); };
+  const Tensor data = arange(8).to(kFloat32);
+  int64_t at = 0;
+  Tensor held = ones({2});
+  auto moves = brrr::step([&] { return data.slice(0, at, at + 2) * 2.0; }, kEarly);
+  for (; at < 3; ++at) moves();
+  CHECK(contains(refusal(moves), "was another one, or another part"));
+  at = 2;
+  moves();
+  moves();
+  CHECK(refusal(moves) == "");  // It has come to rest.
+  auto carries = brrr::step([&](const Tensor& x) { return held * x; }, kEarly);
+  for (int k = 0; k < 4; ++k) held = carries(full({2}, 0.5));
+  CHECK(contains(refusal(carries), "pass it as an argument"));
+  auto draws = brrr::step(
+      [&] {
+        const RngScope own(123);
+        return randn({2});
+      },
+      kEarly);
+  const Tensor first = draws();
+  CHECK(same_bits(draws(), first));
+  CHECK(contains(refusal(draws), "a random stream of its own"));
+  auto leaf = brrr::step([] { return randn({2}).set_requires_grad(); }, kEarly);
+  leaf();
+  CHECK(contains(refusal(leaf), "a leaf that requires grad"));
+}
+
+TEST_CASE("pitfall A25: a batch of another size makes no number one that varies") {
+  const Tensor w = randn({3, 4}).set_requires_grad();
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        w.set_grad({});
+        const Tensor loss = mse_loss(linear(x, w), ones({x.size(0), 3}));
+        loss.backward();
+        return loss.detach();
+      },
+      kEarly);
+  for (const int64_t n : {8, 8, 8, 3, 3}) step(randn({n, 4}));
+  CHECK(error_of([&] { step.freeze(); }) == "");
+}
