@@ -232,9 +232,8 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
     s.candidates.assign(1, &f.entry->recording);
     s.pass.begin(s.candidates);
     const RecorderScope scope(&s.pass);
-    static const std::vector<bool> none;
     const Plan* const plan = options_.mode == Mode::Auto ? nullptr : f.entry->built.load();
-    s.pass.play(f.effects, s.bindings, results, plan ? plan->safe_to_overwrite() : none);
+    s.pass.play(f.effects, s.bindings, results, plan ? plan->safe_to_overwrite() : nullptr);
     return f.entry;
   }
   s.bindings.clear();

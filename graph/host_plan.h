@@ -12,7 +12,7 @@ class HostPlan final : public Plan {
 
   void run(const Replay& now) override;
   Device device() const override { return kCPU; }
-  const std::vector<bool>& safe_to_overwrite() const override { return safe_to_overwrite_; }
+  const std::vector<bool>* safe_to_overwrite() const override { return &safe_to_overwrite_; }
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);

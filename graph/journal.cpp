@@ -68,8 +68,8 @@ void Pass::commit() noexcept {
 
 // Such a gradient nobody can tell from a new one: most of what a frozen call of small kernels would
 // take is to make these, to journal them and to let go of the old.
-bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>& safe) {
-  if (!old || safe.empty() || id == kNone) return false;
+bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe) {
+  if (!old || !safe || id == kNone) return false;
   const Value& v = expected_->values[id];
   const auto& survivors = expected_->survivors;
   const auto at = std::lower_bound(survivors.begin(), survivors.end(), v.storage);
@@ -78,7 +78,8 @@ bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::ve
                     s.bytes == expected_->storages[v.storage].bytes;
   const bool alone = old->refs.get() == 1 && s.refs.get() == 1 && s.owned && s.data && !s.pass &&
                      !s.number && !old->saved && !old->grad_fn && !old->requires_grad();
-  if (!same || !alone || live_[v.storage] || !safe[static_cast<size_t>(at - survivors.begin())]) {
+  if (!same || !alone || live_[v.storage] ||
+      !(*safe)[static_cast<size_t>(at - survivors.begin())]) {
     return false;
   }
   live_[v.storage] = &s;
@@ -86,7 +87,7 @@ bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::ve
 }
 
 void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results,
-                const std::vector<bool>& safe) {
+                const std::vector<bool>* safe) {
   const Recording& r = *expected_;
   moved_to(r);
   played_ = true;

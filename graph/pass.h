@@ -56,9 +56,9 @@ class Pass final : public Recorder {
   /// In place of the function, whose recording is the first candidate: the effects, journalled, and
   /// the results that it would return. Takes over `bindings`, which are those of this call. A
   /// gradient that only its leaf has, and whose memory is `safe` to write (by
-  /// survivor; empty: none is), stays where it is and becomes the new one.
+  /// survivor; null: none is), stays where it is and becomes the new one.
   void play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results,
-            const std::vector<bool>& safe);
+            const std::vector<bool>* safe);
   /// The function has returned: the index of the candidate that it matched, or -1 when
   /// `recording()` is a new one.
   int finish();
@@ -145,7 +145,7 @@ class Pass final : public Recorder {
   void unbind(size_t count);
   size_t slot_of(const Storage& s) const;
   void number_externals(size_t slots);
-  bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>& safe);
+  bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe);
   void journal_version(Storage& s);
   void note_effects();
   void forget_changes() noexcept;

@@ -71,11 +71,6 @@ void Plan::plan_temporaries(const MemoryRules& rules, StepStats& stats) {
 #endif
 }
 
-const std::vector<bool>& Plan::safe_to_overwrite() const {
-  static const std::vector<bool> none;
-  return none;
-}
-
 Plan::~Plan() {
   if (module_) built_by_->unload(module_);
 }

@@ -68,8 +68,8 @@ class Plan : NotCopied {
   /// device and throws what it found wrong. The step has happened.
   virtual void report_faults() const {}
   /// By survivor: nothing can fail any more once it is written, so that an old gradient's memory
-  /// may be its. Empty where a replay has its own ways.
-  virtual const std::vector<bool>& safe_to_overwrite() const;
+  /// may be its. Null where a replay has its own ways.
+  virtual const std::vector<bool>* safe_to_overwrite() const { return nullptr; }
   /// References to a survivor that the plan keeps for itself.
   virtual bool holds(size_t, const Storage*) const { return false; }
 
