@@ -229,10 +229,29 @@ template <class Window> ByteSpan byte_span(const Window& w) {
   const auto item = static_cast<int64_t>(itemsize(w.dtype));
   return {w.offset * item, high * item};
 }
-/// Whether two windows on one storage surely touch none of the same bytes.
+/// Where a window lies in each line of `line` elements; 0, 0: it may go on from one to the next.
+template <class Window> std::pair<int64_t, int64_t> within(const Window& w, int64_t line) {
+  int64_t end = w.offset % line + 1;
+  for (int d = 0; d < w.ndim; ++d) {
+    if (w.strides[d] % line != 0) end += (w.sizes[d] - 1) * w.strides[d];
+  }
+  return end <= line ? std::pair{w.offset % line, end} : std::pair<int64_t, int64_t>{};
+}
+/// Whether two windows on one storage surely touch none of the same bytes: they lie behind each
+/// other, or side by side as columns of a matrix do.
 template <class Window> bool apart(const Window& a, const Window& b) {
   const ByteSpan x = byte_span(a), y = byte_span(b);
-  return x.high <= y.low || y.high <= x.low;
+  if (x.high <= y.low || y.high <= x.low) return true;
+  const auto beside = [&](const Window& lines) {
+    for (int d = 0; d < lines.ndim && a.dtype == b.dtype; ++d) {
+      if (lines.strides[d] < 2) continue;
+      const auto [low, high] = within(a, lines.strides[d]);
+      const auto [begin, end] = within(b, lines.strides[d]);
+      if (high && end && (high <= begin || end <= low)) return true;
+    }
+    return false;
+  };
+  return beside(a) || beside(b);
 }
 /// Whether the layout is row-major without gaps.
 bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim);

@@ -101,21 +101,6 @@ double bytes_apart(const Recording& r, const Group& g) {
 
 // --- neighbours ----------------------------------------------------------------------------------
 
-// What one of two groups writes and the other reads.
-static double bytes_between(const Recording& r, const Schedule& s, uint32_t a, uint32_t b) {
-  std::vector<uint32_t> passed;
-  for (uint32_t at : s.groups[b].instrs) {
-    r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
-      for (const Access& x : r.accesses[r.value(value).storage]) {
-        if (!write && x.write && s.group_of[x.instr] == a) passed.push_back(value);
-      }
-    });
-  }
-  double bytes = 0;
-  for (uint32_t value : distinct(passed)) bytes += bytes_of(r.value(value));
-  return bytes;
-}
-
 static std::string space_text(const Domain& d) {
   return to_string(d.space) + (d.row ? fmt::format(" by rows of {}", d.row) : "");
 }
@@ -145,12 +130,25 @@ std::string why_apart(const Recording& r, const Schedule& s, const Target& targe
   const auto one_part = [&](uint32_t g) { return s.groups[g].parts.size() == 1; };
   if (!one_part(b)) return "";
   uint32_t from = kNone;
-  for (uint32_t a = 0; a < b; ++a) {
-    if (one_part(a) && bytes_between(r, s, a, b) > 0) from = a;
+  std::vector<uint32_t> passed;  // Values.
+  const auto look = [&](const Access& read) {
+    for (const Access& x : r.accesses[r.value(read.value).storage]) {
+      const uint32_t a = s.group_of[x.instr];
+      if (read.write || !x.write || a >= b || !one_part(a) || !r.conflict(read, x)) continue;
+      if (from != kNone && a < from) continue;
+      if (a != from) passed.clear();
+      from = a;
+      passed.push_back(read.value);
+    }
+  };
+  for (uint32_t at : s.groups[b].instrs) {
+    r.each_operand(r.instrs[at], [&](uint32_t id, bool write) { look({at, id, write}); });
   }
   if (from == kNone) return "";
+  double bytes = 0;
+  for (uint32_t value : distinct(passed)) bytes += bytes_of(r.value(value));
   return fmt::format("apart from {}, {} between them: {}", group_name(r, s.groups[from]),
-                     bytes_text(bytes_between(r, s, from, b)), reason(r, s, target, from, b));
+                     bytes_text(bytes), reason(r, s, target, from, b));
 }
 
 }  // namespace brrr::graph

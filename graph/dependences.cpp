@@ -62,7 +62,7 @@ void verify_schedule(const Recording& r, const Schedule& s) {
   again.number_groups(r.instrs.size());
   BRRR_CHECK(again.group_of == s.group_of, "graph: the schedule's groups are not where it says");
   auto check = [&](const Access& a, const Access& b) {
-    if (a.instr == b.instr || (!a.write && !b.write)) return;
+    if (a.instr == b.instr || !r.conflict(a, b)) return;
     const uint32_t before = s.group_of[a.instr], after = s.group_of[b.instr];
     const Group& g = s.groups[before];
     const Part* const part = before == after && g.fused ? &g.part_of(a.instr) : nullptr;

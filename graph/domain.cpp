@@ -219,7 +219,7 @@ static bool checked_before(const Recording& r, const Access& b) {
 
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w) {
   const Value &x = r.value(a.value), &y = r.value(b.value);
-  if (!x.same_elements(y)) return apart(x, y);
+  if (!x.same_elements(y)) return !r.conflict(a, b);
   if (a.write && !b.write && checked_before(r, b)) return false;
   if (!w.row) return true;
   const Role from = role(r, a, w);
@@ -239,7 +239,7 @@ bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const
   each(a, [&](const Access& x) {
     each(b, [&](const Access& y) {
       const bool same = r.value(x.value).storage == r.value(y.value).storage;
-      if (all && same && (x.write || y.write)) all = passes(r, x, y, w);
+      if (all && same && r.conflict(x, y)) all = passes(r, x, y, w);
     });
   });
   return all;

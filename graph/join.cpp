@@ -13,86 +13,133 @@ struct Placed {
   Value window;
 };
 
-bool whole(const Recording& r, const Value& v) {
-  return !v.strided && v.offset == 0 &&
-         static_cast<size_t>(v.numel) * itemsize(v.dtype) == r.storages[v.storage].bytes;
-}
+// Where all of a storage becomes a part of another, in one piece.
+struct Move {
+  uint32_t to = kNone;
+  int64_t offset = 0;
+};
 
-// The elements of `v` in runs of `run`, each of which begins `step` after the one before it; the
-// last dim stays in one piece.
-bool spread(Value& v, int64_t run, int64_t step) {
-  int64_t inner = 1;
-  int d = v.ndim;
-  while (d > 0 && inner < run) inner *= v.sizes[--d];
-  if (inner != run || d == v.ndim) return false;
-  while (d-- > 0) v.strides[d] = v.strides[d] / run * step;
-  v.strided = true;
-  return true;
-}
+class Joiner {
+ public:
+  explicit Joiner(const Recording& r) : r_(r), moves_(r.storages.size()) {}
 
-std::optional<Placed> place(const Recording& r, uint32_t join, uint32_t operand, int64_t begin,
-                            int64_t run, int64_t step) {
-  const Value& v = r.value(operand);
-  const StorageInfo& info = r.storages[v.storage];
-  const std::vector<Access>& all = r.accesses[v.storage];
-  if (info.origin != Origin::Internal || r.lasting[v.storage] || all.size() != 2) return {};
-  const Instr& maker = r.instrs[all[0].instr];
-  const Value& made = r.value(all[0].value);
-  const bool own = all[0].write && all[1].instr == join && !maker.into && maker.op->apart;
-  if (!own || !whole(r, v) || !whole(r, made) || made.dtype != v.dtype) return {};
-  Placed p{all[0].instr, 0, made};
-  while (r.out(maker)[p.out] != all[0].value) ++p.out;
-  p.window.storage = r.value(r.out(r.instrs[join])[0]).storage;
-  p.window.offset = begin;
-  if (!spread(p.window, run, step)) return {};
-  return p;
-}
-
-// Where the operands of a join will be written; empty if one has to be copied.
-std::vector<Placed> places(const Recording& r, uint32_t join) {
-  const Instr& i = r.instrs[join];
-  const Value& out = r.value(r.out(i)[0]);
-  if (i.into || !whole(r, out) || out.numel == 0) return {};
-  const Value& first = r.value(r.in(i)[0]);
-  int dim = 0;
-  while (dim + 1 < out.ndim && first.sizes[dim] == out.sizes[dim]) ++dim;
-  int64_t outer = 1, begin = 0;
-  for (int d = 0; d < dim; ++d) outer *= out.sizes[d];
-  std::vector<Placed> all;
-  for (int k = 0; k < i.n_in; ++k) {
-    const uint32_t id = r.in(i)[k];
-    const int64_t run = r.value(id).numel / outer;
-    auto p = run && r.value(id).dtype == out.dtype
-                 ? place(r, join, id, begin, run, out.numel / outer)
-                 : std::nullopt;
-    if (!p) return {};
-    all.push_back(*p);
-    begin += run;
+  std::unique_ptr<Recording> run() {
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      if (!r_.live[at] || !r_.instrs[at].op->joins) continue;
+      if (const std::vector<Placed> all = places(at); !all.empty()) remove(at, all);
+    }
+    if (!out_) return nullptr;
+    // A list of many is joined in groups, whose results are joined.
+    for (Value& v : out_->values) {
+      for (Move m = moves_[v.storage]; m.to != kNone; m = moves_[v.storage]) {
+        v.storage = m.to;
+        v.offset += m.offset;
+      }
+    }
+    out_->complete();
+    return std::move(out_);
   }
-  return all;
-}
+
+ private:
+  bool whole(const Value& v) const {
+    return !v.strided && v.offset == 0 &&
+           static_cast<size_t>(v.numel) * itemsize(v.dtype) == r_.storages[v.storage].bytes;
+  }
+
+  // Whether whoever makes the value can write it within another, in runs of so many elements: one
+  // number can be stored anywhere, and pointwise kernels store vectors where they are asked to.
+  bool written_within(const Instr& maker, const Value& made, int64_t run) const {
+    constexpr int64_t worth_it = 16;
+    const OpDef& op = *maker.op;
+    if (op.joins) return out_ && out_->instrs[&maker - r_.instrs.data()].n_out == 0;
+    return op.apart || (op.pointwise && run >= worth_it) ||
+           (made.numel == 1 && (op.pointwise || op.reduction || op.row));
+  }
+
+  // The elements of `v` in runs of `run`, each of which begins `step` after the one before it; the
+  // last dim stays in one piece.
+  static bool spread(Value& v, int64_t run, int64_t step) {
+    if (run == step || run == v.numel) return true;
+    int64_t inner = 1;
+    int d = v.ndim;
+    while (d > 0 && inner < run) inner *= v.sizes[--d];
+    if (inner != run || d == v.ndim) return false;
+    while (d-- > 0) v.strides[d] = v.strides[d] / run * step;
+    v.strided = true;
+    return true;
+  }
+
+  std::optional<Placed> place(uint32_t join, uint32_t operand, int64_t begin, int64_t run,
+                              int64_t step) const {
+    const Value& v = r_.value(operand);
+    const StorageInfo& info = r_.storages[v.storage];
+    const std::vector<Access>& all = r_.accesses[v.storage];
+    if (info.origin != Origin::Internal || r_.lasting[v.storage] || all.size() != 2) return {};
+    const Instr& maker = r_.instrs[all[0].instr];
+    const Value& made = r_.value(all[0].value);
+    const bool own = all[0].write && all[1].instr == join && !maker.into;
+    if (!own || !written_within(maker, made, run) || !whole(v) || !whole(made) ||
+        made.dtype != v.dtype) {
+      return {};
+    }
+    Placed p{all[0].instr, 0, made};
+    while (r_.out(maker)[p.out] != all[0].value) ++p.out;
+    p.window.storage = r_.value(r_.out(r_.instrs[join])[0]).storage;
+    p.window.offset = begin;
+    if (!spread(p.window, run, step) || (p.window.strided && maker.op->joins)) return {};
+    return p;
+  }
+
+  // Where the operands of a join will be written; empty if one has to be copied.
+  std::vector<Placed> places(uint32_t join) const {
+    const Instr& i = r_.instrs[join];
+    const Value& out = r_.value(r_.out(i)[0]);
+    if (i.into || !whole(out) || out.numel == 0) return {};
+    const Value& first = r_.value(r_.in(i)[0]);
+    int dim = 0;
+    while (dim + 1 < out.ndim && first.sizes[dim] == out.sizes[dim]) ++dim;
+    int64_t outer = 1, begin = 0;
+    for (int d = 0; d < dim; ++d) outer *= out.sizes[d];
+    std::vector<Placed> all;
+    for (int k = 0; k < i.n_in; ++k) {
+      const uint32_t id = r_.in(i)[k];
+      const int64_t run = r_.value(id).numel / outer;
+      auto p = run && r_.value(id).dtype == out.dtype
+                   ? place(join, id, begin, run, out.numel / outer)
+                   : std::nullopt;
+      if (!p) return {};
+      all.push_back(*p);
+      begin += run;
+    }
+    return all;
+  }
+
+  void remove(uint32_t join, const std::vector<Placed>& all) {
+    if (!out_) out_ = std::make_unique<Recording>(r_);
+    uint32_t& first = out_->storages[all[0].window.storage].maker;
+    first = join;
+    for (const Placed& p : all) {
+      uint32_t& id = out_->operands[r_.instrs[p.maker].first_out + p.out];
+      const uint32_t alone = r_.value(id).storage;
+      first = std::min(first, out_->storages[alone].maker);
+      if (p.window.strided) {
+        id = static_cast<uint32_t>(out_->values.size());
+        out_->values.push_back(p.window);
+      } else {
+        moves_[alone] = {p.window.storage, p.window.offset};
+      }
+    }
+    out_->instrs[join].n_in = 0;
+    out_->instrs[join].n_out = 0;
+  }
+
+  const Recording& r_;
+  std::unique_ptr<Recording> out_;
+  std::vector<Move> moves_;  // By storage.
+};
 
 }  // namespace
 
-std::unique_ptr<Recording> write_joined(const Recording& r) {
-  std::unique_ptr<Recording> out;
-  for (uint32_t at = 0; at < r.instrs.size(); ++at) {
-    if (!r.live[at] || !r.instrs[at].op->joins) continue;
-    const std::vector<Placed> all = places(r, at);
-    if (all.empty()) continue;
-    if (!out) out = std::make_unique<Recording>(r);
-    StorageInfo& joined = out->storages[all[0].window.storage];
-    for (const Placed& p : all) {
-      const auto window = static_cast<uint32_t>(out->values.size());
-      out->operands[r.instrs[p.maker].first_out + p.out] = window;
-      out->values.push_back(p.window);
-      joined.maker = std::min(joined.maker, p.maker);
-    }
-    out->instrs[at].n_in = 0;
-    out->instrs[at].n_out = 0;
-  }
-  if (out) out->complete();
-  return out;
-}
+std::unique_ptr<Recording> write_joined(const Recording& r) { return Joiner(r).run(); }
 
 }  // namespace brrr::graph

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <span>
 
 #include "graph/cost.h"
 
@@ -20,6 +21,9 @@ class Merger {
  public:
   Merger(const Recording& r, Schedule& s, const Target& target)
       : r_(r), target_(target), s_(s), groups_(s.groups) {
+    for (uint32_t at = 0; at < r.instrs.size(); ++at) {
+      if (r.live[at] && can_fail(r, r.instrs[at])) failing_.push_back(at);
+    }
     number();
   }
 
@@ -33,15 +37,32 @@ class Merger {
 
   // One group of all that are alike, at the place of the last that the others can move to.
   void gather() {
-    std::map<std::string, uint32_t> last;
-    for (uint32_t b = 0; b < groups_.size(); ++b) {
-      const bool one = groups_[b].parts.size() == 1;
-      std::string like = one ? likeness(r_, groups_[b].parts[0]) : "";
+    std::map<std::string, size_t> known;
+    std::vector<std::vector<uint32_t>> alike;
+    for (uint32_t g = 0; g < groups_.size(); ++g) {
+      const bool one = groups_[g].parts.size() == 1;
+      std::string like = one ? likeness(r_, groups_[g].parts[0]) : "";
       if (like.empty()) continue;
-      const auto [at, first] = last.try_emplace(std::move(like), b);
-      const uint32_t a = at->second;
-      if (!first && independent(a, b)) gather(a, b);
-      at->second = groups_[b].instrs.empty() ? a : b;
+      const auto [at, first] = known.try_emplace(std::move(like), alike.size());
+      if (first) alike.emplace_back();
+      alike[at->second].push_back(g);
+    }
+    for (const std::vector<uint32_t>& all : alike) {
+      uint32_t a = all[0];
+      Reach of_a = reach(a);
+      for (const uint32_t b : std::span(all).subspan(1)) {
+        const Reach of_b = reach(b);
+        const bool one = independent(a, b), down = one && of_a.last >= b && !grows(a, a, b);
+        const bool up = one && !down && of_b.first <= a && !is_early(a, b) && !grows(b, a, b);
+        of_a = down || up ? Reach{std::max(of_a.first, of_b.first), std::min(of_a.last, of_b.last)}
+                          : of_b;
+        if (up) {
+          gather(b, a);
+        } else {
+          if (down) gather(a, b);
+          a = b;
+        }
+      }
     }
     number();
   }
@@ -64,7 +85,10 @@ class Merger {
       const uint32_t at = groups_[b].instrs[0];
       const bool before = std::exchange(anew, !r_.again.empty() && r_.again[at]);
       if (anew != before) from = anew ? b : 0;
-      std::ranges::any_of(sharing(at), [&](uint32_t a) { return a >= from && merge(a, b, false); });
+      if (!groups_[b].fused) continue;
+      const uint32_t first = std::max(from, reach(b).first);
+      std::ranges::any_of(sharing(at),
+                          [&](uint32_t a) { return a >= first && merge(a, b, false); });
     }
   }
 
@@ -74,36 +98,42 @@ class Merger {
     std::vector<uint32_t> groups;
     r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
       const bool number = r_.value(value).numel == 1;
-      for (const Access& a : r_.accesses[r_.value(value).storage]) {
-        if (a.instr >= at) break;
+      // Of the thousands of uses that a weight may have, the last.
+      constexpr ptrdiff_t most = 64;
+      const std::vector<Access>& all = r_.accesses[r_.value(value).storage];
+      const auto end = std::ranges::lower_bound(all, at, {}, &Access::instr);
+      for (const Access& a : std::span(std::max(all.begin(), end - most), end)) {
         if (number && (!(write || a.write) || s_.alike[at])) continue;
+        if (apart(r_.value(a.value), r_.value(value))) continue;
         groups.push_back(group(a));
       }
     });
     return distinct(groups);
   }
 
-  void gather(uint32_t a, uint32_t b) {
-    const bool down = can_move(a, a, b);
-    if (!down && (is_early(a, b) || !can_move(b, a, b))) return;
-    Group &from = groups_[down ? a : b], &to = groups_[down ? b : a];
-    move(down ? a : b, down ? b : a);
-    for (Part& part : std::exchange(from.parts, {})) to.parts.push_back(std::move(part));
+  void gather(uint32_t from, uint32_t to) {
+    move(from, to);
+    for (Part& part : std::exchange(groups_[from].parts, {})) {
+      groups_[to].parts.push_back(std::move(part));
+    }
   }
 
   bool independent(uint32_t a, uint32_t b) const {
     const bool fewer = storages_[a].size() < storages_[b].size();
     for (uint32_t st : storages_[fewer ? a : b]) {
       if (!r_.written[st]) continue;
-      bool used[2] = {}, written = false;
+      std::vector<Access> used[2];
       for (const Access& x : r_.accesses[st]) {
-        if (group(x) != a && group(x) != b) continue;
-        used[group(x) == b] = true;
-        written |= x.write;
+        if (group(x) == a || group(x) == b) used[group(x) == b].push_back(x);
       }
-      if (written && used[0] && used[1]) return false;
+      const auto conflicts = [&](const Access& x) { return conflict(x, used[1]); };
+      if (std::ranges::any_of(used[0], conflicts)) return false;
     }
     return true;
+  }
+
+  bool conflict(const Access& x, const std::vector<Access>& others) const {
+    return std::ranges::any_of(others, [&](const Access& y) { return r_.conflict(x, y); });
   }
 
   uint32_t group(const Access& a) const { return s_.group_of[a.instr]; }
@@ -166,42 +196,56 @@ class Merger {
   // At a's place a write of b's would come before something that can fail, and have to be undone if
   // it does.
   bool is_early(uint32_t a, uint32_t b) const {
-    const auto any = [&](uint32_t g, auto f) {
-      return std::ranges::any_of(groups_[g].instrs,
-                                 [&](uint32_t at) { return f(r_, r_.instrs[at]); });
-    };
-    bool fails = false;
-    for (uint32_t g = a; g < b; ++g) fails |= any(g, can_fail);
-    return fails && any(b, writes_external);
+    const auto between = [&](uint32_t at) { return s_.group_of[at] >= a && s_.group_of[at] < b; };
+    const auto writes = [&](uint32_t at) { return writes_external(r_, r_.instrs[at]); };
+    return std::ranges::any_of(failing_, between) && std::ranges::any_of(groups_[b].instrs, writes);
+  }
+
+  // The first and the last place that a group could have, for what the others do to what it uses.
+  struct Reach {
+    uint32_t first = 0, last = kNone;
+  };
+  Reach reach(uint32_t g) const {
+    Reach all;
+    std::vector<Access> own;
+    for (uint32_t st : storages_[g]) {
+      if (!r_.written[st]) continue;  // Of these there may be thousands of uses.
+      own.clear();
+      std::ranges::copy_if(r_.accesses[st], std::back_inserter(own),
+                           [&](const Access& x) { return group(x) == g; });
+      for (const Access& x : r_.accesses[st]) {
+        const uint32_t at = group(x);
+        uint32_t& nearest = at < g ? all.first : all.last;
+        const bool nearer = at < g ? at > nearest : at > g && at < nearest;
+        if (nearer && conflict(x, own)) nearest = at;
+      }
+    }
+    return all;
   }
 
   // Whether `g`, which is a or b, may pass what lies between them: nothing there depends on it, or
   // it on that, and no more bytes are alive there than before.
   bool can_move(uint32_t g, uint32_t a, uint32_t b) const {
+    const Reach to = reach(g);
+    return (g == a ? to.last >= b : to.first <= a) && !grows(g, a, b);
+  }
+
+  bool grows(uint32_t g, uint32_t a, uint32_t b) const {
     int64_t growth = 0;
     for (uint32_t st : storages_[g]) {
-      if (r_.lasting[st] && !r_.written[st]) continue;  // Of these there may be thousands of uses.
-      bool writes = false, between = false;
+      if (r_.lasting[st]) continue;
       uint32_t first = kNone, last = 0;  // Of the other groups that use it.
       for (const Access& x : r_.accesses[st]) {
-        const uint32_t at = group(x);
-        if (at == g) {
-          writes |= x.write;
-          continue;
-        }
-        first = std::min(first, at);
-        last = std::max(last, at);
-        if (at <= a || at >= b) continue;
-        if (x.write) return false;
-        between = true;
+        if (group(x) == g) continue;
+        first = std::min(first, group(x));
+        last = std::max(last, group(x));
       }
-      if (writes && between) return false;
-      if (r_.lasting[st] || first == kNone) continue;
+      if (first == kNone) continue;
       const bool alive = g == a ? last >= b : first <= a;
       const bool then = g == a ? first < b : last > a;
       growth += (static_cast<int64_t>(then) - alive) * static_cast<int64_t>(r_.storages[st].bytes);
     }
-    return growth <= kLittleMemory || adjacent(a, b);
+    return growth > kLittleMemory && !adjacent(a, b);
   }
 
   bool adjacent(uint32_t a, uint32_t b) const {
@@ -231,6 +275,7 @@ class Merger {
   const Target& target_;
   Schedule& s_;
   std::vector<Group>& groups_;
+  std::vector<uint32_t> failing_;                // Instructions that can.
   std::vector<std::vector<uint32_t>> storages_;  // By group, until they are numbered anew.
 };
 

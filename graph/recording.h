@@ -122,6 +122,10 @@ struct Recording {
   const uint32_t* in(const Instr& i) const { return operands.data() + i.first_in; }
   const uint32_t* out(const Instr& i) const { return operands.data() + i.first_out; }
   const Value& value(uint32_t id) const { return values[id]; }
+  /// Whether one of them, on one storage, may write what the other uses.
+  bool conflict(const Access& a, const Access& b) const {
+    return (a.write || b.write) && !apart(values[a.value], values[b.value]);
+  }
   /// "%7 float32[32, 10]".
   std::string describe(uint32_t value) const;
   /// "mlp.fc1: relu(%3 ...) -> %4 ...".

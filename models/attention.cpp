@@ -35,15 +35,17 @@ CausalSelfAttention::Heads CausalSelfAttention::project(const Tensor& x, const T
   BRRR_CHECK(x.dim() == 3 && x.size(2) == options_.width,
              "CausalSelfAttention: takes [batch, time, {}], got {}", options_.width,
              describe(x.impl()));
-  const int64_t heads = options_.heads;
-  const auto qkv =
-      unbind(c_attn_(x).view({x.size(0), x.size(1), 3, heads, options_.width / heads}), 2);
-  Heads h{qkv[0].transpose(1, 2), qkv[1].transpose(1, 2), qkv[2].transpose(1, 2)};
+  const int64_t heads = options_.heads, width = options_.width / heads;
+  const Tensor all = c_attn_(x).view({x.size(0), x.size(1), 3 * heads, width});
+  std::vector<Tensor> h;
   if (options_.rotary) {
-    h.q = rotary_embedding(h.q, positions);
-    h.k = rotary_embedding(h.k, positions);
+    const auto parts = all.split(2 * heads, 2);  // Queries and keys turn alike.
+    h = rotary_embedding(parts[0].transpose(1, 2), positions).transpose(1, 2).chunk(2, 2);
+    h.push_back(parts[1]);
+  } else {
+    h = all.chunk(3, 2);
   }
-  return h;
+  return {h[0].transpose(1, 2), h[1].transpose(1, 2), h[2].transpose(1, 2)};
 }
 
 // The heads of each token side by side again, then mixed.

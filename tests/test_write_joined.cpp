@@ -1,5 +1,9 @@
-// Gradients of q, k and v are written into the gradient of what they are slices of.
+// Gradients of q, k and v are written into the gradient of what they are slices of, as are those of
+// halves; norms into the list of which the norm is that of all.
 #include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
 
 #include "brrr.h"
 #include "tests/kernels.h"
@@ -81,4 +85,108 @@ TEST_CASE("written joined: a leaf keeps the gradient, read before it is made ane
     }
     CHECK(seen[0] == seen[1]);
   }
+}
+
+TEST_CASE("written joined: the norm of all gradients takes as many kernels for 400 as for 5" *
+          doctest::test_suite("host")) {
+  const test::TempCache cache;
+  manual_seed(4);
+  uint64_t few = 0;
+  for (const int n : {5, 126, 400}) {
+    CAPTURE(n);
+    std::vector<Tensor> all;
+    for (int k = 0; k < n; ++k) all.push_back(randn({1 + k % 3, 2}).set_requires_grad());
+    // Of one dtype or of two: then numbers are converted, and written where they are joined.
+    const auto clip = [&] {
+      for (const Tensor& p : all) p.set_grad(p.detach() * 3.0);
+      return Tensors{optim::clip_grad_norm_(all, 0.5), all[1].grad() + 0.0,
+                     all.back().grad() + 0.0};
+    };
+    const uint64_t count = kernels(clip);
+    if (n == 5) few = count;
+    CHECK(count == few);
+    all[0] = randn({2, 2}).to(kFloat64).set_requires_grad();
+    kernels(clip);
+    // A list of lists, whose parts are of several kinds.
+    kernels([&] {
+      Tensors sums, lists;
+      for (const Tensor& p : all) sums.push_back((p.detach().to(kFloat32) * 0.5).sum());
+      for (int k = 0; k < 3; ++k) lists.push_back(stack(sums) * (k + 1.0));
+      return Tensors{cat(lists) + 1.0, stack({stack(sums), stack(sums)}, 1), sums[2] + 0.0};
+    });
+  }
+}
+
+TEST_CASE("windows: those that are apart share no element" * doctest::test_suite("host")) {
+  std::mt19937 rng(6);
+  const auto below = [&](int n) { return static_cast<int64_t>(rng() % static_cast<unsigned>(n)); };
+  int found = 0, columns = 0;
+  for (int k = 0; k < 20000; ++k) {
+    const Tensor whole = zeros({3 + below(3), 2 + below(3), 4 + below(5)});
+    Tensor windows[2];
+    std::vector<int64_t> touched[2];
+    for (int w = 0; w < 2; ++w) {
+      Tensor t = whole;
+      for (int d = 0; d < 3; ++d) {
+        const int64_t begin = below(static_cast<int>(t.size(d)));
+        t = t.slice(d, begin, begin + 1 + below(static_cast<int>(t.size(d) - begin)), 1 + below(2));
+      }
+      windows[w] = below(2) ? t.transpose(0, 2) : t;
+      for (int64_t i = 0; i < t.size(0); ++i) {
+        for (int64_t j = 0; j < t.size(1); ++j) {
+          for (int64_t l = 0; l < t.size(2); ++l) {
+            touched[w].push_back(t.select(0, i).select(0, j).select(0, l).impl()->offset);
+          }
+        }
+      }
+      std::ranges::sort(touched[w]);
+    }
+    std::vector<int64_t> both;
+    std::ranges::set_intersection(touched[0], touched[1], std::back_inserter(both));
+    const TensorImpl &a = *windows[0].impl(), &b = *windows[1].impl();
+    const bool is = apart(a, b);
+    CHECK(is == apart(b, a));
+    CHECK((!is || both.empty()));
+    found += is;
+    columns += both.empty();
+  }
+  CHECK(found > columns / 2);  // What interleaves in other ways is not seen.
+}
+
+TEST_CASE("written joined: gradients of halves are stored where they are joined" *
+          doctest::test_suite("host")) {
+  const test::TempCache cache;
+  manual_seed(5);
+  const auto gated = [](const Tensor& x) {
+    Tensor all = (x * 1.5).detach().set_requires_grad();
+    const auto halves = all.chunk(2, -1);
+    const Tensor y = silu(halves[0]) * halves[1];
+    y.backward(y.detach() + 1.0);
+    return Tensors{matmul(all.grad(), x.t())};
+  };
+  // Of four elements side by side a vector's store would be as many of one: they are copied.
+  const uint64_t apart = kernels([&, x = randn({9, 8})] { return gated(x); });
+  for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
+    const Tensor x = randn({9, 2 * 17}).to(t);
+    CHECK(kernels([&] { return gated(x); }) == apart - 1);
+  }
+  // Side by side along the first dim, before what is read of a stranger.
+  const Tensor x = randn({5, 33}), other = randn({2, 33});
+  kernels([&] {
+    return Tensors{cat({x * 2.0, x.exp(), other}) + 1.0, cat({x + 1.0, x - 1.0}).t()};
+  });
+  // Queries and keys that turn, forth and back.
+  const auto turned = [](const Tensor& w) {
+    Tensor all = (w * 1.5).detach().set_requires_grad();
+    const auto parts = all.view({2, 20, 12, 16}).split(8, 2);
+    const auto qk =
+        rotary_embedding(parts[0].transpose(1, 2), arange(20)).transpose(1, 2).chunk(2, 2);
+    const Tensor y = scaled_dot_product_attention(qk[0].transpose(1, 2), qk[1].transpose(1, 2),
+                                                  parts[1].transpose(1, 2), {.causal = true});
+    y.backward(y.detach() + 1.0);
+    return Tensors{all.grad() * 2.0};
+  };
+  // Scaling, positions, frequencies, angles; rotation and attention and their gradients.
+  const Tensor w = randn({2, 20, 12 * 16});
+  CHECK(kernels([&] { return turned(w); }) <= 11);
 }

@@ -138,7 +138,8 @@ const OpDef rotary_row{
            return Work{3 * static_cast<double>(c.out[0].numel()), operand_bytes(c)};
          },
      .vjp = rotary_vjp,
-     .saves_inputs = 0b110}};
+     .saves_inputs = 0b110,
+     .apart = true}};
 
 void rotary_vjp(VjpCall& v) {
   if (v.needs(0)) v.gin[0] = call(rotary_row, {v.gout[0], v.input(1), -v.input(2)});
@@ -164,7 +165,13 @@ Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
              "rotary_embedding: positions are {}, but {} needs int64[{}], one for each row",
              describe(positions.impl()), describe(x.impl()), x.size(-2));
   const Tensor turns = angles(positions, {base, x.size(-1)}, compute_type(x.dtype()));
-  return call(rotary_row, {x, cos(turns), sin(turns)});
+  const Tensor c = cos(turns), s = sin(turns);
+  // Heads [.., head, length, width] of tokens whose heads lie side by side stay side by side.
+  const IntList strides = x.strides();
+  const int n = strides.size();
+  if (n < 3 || strides[n - 3] >= strides[n - 2]) return call(rotary_row, {x, c, s});
+  return call(rotary_row, {x.transpose(-3, -2), unsqueeze(c, 1), unsqueeze(s, 1)})
+      .transpose(-3, -2);
 }
 
 }  // namespace brrr
