@@ -158,6 +158,11 @@ TEST_CASE("mse_loss and bce_with_logits: operands of two dtypes") {
   check_values(mse_loss(mask, x), {2.125}, 0);
   check_values(bce_with_logits(x, mask),
                {(std::log1p(std::exp(-0.5)) + std::log1p(std::exp(2.0))) / 2}, 1e-6);
+  // A mask has no differences and no negative; gradients of both orders have.
+  check_gradients([&](const Tensors& in) { return bce_with_logits(in[0], mask); },
+                  {x.to(kFloat64)});
+  check_gradients([&](const Tensors& in) { return bce_with_logits(mask, in[0]).square(); },
+                  {x.to(kFloat64)});
   CHECK(bce_with_logits(x, x.to(kFloat64)).dtype() == kFloat64);
   CHECK(bce_with_logits(x.to(kBFloat16), x).dtype() == kFloat32);
   CHECK(bce_with_logits(x.to(kFloat16), x.to(kFloat16)).dtype() == kFloat16);

@@ -70,6 +70,10 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b) {
   BRRR_CHECK(a.sizes() == b.sizes(), "{}: shapes differ: {} and {}; reshape or expand one", op,
              to_string(a.sizes()), to_string(b.sizes()));
 }
+// A mask may be a target, but bool has no differences.
+Tensor number(const Tensor& x, const Tensor& other) {
+  return x.dtype() == kBool ? x.to(other.dtype()) : x;
+}
 
 }  // namespace
 
@@ -98,16 +102,12 @@ Tensor mse_loss(const Tensor& a, const Tensor& b) {
   BRRR_CHECK(is_floating(a.dtype()) || is_floating(b.dtype()),
              "mse_loss: takes floating dtypes, got {} and {}; convert one with to(kFloat32)",
              describe(a), describe(b));
-  // A mask may be a target, but bool has no differences.
-  const auto number = [](const Tensor& x, const Tensor& other) {
-    return x.dtype() == kBool ? x.to(other.dtype()) : x;
-  };
   return mean(square(number(a, b) - number(b, a)));
 }
 
 Tensor bce_with_logits(const Tensor& x, const Tensor& targets) {
   check_pair("bce_with_logits", x, targets);
-  return mean(call(bce_with_logits_row, x, targets));
+  return mean(call(bce_with_logits_row, number(x, targets), number(targets, x)));
 }
 
 }  // namespace brrr
