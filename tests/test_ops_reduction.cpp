@@ -169,6 +169,20 @@ TEST_CASE("reduction rows: ties share a gradient evenly") {
   check_same(x.grad(), tensor({{0.5f, 0.f, 0.5f}, {1.f / 3, 1.f / 3, 1.f / 3}}));
 }
 
+TEST_CASE("reduction rows: gradients of 16-bit floats are rounded once") {
+  for (DType t : {kFloat16, kBFloat16}) {
+    // The products of the others; some leave float16, and then others must not.
+    const Tensor x = tensor({256.f, 256.f, 0.75f, 0.0078125f}).to(t).set_requires_grad();
+    check_same(grad({prod(x)}, {x})[0], tensor({1.5f, 1.5f, 512.f, 49152.f}).to(t));
+    // Counts beyond float16, and beyond bfloat16's digits.
+    const Tensor many = zeros({131072}, t).set_requires_grad();
+    check_same(grad({amax(many)}, {many})[0], full({131072}, 0x1p-17).to(t));
+    const Tensor few = zeros({3, 257}, t).set_requires_grad();
+    check_same(grad({amin(few, 1)}, {few}, {}, {full({3}, 257.0).to(t)})[0],
+               (full({3, 257}, 257.0).to(t).to(kFloat32) / 257.0).to(t));
+  }
+}
+
 TEST_CASE("reduction rows: graph mode equals eager mode, forward and backward") {
   for (DType t : {kFloat32, kBFloat16, kFloat64, kInt64}) {
     struct Case {

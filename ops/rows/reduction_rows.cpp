@@ -54,10 +54,10 @@ const ReductionOp norm_row{
     // Where the norm is 0 so is every x, and 0 / 1 is the gradient wanted.
     [](const ReductionGrad& r) { return r.g * (r.x / where(r.y == 0.0, 1.0, r.y)); }};
 
-// Elements that equal the extremum share its gradient evenly.
+// Elements that equal the extremum share its gradient evenly. 16-bit floats would not count them.
 Tensor shared_by_ties(const ReductionGrad& r) {
-  const Tensor ties = (r.x == r.y).to(r.g.dtype());
-  return ties * (r.g / sum(ties, r.dims, true));
+  const Tensor ties = (r.x == r.y).to(compute_type(r.g.dtype()));
+  return (ties * (r.g / sum(ties, r.dims, true))).to(r.g.dtype());
 }
 
 const ReductionOp amax_row{"amax",        "Maximum; NaN wins; ties share the gradient",
@@ -77,8 +77,10 @@ const ReductionOp all_row{
 
 // Per row of x [rows, n], the product of all elements but the own one; without division, so that
 // zeros need no care and the second derivative is right too. Products of pairs go up a binary tree
-// and down again: what a node's leaves lack is what its parent's lack times its sibling.
-Tensor products_of_others(const Tensor& x) {
+// and down again: what a node's leaves lack is what its parent's lack times its sibling. In float32
+// for 16-bit floats, which a product of few would leave.
+Tensor products_of_others(const Tensor& in) {
+  const Tensor x = in.to(compute_type(in.dtype()));
   const int64_t rows = x.size(0), n = x.size(1);
   auto ones_of = [&](int64_t width) { return ones({rows, width}, x.dtype(), x.device()); };
   int64_t leaves = 1;
@@ -113,7 +115,8 @@ Tensor prod_gradient(const ReductionGrad& r) {
   for (int i = 0; i < order.size(); ++i) inverse[static_cast<int>(order[i])] = i;
   const auto n = static_cast<int64_t>(r.count);
   const Tensor last = permute(r.x, order), rows = reshape(last, {r.x.numel() / n, n});
-  return r.g * permute(reshape(products_of_others(rows), last.sizes()), inverse);
+  const Tensor others = permute(reshape(products_of_others(rows), last.sizes()), inverse);
+  return (r.g * others).to(r.g.dtype());
 }
 
 const ReductionOp prod_row{"prod",
