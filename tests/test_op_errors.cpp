@@ -55,6 +55,8 @@ std::vector<Wrong> wrong_views(const Operands& o) {
       {"flatten", [&] { o.x.flatten(1, 0); }},
       {"as_strided", [&] { as_strided(o.x, {4}, {4}, 0); }},
       {"chunk", [&] { o.x.chunk(0, 0); }},
+      {"chunk", [&] { o.scalar.chunk(2); }},
+      {"split", [&] { o.scalar.split(1); }},
       {"split", [&] { o.x.split(0, 0); }},
       {"unbind", [&] { unbind(o.x, 2); }},
       {"unbind", [&] { unbind(o.scalar); }},

@@ -274,7 +274,10 @@ TEST_CASE("order ops: wrong arguments") {
   CHECK(error_of([&] { sort(x, 2); }).find("sort: ") == 0);
   CHECK(error_of([&] { argsort(Tensor()); }).find("argsort: ") == 0);
   CHECK(error_of([&] { topk(x, 5); }) ==
-        "topk: k is 5, but dim 1 of float32[3, 4] has 4 elements; give at most that many");
-  CHECK(error_of([&] { topk(x, -1, 0); }).find("topk: k is -1") == 0);
+        "topk: k is 5, but takes 0 to 4 along dim 1 of float32[3, 4]");
+  CHECK(error_of([&] { topk(x, -1, 0); }) ==
+        "topk: k is -1, but takes 0 to 3 along dim 0 of float32[3, 4]");
+  CHECK(error_of([&] { topk(tensor(1.0), 0); }) ==
+        "topk: k is 0, but takes 1 to 1 along dim 0 of float32[]");
   CHECK(error_of([&] { multinomial(Tensor(), 1); }).find("multinomial: ") == 0);
 }

@@ -141,10 +141,9 @@ std::pair<Tensor, Tensor> sort(const Tensor& x, int64_t dim, bool descending) {
 
 std::pair<Tensor, Tensor> topk(const Tensor& x, int64_t k, int64_t dim, bool largest) {
   const int d = dim_arg("topk", x, dim);
-  const int64_t n = x.dim() ? x.size(d) : 1;
-  BRRR_CHECK(k >= (x.dim() ? 0 : 1) && k <= n,
-             "topk: k is {}, but dim {} of {} has {} elements; give at most that many", k, d,
-             describe(x.impl()), n);
+  const int64_t n = x.dim() ? x.size(d) : 1, least = x.dim() ? 0 : 1;
+  BRRR_CHECK(k >= least && k <= n, "topk: k is {}, but takes {} to {} along dim {} of {}", k, least,
+             n, d, describe(x.impl()));
   const Tensor at = positions(topk_row, x, d, {largest, k});
   return {gather(x, d, at), at};
 }

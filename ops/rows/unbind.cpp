@@ -4,7 +4,6 @@
 #include "core/check.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
-#include "ops/kinds/composite.h"
 #include "ops/kinds/view.h"
 #include "ops/view_ops.h"
 
@@ -75,12 +74,16 @@ std::vector<Tensor> first_of(int64_t count, const OpDef& row, const Tensor& t, S
   return {all.begin(), all.begin() + count};
 }
 
+int dim_to_part(const char* op, const Tensor& t, int64_t dim) {
+  BRRR_CHECK(t.defined() && t.dim() > 0, "{}: needs a tensor of at least one dim, got {}", op,
+             describe(t));
+  return wrap_dim(op, dim, static_cast<int>(t.dim()));
+}
+
 }  // namespace
 
 std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
-  BRRR_CHECK(t.defined() && t.dim() > 0, "unbind: needs a tensor of at least one dim, got {}",
-             describe(t));
-  const int d = wrap_dim("unbind", dim, static_cast<int>(t.dim()));
+  const int d = dim_to_part("unbind", t, dim);
   const int64_t n = t.size(d);
   std::vector<Tensor> parts;
   if (n == 0 || n > kMaxOutputs) {
@@ -92,7 +95,7 @@ std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
 
 std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
   BRRR_CHECK(length > 0, "split: size {} must be positive", length);
-  const int dim = dim_arg("split", *this, d);
+  const int dim = dim_to_part("split", *this, d);
   const int64_t n = size(dim), count = n / length + (n % length != 0);
   if (count > 1 && count <= kMaxOutputs) {
     return first_of(count, split_row, *this, SplitAttrs{dim, length});
@@ -106,7 +109,7 @@ std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
 
 std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
-  const int64_t n = size(dim_arg("chunk", *this, d));
+  const int64_t n = size(dim_to_part("chunk", *this, d));
   if (n > 0) return split((n - 1) / chunks + 1, d);
   // There is no length that gives as many: all are empty, as PyTorch's.
   constexpr int64_t most = 1 << 20;
