@@ -217,8 +217,7 @@ Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
   TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
   if (v.strided) t->flags |= kStrided;
   t->value = id;
-  // A view of an external counts from where its storage was bound.
-  t->offset = v.offset + (storage->pass == this ? 0 : bindings_[external_of(*storage)].base);
+  t->offset = v.offset;
   t->numel = v.numel;
   std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
   std::memcpy(t->strides, v.strides, sizeof t->strides);
@@ -250,6 +249,8 @@ void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index,
       s->refs.retain();
     }
     c.out[k] = placeholder(v, out[k], s);
+    // A view of an external counts from where its storage was bound.
+    if (s->pass != this) c.out[k].impl()->offset += bindings_[external_of(*s)].base;
     if (e.op->is_view()) note_view(c, k, *c.in[0]);
   }
 }

@@ -72,6 +72,26 @@ TEST_CASE("pitfall A25: a frozen step writes gradients where they are unless som
   CHECK(gradient_of(randn({8})));
 }
 
+TEST_CASE("pitfall A25: a gradient that stays where it is may be a result, and another leaf's") {
+  const Tensor a = randn({4}).set_requires_grad(), b = randn({4}).set_requires_grad();
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        a.set_grad({});
+        b.set_grad({});
+        (a * x).sum().backward();
+        b.set_grad(a.grad());
+        return std::vector<Tensor>{a.grad(), a.grad().slice(0, 1, 3)};
+      },
+      kEarly);
+  for (int k = 0; k < 6; ++k) {
+    if (k == 2) step.freeze();
+    if (k > 3) b.set_grad(b.grad().clone());  // Now a's gradient is nobody else's.
+    const Tensor x = randn({4});
+    const auto results = step(x);
+    CHECK(same_bits({x, x, x, x.slice(0, 1, 3)}, {a.grad(), b.grad(), results[0], results[1]}));
+  }
+}
+
 TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws of its own") {
   const auto refusal = [](auto& step) { return error_of([&] { step.freeze(); }); };
   const Tensor data = arange(8).to(kFloat32);
