@@ -32,6 +32,9 @@ struct Capture {
   bool fresh = false;
 };
 
+/// Where a gradient of a capture arrives.
+using Place = std::pair<const void*, Capture*>;
+
 class Engine : NotCopied {
  public:
   Engine(GradOptions options, std::vector<Capture>* captures)
@@ -42,9 +45,12 @@ class Engine : NotCopied {
     if (!captures) return;
     // Nothing older than the oldest input can lead to one.
     oldest_ = UINT64_MAX;
-    for (const Capture& c : *captures) {
+    for (Capture& c : *captures) {
       oldest_ = std::min(oldest_, c.input->grad_fn ? c.input->grad_fn->sequence : 0);
+      places_.emplace_back(c.input, &c);
+      if (c.input->grad_fn) places_.emplace_back(c.input->grad_fn, &c);
     }
+    std::ranges::sort(places_);
   }
   ~Engine() {
     for (Node* n : heap_) drop(n);
@@ -90,11 +96,13 @@ class Engine : NotCopied {
     Ref<Node>::adopt(n).reset();
   }
 
+  auto captures_at(const void* place) const {
+    return std::ranges::equal_range(places_, place, {}, &Place::first);
+  }
   bool wanted(const Edge& e) const {
     if (!captures_) return true;
     if (e.node) return e.node->sequence >= oldest_;
-    return std::any_of(captures_->begin(), captures_->end(),
-                       [&](const Capture& c) { return c.input == e.leaf; });
+    return !std::ranges::empty(captures_at(e.leaf));
   }
 
   static void add_up(Tensor& into, bool& fresh, Tensor&& g, bool g_fresh) {
@@ -111,10 +119,8 @@ class Engine : NotCopied {
   // the heap takes over the reference of an edge that is `spent`, of no use to a later pass.
   void deliver(Edge& e, Tensor&& g, bool fresh, bool spent) {
     if (captures_) {
-      for (Capture& c : *captures_) {
-        const bool hit =
-            e.leaf ? c.input == e.leaf : c.input->grad_fn == e.node && c.input->output == e.output;
-        if (hit) add_up(c.grad, c.fresh, Tensor(g), fresh);
+      for (const auto& [place, c] : captures_at(e.leaf ? static_cast<void*>(e.leaf) : e.node)) {
+        if (e.leaf || c->input->output == e.output) add_up(c->grad, c->fresh, Tensor(g), fresh);
       }
     }
     if (e.leaf) {
@@ -235,6 +241,7 @@ class Engine : NotCopied {
   AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;
   std::vector<Capture>* captures_;
+  std::vector<Place> places_;  // Of the captures, sorted: inputs, and the nodes that made them.
   GradientHook* const hook_ = captures_ ? nullptr : context.gradients;
   std::vector<TensorImpl*> made_;  // Leaves whose gradient this pass has begun.
   std::unordered_map<TensorImpl*, Arrivals> arrivals_;
