@@ -11,6 +11,7 @@ namespace brrr::graph {
 
 void Pass::forget_changes() noexcept {
   changes_.clear();
+  flagged_.clear();
   cells_.clear();
   used_nodes_.clear();
 }
@@ -28,11 +29,6 @@ bool Pass::draws_in_turn() const {
 }
 
 void Pass::note_effects() {
-  const auto first = [&](const Change& c) {  // Of its field: what there was before the step.
-    return std::none_of(std::as_const(changes_).data(), &c, [&](const Change& other) {
-      return other.field == c.field && other.tensor.get() == c.tensor.get();
-    });
-  };
   leaves_.clear();
   for (const Change& c : changes_) {
     if (c.field == Field::Grad && leaves_.insert(c.tensor.get())) {
@@ -43,7 +39,7 @@ void Pass::note_effects() {
     }
     if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
-    if (c.field == Field::RequiresGrad && first(c) && c.flags != c.tensor->flags) {
+    if (c.field == Field::RequiresGrad && c.flags != c.tensor->flags) {
       host_effect_ = "it changes whether a tensor from outside requires grad";
     }
   }
@@ -171,6 +167,7 @@ void Pass::journal(TensorImpl& t, Field f) {
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
   if (f == Field::History && t.grad_fn && t.grad_fn->sequence >= first_sequence) return;
+  if (f == Field::RequiresGrad && !flagged_.insert(&t)) return;  // What it was at first counts.
   changes_.push_back({f, Ref<TensorImpl>::share(&t),
                       Ref<TensorImpl>::share(f == Field::Grad ? t.grad : nullptr),
                       Ref<Node>::share(f == Field::History ? t.grad_fn : nullptr), t.flags,
@@ -180,14 +177,24 @@ void Pass::journal(TensorImpl& t, Field f) {
 // Changes of tensors that nobody but the journal holds any more: leaves that the function made
 // of outside memory (detach().set_requires_grad()) and what hangs on them do not outlive the step.
 void Pass::drop_unseen() noexcept {
-  for (size_t k = 0; k < changes_.size(); ++k) {
-    if (changes_[k].field != Field::RequiresGrad && changes_[k].field != Field::History) continue;
-    const TensorImpl* t = changes_[k].tensor.get();
-    auto same = [&](const Change& c) { return c.tensor.get() == t; };
-    const auto held = std::count_if(changes_.begin(), changes_.end(), same);
-    if (t->refs.get() != static_cast<uint32_t>(held)) continue;
-    changes_.erase(std::remove_if(changes_.begin(), changes_.end(), same), changes_.end());
-    k = static_cast<size_t>(-1);  // Others may have hung on it.
+  const auto seldom = [](const Change& c) {
+    return c.field == Field::RequiresGrad || c.field == Field::History;
+  };
+  std::vector<const TensorImpl*> held;
+  AddressSet unseen;
+  // Again, since others may have hung on what was dropped.
+  for (bool more = true; std::exchange(more, false);) {
+    if (std::ranges::none_of(changes_, seldom)) return;
+    held.clear();
+    for (const Change& c : changes_) held.push_back(c.tensor.get());
+    std::ranges::sort(held);
+    unseen.clear();
+    for (const Change& c : changes_) {
+      if (!seldom(c)) continue;
+      const auto same = std::ranges::equal_range(held, c.tensor.get());
+      if (c.tensor->refs.get() == std::ranges::size(same)) more |= unseen.insert(c.tensor.get());
+    }
+    std::erase_if(changes_, [&](const Change& c) { return unseen.contains(c.tensor.get()); });
   }
 }
 

@@ -13,16 +13,27 @@ Ref<Storage> clone_storage(const Storage& s) {
 }
 
 bool share_memory(const std::vector<Binding>& bindings) {
-  for (const Binding& a : bindings) {
-    if (!a.storage || a.storage->owned) continue;
-    const auto* begin = static_cast<const char*>(a.storage->data);
-    for (const Binding& b : bindings) {
-      if (!b.storage || b.storage == a.storage) continue;
-      const auto* other = static_cast<const char*>(b.storage->data);
-      if (begin < other + b.storage->bytes && other < begin + a.storage->bytes) return true;
-    }
+  using Bytes = std::pair<const char*, const char*>;
+  const auto bytes_of = [](const Storage& s) {
+    const auto* begin = static_cast<const char*>(s.data);
+    return Bytes{begin, begin + s.bytes};
+  };
+  static thread_local std::vector<Bytes> foreign;  // Kept, so that a replay allocates nothing.
+  foreign.clear();
+  for (const Binding& b : bindings) {
+    const bool ours = !b.storage || b.storage->owned || b.storage->bytes == 0;
+    if (!ours) foreign.push_back(bytes_of(*b.storage));
   }
-  return false;
+  std::ranges::sort(foreign);
+  for (size_t k = 1; k < foreign.size(); ++k) {
+    if (foreign[k].first < foreign[k - 1].second) return true;
+  }
+  return !foreign.empty() && std::ranges::any_of(bindings, [&](const Binding& b) {
+    if (!b.storage || !b.storage->owned || b.storage->bytes == 0) return false;
+    const auto [begin, end] = bytes_of(*b.storage);
+    const auto after = std::ranges::lower_bound(foreign, end, {}, &Bytes::first);
+    return after != foreign.begin() && begin < after[-1].second;
+  });
 }
 
 // --- life ----------------------------------------------------------------------------------------
