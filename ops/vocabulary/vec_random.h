@@ -71,11 +71,17 @@ BRRR_VX u32 philox16(unsigned long index, unsigned long seed, unsigned long offs
   return x;
 }
 
+// The uniforms of each pair of elements, at both of them.
+BRRR_VX void pairs16(unsigned long index, unsigned long seed, unsigned long offset, f32* u1,
+                     f32* u2) {
+  f32 u = uniform01(philox16(index, seed, offset));
+  *u1 = __builtin_shufflevector(u, u, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
+  *u2 = __builtin_shufflevector(u, u, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+}
 // Standard normals: a pair of words makes a pair of values, the cosine at the even element.
 BRRR_VX f32 normal16(unsigned long index, unsigned long seed, unsigned long offset) {
-  f32 u = uniform01(philox16(index, seed, offset));
-  f32 u1 = __builtin_shufflevector(u, u, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
-  f32 u2 = __builtin_shufflevector(u, u, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+  f32 u1, u2;
+  pairs16(index, seed, offset, &u1, &u2);
   const f32 quarter = {.5f, 0, .5f, 0, .5f, 0, .5f, 0, .5f, 0, .5f, 0, .5f, 0, .5f, 0};
   return box_muller(u1, u2, quarter);
 }
@@ -131,8 +137,15 @@ BRRR_VX_COMPARE(ne, NotEqual, x, y)
 
 // --- draws ---------------------------------------------------------------------------------------
 
-// Elements that do not fill a vector of philox16.
+// Elements that do not fill a vector of philox16. Where they follow one another, as in rows of any
+// length, they lie in two.
 BRRR_VX_COLD void draw_apart(unsigned long seed, unsigned long number, Line i, u32* to) {
+  if (i.step == 1) {
+    const auto first = (unsigned long)i.first & ~15UL;
+    const u32 two[] = {philox16(first, seed, number), philox16(first + 16, seed, number)};
+    __builtin_memcpy(to, (const unsigned*)two + i.first % 16, sizeof *to);
+    return;
+  }
   u32 words{};
   long from = -1;
   for (int k = 0; k < lanes; ++k) {
@@ -170,15 +183,26 @@ BRRR_VX b16 ge(u32 words, Line limit) {
 
 // Their standard normals.
 BRRR_VX_COLD void normals_apart(unsigned long seed, unsigned long number, Line i, f32* to) {
-  u32 first, second;
-  i32 odd;
-  for (int k = 0; k < lanes; ++k) {
-    const u32 words = philox16((unsigned long)(i[k] & ~15L), seed, number);
-    first[k] = words[i[k] & 14];
-    second[k] = words[(i[k] & 14) + 1];
-    odd[k] = -(int)(i[k] & 1);
+  f32 u1, u2, quarter;
+  if (i.step == 1) {
+    const auto first = (unsigned long)i.first & ~15UL;
+    f32 ones[2], others[2];
+    for (int k = 0; k < 2; ++k) pairs16(first + 16UL * k, seed, number, ones + k, others + k);
+    __builtin_memcpy(&u1, (const float*)ones + i.first % 16, sizeof u1);
+    __builtin_memcpy(&u2, (const float*)others + i.first % 16, sizeof u2);
+    for (int k = 0; k < lanes; ++k) quarter[k] = (i.first + k) % 2 ? 0.0f : 0.5f;
+  } else {
+    u32 first, second;
+    for (int k = 0; k < lanes; ++k) {
+      const u32 words = philox16((unsigned long)(i[k] & ~15L), seed, number);
+      first[k] = words[i[k] & 14];
+      second[k] = words[(i[k] & 14) + 1];
+      quarter[k] = i[k] % 2 ? 0.0f : 0.5f;
+    }
+    u1 = uniform01(first);
+    u2 = uniform01(second);
   }
-  *to = box_muller(uniform01(first), uniform01(second), where(odd, f32{}, splat(0.5f)));
+  *to = box_muller(u1, u2, quarter);
 }
 BRRR_VX f32 draw_normal(Line seed, Line number, Line i) {
   const auto key = (unsigned long)seed.first, which = (unsigned long)number.first;
