@@ -2,6 +2,7 @@
 #include "graph/cost.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "core/check.h"
@@ -74,6 +75,50 @@ size_t polynomials(const Recording& r, const Instr& i) {
   return at->second / 2 + (conversions + 1) / 2;
 }
 
+// How many elements a kernel walks over before it begins another row: of the last dims those that
+// every operand goes through without a step.
+static int64_t run_length(const Recording& r, const std::vector<uint32_t>& instrs,
+                          const Domain& w) {
+  const int64_t numel = numel_of(w.space);
+  if (w.row) return w.row;
+  int64_t run = numel;
+  const auto shorten = [&](const Value& v) {
+    if (!v.strided && v.numel == numel) return;
+    int64_t inner = 1, next = -1;
+    for (int d = w.space.size() - 1; d >= 0; --d) {
+      const int own = d - (w.space.size() - v.ndim);
+      if (w.space[d] == 1) continue;
+      const int64_t stride = own >= 0 && v.sizes[own] > 1 ? v.strides[own] : 0;
+      if (next >= 0 && stride != next) break;
+      inner *= w.space[d];
+      next = stride * w.space[d];
+    }
+    run = std::min(run, inner);
+  };
+  for (uint32_t at : instrs) {
+    r.each_operand(r.instrs[at], [&](uint32_t value, bool) { shorten(r.value(value)); });
+  }
+  return run;
+}
+
+bool splits_draws(const Recording& r, const Target& target, const Group& g, const Group& h,
+                  const Domain& of_both) {
+  const auto counts = [&](uint32_t at) {
+    const PointwiseInfo* const info = r.instrs[at].op->pointwise;
+    return info && std::count(info->place, info->place + info->n_made, kNumber) > 0;
+  };
+  const auto whole = [&](const std::vector<uint32_t>& instrs, const Domain& w) {
+    const int64_t run = run_length(r, instrs, w);
+    return run % target.drawn_together == 0 || run == numel_of(w.space);
+  };
+  std::vector<uint32_t> both = g.instrs;
+  both.insert(both.end(), h.instrs.begin(), h.instrs.end());
+  if (std::ranges::none_of(both, counts) || whole(both, of_both)) return false;
+  return std::ranges::any_of(std::array{&g, &h}, [&](const Group* one) {
+    return std::ranges::any_of(one->instrs, counts) && whole(one->instrs, one->domain);
+  });
+}
+
 // --- bytes ---------------------------------------------------------------------------------------
 
 std::string bytes_text(double n) {
@@ -115,6 +160,10 @@ static std::string reason(const Recording& r, const Schedule& s, const Target& t
   }
   if (!passes(r, s, a, b, domain)) {
     return "it needs what is known only after all rows, or other elements than are made there";
+  }
+  if (splits_draws(r, target, s.groups[a], s.groups[b], domain)) {
+    return fmt::format("it would make random words by rows of no multiple of {}",
+                       target.drawn_together);
   }
   const KernelSize size = kernel_size(r, s, a, b);
   if (!size.allowed(domain.space.size(), target)) {

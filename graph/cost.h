@@ -23,6 +23,10 @@ struct KernelSize {
 };
 /// Of groups g and h as one kernel. What only they use stays in its registers.
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h);
+/// Whether random words of g or h, made for a whole vector when alone, would be made for parts of
+/// vectors if both were one kernel, which walks by rows: some of them twice, or for nobody.
+bool splits_draws(const Recording& r, const Target& target, const Group& g, const Group& h,
+                  const Domain& of_both);
 /// A move of a kernel that makes values live longer may cost so many bytes.
 constexpr int64_t kLittleMemory = 4096;
 

@@ -32,7 +32,8 @@ constexpr Target kTarget{.takes = program::cuda_takes,
                          .calls_read_control = false,
                          .longest_row = program::kLongestPiece,
                          .worth_own_kernel = std::numeric_limits<double>::infinity(),
-                         .kernel_bytes = 8 << 20};
+                         .kernel_bytes = 8 << 20,
+                         .drawn_together = 1};
 
 DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
     : Plan(r, options, kTarget, stats),

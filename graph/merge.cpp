@@ -182,7 +182,7 @@ class Merger {
     const Group &x = groups_[a], &y = groups_[b];
     if (!x.fused || !y.fused ||
         !join(r_, target_, x.instrs, y.instrs, x.domain, y.domain, domain) ||
-        !passes(r_, s_, a, b, domain) ||
+        !passes(r_, s_, a, b, domain) || splits_draws(r_, target_, x, y, domain) ||
         !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }

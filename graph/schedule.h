@@ -132,6 +132,9 @@ struct Target {
   double worth_own_kernel = 4 << 20;
   /// A smaller value is not worth a kernel that makes it anew, if nobody has asked for the memory.
   int64_t kernel_bytes = 512 << 10;
+  /// Random words are made for so many elements at once, the first of which has a multiple of that
+  /// for its number.
+  int64_t drawn_together = 16;
   /// What a part of a strip should move at most; 0: there are no strips.
   int64_t part_bytes = 0;
 };

@@ -283,6 +283,29 @@ TEST_CASE("fusion: operands across the walk, unless their lines share few sets o
   if (default_device() == kCPU) CHECK(generated({400, 500}) == 0);
 }
 
+// A CPU makes random words for vectors of elements, which rows of other lengths would cut.
+TEST_CASE("fusion: random numbers share no kernel with rows of another length than vectors") {
+  const test::TempCache cache;
+  const auto noise = [](int64_t width) {
+    const Tensor x = randn({24, width}), bias = randn({width});
+    return kernels([&] {
+      const RngScope same_draws(7);
+      return Tensors{dropout(x + bias, 0.5, true), x + bias * randn_like(x)};
+    });
+  };
+  const bool apart = default_device() == kCPU;
+  for (int64_t width : {1, 16, 48}) CHECK(noise(width) == noise(32));
+  for (int64_t width : {2, 7, 10, 17, 33}) CHECK(noise(width) == noise(32) + 2 * apart);
+  // Cut they may be anyway, where what they are multiplied with is cut from rows.
+  for (int64_t from : {0, 3}) {
+    const Tensor x = randn({24, 37}).slice(1, from, from + 21);
+    CHECK(kernels([&] {
+            const RngScope same_draws(7);
+            return Tensors{dropout(x, 0.5, true) + 1.0};
+          }) == 1);
+  }
+}
+
 TEST_CASE("fusion: what all parameters share as a number, expanded, keeps their tables") {
   const auto launches = [](int parameters) {
     std::vector<Tensor> all;
