@@ -2,7 +2,6 @@
 #include "graph/cost.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 
 #include "core/check.h"
@@ -103,20 +102,22 @@ static int64_t run_length(const Recording& r, const std::vector<uint32_t>& instr
 
 bool splits_draws(const Recording& r, const Target& target, const Group& g, const Group& h,
                   const Domain& of_both) {
-  const auto counts = [&](uint32_t at) {
-    const PointwiseInfo* const info = r.instrs[at].op->pointwise;
-    return info && std::count(info->place, info->place + info->n_made, kNumber) > 0;
+  const auto draws = [&](const Group& x) {
+    return std::ranges::any_of(x.instrs, [&](uint32_t at) {
+      const PointwiseInfo* const info = r.instrs[at].op->pointwise;
+      return info && std::count(info->place, info->place + info->n_made, kNumber) > 0;
+    });
   };
   const auto whole = [&](const std::vector<uint32_t>& instrs, const Domain& w) {
     const int64_t run = run_length(r, instrs, w);
     return run % target.drawn_together == 0 || run == numel_of(w.space);
   };
+  const bool first = draws(g), second = draws(h);
+  if (!first && !second) return false;
   std::vector<uint32_t> both = g.instrs;
   both.insert(both.end(), h.instrs.begin(), h.instrs.end());
-  if (std::ranges::none_of(both, counts) || whole(both, of_both)) return false;
-  return std::ranges::any_of(std::array{&g, &h}, [&](const Group* one) {
-    return std::ranges::any_of(one->instrs, counts) && whole(one->instrs, one->domain);
-  });
+  return !whole(both, of_both) &&
+         ((first && whole(g.instrs, g.domain)) || (second && whole(h.instrs, h.domain)));
 }
 
 // --- bytes ---------------------------------------------------------------------------------------
