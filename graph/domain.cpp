@@ -230,19 +230,23 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
 
 bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w) {
   // A weight may be read thousands of times, but a group has few operands.
-  const auto each = [&](uint32_t group, const auto& f) {
+  const auto storage = [&](const Access& x) { return r.value(x.value).storage; };
+  const auto accesses = [&](uint32_t group) {
+    std::vector<Access> all;
     for (uint32_t at : s.groups[group].instrs) {
-      r.each_operand(r.instrs[at], [&](uint32_t id, bool write) { f(Access{at, id, write}); });
+      r.each_operand(r.instrs[at], [&](uint32_t id, bool write) {
+        if (r.written[r.value(id).storage]) all.push_back({at, id, write});
+      });
     }
+    return all;
   };
-  bool all = true;
-  each(a, [&](const Access& x) {
-    each(b, [&](const Access& y) {
-      const bool same = r.value(x.value).storage == r.value(y.value).storage;
-      if (all && same && r.conflict(x, y)) all = passes(r, x, y, w);
-    });
+  std::vector<Access> later = accesses(b);
+  std::ranges::sort(later, {}, storage);
+  return std::ranges::all_of(accesses(a), [&](const Access& x) {
+    return std::ranges::all_of(
+        std::ranges::equal_range(later, storage(x), {}, storage),
+        [&](const Access& y) { return !r.conflict(x, y) || passes(r, x, y, w); });
   });
-  return all;
 }
 
 }  // namespace brrr::graph

@@ -156,6 +156,14 @@ struct Diagnosis;
 template <class F> class Step {
  public:
   Step(F fn, StepOptions options) : fn_(std::move(fn)), base_(graph::make_step(options)) {}
+  Step(Step&&) = default;
+  // A lambda that captures can be constructed, but not assigned.
+  Step& operator=(Step&& other) {
+    if (this == &other) return *this;
+    fn_.emplace(std::move(*other.fn_));
+    base_ = std::move(other.base_);
+    return *this;
+  }
 
   /// Calls the function (exactly once, or not at all once frozen) and returns what it returned.
   /// If it throws, nothing of the step has happened: every tensor is what it was. (A handle from
@@ -191,12 +199,12 @@ template <class F> class Step {
     using R = std::decay_t<std::invoke_result_t<F&, const T&...>>;
     const Tensor* list[] = {&args..., nullptr};
     if constexpr (std::is_void_v<R>) {
-      auto body = [&](graph::ResultList&) { fn_(args...); };
+      auto body = [&](graph::ResultList&) { (*fn_)(args...); };
       base.run(list, sizeof...(T), invoke<decltype(body)>, &body);
     } else {
       std::optional<R> result;
       auto body = [&](graph::ResultList& out) {
-        result.emplace(fn_(args...));
+        result.emplace((*fn_)(args...));
         graph::list_results(*result, out);
       };
       if (auto* frozen = base.run(list, sizeof...(T), invoke<decltype(body)>, &body)) {
@@ -213,7 +221,7 @@ template <class F> class Step {
       moved_from("step");
     return *base_;
   }
-  F fn_;
+  std::optional<F> fn_;  // Never empty.
   std::unique_ptr<graph::StepBase> base_;
 };
 

@@ -65,6 +65,24 @@ TEST_CASE("moved from: a step, in every mode, frozen and within another step") {
   }
 }
 
+TEST_CASE("moved from: steps whose lambdas capture are assigned and taken out of lists") {
+  int runs = 0;
+  const auto scaled = [&runs](double by) {
+    return brrr::step([&runs, by](const Tensor& x) { return ++runs, x * by; });
+  };
+  std::vector<decltype(scaled(1.0))> steps;
+  for (int k = 1; k < 4; ++k) steps.push_back(scaled(k));
+  for (auto& step : steps) step(ones({2}));
+  steps.erase(steps.begin());
+  std::swap(steps[0], steps[1]);
+  CHECK(steps[0](ones({2})).to_vector<float>() == std::vector<float>{3, 3});
+  CHECK(steps[1](ones({2})).to_vector<float>() == std::vector<float>{2, 2});
+  CHECK(runs == 5);
+  CHECK(steps[0].stats().recordings == 1);
+  steps[0] = scaled(7.0);
+  CHECK(steps[0](ones({1})).item<float>() == 7.0f);
+}
+
 TEST_CASE("moved from: a nested list") {
   NestedList rows{{1, 2}, {3, 4}};
   const NestedList taken = std::move(rows);
