@@ -230,12 +230,14 @@ template <class Window> ByteSpan byte_span(const Window& w) {
   return {w.offset * item, high * item};
 }
 /// Where a window lies in each line of `line` elements; 0, 0: it may go on from one to the next.
+/// Offsets below zero are those of recordings, which count from the first window that they saw.
 template <class Window> std::pair<int64_t, int64_t> within(const Window& w, int64_t line) {
-  int64_t end = w.offset % line + 1;
+  const int64_t begin = (w.offset % line + line) % line;
+  int64_t end = begin + 1;
   for (int d = 0; d < w.ndim; ++d) {
     if (w.strides[d] % line != 0) end += (w.sizes[d] - 1) * w.strides[d];
   }
-  return end <= line ? std::pair{w.offset % line, end} : std::pair<int64_t, int64_t>{};
+  return end <= line ? std::pair{begin, end} : std::pair<int64_t, int64_t>{};
 }
 /// Whether two windows on one storage surely touch none of the same bytes: they lie behind each
 /// other, or side by side as columns of a matrix do.
