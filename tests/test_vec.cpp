@@ -290,7 +290,28 @@ TEST_CASE("vec: remainder and floor_div have Python's signs and never trap") {
   CHECK(wrong == 0);
 }
 
+template <class T> static void check_tails() {
+  for (int n = 0; n <= 16; ++n) {
+    CAPTURE(n);
+    T from[20], to[20];
+    for (int k = 0; k < 20; ++k) {
+      from[k] = static_cast<T>(k + 1);
+      to[k] = 99;
+    }
+    const auto v = vx::load_n(from + 1, n);
+    vx::store_n(to + 1, v, n);
+    for (int k = 0; k < 20; ++k) CHECK(to[k] == (k > 0 && k <= n ? from[k] : T{99}));
+    for (int k = 0; k < 16; ++k) CHECK(v[k] == (k < n ? from[k + 1] : T{0}));
+  }
+}
+
 TEST_CASE("vec: tails and strides touch what they should") {
+  check_tails<unsigned char>();
+  check_tails<unsigned short>();
+  check_tails<int>();
+  check_tails<long>();
+  check_tails<float>();
+  check_tails<double>();
   std::vector<float> from(64);
   for (int i = 0; i < 64; ++i) from[static_cast<std::size_t>(i)] = static_cast<float>(i + 1);
   for (int n = 0; n <= 16; ++n) {

@@ -103,9 +103,39 @@ template <class F, class... V> BRRR_VX f32 by_halves(F f, V... v) {
 // Lanes i < n of eight as a mask.
 BRRR_VX i32x8 first_lanes8(int n) { return (i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n); }
 
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+typedef char i8x16 __attribute__((vector_size(16)));
+typedef short i16x16 __attribute__((vector_size(32)));
+typedef long long i64x8 __attribute__((vector_size(64)));
+#ifdef __clang__  // The builtins' pointers are other ones.
+typedef i8x16 Masked1;
+typedef i16x16 Masked2;
+#else
+typedef char Masked1;
+typedef short Masked2;
+#endif
+// The first n lanes of sixteen.
+BRRR_VX unsigned short first_bits(int n) { return static_cast<unsigned short>((1u << n) - 1u); }
+#endif
+
 // The first n elements; the rest of the vector is zero and its memory is not touched.
 template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
   V r{};
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(T) == 1 && sizeof(V) == 16) {
+    return (V)__builtin_ia32_loaddquqi128_mask((const Masked1*)p, (i8x16)r, first_bits(n));
+  } else if constexpr (sizeof(T) == 2 && sizeof(V) == 32) {
+    return (V)__builtin_ia32_loaddquhi256_mask((const Masked2*)p, (i16x16)r, first_bits(n));
+  } else if constexpr (sizeof(T) == 8 && sizeof(V) == 128) {
+    const i64x8 part[] = {
+        __builtin_ia32_loaddqudi512_mask((const long long*)p, i64x8{},
+                                         static_cast<unsigned char>(first_bits(n))),
+        __builtin_ia32_loaddqudi512_mask((const long long*)p + 8, i64x8{},
+                                         static_cast<unsigned char>(first_bits(n) >> 8))};
+    __builtin_memcpy(&r, &part, sizeof r);
+    return r;
+  }
+#endif
 #ifdef __AVX512F__
   if constexpr (sizeof(T) == 4) {
     auto mask = static_cast<unsigned short>((1u << n) - 1u);
@@ -122,11 +152,30 @@ template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
     return r;
   }
 #endif
-  __builtin_memcpy(&r, p, static_cast<unsigned long>(n) * sizeof(T));
+  if (n == static_cast<int>(sizeof(V) / sizeof(T))) {
+    __builtin_memcpy(&r, p, sizeof r);
+  } else {
+    __builtin_memcpy(&r, p, static_cast<unsigned long>(n) * sizeof(T));
+  }
   return r;
 }
 
 template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (sizeof(T) == 1 && sizeof(V) == 16) {
+    return __builtin_ia32_storedquqi128_mask((Masked1*)p, (i8x16)v, first_bits(n));
+  } else if constexpr (sizeof(T) == 2 && sizeof(V) == 32) {
+    return __builtin_ia32_storedquhi256_mask((Masked2*)p, (i16x16)v, first_bits(n));
+  } else if constexpr (sizeof(T) == 8 && sizeof(V) == 128) {
+    i64x8 part[2];
+    __builtin_memcpy(&part, &v, sizeof v);
+    __builtin_ia32_storedqudi512_mask((long long*)p, part[0],
+                                      static_cast<unsigned char>(first_bits(n)));
+    __builtin_ia32_storedqudi512_mask((long long*)p + 8, part[1],
+                                      static_cast<unsigned char>(first_bits(n) >> 8));
+    return;
+  }
+#endif
 #ifdef __AVX512F__
   if constexpr (sizeof(T) == 4) {
     auto mask = static_cast<unsigned short>((1u << n) - 1u);
@@ -144,7 +193,11 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
     return;
   }
 #endif
-  __builtin_memcpy(p, &v, static_cast<unsigned long>(n) * sizeof(T));
+  if (n == static_cast<int>(sizeof(V) / sizeof(T))) {
+    __builtin_memcpy(p, &v, sizeof v);
+  } else {
+    __builtin_memcpy(p, &v, static_cast<unsigned long>(n) * sizeof(T));
+  }
 }
 
 // Writes around the caches. p is aligned to 64 bytes; call fence_nt() before another thread reads.
