@@ -179,18 +179,19 @@ class TemporaryFile : NotCopied {
 
 }  // namespace
 
-// A link stays a link: what it points to is replaced.
+// A link stays a link: what it points to, which may not exist yet, is replaced.
 static fs::path replaced_by(const std::string& path) {
   std::error_code none;
   fs::path target = path;
-  if (fs::is_symlink(target, none)) {
-    const fs::path real = fs::canonical(target, none);
-    if (!none) target = real;
-  }
   BRRR_CHECK(target.has_filename(), "cannot write \"{}\": it names no file", path);
   const fs::file_status there = fs::status(target, none);
   BRRR_CHECK(!fs::exists(there) || fs::is_regular_file(there),
              "cannot write {}: it is not a regular file, and would be replaced by one", path);
+  constexpr int most_links = 40;  // As the system follows.
+  for (int links = 0; fs::is_symlink(target, none); ++links) {
+    BRRR_CHECK(links < most_links, "cannot write {}: its links lead to no file", path);
+    target = target.parent_path() / fs::read_symlink(target);
+  }
   return target;
 }
 

@@ -228,6 +228,12 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   save(dir.file("link"), {{"w", zeros({2})}});
   CHECK(fs::is_symlink(dir.file("link")));
   CHECK(load(path).at("w").numel() == 2);
+  fs::create_symlink("sub/later", dir.file("early"));
+  save(dir.file("early"), {{"w", zeros({3})}});
+  CHECK(fs::is_symlink(dir.file("early")));
+  CHECK(load(dir.file("sub/later")).at("w").numel() == 3);
+  fs::create_symlink("loop", dir.file("loop"));
+  CHECK(message([&] { save(dir.file("loop"), {}); }).find("lead to no file") != std::string::npos);
 }
 
 TEST_CASE("files: what killed writers left is removed, what live ones write is not") {
