@@ -1,5 +1,6 @@
 // What a step did, for people: the summary and the DOT picture.
 #include "core/check.h"
+#include "core/text.h"
 #include "graph/core.h"
 #include "graph/cost.h"
 
@@ -135,7 +136,18 @@ std::string StepCore::explain() {
   return t;
 }
 
+// A name as part of a label of DOT.
+static std::string label_of(const std::string& name) {
+  std::string t;
+  for (char c : shown(name)) {
+    if (c == '"' || c == '\\') t += '\\';
+    t += c;
+  }
+  return t;
+}
+
 std::string StepCore::dot() {
+  BRRR_CHECK(options_.mode != Mode::Eager, "step.dot: an eager step has no graph");
   const auto entries = all_entries();
   BRRR_CHECK(!entries.empty(), "step.dot: call the step at least once before");
   Entry& e = *entries[0];
@@ -148,8 +160,8 @@ std::string StepCore::dot() {
   auto node = [&](size_t at) {
     const Instr& i = r.instrs[at];
     const Value& v = r.value(r.out(i)[0]);
-    return fmt::format("    i{} [label=\"{}{}\\n{}{}\"];\n", at, i.op->name, i.into ? "_" : "",
-                       name(v.dtype), to_string(v.size_list()));
+    return fmt::format("    i{} [label=\"{}{}\\n{}{}\"];\n", at, label_of(i.op->name),
+                       i.into ? "_" : "", name(v.dtype), to_string(v.size_list()));
   };
   std::vector<Group> alone;
   for (uint32_t at = 0; !e.plan && at < r.instrs.size(); ++at) {

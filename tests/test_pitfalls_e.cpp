@@ -438,4 +438,7 @@ TEST_CASE("pitfall E7: steps that do nothing, or hand back what they got") {
   CHECK(none.stats().replays == 4);
   CHECK(contains(error_of([&] { same.freeze(); }), "not made by the step"));
   CHECK(contains(none.dot(), "digraph"));
+  auto eager = brrr::step([] {}, Mode::Eager);
+  eager();
+  CHECK(contains(error_of([&] { eager.dot(); }), "an eager step has no graph"));
 }

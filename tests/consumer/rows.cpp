@@ -68,6 +68,7 @@ const RowOp class_weighted{"class_weighted",
                              const auto lp = x - m::log(row::sum(m::exp(x)));
                              return -(row::pick(lp, id) * row::pick(w, id));
                            }};
+const RowOp quoted{"a \"quoted\" \\", "x + 1", [](auto x) { return x + 1.0; }};
 const RowOp number_first{"number_first", "max(0.3, 2^x) + 2 x + x",
                          [](auto x) { return m::max(0.3, m::pow(2.0, x)) + m::fma(2.0, x, x); }};
 
@@ -151,6 +152,14 @@ static Tensor train(Mode mode) {
   return mode == Mode::Graph && step.stats().recordings > 2 ? Tensor() : w.detach();
 }
 
+// A name with quotes leaves DOT what it is.
+static int check_picture() {
+  auto step = brrr::step([](const Tensor& x) { return quoted(x); });
+  step(ones({2, 3}));
+  CHECK(step.dot().find(R"(label="a \"quoted\" \\\n)") != std::string::npos);
+  return 0;
+}
+
 int main() {
   manual_seed(0);
   const Tensor x = tensor({{1.0f, 2.0f, 4.0f}});
@@ -173,7 +182,7 @@ int main() {
   const auto r = gradcheck([&](const std::vector<Tensor>& v) { return picked(v[0], ids); }, {a},
                            {.second_order = true});
   CHECK(r);
-  if (check_operands() || check_gradients()) return 1;
+  if (check_operands() || check_gradients() || check_picture()) return 1;
   const Tensor eager = train(Mode::Eager), graph = train(Mode::Graph);
   CHECK(graph.defined());
   CHECK(eager.to_vector<float>() == graph.to_vector<float>());
