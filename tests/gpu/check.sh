@@ -251,7 +251,8 @@ gpu_check() {
       --within) end=$((SECONDS + ${2:?--within needs seconds})); shift ;;
       --prepare) shift; [[ "${1:-}" != -- ]] || shift; gpu_prepare "$@"; return ;;
       *)
-        [[ " ${gpu_phases[*]} " == *" $1 "* ]] || { gpu_usage >&2; exit 2; }
+        [[ " ${gpu_phases[*]} " == *" $1 "* ]] ||
+          { printf 'gpu-check: unknown option or phase %s\n' "$1" >&2; gpu_usage >&2; exit 2; }
         phases+=("$1") ;;
     esac
     shift
