@@ -62,7 +62,7 @@ struct Options : CommandLine {
         "whose batches are doubled and whose step is taken apart: mlp, gpt, all; own, your own "
         "of examples/common/own.cpp",
         one_of({"mlp", "gpt", "all", "own"}));
-    add("--threads", threads, "CPU threads", whole_number(1));
+    add("--threads", threads, "CPU threads", thread_count());
     add("--seconds", seconds, "for each figure, about", real_number(0.001, 1000));
     std::vector<std::string> names;
     for (const Experiment& e : kExperiments) names.emplace_back(e.name);

@@ -37,7 +37,7 @@ struct Options : CommandLine {
           "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]",
           whole_number(1));
     add("--optimizer", optimizer, "adamw or sgd", one_of({"adamw", "sgd"}));
-    add("--threads", threads, "CPU threads", whole_number(1));
+    add("--threads", threads, "CPU threads", thread_count());
     add("--ranks", ranks,
         "instead: what a step gains from 2, 3, .. so many processes, which mpirun starts (0: no)",
         whole_number(0, 4096));

@@ -30,7 +30,7 @@ struct Options : CommandLine {
           whole_number(1, 4096));
     plain("--mb", mb, "size of the tensor; beyond every cache, to measure memory [64; cuda: 512]",
           whole_number(1, 1 << 30));
-    plain("--threads", threads, "CPU threads [1]", whole_number(1));
+    plain("--threads", threads, "CPU threads [1]", thread_count());
     plain("--seconds", seconds, "for each mode and number of multiplications [0.3]",
           real_number(0.01, 1000));
     add_output("--json", json, "write all figures to this file");

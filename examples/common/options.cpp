@@ -39,6 +39,7 @@ template <class T> static Check number(const char* what, T least, T most) {
   };
 }
 Check whole_number(int64_t least, int64_t most) { return number("a whole number", least, most); }
+Check thread_count(int64_t least) { return whole_number(least, 1024); }
 Check real_number(double least, double most) { return number("a number", least, most); }
 
 Check one_of(std::vector<std::string> choices) {

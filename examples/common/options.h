@@ -26,6 +26,8 @@ template <class T> bool read_number(const std::string& text, T& v) {
 /// What a value must be: says what was expected when it is not, and nothing when it is.
 using Check = std::function<std::string(const std::string&)>;
 Check whole_number(int64_t least, int64_t most = std::numeric_limits<int64_t>::max());
+/// CPU threads, at most as many as BRRR_NUM_THREADS may say.
+Check thread_count(int64_t least = 1);
 Check real_number(double least, double most = std::numeric_limits<double>::max());
 Check one_of(std::vector<std::string> choices);
 /// A file that can be written, which is tried. One that is `replaced` as a whole is no device.

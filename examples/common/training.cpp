@@ -41,7 +41,7 @@ void TrainingOptions::add_steps(const std::string& what, int64_t least) {
   add("--stop-at", stop_at, "stop after this step, to resume later (0: never)", whole_number(0));
   add("--log-every", log_every, "steps between printed lines", whole_number(1));
   add_output("--loss-csv", loss_csv, "write every step's loss to this file");
-  add("--threads", threads, "CPU threads (0: all cores)", whole_number(0));
+  add("--threads", threads, "CPU threads (0: all cores)", thread_count(0));
 }
 
 void TrainingOptions::add_saving(const std::string& name) {
