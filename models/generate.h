@@ -44,7 +44,8 @@ class Generator : NotCopied {
   /// `gpt` must outlive it and stay on its device and dtype. Options as for generate.
   Generator(GPT& gpt, const GenerateOptions& options);
   /// New ids after `prompt`, of which the last `block` count. Runs without dropout and gradients;
-  /// the module's mode is as before afterwards.
+  /// the module's mode is as before afterwards. Threads may use Generators of their own of one GPT
+  /// at the same time if it is in eval mode: else one ends it for all.
   std::vector<int64_t> operator()(const std::vector<int64_t>& prompt);
   /// Of the step that one token takes.
   StepStats stats() const { return step_.stats(); }
