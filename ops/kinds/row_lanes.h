@@ -211,7 +211,11 @@ template <class V> struct Reading {
   static Counts<V> counts(const Ids<V>& ids) { return Counts<V>(ids); }
   static IsAt<V> is_at(const Ids<V>& ids) { return IsAt<V>(ids); }
   template <class E> static Columns<E> over_rows(const E& e) { return {e}; }
-  template <class E> static Total<V, E> total(const E& e) { return Total<V, E>(e); }
+  template <class E> static Total<V, E> total(const E& e) {
+    static_assert(E::level < Level::Element,
+                  "row::total adds up a number of each row: of elements, take row::sum first");
+    return Total<V, E>(e);
+  }
 
  private:
   template <class F, class... A> static auto apply(const A&... a) {
