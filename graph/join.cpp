@@ -1,6 +1,9 @@
 // What is joined is written where it is joined.
+#include <algorithm>
+#include <numeric>
 #include <optional>
 
+#include "graph/cost.h"
 #include "graph/rematerialise.h"
 
 namespace brrr::graph {
@@ -21,12 +24,23 @@ struct Move {
 
 class Joiner {
  public:
-  explicit Joiner(const Recording& r) : r_(r), moves_(r.storages.size()) {}
+  explicit Joiner(const Recording& r)
+      : r_(r), moves_(r.storages.size()), alive_(r.instrs.size() + 1) {
+    for (uint32_t st = 0; st < r.storages.size(); ++st) {
+      const std::vector<Access>& all = r.accesses[st];
+      if (r.storages[st].origin != Origin::Internal || all.empty()) continue;
+      alive_[all[0].instr] += bytes(st);
+      if (!r.lasting[st]) alive_[all.back().instr + 1] -= bytes(st);
+    }
+    std::partial_sum(alive_.begin(), alive_.end(), alive_.begin());
+    most_ = *std::ranges::max_element(alive_);
+  }
 
   std::unique_ptr<Recording> run() {
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       if (!r_.live[at] || !r_.instrs[at].op->joins) continue;
-      if (const std::vector<Placed> all = places(at); !all.empty()) remove(at, all);
+      const std::vector<Placed> all = places(at);
+      if (!all.empty() && is_little(at, all)) remove(at, all);
     }
     if (!out_) return nullptr;
     // A list of many is joined in groups, whose results are joined.
@@ -41,6 +55,34 @@ class Joiner {
   }
 
  private:
+  int64_t bytes(uint32_t st) const { return static_cast<int64_t>(r_.storages[st].bytes); }
+  uint32_t storage_of(uint32_t instr, uint32_t out) const {
+    return r_.value(r_.out(r_.instrs[instr])[out]).storage;
+  }
+
+  // Notes that a join's result will be there from the first of its parts on, if no more bytes are
+  // alive at once than were before. What lasts is there from the beginning.
+  bool is_little(uint32_t join, const std::vector<Placed>& all) {
+    const uint32_t to = storage_of(join, 0);
+    if (r_.lasting[to]) return true;
+    std::vector<std::pair<uint32_t, int64_t>> parts;  // Where they begin, and their bytes.
+    for (const Placed& p : all) {
+      const uint32_t alone = storage_of(p.maker, p.out);
+      parts.emplace_back((out_ ? *out_ : r_).storages[alone].maker, bytes(alone));
+    }
+    std::ranges::sort(parts);
+    std::vector<int64_t> now;
+    int64_t more = bytes(to);
+    for (uint32_t at = parts[0].first, k = 0; at < join; ++at) {
+      while (k < parts.size() && parts[k].first <= at) more -= parts[k++].second;
+      now.push_back(alive_[at] + more);
+    }
+    if (bytes(to) > kLittleMemory && *std::ranges::max_element(now) > most_) return false;
+    std::ranges::copy(now, alive_.begin() + parts[0].first);
+    alive_[join] -= bytes(to);
+    return true;
+  }
+
   bool whole(const Value& v) const {
     return !v.strided && v.offset == 0 &&
            static_cast<size_t>(v.numel) * itemsize(v.dtype) == r_.storages[v.storage].bytes;
@@ -135,7 +177,9 @@ class Joiner {
 
   const Recording& r_;
   std::unique_ptr<Recording> out_;
-  std::vector<Move> moves_;  // By storage.
+  std::vector<Move> moves_;     // By storage.
+  std::vector<int64_t> alive_;  // Bytes, by instruction.
+  int64_t most_ = 0;            // Of them before anything was moved.
 };
 
 }  // namespace

@@ -221,3 +221,25 @@ TEST_CASE("windows: offsets of a buffer count from the rows that a step uses fir
   }
   CHECK(seen[0] == seen[1]);
 }
+
+TEST_CASE("written joined: a result that would outlive large temporaries is joined by copies" *
+          doctest::test_suite("host")) {
+  const test::TempCache cache;
+  manual_seed(8);
+  const Tensor x = randn({1, 256}), y = randn({1024, 256}), w = randn({256, 256});
+  const Tensor large = randn({8192, 256});
+  const auto late = [&] {
+    const Tensor first = x * 2.0, largest = matmul(large, w).sum({0}).max();
+    return matmul(cat({first, y * largest}), w).sum({0});
+  };
+  size_t peaks[2];
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    auto step = brrr::step(late, {.mode = mode, .build_at_first_call = true, .part_bytes = -1});
+    step();
+    reset_peak_memory(kCPU);
+    const size_t before = memory_stats(kCPU).live;
+    step();
+    peaks[mode == Mode::Graph] = memory_stats(kCPU).peak - before;
+  }
+  CHECK(peaks[1] <= peaks[0] + 4096);
+}
