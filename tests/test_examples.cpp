@@ -175,19 +175,22 @@ TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
   CHECK(run(command).status == 0);
 }
 
-TEST_CASE("train_mlp: the interrupt key ends the run with its checkpoint") {
+TEST_CASE("train_mlp: the interrupt key, or a batch system, ends the run with its checkpoint") {
   const brrr::test::TempCache folder;
+  int signal = 0;
+  SUBCASE("key") { signal = SIGINT; }
+  SUBCASE("batch system") { signal = SIGTERM; }
   const std::string ck = folder.dir + "/ck.safetensors";
   const pid_t child = start("train_mlp", {"--steps", "1000000", "--images", "300", "--save", ck,
                                           "--save-every", "50", "--mode", "eager"});
   for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  kill(child, SIGINT);
+  kill(child, signal);
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 130);
+  CHECK(WEXITSTATUS(status) == 128 + signal);
   CHECK(brrr::load(ck).count("optimizer.lr") == 1);
 }
 

@@ -161,8 +161,8 @@ uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
 
 // --- the loop ------------------------------------------------------------------------------------
 
-static std::atomic<bool> interrupted{false};
-constexpr int kLooks = 5;  // Steps of a profile.
+static std::atomic<int> interrupted{0};  // By which signal.
+constexpr int kLooks = 5;                // Steps of a profile.
 
 // Of tensors.
 static double peak_megabytes(brrr::Device device) {
@@ -361,13 +361,15 @@ static std::ofstream open_log(const TrainingOptions& o, int64_t step) {
 
 int Training::run() {
   const TrainingOptions& o = options_;
-  // mpirun ends all processes by itself.
-  if (brrr::dist::size() == 1) {
-    std::signal(SIGINT, [](int) {
-      interrupted = true;
-      std::signal(SIGINT, SIG_DFL);
-    });
-  }
+  // The interrupt key, and a batch system's time limit; mpirun ends all processes by itself.
+  const auto on_signals = [](void (*handler)(int)) {
+    if (brrr::dist::size() > 1) return;
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, handler);
+  };
+  on_signals([](int signal) {
+    interrupted = signal;
+    std::signal(signal, SIG_DFL);
+  });
   const bool first_process = brrr::dist::rank() == 0;
   LossLog losses(first_process ? o.loss_csv : "", step);
   const int64_t first = step;
@@ -401,9 +403,9 @@ int Training::run() {
   }
   save(losses);
   losses.write();
-  if (brrr::dist::size() == 1) std::signal(SIGINT, SIG_DFL);  // What follows can be broken off.
+  on_signals(SIG_DFL);  // What follows can be broken off.
   BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", o.log);
-  if (interrupted) fmt::print("stopped by the user after step {}\n", step);
+  if (interrupted) fmt::print("stopped by a signal after step {}\n", step);
   fmt::print("{}\n{:.0f} steps/s", result(), pace_.rate());
   if (o.mode != "eager") {
     const brrr::StepStats s = stats();
@@ -414,7 +416,7 @@ int Training::run() {
              summary(), exchange_line(step - first), kept_line(),
              checksum(parts_.model->parameters()));
   if (o.explain) fmt::print("\n{}", explain());
-  return interrupted ? 130 : 0;
+  return interrupted ? 128 + interrupted : 0;
 }
 
 }  // namespace examples
