@@ -40,7 +40,7 @@ class Joiner {
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       if (!r_.live[at] || !r_.instrs[at].op->joins) continue;
       const std::vector<Placed> all = places(at);
-      if (!all.empty() && is_little(at, all)) remove(at, all);
+      if (!all.empty() && takes_no_more(at, all)) remove(at, all);
     }
     if (!out_) return nullptr;
     // A list of many is joined in groups, whose results are joined.
@@ -60,9 +60,9 @@ class Joiner {
     return r_.value(r_.out(r_.instrs[instr])[out]).storage;
   }
 
-  // Notes that a join's result will be there from the first of its parts on, if no more bytes are
-  // alive at once than were before. What lasts is there from the beginning.
-  bool is_little(uint32_t join, const std::vector<Placed>& all) {
+  // Whether no more bytes are alive at once than were before if a join's result is there from the
+  // first of its parts on, which is noted then. What lasts is there from the beginning.
+  bool takes_no_more(uint32_t join, const std::vector<Placed>& all) {
     const uint32_t to = storage_of(join, 0);
     if (r_.lasting[to]) return true;
     std::vector<std::pair<uint32_t, int64_t>> parts;  // Where they begin, and their bytes.

@@ -19,7 +19,6 @@ namespace brrr::cpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kMaxThreads = 1024;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerLook = 32;  // reading the clock costs as much as a few pauses
 

@@ -12,7 +12,8 @@ namespace brrr::cpu {
 int num_threads() noexcept;
 /// Those in the affinity mask: threads beyond them take turns.
 int num_cpus() noexcept;
-/// Takes effect from the next region on; values are clamped to [1, 1024].
+constexpr int kMaxThreads = 1024;
+/// Takes effect from the next region on; values are clamped to [1, kMaxThreads].
 void set_num_threads(int n) noexcept;
 using RangeFn = void (*)(void* ctx, int64_t begin, int64_t end);
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "backends/cpu/pool.h"
 #include "core/check.h"
 #include "models/file.h"
 
@@ -39,7 +40,7 @@ template <class T> static Check number(const char* what, T least, T most) {
   };
 }
 Check whole_number(int64_t least, int64_t most) { return number("a whole number", least, most); }
-Check thread_count(int64_t least) { return whole_number(least, 1024); }
+Check thread_count(int64_t least) { return whole_number(least, brrr::cpu::kMaxThreads); }
 Check real_number(double least, double most) { return number("a number", least, most); }
 
 Check one_of(std::vector<std::string> choices) {

@@ -355,10 +355,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
   const Tensor key = p > 0 ? draw_key(q.device()) : Tensor();
   const double root = std::sqrt(static_cast<double>(width));
   const double scale = o.scale != 0 ? o.scale : width > 0 ? 1 / root : 1;
-  const IntList strides = a.strides();
-  const int n = strides.size();
-  const bool by_length = n > 2 && strides[n - 3] < strides[n - 2];
-  const AttentionAttrs attrs{o.causal, scale, p, by_length};
+  const AttentionAttrs attrs{o.causal, scale, p, is_by_length(a)};
   return heads_outside(call(attention_op, {a, b, c, mask, key}, attrs), attrs);
 }
 

@@ -41,6 +41,14 @@ inline void copy_into_part(const TensorImpl& out, const TensorImpl& t, int dim, 
   copy_now(*memory_view(out, t.size_list(), strides, offset).impl(), t);
 }
 
+/// Whether the heads of [.., heads, length, width] lie side by side for each place in the length,
+/// as where one product has made them.
+inline bool is_by_length(const Tensor& t) {
+  const IntList strides = t.strides();
+  const int n = strides.size();
+  return n > 2 && strides[n - 3] < strides[n - 2];
+}
+
 /// How an operand that broadcasts to `all` is cut where dim 0 of that is (see OpSpec::cut).
 inline int cut_beside(const TensorImpl& t, const TensorImpl& all) {
   return t.ndim == all.ndim && t.sizes[0] == all.sizes[0] ? 0 : kWhole;

@@ -166,10 +166,8 @@ Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
              describe(positions.impl()), describe(x.impl()), x.size(-2));
   const Tensor turns = angles(positions, {base, x.size(-1)}, compute_type(x.dtype()));
   const Tensor c = cos(turns), s = sin(turns);
-  // Heads [.., head, length, width] of tokens whose heads lie side by side stay side by side.
-  const IntList strides = x.strides();
-  const int n = strides.size();
-  if (n < 3 || strides[n - 3] >= strides[n - 2]) return call(rotary_row, {x, c, s});
+  // Heads that lie side by side stay side by side.
+  if (!is_by_length(x)) return call(rotary_row, {x, c, s});
   return call(rotary_row, {x.transpose(-3, -2), unsqueeze(c, 1), unsqueeze(s, 1)})
       .transpose(-3, -2);
 }
