@@ -124,7 +124,7 @@ TEST_CASE("autocast: norms, softmax, losses and reductions give float32") {
   for (const OpDef* op : registry()) {
     const bool wide = op->kind == OpKind::Reduction ||
                       (op->kind == OpKind::Composite && op->autocast != Autocast::Round);
-    CHECK_MESSAGE((op->autocast == Autocast::Widen) == wide, op->name);
+    CHECK_MESSAGE((op->autocast == Autocast::Widen) == wide, std::string(op->name));
   }
 }
 

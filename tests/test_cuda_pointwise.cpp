@@ -153,7 +153,8 @@ void check_rows(DType t, size_t turns = 1) {
     const Tensors got = c.run(moved[i]);
     for (size_t k = 0; k < got.size(); ++k) {
       const std::string d = device_difference(got[k], want[i][k]);
-      CHECK_MESSAGE(d.empty(), c.op->name, " of ", name(t), ", ", c.what, ", output ", k, ": ", d);
+      CHECK_MESSAGE(d.empty(),
+                    fmt::format("{} of {}, {}, output {}: {}", c.op->name, name(t), c.what, k, d));
     }
   }
 }

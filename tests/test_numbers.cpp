@@ -30,7 +30,8 @@ void check_cases(const std::vector<Case>& cases) {
   for (const auto& [mode, results] : runs) {
     for (size_t i = 0; i < cases.size(); ++i) {
       const std::string what = std::string(cases[i].what) + ", " + mode;
-      CHECK_MESSAGE(results[i].dtype() == cases[i].dtype, what, ": ", name(results[i].dtype()));
+      CHECK_MESSAGE(results[i].dtype() == cases[i].dtype, what, ": ",
+                    std::string(name(results[i].dtype())));
       const Ints got = results[i].to_vector<int64_t>();
       CHECK_MESSAGE(got == cases[i].want, what, ": ", results[i].to_string());
     }

@@ -25,6 +25,7 @@ int64_t part_of(int64_t size, int64_t most) {
 // register.
 template <class T> void product(tile::Tile<T> t, int64_t m, int64_t n) {
   constexpr int64_t width = tile::kWidthOf<T>;
+  if (n == 0) return;
   const int64_t regs = (n + width - 1) / width;
   const int64_t across = part_of(regs, m > tile::kFlatRows ? tile::kRegs : tile::kFlatRegs);
   const int64_t height = part_of(m, tile::tile_rows(static_cast<int>(across)));

@@ -20,6 +20,18 @@ template <> struct WrapOf<int> { using type = unsigned; };
 template <> struct WrapOf<long> { using type = unsigned long; };
 template <class T> using Wrap = typename WrapOf<T>::type;
 
+// Of floats by an instruction that NVRTC leaves where it is: it would move the sign into a choice
+// of constants, and ptxas (as of 13.0) makes of one between -0 and 1, or -1, one between 0 and
+// that.
+template <class T> BRRR_VX T minus(T x) { return -x; }
+#ifndef BRRR_EMULATED
+BRRR_VX float minus(float x) {
+  float y;
+  asm("neg.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
+
 // A vector of one lane. As with vectors of g++, a C cast between types of one size keeps the bits,
 // and an operand of an operator may be a plain number.
 template <class T> struct Lane {
@@ -52,7 +64,7 @@ template <class T> struct Lane {
   BRRR_VX_OPERATOR(>>, T)
 #undef BRRR_VX_OPERATOR
   __device__ __forceinline__ friend Lane operator-(Lane x) {
-    return Lane(static_cast<T>(-static_cast<Wrap<T>>(x.v)));
+    return Lane(static_cast<T>(minus(static_cast<Wrap<T>>(x.v))));
   }
   __device__ __forceinline__ friend Lane operator~(Lane x) { return Lane(static_cast<T>(~x.v)); }
 };

@@ -265,6 +265,20 @@ class Body {
     if (groups.size() > 1) i.sources = groups[1];
   }
 
+  // ptxas (as of 13.0) makes of a choice between -0 and 1, or -1, one between 0 and that.
+  void expect_sign_to_stay(const Insn& i) {
+    const auto value = [&](uint32_t k) {
+      const Operand& o = p_.operands[i.first + k];
+      return o.kind == Operand::Constant ? p_.constants[o.at * lanes] : 0;
+    };
+    constexpr uint64_t minus_zero = 0x80000000, one = 0x3f800000;
+    for (const uint32_t k : {1u, 2u}) {
+      if (value(k) == minus_zero && (value(3 - k) & ~minus_zero) == one) {
+        wrong("a choice between -0 and 1 or -1, of which ptxas loses the zero's sign");
+      }
+    }
+  }
+
   // --- instructions ---
   void instruction(const std::string& mnemonic, Insn i) {
     i.line = line_;
@@ -289,6 +303,7 @@ class Body {
       if (mnemonic.starts_with("mov.") && (i.targets > 1 || i.sources > 1)) {
         i.run = i.targets > 1 ? unpack : pack;
       }
+      if (mnemonic == "selp.f32") expect_sign_to_stay(i);
     }
     p_.code.push_back(i);
   }

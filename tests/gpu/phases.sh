@@ -22,11 +22,13 @@ gpu_built() {
 
 # gpu_build [CMake options], then gpu_compile, then gpu_stamp.
 gpu_build() {
-  rm -f "$built/gpu-built.txt"
+  rm -f "$built/gpu-built.txt" "$built/bin/libbrrr_nccl.so"
   configure release "tests examples bench" -DBRRR_CUDA=ON -DBRRR_TEST_ON_GPU=ON "$@"
 }
 gpu_compile=(cmake --build --preset release --target brrr_tests bench_gpu -j "$(nproc)")
 gpu_stamp() {
+  # For messages between GPUs; it is not there without NCCL.
+  if [[ -f $built/bin/libbrrr_nccl.so ]]; then gpu_files+=(bin/libbrrr_nccl.so); fi
   {
     printf '%s\n%s\n' "$sources" "$PWD"
     (cd "$built" && sha256sum "${gpu_files[@]}")
