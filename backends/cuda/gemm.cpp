@@ -4,6 +4,7 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
+#include "backends/cuda/small_gemm.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_impl.h"
@@ -60,6 +61,7 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
     const auto bytes = static_cast<size_t>(s.batch * s.m * s.n) * itemsize(dtype);
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
+  if (is_small(s)) return multiply_small(s, a, b, c);
   const Aligned left(a, dtype, s.trans_a, s.m, s.k, s.lda, s.batch, s.stride_a);
   const Aligned right(b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
   static Algorithms& p = *new Algorithms;

@@ -1,0 +1,85 @@
+// Small products on the device: every layout, sizes at the edges of tiles and of turns, batches.
+
+#include "backends/cuda/small_gemm.h"
+#include "tests/cuda_cases.h"
+
+using namespace brrr;
+using namespace brrr::test;
+using cuda::GemmShape;
+
+namespace {
+
+// Whole numbers, of which sums are exact in any order.
+Tensor whole(int64_t n, int64_t seed) {
+  std::vector<float> x(static_cast<size_t>(n));
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = static_cast<float>((static_cast<int64_t>(i) * 7 + seed) % 11 - 5);
+  }
+  return tensor(x);
+}
+
+GemmShape shape(int64_t m, int64_t n, int64_t k, int layout, int64_t batch) {
+  GemmShape s{};
+  s.trans_a = layout & 1, s.trans_b = layout & 2;
+  s.m = m, s.n = n, s.k = k, s.batch = batch;
+  s.lda = (s.trans_a ? m : k) + (layout & 4 ? 3 : 0), s.ldb = (s.trans_b ? k : n) + 1;
+  s.ldc = n;
+  s.stride_a = (s.trans_a ? k : m) * s.lda + 1;
+  s.stride_b = layout & 4 ? 0 : (s.trans_b ? n : k) * s.ldb;  // One for all of the batch.
+  s.stride_c = m * n;
+  return s;
+}
+
+std::vector<float> expected(const GemmShape& s, const std::vector<float>& a,
+                            const std::vector<float>& b) {
+  std::vector<float> c;
+  for (int64_t i = 0; i < s.batch * s.m * s.n; ++i) {
+    const int64_t z = i / (s.m * s.n), row = i / s.n % s.m, col = i % s.n;
+    float sum = 0;
+    for (int64_t k = 0; k < s.k; ++k) {
+      const int64_t x = z * s.stride_a + (s.trans_a ? k * s.lda + row : row * s.lda + k);
+      const int64_t y = z * s.stride_b + (s.trans_b ? col * s.ldb + k : k * s.ldb + col);
+      sum += a[static_cast<size_t>(x)] * b[static_cast<size_t>(y)];
+    }
+    c.push_back(sum);
+  }
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("cuda small gemm: every layout, edges of tiles and turns, batches") {
+  if (!have_device()) return;
+  const int64_t sizes[][3] = {{1, 1, 1},    {5, 7, 33},    {16, 32, 256}, {17, 33, 257},
+                              {64, 65, 64}, {130, 31, 65}, {3, 100, 700}};
+  for (const auto& [m, n, k] : sizes) {
+    for (int layout = 0; layout < 8; ++layout) {
+      const GemmShape s = shape(m, n, k, layout, layout % 3 + 1);
+      const Tensor a = whole(s.batch * s.stride_a, 1), b = whole((s.batch * s.n + s.k) * s.ldb * 2 + s.batch * s.stride_b, 3);
+      const Tensor x = a.to(kCUDA), y = b.to(kCUDA);
+      Tensor c = full({s.batch * s.m * s.n}, -1.0, kFloat32, kCUDA);
+      cuda::multiply_small(s, x.data_ptr(), y.data_ptr(), c.data_ptr());
+      INFO("m " << m << ", n " << n << ", k " << k << ", layout " << layout);
+      CHECK(c.to(kCPU).to_vector<float>() ==
+            expected(s, a.to_vector<float>(), b.to_vector<float>()));
+    }
+  }
+}
+
+TEST_CASE("cuda small gemm: what it takes, and matmul gives it that") {
+  if (!have_device()) return;
+  GemmShape s = shape(32, 32, 32, 0, 1);
+  CHECK(cuda::is_small(s));
+  s.tf32 = true;
+  CHECK(!cuda::is_small(s));
+  s.tf32 = false, s.batch = 1 << 20;
+  CHECK(!cuda::is_small(s));
+  s.batch = 1, s.type = GemmShape::BFloat16;
+  CHECK(!cuda::is_small(s));
+  s.type = GemmShape::Float32, s.lda = int64_t{1} << 40;
+  CHECK(!cuda::is_small(s));
+  const Tensor a = whole(6 * 40, 1).view({6, 40}), b = whole(40 * 9, 2).view({40, 9});
+  for (const Tensor& right : {b, b.t().contiguous().t()}) {
+    check_same(on_cpu(matmul(a.to(kCUDA), right.to(kCUDA))), matmul(a, right));
+  }
+}
