@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/backend.h"
+#include "core/device.h"
 #include "ops/kinds/merge_dims.h"
 #include "ops/rows/library_kernels.h"
 
@@ -251,6 +252,69 @@ bool is_copied(const OpCall& c, Operand& left) {
   return left.t->dtype != product_dtype(*c.out[0].impl()) || !join_rows(left);
 }
 
+// --- tensor cores --------------------------------------------------------------------------------
+
+// They take 16 bytes at a time: where a row of an operand or of the result is no multiple of that,
+// as of logits of 50257 classes, the library has kernels of a seventh of the speed. A large product
+// is made of padded copies there.
+int64_t padded(int64_t n, int64_t pack) { return (n + pack - 1) / pack * pack; }
+
+/// Becomes a copy with so many rows and columns, those beyond the operand's all zeros.
+void pad(Operand& o, int64_t rows, int64_t cols) {
+  if (rows == o.rows && cols == o.cols) return;
+  int64_t ld;
+  bool trans;
+  gemm_layout(o, ld, trans);
+  const Tensor all = raw_empty({rows * cols}, o.t->dtype, o.t->device);
+  const IntList steps = trans ? IntList{1, rows} : IntList{cols, 1};
+  const auto part = [&](int64_t row, int64_t col, int64_t n_rows, int64_t n_cols) {
+    return memory_view(*all.impl(), {n_rows, n_cols}, steps, row * steps[0] + col * steps[1]);
+  };
+  zero_now(*part(o.rows, 0, rows - o.rows, cols).impl());
+  zero_now(*part(0, o.cols, o.rows, cols - o.cols).impl());
+  const Tensor from =
+      memory_view(*o.t, {o.rows, o.cols}, {o.row_stride, o.col_stride}, o.t->offset);
+  copy_now(*part(0, 0, o.rows, o.cols).impl(), *from.impl());
+  o.set_own(part(0, 0, rows, cols));
+}
+
+/// The product by padded copies into `out`, where that is faster; else false.
+bool multiply_padded(Operand& a, Operand& b, DType dtype, TensorImpl& out) {
+  const auto size = static_cast<int64_t>(itemsize(dtype)), pack = 16 / size;
+  const bool tensor_cores =
+      out.device.type == DeviceType::CUDA && (size == 2 || (dtype == kFloat32 && allow_tf32()));
+  if (!tensor_cores) return false;
+  const int64_t m = a.rows, n = b.cols, k = a.cols;
+  int64_t ld;
+  bool trans_a, trans_b;
+  gemm_layout(a, ld, trans_a);
+  gemm_layout(b, ld, trans_b);
+  const int64_t all_m = trans_a ? padded(m, pack) : m, all_n = padded(n, pack);
+  const int64_t all_k = trans_a && !trans_b ? k : padded(k, pack);
+  const bool result = m != all_m || n != all_n;
+  const int64_t moved = 2 * size *
+                        ((m != all_m || k != all_k ? m * k : 0) +
+                         (n != all_n || k != all_k ? k * n : 0) + (result ? m * n : 0));
+  // Each byte moved has to save the time of more multiplications than a card does meanwhile, and
+  // all of them that of a few launches.
+  constexpr double kFlopsOfByte = 64, kFlopsOfLaunches = 1 << 30;
+  const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n * k);
+  if (moved == 0 || flops < std::max(kFlopsOfByte * static_cast<double>(moved), kFlopsOfLaunches)) {
+    return false;
+  }
+  pad(a, all_m, all_k);
+  pad(b, all_k, all_n);
+  if (!result) {
+    product(a, b, dtype, out.data(), Share::All, nullptr);
+    return true;
+  }
+  const Tensor whole = raw_empty({all_m, all_n}, dtype, out.device);
+  product(a, b, dtype, whole.impl()->data(), Share::All, nullptr);
+  copy_now(*memory_view(out, {m, n}, {n, 1}, out.offset).impl(),
+           *memory_view(*whole.impl(), {m, n}, {all_n, 1}, 0).impl());
+  return true;
+}
+
 /// The operand once for each index of the batch, one after the other, unless the batch is one walk,
 /// as a GPU's library takes it.
 void spread(Operand& o, const TensorImpl& out, int dims) {
@@ -280,6 +344,7 @@ void multiply(OpCall& call, bool transposed) {
     make_copy(a, !joins_rows(call));
     if (joins_rows(call)) join_rows(a);
   }
+  if (batch_dims == 0 && multiply_padded(a, b, dtype, out)) return;
   Tensor scratch;
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
   char* c = scratch.defined() ? scratch.impl()->data() : out.data();

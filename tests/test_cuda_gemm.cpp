@@ -1,4 +1,5 @@
-// Small products on the device: every layout, sizes at the edges of tiles and of turns, batches.
+// Products on the device that are not left to the library as they are: small ones, in every layout,
+// at the edges of tiles and of turns, in batches; large ones whose rows are no 16 bytes.
 
 #include "backends/cuda/small_gemm.h"
 #include "tests/cuda_cases.h"
@@ -55,7 +56,8 @@ TEST_CASE("cuda small gemm: every layout, edges of tiles and turns, batches") {
   for (const auto& [m, n, k] : sizes) {
     for (int layout = 0; layout < 8; ++layout) {
       const GemmShape s = shape(m, n, k, layout, layout % 3 + 1);
-      const Tensor a = whole(s.batch * s.stride_a, 1), b = whole((s.batch * s.n + s.k) * s.ldb * 2 + s.batch * s.stride_b, 3);
+      const Tensor a = whole(s.batch * s.stride_a, 1),
+                   b = whole((s.batch * s.n + s.k) * s.ldb * 2 + s.batch * s.stride_b, 3);
       const Tensor x = a.to(kCUDA), y = b.to(kCUDA);
       Tensor c = full({s.batch * s.m * s.n}, -1.0, kFloat32, kCUDA);
       cuda::multiply_small(s, x.data_ptr(), y.data_ptr(), c.data_ptr());
@@ -81,5 +83,31 @@ TEST_CASE("cuda small gemm: what it takes, and matmul gives it that") {
   const Tensor a = whole(6 * 40, 1).view({6, 40}), b = whole(40 * 9, 2).view({40, 9});
   for (const Tensor& right : {b, b.t().contiguous().t()}) {
     check_same(on_cpu(matmul(a.to(kCUDA), right.to(kCUDA))), matmul(a, right));
+  }
+}
+
+TEST_CASE("cuda gemm: rows that are no multiple of 16 bytes, by padded copies") {
+  if (!have_device()) return;
+  const int64_t m = 1024, n = 1025, k = 520;
+  const auto step = [&](Device device) {
+    manual_seed(3);
+    const auto made = [&](const IntList& sizes) {
+      return (randn(sizes) * 0.1).to(kBFloat16).to(device).set_requires_grad();
+    };
+    const Tensor x = made({m, k}), w = made({n, k}), right = made({k, n});
+    const Tensor g = (randn({m, n}) * 0.1).to(kBFloat16).to(device);
+    Tensors all{matmul(x, w.t()), matmul(x, right)};
+    for (const Tensor& y : Tensors(all)) {
+      for (const Tensor& t : grad({y}, {x, w, right}, {.allow_unused = true}, {g})) {
+        if (t.defined()) all.push_back(t);
+      }
+    }
+    return all;
+  };
+  const Tensors got = step(kCUDA), want = step(kCPU);
+  REQUIRE(got.size() == want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    check_close(on_cpu(got[i]), want[i], 0.02);
   }
 }
