@@ -1,6 +1,6 @@
 // Products of float32 that are too small for the library: it has a block of threads for each 128 x
-// 128 results or so, so that most of the card waits while a few blocks add up long sums. Here a block
-// has few results, and its threads share the sums' terms.
+// 128 results or so, so that most of the card waits while a few blocks add up long sums. Here a
+// block has few results, and its threads share the sums' terms.
 #include "backends/cuda/small_gemm.h"
 
 #include <limits>
@@ -142,8 +142,7 @@ void multiply_small(const GemmShape& s, const void* a, const void* b, void* c) {
   const int64_t groups = kThreads * 16 / (rows * kCols), terms = groups * 16;
   const int64_t operands = terms * (rows + 4 + kCols + 4), sums = groups * rows * kCols;
   run_kernel(kernel, {.n = rows},
-             {.x = s.batch * tiles(s, rows, kCols),
-              .shared_bytes = 4 * std::max(operands, sums)},
+             {.x = s.batch * tiles(s, rows, kCols), .shared_bytes = 4 * std::max(operands, sums)},
              SmallGemm{static_cast<const float*>(a), static_cast<const float*>(b),
                        static_cast<float*>(c), s.stride_a, s.stride_b, s.stride_c, narrow(s.m),
                        narrow(s.n), narrow(s.k), s.trans_a ? 1 : lda, s.trans_a ? lda : 1,

@@ -220,13 +220,16 @@ def steps(options):
     modes = ()
     if options.compile:  # The others are about CUDA graphs, or about choosing GPU kernels.
         modes = ("default",) + (("reduce-overhead", "max-autotune") * (options.device == "cuda"))
-    for case in cases(options.inputs, options.only):
-        for mode in (None, *modes):
-            label = f"{case.name}, torch.compile {mode}" if mode else case.name
+    all_cases = cases(options.inputs, options.only)
+    for case in all_cases:
+        attempt(case.name, lambda: measure(case.name, options, case, None))
+    for case in all_cases if options.device == "cuda" else ():
+        label = case.name + ", CUDA graph by hand"
+        attempt(label, lambda: measure_by_hand(label, options, case))
+    for mode in modes:  # Last, for they compile for minutes.
+        for case in all_cases:
+            label = f"{case.name}, torch.compile {mode}"
             attempt(label, lambda: measure(label, options, case, mode))
-        if options.device == "cuda":
-            label = case.name + ", CUDA graph by hand"
-            attempt(label, lambda: measure_by_hand(label, options, case))
 
 
 def main():

@@ -1,5 +1,6 @@
-# With BRRR_TEST_ON_GPU each entry that uses the card holds it alone and may not skip; the rest of
-# the entries, and all of them on the emulator, share. Configures only.
+# With BRRR_TEST_ON_GPU an entry that uses the card may not skip, and runs alone unless it is one of
+# those that may share; the rest of the entries, and all of them on the emulator, share. Configures
+# only.
 cmake_minimum_required(VERSION 3.25)
 set(ENV{CMAKE_PREFIX_PATH} "${PREFIXES}")
 
@@ -39,26 +40,35 @@ function(check_entries on_gpu)
   string(JSON count LENGTH "${shown}" tests)
   math(EXPR last "${count} - 1")
   set(on_the_card 0)
+  set(by_themselves 0)
   foreach(i RANGE ${last})
     string(JSON entry GET "${shown}" tests ${i})
     string(JSON name GET "${entry}" name)
     property_of("${entry}" RESOURCE_LOCK lock)
+    property_of("${entry}" RUN_SERIAL alone)
     property_of("${entry}" LABELS labels)
     property_of("${entry}" FAIL_REGULAR_EXPRESSION fails)
     property_of("${entry}" SKIP_REGULAR_EXPRESSION skips)
     if(on_gpu AND name MATCHES "^(test_cuda|cuda_)" AND NOT name STREQUAL "test_cuda_cubin")
       math(EXPR on_the_card "${on_the_card} + 1")
-      expect("lock of ${name}" "${lock}" "gpu")
+      if(alone)
+        math(EXPR by_themselves "${by_themselves} + 1")
+      endif()
+      if(name MATCHES "pool|room|memory|soak|module|profile")
+        expect("${name} alone" "${alone}" "^(ON|TRUE|true|1)$")
+      endif()
       expect("phase of ${name}" "${labels}" "gpu-(module|kernels|steps)")
       expect("what fails ${name}" "${fails}" "skipped: ")
       expect("what skips ${name}" "${skips}" "^$")
     else()
       expect("lock of ${name}" "${lock}" "^(\\[ \"dist\" \\])?$")  # Or that of several processes.
+      expect("${name} with others" "${alone}" "^(OFF|FALSE|false|0)?$")
     endif()
   endforeach()
-  message("${count} entries, ${on_the_card} of them hold the card")
+  message("${count} entries, ${on_the_card} of them on the card, ${by_themselves} alone")
   if(on_gpu)
     expect("entries on the card" "${on_the_card}" "^[2-9][0-9]$")
+    expect("entries alone" "${by_themselves}" "^[2-9][0-9]$")
   endif()
 endfunction()
 

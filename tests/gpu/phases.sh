@@ -68,7 +68,7 @@ gpu_note_tests() {
     "$record/$1-tests.txt" >>"$record/parts.tsv"
 }
 
-# The ctest entries of a phase; they hold the card one by one.
+# The ctest entries of a phase; most hold the card one by one.
 gpu_tests() {
   local phase="$1" log="$record/$1-tests.txt" names=() new=() old=() chosen
   local ctest=(ctest --test-dir "$built" -L "^gpu-$1\$")
@@ -129,7 +129,7 @@ gpu_figure() {
       gpu_part figures "$1" "$bin/bench_gpu" --json "$record/figures-brrr.json" \
         --inputs "$record/figures-inputs.safetensors" ;;
     overhead)
-      gpu_part figures "$1" "$bin/overhead" --device all --model all \
+      gpu_part figures "$1" "$bin/overhead" --device cuda --model all \
         --json "$record/figures-overhead.json" ;;
     roofline)
       gpu_part figures "$1" "$bin/roofline" --device cuda \
@@ -146,4 +146,4 @@ gpu_peer() {
   gpu_part peers "$1" python3 -u "tests/bench/peer_$1.py" "${options[@]}"
 }
 
-phase_peers() { gpu_each peers gpu_peer torch jax; }
+phase_peers() { gpu_each peers gpu_peer jax torch; }
