@@ -56,10 +56,15 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
 BRRR_VX f32 at_most(f32 x, float top) { return f32(x.v > top ? top : x.v); }
 BRRR_VX f32 at_least(f32 x, float low) { return f32(x.v < low ? low : x.v); }
 
-// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
+// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow. A sum has i
+// in its low bits, and shifts leave no others: conversions have an eighth of the additions' speed.
 BRRR_VX f32 scale(f32 p, f32 i) {
-  i32 n = convert<i32>(i), half = n >> 1;
-  return p * (f32)((half + 127) << 23) * (f32)((n - half + 127) << 23);
+  i32 n = (i32)(i + 0x1.8p+23f), half = n >> 1;
+  return p * (f32)((half << 23) + 0x3f800000) * (f32)(((n - half) << 23) + 0x3f800000);
+}
+// The same for i <= 60.
+BRRR_VX f32 scale_down(f32 p, f32 i) {
+  return p * (f32)(((i32)(i + 0x1.8p+23f) << 23) + 0x5f800000) * 0x1p-64f;
 }
 
 BRRR_VX bool any_above(f32 x, float limit) { return BRRR_VX_LIBM(fabsf)(x.v) > limit; }

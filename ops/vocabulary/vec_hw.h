@@ -199,6 +199,9 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 #endif
 }
 
+// The same for i <= 60.
+BRRR_VX f32 scale_down(f32 p, f32 i) { return scale(p, i); }
+
 // Whether any |x| is above the limit; a comparison straight into a mask register where there is
 // one, because this is paid on every call of sin and cos.
 BRRR_VX bool any_above(f32 x, float limit) {

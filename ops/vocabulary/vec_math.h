@@ -71,20 +71,25 @@ BRRR_VX f32 nearest_multiple(f32 x, float reciprocal) {
   return fma(x, reciprocal, 0x1.8p+23f) - 0x1.8p+23f;
 }
 
-// e^f * 2^i with |f| <= ln(2) / 2.
-BRRR_VX f32 exp_reduced(f32 f, f32 i) {
+// e^f with |f| <= ln(2) / 2.
+BRRR_VX f32 exp_fraction(f32 f) {
   f32 p = fma(splat(0x1.694000p-10f), f, 0x1.125edcp-7f);
   p = fma(p, f, 0x1.555b5ap-5f);
   p = fma(p, f, 0x1.555450p-3f);
   p = fma(p, f, 0x1.fffff6p-2f);
   p = fma(p, f, 1.0f);
-  return scale(fma(p, f, 1.0f), i);
+  return fma(p, f, 1.0f);
 }
+BRRR_VX f32 exp_remainder(f32 x, f32 i) { return fma(i, -ln2_low, fma(i, -ln2_high, x)); }
+BRRR_VX f32 exp(f32 x) {
+  f32 c = at_least(at_most(x, 89.0f), -104.0f), i = nearest_multiple(c, log2e);
+  return scale(exp_fraction(exp_remainder(c, i)), i);
+}
+// The same results for -104 <= x <= 40.
 BRRR_VX f32 exp_in_range(f32 x) {
   f32 i = nearest_multiple(x, log2e);
-  return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, x)), i);
+  return scale_down(exp_fraction(exp_remainder(x, i)), i);
 }
-BRRR_VX f32 exp(f32 x) { return exp_in_range(at_least(at_most(x, 89.0f), -104.0f)); }
 // The same results for x <= 0. Generated code calls it where x is an element less its row's
 // largest.
 BRRR_VX f32 falling_exp(f32 x) { return exp_in_range(at_least(x, -104.0f)); }
@@ -92,8 +97,7 @@ BRRR_VX f32 falling_exp(f32 x) { return exp_in_range(at_least(x, -104.0f)); }
 // e^x - 1 = 2^i (e^f - 1) + (2^i - 1); halved, so that 2^128 need not be represented.
 BRRR_VX f32 expm1(f32 x) {
   f32 c = at_least(at_most(x, 89.0f), -25.0f);
-  f32 i = nearest_multiple(c, log2e);
-  f32 f = fma(i, -ln2_low, fma(i, -ln2_high, c));
+  f32 i = nearest_multiple(c, log2e), f = exp_remainder(c, i);
   f32 p = fma(splat(0x1.9c50e6p-13f), f, 0x1.6d4c16p-10f);
   p = fma(p, f, 0x1.1113acp-7f);
   p = fma(p, f, 0x1.5554eap-5f);
@@ -230,7 +234,7 @@ BRRR_VX f32 pow_positive(f32 x, f32 y) {
   f32 a_low = where(eq(a, c), fma(log_low, y, fma(log_high, y, -a)), f32{});
   f32 e = c + a_low, e_low = (c - e) + a_low;
   f32 i = nearest_multiple(e, log2e);
-  return exp_reduced(fma(i, -ln2_low, fma(i, -ln2_high, e)) + e_low, i);
+  return scale(exp_fraction(exp_remainder(e, i) + e_low), i);
 }
 BRRR_VX f32 pow(f32 x, f32 y) {
   f32 ax = abs(x), half = y * 0.5f;
