@@ -57,10 +57,13 @@ class Builder {
   }
   void store(int w) {
     const DType t = p_.windows[static_cast<size_t>(w)].dtype;
+    int id = now_[static_cast<size_t>(w)];
+    const bool rounded = conversion_cost(t) && at(id).text == from_compute(kFloat32, t, false);
+    if (rounded) id = at(id).args[0];  // Storing rounds anyway.
     add({.kind = Statement::Store,
          .type = t,
          .which = w,
-         .args = {now_[static_cast<size_t>(w)]},
+         .args = {id},
          .cost = conversion_cost(t),
          .varies = Statement::InRow});
   }

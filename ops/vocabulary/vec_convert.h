@@ -48,6 +48,10 @@ BRRR_VX u8 b16_to_bool(b16 m) { return i32_to_u8(m & 1); }
 
 // bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
 BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(widen(h) << 16); }
+#ifdef BRRR_VX_BFLOAT
+BRRR_VX u16 f32_to_bf16(f32 x) { return f32_to_bfloat(x); }
+BRRR_VX f32 round_bf16(f32 x) { return bf16_to_f32(f32_to_bfloat(x)); }
+#else
 BRRR_VX u32 bf16_bits(f32 x) {
   u32 b = (u32)x;
   u32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
@@ -55,6 +59,7 @@ BRRR_VX u32 bf16_bits(f32 x) {
 }
 BRRR_VX u16 f32_to_bf16(f32 x) { return convert<u16>(bf16_bits(x) >> 16); }
 BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
+#endif
 
 // IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
 // denormal is made by one float addition that puts its last bit at the bottom of the sum.
