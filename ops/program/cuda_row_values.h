@@ -11,11 +11,15 @@ namespace brrr::program {
 class RowValues : protected DeviceRowPasses, protected Printer {
  protected:
   RowValues(const Program& p, const RowWalk& walk)
-      : DeviceRowPasses(p, walk.traits.split),
+      : DeviceRowPasses(p, walk.traits.split, values_kept(walk)),
         walk_(walk),
         last_(p.space.ndim - 1),
         names_(p.statements.size()) {}
 
+  // Elements need their registers no more once a value is made of them.
+  static int values_kept(const RowWalk& w) {
+    return w.slots ? (w.room + 16) / (w.slots * w.group() * w.traits.item / 4) : 0;
+  }
   const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
   const std::string& named(int id) {
     return names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
@@ -38,8 +42,10 @@ class RowValues : protected DeviceRowPasses, protected Printer {
     return fmt::format("p.a{}{}", w, varies ? fmt::format(" + o{}", w) : "") + along(w, place);
   }
   std::string along(int w, const std::string& place) const {
-    return place.empty() || !inner_stride(w) ? ""
-                                             : fmt::format(" + ({}) * p.s{}_{}", place, w, last_);
+    if (place.empty() || !inner_stride(w)) return "";
+    // A constant, so that groups lie at constant distances.
+    if (window(w).reach == Window::Row) return fmt::format(" + ({}) * {}", place, window(w).item());
+    return fmt::format(" + ({}) * p.s{}_{}", place, w, last_);
   }
   // The element as a register; where it is part of a group, `own` is its name.
   std::string loaded(int id, const std::string& place, const std::string& own = "") const {

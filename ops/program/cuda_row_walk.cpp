@@ -56,14 +56,28 @@ bool in_groups(const Window& w, const Space& space, const RowWalk& walk) {
 
 }  // namespace
 
-DeviceRowPasses::DeviceRowPasses(const Program& p, bool split) : p_(p), states_(row_states(p)) {
+DeviceRowPasses::DeviceRowPasses(const Program& p, bool split, int values)
+    : p_(p), states_(row_states(p)) {
+  std::vector<bool> is_long;  // By statement: whether a polynomial is behind it.
   for (int id = 0; id < count(); ++id) {
     RowState& s = states_[static_cast<size_t>(id)];
     const auto after = [&](int a) { return at(a).kind == Statement::Fold || of(a).after; };
     if (split) s.after = std::any_of(at(id).args.begin(), at(id).args.end(), after);
     if (s.live && !split) deepest_ = std::max(deepest_, s.depth);
+    const auto already = [&](int a) { return is_long[static_cast<size_t>(a)]; };
+    is_long.push_back(
+        at(id).varies == Statement::InRow &&
+        (at(id).cost > 1 || std::any_of(at(id).args.begin(), at(id).args.end(), already)));
   }
-  passes_ = row_passes(p, states_, deepest_, [](int, int) { return false; });
+  passes_ = row_passes(p, states_, deepest_, [&](int id, int d) {
+    RowState& s = states_[static_cast<size_t>(id)];
+    if (s.pass < 0) s.pass = d;
+    if (s.pass == d) return false;
+    const bool worth = at(id).kind == Statement::Formula && is_floating(at(id).type) &&
+                       is_long[static_cast<size_t>(id)];
+    if (!s.kept && worth && values > 0) s.kept = --values >= 0;
+    return s.kept;
+  });
   std::vector<int> reads(p.windows.size());
   for (const RowPass& pass : passes_) {
     for (int id : pass.list) {
@@ -106,11 +120,12 @@ int64_t RowWalk::scratch(int fold) const {
 }
 
 uint64_t RowWalk::bits() const {
-  const auto lg = static_cast<uint64_t>(std::bit_width(static_cast<unsigned>(slots)));
+  const auto held = static_cast<unsigned>(slots);
+  const auto kind = static_cast<uint64_t>(2 * std::bit_width(held) + !std::has_single_bit(held));
   return static_cast<uint64_t>(ndim) | static_cast<uint64_t>(log_group) << 4 |
-         static_cast<uint64_t>(log_lanes) << 6 | lg << 10 | uint64_t{wide} << 13 |
-         uint64_t{ragged()} << 14 | uint64_t{traits.split} << 15 |
-         uint64_t{traits.columns > 0} << 16;
+         static_cast<uint64_t>(log_lanes) << 6 | kind << 10 | uint64_t{even} << 14 |
+         uint64_t{wide} << 15 | uint64_t{ragged()} << 16 | uint64_t{traits.split} << 17 |
+         uint64_t{traits.columns > 0} << 18;
 }
 
 RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& traits, int outer,
@@ -139,16 +154,20 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
                    : whole ? 10
                            : log_lanes_of(walk.n);
   walk.ndim = space.ndim;
-  walk.wide = walk.rows >= int64_t{1} << 31;
+  walk.even = traits.columns && space.ndim > 1 && walk.matrix == space.size[space.ndim - 2];
+  walk.wide = walk.rows >= int64_t{1} << 31 || walk.n >= int64_t{1} << 30;
   const int64_t of_lanes = walk.lanes() * walk.group();
-  const auto slots = std::bit_ceil(static_cast<uint64_t>((walk.n + of_lanes - 1) / of_lanes));
+  // Of a power of 2, or three quarters of it: texts are to be few.
+  const auto needed = static_cast<uint64_t>((walk.n + of_lanes - 1) / of_lanes);
+  const auto power = std::bit_ceil(needed), slots = needed <= power / 4 * 3 ? power / 4 * 3 : power;
   const int64_t kept = static_cast<int64_t>(slots) * walk.group() * traits.item / 4 *
                        (traits.reused + traits.columns);  // In registers.
   // Of the 64 or 255 that a thread may have; arithmetic in float64 takes more of them.
-  const int64_t room = walk.threads() > kDeviceThreads ? 24 : traits.item > 4 ? 64 : 128;
-  if (kept && !traits.split && walk.n <= kLongestKept && kept <= room) {
+  const int64_t room = (walk.threads() > kDeviceThreads ? 24 : 128) / (traits.item > 4 ? 2 : 1);
+  if (kept && walk.n && !traits.split && walk.n <= kLongestKept && kept <= room) {
     walk.slots = static_cast<int>(slots);
   }
+  walk.room = static_cast<int>(room - (walk.slots ? kept : 0));
   for (Window& w : windows) w.reach = in_groups(w, space, walk) ? Window::Row : Window::Strided;
   return walk;
 }

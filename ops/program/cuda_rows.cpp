@@ -1,4 +1,6 @@
 // The text of a GPU's kernels for a program with rows.
+#include <map>
+
 #include "ops/program/cuda_row_values.h"
 
 namespace brrr::program {
@@ -33,23 +35,41 @@ class RowText : RowValues {
 
   // Where it is, `o<w>` bytes into window w, and how many elements it has: none if no row is left,
   // as others may be writing to the one that stands for it.
-  void find_row(const std::string& row, const std::string& matrix) {
-    const char* const type = walk_.wide ? "long" : "unsigned";
-    print("{} r = {};\n", type, row);
+  void find_row(const std::string& row, const std::string& matrix, const char* on = "on",
+                const char* n = "n", const char* o = "o") {
+    print("{} r = {};\n", rows_type(), row);
     if (walk_.ragged()) {
       print(
-          "const long left = p.length - {1} % p.pieces * p.size{0};\n"
-          "const long n = !on ? 0 : left < p.size{0} ? left : p.size{0};\n",
-          last_, matrix);
+          "const long left = p.length - (long)({1} % ({3})p.pieces) * p.size{0};\n"
+          "const {2} {5} = !({4}) ? 0 : left < p.size{0} ? left : p.size{0};\n",
+          last_, matrix, length(), rows_type(), on, n);
     } else {
-      print("const long n = on ? p.size{} : 0;\n", last_);
+      print("const {} {} = {} ? p.size{} : 0;\n", length(), n, on, last_);
     }
-    text_ += take_apart({.ndim = last_, .wide = walk_.wide}, type);
+    text_ += take_apart({.ndim = last_, .wide = walk_.wide}, rows_type());
     for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
       if (!window(w).touched()) continue;
-      print("const long o{} = {};\n", w, offset_of(w, last_));
+      print("const long {}{} = {};\n", o, w, offset_of(w, last_));
     }
   }
+  // The row of a step: from the walker's first one on, if it is a matter of one dim.
+  void find_step() {
+    if (columns_.empty())
+      return find_row("on ? row : 0", fmt::format("r / ({})p.matrix", rows_type()));
+    if (!walk_.even) return find_row("on ? row : 0", "m");
+    print("const {} n = on ? whole : 0;\nconst int beyond = on ? row - first : 0;\n", length());
+    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
+      if (window(w).touched())
+        print("const long o{0} = b{0} + beyond * p.s{0}_{1};\n", w, last_ - 1);
+    }
+  }
+  // Division in 64 bits is a function of a hundred instructions.
+  const char* rows_type() const { return walk_.wide ? "long" : "unsigned"; }
+  std::string walkers() const {
+    return fmt::format("const {0} walkers = ({0})(p.matrix + p.steps - 1) / ({0})p.steps",
+                       rows_type());
+  }
+  const char* length() const { return walk_.wide ? "long" : "int"; }
   // The positions that it names, and whether they count.
   void find_ids() {
     std::vector<std::string> ids, all;
@@ -77,16 +97,32 @@ class RowText : RowValues {
       text_ += "const long row = walker;\nconst bool on = row < p.rows;\n";
       one_row();
     } else {
-      text_ +=
-          "const long walkers = (p.matrix + p.steps - 1) / p.steps, m = walker / walkers;\n"
-          "const long first = m * p.matrix + walker % walkers * p.steps;\n"
-          "const long end = m < p.matrices ? (m + 1) * p.matrix : 0;\n";
+      print(
+          "{0}, m = ({1})walker / walkers;\n"
+          "const long first = m * p.matrix + ({1})walker % walkers * p.steps;\n"
+          "const long last = m < p.matrices ? (m + 1) * p.matrix : 0;\n"
+          "const long end = first + p.steps < last ? first + p.steps : last;\n",
+          walkers(), rows_type());
+      if (walk_.even) find_row("first < end ? first : 0", "m", "first < end", "whole", "b");
       for (int id : columns_) accumulators(id);
-      text_ +=
-          "for (long step = 0; step < p.steps; ++step) {\n"
-          "const long row = first + step;\nconst bool on = row < end;\n";
+      const int rows = rows_ahead();
+      // Walkers that share a warp go on together.
+      print("for (long next = first; next < {}; next += {}) {{\n",
+            whole_warps() ? "end" : "first + p.steps", rows);
+      const std::string row = fmt::format(
+          "#pragma unroll\nfor (int s = 0; s < {}; ++s) {{\n"
+          "const long row = next + s;\nconst bool on = {};\n",
+          rows, always_on() ? "true" : "row < end");
+      if (rows > 1) {
+        ask(0, walk_.slots, fmt::format("[{}]", rows), [&] {
+          text_ += row;
+          find_step();
+        });
+        text_ += "}\n";
+      }
+      text_ += row;
       one_row();
-      text_ += "}\n";
+      text_ += "}\n}\n";
       if (walk_.slots) leave_accumulators();
     }
     if (totals_.empty()) store_numbers("if (walker == 0 && lane == 0) ");
@@ -110,14 +146,11 @@ class RowText : RowValues {
   }
 
   void one_row() {
-    find_row("on ? row : 0", "r / p.matrix");
+    find_step();
     find_ids();
-    for (int w : reused_) {
-      if (is_kept(w)) {
-        print("{} h{}[{}][{}] = {{}};\n", memory(w), w, walk_.slots, walk_.group());
-      }
+    for (int id = 0; id < count(); ++id) {
+      if (of(id).kept) print("{} e{}[{}][{}];\n", vector(id), id, walk_.slots, walk_.group());
     }
-    kept_.clear();
     for (int d = 0; d <= deepest_; ++d) {
       for (int id = 0; id < count(); ++id) {
         const Statement& s = at(id);
@@ -126,15 +159,16 @@ class RowText : RowValues {
           line_of_row(id);
         }
       }
-      pass(passes_[static_cast<size_t>(d)], d == deepest_);
+      pass(d);
     }
     numbers_of_row();
+    own_.clear();
   }
 
   // Groups that a lane asks for before it takes the first. A thread of a large block has but 64
   // registers, for the addresses too.
   int ahead(const RowPass& pass) const {
-    const int groups = walk_.group() == 1 ? 8 : 2;
+    const int groups = walk_.group() == 1 ? 8 : 4;
     if (walk_.threads() <= kDeviceThreads) return groups;
     if (walk_.traits.item > 4) return 1;
     const auto windows = std::count_if(pass.list.begin(), pass.list.end(), [&](int id) {
@@ -144,6 +178,20 @@ class RowText : RowValues {
     });
     return std::max(1, groups / std::max(1, static_cast<int>(windows)));
   }
+  // Those that a lane's elements of a row are.
+  int registers(int w, int groups) const {
+    return (groups * walk_.group() * static_cast<int>(window(w).item()) + 3) / 4;
+  }
+  // Rows that are asked for together, where none of them has a fold that waits for its elements.
+  int rows_ahead() const {
+    int row = 0;
+    for (int id : passes_[0].list) {
+      if (loads_memory(id)) row += registers(at(id).which, walk_.slots);
+    }
+    return walk_.slots && deepest_ == 0 && row ? std::clamp(48 / row, 1, 8) : 1;
+  }
+  bool whole_warps() const { return walk_.lanes() >= 32; }
+  bool always_on() const { return !columns_.empty() && whole_warps() && rows_ahead() == 1; }
   // Until all of them have what they want of the row's memory.
   void wait_for_lanes() {
     if (walk_.lanes() > 1) {
@@ -152,36 +200,92 @@ class RowText : RowValues {
   }
 
   // The elements of a pass, one group after the other.
-  void pass(const RowPass& pass, bool is_last) {
+  void pass(int d) {
+    const RowPass& pass = passes_[static_cast<size_t>(d)];
     for (int id : pass.picks) line(id);
     for (int f : pass.folds) print("{} {} = {};\n", vector(f), named(f), init(f));
     if (pass.list.empty() && pass.folds.empty()) return;
     // A lane may overwrite what another one still wants of this row.
     const bool stores = std::any_of(pass.list.begin(), pass.list.end(),
                                     [&](int id) { return is_element_store(id); });
-    if (is_last && stores) wait_for_lanes();
+    if (d > 0) std::erase_if(own_, [&](const auto& own) { return !is_kept(own.first); });
+    if (walk_.slots) ask(d, walk_.slots, "", [] {});
+    if (d == deepest_ && stores) wait_for_lanes();
+    // Beyond the row's end a lane takes the first elements again and leaves nothing of it: ptxas
+    // moves what is asked for into branches. Sums of columns there are stored for nobody. There
+    // have to be registers to compute all groups side by side.
+    const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.room < 32);
+    const bool skips =
+        crowded || std::any_of(pass.list.begin(), pass.list.end(), [&](int id) {
+          return (at(id).kind == Statement::FoldRows && !(walk_.slots && always_on())) ||
+                 at(id).text.find("checked(") != std::string::npos;
+        });
+    // No load goes before a store by itself.
+    const int groups = walk_.slots ? walk_.slots : stores ? ahead(pass) : 0;
+    const bool takes_all = groups && !skips;
     const int step = walk_.lanes() * walk_.group();
-    if (walk_.slots) {
-      print(
-          "#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n"
-          "const int i = (k * {} + lane) * {};\nif (i >= n) continue;\n",
-          walk_.slots, walk_.lanes(), walk_.group());
+    if (groups) {
+      if (!walk_.slots) {
+        print("for ({} begin = 0; begin < n; begin += {}) {{\n", length(), groups * step);
+        ask(d, groups, "", [] {});
+      }
+      each_group(groups);
+      if (skips) text_ += "if (i >= n) continue;\n";
+      for (int f : pass.folds) {
+        if (takes_all) print("const auto before{} = {};\n", f, name(f));
+      }
     } else {
-      print("#pragma unroll {}\nfor (long i = lane * {}; i < n; i += {}) {{\n", ahead(pass),
+      print("#pragma unroll {}\nfor ({} i = lane * {}; i < n; i += {}) {{\n", ahead(pass), length(),
             walk_.group(), step);
     }
-    group(pass);
-    text_ += "}\n";
+    group(pass, d, takes_all ? "at" : "i");
+    for (int f : pass.folds) {
+      if (takes_all) print("if (i >= n) {} = before{};\n", name(f), f);
+    }
+    text_ += groups && !walk_.slots ? "}\n}\n" : "}\n";
     for (int f : pass.folds) {
       print("v{0} = across<{1}>(v{0}, {2});\n", f, walk_.lanes(), combine(f));
     }
   }
 
-  void group(const RowPass& pass) {
+  // A lane's groups in registers: a row's, or from its element `begin` on.
+  void each_group(int groups) {
+    print(
+        "#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n"
+        "const {} i = {}(k * {} + lane) * {}, at = i < n ? i : 0;\n",
+        groups, length(), walk_.slots ? "" : "begin + ", walk_.lanes(), walk_.group());
+  }
+  // A row's elements that are registers of their own: ask for all of them before any is waited for,
+  // and unconditionally, as what is made of them first would go into the branch as well.
+  // `rows` has as many of each as rows are asked for together, in the loop that `begin` begins.
+  template <class F> void ask(int d, int groups, const std::string& rows, const F& begin) {
+    std::string loads;
+    // More of them would leave fewer warps.
+    int room =
+        walk_.threads() > kDeviceThreads || walk_.group() == 1 ? std::min(walk_.room, 32) : 32;
+    for (int id : passes_[static_cast<size_t>(d)].list) {
+      const int w = at(id).which;
+      if (!loads_memory(id) || own_.contains(w)) continue;
+      if (!is_kept(w) && (room -= registers(w, groups)) < 0) continue;
+      print("{} x{}_{}{}[{}][{}];\n", memory(w), w, d, rows, groups, walk_.group());
+      own_[w] = fmt::format("x{}_{}{}[k]", w, d, rows.empty() ? "" : "[s]");
+      loads += load_group(w, "at");
+    }
+    if (loads.empty()) return;
+    begin();
+    each_group(groups);
+    text_ += loads + "}\n";
+  }
+
+  // Its elements are read at `place`, and stored at `i` where that is not beyond the end.
+  void group(const RowPass& pass, int d, const std::string& place) {
     for (int id : pass.list) {
       const Statement& s = at(id);
-      const bool load = s.kind == Statement::Load && window(s.which).in_memory();
-      if (load) load_group(s.which);
+      if (loads_memory(id) && !own_.contains(s.which)) {
+        print("{} x{}[{}];\n", memory(s.which), s.which, walk_.group());
+        own_[s.which] = fmt::format("x{}", s.which);
+        text_ += load_group(s.which, place);
+      }
       if (s.kind == Statement::Store) {
         print("{} y{}[{}];\n", memory(s.which), s.which, walk_.group());
       }
@@ -194,8 +298,11 @@ class RowText : RowValues {
               fill(spelling(window(s.which).dtype).store, {name(s.args[0])}));
       } else if (s.kind == Statement::FoldRows) {
         add_to_column(id);
+      } else if (of(id).kept && of(id).pass < d) {
+        names_[static_cast<size_t>(id)] = fmt::format("e{}[k][u]", id);
       } else {
-        line(id, "i + u", s.kind == Statement::Load ? own(s.which) : "");
+        line(id, place + " + u", loads_memory(id) ? own_[s.which] + "[u]" : "");
+        if (of(id).kept) print("e{0}[k][u] = {1};\n", id, name(id));
       }
     }
     for (int f : pass.folds) print("{} = {};\n", name(f), combined(f, name(f)));
@@ -204,28 +311,19 @@ class RowText : RowValues {
       const Statement& s = at(id);
       if (s.kind != Statement::Store) continue;
       const bool whole = window(s.which).reach == Window::Row;
+      if (place != "i") text_ += "if (i < n) ";
       const std::string to = address(s.which, "i");
-      text_ += whole ? fmt::format("if (on) give({}, y{});\n", to, s.which)
-                     : fmt::format("if (on) give_each({}, p.s{}_{}, y{});\n", to, s.which, last_,
-                                   s.which);
+      text_ += whole ? fmt::format("give({}, y{});\n", to, s.which)
+                     : fmt::format("give_each({}, p.s{}_{}, y{});\n", to, s.which, last_, s.which);
     }
   }
-  std::string own(int w) const {
-    if (!window(w).in_memory()) return "";
-    return is_kept(w) ? fmt::format("h{}[k][u]", w) : fmt::format("x{}[u]", w);
+  bool loads_memory(int id) const {
+    return at(id).kind == Statement::Load && window(at(id).which).in_memory();
   }
-  void load_group(int w) {
-    std::string to = fmt::format("h{}[k]", w);
-    if (is_kept(w)) {
-      if (std::find(kept_.begin(), kept_.end(), w) != kept_.end()) return;
-      kept_.push_back(w);
-    } else {
-      to = fmt::format("x{}", w);
-      print("{} x{}[{}];\n", memory(w), w, walk_.group());
-    }
-    text_ += window(w).reach == Window::Row
-                 ? fmt::format("take({}, {});\n", to, address(w, "i"))
-                 : fmt::format("take_each({}, {}, p.s{}_{});\n", to, address(w, "i"), w, last_);
+  std::string load_group(int w, const std::string& at) {
+    return window(w).reach == Window::Row
+               ? fmt::format("take({}, {});\n", own_[w], address(w, at))
+               : fmt::format("take_each({}, {}, p.s{}_{});\n", own_[w], address(w, at), w, last_);
   }
 
   void numbers_of_row() {
@@ -265,12 +363,12 @@ class RowText : RowValues {
   void add_to_column(int id) {
     if (walk_.slots) {
       const std::string sum = fmt::format("c{}[k][u]", id);
-      print("if (on) {} = {};\n", sum, combined(id, sum));
+      print("{} = {};\n", sum, combined(id, sum));
       return;
     }
     print(
-        "if (on) {{\nauto* const to = {};\n"
-        "const {} so_far = step ? load(to) : {};\nstore(to, {});\n}}\n",
+        "{{\nauto* const to = {};\n"
+        "const {} so_far = row > first ? load(to) : {};\nstore(to, {});\n}}\n",
         part(id, "walker", "i + u"), vector(id), init(id), combined(id, "so_far"));
   }
   void leave_accumulators() {
@@ -289,21 +387,20 @@ class RowText : RowValues {
   void columns() {
     print(
         "const int slot = threadIdx.x / 32;\n"
-        "const long across = (p.size{0} + 31) / 32, m = block / across;\n"
-        "const long i = block % across * 32 + threadIdx.x % 32;\n"
-        "const long walkers = (p.matrix + p.steps - 1) / p.steps, row = m * p.matrix;\n"
-        "const bool on = true;\n",
-        last_);
+        "const unsigned across = (p.size{0} + 31) / 32, m = block / across;\n"
+        "const long i = block % across * 32 + threadIdx.x % 32, row = m * p.matrix;\n"
+        "{1};\nconst bool on = true;\n",
+        last_, walkers());
     find_row("row", "m");
     for (int id : columns_) {
       const std::string& v = named(id);
       print(
           "{0} {1} = {2};\nif (i < n) {{\n#pragma unroll 8\n"
-          "for (long w = slot; w < walkers; w += 32) {{\n"
+          "for (long w = slot; w < (long)walkers; w += 32) {{\n"
           "const auto next = load({3});\n{1} = {4};\n}}\n}}\n"
           "{1} = down({1}, {5});\n",
-          vector(id), v, init(id), part(id, "m * walkers + w", "i"), fill(at(id).text, {v, "next"}),
-          combine(id));
+          vector(id), v, init(id), part(id, "(long)m * walkers + w", "i"),
+          fill(at(id).text, {v, "next"}), combine(id));
     }
     text_ += "if (slot != 0 || i >= n) return;\n";
     after_folds([&](int id) { return of_column(id); }, "i");
@@ -352,7 +449,7 @@ class RowText : RowValues {
   const std::string& name_;
   const bool table_;
   std::vector<int> columns_, totals_;
-  std::vector<int> kept_;  // Windows whose elements are in registers by now.
+  std::map<int, std::string> own_;  // Windows whose elements are in registers, and which these are.
 };
 
 }  // namespace

@@ -29,11 +29,11 @@ struct RowTraits {
 };
 RowTraits row_traits(const Program& p, bool split);
 
-/// What is computed when: a pass for each depth of folds; values of elements are computed anew in
-/// each.
+/// What is computed when: a pass for each depth of folds. Values of elements are computed anew in
+/// each, but for at most so many that are long to compute and stay in registers.
 class DeviceRowPasses {
  public:
-  DeviceRowPasses(const Program& p, bool split);
+  DeviceRowPasses(const Program& p, bool split, int values = 0);
 
   int count() const { return static_cast<int>(p_.statements.size()); }
   const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
@@ -70,7 +70,9 @@ struct RowWalk {
   int log_group = 0;     ///< Elements of a group.
   int log_lanes = 0;     ///< Threads of a walker.
   int slots = 0;         ///< Groups of a lane that stay in registers; 0: read again each time.
-  bool wide = false;     ///< Row numbers need 64 bits.
+  int room = 0;          ///< Registers of a lane that are left.
+  bool even = false;     ///< A matrix's rows, whose columns are folded, are one dim.
+  bool wide = false;     ///< Numbers of rows, or of a row's elements, need 64 bits.
 
   /// Those that are words of the argument.
   struct Named {
