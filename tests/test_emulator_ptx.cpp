@@ -233,6 +233,56 @@ TEST_CASE("emulator ptx: of lanes that went different ways any go first, and mee
   CHECK(lower);
 }
 
+TEST_CASE("emulator ptx: a copy on its way has arrived when it was waited for") {
+  const std::string addresses = "cvt.u32.u64 %r4, %rd8;\nmov.u32 %r6, 4;\n",
+                    go = "cp.async.ca.shared.global [%r4], [%rd5], 4, %r6;\n",
+                    wait = "cp.async.wait_all;\n",
+                    use = "ld.shared.f32 %f2, [%rd8];\nst.global.f32 [%rd6], %f2;\n";
+  CHECK_GOOD(addresses + go + wait + use);
+  CHECK(results[31] == 31);
+  CHECK_BROKEN("ends before its copies", addresses + go);
+  const std::string zeros = addresses + "mov.u32 %r6, 0;\n" + go + wait;
+  CHECK_GOOD(zeros + use);
+  CHECK(results[31] == 0);
+  const std::string again = zeros + "bar.sync 0;\nmov.u32 %r6, 4;\n" + go;
+  CHECK_GOOD(again + use + wait);
+  CHECK(results[31] == 0);
+  const std::string next = "ld.shared.f32 %f2, [%rd9];\nst.global.f32 [%rd6], %f2;\n";
+  CHECK_GOOD(addresses + go + wait + "bar.sync 0;\n" + next);
+  CHECK_BROKEN("another thread has written", addresses + go + wait + next);
+  CHECK_BROKEN("another thread", zeros + "bar.sync 0;\n" + next + go + wait);
+  CHECK_BROKEN("copies only a part", addresses + "mov.u32 %r6, 3;\n" + go + wait);
+  CHECK_BROKEN("not aligned", addresses + "add.s32 %r4, %r4, 2;\n" + go + wait);
+  CHECK_BROKEN("of shared memory, which has", addresses + "add.s32 %r4, %r4, 256;\n" + go + wait);
+  CHECK_BROKEN("where no memory is", addresses + "add.s64 %rd5, %rd5, 260;\n" + go + wait);
+}
+
+TEST_CASE("emulator ptx: matrices of 16-bit elements") {
+  // Rows of 16 bytes at which nobody's element lies but those of rows 0 to 7: two to a thread.
+  const auto matrices = [](const std::string& how, int row) {
+    return "shl.b32 %r4, %r1, 1;\nadd.s32 %r5, %r4, 1;\nshl.b32 %r5, %r5, 16;\n"
+           "or.b32 %r4, %r4, %r5;\nst.shared.u32 [%rd8], %r4;\nbar.sync 0;\n"
+           "and.b32 %r4, %r1, 7;\nmul.lo.s32 %r4, %r4, " +
+           std::to_string(row) +
+           ";\ncvt.u32.u64 %r5, %rd7;\nadd.s32 %r4, %r4, %r5;\n"
+           "ldmatrix.sync.aligned.m8n8.x4" +
+           how +
+           ".shared.b16 {%r5, %r6, %r7, %r8}, [%r4];\n"
+           "and.b32 %r5, %r8, 65535;\nshr.u32 %r6, %r8, 16;\nshl.b32 %r5, %r5, 8;\n"
+           "or.b32 %r5, %r5, %r6;\ncvt.rn.f32.u32 %f2, %r5;\nst.global.f32 [%rd6], %f2;\n";
+  };
+  CHECK_GOOD(matrices("", 16));
+  for (int l = 0; l < 32; ++l) CHECK(results[static_cast<size_t>(l)] == l * 2 * 256 + l * 2 + 1);
+  CHECK_GOOD(matrices(".trans", 16));
+  for (int l = 0; l < 32; ++l) {
+    const int first = l % 4 * 2 * 8 + l / 4;
+    CHECK(results[static_cast<size_t>(l)] == first * 256 + first + 8);
+  }
+  CHECK_BROKEN("16 bytes at", matrices("", 8));
+  CHECK_BROKEN("no thread of the block has written", matrices("", 32));
+  CHECK_BROKEN("needs 32 lanes", matrices("", 16), 16);
+}
+
 TEST_CASE("emulator ptx: what decides, is an address or is stored has been written") {
   CHECK_BROKEN("depends on a predicate that was never written", "@%p5 bra DONE;");
   CHECK_BROKEN("depends on a predicate", "setp.eq.u32 %p2, %r20, 0;\n@%p2 bra DONE;");

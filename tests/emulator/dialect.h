@@ -30,7 +30,7 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
   __attribute__((section("emulated_kernels"),                                               \
                  used)) static const brrr_emulator::Kernel* const name##_entry = &name##_kernel;
 
-#define KERNEL(name, Params, threads)                                          \
+#define KERNEL(name, Params, threads, ...)                                     \
   static void name(const Params& p);                                           \
   static void name##_loop(const void* params, unsigned first, unsigned step) { \
     const brrr_emulator::Index size = blockDim;                                \
@@ -49,7 +49,7 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
   BRRR_EMULATED_KERNEL(name, Params, threads, name##_loop, nullptr)            \
   static void name(const Params& p)
 
-#define BLOCK_KERNEL(name, Params, threads)                                       \
+#define BLOCK_KERNEL(name, Params, threads, ...)                                  \
   static void name(const Params& p);                                              \
   static void name##_thread(const void* params) { name(*(const Params*)params); } \
   BRRR_EMULATED_KERNEL(name, Params, threads, nullptr, name##_thread)             \
@@ -102,5 +102,31 @@ __forceinline__ void mma_bf16(float* c, const unsigned* a, const unsigned* b, BR
 __forceinline__ void mma_f16(float* c, const unsigned* a, const unsigned* b, BRRR_LINE) {
   brrr_emulated_state.runtime->multiply_f16(c, a, b, line);
 }
+template <bool turned>
+__forceinline__ void emulated_matrices(unsigned* r, const void* row, int line) {
+  const brrr_emulator::Slot* const rows = brrr_emulated_state.runtime->exchange(row, 16, line);
+  const unsigned far = emulated_lane() / 4, near = emulated_lane() % 4 * 2;
+  for (int k = 0; k < 4; ++k) {
+    const auto element = [&](unsigned at, unsigned column) {
+      return unsigned(((const unsigned short*)rows[k * 8 + at].bytes)[column]);
+    };
+    r[k] = turned ? element(near, far) | element(near + 1, far) << 16
+                  : element(far, near) | element(far, near + 1) << 16;
+  }
+}
+__forceinline__ void load_matrices(unsigned* r, const void* row, BRRR_LINE) {
+  emulated_matrices<false>(r, row, line);
+}
+__forceinline__ void load_matrices_turned(unsigned* r, const void* row, BRRR_LINE) {
+  emulated_matrices<true>(r, row, line);
+}
+
+template <int bytes> __forceinline__ void copy_async(void* to, const void* from, bool there) {
+  if (there)
+    __builtin_memcpy(to, from, bytes);
+  else
+    __builtin_memset(to, 0, bytes);
+}
+__forceinline__ void await_copies() {}
 
 }  // namespace brrr::vx

@@ -138,6 +138,7 @@ const Op* find_op(const std::string& mnemonic) {
     add_conversions(t);
     add_moves(t);
     add_collectives(t);
+    add_copies(t);
     return t;
   }();
   const auto it = table.find(mnemonic);

@@ -81,12 +81,12 @@ Place resolve(const Warp& w, const Insn& i, int lane, uint64_t address) {
   }
 }
 
-uint64_t address_of(const Warp& w, const Insn& i, int lane, const Operand& base, Mask known) {
+uint64_t address_of(const Warp& w, const Insn& i, int lane, const Operand& base, Mask known,
+                    uint64_t bytes) {
   if (!(known >> lane & 1)) {
     fail_at(w, i, lane, "takes its address from a register that was never written");
   }
   const uint64_t at = w.row(base)[lane] + static_cast<uint64_t>(i.offset);
-  const uint64_t bytes = uint64_t{i.bytes} * i.vector;
   if (at % bytes != 0) {
     fail_at(w, i, lane,
             fmt::format("accesses {} bytes at {:#x}, which is not aligned to them", bytes, at));
@@ -142,7 +142,7 @@ void load(Warp& w, const Insn& i, Mask m) {
   uint64_t values[4][lanes];
   Mask defined[4] = {everyone, everyone, everyone, everyone};
   each(m, [&](int l) {
-    const Place p = resolve(w, i, l, address_of(w, i, l, base, known));
+    const Place p = resolve(w, i, l, address_of(w, i, l, base, known, bytes));
     const unsigned char* from = reading(w, i, l, p, bytes);
     if (p.space == Space::Global && !w.block->is_variable &&
         !w.block->memory->marks.all(p.at, bytes)) {
@@ -200,7 +200,7 @@ void store(Warp& w, const Insn& i, Mask m) {
   const Mask known = w.known_of(base);
   const uint32_t bytes = uint32_t{i.bytes} * i.vector;
   each(m, [&](int l) {
-    const Place p = resolve(w, i, l, address_of(w, i, l, base, known));
+    const Place p = resolve(w, i, l, address_of(w, i, l, base, known, bytes));
     unsigned char values[32];
     bool defined[4] = {};
     for (int k = 0; k < i.vector; ++k) {
@@ -221,7 +221,65 @@ void store(Warp& w, const Insn& i, Mask m) {
   });
 }
 
+// Lane l has the address of row l % 8 of matrix l / 8, and gets two neighbours of each matrix.
+template <bool turned> void load_matrices(Warp& w, const Insn& i, Mask m) {
+  const Operand base = w.operand(i, 4);
+  uint16_t rows[lanes][8];
+  each(m, [&](int l) {
+    const uint64_t at = address_of(w, i, l, base, w.known_of(base), sizeof rows[l]);
+    std::memcpy(rows[l], reading(w, i, l, {Space::Shared, at}, sizeof rows[l]), sizeof rows[l]);
+  });
+  for (int k = 0; k < 4; ++k) {
+    const Operand& d = w.operand(i, k);
+    each(m, [&](int l) {
+      const int far = l / 4, near = l % 4 * 2, first = k * 8;
+      w.row_of(d)[l] = turned ? rows[first + near][far] | rows[first + near + 1][far] << 16
+                              : rows[first + far][near] | rows[first + far][near + 1] << 16;
+    });
+    w.define(d, m, everyone);
+  }
+}
+
+// The bytes are read at once and written when they are waited for: until then whoever reads or
+// writes the same place is in a race, and finds what was there before.
+void copy_async(Warp& w, const Insn& i, Mask m) {
+  const Operand to = w.operand(i, 0), from = w.operand(i, 1), taken = w.operand(i, 3);
+  const auto bytes = static_cast<uint32_t>(w.row(w.operand(i, 2))[0]);
+  each(m, [&](int l) {
+    Copy c{l, bytes, address_of(w, i, l, to, w.known_of(to), bytes), {}};
+    if (!(w.known_of(taken) >> l & 1)) fail_at(w, i, l, "copies a size that was never written");
+    const uint64_t source = w.row(taken)[l];
+    if (source != 0 && source != bytes) fail_at(w, i, l, "copies only a part");
+    if (source) {
+      const uint64_t at = address_of(w, i, l, from, w.known_of(from), bytes);
+      std::memcpy(c.bytes, reading(w, i, l, {Space::Global, at}, bytes), bytes);
+      if (!w.block->memory->marks.all(at, bytes))
+        fail_at(w, i, l, "copies what nobody has written");
+    }
+    expect_inside(w, i, l, "shared memory", c.to, bytes, w.block->shared.size());
+    Access who;
+    const char* const words =
+        w.block->shared_shadow.write(c.to, bytes, access_of(w, i, l), w.block->serial, false, &who);
+    if (words) fail_race(w, i, l, words, who, "shared memory", c.to);
+    w.copies.push_back(c);
+  });
+}
+void await_copies(Warp& w, const Insn& i, Mask m) {
+  std::erase_if(w.copies, [&](const Copy& c) {
+    if (!(m >> c.lane & 1)) return false;
+    write_common(w, i, c.lane, {Space::Shared, c.to}, c.bytes, c.count);
+    return true;
+  });
+}
+
 }  // namespace
+
+void add_copies(Table& t) {
+  t["ldmatrix.sync.aligned.m8n8.x4.shared.b16"] = {load_matrices<false>, Kind::Collective};
+  t["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"] = {load_matrices<true>, Kind::Collective};
+  t["cp.async.ca.shared.global"] = {copy_async};
+  t["cp.async.wait_all"] = {await_copies};
+}
 
 void copy_own(Warp& w, const Insn& i, Mask m) {
   const uint64_t all = w.own.size() / lanes;

@@ -59,6 +59,7 @@ void add_float(Table& t);
 void add_conversions(Table& t);
 void add_moves(Table& t);
 void add_collectives(Table& t);
+void add_copies(Table& t);
 /// ld, st and what else is read off the parts of its name; false for other names.
 bool make_memory(std::string_view mnemonic, Insn& i);
 const Op* find_op(const std::string& mnemonic);

@@ -125,6 +125,9 @@ class Runner {
         w_.at[l] = w_.calls[l].back();
         w_.calls[l].pop_back();
       } else {
+        for (const Copy& c : w_.copies) {
+          if (c.lane == l) fail_at(w_, i, l, "ends before its copies were waited for");
+        }
         w_.live &= ~(Mask{1} << l);
       }
     });
@@ -132,7 +135,8 @@ class Runner {
 
   void wait_for_block(const Insn&, Mask m) { w_.waiting |= m; }
 
-  static bool named(const Insn& i) { return i.count < 14; }  // all but mma have a member mask
+  // All but mma and ldmatrix have a member mask.
+  static bool named(const Insn& i) { return i.count < 14 && i.targets < 4; }
   Mask needed_by(const Insn& i, int lane) const {
     return named(i) ? static_cast<Mask>(w_.row(w_.operand(i, i.count - 1))[lane]) : everyone;
   }
@@ -223,6 +227,7 @@ void prepare(Warp& w, Block& b, unsigned number) {
   w.truth_known.assign(k.predicates, 0);
   w.own.resize(k.own_bytes * lanes);
   w.own_known.assign(k.own_bytes * lanes, 0);
+  w.copies.clear();
   w.waiting = w.live = 0;
   w.epoch = b.epoch;
   const auto size = b.work->block, grid = b.work->grid;

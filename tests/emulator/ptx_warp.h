@@ -17,6 +17,14 @@ constexpr uint64_t shared_window = uint64_t{1} << 60, own_window = uint64_t{2} <
 
 struct Block;
 
+/// To shared memory, of a lane that has not waited for it.
+struct Copy {
+  int lane;
+  uint32_t count;
+  uint64_t to;
+  unsigned char bytes[16];
+};
+
 struct Warp {
   Block* block = nullptr;
   unsigned number = 0;
@@ -29,6 +37,7 @@ struct Warp {
   Mask live = 0, waiting = 0, existing = 0;
   uint32_t at[lanes] = {};  // the next instruction
   std::vector<uint32_t> calls[lanes];
+  std::vector<Copy> copies;
   std::vector<unsigned char> own;        // memory, lane after lane
   std::vector<unsigned char> own_known;  // by byte: written
   uint32_t epoch = 0;                    // barriers so far
