@@ -17,39 +17,31 @@ using enum attention::Operand;
 // queries see the most keys, so they start first.
 constexpr DeviceKernel forward_kernel{
     "attention", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
-BLOCK_KERNEL(attention, AttentionArguments, 128) {
+BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
-  T *const k = q + kRows * kStride, *const v = k + kCols * kStride;
-  float* const room = (float*)(v + kCols * kStride);
+  T* const tiles = q + kRows * kStride;
+  float* const room = (float*)(tiles + kStages * kStage);
   const unsigned blocks = (p.queries + kRows - 1) / kRows;
-  const long head = blockIdx.x / blocks;
+  const unsigned head = blockIdx.x / blocks;
   const int first = (blocks - 1 - blockIdx.x % blocks) * kRows, mine = first + first_row();
-  const T *const keys = of_head<T>(p, p.k, head), *const values = of_head<T>(p, p.v, head);
   const Modifiers by(p, head);
-  load_tile(q, of_head<T>(p, p.q, head), p.q, first, kRows, p.queries, p.width, p.packed);
+  const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
+  load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
+  Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
+  columns.begin(0, end);
   Part<kWidth> out = {};
   Softmax<f32> state[kOwn];
   for (int r = 0; r < kOwn; ++r) state[r] = {lowest<f32>(), f32(0.0f), f32(0.0f)};
-  const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   for (int col = 0; col < end; col += kCols) {
-    __syncthreads();
-    load_tile(k, keys, p.k, col, kCols, p.keys, p.width, p.packed);
-    load_tile(v, values, p.v, col, kCols, p.keys, p.depth, p.packed);
-    __syncthreads();
+    const T *const k = columns.next(col, end), *const v = k + kCols * kStride;
     Part<kCols> s;
     multiply(s, q + first_row() * kStride, k);
-    const bool edge = first + kRows > p.queries || col + kCols > p.keys ||
-                      (p.causal && col + kCols - 1 > mine);
+    to_scores<false>(p, by, s, mine, col, [](int, int) { return 0.0f; });
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
-      const int query = mine + row_of(r);
       f32 top = state[r].max;
 #pragma unroll
-      for (int c = 0; c < kOwnCols; ++c) {
-        const f32 x = score(p, by, s.v[at(r, c)], query, col + col_of(c), edge);
-        s.v[at(r, c)] = x.v;
-        top = larger(top, x);
-      }
+      for (int c = 0; c < kOwnCols; ++c) top = top_of(top, s.v[at(r, c)]);
       const f32 fade = meet(state[r], row_max(top), [](f32 x) { return power(x); });
       f32 part(0.0f);
 #pragma unroll
@@ -57,14 +49,15 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
         float& x = s.v[at(r, c)];
         x = power(f32(x) - state[r].shift).v;
         part += x;
-        if (kDropout) x *= keep(p, by, query, col + col_of(c));
+        if (kDropout) x *= keep(p, by, mine + row_of(r), col + col_of(c));
       }
       state[r].sum += part;
 #pragma unroll
-      for (int i = 0; i < kQuads * 4; ++i) out.v[quad_at(r, i / 4, i % 4)] *= fade.v;
+      for (int i = 0; i < kPacks * kPack; ++i) out.v[pack_at(r, i / kPack, i % kPack)] *= fade.v;
     }
     accumulate(out, s, v, room);
   }
+  await_copies();
   float factor[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
@@ -72,10 +65,11 @@ BLOCK_KERNEL(attention, AttentionArguments, 128) {
     const int query = mine + row_of(r);
     factor[r] = inverse(sum).v;
     if (query >= p.queries || lane() % kShare != 0) continue;
-    p.max[head * p.queries + query] = state[r].max.v;
-    p.sum[head * p.queries + query] = sum.v;
+    const f32 lse = state[r].shift + log(sum) * kUnit;
+    p.max[(long)head * p.queries + query] = where(eq(sum, f32(0.0f)), f32(infinity), lse).v;
+    p.sum[(long)head * p.queries + query] = sum.v;
   }
-  store_tile(p, p.to, p.to_quads, head, out, factor, mine, p.queries, p.depth);
+  store_tile(p, p.to, p.to_packs, head, out, factor, mine, p.queries, p.depth);
 }
 )"}};
 
@@ -84,7 +78,7 @@ constexpr DeviceKernel along_kernel{
     "attention_along", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   const unsigned blocks = (p.queries + 3) / 4;
-  const long head = blockIdx.x / blocks;
+  const unsigned head = blockIdx.x / blocks;
   const int query = blockIdx.x % blocks * 4 + threadIdx.x / 32;
   if (query >= p.queries) return;
   const T* const g = of_head<T>(p, p.g, head) + query * p.g.row;
@@ -93,105 +87,91 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   for (int i = lane(); i < p.depth; i += 32) sum += get(g + i).v * get(out + i).v;
 #pragma unroll
   for (int m = 1; m < 32; m *= 2) sum += shuffle_xor(sum, m);
-  if (lane() == 0) p.along[head * p.queries + query] = sum;
+  if (lane() == 0) p.along[(long)head * p.queries + query] = sum;
 }
 )"}};
 
 constexpr DeviceKernel queries_kernel{
     "attention_dq", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
-BLOCK_KERNEL(attention_dq, AttentionArguments, 128) {
+BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
-  T *const g = q + kRows * kStride, *const k = g + kRows * kStride;
-  T* const v = k + kCols * kStride;
-  float* const room = (float*)(v + kCols * kStride);
+  T *const g = q + kRows * kStride, *const tiles = g + kRows * kStride;
+  float* const room = (float*)(tiles + kStages * kStage);
   const unsigned blocks = (p.queries + kRows - 1) / kRows;
-  const long head = blockIdx.x / blocks, rows = head * p.queries;
+  const unsigned head = blockIdx.x / blocks;
+  const long rows = (long)head * p.queries;
   const int first = (blocks - 1 - blockIdx.x % blocks) * kRows, mine = first + first_row();
-  const T *const keys = of_head<T>(p, p.k, head), *const values = of_head<T>(p, p.v, head);
   const Modifiers by(p, head);
-  load_tile(q, of_head<T>(p, p.q, head), p.q, first, kRows, p.queries, p.width, p.packed);
-  load_tile(g, of_head<T>(p, p.g, head), p.g, first, kRows, p.queries, p.depth, p.packed);
-  float shift[kOwn], factor[kOwn], along[kOwn], scale[kOwn];
+  const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
+  load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
+  load_tile<kRows>(g, of_head<T>(p, p.g, head), p.g, first, p.queries, p.depth, p.packed);
+  Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
+  columns.begin(0, end);
+  float lse[kOwn], along[kOwn], scale[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const int query = mine + row_of(r);
     const bool there = query < p.queries;
-    shift[r] = there ? finite_shift(f32(p.max[rows + query])).v : 0;
-    factor[r] = there ? inverse(f32(p.sum[rows + query])).v : 0;
+    lse[r] = there ? p.max[rows + query] : 0;
     along[r] = there ? p.along[rows + query] : 0;
     scale[r] = p.scale;
   }
   Part<kWidth> dq = {};
-  const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   for (int col = 0; col < end; col += kCols) {
-    __syncthreads();
-    load_tile(k, keys, p.k, col, kCols, p.keys, p.width, p.packed);
-    load_tile(v, values, p.v, col, kCols, p.keys, p.depth, p.packed);
-    __syncthreads();
+    const T *const k = columns.next(col, end), *const v = k + kCols * kStride;
     Part<kCols> s, ds;
     multiply(s, q + first_row() * kStride, k);
     multiply(ds, g + first_row() * kStride, v);
-    const bool edge = first + kRows > p.queries || col + kCols > p.keys ||
-                      (p.causal && col + kCols - 1 > mine);
+    to_scores<false>(p, by, s, mine, col, [&](int r, int) { return lse[r]; });
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) {
-        const int query = mine + row_of(r), key = col + col_of(c);
         float& dx = ds.v[at(r, c)];
-        const f32 x = score(p, by, s.v[at(r, c)], query, key, edge);
-        const f32 w = power(x - shift[r]) * factor[r];
-        if (kDropout) dx *= keep(p, by, query, key);
-        dx = score_gradient(w, f32(dx), f32(along[r])).v;
+        if (kDropout) dx *= keep(p, by, mine + row_of(r), col + col_of(c));
+        dx = score_gradient(power(f32(s.v[at(r, c)])), f32(dx), f32(along[r])).v;
       }
     }
     accumulate(dq, ds, k, room);
   }
-  store_tile(p, p.to, p.to_quads, head, dq, scale, mine, p.queries, p.width);
+  await_copies();
+  store_tile(p, p.to, p.to_packs, head, dq, scale, mine, p.queries, p.width);
 }
 )"}};
 
 // Transposed: the weights' rows are keys.
 constexpr DeviceKernel keys_kernel{
     "attention_dkv", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
-BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
+BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   DYNAMIC_SHARED(T, k);
-  T *const v = k + kRows * kStride, *const q = v + kRows * kStride;
-  T* const g = q + kCols * kStride;
-  float* const room = (float*)(g + kCols * kStride);
-  float *const shift = room + kRoom, *const factor = shift + kCols, *const along = factor + kCols;
+  T *const v = k + kRows * kStride, *const tiles = v + kRows * kStride;
+  float* const room = (float*)(tiles + kStages * kStage);
   const unsigned blocks = (p.keys + kRows - 1) / kRows;
-  const long head = blockIdx.x / blocks, rows = head * p.queries;
+  const unsigned head = blockIdx.x / blocks;
   const int first = blockIdx.x % blocks * kRows, mine = first + first_row();
-  const T *const queries = of_head<T>(p, p.q, head), *const gs = of_head<T>(p, p.g, head);
+  const int begin = p.causal ? first : 0;
   const Modifiers by(p, head);
-  load_tile(k, of_head<T>(p, p.k, head), p.k, first, kRows, p.keys, p.width, p.packed);
-  load_tile(v, of_head<T>(p, p.v, head), p.v, first, kRows, p.keys, p.depth, p.packed);
+  load_tile<kRows>(k, of_head<T>(p, p.k, head), p.k, first, p.keys, p.width, p.packed);
+  load_tile<kRows>(v, of_head<T>(p, p.v, head), p.v, first, p.keys, p.depth, p.packed);
+  Columns<true> columns{p,     p.q, p.g, of_head<T>(p, p.q, head), of_head<T>(p, p.g, head),
+                        tiles, head};
+  columns.begin(begin, p.queries);
   Part<kWidth> dk = {}, dv = {};
-  for (int col = p.causal ? first : 0; col < p.queries; col += kCols) {
-    __syncthreads();
-    load_tile(q, queries, p.q, col, kCols, p.queries, p.width, p.packed);
-    load_tile(g, gs, p.g, col, kCols, p.queries, p.depth, p.packed);
-    for (int i = threadIdx.x; i < kCols; i += kThreads) {
-      const bool there = col + i < p.queries;
-      shift[i] = there ? finite_shift(f32(p.max[rows + col + i])).v : 0;
-      factor[i] = there ? inverse(f32(p.sum[rows + col + i])).v : 0;
-      along[i] = there ? p.along[rows + col + i] : 0;
-    }
-    __syncthreads();
+  for (int col = begin; col < p.queries; col += kCols) {
+    const T *const q = columns.next(col, p.queries), *const g = q + kCols * kStride;
+    const float *const lse = (const float*)(q + kTiles), *const along = lse + kCols;
     Part<kCols> s, ds;
     multiply(s, k + first_row() * kStride, q);
     multiply(ds, v + first_row() * kStride, g);
-    const bool edge = first + kRows > p.keys || col + kCols > p.queries ||
-                      (p.causal && mine + 15 > col);
+    to_scores<true>(p, by, s, mine, col, [&](int, int c) { return lse[col_of(c)]; });
 #pragma unroll
     for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
       for (int r = 0; r < kOwn; ++r) {
-        const int i = col_of(c), query = col + i, key = mine + row_of(r);
+        const int i = col_of(c);
         float &x = s.v[at(r, c)], &dx = ds.v[at(r, c)];
-        const f32 w = power(score(p, by, x, query, key, edge) - shift[i]) * factor[i];
-        const float kept = kDropout ? keep(p, by, query, key) : 1.0f;
+        const f32 w = power(f32(x));
+        const float kept = kDropout ? keep(p, by, col + i, mine + row_of(r)) : 1.0f;
         x = kDropout ? w.v * kept : w.v;
         dx = score_gradient(w, f32(kDropout ? dx * kept : dx), f32(along[i])).v;
       }
@@ -199,10 +179,11 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128) {
     accumulate(dv, s, g, room);
     accumulate(dk, ds, q, room);
   }
+  await_copies();
   float scale[kOwn], one[kOwn];
   for (int r = 0; r < kOwn; ++r) scale[r] = p.scale, one[r] = 1;
-  store_tile(p, p.dk, p.dk_quads, head, dk, scale, mine, p.keys, p.width);
-  store_tile(p, p.dv, p.dv_quads, head, dv, one, mine, p.keys, p.depth);
+  store_tile(p, p.dk, p.dk_packs, head, dk, scale, mine, p.keys, p.width);
+  store_tile(p, p.dv, p.dv_packs, head, dv, one, mine, p.keys, p.depth);
 }
 )"}};
 
@@ -216,7 +197,7 @@ class DeviceOperands {
   explicit DeviceOperands(const OpCall& c) : dtype_(c.in[Q]->dtype), o_(c, dtype_) {
     AttentionArguments& a = arguments;
     a.dims = c.in[Q]->ndim - 2;
-    std::copy_n(c.in[Q]->sizes, a.dims, a.sizes);
+    for (int d = 0; d < a.dims; ++d) a.sizes[d] = static_cast<int>(c.in[Q]->sizes[d]);
     a.queries = static_cast<int>(o_.queries);
     a.width = static_cast<int>(o_.width);
     a.keys = static_cast<int>(o_.keys);
@@ -252,11 +233,11 @@ class DeviceOperands {
     const AttentionTile tile{width, cols, a.key != nullptr, a.mask.data != nullptr,
                              dtype_ == kFloat16};
     const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
-    const int64_t weights = single ? kAttentionRows * (cols + 4) : 0, statistics = 3 * cols;
+    const int64_t weights = single ? kAttentionRows * (cols + 4) : 0, stages = single ? 1 : 2;
     run_kernel(kernel, {.t = dtype_, .n = tile.bits()},
                {.x = o_.heads * blocks_for(length, kAttentionRows),
                 .shared_bytes =
-                    (row_tiles * kAttentionRows + 2 * cols) * row + 4 * (weights + statistics)},
+                    row_tiles * kAttentionRows * row + stages * 2 * cols * (row + 4) + 4 * weights},
                a);
   }
   void run_along() const {
@@ -266,10 +247,10 @@ class DeviceOperands {
 
   using Matrix = AttentionArguments::Matrix;
   // Where result k is written; it may lie in a wider tensor, at any element.
-  Matrix result(const OpCall& c, int k, int& quads) const {
+  Matrix result(const OpCall& c, int k, int& packs) const {
     const Tensor t = heads_view(*c.out[k].impl(), c.attrs.as<AttentionAttrs>());
     const Matrix m = matrix(MatrixInput(t.impl(), dtype_));
-    quads = in_packs(m, static_cast<int>(t.size(-1)), 4);
+    packs = in_packs(m, static_cast<int>(t.size(-1)), dtype_ == kFloat32 ? 4 : 2);
     return m;
   }
 
@@ -311,7 +292,7 @@ bool attention_on_cuda(const OpCall& c) {
 
 void attention_cuda(OpCall& c) {
   DeviceOperands o(c);
-  o.arguments.to = o.result(c, 0, o.arguments.to_quads);
+  o.arguments.to = o.result(c, 0, o.arguments.to_packs);
   o.arguments.max = floats(c.out[1].impl());
   o.arguments.sum = floats(c.out[2].impl());
   o.run(forward_kernel, o.arguments.queries, 1);
@@ -323,9 +304,9 @@ void attention_backward_cuda(OpCall& c) {
   AttentionArguments& a = o.arguments;
   a.max = const_cast<float*>(max.as<float>());
   a.sum = const_cast<float*>(sum.as<float>());
-  a.to = o.result(c, 0, a.to_quads);
-  a.dk = o.result(c, 1, a.dk_quads);
-  a.dv = o.result(c, 2, a.dv_quads);
+  a.to = o.result(c, 0, a.to_packs);
+  a.dk = o.result(c, 1, a.dk_packs);
+  a.dv = o.result(c, 2, a.dv_packs);
   a.along = floats(c.out[3].impl());
   o.run_along();
   o.run(queries_kernel, a.queries, 2);
