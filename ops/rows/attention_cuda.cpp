@@ -233,7 +233,7 @@ class DeviceOperands {
     const AttentionTile tile{width, cols, a.key != nullptr, a.mask.data != nullptr,
                              dtype_ == kFloat16};
     const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
-    const int64_t weights = single ? kAttentionRows * (cols + 4) : 0, stages = single ? 1 : 2;
+    const int64_t weights = single ? kAttentionRows * (cols + 8) : 0, stages = single ? 1 : 2;
     run_kernel(kernel, {.t = dtype_, .n = tile.bits()},
                {.x = o_.heads * blocks_for(length, kAttentionRows),
                 .shared_bytes =

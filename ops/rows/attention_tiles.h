@@ -14,8 +14,7 @@
 namespace brrr {
 
 /// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` is not the
-/// row's: it is what a query's scores less by give its weights, log2 of the sum of 2^score (the
-/// scores times log2 e), and infinity for a query that sees nothing.
+/// row's on a GPU but what scores times log2 e are lessened by to be logarithms of weights.
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
     const char* data;
@@ -49,14 +48,15 @@ constexpr bool kDropout = N >> 16 & 1, kMasked = N >> 17 & 1, kHalf = N >> 18 & 
 constexpr bool kMma = sizeof(T) == 2;
 constexpr int kStride = kWidth + 16 / (int)sizeof(T);  // Of a row of shared memory.
 
-// Blocks side by side on a multiprocessor, more than which registers would not be enough for.
-constexpr bool kFew = kWidth > 64 || kDropout || kMasked;
-constexpr int kBlocks = kFew ? 1 : kMma ? 4 : 3;
+// Blocks side by side on a multiprocessor, as far as registers allow without some being kept in
+// memory; for capability 10 compilers take more of them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kKeysBlocks = kFew || kMma ? 1 : 3;
+constexpr int kSpared = kMma;
 #else
-constexpr int kKeysBlocks = kFew ? 1 : 3;
+constexpr int kSpared = 0;
 #endif
+constexpr bool kLarge = kWidth > 64 || kDropout || kMasked;
+constexpr int kBlocks = kLarge ? 1 : 3 + kMma - kSpared, kKeysBlocks = kLarge ? 1 : 3 - kSpared;
 
 // --- a thread's part of a warp's tile ------------------------------------------------------------
 
@@ -152,7 +152,7 @@ BRRR_VX void multiply(Part<kCols>& s, const T* a, const T* b) {
 }
 
 // Where float32 weights are passed from the threads that made them to those that multiply by them.
-constexpr int kRoomStride = kCols + 4;
+constexpr int kRoomStride = kCols + 8;
 constexpr int kRoom = kMma ? 0 : kRows * kRoomStride;
 
 // c += s b: kCols rows of b.
@@ -229,22 +229,23 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end
   const int mine = threadIdx.x / packs, at = threadIdx.x % packs * each;
   if (mine >= step) return;
   const T* p = from + (first + mine) * m.row + at;
+  to += mine * kStride + at;
   if (packed) {
 #pragma unroll
     for (int k = 0; k < rows; k += step, p += step * m.row) {
       if (rows % step != 0 && k + mine >= rows) break;
-      copy_async<16>(to + (k + mine) * kStride + at, p, first + k + mine < end && at < columns);
+      copy_async<16>(to + k * kStride, p, first + k + mine < end && at < columns);
     }
     return;
   }
 #pragma unroll 1
-  for (int row = mine; row < rows; row += step, p += step * m.row) {
+  for (int row = mine; row < rows; row += step, p += step * m.row, to += step * kStride) {
     Pack<T, each> x = {};
 #pragma unroll
     for (int e = 0; e < each; ++e) {
       if (first + row < end && at + e < columns) x.v[e] = p[e];
     }
-    *(Pack<T, each>*)(to + row * kStride + at) = x;
+    *(Pack<T, each>*)to = x;
   }
 }
 
