@@ -73,21 +73,25 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
 }
 )"}};
 
-// A warp for each row of g and out.
+// Eight threads for each row of g and out.
+constexpr int kAlongRows = 16;
 constexpr DeviceKernel along_kernel{
     "attention_along", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
-  const unsigned blocks = (p.queries + 3) / 4;
+  const unsigned blocks = (p.queries + 15) / 16;
   const unsigned head = blockIdx.x / blocks;
-  const int query = blockIdx.x % blocks * 4 + threadIdx.x / 32;
-  if (query >= p.queries) return;
+  const int query = blockIdx.x % blocks * 16 + threadIdx.x / 8;
+  const bool there = query < p.queries;
   const T* const g = of_head<T>(p, p.g, head) + query * p.g.row;
   const T* const out = of_head<T>(p, p.out, head) + query * p.out.row;
   float sum = 0;
-  for (int i = lane(); i < p.depth; i += 32) sum += get(g + i).v * get(out + i).v;
+#pragma unroll 4
+  for (int i = threadIdx.x % 8; i < p.depth; i += 8) {
+    if (there) sum += get(g + i).v * get(out + i).v;
+  }
 #pragma unroll
-  for (int m = 1; m < 32; m *= 2) sum += shuffle_xor(sum, m);
-  if (lane() == 0) p.along[(long)head * p.queries + query] = sum;
+  for (int m = 1; m < 8; m *= 2) sum += shuffle_xor(sum, m);
+  if (there && threadIdx.x % 8 == 0) p.along[(long)head * p.queries + query] = sum;
 }
 )"}};
 
@@ -242,7 +246,7 @@ class DeviceOperands {
   }
   void run_along() const {
     run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32, false, false, false}.bits()},
-               {.x = o_.heads * blocks_for(arguments.queries, 4)}, arguments);
+               {.x = o_.heads * blocks_for(arguments.queries, kAlongRows)}, arguments);
   }
 
   using Matrix = AttentionArguments::Matrix;

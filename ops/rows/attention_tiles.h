@@ -213,11 +213,11 @@ using Matrix = AttentionArguments::Matrix;
 template <class E>
 BRRR_VX const E* of_head(const AttentionArguments& p, const Matrix& m, unsigned head) {
   long at = 0;
-  for (int d = p.dims - 1; d >= 0; --d) {
+  for (int d = p.dims - 1; d > 0; --d) {
     at += (long)(head % (unsigned)p.sizes[d]) * m.head[d];
     head /= (unsigned)p.sizes[d];
   }
-  return (const E*)m.data + at;
+  return (const E*)m.data + at + (long)head * m.head[0];
 }
 
 // Rows [first, first + rows) of a matrix of `end` rows into shared memory, zeros beyond its ends.
