@@ -214,7 +214,7 @@ class RowText : RowValues {
     // Beyond the row's end a lane takes the first elements again and leaves nothing of it: ptxas
     // moves what is asked for into branches. Sums of columns there are stored for nobody. There
     // have to be registers to compute all groups side by side.
-    const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.room < 32);
+    const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.room < 64);
     const bool skips =
         crowded || std::any_of(pass.list.begin(), pass.list.end(), [&](int id) {
           return (at(id).kind == Statement::FoldRows && !(walk_.slots && always_on())) ||
@@ -261,8 +261,8 @@ class RowText : RowValues {
   template <class F> void ask(int d, int groups, const std::string& rows, const F& begin) {
     std::string loads;
     // More of them would leave fewer warps.
-    int room =
-        walk_.threads() > kDeviceThreads || walk_.group() == 1 ? std::min(walk_.room, 32) : 32;
+    int room = walk_.threads() > kDeviceThreads ? walk_.room : 32;
+    if (walk_.group() == 1) room = std::min(room, walk_.room - 64);
     for (int id : passes_[static_cast<size_t>(d)].list) {
       const int w = at(id).which;
       if (!loads_memory(id) || own_.contains(w)) continue;
