@@ -55,8 +55,9 @@ constexpr int kSpared = kMma;
 #else
 constexpr int kSpared = 0;
 #endif
-constexpr bool kLarge = kWidth > 64 || kDropout || kMasked;
-constexpr int kBlocks = kLarge ? 1 : 3 + kMma - kSpared, kKeysBlocks = kLarge ? 1 : 3 - kSpared;
+constexpr int kExtras = (kWidth > 64) + kMasked + 2 * kDropout;
+constexpr int kKeysBlocks = kExtras ? 1 : 3 - kSpared;
+constexpr int kBlocks = kExtras > kMma ? 1 : kExtras ? 3 : 3 + kMma - kSpared;
 
 // --- a thread's part of a warp's tile ------------------------------------------------------------
 
