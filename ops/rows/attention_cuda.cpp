@@ -27,7 +27,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   const Modifiers by(p, head);
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
-  Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
+  const Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
   columns.begin(0, end);
   Part<kWidth> out = {};
   Softmax<f32> state[kOwn];
@@ -109,7 +109,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
   load_tile<kRows>(g, of_head<T>(p, p.g, head), p.g, first, p.queries, p.depth, p.packed);
-  Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
+  const Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
   columns.begin(0, end);
   float lse[kOwn], along[kOwn], scale[kOwn];
 #pragma unroll
@@ -157,7 +157,7 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   const Modifiers by(p, head);
   load_tile<kRows>(k, of_head<T>(p, p.k, head), p.k, first, p.keys, p.width, p.packed);
   load_tile<kRows>(v, of_head<T>(p, p.v, head), p.v, first, p.keys, p.depth, p.packed);
-  Columns<true> columns{p,     p.q, p.g, of_head<T>(p, p.q, head), of_head<T>(p, p.g, head),
+  const Columns<true> columns{p,     p.q, p.g, of_head<T>(p, p.q, head), of_head<T>(p, p.g, head),
                         tiles, head};
   columns.begin(begin, p.queries);
   Part<kWidth> dk = {}, dv = {};
@@ -208,6 +208,7 @@ class DeviceOperands {
     a.depth = static_cast<int>(o_.depth);
     a.causal = o_.causal;
     a.scale = static_cast<float>(o_.scale);
+    a.unit = static_cast<float>(o_.scale * 1.4426950408889634);
     a.bool_mask = o_.bool_mask;
     a.q = matrix(o_.q);
     a.k = matrix(o_.k);

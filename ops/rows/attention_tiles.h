@@ -14,7 +14,8 @@
 namespace brrr {
 
 /// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` is not the
-/// row's on a GPU but what scores times log2 e are lessened by to be logarithms of weights.
+/// row's on a GPU but what scores times log2 e are lessened by to be logarithms of weights; `unit`
+/// is scale times log2 e.
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
     const char* data;
@@ -23,7 +24,7 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
   Matrix q, k, v, mask, g, out, to, dk, dv;
   int sizes[6], dims, queries, keys, width, depth, causal, bool_mask, packed;
   int to_packs, dk_packs, dv_packs;
-  float scale;
+  float scale, unit;
   long limit;
   float kept;
   const char* key;
@@ -260,10 +261,12 @@ template <bool turned> struct Columns {
   const T *from_a, *from_b;
   T* room;  // For each stage tiles of a and b; for queries their p.max and p.along besides.
   unsigned head;
-  int stage = 0;
 
+  __device__ __forceinline__ T* stage(int col) const {
+    return kStages == 1 ? room : room + col / kCols % 2 * kStage;
+  }
   __device__ __forceinline__ void start(int col) const {
-    T* const to = room + stage * kStage;
+    T* const to = stage(col);
     const int rows = turned ? p.queries : p.keys;
     load_tile<kCols>(to, from_a, a, col, rows, p.width, p.packed);
     load_tile<kCols>(to + kCols * kStride, from_b, b, col, rows, p.depth, p.packed);
@@ -277,18 +280,15 @@ template <bool turned> struct Columns {
   }
   // The tiles at `col`, whose copies were started if there is another stage; those before are no
   // longer needed.
-  __device__ __forceinline__ const T* next(int col, int end) {
+  __device__ __forceinline__ const T* next(int col, int end) const {
     if (kStages == 1) {
       __syncthreads();
       start(col);
     }
     await_copies();
     __syncthreads();
-    const T* const here = room + stage * kStage;
-    if (kStages == 1) return here;
-    stage ^= 1;
-    if (col + kCols < end) start(col + kCols);
-    return here;
+    if (kStages == 2) begin(col + kCols, end);
+    return stage(col);
   }
 };
 
@@ -354,7 +354,6 @@ constexpr float kUnit = 1.44269504f;
 template <bool turned, class Less>
 BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kCols>& s, int row,
                        int col, Less less) {
-  const float scale = p.scale * kUnit;
   const bool edge = turned ? p.causal && row + 15 > col
                            : col + kCols > p.keys || (p.causal && col + kCols - 1 > row);
 #pragma unroll
@@ -364,7 +363,7 @@ BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kC
       const int mine = row + row_of(r), other = col + col_of(c);
       const int query = turned ? other : mine, key = turned ? mine : other;
       float& x = s.v[at(r, c)];
-      x = fused(x, scale, -less(r, c));
+      x = fused(x, p.unit, -less(r, c));
       if (kMasked && query < p.queries && key < p.keys) x += mask_of(p, by, query, key) * kUnit;
     }
   }
