@@ -303,9 +303,9 @@ TEST_CASE("emulator ptx: what decides, is an address or is stored has been writt
 }
 
 TEST_CASE("emulator ptx: a choice of constants is none that ptxas gets wrong") {
-  const char* const said = "loses the zero's sign";
-  CHECK_BROKEN(said, "selp.f32 %f2, 0f80000000, 0fBF800000, %p1;");
-  CHECK_BROKEN(said, "selp.f32 %f2, 0f3F800000, 0f80000000, %p1;");
+  const char* const what = "loses the zero's sign";
+  CHECK_BROKEN(what, "selp.f32 %f2, 0f80000000, 0fBF800000, %p1;");
+  CHECK_BROKEN(what, "selp.f32 %f2, 0f3F800000, 0f80000000, %p1;");
   CHECK_GOOD("selp.f32 %f2, 0f80000000, 0fBF000000, %p1;\nst.global.f32 [%rd6], %f2;");
   CHECK_GOOD("selp.f32 %f2, 0f00000000, 0fBF800000, %p1;\nst.global.f32 [%rd6], %f2;");
   CHECK_GOOD("selp.b32 %r5, 0x80000000, 0x3F800000, %p1;\nst.global.u32 [%rd6], %r5;");

@@ -266,7 +266,8 @@ class RowText : RowValues {
     for (int id : passes_[static_cast<size_t>(d)].list) {
       const int w = at(id).which;
       if (!loads_memory(id) || own_.contains(w)) continue;
-      if (!is_kept(w) && (room -= registers(w, groups)) < 0) continue;
+      // Rows that are asked for together are as many as there is room for.
+      if (rows.empty() && !is_kept(w) && (room -= registers(w, groups)) < 0) continue;
       print("{} x{}_{}{}[{}][{}];\n", memory(w), w, d, rows, groups, walk_.group());
       own_[w] = fmt::format("x{}_{}{}[k]", w, d, rows.empty() ? "" : "[s]");
       loads += load_group(w, "at");
