@@ -2,7 +2,7 @@
 //
 // Rows take q, k, v, a mask and a dropout key (the last two may be absent), all with the leading
 // dims of the result; the mask is bool or of the compute type. The two outputs beside the result
-// are the maximum and sum of each row's softmax.
+// are the maximum and sum of each row's softmax; a GPU keeps another number in place of the first.
 #include <cmath>
 #include <optional>
 

@@ -65,8 +65,9 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
     const int query = mine + row_of(r);
     factor[r] = inverse(sum).v;
     if (query >= p.queries || lane() % kShare != 0) continue;
-    const f32 lse = state[r].shift + log(sum) * kUnit;
-    p.max[(long)head * p.queries + query] = where(eq(sum, f32(0.0f)), f32(infinity), lse).v;
+    // Less the logarithm of the weights' sum; a query that sees no key has no weights.
+    const f32 more = -(state[r].shift + log(sum) * kUnit);
+    p.max[(long)head * p.queries + query] = where(eq(sum, f32(0.0f)), f32(-infinity), more).v;
     p.sum[(long)head * p.queries + query] = sum.v;
   }
   store_tile(p, p.to, p.to_packs, head, out, factor, mine, p.queries, p.depth);
@@ -111,12 +112,12 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   load_tile<kRows>(g, of_head<T>(p, p.g, head), p.g, first, p.queries, p.depth, p.packed);
   const Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
   columns.begin(0, end);
-  float lse[kOwn], along[kOwn], scale[kOwn];
+  float more[kOwn], along[kOwn], scale[kOwn];
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const int query = mine + row_of(r);
     const bool there = query < p.queries;
-    lse[r] = there ? p.max[rows + query] : 0;
+    more[r] = there ? p.max[rows + query] : 0;
     along[r] = there ? p.along[rows + query] : 0;
     scale[r] = p.scale;
   }
@@ -126,7 +127,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
     Part<kCols> s, ds;
     multiply(s, q + first_row() * kStride, k);
     multiply(ds, g + first_row() * kStride, v);
-    to_scores<false>(p, by, s, mine, col, [&](int r, int) { return lse[r]; });
+    to_scores<false>(p, by, s, mine, col, [&](int r, int) { return more[r]; });
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
 #pragma unroll
@@ -163,11 +164,11 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   Part<kWidth> dk = {}, dv = {};
   for (int col = begin; col < p.queries; col += kCols) {
     const T *const q = columns.next(col, p.queries), *const g = q + kCols * kStride;
-    const float *const lse = (const float*)(q + kTiles), *const along = lse + kCols;
+    const float *const more = (const float*)(q + kTiles), *const along = more + kCols;
     Part<kCols> s, ds;
     multiply(s, k + first_row() * kStride, q);
     multiply(ds, v + first_row() * kStride, g);
-    to_scores<true>(p, by, s, mine, col, [&](int, int c) { return lse[col_of(c)]; });
+    to_scores<true>(p, by, s, mine, col, [&](int, int c) { return more[col_of(c)]; });
 #pragma unroll
     for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll

@@ -14,7 +14,7 @@
 namespace brrr {
 
 /// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` is not the
-/// row's on a GPU but what scores times log2 e are lessened by to be logarithms of weights; `unit`
+/// row's on a GPU but what is added to scores times log2 e to make logarithms of weights; `unit`
 /// is scale times log2 e.
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
@@ -349,11 +349,11 @@ BRRR_VX float mask_of(const AttentionArguments& p, const Modifiers& by, int quer
 }
 // Scores are kept times log2 e, as power() takes them.
 constexpr float kUnit = 1.44269504f;
-// Scores less `less(r, c)` from products: the warp's rows from `row` on, columns from `col` on,
+// Scores plus `more(r, c)` from products: the warp's rows from `row` on, columns from `col` on,
 // where `turned` keys and queries. Keys beyond the end count only as columns.
-template <bool turned, class Less>
+template <bool turned, class More>
 BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kCols>& s, int row,
-                       int col, Less less) {
+                       int col, More more) {
   const bool edge = turned ? p.causal && row + 15 > col
                            : col + kCols > p.keys || (p.causal && col + kCols - 1 > row);
 #pragma unroll
@@ -363,7 +363,7 @@ BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kC
       const int mine = row + row_of(r), other = col + col_of(c);
       const int query = turned ? other : mine, key = turned ? mine : other;
       float& x = s.v[at(r, c)];
-      x = fused(x, p.unit, -less(r, c));
+      x = fused(x, p.unit, more(r, c));
       if (kMasked && query < p.queries && key < p.keys) x += mask_of(p, by, query, key) * kUnit;
     }
   }
