@@ -1,5 +1,6 @@
 #pragma once
-// How the text of a GPU's kernel over rows spells the values of its statements, one a line.
+// How the text of a GPU's kernel over rows spells the values of its statements, one a line, and
+// where a row is.
 #include <algorithm>
 
 #include "ops/program/cuda_rows.h"
@@ -119,6 +120,52 @@ class RowValues : protected DeviceRowPasses, protected Printer {
     return fill(at(fold).text, {x, name(at(fold).args[0])});
   }
   const std::string& init(int fold) const { return name(at(fold).args[1]); }
+
+  // --- a row -------------------------------------------------------------------------------------
+
+  // Where it is, `o<w>` bytes into window w, and how many elements it has: none if no row is left,
+  // as others may be writing to the one that stands for it.
+  void find_row(const std::string& row, const std::string& matrix, const char* on = "on",
+                const char* n = "n", const char* o = "o") {
+    print("{} r = {};\n", rows_type(), row);
+    if (walk_.ragged()) {
+      print(
+          "const long left = p.length - (long)({1} % ({3})p.pieces) * p.size{0};\n"
+          "const {2} {5} = !({4}) ? 0 : left < p.size{0} ? left : p.size{0};\n",
+          last_, matrix, length(), rows_type(), on, n);
+    } else {
+      print("const {} {} = {} ? p.size{} : 0;\n", length(), n, on, last_);
+    }
+    text_ += take_apart({.ndim = last_, .wide = walk_.wide}, rows_type());
+    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
+      if (!window(w).touched()) continue;
+      print("const long {}{} = {};\n", o, w, offset_of(w, last_));
+    }
+  }
+  // Division in 64 bits is a function of a hundred instructions.
+  const char* rows_type() const { return walk_.wide ? "long" : "unsigned"; }
+  std::string walkers() const {
+    return fmt::format("const {0} walkers = ({0})(p.matrix + p.steps - 1) / ({0})p.steps",
+                       rows_type());
+  }
+  const char* length() const { return walk_.wide ? "long" : "int"; }
+  // The positions that it names, and whether they count.
+  void find_ids() {
+    std::vector<std::string> ids, all;
+    for (int id = 0; id < count(); ++id) {
+      const Statement& s = at(id);
+      if (!of(id).live || !reads_id(s)) continue;
+      if (std::find(ids.begin(), ids.end(), id_of(s)) == ids.end()) {
+        ids.push_back(id_of(s));
+        print("const long {} = on ? *(const long*)({}) : 0;\n", ids.back(), address(s.which));
+      }
+      if (std::find(all.begin(), all.end(), counts(s)) == all.end()) {
+        all.push_back(counts(s));
+        print("const bool {0} = on && {1} != {2} && in_range(p.fault, {1}, n, p.op);\n", all.back(),
+              ids.back(), number(static_cast<size_t>(p_.ignored(s))));
+      }
+    }
+  }
 
   const RowWalk& walk_;
   const int last_;
