@@ -20,14 +20,15 @@ BRRR_DEVICE_STRUCT(SmallGemm, {
   int m, n, k, a_row, a_term, b_col, b_term, c_row;
 });
 
-constexpr int kCols = 32, kThreads = 512;
+// Of a block: its columns and threads, and the terms of one of its groups in a turn.
+BRRR_DEVICE_FUNCTIONS(SizesText, constexpr int kCols = 32; constexpr int kThreads = 512;
+                      constexpr int kEach = 16;);
 
 // The order of a sum: each group of threads adds its terms from the first to the last, then the
 // groups' sums are added from the first to the last. It is a function of the shape and the device.
-constexpr DeviceKernel kernel{"small_gemm", SmallGemmText, kThreads, {R"(
-constexpr int kThreads = 512, kCols = 32, kRows = N;
-// A thread has 4 x 4 results, a group of threads all of the block's, for 16 terms in a turn.
-constexpr int kGroup = kRows * kCols / 16, kGroups = kThreads / kGroup, kEach = 16;
+constexpr DeviceKernel kernel{"small_gemm", SmallGemmText, kThreads, {SizesText, R"(
+// A thread has 4 x 4 results, a group of threads all of the block's.
+constexpr int kRows = N, kGroup = kRows * kCols / 16, kGroups = kThreads / kGroup;
 constexpr int kTerms = kGroups * kEach;
 using Four = Pack<float, 4>;
 
@@ -63,7 +64,7 @@ template <int W> struct Side {
   }
 };
 
-BLOCK_KERNEL(small_gemm, SmallGemm, 512) {
+BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
   DYNAMIC_SHARED(float, left);
   float* const right = left + kTerms * (kRows + 4);
   const unsigned across = (p.n + kCols - 1) / kCols, tiles = (p.m + kRows - 1) / kRows * across;
@@ -139,7 +140,7 @@ bool is_small(const GemmShape& s) {
 void multiply_small(const GemmShape& s, const void* a, const void* b, void* c) {
   const auto narrow = [](int64_t x) { return static_cast<int>(x); };
   const int rows = rows_of(s), lda = narrow(s.lda), ldb = narrow(s.ldb);
-  const int64_t groups = kThreads * 16 / (rows * kCols), terms = groups * 16;
+  const int64_t groups = kThreads * 16 / (rows * kCols), terms = groups * kEach;
   const int64_t operands = terms * (rows + 4 + kCols + 4), sums = groups * rows * kCols;
   run_kernel(kernel, {.n = rows},
              {.x = s.batch * tiles(s, rows, kCols), .shared_bytes = 4 * std::max(operands, sums)},

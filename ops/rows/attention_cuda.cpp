@@ -27,7 +27,8 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   const Modifiers by(p, head);
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
-  const Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
+  const Columns<false> columns{p,     p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head),
+                               tiles, head};
   columns.begin(0, end);
   Part<kWidth> out = {};
   Softmax<f32> state[kOwn];
@@ -110,7 +111,8 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
   load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
   load_tile<kRows>(g, of_head<T>(p, p.g, head), p.g, first, p.queries, p.depth, p.packed);
-  const Columns<false> columns{p, p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head), tiles, head};
+  const Columns<false> columns{p,     p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head),
+                               tiles, head};
   columns.begin(0, end);
   float more[kOwn], along[kOwn], scale[kOwn];
 #pragma unroll
