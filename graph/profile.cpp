@@ -31,8 +31,18 @@ TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& 
   return t;
 }
 
-Profile::Profile() : watch_(std::make_unique<Watch>()) {}
-Profile::~Profile() = default;
+Profile::Profile() {
+  if (Watch::own && Watch::own->ended) Watch::own->leave();
+  watch_ = Watch::own = std::make_shared<Watch>();
+}
+Profile::~Profile() {
+  if (std::this_thread::get_id() != watch_->thread) {
+    watch_->ended = true;
+    return;
+  }
+  watch_->leave();
+  if (Watch::own == watch_) Watch::own.reset();
+}
 void Profile::reset() {
   watch_->check_thread();
   watch_->reset();
@@ -50,6 +60,7 @@ void Profile::resume() {
              "profile: resume() of one that is not paused, or of another thread's");
   BRRR_CHECK(!context.recorder && !context.observer,
              "profile: resume() within a step, or where another profile looks on");
+  Watch::own = watch_;
   watch_->look_again();
 }
 

@@ -89,7 +89,7 @@ class Profile {
  private:
   struct Watch;
   std::vector<ProfileRow> sums(std::string ProfileRow::*by) const;
-  std::unique_ptr<Watch> watch_;
+  std::shared_ptr<Watch> watch_;  // Its thread holds it, too.
 };
 
 }  // namespace brrr

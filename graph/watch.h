@@ -3,6 +3,7 @@
 // folder that make them.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -80,7 +81,8 @@ struct Profile::Watch final : Observer {
     BRRR_CHECK(std::this_thread::get_id() == thread,
                "profile: another thread's; ask for its figures on the thread that made it");
   }
-  ~Watch() override {
+  ~Watch() override { leave(); }
+  void leave() noexcept {
     if (context.observer == this) context.observer = nullptr;
     graph::CheckNumericsGuard::forget(this);
     drop_pending();
@@ -154,6 +156,7 @@ struct Profile::Watch final : Observer {
     mark = Clock::now();
   }
   void ran(const OpCall& c) override {
+    if (ended) return leave();
     if (c.op->is_view()) return;
     close();
     const std::string path = module_path();
@@ -167,6 +170,7 @@ struct Profile::Watch final : Observer {
         work, c.out[0].impl()->device);
   }
   void ran(const KernelNote& n, Device device) override {
+    if (ended) return leave();
     close();
     const auto name = names.emplace(n.name, kReplayed + names.size()).first;
     note(
@@ -287,6 +291,10 @@ struct Profile::Watch final : Observer {
   double gap_us = 0, once_us = 0;  // Since the last kernel; left out, what is done but once.
   Clock::time_point begin, mark, paused;
   bool away = false;  // Paused.
+  // The Profile is gone, from another thread: this one's kernels may be passing here, and the last
+  // of them sees to it.
+  std::atomic<bool> ended = false;
+  inline static thread_local std::shared_ptr<Watch> own;
   const double clock_us = measure_clock();
   const std::thread::id thread = std::this_thread::get_id();
   graph::ModuleTrail<const Storage*> trail;

@@ -289,6 +289,26 @@ TEST_CASE("profile: what runs while it is paused is in none of its figures") {
   CHECK(profile.total().us < 20e3);
 }
 
+TEST_CASE("profile: one that another thread ends, and one that outlives its thread") {
+  const Tensor x = ones({64});
+  auto profile = std::make_unique<Profile>();
+  exp(x);
+  std::thread([&] { profile.reset(); }).join();
+  SUBCASE("the next op sees that it is gone") { sin(x); }
+  SUBCASE("so does the next profile") {}
+  Profile next;
+  cos(x);
+  REQUIRE(next.rows().size() == 1);
+  CHECK(next.rows()[0].op == "cos");
+  std::thread([&] {
+    profile = std::make_unique<Profile>();
+    exp(x);
+  }).join();
+  profile.reset();
+  cos(x);
+  CHECK(next.rows()[0].calls == 2);
+}
+
 TEST_CASE("profile: making figures is not in them") {
   const Tensor x = ones({64});
   Profile profile;
