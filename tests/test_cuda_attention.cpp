@@ -178,6 +178,19 @@ TEST_CASE("cuda attention: a dropout mask has the CPU's elements") {
   }
 }
 
+// Queries beyond the end are zeros, whose product with it is NaN.
+TEST_CASE("cuda attention: an infinite key that all weights of are 0 has no gradient") {
+  if (!have_device()) return;
+  for (DType t : {kFloat32, kBFloat16}) {
+    const Tensor q = (rand({5, 3}) + 0.5).to(t), k = rand({7, 3}).to(t), v = randn({7, 4}).to(t);
+    k.select(0, 2).fill_(-kInf);
+    for (const bool causal : {false, true}) {
+      const Tensors got = attend({q, k, v}, {.causal = causal}, randn({5, 4}).to(t), kCUDA);
+      for (const int of : {2, 3}) CHECK(all(got[of].select(0, 2) == 0.0).item<bool>());
+    }
+  }
+}
+
 TEST_CASE("cuda attention: no keys, no queries, no heads, no width") {
   if (!have_device()) return;
   const Case cases[] = {{{2}, 3, 0, 8, 8},

@@ -135,6 +135,41 @@ TEST_CASE(
   });
 }
 
+TEST_CASE("cuda fusion: ids and sums over rows beside more than sixteen operands") {
+  if (!have_device()) return;
+  const TempCache cache;
+  Tensors x;
+  for (int k = 0; k < 20; ++k) x.push_back(on_gpu(randn({40, 64})));
+  const Tensor ids = on_gpu(randint(0, 64, {40}));
+  kernels([&] {
+    Tensor z = x[0] * 0.5;
+    for (size_t k = 1; k < x.size(); ++k) z = z + x[k];
+    return Tensors{cross_entropy(z, ids), z.sum({0})};
+  });
+}
+
+// A block has more rows than there are, and lanes of a row more elements: they must not read what
+// others write meanwhile. Rows that a thread, some lanes and a warp have, with and without columns.
+TEST_CASE("cuda fusion: rows written in place, beside some that are none") {
+  if (!have_device()) return;
+  const TempCache cache;
+  for (const IntList& sizes :
+       {IntList{28, 8}, IntList{58, 31}, IntList{68, 32}, IntList{60, 127}}) {
+    CAPTURE(to_string(sizes));
+    const int64_t rows = sizes[0], n = sizes[1];
+    const Tensor x = on_gpu(randn({rows, 3})), y = on_gpu(randn({3, n})), w = on_gpu(randn({n}));
+    const Tensor v = on_gpu(randn({rows, 1}));
+    kernels([&] {
+      const Tensor a = matmul(x, y), b = matmul(x, y * 0.5), c = matmul(x, y * 2.0);
+      a.copy_(log_softmax(a, -1) - a);
+      b.copy_(exp(b) * v.expand(sizes).sum({-1}, true));  // Reads b once, after a sum.
+      const Tensor d = layer_norm(c, {n}, w);
+      c.copy_(d);
+      return Tensors{a, b, c, (d * w).sum({0}), (d * d).sum({0})};
+    });
+  }
+}
+
 TEST_CASE("cuda fusion: a GPT's step has the CPU's plan") {
   if (!have_device()) return;
   const TempCache cache;

@@ -280,6 +280,15 @@ TEST_CASE("cuda rows: no rows, no elements") {
   check_cross_entropy(x, zeros({0}, kInt64));
 }
 
+TEST_CASE("cuda rows: rows of 2 GiB are numbered in 64 bits") {
+  for (const int64_t n : {(int64_t{1} << 28) - 1, int64_t{1} << 28}) {
+    program::Space space{.ndim = 2, .size = {2, n}};
+    program::Window x{.dtype = kFloat64, .loaded = true, .stride = {n, 1}};
+    CHECK(plan_rows(space, {&x, 1}, {.folds = true, .item = 8}).wide ==
+          (n * 8 >= int64_t{1} << 31));
+  }
+}
+
 TEST_CASE("cuda rows: infinities and NaN as on the CPU") {
   if (!have_device()) return;
   for (int64_t n : {5, 40, 300, 3000, 20000}) {

@@ -161,6 +161,20 @@ TEST_CASE("cuda walk: a step writes through a transposed view") {
   }
 }
 
+// The dense operands go four by four although one of the others lies off: 32 bytes of the last one.
+TEST_CASE("cuda walk: rows of wide elements beside dense narrow ones") {
+  if (!have_device()) return;
+  const Tensor a = of({6, 16}), b = of({6, 16}), off = of({6, 17}), wide = of({6, 20}, kInt64);
+  const auto sum = [](const Tensor& a, const Tensor& b, const Tensor& off, const Tensor& wide) {
+    return a * b + off.slice(1, 1, 17) + wide.slice(1, 0, 16);
+  };
+  const Tensor on_host = sum(a, b, off, wide);
+  auto step = brrr::step(sum, {.require_graph = true, .build_at_first_call = true});
+  for (int call = 0; call < 2; ++call) {
+    CHECK(device_difference(step(on_gpu(a), on_gpu(b), on_gpu(off), on_gpu(wide)), on_host) == "");
+  }
+}
+
 TEST_CASE("cuda walk: PTX moves vectors, and reads before it writes") {
   if (!gpu_compiler()) return;
   const Tensor x = of({64, 48}), half = of({64, 48}, kBFloat16), odd = of({64, 49});

@@ -83,9 +83,10 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   RowsCall call;
   Builder b(call, *c.op, compute_type(s.x->dtype));
   b.space({s.rows, s.n});
-  // Of what each element has, each row, or each column; else there is one for all.
+  // Of what each element has, each row, or each column; else there is one for all. (Of empty rows,
+  // too: traits are those of the first call.)
   const auto strides = [&](bool element, bool row, bool column) -> IntList {
-    return {element ? s.n : row ? 1 : 0, element || column ? 1 : 0};
+    return {element ? std::max<int64_t>(1, s.n) : row ? 1 : 0, element || column ? 1 : 0};
   };
   DenseInput dense[kMaxRowOperands];
   for (size_t k = 0; k < c.op->row->operands.size(); ++k) {

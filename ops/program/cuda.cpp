@@ -218,7 +218,7 @@ class Text : Printer {
     text_ += "}\n";
   }
 
-  // Where the block's tile is, and the thread in it: `b<w>` is where its other dims begin.
+  // Where the block's tile is, and the thread in it: `base<w>` is where its other dims begin.
   void find_tile() {
     const int last = walk_.ndim - 1;
     print("const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n", kDeviceTile);
@@ -227,7 +227,7 @@ class Text : Printer {
     print("const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n", kDeviceTile,
           walk_.turned, last);
     for_windows(strided, [&](int w) {
-      print("const long b{} = {};\n", w, offset_of(w, last, walk_.turned));
+      print("const long base{} = {};\n", w, offset_of(w, last, walk_.turned));
     });
   }
 
@@ -240,7 +240,8 @@ class Text : Printer {
   }
   std::string in_tile(int w) const {
     return element(
-        w, fmt::format("b{0} + t * p.s{0}_{1} + c * p.s{0}_{2}", w, walk_.turned, walk_.ndim - 1),
+        w,
+        fmt::format("base{0} + t * p.s{0}_{1} + c * p.s{0}_{2}", w, walk_.turned, walk_.ndim - 1),
         memory(w));
   }
   static constexpr int kTileRows = kDeviceThreads / kDeviceTile;

@@ -155,7 +155,8 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
                            : log_lanes_of(walk.n);
   walk.ndim = space.ndim;
   walk.even = traits.columns && space.ndim > 1 && walk.matrix == space.size[space.ndim - 2];
-  walk.wide = walk.rows >= int64_t{1} << 31 || walk.n >= int64_t{1} << 30;
+  // Elements of a row are reached by their number times 8 at most.
+  walk.wide = walk.rows >= int64_t{1} << 31 || walk.n >= int64_t{1} << 28;
   const int64_t of_lanes = walk.lanes() * walk.group();
   // Of a power of 2, or three quarters of it: texts are to be few.
   const auto needed = static_cast<uint64_t>((walk.n + of_lanes - 1) / of_lanes);

@@ -33,13 +33,12 @@ class RowText : RowValues {
  private:
   // The row of a step: from the walker's first one on, if it is a matter of one dim.
   void find_step() {
-    if (columns_.empty())
-      return find_row("on ? row : 0", fmt::format("r / ({})p.matrix", rows_type()));
-    if (!walk_.even) return find_row("on ? row : 0", "m");
+    if (columns_.empty()) return find_row("row", fmt::format("r / ({})p.matrix", rows_type()));
+    if (!walk_.even) return find_row("on ? row : first", "m");
     print("const {} n = on ? whole : 0;\nconst int beyond = on ? row - first : 0;\n", length());
     for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
       if (window(w).touched())
-        print("const long o{0} = b{0} + beyond * p.s{0}_{1};\n", w, last_ - 1);
+        print("const long o{0} = base{0} + beyond * p.s{0}_{1};\n", w, last_ - 1);
     }
   }
 
@@ -49,21 +48,24 @@ class RowText : RowValues {
         "const long walker = (long)block * {1} + threadIdx.x / {0};\n",
         walk_.lanes(), walk_.side());
     if (columns_.empty()) {
-      text_ += "const long row = walker;\nconst bool on = row < p.rows;\n";
+      find_walker("row", "on", "p.rows");
       one_row();
     } else {
+      print("{};\n", walkers());
+      find_walker("mine", "there", "p.matrices * walkers");
       print(
-          "{0}, m = ({1})walker / walkers;\n"
-          "const long first = m * p.matrix + ({1})walker % walkers * p.steps;\n"
-          "const long last = m < p.matrices ? (m + 1) * p.matrix : 0;\n"
-          "const long end = first + p.steps < last ? first + p.steps : last;\n",
-          walkers(), rows_type());
-      if (walk_.even) find_row("first < end ? first : 0", "m", "first < end", "whole", "b");
+          "const {0} m = ({0})mine / walkers;\n"
+          "const long first = m * p.matrix + ({0})mine % walkers * p.steps, last = (m + 1) * "
+          "p.matrix;\n"
+          "const long end = !there ? first : first + p.steps < last ? first + p.steps : last;\n",
+          rows_type());
+      if (walk_.even) find_row("first", "m", "there", "whole", "base");
       for (int id : columns_) accumulators(id);
       const int rows = rows_ahead();
-      // Walkers that share a warp go on together.
       print("for (long next = first; next < {}; next += {}) {{\n",
-            whole_warps() ? "end" : "first + p.steps", rows);
+            shares_warps() ? "first + p.steps" : "end", rows);
+      // Who has no row left reads the first one again, which others have written meanwhile.
+      if (shares_warps() && rows == 1 && stores_elements()) wait_for_lanes();
       const std::string row = fmt::format(
           "#pragma unroll\nfor (int s = 0; s < {}; ++s) {{\n"
           "const long row = next + s;\nconst bool on = {};\n",
@@ -81,6 +83,20 @@ class RowText : RowValues {
       if (walk_.slots) leave_accumulators();
     }
     if (totals_.empty()) store_numbers("if (walker == 0 && lane == 0) ");
+  }
+  // The one whose rows are read, `name`, and whether it has any, of `all` that have: a warp's first
+  // stands for those that are none, unless they need not go on with the others. Nobody reads what
+  // another warp may be writing.
+  void find_walker(const char* name, const char* there, const char* all) {
+    if (shares_warps()) {
+      print(
+          "const long lead = walker - threadIdx.x % 32 / {0};\nif (lead >= {1}) return;\n"
+          "const bool {2} = walker < {1};\nconst long {3} = {2} ? walker : lead;\n",
+          walk_.lanes(), all, there, name);
+    } else {
+      if (walk_.side() > 1) print("if (walker >= {}) return;\n", all);
+      print("constexpr bool {} = true;\nconst long {} = walker;\n", there, name);
+    }
   }
   // Those that depend on no row; where there are totals, once nobody reads what may lie there.
   void store_numbers(const char* before) {
@@ -145,8 +161,13 @@ class RowText : RowValues {
     }
     return walk_.slots && deepest_ == 0 && row ? std::clamp(48 / row, 1, 8) : 1;
   }
-  bool whole_warps() const { return walk_.lanes() >= 32; }
-  bool always_on() const { return !columns_.empty() && whole_warps() && rows_ahead() == 1; }
+  // Several walkers have lanes of a warp, and go on together.
+  bool shares_warps() const { return walk_.lanes() > 1 && walk_.lanes() < 32; }
+  bool always_on() const { return !columns_.empty() && !shares_warps() && rows_ahead() == 1; }
+  bool stores_elements() const {
+    const std::vector<int>& last = passes_.back().list;
+    return std::any_of(last.begin(), last.end(), [&](int id) { return is_element_store(id); });
+  }
   // Until all of them have what they want of the row's memory.
   void wait_for_lanes() {
     if (walk_.lanes() > 1) {
@@ -161,18 +182,21 @@ class RowText : RowValues {
     for (int f : pass.folds) print("{} {} = {};\n", vector(f), named(f), init(f));
     if (pass.list.empty() && pass.folds.empty()) return;
     // A lane may overwrite what another one still wants of this row.
-    const bool stores = std::any_of(pass.list.begin(), pass.list.end(),
-                                    [&](int id) { return is_element_store(id); });
+    const bool stores = d == deepest_ && stores_elements();
     if (d > 0) std::erase_if(own_, [&](const auto& own) { return !is_kept(own.first); });
     if (walk_.slots) ask(d, walk_.slots, "", [] {});
-    if (d == deepest_ && stores) wait_for_lanes();
-    // Beyond the row's end a lane takes the first elements again and leaves nothing of it: ptxas
-    // moves what is asked for into branches. Sums of columns there are stored for nobody. There
-    // have to be registers to compute all groups side by side.
+    if (stores) wait_for_lanes();
+    // Beyond the row's end a lane takes elements again (the first ones, before lanes wait for each
+    // other, or else its own) and leaves nothing of it: ptxas moves what is asked for into
+    // branches. Sums of columns there are stored for nobody. There have to be registers to compute
+    // all groups side by side.
     const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.room < 64);
     const bool skips =
         crowded || std::any_of(pass.list.begin(), pass.list.end(), [&](int id) {
           return (at(id).kind == Statement::FoldRows && !(walk_.slots && always_on())) ||
+                 // What another lane may have written; weights nobody writes.
+                 (stores && walk_.slots && loads_memory(id) && !own_.contains(at(id).which) &&
+                  window(at(id).which).varies(last_)) ||
                  at(id).text.find("checked(") != std::string::npos;
         });
     // No load goes before a store by itself.
@@ -181,7 +205,8 @@ class RowText : RowValues {
     const int step = walk_.lanes() * walk_.group();
     if (groups) {
       if (!walk_.slots) {
-        print("for ({} begin = 0; begin < n; begin += {}) {{\n", length(), groups * step);
+        print("for ({} begin = lane * {}; begin < n; begin += {}) {{\n", length(), walk_.group(),
+              groups * step);
         ask(d, groups, "", [] {});
       }
       each_group(groups);
@@ -205,10 +230,13 @@ class RowText : RowValues {
 
   // A lane's groups in registers: a row's, or from its element `begin` on.
   void each_group(int groups) {
+    const std::string i = walk_.slots
+                              ? fmt::format("(k * {} + lane) * {}", walk_.lanes(), walk_.group())
+                              : fmt::format("begin + k * {}", walk_.lanes() * walk_.group());
     print(
         "#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n"
-        "const {} i = {}(k * {} + lane) * {}, at = i < n ? i : 0;\n",
-        groups, length(), walk_.slots ? "" : "begin + ", walk_.lanes(), walk_.group());
+        "const {} i = {}, at = i < n ? i : {};\n",
+        groups, length(), i, walk_.slots ? "0" : "begin");
   }
   // A row's elements that are registers of their own: ask for all of them before any is waited for,
   // and unconditionally, as what is made of them first would go into the branch as well.
@@ -344,7 +372,7 @@ class RowText : RowValues {
     print(
         "const int slot = threadIdx.x / 32;\n"
         "const unsigned across = (p.size{0} + 31) / 32, m = block / across;\n"
-        "const long i = block % across * 32 + threadIdx.x % 32, row = m * p.matrix;\n"
+        "const long i = (long)(block % across) * 32 + threadIdx.x % 32, row = m * p.matrix;\n"
         "{1};\nconst bool on = true;\n",
         last_, walkers());
     find_row("row", "m");

@@ -72,7 +72,7 @@ struct RowWalk {
   int slots = 0;         ///< Groups of a lane that stay in registers; 0: read again each time.
   int room = 0;          ///< Registers of a lane that are left.
   bool even = false;     ///< A matrix's rows, whose columns are folded, are one dim.
-  bool wide = false;     ///< Numbers of rows, or of a row's elements, need 64 bits.
+  bool wide = false;     ///< Numbers of rows, or of bytes within a row, need 64 bits.
 
   /// Those that are words of the argument.
   struct Named {

@@ -28,7 +28,8 @@ Window::Reach reach_of(const Window& o, const Space& space) {
 
 // Whether a group of the operand, which is dense along the innermost dim, is one aligned access.
 bool packs(const Window& o, int64_t vector, const Space& space) {
-  bool aligned = o.address % static_cast<uintptr_t>(vector * o.item()) == 0;
+  const int64_t bytes = vector * o.item();
+  bool aligned = bytes <= kWidest && o.address % static_cast<uintptr_t>(bytes) == 0;
   for (int d = 0; o.reach != Window::Dense && d < space.ndim - 1; ++d) {
     aligned &= space.size[d] == 1 || o.stride[d] % vector == 0;
   }

@@ -236,7 +236,8 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end
 #pragma unroll
     for (int k = 0; k < rows; k += step, p += step * m.row) {
       if (rows % step != 0 && k + mine >= rows) break;
-      copy_async<16>(to + k * kStride, p, first + k + mine < end && at < columns);
+      const bool there = first + k + mine < end && at < columns;
+      copy_async<16>(to + k * kStride, there ? p : from, there);
     }
     return;
   }
@@ -350,12 +351,13 @@ BRRR_VX float mask_of(const AttentionArguments& p, const Modifiers& by, int quer
 // Scores are kept times log2 e, as power() takes them.
 constexpr float kUnit = 1.44269504f;
 // Scores plus `more(r, c)` from products: the warp's rows from `row` on, columns from `col` on,
-// where `turned` keys and queries. Keys beyond the end count only as columns.
+// where `turned` keys and queries. Columns beyond the end have no weight, whatever the row holds.
 template <bool turned, class More>
 BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kCols>& s, int row,
                        int col, More more) {
-  const bool edge = turned ? p.causal && row + 15 > col
-                           : col + kCols > p.keys || (p.causal && col + kCols - 1 > row);
+  const int columns = turned ? p.queries : p.keys;
+  const bool edge =
+      col + kCols > columns || (p.causal && (turned ? row + 15 > col : col + kCols - 1 > row));
 #pragma unroll
   for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
@@ -375,7 +377,7 @@ BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kC
       const int mine = row + row_of(r), other = col + col_of(c);
       const bool hides = turned ? any(hidden(i32(other), i32(mine)))
                                 : any(hidden(i32(mine), i32(other)));
-      if ((p.causal && hides) || (!turned && other >= p.keys)) s.v[at(r, c)] = -infinity;
+      if ((p.causal && hides) || other >= columns) s.v[at(r, c)] = -infinity;
     }
   }
 }
