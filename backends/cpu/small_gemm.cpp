@@ -21,7 +21,8 @@ static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
 constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
 constexpr int64_t kFlatTerms = 4;
 constexpr int64_t kLine = 16;             // Floats that a cache moves at once.
-constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds.
+constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds;
+constexpr int64_t kFar = 96 * 1024;  // of one and of results, which do not fit it with all else.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
 // rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
 // With 512 bits a tile beside a transposed left operand takes three lines of a row in 12 cycles,
@@ -59,7 +60,8 @@ struct Plan {
   int64_t c_ld;
   Split panels, tiles;  // Across, in registers; down, in rows.
   bool add;
-  bool ahead;  // Ask for operands before they are needed.
+  bool ahead;        // Ask for operands before they are needed, for those of the next copy as well,
+  bool far = false;  // or let tiles ask.
 
   // Terms that are taken before the next panel: parts of about kDepth, none of them short, or, of a
   // long sum, a chain.
@@ -83,12 +85,15 @@ struct Ahead {
   int64_t row = 0, rows = 0, cols = 0;
 
   Ahead() = default;
-  // A panel's columns [col, col + width) of the terms [from, from + k).
-  Ahead(const Plan& p, int64_t col, int64_t width, int64_t from, int64_t k)
-      : at(p.b_trans ? p.b + col * p.b_ld + from : p.b + from * p.b_ld + col),
-        row(p.b_ld),
-        rows(p.b_trans ? width : k),
-        cols(p.b_trans ? k : width) {}
+  // A panel's terms from `from` on.
+  Ahead(const Plan& p, int64_t panel, int64_t from) {
+    const int64_t col = p.panels.at(panel) * kWidth, k = std::min(p.depth(), p.k - from);
+    const int64_t width = std::min(p.panels.at(panel + 1) * kWidth, p.n) - col;
+    at = p.b_trans ? p.b + col * p.b_ld + from : p.b + from * p.b_ld + col;
+    row = p.b_ld;
+    rows = p.b_trans ? width : k;
+    cols = p.b_trans ? k : width;
+  }
 
   // Part i of n.
   __attribute__((always_inline)) void ask(int64_t i, int64_t n) const {
@@ -98,6 +103,7 @@ struct Ahead {
     }
   }
 };
+
 BRRR_VX void ask_for_result(const float* c, int64_t row, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < cols; j += kLine) __builtin_prefetch(c + r * row + j, 1);
@@ -150,11 +156,6 @@ void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t 
 void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   alignas(64) float scratch[kScratch];
   const int64_t depth = p.depth();
-  const auto source = [&](int64_t panel, int64_t from) {
-    const int64_t col = p.panels.at(panel) * kWidth;
-    const int64_t cols = std::min(p.panels.at(panel + 1) * kWidth, p.n) - col;
-    return Ahead(p, col, cols, from, std::min(depth, p.k - from));
-  };
   for (int64_t from = 0; from < p.k; from += depth) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
@@ -167,16 +168,18 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
                     .c_row = p.c_trans ? kRegs * kWidth : p.c_ld,
                     .last = static_cast<int>(cols - width + kWidth),
                     .add = p.add || from > 0,
-                    .at_end = p.k > kLongestChain && from > 0};
+                    .at_end = p.k > kLongestChain && from > 0,
+                    .far = p.far};
+      if (p.far && i + 1 < last) t.next_b = p.packed ? t.k * width : p.pack ? 0 : width;
       if (p.pack) {
         t.b = p.packed ? p.packed + p.place(col, from, t.k) : scratch;
         t.b_k = width;
         if (!p.packed) pack_panel(p, col, cols, from, t.k, scratch, width);
       }
       Ahead ahead;
-      if (p.pack && p.ahead && i + 1 < last) ahead = source(i + 1, from);
+      if (p.pack && p.ahead && i + 1 < last) ahead = {p, i + 1, from};
       if (p.pack && p.ahead && i + 1 == last && from + depth < p.k) {
-        ahead = source(first, from + depth);
+        ahead = {p, first, from + depth};
       }
       run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end, ahead);
     }
@@ -253,6 +256,7 @@ Plan plan_for(const Gemm& g) {
          .tiles{m, tile_rows(static_cast<int>(panels.widest()))},
          .add = g.add,
          .ahead = !g.packed && g.n * g.k > kDistant};
+  p.far = !p.ahead && g.n * (g.k + g.m) > kFar;
   if (swap) {
     std::swap(p.a, p.b);
     p.a_row = g.trans_b ? g.ldb : 1, p.a_k = g.trans_b ? 1 : g.ldb;
@@ -328,6 +332,7 @@ void pack_right(const Gemm& g, void* to) {
       const int64_t k = std::min(p.depth(), p.k - from);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
+        if (i + 1 < end) Ahead(p, i + 1, from).ask(0, 1);
         pack_panel(p, col, std::min(width, p.n - col), from, k,
                    static_cast<float*>(to) + p.place(col, from, k), width);
       }

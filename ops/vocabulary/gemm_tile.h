@@ -88,12 +88,16 @@ template <class T> struct Tile {
   bool add;             // Go on from what C holds, or,
   bool at_end = false;  // from zero, and add that to what C holds.
   int64_t count = 1;
+  // Of operands that no near cache may hold: results are asked for, and, a line of each row a tile,
+  // the panel that lies so many elements behind this one's.
+  bool far = false;
+  int64_t next_b = 0;
 };
 
 // One of them, its left operand from `a` on, its result to `c`.
 template <class T, int rows, int regs, bool tail>
 BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t a_k, int64_t b_k,
-                      int64_t c_row, int last) {
+                      int64_t c_row, int last, int64_t next_b) {
   using R = RegOf<T>;
   constexpr int kWidth = kWidthOf<T>;
   // By three: an address of x86 is a base and once or twice a stride.
@@ -107,6 +111,15 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) sum[i][j] = R{};
   }
+  if (t.far) {
+    const T* at =
+        t.add ? c + rows * c_row : c;  // What is there is wanted at once: the next tile's.
+#pragma GCC unroll 24
+    for (int i = 0; i < rows; ++i, at += c_row) {
+#pragma GCC unroll 8
+      for (int j = 0; j < regs; ++j) __builtin_prefetch(at + j * kWidth, 1);
+    }
+  }
   if (t.add && !t.at_end) {
 #pragma GCC unroll 24
     for (int i = 0; i < rows; ++i) {
@@ -119,6 +132,7 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
   }
   const T* b = t.b;
   for (int64_t k = t.k; k > 0; --k, b += b_k) {
+    vx::prefetch<2>(b + next_b);
     // Of a transposed left operand each term is a line of its own.
     vx::prefetch<1>(base[0] + kTermsAhead * a_k);
     R right[regs];
@@ -161,10 +175,12 @@ template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t
   const int last = t.last;
   const T* a = t.a;
   T* c = t.c;
+  int64_t next_b = t.next_b;
   for (int64_t n = t.count; n > 0; --n, a += rows * a_row, c += rows * c_row) {
     // What g++ could compute of these before the loop it would keep on the stack.
     asm("" : "+r"(a_row), "+r"(a_k), "+r"(c_row));
-    one_tile<T, rows, regs, tail>(t, a, c, a_row, a_k, b_k, c_row, last);
+    one_tile<T, rows, regs, tail>(t, a, c, a_row, a_k, b_k, c_row, last, next_b);
+    next_b = t.next_b && t.count - n + 1 < regs ? next_b + kWidthOf<T> : 0;
   }
 }
 
