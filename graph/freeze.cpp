@@ -169,6 +169,9 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
 }
 
 void StepCore::freeze() {
+  BRRR_CHECK(!context.recorder,
+             "step.freeze: cannot run inside a graph-mode step; call it between two calls of the "
+             "step");
   std::lock_guard lock(mutex_);
   BRRR_CHECK(options_.mode != Mode::Eager, "step.freeze: an eager step has nothing to freeze");
   BRRR_CHECK(options_.verify_every == 0,

@@ -5,7 +5,7 @@
 
 namespace brrr::test {
 
-inline bool is_number_row(const OpDef& op) { return op.pointwise->loops[compute_index(kInt64)]; }
+inline bool is_number_row(const OpDef& op) { return op.pointwise->loop(kInt64); }
 
 // Operations that the row's formula consists of.
 inline int operations(const OpDef& op) {

@@ -72,7 +72,7 @@ TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
     size_t row = 0;
     for (const OpDef* op : rows_of(OpKind::Pointwise)) {
       ++row;
-      const bool own = is_floating(t) || op->pointwise->loops[compute_index(kInt64)];
+      const bool own = is_floating(t) || op->pointwise->loop(kInt64);
       if (!own && !long_tests()) continue;  // Integers become float32.
       const auto calls = calls_of(*op, t);
       for (size_t a = 0; a < kCount; ++a) {

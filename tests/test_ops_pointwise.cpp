@@ -234,11 +234,42 @@ TEST_CASE("pointwise rows: integers") {
   }
 }
 
+// All pairs of bytes, and a few of them, which are run at once.
+TEST_CASE("pointwise rows: bytes are computed with as int32, and any but 0 is true") {
+  constexpr int64_t kAll = 1 << 16, kFew = 300;
+  std::vector<uint8_t> bytes[2];
+  for (int64_t i = 0; i < kAll; ++i) {
+    bytes[0].push_back(static_cast<uint8_t>(i));
+    bytes[1].push_back(static_cast<uint8_t>(i >> 8));
+  }
+  for (const OpDef* op : rows_of(OpKind::Pointwise)) {
+    CAPTURE(std::string(op->name));
+    const PointwiseInfo& info = *op->pointwise;
+    if (!is_number_row(*op) || info.traits.result == Result::Float) continue;
+    for (DType t : {kUInt8, kBool}) {
+      if (refuses(*op, t)) continue;
+      Tensors in, wide, few;
+      for (int i = 0; i < info.n_in; ++i) {
+        const bool condition = info.traits.condition >> i & 1;
+        in.push_back(from_blob(bytes[i % 2].data(), {kAll}, condition ? kBool : t));
+        wide.push_back(condition ? in.back() : in.back().to(kInt32));
+        few.push_back(in.back().narrow(0, 1000, kFew));
+      }
+      const Tensor want = run_row(*op, wide)[0].to(info.mask_out[0] ? kBool : t);
+      check_same(run_row(*op, in)[0], want);
+      check_same(run_row(*op, few)[0], want.narrow(0, 1000, kFew));
+      const auto& row = static_cast<const PointwiseOp&>(*op);
+      if (info.n_in == 1) check_same(call(row, few[0]), want.narrow(0, 1000, kFew));
+      if (info.n_in == 2) check_same(call(row, few[0], few[1]), want.narrow(0, 1000, kFew));
+    }
+  }
+}
+
 TEST_CASE("pointwise rows: layouts do not change a bit") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));
     const IntList shape = {20, 70};  // Beyond one block of what lies across the walk.
-    for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8}) {
+    for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8, kBool}) {
       CAPTURE(std::string(name(t)));
       for (size_t l = 0; l < 5; ++l) {
         Tensors in, dense;
@@ -263,7 +294,7 @@ TEST_CASE("pointwise rows: layouts do not change a bit") {
 TEST_CASE("pointwise rows: every size, empty and 0-d tensors") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));
-    for (DType t : {kFloat32, kBFloat16}) {
+    for (DType t : {kFloat32, kBFloat16, kUInt8, kBool}) {
       const Tensors whole = operands_of(*op, {67}, t), y = run_row(*op, whole);
       for (int64_t n = 0; n <= 67; ++n) {
         Tensors part, shifted;

@@ -92,6 +92,7 @@ TEST_CASE("cumsum: one after the other, in the compute type, along any dim") {
     }
   }
   CHECK(cumsum(tensor(2.5), 0).item<double>() == 2.5);
+  CHECK(std::signbit(doubles(cumsum(tensor({-0.0, -0.0}), 0))[1]));
   CHECK(longs(cumsum(tensor(Longs{INT64_MAX, 1}), 0)) == Longs{INT64_MAX, INT64_MIN});
   const Doubles y = doubles(cumsum(tensor({1.0f, INFINITY, 2.0f, -INFINITY, 0.0f}), 0));
   CHECK(y[2] == INFINITY);

@@ -207,6 +207,20 @@ TEST_CASE("pitfall B5: an in-place op on overlapping memory fails after other wr
   }
 }
 
+TEST_CASE("pitfall B5: an index out of range, whichever it is" * doctest::test_suite("host")) {
+  const Tensor x = randn({5, 3});
+  for (const int64_t n : {1, 15, 16, 37}) {
+    for (int64_t at = 0; at < n; ++at) {
+      for (const int64_t bad : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN, int64_t{4}}) {
+        std::vector<int64_t> ids(static_cast<size_t>(n), 2);
+        ids[static_cast<size_t>(at)] = bad;
+        const std::string said = error_of([&] { embedding(x, tensor(ids)); });
+        CHECK(contains(said, fmt::format("index {} is out of range", bad)) == (bad != 4));
+      }
+    }
+  }
+}
+
 TEST_CASE("pitfall B5: an index out of range, on any call" * doctest::test_suite("host")) {
   const Tensor good = tensor(std::vector<int64_t>{0, 1, 2});
   const Tensor bad = tensor(std::vector<int64_t>{0, 1, 7});

@@ -1,4 +1,5 @@
 // Frozen steps: what changes between steps goes on changing; what cannot be right is refused.
+#include <functional>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -64,6 +65,14 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
   CHECK(contains(error_of([&] { idle.freeze(); }), "at least once"));
   auto eager = brrr::step([](const Tensor& in) { return in + 1.0; }, Mode::Eager);
   CHECK(contains(error_of([&] { eager.freeze(); }), "eager"));
+  std::function<void()> freeze = [] {};
+  auto inside = brrr::step([&](const Tensor& x) {
+    freeze();
+    return x * 2.0;
+  });
+  inside(ones({3}));
+  freeze = [&] { inside.freeze(); };
+  CHECK(contains(error_of([&] { inside(ones({3})); }), "between two calls"));
   CHECK(refusal([](const Tensor& in) { return in + 1.0; }) == "");
   CHECK(contains(refusal([&](const Tensor& in) { kept = in + 1.0; }), "captured handle"));
   CHECK(contains(refusal([&](const Tensor& in) {

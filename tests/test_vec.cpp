@@ -220,6 +220,11 @@ TEST_CASE("vec: exact values, signed zeros, order, classes") {
     CHECK(std::isnan(vx::max(vx::to_f64(a), vx::to_f64(b))[5]));
   }
   CHECK(one(vx::max(all_lanes(-2.f), all_lanes(3.f))) == 3);
+  const vx::f64 zeros = {}, negative = -zeros;  // Of equals the second.
+  CHECK(std::signbit(vx::max(zeros, negative)[9]));
+  CHECK_FALSE(std::signbit(vx::min(negative, zeros)[9]));
+  CHECK(vx::max(vx::splat(long_min), vx::i64{} - 1)[15] == -1);
+  CHECK(vx::min(vx::splat(long_min), vx::i64{} - 1)[15] == long_min);
   CHECK(one(vx::sign(all_lanes(-1e-45f))) == -1);
   CHECK(one(vx::sign(all_lanes(-0.f))) == 0);
   CHECK(vx::sign(vx::splat(-7L))[2] == -1);

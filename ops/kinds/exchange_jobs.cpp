@@ -18,7 +18,7 @@ void add_dense(char* into, const char* from, int64_t n, DType dtype) {
   const auto add_to = [&](char* x, const char* y, int64_t count) {
     const char* const in[] = {x, y};
     constexpr int64_t step[] = {1, 1};
-    add.loops[compute_index(ct)](&x, in, step, count);
+    add.loop(ct)(&x, in, step, count);
   };
   if (dtype == ct) return add_to(into, from, n);
   constexpr int64_t tile = 512;

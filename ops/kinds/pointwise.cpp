@@ -55,10 +55,11 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
              .scratch = pointwise_scratch,
              .pointwise = &info}),
       info(i) {
-  for (DType t : {kFloat32, kFloat64, kInt64, kInt32}) {
+  for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool}) {
     if (n_out > 1 || (!is_floating(t) && i.traits.result == Result::Float)) continue;
+    if (t == kBool && i.traits.no_bool) continue;
     const auto k = static_cast<size_t>(t);
-    direct[k] = i.loops[compute_index(t)];
+    direct[k] = i.loop(t);
     direct_out[k] = i.mask_out[0] ? kBool : t;
     direct_bytes[k] = static_cast<uint8_t>(itemsize(direct_out[k]));
   }

@@ -56,7 +56,8 @@ struct PointwiseInfo {
   int place[kMaxMade] = {};  ///< What is made: see Integers.
   uint32_t integers = 0;     ///< Operands that are int64, with those that are made.
   PointwiseTraits traits;
-  PointwiseLoop loops[4] = {};  ///< By compute_index; null if not instantiated.
+  PointwiseLoop loops[kNumDTypes] = {};  ///< By dtype in memory; null if it is to be converted.
+  PointwiseLoop loop(DType t) const { return loops[static_cast<int>(t)]; }
   void (*emit)(const Sym* in, int* out) = nullptr;
   void (*oracle)(const double* in, double* out) = nullptr;
   bool mask_out[kMaxOutputs] = {};        ///< Output k is a comparison's result.
@@ -118,8 +119,11 @@ PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
                      .emit = pointwise_emit<F, O>,
                      .oracle = pointwise_oracle<F, O>};
   if constexpr (Numbers) {
-    info.loops[2] = pointwise_loop<F, vx::i64, O>;
-    info.loops[3] = pointwise_loop<F, vx::i32, O>;
+    const auto set = [&](DType t, PointwiseLoop loop) { info.loops[static_cast<int>(t)] = loop; };
+    set(kInt64, pointwise_loop<F, vx::i64, O>);
+    set(kInt32, pointwise_loop<F, vx::i32, O>);
+    set(kUInt8, pointwise_loop<F, vx::i32, O, uint8_t>);
+    set(kBool, pointwise_loop<F, vx::i32, O, bool>);
   }
   std::copy_n(O::Kinds::place, info.n_made, info.place);
   [&]<class... R>(std::type_identity<std::tuple<R...>>) {
@@ -139,7 +143,7 @@ class PointwiseOp : public OpDef {
       : PointwiseOp(std::false_type{}, n, d, traits, f, g...) {}
 
   PointwiseInfo info;
-  PointwiseLoop direct[kNumDTypes] = {};  ///< Storage is the compute type: no conversion.
+  PointwiseLoop direct[kNumDTypes] = {};  ///< Of operands that have all this dtype.
   DType direct_out[kNumDTypes] = {};
   uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
 

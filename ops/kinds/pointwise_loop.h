@@ -91,25 +91,32 @@ template <class F, class O, class T, size_t... I> auto outputs_type(std::index_s
 /// The outputs as a tuple, where operands are T.
 template <class F, class O, class T> using OutputsType = decltype(outputs_type<F, O, T>(O::all));
 
-template <class V, bool Tail, class X>
+// What an element S in memory is read and written as. Bytes are computed with as int32.
+template <class S> using StoredAs = std::conditional_t<sizeof(S) == 1, unsigned char, S>;
+
+template <class S, bool Tail, class X>
 [[gnu::always_inline]] inline void store_lane(char* out, int64_t i, X x, int n) {
   const auto store = [=](auto* p, auto v) __attribute__((always_inline)) {
     if constexpr (Tail)
-      vx::store_n(p, v, n);
+      vx::store_n(p + i, v, n);
     else
-      vx::store(p, v);
+      vx::store(p + i, v);
   };
   if constexpr (kIsMask<X>)
-    store(reinterpret_cast<unsigned char*>(out) + i, vx::b16_to_bool(x.m));
+    store(reinterpret_cast<unsigned char*>(out), vx::b16_to_bool(x.m));
+  else if constexpr (std::is_same_v<S, bool>)
+    store(reinterpret_cast<unsigned char*>(out), vx::b16_to_bool(vx::to_b16(x.v)));
+  else if constexpr (sizeof(S) == 1)
+    store(reinterpret_cast<unsigned char*>(out), vx::i32_to_u8(x.v));
   else
-    store(reinterpret_cast<Lane<V>*>(out) + i, x.v);
+    store(reinterpret_cast<S*>(out), x.v);
 }
 
-template <class V, bool Tail, class... Y>
+template <class S, bool Tail, class... Y>
 [[gnu::always_inline]] inline void store_lanes(char* const* out, int64_t i,
                                                const std::tuple<Y...>& y, int n) {
   [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
-    (store_lane<V, Tail>(out[K], i, std::get<K>(y), n), ...);
+    (store_lane<S, Tail>(out[K], i, std::get<K>(y), n), ...);
   }
   (std::index_sequence_for<Y...>{});
 }
@@ -148,7 +155,7 @@ template <class F, class V, class O> struct LongRow {
         else
           return std::get<k - kLongTensors>(numbers);
       };
-      store_lanes<V, false>(out, i, row_outputs<F, O>(operand), 16);
+      store_lanes<Lane<V>, false>(out, i, row_outputs<F, O>(operand), 16);
     }
     return i;
   }
@@ -156,7 +163,7 @@ template <class F, class V, class O> struct LongRow {
 
 // One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `integers`
 // are the operands that are.
-template <class F, class V, class O, bool Tail>
+template <class F, class V, class S, class O, bool Tail>
 [[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
                                                     const vx::Line* integers, int64_t i, int n) {
   const auto operand = [&](auto k) __attribute__((always_inline)) {
@@ -164,14 +171,22 @@ template <class F, class V, class O, bool Tail>
     if constexpr (O::is_integer(k)) {
       return Type(integers[k]);
     } else {
-      const auto* p = reinterpret_cast<const Lane<V>*>(in[k]);
-      if constexpr (Tail)
-        return Type(vx::load_n(p, n));
+      const auto load = [&] __attribute__((always_inline)) {
+        const auto* p = reinterpret_cast<const StoredAs<S>*>(in[k]);
+        if constexpr (Tail)
+          return vx::load_n(p, n);
+        else
+          return vx::load(p);
+      };
+      if constexpr (std::is_same_v<S, bool>)
+        return Type(vx::mask_to_i32(vx::bool_to_b16(load())));
+      else if constexpr (sizeof(S) == 1)
+        return Type(vx::u8_to_i32(load()));
       else
-        return Type(vx::load(p));
+        return Type(load());
     }
   };
-  store_lanes<V, Tail>(out, i, row_outputs<F, O>(operand), n);
+  store_lanes<S, Tail>(out, i, row_outputs<F, O>(operand), n);
 }
 
 /// Whether elements stand as they nearly always do: side by side, from a multiple of 16 on.
@@ -208,19 +223,19 @@ template <class O, bool Usual, size_t... K>
 }
 
 // Flat: a row with a draw is so long that its lambda would be called, with vectors in memory.
-template <class F, class V, class O, bool Usual>
+template <class F, class V, class S, class O, bool Usual>
 [[gnu::flatten]] void pointwise_places(char* const* out, const char* const* in, const int64_t* step,
                                        int64_t n) {
   vx::Line integers[O::count + 1];
   integer_operands<O, Usual>(in, integers, O::all);
-  if (n < 16) return pointwise_vector<F, V, O, true>(out, in, integers, 0, static_cast<int>(n));
+  if (n < 16) return pointwise_vector<F, V, S, O, true>(out, in, integers, 0, static_cast<int>(n));
   // Copies that no store can alias: the compiler keeps what it can in registers.
   const char* at[O::given + 1];
   int64_t bytes[O::given + 1];
   char* to[kMaxOutputs];
   for (int k = 0; k < O::given; ++k) {
     at[k] = in[k];
-    bytes[k] = step[k] * static_cast<int64_t>(16 * sizeof(Lane<V>));
+    bytes[k] = step[k] * static_cast<int64_t>(16 * sizeof(S));
   }
   for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
   int64_t i = 0;
@@ -229,19 +244,20 @@ template <class F, class V, class O, bool Usual>
     for (int k = 0; k < O::given; ++k) at[k] += i / 16 * bytes[k];
   }
   for (; i + 16 <= n; i += 16) {
-    pointwise_vector<F, V, O, false>(to, at, integers, i, 16);
+    pointwise_vector<F, V, S, O, false>(to, at, integers, i, 16);
     for (int k = 0; k < O::given; ++k) at[k] += bytes[k];
     for (int k = O::given; k < O::count; ++k) integers[k].first += 16 * integers[k].step;
   }
-  if (i < n) pointwise_vector<F, V, O, true>(to, at, integers, i, static_cast<int>(n - i));
+  if (i < n) pointwise_vector<F, V, S, O, true>(to, at, integers, i, static_cast<int>(n - i));
 }
 
-template <class F, class V, class O>
+/// Elements are an S in memory, V where they are computed with.
+template <class F, class V, class O, class S = Lane<V>>
 void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
   if (usual_places<O>(in))
-    pointwise_places<F, V, O, true>(out, in, step, n);
+    pointwise_places<F, V, S, O, true>(out, in, step, n);
   else
-    pointwise_places<F, V, O, false>(out, in, step, n);
+    pointwise_places<F, V, S, O, false>(out, in, step, n);
 }
 
 }  // namespace brrr

@@ -56,7 +56,7 @@ static DType arithmetic_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const DType common = pointwise_common_dtype(c);
   if (is_floating(common)) return common;
-  const bool to_float = info.traits.result == Result::Float || !info.loops[compute_index(kInt64)];
+  const bool to_float = info.traits.result == Result::Float || !info.loop(kInt64);
   return to_float ? kFloat32 : common;
 }
 

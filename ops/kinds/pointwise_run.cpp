@@ -29,7 +29,9 @@ struct Splats {
 
 void load_splat(DType ct, char* to, DType from, const char* src) {
   load_tile(ct, to, from, src, 0, 1);
-  if (itemsize(ct) == 4)
+  if (itemsize(ct) == 1)
+    std::memset(to, *to, 16);
+  else if (itemsize(ct) == 4)
     vx::store(reinterpret_cast<int*>(to), vx::splat(*reinterpret_cast<int*>(to)));
   else
     vx::store(reinterpret_cast<long*>(to), vx::splat(*reinterpret_cast<long*>(to)));
@@ -286,13 +288,27 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, in
     run_inner(it, rows.at, n, tile, way, &buf);
 }
 
+// What the loop takes in memory: bytes as they are, if all are of one dtype.
+DType loop_dtype(const OpCall& c) {
+  const PointwiseInfo& info = *c.op->pointwise;
+  const DType compute = pointwise_compute_dtype(c);
+  const TensorImpl* first = c.n_in ? c.in[0] : nullptr;
+  if (!first || itemsize(first->dtype) != 1 || compute != kInt32) return compute;
+  bool same = true;
+  for (int i = 0; i < c.n_in; ++i) {
+    same &= c.in[i] ? c.in[i]->dtype == first->dtype : info.integers >> i & 1;
+  }
+  for (int k = 0; k < c.n_out; ++k) same &= info.mask_out[k] || c.out[k].dtype() == first->dtype;
+  return same ? first->dtype : compute;
+}
+
 // A few elements in the loop's own dtypes, side by side in memory: there is nothing to walk.
 bool run_small(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const TensorImpl& first = *c.out[0].impl();
   // No elements may have no memory, which a loop would write nothing to: that is undefined.
   if (c.into || first.numel == 0 || first.numel > kSmall) return false;
-  const DType compute = pointwise_compute_dtype(c);
+  const DType compute = loop_dtype(c);
   char* out[kMaxOutputs];
   for (int k = 0; k < c.n_out; ++k) {
     const TensorImpl& t = *c.out[k].impl();
@@ -319,7 +335,7 @@ bool run_small(const OpCall& c) {
     if (info.place[k] != kNumber) return false;
     in[c.n_in + k] = reinterpret_cast<const char*>(&line);
   }
-  info.loops[compute_index(compute)](out, in, step, first.numel);
+  info.loop(compute)(out, in, step, first.numel);
   return true;
 }
 
@@ -330,7 +346,8 @@ void pointwise_run(OpCall& c) {
   Iteration it;
   Tensor copies[kMaxOperands];
   if (!pointwise_iteration(c, it, copies)) return;
-  it.loop = it.info->loops[compute_index(it.compute)];
+  it.compute = loop_dtype(c);
+  it.loop = it.info->loop(it.compute);
   Splats splats;
   for (int i = 0; i < c.n_in; ++i) {
     PointwiseOperand& o = it.operands[it.n_out + i];

@@ -18,7 +18,8 @@ constexpr int64_t kRows = 4;      // Lines at a time, so that their additions do
 constexpr int64_t kColumns = 64;  // other: neighbouring ones, or each dense itself.
 
 // [outer, n, inner], dense.
-template <class T> struct Scan : Lines {
+template <class V> struct Scan : Lines {
+  using T = Lane<V>;
   const T* x;
   T* y;
   bool reverse;
@@ -27,12 +28,13 @@ template <class T> struct Scan : Lines {
   void columns(int64_t at, int64_t count) const {
     const int64_t step = reverse ? -inner : inner;
     if (reverse) at += (n - 1) * inner;
-    for (int64_t k = 0; k < count; ++k) y[at + k] = x[at + k];
-    for (int64_t i = 1; i < n; ++i) {
-      const T *before = y + at, *from = x + at + step;
-      T* to = y + at + step;
-      for (int64_t k = 0; k < count; ++k) to[k] = wrapping_sum(before[k], from[k]);
-      at += step;
+    std::copy_n(x + at, count, y + at);
+    for (int64_t i = 1; i < n; ++i, at += step) {
+      map_row(count, [=, this](int64_t k, int lanes) {
+        const T* from = x + at + step + k;
+        const Num<V> before = take<V>(y + at + k, lanes);
+        put<V>(y + at + step + k, (before + take<V>(from, lanes)).v, lanes);
+      });
     }
   }
 
@@ -40,13 +42,13 @@ template <class T> struct Scan : Lines {
   template <int64_t kCount> void rows(int64_t at) const {
     const int64_t step = reverse ? -1 : 1;
     if (reverse) at += n - 1;
-    T total[kCount];
-    for (int64_t k = 0; k < kCount; ++k) y[at + k * n] = total[k] = x[at + k * n];
-    for (int64_t i = 1; i < n; ++i) {
-      at += step;
-      for (int64_t k = 0; k < kCount; ++k) {
-        y[at + k * n] = total[k] = wrapping_sum(total[k], x[at + k * n]);
-      }
+    T total[kCount];  // In registers, because loops over it are unrolled.
+    std::fill_n(total, kCount, -T(0));
+    for (int64_t i = 0; i < n; ++i, at += step) {
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < kCount; ++k) total[k] = wrapping_sum(total[k], x[at + k * n]);
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < kCount; ++k) y[at + k * n] = total[k];
     }
   }
 
@@ -79,20 +81,20 @@ Lines lines_of(const OpCall& c) {
   return lines_along(*c.in[0], static_cast<int>(c.attrs.as<CumsumAttrs>().dim));
 }
 
-template <class T> void scan_cpu(OpCall& c, DType compute) {
+template <class V> void scan_cpu(OpCall& c, DType compute) {
   const DenseInput in(c.in[0], compute);
   DenseOutput out(c.out[0], compute);
   const bool reverse = c.attrs.as<CumsumAttrs>().reverse;
-  Scan<T>{lines_of(c), in.as<T>(), out.as<T>(), reverse}.run();
+  Scan<V>{lines_of(c), in.as<Lane<V>>(), out.as<Lane<V>>(), reverse}.run();
   out.finish();
 }
 
 void cumsum_cpu(OpCall& c) {
   if (c.in[0]->numel == 0) return;
   const DType t = sum_dtype(c.in[0]->dtype), compute = compute_type(t);
-  const auto kernel = t == kInt64           ? scan_cpu<int64_t>
-                      : compute == kFloat64 ? scan_cpu<double>
-                                            : scan_cpu<float>;
+  const auto kernel = t == kInt64           ? scan_cpu<vx::i64>
+                      : compute == kFloat64 ? scan_cpu<vx::f64>
+                                            : scan_cpu<vx::f32>;
   kernel(c, compute);
 }
 

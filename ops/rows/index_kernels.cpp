@@ -187,11 +187,19 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   const DenseInput dense(c.in[operand], kInt64);
   const auto* const index = dense.as<int64_t>();
   const int64_t n = c.in[operand]->numel;
-  const auto limit = static_cast<uint64_t>(size);
-  uint64_t bad = 0;
-  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(index[i]) >= limit;
-  for (int64_t i = 0; bad && i < n; ++i) {
-    BRRR_CHECK(static_cast<uint64_t>(index[i]) < limit,
+  const auto inside = [=](int64_t i) { return static_cast<uint64_t>(i) < uint64_t(size); };
+  // One is out of range if it, or what is left to the last one, is negative.
+  vx::i64 signs = {};
+  int64_t i = 0;
+  for (; i + vx::lanes <= n; i += vx::lanes) {
+    const vx::i64 at = vx::load(reinterpret_cast<const long*>(index + i));
+    signs |= at | (size - 1 - at);
+  }
+  bool all = true;
+  for (int k = 0; k < vx::lanes; ++k) all &= signs[k] >= 0;
+  for (; i < n; ++i) all &= inside(index[i]);
+  for (i = 0; !all; ++i) {
+    BRRR_CHECK(inside(index[i]),
                "{}: index {} is out of range: dim {} has size {}, so indices are in [0, {})",
                c.op->name, index[i], dim, size, size);
   }

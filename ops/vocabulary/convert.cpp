@@ -80,8 +80,9 @@ template <class V> BRRR_VX void narrowed(BF16* to, V x) {
 template <class V> BRRR_VX void narrowed(F16* to, V x) {
   vx::store(&to->bits, vx::f32_to_f16(vx::to_f32(x)));
 }
+BRRR_VX void narrowed(uint8_t* to, vx::i32 x) { vx::store(to, vx::i32_to_u8(x)); }
 template <class V> BRRR_VX void narrowed(uint8_t* to, V x) {
-  vx::store(to, vx::i32_to_u8(vx::to_i32(vx::to_i64(x))));
+  narrowed(to, vx::to_i32(vx::to_i64(x)));
 }
 template <class V> BRRR_VX void narrowed(bool* to, V x) {
   vx::store(reinterpret_cast<uint8_t*>(to), vx::b16_to_bool(vx::to_b16(x)));
@@ -149,7 +150,13 @@ uint16_t float_to_bfloat16(float x) {
 [[gnu::noinline]] float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
 [[gnu::noinline]] uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
 
+// Bytes as bytes.
+static void copy_bytes(void* to, int64_t to_stride, const void* from, int64_t stride, int64_t n) {
+  run(static_cast<uint8_t*>(to), to_stride, static_cast<const uint8_t*>(from), stride, n);
+}
+
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
+  if (itemsize(ct) == 1) return copy_bytes(dst, 1, src, stride, n);
   with_compute(ct, [&](auto to) {
     with_storage(from, [&](auto s) {
       run(static_cast<decltype(to)*>(dst), 1, reinterpret_cast<const decltype(s)*>(src), stride, n);
@@ -158,6 +165,7 @@ void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride,
 }
 
 void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n) {
+  if (to == from && itemsize(to) == 1) return copy_bytes(dst, stride, src, 1, n);
   with_storage(to, [&](auto t) {
     auto* out = reinterpret_cast<decltype(t)*>(dst);
     if (from == kBool) {

@@ -12,9 +12,9 @@ void check_holds(const char* op, Scalar v, DType t);
 int64_t nearest_integer(int64_t v, DType t);
 
 /// dst[i] = src[i * stride] for n elements; dst is dense in compute type `ct`, src has dtype
-/// `from`.
+/// `from`; or both are uint8, or bool.
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n);
-/// dst[i * stride] = src[i]; src is dense in `from`: a compute type, or bool for a mask.
+/// dst[i * stride] = src[i]; src is dense in `from`: a compute type, bool for a mask, or `to`.
 void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n);
 
 /// Float <-> 16-bit conversions of single values (round to nearest even, NaN stays NaN).

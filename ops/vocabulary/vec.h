@@ -286,21 +286,25 @@ struct NotEqual {
 BRRR_VX b16 to_mask(i32 m) { return m; }
 BRRR_VX b16 to_mask(i64 m) { return __builtin_convertvector(m, i32); }
 
-template <class Test, class V> BRRR_VX b16 compare(V a, V b) {
+// F::test of each register of two vectors.
+template <class F, class V> BRRR_VX auto by_parts(V a, V b) {
   if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
-    return Test::test(a, b);
+    return F::test(a, b);
   } else {
     using P = typename Part<Element<V>>::type;
     constexpr int parts = sizeof(V) / BRRR_VX_BYTES;
-    decltype(P{} < P{}) m[parts];
+    decltype(F::test(P{}, P{})) r[parts];
     P x[parts], y[parts];
     __builtin_memcpy(&x, &a, sizeof a);
     __builtin_memcpy(&y, &b, sizeof b);
-    for (int i = 0; i < parts; ++i) m[i] = Test::test(x[i], y[i]);
-    decltype(a < b) r;
-    __builtin_memcpy(&r, &m, sizeof r);
-    return to_mask(r);
+    for (int i = 0; i < parts; ++i) r[i] = F::test(x[i], y[i]);
+    decltype(F::test(a, b)) all;
+    __builtin_memcpy(&all, &r, sizeof all);
+    return all;
   }
+}
+template <class Test, class V> BRRR_VX b16 compare(V a, V b) {
+  return to_mask(by_parts<Test>(a, b));
 }
 
 BRRR_VX f32 where(b16 m, f32 a, f32 b) {

@@ -185,6 +185,18 @@ BRRR_VX f32 greater(f32 a, f32 b) {
 #endif
 }
 
+// Of lanes of eight bytes, without a mask: those have lanes of four.
+#define BRRR_VX_CHOICE(Choice, name, holds)                               \
+  struct Choice {                                                         \
+    template <class V> BRRR_VX V test(V x, V y) { return holds ? x : y; } \
+  };                                                                      \
+  BRRR_VX f64 name(f64 a, f64 b) { return by_parts<Choice>(a, b); }       \
+  BRRR_VX i64 name(i64 a, i64 b) { return by_parts<Choice>(a, b); }
+BRRR_VX_CHOICE(Lesser, lesser, x < y)
+BRRR_VX_CHOICE(Greater, greater, x > y)
+BRRR_VX_CHOICE(NanOr, nan_or, x != x)
+#undef BRRR_VX_CHOICE
+
 // Keep NaN.
 BRRR_VX f32 at_most(f32 x, float top) { return lesser(splat(top), x); }
 BRRR_VX f32 at_least(f32 x, float low) { return greater(splat(low), x); }
