@@ -7,123 +7,11 @@
 #include "core/device.h"
 #include "ops/kinds/merge_dims.h"
 #include "ops/rows/library_kernels.h"
+#include "ops/rows/product_operand.h"
 
 namespace brrr {
 
 namespace {
-
-// --- operands ------------------------------------------------------------------------------------
-
-/// One operand as stacked matrices: strides in elements, batch strides aligned with the result's
-/// batch dims (0 where it is broadcast).
-struct Operand {
-  const TensorImpl* t;
-  int64_t rows, cols, row_stride, col_stride;
-  int64_t batch_stride[kMaxDims];
-  Tensor own;  ///< What `t` points to where the input as it is would not do.
-
-  /// A single dim is a row of the left operand, a column of the right one.
-  Operand(const TensorImpl& from, bool is_left) {
-    if (from.ndim >= 2) {
-      set(from);
-      return;
-    }
-    const int64_t n = from.sizes[0], stride = from.strides[0];
-    set_own(is_left ? memory_view(from, {1, n}, {n, stride}, from.offset)
-                    : memory_view(from, {n, 1}, {stride, 1}, from.offset));
-  }
-  /// The right operand of a call, or its transpose.
-  Operand(const OpCall& c, bool transposed) : Operand(*c.in[1], false) {
-    if (!transposed) return;
-    set_own(memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset));
-  }
-  void set_own(const Tensor& other) {
-    own = other;
-    set(*own.impl());
-  }
-
- private:
-  void set(const TensorImpl& from) {
-    const int n = from.ndim;
-    t = &from;
-    rows = from.sizes[n - 2];
-    cols = from.sizes[n - 1];
-    row_stride = from.strides[n - 2];
-    col_stride = from.strides[n - 1];
-  }
-};
-
-/// Whether gemm can read the matrix where it lies. A single row or column is never transposed, so
-/// that a vector's product has the same bits whatever its stride.
-bool gemm_layout(const Operand& o, int64_t& ld, bool& trans) {
-  const int64_t rows = std::max<int64_t>(o.rows, 1), cols = std::max<int64_t>(o.cols, 1);
-  trans = false;
-  ld = rows == 1 ? cols : o.row_stride;
-  if ((o.col_stride == 1 || cols == 1) && ld >= cols) return true;
-  trans = true;
-  ld = o.col_stride;
-  return rows > 1 && cols > 1 && o.row_stride == 1 && ld >= rows;
-}
-
-/// What gemm takes: a GPU multiplies 16-bit floats as they are.
-DType product_dtype(const TensorImpl& t) {
-  const bool as_it_is = t.device.type == DeviceType::CUDA && is_floating(t.dtype);
-  return as_it_is ? t.dtype : compute_type(t.dtype);
-}
-
-/// Contiguous memory of the operand's shape in its product dtype. A transposed matrix stays one
-/// (unless its rows will be joined): the product's bits depend on that, and must not depend on
-/// whether a copy was made.
-void make_copy(Operand& o, bool may_transpose = true) {
-  const TensorImpl& t = *o.t;
-  int64_t ld;
-  bool trans;
-  const bool flip = gemm_layout(o, ld, trans) && trans && may_transpose;
-  IntList sizes = t.size_list(), strides = t.stride_list();
-  if (flip) {
-    std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
-    std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
-  }
-  const Tensor from = memory_view(t, sizes, strides, t.offset);
-  const Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
-  copy_now(*copy.impl(), *from.impl());
-  o.set_own(copy);
-  if (flip) {
-    std::swap(o.rows, o.cols);
-    std::swap(o.row_stride, o.col_stride);
-  }
-}
-
-/// Whether `n` dims are one walk with even steps, and that.
-bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size, int64_t& step) {
-  int64_t all[kMaxDims], steps[kMaxDims];
-  std::copy_n(sizes, n, all);
-  std::copy_n(strides, n, steps);
-  const bool one = merge_dims(n, all, 1, -1, [&](int) { return steps; }) == 1;
-  size = all[0];
-  step = steps[0];
-  return one;
-}
-
-/// The leading dims joined into rows: one product instead of a batch of them. False where their
-/// strides would not do.
-bool join_rows(Operand& o) {
-  const TensorImpl& t = *o.t;
-  const int last = t.ndim - 1;
-  const bool joined = join_dims(last, t.sizes, t.strides, o.rows, o.row_stride);
-  o.cols = t.sizes[last];
-  o.col_stride = 1;
-  if (o.rows == 1) o.row_stride = o.cols;
-  return joined && (t.strides[last] == 1 || o.cols == 1) && o.row_stride >= o.cols;
-}
-
-void set_batch(Operand& o, const TensorImpl& out, int batch_dims) {
-  const int shift = batch_dims - (o.t->ndim - 2);
-  for (int d = 0; d < batch_dims; ++d) {
-    const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
-    o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
-  }
-}
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -131,7 +19,7 @@ constexpr int64_t kGrain = 1 << 15;  // Elements, or multiplications by 16, wort
 
 /// C = A B in modular arithmetic, for integers.
 template <class T>
-void integer_product(const Operand& a, const Operand& b, const T* pa, const T* pb, T* c) {
+void integer_product(const Matrices& a, const Matrices& b, const T* pa, const T* pb, T* c) {
   using U = std::make_unsigned_t<T>;
   const int64_t n = b.cols, work = std::max<int64_t>(1, a.cols * n / 16);
   parallel_for(a.rows, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
@@ -166,9 +54,9 @@ EACH_KERNEL(integer_product, IntegerProduct, 256, at, p.m * p.n) {
 }
 )"}};
 
-Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
+Gemm gemm_of(const Matrices& a, const Matrices& b, DType dtype, char* c) {
   // A plan asks for what is nowhere yet.
-  const auto at = [](const Operand& o) { return o.t->storage->data ? o.t->data() : nullptr; };
+  const auto at = [](const Matrices& o) { return o.t->storage->data ? o.t->data() : nullptr; };
   Gemm g{dtype, false, false, a.rows, b.cols, a.cols, at(a), 0, at(b), 0, c, b.cols};
   gemm_layout(a, g.lda, g.trans_a);
   gemm_layout(b, g.ldb, g.trans_b);
@@ -176,7 +64,7 @@ Gemm gemm_of(const Operand& a, const Operand& b, DType dtype, char* c) {
 }
 
 /// The product of one pair of integer matrices, `at` and `bt` elements into the operands.
-void integers(const Operand& a, const Operand& b, int64_t at, int64_t bt, DType dtype, char* c) {
+void integers(const Matrices& a, const Matrices& b, int64_t at, int64_t bt, DType dtype, char* c) {
   if (a.t->device.type == DeviceType::CUDA) {
     const auto size = static_cast<int64_t>(itemsize(dtype));
     return run_kernel(
@@ -197,7 +85,7 @@ bool is_cut_by_terms(const TensorImpl& left) {
   return left.ndim == 2 && left.strides[0] < left.strides[1];
 }
 
-void product(const Operand& a, const Operand& b, DType dtype, char* c, Share share, void* kept) {
+void product(const Matrices& a, const Matrices& b, DType dtype, char* c, Share share, void* kept) {
   if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
   const Backend& device = backend(a.t->device.type);
   Gemm g = gemm_of(a, b, dtype, c);
@@ -209,7 +97,7 @@ void product(const Operand& a, const Operand& b, DType dtype, char* c, Share sha
 }
 
 /// Products [begin, end) of a batch.
-void products(const Operand& a, const Operand& b, const TensorImpl& out, int dims, DType dtype,
+void products(const Matrices& a, const Matrices& b, const TensorImpl& out, int dims, DType dtype,
               char* c, int64_t begin, int64_t end) {
   constexpr int64_t kAtOnce = 1024;
   const int64_t area = a.rows * b.cols;
@@ -236,7 +124,7 @@ void products(const Operand& a, const Operand& b, const TensorImpl& out, int dim
 }
 
 /// Whether `product` can read the operand: compute type, and for floats a layout of gemm's.
-bool readable(const Operand& o) {
+bool readable(const Matrices& o) {
   int64_t ld;
   bool trans;
   const DType dtype = o.t->dtype;
@@ -247,7 +135,7 @@ bool readable(const Operand& o) {
 bool joins_rows(const OpCall& c) { return c.in[1]->ndim <= 2 && c.in[0]->ndim > 2; }
 
 /// Whether the left operand, whose rows are joined where that is so, is to be copied.
-bool is_copied(const OpCall& c, Operand& left) {
+bool is_copied(const OpCall& c, Matrices& left) {
   if (!joins_rows(c)) return !readable(left);
   return left.t->dtype != product_dtype(*c.out[0].impl()) || !join_rows(left);
 }
@@ -260,7 +148,7 @@ bool is_copied(const OpCall& c, Operand& left) {
 int64_t padded(int64_t n, int64_t pack) { return (n + pack - 1) / pack * pack; }
 
 /// Becomes a copy with so many rows and columns, those beyond the operand's all zeros.
-void pad(Operand& o, int64_t rows, int64_t cols) {
+void pad(Matrices& o, int64_t rows, int64_t cols) {
   if (rows == o.rows && cols == o.cols) return;
   int64_t ld;
   bool trans;
@@ -279,7 +167,7 @@ void pad(Operand& o, int64_t rows, int64_t cols) {
 }
 
 /// The product by padded copies into `out`, where that is faster; else false.
-bool multiply_padded(Operand& a, Operand& b, DType dtype, TensorImpl& out) {
+bool multiply_padded(Matrices& a, Matrices& b, DType dtype, TensorImpl& out) {
   const auto size = static_cast<int64_t>(itemsize(dtype)), pack = 16 / size;
   const bool tensor_cores =
       out.device.type == DeviceType::CUDA && (size == 2 || (dtype == kFloat32 && allow_tf32()));
@@ -317,7 +205,7 @@ bool multiply_padded(Operand& a, Operand& b, DType dtype, TensorImpl& out) {
 
 /// The operand once for each index of the batch, one after the other, unless the batch is one walk,
 /// as a GPU's library takes it.
-void spread(Operand& o, const TensorImpl& out, int dims) {
+void spread(Matrices& o, const TensorImpl& out, int dims) {
   int64_t n, step;
   if (out.device == kCPU || join_dims(dims, out.sizes, o.batch_stride, n, step)) return;
   const TensorImpl& t = *o.t;
@@ -336,7 +224,7 @@ void multiply(OpCall& call, bool transposed) {
   const TensorImpl &left = *call.in[0], &right = *call.in[1];
   TensorImpl& out = *call.out[0].impl();
   if (out.numel == 0) return;
-  Operand a(left, true), b(call, transposed);
+  Matrices a(left, true), b(call, transposed);
   const DType dtype = product_dtype(out);
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
   if (!readable(b)) make_copy(b);
@@ -371,7 +259,7 @@ int64_t product_scratch(const OpCall& c, bool transposed) {
   auto copy_of = [](const TensorImpl& t) {
     return scratch_for(t.numel, static_cast<int64_t>(itemsize(product_dtype(t))));
   };
-  Operand a(left, true), b(c, transposed);
+  Matrices a(left, true), b(c, transposed);
   return (readable(b) ? 0 : copy_of(right)) + (is_copied(c, a) ? copy_of(left) : 0) +
          (out.dtype != product_dtype(out) ? copy_of(out) : 0);
 }
@@ -379,7 +267,7 @@ int64_t product_scratch(const OpCall& c, bool transposed) {
 // By rows of the left operand or, where it is a transposed matrix, by terms of the sums.
 int product_cut(const OpCall& c, bool transposed, int operand, int64_t parts) {
   const TensorImpl &left = *c.in[0], &right = *c.in[1], &out = *c.out[0].impl();
-  Operand a(left, true), b(c, transposed);
+  Matrices a(left, true), b(c, transposed);
   if (left.device != kCPU || left.ndim < 2 || right.ndim != 2 || out.numel == 0) return kUncut;
   const bool terms = is_cut_by_terms(left);
   if (!readable(b) || (terms ? !readable(a) || out.dtype != left.dtype : !join_rows(a))) {
@@ -396,7 +284,7 @@ int product_cut(const OpCall& c, bool transposed, int operand, int64_t parts) {
 // The right operand, packed, where parts are rows of the left one.
 int64_t product_keeps(const OpCall& c, bool transposed) {
   const TensorImpl &left = *c.in[0], &out = *c.out[0].impl();
-  Operand a(left, true), b(c, transposed);
+  Matrices a(left, true), b(c, transposed);
   if (is_cut_by_terms(left) || !readable(b) || !join_rows(a)) return 0;
   return backend(DeviceType::CPU).packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
 }
