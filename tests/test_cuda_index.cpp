@@ -310,6 +310,20 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
   const Tensor r = embedding(none, there(tensor({0, 0})));
   CHECK(error_of([&] { synchronize(kCUDA); }).find("in [0, 0)") != std::string::npos);
   check_equal(r, zeros({2, 4}));
+  // Nor where slices have no elements.
+  const Tensor flat = zeros({5, 0}, kFloat32, kCUDA);
+  const std::function<void()> nothing[] = {
+      [&] { index_select(flat, 0, there(bad)); },
+      [&] { embedding(flat, there(bad)); },
+      [&] {
+        index_add(flat, {}, 0, there(bad), zeros({3, 0}, kFloat32, kCUDA));
+      },
+  };
+  for (const auto& call : nothing) {
+    call();
+    const std::string said = error_of([&] { synchronize(kCUDA); });
+    CHECK_MESSAGE(said.find(what) != std::string::npos, said);
+  }
 }
 
 // Rows of one block, many of them in a block, and rows of several tiles, with an odd one out.

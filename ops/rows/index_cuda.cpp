@@ -157,6 +157,13 @@ EACH_KERNEL(index_entries, EntryArguments, 256, i, p.n) {
 }
 )"}};
 
+// Slices without elements: nothing is read or added, but positions out of range are noted.
+constexpr DeviceKernel positions_kernel{"index_positions", EntryArgumentsText, 256, {R"(
+EACH_KERNEL(index_positions, EntryArguments, 256, i, p.n) {
+  in_range(p.fault, ((const long*)p.index)[i], p.limit, p.op);
+}
+)"}};
+
 // --- calls ---------------------------------------------------------------------------------------
 
 // Elements of the largest unit, 16 bytes at most, that both tensors consist of: several only where
@@ -201,6 +208,11 @@ WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const Tens
   return a;
 }
 
+void note_positions(const WalkArguments& a, int64_t n) {
+  run_kernel(positions_kernel, {}, {blocks_for(n)},
+             EntryArguments{a.list, nullptr, a.fault, a.op, n, a.limit, 0, 0});
+}
+
 int long_numbers(const WalkArguments& a) { return a.n >> 32 ? kLongNumbers : 0; }
 
 // The index' positions in order; makes `a` walk them instead.
@@ -223,6 +235,7 @@ void pick_cuda(const OpCall& c, const Walk& w, const TensorImpl& x, const Tensor
                int dim) {
   const int64_t unit = unit_of(w, x, out);
   const WalkArguments a = arguments(c, w, unit, x, out, dim);
+  if (a.n == 0) return note_positions(a, c.in[1]->numel);
   const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
   run_kernel(pick_kernel, {.n = bytes | long_numbers(a)}, {blocks_for(a.n)}, a);
 }
@@ -231,6 +244,7 @@ void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& out, const Tenso
               int dim) {
   const int64_t unit = unit_of(w, out, src);
   WalkArguments a = arguments(c, w, unit, out, src, dim);
+  if (a.n == 0) return note_positions(a, c.in[1]->numel);
   Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(a)};
   if (a.count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(a.n)}, a);
   const bool wide = a.limit >> 32 || a.count >> 32;

@@ -140,6 +140,11 @@ bool same_memory(const TensorImpl& a, const TensorImpl& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
+// Of slices without elements a GPU still looks at the positions, which the call has not.
+bool none_to_walk(const OpCall& c, const TensorImpl& small) {
+  return small.numel == 0 && (small.device == kCPU || c.in[1]->numel == 0);
+}
+
 DenseInput index_of(const OpCall& c) {
   const bool overwritten = c.into && c.out[0].impl()->storage == c.in[1]->storage;
   return {c.in[1], kInt64, overwritten};
@@ -151,7 +156,7 @@ void pick(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   const int dim = dim_of(c.attrs);
   TensorImpl& out = *c.out[0].impl();
-  if (out.numel == 0) return;
+  if (none_to_walk(c, out)) return;
   const DenseInput index = index_of(c);
   const Walk w = walk_of(x, out, *c.in[1], index.as<int64_t>(), dim);
   out.device == kCPU ? move(w, x, out) : pick_cuda(c, w, x, out, dim);
@@ -176,7 +181,7 @@ void accumulate(OpCall& c) {
   } else if (!same_memory(sum, *base)) {
     copy_now(sum, *base);
   }
-  if (src->numel > 0) {
+  if (!none_to_walk(c, *src)) {
     const Walk w = walk_of(sum, *src, *c.in[1], index.as<int64_t>(), dim);
     on_cpu ? add(w, sum, *src) : add_cuda(c, w, sum, *src, dim);
   }
