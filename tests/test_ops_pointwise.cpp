@@ -265,6 +265,18 @@ TEST_CASE("pointwise rows: bytes are computed with as int32, and any but 0 is tr
   }
 }
 
+TEST_CASE("conversions: of a bool any byte but 0 is true, wherever it lies") {
+  std::vector<uint8_t> bytes;
+  for (int i = 0; i < 300; ++i) bytes.push_back(static_cast<uint8_t>(i % 5 * 60));
+  const Tensor x = from_blob(bytes.data(), {20, 15}, kBool);
+  const Tensor want = ne(from_blob(bytes.data(), {20, 15}, kUInt8), 0);
+  for (DType t : {kFloat32, kInt64, kUInt8, kBFloat16, kFloat64}) {
+    check_same(x.to(t), want.to(t));
+    check_same(x.t().to(t), want.t().to(t));
+    check_same(x.select(0, 3).to(t), want.select(0, 3).to(t));
+  }
+}
+
 TEST_CASE("pointwise rows: layouts do not change a bit") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));

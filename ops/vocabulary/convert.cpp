@@ -88,18 +88,22 @@ template <class V> BRRR_VX void narrowed(bool* to, V x) {
   vx::store(reinterpret_cast<uint8_t*>(to), vx::b16_to_bool(vx::to_b16(x)));
 }
 
+// Of a bool in memory any byte but 0 is true.
+BRRR_VX bool read(const bool* x) { return *reinterpret_cast<const uint8_t*>(x) != 0; }
+template <class T> BRRR_VX T read(const T* x) { return *x; }
+
 template <class To, class From>
 void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t n) {
   if (dst_stride != 1 || src_stride != 1) {
     // A loop of one element takes twice as long where it happens to cross a cache line.
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
+    for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(read(src + i * src_stride));
   } else if constexpr (std::is_same_v<To, From>) {
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(To));
   } else {
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) narrowed(dst + i, widened(src + i));
-    for (; i < n; ++i) dst[i] = convert<To>(src[i]);
+    for (; i < n; ++i) dst[i] = convert<To>(read(src + i));
   }
 }
 
