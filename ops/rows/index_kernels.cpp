@@ -198,7 +198,7 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   int64_t i = 0;
   for (; i + vx::lanes <= n; i += vx::lanes) {
     const vx::i64 at = vx::load(reinterpret_cast<const long*>(index + i));
-    signs |= at | (size - 1 - at);
+    signs |= at | (size - 1 - (at & INT64_MAX));
   }
   bool all = true;
   for (int k = 0; k < vx::lanes; ++k) all &= signs[k] >= 0;
