@@ -207,6 +207,7 @@ TEST_CASE("memory: a softmax over a middle dim, a sort" * doctest::test_suite("h
 
 TEST_CASE("memory: results that come after what is larger than each of them" *
           doctest::test_suite("host")) {
+  if (kAddressSanitizer) return;  // The larger one's block would have to be parted.
   compare([](Mode mode, const std::function<void(int)>& call) {
     const Tensor x = randn({1 << 18});
     auto step = brrr::step(
