@@ -1,0 +1,104 @@
+// When a profile looks on: pauses, ends, other threads, steps that check numerics.
+#include <brrr/brrr.h>
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "core/context.h"
+
+using namespace brrr;
+using Json = nlohmann::json;
+
+TEST_CASE("profile: what runs while it is paused is in none of its figures") {
+  Profile profile;
+  const Tensor x = ones({64});
+  exp(x);
+  profile.pause();
+  CHECK_THROWS_AS(profile.pause(), Error);
+  sin(x);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(profile.total().us < 20e3);
+  CHECK(!profile.report().empty());
+  bool elsewhere = false;
+  std::thread([&] {
+    try {
+      profile.resume();
+    } catch (const Error&) {
+      elsewhere = true;
+    }
+  }).join();
+  CHECK(elsewhere);
+  profile.resume();
+  CHECK_THROWS_AS(profile.resume(), Error);
+  cos(x);
+  std::set<std::string> ops;
+  for (const ProfileRow& r : profile.rows()) ops.insert(r.op);
+  CHECK(ops.count("sin") == 0);
+  CHECK(ops.count("exp") + ops.count("cos") == 2);
+  CHECK(profile.total().us < 20e3);
+}
+
+TEST_CASE("profile: one that another thread ends, and one that outlives its thread") {
+  const Tensor x = ones({64});
+  auto profile = std::make_unique<Profile>();
+  exp(x);
+  std::thread([&] { profile.reset(); }).join();
+  SUBCASE("the next op sees that it is gone") { sin(x); }
+  SUBCASE("so does the next profile") {}
+  Profile next;
+  cos(x);
+  REQUIRE(next.rows().size() == 1);
+  CHECK(next.rows()[0].op == "cos");
+  std::thread([&] {
+    profile = std::make_unique<Profile>();
+    exp(x);
+  }).join();
+  profile.reset();
+  cos(x);
+  CHECK(next.rows()[0].calls == 2);
+}
+
+TEST_CASE("profile: making figures is not in them") {
+  const Tensor x = ones({64});
+  Profile profile;
+  exp(x);
+  const double before = profile.total().us;
+  for (int i = 0; i < 3; ++i) CHECK(Json::parse(profile.json())["total"]["us"] < before + 2e3);
+  profile.report();
+  CHECK(profile.total().us < before + 2e3);
+}
+
+TEST_SUITE_BEGIN("host");
+
+TEST_CASE("profile: reset() begins anew") {
+  const Tensor x = ones({3});
+  Profile profile;
+  exp(x), exp(x);
+  REQUIRE(profile.rows().size() == 1);
+  CHECK(profile.rows()[0].calls == 2);
+  profile.reset();
+  CHECK(profile.rows().empty());
+  log(x);
+  REQUIRE(profile.rows().size() == 1);
+  CHECK(profile.rows()[0].op == "log");
+}
+
+TEST_CASE("profile: one that ends or pauses within a step that checks numerics leaves it whole") {
+  auto profile = std::make_unique<Profile>();
+  auto s = step(
+      [&](const Tensor& x) {
+        CHECK_THROWS_WITH_AS(profile->pause(), doctest::Contains("call it outside"), Error);
+        profile.reset();
+        return exp(x);
+      },
+      StepOptions{.mode = Mode::Eager, .check_numerics = true});
+  s(ones({3}));
+  CHECK(context.observer == nullptr);
+  CHECK(exp(zeros({1})).item<float>() == 1);
+}
+
+TEST_SUITE_END();
