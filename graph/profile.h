@@ -51,9 +51,10 @@ struct ProfileRow {
 ///
 /// Measuring costs time itself: what it takes is left out of all figures, but eager calls take a
 /// longer way than usual, and a GPU runs a replay kernel by kernel, each between two events, and
-/// not as one launch. Headlines come from runs without it. One at a time on a thread, where it also
-/// ends, made outside of recorded steps and of those that check numerics: else it throws
-/// brrr::Error. Where none lives, a call pays for one branch.
+/// not as one launch. Headlines come from runs without it. One at a time on a thread, made
+/// outside of recorded steps and of those that check numerics: else it throws brrr::Error. One
+/// that another thread destroys looks on until its own has run the next kernel. Where none lives, a
+/// call pays for one branch.
 class Profile {
  public:
   Profile();
