@@ -98,9 +98,10 @@ void check_sizes(const GptOptions& o, int64_t vocabulary) {
   const double memory =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   BRRR_CHECK(needed <= memory,
-             "--layers {}, --width {}: about {:.3g} parameters take {:.3g} GB in training; this "
-             "machine has {:.3g} GB",
-             o.model.layers, o.model.width, parameters, needed * 1e-9, memory * 1e-9);
+             "--layers {}, --width {}, --block {}: about {:.3g} parameters take {:.3g} GB in "
+             "training; this machine has {:.3g} GB",
+             o.model.layers, o.model.width, o.model.block, parameters, needed * 1e-9,
+             memory * 1e-9);
 }
 
 // --- the run -------------------------------------------------------------------------------------

@@ -187,6 +187,10 @@ static fs::path replaced_by(const std::string& path) {
   const fs::file_status there = fs::status(target, none);
   BRRR_CHECK(!fs::exists(there) || fs::is_regular_file(there),
              "cannot write {}: it is not a regular file, and would be replaced by one", path);
+  // Its folder would allow it all the same.
+  BRRR_CHECK(!fs::exists(there) || ::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) == 0,
+             "cannot write {}: {}; it is protected, and would be replaced", path,
+             std::strerror(errno));
   constexpr int most_links = 40;  // As the system follows.
   for (int links = 0; fs::is_symlink(target, none); ++links) {
     BRRR_CHECK(links < most_links, "cannot write {}: its links lead to no file", path);

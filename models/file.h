@@ -51,8 +51,9 @@ struct Bytes {
   size_t size;
 };
 /// Replaces the file by the parts, one after the other. They go to a temporary file beside it,
-/// which is synced and renamed: whatever happens, `path` holds the old content or the new. What
-/// killed processes left of such files for this `path` is removed.
+/// which is synced and renamed: whatever happens, `path` holds the old content or the new. A file
+/// that may not be written is not replaced either. What killed processes left of such files for
+/// this `path` is removed.
 void replace_file(const std::string& path, const std::vector<Bytes>& parts);
 /// Throws what keeps replace_file() from beginning: to be asked before hours are spent on the
 /// parts.

@@ -26,7 +26,7 @@ GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
 
 Tensor GradScaler::scale(const Tensor& loss) const {
   BRRR_CHECK(loss.defined() && is_floating(loss.dtype()),
-             "GradScaler::scale: the loss is {}; give a floating tensor", describe(loss.impl()));
+             "GradScaler::scale: the loss is {}; give a floating tensor", describe(loss));
   return loss.to(promote(loss.dtype(), kFloat32)) * scale_;
 }
 
@@ -46,7 +46,7 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
 
 void GradScaler::update(const Tensor& skipped) const {
   BRRR_CHECK(skipped.defined() && skipped.dtype() == kBool && skipped.dim() == 0,
-             "GradScaler::update: {} is no result of unscale_", describe(skipped.impl()));
+             "GradScaler::update: {} is no result of unscale_", describe(skipped));
   NoGradGuard guard;
   const Tensor good = good_steps_ + 1;
   const Tensor due = good >= options_.interval;

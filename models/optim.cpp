@@ -30,7 +30,7 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& p = parameters_[i];
     BRRR_CHECK(p.defined() && is_floating(p.dtype()) && p.is_leaf(),
-               "{}: parameter {} ({}) must be a floating leaf", name, i, describe(p.impl()));
+               "{}: parameter {} ({}) must be a floating leaf", name, i, describe(p));
     BRRR_CHECK(seen.insert(p.impl()).second, "{}: parameter {} is listed twice", name, i);
     devices_.push_back(p.device());
     dtypes_.push_back(p.dtype());

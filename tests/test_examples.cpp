@@ -5,9 +5,7 @@
 
 #include <sched.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "tests/programs.h"
 #include "tests/sanitizer.h"
@@ -132,68 +130,6 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
   CHECK(contains(other.text, "it was made with hidden 32,16, not 32"));
 }
 
-// What it had written after its last checkpoint, the last line in part, is written again.
-TEST_CASE("train_mlp: the lines of a run that was killed go on from its checkpoint") {
-  const brrr::test::TempCache folder;
-  const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
-  const std::string first = "train_mlp --steps 60" + kSmall + "--log-every 10 --stop-at 35 --save ";
-  REQUIRE(run(first + ck + " --log " + log).status == 0);
-  write_text(log, read_text(log) + "{\"step\":40,\"loss\":1}\n{\"step\":50,\"lo");
-  REQUIRE(run("train_mlp --resume " + ck + " --log " + log).status == 0);
-  std::istringstream lines(read_text(log));
-  std::vector<int64_t> steps;
-  for (std::string line; std::getline(lines, line);) {
-    steps.push_back(nlohmann::json::parse(line)["step"].get<int64_t>());
-  }
-  CHECK(steps == std::vector<int64_t>{10, 20, 30, 35, 40, 50, 60});
-}
-
-TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
-  const brrr::test::TempCache folder;
-  const std::string ck = folder.dir + "/ck.safetensors";
-  const std::vector<std::string> options = {
-      "--steps", "1000000", "--images", "300", "--batch",      "16", "--eval-every", "0",
-      "--mode",  "eager",   "--save",   ck,    "--save-every", "1",  "--threads",    "1"};
-  using namespace std::chrono_literals;
-  for (int round = 0; round < 8; ++round) {
-    const pid_t child = start("train_mlp", options);
-    REQUIRE(child > 0);
-    for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) std::this_thread::sleep_for(5ms);
-    std::this_thread::sleep_for(round * 3701us);
-    kill(child, SIGKILL);
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    CHECK(WIFSIGNALED(status));
-    brrr::Metadata metadata;
-    const brrr::StateDict dict = brrr::load(ck, metadata);
-    CHECK(dict.count("model.fc1.weight") == 1);
-    CHECK(std::stoll(metadata.at("brrr.step")) >= 1);
-    if (round < 7) fs::remove(ck);
-  }
-  std::string command = "train_mlp --stop-at 1 --resume " + ck;
-  for (size_t i = 0; i < 6; ++i) command += " " + options[i];
-  CHECK(run(command).status == 0);
-}
-
-TEST_CASE("train_mlp: the interrupt key, or a batch system, ends the run with its checkpoint") {
-  const brrr::test::TempCache folder;
-  int signal = 0;
-  SUBCASE("key") { signal = SIGINT; }
-  SUBCASE("batch system") { signal = SIGTERM; }
-  const std::string ck = folder.dir + "/ck.safetensors";
-  const pid_t child = start("train_mlp", {"--steps", "1000000", "--images", "300", "--save", ck,
-                                          "--save-every", "50", "--mode", "eager"});
-  for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  kill(child, signal);
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 128 + signal);
-  CHECK(brrr::load(ck).count("optimizer.lr") == 1);
-}
-
 TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkpoint") {
   const brrr::test::TempCache cache;
   const brrr::test::TempCache folder;
@@ -298,11 +234,18 @@ TEST_CASE("examples: a wrong option says what was expected") {
 TEST_CASE("examples: what one option writes no other reads or writes") {
   const brrr::test::TempCache folder;
   const std::string f = folder.dir + "/f", other = folder.dir + "/./f";
+  // Names that are not there yet, too.
+  const Result later = run("train_mlp --save ./f --log f", folder.dir);
+  CHECK(later.status == 1);
+  CHECK(contains(later.text, "--save and --log are one file"));
   write_text(f, "mine");
-  const std::string commands[] = {
-      "train_mlp --save " + f + " --loss-csv " + other, "train_mlp --log " + f + " --loss-csv " + f,
-      "train_gpt --data " + f + " --checkpoint " + other,
-      "roofline --json " + f + " --plot " + other, "overhead --json " + f + " --trace " + other};
+  const std::string commands[] = {"train_mlp --resume " + f + " --log " + other,
+                                  "train_mlp --loss-csv " + f + " --resume " + f,
+                                  "train_mlp --save " + f + " --loss-csv " + other,
+                                  "train_mlp --log " + f + " --loss-csv " + f,
+                                  "train_gpt --data " + f + " --checkpoint " + other,
+                                  "roofline --json " + f + " --plot " + other,
+                                  "overhead --json " + f + " --trace " + other};
   for (const std::string& command : commands) {
     const Result r = run(command);
     INFO(command << "\n" << r.text);

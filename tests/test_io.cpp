@@ -236,6 +236,21 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   CHECK(message([&] { save(dir.file("loop"), {}); }).find("lead to no file") != std::string::npos);
 }
 
+TEST_CASE("files: one that is protected is not replaced, though its folder allows it") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("best");
+  save(path, {{"w", ones({4})}});
+  fs::permissions(path, fs::perms(0444));
+  fs::permissions(fs::path(path).parent_path(), fs::perms::all);
+  const bool root = ::geteuid() == 0;  // Who may do everything.
+  if (root) REQUIRE(::seteuid(65534) == 0);
+  const std::string text = message([&] { save(path, {{"w", zeros({4})}}); });
+  if (root) REQUIRE(::seteuid(0) == 0);
+  CHECK(text ==
+        "cannot write " + path + ": Permission denied; it is protected, and would be replaced");
+  CHECK(load(path).at("w").sum().item<float>() == 4);
+}
+
 TEST_CASE("files: what killed writers left is removed, what live ones write is not") {
   TemporaryDirectory dir;
   const std::string path = dir.file("ck"), live = dir.file(".ck.77-1.tmp");

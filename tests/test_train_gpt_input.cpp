@@ -23,6 +23,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
                                                "ELF\0\0\1",
                                                7));
   write_text(p.file("latin.txt"), story(20) + "caf\xe9\n");
+  write_text(p.file("named-\xe9.txt"), story(20));
   write_text(p.file("other.txt"), story(390) + "Zebra\n");
   write_text(p.file("same.txt"), story(390));
   write_text(p.file("odd.bin"), std::string(2001, 'a'));
@@ -54,6 +55,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {data + "short.txt", "tokens"},
       {data + "binary.txt", "NUL byte"},
       {data + "latin.txt", "not UTF-8"},
+      {data + "named-\xe9.txt --checkpoint " + p.file("never"), "its name is not UTF-8"},
       {data + "odd.bin", "2001 bytes"},
       {data + "range.bin", "token 65535 at position 0"},
       {data + "range.bin --tokenizer byte", "is not below 256"},
@@ -70,6 +72,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {resume + "ck --vocab " + p.file("vocab.json") + " --merges " + p.file("merges.txt"),
        "gpt2's"},
       {data + "story.txt --layers 1000000000000", "about 4.92e+16 parameters"},
+      {data + "story.txt --block 1000000000000", "--block 1000000000000: about"},
       {data + "story.txt --batch 65536 --accumulate 65536", "too much for a step"},
       {data + "story.txt --batch 2000000000", "use a smaller batch"},
       {data + "story.txt --warmup 40 --steps 20", "warmup"},

@@ -1,6 +1,10 @@
 #include "examples/common/options.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -91,15 +95,19 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
 // What one option writes would be what another reads or writes.
 void CommandLine::check_files() const {
   std::error_code none;
+  // A name that is not there yet would stay relative.
+  const auto place = [&](const fs::path& p) {
+    return fs::weakly_canonical(fs::absolute(p, none), none);
+  };
   for (size_t k = 0; k < files_.size(); ++k) {
     const fs::path path = *files_[k].name;
     for (size_t n = 0; n < k && !path.empty(); ++n) {
       const fs::path other = *files_[n].name;
-      const bool written = files_[k].is_written || files_[n].is_written;
-      if (!written || other.empty() || fs::is_character_file(path, none)) continue;
-      BRRR_CHECK(fs::weakly_canonical(path, none) != fs::weakly_canonical(other, none),
-                 "{} and {} are one file, {}; give each its own", files_[n].option,
-                 files_[k].option, path.string());
+      const bool written = files_[k].is_written || files_[n].is_written,
+                 goes_on = files_[k].name == &resume && files_[n].name == resumed_;
+      if (!written || goes_on || other.empty() || fs::is_character_file(path, none)) continue;
+      BRRR_CHECK(place(path) != place(other), "{} and {} are one file, {}; give each its own",
+                 files_[n].option, files_[k].option, path.string());
     }
   }
 }
@@ -158,9 +166,18 @@ static int after_output(const std::string& program, int code) {
   return code == 0 ? 1 : code;
 }
 
+// Who started without an output would have the first file that is opened for one.
+static void keep_standard_files() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
+  if (fd >= 0) ::close(fd);
+}
+
 int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
   namespace dist = brrr::dist;
   bool joined = false;
+  keep_standard_files();
+  std::signal(SIGXFSZ, SIG_IGN);  // Who writes more than the limit is told, not killed.
   try {
     use_threads({argv + 1, argv + argc});
     dist::init();

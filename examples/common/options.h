@@ -101,8 +101,9 @@ class CommandLine : brrr::NotCopied {
   /// Checks that need several options; called before `resume` is looked at.
   virtual void check() {}
 
-  std::vector<std::string> kept_;   ///< Names in kept().
-  std::vector<std::string> hints_;  ///< Options that a checkpoint may also say.
+  const std::string* resumed_ = nullptr;  ///< What is written and may be the file of `resume`.
+  std::vector<std::string> kept_;         ///< Names in kept().
+  std::vector<std::string> hints_;        ///< Options that a checkpoint may also say.
 
  private:
   // Also writes a number as CLI11 reads it, to which 010 is eight, and which rounds reals twice.

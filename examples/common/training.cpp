@@ -1,19 +1,15 @@
 #include "examples/common/training.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <limits>
 
 #include "core/check.h"
 #include "core/hash.h"
+#include "models/text/utf8.h"
 #include "tests/bench/measure/exchange.h"
 #include "tests/bench/measure/output.h"
 
@@ -49,8 +45,9 @@ void TrainingOptions::add_saving(const std::string& name) {
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
   needs("--save-every", name);
   add_output("--log", log, "figures of every line as JSON, a line each", false);
-  add("--resume", resume, "checkpoint to go on from, with the options it was made with",
-      CLI::ExistingFile);
+  add_input("--resume", resume, "checkpoint to go on from, with the options it was made with",
+            CLI::ExistingFile);
+  resumed_ = &checkpoint;
   hints_ = {"log-every"};
 }
 
@@ -84,66 +81,6 @@ void TrainingOptions::adapt(brrr::Metadata& saved) const {
              "--resume {}: a step of it is {} passes, which do not divide among {} processes",
              resume, saved["accumulate"], ranks);
   saved["accumulate"] = std::to_string(all / ranks);
-}
-
-// --- what a run prints ---------------------------------------------------------------------------
-
-double plain(double v) { return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v; }
-
-double LossLog::read() {
-  for (const brrr::Tensor& t : pending_) {
-    const std::vector<float> all = t.to_vector<float>();
-    last_ = plain(static_cast<double>(all[0]));
-    std::vector<size_t> bad;
-    for (size_t k = 1; k < all.size(); ++k) {
-      if (!std::isfinite(all[k])) bad.push_back(k - 1);
-    }
-    if (where_.empty() && !bad.empty()) where_ = fmt::format(", on rank {}", fmt::join(bad, ", "));
-    if (!path_.empty()) text_ += fmt::format("{},{:.9g}\n", next_, last_);
-    ++next_;
-  }
-  pending_.clear();
-  return last_;
-}
-
-void LossLog::write() {
-  read();
-  if (!path_.empty()) write_file(path_, "step,loss\n" + text_);
-}
-
-ProgressLine::ProgressLine(int64_t first, int64_t total)
-    : first_(first),
-      total_(total),  // mpirun gives a process a terminal, and takes what comes to a file.
-      terminal_(brrr::dist::size() == 1 && isatty(STDOUT_FILENO) != 0) {}
-
-ProgressLine::~ProgressLine() {
-  if (open_) std::fputc('\n', stdout);
-}
-
-void ProgressLine::show(int64_t at, const std::string& figures, bool milestone) {
-  if (!terminal_ && !milestone) return;
-  const std::string line =
-      fmt::format("step {:>{}}/{}  {}{}", at, fmt::formatted_size("{}", total_), total_, figures,
-                  remaining(at));
-  // The rest of a longer line before it is erased, not overwritten with blanks.
-  fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\033[K" : "");
-  if (milestone) std::fputc('\n', stdout);
-  open_ = !milestone;
-  std::fflush(stdout);
-}
-
-double ProgressLine::seconds_left(int64_t at) const {
-  if (at >= total_ || at <= first_) return 0;
-  return seconds_since(begin_) * static_cast<double>(total_ - at) /
-         static_cast<double>(at - first_);
-}
-
-// 75 s as "1:15", 4000 s as "1:06:40".
-std::string ProgressLine::remaining(int64_t at) const {
-  const auto s = static_cast<int64_t>(std::ceil(seconds_left(at)));
-  if (s == 0) return "";
-  if (s >= 3600) return fmt::format("  ETA {}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
-  return fmt::format("  ETA {}:{:02}", s / 60, s % 60);
 }
 
 double once_seconds(const brrr::StepStats& s) {
@@ -258,6 +195,12 @@ void Training::set_parts(brrr::models::Module& model, brrr::Stateful* data) {
             .schedule = schedule.get(),
             .loader = data,
             .scaler = scaler.get()};
+  if (options_.checkpoint.empty()) return;
+  for (const auto& [key, text] : notes()) {  // Not when all steps are made.
+    BRRR_CHECK(brrr::data::is_utf8(text),
+               "--{} {}: its name is not UTF-8, and a checkpoint could not keep it; rename it", key,
+               text);
+  }
 }
 
 void Training::resume() {
@@ -341,30 +284,17 @@ int Training::train() {
   }
 }
 
-// A run that goes on from a checkpoint makes the steps after it again: lines that one that was
-// killed wrote of those go, and one that it did not end.
-static std::ofstream open_log(const TrainingOptions& o, int64_t step) {
-  if (!o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
-    std::ifstream in(o.log);
-    std::string kept;
-    for (std::string line; std::getline(in, line) && !in.eof();) {
-      const auto j = brrr::bench::Json::parse(line, nullptr, false);
-      const bool says = j.is_object() && j.contains("step") && j["step"].is_number();
-      if (!says || j["step"].get<int64_t>() <= step) kept += line + '\n';
-    }
-    write_file(o.log, kept);
-  }
-  std::ofstream log(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
-  BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
-  return log;
-}
-
 int Training::run() {
   const TrainingOptions& o = options_;
-  // The interrupt key, and a batch system's time limit; mpirun ends all processes by itself.
+  // The interrupt key, a batch system's time limit, and a reader of what is printed that is gone,
+  // as in `train_gpt | tee log` by that same key, unless whoever started the run has it go on
+  // without one; mpirun ends all processes by itself.
   const auto on_signals = [](void (*handler)(int)) {
     if (brrr::dist::size() > 1) return;
-    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, handler);
+    for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) {
+      const bool ignored = std::signal(signal, handler) == SIG_IGN;
+      if (ignored && signal == SIGPIPE) std::signal(signal, SIG_IGN);
+    }
   };
   on_signals([](int signal) {
     interrupted = signal;
@@ -405,7 +335,10 @@ int Training::run() {
   losses.write();
   on_signals(SIG_DFL);  // What follows can be broken off.
   BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", o.log);
-  if (interrupted) fmt::print("stopped by a signal after step {}\n", step);
+  if (interrupted) {
+    fmt::print("stopped by a signal after step {}\n", step);
+    std::fflush(stdout);  // Here it ends if that was for want of a reader.
+  }
   fmt::print("{}\n{:.0f} steps/s", result(), pace_.rate());
   if (o.mode != "eager") {
     const brrr::StepStats s = stats();

@@ -3,6 +3,7 @@
 
 #include <brrr/brrr.h>
 
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,11 +43,13 @@ struct TrainingOptions : CommandLine {
   void add_batch(const std::string& what);
 };
 
-/// Losses as they come; they are read only when a line is printed, so that no step waits.
+/// Losses as they come; they are read only when a line is printed, or there are many, so that no
+/// step waits.
 class LossLog {
  public:
-  LossLog(std::string path, int64_t first) : path_(std::move(path)), next_(first + 1) {}
-  void add(const brrr::Tensor& loss) { pending_.push_back(loss); }
+  /// Of the steps after `first`; what the file says of those before them stays.
+  LossLog(std::string path, int64_t first);
+  void add(const brrr::Tensor& loss);
   double read();
   void write();
   /// Of the first loss that is not finite: ", on rank 1", where there are several.
@@ -58,6 +61,9 @@ class LossLog {
   double last_ = 0;
   int64_t next_;
 };
+
+/// --log, for what follows `step`: what it says of later steps a run that goes on says again.
+std::ofstream open_log(const TrainingOptions& o, int64_t step);
 
 /// Steps per second without the time spent on tests, checkpoints and compiling.
 struct Pace {
@@ -107,8 +113,8 @@ class Training {
  public:
   virtual ~Training() = default;
   /// From the present step to the last: steps, lines, tests, checkpoints, the summary. The first
-  /// Ctrl-C ends it after the current step, with its checkpoint; the second kills. What main
-  /// returns.
+  /// Ctrl-C, or want of a reader for the lines, ends it after the current step, with its
+  /// checkpoint; the second kills. What main returns.
   int train();
 
   brrr::Device device = brrr::kCPU;

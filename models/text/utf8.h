@@ -38,6 +38,15 @@ inline CodePoint decode_utf8(std::string_view text, size_t at) {
   return {value, length};
 }
 
+inline bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_utf8(text, at);
+    if (!c.valid()) return false;
+    at += c.length;
+  }
+  return true;
+}
+
 inline void append_utf8(std::string& to, char32_t c) {
   const auto put = [&](char32_t byte) { to += static_cast<char>(byte); };
   if (c < 0x80) return put(c);

@@ -1,0 +1,122 @@
+// What a run prints and writes on its way.
+#include "examples/common/training.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+
+#include "core/check.h"
+#include "tests/bench/measure/output.h"
+
+namespace examples {
+
+using brrr::bench::seconds_since;
+
+double plain(double v) { return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v; }
+
+// --- files that go on ----------------------------------------------------------------------------
+
+// A run that goes on from a checkpoint makes the steps after it again: lines that one that was
+// killed wrote of those go, and one that it did not end. step_of(line) is the step that it is of.
+template <class F>
+static std::string lines_until(const std::string& path, int64_t step, const F& step_of) {
+  std::string kept;
+  if (!std::filesystem::is_regular_file(path)) return kept;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    if (step_of(line) <= step) kept += line + '\n';
+  }
+  return kept;
+}
+
+std::ofstream open_log(const TrainingOptions& o, int64_t step) {
+  if (!o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
+    write_file(o.log, lines_until(o.log, step, [](const std::string& line) {
+                 const auto j = brrr::bench::Json::parse(line, nullptr, false);
+                 const bool says = j.is_object() && j.contains("step") && j["step"].is_number();
+                 return says ? j["step"].get<int64_t>() : 0;
+               }));
+  }
+  std::ofstream log(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
+  BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
+  return log;
+}
+
+LossLog::LossLog(std::string path, int64_t first) : path_(std::move(path)), next_(first + 1) {
+  if (path_.empty() || first == 0) return;
+  text_ = lines_until(path_, first, [](const std::string& line) {
+    const int64_t at = number_of(line.substr(0, line.find(',')));
+    return at > 0 ? at : std::numeric_limits<int64_t>::max();  // Not the line above the losses.
+  });
+}
+
+void LossLog::add(const brrr::Tensor& loss) {
+  constexpr size_t most = 1024;  // Tensors that a run keeps which prints nothing.
+  pending_.push_back(loss);
+  if (pending_.size() == most) read();
+}
+
+double LossLog::read() {
+  for (const brrr::Tensor& t : pending_) {
+    const std::vector<float> all = t.to_vector<float>();
+    last_ = plain(static_cast<double>(all[0]));
+    std::vector<size_t> bad;
+    for (size_t k = 1; k < all.size(); ++k) {
+      if (!std::isfinite(all[k])) bad.push_back(k - 1);
+    }
+    if (where_.empty() && !bad.empty()) where_ = fmt::format(", on rank {}", fmt::join(bad, ", "));
+    if (!path_.empty()) text_ += fmt::format("{},{:.9g}\n", next_, last_);
+    ++next_;
+  }
+  pending_.clear();
+  return last_;
+}
+
+void LossLog::write() {
+  read();
+  if (!path_.empty()) write_file(path_, "step,loss\n" + text_);
+}
+
+// --- on the screen -------------------------------------------------------------------------------
+
+ProgressLine::ProgressLine(int64_t first, int64_t total)
+    : first_(first),
+      total_(total),  // mpirun gives a process a terminal, and takes what comes to a file.
+      terminal_(brrr::dist::size() == 1 && isatty(STDOUT_FILENO) != 0) {}
+
+ProgressLine::~ProgressLine() {
+  if (open_) std::fputc('\n', stdout);
+}
+
+void ProgressLine::show(int64_t at, const std::string& figures, bool milestone) {
+  if (!terminal_ && !milestone) return;
+  const std::string line =
+      fmt::format("step {:>{}}/{}  {}{}", at, fmt::formatted_size("{}", total_), total_, figures,
+                  remaining(at));
+  // The rest of a longer line before it is erased, not overwritten with blanks.
+  fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\033[K" : "");
+  if (milestone) std::fputc('\n', stdout);
+  open_ = !milestone;
+  std::fflush(stdout);
+}
+
+double ProgressLine::seconds_left(int64_t at) const {
+  if (at >= total_ || at <= first_) return 0;
+  return seconds_since(begin_) * static_cast<double>(total_ - at) /
+         static_cast<double>(at - first_);
+}
+
+// 75 s as "1:15", 4000 s as "1:06:40".
+std::string ProgressLine::remaining(int64_t at) const {
+  const auto s = static_cast<int64_t>(std::ceil(seconds_left(at)));
+  if (s == 0) return "";
+  if (s >= 3600) return fmt::format("  ETA {}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return fmt::format("  ETA {}:{:02}", s / 60, s % 60);
+}
+
+}  // namespace examples

@@ -1,0 +1,139 @@
+// Runs that do not end by themselves: stopped, killed, without room or a reader.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/programs.h"
+#include "tests/temp_cache.h"
+
+#ifdef BRRR_EXAMPLES_DIR
+
+using namespace brrr::test;
+namespace fs = std::filesystem;
+
+static const std::string kSmall =
+    " --images 600 --batch 64 --hidden 32,16 --dropout 0.1 --threads 1 ";
+
+// What it had written after its last checkpoint, the last line in part, is written again.
+TEST_CASE("train_mlp: the lines of a run that was killed go on from its checkpoint") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
+  const std::string first = "train_mlp --steps 60" + kSmall + "--log-every 10 --stop-at 35 --save ";
+  REQUIRE(run(first + ck + " --log " + log).status == 0);
+  write_text(log, read_text(log) + "{\"step\":40,\"loss\":1}\n{\"step\":50,\"lo");
+  REQUIRE(run("train_mlp --resume " + ck + " --log " + log).status == 0);
+  std::istringstream lines(read_text(log));
+  std::vector<int64_t> steps;
+  for (std::string line; std::getline(lines, line);) {
+    steps.push_back(nlohmann::json::parse(line)["step"].get<int64_t>());
+  }
+  CHECK(steps == std::vector<int64_t>{10, 20, 30, 35, 40, 50, 60});
+}
+
+TEST_CASE("train_mlp: what a run without an output prints goes to none of its files") {
+  const brrr::test::TempCache folder;
+  const std::string log = folder.dir + "/log.jsonl";
+  run("train_mlp --steps 4 --mode eager" + kSmall + " --log " + log + " >&- 2>/dev/null; true");
+  const std::string text = read_text(log);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+  CHECK(text.starts_with("{\"step\":4,"));
+}
+
+TEST_CASE("train_mlp: the losses of a run that was stopped stay when it goes on") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors", csv = folder.dir + "/loss.csv";
+  // More losses than a run keeps unread.
+  const std::string first =
+      "train_mlp --steps 1500 --images 20 --hidden 2 --batch 2 --eval-every 0 "
+      "--log-every 2000 --mode eager --save " +
+      ck + " --loss-csv ";
+  REQUIRE(run(first + csv).status == 0);
+  const std::string whole = read_text(csv);
+  CHECK(std::count(whole.begin(), whole.end(), '\n') == 1501);
+  REQUIRE(run(first + csv + " --stop-at 1200").status == 0);
+  CHECK(whole.starts_with(read_text(csv)));
+  write_text(csv, read_text(csv) + "1201,7\n1202,");
+  REQUIRE(run("train_mlp --eval-every 0 --resume " + ck + " --loss-csv " + csv).status == 0);
+  CHECK(read_text(csv) == whole);
+}
+
+TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  const std::vector<std::string> options = {
+      "--steps", "1000000", "--images", "300", "--batch",      "16", "--eval-every", "0",
+      "--mode",  "eager",   "--save",   ck,    "--save-every", "1",  "--threads",    "1"};
+  using namespace std::chrono_literals;
+  for (int round = 0; round < 8; ++round) {
+    const pid_t child = start("train_mlp", options);
+    REQUIRE(child > 0);
+    for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) std::this_thread::sleep_for(5ms);
+    std::this_thread::sleep_for(round * 3701us);
+    kill(child, SIGKILL);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status));
+    brrr::Metadata metadata;
+    const brrr::StateDict dict = brrr::load(ck, metadata);
+    CHECK(dict.count("model.fc1.weight") == 1);
+    CHECK(std::stoll(metadata.at("brrr.step")) >= 1);
+    if (round < 7) fs::remove(ck);
+  }
+  std::string command = "train_mlp --stop-at 1 --resume " + ck;
+  for (size_t i = 0; i < 6; ++i) command += " " + options[i];
+  CHECK(run(command).status == 0);
+}
+
+TEST_CASE("train_mlp: the interrupt key, or a batch system, ends the run with its checkpoint") {
+  const brrr::test::TempCache folder;
+  int signal = 0;
+  SUBCASE("key") { signal = SIGINT; }
+  SUBCASE("batch system") { signal = SIGTERM; }
+  const std::string ck = folder.dir + "/ck.safetensors";
+  const pid_t child = start("train_mlp", {"--steps", "1000000", "--images", "300", "--save", ck,
+                                          "--save-every", "50", "--mode", "eager"});
+  for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(child, signal);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 128 + signal);
+  CHECK(brrr::load(ck).count("optimizer.lr") == 1);
+}
+
+TEST_CASE("train_mlp: a limit on the size of files is told, and what was there stays") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  write_text(ck, "mine");
+  const Result r =
+      run("train_mlp --steps 2 --mode eager" + kSmall + " --save " + ck, ".", "ulimit -f 8; ");
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "File too large; the file that was there before is unchanged"));
+  CHECK(read_text(ck) == "mine");
+}
+
+// The interrupt key ends `tee` at once, and the run's next line has no reader.
+TEST_CASE("train_mlp: a run whose lines nobody reads any more ends with its checkpoint") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors";
+  auto* before = std::signal(SIGPIPE, SIG_DFL);  // Which a run inherits.
+  const Result r = run("train_mlp --steps 1000000 --log-every 1 --images 300 --mode eager --save " +
+                       ck + " | head -2");
+  std::signal(SIGPIPE, before);
+  CHECK(contains(r.text, "step       1/1000000"));
+  REQUIRE(fs::exists(ck));
+  CHECK(brrr::load(ck).count("optimizer.lr") == 1);
+}
+
+#else
+
+TEST_CASE("stopped runs: not built, so not tested") { MESSAGE("configure with BRRR_EXAMPLES=ON"); }
+
+#endif
