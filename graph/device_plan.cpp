@@ -27,10 +27,11 @@ Ref<Storage> device_memory(size_t bytes) {
   return s;
 }
 
-// Longer rows a reduction takes in pieces.
+// Longer rows a reduction takes in pieces; row ops read theirs again for each fold.
 constexpr Target kTarget{.takes = program::cuda_takes,
                          .calls_read_control = false,
                          .longest_row = program::kLongestPiece,
+                         .longest_of_row_op = 1 << 20,
                          .worth_own_kernel = std::numeric_limits<double>::infinity(),
                          .kernel_bytes = 8 << 20,
                          .drawn_together = 1};

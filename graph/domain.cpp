@@ -75,7 +75,7 @@ Rows rows_of(const Recording& r, const Target& target, const Instr& i) {
     const int dims = static_cast<int>(std::min<int64_t>(i.attrs.as<RowAttrs>().dims, x.ndim));
     Rows is{1, 1};
     for (int d = 0; d < x.ndim; ++d) (d < x.ndim - dims ? is.rows : is.n) *= x.sizes[d];
-    return if_worth_it(is, target.longest_row);
+    return if_worth_it(is, target.longest_of_row_op);
   }
   return {};
 }

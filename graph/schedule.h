@@ -126,8 +126,8 @@ struct Target {
   };
   /// Library calls find numbers that vary from step to step; else generated kernels alone do.
   bool calls_read_control = true;
-  /// The longest row that a kernel folds as eager kernels do.
-  int64_t longest_row = 1 << 16;
+  /// The longest rows that a kernel folds as eager kernels do: of reductions, of row ops.
+  int64_t longest_row = 1 << 16, longest_of_row_op = 1 << 16;
   /// A row op or reduction that moves so many bytes is worth a kernel for its shape.
   double worth_own_kernel = 4 << 20;
   /// A smaller value is not worth a kernel that makes it anew, if nobody has asked for the memory.

@@ -1,6 +1,7 @@
 // Products on the device that are not left to the library as they are: small ones, in every layout,
 // at the edges of tiles and of turns, in batches; large ones whose rows are no 16 bytes.
 
+#include "backends/cuda/device.h"
 #include "backends/cuda/small_gemm.h"
 #include "tests/cuda_cases.h"
 
@@ -23,9 +24,11 @@ GemmShape shape(int64_t m, int64_t n, int64_t k, int layout, int64_t batch) {
   GemmShape s{};
   s.trans_a = layout & 1, s.trans_b = layout & 2;
   s.m = m, s.n = n, s.k = k, s.batch = batch;
-  s.lda = (s.trans_a ? m : k) + (layout & 4 ? 3 : 0), s.ldb = (s.trans_b ? k : n) + 1;
+  // Lines that lie apart, by 16 bytes or not.
+  s.lda = (s.trans_a ? m : k) + (layout & 4 ? 3 : 0);
+  s.ldb = (s.trans_b ? k : n) + (layout & 8 ? 4 : 1);
   s.ldc = n;
-  s.stride_a = (s.trans_a ? k : m) * s.lda + 1;
+  s.stride_a = (s.trans_a ? k : m) * s.lda + (layout & 8 ? 8 : 1);
   s.stride_b = layout & 4 ? 0 : (s.trans_b ? n : k) * s.ldb;  // One for all of the batch.
   s.stride_c = m * n;
   return s;
@@ -47,6 +50,17 @@ std::vector<float> expected(const GemmShape& s, const std::vector<float>& a,
   return c;
 }
 
+void check_product(int64_t m, int64_t n, int64_t k, int layout, int64_t batch) {
+  const GemmShape s = shape(m, n, k, layout, batch);
+  const Tensor a = whole(s.batch * s.stride_a, 1),
+               b = whole((s.batch * s.n + s.k) * s.ldb * 2 + s.batch * s.stride_b, 3);
+  const Tensor x = a.to(kCUDA), y = b.to(kCUDA);
+  Tensor c = full({s.batch * s.m * s.n}, -1.0, kFloat32, kCUDA);
+  cuda::multiply_small(s, x.data_ptr(), y.data_ptr(), c.data_ptr());
+  INFO("m " << m << ", n " << n << ", k " << k << ", layout " << layout << ", batch " << batch);
+  CHECK(c.to(kCPU).to_vector<float>() == expected(s, a.to_vector<float>(), b.to_vector<float>()));
+}
+
 }  // namespace
 
 TEST_CASE("cuda small gemm: every layout, edges of tiles and turns, batches") {
@@ -54,16 +68,19 @@ TEST_CASE("cuda small gemm: every layout, edges of tiles and turns, batches") {
   const int64_t sizes[][3] = {{1, 1, 1},    {5, 7, 33},    {16, 32, 256}, {17, 33, 257},
                               {64, 65, 64}, {130, 31, 65}, {3, 100, 700}};
   for (const auto& [m, n, k] : sizes) {
-    for (int layout = 0; layout < 8; ++layout) {
-      const GemmShape s = shape(m, n, k, layout, layout % 3 + 1);
-      const Tensor a = whole(s.batch * s.stride_a, 1),
-                   b = whole((s.batch * s.n + s.k) * s.ldb * 2 + s.batch * s.stride_b, 3);
-      const Tensor x = a.to(kCUDA), y = b.to(kCUDA);
-      Tensor c = full({s.batch * s.m * s.n}, -1.0, kFloat32, kCUDA);
-      cuda::multiply_small(s, x.data_ptr(), y.data_ptr(), c.data_ptr());
-      INFO("m " << m << ", n " << n << ", k " << k << ", layout " << layout);
-      CHECK(c.to(kCPU).to_vector<float>() ==
-            expected(s, a.to_vector<float>(), b.to_vector<float>()));
+    for (int layout = 0; layout < 16; ++layout) check_product(m, n, k, layout, layout % 3 + 1);
+  }
+}
+
+TEST_CASE("cuda small gemm: every tile, whatever is copied at a time") {
+  if (!have_device()) return;
+  const int64_t card = cuda::device().properties.multiprocessors;
+  for (int layout = 0; layout < 16; ++layout) {
+    for (const int64_t odd : {0, 3}) {
+      check_product(16 - odd, 16, 64 + odd, layout, card);               // Small.
+      check_product(16, 16 - odd, 300, layout, card);                    // Of many threads.
+      check_product(32 - odd, 64 - odd, 300 + odd, layout, card / 4);    // Flat.
+      check_product(64, 64 - odd, 76 + odd, layout, 3 * card / 16 + 1);  // Large.
     }
   }
 }

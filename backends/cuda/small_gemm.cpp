@@ -12,119 +12,162 @@ namespace brrr::cuda {
 
 namespace {
 
-// Element (i, k) of A is a[i * a_row + k * a_term], (k, j) of B b[j * b_col + k * b_term].
+// Rows of A and B are neighbours of their terms, or terms of their rows: line l of A begins at
+// a[l * a_line].
 BRRR_DEVICE_STRUCT(SmallGemm, {
   const float *a, *b;
   float* c;
   long a_batch, b_batch, c_batch;
-  int m, n, k, a_row, a_term, b_col, b_term, c_row;
+  int m, n, k, a_line, b_line, c_row;
 });
 
-// Of a block: its columns and threads, and the terms of one of its groups in a turn.
-BRRR_DEVICE_FUNCTIONS(SizesText, constexpr int kCols = 32; constexpr int kThreads = 512;
-                      constexpr int kEach = 16;);
+// A block has rows x cols results, a thread r x c of them, a group of threads all of the block's.
+BRRR_DEVICE_STRUCT(Tile, { int rows, cols, r, c, group, groups; });
+// And the terms of a group in a turn.
+BRRR_DEVICE_FUNCTIONS(TilesText, constexpr int kEach = 16;
+                      constexpr Tile kTiles[] = {{16, 16, 4, 4, 16, 8},
+                                                 {16, 16, 4, 4, 16, 16},
+                                                 {16, 32, 8, 4, 16, 16},
+                                                 {32, 32, 8, 4, 32, 4}};);
+enum : int { Short, Long, Flat, Large };
+
+// What a text is compiled for: a tile, whether the terms of A and of B are neighbours, whether what
+// is copied at a time is 16 bytes.
+enum : int { AlongA = 4, AlongB = 8, WideA = 16, WideB = 32 };
 
 // The order of a sum: each group of threads adds its terms from the first to the last, then the
 // groups' sums are added from the first to the last. It is a function of the shape and the device.
-constexpr DeviceKernel kernel{"small_gemm", SmallGemmText, kThreads, {SizesText, R"(
-// A thread has 4 x 4 results, a group of threads all of the block's.
-constexpr int kRows = N, kGroup = kRows * kCols / 16, kGroups = kThreads / kGroup;
-constexpr int kTerms = kGroups * kEach;
+constexpr char kText[] = R"(
+constexpr Tile kTile = kTiles[N % 4];
+constexpr int kThreads = kTile.group * kTile.groups, kTerms = kTile.groups * kEach;
 using Four = Pack<float, 4>;
 
-// What a thread brings of an operand that is W wide, kTerms terms at a time: of element i the terms
-// k, k + kStep and so on. Where terms lie side by side, eight threads read eight of them, a whole
-// sector of memory, and the 32 of a warp write to different banks.
-template <int W> struct Side {
-  static constexpr int kStep = kThreads / W, kMine = kTerms / kStep, kPitch = W + 4;
-  float v[kMine];
-  int k;
-  bool there;
+// The terms of an operand for a turn in shared memory, as they lie in memory: kAlong if those of a
+// row are neighbours. It is W wide, of which a thread has R.
+template <bool kAlong, int W, int R, int kBytes> struct Side {
+  static constexpr int kLength = kAlong ? kTerms : W, kLines = kAlong ? W : kTerms;
+  static constexpr int kPitch = kLength + 4, kFloats = kLines * kPitch, kMany = kBytes / 4;
+  static constexpr int kAcross = W / R;
   const float* from;
-  long step;
-  float* to;
+  long line;
+  int width;
 
-  __device__ __forceinline__ Side(const float* first, int row, int term, int width, float* shared) {
-    const int at = threadIdx.x, i = term == 1 ? at / 8 % W : at % W;
-    k = term == 1 ? at % 8 + at / (8 * W) * 8 : at / W;
-    there = i < width;
-    from = first + (long)i * row + (long)k * term;
-    step = (long)kStep * term;
-    to = shared + k * kPitch + i;
-  }
-  __device__ __forceinline__ void fetch(int terms) {
-#pragma unroll
-    for (int u = 0; u < kMine; ++u, from += step) {
-      v[u] = there && k + u * kStep < terms ? *from : 0.0f;
+  __device__ __forceinline__ void fetch(float* to, int begin, int terms) const {
+#pragma unroll(kMany)
+    for (int c = threadIdx.x; c < kLength * kLines / kMany; c += kThreads) {
+      const int l = c / (kLength / kMany), at = c % (kLength / kMany) * kMany;
+      const int i = kAlong ? l : at, k = begin + (kAlong ? at : l);
+      const bool there = i < width && k < terms;
+      const long place = kAlong ? i * line + k : k * line + i;
+      copy_async<kBytes>(to + l * kPitch + at, there ? from + place : from, there);
     }
   }
-  __device__ __forceinline__ void keep() {
+  // Which of the block's a thread's r-th is: lanes read different banks.
+  __device__ static constexpr int place(int thread, int r) {
+    return kAlong ? thread + r * kAcross : (r / 4 * kAcross + thread) * 4 + r % 4;
+  }
+  // A thread's, of the four terms from k on.
+  __device__ static __forceinline__ void take(float (&v)[4][R], const float* of, int thread, int k) {
 #pragma unroll
-    for (int u = 0; u < kMine; ++u) to[u * kStep * kPitch] = v[u];
+    for (int r = 0; r < (kAlong ? R : 4); ++r) {
+#pragma unroll
+      for (int j = 0; j < (kAlong ? 1 : R / 4); ++j) {
+        const Four x = *(const Four*)(of + (kAlong ? place(thread, r) * kPitch + k
+                                                   : (k + r) * kPitch + place(thread, j * 4)));
+#pragma unroll
+        for (int q = 0; q < 4; ++q) (kAlong ? v[q][r] : v[r][j * 4 + q]) = x.v[q];
+      }
+    }
   }
 };
+using SideA = Side<(N & 4) != 0, kTile.rows, kTile.r, N & 16 ? 16 : 4>;
+using SideB = Side<(N & 8) != 0, kTile.cols, kTile.c, N & 32 ? 16 : 4>;
 
 BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
-  DYNAMIC_SHARED(float, left);
-  float* const right = left + kTerms * (kRows + 4);
-  const unsigned across = (p.n + kCols - 1) / kCols, tiles = (p.m + kRows - 1) / kRows * across;
-  const unsigned tile = blockIdx.x % tiles;
-  const int top = tile / across * kRows, first = tile % across * kCols;
+  DYNAMIC_SHARED(float, shared);
+  constexpr int kTurn = SideA::kFloats + SideB::kFloats, kResults = kTile.rows * kTile.cols;
+  const unsigned across = (p.n + kTile.cols - 1) / kTile.cols;
+  const unsigned tiles = (p.m + kTile.rows - 1) / kTile.rows * across, tile = blockIdx.x % tiles;
+  const int top = tile / across * kTile.rows, first = tile % across * kTile.cols;
   const long batch = blockIdx.x / tiles;
-  Side<kRows> a(p.a + batch * p.a_batch + (long)top * p.a_row, p.a_row, p.a_term, p.m - top, left);
-  Side<kCols> b(p.b + batch * p.b_batch + (long)first * p.b_col, p.b_col, p.b_term, p.n - first,
-                right);
-  const int group = threadIdx.x / kGroup, at = threadIdx.x % kGroup;
-  const int row = at / 8 * 4, col = at % 8 * 4;
-  Four sum[4] = {};
-  a.fetch(p.k);
-  b.fetch(p.k);
-  for (int rest = p.k; rest > 0; rest -= kTerms) {
-    a.keep();
-    b.keep();
+  const SideA a{p.a + batch * p.a_batch + (N & 4 ? (long)top * p.a_line : top), p.a_line, p.m - top};
+  const SideB b{p.b + batch * p.b_batch + (N & 8 ? (long)first * p.b_line : first), p.b_line,
+                p.n - first};
+  const int group = threadIdx.x / kTile.group, at = threadIdx.x % kTile.group;
+  const int row = at / SideB::kAcross, col = at % SideB::kAcross;
+  float sum[kTile.r][kTile.c] = {};
+  a.fetch(shared, 0, p.k);
+  b.fetch(shared + SideA::kFloats, 0, p.k);
+  int now = 0;
+  for (int begin = 0; begin < p.k; begin += kTerms, now = kTurn - now) {
+    await_copies();
     __syncthreads();
-    a.fetch(rest - kTerms);  // Under way while these are multiplied.
-    b.fetch(rest - kTerms);
-    if (group * kEach < rest) {
-      const float* f = left + group * kEach * a.kPitch + row;
-      const float* g = right + group * kEach * b.kPitch + col;
+    float* const next = shared + (kTurn - now);  // Under way while these are multiplied.
+    if (begin + kTerms < p.k) {
+      a.fetch(next, begin + kTerms, p.k);
+      b.fetch(next + SideA::kFloats, begin + kTerms, p.k);
+    }
+    if (begin + group * kEach >= p.k) continue;
 #pragma unroll
-      for (int k = 0; k < kEach; ++k) {
-        const Four u = *(const Four*)(f + k * a.kPitch);
-        const Four v = *(const Four*)(g + k * b.kPitch);
+    for (int k = 0; k < kEach; k += 4) {
+      float u[4][kTile.r], v[4][kTile.c];
+      SideA::take(u, shared + now, row, group * kEach + k);
+      SideB::take(v, shared + now + SideA::kFloats, col, group * kEach + k);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
+      for (int q = 0; q < 4; ++q) {
 #pragma unroll
-          for (int c = 0; c < 4; ++c) sum[r].v[c] = fma(f32(u.v[r]), f32(v.v[c]), f32(sum[r].v[c])).v;
+        for (int r = 0; r < kTile.r; ++r) {
+#pragma unroll
+          for (int c = 0; c < kTile.c; ++c) {
+            sum[r][c] = fma(f32(u[q][r]), f32(v[q][c]), f32(sum[r][c])).v;
+          }
         }
       }
     }
-    __syncthreads();
   }
-#pragma unroll
-  for (int r = 0; r < 4; ++r) *(Four*)(left + (group * kRows + row + r) * kCols + col) = sum[r];
   __syncthreads();
 #pragma unroll
-  for (int e = threadIdx.x; e < kRows * kCols; e += kThreads) {
-    float total = left[e];
+  for (int r = 0; r < kTile.r; ++r) {
 #pragma unroll
-    for (int g = 1; g < kGroups; ++g) total += left[g * kRows * kCols + e];
-    const int i = top + e / kCols, j = first + e % kCols;
+    for (int c = 0; c < kTile.c; ++c) {
+      const int i = SideA::place(row, r), j = SideB::place(col, c);
+      shared[group * kResults + i * kTile.cols + j] = sum[r][c];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int e = threadIdx.x; e < kResults; e += kThreads) {
+    float total = shared[e];
+#pragma unroll
+    for (int g = 1; g < kTile.groups; ++g) total += shared[g * kResults + e];
+    const int i = top + e / kTile.cols, j = first + e % kTile.cols;
     if (i < p.m && j < p.n) p.c[batch * p.c_batch + (long)i * p.c_row + j] = total;
   }
 }
-)"}};
+)";
+constexpr DeviceKernel kernels[] = {
+    {"small_gemm", SmallGemmText, 128, {TileText, TilesText, kText}},
+    {"small_gemm", SmallGemmText, 256, {TileText, TilesText, kText}}};
 
 int64_t tiles(const GemmShape& s, int64_t rows, int64_t cols) {
   return (s.m + rows - 1) / rows * ((s.n + cols - 1) / cols);
 }
+int64_t tiles(const GemmShape& s, int tile) {
+  return s.batch * tiles(s, kTiles[tile].rows, kTiles[tile].cols);
+}
 
-// The most rows a block with which all of the card has one.
-int rows_of(const GemmShape& s) {
-  for (const int rows : {64, 32}) {
-    if (tiles(s, rows, kCols) >= device().properties.multiprocessors) return rows;
-  }
-  return 16;
+// Small ones where they do not fill the card; those of most threads for long sums. Measured on an
+// H200 (tests/bench/FIGURES.md).
+int tile_of(const GemmShape& s) {
+  const int64_t card = device().properties.multiprocessors, small = tiles(s, Long);
+  if (small <= card) return s.k > 128 ? Long : Short;
+  if (tiles(s, Flat) <= card && s.k > 256) return Flat;
+  return small <= 3 * card ? Short : Large;
+}
+
+// Whether lines of such a length can be copied 16 bytes at a time.
+bool is_wide(const void* p, int64_t length, int64_t line, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && (length | line | stride) % 4 == 0;
 }
 
 }  // namespace
@@ -139,15 +182,22 @@ bool is_small(const GemmShape& s) {
 
 void multiply_small(const GemmShape& s, const void* a, const void* b, void* c) {
   const auto narrow = [](int64_t x) { return static_cast<int>(x); };
-  const int rows = rows_of(s), lda = narrow(s.lda), ldb = narrow(s.ldb);
-  const int64_t groups = kThreads * 16 / (rows * kCols), terms = groups * kEach;
-  const int64_t operands = terms * (rows + 4 + kCols + 4), sums = groups * rows * kCols;
-  run_kernel(kernel, {.n = rows},
-             {.x = s.batch * tiles(s, rows, kCols), .shared_bytes = 4 * std::max(operands, sums)},
+  const int which = tile_of(s);
+  const Tile& t = kTiles[which];
+  const int64_t terms = t.groups * kEach;
+  const auto floats = [&](bool along, int64_t width) {
+    return along ? width * (terms + 4) : terms * (width + 4);
+  };
+  const int64_t turn = floats(!s.trans_a, t.rows) + floats(s.trans_b, t.cols);
+  const int64_t sums = int64_t{t.groups} * t.rows * t.cols;
+  const bool wide_a = is_wide(a, s.trans_a ? s.m : s.k, s.lda, s.stride_a);
+  const bool wide_b = is_wide(b, s.trans_b ? s.k : s.n, s.ldb, s.stride_b);
+  const int n = which + !s.trans_a * AlongA + s.trans_b * AlongB + wide_a * WideA + wide_b * WideB;
+  run_kernel(kernels[t.group * t.groups == 256], {.n = n},
+             {.x = tiles(s, which), .shared_bytes = 4 * std::max(2 * turn, sums)},
              SmallGemm{static_cast<const float*>(a), static_cast<const float*>(b),
                        static_cast<float*>(c), s.stride_a, s.stride_b, s.stride_c, narrow(s.m),
-                       narrow(s.n), narrow(s.k), s.trans_a ? 1 : lda, s.trans_a ? lda : 1,
-                       s.trans_b ? ldb : 1, s.trans_b ? 1 : ldb, narrow(s.ldc)});
+                       narrow(s.n), narrow(s.k), narrow(s.lda), narrow(s.ldb), narrow(s.ldc)});
 }
 
 }  // namespace brrr::cuda

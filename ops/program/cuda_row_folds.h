@@ -84,16 +84,20 @@ class RowFolds : protected RowValues {
         "{1};\nconst bool on = true;\n",
         last_, walkers());
     find_row("row", "m");
+    // Of all folds what is loaded is under way together.
+    for (int id : columns_) print("{} {} = {};\n", vector(id), named(id), init(id));
+    print(
+        "if (i < n) {{\n#pragma unroll {}\n"
+        "for (long w = slot; w < (long)walkers; w += 32) {{\n",
+        columns_.size() > 2 ? 4 : 8);
     for (int id : columns_) {
-      const std::string& v = named(id);
-      print(
-          "{0} {1} = {2};\nif (i < n) {{\n#pragma unroll 8\n"
-          "for (long w = slot; w < (long)walkers; w += 32) {{\n"
-          "const auto next = load({3});\n{1} = {4};\n}}\n}}\n"
-          "{1} = down({1}, {5});\n",
-          vector(id), v, init(id), part(id, "(long)m * walkers + w", "i"),
-          fill(at(id).text, {v, "next"}), combine(id));
+      print("const auto next{} = load({});\n", id, part(id, "(long)m * walkers + w", "i"));
     }
+    for (int id : columns_) {
+      print("{} = {};\n", name(id), fill(at(id).text, {name(id), fmt::format("next{}", id)}));
+    }
+    text_ += "}\n}\n";
+    for (int id : columns_) print("{0} = down({0}, {1});\n", name(id), combine(id));
     text_ += "if (slot != 0 || i >= n) return;\n";
     after_folds([&](int id) { return of_column(id); }, "i");
   }

@@ -65,19 +65,18 @@ template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
   }
   return x;
 }
-// What 32 slots have of each of 32 columns, combined, in the threads of slot 0.
+// What 32 slots have of each of 32 columns, combined, in the threads of slot 0: a warp takes the
+// slots of one column.
 template <class V, class C> BRRR_VX V down(V x, C combine) {
   auto* const partial = shared_square<decltype(V::v)>();
-  const int column = threadIdx.x % 32, slot = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();  // Its last use is over.
-  partial[slot * 33 + column] = x.v;
-  for (int d = 16; d > 0; d /= 2) {
-    __syncthreads();
-    if (slot >= d) continue;
-    x = combine(x, V(partial[(slot + d) * 33 + column]));
-    partial[slot * 33 + column] = x.v;
-  }
-  return x;
+  partial[warp * 33 + lane] = x.v;
+  __syncthreads();
+  x = across<32>(V(partial[lane * 33 + warp]), combine);
+  if (lane == 0) partial[warp * 33 + 32] = x.v;
+  __syncthreads();
+  return V(partial[lane * 33 + 32]);
 }
 )";
 

@@ -20,10 +20,15 @@ int log_lanes_of(int64_t n) {
   return n <= 8 ? 0 : n <= 64 ? 3 : n <= 1024 ? 5 : n <= 8192 ? 8 : 10;
 }
 
-// Rows that a walker takes, so that its results are a small part of what it reads, and walkers are
-// many.
-int64_t steps_of(int64_t matrix) {
-  return std::clamp<int64_t>(matrix / 512, 4, std::max<int64_t>(32, matrix / 8192));
+// Rows that a walker takes: so many that what walkers leave is a small part of what they read, so
+// few that all of the card has some. Where it is little anyway and all of it stays in the second
+// cache, only the latter counts: rows of a walker are waited for one after the other.
+int64_t steps_of(const RowWalk& walk) {
+  constexpr int64_t threads = 1 << 16, walkers = 2048, cached = 1 << 20, little = 128;
+  const int64_t wanted =
+      std::max((walk.rows << log_lanes_of(walk.length)) / threads, walk.matrix / walkers);
+  const int64_t least = walk.length <= little && walk.rows * walk.length <= cached ? 1 : 4;
+  return std::clamp(wanted, least, std::max<int64_t>(32, walk.matrix / 8192));
 }
 
 // Cuts rows into pieces of so many elements, the outermost dim but `outer`.
@@ -139,7 +144,7 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   walk.log_group = log_group_of(walk.n);
   const bool whole = walk.rows == 1 && !traits.columns;
   if (whole) walk.log_group = 0;
-  if (traits.columns) walk.steps = steps_of(walk.matrix);
+  if (traits.columns) walk.steps = steps_of(walk);
   // Places that do not depend on each other: a lane has a group. A number of a row that is written
   // is one walker's.
   const bool apart = traits.columns && !traits.folds &&

@@ -6,6 +6,8 @@
 // 8 entries of the result from where the merge path crosses its diagonal (Odeh, Green, Mwassi,
 // Shmueli and Birk, "Merge path", 2012).
 //
+// Where counting is little work, each entry counts those before it: its place.
+//
 // THE COST: a row of n entries is read and written 1 + ceil(log2(n / 2048)) times, one kernel each:
 // 10 times for a million, where a radix sort of 32-bit keys takes 4 passes of three kernels. The k
 // smallest cost one pass over the row and little more, because runs are cut to k entries.
@@ -19,6 +21,10 @@ namespace brrr {
 namespace {
 
 constexpr int64_t kTile = 2048;  // Entries that a block sorts, or merges.
+constexpr int64_t kRanked = 32;  // Those whose places a block counts,
+// in rows that are no longer than this, if all comparisons are no more. Barriers are what tiles
+// cost.
+constexpr int64_t kLongestRanked = 4096, kMostComparisons = int64_t{1} << 24;
 
 // Sorted runs of `width` entries each in rows of n, of which only the first k of a run are kept
 // (the last run of a row may be shorter). `out`, if not null, is for the positions of the result.
@@ -38,6 +44,31 @@ BRRR_VX void put_entry(const SortArguments& p, long i, Entry e) {
     ((Entry*)p.to)[i] = e;
 }
 )";
+
+// Eight neighbouring threads count for an entry, each an eighth of the row.
+constexpr DeviceKernel rank_kernel{"sort_ranks", SortArgumentsText, 256, {kEntryText, kSortText, R"(
+BLOCK_KERNEL(sort_ranks, SortArguments, 256) {
+  __shared__ Entry part[2048];
+  const int lane = threadIdx.x % 8;
+  const long blocks = (p.n + 31) / 32, row = blockIdx.x / blocks;
+  const long at = blockIdx.x % blocks * 32 + threadIdx.x / 8;
+  const Entry* const from = (const Entry*)p.from + row * p.n;
+  const Entry mine = from[at < p.n ? at : 0];
+  int rank = 0;
+  for (long begin = 0; begin < p.n; begin += 2048) {
+    const int n = (int)(p.n - begin < 2048 ? p.n - begin : 2048);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < n; i += 256) part[i] = from[begin + i];
+    __syncthreads();
+#pragma unroll 8
+    for (int i = lane; i < n; i += 8) rank += before(part[i], mine);
+  }
+#pragma unroll
+  for (int d = 1; d < 8; d *= 2) rank += shuffle_xor(rank, d);
+  if (lane == 0 && at < p.n && rank < p.k) put_entry(p, row * p.k + rank, mine);
+}
+)"}};
 
 // `width` is a power of two up to 2048: a block sorts 2048 / width runs.
 constexpr DeviceKernel tile_kernel{"sort_tiles", SortArgumentsText, 256, {kEntryText, kSortText, R"(
@@ -154,6 +185,11 @@ Tensor sort_entries(const EntryRows& e, int64_t k, char* positions) {
     to = raw_empty({entries * (e.wide ? 2 : 1)}, kInt64, e.memory.device());
     a.to = to.impl()->data();
   };
+  if (e.n <= kLongestRanked && e.rows * e.n * e.n <= kMostComparisons) {
+    make_room(e.n);
+    run_kernel(rank_kernel, v, {e.rows * blocks_for(e.n, kRanked)}, a);
+    return to;
+  }
   a.width = std::min(kTile, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(e.n))));
   make_room(a.width);
   const int64_t runs = e.rows * ((e.n + a.width - 1) / a.width);
