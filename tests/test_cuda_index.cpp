@@ -346,6 +346,7 @@ TEST_CASE("cuda: argsort and topk, ties, NaN and zeros as on the CPU") {
       const Tensor x = mixed(s, t), y = there(x);
       for (bool descending : {false, true}) {
         check_equal(argsort(y, -1, descending), argsort(x, -1, descending));
+        if (x.numel() > 100000) continue;
         const int64_t n = s.size() ? s[s.size() - 1] : 1;
         for (int64_t k : {int64_t{1}, int64_t{5}, n / 2, n - 1, n}) {
           if (k > n || k < 1) continue;
@@ -354,7 +355,7 @@ TEST_CASE("cuda: argsort and topk, ties, NaN and zeros as on the CPU") {
           check_equal(got.second, want.second);
         }
       }
-      if (s.size() == 2) {
+      if (s.size() == 2 && x.numel() <= 100000) {
         check_equal(argsort(y, 0, true), argsort(x, 0, true));
         for (const Tensor& z : layouts_there(x)) check_equal(argsort(z), argsort(x));
         const auto got = sort(y, 0), want = sort(x, 0);

@@ -89,11 +89,12 @@ TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
   CHECK(run(command).status == 0);
 }
 
-TEST_CASE("train_mlp: the interrupt key, or a batch system, ends the run with its checkpoint") {
+TEST_CASE("train_mlp: the interrupt key, a batch system, or a terminal ends it with its checkpoint") {
   const brrr::test::TempCache folder;
   int signal = 0;
   SUBCASE("key") { signal = SIGINT; }
   SUBCASE("batch system") { signal = SIGTERM; }
+  SUBCASE("closed terminal") { signal = SIGHUP; }
   const std::string ck = folder.dir + "/ck.safetensors";
   const pid_t child = start("train_mlp", {"--steps", "1000000", "--images", "300", "--save", ck,
                                           "--save-every", "50", "--mode", "eager"});

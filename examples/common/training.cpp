@@ -286,14 +286,14 @@ int Training::train() {
 
 int Training::run() {
   const TrainingOptions& o = options_;
-  // The interrupt key, a batch system's time limit, and a reader of what is printed that is gone,
-  // as in `train_gpt | tee log` by that same key, unless whoever started the run has it go on
-  // without one; mpirun ends all processes by itself.
+  // The interrupt key, a batch system's time limit, a terminal that is closed, and a reader of what
+  // is printed that is gone, as in `train_gpt | tee log` by that same key. Whoever started the run
+  // may have it go on without the latter two. mpirun ends all processes by itself.
   const auto on_signals = [](void (*handler)(int)) {
     if (brrr::dist::size() > 1) return;
-    for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
       const bool ignored = std::signal(signal, handler) == SIG_IGN;
-      if (ignored && signal == SIGPIPE) std::signal(signal, SIG_IGN);
+      if (ignored && (signal == SIGHUP || signal == SIGPIPE)) std::signal(signal, SIG_IGN);
     }
   };
   on_signals([](int signal) {
