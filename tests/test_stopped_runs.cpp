@@ -89,7 +89,7 @@ TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
   CHECK(run(command).status == 0);
 }
 
-TEST_CASE("train_mlp: the interrupt key, a batch system, or a terminal ends it with its checkpoint") {
+TEST_CASE("train_mlp: interrupt key, batch system, closed terminal end it with its checkpoint") {
   const brrr::test::TempCache folder;
   int signal = 0;
   SUBCASE("key") { signal = SIGINT; }
