@@ -31,7 +31,7 @@ Ref<Storage> device_memory(size_t bytes) {
 constexpr Target kTarget{.takes = program::cuda_takes,
                          .calls_read_control = false,
                          .longest_row = program::kLongestPiece,
-                         .longest_of_row_op = 1 << 20,
+                         .longest_of_row_op = 1 << 17,
                          .worth_own_kernel = std::numeric_limits<double>::infinity(),
                          .kernel_bytes = 8 << 20,
                          .drawn_together = 1};

@@ -46,6 +46,30 @@ TEST_CASE("cuda fusion: row ops and their neighbours") {
   });
 }
 
+TEST_CASE("cuda fusion: row ops of rows that a reduction takes in pieces, written in place too") {
+  if (!have_device()) return;
+  const TempCache cache;
+  for (const IntList& sizes : {IntList{8, 16385}, IntList{3, 40004}}) {
+    CAPTURE(to_string(sizes));
+    const int64_t n = sizes[1];
+    const Tensor x = on_gpu(randn(sizes)), w = on_gpu(randn({n})), ids = on_gpu(tensor({5, 6, 7}));
+    const auto half = [&] { return (x * w).to(kBFloat16).to(kFloat32); };
+    CHECK(kernels([&] { return Tensors{softmax(half(), -1) + x}; }) == 1);
+    CHECK(kernels([&] {
+            const Tensor y = layer_norm(half(), {n}, w);
+            y.copy_(log_softmax(y, -1) - y);
+            return Tensors{y};
+          }) == 1);
+    CHECK(kernels([&] { return Tensors{softmax(half(), -1).sum({-1})}; }) == 2);
+    if (sizes[0] != 3) continue;
+    const Tensor leaf = on_gpu(randn(sizes).to(kBFloat16).set_requires_grad(true));
+    kernels([&] {
+      const Tensor loss = cross_entropy(leaf.to(kFloat32) * w, ids, {.ignore_index = 6});
+      return Tensors{loss, grad({loss}, {leaf})[0]};
+    });
+  }
+}
+
 TEST_CASE("cuda fusion: gradients, with those of weights, are one group of kernels") {
   if (!have_device()) return;
   const TempCache cache;

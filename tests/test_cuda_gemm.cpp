@@ -1,6 +1,8 @@
 // Products on the device that are not left to the library as they are: small ones, in every layout,
 // at the edges of tiles and of turns, in batches; large ones whose rows are no 16 bytes.
 
+#include <utility>
+
 #include "backends/cuda/device.h"
 #include "backends/cuda/small_gemm.h"
 #include "tests/cuda_cases.h"
@@ -83,6 +85,20 @@ TEST_CASE("cuda small gemm: every tile, whatever is copied at a time") {
       check_product(64, 64 - odd, 76 + odd, layout, 3 * card / 16 + 1);  // Large.
     }
   }
+}
+
+TEST_CASE("cuda small gemm: no block has more shared memory than the card gives it") {
+  if (!have_device()) return;
+  const EmulatorSetting other("BRRR_EMULATOR_CAPABILITY", "86");
+  int& bytes = cuda::device().properties.shared_bytes;
+  const int all = std::exchange(bytes, std::min(bytes, 99 << 10));
+  const int64_t card = cuda::device().properties.multiprocessors;
+  for (int layout = 0; layout < 4; ++layout) {
+    check_product(16, 16, 300, layout, card);
+    check_product(32, 64, 300, layout, card / 4);
+    check_product(64, 64, 76, layout, 3 * card / 16 + 1);
+  }
+  bytes = all;
 }
 
 TEST_CASE("cuda small gemm: what it takes, and matmul gives it that") {

@@ -156,12 +156,25 @@ int64_t tiles(const GemmShape& s, int tile) {
   return s.batch * tiles(s, kTiles[tile].rows, kTiles[tile].cols);
 }
 
+// Of a block: two turns' operands, then the groups' sums.
+int64_t shared_bytes(const GemmShape& s, const Tile& t) {
+  const int64_t terms = t.groups * kEach;
+  const auto floats = [&](bool along, int64_t width) {
+    return along ? width * (terms + 4) : terms * (width + 4);
+  };
+  const int64_t turn = floats(!s.trans_a, t.rows) + floats(s.trans_b, t.cols);
+  const int64_t sums = int64_t{t.groups} * t.rows * t.cols;
+  return 4 * std::max(2 * turn, sums);
+}
+
 // Small ones where they do not fill the card; those of most threads for long sums. Measured on an
-// H200 (tests/bench/FIGURES.md).
+// H200 (tests/bench/FIGURES.md). Blocks of compute capability 8.6, 8.9 and 12.0 have 99 KB: too few
+// for a Flat one.
 int tile_of(const GemmShape& s) {
   const int64_t card = device().properties.multiprocessors, small = tiles(s, Long);
   if (small <= card) return s.k > 128 ? Long : Short;
-  if (tiles(s, Flat) <= card && s.k > 256) return Flat;
+  const bool fits = shared_bytes(s, kTiles[Flat]) <= device().properties.shared_bytes;
+  if (tiles(s, Flat) <= card && s.k > 256 && fits) return Flat;
   return small <= 3 * card ? Short : Large;
 }
 
@@ -184,17 +197,11 @@ void multiply_small(const GemmShape& s, const void* a, const void* b, void* c) {
   const auto narrow = [](int64_t x) { return static_cast<int>(x); };
   const int which = tile_of(s);
   const Tile& t = kTiles[which];
-  const int64_t terms = t.groups * kEach;
-  const auto floats = [&](bool along, int64_t width) {
-    return along ? width * (terms + 4) : terms * (width + 4);
-  };
-  const int64_t turn = floats(!s.trans_a, t.rows) + floats(s.trans_b, t.cols);
-  const int64_t sums = int64_t{t.groups} * t.rows * t.cols;
   const bool wide_a = is_wide(a, s.trans_a ? s.m : s.k, s.lda, s.stride_a);
   const bool wide_b = is_wide(b, s.trans_b ? s.k : s.n, s.ldb, s.stride_b);
   const int n = which + !s.trans_a * AlongA + s.trans_b * AlongB + wide_a * WideA + wide_b * WideB;
   run_kernel(kernels[t.group * t.groups == 256], {.n = n},
-             {.x = tiles(s, which), .shared_bytes = 4 * std::max(2 * turn, sums)},
+             {.x = tiles(s, which), .shared_bytes = shared_bytes(s, t)},
              SmallGemm{static_cast<const float*>(a), static_cast<const float*>(b),
                        static_cast<float*>(c), s.stride_a, s.stride_b, s.stride_c, narrow(s.m),
                        narrow(s.n), narrow(s.k), narrow(s.lda), narrow(s.ldb), narrow(s.ldc)});

@@ -24,7 +24,7 @@ int log_lanes_of(int64_t n) {
 // few that all of the card has some. Where it is little anyway and all of it stays in the second
 // cache, only the latter counts: rows of a walker are waited for one after the other.
 int64_t steps_of(const RowWalk& walk) {
-  constexpr int64_t threads = 1 << 16, walkers = 2048, cached = 1 << 20, little = 128;
+  constexpr int64_t threads = 1 << 17, walkers = 2048, cached = 1 << 20, little = 128;
   const int64_t wanted =
       std::max((walk.rows << log_lanes_of(walk.length)) / threads, walk.matrix / walkers);
   const int64_t least = walk.length <= little && walk.rows * walk.length <= cached ? 1 : 4;

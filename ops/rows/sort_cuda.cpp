@@ -22,9 +22,9 @@ namespace {
 
 constexpr int64_t kTile = 2048;  // Entries that a block sorts, or merges.
 constexpr int64_t kRanked = 32;  // Those whose places a block counts,
-// in rows that are no longer than this, if all comparisons are no more. Barriers are what tiles
-// cost.
-constexpr int64_t kLongestRanked = 4096, kMostComparisons = int64_t{1} << 24;
+// in rows that are no longer than this, if all comparisons are no more; those of shorter rows than
+// the third take a block as long. Barriers are what tiles cost.
+constexpr int64_t kLongestRanked = 4096, kMostComparisons = int64_t{1} << 24, kLeastCompared = 256;
 
 // Sorted runs of `width` entries each in rows of n, of which only the first k of a run are kept
 // (the last run of a row may be shorter). `out`, if not null, is for the positions of the result.
@@ -185,9 +185,11 @@ Tensor sort_entries(const EntryRows& e, int64_t k, char* positions) {
     to = raw_empty({entries * (e.wide ? 2 : 1)}, kInt64, e.memory.device());
     a.to = to.impl()->data();
   };
-  if (e.n <= kLongestRanked && e.rows * e.n * e.n <= kMostComparisons) {
+  const int64_t blocks = e.rows * blocks_for(e.n, kRanked);
+  if (e.n <= kLongestRanked &&
+      blocks * kRanked * std::max(e.n, kLeastCompared) <= kMostComparisons) {
     make_room(e.n);
-    run_kernel(rank_kernel, v, {e.rows * blocks_for(e.n, kRanked)}, a);
+    run_kernel(rank_kernel, v, {blocks}, a);
     return to;
   }
   a.width = std::min(kTile, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(e.n))));

@@ -5,8 +5,13 @@
 
 namespace brrr::emulator {
 
-/// Of a block, static and dynamic together: what compute capability 9.0 has.
+/// Of a block, static and dynamic together: what compute capability 9.0 has,
 constexpr unsigned long most_shared_bytes = 227 << 10;
+/// and another one, times 10.
+constexpr unsigned long shared_bytes_of(unsigned long capability) {
+  if (capability == 80 || capability == 87) return 163 << 10;
+  return capability >= 90 && capability < 120 ? most_shared_bytes : 99 << 10;
+}
 
 struct Work {
   const brrr_emulator::Program* program;

@@ -66,7 +66,7 @@ Failure open(int index, Properties* p) {
           capability / 10,
           capability % 10,
           4,
-          most_shared_bytes,
+          static_cast<int>(shared_bytes_of(d.settings.capability)),
           d.memory.total,
           0,
           {},

@@ -33,8 +33,8 @@ void* open_image(const void* image, size_t bytes) {
   return handle;
 }
 
-void check_launch(const Function& f, const unsigned grid[3], const unsigned block[3],
-                  size_t shared_bytes, size_t bytes) {
+void check_launch(const Device& d, const Function& f, const unsigned grid[3],
+                  const unsigned block[3], size_t shared_bytes, size_t bytes) {
   const auto& kernel = *f.kernel;
   const size_t threads = size_t{block[0]} * block[1] * block[2];
   const unsigned most_blocks[3] = {0x7fffffff, 65535, 65535}, most_threads[3] = {1024, 1024, 64};
@@ -47,6 +47,9 @@ void check_launch(const Function& f, const unsigned grid[3], const unsigned bloc
   BRRR_CHECK(threads <= std::min(kernel.most_threads, 1024u),
              "launch of {}: {} threads in a block; it was compiled for {} at most", kernel.name,
              threads, kernel.most_threads);
+  const size_t all_shared = shared_bytes_of(d.settings.capability);
+  BRRR_CHECK(shared_bytes <= all_shared, "launch of {}: {} bytes of shared memory; {} at most",
+             kernel.name, shared_bytes, all_shared);
   const size_t most_shared = std::max(f.shared_bytes, size_t{48} << 10);
   BRRR_CHECK(shared_bytes <= most_shared,
              "launch of {}: {} bytes of shared memory; {} were asked for", kernel.name,
@@ -112,9 +115,9 @@ Failure function(Module* m, const char* name, size_t shared_bytes, Function** f)
       if (found != program->kernels_end) kernel = *found;
     }
     BRRR_CHECK(kernel, "function: the module has no kernel {}", name);
-    BRRR_CHECK(shared_bytes <= most_shared_bytes,
-               "function: {} bytes of shared memory for {}; {} at most", shared_bytes, name,
-               most_shared_bytes);
+    const size_t most = shared_bytes_of(d.settings.capability);
+    BRRR_CHECK(shared_bytes <= most, "function: {} bytes of shared memory for {}; {} at most",
+               shared_bytes, name, most);
     *f = d.functions.add({m, program, kernel, parsed, shared_bytes});
     module.functions.push_back(*f);
   });
@@ -124,7 +127,7 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
                const void* arguments, size_t bytes, Stream* s) {
   return queueing(s, [&](Device& d, Stream& stream) {
     Module* const module = d.functions.get(f, "function").module;
-    check_launch(*f, grid, block, shared_bytes, bytes);
+    check_launch(d, *f, grid, block, shared_bytes, bytes);
     std::vector<ArgumentLine> copied(bytes / sizeof(ArgumentLine) + 1);
     std::memcpy(copied.data(), arguments, bytes);
     Work work{
