@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "pitfalls.h"
+#include "sanitizer.h"
 #include "temp_cache.h"
 
 using namespace brrr;
@@ -82,7 +83,8 @@ TEST_CASE("pitfall D5: what thousands of leaves and buffers cost grows with thei
     for (int i = 0; i < 3; ++i)
       best = std::min(best, microseconds([&] { CHECK(step().defined()); }));
     MESSAGE(count << " of them in " << best << " us");
-    CHECK(best < 150'000);  // 10 us each; a pair of them takes nothing.
+    // 10 us each; a pair of them takes nothing.
+    if (!kAddressSanitizer && !kThreadSanitizer) CHECK(best < 150'000);
     CHECK(step.stats().fallbacks == 0);
   }
   blobs[7] = from_blob(buffers[5].data() + 2, {4}, kFloat32, false);
