@@ -190,6 +190,9 @@ TEST_CASE("nn ops: errors name the op, the shapes and the mend") {
   CHECK(error_of([&] {
           softmax(ids({1, 2}), 0);
         }) == "softmax: takes floating dtypes, got int64[2]; convert with to(kFloat32)");
+  CHECK(error_of([] {
+          log_softmax(zeros({2, 3}, kInt64), 0);
+        }) == "log_softmax: takes floating dtypes, got int64[2, 3]; convert with to(kFloat32)");
   CHECK(error_of([&] { softmax(x, 2); }).find("softmax: ") == 0);
   CHECK(error_of([&] { layer_norm(x, {4}); }) ==
         "layer_norm: the normalized shape [4] is not the trailing sizes of float32[4, 10]; give "

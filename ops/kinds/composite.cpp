@@ -8,6 +8,11 @@ int dim_arg(const char* op, const Tensor& t, int64_t dim) {
   return wrap_dim(op, dim, static_cast<int>(defined(op, t).dim()));
 }
 
+void check_floating(const char* op, const TensorImpl& x) {
+  BRRR_CHECK(is_floating(x.dtype), "{}: takes floating dtypes, got {}; convert with to(kFloat32)",
+             op, describe(&x));
+}
+
 void check_devices(const OpCall& c, Device where) {
   for (int i = 0; i < c.n_in; ++i) {
     BRRR_CHECK(!c.in[i] || c.in[i]->device == where,
@@ -22,9 +27,7 @@ void check_devices(const OpCall& c) {
 }
 
 void check_composite(const OpCall& c) {
-  const TensorImpl& x = *c.in[0];
-  BRRR_CHECK(is_floating(x.dtype), "{}: takes floating dtypes, got {}; convert with to(kFloat32)",
-             c.op->name, describe(&x));
+  check_floating(c.op->name, *c.in[0]);
   check_devices(c);
 }
 

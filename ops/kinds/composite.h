@@ -24,6 +24,8 @@ inline void same_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size
 
 /// A dim of the tensor, counted from 0.
 int dim_arg(const char* op, const Tensor& t, int64_t dim);
+/// Throws unless the operand, which is defined, is floating.
+void check_floating(const char* op, const TensorImpl& x);
 /// Throws unless all inputs live on one device, or on the given one.
 void check_devices(const OpCall& c);
 void check_devices(const OpCall& c, Device where);

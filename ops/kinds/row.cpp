@@ -120,9 +120,7 @@ void row_infer(OpCall& c) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
   BRRR_CHECK(s.x, "{}: the tensor is undefined; assign one first", c.op->name);
-  BRRR_CHECK(is_floating(s.x->dtype),
-             "{}: takes floating dtypes, got {}; convert with to(kFloat32)", c.op->name,
-             describe(s.x));
+  check_floating(c.op->name, *s.x);
   for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) check_operand(c, s, k);
   for (int k = 0; k < c.n_out; ++k) {
     OutMeta& m = c.meta[k];

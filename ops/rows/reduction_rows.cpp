@@ -176,8 +176,7 @@ Tensor over_last(const RowOp& op, const Tensor& x, const ReductionAttrs& a, Numb
 
 // What a composite computes in: 16-bit floats would be rounded between its ops.
 Tensor in_compute_type(const char* op, const Tensor& x) {
-  BRRR_CHECK(is_floating(x.dtype()), "{}: takes floating dtypes, got {}; convert with to(kFloat32)",
-             op, describe(x.impl()));
+  check_floating(op, *x.impl());
   return x.to(compute_type(x.dtype()));
 }
 // And what it gives: under autocast that, as a row does.

@@ -152,9 +152,7 @@ Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
              "rotary_embedding: x or positions is undefined; assign it");
   BRRR_CHECK(std::isfinite(base) && base > 0,
              "rotary_embedding: base must be positive and finite, got {}", base);
-  BRRR_CHECK(is_floating(x.dtype()),
-             "rotary_embedding: takes floating dtypes, got {}; convert with to(kFloat32)",
-             describe(x.impl()));
+  check_floating("rotary_embedding", *x.impl());
   BRRR_CHECK(x.device() == positions.device(),
              "rotary_embedding: operands live on {} and {}; move one with to(device)",
              name(x.device()), name(positions.device()));

@@ -22,7 +22,9 @@ const RowOp log_softmax_row{"log_softmax", "x - max - log(sum(exp(x - max)))",
                             [](auto, auto y, auto g) { return g - m::exp(y) * row::sum(g); }};
 
 Tensor call_over(const RowOp& op, const Tensor& x, int64_t dim) {
-  return over_dim(x, dim_arg(op.name, x, dim), op);
+  const int d = dim_arg(op.name, x, dim);
+  check_floating(op.name, *x.impl());  // Of the user's shape, not of the turned one.
+  return over_dim(x, d, op);
 }
 
 }  // namespace
