@@ -23,17 +23,15 @@ BRRR_DEVICE_STRUCT(SmallGemm, {
 
 // A block has rows x cols results, a thread r x c of them, a group of threads all of the block's.
 BRRR_DEVICE_STRUCT(Tile, { int rows, cols, r, c, group, groups; });
-// And the terms of a group in a turn.
+// The terms of a group in a turn. What a text is compiled for: a tile, whether the terms of A and
+// of B are neighbours, whether what is copied at a time is 16 bytes.
 BRRR_DEVICE_FUNCTIONS(TilesText, constexpr int kEach = 16;
                       constexpr Tile kTiles[] = {{16, 16, 4, 4, 16, 8},
                                                  {16, 16, 4, 4, 16, 16},
                                                  {16, 32, 8, 4, 16, 16},
-                                                 {32, 32, 8, 4, 32, 4}};);
+                                                 {32, 32, 8, 4, 32, 4}};
+                      constexpr int kAlongA = 4, kAlongB = 8, kWideA = 16, kWideB = 32;);
 enum : int { Short, Long, Flat, Large };
-
-// What a text is compiled for: a tile, whether the terms of A and of B are neighbours, whether what
-// is copied at a time is 16 bytes.
-enum : int { AlongA = 4, AlongB = 8, WideA = 16, WideB = 32 };
 
 // The order of a sum: each group of threads adds its terms from the first to the last, then the
 // groups' sums are added from the first to the last. It is a function of the shape and the device.
@@ -80,8 +78,8 @@ template <bool kAlong, int W, int R, int kBytes> struct Side {
     }
   }
 };
-using SideA = Side<(N & 4) != 0, kTile.rows, kTile.r, N & 16 ? 16 : 4>;
-using SideB = Side<(N & 8) != 0, kTile.cols, kTile.c, N & 32 ? 16 : 4>;
+using SideA = Side<(N & kAlongA) != 0, kTile.rows, kTile.r, N & kWideA ? 16 : 4>;
+using SideB = Side<(N & kAlongB) != 0, kTile.cols, kTile.c, N & kWideB ? 16 : 4>;
 
 BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
   DYNAMIC_SHARED(float, shared);
@@ -90,8 +88,9 @@ BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
   const unsigned tiles = (p.m + kTile.rows - 1) / kTile.rows * across, tile = blockIdx.x % tiles;
   const int top = tile / across * kTile.rows, first = tile % across * kTile.cols;
   const long batch = blockIdx.x / tiles;
-  const SideA a{p.a + batch * p.a_batch + (N & 4 ? (long)top * p.a_line : top), p.a_line, p.m - top};
-  const SideB b{p.b + batch * p.b_batch + (N & 8 ? (long)first * p.b_line : first), p.b_line,
+  const SideA a{p.a + batch * p.a_batch + top * (N & kAlongA ? (long)p.a_line : 1), p.a_line,
+                p.m - top};
+  const SideB b{p.b + batch * p.b_batch + first * (N & kAlongB ? (long)p.b_line : 1), p.b_line,
                 p.n - first};
   const int group = threadIdx.x / kTile.group, at = threadIdx.x % kTile.group;
   const int row = at / SideB::kAcross, col = at % SideB::kAcross;
@@ -199,7 +198,8 @@ void multiply_small(const GemmShape& s, const void* a, const void* b, void* c) {
   const Tile& t = kTiles[which];
   const bool wide_a = is_wide(a, s.trans_a ? s.m : s.k, s.lda, s.stride_a);
   const bool wide_b = is_wide(b, s.trans_b ? s.k : s.n, s.ldb, s.stride_b);
-  const int n = which + !s.trans_a * AlongA + s.trans_b * AlongB + wide_a * WideA + wide_b * WideB;
+  const int n =
+      which + !s.trans_a * kAlongA + s.trans_b * kAlongB + wide_a * kWideA + wide_b * kWideB;
   run_kernel(kernels[t.group * t.groups == 256], {.n = n},
              {.x = tiles(s, which), .shared_bytes = shared_bytes(s, t)},
              SmallGemm{static_cast<const float*>(a), static_cast<const float*>(b),
