@@ -21,9 +21,10 @@ namespace brrr {
 namespace {
 
 constexpr int64_t kTile = 2048;  // Entries that a block sorts, or merges.
-constexpr int64_t kRanked = 32;  // Those whose places a block counts,
-// in rows that are no longer than this, if all comparisons are no more; those of shorter rows than
-// the third take a block as long. Barriers are what tiles cost.
+// A block counts the places of so many entries, in rows of at most kLongestRanked, if that takes no
+// more than kMostComparisons in all. Barriers are what tiles cost; a row of fewer than
+// kLeastCompared takes a block as long as one of those, for its own barriers.
+constexpr int64_t kRanked = 32;
 constexpr int64_t kLongestRanked = 4096, kMostComparisons = int64_t{1} << 24, kLeastCompared = 256;
 
 // Sorted runs of `width` entries each in rows of n, of which only the first k of a run are kept
