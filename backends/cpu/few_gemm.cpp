@@ -41,6 +41,27 @@ struct Few {
   static bool reads_right(const Gemm& g) { return g.trans_b && g.m <= kFewRows; }
 };
 
+// What is asked for while the terms from `from` on are added: the next columns' rows, in the order in
+// which they lie. Their places under these would often be 4 KB apart, and share the sets of a cache.
+struct NextColumns {
+  const float* at;
+  const float* end;  // Of its row.
+  int64_t row, gap;  // To the next row, from its start and its end.
+
+  NextColumns(const Few& f, int64_t col, int64_t from)
+      : end(f.b + (col + kWidth + from * kWidth / f.k) * f.b_row + f.k),
+        row(f.b_row),
+        gap(f.b_row - f.k) {
+    at = end - f.k + from * kWidth % f.k;
+  }
+  // Line i of kWidth.
+  __attribute__((always_inline)) void ask(int i) const { vx::prefetch<2>(at + i * kWidth); }
+  __attribute__((always_inline)) void go_on() {
+    at += kWidth * kWidth;
+    for (; at >= end; end += row) at += gap;
+  }
+};
+
 // The terms [from, to) of `cols` columns, in sum[0..rows): a square of the matrix at a time is
 // turned in registers, so that its rows are lanes. Beyond the last column it is met again.
 template <int rows, bool all_columns, bool far>
@@ -52,22 +73,19 @@ BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, in
     return b + (all_columns ? j : std::min<int64_t>(j, cols - 1)) * f.b_row;
   };
   Reg square[kWidth];
+  NextColumns next(f, col, from);
   int64_t k = from;
   for (; k + kWidth <= to; k += kWidth, b += kWidth, a += kWidth * f.a_k) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kWidth; ++j) {
-      // Its place in the next columns; from a cache it comes in time without.
-      if (far) vx::prefetch<2>(row(j) + kWidth * f.b_row);
-      square[j] = load(row(j));
-    }
-    transpose(square);
+    load_transposed(row, square);
 #pragma GCC unroll 16
     for (int t = 0; t < kWidth; ++t) {
+      if (far) next.ask(t);  // From a near cache it comes in time without.
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         sum[r] = fma(splat(a[r * f.a_row + t * f.a_k]), square[t], sum[r]);
       }
     }
+    if (far) next.go_on();
   }
   if (k == to) return;
   const auto terms = static_cast<int>(to - k);
@@ -90,13 +108,8 @@ int64_t add_chains(const Few& f, float& total) {
     Reg sum{};
     for (int64_t k = from; k < from + kChain; k += kWidth) {
       Reg a[kWidth], b[kWidth];
-#pragma GCC unroll 16
-      for (int j = 0; j < kWidth; ++j) {
-        a[j] = load(f.a + k + j * kChain);
-        b[j] = load(f.b + k + j * kChain);
-      }
-      transpose(a);
-      transpose(b);
+      load_transposed([&](int j) { return f.a + k + j * kChain; }, a);
+      load_transposed([&](int j) { return f.b + k + j * kChain; }, b);
 #pragma GCC unroll 16
       for (int t = 0; t < kWidth; ++t) sum = fma(a[t], b[t], sum);
     }

@@ -235,23 +235,28 @@ template <Mix mix> BRRR_VX void exchange(Reg& a, Reg& b) {
   a = low;
 }
 
-// Within each four lanes first, then the fours among each other: r[c] becomes column c.
-template <int width> BRRR_VX void transpose(Reg (&r)[width]) {
+#if BRRR_VX_BYTES == 64
+// Half a register from each place, in one instruction: g++ 12 would load both and permute them.
+BRRR_VX Reg load_halves(const float* low, const float* high) {
+  double __attribute__((vector_size(32))) first, second;
+  __builtin_memcpy(&first, low, sizeof first);
+  __builtin_memcpy(&second, high, sizeof second);
+  const auto r = __builtin_shufflevector(first, first, 0, 1, 2, 3, -1, -1, -1, -1);
+  return (Reg)__builtin_ia32_insertf64x4_mask(r, second, 1, r, static_cast<unsigned char>(-1));
+}
+#endif
+
+// The rest of a transposition once rows' halves lie side by side.
+BRRR_VX void transpose_joined(Reg (&r)[kWidth]) {
 #pragma GCC unroll 16
-  for (int i = 0; i < width; i += 4) {
+  for (int i = 0; i < kWidth; i += 4) {
     exchange<Mix::Floats>(r[i], r[i + 1]);
     exchange<Mix::Floats>(r[i + 2], r[i + 3]);
     exchange<Mix::Pairs>(r[i], r[i + 2]);
     exchange<Mix::Pairs>(r[i + 1], r[i + 3]);
     std::swap(r[i + 1], r[i + 2]);
   }
-  if constexpr (width >= 8) {
-#pragma GCC unroll 16
-    for (int i = 0; i < width; ++i) {
-      if (i % 8 < 4) exchange<Mix::Halves>(r[i], r[i + 4]);
-    }
-  }
-  if constexpr (width == 16) {
+  if constexpr (kWidth == 16) {
 #pragma GCC unroll 16
     for (int i = 0; i < 8; ++i) exchange<Mix::Quads>(r[i], r[i + 8]);
 #pragma GCC unroll 16
@@ -259,14 +264,37 @@ template <int width> BRRR_VX void transpose(Reg (&r)[width]) {
   }
 }
 
+// Within each four lanes, and the fours among each other: r[c] becomes column c.
+BRRR_VX void transpose(Reg (&r)[kWidth]) {
+#pragma GCC unroll 16
+  for (int i = 0; kWidth >= 8 && i < kWidth; ++i) {
+    if (i % 8 < 4) exchange<Mix::Halves>(r[i], r[i + 4]);
+  }
+  transpose_joined(r);
+}
+
+// The same of rows in memory, row i at row(i). With 512 bits halves are joined as they are loaded,
+// which takes no permutation, of which a core starts one a cycle.
+template <class F> BRRR_VX void load_transposed(const F& row, Reg (&r)[kWidth]) {
+#if BRRR_VX_BYTES == 64
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    const int first = i / 8 * 8 + i % 4, part = i / 4 % 2 * (kWidth / 2);
+    r[i] = load_halves(row(first) + part, row(first + 4) + part);
+  }
+  transpose_joined(r);
+#else
+  for (int i = 0; i < kWidth; ++i) r[i] = load(row(i));
+  transpose(r);
+#endif
+}
+
 // A whole block. A function of its own: in the loop over blocks g++ 12 would keep the addresses of
 // all rows and columns, on the stack.
 [[gnu::noinline]] inline void transpose_block(const float* from, int64_t from_row, float* to,
                                               int64_t to_row) {
   Reg r[kWidth];
-#pragma GCC unroll 16
-  for (int c = 0; c < kWidth; ++c, from += from_row) r[c] = load(from);
-  transpose(r);
+  load_transposed([=](int i) { return from + i * from_row; }, r);
 #pragma GCC unroll 16
   for (int c = 0; c < kWidth; ++c, to += to_row) store(to, r[c]);
 }
