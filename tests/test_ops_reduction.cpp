@@ -142,6 +142,35 @@ TEST_CASE("reduction rows: layouts do not change a bit, nor does widening first"
   }
 }
 
+// Parts of rows and of columns, within and across the dims that number them, are read in blocks.
+TEST_CASE("reduction rows: dims in any order of memory, parts of them too, do not change a bit") {
+  const Threads restore;
+  for (const OpDef* op : rows_of(OpKind::Reduction)) {
+    CAPTURE(std::string(op->name));
+    for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8}) {
+      if (!has_kernel(*op, t)) continue;
+      for (const IntList& order : {IntList{0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}) {
+        const bool few = op->name != std::string("sum") && order[0] != 2;
+        for (const IntList& shape : {IntList{67, 41, 35}, {3, 70, 530}, {2, 1030, 20}}) {
+          if (few && shape[0] == 3) continue;
+          const Tensor whole = values_for(*op, shape, t).permute(order);
+          const Tensor part = whole.narrow(1, 1, whole.size(1) - 1);
+          for (const Tensor& x : {whole, part}) {
+            const Tensor dense = x.contiguous();
+            for (const IntList& dims : dims_of(3)) {
+              cpu::set_num_threads(1);
+              const Tensor y = reduce(*op, dense, dims, false);
+              check_same(reduce(*op, x, dims, false), y);
+              cpu::set_num_threads(3);
+              check_same(reduce(*op, x, dims, false), y);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("reduction rows: the number of threads does not change a bit") {
   const Threads restore;
   for (const OpDef* op : rows_of(OpKind::Reduction)) {

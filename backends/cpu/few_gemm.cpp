@@ -41,8 +41,9 @@ struct Few {
   static bool reads_right(const Gemm& g) { return g.trans_b && g.m <= kFewRows; }
 };
 
-// What is asked for while the terms from `from` on are added: the next columns' rows, in the order in
-// which they lie. Their places under these would often be 4 KB apart, and share the sets of a cache.
+// What is asked for while the terms from `from` on are added: the next columns' rows, in the order
+// in which they lie. Their places under these would often be 4 KB apart, and share the sets of a
+// cache.
 struct NextColumns {
   const float* at;
   const float* end;  // Of its row.

@@ -119,7 +119,7 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
 class Reduction {
  public:
   Reduction(OpCall& c, const std::function<void(const RowsCall&)>& use)
-      : c_(c), use_(use), l_(reduction_layout(c)), y_(*c.out[0].impl()) {}
+      : c_(c), use_(use), l_(direct_layout(c)), y_(*c.out[0].impl()) {}
 
   void run() {
     if (l_.cols > 0) return columns();

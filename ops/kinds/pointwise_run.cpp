@@ -5,9 +5,9 @@
 
 #include "core/backend.h"
 #include "ops/vocabulary/convert.h"
-#include "ops/vocabulary/gemm_tile.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/pointwise_iteration.h"
+#include "ops/kinds/strided_matrix.h"
 
 namespace brrr {
 
@@ -164,7 +164,6 @@ class Rows {
 // Of an operand that lies across the walk, elements side by side belong to rows one after the
 // other. They are read a line of a cache at a time, for as many rows at once; for more where rows
 // are short. (Of bytes a line has more than that, and is there for the next rows as well.)
-constexpr int64_t kAcross = 64, kBlock = kAcrossRows * kAcross;  // Elements of a row, of a block.
 constexpr int kMostAcross = 4;
 
 bool lies_across(const Iteration& it, int k, int dim) {
@@ -190,42 +189,15 @@ bool turn_across(Iteration& it) {
   return false;
 }
 
-// to[r * pitch + i] = from[i * stride + r], for `rows` and n of them, in compute type `ct`.
-void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* from, int64_t stride,
-                 int64_t rows, int64_t n) {
-  alignas(64) char columns[kBlock * 8];
-  const auto item = static_cast<int64_t>(itemsize(dtype)),
-             width = static_cast<int64_t>(itemsize(ct));
-  for (int64_t i = n; i < 2 * n; ++i) {  // The block after this one.
-    for (int64_t line = 0; line < rows * item; line += 64) {
-      vx::prefetch<1>(from + i * stride * item + line);
-    }
-  }
-  if (dtype != ct) {
-    for (int64_t i = 0; i < n; ++i) {
-      load_tile(ct, columns + i * rows * width, dtype, from + i * stride * item, 1, rows);
-    }
-    from = columns;
-    stride = rows;
-  }
-  const auto turn = [&](const auto* in, auto* out) {
-    tile::transpose(in, stride, n, rows, out, pitch, false);
-  };
-  if (width == 4)
-    turn(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-  else
-    turn(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
-}
-
 // Rows [begin, end) of the outer dims, of each all n elements, some operands lying across them.
 void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
   Way way[kMost];
   choose_ways(it, way);
   const int inner = it.ndim - 1;
   struct {
-    alignas(64) char data[kMostAcross][kBlock * 8];
+    alignas(64) char data[kMostAcross][kAcrossBlock * 8];
   } blocks;
-  const int64_t pitch = std::min(n, kAcross);
+  const int64_t pitch = std::min(n, kAcrossWidth);
   bool flat = n == pitch, tiles = false;  // A block's rows follow one another in every operand.
   int64_t step[2][kMost];  // In bytes, of each operand: from element to element and row to row.
   char* block[kMost] = {};
@@ -240,13 +212,13 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
       tiles |= way[k] == Way::Tile;
     }
   }
-  const int64_t most = (flat && tiles ? kTile : kBlock) / pitch;
+  const int64_t most = (flat && tiles ? kTile : kAcrossBlock) / pitch;
   Buffers buf;
   Rows rows(it, begin, 0);
   for (int64_t row = begin, height; row < end; row += height) {
     height = std::min({most, end - row, it.size[inner - 1] - row % it.size[inner - 1]});
-    for (int64_t i = 0; i < n; i += kAcross) {
-      const int64_t m = std::min(kAcross, n - i);
+    for (int64_t i = 0; i < n; i += kAcrossWidth) {
+      const int64_t m = std::min(kAcrossWidth, n - i);
       for (int k = it.n_out; k < it.count(); ++k) {
         const PointwiseOperand& o = it.operands[k];
         if (block[k]) {

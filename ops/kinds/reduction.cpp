@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
 #include "ops/kinds/composite.h"
+#include "ops/kinds/pointwise_iteration.h"
 #include "ops/kinds/reduction_layout.h"
 #include "ops/view_ops.h"
 
@@ -122,6 +123,7 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
 constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
+constexpr int64_t kShared = 256, kApart = 16;  // Rows so far apart share a few sets of a cache.
 constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
 
 // What is reduced, with the CPU's kernels and the addresses of the results.
@@ -133,14 +135,19 @@ struct Layout : ReductionLayout {
   DType out_dtype;
 
   int64_t width() const { return static_cast<int64_t>(itemsize(compute)); }
+  bool folds_in_place() const { return direct && dtype == compute; }
   const char* at(int64_t element) const {
     return base + element * static_cast<int64_t>(itemsize(dtype));
   }
 };
 
-// A buffer for elements on their way to the compute type.
+// Elements brought into order and to the compute type. What lies across is worth reading in large
+// parts, of which the second cache holds one.
 struct Tile {
-  alignas(64) char data[kReduceChunk * 8];
+  alignas(64) char data[kReduceChunk * 32];
+  int64_t most;
+  explicit Tile(const Layout& l)
+      : most(l.across ? static_cast<int64_t>(sizeof data) / l.width() : kReduceChunk) {}
 };
 
 void finish_range(const Layout& l, int64_t begin, int64_t n) {
@@ -151,24 +158,45 @@ void finish_range(const Layout& l, int64_t begin, int64_t n) {
   store_tile(l.out_dtype, out, 1, l.compute, acc, n);
 }
 
-// to[r] = rows [begin, begin + n) of at most a chunk of elements each.
-void run_rows(const Layout& l, const char* p, int64_t length, int64_t n, char* to) {
-  if (l.dtype == l.compute) {
-    l.fold->rows(p, l.outer_stride, length, n, to);
-    return;
+// to[r] = row begin + r, of at most a chunk of elements each.
+void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
+  if (l.folds_in_place()) {
+    return l.fold->rows(l.at(begin * l.outer_stride), l.outer_stride, l.rows, n, to);
   }
-  Tile tile;
-  const auto size = static_cast<int64_t>(itemsize(l.dtype));
-  const int64_t batch = l.outer_stride == length ? std::max<int64_t>(1, kReduceChunk / length) : 1;
+  Tile tile(l);
+  const int64_t pitch = !l.across || l.rows % kShared ? l.rows : l.rows + kApart;
+  int64_t batch = std::max<int64_t>(1, tile.most / pitch);
+  if (batch > kAcrossRows) batch -= batch % kAcrossRows;
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
-    load_tile(l.compute, tile.data, l.dtype, p + r * l.outer_stride * size, 1, m * length);
-    l.fold->rows(tile.data, length, length, m, to + r * l.width());
+    l.elements->load(l.base, l.compute, begin + r, m, 0, l.rows, tile.data, pitch);
+    l.fold->rows(tile.data, pitch, l.rows, m, to + r * l.width());
+  }
+}
+
+// to[i] = chunk begin + i of all rows, which have `chunks` each.
+void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, char* to) {
+  Tile tile(l);
+  for (int64_t u = begin, n; u < end; u += n) {
+    const int64_t row = u / chunks, chunk = u % chunks, from = chunk * kReduceChunk;
+    n = std::min(end - u, chunks - chunk);
+    const char* p = tile.data;
+    if (l.folds_in_place()) {
+      p = l.at(row * l.outer_stride + from);
+    } else {
+      n = std::min(n, tile.most / kReduceChunk);
+      const int64_t length = std::min(n * kReduceChunk, l.rows - from);
+      l.elements->load(l.base, l.compute, row, 1, from, length, tile.data, length);
+    }
+    for (int64_t i = 0; i < n; ++i, to += l.width()) {
+      const int64_t at = i * kReduceChunk, length = std::min(kReduceChunk, l.rows - from - at);
+      l.fold->rows(p + at * l.width(), 0, length, 1, to);
+    }
   }
 }
 
 // One level of chunks per turn, until a row is a single chunk.
-void drive_rows(Layout l) {
+void drive_rows(Layout& l) {
   Tensor partials, previous;
   while (l.rows > kReduceChunk) {
     const int64_t chunks = (l.rows + kReduceChunk - 1) / kReduceChunk;
@@ -176,50 +204,50 @@ void drive_rows(Layout l) {
     partials = raw_empty({l.outer * chunks}, l.compute, Device{});
     char* to = partials.impl()->data();
     parallel_for(l.outer * chunks, kGrain / kReduceChunk, [&](int64_t begin, int64_t end) {
-      for (int64_t u = begin; u < end; ++u) {
-        const int64_t from = u % chunks * kReduceChunk;
-        const int64_t length = std::min(kReduceChunk, l.rows - from);
-        run_rows(l, l.at(u / chunks * l.outer_stride + from), length, 1, to + u * l.width());
-      }
+      run_chunks(l, chunks, begin, end, to + begin * l.width());
     });
     l.base = to;
     l.dtype = l.compute;
+    l.direct = true;
     l.rows = l.outer_stride = chunks;
     l.fold = &l.kernels->results;
   }
   const int64_t grain = std::max<int64_t>(1, kGrain / l.rows);
   parallel_for(l.outer, grain, [&](int64_t begin, int64_t end) {
-    run_rows(l, l.at(begin * l.outer_stride), l.rows, end - begin, l.acc + begin * l.width());
+    run_rows(l, begin, end - begin, l.acc + begin * l.width());
     finish_range(l, begin, end - begin);
   });
 }
 
-// to[cols] = at most a block of rows, `cols` columns from `p`.
-void run_block(const Layout& l, const char* p, int64_t rows, int64_t cols, char* to) {
-  if (l.dtype == l.compute) {
-    l.fold->columns(p, l.row_stride, rows, cols, true, to);
-    return;
+// A part of one outer index: rows from `row` on, `cols` columns from `col` on.
+struct ColumnPart {
+  int64_t outer, row, rows, col, cols;
+};
+
+// to[cols] = at most a block of rows.
+void run_block(const Layout& l, const ColumnPart& p, Tile& tile, char* to) {
+  if (l.folds_in_place()) {
+    const char* at = l.at(p.outer * l.outer_stride + p.row * l.row_stride + p.col);
+    return l.fold->columns(at, l.row_stride, p.rows, p.cols, true, to);
   }
-  Tile tile;
-  const int64_t step = kReduceChunk / kColumnTile;
-  const int64_t row_bytes = l.row_stride * static_cast<int64_t>(itemsize(l.dtype));
-  for (int64_t r = 0; r < rows; r += step) {
-    const int64_t m = std::min(step, rows - r);
-    for (int64_t i = 0; i < m; ++i) {
-      load_tile(l.compute, tile.data + i * cols * l.width(), l.dtype, p + (r + i) * row_bytes, 1,
-                cols);
-    }
-    l.fold->columns(tile.data, cols, m, cols, r == 0, to);
+  const int64_t step = tile.most / kColumnTile;
+  for (int64_t r = 0; r < p.rows; r += step) {
+    const int64_t m = std::min(step, p.rows - r);
+    l.elements->load(l.base, l.compute, p.outer * l.rows + p.row + r, m, p.col, p.cols, tile.data,
+                     p.cols);
+    l.fold->columns(tile.data, p.cols, m, p.cols, r == 0, to);
   }
 }
 
-// to[cols] = `rows` rows of a tile of columns from `p`: their blocks one after the other.
-void run_columns(const Layout& l, const char* p, int64_t rows, int64_t cols, char* to) {
+// to[cols] = the part's blocks one after the other.
+void run_columns(const Layout& l, ColumnPart p, char* to) {
   alignas(64) char block[kColumnTile * 8];
-  const int64_t bytes = kReduceBlock * l.row_stride * static_cast<int64_t>(itemsize(l.dtype));
-  for (int64_t r = 0; r < rows; r += kReduceBlock, p += bytes) {
-    run_block(l, p, std::min(kReduceBlock, rows - r), cols, r == 0 ? to : block);
-    if (r > 0) l.kernels->results.columns(block, 0, 1, cols, false, to);
+  Tile tile(l);
+  const int64_t end = p.row + p.rows;
+  for (bool first = true; p.row < end; p.row += kReduceBlock, first = false) {
+    p.rows = std::min(kReduceBlock, end - p.row);
+    run_block(l, p, tile, first ? to : block);
+    if (!first) l.kernels->results.columns(block, 0, 1, p.cols, false, to);
   }
 }
 
@@ -245,8 +273,8 @@ void drive_columns(const Layout& l) {
     for (int64_t u = begin; u < end; ++u) {
       const int64_t part = u / tiles, r = part % parts * height;
       const int64_t c = u % tiles * kColumnTile, n = std::min(kColumnTile, l.cols - c);
-      const char* p = l.at(part / parts * l.outer_stride + r * l.row_stride + c);
-      run_columns(l, p, std::min(height, l.rows - r), n, to + part * row + c * l.width());
+      run_columns(l, {part / parts, r, std::min(height, l.rows - r), c, n},
+                  to + part * row + c * l.width());
       if (parts == 1) finish_range(l, part * l.cols + c, n);
     }
   });
@@ -260,14 +288,14 @@ void drive_columns(const Layout& l) {
 
 }  // namespace
 
-// The copy, partial results (level by level of a row), and the result before it is rounded.
+// Partial results (level by level of a row), and the result before it is rounded.
 int64_t reduction_scratch(const OpCall& c) {
   const TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return 0;
-  const ReductionLayout l = reduction_layout(c, false);
+  ReductionLayout l;
+  set_layout(l, c);
   const auto item = static_cast<int64_t>(itemsize(l.compute));
-  int64_t bytes = l.copy.defined() ? scratch_for(l.copy.numel(), item) : 0;
-  if (y.dtype != l.compute) bytes += scratch_for(y.numel, item);
+  int64_t bytes = y.dtype != l.compute ? scratch_for(y.numel, item) : 0;
   if (l.cols) {
     const int64_t parts = column_parts(l);
     return bytes + (parts > 1 ? scratch_for(l.outer * parts * l.cols, item) : 0);
@@ -283,7 +311,8 @@ void reduction_run(OpCall& c) {
   const TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return;
   Layout l;
-  static_cast<ReductionLayout&>(l) = reduction_layout(c);
+  set_layout(l, c);
+  l.base = c.in[0]->data();
   l.kernels = &c.op->reduction->kernels[compute_index(l.compute)];
   l.fold = &l.kernels->elements;
   l.out = l.acc = y.data();

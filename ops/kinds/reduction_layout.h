@@ -1,22 +1,32 @@
 #pragma once
 // A reduction's input once runs of dims are merged: what a kernel has to walk.
 
+#include <memory>
+
 #include "ops/kinds/reduction.h"
+#include "ops/kinds/strided_matrix.h"
 
 namespace brrr {
 
 /// (outer, rows, cols) reduced over `rows`, or, when `cols` is 0, (outer, rows) reduced over the
-/// latter. Strides are in elements; the innermost elements are adjacent.
+/// latter. Strides are in elements; the innermost elements are adjacent where `direct`.
 struct ReductionLayout {
   DType compute, dtype;  ///< Of the arithmetic, and of the elements in memory.
   const char* base;
   int64_t outer = 1, rows = 1, cols = 0;
   int64_t outer_stride = 0, row_stride = 0;
   int64_t count = 1;  ///< Elements per output; 0 where the input is empty, and nothing else is set.
-  Tensor copy;        ///< Keeps what `base` points to when the input's own order would not do.
+  bool direct = true;
+  bool across = false;  ///< The innermost elements are not adjacent.
+  /// All elements where they are not direct, or not of the compute type: outer * rows by cols, or
+  /// outer by rows.
+  std::shared_ptr<const StridedMatrix> elements;
+  Tensor copy;  ///< Keeps what `base` points to if they were brought into order.
 };
 
-/// Where `filled` is false a copy is not made, and nothing may be read.
-ReductionLayout reduction_layout(const OpCall& c, bool filled = true);
+/// Fills `l`, which is new, but for `base`. Nothing is read.
+void set_layout(ReductionLayout& l, const OpCall& c);
+/// All of it, direct: of a copy, where the elements' own order would not do.
+ReductionLayout direct_layout(const OpCall& c);
 
 }  // namespace brrr

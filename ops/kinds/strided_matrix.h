@@ -1,0 +1,38 @@
+#pragma once
+// A tensor of any strides as a matrix, of which a driver takes dense parts.
+
+#include "core/int_list.h"
+#include "core/scalar.h"
+
+namespace brrr {
+
+/// Of a tensor that lies across what is read: to[r * pitch + i] = from[i * stride + r], for `rows`
+/// (a block's: rows * n is at most kAcrossBlock) and n of them, in compute type `ct`.
+void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* from, int64_t stride,
+                 int64_t rows, int64_t n);
+inline constexpr int64_t kAcrossBlock = 1024, kAcrossWidth = 64;  ///< Of a block: elements, at most
+                                                                  ///< so many of a row.
+
+/// The first `row_dims` dims of a tensor number its rows, the others its columns.
+class StridedMatrix {
+ public:
+  StridedMatrix() = default;
+  StridedMatrix(DType dtype, const IntList& sizes, const IntList& strides, int row_dims);
+  /// to[r * pitch + c] = element (row + r, col + c) of what begins at `base`, in compute type `ct`.
+  void load(const char* base, DType ct, int64_t row, int64_t rows, int64_t col, int64_t cols,
+            char* to, int64_t pitch) const;
+
+ private:
+  struct Box;
+  struct Run {
+    IntList sizes, strides;
+    template <class F>
+    void boxes(int dim, int64_t begin, int64_t end, int64_t pitch, Box box, const F& f) const;
+  };
+  void load(const char* base, DType ct, Box& box, char* to) const;
+
+  DType dtype_ = kFloat32;
+  Run rows_, cols_;
+};
+
+}  // namespace brrr
