@@ -273,7 +273,7 @@ template <class F, Operand... O> struct RowKernels {
   template <class V, size_t K, class X>
   static void store_one(const X& x, Lane<V>* to, int64_t i, int lanes) {
     if constexpr (kind<K> == RowResult::Each) {
-      put<V>(to + i, x.v, lanes);
+      if (K == 0 || to) put<V>(to + i, x.v, lanes);
     } else if constexpr (kind<K> == RowResult::Column) {
       if (to) put<V>(to + i, take<V>(to + i, lanes) + x.v, lanes);
     }
@@ -284,15 +284,18 @@ template <class F, Operand... O> struct RowKernels {
   [[gnu::flatten]] static void store(const R r, int64_t n, int64_t first, int64_t rows,
                                      void* const* out, std::index_sequence<K...>) {
     if constexpr (((kind<K> == RowResult::Each || kind<K> == RowResult::Column) || ...)) {
-      Lane<V>* to[] = {static_cast<Lane<V>*>(out[K]) +
-                       (kind<K> == RowResult::Each ? first * n : 0)...};
+      Lane<V>* to[] = {static_cast<Lane<V>*>(out[K])...};
+      const auto move = [&](int64_t by) {
+        ((to[K] += kind<K> == RowResult::Each && to[K] ? by : 0), ...);
+      };
+      move(first * n);
       for (int64_t row = 0; row < rows; ++row) {
         map_row(n, [x = std::tuple{bind<K, Kept>(std::get<K>(r), row, n)...}, to](int64_t i,
                                                                                   int lanes) {
           const std::tuple values{std::get<K>(x).at(i, lanes)...};
           (store_one<V, K>(std::get<K>(values), to[K], i, lanes), ...);
         });
-        ((to[K] += kind<K> == RowResult::Each ? n : 0), ...);
+        move(n);
       }
     }
   }
@@ -395,8 +398,11 @@ class RowOp : public OpDef {
       // Lives as long as its row: for ever.
       auto* gradient = new RowOp(std::string(name) + "_backward", doc);
       [&]<size_t... K>(std::index_sequence<K...>) {
-        gradient->define<G, O..., as_operand(Kernels::template kind<K>)...,
-                         as_operand(Kernels::template kind<0>)>();
+        constexpr Operand own = as_operand(Kernels::template kind<0>);
+        using Gradients = lanes::RowKernels<G, O..., as_operand(Kernels::template kind<K>)..., own>;
+        static_assert(Gradients::kResults <= ((O != Operand::Scalar) + ...),
+                      "a row op's lambdas return no more gradients than it has operands");
+        gradient->define<G, O..., as_operand(Kernels::template kind<K>)..., own>();
       }
       (Kernels::kAll);
       attach(gradient);

@@ -68,6 +68,11 @@ const RowOp class_weighted{"class_weighted",
                              const auto lp = x - m::log(row::sum(m::exp(x)));
                              return -(row::pick(lp, id) * row::pick(w, id));
                            }};
+// A gradient of elements for each operand, of which a call may want some.
+const RowOp product{"product", "x y z", [](auto x, auto y, auto z) { return x * y * z; },
+                    [](auto x, auto y, auto z, auto, auto g) {
+                      return std::tuple(g * y * z, g * x * z, g * x * y);
+                    }};
 const RowOp quoted{"a \"quoted\" \\", "x + 1", [](auto x) { return x + 1.0; }};
 const RowOp number_first{"number_first", "max(0.3, 2^x) + 2 x + x",
                          [](auto x) { return m::max(0.3, m::pow(2.0, x)) + m::fma(2.0, x, x); }};
@@ -132,6 +137,23 @@ static int check_gradients() {
   return 0;
 }
 
+static int check_wanted(Mode mode) {
+  const Tensor in[] = {randn({9, 20}), randn({9, 20}), randn({9, 20})};
+  for (int wanted = 1; wanted < 8; ++wanted) {
+    Tensor x[3];
+    for (int k = 0; k < 3; ++k) x[k] = in[k].clone().set_requires_grad(wanted >> k & 1);
+    auto step = brrr::step([&] { product(x[0], x[1], x[2]).sum().backward(); }, mode);
+    step();
+    for (int k = 0; k < 3; ++k) {
+      CHECK(x[k].grad().defined() == (wanted >> k & 1));
+      if (!x[k].grad().defined()) continue;
+      const Tensor want = k == 0 ? in[1] * in[2] : k == 1 ? in[0] * in[2] : in[0] * in[1];
+      CHECK(x[k].grad().to_vector<float>() == want.to_vector<float>());
+    }
+  }
+  return 0;
+}
+
 // A number that varies, `a` of shifted, is read on each call: it needs two recordings.
 static Tensor train(Mode mode) {
   manual_seed(1);
@@ -183,6 +205,7 @@ int main() {
                            {.second_order = true});
   CHECK(r);
   if (check_operands() || check_gradients() || check_picture()) return 1;
+  if (check_wanted(Mode::Eager) || check_wanted(Mode::Graph)) return 1;
   const Tensor eager = train(Mode::Eager), graph = train(Mode::Graph);
   CHECK(graph.defined());
   CHECK(eager.to_vector<float>() == graph.to_vector<float>());
