@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "core/check.h"
 #include "examples/common/options.h"
 #include "examples/common/report.h"
 #include "examples/common/scaling.h"
@@ -171,6 +172,9 @@ int main(int argc, char** argv) {
   return o.run(argc, argv, [&] {
     o.sizes = distinct(o.sizes);
     if (o.ranks == 0) return run(o);
+    BRRR_CHECK(o.device == "cpu" && o.json.empty() && o.plot.empty() && o.trace.empty(),
+               "--ranks prints tables of steps on the CPU; leave out --device, --json, --plot and "
+               "--trace");
     if (std::getenv("BRRR_SCALING_ROW")) {
       print_scaling_row(tasks(o.own ? "own" : o.model), o.sizes, o.optimizer, o.seconds);
       return 0;

@@ -9,6 +9,7 @@
 #include "core/context.h"
 #include "graph/core.h"
 #include "graph/watch.h"
+#include "ops/dist.h"
 
 namespace brrr::graph {
 
@@ -29,8 +30,10 @@ void finish() {
 
 // Medians of both in microseconds, in turns, so that what disturbs the machine disturbs both.
 std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
-  constexpr double enough_s = 0.5;
-  constexpr size_t least = 7, most = 5000;
+  // Calls of several processes may be calls of each other, whose clocks would end them apart.
+  const bool counted = dist::size() > 1;
+  const double enough_s = counted ? 0 : 0.5;
+  const size_t least = counted ? 25 : 7, most = 5000;
   const Call* const calls[] = {&a, &b};
   std::vector<double> us[2];
   const auto begin = Clock::now();
@@ -52,7 +55,7 @@ struct Seen {
   std::vector<ProfileRow> rows;
 };
 Seen look_at(const Call& call, double us) {
-  const int calls = static_cast<int>(std::clamp(5e4 / us, 5.0, 50.0));
+  const int calls = dist::size() > 1 ? 10 : static_cast<int>(std::clamp(5e4 / us, 5.0, 50.0));
   const Profile profile;
   for (int i = 0; i < calls; ++i) call();
   const TimeSplit all = profile.total();
@@ -90,7 +93,7 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
   const auto digits = [](double us) { return us < 1 ? 3 : 1; };
   const std::string bound = s.bound();
   const double most = std::max({s.compute_us, s.memory_us, s.overhead_us()});
-  const bool eager = d.mode == Mode::Eager;
+  const bool eager = d.mode == Mode::Eager, graph_helps = eager && d.refused.empty();
   const bool slow = bound == "overhead" && 2 * d.slow_us > s.overhead_us();
   std::string t = slow ? fmt::format("kernel-bound: {} of the step, in kernels far from the limits",
                                      percent(d.slow_us))
@@ -121,13 +124,13 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
                    d.gain(), bound == "memory" ? ", 16-bit floats" : "");
   }
   if (bound == "overhead") {
-    return t + (eager ? "what helps: graph mode, and more work a call (larger batches)"
-                      : fmt::format("what helps: more work a call (larger batches){}",
-                                    may_freeze ? ", step.freeze()" : ""));
+    return t + fmt::format("what helps: {}more work a call (larger batches){}",
+                           graph_helps ? "graph mode, and " : "",
+                           may_freeze && !eager ? ", step.freeze()" : "");
   }
   if (bound == "memory") {
-    return t + (eager ? "what helps: graph mode, which fuses; 16-bit floats, which halve the bytes"
-                      : "what helps: 16-bit floats, which halve the bytes");
+    return t + fmt::format("what helps: {}16-bit floats, which halve the bytes",
+                           graph_helps ? "graph mode, which fuses; " : "");
   }
   return t + "what helps: fewer FLOPs, more threads, a faster machine";
 }

@@ -57,9 +57,10 @@ std::string quoted(const std::string& word) {
 }
 
 std::string command_of(int ranks, const std::vector<std::string>& arguments) {
-  // Containers run as root, which Open MPI asks to confirm.
-  std::string command =
-      geteuid() == 0 ? "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " : "";
+  // Open MPI starts no more processes than there are cores unless it is told to. Containers run as
+  // root, which it asks to confirm.
+  std::string command = "OMPI_MCA_rmaps_base_oversubscribe=1 ";
+  if (geteuid() == 0) command += "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ";
   const auto program = own_path().parent_path() / "overhead";
   command += fmt::format("BRRR_SCALING_ROW=1 mpirun -np {} {}", ranks, quoted(program));
   for (const std::string& a : arguments) command += ' ' + quoted(a);
