@@ -49,6 +49,8 @@ struct GradientHook {
   virtual bool awaited() const = 0;
   /// zero_grad() drops the gradients of these.
   virtual void dropped(const std::vector<Tensor>& parameters) = 0;
+  /// An optimiser is about to use the gradients of these.
+  virtual void used(const std::vector<Tensor>& parameters) = 0;
 };
 
 /// Memory planned for the scratch tensors of an op's kernel, as its row asks.

@@ -103,11 +103,12 @@ class StepCore final : public StepBase {
   void warn(const std::string& line);
   void fall_back(const std::string& why);
   bool verification_due(const Entry& e) const;
+  bool agree_to_verify(const Recording& r, bool due, bool by_plan) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
   void verify(Entry& e, Session& s);
   void replay(const Recording& r, Plan& plan, Session& s);
   void walk_ops(Entry& e, Session& s, bool shared);
-  void count(Entry& e, bool replay, bool watched);
+  void count(Entry& e, bool replay, bool had_its_turn);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
   std::shared_ptr<Entry> play(Session& s, const Tensor* const* args, size_t n,
                               std::vector<Tensor>& results);

@@ -75,6 +75,10 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
                                    void (*body)(void*, ResultList&), void* ctx) {
   // A step inside a step is inlined into the outer recording.
   if (options_.mode == Mode::Eager || context.recorder) {
+    if (!context.recorder) {
+      std::lock_guard lock(mutex_);
+      ++stats_.calls;
+    }
     ResultList ignored;
     std::optional<CheckNumericsGuard> check;
     if (options_.check_numerics && !context.recorder) check.emplace();
@@ -260,9 +264,10 @@ void StepCore::execute(Entry& e, Session& s) {
     return trial ? Clock::now() : Clock::time_point();
   };
   const auto begin = time();
+  const bool due = s.watch && verification_due(e), verifies = agree_to_verify(r, due, by_plan);
   if (by_plan) {
     ++e.replays;
-    s.watch&& verification_due(e) ? verify(e, s) : replay(r, *e.plan, s);
+    verifies ? verify(e, s) : replay(r, *e.plan, s);
   } else {
     walk_ops(e, s, shared);
   }
@@ -275,13 +280,13 @@ void StepCore::execute(Entry& e, Session& s) {
   }
   ++e.calls;
   s.plan = e.plan.get();
-  count(e, by_plan, s.watch);
+  // A call that was watched for nothing, because the walker served it, is not watched again soon.
+  count(e, by_plan, due || verifies);
 }
 
-void StepCore::count(Entry& e, bool by_plan, bool watched) {
+void StepCore::count(Entry& e, bool by_plan, bool had_its_turn) {
   std::lock_guard lock(mutex_);
-  // A call that was watched for nothing, because the walker served it, is not watched again soon.
-  e.turn = watched && verification_due(e) ? 1 : e.turn + by_plan;
+  e.turn = had_its_turn ? 1 : e.turn + by_plan;
   stats_.replays += by_plan;
   stats_.ops_per_replay = e.recording.instrs.size();
   if (!e.plan) return;

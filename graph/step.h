@@ -45,7 +45,9 @@ struct StepOptions {
   Numerics numerics = Numerics::Strict;
   /// Every n-th replay also runs eagerly on cloned state, and both are compared as same_bits()
   /// does; 0: never. A difference, or memory that the function wrote behind brrr's back while it
-  /// ran (see Step), throws, and the step has not happened.
+  /// ran (see Step), throws, and the step has not happened. On several ranks, of a step that has
+  /// collectives: the same on all of them; a call for which it is due on one of them is compared on
+  /// all, if it is a replay on all.
   int verify_every = 0;
   bool require_graph = false;  ///< Throw instead of falling back to the reference walker.
   Policy on_new_entry = Policy::Recompile;

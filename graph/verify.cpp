@@ -4,6 +4,9 @@
 #include "core/check.h"
 #include "graph/compare.h"
 #include "graph/core.h"
+#include "ops/dist.h"
+#include "ops/dist_ops.h"
+#include "ops/factory_ops.h"
 
 namespace brrr::graph {
 
@@ -38,6 +41,19 @@ bool StepCore::verification_due(const Entry& e) const {
   return options_.verify_every && e.turn >= static_cast<uint64_t>(options_.verify_every);
 }
 
+// Whether this call is verified. That makes its collectives twice, so with several ranks it is for
+// all of them or for none, though one may have replayed an entry more often than another, or have
+// only now recorded its own: it is if it is due on a rank, and a replay on all.
+bool StepCore::agree_to_verify(const Recording& r, bool due, bool by_plan) const {
+  const auto is_collective = [](const Instr& i) { return i.op->reaches_out; };
+  if (!options_.verify_every || dist::size() == 1 || std::ranges::none_of(r.instrs, is_collective))
+    return due && by_plan;
+  const PlainScope plain;
+  const Tensor votes = dist::all_reduce(tensor(std::vector<int64_t>{due, by_plan}));
+  const auto of_all = votes.to_vector<int64_t>();
+  return of_all[0] > 0 && of_all[1] == dist::size();
+}
+
 // What the function wrote through a pointer after an operation had used the memory: eager mode has
 // computed with what was there before, a replay computes with what is there now.
 void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
@@ -63,7 +79,7 @@ void StepCore::verify(Entry& e, Session& s) {
   const std::vector<Binding>& bindings = s.pass.bindings();
   std::vector<Binding> cloned;
   for (size_t k = 0; k < bindings.size(); ++k) {
-    const Ref<Storage>& then = s.pass.first_seen()[k];
+    const Ref<Storage> then = s.watch ? s.pass.first_seen()[k] : Ref<Storage>();
     cloned.push_back({then ? then : clone_storage(*bindings[k].storage), bindings[k].base});
   }
   const auto shadow = [&] {

@@ -126,7 +126,7 @@ struct DataParallel::State final : GradientHook {
   std::unordered_map<const TensorImpl*, size_t> index;
   // The pass of a step, in a cell that a recorded step which throws puts back,
   const Ref<ControlCell> cell = control_cell(0);
-  uint64_t group = 0;         // whose passes have streams group * passes() and following.
+  uint64_t group = 0;         // whose passes have streams group * streams() and following.
   std::vector<size_t> begun;  // In this backward pass, and not awaited yet,
   bool reached = false;       // which has come to one of the parameters, and has not ended.
   std::vector<std::vector<Tensor>> earlier;  // Gradients of the step's earlier passes.
@@ -137,16 +137,14 @@ struct DataParallel::State final : GradientHook {
 
   static uint64_t stream() { return rng_state().draw >> kPassBits; }
   uint64_t own_stream() const {
-    return group * passes() + static_cast<uint64_t>(rank() * options.accumulate + pass());
+    return group * streams() + static_cast<uint64_t>(rank() * options.accumulate + pass());
   }
-  // Between steps every rank is at the beginning of a group; what has been drawn from it since, or
-  // by steps of other sizes, is skipped. After a forward pass that no backward pass has followed
-  // each rank is in a stream of its own, of a group that is the same for all.
-  uint64_t next_group() const {
-    const bool drawn = (rng_state().draw & ((uint64_t{1} << kPassBits) - 1)) != 0;
-    if (expected && stream() / passes() == group) return group + drawn;
-    return (stream() + drawn + passes() - 1) / passes();
-  }
+  // The last of a group is for what a rank draws between steps, be it little or much, alone or not.
+  uint64_t streams() const { return passes() + 1; }
+  uint64_t after_group(uint64_t g) const { return g * streams() + passes(); }
+  // Also after a forward pass that no backward pass has followed, when each rank is in a stream of
+  // its own, and after steps of other sizes, which had other groups.
+  uint64_t next_group() const { return stream() / streams() + 1; }
   static void to_stream(uint64_t number) { set_rng_state({rng_state().seed, number << kPassBits}); }
 
   void begin_pass() {
@@ -182,6 +180,17 @@ struct DataParallel::State final : GradientHook {
     if (static_cast<size_t>(own) < parameters.size()) return;
     set_control(*cell, 0);
     earlier.clear();
+  }
+
+  void used(const std::vector<Tensor>& all) override {
+    if (pass() == 0) return;
+    const bool own =
+        std::ranges::any_of(all, [&](const Tensor& t) { return index.count(t.impl()); });
+    BRRR_CHECK(!own,
+               "DataParallel: a step of the optimiser after {} of {} backward passes (accumulate), "
+               "whose gradients have not been exchanged yet; step after the last one, or drop what "
+               "a short last group has left by zero_grad()",
+               pass(), options.accumulate);
   }
 
   // Buckets have the parameters' dtypes, and a sharding has views of them.
@@ -236,12 +245,12 @@ struct DataParallel::State final : GradientHook {
   template <class F> void end(const F& which, const std::vector<bool>& used = {}) {
     const auto rest = std::partition(begun.begin(), begun.end(), which);
     std::vector<size_t> members(begun.begin(), rest);
-    begun.erase(begun.begin(), rest);
     std::sort(members.begin(), members.end());
     std::vector<Tensor> gradients;
     for (const size_t k : members) gradients.push_back(gradient(k));
     buckets.end(
         gradients, members, [&](size_t k) { return before(k); }, used);
+    begun.erase(begun.begin(), rest);  // If that throws, the next pass clears what is left.
     for (const size_t k : members) {
       if (sums_part()) sharding->keep_own_gradient(parameters[k], part_of_pass());
     }
@@ -291,7 +300,7 @@ struct DataParallel::State final : GradientHook {
     for (const Tensor& p : parameters) {
       if (!sums_part() && p.grad().defined()) p.grad().mul_(part_of_pass());
     }
-    to_stream((group + 1) * passes());
+    to_stream(after_group(group));
   }
 
   void exchange() {
@@ -320,7 +329,7 @@ DataParallel::DataParallel(models::Module& module, DataParallelOptions options) 
   }
   state_ = std::make_unique<State>(module, options);
   if (state_->passes() == 1) return;
-  State::to_stream(state_->next_group() * state_->passes());
+  State::to_stream(state_->after_group(state_->next_group()));
   // A backward pass without a forward pass through it is refused from the beginning.
   if (!context.gradients || !context.gradients->awaited()) context.gradients = state_.get();
 }

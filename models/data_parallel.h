@@ -11,7 +11,7 @@ namespace brrr::dist {
 
 struct DataParallelOptions {
   /// Backward passes of this rank that make one step; gradients are exchanged in the last of them
-  /// and are the mean over all passes of all ranks.
+  /// and are the mean over all passes of all ranks. An optimiser's step before that is refused.
   int64_t accumulate = 1;
   /// Gradients travel in buckets of about so many bytes, while others are still being computed.
   /// 0: a quarter of the model, at least 1 MB and at most 25 MB: each costs a computation without a
@@ -53,9 +53,9 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 ///
 /// N ranks give the bits of one process that makes N passes over the same parts (`accumulate` = N,
 /// the same DataParallel): sums are taken in rank order, and every pass draws its random numbers
-/// from a stream of its own, so that dropout belongs to the part and not to the rank. Eager or in a
-/// recorded step. Alone it only averages over `accumulate`. Neither copied nor moved; it outlives
-/// the steps that were recorded with it.
+/// from a stream of its own, so that dropout belongs to the part and not to the rank, whatever one
+/// rank draws between steps. Eager or in a recorded step. Alone it only averages over `accumulate`.
+/// Neither copied nor moved; it outlives the steps that were recorded with it.
 ///
 /// All ranks use the same parameters in a step, or all get an Error that names them (steps recorded
 /// for linked GPUs compare only with BRRR_DIST_CHECK=1, when they are recorded). Several forward

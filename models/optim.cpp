@@ -64,6 +64,7 @@ void Optimizer::step(const Tensor& skip) {
              "{}: its parameters were sharded after it was made; make the optimiser after the "
              "DataParallel",
              name_);
+  if (context.gradients) context.gradients->used(parameters_);
   NoGradGuard guard;
   for (const Tensor& p : parameters_) {
     if (shares_) shares_->sharding()->check_in_place(name_, p);

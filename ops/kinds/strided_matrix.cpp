@@ -122,9 +122,8 @@ void StridedMatrix::load(const char* base, DType ct, Box& b, char* to) const {
     const int64_t most = std::max(kAcrossRows, kAcrossBlock / std::min(n, kAcrossWidth));
     for (int64_t i = 0; i < n; i += kAcrossWidth) {
       for (int64_t r = 0; r < rows; r += most) {
-        load_across(ct, at + (r * pitch + i) * width, pitch, dtype_,
-                    from + (i * stride + r) * item, stride, std::min(most, rows - r),
-                    std::min(kAcrossWidth, n - i));
+        load_across(ct, at + (r * pitch + i) * width, pitch, dtype_, from + (i * stride + r) * item,
+                    stride, std::min(most, rows - r), std::min(kAcrossWidth, n - i));
       }
     }
   }

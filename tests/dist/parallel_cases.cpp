@@ -148,10 +148,10 @@ TEST_CASE("DataParallel: forward passes for one backward pass, and evaluations, 
       net.zero_grad();
       loss(ddp, batch(dist::rank(), i)).backward();
       const RngState after = rng_state();
-      CHECK((after.draw >> 32) == group + static_cast<uint64_t>(ranks()));
+      CHECK((after.draw >> 32) == group + static_cast<uint64_t>(ranks()) + 1);
       alone.zero_grad();
       for (int r = 0; r < dist::size(); ++r) {
-        set_rng_state({after.seed, (group + static_cast<uint64_t>(r)) << 32});
+        set_rng_state({after.seed, (group + 1 + static_cast<uint64_t>(r)) << 32});
         loss(alone, batch(r, i)).backward();
       }
       set_rng_state(after);
@@ -164,6 +164,98 @@ TEST_CASE("DataParallel: forward passes for one backward pass, and evaluations, 
     loss(ddp, batch(dist::rank(), 0)).backward();
     const Tensor place = full({1}, static_cast<int64_t>(rng_state().draw), kInt64);
     CHECK(same_bits(dist::broadcast(place), place));
+  }
+}
+
+TEST_CASE("DataParallel: what one rank draws between steps changes none of them") {
+  const auto train = [](bool draws) {
+    manual_seed(5);
+    Net net;
+    dist::DataParallel ddp(net);
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    for (int i = 0; i < 6; ++i) {
+      if (draws && dist::rank() == i % 2) rand({i % 3 == 2 ? 5000 : 1});
+      opt.zero_grad();
+      (ddp(batch(dist::rank(), i)) - 1.0).square().mean().backward();
+      opt.step();
+    }
+    return bytes_of(net);
+  };
+  if (ranks() > 1) CHECK(train(true) == train(false));
+}
+
+TEST_CASE("DataParallel: an optimiser's step before the last pass is refused") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const int shard : {0, 1, 2}) {
+      CAPTURE(shard);
+      Two model;
+      const std::vector<char> before = bytes_of(model);
+      dist::DataParallel ddp(
+          model, {.accumulate = 2, .shard_optimizer = shard == 1, .shard_gradients = shard == 2});
+      optim::SGD opt(model.parameters(), {.lr = 0.1});
+      bool whole = false;
+      auto step = brrr::step(
+          [&](const Tensor& x) {
+            opt.zero_grad();
+            for (int k = 0; k < 1 + whole; ++k) ddp(x).sum().backward();
+            opt.step();
+          },
+          mode);
+      const auto train = [&] { return error_of([&] { step(ones({1, 2})); }); };
+      const std::string said = train();
+      CHECK_MESSAGE(said.find("after 1 of 2 backward passes") != std::string::npos, said);
+      if (ranks() == 1) CHECK(bytes_of(model) == before);
+      whole = true;
+      CHECK(train() == "");
+      CHECK(bytes_of(model) != before);
+    }
+  }
+}
+
+// On one rank a batch of another shape is recorded while the others replay, and are to verify.
+TEST_CASE("DataParallel: ranks verify a step together, however often each has replayed it") {
+  const auto train = [](int verify_every) {
+    manual_seed(5);
+    Net net;
+    dist::DataParallel ddp(net);
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          (ddp(x) - x).square().mean().backward();
+          opt.step();
+        },
+        StepOptions{.verify_every = verify_every});
+    for (int i = 0; i < 12; ++i) {
+      const Tensor x = batch(dist::rank(), i);
+      step(i == 3 && dist::rank() == 1 ? x.narrow(0, 0, 2).contiguous() : x);
+    }
+    if (verify_every) CHECK(step.stats().verified >= 2);
+    return bytes_of(net);
+  };
+  // Linked GPUs then compare what they record, which a replay beside that does not.
+  if (checks() && default_device() != kCPU) return;
+  const std::vector<char> plain = train(0);
+  for (const int every : {1, 2, 3}) CHECK(train(every) == plain);
+}
+
+TEST_CASE("DataParallel: a diagnosis makes the same calls on every rank") {
+  Net net;
+  dist::DataParallel ddp(net);
+  optim::SGD opt(net.parameters(), {.lr = 0.0});
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    int64_t calls = 0;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          ++calls;
+          opt.zero_grad();
+          (ddp(x) - x).square().mean().backward();
+          opt.step();
+        },
+        mode);
+    diagnose(step, batch(dist::rank(), 0));
+    const Tensor all = dist::all_gather(full({1}, calls, kInt64));
+    CHECK((all == calls).all().item<bool>());
   }
 }
 
