@@ -312,7 +312,7 @@ bool Pass::switch_candidate(const OpCall* c) {
   const size_t at = cursor();
   auto same_prefix = [&](const Recording* r) {
     return r != from && r->instrs.size() >= at &&
-           (at == 0 || r->prefix_hash[at - 1] == from->prefix_hash[at - 1]);
+           (at == 0 || r->prefixes[at - 1] == from->prefixes[at - 1]);
   };
   for (const Recording* r : candidates_) {
     if (!same_prefix(r)) continue;

@@ -1,5 +1,6 @@
 // The recording half of a pass.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 #include "core/check.h"
@@ -32,32 +33,6 @@ void host_data_run(OpCall& c) {
 const OpDef host_data_row{"host_data",
                           "a tensor made from host memory inside a step",
                           {.infer = host_data_infer, .kernel = {{host_data_run}, {host_data_run}}}};
-
-uint64_t mix(uint64_t h, uint64_t x) {
-  h ^= x + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
-  return h * 0xff51afd7ed558ccdull ^ h >> 33;
-}
-
-uint64_t hash_instr(uint64_t h, const Recording& r, const Instr& i) {
-  h = mix(h, i.op->index);
-  h = mix(h, i.attrs.dynamic | uint64_t{i.attrs.kinds} << 16);
-  for (int w = 0; w < i.attrs.n; ++w) {
-    if (!(i.attrs.dynamic >> w & 1)) h = mix(h, static_cast<uint64_t>(i.attrs.v[w]));
-  }
-  h = mix(h, i.attrs.dtype | i.attrs.device << 8 | i.n_in << 16 | uint64_t{i.into} << 32);
-  // All that matching compares, externals' layouts too: equal hashes stand for equal prefixes.
-  for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
-    const uint32_t id = r.operands[k];
-    h = mix(h, id);
-    if (id == kNone) continue;
-    const Value& v = r.values[id];
-    h = mix(h, v.storage | uint64_t{static_cast<uint8_t>(v.dtype)} << 32 | uint64_t{v.ndim} << 40);
-    h = mix(h, static_cast<uint64_t>(v.offset));
-    for (int d = 0; d < v.ndim; ++d)
-      h = mix(mix(h, static_cast<uint64_t>(v.sizes[d])), static_cast<uint64_t>(v.strides[d]));
-  }
-  return h;
-}
 
 }  // namespace
 
@@ -109,7 +84,7 @@ void Pass::begin_recording() {
   fresh_ = *expected_;
   forget_windows();
   fresh_.instrs.resize(cursor());
-  fresh_.prefix_hash.resize(cursor());
+  fresh_.prefixes.resize(cursor());
   fresh_.control.resize(control_.size());
   fresh_.externals.resize(bindings_.size());
   fresh_.survivors.clear();
@@ -262,8 +237,8 @@ void Pass::record(OpCall& c) {
   }
   make_placeholders(fresh_, i, index, c);
   fresh_.instrs.push_back(i);
-  const uint64_t before = index ? fresh_.prefix_hash.back() : 0;
-  fresh_.prefix_hash.push_back(hash_instr(before, fresh_, i));
+  static std::atomic<uint64_t> prefixes{0};
+  fresh_.prefixes.push_back(++prefixes);
 }
 
 // --- words for people ----------------------------------------------------------------------------

@@ -93,13 +93,15 @@ struct Recording {
   std::vector<StorageInfo> storages;
   std::vector<Instr> instrs;
   std::vector<uint32_t> operands;
-  std::vector<uint64_t> prefix_hash;  ///< After each instruction.
-  std::vector<std::string> paths;     ///< Distinct module paths; [0] is "".
-  std::vector<int64_t> control;       ///< By control word. Of draws: counted from the step's first.
-  std::vector<uint32_t> externals;    ///< External number -> storage.
-  std::vector<uint32_t> survivors;    ///< Storages alive after the step, rising.
-  std::vector<bool> gradients;        ///< By survivor: it became a leaf's gradient.
-  uint64_t draws = 0;                 ///< Numbers of the random stream that a step consumes.
+  /// By instruction: the number of all up to it. Who records on from where another recording no
+  /// longer matches takes over its numbers.
+  std::vector<uint64_t> prefixes;
+  std::vector<std::string> paths;   ///< Distinct module paths; [0] is "".
+  std::vector<int64_t> control;     ///< By control word. Of draws: counted from the step's first.
+  std::vector<uint32_t> externals;  ///< External number -> storage.
+  std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
+  std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
+  uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
   std::vector<bool> again;  ///< By instruction: one made anew what could be kept. Empty: none.
 
   // What follows from the above, once that is complete.
