@@ -19,20 +19,7 @@ DType compute_dtype(const Recording& r, const Instr& i) {
     while (r.in(i)[k] == kNone || !is_floating(r.value(r.in(i)[k]).dtype)) ++k;
     return compute_type(r.value(r.in(i)[k]).dtype);
   }
-  // The rule looks at dtypes, dims and numbers only; a call without data is enough.
-  TensorImpl fake[kMaxOperands];
-  TensorImpl* in[kMaxOperands];
-  for (int k = 0; k < i.n_in; ++k) {
-    in[k] = nullptr;
-    if (r.in(i)[k] == kNone) continue;
-    in[k] = &fake[k];
-    fake[k].dtype = r.value(r.in(i)[k]).dtype;
-    fake[k].ndim = r.value(r.in(i)[k]).ndim;
-  }
-  OpCall c(*i.op, in, i.n_in);
-  c.attrs = i.attrs;
-  c.into = i.into;
-  return pointwise_compute_dtype(c);
+  return pointwise_compute_dtype(make_call(r, i, {})->call);
 }
 
 class Builder {

@@ -52,8 +52,8 @@ class Merger {
       Reach of_a = reach(a);
       for (const uint32_t b : std::span(all).subspan(1)) {
         const Reach of_b = reach(b);
-        const bool one = independent(a, b), down = one && of_a.last >= b && !grows(a, a, b);
-        const bool up = one && !down && of_b.first <= a && !is_early(a, b) && !grows(b, a, b);
+        const bool down = of_a.last > b && !grows(a, a, b);
+        const bool up = !down && of_b.first <= a && !is_early(a, b) && !grows(b, a, b);
         of_a = down || up ? Reach{std::max(of_a.first, of_b.first), std::min(of_a.last, of_b.last)}
                           : of_b;
         if (up) {
@@ -86,9 +86,10 @@ class Merger {
       const bool before = std::exchange(anew, !r_.again.empty() && r_.again[at]);
       if (anew != before) from = anew ? b : 0;
       if (!groups_[b].fused) continue;
-      const uint32_t first = std::max(from, reach(b).first);
-      std::ranges::any_of(sharing(at),
-                          [&](uint32_t a) { return a >= first && merge(a, b, false); });
+      const uint32_t first = reach(b).first;
+      std::ranges::any_of(sharing(at), [&](uint32_t a) {
+        return a >= from && a + 1 >= first && merge(a, b, false);
+      });
     }
   }
 
@@ -116,20 +117,6 @@ class Merger {
     for (Part& part : std::exchange(groups_[from].parts, {})) {
       groups_[to].parts.push_back(std::move(part));
     }
-  }
-
-  bool independent(uint32_t a, uint32_t b) const {
-    const bool fewer = storages_[a].size() < storages_[b].size();
-    for (uint32_t st : storages_[fewer ? a : b]) {
-      if (!r_.written[st]) continue;
-      std::vector<Access> used[2];
-      for (const Access& x : r_.accesses[st]) {
-        if (group(x) == a || group(x) == b) used[group(x) == b].push_back(x);
-      }
-      const auto conflicts = [&](const Access& x) { return conflict(x, used[1]); };
-      if (std::ranges::any_of(used[0], conflicts)) return false;
-    }
-    return true;
   }
 
   bool conflict(const Access& x, const std::vector<Access>& others) const {
@@ -201,7 +188,8 @@ class Merger {
     return std::ranges::any_of(failing_, between) && std::ranges::any_of(groups_[b].instrs, writes);
   }
 
-  // The first and the last place that a group could have, for what the others do to what it uses.
+  // The first place that a group could have behind all that it depends on, and the first that
+  // depends on it.
   struct Reach {
     uint32_t first = 0, last = kNone;
   };
@@ -215,9 +203,8 @@ class Merger {
                            [&](const Access& x) { return group(x) == g; });
       for (const Access& x : r_.accesses[st]) {
         const uint32_t at = group(x);
-        uint32_t& nearest = at < g ? all.first : all.last;
-        const bool nearer = at < g ? at > nearest : at > g && at < nearest;
-        if (nearer && conflict(x, own)) nearest = at;
+        const bool nearer = at < g ? at >= all.first : at > g && at < all.last;
+        if (nearer && conflict(x, own)) (at < g ? all.first = at + 1 : all.last = at);
       }
     }
     return all;
@@ -227,7 +214,7 @@ class Merger {
   // it on that, and no more bytes are alive there than before.
   bool can_move(uint32_t g, uint32_t a, uint32_t b) const {
     const Reach to = reach(g);
-    return (g == a ? to.last >= b : to.first <= a) && !grows(g, a, b);
+    return (g == a ? to.last >= b : to.first <= a + 1) && !grows(g, a, b);
   }
 
   bool grows(uint32_t g, uint32_t a, uint32_t b) const {
