@@ -48,8 +48,8 @@ void DevicePlan::generate_kernels() {
   place_tables();
 }
 
-void DevicePlan::build_kernels(StepStats& stats) {
-  build_source(std::string(program::CallTableText) + program::kRowText, device_, stats);
+void DevicePlan::build_kernels() {
+  build_source(std::string(program::CallTableText) + program::kRowText, device_);
   for (Launch& l : launches_) {
     for (Batch& b : l.batches) {
       for (Kernel& k : b.kernels) k.fn = symbol(k.name);

@@ -36,8 +36,8 @@ constexpr Target kTarget{.takes = program::cuda_takes,
                          .kernel_bytes = 8 << 20,
                          .drawn_together = 1};
 
-DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, kTarget, stats),
+DevicePlan::DevicePlan(const Recording& r, const StepOptions& options)
+    : Plan(r, options, kTarget),
       device_(backend(DeviceType::CUDA)),
       block_bytes_(r.control.size() * sizeof(int64_t)),
       wait_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
@@ -46,10 +46,10 @@ DevicePlan::DevicePlan(const Recording& r, const StepOptions& options, StepStats
   for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
   generate_kernels();
   rules.scratch = scratch_;
-  plan_temporaries(rules, stats);
+  plan_temporaries(rules);
   handed_.resize(r.survivors.size());
   find_externals();
-  build_kernels(stats);
+  build_kernels();
   allocate_fixed();
   counts_.upload_bytes = block_bytes_;
 }

@@ -23,7 +23,7 @@ inline int64_t item(const Value& v) { return static_cast<int64_t>(itemsize(v.dty
 
 class DevicePlan final : public Plan {
  public:
-  DevicePlan(const Recording& r, const StepOptions& options, StepStats& stats);
+  DevicePlan(const Recording& r, const StepOptions& options);
   ~DevicePlan() override;
 
   void run(const Replay& now) override;
@@ -81,7 +81,7 @@ class DevicePlan final : public Plan {
 
   void find_externals();
   void generate_kernels();
-  void build_kernels(StepStats& stats);
+  void build_kernels();
   void add_host_data(const Instr& i);
   void add_part(const Part& part, bool table, Launch& l);
   template <class Walk>

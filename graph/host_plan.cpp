@@ -1,15 +1,17 @@
-// Building a plan and replaying it.
-#include "graph/host_plan.h"
-
+// Replays on the CPU: a walk over kernels, whose operands' addresses are patched where they moved.
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/context.h"
+#include "graph/plan.h"
 #include "graph/walker.h"
 #include "ops/program/cpu.h"
 
 namespace brrr::graph {
 
-static Target target_of(const StepOptions& options) {
+namespace {
+
+Target target_of(const StepOptions& options) {
   // About what a second cache holds, and half as much again, because a value is read soon after it
   // is written; smaller parts cost more in products than the larger cache behind it does.
   constexpr int64_t suits = 3 << 19;
@@ -17,350 +19,415 @@ static Target target_of(const StepOptions& options) {
   return {.part_bytes = each * backend(DeviceType::CPU).properties().multiprocessors};
 }
 
-HostPlan::HostPlan(const Recording& r, const StepOptions& options, StepStats& stats)
-    : Plan(r, options, target_of(options), stats) {
-  scratch_.resize(schedule_.groups.size());
-  add_launches();
-  build_kernels(stats);
-  find_failures();
-  for (uint32_t st : r_.survivors) {
-    safe_to_overwrite_.push_back(schedule_.life(r_, st).first > last_fallible_);
-  }
-  plan_around(stats);
-  find_part_patches();
-}
-
-void HostPlan::add_launches() {
-  for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
-    const Group& group = schedule_.groups[g];
-    if (!group.fused) {
-      Launch& l = launches_.emplace_back();
-      l.group = g;
-      const Instr& i = r_.instrs[group.instrs[0]];
-      const Strip* const strip = schedule_.strips.of(g);
-      PartOf of;
-      if (strip) of = {&schedule_.strips, 0, strip->parts};
-      for (; of.part < of.parts; ++of.part) l.calls.push_back(make_call(r_, i, bound_, of));
-      continue;
+class HostPlan final : public Plan {
+ public:
+  HostPlan(const Recording& r, const StepOptions& options) : Plan(r, options, target_of(options)) {
+    scratch_.resize(schedule_.groups.size());
+    add_launches();
+    build_kernels();
+    find_failures();
+    for (uint32_t st : r_.survivors) {
+      safe_to_overwrite_.push_back(schedule_.life(r_, st).first > last_fallible_);
     }
-    for (const Part& part : group.parts) add_kernel(g, part);
+    plan_around();
+    find_part_patches();
   }
-  generated_ += launches_.size() - kernels_;
-  kernels_ = launches_.size();
-}
 
-void HostPlan::add_kernel(uint32_t group, const Part& part) {
-  const GroupProgram made = program_of(r_, part, schedule_);
-  const program::CpuKernel text = program::cpu_kernel(made.program);
-  for (const std::string& f : text.functions) {
-    if (source_.find(f) == std::string::npos) source_ += f;
-  }
-  const std::string name = named([&](const std::string& as) {
-    std::string all = fmt::format("extern \"C\" void {}{}\n", as, text.body);
-    if (!text.last.empty()) all += fmt::format("extern \"C\" void {}_last{}\n", as, text.last);
-    return all;
-  });
-  // Of one group, what has one text is one launch.
-  auto same = std::ranges::find_if(
-      launches_, [&](const Launch& l) { return l.group == group && l.name == name; });
-  if (same == launches_.end()) {
-    same = launches_.emplace(launches_.end());
-    same->group = group;
-    same->name = name;
-    same->grain = text.grain;
-  }
-  Launch& l = *same;
-  l.has_last = !text.last.empty();
-  l.table.push_back({arguments_.size(), text.extent});
-  l.extent += text.extent;
-  using program::CpuArgument;
-  for (const auto [kind, which] : text.arguments) {
-    Patch p{.argument = arguments_.size()};
-    const auto k = static_cast<size_t>(which);
-    if (kind == CpuArgument::Scratch) {
-      p.scratch = group;
-      p.bytes = std::exchange(scratch_[group], scratch_[group] + text.scratch);
-    } else if (kind == CpuArgument::Length) {
-      arguments_.push_back(reinterpret_cast<char*>(made.program.row));
-      continue;
-    } else if (kind == CpuArgument::Number) {
-      p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
-    } else {
-      p.value = made.values[k];
-      const Value& v = r_.values[p.value];
-      p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
-    }
-    patches_.push_back(p);
-    arguments_.push_back(nullptr);
-  }
-}
-
-void HostPlan::build_kernels(StepStats& stats) {
-  build_source("using namespace brrr::vx;\n", backend(DeviceType::CPU), stats);
-  for (Launch& l : launches_) {
-    if (!l.calls.empty()) continue;
-    l.fn = reinterpret_cast<KernelFn>(symbol(l.name));
-    if (l.has_last) l.last = reinterpret_cast<KernelFn>(symbol(l.name + "_last"));
-  }
-}
-
-void HostPlan::find_part_patches() {
-  const Strips& strips = schedule_.strips;
-  part_patches_.resize(strips.all.size());
-  for (const Patch& p : patches_) {
-    const uint32_t st = p.value == kNone ? kNone : r_.values[p.value].storage;
-    if (st != kNone && strips.parts(st) > 1) part_patches_[strips.home[st]].push_back(p);
-  }
-}
-
-// What fails is a check of values, of which most are done before a replay starts. A step must be
-// atomic: of externals that are written before another check the old contents are kept.
-void HostPlan::find_failures() {
-  find_checks();
-  if (!checks_.empty() && checks_.back().after >= 0) {  // It comes when all of a strip is done.
-    last_fallible_ = last_of(static_cast<uint32_t>(checks_.back().after));
-  }
-  for (uint32_t k = 0; k < r_.externals.size(); ++k) {
-    for (const Access& a : r_.accesses[r_.externals[k]]) {
-      if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undone_.push_back(k);
+  void run(const Replay& now) override {
+    UndoLog undo;
+    borrow(now);
+    try {
+      check_rows(now.survivors);
+      allocate_survivors(now.survivors);
+      // The arena is borrowed for the replay: one piece of memory serves all entries and eager
+      // code.
+      auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
+      if (memory_.arena_bytes) allocate(*arena);
+      bind(now, static_cast<char*>(arena->data));
+      size_t next = 0;
+      for (; next < checks_.size() && checks_[next].after < 0; ++next) check(checks_[next]);
+      for (uint32_t k : undone_) undo.save(*now.bindings[k].storage);
+      launch_all(now.control, next);
+    } catch (...) {
+      undo.restore();
+      for (auto& [from, to] : lent_) from->data = std::exchange(to->data, nullptr);
+      throw;
     }
   }
-}
+  Device device() const override { return kCPU; }
+  const std::vector<bool>* safe_to_overwrite() const override { return &safe_to_overwrite_; }
 
-// Large gradients lie side by side, and large results, so that one temporary may live where several
-// will be written; other survivors are rooms of their own.
-void HostPlan::make_rooms(MemoryRules& rules) {
-  constexpr size_t least = 4096;
-  Room rooms[2];
-  for (size_t k = 0; k < r_.survivors.size(); ++k) {
-    const uint32_t st = r_.survivors[k];
-    const size_t bytes = r_.storages[st].bytes;
-    if (!safe_to_overwrite_[k] || bytes < least) continue;
-    Row& row = rows_[r_.gradients[k]];
-    const size_t block = row.broken ? 0 : backend(DeviceType::CPU).block_bytes(bytes);
-    if (block) {
-      Room& room = rooms[r_.gradients[k]];
-      row.members.push_back(k);
-      row.bytes.push_back(bytes);
-      row.begins.push_back(room.bytes);
-      room.owners.emplace_back(st, room.bytes);
-      room.bytes += block;
-    } else {
-      // What the allocator hands out are whole cache lines.
-      rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
+ private:
+  using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
+  /// What a kernel is run on: a part of its group.
+  struct Operands {
+    size_t first_argument;
+    int64_t extent;
+  };
+  struct Launch {
+    uint32_t group = 0;
+    std::vector<std::unique_ptr<LibraryCall>> calls;  ///< By part; none: a generated kernel.
+    std::string name;                                 ///< Of a generated one,
+    KernelFn fn = nullptr, last = nullptr;
+    bool has_last = false;
+    std::vector<Operands> table;
+    int64_t extent = 0, grain = 1;  ///< Of the whole table.
+  };
+  /// Of values that an instruction's kernel needs.
+  struct Check {
+    std::unique_ptr<LibraryCall> call;
+    int64_t after;  ///< The group after which it runs; -1: before the replay starts.
+  };
+  /// Where an argument comes from when it is not fixed.
+  struct Patch {
+    size_t argument;
+    uint32_t value = kNone;    ///< A window on a storage, or
+    uint32_t control = kNone;  ///< a control word, or
+    uint32_t scratch = kNone;  ///< the group's scratch memory.
+    int64_t bytes = 0;         ///< Offset within that.
+  };
+
+  void add_launches() {
+    for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
+      const Group& group = schedule_.groups[g];
+      if (!group.fused) {
+        Launch& l = launches_.emplace_back();
+        l.group = g;
+        const Instr& i = r_.instrs[group.instrs[0]];
+        const Strip* const strip = schedule_.strips.of(g);
+        PartOf of;
+        if (strip) of = {&schedule_.strips, 0, strip->parts};
+        for (; of.part < of.parts; ++of.part) l.calls.push_back(make_call(r_, i, bound_, of));
+        continue;
+      }
+      for (const Part& part : group.parts) add_kernel(g, part);
     }
+    generated_ += launches_.size() - kernels_;
+    kernels_ = launches_.size();
   }
-  for (Room& room : rooms) {  // Temporaries try the largest rooms first.
-    if (room.bytes) rules.rooms.insert(rules.rooms.begin(), std::move(room));
-  }
-}
 
-// Temporaries that come after the last failure move into survivors that come after them: a survivor
-// may have the memory of an old gradient, which has to stay as it was while the step can fail.
-void HostPlan::plan_around(StepStats& stats) {
-  MemoryRules rules{
-      .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
-  make_rooms(rules);
-  for (const Launch& l : launches_) {
-    if (!l.calls.empty()) rules.scratch[l.group] = scratch_bytes(l.calls[0]->call);
-  }
-  plan_temporaries(rules, stats);
-}
-
-void HostPlan::bind(const Replay& now, char* arena) {
-  for (size_t k = 0; k < now.bindings.size(); ++k) {
-    const Binding& b = now.bindings[k];
-    bound_[r_.externals[k]]->data =
-        static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
-  }
-  for (size_t k = 0; k < r_.survivors.size(); ++k)
-    bound_[r_.survivors[k]]->data = now.survivors[k]->data;
-  arena_ = arena;
-  bind_temporaries();
-  for (const Patch& p : patches_) {
-    if (p.value != kNone) {
-      const uint32_t st = r_.values[p.value].storage;
-      arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
-    } else if (p.scratch != kNone) {
-      arguments_[p.argument] = address(memory_.scratch[p.scratch]) + p.bytes;
-    } else {
-      arguments_[p.argument] =
-          const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
+  void add_kernel(uint32_t group, const Part& part) {
+    const GroupProgram made = program_of(r_, part, schedule_);
+    const program::CpuKernel text = program::cpu_kernel(made.program);
+    for (const std::string& f : text.functions) {
+      if (source_.find(f) == std::string::npos) source_ += f;
     }
-  }
-}
-
-Scratch HostPlan::scratch(uint32_t group, const OpDef* op) const {
-  const MemoryPlan::Piece& piece = memory_.scratch[group];
-  if (!piece.bytes) return {op};
-  char* const from = address(piece);
-  return {op, from, from + piece.bytes};
-}
-
-void HostPlan::run_call(LibraryCall& c, uint32_t group, const int64_t* control) const {
-  for (const auto& [word, from] : c.dynamic) c.call.attrs.v[word] = control[from];
-  if (const auto& kept = memory_.kept[group]; kept.bytes) c.call.kept = address(kept);
-  const ScratchScope room(scratch(group, c.call.op));
-  c.call.op->on(DeviceType::CPU).run(c.call);
-}
-
-void HostPlan::launch(Launch& l, const int64_t* control, int64_t part, int64_t parts) {
-  if (!l.calls.empty()) return run_call(*l.calls[static_cast<size_t>(part)], l.group, control);
-  const int64_t first = l.extent / parts * part, extent = l.extent / parts;
-  if (extent <= l.grain) {
-    run_table(l, first, first + extent);
-  } else {
-    parallel_for(extent, l.grain,
-                 [&](int64_t begin, int64_t end) { run_table(l, first + begin, first + end); });
-  }
-  for (size_t k = 0; l.last && part + 1 == parts && k < l.table.size(); ++k) {
-    l.last(arguments_.data() + l.table[k].first_argument, 0, 0);
-  }
-}
-
-// What of [begin, end) falls to each, whose extents follow one another.
-void HostPlan::run_table(const Launch& l, int64_t begin, int64_t end) const {
-  int64_t from = 0;
-  for (const Operands& o : l.table) {
-    const int64_t low = std::max(begin - from, int64_t{0}), high = std::min(end - from, o.extent);
-    if (low < high) l.fn(arguments_.data() + o.first_argument, low, high);
-    from += o.extent;
-  }
-}
-
-// The group after which the values that a check reads are there; -1: from the beginning.
-int64_t HostPlan::ready(const Instr& i, uint32_t group) const {
-  int64_t ready = -1;
-  for (uint32_t id : checked_values(r_, i)) {
-    for (const Access& a : r_.accesses[r_.value(id).storage]) {
-      const uint32_t g = schedule_.group_of[a.instr];
-      if (a.write && g < group) ready = std::max<int64_t>(ready, g);
-    }
-  }
-  return ready;
-}
-
-// A check of values runs as soon as they are there, before anything if they come from outside the
-// step: the earlier it fails, the less has to be kept for that case.
-void HostPlan::find_checks() {
-  for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
-    const Instr& i = r_.instrs[at];
-    const uint32_t group = schedule_.group_of[at];
-    if (group == kNone || !i.op->check_values) continue;
-    checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
-  }
-  std::ranges::stable_sort(checks_, {}, &Check::after);
-}
-
-void HostPlan::launch_all(const int64_t* control, size_t first_check) {
-  size_t next = first_check;
-  if (context.observer) [[unlikely]]
-    notes();  // Before there is a kernel whose time it would be.
-  for (size_t k = 0, end; k < launches_.size(); k = end) {
-    const uint32_t group = launches_[k].group;
-    for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
-    const Strip* const strip = schedule_.strips.of(group);
-    const uint32_t last = last_of(group);
-    for (end = k + 1; end < launches_.size() && launches_[end].group <= last;) ++end;
-    const int64_t parts = strip ? strip->parts : 1;
-    for (int64_t part = 0; part < parts; ++part) {
-      if (strip) move_to_part(static_cast<size_t>(strip - schedule_.strips.all.data()), part);
-      launch_part(k, end, control, part, parts);
-    }
-  }
-}
-
-// Kernels count rows from the first of the whole: where there is memory for one part, its address
-// is that of a whole whose part it would be.
-void HostPlan::move_to_part(size_t strip, int64_t part) {
-  for (const Patch& p : part_patches_[strip]) {
-    const Storage& s = *bound_[r_.values[p.value].storage];
-    const auto bytes = static_cast<int64_t>(s.bytes) / schedule_.strips.all[strip].parts;
-    arguments_[p.argument] = static_cast<char*>(s.data) + p.bytes - part * bytes;
-  }
-}
-
-void HostPlan::launch_part(size_t from, size_t to, const int64_t* control, int64_t part,
-                           int64_t parts) {
-  for (size_t k = from; k < to;) {
-    const uint32_t group = launches_[k].group;
-    pass_through(kCPU, [&] {
-      for (; k < to && launches_[k].group == group; ++k) launch(launches_[k], control, part, parts);
+    const std::string name = named([&](const std::string& as) {
+      std::string all = fmt::format("extern \"C\" void {}{}\n", as, text.body);
+      if (!text.last.empty()) all += fmt::format("extern \"C\" void {}_last{}\n", as, text.last);
+      return all;
     });
-    if (!context.observer) [[likely]]
-      continue;
-    KernelNote note = notes()[group];
-    note.work.flops /= static_cast<double>(parts);
-    note.work.bytes /= static_cast<double>(parts);
-    context.observer->ran(note, kCPU);
-  }
-}
-
-// An old gradient's memory, if nobody else can see it and nothing can go wrong.
-void HostPlan::borrow(const Replay& now) {
-  lent_.clear();
-  for (const auto& [old, k] : now.replaced) {
-    Storage &from = *old->storage, &to = *now.survivors[k];
-    if (from.refs.get() != 1 || !safe_to_overwrite_[k] || !from.owned || !from.data || to.data ||
-        from.bytes != to.bytes) {
-      continue;
+    // Of one group, what has one text is one launch.
+    auto same = std::ranges::find_if(
+        launches_, [&](const Launch& l) { return l.group == group && l.name == name; });
+    if (same == launches_.end()) {
+      same = launches_.emplace(launches_.end());
+      same->group = group;
+      same->name = name;
+      same->grain = text.grain;
     }
-    to.data = std::exchange(from.data, nullptr);
-    lent_.emplace_back(&from, &to);
-  }
-}
-
-// Gradients that somebody holds, or has replaced, break the row: from then on each stands alone.
-void HostPlan::check_rows(Storage* const* survivors) {
-  bool whole = true;
-  for (Row& row : rows_) {
-    if (row.members.empty()) continue;
-    const auto* begin = static_cast<const char*>(survivors[row.members[0]]->data);
-    for (size_t n = 0; n < row.members.size(); ++n) {
-      const auto* at = static_cast<const char*>(survivors[row.members[n]]->data);
-      row.broken |= at != (begin ? begin + row.begins[n] : nullptr);
+    Launch& l = *same;
+    l.has_last = !text.last.empty();
+    l.table.push_back({arguments_.size(), text.extent});
+    l.extent += text.extent;
+    using program::CpuArgument;
+    for (const auto [kind, which] : text.arguments) {
+      Patch p{.argument = arguments_.size()};
+      const auto k = static_cast<size_t>(which);
+      if (kind == CpuArgument::Scratch) {
+        p.scratch = group;
+        p.bytes = std::exchange(scratch_[group], scratch_[group] + text.scratch);
+      } else if (kind == CpuArgument::Length) {
+        arguments_.push_back(reinterpret_cast<char*>(made.program.row));
+        continue;
+      } else if (kind == CpuArgument::Number) {
+        p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
+      } else {
+        p.value = made.values[k];
+        const Value& v = r_.values[p.value];
+        p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
+      }
+      patches_.push_back(p);
+      arguments_.push_back(nullptr);
     }
-    whole &= !row.broken;
   }
-  if (whole) return;
-  for (Row& row : rows_) row = {{}, {}, {}, row.broken};
-  StepStats ignored;
-  plan_around(ignored);
-}
 
-void HostPlan::allocate_survivors(Storage* const* survivors) const {
-  for (const Row& row : rows_) {
-    if (row.members.empty() || survivors[row.members[0]]->data) continue;
-    const Backend& cpu = backend(DeviceType::CPU);
-    auto* begin = static_cast<char*>(cpu.allocate_row(row.bytes.data(), row.members.size()));
-    if (!begin) out_of_memory(*survivors[row.members[0]]);
-    for (size_t n = 0; n < row.members.size(); ++n)
-      survivors[row.members[n]]->data = begin + row.begins[n];
+  void build_kernels() {
+    build_source("using namespace brrr::vx;\n", backend(DeviceType::CPU));
+    for (Launch& l : launches_) {
+      if (!l.calls.empty()) continue;
+      l.fn = reinterpret_cast<KernelFn>(symbol(l.name));
+      if (l.has_last) l.last = reinterpret_cast<KernelFn>(symbol(l.name + "_last"));
+    }
   }
-  for (size_t k = 0; k < r_.survivors.size(); ++k) {
-    if (!survivors[k]->data) allocate(*survivors[k]);
-  }
-}
 
-void HostPlan::run(const Replay& now) {
-  UndoLog undo;
-  borrow(now);
-  try {
-    check_rows(now.survivors);
-    allocate_survivors(now.survivors);
-    // The arena is borrowed for the replay: one piece of memory serves all entries and eager code.
-    auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
-    if (memory_.arena_bytes) allocate(*arena);
-    bind(now, static_cast<char*>(arena->data));
-    size_t next = 0;
-    for (; next < checks_.size() && checks_[next].after < 0; ++next) check(checks_[next]);
-    for (uint32_t k : undone_) undo.save(*now.bindings[k].storage);
-    launch_all(now.control, next);
-  } catch (...) {
-    undo.restore();
-    for (auto& [from, to] : lent_) from->data = std::exchange(to->data, nullptr);
-    throw;
+  void find_part_patches() {
+    const Strips& strips = schedule_.strips;
+    part_patches_.resize(strips.all.size());
+    for (const Patch& p : patches_) {
+      const uint32_t st = p.value == kNone ? kNone : r_.values[p.value].storage;
+      if (st != kNone && strips.parts(st) > 1) part_patches_[strips.home[st]].push_back(p);
+    }
   }
+
+  // What fails is a check of values, of which most are done before a replay starts. A step must be
+  // atomic: of externals that are written before another check the old contents are kept.
+  void find_failures() {
+    find_checks();
+    if (!checks_.empty() && checks_.back().after >= 0) {  // It comes when all of a strip is done.
+      last_fallible_ = last_of(static_cast<uint32_t>(checks_.back().after));
+    }
+    for (uint32_t k = 0; k < r_.externals.size(); ++k) {
+      for (const Access& a : r_.accesses[r_.externals[k]]) {
+        if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undone_.push_back(k);
+      }
+    }
+  }
+
+  // Large gradients lie side by side, and large results, so that one temporary may live where
+  // several will be written; other survivors are rooms of their own.
+  void make_rooms(MemoryRules& rules) {
+    constexpr size_t least = 4096;
+    Room rooms[2];
+    for (size_t k = 0; k < r_.survivors.size(); ++k) {
+      const uint32_t st = r_.survivors[k];
+      const size_t bytes = r_.storages[st].bytes;
+      if (!safe_to_overwrite_[k] || bytes < least) continue;
+      Row& row = rows_[r_.gradients[k]];
+      const size_t block = row.broken ? 0 : backend(DeviceType::CPU).block_bytes(bytes);
+      if (block) {
+        Room& room = rooms[r_.gradients[k]];
+        row.members.push_back(k);
+        row.bytes.push_back(bytes);
+        row.begins.push_back(room.bytes);
+        room.owners.emplace_back(st, room.bytes);
+        room.bytes += block;
+      } else {
+        // What the allocator hands out are whole cache lines.
+        rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
+      }
+    }
+    for (Room& room : rooms) {  // Temporaries try the largest rooms first.
+      if (room.bytes) rules.rooms.insert(rules.rooms.begin(), std::move(room));
+    }
+  }
+
+  // Temporaries that come after the last failure move into survivors that come after them: a
+  // survivor may have the memory of an old gradient, which has to stay as it was while the step can
+  // fail.
+  void plan_around() {
+    MemoryRules rules{
+        .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
+    make_rooms(rules);
+    for (const Launch& l : launches_) {
+      if (!l.calls.empty()) rules.scratch[l.group] = scratch_bytes(l.calls[0]->call);
+    }
+    plan_temporaries(rules);
+  }
+
+  void bind(const Replay& now, char* arena) {
+    for (size_t k = 0; k < now.bindings.size(); ++k) {
+      const Binding& b = now.bindings[k];
+      bound_[r_.externals[k]]->data =
+          static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
+    }
+    for (size_t k = 0; k < r_.survivors.size(); ++k)
+      bound_[r_.survivors[k]]->data = now.survivors[k]->data;
+    arena_ = arena;
+    bind_temporaries();
+    for (const Patch& p : patches_) {
+      if (p.value != kNone) {
+        const uint32_t st = r_.values[p.value].storage;
+        arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
+      } else if (p.scratch != kNone) {
+        arguments_[p.argument] = address(memory_.scratch[p.scratch]) + p.bytes;
+      } else {
+        arguments_[p.argument] =
+            const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
+      }
+    }
+  }
+
+  Scratch scratch(uint32_t group, const OpDef* op) const {
+    const MemoryPlan::Piece& piece = memory_.scratch[group];
+    if (!piece.bytes) return {op};
+    char* const from = address(piece);
+    return {op, from, from + piece.bytes};
+  }
+
+  void run_call(LibraryCall& c, uint32_t group, const int64_t* control) const {
+    for (const auto& [word, from] : c.dynamic) c.call.attrs.v[word] = control[from];
+    if (const auto& kept = memory_.kept[group]; kept.bytes) c.call.kept = address(kept);
+    const ScratchScope room(scratch(group, c.call.op));
+    c.call.op->on(DeviceType::CPU).run(c.call);
+  }
+
+  void launch(Launch& l, const int64_t* control, int64_t part, int64_t parts) {
+    if (!l.calls.empty()) return run_call(*l.calls[static_cast<size_t>(part)], l.group, control);
+    const int64_t first = l.extent / parts * part, extent = l.extent / parts;
+    if (extent <= l.grain) {
+      run_table(l, first, first + extent);
+    } else {
+      parallel_for(extent, l.grain,
+                   [&](int64_t begin, int64_t end) { run_table(l, first + begin, first + end); });
+    }
+    for (size_t k = 0; l.last && part + 1 == parts && k < l.table.size(); ++k) {
+      l.last(arguments_.data() + l.table[k].first_argument, 0, 0);
+    }
+  }
+
+  // What of [begin, end) falls to each, whose extents follow one another.
+  void run_table(const Launch& l, int64_t begin, int64_t end) const {
+    int64_t from = 0;
+    for (const Operands& o : l.table) {
+      const int64_t low = std::max(begin - from, int64_t{0}), high = std::min(end - from, o.extent);
+      if (low < high) l.fn(arguments_.data() + o.first_argument, low, high);
+      from += o.extent;
+    }
+  }
+
+  // The group after which the values that a check reads are there; -1: from the beginning.
+  int64_t ready(const Instr& i, uint32_t group) const {
+    int64_t ready = -1;
+    for (uint32_t id : checked_values(r_, i)) {
+      for (const Access& a : r_.accesses[r_.value(id).storage]) {
+        const uint32_t g = schedule_.group_of[a.instr];
+        if (a.write && g < group) ready = std::max<int64_t>(ready, g);
+      }
+    }
+    return ready;
+  }
+
+  // A check of values runs as soon as they are there, before anything if they come from outside the
+  // step: the earlier it fails, the less has to be kept for that case.
+  void find_checks() {
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      const Instr& i = r_.instrs[at];
+      const uint32_t group = schedule_.group_of[at];
+      if (group == kNone || !i.op->check_values) continue;
+      checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
+    }
+    std::ranges::stable_sort(checks_, {}, &Check::after);
+  }
+
+  void launch_all(const int64_t* control, size_t first_check) {
+    size_t next = first_check;
+    if (context.observer) [[unlikely]]
+      notes();  // Before there is a kernel whose time it would be.
+    for (size_t k = 0, end; k < launches_.size(); k = end) {
+      const uint32_t group = launches_[k].group;
+      for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
+      const Strip* const strip = schedule_.strips.of(group);
+      const uint32_t last = last_of(group);
+      for (end = k + 1; end < launches_.size() && launches_[end].group <= last;) ++end;
+      const int64_t parts = strip ? strip->parts : 1;
+      for (int64_t part = 0; part < parts; ++part) {
+        if (strip) move_to_part(static_cast<size_t>(strip - schedule_.strips.all.data()), part);
+        launch_part(k, end, control, part, parts);
+      }
+    }
+  }
+
+  // Kernels count rows from the first of the whole: where there is memory for one part, its address
+  // is that of a whole whose part it would be.
+  void move_to_part(size_t strip, int64_t part) {
+    for (const Patch& p : part_patches_[strip]) {
+      const Storage& s = *bound_[r_.values[p.value].storage];
+      const auto bytes = static_cast<int64_t>(s.bytes) / schedule_.strips.all[strip].parts;
+      arguments_[p.argument] = static_cast<char*>(s.data) + p.bytes - part * bytes;
+    }
+  }
+
+  void launch_part(size_t from, size_t to, const int64_t* control, int64_t part, int64_t parts) {
+    for (size_t k = from; k < to;) {
+      const uint32_t group = launches_[k].group;
+      pass_through(kCPU, [&] {
+        for (; k < to && launches_[k].group == group; ++k)
+          launch(launches_[k], control, part, parts);
+      });
+      if (!context.observer) [[likely]]
+        continue;
+      KernelNote note = notes()[group];
+      note.work.flops /= static_cast<double>(parts);
+      note.work.bytes /= static_cast<double>(parts);
+      context.observer->ran(note, kCPU);
+    }
+  }
+
+  // An old gradient's memory, if nobody else can see it and nothing can go wrong.
+  void borrow(const Replay& now) {
+    lent_.clear();
+    for (const auto& [old, k] : now.replaced) {
+      Storage &from = *old->storage, &to = *now.survivors[k];
+      if (from.refs.get() != 1 || !safe_to_overwrite_[k] || !from.owned || !from.data || to.data ||
+          from.bytes != to.bytes) {
+        continue;
+      }
+      to.data = std::exchange(from.data, nullptr);
+      lent_.emplace_back(&from, &to);
+    }
+  }
+
+  // Gradients that somebody holds, or has replaced, break the row: from then on each stands alone.
+  void check_rows(Storage* const* survivors) {
+    bool whole = true;
+    for (Row& row : rows_) {
+      if (row.members.empty()) continue;
+      const auto* begin = static_cast<const char*>(survivors[row.members[0]]->data);
+      for (size_t n = 0; n < row.members.size(); ++n) {
+        const auto* at = static_cast<const char*>(survivors[row.members[n]]->data);
+        row.broken |= at != (begin ? begin + row.begins[n] : nullptr);
+      }
+      whole &= !row.broken;
+    }
+    if (whole) return;
+    for (Row& row : rows_) row = {{}, {}, {}, row.broken};
+    plan_around();
+  }
+
+  void allocate_survivors(Storage* const* survivors) const {
+    for (const Row& row : rows_) {
+      if (row.members.empty() || survivors[row.members[0]]->data) continue;
+      const Backend& cpu = backend(DeviceType::CPU);
+      auto* begin = static_cast<char*>(cpu.allocate_row(row.bytes.data(), row.members.size()));
+      if (!begin) out_of_memory(*survivors[row.members[0]]);
+      for (size_t n = 0; n < row.members.size(); ++n)
+        survivors[row.members[n]]->data = begin + row.begins[n];
+    }
+    for (size_t k = 0; k < r_.survivors.size(); ++k) {
+      if (!survivors[k]->data) allocate(*survivors[k]);
+    }
+  }
+
+  static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
+  uint32_t last_of(uint32_t group) const {
+    const Strip* const strip = schedule_.strips.of(group);
+    return strip ? strip->last : group;
+  }
+
+  std::vector<Launch> launches_;
+  std::vector<int64_t> scratch_;  // By group: bytes that its generated kernels take.
+  std::vector<Check> checks_;     // In their order.
+  std::vector<uint32_t> undone_;  // External numbers that a failure may come after a write of.
+  std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
+  std::vector<Patch> patches_;
+  std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
+  struct Row {
+    std::vector<size_t> members, bytes, begins;  // By their number; of each.
+    bool broken = false;
+  };
+  Row rows_[2];  // Large results that lie side by side; and gradients.
+  /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
+  /// eager mode, which frees them first.
+  std::vector<std::pair<Storage*, Storage*>> lent_;
+  std::vector<bool> safe_to_overwrite_;  // By survivor.
+  int64_t last_fallible_ = -1;           // After it nothing can fail any more.
+};
+
+}  // namespace
+
+std::unique_ptr<Plan> make_host_plan(const Recording& r, const StepOptions& options) {
+  return std::make_unique<HostPlan>(r, options);
 }
 
 }  // namespace brrr::graph

@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "graph/device_plan.h"
-#include "graph/host_plan.h"
 #include "graph/trail.h"
 #include "ops/kinds/work.h"
 
@@ -20,33 +19,32 @@ static bool uses(const Recording& r, bool host) {
   return false;
 }
 
-std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options, StepStats& stats) {
-  if (!uses(r, false)) return std::make_unique<HostPlan>(r, options, stats);
+std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options) {
+  if (!uses(r, false)) return make_host_plan(r, options);
   BRRR_CHECK(!uses(r, true),
              "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
              "it needs to the GPU");
-  return std::make_unique<DevicePlan>(r, options, stats);
+  return std::make_unique<DevicePlan>(r, options);
 }
 
 std::unique_ptr<Plan> Plan::make_unfused(const Recording& r, const StepOptions& options) {
   if (uses(r, false)) return nullptr;
-  StepStats ignored;
   StepOptions unfused = options;
   unfused.fuse = false;
-  return std::make_unique<HostPlan>(r, unfused, ignored);
+  return make_host_plan(r, unfused);
 }
 
 static Rematerialised timed(const Recording& r, const StepOptions& options, const Target& target,
-                            StepStats& stats) {
+                            double& seconds) {
   const auto t = Clock::now();
   Rematerialised made = rematerialise(r, options, target);
-  stats.fuse_seconds += seconds_since(t);
+  seconds = seconds_since(t);
   return made;
 }
 
-Plan::Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats)
+Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
     : target_(target),
-      anew_(timed(r, options, target, stats)),
+      anew_(timed(r, options, target, counts_.fuse_seconds)),
       r_(anew_.of(r)),
       schedule_(std::move(anew_.schedule)) {
   schedule_.fast = options.numerics == Numerics::Fast;
@@ -58,14 +56,14 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target,
   for (const Group& g : schedule_.groups) generated_ += g.fused;
 }
 
-void Plan::plan_temporaries(const MemoryRules& rules, StepStats& stats) {
+void Plan::plan_temporaries(const MemoryRules& rules) {
   const auto t = Clock::now();
   memory_ = plan_memory(r_, schedule_, rules);
   temporaries_.clear();
   for (uint32_t st = 0; st < r_.storages.size(); ++st) {
     if (memory_.storages[st].offset >= 0) temporaries_.push_back(st);
   }
-  stats.plan_seconds += seconds_since(t);
+  counts_.plan_seconds += seconds_since(t);
 #ifndef NDEBUG
   verify_memory(r_, schedule_, memory_);
 #endif
@@ -81,13 +79,11 @@ std::string Plan::named(const std::function<std::string(const std::string&)>& te
   return it->second;
 }
 
-void Plan::build_source(const std::string& prelude, const Backend& by, StepStats& stats) {
+void Plan::build_source(const std::string& prelude, const Backend& by) {
   if (source_.empty()) return;
   source_ = prelude + source_;
   built_by_ = &by;
-  module_ = by.build(source_, report_);
-  stats.build_seconds += report_.seconds;
-  stats.build_cached = report_.cached;
+  module_ = by.build(source_, counts_.build);
 }
 
 void Plan::make_bound_storages() {

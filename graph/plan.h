@@ -1,6 +1,6 @@
 #pragma once
 // A compiled entry: a schedule of kernels over planned memory, replayed without running user code.
-// What plans of all devices share; HostPlan and DevicePlan replay.
+// What plans of all devices share; host_plan.cpp and device_plan.cpp replay.
 
 #include <chrono>
 #include <functional>
@@ -20,8 +20,10 @@ inline double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
 }
 
-/// What replays have cost and done besides the kernels, for stats and explain().
+/// What a plan and its replays have cost and done besides the kernels, for stats and explain().
 struct ReplayCounts {
+  double fuse_seconds = 0, plan_seconds = 0;
+  BuildReport build;
   uint64_t launches = 0;    ///< Graph launches of the last replay.
   uint64_t captures = 0;    ///< How often the step was captured.
   uint64_t direct = 0;      ///< Replays that queued kernel by kernel, because a capture failed.
@@ -50,9 +52,8 @@ struct Replay {
 class Plan : NotCopied {
  public:
   /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error when
-  /// the kernels cannot be built. Times and sizes are added to `stats`.
-  static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options,
-                                    StepStats& stats);
+  /// the kernels cannot be built.
+  static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options);
   /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
   /// has the walker for that.
   static std::unique_ptr<Plan> make_unfused(const Recording& r, const StepOptions& options);
@@ -88,12 +89,12 @@ class Plan : NotCopied {
   const std::vector<KernelNote>& notes();
 
  protected:
-  Plan(const Recording& r, const StepOptions& options, const Target& target, StepStats& stats);
-  void plan_temporaries(const MemoryRules& rules, StepStats& stats);
+  Plan(const Recording& r, const StepOptions& options, const Target& target);
+  void plan_temporaries(const MemoryRules& rules);
   /// The name of kernels whose text depends on it; it is added to the source unless it is there.
   std::string named(const std::function<std::string(const std::string&)>& text);
   /// Builds the source, if there is any, behind `prelude`.
-  void build_source(const std::string& prelude, const Backend& by, StepStats& stats);
+  void build_source(const std::string& prelude, const Backend& by);
   void* symbol(const std::string& name) const { return built_by_->symbol(module_, name.c_str()); }
   /// In the arena, or in a room whose owners are bound.
   char* address(const MemoryPlan::Piece& x) const {
@@ -105,14 +106,13 @@ class Plan : NotCopied {
   }
 
   const Target target_;
+  ReplayCounts counts_;
   Rematerialised anew_;
   const Recording& r_;
   Schedule schedule_;
   MemoryPlan memory_;
   char* arena_ = nullptr;
   std::string source_;
-  BuildReport report_;
-  ReplayCounts counts_;
   Storages bound_;                     // Null where nothing is stored.
   std::vector<size_t> external_item_;  // By external number: bytes of an element.
   size_t kernels_ = 0, generated_ = 0;
@@ -126,5 +126,8 @@ class Plan : NotCopied {
   std::vector<uint32_t> temporaries_;  // Storages in the arena and in rooms.
   void make_bound_storages();
 };
+
+/// One of a step that computes on the CPU alone.
+std::unique_ptr<Plan> make_host_plan(const Recording& r, const StepOptions& options);
 
 }  // namespace brrr::graph

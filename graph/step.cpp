@@ -183,12 +183,11 @@ void StepCore::fall_back(const std::string& why) {
 }
 
 void StepCore::build(Entry& e) {
-  StepStats part;
   if (context.observer) context.observer->pause();
   e.failure.clear();
   e.retry_at = 4 * (e.calls + 1);
   try {
-    e.plan = Plan::make(e.recording, options_, part);
+    e.plan = Plan::make(e.recording, options_);
     e.built = e.plan.get();
     if (options_.mode != Mode::Auto) e.unfused.reset();
   } catch (const Error& error) {
@@ -196,10 +195,12 @@ void StepCore::build(Entry& e) {
   }
   if (context.observer) context.observer->resume();
   std::lock_guard lock(mutex_);
-  stats_.fuse_seconds += part.fuse_seconds;
-  stats_.plan_seconds += part.plan_seconds;
-  stats_.build_seconds += part.build_seconds;
-  stats_.build_cached = part.build_cached;
+  if (!e.plan) return;
+  const ReplayCounts& made = e.plan->counts();
+  stats_.fuse_seconds += made.fuse_seconds;
+  stats_.plan_seconds += made.plan_seconds;
+  stats_.build_seconds += made.build.seconds;
+  stats_.build_cached = made.build.cached;
 }
 
 // Whether this call is a replay. Kernels are built on an entry's second call, because many entries
