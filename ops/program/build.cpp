@@ -209,8 +209,8 @@ std::vector<RowState> row_states(const Program& p) {
   return states;
 }
 
-std::vector<RowPass> row_passes(const Program& p, const std::vector<RowState>& states, int deepest,
-                                const std::function<bool(int id, int d)>& loads) {
+std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states, int deepest,
+                                const std::function<bool(int id)>& keeps) {
   std::vector<RowPass> passes;
   for (int d = 0; d <= deepest; ++d) {
     RowPass& pass = passes.emplace_back();
@@ -219,7 +219,11 @@ std::vector<RowPass> row_passes(const Program& p, const std::vector<RowState>& s
       const Statement& s = p.statements[static_cast<size_t>(id)];
       if (s.varies != Statement::InRow || in[static_cast<size_t>(id)]) return;
       in[static_cast<size_t>(id)] = true;
-      if (!loads(id, d)) std::for_each(s.args.begin(), s.args.end(), need);
+      RowState& state = states[static_cast<size_t>(id)];
+      const bool again = state.pass >= 0 && state.pass < d;
+      if (!again) state.pass = d;
+      if (again) state.kept = state.kept || keeps(id);
+      if (!again || !state.kept) std::for_each(s.args.begin(), s.args.end(), need);
     };
     for (int id = 0; id < static_cast<int>(in.size()); ++id) {
       const Statement& s = p.statements[static_cast<size_t>(id)];

@@ -1,25 +1,78 @@
 #pragma once
 // What the walk over rows (cpu_rows.cpp) is made of: a pass for each depth of folds, values that
-// later passes load instead of computing them again, the text of a pass over the elements of a row
-// (cpu_row_text.cpp); and what is left when all rows are done: sums over the rows and of whole
-// tensors, which every thread leaves in the kernel's own memory and a second launch brings together
-// (cpu_row_totals.cpp).
+// later passes load instead of computing them again, the text of a pass over the elements of a row;
+// and what is left when all rows are done: sums over the rows and of whole tensors, which every
+// thread leaves in the kernel's own memory and a second launch brings together.
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 
+#include "ops/kinds/reduction.h"
 #include "ops/program/cpu_text.h"
+#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
+// Of values that a pass leaves for later ones.
+inline constexpr int64_t kKeptBytes = 64 << 10;
+// Elements of the rows that are taken together: short rows' steps wait for each other, long ones
+// have to stay in the first level, where rows on their way from memory and back need room as well.
+inline constexpr int64_t kTogether = 4096, kTogetherStreaming = 1024;
+
 class RowText : public CpuText {
  public:
-  explicit RowText(const Program& p);
+  explicit RowText(const Program& p)
+      : CpuText(p),
+        n_(p.row),
+        rows_(p.space.numel() / p.row),
+        block_(std::bit_floor<uint64_t>(
+            std::clamp<int64_t>((streaming_ ? kTogetherStreaming : kTogether) / n_, 1, 16))),
+        padded_((n_ + 15) / 16 * 16),
+        states_(row_states(p)) {
+    for (int id = static_cast<int>(states_.size()); id-- > 0;) {
+      if (!of(id).live) continue;
+      deepest_ = std::max(deepest_, of(id).depth);
+      if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
+      if (at(id).kind == Statement::Total) totals_.push_back(id);
+    }
+    // Where a vector takes several registers the sums of two passes would not fit in all of them.
+    constexpr bool whole = BRRR_VX_BYTES == 64;
+    pipelined_ = whole && streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
+    passes_ = row_passes(p, states_, deepest_, [&](int id) { return keeps(id); });
+  }
 
  protected:
-  RowState& of(int id) { return states_[static_cast<size_t>(id)]; }
   const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
-  /// The statements that a result depends on.
-  std::vector<int> live() const;
+  // The statements that a result depends on.
+  std::vector<int> live() const {
+    std::vector<int> ids;
+    for (int id = 0; id < static_cast<int>(states_.size()); ++id) {
+      if (of(id).live) ids.push_back(id);
+    }
+    return ids;
+  }
+
+  // Loads and polynomials that a value of elements is made of.
+  void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
+    if (!in_row(id) || seen[static_cast<size_t>(id)]) return;
+    seen[static_cast<size_t>(id)] = true;
+    loads += at(id).kind == Statement::Load;
+    cost += at(id).cost;
+    for (int a : at(id).args) weigh(a, seen, loads, cost);
+  }
+  // Whether a later pass would rather load it than compute it again, and there is room for that.
+  bool keeps(int id) {
+    const DType t = at(id).type;
+    if (at(id).kind != Statement::Formula || !is_floating(t)) return false;
+    std::vector<bool> seen(p_.statements.size());
+    int loads = 0, cost = 0;
+    weigh(id, seen, loads, cost);
+    const bool worth = loads > 2 || cost > 1;
+    if (!worth || kept_bytes_ + bytes_kept(id) > kKeptBytes) return false;
+    kept_bytes_ += bytes_kept(id);
+    return true;
+  }
 
   bool in_row(int id) const { return at(id).varies == Statement::InRow; }
   bool is_fold(int id) const { return ends_pass(at(id)); }
@@ -28,32 +81,230 @@ class RowText : public CpuText {
   }
   /// Of how many blocks a value that is kept is there at a time.
   int64_t blocks_kept(int id) const { return pipelined_ ? deepest_ - of(id).pass + 1 : 1; }
+  int64_t bytes_kept(int id) const {
+    return blocks_kept(id) * block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
+  }
 
-  /// Columns' sums of each block of rows, then a number of each row for each total.
-  void plan_scratch();
-  /// Pointers, and numbers that are the same for all rows.
-  void begin();
-  /// Before a block of rows.
-  void clear_columns();
-  /// The second launch.
-  void finish();
-
-  std::string line(int id, int u, bool tail) override;
   template <class T> static void distinct(std::vector<T>& list) {
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
   }
-  std::string from_memory(int id, const std::string& x) const;
-  std::string to_memory(int id, const std::string& x) const;
-  /// Pointers and numbers that the pass reads in row r.
-  void row_names(const RowPass& pass);
-  /// A number that is an element, computed where it is.
-  void pick(int id);
-  /// Of a fold of one row, or of a chunk of it: a body that adds a vector to each accumulator, what
-  /// is left behind whole bodies, and the number that comes of them.
-  void fold_body(const std::vector<int>& list, const std::vector<int>& folds);
-  void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks);
-  void reduced(const std::vector<int>& folds, const std::string& to);
+
+  // --- the text of a pass ------------------------------------------------------------------------
+
+  std::string from_memory(int id, const std::string& x) const {
+    return fill(spelling(at(id).type).load, {x});
+  }
+  std::string to_memory(int id, const std::string& x) const {
+    return fill(spelling(at(id).type).store, {x});
+  }
+
+  std::string line(int id, int u, bool tail) override {
+    const Statement& s = at(id);
+    if (s.kind == Statement::Length) {
+      return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
+    }
+    if (s.kind == Statement::IsAt) {
+      return fmt::format(
+          "const auto {} = eq(i32{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}, "
+          "splat((int)(id{} - (i + {}))))",
+          name(id, u), s.which, 16 * u);
+    }
+    if (s.kind == Statement::FoldRows) {
+      const std::string to = address(fmt::format("c{}", id), u, tail);
+      return fmt::format("store({0}, {1})", to,
+                         combined(id, fmt::format("load({})", to), "(" + name(s.args[0], u) + ")"));
+    }
+    if (!of(id).kept) return CpuText::line(id, u, tail);
+    const std::string kept = address(fmt::format("q{}", id), u, tail);
+    if (of(id).pass < current_) return fmt::format("const auto {} = load({})", name(id, u), kept);
+    return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
+  }
+
+  // Pointers and numbers that the pass reads in row r.
+  void row_names(const RowPass& pass) {
+    std::vector<int> used = pass.list;
+    for (int id : pass.picks) picked(at(id).args[0], used);
+    std::vector<size_t> windows, ids;
+    std::vector<int> given, statements = used;
+    statements.insert(statements.end(), pass.folds.begin(), pass.folds.end());
+    statements.insert(statements.end(), pass.picks.begin(), pass.picks.end());
+    for (int id : statements) {
+      const Statement& s = at(id);
+      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
+        ids.push_back(static_cast<size_t>(s.which));
+      }
+      const bool reads = s.kind == Statement::Load && !(of(id).kept && of(id).pass < current_);
+      if (reads || s.kind == Statement::Store) windows.push_back(static_cast<size_t>(s.which));
+      for (int a : s.args) {
+        if (at(a).varies == Statement::WithRow) given.push_back(a);
+      }
+    }
+    distinct(windows), distinct(ids), distinct(given), distinct(used);
+    text_ += "const long q = r0 + r;\n";
+    row_pointers("q", windows);
+    // Before the first row and behind the last a pipelined pass has none.
+    const std::string guard = pipelined_ ? "r >= rows ? 0 : " : "";
+    for (size_t w : ids) print("const long id{0} = {1}o{0}[q];\n", w, guard);
+    for (int id : given) {
+      if (is_fold(id) && of(id).depth > current_) continue;
+      print("const auto v{} = {};\n", id, from_memory(id, fmt::format("splat(w{}[r])", id)));
+    }
+    for (int id : used) {
+      if (of(id).kept) print("{0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_);
+      if (at(id).kind == Statement::FoldRows) {
+        print("{0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_);
+      }
+    }
+  }
+  void picked(int id, std::vector<int>& list) const {
+    if (!in_row(id)) return;
+    list.push_back(id);
+    for (int a : at(id).args) picked(a, list);
+  }
+
+  // Element `id` of the row, computed where it is.
+  void pick(int id) {
+    const Statement& s = at(id);
+    const std::function<std::string(int)> value = [&](int x) -> std::string {
+      const Statement& e = at(x);
+      if (!in_row(x)) return name(x, 0);
+      if (e.kind == Statement::Load) {
+        const auto w = static_cast<size_t>(e.which);
+        const std::string place = fmt::format("id{} * {}", s.which, inner_stride(w));
+        const std::string v = window(w).source == Window::Index
+                                  ? fmt::format("splat(p{} + {})", w, place)
+                                  : fmt::format("splat(p{}[{}])", w, place);
+        return fill(spelling(window(w).dtype).load, {v});
+      }
+      if (e.kind == Statement::IsAt) return "first_lanes(16)";
+      std::vector<std::string> args;
+      for (int a : e.args) args.push_back("(" + value(a) + ")");
+      return fill(e.text, args);
+    };
+    print("w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s), value(s.args[0]));
+  }
+
+  // Of a fold of one row, or of a chunk of it: a body that adds a vector to each accumulator,
+  void fold_body(const std::vector<int>& list, const std::vector<int>& folds) {
+    at_body(4);
+    emit(list, 4, false);
+    for (int u = 0; u < 4; ++u) take(folds, u, fmt::format("a$0_{}", u), false);
+  }
+  // what is left behind whole bodies,
+  void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks) {
+    if (n_ % 64 == 0) return;
+    const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
+    text_ += chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n";
+    emit(list, whole, false);
+    for (int u = 0; u < whole; ++u) take(folds, u, fmt::format("a$0_{}", u), false);
+    if (left) {
+      print("i += {};\nconst int n = {};\n{{\n", 16 * whole, left);
+      emit(list, 1, true);
+      take(folds, 0, fmt::format("a$0_{}", whole), true);
+      text_ += "}\n";
+    }
+    text_ += "}\n";
+  }
+  // and the number that comes of them.
+  void reduced(const std::vector<int>& folds, const std::string& to) {
+    for (int f : folds) {
+      print("{} = {};\n", fmt::format(fmt::runtime(to), f), fold_four(f, fmt::format("a{}_$0", f)));
+    }
+  }
+
+  // --- when all rows are done --------------------------------------------------------------------
+
+  // Columns' sums of each block of rows, then a number of each row for each total.
+  void plan_scratch() {
+    const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
+    const auto room = [&](int id, int64_t count) {
+      scratch_of_.emplace_back(id, out_.scratch);
+      const auto item = static_cast<int64_t>(itemsize(at(id).type));
+      out_.scratch += (count * item + 63) / 64 * 64;
+    };
+    for (int id : columns_) room(id, blocks * padded_);
+    for (int id : totals_) room(id, rows_ + 16);
+    if (out_.scratch) out_.arguments.push_back({CpuArgument::Scratch});
+  }
+
+  // Pointers, and numbers that are the same for all rows.
+  void begin() {
+    pointers();
+    for (const auto& [id, offset] : scratch_of_) {
+      print("{0}* const s{1} = ({0}*)(a[{2}] + {3});\n", element(id), id, out_.arguments.size() - 1,
+            offset);
+    }
+    std::vector<int> never = all(Statement::Never);
+    std::erase_if(never, [&](int id) {
+      return !of(id).live || of(id).after || at(id).kind == Statement::Store;
+    });
+    emit(never, 1, false);
+  }
+
+  // Before a block of rows.
+  void clear_columns() {
+    for (int id : columns_) {
+      const std::string clear =
+          function(fmt::format("static __attribute__((noinline)) void $0({}* x, long n, {} v) {{\n"
+                               "for (long i = 0; i < n; i += 16) store(x + i, v);\n}}\n",
+                               element(id), vector(id)));
+      print("{0}(s{1} + k * {2}, {2}, {3});\n", clear, id, padded_, name(at(id).args[1], 0));
+    }
+  }
+
+  // The second launch.
+  void finish() {
+    text_ = "(char* const* a, long, long) {\n";
+    begin();
+    for (int id : totals_) fold_all(id, std::to_string(rows_));
+    std::vector<int> places;  // Statements of each place in the rows.
+    for (int id : live()) {
+      const Statement& s = at(id);
+      if (!of(id).after) continue;
+      const bool store = s.kind == Statement::Store;
+      if (store ? inner_stride(s) != 0 : in_row(id)) {
+        places.push_back(id);
+      } else if (s.kind == Statement::Formula) {
+        print("const auto v{} = {};\n", id, formula(id, 0));
+      } else if (store) {
+        store_number(s);
+      }
+    }
+    if (!columns_.empty()) finish_columns(places);
+    text_ += "}\n";
+    out_.last = printed();
+  }
+
+  // The blocks one after the other.
+  void finish_columns(const std::vector<int>& places) {
+    const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
+    for (int id : places) {
+      if (at(id).kind != Statement::Store) continue;
+      print("{0} const p{1} = o{1};\n", pointer_type(window(at(id))), at(id).which);
+    }
+    for (int id : columns_) {
+      if (blocks == 1) continue;
+      const std::string add = function(
+          fmt::format("static __attribute__((noinline)) void $0({}* x, long n, long blocks) {{\n"
+                      "for (long i = 0; i < n; i += 16) {{\n"
+                      "{} c = load(x + i);\n"
+                      "for (long b = 1; b < blocks; ++b) c = {};\n"
+                      "store(x + i, {});\n}}\n}}\n",
+                      element(id), carried(id),
+                      combined(id, value_of(id, "c"), "load(x + b * n + i)"), value_of(id, "c")));
+      print("{}(s{}, {}, {});\n", add, id, padded_, blocks);
+    }
+    print(
+        "for (long i = 0; i < {0}; i += 16) {{\nconst int n = {0} - i < 16 ? (int)({0} - i) "
+        ": 16;\n",
+        n_);
+    for (int id : columns_) print("const auto v{0}_0 = load(s{0} + i);\n", id);
+    for (int id : places) {
+      if (at(id).kind != Statement::FoldRows) text_ += CpuText::line(id, 0, true) + ";\n";
+    }
+    text_ += "}\n";
+  }
 
   const int64_t n_, rows_;
   const int64_t block_;   // Rows that a pass takes before the next begins.
@@ -65,15 +316,6 @@ class RowText : public CpuText {
   int current_ = 0;  // The pass that is printed.
 
  private:
-  void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const;
-  int64_t bytes_kept(int id) const {
-    return blocks_kept(id) * block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
-  }
-  bool is_worth_keeping(int id);
-  bool loads(int id, int d);
-  void finish_columns(const std::vector<int>& places);
-  void picked(int id, std::vector<int>& list) const;
-
   std::vector<RowState> states_;
   int64_t kept_bytes_ = 0;
   std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements and places in scratch memory.

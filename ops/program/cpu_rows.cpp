@@ -3,12 +3,7 @@
 // stores elements. Where rows stream from memory the passes run side by side. A row's fold is in
 // the order of ops/kinds/reduction.h ("rows"), that over the rows in blocks of 64 ("columns"), so
 // that bits are those of eager kernels.
-#include <algorithm>
-#include <bit>
-
-#include "ops/kinds/reduction.h"
 #include "ops/program/cpu_row_text.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 

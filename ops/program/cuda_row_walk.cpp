@@ -74,14 +74,9 @@ DeviceRowPasses::DeviceRowPasses(const Program& p, bool split, int values)
         at(id).varies == Statement::InRow &&
         (at(id).cost > 1 || std::any_of(at(id).args.begin(), at(id).args.end(), already)));
   }
-  passes_ = row_passes(p, states_, deepest_, [&](int id, int d) {
-    RowState& s = states_[static_cast<size_t>(id)];
-    if (s.pass < 0) s.pass = d;
-    if (s.pass == d) return false;
-    const bool worth = at(id).kind == Statement::Formula && is_floating(at(id).type) &&
-                       is_long[static_cast<size_t>(id)];
-    if (!s.kept && worth && values > 0) s.kept = --values >= 0;
-    return s.kept;
+  passes_ = row_passes(p, states_, deepest_, [&](int id) {
+    return at(id).kind == Statement::Formula && is_floating(at(id).type) &&
+           is_long[static_cast<size_t>(id)] && values-- > 0;
   });
   std::vector<int> reads(p.windows.size());
   for (const RowPass& pass : passes_) {

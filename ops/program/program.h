@@ -121,9 +121,10 @@ inline bool ends_pass(const Statement& s) {
 struct RowPass {
   std::vector<int> folds, picks, list;  ///< What ends it; statements of elements.
 };
-/// The passes up to a depth, where pass d takes `loads(id, d)` from an earlier one.
-std::vector<RowPass> row_passes(const Program& p, const std::vector<RowState>& states, int deepest,
-                                const std::function<bool(int id, int d)>& loads);
+/// The passes up to a depth. What a later pass needs again is kept for it where `keeps(id)`, and
+/// else computed anew.
+std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states, int deepest,
+                                const std::function<bool(int id)>& keeps);
 
 /// The number's value as text; of one that is not read from a control word.
 std::string literal(const Number& n);
