@@ -1,25 +1,32 @@
-#include "graph/device_plan.h"
+// Replays on a GPU: all launches of a step, captured once, are one launch.
+//
+// Memory is at fixed addresses: temporaries in the device's one arena, results in slots of the
+// plan's own, and in a block that one copy refills before each replay the numbers that vary (the
+// control words) and what the step takes from host memory. What a user still holds of the last
+// replay's results is copied away before the next one overwrites it. An input that lies elsewhere
+// than when the step was captured is copied into a slot before, and back afterwards if the step
+// writes it; the first time that happens to an input the step is captured anew, with the slot.
 
-#include <limits>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 
-#include "core/check.h"
+#include "core/address_set.h"
+#include "graph/device_kernels.h"
 #include "graph/walker.h"
 
 namespace brrr::graph {
 
 namespace {
 
-constexpr int kAttempts = 3;  // Captures that fail before they are tried ever more rarely.
+constexpr int64_t kVectorBytes = 16;  // Of a kernel's widest access, which is aligned.
+constexpr int kAttempts = 3;          // Captures that fail before they are tried ever more rarely.
 
 // Notes of faults name where in the step the kernels come from that are queued meanwhile.
 struct SiteScope {
   explicit SiteScope(uint32_t site) { context.site = site; }
   ~SiteScope() { context.site = 0; }
 };
-
-}  // namespace
 
 Ref<Storage> device_memory(size_t bytes) {
   auto s = Ref<Storage>::adopt(new_storage(kCUDA, bytes));
@@ -36,274 +43,319 @@ constexpr Target kTarget{.takes = program::cuda_takes,
                          .kernel_bytes = 8 << 20,
                          .drawn_together = 1};
 
-DevicePlan::DevicePlan(const Recording& r, const StepOptions& options)
-    : Plan(r, options, kTarget),
-      device_(backend(DeviceType::CUDA)),
-      block_bytes_(r.control.size() * sizeof(int64_t)),
-      wait_(std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr) {
-  // Whatever a slot held is nobody's any more when a replay begins.
-  MemoryRules rules;
-  for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
-  generate_kernels();
-  rules.scratch = scratch_;
-  plan_temporaries(rules);
-  handed_.resize(r.survivors.size());
-  find_externals();
-  build_kernels();
-  allocate_fixed();
-  counts_.upload_bytes = block_bytes_;
-}
-
-DevicePlan::~DevicePlan() {
-  for (size_t k = 0; k < handed_.size(); ++k) {
-    Storage* s = handed_[k].get();
-    if (s && s->lent && s->refs.get() > 1) {  // The slot is the holder's from now on.
-      own_memory(*s, std::exchange(slots_[k]->data, nullptr));
+class DevicePlan final : public DeviceKernels {
+ public:
+  DevicePlan(const Recording& r, const StepOptions& options) : DeviceKernels(r, options, kTarget) {
+    // Whatever a slot held is nobody's any more when a replay begins.
+    MemoryRules rules;
+    for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
+    generate_kernels();
+    rules.scratch = scratch_;
+    plan_temporaries(rules);
+    handed_.resize(r.survivors.size());
+    find_externals();
+    build_kernels();
+    allocate_fixed();
+    counts_.upload_bytes = block_bytes_;
+  }
+  ~DevicePlan() override {
+    for (size_t k = 0; k < handed_.size(); ++k) {
+      Storage* s = handed_[k].get();
+      if (s && s->lent && s->refs.get() > 1) {  // The slot is the holder's from now on.
+        own_memory(*s, std::exchange(slots_[k]->data, nullptr));
+      }
     }
+    handed_.clear();
+    if (graph_) device_.graphs->release(graph_);
   }
-  handed_.clear();
-  if (graph_) device_.graphs->release(graph_);
-}
 
-bool DevicePlan::holds(size_t survivor, const Storage* s) const {
-  std::lock_guard lock(lending());  // Another thread may be replaying.
-  return handed_[survivor].get() == s;
-}
-
-// What is still held of the last replay's results gets memory of its own. A gradient that is about
-// to be replaced may stay: until the replay is queued it is the leaf's again if something fails.
-void DevicePlan::keep_results(const Replay& now) {
-  replaced_.clear();
-  for (const auto& r : now.replaced) replaced_.insert(r.old->storage);
-  for (Ref<Storage>& handed : handed_) {
-    Storage* s = handed.get();
-    if (!s) continue;
-    // Its holders are the old gradient and this plan.
-    if (s->refs.get() == 2 && replaced_.contains(s)) continue;
-    if (s->lent && s->refs.get() > 1) {
-      own_memory(*s);
-      ++counts_.moved_away;
+  void run(const Replay& now) override {
+    // Also for the arena: what one replay queues must not be torn apart by another thread's.
+    const std::lock_guard lock(lending());
+    keep_results(now);
+    bind(now.bindings);
+    for (const External& x : externals_) {
+      if (x.in_slot) device_.copy(x.slot_begin(), x.now + x.low, x.bytes());
     }
-    handed.reset();
-  }
-}
-
-// Where the externals are in this call; what is not where the captured kernels look goes to a slot.
-void DevicePlan::bind(const std::vector<Binding>& bindings) {
-  for (size_t k = 0; k < bindings.size(); ++k) {
-    const Binding& b = bindings[k];
-    External& x = externals_[k];
-    x.now = static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
-    if (x.bytes() == 0) continue;
-    const bool aligned = reinterpret_cast<uintptr_t>(x.now) % kVectorBytes == 0;
-    const bool moved = graph_ && x.now != x.captured;
-    if (!x.in_slot && (!aligned || moved)) {
-      x.in_slot = true;
-      if (graph_) device_.graphs->release(std::exchange(graph_, nullptr));
+    if (!graph_) resolve();
+    if (block_bytes_) upload(now.control);
+    // Who looks on sees kernels, one by one.
+    const bool watched = context.observer != nullptr;
+    if (!graph_ && !watched) {
+      if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
     }
-    if (!x.in_slot) continue;
-    if (!x.slot) x.slot = device_memory(x.bytes() + kVectorBytes);
-    ++counts_.copied_in;
-  }
-}
-
-// What varies from call to call, in one copy.
-void DevicePlan::upload(const int64_t* control) {
-  parts_.clear();
-  parts_.push_back({control, 0, r_.control.size() * sizeof(int64_t)});
-  for (HostData& d : host_data_) {
-    d.part.from = reinterpret_cast<const void*>(control[d.control]);
-    parts_.push_back(d.part);
-  }
-  for (const Launch& l : launches_) {
-    for (const Batch& b : l.batches) {
-      if (!b.table) continue;
-      const auto put = [this](const std::vector<int64_t>& words, size_t at) {
-        parts_.push_back({words.data(), at, words.size() * sizeof(int64_t)});
-        return at + words.size() * sizeof(int64_t);
-      };
-      size_t at = put(b.words, b.at);
-      for (const Kernel& k : b.kernels) at = put(k.first, at);
+    if (graph_ && !watched) launch_graph();
+    const bool direct = watched || !graph_;
+    counts_.launches = direct ? 0 : 1;
+    if (direct) launch_directly(now.bindings);
+    counts_.direct += direct && !watched;
+    for (const External& x : externals_) {
+      if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
     }
+    hand_out(now.survivors);
   }
-  device_.graphs->upload(block_, parts_.data(), parts_.size());
-}
+  Device device() const override { return kCUDA; }
+  bool holds(size_t survivor, const Storage* s) const override {
+    std::lock_guard lock(lending());  // Another thread may be replaying.
+    return handed_[survivor].get() == s;
+  }
+  void report_faults() const override {
+    if (wait_) device_.synchronize();
+  }
 
-// Addresses of everything, for kernels about to be queued or captured.
-void DevicePlan::resolve() {
-  for (size_t k = 0; k < externals_.size(); ++k) {
-    External& x = externals_[k];
-    x.captured = x.now;
-    if (bound_[r_.externals[k]]) {
-      bound_[r_.externals[k]]->data = x.in_slot ? x.slot_begin() - x.low : x.now;
-    }
-  }
-  for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k]->data;
-  bind_temporaries();
-  for (const HostData& d : host_data_) {
-    if (!r_.survives(d.storage)) bound_[d.storage]->data = block_ + d.part.at;
-  }
-  for (size_t g = 0; g < launches_.size(); ++g) {
-    Launch& l = launches_[g];
-    for (Batch& b : l.batches) resolve(b, g);
-    if (l.call && !l.call->dynamic.empty()) {
-      l.call->call.control = block_ + l.call->dynamic.front().second * sizeof(int64_t);
-    }
-  }
-}
-
-void DevicePlan::resolve(Batch& b, size_t group) {
-  const auto set = [&](size_t word, const char* to) {
-    b.words[word] = reinterpret_cast<int64_t>(to);
+ private:
+  /// What the step touches of an external storage, in bytes from where the binding begins.
+  struct External {
+    int64_t low = 0, high = 0;
+    bool written = false;
+    bool in_slot = false;      ///< The captured kernels use the slot.
+    char* captured = nullptr;  ///< Where the binding began when the step was captured.
+    Ref<Storage> slot;
+    char* now = nullptr;  ///< Where it begins in this call.
+    size_t bytes() const { return static_cast<size_t>(high - low); }
+    /// Where the bytes lie in the slot: such that the binding's own beginning, which may be outside
+    /// it, is aligned, as kernels expect of it.
+    char* slot_begin() const { return static_cast<char*>(slot->data) + ((low % 16) + 16) % 16; }
   };
-  for (const auto& [word, at] : b.scratch) set(word, address(memory_.scratch[group]) + at);
-  for (const auto& [word, id] : b.addresses) {
-    const Value& v = r_.value(id);
-    set(word, static_cast<char*>(bound_[v.storage]->data) + v.offset * item(v));
-  }
-  for (const auto& [word, control] : b.controls) set(word, block_ + control * sizeof(int64_t));
-}
 
-void DevicePlan::run_kernels(const Batch& b) {
-  const auto* first = reinterpret_cast<const long*>(block_ + b.at) + b.words.size();
-  for (const Kernel& k : b.kernels) {
-    const program::CallTable table{block_ + b.at, first, b.parts};
-    first += b.parts;
-    const void* const arguments = b.table ? static_cast<const void*>(&table) : b.words.data();
-    device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
-                        b.table ? sizeof table : b.words.size() * sizeof(int64_t));
+  void find_externals() {
+    for (uint32_t st : r_.externals) {
+      External& x = externals_.emplace_back();
+      x.written = r_.written[st];
+      if (r_.storages[st].device == kCPU) continue;
+      const Extent touched = r_.extent(st);
+      x.low = touched.low;
+      x.high = touched.high;
+    }
   }
-}
 
-void DevicePlan::launch(Launch& l) {
-  if (l.host_data >= 0) {
-    const HostData& d = host_data_[static_cast<size_t>(l.host_data)];
-    char* const to = static_cast<char*>(bound_[d.storage]->data);
-    const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
-    if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
+  // What has one address for the plan's life.
+  void allocate_fixed() {
+    for (uint32_t st : r_.survivors) slots_.push_back(device_memory(r_.storages[st].bytes));
+    block_memory_ = device_memory(block_bytes_);
+    block_ = static_cast<char*>(block_memory_->data);
+    arena_ = device_.graphs->arena(memory_.arena_bytes);
+    BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
+               memory_.arena_bytes);
   }
-  for (const Batch& b : l.batches) run_kernels(b);
-  if (!l.call) return;
-  const SiteScope scope(l.site);
-  device_.launch(l.call->call);
-}
 
-void DevicePlan::launch_all() {
-  if (context.observer) notes();  // Before there is a kernel whose time it would be.
-  for (size_t k = 0; k < launches_.size(); ++k) {
+  // What is still held of the last replay's results gets memory of its own. A gradient that is
+  // about to be replaced may stay: until the replay is queued it is the leaf's again if something
+  // fails.
+  void keep_results(const Replay& now) {
+    replaced_.clear();
+    for (const auto& r : now.replaced) replaced_.insert(r.old->storage);
+    for (Ref<Storage>& handed : handed_) {
+      Storage* s = handed.get();
+      if (!s) continue;
+      // Its holders are the old gradient and this plan.
+      if (s->refs.get() == 2 && replaced_.contains(s)) continue;
+      if (s->lent && s->refs.get() > 1) {
+        own_memory(*s);
+        ++counts_.moved_away;
+      }
+      handed.reset();
+    }
+  }
+
+  // Where the externals are in this call; what is not where the captured kernels look goes to a
+  // slot.
+  void bind(const std::vector<Binding>& bindings) {
+    for (size_t k = 0; k < bindings.size(); ++k) {
+      const Binding& b = bindings[k];
+      External& x = externals_[k];
+      x.now =
+          static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
+      if (x.bytes() == 0) continue;
+      const bool aligned = reinterpret_cast<uintptr_t>(x.now) % kVectorBytes == 0;
+      const bool moved = graph_ && x.now != x.captured;
+      if (!x.in_slot && (!aligned || moved)) {
+        x.in_slot = true;
+        if (graph_) device_.graphs->release(std::exchange(graph_, nullptr));
+      }
+      if (!x.in_slot) continue;
+      if (!x.slot) x.slot = device_memory(x.bytes() + kVectorBytes);
+      ++counts_.copied_in;
+    }
+  }
+
+  // What varies from call to call, in one copy.
+  void upload(const int64_t* control) {
+    parts_.clear();
+    parts_.push_back({control, 0, r_.control.size() * sizeof(int64_t)});
+    for (HostData& d : host_data_) {
+      d.part.from = reinterpret_cast<const void*>(control[d.control]);
+      parts_.push_back(d.part);
+    }
+    for (const Launch& l : launches_) {
+      for (const Batch& b : l.batches) {
+        if (!b.table) continue;
+        const auto put = [this](const std::vector<int64_t>& words, size_t at) {
+          parts_.push_back({words.data(), at, words.size() * sizeof(int64_t)});
+          return at + words.size() * sizeof(int64_t);
+        };
+        size_t at = put(b.words, b.at);
+        for (const Kernel& k : b.kernels) at = put(k.first, at);
+      }
+    }
+    device_.graphs->upload(block_, parts_.data(), parts_.size());
+  }
+
+  // Addresses of everything, for kernels about to be queued or captured.
+  void resolve() {
+    for (size_t k = 0; k < externals_.size(); ++k) {
+      External& x = externals_[k];
+      x.captured = x.now;
+      if (bound_[r_.externals[k]]) {
+        bound_[r_.externals[k]]->data = x.in_slot ? x.slot_begin() - x.low : x.now;
+      }
+    }
+    for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k]->data;
+    bind_temporaries();
+    for (const HostData& d : host_data_) {
+      if (!r_.survives(d.storage)) bound_[d.storage]->data = block_ + d.part.at;
+    }
+    for (Launch& l : launches_) {
+      for (Batch& b : l.batches) {
+        for (const Patch& p : b.patches) {
+          b.words[p.argument] = reinterpret_cast<int64_t>(place_of(p, block_));
+        }
+      }
+      if (l.call && !l.call->dynamic.empty()) {
+        l.call->call.control = block_ + l.call->dynamic.front().second * sizeof(int64_t);
+      }
+    }
+  }
+
+  void run_kernels(const Batch& b) {
+    const auto* first = reinterpret_cast<const long*>(block_ + b.at) + b.words.size();
+    for (const Kernel& k : b.kernels) {
+      const program::CallTable table{block_ + b.at, first, b.parts};
+      first += b.parts;
+      const void* const arguments = b.table ? static_cast<const void*>(&table) : b.words.data();
+      device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
+                          b.table ? sizeof table : b.words.size() * sizeof(int64_t));
+    }
+  }
+
+  void launch(Launch& l) {
+    if (l.host_data >= 0) {
+      const HostData& d = host_data_[static_cast<size_t>(l.host_data)];
+      char* const to = static_cast<char*>(bound_[d.storage]->data);
+      const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
+      if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
+    }
+    for (const Batch& b : l.batches) run_kernels(b);
+    if (!l.call) return;
+    const SiteScope scope(l.site);
+    device_.launch(l.call->call);
+  }
+
+  void launch_all() {
+    if (context.observer) notes();  // Before there is a kernel whose time it would be.
+    for (size_t k = 0; k < launches_.size(); ++k) {
+      try {
+        pass_through(kCUDA, [&] { launch(launches_[k]); });
+      } catch (const Error& e) {
+        const Group& g = schedule_.groups[k];
+        const size_t others = g.instrs.size() - 1;
+        fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
+             others ? fmt::format(" and {} more ops", others) : "", e.what());
+      }
+      if (context.observer) context.observer->ran(notes()[k], kCUDA);
+    }
+  }
+
+  void note_spoilt(const Error& e) {
+    ++spoilt_;
+    retry_at_ = 4 * (counts_.direct + 1);
+    counts_.failure = e.what();
+  }
+
+  // A capture that is spoilt has run nothing: the call is then queued kernel by kernel. What spoilt
+  // it (code that had to be loaded, memory that had to be taken) is often there the next time.
+  void capture() {
+    const auto start = Clock::now();
+    const GraphBackend& g = *device_.graphs;
     try {
-      pass_through(kCUDA, [&] { launch(launches_[k]); });
+      g.begin();
+      launch_all();
+      graph_ = g.end(&counts_.nodes);
+      counts_.graph_bytes = g.bytes(graph_);
+      ++counts_.captures;
+      spoilt_ = 0;
     } catch (const Error& e) {
-      const Group& g = schedule_.groups[k];
-      const size_t others = g.instrs.size() - 1;
-      fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
-           others ? fmt::format(" and {} more ops", others) : "", e.what());
+      g.abandon();
+      note_spoilt(e);
     }
-    if (context.observer) context.observer->ran(notes()[k], kCUDA);
+    counts_.capture_seconds += seconds_since(start);
   }
-}
 
-void DevicePlan::note_spoilt(const Error& e) {
-  ++spoilt_;
-  retry_at_ = 4 * (counts_.direct + 1);
-  counts_.failure = e.what();
-}
-
-// A capture that is spoilt has run nothing: the call is then queued kernel by kernel. What spoilt
-// it (code that had to be loaded, memory that had to be taken) is often there the next time.
-void DevicePlan::capture() {
-  const auto start = Clock::now();
-  const GraphBackend& g = *device_.graphs;
-  try {
-    g.begin();
-    launch_all();
-    graph_ = g.end(&counts_.nodes);
-    counts_.graph_bytes = g.bytes(graph_);
-    ++counts_.captures;
-    spoilt_ = 0;
-  } catch (const Error& e) {
-    g.abandon();
-    note_spoilt(e);
-  }
-  counts_.capture_seconds += seconds_since(start);
-}
-
-// A launch that is refused has run nothing either.
-void DevicePlan::launch_graph() {
-  try {
-    device_.graphs->launch(graph_);
-  } catch (const Error& e) {
-    note_spoilt(e);
-    device_.graphs->release(std::exchange(graph_, nullptr));
-  }
-}
-
-// Of a step that fails between two kernels nothing may be left: what it writes is kept before.
-void DevicePlan::launch_directly(const std::vector<Binding>& bindings) {
-  UndoLog undo;
-  for (size_t k = 0; k < externals_.size(); ++k) {
-    const External& x = externals_[k];
-    if (x.written && !x.in_slot && x.bytes()) undo.save(*bindings[k].storage);
-  }
-  for (size_t k = 0; k < handed_.size(); ++k) {
-    if (handed_[k] && handed_[k]->lent) own_memory(*handed_[k]);
-  }
-  try {
-    launch_all();
-  } catch (...) {
-    undo.restore();
-    throw;
-  }
-}
-
-void DevicePlan::hand_out(Storage* const* survivors) {
-  for (size_t k = 0; k < slots_.size(); ++k) {
-    Storage& s = *survivors[k];
-    handed_[k].reset();
-    if (s.data) {  // It has memory already.
-      device_.copy(s.data, slots_[k]->data, s.bytes);
-      continue;
+  // A launch that is refused has run nothing either.
+  void launch_graph() {
+    try {
+      device_.graphs->launch(graph_);
+    } catch (const Error& e) {
+      note_spoilt(e);
+      device_.graphs->release(std::exchange(graph_, nullptr));
     }
-    s.data = slots_[k]->data;
-    s.owned = false;
-    s.lent = true;
-    // Results that are read to be printed: reading one late must not wait for later steps.
-    if (s.bytes <= kEarlyBytes && !s.gradient) {
-      s.early = device_.graphs->copy_out(s.data, s.bytes);
-      s.early_version = s.version;
+  }
+
+  // Of a step that fails between two kernels nothing may be left: what it writes is kept before.
+  void launch_directly(const std::vector<Binding>& bindings) {
+    UndoLog undo;
+    for (size_t k = 0; k < externals_.size(); ++k) {
+      const External& x = externals_[k];
+      if (x.written && !x.in_slot && x.bytes()) undo.save(*bindings[k].storage);
     }
-    handed_[k] = Ref<Storage>::share(&s);
+    for (size_t k = 0; k < handed_.size(); ++k) {
+      if (handed_[k] && handed_[k]->lent) own_memory(*handed_[k]);
+    }
+    try {
+      launch_all();
+    } catch (...) {
+      undo.restore();
+      throw;
+    }
   }
-}
 
-void DevicePlan::run(const Replay& now) {
-  // Also for the arena: what one replay queues must not be torn apart by another thread's.
-  const std::lock_guard lock(lending());
-  keep_results(now);
-  bind(now.bindings);
-  for (const External& x : externals_) {
-    if (x.in_slot) device_.copy(x.slot_begin(), x.now + x.low, x.bytes());
+  void hand_out(Storage* const* survivors) {
+    for (size_t k = 0; k < slots_.size(); ++k) {
+      Storage& s = *survivors[k];
+      handed_[k].reset();
+      if (s.data) {  // It has memory already.
+        device_.copy(s.data, slots_[k]->data, s.bytes);
+        continue;
+      }
+      s.data = slots_[k]->data;
+      s.owned = false;
+      s.lent = true;
+      // Results that are read to be printed: reading one late must not wait for later steps.
+      if (s.bytes <= kEarlyBytes && !s.gradient) {
+        s.early = device_.graphs->copy_out(s.data, s.bytes);
+        s.early_version = s.version;
+      }
+      handed_[k] = Ref<Storage>::share(&s);
+    }
   }
-  if (!graph_) resolve();
-  if (block_bytes_) upload(now.control);
-  // Who looks on sees kernels, one by one.
-  const bool watched = context.observer != nullptr;
-  if (!graph_ && !watched) {
-    if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
-  }
-  if (graph_ && !watched) launch_graph();
-  const bool direct = watched || !graph_;
-  counts_.launches = direct ? 0 : 1;
-  if (direct) launch_directly(now.bindings);
-  counts_.direct += direct && !watched;
-  for (const External& x : externals_) {
-    if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
-  }
-  hand_out(now.survivors);
-}
 
-void DevicePlan::report_faults() const {
-  if (wait_) device_.synchronize();
+  DeviceGraph* graph_ = nullptr;
+  std::vector<External> externals_;
+  std::vector<HostPart> parts_;       // Of the block: the control words, host data, tables.
+  std::vector<Ref<Storage>> slots_;   // By survivor.
+  std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
+  AddressSet replaced_;               // Storages of gradients that a call replaces.
+  Ref<Storage> block_memory_;
+  char* block_ = nullptr;  // The control words on the device, host data, tables.
+  int spoilt_ = 0;         // Captures that failed.
+  uint64_t retry_at_ = 0;  // The direct replay before which a capture is tried again.
+  const bool wait_ = std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr;  // After each replay.
+};
+
+}  // namespace
+
+std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options) {
+  return std::make_unique<DevicePlan>(r, options);
 }
 
 }  // namespace brrr::graph

@@ -49,7 +49,7 @@ Across across(const Value& v, const Value& out) {
     side_by_side |= out.sizes[d] >= kAcrossRows && stride(d) == 1;
   }
   if (!side_by_side || itemsize(v.dtype) == 1 || stride(inner) < kAcrossApart) return {};
-  return {out.sizes[inner], stride(inner) * static_cast<int64_t>(itemsize(v.dtype))};
+  return {out.sizes[inner], stride(inner) * v.item()};
 }
 
 // Whether f(across) says so of an operand that the CPU's kernel of the instruction reads by blocks,

@@ -78,14 +78,6 @@ class HostPlan final : public Plan {
     std::unique_ptr<LibraryCall> call;
     int64_t after;  ///< The group after which it runs; -1: before the replay starts.
   };
-  /// Where an argument comes from when it is not fixed.
-  struct Patch {
-    size_t argument;
-    uint32_t value = kNone;    ///< A window on a storage, or
-    uint32_t control = kNone;  ///< a control word, or
-    uint32_t scratch = kNone;  ///< the group's scratch memory.
-    int64_t bytes = 0;         ///< Offset within that.
-  };
 
   void add_launches() {
     for (uint32_t g = 0; g < schedule_.groups.size(); ++g) {
@@ -143,9 +135,7 @@ class HostPlan final : public Plan {
       } else if (kind == CpuArgument::Number) {
         p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
       } else {
-        p.value = made.values[k];
-        const Value& v = r_.values[p.value];
-        p.bytes = v.offset * static_cast<int64_t>(itemsize(v.dtype));
+        p = patch(p.argument, made.values[k]);
       }
       patches_.push_back(p);
       arguments_.push_back(nullptr);
@@ -235,17 +225,7 @@ class HostPlan final : public Plan {
       bound_[r_.survivors[k]]->data = now.survivors[k]->data;
     arena_ = arena;
     bind_temporaries();
-    for (const Patch& p : patches_) {
-      if (p.value != kNone) {
-        const uint32_t st = r_.values[p.value].storage;
-        arguments_[p.argument] = static_cast<char*>(bound_[st]->data) + p.bytes;
-      } else if (p.scratch != kNone) {
-        arguments_[p.argument] = address(memory_.scratch[p.scratch]) + p.bytes;
-      } else {
-        arguments_[p.argument] =
-            const_cast<char*>(reinterpret_cast<const char*>(now.control + p.control));
-      }
-    }
+    for (const Patch& p : patches_) arguments_[p.argument] = place_of(p, now.control);
   }
 
   Scratch scratch(uint32_t group, const OpDef* op) const {
@@ -332,9 +312,9 @@ class HostPlan final : public Plan {
   // is that of a whole whose part it would be.
   void move_to_part(size_t strip, int64_t part) {
     for (const Patch& p : part_patches_[strip]) {
-      const Storage& s = *bound_[r_.values[p.value].storage];
-      const auto bytes = static_cast<int64_t>(s.bytes) / schedule_.strips.all[strip].parts;
-      arguments_[p.argument] = static_cast<char*>(s.data) + p.bytes - part * bytes;
+      const auto bytes = static_cast<int64_t>(r_.storages[r_.values[p.value].storage].bytes);
+      const int64_t before = bytes / schedule_.strips.all[strip].parts * part;
+      arguments_[p.argument] = place_of(p, nullptr) - before;
     }
   }
 

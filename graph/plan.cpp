@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "graph/device_plan.h"
 #include "graph/trail.h"
 #include "ops/kinds/work.h"
 
@@ -24,7 +23,7 @@ std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options)
   BRRR_CHECK(!uses(r, true),
              "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
              "it needs to the GPU");
-  return std::make_unique<DevicePlan>(r, options);
+  return make_device_plan(r, options);
 }
 
 std::unique_ptr<Plan> Plan::make_unfused(const Recording& r, const StepOptions& options) {

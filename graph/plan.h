@@ -49,6 +49,15 @@ struct Replay {
   const std::vector<Replaced>& replaced;
 };
 
+/// Where an argument of a generated kernel comes from when it is not fixed.
+struct Patch {
+  size_t argument;
+  uint32_t value = kNone;    ///< A window on a storage, or
+  uint32_t control = kNone;  ///< a control word, or
+  uint32_t scratch = kNone;  ///< the group's scratch memory.
+  int64_t bytes = 0;         ///< Offset within that.
+};
+
 class Plan : NotCopied {
  public:
   /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error when
@@ -101,6 +110,18 @@ class Plan : NotCopied {
     if (x.host == kNone) return arena_ + x.offset;
     return static_cast<char*>(bound_[memory_.rooms[x.host].owners[0].first]->data) + x.offset;
   }
+  Patch patch(size_t argument, uint32_t value) const {
+    const Value& v = r_.value(value);
+    return {.argument = argument, .value = value, .bytes = v.offset * v.item()};
+  }
+  /// What the argument is, where control words lie at `control`.
+  char* place_of(const Patch& p, const void* control) const {
+    if (p.value != kNone) {
+      return static_cast<char*>(bound_[r_.values[p.value].storage]->data) + p.bytes;
+    }
+    if (p.scratch != kNone) return address(memory_.scratch[p.scratch]) + p.bytes;
+    return const_cast<char*>(static_cast<const char*>(control)) + p.control * sizeof(int64_t);
+  }
   void bind_temporaries() {
     for (uint32_t st : temporaries_) bound_[st]->data = address(memory_.storages[st]);
   }
@@ -127,7 +148,8 @@ class Plan : NotCopied {
   void make_bound_storages();
 };
 
-/// One of a step that computes on the CPU alone.
+/// One of a step that computes on the CPU alone, and one on a GPU.
 std::unique_ptr<Plan> make_host_plan(const Recording& r, const StepOptions& options);
+std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options);
 
 }  // namespace brrr::graph

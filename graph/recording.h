@@ -32,6 +32,7 @@ struct Value {
     }
     return true;
   }
+  int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
   IntList size_list() const { return {sizes, ndim}; }
   IntList stride_list() const { return {strides, ndim}; }
 };

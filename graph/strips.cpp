@@ -148,8 +148,8 @@ class Finder {
       const Value& v = r_.value(id);
       const int cut = i.op->cut(k.call->call, n, parts);
       if (cut == kUncut || (cut >= 0 && v.sizes[cut] % parts != 0)) return std::nullopt;
-      all.push_back({v.storage, n >= i.n_in, static_cast<int64_t>(itemsize(v.dtype)), v.offset,
-                     v.size_list(), v.stride_list(), cut});
+      all.push_back(
+          {v.storage, n >= i.n_in, v.item(), v.offset, v.size_list(), v.stride_list(), cut});
     }
     return all;
   }

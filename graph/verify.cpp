@@ -15,7 +15,7 @@ namespace brrr::graph {
 static Extent extent_from(const Recording& r, uint32_t storage, int64_t base) {
   Extent e = r.extent(storage);
   if (e.value == kNone) return e;
-  const int64_t begin = base * static_cast<int64_t>(itemsize(r.value(e.value).dtype));
+  const int64_t begin = base * r.value(e.value).item();
   return {e.low + begin, e.high + begin, e.value};
 }
 

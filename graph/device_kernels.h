@@ -1,0 +1,199 @@
+#pragma once
+// The kernels of a plan on a GPU, and the block of memory that they read numbers from.
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/device_kernel.h"
+#include "graph/plan.h"
+#include "ops/program/cuda_rows.h"
+
+namespace brrr::graph {
+
+class DeviceKernels : public Plan {
+ protected:
+  DeviceKernels(const Recording& r, const StepOptions& options, const Target& target)
+      : Plan(r, options, target), block_bytes_(r.control.size() * sizeof(int64_t)) {}
+
+  /// A generated kernel; of several parts each has blocks from its first one on.
+  struct Kernel {
+    std::string name;
+    int threads;
+    int64_t blocks = 0;
+    std::vector<int64_t> first = {};
+    void* fn = nullptr;
+  };
+  /// Parts of a group with one text, and what its kernels take of each: words.
+  struct Batch {
+    std::vector<Kernel> kernels;
+    std::vector<int64_t> words;
+    int64_t parts = 0;
+    bool table = false;          ///< Kernels find the words in the block; else they are handed.
+    size_t at = 0;               ///< Where in the block.
+    std::vector<Patch> patches;  ///< Of words.
+
+    /// Of one more part.
+    void add_blocks(size_t kernel, std::string name, int64_t blocks, int threads) {
+      if (kernels.size() == kernel) kernels.push_back({std::move(name), threads});
+      kernels[kernel].first.push_back(kernels[kernel].blocks);
+      kernels[kernel].blocks += blocks;
+    }
+  };
+  /// What a group is: batches, or one library call that queues kernels of its own.
+  struct Launch {
+    std::unique_ptr<LibraryCall> call;
+    std::vector<Batch> batches;
+    int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
+    uint32_t site = 0;   ///< Of the call, for notes of faults.
+  };
+  /// Host data of the step.
+  struct HostData {
+    uint32_t control;  ///< The control word with the address.
+    uint32_t storage;
+    HostPart part;  ///< Where in the block.
+  };
+  void generate_kernels() {
+    kernels_ -= std::exchange(generated_, 0);  // They are counted as launches, not as groups.
+    for (const Group& g : schedule_.groups) {
+      Launch& l = launches_.emplace_back();
+      scratch_.push_back(0);
+      if (g.fused) {
+        for (const Part& part : g.parts) add_part(part, g.parts.size() > 1, l);
+        for (const Batch& b : l.batches) generated_ += b.kernels.size();
+        continue;
+      }
+      const Instr& i = r_.instrs[g.instrs[0]];
+      if (is_host_data(i)) {
+        l.host_data = static_cast<int>(host_data_.size());
+        add_host_data(i);
+        continue;
+      }
+      // Of no elements: nothing is to be done.
+      if (i.op->pointwise && r_.value(r_.out(i)[0]).numel == 0) continue;
+      BRRR_CHECK(
+          !i.attrs.dynamic || i.op->kind == OpKind::Random,
+          "{} has attributes that vary from step to step, which its kernel cannot read on the "
+          "device",
+          i.op->name);
+      l.call = make_call(r_, i, bound_);
+      l.site = device_.graphs->site(r_.paths[i.path]);
+    }
+    kernels_ += generated_;
+    place_tables();
+  }
+
+  void build_kernels() {
+    build_source(std::string(program::CallTableText) + program::kRowText, device_);
+    for (Launch& l : launches_) {
+      for (Batch& b : l.batches) {
+        for (Kernel& k : b.kernels) k.fn = symbol(k.name);
+      }
+    }
+  }
+
+  // Nothing is launched for them: they are used where the upload puts them.
+  void add_host_data(const Instr& i) {
+    const Value& v = r_.value(r_.out(i)[0]);
+    const size_t bytes = static_cast<size_t>(v.numel * v.item());
+    block_bytes_ = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
+    host_data_.push_back({i.control, v.storage, {nullptr, block_bytes_, bytes}});
+    block_bytes_ += bytes;
+  }
+
+  // Of a group, what has one text is one batch.
+  Batch& batch_of(Launch& l, const std::string& name, bool table) {
+    auto same =
+        std::ranges::find_if(l.batches, [&](const Batch& b) { return b.kernels[0].name == name; });
+    if (same == l.batches.end()) {
+      same = l.batches.emplace(l.batches.end());
+      same->table = table;
+    }
+    ++same->parts;
+    return *same;
+  }
+
+  void add_word(const GroupProgram& g, const Part& part, program::Word w, int64_t value, Batch& b) {
+    using program::Word;
+    const auto k = static_cast<size_t>(w.which);
+    const size_t at = b.words.size();
+    if (w.kind == Word::Address) {
+      b.patches.push_back(patch(at, g.values[k]));
+    } else if (w.kind == Word::Number && g.program.numbers[k].control) {
+      b.patches.push_back({.argument = at, .control = static_cast<uint32_t>(value)});
+    } else if (w.kind == Word::Scratch) {
+      const auto group = static_cast<uint32_t>(scratch_.size()) - 1;
+      b.patches.push_back({.argument = at, .scratch = group, .bytes = value});
+    } else if (w.kind == Word::Fault) {
+      value = reinterpret_cast<int64_t>(device_fault());
+    } else if (w.kind == Word::Op) {
+      value = fault_op_of(part);
+    }
+    b.words.push_back(value);
+  }
+
+  template <class Walk>
+  void add_kernels(const GroupProgram& g, const Part& part, const Walk& walk, bool table,
+                   Launch& l) {
+    using namespace program;
+    const Program& p = g.program;
+    const std::string name = named([&](const std::string& as) {
+      std::string all = cuda_argument(p, walk, as);
+      each_launch(walk, p.space,
+                  [&](Stage s, int64_t, int) { all += cuda_text(p, walk, as, s, table); });
+      return all;
+    });
+    Batch& b = batch_of(l, name, table);
+    size_t at = 0;
+    each_launch(walk, p.space, [&](Stage s, int64_t blocks, int threads) {
+      b.add_blocks(at++, name + suffix(s), blocks, threads);
+    });
+    const int64_t before = std::exchange(scratch_.back(), scratch_.back() + walk.scratch_bytes());
+    each_word(walk, p.space, p.windows, p.numbers, [&](Word w, int64_t value) {
+      add_word(g, part, w, w.kind == Word::Scratch ? before + value : value, b);
+    });
+  }
+
+  void add_part(const Part& part, bool table, Launch& l) {
+    GroupProgram g = program_of(r_, part, schedule_);
+    program::Program& p = g.program;
+    if (p.row) {
+      const bool whole = p.row == p.space.numel();
+      return add_kernels(g, part, plan_rows(p.space, p.windows, row_traits(p, whole)), table, l);
+    }
+    program::Walk walk = plan_walk(p.space, p.windows);
+    walk.notes = fault_op_of(part) >= 0;
+    add_kernels(g, part, walk, table, l);
+  }
+
+  // Behind the control words and host data: a batch's words, then of each kernel the first blocks.
+  void place_tables() {
+    for (Launch& l : launches_) {
+      for (Batch& b : l.batches) {
+        if (!b.table) continue;
+        b.at = block_bytes_ = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
+        block_bytes_ += b.words.size() * sizeof(int64_t);
+        block_bytes_ += b.kernels.size() * static_cast<size_t>(b.parts) * sizeof(int64_t);
+      }
+    }
+  }
+
+  // What a note of an id that is out of range says of where it was met; -1: none is met.
+  int64_t fault_op_of(const Part& part) const {
+    const auto at = std::ranges::find_if(
+        part.instrs, [&](uint32_t at) { return r_.instrs[at].op->check_values != nullptr; });
+    if (at == part.instrs.end()) return -1;
+    const Instr& i = r_.instrs[*at];
+    return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
+  }
+
+  const Backend& device_ = backend(DeviceType::CUDA);
+  std::vector<Launch> launches_;  // By group.
+  std::vector<int64_t> scratch_;  // By group: bytes that its kernels take.
+  std::vector<HostData> host_data_;
+  size_t block_bytes_;
+
+ private:
+  static constexpr size_t kBlockAlign = 64;
+};
+
+}  // namespace brrr::graph
