@@ -33,19 +33,12 @@ std::unique_ptr<Plan> Plan::make_unfused(const Recording& r, const StepOptions& 
   return make_host_plan(r, unfused);
 }
 
-static Rematerialised timed(const Recording& r, const StepOptions& options, const Target& target,
-                            double& seconds) {
-  const auto t = Clock::now();
-  Rematerialised made = rematerialise(r, options, target);
-  seconds = seconds_since(t);
-  return made;
-}
-
 Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
     : target_(target),
-      anew_(timed(r, options, target, counts_.fuse_seconds)),
+      anew_(rematerialise(r, options, target)),
       r_(anew_.of(r)),
       schedule_(std::move(anew_.schedule)) {
+  counts_.fuse_seconds = seconds_since(begin_);
   schedule_.fast = options.numerics == Numerics::Fast;
 #ifndef NDEBUG
   verify_schedule(r_, schedule_);

@@ -126,6 +126,7 @@ class Plan : NotCopied {
     for (uint32_t st : temporaries_) bound_[st]->data = address(memory_.storages[st]);
   }
 
+  const Clock::time_point begin_ = Clock::now();  // Of its making.
   const Target target_;
   ReplayCounts counts_;
   Rematerialised anew_;

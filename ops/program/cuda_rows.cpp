@@ -1,16 +1,16 @@
 // The text of a GPU's kernels for a program with rows.
 #include <map>
 
-#include "ops/program/cuda_row_folds.h"
+#include "ops/program/cuda_row_text.h"
 
 namespace brrr::program {
 
 namespace {
 
-class RowText : RowFolds {
+class RowText : DeviceRowText {
  public:
   RowText(const Program& p, const RowWalk& walk, const std::string& name, bool table)
-      : RowFolds(p, walk), name_(name), table_(table) {}
+      : DeviceRowText(p, walk), name_(name), table_(table) {}
 
   std::string run(Stage stage) {
     const int threads = stage == Stage::Elements ? walk_.threads() : 1024;
