@@ -1,5 +1,7 @@
 #include "backends/module_path.h"
 
+#include <dlfcn.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -24,19 +26,27 @@ static std::vector<std::string> candidates(const std::string& file, const char* 
   return all;
 }
 
-OpenModule open_module(const std::string& file, const char* variable) {
-  OpenModule m;
+const void* open_boundary(const std::string& file, const char* variable, const char* symbol,
+                          int abi, std::string& why) {
+  std::string words;  // The loader's.
   for (const std::string& path : candidates(file, variable)) {
     // Threads of what it opens in turn outlive main.
-    m.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (m.library) {
-      m.path = path;
-      return m;
+    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+      const char* said = dlerror();
+      if (words.empty() || access(path.c_str(), F_OK) == 0) words = said ? said : "unknown reason";
+      continue;
     }
-    const char* said = dlerror();
-    if (m.why.empty() || access(path.c_str(), F_OK) == 0) m.why = said ? said : "unknown reason";
+    const auto get = reinterpret_cast<const int* (*)()>(dlsym(library, symbol));
+    const int* const found = get ? get() : nullptr;
+    if (found && *found == abi) return found;
+    why = path + " is no module of brrr";
+    if (found)
+      why = fmt::format("{} is of another build (interface {}, wanted {})", path, *found, abi);
+    return nullptr;
   }
-  return m;
+  why = fmt::format("the module {} cannot be loaded ({})", file, words);
+  return nullptr;
 }
 
 }  // namespace brrr

@@ -1,7 +1,6 @@
 // Finds and opens the module that talks to the other processes.
 #include "core/transport.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -52,20 +51,16 @@ static void share_processors(int place, int sharing) {
 
 const Transport* join_run() {
   if (ranks_of_environment() == 1) return nullptr;
-  const OpenModule module = open_module("libbrrr_mpi.so", "BRRR_MPI_MODULE");
-  BRRR_CHECK(module.library,
-             "dist: started as one of {} processes, but the module libbrrr_mpi.so cannot be "
-             "loaded ({}); install MPI (on Debian libopenmpi-dev) and build brrr again, or set "
-             "BRRR_MPI_MODULE to where it is",
-             ranks_of_environment(), module.why);
-  const auto join =
-      reinterpret_cast<const Transport* (*)(const char**)>(dlsym(module.library, "brrr_mpi_join"));
-  BRRR_CHECK(join, "dist: {} is no module of brrr; set BRRR_MPI_MODULE to one", module.path);
+  std::string why;
+  const auto* const module = static_cast<const TransportModule*>(
+      open_boundary("libbrrr_mpi.so", "BRRR_MPI_MODULE", "brrr_mpi_boundary", kTransportAbi, why));
+  BRRR_CHECK(module,
+             "dist: started as one of {} processes, but {}; install MPI (on Debian "
+             "libopenmpi-dev) and build brrr again, or set BRRR_MPI_MODULE to where it is",
+             ranks_of_environment(), why);
   const char* failure = nullptr;
-  const Transport* t = join(&failure);
+  const Transport* t = module->join(&failure);
   BRRR_CHECK(t, "dist: {}", failure ? failure : "MPI did not start");
-  BRRR_CHECK(t->abi == kTransportAbi, "dist: {} is of another build (interface {}, wanted {})",
-             module.path, t->abi, kTransportAbi);
   BRRR_CHECK(
       t->size == ranks_of_environment(),
       "dist: started as one of {} processes, but {} knows of {}: start it with the mpirun of "

@@ -3,7 +3,6 @@
 // GPU's. One thread calls it.
 
 #include <cstddef>
-#include <cstdint>
 
 namespace brrr {
 
@@ -15,7 +14,6 @@ struct Piece {
 
 /// The boundary of the module: no exception and no C++ type crosses it.
 struct Transport {
-  uint32_t abi;
   int rank, size;              ///< Of this process, of the run.
   int local_rank, local_size;  ///< Among those on this machine that may use the same processors.
   const char* version;         ///< "Open MPI v4.1.4".
@@ -36,7 +34,13 @@ struct Transport {
   /// Every rank does this at its end, and waits for the others.
   void (*finish)();
 };
-inline constexpr uint32_t kTransportAbi = 2;
+/// What the module exports, as `extern "C" const brrr::TransportModule* brrr_mpi_boundary();`
+struct TransportModule {
+  int abi;  ///< kTransportAbi of the build.
+  /// Joins the run; null, and why, where that fails.
+  const Transport* (*join)(const char** why);
+};
+inline constexpr int kTransportAbi = 3;
 
 /// Joins the run that the environment tells of (mpirun, srun); null outside of one. Throws
 /// brrr::Error, saying what to install, if there is a run and no module. For the one thread.

@@ -34,8 +34,8 @@ struct Waiting {
 
 OpenDevice* open() {
   std::string why;
-  const Boundary* const b = open_boundary<Boundary>("libbrrr_cuda.so", "BRRR_CUDA_MODULE",
-                                                    "brrr_cuda_boundary", kAbi, why);
+  const auto* const b = static_cast<const Boundary*>(
+      open_boundary("libbrrr_cuda.so", "BRRR_CUDA_MODULE", "brrr_cuda_boundary", kAbi, why));
   BRRR_CHECK(b,
              "cuda: {}; build brrr and the module together, with the CUDA Toolkit, set "
              "BRRR_CUDA_MODULE to one, or use brrr::kCPU",

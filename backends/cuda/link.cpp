@@ -128,8 +128,8 @@ std::string messages(std::string& why) {
   Link& l = link();
   const std::lock_guard lock(l.mutex);
   if (!l.nccl) {
-    l.nccl = open_boundary<nccl::Boundary>("libbrrr_nccl.so", "BRRR_NCCL_MODULE",
-                                           "brrr_nccl_boundary", nccl::kAbi, why);
+    l.nccl = static_cast<const nccl::Boundary*>(open_boundary(
+        "libbrrr_nccl.so", "BRRR_NCCL_MODULE", "brrr_nccl_boundary", nccl::kAbi, why));
   }
   return l.nccl ? l.nccl->version : "";
 }

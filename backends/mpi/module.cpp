@@ -147,9 +147,8 @@ static bool find_place(brrr::Transport& t) {
   return check(MPI_Comm_free(&here));
 }
 
-extern "C" [[gnu::visibility("default")]] const brrr::Transport* brrr_mpi_join(const char** why) {
-  static brrr::Transport t{.abi = brrr::kTransportAbi,
-                           .rank = 0,
+static const brrr::Transport* join(const char** why) {
+  static brrr::Transport t{.rank = 0,
                            .size = 1,
                            .local_rank = 0,
                            .local_size = 1,
@@ -180,4 +179,10 @@ extern "C" [[gnu::visibility("default")]] const brrr::Transport* brrr_mpi_join(c
   }
   t.version = version();
   return &t;
+}
+
+/// The module's one exported function.
+extern "C" [[gnu::visibility("default")]] const brrr::TransportModule* brrr_mpi_boundary() {
+  static const brrr::TransportModule boundary{brrr::kTransportAbi, join};
+  return &boundary;
 }
