@@ -1,6 +1,7 @@
 #pragma once
 // Text for people: of messages, of tables, of pictures.
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -12,6 +13,15 @@ inline std::string shown(const std::string& text, size_t most = 80) {
   std::string s = text.substr(0, most);
   for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
   return s.size() < text.size() ? s + "..." : s;
+}
+
+/// The first lines of a text, and whether there are more.
+inline std::string first_lines(const std::string& text, int most = 15) {
+  size_t end = 0;
+  for (int line = 0; line < most && end < text.size(); ++line) {
+    end = std::min(text.find('\n', end), text.size() - 1) + 1;
+  }
+  return text.substr(0, end) + (end < text.size() ? "[...]\n" : "");
 }
 
 /// The words of `text` in lines of at most `most` characters. A longer word is cut.

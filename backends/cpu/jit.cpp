@@ -4,7 +4,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include "backends/cpu/host_compiler.h"
 #include "backends/kernel_cache.h"
 #include "core/check.h"
+#include "core/text.h"
 
 namespace brrr::cpu {
 
@@ -23,7 +23,6 @@ using namespace jit;
 
 // To be raised when generated code starts to assume something new of the library.
 constexpr const char* kernel_abi = "brrr-cpu-1";
-constexpr int shown_lines = 15;
 
 // What -march=native depends on. The cache may be in a home directory that many machines share.
 static std::string cpu_identity() {
@@ -64,14 +63,6 @@ static void write_source(const std::string& path, const std::string& source) {
   out.close();
   BRRR_CHECK(out, "jit: {} cannot be written: {}; set BRRR_CACHE_DIR to another place", path,
              std::strerror(errno));
-}
-
-static std::string first_lines(const std::string& text) {
-  size_t end = 0;
-  for (int line = 0; line < shown_lines && end < text.size(); ++line) {
-    end = std::min(text.find('\n', end), text.size() - 1) + 1;
-  }
-  return text.substr(0, end) + (end < text.size() ? "[...]\n" : "");
 }
 
 [[noreturn]] static void fail_compile(const HostCompiler& compiler, const ProcessResult& result,

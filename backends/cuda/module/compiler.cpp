@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "backends/cuda/module/module.h"
+#include "core/text.h"
 
 namespace brrr::cuda {
 
 namespace {
-
-constexpr int log_lines = 15;
 
 struct Program : NotCopied {
   nvrtcProgram handle = nullptr;
@@ -54,11 +53,7 @@ std::string log_of(const Program& program) {
   const size_t error = log.find("error:");
   const size_t newline = error == log.npos ? log.npos : log.rfind('\n', error);
   if (newline != log.npos) log.erase(0, newline + 1);
-  size_t end = 0;
-  for (int line = 0; line < log_lines && end < log.size(); ++line) {
-    end = std::min(log.find('\n', end), log.size() - 1) + 1;
-  }
-  return log.substr(0, end);
+  return first_lines(log);
 }
 
 // Room for `bytes` bytes, as release_image takes it.
