@@ -160,7 +160,7 @@ void Exchange::return_tags(int first, int n) {
 }
 
 void Exchange::abort(const std::string& why) {
-  std::fprintf(stderr, "brrr: rank %d: %s\n", rank(), why.c_str());
+  say(why);
   std::fflush(nullptr);
   if (!transport_) std::_Exit(1);
   if (id_ == std::this_thread::get_id()) transport_->abort(1);

@@ -235,8 +235,8 @@ inline double now_s() {
 
 /// Cuts of n elements that belong to one rank: what all others get of it is a broadcast.
 Cuts owned_by(int rank, int64_t n);
-/// Each rank's part of the row to all, waited for.
-void share(std::string what, Row row);
+/// Each rank's part of the row to all, waited for; with `patience` without a limit.
+void share(std::string what, Row row, bool patience = false);
 
 /// Rank 0 does it, however long that takes; the others wait. If it throws, all throw.
 void on_first_rank(const std::string& what, const std::function<void()>& f);

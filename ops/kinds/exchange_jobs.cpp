@@ -202,10 +202,11 @@ Cuts owned_by(int rank, int64_t n) {
   return cuts;
 }
 
-void share(std::string what, Row row) {
+void share(std::string what, Row row, bool patience) {
   Exchange& e = Exchange::get();
   const auto job = std::make_shared<Job>(std::move(what), e.next_tag(), Halves::Share);
   job->set_rows({std::move(row)});
+  if (patience) job->be_patient();
   e.run(job);
 }
 

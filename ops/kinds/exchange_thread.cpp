@@ -130,7 +130,7 @@ void Exchange::fail(Job& job, const std::string& why) {
 }
 
 void Exchange::say(const std::string& why) const {
-  std::fprintf(stderr, "brrr: rank %d: %s\n", transport_ ? transport_->rank : 0, why.c_str());
+  std::fprintf(stderr, "brrr: rank %d: %s\n", rank(), why.c_str());
 }
 
 // What this rank is in, to all others, once: somebody has waited too long.

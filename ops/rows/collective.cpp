@@ -181,10 +181,7 @@ void on_first_rank(const std::string& what, const std::function<void()>& f) {
   }
   const auto n = static_cast<int64_t>(failure.size());
   const Cuts cuts = owned_by(0, n);
-  const auto job = std::make_shared<Job>(what, Exchange::get().next_tag(), Halves::Share);
-  job->set_rows({Row(kUInt8, {{failure.data(), n}}, {&cuts})});
-  job->be_patient();
-  Exchange::get().run(job);
+  share(what, Row(kUInt8, {{failure.data(), n}}, {&cuts}), true);
   if (failure[0] != 0) throw Error(failure.data());
 }
 

@@ -291,16 +291,12 @@ Buckets::~Buckets() {
   if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag(), tags());
 }
 
-static void put_before(std::vector<Tensor>& all, const std::vector<Tensor>& before) {
-  all.insert(all.end(), before.begin(), before.end());
-}
-
 void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const {
   BRRR_CHECK(static_cast<int>(before.size()) + 1 == own_rows_,
              "DataParallel: {} earlier passes instead of {}", before.size(), own_rows_ - 1);
   const auto [bucket, member] = place_[k];
   std::vector<Tensor> all{g};
-  put_before(all, before);
+  all.insert(all.end(), before.begin(), before.end());
   call_into(g, begin_row, Inputs(all.data(), static_cast<int>(all.size())),
             BeginAttrs{buckets_[bucket]->id, static_cast<int64_t>(member), 0, -1});
 }
@@ -338,7 +334,9 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
       all.push_back(gradients[at]);
     }
     const size_t n = all.size();
-    for (size_t k = 0; k < n; ++k) put_before(all, before(members[first + k]));  // Read until now.
+    for (size_t k = 0; k < n; ++k) {  // Read until now.
+      for (const Tensor& t : before(members[first + k])) all.push_back(t);
+    }
     const auto attrs = [&](size_t k) {
       return EndAttrs{buckets_[bucket]->id, static_cast<int64_t>(place_[members[first + k]].second),
                       once(), compares && first + k + 1 == members.size()};
