@@ -2,6 +2,7 @@
 // threads, the mode or the device.
 #include "core/check.h"
 #include "ops/factory_ops.h"
+#include "ops/kinds/composite.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/library_ops.h"
 #include "ops/rows/dropout.h"
@@ -63,10 +64,7 @@ const PointwiseOp dropout_row{
       return g * m::where(m::draw_keeps(limit, seed, number, i), kept, 0.0);
     }};
 
-void check_floating(const char* op, const Tensor& t) {
-  BRRR_CHECK(is_floating(defined(op, t).dtype()),
-             "{}: needs a floating tensor, got {}; convert with to(dtype)", op, describe(t.impl()));
-}
+void check_floating(const char* op, const Tensor& t) { check_floating(op, *defined(op, t).impl()); }
 void check_probability(const char* op, double p) {
   BRRR_CHECK(p >= 0 && p <= 1, "{}: p is a probability in [0, 1], got {}", op, p);
 }
