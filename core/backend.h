@@ -113,7 +113,9 @@ struct Backend {
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
   /// elements after A, B and C. Each has the bits that gemm would give it.
   void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);
-  void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx);
+  /// Of the CPU's threads; null on a GPU.
+  void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t),
+                       void* ctx) = nullptr;
   void (*synchronize)();
   /// Notes a point in the device's queue. Null on the CPU, as is the next.
   DeviceMark* (*mark)() = nullptr;

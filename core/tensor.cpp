@@ -78,9 +78,10 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes) {
   return t;
 }
 
-TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const IntList& strides,
-                     int64_t offset) {
-  TensorImpl* t = raw_impl(storage, dtype, sizes.size());
+Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
+                 int64_t offset) {
+  s.refs.retain();
+  TensorImpl* t = raw_impl(&s, dtype, sizes.size());
   int64_t numel = 1;
   for (int i = 0; i < t->ndim; ++i) {
     t->sizes[i] = sizes[i];
@@ -90,21 +91,12 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const 
   t->numel = numel;
   t->offset = offset;
   if (!is_contiguous(t->sizes, t->strides, t->ndim)) t->flags |= kStrided;
-  return t;
+  return Tensor(Ref<TensorImpl>::adopt(t));
 }
 
-Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
-                 int64_t offset) {
-  s.refs.retain();
-  return Tensor(Ref<TensorImpl>::adopt(new_impl(&s, dtype, sizes, strides, offset)));
-}
-
-void drop_history(TensorImpl& t) noexcept {
-  if (t.grad_fn->refs.release()) destroy(t.grad_fn);
-}
-
-void drop_grad(TensorImpl& t) noexcept {
-  if (t.grad->refs.release()) destroy(t.grad);
+void drop_autograd(TensorImpl& t) noexcept {
+  Ref<Node>::adopt(t.grad_fn).reset();
+  Ref<TensorImpl>::adopt(t.grad).reset();
 }
 
 static std::atomic<const char*> short_of_scratch{nullptr};

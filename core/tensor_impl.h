@@ -65,8 +65,7 @@ enum TensorFlag : uint8_t {
 /// whose gradient would miss a write to it.
 enum class View : uint8_t { No, Yes, Cut };
 
-void drop_history(TensorImpl& t) noexcept;
-void drop_grad(TensorImpl& t) noexcept;
+void drop_autograd(TensorImpl& t) noexcept;
 
 struct TensorImpl {
   RefCount refs;
@@ -104,10 +103,8 @@ struct TensorImpl {
 };
 
 inline void destroy(TensorImpl* t) noexcept {
-  if (t->grad_fn) [[unlikely]]
-    drop_history(*t);
-  if (t->grad) [[unlikely]]
-    drop_grad(*t);
+  if (t->grad_fn || t->grad) [[unlikely]]
+    drop_autograd(*t);
   if (t->view != View::No) t->storage->views.release();
   if (t->storage->refs.release()) destroy(t->storage);
   FreeList<TensorImpl>::give(t);
@@ -186,9 +183,6 @@ inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
 }
 /// A contiguous tensor object over `storage`, whose reference it takes.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes);
-/// A tensor object with the given layout; takes the storage's reference.
-TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes, const IntList& strides,
-                     int64_t offset);
 /// A tensor on a part of a storage that others hold, too.
 Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
                  int64_t offset);

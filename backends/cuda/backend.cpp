@@ -85,9 +85,6 @@ void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void
   cuda::launch(f, k.name, g, k.threads, arguments, bytes);
 }
 
-// Host code of kernels that run on a GPU has nothing to share out.
-void parallel(int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) { fn(ctx, 0, n); }
-
 }  // namespace
 
 const Backend& cuda_backend() {
@@ -110,7 +107,6 @@ const Backend& cuda_backend() {
       .launch = launch_op,
       .gemm = cuda::gemm,
       .gemm_batch = cuda::gemm_batch,
-      .parallel_for = parallel,
       .synchronize =
           [] {
             cuda::synchronize();
