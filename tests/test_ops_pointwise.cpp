@@ -23,7 +23,7 @@ void check_gradients(const OpDef& op, const std::vector<IntList>& shapes) {
   for (int i = 0; i < op.pointwise->n_in; ++i) {
     const auto& shape = shapes[static_cast<size_t>(i) % shapes.size()];
     all.push_back(operand_of(op, i, shape, kFloat64));
-    const bool differentiable = op.pointwise->has_grad[i] && is_floating(all.back().dtype());
+    const bool differentiable = op.pointwise->grads[i] && is_floating(all.back().dtype());
     if (!differentiable) continue;
     wanted.push_back(all.back());
     places.push_back(static_cast<size_t>(i));

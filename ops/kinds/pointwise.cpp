@@ -2,7 +2,6 @@
 #include "ops/kinds/pointwise.h"
 
 #include <algorithm>
-#include <string>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -30,7 +29,6 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   const uint64_t uses = operands_used(list, out);
 
   const int y = n - 2, g = n - 1;
-  info.has_grad[i] = true;
   info.grad_uses[i] = uses;
   info.grad_is_g[i] = out == in[g].id;
   if (info.grad_is_g[i]) grad_aliases |= 1u << i;
@@ -134,9 +132,9 @@ void pointwise_vjp(VjpCall& v) {
   const Node& n = v.node;
   const PointwiseInfo& info = *n.op->pointwise;
   int left = 0;
-  for (int i = 0; i < n.n_in; ++i) left += v.needs(i) && info.has_grad[i];
+  for (int i = 0; i < n.n_in; ++i) left += v.needs(i) && info.grads[i];
   for (int i = 0; left > 0; ++i) {
-    if (!v.needs(i) || !info.has_grad[i]) continue;
+    if (!v.needs(i) || !info.grads[i]) continue;
     --left;
     Tensor g = !info.grad_is_g[i] ? run_gradient(v, i) : left ? v.gout[0] : std::move(v.gout[0]);
     const Meta& m = v.meta(i);

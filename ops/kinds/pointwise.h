@@ -61,10 +61,9 @@ struct PointwiseInfo {
   void (*emit)(const Sym* in, int* out) = nullptr;
   void (*oracle)(const double* in, double* out) = nullptr;
   bool mask_out[kMaxOutputs] = {};        ///< Output k is a comparison's result.
-  const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient.
+  const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient, if any.
   uint64_t grad_uses[kMaxOperands] = {};  ///< Its operands that matter: inputs, output, g.
-  bool has_grad[kMaxOperands] = {};
-  bool grad_is_g[kMaxOperands] = {};  ///< The gradient is the output's, unchanged.
+  bool grad_is_g[kMaxOperands] = {};      ///< The gradient is the output's, unchanged.
 };
 
 // The parts that do not depend on the lambda: pointwise.cpp, pointwise_rules.cpp.
@@ -73,8 +72,6 @@ void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
 /// Of a gradient that is linear in g, its last given operand, and uses no other tensor.
 void linear_vjp(VjpCall& v);
-/// The dtype that a call's operands promote to, before Result is applied.
-DType pointwise_common_dtype(const OpCall& c);
 /// The dtype of the arithmetic: compute_type of what Result makes of the common dtype, and int64
 /// where an operand may hold what int32 does not. Looks at dtypes, dims and numbers only.
 DType pointwise_compute_dtype(const OpCall& c);

@@ -2,7 +2,6 @@
 // What a pointwise row's lambda takes and gives, and the loop over vectors that it becomes on a
 // CPU.
 
-#include <array>
 #include <tuple>
 #include <utility>
 

@@ -10,9 +10,10 @@ namespace brrr {
 
 static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
 
-// PyTorch's rule: tensors with dims decide within their category; 0-d tensors, then numbers, only
-// raise the category (bool < integer < floating).
-DType pointwise_common_dtype(const OpCall& c) {
+// The dtype that a call's operands promote to, before Result is applied. PyTorch's rule: tensors
+// with dims decide within their category; 0-d tensors, then numbers, only raise the category (bool
+// < integer < floating).
+static DType common_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const auto takes_part = [&](int i) {
     return !((info.traits.condition | info.integers) >> i & 1);
@@ -54,7 +55,7 @@ DType pointwise_common_dtype(const OpCall& c) {
 
 static DType arithmetic_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
-  const DType common = pointwise_common_dtype(c);
+  const DType common = common_dtype(c);
   if (is_floating(common)) return common;
   const bool to_float = info.traits.result == Result::Float || !info.loop(kInt64);
   return to_float ? kFloat32 : common;
@@ -86,7 +87,7 @@ DType pointwise_compute_dtype(const OpCall& c) {
 void settle_numbers(OpCall& c) {
   const Beyond rule = c.op->pointwise->traits.beyond;
   if (rule == Beyond::Exact || !c.attrs.kinds) return;
-  const DType t = pointwise_common_dtype(c);
+  const DType t = common_dtype(c);
   if (!is_integer(t)) return;  // Else all words are integers.
   for (int word = 0; word < c.attrs.n; ++word) {
     int64_t& v = c.attrs.v[word];

@@ -26,7 +26,6 @@
 
 #include <bit>
 #include <limits>
-#include <utility>
 
 #include "core/call.h"
 #include "ops/vocabulary/scalar_math.h"

@@ -84,8 +84,6 @@ static void check_operand(const OpCall& c, const RowShape& s, int k) {
   BRRR_CHECK(t || is_shared(o) || !(info.uses >> o.input & 1),
              "{}: {} is undefined; assign a tensor first", c.op->name, name_of(info, k));
   if (!t || (t == s.x && o.kind == Operand::Each)) return;
-  BRRR_CHECK(t->device == s.x->device, "{}: operands live on {} and {}; move one with to(device)",
-             c.op->name, name(s.x->device), name(t->device));
   if (is_shared(o)) {
     BRRR_CHECK(t->size_list() == s.row(),
                "{}: {} is {}, but the normalized shape of {} is {}; give one {} for each "
@@ -116,11 +114,12 @@ static void check_operand(const OpCall& c, const RowShape& s, int k) {
              describe(t), describe(s.x));
 }
 
-void row_infer(OpCall& c) {
+static void row_infer(OpCall& c) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
   BRRR_CHECK(s.x, "{}: the tensor is undefined; assign one first", c.op->name);
   check_floating(c.op->name, *s.x);
+  check_devices(c, s.x->device);
   for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) check_operand(c, s, k);
   for (int k = 0; k < c.n_out; ++k) {
     OutMeta& m = c.meta[k];
@@ -133,7 +132,7 @@ void row_infer(OpCall& c) {
   }
 }
 
-void row_check_values(const OpCall& c) {
+static void row_check_values(const OpCall& c) {
   const RowShape s(c);
   for (const RowOperand& o : info_of(c).operands) {
     if (o.kind != Operand::Id) continue;
@@ -149,7 +148,7 @@ void row_check_values(const OpCall& c) {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-int64_t row_scratch(const OpCall& c) {
+static int64_t row_scratch(const OpCall& c) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
   const auto item = static_cast<int64_t>(itemsize(compute_type(s.x->dtype)));
@@ -221,7 +220,7 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
 
 }  // namespace
 
-void row_cpu(OpCall& c) {
+static void row_cpu(OpCall& c) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
   const DType compute = compute_type(s.x->dtype);
@@ -281,7 +280,7 @@ RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
   return {as_row(where(counted, given, 0)), as_row(counted)};
 }
 
-void row_decompose(OpCall& c, const Tensor* in) {
+static void row_decompose(OpCall& c, const Tensor* in) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
   const std::vector<RowTensor> results = info.tensors(c, in);
@@ -328,7 +327,7 @@ static uint64_t shape_bit(const RowInfo& info) {
 }
 
 // The gradient of the first result. Those of others are left to the decomposition.
-void row_vjp(VjpCall& v) {
+static void row_vjp(VjpCall& v) {
   const Node& n = v.node;
   const RowInfo& info = *n.op->row;
   Tensor g = std::move(v.gout[0]);

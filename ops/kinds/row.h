@@ -307,14 +307,6 @@ template <class F, Operand... O> struct RowKernels {
 RowTensor row_tensor(const OpCall& c, const Tensor* in, int k);
 RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k);
 
-// The parts that do not depend on the lambdas: row.cpp.
-void row_infer(OpCall& c);
-void row_check_values(const OpCall& c);
-void row_cpu(OpCall& c);
-int64_t row_scratch(const OpCall& c);
-void row_decompose(OpCall& c, const Tensor* in);
-void row_vjp(VjpCall& v);
-
 /// The gradients that several lambdas return, as those of one.
 template <class... G> struct Joined {
   template <class... A> auto operator()(const A&... a) const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <vector>
 
 #include "ops/kinds/reduction.h"
 #include "ops/kinds/row.h"

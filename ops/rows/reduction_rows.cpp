@@ -2,7 +2,6 @@
 #include "ops/reduction_ops.h"
 
 #include "core/autocast.h"
-#include "core/check.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/kinds/reduction.h"
