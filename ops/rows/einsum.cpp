@@ -133,16 +133,13 @@ Term take_diagonals(const Equation& e, Term x, size_t k) {
     const int at_a = static_cast<int>(a), at_b = static_cast<int>(b);
     const int64_t n = x.t.size(at_a);
     check_sizes(x.t.size(at_b) == n, e, c, x.t.size(at_b), k, n, k);
-    IntList order, sizes;
+    IntList order;
     for (int d = 0; d < x.t.dim(); ++d) {
-      if (d == at_a || d == at_b) continue;
-      order.push_back(d);
-      sizes.push_back(x.t.size(d));
+      if (d != at_a && d != at_b) order.push_back(d);
     }
     order.push_back(at_a);
     order.push_back(at_b);
-    sizes.push_back(n * n);
-    x.t = x.t.permute(order).reshape(sizes).slice(-1, 0, n * n, n + 1);
+    x.t = x.t.permute(order).flatten(-2).slice(-1, 0, n * n, n + 1);
     x.indices.erase(b, 1).erase(a, 1) += c;
     return take_diagonals(e, std::move(x), k);
   }
