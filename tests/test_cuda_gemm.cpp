@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "backends/cuda/device.h"
-#include "backends/cuda/small_gemm.h"
+#include "backends/cuda/backend.h"
 #include "tests/cuda_cases.h"
 
 using namespace brrr;

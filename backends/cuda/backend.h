@@ -1,6 +1,7 @@
 #pragma once
 // What backend.cpp fills core's Backend with, by the file where it is.
 
+#include "backends/cuda/driver.h"
 #include "core/backend.h"
 
 namespace brrr::cuda {
@@ -13,6 +14,14 @@ namespace brrr::cuda {
 void gemm(const brrr::Gemm& g);
 /// Products that lie at even distances go to the library as one call.
 void gemm_batch(const brrr::Gemm& first, int64_t n, const int64_t* at);
+
+// --- small_gemm.cpp: products of float32 by a kernel of our own ----------------------------------
+
+/// Whether the library would leave most of the card idle: float32 without TF32, and at most a
+/// quarter as many tiles of 128 x 128 results, of all the batch, as the card has multiprocessors.
+bool is_small(const GemmShape& s);
+/// Queues the product. Operands lie as `s` says, and may begin anywhere; k is not 0.
+void multiply_small(const GemmShape& s, const void* a, const void* b, void* c);
 
 // --- graphs.cpp: captured work, built kernels of a recorded step, and marks in the queue ---------
 

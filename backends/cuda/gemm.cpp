@@ -4,7 +4,6 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
-#include "backends/cuda/small_gemm.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_impl.h"

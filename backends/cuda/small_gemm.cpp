@@ -1,7 +1,7 @@
 // Products of float32 that are too small for the library: it has a block of threads for each 128 x
 // 128 results or so, so that most of the card waits while a few blocks add up long sums. Here a
 // block has few results, and its threads share the sums' terms.
-#include "backends/cuda/small_gemm.h"
+#include "backends/cuda/backend.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "backends/cuda/module/status.h"
+#include "backends/cuda/module/module.h"
 
 namespace brrr::cuda {
 
