@@ -215,11 +215,9 @@ class Engine : NotCopied {
     if (left) differentiate_decomposition(v);
     Recorder* const r = context.recorder;
     const bool older = r && n.sequence < r->first_sequence;  // Than the step that is recorded.
-    if (!options_.retain_graph && !older) {
-      // Edges are still needed below, saved tensors are not: free them before new memory is asked.
-      release_saved(n);
-    }
     const bool spent = !options_.retain_graph && !older;
+    // Edges are still needed below, saved tensors are not: free them before new memory is asked.
+    if (spent) release_saved(n);
     current_ = &n;
     for (int i = 0; i < n.n_in; ++i) {
       next_ = i;
