@@ -124,6 +124,7 @@ namespace {
 constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
 constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
 constexpr int64_t kShared = 256, kApart = 16;  // Rows so far apart share a few sets of a cache.
+constexpr int64_t kAcrossTile = 32;            // Those that lie along the memory.
 constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
 
 // What is reduced, with the CPU's kernels and the addresses of the results.
@@ -141,6 +142,11 @@ struct Layout : ReductionLayout {
   }
 };
 
+// A part of one outer index: rows from `row` on, `cols` columns from `col` on.
+struct ColumnPart {
+  int64_t outer, row, rows, col, cols;
+};
+
 // Elements brought into order and to the compute type. What lies across is worth reading in large
 // parts, of which the second cache holds one.
 struct Tile {
@@ -148,6 +154,10 @@ struct Tile {
   int64_t most;
   explicit Tile(const Layout& l)
       : most(l.across ? static_cast<int64_t>(sizeof data) / l.width() : kReduceChunk) {}
+  // Of the part's columns.
+  void load(const Layout& l, const ColumnPart& p, int64_t row, int64_t rows) {
+    l.elements->load(l.base, l.compute, p.outer * l.rows + row, rows, p.col, p.cols, data, p.cols);
+  }
 };
 
 void finish_range(const Layout& l, int64_t begin, int64_t n) {
@@ -219,12 +229,7 @@ void drive_rows(Layout& l) {
   });
 }
 
-// A part of one outer index: rows from `row` on, `cols` columns from `col` on.
-struct ColumnPart {
-  int64_t outer, row, rows, col, cols;
-};
-
-// to[cols] = at most a block of rows.
+// to[cols] = at most a block of rows, which lie as they are.
 void run_block(const Layout& l, const ColumnPart& p, Tile& tile, char* to) {
   if (l.folds_in_place()) {
     const char* at = l.at(p.outer * l.outer_stride + p.row * l.row_stride + p.col);
@@ -233,25 +238,34 @@ void run_block(const Layout& l, const ColumnPart& p, Tile& tile, char* to) {
   const int64_t step = tile.most / kColumnTile;
   for (int64_t r = 0; r < p.rows; r += step) {
     const int64_t m = std::min(step, p.rows - r);
-    l.elements->load(l.base, l.compute, p.outer * l.rows + p.row + r, m, p.col, p.cols, tile.data,
-                     p.cols);
+    tile.load(l, p, p.row + r, m);
     l.fold->columns(tile.data, p.cols, m, p.cols, r == 0, to);
   }
 }
 
-// to[cols] = the part's blocks one after the other.
+// to[cols] = the part's blocks one after the other. Of columns that lie along the memory many
+// blocks are read at once.
 void run_columns(const Layout& l, ColumnPart p, char* to) {
   alignas(64) char block[kColumnTile * 8];
   Tile tile(l);
-  const int64_t end = p.row + p.rows;
-  for (bool first = true; p.row < end; p.row += kReduceBlock, first = false) {
+  const int64_t begin = p.row, end = p.row + p.rows;
+  const int64_t together = tile.most / p.cols / kReduceBlock * kReduceBlock;
+  for (; p.row < end; p.row += kReduceBlock) {
+    char* const sum = p.row == begin ? to : block;
     p.rows = std::min(kReduceBlock, end - p.row);
-    run_block(l, p, tile, first ? to : block);
-    if (!first) l.kernels->results.columns(block, 0, 1, p.cols, false, to);
+    if (l.across) {
+      const int64_t at = (p.row - begin) % together;
+      if (at == 0) tile.load(l, p, p.row, std::min(together, end - p.row));
+      l.fold->columns(tile.data + at * p.cols * l.width(), p.cols, p.rows, p.cols, true, sum);
+    } else {
+      run_block(l, p, tile, sum);
+    }
+    if (sum == block) l.kernels->results.columns(block, 0, 1, p.cols, false, to);
   }
 }
 
-int64_t column_tiles(const ReductionLayout& l) { return (l.cols + kColumnTile - 1) / kColumnTile; }
+int64_t column_tile(const ReductionLayout& l) { return l.across ? kAcrossTile : kColumnTile; }
+int64_t column_tiles(const ReductionLayout& l) { return (l.cols - 1) / column_tile(l) + 1; }
 
 // Few columns of many rows are cut for the threads, into blocks of rows.
 int64_t column_parts(const ReductionLayout& l) {
@@ -272,7 +286,7 @@ void drive_columns(const Layout& l) {
   parallel_for(units, grain, [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
       const int64_t part = u / tiles, r = part % parts * height;
-      const int64_t c = u % tiles * kColumnTile, n = std::min(kColumnTile, l.cols - c);
+      const int64_t c = u % tiles * column_tile(l), n = std::min(column_tile(l), l.cols - c);
       run_columns(l, {part / parts, r, std::min(height, l.rows - r), c, n},
                   to + part * row + c * l.width());
       if (parts == 1) finish_range(l, part * l.cols + c, n);
