@@ -47,10 +47,6 @@ struct GradientHook {
   virtual void finished() = 0;
   /// Whether a pass is still to come; else another hook may take this one's place.
   virtual bool awaited() const = 0;
-  /// zero_grad() drops the gradients of these.
-  virtual void dropped(const std::vector<Tensor>& parameters) = 0;
-  /// An optimiser is about to use the gradients of these.
-  virtual void used(const std::vector<Tensor>& parameters) = 0;
 };
 
 /// Memory planned for the scratch tensors of an op's kernel, as its row asks.

@@ -78,6 +78,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
     if (!context.recorder) {
       std::lock_guard lock(mutex_);
       ++stats_.calls;
+      arguments_ = std::max(arguments_, n);
     }
     ResultList ignored;
     std::optional<CheckNumericsGuard> check;

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <unordered_map>
@@ -58,6 +59,29 @@ std::vector<std::string> features(const models::Module& m, const DataParallelOpt
   return lines;
 }
 
+// Who has to know what optimisers do to gradients: all of them, whichever had the last pass.
+class Follower : NotCopied {
+ public:
+  Follower() {
+    const std::lock_guard lock(mutex);
+    all.push_back(this);
+  }
+  virtual ~Follower() {
+    const std::lock_guard lock(mutex);
+    std::erase(all, this);
+  }
+  virtual void dropped(const std::vector<Tensor>& parameters) = 0;
+  virtual void used(const std::vector<Tensor>& parameters) = 0;
+  template <class F> static void each(const F& f) {
+    const std::lock_guard lock(mutex);
+    for (Follower* one : all) f(*one);
+  }
+
+ private:
+  static inline std::mutex mutex;
+  static inline std::vector<Follower*> all;
+};
+
 // Rank 0's values everywhere.
 void make_alike(const models::Module& m) {
   const NoGradGuard guard;
@@ -94,7 +118,14 @@ void check_alike(const std::string& what, const std::vector<std::string>& own) {
   }
 }
 
-struct DataParallel::State final : GradientHook {
+void gradients_dropped(const std::vector<Tensor>& parameters) {
+  Follower::each([&](Follower& f) { f.dropped(parameters); });
+}
+void gradients_used(const std::vector<Tensor>& parameters) {
+  Follower::each([&](Follower& f) { f.used(parameters); });
+}
+
+struct DataParallel::State final : GradientHook, Follower {
   State(models::Module& m, const DataParallelOptions& o)
       : module(m),
         options(o),
@@ -105,7 +136,8 @@ struct DataParallel::State final : GradientHook {
         buckets(parameters, bucket_bytes(parameters, o),
                 o.in_order ? static_cast<int>(o.accumulate) : 1, division()),
         there(buckets.size()),
-        came(parameters.size()) {
+        came(parameters.size()),
+        cleared(parameters.size()) {
     for (size_t k = 0; k < parameters.size(); ++k) {
       index.emplace(parameters[k].impl(), k);
       dtypes.push_back(parameters[k].dtype());
@@ -122,6 +154,8 @@ struct DataParallel::State final : GradientHook {
   std::vector<size_t> there;       // Of each bucket, so many gradients in this pass.
   std::optional<size_t> complete;  // A bucket whose sum is on its way.
   std::vector<bool> came;          // In this backward pass.
+  std::vector<bool> cleared;       // Since this pass began.
+  bool anew = false;               // All were between passes: the next one begins a step.
   bool expected = false;           // A backward pass of a forward pass that has begun.
   std::unordered_map<const TensorImpl*, size_t> index;
   // The pass of a step, in a cell that a recorded step which throws puts back,
@@ -151,7 +185,10 @@ struct DataParallel::State final : GradientHook {
     if (passes() == 1) return;
     check_parameters();
     // Another forward pass for the same backward pass.
-    if (expected && !reached && context.gradients == this && stream() == own_stream()) return;
+    if (expected && !reached && !anew && context.gradients == this && stream() == own_stream())
+      return;
+    anew = false;
+    cleared.assign(cleared.size(), false);
     if (!begun.empty()) buckets.clear();  // Of a pass that has thrown.
     begun.clear();
     there.assign(there.size(), 0);
@@ -172,12 +209,19 @@ struct DataParallel::State final : GradientHook {
 
   bool awaited() const override { return expected; }
 
-  // Between the passes of a step: one of them has thrown, and what follows is a step anew.
+  // Once those of all parameters that have one are dropped, by one call or several, what follows is
+  // a step anew, also after a pass that has thrown. Of a forward pass before that, whose backward
+  // pass is still to come, it is the first one.
   void dropped(const std::vector<Tensor>& all) override {
+    for (const Tensor& t : all) {
+      if (const auto at = index.find(t.impl()); at != index.end()) cleared[at->second] = true;
+    }
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      if (!cleared[k] && parameters[k].requires_grad()) return;
+    }
+    cleared.assign(cleared.size(), false);
     if (pass() == 0) return;
-    const auto own = std::count_if(all.begin(), all.end(),
-                                   [&](const Tensor& t) { return index.count(t.impl()) > 0; });
-    if (static_cast<size_t>(own) < parameters.size()) return;
+    anew = true;
     set_control(*cell, 0);
     earlier.clear();
   }
@@ -189,7 +233,7 @@ struct DataParallel::State final : GradientHook {
     BRRR_CHECK(!own,
                "DataParallel: a step of the optimiser after {} of {} backward passes (accumulate), "
                "whose gradients have not been exchanged yet; step after the last one, or drop what "
-               "a short last group has left by zero_grad()",
+               "a short last group has left by zero_grad() of the module",
                pass(), options.accumulate);
   }
 

@@ -37,6 +37,10 @@ struct DataParallelOptions {
   bool shard_gradients = false;
 };
 
+/// Optimisers tell that they drop gradients of these, or are about to use them.
+void gradients_dropped(const std::vector<Tensor>& parameters);
+void gradients_used(const std::vector<Tensor>& parameters);
+
 /// The text of rank `root`, on every rank.
 std::string broadcast_text(const std::string& text, int root);
 /// Throws brrr::Error on every rank, "<what> differ: rank 0 has .., rank 1 has ..", unless all have
@@ -62,8 +66,8 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 /// passes before one backward pass are one pass; so is one whose result is not used: evaluate under
 /// NoGradGuard, or in eval() mode, where nothing is drawn. Backward passes into the parameters
 /// without ddp(x) are refused in the thread that made the DataParallel; go backward in that thread.
-/// Where one of a step's `accumulate` passes throws, zero_grad() of all parameters begins the step
-/// anew; a recorded step does that by itself.
+/// Where one of a step's `accumulate` passes throws, zero_grad() of all parameters that require a
+/// gradient begins the step anew, in one call or in several; a recorded step does that by itself.
 /// Its limits: without zero_grad() before a step the old gradient is averaged with the passes, and
 /// that is not what accumulation makes of it. Buffers are rank 0's in the beginning only; what a
 /// forward pass writes into them is the rank's own, and rank 0's are saved. Inside another

@@ -7,6 +7,7 @@
 #include "core/address_set.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "models/data_parallel.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
@@ -64,7 +65,7 @@ void Optimizer::step(const Tensor& skip) {
              "{}: its parameters were sharded after it was made; make the optimiser after the "
              "DataParallel",
              name_);
-  if (context.gradients) context.gradients->used(parameters_);
+  dist::gradients_used(parameters_);
   NoGradGuard guard;
   for (const Tensor& p : parameters_) {
     if (shares_) shares_->sharding()->check_in_place(name_, p);

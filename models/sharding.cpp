@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/tensor_impl.h"
+#include "models/data_parallel.h"
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
@@ -139,7 +140,7 @@ void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
 }
 
 void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
-  if (context.gradients) context.gradients->dropped(parameters);
+  gradients_dropped(parameters);
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   for (size_t k = 0; k < parameters.size() && !r.all.empty(); ++k) {

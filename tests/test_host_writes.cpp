@@ -174,3 +174,15 @@ TEST_CASE("host writes: ordinary use raises no alarm" * doctest::test_suite("hos
   CHECK(step.stats().verified == 8);
   CHECK(step.stats().recordings == 1);
 }
+
+TEST_CASE("step.input: the same tensor in every mode, before the first call and after it") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph, Mode::Auto}) {
+    auto s = step([](const Tensor& x) { return (x * 2.0).sum(); }, mode);
+    const Tensor x = s.input(0, {2, 3});
+    x.fill_(1.0);
+    CHECK(s(x).item<float>() == 12.0f);
+    CHECK(s.input(0, {2, 3}).impl() == x.impl());
+    CHECK_THROWS_AS(s.input(1, {2, 3}), Error);
+    CHECK(s.stats().calls == 1);
+  }
+}

@@ -212,6 +212,71 @@ TEST_CASE("DataParallel: an optimiser's step before the last pass is refused") {
   }
 }
 
+// Two optimisers of one model, of which some parameters are frozen; another DataParallel between.
+TEST_CASE("DataParallel: a short group is dropped by its optimisers, in whatever turns") {
+  for (const bool other_between : {false, true}) {
+    CAPTURE(other_between);
+    manual_seed(5);
+    Net net;
+    Two other;
+    net.rare.weight.set_requires_grad(false);
+    net.use_rare = false;
+    dist::DataParallel ddp(net, {.accumulate = 2}), turns(other, {.accumulate = 2});
+    std::vector<Tensor> weights, biases;
+    for (const auto& [name, p] : net.named_parameters()) {
+      if (p.requires_grad()) (name.ends_with("bias") ? biases : weights).push_back(p);
+    }
+    optim::SGD first(weights, {.lr = 0.1}), second(biases, {.lr = 0.1});
+    const auto pass = [&](int i) {
+      (ddp(batch(dist::rank(), i)) - 1.0).square().mean().backward();
+      if (other_between) turns(ones({1, 2})).sum().backward();
+    };
+    const auto refused = [](optim::Optimizer& o) { return !error_of([&] { o.step(); }).empty(); };
+    pass(0);
+    CHECK(refused(first));
+    CHECK(refused(second));
+    for (int group = 0; group < 2; ++group) {
+      first.zero_grad();
+      second.zero_grad();
+      pass(1), pass(2);
+      CHECK(!refused(first));
+      CHECK(!refused(second));
+    }
+  }
+}
+
+TEST_CASE("DataParallel: a pass that throws is repeated with other draws, in every mode alike") {
+  const auto train = [](Mode mode) {
+    manual_seed(5);
+    Net net;
+    dist::DataParallel ddp(net, {.accumulate = 2});
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    bool throws = false;
+    auto pass = brrr::step(
+        [&](const Tensor& x) {
+          const Tensor y = ddp(x);
+          if (throws) throw std::runtime_error("a bad batch");
+          (y - 1.0).square().mean().backward();
+        },
+        mode);
+    for (int i = 0; i < 4; ++i) {
+      const Tensor x = batch(dist::rank(), i);
+      if (i == 2) {
+        opt.zero_grad();
+        pass(x);
+        throws = true;
+        CHECK_THROWS_AS(pass(x), std::runtime_error);
+        throws = false;
+      }
+      opt.zero_grad();
+      for (int k = 0; k < 2; ++k) pass(x);
+      opt.step();
+    }
+    return bytes_of(net);
+  };
+  CHECK(train(Mode::Eager) == train(Mode::Graph));
+}
+
 // On one rank a batch of another shape is recorded while the others replay, and are to verify.
 TEST_CASE("DataParallel: ranks verify a step together, however often each has replayed it") {
   const auto train = [](int verify_every) {
