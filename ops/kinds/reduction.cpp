@@ -2,6 +2,7 @@
 #include "ops/kinds/reduction.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -154,8 +155,20 @@ struct Tile {
   int64_t most;
   explicit Tile(const Layout& l)
       : most(l.across ? static_cast<int64_t>(sizeof data) / l.width() : kReduceChunk) {}
+  // Direct rows, the first of which begins with `element`.
+  void convert(const Layout& l, int64_t element, int64_t stride, int64_t rows, int64_t cols) {
+    if (stride == cols) cols *= std::exchange(rows, 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      load_tile(l.compute, data + r * cols * l.width(), l.dtype, l.at(element + r * stride), 1,
+                cols);
+    }
+  }
   // Of the part's columns.
   void load(const Layout& l, const ColumnPart& p, int64_t row, int64_t rows) {
+    if (l.direct) {
+      const int64_t first = p.outer * l.outer_stride + row * l.row_stride + p.col;
+      return convert(l, first, l.row_stride, rows, p.cols);
+    }
     l.elements->load(l.base, l.compute, p.outer * l.rows + row, rows, p.col, p.cols, data, p.cols);
   }
 };
@@ -179,7 +192,10 @@ void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   if (batch > kAcrossRows) batch -= batch % kAcrossRows;
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
-    l.elements->load(l.base, l.compute, begin + r, m, 0, l.rows, tile.data, pitch);
+    if (l.direct)
+      tile.convert(l, (begin + r) * l.outer_stride, l.outer_stride, m, l.rows);
+    else
+      l.elements->load(l.base, l.compute, begin + r, m, 0, l.rows, tile.data, pitch);
     l.fold->rows(tile.data, pitch, l.rows, m, to + r * l.width());
   }
 }
@@ -196,7 +212,10 @@ void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, cha
     } else {
       n = std::min(n, tile.most / kReduceChunk);
       const int64_t length = std::min(n * kReduceChunk, l.rows - from);
-      l.elements->load(l.base, l.compute, row, 1, from, length, tile.data, length);
+      if (l.direct)
+        tile.convert(l, row * l.outer_stride + from, length, 1, length);
+      else
+        l.elements->load(l.base, l.compute, row, 1, from, length, tile.data, length);
     }
     for (int64_t i = 0; i < n; ++i, to += l.width()) {
       const int64_t at = i * kReduceChunk, length = std::min(kReduceChunk, l.rows - from - at);

@@ -92,7 +92,7 @@ static void set_layout(ReductionLayout& l, const OpCall& c, Order& order) {
   set_extents(l, runs);
   l.direct = runs.direct;
   l.across = order.n > 0 && x.strides[order.dim[order.n - 1]] != 1;
-  if (l.direct && l.dtype == l.compute) return;
+  if (l.direct) return;
   l.elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
                                                in_order(x.strides, order), runs.before_last);
 }

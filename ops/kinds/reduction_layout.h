@@ -18,8 +18,7 @@ struct ReductionLayout {
   int64_t count = 1;  ///< Elements per output; 0 where the input is empty, and nothing else is set.
   bool direct = true;
   bool across = false;  ///< The innermost elements are not adjacent.
-  /// All elements where they are not direct, or not of the compute type: outer * rows by cols, or
-  /// outer by rows.
+  /// All elements where they are not direct: outer * rows by cols, or outer by rows.
   std::shared_ptr<const StridedMatrix> elements;
   Tensor copy;  ///< Keeps what `base` points to if they were brought into order.
 };
