@@ -234,6 +234,12 @@ struct Work {
   bool product = false;          ///< Nearly all of the operations are those of matrix products.
 };
 
+/// Memory of an operand that is a matrix: for so many rows, each `pitch` elements behind the one
+/// before; 0: as it is.
+struct MatrixRoom {
+  int64_t rows = 0, pitch = 0;
+};
+
 /// What equal parts of a call, run one after the other, need of one of its operands: a number >= 0
 /// is the dim of it of which each has its share.
 enum Cut : int {
@@ -266,6 +272,9 @@ struct OpSpec {
   int (*cut)(const OpCall&, int operand, int64_t parts) = nullptr;
   /// Bytes of what the first of many parts can make for all, of the call for one part. Null: none.
   int64_t (*keeps)(const OpCall&) = nullptr;
+  /// Of a library row on a GPU: the room that operands are to have, results after inputs, so that
+  /// none has to be copied. Looks at dtypes and layouts only. Null: it takes dense ones alone.
+  MatrixRoom (*room)(const OpCall&, int operand) = nullptr;
   /// Of a library row. Null: no operations, every operand and result as a whole. See work_of().
   Work (*work)(const OpCall&) = nullptr;
   void (*vjp)(VjpCall&) = nullptr;
@@ -323,7 +332,8 @@ inline void OpCall::infer() {
 constexpr int64_t scratch_for(int64_t numel, int64_t item) { return (numel * item + 63) / 64 * 64; }
 /// Of a kernel that takes none.
 constexpr int64_t no_scratch(const OpCall&) { return 0; }
-/// Room for a dense copy, in the dtype of the arithmetic, of each operand that is not such itself.
+/// MatrixRoom for a dense copy, in the dtype of the arithmetic, of each operand that is not such
+/// itself.
 int64_t packed_bytes(const OpCall& call);
 /// Bytes of the operands and results, what is broadcast counted once.
 double operand_bytes(const OpCall& call);

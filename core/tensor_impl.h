@@ -37,6 +37,7 @@ struct Storage {
   const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
   bool gradient = false;       ///< It has been a leaf's grad.
   bool lent = false;  ///< The memory is a replay's, which will write there again (not owned).
+  bool gaps = false;  ///< What its tensors leave of it is nobody's: kernels may write there.
   /// Of a small result of a replay: its bytes on their way to the host, as of `early_version`.
   HostCopy* early = nullptr;
   uint32_t early_version = 0;

@@ -11,8 +11,10 @@ std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const
   if (whole) c.call.share = of.part ? Share::Later : Share::First;
   const auto tensor = [&](uint32_t id, int k) {
     const Value& v = r.values[id];
-    IntList sizes = v.size_list();
-    int64_t offset = v.offset;
+    const StorageInfo& info = r.storages[v.storage];
+    IntList sizes = v.size_list(), strides = v.stride_list();
+    for (int64_t& stride : strides) stride = info.laid(stride);
+    int64_t offset = info.laid(v.offset);
     if (const int dim = whole ? i.op->cut(whole->call, k, of.parts) : kWhole; dim >= 0) {
       sizes[dim] /= of.parts;
       const bool own = of.strips->parts(v.storage) > 1;
@@ -20,10 +22,10 @@ std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const
     }
     Ref<Storage> none;
     if (storages.empty() || !storages[v.storage]) {
-      none = Ref<Storage>::adopt(new_storage(r.storages[v.storage].device, 0));
+      none = Ref<Storage>::adopt(new_storage(info.device, 0));
     }
     Storage& s = none ? *none : *storages[v.storage];
-    return c.keep.emplace_back(tensor_on(s, v.dtype, sizes, v.stride_list(), offset));
+    return c.keep.emplace_back(tensor_on(s, v.dtype, sizes, strides, offset));
   };
   c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
   c.call.attrs = i.attrs;

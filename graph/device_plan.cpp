@@ -41,7 +41,8 @@ constexpr Target kTarget{.takes = program::cuda_takes,
                          .longest_of_row_op = 1 << 17,
                          .worth_own_kernel = std::numeric_limits<double>::infinity(),
                          .kernel_bytes = 8 << 20,
-                         .drawn_together = 1};
+                         .drawn_together = 1,
+                         .lays_rows = true};
 
 class DevicePlan final : public DeviceKernels {
  public:

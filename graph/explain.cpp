@@ -26,6 +26,19 @@ static std::string anew_text(const Plan& plan, const StepOptions& options) {
   return t;
 }
 
+static std::string rows_text(const Recording& r) {
+  size_t n = 0, bytes = 0;
+  for (const StorageInfo& st : r.storages) {
+    n += st.row != 0;
+    bytes += st.row != 0 ? st.bytes : 0;
+  }
+  return n == 0 ? ""
+                : fmt::format(
+                      "\n  {} temporaries, {}, lie where the library takes them "
+                      "without a copy",
+                      n, bytes_text(bytes));
+}
+
 // Before the first kernel of a strip.
 static std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
   const Strip* const strip = s.strips.of(group);
@@ -108,7 +121,7 @@ std::string StepCore::explain() {
                        bytes_text(m.arena_bytes), bytes_text(m.lower_bound_bytes),
                        m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
-      t += anew_text(*e.plan, options_);
+      t += anew_text(*e.plan, options_) + rows_text(e.plan->recording());
     }
     if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
       const ReplayCounts& c = e.plan->counts();

@@ -122,7 +122,10 @@ class Builder {
   void lay_out(program::Window& w, const Value& v, Role role) const {
     const IntList &space = g_.domain.space, dense = contiguous_strides(space);
     const int last = space.size() - 1;
-    if (role == Role::Each) std::copy(dense.begin(), dense.end(), w.stride);
+    if (role == Role::Each) {
+      const StorageInfo& info = r_.storages[v.storage];
+      for (int d = 0; d <= last; ++d) w.stride[d] = info.laid(dense[d]);
+    }
     if (role == Role::PerRow || role == Role::Id) {
       for (int d = 0; d < last; ++d) w.stride[d] = dense[d] / space[last];
     }

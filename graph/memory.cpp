@@ -37,8 +37,7 @@ bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st)
   return std::ranges::all_of(r.accesses[st], [&](const Access& a) {
     if (s.group_of[a.instr] != g) return true;
     const Value& v = r.value(a.value);
-    const auto held = static_cast<int64_t>(r.storages[st].bytes / itemsize(v.dtype));
-    return v.numel == held &&
+    return v.numel == r.storages[st].elements(v.item()) &&
            role(r, a, group.fused ? group.part_of(a.instr).domain : group.domain) == Role::Each;
   });
 }
@@ -51,7 +50,8 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
   // In a strip only what is there for one part at a time comes and goes with its groups.
   const Strip* const strip = s.strips.of(g);
   const auto goes = [&](uint32_t st) { return !strip || s.strips.parts(st) == strip->parts; };
-  if (r.storages[before].bytes != r.storages[after].bytes || !goes(before) || !goes(after) ||
+  const StorageInfo &a = r.storages[before], &b = r.storages[after];
+  if (a.bytes != b.bytes || a.pitch != b.pitch || !goes(before) || !goes(after) ||
       !elementwise(r, s, g, before) || !elementwise(r, s, g, after)) {
     return false;
   }

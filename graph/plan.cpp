@@ -86,6 +86,7 @@ void Plan::make_bound_storages() {
     if (!schedule_.stored[st]) continue;
     bound_[st] = Ref<Storage>::adopt(new_storage(info.device, info.bytes));
     bound_[st]->owned = false;
+    bound_[st]->gaps = info.row != 0;
   }
   for (const Value& v : r_.values) {
     const StorageInfo& info = r_.storages[v.storage];

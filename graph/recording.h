@@ -47,6 +47,19 @@ struct StorageInfo {
   Device device;
   size_t bytes;    ///< Of externals: what the first call's had.
   uint32_t maker;  ///< Internal: the instruction that makes it. External: its number.
+  /// Rows of `row` elements lie `pitch` apart, whatever the strides of values say, which are dense;
+  /// 0: they lie as values say. So many bytes at its end are nobody's.
+  int64_t row = 0, pitch = 0, spare = 0;
+
+  /// Where what values put `elements` from the storage's begin lies; also of strides.
+  int64_t laid(int64_t elements) const {
+    return row ? elements / row * pitch + elements % row : elements;
+  }
+  /// That have so many bytes each and fill it.
+  int64_t elements(int64_t item) const {
+    const int64_t all = (static_cast<int64_t>(bytes) - spare) / item;
+    return row ? all / pitch * row : all;
+  }
 };
 
 struct Instr {

@@ -92,6 +92,9 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
     save_memory(r, out, budget_bytes(options, out.arena), may, changed);
   }
   out.instrs = out.recording ? repeated(*out.recording) : 0;
+  if (target.lays_rows && options.fuse) {
+    if (auto laid = lay_rows(out.of(r), out.schedule)) out.recording = std::move(laid);
+  }
   return out;
 }
 

@@ -15,6 +15,10 @@ namespace brrr::graph {
 /// and storages keep their numbers; one that went has no operands.
 std::unique_ptr<Recording> write_joined(const Recording& r);
 
+/// The recording with rows of temporaries where the library's kernels ask for them, of those that
+/// all who use them find there. Null: there are none.
+std::unique_ptr<Recording> lay_rows(const Recording& r, const Schedule& s);
+
 /// A temporary to make once more for some of those who read it.
 struct Anew {
   uint32_t storage;

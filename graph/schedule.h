@@ -135,6 +135,8 @@ struct Target {
   /// Random words are made for so many elements at once, the first of which has a multiple of that
   /// for its number.
   int64_t drawn_together = 16;
+  /// Whether rows of temporaries are laid out as the library asks (OpSpec::room).
+  bool lays_rows = false;
   /// What a part of a strip should move at most; 0: there are no strips.
   int64_t part_bytes = 0;
 };

@@ -58,3 +58,55 @@ TEST_CASE("cuda step: views, library ops, composites, factories and draws, eager
     CHECK(replayed + 10 > cases.size());
   }
 }
+
+// Logits of an odd number of classes and their gradient, which three products take, and a weight
+// of so many rows and its gradient, made for products alone.
+TEST_CASE("cuda step: temporaries lie where products take them, eager's bits") {
+  if (!have_device()) return;
+  const int64_t batch = 4, length = 256, width = 520, classes = 1025;
+  manual_seed(5);
+  const Tensor x = (randn({batch, length, width}) * 0.1).to(kBFloat16).to(kCUDA);
+  const Tensor w = (randn({classes, width}) * 0.1).to(kCUDA);
+  const Tensor ids = randint(0, classes, {batch * length}).to(kCUDA);
+  x.set_requires_grad();
+  w.set_requires_grad();
+  const auto body = [&] {
+    const Tensor logits = linear(x, w.to(kBFloat16)).view({batch * length, classes});
+    const Tensor loss = cross_entropy(logits.to(kFloat32), ids);
+    const Tensors all = grad({loss}, {x, w});
+    return Tensors{loss.detach(), all[0], all[1]};
+  };
+  const Tensors want = body();
+  for (const bool fuse : {true, false}) {
+    auto step = brrr::step(body, StepOptions{.require_graph = true, .fuse = fuse});
+    for (int call = 0; call < 3; ++call) {
+      const Tensors got = step();
+      for (size_t k = 0; k < got.size(); ++k) check_same(on_cpu(got[k]), on_cpu(want[k]));
+    }
+    CHECK(step.stats().replays == 2);
+    INFO(step.explain());
+    CHECK((step.explain().find("4 temporaries") != std::string::npos) == fuse);
+  }
+}
+
+// Float32 is multiplied in 16 bytes at a time where TF32 is allowed; a slice of the logits is read
+// by somebody who does not know of rows that lie apart.
+TEST_CASE("cuda step: rows stay where they are for who would not find them elsewhere") {
+  if (!have_device()) return;
+  const bool before = allow_tf32();
+  set_allow_tf32(true);
+  manual_seed(6);
+  const Tensor x = randn({1024, 520}).to(kCUDA), w = randn({1025, 520}).to(kCUDA);
+  const auto step_of = [&](const auto& use) {
+    const auto body = [&] { return use(linear(x, w)); };
+    auto step = brrr::step(body, StepOptions{.require_graph = true});
+    const Tensor want = body();
+    for (int call = 0; call < 3; ++call) check_same(on_cpu(step()), on_cpu(want));
+    return step.explain().find("temporaries,") != std::string::npos;
+  };
+  CHECK(step_of([](const Tensor& y) { return softmax(y, 1).sum(0); }));
+  CHECK(!step_of([](const Tensor& y) { return sort(y, 1).first.sum(0); }));
+  CHECK(!step_of([](const Tensor& y) { return (y.narrow(1, 1, 600) * 2).sum(0); }));
+  CHECK(!step_of([](const Tensor& y) { return relu(y.view({1025, 1024})).sum(1); }));
+  set_allow_tf32(before);
+}

@@ -5,125 +5,13 @@
 
 #include "core/backend.h"
 #include "core/device.h"
-#include "ops/kinds/merge_dims.h"
-#include "ops/rows/library_kernels.h"
+#include "ops/rows/product_operands.h"
 
 namespace brrr {
 
 namespace {
 
-// --- operands: where their matrices lie, what a gemm reads in place, and copies of the rest ------
-
-/// One operand as stacked matrices: strides in elements, batch strides aligned with the result's
-/// batch dims (0 where it is broadcast).
-struct Matrices {
-  const TensorImpl* t;
-  int64_t rows, cols, row_stride, col_stride;
-  int64_t batch_stride[kMaxDims];
-  Tensor own;  ///< What `t` points to where the input as it is would not do.
-
-  /// A single dim is a row of the left operand, a column of the right one.
-  Matrices(const TensorImpl& from, bool is_left) {
-    if (from.ndim >= 2) {
-      set(from);
-      return;
-    }
-    const int64_t n = from.sizes[0], stride = from.strides[0];
-    set_own(is_left ? memory_view(from, {1, n}, {n, stride}, from.offset)
-                    : memory_view(from, {n, 1}, {stride, 1}, from.offset));
-  }
-  /// The right operand of a call, or its transpose.
-  Matrices(const OpCall& c, bool transposed) : Matrices(*c.in[1], false) {
-    if (!transposed) return;
-    set_own(memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset));
-  }
-  void set_own(const Tensor& other) {
-    own = other;
-    set(*own.impl());
-  }
-
- private:
-  void set(const TensorImpl& from) {
-    const int n = from.ndim;
-    t = &from;
-    rows = from.sizes[n - 2];
-    cols = from.sizes[n - 1];
-    row_stride = from.strides[n - 2];
-    col_stride = from.strides[n - 1];
-  }
-};
-
-/// Whether gemm can read the matrix where it lies. A single row or column is never transposed, so
-/// that a vector's product has the same bits whatever its stride.
-bool gemm_layout(const Matrices& o, int64_t& ld, bool& trans) {
-  const int64_t rows = std::max<int64_t>(o.rows, 1), cols = std::max<int64_t>(o.cols, 1);
-  trans = false;
-  ld = rows == 1 ? cols : o.row_stride;
-  if ((o.col_stride == 1 || cols == 1) && ld >= cols) return true;
-  trans = true;
-  ld = o.col_stride;
-  return rows > 1 && cols > 1 && o.row_stride == 1 && ld >= rows;
-}
-
-/// What gemm takes: a GPU multiplies 16-bit floats as they are.
-DType product_dtype(const TensorImpl& t) {
-  const bool as_it_is = t.device.type == DeviceType::CUDA && is_floating(t.dtype);
-  return as_it_is ? t.dtype : compute_type(t.dtype);
-}
-
-/// Contiguous memory of the operand's shape in its product dtype. A transposed matrix stays one
-/// (unless its rows will be joined): the product's bits depend on that, and must not depend on
-/// whether a copy was made.
-void make_copy(Matrices& o, bool may_transpose = true) {
-  const TensorImpl& t = *o.t;
-  int64_t ld;
-  bool trans;
-  const bool flip = gemm_layout(o, ld, trans) && trans && may_transpose;
-  IntList sizes = t.size_list(), strides = t.stride_list();
-  if (flip) {
-    std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
-    std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
-  }
-  const Tensor from = memory_view(t, sizes, strides, t.offset);
-  const Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
-  copy_now(*copy.impl(), *from.impl());
-  o.set_own(copy);
-  if (flip) {
-    std::swap(o.rows, o.cols);
-    std::swap(o.row_stride, o.col_stride);
-  }
-}
-
-/// Whether `n` dims are one walk with even steps, and that.
-bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size, int64_t& step) {
-  int64_t all[kMaxDims], steps[kMaxDims];
-  std::copy_n(sizes, n, all);
-  std::copy_n(strides, n, steps);
-  const bool one = merge_dims(n, all, 1, -1, [&](int) { return steps; }) == 1;
-  size = all[0];
-  step = steps[0];
-  return one;
-}
-
-/// The leading dims joined into rows: one product instead of a batch of them. False where their
-/// strides would not do.
-bool join_rows(Matrices& o) {
-  const TensorImpl& t = *o.t;
-  const int last = t.ndim - 1;
-  const bool joined = join_dims(last, t.sizes, t.strides, o.rows, o.row_stride);
-  o.cols = t.sizes[last];
-  o.col_stride = 1;
-  if (o.rows == 1) o.row_stride = o.cols;
-  return joined && (t.strides[last] == 1 || o.cols == 1) && o.row_stride >= o.cols;
-}
-
-void set_batch(Matrices& o, const TensorImpl& out, int batch_dims) {
-  const int shift = batch_dims - (o.t->ndim - 2);
-  for (int d = 0; d < batch_dims; ++d) {
-    const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
-    o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
-  }
-}
+using namespace gemm_operands;
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -256,63 +144,85 @@ bool is_copied(const OpCall& c, Matrices& left) {
 
 // They take 16 bytes at a time: where a row of an operand or of the result is no multiple of that,
 // as of logits of 50257 classes, the library has kernels of a seventh of the speed. A large product
-// is made of padded copies there.
-int64_t padded(int64_t n, int64_t pack) { return (n + pack - 1) / pack * pack; }
+// is made of padded operands there: copies, unless a plan laid the operand out so (product_room).
+struct Padding {
+  int64_t m, n, k;  ///< What is multiplied.
+  bool any = false, result = false;
 
-/// Becomes a copy with so many rows and columns, those beyond the operand's all zeros.
+  Padding(const Matrices& a, const Matrices& b, DType dtype, Device device)
+      : m(a.rows), n(b.cols), k(a.cols) {
+    const auto size = static_cast<int64_t>(itemsize(dtype)), pack = 16 / size;
+    const bool tensor_cores =
+        device.type == DeviceType::CUDA && (size == 2 || (dtype == kFloat32 && allow_tf32()));
+    if (!tensor_cores) return;
+    const auto padded = [&](int64_t n) { return (n + pack - 1) / pack * pack; };
+    int64_t ld;
+    bool trans_a, trans_b;
+    gemm_layout(a, ld, trans_a);
+    gemm_layout(b, ld, trans_b);
+    const int64_t all_m = trans_a ? padded(m) : m, all_n = padded(n);
+    const int64_t all_k = trans_a && !trans_b ? k : padded(k);
+    result = m != all_m || n != all_n;
+    const int64_t moved = 2 * size *
+                          ((m != all_m || k != all_k ? m * k : 0) +
+                           (n != all_n || k != all_k ? k * n : 0) + (result ? m * n : 0));
+    // Each byte moved has to save the time of more multiplications than a card does meanwhile, and
+    // all of them that of a few launches.
+    constexpr double kFlopsOfByte = 64, kFlopsOfLaunches = 1 << 30;
+    const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n * k);
+    const double worth = std::max(kFlopsOfByte * static_cast<double>(moved), kFlopsOfLaunches);
+    any = moved > 0 && flops >= worth;
+    if (any) m = all_m, n = all_n, k = all_k;
+  }
+};
+
+/// Whether the storage has room for such a matrix where the tensor begins, and may be written
+/// there.
+bool has_room(const TensorImpl& t, int64_t rows, int64_t cols, const IntList& steps) {
+  const int64_t end = t.offset + (rows - 1) * steps[0] + (cols - 1) * steps[1] + 1;
+  return t.storage->gaps &&
+         end * static_cast<int64_t>(itemsize(t.dtype)) <= static_cast<int64_t>(t.storage->bytes);
+}
+
+/// Becomes one with so many rows and columns, those beyond the operand's all zeros.
 void pad(Matrices& o, int64_t rows, int64_t cols) {
   if (rows == o.rows && cols == o.cols) return;
   int64_t ld;
   bool trans;
   gemm_layout(o, ld, trans);
-  const Tensor all = raw_empty({rows * cols}, o.t->dtype, o.t->device);
   const IntList steps = trans ? IntList{1, rows} : IntList{cols, 1};
+  const bool there =
+      steps == IntList{o.row_stride, o.col_stride} && has_room(*o.t, rows, cols, steps);
+  const Tensor all = there ? memory_view(*o.t, {rows, cols}, steps, o.t->offset)
+                           : raw_empty({rows * cols}, o.t->dtype, o.t->device);
   const auto part = [&](int64_t row, int64_t col, int64_t n_rows, int64_t n_cols) {
-    return memory_view(*all.impl(), {n_rows, n_cols}, steps, row * steps[0] + col * steps[1]);
+    const int64_t at = all.impl()->offset + row * steps[0] + col * steps[1];
+    return memory_view(*all.impl(), {n_rows, n_cols}, steps, at);
   };
   zero_now(*part(o.rows, 0, rows - o.rows, cols).impl());
   zero_now(*part(0, o.cols, o.rows, cols - o.cols).impl());
-  const Tensor from =
-      memory_view(*o.t, {o.rows, o.cols}, {o.row_stride, o.col_stride}, o.t->offset);
-  copy_now(*part(0, 0, o.rows, o.cols).impl(), *from.impl());
+  if (!there) {
+    const IntList own{o.row_stride, o.col_stride};
+    const Tensor from = memory_view(*o.t, {o.rows, o.cols}, own, o.t->offset);
+    copy_now(*part(0, 0, o.rows, o.cols).impl(), *from.impl());
+  }
   o.set_own(part(0, 0, rows, cols));
 }
 
-/// The product by padded copies into `out`, where that is faster; else false.
-bool multiply_padded(Matrices& a, Matrices& b, DType dtype, TensorImpl& out) {
-  const auto size = static_cast<int64_t>(itemsize(dtype)), pack = 16 / size;
-  const bool tensor_cores =
-      out.device.type == DeviceType::CUDA && (size == 2 || (dtype == kFloat32 && allow_tf32()));
-  if (!tensor_cores) return false;
-  const int64_t m = a.rows, n = b.cols, k = a.cols;
-  int64_t ld;
-  bool trans_a, trans_b;
-  gemm_layout(a, ld, trans_a);
-  gemm_layout(b, ld, trans_b);
-  const int64_t all_m = trans_a ? padded(m, pack) : m, all_n = padded(n, pack);
-  const int64_t all_k = trans_a && !trans_b ? k : padded(k, pack);
-  const bool result = m != all_m || n != all_n;
-  const int64_t moved = 2 * size *
-                        ((m != all_m || k != all_k ? m * k : 0) +
-                         (n != all_n || k != all_k ? k * n : 0) + (result ? m * n : 0));
-  // Each byte moved has to save the time of more multiplications than a card does meanwhile, and
-  // all of them that of a few launches.
-  constexpr double kFlopsOfByte = 64, kFlopsOfLaunches = 1 << 30;
-  const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n * k);
-  if (moved == 0 || flops < std::max(kFlopsOfByte * static_cast<double>(moved), kFlopsOfLaunches)) {
-    return false;
+/// The product of padded operands into `out`.
+void multiply_padded(Matrices& a, Matrices& b, const Padding& to, DType dtype, TensorImpl& out) {
+  const int64_t m = a.rows, n = b.cols;
+  pad(a, to.m, to.k);
+  pad(b, to.k, to.n);
+  const int64_t apart = out.storage->gaps ? out.strides[out.ndim - 2] : n;
+  const IntList steps{to.n, 1};
+  if (!to.result || (apart == to.n && has_room(out, to.m, to.n, steps))) {
+    return product(a, b, dtype, out.data(), Share::All, nullptr);
   }
-  pad(a, all_m, all_k);
-  pad(b, all_k, all_n);
-  if (!result) {
-    product(a, b, dtype, out.data(), Share::All, nullptr);
-    return true;
-  }
-  const Tensor whole = raw_empty({all_m, all_n}, dtype, out.device);
+  const Tensor whole = raw_empty({to.m, to.n}, dtype, out.device);
   product(a, b, dtype, whole.impl()->data(), Share::All, nullptr);
-  copy_now(*memory_view(out, {m, n}, {n, 1}, out.offset).impl(),
-           *memory_view(*whole.impl(), {m, n}, {all_n, 1}, 0).impl());
-  return true;
+  copy_now(*memory_view(out, {m, n}, {apart, 1}, out.offset).impl(),
+           *memory_view(*whole.impl(), {m, n}, {to.n, 1}, 0).impl());
 }
 
 /// The operand once for each index of the batch, one after the other, unless the batch is one walk,
@@ -344,7 +254,9 @@ void multiply(OpCall& call, bool transposed) {
     make_copy(a, !joins_rows(call));
     if (joins_rows(call)) join_rows(a);
   }
-  if (batch_dims == 0 && multiply_padded(a, b, dtype, out)) return;
+  if (const Padding to(a, b, dtype, out.device); batch_dims == 0 && to.any) {
+    return multiply_padded(a, b, to, dtype, out);
+  }
   Tensor scratch;
   if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
   char* c = scratch.defined() ? scratch.impl()->data() : out.data();
@@ -401,6 +313,25 @@ int64_t product_keeps(const OpCall& c, bool transposed) {
   return backend(DeviceType::CPU).packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
 }
 
+// What padded operands take.
+MatrixRoom product_room(const OpCall& c, bool transposed, int operand) {
+  const TensorImpl &left = *c.in[0], &right = *c.in[1], &out = *c.out[0].impl();
+  Matrices a(left, true), b(c, transposed);
+  if (left.ndim < 2 || right.ndim != 2 || out.numel == 0 || !readable(b) || is_copied(c, a)) {
+    return {};
+  }
+  const Padding to(a, b, product_dtype(out), out.device);
+  if (!to.any) return {};
+  if (operand == 2) return {to.m, to.n};
+  const bool is_left = operand == 0;
+  int64_t ld;
+  bool trans;
+  gemm_layout(is_left ? a : b, ld, trans);
+  MatrixRoom room = is_left ? MatrixRoom{to.m, to.k} : MatrixRoom{to.k, to.n};
+  if (trans) std::swap(room.rows, room.pitch);
+  return room;
+}
+
 // Two operations for each pair of factors.
 Work product_work(const OpCall& c) {
   const TensorImpl& a = *c.in[0];
@@ -417,6 +348,7 @@ template <bool transposed> OpSpec spec_of(void (*infer)(OpCall&), void (*vjp)(Vj
           .cut = [](const OpCall& c, int operand,
                     int64_t parts) { return product_cut(c, transposed, operand, parts); },
           .keeps = [](const OpCall& c) { return product_keeps(c, transposed); },
+          .room = [](const OpCall& c, int operand) { return product_room(c, transposed, operand); },
           .work = product_work,
           .vjp = vjp,
           .saves_inputs = 0b11,
