@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <set>
 #include <span>
 
@@ -29,10 +30,13 @@ class Merger {
 
   void merge() {
     join_earlier();
-    for (uint32_t b = 0; b < groups_.size(); ++b) {
-      while (groups_[b].fused && merge_with_a_producer(b)) {}
-    }
+    merge_with_producers();
     number();
+    // What passes in registers is known now, and how much is alive at most.
+    find_alive();
+    merge_with_producers();
+    number();
+    alive_.clear();
   }
 
   // One group of all that are alike, at the place of the last that the others can move to.
@@ -73,6 +77,30 @@ class Merger {
     s_.number_groups(r_.instrs.size());
     storages_.clear();
     for (const Group& g : groups_) storages_.push_back(storages(g));
+  }
+
+  void merge_with_producers() {
+    for (uint32_t b = 0; b < groups_.size(); ++b) {
+      while (groups_[b].fused && merge_with_a_producer(b)) {}
+    }
+  }
+
+  // By group, of what several groups use.
+  void find_alive() {
+    alive_.assign(groups_.size() + 1, 0);
+    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+      if (r_.lasting[st] || r_.accesses[st].empty()) continue;
+      uint32_t first = kNone, last = 0;
+      for (const Access& x : r_.accesses[st]) {
+        first = std::min(first, group(x));
+        last = std::max(last, group(x));
+      }
+      if (first == last) continue;
+      alive_[first] += static_cast<int64_t>(r_.storages[st].bytes);
+      alive_[last + 1] -= static_cast<int64_t>(r_.storages[st].bytes);
+    }
+    std::partial_sum(alive_.begin(), alive_.end(), alive_.begin());
+    most_ = *std::ranges::max_element(alive_);
   }
 
   // Each instruction moves to the first group whose pass over memory serves it, too.
@@ -177,6 +205,7 @@ class Merger {
     if (!down && (!can_move(b, a, b) || is_early(a, b))) return false;
     down ? move(a, b) : move(b, a);
     groups_[down ? b : a].domain = domain;
+    if (!alive_.empty()) find_alive();
     return true;
   }
 
@@ -232,7 +261,13 @@ class Merger {
       const bool then = g == a ? first < b : last > a;
       growth += (static_cast<int64_t>(then) - alive) * static_cast<int64_t>(r_.storages[st].bytes);
     }
-    return growth > kLittleMemory && !adjacent(a, b);
+    return growth > kLittleMemory && !adjacent(a, b) && !fits(growth, a, b);
+  }
+  // Whether so many more bytes from a to b are no more than are alive elsewhere.
+  bool fits(int64_t growth, uint32_t a, uint32_t b) const {
+    if (alive_.empty()) return false;
+    const auto between = std::span(alive_).subspan(a, b + 1 - a);
+    return *std::ranges::max_element(between) + growth <= most_;
   }
 
   bool adjacent(uint32_t a, uint32_t b) const {
@@ -264,6 +299,8 @@ class Merger {
   std::vector<Group>& groups_;
   std::vector<uint32_t> failing_;                // Instructions that can.
   std::vector<std::vector<uint32_t>> storages_;  // By group, until they are numbered anew.
+  std::vector<int64_t> alive_;                   // Bytes, by group; empty: not known yet.
+  int64_t most_ = 0;                             // Of them.
 };
 
 // The instructions of a fused group taken apart: together stay those that use a storage which one

@@ -326,3 +326,19 @@ TEST_CASE("fusion: what all parameters share as a number, expanded, keeps their 
   };
   CHECK(launches(160) <= 16);
 }
+
+TEST_CASE("fusion: a value may live longer where less is alive than elsewhere") {
+  const test::TempCache cache;
+  const Tensor x = randn({64, 256}), w = randn({256, 256});
+  const auto generated = [&](int64_t most) {
+    const Tensor wide = randn({256, most}), back = randn({most, 256});
+    auto step = brrr::step([&] {
+      const Tensor y = relu(matmul(matmul(x, wide), back)), z = matmul(y, w);
+      return Tensors{z, matmul(y * 2.0, w)};
+    });
+    for (int call = 0; call < 3; ++call) step();
+    return step.stats().fused_kernels;
+  };
+  CHECK(generated(4096) == 1);
+  CHECK(generated(64) == 2);
+}
