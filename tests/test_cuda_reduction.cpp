@@ -15,10 +15,10 @@ constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
                              kInt64,   kInt32,   kUInt8,    kBool};
 
 // Around a warp, a warp's row, a chunk of a row, a block of rows, and blocks of those.
-const std::vector<IntList> kEnds = {{31},      {32},        {33},       {1023},   {1024},
-                                    {1025},    {16383},     {16384},    {16385},  {40000},
-                                    {3, 1025}, {2, 16385},  {255, 3},   {256, 3}, {257, 33},
-                                    {600, 64}, {2, 300, 5}, {66000, 2}, {1, 1},   {9, 1, 2}};
+const std::vector<IntList> kEnds = {
+    {31},        {32},       {33},      {1023},     {1024},    {1025},     {16383},   {16384},
+    {16385},     {40000},    {3, 1025}, {2, 16385}, {255, 3},  {256, 3},   {257, 33}, {600, 64},
+    {2, 300, 5}, {66000, 2}, {1, 1},    {9, 1, 2},  {8, 9000}, {140, 8200}};
 
 // The device's kernels that a row needs for such shapes, built at once; false where it takes no
 // such dtype.

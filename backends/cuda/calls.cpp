@@ -225,9 +225,10 @@ Program Call::program() const {
 }
 
 template <class Walk> KernelKey WalkedCall<Walk>::key(Stage stage) const {
-  KernelKey key{op, walk.bits() | static_cast<uint64_t>(stage) << 20 | uint64_t{map} << 22 |
-                        uint64_t{finish} << 23 | static_cast<uint64_t>(compute) << 24 |
-                        static_cast<uint64_t>(n_out) << 28};
+  constexpr int kWalk = 32;  // Bits.
+  const uint64_t call = static_cast<uint64_t>(stage) | uint64_t{map} << 2 | uint64_t{finish} << 3 |
+                        static_cast<uint64_t>(compute) << 4 | static_cast<uint64_t>(n_out) << 8;
+  KernelKey key{op, walk.bits() | call << kWalk};
   constexpr int kNumber = 6, kAbsent = 7, kBits = 3;  // Beside a window's reach.
   static_assert(Window::Turned < kNumber && kBits * kOperands <= 64);
   for (int k = 0; k < n_out + n_in; ++k) {

@@ -65,18 +65,23 @@ template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
   }
   return x;
 }
-// What 32 slots have of each of 32 columns, combined, in the threads of slot 0: a warp takes the
-// slots of one column.
-template <class V, class C> BRRR_VX V down(V x, C combine) {
-  auto* const partial = shared_square<decltype(V::v)>();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // Its last use is over.
-  partial[warp * 33 + lane] = x.v;
-  __syncthreads();
-  x = across<32>(V(partial[lane * 33 + warp]), combine);
-  if (lane == 0) partial[warp * 33 + 32] = x.v;
-  __syncthreads();
-  return V(partial[lane * 33 + 32]);
+// What some slots have of each of some columns, combined, in the threads of slot 0: neighbouring
+// lanes take the slots of a column.
+template <int kSlots, int kColumns, class V, class C> BRRR_VX V down(V x, C combine) {
+  if constexpr (kSlots > 1) {
+    auto* const partial = shared_square<decltype(V::v)>();
+    constexpr int step = kColumns + 1;
+    const int column = threadIdx.x / kSlots, slot = threadIdx.x % kSlots;
+    __syncthreads();  // Its last use is over.
+    partial[threadIdx.x / kColumns * step + threadIdx.x % kColumns] = x.v;
+    __syncthreads();
+    x = across<kSlots>(V(partial[slot * step + column]), combine);
+    __syncthreads();
+    if (slot == 0) partial[column] = x.v;
+    __syncthreads();
+    x = V(partial[threadIdx.x % kColumns]);
+  }
+  return x;
 }
 )";
 

@@ -226,28 +226,33 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
     // Of all pieces but the last one n is the same; what lies behind that one's end nobody reads.
     print(
         "#pragma unroll\nfor (int k = 0; k < {0}; ++k) {{\n"
-        "const int i = (k * {1} + lane) * {2};\nif (i >= p.size{3}) continue;\n"
-        "#pragma unroll\nfor (int u = 0; u < {2}; ++u) {{\n",
+        "const int i = (k * {1} + lane) * {2};\nif (i >= p.size{3}) continue;\n",
         walk_.slots, walk_.lanes(), walk_.group(), last_);
-    for (int id : columns_) print("store({}, c{}[k][u]);\n", part(id, "walker", "i + u"), id);
-    text_ += "}\n}\n";
+    for (int id : columns_) print("{} y{}[{}];\n", element(id), place_of(id), walk_.group());
+    print("#pragma unroll\nfor (int u = 0; u < {}; ++u) {{\n", walk_.group());
+    for (int id : columns_) print("y{}[u] = c{}[k][u].v;\n", place_of(id), id);
+    text_ += "}\n";
+    for (int id : columns_) {
+      print("give((char*)({}), y{});\n", part(id, "walker", "i"), place_of(id));
+    }
+    text_ += "}\n";
   }
 
-  // A block has 32 columns of a matrix and 32 slots for walkers.
+  // A block has some columns of a matrix and slots for walkers.
   void columns() {
     print(
-        "const int slot = threadIdx.x / 32;\n"
-        "const unsigned across = (p.size{0} + 31) / 32, m = block / across;\n"
-        "const long i = (long)(block % across) * 32 + threadIdx.x % 32, row = m * p.matrix;\n"
+        "const int slot = threadIdx.x / {2};\n"
+        "const unsigned across = (p.size{0} + {2} - 1) / {2}, m = block / across;\n"
+        "const long i = (long)(block % across) * {2} + threadIdx.x % {2}, row = m * p.matrix;\n"
         "{1};\nconst bool on = true;\n",
-        last_, walkers());
+        last_, walkers(), walk_.across());
     find_row("row", "m");
     // Of all folds what is loaded is under way together.
     for (int id : columns_) print("{} {} = {};\n", vector(id), named(id), init(id));
     print(
         "if (i < n) {{\n#pragma unroll {}\n"
-        "for (long w = slot; w < (long)walkers; w += 32) {{\n",
-        columns_.size() > 2 ? 4 : 8);
+        "for (long w = slot; w < (long)walkers; w += {}) {{\n",
+        columns_.size() > 2 ? 4 : 8, walk_.folders());
     for (int id : columns_) {
       print("const auto next{} = load({});\n", id, part(id, "(long)m * walkers + w", "i"));
     }
@@ -255,7 +260,10 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
       print("{} = {};\n", name(id), fill(at(id).text, {name(id), fmt::format("next{}", id)}));
     }
     text_ += "}\n}\n";
-    for (int id : columns_) print("{0} = down({0}, {1});\n", name(id), combine(id));
+    for (int id : columns_) {
+      print("{0} = down<{1}, {2}>({0}, {3});\n", name(id), walk_.folders(), walk_.across(),
+            combine(id));
+    }
     text_ += "if (slot != 0 || i >= n) return;\n";
     after_folds([&](int id) { return of_column(id); }, "i");
   }

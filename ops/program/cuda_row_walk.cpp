@@ -21,10 +21,12 @@ int log_lanes_of(int64_t n) {
 }
 
 // Rows that a walker takes: so many that what walkers leave is a small part of what they read, so
-// few that all of the card has some. Where it is little anyway and all of it stays in the second
-// cache, only the latter counts: rows of a walker are waited for one after the other.
+// few that all of the card has some, of long rows, whose lanes hold more, fewer. Where it is little
+// anyway and all of it stays in the second cache, only the latter counts: rows of a walker are
+// waited for one after the other.
 int64_t steps_of(const RowWalk& walk) {
-  constexpr int64_t threads = 1 << 17, walkers = 2048, cached = 1 << 20, little = 128;
+  constexpr int64_t walkers = 2048, cached = 1 << 20, little = 128;
+  const int64_t threads = walk.length <= little ? 1 << 17 : 1 << 15;
   const int64_t wanted =
       std::max((walk.rows << log_lanes_of(walk.length)) / threads, walk.matrix / walkers);
   const int64_t least = walk.length <= little && walk.rows * walk.length <= cached ? 1 : 4;
@@ -122,10 +124,12 @@ int64_t RowWalk::scratch(int fold) const {
 uint64_t RowWalk::bits() const {
   const auto held = static_cast<unsigned>(slots);
   const auto kind = static_cast<uint64_t>(2 * std::bit_width(held) + !std::has_single_bit(held));
+  const int log_folders = traits.columns ? std::countr_zero(static_cast<unsigned>(folders())) : 0;
   return static_cast<uint64_t>(ndim) | static_cast<uint64_t>(log_group) << 4 |
          static_cast<uint64_t>(log_lanes) << 6 | kind << 10 | uint64_t{even} << 14 |
          uint64_t{wide} << 15 | uint64_t{ragged()} << 16 | uint64_t{traits.split} << 17 |
-         uint64_t{traits.columns > 0} << 18;
+         uint64_t{traits.columns > 0} << 18 | uint64_t{few_columns()} << 19 |
+         static_cast<uint64_t>(log_folders) << 20 | uint64_t{heavy} << 23;
 }
 
 RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& traits, int outer,
@@ -138,7 +142,6 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   walk.n = walk.length = space.size[space.ndim - 1];
   walk.log_group = log_group_of(walk.n);
   const bool whole = walk.rows == 1 && !traits.columns;
-  if (whole) walk.log_group = 0;
   if (traits.columns) walk.steps = steps_of(walk);
   // Places that do not depend on each other: a lane has a group. A number of a row that is written
   // is one walker's.
@@ -168,6 +171,7 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   if (kept && walk.n && !traits.split && walk.n <= kLongestKept && kept <= room) {
     walk.slots = static_cast<int>(slots);
   }
+  walk.heavy = walk.slots > 0 && walk.lanes() <= kWarp && kept > 64;
   walk.room = static_cast<int>(room - (walk.slots ? kept : 0));
   for (Window& w : windows) w.reach = in_groups(w, space, walk) ? Window::Row : Window::Strided;
   return walk;

@@ -13,8 +13,11 @@ class RowText : DeviceRowText {
       : DeviceRowText(p, walk), name_(name), table_(table) {}
 
   std::string run(Stage stage) {
-    const int threads = stage == Stage::Elements ? walk_.threads() : 1024;
-    text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_);
+    const int threads = stage == Stage::Elements  ? walk_.threads()
+                        : stage == Stage::Columns ? walk_.folders() * walk_.across()
+                                                  : 1024;
+    text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_,
+                         stage == Stage::Elements && walk_.heavy ? 3 : 0);
     for (int id = 0; id < count(); ++id) {
       const bool computed = of(id).live && !of(id).after && at(id).kind != Statement::Store;
       if (computed && at(id).varies == Statement::Never) line(id);

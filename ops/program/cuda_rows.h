@@ -6,11 +6,14 @@
 // - A row of n elements is cut into groups of 4 neighbours (2, 1 where n is no multiple of that).
 //   Group k belongs to lane k % lanes, which takes its elements by growing index; then lane l is
 //   combined with l + lanes / 2, ... + 1, within warps of 32 first, then across them.
-// - A row that is all there is has groups of 1 and 1024 lanes; each kLongestPiece elements of it
-//   are a row of their own, and what they have a total.
+// - A row that is all there is has 1024 lanes; each kLongestPiece elements of it are a row of their
+//   own, and what they have a total.
 // - Over rows: walkers take `steps` rows each, one after the other. What walker w has goes to slot
-//   w % 32, which takes its own in order; then slot s is combined with s + 16, + 8, ... + 1.
+//   w % 32, which takes its own in order; then slot s is combined with s + 16, + 8, ... + 1 (with
+//   those that have a walker: what a fold begins with changes nothing).
 // - A total folds what the rows have as a row does that 1024 lanes take one by one.
+
+#include <bit>
 
 #include "ops/program/cuda.h"
 
@@ -73,6 +76,7 @@ struct RowWalk {
   int room = 0;          ///< Registers of a lane that are left.
   bool even = false;     ///< A matrix's rows, whose columns are folded, are one dim.
   bool wide = false;     ///< Numbers of rows, or of bytes within a row, need 64 bits.
+  bool heavy = false;    ///< So many registers that smaller blocks leave fewer of them unused.
 
   /// Those that are words of the argument.
   struct Named {
@@ -84,9 +88,20 @@ struct RowWalk {
   bool ragged() const { return pieces > 1 || traits.split; }  ///< The last piece may be shorter.
   int group() const { return 1 << log_group; }
   int lanes() const { return 1 << log_lanes; }
-  int threads() const { return lanes() < kDeviceThreads ? kDeviceThreads : lanes(); }
+  int threads() const {
+    const int least = heavy ? kDeviceThreads / 2 : kDeviceThreads;
+    return lanes() < least ? least : lanes();
+  }
   int side() const { return threads() / lanes(); }                  ///< Walkers of a block.
   int64_t walkers() const { return (matrix + steps - 1) / steps; }  ///< Of a matrix.
+  /// Slots for walkers in a block that adds up what they left, and columns that it does so for:
+  /// where there are few, more blocks have some.
+  int folders() const {
+    return static_cast<int>(
+        std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(walkers()))));
+  }
+  int across() const { return (few_columns() ? 256 : 1024) / folders(); }
+  bool few_columns() const { return matrices * n < 1 << 13; }
   /// Where the parts of a fold over rows lie in the program's scratch memory; columns come first.
   int64_t scratch(int fold) const;
   int64_t scratch_bytes() const { return scratch(traits.columns + traits.totals); }
@@ -110,9 +125,9 @@ std::string cuda_text(const Program& p, const RowWalk& walk, const std::string& 
 extern const char kRowText[];
 
 template <class F> void each_launch(const RowWalk& w, const Space&, const F& launch) {
-  const int64_t all = w.matrices * w.walkers(), across = (w.n + 31) / 32;
+  const int64_t all = w.matrices * w.walkers(), across = (w.n + w.across() - 1) / w.across();
   if (w.rows > 0) launch(Stage::Elements, (all + w.side() - 1) / w.side(), w.threads());
-  if (w.traits.columns) launch(Stage::Columns, w.matrices * across, 1024);
+  if (w.traits.columns) launch(Stage::Columns, w.matrices * across, w.folders() * w.across());
   if (w.traits.totals) launch(Stage::Numbers, int64_t{1}, 1024);
 }
 
