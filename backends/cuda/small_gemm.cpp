@@ -187,6 +187,9 @@ bool is_wide(const void* p, int64_t length, int64_t line, int64_t stride) {
 bool is_small(const GemmShape& s) {
   if (s.type != GemmShape::Float32 || s.tf32) return false;
   constexpr int64_t most = std::numeric_limits<int>::max();  // Offsets within a tile's operands.
+  // From so many multiplications on the library's tiles, of which each has parts of the terms, are
+  // as many as the card takes.
+  if (s.batch * s.m * s.n * s.k > int64_t{1} << 26) return false;
   const int64_t a = (s.trans_a ? s.k : s.m) * s.lda, b = (s.trans_b ? s.n : s.k) * s.ldb;
   return a <= most && b <= most &&
          4 * s.batch * tiles(s, 128, 128) <= device().properties.multiprocessors;
