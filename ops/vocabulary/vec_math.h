@@ -112,7 +112,7 @@ BRRR_VX f32 expm1(f32 x) {
 
 BRRR_VX f32 sigmoid(f32 x) {  // from e^-|x|, so that the left tail keeps its precision
   f32 e = exp_in_range(at_least(-abs(x), -104.0f));
-  return where(lt(x, f32{}), e, splat(1.0f)) / (1.0f + e);
+  return quotient(where(lt(x, f32{}), e, splat(1.0f)), 1.0f + e);
 }
 
 BRRR_VX f32 tanh(f32 x) {
@@ -123,7 +123,7 @@ BRRR_VX f32 tanh(f32 x) {
   p = fma(p, s, -0x1.55553ep-2f);
   p = fma(p * s, t, t);
   f32 e = exp_in_range(at_most(t + t, 20.0f));
-  f32 r = where(gt(t, splat(0.6f)), 1.0f - 2.0f / (e + 1.0f), p);
+  f32 r = where(gt(t, splat(0.6f)), 1.0f - quotient(splat(2.0f), e + 1.0f), p);
   return (f32)((i32)r | sign_bits(x));
 }
 
