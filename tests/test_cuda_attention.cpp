@@ -105,6 +105,44 @@ TEST_CASE("cuda attention: results and gradients are the CPU's") {
   }
 }
 
+// 256 blocks of 128 rows and more; widths of which all and some kernels have such blocks. In short
+// tests the first alone, causal with a mask and without.
+TEST_CASE("cuda attention: where there are many blocks, each has 128 rows") {
+  if (!have_device()) return;
+  const Case cases[] = {
+      {{128}, 135, 130, 40, 16}, {{2, 43}, 300, 290, 64, 64}, {{128}, 130, 200, 96, 72}};
+  for (const Case& s : cases) {
+    const DType t = s.width == 64 ? kFloat16 : kBFloat16;
+    CAPTURE(s.width);
+    manual_seed(6);
+    const Tensors in{normal(s.batch, s.queries, s.width, t), normal(s.batch, s.keys, s.width, t),
+                     normal(s.batch, s.keys, s.depth, t)};
+    const Tensor g = normal(s.batch, s.queries, s.depth, t);
+    for (const AttentionOptions& o : options_for(s)) {
+      const bool chosen = s.width == 40 && o.causal && o.dropout == 0;
+      if (o.dropout > 0 || !(chosen || long_tests())) continue;
+      CAPTURE(o.causal);
+      CAPTURE(o.mask.defined());
+      check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound_of(t));
+    }
+  }
+}
+
+TEST_CASE("cuda attention: a negative scale, and one that is 0 in float32") {
+  if (!have_device()) return;
+  const Case s{{2}, 70, 90, 8, 8};
+  for (DType t : {kFloat32, kBFloat16}) {
+    manual_seed(8);
+    const Tensors in{normal(s.batch, s.queries, s.width, t), normal(s.batch, s.keys, s.width, t),
+                     normal(s.batch, s.keys, s.depth, t)};
+    const Tensor g = normal(s.batch, s.queries, s.depth, t);
+    for (const double scale : {-0.7, 1e-60}) {
+      const AttentionOptions o{.causal = true, .scale = scale};
+      check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound_of(t));
+    }
+  }
+}
+
 TEST_CASE("cuda attention: operands are read where they lie") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16}) {

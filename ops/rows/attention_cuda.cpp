@@ -15,8 +15,10 @@ using enum attention::Operand;
 
 // The sum stays spread over a row's threads until the end: all of them fade it alike. The last
 // queries see the most keys, so they start first.
-constexpr DeviceKernel forward_kernel{
-    "attention", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel forward_kernel{"attention",
+                                      AttentionArgumentsText,
+                                      128,
+                                      {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
 BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
   T* const tiles = q + kRows * kStride;
@@ -26,29 +28,37 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   const int first = (blocks - 1 - blockIdx.x % blocks) * kRows, mine = first + first_row();
   const Modifiers by(p, head);
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
-  load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
-  const Columns<false> columns{p,     p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head),
-                               tiles, head};
+  const auto of = places(p, head, p.q, p.k, p.v);
+  load_tile<kRows>(q, (const T*)p.q.data + of.at[0], p.q, first, p.queries, p.width, p.packed);
+  const Columns<false> columns{p, p.k, p.v, (const T*)p.k.data + of.at[1],
+                               (const T*)p.v.data + of.at[2], tiles, head};
   columns.begin(0, end);
+  if (kKept) arrived();
+  Rows<kKept> rows_q(q);
   Part<kWidth> out = {};
   Softmax<f32> state[kOwn];
   for (int r = 0; r < kOwn; ++r) state[r] = {lowest<f32>(), f32(0.0f), f32(0.0f)};
   for (int col = 0; col < end; col += kCols) {
-    const T *const k = columns.next(col, end), *const v = k + kCols * kStride;
-    Part<kCols> s;
-    multiply(s, q + first_row() * kStride, k);
-    to_scores<false>(p, by, s, mine, col, [](int, int) { return 0.0f; });
+    const T *const k = columns.next(col, end), *const v = k + kTile * kStride;
+    if (unseen<false>(p, mine, col)) continue;
+    Part<kCols> s = {};
+    multiply(s, rows_q, k);
+    if (!kProducts) to_scores<false>(p, by, s, mine, col, [](int, int) { return 0.0f; });
+    hide<false>(p, s, mine, col);
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
-      f32 top = state[r].max;
+      f32 top = lowest<f32>();
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) top = top_of(top, s.v[at(r, c)]);
-      const f32 fade = meet(state[r], row_max(top), [](f32 x) { return power(x); });
+      top = row_max(top);
+      if (kProducts) top *= p.unit;
+      top = top_of(top, state[r].max.v);
+      const f32 fade = meet(state[r], top, [](f32 x) { return power(x); });
       f32 part(0.0f);
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) {
         float& x = s.v[at(r, c)];
-        x = power(f32(x) - state[r].shift).v;
+        x = power(kProducts ? f32(fused(x, p.unit, -state[r].shift.v)) : x - state[r].shift).v;
         part += x;
         if (kDropout) x *= keep(p, by, mine + row_of(r), col + col_of(c));
       }
@@ -77,19 +87,27 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
 
 // Eight threads for each row of g and out.
 constexpr int kAlongRows = 16;
-constexpr DeviceKernel along_kernel{
-    "attention_along", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel along_kernel{"attention_along",
+                                    AttentionArgumentsText,
+                                    128,
+                                    {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   const unsigned blocks = (p.queries + 15) / 16;
   const unsigned head = blockIdx.x / blocks;
   const int query = blockIdx.x % blocks * 16 + threadIdx.x / 8;
   const bool there = query < p.queries;
-  const T* const g = of_head<T>(p, p.g, head) + query * p.g.row;
-  const T* const out = of_head<T>(p, p.out, head) + query * p.out.row;
+  const auto of = places(p, head, p.g, p.out);
+  const T* const g = (const T*)p.g.data + of.at[0] + query * p.g.row;
+  const T* const out = (const T*)p.out.data + of.at[1] + query * p.out.row;
   float sum = 0;
+  constexpr int each = kMma ? 8 : 1;
 #pragma unroll 4
-  for (int i = threadIdx.x % 8; i < p.depth; i += 8) {
-    if (there) sum += get(g + i).v * get(out + i).v;
+  for (int i = threadIdx.x % 8 * each; i < p.depth; i += 8 * each) {
+    if (!there) continue;
+    const auto a = elements<each>(g + i, p.depth - i, p.packed);
+    const auto b = elements<each>(out + i, p.depth - i, p.packed);
+#pragma unroll
+    for (int e = 0; e < each; ++e) sum += get(a.v + e).v * get(b.v + e).v;
   }
 #pragma unroll
   for (int m = 1; m < 8; m *= 2) sum += shuffle_xor(sum, m);
@@ -97,8 +115,12 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
 }
 )"}};
 
-constexpr DeviceKernel queries_kernel{
-    "attention_dq", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel queries_kernel{"attention_dq",
+                                      AttentionArgumentsText,
+                                      128,
+                                      {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
+// What is subtracted from a weight's gradient is what its sum begins with, where nothing scales it.
+constexpr bool kAlongFirst = kRowBlocks == 2 && !kDropout;
 BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
   T *const g = q + kRows * kStride, *const tiles = g + kRows * kStride;
@@ -109,10 +131,11 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   const int first = (blocks - 1 - blockIdx.x % blocks) * kRows, mine = first + first_row();
   const Modifiers by(p, head);
   const int end = p.causal && first + kRows < p.keys ? first + kRows : p.keys;
-  load_tile<kRows>(q, of_head<T>(p, p.q, head), p.q, first, p.queries, p.width, p.packed);
-  load_tile<kRows>(g, of_head<T>(p, p.g, head), p.g, first, p.queries, p.depth, p.packed);
-  const Columns<false> columns{p,     p.k, p.v, of_head<T>(p, p.k, head), of_head<T>(p, p.v, head),
-                               tiles, head};
+  const auto of = places(p, head, p.q, p.g, p.k, p.v);
+  load_tile<kRows>(q, (const T*)p.q.data + of.at[0], p.q, first, p.queries, p.width, p.packed);
+  load_tile<kRows>(g, (const T*)p.g.data + of.at[1], p.g, first, p.queries, p.depth, p.packed);
+  const Columns<false> columns{p, p.k, p.v, (const T*)p.k.data + of.at[2],
+                               (const T*)p.v.data + of.at[3], tiles, head};
   columns.begin(0, end);
   float more[kOwn], along[kOwn], scale[kOwn];
 #pragma unroll
@@ -123,20 +146,28 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
     along[r] = there ? p.along[rows + query] : 0;
     scale[r] = p.scale;
   }
+  if (kKept) arrived();
+  Rows<kKept> rows_q(q), rows_g(g);
   Part<kWidth> dq = {};
   for (int col = 0; col < end; col += kCols) {
-    const T *const k = columns.next(col, end), *const v = k + kCols * kStride;
-    Part<kCols> s, ds;
-    multiply(s, q + first_row() * kStride, k);
-    multiply(ds, g + first_row() * kStride, v);
+    const T *const k = columns.next(col, end), *const v = k + kTile * kStride;
+    if (unseen<false>(p, mine, col)) continue;
+    Part<kCols> s = {}, ds = {};
+#pragma unroll
+    for (int i = 0; kAlongFirst && i < kOwn * kOwnCols; ++i) {
+      ds.v[at(i % kOwn, i / kOwn)] = -along[i % kOwn];
+    }
+    multiply(s, rows_q, k);
+    multiply(ds, rows_g, v);
     to_scores<false>(p, by, s, mine, col, [&](int r, int) { return more[r]; });
+    hide<false>(p, s, mine, col);
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) {
         float& dx = ds.v[at(r, c)];
         if (kDropout) dx *= keep(p, by, mine + row_of(r), col + col_of(c));
-        dx = score_gradient(power(f32(s.v[at(r, c)])), f32(dx), f32(along[r])).v;
+        dx = score_gradient(power(f32(s.v[at(r, c)])), f32(dx), f32(kAlongFirst ? 0 : along[r])).v;
       }
     }
     accumulate(dq, ds, k, room);
@@ -147,8 +178,10 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
 )"}};
 
 // Transposed: the weights' rows are keys.
-constexpr DeviceKernel keys_kernel{
-    "attention_dkv", AttentionArgumentsText, 128, {vx::kSoftmaxText, kAttentionTiles, R"(
+constexpr DeviceKernel keys_kernel{"attention_dkv",
+                                   AttentionArgumentsText,
+                                   128,
+                                   {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
 BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   DYNAMIC_SHARED(T, k);
   T *const v = k + kRows * kStride, *const tiles = v + kRows * kStride;
@@ -158,19 +191,23 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   const int first = blockIdx.x % blocks * kRows, mine = first + first_row();
   const int begin = p.causal ? first : 0;
   const Modifiers by(p, head);
-  load_tile<kRows>(k, of_head<T>(p, p.k, head), p.k, first, p.keys, p.width, p.packed);
-  load_tile<kRows>(v, of_head<T>(p, p.v, head), p.v, first, p.keys, p.depth, p.packed);
-  const Columns<true> columns{p,     p.q, p.g, of_head<T>(p, p.q, head), of_head<T>(p, p.g, head),
-                        tiles, head};
+  const auto of = places(p, head, p.k, p.v, p.q, p.g);
+  load_tile<kRows>(k, (const T*)p.k.data + of.at[0], p.k, first, p.keys, p.width, p.packed);
+  load_tile<kRows>(v, (const T*)p.v.data + of.at[1], p.v, first, p.keys, p.depth, p.packed);
+  const Columns<true> columns{p, p.q, p.g, (const T*)p.q.data + of.at[2],
+                              (const T*)p.g.data + of.at[3], tiles, head};
   columns.begin(begin, p.queries);
+  Rows<false> rows_k(k), rows_v(v);
   Part<kWidth> dk = {}, dv = {};
   for (int col = begin; col < p.queries; col += kCols) {
-    const T *const q = columns.next(col, p.queries), *const g = q + kCols * kStride;
-    const float *const more = (const float*)(q + kTiles), *const along = more + kCols;
-    Part<kCols> s, ds;
-    multiply(s, k + first_row() * kStride, q);
-    multiply(ds, v + first_row() * kStride, g);
+    const T *const q = columns.next(col, p.queries), *const g = q + kTile * kStride;
+    const float *const more = columns.more(col), *const along = more + kTile;
+    if (unseen<true>(p, mine, col)) continue;
+    Part<kCols> s = {}, ds = {};
+    multiply(s, rows_k, q);
+    multiply(ds, rows_v, g);
     to_scores<true>(p, by, s, mine, col, [&](int, int c) { return more[col_of(c)]; });
+    hide<true>(p, s, mine, col);
 #pragma unroll
     for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
@@ -197,6 +234,7 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
 // --- calls ---------------------------------------------------------------------------------------
 
 constexpr int64_t kWidest = 128, kLongest = 1 << 30;
+constexpr int64_t kManyBlocks = 256;  // Two for each multiprocessor of a large GPU.
 
 // One call's operands as the kernels take them, with the packed copies of those that need one.
 class DeviceOperands {
@@ -221,7 +259,8 @@ class DeviceOperands {
     a.out = matrix(o_.out);
     const int64_t each = 16 / static_cast<int64_t>(itemsize(dtype_));
     a.packed = in_packs(a.q, a.width, each) && in_packs(a.k, a.width, each) &&
-               in_packs(a.v, a.depth, each) && in_packs(a.g, a.depth, each);
+               in_packs(a.v, a.depth, each) && in_packs(a.g, a.depth, each) &&
+               in_packs(a.out, a.depth, each);
     if (const TensorImpl* key = c.in[Key]) {
       const DropoutRate rate(c.attrs.as<AttentionAttrs>().dropout);
       a.key = key->data();
@@ -232,24 +271,29 @@ class DeviceOperands {
   }
 
   // `row_tiles` are what a block keeps in shared memory beside two tiles of columns. The tiles of
-  // scores and of the results, as many of both, share a thread's registers.
+  // scores and of the results, as many of both, share a thread's registers. Warps are tall where
+  // registers suffice, a block stays below the 99 KB that the smallest GPUs give, and there are
+  // blocks enough even so.
   void run(const DeviceKernel& kernel, int64_t length, int row_tiles) const {
     const AttentionArguments& a = arguments;
     const int width = std::max(32, (std::max(a.width, a.depth) + 31) / 32 * 32);
     const bool single = dtype_ == kFloat32;
-    const int cols = std::min(64, 128 >> (width > 64) >> single >> (row_tiles - 1));
-    const AttentionTile tile{width, cols, a.key != nullptr, a.mask.data != nullptr,
-                             dtype_ == kFloat16};
+    const bool tall = !single && !a.key && row_tiles * width <= 128 &&
+                      o_.heads * blocks_for(length, 128) >= kManyBlocks;
+    const int cols = std::min(64, 128 >> (width > 64) >> (single || tall) >> (row_tiles - 1));
+    // Scores that are not products times a positive number are as if there was a mask.
+    const bool masked = a.mask.data || !(a.unit > 0);
+    const AttentionTile tile{width, cols, a.key != nullptr, masked, dtype_ == kFloat16, tall};
     const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
-    const int64_t weights = single ? kAttentionRows * (cols + 8) : 0, stages = single ? 1 : 2;
+    const int64_t weights = single ? tile.rows() * (cols + 8) : 0, stages = single ? 1 : 2;
     run_kernel(kernel, {.t = dtype_, .n = tile.bits()},
-               {.x = o_.heads * blocks_for(length, kAttentionRows),
-                .shared_bytes =
-                    row_tiles * kAttentionRows * row + stages * 2 * cols * (row + 4) + 4 * weights},
+               {.x = o_.heads * blocks_for(length, tile.rows()),
+                .shared_bytes = row_tiles * tile.rows() * row +
+                                stages * 2 * tile.copied() * (row + 4) + 4 * weights},
                a);
   }
   void run_along() const {
-    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{32, 32, false, false, false}.bits()},
+    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{.width = 32, .cols = 32}.bits()},
                {.x = o_.heads * blocks_for(arguments.queries, kAlongRows)}, arguments);
   }
 

@@ -1,15 +1,9 @@
 #pragma once
-// Attention on a GPU: the arguments of its kernels, and the text that they share: products of a
-// warp's tiles and what becomes of a tile of scores.
-//
-// A block has 4 warps, each with 16 rows of the block's 64, and meets tiles of kCols columns that
-// all warps read from shared memory. Forward and dq have queries as rows and keys as columns, dk
-// and dv keys as rows and queries as columns. Float32 multiplies in registers, 4 rows and an
-// eighth of the columns a thread; 16-bit floats by mma. Both are written against one view of a
-// thread's part of a tile, row_of and col_of. The order of sums is a function of the shape and
-// dtype alone.
+// Attention on a GPU: the arguments of its kernels, how tiles come from memory and go there, and
+// what becomes of a tile of scores.
 
 #include "core/device_kernel.h"
+#include "ops/rows/attention_products.h"
 
 namespace brrr {
 
@@ -32,198 +26,51 @@ BRRR_DEVICE_STRUCT(AttentionArguments, {
   float *max, *sum, *along;
 });
 
-/// What kernels are compiled for, in Variant::n: the columns of a tile and the width that q, k and
-/// v are padded to, a multiple of 32, so that rows of shared memory lie 4 words apart mod 16. In
-/// bits() the tile with most code is the largest, which is the one that every test run compiles.
-struct AttentionTile {
-  int width, cols;
-  bool dropout, masked, half;
-  int bits() const { return cols | width << 8 | dropout << 16 | masked << 17 | half << 18; }
-};
-
-inline constexpr int kAttentionRows = 64;
-
 inline constexpr char kAttentionTiles[] = R"(
-constexpr int kWidth = N >> 8 & 255, kCols = N & 255, kRows = 64, kThreads = 128;
-constexpr bool kDropout = N >> 16 & 1, kMasked = N >> 17 & 1, kHalf = N >> 18 & 1;
-constexpr bool kMma = sizeof(T) == 2;
-constexpr int kStride = kWidth + 16 / (int)sizeof(T);  // Of a row of shared memory.
-
-// Blocks side by side on a multiprocessor, as far as registers allow without some being kept in
-// memory; for capability 10 compilers take more of them.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kSpared = kMma;
-#else
-constexpr int kSpared = 0;
-#endif
-constexpr int kExtras = (kWidth > 64) + kMasked + 2 * kDropout;
-constexpr int kKeysBlocks = kExtras ? 1 : 3 - kSpared;
-constexpr int kBlocks = kExtras > kMma ? 1 : kExtras ? 3 : 3 + kMma - kSpared;
-
-// --- a thread's part of a warp's tile ------------------------------------------------------------
-
-// 16 rows, n columns.
-template <int n> struct Part { float v[n / 2]; };
-constexpr int kOwn = kMma ? 2 : 4;    // Rows that a thread has elements of,
-constexpr int kShare = kMma ? 4 : 8;  // and threads that have elements of one row.
-constexpr int kOwnCols = kCols / kShare;
-constexpr int kPack = kMma ? 2 : 4;  // Columns side by side of a thread's results,
-constexpr int kPacks = kWidth / kShare / kPack;
-
-BRRR_VX int lane() { return threadIdx.x % 32; }
-BRRR_VX int first_row() { return threadIdx.x / 32 * 16; }
-BRRR_VX int row_of(int r) { return r * (16 / kOwn) + lane() / kShare; }
-BRRR_VX int col_of(int c) {
-  return kMma ? c / 2 * 8 + lane() % 4 * 2 + c % 2 : c * 8 + lane() % 8;
-}
-BRRR_VX constexpr int at(int r, int c) { return kMma ? c / 2 * 4 + r * 2 + c % 2 : c * 4 + r; }
-BRRR_VX int pack_col(int q) { return (q * kShare + lane() % kShare) * kPack; }
-BRRR_VX constexpr int pack_at(int r, int q, int e) {
-  return kMma ? q * 4 + r * 2 + e : (4 * q + e) * 4 + r;
-}
-
-// Of a row's threads together; all get the same bits.
-BRRR_VX f32 row_sum(f32 x) {
-#pragma unroll
-  for (int m = 1; m < kShare; m *= 2) x += shuffle_xor(x.v, m);
-  return x;
-}
-// As larger(): not a NaN if there is a number.
-BRRR_VX f32 top_of(f32 a, float b) { return f32(BRRR_VX_LIBM(fmaxf)(a.v, b)); }
-BRRR_VX f32 row_max(f32 x) {
-#pragma unroll
-  for (int m = 1; m < kShare; m *= 2) x = top_of(x, shuffle_xor(x.v, m));
-  return x;
-}
-
-// --- products ------------------------------------------------------------------------------------
-
-BRRR_VX void mma(float* c, const unsigned* a, const unsigned* b) {
-  if constexpr (kHalf) mma_f16(c, a, b);
-  else mma_bf16(c, a, b);
-}
-// Two numbers as 16-bit floats, `low` the one at the lower address.
-BRRR_VX unsigned pair(float low, float high) {
-#ifdef BRRR_EMULATED
-  if (kHalf) return f32_to_f16(f32(low)).v | (unsigned)f32_to_f16(f32(high)).v << 16;
-  return f32_to_bf16(f32(low)).v | (unsigned)f32_to_bf16(f32(high)).v << 16;
-#else
-  unsigned both;
-  if (kHalf) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-#endif
-}
-BRRR_VX float fused(float a, float b, float c) { return fma(f32(a), f32(b), f32(c)).v; }
-
-// s = a b^T: 16 rows of a, kCols of b.
-BRRR_VX void multiply(Part<kCols>& s, const T* a, const T* b) {
-#pragma unroll
-  for (int i = 0; i < kCols / 2; ++i) s.v[i] = 0;
-  if constexpr (kMma) {
-    a += lane() % 16 * kStride + lane() / 16 * 8;
-    b += (lane() % 8 + lane() / 16 * 8) * kStride + lane() / 8 % 2 * 8;
-#pragma unroll
-    for (int k = 0; k < kWidth; k += 16) {
-      unsigned fa[4], fb[4];
-      load_matrices(fa, a + k);
-#pragma unroll
-      for (int j = 0; j < kCols / 16; ++j) {
-        load_matrices(fb, b + j * 16 * kStride + k);
-        mma(s.v + 8 * j, fa, fb);
-        mma(s.v + 8 * j + 4, fa, fb + 2);
-      }
-    }
-  } else {
-#pragma unroll 1
-    for (int k = 0; k < kWidth; k += 4) {
-      Pack<float, 4> fa[kOwn];
-#pragma unroll
-      for (int r = 0; r < kOwn; ++r) fa[r] = *(const Pack<float, 4>*)(a + row_of(r) * kStride + k);
-#pragma unroll
-      for (int c = 0; c < kOwnCols; ++c) {
-        const Pack<float, 4> fb = *(const Pack<float, 4>*)(b + col_of(c) * kStride + k);
-#pragma unroll
-        for (int r = 0; r < kOwn; ++r) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s.v[at(r, c)] = fused(fa[r].v[e], fb.v[e], s.v[at(r, c)]);
-        }
-      }
-    }
-  }
-}
-
-// Where float32 weights are passed from the threads that made them to those that multiply by them.
-constexpr int kRoomStride = kCols + 8;
-constexpr int kRoom = kMma ? 0 : kRows * kRoomStride;
-
-// c += s b: kCols rows of b.
-BRRR_VX void accumulate(Part<kWidth>& c, const Part<kCols>& s, const T* b, float* room) {
-  if constexpr (kMma) {
-    b += lane() % 16 * kStride + lane() / 16 * 8;
-#pragma unroll
-    for (int k = 0; k < kCols; k += 16) {
-      const float *left = s.v + k / 2, *right = left + 4;
-      const unsigned fa[4] = {pair(left[0], left[1]), pair(left[2], left[3]),
-                              pair(right[0], right[1]), pair(right[2], right[3])};
-#pragma unroll
-      for (int q = 0; q < kWidth / 16; ++q) {
-        unsigned fb[4];
-        load_matrices_turned(fb, b + k * kStride + q * 16);
-        mma(c.v + 8 * q, fa, fb);
-        mma(c.v + 8 * q + 4, fa, fb + 2);
-      }
-    }
-  } else {
-    room += first_row() * kRoomStride;
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < kOwn; ++r) {
-#pragma unroll
-      for (int j = 0; j < kOwnCols; ++j) room[row_of(r) * kRoomStride + col_of(j)] = s.v[at(r, j)];
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int k = 0; k < kCols; k += 4) {
-      Pack<float, 4> fa[kOwn];
-#pragma unroll
-      for (int r = 0; r < kOwn; ++r) {
-        fa[r] = *(const Pack<float, 4>*)(room + row_of(r) * kRoomStride + k);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-#pragma unroll
-        for (int q = 0; q < kPacks; ++q) {
-          const Pack<float, 4> fb = *(const Pack<float, 4>*)(b + (k + e) * kStride + pack_col(q));
-#pragma unroll
-          for (int r = 0; r < kOwn; ++r) {
-#pragma unroll
-            for (int x = 0; x < 4; ++x) {
-              c.v[pack_at(r, q, x)] = fused(fa[r].v[e], fb.v[x], c.v[pack_at(r, q, x)]);
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
 // --- tiles and memory ----------------------------------------------------------------------------
 
 using Matrix = AttentionArguments::Matrix;
 
+// Where a head begins in each of some matrices: to divide takes long, so it is done once for all.
+template <int n> struct Places { long at[n]; };
+template <class... M>
+BRRR_VX Places<sizeof...(M)> places(const AttentionArguments& p, unsigned head, const M&... m) {
+  constexpr int n = sizeof...(M);
+  const Matrix* const all[n] = {&m...};
+  Places<n> to = {};
+#pragma unroll 1
+  for (int d = p.dims - 1; d >= 0; --d) {
+    const unsigned left = d > 0 ? head / (unsigned)p.sizes[d] : 0;
+    const long index = head - left * (unsigned)p.sizes[d];
+#pragma unroll
+    for (int i = 0; i < n; ++i) to.at[i] += index * all[i]->head[d];
+    head = left;
+  }
+  return to;
+}
 template <class E>
 BRRR_VX const E* of_head(const AttentionArguments& p, const Matrix& m, unsigned head) {
-  long at = 0;
-  for (int d = p.dims - 1; d > 0; --d) {
-    at += (long)(head % (unsigned)p.sizes[d]) * m.head[d];
-    head /= (unsigned)p.sizes[d];
-  }
-  return (const E*)m.data + at + (long)head * m.head[0];
+  return (const E*)m.data + places(p, head, m).at[0];
 }
 
+// Elements side by side of a row that has `columns` more, zeros beyond them.
+template <int each> BRRR_VX Pack<T, each> elements(const T* p, int columns, bool packed) {
+  if (packed) return *(const Pack<T, each>*)p;
+  Pack<T, each> x = {};
+#pragma unroll
+  for (int e = 0; e < each; ++e) {
+    if (e < columns) x.v[e] = p[e];
+  }
+  return x;
+}
+
+// All that the block's threads have copied is there.
+BRRR_VX void arrived() {
+  await_copies();
+  __syncthreads();
+}
 // Rows [first, first + rows) of a matrix of `end` rows into shared memory, zeros beyond its ends.
-// What is copied in packs is there after await_copies().
+// What is copied in packs is there after arrived().
 template <int rows>
 BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end, int columns,
                        bool packed) {
@@ -243,19 +90,14 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end
   }
 #pragma unroll 1
   for (int row = mine; row < rows; row += step, p += step * m.row, to += step * kStride) {
-    Pack<T, each> x = {};
-#pragma unroll
-    for (int e = 0; e < each; ++e) {
-      if (first + row < end && at + e < columns) x.v[e] = p[e];
-    }
-    *(Pack<T, each>*)to = x;
+    *(Pack<T, each>*)to = elements<each>(p, first + row < end ? columns - at : 0, false);
   }
 }
 
-// Tiles of columns, two matrices' at a time. Those of 16-bit floats are on their way while the ones
-// before are multiplied.
+// Tiles of columns, two matrices' at a time, of which kCols columns are multiplied at a time. Those
+// of 16-bit floats are on their way while the ones before are multiplied.
 constexpr int kStages = kMma ? 2 : 1;
-constexpr int kTiles = 2 * kCols * kStride, kStage = kTiles + 8 * kCols / (int)sizeof(T);
+constexpr int kTiles = 2 * kTile * kStride, kStage = kTiles + 8 * kTile / (int)sizeof(T);
 template <bool turned> struct Columns {
   const AttentionArguments& p;
   const Matrix &a, &b;
@@ -264,32 +106,37 @@ template <bool turned> struct Columns {
   unsigned head;
 
   __device__ __forceinline__ T* stage(int col) const {
-    return kStages == 1 ? room : room + col / kCols % 2 * kStage;
+    return kStages == 1 ? room : room + col / kTile % 2 * kStage;
   }
   __device__ __forceinline__ void start(int col) const {
     T* const to = stage(col);
     const int rows = turned ? p.queries : p.keys;
-    load_tile<kCols>(to, from_a, a, col, rows, p.width, p.packed);
-    load_tile<kCols>(to + kCols * kStride, from_b, b, col, rows, p.depth, p.packed);
-    if (!turned || threadIdx.x >= 2 * kCols) return;
-    const int i = col + threadIdx.x % kCols;
+    load_tile<kTile>(to, from_a, a, col, rows, p.width, p.packed);
+    load_tile<kTile>(to + kTile * kStride, from_b, b, col, rows, p.depth, p.packed);
+    if (!turned || threadIdx.x >= 2 * kTile) return;
+    const int i = col + threadIdx.x % kTile;
     copy_async<4>((float*)(to + kTiles) + threadIdx.x,
-                  (threadIdx.x < kCols ? p.max : p.along) + ((long)head * rows + i), i < rows);
+                  (threadIdx.x < kTile ? p.max : p.along) + ((long)head * rows + i), i < rows);
   }
   __device__ __forceinline__ void begin(int col, int end) const {
     if (kStages == 2 && col < end) start(col);
   }
-  // The tiles at `col`, whose copies were started if there is another stage; those before are no
-  // longer needed.
+  // The columns of a from `col` on, those of b a tile behind. The copies of a tile were started if
+  // there is another stage; the tiles before are no longer needed.
   __device__ __forceinline__ const T* next(int col, int end) const {
-    if (kStages == 1) {
-      __syncthreads();
-      start(col);
+    if (col % kTile == 0) {
+      if (kStages == 1) {
+        __syncthreads();
+        start(col);
+      }
+      arrived();
+      if (kStages == 2) begin(col + kTile, end);
     }
-    await_copies();
-    __syncthreads();
-    if (kStages == 2) begin(col + kCols, end);
-    return stage(col);
+    return stage(col) + col % kTile * kStride;
+  }
+  // What p.max has for queries from `col` on; p.along a tile behind.
+  __device__ __forceinline__ const float* more(int col) const {
+    return (const float*)(stage(col) + kTiles) + col % kTile;
   }
 };
 
@@ -348,16 +195,15 @@ BRRR_VX float mask_of(const AttentionArguments& p, const Modifiers& by, int quer
   if (!p.bool_mask) return ((const float*)by.mask)[at];
   return mask_term<f32>(ne(i32(by.mask[at]), i32(0))).v;
 }
-// Scores are kept times log2 e, as power() takes them.
+// Scores are kept times log2 e, as power() takes them. The forward pass leaves products, if all
+// scores are products times one positive number, until it subtracts from them.
 constexpr float kUnit = 1.44269504f;
+constexpr bool kProducts = kMma && !kMasked;
 // Scores plus `more(r, c)` from products: the warp's rows from `row` on, columns from `col` on,
-// where `turned` keys and queries. Columns beyond the end have no weight, whatever the row holds.
+// where `turned` keys and queries.
 template <bool turned, class More>
 BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kCols>& s, int row,
                        int col, More more) {
-  const int columns = turned ? p.queries : p.keys;
-  const bool edge =
-      col + kCols > columns || (p.causal && (turned ? row + 15 > col : col + kCols - 1 > row));
 #pragma unroll
   for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
@@ -366,10 +212,22 @@ BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kC
       const int query = turned ? other : mine, key = turned ? mine : other;
       float& x = s.v[at(r, c)];
       x = fused(x, p.unit, more(r, c));
-      if (kMasked && query < p.queries && key < p.keys) x += mask_of(p, by, query, key) * kUnit;
+      if (kMasked && by.mask && query < p.queries && key < p.keys) {
+        x += mask_of(p, by, query, key) * kUnit;
+      }
     }
   }
-  if (!edge) return;
+}
+// Whether no query of the warp's rows and columns sees a key of theirs.
+template <bool turned> BRRR_VX bool unseen(const AttentionArguments& p, int row, int col) {
+  return p.causal && (turned ? col + kCols <= row : row + kWarpRows <= col);
+}
+// No weight for what is not seen, and for columns beyond the end, whatever the row holds.
+template <bool turned>
+BRRR_VX void hide(const AttentionArguments& p, Part<kCols>& s, int row, int col) {
+  const int columns = turned ? p.queries : p.keys;
+  const int first = turned ? col : row, last = turned ? row + kWarpRows : col + kCols;
+  if (col + kCols <= columns && !(p.causal && last - 1 > first)) return;
 #pragma unroll
   for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
