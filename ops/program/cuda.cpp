@@ -269,12 +269,10 @@ std::string declaration(Word w, const std::vector<Number>& numbers) {
 }
 
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
-                        bool table, int blocks) {
-  const std::string bounds =
-      fmt::format("{}{}", threads, blocks ? fmt::format(", {}", blocks) : "");
+                        bool table) {
   if (!table) {
     return fmt::format("{0}({1}{2}, A_{1}, {3}) {{\nconst unsigned block = blockIdx.x;\n", macro,
-                       name, suffix, bounds);
+                       name, suffix, threads);
   }
   // The argument is copied: what a thread stores might lie there, for all that a compiler knows.
   return fmt::format(
@@ -286,7 +284,7 @@ std::string kernel_head(const char* macro, const std::string& name, const char* 
       "const unsigned block = blockIdx.x - p.first[low];\n"
       "const A_{1} own = ((const A_{1}*)p.arguments)[low];\n"
       "{{\nconst A_{1}& p = own;\n",
-      macro, name, suffix, bounds);
+      macro, name, suffix, threads);
 }
 
 std::string take_apart(const Walk& walk, const char* type) {

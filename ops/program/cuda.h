@@ -71,7 +71,7 @@ template <class F> void each_launch(const Walk& walk, const Space& space, const 
 
 /// How a kernel begins: with the argument as `p` and the number of the call's block as `block`.
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
-                        bool table, int blocks = 0);
+                        bool table);
 /// The number `r` taken apart, the walk's last dim fastest: `j<d>`; of tiled dims, of the tile.
 std::string take_apart(const Walk& walk, const char* type);
 /// How many bytes into window w the element at `j<d>` lies, without those of dim `but`.

@@ -129,7 +129,7 @@ uint64_t RowWalk::bits() const {
          static_cast<uint64_t>(log_lanes) << 6 | kind << 10 | uint64_t{even} << 14 |
          uint64_t{wide} << 15 | uint64_t{ragged()} << 16 | uint64_t{traits.split} << 17 |
          uint64_t{traits.columns > 0} << 18 | uint64_t{few_columns()} << 19 |
-         static_cast<uint64_t>(log_folders) << 20 | uint64_t{heavy} << 23;
+         static_cast<uint64_t>(log_folders) << 20;
 }
 
 RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& traits, int outer,
@@ -171,7 +171,6 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   if (kept && walk.n && !traits.split && walk.n <= kLongestKept && kept <= room) {
     walk.slots = static_cast<int>(slots);
   }
-  walk.heavy = walk.slots > 0 && walk.lanes() <= kWarp && kept > 64;
   walk.room = static_cast<int>(room - (walk.slots ? kept : 0));
   for (Window& w : windows) w.reach = in_groups(w, space, walk) ? Window::Row : Window::Strided;
   return walk;

@@ -16,8 +16,7 @@ class RowText : DeviceRowText {
     const int threads = stage == Stage::Elements  ? walk_.threads()
                         : stage == Stage::Columns ? walk_.folders() * walk_.across()
                                                   : 1024;
-    text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_,
-                         stage == Stage::Elements && walk_.heavy ? 3 : 0);
+    text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_);
     for (int id = 0; id < count(); ++id) {
       const bool computed = of(id).live && !of(id).after && at(id).kind != Statement::Store;
       if (computed && at(id).varies == Statement::Never) line(id);

@@ -76,7 +76,6 @@ struct RowWalk {
   int room = 0;          ///< Registers of a lane that are left.
   bool even = false;     ///< A matrix's rows, whose columns are folded, are one dim.
   bool wide = false;     ///< Numbers of rows, or of bytes within a row, need 64 bits.
-  bool heavy = false;    ///< So many registers that smaller blocks leave fewer of them unused.
 
   /// Those that are words of the argument.
   struct Named {
@@ -88,19 +87,16 @@ struct RowWalk {
   bool ragged() const { return pieces > 1 || traits.split; }  ///< The last piece may be shorter.
   int group() const { return 1 << log_group; }
   int lanes() const { return 1 << log_lanes; }
-  int threads() const {
-    const int least = heavy ? kDeviceThreads / 2 : kDeviceThreads;
-    return lanes() < least ? least : lanes();
-  }
+  int threads() const { return lanes() < kDeviceThreads ? kDeviceThreads : lanes(); }
   int side() const { return threads() / lanes(); }                  ///< Walkers of a block.
   int64_t walkers() const { return (matrix + steps - 1) / steps; }  ///< Of a matrix.
   /// Slots for walkers in a block that adds up what they left, and columns that it does so for:
-  /// where there are few, more blocks have some.
+  /// where there are few, more blocks have some. Pieces of rows have no more than 128.
   int folders() const {
     return static_cast<int>(
         std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(walkers()))));
   }
-  int across() const { return (few_columns() ? 256 : 1024) / folders(); }
+  int across() const { return std::min(128, (few_columns() ? 256 : 1024) / folders()); }
   bool few_columns() const { return matrices * n < 1 << 13; }
   /// Where the parts of a fold over rows lie in the program's scratch memory; columns come first.
   int64_t scratch(int fold) const;

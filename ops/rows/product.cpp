@@ -151,10 +151,11 @@ struct Padding {
 
   Padding(const Matrices& a, const Matrices& b, DType dtype, Device device)
       : m(a.rows), n(b.cols), k(a.cols) {
-    const auto size = static_cast<int64_t>(itemsize(dtype)), pack = 16 / size;
+    const auto size = static_cast<int64_t>(itemsize(dtype));
     const bool tensor_cores =
         device.type == DeviceType::CUDA && (size == 2 || (dtype == kFloat32 && allow_tf32()));
     if (!tensor_cores) return;
+    const int64_t pack = 16 / size;
     const auto padded = [&](int64_t n) { return (n + pack - 1) / pack * pack; };
     int64_t ld;
     bool trans_a, trans_b;

@@ -91,7 +91,8 @@ inline void make_copy(Matrices& o, bool may_transpose = true) {
 }
 
 /// Whether `n` dims are one walk with even steps, and that.
-inline bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size, int64_t& step) {
+inline bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size,
+                      int64_t& step) {
   int64_t all[kMaxDims], steps[kMaxDims];
   std::copy_n(sizes, n, all);
   std::copy_n(strides, n, steps);
