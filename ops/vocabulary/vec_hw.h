@@ -214,7 +214,7 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 // The same for i <= 60.
 BRRR_VX f32 scale_down(f32 p, f32 i) { return scale(p, i); }
 
-// n / d for |n| <= 2 and 1 <= d < 2^64; denormal results to a unit in the last place.
+// n / d for what sigmoid and tanh divide.
 BRRR_VX f32 quotient(f32 n, f32 d) { return n / d; }
 
 // Whether any |x| is above the limit; a comparison straight into a mask register where there is
