@@ -332,7 +332,7 @@ inline void OpCall::infer() {
 constexpr int64_t scratch_for(int64_t numel, int64_t item) { return (numel * item + 63) / 64 * 64; }
 /// Of a kernel that takes none.
 constexpr int64_t no_scratch(const OpCall&) { return 0; }
-/// MatrixRoom for a dense copy, in the dtype of the arithmetic, of each operand that is not such
+/// Room for a dense copy, in the dtype of the arithmetic, of each operand that is not such
 /// itself.
 int64_t packed_bytes(const OpCall& call);
 /// Bytes of the operands and results, what is broadcast counted once.

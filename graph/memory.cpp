@@ -51,7 +51,7 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
   const Strip* const strip = s.strips.of(g);
   const auto goes = [&](uint32_t st) { return !strip || s.strips.parts(st) == strip->parts; };
   const StorageInfo &a = r.storages[before], &b = r.storages[after];
-  if (a.bytes != b.bytes || a.pitch != b.pitch || !goes(before) || !goes(after) ||
+  if (a.bytes != b.bytes || a.row != b.row || a.pitch != b.pitch || !goes(before) || !goes(after) ||
       !elementwise(r, s, g, before) || !elementwise(r, s, g, after)) {
     return false;
   }

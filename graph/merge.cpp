@@ -33,6 +33,7 @@ class Merger {
     merge_with_producers();
     number();
     // What passes in registers is known now, and how much is alive at most.
+    find_scratch();
     find_alive();
     merge_with_producers();
     number();
@@ -85,19 +86,36 @@ class Merger {
     }
   }
 
-  // By group, of what several groups use.
+  // Of library calls.
+  void find_scratch() {
+    for (const Group& g : groups_) {
+      const Instr& i = r_.instrs[g.instrs[0]];
+      if (g.fused || is_host_data(i)) continue;
+      const int64_t bytes = scratch_bytes(make_call(r_, i, {})->call);
+      if (bytes > 0) scratch_.emplace_back(g.instrs[0], bytes);
+    }
+  }
+
+  // By group, as in eager mode: results from when they are written, what passes in registers never,
+  // and what library calls take beside.
   void find_alive() {
     alive_.assign(groups_.size() + 1, 0);
+    for (const auto& [at, bytes] : scratch_) {
+      alive_[s_.group_of[at]] += bytes;
+      alive_[s_.group_of[at] + 1] -= bytes;
+    }
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      if (r_.lasting[st] || r_.accesses[st].empty()) continue;
+      const StorageInfo& info = r_.storages[st];
+      if (info.origin == Origin::External || r_.accesses[st].empty()) continue;
       uint32_t first = kNone, last = 0;
       for (const Access& x : r_.accesses[st]) {
         first = std::min(first, group(x));
         last = std::max(last, group(x));
       }
-      if (first == last) continue;
-      alive_[first] += static_cast<int64_t>(r_.storages[st].bytes);
-      alive_[last + 1] -= static_cast<int64_t>(r_.storages[st].bytes);
+      if (!r_.lasting[st] && first == last && groups_[first].fused) continue;
+      if (r_.lasting[st]) last = static_cast<uint32_t>(groups_.size()) - 1;
+      alive_[first] += static_cast<int64_t>(info.bytes);
+      alive_[last + 1] -= static_cast<int64_t>(info.bytes);
     }
     std::partial_sum(alive_.begin(), alive_.end(), alive_.begin());
     most_ = *std::ranges::max_element(alive_);
@@ -297,10 +315,11 @@ class Merger {
   const Target& target_;
   Schedule& s_;
   std::vector<Group>& groups_;
-  std::vector<uint32_t> failing_;                // Instructions that can.
-  std::vector<std::vector<uint32_t>> storages_;  // By group, until they are numbered anew.
-  std::vector<int64_t> alive_;                   // Bytes, by group; empty: not known yet.
-  int64_t most_ = 0;                             // Of them.
+  std::vector<uint32_t> failing_;                      // Instructions that can.
+  std::vector<std::vector<uint32_t>> storages_;        // By group, until they are numbered anew.
+  std::vector<std::pair<uint32_t, int64_t>> scratch_;  // Instructions, and bytes beside operands.
+  std::vector<int64_t> alive_;                         // Bytes, by group; empty: not known yet.
+  int64_t most_ = 0;                                   // Of them.
 };
 
 // The instructions of a fused group taken apart: together stay those that use a storage which one

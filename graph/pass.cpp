@@ -1,6 +1,8 @@
 // Comparing a pass with a recording.
 #include "graph/pass.h"
 
+#include "core/device.h"
+
 #include <algorithm>
 
 namespace brrr::graph {
@@ -358,6 +360,7 @@ int Pass::finish() {
     fresh_.gradients.push_back(live_[k]->gradient);
   }
   fresh_.draws = rng_state().draw - rng_before_.draw;
+  fresh_.tf32 = allow_tf32();
   fresh_.complete();
   return -1;
 }

@@ -116,6 +116,7 @@ struct Recording {
   std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
   std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
   uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
+  bool tf32 = false;                ///< allow_tf32(), when it was recorded.
   std::vector<bool> again;  ///< By instruction: one made anew what could be kept. Empty: none.
 
   // What follows from the above, once that is complete.

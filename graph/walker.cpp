@@ -1,5 +1,6 @@
 #include "graph/walker.h"
 
+#include "core/tf32.h"
 #include "core/backend.h"
 #include "core/context.h"
 #include "graph/schedule.h"
@@ -97,6 +98,7 @@ class Walk : NotCopied {
 
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
                                const std::vector<int64_t>& control) {
+  const Tf32Scope products(r.tf32);
   return Walk(r, bindings, control).run();
 }
 

@@ -110,3 +110,24 @@ TEST_CASE("cuda step: rows stay where they are for who would not find them elsew
   CHECK(!step_of([](const Tensor& y) { return relu(y.view({1025, 1024})).sum(1); }));
   set_allow_tf32(before);
 }
+
+TEST_CASE("cuda step: products keep to TF32, however their kernels are launched") {
+  if (!have_device()) return;
+  const bool before = allow_tf32();
+  manual_seed(7);
+  const Tensor x = randn({1024, 520}).to(kCUDA), w = randn({1025, 520}).to(kCUDA);
+  const auto body = [&] { return softmax(linear(x, w), 1).sum(0); };
+  for (const bool recorded : {true, false}) {
+    set_allow_tf32(recorded);
+    auto step = brrr::step(body, StepOptions{.require_graph = true});
+    const Tensor want = on_cpu(body());
+    check_same(on_cpu(step()), want);
+    for (const bool now : {recorded, !recorded, recorded, !recorded}) {
+      set_allow_tf32(now);
+      check_same(on_cpu(step()), want);
+      Profile watched;  // Kernel by kernel.
+      check_same(on_cpu(step()), want);
+    }
+  }
+  set_allow_tf32(before);
+}

@@ -342,3 +342,32 @@ TEST_CASE("fusion: a value may live longer where less is alive than elsewhere") 
   CHECK(generated(4096) == 1);
   CHECK(generated(64) == 2);
 }
+
+// The first product lies in memory of a result that is not written yet; where the value would live
+// longer it is.
+TEST_CASE("fusion: no value lives longer where results have been written") {
+  const test::TempCache cache;
+  const Tensor x = randn({64, 1024}), w = randn({1024, 2048}), to_result = randn({2048, 6400});
+  const Tensor between = randn({2048, 2048}), narrow = randn({2048, 16}), last = randn({2048, 16});
+  for (const int64_t early : {64, 6300}) {
+    const Tensor wide = randn({1024, early}), back = randn({early, 16});
+    check_peak([&] {
+      const Tensor first = matmul(matmul(x, wide), back), y = relu(matmul(x, w));
+      const Tensor result = matmul(y, to_result), other = matmul(matmul(y, between), narrow);
+      return Tensors{first, result, other, matmul(y * 2.0, last)};
+    });
+  }
+}
+
+TEST_CASE("fusion: no value lives longer beside what a library's kernel takes") {
+  const test::TempCache cache;
+  const Tensor x = randn({64, 1024}), w = randn({1024, 1024}), last = randn({1024, 16});
+  for (const int64_t early : {64, 6144}) {
+    const Tensor wide = randn({1024, early}), back = randn({early, 16});
+    check_peak([&] {
+      const Tensor first = matmul(matmul(x, wide), back), y = relu(matmul(x, w));
+      const Tensor sorted = matmul(sort(y, 1).first, last);
+      return Tensors{first, sorted, matmul(y * 2.0, last)};
+    });
+  }
+}

@@ -4,23 +4,17 @@
 
 #include "backends/cuda/backend.h"
 #include "core/tensor.h"
+#include "core/tf32.h"
 #include "ops/factory_ops.h"
 
 namespace brrr::cuda {
 
 namespace {
 
-// What products may round to is not to change for a measurement.
-struct NoTf32 {
-  NoTf32() { set_allow_tf32(false); }
-  ~NoTf32() { set_allow_tf32(before); }
-  const bool before = allow_tf32();
-};
-
 DeviceLimits measure(bool&) {
   DeviceLimits l;
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
-    const NoTf32 products;
+    const Tf32Scope products(false);  // Whatever they may round to otherwise.
     const double rate = jit::product_gflops(kCUDA, t);
     l.peaks.push_back({t, rate, rate});
   }
