@@ -67,6 +67,17 @@ struct Net : models::Module {
   }
 };
 
+// Its gradient is of one parameter of two.
+struct Two : models::Module {
+  models::Linear a{2, 2}, b{2, 2};
+  bool first = true;
+  Two() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) override { return first ? a(x) : b(x); }
+};
+
 struct Run {
   Net net;
   dist::DataParallel ddp;
@@ -93,5 +104,13 @@ struct Run {
     return loss.detach();
   }
 };
+
+inline Tensor batch(int r, int i) { return of_rank(r + 10 * i, {8, 12}, kFloat32) * 0.01; }
+
+inline bool on_all_ranks(const std::vector<char>& bytes) {
+  const Tensor mine = from_blob(static_cast<const void*>(bytes.data()),
+                                {static_cast<int64_t>(bytes.size())}, kUInt8);
+  return same_bits(dist::broadcast(mine), mine);
+}
 
 }  // namespace brrr::dist_cases

@@ -1,0 +1,207 @@
+// Several passes a step, forward and backward, in whatever order and however they end.
+#include <brrr/brrr.h>
+#include <doctest/doctest.h>
+
+#include "tests/dist/dist_cases.h"
+
+using namespace brrr;
+using namespace brrr::dist_cases;
+
+TEST_CASE("DataParallel: what backward passes one after the other give is added up") {
+  for (const int shard : {0, 1, 2}) {
+    CAPTURE(shard);
+    Two model;
+    const Tensor before = model.a.weight.detach().clone();
+    dist::DataParallel ddp(model, {.shard_optimizer = shard == 1, .shard_gradients = shard == 2});
+    optim::SGD opt(model.parameters(), {.lr = 1.0});
+    for (const double x : {1.0, 10.0}) ddp(full({1, 2}, x)).sum().backward();
+    opt.step();
+    CHECK((before - model.a.weight.detach() - 11.0).abs().max().item<double>() < 1e-4);
+  }
+}
+
+TEST_CASE("DataParallel: a step that throws between its passes leaves nothing to the next one") {
+  const auto train = [](Mode mode, int shard, bool disturbed) {
+    manual_seed(5);
+    Two model;
+    dist::DataParallel ddp(model, {.accumulate = 2, .shard_gradients = shard == 1});
+    optim::SGD opt(model.parameters(), {.lr = 0.1});
+    bool throws = false;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          for (int k = 0; k < 2; ++k) {
+            if (throws && k == 1) throw std::runtime_error("a bad batch");
+            ddp(x.narrow(0, 4 * k, 4)).square().mean().backward();
+          }
+          opt.step();
+        },
+        mode);
+    for (int i = 0; i < 4; ++i) {
+      const Tensor x = batch(dist::rank(), i).narrow(1, 0, 2).contiguous();
+      throws = disturbed && i == 2;
+      if (throws) CHECK_THROWS_AS(step(x * 3.0), std::runtime_error);
+      throws = false;
+      step(x);
+    }
+    return bytes_of(model);
+  };
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const int shard : {0, 1}) {
+      CAPTURE(shard);
+      CHECK(train(mode, shard, true) == train(mode, shard, false));
+    }
+  }
+}
+
+TEST_CASE("DataParallel: forward passes for one backward pass, and evaluations, keep the bits") {
+  for (int way = 0; way < 4; ++way) {
+    CAPTURE(way);
+    const bool twice = way % 2 == 1, evaluates = way / 2 == 1;
+    manual_seed(5);
+    Net net, alone;
+    dist::DataParallel ddp(net);
+    if (ranks() == 1) continue;
+    alone.load_state_dict(net.state_dict());
+    const auto loss = [&](auto& f, const Tensor& x) {
+      Tensor sum = (f(x) - x).square().mean();
+      if (twice) sum = sum + (f(x * 0.5) - x).square().mean();
+      return sum;
+    };
+    for (int i = 0; i < 3; ++i) {
+      const uint64_t group = rng_state().draw >> 32;
+      if (evaluates) {
+        net.eval();
+        ddp(batch(77, i));
+        net.train();
+      }
+      net.zero_grad();
+      loss(ddp, batch(dist::rank(), i)).backward();
+      const RngState after = rng_state();
+      CHECK((after.draw >> 32) == group + static_cast<uint64_t>(ranks()) + 1);
+      alone.zero_grad();
+      for (int r = 0; r < dist::size(); ++r) {
+        set_rng_state({after.seed, (group + 1 + static_cast<uint64_t>(r)) << 32});
+        loss(alone, batch(r, i)).backward();
+      }
+      set_rng_state(after);
+      for (size_t k = 0; k < net.parameters().size(); ++k) {
+        const Tensor sum = alone.parameters()[k].grad() * (1.0 / static_cast<double>(ranks()));
+        CHECK(same_bits(net.parameters()[k].grad(), sum));
+      }
+    }
+    ddp(batch(1, 1));  // It draws, and no backward pass comes.
+    loss(ddp, batch(dist::rank(), 0)).backward();
+    const Tensor place = full({1}, static_cast<int64_t>(rng_state().draw), kInt64);
+    CHECK(same_bits(dist::broadcast(place), place));
+  }
+}
+
+TEST_CASE("DataParallel: an optimiser's step before the last pass is refused") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const int shard : {0, 1, 2}) {
+      CAPTURE(shard);
+      Two model;
+      const std::vector<char> before = bytes_of(model);
+      dist::DataParallel ddp(
+          model, {.accumulate = 2, .shard_optimizer = shard == 1, .shard_gradients = shard == 2});
+      optim::SGD opt(model.parameters(), {.lr = 0.1});
+      bool whole = false;
+      auto step = brrr::step(
+          [&](const Tensor& x) {
+            opt.zero_grad();
+            for (int k = 0; k < 1 + whole; ++k) ddp(x).sum().backward();
+            opt.step();
+          },
+          mode);
+      const auto train = [&] { return error_of([&] { step(ones({1, 2})); }); };
+      const std::string said = train();
+      CHECK_MESSAGE(said.find("after 1 of 2 backward passes") != std::string::npos, said);
+      if (ranks() == 1) CHECK(bytes_of(model) == before);
+      whole = true;
+      CHECK(train() == "");
+      CHECK(bytes_of(model) != before);
+    }
+  }
+}
+
+// Two optimisers of one model, of which some parameters are frozen; another DataParallel between.
+TEST_CASE("DataParallel: a short group is dropped by its optimisers, in whatever turns") {
+  for (const bool other_between : {false, true}) {
+    CAPTURE(other_between);
+    manual_seed(5);
+    Net net;
+    Two other;
+    net.rare.weight.set_requires_grad(false);
+    net.use_rare = false;
+    dist::DataParallel ddp(net, {.accumulate = 2}), turns(other, {.accumulate = 2});
+    std::vector<Tensor> weights, biases;
+    for (const auto& [name, p] : net.named_parameters()) {
+      if (p.requires_grad()) (name.ends_with("bias") ? biases : weights).push_back(p);
+    }
+    optim::SGD first(weights, {.lr = 0.1}), second(biases, {.lr = 0.1});
+    const auto pass = [&](int i) {
+      (ddp(batch(dist::rank(), i)) - 1.0).square().mean().backward();
+      if (other_between) turns(ones({1, 2})).sum().backward();
+    };
+    const auto refused = [](optim::Optimizer& o) { return !error_of([&] { o.step(); }).empty(); };
+    pass(0);
+    CHECK(refused(first));
+    CHECK(refused(second));
+    for (int group = 0; group < 2; ++group) {
+      first.zero_grad();
+      second.zero_grad();
+      pass(1), pass(2);
+      CHECK(!refused(first));
+      CHECK(!refused(second));
+    }
+  }
+}
+
+TEST_CASE("DataParallel: a pass that throws is repeated with other draws, in every mode alike") {
+  const auto train = [](Mode mode) {
+    manual_seed(5);
+    Net net;
+    dist::DataParallel ddp(net, {.accumulate = 2});
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    bool throws = false;
+    auto pass = brrr::step(
+        [&](const Tensor& x) {
+          const Tensor y = ddp(x);
+          if (throws) throw std::runtime_error("a bad batch");
+          (y - 1.0).square().mean().backward();
+        },
+        mode);
+    for (int i = 0; i < 4; ++i) {
+      const Tensor x = batch(dist::rank(), i);
+      if (i == 2) {
+        opt.zero_grad();
+        pass(x);
+        throws = true;
+        CHECK_THROWS_AS(pass(x), std::runtime_error);
+        throws = false;
+      }
+      opt.zero_grad();
+      for (int k = 0; k < 2; ++k) pass(x);
+      opt.step();
+    }
+    return bytes_of(net);
+  };
+  CHECK(train(Mode::Eager) == train(Mode::Graph));
+}
+
+TEST_CASE("DataParallel: backward passes of model(x) are refused, other models' are not") {
+  if (ranks() == 1) return;
+  Two model, other;
+  dist::DataParallel ddp(model);
+  CHECK(error_of([&] {
+          model(ones({1, 2})).sum().backward();
+        }).find("ddp(x)") != std::string::npos);
+  model.zero_grad();
+  const Tensor x = of_rank(dist::rank(), {1, 2}, kFloat32), loss = ddp(x).sum();
+  other(x).sum().backward();
+  loss.backward();
+  const Tensor g = model.a.weight.grad().clone();
+  other(x).sum().backward();
+  CHECK(same_bits(model.a.weight.grad(), g));
+}
