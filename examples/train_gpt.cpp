@@ -1,13 +1,13 @@
 // Trains a GPT on a text, eagerly or as a graph: the same code, the same bits.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <utility>
 
 #include "core/check.h"
 #include "examples/common/gpt_options.h"
@@ -343,16 +343,23 @@ void Run::introduce() const {
 void Run::sample() const {
   const GptOptions& o = options_;
   if (o.sample == 0) return;
-  const std::vector<int64_t> ids = brrr::models::generate(*model_, prompt_,
-                                                          {.tokens = o.sample,
-                                                           .temperature = o.temperature,
-                                                           .top_k = o.top_k,
-                                                           .top_p = o.top_p,
-                                                           .seed = static_cast<uint64_t>(o.seed),
-                                                           .mode = o.step_mode()});
+  fmt::print("sample of {} tokens:\n{}", o.sample, o.prompt);
   // Numbers where the tokenizer is not known.
-  fmt::print("sample of {} tokens:\n{}{}\n", o.sample, o.prompt,
-             tokenizer_ ? tokenizer_->decode(ids) : fmt::format("{}", fmt::join(ids, " ")));
+  bool first = true;
+  const auto print = [&](int64_t id) {
+    const char* const gap = std::exchange(first, false) ? "" : " ";
+    fmt::print("{}", tokenizer_ ? tokenizer_->decode({id}) : fmt::format("{}{}", gap, id));
+    std::fflush(stdout);
+  };
+  brrr::models::generate(*model_, prompt_,
+                         {.tokens = o.sample,
+                          .temperature = o.temperature,
+                          .top_k = o.top_k,
+                          .top_p = o.top_p,
+                          .seed = static_cast<uint64_t>(o.seed),
+                          .mode = o.step_mode(),
+                          .on_token = print});
+  fmt::print("\n");
 }
 
 }  // namespace

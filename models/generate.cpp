@@ -84,7 +84,7 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
   }
   const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
-  // Ids stay on the device until the end: nothing waits for a token to arrive.
+  // Ids stay on the device until the end: nothing waits for a token that nobody asks for.
   const auto block = static_cast<size_t>(o.block);
   const size_t from = prompt.size() - std::min(prompt.size(), block);
   const Tensor given =
@@ -107,6 +107,7 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
     }
     context.push_back(next);
     made.push_back(next);
+    if (options_.on_token) options_.on_token(next.item<int64_t>());
   }
   if (made.empty()) return {};
   return cat(made).to_vector<int64_t>();

@@ -30,6 +30,9 @@ struct GenerateOptions {
   /// a seed it draws from the global one.
   std::optional<uint64_t> seed = {};
   Mode mode = Mode::Eager;
+  /// Called inside the call with each new id, in order, once it is there. On a GPU every token is
+  /// waited for then. What it throws ends the call.
+  std::function<void(int64_t)> on_token = {};
 };
 
 /// Generates from one GPT again and again: the cache and the recording are made once. Prompt tokens

@@ -182,6 +182,33 @@ TEST_CASE("generate: the random stream, the module's mode and gradients stay the
   CHECK(rng_state().seed == 40);
 }
 
+TEST_CASE("generate: on_token gets each id in its turn, and what it throws ends the call") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    GPT gpt(kinds(16)[0]);
+    sharpen(gpt);
+    manual_seed(40);
+    Ids told;
+    size_t most = 1000;
+    Generator g(gpt, {.tokens = 30, .seed = 6, .mode = mode, .on_token = [&](int64_t id) {
+                        if (told.size() == most) throw std::runtime_error("enough");
+                        told.push_back(id);
+                      }});
+    const Ids made = g({1, 2});
+    CHECK(told == made);
+    CHECK(generate(gpt, {1, 2}, {.tokens = 30, .seed = 6}) == made);
+    told.clear();
+    most = 20;  // The context has been cut by then.
+    CHECK_THROWS_WITH_AS(g({1, 2}), "enough", std::runtime_error);
+    CHECK(told == Ids(made.begin(), made.begin() + 20));
+    CHECK(gpt.is_training());
+    CHECK(rng_state().draw == 0);
+    told.clear();
+    most = 1000;
+    CHECK(g({1, 2}) == made);
+    CHECK(told == made);
+  }
+}
+
 TEST_CASE("sample: draws by the weights that are left") {
   manual_seed(8);
   const Tensor logits = tensor(std::vector<float>{0.5f, 0.2f, 0.15f, 0.1f, 0.05f}).log();
