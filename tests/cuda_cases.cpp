@@ -105,7 +105,7 @@ int turn_of(const std::string& text, size_t of = 1) {
 // That a process has compiled the kernel for that architecture.
 std::string compiled_key(const KernelText& k, int major) {
   return jit::fingerprint({fmt::format("checked {} {}", gpu_compiler()->compiler_version(), major),
-                           cuda::prelude(), k.name, k.text});
+                           cuda::program_of(k.text), k.name});
 }
 
 // Of what ran, the kernels for an architecture that no process has compiled yet.

@@ -231,7 +231,7 @@ struct Library {
   void* handle = nullptr;
   explicit Library(const std::string& kernels) {
     const std::string source = dir.file("device.cpp"), object = dir.file("device.so");
-    brrr::test::write(source, keywords + brrr::cuda::prelude() + kernels);
+    brrr::test::write(source, keywords + brrr::cuda::program_of(kernels));
     const auto result = brrr::cpu::compile_shared(brrr::cpu::find_host_compiler(), source, object,
                                                   dir.path.string());
     INFO(result.output);

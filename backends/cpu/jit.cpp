@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "backends/cpu/host_compiler.h"
+#include "backends/excerpt.h"
 #include "backends/kernel_cache.h"
 #include "core/check.h"
 #include "core/text.h"
@@ -45,12 +46,20 @@ static std::string cpu_identity() {
   return text;
 }
 
+// ops/vocabulary/vec.h to vec_draw.h without their #include lines. Embedded at build time, so that
+// eager and generated code share one definition of each function and an installed library needs no
+// header at run time. Adjacent raw string literals: the build splits the text, since long literals
+// are not portable.
+static constexpr char prelude[] =
+#include "cpu_prelude.inc"
+    ;
+
 static std::string make_key(const std::string& source, const HostCompiler& compiler) {
   // Never destroyed: a thread may build while the process ends.
   static const std::string& machine =
       *new std::string(std::strstr(jit_flags(), "=native") ? cpu_identity() : "");
   const std::vector<std::string> flags = host_compiler_flags(compiler);
-  std::vector<std::string_view> fields{kernel_abi, prelude(), machine, compiler.version, source};
+  std::vector<std::string_view> fields{kernel_abi, prelude, machine, compiler.version, source};
   fields.insert(fields.end(), flags.begin(), flags.end());
   fields.insert(fields.end(), compiler.command.begin(), compiler.command.end());
   return fingerprint(fields);
@@ -58,8 +67,12 @@ static std::string make_key(const std::string& source, const HostCompiler& compi
 
 static void write_source(const std::string& path, const std::string& source) {
   std::ofstream out(path, std::ios::binary);
+  // Never destroyed: a thread may build while the process ends.
+  static const Vocabulary& vocabulary = *new Vocabulary(prelude);
   // So that the compiler's messages count from the first line of the kernels.
-  out << "#line 1 \"prelude\"\n" << prelude() << "\n#line 1 \"kernels\"\n" << source << '\n';
+  out << "#line 1 \"prelude\"\n"
+      << vocabulary.excerpt(source) << "\n#line 1 \"kernels\"\n"
+      << source << '\n';
   out.close();
   BRRR_CHECK(out, "jit: {} cannot be written: {}; set BRRR_CACHE_DIR to another place", path,
              std::strerror(errno));

@@ -6,6 +6,7 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
 #include "backends/cuda/support.h"
+#include "backends/excerpt.h"
 #include "backends/kernel_cache.h"
 #include "core/check.h"
 #include "ops/vocabulary/spelling.h"
@@ -16,6 +17,11 @@ namespace {
 
 // To be raised when what stands around a kernel's text changes without changing it.
 constexpr const char* kKernelAbi = "brrr-cuda-1";
+
+// Embedded at build time.
+constexpr char prelude[] =
+#include "cuda_prelude.inc"
+    ;
 
 struct KeyHash {
   size_t operator()(const KernelKey& k) const {
@@ -35,19 +41,16 @@ Table& table() {
 }
 
 std::string cache_key(const Tools& tools, const std::string& text, int major, int minor) {
-  return jit::fingerprint({kKernelAbi,
-                           fmt::format("{} {} {}", tools.compiler_version(), major, minor),
-                           prelude(), text});
+  return jit::fingerprint(
+      {kKernelAbi, fmt::format("{} {} {}", tools.compiler_version(), major, minor), prelude, text});
 }
 
 }  // namespace
 
-const std::string& prelude() {
+std::string program_of(const std::string& text) {
   // Never destroyed: a thread may build while the process ends.
-  static const std::string& text = *new std::string(
-#include "cuda_prelude.inc"
-  );
-  return text;
+  static const jit::Vocabulary& vocabulary = *new jit::Vocabulary(prelude);
+  return vocabulary.excerpt(text) + "\nusing namespace brrr::vx;\n" + text;
 }
 
 std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
@@ -57,10 +60,10 @@ std::string machine_code(const Tools& tools, const std::string& text, const char
   auto found = jit::read_kernel(dir, key);
   if (cached) *cached = found.has_value();
   if (found) return std::move(*found);
-  const std::string source = prelude() + "\nusing namespace brrr::vx;\n" + text;
   void* image = nullptr;
   size_t bytes = 0;
-  const Failure failure = tools.compile(source.c_str(), name, major, minor, &image, &bytes);
+  const Failure failure =
+      tools.compile(program_of(text).c_str(), name, major, minor, &image, &bytes);
   if (failure) fail("cuda: kernel {} does not compile: {}", name, failure);
   std::string code(static_cast<const char*>(image), bytes);
   tools.release_image(image);

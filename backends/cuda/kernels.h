@@ -42,12 +42,12 @@ std::string with_support(const std::string& text);
 /// The text that a DeviceKernel is compiled from.
 std::string text_of(const DeviceKernel& k, const Variant& v);
 
-/// The text that every program starts with: ops/vocabulary/vec_device.h, the portable parts of the
-/// CPU's prelude and dialect.h, without their #include lines. Embedded at build time.
-const std::string& prelude();
+/// What the compiler gets: before the text what this uses of the prelude (ops/vocabulary/
+/// vec_device.h, the portable parts of the CPU's and dialect.h, embedded at build time).
+std::string program_of(const std::string& text);
 
-/// Machine code of a program (the prelude is put before it) for an architecture; from the disk
-/// cache where it is there. No device is needed.
+/// Machine code of program_of(text) for an architecture; from the disk cache where it is there. No
+/// device is needed.
 std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
                          int minor, bool* cached = nullptr);
 

@@ -1,13 +1,9 @@
 // The compiler: the host's own, on the program's text behind the dialect's.
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <mutex>
-#include <string_view>
 
 #include "backends/cpu/host_compiler.h"
 #include "tests/emulator/device.h"
@@ -69,33 +65,11 @@ void run_compiler(const std::vector<std::string>& words, const std::string& obje
        result.end == cpu::ProcessResult::timed_out ? ", it took too long" : "", result.output);
 }
 
-// What programs have in common, the dialect and the library's prelude, is compiled once for each
-// process: a third of a small program's time. Where that fails, the text itself is included.
-std::string header_of(const std::string& prelude) {
-  static std::mutex mutex;
-  static Folder folder;
-  static std::map<std::string, std::string> headers;
-  const std::lock_guard lock(mutex);
-  std::string& header = headers[prelude];
-  if (header.empty()) {
-    header = fmt::format("{}/{}.h", folder.path, headers.size());
-    std::ofstream(header) << dialect << "\n#line 1 \"prelude\"\n" << prelude << "\n}\n";
-    try {
-      run_compiler({"-x", "c++-header", header}, header + ".gch", folder.path);
-    } catch (const std::exception&) {
-      // Programs are only slower to compile.
-    }
-  }
-  return header;
-}
-
 // Line numbers of the compiler's log are those of the program.
-std::string whole_text(const std::string& source, size_t prelude, const char* name) {
+std::string whole_text(const char* source, const char* name) {
   std::string quoted;
   for (const char* c = name; *c; ++c) quoted += *c == '"' || *c == '\\' || *c == '\n' ? '_' : *c;
-  const auto end = source.begin() + static_cast<long>(prelude);
-  return fmt::format("namespace {{\n#line {} \"{}\"\n{}\n}}\n",
-                     1 + std::count(source.begin(), end, '\n'), quoted, source.substr(prelude));
+  return fmt::format("{}\n#line 1 \"{}\"\n{}\n}}\n", dialect, quoted, source);
 }
 
 Failure compile(const char* source, const char* name, int major, int minor, void** image,
@@ -108,13 +82,9 @@ Failure compile(const char* source, const char* name, int major, int minor, void
       return;
     }
     const Folder folder;
-    const std::string all = source, file = folder.path + "/program.cpp",
-                      object = folder.path + "/program.so";
-    constexpr std::string_view last = "using namespace brrr::vx;\n";  // Of the library's prelude.
-    const size_t found = all.find(last), prelude = found == all.npos ? 0 : found + last.size();
-    std::ofstream(file) << whole_text(all, prelude, name);
-    run_compiler({"-include", header_of(all.substr(0, prelude)), "-x", "c++", file, "-lm"}, object,
-                 folder.path);
+    const std::string file = folder.path + "/program.cpp", object = folder.path + "/program.so";
+    std::ofstream(file) << whole_text(source, name);
+    run_compiler({"-x", "c++", file, "-lm"}, object, folder.path);
     std::ifstream in(object, std::ios::binary);
     const std::string content{std::istreambuf_iterator<char>(in), {}};
     BRRR_CHECK(!content.empty(), "compile: cannot read {}", object);

@@ -56,7 +56,7 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
   static void name(const Params& p)
 
 // The program's names are nobody else's. This also keeps static variables of templates out of
-// COMDAT groups, which cannot share a section with others. compile.cpp closes and reopens it.
+// COMDAT groups, which cannot share a section with others. compile.cpp closes it.
 namespace {
 
 __forceinline__ void __syncthreads(int line = __builtin_LINE()) {
