@@ -143,6 +143,28 @@ TEST_CASE("cuda attention: a negative scale, and one that is 0 in float32") {
   }
 }
 
+TEST_CASE("cuda attention: all of a query's keys may have a mask as large as a float can be") {
+  if (!have_device()) return;
+  for (DType t : {kFloat32, kBFloat16, kFloat16}) {
+    for (double value : {-1e6, -1e9, -3.4028234663852886e38}) {
+      CAPTURE(static_cast<int>(t));
+      CAPTURE(value);
+      manual_seed(3);
+      Tensor mask = where(rand({20, 40}) < 0.5, 0.0, value);
+      mask.select(0, 0).fill_(value);
+      mask.select(0, 17).fill_(value);
+      const Tensors in{normal({2}, 20, 16, t), normal({2}, 40, 16, t), normal({2}, 40, 16, t)};
+      const Tensor g = normal({2}, 20, 16, t);
+      for (const bool causal : {false, true}) {
+        const AttentionOptions o{.causal = causal, .mask = mask};
+        // What a score has beside -1e6 depends on the order of its sum.
+        const double bound = value == -1e6 ? 0.1 : bound_of(t);
+        check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound);
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda attention: operands are read where they lie") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16}) {

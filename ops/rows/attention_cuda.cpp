@@ -53,12 +53,12 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
       top = row_max(top);
       if (kProducts) top *= p.unit;
       top = top_of(top, state[r].max.v);
-      const f32 fade = meet(state[r], top, [](f32 x) { return power(x); });
+      const f32 fade = meet(state[r], top, [](f32 x) { return weight(x); });
       f32 part(0.0f);
 #pragma unroll
       for (int c = 0; c < kOwnCols; ++c) {
         float& x = s.v[at(r, c)];
-        x = power(kProducts ? f32(fused(x, p.unit, -state[r].shift.v)) : x - state[r].shift).v;
+        x = weight(kProducts ? f32(fused(x, p.unit, -state[r].shift.v)) : x - state[r].shift).v;
         part += x;
         if (kDropout) x *= keep(p, by, mine + row_of(r), col + col_of(c));
       }
@@ -77,8 +77,9 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
     factor[r] = inverse(sum).v;
     if (query >= p.queries || lane() % kShare != 0) continue;
     // Less the logarithm of the weights' sum; a query that sees no key has no weights.
-    const f32 more = -(state[r].shift + log(sum) * kUnit);
-    p.max[(long)head * p.queries + query] = where(eq(sum, f32(0.0f)), f32(-infinity), more).v;
+    f32 more = -state[r].shift;
+    if (!kMasked) more = where(eq(sum, f32(0.0f)), f32(-infinity), more - log(sum) * kUnit);
+    p.max[(long)head * p.queries + query] = more.v;
     p.sum[(long)head * p.queries + query] = sum.v;
   }
   store_tile(p, p.to, p.to_packs, head, out, factor, mine, p.queries, p.depth);
@@ -138,6 +139,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
                                (const T*)p.v.data + of.at[3], tiles, head};
   columns.begin(0, end);
   float more[kOwn], along[kOwn], scale[kOwn];
+  f32 part[kOwn];  // Of a weight: with a mask the sum is not in `more`.
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const int query = mine + row_of(r);
@@ -145,6 +147,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
     more[r] = there ? p.max[rows + query] : 0;
     along[r] = there ? p.along[rows + query] : 0;
     scale[r] = p.scale;
+    if (kMasked) part[r] = inverse(f32(there ? p.sum[rows + query] : 0));
   }
   if (kKept) arrived();
   Rows<kKept> rows_q(q), rows_g(g);
@@ -167,7 +170,9 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
       for (int c = 0; c < kOwnCols; ++c) {
         float& dx = ds.v[at(r, c)];
         if (kDropout) dx *= keep(p, by, mine + row_of(r), col + col_of(c));
-        dx = score_gradient(power(f32(s.v[at(r, c)])), f32(dx), f32(kAlongFirst ? 0 : along[r])).v;
+        f32 w = weight(f32(s.v[at(r, c)]));
+        if (kMasked) w *= part[r];
+        dx = score_gradient(w, f32(dx), f32(kAlongFirst ? 0 : along[r])).v;
       }
     }
     accumulate(dq, ds, k, room);
@@ -210,11 +215,13 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
     hide<true>(p, s, mine, col);
 #pragma unroll
     for (int c = 0; c < kOwnCols; ++c) {
+      const int i = col_of(c);
+      const f32 part = kMasked ? inverse(f32(along[kTile + i])) : f32(1.0f);
 #pragma unroll
       for (int r = 0; r < kOwn; ++r) {
-        const int i = col_of(c);
         float &x = s.v[at(r, c)], &dx = ds.v[at(r, c)];
-        const f32 w = power(f32(x));
+        f32 w = weight(f32(x));
+        if (kMasked) w *= part;
         const float kept = kDropout ? keep(p, by, col + i, mine + row_of(r)) : 1.0f;
         x = kDropout ? w.v * kept : w.v;
         dx = score_gradient(w, f32(kDropout ? dx * kept : dx), f32(along[i])).v;
@@ -286,11 +293,12 @@ class DeviceOperands {
     const AttentionTile tile{width, cols, a.key != nullptr, masked, dtype_ == kFloat16, tall};
     const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
     const int64_t weights = single ? tile.rows() * (cols + 8) : 0, stages = single ? 1 : 2;
-    run_kernel(kernel, {.t = dtype_, .n = tile.bits()},
-               {.x = o_.heads * blocks_for(length, tile.rows()),
-                .shared_bytes = row_tiles * tile.rows() * row +
-                                stages * 2 * tile.copied() * (row + 4) + 4 * weights},
-               a);
+    run_kernel(
+        kernel, {.t = dtype_, .n = tile.bits()},
+        {.x = o_.heads * blocks_for(length, tile.rows()),
+         .shared_bytes = row_tiles * tile.rows() * row +
+                         stages * tile.copied() * (2 * row + 4 * tile.numbers()) + 4 * weights},
+        a);
   }
   void run_along() const {
     run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{.width = 32, .cols = 32}.bits()},

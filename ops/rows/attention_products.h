@@ -23,6 +23,7 @@ struct AttentionTile {
   }
   int rows() const { return tall ? 128 : 64; }                    ///< Of a block: kRows.
   int copied() const { return tall && width <= 64 ? 64 : cols; }  ///< Columns at a time: kTile.
+  int numbers() const { return masked ? 3 : 2; }  ///< Beside each query that is a column: kNumbers.
 };
 
 inline constexpr char kAttentionProducts[] = R"(

@@ -8,8 +8,9 @@
 namespace brrr {
 
 /// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` is not the
-/// row's on a GPU but what is added to scores times log2 e to make logarithms of weights; `unit`
-/// is scale times log2 e.
+/// row's on a GPU but what is added to scores times log2 e to make logarithms of weights, or, where
+/// there is a mask, to scores; then weights are to be divided by `sum`. `unit` is scale times log2
+/// e.
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
     const char* data;
@@ -97,12 +98,15 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end
 // Tiles of columns, two matrices' at a time, of which kCols columns are multiplied at a time. Those
 // of 16-bit floats are on their way while the ones before are multiplied.
 constexpr int kStages = kMma ? 2 : 1;
-constexpr int kTiles = 2 * kTile * kStride, kStage = kTiles + 8 * kTile / (int)sizeof(T);
+constexpr int kNumbers = kMasked ? 3 : 2;
+constexpr int kTiles = 2 * kTile * kStride;
+constexpr int kStage = kTiles + kNumbers * 4 * kTile / (int)sizeof(T);
 template <bool turned> struct Columns {
   const AttentionArguments& p;
   const Matrix &a, &b;
   const T *from_a, *from_b;
-  T* room;  // For each stage tiles of a and b; for queries their p.max and p.along besides.
+  // For each stage tiles of a and b; for queries their p.max, p.along and, with a mask, p.sum.
+  T* room;
   unsigned head;
 
   __device__ __forceinline__ T* stage(int col) const {
@@ -113,10 +117,12 @@ template <bool turned> struct Columns {
     const int rows = turned ? p.queries : p.keys;
     load_tile<kTile>(to, from_a, a, col, rows, p.width, p.packed);
     load_tile<kTile>(to + kTile * kStride, from_b, b, col, rows, p.depth, p.packed);
-    if (!turned || threadIdx.x >= 2 * kTile) return;
-    const int i = col + threadIdx.x % kTile;
-    copy_async<4>((float*)(to + kTiles) + threadIdx.x,
-                  (threadIdx.x < kTile ? p.max : p.along) + ((long)head * rows + i), i < rows);
+#pragma unroll
+    for (int n = threadIdx.x; turned && n < kNumbers * kTile; n += kThreads) {
+      const float* const from = n < kTile ? p.max : n < 2 * kTile ? p.along : p.sum;
+      const int i = col + n % kTile;
+      copy_async<4>((float*)(to + kTiles) + n, from + ((long)head * rows + i), i < rows);
+    }
   }
   __device__ __forceinline__ void begin(int col, int end) const {
     if (kStages == 2 && col < end) start(col);
@@ -134,7 +140,7 @@ template <bool turned> struct Columns {
     }
     return stage(col) + col % kTile * kStride;
   }
-  // What p.max has for queries from `col` on; p.along a tile behind.
+  // What p.max has for queries from `col` on; p.along a tile behind, p.sum two.
   __device__ __forceinline__ const float* more(int col) const {
     return (const float*)(stage(col) + kTiles) + col % kTile;
   }
@@ -195,8 +201,9 @@ BRRR_VX float mask_of(const AttentionArguments& p, const Modifiers& by, int quer
   if (!p.bool_mask) return ((const float*)by.mask)[at];
   return mask_term<f32>(ne(i32(by.mask[at]), i32(0))).v;
 }
-// Scores are kept times log2 e, as power() takes them. The forward pass leaves products, if all
-// scores are products times one positive number, until it subtracts from them.
+// Scores are kept times log2 e, as power() takes them, but for those with a mask: it may be as large
+// as a float can be, and then a sum of weights is nothing beside it. The forward pass leaves
+// products, if all scores are products times one positive number, until it subtracts from them.
 constexpr float kUnit = 1.44269504f;
 constexpr bool kProducts = kMma && !kMasked;
 // Scores plus `more(r, c)` from products: the warp's rows from `row` on, columns from `col` on,
@@ -211,9 +218,12 @@ BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kC
       const int mine = row + row_of(r), other = col + col_of(c);
       const int query = turned ? other : mine, key = turned ? mine : other;
       float& x = s.v[at(r, c)];
-      x = fused(x, p.unit, more(r, c));
-      if (kMasked && by.mask && query < p.queries && key < p.keys) {
-        x += mask_of(p, by, query, key) * kUnit;
+      if (kMasked) {
+        x *= p.scale;
+        if (by.mask && query < p.queries && key < p.keys) x += mask_of(p, by, query, key);
+        x += more(r, c);
+      } else {
+        x = fused(x, p.unit, more(r, c));
       }
     }
   }
@@ -256,6 +266,8 @@ BRRR_VX f32 power(f32 x) {
   return f32(y);
 #endif
 }
+// Of a score from which its row's largest is subtracted.
+BRRR_VX f32 weight(f32 x) { return power(kMasked ? x * kUnit : x); }
 )";
 
 }  // namespace brrr
