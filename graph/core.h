@@ -98,7 +98,7 @@ class StepCore final : public StepBase {
   void execute(Entry& e, Session& s);
   std::vector<std::shared_ptr<Entry>> all_entries();
   bool choose_plan(Entry& e, const Session& s);
-  void build(Entry& e);
+  void build(Entry& e, const Session& s);
   bool log(const std::string& line);
   void warn(const std::string& line);
   void fall_back(const std::string& why);
@@ -106,7 +106,8 @@ class StepCore final : public StepBase {
   bool agree_to_verify(const Recording& r, bool due, bool by_plan) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
   void verify(Entry& e, Session& s);
-  void replay(const Recording& r, Plan& plan, Session& s);
+  static void find_replaced(const Recording& r, Session& s);
+  static void replay(Plan& plan, Session& s);
   void walk_ops(Entry& e, Session& s, bool shared);
   void count(Entry& e, bool replay, bool had_its_turn);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);

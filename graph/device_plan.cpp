@@ -47,7 +47,9 @@ constexpr Target kTarget{.takes = program::cuda_takes,
 
 class DevicePlan final : public DeviceKernels {
  public:
-  DevicePlan(const Recording& r, const StepOptions& options) : DeviceKernels(r, options, kTarget) {
+  DevicePlan(const Recording& r, const StepOptions& options,
+             const std::vector<Replay::Replaced>& replaced)
+      : DeviceKernels(r, options, kTarget) {
     // Whatever a slot held is nobody's any more when a replay begins.
     MemoryRules rules;
     for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
@@ -57,7 +59,7 @@ class DevicePlan final : public DeviceKernels {
     handed_.resize(r.survivors.size());
     find_externals();
     build_kernels();
-    allocate_fixed();
+    allocate_fixed(replaced);
     counts_.upload_bytes = block_bytes_;
   }
   ~DevicePlan() override {
@@ -131,14 +133,39 @@ class DevicePlan final : public DeviceKernels {
     }
   }
 
-  // What has one address for the plan's life.
-  void allocate_fixed() {
-    for (uint32_t st : r_.survivors) slots_.push_back(device_memory(r_.storages[st].bytes));
+  // What has one address for the plan's life. Nothing fails any more once an old gradient's memory
+  // is a slot.
+  void allocate_fixed(const std::vector<Replay::Replaced>& replaced) {
+    slots_.resize(r_.survivors.size());
+    for (const auto& [old, k] : replaced) {
+      if (can_be_slot(*old->storage, k)) handed_[k] = Ref<Storage>::share(old->storage);
+    }
+    for (size_t k = 0; k < slots_.size(); ++k) {
+      const size_t bytes = r_.storages[r_.survivors[k]].bytes;
+      slots_[k] =
+          handed_[k] ? Ref<Storage>::adopt(new_storage(kCUDA, bytes)) : device_memory(bytes);
+    }
     block_memory_ = device_memory(block_bytes_);
     block_ = static_cast<char*>(block_memory_->data);
     arena_ = device_.graphs->arena(memory_.arena_bytes);
     BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
                memory_.arena_bytes);
+    const std::lock_guard lock(lending());
+    for (size_t k = 0; k < slots_.size(); ++k) {
+      if (handed_[k]) lend(*handed_[k], *slots_[k]);
+    }
+  }
+
+  // Whether the storage, of a gradient that is replaced, is nobody else's and as the slot is to be.
+  bool can_be_slot(const Storage& s, size_t k) const {
+    return s.refs.get() == 1 && s.owned && s.data && s.device == kCUDA &&
+           s.bytes == r_.storages[r_.survivors[k]].bytes;
+  }
+  // From then on the slot's memory is lent to the result, as after a replay.
+  static void lend(Storage& result, Storage& slot) {
+    slot.data = result.data;
+    result.owned = false;
+    __atomic_store_n(&result.lent, true, __ATOMIC_RELEASE);
   }
 
   // What is still held of the last replay's results gets memory of its own. A gradient that is
@@ -357,8 +384,9 @@ class DevicePlan final : public DeviceKernels {
 
 }  // namespace
 
-std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options) {
-  return std::make_unique<DevicePlan>(r, options);
+std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options,
+                                       const std::vector<Replay::Replaced>& replaced) {
+  return std::make_unique<DevicePlan>(r, options, replaced);
 }
 
 }  // namespace brrr::graph

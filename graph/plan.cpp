@@ -19,13 +19,14 @@ static bool uses(const Recording& r, bool host) {
   return false;
 }
 
-std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options) {
+std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options,
+                                 const std::vector<Replay::Replaced>& replaced) {
   if (!uses(r, false)) return make_host_plan(r, options);
   const Tf32Scope products(r.tf32);
   BRRR_CHECK(!uses(r, true),
              "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
              "it needs to the GPU");
-  return make_device_plan(r, options);
+  return make_device_plan(r, options, replaced);
 }
 
 std::unique_ptr<Plan> Plan::make_unfused(const Recording& r, const StepOptions& options) {

@@ -61,8 +61,10 @@ struct Patch {
 class Plan : NotCopied {
  public:
   /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error when
-  /// the kernels cannot be built.
-  static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options);
+  /// the kernels cannot be built. On a GPU memory of gradients that the first replay is going to
+  /// replace becomes the new ones'.
+  static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options,
+                                    const std::vector<Replay::Replaced>& replaced = {});
   /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
   /// has the walker for that.
   static std::unique_ptr<Plan> make_unfused(const Recording& r, const StepOptions& options);
@@ -151,6 +153,7 @@ class Plan : NotCopied {
 
 /// One of a step that computes on the CPU alone, and one on a GPU.
 std::unique_ptr<Plan> make_host_plan(const Recording& r, const StepOptions& options);
-std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options);
+std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options,
+                                       const std::vector<Replay::Replaced>& replaced);
 
 }  // namespace brrr::graph

@@ -183,12 +183,12 @@ void StepCore::fall_back(const std::string& why) {
   warn("fallback to the reference walker: " + why);
 }
 
-void StepCore::build(Entry& e) {
+void StepCore::build(Entry& e, const Session& s) {
   if (context.observer) context.observer->pause();
   e.failure.clear();
   e.retry_at = 4 * (e.calls + 1);
   try {
-    e.plan = Plan::make(e.recording, options_);
+    e.plan = Plan::make(e.recording, options_, s.replaced);
     e.built = e.plan.get();
     if (options_.mode != Mode::Auto) e.unfused.reset();
   } catch (const Error& error) {
@@ -214,7 +214,7 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   }
   // What failed once may have lacked memory: it is tried again, ever more rarely.
   const uint64_t due = e.failure.empty() ? !options_.build_at_first_call : e.retry_at;
-  if (!e.plan && e.calls >= due) build(e);
+  if (!e.plan && e.calls >= due) build(e, s);
   if (!e.failure.empty()) {
     fall_back(e.failure);
     return false;
@@ -224,7 +224,7 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
 }
 
-void StepCore::replay(const Recording& r, Plan& plan, Session& s) {
+void StepCore::find_replaced(const Recording& r, Session& s) {
   s.replaced.clear();
   s.pass.for_replaced_gradients([&](TensorImpl& old, const TensorImpl& now) {
     if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
@@ -232,6 +232,9 @@ void StepCore::replay(const Recording& r, Plan& plan, Session& s) {
     const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
     s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin())});
   });
+}
+
+void StepCore::replay(Plan& plan, Session& s) {
   plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
 
@@ -240,10 +243,12 @@ void StepCore::replay(const Recording& r, Plan& plan, Session& s) {
 void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
   const bool planned = !shared && !options_.check_numerics;
   if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording, options_);
-  if (planned && e.unfused) return replay(e.recording, *e.unfused, s);
+  if (planned && e.unfused) return replay(*e.unfused, s);
   std::optional<CheckNumericsGuard> check;
   if (options_.check_numerics) check.emplace();
-  auto made = walk(e.recording, s.pass.bindings(), s.pass.control());
+  // A first call, which takes its time anyway, needs no more device memory than eager mode.
+  const bool aside = e.calls == 0 && !s.transient;
+  auto made = walk(e.recording, s.pass.bindings(), s.pass.control(), aside);
   for (size_t k = 0; k < made.size(); ++k) {
     std::swap(s.survivors[k]->data, made[k]->data);
     s.survivors[k]->bytes = made[k]->bytes;
@@ -255,6 +260,7 @@ void StepCore::execute(Entry& e, Session& s) {
   const Recording& r = e.recording;
   s.survivors.clear();
   for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
+  find_replaced(r, s);
   const bool shared = share_memory(s.pass.bindings());
   if (shared) fall_back(kShared);
   const bool by_plan = !shared && choose_plan(e, s);
@@ -269,7 +275,7 @@ void StepCore::execute(Entry& e, Session& s) {
   const bool due = s.watch && verification_due(e), verifies = agree_to_verify(r, due, by_plan);
   if (by_plan) {
     ++e.replays;
-    verifies ? verify(e, s) : replay(r, *e.plan, s);
+    verifies ? verify(e, s) : replay(*e.plan, s);
   } else {
     walk_ops(e, s, shared);
   }

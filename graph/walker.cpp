@@ -1,5 +1,7 @@
 #include "graph/walker.h"
 
+#include <algorithm>
+
 #include "core/tf32.h"
 #include "core/backend.h"
 #include "core/context.h"
@@ -7,15 +9,25 @@
 
 namespace brrr::graph {
 
-void UndoLog::save(Storage& s) {
-  for (const auto& [storage, copy] : saved_) {
-    if (storage.get() == &s) return;
+void UndoLog::save(Storage& s, bool aside) {
+  if (std::ranges::any_of(saved_, [&](const Saved& x) { return x.of.get() == &s; })) return;
+  Saved x{Ref<Storage>::share(&s), {}};
+  if (aside && s.device != kCPU) {
+    x.on_host = std::make_unique_for_overwrite<char[]>(s.bytes);
+    backend(s.device.type).copy_to_host(x.on_host.get(), s.data, s.bytes);
+  } else {
+    x.copy = clone_storage(s);
   }
-  saved_.emplace_back(Ref<Storage>::share(&s), clone_storage(s));
+  saved_.push_back(std::move(x));
 }
 
 void UndoLog::restore() noexcept {
-  for (const auto& [s, copy] : saved_) backend(s->device.type).copy(s->data, copy->data, s->bytes);
+  for (const Saved& x : saved_) {
+    const Storage& s = *x.of;
+    const Backend& b = backend(s.device.type);
+    x.copy ? b.copy(s.data, x.copy->data, s.bytes)
+           : b.copy_from_host(s.data, x.on_host.get(), s.bytes);
+  }
 }
 
 namespace {
@@ -23,10 +35,11 @@ namespace {
 class Walk : NotCopied {
  public:
   Walk(const Recording& r, const std::vector<Binding>& bindings,
-       const std::vector<int64_t>& control)
+       const std::vector<int64_t>& control, bool aside)
       : r_(r),
         bindings_(bindings),
         control_(control),
+        aside_(aside),
         storages_(r.storages.size()),
         last_use_(r.storages.size()) {
     for (size_t k = 0; k < bindings.size(); ++k) storages_[r.externals[k]] = bindings[k].storage;
@@ -62,7 +75,7 @@ class Walk : NotCopied {
       const StorageInfo& info = r_.storages[r_.value(id).storage];
       Ref<Storage>& s = storages_[r_.value(id).storage];
       if (info.origin == Origin::External) {
-        if (i.into && write && at <= last_fallible_) undo_.save(*s);
+        if (i.into && write && at <= last_fallible_) undo_.save(*s, aside_);
       } else if (info.maker == at) {
         s = Ref<Storage>::adopt(new_storage(info.device, info.bytes));
         allocate(*s);
@@ -86,6 +99,7 @@ class Walk : NotCopied {
   const Recording& r_;
   const std::vector<Binding>& bindings_;
   const std::vector<int64_t>& control_;
+  const bool aside_;
   Storages storages_;
   std::vector<size_t> last_use_;
   size_t last_fallible_ = 0;
@@ -97,9 +111,9 @@ class Walk : NotCopied {
 }  // namespace
 
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
-                               const std::vector<int64_t>& control) {
+                               const std::vector<int64_t>& control, bool aside) {
   const Tf32Scope products(r.tf32);
-  return Walk(r, bindings, control).run();
+  return Walk(r, bindings, control, aside).run();
 }
 
 }  // namespace brrr::graph

@@ -9,17 +9,22 @@ namespace brrr::graph {
 /// Contents of storages from before a run wrote to them.
 class UndoLog {
  public:
-  void save(Storage& s);
+  /// `aside`: of a GPU's storages in the host's memory, for which it waits.
+  void save(Storage& s, bool aside = false);
   void restore() noexcept;
 
  private:
-  std::vector<std::pair<Ref<Storage>, Ref<Storage>>> saved_;
+  struct Saved {
+    Ref<Storage> of, copy;
+    std::unique_ptr<char[]> on_host = nullptr;
+  };
+  std::vector<Saved> saved_;
 };
 
 /// Runs `r`. `bindings` and `control` are those of a pass that matched it. Returns, for every
 /// survivor in order, a storage with its memory. If a kernel throws, externals written so far get
-/// their old contents back.
+/// their old contents back; `aside` says where these are kept meanwhile (UndoLog::save).
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
-                               const std::vector<int64_t>& control);
+                               const std::vector<int64_t>& control, bool aside = false);
 
 }  // namespace brrr::graph

@@ -92,6 +92,83 @@ TEST_CASE("cuda step: pitfall C8: a step without memory has not happened, and do
   }
 }
 
+TEST_CASE("cuda step: no call needs more memory than eager mode, the first ones included") {
+  if (!have_device()) return;
+  const auto peaks = [](Mode mode, bool clears_first, Tensors& values) {
+    manual_seed(1);
+    models::MLP model({.sizes = {256, 256, 256, 10}, .activation = "relu"});
+    model.to(kCUDA);
+    optim::AdamW opt(model.parameters(), {.lr = 1e-3});
+    const Tensor y = randint(0, 10, {16}, kCUDA), average = zeros({500, 256}, kCUDA);
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          if (clears_first) opt.zero_grad();
+          const Tensor loss = cross_entropy(model(x), y);
+          if (!clears_first) opt.zero_grad();
+          loss.backward();
+          opt.step();
+          const NoGradGuard guard;
+          average.mul_(0.5);
+          return loss.detach() * 2.0;  // Takes memory after all is written.
+        },
+        mode);
+    const Tensor x = randn({16, 256}, kCUDA);
+    std::vector<size_t> all;
+    for (int call = 0; call < 5; ++call) {
+      reset_peak_memory(kCUDA);
+      values.push_back(step(x));
+      synchronize(kCUDA);
+      all.push_back(memory_stats(kCUDA).peak +
+                    (mode == Mode::Graph ? step.stats().arena_bytes : 0));
+    }
+    for (const Tensor& p : model.parameters()) {
+      values.push_back(p.detach());
+      values.push_back(p.grad());
+    }
+    for (Tensor& t : values) t = on_cpu(t);
+    empty_cache(kCUDA);
+    return all;
+  };
+  for (const bool clears_first : {true, false}) {
+    Tensors eager, graph;
+    const auto a = peaks(Mode::Eager, clears_first, eager);
+    const auto b = peaks(Mode::Graph, clears_first, graph);
+    check_same(graph, eager);
+    for (size_t call = 0; call < a.size(); ++call) {
+      CAPTURE(call);
+      CHECK(b[call] <= a[call] + (64 << 10));  // Tables and numbers.
+    }
+  }
+}
+
+TEST_CASE("cuda step: an old gradient that somebody holds does not become the new one") {
+  if (!have_device()) return;
+  const auto run = [](Mode mode) {
+    const Tensor w = ones({64}, kCUDA).set_requires_grad(true);
+    Tensors all;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          const Tensor was = w.grad();
+          w.set_grad({});
+          (w * x).sum().backward();
+          return was.defined() ? (was + w.grad()).sum() : w.grad().sum();  // Reads it in the step.
+        },
+        mode);
+    Tensor held, view;
+    for (int call = 0; call < 6; ++call) {
+      if (call != 2) all.push_back(step(full({64}, call + 1.0, kFloat32, kCUDA)));
+      if (call == 1) held = w.grad(), view = w.grad().narrow(0, 8, 8).detach();
+      all.push_back(held.defined() ? held.clone() : zeros({64}, kCUDA));
+      all.push_back(view.defined() ? view.clone() : zeros({8}, kCUDA));
+      all.push_back(w.grad().clone());
+      if (call == 3) held = {}, view = {};
+    }
+    for (Tensor& t : all) t = on_cpu(t);
+    return all;
+  };
+  check_same(run(Mode::Graph), run(Mode::Eager));
+}
+
 TEST_CASE("cuda: a draw for which there is no memory is not used up") {
   if (!have_device()) return;
   const EmulatorSetting small("BRRR_EMULATOR_MEMORY", std::to_string(64 << 20));
