@@ -299,10 +299,13 @@ void Exchange::end_all() {
     if (r == transport_->rank) continue;
     const Piece piece{&bye_, 1};
     void* const message = transport_->send(&piece, 1, r, kByeTag);
-    if (message && transport_->start(message)) {
-      // One byte is on its way at once, or its receiver is gone.
-      for (int i = 0; i < 1000 && transport_->test(message) == 0; ++i) sched_yield();
+    if (!message || !transport_->start(message)) continue;
+    // One byte is on its way at once, or its receiver is gone.
+    int sent = 0;
+    for (int i = 0; i < 1000 && sent == 0; ++i) {
+      if ((sent = transport_->test(message)) == 0) sched_yield();
     }
+    if (sent > 0) transport_->release(message);
   }
   // What has gone wrong here the others would wait for.
   if (!broken_.empty()) transport_->abort(1);
