@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/device.h"
 #include "core/dtype.h"
@@ -32,6 +33,16 @@ struct Gemm {
   const void* packed = nullptr;  ///< What Backend::pack_right made of B.
 };
 
+/// Text of generated kernels: what several of them use, and each by itself.
+struct KernelSource {
+  std::string shared;
+  std::vector<std::string> kernels;
+  std::string all() const {
+    std::string text = shared;
+    for (const std::string& k : kernels) text += k;
+    return text;
+  }
+};
 /// Generated kernels after building: `symbols[i]` is the address of the i-th name asked for.
 struct KernelModule;
 /// What building cost and where it came from.
@@ -124,7 +135,7 @@ struct Backend {
   void (*drop_mark)(DeviceMark* m) noexcept = nullptr;
   /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws
   /// brrr::Error with the compiler's words when that fails or there is no compiler.
-  KernelModule* (*build)(const std::string& source, BuildReport& report);
+  KernelModule* (*build)(const KernelSource& source, BuildReport& report);
   void* (*symbol)(KernelModule* m, const char* name);
   void (*unload)(KernelModule* m) noexcept;
   /// Queues a kernel given as text (core/device_kernel.h). Null on the CPU.

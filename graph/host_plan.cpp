@@ -102,7 +102,8 @@ class HostPlan final : public Plan {
     const GroupProgram made = program_of(r_, part, schedule_);
     const program::CpuKernel text = program::cpu_kernel(made.program);
     for (const std::string& f : text.functions) {
-      if (source_.find(f) == std::string::npos) source_ += f;
+      std::string& shared = source_.shared;
+      if (shared.find(f) == shared.npos) shared += f;
     }
     const std::string name = named([&](const std::string& as) {
       std::string all = fmt::format("extern \"C\" void {}{}\n", as, text.body);

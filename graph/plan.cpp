@@ -70,13 +70,13 @@ Plan::~Plan() {
 
 std::string Plan::named(const std::function<std::string(const std::string&)>& text) {
   const auto [it, fresh] = names_.emplace(text("k"), fmt::format("brrr_k{}", names_.size()));
-  if (fresh) source_ += text(it->second);
+  if (fresh) source_.kernels.push_back(text(it->second));
   return it->second;
 }
 
-void Plan::build_source(const std::string& prelude, const Backend& by) {
-  if (source_.empty()) return;
-  source_ = prelude + source_;
+void Plan::build_source(const std::string& first, const Backend& by) {
+  if (source_.kernels.empty()) return;
+  source_.shared.insert(0, first);
   built_by_ = &by;
   module_ = by.build(source_, counts_.build);
 }

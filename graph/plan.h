@@ -94,7 +94,7 @@ class Plan : NotCopied {
   const Schedule& schedule() const { return schedule_; }
   const Target& target() const { return target_; }
   const MemoryPlan& memory() const { return memory_; }
-  const std::string& source() const { return source_; }
+  const KernelSource& source() const { return source_; }
   const ReplayCounts& counts() const { return counts_; }
   /// What each group's kernels are and do, for observers.
   const std::vector<KernelNote>& notes();
@@ -104,8 +104,8 @@ class Plan : NotCopied {
   void plan_temporaries(const MemoryRules& rules);
   /// The name of kernels whose text depends on it; it is added to the source unless it is there.
   std::string named(const std::function<std::string(const std::string&)>& text);
-  /// Builds the source, if there is any, behind `prelude`.
-  void build_source(const std::string& prelude, const Backend& by);
+  /// Builds the kernels, if there are any, behind `first`.
+  void build_source(const std::string& first, const Backend& by);
   void* symbol(const std::string& name) const { return built_by_->symbol(module_, name.c_str()); }
   /// In the arena, or in a room whose owners are bound.
   char* address(const MemoryPlan::Piece& x) const {
@@ -136,7 +136,7 @@ class Plan : NotCopied {
   Schedule schedule_;
   MemoryPlan memory_;
   char* arena_ = nullptr;
-  std::string source_;
+  KernelSource source_;
   Storages bound_;                     // Null where nothing is stored.
   std::vector<size_t> external_item_;  // By external number: bytes of an element.
   size_t kernels_ = 0, generated_ = 0;

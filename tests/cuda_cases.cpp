@@ -133,14 +133,15 @@ std::vector<KernelText> kernels_to_compile(int major) {
   return kernels;
 }
 
-KernelModule* build_checked(const std::string& source, BuildReport& report) {
+KernelModule* build_checked(const KernelSource& source, BuildReport& report) {
   if (gpu_compiler()) {
-    const int major = turn_of(source, long_tests() ? 1 : 2);
+    const std::string all = source.all();
+    const int major = turn_of(all, long_tests() ? 1 : 2);
     if (!major) return library->build(source, report);
-    const auto [code, failure] = compile(with_support(source), "step", major);
+    const auto [code, failure] = compile(with_support(all), "step", major);
     CHECK_MESSAGE(failure.empty(), failure);
     const std::string lines = greedy(code, major, [](const std::string&) { return ""; });
-    CHECK_MESSAGE(lines.empty(), lines, source);
+    CHECK_MESSAGE(lines.empty(), lines, all);
   }
   return library->build(source, report);
 }

@@ -76,7 +76,7 @@ const Backend& cpu_backend() {
       .gemm_batch = cpu::gemm_batch,
       .parallel_for = cpu::run_ranges,
       .synchronize = [] {},
-      .build = cpu::build,
+      .build = [](const KernelSource& s, BuildReport& r) { return cpu::build(s.all(), r); },
       .symbol = cpu::symbol,
       .unload = cpu::unload,
   };

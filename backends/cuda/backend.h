@@ -26,7 +26,7 @@ void multiply_small(const GemmShape& s, const void* a, const void* b, void* c);
 // --- graphs.cpp: captured work, built kernels of a recorded step, and marks in the queue ---------
 
 const GraphBackend& graph_backend();
-KernelModule* build(const std::string& source, BuildReport& report);
+KernelModule* build(const KernelSource& source, BuildReport& report);
 void* symbol(KernelModule* m, const char* name);
 void unload(KernelModule* m) noexcept;
 

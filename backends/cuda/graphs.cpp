@@ -1,4 +1,3 @@
-#include <chrono>
 #include <mutex>
 
 #include "backends/cuda/backend.h"
@@ -115,33 +114,6 @@ const GraphBackend& graph_backend() {
       .drop = [](HostCopy* c) noexcept { staging().drop(c); },
   };
   return b;
-}
-
-KernelModule* build(const std::string& source, BuildReport& report) {
-  const auto start = std::chrono::steady_clock::now();
-  const OpenDevice& d = device();
-  report = {};
-  const std::string code = machine_code(*d.tools, with_support(source), "step", d.properties.major,
-                                        d.properties.minor, &report.cached);
-  Module* const module = load_module(code, "step");
-  report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return reinterpret_cast<KernelModule*>(module);
-}
-
-static Module* module_of(KernelModule* m) { return reinterpret_cast<Module*>(m); }
-
-void* symbol(KernelModule* m, const char* name) {
-  Function* f = nullptr;
-  check(device().driver->function(module_of(m), name, 0, &f), name);
-  return f;
-}
-
-void unload(KernelModule* m) noexcept {
-  if (!m) return;
-  const OpenDevice& d = device();
-  d.driver->synchronize(d.compute);  // Replays that run still use it.
-  d.driver->unload(module_of(m));
 }
 
 // --- marks ---------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+// The generated kernels of a step: programs that are compiled side by side, one for each processor.
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <system_error>
+#include <thread>
+
+#include "backends/cuda/backend.h"
+#include "backends/cuda/device.h"
+#include "backends/cuda/kernels.h"
+#include "core/check.h"
+
+namespace brrr::cuda {
+
+namespace {
+
+struct Programs {
+  std::vector<std::string> texts;
+  std::vector<Module*> modules = {};
+};
+Programs* programs_of(KernelModule* m) { return reinterpret_cast<Programs*>(m); }
+
+// Programs of about the same length, for as many threads.
+std::vector<std::string> split(const KernelSource& source) {
+  const auto most = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::string> texts(std::min<size_t>(most, source.kernels.size()));
+  std::vector<const std::string*> longest_first;
+  for (const std::string& k : source.kernels) longest_first.push_back(&k);
+  std::ranges::stable_sort(longest_first, std::greater(), &std::string::size);
+  for (const std::string* k : longest_first)
+    *std::ranges::min_element(texts, {}, &std::string::size) += *k;
+  for (std::string& t : texts) t = with_support(source.shared + t);
+  return texts;
+}
+
+// f(0) to f(n - 1), in a thread each as far as there are threads. Throws what the first one threw.
+template <class F> void side_by_side(size_t n, const F& f) {
+  std::vector<std::exception_ptr> thrown(n);
+  const auto run = [&](size_t k) {
+    try {
+      f(k);
+    } catch (...) {
+      thrown[k] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t k = 1; k < n; ++k) {
+      try {
+        threads.emplace_back(run, k);
+      } catch (const std::system_error&) {
+        run(k);
+      }
+    }
+    if (n) run(0);
+  }
+  for (const std::exception_ptr& e : thrown) {
+    if (e) std::rethrow_exception(e);
+  }
+}
+
+}  // namespace
+
+KernelModule* build(const KernelSource& source, BuildReport& report) {
+  const auto start = std::chrono::steady_clock::now();
+  const OpenDevice& d = device();
+  auto made = std::make_unique<Programs>(split(source));
+  const size_t n = made->texts.size();
+  std::vector<std::string> codes(n);
+  std::vector<char> cached(n);
+  side_by_side(n, [&](size_t k) {
+    bool found = false;
+    codes[k] = machine_code(*d.tools, made->texts[k], "step", d.properties.major,
+                            d.properties.minor, &found);
+    cached[k] = found;
+  });
+  auto* const module = reinterpret_cast<KernelModule*>(made.release());
+  try {
+    for (const std::string& c : codes)
+      programs_of(module)->modules.push_back(load_module(c, "step"));
+  } catch (...) {
+    unload(module);
+    throw;
+  }
+  report.cached = std::ranges::all_of(cached, [](char c) { return c != 0; });
+  report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return module;
+}
+
+void* symbol(KernelModule* m, const char* name) {
+  const Programs& p = *programs_of(m);
+  const std::string begins = fmt::format("KERNEL({},", name);
+  const auto at = std::ranges::find_if(
+      p.texts, [&](const std::string& text) { return text.find(begins) != text.npos; });
+  BRRR_CHECK(at != p.texts.end(), "cuda: the step's programs have no kernel {}", name);
+  Function* f = nullptr;
+  check(
+      device().driver->function(p.modules[static_cast<size_t>(at - p.texts.begin())], name, 0, &f),
+      name);
+  return f;
+}
+
+void unload(KernelModule* m) noexcept {
+  if (!m) return;
+  const std::unique_ptr<Programs> all(programs_of(m));
+  const OpenDevice& d = device();
+  d.driver->synchronize(d.compute);  // Replays that run still use it.
+  for (Module* module : all->modules) d.driver->unload(module);
+}
+
+}  // namespace brrr::cuda
