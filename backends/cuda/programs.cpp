@@ -22,9 +22,12 @@ struct Programs {
 };
 Programs* programs_of(KernelModule* m) { return reinterpret_cast<Programs*>(m); }
 
+// More would wait for the longest kernel, and a compiler takes 100 MB.
+constexpr unsigned kMost = 16;
+
 // Programs of about the same length, for as many threads.
 std::vector<std::string> split(const KernelSource& source) {
-  const auto most = std::max(1u, std::thread::hardware_concurrency());
+  const auto most = std::clamp(std::thread::hardware_concurrency(), 1u, kMost);
   std::vector<std::string> texts(std::min<size_t>(most, source.kernels.size()));
   std::vector<const std::string*> longest_first;
   for (const std::string& k : source.kernels) longest_first.push_back(&k);
