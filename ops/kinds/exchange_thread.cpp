@@ -292,20 +292,20 @@ void Exchange::step() {
 
 void Exchange::end_all() {
   for (int r = 0; r < transport_->size; ++r) {
-    const Peer& p = peers_[static_cast<size_t>(r)];
-    for (void* m : {p.bye, p.hears}) {
-      if (m) transport_->cancel(m);
+    Peer& p = peers_[static_cast<size_t>(r)];
+    for (void** m : {&p.bye, &p.hears}) {
+      if (*m) transport_->cancel(std::exchange(*m, nullptr));
     }
     if (r == transport_->rank) continue;
     const Piece piece{&bye_, 1};
-    void* const message = transport_->send(&piece, 1, r, kByeTag);
-    if (!message || !transport_->start(message)) continue;
-    // One byte is on its way at once, or its receiver is gone.
+    p.bye = transport_->send(&piece, 1, r, kByeTag);
+    if (!p.bye || !transport_->start(p.bye)) continue;
+    // One byte is on its way at once, or its receiver is gone: then the message stays as it is.
     int sent = 0;
     for (int i = 0; i < 1000 && sent == 0; ++i) {
-      if ((sent = transport_->test(message)) == 0) sched_yield();
+      if ((sent = transport_->test(p.bye)) == 0) sched_yield();
     }
-    if (sent > 0) transport_->release(message);
+    if (sent > 0) transport_->release(std::exchange(p.bye, nullptr));
   }
   // What has gone wrong here the others would wait for.
   if (!broken_.empty()) transport_->abort(1);
