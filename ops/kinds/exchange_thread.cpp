@@ -313,6 +313,11 @@ void Exchange::end_all() {
 }
 
 void Exchange::serve() {
+  {
+    // How many jobs meet in one is a matter of time: replays are to take no memory, ever.
+    const std::lock_guard lock(mutex_);
+    for (auto* jobs : {&queue_, &active_, &ended_, &retired_}) jobs->reserve(256);
+  }
   for (;;) {
     {
       std::unique_lock lock(mutex_);
