@@ -72,8 +72,9 @@ template <class F> void for_definitions(std::string_view text, const F& f) {
 // What a definition's tokens define: functions, types, constants, macros.
 Tokens names_defined(const Tokens& tokens) {
   Tokens names;
-  if (tokens[0] == "namespace") return names;
-  if (tokens[0] == "#" && tokens[1] != "define" && tokens[1] != "undef") return names;
+  if (tokens.empty() || tokens[0] == "namespace") return names;
+  const bool defines = tokens.size() > 1 && (tokens[1] == "define" || tokens[1] == "undef");
+  if (tokens[0] == "#" && !defines) return names;
   int nested = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const std::string_view t = tokens[i], before = i ? tokens[i - 1] : "",

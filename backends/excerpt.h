@@ -1,6 +1,6 @@
 #pragma once
 // What a kernel needs of the text that every kernel may use: compilers take longer to read all of
-// that than to make a small kernel (NVRTC 50 of 110 ms).
+// that than to make a small kernel (NVRTC 18 of 53 ms, 20 of which an empty program takes).
 
 #include <cstdint>
 #include <string>

@@ -120,5 +120,7 @@ TEST_CASE("excerpt: conditions and namespaces stay where nothing else does") {
   // hang.
   CHECK_FALSE(Excerpt("/* two */ // two\n \"two\" 'two' x.two2").has("two"));
   CHECK(Excerpt("\"two").text == nothing.text);
+  const char* const bare = "#define EMPTY(V)\nEMPTY(f32)\n#\n";
+  CHECK(Vocabulary(bare).excerpt("") == bare);
   CHECK(Excerpt("/* two").text == nothing.text);
 }

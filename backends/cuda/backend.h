@@ -23,12 +23,15 @@ bool is_small(const GemmShape& s);
 /// Queues the product. Operands lie as `s` says, and may begin anywhere; k is not 0.
 void multiply_small(const GemmShape& s, const void* a, const void* b, void* c);
 
-// --- graphs.cpp: captured work, built kernels of a recorded step, and marks in the queue ---------
+// --- programs.cpp: built kernels of a recorded step ----------------------------------------------
 
-const GraphBackend& graph_backend();
 KernelModule* build(const KernelSource& source, BuildReport& report);
 void* symbol(KernelModule* m, const char* name);
 void unload(KernelModule* m) noexcept;
+
+// --- graphs.cpp: captured work, and marks in the queue -------------------------------------------
+
+const GraphBackend& graph_backend();
 
 /// A point in the device's queue that knows its time.
 DeviceMark* mark();

@@ -8,9 +8,9 @@
 namespace brrr {
 
 /// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` is not the
-/// row's on a GPU but what is added to scores times log2 e to make logarithms of weights, or, where
-/// there is a mask, to scores; then weights are to be divided by `sum`. `unit` is scale times log2
-/// e.
+/// row's on a GPU but what is added to scores times log2 e to make logarithms of weights; where
+/// there is a mask, to scores themselves, whose weights are still to be divided by `sum`. `unit` is
+/// scale times log2 e.
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
     const char* data;
