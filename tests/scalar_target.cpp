@@ -14,6 +14,7 @@ namespace scalar {
 #define LIB(name) F1(name, __builtin_##name(x))
 LIB(exp) LIB(expm1) LIB(log) LIB(log1p) LIB(sqrt) LIB(sin) LIB(cos) LIB(tanh) LIB(erf) LIB(floor)
 LIB(ceil) LIB(trunc) F1(falling_exp, exp(x)) F1(unit_sin, sin(x)) F1(unit_cos, cos(x))
+F1(normal_cdf, __builtin_fma(erf(x * 0x1.6a09e667f3bcdp-1), 0.5, 0.5))
 F1(sigmoid, x < 0 ? __builtin_exp(x) / (1 + __builtin_exp(x)) : 1 / (1 + __builtin_exp(-x)))
 F1(round, __builtin_nearbyint(x)) template <class T> static T rsqrt(T x) { return 1 / sqrt(x); }
 template <class T> static bool turns(T r, T y) { return r != 0 && (r < 0) != (y < 0); }

@@ -178,11 +178,12 @@ template <class In, class Out, class F> bool equal(void* compiled, bool two, F f
   }
 #define ONE(T, formula) ROW(T, T, false, formula)
 #define TWO(T, formula) ROW(T, T, true, formula)
-#define FLOATING(T)                                                                          \
-  ONE(T, exp(x)), ONE(T, expm1(x)), ONE(T, log(x)), ONE(T, log1p(x)), ONE(T, sqrt(x)),       \
-      ONE(T, rsqrt(x)), ONE(T, sin(x)), ONE(T, cos(x)), ONE(T, tanh(x)), ONE(T, sigmoid(x)), \
-      ONE(T, erf(x)), ONE(T, -x), TWO(T, pow(x, y)), TWO(T, fmod(x, y)), TWO(T, x / y),      \
-      TWO(T, fma(x, y, x)), ROW(T, int, false, isnan(x)), ROW(T, int, false, isfinite(x))
+#define FLOATING(T)                                                                             \
+  ONE(T, exp(x)), ONE(T, expm1(x)), ONE(T, log(x)), ONE(T, log1p(x)), ONE(T, sqrt(x)),          \
+      ONE(T, rsqrt(x)), ONE(T, sin(x)), ONE(T, cos(x)), ONE(T, tanh(x)), ONE(T, sigmoid(x)),    \
+      ONE(T, erf(x)), ONE(T, normal_cdf(x)), ONE(T, -x), TWO(T, pow(x, y)), TWO(T, fmod(x, y)), \
+      TWO(T, x / y), TWO(T, fma(x, y, x)), ROW(T, int, false, isnan(x)),                        \
+      ROW(T, int, false, isfinite(x))
 #define NUMBER(T)                                                                                  \
   ONE(T, floor(x)), ONE(T, ceil(x)), ONE(T, trunc(x)), ONE(T, round(x)), ONE(T, abs(x)),           \
       ONE(T, sign(x)), TWO(T, min(x, y)), TWO(T, max(x, y)), TWO(T, remainder(x, y)),              \

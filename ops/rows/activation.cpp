@@ -7,7 +7,6 @@ namespace brrr {
 namespace {
 
 constexpr PointwiseTraits kPlain{};
-constexpr double kInvSqrt2 = 0.70710678118654752440;
 constexpr double kInvSqrt2Pi = 0.39894228040143267794;
 constexpr double kSqrt2OverPi = 0.79788456080286535588;
 
@@ -24,13 +23,11 @@ const PointwiseOp elu_row{
     [](auto x, auto alpha) { return m::where(x > 0.0, x, m::expm1(x) * alpha); },
     [](auto x, auto alpha, auto, auto g) { return m::where(x > 0.0, g, g * alpha * m::exp(x)); }};
 
-// (1 + erf) / 2 as one fma, which is exact but for its one rounding.
 const PointwiseOp gelu_row{"gelu", "x * Phi(x)", kPlain,
-                           [](auto x) { return x * m::fma(m::erf(x * kInvSqrt2), 0.5, 0.5); },
+                           [](auto x) { return x * m::normal_cdf(x); },
                            [](auto x, auto, auto g) {
-                             auto cdf = m::fma(m::erf(x * kInvSqrt2), 0.5, 0.5);
                              auto pdf = m::exp(x * x * -0.5) * kInvSqrt2Pi;
-                             return g * (cdf + x * pdf);
+                             return g * (m::normal_cdf(x) + x * pdf);
                            }};
 
 // (1 + tanh(u)) / 2 = sigmoid(2u), which costs less and keeps the left tail's relative precision.

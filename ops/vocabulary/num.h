@@ -92,6 +92,7 @@ namespace vx {
 using std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::pow, std::fma;
 using std::floor, std::ceil, std::trunc, std::abs, std::isnan, std::isfinite;
 using std::sin, std::cos, std::tanh, std::erf;
+inline double normal_cdf(double x) { return fma(erf(x * 0x1.6a09e667f3bcdp-1), 0.5, 0.5); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline double sigmoid(double x) {
   return x >= 0 ? 1.0 / (1.0 + std::exp(-x)) : std::exp(x) / (1.0 + std::exp(x));

@@ -33,7 +33,7 @@ namespace brrr::m {
   F(cos, 23, 1, wave_emit, Num)        \
   F(tanh, 39, 1, bounded_emit, Num)    \
   F(sigmoid, 25, 1, bounded_emit, Num) \
-  F(erf, 17, 1, bounded_emit, Num)     \
+  F(erf, 25, 1, bounded_emit, Num)     \
   F(floor, 1, 0, sym_emit, Num)        \
   F(ceil, 1, 0, sym_emit, Num)         \
   F(round, 1, 0, sym_emit, Num)        \
@@ -88,6 +88,12 @@ template <class Y, class Z> Tensor fma(const Tensor& x, const Y& y, const Z& z) 
 }
 template <class Z> Tensor fma(double x, const Tensor& y, const Z& z) { return y * x + z; }
 inline Tensor fma(double x, double y, const Tensor& z) { return z + x * y; }
+
+/// Phi(x), the normal distribution's function, to 2^-24: what is near 0 has no more digits than
+/// what is near 1.
+template <class V> Num<V> normal_cdf(Num<V> x) { return {vx::normal_cdf(x.v)}; }
+inline Sym normal_cdf(Sym x) { return bounded_emit("normal_cdf($0)", {x.id}, {17, 1}); }
+inline Tensor normal_cdf(const Tensor& x) { return fma(erf(x * 0x1.6a09e667f3bcdp-1), 0.5, 0.5); }
 
 /// a where the mask holds, else b; both sides are computed.
 template <class V>

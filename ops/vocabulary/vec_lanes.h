@@ -45,6 +45,7 @@ BRRR_VX_WHOLE(trunc)
 BRRR_VX_WHOLE(round)
 #undef BRRR_VX_WHOLE
 
+BRRR_VX f64 normal_cdf(f64 x) { return fma(erf(x * 0x1.6a09e667f3bcdp-1), splat(0.5), splat(0.5)); }
 BRRR_VX f64 rsqrt(f64 x) { return 1.0 / sqrt(x); }
 BRRR_VX f64 sigmoid(f64 x) {
   f64 e = exp(-abs(x));
