@@ -14,6 +14,7 @@
 #include "core/address_set.h"
 #include "core/tf32.h"
 #include "graph/device_kernels.h"
+#include "graph/device_slots.h"
 #include "graph/walker.h"
 
 namespace brrr::graph {
@@ -56,21 +57,15 @@ class DevicePlan final : public DeviceKernels {
     generate_kernels();
     rules.scratch = scratch_;
     plan_temporaries(rules);
-    handed_.resize(r.survivors.size());
     find_externals();
     build_kernels();
-    allocate_fixed(replaced);
+    allocate_fixed(&options, replaced);
     counts_.upload_bytes = block_bytes_;
   }
   ~DevicePlan() override {
-    for (size_t k = 0; k < handed_.size(); ++k) {
-      Storage* s = handed_[k].get();
-      if (s && s->lent && s->refs.get() > 1) {  // The slot is the holder's from now on.
-        own_memory(*s, std::exchange(slots_[k]->data, nullptr));
-      }
-    }
-    handed_.clear();
     if (graph_) device_.graphs->release(graph_);
+    const std::lock_guard lock(lending());
+    slots_.clear();
   }
 
   void run(const Replay& now) override {
@@ -101,7 +96,7 @@ class DevicePlan final : public DeviceKernels {
   Device device() const override { return kCUDA; }
   bool holds(size_t survivor, const Storage* s) const override {
     std::lock_guard lock(lending());  // Another thread may be replaying.
-    return handed_[survivor].get() == s;
+    return slots_[survivor]->handed.get() == s;
   }
   void report_faults() const override {
     if (wait_) device_.synchronize();
@@ -135,31 +130,36 @@ class DevicePlan final : public DeviceKernels {
 
   // What has one address for the plan's life. Nothing fails any more once an old gradient's memory
   // is a slot.
-  void allocate_fixed(const std::vector<Replay::Replaced>& replaced) {
+  void allocate_fixed(const void* step, const std::vector<Replay::Replaced>& replaced) {
+    const std::lock_guard lock(lending());
+    FreeSlots there(step);
     slots_.resize(r_.survivors.size());
+    std::vector<std::pair<Storage*, Slot*>> adopted;
     for (const auto& [old, k] : replaced) {
-      if (can_be_slot(*old->storage, k)) handed_[k] = Ref<Storage>::share(old->storage);
+      const size_t bytes = r_.storages[r_.survivors[k]].bytes;
+      if (slots_[k] || (slots_[k] = there.take(*old->storage, bytes))) continue;
+      if (!can_be_slot(*old->storage, bytes)) continue;
+      slots_[k] = make_slot(step, Ref<Storage>::adopt(new_storage(kCUDA, bytes)));
+      adopted.emplace_back(old->storage, slots_[k].get());
     }
     for (size_t k = 0; k < slots_.size(); ++k) {
-      const size_t bytes = r_.storages[r_.survivors[k]].bytes;
-      slots_[k] =
-          handed_[k] ? Ref<Storage>::adopt(new_storage(kCUDA, bytes)) : device_memory(bytes);
+      if (slots_[k]) continue;
+      slots_[k] = make_slot(step, device_memory(r_.storages[r_.survivors[k]].bytes));
     }
     block_memory_ = device_memory(block_bytes_);
     block_ = static_cast<char*>(block_memory_->data);
     arena_ = device_.graphs->arena(memory_.arena_bytes);
     BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
                memory_.arena_bytes);
-    const std::lock_guard lock(lending());
-    for (size_t k = 0; k < slots_.size(); ++k) {
-      if (handed_[k]) lend(*handed_[k], *slots_[k]);
+    for (const auto& [old, slot] : adopted) {
+      slot->handed = Ref<Storage>::share(old);
+      lend(*old, *slot->memory);
     }
   }
 
   // Whether the storage, of a gradient that is replaced, is nobody else's and as the slot is to be.
-  bool can_be_slot(const Storage& s, size_t k) const {
-    return s.refs.get() == 1 && s.owned && s.data && s.device == kCUDA &&
-           s.bytes == r_.storages[r_.survivors[k]].bytes;
+  static bool can_be_slot(const Storage& s, size_t bytes) {
+    return s.refs.get() == 1 && s.owned && s.data && s.device == kCUDA && s.bytes == bytes;
   }
   // From then on the slot's memory is lent to the result, as after a replay.
   static void lend(Storage& result, Storage& slot) {
@@ -174,8 +174,8 @@ class DevicePlan final : public DeviceKernels {
   void keep_results(const Replay& now) {
     replaced_.clear();
     for (const auto& r : now.replaced) replaced_.insert(r.old->storage);
-    for (Ref<Storage>& handed : handed_) {
-      Storage* s = handed.get();
+    for (const auto& slot : slots_) {
+      Storage* s = slot->handed.get();
       if (!s) continue;
       // Its holders are the old gradient and this plan.
       if (s->refs.get() == 2 && replaced_.contains(s)) continue;
@@ -183,7 +183,7 @@ class DevicePlan final : public DeviceKernels {
         own_memory(*s);
         ++counts_.moved_away;
       }
-      handed.reset();
+      slot->handed.reset();
     }
   }
 
@@ -239,7 +239,9 @@ class DevicePlan final : public DeviceKernels {
         bound_[r_.externals[k]]->data = x.in_slot ? x.slot_begin() - x.low : x.now;
       }
     }
-    for (size_t k = 0; k < slots_.size(); ++k) bound_[r_.survivors[k]]->data = slots_[k]->data;
+    for (size_t k = 0; k < slots_.size(); ++k) {
+      bound_[r_.survivors[k]]->data = slots_[k]->memory->data;
+    }
     bind_temporaries();
     for (const HostData& d : host_data_) {
       if (!r_.survives(d.storage)) bound_[d.storage]->data = block_ + d.part.at;
@@ -338,8 +340,8 @@ class DevicePlan final : public DeviceKernels {
       const External& x = externals_[k];
       if (x.written && !x.in_slot && x.bytes()) undo.save(*bindings[k].storage);
     }
-    for (size_t k = 0; k < handed_.size(); ++k) {
-      if (handed_[k] && handed_[k]->lent) own_memory(*handed_[k]);
+    for (const auto& slot : slots_) {
+      if (slot->handed && slot->handed->lent) own_memory(*slot->handed);
     }
     try {
       launch_all();
@@ -352,12 +354,13 @@ class DevicePlan final : public DeviceKernels {
   void hand_out(Storage* const* survivors) {
     for (size_t k = 0; k < slots_.size(); ++k) {
       Storage& s = *survivors[k];
-      handed_[k].reset();
+      slots_[k]->handed.reset();
+      slots_[k]->of_gradient = s.gradient;
       if (s.data) {  // It has memory already.
-        device_.copy(s.data, slots_[k]->data, s.bytes);
+        device_.copy(s.data, slots_[k]->memory->data, s.bytes);
         continue;
       }
-      s.data = slots_[k]->data;
+      s.data = slots_[k]->memory->data;
       s.owned = false;
       s.lent = true;
       // Results that are read to be printed: reading one late must not wait for later steps.
@@ -365,16 +368,15 @@ class DevicePlan final : public DeviceKernels {
         s.early = device_.graphs->copy_out(s.data, s.bytes);
         s.early_version = s.version;
       }
-      handed_[k] = Ref<Storage>::share(&s);
+      slots_[k]->handed = Ref<Storage>::share(&s);
     }
   }
 
   DeviceGraph* graph_ = nullptr;
   std::vector<External> externals_;
-  std::vector<HostPart> parts_;       // Of the block: the control words, host data, tables.
-  std::vector<Ref<Storage>> slots_;   // By survivor.
-  std::vector<Ref<Storage>> handed_;  // By survivor: what the last replay gave out.
-  AddressSet replaced_;               // Storages of gradients that a call replaces.
+  std::vector<HostPart> parts_;               // Of the block: the control words, host data, tables.
+  std::vector<std::shared_ptr<Slot>> slots_;  // By survivor.
+  AddressSet replaced_;                       // Storages of gradients that a call replaces.
   Ref<Storage> block_memory_;
   char* block_ = nullptr;  // The control words on the device, host data, tables.
   int spoilt_ = 0;         // Captures that failed.
