@@ -125,6 +125,12 @@ TEST_CASE("zz fault: a collective of its own while the others are in a bucket") 
   sleep_s(2);  // Whoever ends first ends the other.
 }
 
+TEST_CASE("zz fault: the last one has ended its program, and all others miss it") {
+  if (dist::rank() == dist::size() - 1) return;
+  const std::string said = message([] { dist::all_reduce(ones({3})); });
+  std::fprintf(stderr, "rank %d: %s\n", dist::rank(), said.c_str());
+}
+
 static struct Late {
   bool armed = false;
   ~Late() {

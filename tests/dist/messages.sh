@@ -9,11 +9,11 @@ trap 'rm -rf "$work"' EXIT
 export BRRR_NUM_THREADS=1 BRRR_DIST_LIMIT=30
 fail() { echo "FAILED: $*"; exit 1; }
 
-# ends <seconds> <expected message> <command...>: on two ranks, not well.
+# ends <seconds> <expected message> <command...>: on two ranks or $ranks, not well.
 ends() {
   local most="$1" words="$2" begin=$SECONDS status=0
   shift 2
-  timeout 60 bash "$here/launch.sh" "$mpirun" 2 "$@" >"$work/ranks" 2>&1 || status=$?
+  timeout 60 bash "$here/launch.sh" "$mpirun" "${ranks:-2}" "$@" >"$work/ranks" 2>&1 || status=$?
   [[ $status -ne 0 ]] || { cat "$work/ranks"; fail "ended well: $*"; }
   grep -aEq -- "$words" "$work/ranks" || { cat "$work/ranks"; fail "nobody says: $words"; }
   (( SECONDS - begin <= most )) || fail "ended only after $((SECONDS - begin)) s: $words"
@@ -34,6 +34,9 @@ BRRR_DIST_LIMIT=abc ends 10 "BRRR_DIST_LIMIT is 'abc'" \
 ends 10 "brrr: rank 1: bad thing on purpose" "$tests" --test-case="zz fault: an exception*"
 BRRR_DIST_LIMIT=2 ends 15 "brrr: rank [01]: the lost one: waited 2 s for rank" "$tests" --test-case="zz fault: a job*"
 ends 15 "brrr: rank 1: too late" "$tests" --test-case="zz fault: abort*"
+for _ in {1..6}; do
+  ranks=4 ends 10 "rank 3 has ended" "$tests" --test-case="zz fault: the last*"
+done
 
 for which in "1, which is in all_reduce of float32.3." "0, which is in bucket 0"; do
   BRRR_DIST_CHECK=1 BRRR_DIST_LIMIT=2 ends 15 "waited 2 s for rank $which .BRRR_DIST_LIMIT sets" \
