@@ -42,7 +42,7 @@ class Tensor {
   uint32_t version() const;
 
   // --- host access (throws inside a recorded step) ----------------------------------------------
-  /// Address of the first element.
+  /// Address of the first element: a GPU's, of a tensor there, which only its kernels may follow.
   void* data_ptr() const;
   /// The typed address of the first element; throws unless T is the tensor's dtype. (T, here and
   /// below, is float, double, int64_t, int32_t, uint8_t or bool.)

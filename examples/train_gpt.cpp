@@ -290,7 +290,7 @@ double Run::advance(LossLog& losses, bool) {
   BRRR_CHECK(
       std::isfinite(now) && (scaler || std::isfinite(size)),
       "step {}: the loss is {}{}, the norm of the gradients {}: {}; no parameter was changed. "
-      "--check-numerics names the operation; a smaller --lr or --clip 1 may help",
+      "--check-numerics names the operation; a smaller --lr or --clip may help",
       step + 1, now, losses.where(), plain(size), diagnosis(batch, before));
   return now;
 }

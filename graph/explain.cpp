@@ -99,6 +99,9 @@ std::vector<std::shared_ptr<Entry>> StepCore::all_entries() {
 std::string StepCore::explain() {
   const StepStats s = stats();
   const auto entries = all_entries();
+  if (options_.mode == Mode::Eager) {
+    return fmt::format("step: {} calls, eager: nothing is recorded\n", s.calls);
+  }
   std::string t = fmt::format(
       "step: {} calls, {} recordings, {} replays, {} fallbacks, {} entries (most {}), {} evicted\n",
       s.calls, s.recordings, s.replays, s.fallbacks, entries.size(), options_.max_entries,

@@ -176,7 +176,7 @@ template <class F> class Step {
   /// recorded effects (grad fields, in-place updates, draws, learning rates). Throws, saying why,
   /// if that could not be right: before the first call, with verify_every, when the step makes
   /// tensors from host memory or moves some to a GPU, or when it leaves tensors with holders other
-  /// than its results and grad fields.
+  /// than its results and grad fields. In eager mode nothing changes.
   void freeze() { base().freeze(); }
   StepStats stats() const { return base().stats(); }
   /// Entries, replays, fallbacks and why, kernels, bytes and times, for people.

@@ -174,6 +174,7 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --mode lazy", "expected one of eager, graph, auto; got 'lazy'"},
       {"train_mlp --device tpu", "expected one of cpu, cuda; got 'tpu'"},
       {"train_mlp --steps 0", "expected a whole number of at least 1, got '0'"},
+      {"train_mlp --steps 9223372036854775808", "from 1 to 9223372036854775807, got"},
       {"train_mlp --steps 1e3", "expected a whole number of at least 1, got '1e3'"},
       {"train_mlp --lr nan", "expected a number of at least 0, got 'nan'"},
       {"train_mlp --dropout 1", "expected a number from 0 to 0.99, got '1'"},

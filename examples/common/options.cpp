@@ -38,7 +38,9 @@ template <class T> static Check number(const char* what, T least, T most) {
   return [=](const std::string& text) {
     T v = 0;  // A NaN fails the comparison.
     if (read_number(text, v) && v >= least && v <= most) return std::string();
-    return most < std::numeric_limits<T>::max()
+    double size = 0;
+    const bool above = read_number(text, size) && size >= static_cast<double>(most);
+    return most < std::numeric_limits<T>::max() || above
                ? fmt::format("expected {} from {} to {}, got '{}'", what, least, most, text)
                : fmt::format("expected {} of at least {}, got '{}'", what, least, text);
   };
