@@ -177,7 +177,7 @@ class DevicePlan final : public DeviceKernels {
     for (const auto& slot : slots_) {
       Storage* s = slot->handed.get();
       if (!s) continue;
-      // Its holders are the old gradient and this plan.
+      // Its holders are the old gradient and the slot.
       if (s->refs.get() == 2 && replaced_.contains(s)) continue;
       if (s->lent && s->refs.get() > 1) {
         own_memory(*s);
