@@ -64,24 +64,25 @@ std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vo
   try {
     if (state != o.saved.end()) tokenizer = data::tokenizer_from_state(state->second);
   } catch (const brrr::Error& e) {
-    BRRR_CHECK(!o.vocab.empty(),
-               "--resume {}: its tokenizer cannot be read ({}); if it is of another version, give "
-               "--vocab and --merges",
-               o.resume, e.what());
+    BRRR_CHECK(
+        !o.vocab.empty(),
+        "{}: its tokenizer cannot be read ({}); if it is of another version, give --vocab and "
+        "--merges",
+        o.source_option(), e.what());
   }
   if (!o.vocab.empty()) {
     auto given = std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
     BRRR_CHECK(given->vocab_size() <= vocabulary,
                "--vocab {}: {} tokens, but the model in {} has only {}", o.vocab,
-               given->vocab_size(), o.resume, vocabulary);
+               given->vocab_size(), o.source(), vocabulary);
     BRRR_CHECK(!tokenizer || given->state() == tokenizer->state(),
                "--vocab {}: {} was made with another vocabulary or other merges; leave the two "
                "files out",
-               o.vocab, o.resume);
+               o.vocab, o.source());
     return given;
   }
   BRRR_CHECK(!tokenizer || tokenizer->vocab_size() <= vocabulary,
-             "{}: its tokenizer has {} tokens, its model only {}", o.resume,
+             "{}: its tokenizer has {} tokens, its model only {}", o.source(),
              tokenizer->vocab_size(), vocabulary);
   return tokenizer;
 }
@@ -108,8 +109,8 @@ void check_sizes(const GptOptions& o, int64_t vocabulary) {
 
 class Run : public Training {
  public:
-  /// Makes everything, and restores it from o.resume if that is given. Whatever is wrong with files
-  /// and options throws here. Sets o.tokenizer if that was left open.
+  /// Makes everything, and restores it from o.source() if there is one. Whatever is wrong with
+  /// files and options throws here. Sets o.tokenizer if that was left open.
   explicit Run(GptOptions& o);
   bool trains() const { return options_.steps > 0; }
   void introduce() const;
@@ -174,24 +175,24 @@ Run::Run(GptOptions& o) : Training(o), options_(o) {
   model_->to(device);
   if (trains()) make_training();
   set_parts(*model_, data_.get());
-  resume();
+  restore();
 }
 
 void Run::find_tokenizer(const std::string& characters) {
   const GptOptions& o = options_;
-  if (o.resume.empty()) {
+  if (o.source().empty()) {
     tokenizer_ = new_tokenizer(o, characters);
     vocabulary_ = tokenizer_ ? tokenizer_->vocab_size() : 50257;
     return;
   }
   vocabulary_ = o.saved.count(kVocabulary) ? number_of(o.saved.at(kVocabulary)) : -1;
   BRRR_CHECK(vocabulary_ >= 0, "{}: it is no checkpoint of train_gpt: {} is missing or no number",
-             o.resume, kVocabulary);
+             o.source(), kVocabulary);
   tokenizer_ = saved_tokenizer(o, vocabulary_);
   BRRR_CHECK(tokenizer_ || o.steps == 0 || is_tokens(o.data),
-             "--resume {}: no tokenizer is known for a text; give --vocab and --merges, or the "
-             ".bin file with --data",
-             o.resume);
+             "{}: no tokenizer is known for a text; give --vocab and --merges, or the .bin file "
+             "with --data",
+             o.source_option());
 }
 
 // Texts become tokens, and tokens windows.
@@ -336,7 +337,6 @@ void Run::introduce() const {
                data_->train().size(), data_->validation().size(),
                o.batch * o.passes() * o.model.block, o.dtype, brrr::name(device), o.mode);
   }
-  if (!o.resume.empty()) fmt::print("resumed {} at step {}\n", o.resume, step);
   std::fflush(stdout);
 }
 

@@ -37,6 +37,7 @@ Options::Options()
   steps = 3000, batch = 64, log_every = 250, lr = 2e-3;
   kept_ = {"hidden", "optimizer", "batch",   "accumulate", "seed",
            "steps",  "lr",        "dropout", "images"};
+  sizes_ = {"hidden"};
   add_place();
   add_input("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
             CLI::ExistingDirectory);
@@ -65,8 +66,7 @@ class Run : public Training {
     check_data();
     make_model();
     set_parts(*model_, loader_.get());
-    resume();
-    if (!o.resume.empty()) fmt::print("resumed {} at step {}\n", o.resume, step);
+    restore();
   }
 
   void introduce() const {
@@ -173,7 +173,8 @@ class Run : public Training {
   }
   void check_data() const {
     const auto was = options_.saved.find(kDataHash);
-    BRRR_CHECK(was == options_.saved.end() || was->second == fmt::format("{:016x}", data_hash()),
+    BRRR_CHECK(options_.resume.empty() || was == options_.saved.end() ||
+                   was->second == fmt::format("{:016x}", data_hash()),
                "--resume {}: it was trained on other images; give the --data that it had",
                options_.resume);
   }

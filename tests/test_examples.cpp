@@ -130,6 +130,32 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
   CHECK(contains(other.text, "it was made with hidden 32,16, not 32"));
 }
 
+// At a rate of 0 the weights of a run are those that it began with.
+TEST_CASE("training programs: a new run begins with a checkpoint's weights, on its own terms") {
+  const brrr::test::TempCache cache;
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors", begin = " --lr 0 --init " + ck;
+  const std::string trained = parameters(run("train_mlp --steps 9" + kSmall + "--save " + ck));
+  const Result mlp = run("train_mlp --steps 3 --images 300 --dropout 0.5 --optimizer sgd" + begin);
+  CHECK(parameters(mlp) == trained);
+  CHECK(contains(mlp.text, "begins with the weights of " + ck + ", made in 9 steps"));
+  const Result wide = run("train_mlp --hidden 32" + begin);
+  CHECK(wide.status == 1);
+  CHECK(contains(wide.text, "--init " + ck + ": it was made with hidden 32,16, not 32; leave"));
+  CHECK(contains(run("train_mlp --steps 99 --resume " + ck).text,
+                 "leave that out, or begin a new run with its weights by --init"));
+  CHECK(contains(run("train_mlp --resume " + ck + begin).text, "give one of them"));
+
+  const std::string one = folder.dir + "/one", other = folder.dir + "/other";
+  std::ofstream(one) << std::string(200, 'a') << "The quick brown fox jumps over the lazy dog.";
+  std::ofstream(other) << std::string(200, 'b')
+                       << "The lazy brown dog jumps over the quick fox, and the bee.";
+  const std::string sizes = " --layers 1 --heads 2 --width 16 --block 8 --batch 2 --eval-every 0";
+  const std::string gpt = parameters(
+      run("train_gpt --steps 9 --tokenizer byte --data " + one + sizes + " --checkpoint " + ck));
+  CHECK(parameters(run("train_gpt --steps 3 --batch 4 --seed 7 --data " + other + begin)) == gpt);
+}
+
 TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkpoint") {
   const brrr::test::TempCache cache;
   const brrr::test::TempCache folder;

@@ -13,6 +13,7 @@ GptOptions::GptOptions()
   kept_ = {"tokenizer",  "dtype",      "block",  "layers",       "heads", "width",
            "positions",  "activation", "norm",   "dropout",      "steps", "batch",
            "accumulate", "lr",         "warmup", "weight-decay", "clip",  "seed"};
+  sizes_ = {"tokenizer", "block", "layers", "heads", "width", "positions", "activation", "norm"};
   add_run();
   add_data();
   add_model();

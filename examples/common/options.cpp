@@ -118,34 +118,41 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   if (const auto code = parse(words)) return code;
   check();
   check_files();
-  if (resume.empty()) return {};
-  brrr::load(resume, saved);  // Checks the file before anything is believed.
-  adapt(saved);
+  BRRR_CHECK(resume.empty() || init.empty(),
+             "--resume goes on with a run, --init begins one; give one of them");
+  if (source().empty()) return {};
+  const bool goes_on = !resume.empty();
+  const std::vector<std::string>& same = goes_on ? kept_ : sizes_;
+  brrr::load(source(), saved);  // Checks the file before anything is believed.
+  if (goes_on) adapt(saved);
   const auto take = [&](const std::string& key) {
     if (app_.count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
   };
-  for (const std::string& key : kept_) {
-    BRRR_CHECK(saved.count(key), "--resume {}: it is no checkpoint of {}: it has no {}", resume,
+  for (const std::string& key : same) {
+    BRRR_CHECK(saved.count(key), "{}: it is no checkpoint of {}: it has no {}", source_option(),
                app_.get_name(), key);
     take(key);
   }
   for (const std::string& key : hints_) {
-    if (!saved[key].empty()) take(key);
+    if (goes_on && !saved[key].empty()) take(key);
   }
   std::vector<std::string> given;
   for (const auto& [key, value] : texts_) {
     if (app_.count("--" + key)) given.push_back(key);
   }
   if (const auto code = parse(words)) {
-    say(app_.get_name(), "what the command line leaves out is as in " + resume);
+    say(app_.get_name(), "what the command line leaves out is as in " + source());
     return code;
   }
   check_files();
-  for (const auto& [key, value] : kept()) {
-    const bool is_given = std::count(given.begin(), given.end(), key);
-    BRRR_CHECK(!saved.count(key) || saved[key] == value,
-               "--resume {}: it was made with {} {}, not {}; {}", resume, key, saved[key], value,
-               is_given ? "leave that out" : fmt::format("give --{} {}", key, saved[key]));
+  const brrr::Metadata now = kept();
+  for (const std::string& key : same) {
+    const bool is_given = std::count(given.begin(), given.end(), key),
+               free = goes_on && !std::count(sizes_.begin(), sizes_.end(), key);
+    BRRR_CHECK(saved[key] == now.at(key), "{}: it was made with {} {}, not {}; {}{}",
+               source_option(), key, saved[key], now.at(key),
+               is_given ? "leave that out" : fmt::format("give --{} {}", key, saved[key]),
+               free ? ", or begin a new run with its weights by --init" : "");
   }
   return {};
 }

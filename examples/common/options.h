@@ -53,7 +53,15 @@ class CommandLine : brrr::NotCopied {
 
   int64_t threads = 0;   ///< Of the CPU; 0: all cores.
   std::string resume;    ///< A checkpoint, which also says what the command line leaves out.
-  brrr::Metadata saved;  ///< What it says.
+  std::string init;      ///< A checkpoint whose weights a new run begins with, and their sizes.
+  brrr::Metadata saved;  ///< What either says.
+
+  /// The checkpoint that is given, if one is.
+  const std::string& source() const { return resume.empty() ? init : resume; }
+  /// The same as the command line says it.
+  std::string source_option() const {
+    return (resume.empty() ? "--init " : "--resume ") + source();
+  }
 
  protected:
   /// T is std::string, int64_t, double or a vector of the first two. A name without dashes is what
@@ -98,12 +106,13 @@ class CommandLine : brrr::NotCopied {
   void needs(const std::string& option, const std::string& other) {
     app_.get_option(option)->needs(app_.get_option(other));
   }
-  /// Checks that need several options; called before `resume` is looked at.
+  /// Checks that need several options; called before a checkpoint is looked at.
   virtual void check() {}
 
   const std::string* resumed_ = nullptr;  ///< What is written and may be the file of `resume`.
   std::vector<std::string> kept_;         ///< Names in kept().
-  std::vector<std::string> hints_;        ///< Options that a checkpoint may also say.
+  std::vector<std::string> sizes_;        ///< Of these, what the weights alone ask for.
+  std::vector<std::string> hints_;        ///< Options that a checkpoint to resume may also say.
 
  private:
   // Also writes a number as CLI11 reads it, to which 010 is eight, and which rounds reals twice.

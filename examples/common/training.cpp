@@ -47,6 +47,9 @@ void TrainingOptions::add_saving(const std::string& name) {
   add_output("--log", log, "figures of every line as JSON, a line each", false);
   add_input("--resume", resume, "checkpoint to go on from, with the options it was made with",
             CLI::ExistingFile);
+  add_input("--init", init,
+            "checkpoint whose weights a new run begins with: other data, more steps",
+            CLI::ExistingFile);
   resumed_ = &checkpoint;
   hints_ = {"log-every"};
 }
@@ -203,10 +206,19 @@ void Training::set_parts(brrr::models::Module& model, brrr::Stateful* data) {
   }
 }
 
-void Training::resume() {
-  if (options_.resume.empty()) return;
-  brrr::load_checkpoint(options_.resume, parts_);
-  step = parts_.step;
+void Training::restore() {
+  if (options_.source().empty()) return;
+  if (!options_.resume.empty()) {
+    brrr::load_checkpoint(options_.resume, parts_);
+    step = parts_.step;
+    fmt::print("resumed {} at step {}\n", options_.resume, step);
+    return;
+  }
+  brrr::TrainingState weights{.model = parts_.model};
+  const brrr::RngState drawn = brrr::rng_state();
+  brrr::load_checkpoint(options_.init, weights);
+  brrr::set_rng_state(drawn);  // The new run's own, not the old one's.
+  fmt::print("begins with the weights of {}, made in {} steps\n", options_.init, weights.step);
 }
 
 void Training::save(LossLog& losses) {

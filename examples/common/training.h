@@ -128,8 +128,8 @@ class Training {
   explicit Training(const TrainingOptions& o) : options_(o) {}
   /// What its checkpoints hold: the run's own parts, before it goes on from one.
   void set_parts(brrr::models::Module& model, brrr::Stateful* data);
-  /// The parts from --resume, if that is given.
-  void resume();
+  /// The parts from --resume, or the weights from --init, if either is given; says so.
+  void restore();
   /// Of a checkpoint beside the options.
   virtual brrr::Metadata notes() const { return {}; }
   /// Of a part of a batch, on the device.
