@@ -47,20 +47,29 @@ Tensor ones(const IntList& sizes, Device device);
 Tensor full(const IntList& sizes, Scalar v);
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = default_device());
 Tensor arange(Scalar end, Device device = default_device());
-/// int64 if all are integers, else float32
+/// start, start + step, ... below end: int64 if all are integers, else float32. Throws where a
+/// dtype that is given does not hold them.
 Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = default_device());
+Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device = default_device());
+/// Both ends and what lies evenly between them, float32 or another floating dtype.
 Tensor linspace(double start, double end, int64_t steps, Device device = default_device());
+Tensor linspace(double start, double end, int64_t steps, DType dtype,
+                Device device = default_device());
+/// Ones on the diagonal of [n, m], or [n, n], zeros elsewhere; float32 or another floating dtype.
 Tensor eye(int64_t n, int64_t m = -1, Device device = default_device());
+Tensor eye(int64_t n, int64_t m, DType dtype, Device device = default_device());
 Tensor empty_like(const Tensor& t);
 Tensor zeros_like(const Tensor& t);
 Tensor ones_like(const Tensor& t);
 Tensor full_like(const Tensor& t, Scalar v);
 
 // --- random: one draw of the stream each ---------------------------------------------------------
-Tensor rand(const IntList& sizes,
-            Device device = default_device());  ///< Uniform in [0, 1), float32.
-Tensor randn(const IntList& sizes,
-             Device device = default_device());  ///< Standard normal, float32.
+/// Uniform in [0, 1), of a floating dtype; float64's have 24 bits, too.
+Tensor rand(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
+Tensor rand(const IntList& sizes, Device device);
+/// Standard normal, of a floating dtype.
+Tensor randn(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
+Tensor randn(const IntList& sizes, Device device);
 /// Integers in [low, high), int64.
 Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = default_device());
 Tensor rand_like(const Tensor& t);

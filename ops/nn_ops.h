@@ -33,20 +33,25 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 /// int64 [T]. Elements i and i + D / 2 of a row (the halves of GPT-NeoX and of Llama in Hugging
 /// Face) turn by the angle positions[t] * base^(-2i / D), which is computed in float64.
 Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base = 10000.0);
+/// What is made of a loss's parts: their mean or their sum, 0-d, or None: each of them stays.
+enum class Reduction { Mean, Sum, None };
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;   ///< Rows with this id do not count, as if they were not there.
   double label_smoothing = 0.0;  ///< The share of each target spread over all classes, in [0, 1].
+  Reduction reduction = Reduction::Mean;
 };
 /// Mean of -log softmax(logits)[i, ids[i]] over the rows whose id is not `ignore_index`: logits
-/// [n, classes], ids int64 [n]; 0-d. Without such a row it is NaN, and the gradient 0. With
-/// smoothing e the targets are (1 - e) one_hot(ids) + e / classes (Szegedy et al., "Rethinking the
-/// inception architecture", 2016). Throws when any other id is out of range.
+/// [n, classes], ids int64 [n]; 0-d. Without such a row it is NaN, and the gradient 0. The sum is
+/// theirs, too; with None the result is [n], 0 in the other rows. With smoothing e the targets are
+/// (1 - e) one_hot(ids) + e / classes (Szegedy et al., "Rethinking the inception architecture",
+/// 2016). Throws when any other id is out of range.
 Tensor cross_entropy(const Tensor& logits, const Tensor& ids,
                      const CrossEntropyOptions& options = {});
-/// Mean of (a - b)^2; 0-d.
-Tensor mse_loss(const Tensor& a, const Tensor& b);
-/// Mean binary cross-entropy of sigmoid(x) against targets in [0, 1]; 0-d, of the dtype that both
+/// (a - b)^2 of two tensors of one shape, reduced; of the dtype that both promote to.
+Tensor mse_loss(const Tensor& a, const Tensor& b, Reduction reduction = Reduction::Mean);
+/// Binary cross-entropy of sigmoid(x) against targets in [0, 1], reduced; of the dtype that both
 /// promote to.
-Tensor bce_with_logits(const Tensor& x, const Tensor& targets);
+Tensor bce_with_logits(const Tensor& x, const Tensor& targets,
+                       Reduction reduction = Reduction::Mean);
 
 }  // namespace brrr

@@ -221,6 +221,12 @@ std::vector<Case> composite_cases() {
       {"smooth_cross_entropy", {m, classes}, [](const Tensors& x) {
          return cross_entropy(x[0], x[1], {.label_smoothing = 0.2});
        }},
+      {"row_cross_entropy", {m, some}, [](const Tensors& x) {
+         return cross_entropy(x[0], x[1], {.reduction = Reduction::None}).square();
+       }},
+      {"smooth_row_cross_entropy", {m, classes}, [](const Tensors& x) {
+         return cross_entropy(x[0], x[1], {.label_smoothing = 0.2, .reduction = Reduction::Sum});
+       }},
       {"layer_norm", {m}, [](const Tensors& x) { return layer_norm(x[0], {5}); }},
       {"layer_norm", {m, w}, [](const Tensors& x) { return layer_norm(x[0], {5}, x[1]); }},
       {"layer_norm", {m, w, b}, [](const Tensors& x) {

@@ -49,6 +49,30 @@ TEST_CASE("cross_entropy: options that change nothing leave every bit") {
   }
 }
 
+TEST_CASE("cross_entropy: each row's loss, and their sum") {
+  manual_seed(24);
+  const Tensor x = (randn({7, 11}) * 3.0).set_requires_grad(),
+               ids = tensor(std::vector<int64_t>{3, -100, 0, 10, -100, 5, 5});
+  for (const double smoothing : {0.0, 0.1}) {
+    CrossEntropyOptions o = {.label_smoothing = smoothing, .reduction = Reduction::None};
+    const Tensor each = cross_entropy(x, ids, o), weight = arange(7.0);
+    REQUIRE(each.sizes() == IntList{7});
+    const Tensor g = grad({sum(each * weight)}, {x})[0];
+    o.reduction = Reduction::Sum;
+    CHECK(cross_entropy(x, ids, o).item<float>() == sum(each).item<float>());
+    o.reduction = Reduction::Mean;
+    for (int64_t r = 0; r < 7; ++r) {  // As if it were alone.
+      const bool counts = r != 1 && r != 4;
+      const Tensor row = x.detach().narrow(0, r, 1).clone().set_requires_grad();
+      const Tensor loss = cross_entropy(row, ids.narrow(0, r, 1), o);
+      check_values(each.select(0, r), {counts ? loss.item<double>() : 0.0}, 0);
+      check_values(
+          g.narrow(0, r, 1),
+          (grad({loss}, {row})[0] * static_cast<double>(r)).to(kFloat64).to_vector<double>(), 1e-6);
+    }
+  }
+}
+
 TEST_CASE("cross_entropy: ignored rows and smoothing, kernels and decompositions") {
   manual_seed(15);
   for (DType t : kFloatTypes) {

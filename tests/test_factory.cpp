@@ -159,6 +159,28 @@ TEST_CASE("arange, linspace, eye") {
   CHECK(has(error_of([] { eye(-1); }), "must not be negative"));
 }
 
+TEST_CASE("arange, linspace, eye, rand, randn in a dtype of choice") {
+  for (const DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    CAPTURE(name(t));
+    for (const Tensor& x : {arange(0, 4, 1, t), arange(0, 0.5, 0.25, t), linspace(-1, 1, 3, t),
+                            eye(2, -1, t), rand({3}, t), randn({3}, t)}) {
+      CHECK(x.dtype() == t);
+    }
+    CHECK(arange(0, 4, 1, t).to(kInt64).to_vector<int64_t>() == Ints{0, 1, 2, 3});
+    manual_seed(3);
+    const Tensor x = rand({40}, t), y = randn({40}, t);
+    manual_seed(3);
+    CHECK(same_bits(x, rand_like(x)));
+    CHECK(same_bits(y, randn_like(y)));
+  }
+  CHECK(arange(0, 1, 0.1, kFloat64).to_vector<double>()[3] == 3 * 0.1);
+  CHECK(linspace(0, 0.1, 7, kFloat64).to_vector<double>().back() == 0.1);
+  CHECK(arange(252, 256, 1, kUInt8).to(kInt64).to_vector<int64_t>() == Ints{252, 253, 254, 255});
+  CHECK(arange(5, 0, -2, kInt32).to_vector<int32_t>() == std::vector<int32_t>{5, 3, 1});
+  CHECK(error_of([] { arange(0, 5, 0.5, kInt32); }) ==
+        "arange: start 0, end 5 and step 0.5 give no int32; use integers");
+}
+
 TEST_CASE("item, to_vector, data") {
   const Tensor a = tensor({{1.5f, 2.f}, {-3.f, 0.f}});
   CHECK(a.to_vector<int64_t>() == Ints{1, 2, -3, 0});

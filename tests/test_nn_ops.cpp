@@ -152,6 +152,21 @@ TEST_CASE("mse_loss and bce_with_logits") {
                   {normal({3, 2}), rand({3, 2}).to(kFloat64)});
 }
 
+TEST_CASE("mse_loss and bce_with_logits: the sum and the parts") {
+  const Tensor a = tensor({1.0f, 2.0f}), b = tensor({0.0f, 4.0f});
+  check_values(mse_loss(a, b, Reduction::Sum), {5}, 0);
+  check_values(mse_loss(a, b, Reduction::None), {1, 4}, 0);
+  const double first = std::log1p(std::exp(1.0)), second = std::log1p(std::exp(2.0)) - 8;
+  check_values(bce_with_logits(a, b, Reduction::None), {first, second}, 1e-6);
+  check_values(bce_with_logits(a, b, Reduction::Sum), {first + second}, 1e-6);
+  check_gradients(
+      [](const Tensors& in) {
+        return mse_loss(in[0], in[1], Reduction::None) *
+               bce_with_logits(in[0], in[1], Reduction::None);
+      },
+      {normal({3, 2}), rand({3, 2}).to(kFloat64)});
+}
+
 TEST_CASE("mse_loss and bce_with_logits: operands of two dtypes") {
   const Tensor x = tensor({0.5f, 2.0f}), mask = tensor({true, false});
   check_values(mse_loss(x, mask), {2.125}, 0);

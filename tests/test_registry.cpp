@@ -113,6 +113,8 @@ const std::map<std::string, std::string> kOtherDoors = {
     {"cube", "pow(x, 3)"},
     {"gelu_tanh", "gelu(x, \"tanh\")"},
     {"smooth_cross_entropy", "cross_entropy with label_smoothing"},
+    {"row_cross_entropy", "cross_entropy with another reduction than the mean"},
+    {"smooth_row_cross_entropy", "both of these"},
     {"host_data", "tensor, from_blob and to(device) inside a step"},
     {"rotary_angle", "rotary_embedding"},
     {"rotary_pair", "rotary_embedding"}};

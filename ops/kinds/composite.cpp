@@ -12,6 +12,10 @@ void check_floating(const char* op, const TensorImpl& x) {
   BRRR_CHECK(is_floating(x.dtype), "{}: takes floating dtypes, got {}; convert with to(kFloat32)",
              op, describe(&x));
 }
+void check_gives_floating(const char* op, DType dtype) {
+  BRRR_CHECK(is_floating(dtype), "{}: gives floating dtypes, not {}; convert with to()", op,
+             name(dtype));
+}
 
 void check_devices(const OpCall& c, Device where) {
   for (int i = 0; i < c.n_in; ++i) {

@@ -26,6 +26,7 @@ inline void same_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size
 int dim_arg(const char* op, const Tensor& t, int64_t dim);
 /// Throws unless the operand, which is defined, is floating.
 void check_floating(const char* op, const TensorImpl& x);
+void check_gives_floating(const char* op, DType dtype);
 /// Throws unless all inputs live on one device, or on the given one.
 void check_devices(const OpCall& c);
 void check_devices(const OpCall& c, Device where);

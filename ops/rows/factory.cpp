@@ -7,8 +7,9 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/moved.h"
-#include "ops/vocabulary/convert.h"
+#include "ops/kinds/composite.h"
 #include "ops/kinds/pointwise.h"
+#include "ops/vocabulary/convert.h"
 
 namespace brrr {
 
@@ -125,6 +126,11 @@ Tensor ones_like(const Tensor& t) { return fill_like("ones_like", t, 1); }
 Tensor arange(Scalar end, Device device) { return arange(0, end, 1, device); }
 
 Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
+  const bool real = start.is_floating() || end.is_floating() || step.is_floating();
+  return arange(start, end, step, real ? kFloat32 : kInt64, device);
+}
+
+Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device) {
   const double from = start.to_double(), to = end.to_double(), by = step.to_double();
   BRRR_CHECK(std::isfinite(from) && std::isfinite(to) && std::isfinite(by),
              "arange: start {}, end {} and step {} must not be non-finite", from, to, by);
@@ -132,29 +138,41 @@ Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
   BRRR_CHECK(by > 0 ? to >= from : to <= from,
              "arange: step {} leads away from end: start {}, end {}; change the sign of step", by,
              from, to);
-  if (start.is_floating() || end.is_floating() || step.is_floating()) {
-    const int64_t n = count_reals(from, to, by);
-    return PointwiseCall(arange_row).make({n}, kFloat32, device).add(from).add(by).run();
-  }
-  const int64_t n = count_integers(start.to_int(), end.to_int(), step.to_int());
+  const bool real = start.is_floating() || end.is_floating() || step.is_floating();
+  const int64_t n = real ? count_reals(from, to, by)
+                         : count_integers(start.to_int(), end.to_int(), step.to_int());
   PointwiseCall c(arange_row);
-  return c.make({n}, kInt64, device).add(start.to_int()).add(step.to_int()).run();
+  c.make({n}, dtype, device);
+  if (is_floating(dtype)) return c.add(from).add(by).run();
+  BRRR_CHECK(!real && dtype != kBool, "arange: start {}, end {} and step {} give no {}; {}", from,
+             to, by, name(dtype), dtype == kBool ? "convert with to()" : "use integers");
+  if (n > 0) {
+    check_holds("arange", start, dtype);
+    check_holds("arange", start.to_int() + (n - 1) * step.to_int(), dtype);
+  }
+  return c.add(start.to_int()).add(step.to_int()).run();
 }
 
 Tensor linspace(double start, double end, int64_t steps, Device device) {
+  return linspace(start, end, steps, kFloat32, device);
+}
+Tensor linspace(double start, double end, int64_t steps, DType dtype, Device device) {
+  check_gives_floating("linspace", dtype);
   BRRR_CHECK(steps >= 0, "linspace: steps must not be negative, got {}", steps);
   BRRR_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(end - start),
              "linspace: start {} and end {} must not be non-finite, nor their distance", start,
              end);
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0.0;
   PointwiseCall c(linspace_row);
-  c.make({steps}, kFloat32, device).add(start).add(end).add(step);
+  c.make({steps}, dtype, device).add(start).add(end).add(step);
   return c.add((steps + 1) / 2).add(steps - 1).run();
 }
 
-Tensor eye(int64_t n, int64_t m, Device device) {
+Tensor eye(int64_t n, int64_t m, Device device) { return eye(n, m, kFloat32, device); }
+Tensor eye(int64_t n, int64_t m, DType dtype, Device device) {
+  check_gives_floating("eye", dtype);
   BRRR_CHECK(n >= 0 && m >= -1, "eye: sizes must not be negative: {} rows, {} columns", n, m);
-  return PointwiseCall(eye_row).make({n, m < 0 ? n : m}, kFloat32, device).add(1.0).run();
+  return PointwiseCall(eye_row).make({n, m < 0 ? n : m}, dtype, device).add(1.0).run();
 }
 
 // --- from host memory ----------------------------------------------------------------------------

@@ -1,31 +1,28 @@
-// Losses, each the mean over its elements.
+// Losses: the mean of their parts, the sum, or the parts.
 #include "core/check.h"
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
+#include "ops/view_ops.h"
 
 namespace brrr {
 
 namespace {
 
-// How many ids count is an operand: nothing of the gradient waits for a sum over the rows then, and
-// one kernel can have both.
-//
 // Of each row the maximum and sum(exp(x - max)) are kept, not one logsumexp: beside a large maximum
 // a float has no room for the logarithm of the sum.
 //
 // With d = x - max, L = log(sum(exp(d))) and smoothing e over C classes, a row's loss is
 // L - (hit d[id] + miss sum(d)) where hit is 1 - e and miss e / C, as the targets sum to 1. Without
 // smoothing d[id] is all that is read of d, so that other classes may have logits of -inf.
-template <bool smooth> struct CrossEntropy {
-  template <class X, class Id, class N, class S>
-  auto operator()(X x, Id id, N count, S hit, S miss) const {
+template <bool smooth> struct RowCrossEntropy {
+  template <class X, class Id, class S> auto operator()(X x, Id id, S hit, S miss) const {
     const auto max = m::constant(row::max(x));
     const auto d = x - max;
     const auto sum = row::sum(m::exp(d));
     const auto loss = [&](const auto& wanted) {
-      return row::total(m::where(row::counts(id), m::log(sum) - wanted, 0.0)) / count;
+      return m::where(row::counts(id), m::log(sum) - wanted, 0.0);
     };
     const auto at_id = row::pick(x, id) - max;
     if constexpr (smooth)
@@ -34,21 +31,43 @@ template <bool smooth> struct CrossEntropy {
       return std::tuple{loss(at_id), max, sum};
   }
 };
-// (softmax - targets) * g / count; 0 in rows that do not count. The softmax does not depend on the
-// maximum, so neither does its gradient.
-constexpr auto cross_entropy_gradient = [](auto x, auto id, auto count, auto hit, auto miss, auto,
-                                           auto max, auto sum, auto g) {
+// How many ids count is an operand: nothing of the gradient waits for a sum over the rows then, and
+// one kernel can have both.
+template <bool smooth> struct CrossEntropy {
+  template <class X, class Id, class N, class S>
+  auto operator()(X x, Id id, N count, S hit, S miss) const {
+    const auto [loss, max, sum] = RowCrossEntropy<smooth>{}(x, id, hit, miss);
+    return std::tuple{row::total(loss) / count, max, sum};
+  }
+};
+// (softmax - targets) * g of the row; 0 in rows that do not count. The softmax does not depend on
+// the maximum, so neither does its gradient.
+constexpr auto row_cross_entropy_gradient = [](auto x, auto id, auto hit, auto miss, auto, auto max,
+                                               auto sum, auto g) {
   const auto p = m::exp(x - m::constant(max)) * (1.0 / sum);
   const auto target = m::where(row::is_at(id), hit + miss, miss);
-  return m::where(row::counts(id), (p - target) * (g / m::max(count, 1.0)), 0.0);
+  return m::where(row::counts(id), (p - target) * g, 0.0);
 };
+constexpr auto cross_entropy_gradient = [](auto x, auto id, auto count, auto hit, auto miss,
+                                           auto loss, auto max, auto sum, auto g) {
+  return row_cross_entropy_gradient(x, id, hit, miss, loss, max, sum, g / m::max(count, 1.0));
+};
+
+using RowCrossEntropyOperands =
+    Operands<Operand::Each, Operand::Id, Operand::Scalar, Operand::Scalar>;
+const RowOp row_cross_entropy_row{"row_cross_entropy",       "-log softmax(logits)[i, ids[i]]",
+                                  RowCrossEntropyOperands{}, {"logits", "ids"},
+                                  RowCrossEntropy<false>{},  row_cross_entropy_gradient};
+const RowOp smooth_row_cross_entropy_row{
+    "smooth_row_cross_entropy", "the same with a part of each target spread over the classes",
+    RowCrossEntropyOperands{},  {"logits", "ids"},
+    RowCrossEntropy<true>{},    row_cross_entropy_gradient};
 
 using CrossEntropyOperands =
     Operands<Operand::Each, Operand::Id, Operand::Number, Operand::Scalar, Operand::Scalar>;
-const RowOp cross_entropy_row{
-    "cross_entropy",        "mean of -log softmax(logits)[i, ids[i]] over counted rows",
-    CrossEntropyOperands{}, {"logits", "ids", "count"},
-    CrossEntropy<false>{},  cross_entropy_gradient};
+const RowOp cross_entropy_row{"cross_entropy",        "mean of row_cross_entropy over counted rows",
+                              CrossEntropyOperands{}, {"logits", "ids", "count"},
+                              CrossEntropy<false>{},  cross_entropy_gradient};
 const RowOp smooth_cross_entropy_row{
     "smooth_cross_entropy", "the same with a part of each target spread over the classes",
     CrossEntropyOperands{}, {"logits", "ids", "count"},
@@ -69,6 +88,9 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b) {
   BRRR_CHECK(a.defined() && b.defined(), "{}: an operand is undefined; assign one first", op);
   BRRR_CHECK(a.sizes() == b.sizes(), "{}: shapes differ: {} and {}; reshape or expand one", op,
              to_string(a.sizes()), to_string(b.sizes()));
+}
+Tensor reduced(const Tensor& parts, Reduction how) {
+  return how == Reduction::None ? parts : how == Reduction::Sum ? sum(parts) : mean(parts);
 }
 // A mask may be a target, but bool has no differences.
 Tensor number(const Tensor& x, const Tensor& other) {
@@ -91,23 +113,28 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids, const CrossEntropy
              "cross_entropy: takes logits [n, classes] and ids [n], got {} and {}; flatten other "
              "dims with reshape",
              describe(&x), describe(&at));
-  const double e = options.label_smoothing;
+  const double e = options.label_smoothing, miss = e / static_cast<double>(x.sizes[1]);
+  if (options.reduction != Reduction::Mean) {
+    const RowOp& op = e != 0 ? smooth_row_cross_entropy_row : row_cross_entropy_row;
+    const Tensor each = call(op, {logits, ids}, RowAttrs{1}, options.ignore_index, 1 - e, miss);
+    return reduced(sole_view(reshape(each, ids.sizes())), options.reduction);
+  }
   const Tensor count = sum((ids != options.ignore_index).to(compute_type(x.dtype)));
   return call(e != 0 ? smooth_cross_entropy_row : cross_entropy_row, {logits, ids, count},
-              RowAttrs{1}, options.ignore_index, 1 - e, e / static_cast<double>(x.sizes[1]));
+              RowAttrs{1}, options.ignore_index, 1 - e, miss);
 }
 
-Tensor mse_loss(const Tensor& a, const Tensor& b) {
+Tensor mse_loss(const Tensor& a, const Tensor& b, Reduction reduction) {
   check_pair("mse_loss", a, b);
   BRRR_CHECK(is_floating(a.dtype()) || is_floating(b.dtype()),
              "mse_loss: takes floating dtypes, got {} and {}; convert one with to(kFloat32)",
              describe(a), describe(b));
-  return mean(square(number(a, b) - number(b, a)));
+  return reduced(square(number(a, b) - number(b, a)), reduction);
 }
 
-Tensor bce_with_logits(const Tensor& x, const Tensor& targets) {
+Tensor bce_with_logits(const Tensor& x, const Tensor& targets, Reduction reduction) {
   check_pair("bce_with_logits", x, targets);
-  return mean(call(bce_with_logits_row, number(x, targets), number(targets, x)));
+  return reduced(call(bce_with_logits_row, number(x, targets), number(targets, x)), reduction);
 }
 
 }  // namespace brrr

@@ -89,7 +89,15 @@ double rounded(double v, DType t) {
 
 }  // namespace
 
+Tensor rand(const IntList& sizes, DType dtype, Device device) {
+  check_gives_floating("rand", dtype);
+  return uniform(sizes, dtype, device);
+}
 Tensor rand(const IntList& sizes, Device device) { return uniform(sizes, kFloat32, device); }
+Tensor randn(const IntList& sizes, DType dtype, Device device) {
+  check_gives_floating("randn", dtype);
+  return normal(sizes, dtype, device);
+}
 Tensor randn(const IntList& sizes, Device device) { return normal(sizes, kFloat32, device); }
 Tensor rand_like(const Tensor& t) {
   check_floating("rand_like", t);
@@ -130,7 +138,7 @@ Tensor draw_key(Device device) {
 
 Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType dtype) {
   BRRR_CHECK(key.defined(), "dropout_mask_at: the key is undefined; make one with draw_key()");
-  BRRR_CHECK(is_floating(dtype), "dropout_mask_at: gives floating dtypes, not {}", name(dtype));
+  check_gives_floating("dropout_mask_at", dtype);
   check_probability("dropout_mask_at", p);
   BRRR_CHECK(key.dtype() == kInt64 && key.sizes() == IntList{2},
              "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(key.impl()));
