@@ -40,9 +40,9 @@ struct CrossEntropyOptions {
   double label_smoothing = 0.0;  ///< The share of each target spread over all classes, in [0, 1].
   Reduction reduction = Reduction::Mean;
 };
-/// Mean of -log softmax(logits)[i, ids[i]] over the rows whose id is not `ignore_index`: logits
-/// [n, classes], ids int64 [n]; 0-d. Without such a row it is NaN, and the gradient 0. The sum is
-/// theirs, too; with None the result is [n], 0 in the other rows. With smoothing e the targets are
+/// -log softmax(logits)[i, ids[i]] of the rows whose id is not `ignore_index`: logits [n, classes],
+/// ids int64 [n]. Their mean, 0-d, is NaN where there is no such row, and its gradient 0; with
+/// Reduction::None the result is [n], 0 in the other rows. With smoothing e the targets are
 /// (1 - e) one_hot(ids) + e / classes (Szegedy et al., "Rethinking the inception architecture",
 /// 2016). Throws when any other id is out of range.
 Tensor cross_entropy(const Tensor& logits, const Tensor& ids,
