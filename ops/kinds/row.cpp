@@ -1,4 +1,4 @@
-// Shapes, kernels' drivers and gradients that all row ops share.
+// Shapes and kernels' drivers that all row ops share.
 #include "ops/kinds/row.h"
 
 #include <limits>
@@ -71,9 +71,9 @@ IntList RowShape::numbers() const {
 
 // --- shapes --------------------------------------------------------------------------------------
 
-static std::string name_of(const RowInfo& info, int k) {
+std::string RowInfo::name_of(int k) const {
   const auto i = static_cast<size_t>(k);
-  return i < info.names.size() ? info.names[i] : fmt::format("operand {}", k);
+  return i < names.size() ? names[i] : fmt::format("operand {}", k);
 }
 
 static void check_operand(const OpCall& c, const RowShape& s, int k) {
@@ -82,35 +82,35 @@ static void check_operand(const OpCall& c, const RowShape& s, int k) {
   if (o.kind == Operand::Scalar) return;
   const TensorImpl* t = c.in[o.input];
   BRRR_CHECK(t || is_shared(o) || !(info.uses >> o.input & 1),
-             "{}: {} is undefined; assign a tensor first", c.op->name, name_of(info, k));
+             "{}: {} is undefined; assign a tensor first", c.op->name, info.name_of(k));
   if (!t || (t == s.x && o.kind == Operand::Each)) return;
   if (is_shared(o)) {
     BRRR_CHECK(t->size_list() == s.row(),
                "{}: {} is {}, but the normalized shape of {} is {}; give one {} for each "
                "normalized element",
-               c.op->name, name_of(info, k), describe(t), describe(s.x), to_string(s.row()),
-               name_of(info, k));
+               c.op->name, info.name_of(k), describe(t), describe(s.x), to_string(s.row()),
+               info.name_of(k));
   } else if (o.kind == Operand::Each) {
     BRRR_CHECK(t->size_list() == s.x->size_list(),
-               "{}: {} is {} and x is {}; reshape or expand one", c.op->name, name_of(info, k),
+               "{}: {} is {} and x is {}; reshape or expand one", c.op->name, info.name_of(k),
                describe(t), describe(s.x));
   } else if (o.kind == Operand::PerRow) {
     BRRR_CHECK(t->size_list() == s.numbers(),
                "{}: {} is {}, but takes a number for each row of {}, {}; reshape it", c.op->name,
-               name_of(info, k), describe(t), describe(s.x), to_string(s.numbers()));
+               info.name_of(k), describe(t), describe(s.x), to_string(s.numbers()));
   } else if (o.kind == Operand::Number) {
     BRRR_CHECK(t->ndim == 0, "{}: {} is {}, but takes a single number; reshape it to {{}}",
-               c.op->name, name_of(info, k), describe(t));
+               c.op->name, info.name_of(k), describe(t));
   } else if (o.kind == Operand::Id) {
     const IntList all = s.x->size_list();
     BRRR_CHECK(t->dtype == kInt64 &&
                    t->size_list() == IntList(all.begin(), static_cast<size_t>(all.size() - s.dims)),
                "{}: {} is {}, but takes an int64 id for each row of {}", c.op->name,
-               name_of(info, k), describe(t), describe(s.x));
+               info.name_of(k), describe(t), describe(s.x));
     return;
   }
   BRRR_CHECK(is_floating(t->dtype) && compute_type(t->dtype) == compute_type(s.x->dtype),
-             "{}: {} is {} and x is {}; convert one with to(dtype)", c.op->name, name_of(info, k),
+             "{}: {} is {} and x is {}; convert one with to(dtype)", c.op->name, info.name_of(k),
              describe(t), describe(s.x));
 }
 
@@ -289,81 +289,6 @@ static void row_decompose(OpCall& c, const Tensor* in) {
   }
 }
 
-// --- gradients -----------------------------------------------------------------------------------
-
-static std::string name_of_input(const RowInfo& info, int input) {
-  int k = 0;
-  while (info.operands[static_cast<size_t>(k)].kind == Operand::Scalar ||
-         info.operands[static_cast<size_t>(k)].input != input) {
-    ++k;
-  }
-  return name_of(info, k);
-}
-
-// A lambda may give one number for all elements of a row, or of the call.
-static Tensor as_large_as(const Tensor& g, const IntList& sizes, const OpDef& op, int input) {
-  const IntList own = g.sizes();
-  if (own == sizes) return g;
-  bool fits = own.empty() || own.size() == sizes.size();
-  for (int d = 0; fits && d < own.size(); ++d) fits = own[d] == sizes[d] || own[d] == 1;
-  BRRR_CHECK(
-      fits,
-      "{}: the gradient lambda gives {} for {}, which is {}; sum up with row::over_rows what "
-      "the rows share, with row::sum a number of each row, with row::total a single one",
-      op.name, describe(g.impl()), name_of_input(*op.row, input), to_string(sizes));
-  return expand(g, sizes).contiguous();
-}
-
-// The input that a gradient which reads no elements needs to know the rows by, as a bit.
-static uint64_t shape_bit(const RowInfo& info) {
-  const RowInfo& gradient = *info.gradient->row;
-  uint64_t first = 0;
-  for (const RowOperand& o : gradient.operands) {
-    if (o.kind != Operand::Each) continue;
-    if (gradient.uses >> o.input & 1) return 0;
-    if (!first) first = uint64_t{1} << o.input;
-  }
-  return first;
-}
-
-// The gradient of the first result. Those of others are left to the decomposition.
-static void row_vjp(VjpCall& v) {
-  const Node& n = v.node;
-  const RowInfo& info = *n.op->row;
-  Tensor g = std::move(v.gout[0]);
-  if (!g.defined()) return;
-  const OpDef& row = *info.gradient;
-  TensorImpl* in[kMaxRowOperands + kMaxOutputs + 1];
-  Tensor held[kMaxRowOperands + kMaxOutputs];
-  const int results = static_cast<int>(info.results.size());
-  int last_wanted = 0;
-  const uint64_t uses = info.gradient->row->uses | shape_bit(info);
-  for (int i = 0; i < n.n_in; ++i) {
-    const bool used = uses >> i & 1 && n.in[i].saved;
-    in[i] = used ? v.borrow_input(i) : nullptr;
-    if (!v.needs(i)) continue;
-    BRRR_CHECK(i < row.n_out,
-               "{}: its gradient lambda returns none for {}; return one for each of the first "
-               "operands, up to it, or detach() it",
-               n.op->name, name_of_input(info, i));
-    last_wanted = i;
-  }
-  for (int k = 0; k < results; ++k) {
-    const bool used = info.gradient->row->uses >> (n.n_in + k) & 1;
-    if (used) held[k] = v.output(k);
-    in[n.n_in + k] = held[k].impl();
-  }
-  in[n.n_in + results] = g.impl();
-  OpCall c(row, in, n.n_in + results + 1, last_wanted ? row.n_out : 1);
-  std::copy_n(n.attrs.v, n.attrs.n, c.attrs.v);
-  c.attrs.n = n.attrs.n;
-  dispatch(c);
-  for (int k = 0; k < c.n_out; ++k) {
-    if (!v.needs(k)) continue;
-    v.gin[k] = as_large_as(c.out[k], v.meta(k).sizes, *n.op, k).to(v.meta(k).dtype);
-  }
-}
-
 // --- rows ----------------------------------------------------------------------------------------
 
 // Runs the lambda on symbols once, to learn which operands it really needs.
@@ -415,7 +340,7 @@ Tensor RowOp::run(std::initializer_list<Given> operands) const {
   for (const Given& given : operands) {
     const RowOperand& o = info.operands[static_cast<size_t>(k)];
     const bool number = o.kind == Operand::Scalar;
-    BRRR_CHECK(number == !given.tensor, "{}: {} is a {}; give {}", name, name_of(info, k),
+    BRRR_CHECK(number == !given.tensor, "{}: {} is a {}; give {}", name, info.name_of(k),
                given.tensor ? "tensor" : "number", number ? "a number" : "a tensor");
     if (number)
       c.attrs.push(given.number);
@@ -427,17 +352,6 @@ Tensor RowOp::run(std::initializer_list<Given> operands) const {
   }
   dispatch(c);
   return std::move(c.out[0]);
-}
-
-void RowOp::attach(RowOp* gradient) {
-  info.gradient = gradient;
-  const uint64_t uses = gradient->info.uses | shape_bit(info);
-  // Other results are differentiated as tensors, which takes the operands.
-  if (n_out == 1) saves_inputs = static_cast<uint32_t>(uses & ((1u << inputs_) - 1));
-  saves_outputs = static_cast<uint32_t>(uses >> inputs_ & ((1u << n_out) - 1));
-  vjp = row_vjp;
-  vjp_outputs = 1;
-  grad_aliases = 0;
 }
 
 }  // namespace brrr
