@@ -70,4 +70,15 @@ Dropout::Dropout(double p) : p_(p) {
 
 Tensor Dropout::forward(const Tensor& x) { return dropout(x, p_, is_training()); }
 
+void Sequential::add(std::function<Tensor(const Tensor&)> f) {
+  BRRR_CHECK(f, "Sequential: part {} is an empty function", parts_.size());
+  parts_.push_back(std::move(f));
+}
+
+Tensor Sequential::forward(const Tensor& x) {
+  Tensor h = x;
+  for (const auto& part : parts_) h = part(h);
+  return h;
+}
+
 }  // namespace brrr::models

@@ -1,7 +1,10 @@
 #pragma once
-// Layers: modules around one op. Weights have PyTorch's layout and initial distribution. To set
-// one, write it (weight.copy_(..) under NoGradGuard): the module knows the tensor, not the member,
-// so that another tensor in its place would be neither trained nor saved.
+// Layers: modules around one op, and a row of them. Weights have PyTorch's layout and initial
+// distribution. To set one, write it (weight.copy_(..) under NoGradGuard): the module knows the
+// tensor, not the member, so that another tensor in its place would be neither trained nor saved.
+
+#include <functional>
+#include <memory>
 
 #include "models/module.h"
 
@@ -58,6 +61,34 @@ class Dropout : public Module {
 
  private:
   double p_;
+};
+
+/// Modules, which it owns, and functions, one after the other:
+///
+///     Sequential net;
+///     net.add<Linear>(784, 256);
+///     net.add(relu);
+///     net.add<Linear>(256, 10);
+///
+/// Names in checkpoints are places, as PyTorch's: "0.weight", "0.bias", "2.weight", ...
+class Sequential : public Module {
+ public:
+  /// Appends M(arguments...); returns it.
+  template <class M, class... A> M& add(A&&... arguments) {
+    auto made = std::make_unique<M>(std::forward<A>(arguments)...);
+    M& m = *made;
+    modules_.push_back(std::move(made));
+    register_module(std::to_string(parts_.size()), m);
+    parts_.emplace_back([&m](const Tensor& x) { return m(x); });
+    return m;
+  }
+  /// Appends a function, which has no parameters.
+  void add(std::function<Tensor(const Tensor&)> f);
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  std::vector<std::unique_ptr<Module>> modules_;
+  std::vector<std::function<Tensor(const Tensor&)>> parts_;
 };
 
 }  // namespace brrr::models

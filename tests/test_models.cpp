@@ -228,6 +228,33 @@ void compare(optim::Optimizer& opt, const Tensor& p, double tolerance,
 
 }  // namespace
 
+TEST_CASE("layers: a row of modules and functions is what they are by hand") {
+  manual_seed(6);
+  Net by_hand;
+  manual_seed(6);
+  models::Sequential net;
+  net.add<models::Linear>(5, 4);
+  net.add(relu);
+  const models::Linear& last = net.add<models::Linear>(4, 3);
+  const models::Dropout& dropout = net.add<models::Dropout>(0.5);
+  std::vector<std::string> names;
+  for (auto& [name, t] : net.named_parameters()) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"0.weight", "0.bias", "2.weight", "2.bias"});
+  CHECK(last.name() == "2");
+  net.eval();
+  CHECK(!dropout.is_training());
+  const Tensor x = randn({2, 5});
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    auto run = step([&](const Tensor& in) { return net(in); }, mode);
+    for (int i = 0; i < 3; ++i) {
+      CHECK(run(x).to_vector<float>() == by_hand(x).to_vector<float>());
+    }
+  }
+  CHECK(models::Sequential()(x).to_vector<float>() == x.to_vector<float>());
+  CHECK(contains(message([&] { net.add(std::function<Tensor(const Tensor&)>()); }),
+                 "Sequential: part 4 is an empty function"));
+}
+
 TEST_CASE("optimisers equal PyTorch's formulas for 20 steps") {
   for (DType dtype : {kFloat64, kFloat32}) {
     const double tolerance = dtype == kFloat64 ? 1e-12 : 2e-5;
