@@ -50,10 +50,6 @@ std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::s
                "--tokenizer gpt2 needs its files: --vocab vocab.json --merges merges.txt");
     return nullptr;
   }
-  BRRR_CHECK(!is_tokens(o.data),
-             "--data {}: it holds token ids, which a char tokenizer does not explain; use "
-             "--tokenizer gpt2 or byte",
-             o.data);
   return std::make_unique<data::CharTokenizer>(text);
 }
 
@@ -72,9 +68,9 @@ std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vo
   }
   if (!o.vocab.empty()) {
     auto given = std::make_unique<data::GPT2Tokenizer>(o.vocab, o.merges);
-    BRRR_CHECK(given->vocab_size() <= vocabulary,
-               "--vocab {}: {} tokens, but the model in {} has only {}", o.vocab,
-               given->vocab_size(), o.source(), vocabulary);
+    BRRR_CHECK(given->vocab_size() == vocabulary,
+               "--vocab {}: {} tokens, but the model in {} has {}", o.vocab, given->vocab_size(),
+               o.source(), vocabulary);
     BRRR_CHECK(!tokenizer || given->state() == tokenizer->state(),
                "--vocab {}: {} was made with another vocabulary or other merges; leave the two "
                "files out",
@@ -164,6 +160,9 @@ Run::Run(GptOptions& o) : Training(o), options_(o) {
   if (o.tokenizer.empty()) o.tokenizer = is_tokens(o.data) ? "gpt2" : "char";
   BRRR_CHECK(o.tokenizer == "gpt2" || o.vocab.empty(),
              "--vocab and --merges are gpt2's, the tokenizer is {}", o.tokenizer);
+  BRRR_CHECK(!trains() || !is_tokens(o.data) || o.tokenizer != "char",
+             "--data {}: it holds token ids, which a char tokenizer does not explain; {}", o.data,
+             o.source().empty() ? "use --tokenizer gpt2 or byte" : "give a text");
   const std::string characters = trains() && !is_tokens(o.data) ? read_text(o) : "";
   find_tokenizer(characters);
   prompt_ = encode_prompt();

@@ -135,12 +135,15 @@ class DevicePlan final : public DeviceKernels {
     FreeSlots there(step);
     slots_.resize(r_.survivors.size());
     std::vector<std::pair<Storage*, Slot*>> adopted;
-    for (const auto& [old, k] : replaced) {
+    for (const auto& [old, k, leaf] : replaced) {
       const size_t bytes = r_.storages[r_.survivors[k]].bytes;
-      if (slots_[k] || (slots_[k] = there.take(*old->storage, bytes))) continue;
-      if (!can_be_slot(*old->storage, bytes)) continue;
-      slots_[k] = make_slot(step, Ref<Storage>::adopt(new_storage(kCUDA, bytes)));
-      adopted.emplace_back(old->storage, slots_[k].get());
+      if (slots_[k]) continue;
+      slots_[k] = there.take(*old->storage, leaf, bytes);
+      if (!slots_[k] && can_be_slot(*old->storage, bytes)) {
+        slots_[k] = make_slot(step, Ref<Storage>::adopt(new_storage(kCUDA, bytes)));
+        adopted.emplace_back(old->storage, slots_[k].get());
+      }
+      if (slots_[k]) slots_[k]->leaf = leaf;
     }
     for (size_t k = 0; k < slots_.size(); ++k) {
       if (slots_[k]) continue;

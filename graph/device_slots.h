@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Slot {
   const Ref<Storage> memory;
   Ref<Storage> handed;
   bool of_gradient = false;
+  const TensorImpl* leaf = nullptr;  ///< Whose, if that is known; it may be gone.
 };
 
 // All there are, for who has lending().
@@ -50,29 +52,40 @@ class FreeSlots {
       if (!slot) continue;
       if (slot->is_held()) {
         lent_[slot->handed.get()] = slot;
-      } else if (slot->step == step && slot->of_gradient) {
-        idle_[slot->memory->bytes].push_back(slot);
+      } else if (slot->of_gradient) {
+        if (slot->leaf) of_leaf_[slot->leaf] = slot;
+        if (slot->step == step) idle_[slot->memory->bytes].push_back(slot);
       }
     }
   }
-  // For what replaces the gradient, which nobody else holds; null where there is none.
-  std::shared_ptr<Slot> take(const Storage& old, size_t bytes) {
+  // For what replaces the gradient of the leaf, which nobody else holds; null where there is none.
+  // What another step has idle of another leaf would go from one to the other with every call.
+  std::shared_ptr<Slot> take(const Storage& old, const TensorImpl* leaf, size_t bytes) {
     const auto lent = lent_.find(&old);
     if (lent != lent_.end() && old.refs.get() == 2 && old.bytes == bytes) {
       const auto slot = std::move(lent->second);
       lent_.erase(lent);
       return slot;
     }
-    const auto idle = idle_.find(bytes);
-    if (idle == idle_.end() || idle->second.empty()) return nullptr;
-    const auto slot = std::move(idle->second.back());
-    idle->second.pop_back();
-    return slot;
+    const auto own = of_leaf_.find(leaf);
+    if (own != of_leaf_.end() && own->second->memory->bytes == bytes &&
+        taken_.insert(own->second.get()).second) {
+      return own->second;
+    }
+    auto& idle = idle_[bytes];
+    while (!idle.empty()) {
+      const auto slot = std::move(idle.back());
+      idle.pop_back();
+      if (taken_.insert(slot.get()).second) return slot;
+    }
+    return nullptr;
   }
 
  private:
   std::unordered_map<const Storage*, std::shared_ptr<Slot>> lent_;
+  std::unordered_map<const TensorImpl*, std::shared_ptr<Slot>> of_leaf_;
   std::unordered_map<size_t, std::vector<std::shared_ptr<Slot>>> idle_;
+  std::unordered_set<const Slot*> taken_;  // Of those of the latter two.
 };
 
 }  // namespace brrr::graph

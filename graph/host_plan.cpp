@@ -338,7 +338,7 @@ class HostPlan final : public Plan {
   // An old gradient's memory, if nobody else can see it and nothing can go wrong.
   void borrow(const Replay& now) {
     lent_.clear();
-    for (const auto& [old, k] : now.replaced) {
+    for (const auto& [old, k, leaf] : now.replaced) {
       Storage &from = *old->storage, &to = *now.survivors[k];
       if (from.refs.get() != 1 || !safe_to_overwrite_[k] || !from.owned || !from.data || to.data ||
           from.bytes != to.bytes) {

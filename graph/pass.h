@@ -94,10 +94,11 @@ class Pass final : public Recorder {
   uint32_t external_of(const Storage& s) const { return by_address_[slot_of(s)]; }
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
-  /// Calls `f(old, now)` for every grad field that the pass has replaced so far.
+  /// Calls `f(leaf, old, now)` for every grad field that the pass has replaced so far.
   template <class F> void for_replaced_gradients(const F& f) const {
     for (const Change& c : changes_) {
-      if (c.field == Field::Grad && c.grad && c.tensor->grad) f(*c.grad, *c.tensor->grad);
+      if (c.field == Field::Grad && c.grad && c.tensor->grad)
+        f(*c.tensor, *c.grad, *c.tensor->grad);
     }
   }
   /// What the function did that a replay without it would not; null if nothing.

@@ -41,6 +41,7 @@ struct Replay {
   struct Replaced {
     TensorImpl* old;
     size_t survivor;
+    const TensorImpl* leaf;  ///< Whose gradient it is.
   };
   const std::vector<Binding>& bindings;
   const int64_t* control;

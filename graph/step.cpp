@@ -226,12 +226,13 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
 
 void StepCore::find_replaced(const Recording& r, Session& s) {
   s.replaced.clear();
-  s.pass.for_replaced_gradients([&](TensorImpl& old, const TensorImpl& now) {
-    if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
-    // What the pass has made and is still there is a survivor; they rise.
-    const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
-    s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin())});
-  });
+  s.pass.for_replaced_gradients(
+      [&](const TensorImpl& leaf, TensorImpl& old, const TensorImpl& now) {
+        if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
+        // What the pass has made and is still there is a survivor; they rise.
+        const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
+        s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin()), &leaf});
+      });
 }
 
 void StepCore::replay(Plan& plan, Session& s) {

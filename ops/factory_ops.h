@@ -47,8 +47,8 @@ Tensor ones(const IntList& sizes, Device device);
 Tensor full(const IntList& sizes, Scalar v);
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = default_device());
 Tensor arange(Scalar end, Device device = default_device());
-/// start, start + step, ... below end: int64 if all are integers, else float32. Throws where a
-/// dtype that is given does not hold them.
+/// start, start + step, ... below end: int64 if all are integers, else float32. Throws where
+/// an integer dtype that is given does not hold them.
 Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = default_device());
 Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device = default_device());
 /// Both ends and what lies evenly between them, float32 or another floating dtype.

@@ -50,7 +50,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& ids,
 /// (a - b)^2 of two tensors of one shape, reduced; of the dtype that both promote to.
 Tensor mse_loss(const Tensor& a, const Tensor& b, Reduction reduction = Reduction::Mean);
 /// Binary cross-entropy of sigmoid(x) against targets in [0, 1], reduced; of the dtype that both
-/// promote to.
+/// promote to, float32 if that is no floating one.
 Tensor bce_with_logits(const Tensor& x, const Tensor& targets,
                        Reduction reduction = Reduction::Mean);
 

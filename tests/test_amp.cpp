@@ -109,7 +109,16 @@ TEST_CASE("autocast: norms, softmax, losses and reductions give float32") {
     CHECK(same_bits(layer_norm(h, {6}), layer_norm(wide, {6})));
     CHECK(same_bits(rms_norm(h, {6}), rms_norm(wide, {6})));
     CHECK(same_bits(cross_entropy(h, ids), cross_entropy(wide, ids)));
-    CHECK(same_bits(bce_with_logits(h, target), bce_with_logits(wide, target)));
+    for (const Reduction r : {Reduction::Mean, Reduction::Sum, Reduction::None}) {
+      CHECK(same_bits(cross_entropy(h, ids, {.reduction = r}),
+                      cross_entropy(wide, ids, {.reduction = r})));
+      for (const auto& loss : {bce_with_logits, mse_loss}) {
+        CHECK(same_bits(loss(h, target, r), loss(wide, target, r)));
+        CHECK(same_bits(loss(h, target.to(t), r), loss(wide, target.to(t).to(kFloat32), r)));
+        CHECK(same_bits(loss(h, ids.view({4, 1}).expand({4, 6}) > 2, r),
+                        loss(wide, ids.view({4, 1}).expand({4, 6}) > 2, r)));
+      }
+    }
     CHECK(same_bits(h.sum(), wide.sum()));
     CHECK(same_bits(h.mean({1}), wide.mean({1})));
     CHECK(same_bits(h.norm(), wide.norm()));

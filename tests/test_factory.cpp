@@ -143,6 +143,9 @@ TEST_CASE("arange, linspace, eye") {
   CHECK(has(error_of([] { arange(0, 5, 0); }), "step must not be 0"));
   CHECK(has(error_of([] { arange(0, 5, -1); }), "leads away from end"));
   CHECK(has(error_of([] { arange(-1); }), "leads away from end"));
+  CHECK(has(error_of([] { arange(INT64_MAX, INT64_MAX - 1); }), "leads away from end"));
+  CHECK(arange(INT64_MIN, INT64_MAX, int64_t{1} << 62).to_vector<int64_t>().back() == int64_t{1}
+                                                                                          << 62);
   CHECK(has(error_of([] { arange(0.0, NAN); }), "non-finite"));
   CHECK(has(error_of([] { arange(INT64_MIN, INT64_MAX); }), "too many elements"));
 

@@ -133,6 +133,19 @@ TEST_CASE("train_gpt: a wrong option says what was expected") {
   CHECK(run("train_gpt --help").status == 0);
 }
 
+TEST_CASE("train_gpt: token ids are nothing to a char model, a new or an old one") {
+  const Place p;
+  const std::string ck = p.file("ck"), ids = p.file("ids.bin"),
+                    why = "holds token ids, which a char tokenizer does not explain";
+  write_text(ids, std::string(400, '\0'));
+  REQUIRE(run(p.tiny() + "--steps 2 --checkpoint " + ck).status == 0);
+  for (const std::string& from : {std::string(" --tokenizer char"), " --init " + ck}) {
+    const Result r = run("train_gpt --steps 2 --data " + ids + from);
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, why));
+  }
+}
+
 // --- GPT-2's files ------------------------------------------------------------------------------
 
 namespace {
@@ -190,10 +203,12 @@ TEST_CASE("train_gpt: GPT-2's vocabulary goes into the checkpoint, and another o
   CHECK(contains(r.text, "its tokenizer cannot be read"));
   CHECK(contains(r.text, "give --vocab and --merges"));
   CHECK(run(resume + files).status == 0);
+  write_vocabulary(p.dir(), {"th"});
+  CHECK(contains(run(resume + files).text, "257 tokens, but the model in " + ck + " has 258"));
   write_vocabulary(p.dir(), {"th", "at", "og"});
   r = run(resume + files);
   CHECK(r.status == 1);
-  CHECK(contains(r.text, "259 tokens, but the model in " + ck + " has only 258"));
+  CHECK(contains(r.text, "259 tokens, but the model in " + ck + " has 258"));
   write_text(p.file("merges.txt"), "#version: 0.2\nt h\na t\nx q\n");
   r = run(resume + files);
   CHECK(r.status == 1);

@@ -135,10 +135,12 @@ Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device)
   BRRR_CHECK(std::isfinite(from) && std::isfinite(to) && std::isfinite(by),
              "arange: start {}, end {} and step {} must not be non-finite", from, to, by);
   BRRR_CHECK(by != 0, "arange: step must not be 0");
-  BRRR_CHECK(by > 0 ? to >= from : to <= from,
+  const bool real = start.is_floating() || end.is_floating() || step.is_floating(),
+             rises = real ? from <= to : start.to_int() <= end.to_int(),
+             falls = real ? from >= to : start.to_int() >= end.to_int();
+  BRRR_CHECK(by > 0 ? rises : falls,
              "arange: step {} leads away from end: start {}, end {}; change the sign of step", by,
              from, to);
-  const bool real = start.is_floating() || end.is_floating() || step.is_floating();
   const int64_t n = real ? count_reals(from, to, by)
                          : count_integers(start.to_int(), end.to_int(), step.to_int());
   PointwiseCall c(arange_row);
@@ -148,7 +150,8 @@ Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device)
              to, by, name(dtype), dtype == kBool ? "convert with to()" : "use integers");
   if (n > 0) {
     check_holds("arange", start, dtype);
-    check_holds("arange", start.to_int() + (n - 1) * step.to_int(), dtype);
+    const uint64_t way = static_cast<uint64_t>(n - 1) * static_cast<uint64_t>(step.to_int());
+    check_holds("arange", static_cast<int64_t>(static_cast<uint64_t>(start.to_int()) + way), dtype);
   }
   return c.add(start.to_int()).add(step.to_int()).run();
 }

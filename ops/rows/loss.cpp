@@ -1,4 +1,5 @@
 // Losses: the mean of their parts, the sum, or the parts.
+#include "core/autocast.h"
 #include "core/check.h"
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
@@ -92,9 +93,10 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b) {
 Tensor reduced(const Tensor& parts, Reduction how) {
   return how == Reduction::None ? parts : how == Reduction::Sum ? sum(parts) : mean(parts);
 }
-// A mask may be a target, but bool has no differences.
-Tensor number(const Tensor& x, const Tensor& other) {
-  return x.dtype() == kBool ? x.to(other.dtype()) : x;
+// A mask may be a target, but bool has no differences. Under autocast losses widen, each part too.
+Tensor operand(const Tensor& x, const Tensor& other) {
+  const DType t = x.dtype() == kBool ? other.dtype() : x.dtype();
+  return x.to(autocast_dtype() != kFloat32 && is_floating(t) ? compute_type(t) : t);
 }
 
 }  // namespace
@@ -129,12 +131,12 @@ Tensor mse_loss(const Tensor& a, const Tensor& b, Reduction reduction) {
   BRRR_CHECK(is_floating(a.dtype()) || is_floating(b.dtype()),
              "mse_loss: takes floating dtypes, got {} and {}; convert one with to(kFloat32)",
              describe(a), describe(b));
-  return reduced(square(number(a, b) - number(b, a)), reduction);
+  return reduced(square(operand(a, b) - operand(b, a)), reduction);
 }
 
 Tensor bce_with_logits(const Tensor& x, const Tensor& targets, Reduction reduction) {
   check_pair("bce_with_logits", x, targets);
-  return reduced(call(bce_with_logits_row, number(x, targets), number(targets, x)), reduction);
+  return reduced(call(bce_with_logits_row, operand(x, targets), operand(targets, x)), reduction);
 }
 
 }  // namespace brrr
