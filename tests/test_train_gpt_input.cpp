@@ -81,7 +81,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {resume + "ck --width 32", "it was made with width 16, not 32"},
       {resume + "ck --tokenizer byte", "it was made with tokenizer char, not byte"},
       {resume + "ck " + data + "other.txt", "Z"},
-      {resume + "ck " + data + "range.bin", "is not below"},
+      {resume + "ck " + data + "range.bin", "a char tokenizer does not explain"},
       {resume + "ck " + data + "same.txt", "number of training tokens"},
       {resume + "torn.ck", "wte.weight (is float32[22, 16], expected float32[22, 32])"},
       {resume + "small.ck", "its model only 5"},
