@@ -122,7 +122,8 @@ struct Backend {
   int64_t (*packed_right_bytes)(const Gemm& problem) = nullptr;
   void (*pack_right)(const Gemm& problem, void* to) = nullptr;
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
-  /// elements after A, B and C. Each has the bits that gemm would give it.
+  /// elements after A, B and C, on a GPU at even distances. Each has the bits that gemm would give
+  /// it.
   void (*gemm_batch)(const Gemm& first, int64_t n, const int64_t* at);
   /// Of the CPU's threads; null on a GPU.
   void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t),

@@ -44,8 +44,7 @@ struct DeviceKernel {
 
 /// What a kernel's text is compiled for. T is the element type of dtype t as it lies in memory and
 /// TV the one-lane vector of it; TC and TCV are the same of t's compute type, with TCV get(const
-/// T*), void put(T*, TCV) and TCV from_f32(f32). U, UV, UC, UCV, get_u and so on belong to u; N is
-/// n.
+/// T*) and void put(T*, TCV). U, UV, UC, UCV, get_u and so on belong to u; N is n.
 struct Variant {
   DType t = DType::Float32;
   DType u = DType::Float32;

@@ -246,12 +246,8 @@ class HostPlan final : public Plan {
   void launch(Launch& l, const int64_t* control, int64_t part, int64_t parts) {
     if (!l.calls.empty()) return run_call(*l.calls[static_cast<size_t>(part)], l.group, control);
     const int64_t first = l.extent / parts * part, extent = l.extent / parts;
-    if (extent <= l.grain) {
-      run_table(l, first, first + extent);
-    } else {
-      parallel_for(extent, l.grain,
-                   [&](int64_t begin, int64_t end) { run_table(l, first + begin, first + end); });
-    }
+    parallel_for(extent, l.grain,
+                 [&](int64_t begin, int64_t end) { run_table(l, first + begin, first + end); });
     for (size_t k = 0; l.last && part + 1 == parts && k < l.table.size(); ++k) {
       l.last(arguments_.data() + l.table[k].first_argument, 0, 0);
     }

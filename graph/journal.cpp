@@ -157,12 +157,11 @@ void Pass::abort() noexcept {
   release(nullptr);
 }
 
-void Pass::journal_version(Storage& s) {
-  changes_.push_back({Field::Version, {}, {}, {}, 0, 0, s.version, Ref<Storage>::share(&s)});
-}
-
 void Pass::journal(TensorImpl& t, Field f) {
-  if (f == Field::Version) return journal_version(*t.storage);
+  if (f == Field::Version) {
+    Storage* const s = t.storage;
+    return changes_.push_back({f, {}, {}, {}, 0, 0, s->version, Ref<Storage>::share(s)});
+  }
   // What the step itself has put there is nothing to go back to, and held here it would outlive
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;

@@ -107,11 +107,7 @@ class Merger {
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
       const StorageInfo& info = r_.storages[st];
       if (info.origin == Origin::External || r_.accesses[st].empty()) continue;
-      uint32_t first = kNone, last = 0;
-      for (const Access& x : r_.accesses[st]) {
-        first = std::min(first, group(x));
-        last = std::max(last, group(x));
-      }
+      auto [first, last] = s_.life(r_, st);
       if (!r_.lasting[st] && first == last && groups_[first].fused) continue;
       if (r_.lasting[st]) last = static_cast<uint32_t>(groups_.size()) - 1;
       alive_[first] += static_cast<int64_t>(info.bytes);

@@ -147,7 +147,6 @@ class Pass final : public Recorder {
   size_t slot_of(const Storage& s) const;
   void number_externals(size_t slots);
   bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe);
-  void journal_version(Storage& s);
   void note_effects();
   void forget_changes() noexcept;
   void drop_unseen() noexcept;

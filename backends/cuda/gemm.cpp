@@ -87,35 +87,18 @@ GemmShape shape_of(const brrr::Gemm& g) {
 
 void gemm(const brrr::Gemm& g) { multiply(shape_of(g), g.dtype, g.a, g.b, g.c); }
 
+// Each operand's batch is one walk (ops/rows/product.cpp), so that its distances are even.
 void gemm_batch(const brrr::Gemm& g, int64_t n, const int64_t* at) {
   const auto size = static_cast<int64_t>(itemsize(g.dtype));
-  auto run = [&](int64_t first, int64_t batch) {
-    GemmShape s = shape_of(g);
-    s.batch = batch;
-    const int64_t* from = at + 3 * first;
-    if (batch > 1) {
-      s.stride_a = from[3] - from[0];
-      s.stride_b = from[4] - from[1];
-      s.stride_c = from[5] - from[2];
-    }
-    multiply(s, g.dtype, static_cast<const char*>(g.a) + from[0] * size,
-             static_cast<const char*>(g.b) + from[1] * size,
-             static_cast<char*>(g.c) + from[2] * size);
-  };
-  // Runs of products at even distances.
-  for (int64_t first = 0, last; first < n; first = last) {
-    const auto even = [&](int64_t i) {
-      const auto step = [&](int64_t j, int operand) {
-        return at[3 * j + operand] - at[3 * j - 3 + operand];
-      };
-      bool yes = true;
-      for (int k = 0; k < 3; ++k) yes &= step(i, k) >= 0 && step(i, k) == step(first + 1, k);
-      return yes;
-    };
-    last = first + 1;
-    while (last < n && even(last)) ++last;
-    run(first, last - first);
+  GemmShape s = shape_of(g);
+  s.batch = n;
+  if (n > 1) {
+    s.stride_a = at[3] - at[0];
+    s.stride_b = at[4] - at[1];
+    s.stride_c = at[5] - at[2];
   }
+  multiply(s, g.dtype, static_cast<const char*>(g.a) + at[0] * size,
+           static_cast<const char*>(g.b) + at[1] * size, static_cast<char*>(g.c) + at[2] * size);
 }
 
 }  // namespace brrr::cuda

@@ -121,8 +121,6 @@ std::string element_text(DType t, DType c, const char* T, const char* suffix) {
   const Spelling &s = spelling(t), &cs = spelling(c);
   std::string out = fmt::format("using {0} = {1}; using {0}V = {2};\n", T, s.element, s.vector);
   out += fmt::format("using {0}C = {1}; using {0}CV = {2};\n", T, cs.element, cs.vector);
-  out += fmt::format("BRRR_VX {}CV from_f32{}(f32 x) {{ return {}; }}\n", T, suffix,
-                     fill(to_compute(kFloat32, c), {"x"}));
   out += fmt::format("BRRR_VX {}CV get{}(const {}* p) {{ return {}; }}\n", T, suffix, T,
                      fill(to_compute(t, c), {fill(s.load, {"load(p)"})}));
   out += fmt::format("BRRR_VX void put{}({}* p, {}CV x) {{ store(p, {}); }}\n", suffix, T, T,

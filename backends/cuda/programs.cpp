@@ -1,10 +1,9 @@
 // The generated kernels of a step: programs that are compiled side by side, one for each processor.
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <functional>
+#include <future>
 #include <memory>
-#include <system_error>
 #include <thread>
 
 #include "backends/cuda/backend.h"
@@ -40,28 +39,10 @@ std::vector<std::string> split(const KernelSource& source) {
 
 // f(0) to f(n - 1), in a thread each as far as there are threads. Throws what the first one threw.
 template <class F> void side_by_side(size_t n, const F& f) {
-  std::vector<std::exception_ptr> thrown(n);
-  const auto run = [&](size_t k) {
-    try {
-      f(k);
-    } catch (...) {
-      thrown[k] = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (size_t k = 1; k < n; ++k) {
-      try {
-        threads.emplace_back(run, k);
-      } catch (const std::system_error&) {
-        run(k);
-      }
-    }
-    if (n) run(0);
-  }
-  for (const std::exception_ptr& e : thrown) {
-    if (e) std::rethrow_exception(e);
-  }
+  std::vector<std::future<void>> others;
+  for (size_t k = 1; k < n; ++k) others.push_back(std::async([&f, k] { f(k); }));
+  if (n) f(0);
+  for (std::future<void>& run : others) run.get();
 }
 
 }  // namespace

@@ -50,9 +50,6 @@ struct alignas(64) Table {
   float v[16];
 };
 BRRR_VX f32 lookup(const Table& table, i32 k) { return f32(table.v[k.v & 15]); }
-BRRR_VX f32 lookup_above(float bound, f32 x, const Table& table, i32 k) {
-  return where(gt(x, f32(bound)), lookup(table, k), x);
-}
 
 // Correctly rounded a * b + c: the only contraction there is, so never left to the compiler.
 BRRR_VX f32 fma(f32 a, f32 b, f32 c) { return f32(BRRR_VX_LIBM(fmaf)(a.v, b.v, c.v)); }

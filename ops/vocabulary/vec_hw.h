@@ -101,18 +101,6 @@ BRRR_VX f32 lookup(f32 table, i32 k) {
 #endif
 }
 
-// Where x is above the bound that, else x: one instruction beside the comparison.
-BRRR_VX f32 lookup_above(float bound, f32 x, f32 table, i32 k) {
-#if defined(__AVX512F__) && !defined(__clang__)
-  constexpr int greater = 30;
-  return __builtin_ia32_permvarsf512_mask(
-      table, k, x,
-      __builtin_ia32_cmpps512_mask(x, splat(bound), greater, static_cast<unsigned short>(-1), 4));
-#else
-  return where(gt(x, splat(bound)), lookup(table, k), x);
-#endif
-}
-
 // Correctly rounded a * b + c: the only contraction there is, so never left to -ffp-contract.
 BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
 #if defined(__AVX512F__)
