@@ -124,7 +124,8 @@ class Engine : NotCopied {
       }
     }
     if (e.leaf) {
-      if (!captures_) accumulate(*e.leaf, g, fresh);
+      // One that was told since the forward pass that it needs none gets none.
+      if (!captures_ && e.leaf->requires_grad()) accumulate(*e.leaf, g, fresh);
       return;
     }
     Node* n = e.node;
@@ -387,7 +388,8 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
                          GradOptions options, const std::vector<Tensor>& grad_outputs) {
   options.retain_graph |= options.create_graph;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    BRRR_CHECK(inputs[i].defined() && inputs[i].requires_grad(),
+    BRRR_CHECK(inputs[i].defined(), "grad: input {} is undefined", i);
+    BRRR_CHECK(inputs[i].requires_grad(),
                "grad: input {} does not require grad; call set_requires_grad(true) on it", i);
   }
   const auto seeds = make_seeds("grad", outputs, grad_outputs);

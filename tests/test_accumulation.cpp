@@ -151,6 +151,29 @@ TEST_CASE("backward: of several outputs, weighted, again, and into gradients wit
   CHECK(values(grad({w.grad().sum()}, {w})[0]) == std::vector<float>{12, 24, 36});
 }
 
+TEST_CASE("backward: a leaf that was told meanwhile that it needs no gradient gets none") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    const Tensor a = ones({3}).set_requires_grad(), b = full({3}, 2.0).set_requires_grad();
+    auto run = step(
+        [&](const Tensor& x) {
+          a.set_requires_grad();
+          const Tensor loss = (a * b * x).sum();
+          a.set_requires_grad(false);
+          b.set_grad({});
+          loss.backward();
+          return loss.detach();
+        },
+        mode);
+    for (int k = 0; k < 3; ++k) {
+      CHECK(run(full({3}, k + 1.0)).item<float>() == 6 * (k + 1));
+      CHECK_FALSE(a.grad().defined());
+      CHECK(same_bits(b.grad(), full({3}, k + 1.0)));
+    }
+  }
+  CHECK(error_of([] { grad({ones({}).set_requires_grad() * 1.0}, {Tensor()}); }) ==
+        "grad: input 0 is undefined");
+}
+
 TEST_CASE("zero_grad(false) fills gradients, and makes those that are missing") {
   models::MLP model(small_mlp());
   optim::SGD opt(model.parameters(), {});

@@ -90,6 +90,23 @@ TEST_CASE("var: of nothing, or of one number if unbiased, is NaN") {
   }
 }
 
+TEST_CASE("logsumexp: beside an infinity what is finite has gradient 0, however large") {
+  for (DType t : {kFloat32, kFloat64, kBFloat16}) {
+    for (const int64_t dim : {0, 1}) {
+      const std::vector<double> row = {1000, kInf, 1, -kInf, -1e37};
+      const Tensor x = tensor(row).to(t).view(dim ? IntList{1, 5} : IntList{5, 1}).clone();
+      const Tensor y = logsumexp(x.set_requires_grad(), {dim});
+      CHECK(y.item<double>() == kInf);
+      y.sum().backward();
+      const auto g = x.grad().to_vector<double>();
+      for (size_t i = 0; i < g.size(); ++i) {
+        if (i == 1) CHECK(std::isnan(g[i]));  // inf - inf.
+        if (i != 1) CHECK(g[i] == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("reduction rows: wrong dims throw, naming the op") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     for (const IntList& dims : {IntList{2}, IntList{-3}, IntList{0, 0}, IntList{1, -1}}) {

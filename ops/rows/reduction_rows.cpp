@@ -146,13 +146,17 @@ const RowOp var_row{"var",
                       return both + row::mean(-both);
                     }};
 
-// log(sum(exp(x - c))) + c with c the maximum, which is no function of x to the gradient: any c
-// gives the same. Infinite maxima are left out (-inf - -inf is NaN), and the logarithm does not see
-// the 0 of a row that is -inf throughout, whose gradient is 0.
+// What is taken off before exp: the maximum, or near it where that is infinite (inf - inf is NaN),
+// so that exp of what is finite is.
+constexpr auto kCentre = [](auto top) {
+  return m::where(m::isfinite(top), top, m::max(m::min(top, 3e38), 0.0));
+};
+
+// log(sum(exp(x - c))) + c, where c is no function of x to the gradient: any c gives the same. The
+// logarithm does not see the 0 of a row that is -inf throughout, whose gradient is 0.
 const RowOp logsumexp_row{"logsumexp", "log(sum(exp(x - max))) + max",
                           [](auto x) {
-                            const auto top = m::constant(row::max(x));
-                            const auto c = m::where(m::isfinite(top), top, 0.0);
+                            const auto c = kCentre(m::constant(row::max(x)));
                             const auto s = row::sum(m::exp(x - c));
                             const auto y = m::where(s == 0.0, -kInfinity,
                                                     m::log(m::where(s == 0.0, 1.0, s)) + c);
@@ -209,8 +213,7 @@ Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   if (const Tensor y = over_last(logsumexp_row, x, {mask, keepdim}); y.defined()) return y;
   const Tensor wide = in_compute_type("logsumexp", x);
   if (reduced_count(x.sizes(), mask) == 0) return rounded(log(sum(wide, dims, keepdim)), x);
-  const Tensor top = amax(wide.detach(), dims, true);
-  const Tensor c = where(isfinite(top), top, 0.0);
+  const Tensor c = kCentre(amax(wide.detach(), dims, true));
   const Tensor s = sum(exp(wide - c), dims, true);
   const Tensor empty = s == 0.0;
   const Tensor y = where(empty, -kInfinity, log(where(empty, 1.0, s)) + c);
