@@ -85,7 +85,7 @@ std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vo
 
 // A slip of the pen must not fill the memory for minutes before it fails.
 void check_sizes(const GptOptions& o, int64_t vocabulary) {
-  o.check_batch();
+  o.check_step();
   const auto width = static_cast<double>(o.model.width);
   const double parameters =
       12.0 * static_cast<double>(o.model.layers) * width * width +
@@ -135,6 +135,7 @@ class Run : public Training {
   brrr::DType compute_dtype() const override { return options_.compute_dtype(); }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
+  std::string source() const override { return step_.source(); }
 
   GptOptions& options_;
   std::unique_ptr<data::Tokenizer> tokenizer_;  // Null if a .bin's is not known.

@@ -97,7 +97,7 @@ class Run : public Training {
     sizes.push_back(std::max(train_.classes, test_.classes));
     model_ = std::make_unique<brrr::models::MLP>(
         brrr::models::MLPOptions{.sizes = sizes, .activation = "relu", .dropout = o.dropout});
-    o.check_batch();
+    o.check_step();
     model_->to(device);
     parallel = std::make_unique<brrr::dist::DataParallel>(*model_, o.parallel());
     if (o.optimizer == "adamw") {
@@ -180,6 +180,7 @@ class Run : public Training {
   }
   brrr::StepStats stats() const override { return step_.stats(); }
   std::string explain() const override { return step_.explain(); }
+  std::string source() const override { return step_.source(); }
 
   const Options& options_;
   data::Dataset train_, test_;

@@ -87,6 +87,7 @@ class StepCore final : public StepBase {
   StepStats stats() override;
   std::string explain() override;
   std::string dot() override;
+  std::string source() override;
   Tensor input(int index, const IntList& sizes, DType dtype, Device device) override;
   const StepOptions& options() const override { return options_; }
 
@@ -97,6 +98,7 @@ class StepCore final : public StepBase {
   std::shared_ptr<Entry> find_entry(Session& s, double seconds);
   void execute(Entry& e, Session& s);
   std::vector<std::shared_ptr<Entry>> all_entries();
+  std::shared_ptr<Entry> last_entry(const char* what);
   bool choose_plan(Entry& e, const Session& s);
   void build(Entry& e, const Session& s);
   bool log(const std::string& line);

@@ -136,7 +136,7 @@ class DeviceKernels : public Plan {
                    Launch& l) {
     using namespace program;
     const Program& p = g.program;
-    const std::string name = named([&](const std::string& as) {
+    const std::string name = named(part, [&](const std::string& as) {
       std::string all = cuda_argument(p, walk, as);
       each_launch(walk, p.space,
                   [&](Stage s, int64_t, int) { all += cuda_text(p, walk, as, s, table); });

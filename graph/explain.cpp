@@ -60,6 +60,12 @@ static std::string strip_text(const Recording& r, const Schedule& s, uint32_t gr
   return text;
 }
 
+// "net.0: add relu sum".
+static std::string title_of(const Recording& r, const Group& g) {
+  const std::string& path = r.paths[r.instrs[g.instrs[0]].path];
+  return (path.empty() ? "" : path + ": ") + group_name(r, g);
+}
+
 static std::string kernels_of(const Plan& plan) {
   const Recording& r = plan.recording();
   const Schedule& s = plan.schedule();
@@ -69,9 +75,7 @@ static std::string kernels_of(const Plan& plan) {
     const Group& g = s.groups[k];
     t += strip_text(r, s, k);
     const Instr& first = r.instrs[g.instrs[0]];
-    const std::string& path = r.paths[first.path];
-    t += fmt::format("  {:9} {}{}{}", g.fused ? "generated" : name(first.op->kind), path,
-                     path.empty() ? "" : ": ", group_name(r, g));
+    t += fmt::format("  {:9} {}", g.fused ? "generated" : name(first.op->kind), title_of(r, g));
     if (g.fused) {
       const double moved = group_bytes(r, s, g), alone = bytes_apart(r, g);
       together += moved;
@@ -162,11 +166,32 @@ static std::string label_of(const std::string& name) {
   return t;
 }
 
-std::string StepCore::dot() {
-  BRRR_CHECK(options_.mode != Mode::Eager, "step.dot: an eager step has no graph");
+std::shared_ptr<Entry> StepCore::last_entry(const char* what) {
+  BRRR_CHECK(options_.mode != Mode::Eager, "{}: an eager step has no graph", what);
   const auto entries = all_entries();
-  BRRR_CHECK(!entries.empty(), "step.dot: call the step at least once before");
-  Entry& e = *entries[0];
+  BRRR_CHECK(!entries.empty(), "{}: call the step at least once before", what);
+  return entries[0];
+}
+
+std::string StepCore::source() {
+  const auto entry = last_entry("step.source");
+  const std::lock_guard lock(entry->mutex);
+  const Plan* const plan = entry->plan.get();
+  BRRR_CHECK(plan, "step.source: nothing is built{}",
+             entry->failure.empty() ? ", which an entry's second call does; call the step again"
+                                    : ": " + entry->failure);
+  const KernelSource& source = plan->source();
+  std::string t = source.shared;
+  for (size_t k = 0; k < source.kernels.size(); ++k) {
+    const std::string title = title_of(plan->recording(), plan->first_user(k));
+    t += fmt::format("\n// {}:\n{}", shown(title, std::string::npos), source.kernels[k]);
+  }
+  return t;
+}
+
+std::string StepCore::dot() {
+  const auto entry = last_entry("step.dot");
+  Entry& e = *entry;
   const std::lock_guard lock(e.mutex);
   const Recording& r = e.plan ? e.plan->recording() : e.recording;
   std::string t = "digraph step {\n  rankdir=TB; node [shape=box, fontname=\"monospace\"];\n";

@@ -105,7 +105,7 @@ class HostPlan final : public Plan {
       std::string& shared = source_.shared;
       if (shared.find(f) == shared.npos) shared += f;
     }
-    const std::string name = named([&](const std::string& as) {
+    const std::string name = named(part, [&](const std::string& as) {
       std::string all = fmt::format("extern \"C\" void {}{}\n", as, text.body);
       if (!text.last.empty()) all += fmt::format("extern \"C\" void {}_last{}\n", as, text.last);
       return all;

@@ -68,9 +68,13 @@ Plan::~Plan() {
   if (module_) built_by_->unload(module_);
 }
 
-std::string Plan::named(const std::function<std::string(const std::string&)>& text) {
+std::string Plan::named(const Part& part,
+                        const std::function<std::string(const std::string&)>& text) {
   const auto [it, fresh] = names_.emplace(text("k"), fmt::format("brrr_k{}", names_.size()));
-  if (fresh) source_.kernels.push_back(text(it->second));
+  if (fresh) {
+    source_.kernels.push_back(text(it->second));
+    first_users_.push_back(part.instrs[0]);
+  }
   return it->second;
 }
 

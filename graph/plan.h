@@ -96,6 +96,10 @@ class Plan : NotCopied {
   const Target& target() const { return target_; }
   const MemoryPlan& memory() const { return memory_; }
   const KernelSource& source() const { return source_; }
+  /// The group for which the source's k-th kernel was written first.
+  const Group& first_user(size_t k) const {
+    return schedule_.groups[schedule_.group_of[first_users_[k]]];
+  }
   const ReplayCounts& counts() const { return counts_; }
   /// What each group's kernels are and do, for observers.
   const std::vector<KernelNote>& notes();
@@ -103,8 +107,9 @@ class Plan : NotCopied {
  protected:
   Plan(const Recording& r, const StepOptions& options, const Target& target);
   void plan_temporaries(const MemoryRules& rules);
-  /// The name of kernels whose text depends on it; it is added to the source unless it is there.
-  std::string named(const std::function<std::string(const std::string&)>& text);
+  /// The name of a part's kernels, whose text depends on it; that is added to the source unless it
+  /// is there.
+  std::string named(const Part& part, const std::function<std::string(const std::string&)>& text);
   /// Builds the kernels, if there are any, behind `first`.
   void build_source(const std::string& first, const Backend& by);
   void* symbol(const std::string& name) const { return built_by_->symbol(module_, name.c_str()); }
@@ -147,6 +152,7 @@ class Plan : NotCopied {
   const Backend* built_by_ = nullptr;
   KernelModule* module_ = nullptr;
   std::map<std::string, std::string> names_;  // Text -> name: equal kernels are one.
+  std::vector<uint32_t> first_users_;         // Instructions, by the source's kernel.
   std::vector<KernelNote> notes_;
   std::vector<uint32_t> temporaries_;  // Storages in the arena and in rooms.
   void make_bound_storages();

@@ -114,6 +114,7 @@ class StepBase {
   virtual StepStats stats() = 0;
   virtual std::string explain() = 0;
   virtual std::string dot() = 0;
+  virtual std::string source() = 0;
   virtual Tensor input(int index, const IntList& sizes, DType dtype, Device device) = 0;
   virtual const StepOptions& options() const = 0;
 };
@@ -183,6 +184,11 @@ template <class F> class Step {
   std::string explain() const { return base().explain(); }
   /// The last entry as a graph in DOT.
   std::string dot() const { return base().dot(); }
+  /// The kernels that were generated for the last entry, as their compiler was given them (C++ for
+  /// the host's, CUDA C++ for NVRTC), behind the definitions that they share; a comment before each
+  /// names its ops. What they call is ops/vocabulary. Throws in eager mode, and before there are
+  /// any: they are built in an entry's second call, unless StepOptions say otherwise.
+  std::string source() const { return base().source(); }
   Mode mode() const { return base().options().mode; }
   /// A tensor for argument `index` to write the next batch into: the same one on every call, so
   /// that nothing has to be copied or bound anew. On a GPU write it with copy_(), which takes a

@@ -306,3 +306,26 @@ TEST_CASE("codegen: streaming kernels, aligned and not") {
       },
       matrices);
 }
+
+TEST_CASE("codegen: a step shows the text of its kernels, each behind the names of its ops") {
+  const test::TempCache cache;
+  struct Net : models::Module {
+    models::Linear fc{8, 8};
+    Net() { register_module("fc", fc); }
+    Tensor forward(const Tensor& x) override { return gelu(fc(x)) * 2.0; }
+  } net;
+  auto step = brrr::step([&](const Tensor& x) { return net(x).exp(); });
+  const auto contains = [](const std::string& text, const std::string& part) {
+    return text.find(part) != text.npos;
+  };
+  CHECK_THROWS_WITH_AS(step.source(), doctest::Contains("call the step at least once"), Error);
+  for (const int64_t rows : {2, 3}) {  // Two entries: the last one's.
+    const Tensor x = randn({rows, 8});
+    step(x);
+    CHECK_THROWS_WITH_AS(step.source(), doctest::Contains("an entry's second call"), Error);
+    step(x);
+    const std::string text = step.source();
+    CHECK_MESSAGE(contains(text, "\n// fc: add_ gelu mul exp:\nextern \"C\" void brrr_k0("), text);
+    CHECK_MESSAGE(contains(text, "normal_cdf("), text);
+  }
+}

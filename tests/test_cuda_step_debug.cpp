@@ -202,4 +202,5 @@ TEST_CASE("cuda step: explain and dot show a step on the device") {
     CHECK_MESSAGE(contains(dot, part), part, "\n", dot);
   }
   CHECK(dot.back() == '\n');
+  CHECK(contains(step.source(), "exp mul:\nstruct A_brrr_k0 {"));
 }

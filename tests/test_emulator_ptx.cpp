@@ -254,7 +254,9 @@ TEST_CASE("emulator ptx: a copy on its way has arrived when it was waited for") 
   CHECK_BROKEN("copies only a part", addresses + "mov.u32 %r6, 3;\n" + go + wait);
   CHECK_BROKEN("not aligned", addresses + "add.s32 %r4, %r4, 2;\n" + go + wait);
   CHECK_BROKEN("of shared memory, which has", addresses + "add.s32 %r4, %r4, 256;\n" + go + wait);
-  CHECK_BROKEN("where no memory is", addresses + "add.s64 %rd5, %rd5, 260;\n" + go + wait);
+  const std::string outside = "add.s64 %rd5, %rd5, 260;\n";
+  CHECK_BROKEN("where no memory is", addresses + outside + go + wait);
+  CHECK_BROKEN("where no memory is", outside + zeros);
 }
 
 TEST_CASE("emulator ptx: matrices of 16-bit elements") {

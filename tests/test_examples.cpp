@@ -282,6 +282,17 @@ TEST_CASE("examples: what one option writes no other reads or writes") {
   }
 }
 
+TEST_CASE("examples: the text of a run's kernels") {
+  const brrr::test::TempCache folder;
+  const std::string f = folder.dir + "/kernels.cpp",
+                    options = " --steps 3 --batch 2 --kernels " + f;
+  REQUIRE(run("train_mlp" + options).status == 0);
+  CHECK(contains(read_text(f), "times adamw_step_:\nextern \"C\" void brrr_k"));
+  const Result eager = run("train_gpt --mode eager" + options);
+  CHECK(eager.status == 1);
+  CHECK(contains(eager.text, "--kernels: eager mode generates none"));
+}
+
 TEST_CASE("train_mlp: a run goes on with the images that it had") {
   const brrr::test::TempCache folder;
   const std::string data = folder.dir + "/idx", ck = folder.dir + "/ck";

@@ -35,7 +35,8 @@ void check_gone(const std::string& what, const std::vector<std::function<void()>
 
 template <class S> void check_gone_step(S& step) {
   check_gone("step", {[&] { step(ones({3})); }, [&] { step.freeze(); }, [&] { step.stats(); },
-                      [&] { step.explain(); }, [&] { step.dot(); }, [&] { step.input(0, {3}); }});
+                      [&] { step.explain(); }, [&] { step.dot(); }, [&] { step.source(); },
+                      [&] { step.input(0, {3}); }});
 }
 
 }  // namespace

@@ -443,4 +443,5 @@ TEST_CASE("pitfall E7: steps that do nothing, or hand back what they got") {
   auto eager = brrr::step([] {}, Mode::Eager);
   eager();
   CHECK(contains(error_of([&] { eager.dot(); }), "an eager step has no graph"));
+  CHECK(contains(error_of([&] { eager.source(); }), "step.source: an eager step has no graph"));
 }

@@ -61,11 +61,13 @@ BRRR_VX_MATRICES(load_matrices_turned, ".trans")
 
 // --- copies on their way -------------------------------------------------------------------------
 
-// 4, 8 or 16 bytes, aligned to that, from global to shared memory, or zeros where there are none.
+// 4, 8 or 16 bytes, aligned to that, from global to shared memory, or zeros where there are none;
+// `from` is an address of an operand then, too.
 template <int bytes> BRRR_VX void copy_async(void* to, const void* from, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
                :
-               : "r"(shared_address(to)), "l"(from), "n"(bytes), "r"(there ? bytes : 0)
+               : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "n"(bytes),
+                 "r"(there ? bytes : 0)
                : "memory");
 }
 // This thread's copies have arrived; those of others, after a barrier.

@@ -45,6 +45,7 @@ void TrainingOptions::add_saving(const std::string& name) {
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
   needs("--save-every", name);
   add_output("--log", log, "figures of every line as JSON, a line each", false);
+  add_output("--kernels", kernels, "write the text of the kernels that graph mode generated here");
   add_input("--resume", resume, "checkpoint to go on from, with the options it was made with",
             CLI::ExistingFile);
   add_input("--init", init,
@@ -65,7 +66,9 @@ void TrainingOptions::add_batch(const std::string& what) {
       one_of({"none", "optimizer", "gradients"}));
 }
 
-void TrainingOptions::check_batch() const {
+void TrainingOptions::check_step() const {
+  BRRR_CHECK(kernels.empty() || mode != "eager",
+             "--kernels: eager mode generates none; use --mode graph");
   BRRR_CHECK(passes() <= INT32_MAX / batch, "--batch {} times {} passes is too much for a step",
              batch, passes());
 }
@@ -361,6 +364,7 @@ int Training::run() {
              summary(), exchange_line(step - first), kept_line(),
              checksum(parts_.model->parameters()));
   if (o.explain) fmt::print("\n{}", explain());
+  if (!o.kernels.empty() && first_process) write_file(o.kernels, source());
   return interrupted ? 128 + interrupted : 0;
 }
 

@@ -15,7 +15,8 @@ namespace examples {
 
 struct TrainingOptions : CommandLine {
   using CommandLine::CommandLine;
-  std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log, shard = "none";
+  std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log, kernels;
+  std::string shard = "none";
   int64_t steps = 0, batch = 0, accumulate = 1, seed = 1;
   int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
   double lr = 0;
@@ -25,8 +26,8 @@ struct TrainingOptions : CommandLine {
   brrr::Mode step_mode() const;
   /// Backward passes of a step, of all processes: what a checkpoint calls `accumulate`.
   int64_t passes() const { return accumulate * brrr::dist::size(); }
-  /// Throws where a step's batch is a slip of the pen.
-  void check_batch() const;
+  /// Throws where a step's batch is a slip of the pen, or has no kernels to write.
+  void check_step() const;
   brrr::dist::DataParallelOptions parallel() const {
     return {.accumulate = accumulate,
             .shard_optimizer = shard != "none",
@@ -159,6 +160,7 @@ class Training {
   virtual uint64_t data_hash() const = 0;
   virtual brrr::StepStats stats() const = 0;
   virtual std::string explain() const = 0;
+  virtual std::string source() const = 0;
 
  private:
   int run();

@@ -121,7 +121,8 @@ template <bool turned> struct Columns {
     for (int n = threadIdx.x; turned && n < kNumbers * kTile; n += kThreads) {
       const float* const from = n < kTile ? p.max : n < 2 * kTile ? p.along : p.sum;
       const int i = col + n % kTile;
-      copy_async<4>((float*)(to + kTiles) + n, from + ((long)head * rows + i), i < rows);
+      const bool there = i < rows;
+      copy_async<4>((float*)(to + kTiles) + n, from + ((long)head * rows + (there ? i : 0)), there);
     }
   }
   __device__ __forceinline__ void begin(int col, int end) const {

@@ -10,7 +10,7 @@ constexpr PointwiseTraits kPlain{};
 constexpr PointwiseTraits kFloat{.result = Result::Float};
 constexpr PointwiseTraits kPositive{.result = Result::Float, .lo = 0.3, .hi = 3.0};
 // A gradient of steps: 0 of whatever sign, whatever follows.
-constexpr auto kNone = [](auto g) { return m::min(m::max(g, -1.0), 1.0) * 0.0; };
+constexpr auto kNone = [](auto g) { return m::where(m::isfinite(g), g, 0.0) * 0.0; };
 
 const NumberOp cube_row{"cube", "x * x * x", kPlain, [](auto x) { return x * x * x; },
                         [](auto x, auto, auto g) { return g * (x * x * 3.0); }};

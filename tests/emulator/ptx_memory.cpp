@@ -250,9 +250,11 @@ void copy_async(Warp& w, const Insn& i, Mask m) {
     if (!(w.known_of(taken) >> l & 1)) fail_at(w, i, l, "copies a size that was never written");
     const uint64_t source = w.row(taken)[l];
     if (source != 0 && source != bytes) fail_at(w, i, l, "copies only a part");
+    // Also an address of which nothing is copied has to be one.
+    const uint64_t at = address_of(w, i, l, from, w.known_of(from), bytes);
+    const unsigned char* const there = reading(w, i, l, {Space::Global, at}, bytes);
     if (source) {
-      const uint64_t at = address_of(w, i, l, from, w.known_of(from), bytes);
-      std::memcpy(c.bytes, reading(w, i, l, {Space::Global, at}, bytes), bytes);
+      std::memcpy(c.bytes, there, bytes);
       if (!w.block->memory->marks.all(at, bytes))
         fail_at(w, i, l, "copies what nobody has written");
     }
