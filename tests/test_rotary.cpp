@@ -128,3 +128,39 @@ TEST_CASE("matmul: a batch has the bits of its matrices one by one") {
     }
   }
 }
+
+TEST_CASE("matmul: integers, modulo their width, whatever lies how") {
+  manual_seed(15);
+  const int64_t big = int64_t{1} << 62;
+  for (DType t : {kUInt8, kInt32, kInt64}) {
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{3, 1, 5},
+                                  {5, 31, 4},
+                                  {4, 64, 7},
+                                  {2, 131, 3},
+                                  {1, 97, 0},
+                                  {70, 33, 65}}) {
+      for (int layout = 0; layout < 4; ++layout) {
+        const bool ta = layout & 1, tb = layout & 2;
+        Tensor a = randint(-big, big, ta ? IntList{k, m} : IntList{m, k}).to(t);
+        Tensor b = randint(-big, big, tb ? IntList{n, k} : IntList{k, n}).to(t);
+        if (ta) a = a.t();
+        if (tb) b = b.t();
+        const auto x = a.to_vector<int64_t>(), y = b.to_vector<int64_t>();
+        std::vector<int64_t> c;
+        for (int64_t i = 0; i < m; ++i) {
+          for (int64_t j = 0; j < n; ++j) {
+            uint64_t sum = 0;
+            for (int64_t l = 0; l < k; ++l) {
+              sum += static_cast<uint64_t>(x[static_cast<size_t>(i * k + l)]) *
+                     static_cast<uint64_t>(y[static_cast<size_t>(l * n + j)]);
+            }
+            c.push_back(t == kUInt8   ? static_cast<uint8_t>(sum)
+                        : t == kInt32 ? static_cast<int32_t>(sum)
+                                      : static_cast<int64_t>(sum));
+          }
+        }
+        CHECK(matmul(a, b).to_vector<int64_t>() == c);
+      }
+    }
+  }
+}

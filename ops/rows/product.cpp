@@ -17,19 +17,27 @@ using namespace gemm_operands;
 
 constexpr int64_t kGrain = 1 << 15;  // Elements, or multiplications by 16, worth a thread.
 
-/// C = A B in modular arithmetic, for integers.
+/// C = A B in modular arithmetic, for integers: columns whose sums are four vectors at a time.
 template <class T>
 void integer_product(const Matrices& a, const Matrices& b, const T* pa, const T* pb, T* c) {
   using U = std::make_unsigned_t<T>;
-  const int64_t n = b.cols, work = std::max<int64_t>(1, a.cols * n / 16);
+  constexpr int64_t kMany = 256 / sizeof(T);
+  const int64_t n = b.cols, work = std::max<int64_t>(1, a.cols * n / 16), by = b.col_stride;
   parallel_for(a.rows, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      auto* row = reinterpret_cast<U*>(c + i * n);
-      std::fill_n(row, n, U{0});
-      for (int64_t k = 0; k < a.cols; ++k) {
-        const U x = static_cast<U>(pa[i * a.row_stride + k * a.col_stride]);
-        const T* y = pb + k * b.row_stride;
-        for (int64_t j = 0; j < n; ++j) row[j] += x * static_cast<U>(y[j * b.col_stride]);
+    for (int64_t j = 0; j < n; j += kMany) {
+      const int64_t cols = std::min(kMany, n - j);
+      for (int64_t i = begin; i < end; ++i) {
+        U sum[kMany] = {};
+        for (int64_t k = 0; k < a.cols; ++k) {
+          const U x = static_cast<U>(pa[i * a.row_stride + k * a.col_stride]);
+          const T* y = pb + k * b.row_stride + j * by;
+          if (cols == kMany && by == 1) {
+            for (int64_t l = 0; l < kMany; ++l) sum[l] += x * static_cast<U>(y[l]);
+          } else {
+            for (int64_t l = 0; l < cols; ++l) sum[l] += x * static_cast<U>(y[l * by]);
+          }
+        }
+        std::copy_n(sum, cols, reinterpret_cast<U*>(c + i * n + j));
       }
     }
   });
