@@ -48,6 +48,10 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
   const Tensor y = weighted(fn, in);
   // A linear function's gradient depends on nothing, but so does one that lost its history.
   const bool constant = second && !y.requires_grad();
+  BRRR_CHECK(
+      constant || y.requires_grad(),
+      "gradcheck: what fn returned does not require grad: a detach(), a NoGradGuard or an op "
+      "without a gradient is between it and the inputs");
   const auto grads =
       constant ? std::vector<Tensor>(wanted.size()) : grad({y}, wanted, {.allow_unused = true});
   NoGradGuard no_grad;

@@ -259,4 +259,8 @@ TEST_CASE("gradcheck finds a wrong gradient") {
   CHECK(!gradcheck(second, {x}, {.second_order = true}).ok);
   CHECK_THROWS_WITH_AS(gradcheck({}, {randn({2}).to(kFloat64)}),
                        "gradcheck: the function is empty; give one that takes the inputs", Error);
+  const auto lost = [](const std::vector<Tensor>& in) { return in[0].detach().exp(); };
+  CHECK_THROWS_WITH_AS(gradcheck(lost, {ones({2}, kFloat64)}),
+                       doctest::Contains("gradcheck: what fn returned does not require grad"),
+                       Error);
 }
