@@ -49,7 +49,7 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
   // A linear function's gradient depends on nothing, but so does one that lost its history.
   const bool constant = second && !y.requires_grad();
   BRRR_CHECK(
-      constant || y.requires_grad(),
+      second || y.requires_grad(),
       "gradcheck: what fn returned does not require grad: a detach(), a NoGradGuard or an op "
       "without a gradient is between it and the inputs");
   const auto grads =
