@@ -19,6 +19,8 @@ inline constexpr int64_t kKeptBytes = 64 << 10;
 // Elements of the rows that are taken together: short rows' steps wait for each other, long ones
 // have to stay in the first level, where rows on their way from memory and back need room as well.
 inline constexpr int64_t kTogether = 4096, kTogetherStreaming = 1024;
+// Of the first level, whether it has 32 or 48 KB, what passes side by side may take.
+inline constexpr int64_t kRowsInUse = 32 << 10;
 
 class RowText : public CpuText {
  public:
@@ -327,27 +329,33 @@ class RowText : public CpuText {
 
   // Passes side by side have as many rows in use as there are passes between the first that loads
   // one and the last: without polynomials, which are what waits for memory else, these have to stay
-  // in the first level, beside weights and columns. (A layer norm: up to 1,536 elements in 32 KB,
-  // 1.4 times as fast; with 2,048 it would take 1.3 times as long, its backward from 1,024 on.)
+  // in the first level, beside weights and columns. (A layer norm: up to 1,536 elements 1.4 times
+  // as fast; with 2,048 it would take 1.3 times as long, its backward from 1,024 on.) Cores that
+  // ask ahead into the first level also lose by it where they read two streams: a layer norm's
+  // backward takes 1.4 times as long, softmax's 1.25, in rows of 128 to 2,048.
   bool gains_side_by_side() const {
     std::vector<int> first(p_.windows.size(), -1), last(first);
+    bool polynomials = false;
     for (int d = 0; d < static_cast<int>(passes_.size()); ++d) {
       for (int id : passes_[static_cast<size_t>(d)].list) {
-        if (at(id).cost > 0) return true;
+        polynomials |= at(id).cost > 0;
         if (at(id).kind != Statement::Load || inner_stride(at(id)) == 0) continue;
         const auto w = static_cast<size_t>(at(id).which);
         if (first[w] < 0) first[w] = d;
         last[w] = d;
       }
     }
-    int64_t bytes = 0;
+    int64_t bytes = 0, streams_in = 0;
     for (int id : columns_) bytes += n_ * static_cast<int64_t>(itemsize(at(id).type));
     for (size_t w = 0; w < first.size(); ++w) {
       if (first[w] < 0) continue;
-      const int64_t rows = streams(window(w)) ? block_ * (last[w] - first[w] + 1) : 1;
+      const bool moves = streams(window(w));
+      streams_in += moves;
+      const int64_t rows = moves ? block_ * (last[w] - first[w] + 1) : 1;
       bytes += rows * n_ * static_cast<int64_t>(itemsize(window(w).dtype));
     }
-    return bytes <= first_level_bytes();
+    if (prefetch_level() == 1 && streams_in > 1) return false;
+    return polynomials || bytes <= kRowsInUse;
   }
 
   std::vector<RowState> states_;

@@ -15,12 +15,10 @@ namespace brrr::program {
 // goes around the caches saves reading the lines it overwrites.
 constexpr int64_t kStreaming = int64_t{64} << 20;
 
-int64_t first_level_bytes() {
-  static const int64_t bytes = std::max<int64_t>(32 << 10, sysconf(_SC_LEVEL1_DCACHE_SIZE));
-  return bytes;
+int prefetch_level() {
+  static const bool large = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+  return large ? 1 : 2;
 }
-
-int prefetch_level() { return first_level_bytes() < (48 << 10) ? 2 : 1; }
 
 CpuText::CpuText(const Program& p)
     : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {

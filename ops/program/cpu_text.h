@@ -15,8 +15,6 @@ inline constexpr int64_t kGrain = 1 << 15;  ///< Elements worth a thread.
 /// late, 16 KB begins to push out what is in use. Into the second level it is twice as far.
 inline constexpr int64_t kAhead = 8 << 10;
 
-/// What the first level of this machine's caches holds.
-int64_t first_level_bytes();
 /// The level that lines are asked for into ahead of time: a first level of 32 KB is full of what is
 /// read again, and a line that it throws out before its use would come from memory twice; in one of
 /// 48 KB there is room.
