@@ -75,8 +75,9 @@ class Engine : NotCopied {
       heap_.pop_back();
       process(*node);
     }
-    for (TensorImpl* leaf : counted_leaves_)
-      complete(*leaf, arrivals_[leaf]);  // More was expected.
+    for (const Ref<TensorImpl>& leaf : counted_leaves_) {
+      complete(*leaf, arrivals_[leaf.get()]);  // More was expected.
+    }
     if (hook_) hook_->finished();
   }
 
@@ -178,7 +179,8 @@ class Engine : NotCopied {
     std::vector<const Node*> all(heap_.begin(), heap_.end());
     std::unordered_set<const Node*> seen(all.begin(), all.end());
     const auto follow = [&](const Edge& e) {
-      if (e.leaf && ++arrivals_[e.leaf].left == 1) counted_leaves_.push_back(e.leaf);
+      if (e.leaf && ++arrivals_[e.leaf].left == 1)
+        counted_leaves_.push_back(Ref<TensorImpl>::share(e.leaf));
       if (e.node && seen.insert(e.node).second) all.push_back(e.node);
     };
     if (current_) {
@@ -244,7 +246,7 @@ class Engine : NotCopied {
   GradientHook* const hook_ = captures_ ? nullptr : context.gradients;
   std::vector<TensorImpl*> made_;  // Leaves whose gradient this pass has begun.
   std::unordered_map<TensorImpl*, Arrivals> arrivals_;
-  std::vector<TensorImpl*> counted_leaves_;
+  std::vector<Ref<TensorImpl>> counted_leaves_;  // (Else the last edge to one may end it.)
   bool counted_ = false;
   const Node* current_ = nullptr;  // Being processed, up to its input next_.
   int next_ = 0;

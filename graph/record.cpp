@@ -107,7 +107,8 @@ void Pass::begin_recording() {
 // The attribute words of a call that are numbers which a replay can read anew.
 static uint16_t numbers_of(const OpCall& c) {
   if (c.op->kind != OpKind::Pointwise) {
-    const bool on_cpu = c.n_in && c.in[0] && c.in[0]->device == kCPU;
+    const auto given = std::find_if(c.in, c.in + c.n_in, [](TensorImpl* t) { return t; });
+    const bool on_cpu = given != c.in + c.n_in && (*given)->device == kCPU;
     return on_cpu ? c.op->numbers : uint16_t{0};
   }
   uint16_t words = 0;

@@ -108,6 +108,14 @@ TEST_CASE("layer_norm and rms_norm: values") {
   CHECK(layer_norm(x.to(kBFloat16), {4}, w, b).dtype() == kBFloat16);
 }
 
+TEST_CASE("layer_norm: a bias's gradient is as exact as the bias, whatever the weight is") {
+  const Tensor x = randn({1000, 8}), w = ones({8}, kBFloat16);
+  const Tensor b = zeros({8}).set_requires_grad();
+  layer_norm(x, {8}, w, b).backward(full({1000, 8}, 1.001));
+  CHECK(b.grad().dtype() == kFloat32);
+  CHECK(b.grad().select(0, 0).item<double>() == doctest::Approx(1001).epsilon(1e-5));
+}
+
 TEST_CASE("layer_norm and rms_norm: gradients") {
   manual_seed(4);
   const Tensor x = normal({2, 3, 5}), w = normal({5}), b = normal({5});

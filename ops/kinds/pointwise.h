@@ -101,6 +101,7 @@ template <class F, class O> void pointwise_oracle(const double* in, double* out)
 }
 
 template <class F, class O> void pointwise_decompose(OpCall& c, const Tensor* in) {
+  const m::NumbersAs numbers(pointwise_compute_dtype(c));
   auto y = row_outputs<F, O>([&](auto k) { return in[k]; });
   int k = 0;
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);

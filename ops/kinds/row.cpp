@@ -34,19 +34,13 @@ int64_t row_blocks(const RowShape& s) {
   return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
 }
 
-// A gradient has the dtype of the operand that it is of; what is left out has that of the others.
-// Beside the first one a result is as exact as the arithmetic.
+// A gradient has the dtype of the operand that it is of, as far as that is known here: one that the
+// lambda does not read is not handed over. Beside the first one a result is as exact as the
+// arithmetic.
 DType result_dtype(const RowInfo& info, const OpCall& c, const TensorImpl& x, int k) {
-  if (!c.op->gradient_row) return k == 0 ? x.dtype : compute_type(x.dtype);
-  const TensorImpl* own = nullptr;
-  if (info.results[static_cast<size_t>(k)] != RowResult::Column) {
-    own = c.in[k];
-  } else {
-    for (const RowOperand& o : info.operands) {
-      if (!own && is_shared(o)) own = c.in[o.input];
-    }
-  }
-  return own ? own->dtype : x.dtype;
+  if (c.op->gradient_row && c.in[k]) return c.in[k]->dtype;
+  const bool as_x = k == 0 && info.results[0] != RowResult::Column;
+  return as_x ? x.dtype : compute_type(x.dtype);
 }
 
 }  // namespace
@@ -135,7 +129,7 @@ static void row_infer(OpCall& c) {
 static void row_check_values(const OpCall& c) {
   const RowShape s(c);
   for (const RowOperand& o : info_of(c).operands) {
-    if (o.kind != Operand::Id) continue;
+    if (o.kind != Operand::Id || !c.in[o.input]) continue;  // (What is not read may be left out.)
     const DenseInput given(c.in[o.input], kInt64);
     const auto* ids = given.as<int64_t>();
     for (int64_t r = 0; r < s.rows; ++r) {
@@ -258,7 +252,7 @@ RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
   const RowInfo& info = info_of(c);
   const RowOperand& o = info.operands[static_cast<size_t>(k)];
   const RowShape s(c);
-  RowTensor r{.t = {}, .dims = s.dims, .n = static_cast<double>(s.n)};
+  RowTensor r{.t = {}, .whole = s.x->size_list(), .dims = s.dims};
   const auto number = [&](double v) { return full({}, v, compute_type(s.x->dtype), s.x->device); };
   if (o.kind == Operand::Scalar) {
     r.t = number(c.attrs.d(o.word));
@@ -273,16 +267,16 @@ RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
 RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
   const RowOperand& o = info_of(c).operands[static_cast<size_t>(k)];
   const RowShape s(c);
-  const Tensor given = unsqueeze(in[o.input], -1), counted = given != c.attrs.v[o.word];
-  const auto as_row = [&](const Tensor& t) {
-    return RowTensor{.t = t, .dims = s.dims, .n = static_cast<double>(s.n)};
-  };
-  return {as_row(where(counted, given, 0)), as_row(counted)};
+  const Tensor given = s.dims ? unsqueeze(in[o.input], -1) : in[o.input];
+  const Tensor counted = given != c.attrs.v[o.word];
+  const IntList whole = s.x->size_list();
+  return {{where(counted, given, 0), whole, s.dims}, {counted, whole, s.dims}};
 }
 
 static void row_decompose(OpCall& c, const Tensor* in) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
+  const m::NumbersAs numbers(compute_type(s.x->dtype));
   const std::vector<RowTensor> results = info.tensors(c, in);
   for (int k = 0; k < c.n_out; ++k) {
     c.out[k] = results[static_cast<size_t>(k)].t.to(result_dtype(info, c, *s.x, k));
@@ -346,7 +340,8 @@ Tensor RowOp::run(std::initializer_list<Given> operands) const {
       c.attrs.push(given.number);
     else
       in[o.input] = given.tensor->impl();
-    constexpr int64_t none = std::numeric_limits<int64_t>::min();
+    // (In 32 bits, which kernels compare places in, this is none.)
+    constexpr int64_t none = std::numeric_limits<int64_t>::max();
     if (o.kind == Operand::Id) c.attrs.push(none);
     ++k;
   }

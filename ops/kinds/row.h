@@ -9,11 +9,11 @@
 //
 // A row is the last dim of its operands, or the last few. The lambda takes the operands and returns
 // one result or up to four in a tuple: elements, a number of each row, or (row::total, of which
-// there are at most four) a single number. The gradient takes the operands, the results and the
-// gradient of the first result, and returns the gradients of the first operands, in order; that of
-// an operand that all rows share is a row::over_rows. Gradients of other results, and second
-// derivatives, come from differentiating the lambdas as tensors. 16-bit floats are widened first
-// and rounded once, at the end.
+// there are at most four) a single number. On the way to them there may be 24 numbers of each row.
+// The gradient takes the operands, the results and the gradient of the first result, and returns
+// the gradients of the first operands, in order; that of an operand that all rows share is a
+// row::over_rows. Gradients of other results, and second derivatives, come from differentiating
+// the lambdas as tensors. 16-bit floats are widened first and rounded once, at the end.
 //
 // From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
 // the tests. See ops/vocabulary/row.h for what they may say.

@@ -25,7 +25,9 @@ template <class V> struct Block {
   Block(int64_t count, int64_t length, Lane<V>* room) : rows(count), n(length), spare(room) {}
   /// Room for a number of each row.
   Lane<V>* take_numbers() {
-    if (used == kMostNumbers) fail("row op: more than {} numbers of a row", kMostNumbers);
+    if (used == kMostNumbers)
+      fail("row op: its lambda has more than {} numbers of a row on their way; make two of it",
+           kMostNumbers);
     return reinterpret_cast<Lane<V>*>(&numbers[used++]);
   }
 };

@@ -20,8 +20,10 @@ namespace brrr {
 struct RowTensor {
   struct Reading;
   Tensor t;
-  int dims = 1;  ///< The last so many dims are the row...
-  double n = 0;  ///< ...and hold so many elements.
+  IntList whole;  ///< The sizes of all rows together,
+  int dims = 1;   ///< of which the last so many are the row's.
+  IntList row() const { return {whole.end() - dims, static_cast<size_t>(dims)}; }
+  int64_t n() const { return numel_of(row()); }
   IntList along() const {
     IntList list;
     for (int64_t d = 1; d <= std::min<int64_t>(dims, t.dim()); ++d) list.push_back(-d);
@@ -46,16 +48,21 @@ struct RowTensor::Reading {
   }
   template <class F, class... A> static RowTensor lift(const A&... a) {
     const RowTensor& like = *shape(a...);
-    return {F{}(term(a)...), like.dims, like.n};
+    return with(like, F{}(term(a)...));
   }
-  static RowTensor with(const RowTensor& like, const Tensor& t) { return {t, like.dims, like.n}; }
+  static RowTensor with(const RowTensor& like, const Tensor& t) {
+    return {t, like.whole, like.dims};
+  }
+  static Tensor as_large_as(const Tensor& t, const IntList& sizes) {
+    return t.sizes() == sizes ? t : expand(t, sizes);
+  }
 
   // Of what does not vary along the row, or along one of its dims, as often as there are elements.
   static RowTensor sum(const RowTensor& x) {
-    double here = 1;
-    for (int64_t d : x.along()) here *= static_cast<double>(x.t.size(d));
+    int64_t here = 1;
+    for (int64_t d : x.along()) here *= x.t.size(d);
     const Tensor all = brrr::sum(x.t, x.along(), true);
-    return with(x, here == x.n ? all : all * (x.n / here));
+    return with(x, here == x.n() ? all : all * (count(x) / static_cast<double>(here)));
   }
   static RowTensor max(const RowTensor& x) {
     return x.t.numel() ? with(x, amax(x.t, x.along(), true)) : sum(x);
@@ -63,12 +70,12 @@ struct RowTensor::Reading {
   static RowTensor min(const RowTensor& x) {
     return x.t.numel() ? with(x, amin(x.t, x.along(), true)) : sum(x);
   }
-  static double count(const RowTensor& x) { return x.n; }
+  static double count(const RowTensor& x) { return static_cast<double>(x.n()); }
   static RowTensor constant(const RowTensor& x) { return with(x, x.t.detach()); }
   static RowTensor pick(const RowTensor& x, const RowTensorIds& ids) {
     IntList sizes = ids.at.t.sizes();
     Tensor all = x.t;
-    if (all.dim() == 0 || all.size(-1) != static_cast<int64_t>(x.n)) {  // The same along the row.
+    if (all.dim() == 0 || all.size(-1) != x.n()) {  // The same along the row.
       return with(x, where(ids.counted.t, all, 0.0));
     }
     sizes[sizes.size() - 1] = all.size(-1);
@@ -77,13 +84,19 @@ struct RowTensor::Reading {
   }
   static RowTensor counts(const RowTensorIds& ids) { return ids.counted; }
   static RowTensor is_at(const RowTensorIds& ids) {
-    return with(ids.at, one_hot(squeeze(ids.at.t, -1), static_cast<int64_t>(ids.at.n)) != 0);
+    const RowTensor& id = ids.at;
+    const Tensor here = id.dims ? one_hot(squeeze(id.t, -1), id.n()) != 0 : id.t == 0;
+    return with(id, here & ids.counted.t);
   }
+  // What is the same in all rows, or along them, counts as often as it stands there.
   static RowTensor over_rows(const RowTensor& x) {
-    const IntList sizes = x.t.sizes();
-    return with(x, sum_to(x.t, {sizes.end() - x.dims, static_cast<size_t>(x.dims)}));
+    return with(x, sum_to(as_large_as(x.t, x.whole), x.row()));
   }
-  static RowTensor total(const RowTensor& x) { return with(x, brrr::sum(x.t)); }
+  static RowTensor total(const RowTensor& x) {
+    IntList numbers = x.whole;
+    std::fill(numbers.end() - x.dims, numbers.end(), 1);
+    return with(x, brrr::sum(as_large_as(x.t, numbers)));
+  }
 };
 
 // --- numbers -------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ namespace row {
 
 /// Sum over the row, in the order of the device. An lvalue may be kept for its next use.
 template <class A> auto sum(A&& a) { return std::decay_t<A>::Reading::sum(std::forward<A>(a)); }
-/// The largest and the smallest element. They pass over NaN, unless there is nothing else.
+/// The largest and the smallest element. They pass over NaN; without a number in the row they are
+/// -infinity and infinity.
 template <class A> auto max(A&& a) { return std::decay_t<A>::Reading::max(std::forward<A>(a)); }
 template <class A> auto min(A&& a) { return std::decay_t<A>::Reading::min(std::forward<A>(a)); }
 /// How many elements the row has.

@@ -104,6 +104,21 @@ inline Sym where(SymMask c, Sym a, Sym b) {
   return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id}, {0});
 }
 using brrr::where;
+/// While it lives, numbers that a condition chooses between are of this dtype where a formula is
+/// read as tensors: nothing else tells it there.
+class NumbersAs : NotCopied {
+ public:
+  explicit NumbersAs(DType t) : before_(std::exchange(now, t)) {}
+  ~NumbersAs() { now = before_; }
+  inline static thread_local DType now = kFloat32;
+
+ private:
+  DType before_;
+};
+inline Tensor where(const Tensor& c, double a, double b) {
+  if (NumbersAs::now == kFloat32) return brrr::where(c, Scalar(a), Scalar(b));
+  return brrr::where(c, full({}, a, NumbersAs::now, c.device()), b);
+}
 /// The same with a condition on integers of the formula: places, words of a draw.
 template <class W, class V>
 requires(!std::is_same_v<W, V> &&

@@ -3,7 +3,8 @@
 #include <brrr/row.h>
 
 #include <cmath>
-#include <cstdio>
+
+#include "check.h"
 
 using namespace brrr;
 
@@ -76,22 +77,6 @@ const RowOp product{"product", "x y z", [](auto x, auto y, auto z) { return x * 
 const RowOp quoted{"a \"quoted\" \\", "x + 1", [](auto x) { return x + 1.0; }};
 const RowOp number_first{"number_first", "max(0.3, 2^x) + 2 x + x",
                          [](auto x) { return m::max(0.3, m::pow(2.0, x)) + m::fma(2.0, x, x); }};
-
-// The words of the error that f throws.
-template <class F> static std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-#define CHECK(...)                                                      \
-  if (!(__VA_ARGS__)) {                                                 \
-    std::printf("line %d: %s does not hold\n", __LINE__, #__VA_ARGS__); \
-    return 1;                                                           \
-  }
 
 static int check_operands() {
   const Tensor a = tensor({{1.0f, 2.0f, 3.0f}, {4.0f, 5.0f, 6.0f}}), none;

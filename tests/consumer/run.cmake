@@ -16,5 +16,6 @@ if(MPIEXEC)  # The installed module is found.
   run(bash "${CMAKE_CURRENT_LIST_DIR}/../dist/launch.sh" "${MPIEXEC}" 2 "${work}/build/consumer")
 endif()
 run("${work}/build/rows")
+run("${work}/build/row_corners")
 run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}/parent" -B "${work}/parent" -G "${GENERATOR}"
   "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DBRRR_SOURCE=${CMAKE_CURRENT_LIST_DIR}/../..")
