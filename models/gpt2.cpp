@@ -100,6 +100,8 @@ class Config {
  private:
   std::string shown(const json::const_iterator& it) const {
     if (it == value_.end()) return "nothing";
+    // Which a hostile file nests deeper than the stack on which they are written.
+    if (it->is_structured()) return it->is_array() ? "a list" : "an object";
     return it->dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);
   }
   std::string path_;

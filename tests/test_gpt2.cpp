@@ -180,6 +180,10 @@ TEST_CASE("gpt2: options come from config.json") {
   CHECK(contains(fails(R"({"vocab_size": -3})"), "vocab_size must be a positive size, got -3"));
   CHECK(
       contains(fails(R"({"vocab_size": 5})"), "n_positions must be a positive size, got nothing"));
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  CHECK(contains(fails(R"({"vocab_size": )" + deep + "}"), "a positive size, got a list"));
+  CHECK(contains(fails("{" + sizes + R"(, "n_inner": )" + deep + "}"), "n_inner is a list"));
+  CHECK(contains(fails("{" + sizes + R"(, "resid_pdrop": {}})"), "a number, got an object"));
   CHECK(contains(fails("[1]"), "not an object"));
   CHECK(contains(fails("{\"a\""), "not JSON"));
   CHECK(contains(error_of([&] { models::gpt2_options(temp.dir + "/none.json"); }), "none.json"));
