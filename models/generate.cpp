@@ -30,6 +30,14 @@ const GenerateOptions& checked(const GenerateOptions& o) {
   return o;
 }
 
+// What is masked counts 0 times, but a NaN of an earlier context would stay one.
+void clear(const KeyValueCache& cache) {
+  for (const LayerCache& layer : cache.layers) {
+    layer.keys.zero_();
+    layer.values.zero_();
+  }
+}
+
 }  // namespace
 
 Tensor sample(const Tensor& logits, const SampleOptions& o) {
@@ -101,6 +109,7 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
                     context.end() - static_cast<int64_t>(std::max<size_t>(1, block / 2)));
       fed = 0;
     }
+    if (fed == 0) clear(cache_);
     Tensor next;
     for (; fed < context.size(); ++fed) {
       next = step_(context[fed], positions_.narrow(0, static_cast<int64_t>(fed), 1));

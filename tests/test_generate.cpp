@@ -209,6 +209,28 @@ TEST_CASE("generate: on_token gets each id in its turn, and what it throws ends 
   }
 }
 
+TEST_CASE(
+    "generate: a Generator that has seen weights of NaN makes of good ones what a new one does") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const GPTOptions& o : kinds(8)) {
+      GPT gpt(o);
+      sharpen(gpt);
+      Generator used(gpt, {.tokens = 20, .temperature = 0, .mode = mode});
+      const Ids made = used({1, 2, 3});
+      StateDict good;
+      for (const auto& [name, t] : gpt.state_dict()) good[name] = t.clone();
+      {
+        const NoGradGuard guard;
+        for (const Tensor& p : gpt.parameters()) p.fill_(std::nan(""));
+      }
+      used({1, 2, 3});
+      gpt.load_state_dict(good);
+      CHECK(used({1, 2, 3}) == made);
+      if (mode == Mode::Graph) CHECK(used.stats().recordings == 1);
+    }
+  }
+}
+
 TEST_CASE("sample: draws by the weights that are left") {
   manual_seed(8);
   const Tensor logits = tensor(std::vector<float>{0.5f, 0.2f, 0.15f, 0.1f, 0.05f}).log();
