@@ -94,9 +94,11 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     const auto& [name, p] = parameters[k];
     Known known{.cuts = std::move(cuts[k]), .name = name, .made = p.detach()};
     const auto [begin, end] = range_of(known.cuts);
+    // The state of one without elements is rank 0's, who saves the whole.
+    const bool whole = p.numel() > 0 ? end - begin == p.numel() : rank() == 0;
     // A leaf of its own has the gradient that p has on no rank.
-    if (begin < end && end - begin == p.numel()) known.own = s->gradients_ ? p.detach() : p;
-    if (begin < end && end - begin < p.numel()) known.own = part_of(p.detach(), begin, end);
+    if (whole) known.own = s->gradients_ ? p.detach() : p;
+    if (begin < end && !whole) known.own = part_of(p.detach(), begin, end);
     // Of one that belongs to one rank the numbers are 0 or n.
     known.divided = std::any_of(known.cuts.begin(), known.cuts.end(),
                                 [&](int64_t at) { return at > 0 && at < p.numel(); });

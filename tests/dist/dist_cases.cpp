@@ -246,6 +246,33 @@ TEST_CASE("DataParallel: each rank keeps its part of the state, and rank 0 saves
   }
 }
 
+TEST_CASE("DataParallel: a parameter without elements has its state in the checkpoint") {
+  struct Hollow : models::Module {
+    Tensor none = register_parameter("none", zeros({0, 3}));
+    models::Linear l{3, 2};
+    Hollow() { register_module("l", l); }
+    Tensor forward(const Tensor& x) override { return l(x).mean() + none.sum(); }
+  };
+  for (const int shard : {0, 1, 2}) {
+    CAPTURE(shard);
+    Hollow net;
+    dist::DataParallel ddp(net, {.shard_optimizer = shard == 1, .shard_gradients = shard == 2});
+    optim::AdamW opt(net.parameters(), {});
+    for (int i = 0; i < 2; ++i) {
+      opt.zero_grad();
+      ddp(ones({2, 3})).backward();
+      optim::clip_grad_norm_(net.parameters(), 0.5);
+      opt.step();
+    }
+    const StateDict state = opt.state_dict();
+    if (dist::rank() == 0) {
+      CHECK(state.at("0.exp_avg").sizes() == IntList{0, 3});
+      CHECK(state.at("0.beta1_power").item<double>() == state.at("1.beta1_power").item<double>());
+    }
+    if (dist::size() == 1) opt.load_state_dict(state);
+  }
+}
+
 TEST_CASE("DataParallel: a backward pass that would not be exchanged is refused") {
   Run run(1, true, 0);
   const Tensor x = of_rank(dist::rank(), {8, 12}, kFloat32);
