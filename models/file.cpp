@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <regex>
 
 #include "core/check.h"
@@ -52,7 +53,12 @@ void InputFile::read(void* to, uint64_t offset, uint64_t bytes) const {
 }
 
 std::string InputFile::read(uint64_t offset, uint64_t bytes) const {
-  std::string text(bytes, '\0');
+  std::string text;
+  try {
+    text.resize(bytes);
+  } catch (const std::bad_alloc&) {
+    fail("cannot read {}: there is no memory for {} bytes of it", path_, bytes);
+  }
   read(text.data(), offset, bytes);
   return text;
 }

@@ -16,10 +16,12 @@
 #include "models/counter_rng.h"
 #include "models/data.h"
 #include "models/mlp.h"
+#include "models/text/text.h"
 #include "ops/factory_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
 #include "tests/op_cases.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_dir.h"
 
 using namespace brrr;
@@ -234,6 +236,29 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   CHECK(load(dir.file("sub/later")).at("w").numel() == 3);
   fs::create_symlink("loop", dir.file("loop"));
   CHECK(message([&] { save(dir.file("loop"), {}); }).find("lead to no file") != std::string::npos);
+}
+
+// A system may promise any memory, and end who uses it.
+TEST_CASE("files: one that is larger than memory is named, and what of it was asked for") {
+  if (kAddressSanitizer || kThreadSanitizer) return;  // They have terabytes of addresses.
+  rlimit before;
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  rlimit limit = before;
+  limit.rlim_cur = rlim_t{1} << 40;
+  TemporaryDirectory dir;
+  const std::string path = dir.file("large"), is = path + ": ";
+  write(
+      path,
+      safetensors(
+          R"({"w":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}})", 0));
+  fs::resize_file(path, fs::file_size(path) + (uint64_t{1} << 42));
+  REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  const std::string tensor = message([&] { load(path); }),
+                    text = message([&] { data::load_bytes(path); });
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK_MESSAGE(tensor.find(is + "tensor \"w\": 4398046511104 of the file's ") == 6, tensor);
+  CHECK_MESSAGE(tensor.find("out of memory on cpu") != std::string::npos, tensor);
+  CHECK_MESSAGE(text.find("cannot read " + is + "there is no memory for 43980465") == 0, text);
 }
 
 TEST_CASE("files: one that is protected is not replaced, though its folder allows it") {
