@@ -25,8 +25,12 @@ void Schedule::check_state_dict(const StateDict& dict) const {
   check_state("Schedule::load_state_dict", {{"base_lr", number(base_)}, {"step", number(step_)}},
               dict, true);
   const double base = dict.at("base_lr").item<double>();
-  BRRR_CHECK(std::isfinite(base) && base >= 0 && dict.at("step").item<int64_t>() >= 0,
-             "Schedule::load_state_dict: base_lr or step is negative or not finite");
+  const int64_t step = dict.at("step").item<int64_t>();
+  // Further steps can still be counted.
+  BRRR_CHECK(
+      std::isfinite(base) && base >= 0 && step >= 0 && step <= INT64_MAX / 2,
+      "Schedule::load_state_dict: base_lr {} or step {} is negative, not finite or too large", base,
+      step);
 }
 
 void Schedule::load_state_dict(const StateDict& dict) {

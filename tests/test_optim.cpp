@@ -204,6 +204,11 @@ TEST_CASE("schedules are closed formulas of the step") {
     s.load_state_dict(saved);
     CHECK(s.steps() == 9);
     CHECK(opt.lr() == doctest::Approx(0.55));
+    StateDict last = saved;
+    last["step"] = full({}, INT64_MAX, kInt64);
+    CHECK_THROWS_WITH_AS(s.load_state_dict(last), doctest::Contains("step 9223372036854775807"),
+                         Error);
+    CHECK(s.steps() == 9);
   }
   opt.set_lr(1.0);
   optim::StepLR steps(opt, 3, 0.5);
