@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/programs.h"
+#include "tests/story.h"
 #include "tests/temp_cache.h"
 
 #ifdef BRRR_EXAMPLES_DIR
@@ -60,6 +61,56 @@ TEST_CASE("train_mlp: the losses of a run that was stopped stay when it goes on"
   write_text(csv, read_text(csv) + "1201,7\n1202,");
   REQUIRE(run("train_mlp --eval-every 0 --resume " + ck + " --loss-csv " + csv).status == 0);
   CHECK(read_text(csv) == whole);
+}
+
+TEST_CASE("train_mlp: losses are in the file when a checkpoint is, and none of another run") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors", csv = folder.dir + "/loss.csv";
+  std::string other = "step,loss\n";
+  for (int step = 1; step < 2000; ++step) other += fmt::format("{},7\n", step);
+  write_text(csv, other);
+  const pid_t child =
+      start("train_mlp", {"--steps", "1000000", "--images", "300", "--save", ck, "--save-every",
+                          "50", "--mode", "eager", "--loss-csv", csv, "--eval-every", "0"});
+  REQUIRE(child > 0);
+  for (int wait = 0; wait < 2000 && !fs::exists(ck); ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(child, SIGKILL);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  brrr::Metadata metadata;
+  brrr::load(ck, metadata);
+  const int64_t end = std::stoll(metadata.at("brrr.step")) + 3;
+  REQUIRE(run(fmt::format("train_mlp --mode eager --resume {} --loss-csv {} --stop-at {}", ck, csv,
+                          end))
+              .status == 0);
+  std::istringstream lines(read_text(csv));
+  std::string line;
+  std::getline(lines, line);
+  CHECK(line == "step,loss");
+  int64_t step = 0;
+  while (std::getline(lines, line)) {
+    CHECK(line.starts_with(fmt::format("{},", ++step)));
+    CHECK_FALSE(line.ends_with(",7"));
+  }
+  CHECK(step == end);
+}
+
+TEST_CASE(
+    "training programs: a run that fails leaves its losses, up to the one that is no number") {
+  const brrr::test::TempCache folder;
+  const std::string csv = folder.dir + "/loss.csv";
+  write_text(folder.dir + "/text", story(40));
+  for (const std::string& program : {std::string("train_mlp --images 300"),
+                                     "train_gpt --batch 2 --data " + folder.dir + "/text"}) {
+    const Result r = run(program + " --mode eager --steps 20 --lr 1e30 --loss-csv " + csv);
+    INFO(r.text);
+    CHECK(r.status == 1);
+    const std::string text = read_text(csv);
+    CHECK(text.starts_with("step,loss\n1,"));
+    CHECK(contains(text, "nan\n"));
+  }
 }
 
 TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {

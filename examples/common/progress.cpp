@@ -47,12 +47,28 @@ std::ofstream open_log(const TrainingOptions& o, int64_t step) {
   return log;
 }
 
-LossLog::LossLog(std::string path, int64_t first) : path_(std::move(path)), next_(first + 1) {
-  if (path_.empty() || first == 0) return;
-  text_ = lines_until(path_, first, [](const std::string& line) {
-    const int64_t at = number_of(line.substr(0, line.find(',')));
-    return at > 0 ? at : std::numeric_limits<int64_t>::max();  // Not the line above the losses.
-  });
+// The lines of another run go at once: one that goes on later would take them for its own.
+LossLog::LossLog(std::string path, const TrainingOptions& o, int64_t first)
+    : path_(std::move(path)), next_(first + 1) {
+  if (path_.empty()) return;
+  std::string text = "step,loss\n";
+  if (!o.resume.empty()) {
+    text += lines_until(path_, first, [](const std::string& line) {
+      const int64_t at = number_of(line.substr(0, line.find(',')));
+      return at > 0 ? at : std::numeric_limits<int64_t>::max();  // Not the line above the losses.
+    });
+  }
+  write_file(path_, text);
+  file_.open(path_, std::ios::app);
+}
+
+LossLog::~LossLog() {
+  if (pending_.empty() || path_.empty()) return;
+  try {
+    read();  // What came before the exception that ends the run.
+  } catch (const std::exception&) {
+    return;  // The device itself has failed.
+  }
 }
 
 void LossLog::add(const brrr::Tensor& loss) {
@@ -70,16 +86,20 @@ double LossLog::read() {
       if (!std::isfinite(all[k])) bad.push_back(k - 1);
     }
     if (where_.empty() && !bad.empty()) where_ = fmt::format(", on rank {}", fmt::join(bad, ", "));
-    if (!path_.empty()) text_ += fmt::format("{},{:.9g}\n", next_, last_);
+    if (!path_.empty()) file_ << fmt::format("{},{:.9g}\n", next_, last_);
     ++next_;
   }
   pending_.clear();
   return last_;
 }
 
-void LossLog::write() {
+void LossLog::flush() {
   read();
-  if (!path_.empty()) write_file(path_, "step,loss\n" + text_);
+  file_.flush();
+}
+
+void LossLog::check() const {
+  BRRR_CHECK(path_.empty() || file_, "--loss-csv: {} cannot be written", path_);
 }
 
 // --- on the screen -------------------------------------------------------------------------------

@@ -226,6 +226,7 @@ void Training::restore() {
 
 void Training::save(LossLog& losses) {
   check_losses(losses);
+  losses.flush();  // Who goes on from the checkpoint finds those before it.
   if (options_.checkpoint.empty()) return;
   parts_.step = step;
   parts_.metadata = options_.to_save();
@@ -316,7 +317,7 @@ int Training::run() {
     std::signal(signal, SIG_DFL);
   });
   const bool first_process = brrr::dist::rank() == 0;
-  LossLog losses(first_process ? o.loss_csv : "", step);
+  LossLog losses(first_process ? o.loss_csv : "", o, step);
   const int64_t first = step;
   std::ofstream log;
   if (!o.log.empty() && first_process) log = open_log(o, step);
@@ -347,8 +348,8 @@ int Training::run() {
     }
   }
   save(losses);
-  losses.write();
   on_signals(SIG_DFL);  // What follows can be broken off.
+  losses.check();
   BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", o.log);
   if (interrupted) {
     fmt::print("stopped by a signal after step {}\n", step);

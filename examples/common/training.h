@@ -46,18 +46,23 @@ struct TrainingOptions : CommandLine {
 
 /// Losses as they come; they are read only when a line is printed, or there are many, so that no
 /// step waits.
-class LossLog {
+class LossLog : brrr::NotCopied {
  public:
-  /// Of the steps after `first`; what the file says of those before them stays.
-  LossLog(std::string path, int64_t first);
+  /// Of the steps after `first`; of a run that goes on the file keeps those before them.
+  LossLog(std::string path, const TrainingOptions& o, int64_t first);
+  ~LossLog();
   void add(const brrr::Tensor& loss);
   double read();
-  void write();
+  /// All losses so far are in the file, whatever comes.
+  void flush();
+  /// Throws if something could not be written.
+  void check() const;
   /// Of the first loss that is not finite: ", on rank 1", where there are several.
   const std::string& where() const { return where_; }
 
  private:
-  std::string path_, text_, where_;
+  std::string path_, where_;
+  std::ofstream file_;
   std::vector<brrr::Tensor> pending_;
   double last_ = 0;
   int64_t next_;
