@@ -168,6 +168,11 @@ TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkp
   CHECK(contains(bad.text, "by step"));
   CHECK(contains(bad.text, "are not finite; try a smaller --lr"));
   CHECK(read_text(ck) == before);
+  // The loss of a step is that of the parameters before it.
+  const Result last = run("train_mlp --steps 1 --lr 1e38" + kSmall + " --save " + ck);
+  CHECK(last.status == 1);
+  CHECK(contains(last.text, "the parameters are not finite after step 1: first fc1."));
+  CHECK(read_text(ck) == before);
 }
 
 TEST_CASE("train_mlp: IDX files train like generated digits, and wrong ones are named") {

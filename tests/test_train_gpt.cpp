@@ -134,6 +134,18 @@ TEST_CASE("train_gpt: a loss that is not finite stops the run and names what wen
   }
 }
 
+TEST_CASE("train_gpt: parameters that are not finite go to no checkpoint, though the loss was") {
+  const Place p;
+  const std::string ck = p.file("ck");
+  write_text(ck, "mine");
+  const Result r = run(
+      p.tiny() + "--steps 9 --warmup 0 --lr 1e38 --save-every 1 --mode eager --checkpoint " + ck);
+  INFO(r.text);
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "the parameters are not finite after step 1: first "));
+  CHECK(read_text(ck) == "mine");
+}
+
 // --- kills ---------------------------------------------------------------------------------------
 
 TEST_CASE("train_gpt: the interrupt key breaks off what follows a training that is saved") {

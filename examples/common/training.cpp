@@ -227,6 +227,12 @@ void Training::restore() {
 void Training::save(LossLog& losses) {
   check_losses(losses);
   losses.flush();  // Who goes on from the checkpoint finds those before it.
+  // The loss was that of the parameters before the last update.
+  const std::string bad = brrr::models::first_nonfinite(parts_.model->named_parameters());
+  BRRR_CHECK(bad.empty(),
+             "the parameters are not finite after step {}: first {}; they go to no "
+             "checkpoint; try a smaller --lr",
+             step, bad);
   if (options_.checkpoint.empty()) return;
   parts_.step = step;
   parts_.metadata = options_.to_save();
