@@ -95,9 +95,14 @@ class Run : public Training {
     std::vector<int64_t> sizes = {train_.images.size(1)};
     sizes.insert(sizes.end(), o.hidden.begin(), o.hidden.end());
     sizes.push_back(std::max(train_.classes, test_.classes));
+    o.check_step();
+    double parameters = 0;
+    for (size_t k = 1; k < sizes.size(); ++k) {
+      parameters += (static_cast<double>(sizes[k - 1]) + 1) * static_cast<double>(sizes[k]);
+    }
+    o.check_memory(fmt::format("--hidden {}", fmt::join(o.hidden, ",")), parameters);
     model_ = std::make_unique<brrr::models::MLP>(
         brrr::models::MLPOptions{.sizes = sizes, .activation = "relu", .dropout = o.dropout});
-    o.check_step();
     model_->to(device);
     parallel = std::make_unique<brrr::dist::DataParallel>(*model_, o.parallel());
     if (o.optimizer == "adamw") {

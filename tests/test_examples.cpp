@@ -240,6 +240,9 @@ TEST_CASE("examples: a wrong option says what was expected") {
   const Result large = run("train_mlp --images 50 --batch 65536 --accumulate 65536");
   CHECK(large.status == 1);
   CHECK(contains(large.text, "--batch 65536 times 65536 passes is too much for a step"));
+  const Result wide = run("train_mlp --images 50 --hidden 1000000,1000000");
+  CHECK(wide.status == 1);
+  CHECK(contains(wide.text, "--hidden 1000000,1000000: about 1e+12 parameters take 1.6e+04 GB"));
   if (!brrr::cuda_available()) {
     for (const std::string program :
          {"train_mlp --device cuda", "train_gpt --device cuda", "overhead --device cuda",

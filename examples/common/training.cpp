@@ -1,6 +1,7 @@
 #include "examples/common/training.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -71,6 +72,16 @@ void TrainingOptions::check_step() const {
              "--kernels: eager mode generates none; use --mode graph");
   BRRR_CHECK(passes() <= INT32_MAX / batch, "--batch {} times {} passes is too much for a step",
              batch, passes());
+}
+
+void TrainingOptions::check_memory(const std::string& sizes, double parameters) {
+  // Weight, gradient and AdamW's two moments, four bytes each.
+  const double needed = 16 * parameters;
+  const double memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  BRRR_CHECK(needed <= memory,
+             "{}: about {:.3g} parameters take {:.3g} GB in training; this machine has {:.3g} GB",
+             sizes, parameters, needed * 1e-9, memory * 1e-9);
 }
 
 brrr::Metadata TrainingOptions::to_save() const {

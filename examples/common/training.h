@@ -28,6 +28,9 @@ struct TrainingOptions : CommandLine {
   int64_t passes() const { return accumulate * brrr::dist::size(); }
   /// Throws where a step's batch is a slip of the pen, or has no kernels to write.
   void check_step() const;
+  /// A slip of the pen must not fill the memory for minutes before it fails: throws where training
+  /// so many parameters, which are what `sizes` says, takes more than this machine has.
+  static void check_memory(const std::string& sizes, double parameters);
   brrr::dist::DataParallelOptions parallel() const {
     return {.accumulate = accumulate,
             .shard_optimizer = shard != "none",
