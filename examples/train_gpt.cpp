@@ -22,9 +22,6 @@ namespace {
 constexpr const char* kVocabulary = "vocabulary";
 constexpr const char* kTokenizer = "tokenizer-state";
 
-bool has_train_bin(const std::string& path) {
-  return fs::is_directory(path) && fs::exists(fs::path(path) / "train.bin");
-}
 bool is_tokens(const std::string& path) {
   return fs::path(path).extension() == ".bin" || has_train_bin(path);
 }

@@ -28,6 +28,9 @@ struct Options : TrainingOptions {
     if (saved["data"] == "digits" || saved["data"] == "idx") saved["data"].clear();  // Older ones.
     saved.emplace("images", std::to_string(images));  // Older checkpoints do not say it.
   }
+  bool reads(const std::filesystem::path&, const std::filesystem::path& file) const override {
+    return file.string().ends_with("-ubyte") && !file.has_parent_path();
+  }
 };
 
 Options::Options()

@@ -290,6 +290,33 @@ TEST_CASE("examples: what one option writes no other reads or writes") {
   }
 }
 
+TEST_CASE("examples: what is read in a folder is written by no option") {
+  const brrr::test::TempCache folder;
+  const std::string f = folder.dir + "/";
+  const auto check = [&](const std::string& command, const std::string& file, bool read) {
+    write_text(f + file, "mine");
+    const Result r = run(command + f + file);
+    INFO(command << file << "\n" << r.text);
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, f + file + " is read by --data " + folder.dir + "; give it a") == read);
+    CHECK(read_text(f + file) == "mine");
+  };
+  fs::create_directories(f + "build");
+  fs::create_directories(f + "inner");
+  // Without a text to train on, what is allowed ends later.
+  const std::string gpt = "train_gpt --data " + folder.dir + " --warmup 9 --steps 9 --";
+  check(gpt + "kernels ", "a.cpp", true);
+  check(gpt + "log ", "inner/a.md", true);
+  check(gpt + "kernels ", "build/a.cpp", false);
+  check(gpt + "checkpoint ", "val.bin", false);
+  write_text(f + "train.bin", "");
+  check(gpt + "checkpoint ", "val.bin", true);
+  check(gpt + "kernels ", "a.cpp", false);
+  const std::string mlp = "train_mlp --data " + folder.dir + " --";
+  check(mlp + "save ", "t10k-labels-idx1-ubyte", true);
+  check(mlp + "loss-csv ", "loss.csv", false);
+}
+
 TEST_CASE("examples: the text of a run's kernels") {
   const brrr::test::TempCache folder;
   const std::string f = folder.dir + "/kernels.cpp",

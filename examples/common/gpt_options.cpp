@@ -1,8 +1,17 @@
 #include "examples/common/gpt_options.h"
 
+#include <algorithm>
+#include <filesystem>
+
 #include "core/check.h"
 
 namespace examples {
+
+namespace fs = std::filesystem;
+
+bool has_train_bin(const std::string& path) {
+  return fs::is_directory(path) && fs::exists(fs::path(path) / "train.bin");
+}
 
 GptOptions::GptOptions()
     : TrainingOptions(
@@ -83,6 +92,12 @@ void GptOptions::check() {
     hints_.emplace_back("data");
   else
     std::erase(kept_, "steps");
+}
+
+bool GptOptions::reads(const fs::path& folder, const fs::path& file) const {
+  if (has_train_bin(folder.string())) return file == "train.bin" || file == "val.bin";
+  const std::vector<std::string> sources = brrr::data::source_files(folder.string());
+  return std::count(sources.begin(), sources.end(), file.generic_string()) > 0;
 }
 
 brrr::DType GptOptions::compute_dtype() const {

@@ -5,6 +5,9 @@
 
 namespace examples {
 
+/// Whether it is a folder of tokens, with train.bin and val.bin, not of sources.
+bool has_train_bin(const std::string& path);
+
 struct GptOptions : TrainingOptions {
   GptOptions();
   std::string dtype = "float32", data, tokenizer, vocab, merges, prompt;
@@ -18,6 +21,7 @@ struct GptOptions : TrainingOptions {
 
  private:
   void check() override;
+  bool reads(const std::filesystem::path& folder, const std::filesystem::path& file) const override;
   void add_run();
   void add_data();
   void add_model();

@@ -94,13 +94,28 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
   }
 }
 
+// A name that is not there yet would stay relative.
+static fs::path place(const fs::path& p) {
+  std::error_code none;
+  return fs::weakly_canonical(fs::absolute(p, none), none);
+}
+
+// What one option writes would be what another reads in its folder.
+void CommandLine::check_folder(const File& folder, const File& file) const {
+  std::error_code none;
+  if (folder.is_written || !file.is_written || file.name->empty() ||
+      !fs::is_directory(*folder.name, none) || !fs::is_regular_file(*file.name, none)) {
+    return;
+  }
+  const fs::path inside = place(*file.name).lexically_relative(place(*folder.name));
+  BRRR_CHECK(inside.empty() || *inside.begin() == ".." || !reads(*folder.name, inside),
+             "{} {} is read by {} {}; give it a file of its own", file.option, *file.name,
+             folder.option, *folder.name);
+}
+
 // What one option writes would be what another reads or writes.
 void CommandLine::check_files() const {
   std::error_code none;
-  // A name that is not there yet would stay relative.
-  const auto place = [&](const fs::path& p) {
-    return fs::weakly_canonical(fs::absolute(p, none), none);
-  };
   for (size_t k = 0; k < files_.size(); ++k) {
     const fs::path path = *files_[k].name;
     for (size_t n = 0; n < k && !path.empty(); ++n) {
@@ -111,6 +126,7 @@ void CommandLine::check_files() const {
       BRRR_CHECK(place(path) != place(other), "{} and {} are one file, {}; give each its own",
                  files_[n].option, files_[k].option, path.string());
     }
+    for (const File& other : files_) check_folder(other, files_[k]);
   }
 }
 

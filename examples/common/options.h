@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <map>
@@ -108,6 +109,11 @@ class CommandLine : brrr::NotCopied {
   }
   /// Checks that need several options; called before a checkpoint is looked at.
   virtual void check() {}
+  /// Whether `file`, as it is called from `folder` on, is one of those that are read where that is
+  /// an input.
+  virtual bool reads(const std::filesystem::path& folder, const std::filesystem::path& file) const {
+    return static_cast<void>(folder), static_cast<void>(file), false;
+  }
 
   const std::string* resumed_ = nullptr;  ///< What is written and may be the file of `resume`.
   std::vector<std::string> kept_;         ///< Names in kept().
@@ -134,6 +140,7 @@ class CommandLine : brrr::NotCopied {
     bool is_written;
   };
   void check_files() const;
+  void check_folder(const File& folder, const File& file) const;
   void use_threads(std::vector<std::string> words);
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);

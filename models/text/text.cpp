@@ -33,7 +33,8 @@ static bool is_left_out(const fs::path& directory) {
          fs::exists(directory / "CMakeCache.txt", none);
 }
 
-std::string load_sources(const std::string& directory, const std::vector<std::string>& extensions) {
+std::vector<std::string> source_files(const std::string& directory,
+                                      const std::vector<std::string>& extensions) {
   std::error_code none;
   BRRR_CHECK(fs::is_directory(directory, none), "load_sources: {} is not a directory", directory);
   std::vector<std::string> found;
@@ -52,8 +53,13 @@ std::string load_sources(const std::string& directory, const std::vector<std::st
     fail("load_sources: {}", e.what());
   }
   std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::string load_sources(const std::string& directory, const std::vector<std::string>& extensions) {
+  std::error_code none;
   std::string text;
-  for (const std::string& name : found) {
+  for (const std::string& name : source_files(directory, extensions)) {
     const fs::path path = fs::path(directory) / name;
     if (fs::file_size(path, none) == 0) continue;
     text += load_text(path.string());

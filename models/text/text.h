@@ -11,10 +11,14 @@ std::string load_bytes(const std::string& path);
 /// The same for a text: throws at a NUL byte, which no text has, but binary files and UTF-16 do.
 std::string load_text(const std::string& path);
 
-/// The sources below a directory, one after the other, ordered by path: the same text on every
-/// machine. Hidden directories, build* and out, directories with a CMakeCache.txt, and links are
-/// left out. Throws if nothing is found.
+inline const std::vector<std::string> kSourceExtensions = {".h", ".cpp", ".md"};
+
+/// The sources below a directory, as they are called from there on, ordered by path. Hidden
+/// directories, build* and out, directories with a CMakeCache.txt, and links are left out.
+std::vector<std::string> source_files(
+    const std::string& directory, const std::vector<std::string>& extensions = kSourceExtensions);
+/// Those files one after the other: the same text on every machine. Throws if nothing is found.
 std::string load_sources(const std::string& directory,
-                         const std::vector<std::string>& extensions = {".h", ".cpp", ".md"});
+                         const std::vector<std::string>& extensions = kSourceExtensions);
 
 }  // namespace brrr::data
