@@ -253,7 +253,8 @@ void Training::save(LossLog& losses) {
 
 brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& y) {
   const TrainingOptions& o = options_;
-  brrr::Tensor sum;
+  const int ranks = brrr::dist::size();
+  std::vector<brrr::Tensor> losses;
   for (int64_t i = 0; i < o.accumulate; ++i) {
     const auto part = [&](const brrr::Tensor& t) {
       return o.accumulate == 1 ? t : t.narrow(0, i * o.batch, o.batch);
@@ -261,14 +262,18 @@ brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& 
     parallel->begin_pass();
     const brrr::Tensor loss = loss_of(part(x), part(y));
     (scaler ? scaler->scale(loss) : loss).backward();
-    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+    losses.push_back(ranks == 1 ? loss.detach() : loss.detach().view({1}));
   }
-  const double scale = 1.0 / static_cast<double>(o.passes());
-  if (brrr::dist::size() == 1) return o.passes() > 1 ? sum * scale : sum;
-  const brrr::Tensor each = brrr::dist::all_gather(sum.view({1}));
-  brrr::Tensor all = each.narrow(0, 0, 1);
-  for (int r = 1; r < brrr::dist::size(); ++r) all = all + each.narrow(0, r, 1);
-  return brrr::cat({all * scale, each});
+  const auto mean = [&](const std::vector<brrr::Tensor>& all) {
+    brrr::Tensor sum = all[0];
+    for (size_t k = 1; k < all.size(); ++k) sum = sum + all[k];
+    return sum * (1.0 / static_cast<double>(o.passes()));
+  };
+  if (ranks == 1) return o.passes() > 1 ? mean(losses) : losses[0];
+  // All passes' in their order, as one process adds them that makes all.
+  const brrr::Tensor all = brrr::dist::all_gather(brrr::cat(losses));
+  const brrr::Tensor each = all.view({ranks, o.accumulate}).sum({1});
+  return brrr::cat({mean(all.split(1)), each});
 }
 
 // What a step exchanges with the other processes.

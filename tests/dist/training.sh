@@ -49,11 +49,13 @@ for n in 2 3 4; do
 done
 
 # Four processes to the half, two of two passes each to the end: both with sharded state.
-ranks 4 "${gpt[@]}" --shard gradients --stop-at $((steps / 2)) --checkpoint "$work/half.ck" >/dev/null
+ranks 4 "${gpt[@]}" --shard gradients --stop-at $((steps / 2)) --checkpoint "$work/half.ck" \
+  --loss-csv "$work/ranks.csv" >/dev/null
 ranks 2 "$bin/train_gpt" --resume "$work/half.ck" --shard optimizer --eval-batches 2 --eval-every 0 \
-  >"$work/ranks"
-"${gpt[@]}" --accumulate 4 >"$work/one"
+  --loss-csv "$work/ranks.csv" >"$work/ranks"
+"${gpt[@]}" --accumulate 4 --loss-csv "$work/one.csv" >"$work/one"
 [[ "$(sum_of "$work/one")" == "$(sum_of "$work/ranks")" ]] || fail "resumed on two processes"
+diff "$work/one.csv" "$work/ranks.csv" >&2 || fail "resumed on two processes: other losses"
 echo "train_gpt, 4 processes and then 2: parameters $(sum_of "$work/one") as after 4 passes of one"
 
 # What all ranks find wrong is said once, and ends all.
