@@ -326,6 +326,11 @@ TEST_CASE("examples: the text of a run's kernels") {
   const Result eager = run("train_gpt --mode eager" + options);
   CHECK(eager.status == 1);
   CHECK(contains(eager.text, "--kernels: eager mode generates none"));
+  CHECK(contains(run("train_gpt --check-numerics" + options).text, "--check-numerics runs every"));
+  const Result one = run("train_mlp --stop-at 1" + options);
+  CHECK(one.status == 1);
+  CHECK(contains(one.text, "--kernels: they are built in the second of a run's steps"));
+  CHECK_FALSE(contains(one.text, "step 1/"));
 }
 
 TEST_CASE("train_mlp: a run goes on with the images that it had") {

@@ -86,6 +86,11 @@ void GptOptions::add_model() {
 void GptOptions::check() {
   BRRR_CHECK(steps > 0 || (!resume.empty() && sample > 0),
              "--steps 0 only samples: give --resume and --sample with it");
+  BRRR_CHECK(
+      steps > 0 || (checkpoint.empty() && loss_csv.empty() && log.empty() && kernels.empty()),
+      "--steps 0 only samples: leave --checkpoint, --loss-csv, --log and --kernels out");
+  BRRR_CHECK(kernels.empty() || !check_numerics,
+             "--kernels: --check-numerics runs every step eagerly, and builds none; leave one out");
   if (warmup < 0) warmup = steps / 20;
   // An own text is found again unless another is named; whether it is the same is checked later.
   if (steps > 0)

@@ -309,8 +309,14 @@ std::string Training::kept_line() const {
 }
 
 int Training::train() {
-  std::vector<std::string> options;
-  for (const auto& [name, value] : options_.kept()) options.push_back("--" + name + " " + value);
+  const TrainingOptions& o = options_;
+  BRRR_CHECK(o.kernels.empty() || o.end() - step > 1,
+             "--kernels: they are built in the second of a run's steps, and this one has {}",
+             std::max<int64_t>(0, o.end() - step));
+  std::vector<std::string> options = {fmt::format("--stop-at {}", o.stop_at),
+                                      fmt::format("--save-every {}", o.save_every),
+                                      o.checkpoint.empty() ? "nothing to save" : "a file to save"};
+  for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);
   // Files of one name may differ between machines.
   if (brrr::dist::size() > 1) options.push_back(fmt::format("data of hash {:016x}", data_hash()));
   brrr::dist::check_alike("the options of the processes", options);

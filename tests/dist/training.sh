@@ -68,6 +68,20 @@ fi
 (( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
 echo "a diverging run: $(grep "^brrr: rank" "$work/ranks")"
 
+# What is to happen at other steps, or only on some ranks, is named before the first one.
+odd='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then exec "$@"; else exec "${@:1:$#-2}"; fi'
+for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck"; do
+  read -ra words <<<"$option"
+  common=() && [[ "$option" != --save-every* ]] || common=(--save "$work/odd.ck")
+  if ranks 2 bash -c "$odd" "" "$bin/train_mlp" --images 500 --steps 9 --mode eager "${common[@]}" \
+    "${words[@]}" >"$work/ranks" 2>&1; then
+    fail "$option on one rank: the run ended well"
+  fi
+  grep -q "the options of the processes differ: rank 0 has " "$work/ranks" &&
+    ! grep -q "step 1/" "$work/ranks" || { cat "$work/ranks"; fail "$option on one rank"; }
+  echo "$option on one rank: $(grep -o "rank 0 has .*" "$work/ranks" | head -1)"
+done
+
 # Who waits for a rank that is stuck says for whom; the run ends.
 begin=$SECONDS
 stuck='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then "$0" "$@" & sleep 1.5; kill -STOP $!; sleep 8; kill -9 $!; else exec "$0" "$@"; fi'
