@@ -2,6 +2,9 @@
 #include "tests/bench/figures.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
 
 #include "tests/temp_cache.h"
 #include "tests/temp_dir.h"
@@ -48,4 +51,24 @@ TEST_CASE("figures: a file that cannot be written is said, and none is needed") 
   Figures figures("", {});
   figures.note("one", 1, "us");
   CHECK(figures.all()["figures"].size() == 1);
+}
+
+TEST_CASE("figures: programs that measure in turns refuse what they cannot measure") {
+  if (std::system("command -v python3 >/dev/null") != 0) return;
+  const auto said = [](const std::string& words) {
+    const TemporaryDirectory folder;
+    const std::string out = folder.file("out");
+    const int status = std::system(
+        ("timeout 20 python3 -B tests/bench/" + words + " >" + out + " 2>&1 </dev/null").c_str());
+    CHECK(WEXITSTATUS(status) == 2);
+    return read_text(out);
+  };
+  for (const std::string words : {"--ranks 0", "--rounds 0", "--rounds -1", "--seconds nan"}) {
+    const std::string text = said("ranks.py " + words);
+    CHECK_MESSAGE(text.find("--seconds: a positive number is needed") != text.npos, text);
+  }
+  for (const std::string words : {"--rounds 0", "--scale 0", "--scale -1", "--scale inf"}) {
+    const std::string text = said("outside.py " + words);
+    CHECK_MESSAGE(text.find("--scale: a positive number is needed") != text.npos, text);
+  }
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "backends/cpu/pool.h"
+#include "core/check.h"
 #include "tests/bench/figures.h"
 #include "tests/bench/measure/exchange.h"
 #include "tests/bench/measure/machine.h"
@@ -55,6 +56,10 @@ int run(bench::StepsOptions o) {
   }
   cpu::set_num_threads(o.threads);
   const std::vector<StepTask> all = tasks();
+  std::string names;
+  for (const StepTask& task : all) names += "\n  " + task.name;
+  BRRR_CHECK(o.only.empty() || (names + "\n").find("\n  " + o.only + "\n") != names.npos,
+             "--only: there is no step '{}'; the steps are{}", o.only, names);
   if (!o.inputs.empty()) save(o.inputs, bench::inputs_of(all));
   if (o.json.empty() && !o.inputs.empty() && dist::size() == 1) return 0;
   const bench::BlasInfo blas = bench::blas_info();

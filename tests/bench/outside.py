@@ -8,6 +8,7 @@ a step, the median of its lines (--log). The two ratios of eager to graph should
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -80,6 +81,8 @@ def main():
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases with TEXT in their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()
+    if options.rounds < 1 or not 0 < options.scale < math.inf:
+        parser.error("--rounds, --scale: a positive number is needed")
     check_json(parser, options.json)
     cases = [c for c in CASES if not options.only or any(text in c for text in options.only)]
     if not cases:

@@ -4,6 +4,7 @@ one thread and a core of its own, in turns, from the same weights, losses compar
 the median of the rounds' own ratios.
 """
 import argparse
+import math
 import os
 import pathlib
 import statistics
@@ -31,6 +32,8 @@ def options_of(arguments):
     if not options.python:
         own = ROOT / ENVIRONMENT / "bin/python"
         options.python = str(own) if own.exists() else sys.executable
+    if min(options.ranks, options.rounds) < 1 or not 0 < options.seconds < math.inf:
+        parser.error("--ranks, --rounds, --seconds: a positive number is needed")
     options.cpus, options.threads = sorted(os.sched_getaffinity(0)), 1
     return options
 
@@ -58,7 +61,10 @@ def main():
     options = options_of(sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         inputs = os.path.join(folder, "inputs.safetensors")
-        subprocess.run([options.program, "--inputs", inputs], check=True)
+        made = subprocess.run([options.program, "--only", options.step, "--inputs", inputs],
+                              stderr=subprocess.PIPE, text=True)
+        if made.returncode:
+            sys.exit(made.stderr.strip())
         programs = commands(options, inputs)
         us, hidden, losses, left_out = {who: [] for who in programs}, [], [], {}
         for _ in range(options.rounds):
