@@ -56,6 +56,7 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
   for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool}) {
     if (n_out > 1 || (!is_floating(t) && i.traits.result == Result::Float)) continue;
     if (t == kBool && i.traits.no_bool) continue;
+    if (i.traits.wide && t != kFloat64 && t != kInt64) continue;
     const auto k = static_cast<size_t>(t);
     direct[k] = i.loop(t);
     direct_out[k] = i.mask_out[0] ? kBool : t;

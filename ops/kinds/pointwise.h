@@ -101,8 +101,14 @@ template <class F, class O> void pointwise_oracle(const double* in, double* out)
 }
 
 template <class F, class O> void pointwise_decompose(OpCall& c, const Tensor* in) {
-  const m::NumbersAs numbers(pointwise_compute_dtype(c));
-  auto y = row_outputs<F, O>([&](auto k) { return in[k]; });
+  // Integers are converted first, as kernels do, but for what the formula takes as it is.
+  const DType compute = pointwise_compute_dtype(c);
+  const uint32_t exact = O::integers | c.op->pointwise->traits.condition;
+  const m::NumbersAs numbers(compute);
+  auto y = row_outputs<F, O>([&](auto k) {
+    const bool number = in[k].defined() && !is_floating(in[k].dtype()) && !(exact >> k & 1);
+    return number && is_floating(compute) ? in[k].to(compute) : in[k];
+  });
   int k = 0;
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);
 }
@@ -167,8 +173,10 @@ class PointwiseOp : public OpDef {
  private:
   PointwiseOp(const char* n, const char* d, const PointwiseInfo& i);
   template <class G, class O> void add_gradient(int i) {
-    const PointwiseTraits traits{
-        .condition = info.traits.condition, .lo = info.traits.lo, .hi = info.traits.hi};
+    const PointwiseTraits traits{.condition = info.traits.condition,
+                                 .wide = info.traits.wide,
+                                 .lo = info.traits.lo,
+                                 .hi = info.traits.hi};
     auto* row =
         new PointwiseOp("", doc, pointwise_info<false, G, O>(traits));  // For ever, as its row.
     if constexpr (O::Kinds::any)

@@ -34,13 +34,14 @@ int64_t row_blocks(const RowShape& s) {
   return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
 }
 
-// A gradient has the dtype of the operand that it is of, as far as that is known here: one that the
-// lambda does not read is not handed over. Beside the first one a result is as exact as the
-// arithmetic.
+// The first result has the dtype of the first operand with elements, which its gradient then has,
+// too; others are as exact as the arithmetic. A gradient has the dtype of the operand that it is
+// of, as far as that is known: one that the lambda does not read is not handed over.
 DType result_dtype(const RowInfo& info, const OpCall& c, const TensorImpl& x, int k) {
-  if (c.op->gradient_row && c.in[k]) return c.in[k]->dtype;
-  const bool as_x = k == 0 && info.results[0] != RowResult::Column;
-  return as_x ? x.dtype : compute_type(x.dtype);
+  if (!c.op->gradient_row) return k == 0 ? x.dtype : compute_type(x.dtype);
+  if (c.in[k]) return c.in[k]->dtype;
+  const bool as_g = k == 0 && info.operands[0].kind == Operand::Each;
+  return as_g ? c.in[c.n_in - 1]->dtype : compute_type(x.dtype);
 }
 
 }  // namespace
@@ -56,6 +57,12 @@ RowShape::RowShape(const OpCall& c) {
 IntList RowShape::row() const {
   const IntList all = x->size_list();
   return {all.end() - dims, static_cast<size_t>(dims)};
+}
+IntList RowShape::sizes(RowResult kind) const {
+  return kind == RowResult::Each     ? x->size_list()
+         : kind == RowResult::PerRow ? numbers()
+         : kind == RowResult::Column ? row()
+                                     : IntList{};
 }
 IntList RowShape::numbers() const {
   IntList all = x->size_list();
@@ -119,10 +126,7 @@ static void row_infer(OpCall& c) {
     OutMeta& m = c.meta[k];
     m.dtype = result_dtype(info, c, *s.x, k);
     m.device = s.x->device;
-    const RowResult kind = info.results[static_cast<size_t>(k)];
-    if (kind == RowResult::Each) m.sizes = s.x->size_list();
-    if (kind == RowResult::PerRow) m.sizes = s.numbers();
-    if (kind == RowResult::Column) m.sizes = s.row();
+    m.sizes = s.sizes(info.results[static_cast<size_t>(k)]);
   }
 }
 
@@ -267,6 +271,7 @@ RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
 RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
   const RowOperand& o = info_of(c).operands[static_cast<size_t>(k)];
   const RowShape s(c);
+  if (!in[o.input].defined()) return {};  // Not read.
   const Tensor given = s.dims ? unsqueeze(in[o.input], -1) : in[o.input];
   const Tensor counted = given != c.attrs.v[o.word];
   const IntList whole = s.x->size_list();
@@ -279,7 +284,9 @@ static void row_decompose(OpCall& c, const Tensor* in) {
   const m::NumbersAs numbers(compute_type(s.x->dtype));
   const std::vector<RowTensor> results = info.tensors(c, in);
   for (int k = 0; k < c.n_out; ++k) {
-    c.out[k] = results[static_cast<size_t>(k)].t.to(result_dtype(info, c, *s.x, k));
+    const auto i = static_cast<size_t>(k);
+    const Tensor all = RowTensor::as_large_as(results[i].t, s.sizes(info.results[i]));
+    c.out[k] = all.to(result_dtype(info, c, *s.x, k));
   }
 }
 

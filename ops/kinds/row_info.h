@@ -27,6 +27,7 @@ template <Operand... O> struct Operands {};
 constexpr Operand as_operand(RowResult r) {
   return r == RowResult::Each     ? Operand::Each
          : r == RowResult::PerRow ? Operand::PerRow
+         : r == RowResult::Column ? Operand::Weight
                                   : Operand::Number;
 }
 
@@ -88,6 +89,7 @@ struct RowShape {
   explicit RowShape(const OpCall& c);
   IntList row() const;      ///< Sizes of a row.
   IntList numbers() const;  ///< Sizes of a number of each row.
+  IntList sizes(RowResult kind) const;
 };
 
 }  // namespace brrr

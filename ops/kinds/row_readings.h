@@ -24,6 +24,9 @@ struct RowTensor {
   int dims = 1;   ///< of which the last so many are the row's.
   IntList row() const { return {whole.end() - dims, static_cast<size_t>(dims)}; }
   int64_t n() const { return numel_of(row()); }
+  static Tensor as_large_as(const Tensor& t, const IntList& sizes) {
+    return t.sizes() == sizes ? t : expand(t, sizes);
+  }
   IntList along() const {
     IntList list;
     for (int64_t d = 1; d <= std::min<int64_t>(dims, t.dim()); ++d) list.push_back(-d);
@@ -53,9 +56,6 @@ struct RowTensor::Reading {
   static RowTensor with(const RowTensor& like, const Tensor& t) {
     return {t, like.whole, like.dims};
   }
-  static Tensor as_large_as(const Tensor& t, const IntList& sizes) {
-    return t.sizes() == sizes ? t : expand(t, sizes);
-  }
 
   // Of what does not vary along the row, or along one of its dims, as often as there are elements.
   static RowTensor sum(const RowTensor& x) {
@@ -64,11 +64,16 @@ struct RowTensor::Reading {
     const Tensor all = brrr::sum(x.t, x.along(), true);
     return with(x, here == x.n() ? all : all * (count(x) / static_cast<double>(here)));
   }
+  static Tensor numbers(const RowTensor& x, double instead) {
+    return where(isnan(x.t), instead, x.t);
+  }
   static RowTensor max(const RowTensor& x) {
-    return x.t.numel() ? with(x, amax(x.t, x.along(), true)) : sum(x);
+    constexpr double least = -__builtin_inf();
+    return x.t.numel() ? with(x, amax(numbers(x, least), x.along(), true)) : sum(x);
   }
   static RowTensor min(const RowTensor& x) {
-    return x.t.numel() ? with(x, amin(x.t, x.along(), true)) : sum(x);
+    constexpr double most = __builtin_inf();
+    return x.t.numel() ? with(x, amin(numbers(x, most), x.along(), true)) : sum(x);
   }
   static double count(const RowTensor& x) { return static_cast<double>(x.n()); }
   static RowTensor constant(const RowTensor& x) { return with(x, x.t.detach()); }

@@ -182,7 +182,9 @@ class RowText : public CpuText {
                                   : fmt::format("splat(p{}[{}])", w, place);
         return fill(spelling(window(w).dtype).load, {v});
       }
-      if (e.kind == Statement::IsAt) return "first_lanes(16)";
+      if (e.kind == Statement::IsAt) {
+        return fmt::format("first_lanes(id{} == id{} ? 16 : 0)", e.which, s.which);
+      }
       std::vector<std::string> args;
       for (int a : e.args) args.push_back("(" + value(a) + ")");
       return fill(e.text, args);

@@ -1,8 +1,9 @@
-// Row ops of a user's own whose lambdas leave operands out, choose between numbers, or give a number
-// where there are elements.
+// Row ops of a user's own whose lambdas leave operands out, choose between numbers, or give a
+// number where there are elements.
 #include <brrr/brrr.h>
 #include <brrr/row.h>
 
+#include <cmath>
 #include <limits>
 
 #include "check.h"
@@ -10,33 +11,37 @@
 using namespace brrr;
 
 // Ids that the gradient, or all of it, does not read.
-const RowOp straight{
-    "straight",
-    "2 x at the id, x elsewhere; its gradient passes",
+const RowOp straight{"straight",
+                     "2 x at the id, x elsewhere; its gradient passes",
+                     Operands<Operand::Each, Operand::Id>{},
+                     {"x", "id"},
+                     [](auto x, auto id) { return m::where(row::is_at(id), x * 2.0, x); },
+                     [](auto, auto, auto, auto g) { return g; }};
+const RowOp unread{
+    "unread", "x", Operands<Operand::Each, Operand::Id>{}, {"x", "id"}, [](auto x, auto) {
+      return x + 0.0;
+    }};
+const RowOp picked{
+    "picked",
+    "x at the id",
     Operands<Operand::Each, Operand::Id>{},
     {"x", "id"},
-    [](auto x, auto id) { return m::where(row::is_at(id), x * 2.0, x); },
-    [](auto, auto, auto, auto g) { return g; }};
-const RowOp unread{"unread",
-                   "x",
-                   Operands<Operand::Each, Operand::Id>{},
-                   {"x", "id"},
-                   [](auto x, auto) { return x + 0.0; }};
-const RowOp picked{"picked",
-                   "x at the id",
-                   Operands<Operand::Each, Operand::Id>{},
-                   {"x", "id"},
-                   [](auto x, auto id) { return row::pick(x, id) + row::sum(m::where(row::is_at(id), x, 0.0)); }};
+    [](auto x, auto id) { return row::pick(x, id) + row::sum(m::where(row::is_at(id), x, 0.0)); }};
+const RowOp two_ids{
+    "two_ids",
+    "the element at a, twice if b is there, too",
+    Operands<Operand::Each, Operand::Id, Operand::Id>{},
+    {"x", "a", "b"},
+    [](auto x, auto a, auto b) { return row::pick(m::where(row::is_at(b), x * 2.0, x), a); }};
 // Numbers of both branches, in the first order and in a gradient.
 const RowOp bent{"bent", "a x^2, a 0.1 beyond 1/4 and 0.3 up to it",
                  [](auto x) { return m::where(x > 0.25, 0.1, 0.3) * x * x; }};
 const RowOp large{"large", "1e300 x or -1e300 x",
                   [](auto x) { return m::where(x > 0.0, 1e300, -1e300) * x; }};
-const RowOp bent_gradient{"bent_gradient", "the same, told its gradient",
-                          [](auto x) { return m::where(x > 0.25, 0.1, 0.3) * x * x; },
-                          [](auto x, auto, auto g) {
-                            return m::where(x > 0.25, 0.2, 0.6) * x * g;
-                          }};
+const RowOp bent_gradient{
+    "bent_gradient", "the same, told its gradient",
+    [](auto x) { return m::where(x > 0.25, 0.1, 0.3) * x * x; },
+    [](auto x, auto, auto g) { return m::where(x > 0.25, 0.2, 0.6) * x * g; }};
 const RowOp binarize{"binarize", "1 above 0, else -1",
                      [](auto x) { return m::where(x > 0.0, 1.0, -1.0); }};
 // A gradient that reads no operand but the number.
@@ -64,6 +69,23 @@ const RowOp counted{"counted",
                     {"x", "n"},
                     [](auto x, auto n) { return row::total(row::sum(x) * 0.0 + n); }};
 
+// Results that are what the rows share, or sums over them, with a gradient of their own.
+const RowOp only_shared{"only_shared",
+                        "w in each row",
+                        Operands<Operand::Each, Operand::Weight>{},
+                        {"x", "w"},
+                        [](auto x, auto w) { return m::where(row::sum(x) > 0.0, w, w); }};
+const RowOp sums{"sums", "sums over the rows", [](auto x) { return row::over_rows(x * x); },
+                 [](auto x, auto, auto g) { return 2.0 * x * g; }};
+// Its gradients read the other operand only.
+const RowOp times{"times", "x y", [](auto x, auto y) { return x * y; },
+                  [](auto x, auto y, auto, auto g) {
+                    return std::tuple{g * y, g * x};
+                  }};
+
+const RowOp passed{"passed", "2 x - max, 0 for NaN",
+                   [](auto x) { return m::where(x == x, x, 0.0) * 2.0 - row::max(x); }};
+
 static bool checked(const RowOp& op, const std::vector<Tensor>& in) {
   const auto r = gradcheck(
       [&](const std::vector<Tensor>& v) { return v.size() == 1 ? op(v[0]) : op(v[0], v[1]); }, in,
@@ -76,14 +98,26 @@ static int check_ids() {
   const Tensor x = tensor({{1.0f, 2.0f}, {3.0f, 4.0f}}).set_requires_grad(), none;
   straight(x, tensor({0, 1})).sum().backward();
   CHECK(x.grad().to_vector<float>() == std::vector<float>(4, 1));
+  const auto once = grad({straight(x * x, tensor({0, 1})).sum()}, {x}, {.create_graph = true});
+  CHECK(grad({once[0].sum()}, {x})[0].to_vector<float>() == std::vector<float>(4, 2));
   CHECK(unread(x, none).detach().to_vector<float>() == x.detach().to_vector<float>());
   // Without rows, a place is the one there is.
   const Tensor one = tensor(3.0).set_requires_grad();
   picked(one, tensor(0)).backward();
   CHECK(one.grad().item<double>() == 2.0);
-  const std::string words = error_of(
-      [&] { picked(x, tensor({std::numeric_limits<int64_t>::min(), int64_t{0}})); });
+  const std::string words = error_of([&] {
+    picked(x, tensor({std::numeric_limits<int64_t>::min(), int64_t{0}}));
+  });
   CHECK(words.find("is out of range for 2 classes") != words.npos);
+  return 0;
+}
+
+// Kernels that are made for a step read ids as those of the library do.
+static int check_two_ids() {
+  const Tensor x = randn({3, 1000}), a = tensor({1, 2, 999}), b = tensor({0, 2, 1});
+  const auto f = [&] { return two_ids(x * 1.5, a, b) + 1.0; };
+  auto step = brrr::step(f, {.build_at_first_call = true});
+  for (int k = 0; k < 3; ++k) CHECK(step().to_vector<float>() == f().to_vector<float>());
   return 0;
 }
 
@@ -94,9 +128,29 @@ static int check_numbers() {
   const auto g = grad({bent_gradient(x).sum()}, {x}, {.create_graph = true});
   const auto second = grad({g[0].sum()}, {x});
   CHECK(second[0].to_vector<double>() == std::vector<double>{0.2, 0.6});
+  const Tensor hole = tensor({1.0f, std::nanf(""), 3.0f}).set_requires_grad();
+  passed(hole).sum().backward();
+  CHECK(hole.grad().to_vector<float>() == std::vector<float>{2, 0, -1});
   x.set_grad({});
   large(x).sum().backward();
   CHECK(x.grad().to_vector<double>() == std::vector<double>(2, 1e300));
+  return 0;
+}
+
+// Pointwise ops: integers among the operands, constants, what is computed in float64.
+const PointwiseOp by_count{"by_count",
+                           "x^2 n^2",
+                           {},
+                           [](auto x, auto n) { return x * x * (n * n); },
+                           [](auto x, auto n, auto, auto g) { return g * x * 2.0 * (n * n); }};
+const PointwiseOp exact{
+    "exact", "x + 1e8 - 1e8", {.wide = true}, [](auto x) { return (x + 1e8) - 1e8; }};
+
+static int check_pointwise() {
+  const Tensor x = ones({2}).set_requires_grad(), n = full({2}, 200, kUInt8);
+  const auto g = grad({call(by_count, x, n).sum()}, {x}, {.create_graph = true});
+  CHECK(grad({g[0].sum()}, {x})[0].to_vector<float>() == std::vector<float>(2, 80000));
+  CHECK(call(exact, full({2}, 1.25)).to_vector<float>() == std::vector<float>(2, 1.25));
   return 0;
 }
 
@@ -135,6 +189,13 @@ int main() {
   const Tensor two = full({}, 2.0, kFloat64);
   CHECK(checked(row_sums, {a, b}));
   CHECK(checked(counted, {a, two}));
+  CHECK(checked(only_shared, {a, b}));
+  CHECK(checked(sums, {a}));
   CHECK(counted(a, two).item<double>() == 8.0);
-  return check_ids() || check_numbers() || check_leaf() || check_varying();
+  // What is wanted is as exact as its operand.
+  const Tensor x = randn({2, 3}).set_requires_grad(), y = ones({2, 3}, kBFloat16);
+  times(x, y).backward(full({2, 3}, 1.0009765625));
+  CHECK(x.grad().to_vector<float>() == std::vector<float>(6, 1.0009765625f));
+  return check_ids() || check_two_ids() || check_numbers() || check_pointwise() || check_leaf() ||
+         check_varying();
 }
