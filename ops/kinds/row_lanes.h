@@ -198,7 +198,7 @@ template <class V> struct Reading {
   template <class E> static auto min(E&& e) {
     return fold<lifted::Smaller>(std::forward<E>(e), __builtin_inf());
   }
-  template <class E> static Number<V> count(const E& e) {
+  template <class E> static Number<V> length(const E& e) {
     return Number<V>(static_cast<Lane<V>>(e.block()->n));
   }
   template <class E> static const E& constant(const E& e) { return e; }

@@ -62,7 +62,7 @@ struct RowTensor::Reading {
     int64_t here = 1;
     for (int64_t d : x.along()) here *= x.t.size(d);
     const Tensor all = brrr::sum(x.t, x.along(), true);
-    return with(x, here == x.n() ? all : all * (count(x) / static_cast<double>(here)));
+    return with(x, here == x.n() ? all : all * (length(x) / static_cast<double>(here)));
   }
   static Tensor numbers(const RowTensor& x, double instead) {
     return where(isnan(x.t), instead, x.t);
@@ -75,7 +75,10 @@ struct RowTensor::Reading {
     constexpr double most = __builtin_inf();
     return x.t.numel() ? with(x, amin(numbers(x, most), x.along(), true)) : sum(x);
   }
-  static double count(const RowTensor& x) { return static_cast<double>(x.n()); }
+  static double length(const RowTensor& x) { return static_cast<double>(x.n()); }
+  static RowTensor number(const RowTensor& like, double v) {
+    return with(like, full({}, v, m::NumbersAs::now, like.t.device()));
+  }
   static RowTensor constant(const RowTensor& x) { return with(x, x.t.detach()); }
   static RowTensor pick(const RowTensor& x, const RowTensorIds& ids) {
     IntList sizes = ids.at.t.sizes();
@@ -135,7 +138,8 @@ struct RowNumbers::Reading {
   static RowNumbers sum(const RowNumbers& x) { return fold<lifted::Add>(x, 0.0); }
   static RowNumbers max(const RowNumbers& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
   static RowNumbers min(const RowNumbers& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
-  static double count(const RowNumbers& x) { return static_cast<double>(x.n); }
+  static double length(const RowNumbers& x) { return static_cast<double>(x.n); }
+  static RowNumbers number(const RowNumbers& like, double v) { return {.n = like.n, .v = {v}}; }
   static RowNumbers constant(const RowNumbers& x) { return x; }
   static RowNumbers pick(const RowNumbers& x, const RowNumberIds& ids) {
     return each(ids.rows(), 1, x.n,
@@ -228,7 +232,7 @@ struct RowSym::Reading {
   static RowSym sum(const RowSym& x) { return fold<lifted::Add>(x, 0.0); }
   static RowSym max(const RowSym& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
   static RowSym min(const RowSym& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
-  static RowSym count(const RowSym&) { return add({Statement::Length, type()}); }
+  static RowSym length(const RowSym&) { return add({Statement::Length, type()}); }
   static RowSym constant(const RowSym& x) { return x; }
   static RowSym pick(const RowSym& x, const RowSymIds& ids) {
     return add({.kind = Statement::Pick, .type = type(), .which = ids.which, .args = {x.s.id}});

@@ -112,9 +112,15 @@ template <class A> auto sum(A&& a) { return std::decay_t<A>::Reading::sum(std::f
 template <class A> auto max(A&& a) { return std::decay_t<A>::Reading::max(std::forward<A>(a)); }
 template <class A> auto min(A&& a) { return std::decay_t<A>::Reading::min(std::forward<A>(a)); }
 /// How many elements the row has.
-template <RowValue A> auto count(const A& a) { return A::Reading::count(a); }
+template <RowValue A> auto count(const A& a) {
+  const auto n = A::Reading::length(a);
+  if constexpr (RowValue<decltype(n)>)
+    return n;
+  else
+    return A::Reading::number(a, n);
+}
 template <class A> auto mean(A&& a) {
-  const auto n = count(a);
+  const auto n = std::decay_t<A>::Reading::length(a);
   return sum(std::forward<A>(a)) / n;
 }
 /// Element `id` of the row; 0 where the id does not count.

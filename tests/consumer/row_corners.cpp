@@ -86,6 +86,13 @@ const RowOp times{"times", "x y", [](auto x, auto y) { return x * y; },
 const RowOp passed{"passed", "2 x - max, 0 for NaN",
                    [](auto x) { return m::where(x == x, x, 0.0) * 2.0 - row::max(x); }};
 
+const RowOp standardised{"standardised", "(x - mean) sqrt(n - 1) / sqrt(sum((x - mean)^2))",
+                         [](auto x) {
+                           const auto d = x - row::mean(x);
+                           const auto n = m::max(row::count(x) - 1.0, 1.0);
+                           return d * m::sqrt(n) * m::rsqrt(row::sum(m::square(d)));
+                         }};
+
 static bool checked(const RowOp& op, const std::vector<Tensor>& in) {
   const auto r = gradcheck(
       [&](const std::vector<Tensor>& v) { return v.size() == 1 ? op(v[0]) : op(v[0], v[1]); }, in,
@@ -191,6 +198,7 @@ int main() {
   CHECK(checked(counted, {a, two}));
   CHECK(checked(only_shared, {a, b}));
   CHECK(checked(sums, {a}));
+  CHECK(checked(standardised, {a}));
   CHECK(counted(a, two).item<double>() == 8.0);
   // What is wanted is as exact as its operand.
   const Tensor x = randn({2, 3}).set_requires_grad(), y = ones({2, 3}, kBFloat16);
