@@ -104,8 +104,8 @@ inline Sym where(SymMask c, Sym a, Sym b) {
   return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id}, {0});
 }
 using brrr::where;
-/// While it lives, numbers that a condition chooses between are of this dtype where a formula is
-/// read as tensors: nothing else tells it there.
+/// While it lives, numbers that a condition chooses between, and row::count, are of this dtype
+/// where a formula is read as tensors: nothing else tells it there.
 class NumbersAs : NotCopied {
  public:
   explicit NumbersAs(DType t) : before_(std::exchange(now, t)) {}
