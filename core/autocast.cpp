@@ -7,14 +7,12 @@
 
 namespace brrr {
 
-AutocastGuard::AutocastGuard(DType dtype) : previous_(context.autocast) {
+AutocastGuard::AutocastGuard(DType dtype) : dtype_(context.autocast, dtype) {
   BRRR_CHECK(dtype == kBFloat16 || dtype == kFloat16 || dtype == kFloat32,
              "AutocastGuard: {} is no dtype for autocast; use kBFloat16, kFloat16, or kFloat32 to "
              "switch it off",
              name(dtype));
-  context.autocast = dtype;
 }
-AutocastGuard::~AutocastGuard() { context.autocast = previous_; }
 DType autocast_dtype() { return context.autocast; }
 
 // The dtype that an operand of `t` is cast to; `t` itself where it stays.

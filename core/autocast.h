@@ -30,10 +30,9 @@ namespace brrr {
 class AutocastGuard : NotCopied {
  public:
   explicit AutocastGuard(DType dtype);
-  ~AutocastGuard();
 
  private:
-  DType previous_;
+  Held<DType> dtype_;
 };
 /// `t` as a product takes it under the innermost guard, `t` itself without one: for functions that
 /// look at dtypes before their row is called.

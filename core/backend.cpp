@@ -7,7 +7,6 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/device_kernel.h"
-#include "core/tf32.h"
 
 namespace brrr {
 
@@ -73,17 +72,8 @@ void reset_peak_memory(Device device) { backend(device).reset_peak(); }
 void empty_cache(Device device) { backend(device).empty_cache(); }
 
 static std::atomic<bool> tf32{false};
-static thread_local int tf32_here = -1;  // Below 0: as everywhere.
 void set_allow_tf32(bool on) { tf32 = on; }
-bool allow_tf32() { return tf32_here < 0 ? tf32.load() : tf32_here > 0; }
-Tf32Scope::Tf32Scope(bool on) : before_(std::exchange(tf32_here, on)) {}
-Tf32Scope::~Tf32Scope() { tf32_here = before_; }
-
-void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const void* arguments,
-                       size_t bytes) {
-  if (g.x <= 0 || g.y <= 0 || g.z <= 0) return;
-  backend(DeviceType::CUDA).run_kernel(k, v, g, arguments, bytes);
-}
+bool allow_tf32() { return context.tf32 < 0 ? tf32.load() : context.tf32 > 0; }
 
 char* device_fault() { return backend(DeviceType::CUDA).fault(); }
 

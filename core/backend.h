@@ -92,7 +92,6 @@ struct GraphBackend {
 inline constexpr size_t kEarlyBytes = 64;
 
 struct Backend {
-  const char* name;
   /// `bytes` of memory aligned to 64, or null when there is none.
   void* (*allocate)(size_t bytes) noexcept;
   void (*deallocate)(void* p, size_t bytes) noexcept;

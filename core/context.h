@@ -66,6 +66,7 @@ struct Context {
   const OpDef* running = nullptr;  ///< The op run last, for messages about memory.
   Scratch scratch;                 ///< While a replay runs a kernel: raw_empty takes from it.
   uint32_t site = 0;               ///< While a replay queues kernels: see GraphBackend::site.
+  int tf32 = -1;  ///< What a recorded step has of allow_tf32(); below 0: it is as for all threads.
 };
 inline thread_local constinit Context context;
 

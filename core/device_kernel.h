@@ -62,11 +62,9 @@ struct Grid {
 
 /// Queues the kernel on the current device; nothing to do if the grid is empty. Throws brrr::Error
 /// with the compiler's words when it cannot be built.
-void run_device_kernel(const DeviceKernel& k, Variant v, const Grid& g, const void* arguments,
-                       size_t bytes);
 template <class Arguments>
 void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments& a) {
-  run_device_kernel(k, v, g, &a, sizeof a);
+  if (g.x > 0 && g.y > 0 && g.z > 0) backend(DeviceType::CUDA).run_kernel(k, v, g, &a, sizeof a);
 }
 /// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` notes the first index outside
 /// [0, limit), which it answers with false: nothing may be read or written then. The next read of

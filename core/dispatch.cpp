@@ -1,6 +1,7 @@
 // The registry, and the one way an op is executed: recorded or run, then written to the tape.
 #include <algorithm>
 #include <cstdlib>
+#include <span>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -28,9 +29,7 @@ const std::vector<const OpDef*>& registry() { return rows(); }
 
 OpDef::OpDef(const char* n, const char* d, const OpSpec& spec)
     : OpSpec(spec), name(n), doc(d), index(static_cast<uint32_t>(rows().size())) {
-  for (const OpDef* other : rows()) {
-    BRRR_CHECK(std::strcmp(other->name, n) != 0, "{}: an op of this name is there already", n);
-  }
+  BRRR_CHECK(!find_op(n), "{}: an op of this name is there already", n);
   if (is_view()) grad_aliases = 1;
   // What a decomposition's gradient reads, and shares memory with, is not known.
   if (kind == OpKind::Composite && !vjp) saves_inputs = grad_aliases = ~0u;
@@ -101,10 +100,6 @@ double operand_bytes(const OpCall& c) {
   return bytes;
 }
 
-int64_t scratch_bytes(const OpCall& c) {
-  return c.op->scratch ? c.op->scratch(c) : packed_bytes(c);
-}
-
 void execute(OpCall& c) {
   const Device device = c.out[0].impl()->device;
   if (!c.op->is_view()) pass_through(device, [&] { backend(device.type).launch(c); });
@@ -114,20 +109,15 @@ void execute(OpCall& c) {
 
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that
 // those before it reach. (Layouts that interleave without touching are taken for overlapping.)
-static bool overlaps_itself(const TensorImpl& t) {
+[[gnu::noinline]] static bool overlaps_itself(const TensorImpl& t) {
+  if (t.numel == 0) return false;
+  std::pair<int64_t, int64_t> dims[kMaxDims];  // Strides and sizes.
+  for (int d = 0; d < t.ndim; ++d) dims[d] = {std::abs(t.strides[d]), t.sizes[d]};
+  std::sort(dims, dims + t.ndim);
   int64_t reach = 0;
-  bool seen[kMaxDims] = {};
-  for (int k = 0; k < t.ndim; ++k) {
-    int next = -1;
-    for (int d = 0; d < t.ndim; ++d) {
-      if (t.sizes[d] == 0) return false;
-      if (seen[d] || t.sizes[d] == 1) continue;
-      if (next < 0 || std::abs(t.strides[d]) < std::abs(t.strides[next])) next = d;
-    }
-    if (next < 0) return false;
-    seen[next] = true;
-    if (std::abs(t.strides[next]) <= reach) return true;
-    reach += (t.sizes[next] - 1) * std::abs(t.strides[next]);
+  for (const auto& [stride, size] : std::span(dims, t.ndim)) {
+    if (size > 1 && stride <= reach) return true;
+    reach += (size - 1) * stride;
   }
   return false;
 }

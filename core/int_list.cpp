@@ -10,8 +10,6 @@ void IntList::too_many(size_t n) {
   fail("a tensor has at most {} dimensions, got {}", kMaxDims, n);
 }
 
-void IntList::push_back(int64_t v) { insert(size_, v); }
-
 void IntList::insert(int at, int64_t v) {
   BRRR_CHECK(size_ < kMaxDims, "a tensor has at most {} dimensions", kMaxDims);
   std::copy_backward(data_.begin() + at, data_.begin() + size_, data_.begin() + size_ + 1);

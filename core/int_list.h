@@ -50,7 +50,7 @@ class IntList {
   int64_t* begin() { return data_.data(); }
   int64_t* end() { return data_.data() + size_; }
   int64_t back() const { return data_[size_ - 1]; }
-  void push_back(int64_t v);
+  void push_back(int64_t v) { insert(size_, v); }
   void insert(int at, int64_t v);
   void erase(int at);
   std::vector<int64_t> vec() const { return {begin(), end()}; }

@@ -13,21 +13,18 @@
 #define BRRR_ONE_THREAD false
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-#define BRRR_NO_FREE_LISTS 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define BRRR_NO_FREE_LISTS 1
-#endif
-#endif
-
 namespace brrr {
 
 /// AddressSanitizer finds uses after free only if free really frees.
-#ifdef BRRR_NO_FREE_LISTS
-inline constexpr bool kFreeLists = false;
+inline constexpr bool kFreeLists =
+#if defined(__SANITIZE_ADDRESS__)
+    false;
+#elif !defined(__has_feature)
+    true;
+#elif __has_feature(address_sanitizer)
+    false;
 #else
-inline constexpr bool kFreeLists = true;
+    true;
 #endif
 
 /// A count that starts at 1 by plain store: a locked read-modify-write is 4-5 ns, so creation and

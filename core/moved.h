@@ -1,8 +1,9 @@
 #pragma once
-// Objects that are never copied, and those that say so when they are used after they have been
-// moved from.
+// Objects that are never copied, variables that have another value for a while, and objects that
+// say so when they are used after they have been moved from.
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.h"
@@ -14,6 +15,18 @@ struct NotCopied {
   NotCopied() = default;
   NotCopied(const NotCopied&) = delete;
   NotCopied& operator=(const NotCopied&) = delete;
+};
+
+/// While it lives, a variable of its thread has another value.
+template <class T> class Held : NotCopied {
+ public:
+  Held(T& variable, std::type_identity_t<T> value)
+      : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~Held() { variable_ = before_; }
+
+ private:
+  T& variable_;
+  const T before_;
 };
 
 /// Throws brrr::Error: an object of kind `what` was used after it had been moved from.

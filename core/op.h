@@ -101,49 +101,6 @@ inline int dim_of(const Attrs& a) { return static_cast<int>(a.as<DimAttrs>().dim
 
 struct OpDef;
 
-/// Layout of one output, filled by OpDef::infer.
-struct OutMeta {
-  DType dtype;
-  Device device;
-  int8_t alias = -1;  ///< Input whose storage this output views, or -1 for memory of its own.
-  IntList sizes;
-  IntList strides;     ///< Views only.
-  int64_t offset = 0;  ///< Views only.
-};
-
-/// Whether a call is one of the equal parts of another (see OpSpec::cut). Its elements have the
-/// bits that the whole gives them; sums of a later part go on in `out`.
-enum class Share : uint8_t { All, First, Later };
-
-/// One call of an op. Inputs are borrowed; a null input of a pointwise op is a scalar operand.
-struct OpCall : NotCopied {
-  const OpDef* op;
-  TensorImpl* const* in;
-  int n_in;
-  bool into = false;  ///< `out` is given by the caller and written in place.
-  Share share = Share::All;
-  void* kept = nullptr;  ///< Of a part: OpSpec::keeps bytes that the first fills and all read.
-  const uint8_t n_out;
-  Attrs attrs;
-  union {
-    Tensor out[kMaxOutputs];  ///< Only n_out of them may hold anything: the rest is not destroyed.
-  };
-  ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
-  /// In a replay on a GPU: where on the device the words with a dynamic bit are, one after the
-  /// other. Set only where attrs.dynamic has a bit.
-  const char* control = nullptr;
-  union {
-    OutMeta meta[kMaxOutputs];  ///< Valid after infer().
-  };
-
-  OpCall(const OpDef& o, TensorImpl* const* inputs, int n);
-  /// With `outputs` of them, for rows that have more or fewer from one call to the next.
-  OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs);
-  ~OpCall();
-  /// Checks the call and fills `meta`, whose sizes then pass numel_of().
-  void infer();
-};
-
 /// Where a gradient goes: an output of a node, or a leaf. Not counted; the slot that it is read
 /// from holds the references.
 struct Edge {
@@ -248,6 +205,11 @@ enum Cut : int {
   kUncut = -3,  ///< The call cannot be cut so.
 };
 
+/// Bytes for a dense copy, in the dtype of the arithmetic, of each operand that is not such itself.
+int64_t packed_bytes(const OpCall& call);
+/// Of a kernel that takes none.
+constexpr int64_t no_scratch(const OpCall&) { return 0; }
+
 /// What a row says of its op, beside its name and a line of documentation.
 struct OpSpec {
   OpKind kind = OpKind::Library;
@@ -264,8 +226,8 @@ struct OpSpec {
   /// does not serve the call, its backend generates a kernel from the row or runs decompose.
   Kernel kernel[kDeviceTypes] = {};
   /// Bytes that the CPU's kernel takes beside its outputs, at most; negative: it cannot be said.
-  /// Looks at dtypes and layouts only. Null: packed_bytes().
-  int64_t (*scratch)(const OpCall&) = nullptr;
+  /// Looks at dtypes and layouts only.
+  int64_t (*scratch)(const OpCall&) = packed_bytes;
   /// Of a library row: how its operands, results after inputs, are cut into so many parts whose
   /// elements get the bits that those of the whole get. Looks at dtypes and layouts only; null: the
   /// CPU's kernel cannot be cut. See Share.
@@ -312,33 +274,65 @@ struct OpDef : OpSpec, NotCopied {
   const Kernel& on(DeviceType device) const { return kernel[static_cast<int>(device)]; }
 };
 
-inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n)
-    : OpCall(o, inputs, n, o.n_out) {}
-inline OpCall::OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs)
-    : op(&o), in(inputs), n_in(n), n_out(static_cast<uint8_t>(outputs)) {
-  for (Tensor& t : out) new (&t) Tensor;
-}
-inline OpCall::~OpCall() {
-  out[0].~Tensor();  // Usually the only one, and known to be moved from.
-  for (int k = 1; k < n_out; ++k) out[k].~Tensor();
-}
-inline void OpCall::infer() {
-  for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;
-  op->infer(*this);
-  for (int k = 0; k < n_out; ++k) numel_of(meta[k].sizes, op->name);
-}
+/// Layout of one output, filled by OpDef::infer.
+struct OutMeta {
+  DType dtype;
+  Device device;
+  int8_t alias = -1;  ///< Input whose storage this output views, or -1 for memory of its own.
+  IntList sizes;
+  IntList strides;     ///< Views only.
+  int64_t offset = 0;  ///< Views only.
+};
+
+/// Whether a call is one of the equal parts of another (see OpSpec::cut). Its elements have the
+/// bits that the whole gives them; sums of a later part go on in `out`.
+enum class Share : uint8_t { All, First, Later };
+
+/// One call of an op. Inputs are borrowed; a null input of a pointwise op is a scalar operand.
+struct OpCall : NotCopied {
+  const OpDef* op;
+  TensorImpl* const* in;
+  int n_in;
+  bool into = false;  ///< `out` is given by the caller and written in place.
+  Share share = Share::All;
+  void* kept = nullptr;  ///< Of a part: OpSpec::keeps bytes that the first fills and all read.
+  const uint8_t n_out;
+  Attrs attrs;
+  union {
+    Tensor out[kMaxOutputs];  ///< Only n_out of them may hold anything: the rest is not destroyed.
+  };
+  ControlCell* cells[kMaxAttrs];  ///< Valid where attrs.dynamic has a bit.
+  /// In a replay on a GPU: where on the device the words with a dynamic bit are, one after the
+  /// other. Set only where attrs.dynamic has a bit.
+  const char* control = nullptr;
+  union {
+    OutMeta meta[kMaxOutputs];  ///< Valid after infer().
+  };
+
+  OpCall(const OpDef& o, TensorImpl* const* inputs, int n) : OpCall(o, inputs, n, o.n_out) {}
+  /// With `outputs` of them, for rows that have more or fewer from one call to the next.
+  OpCall(const OpDef& o, TensorImpl* const* inputs, int n, int outputs)
+      : op(&o), in(inputs), n_in(n), n_out(static_cast<uint8_t>(outputs)) {
+    for (Tensor& t : out) new (&t) Tensor;
+  }
+  ~OpCall() {
+    out[0].~Tensor();  // Usually the only one, and known to be moved from.
+    for (int k = 1; k < n_out; ++k) out[k].~Tensor();
+  }
+  /// Checks the call and fills `meta`, whose sizes then pass numel_of().
+  void infer() {
+    for (int k = 0; k < n_out; ++k) new (&meta[k]) OutMeta;
+    op->infer(*this);
+    for (int k = 0; k < n_out; ++k) numel_of(meta[k].sizes, op->name);
+  }
+};
 
 /// Bytes for a tensor as raw_empty takes them from planned scratch memory.
 constexpr int64_t scratch_for(int64_t numel, int64_t item) { return (numel * item + 63) / 64 * 64; }
-/// Of a kernel that takes none.
-constexpr int64_t no_scratch(const OpCall&) { return 0; }
-/// Room for a dense copy, in the dtype of the arithmetic, of each operand that is not such
-/// itself.
-int64_t packed_bytes(const OpCall& call);
 /// Bytes of the operands and results, what is broadcast counted once.
 double operand_bytes(const OpCall& call);
 /// What the call's kernel takes on the CPU beside its outputs, which exist.
-int64_t scratch_bytes(const OpCall& call);
+inline int64_t scratch_bytes(const OpCall& call) { return call.op->scratch(call); }
 
 /// All rows of the library and of the program, in registration order.
 const std::vector<const OpDef*>& registry();

@@ -15,13 +15,9 @@ static constinit thread_local uint64_t taken = 0;
 static constinit thread_local int in_step = 0;  // Streams that a recorded step has begun itself.
 
 RngScope::RngScope(uint64_t seed)
-    : stream_{seed, 0}, before_(std::exchange(own, &stream_)), in_step_(context.recorder) {
-  in_step += in_step_;
-}
-RngScope::~RngScope() {
-  own = before_;
-  in_step -= in_step_;
-}
+    : stream_{seed, 0},
+      own_(own, &stream_),
+      in_step_(in_step, in_step + (context.recorder != nullptr)) {}
 
 void manual_seed(uint64_t seed) {
   BRRR_CHECK(!context.recorder, "manual_seed: call it before a graph-mode step, not inside of it");

@@ -41,11 +41,11 @@ uint64_t draws_taken();
 class RngScope : NotCopied {
  public:
   explicit RngScope(uint64_t seed);
-  ~RngScope();
 
  private:
-  RngState stream_, *before_;
-  bool in_step_;
+  RngState stream_;
+  Held<RngState*> own_;
+  Held<int> in_step_;
 };
 
 }  // namespace brrr

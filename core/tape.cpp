@@ -91,14 +91,12 @@ Tensor VjpCall::output(int k) const {
   const Tensor t(
       Ref<TensorImpl>::share(unpack(node, node.out[k].saved, node.out[k].version, "output", k)));
   // The saved output is an alias without history, or node and output would keep each other alive.
-  if (context.grad_enabled) {
-    Tensor alias = t.detach();
-    alias.impl()->grad_fn = Ref<Node>::share(const_cast<Node*>(&node)).detach();
-    alias.impl()->output = static_cast<uint8_t>(k);
-    alias.impl()->flags |= kRequiresGrad;
-    return alias;
-  }
-  return t;
+  if (!context.grad_enabled) return t;
+  Tensor alias = t.detach();
+  alias.impl()->grad_fn = Ref<Node>::share(const_cast<Node*>(&node)).detach();
+  alias.impl()->output = static_cast<uint8_t>(k);
+  alias.impl()->flags |= kRequiresGrad;
+  return alias;
 }
 
 // --- writing -------------------------------------------------------------------------------------

@@ -44,11 +44,8 @@ void forget_early(Storage& s) noexcept {
 void release_foreign(Storage& s) noexcept {
   if (s.data && s.release) (*s.release)();
   delete s.release;
-  if (s.early) {
-    backend(s.device.type).graphs->drop(s.early);
-    if (!s.lent) return;  // The memory is its own after all, and is given back by whoever calls.
-  }
-  s.data = nullptr;
+  forget_early(s);
+  if (!s.owned) s.data = nullptr;  // Else whoever calls gives it back.
 }
 
 // --- tensor objects ------------------------------------------------------------------------------
@@ -65,7 +62,7 @@ bool is_contiguous(const int64_t* sizes, const int64_t* strides, int ndim) {
 }
 
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes) {
-  TensorImpl* t = raw_impl(storage, dtype, sizes.size());
+  TensorImpl* t = raw_impl(storage, dtype, sizes.size(), storage->device);
   int64_t step = 1;
   bool empty = false;
   for (int i = t->ndim - 1; i >= 0; --i) {
@@ -81,7 +78,7 @@ TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes) {
 Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
                  int64_t offset) {
   s.refs.retain();
-  TensorImpl* t = raw_impl(&s, dtype, sizes.size());
+  TensorImpl* t = raw_impl(&s, dtype, sizes.size(), s.device);
   int64_t numel = 1;
   for (int i = 0; i < t->ndim; ++i) {
     t->sizes[i] = sizes[i];
@@ -202,10 +199,7 @@ void bump_settings_epoch() { epoch.fetch_add(1, std::memory_order_relaxed); }
 // --- guards --------------------------------------------------------------------------------------
 
 bool grad_enabled() { return context.grad_enabled; }
-NoGradGuard::NoGradGuard(bool enabled) : previous_(context.grad_enabled) {
-  context.grad_enabled = enabled;
-}
-NoGradGuard::~NoGradGuard() { context.grad_enabled = previous_; }
+NoGradGuard::NoGradGuard(bool enabled) : enabled_(context.grad_enabled, enabled) {}
 
 void check_host_access(const char* what, const TensorImpl* t) {
   if (t && t->storage->lost) {

@@ -177,13 +177,12 @@ std::ostream& operator<<(std::ostream& os, const Tensor& t);
 class NoGradGuard : NotCopied {
  public:
   NoGradGuard() : NoGradGuard(false) {}
-  ~NoGradGuard();
 
  protected:
   explicit NoGradGuard(bool enabled);
 
  private:
-  bool previous_;
+  Held<bool> enabled_;
 };
 /// The opposite: gradients are recorded again.
 class EnableGradGuard : public NoGradGuard {

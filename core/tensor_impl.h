@@ -9,8 +9,6 @@
 
 namespace brrr {
 
-struct Node;
-struct HostCopy;
 void destroy(Node*) noexcept;
 
 struct Storage;
@@ -178,9 +176,6 @@ inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device devi
   t->grad_fn = nullptr;
   t->grad = nullptr;
   return t;
-}
-inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim) {
-  return raw_impl(storage, dtype, ndim, storage->device);
 }
 /// A contiguous tensor object over `storage`, whose reference it takes.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes);

@@ -12,7 +12,7 @@
 #include <mutex>
 
 #include "core/address_set.h"
-#include "core/tf32.h"
+#include "core/context.h"
 #include "graph/device_kernels.h"
 #include "graph/device_slots.h"
 #include "graph/walker.h"
@@ -286,7 +286,7 @@ class DevicePlan final : public DeviceKernels {
   }
 
   void launch_all() {
-    const Tf32Scope products(r_.tf32);
+    const Held products(context.tf32, r_.tf32);
     if (context.observer) notes();  // Before there is a kernel whose time it would be.
     for (size_t k = 0; k < launches_.size(); ++k) {
       try {

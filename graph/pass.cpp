@@ -227,7 +227,7 @@ Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
 }
 
 Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
-  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim);
+  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim, storage->device);
   if (v.strided) t->flags |= kStrided;
   t->value = id;
   t->offset = v.offset;

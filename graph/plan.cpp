@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "core/tf32.h"
+#include "core/context.h"
 #include "graph/trail.h"
 #include "ops/kinds/work.h"
 
@@ -22,7 +22,7 @@ static bool uses(const Recording& r, bool host) {
 std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options,
                                  const std::vector<Replay::Replaced>& replaced) {
   if (!uses(r, false)) return make_host_plan(r, options);
-  const Tf32Scope products(r.tf32);
+  const Held products(context.tf32, r.tf32);
   BRRR_CHECK(!uses(r, true),
              "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
              "it needs to the GPU");

@@ -58,7 +58,7 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
   Storage* storage = new_storage(info.device, info.bytes);
   storage->slot = v.storage;
   std::memcpy(cue.storage, static_cast<const void*>(storage), sizeof cue.storage);
-  const auto tensor = Ref<TensorImpl>::adopt(raw_impl(storage, v.dtype, v.ndim));
+  const auto tensor = Ref<TensorImpl>::adopt(raw_impl(storage, v.dtype, v.ndim, storage->device));
   if (v.strided) tensor->flags |= kStrided;
   tensor->value = r.out(i)[0];
   tensor->offset = v.offset;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/tf32.h"
 #include "core/backend.h"
 #include "core/context.h"
 #include "graph/schedule.h"
@@ -112,7 +111,7 @@ class Walk : NotCopied {
 
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
                                const std::vector<int64_t>& control, bool aside) {
-  const Tf32Scope products(r.tf32);
+  const Held products(context.tf32, r.tf32);
   return Walk(r, bindings, control, aside).run();
 }
 

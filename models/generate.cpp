@@ -81,10 +81,14 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
                o.vocab);
   }
   const NoGradGuard no_grad;
-  const AtEnd restore([&, trained = gpt_.is_training()] {
-    if (trained) gpt_.train();
-  });
-  if (gpt_.is_training()) gpt_.eval();
+  const struct Restore {
+    GPT& gpt;
+    bool training = gpt.is_training();
+    ~Restore() {
+      if (training) gpt.train();
+    }
+  } restore{gpt_};
+  if (restore.training) gpt_.eval();
   std::optional<RngScope> own;
   if (options_.seed) {
     check_host_access("generate", nullptr);

@@ -40,8 +40,7 @@ Tensor Module::forward(const Tensor&) {
 Tensor Module::operator()(const Tensor& x) {
   if (name_.empty()) return forward(x);
   Scope scope{&name_, context.scope};
-  context.scope = &scope;
-  const AtEnd leave([&] { context.scope = scope.parent; });
+  const Held inside(context.scope, &scope);
   return forward(x);
 }
 

@@ -9,13 +9,6 @@
 
 namespace brrr::models {
 
-/// Calls f at the end of its scope.
-template <class F> struct AtEnd : NotCopied {
-  explicit AtEnd(F at_end) : f(std::move(at_end)) {}
-  ~AtEnd() { f(); }
-  F f;
-};
-
 /// The base of every layer and model. Members register themselves under names, which then appear in
 /// checkpoints ("fc1.weight") and in profiles. Neither copied nor moved, because a parent points to
 /// its children.

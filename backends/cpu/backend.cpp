@@ -54,7 +54,6 @@ static void launch(OpCall& call) {
 
 const Backend& cpu_backend() {
   static const Backend b{
-      .name = "cpu",
       .allocate = cpu::allocate,
       .deallocate = cpu::deallocate,
       .block_bytes = cpu::block_bytes,

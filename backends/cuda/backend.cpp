@@ -90,7 +90,6 @@ void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void
 const Backend& cuda_backend() {
   device();  // Throws what is missing.
   static const Backend b{
-      .name = "cuda",
       .allocate = allocate,
       .deallocate = deallocate,
       .describe_memory = [] { return pool().describe(); },

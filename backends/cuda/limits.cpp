@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "backends/cuda/backend.h"
+#include "core/context.h"
 #include "core/tensor.h"
-#include "core/tf32.h"
 #include "ops/factory_ops.h"
 
 namespace brrr::cuda {
@@ -14,7 +14,7 @@ namespace {
 DeviceLimits measure(bool&) {
   DeviceLimits l;
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
-    const Tf32Scope products(false);  // Whatever they may round to otherwise.
+    const Held products(context.tf32, 0);  // Whatever they may round to otherwise.
     const double rate = jit::product_gflops(kCUDA, t);
     l.peaks.push_back({t, rate, rate});
   }
