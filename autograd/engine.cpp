@@ -14,11 +14,9 @@
 
 namespace brrr {
 
-/// Gradients of a node's outputs while they are being gathered. `fresh`: the tensor's memory is
-/// nobody else's, known from the ops that made it, never from a count.
+/// Gradients of a node's outputs while they are being gathered.
 struct Pending {
   Tensor grad[kMaxOutputs];
-  bool fresh[kMaxOutputs] = {};
 
   static void* operator new(size_t) { return FreeList<Pending>::take(); }
   static void operator delete(void* p) { FreeList<Pending>::give(p); }
@@ -26,29 +24,26 @@ struct Pending {
 
 namespace {
 
-struct Capture {
-  const TensorImpl* input;
-  Tensor grad;
-  bool fresh = false;
-};
-
-/// Where a gradient of a capture arrives.
-using Place = std::pair<const void*, Capture*>;
+/// Where the gradient of an input arrives, of which number.
+using Place = std::pair<const void*, size_t>;
 
 class Engine : NotCopied {
  public:
-  Engine(GradOptions options, std::vector<Capture>* captures)
+  /// Without `inputs` gradients go to leaves.
+  Engine(GradOptions options, const std::vector<Tensor>* inputs, Tensor* grads)
       : options_(options),
-        captures_(captures),
+        inputs_(inputs),
+        grads_(grads),
         made_(std::move(spare_made)),
         heap_(std::move(spare)) {
-    if (!captures) return;
+    if (!inputs) return;
     // Nothing older than the oldest input can lead to one.
     oldest_ = UINT64_MAX;
-    for (Capture& c : *captures) {
-      oldest_ = std::min(oldest_, c.input->grad_fn ? c.input->grad_fn->sequence : 0);
-      places_.emplace_back(c.input, &c);
-      if (c.input->grad_fn) places_.emplace_back(c.input->grad_fn, &c);
+    for (size_t k = 0; k < inputs->size(); ++k) {
+      const TensorImpl* const t = (*inputs)[k].impl();
+      oldest_ = std::min(oldest_, t->grad_fn ? t->grad_fn->sequence : 0);
+      places_.emplace_back(t, k);
+      if (t->grad_fn) places_.emplace_back(t->grad_fn, k);
     }
     std::ranges::sort(places_);
   }
@@ -87,7 +82,6 @@ class Engine : NotCopied {
     int left = 0;
     bool came = false;
     Tensor held;  ///< Gathered for a leaf that had a gradient before the pass.
-    bool fresh = false;
   };
 
   static bool earlier(const Node* a, const Node* b) { return a->sequence < b->sequence; }
@@ -97,40 +91,39 @@ class Engine : NotCopied {
     Ref<Node>::adopt(n).reset();
   }
 
-  auto captures_at(const void* place) const {
+  auto places_at(const void* place) const {
     return std::ranges::equal_range(places_, place, {}, &Place::first);
   }
   bool wanted(const Edge& e) const {
-    if (!captures_) return true;
+    if (!inputs_) return true;
     if (e.node) return e.node->sequence >= oldest_;
-    return !std::ranges::empty(captures_at(e.leaf));
+    return !std::ranges::empty(places_at(e.leaf));
   }
 
-  static void add_up(Tensor& into, bool& fresh, Tensor&& g, bool g_fresh) {
+  static void add_up(Tensor& into, Tensor&& g) {
     if (into.defined()) {
       into = into + g;
-      fresh = true;
     } else {
       into = std::move(g);
-      fresh = g_fresh;
     }
   }
 
   // A locked read-modify-write costs as much as twenty other instructions: gradients are moved, and
   // the heap takes over the reference of an edge that is `spent`, of no use to a later pass.
+  // `fresh`: the memory of g is nobody else's, known from the ops that made it, never from a count.
   void deliver(Edge& e, Tensor&& g, bool fresh, bool spent) {
-    if (captures_) {
-      for (const auto& [place, c] : captures_at(e.leaf ? static_cast<void*>(e.leaf) : e.node)) {
-        if (e.leaf || c->input->output == e.output) add_up(c->grad, c->fresh, Tensor(g), fresh);
+    if (inputs_) {
+      for (const auto& [place, k] : places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node)) {
+        if (e.leaf || (*inputs_)[k].impl()->output == e.output) add_up(grads_[k], Tensor(g));
       }
     }
     if (e.leaf) {
       // One that was told since the forward pass that it needs none gets none.
-      if (!captures_ && e.leaf->requires_grad()) accumulate(*e.leaf, g, fresh);
+      if (!inputs_ && e.leaf->requires_grad()) accumulate(*e.leaf, g, fresh);
       return;
     }
     Node* n = e.node;
-    if (captures_ && n->sequence < oldest_) return;
+    if (inputs_ && n->sequence < oldest_) return;
     if (!n->pending) {
       n->pending = new Pending;
       if (spent) {
@@ -141,7 +134,7 @@ class Engine : NotCopied {
       heap_.push_back(n);
       std::push_heap(heap_.begin(), heap_.end(), earlier);
     }
-    add_up(n->pending->grad[e.output], n->pending->fresh[e.output], std::move(g), fresh);
+    add_up(n->pending->grad[e.output], std::move(g));
   }
 
   // A fresh gradient becomes the leaf's own; one that others may hold is copied first. What a leaf
@@ -158,8 +151,7 @@ class Engine : NotCopied {
       Borrowed(leaf.grad)->add_(g);
     } else {
       if (!counted_) count_arrivals();
-      Arrivals& a = arrivals_[&leaf];
-      add_up(a.held, a.fresh, Tensor(g), fresh);
+      add_up(arrivals_[&leaf].held, Tensor(g));
     }
     if (!counted_) return;
     Arrivals& a = arrivals_[&leaf];
@@ -241,9 +233,10 @@ class Engine : NotCopied {
 
   AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;
-  std::vector<Capture>* captures_;
-  std::vector<Place> places_;  // Of the captures, sorted: inputs, and the nodes that made them.
-  GradientHook* const hook_ = captures_ ? nullptr : context.gradients;
+  const std::vector<Tensor>* const inputs_;
+  Tensor* const grads_;        // Of the inputs.
+  std::vector<Place> places_;  // Of the inputs, sorted: they themselves, and the nodes before them.
+  GradientHook* const hook_ = inputs_ ? nullptr : context.gradients;
   std::vector<TensorImpl*> made_;  // Leaves whose gradient this pass has begun.
   std::unordered_map<TensorImpl*, Arrivals> arrivals_;
   std::vector<Ref<TensorImpl>> counted_leaves_;  // (Else the last edge to one may end it.)
@@ -257,10 +250,9 @@ class Engine : NotCopied {
 };
 
 void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOptions options,
-                std::vector<Capture>* captures) {
-  NoGradGuard no_grad;
-  context.grad_enabled = options.create_graph;
-  Engine engine(options, captures);
+                const std::vector<Tensor>* inputs = nullptr, Tensor* grads = nullptr) {
+  const Held recorded(context.grad_enabled, options.create_graph);
+  Engine engine(options, inputs, grads);
   for (size_t i = 0; i < n; ++i) {
     if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
   }
@@ -269,11 +261,8 @@ void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOption
 
 std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                              const std::vector<Tensor>& seeds, GradOptions options) {
-  std::vector<Capture> captures;
-  for (const Tensor& t : inputs) captures.push_back({t.impl(), {}});
-  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &captures);
-  std::vector<Tensor> grads;
-  for (Capture& c : captures) grads.push_back(std::move(c.grad));
+  std::vector<Tensor> grads(inputs.size());
+  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &inputs, grads.data());
   return grads;
 }
 
@@ -376,14 +365,14 @@ void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gra
               GradOptions options) {
   options.retain_graph |= options.create_graph;
   const auto seeds = make_seeds("backward", outputs, grad_outputs);
-  run_engine(outputs.data(), seeds.data(), outputs.size(), options, nullptr);
+  run_engine(outputs.data(), seeds.data(), outputs.size(), options);
 }
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
   BRRR_CHECK(defined(), "backward: the tensor is undefined");
   const Tensor seed = make_seed("backward", *this, gradient);
   check_any_requires_grad("backward", requires_grad());
-  run_engine(this, &seed, 1, {.retain_graph = retain_graph}, nullptr);
+  run_engine(this, &seed, 1, {.retain_graph = retain_graph});
 }
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,

@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "autograd/autograd.h"
 #include "core/check.h"
@@ -35,11 +33,9 @@ Tensor weighted(const Function& fn, const std::vector<Tensor>& in) {
 }
 
 // What is differentiated; the rest is held fixed.
-std::vector<Tensor> inputs_of(const std::vector<Tensor>& all) {
-  std::vector<Tensor> wanted;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(wanted),
-               [](const Tensor& t) { return is_floating(t.dtype()); });
-  return wanted;
+std::vector<Tensor> inputs_of(std::vector<Tensor> all) {
+  std::erase_if(all, [](const Tensor& t) { return !is_floating(t.dtype()); });
+  return all;
 }
 
 void check_once(const Function& fn, const std::vector<Tensor>& in, const GradcheckOptions& o,
