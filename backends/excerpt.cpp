@@ -91,10 +91,6 @@ Tokens names_defined(const Tokens& tokens) {
   return names;
 }
 
-struct Macro {
-  Tokens parameters, body;
-};
-
 // `#define NAME(parameters) body`
 bool is_function_like(const Tokens& t) {
   return t.size() > 3 && t[0] == "#" && t[1] == "define" && t[3] == "(" &&
@@ -113,40 +109,28 @@ Tokens arguments(const Tokens& tokens, size_t& at) {
   return first;
 }
 
-class Macros {
- public:
-  void note(const Tokens& t) {
-    if (!is_function_like(t)) return;
-    size_t at = 4;
-    Macro& m = known_[t[2]] = {arguments(t, at), {}};
-    m.body.assign(t.begin() + static_cast<ptrdiff_t>(at), t.end());
+// What a call defines: its macro's body with the arguments in it.
+Tokens names_defined_by(const Tokens& call, const Tokens& macro) {
+  if (macro.empty()) return {};
+  size_t at = 2, body = 4;
+  const Tokens given = arguments(call, at), parameters = arguments(macro, body);
+  Tokens names = names_defined({macro.begin() + static_cast<ptrdiff_t>(body), macro.end()});
+  for (std::string_view& name : names) {
+    const auto k = static_cast<size_t>(std::ranges::find(parameters, name) - parameters.begin());
+    if (k < given.size()) name = given[k];
   }
-  // What a call defines: its macro's body with the arguments in it.
-  Tokens names_defined_by(const Tokens& call) const {
-    const auto macro = known_.find(call[0]);
-    if (macro == known_.end()) return {};
-    size_t at = 2;
-    const Tokens given = arguments(call, at), &parameters = macro->second.parameters;
-    Tokens names = names_defined(macro->second.body);
-    for (std::string_view& name : names) {
-      const auto k = static_cast<size_t>(std::ranges::find(parameters, name) - parameters.begin());
-      if (k < given.size()) name = given[k];
-    }
-    return names;
-  }
-
- private:
-  std::unordered_map<std::string_view, Macro> known_;
-};
+  return names;
+}
 
 }  // namespace
 
 Vocabulary::Vocabulary(std::string_view text) {
-  Macros macros;
+  std::unordered_map<std::string_view, Tokens> macros;  // Function-like ones, by name.
   for_definitions(text, [&](const Definition& d) {
-    macros.note(d.tokens);
+    if (is_function_like(d.tokens)) macros[d.tokens[2]] = d.tokens;
     const auto part = static_cast<uint32_t>(parts_.size());
-    const Tokens names = d.is_call() ? macros.names_defined_by(d.tokens) : names_defined(d.tokens);
+    const Tokens names =
+        d.is_call() ? names_defined_by(d.tokens, macros[d.tokens[0]]) : names_defined(d.tokens);
     for (std::string_view name : names) defined_[name].push_back(part);
     Tokens uses = d.tokens;
     std::ranges::sort(uses);

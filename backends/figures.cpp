@@ -13,10 +13,6 @@
 
 namespace brrr {
 
-static std::string bytes_of(const std::vector<double>& figures) {
-  return {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof(double)};
-}
-
 static std::vector<double> figures_of(const std::string& bytes) {
   std::vector<double> figures(bytes.size() / sizeof(double));
   std::memcpy(figures.data(), bytes.data(), figures.size() * sizeof(double));
@@ -69,7 +65,9 @@ std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool a
     figures = measure(keep);
     if (!keep) return figures;
     if (!dir.empty()) try {
-        jit::publish_kernel(dir, key, bytes_of(figures));
+        jit::publish_kernel(
+            dir, key,
+            {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof figures[0]});
       } catch (const Error&) {
         // A disk that is full costs the next process a second.
       }

@@ -25,7 +25,7 @@ void await(DevicePoint* p);  ///< What this thread queues from here on comes aft
 bool reached(DevicePoint* p);
 /// The number of the capture that notes what this thread queues; 0: it runs.
 uint64_t capture();
-/// For how long a thread has been waiting for the device; 0: none is.
+/// For how long the thread that began to wait for the device last has been waiting; 0: none is.
 double waited_s();
 // --- memory of the host ----------------------------------------------------------------------
 char* take_pinned(size_t bytes);

@@ -36,7 +36,7 @@ constexpr size_t kSmallUnits = kSmallLimit / kSmallUnit;
 // 64 .. 65536, four sizes per doubling, and one class that has neither blocks nor room: 0 bytes
 // are in it, and every request that must be looked at (under an injected failure, poisoning,
 // AddressSanitizer, at start-up).
-constexpr int kSmallClasses = 37, kLookAt = 0;
+constexpr int kSmallClasses = 37;
 
 constexpr size_t small_units(size_t bytes) { return (bytes + kSmallUnit - 1) / kSmallUnit; }
 

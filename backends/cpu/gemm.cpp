@@ -21,8 +21,8 @@ namespace {
 // thread's is 1 for the time of a call and then again what the program had set. Other builds obey
 // openblas_set_num_threads.
 struct OpenMP {
-  int (*get)() = nullptr;
-  void (*set)(int) = nullptr;
+  int (*get)() = [] { return 1; };
+  void (*set)(int) = [](int) {};
   OpenMP() {
     auto* g = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
     auto* s = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
@@ -30,30 +30,25 @@ struct OpenMP {
       get = g;
       set = s;
     }
-    const int before = get ? get() : 1;
+    const int before = get();
     openblas_set_num_threads(1);
-    if (get) set(before);
+    set(before);
   }
 };
+const OpenMP& openmp() {
+  static const OpenMP omp;
+  return omp;
+}
 
-class OneThread : NotCopied {
- public:
-  OneThread() : omp_(openmp()) {
-    if (!omp_.get) return;
-    before_ = omp_.get();
-    if (before_ != 1) omp_.set(1);
+struct OneThread : NotCopied {
+  const OpenMP& omp = openmp();
+  const int before = omp.get();
+  OneThread() {
+    if (before != 1) omp.set(1);
   }
   ~OneThread() {
-    if (before_ != 1) omp_.set(before_);
+    if (before != 1) omp.set(before);
   }
-
- private:
-  static const OpenMP& openmp() {
-    static const OpenMP omp;
-    return omp;
-  }
-  const OpenMP& omp_;
-  int before_ = 1;
 };
 
 // --- the decomposition ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -28,9 +29,7 @@ constexpr size_t most_output = 64 << 10;
 
 static std::vector<std::string> split_words(const std::string& text) {
   std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
+  return {std::istream_iterator<std::string>(in), {}};
 }
 
 static bool is_program(const std::string& path) {
@@ -179,8 +178,6 @@ HostCompiler find_host_compiler() {
 }
 
 // BRRR_JIT_FLAGS comes from CMakeLists.txt, from the same list that compiled this file.
-const char* jit_flags() { return BRRR_JIT_FLAGS; }
-
 std::vector<std::string> host_compiler_flags(const HostCompiler& compiler) {
   // No start files and no C++ library: a quarter of the time to build a small kernel, and nothing
   // of -ffast-math's that would change the floating-point mode of the process.
@@ -198,7 +195,7 @@ std::vector<std::string> host_compiler_flags(const HostCompiler& compiler) {
       fmt::format("-fno-fast-math {} {} -shared -fPIC -nostdlib -Wl,-Bsymbolic -pipe -w -g0 "
                   "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables "
                   "-fno-stack-protector -fdiagnostics-color=never",
-                  jit_flags(), compiler.gnu ? spared : ""));
+                  BRRR_JIT_FLAGS, compiler.gnu ? spared : ""));
 }
 
 ProcessResult compile_shared(const HostCompiler& compiler, const std::string& source,

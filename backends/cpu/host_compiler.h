@@ -16,13 +16,9 @@ struct HostCompiler {
 // again only when one of these variables or PATH has changed. Throws Error with what was tried.
 HostCompiler find_host_compiler();
 
-// The compiler flags, separated by spaces, that change results or vector width. Generated code is
-// built with exactly these, as the library was, or graph mode would not equal eager to the last
-// bit.
-const char* jit_flags();
-
-// All flags but the names of the files. They reset what the words of $CXX may have asked for, and
-// what results depend on is in jit_flags().
+// All flags but the names of the files. They reset what the words of $CXX may have asked for; those
+// that change results or vector width are the library's, or graph mode would not equal eager to the
+// last bit.
 std::vector<std::string> host_compiler_flags(const HostCompiler& compiler);
 
 struct ProcessResult {

@@ -4,6 +4,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -27,16 +28,14 @@ constexpr const char* kernel_abi = "brrr-cpu-1";
 
 // What -march=native depends on. The cache may be in a home directory that many machines share.
 static std::string cpu_identity() {
+  constexpr const char* fields[] = {
+      "vendor_id",       "cpu family", "model",       "stepping", "flags",
+      "CPU implementer", "CPU part",   "CPU variant", "Features", "isa"};
   std::ifstream in("/proc/cpuinfo");
   std::string text;
   for (std::string line; std::getline(in, line) && !line.empty();) {
-    for (const char* field : {"vendor_id", "cpu family", "model", "stepping", "flags",
-                              "CPU implementer", "CPU part", "CPU variant", "Features", "isa"}) {
-      if (line.starts_with(field)) {
-        text += line + '\n';
-        break;
-      }
-    }
+    const auto begins = [&](const char* field) { return line.starts_with(field); };
+    if (std::ranges::any_of(fields, begins)) text += line + '\n';
   }
   utsname machine;
   if (uname(&machine) == 0) {
@@ -55,10 +54,10 @@ static constexpr char prelude[] =
     ;
 
 static std::string make_key(const std::string& source, const HostCompiler& compiler) {
-  // Never destroyed: a thread may build while the process ends.
-  static const std::string& machine =
-      *new std::string(std::strstr(jit_flags(), "=native") ? cpu_identity() : "");
   const std::vector<std::string> flags = host_compiler_flags(compiler);
+  const bool native = std::ranges::count(flags, "-march=native");
+  // Never destroyed: a thread may build while the process ends.
+  static const std::string& machine = *new std::string(native ? cpu_identity() : "");
   std::vector<std::string_view> fields{kernel_abi, prelude, machine, compiler.version, source};
   fields.insert(fields.end(), flags.begin(), flags.end());
   fields.insert(fields.end(), compiler.command.begin(), compiler.command.end());

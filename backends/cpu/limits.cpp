@@ -43,16 +43,11 @@ static DeviceLimits measure(bool& whole) {
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;
   whole = !gang || l.round_trip_ns > 0;  // Else somebody has the gang: this is one thread's.
-  // In the first caches stores that go past them only lose.
-  constexpr size_t kept = size_t{4} << 20;
   for (size_t array = size_t{8} << 10; array <= size_t{256} << 20; array *= 4) {
-    double best = array < kept ? stream_like(1, array, Store::Plain, gang).gb_per_second
-                               : stream_like(1, array, gang).gb_per_second;
+    double best = stream_like(1, array, gang).gb_per_second;
     // A small one is over before a second thread has come, and long before one that has to wait for
     // its core has.
-    if (gang && array < kept) {
-      best = std::max(best, stream_like(1, array, Store::Plain).gb_per_second);
-    }
+    if (gang && array < kNearBytes) best = std::max(best, stream_like(1, array).gb_per_second);
     l.copies.push_back({2.0 * static_cast<double>(array), best});
   }
   return l;

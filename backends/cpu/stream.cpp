@@ -7,12 +7,12 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <vector>
 
 #include "core/backend.h"
 #include "core/check.h"
-#include "core/moved.h"
 #include "ops/vocabulary/gemm_tile.h"
 
 namespace brrr::cpu {
@@ -29,30 +29,25 @@ constexpr int max_reads = 8;
 // `count` arrays in one allocation on huge pages, touched beforehand: the first touch of a page
 // costs more than everything that is measured here. The arrays start at different offsets within a
 // page, because loads behind stores with the same low 12 address bits wait for them.
-class Arrays : NotCopied {
- public:
-  Arrays(int count, std::size_t bytes)
-      : stride_((bytes + page - 1) / page * page + 17 * 64),
-        size_((stride_ * static_cast<std::size_t>(count) + huge_page - 1) / huge_page * huge_page),
-        base_(static_cast<char*>(std::aligned_alloc(huge_page, size_))) {
-    if (base_ == nullptr) throw std::bad_alloc();
-    madvise(base_, size_, MADV_HUGEPAGE);  // only advice: a refusal costs speed, not correctness
-    std::fill_n(reinterpret_cast<float*>(base_), size_ / sizeof(float), 1.0f);
-  }
-  ~Arrays() { std::free(base_); }
+struct Arrays {
+  std::size_t stride;  // Floats.
+  std::unique_ptr<float, void (*)(void*)> base{nullptr, std::free};
 
-  float* operator[](int i) const {
-    return reinterpret_cast<float*>(base_ + static_cast<std::size_t>(i) * stride_);
+  Arrays(int count, std::size_t bytes) {
+    constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
+    stride = ((bytes + page - 1) / page * page + 17 * 64) / sizeof(float);
+    const std::size_t all = stride * static_cast<std::size_t>(count) * sizeof(float);
+    const std::size_t size = (all + huge_page - 1) / huge_page * huge_page;
+    base.reset(static_cast<float*>(std::aligned_alloc(huge_page, size)));
+    if (!base) throw std::bad_alloc();
+    madvise(base.get(), size, MADV_HUGEPAGE);  // only advice: without it is slower, not wrong
+    std::fill_n(base.get(), size / sizeof(float), 1.0f);
   }
-
- private:
-  static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
-  std::size_t stride_, size_;
-  char* base_;
+  float* operator[](int i) const { return base.get() + static_cast<std::size_t>(i) * stride; }
 };
 
 // Out of line, so that repeated passes over the same arrays cannot be merged.
-template <int reads, Store kind>
+template <int reads, bool past_caches>
 [[gnu::noinline]] void pass(float* out, const std::array<const float*, max_reads>& in,
                             std::size_t count) {
   constexpr std::size_t unroll = 4, width = tile::kWidth;
@@ -63,22 +58,19 @@ template <int reads, Store kind>
       const std::size_t at = i + u * width;
       tile::Reg sum = tile::load(arrays[0] + at);
       for (int k = 1; k < reads; ++k) sum += tile::load(arrays[k] + at);
-      if constexpr (kind == Store::Plain) {
-        tile::store(out + at, sum);
-      } else {
-        vx::store_around(out + at, sum);
-      }
+      past_caches ? vx::store_around(out + at, sum) : tile::store(out + at, sum);
     }
   }
-  if constexpr (kind == Store::PastCaches) vx::fence_nt();
+  if constexpr (past_caches) vx::fence_nt();
 }
 
 using Pass = void (*)(float*, const std::array<const float*, max_reads>&, std::size_t);
 
-template <Store kind> Pass choose_pass(int reads) {
-  constexpr std::array<Pass, max_reads> passes = {pass<1, kind>, pass<2, kind>, pass<3, kind>,
-                                                  pass<4, kind>, pass<5, kind>, pass<6, kind>,
-                                                  pass<7, kind>, pass<8, kind>};
+template <bool past_caches> Pass choose_pass(int reads) {
+  constexpr auto passes = []<int... k>(std::integer_sequence<int, k...>) {
+    return std::array<Pass, max_reads>{pass<k + 1, past_caches>...};
+  }
+  (std::make_integer_sequence<int, max_reads>());
   return passes[static_cast<std::size_t>(reads - 1)];
 }
 
@@ -118,19 +110,12 @@ template <class T> double fma_peak() {
   return 2.0 * lanes * fma_chain_count * static_cast<double>(iterations) / best * 1e-9;
 }
 
-}  // namespace
+constexpr std::size_t step = 1024;  // a whole number of unrolled vectors at every width
 
-StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang) {
-  constexpr std::size_t step = 1024;  // a whole number of unrolled vectors at every width
-  if (n_reads < 1 || n_reads > max_reads || bytes < step) {
-    fail("stream_like: {} reads of {} bytes; pass 1 to 8 reads of 1024 or more", n_reads, bytes);
-  }
-  bytes = bytes / step * step;
+StreamTime time_of(Pass run, int n_reads, std::size_t bytes, bool gang) {
   const Arrays arrays(n_reads + 1, bytes);
   std::array<const float*, max_reads> in{};
   for (int k = 0; k < n_reads; ++k) in[static_cast<std::size_t>(k)] = arrays[k + 1];
-  const Pass run = store == Store::Plain ? choose_pass<Store::Plain>(n_reads)
-                                         : choose_pass<Store::PastCaches>(n_reads);
   const auto part = [&](std::int64_t begin, std::int64_t end) {
     const auto first = static_cast<std::size_t>(begin) * step / sizeof(float);
     auto from = in;
@@ -157,9 +142,16 @@ StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang) {
   return {seconds, static_cast<double>(bytes) * (n_reads + 1) / seconds * 1e-9};
 }
 
+}  // namespace
+
 StreamTime stream_like(int n_reads, std::size_t bytes, bool gang) {
-  const StreamTime plain = stream_like(n_reads, bytes, Store::Plain, gang);
-  const StreamTime past = stream_like(n_reads, bytes, Store::PastCaches, gang);
+  if (n_reads < 1 || n_reads > max_reads || bytes < step) {
+    fail("stream_like: {} reads of {} bytes; pass 1 to 8 reads of 1024 or more", n_reads, bytes);
+  }
+  bytes = bytes / step * step;
+  const StreamTime plain = time_of(choose_pass<false>(n_reads), n_reads, bytes, gang);
+  if (bytes < kNearBytes) return plain;
+  const StreamTime past = time_of(choose_pass<true>(n_reads), n_reads, bytes, gang);
   return plain.seconds <= past.seconds ? plain : past;
 }
 

@@ -7,22 +7,19 @@
 
 namespace brrr::cpu {
 
-enum class Store {
-  Plain,       ///< Through the caches: best while the arrays fit in them.
-  PastCaches,  ///< Non-temporal: saves reading what is overwritten; best beyond the last cache.
-};
-
 struct StreamTime {
   double seconds = 0;        ///< Median of one pass.
   double gb_per_second = 0;  ///< Bytes read and written in a pass, over the median.
 };
 
+/// Arrays that the first caches may hold.
+inline constexpr size_t kNearBytes = size_t{4} << 20;
+
 /// Adds n_reads float32 arrays (1 to 8) of `bytes`, at least 1024, into one output array (n_reads
 /// == 1: copies): what a fused pointwise kernel with these streams takes when its arithmetic costs
-/// nothing. On this thread, or with all threads of the pool.
-StreamTime stream_like(int n_reads, std::size_t bytes, Store store, bool gang = false);
-/// The better of the two stores at this size.
-StreamTime stream_like(int n_reads, std::size_t bytes, bool gang = false);
+/// nothing. On this thread, or with all threads of the pool; from kNearBytes on by the better of
+/// plain stores and those that go past the caches, which only lose below.
+StreamTime stream_like(int n_reads, size_t bytes, bool gang = false);
 
 /// Multiply-adds of one core in registers, two operations each, in GFLOP/s: of float64, or float32.
 double fma_peak_gflops(DType dtype = kFloat32);

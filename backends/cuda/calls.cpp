@@ -18,48 +18,35 @@ namespace {
 
 static_assert(Call::kOperands >= kMaxRowOperands + kMaxOutputs);
 
-// Fills a call.
-class Builder {
- public:
-  Builder(Call& call, const OpDef& op, DType compute) : call_(call) {
-    call_.op = &op;
-    call_.compute = compute;
-  }
-  Window& window(DType t, const void* at, bool stored) {
-    Window& w = call_.windows[call_.n_windows];
-    w.dtype = t;
-    w.address = reinterpret_cast<uintptr_t>(at);
-    w.loaded = !stored;
-    w.stored = stored;
-    operand(call_.n_windows++, stored);
-    return w;
-  }
-  void window(DType t, const void* at, const IntList& strides, bool stored) {
-    std::copy(strides.begin(), strides.end(), window(t, at, stored).stride);
-  }
-  void number(double x) { number({kFloat64, std::bit_cast<int64_t>(x)}); }
-  void number(Number x) { operand(~add(x), false); }
-  void absent() { operand(Step::kAbsent, false); }
-  int add(Number x) {
-    call_.numbers[call_.n_numbers] = x;
-    return call_.n_numbers++;
-  }
-  void space(const IntList& sizes) {
-    call_.space.ndim = sizes.size();
-    std::copy(sizes.begin(), sizes.end(), call_.space.size);
-  }
-  std::span<Window> windows() { return {call_.windows, static_cast<size_t>(call_.n_windows)}; }
+// --- filling a call ------------------------------------------------------------------------------
 
- private:
-  void operand(int which, bool result) {
-    (result ? call_.out[call_.n_out++] : call_.in[call_.n_in++]) = which;
-  }
-  Call& call_;
-};
-
-void plan(RowsCall& call, Builder& b, const RowTraits& traits, int outer, int64_t longest) {
-  call.walk = plan_rows(call.space, b.windows(), traits, outer, longest);
+void add_operand(Call& c, int which, bool result = false) {
+  (result ? c.out[c.n_out++] : c.in[c.n_in++]) = which;
 }
+Window& add_window(Call& c, DType t, const void* at, bool stored) {
+  Window& w = c.windows[c.n_windows];
+  w.dtype = t;
+  w.address = reinterpret_cast<uintptr_t>(at);
+  w.loaded = !stored;
+  w.stored = stored;
+  add_operand(c, c.n_windows++, stored);
+  return w;
+}
+void add_window(Call& c, DType t, const void* at, const IntList& strides, bool stored) {
+  std::copy(strides.begin(), strides.end(), add_window(c, t, at, stored).stride);
+}
+int add_number(Call& c, Number x) {
+  c.numbers[c.n_numbers] = x;
+  return c.n_numbers++;
+}
+void add_scalar(Call& c, double x) {
+  add_operand(c, ~add_number(c, {kFloat64, std::bit_cast<int64_t>(x)}));
+}
+void set_space(Call& c, const IntList& sizes) {
+  c.space.ndim = sizes.size();
+  std::copy(sizes.begin(), sizes.end(), c.space.size);
+}
+std::span<Window> windows_of(Call& c) { return {c.windows, static_cast<size_t>(c.n_windows)}; }
 
 // Bit k: operand k is not given.
 uint64_t absent(const Call& call) {
@@ -80,9 +67,8 @@ RowTraits traits_of(const RowsCall& call) {
 
 void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   const RowShape s(c);
-  RowsCall call;
-  Builder b(call, *c.op, compute_type(s.x->dtype));
-  b.space({s.rows, s.n});
+  RowsCall call(*c.op, compute_type(s.x->dtype));
+  set_space(call, {s.rows, s.n});
   // Of what each element has, each row, or each column; else there is one for all. (Of empty rows,
   // too: traits are those of the first call.)
   const auto strides = [&](bool element, bool row, bool column) -> IntList {
@@ -92,26 +78,28 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   for (size_t k = 0; k < c.op->row->operands.size(); ++k) {
     const RowOperand& o = c.op->row->operands[k];
     const TensorImpl* const t = o.kind == Operand::Scalar ? nullptr : c.in[o.input];
-    call.ignored[k] = o.kind == Operand::Id ? b.add({kInt64, c.attrs.v[o.word]}) : 0;
+    call.ignored[k] = o.kind == Operand::Id ? add_number(call, {kInt64, c.attrs.v[o.word]}) : 0;
     if (o.kind == Operand::Scalar) {
-      b.number(c.attrs.d(o.word));
+      add_scalar(call, c.attrs.d(o.word));
     } else if (!t) {
-      b.absent();
+      add_operand(call, Step::kAbsent);
     } else {
       dense[k] = DenseInput(t, t->dtype);
       const bool shared = o.kind == Operand::Weight || o.kind == Operand::Bias;
       const bool row = !shared && o.kind != Operand::Number;
-      b.window(t->dtype, dense[k].as<char>(), strides(o.kind == Operand::Each, row, shared), false);
+      add_window(call, t->dtype, dense[k].as<char>(), strides(o.kind == Operand::Each, row, shared),
+                 false);
     }
   }
   for (int k = 0; k < c.n_out; ++k) {
     const TensorImpl& t = *c.out[k].impl();
     const RowResult kind = c.op->row->results[static_cast<size_t>(k)];
-    b.window(t.dtype, t.data(),
-             strides(kind == RowResult::Each, kind == RowResult::PerRow, kind == RowResult::Column),
-             true);
+    add_window(
+        call, t.dtype, t.data(),
+        strides(kind == RowResult::Each, kind == RowResult::PerRow, kind == RowResult::Column),
+        true);
   }
-  plan(call, b, traits_of(call), 0, 0);
+  call.walk = plan_rows(call.space, windows_of(call), traits_of(call), 0, 0);
   use(call);
 }
 
@@ -140,15 +128,14 @@ class Reduction {
   void pass(const IntList& space, DType t, const char* from, const IntList& strides,
             const TensorImpl& to, const IntList& to_strides, const RowTraits& traits, int outer,
             int64_t longest) {
-    RowsCall call;
+    RowsCall call(*c_.op, l_.compute);
     call.map = map_;
     call.finish = finish_;
-    Builder b(call, *c_.op, l_.compute);
-    b.space(space);
-    b.window(t, from, strides, false);
-    b.number(static_cast<double>(l_.count));
-    b.window(to.dtype, to.data(), to_strides, true);
-    plan(call, b, traits, outer, longest);
+    set_space(call, space);
+    add_window(call, t, from, strides, false);
+    add_scalar(call, static_cast<double>(l_.count));
+    add_window(call, to.dtype, to.data(), to_strides, true);
+    call.walk = plan_rows(call.space, windows_of(call), traits, outer, longest);
     if (!finish_) {  // Each piece leaves what it has.
       call.windows[1].stride[0] = call.walk.pieces;
       call.windows[1].stride[1] = 1;
@@ -186,21 +173,20 @@ void each_rows_call(OpCall& c, const std::function<void(const RowsCall&)>& use) 
 }
 
 PointwiseCall pointwise_call(const OpDef& op, const Iteration& it) {
-  PointwiseCall call;
-  Builder b(call, op, it.compute);
+  PointwiseCall call(op, it.compute);
   call.space.ndim = it.ndim;
   std::copy_n(it.size, it.ndim, call.space.size);
   for (int k = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     if (o.number) {
-      b.number({o.dtype, o.scalar});
+      add_operand(call, ~add_number(call, {o.dtype, o.scalar}));
       continue;
     }
-    Window& w = b.window(o.dtype, o.base, k < it.n_out);
+    Window& w = add_window(call, o.dtype, o.base, k < it.n_out);
     if (o.made) w.source = Window::Index;
     std::copy_n(o.stride, it.ndim, w.stride);
   }
-  call.walk = plan_walk(call.space, b.windows());
+  call.walk = plan_walk(call.space, windows_of(call));
   call.walk.notes = op.check_values != nullptr;
   return call;
 }

@@ -17,8 +17,8 @@ namespace brrr::cuda {
 /// is one window or number.
 struct Call {
   static constexpr int kOperands = kMostPointwise;
-  const OpDef* op = nullptr;
-  DType compute = DType::Float32;
+  const OpDef* op;
+  DType compute;
   bool map = true, finish = true;  ///< Of a reduction's pass.
   program::Space space;
   program::Window windows[kOperands];
@@ -27,11 +27,13 @@ struct Call {
   int in[kOperands], out[kMaxOutputs], ignored[kOperands];  ///< As in program::Step.
   int n_in = 0, n_out = 0;
 
+  Call(const OpDef& o, DType c) : op(&o), compute(c) {}
   program::Program program() const;
 };
 
 /// With the way that a kernel takes through it, a program::Walk or program::RowWalk.
 template <class Walk> struct WalkedCall : Call {
+  using Call::Call;
   Walk walk;
 
   KernelKey key(program::Stage stage = program::Stage::Elements) const;

@@ -8,6 +8,7 @@
 
 #include "backends/module_path.h"
 #include "core/check.h"
+#include "core/device_link.h"
 
 namespace brrr::cuda {
 
@@ -87,9 +88,9 @@ void wait_for(Event* e, const char* what) {
   check(d.driver->wait(e), what);
 }
 
-double waited_s() {
-  const int64_t since = waiting_since_ns;
-  return since ? 1e-9 * static_cast<double>(now_ns() - since) : 0;
-}
-
 }  // namespace brrr::cuda
+
+double brrr::device_link::waited_s() {
+  const int64_t since = cuda::waiting_since_ns;
+  return since ? 1e-9 * static_cast<double>(cuda::now_ns() - since) : 0;
+}

@@ -39,8 +39,6 @@ void check(Failure failure, const char* what);
 void synchronize();
 /// The calling thread waits for the event.
 void wait_for(Event* e, const char* what);
-/// For how long the thread that began to wait last has been waiting; 0: it is not.
-double waited_s();
 
 /// What a driver makes slowly, kept for whoever asks next.
 template <class T> class Spares {

@@ -5,7 +5,6 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
 #include "core/check.h"
-#include "core/context.h"
 #include "core/tensor_impl.h"
 
 namespace brrr::cuda {

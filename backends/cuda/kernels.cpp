@@ -40,11 +40,6 @@ Table& table() {
   return t;
 }
 
-std::string cache_key(const Tools& tools, const std::string& text, int major, int minor) {
-  return jit::fingerprint(
-      {kKernelAbi, fmt::format("{} {} {}", tools.compiler_version(), major, minor), prelude, text});
-}
-
 }  // namespace
 
 std::string program_of(const std::string& text) {
@@ -56,7 +51,8 @@ std::string program_of(const std::string& text) {
 std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
                          int minor, bool* cached) {
   const std::string dir = jit::kernel_cache_dir();
-  const std::string key = cache_key(tools, text, major, minor);
+  const std::string key = jit::fingerprint(
+      {kKernelAbi, fmt::format("{} {} {}", tools.compiler_version(), major, minor), prelude, text});
   auto found = jit::read_kernel(dir, key);
   if (cached) *cached = found.has_value();
   if (found) return std::move(*found);
@@ -117,7 +113,9 @@ void launch(Function* f, const char* name, const Grid& grid, int threads, const 
   if (failure) fail("cuda: kernel {}: {}", name, failure);
 }
 
-std::string element_text(DType t, DType c, const char* T, const char* suffix) {
+// The definitions of T, TV, TC, TCV, get and put (see Variant), or of others' likes.
+static std::string element_text(DType t, const char* T, const char* suffix) {
+  const DType c = compute_type(t);
   const Spelling &s = spelling(t), &cs = spelling(c);
   std::string out = fmt::format("using {0} = {1}; using {0}V = {2};\n", T, s.element, s.vector);
   out += fmt::format("using {0}C = {1}; using {0}CV = {2};\n", T, cs.element, cs.vector);
@@ -128,18 +126,13 @@ std::string element_text(DType t, DType c, const char* T, const char* suffix) {
   return out;
 }
 
-static std::string variant_text(const Variant& v) {
-  return element_text(v.t, compute_type(v.t), "T", "") +
-         element_text(v.u, compute_type(v.u), "U", "_u") +
-         fmt::format("constexpr int N = {};\n", v.n);
-}
-
 std::string with_support(const std::string& text) {
   return fmt::format("{}{}{}", FaultText, kSupportText, text);
 }
 
 std::string text_of(const DeviceKernel& k, const Variant& v) {
-  std::string text = k.structs + variant_text(v);
+  std::string text = k.structs + element_text(v.t, "T", "") + element_text(v.u, "U", "_u") +
+                     fmt::format("constexpr int N = {};\n", v.n);
   for (const char* part : k.text) text += part ? part : "";
   return with_support(text);
 }

@@ -34,9 +34,6 @@ Module* load_module(const std::string& code, const char* name);
 void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
             size_t bytes);
 
-/// The definitions of T, TV, TC, TCV, get and put (see Variant) for elements of dtype t in memory
-/// that are computed in dtype c; with another name for T and a suffix of the functions.
-std::string element_text(DType t, DType c, const char* name, const char* suffix);
 /// What a kernel's text may use beside the prelude (support.h), and it.
 std::string with_support(const std::string& text);
 /// The text that a DeviceKernel is compiled from.

@@ -87,7 +87,6 @@ bool reached(DevicePoint* p) {
 }
 
 uint64_t capture() { return OpenDevice::capturing; }
-double waited_s() { return cuda::waited_s(); }
 
 // --- pinned memory -------------------------------------------------------------------------------
 
@@ -139,33 +138,30 @@ std::string identity() {
   return {p.uuid, sizeof p.uuid};
 }
 
-static void check_nccl(Failure failure, const char* what) {
-  if (failure) fail("cuda: {} between GPUs: {}", what, failure);
-}
-
 std::string make_id() {
   std::string id(nccl::kIdBytes, '\0');
-  check_nccl(link().nccl->make_id(id.data()), "an id");
+  check(link().nccl->make_id(id.data()), "an id between GPUs");
   return id;
 }
 
 void join(const std::string& id, int rank, int ranks) {
   Link& l = link();
-  check_nccl(l.nccl->join(id.data(), rank, ranks, &l.communicator), "joining");
+  check(l.nccl->join(id.data(), rank, ranks, &l.communicator), "joining between GPUs");
 }
 
 // What the stream queues is noted where it is captured, messages too.
 void send(const void* at, size_t bytes, int peer) {
   const Link& l = link();
-  check_nccl(l.nccl->send(l.communicator, at, bytes, peer, device().stream()), "sending");
+  check(l.nccl->send(l.communicator, at, bytes, peer, device().stream()), "sending between GPUs");
 }
 void receive(void* at, size_t bytes, int peer) {
   const Link& l = link();
-  check_nccl(l.nccl->receive(l.communicator, at, bytes, peer, device().stream()), "receiving");
+  check(l.nccl->receive(l.communicator, at, bytes, peer, device().stream()),
+        "receiving between GPUs");
 }
 
-void begin_group() { check_nccl(link().nccl->begin_group(), "a group"); }
-void end_group() { check_nccl(link().nccl->end_group(), "a group"); }
+void begin_group() { check(link().nccl->begin_group(), "a group between GPUs"); }
+void end_group() { check(link().nccl->end_group(), "a group between GPUs"); }
 
 std::string trouble() {
   const Link& l = link();

@@ -52,7 +52,10 @@ void* Pool::take(size_t bytes, const char* owner) {
     if (block == blocks_.end()) block = new_segment(bytes);
     return block != blocks_.end();
   };
-  if (!try_twice(any, [this] { trim_locked(); })) return nullptr;
+  if (!any()) {
+    trim_locked();
+    if (!any()) return nullptr;
+  }
   if (const size_t left = block->second.bytes - bytes; left >= kUnit) {
     const auto rest = blocks_.insert({block->first + bytes, block->second}).first;
     rest->second.bytes = left;
@@ -125,11 +128,8 @@ void Pool::trim_locked() {
   }
   for (Free& list : free_) {
     for (auto it = list.begin(); it != list.end();) {
-      if (it->first != blocks_.at(it->second).segment_bytes) {
-        ++it;
-        continue;
-      }
-      it = release(list, it);
+      const bool whole = it->first == blocks_.at(it->second).segment_bytes;
+      it = whole ? release(list, it) : std::next(it);
     }
   }
 }

@@ -14,14 +14,6 @@
 
 namespace brrr::cuda {
 
-/// What takes memory of the device, `attempt`, is tried once more after `trim` has given back what
-/// nobody uses. Whether it succeeded.
-template <class Attempt, class Trim> bool try_twice(Attempt attempt, Trim trim) {
-  if (attempt()) return true;
-  trim();
-  return attempt();
-}
-
 /// Requests are rounded up to 512 bytes. Those up to 1 MiB are cut from segments of 2 MiB, larger
 /// ones from segments of their own size rounded up to 2 MiB, at least 4 MiB; what is left of a
 /// segment is kept, and joined with its neighbours when they are free.
@@ -42,9 +34,12 @@ class Pool {
   std::vector<std::pair<void*, size_t>> taken();
   /// Gives unused segments back to the device.
   void trim();
-  /// For what takes memory beside the pool: see try_twice.
+  /// What takes memory beside the pool, `attempt`, is tried once more after a trim. Whether it
+  /// succeeded.
   template <class Attempt> bool make_room(Attempt attempt) {
-    return try_twice(attempt, [this] { trim(); });
+    if (attempt()) return true;
+    trim();
+    return attempt();
   }
   MemoryStats stats() const;
   void reset_peak();

@@ -37,14 +37,6 @@ std::vector<std::string> split(const KernelSource& source) {
   return texts;
 }
 
-// f(0) to f(n - 1), in a thread each as far as there are threads. Throws what the first one threw.
-template <class F> void side_by_side(size_t n, const F& f) {
-  std::vector<std::future<void>> others;
-  for (size_t k = 1; k < n; ++k) others.push_back(std::async([&f, k] { f(k); }));
-  if (n) f(0);
-  for (std::future<void>& run : others) run.get();
-}
-
 }  // namespace
 
 KernelModule* build(const KernelSource& source, BuildReport& report) {
@@ -54,24 +46,23 @@ KernelModule* build(const KernelSource& source, BuildReport& report) {
   const size_t n = made->texts.size();
   std::vector<std::string> codes(n);
   std::vector<char> cached(n);
-  side_by_side(n, [&](size_t k) {
+  const auto make = [&](size_t k) {
     bool found = false;
     codes[k] = machine_code(*d.tools, made->texts[k], "step", d.properties.major,
                             d.properties.minor, &found);
     cached[k] = found;
-  });
-  auto* const module = reinterpret_cast<KernelModule*>(made.release());
-  try {
-    for (const std::string& c : codes)
-      programs_of(module)->modules.push_back(load_module(c, "step"));
-  } catch (...) {
-    unload(module);
-    throw;
-  }
+  };
+  std::vector<std::future<void>> others;  // In a thread each, as far as there are threads.
+  for (size_t k = 1; k < n; ++k) others.push_back(std::async(make, k));
+  if (n) make(0);
+  for (std::future<void>& run : others) run.get();
+  const auto give_back = [](Programs* p) { unload(reinterpret_cast<KernelModule*>(p)); };
+  std::unique_ptr<Programs, decltype(give_back)> programs(made.release());
+  for (const std::string& c : codes) programs->modules.push_back(load_module(c, "step"));
   report.cached = std::ranges::all_of(cached, [](char c) { return c != 0; });
   report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return module;
+  return reinterpret_cast<KernelModule*>(programs.release());
 }
 
 void* symbol(KernelModule* m, const char* name) {

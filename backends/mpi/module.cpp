@@ -31,19 +31,26 @@ bool check(int code) {
   return false;
 }
 
+void release(void* request) {
+  auto* r = static_cast<Request*>(request);
+  for (MPI_Request& m : r->mpi) MPI_Request_free(&m);
+  delete r;
+}
+
 // Lengths are an int: long pieces are split.
-template <class Post> Request* prepare(const Piece* pieces, int n, const Post& post) {
+template <class Init>
+Request* prepare(const Piece* pieces, int n, int peer, int tag, const Init& init) {
   constexpr size_t most = size_t{1} << 30;
   auto* r = new Request;
   for (int k = 0; k < n; ++k) {
     for (size_t at = 0; at < pieces[k].bytes; at += most) {
       const auto bytes = static_cast<int>(std::min(most, pieces[k].bytes - at));
       r->expected.push_back(bytes);
-      if (check(post(static_cast<char*>(pieces[k].at) + at, bytes, &r->mpi.emplace_back())))
+      if (check(init(static_cast<char*>(pieces[k].at) + at, bytes, MPI_BYTE, peer, tag,
+                     MPI_COMM_WORLD, &r->mpi.emplace_back())))
         continue;
       r->mpi.pop_back();
-      for (MPI_Request& made : r->mpi) MPI_Request_free(&made);
-      delete r;
+      release(r);
       return nullptr;
     }
   }
@@ -52,28 +59,18 @@ template <class Post> Request* prepare(const Piece* pieces, int n, const Post& p
 }
 
 void* send(const Piece* pieces, int n, int peer, int tag) {
-  Request* const r = prepare(pieces, n, [&](void* at, int bytes, MPI_Request* made) {
-    return MPI_Send_init(at, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, made);
-  });
+  Request* const r = prepare(pieces, n, peer, tag, MPI_Send_init);
   if (r) r->expected.clear();
   return r;
 }
 
 void* receive(const Piece* pieces, int n, int peer, int tag) {
-  return prepare(pieces, n, [&](void* at, int bytes, MPI_Request* made) {
-    return MPI_Recv_init(at, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, made);
-  });
+  return prepare(pieces, n, peer, tag, MPI_Recv_init);
 }
 
 bool start(void* request) {
   auto* r = static_cast<Request*>(request);
   return check(MPI_Startall(static_cast<int>(r->mpi.size()), r->mpi.data()));
-}
-
-void release(void* request) {
-  auto* r = static_cast<Request*>(request);
-  for (MPI_Request& m : r->mpi) MPI_Request_free(&m);
-  delete r;
 }
 
 int test(void* request) {
