@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <set>
 
 #include <fmt/ranges.h>
@@ -44,9 +45,8 @@ std::vector<Item> on_host(const std::string& path, const StateDict& dict) {
     items.push_back({&name, t.detach().to(kCPU).contiguous()});
   }
   // Larger elements first, so that all of them are aligned in the file.
-  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return itemsize(a.host.dtype()) > itemsize(b.host.dtype());
-  });
+  std::ranges::stable_sort(items, std::greater(),
+                           [](const Item& i) { return itemsize(i.host.dtype()); });
   return items;
 }
 
@@ -240,9 +240,7 @@ class Reader {
 
   // The tensors cover the data without gaps or overlaps, as the format demands.
   void check_layout(std::vector<Entry>& entries) const {
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-    });
+    std::ranges::sort(entries, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
     uint64_t at = 0;
     for (const Entry& e : entries) {
       if (e.begin != at) {

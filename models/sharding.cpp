@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -45,9 +46,8 @@ std::vector<Cuts> divide(const std::vector<Tensor>& parameters, bool gradients) 
   const auto ranks = static_cast<size_t>(size());
   std::vector<size_t> order(parameters.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return bytes_of(parameters[a]) > bytes_of(parameters[b]);
-  });
+  std::ranges::stable_sort(order, std::greater(),
+                           [&](size_t k) { return bytes_of(parameters[k]); });
   int64_t all = 0;
   for (const Tensor& p : parameters) all += bytes_of(p);
   std::vector<int64_t> bytes(ranks);
