@@ -20,12 +20,9 @@ std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const
       const bool own = of.strips->parts(v.storage) > 1;
       if (!own) offset += of.part * sizes[dim] * v.strides[dim];
     }
-    Ref<Storage> none;
-    if (storages.empty() || !storages[v.storage]) {
-      none = Ref<Storage>::adopt(new_storage(info.device, 0));
-    }
-    Storage& s = none ? *none : *storages[v.storage];
-    return c.keep.emplace_back(tensor_on(s, v.dtype, sizes, strides, offset));
+    Ref<Storage> s = storages.empty() ? Ref<Storage>() : storages[v.storage];
+    if (!s) s = Ref<Storage>::adopt(new_storage(info.device, 0));
+    return c.keep.emplace_back(tensor_on(*s, v.dtype, sizes, strides, offset));
   };
   c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
   c.call.attrs = i.attrs;

@@ -32,25 +32,24 @@ class Chooser : public Values {
     for (;;) {
       const auto fullest = std::ranges::max_element(alive);
       const size_t before = chosen.size();
-      for (const Candidate* c : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
+      for (const Candidate* x : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
         if (*fullest <= goal) break;
-        const Candidate& x = *c;
-        const uint32_t st = x.anew.storage;
+        const uint32_t st = x->anew.storage;
         if (banned.count(st) || room(st) < may.least) continue;
         if (may.only_whole && s_.strips.parts(st) > 1) continue;
-        if (x.cost > may.cost || may.values == 0) continue;
+        if (x->cost > may.cost || may.values == 0) continue;
         const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
-        if (kept.count(st) || std::ranges::any_of(x.chain.leaves, gone)) continue;
+        if (kept.count(st) || std::ranges::any_of(x->chain.leaves, gone)) continue;
         dropped.insert(st);
         banned.insert(st);
-        may.cost -= x.cost;
+        may.cost -= x->cost;
         --may.values;
-        kept.insert(x.chain.leaves.begin(), x.chain.leaves.end());
-        for (uint32_t g = x.from + 1; g < x.to; ++g) alive[g] -= room(st);
-        for (uint32_t leaf : x.chain.longer) {
-          for (uint32_t g = life_[leaf].second + 1; g <= x.to; ++g) alive[g] += room(leaf);
+        kept.insert(x->chain.leaves.begin(), x->chain.leaves.end());
+        for (uint32_t g = x->from + 1; g < x->to; ++g) alive[g] -= room(st);
+        for (uint32_t leaf : x->chain.longer) {
+          for (uint32_t g = life_[leaf].second + 1; g <= x->to; ++g) alive[g] += room(leaf);
         }
-        chosen.push_back({x.anew});
+        chosen.push_back({x->anew});
       }
       if (*fullest <= goal || chosen.size() == before) return chosen;
     }

@@ -36,8 +36,7 @@ class Values {
       all.push_back(a.instr);
     }
     for (const Access& a : r_.accesses[st]) {
-      if (!all.empty() && a.instr < all.back() && std::ranges::find(all, a.instr) == all.end())
-        return {};
+      if (!all.empty() && a.instr < all.back() && !std::ranges::count(all, a.instr)) return {};
     }
     return all;
   }
@@ -48,18 +47,13 @@ class Values {
   bool unchanged(uint32_t st, uint32_t from, uint32_t to) const {
     return std::ranges::none_of(writes_[st], [&](uint32_t at) { return at > from && at < to; });
   }
-  bool used_in(uint32_t st, uint32_t group) const {
-    return std::ranges::any_of(r_.accesses[st],
-                               [&](const Access& a) { return s_.group_of[a.instr] == group; });
-  }
   /// Other storages that the makers of one read.
   std::vector<uint32_t> inputs(const std::vector<uint32_t>& makers, uint32_t made) const {
     std::vector<uint32_t> list;
-    for (uint32_t at : makers) {
-      r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
-        if (!write && r_.value(value).storage != made) list.push_back(r_.value(value).storage);
-      });
-    }
+    r_.each_access(makers, [&](const Access& a) {
+      const uint32_t st = r_.value(a.value).storage;
+      if (!a.write && st != made) list.push_back(st);
+    });
     return distinct(list);
   }
   int64_t bytes(uint32_t st) const { return static_cast<int64_t>(r_.storages[st].bytes); }
@@ -74,7 +68,7 @@ class Values {
  private:
   // Whether nobody else writes what the instruction makes beside this one.
   bool alone(const Instr& i, uint32_t st) const {
-    return std::all_of(r_.out(i), r_.out(i) + i.n_out, [&](uint32_t value) {
+    return std::ranges::all_of(r_.out(i), [&](uint32_t value) {
       const uint32_t other = r_.value(value).storage;
       const auto& uses = r_.accesses[other];
       return other == st || std::ranges::count_if(uses, [](auto& a) { return a.write; }) == 1;

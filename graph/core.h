@@ -104,14 +104,13 @@ class StepCore final : public StepBase {
   bool log(const std::string& line);
   void warn(const std::string& line);
   void fall_back(const std::string& why);
-  bool verification_due(const Entry& e) const;
+  bool verification_due(const Entry& e) const {
+    return options_.verify_every && e.turn >= static_cast<uint64_t>(options_.verify_every);
+  }
   bool agree_to_verify(const Recording& r, bool due, bool by_plan) const;
   static void check_unwritten(const Recording& r, const Pass& pass);
   void verify(Entry& e, Session& s);
-  static void find_replaced(const Recording& r, Session& s);
-  static void replay(Plan& plan, Session& s);
   void walk_ops(Entry& e, Session& s, bool shared);
-  void count(Entry& e, bool replay, bool had_its_turn);
   void remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args, size_t n);
   std::shared_ptr<Entry> play(Session& s, const Tensor* const* args, size_t n,
                               std::vector<Tensor>& results);

@@ -23,19 +23,17 @@ bool KernelSize::allowed(int ndim, const Target& target) const {
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
   KernelSize size;
   std::vector<std::pair<uint32_t, uint32_t>> used;  // Storages and values, once per access.
-  auto add = [&](uint32_t at) {
-    const Instr& i = r.instrs[at];
-    ++size.instrs;
-    size.polynomials += polynomials(r, i);
-    size.numbers += static_cast<size_t>(std::count(r.in(i), r.in(i) + i.n_in, kNone));
-    r.each_operand(i,
-                   [&](uint32_t value, bool) { used.emplace_back(r.value(value).storage, value); });
-  };
-  for (uint32_t at : s.groups[g].instrs) add(at);
-  for (uint32_t at : s.groups[h].instrs) {
-    if (h != g) add(at);
+  for (uint32_t group : {g, h}) {
+    for (uint32_t at : s.groups[group].instrs) {
+      const Instr& i = r.instrs[at];
+      ++size.instrs;
+      size.polynomials += polynomials(r, i);
+      size.numbers += static_cast<size_t>(std::ranges::count(r.in(i), kNone));
+    }
+    r.each_access(s.groups[group].instrs,
+                  [&](const Access& a) { used.emplace_back(r.value(a.value).storage, a.value); });
   }
-  std::sort(used.begin(), used.end());
+  std::ranges::sort(used);
   for (auto at = used.begin(), next = at; at != used.end(); at = next) {
     const uint32_t st = at->first;
     size_t values = 0;
@@ -81,22 +79,19 @@ static int64_t run_length(const Recording& r, const std::vector<uint32_t>& instr
   const int64_t numel = numel_of(w.space);
   if (w.row) return w.row;
   int64_t run = numel;
-  const auto shorten = [&](const Value& v) {
+  r.each_access(instrs, [&](const Access& a) {
+    const Value& v = r.value(a.value);
     if (!v.strided && v.numel == numel) return;
     int64_t inner = 1, next = -1;
     for (int d = w.space.size() - 1; d >= 0; --d) {
-      const int own = d - (w.space.size() - v.ndim);
       if (w.space[d] == 1) continue;
-      const int64_t stride = own >= 0 && v.sizes[own] > 1 ? v.strides[own] : 0;
+      const int64_t stride = v.stride_along(d, w.space.size());
       if (next >= 0 && stride != next) break;
       inner *= w.space[d];
       next = stride * w.space[d];
     }
     run = std::min(run, inner);
-  };
-  for (uint32_t at : instrs) {
-    r.each_operand(r.instrs[at], [&](uint32_t value, bool) { shorten(r.value(value)); });
-  }
+  });
   return run;
 }
 
@@ -139,9 +134,7 @@ static double bytes_of(const Value& v) {
 
 double bytes_apart(const Recording& r, const Group& g) {
   double bytes = 0;
-  for (uint32_t at : g.instrs) {
-    r.each_operand(r.instrs[at], [&](uint32_t value, bool) { bytes += bytes_of(r.value(value)); });
-  }
+  r.each_access(g.instrs, [&](const Access& a) { bytes += bytes_of(r.value(a.value)); });
   return bytes;
 }
 
@@ -181,7 +174,7 @@ std::string why_apart(const Recording& r, const Schedule& s, const Target& targe
   if (!one_part(b)) return "";
   uint32_t from = kNone;
   std::vector<uint32_t> passed;  // Values.
-  const auto look = [&](const Access& read) {
+  r.each_access(s.groups[b].instrs, [&](const Access& read) {
     for (const Access& x : r.accesses[r.value(read.value).storage]) {
       const uint32_t a = s.group_of[x.instr];
       if (read.write || !x.write || a >= b || !one_part(a) || !r.conflict(read, x)) continue;
@@ -190,10 +183,7 @@ std::string why_apart(const Recording& r, const Schedule& s, const Target& targe
       from = a;
       passed.push_back(read.value);
     }
-  };
-  for (uint32_t at : s.groups[b].instrs) {
-    r.each_operand(r.instrs[at], [&](uint32_t id, bool write) { look({at, id, write}); });
-  }
+  });
   if (from == kNone) return "";
   double bytes = 0;
   for (uint32_t value : distinct(passed)) bytes += bytes_of(r.value(value));

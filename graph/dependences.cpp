@@ -14,7 +14,7 @@ static std::vector<bool> live_instructions(const Recording& r) {
     if (i.op->is_view()) continue;  // Views: their window is part of every operand.
     // Its error is an effect, in eager mode too.
     live[at] = i.op->reaches_out || i.op->check_values != nullptr;
-    for (int k = 0; k < i.n_out; ++k) live[at] = live[at] || needed[r.value(r.out(i)[k]).storage];
+    for (uint32_t id : r.out(i)) live[at] = live[at] || needed[r.value(id).storage];
     if (!live[at]) continue;
     // A destination keeps what the call does not overwrite, so its earlier writers stay.
     r.each_operand(i, [&](uint32_t value, bool write) {
@@ -61,18 +61,18 @@ void verify_schedule(const Recording& r, const Schedule& s) {
   again.groups = s.groups;
   again.number_groups(r.instrs.size());
   BRRR_CHECK(again.group_of == s.group_of, "graph: the schedule's groups are not where it says");
-  auto check = [&](const Access& a, const Access& b) {
-    if (a.instr == b.instr || !r.conflict(a, b)) return;
-    const uint32_t before = s.group_of[a.instr], after = s.group_of[b.instr];
-    const Group& g = s.groups[before];
-    const Part* const part = before == after && g.fused ? &g.part_of(a.instr) : nullptr;
-    const bool passed = part && part->has(b.instr) && passes(r, a, b, part->domain);
-    BRRR_CHECK(passed || before < after, "graph: schedule runs {} before {}, which it depends on",
-               r.describe(r.instrs[b.instr]), r.describe(r.instrs[a.instr]));
-  };
   for (const auto& list : r.accesses) {
-    for (size_t b = 0; b < list.size(); ++b) {
-      for (size_t a = 0; a < b; ++a) check(list[a], list[b]);
+    for (const Access& b : list) {
+      for (const Access& a : std::span(list.data(), &b)) {
+        if (a.instr == b.instr || !r.conflict(a, b)) continue;
+        const uint32_t before = s.group_of[a.instr], after = s.group_of[b.instr];
+        const Group& g = s.groups[before];
+        const Part* const part = before == after && g.fused ? &g.part_of(a.instr) : nullptr;
+        const bool passed = part && part->has(b.instr) && passes(r, a, b, part->domain);
+        BRRR_CHECK(passed || before < after,
+                   "graph: schedule runs {} before {}, which it depends on",
+                   r.describe(r.instrs[b.instr]), r.describe(r.instrs[a.instr]));
+      }
     }
   }
 }

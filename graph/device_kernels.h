@@ -63,13 +63,15 @@ class DeviceKernels : public Plan {
         continue;
       }
       const Instr& i = r_.instrs[g.instrs[0]];
-      if (is_host_data(i)) {
+      const Value& v = r_.value(r_.out(i)[0]);
+      if (is_host_data(i)) {  // Used where the upload puts them.
+        const auto bytes = static_cast<size_t>(v.numel * v.item());
         l.host_data = static_cast<int>(host_data_.size());
-        add_host_data(i);
+        host_data_.push_back({i.control, v.storage, {nullptr, take_from_block(bytes), bytes}});
         continue;
       }
       // Of no elements: nothing is to be done.
-      if (i.op->pointwise && r_.value(r_.out(i)[0]).numel == 0) continue;
+      if (i.op->pointwise && v.numel == 0) continue;
       BRRR_CHECK(
           !i.attrs.dynamic || i.op->kind == OpKind::Random,
           "{} has attributes that vary from step to step, which its kernel cannot read on the "
@@ -91,13 +93,11 @@ class DeviceKernels : public Plan {
     }
   }
 
-  // Nothing is launched for them: they are used where the upload puts them.
-  void add_host_data(const Instr& i) {
-    const Value& v = r_.value(r_.out(i)[0]);
-    const size_t bytes = static_cast<size_t>(v.numel * v.item());
-    block_bytes_ = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
-    host_data_.push_back({i.control, v.storage, {nullptr, block_bytes_, bytes}});
-    block_bytes_ += bytes;
+  // Where they begin.
+  size_t take_from_block(size_t bytes) {
+    const size_t at = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
+    block_bytes_ = at + bytes;
+    return at;
   }
 
   // Of a group, what has one text is one batch.
@@ -170,9 +170,8 @@ class DeviceKernels : public Plan {
     for (Launch& l : launches_) {
       for (Batch& b : l.batches) {
         if (!b.table) continue;
-        b.at = block_bytes_ = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
-        block_bytes_ += b.words.size() * sizeof(int64_t);
-        block_bytes_ += b.kernels.size() * static_cast<size_t>(b.parts) * sizeof(int64_t);
+        const size_t words = b.words.size() + b.kernels.size() * static_cast<size_t>(b.parts);
+        b.at = take_from_block(words * sizeof(int64_t));
       }
     }
   }

@@ -139,7 +139,10 @@ class DevicePlan final : public DeviceKernels {
       const size_t bytes = r_.storages[r_.survivors[k]].bytes;
       if (slots_[k]) continue;
       slots_[k] = there.take(*old->storage, leaf, bytes);
-      if (!slots_[k] && can_be_slot(*old->storage, bytes)) {
+      const Storage& s = *old->storage;
+      // One that is nobody else's and as the slot is to be.
+      if (!slots_[k] && s.refs.get() == 1 && s.owned && s.data && s.device == kCUDA &&
+          s.bytes == bytes) {
         slots_[k] = make_slot(step, Ref<Storage>::adopt(new_storage(kCUDA, bytes)));
         adopted.emplace_back(old->storage, slots_[k].get());
       }
@@ -154,21 +157,13 @@ class DevicePlan final : public DeviceKernels {
     arena_ = device_.graphs->arena(memory_.arena_bytes);
     BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
                memory_.arena_bytes);
+    // From now on the slot's memory is lent to the gradient, as after a replay.
     for (const auto& [old, slot] : adopted) {
       slot->handed = Ref<Storage>::share(old);
-      lend(*old, *slot->memory);
+      slot->memory->data = old->data;
+      old->owned = false;
+      __atomic_store_n(&old->lent, true, __ATOMIC_RELEASE);
     }
-  }
-
-  // Whether the storage, of a gradient that is replaced, is nobody else's and as the slot is to be.
-  static bool can_be_slot(const Storage& s, size_t bytes) {
-    return s.refs.get() == 1 && s.owned && s.data && s.device == kCUDA && s.bytes == bytes;
-  }
-  // From then on the slot's memory is lent to the result, as after a replay.
-  static void lend(Storage& result, Storage& slot) {
-    slot.data = result.data;
-    result.owned = false;
-    __atomic_store_n(&result.lent, true, __ATOMIC_RELEASE);
   }
 
   // What is still held of the last replay's results gets memory of its own. A gradient that is

@@ -14,9 +14,8 @@ namespace brrr::graph {
 // Memory at one address that a replay writes a result to, and what was handed out of it last. Plans
 // of several entries of a step, or of several steps of a model, share those of gradients, each of
 // which replaces the other's.
-struct Slot {
+struct Slot : NotCopied {
   Slot(const void* of, Ref<Storage> m) : step(of), memory(std::move(m)) {}
-  Slot(const Slot&) = delete;
   ~Slot() {
     // The memory is the holder's from now on.
     if (is_held() && handed->lent) own_memory(*handed, std::exchange(memory->data, nullptr));

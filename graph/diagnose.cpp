@@ -107,21 +107,19 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
   if (!d.refused.empty()) t += "\ngraph mode does not take it: " + d.refused;
   t += fmt::format("\n{:.{}f} us a call: compute {}, memory {}, overhead {}\n", d.us, digits(d.us),
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
+  const std::string gain = fmt::format("{:.2f}x", d.gain());
   if (!eager && d.graph_us > 0 && d.gain() < 0.98) {
-    return t + fmt::format(
-                   "what helps: Mode::Eager, which takes {:.2f}x as long here, or more "
-                   "work a call (larger batches)",
-                   d.gain());
+    return t + "what helps: Mode::Eager, which takes " + gain +
+           " as long here, or more work a call (larger batches)";
   }
   if (slow) {
     return t + fmt::format("what helps: fewer or other operations than {}, more threads{}",
                            d.slowest, eager && d.gain() >= 1.02 ? ", graph mode" : "");
   }
   if (eager && d.graph_us > 0 && d.gain() < 1.02 && bound != "compute") {
-    return t + fmt::format(
-                   "graph mode does not help here ({:.2f}x); what helps: more work a call "
-                   "(larger batches){}",
-                   d.gain(), bound == "memory" ? ", 16-bit floats" : "");
+    return t + "graph mode does not help here (" + gain +
+           "); what helps: more work a call (larger batches)" +
+           (bound == "memory" ? ", 16-bit floats" : "");
   }
   if (bound == "overhead") {
     return t + fmt::format("what helps: {}more work a call (larger batches){}",

@@ -29,7 +29,7 @@ constexpr int64_t kShortestRow = 8, kFewRows = 8;
 // The rows that an instruction folds; n = 0: it folds none.
 struct Rows {
   int64_t rows = 0, n = 0;
-  bool same(const Rows& o) const { return rows == o.rows && n == o.n; }
+  bool operator==(const Rows&) const = default;
 };
 
 Rows if_worth_it(const Rows& is, int64_t longest) {
@@ -82,7 +82,7 @@ Rows rows_of(const Recording& r, const Target& target, const Instr& i) {
 
 Role row_op_role(const Recording& r, const Instr& i, int k, const Rows& is) {
   const RowInfo& info = *i.op->row;
-  const Value& v = r.value(r.operands[i.first_in + static_cast<uint32_t>(k)]);
+  const Value& v = r.value(r.all(i)[k]);
   if (v.strided) return Role::Other;
   if (k >= i.n_in) {
     const RowResult is = info.results[static_cast<size_t>(k - i.n_in)];
@@ -123,7 +123,7 @@ Role broadcast_role(const Value& v, const IntList& shape, int64_t n) {
 }  // namespace
 
 Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
-  const Value& v = r.value(r.operands[i.first_in + static_cast<uint32_t>(k)]);
+  const Value& v = r.value(r.all(i)[k]);
   const int64_t rows = w.row ? numel_of(w.space) / w.row : 0;
   if (i.op->row) return row_op_role(r, i, k, {rows, w.row});
   if (i.op->reduction) {
@@ -143,7 +143,7 @@ Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
 // Whether it is a window on just the instruction's own shape.
 static bool is_exact(const Recording& r, const Instr& i, const Domain& w) {
   for (int k = 0; k < i.n_in + i.n_out; ++k) {
-    const bool given = r.operands[i.first_in + static_cast<uint32_t>(k)] != kNone;
+    const bool given = r.all(i)[k] != kNone;
     if (given && role(r, i, k, w) == Role::Other) return true;
   }
   if (!i.op->pointwise) return false;
@@ -156,7 +156,7 @@ static bool take(const Recording& r, const Target& target, Domain& w, const Inst
   const Value& out = r.value(r.out(i)[0]);
   const int64_t numel = numel_of(w.space);
   const bool exact = is_exact(r, i, w);
-  if (!i.op->pointwise) return rows_of(r, target, i).same({numel / w.row, w.row}) && !exact;
+  if (!i.op->pointwise) return rows_of(r, target, i) == Rows{numel / w.row, w.row} && !exact;
   const bool number = out.numel == 1 && !i.into;  // Whoever reads it may come before a write.
   if (w.row && (out.numel == numel / w.row || number)) {
     return !exact && i.op->pointwise->n_made == 0;
@@ -193,7 +193,7 @@ bool join(const Recording& r, const Target& target, const std::vector<uint32_t>&
   const auto joins = [&](const auto& first, const auto& second, const Domain& start) {
     std::vector<uint32_t> all = first;
     domain = start;
-    return std::all_of(second.begin(), second.end(), [&](uint32_t at) {
+    return std::ranges::all_of(second, [&](uint32_t at) {
       const bool is = join(r, target, all, domain, at);
       all.push_back(at);
       return is;
@@ -205,22 +205,18 @@ bool join(const Recording& r, const Target& target, const std::vector<uint32_t>&
 Role role(const Recording& r, const Access& a, const Domain& w) {
   const Instr& i = r.instrs[a.instr];
   int k = a.write ? i.n_in : 0;
-  while (r.operands[i.first_in + static_cast<uint32_t>(k)] != a.value) ++k;
+  while (r.all(i)[k] != a.value) ++k;
   return role(r, i, k, w);
-}
-
-// Whether a CPU looks at what `b` reads before the kernel of `b`, which therefore cannot make it.
-static bool checked_before(const Recording& r, const Access& b) {
-  const Instr& i = r.instrs[b.instr];
-  if (!i.op->check_values || r.storages[r.value(b.value).storage].device != kCPU) return false;
-  const std::vector<uint32_t> all = checked_values(r, i);
-  return std::find(all.begin(), all.end(), b.value) != all.end();
 }
 
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w) {
   const Value &x = r.value(a.value), &y = r.value(b.value);
   if (!x.same_elements(y)) return !r.conflict(a, b);
-  if (a.write && !b.write && checked_before(r, b)) return false;
+  // What a CPU looks at before the kernel of `b`, that kernel cannot make.
+  const Instr& i = r.instrs[b.instr];
+  const bool looks = i.op->check_values && r.storages[y.storage].device == kCPU;
+  if (a.write && !b.write && looks && std::ranges::count(checked_values(r, i), b.value))
+    return false;
   if (!w.row) return true;
   const Role from = role(r, a, w);
   if (from != role(r, b, w)) return false;
@@ -233,11 +229,9 @@ bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const
   const auto storage = [&](const Access& x) { return r.value(x.value).storage; };
   const auto accesses = [&](uint32_t group) {
     std::vector<Access> all;
-    for (uint32_t at : s.groups[group].instrs) {
-      r.each_operand(r.instrs[at], [&](uint32_t id, bool write) {
-        if (r.written[r.value(id).storage]) all.push_back({at, id, write});
-      });
-    }
+    r.each_access(s.groups[group].instrs, [&](const Access& x) {
+      if (r.written[storage(x)]) all.push_back(x);
+    });
     return all;
   };
   std::vector<Access> later = accesses(b);

@@ -32,11 +32,9 @@ static std::string rows_text(const Recording& r) {
     n += st.row != 0;
     bytes += st.row != 0 ? st.bytes : 0;
   }
-  return n == 0 ? ""
-                : fmt::format(
-                      "\n  {} temporaries, {}, lie where the library takes them "
-                      "without a copy",
-                      n, bytes_text(bytes));
+  if (n == 0) return "";
+  return fmt::format("\n  {} temporaries, {}, lie where the library takes them without a copy", n,
+                     bytes_text(bytes));
 }
 
 // Before the first kernel of a strip.

@@ -19,7 +19,10 @@ class FewerBytes : public Values {
   Lists choose() {
     for (uint32_t g = 0; g < s_.groups.size(); ++g) {
       if (!s_.groups[g].fused) continue;
-      find_inner(g);
+      inner_.clear(), readers_.clear(), loaded_.clear();
+      r_.each_access(s_.groups[g].instrs, [&](const Access& a) {
+        if (a.write) add(r_.value(a.value).storage, g);
+      });
       for (uint32_t h : readers_) cut(h);
       drop();
     }
@@ -50,14 +53,6 @@ class FewerBytes : public Values {
     std::vector<uint32_t> instrs, leaves;
   };
 
-  void find_inner(uint32_t group) {
-    inner_.clear(), readers_.clear(), loaded_.clear();
-    for (uint32_t at : s_.groups[group].instrs) {
-      const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_out; ++k) add(r_.value(r_.out(i)[k]).storage, group);
-    }
-  }
-
   void add(uint32_t st, uint32_t group) {
     if (!temporary(st) || inner_.count(st)) return;
     Inner v;
@@ -85,11 +80,10 @@ class FewerBytes : public Values {
 
   // What it costs the group to read a value that is in memory anyway.
   int64_t load(uint32_t st, uint32_t group) const {
-    if (used_in(st, group)) return 0;
+    const auto uses = [&](const Access& a) { return s_.group_of[a.instr] == group; };
+    if (std::ranges::any_of(r_.accesses[st], uses)) return 0;
     const auto there = anew_.find(group);
-    const bool anew =
-        there != anew_.end() && std::any_of(there->second.begin(), there->second.end(),
-                                            [&](const Anew& a) { return a.storage == st; });
+    const bool anew = there != anew_.end() && std::ranges::count(there->second, st, &Anew::storage);
     return anew ? 0 : bytes(st);
   }
 

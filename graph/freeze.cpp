@@ -7,9 +7,6 @@
 
 namespace brrr::graph {
 
-constexpr const char* kSharedArgument =
-    "an argument shares its memory with another tensor of the step";
-
 // A survivor may be held by the call's results and by grad fields only: then a replay can hand out
 // new ones. `seen` is scratch.
 static bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
@@ -45,17 +42,6 @@ static uint32_t number_of(Storage& s) {
   return number.load();
 }
 
-// The one after `was`. `base` is where the step first uses its storage: what a window of a captured
-// tensor's memory is passed for, moves as little as that one does.
-static Entry::Argument next_argument(const Entry::Argument& was, uint32_t external, int64_t base,
-                                     const TensorImpl& t) {
-  const uint32_t number = number_of(*t.storage);
-  const bool moved = was.number != number || was.offset + was.base != base;
-  const bool moves = was.number && was.external == external && (was.moves || moved);
-  return {external, t.dtype,  t.size_list(),   t.stride_list(),
-          number,   t.offset, base - t.offset, moves};
-}
-
 // Of the arguments what the next ones have to be like. What they were is none of the step's
 // business any more.
 static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
@@ -72,7 +58,14 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
     for (uint32_t x = 0; x < bindings.size(); ++x) {
       if (bindings[x].storage.get() == t.storage) external = x;
     }
-    a = next_argument(a, external, external == kNone ? t.offset : bindings[external].base, t);
+    // Where the step first uses its storage: what a window of a captured tensor's memory is passed
+    // for, moves as little as that one does.
+    const int64_t base = external == kNone ? t.offset : bindings[external].base;
+    const uint32_t number = number_of(*t.storage);
+    const bool moved = a.number != number || a.offset + a.base != base;
+    const bool moves = a.number && a.external == external && (a.moves || moved);
+    a = {external, t.dtype,  t.size_list(),   t.stride_list(),
+         number,   t.offset, base - t.offset, moves};
   }
   for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
@@ -111,7 +104,9 @@ static bool strays(const Recording& r, const Entry::Argument& a) {
 // call has replaced what it was frozen with.
 static void refuse_bindings(Frozen& f) {
   for (const Entry::Argument& a : f.entry->arguments) {
-    if (a.external != kNone && strays(f.entry->recording, a)) f.refusal = kSharedArgument;
+    if (a.external != kNone && strays(f.entry->recording, a)) {
+      f.refusal = "an argument shares its memory with another tensor of the step";
+    }
   }
 }
 
@@ -131,8 +126,8 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
         "captured handle, or history that detach() would drop)";
   }
   for (const Tensor* t : s.results) {
-    const bool made = t->defined() && std::find(s.survivors.begin(), s.survivors.end(),
-                                                t->impl()->storage) != s.survivors.end();
+    const bool made =
+        t->defined() && std::ranges::find(s.survivors, t->impl()->storage) != s.survivors.end();
     if (made) f.effects.results.push_back({t->impl()->value, t->impl()->view});
     if (!made) f.refusal = "a result is undefined, or not made by the step";
     if (made && t->impl()->requires_grad() && !t->impl()->grad_fn) {

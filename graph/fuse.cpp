@@ -20,11 +20,8 @@ namespace {
 // Whether it may overwrite bytes that it reads otherwise than as `same` says: the eager driver
 // copies those first.
 template <class Same> bool clobbers(const Recording& r, const Instr& i, const Same& same) {
-  const auto any = [](const uint32_t* ids, int n, const auto& f) {
-    return std::any_of(ids, ids + n, f);
-  };
-  return i.into && any(r.out(i), i.n_out, [&](uint32_t out) {
-           return any(r.in(i), i.n_in, [&](uint32_t in) {
+  return i.into && std::ranges::any_of(r.out(i), [&](uint32_t out) {
+           return std::ranges::any_of(r.in(i), [&](uint32_t in) {
              if (in == kNone || r.value(in).storage != r.value(out).storage) return false;
              return !same(r.value(in), r.value(out)) && !apart(r.value(in), r.value(out));
            });
@@ -37,10 +34,7 @@ struct Across {
   int64_t length = 0, apart = 0;  // Elements that follow each other in the result, bytes apart.
 };
 Across across(const Value& v, const Value& out) {
-  const int shift = out.ndim - v.ndim;
-  const auto stride = [&](int d) {
-    return d < shift || v.sizes[d - shift] == 1 ? 0 : v.strides[d - shift];
-  };
+  const auto stride = [&](int d) { return v.stride_along(d, out.ndim); };
   int inner = -1;
   bool side_by_side = false;
   for (int d = 0; d < out.ndim; ++d) {
@@ -58,18 +52,10 @@ template <class F> bool any_across(const Recording& r, const Instr& i, int64_t m
   const Value& out = r.value(r.out(i)[0]);
   const bool can = i.op->pointwise && i.op->pointwise->n_made == 0 && out.numel >= many &&
                    r.storages[out.storage].device == kCPU;
-  return can && std::any_of(r.in(i), r.in(i) + i.n_in, [&](uint32_t in) {
+  return can && std::ranges::any_of(r.in(i), [&](uint32_t in) {
            const Across a = in == kNone ? Across{} : across(r.value(in), out);
            return a.length > 0 && f(a);
          });
-}
-
-// Where elements lie whole kilobytes apart, more of them than a cache has lines for, the few sets
-// that they share have lost a line before its next element is read: that takes a generated kernel
-// five times as long as blocks.
-bool shares_sets(const Recording& r, const Instr& i) {
-  return any_across(r, i, 1 << 14,
-                    [](const Across& a) { return a.length >= 256 && a.apart % 2048 == 0; });
 }
 
 // Whether the instruction can be text at all.
@@ -81,7 +67,11 @@ bool fusible(const Recording& r, const Instr& i) {
       if (r.value(r.out(i)[n]).storage == r.value(r.out(i)[k]).storage) return false;
     }
   }
-  if (shares_sets(r, i)) return false;
+  // Where elements lie whole kilobytes apart, more of them than a cache has lines for, the few sets
+  // that they share have lost a line before its next element is read: that takes a generated kernel
+  // five times as long as blocks.
+  const auto shares_sets = [](const Across& a) { return a.length >= 256 && a.apart % 2048 == 0; };
+  if (any_across(r, i, 1 << 14, shares_sets)) return false;
   return !clobbers(r, i, [](const Value& in, const Value& out) { return in.same_elements(out); });
 }
 
@@ -95,13 +85,11 @@ std::vector<uint8_t> find_alike(const Recording& r) {
     if (!r.live[at] || !i.op->pointwise) continue;
     std::string like = likeness(r, {{at}, {.space = r.value(r.out(i)[0]).size_list()}});
     bool number = false;
-    for (int k = 0; k < i.n_in; ++k) {
-      const uint32_t id = r.in(i)[k];
+    for (uint32_t id : r.in(i)) {
       if (id == kNone || r.value(id).numel > 1) continue;
       const uint32_t st = r.value(id).storage;
-      const bool own = std::any_of(r.out(i), r.out(i) + i.n_out,
-                                   [&](uint32_t out) { return r.value(out).storage == st; });
-      if (own) continue;
+      const auto own = [&](uint32_t out) { return r.value(out).storage == st; };
+      if (std::ranges::any_of(r.out(i), own)) continue;
       like += '|' + std::to_string(st);
       number = true;
     }
@@ -117,7 +105,7 @@ std::vector<uint8_t> find_alike(const Recording& r) {
 }  // namespace
 
 bool writes_external(const Recording& r, const Instr& i) {
-  return std::any_of(r.out(i), r.out(i) + i.n_out, [&](uint32_t value) {
+  return std::ranges::any_of(r.out(i), [&](uint32_t value) {
     return r.storages[r.value(value).storage].origin == Origin::External;
   });
 }
@@ -136,8 +124,7 @@ bool allocates(const Recording& r, const Instr& i) {
 
 std::vector<uint32_t> checked_values(const Recording& r, const Instr& i) {
   std::vector<uint32_t> all, ids;
-  for (int n = 0; n < i.n_in; ++n) {
-    const uint32_t id = r.in(i)[n];
+  for (uint32_t id : r.in(i)) {
     if (id == kNone) continue;
     all.push_back(id);
     if (!is_floating(r.value(id).dtype)) ids.push_back(id);
@@ -148,15 +135,6 @@ std::vector<uint32_t> checked_values(const Recording& r, const Instr& i) {
 bool can_fail(const Recording& r, const Instr& i) {
   const bool on_cpu = r.storages[r.value(r.out(i)[0]).storage].device == kCPU;
   return on_cpu ? i.op->check_values != nullptr : allocates(r, i);
-}
-
-// A storage that only one fused group touches lives in its registers.
-static void mark_stored(const Recording& r, Schedule& s) {
-  s.stored.assign(r.storages.size(), 0);
-  for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    const auto [first, last] = s.life(r, st);
-    s.stored[st] = r.lasting[st] || (first != kNone && (first != last || !s.groups[first].fused));
-  }
 }
 
 Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
@@ -172,7 +150,12 @@ Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
     s.groups.push_back({fused, {at}, own, {}});
   }
   merge_groups(r, s, fuse, target);
-  mark_stored(r, s);
+  for (uint32_t st = 0; st < r.storages.size(); ++st) {
+    const auto [first, last] = s.life(r, st);
+    // What only one fused group touches lives in its registers.
+    const bool passed = first == kNone || (first == last && s.groups[first].fused);
+    s.stored.push_back(r.lasting[st] || !passed);
+  }
   if (fuse && target.part_bytes) find_strips(r, s, target.part_bytes);
   return s;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <set>
 
 #include "graph/schedule.h"
 #include "ops/kinds/reduction.h"
@@ -60,17 +61,14 @@ class Builder {
       step.in.push_back(places(i.op->pointwise->place[k]));
     }
     for (int k = 0; k < i.n_out; ++k) {
-      const uint32_t id = r_.out(i)[k];
       step.out.push_back(window(i, i.n_in + k));
-      written_[step.out.back()] = true;
-      at(step.out.back()).stored = is_read_later(r_.value(id).storage);
+      written_.insert(step.out.back());
+      // What only this group reads any more stays in its registers, whoever wrote there before.
+      const uint32_t st = r_.value(r_.out(i)[k]).storage;
+      at(step.out.back()).stored =
+          r_.lasting[st] || s_.life(r_, st).second > s_.group_of[g_.instrs[0]];
     }
     steps_.push_back(std::move(step));
-  }
-
-  // What only this group reads any more stays in its registers, whoever wrote there before.
-  bool is_read_later(uint32_t storage) const {
-    return r_.lasting[storage] || s_.life(r_, storage).second > s_.group_of[g_.instrs[0]];
   }
 
   int read(const Instr& i, int k) {
@@ -98,12 +96,11 @@ class Builder {
     const IntList strides = contiguous_strides(g_.domain.space);
     if (place == kNumber) std::copy(strides.begin(), strides.end(), w.stride);
     if (place != kNumber) w.stride[g_.domain.space.size() - place] = 1;
-    return shared(
-        w, [](uint32_t known) { return known == kNone; }, kNone);
+    return shared(w, kNone, [](uint32_t known) { return known == kNone; });
   }
 
   // The window, or one there is that is like it, of a value that `same` says so of.
-  template <class Same> int shared(const program::Window& w, const Same& same, uint32_t id) {
+  template <class Same> int shared(const program::Window& w, uint32_t id, const Same& same) {
     std::vector<program::Window>& all = out_.program.windows;
     size_t n = 0;
     const auto is = [&] {
@@ -131,17 +128,12 @@ class Builder {
     }
     if (role == Role::Shared || role == Role::Sum) w.stride[last] = v.numel > 1;
     if (role != Role::Other) return;  // One: it stays where it is.
-    const IntList own = v.stride_list(), shape = v.size_list();
-    const int shift = space.size() - shape.size();
-    for (int d = 0; d < space.size(); ++d) {
-      const int at = d - shift;
-      w.stride[d] = at < 0 || shape[at] == 1 ? 0 : own[at];
-    }
+    for (int d = 0; d <= last; ++d) w.stride[d] = v.stride_along(d, space.size());
   }
 
   // Of operand k, counted through the results.
   int window(const Instr& i, int k) {
-    const uint32_t id = r_.operands[i.first_in + static_cast<uint32_t>(k)];
+    const uint32_t id = r_.all(i)[k];
     const Role as = role(r_, i, k, g_.domain);
     if (const auto it = by_value_.find({id, as}); it != by_value_.end()) return it->second;
     const Value& v = r_.values[id];
@@ -149,7 +141,7 @@ class Builder {
     w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
     lay_out(w, v, as);
     const auto same = [&](uint32_t k) { return k != kNone && r_.values[k].same_elements(v); };
-    return by_value_[{id, as}] = shared(w, same, id);
+    return by_value_[{id, as}] = shared(w, id, same);
   }
 
   const Recording& r_;
@@ -158,7 +150,7 @@ class Builder {
   GroupProgram out_;
   std::vector<program::Step> steps_;
   std::map<std::pair<uint32_t, Role>, int> by_value_;
-  std::map<int, bool> written_;
+  std::set<int> written_;
 };
 
 }  // namespace

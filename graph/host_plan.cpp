@@ -161,10 +161,17 @@ class HostPlan final : public Plan {
     }
   }
 
-  // What fails is a check of values, of which most are done before a replay starts. A step must be
-  // atomic: of externals that are written before another check the old contents are kept.
+  // What fails is a check of values. It runs as soon as they are there, before anything if they
+  // come from outside the step: the earlier it fails, the less has to be kept for that case. A step
+  // must be atomic: of externals that are written before another check the old contents are kept.
   void find_failures() {
-    find_checks();
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
+      const Instr& i = r_.instrs[at];
+      const uint32_t group = schedule_.group_of[at];
+      if (group == kNone || !i.op->check_values) continue;
+      checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
+    }
+    std::ranges::stable_sort(checks_, {}, &Check::after);
     if (!checks_.empty() && checks_.back().after >= 0) {  // It comes when all of a strip is done.
       last_fallible_ = last_of(static_cast<uint32_t>(checks_.back().after));
     }
@@ -229,17 +236,12 @@ class HostPlan final : public Plan {
     for (const Patch& p : patches_) arguments_[p.argument] = place_of(p, now.control);
   }
 
-  Scratch scratch(uint32_t group, const OpDef* op) const {
-    const MemoryPlan::Piece& piece = memory_.scratch[group];
-    if (!piece.bytes) return {op};
-    char* const from = address(piece);
-    return {op, from, from + piece.bytes};
-  }
-
   void run_call(LibraryCall& c, uint32_t group, const int64_t* control) const {
     for (const auto& [word, from] : c.dynamic) c.call.attrs.v[word] = control[from];
     if (const auto& kept = memory_.kept[group]; kept.bytes) c.call.kept = address(kept);
-    const ScratchScope room(scratch(group, c.call.op));
+    const MemoryPlan::Piece& scratch = memory_.scratch[group];
+    char* const from = scratch.bytes ? address(scratch) : nullptr;
+    const ScratchScope room({c.call.op, from, from + scratch.bytes});
     c.call.op->on(DeviceType::CPU).run(c.call);
   }
 
@@ -273,18 +275,6 @@ class HostPlan final : public Plan {
       }
     }
     return ready;
-  }
-
-  // A check of values runs as soon as they are there, before anything if they come from outside the
-  // step: the earlier it fails, the less has to be kept for that case.
-  void find_checks() {
-    for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
-      const Instr& i = r_.instrs[at];
-      const uint32_t group = schedule_.group_of[at];
-      if (group == kNone || !i.op->check_values) continue;
-      checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
-    }
-    std::ranges::stable_sort(checks_, {}, &Check::after);
   }
 
   void launch_all(const int64_t* control, size_t first_check) {
@@ -336,12 +326,11 @@ class HostPlan final : public Plan {
     lent_.clear();
     for (const auto& [old, k, leaf] : now.replaced) {
       Storage &from = *old->storage, &to = *now.survivors[k];
-      if (from.refs.get() != 1 || !safe_to_overwrite_[k] || !from.owned || !from.data || to.data ||
-          from.bytes != to.bytes) {
-        continue;
+      if (from.refs.get() == 1 && safe_to_overwrite_[k] && from.owned && from.data && !to.data &&
+          from.bytes == to.bytes) {
+        to.data = std::exchange(from.data, nullptr);
+        lent_.emplace_back(&from, &to);
       }
-      to.data = std::exchange(from.data, nullptr);
-      lent_.emplace_back(&from, &to);
     }
   }
 

@@ -138,10 +138,8 @@ class Joiner {
     const Value& out = r_.value(r_.out(i)[0]);
     if (i.into || !whole(out) || out.numel == 0) return {};
     const Value& first = r_.value(r_.in(i)[0]);
-    int dim = 0;
-    while (dim + 1 < out.ndim && first.sizes[dim] == out.sizes[dim]) ++dim;
     int64_t outer = 1, begin = 0;
-    for (int d = 0; d < dim; ++d) outer *= out.sizes[d];
+    for (int d = 0; d + 1 < out.ndim && first.sizes[d] == out.sizes[d]; ++d) outer *= out.sizes[d];
     std::vector<Placed> all;
     for (int k = 0; k < i.n_in; ++k) {
       const uint32_t id = r_.in(i)[k];

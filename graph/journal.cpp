@@ -74,12 +74,10 @@ bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::ve
                     s.bytes == expected_->storages[v.storage].bytes;
   const bool alone = old->refs.get() == 1 && s.refs.get() == 1 && s.owned && s.data && !s.pass &&
                      !s.number && !old->saved && !old->grad_fn && !old->requires_grad();
-  if (!same || !alone || live_[v.storage] ||
-      !(*safe)[static_cast<size_t>(at - survivors.begin())]) {
-    return false;
-  }
-  live_[v.storage] = &s;
-  return true;
+  const bool kept =
+      same && alone && !live_[v.storage] && (*safe)[static_cast<size_t>(at - survivors.begin())];
+  if (kept) live_[v.storage] = &s;
+  return kept;
 }
 
 void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Tensor>& results,
@@ -121,19 +119,17 @@ void Pass::abort() noexcept {
   for (auto it = changes_.rbegin(); it != changes_.rend(); ++it) {
     TensorImpl* t = it->tensor.get();
     switch (it->field) {
-      case Field::Grad: {
-        auto now = Ref<TensorImpl>::adopt(std::exchange(t->grad, it->grad.detach()));
+      case Field::Grad:
+        it->grad = Ref<TensorImpl>::adopt(std::exchange(t->grad, it->grad.detach()));
         break;
-      }
       case Field::RequiresGrad:
         t->flags = it->flags;
         break;
-      case Field::History: {
-        auto now = Ref<Node>::adopt(std::exchange(t->grad_fn, it->grad_fn.detach()));
+      case Field::History:
+        it->grad_fn = Ref<Node>::adopt(std::exchange(t->grad_fn, it->grad_fn.detach()));
         t->flags = it->flags;
         t->output = it->output;
         break;
-      }
       case Field::Version:
         it->storage->version = it->version;
         break;

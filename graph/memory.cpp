@@ -90,16 +90,11 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
         break;
       }
     }
-    const bool joined = in < blocks.size();
     m.in_place_candidates += candidate;
-    m.in_place += joined;
-    if (joined) {
-      blocks[in].storages.push_back(st);
-      blocks[in].last = x.last;
-      ending[at].erase(in);
-    } else {
-      blocks.push_back({{-1, aligned(x.bytes), kNone, at, x.last}, {st}});
-    }
+    m.in_place += ending[at].erase(in);
+    if (in == blocks.size()) blocks.push_back({{-1, aligned(x.bytes), kNone, at, x.last}, {}});
+    blocks[in].storages.push_back(st);
+    blocks[in].last = x.last;
     ending[x.last].insert(in);
   }
   return blocks;
@@ -146,11 +141,9 @@ int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order, b
 // Where a survivor lies that is written element by element over the block, which dies there.
 int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
                     const std::vector<Block>& owners, const Placed& placed) {
+  if (b.storages.empty()) return -1;
   for (const Block& o : owners) {
-    if (b.storages.empty() || o.first != b.last ||
-        !takes_over(r, s, b.last, b.storages.back(), o.storages[0])) {
-      continue;
-    }
+    if (o.first != b.last || !takes_over(r, s, b.last, b.storages.back(), o.storages[0])) continue;
     const bool taken = std::ranges::any_of(placed, [&](const Block* p) {
       return p != &o && p->first <= b.last && b.first <= p->last &&
              p->offset < o.offset + o.bytes && o.offset < p->offset + p->bytes;
@@ -196,22 +189,16 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
   }
 }
 
-// By group: the sum of live bytes.
-std::vector<int64_t> live_bytes(const Schedule& s, const std::vector<Block>& blocks) {
-  std::vector<int64_t> change(s.groups.size() + 1);
-  for (const Block& b : blocks) {
-    change[b.first] += b.bytes;
-    change[b.last + 1] -= b.bytes;
-  }
-  std::partial_sum(change.begin(), change.end(), change.begin());
-  return change;
-}
-
 // Gives all blocks offsets in the best of a few orders, each good for some steps; the size of the
 // arena, beside which it notes the lower bound.
 size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
                       std::vector<Block>& blocks, const MemoryRules& rules) {
-  const std::vector<int64_t> live = live_bytes(s, blocks);
+  std::vector<int64_t> live(s.groups.size() + 1);  // By group: the sum of live bytes.
+  for (const Block& b : blocks) {
+    live[b.first] += b.bytes;
+    live[b.last + 1] -= b.bytes;
+  }
+  std::partial_sum(live.begin(), live.end(), live.begin());
   const auto busiest = std::ranges::max_element(live);
   const auto peak = static_cast<uint32_t>(busiest - live.begin());
   m.lower_bound_bytes = static_cast<size_t>(*busiest);

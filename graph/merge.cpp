@@ -10,7 +10,6 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <span>
 
 #include "graph/cost.h"
 
@@ -32,8 +31,13 @@ class Merger {
     join_earlier();
     merge_with_producers();
     number();
+    for (const Group& g : groups_) {
+      const Instr& i = r_.instrs[g.instrs[0]];
+      if (g.fused || is_host_data(i)) continue;
+      const int64_t bytes = scratch_bytes(make_call(r_, i, {})->call);
+      if (bytes > 0) scratch_.emplace_back(g.instrs[0], bytes);
+    }
     // What passes in registers is known now, and how much is alive at most.
-    find_scratch();
     find_alive();
     merge_with_producers();
     number();
@@ -83,16 +87,6 @@ class Merger {
   void merge_with_producers() {
     for (uint32_t b = 0; b < groups_.size(); ++b) {
       while (groups_[b].fused && merge_with_a_producer(b)) {}
-    }
-  }
-
-  // Of library calls.
-  void find_scratch() {
-    for (const Group& g : groups_) {
-      const Instr& i = r_.instrs[g.instrs[0]];
-      if (g.fused || is_host_data(i)) continue;
-      const int64_t bytes = scratch_bytes(make_call(r_, i, {})->call);
-      if (bytes > 0) scratch_.emplace_back(g.instrs[0], bytes);
     }
   }
 
@@ -170,10 +164,7 @@ class Merger {
   // The storages that a group uses, each once.
   std::vector<uint32_t> storages(const Group& g) const {
     std::vector<uint32_t> list;
-    for (uint32_t at : g.instrs) {
-      r_.each_operand(r_.instrs[at],
-                      [&](uint32_t value, bool) { list.push_back(r_.value(value).storage); });
-    }
+    r_.each_access(g.instrs, [&](const Access& a) { list.push_back(r_.value(a.value).storage); });
     return distinct(list);
   }
 
@@ -192,12 +183,11 @@ class Merger {
   bool merge_with_a_producer(uint32_t b) {
     std::vector<uint32_t> tried;
     for (uint32_t at : groups_[b].instrs) {
-      const Instr& i = r_.instrs[at];
-      for (int k = 0; k < i.n_in; ++k) {
-        if (r_.in(i)[k] == kNone) continue;
+      for (uint32_t id : r_.in(r_.instrs[at])) {
+        if (id == kNone) continue;
         // To take a number over is no reason to leave the table that makes them one kernel.
-        if (s_.alike[at] && r_.value(r_.in(i)[k]).numel == 1) continue;
-        const uint32_t a = producer(r_.in(i)[k], b);
+        if (s_.alike[at] && r_.value(id).numel == 1) continue;
+        const uint32_t a = producer(id, b);
         if (a == kNone || std::ranges::find(tried, a) != tried.end()) continue;
         if (merge(a, b)) return true;
         tried.push_back(a);
@@ -275,18 +265,16 @@ class Merger {
       const bool then = g == a ? first < b : last > a;
       growth += (static_cast<int64_t>(then) - alive) * static_cast<int64_t>(r_.storages[st].bytes);
     }
-    return growth > kLittleMemory && !adjacent(a, b) && !fits(growth, a, b);
+    if (growth <= kLittleMemory) return false;
+    const auto empty = [](const Group& g) { return g.instrs.empty(); };
+    const bool adjacent = std::all_of(groups_.begin() + a + 1, groups_.begin() + b, empty);
+    return !adjacent && !fits(growth, a, b);
   }
   // Whether so many more bytes from a to b are no more than are alive elsewhere.
   bool fits(int64_t growth, uint32_t a, uint32_t b) const {
     if (alive_.empty()) return false;
     const auto between = std::span(alive_).subspan(a, b + 1 - a);
     return *std::ranges::max_element(between) + growth <= most_;
-  }
-
-  bool adjacent(uint32_t a, uint32_t b) const {
-    return std::all_of(groups_.begin() + a + 1, groups_.begin() + b,
-                       [](const Group& g) { return g.instrs.empty(); });
   }
 
   void move(uint32_t from, uint32_t to) {
@@ -301,10 +289,9 @@ class Merger {
   static void unite(std::vector<uint32_t>& to, std::vector<uint32_t>& from) {
     std::vector<uint32_t> all;
     all.reserve(to.size() + from.size());
-    std::set_union(to.begin(), to.end(), from.begin(), from.end(), std::back_inserter(all));
-    from.clear();
+    std::ranges::set_union(to, from, std::back_inserter(all));
     to = std::move(all);
-    from.shrink_to_fit();  // There are as many groups as ops.
+    from = std::vector<uint32_t>();  // Its memory, too: there are as many groups as ops.
   }
 
   const Recording& r_;
@@ -324,34 +311,27 @@ std::vector<Part> independent_parts(const Recording& r, const Group& g) {
   if (g.domain.row) return {{g.instrs, g.domain}};
   const int64_t n = numel_of(g.domain.space);
   std::set<uint32_t> binding;
-  const auto each_operand = [&](size_t k, const auto& f) {
-    r.each_operand(r.instrs[g.instrs[k]], f);
-  };
-  for (size_t k = 0; k < g.instrs.size(); ++k) {
-    each_operand(k, [&](uint32_t id, bool write) {
-      const Value& v = r.value(id);
-      if (write || (v.numel == n && n > 1)) binding.insert(v.storage);
-    });
-  }
-  std::vector<size_t> part;          // By instruction: the first of its part.
-  std::map<uint32_t, size_t> first;  // By storage: who uses it first.
-  for (size_t k = 0; k < g.instrs.size(); ++k) {
-    part.push_back(k);
-    each_operand(k, [&](uint32_t id, bool) {
-      const uint32_t st = r.value(id).storage;
-      if (!binding.count(st)) return;
-      const size_t x = part[first.try_emplace(st, k).first->second], y = part[k];
-      for (size_t& p : part) p = p == x || p == y ? std::min(x, y) : p;
-    });
-  }
-  std::map<size_t, Part> parts;
-  for (size_t k = 0; k < part.size(); ++k) {
-    Part& p = parts[part[k]];
-    p.domain = g.domain;
-    p.instrs.push_back(g.instrs[k]);
-  }
+  r.each_access(g.instrs, [&](const Access& a) {
+    const Value& v = r.value(a.value);
+    if (a.write || (v.numel == n && n > 1)) binding.insert(v.storage);
+  });
+  std::map<uint32_t, uint32_t> part;   // By instruction: the first of its part.
+  std::map<uint32_t, uint32_t> first;  // By storage: who uses it first.
+  for (uint32_t at : g.instrs) part[at] = at;
+  r.each_access(g.instrs, [&](const Access& a) {
+    const uint32_t st = r.value(a.value).storage;
+    if (!binding.count(st)) return;
+    const uint32_t x = part[first.try_emplace(st, a.instr).first->second], y = part[a.instr];
+    if (x == y) return;
+    for (auto& [at, p] : part) p = p == x || p == y ? std::min(x, y) : p;
+  });
   std::vector<Part> all;
-  for (auto& [k, p] : parts) all.push_back(std::move(p));
+  std::map<uint32_t, size_t> numbers;  // Of parts, by their first.
+  for (const auto& [at, p] : part) {
+    const size_t k = numbers.try_emplace(p, all.size()).first->second;
+    if (k == all.size()) all.push_back({{}, g.domain});
+    all[k].instrs.push_back(at);
+  }
   return all;
 }
 
@@ -369,7 +349,7 @@ std::string likeness(const Recording& r, const Part& p) {
     add(reinterpret_cast<intptr_t>(i.op));
     add(i.into);
     for (int k = 0, word = 0; k < i.n_in + i.n_out; ++k) {
-      const uint32_t id = r.operands[i.first_in + static_cast<uint32_t>(k)];
+      const uint32_t id = r.all(i)[k];
       if (id == kNone) {
         add(i.attrs.dynamic >> word & 1 ? -1 : i.attrs.v[word]);
         ++word;

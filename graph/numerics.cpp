@@ -37,10 +37,8 @@ NotFinite not_finite(const TensorImpl& t) {
 
 // What an operand was before the op is known no more.
 bool overwritten(const OpCall& c, const TensorImpl& operand) {
-  for (int o = 0; c.into && o < c.n_out; ++o) {
-    if (c.out[o].impl()->storage == operand.storage) return true;
-  }
-  return false;
+  const auto same = [&](const Tensor& out) { return out.impl()->storage == operand.storage; };
+  return c.into && std::any_of(c.out, c.out + c.n_out, same);
 }
 
 // The ops before this one have made nothing bad: such an operand came from outside.

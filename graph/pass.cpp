@@ -186,8 +186,9 @@ Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
     return {Mismatch::Attributes};
   }
   const size_t bound = bindings_.size();
+  const auto ids = expected_->all(e);
   for (int k = 0; k < c.n_in + (c.into ? c.n_out : 0); ++k) {
-    if (match_operand(expected_->in(e)[k], operand(c, k))) continue;
+    if (match_operand(ids[k], operand(c, k))) continue;
     unbind(bound);
     return {Mismatch::Operand, k};
   }
@@ -247,7 +248,7 @@ void Pass::note_control(const Instr& e, const OpCall& c) {
 
 void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index, OpCall& c) {
   if (e.into) return;
-  const uint32_t* out = r.out(e);
+  const auto out = r.out(e);
   for (int k = 0; k < e.n_out; ++k) {
     const Value& v = r.values[out[k]];
     const StorageInfo& info = r.storages[v.storage];
@@ -255,7 +256,7 @@ void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index,
     if (info.origin == Origin::Internal && info.maker == index) {
       s = placeholder_storage(v.storage, info);
     } else {
-      const uint32_t* in = r.in(e);
+      const auto in = r.in(e);
       int i = 0;
       while (in[i] == kNone || r.values[in[i]].storage != v.storage) ++i;
       s = c.in[i]->storage;
@@ -340,8 +341,7 @@ bool Pass::survivors_match(const Recording& r) const {
   size_t alive = 0;
   for (const Storage* s : live_) alive += s != nullptr;
   if (alive != r.survivors.size()) return false;
-  return std::all_of(r.survivors.begin(), r.survivors.end(),
-                     [&](uint32_t s) { return s < live_.size() && live_[s]; });
+  return std::ranges::all_of(r.survivors, [&](uint32_t s) { return s < live_.size() && live_[s]; });
 }
 
 int Pass::finish() {
@@ -349,8 +349,7 @@ int Pass::finish() {
   if (expected_) {
     if ((cursor() == expected_->instrs.size() && survivors_match(*expected_)) ||
         switch_candidate(nullptr)) {
-      return static_cast<int>(std::find(candidates_.begin(), candidates_.end(), expected_) -
-                              candidates_.begin());
+      return static_cast<int>(std::ranges::find(candidates_, expected_) - candidates_.begin());
     }
     begin_recording();
   }

@@ -47,7 +47,6 @@ struct Effects {
 
 class Pass final : public Recorder {
  public:
-  Pass() = default;
   ~Pass() override;
 
   /// Starts a pass that compares with `candidates` (best first; they outlive the pass). With

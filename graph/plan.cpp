@@ -46,7 +46,19 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
 #ifndef NDEBUG
   verify_schedule(r_, schedule_);
 #endif
-  make_bound_storages();
+  bound_.resize(r_.storages.size());
+  external_item_.resize(r_.externals.size());
+  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
+    const StorageInfo& info = r_.storages[st];
+    if (!schedule_.stored[st]) continue;
+    bound_[st] = Ref<Storage>::adopt(new_storage(info.device, info.bytes));
+    bound_[st]->owned = false;
+    bound_[st]->gaps = info.row != 0;
+  }
+  for (const Value& v : r_.values) {
+    const StorageInfo& info = r_.storages[v.storage];
+    if (info.origin == Origin::External) external_item_[info.maker] = itemsize(v.dtype);
+  }
   kernels_ = schedule_.groups.size();
   for (const Group& g : schedule_.groups) generated_ += g.fused;
 }
@@ -85,25 +97,8 @@ void Plan::build_source(const std::string& first, const Backend& by) {
   module_ = by.build(source_, counts_.build);
 }
 
-void Plan::make_bound_storages() {
-  bound_.resize(r_.storages.size());
-  external_item_.resize(r_.externals.size());
-  for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-    const StorageInfo& info = r_.storages[st];
-    if (!schedule_.stored[st]) continue;
-    bound_[st] = Ref<Storage>::adopt(new_storage(info.device, info.bytes));
-    bound_[st]->owned = false;
-    bound_[st]->gaps = info.row != 0;
-  }
-  for (const Value& v : r_.values) {
-    const StorageInfo& info = r_.storages[v.storage];
-    if (info.origin == Origin::External) external_item_[info.maker] = itemsize(v.dtype);
-  }
-}
-
 // --- notes for observers -------------------------------------------------------------------------
 
-// "add relu sum", of several alike "12 times adamw".
 std::string group_name(const Recording& r, const Group& g) {
   constexpr size_t shown = 6;
   const bool many = g.parts.size() > 1;

@@ -155,7 +155,6 @@ class Plan : NotCopied {
   std::vector<uint32_t> first_users_;         // Instructions, by the source's kernel.
   std::vector<KernelNote> notes_;
   std::vector<uint32_t> temporaries_;  // Storages in the arena and in rooms.
-  void make_bound_storages();
 };
 
 /// One of a step that computes on the CPU alone, and one on a GPU.

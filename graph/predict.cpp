@@ -1,7 +1,8 @@
 // What a step would take as a graph, told before it is one.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
-#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -18,7 +19,7 @@
 namespace brrr::graph {
 
 // Of one call, of series of some, rising.
-static std::vector<double> series_ns(Device device, const std::function<void()>& call, int calls) {
+static std::vector<double> series_ns(Device device, int calls, const std::function<void()>& call) {
   constexpr size_t series = 20;
   std::vector<double> all;
   while (all.size() < series) {
@@ -39,14 +40,9 @@ static double stream_excess(Device device) {
   auto fused = step([](const Tensor& a, const Tensor& b) { return a * b + a; });
   for (int i = 0; i < 3; ++i) fused(x, y);
   const double bytes = 3.0 * 4 * n, copied_ns = bytes / device_limits(device).gb_per_second(bytes);
-  const std::vector<double> ns = series_ns(
-      device, [&] { fused(x, y); }, 1);
+  const std::vector<double> ns = series_ns(device, 1, [&] { fused(x, y); });
   return std::max(1.0, ns[ns.size() / 2] / copied_ns);
 }
-
-constexpr double LaunchCosts::*kCosts[] = {
-    &LaunchCosts::eager_ns, &LaunchCosts::match_ns,       &LaunchCosts::graph_ns,
-    &LaunchCosts::step_ns,  &LaunchCosts::plain_eager_ns, &LaunchCosts::plain_match_ns};
 
 static LaunchCosts measure_launches(Device device) {
   constexpr int forward = 32;
@@ -73,10 +69,7 @@ static LaunchCosts measure_launches(Device device) {
   frozen.freeze();
   plain_frozen.freeze();
   const auto ops = static_cast<double>(recorded.stats().ops_per_replay);
-  const auto of = [&](auto& f) {
-    return series_ns(
-        device, [&] { f(one); }, 20)[0];
-  };
+  const auto of = [&](auto& f) { return series_ns(device, 20, [&] { f(one); })[0]; };
   const double empty = of(nothing), replay = of(frozen), plain_replay = of(plain_frozen);
   return {.eager_ns = of(small) / ops,
           .match_ns = std::max(0.0, of(recorded) - replay) / ops,
@@ -97,7 +90,7 @@ static TimeSplit at_limits(const ProfileRow& r, const DeviceLimits& limits) {
 static size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
   constexpr double close = 0.01;
   const double bytes = r.bytes / static_cast<double>(r.calls);
-  const auto at = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& e) {
+  const auto at = std::ranges::find_if(rows, [&](const ProfileRow& e) {
     return e.op == r.op && e.module == r.module && e.calls > 0 &&
            std::abs(e.bytes / static_cast<double>(e.calls) - bytes) <= close * bytes;
   });
@@ -154,23 +147,21 @@ double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
 namespace brrr {
 
 LaunchCosts launch_costs(Device device, bool anew) {
-  using graph::kCosts;
+  using Figures = std::array<double, sizeof(LaunchCosts) / sizeof(double)>;
   const PlainScope plain;
   context.grad_enabled = true;
   const DeviceProperties p = device_properties(device);
   const auto measure = [&](bool&) {
-    const LaunchCosts c = graph::measure_launches(device);
-    std::vector<double> figures;
-    for (auto cost : kCosts) figures.push_back(c.*cost);
-    return figures;
+    const auto all = std::bit_cast<Figures>(graph::measure_launches(device));
+    return std::vector<double>(all.begin(), all.end());
   };
   const std::string where = name(device), build = build_stamp();
   const std::vector<std::string_view> of{"brrr-launches-1", where, p.name, p.versions, build};
   std::vector<double> figures = kept_figures(of, anew, measure);
-  if (figures.size() != std::size(kCosts)) figures = kept_figures(of, true, measure);
-  LaunchCosts c;
-  for (size_t k = 0; k < std::size(kCosts); ++k) c.*kCosts[k] = figures[k];
-  return c;
+  Figures all{};
+  if (figures.size() != all.size()) figures = kept_figures(of, true, measure);
+  std::ranges::copy(figures, all.begin());
+  return std::bit_cast<LaunchCosts>(all);
 }
 
 }  // namespace brrr

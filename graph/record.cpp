@@ -61,15 +61,12 @@ Tensor Pass::host_values(const TensorImpl& t) {
   Storage* s = t.storage;
   bool computed = false;
   if (s->pass == this) {
-    const auto it = std::find_if(host_bytes_.begin(), host_bytes_.end(),
-                                 [&](const auto& b) { return b.second == s->slot; });
+    const auto it = std::ranges::find(host_bytes_, s->slot, [](auto& b) { return b.second; });
     computed = it == host_bytes_.end() || s->version > 0;
     if (!computed) s = it->first.impl()->storage;
   } else {
     if (s->pass || s->lost) check_host_access("to(device)", &t);  // Says whose it is.
-    computed = std::any_of(changes_.begin(), changes_.end(), [&](const Change& c) {
-      return c.field == Field::Version && c.storage.get() == s;
-    });
+    computed = std::ranges::any_of(changes_, [&](const Change& c) { return c.storage.get() == s; });
   }
   BRRR_CHECK(!computed,
              "to(device): {} is computed on the CPU inside a graph-mode step, and a replay is of "
@@ -132,10 +129,9 @@ uint16_t Pass::varying_words(const OpCall& c, const std::vector<uint32_t>& ids) 
   bool same = true;
   for (size_t k = 0; k < ids.size() && same; ++k) {
     const TensorImpl* const t = operand(c, static_cast<int>(k));
-    same = ids[k] == left_->in(*e)[k] && (!t || left_->values[ids[k]].is_like(*t));
-    if (!same && t && ids[k] == left_->in(*e)[k]) {
-      resized_ |= left_->values[ids[k]].size_list() != t->size_list();
-    }
+    const bool same_id = ids[k] == left_->operands[e->first_in + k];
+    same = same_id && (!t || left_->values[ids[k]].is_like(*t));
+    if (same_id && t) resized_ |= left_->values[ids[k]].size_list() != t->size_list();
   }
   const uint16_t numbers = e->attrs.kinds == c.attrs.kinds ? numbers_of(c) : 0;
   if (!numbers) return 0;
@@ -299,7 +295,7 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
       const std::string role = m.at < c->n_in ? fmt::format("operand {}", m.at)
                                               : fmt::format("destination {}", m.at - c->n_in);
       return fmt::format("{} differs: {}, {}: {}", role, where, role,
-                         describe_operand(expected_->in(e)[m.at], operand(*c, m.at)));
+                         describe_operand(expected_->all(e)[m.at], operand(*c, m.at)));
     }
     default:
       return fmt::format("attributes differs: {}: other attributes", where);
@@ -313,7 +309,7 @@ void Pass::note_difference(const OpCall* c) {
   const Mismatch m = e ? mismatch(*e, *c) : Mismatch{};
   int closeness = m.kind == Mismatch::Word ? 3 : 0;
   if (m.kind == Mismatch::Operand) {
-    const uint32_t id = expected_->in(*e)[m.at];
+    const uint32_t id = expected_->all(*e)[m.at];
     const TensorImpl* const t = operand(*c, m.at);
     const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
     closeness = same ? 2 : 1;

@@ -34,8 +34,7 @@ std::string Recording::describe(const Instr& i) const {
 static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cue) {
   cue.op = nullptr;
   // What has no operand in memory says on which device it is made, which no cue compares.
-  const auto in_memory = [](uint32_t id) { return id != kNone; };
-  const bool made = !i.into && std::none_of(r.in(i), r.in(i) + i.n_in, in_memory);
+  const bool made = !i.into && std::ranges::count(r.in(i), kNone) == i.n_in;
   if (i.n_out != 1 || i.n_in == 0 || made || i.n_in > Cue::kOperands || i.attrs.dynamic ||
       i.attrs.n > Cue::kWords) {
     return;
@@ -50,7 +49,7 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
   cue.form = i.attrs.form();
   cue.n_in = i.n_in;
   cue.n_words = i.attrs.n;
-  std::copy_n(r.in(i), i.n_in, cue.in);
+  std::ranges::copy(r.in(i), cue.in);
   std::copy_n(i.attrs.v, i.attrs.n, cue.words);
   if (i.into) return;
   std::copy_n(v.sizes, Cue::kDims, cue.sizes);
@@ -66,20 +65,21 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
   std::memcpy(cue.tensor, static_cast<const void*>(tensor.get()), sizeof cue.tensor);
 }
 
-void Recording::make_cues() {
+void Recording::complete() {
   cues.assign(instrs.size() + 1, Cue{});
   for (uint32_t k = 0; k < instrs.size(); ++k) make_cue(*this, instrs[k], k, cues[k]);
+  find_accesses();
 }
 
-Extent Recording::extent(uint32_t storage) const {
+Extent Recording::extent(uint32_t storage, int64_t base) const {
   Extent e;
   for (uint32_t id = 0; id < values.size(); ++id) {
     const Value& v = values[id];
     if (v.storage != storage || v.numel == 0) continue;
     const auto [low, high] = byte_span(v);
     const bool fresh = std::exchange(e.value, id) == kNone;
-    e.low = fresh ? low : std::min(e.low, low);
-    e.high = fresh ? high : std::max(e.high, high);
+    e.low = std::min(fresh ? INT64_MAX : e.low, low + base * v.item());
+    e.high = std::max(fresh ? INT64_MIN : e.high, high + base * v.item());
   }
   return e;
 }

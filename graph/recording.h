@@ -2,6 +2,7 @@
 // A recorded step: values, storages and instructions in flat arrays, ids into them. An instruction
 // is the tape's record of a call (op, operands, attributes) without the edges.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,11 @@ struct Value {
     return true;
   }
   int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
+  /// Its stride along the d-th of `dims` dims that it is broadcast to.
+  int64_t stride_along(int d, int dims) const {
+    const int own = d - (dims - ndim);
+    return own < 0 || sizes[own] == 1 ? 0 : strides[own];
+  }
   IntList size_list() const { return {sizes, ndim}; }
   IntList stride_list() const { return {strides, ndim}; }
 };
@@ -74,7 +80,7 @@ struct Instr {
   Attrs attrs;
 };
 
-/// What a step touches of a storage, in bytes; of externals relative to where they were first used.
+/// What a step touches of a storage, in bytes.
 struct Extent {
   int64_t low = 0, high = 0;
   uint32_t value = kNone;  ///< One that lies there; kNone: nothing does.
@@ -126,18 +132,25 @@ struct Recording {
   std::vector<std::vector<Access>> accesses;  ///< By storage, in program order.
   std::vector<bool> written;                  ///< By storage: a live instruction writes it.
 
-  void complete() {
-    make_cues();
-    find_accesses();
-  }
+  void complete();
   /// Calls `f(value, written)` for each operand that is a tensor, in order.
   template <class F> void each_operand(const Instr& i, const F& f) const {
     for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {
       if (operands[k] != kNone) f(operands[k], k >= i.first_out);
     }
   }
-  const uint32_t* in(const Instr& i) const { return operands.data() + i.first_in; }
-  const uint32_t* out(const Instr& i) const { return operands.data() + i.first_out; }
+  /// Calls `f(access)` for each of several instructions' operands.
+  template <class F> void each_access(const std::vector<uint32_t>& of, const F& f) const {
+    for (uint32_t at : of) {
+      each_operand(instrs[at], [&](uint32_t value, bool write) { f(Access{at, value, write}); });
+    }
+  }
+  /// Operands from the inputs on through the results; kNone: a scalar.
+  std::span<const uint32_t> all(const Instr& i) const {
+    return std::span(operands).subspan(i.first_in, static_cast<size_t>(i.n_in) + i.n_out);
+  }
+  std::span<const uint32_t> in(const Instr& i) const { return all(i).first(i.n_in); }
+  std::span<const uint32_t> out(const Instr& i) const { return all(i).last(i.n_out); }
   const Value& value(uint32_t id) const { return values[id]; }
   /// Whether one of them, on one storage, may write what the other uses.
   bool conflict(const Access& a, const Access& b) const {
@@ -150,10 +163,10 @@ struct Recording {
   bool survives(uint32_t storage) const {
     return lasting[storage] && storages[storage].origin == Origin::Internal;
   }
-  Extent extent(uint32_t storage) const;
+  /// From `base` on; without, of externals from where they were first used.
+  Extent extent(uint32_t storage, int64_t base = 0) const;
 
  private:
-  void make_cues();
   void find_accesses();
 };
 

@@ -32,7 +32,11 @@ class Rewriter {
       add(r_.instrs[at], at, !r_.again.empty() && r_.again[at]);
       for (size_t k = 0; k < lists.size(); ++k) {
         for (const Anew& a : lists[k]) {
-          if (std::binary_search(a.users.begin(), a.users.end(), at)) redirect(a, copies[k]);
+          if (!std::ranges::binary_search(a.users, at)) continue;
+          replace_operands(out_->instrs.back(), [&](uint32_t value, bool made) {
+            const bool anew = !made && out_->values[value].storage == a.storage;
+            return anew ? copy_of(value, copies[k]) : value;
+          });
         }
       }
     }
@@ -69,7 +73,7 @@ class Rewriter {
     const auto first = static_cast<uint32_t>(out_->operands.size());
     const int n = i.n_in + i.n_out;
     for (int k = 0; k < n; ++k) {
-      const uint32_t value = out_->operands[i.first_in + static_cast<uint32_t>(k)];
+      const uint32_t value = out_->all(i)[k];
       out_->operands.push_back(value == kNone ? kNone : f(value, k >= i.n_in));
     }
     i.first_in = first;
@@ -82,22 +86,14 @@ class Rewriter {
     const auto index = static_cast<uint32_t>(out_->instrs.size());
     replace_operands(i, [&](uint32_t value, bool made) {
       const uint32_t st = out_->values[value].storage;
-      if (made && !copies.storages.count(st)) {
-        copies.storages[st] = static_cast<uint32_t>(out_->storages.size());
-        StorageInfo info = out_->storages[st];
-        info.maker = index;
-        out_->storages.push_back(info);
+      const auto next = static_cast<uint32_t>(out_->storages.size());
+      if (made && copies.storages.try_emplace(st, next).second) {
+        out_->storages.push_back(out_->storages[st]);
+        out_->storages.back().maker = index;
       }
       return copies.storages.count(st) ? copy_of(value, copies) : value;
     });
     add(i, at, true);
-  }
-
-  void redirect(const Anew& a, const Copies& copies) {
-    replace_operands(out_->instrs.back(), [&](uint32_t value, bool made) {
-      const bool anew = !made && out_->values[value].storage == a.storage;
-      return anew ? copy_of(value, copies) : value;
-    });
   }
 
   // What its tensor operands hold when an instruction of the recording runs: each write makes a new
@@ -121,9 +117,9 @@ class Rewriter {
   // Every instruction sees what it saw before, one that is repeated what the first one saw, and the
   // step leaves the same behind.
   void check() const {
-    std::vector<uint64_t> before(r_.storages.size()), now(out_->storages.size());
-    std::iota(before.begin(), before.end(), uint64_t{0});
+    std::vector<uint64_t> now(out_->storages.size());
     std::iota(now.begin(), now.end(), uint64_t{0});
+    std::vector<uint64_t> before = now;
     std::vector<std::vector<uint64_t>> saw;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) saw.push_back(step(r_, at, at, before));
     for (uint32_t at = 0; at < out_->instrs.size(); ++at) {

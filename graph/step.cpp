@@ -32,13 +32,9 @@ StepCore::StepCore(StepOptions options) : options_(options) {
 std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   std::lock_guard lock(mutex_);
   arguments_ = std::max(arguments_, arguments);
-  std::unique_ptr<Session> s;
-  if (sessions_.empty()) {
-    s = std::make_unique<Session>();
-  } else {
-    s = std::move(sessions_.back());
-    sessions_.pop_back();
-  }
+  if (sessions_.empty()) sessions_.push_back(std::make_unique<Session>());
+  auto s = std::move(sessions_.back());
+  sessions_.pop_back();
   ++stats_.calls;
   s->entries = entries_;
   s->candidates.clear();
@@ -148,10 +144,9 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
     log("new recording: " + why);
   }
   if (++in_a_row_ == 2 * options_.max_entries) {
-    warn(
-        fmt::format("{} calls in a row made a recording each, which takes longer than an eager "
-                    "call; fewer shapes, a larger max_entries or Mode::Eager would help",
-                    in_a_row_));
+    warn(std::to_string(in_a_row_) +
+         " calls in a row made a recording each, which takes longer than an eager call; fewer "
+         "shapes, a larger max_entries or Mode::Eager would help");
   }
   s.difference = why;
   s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
@@ -224,18 +219,17 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
 }
 
-void StepCore::find_replaced(const Recording& r, Session& s) {
+static void find_replaced(const Recording& r, Session& s) {
   s.replaced.clear();
-  s.pass.for_replaced_gradients(
-      [&](const TensorImpl& leaf, TensorImpl& old, const TensorImpl& now) {
-        if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
-        // What the pass has made and is still there is a survivor; they rise.
-        const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
-        s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin()), &leaf});
-      });
+  s.pass.for_replaced_gradients([&](auto& leaf, auto& old, auto& now) {
+    if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
+    // What the pass has made and is still there is a survivor; they rise.
+    const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
+    s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin()), &leaf});
+  });
 }
 
-void StepCore::replay(Plan& plan, Session& s) {
+static void replay(Plan& plan, Session& s) {
   plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
 
@@ -289,15 +283,11 @@ void StepCore::execute(Entry& e, Session& s) {
   }
   ++e.calls;
   s.plan = e.plan.get();
+  std::lock_guard for_all(mutex_);
   // A call that was watched for nothing, because the walker served it, is not watched again soon.
-  count(e, by_plan, due || verifies);
-}
-
-void StepCore::count(Entry& e, bool by_plan, bool had_its_turn) {
-  std::lock_guard lock(mutex_);
-  e.turn = had_its_turn ? 1 : e.turn + by_plan;
+  e.turn = due || verifies ? 1 : e.turn + by_plan;
   stats_.replays += by_plan;
-  stats_.ops_per_replay = e.recording.instrs.size();
+  stats_.ops_per_replay = r.instrs.size();
   if (!e.plan) return;
   const MemoryPlan& m = e.plan->memory();
   stats_.kernels_per_replay = e.plan->kernels();

@@ -12,9 +12,8 @@
 namespace brrr::graph {
 
 const Strip* Strips::of(uint32_t group) const {
-  const auto at = std::ranges::find_if(
-      all, [&](const Strip& s) { return s.first <= group && group <= s.last; });
-  return at == all.end() ? nullptr : &*at;
+  const auto at = std::ranges::lower_bound(all, group, {}, &Strip::last);
+  return at == all.end() || group < at->first ? nullptr : &*at;
 }
 
 std::pair<uint32_t, uint32_t> Schedule::stay(const Recording& r, uint32_t storage) const {
@@ -68,7 +67,16 @@ class Finder {
     // Halves of these, if what each part needs beside its own, weights as a rule, is little.
     Found halves = strips(2 * best.strips.all[0].parts);
     if (halves.bytes >= best.bytes && 8 * halves.common <= halves.own) best = std::move(halves);
-    arrange(std::move(best));
+    std::vector<Group> groups;
+    for (uint32_t g : best.order) groups.push_back(std::move(s_.groups[g]));
+    s_.groups = std::move(groups);
+    s_.number_groups(r_.instrs.size());
+    s_.strips = std::move(best.strips);
+    for (const Strip& strip : s_.strips.all) {
+      for (uint32_t g = strip.first; g <= strip.last; ++g) {
+        s_.groups[g].fused = !s_.groups[g].parts.empty();
+      }
+    }
   }
 
  private:
@@ -131,19 +139,17 @@ class Finder {
 
   // What the group's parts reach; nothing if it cannot be cut so.
   std::optional<std::vector<Reach>> reach(uint32_t group, int64_t parts) const {
-    const Group& g = s_.groups[group];
     const Kernel& k = kernels_[group];
-    if (g.parts.size() > 1) return std::nullopt;
-    if (g.parts.size() == 1) {
-      const bool even = k.extent > 0 && k.extent % parts == 0 && !k.reach.empty() &&
-                        k.reach[0].sizes[0] % parts == 0;
+    if (k.extent > 0) {
+      const bool even =
+          k.extent % parts == 0 && !k.reach.empty() && k.reach[0].sizes[0] % parts == 0;
       return even ? std::optional(k.reach) : std::nullopt;
     }
-    std::vector<Reach> all;
-    const Instr& i = r_.instrs[g.instrs[0]];
     if (!k.call) return std::nullopt;
+    std::vector<Reach> all;
+    const Instr& i = r_.instrs[s_.groups[group].instrs[0]];
     for (int n = 0; n < i.n_in + i.n_out; ++n) {
-      const uint32_t id = r_.operands[i.first_in + static_cast<uint32_t>(n)];
+      const uint32_t id = r_.all(i)[n];
       if (id == kNone) continue;
       const Value& v = r_.value(id);
       const int cut = i.op->cut(k.call->call, n, parts);
@@ -173,18 +179,16 @@ class Finder {
   };
   using Uses = std::map<uint32_t, Use>;
 
-  // Values that are checked have to be there before the first part.
-  bool checks_own(uint32_t group, const Uses& uses) const {
-    return std::ranges::any_of(kernels_[group].checked, [&](uint32_t st) {
-      const auto use = uses.find(st);
-      return use != uses.end() && use->second.written;
-    });
-  }
-
   bool add(uint32_t group, int64_t parts, Uses& uses) const {
     const auto all = reach(group, parts);
     // What all parts read anew must not be more than what is their own.
-    if (!all || common(*all) > shared_out(*all) / parts || checks_own(group, uses)) return false;
+    if (!all || common(*all) > shared_out(*all) / parts) return false;
+    // Values that are checked have to be there before the first part.
+    const bool checks_own = std::ranges::any_of(kernels_[group].checked, [&](uint32_t st) {
+      const auto use = uses.find(st);
+      return use != uses.end() && use->second.written;
+    });
+    if (checks_own) return false;
     Uses with = uses;
     for (const Reach& x : *all) {
       Use& use = with[x.storage];
@@ -219,9 +223,6 @@ class Finder {
     return kernels_[group].quiet &&
            all_of(group, uses, [](const Use& use, bool) { return use.uneven || !use.written; });
   }
-  void add_whole(uint32_t group, Uses& uses) const {
-    for (const auto& [st, write] : kernels_[group].touched) uses[st].written |= write;
-  }
 
   // Groups in the order in which they are to run; the strips, by their places in it.
   struct Found {
@@ -246,7 +247,7 @@ class Finder {
           before.push_back(g);
         } else if (!in.empty() && goes_after(g, uses)) {
           after.push_back(g);
-          add_whole(g, later);
+          for (const auto& [st, write] : kernels_[g].touched) later[st].written |= write;
         } else {
           break;
         }
@@ -282,19 +283,6 @@ class Finder {
       bytes += static_cast<double>(r_.storages[st].bytes);
     }
     return bytes;
-  }
-
-  void arrange(Found found) {
-    std::vector<Group> groups;
-    for (uint32_t g : found.order) groups.push_back(std::move(s_.groups[g]));
-    s_.groups = std::move(groups);
-    s_.number_groups(r_.instrs.size());
-    s_.strips = std::move(found.strips);
-    for (const Strip& strip : s_.strips.all) {
-      for (uint32_t g = strip.first; g <= strip.last; ++g) {
-        s_.groups[g].fused = !s_.groups[g].parts.empty();
-      }
-    }
   }
 
   const Recording& r_;

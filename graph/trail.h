@@ -53,13 +53,10 @@ template <class Key> class ModuleTrail {
 /// What holds both modules: "h.0" of "h.0.attn" and "h.0.mlp".
 inline std::string common_module(const std::string& a, const std::string& b) {
   if (a == b || b.empty()) return a;
-  size_t end = 0;
-  for (size_t k = 0; k <= std::min(a.size(), b.size()); ++k) {
-    const char x = k < a.size() ? a[k] : '.', y = k < b.size() ? b[k] : '.';
-    if (x != y) break;
-    if (x == '.') end = k;
-  }
-  return end ? a.substr(0, end) : "several modules";
+  const std::string x = a + '.', y = b + '.';
+  const auto same = static_cast<size_t>(std::ranges::mismatch(x, y).in1 - x.begin());
+  const size_t end = same ? x.rfind('.', same - 1) : 0;
+  return end && end != x.npos ? a.substr(0, end) : "several modules";
 }
 
 /// The storages that a call reads; with those that it writes in place; and those of new results.

@@ -10,15 +10,6 @@
 
 namespace brrr::graph {
 
-// What a step uses of one storage, from its beginning on: what else lies there may change while the
-// step runs.
-static Extent extent_from(const Recording& r, uint32_t storage, int64_t base) {
-  Extent e = r.extent(storage);
-  if (e.value == kNone) return e;
-  const int64_t begin = base * r.value(e.value).item();
-  return {e.low + begin, e.high + begin, e.value};
-}
-
 static std::vector<char> on_host(const Storage& s, const Extent& e, DType t) {
   std::vector<char> bytes(static_cast<size_t>(e.high - e.low));
   backend(s.device.type)
@@ -35,10 +26,6 @@ static int64_t first_difference(const Recording& r, const Extent& e, const Stora
   const std::vector<char> x = on_host(a, e, t), y = on_host(b, e, t);
   const auto at = std::mismatch(x.begin(), x.end(), y.begin()).first;
   return at == x.end() ? -1 : (at - x.begin()) / static_cast<int64_t>(itemsize(t));
-}
-
-bool StepCore::verification_due(const Entry& e) const {
-  return options_.verify_every && e.turn >= static_cast<uint64_t>(options_.verify_every);
 }
 
 // Whether this call is verified. That makes its collectives twice, so with several ranks it is for
@@ -61,7 +48,8 @@ void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
     const Ref<Storage>& then = pass.first_seen()[k];
     if (!then) continue;
     const Binding& now = pass.bindings()[k];
-    const Extent used = extent_from(r, r.externals[k], now.base);
+    // What else lies there may change while the step runs.
+    const Extent used = r.extent(r.externals[k], now.base);
     const int64_t at = first_difference(r, used, *then, *now.storage);
     BRRR_CHECK(at < 0,
                "step: verify_every: while the function ran, element {} of {}, an input or state, "
@@ -87,10 +75,8 @@ void StepCore::verify(Entry& e, Session& s) {
     return walk(r, cloned, s.pass.control());
   }();
   UndoLog undo;  // A replay that turns out wrong has not happened.
-  std::vector<bool> written(bindings.size());
   for (size_t k = 0; k < bindings.size(); ++k) {
-    written[k] = r.written[r.externals[k]];
-    if (written[k]) undo.save(*bindings[k].storage);
+    if (r.written[r.externals[k]]) undo.save(*bindings[k].storage);
   }
   for (Storage* out : s.survivors) {
     allocate(*out);
@@ -113,8 +99,8 @@ void StepCore::verify(Entry& e, Session& s) {
       compare(r.survivors[k], r.extent(r.survivors[k]), *s.survivors[k], *shadow[k]);
     }
     for (size_t k = 0; k < cloned.size(); ++k) {
-      Extent e = extent_from(r, r.externals[k], bindings[k].base);
-      if (written[k]) {  // Nothing else there, too.
+      Extent e = r.extent(r.externals[k], bindings[k].base);
+      if (r.written[r.externals[k]]) {  // Nothing else there, too.
         e.low = 0, e.high = static_cast<int64_t>(bindings[k].storage->bytes);
       }
       compare(r.externals[k], e, *bindings[k].storage, *cloned[k].storage);

@@ -164,18 +164,16 @@ struct Profile::Watch final : Observer {
     const std::string& module = path.empty() ? trail.near(touched.in) : path;
     trail.ran(touched.all, touched.made, path);
     const Work work = work_of(c);
-    note(
-        c.op->index << 1 | uint32_t{c.into}, module,
-        [&] { return fmt::format("{}{}", c.op->name, c.into ? "_" : ""); }, kind_of(*c.op, work),
-        work, c.out[0].impl()->device);
+    note(c.op->index << 1 | uint32_t{c.into}, module, kind_of(*c.op, work), work,
+         c.out[0].impl()->device,
+         [&] { return fmt::format("{}{}", c.op->name, c.into ? "_" : ""); });
   }
   void ran(const KernelNote& n, Device device) override {
     if (ended) return leave();
     close();
     const auto name = names.emplace(n.name, kReplayed + names.size()).first;
-    note(
-        static_cast<uint32_t>(name->second), n.module, [&] { return n.name; }, n.kind, n.work,
-        device);
+    note(static_cast<uint32_t>(name->second), n.module, n.kind, n.work, device,
+         [&] { return n.name; });
   }
 
   // The innermost kernel has run, or is in the queue.
@@ -188,8 +186,8 @@ struct Profile::Watch final : Observer {
   // `number` stands for the name, which is made when it is new: what this takes pushes the kernels'
   // own code and data out of the caches.
   template <class Name>
-  void note(uint32_t number, const std::string& module, const Name& name, const char* kind,
-            const Work& work, Device device) {
+  void note(uint32_t number, const std::string& module, const char* kind, const Work& work,
+            Device device, const Name& name) {
     const auto [it, fresh] = at[module].try_emplace(number, rows.size());
     if (fresh) rows.push_back({name(), module, kind, 0, 0, 0, {}});
     if (closed.from) {
