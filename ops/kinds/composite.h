@@ -15,7 +15,6 @@ inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
   OutMeta& m = c.meta[k];
   m.dtype = dtype;
   m.device = c.in[0]->device;
-  m.alias = -1;
   m.sizes = sizes;
 }
 

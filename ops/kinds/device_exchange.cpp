@@ -89,7 +89,7 @@ void add_on_device(const SumPlan::Addition& sum, DType dtype) {
 }
 
 DeviceSum::~DeviceSum() {
-  if (job_) job_->begin_when({});
+  if (job_) job_->ready = {};
   if (pinned_) device_link::give_pinned(pinned_);
 }
 
@@ -99,7 +99,7 @@ void DeviceSum::set_rows(const std::vector<Row>& rows, int passes,
   dtype_ = rows.back().dtype();
   job_ = job;
   if (!linked_) return place_on_host(rows, passes);
-  plan_ = plan_sum(rows, passes, job->halves(), [&](int64_t n) { return take_shares(n); });
+  plan_ = plan_sum(rows, passes, job->halves, [&](int64_t n) { return take_shares(n); });
 }
 
 // What there is stays where it is large enough. What is not large enough stays as well: a captured
@@ -112,7 +112,7 @@ char* DeviceSum::take_shares(int64_t n) {
 }
 
 void DeviceSum::place_on_host(const std::vector<Row>& rows, int passes) {
-  refuse_capture(job_->what());
+  refuse_capture(job_->what);
   const Row& last = rows.back();
   const size_t item = itemsize(dtype_), row_bytes = static_cast<size_t>(last.size()) * item;
   if (pinned_bytes_ < rows.size() * row_bytes) {
@@ -134,22 +134,22 @@ void DeviceSum::place_on_host(const std::vector<Row>& rows, int passes) {
   back_.clear();
   for (const Row& row : rows) {
     on_host.push_back(row.moved(pinned_ + on_host.size() * row_bytes));
-    copies(to_host_, row, on_host.back(), job_->halves() == Halves::Share);
+    copies(to_host_, row, on_host.back(), job_->halves == Halves::Share);
   }
-  copies(back_, last, on_host.back(), job_->halves() == Halves::Sum);
+  copies(back_, last, on_host.back(), job_->halves == Halves::Sum);
   job_->set_rows(std::move(on_host), passes);
-  job_->begin_when([point = done_.get()] { return device_link::reached(point); });
+  job_->ready = [point = done_.get()] { return device_link::reached(point); };
 }
 
 void DeviceSum::begin() {
   if (!linked_) {
-    refuse_capture(job_->what());
+    refuse_capture(job_->what);
     beside(done_, [&] {
       for (const Copy& c : to_host_) device_link::to_pinned(c.pinned, c.there, c.bytes);
     });
     return Exchange::get().start(job_);
   }
-  compare_calls(job_->what());
+  compare_calls(job_->what);
   beside(done_, [&] {
     for (size_t k = 0; k < plan_.stages.size(); ++k) {
       queue(plan_.stages[k], dtype_);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "core/check.h"
@@ -42,47 +43,33 @@ void check_own_gpus(const std::vector<Said>& all) {
   }
 }
 
-// What a watch has seen.
-struct Watch {
-  using Clock = std::chrono::steady_clock;
-  std::mutex mutex;
-  bool over = false;
-  long seen = 0;
-  Clock::time_point since = Clock::now();
-
-  // A peer that is stuck leaves this rank's GPU waiting, and whoever waits for that. One that has
-  // much to do goes on with exchanges.
-  void look() {
-    Exchange& e = Exchange::get();
-    const std::string trouble = device_link::trouble();
-    if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
-    const long done = __atomic_load_n(exchanges_done(), __ATOMIC_RELAXED);
-    if (done != seen || device_link::waited_s() == 0) {
-      seen = done;
-      since = Clock::now();
-    } else if (Clock::now() - since > std::chrono::duration<double>(e.limit())) {
-      e.abort(fmt::format(
-          "waited {:.0f} s for the GPU, which exchanges with other ranks: one is stuck, or does "
-          "something else (BRRR_DIST_CHECK=1 compares the calls, BRRR_DIST_LIMIT sets the seconds)",
-          e.limit()));
-    }
-  }
-};
-
+// A peer that is stuck leaves this rank's GPU waiting, and whoever waits for that. One that has
+// much to do goes on with exchanges.
 void watch() {
-  static Watch& w = *new Watch;
+  static std::mutex& looking = *new std::mutex;
   std::thread([] {
-    for (;;) {
+    using Clock = std::chrono::steady_clock;
+    Exchange& e = Exchange::get();
+    long seen = 0;
+    for (Clock::time_point since = Clock::now();;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      const std::lock_guard lock(w.mutex);
-      if (w.over) return;
-      w.look();
+      const std::lock_guard lock(looking);
+      const std::string trouble = device_link::trouble();
+      if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
+      const long done = __atomic_load_n(exchanges_done(), __ATOMIC_RELAXED);
+      if (done != seen || device_link::waited_s() == 0) {
+        seen = done;
+        since = Clock::now();
+      } else if (Clock::now() - since > std::chrono::duration<double>(e.limit())) {
+        e.abort(fmt::format(
+            "waited {:.0f} s for the GPU, which exchanges with other ranks: one is stuck, or does "
+            "something else (BRRR_DIST_CHECK=1 compares the calls, BRRR_DIST_LIMIT sets the "
+            "seconds)",
+            e.limit()));
+      }
     }
   }).detach();
-  std::atexit([] {
-    const std::lock_guard lock(w.mutex);
-    w.over = true;
-  });
+  std::atexit([] { looking.lock(); });  // For ever: nobody looks any more.
 }
 
 bool join_gpus() {
@@ -119,19 +106,12 @@ bool join_gpus() {
 }  // namespace
 
 bool gpus_linked() {
-  static std::mutex& mutex = *new std::mutex;
-  static int known = -1;
-  const std::lock_guard lock(mutex);
-  if (known < 0) known = join_gpus();
-  return known == 1;
+  static const bool linked = join_gpus();
+  return linked;
 }
 
 long* exchanges_done() {
-  static long* const count = [] {
-    auto* const made = reinterpret_cast<long*>(device_link::take_pinned(sizeof(long)));
-    *made = 0;
-    return made;
-  }();
+  static auto* const count = new (device_link::take_pinned(sizeof(long))) long{0};
   return count;
 }
 

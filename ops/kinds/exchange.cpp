@@ -45,20 +45,10 @@ void Exchange::begin() {
   }
   const char* check = std::getenv("BRRR_DIST_CHECK");
   check_ = check && *check && *check != '0';
-  std::thread([this] {
-    std::string failure = join();
-    {
-      const std::lock_guard lock(mutex_);
-      id_ = std::this_thread::get_id();
-      failure_ = std::move(failure);
-      joined_ = true;
-      done_.notify_all();
-    }
-    if (failure_.empty()) serve();
-  }).detach();
-  std::unique_lock lock(mutex_);
+  std::thread([this] { run_thread(); }).detach();
+  auto failure = joined_.get_future();
   const std::chrono::duration<double> limit(limit_s_);
-  if (!done_.wait_for(lock, limit, [&] { return joined_; })) {
+  if (failure.wait_for(limit) != std::future_status::ready) {
     // Nobody can be told, nor the wait be ended: the launcher ends the others when this one fails.
     std::fprintf(stderr,
                  "brrr: rank %d of %d: waited %g s for the other processes to start; each calls "
@@ -67,7 +57,7 @@ void Exchange::begin() {
     std::fflush(nullptr);
     std::_Exit(1);
   }
-  if (!failure_.empty()) throw Error(failure_);
+  if (const std::string why = failure.get(); !why.empty()) throw Error(why);
   if (transport_->size > 1) name_rank_at_terminate();
   std::atexit([] {
     Exchange& e = get();
@@ -93,7 +83,7 @@ void Exchange::start(std::shared_ptr<Job> job) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  if (!broken_.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what_, broken_);
+  if (!broken_.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what, broken_);
   job->began_ = now_s();
   job->stage_ = first_stage();
   job->waited_since_ = 0;
@@ -157,6 +147,10 @@ int Exchange::reserve_tags(int n) {
 void Exchange::return_tags(int first, int n) {
   const std::lock_guard lock(mutex_);
   std::fill_n(reserved_.begin() + (first - kFirstTag), n, false);
+}
+
+void Exchange::say(const std::string& why) const {
+  std::fprintf(stderr, "brrr: rank %d: %s\n", rank(), why.c_str());
 }
 
 void Exchange::abort(const std::string& why) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -81,21 +82,16 @@ SumPlan plan_sum(const std::vector<Row>& rows, int passes, Halves halves,
 /// of the last have come and gone; those of the peers have the same. It may be had many times.
 class Job {
  public:
-  /// `what` says the call, in messages: "all_reduce of float32[4, 3]". Messages of jobs that may be
-  /// under way together differ in `tag`.
-  Job(std::string what, int tag, Halves halves)
-      : what_(std::move(what)), tag_(tag), halves_(halves) {}
+  Job(std::string call, int t, Halves h) : what(std::move(call)), tag(t), halves(h) {}
   virtual ~Job() = default;
-  const std::string& what() const { return what_; }
-  void set_what(std::string what) { what_ = std::move(what); }
-  int tag() const { return tag_; }
-  Halves halves() const { return halves_; }
+  std::string what;  ///< The call, in messages: "all_reduce of float32[4, 3]".
+  const int tag;     ///< Messages of jobs that may be under way together differ in it.
+  const Halves halves;
+  /// It begins when that says true, if it is there: its thread asks again and again.
+  std::function<bool()> ready;
+  bool patient = false;  ///< It has no limit: a peer that is alive may have much to do before.
   /// As plan_sum() takes them; also others, the next time.
   void set_rows(std::vector<Row> rows, int passes = 1);
-  /// It begins when that says true: its thread asks again and again.
-  void begin_when(std::function<bool()> ready) { ready_ = std::move(ready); }
-  /// Who waits for it has no limit: a peer that is alive may have much to do before.
-  void be_patient() { patient_ = true; }
 
  protected:
   /// What is computed after the first stage's messages.
@@ -113,16 +109,12 @@ class Job {
   void declare();
   void declare(int stage, bool sends, int peer, const std::vector<Piece>& pieces);
 
-  std::string what_;
-  int tag_, stage_ = 0;
-  Halves halves_;
+  int stage_ = 0;
   std::vector<Row> rows_;
   int passes_ = 1;
   SumPlan plan_;
   std::vector<char> shares_;
-  std::function<bool()> ready_;
   bool changed_ = false;  // Its messages are others than those that are declared.
-  bool patient_ = false;
   std::vector<Message> messages_;
   size_t under_way_ = 0;
   std::vector<std::string> calls_;  // What the peers say that they call.
@@ -170,63 +162,28 @@ class Exchange {
  private:
   Exchange() = default;
   ~Exchange() = delete;  // The thread outlives main.
-  friend class Job;
+  class Thread;
   void begin();
-
-  // --- the thread's ---
-  // Joins the run; returns what failed.
-  std::string join();
-  void serve();
-  void step();
-  void end_all();
-  bool advance(Job& job);
-  void check_peers(const Job& job);
-  void tell_all();
-  void hear_all();
-  bool test(Job& job);
-  bool stage(Job& job);
-  void start_messages(Job& job, int stage);
-  void release(Job& job, bool calls = false);
-  void check_calls(Job& job);
-  bool exchange_now(const Piece& piece, bool sends, int peer, int tag);
-  std::string share_settings();
+  void run_thread();
   void say(const std::string& why) const;
-  void fail(Job& job, const std::string& why);
-  void finish_job(Job& job);
-  void say_calls(Job& job);
   int first_stage() const { return check_ ? Job::kCalls : 0; }
 
-  // What both sides see under the mutex, and the thread's own.
+  // What both sides see under the mutex.
   const Transport* transport_ = nullptr;  // Null: alone.
   std::mutex mutex_;
   std::condition_variable work_, done_;
   std::vector<std::shared_ptr<Job>> queue_, retired_;
   std::vector<bool> reserved_;  // Tags, from the first.
   int waiting_ = 0;
-  bool joined_ = false, finish_ = false, finished_ = false, aborts_ = false;
-  std::string failure_;  // To join.
-  std::string broken_;   // Why no collective can be had any more.
+  bool finish_ = false, finished_ = false, aborts_ = false;
+  std::string broken_;                // Why no collective can be had any more.
+  std::promise<std::string> joined_;  // What failed; "": nothing did.
   std::thread::id id_;
   std::atomic<uint64_t> bytes_{0}, jobs_{0};
   std::atomic<int64_t> under_way_ns_{0}, waited_ns_{0};
 
   std::atomic<double> limit_s_{60};
   std::atomic<bool> check_{false};
-
-  std::vector<std::shared_ptr<Job>> active_, ended_;
-  struct Peer {
-    void* bye = nullptr;  // A receive that ends when that rank does.
-    bool gone = false;
-    void* hears = nullptr;  // Once somebody has waited too long, all tell each other what they are
-    std::string told;       // in: a receive of it.
-  };
-  std::vector<Peer> peers_;  // By rank.
-  double ends_since_ = 0;    // Nothing else is computed.
-  std::string own_state_;
-  double told_at_ = 0;                  // When this rank has.
-  double counted_to_ = 0;               // Seconds of under_way_ns.
-  std::chrono::microseconds pause_{0};  // Before the next look.
-  char bye_ = 0;
 };
 
 inline double now_s() {

@@ -11,34 +11,30 @@ namespace brrr::dist {
 
 namespace {
 
-// into[i] += from[i], each sum rounded to the dtype as add_() rounds it.
+constexpr int64_t kBlock = 2048;  // Elements that stay in the first cache.
+
+// into[i] += from[i] of at most a block, each sum rounded to the dtype as add_() rounds it.
 void add_dense(char* into, const char* from, int64_t n, DType dtype) {
   static const PointwiseInfo& add = *find_op("add")->pointwise;
   const DType ct = compute_type(dtype);
-  const auto add_to = [&](char* x, const char* y, int64_t count) {
+  const auto add_to = [&](char* x, const char* y) {
     const char* const in[] = {x, y};
     constexpr int64_t step[] = {1, 1};
-    add.loop(ct)(&x, in, step, count);
+    add.loop(ct)(&x, in, step, n);
   };
-  if (dtype == ct) return add_to(into, from, n);
-  constexpr int64_t tile = 512;
-  alignas(64) char a[tile * 8], b[tile * 8];  // Of the largest compute type.
-  const auto item = static_cast<int64_t>(itemsize(dtype));
-  for (int64_t at = 0; at < n; at += tile) {
-    const int64_t m = std::min(tile, n - at);
-    load_tile(ct, a, dtype, into + at * item, 1, m);
-    load_tile(ct, b, dtype, from + at * item, 1, m);
-    add_to(a, b, m);
-    store_tile(dtype, into + at * item, 1, ct, a, m);
-  }
+  if (dtype == ct) return add_to(into, from);
+  alignas(64) char a[kBlock * 4], b[kBlock * 4];  // What is converted has 32 bits then.
+  load_tile(ct, a, dtype, into, 1, n);
+  load_tile(ct, b, dtype, from, 1, n);
+  add_to(a, b);
+  store_tile(dtype, into, 1, ct, a, n);
 }
 
 void add_all(const SumPlan::Addition& sum, DType dtype) {
-  constexpr int64_t block = 2048;  // Stays in the first cache.
-  alignas(64) char total[block * 8];
+  alignas(64) char total[kBlock * 8];
   const auto item = static_cast<int64_t>(itemsize(dtype));
-  for (int64_t at = 0; at < sum.n; at += block) {
-    const int64_t n = std::min(block, sum.n - at);
+  for (int64_t at = 0; at < sum.n; at += kBlock) {
+    const int64_t n = std::min(kBlock, sum.n - at);
     const auto bytes = static_cast<size_t>(n * item);
     std::memcpy(total, sum.from[0] + at * item, bytes);
     for (size_t k = 1; k < sum.from.size(); ++k) {
@@ -73,14 +69,15 @@ std::vector<Span> Row::part(int64_t begin, int64_t end) const {
   return part;
 }
 
-Row Row::moved(char* to) const {
-  Row there = *this;
-  for (Span& s : there.spans_) {
+// The same spans in dense memory.
+static std::vector<Span> moved(std::vector<Span> spans, DType dtype, char* to) {
+  for (Span& s : spans) {
     s.at = to;
-    to += s.n * static_cast<int64_t>(itemsize(dtype_));
+    to += s.n * static_cast<int64_t>(itemsize(dtype));
   }
-  return there;
+  return spans;
 }
+Row Row::moved(char* to) const { return Row(dtype_, dist::moved(spans_, dtype_, to), cuts_); }
 
 std::vector<Span> Row::shard(int rank, int ranks) const {
   if (!cuts_.empty()) {
@@ -101,41 +98,31 @@ static void plan_shares(SumPlan& plan, const std::vector<Row>& rows, int passes,
                         const std::vector<std::vector<Span>>& own,
                         const std::function<char*(int64_t)>& shares) {
   const int me = Exchange::get().rank(), size = Exchange::get().size();
-  const auto item = static_cast<int64_t>(itemsize(rows.back().dtype()));
-  const auto shares_of = [&](int r) { return r == 0 ? 1 : passes; };
-  const auto first_of = [&](int r) { return r == 0 ? 0 : 1 + int64_t{r - 1} * passes; };
+  const DType t = rows.back().dtype();
+  const auto first_of = [&](int r) { return r == 0 ? 0 : 1 + (r - 1) * passes; };
   int64_t n = 0;
   for (const Span& s : own[0]) n += s.n;
   char* const memory = shares(first_of(size) * n);
-  const auto share_at = [&](int r, int pass, int64_t at) {
-    return memory + ((first_of(r) + pass) * n + at) * item;
+  const auto share = [&](int k) {
+    return moved(own[0], t, memory + k * n * static_cast<int64_t>(itemsize(t)));
+  };
+  const auto add = [](std::vector<Span>& all, const std::vector<Span>& more) {
+    all.insert(all.end(), more.begin(), more.end());
   };
   auto& messages = plan.stages.emplace_back();
   for_peers([&](int peer) {
-    SumPlan::Message m{peer, {}, {}};
-    for (const Row& row : rows) {
-      const std::vector<Span> theirs = row.shard(peer, size);
-      m.to.insert(m.to.end(), theirs.begin(), theirs.end());
-    }
-    for (int p = 0; p < shares_of(peer); ++p) {
-      int64_t at = 0;
-      for (const Span& s : own[0]) {
-        m.from.push_back({share_at(peer, p, at), s.n});
-        at += s.n;
-      }
-    }
-    messages.push_back(std::move(m));
+    SumPlan::Message& m = messages.emplace_back(SumPlan::Message{peer, {}, {}});
+    for (const Row& row : rows) add(m.to, row.shard(peer, size));
+    for (int k = first_of(peer); k < first_of(peer + 1); ++k) add(m.from, share(k));
   });
-  int64_t at = 0;
   for (size_t k = 0; k < own[0].size(); ++k) {
-    SumPlan::Addition sum{own.back()[k].at, {}, own[0][k].n};
-    for (int r = 0; r < size; ++r) {
-      for (int p = 0; p < shares_of(r); ++p) {
-        sum.from.push_back(r == me ? own[static_cast<size_t>(p)][k].at : share_at(r, p, at));
-      }
-    }
-    at += sum.n;
-    plan.additions.push_back(std::move(sum));
+    plan.additions.push_back({own.back()[k].at, {}, own[0][k].n});
+  }
+  for (int k = 0; k < first_of(size); ++k) {
+    const int mine = k - first_of(me);
+    const bool is_mine = mine >= 0 && k < first_of(me + 1);
+    const std::vector<Span> from = is_mine ? own[static_cast<size_t>(mine)] : share(k);
+    for (size_t s = 0; s < from.size(); ++s) plan.additions[s].from.push_back(from[s].at);
   }
 }
 
@@ -169,7 +156,7 @@ static std::vector<Piece> pieces_of(const std::vector<Span>& spans, DType dtype)
 
 void Job::declare() {
   const DType t = rows_.back().dtype();
-  plan_ = plan_sum(rows_, passes_, halves_, [&](int64_t n) {
+  plan_ = plan_sum(rows_, passes_, halves, [&](int64_t n) {
     shares_.resize(static_cast<size_t>(n) * itemsize(t));
     return shares_.data();
   });
@@ -184,9 +171,8 @@ void Job::declare() {
 void Job::declare(int stage, bool sends, int peer, const std::vector<Piece>& pieces) {
   if (pieces.empty()) return;
   const Transport& t = *Exchange::get().transport();
-  void* r =
-      (sends ? t.send : t.receive)(pieces.data(), static_cast<int>(pieces.size()), peer, tag_);
-  BRRR_CHECK(r, "{}: no message to or from rank {}: {}", what_, peer, t.error());
+  void* r = (sends ? t.send : t.receive)(pieces.data(), static_cast<int>(pieces.size()), peer, tag);
+  BRRR_CHECK(r, "{}: no message to or from rank {}: {}", what, peer, t.error());
   size_t bytes = 0;
   for (const Piece& p : pieces) bytes += p.bytes;
   messages_.push_back({r, peer, stage, sends ? bytes : 0, false});
@@ -206,7 +192,7 @@ void share(std::string what, Row row, bool patience) {
   Exchange& e = Exchange::get();
   const auto job = std::make_shared<Job>(std::move(what), e.next_tag(), Halves::Share);
   job->set_rows({std::move(row)});
-  if (patience) job->be_patient();
+  job->patient = patience;
   e.run(job);
 }
 

@@ -146,17 +146,6 @@ void pointwise_vjp(VjpCall& v) {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-static void push_scalar(OpCall& c, int operand, Scalar s) {
-  Attrs& a = c.attrs;
-  if (s.is_floating()) {
-    a.kinds |= 3u << (2 * operand);
-    a.push(s.to_double());
-  } else {
-    a.kinds |= (s.dtype() == kBool ? 1u : 2u) << (2 * operand);
-    a.push(s.to_int());
-  }
-}
-
 [[gnu::cold]] static void fail_undefined(const OpDef& op, int i) {
   fail("{}: operand {} is an undefined tensor", op.name, i);
 }
@@ -169,8 +158,16 @@ PointwiseCall& PointwiseCall::add(const Tensor& t) {
 }
 
 PointwiseCall& PointwiseCall::add(Scalar s) {
-  push_scalar(call_, call_.n_in, s);
-  in_[call_.n_in++] = nullptr;
+  Attrs& a = call_.attrs;
+  const int operand = call_.n_in++;
+  if (s.is_floating()) {
+    a.kinds |= 3u << (2 * operand);
+    a.push(s.to_double());
+  } else {
+    a.kinds |= (s.dtype() == kBool ? 1u : 2u) << (2 * operand);
+    a.push(s.to_int());
+  }
+  in_[operand] = nullptr;
   return *this;
 }
 
@@ -290,18 +287,16 @@ template <int N>
   return std::move(c.out[0]);
 }
 
-Tensor call(const PointwiseOp& op, const Tensor& a) {
-  TensorImpl* in[] = {a.impl()};
-  if (fast<1>(op, in)) [[likely]]
-    return run_fast<1>(op, in);
-  return call_slow<1>(op, in);
+template <class... T>
+[[gnu::always_inline]] static inline Tensor call_tensors(const PointwiseOp& op, const T&... t) {
+  TensorImpl* in[] = {t.impl()...};
+  if (fast<sizeof...(T)>(op, in)) [[likely]]
+    return run_fast<sizeof...(T)>(op, in);
+  return call_slow<sizeof...(T)>(op, in);
 }
-
+Tensor call(const PointwiseOp& op, const Tensor& a) { return call_tensors(op, a); }
 Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
-  TensorImpl* in[] = {a.impl(), b.impl()};
-  if (fast<2>(op, in)) [[likely]]
-    return run_fast<2>(op, in);
-  return call_slow<2>(op, in);
+  return call_tensors(op, a, b);
 }
 
 // With a number as operand `number` of two.

@@ -9,11 +9,12 @@ namespace brrr {
 namespace {
 
 void set_scalar(PointwiseOperand& o, const Attrs& a, int operand, int word) {
-  o.base = reinterpret_cast<char*>(&o.scalar);
-  o.number = true;
-  o.scalar = a.v[word];
-  o.dtype = a.kind(operand) == 3 ? kFloat64 : kInt64;
-  std::fill_n(o.stride, kMaxDims, 0);
+  const DType t = a.kind(operand) == 3 ? kFloat64 : kInt64;
+  o = {.base = reinterpret_cast<char*>(&o.scalar),
+       .dtype = t,
+       .number = true,
+       .stride = {},
+       .scalar = a.v[word]};
 }
 
 void set_tensor(PointwiseOperand& o, const TensorImpl& t, int ndim) {
@@ -28,11 +29,7 @@ void set_tensor(PointwiseOperand& o, const TensorImpl& t, int ndim) {
 
 // A place of the elements of `shape`, which has ndim dims (see Integers).
 void set_place(PointwiseOperand& o, int place, const TensorImpl& shape, int ndim) {
-  o.base = nullptr;
-  o.number = false;
-  o.made = true;
-  o.dtype = kInt64;
-  std::fill_n(o.stride, kMaxDims, 0);
+  o = {.base = nullptr, .dtype = kInt64, .number = false, .made = true, .stride = {}, .scalar = 0};
   if (place != kNumber) {
     o.stride[ndim - place] = 1;
     return;

@@ -19,6 +19,7 @@ struct PointwiseOperand {
   bool made = false;           ///< No memory: the element is the offset itself, an int64.
   int64_t stride[kMaxDims];    ///< In elements.
   alignas(16) int64_t scalar;  ///< Storage of a number, int64 or double.
+  int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
 };
 
 struct Iteration {

@@ -37,10 +37,9 @@ template <class V> inline constexpr bool kIsMask<Mask<V>> = true;
 template <> inline constexpr bool kIsMask<SymMask> = true;
 
 /// The type of an int64 operand where the others are T.
-template <class T> struct IndexTypeOf;
+template <class T> struct IndexTypeOf { using type = T; };
 template <class V> struct IndexTypeOf<Num<V>> { using type = m::IndexOf<V>; };
 template <> struct IndexTypeOf<Sym> { using type = SymIndex; };
-template <> struct IndexTypeOf<Tensor> { using type = Tensor; };
 
 /// The operands of a lambda: N of them, those that are made included.
 template <int N, class P> struct RowOperands {
@@ -59,13 +58,14 @@ template <int N, class P> struct RowOperands {
 template <class F, class O, class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<F, typename O::template Type<T, I>...>;
 }
-/// The operands of the lambda F.
-template <class F, class P, int N = P::made> constexpr auto operands_of_lambda() {
+/// The operands of the lambda F, which takes T as well as others.
+template <class F, class P, class T = Num<vx::f32>, int N = P::made>
+constexpr auto operands_of_lambda() {
   using O = RowOperands<N, P>;
-  if constexpr (takes<F, O, Num<vx::f32>>(O::all))
+  if constexpr (takes<F, O, T>(O::all))
     return O{};
   else
-    return operands_of_lambda<F, P, N + 1>();
+    return operands_of_lambda<F, P, T, N + 1>();
 }
 template <class F, class P> using OperandsOf = decltype(operands_of_lambda<F, P>());
 
@@ -76,13 +76,13 @@ template <class R> [[gnu::always_inline]] inline auto as_tuple(R r) {
     return std::tuple{r};
 }
 template <size_t I> using Nth = std::integral_constant<size_t, I>;
-template <class F, class X, size_t... I>
-[[gnu::always_inline]] inline auto apply_row(const X& operand, std::index_sequence<I...>) {
-  return F{}(operand(Nth<I>{})...);
-}
 /// f(operand(Nth<0>), ...) as a tuple.
-template <class F, class O, class X> [[gnu::always_inline]] inline auto row_outputs(const X& x) {
-  return as_tuple(apply_row<F>(x, O::all));
+template <class F, class O, class X>
+[[gnu::always_inline]] inline auto row_outputs(const X& operand) {
+  return [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+    return as_tuple(F{}(operand(Nth<I>{})...));
+  }
+  (O::all);
 }
 template <class F, class O, class T, size_t... I> auto outputs_type(std::index_sequence<I...>) {
   return as_tuple(F{}(typename O::template Type<T, I>{}...));
@@ -136,16 +136,14 @@ template <class F, class V, class O> struct LongRow {
   }
   /// As many whole vectors as there are; returns their elements.
   [[gnu::flatten]] static int64_t run(char* const* out, const char* const* in, int64_t n) {
-    return run(out, in, n, std::make_index_sequence<given - kLongTensors>{});
-  }
-
- private:
-  template <size_t... K>
-  [[gnu::always_inline]] static int64_t run(char* const* out, const char* const* in, int64_t n,
-                                            std::index_sequence<K...>) {
     using Type = Num<V>;
-    const std::tuple numbers{
-        Type(vx::load(reinterpret_cast<const Lane<V>*>(in[K + kLongTensors])))...};
+    const auto load = [&](size_t k) {
+      return Type(vx::load(reinterpret_cast<const Lane<V>*>(in[k])));
+    };
+    const auto numbers = [&]<size_t... K>(std::index_sequence<K...>) {
+      return std::tuple{load(K + kLongTensors)...};
+    }
+    (std::make_index_sequence<given - kLongTensors>{});
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
       const auto operand = [&](auto k) __attribute__((always_inline)) {
@@ -215,18 +213,16 @@ template <class O, bool Usual, size_t K>
       return {p.first & ~15L, 1};
   }
 }
-template <class O, bool Usual, size_t... K>
-[[gnu::always_inline]] inline void integer_operands(const char* const* in, vx::Line* to,
-                                                    std::index_sequence<K...>) {
-  ((to[K] = integer_operand<O, Usual, K>(in)), ...);
-}
 
 // Flat: a row with a draw is so long that its lambda would be called, with vectors in memory.
 template <class F, class V, class S, class O, bool Usual>
 [[gnu::flatten]] void pointwise_places(char* const* out, const char* const* in, const int64_t* step,
                                        int64_t n) {
   vx::Line integers[O::count + 1];
-  integer_operands<O, Usual>(in, integers, O::all);
+  [&]<size_t... K>(std::index_sequence<K...>) {
+    ((integers[K] = integer_operand<O, Usual, K>(in)), ...);
+  }
+  (O::all);
   if (n < 16) return pointwise_vector<F, V, S, O, true>(out, in, integers, 0, static_cast<int>(n));
   // Copies that no store can alias: the compiler keeps what it can in registers.
   const char* at[O::given + 1];

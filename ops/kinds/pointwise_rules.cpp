@@ -1,5 +1,6 @@
 // Shape and dtype rules that all pointwise rows share.
 #include <bit>
+#include <optional>
 
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
@@ -26,31 +27,19 @@ static DType common_dtype(const OpCall& c) {
     for (int i = 0; i < c.n_in; ++i) numbers &= !c.in[i] || !takes_part(i);
     if (numbers) return made;
   }
-  int best[3] = {-1, -1, -1};  // dtype among dims, 0-d, scalars
-  auto merge = [&](int level, DType t) {
-    best[level] = best[level] < 0 ? static_cast<int>(t)
-                                  : static_cast<int>(promote(static_cast<DType>(best[level]), t));
-  };
+  std::optional<DType> best[3], result;  // Of tensors with dims, of 0-d ones, of numbers.
   for (int i = 0; i < c.n_in; ++i) {
     if (!takes_part(i)) continue;
-    if (const TensorImpl* t = c.in[i]) {
-      merge(t->ndim > 0 ? 0 : 1, t->dtype);
-    } else {
-      constexpr DType kinds[] = {kFloat32, kBool, kInt64, kFloat32};
-      merge(2, kinds[c.attrs.kind(i)]);
-    }
+    constexpr DType kinds[] = {kFloat32, kBool, kInt64, kFloat32};
+    const TensorImpl* t = c.in[i];
+    const DType own = t ? t->dtype : kinds[c.attrs.kind(i)];
+    std::optional<DType>& level = best[!t ? 2 : t->ndim > 0 ? 0 : 1];
+    level = level ? promote(*level, own) : own;
   }
-  int result = -1;
-  for (int b : best) {
-    if (b < 0) continue;
-    const DType t = static_cast<DType>(b);
-    if (result < 0) {
-      result = b;
-    } else if (category(t) > category(static_cast<DType>(result))) {
-      result = static_cast<int>(promote(t, static_cast<DType>(result)));
-    }
+  for (const std::optional<DType>& b : best) {
+    if (b && (!result || category(*b) > category(*result))) result = b;
   }
-  return result < 0 ? kFloat32 : static_cast<DType>(result);
+  return result.value_or(kFloat32);
 }
 
 static DType arithmetic_dtype(const OpCall& c) {
@@ -65,15 +54,14 @@ static DType arithmetic_dtype(const OpCall& c) {
 // step, a 0-d tensor, a condition.
 static bool exceeds_int32(const OpCall& c) {
   const uint32_t exact = c.op->pointwise->integers;
-  for (int i = 0, word = 0; i < c.n_in; ++i) {
-    if (exact >> i & 1) {
-    } else if (const TensorImpl* t = c.in[i]) {
-      if (t->dtype == kInt64) return true;
-    } else if (c.attrs.kind(i) != 3 && ((c.attrs.dynamic >> word & 1) ||
-                                        c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word]))) {
-      return true;
-    }
-    word += !c.in[i];
+  for (int i = 0, words = 0; i < c.n_in; ++i) {
+    const TensorImpl* t = c.in[i];
+    const int word = t ? 0 : words++;
+    const bool large =
+        t ? t->dtype == kInt64
+          : c.attrs.kind(i) != 3 && (c.attrs.dynamic >> word & 1 ||
+                                     c.attrs.v[word] != static_cast<int32_t>(c.attrs.v[word]));
+    if (large && !(exact >> i & 1)) return true;
   }
   return false;
 }
@@ -99,8 +87,7 @@ void settle_numbers(OpCall& c) {
 // What the call is to make: the words behind its numbers.
 static IntList made_sizes(const OpCall& c) {
   const uint32_t kinds = c.attrs.kinds;
-  const int words = std::popcount((kinds | kinds >> 1) & 0x55555555u);
-  return {c.attrs.v + words, static_cast<size_t>(c.attrs.n - words)};
+  return c.attrs.list(std::popcount((kinds | kinds >> 1) & 0x55555555u));
 }
 
 void pointwise_infer(OpCall& c) {
@@ -127,7 +114,6 @@ void pointwise_infer(OpCall& c) {
     OutMeta& m = c.meta[k];
     m.sizes = shape;
     m.device = where;
-    m.alias = -1;
     m.dtype = info.mask_out[k] ? kBool : dtype;
     if (c.attrs.dtype != 0xff) m.dtype = static_cast<DType>(c.attrs.dtype);
     if (!c.into) continue;

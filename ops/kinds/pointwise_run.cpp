@@ -20,12 +20,8 @@ constexpr int kMost = kMostPointwise;
 // How the loop sees one operand in the innermost dim. A number is splat once and for all.
 enum class Way : uint8_t { Direct, Number, Splat, Tile, Made };
 
-struct Buffers {
-  alignas(64) char data[kMost][kTile * 8];
-};
-struct Splats {
-  alignas(64) char data[kMaxOperands][16 * 8];
-};
+using Buffer = char[kTile * 8];
+using Splat = char[16 * 8];
 
 void load_splat(DType ct, char* to, DType from, const char* src) {
   load_tile(ct, to, from, src, 0, 1);
@@ -39,7 +35,7 @@ void load_splat(DType ct, char* to, DType from, const char* src) {
 
 // One run along the innermost dim, from the addresses `at`, at most `tile` elements at a time.
 void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, const Way* way,
-               Buffers* buf) {
+               Buffer* buf) {
   const int inner = it.ndim - 1;
   char* out[kMaxOutputs];
   const char* in[kMaxOperands];
@@ -48,7 +44,7 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, co
   for (int k = it.n_out; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     step[k - it.n_out] = way[k] == Way::Splat || way[k] == Way::Number ? 0 : 1;
-    if (way[k] == Way::Splat) load_splat(it.loop_type(k), buf->data[k], o.dtype, at[k]);
+    if (way[k] == Way::Splat) load_splat(it.loop_type(k), buf[k], o.dtype, at[k]);
   }
   for (int64_t begin = 0; begin < n; begin += tile) {
     const int64_t m = std::min(tile, n - begin);
@@ -60,11 +56,11 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, co
         in[k - it.n_out] = reinterpret_cast<const char*>(&places[k]);
         continue;
       }
-      char* p = at[k] + begin * o.stride[inner] * static_cast<int64_t>(itemsize(o.dtype));
+      char* p = at[k] + begin * o.stride[inner] * o.item();
       if (way[k] == Way::Tile && k >= it.n_out) {
-        load_tile(it.loop_type(k), buf->data[k], o.dtype, p, o.stride[inner], m);
+        load_tile(it.loop_type(k), buf[k], o.dtype, p, o.stride[inner], m);
       }
-      char* use = way[k] <= Way::Number ? p : buf->data[k];
+      char* use = way[k] <= Way::Number ? p : buf[k];
       if (k < it.n_out)
         out[k] = use;
       else
@@ -74,8 +70,8 @@ void run_inner(const Iteration& it, char* const* at, int64_t n, int64_t tile, co
     for (int k = 0; k < it.n_out; ++k) {
       if (way[k] != Way::Tile) continue;
       const PointwiseOperand& o = it.operands[k];
-      char* p = at[k] + begin * o.stride[inner] * static_cast<int64_t>(itemsize(o.dtype));
-      store_tile(o.dtype, p, o.stride[inner], it.loop_type(k), buf->data[k], m);
+      char* p = at[k] + begin * o.stride[inner] * o.item();
+      store_tile(o.dtype, p, o.stride[inner], it.loop_type(k), buf[k], m);
     }
   }
 }
@@ -88,19 +84,14 @@ int64_t choose_ways(const Iteration& it, Way* way) {
     const PointwiseOperand& o = it.operands[k];
     const bool dense = o.stride[inner] == 1 || it.size[inner] == 1;
     const bool integer = k >= it.n_out && it.info->integers >> (k - it.n_out) & 1;
-    if (o.made) {
-      way[k] = Way::Made;
-      if (o.stride[inner] > vx::longest_step) most = 1;
-    } else if (integer) {
-      way[k] = Way::Direct;
-    } else if (o.number) {
-      way[k] = Way::Number;
-    } else if (k >= it.n_out && o.stride[inner] == 0) {
-      way[k] = Way::Splat;
-    } else {
-      way[k] = dense && o.dtype == it.loop_type(k) ? Way::Direct : Way::Tile;
-      if (way[k] == Way::Tile) most = std::min(most, kTile);
-    }
+    way[k] = o.made                                  ? Way::Made
+             : integer                               ? Way::Direct
+             : o.number                              ? Way::Number
+             : k >= it.n_out && o.stride[inner] == 0 ? Way::Splat
+             : dense && o.dtype == it.loop_type(k)   ? Way::Direct
+                                                     : Way::Tile;
+    if (o.made && o.stride[inner] > vx::longest_step) most = 1;
+    if (way[k] == Way::Tile) most = std::min(most, kTile);
   }
   return most;
 }
@@ -117,15 +108,17 @@ class Rows {
     }
     for (int k = 0; k < it.count(); ++k) {
       const PointwiseOperand& o = it.operands[k];
-      if (o.made) {
-        set_places(k, first);
-        continue;
-      }
-      at[k] = o.base + first * o.stride[outer_] * static_cast<int64_t>(itemsize(o.dtype));
+      const int64_t item = o.made ? 0 : o.item();
+      int64_t element = first * o.stride[outer_];
       for (int d = 0; d < outer_; ++d) {
-        bytes_[d][k] = o.stride[d] * static_cast<int64_t>(itemsize(o.dtype));
-        at[k] += index_[d] * bytes_[d][k];
+        bytes_[d][k] = o.stride[d] * item;
+        element += index_[d] * o.stride[d];
       }
+      at[k] = o.base + element * item;
+      if (!o.made) continue;
+      vx::Line& place = places_[k - first_made_];
+      place = {element, o.stride[outer_]};
+      at[k] = reinterpret_cast<char*>(&place);
     }
   }
   void next() {
@@ -145,16 +138,6 @@ class Rows {
   char* at[kMost];
 
  private:
-  void set_places(int k, int64_t first) {
-    const int64_t* stride = it_.operands[k].stride;
-    vx::Line& p = places_[k - first_made_];
-    p = {first * stride[outer_], stride[outer_]};
-    for (int d = 0; d < outer_; ++d) {
-      bytes_[d][k] = 0;
-      p.first += index_[d] * stride[d];
-    }
-    at[k] = reinterpret_cast<char*>(&p);
-  }
   const Iteration& it_;
   int outer_, first_made_;
   vx::Line places_[kMaxMade];
@@ -194,26 +177,24 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
   Way way[kMost];
   choose_ways(it, way);
   const int inner = it.ndim - 1;
-  struct {
-    alignas(64) char data[kMostAcross][kAcrossBlock * 8];
-  } blocks;
+  alignas(64) char blocks[kMostAcross][kAcrossBlock * 8];
   const int64_t pitch = std::min(n, kAcrossWidth);
   bool flat = n == pitch, tiles = false;  // A block's rows follow one another in every operand.
   int64_t step[2][kMost];  // In bytes, of each operand: from element to element and row to row.
   char* block[kMost] = {};
   for (int k = 0, used = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
-    for (int d : {0, 1}) step[d][k] = o.stride[inner - d] * static_cast<int64_t>(itemsize(o.dtype));
+    for (int d : {0, 1}) step[d][k] = o.stride[inner - d] * o.item();
     if (used < kMostAcross && lies_across(it, k, inner - 1)) {
       way[k] = Way::Direct;
-      block[k] = blocks.data[used++];
+      block[k] = blocks[used++];
     } else {
       flat &= way[k] == Way::Number || (o.stride[inner] == 1 && o.stride[inner - 1] == n);
       tiles |= way[k] == Way::Tile;
     }
   }
   const int64_t most = (flat && tiles ? kTile : kAcrossBlock) / pitch;
-  Buffers buf;
+  alignas(64) Buffer buf[kMost];
   Rows rows(it, begin, 0);
   for (int64_t row = begin, height; row < end; row += height) {
     height = std::min({most, end - row, it.size[inner - 1] - row % it.size[inner - 1]});
@@ -233,7 +214,7 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
           at[k] = block[k] ? block[k] + r * pitch * static_cast<int64_t>(itemsize(it.compute))
                            : rows.at[k] + i * step[0][k] + r * step[1][k];
         }
-        run_inner(it, at, together, together, way, &buf);
+        run_inner(it, at, together, together, way, buf);
       }
     }
     for (int64_t r = 0; r < height; ++r) rows.next();
@@ -255,9 +236,9 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, in
     }
     return;
   }
-  Buffers buf;  // Uninitialised: only touched parts cost.
+  alignas(64) Buffer buf[kMost];  // Uninitialised: only touched parts cost.
   for (int64_t row = begin; row < end; ++row, rows.next())
-    run_inner(it, rows.at, n, tile, way, &buf);
+    run_inner(it, rows.at, n, tile, way, buf);
 }
 
 // What the loop takes in memory: bytes as they are, if all are of one dtype.
@@ -289,7 +270,7 @@ bool run_small(const OpCall& c) {
   }
   const char* in[kMaxOperands];
   int64_t step[kMaxOperands];
-  Splats splats;
+  alignas(64) Splat splats[kMaxOperands];
   for (int i = 0, word = 0; i < c.n_in; ++i) {
     const TensorImpl* t = c.in[i];
     const bool integer = info.integers >> i & 1;
@@ -297,9 +278,9 @@ bool run_small(const OpCall& c) {
       return false;
     const char* number = t ? nullptr : reinterpret_cast<const char*>(&c.attrs.v[word]);
     step[i] = t != nullptr;
-    in[i] = t ? t->data() : integer ? number : splats.data[i];
+    in[i] = t ? t->data() : integer ? number : splats[i];
     if (!t && !integer)
-      load_splat(compute, splats.data[i], c.attrs.kind(i) == 3 ? kFloat64 : kInt64, number);
+      load_splat(compute, splats[i], c.attrs.kind(i) == 3 ? kFloat64 : kInt64, number);
     word += !t;
   }
   const vx::Line line(0, 1);
@@ -320,12 +301,12 @@ void pointwise_run(OpCall& c) {
   if (!pointwise_iteration(c, it, copies)) return;
   it.compute = loop_dtype(c);
   it.loop = it.info->loop(it.compute);
-  Splats splats;
+  alignas(64) Splat splats[kMaxOperands];
   for (int i = 0; i < c.n_in; ++i) {
     PointwiseOperand& o = it.operands[it.n_out + i];
     if (!o.number || it.info->integers >> i & 1) continue;
-    load_splat(it.compute, splats.data[i], o.dtype, o.base);
-    o.base = splats.data[i];
+    load_splat(it.compute, splats[i], o.dtype, o.base);
+    o.base = splats[i];
   }
   const bool across = turn_across(it);
   const int64_t n = it.size[it.ndim - 1];

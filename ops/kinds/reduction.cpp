@@ -46,10 +46,8 @@ int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims) {
 IntList reduced_sizes(const IntList& sizes, const ReductionAttrs& a) {
   IntList out;
   for (int d = 0; d < sizes.size(); ++d) {
-    if (!(a.mask >> d & 1))
-      out.push_back(sizes[d]);
-    else if (a.keepdim)
-      out.push_back(1);
+    const bool reduced = a.mask >> d & 1;
+    if (!reduced || a.keepdim) out.push_back(reduced ? 1 : sizes[d]);
   }
   return out;
 }
@@ -138,14 +136,18 @@ struct Layout : ReductionLayout {
 
   int64_t width() const { return static_cast<int64_t>(itemsize(compute)); }
   bool folds_in_place() const { return direct && dtype == compute; }
-  const char* at(int64_t element) const {
+  // Of all rows, where they are direct: from one to the next, and to an element.
+  int64_t stride() const { return cols ? row_stride : outer_stride; }
+  const char* at(int64_t row, int64_t col) const {
+    int64_t element = (cols ? row % rows : row) * stride() + col;
+    if (cols) element += row / rows * outer_stride;
     return base + element * static_cast<int64_t>(itemsize(dtype));
   }
 };
 
-// A part of one outer index: rows from `row` on, `cols` columns from `col` on.
+// A part of one outer index: of rows from `row` on, `cols` columns from `col` on.
 struct ColumnPart {
-  int64_t outer, row, rows, col, cols;
+  int64_t row, rows, col, cols;
 };
 
 // Elements brought into order and to the compute type. What lies across is worth reading in large
@@ -155,21 +157,15 @@ struct Tile {
   int64_t most;
   explicit Tile(const Layout& l)
       : most(l.across ? static_cast<int64_t>(sizeof data) / l.width() : kReduceChunk) {}
-  // Direct rows, the first of which begins with `element`.
-  void convert(const Layout& l, int64_t element, int64_t stride, int64_t rows, int64_t cols) {
-    if (stride == cols) cols *= std::exchange(rows, 1);
-    for (int64_t r = 0; r < rows; ++r) {
-      load_tile(l.compute, data + r * cols * l.width(), l.dtype, l.at(element + r * stride), 1,
-                cols);
+  // Rows that are direct follow one another.
+  void load(const Layout& l, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t pitch) {
+    if (!l.direct) return l.elements->load(l.base, l.compute, row, rows, col, cols, data, pitch);
+    const char* from = l.at(row, col);
+    const int64_t step = l.stride() * static_cast<int64_t>(itemsize(l.dtype));
+    if (l.stride() == cols) cols *= std::exchange(rows, 1);
+    for (int64_t r = 0; r < rows; ++r, from += step) {
+      load_tile(l.compute, data + r * cols * l.width(), l.dtype, from, 1, cols);
     }
-  }
-  // Of the part's columns.
-  void load(const Layout& l, const ColumnPart& p, int64_t row, int64_t rows) {
-    if (l.direct) {
-      const int64_t first = p.outer * l.outer_stride + row * l.row_stride + p.col;
-      return convert(l, first, l.row_stride, rows, p.cols);
-    }
-    l.elements->load(l.base, l.compute, p.outer * l.rows + row, rows, p.col, p.cols, data, p.cols);
   }
 };
 
@@ -184,7 +180,7 @@ void finish_range(const Layout& l, int64_t begin, int64_t n) {
 // to[r] = row begin + r, of at most a chunk of elements each.
 void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   if (l.folds_in_place()) {
-    return l.fold->rows(l.at(begin * l.outer_stride), l.outer_stride, l.rows, n, to);
+    return l.fold->rows(l.at(begin, 0), l.outer_stride, l.rows, n, to);
   }
   Tile tile(l);
   const int64_t pitch = !l.across || l.rows % kShared ? l.rows : l.rows + kApart;
@@ -192,10 +188,7 @@ void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   if (batch > kAcrossRows) batch -= batch % kAcrossRows;
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
-    if (l.direct)
-      tile.convert(l, (begin + r) * l.outer_stride, l.outer_stride, m, l.rows);
-    else
-      l.elements->load(l.base, l.compute, begin + r, m, 0, l.rows, tile.data, pitch);
+    tile.load(l, begin + r, m, 0, l.rows, pitch);
     l.fold->rows(tile.data, pitch, l.rows, m, to + r * l.width());
   }
 }
@@ -208,14 +201,11 @@ void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, cha
     n = std::min(end - u, chunks - chunk);
     const char* p = tile.data;
     if (l.folds_in_place()) {
-      p = l.at(row * l.outer_stride + from);
+      p = l.at(row, from);
     } else {
       n = std::min(n, tile.most / kReduceChunk);
       const int64_t length = std::min(n * kReduceChunk, l.rows - from);
-      if (l.direct)
-        tile.convert(l, row * l.outer_stride + from, length, 1, length);
-      else
-        l.elements->load(l.base, l.compute, row, 1, from, length, tile.data, length);
+      tile.load(l, row, 1, from, length, length);
     }
     for (int64_t i = 0; i < n; ++i, to += l.width()) {
       const int64_t at = i * kReduceChunk, length = std::min(kReduceChunk, l.rows - from - at);
@@ -251,13 +241,12 @@ void drive_rows(Layout& l) {
 // to[cols] = at most a block of rows, which lie as they are.
 void run_block(const Layout& l, const ColumnPart& p, Tile& tile, char* to) {
   if (l.folds_in_place()) {
-    const char* at = l.at(p.outer * l.outer_stride + p.row * l.row_stride + p.col);
-    return l.fold->columns(at, l.row_stride, p.rows, p.cols, true, to);
+    return l.fold->columns(l.at(p.row, p.col), l.row_stride, p.rows, p.cols, true, to);
   }
   const int64_t step = tile.most / kColumnTile;
   for (int64_t r = 0; r < p.rows; r += step) {
     const int64_t m = std::min(step, p.rows - r);
-    tile.load(l, p, p.row + r, m);
+    tile.load(l, p.row + r, m, p.col, p.cols, p.cols);
     l.fold->columns(tile.data, p.cols, m, p.cols, r == 0, to);
   }
 }
@@ -274,7 +263,9 @@ void run_columns(const Layout& l, ColumnPart p, char* to) {
     p.rows = std::min(kReduceBlock, end - p.row);
     if (l.across) {
       const int64_t at = (p.row - begin) % together;
-      if (at == 0) tile.load(l, p, p.row, std::min(together, end - p.row));
+      if (at == 0) {
+        tile.load(l, p.row, std::min(together, end - p.row), p.col, p.cols, p.cols);
+      }
       l.fold->columns(tile.data + at * p.cols * l.width(), p.cols, p.rows, p.cols, true, sum);
     } else {
       run_block(l, p, tile, sum);
@@ -306,7 +297,7 @@ void drive_columns(const Layout& l) {
     for (int64_t u = begin; u < end; ++u) {
       const int64_t part = u / tiles, r = part % parts * height;
       const int64_t c = u % tiles * column_tile(l), n = std::min(column_tile(l), l.cols - c);
-      run_columns(l, {part / parts, r, std::min(height, l.rows - r), c, n},
+      run_columns(l, {part / parts * l.rows + r, std::min(height, l.rows - r), c, n},
                   to + part * row + c * l.width());
       if (parts == 1) finish_range(l, part * l.cols + c, n);
     }

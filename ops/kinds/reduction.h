@@ -119,13 +119,10 @@ inline constexpr KernelTypes<vx::f32, vx::f64, vx::i64> kFloatsAndInt64;  // int
 inline constexpr KernelTypes<vx::f32, vx::f64, vx::i64, vx::i32> kNumbers;
 
 template <class T> constexpr T reduction_init(double init) {
+  using Limits = std::numeric_limits<T>;
   if constexpr (std::is_integral_v<T>) {
-    if (init <= static_cast<double>(std::numeric_limits<T>::min())) {
-      return std::numeric_limits<T>::min();
-    }
-    if (init >= static_cast<double>(std::numeric_limits<T>::max())) {
-      return std::numeric_limits<T>::max();
-    }
+    if (init <= static_cast<double>(Limits::min())) return Limits::min();
+    if (init >= static_cast<double>(Limits::max())) return Limits::max();
   }
   return static_cast<T>(init);
 }

@@ -8,12 +8,6 @@ namespace brrr {
 
 namespace {
 
-// The dims that are walked, in this order.
-struct Order {
-  int n = 0;
-  int dim[kMaxDims];
-};
-
 // Neighbouring dims that are both reduced or both kept, merged.
 struct Runs {
   int n = 0;
@@ -23,22 +17,21 @@ struct Runs {
   int before_last = 0;  // Dims before the last run.
 };
 
-Runs find_runs(const TensorImpl& x, int64_t mask, const Order& order) {
+// `order` is that of the dims.
+Runs find_runs(const TensorImpl& x, int64_t mask, const IntList& order) {
   Runs r;
-  for (int i = 0; i < order.n; ++i) {
-    const int d = order.dim[i], last = r.n - 1;
+  for (int i = 0; i < order.size(); ++i) {
+    const int64_t d = order[i], whole = x.strides[d] * x.sizes[d];
     const bool reduced = mask >> d & 1;
-    if (r.n && r.reduced[last] == reduced) {
-      r.direct &= r.stride[last] == x.strides[d] * x.sizes[d];
-      r.size[last] *= x.sizes[d];
-      r.stride[last] = x.strides[d];
-    } else {
+    if (r.n == 0 || r.reduced[r.n - 1] != reduced) {
       r.before_last = i;
-      r.size[r.n] = x.sizes[d];
-      r.stride[r.n] = x.strides[d];
+      r.size[r.n] = 1;
+      r.stride[r.n] = whole;
       r.reduced[r.n++] = reduced;
     }
-    r.direct &= x.strides[d] >= 0;
+    r.direct &= x.strides[d] >= 0 && r.stride[r.n - 1] == whole;
+    r.size[r.n - 1] *= x.sizes[d];
+    r.stride[r.n - 1] = x.strides[d];
   }
   r.direct &= r.n == 0 || r.stride[r.n - 1] == 1;
   return r;
@@ -48,13 +41,13 @@ Runs find_runs(const TensorImpl& x, int64_t mask, const Order& order) {
 bool is_rows(const Runs& r) { return r.n > 0 && r.n <= 2 && r.reduced[r.n - 1]; }
 bool is_columns(const Runs& r) { return r.n == 0 || (!r.reduced[r.n - 1] && r.n <= 3); }
 
-Runs choose_order(const TensorImpl& x, int64_t mask, Order& order) {
+Runs choose_order(const TensorImpl& x, int64_t mask, IntList& order) {
   for (int d = 0; d < x.ndim; ++d) {
-    if (x.sizes[d] != 1) order.dim[order.n++] = d;
+    if (x.sizes[d] != 1) order.push_back(d);
   }
   Runs runs = find_runs(x, mask, order);
   if (!is_rows(runs) && !is_columns(runs)) {
-    std::stable_partition(order.dim, order.dim + order.n, [&](int d) { return !(mask >> d & 1); });
+    std::stable_partition(order.begin(), order.end(), [&](int64_t d) { return !(mask >> d & 1); });
     runs = find_runs(x, mask, order);
   }
   return runs;
@@ -74,15 +67,15 @@ void set_extents(ReductionLayout& l, const Runs& r) {
   }
 }
 
-IntList in_order(const int64_t* of, const Order& order) {
+IntList in_order(const int64_t* of, const IntList& order) {
   IntList v;
-  for (int i = 0; i < order.n; ++i) v.push_back(of[order.dim[i]]);
+  for (int64_t d : order) v.push_back(of[d]);
   return v;
 }
 
 }  // namespace
 
-static void set_layout(ReductionLayout& l, const OpCall& c, Order& order) {
+static void set_layout(ReductionLayout& l, const OpCall& c, IntList& order) {
   const TensorImpl& x = *c.in[0];
   l.compute = reduction_compute_dtype(*c.op, x);
   l.dtype = x.dtype;
@@ -91,21 +84,21 @@ static void set_layout(ReductionLayout& l, const OpCall& c, Order& order) {
   const Runs runs = choose_order(x, c.attrs.as<ReductionAttrs>().mask, order);
   set_extents(l, runs);
   l.direct = runs.direct;
-  l.across = order.n > 0 && x.strides[order.dim[order.n - 1]] != 1;
+  l.across = !order.empty() && x.strides[order[order.size() - 1]] != 1;
   if (l.direct) return;
   l.elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
                                                in_order(x.strides, order), runs.before_last);
 }
 
 void set_layout(ReductionLayout& l, const OpCall& c) {
-  Order order;
+  IntList order;
   set_layout(l, c, order);
 }
 
 ReductionLayout direct_layout(const OpCall& c) {
   const TensorImpl& x = *c.in[0];
   ReductionLayout l;
-  Order order;
+  IntList order;
   set_layout(l, c, order);
   l.base = x.data();
   if (l.direct) return l;

@@ -1,19 +1,14 @@
 #pragma once
 // The row op: a composite over rows, one generic lambda forward and one for its gradient.
 //
-//   using namespace brrr;
-//   const RowOp softmin{"softmin", "exp(min - x) / sum",
-//       [](auto x) { auto e = m::exp(row::min(x) - x); return e / row::sum(e); },
-//       [](auto, auto y, auto g) { return y * (row::sum(g * y) - g); }};
-//   Tensor y = softmin(x);
-//
-// A row is the last dim of its operands, or the last few. The lambda takes the operands and returns
-// one result or up to four in a tuple: elements, a number of each row, or (row::total, of which
-// there are at most four) a single number. On the way to them there may be 24 numbers of each row.
-// The gradient takes the operands, the results and the gradient of the first result, and returns
-// the gradients of the first operands, in order; that of an operand that all rows share is a
-// row::over_rows. Gradients of other results, and second derivatives, come from differentiating
-// the lambdas as tensors. 16-bit floats are widened first and rounded once, at the end.
+// (<brrr/row.h> has an example.) A row is the last dim of its operands, or the last few. The lambda
+// takes the operands and returns one result or up to four in a tuple: elements, a number of each
+// row, or (row::total, of which there are at most four) a single number. On the way to them there
+// may be 24 numbers of each row. The gradient takes the operands, the results and the gradient of
+// the first result, and returns the gradients of the first operands, in order; that of an operand
+// that all rows share is a row::over_rows. Gradients of other results, and second derivatives, come
+// from differentiating the lambdas as tensors. 16-bit floats are widened first and rounded once, at
+// the end.
 //
 // From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
 // the tests. See ops/vocabulary/row.h for what they may say.
@@ -58,6 +53,7 @@ template <class R> constexpr RowResult result_kind() {
 // The sums over all rows that an expression is made of: how many there are, and f(each).
 template <class E> inline constexpr int kTotals = 0;
 template <class V, class E> inline constexpr int kTotals<Total<V, E>> = 1;
+template <class... R> inline constexpr int kTotals<std::tuple<R...>> = (kTotals<R> + ...);
 template <class V, class F, Level L, class... A>
 inline constexpr int kTotals<Apply<V, F, L, A...>> = (kTotals<A> + ...);
 template <class V, class E, class F> void for_totals(const Total<V, E>& e, const F& f) { f(e); }
@@ -80,21 +76,11 @@ template <class F, Operand... O> struct RowKernels {
   template <size_t K>
   static constexpr RowResult kind = result_kind<std::tuple_element_t<K, Results<vx::f32>>>();
   static constexpr auto kAll = std::make_index_sequence<kResults>{};
-
-  static std::vector<RowResult> kinds() {
-    return []<size_t... K>(std::index_sequence<K...>) { return std::vector<RowResult>{kind<K>...}; }
-    (kAll);
+  static constexpr auto kKinds = []<size_t... K>(std::index_sequence<K...>) {
+    return std::array{kind<K>...};
   }
-  template <class... R> static constexpr int totals_of(std::type_identity<std::tuple<R...>>) {
-    return (kTotals<R> + ...);
-  }
-  static constexpr bool numbers() {
-    return []<size_t... K>(std::index_sequence<K...>) {
-      return ((kind<K> == RowResult::Number) || ...);
-    }
-    (kAll);
-  }
-  static constexpr int totals() { return totals_of(std::type_identity<Results<vx::f32>>{}); }
+  (kAll);
+  static constexpr int kTotals = lanes::kTotals<Results<vx::f32>>;
 
   // The first result of elements: what its rows are written to may hold other elements before.
   template <class V, size_t... K>
@@ -245,7 +231,7 @@ class RowOp : public OpDef {
       define<F, (static_cast<void>(I), Operand::Each)...>();
       add_gradient<F, Joined<G...>, (static_cast<void>(I), Operand::Each)...>();
     }
-    (std::make_index_sequence<arity<F>()>{});
+    (decltype(operands_of_lambda<F, Integers<>, RowNumbers, 1>())::all);
   }
   /// `operands` has their names. A gradient lambda may return those of several operands.
   template <Operand... O, class F, class... G>
@@ -274,27 +260,18 @@ class RowOp : public OpDef {
         own_name_(std::move(own_name)) {
     name = own_name_.c_str();
   }
-  template <class F, size_t... I> static constexpr bool takes_rows(std::index_sequence<I...>) {
-    return std::is_invocable_v<F, decltype(static_cast<void>(I), RowNumbers{})...>;
-  }
-  template <class F, int N = 1> static constexpr int arity() {
-    if constexpr (takes_rows<F>(std::make_index_sequence<N>{}))
-      return N;
-    else
-      return arity<F, N + 1>();
-  }
   template <class F, Operand... O> void define() {
     using Kernels = lanes::RowKernels<F, O...>;
     static_assert(sizeof...(O) <= kMaxRowOperands, "too many operands of a row op");
     static_assert(Kernels::kResults <= kMaxOutputs, "a row op gives at most four results");
-    static_assert(Kernels::totals() <= kMaxOutputs, "a row op takes at most four row::total()");
+    static_assert(Kernels::kTotals <= kMaxOutputs, "a row op takes at most four row::total()");
     n_out = Kernels::kResults;
     (add_operand(O), ...);
-    info.results = Kernels::kinds();
-    info.totals = Kernels::totals();
+    info.results.assign(Kernels::kKinds.begin(), Kernels::kKinds.end());
+    info.totals = Kernels::kTotals;
     info.loops[0].block = Kernels::template block<vx::f32>;
     info.loops[1].block = Kernels::template block<vx::f64>;
-    if constexpr (Kernels::numbers()) {
+    if constexpr (std::ranges::count(Kernels::kKinds, RowResult::Number) > 0) {
       info.loops[0].finish = Kernels::template finish<vx::f32>;
       info.loops[1].finish = Kernels::template finish<vx::f64>;
     }

@@ -42,16 +42,12 @@ struct RowTensorIds {
 struct RowTensor::Reading {
   static const Tensor& term(const RowTensor& a) { return a.t; }
   static double term(double a) { return a; }
-  static const RowTensor* shape() { return nullptr; }
-  template <class... B> static const RowTensor* shape(const RowTensor& a, const B&...) {
-    return &a;
-  }
-  template <class A, class... B> static const RowTensor* shape(const A&, const B&... b) {
-    return shape(b...);
-  }
+  static const RowTensor* rows(const RowTensor& a) { return &a; }
+  static const RowTensor* rows(double) { return nullptr; }
   template <class F, class... A> static RowTensor lift(const A&... a) {
-    const RowTensor& like = *shape(a...);
-    return with(like, F{}(term(a)...));
+    const RowTensor* like = nullptr;
+    ((like = like ? like : rows(a)), ...);
+    return with(*like, F{}(term(a)...));
   }
   static RowTensor with(const RowTensor& like, const Tensor& t) {
     return {t, like.whole, like.dims};
@@ -235,17 +231,13 @@ struct RowSym::Reading {
   static RowSym length(const RowSym&) { return add({Statement::Length, type()}); }
   static RowSym constant(const RowSym& x) { return x; }
   static RowSym pick(const RowSym& x, const RowSymIds& ids) {
-    return add({.kind = Statement::Pick, .type = type(), .which = ids.which, .args = {x.s.id}});
+    return add({Statement::Pick, type(), ids.which, {}, {x.s.id}});
   }
   static RowSymMask counts(const RowSymIds& ids) {
-    return {{SymScope::current().add({.kind = Statement::Counts,
-                                      .type = kBool,
-                                      .which = ids.which,
-                                      .varies = Statement::WithRow})}};
+    return mask({Statement::Counts, kBool, ids.which}, Statement::WithRow);
   }
   static RowSymMask is_at(const RowSymIds& ids) {
-    return {{SymScope::current().add(
-        {.kind = Statement::IsAt, .type = kBool, .which = ids.which, .varies = Statement::InRow})}};
+    return mask({Statement::IsAt, kBool, ids.which}, Statement::InRow);
   }
   static RowSym over_rows(const RowSym& x) {
     return fold<lifted::Add>(x, 0.0, Statement::FoldRows);
@@ -255,6 +247,10 @@ struct RowSym::Reading {
  private:
   static DType type() { return SymScope::current().compute(); }
   static RowSym add(Statement s) { return {Sym(SymScope::current().add(std::move(s)))}; }
+  static RowSymMask mask(Statement s, Statement::Varies v) {
+    s.varies = v;
+    return {{SymScope::current().add(std::move(s))}};
+  }
   template <class F>
   static RowSym fold(const RowSym& x, double init, Statement::Kind kind = Statement::Fold) {
     return {fold_emit(kind, F{}, x.s, literal(init))};

@@ -2,7 +2,6 @@
 // What a call does at least: its floating-point operations and the bytes that it has to move. Both
 // follow from the op's row.
 
-#include "ops/vocabulary/sym.h"
 #include "core/op.h"
 
 namespace brrr {

@@ -1,6 +1,7 @@
 // Building a program: dims are merged, rows become statements.
 #include <algorithm>
 #include <bit>
+#include <set>
 
 #include "ops/kinds/merge_dims.h"
 #include "ops/kinds/reduction.h"
@@ -21,12 +22,7 @@ class Builder {
       if (p_.windows[w].loaded) now_[w] = load(static_cast<int>(w));
     }
     for (const Step& s : steps) {
-      if (s.op->pointwise)
-        pointwise(s);
-      else if (s.op->row)
-        row(s);
-      else
-        reduction(s);
+      s.op->pointwise ? pointwise(s) : s.op->row ? row(s) : reduction(s);
     }
     for (size_t w = 0; w < now_.size(); ++w) {
       if (p_.windows[w].stored && now_[w] >= 0) store(static_cast<int>(w));
@@ -214,18 +210,17 @@ std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states,
   std::vector<RowPass> passes;
   for (int d = 0; d <= deepest; ++d) {
     RowPass& pass = passes.emplace_back();
-    std::vector<bool> in(p.statements.size());
+    std::set<int> in;
     const std::function<void(int)> need = [&](int id) {
       const Statement& s = p.statements[static_cast<size_t>(id)];
-      if (s.varies != Statement::InRow || in[static_cast<size_t>(id)]) return;
-      in[static_cast<size_t>(id)] = true;
+      if (s.varies != Statement::InRow || !in.insert(id).second) return;
       RowState& state = states[static_cast<size_t>(id)];
       const bool again = state.pass >= 0 && state.pass < d;
       if (!again) state.pass = d;
       if (again) state.kept = state.kept || keeps(id);
       if (!again || !state.kept) std::for_each(s.args.begin(), s.args.end(), need);
     };
-    for (int id = 0; id < static_cast<int>(in.size()); ++id) {
+    for (int id = 0; id < static_cast<int>(states.size()); ++id) {
       const Statement& s = p.statements[static_cast<size_t>(id)];
       const RowState& state = states[static_cast<size_t>(id)];
       if (!state.live) continue;
@@ -238,9 +233,7 @@ std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states,
           s.kind == Statement::Store && !state.after && p.window(s).stride[p.space.ndim - 1] != 0;
       if (d == deepest && (stores || s.kind == Statement::FoldRows)) need(id);
     }
-    for (int id = 0; id < static_cast<int>(in.size()); ++id) {
-      if (in[static_cast<size_t>(id)]) pass.list.push_back(id);
-    }
+    pass.list.assign(in.begin(), in.end());
   }
   return passes;
 }

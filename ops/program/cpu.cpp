@@ -20,7 +20,6 @@ class Text : public CpuText {
   explicit Text(const Program& p) : CpuText(p), ahead_(p.windows.size()) {}
 
   CpuKernel run() {
-    out_.arguments = cpu_arguments(p_);
     ask_ahead();
     text_ = "(char* const* a, long begin, long end) {\n";
     pointers();
@@ -36,9 +35,9 @@ class Text : public CpuText {
       for (int d = 0; d < inner; ++d) out_.extent *= size_[d];
       out_.unit = size_[inner];
       out_.grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(size_[inner], 1));
-      std::vector<size_t> touched;
+      std::set<size_t> touched;
       for (size_t w = 0; w < p_.windows.size(); ++w) {
-        if (window(w).touched()) touched.push_back(w);
+        if (window(w).touched()) touched.insert(w);
       }
       text_ += "for (long r = begin; r < end; ++r) {\n";
       row_pointers("r", touched);

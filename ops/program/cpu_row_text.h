@@ -10,7 +10,6 @@
 
 #include "ops/kinds/reduction.h"
 #include "ops/program/cpu_text.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -34,6 +33,7 @@ class RowText : public CpuText {
         states_(row_states(p)) {
     for (int id = static_cast<int>(states_.size()); id-- > 0;) {
       if (!of(id).live) continue;
+      live_.insert(live_.begin(), id);
       deepest_ = std::max(deepest_, of(id).depth);
       if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
       if (at(id).kind == Statement::Total) totals_.push_back(id);
@@ -49,15 +49,6 @@ class RowText : public CpuText {
 
  protected:
   const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
-  // The statements that a result depends on.
-  std::vector<int> live() const {
-    std::vector<int> ids;
-    for (int id = 0; id < static_cast<int>(states_.size()); ++id) {
-      if (of(id).live) ids.push_back(id);
-    }
-    return ids;
-  }
-
   // Loads and polynomials that a value of elements is made of.
   void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
     if (!in_row(id) || seen[static_cast<size_t>(id)]) return;
@@ -88,11 +79,6 @@ class RowText : public CpuText {
   int64_t blocks_kept(int id) const { return pipelined_ ? deepest_ - of(id).pass + 1 : 1; }
   int64_t bytes_kept(int id) const {
     return blocks_kept(id) * block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
-  }
-
-  template <class T> static void distinct(std::vector<T>& list) {
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
   }
 
   // --- the text of a pass ------------------------------------------------------------------------
@@ -128,24 +114,22 @@ class RowText : public CpuText {
 
   // Pointers and numbers that the pass reads in row r.
   void row_names(const RowPass& pass) {
-    std::vector<int> used = pass.list;
+    std::set<int> used(pass.list.begin(), pass.list.end());
     for (int id : pass.picks) picked(at(id).args[0], used);
-    std::vector<size_t> windows, ids;
-    std::vector<int> given, statements = used;
-    statements.insert(statements.end(), pass.folds.begin(), pass.folds.end());
-    statements.insert(statements.end(), pass.picks.begin(), pass.picks.end());
+    std::set<size_t> windows, ids;
+    std::set<int> given, statements = used;
+    statements.insert(pass.folds.begin(), pass.folds.end());
+    statements.insert(pass.picks.begin(), pass.picks.end());
     for (int id : statements) {
       const Statement& s = at(id);
-      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) {
-        ids.push_back(static_cast<size_t>(s.which));
-      }
+      const auto w = static_cast<size_t>(s.which);
+      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) ids.insert(w);
       const bool reads = s.kind == Statement::Load && !(of(id).kept && of(id).pass < current_);
-      if (reads || s.kind == Statement::Store) windows.push_back(static_cast<size_t>(s.which));
+      if (reads || s.kind == Statement::Store) windows.insert(w);
       for (int a : s.args) {
-        if (at(a).varies == Statement::WithRow) given.push_back(a);
+        if (at(a).varies == Statement::WithRow) given.insert(a);
       }
     }
-    distinct(windows), distinct(ids), distinct(given), distinct(used);
     text_ += "const long q = r0 + r;\n";
     row_pointers("q", windows);
     // Before the first row and behind the last a pipelined pass has none.
@@ -162,10 +146,10 @@ class RowText : public CpuText {
       }
     }
   }
-  void picked(int id, std::vector<int>& list) const {
+  void picked(int id, std::set<int>& all) const {
     if (!in_row(id)) return;
-    list.push_back(id);
-    for (int a : at(id).args) picked(a, list);
+    all.insert(id);
+    for (int a : at(id).args) picked(a, all);
   }
 
   // Element `id` of the row, computed where it is.
@@ -266,7 +250,7 @@ class RowText : public CpuText {
     begin();
     for (int id : totals_) fold_all(id, std::to_string(rows_));
     std::vector<int> places;  // Statements of each place in the rows.
-    for (int id : live()) {
+    for (int id : live_) {
       const Statement& s = at(id);
       if (!of(id).after) continue;
       const bool store = s.kind == Statement::Store;
@@ -318,7 +302,7 @@ class RowText : public CpuText {
   const int64_t padded_;  // The length of a row in the kernel's own memory.
   int deepest_ = 0;
   bool pipelined_ = false;  // Passes run side by side, each a block behind the one before.
-  std::vector<int> columns_, totals_;
+  std::vector<int> live_, columns_, totals_;  // Statements: what a result depends on; of those.
   std::vector<RowPass> passes_;
   int current_ = 0;  // The pass that is printed.
 

@@ -14,7 +14,6 @@ class RowWalk : public RowText {
   using RowText::RowText;
 
   CpuKernel run() {
-    out_.arguments = cpu_arguments(p_);
     plan_scratch();
     const int64_t unit = columns_.empty() ? block_ : kReduceBlock;
     out_.extent = (rows_ + unit - 1) / unit;
@@ -55,7 +54,7 @@ class RowWalk : public RowText {
 
   // Numbers that depend on no row.
   void store_for_all() {
-    for (int id : live()) {
+    for (int id : live_) {
       const Statement& s = at(id);
       if (s.kind != Statement::Store || !is_for_all(s) || of(id).after) continue;
       text_ += "if (begin == 0) ";
@@ -66,7 +65,7 @@ class RowWalk : public RowText {
   // Of each row a number, and what later passes load again; in a pipeline those of all blocks that
   // are on their way.
   void arrays() {
-    for (int id : live()) {
+    for (int id : live_) {
       const std::string type = element(id);
       const char* all = pipelined_ ? "all_" : "";
       if (at(id).varies == Statement::WithRow) {
@@ -90,20 +89,20 @@ class RowWalk : public RowText {
 
   // Those of depth d that are no folds, a row a lane.
   void numbers(int d) {
-    std::vector<int> list, given;
-    for (int id : live()) {
+    std::vector<int> list;
+    std::set<int> given;
+    for (int id : live_) {
       const Statement& s = at(id);
       const bool of_row = s.varies == Statement::WithRow && s.kind != Statement::Store;
       if (!of_row || is_fold(id) || of(id).depth != d) continue;
       list.push_back(id);
       for (int a : s.args) {
         if (at(a).varies == Statement::WithRow && (is_fold(a) || of(a).depth < d)) {
-          given.push_back(a);
+          given.insert(a);
         }
       }
     }
     if (list.empty()) return;
-    distinct(given);
     text_ += "{\n";
     for (int id : given) {
       print("const auto v{} = {};\n", id, from_memory(id, fmt::format("load(w{})", id)));
@@ -131,15 +130,12 @@ class RowWalk : public RowText {
   void scattered(int id) {
     const Statement& s = at(id);
     if (s.kind != Statement::Load || is_dense(window(s))) return;
-    const auto w = static_cast<size_t>(s.which);
     text_ += "for (long r = 0; r < rows; ++r) {\nconst long q = r0 + r;\n";
-    row_pointers("q", {w});
-    const std::string x = window(w).source == Window::Index ? fmt::format("splat(p{})", w)
-                                                            : fmt::format("splat(*p{})", w);
-    print("w{}[r] = {}[0];\n}}\n", id, to_memory(id, fill(spelling(window(w).dtype).load, {x})));
+    row_pointers("q", {static_cast<size_t>(s.which)});
+    print("w{}[r] = {}[0];\n}}\n", id, to_memory(id, load(s, 0, false)));
   }
   void store_row_numbers() {
-    for (int id : live()) {
+    for (int id : live_) {
       const Statement& s = at(id);
       const bool total = s.kind == Statement::Total;
       if (!total && (s.kind != Statement::Store || is_element_store(id) || is_for_all(s))) continue;
@@ -204,12 +200,11 @@ class RowWalk : public RowText {
   }
   // The first pass that loads from a window.
   int first_pass(size_t w) const {
-    int first = deepest_ + 1;
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
-      const bool loads = at(id).kind == Statement::Load && at(id).which == static_cast<int>(w);
-      if (loads && of(id).pass >= 0) first = std::min(first, of(id).pass);
-    }
-    return first;
+    const auto loads = [&](int id) {
+      return at(id).kind == Statement::Load && at(id).which == static_cast<int>(w);
+    };
+    const auto reads = [&](const RowPass& pass) { return std::ranges::any_of(pass.list, loads); };
+    return static_cast<int>(std::ranges::find_if(passes_, reads) - passes_.begin());
   }
 
   // All folds in one walk over the row: chunks of kReduceChunk, in each four accumulators.
@@ -255,10 +250,8 @@ class RowWalk : public RowText {
         unit, rows_, deepest_, block_);
     std::string together;
     for (int d = 0; d <= deepest_; ++d) {
-      print(
-          "const long at{0} = first + (t - {0}) * {1};\nconst int rows{0} = "
-          "count(at{0});\n",
-          d, block_);
+      print("const long at{0} = first + (t - {0}) * {1};\nconst int rows{0} = count(at{0});\n", d,
+            block_);
       together += fmt::format("{}rows{} == {}", d ? " && " : "", d, block_);
     }
     print("const bool together = {};\n", together);
@@ -283,10 +276,8 @@ class RowWalk : public RowText {
       apart += fmt::format("for (long i = 0; r < rows{0} && i < {1}; i += 64) body{0}(i);\n", d,
                            n_ / 64 * 64);
     }
-    print(
-        "if (together) {{\nfor (long i = 0; i < {}; i += 64) {{{} }}\n}} else "
-        "{{\n{}}}\n",
-        n_ / 64 * 64, whole, apart);
+    print("if (together) {{\nfor (long i = 0; i < {}; i += 64) {{{} }}\n}} else {{\n{}}}\n",
+          n_ / 64 * 64, whole, apart);
     for (int d = 0; d <= deepest_; ++d) end_of_row(d);
     print("{}\n}}\n{{\n", scopes);
     names_of_block(deepest_);
@@ -304,7 +295,7 @@ class RowWalk : public RowText {
     print("const long r0 = at{0};\nconst int rows = rows{0};\n", d);
     if (!columns_.empty()) print("const long k = r0 / {};\n", kReduceBlock);
     const std::string turn = fmt::format("(t + {})", deepest_ - d);
-    for (int id : live()) {
+    for (int id : live_) {
       if (at(id).varies == Statement::WithRow) {
         print("{0}* const w{1} = all_w{1} + {2} % {3} * 16;\n", element(id), id, turn,
               blocks_of_numbers());

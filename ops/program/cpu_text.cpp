@@ -7,7 +7,6 @@
 
 #include "core/hash.h"
 #include "ops/kinds/reduction.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -22,20 +21,13 @@ int prefetch_level() {
 
 CpuText::CpuText(const Program& p)
     : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {
+  out_.arguments = cpu_arguments(p);
   int64_t bytes = 0;
   for (const Window& w : p.windows) bytes += p.bytes_of(w);
   streaming_ = bytes >= kStreaming;
-  if (streaming_) choose_stores();
-}
-
-bool CpuText::streams(const Window& w) const {
-  return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
-}
-
-// They need whole, aligned cache lines: the rows' distances are checked here, the addresses when
-// the kernel starts.
-void CpuText::choose_stores() {
-  for (size_t w = 0; w < around_.size(); ++w) {
+  // Stores around the caches need whole, aligned cache lines: the rows' distances are checked here,
+  // the addresses when the kernel starts.
+  for (size_t w = 0; streaming_ && w < around_.size(); ++w) {
     const Window& x = window(w);
     bool around = x.in_memory() && inner_stride(w) == 1 && x.stored && !x.loaded && x.item() >= 4 &&
                   streams(x);
@@ -45,15 +37,8 @@ void CpuText::choose_stores() {
   }
 }
 
-void CpuText::check_addresses() {
-  if (!any_around_) return;
-  std::string together = "0";
-  for (size_t w = 0; w < around_.size(); ++w) {
-    if (!around_[w]) continue;
-    together +=
-        ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
-  }
-  print("const bool around = ({}) % 64 == 0;\n", together);
+bool CpuText::streams(const Window& w) const {
+  return std::all_of(w.stride, w.stride + ndim_, [](int64_t s) { return s != 0; });
 }
 
 std::vector<int> CpuText::all(Statement::Varies which) const {
@@ -63,10 +48,6 @@ std::vector<int> CpuText::all(Statement::Varies which) const {
     if (s.varies == which && !is_literal(s)) ids.push_back(static_cast<int>(k));
   }
   return ids;
-}
-
-std::string CpuText::pointer_type(const Window& w) {
-  return w.source == Window::Index ? "long" : fmt::format("{}*", spelling(w.dtype).element);
 }
 
 void CpuText::pointers() {
@@ -79,10 +60,16 @@ void CpuText::pointers() {
   for (size_t w = 0; w < p_.windows.size(); ++w) {
     if (window(w).touched() && !window(w).in_memory()) print("const long {}{} = 0;\n", origin(), w);
   }
-  check_addresses();
+  std::string together = "0";
+  for (size_t w = 0; w < around_.size(); ++w) {
+    if (!around_[w]) continue;
+    together +=
+        ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
+  }
+  if (any_around_) print("const bool around = ({}) % 64 == 0;\n", together);
 }
 
-void CpuText::row_pointers(const std::string& r, const std::vector<size_t>& windows) {
+void CpuText::row_pointers(const std::string& r, const std::set<size_t>& windows) {
   // The row number taken apart into the outer dims, the last of them fastest.
   std::string rest = r;
   for (int d = ndim_ - 2; d >= 0; --d) {
@@ -267,23 +254,9 @@ void CpuText::store_number(const Statement& s) {
   store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
 }
 
-std::string CpuText::element(int id) const { return spelling(at(id).type).element; }
-std::string CpuText::vector(int id) const { return spelling(at(id).type).vector; }
 // Lanes have four bytes at least.
 bool CpuText::fits(int id) const {
   return 16 * std::max<size_t>(itemsize(at(id).type), 4) <= BRRR_VX_BYTES;
-}
-std::string CpuText::carried(int id) const {
-  return fits(id) ? vector(id) : "Parts<" + vector(id) + ">";
-}
-std::string CpuText::value_of(int id, const std::string& carried) const {
-  return fits(id) ? carried : carried + ".get()";
-}
-std::string CpuText::combined(int fold, const std::string& x, const std::string& y) const {
-  return fill(at(fold).text, {x, y});
-}
-std::string CpuText::combiner(int fold) const {
-  return fmt::format("[](auto x, auto y) {{ return {}; }}", combined(fold, "(x)", "(y)"));
 }
 std::string CpuText::function(const std::string& text) {
   Fnv of_text;
@@ -311,9 +284,9 @@ void CpuText::take(const std::vector<int>& folds, int u, const std::string& name
 std::string CpuText::fold_four(int fold, const std::string& names) {
   const std::string name =
       function(fmt::format("BRRR_VX auto $0({0} a, {0} b, {0} c, {0} d) {{\n"
-                           "const auto op = {1};\n"
+                           "const auto op = [](auto x, auto y) {{ return {1}; }};\n"
                            "return reduce(op(op(a, b), op(c, d)), op);\n}}\n",
-                           vector(fold), combiner(fold)));
+                           vector(fold), combined(fold, "(x)", "(y)")));
   std::string all;
   for (const char* k : {"0", "1", "2", "3"}) {
     all += (all.empty() ? "" : ", ") + value_of(fold, fill(names, {k}));

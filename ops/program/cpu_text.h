@@ -3,9 +3,11 @@
 // stores and statements over vectors.
 
 #include <functional>
+#include <set>
 
 #include "ops/program/cpu.h"
 #include "ops/program/printer.h"
+#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -44,13 +46,15 @@ class CpuText : protected Printer {
   std::vector<int> all(Statement::Varies which) const;
 
   const char* origin() const { return ndim_ > 1 ? "o" : "p"; }
-  static std::string pointer_type(const Window& w);
+  static std::string pointer_type(const Window& w) {
+    return w.source == Window::Index ? "long" : fmt::format("{}*", spelling(w.dtype).element);
+  }
   /// Every element of the space has a place of its own there.
   bool streams(const Window& w) const;
   /// The arguments as pointers, and whether stores may go around the caches.
   void pointers();
   /// `p<w>` of windows in row `r`, a number.
-  void row_pointers(const std::string& r, const std::vector<size_t>& windows);
+  void row_pointers(const std::string& r, const std::set<size_t>& windows);
   /// The innermost dim from `from` to `to`, `unroll` vectors at a time, then under a mask; nothing
   /// is left for that if a known length is made of whole vectors.
   void loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
@@ -62,6 +66,7 @@ class CpuText : protected Printer {
   /// Statement by statement over all vectors of an unrolled body: independent chains side by side.
   void emit(const std::vector<int>& ids, int unroll, bool tail);
   virtual std::string line(int id, int u, bool tail);
+  std::string load(const Statement& x, int u, bool tail);
   /// A formula of the operands' `u`-th vectors.
   std::string formula(int id, int u) const;
   /// Stores `count` numbers, lanes of `value`, from `place` on; the one number that a window has.
@@ -73,15 +78,19 @@ class CpuText : protected Printer {
   virtual void at_body(int /*unroll*/) {}
   /// What the name of a statement's value is in vector u.
   std::string name(int id, int u) const;
-  /// The fold's combine of two expressions, and as a function.
-  std::string combined(int fold, const std::string& x, const std::string& y) const;
-  std::string combiner(int fold) const;
-  std::string vector(int id) const;   ///< The type of a statement's value,
-  std::string element(int id) const;  ///< and of an element of it.
+  /// The fold's combine of two expressions.
+  std::string combined(int fold, const std::string& x, const std::string& y) const {
+    return fill(at(fold).text, {x, y});
+  }
+  /// The type of a statement's value, and of an element of it.
+  std::string vector(int id) const { return spelling(at(id).type).vector; }
+  std::string element(int id) const { return spelling(at(id).type).element; }
   /// What a loop carries on of such values, and the value of that. Where it fits a register that is
   /// the vector itself, which compiles faster than Parts of it.
-  std::string carried(int id) const;
-  std::string value_of(int id, const std::string& carried) const;
+  std::string carried(int id) const { return fits(id) ? vector(id) : "Parts<" + vector(id) + ">"; }
+  std::string value_of(int id, const std::string& carried) const {
+    return fits(id) ? carried : carried + ".get()";
+  }
   /// The name of a function of that text, whose `$0` is the name: what several kernels call is
   /// compiled once for all of them.
   std::string function(const std::string& text);
@@ -108,9 +117,6 @@ class CpuText : protected Printer {
   CpuKernel out_;
 
  private:
-  void choose_stores();
-  void check_addresses();
-  std::string load(const Statement& x, int u, bool tail);
   std::string store(const Statement& x, int u, bool tail);
   bool is_literal(const Statement& s) const {
     return s.kind == Statement::Constant || (s.kind == Statement::Number && !number(s).control);

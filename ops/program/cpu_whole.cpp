@@ -3,7 +3,6 @@
 // on them. The length is an argument, so that tensors of all sizes share the text.
 #include "ops/kinds/reduction.h"
 #include "ops/program/cpu_text.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -27,7 +26,6 @@ class WholeWalk : public CpuText {
 
   CpuKernel run() {
     const int64_t chunks = (p_.row + kReduceChunk - 1) / kReduceChunk;
-    out_.arguments = cpu_arguments(p_);
     out_.arguments.push_back({CpuArgument::Length});
     out_.arguments.push_back({CpuArgument::Scratch});
     out_.extent = chunks;

@@ -14,10 +14,7 @@ class Text : Printer {
 
   std::string run() {
     group();
-    if (walk_.turned < 0)
-      groups();
-    else
-      tiles();
+    walk_.turned < 0 ? groups() : tiles();
     text_ += table_ ? "}\n}\n" : "}\n";
     return printed();
   }
@@ -109,10 +106,8 @@ class Text : Printer {
           single += each + one(memory(w), dense, ".v[u]");
           break;
         case Window::Row:
-          text_ += one(pack(w), row, "");
-          break;
         case Window::Held:
-          text_ += one(memory(w), row, "");
+          text_ += one(reach(w) == Window::Row ? pack(w) : memory(w), row, "");
           break;
         default:
           if (rows) {

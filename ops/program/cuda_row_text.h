@@ -4,6 +4,7 @@
 // totals, which kernels of their own finish.
 
 #include <algorithm>
+#include <set>
 
 #include "ops/program/cuda_rows.h"
 #include "ops/program/printer.h"
@@ -159,18 +160,16 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
   const char* length() const { return walk_.wide ? "long" : "int"; }
   // The positions that it names, and whether they count.
   void find_ids() {
-    std::vector<std::string> ids, all;
+    std::set<std::string> known;
     for (int id = 0; id < count(); ++id) {
       const Statement& s = at(id);
       if (!of(id).live || !reads_id(s)) continue;
-      if (std::find(ids.begin(), ids.end(), id_of(s)) == ids.end()) {
-        ids.push_back(id_of(s));
-        print("const long {} = on ? *(const long*)({}) : 0;\n", ids.back(), address(s.which));
+      if (known.insert(id_of(s)).second) {
+        print("const long {} = on ? *(const long*)({}) : 0;\n", id_of(s), address(s.which));
       }
-      if (std::find(all.begin(), all.end(), counts(s)) == all.end()) {
-        all.push_back(counts(s));
-        print("const bool {0} = on && {1} != {2} && in_range(p.fault, {1}, n, p.op);\n", all.back(),
-              ids.back(), number(static_cast<size_t>(p_.ignored(s))));
+      if (known.insert(counts(s)).second) {
+        print("const bool {0} = on && {1} != {2} && in_range(p.fault, {1}, n, p.op);\n", counts(s),
+              id_of(s), number(static_cast<size_t>(p_.ignored(s))));
       }
     }
   }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/check.h"
 #include "ops/program/cuda_rows.h"
 
 namespace brrr::program {
@@ -35,7 +34,6 @@ int64_t steps_of(const RowWalk& walk) {
 
 // Cuts rows into pieces of so many elements, the outermost dim but `outer`.
 void cut(RowWalk& walk, Space& space, std::span<Window> windows, int outer, int64_t piece) {
-  BRRR_CHECK(space.ndim < kSpaceDims, "cuda: a kernel over rows of too many dims");
   const int last = space.ndim++;
   const auto insert = [&](int64_t* all, int64_t outermost, int64_t innermost) {
     std::copy_backward(all + outer, all + last, all + last + 1);

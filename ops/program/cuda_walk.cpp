@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/device_kernel.h"
-
 namespace brrr::program {
 
 namespace {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,7 @@ struct Space {
   int ndim = 0;
   int64_t size[kSpaceDims] = {};
   int64_t numel() const {
-    int64_t n = 1;
-    for (int d = 0; d < ndim; ++d) n *= size[d];
-    return n;
+    return std::accumulate(size, size + ndim, int64_t{1}, std::multiplies<>());
   }
 };
 

@@ -126,7 +126,7 @@ struct GradientBucket {
     for (size_t k = 0; k < members; ++k) {
       if (!rows.back()[k].at) absent += fmt::format("{} {}", absent.empty() ? "" : ",", k);
     }
-    job->set_what(absent.empty() ? what : fmt::format("{} without gradients{}", what, absent));
+    job->what = absent.empty() ? what : fmt::format("{} without gradients{}", what, absent);
   }
   void wait() { on_gpu ? on_gpu->end() : Exchange::get().wait(*job); }
   // What a pass that threw has left: a sum under way is awaited first.
@@ -288,7 +288,7 @@ Buckets::~Buckets() {
   }
   if (uses_ && uses_->started) Exchange::get().let_go(*uses_);
   if (uses_) Exchange::get().retire(uses_);
-  if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag(), tags());
+  if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag, tags());
 }
 
 void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const {
