@@ -144,3 +144,13 @@ TEST_CASE("cuda gemm: rows that are no multiple of 16 bytes, by padded copies") 
     check_close(on_cpu(got[i]), want[i], 0.02);
   }
 }
+
+TEST_CASE("cuda: products of bytes, whose copies are turned, in a batch that broadcasts") {
+  if (!have_device()) return;
+  const auto product = [](Device device) {
+    const Tensor a = arange(24).to(kUInt8).view({2, 1, 3, 4}).to(device);
+    const Tensor b = arange(90).to(kUInt8).view({2, 3, 3, 5}).to(device);
+    return matmul(a.transpose(-2, -1), b);
+  };
+  check_same(on_cpu(product(kCUDA)), product(kCPU));
+}

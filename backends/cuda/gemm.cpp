@@ -86,7 +86,7 @@ GemmShape shape_of(const brrr::Gemm& g) {
 
 void gemm(const brrr::Gemm& g) { multiply(shape_of(g), g.dtype, g.a, g.b, g.c); }
 
-// Each operand's batch is one walk (ops/rows/product.cpp), so that its distances are even.
+// Each operand's batch is one walk (ops/rows/matmul.cpp), so that its distances are even.
 void gemm_batch(const brrr::Gemm& g, int64_t n, const int64_t* at) {
   const auto size = static_cast<int64_t>(itemsize(g.dtype));
   GemmShape s = shape_of(g);

@@ -180,8 +180,6 @@ template <bool kMax> void arg_cuda(OpCall& c) {
   run_kernel(arg_rows_kernel, v, {blocks_for(a.rows, 8)}, a);
 }
 
-// --- rows ----------------------------------------------------------------------------------------
-
 // ReductionAttrs with a mask of one bit.
 void arg_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];

@@ -24,20 +24,14 @@ constexpr double kInfinity = __builtin_inf();
 constexpr const char* kName = "scaled_dot_product_attention";
 using enum attention::Operand;
 
-// --- kernels -------------------------------------------------------------------------------------
-
-std::optional<DropoutDraw> dropout_of(const OpCall& c) {
-  const TensorImpl* key = c.in[Key];
-  if (!key) return std::nullopt;
-  const auto* words = reinterpret_cast<const int64_t*>(key->data());
-  const DropoutRate rate(c.attrs.as<AttentionAttrs>().dropout);
-  return DropoutDraw{rate, words[0], words[key->strides[0]]};
-}
-
-// f(T{}, head, its number) for all heads, one task each where that pays.
+// f(head, its number) for all heads, one task each where that pays.
 template <class F>
 void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const F& f) {
-  const auto draw = dropout_of(c);
+  std::optional<DropoutDraw> draw;
+  if (const TensorImpl* key = c.in[Key]) {
+    const auto* words = reinterpret_cast<const int64_t*>(key->data());
+    draw = {DropoutRate(o.attrs.dropout), words[0], words[key->strides[0]]};
+  }
   const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
   const int64_t room = attention_room(o.width, o.depth);
   const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
@@ -47,7 +41,7 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
       for (int64_t i = begin; i < end; ++i) {
         AttentionHead<T> head(o, i, draw ? &*draw : nullptr);
         if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
-        f(T{}, head, i);
+        f(head, i);
       }
     });
   });
@@ -69,10 +63,9 @@ struct HeadsOutput : DenseOutput {
 void attention_cpu(OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
   const AttentionOperands o(c, compute);
-  HeadsOutput out(c.out[0], compute, c.attrs.as<AttentionAttrs>());
+  HeadsOutput out(c.out[0], compute, o.attrs);
   DenseOutput max(c.out[1], compute), sum(c.out[2], compute);
-  for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
-    using T = decltype(t);
+  for_heads(c, compute, o, [&]<class T>(const AttentionHead<T>& head, int64_t i) {
     attention_forward<T>(head, out.of<T>(i), max.as<T>() + i * o.queries,
                          sum.as<T>() + i * o.queries);
   });
@@ -83,11 +76,9 @@ void attention_backward_cpu(OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
   const AttentionOperands o(c, compute);
   const DenseInput max(c.in[Max], compute), sum(c.in[Sum], compute);
-  const auto attrs = c.attrs.as<AttentionAttrs>();
-  HeadsOutput dq(c.out[0], compute, attrs), dk(c.out[1], compute, attrs),
-      dv(c.out[2], compute, attrs);
-  for_heads(c, compute, o, [&](auto t, const auto& head, int64_t i) {
-    using T = decltype(t);
+  HeadsOutput dq(c.out[0], compute, o.attrs), dk(c.out[1], compute, o.attrs),
+      dv(c.out[2], compute, o.attrs);
+  for_heads(c, compute, o, [&]<class T>(const AttentionHead<T>& head, int64_t i) {
     attention_backward<T>(head,
                           {.g = matrix_of<T>(o.g, i),
                            .out = matrix_of<T>(o.out, i),
@@ -209,9 +200,8 @@ void attention_infer(OpCall& c) {
 void attention_backward_infer(OpCall& c) {
   check_composite(c);
   for (int i : {Q, K, V}) set_heads_meta(c, i, c.in[i]->size_list());
-  IntList rows = c.in[Q]->size_list();
-  rows[rows.size() - 1] = 1;
-  set_meta(c, 3, compute_type(c.in[Q]->dtype), rows);
+  set_meta(c, 3, compute_type(c.in[Q]->dtype), c.in[Q]->size_list());
+  c.meta[3].sizes[c.in[Q]->ndim - 1] = 1;
 }
 
 // Relative errors of the sums, whose order differs from that of the ops: a few units in the last
@@ -252,12 +242,10 @@ const OpDef attention_backward_op{
      .tolerance = kTolerance}};
 
 void attention_vjp(VjpCall& v) {
-  const Tensor none;
   const auto attrs = v.attrs().as<AttentionAttrs>();
   const Tensor g = heads_outside(v.gout[0], attrs);
-  const bool mask = v.node.in[Mask].saved, key = v.node.in[Key].saved;
-  const Tensor in[] = {v.input(Q), v.input(K), v.input(V), mask ? v.input(Mask) : none,
-                       key ? v.input(Key) : none};
+  const auto saved = [&](int i) { return v.node.in[i].saved ? v.input(i) : Tensor(); };
+  const Tensor in[] = {saved(Q), saved(K), saved(V), saved(Mask), saved(Key)};
   if (v.needs(Q) || v.needs(K) || v.needs(V)) {
     const Tensor out = heads_outside(v.output(0), attrs), max = v.output(1), sum = v.output(2);
     Outputs d = call_outputs(attention_backward_op,
@@ -288,32 +276,31 @@ const OpDef attention_op{kName,
 // --- the call ------------------------------------------------------------------------------------
 
 void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  constexpr const char* op = kName;
   BRRR_CHECK(q.defined() && k.defined() && v.defined(), "{}: q, k or v is undefined; assign it",
-             op);
+             kName);
   for (const Tensor& t : {q, k, v}) {
     BRRR_CHECK(is_floating(t.dtype()), "{}: takes floating dtypes, got {}; convert with to(dtype)",
-               op, describe(t.impl()));
+               kName, describe(t.impl()));
     BRRR_CHECK(t.dtype() == q.dtype() && t.device() == q.device(),
-               "{}: operands are {} on {} and {} on {}; convert one with to()", op,
+               "{}: operands are {} on {} and {} on {}; convert one with to()", kName,
                describe(q.impl()), name(q.device()), describe(t.impl()), name(t.device()));
-    BRRR_CHECK(t.dim() >= 2, "{}: takes [.., length, width], got {}; add dims with unsqueeze", op,
-               describe(t.impl()));
+    BRRR_CHECK(t.dim() >= 2, "{}: takes [.., length, width], got {}; add dims with unsqueeze",
+               kName, describe(t.impl()));
   }
   BRRR_CHECK(q.size(-1) == k.size(-1),
-             "{}: q {} and k {} differ in their last dim; project them to one width", op,
+             "{}: q {} and k {} differ in their last dim; project them to one width", kName,
              describe(q.impl()), describe(k.impl()));
   BRRR_CHECK(k.size(-2) == v.size(-2),
-             "{}: k {} and v {} differ in length; give one value for each key", op,
+             "{}: k {} and v {} differ in length; give one value for each key", kName,
              describe(k.impl()), describe(v.impl()));
   BRRR_CHECK(!o.mask.defined() || o.mask.dtype() == kBool || is_floating(o.mask.dtype()),
              "{}: the mask is bool (true takes part) or floating (added), got {}; convert with "
              "to(kBool)",
-             op, describe(o.mask.impl()));
-  BRRR_CHECK(o.dropout >= 0 && o.dropout <= 1, "{}: dropout is a probability in [0, 1], got {}", op,
-             o.dropout);
+             kName, describe(o.mask.impl()));
+  BRRR_CHECK(o.dropout >= 0 && o.dropout <= 1, "{}: dropout is a probability in [0, 1], got {}",
+             kName, o.dropout);
   BRRR_CHECK(std::isfinite(o.scale), "{}: scale must be finite, got {}; 0 means 1 / sqrt(width)",
-             op, o.scale);
+             kName, o.scale);
 }
 
 IntList leading(const Tensor& t) { return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)}; }

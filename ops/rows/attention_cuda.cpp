@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "ops/rows/attention_kernel.h"
-#include "ops/rows/dropout.h"
 #include "ops/rows/attention_tiles.h"
 
 namespace brrr {
@@ -11,14 +10,16 @@ namespace {
 
 using enum attention::Operand;
 
-// --- kernels -------------------------------------------------------------------------------------
+constexpr DeviceKernel kernel_of(const char* name, const char* text) {
+  return {name,
+          AttentionArgumentsText,
+          128,
+          {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, text}};
+}
 
 // The sum stays spread over a row's threads until the end: all of them fade it alike. The last
 // queries see the most keys, so they start first.
-constexpr DeviceKernel forward_kernel{"attention",
-                                      AttentionArgumentsText,
-                                      128,
-                                      {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
+constexpr DeviceKernel forward_kernel = kernel_of("attention", R"(
 BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
   T* const tiles = q + kRows * kStride;
@@ -84,14 +85,11 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   }
   store_tile(p, p.to, p.to_packs, head, out, factor, mine, p.queries, p.depth);
 }
-)"}};
+)");
 
 // Eight threads for each row of g and out.
 constexpr int kAlongRows = 16;
-constexpr DeviceKernel along_kernel{"attention_along",
-                                    AttentionArgumentsText,
-                                    128,
-                                    {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
+constexpr DeviceKernel along_kernel = kernel_of("attention_along", R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   const unsigned blocks = (p.queries + 15) / 16;
   const unsigned head = blockIdx.x / blocks;
@@ -114,12 +112,9 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
   for (int m = 1; m < 8; m *= 2) sum += shuffle_xor(sum, m);
   if (there && threadIdx.x % 8 == 0) p.along[(long)head * p.queries + query] = sum;
 }
-)"}};
+)");
 
-constexpr DeviceKernel queries_kernel{"attention_dq",
-                                      AttentionArgumentsText,
-                                      128,
-                                      {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
+constexpr DeviceKernel queries_kernel = kernel_of("attention_dq", R"(
 // What is subtracted from a weight's gradient is what its sum begins with, where nothing scales it.
 constexpr bool kAlongFirst = kRowBlocks == 2 && !kDropout;
 BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
@@ -180,13 +175,10 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   await_copies();
   store_tile(p, p.to, p.to_packs, head, dq, scale, mine, p.queries, p.width);
 }
-)"}};
+)");
 
 // Transposed: the weights' rows are keys.
-constexpr DeviceKernel keys_kernel{"attention_dkv",
-                                   AttentionArgumentsText,
-                                   128,
-                                   {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, R"(
+constexpr DeviceKernel keys_kernel = kernel_of("attention_dkv", R"(
 BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   DYNAMIC_SHARED(T, k);
   T *const v = k + kRows * kStride, *const tiles = v + kRows * kStride;
@@ -236,7 +228,7 @@ BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   store_tile(p, p.dk, p.dk_packs, head, dk, scale, mine, p.keys, p.width);
   store_tile(p, p.dv, p.dv_packs, head, dv, one, mine, p.keys, p.depth);
 }
-)"}};
+)");
 
 // --- calls ---------------------------------------------------------------------------------------
 
@@ -254,9 +246,9 @@ class DeviceOperands {
     a.width = static_cast<int>(o_.width);
     a.keys = static_cast<int>(o_.keys);
     a.depth = static_cast<int>(o_.depth);
-    a.causal = o_.causal;
-    a.scale = static_cast<float>(o_.scale);
-    a.unit = static_cast<float>(o_.scale * 1.4426950408889634);
+    a.causal = o_.attrs.causal != 0;
+    a.scale = static_cast<float>(o_.attrs.scale);
+    a.unit = static_cast<float>(o_.attrs.scale * 1.4426950408889634);
     a.bool_mask = o_.bool_mask;
     a.q = matrix(o_.q);
     a.k = matrix(o_.k);
@@ -269,7 +261,7 @@ class DeviceOperands {
                in_packs(a.v, a.depth, each) && in_packs(a.g, a.depth, each) &&
                in_packs(a.out, a.depth, each);
     if (const TensorImpl* key = c.in[Key]) {
-      const DropoutRate rate(c.attrs.as<AttentionAttrs>().dropout);
+      const DropoutRate rate(o_.attrs.dropout);
       a.key = key->data();
       a.key_stride = key->strides[0];
       a.limit = rate.limit;
@@ -300,15 +292,11 @@ class DeviceOperands {
                          stages * tile.copied() * (2 * row + 4 * tile.numbers()) + 4 * weights},
         a);
   }
-  void run_along() const {
-    run_kernel(along_kernel, {.t = dtype_, .n = AttentionTile{.width = 32, .cols = 32}.bits()},
-               {.x = o_.heads * blocks_for(arguments.queries, kAlongRows)}, arguments);
-  }
 
   using Matrix = AttentionArguments::Matrix;
   // Where result k is written; it may lie in a wider tensor, at any element.
   Matrix result(const OpCall& c, int k, int& packs) const {
-    const Tensor t = heads_view(*c.out[k].impl(), c.attrs.as<AttentionAttrs>());
+    const Tensor t = heads_view(*c.out[k].impl(), o_.attrs);
     const Matrix m = matrix(MatrixInput(t.impl(), dtype_));
     packs = in_packs(m, static_cast<int>(t.size(-1)), dtype_ == kFloat32 ? 4 : 2);
     return m;
@@ -329,11 +317,10 @@ class DeviceOperands {
   }
   // Whether so many elements at a time can be read or written.
   bool in_packs(const Matrix& m, int columns, int64_t each) const {
-    bool yes =
-        reinterpret_cast<uintptr_t>(m.data) % (static_cast<size_t>(each) * itemsize(dtype_)) == 0 &&
-        columns % each == 0 && m.row % each == 0;
-    for (int64_t stride : m.head) yes = yes && stride % each == 0;
-    return yes;
+    const size_t bytes = static_cast<size_t>(each) * itemsize(dtype_);
+    const auto whole = [=](int64_t stride) { return stride % each == 0; };
+    return reinterpret_cast<uintptr_t>(m.data) % bytes == 0 && whole(columns) && whole(m.row) &&
+           std::ranges::all_of(m.head, whole);
   }
 
   DType dtype_;
@@ -368,7 +355,9 @@ void attention_backward_cuda(OpCall& c) {
   a.dk = o.result(c, 1, a.dk_packs);
   a.dv = o.result(c, 2, a.dv_packs);
   a.along = floats(c.out[3].impl());
-  o.run_along();
+  run_kernel(along_kernel,
+             {.t = c.in[Q]->dtype, .n = AttentionTile{.width = 32, .cols = 32}.bits()},
+             {.x = AttentionSizes(c).heads * blocks_for(a.queries, kAlongRows)}, a);
   o.run(queries_kernel, a.queries, 2);
   o.run(keys_kernel, a.keys, 2);
 }

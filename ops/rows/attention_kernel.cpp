@@ -98,8 +98,8 @@ template <class T, class F> void for_keys(const AttentionHead<T>& h, const Place
 // Values of a [queries, keys] tensor for a tile, brought from rows to lanes.
 template <class T> class Spread {
  public:
-  // f(r, n, row): writes what query r has for the tile's first n keys.
-  template <class F> void fill(const AttentionHead<T>& h, const Place& p, const F& f) {
+  // f(r, n, row): writes what query r has for the tile's first n keys. Returns the tile.
+  template <class F> const T* fill(const AttentionHead<T>& h, const Place& p, const F& f) {
     alignas(64) T rows[16 * kStride];
     for (int64_t lane = 0; lane < p.lanes; lane += 16) {
       const int64_t n = seen(h, p, lane), count = std::min<int64_t>(16, p.rows - lane);
@@ -107,8 +107,8 @@ template <class T> class Spread {
       std::fill(rows + count * kStride, rows + 16 * kStride, T(0));
       tile::transpose(rows, kStride, 16, n, tile_ + lane, p.lanes, false);
     }
+    return tile_;
   }
-  const T* tile() const { return tile_; }
 
  private:
   static constexpr int64_t kStride = kKeys + 32;
@@ -116,9 +116,9 @@ template <class T> class Spread {
 };
 
 // The mask as a number to add: 0 or -inf where it is bool.
-template <class T> void fill_mask(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
+template <class T> const T* fill_mask(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
   using V = Vec<T>;
-  to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
+  return to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = (p.row + r) * h.mask_row + p.col * h.mask_col, step = h.mask_col;
     map_row(n, [&](int64_t j, int lanes) {
       if (h.bias) {
@@ -137,8 +137,8 @@ template <class T> void fill_mask(const AttentionHead<T>& h, const Place& p, Spr
 
 // The tile's part of the dropout mask. Philox gives 16 elements at multiples of 16, and a row of
 // the mask begins anywhere.
-template <class T> void fill_keep(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
-  to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
+template <class T> const T* fill_keep(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
+  return to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = h.element + (p.row + r) * h.keys + p.col, skip = at % 16;
     for (int64_t j = 0; j < skip + n; j += 16) {
       vx::store(row + j, h.dropout->template mask<Vec<T>>(at - skip + j));
@@ -153,14 +153,8 @@ template <class T> struct Modifiers {
   const T *mask = nullptr, *keep = nullptr;
 
   void fill(const AttentionHead<T>& h, const Place& p) {
-    if (h.bias || h.allowed) {
-      fill_mask(h, p, mask_tile);
-      mask = mask_tile.tile();
-    }
-    if (h.dropout) {
-      fill_keep(h, p, keep_tile);
-      keep = keep_tile.tile();
-    }
+    if (h.bias || h.allowed) mask = fill_mask(h, p, mask_tile);
+    if (h.dropout) keep = fill_keep(h, p, keep_tile);
   }
 };
 
@@ -265,42 +259,7 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
   }
 }
 
-}  // namespace
-
-template <class T>
-void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* sum) {
-  alignas(64) T s[kQueries * kKeys];
-  Transposed<T> queries(h.width, h.room);
-  Modifiers<T> by;
-  Running<T> now;
-  for (int64_t row = 0; row < h.queries; row += kQueries) {
-    const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
-    const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
-    const T* q = queries.fill(h.q, row, rows, h.width, lanes);
-    const RowMatrix<T> o{out.at(row), out.row};
-    std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
-    std::fill_n(now.sum, kQueries, T(0));
-    if (keys == 0) clear(o, rows, h.depth);
-    for (int64_t col = 0; col < keys; col += kKeys) {
-      const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
-      by_pairs(h, p, h.k, q, h.width, s);
-      by.fill(h, p);
-      weigh(h, p, by, s, now);
-      for (int64_t r = 0; col && r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
-      by_queries(h, p, s, {h.v.at(col), h.v.row}, o, h.depth, col > 0);
-    }
-    for (int64_t lane = 0; lane < lanes; lane += 16) {
-      vx::store(now.fade + lane, vx::inverse(vx::load(now.sum + lane)));
-    }
-    for (int64_t r = 0; r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
-    std::copy_n(now.max, rows, max + row);
-    std::copy_n(now.sum, rows, sum + row);
-  }
-}
-
 // --- backward ------------------------------------------------------------------------------------
-
-namespace {
 
 // What goes along a query's weights cannot change them: their sum is 1. This is its measure where
 // no tile holds all of a query's weights.
@@ -344,6 +303,37 @@ void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, co
 }
 
 }  // namespace
+
+template <class T>
+void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* sum) {
+  alignas(64) T s[kQueries * kKeys];
+  Transposed<T> queries(h.width, h.room);
+  Modifiers<T> by;
+  Running<T> now;
+  for (int64_t row = 0; row < h.queries; row += kQueries) {
+    const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
+    const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
+    const T* q = queries.fill(h.q, row, rows, h.width, lanes);
+    const RowMatrix<T> o{out.at(row), out.row};
+    std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
+    std::fill_n(now.sum, kQueries, T(0));
+    if (keys == 0) clear(o, rows, h.depth);
+    for (int64_t col = 0; col < keys; col += kKeys) {
+      const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
+      by_pairs(h, p, h.k, q, h.width, s);
+      by.fill(h, p);
+      weigh(h, p, by, s, now);
+      for (int64_t r = 0; col && r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
+      by_queries(h, p, s, {h.v.at(col), h.v.row}, o, h.depth, col > 0);
+    }
+    for (int64_t lane = 0; lane < lanes; lane += 16) {
+      vx::store(now.fade + lane, vx::inverse(vx::load(now.sum + lane)));
+    }
+    for (int64_t r = 0; r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
+    std::copy_n(now.max, rows, max + row);
+    std::copy_n(now.sum, rows, sum + row);
+  }
+}
 
 template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d) {

@@ -84,32 +84,26 @@ struct AttentionSizes {
 
 /// The tensor of a call whose results are `by_length`, as [.., heads, length, width]; and back.
 inline Tensor heads_view(const TensorImpl& t, const AttentionAttrs& attrs) {
-  IntList sizes = t.size_list(), strides = t.stride_list();
-  if (attrs.by_length) {
-    std::swap(sizes[t.ndim - 3], sizes[t.ndim - 2]);
-    std::swap(strides[t.ndim - 3], strides[t.ndim - 2]);
-  }
-  return memory_view(t, sizes, strides, t.offset);
+  return swapped(t, t.ndim - 2, attrs.by_length ? t.ndim - 3 : t.ndim - 2);
 }
 
 /// A call's operands as matrices of its heads, of dtype `t`; a mask that is not bool is of t's
 /// compute type.
 struct AttentionOperands : AttentionSizes {
+  AttentionAttrs attrs;
   MatrixInput q, k, v, mask, g, out;
-  bool causal, bool_mask;
-  double scale;
+  bool bool_mask;
 
   AttentionOperands(const OpCall& c, DType t)
       : AttentionSizes(c),
+        attrs(c.attrs.as<AttentionAttrs>()),
         q(c.in[attention::Q], t),
         k(c.in[attention::K], t),
         v(c.in[attention::V], t),
         mask(c.in[attention::Mask], compute_type(t), true),
         g(c.n_in > attention::G ? c.in[attention::G] : nullptr, t),
         out(c.n_in > attention::G ? c.in[attention::Out] : nullptr, t),
-        causal(c.attrs.as<AttentionAttrs>().causal != 0),
-        bool_mask(c.in[attention::Mask] && c.in[attention::Mask]->dtype == kBool),
-        scale(c.attrs.as<AttentionAttrs>().scale) {}
+        bool_mask(c.in[attention::Mask] && c.in[attention::Mask]->dtype == kBool) {}
 };
 
 /// A matrix whose rows are contiguous and `row` elements apart.
@@ -150,8 +144,8 @@ template <class T> struct AttentionHead : AttentionSizes {
         bias(o.bool_mask ? nullptr : o.mask.at<T>(head)),
         mask_row(o.mask.row()),
         mask_col(o.mask.col()),
-        causal(o.causal),
-        scale(static_cast<T>(o.scale)),
+        causal(o.attrs.causal != 0),
+        scale(static_cast<T>(o.attrs.scale)),
         dropout(draw),
         element(head * queries * keys) {}
 };

@@ -47,15 +47,11 @@ Row row_of(const TensorImpl& x, std::vector<const Cuts*> cuts = {}) {
 
 int64_t dense_scratch(const OpCall& c) { return DenseInput::bytes(*c.in[0], c.in[0]->dtype); }
 
-// Each rank sends at least its part to every other and takes as much.
-Work exchange_work(const OpCall& c) { return {0, operand_bytes(c)}; }
-
 OpSpec collective_spec(void (*infer)(OpCall&), void (*run)(OpCall&),
                        int64_t (*scratch)(const OpCall&), void (*vjp)(VjpCall&)) {
   return {.infer = infer,
           .kernel = {{run}, {run}},
           .scratch = scratch,
-          .work = exchange_work,
           .vjp = vjp,
           .reaches_out = true};
 }
@@ -64,8 +60,6 @@ void check_dims(const OpCall& c) {
   BRRR_CHECK(c.in[0]->ndim > 0, "{}: a tensor without dims has no parts; give it one with view",
              c.op->name);
 }
-
-// --- all_reduce ----------------------------------------------------------------------------------
 
 void all_reduce_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
@@ -78,13 +72,10 @@ void all_reduce_vjp(VjpCall& v) { v.gin[0] = all_reduce(v.gout[0]); }
 const OpDef all_reduce_row{"all_reduce", "the sum over all ranks, in rank order",
                            collective_spec(same_infer, all_reduce_run, no_scratch, all_reduce_vjp)};
 
-// --- all_gather, reduce_scatter ------------------------------------------------------------------
-
 void gather_infer(OpCall& c) {
   check_dims(c);
-  IntList sizes = c.in[0]->size_list();
-  sizes[0] *= size();
-  set_meta(c, 0, c.in[0]->dtype, sizes);
+  same_infer(c);
+  c.meta[0].sizes[0] *= size();
 }
 
 void gather_run(OpCall& c) {
@@ -95,12 +86,12 @@ void gather_run(OpCall& c) {
 
 void scatter_infer(OpCall& c) {
   check_dims(c);
-  IntList sizes = c.in[0]->size_list();
+  same_infer(c);
+  IntList& sizes = c.meta[0].sizes;
   BRRR_CHECK(sizes[0] % size() == 0,
              "reduce_scatter: {} does not divide among {} ranks along dim 0", to_string(sizes),
              size());
   sizes[0] /= size();
-  set_meta(c, 0, c.in[0]->dtype, sizes);
 }
 
 // The operand is the caller's: in its place the sum has this rank's part as the result.
@@ -127,8 +118,6 @@ const OpDef all_gather_row{"all_gather", "the tensors of all ranks, one after th
 const OpDef reduce_scatter_row{
     "reduce_scatter", "this rank's part of the sum over all ranks",
     collective_spec(scatter_infer, scatter_run, dense_scratch, scatter_vjp)};
-
-// --- broadcast -----------------------------------------------------------------------------------
 
 struct RootAttrs {
   int64_t rank;

@@ -77,15 +77,13 @@ struct CumsumAttrs {
   int64_t dim;
   int64_t reverse;  // The sums run from its end.
 };
-Lines lines_of(const OpCall& c) {
-  return lines_along(*c.in[0], static_cast<int>(c.attrs.as<CumsumAttrs>().dim));
-}
 
 template <class V> void scan_cpu(OpCall& c, DType compute) {
   const DenseInput in(c.in[0], compute);
   DenseOutput out(c.out[0], compute);
   const bool reverse = c.attrs.as<CumsumAttrs>().reverse;
-  Scan<V>{lines_of(c), in.as<Lane<V>>(), out.as<Lane<V>>(), reverse}.run();
+  Scan<V>{lines_along(*c.in[0], dim_of(c.attrs)), in.as<Lane<V>>(), out.as<Lane<V>>(), reverse}
+      .run();
   out.finish();
 }
 
@@ -236,31 +234,27 @@ void cumsum_cuda(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (x.numel == 0) return;
   const DenseInput in(&x, x.dtype);
-  const Lines l = lines_of(c);
+  const Lines l = lines_along(x, dim_of(c.attrs));
   const bool reverse = c.attrs.as<CumsumAttrs>().reverse;
   scan({in.as<char>(), y.data(), nullptr, nullptr, l.outer, l.n, l.inner, 0, 0, reverse},
        {.t = x.dtype, .u = y.dtype});
 }
 
-// --- the row -------------------------------------------------------------------------------------
-
 void cumsum_infer(OpCall& c) { set_meta(c, 0, sum_dtype(c.in[0]->dtype), c.in[0]->size_list()); }
 
-void cumsum_vjp(VjpCall& v);
-
-const OpDef cumsum_row{"cumsum",
-                       "running sums along a dim; integers and bool give int64",
-                       {.infer = cumsum_infer,
-                        .kernel = {{cumsum_cpu}, {cumsum_cuda}},
-                        .work = [](const OpCall& c) -> Work {
-                          return {static_cast<double>(c.in[0]->numel), operand_bytes(c)};
-                        },
-                        .vjp = cumsum_vjp}};
-
-void cumsum_vjp(VjpCall& v) {
-  const auto a = v.attrs().as<CumsumAttrs>();
-  v.gin[0] = call(cumsum_row, {v.gout[0]}, CumsumAttrs{a.dim, !a.reverse});
-}
+const OpDef cumsum_row{
+    "cumsum",
+    "running sums along a dim; integers and bool give int64",
+    {.infer = cumsum_infer,
+     .kernel = {{cumsum_cpu}, {cumsum_cuda}},
+     .work = [](const OpCall& c) -> Work {
+       return {static_cast<double>(c.in[0]->numel), operand_bytes(c)};
+     },
+     .vjp =
+         [](VjpCall& v) {
+           const auto a = v.attrs().as<CumsumAttrs>();
+           v.gin[0] = call(cumsum_row, {v.gout[0]}, CumsumAttrs{a.dim, !a.reverse});
+         }}};
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // Einstein summation, as permute, reshape, slice, mul, sum and matmul: operands are taken in pairs
 // from the left, and an index is summed as soon as nothing further on names it.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string_view>
 
@@ -28,7 +29,6 @@ struct Equation {
   std::string text;
   std::vector<Indices> inputs;
   Indices output;
-  bool is_implicit = true;
 };
 
 bool has(std::string_view indices, char c) { return indices.find(c) != std::string_view::npos; }
@@ -38,79 +38,67 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 
 constexpr char kEllipsis = '.';  // Stands for "..." until an operand says how many dims it is.
 
-// The letters of one term.
-Indices read_term(const std::string& text, std::string_view term) {
-  Indices found;
-  for (size_t i = 0; i < term.size(); ++i) {
-    const bool ellipsis = term.substr(i, 3) == "...";
-    BRRR_CHECK(!ellipsis || !has(found, kEllipsis), "einsum: \"{}\" has two ellipses in one term",
-               text);
-    BRRR_CHECK(ellipsis || is_letter(term[i]),
-               "einsum: '{}' in \"{}\" is no index; write letters, '...', ',' and one '->'",
-               term[i], text);
-    found += ellipsis ? kEllipsis : term[i];
-    if (ellipsis) i += 2;
-  }
-  return found;
-}
-
 Equation read_equation(const std::string& equation) {
-  Equation e{equation, {}, {}};
+  Equation e{equation, {""}, {}};
   std::string text = equation;
   std::erase(text, ' ');
-  const size_t arrow = text.find("->");
-  std::string_view left(text.data(), std::min(arrow, text.size()));
-  for (size_t end = 0; end != std::string_view::npos;) {
-    end = left.find(',');
-    e.inputs.push_back(read_term(equation, left.substr(0, end)));
-    if (end != std::string_view::npos) left.remove_prefix(end + 1);
+  Indices letters, *term = &e.inputs[0];
+  const auto is_input = [&] { return term != &e.output; };
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (is_input() && text[i] == ',') {
+      term = &e.inputs.emplace_back();
+    } else if (is_input() && text.compare(i, 2, "->") == 0) {
+      term = &e.output;
+      ++i;
+    } else if (text.compare(i, 3, "...") == 0) {
+      BRRR_CHECK(!has(*term, kEllipsis), "einsum: \"{}\" has two ellipses in one term", equation);
+      *term += kEllipsis;
+      i += 2;
+    } else {
+      BRRR_CHECK(is_letter(text[i]),
+                 "einsum: '{}' in \"{}\" is no index; write letters, '...', ',' and one '->'",
+                 text[i], equation);
+      *term += text[i];
+      letters += text[i];
+    }
   }
-  e.is_implicit = arrow == std::string::npos;
-  if (!e.is_implicit) e.output = read_term(equation, std::string_view(text).substr(arrow + 2));
+  if (!is_input()) return e;
+  // The ellipsis, then what is named once, in alphabetical order.
+  std::ranges::sort(letters);
+  e.output = kEllipsis;
+  std::ranges::copy_if(letters, std::back_inserter(e.output),
+                       [&](char c) { return std::ranges::count(letters, c) == 1; });
   return e;
 }
 
 // Replaces ellipses by the indices of their dims, given how many each term has.
 void name_ellipses(Equation& e, const std::vector<Tensor>& operands) {
-  Indices widest;
-  auto dims = [](int64_t n) {
-    Indices d;
-    for (int64_t i = n; i-- > 0;) d += static_cast<char>('0' + i);
-    return d;
-  };
-  for (size_t k = 0; k < operands.size(); ++k) {
-    Indices& term = e.inputs[k];
+  static_assert(kMaxDims == 8);
+  const auto put = [](Indices& term, int64_t dims) {
     const size_t at = term.find(kEllipsis);
-    const int64_t letters = static_cast<int64_t>(term.size()) - (at != Indices::npos);
+    if (at != Indices::npos) term.replace(at, 1, &"76543210"[kMaxDims - dims]);
+  };
+  int64_t widest = 0;
+  for (size_t k = 0; k < operands.size(); ++k) {
+    const bool ellipsis = has(e.inputs[k], kEllipsis);
+    const int64_t letters = static_cast<int64_t>(e.inputs[k].size()) - ellipsis;
     const int64_t rest = operands[k].dim() - letters;
-    BRRR_CHECK(at == Indices::npos ? rest == 0 : rest >= 0,
+    BRRR_CHECK(ellipsis ? rest >= 0 : rest == 0,
                "einsum: operand {} is {}, but its term in \"{}\" names {} dims", k,
                describe(operands[k].impl()), e.text, letters);
-    if (at == Indices::npos) continue;
-    term.replace(at, 1, dims(rest));
-    if (static_cast<size_t>(rest) > widest.size()) widest = dims(rest);
+    put(e.inputs[k], rest);
+    widest = std::max(widest, rest);
   }
-  const size_t at = e.output.find(kEllipsis);
-  if (at != Indices::npos) e.output.replace(at, 1, widest);
-  if (!e.is_implicit) return;
-  // The ellipsis, then what is named once, in alphabetical order.
-  Indices all;
-  for (const Indices& term : e.inputs) all += term;
-  std::sort(all.begin(), all.end());
-  e.output = widest;
-  for (char c : all) {
-    if (is_letter(c) && std::count(all.begin(), all.end(), c) == 1) e.output += c;
-  }
+  put(e.output, widest);
 }
 
 void check_output(const Equation& e) {
   for (size_t i = 0; i < e.output.size(); ++i) {
     const char c = e.output[i];
-    BRRR_CHECK(!has(std::string_view(e.output).substr(0, i), c),
-               "einsum: index '{}' is twice in the output of \"{}\"", c, e.text);
-    const bool known = std::any_of(e.inputs.begin(), e.inputs.end(),
-                                   [=](const Indices& term) { return has(term, c); });
-    BRRR_CHECK(known, "einsum: index '{}' in the output of \"{}\" is in no operand", c, e.text);
+    BRRR_CHECK(e.output.find(c) == i, "einsum: index '{}' is twice in the output of \"{}\"", c,
+               e.text);
+    BRRR_CHECK(std::ranges::any_of(e.inputs, [=](const Indices& term) { return has(term, c); }),
+               "einsum: index '{}' in the output of \"{}\" is in no operand", c, e.text);
   }
 }
 
@@ -257,10 +245,9 @@ Term product(Term a, Term b, const Indices& needed, const Sizes& sizes, const st
   return {inner_product(a, b, batch, only_a, only_b, summed, sizes), all};
 }
 
-void check_operands(const std::string& equation, const Equation& e,
-                    const std::vector<Tensor>& operands) {
+void check_operands(const Equation& e, const std::vector<Tensor>& operands) {
   BRRR_CHECK(e.inputs.size() == operands.size(),
-             "einsum: \"{}\" has {} terms for {} operands; write one for each", equation,
+             "einsum: \"{}\" has {} terms for {} operands; write one for each", e.text,
              e.inputs.size(), operands.size());
   for (size_t k = 0; k < operands.size(); ++k) {
     BRRR_CHECK(operands[k].defined(), "einsum: operand {} is undefined; assign it first", k);
@@ -278,7 +265,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& given) {
   std::vector<Tensor> operands;
   for (const Tensor& t : given) operands.push_back(autocast_operand(t));
   Equation e = read_equation(equation);
-  check_operands(equation, e, operands);
+  check_operands(e, operands);
   name_ellipses(e, operands);
   check_output(e);
   std::vector<Term> terms;

@@ -15,8 +15,6 @@ namespace brrr {
 
 namespace {
 
-// --- rows ----------------------------------------------------------------------------------------
-
 const OpDef empty_row{"empty",
                       "uninitialised memory",
                       {.infer =
@@ -57,8 +55,6 @@ const PointwiseOp eye_row{
     Integers<0, 2, 1>{},
     [](auto one, auto row, auto column) { return m::where(row == column, one, 0.0); }};
 
-// --- checks --------------------------------------------------------------------------------------
-
 // How many steps there are from start to below end. Integers in 128 bits: the distance of two
 // int64 and its rounding up do not fit into 64.
 int64_t count_integers(int64_t start, int64_t end, int64_t step) {
@@ -75,8 +71,6 @@ int64_t count_reals(double start, double end, double step) {
 }
 
 }  // namespace
-
-// --- filled --------------------------------------------------------------------------------------
 
 Tensor empty(const IntList& sizes, DType dtype, Device device) {
   numel_of(sizes, "empty");  // Throws when there are too many elements.
@@ -209,9 +203,8 @@ NestedList::NestedList(std::initializer_list<NestedList> items) {
 template <class T, class F>
 static Tensor pack(const std::vector<Scalar>& v, const IntList& sizes, DType dtype,
                    const F& value) {
-  std::vector<T> data;
-  data.reserve(v.size());
-  for (Scalar s : v) data.push_back(value(s));
+  std::vector<T> data(v.size());
+  std::ranges::transform(v, data.begin(), value);
   return from_host(data.data(), sizes, dtype);
 }
 

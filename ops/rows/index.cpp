@@ -34,9 +34,8 @@ void select_infer(OpCall& c) {
              "index_select: x {} needs at least one dim and index {} exactly one",
              to_string(x.size_list()), to_string(index.size_list()));
   check_devices(c);
-  IntList sizes = x.size_list();
-  sizes[dim_of(c.attrs)] = index.numel;
-  set_meta(c, 0, x.dtype, sizes);
+  same_infer(c);
+  c.meta[0].sizes[dim_of(c.attrs)] = index.numel;
 }
 
 void embedding_infer(OpCall& c) {
@@ -44,9 +43,8 @@ void embedding_infer(OpCall& c) {
   BRRR_CHECK(weight.ndim == 2, "embedding: weight must be [n, width], got {}",
              to_string(weight.size_list()));
   check_devices(c);
-  IntList sizes = ids.size_list();
-  sizes.push_back(weight.sizes[1]);
-  set_meta(c, 0, weight.dtype, sizes);
+  set_meta(c, 0, weight.dtype, ids.size_list());
+  c.meta[0].sizes.push_back(weight.sizes[1]);
 }
 
 /// Sizes of what is read or added to: the first input's, or those after the dim for a sum that
@@ -168,8 +166,6 @@ const NumberOp one_hot_row{
     [](auto id, auto classes, auto place) {
       return m::where(m::checked(id, classes) == m::like(id, place), 1.0, 0.0);
     }};
-
-// --- arguments -----------------------------------------------------------------------------------
 
 Tensor index64(const char* op, const Tensor& index) {
   const DType dtype = defined(op, index).dtype();

@@ -217,10 +217,10 @@ int long_numbers(const WalkArguments& a) { return a.n >> 32 ? kLongNumbers : 0; 
 
 // The index' positions in order; makes `a` walk them instead.
 Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wide) {
-  const EntryRows entries(wide, index.numel / a.count, a.count, index.device);
+  const Tensor entries = entry_rows(wide, index.numel / a.count, a.count, index.device);
   run_kernel(entries_kernel, {.n = wide}, {blocks_for(index.numel)},
-             EntryArguments{a.list, entries.data(), a.fault, a.op, index.numel, a.limit, a.count,
-                            a.list_step});
+             EntryArguments{a.list, entries.impl()->data(), a.fault, a.op, index.numel, a.limit,
+                            a.count, a.list_step});
   Tensor order = sort_entries(entries, a.count);
   a.list = order.impl()->data();
   a.list_step = 1;

@@ -31,6 +31,13 @@ inline Tensor memory_view(const TensorImpl& t, const IntList& sizes, const IntLi
                           int64_t offset) {
   return tensor_on(*t.storage, t.dtype, sizes, strides, offset);
 }
+/// The same with dims a and b changed over.
+inline Tensor swapped(const TensorImpl& t, int a, int b) {
+  IntList sizes = t.size_list(), strides = t.stride_list();
+  std::swap(sizes[a], sizes[b]);
+  std::swap(strides[a], strides[b]);
+  return memory_view(t, sizes, strides, t.offset);
+}
 /// Writes `t`, in any dtype and layout, into each `step`-th place of `out` along `dim` from
 /// `begin`.
 inline void copy_into_part(const TensorImpl& out, const TensorImpl& t, int dim, int64_t begin,
@@ -77,9 +84,5 @@ template <> struct UnitOf<4> { using type = unsigned; };
 template <> struct UnitOf<8> { using type = unsigned long; };
 template <> struct UnitOf<16> { using type = Pack<unsigned long, 2>; };
 )";
-
-/// A row of matrix products on any device: its first operand times its second, or the transpose of
-/// that, shapes as matmul's.
-OpSpec product_spec(bool transposed, void (*infer)(OpCall&), void (*vjp)(VjpCall&));
 
 }  // namespace brrr

@@ -55,91 +55,52 @@ bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.sam
 
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
-/// Uniforms i .. i + 15; i is a multiple of 16.
-vx::f64 uniforms(const DrawAttrs& draw, int64_t i) {
-  vx::f64 u{};
-  for (int half : {0, 8}) {
-    const vx::u32 w = vx::philox16(static_cast<uint64_t>(2 * (i + half)), draw.seed, draw.number);
-    for (int k = 0; k < 8; ++k) u[half + k] = vx::uniform53(w[2 * k], w[2 * k + 1]);
-  }
-  return u;
-}
 /// f(i, lanes, uniforms i .. i + 15) for n numbers.
 template <class F> void for_uniforms(const DrawAttrs& draw, int64_t n, const F& f) {
   parallel_for((n + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * 16; i < std::min(end * 16, n); i += 16) {
-      f(i, static_cast<int>(std::min<int64_t>(16, n - i)), uniforms(draw, i));
+      vx::f64 u{};
+      for (int half : {0, 8}) {
+        const auto first = static_cast<uint64_t>(2 * (i + half));
+        const vx::u32 w = vx::philox16(first, draw.seed, draw.number);
+        for (int k = 0; k < 8; ++k) u[half + k] = vx::uniform53(w[2 * k], w[2 * k + 1]);
+      }
+      f(i, static_cast<int>(std::min<int64_t>(16, n - i)), u);
     }
   });
 }
-
-struct Problem {
-  double* weights;
-  int64_t* out;
-  int64_t rows, n, samples;
-};
 
 // --- values: checked before anything is written --------------------------------------------------
 
-void check_row(const double* w, int64_t n, int64_t row, int64_t needed) {
-  int64_t positive = 0;
-  double total = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    BRRR_CHECK(vx::valid_weight(w[i]),
-               "multinomial: weight {} of row {} is {}; weights must be finite and not negative", i,
-               row, w[i]);
-    positive += w[i] > 0;
-    total += w[i];
-  }
-  BRRR_CHECK(positive > 0,
-             "multinomial: the weights of row {} are all zero; one at least must be positive", row);
-  BRRR_CHECK(vx::valid_weight(total),
-             "multinomial: the weights of row {} sum to inf; scale them down", row);
-  BRRR_CHECK(positive >= needed,
-             "multinomial: {} samples without replacement, but row {} has {} positive weights; "
-             "draw fewer or with replacement",
-             needed, row, positive);
-}
-
-// --- with replacement: the inverse of the running sums -------------------------------------------
-
-// Each part of kDrawPart weights is summed by itself, from its first, then the sum of what comes
-// before is added to each: an order that a GPU can follow side by side, and never falling.
-void sum_up(const Problem& p) {
-  for (int64_t r = 0; r < p.rows; ++r) {
-    double *w = p.weights + r * p.n, before = 0;
-    for (int64_t begin = 0; begin < p.n; begin += kDrawPart) {
-      const int64_t end = std::min(begin + kDrawPart, p.n);
-      double sum = 0;
-      for (int64_t i = begin; i < end; ++i) w[i] = before + (sum += w[i]);
-      before = w[end - 1];
+void check_weights(const OpCall& c) {
+  const DenseInput weights(c.in[0], kFloat64);
+  const int64_t n = c.in[0]->sizes[c.in[0]->ndim - 1];
+  const auto a = c.attrs.as<MultinomialAttrs>();
+  const int64_t needed = with_replacement(a) ? 1 : a.samples;
+  for (int64_t row = 0; row < c.in[0]->numel / n; ++row) {
+    const double* w = weights.as<double>() + row * n;
+    int64_t positive = 0;
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      BRRR_CHECK(vx::valid_weight(w[i]),
+                 "multinomial: weight {} of row {} is {}; weights must be finite and not negative",
+                 i, row, w[i]);
+      positive += w[i] > 0;
+      total += w[i];
     }
+    BRRR_CHECK(positive > 0,
+               "multinomial: the weights of row {} are all zero; one at least must be positive",
+               row);
+    BRRR_CHECK(vx::valid_weight(total),
+               "multinomial: the weights of row {} sum to inf; scale them down", row);
+    BRRR_CHECK(positive >= needed,
+               "multinomial: {} samples without replacement, but row {} has {} positive weights; "
+               "draw fewer or with replacement",
+               needed, row, positive);
   }
 }
 
-void draw_with_replacement(const DrawAttrs& draw, const Problem& p) {
-  sum_up(p);
-  for_uniforms(draw, p.rows * p.samples, [&](int64_t i, int lanes, const vx::f64& u) {
-    for (int k = 0; k < lanes; ++k) {
-      const double* sums = p.weights + (i + k) / p.samples * p.n;
-      p.out[i + k] = vx::drawn([=](long at) { return sums[at]; }, p.n, sums[p.n - 1], u[k]);
-    }
-  });
-}
-
-// --- without: a race of exponential clocks -------------------------------------------------------
-
-// The k smallest of E / w, with E exponential, are k draws without replacement in their order
-// (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006); compared by their
-// logarithms, the Gumbel form (Kool et al., "Stochastic beams and where to find them", 2019), which
-// neither overflow nor underflow.
-void start_clocks(const DrawAttrs& draw, const Problem& p) {
-  for_uniforms(draw, p.rows * p.n, [&](int64_t i, int lanes, const vx::f64& u) {
-    const auto w = take<vx::f64>(p.weights + i, lanes);
-    const auto never = vx::f64{} + __builtin_inf();
-    put(p.weights + i, vx::where(vx::gt(w, vx::f64{}), vx::ringing(u, w), never), lanes);
-  });
-}
+// --- on the CPU ----------------------------------------------------------------------------------
 
 // Which clocks ring first, on any device: as many of each row as are drawn.
 void draw_first(const OpCall& c, const Tensor& clocks, void (*order)(OpCall&)) {
@@ -153,14 +114,41 @@ void draw_first(const OpCall& c, const Tensor& clocks, void (*order)(OpCall&)) {
 void multinomial_cpu(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   if (x.numel == 0) return;
-  const Tensor weights = copied(x, kFloat64);
-  const int64_t n = x.sizes[x.ndim - 1];
   const auto a = c.attrs.as<MultinomialAttrs>();
-  const Problem p{reinterpret_cast<double*>(weights.impl()->data()),
-                  reinterpret_cast<int64_t*>(c.out[0].impl()->data()), x.numel / n, n, a.samples};
-  if (with_replacement(a)) return draw_with_replacement(a.draw, p);
-  start_clocks(a.draw, p);
-  draw_first(c, weights, order_cpu);
+  const int64_t n = x.sizes[x.ndim - 1], rows = x.numel / n;
+  const Tensor weights = copied(x, kFloat64);
+  auto* const w = reinterpret_cast<double*>(weights.impl()->data());
+  if (!with_replacement(a)) {
+    // A race of exponential clocks: the k smallest of E / w, with E exponential, are k draws
+    // without replacement in their order (Efraimidis and Spirakis, "Weighted random sampling with a
+    // reservoir", 2006); compared by their logarithms, the Gumbel form (Kool et al., "Stochastic
+    // beams and where to find them", 2019), which neither overflow nor underflow.
+    for_uniforms(a.draw, x.numel, [=](int64_t i, int lanes, const vx::f64& u) {
+      const auto rate = take<vx::f64>(w + i, lanes);
+      const auto never = vx::f64{} + __builtin_inf();
+      put(w + i, vx::where(vx::gt(rate, vx::f64{}), vx::ringing(u, rate), never), lanes);
+    });
+    return draw_first(c, weights, order_cpu);
+  }
+  // The inverse of the running sums. Each part of kDrawPart weights is summed by itself, from its
+  // first, then the sum of what comes before is added to each: an order that a GPU can follow side
+  // by side, and never falling.
+  for (int64_t r = 0; r < rows; ++r) {
+    double *sums = w + r * n, before = 0;
+    for (int64_t begin = 0; begin < n; begin += kDrawPart) {
+      const int64_t end = std::min(begin + kDrawPart, n);
+      double sum = 0;
+      for (int64_t i = begin; i < end; ++i) sums[i] = before + (sum += sums[i]);
+      before = sums[end - 1];
+    }
+  }
+  auto* const out = reinterpret_cast<int64_t*>(c.out[0].impl()->data());
+  for_uniforms(a.draw, rows * a.samples, [=](int64_t i, int lanes, const vx::f64& u) {
+    for (int k = 0; k < lanes; ++k) {
+      const double* sums = w + (i + k) / a.samples * n;
+      out[i + k] = vx::drawn([=](long at) { return sums[at]; }, n, sums[n - 1], u[k]);
+    }
+  });
 }
 
 // --- on a GPU ------------------------------------------------------------------------------------
@@ -245,29 +233,11 @@ EACH_KERNEL(last_clock, DrawByWeight, 64, row, p.rows) {
 }
 )"}};
 
-void draw_with_replacement_cuda(DrawByWeight& a, DType dtype, Device device) {
-  a.parts = (a.n + kDrawPart - 1) / kDrawPart;
-  const Tensor sums = raw_empty({a.rows, a.n}, kFloat64, device);
-  const Tensor before = raw_empty({a.rows, a.parts + 1}, kFloat64, device);
-  a.sums = sums.impl()->data();
-  a.before = before.impl()->data();
-  run_kernel(sums_kernel, {.t = dtype}, {blocks_for(a.rows * a.parts, 64)}, a);
-  run_kernel(totals_kernel, {}, {blocks_for(a.rows, 64)}, a);
-  run_kernel(draw_kernel, {}, {blocks_for(a.rows * a.samples)}, a);
-}
-
-void draw_without_replacement_cuda(const OpCall& c, DrawByWeight& a, DType dtype) {
-  const Tensor clocks = raw_empty({a.rows, a.n}, kFloat64, c.out[0].device());
-  a.sums = clocks.impl()->data();
-  run_kernel(clocks_kernel, {.t = dtype}, {blocks_for(a.rows * a.n)}, a);
-  draw_first(c, clocks, order_cuda);
-  run_kernel(last_kernel, {}, {blocks_for(a.rows, 64)}, a);
-}
-
 void multinomial_cuda(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   if (x.numel == 0) return;
   const DenseInput dense(&x, x.dtype);
+  const auto attrs = c.attrs.as<MultinomialAttrs>();
   DrawByWeight a{};
   a.weights = dense.as<char>();
   a.out = c.out[0].impl()->data();
@@ -275,13 +245,24 @@ void multinomial_cuda(OpCall& c) {
   a.op = fault_op(c);
   a.n = x.sizes[x.ndim - 1];
   a.rows = x.numel / a.n;
-  const auto attrs = c.attrs.as<MultinomialAttrs>();
+  a.parts = blocks_for(a.n, kDrawPart);
   a.seed = static_cast<int64_t>(attrs.draw.seed);
   a.draw = static_cast<int64_t>(attrs.draw.number);
   a.key = c.control;
   a.samples = attrs.samples;
-  if (with_replacement(attrs)) return draw_with_replacement_cuda(a, x.dtype, x.device);
-  draw_without_replacement_cuda(c, a, x.dtype);
+  const Tensor sums = raw_empty({a.rows, a.n}, kFloat64, x.device);  // Or clocks.
+  a.sums = sums.impl()->data();
+  if (with_replacement(attrs)) {
+    const Tensor before = raw_empty({a.rows, a.parts + 1}, kFloat64, x.device);
+    a.before = before.impl()->data();
+    run_kernel(sums_kernel, {.t = x.dtype}, {blocks_for(a.rows * a.parts, 64)}, a);
+    run_kernel(totals_kernel, {}, {blocks_for(a.rows, 64)}, a);
+    run_kernel(draw_kernel, {}, {blocks_for(a.rows * a.samples)}, a);
+  } else {
+    run_kernel(clocks_kernel, {.t = x.dtype}, {blocks_for(a.rows * a.n)}, a);
+    draw_first(c, sums, order_cuda);
+    run_kernel(last_kernel, {}, {blocks_for(a.rows, 64)}, a);
+  }
 }
 
 // --- the row: attribute words are seed, draw, number of samples, replacement ---------------------
@@ -300,19 +281,8 @@ void multinomial_infer(OpCall& c) {
              "multinomial: {} samples without replacement of {} weights ({}); draw fewer or with "
              "replacement",
              a.samples, x.sizes[x.ndim - 1], describe(&x));
-  IntList sizes = x.size_list();
-  sizes[x.ndim - 1] = a.samples;
-  set_meta(c, 0, kInt64, sizes);
-}
-
-void check_weights(const OpCall& c) {
-  const DenseInput weights(c.in[0], kFloat64);
-  const int64_t n = c.in[0]->sizes[c.in[0]->ndim - 1];
-  const auto a = c.attrs.as<MultinomialAttrs>();
-  const int64_t needed = with_replacement(a) ? 1 : a.samples;
-  for (int64_t r = 0; r < c.in[0]->numel / n; ++r) {
-    check_row(weights.as<double>() + r * n, n, r, needed);
-  }
+  set_meta(c, 0, kInt64, x.size_list());
+  c.meta[0].sizes[x.ndim - 1] = a.samples;
 }
 
 // Weights in double, and what putting them in order takes.
@@ -331,8 +301,7 @@ const OpDef multinomial_row{"multinomial",
 }  // namespace
 
 Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement) {
-  BRRR_CHECK(probs.defined(), "multinomial: the weights are an undefined tensor; assign one first");
-  const Inputs in{probs};
+  const Inputs in{defined("multinomial", probs)};
   OpCall c(multinomial_row, in.data(), in.size());
   c.attrs.push(MultinomialAttrs{{}, num_samples, replacement});
   c.infer();  // A call that throws takes no draw.

@@ -64,22 +64,13 @@ void order_cuda(OpCall& c);
 
 // --- on a GPU (sort_cuda.cpp) --------------------------------------------------------------------
 
-/// Rows of entries on a GPU, to be sorted each by itself.
-struct EntryRows {
-  bool wide;
-  int64_t rows, n;
-  Tensor memory;
+/// Room for rows of entries on a GPU: [rows, n, words of an entry].
+inline Tensor entry_rows(bool wide, int64_t rows, int64_t n, Device device) {
+  return raw_empty({rows, n, wide ? 2 : 1}, kInt64, device);
+}
 
-  EntryRows(bool wide, int64_t rows, int64_t n, Device device)
-      : wide(wide),
-        rows(rows),
-        n(n),
-        memory(raw_empty({rows * n * (wide ? 2 : 1)}, kInt64, device)) {}
-  char* data() const { return memory.impl()->data(); }
-};
-
-/// The first k > 0 entries of each row in order, [rows, k]; or only their positions, to
-/// `positions`.
-Tensor sort_entries(const EntryRows& e, int64_t k, char* positions = nullptr);
+/// The first k > 0 entries of each row, to be sorted by itself, in order, k in a row; or only their
+/// positions, to `positions`.
+Tensor sort_entries(const Tensor& entries, int64_t k, char* positions = nullptr);
 
 }  // namespace brrr

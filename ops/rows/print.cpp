@@ -18,7 +18,16 @@ constexpr int64_t kIndent = 7;  // "tensor("
 // The elements of a tensor as columns of one width, which the elements shown decide.
 class Columns {
  public:
-  explicit Columns(const TensorImpl& t) : t_(t), short_(t.numel > kThreshold) { measure(); }
+  explicit Columns(const TensorImpl& t) : t_(t), short_(t.numel > kThreshold) {
+    double low = HUGE_VAL, high = 0;
+    each_telling([&](int64_t, double x) {
+      low = std::min(low, x);
+      high = std::max(high, x);
+      whole_ &= x == std::ceil(x);
+    });
+    if (high > 0) exponent_ = high / low > 1000 || high > 1e8 || low < 1e-4;
+    each_telling([&](int64_t at, double) { width_ = std::max(width_, plain(at).size()); });
+  }
   std::string text() const { return text(0, 0, kIndent); }
 
  private:
@@ -53,28 +62,13 @@ class Columns {
     each(d, at, further, [] {});
   }
 
-  void measure() {
-    if (is_floating(t_.dtype)) choose_format();
+  // f(offset, size) for all elements shown but zeros, infinities and NaNs of floats, which do not
+  // decide the width: "inf" and "nan" may stick out.
+  template <class F> void each_telling(const F& f) const {
     each_element(0, 0, [&](int64_t at) {
-      // The width is that of the finite values except zero; "inf" and "nan" may stick out.
-      if (is_floating(t_.dtype)) {
-        const double x = value<double>(at);
-        if (x == 0 || !std::isfinite(x)) return;
-      }
-      width_ = std::max(width_, plain(at).size());
+      const double x = is_floating(t_.dtype) ? std::fabs(value<double>(at)) : 1;
+      if (x != 0 && std::isfinite(x)) f(at, x);
     });
-  }
-
-  void choose_format() {
-    double low = HUGE_VAL, high = 0;
-    each_element(0, 0, [&](int64_t at) {
-      const double x = std::fabs(value<double>(at));
-      if (x == 0 || !std::isfinite(x)) return;
-      low = std::min(low, x);
-      high = std::max(high, x);
-      whole_ &= x == std::ceil(x);
-    });
-    if (high > 0) exponent_ = high / low > 1000 || high > 1e8 || low < 1e-4;
   }
 
   std::string plain(int64_t at) const {

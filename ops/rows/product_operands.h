@@ -28,11 +28,6 @@ struct Matrices {
     set_own(is_left ? memory_view(from, {1, n}, {n, stride}, from.offset)
                     : memory_view(from, {n, 1}, {stride, 1}, from.offset));
   }
-  /// The right operand of a call, or its transpose.
-  Matrices(const OpCall& c, bool transposed) : Matrices(*c.in[1], false) {
-    if (!transposed) return;
-    set_own(memory_view(*t, {cols, rows}, {col_stride, row_stride}, t->offset));
-  }
   void set_own(const Tensor& other) {
     own = other;
     set(*own.impl());
@@ -49,16 +44,19 @@ struct Matrices {
   }
 };
 
-/// Whether gemm can read the matrix where it lies. A single row or column is never transposed, so
-/// that a vector's product has the same bits whatever its stride.
-inline bool gemm_layout(const Matrices& o, int64_t& ld, bool& trans) {
+/// Whether gemm can read a matrix where it lies, and how.
+struct Layout {
+  bool fits, trans;
+  int64_t ld;
+};
+/// A single row or column is never transposed, so that a vector's product has the same bits
+/// whatever its stride.
+inline Layout gemm_layout(const Matrices& o) {
   const int64_t rows = std::max<int64_t>(o.rows, 1), cols = std::max<int64_t>(o.cols, 1);
-  trans = false;
-  ld = rows == 1 ? cols : o.row_stride;
-  if ((o.col_stride == 1 || cols == 1) && ld >= cols) return true;
-  trans = true;
-  ld = o.col_stride;
-  return rows > 1 && cols > 1 && o.row_stride == 1 && ld >= rows;
+  const int64_t ld = rows == 1 ? cols : o.row_stride;
+  if ((o.col_stride == 1 || cols == 1) && ld >= cols) return {true, false, ld};
+  const bool fits = rows > 1 && cols > 1 && o.row_stride == 1 && o.col_stride >= rows;
+  return {fits, true, o.col_stride};
 }
 
 /// What gemm takes: a GPU multiplies 16-bit floats as they are.
@@ -67,27 +65,17 @@ inline DType product_dtype(const TensorImpl& t) {
   return as_it_is ? t.dtype : compute_type(t.dtype);
 }
 
-/// Contiguous memory of the operand's shape in its product dtype. A transposed matrix stays one
-/// (unless its rows will be joined): the product's bits depend on that, and must not depend on
-/// whether a copy was made.
+/// The matrices' transposes.
+inline Tensor turned(const TensorImpl& t) { return swapped(t, t.ndim - 2, t.ndim - 1); }
+
+/// Dense memory of the operand's shape in its product dtype. A transposed matrix stays one (unless
+/// its rows will be joined): the product's bits depend on that, and must not depend on whether a
+/// copy was made.
 inline void make_copy(Matrices& o, bool may_transpose = true) {
-  const TensorImpl& t = *o.t;
-  int64_t ld;
-  bool trans;
-  const bool flip = gemm_layout(o, ld, trans) && trans && may_transpose;
-  IntList sizes = t.size_list(), strides = t.stride_list();
-  if (flip) {
-    std::swap(sizes[t.ndim - 2], sizes[t.ndim - 1]);
-    std::swap(strides[t.ndim - 2], strides[t.ndim - 1]);
-  }
-  const Tensor from = memory_view(t, sizes, strides, t.offset);
-  const Tensor copy = raw_empty(sizes, product_dtype(t), t.device);
-  copy_now(*copy.impl(), *from.impl());
-  o.set_own(copy);
-  if (flip) {
-    std::swap(o.rows, o.cols);
-    std::swap(o.row_stride, o.col_stride);
-  }
+  const DType dtype = product_dtype(*o.t);
+  const Layout now = gemm_layout(o);
+  const bool turns = now.fits && now.trans && may_transpose;
+  o.set_own(turns ? turned(*copied(*turned(*o.t).impl(), dtype).impl()) : copied(*o.t, dtype));
 }
 
 /// Whether `n` dims are one walk with even steps, and that.
@@ -120,6 +108,70 @@ inline void set_batch(Matrices& o, const TensorImpl& out, int batch_dims) {
     const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
     o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
   }
+}
+
+// --- tensor cores --------------------------------------------------------------------------------
+
+// They take 16 bytes at a time: where a row of an operand or of the result is no multiple of that,
+// as of logits of 50257 classes, the library has kernels of a seventh of the speed. A large product
+// is made of padded operands there: copies, unless a plan laid the operand out so (product_room).
+struct Padding {
+  int64_t m, n, k;  ///< What is multiplied.
+  bool any = false, result = false;
+
+  Padding(const Matrices& a, const Matrices& b, DType dtype, Device device)
+      : m(a.rows), n(b.cols), k(a.cols) {
+    const auto size = static_cast<int64_t>(itemsize(dtype));
+    const bool tensor_cores =
+        device.type == DeviceType::CUDA && (size == 2 || (dtype == kFloat32 && allow_tf32()));
+    if (!tensor_cores) return;
+    const int64_t pack = 16 / size;
+    const auto padded = [&](int64_t n) { return (n + pack - 1) / pack * pack; };
+    const bool trans_a = gemm_layout(a).trans, trans_b = gemm_layout(b).trans;
+    const int64_t all_m = trans_a ? padded(m) : m, all_n = padded(n);
+    const int64_t all_k = trans_a && !trans_b ? k : padded(k);
+    result = m != all_m || n != all_n;
+    const int64_t moved = 2 * size *
+                          ((m != all_m || k != all_k ? m * k : 0) +
+                           (n != all_n || k != all_k ? k * n : 0) + (result ? m * n : 0));
+    // Each byte moved has to save the time of more multiplications than a card does meanwhile, and
+    // all of them that of a few launches.
+    constexpr double kFlopsOfByte = 64, kFlopsOfLaunches = 1 << 30;
+    const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n * k);
+    const double worth = std::max(kFlopsOfByte * static_cast<double>(moved), kFlopsOfLaunches);
+    any = moved > 0 && flops >= worth;
+    if (any) m = all_m, n = all_n, k = all_k;
+  }
+};
+
+/// Whether the storage has room for such a matrix where the tensor begins, and may be written
+/// there.
+inline bool has_room(const TensorImpl& t, int64_t rows, int64_t cols, const IntList& steps) {
+  const int64_t end = t.offset + (rows - 1) * steps[0] + (cols - 1) * steps[1] + 1;
+  return t.storage->gaps &&
+         end * static_cast<int64_t>(itemsize(t.dtype)) <= static_cast<int64_t>(t.storage->bytes);
+}
+
+/// Becomes one with so many rows and columns, those beyond the operand's all zeros.
+inline void pad(Matrices& o, int64_t rows, int64_t cols) {
+  if (rows == o.rows && cols == o.cols) return;
+  const IntList steps = gemm_layout(o).trans ? IntList{1, rows} : IntList{cols, 1};
+  const bool there =
+      steps == IntList{o.row_stride, o.col_stride} && has_room(*o.t, rows, cols, steps);
+  const Tensor all = there ? memory_view(*o.t, {rows, cols}, steps, o.t->offset)
+                           : raw_empty({rows * cols}, o.t->dtype, o.t->device);
+  const auto part = [&](int64_t row, int64_t col, int64_t n_rows, int64_t n_cols) {
+    const int64_t at = all.impl()->offset + row * steps[0] + col * steps[1];
+    return memory_view(*all.impl(), {n_rows, n_cols}, steps, at);
+  };
+  zero_now(*part(o.rows, 0, rows - o.rows, cols).impl());
+  zero_now(*part(0, o.cols, o.rows, cols - o.cols).impl());
+  if (!there) {
+    const IntList own{o.row_stride, o.col_stride};
+    const Tensor from = memory_view(*o.t, {o.rows, o.cols}, own, o.t->offset);
+    copy_now(*part(0, 0, o.rows, o.cols).impl(), *from.impl());
+  }
+  o.set_own(part(0, 0, rows, cols));
 }
 
 }  // namespace brrr::gemm_operands

@@ -69,43 +69,44 @@ void check_probability(const char* op, double p) {
   BRRR_CHECK(p >= 0 && p <= 1, "{}: p is a probability in [0, 1], got {}", op, p);
 }
 
-// Only as many bits as the dtype holds: rounding 0.99999 to bfloat16 would give 1.
-Tensor uniform(const IntList& sizes, DType dtype, Device device) {
-  const int digits = dtype == kBFloat16 ? 8 : dtype == kFloat16 ? 11 : 24;
-  PointwiseCall c(rand_row);
-  return c.make(sizes, dtype, device).add(std::ldexp(1.0, -digits)).add(32 - digits).draw().run();
-}
-Tensor normal(const IntList& sizes, DType dtype, Device device) {
-  return PointwiseCall(randn_row).make(sizes, dtype, device).add(1.0).draw().run();
+// A call of the row of masks, but for the draw.
+PointwiseCall& mask(PointwiseCall& c, double p, const IntList& sizes, DType dtype, Device device) {
+  const DropoutRate rate(p);
+  return c.make(sizes, dtype, device).add(rate.kept).add(rate.limit);
 }
 
 // As an element of a mask is.
 double rounded(double v, DType t) {
-  const auto x = static_cast<float>(v);
-  if (t == kBFloat16) return bfloat16_to_float(float_to_bfloat16(x));
-  if (t == kFloat16) return float16_to_float(float_to_float16(x));
-  return v;
+  if (itemsize(t) != 2) return v;
+  auto x = static_cast<float>(v);
+  char held[2];
+  store_tile(t, held, 1, kFloat32, &x, 1);
+  load_tile(kFloat32, &x, t, held, 1, 1);
+  return x;
 }
 
 }  // namespace
 
+// Only as many bits as the dtype holds: rounding 0.99999 to bfloat16 would give 1.
 Tensor rand(const IntList& sizes, DType dtype, Device device) {
   check_gives_floating("rand", dtype);
-  return uniform(sizes, dtype, device);
+  const int digits = dtype == kBFloat16 ? 8 : dtype == kFloat16 ? 11 : 24;
+  PointwiseCall c(rand_row);
+  return c.make(sizes, dtype, device).add(std::ldexp(1.0, -digits)).add(32 - digits).draw().run();
 }
-Tensor rand(const IntList& sizes, Device device) { return uniform(sizes, kFloat32, device); }
+Tensor rand(const IntList& sizes, Device device) { return rand(sizes, kFloat32, device); }
 Tensor randn(const IntList& sizes, DType dtype, Device device) {
   check_gives_floating("randn", dtype);
-  return normal(sizes, dtype, device);
+  return PointwiseCall(randn_row).make(sizes, dtype, device).add(1.0).draw().run();
 }
-Tensor randn(const IntList& sizes, Device device) { return normal(sizes, kFloat32, device); }
+Tensor randn(const IntList& sizes, Device device) { return randn(sizes, kFloat32, device); }
 Tensor rand_like(const Tensor& t) {
   check_floating("rand_like", t);
-  return uniform(t.sizes(), t.dtype(), t.device());
+  return rand(t.sizes(), t.dtype(), t.device());
 }
 Tensor randn_like(const Tensor& t) {
   check_floating("randn_like", t);
-  return normal(t.sizes(), t.dtype(), t.device());
+  return randn(t.sizes(), t.dtype(), t.device());
 }
 
 Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device) {
@@ -126,10 +127,8 @@ Tensor randperm(int64_t n, Device device) {
 Tensor dropout_mask(const Tensor& like, double p) {
   check_floating("dropout_mask", like);
   check_probability("dropout_mask", p);
-  const DropoutRate rate(p);
   PointwiseCall c(mask_row);
-  c.make(like.sizes(), like.dtype(), like.device()).add(rate.kept).add(rate.limit);
-  return c.draw().run();
+  return mask(c, p, like.sizes(), like.dtype(), like.device()).draw().run();
 }
 
 Tensor draw_key(Device device) {
@@ -143,10 +142,11 @@ Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType 
   BRRR_CHECK(key.dtype() == kInt64 && key.sizes() == IntList{2},
              "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(key.impl()));
   numel_of(sizes, "dropout_mask_at");  // Throws when there are too many elements.
-  const DropoutRate rate(p);
   PointwiseCall c(mask_row);
-  c.make(sizes, dtype, key.device()).add(rate.kept).add(rate.limit);
-  return c.add(key.select(0, 0)).add(key.select(0, 1)).run();
+  return mask(c, p, sizes, dtype, key.device())
+      .add(key.select(0, 0))  // Lives until the call has run.
+      .add(key.select(0, 1))
+      .run();
 }
 
 Tensor dropout(const Tensor& x, double p, bool training) {

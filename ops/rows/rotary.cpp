@@ -16,8 +16,6 @@ namespace brrr {
 
 namespace {
 
-// --- angles --------------------------------------------------------------------------------------
-
 struct FrequencyAttrs {
   double base;
   int64_t width;
@@ -94,8 +92,6 @@ Tensor angles(const Tensor& positions, const FrequencyAttrs& a, DType compute) {
   return PointwiseCall(angle_row).dtype(compute).add(c.out[0]).add(at).run();
 }
 
-// --- the row -------------------------------------------------------------------------------------
-
 const PointwiseOp pair_row{
     "rotary_pair", "(a, b) turned by an angle", {}, [](auto a, auto b, auto cosine, auto sine) {
       return std::tuple{a * cosine - b * sine, b * cosine + a * sine};
@@ -121,8 +117,6 @@ void rotary_run(OpCall& c) {
   backend(y.device.type).launch(pairs);
 }
 
-void rotary_vjp(VjpCall& v);
-
 const OpDef rotary_row{
     "rotary_embedding",
     "halves of each row turned by position * base^(-2i / D)",
@@ -137,13 +131,12 @@ const OpDef rotary_row{
          [](const OpCall& c) {
            return Work{3 * static_cast<double>(c.out[0].numel()), operand_bytes(c)};
          },
-     .vjp = rotary_vjp,
+     .vjp =
+         [](VjpCall& v) {
+           if (v.needs(0)) v.gin[0] = call(rotary_row, {v.gout[0], v.input(1), -v.input(2)});
+         },
      .saves_inputs = 0b110,
      .apart = true}};
-
-void rotary_vjp(VjpCall& v) {
-  if (v.needs(0)) v.gin[0] = call(rotary_row, {v.gout[0], v.input(1), -v.input(2)});
-}
 
 }  // namespace
 

@@ -1,10 +1,13 @@
-// Parts of a tensor along one dim: view rows, and the row that is their gradient.
+// Parts of a tensor along one dim: one of them, or all, by view rows and what is their gradient.
 #include <algorithm>
 
 #include "core/check.h"
+#include "ops/factory_ops.h"
+#include "ops/library_ops.h"
 #include "ops/kinds/composite.h"
 #include "ops/kinds/view.h"
 #include "ops/rows/library_kernels.h"
+#include "ops/view_ops.h"
 
 namespace brrr {
 
@@ -23,12 +26,16 @@ void slice_shape(OpCall& c) {
   m.strides[d] *= a.step;
 }
 
-// The only index of a slice, whose dim goes away.
+// Of parts of length 1 the dim goes away.
+void drop_dim(OpCall& c) {
+  for (int k = 0; k < c.n_out; ++k) {
+    c.meta[k].sizes.erase(dim_of(c.attrs));
+    c.meta[k].strides.erase(dim_of(c.attrs));
+  }
+}
 void select_shape(OpCall& c) {
   slice_shape(c);
-  const int d = static_cast<int>(c.attrs.as<SliceAttrs>().dim);
-  c.meta[0].sizes.erase(d);
-  c.meta[0].strides.erase(d);
+  drop_dim(c);
 }
 
 void slice_vjp(VjpCall& v);
@@ -51,9 +58,7 @@ void write_slice(OpCall& c) {
   copy_into_part(out, *c.in[0], static_cast<int>(a.dim), a.start, a.step);
 }
 
-int slice_grad_cut(const OpCall& c, int, int64_t) {
-  return c.attrs.as<SliceAttrs>().dim > 0 ? 0 : kUncut;
-}
+int slice_grad_cut(const OpCall& c, int, int64_t) { return dim_of(c.attrs) > 0 ? 0 : kUncut; }
 
 void slice_grad_vjp(VjpCall& v) {
   v.gin[0] = call(slice_row, {v.gout[0]}, v.attrs().as<SliceAttrs>());
@@ -73,19 +78,78 @@ void grad_of_slice(VjpCall& v, const Tensor& g) {
   v.gin[0] = call(slice_grad_row, {g}, v.attrs().as<SliceAttrs>(), v.meta(0).sizes);
 }
 void slice_vjp(VjpCall& v) { grad_of_slice(v, v.gout[0]); }
-void select_vjp(VjpCall& v) {
-  grad_of_slice(v, v.gout[0].unsqueeze(v.attrs().as<SliceAttrs>().dim));
+void select_vjp(VjpCall& v) { grad_of_slice(v, v.gout[0].unsqueeze(dim_of(v.attrs()))); }
+
+// --- all of them ---------------------------------------------------------------------------------
+
+struct SplitAttrs {
+  int64_t dim, length;
+  /// Makes of the whole's `sizes` those of part k.
+  void cut(IntList& sizes, int64_t k) const {
+    int64_t& n = sizes[static_cast<int>(dim)];
+    n = std::min(length, n - k * length);
+  }
+};
+
+void split_shape(OpCall& c) {
+  const auto a = c.attrs.as<SplitAttrs>();
+  for (int k = 0; k < c.n_out; ++k) {
+    OutMeta& m = view_meta(c, k);
+    m.offset += k * a.length * m.strides[static_cast<int>(a.dim)];
+    a.cut(m.sizes, k);
+  }
 }
 
-int cut_dim(const char* op, const Tensor& t, int64_t dim) {
-  BRRR_CHECK(t.dim() > 0, "{}: a 0-d tensor has no dims", op);
+void unbind_shape(OpCall& c) {
+  split_shape(c);
+  drop_dim(c);
+}
+
+// All parts' gradients, to be put side by side: one pass over memory, where as many selects or
+// slices would each write a tensor of the whole size and then be added up.
+std::vector<Tensor> gradients_of_parts(const VjpCall& v, bool unbound) {
+  const auto a = v.attrs().as<SplitAttrs>();
+  const Meta& m = v.meta(0);
+  std::vector<Tensor> parts(v.gout, v.gout + v.node.n_out);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    IntList sizes = m.sizes;
+    a.cut(sizes, static_cast<int64_t>(k));
+    if (unbound) sizes.erase(static_cast<int>(a.dim));
+    if (!parts[k].defined()) parts[k] = zeros(sizes, m.dtype, m.device);
+  }
+  return parts;
+}
+
+void split_vjp(VjpCall& v) { v.gin[0] = cat(gradients_of_parts(v, false), dim_of(v.attrs())); }
+
+void unbind_vjp(VjpCall& v) {
+  const int d = dim_of(v.attrs());
+  const IntList& whole = v.meta(0).sizes;
+  const auto parts = gradients_of_parts(v, true);
+  v.gin[0] = d + 1 < whole.size() ? cat(parts, d).view(whole) : stack(parts, d);
+}
+
+const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
+                       view_spec(unbind_shape, unbind_vjp)};
+const OpDef split_row{"split", "parts of one length along a dim, the last as long as it is",
+                      view_spec(split_shape, split_vjp)};
+
+// The outputs of a row that has `count` of them in this call.
+std::vector<Tensor> first_of(int64_t count, const OpDef& row, const Tensor& t, SplitAttrs attrs) {
+  const Outputs all = call_outputs(row, static_cast<int>(count), {t}, attrs);
+  return {all.begin(), all.begin() + count};
+}
+
+int dim_to_part(const char* op, const Tensor& t, int64_t dim) {
+  BRRR_CHECK(t.defined() && t.dim() > 0, "{}: needs a tensor of at least one dim, got {}", op,
+             describe(t));
   return wrap_dim(op, dim, static_cast<int>(t.dim()));
 }
 
 }  // namespace
 
 Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const {
-  const int at = cut_dim("slice", *this, d);
+  const int at = dim_to_part("slice", *this, d);
   BRRR_CHECK(step > 0, "slice: step {} must be positive", step);
   const int64_t n = size(at);
   start = std::clamp<int64_t>(start < 0 ? start + n : start, 0, n);
@@ -96,7 +160,7 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
 }
 
 Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
-  const int at = cut_dim("narrow", *this, d);
+  const int at = dim_to_part("narrow", *this, d);
   const int64_t n = size(at), first = start < 0 ? start + n : start;
   BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
              "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
@@ -105,11 +169,52 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
 }
 
 Tensor Tensor::select(int64_t d, int64_t index) const {
-  const int at = cut_dim("select", *this, d);
+  const int at = dim_to_part("select", *this, d);
   const int64_t n = size(at);
   BRRR_CHECK(index >= -n && index < n, "select: index {} is out of range for dim {} of {}", index,
              at, describe(impl()));
   return call(select_row, {*this}, SliceAttrs{at, index < 0 ? index + n : index, 1, 1});
 }
+
+std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
+  const int d = dim_to_part("unbind", t, dim);
+  const int64_t n = t.size(d);
+  std::vector<Tensor> parts;
+  if (n == 0 || n > kMaxOutputs) {
+    for (int64_t i = 0; i < n; ++i) parts.push_back(t.select(d, i));
+    return parts;
+  }
+  return first_of(n, unbind_row, t, SplitAttrs{d, 1});
+}
+
+std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
+  BRRR_CHECK(length > 0, "split: size {} must be positive", length);
+  const int dim = dim_to_part("split", *this, d);
+  const int64_t n = size(dim), count = n / length + (n % length != 0);
+  if (count > 1 && count <= kMaxOutputs) {
+    return first_of(count, split_row, *this, SplitAttrs{dim, length});
+  }
+  std::vector<Tensor> parts;
+  for (int64_t at = 0; at < n || at == 0; at += length) {
+    parts.push_back(narrow(d, at, std::min(length, n - at)));
+  }
+  return parts;
+}
+
+std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
+  BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
+  const int64_t n = size(dim_to_part("chunk", *this, d));
+  if (n > 0) return split((n - 1) / chunks + 1, d);
+  // There is no length that gives as many: all are empty, as PyTorch's.
+  constexpr int64_t most = 1 << 20;
+  BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
+             chunks, d, describe(impl()), most);
+  std::vector<Tensor> parts(static_cast<size_t>(chunks));
+  for (Tensor& part : parts) part = narrow(d, 0, 0);
+  return parts;
+}
+
+std::vector<Tensor> chunk(const Tensor& t, int64_t n, int64_t dim) { return t.chunk(n, dim); }
+std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim) { return t.split(size, dim); }
 
 }  // namespace brrr

@@ -85,17 +85,6 @@ template <class T> void order_dense(OpCall& c) {
   order_rows<Wide>(c, x.as<T>());
 }
 
-}  // namespace
-
-void order_cpu(OpCall& c) {
-  if (c.out[0].impl()->numel == 0) return;
-  constexpr void (*kernels[])(OpCall&) = {order_dense<float>, order_dense<double>,
-                                          order_dense<int64_t>, order_dense<int32_t>};
-  kernels[compute_index(compute_type(c.in[0]->dtype))](c);
-}
-
-namespace {
-
 // Entries, twice where they are sorted by digits, and the dense copy.
 int64_t order_scratch(const OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
@@ -112,10 +101,9 @@ int64_t order_scratch(const OpCall& c) {
 
 void order_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
-  IntList sizes = x.size_list();
+  set_meta(c, 0, kInt64, x.size_list());
   const int64_t most = c.attrs.as<OrderAttrs>().most;
-  if (most >= 0 && x.ndim > 0) sizes[x.ndim - 1] = most;
-  set_meta(c, 0, kInt64, sizes);
+  if (most >= 0 && x.ndim > 0) c.meta[0].sizes[x.ndim - 1] = most;
 }
 
 constexpr OpSpec kOrder{
@@ -128,6 +116,13 @@ Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {
 }
 
 }  // namespace
+
+void order_cpu(OpCall& c) {
+  if (c.out[0].impl()->numel == 0) return;
+  constexpr void (*kernels[])(OpCall&) = {order_dense<float>, order_dense<double>,
+                                          order_dense<int64_t>, order_dense<int32_t>};
+  kernels[compute_index(compute_type(c.in[0]->dtype))](c);
+}
 
 Tensor argsort(const Tensor& x, int64_t dim, bool descending) {
   return positions(argsort_row, x, dim_arg("argsort", x, dim), {descending});

@@ -174,34 +174,34 @@ EACH_KERNEL(order_entries, OrderArguments, 256, i, p.n) {
 
 }  // namespace
 
-Tensor sort_entries(const EntryRows& e, int64_t k, char* positions) {
-  const Variant v{.n = e.wide};
-  Tensor from = e.memory, to;
-  SortArguments a{e.data(), nullptr, nullptr, e.rows, e.n, k, 0};
+Tensor sort_entries(const Tensor& entries, int64_t k, char* positions) {
+  const TensorImpl& e = *entries.impl();
+  const int64_t rows = e.sizes[0], n = e.sizes[1];
+  const bool wide = e.sizes[2] == 2;
+  const Variant v{.n = wide};
+  Tensor from = entries, to;
+  SortArguments a{e.data(), nullptr, nullptr, rows, n, k, 0};
   // Room for runs of `width`; none where the positions are all that is asked for.
   const auto make_room = [&](int64_t width) {
-    a.out = width >= e.n ? positions : nullptr;
+    a.out = width >= n ? positions : nullptr;
     if (a.out) return;
-    const int64_t entries = e.rows * ((e.n + width - 1) / width) * std::min(width, k);
-    to = raw_empty({entries * (e.wide ? 2 : 1)}, kInt64, e.memory.device());
+    to = entry_rows(wide, rows * blocks_for(n, width), std::min(width, k), e.device);
     a.to = to.impl()->data();
   };
-  const int64_t blocks = e.rows * blocks_for(e.n, kRanked);
-  if (e.n <= kLongestRanked &&
-      blocks * kRanked * std::max(e.n, kLeastCompared) <= kMostComparisons) {
-    make_room(e.n);
+  const int64_t blocks = rows * blocks_for(n, kRanked);
+  if (n <= kLongestRanked && blocks * kRanked * std::max(n, kLeastCompared) <= kMostComparisons) {
+    make_room(n);
     run_kernel(rank_kernel, v, {blocks}, a);
     return to;
   }
-  a.width = std::min(kTile, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(e.n))));
+  a.width = std::min(kTile, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
   make_room(a.width);
-  const int64_t runs = e.rows * ((e.n + a.width - 1) / a.width);
-  run_kernel(tile_kernel, v, {blocks_for(runs, kTile / a.width)}, a);
-  for (; a.width < e.n; a.width *= 2) {
+  run_kernel(tile_kernel, v, {blocks_for(rows * blocks_for(n, a.width), kTile / a.width)}, a);
+  for (; a.width < n; a.width *= 2) {
     from = std::move(to);
     a.from = from.impl()->data();
     make_room(2 * a.width);
-    const int64_t merged = e.rows * ((e.n + 2 * a.width - 1) / (2 * a.width));
+    const int64_t merged = rows * blocks_for(n, 2 * a.width);
     run_kernel(merge_kernel, v, {merged * blocks_for(std::min(2 * a.width, k), kTile)}, a);
   }
   return to;
@@ -213,8 +213,8 @@ void order_cuda(OpCall& c) {
   const DenseInput dense(&x, x.dtype);
   const int64_t n = x.ndim ? x.sizes[x.ndim - 1] : 1, rows = x.numel / n;
   const bool wide = itemsize(compute_type(x.dtype)) == 8 || n > int64_t{1} << 32;
-  const EntryRows entries(wide, rows, n, x.device);
-  const OrderArguments a{dense.as<char>(), entries.data(), x.numel, n};
+  const Tensor entries = entry_rows(wide, rows, n, x.device);
+  const OrderArguments a{dense.as<char>(), entries.impl()->data(), x.numel, n};
   run_kernel(keys_kernel,
              {.t = x.dtype, .n = wide + 2 * (c.attrs.as<OrderAttrs>().descending != 0)},
              {blocks_for(x.numel)}, a);

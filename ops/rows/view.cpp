@@ -12,8 +12,6 @@ namespace brrr {
 
 namespace {
 
-// --- shape rules
-
 void alias_shape(OpCall& c) { view_meta(c); }
 
 void permute_shape(OpCall& c) {
@@ -68,7 +66,6 @@ void expand_shape(OpCall& c) {
   }
 }
 
-// Sizes and strides follow.
 struct AsStridedAttrs {
   int64_t shift;  ///< From the tensor's own offset: a recorded step's inputs move.
 };                // Sizes and strides follow.
@@ -95,8 +92,6 @@ void as_strided_shape(OpCall& c) {
              to_string(m.sizes), to_string(m.strides), m.offset, held);
 }
 
-// --- gradients
-
 void alias_vjp(VjpCall& v) { v.gin[0] = v.gout[0]; }
 
 void permute_vjp(VjpCall& v) {
@@ -109,8 +104,6 @@ void permute_vjp(VjpCall& v) {
 void reshape_vjp(VjpCall& v) { v.gin[0] = v.gout[0].reshape(v.meta(0).sizes); }
 
 void expand_vjp(VjpCall& v) { v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes); }
-
-// --- rows
 
 const OpDef alias_row{"alias", "the same view again", view_spec(alias_shape, alias_vjp)};
 const OpDef permute_row{"permute", "dims in another order", view_spec(permute_shape, permute_vjp)};
@@ -145,8 +138,6 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 }
 
 }  // namespace
-
-// --- public
 
 Tensor alias(const Tensor& t) { return call(alias_row, {t}); }
 

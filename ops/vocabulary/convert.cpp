@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "core/check.h"
 #include "ops/vocabulary/vec_convert.h"
@@ -41,9 +42,19 @@ template <class To, class From> To to_integer(From x) {
   return sizeof(To) == 8 ? static_cast<To>(INT64_MIN) : static_cast<To>(INT32_MIN);
 }
 
+uint16_t float_to_bfloat16(float x) {
+  const auto b = std::bit_cast<uint32_t>(x);
+  if (x != x) return static_cast<uint16_t>((b >> 16) | 0x40);
+  return static_cast<uint16_t>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
+}
+// The one definition of half is the vector one; a single value is one lane of it. (Inlined into
+// loops over single values with AVX2, these end g++ 12 by an internal error.)
+[[gnu::noinline]] float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
+[[gnu::noinline]] uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
+
 template <class To, class From> To convert(From x) {
   if constexpr (std::is_same_v<From, BF16>) {
-    return convert<To>(bfloat16_to_float(x.bits));
+    return convert<To>(std::bit_cast<float>(uint32_t{x.bits} << 16));
   } else if constexpr (std::is_same_v<From, F16>) {
     return convert<To>(float16_to_float(x.bits));
   } else if constexpr (std::is_same_v<To, BF16>) {
@@ -108,20 +119,18 @@ void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64
 }
 
 // The smallest and largest number of an integer dtype.
-struct Range {
-  int64_t low, high;
-};
-Range range_of(DType t) {
+std::pair<int64_t, int64_t> range_of(DType t) {
   if (t == kUInt8) return {0, UINT8_MAX};
-  return t == kInt32 ? Range{INT32_MIN, INT32_MAX} : Range{INT64_MIN, INT64_MAX};
+  if (t == kInt32) return {INT32_MIN, INT32_MAX};
+  return {INT64_MIN, INT64_MAX};
 }
 
 bool holds(DType t, Scalar v) {
   if (!is_integer(t)) return true;
-  const Range r = range_of(t);
-  if (!v.is_floating()) return v.to_int() >= r.low && v.to_int() <= r.high;
+  const auto [low, high] = range_of(t);
+  if (!v.is_floating()) return v.to_int() >= low && v.to_int() <= high;
   const double x = std::trunc(v.to_double());  // NaN is in no range; 2^63 is beyond int64's end.
-  return x >= static_cast<double>(r.low) && x <= static_cast<double>(r.high) && x < 0x1p63;
+  return x >= static_cast<double>(low) && x <= static_cast<double>(high) && x < 0x1p63;
 }
 
 }  // namespace
@@ -138,21 +147,9 @@ void check_holds(const char* op, Scalar v, DType t) {
 }
 
 int64_t nearest_integer(int64_t v, DType t) {
-  const Range r = range_of(t);
-  return std::clamp(v, r.low, r.high);
+  const auto [low, high] = range_of(t);
+  return std::clamp(v, low, high);
 }
-
-float bfloat16_to_float(uint16_t h) { return std::bit_cast<float>(uint32_t{h} << 16); }
-uint16_t float_to_bfloat16(float x) {
-  const auto b = std::bit_cast<uint32_t>(x);
-  if (x != x) return static_cast<uint16_t>((b >> 16) | 0x40);
-  return static_cast<uint16_t>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
-}
-
-// The one definition of the 16-bit formats is the vector one; a single value is one lane of it.
-// (Inlined into loops over single values with AVX2, these end g++ 12 by an internal error.)
-[[gnu::noinline]] float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
-[[gnu::noinline]] uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
 
 // Bytes as bytes.
 static void copy_bytes(void* to, int64_t to_stride, const void* from, int64_t stride, int64_t n) {

@@ -17,10 +17,4 @@ void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride,
 /// dst[i * stride] = src[i]; src is dense in `from`: a compute type, bool for a mask, or `to`.
 void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n);
 
-/// Float <-> 16-bit conversions of single values (round to nearest even, NaN stays NaN).
-float bfloat16_to_float(uint16_t h);
-uint16_t float_to_bfloat16(float x);
-float float16_to_float(uint16_t h);
-uint16_t float_to_float16(float x);
-
 }  // namespace brrr
