@@ -33,13 +33,8 @@ int64_t bucket_bytes(const std::vector<Tensor>& parameters, const DataParallelOp
   return std::clamp<int64_t>(all / 4, int64_t{1} << 20, int64_t{25} << 20);
 }
 
-std::vector<NamedTensor> reversed(std::vector<NamedTensor> all) {
+template <class T> std::vector<T> reversed(std::vector<T> all) {
   std::reverse(all.begin(), all.end());
-  return all;
-}
-std::vector<Tensor> tensors_of(const std::vector<NamedTensor>& named) {
-  std::vector<Tensor> all;
-  for (const auto& [name, t] : named) all.push_back(t);
   return all;
 }
 
@@ -57,37 +52,6 @@ std::vector<std::string> features(const models::Module& m, const DataParallelOpt
       "accumulate {}, bucket_bytes {}, in_order {}, shard_optimizer {}, shard_gradients {}",
       o.accumulate, o.bucket_bytes, o.in_order, o.shard_optimizer, o.shard_gradients));
   return lines;
-}
-
-// Who has to know what optimisers do to gradients: all of them, whichever had the last pass.
-class Follower : NotCopied {
- public:
-  Follower() {
-    const std::lock_guard lock(mutex);
-    all.push_back(this);
-  }
-  virtual ~Follower() {
-    const std::lock_guard lock(mutex);
-    std::erase(all, this);
-  }
-  virtual void dropped(const std::vector<Tensor>& parameters) = 0;
-  virtual void used(const std::vector<Tensor>& parameters) = 0;
-  template <class F> static void each(const F& f) {
-    const std::lock_guard lock(mutex);
-    for (Follower* one : all) f(*one);
-  }
-
- private:
-  static inline std::mutex mutex;
-  static inline std::vector<Follower*> all;
-};
-
-// Rank 0's values everywhere.
-void make_alike(const models::Module& m) {
-  const NoGradGuard guard;
-  for (const auto& [name, t] : m.state_dict()) {
-    if (t.defined()) t.copy_(broadcast(t));
-  }
 }
 
 }  // namespace
@@ -118,19 +82,12 @@ void check_alike(const std::string& what, const std::vector<std::string>& own) {
   }
 }
 
-void gradients_dropped(const std::vector<Tensor>& parameters) {
-  Follower::each([&](Follower& f) { f.dropped(parameters); });
-}
-void gradients_used(const std::vector<Tensor>& parameters) {
-  Follower::each([&](Follower& f) { f.used(parameters); });
-}
-
-struct DataParallel::State final : GradientHook, Follower {
+struct DataParallel::State final : GradientHook, NotCopied {
   State(models::Module& m, const DataParallelOptions& o)
       : module(m),
         options(o),
         named(reversed(m.named_parameters())),
-        parameters(tensors_of(named)),
+        parameters(reversed(m.parameters())),
         sharding(o.shard_optimizer || o.shard_gradients ? Sharding::make(named, o.shard_gradients)
                                                         : nullptr),
         buckets(parameters, bucket_bytes(parameters, o),
@@ -142,7 +99,17 @@ struct DataParallel::State final : GradientHook, Follower {
       index.emplace(parameters[k].impl(), k);
       dtypes.push_back(parameters[k].dtype());
     }
+    const std::lock_guard lock(mutex);
+    all.push_back(this);
   }
+  ~State() override {
+    const std::lock_guard lock(mutex);
+    std::erase(all, this);
+  }
+
+  // Who has to know what optimisers do to gradients: all, whichever had the last pass.
+  static inline std::mutex mutex;
+  static inline std::vector<State*> all;
 
   models::Module& module;
   DataParallelOptions options;
@@ -212,8 +179,8 @@ struct DataParallel::State final : GradientHook, Follower {
   // Once those of all parameters that have one are dropped, by one call or several, what follows is
   // a step anew, also after a pass that has thrown. Of a forward pass before that, whose backward
   // pass is still to come, it is the first one.
-  void dropped(const std::vector<Tensor>& all) override {
-    for (const Tensor& t : all) {
+  void dropped(const std::vector<Tensor>& gradients_of) {
+    for (const Tensor& t : gradients_of) {
       if (const auto at = index.find(t.impl()); at != index.end()) cleared[at->second] = true;
     }
     for (size_t k = 0; k < parameters.size(); ++k) {
@@ -226,10 +193,10 @@ struct DataParallel::State final : GradientHook, Follower {
     earlier.clear();
   }
 
-  void used(const std::vector<Tensor>& all) override {
+  void used(const std::vector<Tensor>& gradients_of) const {
     if (pass() == 0) return;
     const bool own =
-        std::ranges::any_of(all, [&](const Tensor& t) { return index.count(t.impl()); });
+        std::ranges::any_of(gradients_of, [&](const Tensor& t) { return index.count(t.impl()); });
     BRRR_CHECK(!own,
                "DataParallel: a step of the optimiser after {} of {} backward passes (accumulate), "
                "whose gradients have not been exchanged yet; step after the last one, or drop what "
@@ -274,12 +241,12 @@ struct DataParallel::State final : GradientHook, Follower {
     complete = b;
   }
 
-  bool sums_part() const { return sharding && sharding->gradients() && size() > 1; }
+  bool sums_part() const { return sharding && sharding->gradients(); }
   Division division() const {
     Division d;
     for (const auto& [name, p] : named) {
       d.names.push_back(name);
-      if (sums_part()) d.cuts.push_back(sharding->cuts(p));
+      if (sums_part()) d.cuts.push_back(sharding->known(p).cuts);
     }
     if (sums_part()) d.halves = Halves::Sum;
     return d;
@@ -300,8 +267,6 @@ struct DataParallel::State final : GradientHook, Follower {
     }
   }
 
-  // Whether this rank keeps the gradients of its passes apart.
-  bool apart() const { return options.in_order && rank() > 0; }
   double part_of_pass() const { return 1.0 / static_cast<double>(passes()); }
 
   // What adds nothing, to any number's bits.
@@ -316,15 +281,6 @@ struct DataParallel::State final : GradientHook, Follower {
     return all;
   }
 
-  // The gradients of a pass that is not the last.
-  void set_aside() {
-    auto& all = earlier.emplace_back();
-    for (const Tensor& p : parameters) {
-      all.push_back(p.grad());
-      p.set_grad({});
-    }
-  }
-
   Tensor gradient(size_t k) const {
     Tensor g = parameters[k].grad();
     BRRR_CHECK(g.is_contiguous(), "DataParallel: the gradient of a parameter is not dense");
@@ -335,7 +291,13 @@ struct DataParallel::State final : GradientHook, Follower {
     if (!std::exchange(reached, false)) return;  // Another model's pass.
     expected = false;
     if (!last_pass()) {
-      if (apart()) set_aside();
+      if (options.in_order && rank() > 0) {  // The gradients of each pass are kept apart.
+        auto& of_pass = earlier.emplace_back();
+        for (const Tensor& p : parameters) {
+          of_pass.push_back(p.grad());
+          p.set_grad({});
+        }
+      }
       return set_control(*cell, cell->value + 1);
     }
     if (options.accumulate > 1) set_control(*cell, 0);
@@ -350,16 +312,25 @@ struct DataParallel::State final : GradientHook, Follower {
   void exchange() {
     // Those that only earlier passes have used, or that had a gradient before: on all ranks alike.
     for (size_t k = 0; k < parameters.size(); ++k) {
-      const bool used = std::any_of(earlier.begin(), earlier.end(),
-                                    [&](const auto& of_pass) { return of_pass[k].defined(); }) ||
-                        parameters[k].grad().defined();
-      if (!used || came[k]) continue;
-      if (!parameters[k].grad().defined()) parameters[k].set_grad(nothing(parameters[k]));
+      if (came[k]) continue;
+      if (!parameters[k].grad().defined()) {
+        if (std::ranges::none_of(earlier, [&](auto& pass) { return pass[k].defined(); })) continue;
+        parameters[k].set_grad(nothing(parameters[k]));
+      }
       begin(k);
     }
     end([](size_t) { return true; }, came);
   }
 };
+
+void gradients_dropped(const std::vector<Tensor>& parameters) {
+  const std::lock_guard lock(DataParallel::State::mutex);
+  for (auto* state : DataParallel::State::all) state->dropped(parameters);
+}
+void gradients_used(const std::vector<Tensor>& parameters) {
+  const std::lock_guard lock(DataParallel::State::mutex);
+  for (auto* state : DataParallel::State::all) state->used(parameters);
+}
 
 DataParallel::DataParallel(models::Module& module, DataParallelOptions options) {
   BRRR_CHECK(!context.recorder, "DataParallel: make it outside of the step");
@@ -369,7 +340,8 @@ DataParallel::DataParallel(models::Module& module, DataParallelOptions options) 
              INT32_MAX, options.accumulate, options.bucket_bytes);
   if (size() > 1) {
     check_alike("DataParallel: the ranks' models", features(module, options));
-    make_alike(module);
+    const NoGradGuard guard;
+    for (const auto& [name, t] : module.state_dict()) t.copy_(broadcast(t));
   }
   state_ = std::make_unique<State>(module, options);
   if (state_->passes() == 1) return;

@@ -89,8 +89,9 @@ class DataParallel : NotCopied {
   /// part.
   Tensor part(const Tensor& batch) const;
 
- private:
   struct State;
+
+ private:
   std::unique_ptr<State> state_;
 };
 

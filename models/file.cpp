@@ -63,25 +63,21 @@ std::string InputFile::read(uint64_t offset, uint64_t bytes) const {
   return text;
 }
 
-// --- mapping -------------------------------------------------------------------------------------
-
-MappedFile::MappedFile(const std::string& path) : file_(path) {
-  if (file_.size() == 0) return;  // Nothing to map, which mmap refuses.
-  BRRR_CHECK(file_.size() <= SIZE_MAX, "{} has {} bytes, too many to map", path, file_.size());
-  data_ = ::mmap(nullptr, file_.size(), PROT_READ, MAP_SHARED, file_.fd_, 0);
+MappedFile::MappedFile(const std::string& path) : InputFile(path) {
+  if (size_ == 0) return;  // Nothing to map, which mmap refuses.
+  data_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_, 0);
   BRRR_CHECK(data_ != MAP_FAILED, "cannot map {}: {}", path, std::strerror(errno));
 }
 
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(data_, file_.size());
+  if (data_) ::munmap(data_, size_);
 }
 
 void MappedFile::check() const {
   struct stat info;
-  BRRR_CHECK(::fstat(file_.fd_, &info) == 0, "cannot look at {}: {}", path(), std::strerror(errno));
-  BRRR_CHECK(static_cast<uint64_t>(info.st_size) >= file_.size(),
-             "{} was cut from {} bytes to {} while it was in use", path(), file_.size(),
-             info.st_size);
+  BRRR_CHECK(::fstat(fd_, &info) == 0, "cannot look at {}: {}", path_, std::strerror(errno));
+  BRRR_CHECK(static_cast<uint64_t>(info.st_size) >= size_,
+             "{} was cut from {} bytes to {} while it was in use", path_, size_, info.st_size);
 }
 
 // --- replacing -----------------------------------------------------------------------------------
@@ -122,7 +118,12 @@ class TemporaryFile : NotCopied {
     if (std::rename(path_.c_str(), target_.c_str()) != 0) give_up("cannot rename");
     renamed_ = true;
     ::close(std::exchange(fd_, -1));  // Only now: the lock goes with it.
-    sync_directory();
+    // Makes the rename itself durable. Some file systems cannot sync a directory; the file is whole
+    // either way.
+    const int directory = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return;
+    ::fsync(directory);
+    ::close(directory);
   }
 
  private:
@@ -145,9 +146,12 @@ class TemporaryFile : NotCopied {
 
   // What killed processes have left beside the target. Failing here is no reason not to write.
   void remove_stale() const {
+    static const std::regex ending("[0-9]+-[0-9]+\\.tmp");
+    const std::string ours = prefix();
     std::error_code none;
     for (fs::directory_iterator it(folder_, none), end; !none && it != end; it.increment(none)) {
-      if (!is_ours(it->path().filename().string())) continue;
+      const std::string name = it->path().filename().string();
+      if (!name.starts_with(ours) || !std::regex_match(name.substr(ours.size()), ending)) continue;
       const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
       if (fd < 0) continue;
       if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
@@ -155,26 +159,11 @@ class TemporaryFile : NotCopied {
     }
   }
 
-  bool is_ours(const std::string& name) const {
-    static const std::regex ending("[0-9]+-[0-9]+\\.tmp");
-    const std::string before = prefix();
-    return name.starts_with(before) && std::regex_match(name.substr(before.size()), ending);
-  }
-
   std::string prefix() const { return "." + target_.filename().string() + "."; }
 
   [[noreturn]] void give_up(const char* what) const {
     fail("{} {}: {}; the file that was there before is unchanged", what, target_.string(),
          std::strerror(errno));
-  }
-
-  // Makes the rename itself durable. Some file systems cannot sync a directory; the file is whole
-  // either way.
-  void sync_directory() const {
-    const int dir = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0) return;
-    ::fsync(dir);
-    ::close(dir);
   }
 
   fs::path target_, folder_;

@@ -20,8 +20,9 @@ class InputFile : NotCopied {
   void read(void* to, uint64_t offset, uint64_t bytes) const;
   std::string read(uint64_t offset, uint64_t bytes) const;
 
- private:
-  friend class MappedFile;
+  const std::string& path() const { return path_; }
+
+ protected:
   std::string path_;
   int fd_ = -1;
   uint64_t size_ = 0;
@@ -31,18 +32,15 @@ class InputFile : NotCopied {
 /// replaces the file, as replace_file() does, leaves the mapping as it was. Who cuts it short in
 /// place takes pages away, and touching one of those kills the process: check() before every use
 /// turns that into an error, unless it happens between the two.
-class MappedFile : NotCopied {
+class MappedFile : public InputFile {
  public:
   explicit MappedFile(const std::string& path);
   ~MappedFile();
-  const std::string& path() const { return file_.path_; }
-  uint64_t size() const { return file_.size(); }
   const void* data() const { return data_; }
   /// Throws if the file has become smaller than it was when it was opened.
   void check() const;
 
  private:
-  InputFile file_;
   void* data_ = nullptr;
 };
 

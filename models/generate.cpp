@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "core/autocast.h"
 #include "core/check.h"
@@ -28,14 +27,6 @@ const GenerateOptions& checked(const GenerateOptions& o) {
   check_sample("generate", o.temperature, o.top_k, o.top_p);
   BRRR_CHECK(o.tokens >= 0, "generate: {} tokens asked; give 0 or more", o.tokens);
   return o;
-}
-
-// What is masked counts 0 times, but a NaN of an earlier context would stay one.
-void clear(const KeyValueCache& cache) {
-  for (const LayerCache& layer : cache.layers) {
-    layer.keys.zero_();
-    layer.values.zero_();
-  }
 }
 
 }  // namespace
@@ -97,26 +88,26 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
   const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
   // Ids stay on the device until the end: nothing waits for a token that nobody asks for.
-  const auto block = static_cast<size_t>(o.block);
-  const size_t from = prompt.size() - std::min(prompt.size(), block);
-  const Tensor given =
-      tensor(std::vector<int64_t>(prompt.begin() + static_cast<int64_t>(from), prompt.end()))
-          .to(positions_.device());
-  std::vector<Tensor> context;
-  for (int64_t i = 0; i < given.numel(); ++i) context.push_back(given.narrow(0, i, 1));
-
+  const std::vector<int64_t> given(prompt.end() - std::min(std::ssize(prompt), o.block),
+                                   prompt.end());
+  std::vector<Tensor> context = tensor(given).to(positions_.device()).split(1);
   std::vector<Tensor> made;
-  size_t fed = 0;  // Tokens of the context that the cache holds.
-  while (made.size() < static_cast<size_t>(options_.tokens)) {
-    if (fed == block) {
-      context.erase(context.begin(),
-                    context.end() - static_cast<int64_t>(std::max<size_t>(1, block / 2)));
+  int64_t fed = 0;  // Tokens of the context that the cache holds.
+  while (std::ssize(made) < options_.tokens) {
+    if (fed == o.block) {
+      context.erase(context.begin(), context.end() - std::max<int64_t>(1, o.block / 2));
       fed = 0;
     }
-    if (fed == 0) clear(cache_);
+    if (fed == 0) {
+      // What is masked counts 0 times, but a NaN of an earlier context would stay one.
+      for (const LayerCache& layer : cache_.layers) {
+        layer.keys.zero_();
+        layer.values.zero_();
+      }
+    }
     Tensor next;
-    for (; fed < context.size(); ++fed) {
-      next = step_(context[fed], positions_.narrow(0, static_cast<int64_t>(fed), 1));
+    for (; fed < std::ssize(context); ++fed) {
+      next = step_(context[fed], positions_.narrow(0, fed, 1));
     }
     context.push_back(next);
     made.push_back(next);

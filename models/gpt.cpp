@@ -101,12 +101,6 @@ Tensor Block::forward(const Tensor& x, const LayerCache& cache, const CachePosit
   return run(x, [&](const Tensor& y) { return attn_.forward(y, cache, at); });
 }
 
-Tensor GPT::Blocks::forward(const Tensor& x) {
-  Tensor y = x;
-  for (Block& b : list) y = b(y);
-  return y;
-}
-
 Tensor GPT::Head::forward(const Tensor& x) { return linear(x, weight); }
 
 // --- the model -----------------------------------------------------------------------------------
@@ -123,20 +117,14 @@ GPT::GPT(const GPTOptions& o)
     register_module("wpe", *wpe_);
   }
   register_module("drop", drop_);
-  for (int64_t i = 0; i < o.layers; ++i) {
-    h_.register_module(fmt::format("{}", i), h_.list.emplace_back(o));
-  }
+  for (int64_t i = 0; i < o.layers; ++i) blocks_.push_back(&h_.add<Block>(o));
   register_module("h", h_);
   register_module("ln_f", *ln_f_);
   register_module("lm_head", lm_head_);
-  initialise();
-}
-
-// Residual projections as in section 2.3 of the paper; 0.02 throughout as in Hugging Face's
-// transformers (OpenAI's own code starts the positions at 0.01). Norms start as what they are.
-void GPT::initialise() {
+  // Residual projections as in section 2.3 of the paper; 0.02 throughout as in Hugging Face's
+  // transformers (OpenAI's own code starts the positions at 0.01). Norms start as what they are.
   NoGradGuard guard;
-  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
+  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(o.layers));
   for (const auto& [name, p] : named_parameters()) {
     if (p.dim() == 2) {
       p.copy_(randn(p.sizes()) * (name.ends_with("c_proj.weight") ? residual : 0.02));
@@ -182,9 +170,9 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
   check_ids("ids", ids, 1);
   BRRR_CHECK(position.defined() && position.dtype() == kInt64 && position.sizes() == IntList{1},
              "GPT: position must be int64 [1], got {}", describe(position));
-  BRRR_CHECK(cache.layers.size() == h_.list.size(),
+  BRRR_CHECK(cache.layers.size() == blocks_.size(),
              "GPT: the cache has {} layers, the model {}; make it with make_cache",
-             cache.layers.size(), h_.list.size());
+             cache.layers.size(), blocks_.size());
   BRRR_CHECK(cache.layers[0].keys.size(0) == ids.size(0),
              "GPT: ids {} for a cache of {} sequences; make one with make_cache({})",
              describe(ids.impl()), cache.layers[0].keys.size(0), ids.size(0));
@@ -196,7 +184,7 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
   Tensor x = wte_(ids);
   if (wpe_) x = x + (*wpe_)(position);
   x = drop_(x);
-  for (size_t i = 0; i < h_.list.size(); ++i) x = h_.list[i].forward(x, cache.layers[i], at);
+  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->forward(x, cache.layers[i], at);
   return lm_head_((*ln_f_)(x)).select(1, 0);
 }
 

@@ -2,9 +2,6 @@
 // The GPT: a decoder-only transformer (Radford et al., "Language models are unsupervised multitask
 // learners", 2019), and what its successors changed.
 
-#include <deque>
-#include <memory>
-
 #include "models/attention.h"
 
 namespace brrr::models {
@@ -84,22 +81,18 @@ class GPT : public Module {
   const GPTOptions& options() const { return options_; }
 
  private:
-  struct Blocks : Module {
-    Tensor forward(const Tensor& x) override;
-    std::deque<Block> list;  // A deque: modules do not move.
-  };
   struct Head : Module {
     Head(const Tensor& w, bool tied) : weight(tied ? w : register_parameter("weight", w)) {}
     Tensor forward(const Tensor& x) override;
     Tensor weight;
   };
-  void initialise();
 
   GPTOptions options_;
   Embedding wte_;
   std::unique_ptr<Embedding> wpe_;  // Null with rotary positions.
   Dropout drop_;
-  Blocks h_;
+  Sequential h_;
+  std::vector<Block*> blocks_;  // Those of h_.
   std::unique_ptr<Module> ln_f_;
   Head lm_head_;
 };

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kPrefix = "transformer.";
+constexpr std::string_view kPrefix = "transformer.";
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kTable = "wte.weight";
 
@@ -36,29 +36,18 @@ std::vector<NamedTensor> file_layout(const char* what, const GPT& gpt) {
   return list;
 }
 
-bool is_mask(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-}
-
-bool same_values(const Tensor& a, const Tensor& b) {
-  return a.sizes() == b.sizes() && eq(a, b).all().item<bool>();
-}
-
 // The file's tensors without prefix and masks, in the model's dtype.
 StateDict without_prefix(const std::string& path, const StateDict& file, DType dtype) {
-  const std::string prefix = kPrefix;
   StateDict dict;
   for (const auto& [full, t] : file) {
-    const std::string name = full.starts_with(prefix) ? full.substr(prefix.size()) : full;
-    if (is_mask(name)) continue;
+    const std::string name = full.starts_with(kPrefix) ? full.substr(kPrefix.size()) : full;
+    if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) continue;
     BRRR_CHECK(!dict.count(name), "load_gpt2: {} has {} twice, with and without \"{}\"", path, name,
-               prefix);
+               kPrefix);
     dict[name] = is_floating(t.dtype()) ? t.to(dtype) : t;
   }
   return dict;
 }
-
-// --- config.json ---------------------------------------------------------------------------------
 
 class Config {
  public:
@@ -139,7 +128,8 @@ void load_gpt2(const std::string& path, GPT& gpt) {
   const bool tied = gpt.options().tie_weights;
   const auto wte = dict.find(kTable), head = dict.find(kHead);
   if (tied && head != dict.end() && wte != dict.end()) {
-    BRRR_CHECK(same_values(head->second, wte->second),
+    const Tensor &a = head->second, &b = wte->second;
+    BRRR_CHECK(a.sizes() == b.sizes() && eq(a, b).all().item<bool>(),
                "load_gpt2: {}: {} differs from {}; make the GPT with tie_weights = false", path,
                kHead, kTable);
     dict.erase(head);
@@ -153,7 +143,7 @@ void load_gpt2(const std::string& path, GPT& gpt) {
 void save_gpt2(const std::string& path, const GPT& gpt) {
   StateDict dict;
   for (const auto& [name, t] : file_layout("save_gpt2", gpt)) {
-    dict[name == kHead ? name : kPrefix + name] = t;
+    dict[name == kHead ? name : std::string(kPrefix) + name] = t;
   }
   // transformers refuses files that do not say which framework's layout they have.
   save(path, dict, {{"format", "pt"}});

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "models/sharding.h"
+#include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
@@ -41,7 +41,8 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
   }
   // Of one rank there may be none where others have some.
   const Tensor sum = zeros.empty() ? full({}, 0, kFloat32, options_.device) : stack(zeros).sum();
-  return isnan(dist::over_ranks(parameters, sum));
+  const auto sharding = dist::Sharding::of(parameters);
+  return isnan(sharding && sharding->gradients() ? dist::all_reduce(sum) : sum);
 }
 
 void GradScaler::update(const Tensor& skipped) const {

@@ -142,10 +142,8 @@ Dataset read_idx_dataset(const std::string& directory, bool train) {
              "read_idx_dataset: {} holds {}, expected uint8[{}], one label an image", label_file,
              describe(labels.impl()), images.size(0));
   NoGradGuard guard;
-  const auto* p = static_cast<const uint8_t*>(labels.data_ptr());
-  const int64_t classes = 1 + *std::max_element(p, p + labels.numel());
   return {images.to(kFloat32).reshape({images.size(0), -1}) / 255.0, labels.to(kInt64),
-          std::max<int64_t>(classes, 10)};
+          std::max<int64_t>(1 + labels.max().item<int64_t>(), 10)};
 }
 
 }  // namespace brrr::data

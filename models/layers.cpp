@@ -12,20 +12,16 @@
 namespace brrr::models {
 
 // PyTorch's default, kaiming_uniform_ with a = sqrt(5), comes to the same bound.
-static Tensor uniform(const IntList& sizes, double bound) {
+static Tensor uniform(const IntList& sizes, int64_t in, int64_t out) {
+  BRRR_CHECK(in > 0 && out > 0, "Linear: sizes must be positive, got {} and {}", in, out);
   NoGradGuard guard;
+  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
   return rand(sizes) * (2 * bound) - bound;
 }
 
-static double linear_bound(int64_t in, int64_t out) {
-  BRRR_CHECK(in > 0 && out > 0, "Linear: sizes must be positive, got {} and {}", in, out);
-  return 1.0 / std::sqrt(static_cast<double>(in));
-}
-
 Linear::Linear(int64_t in, int64_t out, bool with_bias)
-    : weight(register_parameter("weight", uniform({out, in}, linear_bound(in, out)))),
-      bias(with_bias ? register_parameter("bias", uniform({out}, linear_bound(in, out)))
-                     : Tensor()) {}
+    : weight(register_parameter("weight", uniform({out, in}, in, out))),
+      bias(with_bias ? register_parameter("bias", uniform({out}, in, out)) : Tensor()) {}
 
 Tensor Linear::forward(const Tensor& x) { return linear(x, weight, bias); }
 
@@ -40,10 +36,9 @@ Embedding::Embedding(int64_t n, int64_t width)
 Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
 
 static const IntList& check_normalized(const char* layer, const IntList& sizes) {
-  BRRR_CHECK(
-      sizes.size() > 0 && std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n > 0; }),
-      "{}: normalizes over the last dims, whose sizes must be positive, got {}", layer,
-      to_string(sizes));
+  BRRR_CHECK(!sizes.empty() && std::ranges::all_of(sizes, [](int64_t n) { return n > 0; }),
+             "{}: normalizes over the last dims, whose sizes must be positive, got {}", layer,
+             to_string(sizes));
   return sizes;
 }
 

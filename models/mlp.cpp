@@ -7,21 +7,18 @@ namespace brrr::models {
 
 namespace {
 
-struct Activation {
-  const char* name;
-  Tensor (*run)(const Tensor&);
-};
-constexpr Activation kActivations[] = {
+using Activation = Tensor (*)(const Tensor&);
+constexpr std::pair<const char*, Activation> kActivations[] = {
     {"relu", relu},       {"gelu", [](const Tensor& x) { return gelu(x); }},
     {"tanh", tanh},       {"silu", silu},
     {"sigmoid", sigmoid},
 };
 
-Tensor (*find_activation(const std::string& name))(const Tensor&) {
+Activation find_activation(const std::string& name) {
   std::string known;
-  for (const Activation& a : kActivations) {
-    if (name == a.name) return a.run;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", a.name);
+  for (const auto& [known_name, activation] : kActivations) {
+    if (name == known_name) return activation;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", known_name);
   }
   fail("MLP: unknown activation \"{}\"; known are {}", name, known);
 }

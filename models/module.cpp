@@ -1,7 +1,7 @@
 #include "models/module.h"
 
 #include <algorithm>
-#include <set>
+#include <array>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -96,8 +96,8 @@ template <class F> std::vector<NamedTensor> Module::tensors(const F& f) const {
 }
 
 std::vector<NamedTensor> Module::named_parameters() const {
-  std::set<TensorImpl*> seen;  // A tied parameter counts once.
-  return tensors([&](const Entry& e) { return !e.buffer && seen.insert(e.tensor.impl()).second; });
+  AddressSet seen;  // A tied parameter counts once.
+  return tensors([&](const Entry& e) { return !e.buffer && seen.insert(e.tensor.impl()); });
 }
 
 // Steps ask for them each time: no names are made.
@@ -146,22 +146,19 @@ void Module::train(bool on) {
 template <class F> void Module::convert(const char* what, const F& f) const {
   check_host_access(what, nullptr);
   NoGradGuard guard;
-  struct Work {
-    Tensor target, data, grad;
-  };
-  std::vector<Work> work;
-  std::set<TensorImpl*> seen;
+  std::vector<std::array<Tensor, 3>> work;  // Each tensor, its new data and gradient.
+  AddressSet seen;
   for (const auto& [name, t] : state()) {
-    if (!seen.insert(t.impl()).second) continue;
+    if (!seen.insert(t.impl())) continue;
     Tensor data = f(t.detach());
     if (data.dtype() == t.dtype() && data.device() == t.device()) continue;
     work.push_back({t, data, t.grad().defined() ? f(t.grad()) : Tensor()});
   }
   if (!work.empty()) bump_settings_epoch();
-  for (const Work& w : work) {
-    w.target.set_grad({});
-    replace_data(w.target, w.data);
-    w.target.set_grad(w.grad);
+  for (const auto& [target, data, grad] : work) {
+    target.set_grad({});
+    replace_data(target, data);
+    target.set_grad(grad);
   }
 }
 

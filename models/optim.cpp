@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "core/address_set.h"
 #include "core/check.h"
@@ -13,8 +12,6 @@
 #include "ops/pointwise_ops.h"
 
 namespace brrr::optim {
-
-// --- the base -----------------------------------------------------------------------------------
 
 void check_number(const char* who, const char* what, double v) {
   BRRR_CHECK(std::isfinite(v) && v >= 0, "{}: {} must be finite and not negative, got {}", who,
@@ -27,18 +24,20 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
   check_number(name, "lr", lr);
   check_number(name, "weight_decay", weight_decay);
   BRRR_CHECK(!parameters_.empty(), "{}: there are no parameters; pass model.parameters()", name);
-  std::set<TensorImpl*> seen;
+  AddressSet seen;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& p = parameters_[i];
     BRRR_CHECK(p.defined() && is_floating(p.dtype()) && p.is_leaf(),
                "{}: parameter {} ({}) must be a floating leaf", name, i, describe(p));
-    BRRR_CHECK(seen.insert(p.impl()).second, "{}: parameter {} is listed twice", name, i);
+    BRRR_CHECK(seen.insert(p.impl()), "{}: parameter {} is listed twice", name, i);
     devices_.push_back(p.device());
     dtypes_.push_back(p.dtype());
   }
   lr_ = control_cell(lr);
   weight_decay_ = control_cell(weight_decay);
-  shares_ = dist::ParameterShares::of(parameters_);
+  if (auto sharding = dist::Sharding::of(parameters_)) {
+    shares_ = std::make_unique<dist::ParameterShares>(std::move(sharding), parameters_);
+  }
 }
 
 Optimizer::~Optimizer() = default;
@@ -133,14 +132,12 @@ int64_t Optimizer::state_bytes() const {
 void Optimizer::check_state_dict(const StateDict& dict) const {
   std::vector<NamedTensor> all = state_;
   for (auto& n : numbers()) all.push_back(n);
-  const std::string who = std::string(name_) + "::load_state_dict";
-  if (!shares_ || !shares_->is_whole(dict)) {
-    check_state(who, all, dict, true);
-  } else {
+  if (shares_ && shares_->is_whole(dict)) {
     // What this rank has no part of must fit, too, or it would load what others refuse.
     all.insert(all.end(), elsewhere_.begin(), elsewhere_.end());
-    check_state(who, shares_->whole(std::move(all)), dict, true);
+    all = shares_->whole(std::move(all));
   }
+  check_state(std::string(name_) + "::load_state_dict", all, dict, true);
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
 }
@@ -151,8 +148,6 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   set_lr(dict.at("lr").item<double>());
   set_weight_decay(dict.at("weight_decay").item<double>());
 }
-
-// --- SGD ----------------------------------------------------------------------------------------
 
 SGD::SGD(std::vector<Tensor> p, const SGDOptions& o)
     : Optimizer("SGD", std::move(p), o.lr, o.weight_decay), options_(o) {
@@ -171,8 +166,6 @@ void SGD::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& skip)
     step(p, g, buffers_[i], lr_cell(), options_.momentum, weight_decay_cell(), skip);
   }
 }
-
-// --- Adam, AdamW --------------------------------------------------------------------------------
 
 Adam::Adam(std::vector<Tensor> p, const AdamOptions& o) : Adam("Adam", std::move(p), o) {}
 
@@ -216,11 +209,6 @@ void AdamW::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& ski
 
 // --- clipping -----------------------------------------------------------------------------------
 
-static bool same_memory(const Tensor& a, const Tensor& b) {
-  return a.impl()->storage == b.impl()->storage && a.storage_offset() == b.storage_offset() &&
-         a.sizes() == b.sizes() && a.strides() == b.strides();
-}
-
 std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
   const auto sharding = dist::Sharding::of(parameters);
   std::vector<Tensor> distinct;
@@ -229,10 +217,13 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
     const bool part = sharding && sharding->gradients();
     const Tensor g = part ? sharding->own_gradient(p) : p.grad();
     if (!g.defined()) continue;
-    const bool known = !storages.insert(g.impl()->storage) &&
-                       std::any_of(distinct.begin(), distinct.end(),
-                                   [&](const Tensor& d) { return same_memory(d, g); });
-    if (!known) distinct.push_back(g);
+    const auto same = [&](const Tensor& d) {
+      return d.impl()->storage == g.impl()->storage && d.storage_offset() == g.storage_offset() &&
+             d.sizes() == g.sizes() && d.strides() == g.strides();
+    };
+    if (storages.insert(g.impl()->storage) || std::ranges::none_of(distinct, same)) {
+      distinct.push_back(g);
+    }
   }
   return distinct;
 }
@@ -246,7 +237,7 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   bool all_double = true;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
-    if (!(apart ? sharding->used(p) : g.defined())) continue;
+    if (!(apart ? sharding->known(p).used : g.defined())) continue;
     all_double &= (apart ? p : g).dtype() == kFloat64;
     apart ? used.push_back(p) : norms.push_back(dist::norm_of(g));
   }

@@ -56,7 +56,7 @@ class Optimizer : NotCopied {
   /// What this process updates, and so has the state of: parameter i, a part of it as a row of
   /// elements, or nothing.
   const Tensor& own(size_t i) const {
-    return shares_ ? shares_->sharding()->own(parameters_[i]) : parameters_[i];
+    return shares_ ? shares_->sharding()->known(parameters_[i]).own : parameters_[i];
   }
   /// Names a tensor of parameter i's state; returns it.
   Tensor add_state(size_t i, const char* name, const Tensor& t);

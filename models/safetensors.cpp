@@ -254,17 +254,14 @@ class Reader {
     }
   }
 
-  Tensor memory_for(const Entry& e) const {
+  Tensor read_tensor(const Entry& e) const {
+    Tensor t;
     try {
-      return raw_empty(e.sizes, e.dtype, kCPU);
+      t = raw_empty(e.sizes, e.dtype, kCPU);
     } catch (const Error& error) {
       bad_tensor(e.name, "{} of the file's {} bytes: {}", e.end - e.begin, file_.size(),
                  error.what());
     }
-  }
-
-  Tensor read_tensor(const Entry& e) const {
-    const Tensor t = memory_for(e);
     auto* p = static_cast<unsigned char*>(t.data_ptr());
     file_.read(p, data_ + e.begin, e.end - e.begin);
     if (e.dtype == kBool && std::any_of(p, p + (e.end - e.begin), [](auto b) { return b > 1; })) {

@@ -22,8 +22,7 @@ StateDict Schedule::state_dict() const {
 }
 
 void Schedule::check_state_dict(const StateDict& dict) const {
-  check_state("Schedule::load_state_dict", {{"base_lr", number(base_)}, {"step", number(step_)}},
-              dict, true);
+  check_same_numbers("Schedule::load_state_dict", "schedule", state_dict(), dict, {});
   const double base = dict.at("base_lr").item<double>();
   const int64_t step = dict.at("step").item<int64_t>();
   // Further steps can still be counted.

@@ -26,6 +26,11 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::map<const TensorImpl*, std::weak_ptr<Sharding>> all;
+
+  std::shared_ptr<Sharding> of(const Tensor& parameter) const {
+    const auto at = all.find(parameter.impl());
+    return at == all.end() ? nullptr : at->second.lock();
+  }
 };
 Registry& registry() {
   static auto* const r = new Registry;
@@ -42,21 +47,20 @@ bool in_chunks(const Tensor& p) { return p.device() == kCPU && p.numel() > kRedu
 // divided among all; of the rest the largest comes first, each to the rank with the least so far.
 // Parts of gradients consist of whole chunks, whose sums of squares are those of the whole. (GPUs
 // fold a row otherwise than its parts: see norms_of_parts.)
-std::vector<Cuts> divide(const std::vector<Tensor>& parameters, bool gradients) {
+std::vector<Cuts> divide(const std::vector<NamedTensor>& parameters, bool gradients) {
   const auto ranks = static_cast<size_t>(size());
   std::vector<size_t> order(parameters.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, std::greater(),
-                           [&](size_t k) { return bytes_of(parameters[k]); });
+  const auto bytes_of_parameter = [&](size_t k) { return bytes_of(parameters[k].second); };
+  std::ranges::stable_sort(order, std::greater<>(), bytes_of_parameter);
   int64_t all = 0;
-  for (const Tensor& p : parameters) all += bytes_of(p);
+  for (const auto& [name, p] : parameters) all += bytes_of(p);
   std::vector<int64_t> bytes(ranks);
   std::vector<Cuts> cuts(parameters.size(), Cuts(ranks + 1));
   for (const size_t k : order) {
-    const Tensor& p = parameters[k];
+    const Tensor& p = parameters[k].second;
     const bool divided = bytes_of(p) * 4 * size() > all;
-    const auto owner =
-        static_cast<size_t>(std::min_element(bytes.begin(), bytes.end()) - bytes.begin());
+    const size_t owner = std::ranges::min_element(bytes) - bytes.begin();
     const int64_t chunk = gradients && in_chunks(p) ? kReduceChunk : 1;
     for (size_t r = 0; r <= ranks; ++r) {
       const int64_t at =
@@ -78,21 +82,16 @@ std::pair<int64_t, int64_t> range_of(const Cuts& cuts) {
 
 }  // namespace
 
-// --- Sharding ------------------------------------------------------------------------------------
-
 std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& parameters,
                                          bool gradients) {
   const std::shared_ptr<Sharding> s(new Sharding);
   s->gradients_ = gradients && size() > 1;
-  for (const auto& [name, p] : parameters) {
-    BRRR_CHECK(p.is_contiguous(), "DataParallel: parameter {}, {}, is not dense", name,
-               describe(p));
-    s->parameters_.push_back(p);
-  }
-  std::vector<Cuts> cuts = divide(s->parameters_, s->gradients_);
+  std::vector<Cuts> cuts = divide(parameters, s->gradients_);
   for (size_t k = 0; k < parameters.size(); ++k) {
     const auto& [name, p] = parameters[k];
-    Known known{.cuts = std::move(cuts[k]), .name = name, .made = p.detach()};
+    BRRR_CHECK(p.is_contiguous(), "DataParallel: parameter {}, {}, is not dense", name,
+               describe(p));
+    Known known{.cuts = std::move(cuts[k]), .name = name, .parameter = p, .made = p.detach()};
     const auto [begin, end] = range_of(known.cuts);
     // The state of one without elements is rank 0's, who saves the whole.
     const bool whole = p.numel() > 0 ? end - begin == p.numel() : rank() == 0;
@@ -100,8 +99,8 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     if (whole) known.own = s->gradients_ ? p.detach() : p;
     if (begin < end && !whole) known.own = part_of(p.detach(), begin, end);
     // Of one that belongs to one rank the numbers are 0 or n.
-    known.divided = std::any_of(known.cuts.begin(), known.cuts.end(),
-                                [&](int64_t at) { return at > 0 && at < p.numel(); });
+    known.divided =
+        std::ranges::any_of(known.cuts, [&](int64_t at) { return at > 0 && at < p.numel(); });
     if (known.divided && s->gradients_ && !in_chunks(p)) {
       const Division share{.cuts = {known.cuts}, .halves = Halves::Share};
       known.parts = std::make_unique<Buckets>(std::vector<Tensor>{p}, INT64_MAX, 1, share);
@@ -110,7 +109,7 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
   }
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  for (const Tensor& p : s->parameters_) r.all[p.impl()] = s;
+  for (const auto& [name, p] : parameters) r.all[p.impl()] = s;
   return s;
 }
 
@@ -122,21 +121,22 @@ void Sharding::check_in_place(const char* who, const Tensor& p) const {
 }
 
 Tensor Sharding::own_gradient(const Tensor& parameter) const {
-  const Tensor& mine = own(parameter);
-  if (!mine.defined()) return {};
-  if (gradients_) return used(parameter) ? mine.grad() : Tensor();
+  const Known& k = known(parameter);
+  if (!k.own.defined()) return {};
+  if (gradients_) return k.used ? k.own.grad() : Tensor();
   const Tensor g = parameter.grad();
-  if (!divided(parameter) || !g.defined()) return g;
-  const auto [begin, end] = range_of(cuts(parameter));
+  if (!k.divided || !g.defined()) return g;
+  const auto [begin, end] = range_of(k.cuts);
   return part_of(g.contiguous(), begin, end);
 }
 
 void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
-  const Tensor &mine = own(parameter), all = parameter.grad();
-  if (mine.defined()) {
-    const auto [begin, end] = range_of(cuts(parameter));
-    const Tensor g = divided(parameter) ? part_of(all, begin, end) * scale : all.mul_(scale);
-    mine.grad().defined() ? static_cast<void>(mine.grad().add_(g)) : mine.set_grad(g);
+  const Known& k = known(parameter);
+  const Tensor all = parameter.grad();
+  if (k.own.defined()) {
+    const auto [begin, end] = range_of(k.cuts);
+    const Tensor g = k.divided ? part_of(all, begin, end) * scale : all.mul_(scale);
+    k.own.grad().defined() ? static_cast<void>(k.own.grad().add_(g)) : k.own.set_grad(g);
   }
   parameter.set_grad({});
 }
@@ -146,8 +146,7 @@ void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   for (size_t k = 0; k < parameters.size() && !r.all.empty(); ++k) {
-    const auto at = r.all.find(parameters[k].impl());
-    const auto its = at == r.all.end() ? nullptr : at->second.lock();
+    const auto its = r.of(parameters[k]);
     if (!its || !its->gradients_) continue;
     Known& known = its->known_.at(parameters[k].impl());
     known.used = false;
@@ -165,7 +164,7 @@ Tensor Sharding::sums_of_own(const Tensor& p) const {
   const Tensor mine = own_gradient(p);
   const DType t = promote(p.dtype(), kFloat32);
   const Tensor none = zeros({1}, t, p.device());
-  const auto [begin, end] = range_of(cuts(p));
+  const auto [begin, end] = range_of(known(p).cuts);
   if (known(p).parts) {
     const Tensor whole = zeros(p.sizes(), p.dtype(), p.device());
     if (mine.defined()) part_of(whole, begin, end).copy_(mine);
@@ -173,7 +172,7 @@ Tensor Sharding::sums_of_own(const Tensor& p) const {
     known(p).parts->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
     return rank() == 0 ? norm_of(whole).view({1}) : none;
   }
-  if (!divided(p)) return mine.defined() ? norm_of(mine).view({1}) : none;
+  if (!known(p).divided) return mine.defined() ? norm_of(mine).view({1}) : none;
   const Tensor sums = zeros({(p.numel() + kReduceChunk - 1) / kReduceChunk}, t, p.device());
   if (!mine.defined()) return sums;
   const Tensor g = mine.to(t);
@@ -201,7 +200,7 @@ std::vector<Tensor> Sharding::norms_of_parts(const std::vector<Tensor>& paramete
     const Tensor& p = parameters[k];
     const Tensor s = all.narrow(0, at, sums[k].numel()).to(promote(p.dtype(), kFloat32));
     at += s.numel();
-    norms.push_back(divided(p) && !known(p).parts ? s.sum().sqrt() : s.view({}));
+    norms.push_back(known(p).divided && !known(p).parts ? s.sum().sqrt() : s.view({}));
   }
   return norms;
 }
@@ -212,8 +211,7 @@ std::shared_ptr<Sharding> Sharding::of(const std::vector<Tensor>& parameters) {
   if (r.all.empty()) return nullptr;
   std::shared_ptr<Sharding> found;
   for (size_t k = 0; k < parameters.size(); ++k) {
-    const auto at = r.all.find(parameters[k].impl());
-    const auto its = at == r.all.end() ? nullptr : at->second.lock();
+    const auto its = r.of(parameters[k]);
     BRRR_CHECK(k == 0 || its == found,
                "parameters 0 and {} ({}) do not belong to the same DataParallel that shards the "
                "optimiser; make an optimiser for each",
@@ -226,29 +224,18 @@ std::shared_ptr<Sharding> Sharding::of(const std::vector<Tensor>& parameters) {
 Sharding::~Sharding() {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  for (const Tensor& p : parameters_) {
-    const auto at = r.all.find(p.impl());
-    if (at != r.all.end() && at->second.expired()) r.all.erase(at);
-  }
+  std::erase_if(r.all, [](const auto& entry) { return entry.second.expired(); });
 }
 
 // --- an optimiser's view -------------------------------------------------------------------------
-
-std::unique_ptr<ParameterShares> ParameterShares::of(const std::vector<Tensor>& parameters) {
-  auto sharding = Sharding::of(parameters);
-  if (!sharding) return nullptr;
-  return std::unique_ptr<ParameterShares>(new ParameterShares(std::move(sharding), parameters));
-}
 
 ParameterShares::ParameterShares(std::shared_ptr<Sharding> sharding,
                                  const std::vector<Tensor>& parameters)
     : sharding_(std::move(sharding)), parameters_(parameters) {
   Division division{.halves = Halves::Share};
-  for (const Tensor& p : parameters) division.cuts.push_back(sharding_->cuts(p));
+  for (const Tensor& p : parameters) division.cuts.push_back(sharding_->known(p).cuts);
   values_ = std::make_unique<Buckets>(parameters_, INT64_MAX, 1, division);
 }
-
-ParameterShares::~ParameterShares() = default;
 
 void ParameterShares::send() const {
   if (size() == 1) return;
@@ -256,7 +243,7 @@ void ParameterShares::send() const {
   std::vector<Tensor> values;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& p = parameters_[i];
-    if (!(sharding_->gradients() ? sharding_->used(p) : p.grad().defined())) continue;
+    if (!(sharding_->gradients() ? sharding_->known(p).used : p.grad().defined())) continue;
     changed.push_back(i);
     values.push_back(p);
     values_->begin(values.back(), i, {});
@@ -281,7 +268,7 @@ StateDict ParameterShares::gathered(const StateDict& own,
   for (const auto& [name, t] : known) {
     const Tensor* const p = parameter_of(name);
     if (!p) continue;
-    const Cuts& cuts = sharding_->cuts(*p);
+    const Cuts& cuts = sharding_->known(*p).cuts;
     std::vector<Tensor> parts;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
       const int64_t n = cuts[r + 1] - cuts[r];
@@ -309,7 +296,7 @@ std::vector<NamedTensor> ParameterShares::whole(std::vector<NamedTensor> state) 
 bool ParameterShares::is_whole(const StateDict& dict) const {
   if (rank() == 0) return true;
   const StateDict own = own_part(dict);
-  return own.size() < dict.size() || std::any_of(own.begin(), own.end(), [&](const auto& entry) {
+  return own.size() < dict.size() || std::ranges::any_of(own, [&](const auto& entry) {
            return entry.second.defined() && entry.second.sizes() != dict.at(entry.first).sizes();
          });
 }
@@ -318,17 +305,13 @@ StateDict ParameterShares::own_part(const StateDict& dict) const {
   StateDict own;
   for (const auto& [name, t] : dict) {
     const Tensor* const p = parameter_of(name);
-    if (p && !sharding_->own(*p).defined()) continue;
-    const bool part = p && t.defined() && sharding_->divided(*p) && t.sizes() == p->sizes();
-    const auto [begin, end] = p ? range_of(sharding_->cuts(*p)) : std::pair<int64_t, int64_t>();
+    if (p && !sharding_->known(*p).own.defined()) continue;
+    const bool part = p && t.defined() && sharding_->known(*p).divided && t.sizes() == p->sizes();
+    const auto [begin, end] =
+        p ? range_of(sharding_->known(*p).cuts) : std::pair<int64_t, int64_t>();
     own[name] = part ? part_of(t.contiguous(), begin, end) : t;
   }
   return own;
-}
-
-Tensor over_ranks(const std::vector<Tensor>& parameters, const Tensor& own) {
-  const auto sharding = Sharding::of(parameters);
-  return sharding && sharding->gradients() && size() > 1 ? all_reduce(own) : own;
 }
 
 }  // namespace brrr::dist

@@ -22,20 +22,23 @@ class Sharding : NotCopied {
   static std::shared_ptr<Sharding> of(const std::vector<Tensor>& parameters);
   ~Sharding();
 
-  /// Of a parameter's elements, as they lie in memory: what belongs to which rank.
-  const Cuts& cuts(const Tensor& parameter) const { return known(parameter).cuts; }
-  /// What this rank updates: the parameter, a leaf [n] in its memory, or undefined.
-  const Tensor& own(const Tensor& parameter) const { return known(parameter).own; }
-  /// The gradient of own(), undefined if there is none.
-  Tensor own_gradient(const Tensor& parameter) const;
-  bool divided(const Tensor& parameter) const { return known(parameter).divided; }
+  struct Known {
+    Cuts cuts;  ///< Of a parameter's elements, as they lie in memory: what belongs to which rank.
+    std::string name;
+    Tensor parameter, made;  ///< As it is, as it was.
+    /// What this rank updates: the parameter, a leaf [n] in its memory, or undefined.
+    Tensor own = {};
+    bool divided = false, used = false;  ///< Used: there is a gradient of it, on whatever rank.
+    std::unique_ptr<Buckets> parts = nullptr;  ///< That norms gather.
+  };
+  const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
+  void set_used(const Tensor& parameter) { known_.at(parameter.impl()).used = true; }
   /// Whether gradients are kept by their owners, of several ranks.
   bool gradients() const { return gradients_; }
-  /// Whether there is a gradient of it, on whatever rank.
-  bool used(const Tensor& parameter) const { return known(parameter).used; }
-  void set_used(const Tensor& parameter) { known_.at(parameter.impl()).used = true; }
-  /// Of a parameter's gradient, which has been summed, `scale` times own()'s part is added to what
-  /// own() has, and nothing else is left.
+  /// The gradient of what this rank updates, undefined if there is none.
+  Tensor own_gradient(const Tensor& parameter) const;
+  /// Of a parameter's gradient, which has been summed, `scale` times the own part is added to what
+  /// that has, and nothing else is left.
   void keep_own_gradient(const Tensor& parameter, double scale) const;
   /// Where a sharding keeps gradients of these, it has none any more: zero_grad() of optimisers and
   /// modules.
@@ -51,17 +54,7 @@ class Sharding : NotCopied {
 
  private:
   Sharding() = default;
-  struct Known {
-    Cuts cuts;
-    std::string name;
-    Tensor made;  // The parameter as it was.
-    Tensor own = {};
-    bool divided = false, used = false;
-    std::unique_ptr<Buckets> parts = nullptr;  // That norms gather.
-  };
-  const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
   Tensor sums_of_own(const Tensor& parameter) const;
-  std::vector<Tensor> parameters_;
   std::unordered_map<const TensorImpl*, Known> known_;
   bool gradients_ = false;
 };
@@ -69,9 +62,8 @@ class Sharding : NotCopied {
 /// What an optimiser needs to know of its parameters' sharding.
 class ParameterShares : NotCopied {
  public:
-  /// Null if the parameters are not sharded. All ranks make it at the same point.
-  static std::unique_ptr<ParameterShares> of(const std::vector<Tensor>& parameters);
-  ~ParameterShares();
+  /// Of parameters that are sharded. All ranks make it at the same point.
+  ParameterShares(std::shared_ptr<Sharding> sharding, const std::vector<Tensor>& parameters);
 
   const std::shared_ptr<Sharding>& sharding() const { return sharding_; }
   /// The owners' values of those that have a gradient, on every rank; in place.
@@ -87,7 +79,6 @@ class ParameterShares : NotCopied {
   StateDict own_part(const StateDict& dict) const;
 
  private:
-  ParameterShares(std::shared_ptr<Sharding> sharding, const std::vector<Tensor>& parameters);
   const Tensor* parameter_of(const std::string& name) const;
   std::shared_ptr<Sharding> sharding_;
   std::vector<Tensor> parameters_;
@@ -96,8 +87,5 @@ class ParameterShares : NotCopied {
 
 /// A gradient's 2-norm, in float32 at least.
 Tensor norm_of(const Tensor& gradient);
-/// Sums of numbers about these parameters' gradients over the ranks, where each rank has its own
-/// gradients only (and 0 for the others); else the numbers as they are.
-Tensor over_ranks(const std::vector<Tensor>& parameters, const Tensor& own);
 
 }  // namespace brrr::dist

@@ -27,9 +27,8 @@ std::vector<Class> make_classes() {
     for (size_t at = 0; *runs;) {
       const size_t first = at + next();
       at = first + next();
-      if (classes.size() < at) classes.resize(at, Class::Other);
-      std::fill(classes.begin() + static_cast<ptrdiff_t>(first),
-                classes.begin() + static_cast<ptrdiff_t>(at), which);
+      if (classes.size() < at) classes.resize(at);
+      std::fill_n(classes.data() + first, at - first, which);
     }
   };
   add(unicode::kLetters, Class::Letter);
@@ -72,21 +71,16 @@ size_t gpt2_piece_end(std::string_view text, size_t at) {
   }
   const Character first = character(text, at);
   if (first.which != Class::Space) return end_of_run(text, first.end, first.which);
-  if (first.end == text.size()) return first.end;
-  const Character second = character(text, first.end);
-  if (second.which != Class::Space) {
+  const size_t end = end_of_run(text, first.end, Class::Space);
+  if (end == text.size()) return end;
+  if (end == first.end) {
     // A blank belongs to what follows it; a tab or a line feed stands alone.
-    return text[at] == ' ' ? end_of_run(text, second.end, second.which) : first.end;
+    return text[at] == ' ' ? end_of_run(text, end, character(text, end).which) : end;
   }
-  // Of several spaces the last is left to what follows, if anything does.
-  size_t last = first.end;
-  for (size_t next = first.end; next < text.size();) {
-    const Character c = character(text, next);
-    if (c.which != Class::Space) return last;
-    last = next;
-    next = c.end;
-  }
-  return text.size();
+  // Of several spaces the last is left to what follows.
+  size_t last = end - 1;
+  while ((text[last] & 0xc0) == 0x80) --last;
+  return last;
 }
 
 }  // namespace brrr::data

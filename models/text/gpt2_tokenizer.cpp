@@ -24,10 +24,10 @@ constexpr size_t kMostTokens = INT32_MAX;
 
 // The files spell each byte as a visible character: printable Latin-1 as itself, the others as
 // U+0100 and up, in order.
-struct Alphabet {
+constexpr struct Alphabet {
   char32_t spelled[256];
   int16_t byte[324];
-  Alphabet() {
+  constexpr Alphabet() {
     std::fill(std::begin(byte), std::end(byte), -1);
     char32_t next = 256;
     for (int b = 0; b < 256; ++b) {
@@ -36,15 +36,11 @@ struct Alphabet {
       byte[spelled[b]] = static_cast<int16_t>(b);
     }
   }
-};
-const Alphabet& alphabet() {
-  static const Alphabet table;
-  return table;
-}
+} kAlphabet;
 
 std::string spell(std::string_view bytes) {
   std::string s;
-  for (char b : bytes) append_utf8(s, alphabet().spelled[static_cast<unsigned char>(b)]);
+  for (char b : bytes) append_utf8(s, kAlphabet.spelled[static_cast<unsigned char>(b)]);
   return s;
 }
 
@@ -54,7 +50,7 @@ std::string unspell(const std::string& where, const std::string& token) {
   std::string bytes;
   for (size_t at = 0; at < token.size();) {
     const CodePoint c = decode_utf8(token, at);
-    const int b = c.value < std::size(alphabet().byte) ? alphabet().byte[c.value] : -1;
+    const int b = c.value < std::size(kAlphabet.byte) ? kAlphabet.byte[c.value] : -1;
     BRRR_CHECK(c.valid() && b >= 0,
                "{}: the token {} has a character, at its byte {}, that is not in GPT-2's alphabet "
                "for bytes",
@@ -138,31 +134,6 @@ int32_t GPT2Tokenizer::find(const std::string& bytes) const {
   return it == ids_.end() ? -1 : it->second;
 }
 
-void GPT2Tokenizer::add_merge(const std::string& where, int32_t left, int32_t right) {
-  const std::string& l = tokens_[static_cast<size_t>(left)];
-  const std::string& r = tokens_[static_cast<size_t>(right)];
-  const int32_t id = find(l + r);
-  BRRR_CHECK(id >= 0, "{}: {} and {} make {}, which is not in the vocabulary", where,
-             in_quotes(spell(l)), in_quotes(spell(r)), in_quotes(spell(l + r)));
-  const auto rank = static_cast<int32_t>(merges_.size());
-  BRRR_CHECK(rules_.emplace(pair_key(left, right), Merge{rank, id}).second,
-             "{}: {} and {} were merged before", where, in_quotes(spell(l)), in_quotes(spell(r)));
-  merges_.emplace_back(left, right);
-}
-
-void GPT2Tokenizer::check_complete(const std::string& where) const {
-  std::vector<bool> made(tokens_.size());
-  for (int32_t id : byte_ids_) made[static_cast<size_t>(id)] = true;
-  for (const auto& [pair, merge] : rules_) made[static_cast<size_t>(merge.id)] = true;
-  if (end_of_text_ >= 0) made[static_cast<size_t>(end_of_text_)] = true;
-  const auto it = std::find(made.begin(), made.end(), false);
-  BRRR_CHECK(it == made.end(),
-             "{}: none of the {} merges makes the vocabulary's token {} (id {}): cut off, or made "
-             "for another vocabulary",
-             where, merges_.size(),
-             in_quotes(spell(tokens_[static_cast<size_t>(it - made.begin())])), it - made.begin());
-}
-
 void GPT2Tokenizer::read_merges(const std::string& path, const std::string& text) {
   const size_t lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   BRRR_CHECK(lines < kMostTokens, "{}: {} lines are too many", path, lines);
@@ -182,10 +153,24 @@ void GPT2Tokenizer::read_merges(const std::string& path, const std::string& text
       BRRR_CHECK(id >= 0, "{}: {} is not in the vocabulary", where, in_quotes(token));
       return id;
     };
-    const int32_t left = known(line.substr(0, blank));
-    add_merge(where, left, known(line.substr(blank + 1)));
+    const std::string l = line.substr(0, blank), r = line.substr(blank + 1);
+    const int32_t left = known(l), right = known(r), id = find(tokens_[left] + tokens_[right]);
+    BRRR_CHECK(id >= 0, "{}: {} and {} make {}, which is not in the vocabulary", where,
+               in_quotes(l), in_quotes(r), in_quotes(l + r));
+    const auto rank = static_cast<int32_t>(merges_.size());
+    BRRR_CHECK(ranks_.emplace(pair_key(left, right), rank).second,
+               "{}: {} and {} were merged before", where, in_quotes(l), in_quotes(r));
+    merges_.push_back({left, right, id});
   }
-  check_complete(path);
+  std::vector<bool> made(tokens_.size());
+  for (int32_t id : byte_ids_) made[static_cast<size_t>(id)] = true;
+  for (const Merge& merge : merges_) made[static_cast<size_t>(merge.id)] = true;
+  if (end_of_text_ >= 0) made[static_cast<size_t>(end_of_text_)] = true;
+  const auto unmade = std::find(made.begin(), made.end(), false) - made.begin();
+  BRRR_CHECK(unmade == std::ssize(made),
+             "{}: none of the {} merges makes the vocabulary's token {} (id {}): cut off, or made "
+             "for another vocabulary",
+             path, merges_.size(), in_quotes(spell(tokens_[static_cast<size_t>(unmade)])), unmade);
 }
 
 // The texts of its two files.
@@ -195,7 +180,7 @@ std::string GPT2Tokenizer::state() const {
   for (size_t id = 0; id < tokens_.size(); ++id) vocabulary[spell(tokens_[id])] = id;
   const auto spelled = [&](int32_t id) { return spell(tokens_[static_cast<size_t>(id)]); };
   std::string merges;
-  for (const auto& [left, right] : merges_) merges += spelled(left) + ' ' + spelled(right) + '\n';
+  for (const Merge& m : merges_) merges += spelled(m.left) + ' ' + spelled(m.right) + '\n';
   return json{{"tokenizer", name()},
               {"vocabulary", vocabulary.dump()},
               {"merges", merges},
@@ -262,23 +247,15 @@ void GPT2Tokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& i
     int32_t id;
     size_t previous, next;
   };
-  struct Candidate {
-    int32_t rank, left, right, id;
-    size_t at;
-    bool operator<(const Candidate& o) const {  // The heap's top is the greatest.
-      return rank != o.rank ? rank > o.rank : at > o.at;
-    }
-  };
+  using Candidate = std::pair<int32_t, size_t>;  // The rank of a pair, and where it is.
   constexpr size_t kNone = SIZE_MAX;
   const size_t n = piece.size();
   std::vector<Link> links(n);
-  std::priority_queue<Candidate> heap;
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
   const auto consider = [&](size_t at) {
     if (at == kNone || links[at].next == kNone) return;
-    const int32_t left = links[at].id, right = links[links[at].next].id;
-    const auto it = rules_.find(pair_key(left, right));
-    if (it == rules_.end()) return;
-    heap.push({it->second.rank, left, right, it->second.id, at});
+    const auto it = ranks_.find(pair_key(links[at].id, links[links[at].next].id));
+    if (it != ranks_.end()) heap.emplace(it->second, at);
   };
   for (size_t i = 0; i < n; ++i) {
     links[i] = {byte_ids_[static_cast<unsigned char>(piece[i])], i == 0 ? kNone : i - 1,
@@ -288,19 +265,20 @@ void GPT2Tokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& i
   std::vector<size_t> changed;
   while (!heap.empty()) {
     // New pairs wait until this rank is done everywhere, even if they rank before it.
-    const int32_t rank = heap.top().rank;
+    const int32_t rank = heap.top().first;
+    const auto [left, right, id] = merges_[static_cast<size_t>(rank)];
     changed.clear();
-    for (; !heap.empty() && heap.top().rank == rank; heap.pop()) {
-      const Candidate& c = heap.top();
-      Link& link = links[c.at];
+    for (; !heap.empty() && heap.top().first == rank; heap.pop()) {
+      const size_t at = heap.top().second;
+      Link& link = links[at];
       // An entry is stale once one of its tokens has been merged; absorbed links have id -1.
-      if (link.id != c.left || link.next == kNone || links[link.next].id != c.right) continue;
+      if (link.id != left || link.next == kNone || links[link.next].id != right) continue;
       Link& absorbed = links[link.next];
       absorbed.id = -1;
-      link.id = c.id;
+      link.id = id;
       link.next = absorbed.next;
-      if (link.next != kNone) links[link.next].previous = c.at;
-      changed.push_back(c.at);
+      if (link.next != kNone) links[link.next].previous = at;
+      changed.push_back(at);
     }
     for (size_t at : changed) {
       consider(at);

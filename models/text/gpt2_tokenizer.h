@@ -39,12 +39,10 @@ class GPT2Tokenizer final : public Tokenizer {
 
  private:
   struct Merge {
-    int32_t rank, id;
+    int32_t left, right, id;
   };
   GPT2Tokenizer() = default;
   void read_vocabulary(const std::string& where, const std::string& text);
-  void add_merge(const std::string& where, int32_t left, int32_t right);
-  void check_complete(const std::string& where) const;
   void read_merges(const std::string& path, const std::string& text);
   int32_t find(const std::string& bytes) const;
   void encode_text(std::string_view text, std::vector<int64_t>& ids) const;
@@ -53,8 +51,8 @@ class GPT2Tokenizer final : public Tokenizer {
   GPT2TokenizerOptions options_;
   std::vector<std::string> tokens_;  // Bytes by id.
   std::unordered_map<std::string, int32_t> ids_;
-  std::vector<std::pair<int32_t, int32_t>> merges_;  // By rank.
-  std::unordered_map<uint64_t, Merge> rules_;        // By the pair.
+  std::vector<Merge> merges_;                    // By rank.
+  std::unordered_map<uint64_t, int32_t> ranks_;  // By the pair.
   std::array<int32_t, 256> byte_ids_{};
   int64_t end_of_text_ = -1;
   MovedMark moved_{"GPT2Tokenizer"};

@@ -83,13 +83,10 @@ Batch TokenDataset::make(int64_t rows) const {
 // Where the rows of a tensor go, if it is one that can take them.
 int64_t* TokenDataset::slot(const char* name, const Tensor& t, int64_t rows) const {
   moved_.check();
-  const auto fits = [&] {
-    const TensorImpl* p = t.impl();
-    return p && p->dtype == kInt64 && p->device == kCPU && p->ndim == 2 && p->sizes[0] == rows &&
-           p->sizes[1] == options_.block && p->contiguous();
-  };
-  BRRR_CHECK(fits(), "TokenDataset: {} must be a contiguous int64[{}, {}] on the CPU, got {}", name,
-             rows, options_.block, describe(t));
+  BRRR_CHECK(t.defined() && t.dtype() == kInt64 && t.device() == kCPU && t.is_contiguous() &&
+                 t.sizes() == IntList({rows, options_.block}),
+             "TokenDataset: {} must be a contiguous int64[{}, {}] on the CPU, got {}", name, rows,
+             options_.block, describe(t));
   return t.data<int64_t>();
 }
 

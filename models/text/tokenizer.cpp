@@ -14,13 +14,17 @@ using nlohmann::json;
 
 namespace {
 
-CodePoint next_character(std::string_view text, size_t at) {
-  const CodePoint c = decode_utf8(text, at);
-  BRRR_CHECK(c.valid(),
-             "CharTokenizer: byte {:#04x} at offset {} is not UTF-8; use the byte tokenizer for "
-             "texts in other encodings",
-             static_cast<unsigned char>(text[at]), at);
-  return c;
+// f(character, its offset).
+template <class F> void each_character(std::string_view text, const F& f) {
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = decode_utf8(text, at);
+    BRRR_CHECK(c.valid(),
+               "CharTokenizer: byte {:#04x} at offset {} is not UTF-8; use the byte tokenizer for "
+               "texts in other encodings",
+               static_cast<unsigned char>(text[at]), at);
+    f(c, at);
+    at += c.length;
+  }
 }
 
 }  // namespace
@@ -31,17 +35,13 @@ size_t checked_id(const char* what, const std::vector<int64_t>& ids, size_t i, i
   return static_cast<size_t>(ids[i]);
 }
 
-// --- characters ----------------------------------------------------------------------------------
-
 CharTokenizer::CharTokenizer(std::string_view text) {
   BRRR_CHECK(!text.empty(), "CharTokenizer: the text is empty, so there are no characters to know");
   std::vector<bool> seen(0x110000);
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = next_character(text, at);
+  each_character(text, [&](CodePoint c, size_t) {
     if (!seen[c.value]) vocab_.push_back(c.value);
     seen[c.value] = true;
-    at += c.length;
-  }
+  });
   std::sort(vocab_.begin(), vocab_.end());
 }
 
@@ -51,8 +51,7 @@ std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
   for (size_t i = 0; i < vocab_.size(); ++i) id_of[vocab_[i]] = static_cast<int32_t>(i);
   std::vector<int64_t> ids;
   ids.reserve(text.size());
-  for (size_t at = 0; at < text.size();) {
-    const CodePoint c = next_character(text, at);
+  each_character(text, [&](CodePoint c, size_t at) {
     const int32_t id = c.value < id_of.size() ? id_of[c.value] : -1;
     BRRR_CHECK(id >= 0,
                "CharTokenizer: the character U+{:04X}{} at offset {} is not one of the {} of the "
@@ -61,8 +60,7 @@ std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
                c.value < 32 ? "" : fmt::format(" '{}'", text.substr(at, c.length)), at,
                vocab_.size());
     ids.push_back(id);
-    at += c.length;
-  }
+  });
   return ids;
 }
 
@@ -82,13 +80,9 @@ std::string CharTokenizer::state() const {
   return json{{"tokenizer", name()}, {"characters", characters}}.dump();
 }
 
-// --- bytes ---------------------------------------------------------------------------------------
-
 std::vector<int64_t> ByteTokenizer::encode(std::string_view text) const {
-  std::vector<int64_t> ids(text.size());
-  std::transform(text.begin(), text.end(), ids.begin(),
-                 [](char c) { return static_cast<unsigned char>(c); });
-  return ids;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+  return {bytes, bytes + text.size()};
 }
 
 std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) const {
@@ -100,8 +94,6 @@ std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) const {
 }
 
 std::string ByteTokenizer::state() const { return json{{"tokenizer", name()}}.dump(); }
-
-// --- from a checkpoint ---------------------------------------------------------------------------
 
 std::unique_ptr<Tokenizer> tokenizer_from_state(const std::string& state) {
   const json value = json::parse(state, nullptr, false);

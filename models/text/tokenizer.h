@@ -40,8 +40,7 @@ class CharTokenizer final : public Tokenizer {
   explicit CharTokenizer(std::string_view text);
   std::string name() const override { return "char"; }
   int64_t vocab_size() const override {
-    moved_.check();
-    return static_cast<int64_t>(vocab_.size());
+    return static_cast<int64_t>(moved_.checked(vocab_).size());
   }
   /// Throws at a character that the vocabulary lacks, naming it and its offset.
   std::vector<int64_t> encode(std::string_view text) const override;
