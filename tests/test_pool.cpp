@@ -4,7 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <memory>
 #include <stdexcept>
@@ -78,6 +80,28 @@ TEST_CASE("pool: a short range runs inline, a long one on several threads") {
   std::atomic<int> others{0};
   parallel_for(100, 1, [&](int64_t, int64_t) { others += std::this_thread::get_id() != caller; });
   CHECK(others == 1);
+}
+
+TEST_CASE("pool: all threads round as the caller does, and flush denormals where it does") {
+  const ThreadCount count(4);
+  parallel_sum(1 << 20);  // The workers are there.
+  const auto quotients = [] {
+    std::vector<float> all(1 << 16, 1.0f);
+    parallel_for(1 << 16, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        volatile float x = all[static_cast<size_t>(i)];
+        all[static_cast<size_t>(i)] = x / 3.0f;
+      }
+    });
+    return all;
+  };
+  const std::vector<float> nearest = quotients();
+  std::fesetround(FE_DOWNWARD);
+  const std::vector<float> down = quotients();
+  std::fesetround(FE_TONEAREST);
+  CHECK(std::count(down.begin(), down.end(), down[0]) == 1 << 16);
+  CHECK(down[0] < nearest[0]);
+  CHECK(quotients() == nearest);
 }
 
 TEST_CASE("pool: nested regions run inline") {

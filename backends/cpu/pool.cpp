@@ -71,11 +71,25 @@ class alignas(64) Signal {
   std::atomic<uint32_t> value_{0}, sleeper_{0};
 };
 
+// How a thread rounds, and what it does with denormals: else results would depend on which thread
+// computes what, once the caller's way is not the one that the workers began with.
+#if defined(__x86_64__)
+constexpr uint32_t kFloatFlags = 0x3f;  // What has happened, in the same register.
+uint32_t float_control() { return __builtin_ia32_stmxcsr() & ~kFloatFlags; }
+void set_float_control(uint32_t control) {
+  if (control != float_control()) __builtin_ia32_ldmxcsr(control);
+}
+#else
+uint32_t float_control() { return 0; }
+void set_float_control(uint32_t) {}
+#endif
+
 // What a region does: each thread its chunk of [0, n).
 struct Task {
   RangeFn fn;
   void* ctx;
   int64_t n, chunk;
+  uint32_t control = float_control();
   // Returns what it threw, if anything.
   std::exception_ptr run(int thread) const {
     const int64_t begin = thread * chunk;
@@ -134,6 +148,7 @@ struct Worker {
     for (uint32_t seen = 0;;) {
       seen = go.wait_while(seen, spin.load(std::memory_order_relaxed));
       if (!task) return;
+      set_float_control(task->control);
       error = task->run(index);
       done.post(seen);
     }

@@ -19,7 +19,8 @@ using RangeFn = void (*)(void* ctx, int64_t begin, int64_t end);
 
 /// Splits [0, n) into at most num_threads() contiguous chunks, each but the last a multiple of
 /// `grain`, and calls fn once for each. One inline call fn(ctx, 0, n) when n <= grain or the gang
-/// is not to be had, so results must not depend on the split. The first exception of the lowest
+/// is not to be had, so results must not depend on the split. All compute as the caller does, with
+/// its rounding and its denormals. The first exception of the lowest
 /// chunk is rethrown after all chunks have ended.
 void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx);
 
