@@ -75,6 +75,19 @@ static std::atomic<bool> tf32{false};
 void set_allow_tf32(bool on) { tf32 = on; }
 bool allow_tf32() { return context.tf32 < 0 ? tf32.load() : context.tf32 > 0; }
 
+std::string name_largest(const Holders& holders) {
+  std::vector<std::pair<size_t, std::string>> all;
+  for (const auto& [key, n] : holders) {
+    all.emplace_back(key.second * n, fmt::format("{} x {} of {}", n, key.second, key.first));
+  }
+  std::sort(all.rbegin(), all.rend());
+  std::string names;
+  for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i) {
+    names += (i ? ", " : "; the largest: ") + all[i].second;
+  }
+  return names;
+}
+
 char* device_fault() { return backend(DeviceType::CUDA).fault(); }
 
 long fault_op(const OpDef& op, uint32_t site) {

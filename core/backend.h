@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -90,6 +92,11 @@ struct GraphBackend {
   void (*drop)(HostCopy* c) noexcept;
 };
 inline constexpr size_t kEarlyBytes = 64;
+
+/// For messages about memory: how many blocks of so many bytes an owner has, and the first five of
+/// them, "; the largest: 2 x 4096 of matmul, 1 x 512 of add".
+using Holders = std::map<std::pair<std::string, size_t>, size_t>;
+std::string name_largest(const Holders& holders);
 
 struct Backend {
   /// `bytes` of memory aligned to 64, or null when there is none.

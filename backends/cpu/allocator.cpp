@@ -1,6 +1,8 @@
 #include "backends/cpu/allocator.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,7 +10,10 @@
 #include <mutex>
 
 #include "backends/cpu/heap.h"
+#include "core/backend.h"
+#include "core/context.h"
 #include "core/intrusive.h"
+#include "core/op.h"
 
 namespace brrr::cpu {
 namespace detail {
@@ -135,15 +140,28 @@ void* take(size_t size) {
   return kPlainMalloc ? std::aligned_alloc(kSmallUnit, size) : heap_of(size).allocate(size);
 }
 
+void note_owners(std::byte* p, const size_t* bytes, size_t n) {
+  const char* const owner = context.running ? context.running->name : "a tensor";
+  for (size_t k = 0; !kPlainMalloc && k < n; ++k) {
+    if (bytes[k] > kSmallLimit) global.large.note(p) = {owner, bytes[k]};
+    p += block_size(bytes[k]);
+  }
+}
+
 void trim_locked(ThreadCache& cache) {
   flush(cache);
   global.small.trim();
   global.large.trim();
 }
 
-// `bytes` for the caller in a block of `size`.
-void* obtain(size_t bytes, size_t size) {
-  if (bytes >> 42) return nullptr;  // 4 TB; the sums that follow do not overflow
+// Memory for n tensors in a row.
+void* obtain(const size_t* each, size_t n) {
+  size_t bytes = 0, size = 0;
+  for (size_t k = 0; k < n; ++k) {
+    if (each[k] >> 42) return nullptr;  // 4 TB; sums do not overflow
+    bytes += each[k];
+    size += block_size(each[k]);
+  }
   void* p = nullptr;
   {
     Slow slow;
@@ -154,6 +172,7 @@ void* obtain(size_t bytes, size_t size) {
       p = take(size);
     }
     if (!p) return nullptr;
+    note_owners(static_cast<std::byte*>(p), each, n);
     global.live += static_cast<int64_t>(bytes);
     ++global.allocations;
     update_peak(slow.cache);
@@ -173,9 +192,7 @@ void* note_peak(void* block) noexcept {
   return block;
 }
 
-void* allocate_slow(size_t bytes) noexcept {
-  return bytes == 0 ? zero_block : obtain(bytes, block_size(bytes));
-}
+void* allocate_slow(size_t bytes) noexcept { return bytes == 0 ? zero_block : obtain(&bytes, 1); }
 
 void deallocate_slow(void* p, size_t bytes) noexcept {
   if (bytes == 0 || !p) return;
@@ -186,6 +203,7 @@ void deallocate_slow(void* p, size_t bytes) noexcept {
     room = std::max(room, 0);
   }
   const size_t size = block_size(bytes);
+  if (!kPlainMalloc && bytes > kSmallLimit) global.large.note(p) = {};
   kPlainMalloc ? std::free(p) : heap_of(size).deallocate(p, size);
   global.live -= static_cast<int64_t>(bytes);
   update_peak(slow.cache);
@@ -217,13 +235,19 @@ size_t block_bytes(size_t bytes) noexcept {
   return kPlainMalloc || bytes <= kSmallLimit ? 0 : block_size(bytes);
 }
 
-void* allocate_row(const size_t* bytes, size_t n) noexcept {
-  size_t asked = 0, whole = 0;
-  for (size_t k = 0; k < n; ++k) {
-    asked += bytes[k];
-    whole += block_bytes(bytes[k]);
+void* allocate_row(const size_t* bytes, size_t n) noexcept { return obtain(bytes, n); }
+
+std::string describe_memory() {
+  const MemoryStats s = memory_stats();
+  Holders holders;
+  {
+    const Slow slow;
+    global.large.each_note([&](const Heap::Note& n) { ++holders[{n.owner, n.bytes}]; });
   }
-  return obtain(asked, whole);
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  return fmt::format("{} bytes held by tensors, {} cached, {} of the machine's {} free{}", s.live,
+                     s.reserved - s.live, static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page,
+                     static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page, name_largest(holders));
 }
 
 void trim() noexcept {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <string>
 
 #include "core/device.h"
 
@@ -15,6 +16,9 @@ namespace brrr::cpu {
 /// `live` and `peak` count the bytes asked for. `peak` is exact while one thread allocates; with
 /// several, what one grows up to its own earlier peak goes unnoticed.
 MemoryStats memory_stats() noexcept;
+/// "512 bytes held by tensors, ... free; the largest: 1 x 131072 of matmul", for messages; names
+/// those of more than 64 KB.
+std::string describe_memory();
 /// Starts a new peak at the present live bytes.
 void reset_peak() noexcept;
 /// What a tensor of `bytes` takes in a row of blocks; 0 for one that cannot be in a row.

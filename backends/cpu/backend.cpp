@@ -16,11 +16,6 @@
 
 namespace brrr {
 
-static std::string describe_memory() {
-  const MemoryStats s = cpu::memory_stats();
-  return fmt::format("{} bytes held by tensors, {} cached, {} reserved", s.live,
-                     s.reserved - s.live, s.reserved);
-}
 static std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
@@ -58,7 +53,7 @@ const Backend& cpu_backend() {
       .deallocate = cpu::deallocate,
       .block_bytes = cpu::block_bytes,
       .allocate_row = cpu::allocate_row,
-      .describe_memory = describe_memory,
+      .describe_memory = cpu::describe_memory,
       .memory_stats = cpu::memory_stats,
       .reset_peak = cpu::reset_peak,
       .empty_cache = cpu::trim,

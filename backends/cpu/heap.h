@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "backends/cpu/allocator.h"
 
@@ -60,6 +61,23 @@ class Heap {
     }
   }
 
+  /// Who holds a block, and how much of it was asked for, for messages: until it is given back.
+  /// Only for units of 4096 bytes and more.
+  struct Note {
+    const char* owner;
+    size_t bytes;
+  };
+  Note& note(void* p) { return notes(slot(p))[(address(p) - address(slot(p)->begin)) / unit_]; }
+  template <class F> void each_note(const F& f) {
+    const Segment* last = nullptr;
+    for (Segment* segment : slots_) {
+      if (!segment || std::exchange(last, segment) == segment) continue;
+      for (size_t u = 0; u < segment->bytes / unit_; ++u) {
+        if (const Note& n = notes(segment)[u]; n.owner) f(n);
+      }
+    }
+  }
+
   size_t reserved = 0;
 
  private:
@@ -82,6 +100,11 @@ class Heap {
   // what would lie further away is refused.
   static constexpr size_t kSlot = size_t{32} << 20, kSlots = size_t{1} << 18;
 
+  // Behind a segment's tags, one for each unit.
+  size_t tag_bytes(size_t bytes) const { return round_up((bytes / unit_ + 2) * 4, sizeof(Note)); }
+  Note* notes(Segment* s) {
+    return reinterpret_cast<Note*>(reinterpret_cast<std::byte*>(s + 1) + tag_bytes(s->bytes));
+  }
   static uintptr_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
   static size_t round_up(size_t value, size_t granule) {
     return (value + granule - 1) & ~(granule - 1);
@@ -125,8 +148,8 @@ class Heap {
 
   Run* add_segment(size_t bytes) {
     bytes = round_up(std::max(bytes, unit_ << 13), kHugePage);  // only touched pages cost memory
-    const size_t tags = (bytes / unit_ + 2) * sizeof(uint32_t);
-    const size_t mapped = bytes + round_up(sizeof(Segment) + tags, 4096);
+    const size_t notes = unit_ < 4096 ? 0 : bytes / unit_ * sizeof(Note);
+    const size_t mapped = bytes + round_up(sizeof(Segment) + tag_bytes(bytes) + notes, 4096);
     std::byte* begin = map(mapped);
     if (!begin) return nullptr;
     for (size_t at = 0; at < bytes; at += kSlot) {

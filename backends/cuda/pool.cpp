@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backends/cuda/device.h"
+#include "core/backend.h"
 
 namespace brrr::cuda {
 
@@ -172,24 +173,16 @@ std::string Pool::describe() const {
   for (const auto& blocks : recent_) {
     for (void* p : blocks) cached.insert(static_cast<char*>(p));
   }
-  std::map<std::pair<std::string, size_t>, size_t> groups;  // (owner, bytes) -> how many
+  Holders holders;
   for (const auto& [at, b] : blocks_) {
-    if (b.owner && !cached.count(at)) ++groups[{b.owner, b.bytes}];
-  }
-  std::vector<std::pair<size_t, std::string>> largest;
-  for (const auto& [key, n] : groups) {
-    largest.emplace_back(key.second * n, fmt::format("{} x {} of {}", n, key.second, key.first));
-  }
-  std::sort(largest.rbegin(), largest.rend());
-  std::string names;
-  for (size_t i = 0; i < std::min<size_t>(largest.size(), 5); ++i) {
-    names += (i ? ", " : "; the largest: ") + largest[i].second;
+    if (b.owner && !cached.count(at)) ++holders[{b.owner, b.bytes}];
   }
   size_t free = 0, total = 0;
   const bool refused = driver_.memory(&free, &total) != nullptr;  // While a step is captured.
-  return fmt::format(
-      "{} bytes held by tensors, {} cached{}{}", stats_.live, stats_.reserved - stats_.live,
-      refused ? "" : fmt::format(", {} of the device's {} free", free, total), names);
+  return fmt::format("{} bytes held by tensors, {} cached{}{}", stats_.live,
+                     stats_.reserved - stats_.live,
+                     refused ? "" : fmt::format(", {} of the device's {} free", free, total),
+                     name_largest(holders));
 }
 
 Pool& pool() {
