@@ -8,6 +8,7 @@
 #include "core/autocast.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/thread_own.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/view_ops.h"
@@ -27,6 +28,12 @@ namespace {
 /// Where the gradient of an input arrives, of which number.
 using Place = std::pair<const void*, size_t>;
 
+// Memory between passes.
+struct Spare {
+  std::vector<Node*> heap;
+  std::vector<TensorImpl*> made;
+};
+
 class Engine : NotCopied {
  public:
   /// Without `inputs` gradients go to leaves.
@@ -34,8 +41,8 @@ class Engine : NotCopied {
       : options_(options),
         inputs_(inputs),
         grads_(grads),
-        made_(std::move(spare_made)),
-        heap_(std::move(spare)) {
+        made_(std::move(thread_own<Spare>().made)),
+        heap_(std::move(thread_own<Spare>().heap)) {
     if (!inputs) return;
     // Nothing older than the oldest input can lead to one.
     oldest_ = UINT64_MAX;
@@ -50,9 +57,9 @@ class Engine : NotCopied {
   ~Engine() {
     for (Node* n : heap_) drop(n);
     heap_.clear();
-    spare = std::move(heap_);
+    thread_own<Spare>().heap = std::move(heap_);
     made_.clear();
-    spare_made = std::move(made_);
+    thread_own<Spare>().made = std::move(made_);
   }
 
   void seed(const Tensor& output, const Tensor& g) {
@@ -244,9 +251,7 @@ class Engine : NotCopied {
   const Node* current_ = nullptr;  // Being processed, up to its input next_.
   int next_ = 0;
   uint64_t oldest_ = 0;
-  std::vector<Node*> heap_;                             // Each with a counted reference.
-  inline static thread_local std::vector<Node*> spare;  // Its memory between passes.
-  inline static thread_local std::vector<TensorImpl*> spare_made;
+  std::vector<Node*> heap_;  // Each with a counted reference.
 };
 
 void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOptions options,

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "core/check.h"
+#include "core/thread_own.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/row.h"
 
@@ -47,7 +48,8 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
 }
 
 size_t polynomials(const Recording& r, const Instr& i) {
-  static thread_local std::map<const OpDef*, size_t> known;
+  struct Known : std::map<const OpDef*, size_t> {};
+  Known& known = thread_own<Known>();
   auto [at, fresh] = known.try_emplace(i.op);
   if (fresh) {
     Statements list;

@@ -2,6 +2,7 @@
 #include "graph/pass.h"
 
 #include "core/device.h"
+#include "core/thread_own.h"
 
 #include <algorithm>
 
@@ -20,7 +21,8 @@ bool share_memory(const std::vector<Binding>& bindings) {
     const auto* begin = static_cast<const char*>(s.data);
     return Bytes{begin, begin + s.bytes};
   };
-  static thread_local std::vector<Bytes> foreign;  // Kept, so that a replay allocates nothing.
+  struct Foreign : std::vector<Bytes> {};
+  Foreign& foreign = thread_own<Foreign>();  // So that a replay allocates nothing.
   foreign.clear();
   for (const Binding& b : bindings) {
     const bool ours = !b.storage || b.storage->owned || b.storage->bytes == 0;

@@ -32,8 +32,9 @@ TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& 
 }
 
 Profile::Profile() {
-  if (Watch::own && Watch::own->ended) Watch::own->leave();
-  watch_ = Watch::own = std::make_shared<Watch>();
+  if (Watch::own() && Watch::own()->ended) Watch::own()->leave();
+  watch_ = std::make_shared<Watch>();
+  Watch::own() = watch_;
 }
 Profile::~Profile() {
   if (std::this_thread::get_id() != watch_->thread) {
@@ -41,7 +42,7 @@ Profile::~Profile() {
     return;
   }
   watch_->leave();
-  if (Watch::own == watch_) Watch::own.reset();
+  if (Watch::own() == watch_) Watch::own().reset();
 }
 void Profile::reset() {
   watch_->check_thread();
@@ -60,7 +61,7 @@ void Profile::resume() {
              "profile: resume() of one that is not paused, or of another thread's");
   BRRR_CHECK(!context.recorder && !context.observer,
              "profile: resume() within a step, or where another profile looks on");
-  Watch::own = watch_;
+  Watch::own() = watch_;
   watch_->look_again();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "core/check.h"
+#include "core/thread_own.h"
 #include "graph/core.h"
 #include "graph/numerics.h"
 #include "ops/factory_ops.h"
@@ -82,7 +83,8 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
     body(ctx, ignored);
     return nullptr;
   }
-  static thread_local std::vector<Tensor> results;  // Kept, so that a replay allocates nothing.
+  struct Results : std::vector<Tensor> {};
+  Results& results = thread_own<Results>();  // So that a replay allocates nothing.
   results.clear();
   auto s = open_session(n);
   bool played = false;
@@ -143,14 +145,14 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
     stats_.last_difference = why;
     log("new recording: " + why);
   }
+  s.difference = why;
+  s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
+  if (s.transient) return e;
   if (++in_a_row_ == 2 * options_.max_entries) {
     warn(std::to_string(in_a_row_) +
          " calls in a row made a recording each, which takes longer than an eager call; fewer "
          "shapes, a larger max_entries or Mode::Eager would help");
   }
-  s.difference = why;
-  s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
-  if (s.transient) return e;
   entries_.insert(entries_.begin(), e);
   if (entries_.size() > static_cast<size_t>(options_.max_entries)) {
     entries_.pop_back();

@@ -15,6 +15,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "core/thread_own.h"
 #include "graph/numerics.h"
 #include "graph/profile.h"
 #include "graph/step.h"
@@ -292,7 +293,8 @@ struct Profile::Watch final : Observer {
   // The Profile is gone, from another thread: this one's kernels may be passing here, and the last
   // of them sees to it.
   std::atomic<bool> ended = false;
-  inline static thread_local std::shared_ptr<Watch> own;
+  struct Own : std::shared_ptr<Watch> {};
+  static std::shared_ptr<Watch>& own() { return thread_own<Own>(); }
   const double clock_us = measure_clock();
   const std::thread::id thread = std::this_thread::get_id();
   graph::ModuleTrail<const Storage*> trail;

@@ -40,6 +40,40 @@ TEST_CASE("pitfall B6: a thousand steps made and dropped, in any order") {
   CHECK(same_bits(second(x), y));
 }
 
+// Made before, and so ended after, what the library keeps for its thread.
+struct Latecomer {
+  Tensor w = randn({4}).set_requires_grad();
+  Step<std::function<Tensor(const Tensor&)>> step =
+      brrr::step(std::function([](const Tensor& x) { return (x * 2.0).exp(); }), kEarly);
+  std::atomic<int>* good;
+  explicit Latecomer(std::atomic<int>* count) : good(count) {
+    use();
+    step(w.detach());
+    step.freeze();
+  }
+  ~Latecomer() {
+    use();
+    use();
+  }
+  void use() {
+    w.set_grad({});
+    (w * w).sum().backward();
+    const Tensor x = w.detach(), y = step(x);
+    auto other = brrr::step([](const Tensor& t) { return tanh(t) + 1.0; }, kEarly);
+    const Tensor z = other(x);
+    *good += same_bits(w.grad(), x * 2.0) && same_bits(y, (x * 2.0).exp()) &&
+             same_bits(z, tanh(x) + 1.0);
+  }
+};
+
+TEST_CASE("pitfall B6: destructors of a thread's own objects compute, whatever ended before them") {
+  std::atomic<int> good{0};
+  for (int i = 0; i < 8; ++i) {
+    std::thread([&] { static thread_local const Latecomer late(&good); }).join();
+  }
+  CHECK(good == 24);
+}
+
 TEST_CASE("pitfall B7: a full cache drops the least recently used entry") {
   auto step = brrr::step([](const Tensor& x) { return (x * 2.0).exp(); },
                          StepOptions{.max_entries = 3, .build_at_first_call = true});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/thread_own.h"
 #include "ops/kinds/reduction.h"
 #include "ops/kinds/row.h"
 
@@ -73,7 +74,8 @@ Counts count(const OpDef& op, uint64_t bits) {
 }
 
 const Counts& known(const OpDef& op, uint64_t bits) {
-  static thread_local std::map<std::pair<const OpDef*, uint64_t>, Counts> all;
+  struct All : std::map<std::pair<const OpDef*, uint64_t>, Counts> {};
+  All& all = thread_own<All>();
   const auto [at, fresh] = all.try_emplace({&op, bits});
   if (fresh) at->second = count(op, bits);
   return at->second;
