@@ -29,7 +29,11 @@ const std::vector<const OpDef*>& registry() { return rows(); }
 
 OpDef::OpDef(const char* n, const char* d, const OpSpec& spec)
     : OpSpec(spec), name(n), doc(d), index(static_cast<uint32_t>(rows().size())) {
-  BRRR_CHECK(!find_op(n), "{}: an op of this name is there already", n);
+  BRRR_CHECK(
+      !find_op(n),
+      "{}: an op of this name is there already; give it another, and make one that stands in a "
+      "header inline",
+      n);
   if (is_view()) grad_aliases = 1;
   // What a decomposition's gradient reads, and shares memory with, is not known.
   if (kind == OpKind::Composite && !vjp) saves_inputs = grad_aliases = ~0u;

@@ -34,6 +34,11 @@ template <class V> struct Block {
 
 template <class V> struct Reading;
 
+// Found also where a user's namespace has operators of its own: these types are of another one.
+using brrr::operator+, brrr::operator-, brrr::operator*, brrr::operator/;
+using brrr::operator<, brrr::operator<=, brrr::operator>, brrr::operator>=;
+using brrr::operator==, brrr::operator!=, brrr::operator&, brrr::operator|;
+
 /// What all expressions share. T is the expression itself.
 template <class V, Level L> struct Expression {
   using Reading = lanes::Reading<V>;

@@ -10,6 +10,22 @@
 
 using namespace brrr;
 
+// A namespace with operators of its own, and one without `using namespace brrr`.
+namespace app {
+struct Vector {
+  float x;
+};
+[[maybe_unused]] inline Vector operator-(Vector a, Vector b) { return {a.x - b.x}; }
+[[maybe_unused]] inline Vector operator/(Vector a, Vector b) { return {a.x / b.x}; }
+[[maybe_unused]] inline bool operator<(Vector a, Vector b) { return a.x < b.x; }
+const brrr::RowOp softmin{"app_softmin", "exp(min - x) / sum",
+                          [](auto x) {
+                            auto e = brrr::m::exp(brrr::row::min(x) - x);
+                            return e / brrr::row::sum(e);
+                          },
+                          [](auto, auto y, auto g) { return y * (brrr::row::sum(g * y) - g); }};
+}  // namespace app
+
 // Ids that the gradient, or all of it, does not read.
 const RowOp straight{"straight",
                      "2 x at the id, x elsewhere; its gradient passes",
@@ -194,6 +210,7 @@ int main() {
   manual_seed(0);
   const Tensor a = randn({4, 7}).to(kFloat64), b = randn({7}).to(kFloat64);
   const Tensor two = full({}, 2.0, kFloat64);
+  CHECK(checked(app::softmin, {a}));
   CHECK(checked(row_sums, {a, b}));
   CHECK(checked(counted, {a, two}));
   CHECK(checked(only_shared, {a, b}));
