@@ -21,7 +21,9 @@ struct GradOptions {
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          GradOptions options = {}, const std::vector<Tensor>& grad_outputs = {});
 
-/// Accumulates into the grad of every leaf that the outputs depend on.
+/// Accumulates into the grad of every leaf that the outputs depend on. With create_graph a leaf's
+/// gradient holds its history, and that the leaf: until the gradient is taken away (zero_grad())
+/// neither is freed. grad() returns gradients instead.
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs = {},
               GradOptions options = {});
 

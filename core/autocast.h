@@ -14,7 +14,7 @@ namespace brrr {
 ///   on such a result and a float32 tensor (a residual, a norm's weight) give float32.
 /// - reductions and composites (sums, norms, softmax, losses: Autocast::Widen) take 16-bit operands
 ///   widened to float32 and give float32.
-/// - everything else follows its operands. float64 and integers are left alone.
+/// - everything else, cumsum too, follows its operands. float64 and integers are left alone.
 ///
 /// Weights stay as they are: the casts are ordinary recorded ops with gradients, so each leaf gets
 /// its gradient in its own dtype, and a graph-mode step that is called with another guard than
