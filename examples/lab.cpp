@@ -119,9 +119,9 @@ Json json_of(const lab::Lab& lab, const std::vector<lab::Section>& sections, dou
   }
   const Limits& l = lab.limits;
   return object(
-      "program quick cpu threads versions warning seconds "
+      "program quick cpu clock threads versions warning seconds "
       "gflops_of_a_core disturbance complaints sections",
-      "lab", lab.quick, l.cpu, l.threads, versions(), l.blas.warning, seconds, lab.peaks,
+      "lab", lab.quick, l.cpu, l.clock, l.threads, versions(), l.blas.warning, seconds, lab.peaks,
       disturbance(lab), lab.complaints, all);
 }
 
@@ -168,7 +168,9 @@ int run(const Options& o) {
              (fs::path(o.out) / "lab.html").string());
   if (!disturbance(lab).empty()) fmt::print("WARNING: {}\n", disturbance(lab));
   if (lab.complaints.empty()) {
-    fmt::print("both modes had the same results, bit for bit; no step fell back\n");
+    if (lab.compared > 0) {
+      fmt::print("both modes had the same results, bit for bit; no step fell back\n");
+    }
     return 0;
   }
   std::fflush(stdout);

@@ -18,6 +18,15 @@ namespace {
 
 constexpr const char* kBoth = "all";  // Devices.
 
+// One process alone gains nothing.
+Check number_of_ranks() {
+  return [](const std::string& text) {
+    const std::string wrong = whole_number(0, 4096)(text);
+    if (!wrong.empty() || number_of(text) != 1) return wrong;
+    return fmt::format("expected at least 2 processes, or 0 for no such table, got '{}'", text);
+  };
+}
+
 struct Options : CommandLine {
   std::string model = "mlp", device = "cpu", optimizer = "adamw", json, plot, trace;
   std::vector<int64_t> sizes;  // Empty: the task's own.
@@ -33,6 +42,7 @@ struct Options : CommandLine {
         one_of({"mlp", "gpt", "all"}));
     flag("--own", own,
          "your own step instead, which examples/common/own.cpp makes; says what bounds it");
+    excludes("--own", "--model");
     add("--device", device, "cpu; cuda; all, one after the other", one_of({"cpu", "cuda", kBoth}));
     plain("--sizes", sizes,
           "batch sizes; five or more give a summary [mlp: 1 to 1024, gpt: 1 to 64]",
@@ -41,7 +51,7 @@ struct Options : CommandLine {
     add("--threads", threads, "CPU threads", thread_count());
     add("--ranks", ranks,
         "instead: what a step gains from 2, 3, .. so many processes, which mpirun starts (0: no)",
-        whole_number(0, 4096));
+        number_of_ranks());
     add("--seconds", seconds, "for eager's steps of each size; the other modes make as many",
         real_number(0.01, 1000));
     add_output("--json", json, "write all figures to this file");
@@ -140,6 +150,23 @@ void diagnose_sizes(const Options& o, const Task& task, brrr::Device device) {
   }
 }
 
+int distrust(const std::string& complaints) {
+  std::fflush(stdout);
+  fmt::print(stderr, "overhead: do not use these figures:\n{}", complaints);
+  return 1;
+}
+
+int scale(int ranks, const std::vector<std::string>& arguments) {
+  const std::vector<ScalingRow> rows = measure_scaling(ranks, arguments);
+  for (const Sheet& s : scaling_sheets(rows)) fmt::print("{}\n\n{}\n", s.title, s.text());
+  const ScalingCheck check = check_scaling(rows);
+  if (!check.complaints.empty()) {
+    return distrust(fmt::format("{}\n", fmt::join(check.complaints, "\n")));
+  }
+  fmt::print("both modes had the same parameters, bit for bit; no step fell back\n");
+  return 0;
+}
+
 int run(const Options& o) {
   const std::vector<Task> all = tasks(o.own ? "own" : o.model);
   const std::vector<Limits> devices = measure_limits(devices_of(o));
@@ -155,11 +182,7 @@ int run(const Options& o) {
   }
   fmt::print("{}{}", devices_text(reports), notes_text(reports));
   write_files(o, all, devices, reports);
-  if (!complaints.empty()) {
-    std::fflush(stdout);
-    fmt::print(stderr, "overhead: do not use these figures:\n{}", complaints);
-    return 1;
-  }
+  if (!complaints.empty()) return distrust(complaints);
   fmt::print("all modes ended with the same parameters, bit for bit; no step {}fell back\n",
              fallbacks_text(reports).empty() ? "" : "that has a figure ");
   return 0;
@@ -179,10 +202,6 @@ int main(int argc, char** argv) {
       print_scaling_row(tasks(o.own ? "own" : o.model), o.sizes, o.optimizer, o.seconds);
       return 0;
     }
-    for (const Sheet& s :
-         scaling_sheets(measure_scaling(static_cast<int>(o.ranks), {argv + 1, argv + argc}))) {
-      fmt::print("{}\n\n{}\n", s.title, s.text());
-    }
-    return 0;
+    return scale(static_cast<int>(o.ranks), {argv + 1, argv + argc});
   });
 }

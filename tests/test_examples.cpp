@@ -227,6 +227,8 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"roofline --repeats 100000", "expected a whole number from 1 to 4096, got '100000'"},
       {"train_mlp --batch 4611686018427387904", "expected a whole number from 1 to 2147483647"},
       {"train_mlp --threads 1025", "expected a whole number from 0 to 1024, got '1025'"},
+      {"overhead --ranks 1", "expected at least 2 processes, or 0 for no such table, got '1'"},
+      {"overhead --own --model gpt", "--model excludes --own"},
       {"overhead --ranks 4294967297", "expected a whole number from 0 to 4096"},
       {"train_mlp --accumulate 4294967296", "expected a whole number from 1 to 2147483647"},
   };

@@ -5,80 +5,16 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <thread>
 
+#include "tests/mpirun.h"
 #include "tests/programs.h"
-#include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 #ifdef BRRR_EXAMPLES_DIR
 
 using namespace brrr::test;
 namespace fs = std::filesystem;
-
-namespace {
-
-void check_overhead(const nlohmann::json& report, int64_t least_kernels) {
-  REQUIRE(report["sizes"].size() == 2);
-  CHECK(report["sizes"][0]["batch"] == 1);
-  for (const auto& size : report["sizes"]) {
-    CHECK(size["one_time_cold"]["from_cache"] == false);
-    CHECK(size["one_time_warm"]["from_cache"] == true);
-    CHECK(size["flops_analytic"] > 0);
-    CHECK(size["cells"]["eager+fusion"].is_null());
-    for (const char* mode : {"eager", "graph", "graph+fusion", "frozen"}) {
-      CHECK(size["cells"][mode]["queued"]["median_us"] > 0);
-      CHECK(size["cells"][mode]["latency"]["n"] >= 16);
-    }
-    CHECK(size["cells"]["graph+fusion"]["kernels"] >= least_kernels);
-  }
-}
-
-}  // namespace
-
-TEST_CASE("overhead: figures for all modes, and none to be trusted after a fallback") {
-  const brrr::test::TempCache folder;
-  const std::string stem = folder.dir + "/o";
-  const auto command = [&](const std::string& model) {
-    return "overhead --sizes 3,1 --seconds 0.01 --model " + model + " --json " + stem +
-           ".json --trace " + stem + ".trace.json --plot " + stem + ".svg";
-  };
-  std::vector<std::string> models = {"mlp"};
-  if (brrr::test::long_tests()) models.insert(models.end(), {"all", "gpt"});
-  for (const std::string& model : models) {
-    fs::remove(stem + ".svg");
-    const Result r = run(command(model));
-    INFO(r.text);
-    CHECK(r.status == 0);
-    CHECK(contains(r.text, "the same parameters, bit for bit; no step fell back"));
-    CHECK(contains(r.text, "2 sizes only"));
-    CHECK(contains(r.text, "OpenBLAS core"));
-    CHECK(contains(r.text, "== MLP 784-256-128-10, adamw") == (model != "gpt"));
-    CHECK(contains(r.text, "== GPT, 2 layers") == (model != "mlp"));
-    const auto json = nlohmann::json::parse(read_text(stem + ".json"));
-    if (model == "all") {
-      REQUIRE(json["models"].size() == 2);
-      check_overhead(json["models"][0], 3);
-      check_overhead(json["models"][1], 20);
-    } else {
-      check_overhead(json, 3);
-    }
-    const auto trace = nlohmann::json::parse(read_text(stem + ".trace.json"));
-    CHECK(trace["traceEvents"].size() > (model == "all" ? 200 : 100));
-    std::set<std::string> modules;
-    for (const auto& e : trace["traceEvents"]) {
-      if (e["pid"] != 1 && e["ph"] == "X") modules.insert(e["args"]["module"].get<std::string>());
-    }
-    CHECK(modules.count("fc1") == (model != "gpt"));
-    CHECK(read_text(stem + ".svg").starts_with("<svg xmlns"));
-  }
-
-  const brrr::test::Env off("BRRR_JIT", "off");
-  const Result r = run(command("mlp"));
-  CHECK(r.status == 1);
-  CHECK(contains(r.text, "fell back to the reference walker"));
-}
 
 namespace {
 
@@ -163,10 +99,32 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
   check_lab_texts(r.text, j);
   check_labels(read_text(out + "/verdicts.svg"));
   CHECK(run("lab --out /dev/null").status == 2);
+  const Result none = run("lab --quick --out " + out + " limits");
+  CHECK(none.status == 0);
+  CHECK_FALSE(contains(none.text, "both modes"));  // Nothing was compared.
   const Result proc = run("lab --quick --out /proc limits");
   CHECK(proc.status == 1);
   CHECK(contains(proc.text, "cannot write /proc/"));
   CHECK(std::count(proc.text.begin(), proc.text.end(), '\n') == 1);  // Nothing was measured.
+}
+
+TEST_CASE("lab: a step that falls back is a complaint, whatever the experiment") {
+  const brrr::test::TempCache folder;
+  const LoneMpirun mpirun;
+  const std::string command = "lab --quick --out " + folder.dir + "/lab ";
+  const Result good = run(command + "processes classes");
+  INFO(good.text);
+  CHECK(good.status == 0);
+  CHECK(contains(good.text, "both modes had the same results, bit for bit; no step fell back"));
+  const brrr::test::Env off("BRRR_JIT", "off");
+  for (const std::string experiment : {"processes", "classes"}) {
+    const Result r = run(command + experiment);
+    INFO(r.text);
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, "lab: do not use these figures:"));
+    CHECK(contains(r.text, "BRRR_JIT=off"));
+    CHECK_FALSE(contains(r.text, "no step fell back"));
+  }
 }
 
 TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {

@@ -107,6 +107,10 @@ class CommandLine : brrr::NotCopied {
   void needs(const std::string& option, const std::string& other) {
     app_.get_option(option)->needs(app_.get_option(other));
   }
+  /// Who gives `option` cannot give `other`, too.
+  void excludes(const std::string& option, const std::string& other) {
+    app_.get_option(option)->excludes(app_.get_option(other));
+  }
   /// Checks that need several options; called before a checkpoint is looked at.
   virtual void check() {}
   /// Whether `file`, as it is called from `folder` on, is one of those that are read where that is

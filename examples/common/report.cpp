@@ -168,10 +168,10 @@ Json json_of(const Limits& l) {
   }
   const brrr::LaunchCosts& c = l.launches;
   return object(
-      "cpu cores cores_allowed openblas_core warning copies_bytes_gb_per_s gflops threads "
+      "cpu clock cores cores_allowed openblas_core warning copies_bytes_gb_per_s gflops threads "
       "round_trip_ns peaks_gflops launch_ns",
-      l.cpu, l.cores, l.cores_allowed, l.blas.core, l.blas.warning, copies, l.gflops(), l.threads,
-      l.round_trip_ns, peaks,
+      l.cpu, l.clock, l.cores, l.cores_allowed, l.blas.core, l.blas.warning, copies, l.gflops(),
+      l.threads, l.round_trip_ns, peaks,
       object("eager match graph step", c.eager_ns, c.match_ns, c.graph_ns, c.step_ns));
 }
 
@@ -202,6 +202,13 @@ std::string summary_text(const Report& r) {
   std::string t = fmt::format("\n{} on {}, {} size{}", r.model, brrr::name(r.limits.device),
                               r.sizes.size(), r.sizes.size() == 1 ? "" : "s");
   if (r.sizes.size() < 5) return t + " only: too few to say what graph mode gains\n";
+  // What graph mode removes is the lesser part of such a step: without one the least gain is not
+  // among these.
+  const auto bound = std::count_if(r.sizes.begin(), r.sizes.end(), [](const SizeResult& s) {
+    return s.eager.split.bound() == std::string("compute");
+  });
+  t += bound > 0 ? fmt::format(", {} of them bound by compute", bound)
+                 : ", none of them bound by compute, where the gain is least";
   t += fmt::format(":\n    graph+fusion over eager: queued {}, synchronised {}\n",
                    gain_text(r, &Cell::queued, Way::Graph),
                    gain_text(r, &Cell::latency, Way::Graph));

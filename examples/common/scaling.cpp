@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/check.h"
+#include "examples/common/training.h"
 #include "tests/bench/measure/exchange.h"
 #include "tests/bench/report.h"
 #include "tests/bench/timed_step.h"
@@ -14,6 +15,10 @@
 namespace examples {
 
 namespace {
+
+// Steps whose result is compared. The modes make as many of them; of those timed the faster one
+// makes more.
+constexpr int64_t kCompared = 10;
 
 // A step over and over on one batch, as timed() takes it.
 struct Repeated {
@@ -35,18 +40,33 @@ struct Repeated {
   }
 };
 
+// The sum over all processes.
+int64_t of_all(uint64_t n) {
+  const auto own = static_cast<int64_t>(n);
+  if (brrr::dist::size() == 1) return own;
+  return brrr::dist::all_reduce(brrr::full({1}, own, brrr::kInt64)).item<int64_t>();
+}
+
 ScalingRow measure_row(const Task& task, const Batches& batches, const std::string& optimizer,
                        Way way, double seconds) {
   const auto trainer = make_trainer(task, batches, optimizer, way);
-  for (int i = 0; i < 3; ++i) trainer->step(0);
+  for (int64_t i = 0; i < kCompared; ++i) trainer->step(i);
+  const uint64_t parameters = checksum(trainer->parameters());
   Repeated run(*trainer);
   const brrr::dist::Stats before = brrr::dist::stats();
   const Timed t = timed(run, seconds, first_ranks_clock);
   const ExchangeCost cost = exchange_cost(before, static_cast<double>(run.steps));
-  return {{"task", task.name},          {"batch", batches.x[0].size(0)},
-          {"mode", name_of(way)},       {"ms", t.seconds * 1e3},
-          {"mb", cost.megabytes},       {"under_way_ms", cost.under_way_ms},
-          {"waited_ms", cost.waited_ms}};
+  const brrr::StepStats stats = trainer->stats();
+  return {{"task", task.name},
+          {"batch", batches.x[0].size(0)},
+          {"mode", name_of(way)},
+          {"ms", t.seconds * 1e3},
+          {"mb", cost.megabytes},
+          {"under_way_ms", cost.under_way_ms},
+          {"waited_ms", cost.waited_ms},
+          {"parameters", fmt::format("{:016x}", parameters)},
+          {"fallbacks", of_all(stats.fallbacks)},
+          {"last_fallback", stats.last_fallback}};
 }
 
 // One word of a shell's command.
@@ -100,6 +120,31 @@ std::vector<ScalingRow> measure_scaling(int most, const std::vector<std::string>
     }
   }
   return rows;
+}
+
+ScalingCheck check_scaling(const std::vector<ScalingRow>& rows) {
+  ScalingCheck check;
+  std::map<std::string, std::string> eager;
+  for (const ScalingRow& r : rows) {
+    const auto mode = r["mode"].get<std::string>(), sum = r["parameters"].get<std::string>();
+    const auto ranks = r["ranks"].get<int64_t>(), fallbacks = r["fallbacks"].get<int64_t>();
+    const std::string run = fmt::format("{}, batch {}, {} process{}", r["task"].get<std::string>(),
+                                        r["batch"].get<int64_t>(), ranks, ranks == 1 ? "" : "es");
+    if (fallbacks > 0) {
+      check.complaints.push_back(
+          fmt::format("{}, {}: {} steps fell back to the reference walker: {}", run, mode,
+                      fallbacks, r["last_fallback"].get<std::string>()));
+    }
+    const auto [first, is_first] = eager.emplace(run, sum);
+    if (is_first) continue;
+    ++check.compared;
+    if (sum != first->second) {
+      check.complaints.push_back(
+          fmt::format("{}, {}: the parameters after {} steps are not eager's, bit for bit", run,
+                      mode, kCompared));
+    }
+  }
+  return check;
 }
 
 std::vector<Sheet> scaling_sheets(const std::vector<ScalingRow>& rows) {

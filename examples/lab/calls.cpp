@@ -54,9 +54,9 @@ AddTimes measure_adds(Lab& lab) {
   for (int i = 0; i < 3; ++i) unfused(x, one), fused(x, one), frozen(x, one), empty_graph(x);
   frozen.freeze();
   const Tensor expected = chain(x, one);
-  check_same(lab, "100 adds, unfused", unfused(x, one), expected, unfused.stats());
-  check_same(lab, "100 adds, fused", fused(x, one), expected, fused.stats());
-  check_same(lab, "100 adds, frozen", frozen(x, one), expected, frozen.stats());
+  check_same(lab, "100 adds, unfused", {unfused(x, one)}, {expected}, unfused.stats());
+  check_same(lab, "100 adds, fused", {fused(x, one)}, {expected}, fused.stats());
+  check_same(lab, "100 adds, frozen", {frozen(x, one)}, {expected}, frozen.stats());
   if (empty_graph.stats().fallbacks > 0) {
     lab.complain("a step of nothing", empty_graph.stats().last_fallback);
   }

@@ -77,10 +77,11 @@ void measure_keeping(Lab& lab, const char* model, std::vector<WayOfKeeping>& all
   const std::vector<Tensor> kept = all[0].results();
   for (size_t k = 0; k < all.size(); ++k) {
     all[k].seconds = t[k];
-    const std::vector<Tensor> results = all[k].results();
-    for (size_t i = 0; i < kept.size(); ++i) {
-      check_same(lab, fmt::format("rematerialisation of a {}, {}", model, all[k].name), results[i],
-                 kept[i], all[k].stats());
+    const std::string what = fmt::format("rematerialisation of a {}, {}", model, all[k].name);
+    const brrr::StepStats stats = all[k].stats();
+    if (stats.fallbacks > 0) lab.complain(what, stats.last_fallback);
+    if (!same_bits(all[k].results(), kept)) {
+      lab.complain(what, "its results are not those with all values kept");
     }
   }
 }

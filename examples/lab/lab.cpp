@@ -19,8 +19,9 @@ std::string disturbance(const Lab& lab) {
          ". Times are longer for it, and count as overhead. Repeat this on a quiet machine.";
 }
 
-void check_same(Lab& lab, const std::string& where, const Tensor& graph, const Tensor& eager,
-                const brrr::StepStats& stats) {
+void check_same(Lab& lab, const std::string& where, const std::vector<Tensor>& graph,
+                const std::vector<Tensor>& eager, const brrr::StepStats& stats) {
+  ++lab.compared;
   if (stats.fallbacks > 0) lab.complain(where, stats.last_fallback);
   if (!same_bits(graph, eager)) lab.complain(where, "graph mode's result is not eager's");
 }

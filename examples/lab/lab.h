@@ -26,6 +26,7 @@ struct Lab {
   std::string model = "all";  ///< Whose batches are doubled, and whose step is taken apart.
   bool quick = false;         ///< Tiny sizes: the program is tested, the figures mean nothing.
   std::string complaints;     ///< Why the figures cannot be trusted; empty if they can.
+  int64_t compared = 0;       ///< Results of graph mode that were held against eager's.
   double share = 1;  ///< The least, of an experiment's time, that this thread had its core.
   std::vector<double> peaks = {};  ///< GFLOP/s of one core, before each experiment and after all.
 
@@ -71,8 +72,8 @@ std::optional<Instructions> instructions(const std::function<void()>& call);
 std::string disturbance(const Lab& lab);
 
 /// Complains unless both results are the same, bit for bit, and no call fell back.
-void check_same(Lab& lab, const std::string& where, const Tensor& graph, const Tensor& eager,
-                const brrr::StepStats& stats);
+void check_same(Lab& lab, const std::string& where, const std::vector<Tensor>& graph,
+                const std::vector<Tensor>& eager, const brrr::StepStats& stats);
 
 /// Of a chart with the parts eager and graph, by whether the label says graph.
 BarChart::Bar mode_bar(const std::string& label, double value);

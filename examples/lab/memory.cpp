@@ -19,6 +19,7 @@ static Tensor random_tensor(int64_t bytes) {
 static BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tensor&),
                               const Tensor& x) {
   const BothModes t = time_both(f, x, lab.seconds);
+  ++lab.compared;
   if (!t.complaint.empty()) lab.complain(what, t.complaint);
   return t;
 }
@@ -47,6 +48,7 @@ Section limits_of_machine(Lab& lab) {
   }
   Sheet facts{"machine", "the machine", {"what", "figure"}};
   facts.rows = {{"processor", l.cpu},
+                {"clock", l.clock},
                 {"cores, usable", int64_t{l.cores_allowed}},
                 {"threads", int64_t{l.threads}},
                 {"eager launch, ns", l.launches.eager_ns},
@@ -73,6 +75,7 @@ Section roofline(Lab& lab) {
   std::vector<int64_t> repeats;
   for (int64_t k = 1; k <= (lab.quick ? 4 : 256); k *= 2) repeats.push_back(k);
   const Roofline r(lab.limits, random_tensor(mb * kMB), repeats, lab.seconds);
+  lab.compared += static_cast<int64_t>(r.points.size());
   if (!r.complaint.empty()) lab.complain("roofline", r.complaint);
   Section s{.title = "More arithmetic a byte", .seen = {}};
   s.seen = r.seen();
@@ -168,7 +171,7 @@ ActivationTimes time_activations(Lab& lab, int64_t mb) {
     both.emplace_back(fn, brrr::step(fn));
     auto& step = both.back().second;
     for (int i = 0; i < 3; ++i) step(x);
-    check_same(lab, name, step(x), fn(x), step.stats());
+    check_same(lab, name, {step(x)}, {fn(x)}, step.stats());
     t.kernels.push_back(static_cast<int64_t>(step.stats().kernels_per_replay));
     if (t.kernels.back() != 1) {
       lab.complain(name, fmt::format("{} kernels, not one", t.kernels.back()));

@@ -19,6 +19,9 @@ Section processes(Lab& lab) {
     section.seen = fmt::format("Not measured: {}.", e.what());
     return section;
   }
+  const ScalingCheck check = check_scaling(rows);
+  lab.compared += check.compared;
+  for (const std::string& complaint : check.complaints) lab.complain("processes", complaint);
   std::string gains;
   for (const ScalingRow& r : rows) {
     if (r["ranks"] == 1) continue;

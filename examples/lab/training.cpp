@@ -27,6 +27,7 @@ Point measure_batch(Lab& lab, const Task& task, int64_t batch) {
   const Batches batches = task.batches(batch);
   const MakeTrainer make = [&](Way way) { return make_trainer(task, batches, "adamw", way); };
   const Cells cells = measure(make, lab.seconds);
+  ++lab.compared;
   if (!cells.complaint.empty()) {
     lab.complain(fmt::format("{}, batch {}", task.name, batch), cells.complaint);
   }
@@ -288,9 +289,15 @@ Section where_time_goes(Lab& lab) {
   const int64_t batch = lab.quick ? 1 : 8, steps = lab.quick ? 2 : 30;
   const Batches batches = task.batches(batch);
   Anatomy all[2];
+  std::vector<Tensor> ends[2];
+  brrr::StepStats stats;  // At last graph mode's.
   for (size_t m : {0, 1}) {
-    all[m] = dissect(*make_trainer(task, batches, "adamw", kModeWays[m]), 1, steps);
+    const auto trainer = make_trainer(task, batches, "adamw", kModeWays[m]);
+    all[m] = dissect(*trainer, 1, steps);
+    ends[m] = trainer->parameters();
+    stats = trainer->stats();
   }
+  check_same(lab, fmt::format("the classes of {}", task.name), ends[1], ends[0], stats);
   const auto contraction = [&](size_t m, bool time) {
     return 100 * share_of(all[m], "contraction", time);
   };

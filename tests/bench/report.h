@@ -69,7 +69,13 @@ inline std::vector<std::string> run_child(const std::string& command) {
   std::vector<std::string> lines;
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return lines;
-  for (char line[4096]; std::fgets(line, sizeof line, pipe);) lines.emplace_back(line);
+  for (char part[4096]; std::fgets(part, sizeof part, pipe);) {
+    if (!lines.empty() && lines.back().back() != '\n') {
+      lines.back() += part;  // Of a line longer than that.
+    } else {
+      lines.emplace_back(part);
+    }
+  }
   if (pclose(pipe) != 0) lines.clear();
   return lines;
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "backends/cpu/pool.h"
+#include "tests/bench/measure/clock.h"
 
 namespace brrr::bench {
 
@@ -34,14 +35,15 @@ std::vector<Limits> measure_limits(const std::vector<Device>& devices) {
     l.cores_allowed = cpu::num_cpus();
     l.blas = blas_info();
     l.launches = launch_costs(device, true);
+    l.clock = cpu_clock();
     if (l.on_gpu()) l.gpu = device_properties(device);
   }
   return all;
 }
 
 std::string machine_line(const Limits& l) {
-  std::string line = fmt::format("{} | {} of {} cores | threads {}", l.cpu, l.cores_allowed,
-                                 l.cores, device_properties(kCPU).multiprocessors);
+  std::string line = fmt::format("{} | clock {} | {} of {} cores | threads {}", l.cpu, l.clock,
+                                 l.cores_allowed, l.cores, device_properties(kCPU).multiprocessors);
   if (!l.on_gpu()) {
     line += fmt::format(
         " | copy {:.0f} GB/s (256 KB read and written), {:.0f} GB/s (256 MB) | FMA peak {:.0f} "

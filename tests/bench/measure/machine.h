@@ -19,6 +19,7 @@ BlasInfo blas_info();
 struct Limits : DeviceLimits {
   Device device;
   std::string cpu;        ///< From /proc/cpuinfo.
+  std::string clock;      ///< At the end of the measurement: "2596 MHz"; see clock.h.
   int cores = 0;          ///< Online,
   int cores_allowed = 0;  ///< and in this process's affinity mask.
   BlasInfo blas;
