@@ -98,6 +98,15 @@ inline Machine start_run(const RunOptions& o) {
   return m;
 }
 
+inline bool benchmark_failed = false;
+
+// Figures of a step that fell back are those of the reference walker: an error of the program, too.
+inline void check_fallbacks(benchmark::State& state, const StepStats& stats) {
+  if (stats.fallbacks == 0) return;
+  benchmark_failed = true;
+  state.SkipWithError(("fallback: " + stats.last_fallback).c_str());
+}
+
 // main() of the programs that Google Benchmark drives.
 inline int google_benchmark_main(int argc, char** argv) {
   try {
@@ -109,6 +118,10 @@ inline int google_benchmark_main(int argc, char** argv) {
     benchmark::AddCustomContext("versions", m.versions);
     benchmark::RunSpecifiedBenchmarks();
     benchmark::Shutdown();
+    if (benchmark_failed) {
+      std::fprintf(stderr, "%s: do not use these figures: a step fell back\n", argv[0]);
+      return 1;
+    }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
     return 1;

@@ -59,6 +59,7 @@ void run_chain(benchmark::State& state, S step, bool freeze, const A&... args) {
   for (int k = 0; k < 4; ++k) step(args...);
   if (freeze) step.freeze();
   for (auto _ : state) benchmark::DoNotOptimize(step(args...));
+  check_fallbacks(state, step.stats());
   const auto recorded = static_cast<std::int64_t>(step.stats().ops_per_replay);
   per_op(state, recorded > 0 ? recorded : chain_ops);
 }

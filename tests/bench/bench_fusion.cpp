@@ -26,7 +26,7 @@ template <class F> void run_step(benchmark::State& state, F f, Way way, int read
   for (int k = 0; k < 4; ++k) step(c.x);
   for (auto _ : state) benchmark::DoNotOptimize(step(c.x));
   state.SetBytesProcessed(state.iterations() * state.range(0) * (reads + 1) << 20);
-  if (step.stats().fallbacks > 0) state.SkipWithError(step.stats().last_fallback.c_str());
+  check_fallbacks(state, step.stats());
 }
 
 void gelu_chain(benchmark::State& state, Way way) {

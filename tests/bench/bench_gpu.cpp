@@ -198,53 +198,71 @@ class Bench {
   double copy_ = 0;  // Bytes a second; 0 where it was not measured.
 };
 
+constexpr const char* kHelp =
+    R"(usage: bench_gpu [--quick] [--first-use] [--json FILE] [--inputs FILE]
+  --quick      tiny sizes, to try it out
+  --first-use  only the host's cost and the first use of kernels
+  --json       write the figures, after each of them; without a GPU that fails
+  --inputs     first write the steps' weights and batches (safetensors), for the peers
+Exit status: 0, 1 after an error or if a figure failed, 2 if the command line is wrong.
+)";
+
+struct Options {
+  bool quick = false, only_first_use = false;
+  std::string json, inputs;
+
+  bool take(bench::Words& words) {
+    const std::string& word = words.word();
+    if (word == "--quick") {
+      quick = true;
+    } else if (word == "--first-use") {
+      only_first_use = true;
+    } else if (word == "--json") {
+      json = words.value();
+    } else if (word == "--inputs") {
+      inputs = words.value();
+    } else {
+      return false;
+    }
+    return true;
+  }
+};
+
+int run(const Options& o) {
+  if (!cuda_available()) {
+    fmt::print("no GPU here; nothing measured\n");
+    return o.json.empty() ? 0 : 1;
+  }
+  const DeviceProperties p = device_properties();
+  fmt::print("{} | {:.0f} GiB | {}\n", p.name, static_cast<double>(p.memory_bytes) / 0x1p30,
+             p.versions);
+  const Sizes& sizes = o.quick ? kQuick : kFull;
+  const std::vector<StepTask> all = tasks(sizes);
+  if (!o.inputs.empty()) save(o.inputs, bench::inputs_of(all));
+  bench::Figures figures(o.json, {{"device", p.name}, {"versions", p.versions}});
+  Bench bench(sizes, figures);
+  bench.first_use_and_host_cost();
+  if (!o.only_first_use) {
+    bench.bandwidth_and_products();
+    bench.steps(all);
+  }
+  return figures.failed() ? 1 : 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    bool quick = false, only_first_use = false;
-    std::string json, inputs;
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
-      if (word == "--quick") {
-        quick = true;
-      } else if (word == "--first-use") {
-        only_first_use = true;
-      } else if (word == "--json" && i + 1 < argc) {
-        json = argv[++i];
-      } else if (word == "--inputs" && i + 1 < argc) {
-        inputs = argv[++i];
-      } else if (word == "--help") {
-        fmt::print(
-            "usage: bench_gpu [--quick] [--first-use] [--json FILE] [--inputs FILE]\n"
-            "  --quick      tiny sizes, to try it out\n"
-            "  --first-use  only the host's cost and the first use of kernels\n"
-            "  --json       write the figures, after each of them; without a GPU that fails\n"
-            "  --inputs     first write the steps' weights and batches (safetensors), for the "
-            "peers\n");
+    Options o;
+    for (bench::Words words(argc, argv); words.next();) {
+      if (words.word() == "--help") {
+        std::fputs(kHelp, stdout);
         return 0;
-      }  // Google Benchmark's options, which ./brrr bench hands to all, mean nothing here.
+      }
+      if (!o.take(words)) words.unknown();
     }
-    if (!cuda_available()) {
-      fmt::print("no GPU here; nothing measured\n");
-      return json.empty() ? 0 : 1;
-    }
-    const DeviceProperties p = device_properties();
-    fmt::print("{} | {:.0f} GiB | {}\n", p.name, static_cast<double>(p.memory_bytes) / 0x1p30,
-               p.versions);
-    const Sizes& sizes = quick ? kQuick : kFull;
-    const std::vector<StepTask> all = tasks(sizes);
-    if (!inputs.empty()) save(inputs, bench::inputs_of(all));
-    bench::Figures figures(json, {{"device", p.name}, {"versions", p.versions}});
-    Bench bench(sizes, figures);
-    bench.first_use_and_host_cost();
-    if (!only_first_use) {
-      bench.bandwidth_and_products();
-      bench.steps(all);
-    }
-    return figures.failed() ? 1 : 0;
+    return run(o);
   } catch (const std::exception& e) {
-    fmt::print(stderr, "bench_gpu: {}\n", e.what());
-    return 1;
+    return bench::status_of("bench_gpu", e);
   }
 }

@@ -25,7 +25,7 @@ void brrr_step(benchmark::State& state, Way way) {
   for (auto _ : state) mlp.run(1);
   state.SetItemsProcessed(state.iterations() * state.range(0));
   const brrr::StepStats s = mlp.stats();
-  if (s.fallbacks > 0) state.SkipWithError(("fallback: " + s.last_fallback).c_str());
+  check_fallbacks(state, s);
   state.counters["kernels"] = static_cast<double>(s.kernels_per_replay);
   state.counters["arena_bytes"] = static_cast<double>(s.arena_bytes);
 }

@@ -4,8 +4,11 @@
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "backends/cpu/pool.h"
 #include "tests/bench/figures.h"
+#include "tests/bench/measure/clock.h"
 #include "tests/bench/measure/timing.h"
 #include "tests/bench/steps.h"
 
@@ -159,36 +162,48 @@ void measure(const Case& c, double seconds, bench::Figures& figures) {
   if (step.stats().fallbacks > 0) throw Error("fell back: " + step.stats().last_fallback);
 }
 
+constexpr const char* kHelp =
+    R"(usage: bench_ops [--only TEXT] [--threads N] [--seconds S] [--json FILE]
+  --only     ops with this in their name
+  --threads  1 if not given
+  --seconds  at least, for each figure; 0.05 if not given
+  --json     write the figures, after each of them
+Exit status: 0, 1 after an error or if a figure failed, 2 if the command line is wrong.
+)";
+
+int run(const bench::StepsOptions& o) {
+  cpu::set_num_threads(o.threads);
+  std::vector<Case> cases = pointwise_cases();
+  std::ranges::copy(library_cases(), std::back_inserter(cases));
+  std::vector<std::string> names;
+  for (const Case& c : cases) names.push_back(c.name);
+  std::erase_if(cases, [&](const Case& c) { return c.name.find(o.only) == std::string::npos; });
+  if (cases.empty()) {
+    throw bench::UsageError(fmt::format("--only: no op has '{}' in its name; the ops are {}",
+                                        o.only, fmt::join(names, ", ")));
+  }
+  bench::Figures figures(o.json, {{"threads", o.threads}, {"clock", bench::cpu_clock()}});
+  for (const Case& c : cases) {
+    figures.attempt(c.name, [&] { measure(c, o.seconds, figures); });
+  }
+  return figures.failed() ? 1 : 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     bench::StepsOptions o;
     o.seconds = 0.05;
-    for (int i = 1; i < argc; ++i) {
-      if (std::string(argv[i]) == "--help") {
-        fmt::print(
-            "usage: bench_ops [--only TEXT] [--threads N] [--seconds S] [--json FILE]\n"
-            "  --only     ops with this in their name\n"
-            "  --threads  1 if not given\n"
-            "  --seconds  at least, for each figure; 0.05 if not given\n"
-            "  --json     write the figures, after each of them\n");
+    for (bench::Words words(argc, argv); words.next();) {
+      if (words.word() == "--help") {
+        std::fputs(kHelp, stdout);
         return 0;
       }
-      // Google Benchmark's options, which ./brrr bench hands to all, mean nothing here.
-      if (i + 1 < argc && o.take(argv[i], argv[i + 1])) ++i;
+      if (words.word() == "--inputs" || !o.take(words)) words.unknown();
     }
-    cpu::set_num_threads(o.threads);
-    bench::Figures figures(o.json, {{"threads", o.threads}});
-    for (const auto& cases : {pointwise_cases(), library_cases()}) {
-      for (const Case& c : cases) {
-        if (c.name.find(o.only) == std::string::npos) continue;
-        figures.attempt(c.name, [&] { measure(c, o.seconds, figures); });
-      }
-    }
-    return figures.failed() ? 1 : 0;
+    return run(o);
   } catch (const std::exception& e) {
-    fmt::print(stderr, "bench_ops: {}\n", e.what());
-    return 1;
+    return bench::status_of("bench_ops", e);
   }
 }

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include "backends/cpu/pool.h"
-#include "core/check.h"
 #include "tests/bench/figures.h"
+#include "tests/bench/measure/clock.h"
 #include "tests/bench/measure/exchange.h"
 #include "tests/bench/measure/machine.h"
 #include "tests/bench/steps.h"
@@ -58,47 +58,49 @@ int run(bench::StepsOptions o) {
   const std::vector<StepTask> all = tasks();
   std::string names;
   for (const StepTask& task : all) names += "\n  " + task.name;
-  BRRR_CHECK(o.only.empty() || (names + "\n").find("\n  " + o.only + "\n") != names.npos,
-             "--only: there is no step '{}'; the steps are{}", o.only, names);
+  if (!o.only.empty() && (names + "\n").find("\n  " + o.only + "\n") == names.npos) {
+    throw bench::UsageError(
+        fmt::format("--only: there is no step '{}'; the steps are{}", o.only, names));
+  }
   if (!o.inputs.empty()) save(o.inputs, bench::inputs_of(all));
   if (o.json.empty() && !o.inputs.empty() && dist::size() == 1) return 0;
   const bench::BlasInfo blas = bench::blas_info();
   if (!blas.warning.empty()) fmt::print("*** {}\n", blas.warning);
-  bench::Figures figures(o.json, {{"brrr", bench::versions()}, {"warning", blas.warning}});
+  bench::Figures figures(
+      o.json,
+      {{"brrr", bench::versions()}, {"clock", bench::cpu_clock()}, {"warning", blas.warning}});
   for (const StepTask& task : all) {
     if (o.only.empty() || task.name == o.only) measure(task, o, figures);
   }
   return figures.failed() ? 1 : 0;
 }
 
+constexpr const char* kHelp =
+    R"(usage: bench_steps [--only STEP] [--threads N] [--seconds S] [--json FILE] [--inputs FILE]
+  --only     the step of that name
+  --threads  1 if not given
+  --seconds  at least, for each figure; 0.5 if not given
+  --json     write the figures, after each of them
+  --inputs   first write the steps' weights and batches (safetensors), for the peers;
+             without --json nothing else is done
+Exit status: 0, 1 after an error or if a figure failed, 2 if the command line is wrong.
+)";
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     bench::StepsOptions o;
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
-      if (word == "--help") {
-        fmt::print(
-            "usage: bench_steps [--only STEP] [--threads N] [--seconds S] [--json FILE] "
-            "[--inputs FILE]\n"
-            "  --only     the step of that name\n"
-            "  --threads  1 if not given\n"
-            "  --seconds  at least, for each figure; 0.5 if not given\n"
-            "  --json     write the figures, after each of them\n"
-            "  --inputs   first write the steps' weights and batches (safetensors), for the "
-            "peers;\n"
-            "             without --json nothing else is done\n");
+    for (bench::Words words(argc, argv); words.next();) {
+      if (words.word() == "--help") {
+        std::fputs(kHelp, stdout);
         return 0;
       }
-      // Google Benchmark's options, which ./brrr bench hands to all, mean nothing here.
-      if (i + 1 == argc) break;
-      if (o.take(word, argv[i + 1])) ++i;
+      if (!o.take(words)) words.unknown();
     }
     return run(o);
   } catch (const std::exception& e) {
     if (dist::size() > 1) dist::abort(e.what());
-    fmt::print(stderr, "bench_steps: {}\n", e.what());
-    return 1;
+    return bench::status_of("bench_steps", e);
   }
 }

@@ -56,6 +56,12 @@ inline void check_agreement(Report& report, const std::string& optimizer, std::i
   }
 }
 
+// Says so if a replay fell back: figures of the reference walker promise nothing.
+inline bool check_replays(Report& report, const std::string& what, const StepStats& stats) {
+  if (stats.fallbacks > 0) report.wrong(what + ": a replay fell back: " + stats.last_fallback);
+  return stats.fallbacks == 0;
+}
+
 inline void report_memory(Report& report, const std::string& name, const MakeRun& make) {
   std::array<double, 2> peak{};
   StepStats stats;
@@ -64,6 +70,7 @@ inline void report_memory(Report& report, const std::string& name, const MakeRun
     peak[way == Way::Graph] = peak_kilobytes(*run);
     stats = run->stats();
   }
+  if (!check_replays(report, name + "graph", stats)) return;
   const auto arena = static_cast<double>(stats.arena_bytes);
   report.at_most(name + "arena to lower bound", 1.1,
                  arena / static_cast<double>(stats.lower_bound_bytes), "x",

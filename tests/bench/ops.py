@@ -211,10 +211,11 @@ def main():
         sys.exit(f"ops: PyTorch is needed: {e}\nTo install it: {INSTALL}")
     print(f"{processor()} | threads: {options.threads} | rounds: {options.rounds} | PyTorch "
           f"{version.split()[-1]}\nus, and how many times brrr's that PyTorch takes")
-    least, means = rounds(options)
+    try:
+        least, means = rounds(options)
+    except RuntimeError as e:
+        sys.exit(f"ops: {e}")
     brrr, torch = least["brrr"], least["torch"]
-    if not brrr:
-        sys.exit("ops: no op has such a name")
     for who, names in (("brrr", means["torch"]), ("PyTorch", means["brrr"])):
         of = means["brrr" if who == "brrr" else "torch"]
         for name in sorted(set(names) - set(of)):

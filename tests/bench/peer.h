@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/bench/measure/timing.h"
+#include "tests/bench/words.h"
 
 namespace brrr::bench {
 
@@ -33,15 +34,6 @@ struct PeerOptions {
   std::int64_t count = 1000;  // of adds, for instr
   bool grad = false;          // instr: with requires_grad
 };
-
-inline std::int64_t positive_number(std::string_view name, const char* text) {
-  char* end = nullptr;
-  const long long n = std::strtoll(text, &end, 10);
-  if (end == text || *end != '\0' || n <= 0) {
-    throw std::invalid_argument(std::string(name) + ": '" + text + "' is not a positive number");
-  }
-  return n;
-}
 
 // Reads argv over the defaults `o`; throws std::invalid_argument that names what is wrong. `micro`
 // tells whether the peer has the micro modes.

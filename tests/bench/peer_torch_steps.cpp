@@ -128,20 +128,17 @@ int run(const StepsOptions& o) {
 int main(int argc, char** argv) {
   try {
     StepsOptions o;
-    for (int i = 1; i < argc; ++i) {
-      const std::string word = argv[i];
+    for (Words words(argc, argv); words.next();) {
+      const std::string& word = words.word();
       if (word == "--help" || word == "--version") {
         std::puts(word == "--help" ? help : TORCH_VERSION);
         return 0;
       }
-      if (i + 1 == argc || !o.take(word, argv[++i])) {
-        throw std::invalid_argument("'" + word + "' is no option with a value, see --help");
-      }
+      if (!o.take(words)) words.unknown();
     }
-    if (o.inputs.empty()) throw std::invalid_argument("--inputs is missing, see --help");
+    if (o.inputs.empty()) throw UsageError("--inputs is missing, see --help");
     return run(o);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "peer_torch_steps: %s\n", e.what());
-    return 1;
+    return status_of("peer_torch_steps", e);
   }
 }

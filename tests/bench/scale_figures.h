@@ -101,6 +101,7 @@ inline int print_scale(const std::string& name, const std::string& mode) {
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
+  if (gpt.stats().fallbacks > 0) throw Error("fell back: " + gpt.stats().last_fallback);
   std::printf("%.3f %.3f %.4f\n", most, static_cast<double>(usage.ru_maxrss) * 1024 / 1e6,
               gpt.stats().build_seconds);
   return 0;

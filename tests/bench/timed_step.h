@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tests/bench/measure/timing.h"
-#include "tests/bench/peer.h"
+#include "tests/bench/words.h"
 
 namespace brrr::bench {
 
@@ -26,18 +26,19 @@ struct StepsOptions {
   int threads = 1;
   double seconds = 0.5;
 
-  /// Whether `word` is one of them, whose value this keeps.
-  bool take(const std::string& word, const char* value) {
+  /// Whether the word is one of them, whose value this keeps.
+  bool take(Words& words) {
+    const std::string& word = words.word();
     if (word == "--only") {
-      only = value;
+      only = words.value();
     } else if (word == "--json") {
-      json = value;
+      json = words.value();
     } else if (word == "--inputs") {
-      inputs = value;
+      inputs = words.value();
     } else if (word == "--threads") {
-      threads = static_cast<int>(positive_number(word, value));
+      threads = static_cast<int>(positive_number(word, words.value().c_str()));
     } else if (word == "--seconds") {
-      seconds = std::atof(value);
+      seconds = positive_real(word, words.value().c_str());
     } else {
       return false;
     }
