@@ -24,7 +24,7 @@ namespace {
 
 // Whose sharding an optimiser finds by its parameters.
 struct Registry {
-  std::mutex mutex;
+  std::recursive_mutex mutex;  // A look may be what ends a Sharding that another thread let go of.
   std::map<const TensorImpl*, std::weak_ptr<Sharding>> all;
 
   std::shared_ptr<Sharding> of(const Tensor& parameter) const {

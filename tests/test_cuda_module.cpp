@@ -37,6 +37,29 @@ bool is_cubin(const std::string& image) {
          image[19] == 0;
 }
 
+// The compute capability, times 10, that the code is for: where depends on the ELF file's version.
+int architecture_of(const std::string& cubin) {
+  uint32_t flags = 0;
+  std::memcpy(&flags, cubin.data() + 48, sizeof flags);
+  return static_cast<int>(cubin[8] < 8 ? flags & 0xff : flags >> 8 & 0xff);
+}
+bool is_ptx_for(const std::string& image, int architecture) {
+  return holds(image, "\n.target sm_" + std::to_string(architecture) + "\n");
+}
+
+std::string written(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version / 10 % 100);
+}
+// As an error names them: the compiler's, the driver's, the device's.
+std::string versions(int major, int minor) {
+  Properties properties;
+  std::string words;
+  const bool there = open_device(properties, words);
+  return "NVRTC " + written(boundary().tools->compiler_version()) +
+         (there ? ", driver for CUDA " + written(properties.driver_version) : ", no driver") +
+         ", device of compute capability " + std::to_string(major) + "." + std::to_string(minor);
+}
+
 }  // namespace
 
 TEST_CASE("cuda module: it loads without a driver, is of this build and has all functions") {
@@ -93,12 +116,11 @@ TEST_CASE("cuda module: the Toolkit is found where it was linked, also by NVRTC 
   CHECK(std::system(run.c_str()) == 0);
 }
 
-TEST_CASE("cuda module: a syntax error gives the start of the log and the versions") {
+TEST_CASE("cuda module: pitfall B8: a syntax error gives the start of the log, three versions") {
   const Compiled c = compile(kernel("broken", "int unused; p.y[0] = undeclared;"), 9);
   CHECK(c.image.empty());
   CHECK(holds(c.failure, "test.cu(3): error: identifier \"undeclared\" is undefined"));
-  CHECK(holds(c.failure, "NVRTC_ERROR_COMPILATION; NVRTC "));
-  CHECK(holds(c.failure, "device of compute capability 9.0"));
+  CHECK_MESSAGE(holds(c.failure, "NVRTC_ERROR_COMPILATION; " + versions(9, 0)), c.failure);
   std::string many;
   for (int i = 0; i < 60; ++i) many += "int v" + std::to_string(i) + " = wrong;\n";
   CHECK(lines_of(compile(kernel("broken", many), 9).failure) <= 17);
@@ -108,14 +130,33 @@ TEST_CASE("cuda module: a syntax error gives the start of the log and the versio
   CHECK(holds(compile(kernel("broken", warned + "wrong = 1;"), 9).failure, "\"wrong\""));
 }
 
-TEST_CASE(
-    "cuda module: PTX for what the compiler does not know, nothing for what it no longer does") {
+TEST_CASE("cuda module: pitfall B8: the newest architecture both know, machine code or PTX") {
+  std::vector<int> known;  // Times 10, as the device's.
+  for (int wanted = 70; wanted <= 125; ++wanted) {
+    const Compiled c = compile(doubling, wanted / 10, wanted % 10);
+    CAPTURE(wanted);
+    if (is_cubin(c.image)) {
+      CHECK(architecture_of(c.image) == wanted);
+      known.push_back(wanted);
+    } else if (known.empty()) {
+      CHECK_MESSAGE(holds(c.failure, "is older than all this compiler supports; " +
+                                         versions(wanted / 10, wanted % 10)),
+                    c.failure);
+    } else {
+      CHECK_MESSAGE(is_ptx_for(c.image, known.back()), c.failure);
+    }
+  }
+  for (int wanted : {80, 90}) CHECK(std::count(known.begin(), known.end(), wanted) == 1);
   const Compiled newer = compile(doubling, 99);
-  CHECK_MESSAGE(holds(newer.image, ".target sm_"), newer.failure);
+  CHECK_MESSAGE(is_ptx_for(newer.image, known.back()), newer.failure);
   CHECK(holds(newer.image, ".entry doubling"));
   CHECK(newer.image.ends_with('\0'));
   const Compiled older = compile(doubling, 1);
-  CHECK(holds(older.failure, "compute capability 1.0 is older than all this compiler supports"));
+  CHECK_MESSAGE(holds(older.failure,
+                      "compute capability 1.0 is older than all this compiler "
+                      "supports; " +
+                          versions(1, 0)),
+                older.failure);
 }
 
 TEST_CASE("cuda module: threads compile side by side, each with words of its own") {

@@ -143,8 +143,10 @@ TEST_CASE("emulator graphs: another stream runs a launch when somebody waits for
   GOOD(driver().make_event(&e));
   chain.set(2);
   GOOD(driver().synchronize(d.stream));
+  CHECK(counters().waiting == 0);
   GOOD(driver().launch_graph(g, compute));
   CHECK(chain.out[0] != 4);  // as late as possible
+  CHECK(counters().waiting == 1);
   GOOD(driver().record(e, compute));
   GOOD(driver().wait(e));
   chain.check(2);
@@ -204,7 +206,10 @@ TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails an
     size_t nodes = 0;
     GOOD(v.begin_capture(d.stream));
     GOOD(v.fill(chain.x, 0, bytes, d.stream));
+    const unsigned long refused = counters().refused;
     CHECK_FAILS(call(), said);
+    const bool counted = std::string(said).find("not while") != std::string::npos;
+    CHECK(counters().refused - refused == counted);
     CHECK(v.wait(e));  // a later failure does not hide the first
     GOOD(v.fill(chain.x, 0, bytes, d.stream));
     const std::string spoilt = words(v.end_capture(d.stream, &g, &nodes));

@@ -283,7 +283,8 @@ class Program {
 
 }  // namespace
 
-TEST_CASE("fast numerics: random programs stay within the roundings that they leave out") {
+TEST_CASE(
+    "pitfall A13: fast numerics: random programs stay within the roundings that they leave out") {
   test::TempCache cache;
   const char *from = std::getenv("BRRR_FUZZ_SEED"), *count = std::getenv("BRRR_FUZZ_PACKS");
   const int first = from ? std::atoi(from) : 0;

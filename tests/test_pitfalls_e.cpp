@@ -1,23 +1,13 @@
-// Latency, use and debugging: what a user can see and ask of a step.
-#include <array>
-#include <chrono>
+// Use and debugging: what a user can see and ask of a step.
 #include <memory>
 
 #include "pitfalls.h"
-#include "sanitizer.h"
 #include "temp_cache.h"
 
 using namespace brrr;
 using namespace brrr::test;
 
 namespace {
-
-double microseconds(const std::function<void()>& f) {
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-      .count();
-}
 
 /// A named two-layer net, its optimiser and a step over both.
 struct Net : models::Module {
@@ -29,117 +19,17 @@ struct Net : models::Module {
   Tensor forward(const Tensor& x) override { return fc2(relu(fc1(x))); }
 };
 
+/// A compiler that changes each text by a command of sed's before it compiles it.
+std::string lying_compiler(const TempCache& cache, const std::string& change) {
+  const std::string liar = cache.dir + "/liar";
+  const char* real = std::getenv("BRRR_CXX") ? std::getenv("BRRR_CXX") : "c++";
+  write_text(liar, "#!/bin/sh\nfor f in \"$@\"; do case \"$f\" in *.cpp|*.cc) sed -i '" + change +
+                       "' \"$f\";; esac; done\nexec " + real + " \"$@\"\n");
+  fs::permissions(liar, fs::perms::owner_all);
+  return liar;
+}
+
 }  // namespace
-
-TEST_CASE("pitfall D5: guards cost little (smoke; the benchmark measures them)") {
-  const Tensor x = ones({8});
-  auto step = brrr::step(
-      [](const Tensor& t) {
-        Tensor h = t;
-        for (int i = 0; i < 200; ++i) h = h * 1.0009765625;
-        return h;
-      },
-      kEarly);
-  for (int i = 0; i < 5; ++i) step(x);
-  double best = 1e9;
-  for (int i = 0; i < 200; ++i) best = std::min(best, microseconds([&] { step(x); }));
-  MESSAGE("200 ops verified and replayed in " << best << " us");
-  CHECK(best < 400);  // 2 us an op: ten times what it takes, for sanitizers and busy machines.
-  // A replay asks the allocator for its result and its arena only.
-  const size_t before = memory_stats(default_device()).allocations;
-  step(x);
-  CHECK(memory_stats(default_device()).allocations - before <= 2);
-}
-
-TEST_CASE("pitfall D5: what thousands of leaves and buffers cost grows with their number only" *
-          doctest::test_suite("host")) {
-  constexpr size_t count = 16000;
-  std::vector<std::array<float, 4>> buffers(count, {1, 2, 3, 4});
-  std::vector<Tensor> leaves, blobs;
-  for (auto& b : buffers) {
-    leaves.push_back(ones({4}).set_requires_grad());
-    blobs.push_back(from_blob(b.data(), {4}, kFloat32, false));
-  }
-  const Tensor x = ones({4});
-  const auto switched = [&] {
-    for (const bool on : {false, true}) {
-      for (const Tensor& leaf : leaves) leaf.set_requires_grad(on);
-    }
-    return x * 2.0;
-  };
-  const auto made = [&] {
-    std::vector<Tensor> own;
-    for (const Tensor& leaf : leaves) own.push_back(leaf.detach().set_requires_grad());
-    const auto g = grad({cat(own).sum()}, own);
-    CHECK(g.size() == count);
-    return g.back() * x;
-  };
-  const auto shown = [&] { return cat(blobs).sum(); };
-  for (const std::function<Tensor()>& f :
-       {std::function<Tensor()>(switched), std::function<Tensor()>(made),
-        std::function<Tensor()>(shown)}) {
-    auto step = brrr::step(f, kEarly);
-    double best = 1e9;
-    for (int i = 0; i < 3; ++i)
-      best = std::min(best, microseconds([&] { CHECK(step().defined()); }));
-    MESSAGE(count << " of them in " << best << " us");
-    // 10 us each; a pair of them takes nothing.
-    if (!kAddressSanitizer && !kThreadSanitizer) CHECK(best < 150'000);
-    CHECK(step.stats().fallbacks == 0);
-  }
-  blobs[7] = from_blob(buffers[5].data() + 2, {4}, kFloat32, false);
-  auto overlapping = brrr::step(shown);
-  CHECK(overlapping().item<float>() == 10 * count);
-  CHECK(overlapping.stats().fallbacks == 1);
-}
-
-TEST_CASE("pitfall D6: step.input is the slot itself" * doctest::test_suite("host")) {
-  auto step = brrr::step([](const Tensor& x, const Tensor& y) { return (x * y).sum(); }, kEarly);
-  Tensor x = step.input(0, {4, 3}), y = step.input(1, {3}, kFloat64);
-  CHECK(x.is_same(step.input(0, {4, 3})));
-  CHECK_FALSE(x.is_same(step.input(0, {2, 3})));
-  CHECK(y.dtype() == kFloat64);
-  void* const address = x.data_ptr();
-  for (int i = 0; i < 5; ++i) {
-    for (int k = 0; k < 12; ++k) x.data<float>()[k] = static_cast<float>(i * k);
-    y.fill_(0.5 * i);
-    CHECK(same_bits(step(x, y), (x * y).sum()));
-    CHECK(step.input(0, {4, 3}).data_ptr() == address);
-  }
-  CHECK(step.stats().recordings == 1);
-  CHECK(contains(error_of([&] { step.input(-1, {2}); }), "step.input"));
-  std::function<void()> inside = [&] { step.input(0, {5}); };
-  auto wrong = brrr::step([&](const Tensor& t) {
-    inside();
-    return t + 1.0;
-  });
-  CHECK(contains(error_of([&] { wrong(ones({2})); }), "step.input"));
-}
-
-TEST_CASE("pitfall D11: Mode::Auto times both, keeps the faster and says which") {
-  same_in_all_modes([](const StepOptions& options, Trace& t) {
-    models::MLP model(small_mlp(0.2));
-    optim::Adam opt(model.parameters(), {.lr = 1e-2});
-    StepOptions o = options;
-    if (o.mode == Mode::Graph) o.mode = Mode::Auto;
-    auto step = brrr::step(
-        [&](const Tensor& x, const Tensor& y) {
-          Tensor loss = cross_entropy(model(x), y);
-          opt.zero_grad();
-          loss.backward();
-          opt.step();
-          return loss;
-        },
-        o);
-    for (int i = 0; i < 40; ++i) t.add(step(randn({4, 6}), randint(0, 3, {4})));
-    t.add_leaves(model.parameters());
-    if (options.mode == Mode::Eager) return;
-    const std::string said = step.explain();
-    CHECK(contains(said, "auto: replay"));
-    CHECK((contains(said, "keeps replay") || contains(said, "keeps eager")));
-    CHECK(step.stats().fallbacks == 0);
-  });
-}
 
 TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the module path") {
   Net net;
@@ -171,8 +61,7 @@ TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the modu
   for (const char* part : {"new recording", "net.fc1", "now 0.25", "strides"}) {
     CHECK(contains(step.explain(), part));
   }
-  // Parameters that are swapped, and what outlives the step.
-  auto named = brrr::step([&](const Tensor& x) { return (x * slope, x + slope); });
+  // What outlives the step.
   Tensor kept;
   bool keep = false;
   auto lives = brrr::step([&](const Tensor& x) {
@@ -184,6 +73,33 @@ TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the modu
   keep = true;
   lives(ones({2}));
   CHECK(contains(lives.stats().last_difference, "outlive"));
+}
+
+TEST_CASE("pitfall E1: parameters that are swapped, and one that takes another's place") {
+  models::Linear a(6, 6), b(6, 6);
+  models::Module root;
+  root.register_module("a", a);
+  root.register_module("b", b);
+  models::Linear *first = &a, *second = &b;
+  const auto body = [&](const Tensor& x) { return (*second)((*first)(x)); };
+  auto named = brrr::step(body);
+  const Tensor x = randn({4, 6});
+  for (int i = 0; i < 3; ++i) CHECK(same_bits(named(x), body(x)));
+  // One recording serves both: it has no addresses in it.
+  std::swap(first, second);
+  CHECK(same_bits(named(x), body(x)));
+  CHECK(named.stats().recordings == 1);
+  CHECK(named.stats().last_difference.empty());
+  CHECK(!contains(named.explain(), "new recording"));
+  // What was two tensors is one: the second module's weight is where the first one's was.
+  second = first;
+  CHECK(same_bits(named(x), body(x)));
+  CHECK(named.stats().recordings == 2);
+  const std::string why = named.stats().last_difference;
+  CHECK_MESSAGE(contains(why, "or another tensor of that shape"), why);
+  CHECK_MESSAGE(contains(why, "operand 1"), why);
+  CHECK_MESSAGE(contains(why, "(b: linear)"), why);
+  CHECK(contains(named.explain(), "new recording: " + why));
 }
 
 TEST_CASE(
@@ -277,13 +193,8 @@ TEST_CASE("pitfall E5: verify_every runs a shadow") {
 TEST_CASE("pitfall E5: verify_every finds a wrong kernel" * doctest::test_suite("host")) {
   // A compiler that makes wrong kernels: x * 3 where the text says x * 2.
   TempCache cache;
-  const std::string liar = cache.dir + "/liar";
-  const char* real = std::getenv("BRRR_CXX") ? std::getenv("BRRR_CXX") : "c++";
-  write_text(liar, std::string("#!/bin/sh\nfor f in \"$@\"; do case \"$f\" in *.cpp|*.cc) "
-                               "sed -i 's/0x1\\.8p[+]*0/0x1.9p+0/g' \"$f\";; esac; done\nexec ") +
-                       real + " \"$@\"\n");
-  fs::permissions(liar, fs::perms::owner_all);
-  Env compiler("BRRR_CXX", liar.c_str());
+  const std::string liar = lying_compiler(cache, "s/0x1\\.8p[+]*0/0x1.9p+0/g");
+  const Env compiler("BRRR_CXX", liar.c_str());
   Tensor state = ones({5});
   auto wrong = brrr::step(
       [&](const Tensor& x) {
@@ -295,6 +206,23 @@ TEST_CASE("pitfall E5: verify_every finds a wrong kernel" * doctest::test_suite(
   CHECK(contains(text, "verify_every"));
   CHECK(contains(text, "differ"));
   CHECK(same_bits(state, ones({5})));
+  CHECK(wrong.stats().verified == 0);
+}
+
+TEST_CASE("pitfall E5: verify_every poisons outputs before the replay" *
+          doctest::test_suite("host")) {
+  // A compiler that leaves out what writes the last elements: memory that holds the right ones
+  // already would hide that.
+  TempCache cache;
+  const std::string liar = lying_compiler(cache, "s/^ *store_n[(]p[0-9].*$//");
+  const Env compiler("BRRR_CXX", liar.c_str());
+  const auto body = [](const Tensor& x) { return x * 1.5; };
+  const Tensor x = ones({69});
+  auto wrong = brrr::step(body, StepOptions{.verify_every = 1, .build_at_first_call = true});
+  { const std::vector<Tensor> right = {body(x), body(x), body(x), body(x)}; }
+  const std::string text = error_of([&] { wrong(x); });
+  CHECK_MESSAGE(contains(text, "verify_every: replay and eager differ"), text);
+  CHECK_MESSAGE(contains(text, "element 64"), text);
   CHECK(wrong.stats().verified == 0);
 }
 

@@ -187,9 +187,10 @@ Failure keep(const char* words);
 template <class F> Failure guarded(F body, const char* call = __builtin_FUNCTION()) {
   try {
     if constexpr (std::is_invocable_v<F, Device&>) {
-      BRRR_CHECK(!captured(), "{}: not while this thread captures", call);
       Device& d = device();
       const std::lock_guard lock(d.mutex);
+      d.counters.refused += captured() != nullptr;
+      BRRR_CHECK(!captured(), "{}: not while this thread captures", call);
       body(d);
     } else {
       body();

@@ -195,7 +195,9 @@ extern "C" {
 __attribute__((visibility("default"))) brrr::emulator::Counters brrr_emulator_counters() {
   brrr::emulator::Device& d = brrr::emulator::device();
   const std::lock_guard lock(d.mutex);
-  return d.counters;
+  brrr::emulator::Counters now = d.counters;
+  d.streams.each([&](brrr::cuda::Stream& s) { now.waiting += s.queue.size(); });
+  return now;
 }
 
 __attribute__((visibility("default"))) void brrr_emulator_fail(int step) {

@@ -13,6 +13,9 @@ struct Counters {
   unsigned long waits;           ///< For a stream or an event, or of a copy to pageable memory.
   unsigned long graphs;          ///< That exist.
   unsigned long groups;          ///< Of messages to other processes that no capture noted.
+  unsigned long refused;         ///< Of a thread that captured, what no capture takes: allocations,
+                                 ///< loads of programs, choices of products, waits.
+  unsigned long waiting;         ///< Pieces of work that are queued and have not run.
 };
 
 }  // namespace brrr::emulator

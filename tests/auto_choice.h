@@ -1,0 +1,27 @@
+#pragma once
+// What Mode::Auto has measured and chosen, as explain() says it.
+
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <string>
+
+namespace brrr::test {
+
+/// That both ways were timed, and the faster is kept; whether that is the replay.
+inline bool keeps_the_faster(const std::string& said) {
+  const size_t at = said.find("auto: replay ");
+  double replay_us = 0, eager_us = 0;
+  char kept[8] = "";
+  const int read = at == said.npos ? 0
+                                   : std::sscanf(said.c_str() + at,
+                                                 "auto: replay %lf us, eager %lf us, keeps %7s",
+                                                 &replay_us, &eager_us, kept);
+  REQUIRE_MESSAGE(read == 3, said);
+  const bool replay = std::string(kept) == "replay";
+  CHECK_MESSAGE((replay || std::string(kept) == "eager"), said);
+  CHECK_MESSAGE((replay ? replay_us <= eager_us : eager_us <= replay_us), said);
+  return replay;
+}
+
+}  // namespace brrr::test

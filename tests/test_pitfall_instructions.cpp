@@ -1,0 +1,45 @@
+// What a step costs in instructions, counted by the lab's own counter.
+#include "examples/lab/instructions.cpp"
+#include "pitfalls.h"
+#include "sanitizer.h"
+
+using namespace brrr;
+using namespace brrr::test;
+
+namespace {
+
+// Of a call of a step of so many ops; 0 where they cannot be counted.
+int64_t instructions_of(int ops, bool freeze) {
+  const Tensor x = ones({8});
+  auto step = brrr::step(
+      [ops](const Tensor& t) {
+        Tensor h = t;
+        for (int i = 0; i < ops; ++i) h = h * 1.0009765625;
+        return h;
+      },
+      kEarly);
+  for (int i = 0; i < 3; ++i) step(x);
+  if (freeze) step.freeze();
+  const auto by_function = examples::lab::instructions([&] { step(x); });
+  int64_t sum = 0;
+  for (const auto& [function, n] : by_function.value_or(examples::lab::Instructions())) sum += n;
+  return sum;
+}
+
+}  // namespace
+
+// Within two percent they are counted by `bench_ratios --instr` (tests/bench/README.md).
+TEST_CASE("pitfall D5: an op that is verified takes few instructions" *
+          doctest::test_suite("host")) {
+  if (kAddressSanitizer || kThreadSanitizer) return;
+  const int64_t few = instructions_of(100, false), many = instructions_of(300, false);
+  if (!few || !many) {
+    MESSAGE("left out: this process may not be traced");
+    return;
+  }
+  const int64_t each = (many - few) / 200, frozen = instructions_of(300, true);
+  MESSAGE(each << " instructions an op; a call of 300 ops " << many << ", frozen " << frozen);
+  CHECK(each > 10);
+  CHECK(each < 600);  // Twice what it takes.
+  CHECK(frozen < many / 4);
+}
