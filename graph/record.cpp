@@ -246,9 +246,10 @@ std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
   const Value& v = expected_->values[id];
   std::string expected = fmt::format("{}{}", name(v.dtype), to_string(v.size_list()));
   if (t && expected == found) {
-    return fmt::format(
-        "expected {} with strides {}, found strides {} or another tensor of that shape", expected,
-        to_string(v.stride_list()), to_string(t->stride_list()));
+    const IntList was = v.stride_list(), now = t->stride_list();
+    if (was == now) return fmt::format("expected {}, found another tensor of that shape", expected);
+    return fmt::format("expected {} with strides {}, found strides {}", expected, to_string(was),
+                       to_string(now));
   }
   return "expected " + expected + ", found " + found;
 }

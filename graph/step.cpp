@@ -139,15 +139,13 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   e->recording = std::move(s.pass.recording());
   s.pass.moved_to(e->recording);
   s.entries.push_back(e);  // Outlives an abort, even if nothing else keeps it.
-  ++stats_.recordings;
-  stats_.record_seconds += seconds;
-  if (!why.empty()) {
-    stats_.last_difference = why;
-    log("new recording: " + why);
-  }
   s.difference = why;
   s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
-  if (s.transient) return e;
+  if (!why.empty()) stats_.last_difference = why;
+  if (s.transient) return e;  // And forget it: it is told as a fallback.
+  ++stats_.recordings;
+  stats_.record_seconds += seconds;
+  if (!why.empty()) log("new recording: " + why);
   if (++in_a_row_ == 2 * options_.max_entries) {
     warn(std::to_string(in_a_row_) +
          " calls in a row made a recording each, which takes longer than an eager call; fewer "

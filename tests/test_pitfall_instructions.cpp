@@ -28,7 +28,7 @@ int64_t instructions_of(int ops, bool freeze) {
 
 }  // namespace
 
-// Within two percent they are counted by `bench_ratios --instr` (tests/bench/README.md).
+// Exactly they are counted by `bench_ratios --instr` (tests/bench/README.md).
 TEST_CASE("pitfall D5: an op that is verified takes few instructions" *
           doctest::test_suite("host")) {
   if (kAddressSanitizer || kThreadSanitizer) return;
@@ -40,6 +40,10 @@ TEST_CASE("pitfall D5: an op that is verified takes few instructions" *
   const int64_t each = (many - few) / 200, frozen = instructions_of(300, true);
   MESSAGE(each << " instructions an op; a call of 300 ops " << many << ", frozen " << frozen);
   CHECK(each > 10);
+#ifdef NDEBUG
   CHECK(each < 600);  // Twice what it takes.
+#else
+  CHECK(each < 3000);
+#endif
   CHECK(frozen < many / 4);
 }
