@@ -37,6 +37,20 @@ TEST_CASE("cuda fusion: what users write with exp, sum and division is one kerne
   });
 }
 
+TEST_CASE("cuda fusion: the same ids with other ones ignored, around ids of another op") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const Tensor x = on_gpu(randn({6, 33})), w = on_gpu(randn({33}));
+  const Tensor a = on_gpu(tensor(std::vector<int64_t>{0, 1, 2, 0, 1, 2}));
+  const Tensor b = on_gpu(tensor(std::vector<int64_t>{2, 2, 1, 1, 0, 0}));
+  CHECK(kernels([&] {
+          const auto loss = [z = x * w](const Tensor& ids, int64_t ignored) {
+            return cross_entropy(z, ids, {.ignore_index = ignored, .reduction = Reduction::None});
+          };
+          return Tensors{loss(a, 0), loss(b, -100), loss(a, 1)};
+        }) == 1);
+}
+
 TEST_CASE("cuda fusion: row ops and their neighbours") {
   if (!have_device()) return;
   const TempCache cache;
