@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <utility>
 
@@ -72,6 +73,7 @@ constexpr int tile_rows(int regs) {
 }
 inline constexpr int kTallest = tile_rows(1);
 
+template <class T> inline constexpr int64_t kLine = 64 / sizeof(T);  // Elements of a cache's line.
 inline constexpr int64_t kTermsAhead = 16;  // Hundreds of cycles: what a third cache takes.
 
 // The left operand by strides (so a transpose costs nothing), the right one by rows of contiguous
@@ -92,6 +94,7 @@ template <class T> struct Tile {
   // the panel that lies so many elements behind this one's.
   bool far = false;
   int64_t next_b = 0;
+  bool below = false;  // The left operand of the tile below is asked for, a line a term.
 };
 
 // One of them, its left operand from `a` on, its result to `c`.
@@ -130,8 +133,23 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
       }
     }
   }
+  // Down the rows that begin below this tile's, then kRing elements on, so that all have been asked
+  // for in the end; of a transposed operand the term's next line.
+  constexpr int64_t kRing = std::bit_ceil(static_cast<unsigned>(std::max(rows, 2)));
+  const T* ask = a;
+  int64_t step = 0, jump = 0;
+  if (t.below && a_row == 1) {
+    ask += kLine<T>;
+    step = jump = a_k;
+  } else if (t.below) {
+    ask += (rows + (-t.k & (kRing - 1))) * a_row;
+    step = a_row;
+    jump = kRing - (kRing - 1) * a_row;
+  }
   const T* b = t.b;
   for (int64_t k = t.k; k > 0; --k, b += b_k) {
+    vx::prefetch<2>(ask);
+    ask += (k & (kRing - 1)) == 1 ? jump : step;
     vx::prefetch<2>(b + next_b);
     // Of a transposed left operand each term is a line of its own.
     vx::prefetch<1>(base[0] + kTermsAhead * a_k);
