@@ -20,6 +20,7 @@ constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache 
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
 constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
 constexpr int64_t kFlatTerms = 4;
+constexpr int64_t kLine = 16;             // Floats that a cache moves at once.
 constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds;
 constexpr int64_t kFar = 96 * 1024;  // of one and of results, which do not fit it with all else.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
@@ -97,7 +98,7 @@ struct Ahead {
   // Part i of n.
   __attribute__((always_inline)) void ask(int64_t i, int64_t n) const {
     for (int64_t r = rows * i / n; r < rows * (i + 1) / n; ++r) {
-      for (int64_t c = 0; c < cols; c += kLine<float>) vx::prefetch<2>(at + r * row + c);
+      for (int64_t c = 0; c < cols; c += kLine) vx::prefetch<2>(at + r * row + c);
       vx::prefetch<2>(at + r * row + cols - 1);
     }
   }
@@ -105,7 +106,7 @@ struct Ahead {
 
 BRRR_VX void ask_for_result(const float* c, int64_t row, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t j = 0; j < cols; j += kLine<float>) __builtin_prefetch(c + r * row + j, 1);
+    for (int64_t j = 0; j < cols; j += kLine) __builtin_prefetch(c + r * row + j, 1);
   }
 }
 
@@ -115,9 +116,10 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
   alignas(64) float block[2 * kTallest][kRegs * kWidth];
   const int64_t cols = (regs - 1) * kWidth + t.last;
   const int64_t first = begin, tiles = end - begin;
-  const auto& tiles_by_rows =
-      (t.last < kWidth && !p.pack ? kTailTiles<float>
-                                  : kTiles<float>)[static_cast<size_t>(regs - 1)];
+  const bool far = p.far || p.ahead, tail = t.last < kWidth && !p.pack;
+  const auto& tiles_by_rows = (far    ? tail ? kTailTiles<float, true> : kTiles<float, true>
+                                  : tail ? kTailTiles<float>
+                                      : kTiles<float>)[static_cast<size_t>(regs - 1)];
   for (int64_t i = begin; i < end;) {
     const int64_t row = p.tiles.at(i), stop = p.c_trans ? std::min(i + 2, end) : end;
     int64_t next = row;
@@ -168,8 +170,7 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
                     .last = static_cast<int>(cols - width + kWidth),
                     .add = p.add || from > 0,
                     .at_end = p.k > kLongestChain && from > 0,
-                    .far = p.far,
-                    .below = (p.far || p.ahead) && p.tiles.count > 1};
+                    .results = p.far};
       if (p.far && i + 1 < last) t.next_b = p.packed ? t.k * width : p.pack ? 0 : width;
       if (p.pack) {
         t.b = p.packed ? p.packed + p.place(col, from, t.k) : scratch;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <utility>
 
@@ -68,12 +67,10 @@ inline constexpr int kFlatRows = BRRR_VX_BYTES == 64 ? 2 : 3,
                      kFlatRegs = BRRR_VX_BYTES == 64 ? 8 : 4;
 /// The most rows of a tile that is `regs` wide.
 constexpr int tile_rows(int regs) {
-  if (regs > kRegs) return kFlatRows;
-  return BRRR_VX_BYTES == 64 ? 24 / std::max(regs, 2) : 12 / regs;
+  return regs > kRegs ? kFlatRows : regs < kRegs ? 12 : BRRR_VX_BYTES == 64 ? 8 : 6;
 }
 inline constexpr int kTallest = tile_rows(1);
 
-template <class T> inline constexpr int64_t kLine = 64 / sizeof(T);  // Elements of a cache's line.
 inline constexpr int64_t kTermsAhead = 16;  // Hundreds of cycles: what a third cache takes.
 
 // The left operand by strides (so a transpose costs nothing), the right one by rows of contiguous
@@ -90,15 +87,15 @@ template <class T> struct Tile {
   bool add;             // Go on from what C holds, or,
   bool at_end = false;  // from zero, and add that to what C holds.
   int64_t count = 1;
-  // Of operands that no near cache may hold: results are asked for, and, a line of each row a tile,
-  // the panel that lies so many elements behind this one's.
-  bool far = false;
+  // Far tiles: whether results are asked for, and, a line of each row a tile, the panel that lies
+  // so many elements behind this one's.
+  bool results = false;
   int64_t next_b = 0;
-  bool below = false;  // The left operand of the tile below is asked for, a line a term.
 };
 
-// One of them, its left operand from `a` on, its result to `c`.
-template <class T, int rows, int regs, bool tail>
+// One of them, its left operand from `a` on, its result to `c`. A `far` one asks for operands
+// ahead, which costs the smallest a tenth where they are in the first cache.
+template <class T, int rows, int regs, bool tail, bool far>
 BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t a_k, int64_t b_k,
                       int64_t c_row, int last, int64_t next_b) {
   using R = RegOf<T>;
@@ -114,7 +111,7 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) sum[i][j] = R{};
   }
-  if (t.far) {
+  if (far && t.results) {
     const T* at =
         t.add ? c + rows * c_row : c;  // What is there is wanted at once: the next tile's.
 #pragma GCC unroll 24
@@ -133,26 +130,13 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
       }
     }
   }
-  // Down the rows that begin below this tile's, then kRing elements on, so that all have been asked
-  // for in the end; of a transposed operand the term's next line.
-  constexpr int64_t kRing = std::bit_ceil(static_cast<unsigned>(std::max(rows, 2)));
-  const T* ask = a;
-  int64_t step = 0, jump = 0;
-  if (t.below && a_row == 1) {
-    ask += kLine<T>;
-    step = jump = a_k;
-  } else if (t.below) {
-    ask += (rows + (-t.k & (kRing - 1))) * a_row;
-    step = a_row;
-    jump = kRing - (kRing - 1) * a_row;
-  }
   const T* b = t.b;
   for (int64_t k = t.k; k > 0; --k, b += b_k) {
-    vx::prefetch<2>(ask);
-    ask += (k & (kRing - 1)) == 1 ? jump : step;
-    vx::prefetch<2>(b + next_b);
-    // Of a transposed left operand each term is a line of its own.
-    vx::prefetch<1>(base[0] + kTermsAhead * a_k);
+    if constexpr (far) {
+      vx::prefetch<2>(b + next_b);
+      // Of a transposed left operand each term is a line of its own.
+      vx::prefetch<1>(base[0] + kTermsAhead * a_k);
+    }
     R right[regs];
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
@@ -188,7 +172,7 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
   }
 }
 
-template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t) {
+template <class T, int rows, int regs, bool tail, bool far> void run_tile(const Tile<T>& t) {
   int64_t a_row = t.a_row, a_k = t.a_k, b_k = t.b_k, c_row = t.c_row;
   const int last = t.last;
   const T* a = t.a;
@@ -197,7 +181,7 @@ template <class T, int rows, int regs, bool tail> void run_tile(const Tile<T>& t
   for (int64_t n = t.count; n > 0; --n, a += rows * a_row, c += rows * c_row) {
     // What g++ could compute of these before the loop it would keep on the stack.
     asm("" : "+r"(a_row), "+r"(a_k), "+r"(c_row));
-    one_tile<T, rows, regs, tail>(t, a, c, a_row, a_k, b_k, c_row, last, next_b);
+    one_tile<T, rows, regs, tail, far>(t, a, c, a_row, a_k, b_k, c_row, last, next_b);
     next_b = t.next_b && t.count - n + 1 < regs ? next_b + kWidthOf<T> : 0;
   }
 }
@@ -206,22 +190,24 @@ template <class T> using TileFn = void (*)(const Tile<T>&);
 /// By registers - 1 and rows - 1.
 template <class T> using Tiles = std::array<std::array<TileFn<T>, kTallest>, kFlatRegs>;
 
-template <class T, bool tail, int regs, int... row>
+template <class T, bool tail, bool far, int regs, int... row>
 constexpr void fill_tiles(Tiles<T>& all, std::integer_sequence<int, row...>) {
-  ((all[regs - 1][row] = run_tile<T, row + 1, regs, tail>), ...);
+  ((all[regs - 1][row] = run_tile<T, row + 1, regs, tail, far>), ...);
 }
-template <class T, bool tail, int... reg>
+template <class T, bool tail, bool far, int... reg>
 constexpr Tiles<T> tiles(std::integer_sequence<int, reg...>) {
   Tiles<T> all{};
-  (fill_tiles<T, tail, reg + 1>(all, std::make_integer_sequence<int, tile_rows(reg + 1)>{}), ...);
+  (fill_tiles<T, tail, far, reg + 1>(all, std::make_integer_sequence<int, tile_rows(reg + 1)>{}),
+   ...);
   return all;
 }
 
 // kTailTiles reads no more than `last` lanes of the right operand's last register.
-template <class T>
-inline constexpr auto kTiles = tiles<T, false>(std::make_integer_sequence<int, kFlatRegs>{});
-template <class T>
-inline constexpr auto kTailTiles = tiles<T, true>(std::make_integer_sequence<int, kFlatRegs>{});
+template <class T, bool far = false>
+inline constexpr auto kTiles = tiles<T, false, far>(std::make_integer_sequence<int, kFlatRegs>{});
+template <class T, bool far = false>
+inline constexpr auto kTailTiles =
+    tiles<T, true, far>(std::make_integer_sequence<int, kFlatRegs>{});
 
 // --- transposition -------------------------------------------------------------------------------
 
