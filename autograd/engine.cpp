@@ -216,7 +216,7 @@ class Engine : NotCopied {
     for (int k = 0; k < n.n_out; ++k) left |= v.gout[k].defined() && !(n.op->vjp_outputs >> k & 1);
     if (left) differentiate_decomposition(v);
     Recorder* const r = context.recorder;
-    const bool older = r && n.sequence < r->first_sequence;  // Than the step that is recorded.
+    const bool older = r && n.made_in != r->number;  // Than the step that is recorded.
     const bool spent = !options_.retain_graph && !older;
     // Edges are still needed below, saved tensors are not: free them before new memory is asked.
     if (spent) release_saved(n);

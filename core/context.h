@@ -134,8 +134,8 @@ struct Recorder : Placeholders {
   virtual void journal(Node& node) = 0;
   /// How many views of `s` are still there for what was journalled alone.
   virtual uint32_t kept_views(const Storage& s) = 0;
-  uint64_t first_sequence = 0;  ///< Of tape nodes made inside the step (by this thread).
-  bool sets_rng = false;        ///< The step has set the random stream itself.
+  uint64_t number = 0;    ///< Of this call of a step; tape nodes made inside it have it.
+  bool sets_rng = false;  ///< The step has set the random stream itself.
 };
 
 /// Throws inside a recorded step: `what` needs data that does not exist yet. Also throws when `t`

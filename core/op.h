@@ -131,6 +131,7 @@ struct Node {
   bool released = false;
   const OpDef* op;
   uint64_t sequence;                  ///< Backward runs in falling order.
+  uint64_t made_in;                   ///< Recorder::number, or 0.
   NodeInput* in;                      ///< inline_in, or a heap block for more.
   Node* next = nullptr;               ///< Worklist link while being destroyed.
   struct Pending* pending = nullptr;  ///< Gradients gathered by the backward pass that runs.

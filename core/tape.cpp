@@ -161,6 +161,7 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
     cut_cycles(*n, o);
   if (taken) n->refs.retain();
   taken = true;
+  o.storage->histories += into;
   drop(std::exchange(o.grad_fn, n));
   o.output = static_cast<uint8_t>(k);
   o.flags |= kRequiresGrad;
@@ -203,6 +204,7 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
     }
   }
   n->sequence = context.sequence++;
+  n->made_in = context.recorder ? context.recorder->number : 0;
   if (n_out == 1 && !into && !op.saves_outputs && op.kind != OpKind::View &&
       is_floating(out[0].impl()->dtype) && !out[0].impl()->grad_fn) [[likely]] {
     TensorImpl& o = *out[0].impl();

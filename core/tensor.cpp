@@ -14,6 +14,38 @@ void out_of_memory(const Storage& s) {
        name(s.device), s.bytes, backend(s.device.type).describe_memory());
 }
 
+// --- placeholders that another thread lets go of -------------------------------------------------
+
+static constinit std::mutex leaving;
+
+// The step may be at any point, and go on to write there.
+void destroy_elsewhere(Storage* s) noexcept {
+  {
+    const std::lock_guard lock(leaving);
+    if (Placeholders* const pass = s->pass) {
+      s->refs.retain();
+      s->next = std::exchange(pass->elsewhere, s);
+      return;
+    }
+  }
+  destroy(s);
+}
+
+void Placeholders::end(const std::function<void()>& f) {
+  std::unique_lock lock(leaving, std::defer_lock);
+  if (!BRRR_ONE_THREAD) lock.lock();
+  f();
+  Storage* s = std::exchange(elsewhere, nullptr);
+  if (lock) lock.unlock();
+  while (s) {
+    Storage* const next = std::exchange(s->next, nullptr);
+    if (s->refs.release()) destroy(s);
+    s = next;
+  }
+}
+
+// --- memory that is lent -------------------------------------------------------------------------
+
 std::recursive_mutex& lending() {
   static std::recursive_mutex& m = *new std::recursive_mutex;
   return m;
@@ -179,6 +211,8 @@ void Tensor::set_grad(const Tensor& g) const {
                "set_grad: the gradient {} on {} does not match the tensor {} on {}", describe(&h),
                name(h.device), describe(&t), name(t.device));
   }
+  BRRR_CHECK(!g.defined() || g.impl() != &t,
+             "set_grad: {} cannot be its own gradient; give a clone()", describe(&t));
   before_change(t, Field::Grad);
   if (g.defined()) g.impl()->storage->gradient = true;
   Tensor keep = g;

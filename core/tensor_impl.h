@@ -11,10 +11,20 @@ namespace brrr {
 
 void destroy(Node*) noexcept;
 
+/// An address that no other thread has.
+inline const void* this_thread() noexcept {
+  static thread_local constinit char mark = 0;
+  return &mark;
+}
+
 struct Storage;
 /// The part of a recorder that a dying placeholder touches.
 struct Placeholders {
-  Storage** by_slot = nullptr;  ///< Null for the dead.
+  Storage** by_slot = nullptr;                     ///< Null for the dead.
+  std::atomic<const void*> thread{this_thread()};  ///< That the step runs on.
+  Storage* elsewhere = nullptr;  ///< Let go of by other threads: they live until the step ends.
+  /// Calls `f`, which ends the step for its placeholders, while no other thread lets go of one.
+  void end(const std::function<void()>& f);
 };
 
 /// A block of memory. In a recorded step it may be a placeholder: `data` is null and `pass` is the
@@ -33,6 +43,8 @@ struct Storage {
   Placeholders* pass = nullptr;              ///< The recording it is a placeholder of.
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
   const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
+  Storage* next = nullptr;     ///< In Placeholders::elsewhere.
+  uint32_t histories = 0;      ///< How often a tensor of it has got a history in place.
   bool gradient = false;       ///< It has been a leaf's grad.
   bool lent = false;  ///< The memory is a replay's, which will write there again (not owned).
   bool gaps = false;  ///< What its tensors leave of it is nobody's: kernels may write there.
@@ -43,9 +55,13 @@ struct Storage {
 /// Memory that is not the backend's.
 void release_foreign(Storage& s) noexcept;
 [[noreturn]] void out_of_memory(const Storage& s);
+/// Of a placeholder whose step runs on another thread.
+void destroy_elsewhere(Storage* s) noexcept;
 inline void destroy(Storage* s) noexcept {
-  if (s->pass) {
-    s->pass->by_slot[s->slot] = nullptr;
+  if (Placeholders* const pass = std::atomic_ref(s->pass).load(std::memory_order_relaxed)) {
+    if (pass->thread.load(std::memory_order_relaxed) != this_thread()) [[unlikely]]
+      return destroy_elsewhere(s);
+    pass->by_slot[s->slot] = nullptr;
   } else if (!s->owned) [[unlikely]] {
     release_foreign(*s);
   }

@@ -41,8 +41,14 @@ struct Entry {
     }
   };
   std::vector<Argument> arguments;
-  /// The same of everything else from outside: its storage's number, and where it begins there.
-  std::vector<std::pair<uint32_t, int64_t>> captured;
+  /// The same of everything else from outside: its storage's number, where it begins there, and
+  /// the storage's histories.
+  struct Captured {
+    uint32_t number = 0;
+    int64_t base = 0;
+    uint32_t histories = 0;
+  };
+  std::vector<Captured> captured;
 };
 
 struct RecorderScope {

@@ -80,9 +80,10 @@ static void note_captured(Frozen& f) {
   captured.resize(bindings.size());
   for (size_t x = 0; x < bindings.size(); ++x) {
     if (!bindings[x].storage || bindings[x].storage->gradient) continue;  // An argument.
-    const auto now = std::pair(number_of(*bindings[x].storage), bindings[x].base);
+    Storage& s = *bindings[x].storage;
+    const Entry::Captured now{number_of(s), bindings[x].base, s.histories};
     const auto was = std::exchange(captured[x], now);
-    if (known && was.first && was != now) {
+    if (known && was.number && (was.number != now.number || was.base != now.base)) {
       f.refusal =
           "a tensor that it captures was another one, or another part of it, in the call before; "
           "pass it as an argument";
@@ -223,6 +224,11 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   // What a backward pass does, set a gradient or add to it, depends on there being one.
   for (const auto& [leaf, id, had, view] : f.effects.gradients) {
     if ((leaf.impl()->grad != nullptr) != had) return nullptr;
+  }
+  // Backward would go on into a history that one has got in place.
+  for (size_t x = 0; x < f.effects.bindings.size(); ++x) {
+    const Storage* const captured = f.effects.bindings[x].storage.get();
+    if (captured && captured->histories != f.entry->captured[x].histories) return nullptr;
   }
   s.bindings = f.effects.bindings;
   if (bind_arguments(f, args, n, s.bindings)) {

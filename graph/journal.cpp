@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <cstring>
-#include <map>
+#include <unordered_map>
 
 #include "graph/pass.h"
 
@@ -54,9 +54,11 @@ void Pass::commit() noexcept {
   } else {
     note_effects();
   }
-  for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
-    if (Storage* s = std::exchange(live_[survivor], nullptr)) s->pass = nullptr;
-  }
+  end([this] {
+    for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
+      if (Storage* s = std::exchange(live_[survivor], nullptr)) forget(*s);
+    }
+  });
   for (const auto& n : used_nodes_) release_node(*n);
   active_ = false;
   forget_changes();
@@ -141,12 +143,14 @@ void Pass::abort() noexcept {
            : return_draws(rng_before_.draw, draws_taken() - drawn_before_);
   forget_changes();
   const Recording& r = expected_ ? *expected_ : fresh_;
-  for (size_t k = 0; k < live_.size(); ++k) {
-    Storage* s = std::exchange(live_[k], nullptr);
-    if (!s || s->pass != this) continue;  // A gradient that stayed is none.
-    s->lost = r.instrs[r.storages[k].maker].op->name;
-    s->pass = nullptr;
-  }
+  end([&] {
+    for (size_t k = 0; k < live_.size(); ++k) {
+      Storage* s = std::exchange(live_[k], nullptr);
+      if (!s || s->pass != this) continue;  // A gradient that stayed is none.
+      s->lost = r.instrs[r.storages[k].maker].op->name;
+      forget(*s);
+    }
+  });
   live_.clear();
   expect(nullptr);
   fresh_ = Recording();
@@ -161,7 +165,7 @@ void Pass::journal(TensorImpl& t, Field f) {
   // What the step itself has put there is nothing to go back to, and held here it would outlive
   // the step for no reason.
   if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
-  if (f == Field::History && t.grad_fn && t.grad_fn->sequence >= first_sequence) return;
+  if (f == Field::History && t.grad_fn && t.grad_fn->made_in == number) return;
   if (f == Field::RequiresGrad && !flagged_.insert(&t)) return;  // What it was at first counts.
   changes_.push_back({f, Ref<TensorImpl>::share(&t),
                       Ref<TensorImpl>::share(f == Field::Grad ? t.grad : nullptr),
@@ -193,24 +197,41 @@ void Pass::drop_unseen() noexcept {
   }
 }
 
+// What nobody but the journal holds, and what only that holds: in eager mode it would be gone.
 uint32_t Pass::kept_views(const Storage& s) {
-  std::map<const TensorImpl*, uint32_t> held;
-  const auto count = [&](const TensorImpl* t) {
-    if (t && t->storage == &s && t->view != View::No) ++held[t];
+  std::unordered_map<const TensorImpl*, uint32_t> tensors;
+  std::unordered_map<const Node*, uint32_t> nodes;
+  std::vector<const Node*> gone;
+  uint32_t views = 0;
+  const auto node = [&](const Node* n) {
+    if (n && ++nodes[n] == n->refs.get()) gone.push_back(n);
   };
-  for (const Change& c : changes_) {
-    count(c.tensor.get());
-    count(c.grad.get());
-  }
-  for (const auto& n : used_nodes_) {
-    for (int i = 0; i < n->n_in; ++i) {
-      if (n->op->saves_inputs) count(n->in[i].saved);
-      count(n->in[i].edge.leaf);
+  const auto tensor = [&](const TensorImpl* t) {
+    for (; t && ++tensors[t] == t->refs.get(); t = t->grad) {
+      views += t->storage == &s && t->view != View::No;
+      node(t->grad_fn);
     }
-    for (int k = 0; n->op->saves_outputs && k < n->n_out; ++k) count(n->out[k].saved);
+  };
+  for (const auto& n : used_nodes_) {  // Whoever holds them, they would hold nothing.
+    nodes[n.get()] = UINT32_MAX / 2;
+    gone.push_back(n.get());
   }
-  return static_cast<uint32_t>(std::count_if(
-      held.begin(), held.end(), [](const auto& h) { return h.first->refs.get() == h.second; }));
+  for (const Change& c : changes_) {
+    tensor(c.tensor.get());
+    tensor(c.grad.get());
+    node(c.grad_fn.get());
+  }
+  while (!gone.empty()) {
+    const Node& n = *gone.back();
+    gone.pop_back();
+    for (int i = 0; i < n.n_in; ++i) {
+      if (n.op->saves_inputs) tensor(n.in[i].saved);
+      tensor(n.in[i].edge.leaf);
+      node(n.in[i].edge.node);
+    }
+    for (int k = 0; n.op->saves_outputs && k < n.n_out; ++k) tensor(n.out[k].saved);
+  }
+  return views;
 }
 
 void Pass::journal(Node& node) {

@@ -42,6 +42,13 @@ bool share_memory(const std::vector<Binding>& bindings) {
 
 // --- life ----------------------------------------------------------------------------------------
 
+// No two passes have the same one.
+static uint64_t next_number() {
+  static std::atomic<uint64_t> threads{0};
+  static thread_local uint64_t last = ++threads << 40;
+  return ++last;
+}
+
 Pass::~Pass() { abort(); }
 
 void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
@@ -55,7 +62,8 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   played_ = false;
   if (by_address_.empty()) by_address_.resize(64, kNone);
   active_ = true;
-  first_sequence = context.sequence;
+  thread = this_thread();
+  number = next_number();
   rng_before_ = rng_state();
   drawn_before_ = draws_taken();
   sets_rng = false;
@@ -209,6 +217,8 @@ Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
   s->lost = nullptr;
   s->gradient = false;
   s->lent = false;
+  s->gaps = false;
+  s->histories = 0;
   s->early = nullptr;
   by_slot[s->slot] = s;
   std::memcpy(static_cast<void*>(t), e.tensor, sizeof e.tensor);

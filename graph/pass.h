@@ -148,6 +148,9 @@ class Pass final : public Recorder {
   bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe);
   void note_effects();
   void forget_changes() noexcept;
+  static void forget(Storage& s) noexcept {
+    std::atomic_ref(s.pass).store(nullptr, std::memory_order_relaxed);
+  }
   void drop_unseen() noexcept;
   bool draws_in_turn() const;
   void forget_windows() {

@@ -171,6 +171,9 @@ template <class F> class Step {
   /// Calls the function (exactly once, or not at all once frozen) and returns what it returned.
   /// If it throws, nothing of the step has happened: every tensor is what it was. (A handle from
   /// outside that the function has given another tensor keeps that one, which was never computed.)
+  /// A step called in the function of another one in graph mode is a part of that one: its function
+  /// is run, frozen or not, and if it throws, nothing is undone unless the outer one throws as
+  /// well.
   template <class... T> auto operator()(const T&... args) { return run_by(base(), args...); }
 
   /// From the next call on `fn` is not run any more: the recorded step is replayed with its

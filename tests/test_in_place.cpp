@@ -133,6 +133,48 @@ TEST_CASE("pitfall A19: views that only a step's journal keeps are in nobody's w
   }
 }
 
+TEST_CASE("pitfall A19: nor are those behind a history or a gradient that only it keeps") {
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    Tensor b = tensor({1.f, 2.f, 3.f, 4.f});
+    const Tensor all = ones({4}).set_requires_grad();
+    Tensor w = tensor({1.f, 2.f}).set_requires_grad(), c = tensor({1.f, 2.f}).set_requires_grad();
+    Tensor state = w * b.slice(0, 0, 2);
+    auto overwrites = brrr::step(
+        [&](const Tensor& x) {
+          state.copy_(x);
+          b.mul_(all);
+          b = b.detach();
+          state.add_(w * b.slice(0, 0, 2));
+          return x * 1.0;
+        },
+        mode);
+    for (int call = 0; call < 3; ++call) CHECK(error_of([&] { overwrites(ones({2})); }) == "");
+    {
+      const Tensor v = b.slice(0, 0, 2);
+      backward({(w * w * (v * c)).sum()}, {}, {.create_graph = true});
+    }
+    state = {};
+    auto forgets = brrr::step(
+        [&](const Tensor& x) {
+          w.set_grad({}), c.set_grad({});
+          b.mul_(all);
+          return x * 1.0;
+        },
+        mode);
+    CHECK(error_of([&] { forgets(ones({2})); }) == "");
+    b = b.detach();
+    Tensor held = b.slice(0, 0, 2);
+    state = w * held;
+    CHECK(error_of([&] { overwrites(ones({2})); }).find("view") != std::string::npos);
+  }
+}
+
+TEST_CASE("set_grad: a tensor is not its own gradient") {
+  const Tensor w = ones({2}).set_requires_grad();
+  CHECK(error_of([&] { w.set_grad(w); }).find("its own gradient") != std::string::npos);
+  CHECK_FALSE(w.grad().defined());
+}
+
 TEST_CASE("pitfall A19: what ops view for themselves is in nobody's way") {
   const std::vector<std::function<Tensor(const Tensor&)>> ops = {
       [](const Tensor& h) {

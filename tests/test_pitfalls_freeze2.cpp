@@ -121,6 +121,26 @@ TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws
   CHECK(contains(refusal(leaf), "a leaf that requires grad"));
 }
 
+TEST_CASE("pitfall A25: what it captured has got a history in place since") {
+  for (const bool frozen : {false, true}) {
+    Tensor h = ones({2});
+    const Tensor w = full({2}, 2.0).set_requires_grad();
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          w.set_grad({});
+          const Tensor loss = (h * w * x).sum();
+          loss.backward({}, true);
+          return loss.detach() * 1.0;
+        },
+        kEarly);
+    for (int call = 0; call < 3; ++call) step(ones({2}));
+    if (frozen) step.freeze();
+    h.add_(w * 3.0);
+    step(ones({2}));
+    CHECK(w.grad().to_vector<float>() == std::vector<float>{13, 13});
+  }
+}
+
 TEST_CASE("pitfall A25: a batch of another size makes no number one that varies") {
   const Tensor w = randn({3, 4}).set_requires_grad();
   auto step = brrr::step(
