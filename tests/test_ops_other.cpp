@@ -90,3 +90,12 @@ TEST_CASE("view: a dim of size 1 does not part what is one run") {
   CHECK(x.reshape({2, 6}).strides() == IntList{12, 2});
   check_same(x.view({12}), x.contiguous().view({12}));
 }
+
+TEST_CASE("elu: the second derivative is 0 where exp(x) is infinite") {
+  for (DType t : {kFloat32, kFloat64}) {
+    const Tensor x = tensor({1.0, 100.0, 1e4, 1e30, HUGE_VAL}).to(t).set_requires_grad();
+    const Tensor first = grad({elu(x).sum()}, {x}, {.create_graph = true})[0];
+    CHECK(same_bits(first, ones({5}, t)));
+    CHECK(same_bits(grad({first.sum()}, {x})[0], zeros({5}, t)));
+  }
+}

@@ -113,6 +113,33 @@ TEST_CASE("promotion: numbers and 0-d tensors raise the category only") {
   }
 }
 
+TEST_CASE("promotion: second derivatives have the digits of the wider operand") {
+  const double x = 1.7, e = 2.3;
+  const auto second = [](const Tensor& a, const Tensor& b, const Tensor& by) {
+    const Tensor first = grad({pow(a, b).sum()}, {by}, {.create_graph = true})[0];
+    return grad({first.sum()}, {by})[0];
+  };
+  for (const DType narrow : {kFloat32, kBFloat16}) {
+    for (const DType wide : {kFloat64, kFloat32}) {
+      if (narrow == wide) continue;
+      const double most = wide == kFloat64 ? 1e-14 : 1e-6;
+      const auto leaf = [](double v, DType t) { return full({2}, v, t).set_requires_grad(); };
+      const Tensor nx = leaf(x, narrow), we = leaf(e, wide), wx = leaf(x, wide),
+                   ne = leaf(e, narrow);
+      const double xr = nx.to(kFloat64).select(0, 0).item<double>(),
+                   er = ne.to(kFloat64).select(0, 0).item<double>();
+      const Tensor d = second(nx, we, we), f = second(wx, ne, wx);
+      CHECK((d.dtype() == wide && f.dtype() == wide));
+      const double ef = we.to(kFloat64).select(0, 0).item<double>(),
+                   xf = wx.to(kFloat64).select(0, 0).item<double>();
+      const double log_r = std::log(xr), want_d = std::pow(xr, ef) * log_r * log_r,
+                   want_f = er * (er - 1) * std::pow(xf, er - 2);
+      CHECK(std::fabs(d.to(kFloat64).select(0, 0).item<double>() / want_d - 1) < most);
+      CHECK(std::fabs(f.to(kFloat64).select(0, 0).item<double>() / want_f - 1) < most);
+    }
+  }
+}
+
 TEST_CASE("promotion: values of integers, conversions and Python's division") {
   const Tensor a = tensor({-7, 7, -7, 7}), b = tensor({2, 2, -2, -2});
   check_same(floor_div(a, b), tensor({-4, 3, 3, -4}));

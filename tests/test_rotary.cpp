@@ -45,6 +45,15 @@ TEST_CASE("rotary: values, and gradients are the way back") {
   }
 }
 
+TEST_CASE("rotary: its result can be written in place, however its operand lies") {
+  const Tensor w = normal({2, 4, 3, 8}).set_requires_grad();
+  for (const bool dense : {false, true}) {
+    const Tensor x = w.transpose(1, 2), y = rotary_embedding(dense ? x.contiguous() : x, arange(4));
+    y.mul_(2.0);
+    CHECK(y.requires_grad());
+  }
+}
+
 TEST_CASE("rotary: products depend on the distance of positions alone") {
   manual_seed(12);
   const Tensor q = normal({1, 64}), k = normal({1, 64});

@@ -72,6 +72,8 @@ void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
 /// Of a gradient that is linear in g, its last given operand, and uses no other tensor.
 void linear_vjp(VjpCall& v);
+/// What Result makes of the operands' common dtype: the results'.
+DType pointwise_dtype(const OpCall& c);
 /// The dtype of the arithmetic: compute_type of what Result makes of the common dtype, and int64
 /// where an operand may hold what int32 does not. Looks at dtypes, dims and numbers only.
 DType pointwise_compute_dtype(const OpCall& c);
@@ -101,13 +103,16 @@ template <class F, class O> void pointwise_oracle(const double* in, double* out)
 }
 
 template <class F, class O> void pointwise_decompose(OpCall& c, const Tensor* in) {
-  // Integers are converted first, as kernels do, but for what the formula takes as it is.
-  const DType compute = pointwise_compute_dtype(c);
+  // Integers and narrower floats are converted first, as kernels do, but for what the formula takes
+  // as it is.
+  const DType compute = pointwise_compute_dtype(c), common = pointwise_dtype(c);
   const uint32_t exact = O::integers | c.op->pointwise->traits.condition;
   const m::NumbersAs numbers(compute);
   auto y = row_outputs<F, O>([&](auto k) {
-    const bool number = in[k].defined() && !is_floating(in[k].dtype()) && !(exact >> k & 1);
-    return number && is_floating(compute) ? in[k].to(compute) : in[k];
+    if (!in[k].defined() || !is_floating(compute) || exact >> k & 1) return in[k];
+    const DType own = in[k].dtype();
+    if (!is_floating(own)) return in[k].to(compute);
+    return itemsize(own) < itemsize(common) ? in[k].to(common) : in[k];
   });
   int k = 0;
   std::apply([&](auto... r) { ((c.out[k++] = r), ...); }, y);

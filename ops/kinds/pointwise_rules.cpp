@@ -42,7 +42,7 @@ static DType common_dtype(const OpCall& c) {
   return result.value_or(kFloat32);
 }
 
-static DType arithmetic_dtype(const OpCall& c) {
+DType pointwise_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const DType common = common_dtype(c);
   if (is_floating(common)) return common;
@@ -67,7 +67,7 @@ static bool exceeds_int32(const OpCall& c) {
 }
 
 DType pointwise_compute_dtype(const OpCall& c) {
-  const DType t = compute_type(arithmetic_dtype(c));
+  const DType t = compute_type(pointwise_dtype(c));
   if (c.op->pointwise->traits.wide) return is_floating(t) ? kFloat64 : kInt64;
   return t == kInt32 && exceeds_int32(c) ? kInt64 : t;
 }
@@ -105,7 +105,7 @@ void pointwise_infer(OpCall& c) {
   const Device where = c.into ? c.out[0].device() : first ? first->device : made;
   if (const IntList sizes = made_sizes(c); sizes.size() > 0) shape = sizes;
   check_devices(c, where);
-  const DType dtype = arithmetic_dtype(c);
+  const DType dtype = pointwise_dtype(c);
   for (int i = 0; info.traits.no_bool && i < c.n_in; ++i) {
     BRRR_CHECK(!c.in[i] || c.in[i]->dtype != kBool, "{}: operand {} is {}; {}", c.op->name, i,
                describe(c.in[i]), info.traits.no_bool);

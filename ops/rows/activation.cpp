@@ -21,7 +21,10 @@ const PointwiseOp leaky_relu_row{
 const PointwiseOp elu_row{
     "elu", "x if positive, else alpha * (exp(x) - 1)", kPlain,
     [](auto x, auto alpha) { return m::where(x > 0.0, x, m::expm1(x) * alpha); },
-    [](auto x, auto alpha, auto, auto g) { return m::where(x > 0.0, g, g * alpha * m::exp(x)); }};
+    // What is not chosen must be finite: second derivatives multiply it by 0.
+    [](auto x, auto alpha, auto, auto g) {
+      return m::where(x > 0.0, g, g * alpha * m::exp(m::where(x > 0.0, 0.0, x)));
+    }};
 
 const PointwiseOp gelu_row{"gelu", "x * Phi(x)", kPlain,
                            [](auto x) { return x * m::normal_cdf(x); },

@@ -159,8 +159,8 @@ Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
   const Tensor c = cos(turns), s = sin(turns);
   // Heads that lie side by side stay side by side.
   if (!is_by_length(x)) return call(rotary_row, {x, c, s});
-  return call(rotary_row, {x.transpose(-3, -2), unsqueeze(c, 1), unsqueeze(s, 1)})
-      .transpose(-3, -2);
+  return sole_view(
+      call(rotary_row, {x.transpose(-3, -2), unsqueeze(c, 1), unsqueeze(s, 1)}).transpose(-3, -2));
 }
 
 }  // namespace brrr
