@@ -81,6 +81,8 @@ std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vo
 
 void check_sizes(const GptOptions& o, int64_t vocabulary) {
   o.check_step();
+  BRRR_CHECK(o.steps == 0 || o.warmup < o.steps, "--warmup {}: it must be below --steps {}",
+             o.warmup, o.steps);
   const auto width = static_cast<double>(o.model.width);
   o.check_memory(
       fmt::format("--layers {}, --width {}, --block {}", o.model.layers, o.model.width,
@@ -176,6 +178,10 @@ void Run::find_tokenizer(const std::string& characters) {
   vocabulary_ = o.saved.count(kVocabulary) ? number_of(o.saved.at(kVocabulary)) : -1;
   BRRR_CHECK(vocabulary_ >= 0, "{}: it is no checkpoint of train_gpt: {} is missing or no number",
              o.source(), kVocabulary);
+  const double bytes = 4.0 * static_cast<double>(vocabulary_) * static_cast<double>(o.model.width);
+  BRRR_CHECK(bytes <= static_cast<double>(std::filesystem::file_size(o.source())),
+             "{}: it is no checkpoint of train_gpt: it has no room for a vocabulary of {}",
+             o.source(), vocabulary_);
   tokenizer_ = saved_tokenizer(o, vocabulary_);
   BRRR_CHECK(tokenizer_ || o.steps == 0 || is_tokens(o.data),
              "{}: no tokenizer is known for a text; give --vocab and --merges, or the .bin file "
@@ -198,7 +204,11 @@ void Run::make_data(const std::string& characters) {
   }
   text_ =
       is_tokens(o.data) ? data::map_tokens(o.data) : data::Tokens(tokenizer_->encode(characters));
-  data_ = std::make_unique<data::TokenDataset>(text_, sizes);
+  try {
+    data_ = std::make_unique<data::TokenDataset>(text_, sizes);
+  } catch (const brrr::Error& e) {
+    brrr::fail("--data {}, --block {}: {}", o.data, o.model.block, e.what());
+  }
 }
 
 void Run::make_training() {
@@ -232,7 +242,9 @@ std::vector<int64_t> Run::encode_prompt() const {
 }
 
 brrr::Metadata Run::notes() const {
-  brrr::Metadata notes = {{"data", options_.data}, {kVocabulary, std::to_string(vocabulary_)}};
+  brrr::Metadata notes = {{"data", options_.data},
+                          {"eval-every", std::to_string(options_.eval_every)},
+                          {kVocabulary, std::to_string(vocabulary_)}};
   if (tokenizer_) notes[kTokenizer] = tokenizer_->state();
   return notes;
 }

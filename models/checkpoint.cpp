@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/hash.h"
 #include "core/rng.h"
+#include "core/text.h"
 #include "ops/dist.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
@@ -71,7 +72,7 @@ static T take_number(const std::string& path, Metadata& metadata, const char* ke
   T v{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   BRRR_CHECK(error == std::errc() && end == text.data() + text.size(),
-             "load_checkpoint: {}: {} is \"{}\", not a number", path, key, text.substr(0, 40));
+             "load_checkpoint: {}: {} is \"{}\", not a number", path, key, shown(text, 40));
   return v;
 }
 

@@ -80,11 +80,9 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
     }
   } restore{gpt_};
   if (restore.training) gpt_.eval();
+  check_host_access("generate", nullptr);
   std::optional<RngScope> own;
-  if (options_.seed) {
-    check_host_access("generate", nullptr);
-    own.emplace(*options_.seed);
-  }
+  if (options_.seed) own.emplace(*options_.seed);
   const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
   // Ids stay on the device until the end: nothing waits for a token that nobody asks for.

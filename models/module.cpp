@@ -15,7 +15,7 @@ namespace {
 // Exchanges what a tensor holds, so that all handles see it. The version goes up, so that a tape
 // that saved the old values says so instead of using the new ones.
 void replace_data(const Tensor& t, const Tensor& with) {
-  TensorImpl& to = *t.impl();
+  TensorImpl& to = *sole_view(t).impl();  // What was a view is none of the new memory.
   const TensorImpl& from = *with.impl();
   from.storage->version = to.storage->version + 1;
   from.storage->refs.retain();

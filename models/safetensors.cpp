@@ -294,10 +294,14 @@ StateDict load(const std::string& path) {
 
 StateDict load(const std::string& path, Metadata& metadata) {
   check_host_access("load", nullptr);
-  Metadata found;
-  StateDict dict = Reader(path).read(found);
-  metadata = std::move(found);
-  return dict;
+  try {
+    Metadata found;
+    StateDict dict = Reader(path).read(found);
+    metadata = std::move(found);
+    return dict;
+  } catch (const std::bad_alloc&) {
+    fail("load: {}: there is no memory for what its header lists", path);
+  }
 }
 
 }  // namespace brrr

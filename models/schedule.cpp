@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "core/check.h"
+#include "core/moved.h"
 
 namespace brrr::optim {
 
@@ -30,6 +31,8 @@ void Schedule::check_state_dict(const StateDict& dict) const {
       std::isfinite(base) && base >= 0 && step >= 0 && step <= INT64_MAX / 2,
       "Schedule::load_state_dict: base_lr {} or step {} is negative, not finite or too large", base,
       step);
+  const Held saved(base_, base);
+  check_number("Schedule::load_state_dict", "lr", lr_at(step));
 }
 
 void Schedule::load_state_dict(const StateDict& dict) {
@@ -41,8 +44,9 @@ void Schedule::load_state_dict(const StateDict& dict) {
 
 WarmupCosineLR::WarmupCosineLR(Optimizer& o, int64_t warmup, int64_t total, double min_lr)
     : Schedule(o), warmup_(warmup), total_(total), min_lr_(min_lr) {
-  BRRR_CHECK(warmup >= 0 && total > warmup,
-             "WarmupCosineLR: total must exceed warmup, got warmup {} and total {}", warmup, total);
+  BRRR_CHECK(warmup >= 0, "WarmupCosineLR: warmup must not be negative, got {}", warmup);
+  BRRR_CHECK(total > warmup, "WarmupCosineLR: total must exceed warmup, got warmup {} and total {}",
+             warmup, total);
   check_number("WarmupCosineLR", "min_lr", min_lr);
   start();
 }

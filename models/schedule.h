@@ -31,7 +31,7 @@ class Schedule : NotCopied {
 
  private:
   Optimizer& optimizer_;
-  double base_;
+  mutable double base_;  // Another one while check_state_dict() asks for its lr.
   int64_t step_ = 0;
 };
 

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/tensor_impl.h"
+#include "core/text.h"
 #include "ops/factory_ops.h"
 
 namespace brrr {
@@ -35,7 +36,7 @@ void check_state(const std::string& what, const std::vector<NamedTensor>& target
     known.insert(name);
     const auto it = dict.find(name);
     if (it == dict.end()) {
-      missing.push_back(name);
+      missing.push_back(shown(name));
       continue;
     }
     const Tensor& source = it->second;
@@ -43,10 +44,10 @@ void check_state(const std::string& what, const std::vector<NamedTensor>& target
       continue;
     }
     mismatched.push_back(
-        fmt::format("{} (is {}, expected {})", name, describe(source), describe(target)));
+        fmt::format("{} (is {}, expected {})", shown(name), describe(source), describe(target)));
   }
   for (const auto& [name, t] : dict) {
-    if (!known.count(name)) unexpected.push_back(name);
+    if (!known.count(name)) unexpected.push_back(shown(name));
   }
   if (!strict) missing.clear(), unexpected.clear();
   if (missing.empty() && unexpected.empty() && mismatched.empty()) return;

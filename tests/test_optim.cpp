@@ -211,6 +211,14 @@ TEST_CASE("schedules are closed formulas of the step") {
     CHECK(s.steps() == 9);
   }
   opt.set_lr(1.0);
+  {
+    // A state whose lr is beyond counting is refused before anything has changed.
+    optim::StepLR steady(opt, 1, 1.0), growing(opt, 1, 10.0);
+    for (int i = 0; i < 400; ++i) steady.step();
+    CHECK_THROWS_AS(growing.check_state_dict(steady.state_dict()), Error);
+    CHECK_THROWS_AS(growing.load_state_dict(steady.state_dict()), Error);
+    CHECK((growing.steps() == 0 && growing.lr_at(1) == 10.0 && opt.lr() == 1.0));
+  }
   optim::StepLR steps(opt, 3, 0.5);
   for (int i = 0; i < 7; ++i) steps.step();
   CHECK(opt.lr() == 0.25);
@@ -220,6 +228,8 @@ TEST_CASE("schedules are closed formulas of the step") {
   CHECK(opt.lr() == 0.0);
   CHECK_THROWS_AS(optim::CosineLR(opt, 0), Error);
   CHECK_THROWS_AS(optim::WarmupCosineLR(opt, 5, 5), Error);
+  CHECK_THROWS_WITH_AS(optim::WarmupCosineLR(opt, -1, 5),
+                       doctest::Contains("must not be negative, got -1"), Error);
   CHECK_THROWS_AS(optim::StepLR(opt, 1, -1.0), Error);
 }
 

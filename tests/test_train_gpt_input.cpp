@@ -46,13 +46,17 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
   metadata["width"] = "16";
   metadata["vocabulary"] = "5";
   brrr::save(p.file("small.ck"), dict, metadata);
+  metadata["vocabulary"] = "99999999";
+  brrr::save(p.file("large.ck"), dict, metadata);
+  metadata["activation"] = "\x1b[31mRED";
+  brrr::save(p.file("red.ck"), dict, metadata);
 
   const std::string data = "--data " + p.dir() + "/", resume = "--resume " + p.dir() + "/";
   const struct {
     std::string options, expected;
   } wrong[] = {
       {data + "empty.txt", "empty.txt is empty"},
-      {data + "short.txt", "tokens"},
+      {data + "short.txt", "short.txt, --block 32: "},
       {data + "binary.txt", "NUL byte"},
       {data + "latin.txt", "not UTF-8"},
       {data + "named-\xe9.txt --checkpoint " + p.file("never"), "its name is not UTF-8"},
@@ -75,7 +79,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {data + "story.txt --block 1000000000000", "--block 1000000000000: about"},
       {data + "story.txt --batch 65536 --accumulate 65536", "too much for a step"},
       {data + "story.txt --batch 2000000000", "use a smaller batch"},
-      {data + "story.txt --warmup 40 --steps 20", "warmup"},
+      {data + "story.txt --warmup 40 --steps 20", "--warmup 40: it must be below --steps 20"},
       {data + "story.txt --sample 4 --prompt Zebra", "--prompt"},
       {data + "story.txt --steps 0 --sample 4", "give --resume"},
       {resume + "ck --steps 0 --sample 4 --checkpoint " + p.file("new"),
@@ -89,6 +93,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {resume + "ck " + data + "same.txt", "number of training tokens"},
       {resume + "torn.ck", "wte.weight (is float32[22, 16], expected float32[22, 32])"},
       {resume + "small.ck", "its model only 5"},
+      {resume + "large.ck", "no room for a vocabulary of 99999999"},
       {resume + "cut.ck", "cut.ck"},
       {resume + "mlp", "no checkpoint of train_gpt: it has no"},
       {resume + "story.txt", "story.txt"},
@@ -103,6 +108,9 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
     CHECK_FALSE(contains(r.text, "step  "));
     CHECK_FALSE(contains(r.text, "ms/step"));
   }
+  const Result red = run("train_gpt --threads 1 " + resume + "red.ck");
+  CHECK(red.status == 2);
+  CHECK(contains(red.text, "got '?[31mRED'"));  // What a file says reaches no terminal as it is.
   // Without --data it needs brrr's own folder.
   const Result r = run("train_gpt --steps 1", p.dir());
   CHECK(r.status == 1);

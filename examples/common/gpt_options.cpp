@@ -94,7 +94,7 @@ void GptOptions::check() {
   if (warmup < 0) warmup = steps / 20;
   // An own text is found again unless another is named; whether it is the same is checked later.
   if (steps > 0)
-    hints_.emplace_back("data");
+    hints_.insert(hints_.end(), {"data", "eval-every"});
   else
     std::erase(kept_, "steps");
 }

@@ -13,11 +13,13 @@
 
 #include "backends/cpu/pool.h"
 #include "core/check.h"
+#include "core/text.h"
 #include "models/file.h"
 
 namespace examples {
 
 namespace fs = std::filesystem;
+using brrr::shown;
 
 static std::string explain(const CLI::App* app, const CLI::Error& e) {
   std::string text = fmt::format("{}: {}\n", app->get_name(), e.what());
@@ -41,8 +43,8 @@ template <class T> static Check number(const char* what, T least, T most) {
     double size = 0;
     const bool above = read_number(text, size) && size >= static_cast<double>(most);
     return most < std::numeric_limits<T>::max() || above
-               ? fmt::format("expected {} from {} to {}, got '{}'", what, least, most, text)
-               : fmt::format("expected {} of at least {}, got '{}'", what, least, text);
+               ? fmt::format("expected {} from {} to {}, got '{}'", what, least, most, shown(text))
+               : fmt::format("expected {} of at least {}, got '{}'", what, least, shown(text));
   };
 }
 Check whole_number(int64_t least, int64_t most) { return number("a whole number", least, most); }
@@ -52,7 +54,7 @@ Check real_number(double least, double most) { return number("a number", least, 
 Check one_of(std::vector<std::string> choices) {
   return [choices = std::move(choices)](const std::string& text) {
     if (std::count(choices.begin(), choices.end(), text)) return std::string();
-    return fmt::format("expected one of {}; got '{}'", fmt::join(choices, ", "), text);
+    return fmt::format("expected one of {}; got '{}'", fmt::join(choices, ", "), shown(text));
   };
 }
 
@@ -61,11 +63,11 @@ Check output_file(bool replaced) {
     std::error_code none;
     const fs::path path = text, parent = path.parent_path();
     if (text.empty() || fs::is_directory(path, none) || !path.has_filename()) {
-      return fmt::format("expected the name of a file to write, got '{}'", text);
+      return fmt::format("expected the name of a file to write, got '{}'", shown(text));
     }
     if (!parent.empty() && !fs::is_directory(parent, none)) {
       return fmt::format("expected a file in an existing folder; there is no folder '{}'",
-                         parent.string());
+                         shown(parent.string()));
     }
     const bool special = fs::exists(path, none) && !fs::is_regular_file(path, none);
     try {
@@ -166,8 +168,8 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
     const bool is_given = std::count(given.begin(), given.end(), key),
                free = goes_on && !std::count(sizes_.begin(), sizes_.end(), key);
     BRRR_CHECK(saved[key] == now.at(key), "{}: it was made with {} {}, not {}; {}{}",
-               source_option(), key, saved[key], now.at(key),
-               is_given ? "leave that out" : fmt::format("give --{} {}", key, saved[key]),
+               source_option(), key, shown(saved[key]), now.at(key),
+               is_given ? "leave that out" : fmt::format("give --{} {}", key, shown(saved[key])),
                free ? ", or begin a new run with its weights by --init" : "");
   }
   return {};

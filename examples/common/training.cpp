@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/hash.h"
+#include "core/text.h"
 #include "models/text/utf8.h"
 #include "tests/bench/measure/exchange.h"
 #include "tests/bench/measure/output.h"
@@ -96,7 +97,7 @@ void TrainingOptions::adapt(brrr::Metadata& saved) const {
   const int ranks = brrr::dist::size();
   BRRR_CHECK(all > 0 && all % ranks == 0,
              "--resume {}: a step of it is {} passes, which do not divide among {} processes",
-             resume, saved["accumulate"], ranks);
+             resume, brrr::shown(saved["accumulate"]), ranks);
   saved["accumulate"] = std::to_string(all / ranks);
 }
 
@@ -249,6 +250,7 @@ void Training::save(LossLog& losses) {
   parts_.metadata = options_.to_save();
   parts_.metadata.merge(notes());
   brrr::save_checkpoint(options_.checkpoint, parts_);
+  losses.check();  // Else the next run's file would have a gap.
 }
 
 brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& y) {

@@ -50,7 +50,7 @@ std::vector<std::string> source_files(const std::string& directory,
       }
     }
   } catch (const fs::filesystem_error& e) {
-    fail("load_sources: {}", e.what());
+    fail("load_sources: {}: {}", directory, e.what());
   }
   std::sort(found.begin(), found.end());
   return found;
