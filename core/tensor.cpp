@@ -14,36 +14,6 @@ void out_of_memory(const Storage& s) {
        name(s.device), s.bytes, backend(s.device.type).describe_memory());
 }
 
-// --- placeholders that another thread lets go of -------------------------------------------------
-
-static constinit std::mutex leaving;
-
-// The step may be at any point, and go on to write there.
-void destroy_elsewhere(Storage* s) noexcept {
-  {
-    const std::lock_guard lock(leaving);
-    if (Placeholders* const pass = s->pass) {
-      s->refs.retain();
-      s->next = std::exchange(pass->elsewhere, s);
-      return;
-    }
-  }
-  destroy(s);
-}
-
-void Placeholders::end(const std::function<void()>& f) {
-  std::unique_lock lock(leaving, std::defer_lock);
-  if (!BRRR_ONE_THREAD) lock.lock();
-  f();
-  Storage* s = std::exchange(elsewhere, nullptr);
-  if (lock) lock.unlock();
-  while (s) {
-    Storage* const next = std::exchange(s->next, nullptr);
-    if (s->refs.release()) destroy(s);
-    s = next;
-  }
-}
-
 // --- memory that is lent -------------------------------------------------------------------------
 
 std::recursive_mutex& lending() {
@@ -71,6 +41,35 @@ void forget_early(Storage& s) noexcept {
   if (!s.early) return;
   backend(s.device.type).graphs->drop(std::exchange(s.early, nullptr));
   s.owned = !s.lent;
+}
+
+// --- placeholders that another thread lets go of -------------------------------------------------
+
+// The step may be at any point, and go on to write there. Beside this last reference, of which
+// nobody knows whether it has been subtracted yet, a plan has one if it has lent memory meanwhile.
+void destroy_elsewhere(Storage* s) noexcept {
+  std::unique_lock lock(lending());
+  s->refs.reset();
+  if (s->lent) s->refs.retain();
+  if (Placeholders* const pass = s->pass) {
+    s->next = std::exchange(pass->elsewhere, s);
+  } else if (s->refs.release()) {
+    lock.unlock();
+    destroy(s);
+  }
+}
+
+void Placeholders::end(const std::function<void()>& f) {
+  std::unique_lock lock(lending(), std::defer_lock);
+  if (!BRRR_ONE_THREAD) lock.lock();
+  f();
+  Storage* s = std::exchange(elsewhere, nullptr);
+  if (lock) lock.unlock();
+  while (s) {
+    Storage* const next = std::exchange(s->next, nullptr);
+    if (s->refs.release()) destroy(s);
+    s = next;
+  }
 }
 
 void release_foreign(Storage& s) noexcept {

@@ -33,8 +33,7 @@ void call_and_throw(const std::function<void(const Tensor&)>& fn) {
       Mode::Graph);
   try {
     step(full({3}, 5.0));
-  } catch (int) {
-  }
+  } catch (int) {}
 }
 
 }  // namespace
@@ -73,6 +72,7 @@ TEST_CASE("step: backward through another thread's tape cannot be frozen") {
 }
 
 TEST_CASE("step: other threads let go of what it makes") {
+  const size_t held = memory_stats(kCPU).live;
   std::mutex mutex;
   std::deque<Tensor> queue;
   std::atomic<bool> over{false};
@@ -85,28 +85,33 @@ TEST_CASE("step: other threads let go of what it makes") {
       queue.pop_front();
     }
   });
-  int ops = 0;
-  auto step = brrr::step(
-      [&](const Tensor& x) {
-        Tensor h = x;
-        for (int k = 0; k < ops; ++k) {
-          h = h + 1.0;
-          const Tensor twice = h * 2.0;
-          const std::lock_guard lock(mutex);
-          queue.push_back(twice);
-        }
-        if (ops % 7 == 0) throw 42;
-        return h;
-      },
-      {.mode = Mode::Graph, .fuse = false});
-  for (int call = 0; call < 200; ++call) {
-    ops = 40 + call / 10;
-    try {
-      const float got = step(full({4}, call)).to_vector<float>()[0];
-      CHECK(got == static_cast<float>(call + ops));
-    } catch (int) {
+  const auto give = [&](const Tensor& t) {
+    const std::lock_guard lock(mutex);
+    queue.push_back(t);
+  };
+  {
+    int ops = 0;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          Tensor h = x;
+          for (int k = 0; k < ops; ++k) {
+            h = h + 1.0;
+            give(h * 2.0);
+          }
+          if (ops % 7 == 0) throw 42;
+          return h;
+        },
+        {.mode = Mode::Graph, .fuse = false});
+    for (int call = 0; call < 200; ++call) {
+      ops = 40 + call / 10;
+      try {
+        const float got = step(full({4}, call)).to_vector<float>()[0];
+        CHECK(got == static_cast<float>(call + ops));
+      } catch (int) {}
     }
   }
   over = true;
   other.join();
+  queue.clear();
+  CHECK(memory_stats(kCPU).live == held);  // Nothing is left of all that.
 }
