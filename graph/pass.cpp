@@ -220,6 +220,8 @@ Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
   s->gaps = false;
   s->histories = 0;
   s->early = nullptr;
+  static_assert(sizeof(Storage) == 96,
+                "set a new field here, too, unless it is set when it is used");
   by_slot[s->slot] = s;
   std::memcpy(static_cast<void*>(t), e.tensor, sizeof e.tensor);
   t->storage = s;
