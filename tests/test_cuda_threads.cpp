@@ -6,6 +6,7 @@
 #include "backends/cuda/device.h"
 #include "brrr.h"
 #include "tests/cuda_cases.h"
+#include "tests/sink.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -78,6 +79,26 @@ TEST_CASE("cuda step: two threads, a step each and one arena") {
   work(1);
   other.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE("cuda step: other threads let go of what it makes") {
+  if (!have_device()) return;
+  const size_t held = memory_stats(kCUDA).live;
+  {
+    Sink sink;
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          const Tensor y = x + 1.0;
+          for (int k = 0; k < 8; ++k) sink.give(y * static_cast<double>(k));
+          return y * 2.0;
+        },
+        StepOptions{.max_entries = 64, .fuse = false});
+    for (int call = 0; call < 40; ++call) {
+      const Tensor y = step(full({4}, 1.0 * call, kFloat32, kCUDA));
+      check_same(on_cpu(y), full({4}, 2.0 * (call + 1)));
+    }
+  }
+  CHECK(memory_stats(kCUDA).live == held);
 }
 
 TEST_CASE("pitfall B4: nothing is queued on the legacy stream") {

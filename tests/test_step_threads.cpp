@@ -2,11 +2,10 @@
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
-#include <atomic>
-#include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
+
+#include "tests/sink.h"
 
 using namespace brrr;
 
@@ -73,30 +72,15 @@ TEST_CASE("step: backward through another thread's tape cannot be frozen") {
 
 TEST_CASE("step: other threads let go of what it makes") {
   const size_t held = memory_stats(kCPU).live;
-  std::mutex mutex;
-  std::deque<Tensor> queue;
-  std::atomic<bool> over{false};
-  std::thread other([&] {
-    while (!over) {
-      Tensor one;
-      const std::lock_guard lock(mutex);
-      if (queue.empty()) continue;
-      one = std::move(queue.front());
-      queue.pop_front();
-    }
-  });
-  const auto give = [&](const Tensor& t) {
-    const std::lock_guard lock(mutex);
-    queue.push_back(t);
-  };
   {
+    test::Sink sink;
     int ops = 0;
     auto step = brrr::step(
         [&](const Tensor& x) {
           Tensor h = x;
           for (int k = 0; k < ops; ++k) {
             h = h + 1.0;
-            give(h * 2.0);
+            sink.give(h * 2.0);
           }
           if (ops % 7 == 0) throw 42;
           return h;
@@ -110,8 +94,5 @@ TEST_CASE("step: other threads let go of what it makes") {
       } catch (int) {}
     }
   }
-  over = true;
-  other.join();
-  queue.clear();
   CHECK(memory_stats(kCPU).live == held);  // Nothing is left of all that.
 }
