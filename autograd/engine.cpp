@@ -217,6 +217,7 @@ class Engine : NotCopied {
     if (left) differentiate_decomposition(v);
     Recorder* const r = context.recorder;
     const bool older = r && n.made_in != r->number;  // Than the step that is recorded.
+    if (older) r->goes_back = true;
     const bool spent = !options_.retain_graph && !older;
     // Edges are still needed below, saved tensors are not: free them before new memory is asked.
     if (spent) release_saved(n);

@@ -134,8 +134,9 @@ struct Recorder : Placeholders {
   virtual void journal(Node& node) = 0;
   /// How many views of `s` are still there for what was journalled alone.
   virtual uint32_t kept_views(const Storage& s) = 0;
-  uint64_t number = 0;    ///< Of this call of a step; tape nodes made inside it have it.
-  bool sets_rng = false;  ///< The step has set the random stream itself.
+  uint64_t number = 0;     ///< Of this call of a step; tape nodes made inside it have it.
+  bool sets_rng = false;   ///< The step has set the random stream itself.
+  bool goes_back = false;  ///< A backward pass has used a tape node from before the step.
 };
 
 /// Throws inside a recorded step: `what` needs data that does not exist yet. Also throws when `t`

@@ -191,6 +191,7 @@ void detail::after_write(OpCall& c, bool grads) {
     if (!grads && context.grad_enabled && o.grad_fn) {
       // What it was computed from has been overwritten by something without history.
       before_change(o, Field::History);
+      ++o.storage->histories;
       Ref<Node>::adopt(std::exchange(o.grad_fn, nullptr)).reset();
       o.flags = static_cast<uint8_t>(o.flags & ~kRequiresGrad);
       o.output = 0;

@@ -45,6 +45,8 @@ void forget_early(Storage& s) noexcept {
 
 // --- placeholders that another thread lets go of -------------------------------------------------
 
+thread_local constinit char thread_mark = 0;
+
 // The step may be at any point, and go on to write there. Beside this last reference, of which
 // nobody knows whether it has been subtracted yet, a plan has one if it has lent memory meanwhile.
 void destroy_elsewhere(Storage* s) noexcept {

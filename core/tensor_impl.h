@@ -11,11 +11,10 @@ namespace brrr {
 
 void destroy(Node*) noexcept;
 
-/// An address that no other thread has.
-inline const void* this_thread() noexcept {
-  static thread_local constinit char mark = 0;
-  return &mark;
-}
+/// An address that no other thread has. (The library's: one of a header would be another one in a
+/// program or plugin that hides its symbols.)
+extern thread_local constinit char thread_mark;
+inline const void* this_thread() noexcept { return &thread_mark; }
 
 struct Storage;
 /// The part of a recorder that a dying placeholder touches.
@@ -44,7 +43,7 @@ struct Storage {
   std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
   const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
   Storage* next = nullptr;     ///< In Placeholders::elsewhere.
-  uint32_t histories = 0;      ///< How often a tensor of it has got a history in place.
+  uint32_t histories = 0;      ///< How often a tensor of it has got or lost a history in place.
   bool gradient = false;       ///< It has been a leaf's grad.
   bool lent = false;  ///< The memory is a replay's, which will write there again (not owned).
   bool gaps = false;  ///< What its tensors leave of it is nobody's: kernels may write there.
@@ -58,7 +57,7 @@ void release_foreign(Storage& s) noexcept;
 /// Of a placeholder whose step runs on another thread.
 void destroy_elsewhere(Storage* s) noexcept;
 inline void destroy(Storage* s) noexcept {
-  if (Placeholders* const pass = std::atomic_ref(s->pass).load(std::memory_order_relaxed)) {
+  if (Placeholders* const pass = std::atomic_ref(s->pass).load(std::memory_order_acquire)) {
     if (pass->thread.load(std::memory_order_relaxed) != this_thread()) [[unlikely]]
       return destroy_elsewhere(s);
     pass->by_slot[s->slot] = nullptr;

@@ -242,9 +242,7 @@ std::vector<int64_t> Run::encode_prompt() const {
 }
 
 brrr::Metadata Run::notes() const {
-  brrr::Metadata notes = {{"data", options_.data},
-                          {"eval-every", std::to_string(options_.eval_every)},
-                          {kVocabulary, std::to_string(vocabulary_)}};
+  brrr::Metadata notes = {{"data", options_.data}, {kVocabulary, std::to_string(vocabulary_)}};
   if (tokenizer_) notes[kTokenizer] = tokenizer_->state();
   return notes;
 }

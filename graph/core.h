@@ -34,10 +34,12 @@ struct Entry {
     IntList sizes = {}, strides = {};
     uint32_t number = 0;  ///< Its storage's.
     int64_t offset = 0;
-    int64_t base = 0;    ///< From its first element to where the step first uses the storage.
-    bool moves = false;  ///< Another tensor has been seen there: nothing captured is the same one.
+    int64_t base = 0;        ///< From its first element to where the step first uses the storage.
+    uint32_t histories = 0;  ///< As of Captured, since something captured may be the same one.
+    bool moves = false;      ///< Another tensor has been seen there: nothing captured is.
     bool is(const TensorImpl& t) const {
-      return number == std::atomic_ref(t.storage->number).load() && offset == t.offset;
+      return number == std::atomic_ref(t.storage->number).load() && offset == t.offset &&
+             histories == t.storage->histories;
     }
   };
   std::vector<Argument> arguments;

@@ -65,7 +65,8 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
     const bool moved = a.number != number || a.offset + a.base != base;
     const bool moves = a.number && a.external == external && (a.moves || moved);
     a = {external, t.dtype,  t.size_list(),   t.stride_list(),
-         number,   t.offset, base - t.offset, moves};
+         number,   t.offset, base - t.offset, t.storage->histories,
+         moves};
   }
   for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();

@@ -44,7 +44,7 @@ void Pass::note_effects() {
     }
   }
   if (sets_rng && !draws_in_turn()) host_effect_ = "it sets the random stream itself";
-  if (!used_nodes_.empty()) host_effect_ = "it runs backward through a tape from before the step";
+  if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
   if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
 }
 

@@ -66,7 +66,7 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   number = next_number();
   rng_before_ = rng_state();
   drawn_before_ = draws_taken();
-  sets_rng = false;
+  sets_rng = goes_back = false;
   if (!fresh_.paths.empty()) fresh_ = Recording();
   forget_windows();
   expect(candidates_.empty() ? nullptr : candidates_[0]);

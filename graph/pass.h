@@ -149,7 +149,7 @@ class Pass final : public Recorder {
   void note_effects();
   void forget_changes() noexcept;
   static void forget(Storage& s) noexcept {
-    std::atomic_ref(s.pass).store(nullptr, std::memory_order_relaxed);
+    std::atomic_ref(s.pass).store(nullptr, std::memory_order_release);
   }
   void drop_unseen() noexcept;
   bool draws_in_turn() const;

@@ -138,7 +138,42 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
     h.add_(w * 3.0);
     step(ones({2}));
     CHECK(w.grad().to_vector<float>() == std::vector<float>{13, 13});
+    // One that is the argument as well.
+    h = ones({2});
+    const Tensor same = h.detach();
+    auto both = brrr::step(
+        [&](const Tensor& x) {
+          w.set_grad({});
+          const Tensor loss = (h * w * x).sum();
+          loss.backward({}, true);
+          return loss.detach() * 1.0;
+        },
+        kEarly);
+    for (int call = 0; call < 3; ++call) both(same);
+    if (frozen) both.freeze();
+    h.add_(w * 3.0);
+    both(same);
+    CHECK(w.grad().to_vector<float>() == std::vector<float>{91, 91});
   }
+}
+
+TEST_CASE("pitfall A25: backward through a tape from before the step is not frozen, kept or not") {
+  const Tensor w = full({2}, 2.0).set_requires_grad();
+  const Tensor h = w * 3.0;
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        w.set_grad({});
+        const Tensor loss = (h * w * x).sum();
+        loss.backward({}, true);
+        return loss.detach() * 1.0;
+      },
+      kEarly);
+  for (int call = 0; call < 2; ++call) step(ones({2}));
+  CHECK(contains(error_of([&] { step.freeze(); }), "a tape from before the step"));
+  h.copy_(ones({2}));  // It has none any more.
+  for (int call = 0; call < 2; ++call) step(ones({2}));
+  CHECK(w.grad().to_vector<float>() == std::vector<float>{1, 1});
+  CHECK(error_of([&] { step.freeze(); }) == "");
 }
 
 TEST_CASE("pitfall A25: a batch of another size makes no number one that varies") {

@@ -10,7 +10,8 @@ namespace examples {
 namespace fs = std::filesystem;
 
 bool has_train_bin(const std::string& path) {
-  return fs::is_directory(path) && fs::exists(fs::path(path) / "train.bin");
+  std::error_code none;
+  return fs::is_directory(path, none) && fs::exists(fs::path(path) / "train.bin", none);
 }
 
 GptOptions::GptOptions()
@@ -94,7 +95,7 @@ void GptOptions::check() {
   if (warmup < 0) warmup = steps / 20;
   // An own text is found again unless another is named; whether it is the same is checked later.
   if (steps > 0)
-    hints_.insert(hints_.end(), {"data", "eval-every"});
+    hints_.emplace_back("data");
   else
     std::erase(kept_, "steps");
 }

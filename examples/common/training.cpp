@@ -238,7 +238,8 @@ void Training::restore() {
 
 void Training::save(LossLog& losses) {
   check_losses(losses);
-  losses.flush();  // Who goes on from the checkpoint finds those before it.
+  losses.flush();  // Who goes on from the checkpoint finds those before it,
+  losses.check();  // or there is none.
   // The loss was that of the parameters before the last update.
   const std::string bad = brrr::models::first_nonfinite(parts_.model->named_parameters());
   BRRR_CHECK(bad.empty(),
@@ -250,7 +251,6 @@ void Training::save(LossLog& losses) {
   parts_.metadata = options_.to_save();
   parts_.metadata.merge(notes());
   brrr::save_checkpoint(options_.checkpoint, parts_);
-  losses.check();  // Else the next run's file would have a gap.
 }
 
 brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& y) {
