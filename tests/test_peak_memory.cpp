@@ -84,12 +84,12 @@ void compare(const Training& train) {
     const double more = kAddressSanitizer ? eager.by_call[k] / 10 : 0.02;
     CHECK(graph.by_call[k] <= eager.by_call[k] + more);
   }
-  // Kernels, which are built by now, huge pages at the ends of segments.
-  // How many of these there are is the system's choice: the larger of two runs in eager mode
-  // counts.
+  // Kernels, which are built by now, are up to 9.5 MB, and the system gives a huge page of 2 MB
+  // more or less: the larger of two runs in eager mode counts, and one such page beside the
+  // kernels.
   const double resident = peaks_of(train, Mode::Graph).resident,
                of_eager = std::max(eager.resident, peaks_of(train, Mode::Eager).resident);
-  if (!kAddressSanitizer && !kThreadSanitizer) CHECK(resident <= of_eager + 10);
+  if (!kAddressSanitizer && !kThreadSanitizer) CHECK(resident <= of_eager + 12);
 }
 
 enum class Zero { First, BeforeBackward, Never };
