@@ -43,6 +43,13 @@ void forget_early(Storage& s) noexcept {
   s.owned = !s.lent;
 }
 
+void release_foreign(Storage& s) noexcept {
+  if (s.data && s.release) (*s.release)();
+  delete s.release;
+  forget_early(s);
+  if (!s.owned) s.data = nullptr;  // Else whoever calls gives it back.
+}
+
 // --- placeholders that another thread lets go of -------------------------------------------------
 
 thread_local constinit char thread_mark = 0;
@@ -72,13 +79,6 @@ void Placeholders::end(const std::function<void()>& f) {
     if (s->refs.release()) destroy(s);
     s = next;
   }
-}
-
-void release_foreign(Storage& s) noexcept {
-  if (s.data && s.release) (*s.release)();
-  delete s.release;
-  forget_early(s);
-  if (!s.owned) s.data = nullptr;  // Else whoever calls gives it back.
 }
 
 // --- tensor objects ------------------------------------------------------------------------------

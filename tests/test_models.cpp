@@ -122,11 +122,11 @@ TEST_CASE("load_state_dict checks everything before it changes anything") {
   const std::vector<float> old = to.fc1.weight.to_vector<float>();
   StateDict dict = from.state_dict();
   dict["fc2.bias"] = zeros({7});
-  dict["other\x1b[31m" + std::string(500, 'x')] = zeros({1});
+  dict["other\x1b[31m" + std::string(500, 'n')] = zeros({1});
   dict.erase("fc2.weight");
   const std::string text = message([&] { to.load_state_dict(dict); });
   CHECK(contains(text, "missing: fc2.weight"));
-  CHECK(contains(text, "unexpected: other?[31mxxx"));
+  CHECK(contains(text, "unexpected: other?[31mnnn"));
   CHECK(text.size() < 400);
   CHECK(contains(text, "fc2.bias (is float32[7], expected float32[3])"));
   CHECK(to.fc1.weight.to_vector<float>() == old);

@@ -5,6 +5,22 @@
 using namespace brrr;
 using namespace brrr::test;
 
+namespace {
+
+// A step whose backward goes into `w`, and into whatever history the caller's `h` has by then.
+auto goes_into(const Tensor& h, const Tensor& w) {
+  return brrr::step(
+      [&](const Tensor& x) {
+        w.set_grad({});
+        const Tensor loss = (h * w * x).sum();
+        loss.backward({}, true);
+        return loss.detach() * 1.0;
+      },
+      kEarly);
+}
+
+}  // namespace
+
 TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no further" *
           doctest::test_suite("host")) {
   Tensor sum = zeros({4});
@@ -125,14 +141,7 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
   for (const bool frozen : {false, true}) {
     Tensor h = ones({2});
     const Tensor w = full({2}, 2.0).set_requires_grad();
-    auto step = brrr::step(
-        [&](const Tensor& x) {
-          w.set_grad({});
-          const Tensor loss = (h * w * x).sum();
-          loss.backward({}, true);
-          return loss.detach() * 1.0;
-        },
-        kEarly);
+    auto step = goes_into(h, w);
     for (int call = 0; call < 3; ++call) step(ones({2}));
     if (frozen) step.freeze();
     h.add_(w * 3.0);
@@ -141,14 +150,7 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
     // One that is the argument as well.
     h = ones({2});
     const Tensor same = h.detach();
-    auto both = brrr::step(
-        [&](const Tensor& x) {
-          w.set_grad({});
-          const Tensor loss = (h * w * x).sum();
-          loss.backward({}, true);
-          return loss.detach() * 1.0;
-        },
-        kEarly);
+    auto both = goes_into(h, w);
     for (int call = 0; call < 3; ++call) both(same);
     if (frozen) both.freeze();
     h.add_(w * 3.0);
@@ -160,14 +162,7 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
 TEST_CASE("pitfall A25: backward through a tape from before the step is not frozen, kept or not") {
   const Tensor w = full({2}, 2.0).set_requires_grad();
   const Tensor h = w * 3.0;
-  auto step = brrr::step(
-      [&](const Tensor& x) {
-        w.set_grad({});
-        const Tensor loss = (h * w * x).sum();
-        loss.backward({}, true);
-        return loss.detach() * 1.0;
-      },
-      kEarly);
+  auto step = goes_into(h, w);
   for (int call = 0; call < 2; ++call) step(ones({2}));
   CHECK(contains(error_of([&] { step.freeze(); }), "a tape from before the step"));
   h.copy_(ones({2}));  // It has none any more.
