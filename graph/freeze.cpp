@@ -226,7 +226,7 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   for (const auto& [leaf, id, had, view] : f.effects.gradients) {
     if ((leaf.impl()->grad != nullptr) != had) return nullptr;
   }
-  // Backward would go on into a history that one has got in place.
+  // Backward would go on into a history that one has got, or lost, in place.
   for (size_t x = 0; x < f.effects.bindings.size(); ++x) {
     const Storage* const captured = f.effects.bindings[x].storage.get();
     if (captured && captured->histories != f.entry->captured[x].histories) return nullptr;
