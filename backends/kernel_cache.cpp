@@ -28,8 +28,9 @@ std::string wanted_dir() {
   const std::string own = env_or_empty("BRRR_CACHE_DIR");
   if (!own.empty()) {
     std::error_code error;
-    const fs::path path = fs::absolute(own, error);
-    return error ? own : path.string();
+    std::string path = fs::absolute(own, error).string();
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();  // lstat() would follow a link.
+    return error ? own : path;
   }
   // The XDG specification has relative paths ignored.
   const std::string xdg = env_or_empty("XDG_CACHE_HOME"), home = env_or_empty("HOME");
@@ -127,6 +128,7 @@ std::optional<std::string> read_kernel(const std::string& dir, const std::string
   struct stat info;
   if (lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   if (info.st_uid != geteuid() || (info.st_mode & writable_by_others)) return std::nullopt;
+  if (static_cast<uint64_t>(info.st_size) > most_kernel_bytes) return std::nullopt;
   std::string code(static_cast<size_t>(info.st_size), '\0');
   std::ifstream in(path, std::ios::binary);
   if (code.size() < key_length || !in.read(code.data(), info.st_size)) return std::nullopt;

@@ -42,8 +42,9 @@ void publish_kernel(const std::string& dir, const std::string& key, const std::s
 
 // Removes what was not used for longest until both limits hold, and what killed processes left.
 // Touches nothing that does not have the name of a file of ours.
+inline constexpr uint64_t most_kernel_bytes = uint64_t{512} << 20;
 void trim_kernel_cache(const std::string& dir, size_t most_files = 4096,
-                       uint64_t most_bytes = uint64_t{512} << 20);
+                       uint64_t most_bytes = most_kernel_bytes);
 
 // A directory in `parent` for one build, removed with all it holds.
 class ScratchDir : NotCopied {

@@ -104,22 +104,35 @@ template <class T> class FreeList {
   };
   static_assert(sizeof(T) >= sizeof(Block));
   static constexpr uint32_t kMost = 8192;
+  enum class State : uint8_t { New, Open, Closed };
   inline static thread_local constinit Block* head = nullptr;
-  inline static thread_local constinit uint32_t held = 0;  // More than kMost: closed.
+  inline static thread_local constinit uint32_t room = 0;  // For so many more; none unless open.
+  inline static thread_local constinit State state = State::New;
 
-  // Touched on the slow path only, so that the hot path has no thread_local guard.
   struct Closer {
     ~Closer() {
-      held = kMost + 1;
+      state = State::Closed;
+      room = 0;
       while (head) ::operator delete (std::exchange(head, head->next), std::align_val_t{64});
     }
   };
+  // On the slow paths only, so that the others have no thread_local guard. A thread that only
+  // gives needs it as well: what it was given would be lost with it.
+  static void open() noexcept {
+    if (!kFreeLists || state != State::New) return;
+    static thread_local Closer closer;
+    (void)closer;
+    state = State::Open;
+    room = kMost;
+  }
   [[gnu::noinline]] static void* fresh() {
-    if (held <= kMost) {
-      static thread_local Closer closer;
-      (void)closer;
-    }
+    open();
     return ::operator new (sizeof(T), std::align_val_t{64});
+  }
+  [[gnu::noinline]] static void give_without_room(void* p) noexcept {
+    open();
+    if (room) return give(p);
+    ::operator delete (p, std::align_val_t{64});
   }
 
  public:
@@ -129,16 +142,13 @@ template <class T> class FreeList {
     Block* const b = head;
     if (!b) return fresh();
     head = b->next;
-    --held;
+    ++room;
     return b;
   }
   static void give(void* p) noexcept {
-    if (kFreeLists && held < kMost) {
-      head = new (p) Block{head};
-      ++held;
-      return;
-    }
-    ::operator delete (p, std::align_val_t{64});
+    if (!room) return give_without_room(p);
+    head = new (p) Block{head};
+    --room;
   }
 };
 

@@ -2,17 +2,65 @@
 // Text for people: of messages, of tables, of pictures.
 
 #include <algorithm>
+#include <cstddef>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace brrr {
 
+// UTF-8, strictly: no overlong forms, no surrogates, nothing above U+10FFFF.
+
+/// The code point that starts at byte `at` (within the text) and its length in bytes. Where the
+/// bytes are not UTF-8 the length is 1 and the code point kInvalid.
+struct CodePoint {
+  static constexpr char32_t kInvalid = 0xffffffff;
+  char32_t value;
+  size_t length;
+  bool valid() const { return value != kInvalid; }
+};
+
+inline CodePoint decode_utf8(std::string_view text, size_t at) {
+  constexpr CodePoint bad{CodePoint::kInvalid, 1};
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return {first, 1};
+  const size_t length = first < 0xc2   ? 0
+                        : first < 0xe0 ? 2
+                        : first < 0xf0 ? 3
+                        : first < 0xf5 ? 4
+                                       : 0;
+  if (length == 0 || length > text.size() - at) return bad;
+  char32_t value = first & (0x7fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return bad;
+    value = value << 6 | (byte(i) & 0x3fu);
+  }
+  constexpr char32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = value >= 0xd800 && value < 0xe000;
+  if (value < kLeast[length] || value > 0x10ffff || surrogate) return bad;
+  return {value, length};
+}
+
+/// Whether a terminal obeys it instead of showing it: controls, and what turns the direction of the
+/// text that follows.
+constexpr bool is_control(char32_t c) {
+  return c < 0x20 || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
+         (c >= 0x2066 && c <= 0x2069);
+}
+
 /// What somebody else wrote, for messages: cut after `most` bytes, control characters as '?'.
 inline std::string shown(const std::string& text, size_t most = 80) {
-  std::string s = text.substr(0, most);
-  for (char& c : s) c = static_cast<unsigned char>(c) < 32 ? '?' : c;
-  return s.size() < text.size() ? s + "..." : s;
+  const std::string_view part = std::string_view(text).substr(0, most);
+  std::string s;
+  for (size_t at = 0; at < part.size();) {
+    const CodePoint c = decode_utf8(part, at);
+    const char32_t value = c.valid() ? c.value : static_cast<unsigned char>(part[at]);
+    s += is_control(value) ? "?" : part.substr(at, c.length);
+    at += c.length;
+  }
+  return part.size() < text.size() ? s + "..." : s;
 }
 
 /// The first lines of a text, and whether there are more.

@@ -141,9 +141,21 @@ void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Sec
   write_file(folder / "lab.html", page_of(lab, sections).html());
 }
 
+// Before anything is measured: whether files can be written, and over those of an earlier run.
+void check_folder(const fs::path& folder) {
+  fs::create_directories(folder);
+  for (const char* name : {"lab.html", "lab.json"}) {
+    brrr::check_replaceable((folder / name).string());
+  }
+  for (const auto& there : fs::directory_iterator(folder)) {
+    const fs::path& path = there.path();
+    const bool one_of_lab = path.extension() == ".csv" || path.extension() == ".svg";
+    if (one_of_lab) brrr::check_replaceable(path.string());
+  }
+}
+
 int run(const Options& o) {
-  fs::create_directories(o.out);  // Before anything is measured.
-  brrr::check_replaceable((fs::path(o.out) / "lab.html").string());
+  check_folder(o.out);
   const auto begin = Clock::now();
   lab::Lab lab{
       measure_limits({brrr::kCPU}).front(), o.quick ? 0.01 : o.seconds, o.model, o.quick, {}};

@@ -73,9 +73,8 @@ class Run : public Training {
   }
 
   void introduce() const {
-    fmt::print("MLP {}-{}-{}, {} parameters, {} on {}, mode {}\n", train_.images.size(1),
-               fmt::join(options_.hidden, "-"), train_.classes, model_->num_parameters(),
-               options_.optimizer, brrr::name(device), options_.mode);
+    fmt::print("MLP {}, {} parameters, {} on {}, mode {}\n", fmt::join(sizes_, "-"),
+               model_->num_parameters(), options_.optimizer, brrr::name(device), options_.mode);
   }
 
  private:
@@ -95,17 +94,17 @@ class Run : public Training {
 
   void make_model() {
     const Options& o = options_;
-    std::vector<int64_t> sizes = {train_.images.size(1)};
-    sizes.insert(sizes.end(), o.hidden.begin(), o.hidden.end());
-    sizes.push_back(std::max(train_.classes, test_.classes));
+    sizes_ = {train_.images.size(1)};
+    sizes_.insert(sizes_.end(), o.hidden.begin(), o.hidden.end());
+    sizes_.push_back(std::max(train_.classes, test_.classes));
     o.check_step();
     double parameters = 0;
-    for (size_t k = 1; k < sizes.size(); ++k) {
-      parameters += (static_cast<double>(sizes[k - 1]) + 1) * static_cast<double>(sizes[k]);
+    for (size_t k = 1; k < sizes_.size(); ++k) {
+      parameters += (static_cast<double>(sizes_[k - 1]) + 1) * static_cast<double>(sizes_[k]);
     }
     o.check_memory(fmt::format("--hidden {}", fmt::join(o.hidden, ",")), parameters);
     model_ = std::make_unique<brrr::models::MLP>(
-        brrr::models::MLPOptions{.sizes = sizes, .activation = "relu", .dropout = o.dropout});
+        brrr::models::MLPOptions{.sizes = sizes_, .activation = "relu", .dropout = o.dropout});
     model_->to(device);
     parallel = std::make_unique<brrr::dist::DataParallel>(*model_, o.parallel());
     if (o.optimizer == "adamw") {
@@ -125,6 +124,7 @@ class Run : public Training {
 
   double advance(LossLog& losses, bool look) override {
     const auto [x, y] = loader_->next();
+    taken_ = static_cast<double>(x.size(0));
     losses.add(step_(parallel->part(x), parallel->part(y)));
     return look ? finite(losses, step + 1) : 0;
   }
@@ -163,11 +163,7 @@ class Run : public Training {
   }
 
   double test() override { return accuracy(); }
-  Unit unit() const override {
-    return {"images",
-            static_cast<double>(std::min(options_.batch, train_.size()) * options_.passes()),
-            "accuracy", "{:.2f} %"};
-  }
+  Unit unit() const override { return {"images", taken_, "accuracy", "{:.2f} %"}; }
   std::string result() override {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
   }
@@ -192,6 +188,8 @@ class Run : public Training {
 
   const Options& options_;
   data::Dataset train_, test_;
+  std::vector<int64_t> sizes_;  // Of the model.
+  double taken_ = 0;            // Images of the last step.
   mutable std::optional<uint64_t> hash_;
   std::unique_ptr<brrr::models::MLP> model_;
   std::unique_ptr<data::Loader> loader_;

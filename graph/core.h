@@ -128,6 +128,7 @@ class StepCore final : public StepBase {
   std::vector<std::shared_ptr<Entry>> entries_;  // Most recently used first.
   std::vector<std::unique_ptr<Session>> sessions_;
   StepStats stats_;
+  double cached_seconds_ = 0;     // Of its build_seconds those that found all on the disk.
   std::vector<std::string> log_;  // Differences and fallbacks, each once.
   Frozen last_;                   // Of the last call, for freeze().
   std::atomic<bool> is_frozen_ = false;

@@ -61,7 +61,7 @@ static std::string strip_text(const Recording& r, const Schedule& s, uint32_t gr
 // "net.0: add relu sum".
 static std::string title_of(const Recording& r, const Group& g) {
   const std::string& path = r.paths[r.instrs[g.instrs[0]].path];
-  return (path.empty() ? "" : path + ": ") + group_name(r, g);
+  return (path.empty() ? "" : shown(path, SIZE_MAX) + ": ") + group_name(r, g);
 }
 
 static std::string kernels_of(const Plan& plan) {
@@ -108,9 +108,19 @@ std::string StepCore::explain() {
       "step: {} calls, {} recordings, {} replays, {} fallbacks, {} entries (most {}), {} evicted\n",
       s.calls, s.recordings, s.replays, s.fallbacks, entries.size(), options_.max_entries,
       s.evictions);
+  std::string cached;
+  const double cached_seconds = [&] {
+    const std::lock_guard lock(mutex_);
+    return cached_seconds_;
+  }();
+  if (s.build_seconds > 0 && cached_seconds == s.build_seconds) {
+    cached = " (from the disk cache)";
+  } else if (cached_seconds > 0) {
+    cached = fmt::format(" ({:.1f} of them from the disk cache)", cached_seconds * 1e3);
+  }
   t += fmt::format("once: record {:.2f} ms, fuse {:.2f} ms, plan {:.2f} ms, build {:.1f} ms{}\n",
                    s.record_seconds * 1e3, s.fuse_seconds * 1e3, s.plan_seconds * 1e3,
-                   s.build_seconds * 1e3, s.build_cached ? " (from the disk cache)" : "");
+                   s.build_seconds * 1e3, cached);
   if (s.verified) t += fmt::format("verified against eager: {} replays, all equal\n", s.verified);
   for (size_t k = 0; k < entries.size(); ++k) {
     Entry& e = *entries[k];

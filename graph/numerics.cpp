@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/text.h"
 #include "ops/kinds/pointwise.h"
 
 namespace brrr::graph {
@@ -92,7 +93,7 @@ void CheckNumericsGuard::check(const OpCall& c) {
 }
 
 std::string CheckNumericsGuard::describe(const OpCall& c) const {
-  const std::string path = module_path();
+  const std::string path = shown(module_path(), SIZE_MAX);
   std::string s =
       fmt::format("{}{}{}{}(", path, path.empty() ? "" : ": ", c.op->name, c.into ? "_" : "");
   for (int k = 0; k < c.n_in; ++k) {

@@ -1,7 +1,13 @@
 // What a profile found, for people, for programs, and as a trace.
 #include <fmt/ranges.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -142,7 +148,12 @@ void Profile::write_trace(const std::string& path) const {
   const auto text = [](const Json& j) {
     return j.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  std::ofstream out(path);
+  // Renamed once it is whole; what is no file, such as /dev/stdout, is written itself.
+  std::error_code none;
+  const bool renames =
+      !std::filesystem::exists(path, none) || std::filesystem::is_regular_file(path, none);
+  const std::string written = renames ? fmt::format("{}.{}.part", path, getpid()) : path;
+  std::ofstream out(written);
   out << "{\"displayTimeUnit\":\"ns\",\"otherData\":"
       << text({{"limits", limits_json(watch_->limits)}}) << ",\"traceEvents\":[";
   // One after the other: all of them as one document would take gigabytes.
@@ -194,7 +205,10 @@ void Profile::write_trace(const std::string& path) const {
   close();
   out << "\n]}\n";
   out.close();
-  BRRR_CHECK(out, "profile: {} cannot be written", path);
+  if (out && (!renames || std::rename(written.c_str(), path.c_str()) == 0)) return;
+  const int error = errno;
+  if (renames) std::remove(written.c_str());
+  fail("profile: {} cannot be written: {}", path, std::strerror(error));
 }
 
 }  // namespace brrr

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/check.h"
+#include "core/text.h"
 #include "graph/pass.h"
 
 namespace brrr::graph {
@@ -281,7 +282,7 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
              : "results differs: other tensors outlive the step than when it was recorded";
   }
   const Instr& e = expected_->instrs[at];
-  const std::string& path = expected_->paths[e.path];
+  const std::string path = shown(expected_->paths[e.path], SIZE_MAX);
   const std::string where =
       fmt::format("op {} ({}{}{})", at, path, path.empty() ? "" : ": ", e.op->name);
   if (!c) return fmt::format("length differs: {}: this call ended before it", where);

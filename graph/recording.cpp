@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/text.h"
+
 namespace brrr::graph {
 
 bool Value::same_elements(const Value& o) const {
@@ -22,7 +24,7 @@ std::string Recording::describe(uint32_t id) const {
 }
 
 std::string Recording::describe(const Instr& i) const {
-  std::string s = paths[i.path].empty() ? "" : paths[i.path] + ": ";
+  std::string s = paths[i.path].empty() ? "" : shown(paths[i.path], SIZE_MAX) + ": ";
   s += fmt::format("{}{}(", i.op->name, i.into ? "_" : "");
   for (int k = 0; k < i.n_in; ++k) s += (k ? ", " : "") + describe(in(i)[k]);
   s += ") -> ";

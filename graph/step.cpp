@@ -186,7 +186,7 @@ void StepCore::build(Entry& e, const Session& s) {
     e.plan = Plan::make(e.recording, options_, s.replaced);
     e.built = e.plan.get();
     if (options_.mode != Mode::Auto) e.unfused.reset();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // Of the system's, too: the walker needs no kernels.
     e.failure = error.what();
   }
   if (context.observer) context.observer->resume();
@@ -197,6 +197,7 @@ void StepCore::build(Entry& e, const Session& s) {
   stats_.plan_seconds += made.plan_seconds;
   stats_.build_seconds += made.build.seconds;
   stats_.build_cached = made.build.cached;
+  if (made.build.cached) cached_seconds_ += made.build.seconds;
 }
 
 // Whether this call is a replay. Kernels are built on an entry's second call, because many entries

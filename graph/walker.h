@@ -2,6 +2,9 @@
 // The reference walker: runs any recording instruction by instruction with the eager kernels. It
 // serves first calls, failed builds, verification and debugging.
 
+#include <memory>
+#include <vector>
+
 #include "graph/pass.h"
 
 namespace brrr::graph {

@@ -29,13 +29,23 @@ const GenerateOptions& checked(const GenerateOptions& o) {
   return o;
 }
 
-}  // namespace
+// By the largest of each row: that is finite unless one is NaN or infinity, or all are -infinity.
+void check_finite(const char* op, int64_t vocab, const Tensor& largest) {
+  const auto values = largest.to(kFloat64).to_vector<double>();
+  for (size_t row = 0; row < values.size(); ++row) {
+    BRRR_CHECK(std::isfinite(values[row]),
+               "{}: the logits [{}, {}] of row {} are not finite; "
+               "models::first_nonfinite(model) names the parameter",
+               op, values.size(), vocab, row);
+  }
+}
 
-Tensor sample(const Tensor& logits, const SampleOptions& o) {
-  check_sample("sample", o.temperature, o.top_k, o.top_p);
-  BRRR_CHECK(
-      logits.defined() && is_floating(logits.dtype()) && logits.dim() == 2 && logits.size(1) > 0,
-      "sample: takes floating logits [rows, vocab], got {}", describe(logits));
+Tensor largest_of(const Tensor& logits, const Tensor& ids) {
+  return gather(logits, 1, ids.unsqueeze(1)).squeeze(1);
+}
+
+// Of logits that have not been looked at.
+Tensor draw(const Tensor& logits, const SampleOptions& o) {
   if (o.temperature == 0) return logits.argmax(1);
   const int64_t vocab = logits.size(1), k = std::min(o.top_k ? o.top_k : vocab, vocab);
   const Tensor wide = itemsize(logits.dtype()) < 4 ? logits.to(kFloat32) : logits;
@@ -46,8 +56,26 @@ Tensor sample(const Tensor& logits, const SampleOptions& o) {
   auto [values, ids] = topk(scaled, k, 1);
   Tensor p = softmax(values, 1);
   // Tokens after those that reach top_p; the first always stays.
-  if (o.top_p < 1) p = where(cumsum(p, 1) - p >= o.top_p, 0.0, p);
+  if (o.top_p < 1) p = where(cumsum(p, 1) - p >= std::max(o.top_p, 1e-30), 0.0, p);
   return gather(ids, 1, multinomial(p, 1)).squeeze(1);
+}
+
+}  // namespace
+
+Tensor sample(const Tensor& logits, const SampleOptions& o) {
+  check_sample("sample", o.temperature, o.top_k, o.top_p);
+  BRRR_CHECK(
+      logits.defined() && is_floating(logits.dtype()) && logits.dim() == 2 && logits.size(1) > 0,
+      "sample: takes floating logits [rows, vocab], got {}", describe(logits));
+  if (context.recorder) return draw(logits, o);
+  try {
+    const Tensor ids = draw(logits, o);
+    if (o.temperature == 0) check_finite("sample", logits.size(1), largest_of(logits, ids));
+    return ids;
+  } catch (const Error&) {  // Of another op: about the weights that it was given.
+    check_finite("sample", logits.size(1), logits.max({1}));
+    throw;
+  }
 }
 
 Generator::Generator(GPT& gpt, const GenerateOptions& options)
@@ -58,9 +86,12 @@ Generator::Generator(GPT& gpt, const GenerateOptions& options)
       step_(
           [this](const Tensor& id, const Tensor& position) {
             const Tensor logits = gpt_.forward(id.unsqueeze(0), position, cache_);
-            return sample(logits, {.temperature = options_.temperature,
-                                   .top_k = options_.top_k,
-                                   .top_p = options_.top_p});
+            const Tensor ids = draw(logits, {.temperature = options_.temperature,
+                                             .top_k = options_.top_k,
+                                             .top_p = options_.top_p});
+            std::vector<Tensor> results{ids};
+            if (options_.temperature == 0) results.push_back(largest_of(logits, ids));
+            return results;
           },
           StepOptions{.mode = options.mode}) {}
 
@@ -85,12 +116,30 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
   if (options_.seed) own.emplace(*options_.seed);
   const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
 
-  // Ids stay on the device until the end: nothing waits for a token that nobody asks for.
   const std::vector<int64_t> given(prompt.end() - std::min(std::ssize(prompt), o.block),
                                    prompt.end());
   std::vector<Tensor> context = tensor(given).to(positions_.device()).split(1);
-  std::vector<Tensor> made;
-  int64_t fed = 0;  // Tokens of the context that the cache holds.
+  int64_t fed = 0;
+  try {
+    return add_to(context, fed);
+  } catch (const Error&) {  // Of another op, on a GPU about a token before.
+    const int64_t at = std::min(fed, o.block - 1);
+    const Tensor position = positions_.narrow(0, at, 1);
+    check_logits(gpt_.forward(context[at].unsqueeze(0), position, cache_).max({1}));
+    throw;
+  }
+}
+
+void Generator::check_logits(const Tensor& largest) const {
+  for (const Tensor& one : largest.to(kCPU).split(1)) {
+    check_finite("generate", gpt_.options().vocab, one);
+  }
+}
+
+// Ids stay on the device until the end: nothing waits for a token that nobody asks for.
+std::vector<int64_t> Generator::add_to(std::vector<Tensor>& context, int64_t& fed) {
+  const GPTOptions& o = gpt_.options();
+  std::vector<Tensor> made, largest;
   while (std::ssize(made) < options_.tokens) {
     if (fed == o.block) {
       context.erase(context.begin(), context.end() - std::max<int64_t>(1, o.block / 2));
@@ -103,15 +152,19 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
         layer.values.zero_();
       }
     }
-    Tensor next;
+    std::vector<Tensor> next;
     for (; fed < std::ssize(context); ++fed) {
       next = step_(context[fed], positions_.narrow(0, fed, 1));
     }
-    context.push_back(next);
-    made.push_back(next);
-    if (options_.on_token) options_.on_token(next.item<int64_t>());
+    context.push_back(next[0]);
+    made.push_back(next[0]);
+    if (next.size() > 1) largest.push_back(next[1]);
+    if (!options_.on_token) continue;
+    if (next.size() > 1) check_logits(next[1]);
+    options_.on_token(next[0].item<int64_t>());
   }
   if (made.empty()) return {};
+  if (!largest.empty()) check_logits(cat(largest));
   return cat(made).to_vector<int64_t>();
 }
 

@@ -18,7 +18,9 @@ struct SampleOptions {
 };
 
 /// Draws a token id, int64 [rows], for each row of logits [rows, vocab], on the random stream (one
-/// draw, none at temperature 0). Among equal logits the lowest id counts as the likelier.
+/// draw, none at temperature 0). Among equal logits the lowest id counts as the likelier. -infinity
+/// is never drawn; throws where a row has NaN, infinity or nothing else (inside a recorded step of
+/// temperature 0 that takes the likeliest all the same, NaN before all).
 Tensor sample(const Tensor& logits, const SampleOptions& options = {});
 
 struct GenerateOptions {
@@ -54,15 +56,19 @@ class Generator : NotCopied {
   StepStats stats() const { return step_.stats(); }
 
  private:
+  /// The new ids after `context`, to which it adds them. `fed` tokens of that are in the cache.
+  std::vector<int64_t> add_to(std::vector<Tensor>& context, int64_t& fed);
+  void check_logits(const Tensor& largest) const;
   GPT& gpt_;
   GenerateOptions options_;
   KeyValueCache cache_;
   Tensor positions_;  // Not the cache's slots: one moves against the other from call to call.
-  Step<std::function<Tensor(const Tensor&, const Tensor&)>> step_;
+  /// The next id; at temperature 0 its logit, too.
+  Step<std::function<std::vector<Tensor>(const Tensor&, const Tensor&)>> step_;
 };
 
 /// The `options.tokens` ids that a Generator adds to `prompt`. Throws unless the prompt has a token
-/// and all of them are in [0, vocab).
+/// and all of them are in [0, vocab), and where logits are such as sample() refuses.
 std::vector<int64_t> generate(GPT& gpt, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options = {});
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/text.h"
 #include "models/file.h"
 #include "models/safetensors.h"
 #include "ops/pointwise_ops.h"
@@ -42,8 +43,8 @@ StateDict without_prefix(const std::string& path, const StateDict& file, DType d
   for (const auto& [full, t] : file) {
     const std::string name = full.starts_with(kPrefix) ? full.substr(kPrefix.size()) : full;
     if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) continue;
-    BRRR_CHECK(!dict.count(name), "load_gpt2: {} has {} twice, with and without \"{}\"", path, name,
-               kPrefix);
+    BRRR_CHECK(!dict.count(name), "load_gpt2: {} has {} twice, with and without \"{}\"", path,
+               shown(name), kPrefix);
     dict[name] = is_floating(t.dtype()) ? t.to(dtype) : t;
   }
   return dict;

@@ -32,6 +32,9 @@ class Embedding : public Module {
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const IntList& normalized, double eps = 1e-5, bool bias = true);
+  /// LayerNorm({2, 3}), which could else be a copy of one of size 2.
+  template <size_t n>
+  explicit LayerNorm(const int64_t (&normalized)[n]) : LayerNorm(IntList(normalized, n)) {}
   Tensor forward(const Tensor& x) override;
   const Tensor weight, bias;  ///< bias is undefined without one.
 
@@ -44,6 +47,8 @@ class LayerNorm : public Module {
 class RMSNorm : public Module {
  public:
   explicit RMSNorm(const IntList& normalized, double eps = 1e-5);
+  template <size_t n>
+  explicit RMSNorm(const int64_t (&normalized)[n]) : RMSNorm(IntList(normalized, n)) {}
   Tensor forward(const Tensor& x) override;
   const Tensor weight;
 

@@ -44,13 +44,20 @@ Optimizer::~Optimizer() = default;
 
 void Optimizer::zero_grad(bool set_to_none) const {
   NoGradGuard guard;
+  // Whose gradients their owners keep has one although p.grad() is undefined.
+  const auto* const sharding = shares_ ? shares_->sharding().get() : nullptr;
+  std::vector<bool> kept;  // Empty: none.
+  if (!set_to_none && sharding && sharding->gradients()) {
+    for (const Tensor& p : parameters_) kept.push_back(sharding->known(p).used);
+  }
   dist::Sharding::forget_gradients(parameters_);
-  for (const Tensor& p : parameters_) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i];
     if (set_to_none) {
       p.set_grad({});
     } else if (p.grad().defined()) {
       p.grad().zero_();
-    } else if (p.requires_grad()) {
+    } else if (p.requires_grad() || (!kept.empty() && kept[i])) {
       p.set_grad(zeros_like(p));
     }
   }

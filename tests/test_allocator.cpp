@@ -1,6 +1,7 @@
 #include "backends/cpu/allocator.h"
 
 #include <doctest/doctest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "brrr.h"
 #include "tests/sanitizer.h"
 
 using namespace brrr::cpu;
@@ -155,6 +157,19 @@ TEST_CASE("allocator: thread churn does not grow memory") {
   const size_t reserved = memory_stats().reserved;
   for (int i = 0; i < 200; ++i) std::thread(work).join();
   CHECK(memory_stats().reserved == reserved);
+}
+
+TEST_CASE("allocator: threads that only drop tensors leave nothing behind") {
+  const auto drop = [](int threads) {
+    for (int i = 0; i < threads; ++i) {
+      std::vector<brrr::Tensor> tensors;
+      for (int k = 0; k < 200; ++k) tensors.push_back(brrr::zeros({1}));
+      std::thread([&] { tensors.clear(); }).join();
+    }
+    return mallinfo2().uordblks;
+  };
+  const size_t before = drop(5);
+  CHECK(drop(200) < before + (size_t{1} << 20));  // Their lists would be 12 MB.
 }
 
 TEST_CASE("allocator: blocks freed on another thread") {

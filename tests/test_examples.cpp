@@ -3,8 +3,6 @@
 
 #include <brrr/brrr.h>
 
-#include <sched.h>
-
 #include <nlohmann/json.hpp>
 
 #include "tests/programs.h"
@@ -82,7 +80,8 @@ TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step
     CHECK(j["loss"].is_number());
     CHECK(j["ms_per_step"].get<double>() > 0);
     const double images = j["images_per_s"].get<double>() * j["ms_per_step"].get<double>() / 1e3;
-    CHECK(images == doctest::Approx(64));  // A batch, of this interval.
+    // Batches of this interval: seven of 64 in an epoch, and one of the 52 that are left.
+    CHECK(images == doctest::Approx(500 / 8.0).epsilon(0.01));
     CHECK(j.contains("eta_s") == (step < 5000));
     CHECK(j.contains("gflops_per_s") == j.contains("share_of_peak"));
     CHECK(j["peak_mb"].get<double>() > 0);
@@ -91,21 +90,6 @@ TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step
   CHECK(step == 5000);
   CHECK(tests == 2);  // The summary has the last one.
   CHECK(run("train_mlp --steps 1 --log /nonexistent/log").status == 2);
-}
-
-// A run on one CPU leaves nothing that one on several believes.
-TEST_CASE("limits: of the CPUs that a process may use") {
-  cpu_set_t set;
-  REQUIRE(sched_getaffinity(getpid(), sizeof set, &set) == 0);
-  if (CPU_COUNT(&set) < 2) return;
-  const brrr::test::TempCache cache;
-  int first = 0;
-  while (!CPU_ISSET(first, &set)) ++first;
-  const std::string one = fmt::format("taskset -c {} ", first),
-                    words = "train_mlp --images 500 --steps 8000 --threads 2 --eval-every 0";
-  const auto peak = [](const Result& r) { return std::stod(word_after(r, "of the peak of")); };
-  const double alone = peak(run(words, ".", one)), both = peak(run(words));
-  CHECK(both > 1.4 * alone);
 }
 
 TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across modes") {
@@ -185,6 +169,11 @@ TEST_CASE("train_mlp: IDX files train like generated digits, and wrong ones are 
   CHECK(contains(eager.text, "(200 images)"));
   CHECK(parameters(eager) == parameters(graph));
 
+  // A class that is only tested has its logit, too.
+  const std::string held = folder.dir + "/t10k-labels-idx1-ubyte", before = read_text(held);
+  write_text(held, before.substr(0, before.size() - 1) + '\x0c');
+  CHECK(contains(run(command + "eager").text, "MLP 784-32-13, 25549 parameters"));
+
   const std::string labels = folder.dir + "/train-labels-idx1-ubyte";
   brrr::test::write_text(labels, read_text(labels).substr(0, 300));
   Result r = run(command + "eager");
@@ -210,6 +199,8 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --lr nan", "expected a number of at least 0, got 'nan'"},
       {"train_mlp --dropout 1", "expected a number from 0 to 0.99, got '1'"},
       {"train_mlp --hidden 3,x", "expected a whole number of at least 1, got 'x'"},
+      {"train_mlp --hidden 1,,2", "expected a whole number of at least 1, got ''"},
+      {"train_mlp --hidden 1,2,", "expected a whole number of at least 1, got ''"},
       {"train_mlp --save /no/such/folder/ck", "there is no folder '/no/such/folder'"},
       {"overhead --json /proc/brrr.json", "cannot write /proc/"},
       {"overhead --plot /dev/full", "it is not a regular file"},
@@ -219,6 +210,7 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --stps 5", "the options are --help --mode"},
       {"overhead --model lstm", "expected one of mlp, gpt, all; got 'lstm'"},
       {"overhead --sizes 8,0", "expected a whole number of at least 1, got '0'"},
+      {"overhead --sizes 1,,1,1", "expected a whole number of at least 1, got ''"},
       {"overhead --device gpu", "expected one of cpu, cuda, all; got 'gpu'"},
       {"overhead --optimizer adam", "expected one of adamw, sgd; got 'adam'"},
       {"roofline --repeats 4,0", "expected a whole number from 1 to 4096, got '0'"},
@@ -296,12 +288,17 @@ TEST_CASE("examples: what is read in a folder is written by no option") {
   const brrr::test::TempCache folder;
   const std::string f = folder.dir + "/";
   const auto check = [&](const std::string& command, const std::string& file, bool read) {
-    write_text(f + file, "mine");
-    const Result r = run(command + f + file);
-    INFO(command << file << "\n" << r.text);
-    CHECK(r.status == 1);
-    CHECK(contains(r.text, f + file + " is read by --data " + folder.dir + "; give it a") == read);
-    CHECK(read_text(f + file) == "mine");
+    for (const bool there : {false, true}) {
+      fs::remove(f + file);
+      if (there) write_text(f + file, "mine");
+      const Result r = run(command + f + file);
+      INFO(command << file << "\n" << r.text);
+      CHECK(r.status == 1);
+      CHECK(contains(r.text, f + file + " is read by --data " + folder.dir + "; give it a") ==
+            read);
+      CHECK(fs::exists(f + file) == there);
+      if (there) CHECK(read_text(f + file) == "mine");
+    }
   };
   fs::create_directories(f + "build");
   fs::create_directories(f + "inner");
@@ -311,7 +308,7 @@ TEST_CASE("examples: what is read in a folder is written by no option") {
   check(gpt + "log ", "inner/a.md", true);
   check(gpt + "kernels ", "build/a.cpp", false);
   check(gpt + "checkpoint ", "val.bin", false);
-  write_text(f + "train.bin", "");
+  check(gpt + "checkpoint ", "train.bin", true);
   check(gpt + "checkpoint ", "val.bin", true);
   check(gpt + "kernels ", "a.cpp", false);
   const std::string mlp = "train_mlp --data " + folder.dir + " --";

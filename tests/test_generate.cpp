@@ -25,6 +25,8 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
+const doctest::Contains kNotFinite("generate: the logits [1, 17] of row 0 are not finite");
+
 std::vector<GPTOptions> kinds(int64_t block) {
   const GPTOptions learned = {
       .vocab = 17, .block = block, .layers = 2, .heads = 4, .width = 32, .dropout = 0.1};
@@ -223,7 +225,7 @@ TEST_CASE(
         const NoGradGuard guard;
         for (const Tensor& p : gpt.parameters()) p.fill_(std::nan(""));
       }
-      used({1, 2, 3});
+      CHECK_THROWS_WITH_AS(used({1, 2, 3}), kNotFinite, Error);
       gpt.load_state_dict(good);
       CHECK(used({1, 2, 3}) == made);
       if (mode == Mode::Graph) CHECK(used.stats().recordings == 1);
@@ -253,7 +255,7 @@ TEST_CASE("sample: draws by the weights that are left") {
   near(frequencies({.top_k = 99}), {0.5, 0.2, 0.15, 0.1, 0.05});
   // 0.5 + 0.2 is not yet 0.8, so the third stays.
   near(frequencies({.top_p = 0.8}), {0.5 / 0.85, 0.2 / 0.85, 0.15 / 0.85, 0, 0});
-  near(frequencies({.top_p = 1e-9}), {1, 0, 0, 0, 0});
+  for (const double p : {1e-9, 1e-40, 1e-46}) near(frequencies({.top_p = p}), {1, 0, 0, 0, 0});
   near(frequencies({.top_k = 2, .top_p = 0.7}), {1, 0, 0, 0, 0});
   const double z = 0.25 + 0.04 + 0.0225 + 0.01 + 0.0025;
   near(frequencies({.temperature = 0.5}), {0.25 / z, 0.04 / z, 0.0225 / z, 0.01 / z, 0.0025 / z});
@@ -261,6 +263,40 @@ TEST_CASE("sample: draws by the weights that are left") {
   near(frequencies({.temperature = 0}), {1, 0, 0, 0, 0});
   // Each row by its own logits.
   CHECK(sample(eye(4) * 100.0, {.top_k = 3}).to_vector<int64_t>() == Ids{0, 1, 2, 3});
+}
+
+TEST_CASE("sample, generate: logits that are not finite are named, however ids are chosen") {
+  const float inf = INFINITY;
+  const models::SampleOptions ways[] = {{}, {.top_k = 2}, {.top_p = 0.5}, {.temperature = 0}};
+  for (const auto& o : ways) {
+    for (const float bad : {std::nanf(""), inf}) {
+      const Tensor logits = tensor({{0.0f, 1.0f, 2.0f}, {0.0f, bad, 1.0f}});
+      CHECK(error_of([&] { sample(logits, o); }) ==
+            "sample: the logits [2, 3] of row 1 are not finite; "
+            "models::first_nonfinite(model) names the parameter");
+    }
+    CHECK(error_of([&] { sample(full({1, 3}, -inf), o); }).find("row 0") != std::string::npos);
+    CHECK(sample(tensor({{-inf, 1.0f, -inf}}), o).item<int64_t>() == 1);
+    CHECK(sample(ones({0, 3}), o).numel() == 0);
+    for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+      GPT gpt(kinds(8)[0]);
+      Ids told;
+      Generator g(gpt, {.tokens = 12,
+                        .temperature = o.temperature,
+                        .top_k = o.top_k,
+                        .top_p = o.top_p,
+                        .mode = mode});
+      Generator telling(gpt, {.temperature = o.temperature,
+                              .mode = mode,
+                              .on_token = [&](int64_t id) { told.push_back(id); }});
+      g({1, 2});
+      const NoGradGuard guard;
+      for (const Tensor& p : gpt.parameters()) p.fill_(std::nan(""));
+      CHECK_THROWS_WITH_AS(g({1, 2}), kNotFinite, Error);
+      CHECK_THROWS_WITH_AS(telling({1, 2}), kNotFinite, Error);
+      CHECK(told.empty());
+    }
+  }
 }
 
 TEST_CASE("generate: with a seed each thread has its own stream, and the global one goes on") {
@@ -301,10 +337,6 @@ TEST_CASE("generate: wrong requests say what was expected") {
   CHECK(with({.top_p = 0}).find("top_p must be in (0, 1], got 0") != std::string::npos);
   CHECK(with({.top_p = 1.5}).find("got 1.5") != std::string::npos);
   CHECK(error_of([&] { sample(ones({3})); }).find("[rows, vocab]") != std::string::npos);
-  const Tensor bad = full({1, 4}, std::nan(""));
-  for (const double p : {0.5, 1.0}) {
-    CHECK(error_of([&] { sample(bad, {.top_p = p}); }).find("nan") != std::string::npos);
-  }
   const auto cache = gpt.make_cache();
   CHECK(error_of([&] { gpt.forward(zeros({1, 2}, kInt64), zeros({1}, kInt64), cache); }) != "");
   CHECK(error_of([&] { gpt.forward(zeros({1, 1}, kInt64), zeros({}, kInt64), cache); }) != "");

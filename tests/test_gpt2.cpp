@@ -136,6 +136,8 @@ TEST_CASE("gpt2: what does not fit is listed at once and changes nothing") {
   f.dict = load(kFile);
   f.dict["wte.weight"] = f.dict.at("transformer.wte.weight");
   CHECK(contains(f.load_into(gpt), "has wte.weight twice"));
+  f.dict["\x1bx"] = f.dict["transformer.\x1bx"] = zeros({1});
+  CHECK(contains(f.load_into(gpt), "has ?x twice"));
   f.dict.clear();
   CHECK(contains(f.load_into(gpt), "missing: wte.weight"));
   check_same(gpt.state_dict(), before);

@@ -86,7 +86,6 @@ TEST_CASE("jit: builds a kernel, finds it again, leaves nothing else behind") {
     CHECK(run(first.module) == 1.0f);
     const auto wide = reinterpret_cast<double (*)(double)>(cpu::symbol(first.module, "wide"));
     CHECK(wide(1.0) == doctest::Approx(2.718281828459045));
-    CHECK_THROWS_AS(cpu::symbol(first.module, "absent"), Error);
 
     const Built shared(source_of(1));  // loaded already: the same module
     CHECK(shared.report.cached);
@@ -154,6 +153,35 @@ TEST_CASE("jit: a damaged or foreign cache file is built anew") {
   fs::remove(path);
   REQUIRE(mkfifo(path.c_str(), 0700) == 0);
   CHECK(rebuilt());
+}
+
+TEST_CASE("jit: what a broken compiler wrote is not kept for the next process") {
+  const TempCache cache;
+  const brrr::bench::TemporaryFolder folder;
+  const std::string program = folder.file("c++"), text = source_of(14);
+  // Runs the real one, then the words on what it wrote.
+  const auto broken = [&](const std::string& words) {
+    write_text(program,
+               "#!/bin/sh\nc++ \"$@\" || exit\n[ \"$1\" = --version ] && exit\n"
+               "while [ \"$1\" != -o ]; do shift; done\nf=$2\n" +
+                   words + "\n");
+    REQUIRE(chmod(program.c_str(), 0700) == 0);
+    const Env own("BRRR_CXX", program.c_str());
+    return error_of(text);
+  };
+  for (const char* words :
+       {"head -c 9000 \"$f\" >half; mv half \"$f\"", "head -c 9000 /dev/urandom >\"$f\"",
+        "rm \"$f\"; mkdir \"$f\"", ": >\"$f\""}) {
+    CAPTURE(words);
+    CHECK(broken(words).find("it wrote no whole shared object") != std::string::npos);
+    CHECK(cache.files().empty());
+  }
+  CHECK(broken("echo 'int other;' | c++ -x c++ -shared -fPIC -o \"$f\" -") == "no error");
+  CHECK(cache.files().size() == 1);
+  const Env own("BRRR_CXX", program.c_str());
+  const Built built(text);
+  CHECK_THROWS_AS(cpu::symbol(built.module, "add"), Error);
+  CHECK(cache.files().empty());
 }
 
 TEST_CASE("jit: a directory that others can write to is not used") {
@@ -250,6 +278,10 @@ TEST_CASE("jit: no compiler") {
     CHECK(text.find("CXX=nonesuch (not found)") != std::string::npos);
     CHECK(text.find("clang++ (not found)") != std::string::npos);
     CHECK(text.find("install g++") != std::string::npos);
+  }
+  {
+    const Env own("BRRR_CXX", "  ");
+    CHECK(error_of(source_of(13)).find("BRRR_CXX=   (names no program)") != std::string::npos);
   }
   {
     const Env own("BRRR_CXX", "/bin/false");

@@ -1,6 +1,7 @@
 #include "backends/kernel_cache.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <filesystem>
@@ -41,6 +42,10 @@ TEST_CASE("kernel cache: where the cache is") {
   fs::create_directory_symlink(base + "/xdg/brrr", base + "/link");  // our own link is good
   const Env link("BRRR_CACHE_DIR", (base + "/link").c_str());
   CHECK(jit::kernel_cache_dir() == base + "/link");
+  const mode_t before = umask(002);  // A path with a slash at its end is made with mode 0700, too.
+  const Env slash("BRRR_CACHE_DIR", (base + "/slash//").c_str());
+  CHECK(jit::kernel_cache_dir() == base + "/slash");
+  umask(before);
 }
 
 TEST_CASE("kernel cache: a program that hangs is stopped") {

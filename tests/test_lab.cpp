@@ -3,6 +3,8 @@
 
 #include <brrr/brrr.h>
 
+#include <sched.h>
+
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -69,6 +71,21 @@ TEST_CASE("overhead: the interrupt key leaves no folder behind") {
   CHECK(fs::is_empty(place));
 }
 
+// A run on one CPU leaves nothing that one on several believes.
+TEST_CASE("limits: of the CPUs that a process may use") {
+  cpu_set_t set;
+  REQUIRE(sched_getaffinity(getpid(), sizeof set, &set) == 0);
+  if (CPU_COUNT(&set) < 2) return;
+  const brrr::test::TempCache cache;
+  int first = 0;
+  while (!CPU_ISSET(first, &set)) ++first;
+  const std::string one = fmt::format("taskset -c {} ", first),
+                    words = "train_mlp --images 500 --steps 8000 --threads 2 --eval-every 0";
+  const auto peak = [](const Result& r) { return std::stod(word_after(r, "of the peak of")); };
+  const double alone = peak(run(words, ".", one)), both = peak(run(words));
+  CHECK(both > 1.4 * alone);
+}
+
 TEST_CASE("lab: every experiment, and a page that asks for nothing outside itself") {
   const brrr::test::TempCache folder;
   const std::string out = folder.dir + "/lab";
@@ -102,6 +119,15 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
   const Result none = run("lab --quick --out " + out + " limits");
   CHECK(none.status == 0);
   CHECK_FALSE(contains(none.text, "both modes"));  // Nothing was compared.
+  // What cannot be written is said before anything is measured.
+  for (const char* file : {"/lab.json", "/machine.csv"}) {
+    fs::remove(out + file);
+    fs::create_directory(out + file);
+    const Result taken = run("lab --quick --out " + out + " limits");
+    CHECK(taken.status == 1);
+    CHECK(taken.text.starts_with("lab: cannot write " + out + file + ": it is not a regular file"));
+    fs::remove(out + file);
+  }
   const Result proc = run("lab --quick --out /proc limits");
   CHECK(proc.status == 1);
   CHECK(contains(proc.text, "cannot write /proc/"));

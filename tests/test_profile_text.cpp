@@ -53,6 +53,9 @@ TEST_CASE("profile: tables say what they leave out, in lines that fit, whatever 
   const std::string limits = text.substr(0, text.find(" kernels: "));
   std::istringstream head(limits);
   for (std::string line; std::getline(head, line);) CHECK(line.size() <= 100);
+  auto step = brrr::step([&](const Tensor& v) { return net(v); });
+  for (int i = 0; i < 2; ++i) step(x);
+  CHECK(step.explain().find("layer?0") != std::string::npos);
 }
 
 TEST_SUITE_BEGIN("host");

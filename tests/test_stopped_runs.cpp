@@ -171,6 +171,22 @@ TEST_CASE("train_mlp: a limit on the size of files is told, and what was there s
   CHECK(read_text(ck) == "mine");
 }
 
+TEST_CASE("train_mlp: no checkpoint is beyond a log that has no room left") {
+  const brrr::test::TempCache folder;
+  const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
+  const Result r =
+      run("train_mlp --steps 300 --mode eager --images 100 --hidden 1 --batch 8 "
+          "--threads 1 --log-every 1 --save-every 10 --save " +
+              ck + " --log " + log,
+          ".", "ulimit -f 40; ");
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "--log: " + log + " cannot be written"));
+  brrr::Metadata metadata;
+  brrr::load(ck, metadata);
+  const std::string lines = read_text(log);
+  CHECK(std::stoll(metadata.at("brrr.step")) <= std::count(lines.begin(), lines.end(), '\n'));
+}
+
 // The interrupt key ends `tee` at once, and the run's next line has no reader.
 TEST_CASE("train_mlp: a run whose lines nobody reads any more ends with its checkpoint") {
   const brrr::test::TempCache folder;

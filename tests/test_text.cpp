@@ -1,6 +1,7 @@
 // Text files, tokenizers by character and byte; hostile ones.
 #include <doctest/doctest.h>
 
+#include "core/text.h"
 #include "models/text/text.h"
 #include "models/text/tokenizer.h"
 #include "models/text/utf8.h"
@@ -33,6 +34,15 @@ TEST_CASE("UTF-8: every code point, and what is none") {
   }
 }
 
+TEST_CASE("shown: what a terminal would obey is hidden, the rest is as it was") {
+  CHECK(shown("a\x1b[2J\n\x7f\r") == "a?[2J???");
+  CHECK(shown("\xc2\x9bK\u202e\u2066x\u2069") == "?K??x?");
+  CHECK(shown("\x9bK\xc3\x1b") == "?K\xc3?");
+  CHECK(shown("wörld \u2025\u202f😀\xff") == "wörld \u2025\u202f😀\xff");
+  CHECK(shown("abcdef", 3) == "abc...");
+  CHECK(shown("\u202e\u202ef", 6) == "??...");
+}
+
 // --- characters and bytes ------------------------------------------------------------------------
 
 TEST_CASE("CharTokenizer: the sorted characters of a text") {
@@ -45,6 +55,9 @@ TEST_CASE("CharTokenizer: the sorted characters of a text") {
   check_round_trip(t, "hello 😀 wörld\n");
   check_round_trip(data::CharTokenizer(std::string("a\0b", 3)), std::string("\0ba", 3));
   CHECK_THROWS_WITH_AS(t.encode("hello\tworld"), Contains("U+0009 at offset 5"), Error);
+  CHECK_THROWS_WITH_AS(t.encode("\x7f"), Contains("U+007F at offset 0"), Error);
+  CHECK_THROWS_WITH_AS(t.encode("\u009b"), Contains("U+009B at offset 0"), Error);
+  CHECK_THROWS_WITH_AS(t.encode("\u202e"), Contains("U+202E at offset 0"), Error);
   CHECK_THROWS_WITH_AS(t.encode("hé"), Contains("U+00E9 'é' at offset 1"), Error);
   CHECK_THROWS_WITH_AS(t.encode("he\xff"), Contains("0xff at offset 2"), Error);
   CHECK_THROWS_WITH_AS(t.decode({0, 12}), Contains("id 12 at position 1"), Error);
@@ -85,6 +98,8 @@ TEST_CASE("tokenizer_from_state: what is no state is an error") {
     CAPTURE(state.substr(0, 80));
     CHECK_THROWS_AS(data::tokenizer_from_state(state), Error);
   }
+  CHECK_THROWS_WITH_AS(data::tokenizer_from_state("{\"tokenizer\":\"x\\u001b[2J\"}"),
+                       Contains("unknown tokenizer \"x?[2J\""), Error);
 }
 
 // --- text files ----------------------------------------------------------------------------------

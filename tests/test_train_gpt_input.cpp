@@ -48,6 +48,9 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
   brrr::save(p.file("small.ck"), dict, metadata);
   metadata["vocabulary"] = "99999999";
   brrr::save(p.file("large.ck"), dict, metadata);
+  brrr::Metadata other = metadata;
+  other["data"] = "x\n\x1b[31mtrain_gpt: all is well";
+  brrr::save(p.file("name.ck"), dict, other);
   metadata["activation"] = "\x1b[31mRED";
   brrr::save(p.file("red.ck"), dict, metadata);
 
@@ -111,6 +114,9 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
   const Result red = run("train_gpt --threads 1 " + resume + "red.ck");
   CHECK(red.status == 2);
   CHECK(contains(red.text, "got '?[31mRED'"));  // What a file says reaches no terminal as it is.
+  const Result name = run("train_gpt --threads 1 " + resume + "name.ck");
+  CHECK(name.status == 2);
+  CHECK(contains(name.text, "does not exist: x??[31mtrain_gpt: all is well\n"));
   // Without --data it needs brrr's own folder.
   const Result r = run("train_gpt --steps 1", p.dir());
   CHECK(r.status == 1);

@@ -28,7 +28,7 @@ inline bool is_chain(const Gemm& g) {
 /// so that its bits depend on a row of op(A) and a column of op(B) and on nothing else: not on the
 /// shape, the transposes, leading dimensions, alignment, threads or the machine's vector width
 /// (which of two NaNs goes on excepted). Beyond kLongestChain terms the same holds of their sum.
-/// Takes 130 KB of stack and no heap.
+/// Takes 130 KB of stack, with 256-bit vectors 350, and no heap.
 void small_gemm(const Gemm& problem);
 /// The same where one side has so few rows that it is no use to copy what the other has, whose
 /// terms are contiguous: a function of the shape and transposes.

@@ -115,11 +115,13 @@ static HostCompiler try_compiler(const std::string& label, const std::string& te
   };
   found.command = split_words(text);
   if (is_program(text)) found.command = {text};  // a path that contains blanks
-  if (found.command.empty()) return {};
+  if (found.command.empty()) return text.empty() ? HostCompiler{} : reject("names no program");
   std::vector<std::string> ask = found.command;
   ask.push_back("--version");
   const ProcessResult answer = run_process(ask, version_limit_s);
-  if (answer.end == ProcessResult::not_started) return reject("not found");
+  if (answer.end == ProcessResult::not_started) {
+    return reject(answer.error == ENOENT ? "not found" : std::strerror(answer.error));
+  }
   if (answer.end != ProcessResult::finished || answer.status != 0 || answer.output.empty()) {
     return reject("does not run");
   }

@@ -1,6 +1,8 @@
 #include "backends/cpu/jit.h"
 
 #include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -79,12 +82,35 @@ static void write_source(const std::string& path, const std::string& source) {
 
 [[noreturn]] static void fail_compile(const HostCompiler& compiler, const ProcessResult& result,
                                       const std::string& kept) {
-  std::string what = fmt::format("exit status {}", result.status);
+  std::string what = result.status ? fmt::format("exit status {}", result.status)
+                                   : "it wrote no whole shared object";
   if (result.end == ProcessResult::timed_out) what = "it took too long and was stopped";
   if (result.end == ProcessResult::not_started) what = std::strerror(result.error);
   fail("jit: {} ({}) did not build the generated kernels: {}\n{}{}", compiler.command[0],
        compiler.version, what, first_lines(result.output),
        kept.empty() ? "BRRR_KEEP_SOURCE=1 keeps their source" : "source: " + kept);
+}
+
+// Whether all that a shared object says it has is there: the loader maps it unseen, and touching
+// what lies beyond a file's end kills the process.
+static bool is_whole(const std::string& code) {
+  Elf64_Ehdr head;
+  if (code.size() < sizeof head) return false;
+  std::memcpy(&head, code.data(), sizeof head);
+  const auto inside = [&](uint64_t at, uint64_t bytes) {
+    return at <= code.size() && bytes <= code.size() - at;
+  };
+  if (std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 || head.e_phentsize != sizeof(Elf64_Phdr) ||
+      !inside(head.e_phoff, uint64_t{head.e_phnum} * sizeof(Elf64_Phdr)) ||
+      !inside(head.e_shoff, uint64_t{head.e_shnum} * head.e_shentsize)) {
+    return false;
+  }
+  for (size_t k = 0; k < head.e_phnum; ++k) {
+    Elf64_Phdr part;
+    std::memcpy(&part, code.data() + head.e_phoff + k * sizeof part, sizeof part);
+    if (part.p_type == PT_LOAD && !inside(part.p_offset, part.p_filesz)) return false;
+  }
+  return true;
 }
 
 static void compile(const std::string& dir, const std::string& key, const std::string& source,
@@ -93,12 +119,14 @@ static void compile(const std::string& dir, const std::string& key, const std::s
   const std::string text = scratch.path() + "/kernels.cpp", object = scratch.path() + "/kernels.so";
   write_source(text, source);
   const ProcessResult result = compile_shared(compiler, text, object, scratch.path());
-  if (result.end != ProcessResult::finished || result.status != 0 ||
-      access(object.c_str(), R_OK) != 0) {
-    fail_compile(compiler, result, kept);
+  std::string code;
+  if (result.end == ProcessResult::finished && result.status == 0 &&
+      std::filesystem::is_regular_file(object)) {
+    std::ifstream built(object, std::ios::binary);
+    code.assign(std::istreambuf_iterator<char>(built), {});
   }
-  std::ifstream built(object, std::ios::binary);
-  publish_kernel(dir, key, {std::istreambuf_iterator<char>(built), {}});
+  if (!is_whole(code)) fail_compile(compiler, result, kept);
+  publish_kernel(dir, key, code);
 }
 
 // The shared object from the cache, or built.
@@ -109,7 +137,8 @@ static void* load(const std::string& key, const std::string& source, const HostC
   if (!kept.empty()) write_source(kept, source);
   const auto open = [&] { return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); };
   // May fail: another process that trims the cache could remove it at this moment.
-  void* library = read_kernel(dir, key) ? open() : nullptr;
+  const auto cached = read_kernel(dir, key);
+  void* library = cached && is_whole(*cached) ? open() : nullptr;
   report.cached = library != nullptr;
   if (!library) {
     compile(dir, key, source, compiler, kept);
@@ -148,8 +177,11 @@ KernelModule* build(const std::string& source, BuildReport& report) {
 
 void* symbol(KernelModule* module, const char* name) {
   void* address = dlsym(module, name);
-  BRRR_CHECK(address, "jit: the generated kernels have no function {}", name);
-  return address;
+  if (address) return address;
+  // Whatever built that file, the next process is to try anew.
+  struct link_map* at = nullptr;
+  if (dlinfo(module, RTLD_DI_LINKMAP, &at) == 0 && at) ::unlink(at->l_name);
+  fail("jit: the generated kernels have no function {}", name);
 }
 
 void unload(KernelModule* module) noexcept {

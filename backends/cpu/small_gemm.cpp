@@ -18,10 +18,12 @@ namespace {
 constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the right operand.
 constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
-constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
+// Tiles down and floats of a block of C, for a second cache of a megabyte, or half of one.
+constexpr int64_t kTall = kWidth == 16 ? 64 : 24, kResults = (kWidth == 16 ? 128 : 48) * 1024;
 constexpr int64_t kFlatTerms = 4;
-constexpr int64_t kLine = 16;             // Floats that a cache moves at once.
-constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds;
+constexpr int64_t kLine = 16;  // Floats that a cache moves at once.
+// Floats of a right operand that no near cache holds;
+constexpr int64_t kDistant = (kWidth == 16 ? 512 : 128) * 1024;
 constexpr int64_t kFar = 96 * 1024;  // of one and of results, which do not fit it with all else.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
 // rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
@@ -31,6 +33,13 @@ constexpr int64_t kFar = 96 * 1024;  // of one and of results, which do not fit 
 constexpr int64_t kFarRows = kWidth == 16 ? 512 : 128;
 constexpr int64_t kFarElements = kWidth == 16 ? std::numeric_limits<int64_t>::max() : 4096;
 constexpr int64_t kFarApart = 512, kSharedSets = 256;
+// A transposed left operand's lines, one a term, share the sets of a cache in the same way, and of
+// each a tile of 256 bits takes 24 bytes: tiles of a block are copied, of which more panels than
+// these have a use.
+constexpr int64_t kFewPanels = 3;
+constexpr bool kCopiesLeft = kWidth == 8;
+constexpr int64_t kLeft =
+    kCopiesLeft ? kTall * tile_rows(kRegs) * (kDepth + kDepth / 2) + kWidth : 1;
 
 // `size` units in `count` parts, equal up to one unit.
 struct Split {
@@ -53,9 +62,10 @@ struct Plan {
   const float* b;
   int64_t b_ld;
   bool b_trans;  // Element (k, j) of the right operand is b[j * b_ld + k], else b[k * b_ld + j].
-  bool pack;     // Copy a panel of the right operand so that its columns are contiguous.
-  const float* packed;  // Such copies of all panels.
-  bool c_trans;         // Element (i, j) goes to c[j * c_ld + i], else c[i * c_ld + j].
+  bool pack;     // Copy a panel of the right operand so that its columns are contiguous,
+  bool pack_left = false;  // and the tiles of the left one, so that their rows are.
+  const float* packed;     // Such copies of all panels.
+  bool c_trans;            // Element (i, j) goes to c[j * c_ld + i], else c[i * c_ld + j].
   float* c;
   int64_t c_ld;
   Split panels, tiles;  // Across, in registers; down, in rows.
@@ -112,7 +122,7 @@ BRRR_VX void ask_for_result(const float* c, int64_t row, int64_t rows, int64_t c
 
 // The tiles [begin, end) of one panel for the terms [from, from + t.k) of the sums.
 void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from, int64_t begin,
-               int64_t end, const Ahead& ahead) {
+               int64_t end, const Ahead& ahead, const float* left) {
   alignas(64) float block[2 * kTallest][kRegs * kWidth];
   const int64_t cols = (regs - 1) * kWidth + t.last;
   const int64_t first = begin, tiles = end - begin;
@@ -125,9 +135,13 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
     int64_t next = row;
     for (; i < stop; i += t.count) {
       const int64_t top = next;
-      t.count = p.ahead ? 1 : p.tiles.alike(i, stop);
+      t.count = p.ahead || p.pack_left ? 1 : p.tiles.alike(i, stop);
       next = p.tiles.at(i + t.count);
       t.a = p.a + top * p.a_row + from * p.a_k;
+      if (p.pack_left) {
+        t.a = left + (top - p.tiles.at(first)) * t.k;
+        t.a_row = 1, t.a_k = next - top;
+      }
       t.c = p.c_trans ? block[top - row] : p.c + top * p.c_ld + col;
       if (p.ahead) {
         ahead.ask(i - first, tiles);
@@ -138,6 +152,18 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
     }
     if (p.c_trans) {
       transpose(block[0], t.c_row, next - row, cols, p.c + col * p.c_ld + row, p.c_ld, false);
+    }
+  }
+}
+
+// The tiles [begin, end) of a transposed left operand for k terms: a term's rows side by side, the
+// lanes behind them overwritten by the next term's.
+void pack_left(const Plan& p, int64_t from, int64_t k, int64_t begin, int64_t end, float* to) {
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t top = p.tiles.at(i), rows = p.tiles.at(i + 1) - top;
+    const float* a = p.a + top + from * p.a_k;
+    for (int64_t t = 0; t < k; ++t, a += p.a_k, to += rows) {
+      store(to, load_n(a, static_cast<int>(rows)));
     }
   }
 }
@@ -155,9 +181,10 @@ void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t 
 
 // Panels [first, last), of each the tiles [begin, end), for all terms: the results stay in a cache.
 void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
-  alignas(64) float scratch[kScratch];
+  alignas(64) float scratch[kScratch], left[kLeft];
   const int64_t depth = p.depth();
   for (int64_t from = 0; from < p.k; from += depth) {
+    if (p.pack_left) pack_left(p, from, std::min(depth, p.k - from), begin, end, left);
     for (int64_t i = first; i < last; ++i) {
       const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
       const int64_t cols = std::min(width, p.n - col);
@@ -182,7 +209,7 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
       if (p.pack && p.ahead && i + 1 == last && from + depth < p.k) {
         ahead = {p, first, from + depth};
       }
-      run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end, ahead);
+      run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end, ahead, left);
     }
   }
 }
@@ -257,6 +284,8 @@ Plan plan_for(const Gemm& g) {
          .tiles{m, tile_rows(static_cast<int>(panels.widest()))},
          .add = g.add,
          .ahead = !g.packed && g.n * g.k > kDistant};
+  p.pack_left = kCopiesLeft && !swap && g.trans_a && panels.count > kFewPanels &&
+                g.lda >= kFarApart && g.lda % kSharedSets == 0;
   p.far = !p.ahead && g.n * (g.k + g.m) > kFar;
   if (swap) {
     std::swap(p.a, p.b);
@@ -271,15 +300,9 @@ Plan plan_for(const Gemm& g) {
 bool small_gemm_wins(const Gemm& g) {
 #ifdef __FMA__
   if (g.dtype != kFloat32) return false;
-  if (kWidth == 16) return true;
-  // With 256 it is good at four rows and at large sizes.
-  if (g.m == 4 || g.k > 1024 || multiplications(g) > 0x1p27) return false;
-  // A library call's fixed cost is more than what the smallest products waste in lanes: 1.3 to 2
-  // times at [20, 20] x [20, 20].
-  if (g.m > 1 && multiplications(g) <= 0x1p15 && !(g.trans_a && g.trans_b)) return true;
-  const double cost = std::min(direct_cost(g), swapped_cost(g));
-  if (g.trans_b && !g.trans_a) return cost < (g.k < 32 ? 2.0 : 1.3);
-  return g.k >= 16 && cost < 1.1;
+  // With 256 bits OpenBLAS is 1.05 to 1.25 times as fast at large sizes, ours 1.1 to 4 times at
+  // others.
+  return kWidth == 16 || multiplications(g) < 0x1p26;
 #else
   return g.m < 0;  // Without the instruction the sums would be right and slow.
 #endif

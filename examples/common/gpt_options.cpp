@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/check.h"
+#include "models/text/sources.h"
 
 namespace examples {
 
@@ -101,9 +102,17 @@ void GptOptions::check() {
 }
 
 bool GptOptions::reads(const fs::path& folder, const fs::path& file) const {
-  if (has_train_bin(folder.string())) return file == "train.bin" || file == "val.bin";
-  const std::vector<std::string> sources = brrr::data::source_files(folder.string());
-  return std::count(sources.begin(), sources.end(), file.generic_string()) > 0;
+  if (file == "train.bin") return true;  // Once it is there.
+  if (has_train_bin(folder.string())) return file == "val.bin";
+  // As source_files() chooses, but by the name: the file may not be there yet.
+  const auto& endings = brrr::data::kSourceExtensions;
+  if (!std::count(endings.begin(), endings.end(), file.extension())) return false;
+  fs::path at = folder;
+  for (const fs::path& part : file.parent_path()) {
+    at /= part;
+    if (brrr::data::is_left_out(at)) return false;
+  }
+  return true;
 }
 
 brrr::DType GptOptions::compute_dtype() const {

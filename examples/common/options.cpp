@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "backends/cpu/pool.h"
@@ -22,7 +23,8 @@ namespace fs = std::filesystem;
 using brrr::shown;
 
 static std::string explain(const CLI::App* app, const CLI::Error& e) {
-  std::string text = fmt::format("{}: {}\n", app->get_name(), e.what());
+  // Values come from checkpoints, too.
+  std::string text = fmt::format("{}: {}\n", app->get_name(), shown(e.what(), std::string::npos));
   if (dynamic_cast<const CLI::ExtrasError*>(&e)) {
     text += "the options are";
     for (const CLI::Option* o : app->get_options()) text += " " + o->get_name();
@@ -81,6 +83,26 @@ Check output_file(bool replaced) {
 
 // --- reading -------------------------------------------------------------------------------------
 
+CLI::Option* CommandLine::plain(const std::string& name, std::vector<int64_t>& v,
+                                const std::string& text, const Check& check) {
+  const auto joined = [&v] { return fmt::format("{}", fmt::join(v, ",")); };
+  texts_[name.substr(2)] = joined;
+  const auto read = [&v, name, check](const CLI::results_t& words) {
+    v.clear();
+    std::istringstream all(fmt::format("{},", fmt::join(words, ",")));
+    for (std::string word; std::getline(all, word, ',');) {
+      if (const std::string wrong = check(word); !wrong.empty()) {
+        throw CLI::ValidationError(name, wrong);
+      }
+      read_number(word, v.emplace_back());
+    }
+    return true;
+  };
+  CLI::Option* const option =
+      app_.add_option(name, read, text, false, [joined] { return "[" + joined() + "]"; });
+  return option->type_name("INT")->expected(1, -1)->allow_extra_args();
+}
+
 // What main returns, if the program ends here.
 std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
   app_.get_formatter()->column_width(34);
@@ -102,11 +124,11 @@ static fs::path place(const fs::path& p) {
   return fs::weakly_canonical(fs::absolute(p, none), none);
 }
 
-// What one option writes would be what another reads in its folder.
+// What one option writes would be what another reads in its folder, once it is there.
 void CommandLine::check_folder(const File& folder, const File& file) const {
   std::error_code none;
   if (folder.is_written || !file.is_written || file.name->empty() ||
-      !fs::is_directory(*folder.name, none) || !fs::is_regular_file(*file.name, none)) {
+      !fs::is_directory(*folder.name, none)) {
     return;
   }
   const fs::path inside = place(*file.name).lexically_relative(place(*folder.name));

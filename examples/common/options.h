@@ -65,7 +65,7 @@ class CommandLine : brrr::NotCopied {
   }
 
  protected:
-  /// T is std::string, int64_t, double or a vector of the first two. A name without dashes is what
+  /// T is std::string, int64_t, double or std::vector<std::string>. A name without dashes is what
   /// stands on the command line by itself.
   template <class T>
   CLI::Option* plain(const std::string& name, T& v, const std::string& text,
@@ -80,9 +80,11 @@ class CommandLine : brrr::NotCopied {
       else
         return fmt::format("{}", v);
     };
-    if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
     return option;
   }
+  /// Numbers, each of which is checked: CLI11's own lists leave out those that are empty.
+  CLI::Option* plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
+                     const Check& check);
   /// The same with its default in --help.
   template <class T>
   void add(const std::string& name, T& v, const std::string& text, const Check& check) {
@@ -114,7 +116,7 @@ class CommandLine : brrr::NotCopied {
   /// Checks that need several options; called before a checkpoint is looked at.
   virtual void check() {}
   /// Whether `file`, as it is called from `folder` on, is one of those that are read where that is
-  /// an input.
+  /// an input, or would be if it were there.
   virtual bool reads(const std::filesystem::path& folder, const std::filesystem::path& file) const {
     return static_cast<void>(folder), static_cast<void>(file), false;
   }
@@ -129,7 +131,7 @@ class CommandLine : brrr::NotCopied {
   template <class T> static CLI::Validator validator(const Check& check) {
     const auto read = [check](std::string& text) {
       std::string wrong = check(text);
-      if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::vector<int64_t>>) {
+      if constexpr (std::is_same_v<T, int64_t>) {
         if (int64_t v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{}", v);
       } else if constexpr (std::is_same_v<T, double>) {
         if (double v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{:a}", v);

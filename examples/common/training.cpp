@@ -101,10 +101,6 @@ void TrainingOptions::adapt(brrr::Metadata& saved) const {
   saved["accumulate"] = std::to_string(all / ranks);
 }
 
-double once_seconds(const brrr::StepStats& s) {
-  return s.record_seconds + s.fuse_seconds + s.plan_seconds + s.build_seconds + s.capture_seconds;
-}
-
 uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
   brrr::Fnv sum;
   for (const brrr::Tensor& t : tensors) {
@@ -129,7 +125,8 @@ std::string Training::text_of(const Progress& now) const {
   const double rate = now.pace.rate();
   std::string t = fmt::format("loss {:.4f}", now.loss);
   if (rate > 0) {
-    t += fmt::format("  {:.0f} {}/s  {:.2f} ms/step", rate * u.a_step, u.name, now.pace.step_ms());
+    t += fmt::format("  {:.0f} {}/s  {:.2f} ms/step", now.pace.unit_rate(), u.name,
+                     now.pace.step_ms());
     if (flops_ > 0) {
       t += fmt::format("  {:.0f} % of peak", 100 * flops_ * rate * 1e-9 / peak_gflops_);
     }
@@ -146,7 +143,7 @@ std::string Training::json_of(const Progress& now) const {
   brrr::bench::Json j = {{"step", now.step}, {"loss", now.loss}};
   const double rate = now.pace.rate();
   if (rate > 0) {
-    j[std::string(u.name) + "_per_s"] = rate * u.a_step;
+    j[std::string(u.name) + "_per_s"] = now.pace.unit_rate();
     j["ms_per_step"] = now.pace.step_ms();
   }
   if (flops_ > 0 && rate > 0) {
@@ -169,6 +166,7 @@ double Training::one_step(LossLog& losses, bool look) {
   const double spent = seconds_since(begin), built = once_seconds(stats()) - once;
   pace_.seconds += std::max(0.0, spent - built);
   ++pace_.steps;
+  pace_.units += unit().a_step;
   return loss;
 }
 
@@ -236,10 +234,11 @@ void Training::restore() {
   fmt::print("begins with the weights of {}, made in {} steps\n", options_.init, weights.step);
 }
 
-void Training::save(LossLog& losses) {
+void Training::save(LossLog& losses, const std::ofstream& log) {
   check_losses(losses);
   losses.flush();  // Who goes on from the checkpoint finds those before it,
-  losses.check();  // or there is none.
+  losses.check();  // and the lines of the log, or there is none.
+  BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", options_.log);
   // The loss was that of the parameters before the last update.
   const std::string bad = brrr::models::first_nonfinite(parts_.model->named_parameters());
   BRRR_CHECK(bad.empty(),
@@ -374,13 +373,11 @@ int Training::run() {
         last = pace_;
         if (log.is_open()) log << json_of(now) << std::flush;
       }
-      if (saves) save(losses);
+      if (saves) save(losses, log);
     }
   }
-  save(losses);
+  save(losses, log);
   on_signals(SIG_DFL);  // What follows can be broken off.
-  losses.check();
-  BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", o.log);
   if (interrupted) {
     fmt::print("stopped by a signal after step {}\n", step);
     std::fflush(stdout);  // Here it ends if that was for want of a reader.

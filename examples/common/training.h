@@ -78,10 +78,12 @@ std::ofstream open_log(const TrainingOptions& o, int64_t step);
 struct Pace {
   double seconds = 0;
   int64_t steps = 0;
+  double units = 0;  ///< That the steps took in.
   double rate() const { return seconds > 0 ? static_cast<double>(steps) / seconds : 0; }
+  double unit_rate() const { return seconds > 0 ? units / seconds : 0; }
   double step_ms() const { return steps > 0 ? 1e3 * seconds / static_cast<double>(steps) : 0; }
   Pace operator-(const Pace& o) const {
-    return {std::max(0.0, seconds - o.seconds), steps - o.steps};
+    return {std::max(0.0, seconds - o.seconds), steps - o.steps, units - o.units};
   }
 };
 
@@ -153,7 +155,7 @@ class Training {
   virtual double test() = 0;
   struct Unit {
     const char* name;    ///< "tokens"
-    double a_step;       ///< How many of them a step takes in.
+    double a_step;       ///< How many of them the last step took in.
     const char* tested;  ///< "validation"
     const char* form;    ///< "{:.4f}"
   };
@@ -172,7 +174,7 @@ class Training {
 
  private:
   int run();
-  void save(LossLog& losses);
+  void save(LossLog& losses, const std::ofstream& log);
   double one_step(LossLog& losses, bool look);
   double watched_step(LossLog& losses, bool look);
   std::string text_of(const Progress& now) const;
@@ -198,6 +200,8 @@ uint64_t checksum(const std::vector<brrr::Tensor>& tensors);
 double plain(double v);
 
 /// Seconds that a step has taken once, to record and build its kernels.
-double once_seconds(const brrr::StepStats& s);
+inline double once_seconds(const brrr::StepStats& s) {
+  return s.record_seconds + s.fuse_seconds + s.plan_seconds + s.build_seconds + s.capture_seconds;
+}
 
 }  // namespace examples

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "models/file.h"
+#include "models/text/sources.h"
 
 namespace brrr::data {
 
@@ -26,7 +27,7 @@ std::string load_text(const std::string& path) {
   return text;
 }
 
-static bool is_left_out(const fs::path& directory) {
+bool is_left_out(const fs::path& directory) {
   const std::string name = directory.filename().string();
   std::error_code none;
   return name.starts_with('.') || name.starts_with("build") || name == "out" ||

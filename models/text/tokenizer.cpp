@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/text.h"
 #include "models/text/gpt2_tokenizer.h"
 #include "models/text/utf8.h"
 
@@ -57,7 +58,7 @@ std::vector<int64_t> CharTokenizer::encode(std::string_view text) const {
                "CharTokenizer: the character U+{:04X}{} at offset {} is not one of the {} of the "
                "text this tokenizer was made from",
                static_cast<uint32_t>(c.value),
-               c.value < 32 ? "" : fmt::format(" '{}'", text.substr(at, c.length)), at,
+               is_control(c.value) ? "" : fmt::format(" '{}'", text.substr(at, c.length)), at,
                vocab_.size());
     ids.push_back(id);
   });
@@ -109,7 +110,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_state(const std::string& state) {
   if (name == "char") return std::make_unique<CharTokenizer>(text("characters"));
   if (name == "gpt2") return std::make_unique<GPT2Tokenizer>(GPT2Tokenizer::from_state(state));
   fail("tokenizer_from_state: unknown tokenizer \"{}\"; known are byte, char and gpt2",
-       name.substr(0, 40));
+       shown(name, 40));
 }
 
 }  // namespace brrr::data

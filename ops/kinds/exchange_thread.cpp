@@ -60,7 +60,12 @@ class Exchange::Thread {
             return !e_.queue_.empty() || !e_.retired_.empty() || e_.finish_ || e_.aborts_;
           });
         }
-        if (e_.aborts_) transport_->abort(1);
+        if (e_.aborts_) {
+          const bool waits = std::ranges::any_of(peers_, [](const Peer& p) { return p.gone; });
+          if (!waits) transport_->abort(1);
+          if (e_.broken_.empty()) e_.broken_ = "the run ends";  // See end_all().
+          break;
+        }
         // Whatever is still under way is waited for from now on, whether anybody does or not.
         if (e_.finish_ && ends_since_ == 0) ends_since_ = now_s();
         active_.insert(active_.end(), e_.queue_.begin(), e_.queue_.end());

@@ -54,7 +54,7 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
              .pointwise = &info}),
       info(i) {
   for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool}) {
-    if (n_out > 1 || (!is_floating(t) && i.traits.result == Result::Float)) continue;
+    if (n_out > 1 || i.n_made || (!is_floating(t) && i.traits.result == Result::Float)) continue;
     if (t == kBool && i.traits.no_bool) continue;
     if (i.traits.wide && t != kFloat64 && t != kInt64) continue;
     const auto k = static_cast<size_t>(t);
@@ -150,16 +150,23 @@ void pointwise_vjp(VjpCall& v) {
   fail("{}: operand {} is an undefined tensor", op.name, i);
 }
 
+// The place of the next operand.
+int PointwiseCall::next() {
+  const int most = call_.op->pointwise ? call_.op->pointwise->n_in : kMaxOperands;
+  BRRR_CHECK(call_.n_in < most, "{}: takes {} operands, got more", call_.op->name, most);
+  return call_.n_in++;
+}
+
 PointwiseCall& PointwiseCall::add(const Tensor& t) {
   if (!t.defined()) [[unlikely]]
     fail_undefined(*call_.op, call_.n_in);
-  in_[call_.n_in++] = t.impl();
+  in_[next()] = t.impl();
   return *this;
 }
 
 PointwiseCall& PointwiseCall::add(Scalar s) {
   Attrs& a = call_.attrs;
-  const int operand = call_.n_in++;
+  const int operand = next();
   if (s.is_floating()) {
     a.kinds |= 3u << (2 * operand);
     a.push(s.to_double());
@@ -178,11 +185,11 @@ PointwiseCall& PointwiseCall::add(ControlCell& cell) {
 }
 
 PointwiseCall& PointwiseCall::draw() {
+  const int first = next(), second = next();
   drawn_ = call_.attrs.n + 1;
   push_draw(call_);
-  call_.attrs.kinds |= 10u << (2 * call_.n_in);
-  in_[call_.n_in++] = nullptr;
-  in_[call_.n_in++] = nullptr;
+  call_.attrs.kinds |= 10u << (2 * first);
+  in_[first] = in_[second] = nullptr;
   return *this;
 }
 
@@ -232,7 +239,7 @@ void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
 template <int N>
 [[gnu::always_inline]] static inline bool fast(const PointwiseOp& op, TensorImpl* const* in) {
   const TensorImpl* a = in[0];
-  if (!a || context.recorder || context.observer || a->numel > kSmall ||
+  if (op.info.n_in != N || !a || context.recorder || context.observer || a->numel > kSmall ||
       !op.direct[static_cast<int>(a->dtype)] || (a->flags & ~kRequiresGrad) || !a->storage->data) {
     return false;
   }

@@ -222,6 +222,7 @@ class PointwiseCall {
   void run_into(std::initializer_list<Tensor> outs);  ///< Writes the given tensors in place.
 
  private:
+  int next();
   void go();
   std::array<TensorImpl*, kMaxOperands> in_;
   OpCall call_;

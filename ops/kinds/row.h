@@ -5,10 +5,10 @@
 // takes the operands and returns one result or up to four in a tuple: elements, a number of each
 // row, or (row::total, of which there are at most four) a single number. On the way to them there
 // may be 24 numbers of each row. The gradient takes the operands, the results and the gradient of
-// the first result, and returns the gradients of the first operands, in order; that of an operand
-// that all rows share is a row::over_rows. Gradients of other results, and second derivatives, come
-// from differentiating the lambdas as tensors. 16-bit floats are widened first and rounded once, at
-// the end.
+// the first result, and returns the gradients of the first operands, in order and at most four;
+// that of an operand that all rows share is a row::over_rows. Gradients of other results, and
+// second derivatives, come from differentiating the lambdas as tensors. 16-bit floats are widened
+// first and rounded once, at the end.
 //
 // From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
 // the tests. See ops/vocabulary/row.h for what they may say.
@@ -292,6 +292,8 @@ class RowOp : public OpDef {
         using Gradients = lanes::RowKernels<G, O..., as_operand(Kernels::template kind<K>)..., own>;
         static_assert(Gradients::kResults <= ((O != Operand::Scalar) + ...),
                       "a row op's lambdas return no more gradients than it has operands");
+        static_assert(Gradients::kResults <= kMaxOutputs,
+                      "a row op's lambdas return at most four gradients");
         gradient->define<G, O..., as_operand(Kernels::template kind<K>)..., own>();
       }
       (Kernels::kAll);

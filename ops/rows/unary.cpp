@@ -25,7 +25,7 @@ const NumberOp pow_row{"pow",
                        [](auto x, auto e) { return m::pow(x, e); },
                        [](auto x, auto e, auto, auto g) {
                          const auto power = m::where(e == 0.0, 1.0, e) - 1.0;
-                         return m::where(e == 0.0, 0.0, g * e * m::pow(x, power));
+                         return m::where(e == 0.0, 0.0, g * (e * m::pow(x, power)));
                        },
                        [](auto x, auto e, auto y, auto g) {
                          const auto flat = (x == 0.0) & (e >= 0.0);

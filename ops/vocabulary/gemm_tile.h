@@ -165,9 +165,9 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
       T* const to = c + j * kWidth;
-      const int lanes = j + 1 < regs ? kWidth : last;
-      if (at_end) sum[i][j] = load_n(to, lanes) + sum[i][j];
-      store_n(to, sum[i][j], lanes);
+      const bool whole = j + 1 < regs;  // What is masked takes AVX2 ten times as long.
+      if (at_end) sum[i][j] = (whole ? load(to) : load_n(to, last)) + sum[i][j];
+      whole ? store(to, sum[i][j]) : store_n(to, sum[i][j], last);
     }
   }
 }

@@ -8,7 +8,6 @@ a step, the median of its lines (--log). The two ratios of eager to graph should
 """
 import argparse
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -21,6 +20,7 @@ from peers import check_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOSE = 0.05
+MOST = 1e6  # A run of some seconds takes weeks then.
 GPT = ["train_gpt", "--eval-every", "0", "--eval-batches", "1", "--batch"]
 MLP = ["train_mlp", "--eval-every", "0", "--batch"]
 # The model's command, and steps of about a millisecond in a long run of some seconds.
@@ -81,8 +81,8 @@ def main():
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases with TEXT in their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()
-    if options.rounds < 1 or not 0 < options.scale < math.inf:
-        parser.error("--rounds, --scale: a positive number is needed")
+    if options.rounds < 1 or not 0 < options.scale <= MOST:
+        parser.error(f"--rounds, --scale: a positive number is needed, for --scale at most {MOST:g}")
     check_json(parser, options.json)
     cases = [c for c in CASES if not options.only or any(text in c for text in options.only)]
     if not cases:

@@ -169,6 +169,28 @@ const PointwiseOp by_count{"by_count",
 const PointwiseOp exact{
     "exact", "x + 1e8 - 1e8", {.wide = true}, [](auto x) { return (x + 1e8) - 1e8; }};
 
+// An operand that is made, one too many and one too few.
+const NumberOp ramp{"ramp", "x times its place", {}, Integers<0, kNumber>{}, [](auto x, auto i) {
+                      return x * m::like(x, i);
+                    }};
+const PointwiseOp lerp3{
+    "lerp3", "a + t (b - a)", {}, [](auto a, auto b, auto t) { return a + t * (b - a); }};
+
+static int check_operands() {
+  const Tensor x = ones({4}), turned = ones({4, 2}).slice(1, 0, 1).reshape({4});
+  for (const Tensor& of : {x, turned}) {
+    CHECK(call(ramp, of).to_vector<float>() == std::vector<float>({0, 1, 2, 3}));
+  }
+  CHECK(error_of([&] { call(lerp3, x, x); }) == "lerp3: takes 3 operands, got 2");
+  CHECK(error_of([&] { call(lerp3, x); }) == "lerp3: takes 3 operands, got 1");
+  CHECK(error_of([&] { call(exact, x, x); }) == "exact: takes 1 operands, got 2");
+  CHECK(error_of([&] {
+          PointwiseCall c(exact);
+          for (int i = 0; i < 40; ++i) c.add(x);
+        }) == "exact: takes 1 operands, got more");
+  return 0;
+}
+
 static int check_pointwise() {
   const Tensor x = ones({2}).set_requires_grad(), n = full({2}, 200, kUInt8);
   const auto g = grad({call(by_count, x, n).sum()}, {x}, {.create_graph = true});
@@ -221,6 +243,6 @@ int main() {
   const Tensor x = randn({2, 3}).set_requires_grad(), y = ones({2, 3}, kBFloat16);
   times(x, y).backward(full({2, 3}, 1.0009765625));
   CHECK(x.grad().to_vector<float>() == std::vector<float>(6, 1.0009765625f));
-  return check_ids() || check_two_ids() || check_numbers() || check_pointwise() || check_leaf() ||
-         check_varying();
+  return check_ids() || check_two_ids() || check_numbers() || check_operands() ||
+         check_pointwise() || check_leaf() || check_varying();
 }

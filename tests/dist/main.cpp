@@ -8,6 +8,11 @@
 
 int main(int argc, char** argv) {
   brrr::dist::init();
+  // Rank 1 has a batch less than the others, who do not catch what they are told.
+  if (argc == 2 && std::string_view(argv[1]) == "--leave") {
+    for (int i = brrr::dist::rank() == 1; i < 4; ++i) brrr::dist::all_reduce(brrr::ones({3}));
+    return 0;
+  }
   // BRRR_TEST_DEVICE=cuda: what cases make is made there.
   const char* device = std::getenv("BRRR_TEST_DEVICE");
   if (device && std::string_view(device) == "cuda") brrr::set_default_device(brrr::kCUDA);

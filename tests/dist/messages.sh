@@ -36,6 +36,7 @@ BRRR_DIST_LIMIT=2 ends 15 "brrr: rank [01]: the lost one: waited 2 s for rank" "
 ends 15 "brrr: rank 1: too late" "$tests" --test-case="zz fault: abort*"
 for _ in {1..6}; do
   ranks=4 ends 10 "rank 3 has ended" "$tests" --test-case="zz fault: the last*"
+  ranks=3 ends 10 "rank 1 has ended its program" "$tests" --leave
 done
 
 for which in "1, which is in all_reduce of float32.3." "0, which is in bucket 0"; do

@@ -58,6 +58,18 @@ TEST_CASE("DataParallel: no step takes a gradient that was cleared, by whomever"
   }
 }
 
+TEST_CASE("DataParallel: what is frozen for a step has the zeros that zero_grad(false) leaves") {
+  check_shards([](Run& run) {
+    for (int i = 0; i < 8; ++i) {
+      for (const Tensor& p : run.net.out.parameters()) p.set_requires_grad(i % 4 < 2);
+      run.opt.zero_grad(false);
+      const Tensor x = batch(dist::rank(), i);
+      (run.ddp(x) - x).square().mean().backward();
+      run.opt.step();
+    }
+  });
+}
+
 TEST_CASE("DataParallel: what one rank draws between steps changes none of them") {
   const auto train = [](bool draws) {
     manual_seed(5);

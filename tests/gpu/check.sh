@@ -247,8 +247,11 @@ gpu_check() {
       --again) again=1 ;;
       --list) list=1 ;;
       --no-build) no_build=1 ;;
-      --limit) limit="${2:?--limit needs seconds}"; shift ;;
-      --within) end=$((SECONDS + ${2:?--within needs seconds})); shift ;;
+      --limit | --within)
+        [[ "${2:-}" =~ ^[1-9][0-9]{0,8}$ ]] ||
+          { printf "gpu-check: %s: expected seconds, got '%s'\n" "$1" "${2:-}" >&2; exit 2; }
+        if [[ $1 == --limit ]]; then limit=$2; else end=$((SECONDS + $2)); fi
+        shift ;;
       --prepare) shift; [[ "${1:-}" != -- ]] || shift; gpu_prepare "$@"; return ;;
       *)
         [[ " ${gpu_phases[*]} " == *" $1 "* ]] ||

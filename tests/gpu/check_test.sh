@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests `./brrr gpu-check` without a GPU: a copy of its scripts beside stand-ins for nvidia-smi,
-# compute-sanitizer, the build and the programs. ctest is the real one, and so is brrr_tests where
-# it matters what it prints.
+# Tests `./brrr gpu-check` without a GPU, and what other commands say of their options: a copy of
+# the scripts beside stand-ins for nvidia-smi, compute-sanitizer, the build and the programs. ctest
+# is the real one, and so is brrr_tests where it matters what it prints.
 #
 # usage: check_test.sh SOURCE_FOLDER BRRR_TESTS
 set -uo pipefail
@@ -21,7 +21,7 @@ fresh() {
   mkdir -p "$tree"/{core,fake,behave,tests/gpu,tests/bench}
   cp "$source_folder/brrr" "$tree/"
   cp "$source_folder"/tests/gpu/{check.sh,phases.sh,results.py,AIMS.md} "$tree/tests/gpu/"
-  cp "$source_folder/tests/bench/peer_inputs.py" "$tree/tests/bench/"
+  cp "$source_folder"/tests/bench/{peer_inputs,peers,outside}.py "$tree/tests/bench/"
   echo 'project(stand_in)' >"$tree/CMakeLists.txt"
   echo 'card="GPU of paper, 1.0, 8 MiB"' >"$behave/nvidia-smi"
   script "$tree/fake/nvidia-smi" <<END
@@ -96,13 +96,13 @@ check() {  # <what> <command>...
   failures=$((failures + 1))
   printf 'FAILED: %s (%s)\nstatus %s, said:\n%s\n' "$what" "$*" "$status" "$said"
 }
-check_brrr() {  # <status> <options>...: gpu-check ends with it
+check_brrr() {  # <status> <options>...: gpu-check, or $verb, ends with it
   local want="$1"
   shift
   status=0
-  said="$(cd "$tree" && PATH="$tree/fake:$PATH" CUDA_HOME=/nowhere ./brrr gpu-check "$@" 2>&1)" ||
-    status=$?
-  check "status of gpu-check $*" test "$status" -eq "$want"
+  said="$(cd "$tree" && PATH="$tree/fake:$PATH" CUDA_HOME=/nowhere \
+    ./brrr "${verb:-gpu-check}" "$@" 2>&1)" || status=$?
+  check "status of ${verb:-gpu-check} $*" test "$status" -eq "$want"
 }
 says() { check "says $1" grep -qF -e "$1" <<<"$said"; }
 ran() { check "ran $1" test "$(sort "$tree/ran.txt" 2>/dev/null | tr '\n' ' ')" = "$1"; }
@@ -128,6 +128,15 @@ no_card() {
   says "no GPU found"
   check "nothing was recorded" test ! -e "$tree/out"
   check_brrr 2 no-such-phase
+  local option value
+  for option in --limit --within; do
+    for value in abc 5m 08 ''; do
+      check_brrr 2 "$option" "$value"
+      says "$option: expected seconds, got '$value'"
+    done
+    check_brrr 2 "$option"
+    says "$option: expected seconds, got ''"
+  done
   check_brrr 0 --list
   says "sanitizer"
 }
@@ -343,7 +352,7 @@ fi
 END
   for tool in g++ ninja git; do echo 'exit 1' | script "$tree/fake/$tool"; done
   echo 'echo "apt-get was asked"; exit 1' | script "$tree/fake/apt-get"
-  BRRR_PREFIX="$tree/p" check_brrr 0 build
+  CXX="g++ -pipe" BRRR_PREFIX="$tree/p" check_brrr 0 build
   rm "$found"
   echo new >"$tree/core/new.cpp"
   BRRR_PREFIX="$tree/p" check_brrr 1 build
@@ -355,8 +364,21 @@ END
   says "installing libbenchmark-dev"
 }
 
+# Of `lab` without a build.
+other_commands() {
+  fresh other
+  verb=lab check_brrr 0 --help
+  says "usage: ./brrr"
+  verb=lab check_brrr 2 --wrong=1
+  says "brrr lab: unknown option --wrong=1"
+  check "nothing is configured" test ! -e "$tree/configured.txt"
+  have_python || return 0
+  verb=bench check_brrr 2 --outside --scale 1e308
+  says "for --scale at most 1e+06"
+}
+
 for case in no_card no_module skipped all_well failing_figure over_limit resume stopped \
-  brought_out carried prefix; do
+  brought_out carried prefix other_commands; do
   "$case"
 done
 have_python || echo "no python3: RESULTS.md and the peers were not looked at"
