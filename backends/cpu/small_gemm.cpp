@@ -18,12 +18,10 @@ namespace {
 constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the right operand.
 constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
-// Tiles down and floats of a block of C, for a second cache of a megabyte, or half of one.
-constexpr int64_t kTall = kWidth == 16 ? 64 : 24, kResults = (kWidth == 16 ? 128 : 48) * 1024;
+constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
 constexpr int64_t kFlatTerms = 4;
-constexpr int64_t kLine = 16;  // Floats that a cache moves at once.
-// Floats of a right operand that no near cache holds;
-constexpr int64_t kDistant = (kWidth == 16 ? 512 : 128) * 1024;
+constexpr int64_t kLine = 16;             // Floats that a cache moves at once.
+constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds;
 constexpr int64_t kFar = 96 * 1024;  // of one and of results, which do not fit it with all else.
 // More rows than these are better read from a copy, the sooner the narrower the panel is; so are
 // rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
@@ -36,10 +34,10 @@ constexpr int64_t kFarApart = 512, kSharedSets = 256;
 // A transposed left operand's lines, one a term, share the sets of a cache in the same way, and of
 // each a tile of 256 bits takes 24 bytes: tiles of a block are copied, of which more panels than
 // these have a use.
-constexpr int64_t kFewPanels = 3;
+constexpr int64_t kFewPanels = 3, kTallCopied = 24;
 constexpr bool kCopiesLeft = kWidth == 8;
 constexpr int64_t kLeft =
-    kCopiesLeft ? kTall * tile_rows(kRegs) * (kDepth + kDepth / 2) + kWidth : 1;
+    kCopiesLeft ? kTallCopied * tile_rows(kRegs) * (kDepth + kDepth / 2) + kWidth : 1;
 
 // `size` units in `count` parts, equal up to one unit.
 struct Split {
@@ -216,8 +214,9 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
 
 // The same in blocks, of which the second cache holds what several panels read.
 void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
-  for (int64_t top = begin; top < end; top += kTall) {
-    const int64_t stop = std::min(top + kTall, end);
+  const int64_t tall = p.pack_left ? kTallCopied : kTall;
+  for (int64_t top = begin; top < end; top += tall) {
+    const int64_t stop = std::min(top + tall, end);
     const int64_t wide =
         std::max<int64_t>(1, kResults / ((stop - top) * tile_rows(kRegs) * kRegs * kWidth));
     for (int64_t i = first; i < last; i += wide) {
