@@ -157,6 +157,9 @@ TEST_CASE("mlp: activations come from one table, errors list it") {
 TEST_CASE("layers: norms over no dims, or dims of no size, are refused when they are made") {
   CHECK_THROWS_AS(models::LayerNorm(IntList{}), Error);
   CHECK_THROWS_AS(models::LayerNorm(IntList{4, 0}), Error);
+  const models::LayerNorm two({2, 3});  // No copy of one of size 2.
+  const models::RMSNorm other({2, 3});
+  CHECK((two.weight.numel() == 6 && other.weight.numel() == 6));
   CHECK_THROWS_AS(models::RMSNorm(IntList{-3}), Error);
 }
 

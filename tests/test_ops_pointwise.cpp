@@ -141,6 +141,14 @@ TEST_CASE("pointwise rows: gradients of both orders agree with differences") {
   }
 }
 
+TEST_CASE("pow: a gradient is no number of few digits where its factors are") {
+  const Tensor x = tensor({1e-30f, 1e-20f}).set_requires_grad(), e = tensor({1e-20f, 1e-30f});
+  const Tensor g = grad({pow(x, e)}, {x}, {}, {full({2}, 1e-25)})[0];
+  const auto v = (g * 1e20).to_vector<float>();
+  CHECK(v[0] == doctest::Approx(1e5).epsilon(1e-5));
+  CHECK(v[1] == doctest::Approx(1e-15).epsilon(1e-5));
+}
+
 TEST_CASE("pow: second derivatives where a first one is 0 by choice") {
   for (DType t : {kFloat32, kFloat64}) {
     const Tensor x = tensor({0.0, 2.0}).to(t), e = tensor({0.0, 3.0}).to(t);
