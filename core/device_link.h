@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/moved.h"
+
 namespace brrr {
 
 /// A point in the queue beside.
@@ -23,6 +25,25 @@ void drop_point(DevicePoint* p) noexcept;
 void note(DevicePoint* p);   ///< Between enter() and leave(): behind what is queued there.
 void await(DevicePoint* p);  ///< What this thread queues from here on comes after the point.
 bool reached(DevicePoint* p);
+/// One that is its holder's.
+class Point : NotCopied {
+ public:
+  Point() : point_(make_point()) {}
+  ~Point() { drop_point(point_); }
+  DevicePoint* get() const { return point_; }
+
+ private:
+  DevicePoint* point_;
+};
+/// Does `work` in the queue beside, up to a point behind it.
+template <class Work> void beside(const Point& end, const Work& work) {
+  struct Scope {
+    Scope() { enter(); }
+    ~Scope() { leave(); }
+  } scope;
+  work();
+  note(end.get());
+}
 /// The number of the capture that notes what this thread queues; 0: it runs.
 uint64_t capture();
 /// For how long the thread that began to wait for the device last has been waiting; 0: none is.

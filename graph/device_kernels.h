@@ -2,13 +2,23 @@
 // The kernels of a plan on a GPU, and the block of memory that they read numbers from.
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/check.h"
+#include "core/context.h"
 #include "core/device_kernel.h"
+#include "core/device_link.h"
+#include "graph/branches.h"
 #include "graph/plan.h"
 #include "ops/program/cuda_rows.h"
 
 namespace brrr::graph {
+
+// Notes of faults name where in the step the kernels come from that are queued meanwhile.
+struct SiteScope {
+  explicit SiteScope(uint32_t site) { context.site = site; }
+  ~SiteScope() { context.site = 0; }
+};
 
 class DeviceKernels : public Plan {
  protected:
@@ -52,6 +62,45 @@ class DeviceKernels : public Plan {
     uint32_t storage;
     HostPart part;  ///< Where in the block.
   };
+  // Before anything is made of the groups.
+  void choose_branches() {
+    if (std::getenv("BRRR_ONE_BRANCH") || !may_branch(r_)) return;
+    const auto works = [&] {
+      std::vector<Work> all;
+      for (const KernelNote& n : notes()) all.push_back(n.work);
+      return all;
+    };
+    const auto arena = [&] { return plan_memory(r_, schedule_).arena_bytes; };
+    const std::vector<uint32_t> order = order_for_branches(r_, schedule_, works());
+    const size_t least = arena();
+    reorder(order);
+    if (arena() > least) {
+      std::vector<uint32_t> back(order.size());
+      for (uint32_t k = 0; k < back.size(); ++k) back[order[k]] = k;
+      reorder(back);
+    }
+    branches_ = find_branches(r_, schedule_, works());
+    counts_.beside = branches_.count;
+  }
+
+  // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
+  // what writes there next waits for it.
+  void place_temporaries(MemoryRules& rules) {
+    plan_temporaries(rules);
+    if (!branches_.count) return;
+    const size_t least = memory_.arena_bytes;
+    rules.until = branches_.until;
+    for (int attempt = 0; attempt < 8; ++attempt) {
+      plan_temporaries(rules);
+      if (memory_.arena_bytes <= least) return;
+      for (uint32_t g = 0; g <= memory_.peak; ++g) {
+        if (rules.until[g] >= memory_.peak) rules.until[g] = g;
+      }
+    }
+    rules.until.clear();
+    plan_temporaries(rules);
+  }
+
   void generate_kernels() {
     kernels_ -= std::exchange(generated_, 0);  // They are counted as launches, not as groups.
     for (const Group& g : schedule_.groups) {
@@ -185,11 +234,79 @@ class DeviceKernels : public Plan {
     return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
   }
 
+  // --- launches ----------------------------------------------------------------------------------
+
+  void run_kernels(const Batch& b) {
+    const auto* first = reinterpret_cast<const long*>(block_ + b.at) + b.words.size();
+    for (const Kernel& k : b.kernels) {
+      const program::CallTable table{block_ + b.at, first, b.parts};
+      first += b.parts;
+      const void* const arguments = b.table ? static_cast<const void*>(&table) : b.words.data();
+      device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
+                          b.table ? sizeof table : b.words.size() * sizeof(int64_t));
+    }
+  }
+
+  void launch(Launch& l) {
+    if (l.host_data >= 0) {
+      const HostData& d = host_data_[static_cast<size_t>(l.host_data)];
+      char* const to = static_cast<char*>(bound_[d.storage]->data);
+      const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
+      if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
+    }
+    for (const Batch& b : l.batches) run_kernels(b);
+    if (!l.call) return;
+    const SiteScope scope(l.site);
+    device_.launch(l.call->call);
+  }
+
+  void launch_one(size_t k) {
+    try {
+      pass_through(kCUDA, [&] { launch(launches_[k]); });
+    } catch (const Error& e) {
+      const Group& g = schedule_.groups[k];
+      const size_t others = g.instrs.size() - 1;
+      fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
+           others ? fmt::format(" and {} more ops", others) : "", e.what());
+    }
+  }
+
+  void launch_all() {
+    const Held products(context.tf32, r_.tf32);
+    if (context.observer) notes();  // Before there is a kernel whose time it would be.
+    for (size_t k = 0; k < launches_.size(); ++k) {
+      launch_one(k);
+      if (context.observer) context.observer->ran(notes()[k], kCUDA);
+    }
+  }
+
+  // The same with its branches, to be captured; a point for each group beside.
+  void launch_branches(const std::vector<device_link::Point>& points,
+                       const std::vector<std::vector<Use>>& uses) {
+    if (points.empty()) return launch_all();
+    const Held products(context.tf32, r_.tf32);
+    const std::vector<uint32_t> awaits = find_awaits(r_, branches_, uses);
+    std::vector<const device_link::Point*> over(launches_.size());
+    size_t next = 0;
+    for (uint32_t k = 0; k < launches_.size(); ++k) {
+      if (branches_.beside[k]) {
+        over[k] = &points[next++];
+        device_link::beside(*over[k], [&] { launch_one(k); });
+        continue;
+      }
+      if (awaits[k] != kNone) device_link::await(over[awaits[k]]->get());
+      launch_one(k);
+    }
+    device_link::await(points.back().get());
+  }
+
   const Backend& device_ = backend(DeviceType::CUDA);
   std::vector<Launch> launches_;  // By group.
   std::vector<int64_t> scratch_;  // By group: bytes that its kernels take.
   std::vector<HostData> host_data_;
   size_t block_bytes_;
+  char* block_ = nullptr;  ///< The control words on the device, host data, tables.
+  Branches branches_;      ///< Of a captured step.
 
  private:
   static constexpr size_t kBlockAlign = 64;

@@ -13,6 +13,7 @@
 
 #include "core/address_set.h"
 #include "core/context.h"
+#include "core/device_link.h"
 #include "graph/device_kernels.h"
 #include "graph/device_slots.h"
 #include "graph/walker.h"
@@ -23,12 +24,6 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;  // Of a kernel's widest access, which is aligned.
 constexpr int kAttempts = 3;          // Captures that fail before they are tried ever more rarely.
-
-// Notes of faults name where in the step the kernels come from that are queued meanwhile.
-struct SiteScope {
-  explicit SiteScope(uint32_t site) { context.site = site; }
-  ~SiteScope() { context.site = 0; }
-};
 
 Ref<Storage> device_memory(size_t bytes) {
   auto s = Ref<Storage>::adopt(new_storage(kCUDA, bytes));
@@ -54,9 +49,10 @@ class DevicePlan final : public DeviceKernels {
     // Whatever a slot held is nobody's any more when a replay begins.
     MemoryRules rules;
     for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
+    choose_branches();
     generate_kernels();
     rules.scratch = scratch_;
-    plan_temporaries(rules);
+    place_temporaries(rules);
     find_externals();
     build_kernels();
     allocate_fixed(&options, replaced);
@@ -97,6 +93,9 @@ class DevicePlan final : public DeviceKernels {
   bool holds(size_t survivor, const Storage* s) const override {
     std::lock_guard lock(lending());  // Another thread may be replaying.
     return slots_[survivor]->handed.get() == s;
+  }
+  bool is_beside(uint32_t group) const override {
+    return branches_.count && branches_.beside[group];
   }
   void report_faults() const override {
     if (wait_) device_.synchronize();
@@ -256,44 +255,24 @@ class DevicePlan final : public DeviceKernels {
     }
   }
 
-  void run_kernels(const Batch& b) {
-    const auto* first = reinterpret_cast<const long*>(block_ + b.at) + b.words.size();
-    for (const Kernel& k : b.kernels) {
-      const program::CallTable table{block_ + b.at, first, b.parts};
-      first += b.parts;
-      const void* const arguments = b.table ? static_cast<const void*>(&table) : b.words.data();
-      device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
-                          b.table ? sizeof table : b.words.size() * sizeof(int64_t));
+  // By group: what of memory its kernels use, where it is bound.
+  std::vector<std::vector<Use>> uses() const {
+    std::vector<std::vector<Use>> all(launches_.size());
+    for (uint32_t g = 0; g < all.size(); ++g) {
+      r_.each_access(schedule_.groups[g].instrs, [&](const Access& a) {
+        const uint32_t st = r_.value(a.value).storage;
+        if (!bound_[st]) return;  // It passes in registers.
+        const auto* const begin = static_cast<const char*>(bound_[st]->data);
+        const StorageInfo& info = r_.storages[st];
+        const bool external = info.origin == Origin::External;
+        const External* const x = external ? &externals_[info.maker] : nullptr;
+        const int64_t low = x ? x->low : 0, high = x ? x->high : static_cast<int64_t>(info.bytes);
+        all[g].push_back({begin + low, begin + high, a.write, st, a.value});
+      });
+      const MemoryPlan::Piece& own = memory_.scratch[g];
+      if (own.bytes) all[g].push_back({address(own), address(own) + own.bytes, true});
     }
-  }
-
-  void launch(Launch& l) {
-    if (l.host_data >= 0) {
-      const HostData& d = host_data_[static_cast<size_t>(l.host_data)];
-      char* const to = static_cast<char*>(bound_[d.storage]->data);
-      const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
-      if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
-    }
-    for (const Batch& b : l.batches) run_kernels(b);
-    if (!l.call) return;
-    const SiteScope scope(l.site);
-    device_.launch(l.call->call);
-  }
-
-  void launch_all() {
-    const Held products(context.tf32, r_.tf32);
-    if (context.observer) notes();  // Before there is a kernel whose time it would be.
-    for (size_t k = 0; k < launches_.size(); ++k) {
-      try {
-        pass_through(kCUDA, [&] { launch(launches_[k]); });
-      } catch (const Error& e) {
-        const Group& g = schedule_.groups[k];
-        const size_t others = g.instrs.size() - 1;
-        fail("{}{}: {}", r_.describe(r_.instrs[g.instrs[0]]),
-             others ? fmt::format(" and {} more ops", others) : "", e.what());
-      }
-      if (context.observer) context.observer->ran(notes()[k], kCUDA);
-    }
+    return all;
   }
 
   void note_spoilt(const Error& e) {
@@ -308,8 +287,9 @@ class DevicePlan final : public DeviceKernels {
     const auto start = Clock::now();
     const GraphBackend& g = *device_.graphs;
     try {
+      const std::vector<device_link::Point> points(branches_.count);  // A capture makes none.
       g.begin();
-      launch_all();
+      launch_branches(points, uses());
       graph_ = g.end(&counts_.nodes);
       counts_.graph_bytes = g.bytes(graph_);
       ++counts_.captures;
@@ -376,7 +356,6 @@ class DevicePlan final : public DeviceKernels {
   std::vector<std::shared_ptr<Slot>> slots_;  // By survivor.
   AddressSet replaced_;                       // Storages of gradients that a call replaces.
   Ref<Storage> block_memory_;
-  char* block_ = nullptr;  // The control words on the device, host data, tables.
   int spoilt_ = 0;         // Captures that failed.
   uint64_t retry_at_ = 0;  // The direct replay before which a capture is tried again.
   const bool wait_ = std::getenv("BRRR_SYNC_AFTER_REPLAY") != nullptr;  // After each replay.

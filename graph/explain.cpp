@@ -82,6 +82,7 @@ static std::string kernels_of(const Plan& plan) {
         t += fmt::format(", {} moved instead of {}", bytes_text(moved), bytes_text(alone));
       }
     }
+    if (plan.is_beside(k)) t += ", beside those that follow";
     const std::string why = why_apart(r, s, plan.target(), k);
     t += why.empty() ? "\n" : fmt::format("\n            {}\n", why);
   }
@@ -141,10 +142,10 @@ std::string StepCore::explain() {
     if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
       const ReplayCounts& c = e.plan->counts();
       t += fmt::format(
-          "\n  captured {} times in {:.1f} ms: {} nodes, {}; inputs copied {}, results "
-          "moved away {}, {} from the host in one copy a replay",
-          c.captures, c.capture_seconds * 1e3, c.nodes, bytes_text(c.graph_bytes), c.copied_in,
-          c.moved_away, bytes_text(c.upload_bytes));
+          "\n  captured {} times in {:.1f} ms: {} nodes, {} kernels beside others, {}; inputs "
+          "copied {}, results moved away {}, {} from the host in one copy a replay",
+          c.captures, c.capture_seconds * 1e3, c.nodes, c.beside, bytes_text(c.graph_bytes),
+          c.copied_in, c.moved_away, bytes_text(c.upload_bytes));
       if (c.direct) t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
     }
     if (options_.mode == Mode::Auto && e.trials > 0) {

@@ -202,6 +202,7 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
   const auto busiest = std::ranges::max_element(live);
   const auto peak = static_cast<uint32_t>(busiest - live.begin());
   m.lower_bound_bytes = static_cast<size_t>(*busiest);
+  m.peak = peak;
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
     std::iota(list.begin(), list.end(), size_t{0});
@@ -240,8 +241,10 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
 MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules& rules) {
   MemoryPlan m;
   m.rooms = rules.rooms;
+  const auto until = [&](uint32_t g) { return rules.until.empty() ? g : rules.until[g]; };
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    const auto [first, last] = s.stay(r, st);
+    auto [first, last] = s.stay(r, st);
+    for (const Access& a : r.accesses[st]) last = std::max(last, until(s.group_of[a.instr]));
     const auto bytes = static_cast<int64_t>(r.storages[st].bytes) / s.strips.parts(st);
     m.storages.push_back({-1, bytes, kNone, first, last});
   }
@@ -253,7 +256,7 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
     for (uint32_t g = 0; g < bytes.size(); ++g) {
       if (!bytes[g]) continue;
       const Strip* const strip = lasts(g) ? s.strips.of(g) : nullptr;
-      const uint32_t first = strip ? strip->first : g, last = strip ? strip->last : g;
+      const uint32_t first = strip ? strip->first : g, last = strip ? strip->last : until(g);
       blocks.push_back({{-1, aligned(bytes[g]), kNone, first, last}, {}, &pieces[g]});
     }
   };

@@ -63,6 +63,21 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
   for (const Group& g : schedule_.groups) generated_ += g.fused;
 }
 
+void Plan::reorder(const std::vector<uint32_t>& order) {
+  std::vector<Group> groups;
+  std::vector<KernelNote> notes;
+  for (uint32_t g : order) {
+    groups.push_back(std::move(schedule_.groups[g]));
+    if (!notes_.empty()) notes.push_back(std::move(notes_[g]));
+  }
+  schedule_.groups = std::move(groups);
+  notes_ = std::move(notes);
+  schedule_.number_groups(r_.instrs.size());
+#ifndef NDEBUG
+  verify_schedule(r_, schedule_);
+#endif
+}
+
 void Plan::plan_temporaries(const MemoryRules& rules) {
   const auto t = Clock::now();
   memory_ = plan_memory(r_, schedule_, rules);

@@ -30,6 +30,7 @@ struct ReplayCounts {
   uint64_t moved_away = 0;  ///< Results that a user still held when the next replay came.
   uint64_t copied_in = 0;   ///< Inputs whose address was not the captured one.
   size_t nodes = 0, graph_bytes = 0;
+  size_t beside = 0;        ///< Groups that the graph has on a branch beside the others.
   size_t upload_bytes = 0;  ///< Of the copy from the host before each replay; 0: there is none.
   double capture_seconds = 0;
   std::string failure;  ///< Why the last capture failed.
@@ -83,6 +84,8 @@ class Plan : NotCopied {
   /// By survivor: nothing can fail any more once it is written, so that an old gradient's memory
   /// may be its. Null where a replay has its own ways.
   virtual const std::vector<bool>* safe_to_overwrite() const { return nullptr; }
+  /// Whether the group is on a branch of a captured graph beside the others.
+  virtual bool is_beside(uint32_t) const { return false; }
   /// References to a survivor that the plan keeps for itself.
   virtual bool holds(size_t, const Storage*) const { return false; }
 
@@ -106,6 +109,9 @@ class Plan : NotCopied {
 
  protected:
   Plan(const Recording& r, const StepOptions& options, const Target& target);
+  /// Puts the groups in another order that every dependence allows; before anything is made of
+  /// them.
+  void reorder(const std::vector<uint32_t>& order);
   void plan_temporaries(const MemoryRules& rules);
   /// The name of a part's kernels, whose text depends on it; that is added to the source unless it
   /// is there.

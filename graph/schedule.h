@@ -210,7 +210,8 @@ struct MemoryPlan {
   std::vector<Piece> scratch, kept;
   std::vector<Room> rooms;
   size_t arena_bytes = 0;
-  size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned.
+  size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned,
+  uint32_t peak = 0;             ///< and the group that it is of.
   size_t in_place = 0, in_place_candidates = 0;
   size_t hosted = 0;  ///< Temporaries in rooms.
 };
@@ -219,6 +220,8 @@ struct MemoryRules {
   std::vector<Room> rooms;       ///< They may take in temporaries
   uint32_t from = 0;             ///< which are born in this group or later.
   std::vector<int64_t> scratch;  ///< Bytes that a group's kernel takes, by group, if any does.
+  /// By group: the last one during which it may still run (Branches::until). Empty: itself.
+  std::vector<uint32_t> until = {};
 };
 MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules& rules = {});
 

@@ -35,10 +35,10 @@ TEST_CASE("exchange: what is queued beside comes between two points, eagerly and
   const Backend& gpu = backend(DeviceType::CUDA);
   const Tensor x = arange(4096.0).to(kCUDA), y = zeros_like(x), z = zeros_like(x);
   const size_t bytes = 4096 * sizeof(float);
-  const dist::Point end;
+  const device_link::Point end;
   const auto work = [&] {
     gpu.copy(y.impl()->data(), x.impl()->data(), bytes);
-    dist::beside(end, [&] { gpu.copy(z.impl()->data(), y.impl()->data(), bytes); });
+    device_link::beside(end, [&] { gpu.copy(z.impl()->data(), y.impl()->data(), bytes); });
     device_link::await(end.get());
     gpu.copy(y.impl()->data(), z.impl()->data(), bytes);
   };
@@ -65,8 +65,8 @@ TEST_CASE("exchange: pinned memory is filled beside the computation, and kept fo
   const Tensor x = arange(1000.0).to(kCUDA), y = zeros_like(x);
   const size_t bytes = 1000 * sizeof(float);
   char* const pinned = device_link::take_pinned(bytes);
-  const dist::Point end;
-  dist::beside(end, [&] { device_link::to_pinned(pinned, x.impl()->data(), bytes); });
+  const device_link::Point end;
+  device_link::beside(end, [&] { device_link::to_pinned(pinned, x.impl()->data(), bytes); });
   device_link::await(end.get());
   synchronize(kCUDA);
   CHECK(device_link::reached(end.get()));

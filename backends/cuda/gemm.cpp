@@ -11,22 +11,22 @@ namespace brrr::cuda {
 
 namespace {
 
-constexpr size_t kWorkspace = size_t{32} << 20;
+constexpr size_t kWorkspace = size_t{32} << 20;  // Of each queue.
 
 struct Algorithms {
   std::mutex mutex;
   std::map<GemmShape, cuda::Gemm*> by_shape;
-  void* workspace = nullptr;
+  void* workspaces = nullptr;  // Of the queue and of the one beside.
   size_t bytes = kWorkspace;
 };
 
 // Once for the process, so that both modes and all steps have the same algorithms. Where there is
 // no memory for it, algorithms that need none do.
-void reserve_workspace(Algorithms& p) {
+void reserve_workspaces(Algorithms& p) {
   const OpenDevice& d = device();
   const bool there = pool().make_room([&] {
-    check(d.driver->allocate(&p.workspace, p.bytes), "workspace");
-    return p.workspace != nullptr;
+    check(d.driver->allocate(&p.workspaces, 2 * p.bytes), "workspace");
+    return p.workspaces != nullptr;
   });
   if (!there) p.bytes = 0;
 }
@@ -64,10 +64,11 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
   const Aligned right(b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
   static Algorithms& p = *new Algorithms;
   const std::lock_guard lock(p.mutex);
-  if (!p.workspace && p.bytes) reserve_workspace(p);
+  if (!p.workspaces && p.bytes) reserve_workspaces(p);
   cuda::Gemm*& chosen = p.by_shape[s];
   if (!chosen) check(d.tools->choose(&s, p.bytes, &chosen), "matmul");
-  check(d.tools->multiply(chosen, left.get(), right.get(), c, p.workspace, p.bytes, d.stream()),
+  void* const workspace = static_cast<char*>(p.workspaces) + (OpenDevice::beside ? p.bytes : 0);
+  check(d.tools->multiply(chosen, left.get(), right.get(), c, workspace, p.bytes, d.stream()),
         "matmul");
 }
 

@@ -72,10 +72,11 @@ void* Pool::allocate(size_t asked, const char* owner) {
   if (bytes < asked) return nullptr;
   if (held_.on) {
     const auto same = [&](const auto& b) { return b.second == bytes; };
-    const auto it = std::find_if(held_.blocks.begin(), held_.blocks.end(), same);
-    if (it != held_.blocks.end()) {
+    auto& blocks = held_.here();
+    const auto it = std::find_if(blocks.begin(), blocks.end(), same);
+    if (it != blocks.end()) {
       void* p = it->first;
-      held_.blocks.erase(it);
+      blocks.erase(it);
       return p;
     }
   }
@@ -97,7 +98,7 @@ void* Pool::allocate(size_t asked, const char* owner) {
 void Pool::deallocate(void* p, size_t asked) noexcept {
   if (!p) return;
   const size_t bytes = rounded(asked);
-  if (held_.on) return held_.blocks.emplace_back(p, bytes), void();
+  if (held_.on) return held_.here().emplace_back(p, bytes), void();
   const std::lock_guard lock(mutex_);
   stats_.live -= bytes;
   const bool recent = !apart_ && bytes <= kSmall;
@@ -149,7 +150,9 @@ void Pool::hold() { held_.on = true; }
 
 std::vector<std::pair<void*, size_t>> Pool::taken() {
   held_.on = false;
-  return std::exchange(held_.blocks, {});
+  auto all = std::exchange(held_.blocks[0], {});
+  for (const auto& block : std::exchange(held_.blocks[1], {})) all.push_back(block);
+  return all;
 }
 
 void Pool::trim() {

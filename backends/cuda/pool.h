@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/driver.h"
+#include "backends/cuda/device.h"
 #include "core/device.h"
 
 namespace brrr::cuda {
@@ -27,9 +27,9 @@ class Pool {
   void* allocate(size_t bytes, const char* owner);
   /// `bytes` as they were asked for.
   void deallocate(void* p, size_t bytes) noexcept;
-  /// From here on what this thread gives back is kept for what it asks for next, until `taken` is
-  /// called, which hands all of it over: to be given back by whoever captured the work that uses
-  /// it.
+  /// From here on what this thread gives back is kept for what it asks for next in the same queue,
+  /// until `taken` is called, which hands all of it over: to be given back by whoever captured the
+  /// work that uses it.
   void hold();
   std::vector<std::pair<void*, size_t>> taken();
   /// Gives unused segments back to the device.
@@ -79,7 +79,8 @@ class Pool {
 
   struct Held {
     bool on = false;
-    std::vector<std::pair<void*, size_t>> blocks;
+    std::vector<std::pair<void*, size_t>> blocks[2];  // Of the queue, of the one beside.
+    auto& here() { return blocks[OpenDevice::beside]; }
   };
   static thread_local Held held_;
 };

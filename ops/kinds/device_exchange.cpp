@@ -66,15 +66,6 @@ void refuse_capture(const std::string& what) {
              "{}: what goes through the host's memory is no part of a captured step", what);
 }
 
-void beside(const Point& end, const std::function<void()>& work) {
-  struct Scope {
-    Scope() { device_link::enter(); }
-    ~Scope() { device_link::leave(); }
-  } scope;
-  work();
-  device_link::note(end.get());
-}
-
 // --- sums ----------------------------------------------------------------------------------------
 
 void add_on_device(const SumPlan::Addition& sum, DType dtype) {
@@ -144,13 +135,13 @@ void DeviceSum::place_on_host(const std::vector<Row>& rows, int passes) {
 void DeviceSum::begin() {
   if (!linked_) {
     refuse_capture(job_->what);
-    beside(done_, [&] {
+    device_link::beside(done_, [&] {
       for (const Copy& c : to_host_) device_link::to_pinned(c.pinned, c.there, c.bytes);
     });
     return Exchange::get().start(job_);
   }
   compare_calls(job_->what);
-  beside(done_, [&] {
+  device_link::beside(done_, [&] {
     for (size_t k = 0; k < plan_.stages.size(); ++k) {
       queue(plan_.stages[k], dtype_);
       if (k > 0) continue;

@@ -25,20 +25,6 @@ long* exchanges_done();
 /// Throws if what the calling thread queues is noted by a capture.
 void refuse_capture(const std::string& what);
 
-/// A point of the queue beside.
-class Point : NotCopied {
- public:
-  Point() : point_(device_link::make_point()) {}
-  ~Point() { device_link::drop_point(point_); }
-  DevicePoint* get() const { return point_; }
-
- private:
-  DevicePoint* point_;
-};
-
-/// Does `work` in the queue beside, up to a point behind it.
-void beside(const Point& end, const std::function<void()>& work);
-
 /// Each sum is rounded as add_() rounds it. What one kernel has taken is kept in from[0] for the
 /// next.
 void add_on_device(const SumPlan::Addition& sum, DType dtype);
@@ -65,7 +51,7 @@ class DeviceSum : NotCopied {
   void place_on_host(const std::vector<Row>& rows, int passes);
   char* take_shares(int64_t n);
 
-  Point done_;
+  device_link::Point done_;
   bool linked_ = false;
   DType dtype_ = kFloat32;
   std::shared_ptr<Job> job_;
