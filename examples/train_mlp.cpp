@@ -43,7 +43,7 @@ Options::Options()
   sizes_ = {"hidden"};
   add_place();
   add_input("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
-            CLI::ExistingDirectory);
+            existing_folder());
   add("--images", images, "how many digits to generate for training", whole_number(1));
   add_batch("images");
   add_steps("steps of the whole run, over which the schedule is laid out", 1);

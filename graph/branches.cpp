@@ -9,17 +9,15 @@ namespace {
 
 // Beside what takes longer, which fills a GPU, others only come later.
 constexpr double kMostFlops = 2e8, kMostBytes = 16e6;
-constexpr uint32_t kFarthest = 8;    // That a group moves: what it makes lives so much longer.
-constexpr double kLeast = 1;         // Microseconds that are worth a branch.
-constexpr double kMostQueued = 20;   // Microseconds of work that waits beside, and its memory.
+constexpr uint32_t kFarthest = 8;   // That a group moves: what it makes lives so much longer.
+constexpr double kLeast = 1;        // Microseconds that are worth a branch.
+constexpr double kMostQueued = 20;  // Microseconds of work that waits beside, and its memory.
 
 // About what a kernel takes on a GPU; only how kernels compare matters. A launch of a graph is 1.2
 // microseconds, and small kernels reach a fraction of what the GPU can.
 double microseconds(const Work& w) { return 1.2 + std::max(w.flops / 1e7, w.bytes / 1.5e6); }
 
-bool is_small(const Work& w) {
-  return w.bytes > 0 && w.flops < kMostFlops && w.bytes < kMostBytes;
-}
+bool is_small(const Work& w) { return w.bytes > 0 && w.flops < kMostFlops && w.bytes < kMostBytes; }
 
 // What kernels need of each other, in the order of a schedule.
 struct Needs {

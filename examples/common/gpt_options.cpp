@@ -50,11 +50,11 @@ void GptOptions::add_data() {
       "--data", data,
       "a text, a .bin file of 16-bit tokens (llm.c, nanoGPT), a folder with train.bin and val.bin, "
       "or a folder of sources; without it brrr's own sources, from within their folder",
-      CLI::ExistingPath);
+      existing_path());
   add("--tokenizer", tokenizer, "char, byte or gpt2 (default: char; gpt2 for .bin)",
       one_of({"char", "byte", "gpt2"}));
-  add_input("--vocab", vocab, "GPT-2's vocab.json", CLI::ExistingFile);
-  add_input("--merges", merges, "GPT-2's merges.txt", CLI::ExistingFile);
+  add_input("--vocab", vocab, "GPT-2's vocab.json", existing_file());
+  add_input("--merges", merges, "GPT-2's merges.txt", existing_file());
   needs("--vocab", "--merges");
   needs("--merges", "--vocab");
   add("--eval-every", eval_every, "steps between validation losses (0: at the end)",

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -83,8 +84,64 @@ Check output_file(bool replaced) {
 
 // --- reading -------------------------------------------------------------------------------------
 
-CLI::Option* CommandLine::plain(const std::string& name, std::vector<int64_t>& v,
-                                const std::string& text, const Check& check) {
+// CLI11 says what is wrong in its own words.
+static Check existing(const CLI::Validator& kind) {
+  return [kind](const std::string& text) { return kind(text); };
+}
+Check existing_file() { return existing(CLI::ExistingFile); }
+Check existing_folder() { return existing(CLI::ExistingDirectory); }
+Check existing_path() { return existing(CLI::ExistingPath); }
+
+// Also writes a number as CLI11 reads it, to which 010 is eight, and which rounds reals twice.
+template <class T> static CLI::Validator validator(const Check& check) {
+  const auto read = [check](std::string& text) {
+    std::string wrong = check(text);
+    if constexpr (std::is_same_v<T, int64_t>) {
+      if (int64_t v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{}", v);
+    } else if constexpr (std::is_same_v<T, double>) {
+      if (double v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{:a}", v);
+    }
+    return wrong;
+  };
+  return CLI::Validator(read, "");
+}
+
+CommandLine::CommandLine(const char* about, const char* program)
+    : app_(std::make_unique<CLI::App>(about, program)) {}
+CommandLine::~CommandLine() = default;
+
+template <class T>
+void CommandLine::declare(const std::string& name, T& v, const std::string& text,
+                          const Check& check) {
+  CLI::Option* const option = app_->add_option(name, v, text);
+  if (check) option->transform(validator<T>(check));
+  if (!option->nonpositional()) return;
+  texts_[name.substr(2)] = [&v] {
+    if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>)
+      return fmt::format("{}", v);
+    else
+      return fmt::format("{}", fmt::join(v, ","));
+  };
+}
+void CommandLine::plain(const std::string& name, std::string& v, const std::string& text,
+                        const Check& check) {
+  declare(name, v, text, check);
+}
+void CommandLine::plain(const std::string& name, int64_t& v, const std::string& text,
+                        const Check& check) {
+  declare(name, v, text, check);
+}
+void CommandLine::plain(const std::string& name, double& v, const std::string& text,
+                        const Check& check) {
+  declare(name, v, text, check);
+}
+void CommandLine::plain(const std::string& name, std::vector<std::string>& v,
+                        const std::string& text, const Check& check) {
+  declare(name, v, text, check);
+}
+
+void CommandLine::plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
+                        const Check& check) {
   const auto joined = [&v] { return fmt::format("{}", fmt::join(v, ",")); };
   texts_[name.substr(2)] = joined;
   const auto read = [&v, name, check](const CLI::results_t& words) {
@@ -99,22 +156,35 @@ CLI::Option* CommandLine::plain(const std::string& name, std::vector<int64_t>& v
     return true;
   };
   CLI::Option* const option =
-      app_.add_option(name, read, text, false, [joined] { return "[" + joined() + "]"; });
-  return option->type_name("INT")->expected(1, -1)->allow_extra_args();
+      app_->add_option(name, read, text, false, [joined] { return "[" + joined() + "]"; });
+  option->type_name("INT")->expected(1, -1)->allow_extra_args();
+}
+
+void CommandLine::show_default(const std::string& name) {
+  app_->get_option(name)->capture_default_str();
+}
+void CommandLine::flag(const std::string& name, bool& v, const std::string& text) {
+  app_->add_flag(name, v, text);
+}
+void CommandLine::needs(const std::string& option, const std::string& other) {
+  app_->get_option(option)->needs(app_->get_option(other));
+}
+void CommandLine::excludes(const std::string& option, const std::string& other) {
+  app_->get_option(option)->excludes(app_->get_option(other));
 }
 
 // What main returns, if the program ends here.
 std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
-  app_.get_formatter()->column_width(34);
-  app_.failure_message(explain);
+  app_->get_formatter()->column_width(34);
+  app_->failure_message(explain);
   try {
     std::vector<std::string> last_first(words.rbegin(), words.rend());
-    app_.parse(last_first);
+    app_->parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
     wrong_ = e.get_exit_code() == 0 ? "a request for help" : e.what();
     if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // The first one says it.
-    return app_.exit(e) == 0 ? 0 : 2;
+    return app_->exit(e) == 0 ? 0 : 2;
   }
 }
 
@@ -166,11 +236,11 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   brrr::load(source(), saved);  // Checks the file before anything is believed.
   if (goes_on) adapt(saved);
   const auto take = [&](const std::string& key) {
-    if (app_.count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
+    if (app_->count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
   };
   for (const std::string& key : same) {
     BRRR_CHECK(saved.count(key), "{}: it is no checkpoint of {}: it has no {}", source_option(),
-               app_.get_name(), key);
+               app_->get_name(), key);
     take(key);
   }
   for (const std::string& key : hints_) {
@@ -178,10 +248,10 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   }
   std::vector<std::string> given;
   for (const auto& [key, value] : texts_) {
-    if (app_.count("--" + key)) given.push_back(key);
+    if (app_->count("--" + key)) given.push_back(key);
   }
   if (const auto code = parse(words)) {
-    say(app_.get_name(), "what the command line leaves out is as in " + source());
+    say(app_->get_name(), "what the command line leaves out is as in " + source());
     return code;
   }
   check_files();
@@ -201,7 +271,7 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
 void CommandLine::use_threads(std::vector<std::string> words) {
   try {
     std::reverse(words.begin(), words.end());
-    app_.parse(words);
+    app_->parse(words);
   } catch (const CLI::ParseError&) {
     return;  // It is said when it is known who says it.
   }
@@ -235,11 +305,11 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
     const auto code = read({argv + 1, argv + argc});
     // All that is wrong with one's own the first process has said already.
     dist::check_alike("the processes' command lines", {wrong_});
-    return after_output(app_.get_name(), code ? *code : body());
+    return after_output(app_->get_name(), code ? *code : body());
   } catch (const std::exception& e) {
     std::fflush(stdout);
     if (joined && dist::size() > 1) end_all(e.what());
-    say(app_.get_name(), e.what());
+    say(app_->get_name(), e.what());
     return 1;
   }
 }

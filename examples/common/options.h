@@ -4,16 +4,22 @@
 #include <brrr/brrr.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+// CLI11 puts 80 KB of its code into every file that includes it: only options.cpp does.
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace examples {
 
@@ -33,13 +39,17 @@ Check real_number(double least, double most = std::numeric_limits<double>::max()
 Check one_of(std::vector<std::string> choices);
 /// A file that can be written, which is tried. One that is `replaced` as a whole is no device.
 Check output_file(bool replaced = true);
+/// What is read exists.
+Check existing_file();
+Check existing_folder();
+Check existing_path();  ///< Either.
 
 /// A program's options. The derived class declares its own in its constructor; a vector's values
 /// are separated by commas.
 class CommandLine : brrr::NotCopied {
  public:
-  CommandLine(const char* about, const char* program) : app_(about, program) {}
-  virtual ~CommandLine() = default;
+  CommandLine(const char* about, const char* program);
+  virtual ~CommandLine();
 
   /// All of main(): joins the other processes under mpirun, reads the options, makes brrr use
   /// `threads`, calls body(). Returns what that returned; 0 after --help, 2 after a wrong option, 1
@@ -65,35 +75,25 @@ class CommandLine : brrr::NotCopied {
   }
 
  protected:
-  /// T is std::string, int64_t, double or std::vector<std::string>. A name without dashes is what
-  /// stands on the command line by itself.
-  template <class T>
-  CLI::Option* plain(const std::string& name, T& v, const std::string& text,
-                     const Check& check = {}) {
-    CLI::Option* const option = app_.add_option(name, v, text);
-    if (check) option->transform(validator<T>(check));
-    if (!option->nonpositional()) return option;
-    constexpr bool list = !std::is_arithmetic_v<T> && !std::is_same_v<T, std::string>;
-    texts_[name.substr(2)] = [&v] {
-      if constexpr (list)
-        return fmt::format("{}", fmt::join(v, ","));
-      else
-        return fmt::format("{}", v);
-    };
-    return option;
-  }
-  /// Numbers, each of which is checked: CLI11's own lists leave out those that are empty.
-  CLI::Option* plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
-                     const Check& check);
+  /// A name without dashes is what stands on the command line by itself.
+  void plain(const std::string& name, std::string& v, const std::string& text, const Check& = {});
+  void plain(const std::string& name, int64_t& v, const std::string& text, const Check& check);
+  void plain(const std::string& name, double& v, const std::string& text, const Check& check);
+  void plain(const std::string& name, std::vector<std::string>& v, const std::string& text,
+             const Check& check);
+  /// Each of the numbers is checked: CLI11's own lists leave out those that are empty.
+  void plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
+             const Check& check);
   /// The same with its default in --help.
   template <class T>
   void add(const std::string& name, T& v, const std::string& text, const Check& check) {
-    plain(name, v, text, check)->capture_default_str();
+    plain(name, v, text, check);
+    show_default(name);
   }
-  /// The name of a file or folder that is read, `existing` as CLI11 has it, or of a file that is
-  /// written. One that is written is no other that is given.
+  /// The name of a file or folder that is read, which exists, or of a file that is written. One
+  /// that is written is no other that is given.
   void add_input(const std::string& name, std::string& v, const std::string& text,
-                 const CLI::Validator& existing) {
+                 const Check& existing) {
     add(name, v, text, existing);
     files_.push_back({name, &v, false});
   }
@@ -102,17 +102,11 @@ class CommandLine : brrr::NotCopied {
     add(name, v, text, output_file(replaced));
     files_.push_back({name, &v, true});
   }
-  void flag(const std::string& name, bool& v, const std::string& text) {
-    app_.add_flag(name, v, text);
-  }
+  void flag(const std::string& name, bool& v, const std::string& text);
   /// Who gives `option` has to give `other`, too.
-  void needs(const std::string& option, const std::string& other) {
-    app_.get_option(option)->needs(app_.get_option(other));
-  }
+  void needs(const std::string& option, const std::string& other);
   /// Who gives `option` cannot give `other`, too.
-  void excludes(const std::string& option, const std::string& other) {
-    app_.get_option(option)->excludes(app_.get_option(other));
-  }
+  void excludes(const std::string& option, const std::string& other);
   /// Checks that need several options; called before a checkpoint is looked at.
   virtual void check() {}
   /// Whether `file`, as it is called from `folder` on, is one of those that are read where that is
@@ -127,19 +121,9 @@ class CommandLine : brrr::NotCopied {
   std::vector<std::string> hints_;        ///< Options that a checkpoint to resume may also say.
 
  private:
-  // Also writes a number as CLI11 reads it, to which 010 is eight, and which rounds reals twice.
-  template <class T> static CLI::Validator validator(const Check& check) {
-    const auto read = [check](std::string& text) {
-      std::string wrong = check(text);
-      if constexpr (std::is_same_v<T, int64_t>) {
-        if (int64_t v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{}", v);
-      } else if constexpr (std::is_same_v<T, double>) {
-        if (double v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{:a}", v);
-      }
-      return wrong;
-    };
-    return CLI::Validator(read, "");
-  }
+  template <class T>
+  void declare(const std::string& name, T& v, const std::string& text, const Check& check);
+  void show_default(const std::string& name);
   struct File {
     std::string option;
     const std::string* name;
@@ -151,7 +135,7 @@ class CommandLine : brrr::NotCopied {
   std::optional<int> parse(const std::vector<std::string>& words);
   std::optional<int> read(std::vector<std::string> words);
 
-  CLI::App app_;
+  const std::unique_ptr<CLI::App> app_;
   std::map<std::string, std::function<std::string()>> texts_;
   std::vector<File> files_;
   std::string wrong_ = "nothing wrong";  // With the command line.

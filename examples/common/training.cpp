@@ -49,10 +49,10 @@ void TrainingOptions::add_saving(const std::string& name) {
   add_output("--log", log, "figures of every line as JSON, a line each", false);
   add_output("--kernels", kernels, "write the text of the kernels that graph mode generated here");
   add_input("--resume", resume, "checkpoint to go on from, with the options it was made with",
-            CLI::ExistingFile);
+            existing_file());
   add_input("--init", init,
             "checkpoint whose weights a new run begins with: other data, more steps",
-            CLI::ExistingFile);
+            existing_file());
   resumed_ = &checkpoint;
   hints_ = {"log-every"};
 }

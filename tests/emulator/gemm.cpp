@@ -101,23 +101,53 @@ void narrow(double x, Float16& to) {
 
 // --- Products ------------------------------------------------------------------------------------
 
-// One product of a batch. Rows of c are sums of rows of op(b), which the compiler can vectorise.
-template <class T> void multiply_one(const GemmShape& g, const T* a, const T* b, T* c) {
-  std::vector<double> wide_b(static_cast<size_t>(g.k * g.n)), sum(static_cast<size_t>(g.n));
-  for (int64_t k = 0; k < g.k; ++k) {
-    double* row = &wide_b[static_cast<size_t>(k * g.n)];
-    for (int64_t j = 0; j < g.n; ++j)
-      row[j] = widen(g.trans_b ? b[j * g.ldb + k] : b[k * g.ldb + j]);
+using Four = double __attribute__((vector_size(32), aligned(8)));
+constexpr size_t kRows = 4, kColumns = 8;
+
+// A tile of c: its elements are sums in the order of k, each in a register of its own (of an array
+// g++ 12 keeps none there).
+void add_tile(const double* a, const double* b, size_t k, double (&to)[kRows][kColumns]) {
+  Four s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{};
+  for (; k > 0; --k, a += kRows, b += kColumns) {
+    const Four low = *reinterpret_cast<const Four*>(b),
+               high = *reinterpret_cast<const Four*>(b + 4);
+    s0 += a[0] * low, s1 += a[0] * high;
+    s2 += a[1] * low, s3 += a[1] * high;
+    s4 += a[2] * low, s5 += a[2] * high;
+    s6 += a[3] * low, s7 += a[3] * high;
   }
-  for (int64_t i = 0; i < g.m; ++i) {
-    std::fill(sum.begin(), sum.end(), 0.0);
-    for (int64_t k = 0; k < g.k; ++k) {
-      const double factor = widen(g.trans_a ? a[k * g.lda + i] : a[i * g.lda + k]);
-      const double* row = &wide_b[static_cast<size_t>(k * g.n)];
-      double* to = sum.data();
-      for (int64_t j = 0; j < g.n; ++j) to[j] += factor * row[j];
+  const Four all[] = {s0, s1, s2, s3, s4, s5, s6, s7};
+  std::memcpy(to, all, sizeof to);
+}
+
+// One product of a batch, of factors widened and laid out as tiles read them.
+template <class T> void multiply_one(const GemmShape& g, const T* a, const T* b, T* c) {
+  const auto m = static_cast<size_t>(g.m), n = static_cast<size_t>(g.n);
+  const auto k = static_cast<size_t>(g.k), ldc = static_cast<size_t>(g.ldc);
+  const auto lda = static_cast<size_t>(g.lda), ldb = static_cast<size_t>(g.ldb);
+  std::vector<double> wide_b((n + kColumns - 1) / kColumns * kColumns * k), wide_a(k * kRows);
+  for (size_t j = 0; j < n; ++j) {
+    double* const to = &wide_b[j / kColumns * kColumns * k + j % kColumns];
+    for (size_t p = 0; p < k; ++p) {
+      to[p * kColumns] = widen(g.trans_b ? b[j * ldb + p] : b[p * ldb + j]);
     }
-    for (int64_t j = 0; j < g.n; ++j) narrow(sum[static_cast<size_t>(j)], c[i * g.ldc + j]);
+  }
+  for (size_t i = 0; i < m; i += kRows) {
+    const size_t rows = std::min(kRows, m - i);
+    for (size_t p = 0; p < k; ++p) {
+      for (size_t r = 0; r < rows; ++r) {
+        wide_a[p * kRows + r] = widen(g.trans_a ? a[p * lda + i + r] : a[(i + r) * lda + p]);
+      }
+    }
+    for (size_t j = 0; j < n; j += kColumns) {
+      double sum[kRows][kColumns];
+      add_tile(wide_a.data(), &wide_b[j * k], k, sum);
+      for (size_t r = 0; r < rows; ++r) {
+        for (size_t q = 0; q < std::min(kColumns, n - j); ++q) {
+          narrow(sum[r][q], c[(i + r) * ldc + j + q]);
+        }
+      }
+    }
   }
 }
 
