@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 
 namespace brrr::graph {
 
@@ -17,14 +18,25 @@ constexpr double kMostQueued = 20;  // Microseconds of work that waits beside, a
 // microseconds, and small kernels reach a fraction of what the GPU can.
 double microseconds(const Work& w) { return 1.2 + std::max(w.flops / 1e7, w.bytes / 1.5e6); }
 
-bool is_small(const Work& w) { return w.bytes > 0 && w.flops < kMostFlops && w.bytes < kMostBytes; }
+// Whether it may be beside others. Library calls but for products take memory of the pool, which a
+// capture cannot have for two at once; what looks at values says what it finds in its turn.
+bool may_move(const Recording& r, const Group& g, const KernelNote& n) {
+  const bool looks = std::ranges::any_of(
+      g.instrs, [&](uint32_t at) { return r.instrs[at].op->check_values != nullptr; });
+  const bool product = r.instrs[g.instrs[0]].op->kind == OpKind::Library &&
+                       std::string_view(n.kind) == "contraction";
+  return (g.fused || product) && !looks && n.work.bytes > 0 && n.work.flops < kMostFlops &&
+         n.work.bytes < kMostBytes;
+}
 
 // What kernels need of each other, in the order of a schedule.
 struct Needs {
   std::vector<std::vector<uint32_t>> by;  // By group: those behind it that need it to be over.
   std::vector<double> takes, tail;        // Microseconds, alone and with all that waits for it.
+  std::vector<uint8_t> moves;             // By group: it may be beside others.
 
-  Needs(const Recording& r, const Schedule& s, std::span<const Work> works) : by(works.size()) {
+  Needs(const Recording& r, const Schedule& s, const std::vector<KernelNote>& notes)
+      : by(notes.size()) {
     for (const auto& list : r.accesses) {
       for (const Access& b : list) {
         for (const Access& a : std::span(list.data(), &b)) {
@@ -34,7 +46,10 @@ struct Needs {
       }
     }
     for (auto& list : by) distinct(list);
-    for (const Work& w : works) takes.push_back(microseconds(w));
+    for (size_t g = 0; g < notes.size(); ++g) {
+      takes.push_back(microseconds(notes[g].work));
+      moves.push_back(may_move(r, s.groups[g], notes[g]));
+    }
     tail = takes;
     for (size_t g = tail.size(); g-- > 0;) {
       for (uint32_t h : by[g]) tail[g] = std::max(tail[g], takes[g] + tail[h]);
@@ -62,12 +77,12 @@ bool may_branch(const Recording& r) {
 }
 
 std::vector<uint32_t> order_for_branches(const Recording& r, const Schedule& s,
-                                         std::span<const Work> works) {
-  const Needs needs(r, s, works);
-  std::vector<uint32_t> order(works.size());
+                                         const std::vector<KernelNote>& notes) {
+  const Needs needs(r, s, notes);
+  std::vector<uint32_t> order(notes.size());
   std::iota(order.begin(), order.end(), 0u);
   const auto goes_first = [&](uint32_t h, uint32_t g) {
-    return is_small(works[h]) && needs.tail[h] < needs.tail[g] &&
+    return needs.moves[h] && needs.tail[h] < needs.tail[g] &&
            !std::ranges::binary_search(needs.by[g], h);
   };
   for (size_t k = 1; k < order.size(); ++k) {
@@ -79,11 +94,12 @@ std::vector<uint32_t> order_for_branches(const Recording& r, const Schedule& s,
   return order;
 }
 
-Branches find_branches(const Recording& r, const Schedule& s, std::span<const Work> works) {
+Branches find_branches(const Recording& r, const Schedule& s,
+                       const std::vector<KernelNote>& notes) {
   const auto n = static_cast<uint32_t>(s.groups.size());
   Branches b{std::vector<uint8_t>(n), std::vector<uint32_t>(n)};
   std::iota(b.until.begin(), b.until.end(), 0u);
-  const Needs needs(r, s, works);
+  const Needs needs(r, s, notes);
   // When the two queues will have done their work, and, by group: what begins when in the first
   // one, when it is over in the second, and when what it needs of that is there.
   double now = 0, beside = 0;
@@ -97,7 +113,7 @@ Branches find_branches(const Recording& r, const Schedule& s, std::span<const Wo
       if (needs.tail[h] >= needs.tail[g]) meanwhile += needs.takes[h];
     }
     const double saved = std::min(takes, meanwhile - (start - now));
-    b.beside[g] = is_small(works[g]) && saved > kLeast && start - now < kMostQueued;
+    b.beside[g] = needs.moves[g] && saved > kLeast && start - now < kMostQueued;
     if (!b.beside[g]) {
       now += takes;
       continue;

@@ -3,10 +3,9 @@
 // two that do not need each other (the gradients of a product's factors) neither has to wait: the
 // captured graph has two branches then.
 
-#include <span>
 #include <vector>
 
-#include "core/op.h"
+#include "core/context.h"
 #include "graph/schedule.h"
 
 namespace brrr::graph {
@@ -16,9 +15,10 @@ namespace brrr::graph {
 bool may_branch(const Recording& r);
 
 /// An order of the groups in which what is needed later comes first where two do not need each
-/// other, so that it may run beside the other one. `works` by group.
+/// other, so that it may run beside the other one. What looks at values (ids) keeps its place: of
+/// two that find something wrong the same one says it in every mode. `notes` by group.
 std::vector<uint32_t> order_for_branches(const Recording& r, const Schedule& s,
-                                         std::span<const Work> works);
+                                         const std::vector<KernelNote>& notes);
 
 struct Branches {
   std::vector<uint8_t> beside;  ///< By group: it is queued beside the others.
@@ -27,7 +27,7 @@ struct Branches {
   size_t count = 0;  ///< Groups beside.
 };
 /// Chosen by what kernels need of each other and about take; memory is not planned yet.
-Branches find_branches(const Recording& r, const Schedule& s, std::span<const Work> works);
+Branches find_branches(const Recording& r, const Schedule& s, const std::vector<KernelNote>& notes);
 
 /// Memory that a group's kernels use.
 struct Use {

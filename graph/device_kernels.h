@@ -63,25 +63,24 @@ class DeviceKernels : public Plan {
     HostPart part;  ///< Where in the block.
   };
   // Before anything is made of the groups.
-  void choose_branches() {
+  void choose_branches(const MemoryRules& rules) {
     if (std::getenv("BRRR_ONE_BRANCH") || !may_branch(r_)) return;
-    const auto works = [&] {
-      std::vector<Work> all;
-      for (const KernelNote& n : notes()) all.push_back(n.work);
-      return all;
-    };
-    const auto arena = [&] { return plan_memory(r_, schedule_).arena_bytes; };
-    const std::vector<uint32_t> order = order_for_branches(r_, schedule_, works());
-    const size_t least = arena();
-    reorder(order);
-    if (arena() > least) {
-      std::vector<uint32_t> back(order.size());
-      for (uint32_t k = 0; k < back.size(); ++k) back[order[k]] = k;
-      reorder(back);
+    const auto start = Clock::now();
+    const auto arena = [&] { return plan_memory(r_, schedule_, rules).arena_bytes; };
+    const std::vector<uint32_t> order = order_for_branches(r_, schedule_, notes());
+    if (!std::ranges::is_sorted(order)) {
+      const size_t least = arena();
+      reorder(order);
+      if (arena() > least) {
+        std::vector<uint32_t> back(order.size());
+        for (uint32_t k = 0; k < back.size(); ++k) back[order[k]] = k;
+        reorder(back);
+      }
     }
-    branches_ = find_branches(r_, schedule_, works());
-    counts_.beside = branches_.count;
+    branches_ = find_branches(r_, schedule_, notes());
+    counts_.plan_seconds += seconds_since(start);
   }
+  void leave_branches() { branches_ = {}; }
 
   // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
   // what writes there next waits for it.
@@ -90,12 +89,15 @@ class DeviceKernels : public Plan {
     if (!branches_.count) return;
     const size_t least = memory_.arena_bytes;
     rules.until = branches_.until;
-    for (int attempt = 0; attempt < 8; ++attempt) {
+    for (int attempt = 0; attempt < 3; ++attempt) {
       plan_temporaries(rules);
       if (memory_.arena_bytes <= least) return;
+      bool shorter = false;
       for (uint32_t g = 0; g <= memory_.peak; ++g) {
+        shorter = shorter || (rules.until[g] >= memory_.peak && rules.until[g] > g);
         if (rules.until[g] >= memory_.peak) rules.until[g] = g;
       }
+      if (!shorter) break;
     }
     rules.until.clear();
     plan_temporaries(rules);

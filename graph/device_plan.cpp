@@ -49,7 +49,7 @@ class DevicePlan final : public DeviceKernels {
     // Whatever a slot held is nobody's any more when a replay begins.
     MemoryRules rules;
     for (uint32_t st : r_.survivors) rules.rooms.push_back({r_.storages[st].bytes, {{st, 0}}});
-    choose_branches();
+    choose_branches(rules);
     generate_kernels();
     rules.scratch = scratch_;
     place_temporaries(rules);
@@ -95,7 +95,7 @@ class DevicePlan final : public DeviceKernels {
     return slots_[survivor]->handed.get() == s;
   }
   bool is_beside(uint32_t group) const override {
-    return branches_.count && branches_.beside[group];
+    return graph_ && branches_.count && branches_.beside[group];
   }
   void report_faults() const override {
     if (wait_) device_.synchronize();
@@ -275,8 +275,9 @@ class DevicePlan final : public DeviceKernels {
     return all;
   }
 
+  // Two branches take more memory beside the planned than one, where they take any.
   void note_spoilt(const Error& e) {
-    ++spoilt_;
+    if (++spoilt_ > 1) leave_branches();
     retry_at_ = 4 * (counts_.direct + 1);
     counts_.failure = e.what();
   }
@@ -292,6 +293,7 @@ class DevicePlan final : public DeviceKernels {
       launch_branches(points, uses());
       graph_ = g.end(&counts_.nodes);
       counts_.graph_bytes = g.bytes(graph_);
+      counts_.beside = branches_.count;
       ++counts_.captures;
       spoilt_ = 0;
     } catch (const Error& e) {

@@ -142,7 +142,7 @@ std::string StepCore::explain() {
     if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
       const ReplayCounts& c = e.plan->counts();
       t += fmt::format(
-          "\n  captured {} times in {:.1f} ms: {} nodes, {} kernels beside others, {}; inputs "
+          "\n  captured {} times in {:.1f} ms: {} nodes, {} groups beside others, {}; inputs "
           "copied {}, results moved away {}, {} from the host in one copy a replay",
           c.captures, c.capture_seconds * 1e3, c.nodes, c.beside, bytes_text(c.graph_bytes),
           c.copied_in, c.moved_away, bytes_text(c.upload_bytes));

@@ -139,11 +139,13 @@ struct Profile::Watch final : Observer {
     mark = Clock::now();
   }
   void pause() override {
+    if (pauses++) return;
     paused = Clock::now();
     charge(paused);
     mark = paused;
   }
   void resume() override {
+    if (pauses > 0 && --pauses > 0) return;
     mark = Clock::now();
     if (paused != Clock::time_point()) once_us += us_between(paused, mark);
     paused = {};
@@ -288,6 +290,7 @@ struct Profile::Watch final : Observer {
   Open closed{};
   double kernels_us = 0, device_us = 0, host_us = 0;
   double gap_us = 0, once_us = 0;  // Since the last kernel; left out, what is done but once.
+  int pauses = 0;                  // Within one another.
   Clock::time_point begin, mark, paused;
   bool away = false;  // Paused.
   // The Profile is gone, from another thread: this one's kernels may be passing here, and the last

@@ -1,6 +1,7 @@
 // Kernels of a captured step that run beside the others. The emulated device runs what is beside as
 // late as it may: of all orders the one in which a missing wait is most likely to show.
 #include <cstdlib>
+#include <tuple>
 
 #include "brrr.h"
 #include "tests/cuda_cases.h"
@@ -56,8 +57,8 @@ std::vector<Tensor> trained(Mode mode, int layers, int64_t rows, int64_t width, 
   return all;
 }
 
-int kernels_beside(const std::string& explained) {
-  const size_t at = explained.find(" kernels beside others");
+int groups_beside(const std::string& explained) {
+  const size_t at = explained.find(" groups beside others");
   REQUIRE(at != std::string::npos);
   return std::atoi(explained.c_str() + explained.rfind(' ', at - 1) + 1);
 }
@@ -75,7 +76,7 @@ TEST_CASE("branches: products' gradients run beside each other, with the bits of
       const auto graph = trained(Mode::Graph, layers, 24, 40, dtype, &explained);
       REQUIRE(eager.size() == graph.size());
       for (size_t k = 0; k < eager.size(); ++k) CHECK(same_bits(eager[k], graph[k]));
-      if (layers > 1) CHECK(kernels_beside(explained) >= layers - 1);
+      if (layers > 1) CHECK(groups_beside(explained) >= layers - 1);
     }
   }
 }
@@ -86,5 +87,99 @@ TEST_CASE("branches: BRRR_ONE_BRANCH leaves none") {
   std::string explained;
   trained(Mode::Graph, 3, 24, 40, kFloat32, &explained);
   unsetenv("BRRR_ONE_BRANCH");
-  CHECK(kernels_beside(explained) == 0);
+  CHECK(groups_beside(explained) == 0);
+}
+
+TEST_CASE("branches: what takes memory of the pool is captured, beside others or not") {
+  if (!have_device()) return;
+  const auto launches = [](const auto& f) {
+    auto step = brrr::step(f, Mode::Graph);
+    for (int call = 0; call < 12; ++call) {
+      step(on_gpu(randn({64, 512}).to(kFloat64)), on_gpu(randn({64, 512}).to(kFloat64)));
+    }
+    return step.stats().launches_per_replay;
+  };
+  CHECK(launches([](const Tensor& x, const Tensor& y) {
+          return argsort(x, 1).sum({1}) + argsort(y, 1).sum({1}) * 2;
+        }) == 1);
+  // Factors that the library does not take as they lie are copied: two at once, if there is room.
+  CHECK(launches([](const Tensor& x, const Tensor& y) {
+          const auto odd = [](const Tensor& t) { return t.slice(1, 1, 512).slice(0, 0, 63); };
+          const Tensor a = odd(x).matmul(odd(x).t()), b = odd(y).matmul(odd(y).t());
+          return a.tanh().matmul(a) + b;
+        }) == 1);
+}
+
+TEST_CASE("branches: an order that saves time takes no more memory") {
+  if (!have_device()) return;
+  const auto arena = [](int64_t batch, int64_t length, int64_t width) {
+    const int64_t heads = 4, rows = batch * length;
+    std::vector<Tensor> all;
+    for (int k = 0; k < 5; ++k) all.push_back(zeros({width, width}, kCUDA).set_requires_grad(true));
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          const Tensor h = linear(x, all[0]).sigmoid() * x;
+          const auto split = [&](const Tensor& w) {
+            return linear(h, w).view({batch, length, heads, width / heads}).transpose(1, 2);
+          };
+          const Tensor a = scaled_dot_product_attention(split(all[1]), split(all[2]), split(all[3]),
+                                                        {.causal = true});
+          const Tensor y = linear(a.transpose(1, 2).reshape({rows, width}), all[4]) + x;
+          const Tensor loss = (y * y).mean();
+          for (Tensor& p : all) p.set_grad({});
+          loss.backward();
+          return loss;
+        },
+        Mode::Graph);
+    for (int call = 0; call < 3; ++call) step(zeros({rows, width}, kCUDA));
+    return step.stats().arena_bytes;
+  };
+  for (const auto& [batch, length, width] :
+       {std::tuple{3, 10, 112}, std::tuple{4, 16, 64}, std::tuple{2, 8, 128}}) {
+    const size_t two = arena(batch, length, width);
+    setenv("BRRR_ONE_BRANCH", "1", 1);
+    const size_t one = arena(batch, length, width);
+    unsetenv("BRRR_ONE_BRANCH");
+    CHECK(two <= one);
+  }
+}
+
+TEST_CASE("branches: of two ids out of range the one that eager mode tells is told") {
+  if (!have_device()) return;
+  const auto told = [](const StepOptions& options) {
+    manual_seed(1);
+    const Tensor a = on_gpu(randn({50, 32})).set_requires_grad(true);
+    const Tensor b = on_gpu(randn({70, 32})).set_requires_grad(true);
+    const Tensor w = on_gpu(randn({32, 32})).set_requires_grad(true);
+    auto step = brrr::step(
+        [&](const Tensor& i, const Tensor& j) {
+          const Tensor h = embedding(a, i).matmul(w).tanh().matmul(w).tanh().matmul(w);
+          const Tensor sum = h.sum() + embedding(b, j).sum();
+          for (const Tensor& t : {a, b, w}) t.set_grad({});
+          sum.backward();
+          return sum;
+        },
+        options);
+    for (int call = 0; call < 3; ++call)
+      step(randint(0, 50, {8}, kCUDA), randint(0, 70, {8}, kCUDA));
+    try {
+      step(full({8}, 57, kInt64).to(kCUDA), full({8}, 79, kInt64).to(kCUDA)).item<float>();
+    } catch (const Error& e) {
+      return std::string(e.what()).find("57") != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(told({.mode = Mode::Eager}));
+  CHECK(told({.mode = Mode::Graph}));
+  CHECK(told({.mode = Mode::Graph, .fuse = false}));
+}
+
+TEST_CASE("branches: a profile leaves out planning and building, as what is done once") {
+  if (!have_device()) return;
+  const TempCache cache;
+  Deep model(2, 24, kFloat32);
+  auto step = brrr::step([&](const Tensor& x) { return model.train(x); }, Mode::Graph);
+  const Profile profile;
+  for (int call = 0; call < 4; ++call) step(randn({8, 24}, kCUDA));
+  CHECK(profile.report().find("done once") != std::string::npos);
 }

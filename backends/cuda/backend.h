@@ -12,6 +12,8 @@ namespace brrr::cuda {
 /// is computed in float32 unless allow_tf32 says otherwise; 16-bit floats accumulate in float32.
 /// Factors may begin anywhere, the result at a multiple of 16 bytes, as memory of its own does.
 void gemm(const brrr::Gemm& g);
+/// What products beside others need, if there is memory for it; not within a capture.
+void reserve_beside();
 /// Products that lie at even distances go to the library as one call.
 void gemm_batch(const brrr::Gemm& first, int64_t n, const int64_t* at);
 

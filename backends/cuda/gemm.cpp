@@ -11,24 +11,26 @@ namespace brrr::cuda {
 
 namespace {
 
-constexpr size_t kWorkspace = size_t{32} << 20;  // Of each queue.
+constexpr size_t kWorkspace = size_t{32} << 20;
 
+// Algorithms are chosen once for the process, so that both modes and all steps have the same ones.
+// Where there is no memory for a workspace, those that need none do.
 struct Algorithms {
   std::mutex mutex;
   std::map<GemmShape, cuda::Gemm*> by_shape;
-  void* workspaces = nullptr;  // Of the queue and of the one beside.
+  void* workspaces[2] = {};  // Of the queue, of the one beside.
   size_t bytes = kWorkspace;
-};
 
-// Once for the process, so that both modes and all steps have the same algorithms. Where there is
-// no memory for it, algorithms that need none do.
-void reserve_workspaces(Algorithms& p) {
-  const OpenDevice& d = device();
-  const bool there = pool().make_room([&] {
-    check(d.driver->allocate(&p.workspaces, 2 * p.bytes), "workspace");
-    return p.workspaces != nullptr;
-  });
-  if (!there) p.bytes = 0;
+  bool reserve(bool beside) {
+    return pool().make_room([&] {
+      check(device().driver->allocate(&workspaces[beside], bytes), "workspace");
+      return workspaces[beside] != nullptr;
+    });
+  }
+};
+Algorithms& algorithms() {
+  static Algorithms& a = *new Algorithms;
+  return a;
 }
 
 // A factor, `batch` matrices of rows x columns or their transposes, where the library takes it.
@@ -62,12 +64,14 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
   if (is_small(s)) return multiply_small(s, a, b, c);
   const Aligned left(a, dtype, s.trans_a, s.m, s.k, s.lda, s.batch, s.stride_a);
   const Aligned right(b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
-  static Algorithms& p = *new Algorithms;
+  Algorithms& p = algorithms();
   const std::lock_guard lock(p.mutex);
-  if (!p.workspaces && p.bytes) reserve_workspaces(p);
+  void* const& workspace = p.workspaces[OpenDevice::beside];
+  BRRR_CHECK(workspace || !p.bytes || !OpenDevice::beside,
+             "cuda: no device memory was left for products beside others");
+  if (!workspace && p.bytes && !p.reserve(false)) p.bytes = 0;
   cuda::Gemm*& chosen = p.by_shape[s];
   if (!chosen) check(d.tools->choose(&s, p.bytes, &chosen), "matmul");
-  void* const workspace = static_cast<char*>(p.workspaces) + (OpenDevice::beside ? p.bytes : 0);
   check(d.tools->multiply(chosen, left.get(), right.get(), c, workspace, p.bytes, d.stream()),
         "matmul");
 }
@@ -84,6 +88,12 @@ GemmShape shape_of(const brrr::Gemm& g) {
 }
 
 }  // namespace
+
+void reserve_beside() {
+  Algorithms& a = algorithms();
+  const std::lock_guard lock(a.mutex);
+  if (a.bytes) a.reserve(true);
+}
 
 void gemm(const brrr::Gemm& g) { multiply(shape_of(g), g.dtype, g.a, g.b, g.c); }
 

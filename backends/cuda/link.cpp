@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/module_path.h"
 #include "backends/nccl/collective.h"
@@ -46,6 +47,7 @@ Link& link() {
     check(d.driver->make_stream(&d.compute_beside), "no stream");
     check(d.driver->make_stream(&d.capture_beside), "no stream");
     make_events(made->fork);
+    reserve_beside();
     return made.release();
   }();
   return l;
