@@ -82,12 +82,17 @@ class DeviceKernels : public Plan {
   }
   void leave_branches() { branches_ = {}; }
 
-  // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
-  // what writes there next waits for it.
   void place_temporaries(MemoryRules& rules) {
     plan_temporaries(rules);
     if (!branches_.count) return;
-    const size_t least = memory_.arena_bytes;
+    const size_t bound = memory_.lower_bound_bytes;
+    keep_beside(rules, memory_.arena_bytes);
+    memory_.lower_bound_bytes = bound;  // Of what is needed, not of what is kept.
+  }
+
+  // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
+  // what writes there next waits for it.
+  void keep_beside(MemoryRules& rules, size_t least) {
     rules.until = branches_.until;
     for (int attempt = 0; attempt < 3; ++attempt) {
       plan_temporaries(rules);
