@@ -1,5 +1,6 @@
 #pragma once
-// The kernels of a plan on a GPU, and the block of memory that they read numbers from.
+// The kernels of a plan on a GPU, which of them are a branch, how they are launched, and the block
+// of memory that they read numbers from.
 
 #include <algorithm>
 #include <cstdlib>
@@ -80,7 +81,6 @@ class DeviceKernels : public Plan {
     branches_ = find_branches(r_, schedule_, notes());
     counts_.plan_seconds += seconds_since(start);
   }
-  void leave_branches() { branches_ = {}; }
 
   void place_temporaries(MemoryRules& rules) {
     plan_temporaries(rules);

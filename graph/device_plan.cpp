@@ -277,7 +277,7 @@ class DevicePlan final : public DeviceKernels {
 
   // Two branches take more memory beside the planned than one, where they take any.
   void note_spoilt(const Error& e) {
-    if (++spoilt_ > 1) leave_branches();
+    if (++spoilt_ > 1) branches_ = {};
     retry_at_ = 4 * (counts_.direct + 1);
     counts_.failure = e.what();
   }

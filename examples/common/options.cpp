@@ -111,8 +111,8 @@ CommandLine::CommandLine(const char* about, const char* program)
 CommandLine::~CommandLine() = default;
 
 template <class T>
-void CommandLine::declare(const std::string& name, T& v, const std::string& text,
-                          const Check& check) {
+void CommandLine::plain(const std::string& name, T& v, const std::string& text,
+                        const Check& check) {
   CLI::Option* const option = app_->add_option(name, v, text);
   if (check) option->transform(validator<T>(check));
   if (!option->nonpositional()) return;
@@ -123,22 +123,12 @@ void CommandLine::declare(const std::string& name, T& v, const std::string& text
       return fmt::format("{}", fmt::join(v, ","));
   };
 }
-void CommandLine::plain(const std::string& name, std::string& v, const std::string& text,
-                        const Check& check) {
-  declare(name, v, text, check);
-}
-void CommandLine::plain(const std::string& name, int64_t& v, const std::string& text,
-                        const Check& check) {
-  declare(name, v, text, check);
-}
-void CommandLine::plain(const std::string& name, double& v, const std::string& text,
-                        const Check& check) {
-  declare(name, v, text, check);
-}
-void CommandLine::plain(const std::string& name, std::vector<std::string>& v,
-                        const std::string& text, const Check& check) {
-  declare(name, v, text, check);
-}
+template void CommandLine::plain(const std::string&, std::string&, const std::string&,
+                                 const Check&);
+template void CommandLine::plain(const std::string&, int64_t&, const std::string&, const Check&);
+template void CommandLine::plain(const std::string&, double&, const std::string&, const Check&);
+template void CommandLine::plain(const std::string&, std::vector<std::string>&, const std::string&,
+                                 const Check&);
 
 void CommandLine::plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
                         const Check& check) {

@@ -18,7 +18,6 @@
 // CLI11 puts 80 KB of its code into every file that includes it: only options.cpp does.
 namespace CLI {
 class App;
-class Option;
 }  // namespace CLI
 
 namespace examples {
@@ -75,12 +74,10 @@ class CommandLine : brrr::NotCopied {
   }
 
  protected:
-  /// A name without dashes is what stands on the command line by itself.
-  void plain(const std::string& name, std::string& v, const std::string& text, const Check& = {});
-  void plain(const std::string& name, int64_t& v, const std::string& text, const Check& check);
-  void plain(const std::string& name, double& v, const std::string& text, const Check& check);
-  void plain(const std::string& name, std::vector<std::string>& v, const std::string& text,
-             const Check& check);
+  /// T is std::string, int64_t, double or std::vector<std::string>. A name without dashes is what
+  /// stands on the command line by itself.
+  template <class T>
+  void plain(const std::string& name, T& v, const std::string& text, const Check& check = {});
   /// Each of the numbers is checked: CLI11's own lists leave out those that are empty.
   void plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
              const Check& check);
@@ -121,8 +118,6 @@ class CommandLine : brrr::NotCopied {
   std::vector<std::string> hints_;        ///< Options that a checkpoint to resume may also say.
 
  private:
-  template <class T>
-  void declare(const std::string& name, T& v, const std::string& text, const Check& check);
   void show_default(const std::string& name);
   struct File {
     std::string option;
