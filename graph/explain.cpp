@@ -23,6 +23,10 @@ static std::string anew_text(const Plan& plan, const StepOptions& options) {
     t += fmt::format("; temporaries take {} instead of {}", bytes_text(anew.arena),
                      bytes_text(anew.arena_before));
   }
+  if (anew.ahead) {
+    t += fmt::format("\n  {} derivatives are computed with their functions, whose operands go",
+                     anew.ahead);
+  }
   return t;
 }
 

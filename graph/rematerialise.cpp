@@ -74,9 +74,17 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
     return b;
   };
   if (options.fuse && options.rematerialise) {
-    if (const Lists lists = fewer_bytes(r, out.schedule); !lists.empty()) {
+    if (std::shared_ptr<const Recording> ahead = derivatives_ahead(r, out.schedule)) {
+      Schedule s = make_schedule(*ahead, options.fuse, target);
+      if (s.groups.size() <= out.schedule.groups.size()) {
+        out.ahead = ahead->instrs.size() - r.instrs.size();
+        out.recording = std::move(ahead);
+        out.schedule = std::move(s);
+      }
+    }
+    if (const Lists lists = fewer_bytes(out.of(r), out.schedule); !lists.empty()) {
       Rematerialised with = changed(out, lists);
-      with.bytes = moved(r, out.schedule) - moved(*with.recording, with.schedule);
+      with.bytes = moved(out.of(r), out.schedule) - moved(*with.recording, with.schedule);
       const bool more = with.schedule.groups.size() > out.schedule.groups.size();
       if (with.bytes > 0 && !more) out = std::move(with);
     }

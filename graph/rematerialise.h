@@ -19,6 +19,10 @@ std::unique_ptr<Recording> write_joined(const Recording& r);
 /// all who use them find there. Null: there are none.
 std::unique_ptr<Recording> lay_rows(const Recording& r, const Schedule& s);
 
+/// The recording with derivatives that are computed with their functions, of which the operands of
+/// those need not be kept. Null: there are none.
+std::unique_ptr<Recording> derivatives_ahead(const Recording& r, const Schedule& s);
+
 /// A temporary to make once more for some of those who read it.
 struct Anew {
   uint32_t storage;
@@ -36,6 +40,7 @@ struct Rematerialised {
   std::shared_ptr<const Recording> recording = nullptr;  ///< Null: it is best as it was.
   Schedule schedule;                                     ///< Of the one or the other.
   size_t instrs = 0;                                     ///< That run again.
+  size_t ahead = 0;  ///< Derivatives that are computed with their functions.
   double bytes = 0;  ///< Of traffic that is saved, by fused kernels.
   /// The arena that temporaries need before and after, results' memory and what kernels take while
   /// they run aside; 0 where nothing was to be saved.

@@ -61,7 +61,8 @@ struct StepOptions {
   bool check_numerics = false;
   bool fuse = true;  ///< False: replay without fusion, to measure what fusion brings.
   /// False: a value that is used again is kept, even where a fused kernel could make it anew with
-  /// fewer bytes moved, or where a large one costs less than a hundredth of the step's time.
+  /// fewer bytes moved, or where a large one costs less than a hundredth of the step's time; nor is
+  /// a derivative computed with its function, to be kept instead of the function's operand.
   bool rematerialise = true;
   /// What the temporaries of a replay should fit into: below 1 a part of what they would need, from
   /// 1 on bytes; 0: they take what is quickest. Values are made anew instead of kept, those first

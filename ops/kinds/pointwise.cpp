@@ -14,6 +14,16 @@ namespace brrr {
 
 // --- rows ----------------------------------------------------------------------------------------
 
+// What is left of a gradient g * f where f is there.
+static const OpDef& times_row() {
+  static PointwiseOp* const row = [] {  // For ever, as its name in the registry.
+    auto* r = new PointwiseOp("grad.times", "g * f", {}, [](auto g, auto f) { return g * f; });
+    r->gradient_row = true;
+    return r;
+  }();
+  return *row;
+}
+
 // Runs the gradient on symbols once, to learn which operands it really needs.
 void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   row->gradient_row = true;
@@ -31,6 +41,11 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   const int y = n - 2, g = n - 1;
   info.grad_uses[i] = uses;
   info.grad_is_g[i] = out == in[g].id;
+  const Statement& last = list[static_cast<size_t>(out)];
+  if (last.text == "$0 * $1" && last.args[0] == in[g].id &&
+      !(operands_used(list, last.args[1]) >> g & 1)) {
+    row->info.times = &times_row();
+  }
   if (info.grad_is_g[i]) grad_aliases |= 1u << i;
   saves_inputs |= static_cast<uint32_t>(uses & ((1u << y) - 1));
   if (uses >> y & 1) saves_outputs |= 1;

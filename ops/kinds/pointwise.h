@@ -64,6 +64,8 @@ struct PointwiseInfo {
   const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient, if any.
   uint64_t grad_uses[kMaxOperands] = {};  ///< Its operands that matter: inputs, output, g.
   bool grad_is_g[kMaxOperands] = {};      ///< The gradient is the output's, unchanged.
+  /// Of a gradient g * f, f of the other operands alone: the row of g and f.
+  const OpDef* times = nullptr;
 };
 
 // The parts that do not depend on the lambda: pointwise.cpp, pointwise_rules.cpp.

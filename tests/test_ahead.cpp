@@ -1,0 +1,157 @@
+// Derivatives that are computed with their functions: the same bits with fewer polynomials.
+#include <doctest/doctest.h>
+
+#include <brrr/brrr.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "ops/kinds/pointwise.h"
+#include "tests/temp_cache.h"
+
+using namespace brrr;
+
+namespace {
+
+using Function = std::function<std::vector<Tensor>(const Tensor&)>;
+
+// Three calls in both modes on the same input, compared; the summary.
+std::string compare(const Function& fn, const Tensor& x, const StepOptions& given = {}) {
+  StepOptions options = given;
+  options.require_graph = true;
+  auto graph = step(fn, options);
+  for (int call = 0; call < 3; ++call) {
+    const std::vector<Tensor> expected = fn(x), got = graph(x);
+    REQUIRE(got.size() == expected.size());
+    for (size_t k = 0; k < got.size(); ++k) {
+      CAPTURE(k);
+      CHECK(same_bits(got[k], expected[k]));
+    }
+  }
+  return graph.explain();
+}
+
+bool is_ahead(const std::string& summary) {
+  return summary.find("computed with their functions") != std::string::npos;
+}
+
+// Two layers with an activation between them, and the gradients of all.
+struct Layers {
+  Tensor w, b, v;
+  explicit Layers(DType t = kFloat32)
+      : w(randn({48, 64}, t)), b(randn({64}, t)), v(randn({64, 32}, t)) {
+    for (const Tensor* p : {&w, &b, &v}) p->set_requires_grad();
+  }
+  template <class F> Function with(const F& activation) const {
+    return [=, this](const Tensor& x) {
+      const Tensor y = matmul(activation(matmul(x, w) + b), v);
+      std::vector<Tensor> out = grad({mean(y * y)}, {w, b, v});
+      out.push_back(y.detach());
+      return out;
+    };
+  }
+};
+
+// As gelu's, with an operand that is a number.
+const PointwiseOp& swish_row() {
+  static PointwiseOp* const row = [] {
+    auto* r = new PointwiseOp("test_swish", "x sigmoid(a x)", {},
+                              [](auto x, auto a) { return x * m::sigmoid(x * a); },
+                              [](auto x, auto a, auto, auto g) {
+                                auto s = m::sigmoid(x * a);
+                                return g * (s + x * a * s * (1.0 - s));
+                              });
+    r->gradient_row = true;  // Tests of all rows are about the library's.
+    return r;
+  }();
+  return *row;
+}
+
+}  // namespace
+
+TEST_CASE("ahead: gelu's derivative is computed with gelu, to eager's bits") {
+  manual_seed(31);
+  const test::TempCache cache;
+  const Layers layers;
+  const Tensor x = randn({40, 48}) * 3.0;
+  for (const char* approximate : {"none", "tanh"}) {
+    const Function fn = layers.with([=](const Tensor& t) { return gelu(t, approximate); });
+    CHECK(is_ahead(compare(fn, x)));
+    StepOptions kept;
+    kept.rematerialise = false;
+    CHECK(!is_ahead(compare(fn, x, kept)));
+    StepOptions parts;
+    parts.part_bytes = 1 << 12;
+    compare(fn, x, parts);
+  }
+}
+
+TEST_CASE("ahead: a row of the program's, with a number, and float64") {
+  manual_seed(32);
+  const test::TempCache cache;
+  const Layers layers, wide(kFloat64);
+  const auto swish = [](const Tensor& t) { return call(swish_row(), t, 1.702); };
+  CHECK(is_ahead(compare(layers.with(swish), randn({40, 48}))));
+  CHECK(is_ahead(compare(wide.with(swish), randn({40, 48}, kFloat64))));
+  CHECK(is_ahead(
+      compare(wide.with([](const Tensor& t) { return gelu(t); }), randn({40, 48}, kFloat64))));
+}
+
+TEST_CASE("ahead: infinities, NaN, zeros and denormal numbers keep their bits") {
+  manual_seed(33);
+  const test::TempCache cache;
+  const Tensor v = randn({64, 32}), special = randn({8, 64});
+  v.set_requires_grad();
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  const float values[] = {inf, -inf, std::nanf(""), 0.0f, -0.0f, 1e-42f, -1e-42f, 88.0f, -5.5f};
+  for (int k = 0; k < 9; ++k) special.select(0, k % 8).select(0, k).fill_(values[k]);
+  const Function fn = [&](const Tensor& x) {
+    const Tensor h = x * 1.0;
+    h.set_requires_grad();
+    const Tensor y = matmul(gelu(h + 0.0), v);
+    return std::vector<Tensor>{grad({sum(y)}, {h})[0], y.detach()};
+  };
+  compare(fn, special);
+}
+
+TEST_CASE("ahead: where the operand is needed anyway, or is rounded, it is kept") {
+  manual_seed(34);
+  const test::TempCache cache;
+  const Tensor x = randn({40, 48});
+  const Layers layers, half(kBFloat16);
+  const auto activation = [](const Tensor& t) { return gelu(t); };
+  CHECK(!is_ahead(compare(half.with(activation), x.to(kBFloat16))));
+  // A result of the step, and an operand of another gradient.
+  const Function lasting = [&](const Tensor& in) {
+    const Tensor h = matmul(in, layers.w) + layers.b, y = matmul(gelu(h), layers.v);
+    std::vector<Tensor> out = grad({mean(y * y)}, {layers.w, layers.b, layers.v});
+    out.push_back(h.detach());
+    return out;
+  };
+  CHECK(!is_ahead(compare(lasting, x)));
+  const Function again = [&](const Tensor& in) {
+    const Tensor h = matmul(in, layers.w) + layers.b, y = matmul(gelu(h) * sin(h), layers.v);
+    return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
+  };
+  CHECK(!is_ahead(compare(again, x)));
+  // Only the function: nothing is made for a gradient that nobody takes.
+  const Function forward = [&](const Tensor& in) {
+    const NoGradGuard guard;
+    return std::vector<Tensor>{matmul(gelu(matmul(in, layers.w) + layers.b), layers.v)};
+  };
+  CHECK(!is_ahead(compare(forward, x)));
+}
+
+TEST_CASE("ahead: an operand written in place between both is the one that was") {
+  manual_seed(35);
+  const test::TempCache cache;
+  const Layers layers;
+  const Function fn = [&](const Tensor& in) {
+    const Tensor h = matmul(in, layers.w) + layers.b;
+    h.mul_(0.5);
+    const Tensor y = matmul(gelu(h), layers.v);
+    return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
+  };
+  CHECK(is_ahead(compare(fn, randn({40, 48}))));
+}
