@@ -56,12 +56,12 @@ struct Layers {
 // As gelu's, with an operand that is a number.
 const PointwiseOp& swish_row() {
   static PointwiseOp* const row = [] {
-    auto* r = new PointwiseOp("test_swish", "x sigmoid(a x)", {},
-                              [](auto x, auto a) { return x * m::sigmoid(x * a); },
-                              [](auto x, auto a, auto, auto g) {
-                                auto s = m::sigmoid(x * a);
-                                return g * (s + x * a * s * (1.0 - s));
-                              });
+    auto* r = new PointwiseOp(
+        "test_swish", "x sigmoid(a x)", {}, [](auto x, auto a) { return x * m::sigmoid(x * a); },
+        [](auto x, auto a, auto, auto g) {
+          auto s = m::sigmoid(x * a);
+          return g * (s + x * a * s * (1.0 - s));
+        });
     r->gradient_row = true;  // Tests of all rows are about the library's.
     return r;
   }();

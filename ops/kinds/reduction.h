@@ -128,7 +128,7 @@ template <class T> constexpr T reduction_init(double init) {
 }
 
 /// `lanes` elements, the first of a vector.
-template <class V> V take(const Lane<V>* p, int lanes) {
+template <class V> [[gnu::always_inline]] inline V take(const Lane<V>* p, int lanes) {
   vx::Parts<V> v = V{};
   if (lanes == 16)
     v = vx::load(p);
@@ -136,7 +136,7 @@ template <class V> V take(const Lane<V>* p, int lanes) {
     v = vx::load_n(p, lanes);
   return v.get();
 }
-template <class V> void put(Lane<V>* p, V v, int lanes) {
+template <class V> [[gnu::always_inline]] inline void put(Lane<V>* p, V v, int lanes) {
   if (lanes == 16)
     vx::store(p, v);
   else

@@ -178,7 +178,7 @@ template <class F, Operand... O> struct RowKernels {
       return Nothing{};
   }
   template <class V, size_t K, class X>
-  static void store_one(const X& x, Lane<V>* to, int64_t i, int lanes) {
+  [[gnu::always_inline]] static void store_one(const X& x, Lane<V>* to, int64_t i, int lanes) {
     if constexpr (kind<K> == RowResult::Each) {
       if (K == 0 || to) put<V>(to + i, x.v, lanes);
     } else if constexpr (kind<K> == RowResult::Column) {
@@ -197,11 +197,12 @@ template <class F, Operand... O> struct RowKernels {
       };
       move(first * n);
       for (int64_t row = 0; row < rows; ++row) {
-        map_row(n, [x = std::tuple{bind<K, Kept>(std::get<K>(r), row, n)...}, to](int64_t i,
-                                                                                  int lanes) {
-          const std::tuple values{std::get<K>(x).at(i, lanes)...};
-          (store_one<V, K>(std::get<K>(values), to[K], i, lanes), ...);
-        });
+        const auto x = std::tuple{bind<K, Kept>(std::get<K>(r), row, n)...};
+        map_row(
+            n, [=](int64_t i, int lanes) __attribute__((always_inline)) {
+              const std::tuple values{std::get<K>(x).at(i, lanes)...};
+              (store_one<V, K>(std::get<K>(values), to[K], i, lanes), ...);
+            });
         move(n);
       }
     }

@@ -50,7 +50,7 @@ template <class V, Level L> struct Expression {
 /// The bound form of what does not vary within a row.
 template <class X> struct Same {
   X x;
-  X at(int64_t, int) const { return x; }
+  [[gnu::always_inline]] X at(int64_t, int) const { return x; }
 };
 
 /// The same number for all.
@@ -69,7 +69,7 @@ template <class V, bool shared = false> struct Elements : Expression<V, Level::E
   Elements(const Lane<V>* from, Block<V>* b) : p(from), rows(b) {}
   struct Bound {
     const Lane<V>* p;
-    Num<V> at(int64_t i, int n) const { return take<V>(p + i, n); }
+    [[gnu::always_inline]] Num<V> at(int64_t i, int n) const { return take<V>(p + i, n); }
   };
   Block<V>* block() const { return rows; }
   template <bool> Bound bind(int64_t r, int64_t n) const { return {shared ? p : p + r * n}; }
@@ -112,7 +112,7 @@ template <class V> struct IsAt : Expression<V, Level::Element> {
   explicit IsAt(const Ids<V>& i) : ids(i) {}
   struct Bound {
     int64_t id;
-    Mask<V> at(int64_t i, int) const {
+    [[gnu::always_inline]] Mask<V> at(int64_t i, int) const {
       constexpr vx::i32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
       return {vx::eq(lane, vx::splat(static_cast<int>(id - i)))};
     }
@@ -129,8 +129,11 @@ template <class V, class F, Level L, class... A> struct Apply : Expression<V, L>
 
   template <class... B> struct Bound {
     std::tuple<B...> a;
-    auto at(int64_t i, int n) const {
-      return std::apply([&](const B&... x) { return F{}(x.at(i, n)...); }, a);
+    [[gnu::always_inline]] auto at(int64_t i, int n) const {
+      return [&]<size_t... K>(std::index_sequence<K...>) __attribute__((always_inline)) {
+        return F{}(std::get<K>(a).at(i, n)...);
+      }
+      (std::index_sequence_for<B...>{});
     }
   };
   Block<V>* block() const {
@@ -248,7 +251,7 @@ template <class V> struct Reading {
   }
 
   template <class F> struct Combined {
-    V operator()(V a, V b) const { return F{}(Num<V>(a), Num<V>(b)).v; }
+    [[gnu::always_inline]] V operator()(V a, V b) const { return F{}(Num<V>(a), Num<V>(b)).v; }
   };
   // `e` is a copy, which no store can be to. `keep`: where to leave its elements, if anywhere.
   template <bool Kept, class E, class Combine, class Keep = std::nullptr_t>
@@ -258,7 +261,8 @@ template <class V> struct Reading {
         [e, keep, n = b.n](long r) {
           Keep own = keep;  // Of this row.
           if constexpr (std::is_pointer_v<Keep>) own += r * n;
-          return [x = e.template bind<Kept>(r, n), own](int64_t i, int lanes) {
+          const auto x = e.template bind<Kept>(r, n);
+          return [=](int64_t i, int lanes) __attribute__((always_inline)) {
             const V v = x.at(i, lanes).v;
             if constexpr (std::is_pointer_v<Keep>) put<V>(own + i, v, lanes);
             return v;

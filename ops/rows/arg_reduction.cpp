@@ -28,7 +28,7 @@ BRRR_DEVICE_FUNCTIONS(kBeatsText,
 
 // --- on the CPU ----------------------------------------------------------------------------------
 
-template <bool kMax, class V> vx::b16 better(V a, V b) {
+template <bool kMax, class V> [[gnu::always_inline]] inline vx::b16 better(V a, V b) {
   vx::b16 m = kMax ? vx::gt(a, b) : vx::lt(a, b);
   if constexpr (std::is_floating_point_v<Lane<V>>) m |= vx::ne(a, a) & vx::eq(b, b);
   return m;

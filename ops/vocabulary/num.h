@@ -28,9 +28,13 @@ template <class V> inline constexpr bool kIsScalar = std::is_arithmetic_v<V>;
 /// The result of a comparison: a lane mask, or a bool.
 template <class V> struct Mask {
   std::conditional_t<kIsScalar<V>, bool, vx::b16> m;
-  friend Mask operator&(Mask a, Mask b) { return {static_cast<decltype(a.m)>(a.m & b.m)}; }
-  friend Mask operator|(Mask a, Mask b) { return {static_cast<decltype(a.m)>(a.m | b.m)}; }
-  friend Mask operator!(Mask a) {
+  [[gnu::always_inline]] friend Mask operator&(Mask a, Mask b) {
+    return {static_cast<decltype(a.m)>(a.m & b.m)};
+  }
+  [[gnu::always_inline]] friend Mask operator|(Mask a, Mask b) {
+    return {static_cast<decltype(a.m)>(a.m | b.m)};
+  }
+  [[gnu::always_inline]] friend Mask operator!(Mask a) {
     if constexpr (kIsScalar<V>) {
       return {!a.m};
     } else {
@@ -47,6 +51,8 @@ template <> struct WrapOf<vx::i64> {
   typedef unsigned long type __attribute__((vector_size(128)));
 };
 
+// All of it in line, even where the caller is to be flat: where a vector takes two registers g++ 12
+// leaves calls in what is long, with vectors in memory (softmax took five times as long).
 template <class V> struct Num {
   using Wrap = typename WrapOf<V>::type;
   V v;
@@ -59,19 +65,19 @@ template <class V> struct Num {
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T> && !kIsScalar<V>>>
   Num(T x) : v(vx::splat(static_cast<Lane<V>>(x))) {}  // NOLINT(google-explicit-constructor)
 
-  friend Num operator+(Num a, Num b) { return wrap(a) + wrap(b); }
-  friend Num operator-(Num a, Num b) { return wrap(a) - wrap(b); }
-  friend Num operator*(Num a, Num b) { return wrap(a) * wrap(b); }
-  friend Num operator/(Num a, Num b) { return a.v / b.v; }
-  friend Num operator-(Num a) { return -wrap(a); }
-  friend Num operator>>(Num a, Num b) { return a.v >> b.v; }
-#define BRRR_COMPARE(sign, fn)                 \
-  friend Mask<V> operator sign(Num a, Num b) { \
-    if constexpr (kIsScalar<V>) {              \
-      return {a.v sign b.v};                   \
-    } else {                                   \
-      return {vx::fn(a.v, b.v)};               \
-    }                                          \
+  [[gnu::always_inline]] friend Num operator+(Num a, Num b) { return wrap(a) + wrap(b); }
+  [[gnu::always_inline]] friend Num operator-(Num a, Num b) { return wrap(a) - wrap(b); }
+  [[gnu::always_inline]] friend Num operator*(Num a, Num b) { return wrap(a) * wrap(b); }
+  [[gnu::always_inline]] friend Num operator/(Num a, Num b) { return a.v / b.v; }
+  [[gnu::always_inline]] friend Num operator-(Num a) { return -wrap(a); }
+  [[gnu::always_inline]] friend Num operator>>(Num a, Num b) { return a.v >> b.v; }
+#define BRRR_COMPARE(sign, fn)                                        \
+  [[gnu::always_inline]] friend Mask<V> operator sign(Num a, Num b) { \
+    if constexpr (kIsScalar<V>) {                                     \
+      return {a.v sign b.v};                                          \
+    } else {                                                          \
+      return {vx::fn(a.v, b.v)};                                      \
+    }                                                                 \
   }
   BRRR_COMPARE(<, lt)
   BRRR_COMPARE(<=, le)

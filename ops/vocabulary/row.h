@@ -29,16 +29,19 @@ template <class F, class... A> auto lift(const A&... a) {
 
 // Functions of elements, as types, and what lifts them: operators, and functions of m::. `chain`: a
 // long chain of operations, worth keeping.
-#define BRRR_OPERATOR(Name, sign)                                                                  \
-  namespace lifted {                                                                               \
-  struct Name {                                                                                    \
-    static constexpr bool chain = false;                                                           \
-    template <class A, class B> auto operator()(const A& a, const B& b) const { return a sign b; } \
-  };                                                                                               \
-  }                                                                                                \
-  template <RowTerm A, RowTerm B>                                                                  \
-  requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) {                \
-    return lift<lifted::Name>(a, b);                                                               \
+#define BRRR_OPERATOR(Name, sign)                                                   \
+  namespace lifted {                                                                \
+  struct Name {                                                                     \
+    static constexpr bool chain = false;                                            \
+    template <class A, class B>                                                     \
+    [[gnu::always_inline]] auto operator()(const A& a, const B& b) const {          \
+      return a sign b;                                                              \
+    }                                                                               \
+  };                                                                                \
+  }                                                                                 \
+  template <RowTerm A, RowTerm B>                                                   \
+  requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) { \
+    return lift<lifted::Name>(a, b);                                                \
   }
 BRRR_OPERATOR(Add, +)
 BRRR_OPERATOR(Subtract, -)
@@ -58,7 +61,9 @@ BRRR_OPERATOR(Or, |)
   namespace lifted {                                                                         \
   struct name {                                                                              \
     static constexpr bool chain = chains > 0;                                                \
-    template <class... A> auto operator()(const A&... a) const { return m::name(a...); }     \
+    template <class... A> [[gnu::always_inline]] auto operator()(const A&... a) const {      \
+      return m::name(a...);                                                                  \
+    }                                                                                        \
   };                                                                                         \
   }                                                                                          \
   namespace m {                                                                              \
@@ -76,21 +81,25 @@ BRRR_FUNCTION(where, 0, 0)
 namespace lifted {
 struct Negate {
   static constexpr bool chain = false;
-  template <class A> auto operator()(const A& a) const { return -a; }
+  template <class A> [[gnu::always_inline]] auto operator()(const A& a) const { return -a; }
 };
 // The larger and the smaller one. They pass over NaN, at half the cost of m::max and m::min: it
 // reaches the results through the sums.
 struct Larger {
   static constexpr bool chain = false;
-  template <class A> auto operator()(const A& a, const A& b) const { return m::where(a < b, b, a); }
+  template <class A> [[gnu::always_inline]] auto operator()(const A& a, const A& b) const {
+    return m::where(a < b, b, a);
+  }
 };
 struct Smaller {
   static constexpr bool chain = false;
-  template <class A> auto operator()(const A& a, const A& b) const { return m::where(b < a, b, a); }
+  template <class A> [[gnu::always_inline]] auto operator()(const A& a, const A& b) const {
+    return m::where(b < a, b, a);
+  }
 };
 struct Square {
   static constexpr bool chain = false;
-  template <class A> auto operator()(const A& a) const { return a * a; }
+  template <class A> [[gnu::always_inline]] auto operator()(const A& a) const { return a * a; }
 };
 }  // namespace lifted
 

@@ -50,14 +50,17 @@ namespace brrr::m {
   F(floor_div, 20, 1)
 
 #define BRRR_M1(fn, flops, chains, emit, Result)                              \
-  template <class V> Result<V> fn(Num<V> x) { return {vx::fn(x.v)}; }         \
+  template <class V> [[gnu::always_inline]] inline Result<V> fn(Num<V> x) {   \
+    return {vx::fn(x.v)};                                                     \
+  }                                                                           \
   inline auto fn(Sym x) { return emit(#fn "($0)", {x.id}, {flops, chains}); } \
   using brrr::fn;
 
-#define BRRR_M2(fn, flops, chains)                                         \
-  template <class V> Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) { \
-    return vx::fn(x.v, y.v);                                               \
-  }                                                                        \
+#define BRRR_M2(fn, flops, chains)                                                    \
+  template <class V>                                                                  \
+  [[gnu::always_inline]] inline Num<V> fn(Num<V> x, std::type_identity_t<Num<V>> y) { \
+    return vx::fn(x.v, y.v);                                                          \
+  }                                                                                   \
   inline Sym fn(Sym x, Sym y) { return sym_emit(#fn "($0, $1)", {x.id, y.id}, {flops, chains}); }
 
 BRRR_FUNCTIONS_OF_ONE(BRRR_M1)
@@ -79,7 +82,8 @@ BRRR_FUNCTIONS_OF_TWO(BRRR_NUMBER_FIRST)
 
 /// x * y + z, rounded once: the only contraction there is.
 template <class V>
-Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y, std::type_identity_t<Num<V>> z) {
+[[gnu::always_inline]] inline Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y,
+                                         std::type_identity_t<Num<V>> z) {
   return vx::fma(x.v, y.v, z.v);
 }
 inline Sym fma(Sym x, Sym y, Sym z) { return sym_emit("fma($0, $1, $2)", {x.id, y.id, z.id}, {2}); }
@@ -91,13 +95,16 @@ inline Tensor fma(double x, double y, const Tensor& z) { return z + x * y; }
 
 /// Phi(x), the normal distribution's function, to 2^-24: what is near 0 has no more digits than
 /// what is near 1.
-template <class V> Num<V> normal_cdf(Num<V> x) { return {vx::normal_cdf(x.v)}; }
+template <class V> [[gnu::always_inline]] inline Num<V> normal_cdf(Num<V> x) {
+  return {vx::normal_cdf(x.v)};
+}
 inline Sym normal_cdf(Sym x) { return bounded_emit("normal_cdf($0)", {x.id}, {17, 1}); }
 inline Tensor normal_cdf(const Tensor& x) { return fma(erf(x * 0x1.6a09e667f3bcdp-1), 0.5, 0.5); }
 
 /// a where the mask holds, else b; both sides are computed.
 template <class V>
-Num<V> where(Mask<V> c, std::type_identity_t<Num<V>> a, std::type_identity_t<Num<V>> b) {
+[[gnu::always_inline]] inline Num<V> where(Mask<V> c, std::type_identity_t<Num<V>> a,
+                                           std::type_identity_t<Num<V>> b) {
   return vx::where(c.m, a.v, b.v);
 }
 inline Sym where(SymMask c, Sym a, Sym b) {

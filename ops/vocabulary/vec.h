@@ -363,6 +363,24 @@ template <class V> BRRR_VX V checked(V i, V) { return i; }
 // The fixed tree: lane i with lane i + 8, then + 4, + 2, + 1. `op` takes and returns whole
 // vectors (the upper lanes then hold values nobody reads). The result is lane 0.
 template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
+#if BRRR_VX_BYTES == 32
+  // g++ 12 shuffles a vector of two registers lane by lane: a half of it, twice, is one operation.
+  if constexpr (sizeof(V) == 64) {
+    typedef typename Part<Element<V>>::type P;
+    const auto twice = [](P h) __attribute__((always_inline)) {
+      const P r[2] = {h, h};
+      V w;
+      __builtin_memcpy(&w, &r, sizeof w);
+      return w;
+    };
+    const auto low = [](V w) __attribute__((always_inline)) { return (P)half<0>(w); };
+    P h = low(op(twice((P)half<0>(v)), twice((P)half<1>(v))));
+    h = low(op(twice(h), twice(__builtin_shufflevector(h, h, 4, 5, 6, 7, 4, 5, 6, 7))));
+    h = low(op(twice(h), twice(__builtin_shufflevector(h, h, 2, 3, 2, 3, 2, 3, 2, 3))));
+    h = low(op(twice(h), twice(__builtin_shufflevector(h, h, 1, 1, 1, 1, 1, 1, 1, 1))));
+    return h[0];
+  }
+#endif
   v = op(v,
          __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
   v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
