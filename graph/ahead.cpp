@@ -47,6 +47,8 @@ class Ahead {
   }
 
  private:
+  // Of its elements side by side.
+  static size_t bytes_of(const Value& v) { return static_cast<size_t>(v.numel * v.item()); }
   // The operand of a gradient that it is computed from beside g, where that is one tensor; kNone.
   uint32_t only_operand(const Instr& i) const {
     uint32_t only = kNone;
@@ -72,7 +74,8 @@ class Ahead {
     const Value &x = r_.value(id), &g = r_.value(r_.in(i).back()), &y = r_.value(r_.out(i)[0]);
     const bool exact = x.dtype == y.dtype && g.dtype == y.dtype && compute_type(y.dtype) == y.dtype;
     if (!exact || x.size_list() != y.size_list() || r_.lasting[x.storage]) return kNone;
-    if (r_.storages[x.storage].origin != Origin::Internal) return kNone;
+    const StorageInfo& its = r_.storages[x.storage];
+    if (its.origin != Origin::Internal || its.bytes < bytes_of(x)) return kNone;  // Expanded.
     uint32_t written = 0, function = kNone;
     for (const Access& a : r_.accesses[x.storage]) {
       if (a.write) written = a.instr;
@@ -110,7 +113,7 @@ class Ahead {
     const auto storage = static_cast<uint32_t>(out_->storages.size());
     StorageInfo info{.origin = Origin::Internal,
                      .device = r_.storages[v.storage].device,
-                     .bytes = static_cast<size_t>(v.numel * v.item()),
+                     .bytes = bytes_of(v),
                      .maker = static_cast<uint32_t>(out_->instrs.size())};
     out_->storages.push_back(info);
     std::ranges::copy(contiguous_strides(v.size_list()), v.strides);
