@@ -2,7 +2,7 @@
 // what f shares with the function (of gelu the normal distribution) is computed once more. But f
 // needs no g: the function's kernel can make it, which has x in registers, and keep it instead of
 // x. As many bytes, fewer polynomials, and the same bits: f is the gradient's own formula of a g of
-// 1.
+// 1. Whether it takes no more memory either is for who asks to see.
 #include <algorithm>
 
 #include "graph/cost.h"
@@ -72,7 +72,11 @@ class Ahead {
     const uint32_t id = only_operand(i);
     if (id == kNone || r_.in(i).back() == kNone) return kNone;
     const Value &x = r_.value(id), &g = r_.value(r_.in(i).back()), &y = r_.value(r_.out(i)[0]);
-    const bool exact = x.dtype == y.dtype && g.dtype == y.dtype && compute_type(y.dtype) == y.dtype;
+    // Of one dtype, that of the arithmetic, which g alone does not decide.
+    const PointwiseInfo& info = *i.op->pointwise;
+    const bool exact = x.dtype == y.dtype && g.dtype == y.dtype &&
+                       compute_type(y.dtype) == y.dtype && !info.traits.wide &&
+                       (info.traits.condition | info.integers) == 0;
     if (!exact || x.size_list() != y.size_list() || r_.lasting[x.storage]) return kNone;
     const StorageInfo& its = r_.storages[x.storage];
     if (its.origin != Origin::Internal || its.bytes < bytes_of(x)) return kNone;  // Expanded.

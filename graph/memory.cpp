@@ -42,9 +42,9 @@ bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st)
   });
 }
 
-// Group g reads `before` element by element, leaves its memory alone, and may write `after` there,
-// which begins with it. A storage that others have read is stored by whoever writes it, even for
-// the last time.
+// Group g reads `before` element by element, for the last time, leaves its memory alone, and may
+// write `after` there, which begins with it. A fused one that writes `before` does so in registers:
+// nobody reads it later.
 bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t before,
                 uint32_t after) {
   // In a strip only what is there for one part at a time comes and goes with its groups.
@@ -56,9 +56,8 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
     return false;
   }
   auto any = [&](uint32_t st, const auto& f) { return std::ranges::any_of(r.accesses[st], f); };
-  if (any(before, [&](const Access& a) { return a.write && s.group_of[a.instr] == g; })) {
-    return false;
-  }
+  const auto writes = [&](const Access& a) { return a.write && s.group_of[a.instr] == g; };
+  if (!s.groups[g].fused && any(before, writes)) return false;
   return std::ranges::all_of(s.groups[g].parts, [&](const Part& part) {
     auto inside = [&](const Access& a) { return part.has(a.instr); };
     return any(before, inside) == any(after, inside);

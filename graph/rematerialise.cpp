@@ -18,6 +18,14 @@ static double moved(const Recording& r, const Schedule& s) {
   return bytes;
 }
 
+// Kernels, bytes moved, memory.
+static bool takes_no_more(const Recording& r, const Rematerialised& a, const Rematerialised& b) {
+  return a.schedule.groups.size() <= b.schedule.groups.size() &&
+         moved(a.of(r), a.schedule) <= moved(b.of(r), b.schedule) &&
+         plan_memory(a.of(r), a.schedule).arena_bytes <=
+             plan_memory(b.of(r), b.schedule).arena_bytes;
+}
+
 constexpr int kMostInVain = 8;   // Rounds without a gain.
 constexpr size_t kMostWork = 2;  // Times the step's instructions that may run again.
 // Of a step's cost, and of its kernels, that memory is worth where nobody asked for it.
@@ -74,19 +82,21 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
     return b;
   };
   if (options.fuse && options.rematerialise) {
-    if (std::shared_ptr<const Recording> ahead = derivatives_ahead(r, out.schedule)) {
-      Schedule s = make_schedule(*ahead, options.fuse, target);
-      if (s.groups.size() <= out.schedule.groups.size()) {
-        out.ahead = ahead->instrs.size() - r.instrs.size();
-        out.recording = std::move(ahead);
-        out.schedule = std::move(s);
-      }
-    }
-    if (const Lists lists = fewer_bytes(out.of(r), out.schedule); !lists.empty()) {
-      Rematerialised with = changed(out, lists);
-      with.bytes = moved(out.of(r), out.schedule) - moved(*with.recording, with.schedule);
-      const bool more = with.schedule.groups.size() > out.schedule.groups.size();
-      if (with.bytes > 0 && !more) out = std::move(with);
+    const auto with_fewer_bytes = [&](Rematerialised a) {
+      const Lists lists = fewer_bytes(a.of(r), a.schedule);
+      if (lists.empty()) return a;
+      Rematerialised b = changed(a, lists);
+      b.bytes = moved(a.of(r), a.schedule) - moved(*b.recording, b.schedule);
+      const bool more = b.schedule.groups.size() > a.schedule.groups.size();
+      return b.bytes > 0 && !more ? b : a;
+    };
+    Rematerialised ahead{.recording = derivatives_ahead(r, out.schedule)};
+    out = with_fewer_bytes(std::move(out));
+    if (ahead.recording) {
+      ahead.ahead = ahead.recording->instrs.size() - r.instrs.size();
+      ahead.schedule = make_schedule(*ahead.recording, options.fuse, target);
+      ahead = with_fewer_bytes(std::move(ahead));
+      if (takes_no_more(r, ahead, out)) out = std::move(ahead);
     }
   }
   const bool asked = options.memory_budget > 0;

@@ -43,9 +43,15 @@ struct Layers {
       : w(randn({48, 64}, t)), b(randn({64}, t)), v(randn({64, 32}, t)) {
     for (const Tensor* p : {&w, &b, &v}) p->set_requires_grad();
   }
+  // As Linear's: the product's memory, and the bias written into it.
+  Tensor hidden(const Tensor& x) const {
+    const Tensor h = matmul(x, w);
+    h.add_(b);
+    return h;
+  }
   template <class F> Function with(const F& activation) const {
     return [=, this](const Tensor& x) {
-      const Tensor y = matmul(activation(matmul(x, w) + b), v);
+      const Tensor y = matmul(activation(hidden(x)), v);
       std::vector<Tensor> out = grad({mean(y * y)}, {w, b, v});
       out.push_back(y.detach());
       return out;
@@ -65,6 +71,14 @@ const PointwiseOp& swish_row() {
     r->gradient_row = true;  // Tests of all rows are about the library's.
     return r;
   }();
+  return *row;
+}
+
+// A row of its own for `traits` whose derivative is f of its last operand.
+template <class F, class G>
+const PointwiseOp& row_of(const char* name, const PointwiseTraits& traits, F f, G gradient) {
+  auto* const row = new PointwiseOp(name, "", traits, f, gradient);  // For ever.
+  row->gradient_row = true;
   return *row;
 }
 
@@ -124,14 +138,14 @@ TEST_CASE("ahead: where the operand is needed anyway, or is rounded, it is kept"
   CHECK(!is_ahead(compare(half.with(activation), x.to(kBFloat16))));
   // A result of the step, and an operand of another gradient.
   const Function lasting = [&](const Tensor& in) {
-    const Tensor h = matmul(in, layers.w) + layers.b, y = matmul(gelu(h), layers.v);
+    const Tensor h = layers.hidden(in), y = matmul(gelu(h), layers.v);
     std::vector<Tensor> out = grad({mean(y * y)}, {layers.w, layers.b, layers.v});
     out.push_back(h.detach());
     return out;
   };
   CHECK(!is_ahead(compare(lasting, x)));
   const Function again = [&](const Tensor& in) {
-    const Tensor h = matmul(in, layers.w) + layers.b, y = matmul(gelu(h) * sin(h), layers.v);
+    const Tensor h = layers.hidden(in), y = matmul(gelu(h) * sin(h), layers.v);
     return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
   };
   CHECK(!is_ahead(compare(again, x)));
@@ -155,10 +169,48 @@ TEST_CASE("ahead: an operand written in place between both is the one that was")
   const test::TempCache cache;
   const Layers layers;
   const Function fn = [&](const Tensor& in) {
-    const Tensor h = matmul(in, layers.w) + layers.b;
+    const Tensor h = layers.hidden(in);
     h.mul_(0.5);
     const Tensor y = matmul(gelu(h), layers.v);
     return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
   };
   CHECK(is_ahead(compare(fn, randn({40, 48}))));
+}
+
+TEST_CASE("ahead: arithmetic in another dtype than the operand's, or that g decides, stays whole") {
+  manual_seed(36);
+  const test::TempCache cache;
+  const PointwiseOp& wide = row_of(
+      "test_wide", {.wide = true}, [](auto x) { return m::sin(x); },
+      [](auto x, auto, auto g) { return g * m::cos(x); });
+  const PointwiseOp& apart = row_of(
+      "test_condition", {.condition = 2}, [](auto x, auto c) { return x * m::sin(c); },
+      [](auto, auto c, auto, auto g) { return g * m::sin(c); });
+  const Layers layers, doubles(kFloat64);
+  CHECK(!is_ahead(
+      compare(layers.with([&](const Tensor& t) { return call(wide, t); }), randn({40, 48}))));
+  CHECK(!is_ahead(compare(doubles.with([&](const Tensor& t) { return call(apart, t, t); }),
+                          randn({40, 48}, kFloat64))));
+}
+
+TEST_CASE("ahead: not where it takes more memory, or moves more bytes") {
+  manual_seed(37);
+  const test::TempCache cache;
+  const Tensor w = randn({256, 256}), b = randn({256}), x = randn({512, 256});
+  w.set_requires_grad(), b.set_requires_grad();
+  const auto arena = [&](bool in_place, bool rematerialise) {
+    StepOptions options;
+    options.rematerialise = rematerialise;
+    auto s = step(
+        [&](const Tensor& in) {
+          Tensor h = matmul(in, w);
+          in_place ? h.add_(b) : h = h + b;
+          const Tensor y = sum(gelu(h).view({4, 128, 256}), {1});
+          return grad({sum(y * y)}, {w, b});
+        },
+        options);
+    for (int call = 0; call < 3; ++call) s(x);
+    return s.stats().arena_bytes;
+  };
+  for (const bool in_place : {false, true}) CHECK(arena(in_place, true) <= arena(in_place, false));
 }
