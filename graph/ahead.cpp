@@ -29,14 +29,14 @@ class Ahead {
     if (found == 0) return nullptr;
     out_ = std::make_unique<Recording>(r_);
     out_->instrs.clear();
-    out_->again.clear();
     derivative_.assign(r_.instrs.size(), kNone);
     std::vector<uint32_t> now_at;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       now_at.push_back(static_cast<uint32_t>(out_->instrs.size()));
-      const bool again = !r_.again.empty() && r_.again[at];
-      add(derivative_[at] == kNone ? r_.instrs[at] : product(at), again);
-      for (uint32_t gradient : gradients[at]) add(derivative(gradient, at), again);
+      out_->instrs.push_back(derivative_[at] == kNone ? r_.instrs[at] : product(at));
+      for (uint32_t gradient : gradients[at]) {
+        out_->instrs.push_back(derivative(gradient, at));
+      }
     }
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
       StorageInfo& info = out_->storages[st];
@@ -47,8 +47,6 @@ class Ahead {
   }
 
  private:
-  // Of its elements side by side.
-  static size_t bytes_of(const Value& v) { return static_cast<size_t>(v.numel * v.item()); }
   // The operand of a gradient that it is computed from beside g, where that is one tensor; kNone.
   uint32_t only_operand(const Instr& i) const {
     uint32_t only = kNone;
@@ -78,8 +76,7 @@ class Ahead {
                        compute_type(y.dtype) == y.dtype && !info.traits.wide &&
                        (info.traits.condition | info.integers) == 0;
     if (!exact || x.size_list() != y.size_list() || r_.lasting[x.storage]) return kNone;
-    const StorageInfo& its = r_.storages[x.storage];
-    if (its.origin != Origin::Internal || its.bytes < bytes_of(x)) return kNone;  // Expanded.
+    if (r_.storages[x.storage].origin != Origin::Internal) return kNone;
     uint32_t written = 0, function = kNone;
     for (const Access& a : r_.accesses[x.storage]) {
       if (a.write) written = a.instr;
@@ -105,11 +102,6 @@ class Ahead {
     return false;
   }
 
-  void add(const Instr& i, bool again) {
-    out_->instrs.push_back(i);
-    out_->again.push_back(again);
-  }
-
   // The gradient of a g of 1, into memory of its own; `function` is where it comes.
   Instr derivative(uint32_t gradient, uint32_t function) {
     Instr i = r_.instrs[gradient];
@@ -117,7 +109,7 @@ class Ahead {
     const auto storage = static_cast<uint32_t>(out_->storages.size());
     StorageInfo info{.origin = Origin::Internal,
                      .device = r_.storages[v.storage].device,
-                     .bytes = bytes_of(v),
+                     .bytes = static_cast<size_t>(v.numel * v.item()),
                      .maker = static_cast<uint32_t>(out_->instrs.size())};
     out_->storages.push_back(info);
     std::ranges::copy(contiguous_strides(v.size_list()), v.strides);
