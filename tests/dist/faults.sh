@@ -9,6 +9,7 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 fail() { echo "FAILED: $*"; exit 1; }
 ranks() { bash "$here/launch.sh" "$mpirun" "$@"; }
+processes() { pgrep -f "^$bin/train_gpt .*$work/ck" || true; }
 sum_of() { sed -n 's/.*parameters \([0-9a-f]\{16\}\).*/\1/p' "$1"; }
 options=(--eval-every 0 --eval-batches 2 --log-every 100)
 gpt=("$bin/train_gpt" --data "$root/models/gpt.cpp" --steps 1500 --batch 2 --layers 1 --width 32
@@ -18,7 +19,7 @@ ranks 2 "${gpt[@]}" >"$work/whole"
 whole="$(sum_of "$work/whole")"
 [[ -n "$whole" ]] || fail "no checksum"
 
-from_start=0 from_checkpoint=0 longest=0
+from_start=0 from_checkpoint=0 longest=0 stuck=0
 for (( i = 0; i < kills; ++i )); do
   rm -f "$work/ck"
   ranks 2 "${gpt[@]}" --checkpoint "$work/ck" --save-every 7 >"$work/killed" 2>&1 &
@@ -27,16 +28,20 @@ for (( i = 0; i < kills; ++i )); do
   # The ranks' own processes: their command line begins with the program.
   victims=()
   for (( t = 0; t < 50 && ${#victims[@]} == 0; ++t )); do
-    mapfile -t victims < <(pgrep -f "^$bin/train_gpt .*$work/ck" || true)
+    mapfile -t victims < <(processes)
     [[ ${#victims[@]} -gt 0 ]] || sleep 0.05
   done
   [[ ${#victims[@]} -gt 0 ]] || { wait "$run" || true; continue; }
   begin=$(date +%s%N)
   kill -9 "${victims[RANDOM % ${#victims[@]}]}" 2>/dev/null || true
   status=0
-  timeout 15 tail --pid="$run" -f /dev/null || fail "kill $i: the run goes on after 15 s"
-  wait "$run" || status=$?
+  for (( t = 0; t < 150; ++t )); do [[ -n "$(processes)" ]] || break; sleep 0.1; done
   took=$(( ($(date +%s%N) - begin) / 1000000 ))
+  [[ -z "$(processes)" ]] || fail "kill $i: the run goes on after 15 s"
+  # Open MPI's launcher may lock itself out where a process is killed while it connects (PMIx 4.2
+  # waits for its own mutex in PMIx_server_finalize); the processes have ended then.
+  timeout 5 tail --pid="$run" -f /dev/null || { stuck=$((stuck + 1)); kill -9 "$run"; }
+  wait "$run" || status=$?
   (( took < 10000 )) || fail "kill $i: ended only after $took ms"
   (( took > longest )) && longest=$took
   if [[ $status -ne 0 ]]; then
@@ -52,4 +57,4 @@ for (( i = 0; i < kills; ++i )); do
   fi
 done
 echo "$kills kills: every run ended by itself within $longest ms; $from_checkpoint resumed to" \
-  "parameters $whole, $from_start had not saved yet"
+  "parameters $whole, $from_start had not saved yet; the launcher locked itself out $stuck times"
